@@ -79,7 +79,9 @@ func (ns *Namespace) only(n *Network) *Namespace {
 // The namespace is on record before it has a name, and a Setup that fails deletes it. A
 // runtime that is killed in Setup or Remove leaves it to the next Recover, or to a Setup
 // or Remove of the same container. Only the recorded namespace is ever deleted: whatever
-// else is at the path by then stays. Processes in it stay in it, without interfaces.
+// else is at the path by then stays. Processes in it stay in it, without interfaces. A
+// Setup or Reconcile that is given the path keeps the namespace, and attaches it again;
+// should that fail, the namespace is the caller's.
 //
 // The caller needs CAP_SYS_ADMIN, also for the mount in path's directory. That is made if
 // it is missing, and stays; see netns.Share for one that `ip netns` and other mount

@@ -23,7 +23,7 @@ import (
 type Expected struct {
 	ContainerID string
 	NetNS       string // the path of the network namespace in which its task lives
-	// Options are those of its Setup. Only a replacement uses them.
+	// Options are those of its Setup. Only a replacement uses them, without WithNewNetNS.
 	Options []NamespaceOpts
 }
 

@@ -104,6 +104,7 @@ func (r *Runtime) replace(ctx context.Context, s *snapshot, e Expected, seen *re
 	}
 	p := &replacement{snapshot: s, seen: seen}
 	if p.ns, err = newNamespace(e.ContainerID, e.NetNS, e.Options...); err == nil {
+		p.ns.makes = false // its task lives in the one that it has
 		result, err = p.run(ctx)
 	}
 	var now []netip.Addr
@@ -209,6 +210,7 @@ func (p *replacement) clear(ctx context.Context, op *operation) error {
 	if err := op.refuseReplacing(all, &wanted); err != nil {
 		return err
 	}
+	op.KeepNetNS(wanted)
 	before := formerAddresses(all)
 	op.logger.Info("replacing the attachments of a container", "container", op.ID)
 	if err := op.tearDown(context.WithoutCancel(ctx), all); err != nil {

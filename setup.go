@@ -124,6 +124,7 @@ func (op *operation) clearDead(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	op.KeepNetNS(wanted)
 	if len(earlier) == 0 && op.Record == nil {
 		return nil
 	}

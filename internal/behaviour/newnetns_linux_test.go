@@ -17,6 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -255,6 +256,56 @@ func TestARuntimeKilledAnywhereLeavesNoNamespace(t *testing.T) {
 		}
 	}
 	m.WantClean(m.before)
+}
+
+// TestANamespaceOutlivesItsAttachments if the container is attached in it again: by a
+// Setup with its path, after the interface was lost, and by a replacement.
+func TestANamespaceOutlivesItsAttachments(t *testing.T) {
+	ways := map[string]func(m *maker, path string) (*cni.Result, error){
+		"Setup": func(m *maker, path string) (*cni.Result, error) {
+			return m.Runtime.Setup(m.T.Context(), "c1", path)
+		},
+		"Reconcile": func(m *maker, path string) (*cni.Result, error) {
+			report, err := m.Reconcile(m.T.Context(), []cni.Expected{{ContainerID: "c1", NetNS: path, Options: []cni.NamespaceOpts{cni.WithNewNetNS()}}},
+				cni.ReconcileOptions{Decide: func(cni.Health) cni.Decision { return cni.DecideReplace }})
+			if err != nil {
+				return nil, err
+			}
+			return report.Containers[0].Result, report.Containers[0].Err
+		},
+	}
+	for what, again := range ways {
+		for _, chosen := range []bool{false, true} {
+			m := newMaker(t)
+			path := ""
+			if chosen {
+				path = m.Path("netns", "c1")
+			}
+			result, err := m.Setup("c1", path)
+			expect.NoError(t, err)
+			path = result.NetNS
+			want := m.idAt(path)
+			leave := m.inhabit(path)
+
+			result, err = again(m, path)
+			expect.NoError(t, err)
+			expect.Same(t, what+": path", result.NetNS, path)
+			expect.Same(t, what+": namespace", m.idAt(path), want)
+			// After a failure it is the caller's, who has given the path.
+			m.On("first", "ADD", testhost.Says(5, "no"))
+			_, err = again(m, path)
+			expect.Same(t, what+": errors", testhost.Messages(err), []string{"first: no"})
+			expect.Same(t, what+": namespace after a failure", m.idAt(path), want)
+			m.On("first", "ADD", scripted.Action{})
+			result, err = again(m, path)
+			expect.NoError(t, err)
+			expect.Same(t, what+": path that the library has made, after a failure", result.NetNS, "")
+			expect.Same(t, what+": namespace", m.idAt(path), want)
+			leave()
+			expect.NoError(t, errors.Join(m.Remove(t.Context(), "c1", ""), netns.Remove(path)))
+			m.WantClean(m.before)
+		}
+	}
 }
 
 // mountedNetNS counts the mounts of namespaces.

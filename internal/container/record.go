@@ -142,15 +142,8 @@ func (c *Container) NewRecord(owner string) (*record.Record, error) {
 // Erase stops keeping the namespace alive and deletes the record, in this order, so
 // that a crash or a failure in between leaves a record, and never a pin without one.
 func (c *Container) Erase() error {
-	if err := c.Unpin(); err != nil {
-		return err
-	}
-	if c.Record != nil && c.Record.NetNS.Ours {
-		boot, err := c.in.BootID()
-		if err == nil {
-			err = removeOurs(c.Record.NetNS, c.Record.Boot == boot)
-		}
-		if err != nil {
+	if c.kept == nil {
+		if err := c.letGo(); err != nil {
 			return err
 		}
 	}
@@ -165,6 +158,34 @@ func (c *Container) Erase() error {
 	// disk.
 	if id := record.ID(c.PluginID()); id != c.ID {
 		return c.in.DeleteRecord(&record.Record{ContainerID: id})
+	}
+	return nil
+}
+
+// KeepNetNS has Erase keep the recorded namespace, if this library has made it and it is
+// the one at a place: the caller attaches the container there again, and its processes
+// may be in it. The next record has it as this one does.
+func (c *Container) KeepNetNS(at Place) {
+	if c.Record != nil && !c.Damaged && !c.Rebooted && c.Record.NetNS.Ours && at.NetNS != nil && at.NetNS.ID() == c.Record.NetNS.ID() {
+		ns := c.Record.NetNS
+		c.kept = &ns
+	}
+}
+
+// letGo stops keeping the namespace alive, and deletes one that was made for the
+// container.
+func (c *Container) letGo() error {
+	if err := c.Unpin(); err != nil {
+		return err
+	}
+	if c.Record != nil && c.Record.NetNS.Ours {
+		boot, err := c.in.BootID()
+		if err == nil {
+			err = removeOurs(c.Record.NetNS, c.Record.Boot == boot)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }
