@@ -157,6 +157,22 @@ func (a hooks) MayRelease(id, ifName string, addr netip.Addr) bool {
 	return a.op.garbage.MayRelease(a.network.config.Name, ipamdir.Reservation{ContainerID: id, IfName: ifName, Addr: addr})
 }
 
+// first returns the type of the first plugin, which may make the interface.
+func (n *Network) first() string { return n.config.Plugins[0].Network.Type }
+
+// makesInterface reports whether the first plugin makes the interface. Others
+// accept an existing one.
+func (n *Network) makesInterface() bool { return known.Of(n.first()).Makes.IsNew() }
+
+// entersContainer reports whether an ADD needs a socket in the container.
+func (n *Network) entersContainer() bool {
+	if n.makesInterface() {
+		return true
+	}
+	p, err := n.snapshot.runner.Find(n.first())
+	return err == nil && p.Kind == runner.BuiltIn
+}
+
 // observer converts the calls that a Runner reports for the caller's function.
 func observer(observe func(context.Context, Event)) func(context.Context, runner.Event) {
 	if observe == nil {

@@ -11,10 +11,8 @@ import (
 
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firstadd"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
 )
 
@@ -228,22 +226,6 @@ func (op *operation) refuseTaken() error {
 		}
 	}
 	return nil
-}
-
-// first returns the type of the first plugin, which may make the interface.
-func (n *Network) first() string { return n.config.Plugins[0].Network.Type }
-
-// makesInterface reports whether the first plugin makes the interface. Others
-// accept an existing one.
-func (n *Network) makesInterface() bool { return known.Of(n.first()).Makes.IsNew() }
-
-// entersContainer reports whether an ADD needs a socket in the container.
-func (n *Network) entersContainer() bool {
-	if n.makesInterface() {
-		return true
-	}
-	p, err := n.snapshot.runner.Find(n.first())
-	return err == nil && p.Kind == runner.BuiltIn
 }
 
 // try records and attaches. The error is only of plugins if nothing remains.
