@@ -35,7 +35,7 @@ func (x *Index) Knows(id string, wanted []ports.Claim) bool {
 // conflicts is Conflicts for holders that were found.
 func conflicts(rec *record.Record, wanted []ports.Claim, holders []Holder) (found []Conflict) {
 	others := slices.DeleteFunc(slices.Clone(holders), func(h Holder) bool {
-		return h.Record.ContainerID == rec.ContainerID || h.Record.Boot != rec.Boot || h.Record.Host != "" && h.Record.Host != rec.Host
+		return h.Record.ContainerID == rec.ContainerID || !isOf(h.Record, rec)
 	})
 	for _, c := range wanted {
 		if i := slices.IndexFunc(others, func(h Holder) bool { return h.Claim.Overlaps(c) }); i >= 0 {
@@ -43,4 +43,9 @@ func conflicts(rec *record.Record, wanted []ports.Claim, holders []Holder) (foun
 		}
 	}
 	return found
+}
+
+// isOf reports whether a record is of the same host, and of the same boot, as another.
+func isOf(holder, rec *record.Record) bool {
+	return holder.Boot == rec.Boot && (holder.Host == "" || holder.Host == rec.Host)
 }

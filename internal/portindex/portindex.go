@@ -29,6 +29,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -52,6 +53,8 @@ type Index struct {
 	view *view      // nil: each search compares the names
 	many bool       // the last search has found many records
 
+	next int // where Free goes on, from the first port of the range
+
 	most  int // beside more records searches have a view
 	watch func(dir string) (*dirwatch.Watch, error)
 }
@@ -63,7 +66,7 @@ const most = 64
 // Open returns the index of the records. The first record that is entered makes its
 // directory.
 func Open(records *record.Store, logger *slog.Logger) *Index {
-	return &Index{records: records, dir: filepath.Join(records.Dir(), "ports"), logger: logger, most: most, watch: dirwatch.OpenNames}
+	return &Index{records: records, dir: filepath.Join(records.Dir(), "ports"), logger: logger, next: rand.IntN(1 << 16), most: most, watch: dirwatch.OpenNames}
 }
 
 // Holder is an attachment on record that claims a port.
@@ -133,16 +136,11 @@ func holdersIn(rec *record.Record, wanted []ports.Claim) (holders []Holder) {
 func (x *Index) candidates(wanted []ports.Claim) (names []string, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.follow() {
-		x.readChanged()
-		return x.view.claiming(wanted), nil
-	}
-	v := x.newView() // before the names are read, so that it hears of all later changes
-	codes, err := x.codes(v)
+	v, codes, err := x.refresh()
 	if err != nil {
-		return nil, errors.Join(err, v.close())
+		return nil, err
 	}
-	if x.view = v; v != nil {
+	if v != nil {
 		return v.claiming(wanted), nil
 	}
 	for name, code := range codes {
@@ -152,6 +150,35 @@ func (x *Index) candidates(wanted []ports.Claim) (names []string, err error) {
 	}
 	slices.Sort(names)
 	return names, nil
+}
+
+// refresh returns the view as it is now, or without one the codes of all records that
+// claim ports.
+func (x *Index) refresh() (*view, map[string]string, error) {
+	if x.follow() {
+		x.readChanged()
+		return x.view, nil, nil
+	}
+	v := x.newView() // before the names are read, so that it hears of all later changes
+	codes, err := x.codes(v)
+	if err != nil {
+		return nil, nil, errors.Join(err, v.close())
+	}
+	x.view = v
+	return v, codes, nil
+}
+
+// current returns the view as it is now, or one that follows nothing.
+func (x *Index) current() (*view, error) {
+	v, codes, err := x.refresh()
+	if err != nil || v != nil {
+		return v, err
+	}
+	v = emptyView()
+	for name, code := range codes {
+		v.set(name, code)
+	}
+	return v, nil
 }
 
 // codes returns the codes of all records that claim ports. It enters them in a view, if

@@ -473,6 +473,45 @@ func TestARecordThatCannotBeReadNow(t *testing.T) {
 	expect.Same(t, "then", h.find(80), []string{"c1/eth0 tcp 80"})
 }
 
+// TestFreePorts are claimed by no record, with a view and without one, and each search goes
+// on behind the last.
+func TestFreePorts(t *testing.T) {
+	for _, most := range []int{0, 1_000} {
+		h := newHost(t)
+		h.index.most, h.index.next = most, 4
+		h.write(recordOf("c1", []uint16{7001, 7004}))
+		h.write(recordOf("c2", []uint16{7003}))
+		avoid := func(port uint16) bool { return port == 7005 }
+		for i, want := range [][]uint16{{7006, 7000}, {7002, 7006}, {7000, 7002}} {
+			free, err := h.index.Free([]string{"udp", "tcp"}, 7000, 7006, 2, avoid)
+			expect.NoError(t, err)
+			expect.Same(t, fmt.Sprint("search ", i), free, want)
+		}
+		free, err := h.index.Free([]string{"tcp"}, 7000, 7006, 4, avoid)
+		expect.NoError(t, err)
+		expect.Same(t, "more than there are", len(free), 3)
+		free, err = h.index.Free([]string{"udp"}, 7001, 7001, 1, avoid)
+		expect.NoError(t, err)
+		expect.Same(t, "of another protocol", free, []uint16{7001})
+	}
+}
+
+// TestWithinIsOfOneHost, and of one boot. The record's own container counts too.
+func TestWithinIsOfOneHost(t *testing.T) {
+	h := newHost(t)
+	own := h.write(recordOf("own", []uint16{7000}))
+	h.write(recordOf("other", []uint16{7001, 7009}))
+	dead := recordOf("dead", []uint16{7002})
+	dead.Boot = "another"
+	h.write(dead)
+	far := recordOf("far", []uint16{7003})
+	far.Host = "elsewhere"
+	h.write(far)
+	holders, err := h.index.Within(own, []string{"tcp"}, 7000, 7005)
+	expect.NoError(t, err)
+	expect.Same(t, "holders", rendered(holders), []string{"other/eth0 tcp 7001", "own/eth0 tcp 7000"})
+}
+
 func TestDirentsAreReadToTheEnd(t *testing.T) {
 	for _, data := range [][]byte{make([]byte, 5), make([]byte, 24), append(make([]byte, 16), 255, 255, 0, 0)} {
 		if err := (&dirents{}).read(data); !errors.Is(err, unix.EIO) {

@@ -51,8 +51,14 @@ func (x *Index) newView() *view {
 		x.logger.Debug("the records with host ports are not watched", "error", err)
 		return nil
 	}
+	v := emptyView()
+	v.watch, v.at = watch, at
+	return v
+}
+
+func emptyView() *view {
 	return &view{
-		watch: watch, at: at, codes: make(map[string]string), slots: make(map[slot][]string),
+		codes: make(map[string]string), slots: make(map[slot][]string),
 		wide: make(map[string]string), changed: make(map[string]bool),
 	}
 }

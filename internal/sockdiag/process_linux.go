@@ -1,6 +1,7 @@
 package sockdiag
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -78,15 +79,41 @@ func nameOf(pid int) string {
 // Ephemeral returns the first and the last port that the kernel of a namespace gives
 // to sockets that ask for none.
 func Ephemeral(ns *netns.Handle) (first, last uint16, err error) {
-	err = thread.In(ns, func() error {
-		data, err := plainfile.Read("/proc/sys/net/ipv4/ip_local_port_range")
-		if err == nil {
-			_, err = fmt.Sscan(string(data), &first, &last)
-		}
+	err = thread.In(ns, func() (err error) {
+		first, last, err = ephemeral()
 		return err
 	})
 	if err != nil {
 		return 0, 0, fmt.Errorf("read the range of ephemeral ports: %w", err)
 	}
 	return first, last, nil
+}
+
+// ephemeral is Ephemeral for the namespace of the calling thread.
+func ephemeral() (first, last uint16, err error) {
+	data, err := plainfile.Read("/proc/sys/net/ipv4/ip_local_port_range")
+	if err == nil {
+		_, err = fmt.Sscan(string(data), &first, &last)
+	}
+	return first, last, err
+}
+
+// LocalPorts returns the ports that the kernel of a namespace gives to sockets that ask
+// for none, and those that it must not give.
+func LocalPorts(ns *netns.Handle) (l Local, err error) {
+	var text string
+	err = thread.In(ns, func() error {
+		first, last, err := ephemeral()
+		l.Ephemeral = Span{first, last}
+		data, rerr := plainfile.Read("/proc/sys/net/ipv4/ip_local_reserved_ports")
+		text = string(data)
+		return errors.Join(err, rerr)
+	})
+	if err == nil {
+		l.Reserved, err = parseSpans(text)
+	}
+	if err != nil {
+		return Local{}, fmt.Errorf("read the local ports of the kernel: %w", err)
+	}
+	return l, nil
 }

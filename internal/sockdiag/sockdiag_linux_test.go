@@ -220,6 +220,28 @@ func TestEphemeralIsThatOfTheNamespace(t *testing.T) {
 	expect.Same(t, "range", [2]uint16{first, last}, [2]uint16{40000, 41000})
 }
 
+func TestLocalPortsAreThoseOfTheNamespace(t *testing.T) {
+	ns := hostNS(t)
+	local, err := LocalPorts(ns)
+	expect.NoError(t, err)
+	expect.Same(t, "reserved in a new namespace", len(local.Reserved), 0)
+	nettest.Shell(t, ns, "echo 40000 41000 > /proc/sys/net/ipv4/ip_local_port_range; echo 8080,9000-9002 > /proc/sys/net/ipv4/ip_local_reserved_ports")
+	local, err = LocalPorts(ns)
+	expect.NoError(t, err)
+	expect.Same(t, "local ports", local, Local{Span{40000, 41000}, []Span{{8080, 8080}, {9000, 9002}}})
+	for port, want := range map[uint16][2]bool{8079: {}, 8080: {false, true}, 9001: {false, true}, 9003: {}, 40000: {true, false}, 41001: {}} {
+		expect.Same(t, fmt.Sprint(port), [2]bool{local.IsEphemeral(port), local.IsReserved(port)}, want)
+	}
+}
+
+func TestSpansThatCannotBeRead(t *testing.T) {
+	for _, text := range []string{"x", "1-x", "70000", "1--2"} {
+		if all, err := parseSpans(text); err == nil {
+			t.Errorf("%s: %v", text, all)
+		}
+	}
+}
+
 // answer returns an answer of the kernel about one socket.
 func answer(family byte, port uint16, src []byte, attrs ...[]byte) []byte {
 	body := make([]byte, sizeofAnswer)

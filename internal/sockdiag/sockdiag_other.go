@@ -15,3 +15,6 @@ func Holders(map[uint32]bool) map[uint32]Process { return nil }
 
 // Ephemeral returns ErrUnknown.
 func Ephemeral(*netns.Handle) (first, last uint16, err error) { return 0, 0, ErrUnknown }
+
+// LocalPorts returns ErrUnknown.
+func LocalPorts(*netns.Handle) (Local, error) { return Local{}, ErrUnknown }
