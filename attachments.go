@@ -33,6 +33,9 @@ type Attachment struct {
 	Args     map[string]string
 	Metadata map[string]string
 
+	// Requested are the ports of WithPorts, with the host ports that Setup has chosen.
+	Requested []Port
+
 	// Plugins has the kind of each plugin that attached it, by type. It is nil for
 	// an attachment of an earlier version.
 	Plugins map[string]PluginKind
@@ -100,6 +103,7 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 			Metadata: n.Metadata, Failures: n.Failures, LastTry: n.LastTry, LastError: n.LastError,
 		}
 		a.Ports, a.Args, a.Plugins = parametersOf(&n)
+		a.Requested = recordedPorts(&n)
 		if result := shownResult(&n); result != nil {
 			a.Addresses = containerAddresses(newNetworkResult(source{network: n.Network, ifName: n.IfName, result: result}))
 		}
@@ -198,6 +202,11 @@ func (s *snapshot) lookedUp(rec *record.Record, sources []source) (*Result, erro
 	if err == nil {
 		result.NetNS = madeNetNS(rec)
 		result.notePorts(nil, sources)
+		for i := range rec.Attachments {
+			if n := &rec.Attachments[i]; n.Answered() {
+				result.addRequested(recordedPorts(n))
+			}
+		}
 	}
 	return result, err
 }

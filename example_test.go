@@ -502,3 +502,45 @@ func ExampleRuntime_Watch() {
 		log.Fatal(err)
 	}
 }
+
+// Ports as people write them.
+func ExampleParsePorts() {
+	for _, text := range []string{"8080:80", "127.0.0.1::53/tcp+udp", "[::1]:8000-8001:80-81", "8080:http"} {
+		all, err := cni.ParsePorts(text)
+		if err != nil {
+			fmt.Println(err)
+		}
+		for _, p := range all {
+			fmt.Printf("%s: host port %d, container port %d, %v\n", p, p.HostPort, p.ContainerPort, p.Protocols)
+		}
+	}
+	// Output:
+	// 8080:80: host port 8080, container port 80, [tcp]
+	// 127.0.0.1::53/tcp+udp: host port 0, container port 53, [tcp udp]
+	// [::1]:8000:80: host port 8000, container port 80, [tcp]
+	// [::1]:8001:81: host port 8001, container port 81, [tcp]
+	// port "8080:http": container port "http" is not 1 to 65535, or a range FIRST-LAST of them
+}
+
+// A port that the library chooses has a label, by which its caller finds it.
+func ExampleWithPorts() {
+	rt, err := cni.New(cni.WithAllConf, cni.WithPortRange(21000, 21999))
+	if err != nil {
+		log.Fatal(err)
+	}
+	result, err := rt.Setup(context.Background(), "web-1", "/run/netns/web-1",
+		cni.WithPorts(
+			cni.Port{Label: "http", ContainerPort: 80},
+			cni.Port{Label: "dns", HostPort: 53, ContainerPort: 53, Protocols: []string{"tcp", "udp"}},
+		),
+	)
+	var none *cni.PortRangeError
+	if errors.As(err, &none) {
+		log.Fatalf("%d of the ports are free", none.Free)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	http, _ := result.Port("http")
+	fmt.Println("reached at port", http.HostPort)
+}

@@ -30,6 +30,7 @@ type scope struct {
 	capabilityArgs map[string]any
 	configArgs     map[string]any
 	metadata       map[string]string
+	ports          []Port
 	ifName         string
 	nested         bool
 }
@@ -101,7 +102,7 @@ func WithNewNetNS() NamespaceOpts {
 // is for all loaded networks; with it, for the selected ones in the given order,
 // which is also that of Result.Raw. opts apply to this network only and take
 // precedence over the same options of the call: WithInterfaceName, WithArgs,
-// WithLabels, WithConfigArgs, WithMetadata and the capabilities.
+// WithLabels, WithConfigArgs, WithMetadata, WithPorts and the capabilities.
 //
 // A network may be selected twice with different interface names. If several
 // configurations have the name, all of them are selected, in the order in which they

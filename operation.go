@@ -234,6 +234,9 @@ type attachment struct {
 	lost    bool           // the interface was not in the container before its DEL
 	claims  claims.Claims  // addresses that host-local has reserved in this call
 
+	mapped []wirePort  // by WithCapabilityPortMap, beside ports
+	ports  *askedPorts // by WithPorts; nil: none, or no plugin takes them
+
 	metadata map[string]string // of the caller's, for the record
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/defaults"
+	"github.com/embedcni/cni/internal/hostports"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/runner"
 )
@@ -79,6 +80,7 @@ type settings struct {
 	allowInsecure    bool
 	strictCaps       bool
 	strictPorts      bool
+	portRange        hostports.Range
 	withoutReaping   bool
 	choice           runner.Choice
 	logger           *slog.Logger
@@ -96,6 +98,7 @@ func defaultSettings() settings {
 		owner:            filepath.Base(os.Args[0]),
 		timeouts:         defaultTimeouts(),
 		statusTTL:        time.Second,
+		portRange:        hostports.Range{First: 20000, Last: 29999},
 		choice:           runner.Choice{BuiltIn: builtin.New()},
 		envAllow:         invoke.DefaultAllow(),
 		logger:           slog.New(discardHandler{}),
@@ -330,6 +333,26 @@ func WithStrictCapabilities() Opt {
 func WithStrictPorts() Opt {
 	return func(c *config) error {
 		c.strictPorts = true
+		return nil
+	}
+}
+
+// WithPortRange sets the ports of the host from which Setup chooses those that WithPorts
+// leaves open: first to last. By default these are 20000 to 29999.
+//
+// Of the range, Setup never chooses a port that the kernel gives to sockets which ask for
+// none (net.ipv4.ip_local_port_range of the host), unless that is reserved in
+// net.ipv4.ip_local_reserved_ports, so that the kernel does not. Of the default range,
+// reserved ports are left to those for whom they are reserved.
+//
+// It begins anywhere in the range and goes on from there, so that a port is not used
+// again at once, when peers of its former container may still send to it.
+func WithPortRange(first, last int) Opt {
+	return func(c *config) error {
+		if first < 1 || last < first || last > 65535 {
+			return fmt.Errorf("host ports %d to %d: %w", first, last, ErrInvalidArgument)
+		}
+		c.portRange = hostports.Range{First: uint16(first), Last: uint16(last), Named: true}
 		return nil
 	}
 }

@@ -40,8 +40,10 @@ type PlannedAttachment struct {
 
 	// Ports are the ports of the host that a plugin of the network would be asked to
 	// forward.
-	Ports    []PortMapping     `json:",omitempty"`
-	Metadata map[string]string `json:",omitempty"`
+	Ports []PortMapping `json:",omitempty"`
+	// Requested are the ports of WithPorts. Setup chooses the host ports that are 0.
+	Requested []Port            `json:",omitempty"`
+	Metadata  map[string]string `json:",omitempty"`
 }
 
 // Plan validates the arguments of a Setup, and returns what Setup would ask of each
@@ -104,6 +106,9 @@ func (a *attachment) planned() (p PlannedAttachment, err error) {
 		}
 		p.Args[arg[0]] = arg[1]
 	}
+	if a.ports != nil {
+		p.Requested = a.ports.asked
+	}
 	return p, nil
 }
 
@@ -124,6 +129,9 @@ func (p *Plan) Result(results []*types100.Result) (*Result, error) {
 	result, err := newResult(sources, ifName(p.prefix, 0))
 	if err == nil {
 		result.notePorts(nil, sources)
+		for _, a := range p.Attachments {
+			result.addRequested(a.Requested)
+		}
 	}
 	return result, err
 }
@@ -134,6 +142,7 @@ func (op *operation) plan(ns *Namespace, verb string) (all attachments, err erro
 	selected, err := op.selected(ns)
 	errs := []error{err}
 	taken := map[string]string{}
+	var made []selection // one for each of all
 	for _, sel := range selected {
 		if verb == "DEL" && !sel.attachable(ns) {
 			continue
@@ -148,8 +157,9 @@ func (op *operation) plan(ns *Namespace, verb string) (all attachments, err erro
 				other, sel.network, a.IfName, ErrInvalidArgument))
 		}
 		taken[a.IfName] = sel.network
-		all = append(all, a)
+		all, made = append(all, a), append(made, sel)
 	}
+	errs = append(errs, all.askPortsOf(ns, made, verb == "ADD"))
 	if verb == "ADD" {
 		errs = append(errs, op.undeclared(ns.id, all))
 	}

@@ -158,27 +158,48 @@ func (e *PortError) at(addr netip.Addr) ports.Claim {
 	return ports.Claim{Protocol: e.Protocol, Addr: addr, Port: uint16(e.HostPort)}
 }
 
-// refusePorts returns a PortError for each wanted port that another container on record
-// has, or else a living one that is only in libcni's cache.
-func (op *operation) refusePorts(rec *record.Record, wanted []ports.Claim) error {
-	taken, err := op.Ports.Conflicts(rec, wanted)
-	if err != nil {
-		return err
-	}
-	if len(taken) == 0 {
-		return op.refuseCached(rec, wanted)
-	}
-	var errs []error
-	e := &takenPorts{}
-	for _, c := range taken {
-		errs = append(errs, heldBy(c.Holder, c.Wanted))
-		e.holders = append(e.holders, c.Record)
-	}
-	e.error = join(errs...)
-	return e
+// PortRangeError says that Setup could not choose ports: too few of the range are free. It
+// wraps ErrPortInUse.
+type PortRangeError struct {
+	First, Last int // see WithPortRange
+	Wanted      int // ports to choose
+	Free        int
+
+	Containers []OwnedPorts // ports that containers on record have
+	Unrecorded int          // ports of containers that another program attached, by libcni's cache
+	Processes  int          // ports that sockets on the host have
+	Excluded   int          // ports that the kernel gives to sockets, or that are reserved
 }
 
-// takenPorts are PortErrors about containers on record.
+// OwnedPorts are ports of containers of one owner; see WithOwner.
+type OwnedPorts struct {
+	Owner string
+	Ports int
+}
+
+// Unwrap returns ErrPortInUse.
+func (e *PortRangeError) Unwrap() error { return ErrPortInUse }
+
+// Error names the range, and who has its ports.
+func (e *PortRangeError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d of the host ports %d to %d are free, and %d are needed", e.Free, e.First, e.Last, e.Wanted)
+	for _, c := range e.Containers {
+		fmt.Fprintf(&b, "; containers of %q have %d", c.Owner, c.Ports)
+	}
+	if e.Unrecorded > 0 {
+		fmt.Fprintf(&b, "; containers of other programs have %d", e.Unrecorded)
+	}
+	if e.Processes > 0 {
+		fmt.Fprintf(&b, "; processes of the host use %d", e.Processes)
+	}
+	if e.Excluded > 0 {
+		fmt.Fprintf(&b, "; %d are ephemeral or reserved on the host", e.Excluded)
+	}
+	return b.String()
+}
+
+// takenPorts are PortErrors about containers on record, or a PortRangeError.
 type takenPorts struct {
 	error
 	holders []*record.Record
@@ -196,12 +217,21 @@ func heldBy(h portindex.Holder, c ports.Claim) *PortError {
 
 // refuseCached returns a PortError for each wanted port of a container that another program
 // attached: it is only in libcni's cache, and lives. Of those that may be gone it warns,
-// because their rules may still forward the port, unless WithStrictPorts refuses them.
-func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim) error {
+// because their rules may still forward the port, unless WithStrictPorts refuses them. It
+// returns the chosen ports that either has, and then does nothing else.
+func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chosen []uint16) (taken []uint16, err error) {
 	own := func(id string) bool { return id == string(rec.ContainerID) || id == string(rec.Plugins()) }
 	found, err := op.cached.Conflicts(op.Host, wanted, func(id string) bool { return own(id) || op.Ports.Knows(id, wanted) })
 	if err != nil {
 		op.logger.Warn("the host ports of containers that other programs attached are not known", "container", op.ID, "error", err)
+	}
+	for _, c := range found {
+		if slices.Contains(chosen, c.Wanted.Port) {
+			taken = append(taken, c.Wanted.Port)
+		}
+	}
+	if len(taken) > 0 {
+		return taken, nil
 	}
 	var errs []error
 	for _, c := range found {
@@ -216,7 +246,7 @@ func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim) erro
 		op.logger.Warn("a port of the host is forwarded although another program's container has it, which may be gone", "container", op.ID, "error", e)
 		op.portWarnings = append(op.portWarnings, e)
 	}
-	return join(errs...)
+	return nil, join(errs...)
 }
 
 // lookAtPorts warns of wanted ports that a socket on the host has, and of addresses

@@ -15,7 +15,6 @@ import (
 	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/footprint"
-	"github.com/embedcni/cni/internal/hostports"
 	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
@@ -53,38 +52,6 @@ func (op *operation) write(ctx context.Context) error {
 	return nil
 }
 
-// beginRecord puts the record on the disk. It refuses ports of the host that another
-// container on record has. From the search until the record is visible, no other call
-// can do the same for one of the ports. A call that holds them waits for no other key,
-// and no plugin runs meanwhile.
-func (op *operation) beginRecord(ctx context.Context, rec *record.Record, early bool) (err error) {
-	op.portWarnings = nil
-	wanted := op.attachments.hostPorts()
-	if len(wanted) == 0 {
-		err := op.Begin(rec, early)
-		if err == nil {
-			op.Ports.Enter(rec)
-		}
-		return err
-	}
-	if err := op.lookAtPorts(wanted); err != nil {
-		return err
-	}
-	held, err := op.Locks.LockAll(ctx, hostports.Keys(op.Host.String(), wanted))
-	if err != nil {
-		return fmt.Errorf("host ports: %w", err)
-	}
-	defer func() { err = join(err, held.Release()) }() // after a panic too
-	if err := op.refusePorts(rec, wanted); err != nil {
-		return err
-	}
-	if err := op.Begin(rec, early); err != nil {
-		return err
-	}
-	op.Ports.Enter(rec)
-	return nil
-}
-
 // newEntry returns all parameters of the attachment's plugins for the record, and the
 // plugins that run.
 func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
@@ -103,7 +70,7 @@ func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
 	if n.ConfigArgs, err = rawMap(a.ConfigArgs); err != nil {
 		return n, fmt.Errorf("network %q: args.cni.%w", n.Network, err)
 	}
-	return n, nil
+	return n, a.recordPorts(&n)
 }
 
 func rawMap(values map[string]any) (map[string]json.RawMessage, error) {

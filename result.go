@@ -40,6 +40,10 @@ type Result struct {
 	// WithStrictPorts. The Result of Lookup has none.
 	PortWarnings []*PortError `json:",omitempty"`
 
+	// Requested are the ports of WithPorts, with the host ports that Setup has chosen; see
+	// Port.
+	Requested []Port `json:",omitempty"`
+
 	raw []*types100.Result
 }
 

@@ -257,6 +257,7 @@ func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, e
 	if err == nil {
 		result.NetNS, result.PortWarnings = madeNetNS(op.Record), op.portWarnings
 		result.notePorts(op.earlier(), sources)
+		result.Requested = op.attachments.requested()
 		return result, nil
 	}
 	if rerr := op.rollBack(ctx); rerr != nil {

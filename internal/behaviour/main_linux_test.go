@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 		scripted.Main()
 	}
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{
-		"ADD WEB": addWeb, readyWithoutNFTables: askWithoutNFTables, guardVerb: guardMain, replaceVerb: replaceMain,
+		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, guardVerb: guardMain, replaceVerb: replaceMain,
 	})
 	if os.Getenv(listenEnv) != "" {
 		listenMain()

@@ -20,7 +20,8 @@ type Picked struct {
 	Excluded int // ephemeral, or reserved for others
 	InUse    int // by sockets, apart from those
 
-	avoid map[uint16]bool
+	avoid   map[uint16]bool
+	refused []uint16
 }
 
 // Pick returns the range without ports that the kernel of the host gives to sockets, that
@@ -71,9 +72,15 @@ func (r Range) excludes(kernel sockdiag.Local, port uint16) bool {
 // Avoids reports whether a port must not be chosen.
 func (p *Picked) Avoids(port uint16) bool { return p.avoid[port] }
 
-// Avoid adds ports that must not be chosen.
+// Avoid adds ports that must not be chosen: containers have them.
 func (p *Picked) Avoid(all []uint16) {
 	for _, port := range all {
-		p.avoid[port] = true
+		if !p.avoid[port] {
+			p.avoid[port] = true
+			p.refused = append(p.refused, port)
+		}
 	}
 }
+
+// Refused returns the ports that were added by Avoid.
+func (p *Picked) Refused() []uint16 { return p.refused }

@@ -142,6 +142,7 @@ type Attachment struct {
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	ConfigArgs   map[string]json.RawMessage `json:"configArgs,omitempty"`
 	Metadata     map[string]string          `json:"metadata,omitempty"` // of the caller's
+	Ports        []Port                     `json:"ports,omitempty"`    // by WithPorts; Capabilities has them too
 
 	// Owner asked for this attachment, if the record's owner did not; see
 	// OwnerOf.
@@ -172,6 +173,15 @@ type Attachment struct {
 	LastTry   time.Time `json:"lastTry,omitzero"`
 
 	unknown members
+}
+
+// Port is a port that the caller asked for by name, with the host port that it got.
+type Port struct {
+	Label         string   `json:"label,omitempty"`
+	HostIP        string   `json:"hostIP,omitempty"`
+	HostPort      int32    `json:"hostPort"`
+	ContainerPort int32    `json:"containerPort"`
+	Protocols     []string `json:"protocols,omitempty"`
 }
 
 // Plugin records which plugin ran for a type.

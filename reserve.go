@@ -1,0 +1,201 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/embedcni/cni/internal/abandoned"
+	"github.com/embedcni/cni/internal/hostports"
+	"github.com/embedcni/cni/internal/portindex"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// beginRecord puts the record on the disk. It refuses ports of the host that another
+// container on record has, and chooses those that are left open.
+func (op *operation) beginRecord(ctx context.Context, rec *record.Record, early bool) error {
+	op.portWarnings = nil
+	sets, open, protocols := op.attachments.openPorts()
+	wanted := op.attachments.hostPorts()
+	if open == 0 && len(wanted) == 0 {
+		err := op.Begin(rec, early)
+		if err == nil {
+			op.Ports.Enter(rec)
+		}
+		return err
+	}
+	if err := op.lookAtPorts(wanted); err != nil {
+		return err
+	}
+	if open == 0 {
+		_, err := op.beginWithPorts(ctx, rec, early, nil)
+		return err
+	}
+	picked, err := hostports.Pick(op.Host, op.portRange, protocols, op.log())
+	if err != nil {
+		return fmt.Errorf("choose host ports: %w", err)
+	}
+	for {
+		chosen, err := op.choosePorts(rec, picked, open, protocols)
+		if err != nil {
+			return err
+		}
+		if err := op.givePorts(rec, sets, chosen); err != nil {
+			return err
+		}
+		taken, err := op.beginWithPorts(ctx, rec, early, chosen)
+		if err != nil || len(taken) == 0 {
+			return err
+		}
+		picked.Avoid(taken) // another call was faster
+	}
+}
+
+// beginWithPorts puts the record on the disk unless another container on record has one
+// of its ports. From the search until the record is visible, no other call can do the
+// same for one of the ports. A call that holds them waits for no other key, and no plugin
+// runs meanwhile. It returns the chosen ports that are taken; others are refused.
+func (op *operation) beginWithPorts(ctx context.Context, rec *record.Record, early bool, chosen []uint16) (taken []uint16, err error) {
+	wanted := op.attachments.hostPorts()
+	held, err := op.Locks.LockAll(ctx, hostports.Keys(op.Host.String(), wanted))
+	if err != nil {
+		return nil, fmt.Errorf("host ports: %w", err)
+	}
+	defer func() { err = join(err, held.Release()) }() // after a panic too
+	conflicts, err := op.Ports.Conflicts(rec, wanted)
+	if err != nil {
+		return nil, err
+	}
+	var refused []portindex.Conflict
+	for _, c := range conflicts {
+		if slices.Contains(chosen, c.Wanted.Port) {
+			taken = append(taken, c.Wanted.Port)
+		} else {
+			refused = append(refused, c)
+		}
+	}
+	if len(refused) > 0 {
+		return nil, takenBy(refused)
+	}
+	if len(taken) == 0 {
+		taken, err = op.refuseCached(rec, wanted, chosen)
+	}
+	if len(taken) > 0 || err != nil {
+		return taken, err
+	}
+	if err := op.Begin(rec, early); err != nil {
+		return nil, err
+	}
+	op.Ports.Enter(rec)
+	return nil, nil
+}
+
+// takenBy returns a PortError for each conflict.
+func takenBy(conflicts []portindex.Conflict) error {
+	var errs []error
+	e := &takenPorts{}
+	for _, c := range conflicts {
+		errs = append(errs, heldBy(c.Holder, c.Wanted))
+		e.holders = append(e.holders, c.Record)
+	}
+	e.error = join(errs...)
+	return e
+}
+
+// openPorts returns the sets of ports that attachments ask for, with the number of host
+// ports to choose and their protocols.
+func (all attachments) openPorts() (sets []*askedPorts, open int, protocols []string) {
+	for _, a := range all {
+		if a.ports == nil || slices.Contains(sets, a.ports) {
+			continue
+		}
+		n, of := a.ports.open()
+		sets, open, protocols = append(sets, a.ports), open+n, union(protocols, of)
+	}
+	return sets, open, protocols
+}
+
+// givePorts gives the sets the ports that were chosen, and notes them in a record that is
+// not on the disk yet.
+func (op *operation) givePorts(rec *record.Record, sets []*askedPorts, chosen []uint16) error {
+	for _, set := range sets {
+		chosen = set.give(chosen)
+	}
+	for _, a := range op.attachments {
+		if a.ports == nil {
+			continue
+		}
+		if err := a.mapPorts(); err != nil {
+			return err
+		}
+		if err := a.recordPorts(rec.Find(a.IfName)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// choosePorts returns n ports of the range that nobody seems to have. The index of
+// records may name ports that nobody has, so it is read exactly before none is left.
+func (op *operation) choosePorts(rec *record.Record, picked *hostports.Picked, n int, protocols []string) ([]uint16, error) {
+	chosen, err := op.Ports.Free(protocols, picked.First, picked.Last, n, picked.Avoids)
+	if err != nil || len(chosen) == n {
+		return chosen, err
+	}
+	holders, err := op.Ports.Within(rec, protocols, picked.First, picked.Last)
+	if err != nil {
+		return nil, err
+	}
+	held := make(map[uint16]bool)
+	for _, h := range holders {
+		held[h.Claim.Port] = true
+	}
+	chosen = nil
+	free := 0
+	for port := int(picked.First); port <= int(picked.Last); port++ {
+		if p := uint16(port); !held[p] && !picked.Avoids(p) {
+			if free++; len(chosen) < n {
+				chosen = append(chosen, p)
+			}
+		}
+	}
+	if len(chosen) == n {
+		return chosen, nil
+	}
+	return nil, op.noneLeft(picked, holders, n, free)
+}
+
+// noneLeft returns the error for a range with too few free ports. Containers that are
+// gone and have some of them may be removed.
+func (op *operation) noneLeft(picked *hostports.Picked, holders []portindex.Holder, n, free int) error {
+	e := &PortRangeError{
+		First: int(picked.First), Last: int(picked.Last), Wanted: n, Free: free,
+		Processes: picked.InUse, Excluded: picked.Excluded,
+	}
+	byOwner := make(map[string]map[uint16]bool)
+	gone := &takenPorts{error: e}
+	for _, port := range picked.Refused() {
+		if !slices.ContainsFunc(holders, func(h portindex.Holder) bool { return h.Claim.Port == port }) {
+			e.Unrecorded++
+		}
+	}
+	for _, h := range holders {
+		owner := h.Record.OwnerOf(h.Attachment)
+		if byOwner[owner] == nil {
+			byOwner[owner] = make(map[uint16]bool)
+		}
+		byOwner[owner][h.Claim.Port] = true
+		if len(gone.holders) < n && !slices.ContainsFunc(gone.holders, func(rec *record.Record) bool { return rec.ContainerID == h.Record.ContainerID }) &&
+			abandoned.Is(h.Record, op.owner, op.Boot) {
+			gone.holders = append(gone.holders, h.Record)
+		}
+	}
+	for _, owner := range slices.Sorted(maps.Keys(byOwner)) {
+		e.Containers = append(e.Containers, OwnedPorts{owner, len(byOwner[owner])})
+	}
+	if len(gone.holders) > 0 {
+		return gone
+	}
+	return e
+}
