@@ -34,7 +34,7 @@ func (b *board) killGuards(t *testing.T) {
 				kind := kinds[first/guardsPerHost%len(kinds)]
 				l := b.newLiving(t, 18<<32+uint64(first), func(*rand.Rand) string { return kind })
 				l.round(func(l *living) {
-					l.attach("c1", "c2")
+					l.attach("c1", "c2", "c3", "c4", "c5") // so many are repaired from one look
 					attached := l.unrecorded()
 					for n := first; n < min(first+guardsPerHost, *guardKills) && l.harmed()+len(l.wrong) == 0; n++ {
 						c.add("kills", 1)
