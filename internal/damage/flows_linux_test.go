@@ -1,6 +1,7 @@
 package damage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,11 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
+// noProbes keeps connections silent while nobody uses them. Without the tables of nat the
+// kernel translates nothing, so that a probe at that moment, on a slow machine, would
+// break a connection that no repair could save.
+const noProbes = -1
+
 // serve echoes over TCP and UDP on a port of the namespace at path, until the test
 // ends.
 func serve(h *testhost.RealHost, path string, port int) {
@@ -20,7 +26,7 @@ func serve(h *testhost.RealHost, path string, port int) {
 	var tcp net.Listener
 	var udp net.PacketConn
 	expect.NoError(h.T, h.At(path, func() (err error) {
-		if tcp, err = net.Listen("tcp", fmt.Sprintf(":%d", port)); err == nil {
+		if tcp, err = (&net.ListenConfig{KeepAlive: noProbes}).Listen(context.Background(), "tcp", fmt.Sprintf(":%d", port)); err == nil {
 			udp, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
 		}
 		return err
@@ -70,7 +76,7 @@ func open(h *testhost.RealHost, ways []way) []*flow {
 		for _, network := range []string{"tcp", "udp"} {
 			f := &flow{way: w}
 			expect.NoError(h.T, h.At(w.from, func() (err error) {
-				f.Conn, err = (&net.Dialer{Timeout: testhost.AnswerWait}).Dial(network, w.address)
+				f.Conn, err = (&net.Dialer{Timeout: testhost.AnswerWait, KeepAlive: noProbes}).Dial(network, w.address)
 				return err
 			}))
 			h.T.Cleanup(func() { _ = f.Close() }) // its end may be gone
@@ -126,7 +132,7 @@ func wantNew(h *testhost.RealHost, ways []way) {
 		for _, network := range []string{"tcp", "udp"} {
 			f := &flow{way: w}
 			err := h.At(w.from, func() (err error) {
-				f.Conn, err = (&net.Dialer{Timeout: testhost.AnswerWait}).Dial(network, w.address)
+				f.Conn, err = (&net.Dialer{Timeout: testhost.AnswerWait, KeepAlive: noProbes}).Dial(network, w.address)
 				return err
 			})
 			if err == nil {
