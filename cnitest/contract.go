@@ -32,6 +32,7 @@ type Runtime interface {
 	Recover(ctx context.Context, opts ...cni.RecoverOption) (*cni.Report, error)
 	GC(ctx context.Context, o cni.GCOptions) (*cni.Report, error)
 	CleanUp(ctx context.Context, t cni.CleanUpTarget) ([]string, error)
+	Guard(ctx context.Context, o cni.GuardOptions) error
 	Hold(ctx context.Context, h cni.Hold) error
 	Unhold(ctx context.Context, h cni.Hold) error
 	Holds() ([]cni.Hold, error)
@@ -97,6 +98,7 @@ func Contract(t *testing.T, subject func(t *testing.T) Subject) {
 		{"GC", (*contract).collects},
 		{"Health and Repair", (*contract).healthAndRepair},
 		{"Hold", (*contract).holds},
+		{"Guard", (*contract).guards},
 		{"CleanUp", (*contract).cleansUp},
 	} {
 		t.Run(part.name, func(t *testing.T) {

@@ -1,7 +1,9 @@
 package cnitest
 
 import (
+	"context"
 	"errors"
+	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -192,4 +194,41 @@ func (c *contract) holds() {
 		c.Errorf("holds after Remove: %+v, %v", held, err)
 	}
 	expect.NoError(c, c.Unhold(c.ctx, cni.Hold{Network: "tiny"}))
+}
+
+func (c *contract) guards() {
+	c.is("an unknown class", c.Guard(c.ctx, cni.GuardOptions{Classes: 0x80}), cni.ErrInvalidArgument)
+	c.is("no options for GC", c.Guard(c.ctx, cni.GuardOptions{GCInterval: time.Hour}), cni.ErrInvalidArgument)
+	c.attach("c1", onPods)
+	ctx, cancel := context.WithCancel(c.ctx)
+	events, ended := make(chan cni.GuardEvent, 100), make(chan error, 1)
+	go func() {
+		ended <- c.Guard(ctx, cni.GuardOptions{Report: func(e cni.GuardEvent) {
+			if e.Kind != cni.GuardLooked && e.Kind != cni.GuardUnguarded {
+				events <- e
+			}
+		}})
+	}()
+	next := func(kind cni.GuardEventKind) cni.GuardEvent {
+		c.Helper()
+		e := expect.Await(c.T, "an event", events)
+		if e.Kind != kind || e.Time.IsZero() {
+			c.Errorf("event %v, want one that is %s", e, kind)
+		}
+		return e
+	}
+	next(cni.GuardBegun)
+	c.Break("c1")
+	if e := next(cni.GuardRepaired); e.ContainerID != "c1" || e.Difference == nil || e.Difference.Network != "pods" {
+		c.Errorf("event %+v", e)
+	}
+	expect.Same(c, "verdict", c.state("c1"), cni.StateHealthy)
+	expect.NoError(c, c.Hold(c.ctx, cni.Hold{ContainerID: "c1"}))
+	c.Break("c1")
+	next(cni.GuardHeld)
+	expect.NoError(c, c.Unhold(c.ctx, cni.Hold{ContainerID: "c1"}))
+	next(cni.GuardRepaired)
+	cancel()
+	expect.NoError(c, expect.Await(c.T, "the end of the Guard", ended))
+	c.detach("c1")
 }

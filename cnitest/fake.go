@@ -28,7 +28,7 @@ import (
 // allocates from 192.0.2.0/24. A network namespace is a path, which exists unless
 // EndNetNS has ended it. The options of cni.New that are about plugins, directories of
 // state, timeouts, retries or the host have no effect. Nothing is removed in the background,
-// as with cni.WithoutReaping. There is no Pool and no Release.
+// as with cni.WithoutReaping. There is no Pool, Release or Reconcile.
 //
 // A Fake is safe for concurrent use. Create one with NewFake.
 type Fake struct {
@@ -50,6 +50,7 @@ type fakeHost struct {
 	faults     []*Fault
 	holds      []cni.Hold
 	calls      []FakeCall
+	listeners  []chan struct{} // of guards
 	ipam       fakeIPAM
 	made       int // interfaces
 }
@@ -227,6 +228,7 @@ func (f *Fake) Break(id string, parts ...cni.Difference) error {
 		}
 		a.broken = append(a.broken, d)
 	}
+	f.h.announce()
 	return nil
 }
 

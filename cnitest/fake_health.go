@@ -179,6 +179,7 @@ func (f *Fake) Hold(_ context.Context, held cni.Hold) (err error) {
 		return fmt.Errorf("hold %s: %w", held, cni.ErrNotAttached)
 	}
 	f.h.holds = append(f.h.without(held), held)
+	f.h.announce()
 	return nil
 }
 
@@ -199,6 +200,7 @@ func (f *Fake) Unhold(_ context.Context, held cni.Hold) (err error) {
 		return fmt.Errorf("unhold %s: %w", held, cni.ErrNotHeld)
 	}
 	f.h.holds = left
+	f.h.announce()
 	return nil
 }
 

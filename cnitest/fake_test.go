@@ -271,3 +271,45 @@ func TestFakeIsBuiltIn(t *testing.T) {
 	_, err := cnitest.NewFake(cni.WithConfListBytes(nil))
 	expect.Is(t, err, cni.ErrInvalidConfig)
 }
+
+// TestFakeGuards: what the contract does not wait for.
+func TestFakeGuards(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	f := newFake(t, fakeConf(hostLocalConf))
+	for _, id := range []string{"c1", "wanted"} {
+		_, err := f.Setup(ctx, id, "/ns"+id)
+		expect.NoError(t, err)
+	}
+	f.Inject(cnitest.Fault{Verb: "DEL", ContainerID: "c1", Err: cni.ErrNoAnswer, Times: 1})
+	if err := f.Remove(ctx, "c1", ""); err == nil {
+		t.Error("the removal has not failed")
+	}
+	_, err := f.Setup(ctx, "unwanted", "/nsu")
+	expect.NoError(t, err)
+	events, ended := make(chan cni.GuardEvent, 100), make(chan error, 1)
+	go func() {
+		ended <- f.Guard(ctx, cni.GuardOptions{
+			GCInterval: 1500 * time.Millisecond,
+			GC:         func(context.Context) (cni.GCOptions, error) { return cni.GCOptions{Keep: []string{"wanted"}}, nil },
+			Report:     func(e cni.GuardEvent) { events <- e },
+		})
+	}()
+	seen := map[cni.GuardEventKind]cni.GuardEvent{}
+	broken := 0
+	for begun := time.Now(); len(seen) < 6; {
+		if time.Since(begun) > expect.Patience {
+			t.Fatalf("events %v", seen)
+		}
+		e := expect.Await(t, "an event", events)
+		seen[e.Kind] = e
+		if e.Kind == cni.GuardBegun || e.Kind == cni.GuardRepaired && broken < 5 {
+			broken++
+			expect.NoError(t, f.Break("wanted"))
+		}
+	}
+	expect.Same(t, "removed", seen[cni.GuardRemoved].ContainerID, "c1")
+	expect.Same(t, "collected", seen[cni.GuardCollected].Report.Removed, []string{"unwanted"})
+	expect.Same(t, "contested", seen[cni.GuardContested].ContainerID, "wanted")
+	cancel()
+	expect.NoError(t, expect.Await(t, "the end", ended))
+}
