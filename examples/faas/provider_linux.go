@@ -77,7 +77,7 @@ func (r *replica) netID() string { return fmt.Sprintf("%s-%d", r.name, r.task.Pi
 func (r *replica) netns() string { return fmt.Sprintf("/proc/%d/ns/net", r.task.Pid()) }
 
 // newProvider writes the default network and loads it.
-func newProvider(client *containerd.Client) (*Provider, error) {
+func newProvider(ctx context.Context, client *containerd.Client) (*Provider, error) {
 	if err := os.MkdirAll(confDir, 0o755); err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func newProvider(client *containerd.Client) (*Provider, error) {
 		return nil, err
 	}
 	// What a provider does first after a restart.
-	if _, err := rt.Recover(context.Background()); err != nil {
+	if _, err := rt.Recover(ctx); err != nil {
 		return nil, err
 	}
 	return &Provider{containers: client, net: rt, functions: map[string]*function{}}, nil

@@ -45,7 +45,7 @@ func story(ctx context.Context, out io.Writer) (err error) {
 	}()
 	fmt.Fprintf(out, "containerd %s serves at %s\n", daemon.version, socket)
 
-	p, err := newProvider(daemon.client)
+	p, err := newProvider(ctx, daemon.client)
 	if err != nil {
 		return err
 	}
