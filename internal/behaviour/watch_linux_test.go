@@ -321,31 +321,6 @@ func TestWatchEndsAndLeavesNothing(t *testing.T) {
 	expect.Is(t, r.Watch(t.Context(), cni.WatchOptions{Settle: -1}), cni.ErrInvalidArgument)
 }
 
-// TestWatchSaysWhatItCannotWatch: with no inotify instance left it does not begin.
-func TestWatchWithoutInotify(t *testing.T) {
-	dir := t.TempDir()
-	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithStateDir(dir)))(t)
-	var taken []int
-	defer func() {
-		for _, fd := range taken {
-			expect.NoError(t, unix.Close(fd))
-		}
-	}()
-	for {
-		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
-		if errors.Is(err, unix.EMFILE) {
-			break
-		}
-		expect.NoError(t, err)
-		taken = append(taken, fd)
-	}
-	err := r.Watch(t.Context(), cni.WatchOptions{})
-	expect.Is(t, err, unix.EMFILE)
-	if !strings.Contains(err.Error(), "max_user_instances") {
-		t.Errorf("got %v", err)
-	}
-}
-
 // TestWatchRandomly: whatever happens to the tree, in the end what is there is loaded.
 func TestWatchRandomly(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
