@@ -179,19 +179,22 @@ func TestRestartAfterKill(t *testing.T) {
 	s.must(err)
 	var tasks map[string]task
 	s.must(s.reaper.alone(func() (err error) { tasks, err = r.list(ctx); return err }))
-	seen := map[string]int{}
+	seen := map[int32]int{}
 	for _, a := range all {
 		s.must(c.health(ctx, a))
 		if tasks[a.ID].Status != "running" {
 			t.Errorf("%s: %+v", a.ID, tasks[a.ID])
 		}
-		ports, err := c.ports(a.ID)
+		result, err := c.rt.Lookup(a.ID)
 		s.must(err)
-		for label, port := range ports {
-			seen[fmt.Sprint(port)]++
-			if a.isStatic(port) != (port == 8080) || seen[fmt.Sprint(port)] > 1 {
-				t.Errorf("%s: %s is port %d", a.ID, label, port)
+		for _, p := range result.Requested {
+			seen[p.HostPort]++
+			if isDynamic := p.HostPort >= 20000 && p.HostPort < 30000; !isDynamic && p.HostPort != 8080 || seen[p.HostPort] > 1 {
+				t.Errorf("%s: %s is port %d", a.ID, p.Label, p.HostPort)
 			}
+		}
+		if admin, ok := result.Port("admin"); ok != (a.ID == "api-0") || ok && admin.ContainerPort != 80 {
+			t.Errorf("%s: port admin is %+v", a.ID, admin)
 		}
 	}
 	if len(tasks) != len(all) {
@@ -218,7 +221,7 @@ func TestRestartAfterKill(t *testing.T) {
 func TestAnAllocationThatCannotStartLeavesNothing(t *testing.T) {
 	asRoot(t)
 	s := newStage(t, `{"jobs": [
-		{"name": "good", "count": 1, "networks": ["services"], "ports": [{"label": "http", "to": 80}], "args": ["httpd", "-f", "-p", "80", "-h", "/www"]},
+		{"name": "good", "count": 1, "networks": ["services"], "ports": [{"label": "http", "map": ":80"}], "args": ["httpd", "-f", "-p", "80", "-h", "/www"]},
 		{"name": "missing", "count": 1, "networks": ["services"], "args": ["no-such-program"]},
 		{"name": "lost", "count": 1, "networks": ["elsewhere"], "args": ["sleep", "600"]}]}`)
 	before, err := s.audit(t.Context())

@@ -119,9 +119,8 @@ func (c *client) printRecovery(report *cni.Report) {
 }
 
 func (c *client) printGuard(e cni.GuardEvent) {
-	switch e.Kind {
-	case cni.GuardBegun, cni.GuardLooked:
-	default:
+	isBusy := e.Kind == cni.GuardFailed && errors.Is(e.Err, cni.ErrBusy) // it is repeated
+	if e.Kind != cni.GuardBegun && e.Kind != cni.GuardLooked && !isBusy {
 		c.out.printf("guard: %s", e)
 	}
 }
@@ -202,7 +201,7 @@ func (c *client) adopt(a allocation) error {
 		return fmt.Errorf("it cannot be adopted: %w", err)
 	}
 	c.known[a.ID] = true
-	c.out.printf("%s: adopted at %s", a.ID, c.where(a, result))
+	c.out.printf("%s: adopted at %s", a.ID, where(result))
 	return nil
 }
 

@@ -49,12 +49,12 @@ func (c *client) reportHealth(ctx context.Context, wanted []allocation) {
 
 // health asks an allocation over each of its ports of the host.
 func (c *client) health(ctx context.Context, a allocation) error {
-	ports, err := c.ports(a.ID)
+	result, err := c.rt.Lookup(a.ID)
 	if err != nil {
 		return err
 	}
-	for _, p := range a.Job.Ports {
-		if err := ask(ctx, ports[p.Label], a.ID); err != nil {
+	for _, p := range result.Requested {
+		if err := ask(ctx, int(p.HostPort), a.ID); err != nil {
 			return fmt.Errorf("port %s: %w", p.Label, err)
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+
+	"github.com/embedcni/cni"
 )
 
 // job is a program that runs in some containers, its allocations.
@@ -20,9 +22,26 @@ type job struct {
 
 // port is a port of a container that the host forwards.
 type port struct {
-	Label  string `json:"label"`
-	Static int    `json:"static,omitempty"` // the host's; zero: a dynamic one
-	To     int    `json:"to"`               // the container's
+	Label string `json:"label"`
+	// Map is as cni.ParsePorts reads it: "8080:80", or ":80" for a port of the host that
+	// the library chooses.
+	Map string `json:"map"`
+}
+
+// ports returns the job's ports for the library.
+func (j job) ports() (all []cni.Port, err error) {
+	for _, p := range j.Ports {
+		mapped, err := cni.ParsePorts(p.Map)
+		if err != nil {
+			return nil, err
+		}
+		if p.Label == "" || len(mapped) != 1 {
+			return nil, fmt.Errorf("port %q is not one port with a label", p.Map)
+		}
+		mapped[0].Label = p.Label
+		all = append(all, mapped...)
+	}
+	return all, nil
 }
 
 // allocation is one container of a job.
@@ -83,15 +102,11 @@ func (j job) check() error {
 	case len(j.Args) == 0:
 		return fmt.Errorf("it has no args")
 	}
-	labels := map[string]bool{}
-	for _, p := range j.Ports {
-		if p.Label == "" || labels[p.Label] {
-			return fmt.Errorf("port %d has no label of its own", p.To)
-		}
-		labels[p.Label] = true
-		if p.Static != 0 && j.Count > 1 {
-			return fmt.Errorf("%d allocations want host port %d", j.Count, p.Static)
+	ports, err := j.ports()
+	for _, p := range ports {
+		if p.HostPort != 0 && j.Count > 1 {
+			return fmt.Errorf("%d allocations want host port %d", j.Count, p.HostPort)
 		}
 	}
-	return nil
+	return err
 }

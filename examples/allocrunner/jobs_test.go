@@ -22,15 +22,15 @@ func TestExampleJobsAreValid(t *testing.T) {
 func TestJobsThatAreWrongAreRefused(t *testing.T) {
 	const rest = `"networks": ["services"], "args": ["httpd"]`
 	for text, want := range map[string]string{
-		`{"jobs": [{"name": "a", "count": 1, "netwroks": [], ` + rest + `}]}`:                                                `unknown field "netwroks"`,
-		`{"jobs": [{"name": "../a", "count": 1, ` + rest + `}]}`:                                                             "the name must match",
-		`{"jobs": [{"name": "a", "count": -1, ` + rest + `}]}`:                                                               "count -1",
-		`{"jobs": [{"name": "a", "count": 1, "networks": ["services"]}]}`:                                                    "it has no args",
-		`{"jobs": [{"name": "a", "count": 1, "args": ["httpd"]}]}`:                                                           "it has no networks",
-		`{"jobs": [{"name": "a", ` + rest + `}, {"name": "a", ` + rest + `}]}`:                                               `two jobs are named "a"`,
-		`{"jobs": [{"name": "a", "count": 1, "ports": [{"to": 80}], ` + rest + `}]}`:                                         "port 80 has no label",
-		`{"jobs": [{"name": "a", "count": 1, "ports": [{"label": "x", "to": 80}, {"label": "x", "to": 81}], ` + rest + `}]}`: "port 81 has no label",
-		`{"jobs": [{"name": "a", "count": 2, "ports": [{"label": "x", "static": 80, "to": 80}], ` + rest + `}]}`:             "2 allocations want host port 80",
+		`{"jobs": [{"name": "a", "count": 1, "netwroks": [], ` + rest + `}]}`:                                  `unknown field "netwroks"`,
+		`{"jobs": [{"name": "../a", "count": 1, ` + rest + `}]}`:                                               "the name must match",
+		`{"jobs": [{"name": "a", "count": -1, ` + rest + `}]}`:                                                 "count -1",
+		`{"jobs": [{"name": "a", "count": 1, "networks": ["services"]}]}`:                                      "it has no args",
+		`{"jobs": [{"name": "a", "count": 1, "args": ["httpd"]}]}`:                                             "it has no networks",
+		`{"jobs": [{"name": "a", ` + rest + `}, {"name": "a", ` + rest + `}]}`:                                 `two jobs are named "a"`,
+		`{"jobs": [{"name": "a", "count": 1, "ports": [{"map": ":80"}], ` + rest + `}]}`:                       `port ":80" is not one port with a label`,
+		`{"jobs": [{"name": "a", "count": 1, "ports": [{"label": "x", "map": "80-81:80-81"}], ` + rest + `}]}`: `port "80-81:80-81" is not one port with a label`,
+		`{"jobs": [{"name": "a", "count": 2, "ports": [{"label": "x", "map": "80:80"}], ` + rest + `}]}`:       "2 allocations want host port 80",
 		`{"jobs": [`: "unexpected EOF",
 	} {
 		if _, err := parseJobs([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {

@@ -34,10 +34,13 @@ func (s *show) begin() error {
 	if s.verbose {
 		args = append(args, "-v")
 	}
-	p := &process{cmd: exec.Command("/proc/self/exe", args...), news: make(chan struct{}, 1), ended: make(chan struct{})}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	p := &process{cmd: exec.Command(self, args...), news: make(chan struct{}, 1), ended: make(chan struct{})}
 	p.cmd.Stderr = os.Stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var err error
 	if p.pipe, err = p.cmd.StdoutPipe(); err != nil {
 		return err
 	}
