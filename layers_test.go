@@ -13,11 +13,12 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"internal/batch", "internal/behaviour", "internal/confwatch", "internal/cut", "internal/damage",
-		"internal/defaults", "internal/dirwatch", "internal/etcfiles", "internal/expect",
-		"internal/faults", "internal/interchange", "internal/known", "internal/misspelt",
-		"internal/netfilter/fwrules", "internal/parallel", "internal/perm", "internal/plainfile",
-		"internal/ports", "internal/privilege", "internal/scripted", "internal/spans", "internal/tasks",
+		"examples", "internal/batch", "internal/behaviour", "internal/confwatch", "internal/cut",
+		"internal/damage", "internal/defaults", "internal/dirwatch", "internal/etcfiles",
+		"internal/expect", "internal/faults", "internal/interchange", "internal/known",
+		"internal/misspelt", "internal/netfilter/fwrules", "internal/parallel", "internal/perm",
+		"internal/plainfile", "internal/ports", "internal/privilege", "internal/scripted",
+		"internal/spans", "internal/tasks",
 	},
 	{
 		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard",
@@ -82,7 +83,8 @@ var floors = [][]string{
 		"cni",
 	},
 	{
-		"cnitest", "examples/allocrunner", "examples/quickstart", "internal/testhost",
+		"cnitest", "examples/allocrunner", "examples/miniruntime", "examples/provider",
+		"examples/quickstart", "examples/scheduler", "internal/testhost",
 	},
 }
 

@@ -1,0 +1,238 @@
+// Package examples contains only tests, of the small programs in the directories below.
+package examples
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/cnitest"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+// Variables of the environment. The first has the directory of the built programs. The
+// second makes this test binary the program that is run: it answers HTTP at the address.
+const (
+	builtVariable = "EXAMPLES_BUILT"
+	serveVariable = "EXAMPLES_SERVE"
+)
+
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(serveVariable); addr != "" {
+		fmt.Fprintln(os.Stderr, http.ListenAndServe(addr, http.HandlerFunc(answer)))
+		os.Exit(1)
+	}
+	dir, err := os.MkdirTemp("", "examples")
+	if err != nil {
+		panic(err)
+	}
+	code := sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+		out, err := exec.Command("go", "build", "-o", dir, "./miniruntime", "./provider", "./scheduler").CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("go build: %w\n%s", err, out)
+		}
+		return []string{builtVariable + "=" + dir}, err
+	}))
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// answer says at which address it was asked, and by whom.
+func answer(w http.ResponseWriter, r *http.Request) {
+	host, _, _ := net.SplitHostPort(r.Context().Value(http.LocalAddrContextKey).(net.Addr).String())
+	fmt.Fprintf(w, "%s %s", host, os.Getenv("PROVIDER"))
+}
+
+// program is a running program of which each line of output is read.
+type program struct {
+	*exec.Cmd
+	lines chan string
+}
+
+// start starts a program whose containers serve at an address.
+func start(t *testing.T, serve, name string, args ...string) *program {
+	t.Helper()
+	p := &program{exec.Command(filepath.Join(os.Getenv(builtVariable), name), args...), make(chan string, 1000)}
+	p.Env = append(os.Environ(), serveVariable+"="+serve)
+	r, w, err := os.Pipe()
+	expect.NoError(t, err)
+	p.Stdout, p.Stderr = w, w
+	expect.NoError(t, p.Start())
+	expect.NoError(t, w.Close())
+	go func() {
+		defer close(p.lines)
+		for s := bufio.NewScanner(r); s.Scan(); {
+			p.lines <- s.Text()
+		}
+	}()
+	t.Cleanup(func() {
+		if p.ProcessState == nil {
+			p.end(t, unix.SIGKILL)
+		}
+		r.Close()
+	})
+	return p
+}
+
+// find waits for a line, and returns what the groups of the expression match.
+func (p *program) find(t *testing.T, expression string) []string {
+	t.Helper()
+	timeout := time.After(30 * time.Second)
+	for {
+		select {
+		case line, ok := <-p.lines:
+			if !ok {
+				t.Fatalf("%s has ended without a line %q", p.Path, expression)
+			}
+			t.Log(line)
+			if found := regexp.MustCompile(expression).FindStringSubmatch(line); found != nil {
+				return found[1:]
+			}
+		case <-timeout:
+			t.Fatalf("%s has not written a line %q", p.Path, expression)
+		}
+	}
+}
+
+// end sends a signal, and returns the exit code.
+func (p *program) end(t *testing.T, signal unix.Signal) int {
+	t.Helper()
+	expect.NoError(t, p.Process.Signal(signal))
+	if err := p.Wait(); err != nil {
+		t.Log(err)
+	}
+	return p.ProcessState.ExitCode()
+}
+
+// get returns the answer at an address. The program there may not listen yet: then the
+// connection is refused, and it is tried again.
+func get(t *testing.T, url string) (body string) {
+	t.Helper()
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	expect.Eventually(t, "an answer at "+url, func() bool {
+		response, err := client.Get(url)
+		if err != nil {
+			return false
+		}
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		body = string(text)
+		return err == nil && response.StatusCode == http.StatusOK
+	})
+	return body
+}
+
+// leavesNothing has the test fail if it leaves anything on the host.
+func leavesNothing(t *testing.T) {
+	t.Helper()
+	before, err := cnitest.Audit(context.Background(), cnitest.Options{})
+	expect.NoError(t, err)
+	t.Cleanup(func() {
+		after, err := cnitest.Audit(context.Background(), cnitest.Options{})
+		if err != nil {
+			t.Error(err)
+		}
+		if leak := cnitest.Diff(before, after); leak != "" {
+			t.Errorf("left:\n%s", leak)
+		}
+	})
+}
+
+func self(t *testing.T) string {
+	t.Helper()
+	path, err := os.Executable()
+	expect.NoError(t, err)
+	return path
+}
+
+// childrenOf returns the processes that a process has started.
+func childrenOf(t *testing.T, pid int) (all []int) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	expect.NoError(t, err)
+	for _, task := range tasks {
+		text, err := os.ReadFile(task)
+		expect.NoError(t, err)
+		for _, field := range strings.Fields(string(text)) {
+			child, err := strconv.Atoi(field)
+			expect.NoError(t, err)
+			all = append(all, child)
+		}
+	}
+	if len(all) == 0 {
+		t.Fatalf("process %d has no children", pid)
+	}
+	return all
+}
+
+func TestMiniRuntime(t *testing.T) {
+	leavesNothing(t)
+	p := start(t, ":80", "miniruntime", "run", "-p", "80", "-p", "8081:80", "web", self(t))
+	found := p.find(t, `^web (\S+) \[(\d+):80 8081:80\]$`)
+	for _, port := range []string{found[1], "8081"} {
+		expect.Same(t, "answer", get(t, "http://10.63.0.1:"+port), found[0]+" ")
+	}
+	start(t, "", "miniruntime", "list").find(t, `^web: healthy$`)
+	p.end(t, unix.SIGINT)
+
+	// One that is killed leaves its program running; remove takes its network.
+	p = start(t, ":80", "miniruntime", "run", "-p", "8081:80", "web", self(t))
+	p.find(t, `^web `)
+	get(t, "http://10.63.0.1:8081")
+	children := childrenOf(t, p.Process.Pid)
+	p.end(t, unix.SIGKILL)
+	get(t, "http://10.63.0.1:8081")
+	for _, pid := range children {
+		expect.NoError(t, unix.Kill(pid, unix.SIGKILL))
+	}
+	expect.NoError(t, start(t, "", "miniruntime", "remove", "web").Wait())
+}
+
+func TestProvider(t *testing.T) {
+	leavesNothing(t)
+	p := start(t, ":8080", "provider", "-listen", "127.0.0.1:9000", "-replicas", "3", self(t))
+	answers := make(map[string]bool)
+	for range 30 {
+		answers[get(t, "http://127.0.0.1:9000/")] = true
+	}
+	expect.Same(t, "number of replicas that answered", len(answers), 3)
+	if !answers["10.62.0.2 10.62.0.1"] {
+		t.Errorf("answers %v, want one at 10.62.0.2 that knows its gateway", answers)
+	}
+	p.end(t, unix.SIGINT)
+}
+
+func TestScheduler(t *testing.T) {
+	leavesNothing(t)
+	dir := t.TempDir()
+	jobs := filepath.Join(dir, "jobs.json")
+	text := fmt.Sprintf(`[{"ID": "web", "Program": [%q], "Ports": [{"Label": "HTTP", "ContainerPort": 80}]}]`, self(t))
+	expect.NoError(t, os.WriteFile(jobs, []byte(text), 0o600))
+	args := []string{"-state", filepath.Join(dir, "state"), jobs}
+	p := start(t, ":80", "scheduler", args...)
+	found := p.find(t, `job web at (\S+) with ports \[(\d+):80\]`)
+	url := "http://10.61.0.1:" + found[1]
+	expect.Same(t, "answer", get(t, url), found[0]+" ")
+	p.end(t, unix.SIGKILL)
+
+	// The next one goes on with the job, and repairs its network.
+	expect.NoError(t, exec.Command("nft", "flush", "ruleset").Run())
+	p = start(t, ":80", "scheduler", args...)
+	p.find(t, `job web goes on: its network is broken`)
+	expect.Same(t, "answer", get(t, url), found[0]+" ")
+	p.end(t, unix.SIGINT)
+}
