@@ -176,9 +176,9 @@ func isFile(path string, file *record.File) bool {
 // removeOurs removes the namespace that was made for a container, if that one is still
 // mounted at its path; and its file, if that is still the same. sameBoot is false if the
 // machine was rebooted since: then the namespace is gone, and another may have its
-// number.
+// number. At a path in this library's directory, whose name is random, there is no other.
 func removeOurs(ns record.NetNS, sameBoot bool) error {
-	if sameBoot {
+	if sameBoot || ns.Pin == "" {
 		if removed, err := netns.RemoveIf(ns.Path, ns.ID()); removed || err != nil {
 			return err
 		}
