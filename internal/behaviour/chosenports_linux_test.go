@@ -400,3 +400,19 @@ func TestAPoolChoosesPorts(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
 	expect.NoError(t, p.Close())
 }
+
+// TestAPortOfAnotherProgramsContainerIsNotChosen: it is only in libcni's cache.
+func TestAPortOfAnotherProgramsContainerIsNotChosen(t *testing.T) {
+	h := newRealHost(t)
+	detach := h.byLibcni("theirs", h.Container("theirs"), 7001)
+	r := h.Runtime(h.portNetwork("one", "81", portBackends()[0]), cni.WithPortRange(7000, 7001))
+	res, err := r.Setup(t.Context(), "c1", h.Container("c1"), chosen("http"))
+	expect.NoError(t, err)
+	expect.Same(t, "port", got(t, res, "http"), int32(7000))
+	late := h.Container("late")
+	wantNoneLeft(t, r, late, fmt.Sprintf("0 of the host ports 7000 to 7001 are free, and 1 are needed; containers of %q have 1; containers of other programs have 1", filepath.Base(os.Args[0])))
+	detach()
+	res, err = r.Setup(t.Context(), "late", late, chosen("http"))
+	expect.NoError(t, err)
+	expect.Same(t, "port", got(t, res, "http"), int32(7001))
+}
