@@ -66,7 +66,7 @@ const nothingLeft = "left of the functions: nothing\n"
 func plain(output string) string {
 	for _, r := range []struct{ what, by string }{
 		{`containerd \S+ serves`, "containerd VERSION serves"}, {`of \d+ bytes`, "of N bytes"}, {`\([\d.µms]+\)\n`, "(TIME)\n"},
-		{`(container echo-\d+)-\d+`, "$1-PID"}, {`\b10\.62\.\d+\.\d+\b`, "ADDRESS"},
+		{`(container echo-\d+)-\d+`, "$1-PID"}, {`with \d+\.\d+\.\d+\.\d+\n`, "with ADDRESS\n"},
 	} {
 		output = regexp.MustCompile(r.what).ReplaceAllString(output, r.by)
 	}

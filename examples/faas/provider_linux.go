@@ -21,6 +21,7 @@ import (
 	"github.com/containerd/containerd/oci"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/netconf"
 )
 
 const (
@@ -32,22 +33,22 @@ const (
 	port = "8080" // on which a function answers
 )
 
-// conf is the network of all functions.
-const conf = `{
-  "cniVersion": "1.0.0",
-  "name": "` + network + `",
-  "plugins": [
-    {"type": "bridge", "bridge": "functions0", "isDefaultGateway": true, "ipMasq": true,
-     "ipam": {"type": "host-local", "dataDir": "` + stateDir + `/networks", "ranges": [[{"subnet": "10.62.0.0/16"}]]}},
-    {"type": "firewall"}
-  ]
+// defaultNetwork returns the network of all functions, on a subnet that nothing uses.
+func defaultNetwork() netconf.Network {
+	return netconf.Network{Name: network, Plugins: []netconf.Plugin{
+		netconf.Bridge{
+			Name: "functions0", DefaultGateway: true, Masquerade: true,
+			IPAM: netconf.HostLocal{DataDir: stateDir + "/networks", Ranges: []netconf.Range{netconf.AnyIPv4()}},
+		},
+		netconf.Firewall{},
+	}}
 }
-`
 
 // Provider runs functions: each replica is a containerd task on the network.
 type Provider struct {
 	containers *containerd.Client
 	net        *cni.Runtime
+	conf       netconf.Dir
 
 	mu        sync.Mutex
 	functions map[string]*function
@@ -78,10 +79,8 @@ func (r *replica) netns() string { return fmt.Sprintf("/proc/%d/ns/net", r.task.
 
 // newProvider writes the default network and loads it.
 func newProvider(ctx context.Context, client *containerd.Client) (*Provider, error) {
-	if err := os.MkdirAll(confDir, 0o755); err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(confFile, []byte(conf), 0o644); err != nil {
+	conf := netconf.Dir{Path: confDir, StateDir: stateDir}
+	if _, err := conf.Write(ctx, filepath.Base(confFile), defaultNetwork()); err != nil {
 		return nil, err
 	}
 	rt, err := cni.New(cni.WithPluginConfDir(confDir), cni.WithPluginDir(nil), cni.WithStateDir(stateDir))
@@ -95,7 +94,7 @@ func newProvider(ctx context.Context, client *containerd.Client) (*Provider, err
 	if _, err := rt.Recover(ctx); err != nil {
 		return nil, err
 	}
-	return &Provider{containers: client, net: rt, functions: map[string]*function{}}, nil
+	return &Provider{containers: client, net: rt, conf: conf, functions: map[string]*function{}}, nil
 }
 
 // Deploy starts the first replica of a function.
@@ -250,7 +249,7 @@ func (p *Provider) Delete(ctx context.Context, name string) error {
 	return nil
 }
 
-// Close deletes all functions.
+// Close deletes all functions, and their network.
 func (p *Provider) Close(ctx context.Context) error {
 	p.mu.Lock()
 	var names []string
@@ -258,7 +257,8 @@ func (p *Provider) Close(ctx context.Context) error {
 		names = append(names, name)
 	}
 	p.mu.Unlock()
-	return each(names, func(name string) error { return p.Delete(ctx, name) })
+	err := each(names, func(name string) error { return p.Delete(ctx, name) })
+	return errors.Join(err, p.conf.Remove(ctx, filepath.Base(confFile), network))
 }
 
 // Replicas returns the replicas of a function.
