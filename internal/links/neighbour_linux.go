@@ -76,6 +76,23 @@ func (c *Conn) Resolve(index int, addrs []netip.Addr, unanswered bool) error {
 	return do.Send()
 }
 
+// Unanswered returns those of the addresses behind an interface whose neighbours' hardware
+// addresses are not known.
+func (c *Conn) Unanswered(index int, addrs []netip.Addr) (left []netip.Addr, err error) {
+	ask := c.Requests()
+	known := make([]*Neighbour, len(addrs))
+	for i, addr := range addrs {
+		known[i] = ask.Neighbour(index, addr)
+	}
+	err = ask.Send()
+	for i, addr := range addrs {
+		if len(known[i].MAC) == 0 || known[i].asked {
+			left = append(left, addr)
+		}
+	}
+	return left, err
+}
+
 func (r *Requests) resolve(index int, addr netip.Addr, known *Neighbour) {
 	const ack, use = unix.NLM_F_ACK, 1 // NTF_USE
 	what := fmt.Sprintf("resolve neighbour %s", addr)

@@ -64,7 +64,7 @@ func (*Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 
 // announce has the host, which is the gateway, and the container find each other.
 func (c *comparison) announce(ctx context.Context, unanswered bool) error {
-	return c.onHost(ctx, func(_ context.Context, conn *links.Conn) error {
+	return c.onHost(ctx, func(ctx context.Context, conn *links.Conn) error {
 		name := c.Bridge
 		if c.VLAN != 0 {
 			name = vlanName(c.Bridge, c.VLAN)
@@ -76,7 +76,7 @@ func (c *comparison) announce(ctx context.Context, unanswered bool) error {
 		if err != nil {
 			return fmt.Errorf("gateway: %w", err)
 		}
-		return conn.Resolve(gateway.Index, prevresult.Addresses(prevresult.Own(c.r)), unanswered)
+		return veth.Resolve(ctx, c.r, conn, gateway.Index, c.inside.Index, prevresult.Addresses(prevresult.Own(c.r)), unanswered)
 	})
 }
 

@@ -130,7 +130,7 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (veth
 // announce has the host and the container find each other.
 func announce(ctx context.Context, r *plugin.Request, host veth.Host, unanswered bool) error {
 	return veth.OnHost(ctx, r, host, func(conn *links.Conn, _ links.Link) error {
-		return conn.Resolve(host.Index, prevresult.Addresses(own(r.PrevResult)), unanswered)
+		return veth.Resolve(ctx, r, conn, host.Index, host.Peer.Index, prevresult.Addresses(own(r.PrevResult)), unanswered)
 	})
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -110,6 +112,28 @@ func OnHost(ctx context.Context, r *plugin.Request, host Host, fix func(*links.C
 		return fmt.Errorf("interface %q on the host: %w", host.Name, err)
 	}
 	return nil
+}
+
+// mostWait limits how long [Resolve] waits for the container's end. The kernel repeats a
+// question after a second.
+const mostWait = 300 * time.Millisecond
+
+// Resolve has the host and the container find each other, through an interface of the
+// host and that of the container. With unanswered it asks only for the addresses that are
+// not known, when the container can answer.
+func Resolve(ctx context.Context, r *plugin.Request, conn *links.Conn, host, container int, addrs []netip.Addr, unanswered bool) error {
+	if unanswered {
+		left, err := conn.Unanswered(host, addrs)
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		brief, cancel := context.WithTimeout(ctx, mostWait)
+		defer cancel()
+		if err := links.AwaitRunning(brief, r.Container, container); err != nil && brief.Err() == nil {
+			return err
+		}
+	}
+	return conn.Resolve(host, addrs, unanswered)
 }
 
 // CompareMasquerade compares the rules of [Config.Masquerade].
