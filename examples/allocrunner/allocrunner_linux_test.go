@@ -120,7 +120,7 @@ func newStage(t *testing.T, jobs string) *stage {
 	t.Helper()
 	s := &show{out: io.Discard, dir: t.TempDir(), cgroup: fmt.Sprintf("embedcni-allocrunner-test-%d", os.Getpid())}
 	if testing.Verbose() {
-		s.out = t.Output()
+		s.out = os.Stdout
 	}
 	if err := s.prepare(); err != nil {
 		t.Fatal(err)
