@@ -80,6 +80,7 @@ func Contract(t *testing.T, subject func(t *testing.T) Subject) {
 		{"Setup rolls back", (*contract).rollBack},
 		{"Setup that cannot roll back", (*contract).noRollBack},
 		{"Setup claims host ports", (*contract).hostPorts},
+		{"Setup chooses host ports", (*contract).chosenPorts},
 		{"Setup is cancelled", (*contract).cancelled},
 		{"Setup in parallel", (*contract).parallel},
 		{"Setup replaces the dead", (*contract).replaces},

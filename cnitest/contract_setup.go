@@ -225,6 +225,26 @@ func (c *contract) hostPorts() {
 	c.detach("c2", "c3", "c4")
 }
 
+func (c *contract) chosenPorts() {
+	http := cni.WithPorts(cni.Port{Label: "http", ContainerPort: 80}, cni.Port{Label: "tls", HostPort: 8443, ContainerPort: 443})
+	_, result := c.attach("c1", http) // only one of the networks forwards ports
+	port, ok := result.Port("http")
+	if fixed, _ := result.Port("tls"); !ok || port.HostPort < 20000 || port.HostPort > 29999 || port.ContainerPort != 80 || fixed.HostPort != 8443 {
+		c.Errorf("ports %v", result.Requested)
+	}
+	expect.Same(c, "forwarded ports", []int{len(result.Networks[0].Ports), len(result.Networks[1].Ports), len(result.Requested)}, []int{2, 0, 2})
+	again, err := c.Lookup("c1")
+	expect.NoError(c, err)
+	expect.Same(c, "result of Lookup", c.asText(again), c.asText(result))
+	_, other := c.attach("c2", onPods, cni.WithPorts(cni.Port{Label: "http", ContainerPort: 80}))
+	if second, _ := other.Port("http"); second.HostPort == port.HostPort || second.HostPort == 0 {
+		c.Errorf("both containers have port %v", second)
+	}
+	_, err = c.Setup(c.ctx, "c3", c.NetNS(), onPods, cni.WithPorts(cni.Port{HostPort: port.HostPort, ContainerPort: 80}))
+	c.is("a port that was chosen", err, cni.ErrPortInUse)
+	c.detach("c1", "c2")
+}
+
 func (c *contract) cancelled() {
 	ctx, cancel := context.WithCancel(c.ctx)
 	cancel()

@@ -52,7 +52,8 @@ type fakeHost struct {
 	calls      []FakeCall
 	listeners  []chan struct{} // of guards
 	ipam       fakeIPAM
-	made       int // interfaces
+	made       int   // interfaces
+	port       int32 // that was chosen last
 }
 
 // fakeContainer is a container on record.

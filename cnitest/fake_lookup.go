@@ -181,7 +181,7 @@ func (a *fakeAttachment) public(c *fakeContainer) (cni.Attachment, error) {
 	p := cni.Attachment{
 		ContainerID: c.id, Network: a.Network, IfName: a.IfName, NetNS: c.netns, Owner: a.owner, Since: c.since, State: a.state(),
 		Args: maps.Clone(a.Args), Metadata: maps.Clone(a.Metadata), Plugins: map[string]cni.PluginKind{},
-		Failures: a.failures, LastTry: a.lastTry, LastError: a.lastError,
+		Requested: slices.Clone(a.Requested), Failures: a.failures, LastTry: a.lastTry, LastError: a.lastError,
 	}
 	for _, typ := range a.plugins() {
 		p.Plugins[typ] = cni.PluginBuiltIn

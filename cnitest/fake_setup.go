@@ -98,7 +98,7 @@ func (f *Fake) setup(ctx context.Context, method, id, path string, opts []cni.Na
 	if err := f.clearDead(ctx, plan); err != nil {
 		return nil, named(err)
 	}
-	mine, err := f.h.begin(plan)
+	plan, mine, err := f.h.begin(plan)
 	if err != nil {
 		return nil, named(err)
 	}
@@ -186,12 +186,17 @@ func (f *Fake) clearDead(ctx context.Context, plan *cni.Plan) error {
 	return nil
 }
 
-// begin puts the attachments on record, unless another container has one of their ports.
-func (h *fakeHost) begin(plan *cni.Plan) ([]*fakeAttachment, error) {
+// begin chooses ports and puts the attachments on record, unless another container has
+// one of their ports.
+func (h *fakeHost) begin(plan *cni.Plan) (*cni.Plan, []*fakeAttachment, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := h.refusePorts(plan); err != nil {
-		return nil, err
+	plan, err := h.choosePorts(plan)
+	if err == nil {
+		err = h.refusePorts(plan)
+	}
+	if err != nil {
+		return nil, nil, err
 	}
 	c := h.containers[plan.ContainerID]
 	if c == nil {
@@ -206,7 +211,7 @@ func (h *fakeHost) begin(plan *cni.Plan) ([]*fakeAttachment, error) {
 		mine = append(mine, &fakeAttachment{PlannedAttachment: a, owner: plan.Owner, call: c.calls})
 	}
 	c.attachments = append(c.attachments, mine...)
-	return mine, nil
+	return plan, mine, nil
 }
 
 func claims(a cni.PlannedAttachment) []ports.Claim {
