@@ -32,9 +32,9 @@ type RefreshOptions struct {
 // Recover and GC release or remove is found by it. No ADD of this library has made the
 // other addresses.
 //
-// The error is ErrNotAttached if the container or one of its interfaces is not there, and
-// like that of Repair if its namespace is gone or its record damaged. Refresh waits for
-// other calls for the container. It is safe for concurrent use.
+// The error is ErrNotAttached if the container, its namespace or one of its interfaces is
+// not there. A damaged record is an error too. Refresh waits for other calls for the
+// container. It is safe for concurrent use.
 func (r *Runtime) Refresh(ctx context.Context, id string, o RefreshOptions) (*Result, error) {
 	s := r.current.Load()
 	result, err := s.refresh(ctx, record.ID(id), o)
@@ -113,7 +113,11 @@ func (op *operation) observe() (map[string]observed.Interface, error) {
 	if err := op.EnterRecorded(false); err != nil {
 		return nil, err
 	}
-	if _, err := op.OutOfReach(); err != nil {
+	gone, err := op.OutOfReach()
+	if gone {
+		err = fmt.Errorf("%w: %w", err, ErrNotAttached)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return observed.Read(op.NetNS)

@@ -156,9 +156,8 @@ func (c *contract) healthAndRepair() {
 
 	_, err = c.Repair(c.ctx, "c2", cni.RepairOptions{})
 	c.is("Repair of a container that is gone", err, cni.ErrNotRepairable)
-	if _, err = c.Refresh(c.ctx, "c2", cni.RefreshOptions{}); err == nil {
-		c.Error("Refresh of a container that is gone: no error")
-	}
+	_, err = c.Refresh(c.ctx, "c2", cni.RefreshOptions{})
+	c.is("Refresh of a container that is gone", err, cni.ErrNotAttached)
 	c.FailAt("CHECK", "pods", errScripted)
 	expect.Same(c, "verdict after a failed CHECK", c.state("c1"), cni.StateBroken)
 	report, err = c.Health(c.ctx, cni.HealthOptions{Containers: []string{"c1"}, WithoutCheck: true})

@@ -137,7 +137,7 @@ func (f *Fake) refresh(ctx context.Context, id string, o cni.RefreshOptions) (*c
 	case c == nil:
 		return nil, cni.ErrNotAttached
 	case c.dead:
-		return nil, errGone
+		return nil, fmt.Errorf("%w: %w", errGone, cni.ErrNotAttached)
 	}
 	noted := map[*fakeAttachment][]byte{}
 	for _, a := range c.attachments {

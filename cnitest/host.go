@@ -210,9 +210,11 @@ const patience = 5 * time.Second
 
 func (h *TestHost) wantUnchanged(before []string) {
 	h.t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
 	leak := Diff(before, h.Audit())
-	for end := time.Now().Add(patience); leak != "" && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		leak = Diff(before, h.Audit())
+	for end := time.Now().Add(patience); leak != "" && time.Now().Before(end); leak = Diff(before, h.Audit()) {
+		<-tick.C
 	}
 	if leak != "" {
 		h.t.Errorf("the test has left on its host (+) or removed from it (-):\n%s", leak)

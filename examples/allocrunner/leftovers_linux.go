@@ -36,7 +36,9 @@ func (s *show) leftovers(ctx context.Context, before audit.Lines) error {
 		return err
 	}
 	var left, gone audit.Lines
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(5 * time.Second); ; <-tick.C {
 		after, err := s.audit(ctx)
 		if err != nil {
 			return err
@@ -80,7 +82,9 @@ func cgroups(name string) (all audit.Lines) {
 // removeCgroups removes them, the lowest first. The kernel refuses while a process in one
 // is ending.
 func removeCgroups(name string) (err error) {
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(5 * time.Second); ; <-tick.C {
 		err = nil
 		for _, line := range slices.Backward(cgroups(name)) {
 			if rerr := os.Remove(strings.TrimPrefix(line, "cgroup ")); !errors.Is(rerr, os.ErrNotExist) {
