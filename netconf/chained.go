@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/embedcni/cni/internal/known"
 )
 
 // Firewall accepts the packets of the containers where the host's firewall forwards them.
@@ -30,7 +32,7 @@ const longestChain = 28
 
 func (f Firewall) render(n Network) (object, error) {
 	var o object
-	o.set("type", "firewall")
+	o.set("type", known.Firewall)
 	setIf(&o, "backend", f.Backend)
 	setIf(&o, "iptablesAdminChainName", f.AdminChain)
 	setIf(&o, "firewalldZone", f.Zone)
@@ -48,7 +50,7 @@ func (f Firewall) render(n Network) (object, error) {
 	if f.IngressPolicy != "" && f.IngressPolicy != "open" && slices.ContainsFunc(n.Plugins, isPTP) {
 		errs = append(errs, fmt.Errorf("field IngressPolicy is %q: it needs a Bridge", f.IngressPolicy))
 	}
-	return o, wrap("firewall", append(errs, o.extend(f.Extra))...)
+	return o, wrap(known.Firewall, append(errs, o.extend(f.Extra))...)
 }
 
 func isPTP(p Plugin) bool {
@@ -71,7 +73,7 @@ type PortMap struct {
 
 func (p PortMap) render(Network) (object, error) {
 	var o object
-	o.set("type", "portmap")
+	o.set("type", known.Portmap)
 	o.set("capabilities", map[string]bool{"portMappings": true})
 	setIf(&o, "backend", p.Backend)
 	if p.WithoutSNAT {
@@ -82,7 +84,7 @@ func (p PortMap) render(Network) (object, error) {
 	if p.WithoutSNAT && p.MasqueradeAll {
 		errs = append(errs, errors.New("fields WithoutSNAT and MasqueradeAll exclude each other"))
 	}
-	return o, wrap("portmap", append(errs, o.extend(p.Extra))...)
+	return o, wrap(known.Portmap, append(errs, o.extend(p.Extra))...)
 }
 
 // Bandwidth limits the traffic of each container. Without a rate here, each Setup may set
@@ -97,13 +99,13 @@ type Bandwidth struct {
 
 func (b Bandwidth) render(Network) (object, error) {
 	var o object
-	o.set("type", "bandwidth")
+	o.set("type", known.Bandwidth)
 	o.set("capabilities", map[string]bool{"bandwidth": true})
 	setIf(&o, "ingressRate", b.IngressRate)
 	setIf(&o, "ingressBurst", b.IngressBurst)
 	setIf(&o, "egressRate", b.EgressRate)
 	setIf(&o, "egressBurst", b.EgressBurst)
-	return o, wrap("bandwidth", limit("Ingress", b.IngressRate, b.IngressBurst),
+	return o, wrap(known.Bandwidth, limit("Ingress", b.IngressRate, b.IngressBurst),
 		limit("Egress", b.EgressRate, b.EgressBurst), o.extend(b.Extra))
 }
 
@@ -130,7 +132,7 @@ type Tuning struct {
 
 func (t Tuning) render(Network) (object, error) {
 	var o object
-	o.set("type", "tuning")
+	o.set("type", known.Tuning)
 	var errs []error
 	if len(t.Sysctls) > 0 {
 		o.set("sysctl", t.Sysctls) // a map is rendered in the order of its keys
@@ -140,5 +142,5 @@ func (t Tuning) render(Network) (object, error) {
 			errs = append(errs, fmt.Errorf("sysctl %q does not begin with net", key))
 		}
 	}
-	return o, wrap("tuning", append(errs, o.extend(t.Extra))...)
+	return o, wrap(known.Tuning, append(errs, o.extend(t.Extra))...)
 }

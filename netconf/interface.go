@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/embedcni/cni/internal/known"
 )
 
 // Bridge makes a bridge on the host, unless it exists, and connects the container to it.
@@ -43,7 +45,7 @@ type Bridge struct {
 
 func (b Bridge) render(n Network) (object, error) {
 	var o object
-	o.set("type", "bridge")
+	o.set("type", known.Bridge)
 	o.set("bridge", b.Name)
 	setIf(&o, "isGateway", b.Gateway)
 	setIf(&o, "isDefaultGateway", b.DefaultGateway)
@@ -64,7 +66,7 @@ func (b Bridge) render(n Network) (object, error) {
 		errs = append(errs, fmt.Errorf("field VLAN is %d: it must be between 1 and 4094", b.VLAN))
 	}
 	errs = append(errs, pair{b.Masquerade, b.MasqueradeBackend, b.MTU, b.IPAM, b.DNS, b.Extra}.render(n, &o))
-	return o, wrap("bridge", errs...)
+	return o, wrap(known.Bridge, errs...)
 }
 
 // PTP connects the container to the host by a pair of interfaces, without a bridge.
@@ -84,12 +86,12 @@ type PTP struct {
 
 func (p PTP) render(n Network) (object, error) {
 	var o object
-	o.set("type", "ptp")
+	o.set("type", known.PTP)
 	errs := []error{pair{p.Masquerade, p.MasqueradeBackend, p.MTU, p.IPAM, p.DNS, p.Extra}.render(n, &o)}
 	if p.IPAM == nil {
 		errs = append(errs, errors.New("field IPAM is missing"))
 	}
-	return o, wrap("ptp", errs...)
+	return o, wrap(known.PTP, errs...)
 }
 
 // pair is the common part of Bridge and PTP.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+
+	"github.com/embedcni/cni/internal/known"
 )
 
 // IPAM assigns addresses: HostLocal, or RawIPAM for another plugin.
@@ -68,7 +70,7 @@ type Route struct {
 
 func (h HostLocal) render(n Network) (object, error) {
 	var o object
-	o.set("type", "host-local")
+	o.set("type", known.HostLocal)
 	var errs []error
 	var ranges [][]object // a set for each
 	var routes []object
@@ -102,7 +104,7 @@ func (h HostLocal) render(n Network) (object, error) {
 			errs = append(errs, fmt.Errorf("fields DataDir and ResolvConf: %q is no absolute path", path))
 		}
 	}
-	return o, wrap("host-local", append(errs, o.extend(h.Extra))...)
+	return o, wrap(known.HostLocal, append(errs, o.extend(h.Extra))...)
 }
 
 // allRoutes returns the default routes and then the others.

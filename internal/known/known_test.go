@@ -32,7 +32,9 @@ var otherMeanings = map[string][]string{
 	"capability.go":            {Bandwidth},
 	"internal/footprint":       {Bandwidth},
 	"internal/warm":            {Bridge},
+	"internal/builtin/portmap": {Bridge}, // a kind of link
 	"internal/compare":         {Bridge},
+	"netconf":                  {Bandwidth, Bridge, VLAN}, // a capability and fields
 	"health.go":                {Bridge},
 }
 
