@@ -107,12 +107,15 @@ func identifyFD(fd int) (ID, error) {
 // Current opens the network namespace of the calling OS thread. A goroutine
 // that is not locked to its thread, as almost all are, finds that of the
 // process.
-func Current() (*Handle, error) {
+func Current() (*Handle, error) { return current(threadNetNS) }
+
+// current is Current, with the name of the handle's file.
+func current(name string) (*Handle, error) {
 	fd, err := openOrigin()
 	if err != nil {
 		return nil, err
 	}
-	h := &Handle{file: os.NewFile(uintptr(fd), threadNetNS)}
+	h := &Handle{file: os.NewFile(uintptr(fd), name)}
 	var st unix.Stat_t
 	if err := restart(func() error { return unix.Fstat(fd, &st) }); err != nil {
 		return nil, errors.Join(procError("look up the thread's network namespace", err), h.Close())

@@ -12,15 +12,24 @@ import (
 // more: the handle, a process in it, or a path at which [Pin] keeps it. It holds a
 // loopback interface, which is down.
 func New() (*Handle, error) {
-	var h *Handle
-	err := onThread(unshare, func() (err error) {
-		h, err = Current()
-		return err
-	})
+	h, err := newNamed(unnamed)
 	if err != nil {
 		return nil, fmt.Errorf("create network namespace: %w", err)
 	}
 	return h, nil
+}
+
+// unnamed is the name of files without a path. It is no path: that of the thread would
+// lead others to another namespace.
+const unnamed = "network namespace"
+
+// newNamed makes a namespace. The handle's file gets the name.
+func newNamed(name string) (h *Handle, err error) {
+	err = onThread(unshare, func() (err error) {
+		h, err = current(name)
+		return err
+	})
+	return h, err
 }
 
 func unshare() error {

@@ -216,3 +216,18 @@ func TestSharedPinsAreSeenElsewhere(t *testing.T) {
 		t.Errorf("a file: got %v, want %v", err, unix.ENOTDIR)
 	}
 }
+
+// TestTheFileOfACreatedNamespaceHasItsPath: callers give the name on, as CNI_NETNS for
+// example. One without a path must not have that of another namespace.
+func TestTheFileOfACreatedNamespaceHasItsPath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "netns")
+	created, err := netns.Create(path)
+	expect.NoError(t, err)
+	made, err := netns.New()
+	expect.NoError(t, err)
+	t.Cleanup(func() { expect.NoError(t, created.Close(), made.Close(), netns.Remove(path)) })
+	expect.Same(t, "name of the created one's file", created.File().Name(), path)
+	if name := made.File().Name(); filepath.IsAbs(name) {
+		t.Errorf("the file of an unnamed one has the path %s", name)
+	}
+}

@@ -55,7 +55,7 @@ func openFD(fd int) (*Handle, error) {
 		if err != nil {
 			return nil, fmt.Errorf("duplicate: %w", err)
 		}
-		file := os.NewFile(uintptr(own), "network namespace")
+		file := os.NewFile(uintptr(own), unnamed)
 		id, err := identify(file)
 		if err != nil {
 			return nil, errors.Join(err, file.Close())

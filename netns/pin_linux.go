@@ -38,7 +38,7 @@ func create(path string) (_ *Handle, err error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := New()
+	h, err := newNamed(path)
 	if err != nil {
 		return nil, err
 	}
