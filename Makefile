@@ -10,13 +10,16 @@ MODULES    ?= . internal/oracle bench examples/faas
 REQUIRING  := internal/refplugins/mains internal/lint
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
+# Packages that are tested at once: one more than processors, because most tests wait
+# for the kernel half of their time.
+AT_ONCE    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 .PHONY: test deps lint fuzz faults bench quickstart allocrunner
 
 test: deps lint
 	@for module in $(MODULES); do \
 		echo "go test in $$module"; \
-		(cd $$module && $(GO) test -race -timeout 20m $(PACKAGES)) || exit 1; \
+		(cd $$module && $(GO) test -race -p $(AT_ONCE) -timeout 25m $(PACKAGES)) || exit 1; \
 	done
 
 # What the tests need of the system: a C compiler for the race detector, the tools
