@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/reconcile"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
@@ -52,7 +53,7 @@ func (c *reconciliation) one(ctx context.Context, e Expected, one *Reconciled) {
 	case one.Decision == DecideRepair:
 		c.repair(ctx, e, one)
 	case one.Decision == DecideReplace:
-		one.Result, one.Lost, one.Err = c.runtime.replace(ctx, c.snapshot, e, c.seen[e.ContainerID])
+		one.Result, one.Lost, one.Err = c.runtime.replace(ctx, c.snapshot, c.host, e, c.seen[e.ContainerID])
 	default:
 		one.Err = fmt.Errorf("decision %q: %w", one.Decision, ErrInvalidArgument)
 	}
@@ -88,6 +89,7 @@ func (c *reconciliation) repair(ctx context.Context, e Expected, one *Reconciled
 // the path that its scheduler names.
 type replacement struct {
 	*snapshot
+	host *hostns.NetNS // where plugins run: that of the caller of Reconcile
 	ns   *Namespace
 	seen *record.Record // when it was decided; nil if there was none
 
@@ -96,13 +98,13 @@ type replacement struct {
 
 // replace replaces the attachments of a container, whose record was seen before. It
 // returns the addresses that the container had before and has no longer.
-func (r *Runtime) replace(ctx context.Context, s *snapshot, e Expected, seen *record.Record) (result *Result, lost []netip.Addr, err error) {
+func (r *Runtime) replace(ctx context.Context, s *snapshot, host *hostns.NetNS, e Expected, seen *record.Record) (result *Result, lost []netip.Addr, err error) {
 	ctx, span := spans.Call(ctx, "cni.Replace", e.ContainerID, e.NetNS)
 	defer func() { endCall(span, err) }()
 	if err := r.ready(s); err != nil {
 		return nil, nil, err
 	}
-	p := &replacement{snapshot: s, seen: seen}
+	p := &replacement{snapshot: s, host: host, seen: seen}
 	if p.ns, err = newNamespace(e.ContainerID, e.NetNS, e.Options...); err == nil {
 		p.ns.makes = false // its task lives in the one that it has
 		result, err = p.run(ctx)
@@ -130,7 +132,7 @@ func (p *replacement) run(ctx context.Context) (result *Result, err error) {
 }
 
 func (p *replacement) once(ctx context.Context) (*Result, error) {
-	op, err := p.begin(p.ns, "ADD")
+	op, err := p.beginIn(p.ns, "ADD", p.host.Dup)
 	if err != nil {
 		return nil, err
 	}

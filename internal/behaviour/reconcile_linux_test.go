@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -253,6 +254,8 @@ func TestAReplacementSaysWhatItLost(t *testing.T) {
 			h.inside("c1", netlink.LinkDel)
 			kept := reconciled(h, r, "c1", always(cni.DecideReplace))
 			expect.NoError(t, kept.Err)
+			_, err = net.InterfaceByName(hostEnd(t, r, "c1"))
+			expect.NoError(t, err) // it is where the caller is, and not in the process's namespace
 			expect.Same(t, "address", kept.Result.IPv4(), result.IPv4())
 			expect.Same(t, "lost", kept.Lost, nil)
 
