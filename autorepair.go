@@ -180,7 +180,7 @@ func (s *snapshot) repairLocked(ctx context.Context, host *hostns.NetNS, locked 
 	}
 }
 
-// repairBroken makes again what is missing of attachments on the host, unless they are
+// repairBroken adds missing parts of attachments on the host, unless they are
 // held. It returns that, and the attachments as they are then.
 func (op *operation) repairBroken(ctx context.Context, all attachments) (repaired []Difference, parts []*examine.Part, err error) {
 	report := &RepairReport{}
@@ -189,7 +189,7 @@ func (op *operation) repairBroken(ctx context.Context, all attachments) (repaire
 	return report.Repaired, parts, join(err, cerr)
 }
 
-// makeUnheld makes again what is missing of those attachments that are not held. If that
+// makeUnheld adds missing parts of those attachments that are not held. If that
 // cannot be read, all may be.
 func (op *operation) makeUnheld(ctx context.Context, all attachments, report *RepairReport) (err error) {
 	kept, err := op.lockHolds(ctx, true)

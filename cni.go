@@ -193,7 +193,7 @@ func (r *Runtime) store(s *snapshot) {
 	r.watches.outdated.Store(nil)
 }
 
-// wanted is what the options of a New or Load ask for. Reading it twice may give
+// wanted has the networks that the options of a New or Load name. Reading it twice may give
 // different networks.
 type wanted struct {
 	settings settings

@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/cnitest"
 )
 
-// network is what the program of this example calls of a *cni.Runtime.
+// network has the methods of a *cni.Runtime that the program of this example calls.
 type network interface {
 	Setup(ctx context.Context, id, path string, opts ...cni.NamespaceOpts) (*cni.Result, error)
 	Remove(ctx context.Context, id, path string, opts ...cni.NamespaceOpts) error

@@ -172,7 +172,7 @@ func (h *fakeHost) locking(fn func() bool) bool {
 	return fn()
 }
 
-// judge returns the verdict on attachments that stay, after repairing what is not held.
+// judge returns the verdict on attachments that stay, after repairing those without a hold.
 func (f *Fake) judge(ctx context.Context, id string, staying []*fakeAttachment, action cni.BrokenAction) (repaired []cni.Difference, lacking bool, doubt error) {
 	var errs []error
 	for _, a := range staying {
@@ -190,7 +190,7 @@ func (f *Fake) judge(ctx context.Context, id string, staying []*fakeAttachment, 
 	return repaired, lacking, join(errs)
 }
 
-// repair makes again what is repairable, and returns it.
+// repair adds the parts that can be repaired, and returns them.
 func (a *fakeAttachment) repair(inside bool) (repaired []cni.Difference) {
 	var left []cni.Difference
 	for _, d := range a.broken {
