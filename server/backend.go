@@ -1,0 +1,90 @@
+// Package server answers CNI calls over a unix socket, as the daemon behind a shim: a tiny
+// plugin that sends its environment and its configuration to the socket. Requests and
+// answers have the form of Multus' thick plugin, so that its shim and this module's are
+// interchangeable.
+//
+// A [Backend] attaches and detaches. This package checks what it is asked for, and
+// by whom, before it asks the Backend.
+package server
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// Backend carries out the calls of clients. Its methods are called concurrently, also for
+// one container. They get checked requests. They return when the context ends, with
+// everything undone that a failed call has to undo; the context ends at the deadline of
+// the request, when the client has gone, and when a shutdown gives up.
+//
+// An error that is or wraps a [*types.Error] reaches the client with its code, message and
+// details (CNI specification 1.1.0, section 5); the text of any other error reaches it as
+// it is. cni.AsCNIError gives an error of this module its code.
+type Backend interface {
+	// Add attaches one interface. The result may be of any version.
+	Add(context.Context, *Request) (types.Result, error)
+	// Del detaches it. One that does not exist is detached: DEL is repeated until it
+	// succeeds.
+	Del(context.Context, *Request) error
+	// Check returns nil if the interface is as Add left it.
+	Check(context.Context, *Request) error
+	// GC removes the attachments of the network Request.Network that are not in
+	// Request.Valid. A pair names one interface: another interface of the same
+	// container is not valid by it, nor does GC detach a valid one with it.
+	GC(context.Context, *Request) error
+	// Status returns nil if Add could succeed. Code 50 means that it could not, 51
+	// that containers have limited connectivity.
+	Status(context.Context, *Request) error
+}
+
+// Delegator is a Backend that also attaches single interfaces to living containers, and
+// detaches them, whatever else the container has. Its calls come by /delegate, and have
+// their configuration from the client.
+type Delegator interface {
+	Backend
+	// DelegateAdd attaches the interface with the requested attributes, which may be nil.
+	DelegateAdd(context.Context, *Request, *InterfaceAttributes) (types.Result, error)
+	// DelegateDel detaches the interface. Unlike after a DEL, the container goes on.
+	DelegateDel(context.Context, *Request) error
+	// DelegateCheck returns nil if the interface is as DelegateAdd left it.
+	DelegateCheck(context.Context, *Request) error
+}
+
+// Request is a call with checked parameters (CNI specification 1.1.0, section 2). Requests
+// of GC and STATUS have a configuration and PluginDirs alone.
+type Request struct {
+	ContainerID string
+	NetNS       string            // an absolute path; may be empty for DEL
+	IfName      string            // "eth0" if the client sent none
+	Args        map[string]string // CNI_ARGS, with the keys of Pod
+	Pod         Pod
+	// PluginDirs are the directories of the client's CNI_PATH that are among the plugin
+	// directories of the daemon, or below one, in the client's order.
+	PluginDirs []string
+	// Config is the configuration, to the byte as the client sent it, unless
+	// the daemon overrides fields of it. It has a valid name and version.
+	Config     json.RawMessage
+	Network    string // its name
+	CNIVersion string // its cniVersion; "0.1.0" if it has none
+	// Valid are the attachments that GC keeps. It may be empty: then none is valid.
+	Valid []types.GCAttachment
+}
+
+// Pod is the pod that a Kubernetes runtime names in CNI_ARGS. Other runtimes leave it
+// empty; in Kubernetes mode Namespace and Name are set and well-formed.
+type Pod struct {
+	Namespace        string // K8S_POD_NAMESPACE
+	Name             string // K8S_POD_NAME
+	InfraContainerID string // K8S_POD_INFRA_CONTAINER_ID
+	// UID is K8S_POD_UID, or found by the daemon. DEL may lack it: the pod may be gone.
+	UID string
+}
+
+// InterfaceAttributes are requests for one interface, beside its configuration.
+type InterfaceAttributes struct {
+	IPs     []string                   // addresses, with or without a prefix length
+	MAC     string                     // a hardware address
+	CNIArgs map[string]json.RawMessage // args.cni of the configuration
+}
