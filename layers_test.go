@@ -28,14 +28,14 @@ var floors = [][]string{
 		"internal/firstadd", "netns",
 	},
 	{
-		"internal/audit", "internal/conntrack", "internal/firewalld", "internal/firewalldtest",
-		"internal/nettest", "internal/nsfind", "internal/record", "internal/sandbox", "internal/thread",
-		"plugin",
+		"internal/audit", "internal/conntrack", "internal/delqueue", "internal/firewalld",
+		"internal/firewalldtest", "internal/nettest", "internal/nsfind", "internal/record",
+		"internal/sandbox", "internal/thread", "plugin",
 	},
 	{
 		"internal/addrindex", "internal/builtin/prevresult", "internal/hold", "internal/inprocess",
 		"internal/notify", "internal/portindex", "internal/reconcile", "internal/refplugins",
-		"internal/sockdiag",
+		"internal/sockdiag", "shim",
 	},
 	{
 		"internal/ahead", "internal/links", "internal/nft",

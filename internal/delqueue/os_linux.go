@@ -1,0 +1,92 @@
+package delqueue
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/plainfile"
+)
+
+// sinceBoot returns CLOCK_BOOTTIME as the initial time namespace has it, so that a daemon
+// in a container and a shim outside it agree (time_namespaces(7)).
+func sinceBoot() (int64, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0, err
+	}
+	data, err := plainfile.Read("/proc/self/timens_offsets")
+	if errors.Is(err, fs.ErrNotExist) { // a kernel without time namespaces
+		return now.Nano(), nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	offset, err := boottimeOffset(string(data))
+	return now.Nano() - offset, err
+}
+
+// private checks that nobody but this process' user and root can write to a directory.
+func private(dir string) error {
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	switch {
+	case !info.IsDir():
+		return fmt.Errorf("%w: %s is no directory", ErrShared, dir)
+	case info.Mode()&0o022 != 0:
+		return fmt.Errorf("%w: %s has the mode %v, want 0700", ErrShared, dir, info.Mode())
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%w: %s belongs to user %d", ErrShared, dir, st.Uid)
+	}
+	return nil
+}
+
+// createLocked creates a file and locks it (flock(2)). The lock ends with the process.
+func createLocked(path string) (*os.File, error) {
+	for {
+		f, err := plainfile.Open(path, os.O_WRONLY|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		var st unix.Stat_t
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			err = unix.Fstat(int(f.Fd()), &st)
+		}
+		if err == nil && st.Nlink > 0 {
+			return f, nil
+		}
+		// Between the two calls, removeUnlocked took the file for one of a dead process.
+		if cerr := f.Close(); cerr != nil || err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.Join(err, cerr)
+		}
+	}
+}
+
+// removeUnlocked deletes a file whose writer is dead.
+func removeUnlocked(path string) error {
+	f, err := plainfile.Open(path, os.O_RDONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	switch {
+	case err == nil:
+		err = ignore(os.Remove(path), fs.ErrNotExist)
+	case errors.Is(err, unix.EWOULDBLOCK):
+		err = nil
+	}
+	return errors.Join(err, f.Close())
+}

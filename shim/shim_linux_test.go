@@ -1,0 +1,468 @@
+package shim
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/expect"
+)
+
+// scripted is a daemon of which each answer is a function of the request. It counts the
+// requests by path.
+type scripted struct {
+	dir    string
+	answer func(path string, body []byte) string // what is written before the connection is closed
+	ln     net.Listener
+
+	mu    sync.Mutex
+	asked map[string]int
+	last  []byte // the body of the last request at /cni
+}
+
+const (
+	okEmpty  = "HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n"
+	notFound = "HTTP/1.0 404 Not Found\r\n\r\n404 page not found\n"
+)
+
+func ok(body string) string { return "HTTP/1.0 200 OK\r\n\r\n" + body }
+
+func status(code int, body string) string {
+	return fmt.Sprintf("HTTP/1.0 %d %s\r\nContent-Length: %d\r\n\r\n%s", code, http.StatusText(code), len(body), body)
+}
+
+// readyAnd answers that the daemon is ready, and each CNI call with one answer.
+func readyAnd(answer string) func(string, []byte) string {
+	return func(path string, _ []byte) string {
+		if path != "/cni" {
+			return okEmpty
+		}
+		return answer
+	}
+}
+
+func newScripted(t *testing.T, answer func(string, []byte) string) *scripted {
+	t.Helper()
+	s := &scripted{dir: t.TempDir(), answer: answer, asked: map[string]int{}}
+	s.listen(t)
+	return s
+}
+
+func (s *scripted) socket() string { return filepath.Join(s.dir, "multus.sock") }
+
+func (s *scripted) listen(t *testing.T) {
+	t.Helper()
+	ln, err := net.Listen("unix", s.socket())
+	expect.NoError(t, err)
+	s.ln = ln
+	t.Cleanup(func() { ln.Close() })
+	go s.serve(ln)
+}
+
+func (s *scripted) serve(ln net.Listener) {
+	for {
+		conn, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		go s.one(conn)
+	}
+}
+
+func (s *scripted) one(conn net.Conn) {
+	defer conn.Close()
+	r, err := http.ReadRequest(bufio.NewReader(conn))
+	if err != nil {
+		return // it was a look whether anyone listens
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil || r.Method != http.MethodPost {
+		return
+	}
+	s.mu.Lock()
+	s.asked[r.URL.Path]++
+	if r.URL.Path == "/cni" {
+		s.last = body
+	}
+	s.mu.Unlock()
+	io.WriteString(conn, s.answer(r.URL.Path, body))
+}
+
+func (s *scripted) count(path string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked[path]
+}
+
+// conf is a configuration whose plugin is the shim.
+func conf(version string) string {
+	return fmt.Sprintf(`{"cniVersion": %q, "name": "net", "type": "shim", "cni.dev/valid-attachments": []}`, version)
+}
+
+// env is the environment of a call.
+func env(command string, more ...string) []string {
+	return append([]string{
+		"PATH=/bin", "SECRET=x", "CNI_COMMAND=" + command, "CNI_CONTAINERID=c1", "CNI_NETNS=/run/netns/c1", "CNI_IFNAME=eth0", "CNI_PATH=/opt/cni/bin",
+	}, more...)
+}
+
+// outcome is the effect of a run.
+type outcome struct {
+	code           int
+	stdout, stderr string
+}
+
+func run(o Options, env []string, config string) outcome {
+	var stdout, stderr bytes.Buffer
+	code := Run(context.Background(), o, Process{env, strings.NewReader(config), &stdout, &stderr})
+	return outcome{code, stdout.String(), stderr.String()}
+}
+
+// wantError compares the error object on standard output; parts must be in its message
+// and details.
+func wantError(t *testing.T, name string, got outcome, code uint, parts ...string) *types.Error {
+	t.Helper()
+	var said struct {
+		Version string `json:"cniVersion"`
+		types.Error
+	}
+	if err := json.Unmarshal([]byte(got.stdout), &said); err != nil || got.code != 1 || said.Code != code || said.Version == "" {
+		t.Errorf("%s: exit code %d, error %v, %q, want code %d", name, got.code, err, got.stdout, code)
+	}
+	for _, part := range parts {
+		if !strings.Contains(said.Error.Error(), part) {
+			t.Errorf("%s: %q does not contain %q", name, said.Error.Error(), part)
+		}
+	}
+	return &said.Error
+}
+
+// wantSilence is the outcome of a success without a result.
+func wantSilence(t *testing.T, name string, got outcome) {
+	t.Helper()
+	expect.Same(t, name, got, outcome{})
+}
+
+const result = `{"Result": {"cniVersion": "1.0.0",
+	"interfaces": [{"name": "br0"}, {"name": "eth0", "mac": "0a:00:00:00:00:01", "sandbox": "/run/netns/c1"}],
+	"ips": [{"interface": 1, "address": "10.1.0.5/16", "gateway": "10.1.0.1"}, {"interface": 1, "address": "fd00::5/64"}],
+	"routes": [{"dst": "0.0.0.0/0"}], "dns": {}}}`
+
+var versions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+
+func TestADDReturnsTheResultInTheVersionAskedFor(t *testing.T) {
+	s := newScripted(t, readyAnd(ok(result)))
+	for _, v := range versions {
+		got := run(Options{Socket: s.socket()}, env("ADD", "CNI_ARGS=A=b"), conf(v))
+		var fields struct {
+			Version string `json:"cniVersion"`
+			IPs     []struct {
+				Version, Address string
+			} `json:"ips"`
+			IP4 struct{ IP string } `json:"ip4"`
+			IP6 struct{ IP string } `json:"ip6"`
+		}
+		if err := json.Unmarshal([]byte(got.stdout), &fields); err != nil || got.code != 0 || got.stderr != "" || fields.Version != v {
+			t.Errorf("%s: %+v, %v", v, got, err)
+		}
+		switch {
+		case v < "0.3.0":
+			if fields.IP4.IP != "10.1.0.5/16" || fields.IP6.IP != "fd00::5/64" {
+				t.Errorf("%s: %s", v, got.stdout)
+			}
+		case len(fields.IPs) != 2 || (fields.IPs[0].Version == "4") != (v < "1.0.0") || fields.IPs[0].Address != "10.1.0.5/16":
+			t.Errorf("%s: %s", v, got.stdout)
+		}
+		// Multus' form: the CNI variables, and the configuration as bytes.
+		var request struct {
+			Env    map[string]string
+			Config []byte
+		}
+		expect.NoError(t, json.Unmarshal(s.last, &request))
+		expect.Same(t, "config", string(request.Config), conf(v))
+		expect.Same(t, "env", request.Env, map[string]string{
+			"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/run/netns/c1", "CNI_IFNAME": "eth0",
+			"CNI_PATH": "/opt/cni/bin", "CNI_ARGS": "A=b",
+		})
+	}
+	expect.Same(t, "questions whether it is ready", s.count("/readyz"), len(versions))
+}
+
+func TestOtherVerbsSayNothing(t *testing.T) {
+	s := newScripted(t, readyAnd(okEmpty))
+	for _, verb := range []string{"DEL", "CHECK", "GC", "STATUS"} {
+		wantSilence(t, verb, run(Options{Socket: s.socket()}, env(verb), conf("1.1.0")))
+	}
+	expect.Same(t, "calls", s.count("/cni"), 4)
+	expect.Same(t, "questions whether it is ready", s.count("/readyz"), 3) // not before DEL
+}
+
+func TestVERSIONNeedsNoDaemon(t *testing.T) {
+	got := run(Options{}, []string{"CNI_COMMAND=VERSION"}, `{"cniVersion": "1.1.0"}`)
+	var said struct {
+		CNIVersion        string
+		SupportedVersions []string
+	}
+	if err := json.Unmarshal([]byte(got.stdout), &said); err != nil || got.code != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	expect.Same(t, "version", said.CNIVersion, "1.1.0")
+	expect.Same(t, "versions", said.SupportedVersions, versions)
+}
+
+// TestArguments: each verb needs the variables that the specification requires for it.
+func TestArguments(t *testing.T) {
+	s := newScripted(t, readyAnd(ok(result)))
+	needs := map[string]string{ // by verb
+		"ADD": "CNI_CONTAINERID CNI_NETNS CNI_IFNAME", "CHECK": "CNI_CONTAINERID CNI_NETNS CNI_IFNAME",
+		"DEL": "CNI_CONTAINERID CNI_IFNAME", "GC": "CNI_PATH", "STATUS": "",
+	}
+	for verb, required := range needs {
+		for _, name := range []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"} {
+			for _, without := range []string{"", "unset"} {
+				var variables []string
+				for _, v := range env(verb) {
+					if !strings.HasPrefix(v, name+"=") {
+						variables = append(variables, v)
+					} else if without == "" {
+						variables = append(variables, name+"=")
+					}
+				}
+				got := run(Options{Socket: s.socket()}, variables, conf("1.1.0"))
+				if strings.Contains(required, name) {
+					wantError(t, verb+" without "+name, got, types.ErrInvalidEnvironmentVariables, name)
+				} else if got.code != 0 {
+					t.Errorf("%s without %s: %+v", verb, name, got)
+				}
+			}
+		}
+	}
+	for _, c := range []struct {
+		name     string
+		env      []string
+		config   string
+		code     uint
+		contains string
+	}{
+		{"no verb", []string{"CNI_IFNAME=eth0"}, conf("1.1.0"), 4, "CNI_COMMAND"},
+		{"an unknown verb", env("add"), conf("1.1.0"), 4, "add"},
+		{"a container ID with a slash", env("ADD", "CNI_CONTAINERID=../x"), conf("1.1.0"), 4, "../x"},
+		{"attachments of a GC that are missing", env("GC"), `{"cniVersion": "1.1.0", "name": "net"}`, 7, "missing"},
+		{"a socket directory that is no text", env("DEL"), `{"cniVersion": "1.0.0", "name": "net", "daemonSocketDir": 1}`, 6, "daemonSocketDir"},
+		{"a long interface name", env("ADD", "CNI_IFNAME=abcdefghijklmnop"), conf("1.1.0"), 4, "interface name"},
+		{"malformed arguments", env("ADD", "CNI_ARGS=A"), conf("1.1.0"), 4, "CNI_ARGS"},
+		{"a relative namespace", env("ADD", "CNI_NETNS=netns/x"), conf("1.1.0"), 4, "CNI_NETNS"},
+		{"no configuration", env("ADD"), "", 6, "object"},
+		{"half a configuration", env("ADD"), `{"name": "net"`, 6, "JSON"},
+		{"a list", env("ADD"), `[]`, 6, "object"},
+		{"no name", env("ADD"), `{"cniVersion": "1.0.0"}`, 7, "name"},
+		{"a bad name", env("ADD"), `{"cniVersion": "1.0.0", "name": "a/b"}`, 7, "a/b"},
+		{"an unknown version", env("ADD"), `{"cniVersion": "7.0.0", "name": "net"}`, 1, "7.0.0"},
+		{"a version that is no text", env("ADD"), `{"cniVersion": 1, "name": "net"}`, 6, "cniVersion"},
+		{"CHECK in 0.3.1", env("CHECK"), conf("0.3.1"), 1, "CHECK"},
+		{"GC in 1.0.0", env("GC"), conf("1.0.0"), 1, "GC"},
+		{"STATUS in 1.0.0", env("STATUS"), conf("1.0.0"), 1, "STATUS"},
+		{"a relative socket directory", env("ADD"), `{"cniVersion": "1.0.0", "name": "net", "daemonSocketDir": "run"}`, 7, "socket"},
+		{"a configuration without end", env("ADD"), `{"name": "` + strings.Repeat("a", 5<<20) + `"}`, 7, "too long"},
+		{"one that is too long as base64", env("ADD"), `{"cniVersion": "1.0.0", "name": "net", "x": "` + strings.Repeat("a", 7<<19) + `"}`, 7, "too long"},
+	} {
+		before := s.count("/cni")
+		wantError(t, c.name, run(Options{Socket: s.socket()}, c.env, c.config), c.code, c.contains)
+		if s.count("/cni") != before {
+			t.Errorf("%s: the daemon was asked", c.name)
+		}
+	}
+	wantError(t, "without a socket", run(Options{}, env("ADD"), conf("1.0.0")), 7, "socket")
+}
+
+// TestTheConfigurationNamesTheSocket, with the field of Multus.
+func TestTheConfigurationNamesTheSocket(t *testing.T) {
+	s := newScripted(t, readyAnd(okEmpty))
+	config := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net", "daemonSocketDir": %q}`, s.dir)
+	for _, o := range []Options{{}, {Socket: "/nowhere/multus.sock"}} {
+		wantSilence(t, "DEL", run(o, env("DEL"), config))
+	}
+	expect.Same(t, "calls", s.count("/cni"), 2)
+	wantError(t, "another file name", run(Options{Socket: "/nowhere/other.sock"}, env("DEL"), config), 11, filepath.Join(s.dir, "other.sock"))
+}
+
+// TestErrorsOfTheDaemonKeepCodeAndDetails, for each verb. Text has code 999.
+func TestErrorsOfTheDaemonKeepCodeAndDetails(t *testing.T) {
+	var answer string
+	s := newScripted(t, func(path string, _ []byte) string {
+		if path != "/cni" {
+			return okEmpty
+		}
+		return answer
+	})
+	for _, verb := range []string{"ADD", "DEL", "CHECK", "GC", "STATUS"} {
+		call := func() outcome { return run(Options{Socket: s.socket()}, env(verb), conf("1.1.0")) }
+		for _, want := range []types.Error{
+			{Code: 7, Msg: "missing network name", Details: "x"}, {Code: 11, Msg: "later"}, {Code: 101, Msg: "a plugin's own", Details: "line 1\nline 2"},
+			{Code: 51, Msg: "not available"},
+		} {
+			object, err := json.Marshal(want)
+			expect.NoError(t, err)
+			answer = status(400, string(object))
+			expect.Same(t, verb, *wantError(t, verb, call(), want.Code), want)
+			answer = status(500, string(object))
+			expect.Same(t, verb, *wantError(t, verb, call(), want.Code), want)
+		}
+		answer = status(400, "no such network\n")
+		wantError(t, verb+" text", call(), 999, "no such network")
+		answer = status(503, "")
+		wantError(t, verb+" nothing", call(), 999, "503")
+		answer = status(400, `{"half": `)
+		wantError(t, verb+" half an object", call(), 999, `{"half":`)
+		answer = notFound
+		wantError(t, verb+" another program's", call(), 999, "404")
+		answer = status(302, "")
+		wantError(t, verb+" redirected", call(), 999, "302")
+	}
+}
+
+// TestAnswersThatAreNone: the caller hears of each, also of one to DEL, which may not
+// have been done.
+func TestAnswersThatAreNone(t *testing.T) {
+	huge := strings.Repeat("x", maxAnswer+10)
+	for name, answer := range map[string]string{
+		"garbage":                         "\x00\x01\x02garbage\r\n\r\n",
+		"another protocol":                "SSH-2.0-OpenSSH_9.6\r\n",
+		"HTTP/2":                          "HTTP/2 200\r\n\r\n",
+		"no status":                       "HTTP/1.0\r\n\r\n",
+		"a long status":                   "HTTP/1.0 2000 OK\r\n\r\n",
+		"a header that is none":           "HTTP/1.0 200 OK\r\nnothing\r\n\r\n",
+		"in chunks":                       "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		"a length that is none":           "HTTP/1.0 200 OK\r\nContent-Length: -1\r\n\r\n",
+		"a length that overflows":         "HTTP/1.0 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+		"more than announced":             "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}{}",
+		"a length that is huge":           fmt.Sprintf("HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n{}", maxAnswer+1),
+		"a huge answer":                   ok(huge),
+		"a huge error":                    status(400, huge),
+		"a header without end":            "HTTP/1.0 200 OK\r\n" + strings.Repeat("A: b\r\n", maxAnswer/6),
+		"a status line without end":       "HTTP/1.0 200 " + huge,
+		"a result that is none":           ok("[1]"),
+		"half a result":                   ok(result[:100]),
+		"two results":                     ok(result + result),
+		"a result with a false address":   ok(`{"Result": {"cniVersion": "1.0.0", "ips": [{"address": "10.1"}]}}`),
+		"text where a result is expected": ok("done"),
+	} {
+		s := newScripted(t, readyAnd(answer))
+		o := Options{Socket: s.socket(), QueueDir: filepath.Join(t.TempDir(), "dels")}
+		for _, verb := range []string{"ADD", "DEL", "CHECK"} {
+			wantError(t, name+": "+verb, run(o, env(verb), conf("1.0.0")), types.ErrDecodingFailure)
+		}
+		if _, err := os.Stat(o.QueueDir); err == nil {
+			t.Errorf("%s: a DEL was queued although the daemon lives", name)
+		}
+	}
+	for name, answer := range map[string]string{
+		"empty": okEmpty, "blank": ok(" \n"), "an object": ok("{}"), "null": ok(`{"Result": null}`),
+	} {
+		s := newScripted(t, readyAnd(answer))
+		wantError(t, name, run(Options{Socket: s.socket()}, env("ADD"), conf("1.0.0")), types.ErrDecodingFailure, "without a result")
+		wantSilence(t, name, run(Options{Socket: s.socket()}, env("DEL"), conf("1.0.0")))
+	}
+}
+
+// TestAHangingDaemon: every verb ends, with a code that makes runtimes try again.
+func TestAHangingDaemon(t *testing.T) {
+	release := make(chan struct{})
+	s := newScripted(t, func(path string, _ []byte) string {
+		if path == "/cni" {
+			<-release
+		}
+		return okEmpty
+	})
+	defer close(release)
+	o := Options{Socket: s.socket(), AnswerWithin: 50 * time.Millisecond, QueueDir: filepath.Join(t.TempDir(), "dels")}
+	for _, verb := range []string{"ADD", "DEL", "CHECK", "GC"} {
+		wantError(t, verb, run(o, env(verb), conf("1.1.0")), types.ErrTryAgainLater, "no answer within 50ms")
+	}
+	wantError(t, "STATUS", run(o, env("STATUS"), conf("1.1.0")), notAvailable, "no answer within 50ms")
+	if _, err := os.Stat(o.QueueDir); err == nil {
+		t.Error("a DEL was queued although the daemon lives")
+	}
+}
+
+// TestADaemonThatAcceptsNothing: the connection succeeds, and more than the backlog holds
+// wait for room.
+func TestADaemonThatAcceptsNothing(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "multus.sock")
+	fd := listenWithBacklog(t, path, 0)
+	var waiting []net.Conn
+	for range 3 {
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			break
+		}
+		waiting = append(waiting, conn)
+	}
+	if len(waiting) == 3 {
+		t.Fatal("the backlog has room")
+	}
+	o := Options{Socket: path, AnswerWithin: 300 * time.Millisecond, QueueDir: filepath.Join(dir, "dels")}
+	wantError(t, "DEL", run(o, env("DEL"), conf("1.0.0")), types.ErrTryAgainLater, "no answer within 300ms")
+	// With room, it is answered.
+	done := make(chan outcome, 1)
+	go func() {
+		o.AnswerWithin = expect.Patience
+		done <- run(o, env("DEL"), conf("1.0.0"))
+	}()
+	for _, conn := range waiting {
+		expect.NoError(t, conn.Close())
+	}
+	s := &scripted{dir: dir, answer: readyAnd(okEmpty), asked: map[string]int{}}
+	ln, err := net.FileListener(os.NewFile(uintptr(fd), path))
+	expect.NoError(t, err)
+	defer ln.Close()
+	go s.serve(ln)
+	wantSilence(t, "DEL", expect.Await(t, "DEL", done))
+}
+
+func TestTheContextEndsACall(t *testing.T) {
+	release := make(chan struct{})
+	asked := make(chan struct{}, 1)
+	s := newScripted(t, func(string, []byte) string {
+		asked <- struct{}{}
+		<-release
+		return okEmpty
+	})
+	defer close(release)
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { <-asked; cancel() }()
+	var stdout bytes.Buffer
+	code := Run(ctx, Options{Socket: s.socket()}, Process{env("ADD"), strings.NewReader(conf("1.0.0")), &stdout, io.Discard})
+	wantError(t, "ADD", outcome{code, stdout.String(), ""}, types.ErrTryAgainLater, "canceled")
+}
+
+type failing struct{}
+
+func (failing) Read([]byte) (int, error)  { return 0, io.ErrClosedPipe }
+func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+// TestStreamsThatFail make the call fail.
+func TestStreamsThatFail(t *testing.T) {
+	s := newScripted(t, readyAnd(ok(result)))
+	var stdout, stderr bytes.Buffer
+	code := Run(context.Background(), Options{Socket: s.socket()}, Process{env("ADD"), strings.NewReader(conf("1.0.0")), failing{}, &stderr})
+	if code != 1 || !strings.Contains(stderr.String(), "closed pipe") {
+		t.Errorf("exit code %d, %q", code, stderr.String())
+	}
+	code = Run(context.Background(), Options{Socket: s.socket()}, Process{env("ADD"), failing{}, &stdout, &stderr})
+	wantError(t, "ADD", outcome{code, stdout.String(), ""}, types.ErrIOFailure, "stdin")
+}
