@@ -162,14 +162,8 @@ func (h *TestHost) WriteConf(name, conf string) {
 	}
 }
 
-// Do runs fn in the host's namespace, on a thread of its own, as netns.Handle.Do does.
-func (h *TestHost) Do(fn func() error) error {
-	ns, err := netns.Open(h.NetNS)
-	if err != nil {
-		return err
-	}
-	return errors.Join(ns.Do(fn), ns.Close())
-}
+// Do runs fn in the host's namespace, on a thread of its own, as netns.Do does.
+func (h *TestHost) Do(fn func() error) error { return netns.Do(h.NetNS, fn) }
 
 // Audit lists the state of the host, as the function Audit does. It ends the test if that
 // cannot see everything.

@@ -10,6 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Do runs fn in the namespace that path means, as [Handle.Do] does. It opens the
+// namespace as [Open] does, and lets go of it afterwards.
+func Do(path string, fn func() error) (err error) {
+	h, err := Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := h.Close(); cerr != nil {
+			err = errors.Join(err, cerr)
+		}
+	}()
+	return h.Do(fn)
+}
+
 // Do runs fn on an OS thread inside the namespace and returns fn's error.
 //
 // fn runs in a goroutine of its own, locked to a thread that is never the process's

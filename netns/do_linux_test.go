@@ -3,9 +3,12 @@ package netns_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -36,6 +39,67 @@ func TestDoSeesTheInterfacesInside(t *testing.T) {
 	})
 	if want := "lo false\n"; err != nil || got != want {
 		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+}
+
+// TestDoAtAPath: it enters the namespace at the path, returns fn's error itself, and holds
+// the namespace no longer than fn runs, however that ends.
+func TestDoAtAPath(t *testing.T) {
+	h, path := newNS(t)
+	want := errors.New("any")
+	enter := func(fn func()) error {
+		return netns.Do(path, func() error {
+			if id, err := netns.CurrentID(); err != nil || id != h.ID() {
+				t.Errorf("in %s, %v, want %s", id, err, h.ID())
+			}
+			fn()
+			return want
+		})
+	}
+	before := openNamespaces(t)
+	if before == 0 {
+		t.Fatal("the open handle does not count")
+	}
+	if got := enter(func() {}); got != want {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	func() {
+		defer func() {
+			if got := recover(); got != want {
+				t.Errorf("panic with %v, want %v", got, want)
+			}
+		}()
+		t.Error(enter(func() { panic(want) }))
+	}()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		t.Error(enter(runtime.Goexit))
+	}()
+	<-done
+	expect.Same(t, "open namespaces", openNamespaces(t), before)
+}
+
+// openNamespaces counts the descriptors of namespaces that this process has open.
+func openNamespaces(t *testing.T) (n int) {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	expect.NoError(t, err)
+	for _, fd := range fds {
+		if link, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && (strings.HasPrefix(link, "net:") || strings.HasSuffix(link, "/ns")) {
+			n++
+		}
+	}
+	return n
+}
+
+func TestDoAtAPathThatIsNoNamespace(t *testing.T) {
+	dir := t.TempDir()
+	for path, want := range map[string]error{dir: netns.ErrNotNetNS, filepath.Join(dir, "missing"): fs.ErrNotExist} {
+		err := netns.Do(path, func() error { t.Error("it ran"); return nil })
+		if !errors.Is(err, want) {
+			t.Errorf("%s: got %v, want %v", path, err, want)
+		}
 	}
 }
 

@@ -7,9 +7,36 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/embedcni/cni/netns"
 )
+
+// A container's program is started in its network namespace, and stays there.
+func ExampleDo() {
+	path := filepath.Join(netns.RunDir, "blue")
+	ns, err := netns.Create(path)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := ns.Close(); err != nil {
+		log.Fatal(err)
+	}
+	program := exec.Command("readlink", "/proc/self/ns/net")
+	var inside strings.Builder
+	program.Stdout = &inside
+	if err := netns.Do(path, program.Start); err != nil {
+		log.Fatal(err)
+	}
+	if err := program.Wait(); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(inside.String() == fmt.Sprintf("net:[%d]\n", ns.ID().Ino))
+	if err := netns.Remove(path); err != nil {
+		log.Fatal(err)
+	}
+	// Output: true
+}
 
 func ExampleHandle_Do() {
 	ns, err := netns.New()

@@ -8,8 +8,8 @@
 // [New] makes a namespace without a name, and [Create] one at a path. [Open], [OpenPID]
 // and [OpenFD] open one that exists, and [Current] that of the calling thread.
 //
-// An OS thread is in a namespace, not a goroutine. Use [Handle.Do] to enter one: it
-// cannot leave another goroutine on a thread in the wrong namespace.
+// An OS thread is in a namespace, not a goroutine. Use [Do] or [Handle.Do] to enter one:
+// they cannot leave another goroutine on a thread in the wrong namespace.
 //
 // Opening needs read permission only; entering, creating and removing need
 // CAP_SYS_ADMIN in the user namespace that owns the namespace or the mounts.

@@ -13,6 +13,9 @@ func Open(string) (*Handle, error) { return nil, ErrNotSupported }
 // Current fails with [ErrNotSupported].
 func Current() (*Handle, error) { return nil, ErrNotSupported }
 
+// Do fails with [ErrNotSupported], without running fn.
+func Do(string, func() error) error { return ErrNotSupported }
+
 // CurrentID fails with [ErrNotSupported].
 func CurrentID() (ID, error) { return ID{}, ErrNotSupported }
 
