@@ -8,8 +8,10 @@ import (
 	"log"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/embedcni/cni"
@@ -251,6 +253,34 @@ func ExampleRuntime_Attachments() {
 	}
 	for _, a := range attachments {
 		fmt.Println(a.Metadata["job"], a.IfName, a.State, a.Addresses, a.Ports)
+	}
+}
+
+// The process of a container's task is known only after its network: it is put on record
+// beside it, so that the program finds it after a restart.
+func ExampleRuntime_SetMetadata() {
+	rt, err := cni.New(cni.WithDefaultConf)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	result, err := rt.Setup(ctx, "web-1", "", cni.WithNewNetNS())
+	if err != nil {
+		log.Fatal(err)
+	}
+	task := exec.Command("/usr/bin/web")
+	if err := netns.Do(result.NetNS, task.Start); err != nil {
+		log.Fatal(err)
+	}
+	if err := rt.SetMetadata(ctx, "web-1", map[string]string{"pid": strconv.Itoa(task.Process.Pid)}); err != nil {
+		log.Fatal(err)
+	}
+	attachments, err := rt.Attachments() // also after a restart
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, a := range attachments {
+		fmt.Println(a.ContainerID, a.Metadata["pid"])
 	}
 }
 

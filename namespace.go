@@ -166,36 +166,6 @@ func WithConfigArgs(key string, value any) NamespaceOpts {
 	}
 }
 
-// maxMetadata limits the metadata of one attachment: the record is read by every call
-// for the container, and all records by Recover and GC.
-const maxMetadata = 4096
-
-// WithMetadata has Setup keep values of the caller's in the record of each attachment,
-// for example the name of a pod: [Runtime.Attachments] returns them. No plugin sees
-// them. All keys and values of one attachment may take 4096 bytes together, and a key
-// must not be empty. Other calls than Setup ignore it.
-func WithMetadata(values map[string]string) NamespaceOpts {
-	return func(ns *Namespace) error {
-		maps.Copy(ns.metadata, values)
-		return nil
-	}
-}
-
-// checkMetadata refuses metadata that is no small map.
-func checkMetadata(values map[string]string) error {
-	size := 0
-	for k, v := range values {
-		if k == "" {
-			return fmt.Errorf("metadata with an empty key: %w", ErrInvalidArgument)
-		}
-		size += len(k) + len(v)
-	}
-	if size > maxMetadata {
-		return fmt.Errorf("metadata of %d bytes, %d are allowed: %w", size, maxMetadata, ErrInvalidArgument)
-	}
-	return nil
-}
-
 // sortedArgs validates the arguments and sorts them by key, so that equal calls
 // pass equal requests.
 func sortedArgs(args map[string]string) ([][2]string, error) {

@@ -266,6 +266,8 @@ type Entry struct {
 	Error       string          `json:"error,omitempty"`
 	Observed    *Observed       `json:"observed,omitempty"`
 
+	Metadata map[string]string `json:"metadata,omitempty"` // added to the attachment's
+
 	Life  string `json:"life,omitempty"` // of Runtime
 	PIDNS uint64 `json:"pidNS,omitempty"`
 
@@ -305,6 +307,12 @@ func (r *Record) apply(e Entry) {
 	}
 	if e.NeverRan != nil {
 		n.NeverRan = e.NeverRan
+	}
+	for key, value := range e.Metadata {
+		if n.Metadata == nil {
+			n.Metadata = make(map[string]string)
+		}
+		n.Metadata[key] = value
 	}
 	for key, value := range e.Facts {
 		if n.Facts == nil {
