@@ -222,8 +222,7 @@ func TestScheduler(t *testing.T) {
 	jobs := filepath.Join(dir, "jobs.json")
 	text := fmt.Sprintf(`[{"ID": "web", "Program": [%q], "Ports": [{"Label": "HTTP", "ContainerPort": 80}]}]`, self(t))
 	expect.NoError(t, os.WriteFile(jobs, []byte(text), 0o600))
-	args := []string{"-state", filepath.Join(dir, "state"), jobs}
-	p := start(t, ":80", "scheduler", args...)
+	p := start(t, ":80", "scheduler", jobs)
 	found := p.find(t, `job web at (\S+) with ports \[(\d+):80\]`)
 	url := "http://10.61.0.1:" + found[1]
 	expect.Same(t, "answer", get(t, url), found[0]+" ")
@@ -231,8 +230,27 @@ func TestScheduler(t *testing.T) {
 
 	// The next one goes on with the job, and repairs its network.
 	expect.NoError(t, exec.Command("nft", "flush", "ruleset").Run())
-	p = start(t, ":80", "scheduler", args...)
+	p = start(t, ":80", "scheduler", jobs)
 	p.find(t, `job web goes on: its network is broken`)
 	expect.Same(t, "answer", get(t, url), found[0]+" ")
-	p.end(t, unix.SIGINT)
+	p.end(t, unix.SIGKILL)
+
+	// The job ends while nobody looks. The next one starts it anew.
+	before := childrenOf(t, os.Getpid()) // the orphans are this process's
+	for _, pid := range before {
+		expect.NoError(t, unix.Kill(pid, unix.SIGKILL))
+	}
+	p = start(t, ":80", "scheduler", jobs)
+	found = p.find(t, `job web at (\S+) with ports \[(\d+):80\]`)
+	expect.Same(t, "answer", get(t, "http://10.61.0.1:"+found[1]), found[0]+" ")
+	p.end(t, unix.SIGKILL)
+
+	// The job is no longer in the file: its network goes. Its program ends here.
+	job := childrenOf(t, os.Getpid())
+	expect.NoError(t, os.WriteFile(jobs, []byte("[]"), 0o600))
+	p = start(t, "", "scheduler", jobs)
+	expect.NoError(t, p.Wait())
+	for _, pid := range job {
+		expect.NoError(t, unix.Kill(pid, unix.SIGKILL))
+	}
 }

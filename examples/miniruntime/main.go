@@ -71,15 +71,11 @@ func run(ctx context.Context, rt *cni.Runtime, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rt.Remove(context.WithoutCancel(ctx), id, "")) }()
-	ns, err := netns.Open(result.NetNS)
-	if err != nil {
-		return err
-	}
-	fmt.Println(id, result.IPv4().Prefix.Addr(), result.Requested)
+	defer func() { err = errors.Join(err, rt.Remove(ctx, id, "")) }() // after an interrupt too
+	fmt.Println(id, result.IPv4().IP(), result.Requested)
 	program := exec.CommandContext(ctx, flags.Arg(1), flags.Args()[2:]...)
 	program.Stdin, program.Stdout, program.Stderr = os.Stdin, os.Stdout, os.Stderr
-	if err := errors.Join(ns.Do(program.Start), ns.Close()); err != nil {
+	if err := netns.Do(result.NetNS, program.Start); err != nil {
 		return err
 	}
 	return program.Wait()

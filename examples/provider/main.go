@@ -69,11 +69,7 @@ func provide(ctx context.Context, listen string, replicas int, program []string)
 		}
 		replica := exec.CommandContext(ctx, program[0], program[1:]...)
 		replica.Env = append(os.Environ(), "PROVIDER="+result.IPv4().Gateway.String()) // where to find the provider
-		ns, err := netns.Open(result.NetNS)
-		if err == nil {
-			err = errors.Join(ns.Do(replica.Start), ns.Close())
-		}
-		if err != nil {
+		if err := netns.Do(result.NetNS, replica.Start); err != nil {
 			return err
 		}
 		running.Add(1)
@@ -89,7 +85,7 @@ func provide(ctx context.Context, listen string, replicas int, program []string)
 			log.Print(err)
 			return // the proxy answers 502
 		}
-		r.Out.URL.Scheme, r.Out.URL.Host = "http", result.IPv4().Prefix.Addr().String()+":8080"
+		r.Out.URL.Scheme, r.Out.URL.Host = "http", result.IPv4().IP().String()+":8080"
 	}}}
 	context.AfterFunc(ctx, func() { server.Close() })
 	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {

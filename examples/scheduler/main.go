@@ -2,15 +2,15 @@
 
 // Scheduler runs jobs with networks of their own until they end:
 //
-//	scheduler -state DIR JOBS.json
+//	scheduler JOBS.json
 //
 // A job is a program with ports, of which the program is told the host's as PORT_LABEL:
 //
 //	[{"ID": "web", "Program": ["/usr/bin/web"], "Ports": [{"Label": "HTTP", "ContainerPort": 80}]}]
 //
 // Jobs survive a scheduler that is killed: the next one goes on with those that still run
-// in their networks, repairs these, and removes the networks of the others. An interrupt
-// ends the jobs. It needs root, and no CNI plugins.
+// in their networks, repairs these, and removes the networks of the others. An
+// interrupt ends the jobs. It needs root, and no CNI plugins.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -34,6 +34,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
+const owner = "scheduler"
 const network = `{"cniVersion": "1.0.0", "name": "jobs", "plugins": [
 	{"type": "bridge", "bridge": "jobs0", "isDefaultGateway": true, "ipMasq": true,
 	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.61.0.0/16"}]]}},
@@ -45,36 +46,29 @@ type job struct {
 	Ports   []cni.Port
 }
 
-type scheduler struct {
-	net   *cni.Runtime
-	state string // the directory with the process IDs of jobs
-}
-
 func main() {
-	state := flag.String("state", "/run/scheduler", "remember jobs in `DIR`")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := schedule(ctx, *state, flag.Arg(0)); err != nil {
+	if err := schedule(ctx, flag.Arg(0)); err != nil {
 		log.Fatal("scheduler: ", err)
 	}
 }
 
-func schedule(ctx context.Context, state, file string) error {
+func schedule(ctx context.Context, file string) error {
 	var jobs []job
 	text, err := os.ReadFile(file)
 	if err == nil {
-		err = errors.Join(json.Unmarshal(text, &jobs), os.MkdirAll(state, 0o700))
+		err = json.Unmarshal(text, &jobs)
 	}
 	if err != nil {
 		return err
 	}
-	rt, err := cni.New(cni.WithOwner("scheduler"), cni.WithConfListBytes([]byte(network)), cni.WithRetry(cni.Retry{Attempts: 3}))
+	rt, err := cni.New(cni.WithOwner(owner), cni.WithConfListBytes([]byte(network)), cni.WithRetry(cni.Retry{Attempts: 3}))
 	if err != nil {
 		return err
 	}
-	s := &scheduler{rt, state}
-	running, err := s.adopt(ctx, jobs)
+	running, err := adopt(ctx, rt, jobs)
 	if err != nil {
 		return err
 	}
@@ -86,7 +80,7 @@ func schedule(ctx context.Context, state, file string) error {
 		all.Add(1)
 		go func() {
 			defer all.Done()
-			if err := s.run(ctx, j, running[j.ID]); err != nil {
+			if err := run(ctx, rt, j, running[j.ID]); err != nil {
 				log.Printf("job %s: %v", j.ID, err)
 			}
 		}()
@@ -96,32 +90,36 @@ func schedule(ctx context.Context, state, file string) error {
 	return <-guard
 }
 
-// adopt returns the processes of jobs that run in their networks, as descriptors (see
-// pidfd_open), and repairs these networks. It removes all others.
-func (s *scheduler) adopt(ctx context.Context, jobs []job) (map[string]*os.File, error) {
+// adopt returns the jobs that run in their networks, whose records have the PIDs, as
+// descriptors (see pidfd_open). It repairs these networks, and removes all others.
+func adopt(ctx context.Context, rt *cni.Runtime, jobs []job) (map[string]*os.File, error) {
+	attached, err := rt.Attachments()
+	if err != nil {
+		return nil, err
+	}
 	running := make(map[string]*os.File)
 	var expected []cni.Expected
-	for _, j := range jobs {
-		text, err := os.ReadFile(s.pidFile(j.ID))
-		if err != nil {
-			continue // it was not started, or has ended
+	for _, a := range attached {
+		isJob := a.Owner == owner && slices.ContainsFunc(jobs, func(j job) bool { return j.ID == a.ContainerID })
+		pid, err := strconv.Atoi(a.Metadata["pid"])
+		if !isJob || err != nil {
+			continue // nobody wants it, or its program was not started
 		}
-		pid, err := strconv.Atoi(string(text))
-		if err != nil {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err == nil {
+			running[a.ContainerID] = os.NewFile(uintptr(fd), a.ContainerID)
+			expected = append(expected, cni.Expected{ContainerID: a.ContainerID, NetNS: fmt.Sprintf("/proc/%d/ns/net", pid)})
+		} else if !errors.Is(err, unix.ESRCH) { // else it has ended
 			return nil, err
 		}
-		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
-			running[j.ID] = os.NewFile(uintptr(fd), j.ID)
-			expected = append(expected, cni.Expected{ContainerID: j.ID, NetNS: fmt.Sprintf("/proc/%d/ns/net", pid)})
-		}
 	}
-	report, err := s.net.Reconcile(ctx, expected, cni.ReconcileOptions{})
+	report, err := rt.Reconcile(ctx, expected, cni.ReconcileOptions{})
 	if err != nil {
 		return nil, err
 	}
 	for _, c := range report.Containers {
 		id := c.Health.ContainerID
-		if c.Health.State == cni.StateElsewhere || c.Health.State == cni.StateGone { // another process has the ID by now
+		if c.Health.State == cni.StateElsewhere || c.Health.State == cni.StateGone { // another process has the PID by now
 			report.Unexpected = append(report.Unexpected, id)
 			delete(running, id)
 			continue
@@ -129,20 +127,16 @@ func (s *scheduler) adopt(ctx context.Context, jobs []job) (map[string]*os.File,
 		log.Printf("job %s goes on: its network is %s", id, c.Health.State)
 	}
 	for _, id := range report.Unexpected {
-		err = errors.Join(err, s.net.Remove(ctx, id, ""))
+		err = errors.Join(err, rt.Remove(ctx, id, ""))
 	}
 	return running, err
 }
 
-func (s *scheduler) pidFile(id string) string { return filepath.Join(s.state, id+".pid") }
-
 // run runs a job, or goes on with it, until it ends.
-func (s *scheduler) run(ctx context.Context, j job, process *os.File) (err error) {
-	defer func() {
-		err = errors.Join(err, s.net.Remove(context.WithoutCancel(ctx), j.ID, ""), os.RemoveAll(s.pidFile(j.ID)))
-	}()
+func run(ctx context.Context, rt *cni.Runtime, j job, process *os.File) (err error) {
+	defer func() { err = errors.Join(err, rt.Remove(ctx, j.ID, "")) }() // after an interrupt too
 	if process == nil {
-		if process, err = s.start(ctx, j); err != nil {
+		if process, err = start(ctx, rt, j); err != nil {
 			return err
 		}
 	}
@@ -163,8 +157,8 @@ func (s *scheduler) run(ctx context.Context, j job, process *os.File) (err error
 	}
 }
 
-func (s *scheduler) start(ctx context.Context, j job) (*os.File, error) {
-	result, err := s.net.Setup(ctx, j.ID, "", cni.WithNewNetNS(), cni.WithPorts(j.Ports...))
+func start(ctx context.Context, rt *cni.Runtime, j job) (*os.File, error) {
+	result, err := rt.Setup(ctx, j.ID, "", cni.WithNewNetNS(), cni.WithPorts(j.Ports...))
 	if err != nil {
 		return nil, err
 	}
@@ -173,19 +167,15 @@ func (s *scheduler) start(ctx context.Context, j job) (*os.File, error) {
 	for _, p := range result.Requested {
 		program.Env = append(program.Env, fmt.Sprintf("PORT_%s=%d", p.Label, p.HostPort))
 	}
-	ns, err := netns.Open(result.NetNS)
-	if err == nil {
-		err = errors.Join(ns.Do(program.Start), ns.Close())
-	}
-	if err != nil {
+	if err := netns.Do(result.NetNS, program.Start); err != nil {
 		return nil, err
 	}
 	pid := program.Process.Pid
 	fd, err := unix.PidfdOpen(pid, 0)
-	if err = errors.Join(err, os.WriteFile(s.pidFile(j.ID), []byte(strconv.Itoa(pid)), 0o600)); err != nil {
-		return nil, errors.Join(err, program.Process.Kill())
+	if err = errors.Join(err, rt.SetMetadata(ctx, j.ID, map[string]string{"pid": strconv.Itoa(pid)})); err != nil {
+		return nil, errors.Join(err, program.Process.Kill(), program.Wait())
 	}
-	go func() { log.Printf("job %s at %v has ended: %v", j.ID, result.IPv4().Prefix.Addr(), program.Wait()) }()
-	log.Printf("job %s at %v with ports %v", j.ID, result.IPv4().Prefix.Addr(), result.Requested)
+	go func() { log.Printf("job %s at %v has ended: %v", j.ID, result.IPv4().IP(), program.Wait()) }()
+	log.Printf("job %s at %v with ports %v", j.ID, result.IPv4().IP(), result.Requested)
 	return os.NewFile(uintptr(fd), j.ID), nil
 }
