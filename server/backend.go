@@ -52,6 +52,26 @@ type Delegator interface {
 	DelegateCheck(context.Context, *Request) error
 }
 
+// Ledger is a Backend that remembers what it has attached: a DEL that was queued while
+// there was no daemon must not end what has been attached since.
+type Ledger interface {
+	Backend
+	// Attachments returns an element for each Add whose Del has not succeeded, also for
+	// one that has failed or did not end because the daemon was killed.
+	Attachments(context.Context) ([]Attachment, error)
+}
+
+// Attachment is what a Ledger remembers of an Add.
+type Attachment struct {
+	// The next three are those of the Add's Request.
+	ContainerID string
+	IfName      string
+	Network     string
+	NetNS       string // where the namespace is; may be empty
+	// Began is that of the Add's Request. Empty, it is not known when it was attached.
+	Began string
+}
+
 // Request is a call with checked parameters (CNI specification 1.1.0, section 2). Requests
 // of GC and STATUS have a configuration and PluginDirs alone.
 type Request struct {
@@ -68,6 +88,9 @@ type Request struct {
 	Config     json.RawMessage
 	Network    string // its name
 	CNIVersion string // its cniVersion; "0.1.0" if it has none
+	// Began is when the daemon received an ADD: text that only this package reads. A
+	// Ledger remembers it.
+	Began string
 	// Valid are the attachments that GC keeps. It may be empty: then none is valid.
 	Valid []types.GCAttachment
 }

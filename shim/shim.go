@@ -26,8 +26,8 @@ import (
 
 // Default times of Options.
 const (
-	DefaultReadyWithin  = time.Minute // as Multus' shim waits
-	DefaultAnswerWithin = 2 * time.Minute
+	DefaultReadyWithin  = time.Minute     // as Multus' shim waits
+	DefaultAnswerWithin = 5 * time.Minute // more than the deadline of package server
 )
 
 // Options configures a shim.
