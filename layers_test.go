@@ -18,11 +18,12 @@ var floors = [][]string{
 		"internal/expect", "internal/faults", "internal/interchange", "internal/known",
 		"internal/misspelt", "internal/netfilter/fwrules", "internal/parallel", "internal/perm",
 		"internal/plainfile", "internal/ports", "internal/privilege", "internal/scripted",
-		"internal/spans", "internal/tasks", "internal/wire", "server",
+		"internal/spans", "internal/tasks", "internal/wire",
 	},
 	{
 		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard",
 		"internal/invoke", "internal/ipamdir", "internal/lock", "internal/nsrefs", "internal/orphan",
+		"server",
 	},
 	{
 		"internal/firstadd", "netns",

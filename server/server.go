@@ -1,0 +1,193 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// Server answers CNI calls. Use New to create one. It is an http.Handler, and serves a
+// socket by Listen and Serve.
+type Server struct {
+	backend    Backend
+	delegates  bool // the backend is a Delegator
+	options    Options
+	limits     Limits
+	override   map[string]json.RawMessage
+	pluginDirs []string
+	logger     *slog.Logger
+	http       *http.Server
+
+	gate     *gate
+	bytes    budget
+	files    files
+	running  running
+	draining chan struct{} // closed when a Shutdown begins
+	drain    sync.Once
+	giveUp   time.Duration
+}
+
+// New returns a Server that asks the Backend. It is an error if an option is invalid.
+func New(b Backend, o Options) (*Server, error) {
+	if b == nil {
+		return nil, errors.New("server: no Backend")
+	}
+	s := &Server{backend: b, options: o, logger: o.Logger, draining: make(chan struct{}), giveUp: giveUp}
+	if s.logger == nil {
+		s.logger = slog.Default()
+	}
+	_, s.delegates = b.(Delegator)
+	var err error
+	if s.limits, err = o.Limits.withDefaults(); err != nil {
+		return nil, fmt.Errorf("server: %w", err)
+	}
+	if s.override, err = parseOverride(o.Override); err != nil {
+		return nil, fmt.Errorf("server: %w", err)
+	}
+	if s.pluginDirs, err = cleanDirs(o.PluginDirs); err != nil {
+		return nil, fmt.Errorf("server: %w", err)
+	}
+	if o.UID < 0 || o.UID == nobody {
+		return nil, fmt.Errorf("server: user %d cannot be told from users of other user namespaces", o.UID)
+	}
+	if o.ReadinessFile != "" && !filepath.IsAbs(o.ReadinessFile) {
+		return nil, fmt.Errorf("server: readiness file %q is not an absolute path", o.ReadinessFile)
+	}
+	s.gate = newGate(s.limits.Concurrent, s.limits.Queued, s.draining)
+	s.bytes.left = s.limits.Requests
+	s.http = &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: s.limits.Transfer,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn),
+	}
+	s.http.SetKeepAlivesEnabled(false) // a shim makes one call and ends
+	return s, nil
+}
+
+const (
+	// nobody is the user that the kernel shows for one of another user namespace
+	// (/proc/sys/kernel/overflowuid).
+	nobody = 65534
+	// maxHeader is the size of the longest head of a request. Clients send some hundred
+	// bytes.
+	maxHeader = 16 << 10
+	// extra is how many connections are accepted beside those of calls that run or wait:
+	// for probes, and for calls that are refused.
+	extra = 64
+)
+
+// Serve answers the clients of a unix socket until a Shutdown, or until the listener
+// fails. It closes the listener. It returns http.ErrServerClosed after a Shutdown. Clients
+// other than root and Options.UID are disconnected; so are all clients of a listener that
+// knows no credentials. Connections beyond those that the limits need wait in the
+// kernel.
+func (s *Server) Serve(l net.Listener) error {
+	g := &guarded{
+		Listener: l, logger: s.logger, uid: s.options.UID,
+		tokens: make(chan struct{}, 2*s.limits.Concurrent+s.limits.Queued+extra),
+		closed: make(chan struct{}),
+	}
+	return s.http.Serve(g)
+}
+
+// giveUp is how long a Shutdown waits for calls that it has cancelled.
+const giveUp = 5 * time.Second
+
+// Shutdown ends Serve. From its beginning, /readyz fails, and ADDs that do not run yet are
+// refused with code 11; other calls are served. When no call is under way any more, it
+// closes the listeners and connections, and returns nil.
+//
+// When ctx ends first, it cancels the calls under way, gives them five seconds to undo what
+// they have to, and returns an error if some had to be cancelled. A call that ignores its
+// context goes on.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.drain.Do(func() { close(s.draining) })
+	left := s.running.wait(ctx)
+	if left == 0 {
+		if err := s.http.Shutdown(ctx); err == nil || ctx.Err() == nil {
+			return err
+		}
+		left = s.running.wait(ctx)
+	}
+	why := context.Cause(ctx)
+	s.running.abort(fmt.Errorf("the server shut down: %w", why))
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.giveUp)
+	defer cancel()
+	stuck := s.running.wait(late)
+	err := s.http.Close()
+	if left > 0 {
+		err = errors.Join(fmt.Errorf("%d calls were cancelled, %d of them have not ended: %w", left, stuck, why), err)
+	}
+	return err
+}
+
+func (s *Server) isDraining() bool {
+	select {
+	case <-s.draining:
+		return true
+	default:
+		return false
+	}
+}
+
+// guarded accepts a limited number of connections, of users that may call.
+type guarded struct {
+	net.Listener
+	logger *slog.Logger
+	uid    int
+	tokens chan struct{} // one for each connection
+	closed chan struct{}
+	once   sync.Once
+}
+
+// Accept returns the next connection of a user that may call.
+func (g *guarded) Accept() (net.Conn, error) {
+	for {
+		select {
+		case g.tokens <- struct{}{}:
+		case <-g.closed:
+			return nil, net.ErrClosed
+		}
+		conn, err := g.Listener.Accept()
+		if err != nil {
+			<-g.tokens
+			return nil, err
+		}
+		who, err := peerOf(conn)
+		if err == nil && (who.uid == 0 || who.uid == g.uid) {
+			return &tokenConn{Conn: conn, tokens: g.tokens}, nil
+		}
+		g.logger.Warn("refused a client", "uid", who.uid, "pid", who.pid, "error", errors.Join(err, conn.Close()))
+		<-g.tokens
+	}
+}
+
+// Close ends Accept.
+func (g *guarded) Close() error {
+	g.once.Do(func() { close(g.closed) })
+	return g.Listener.Close()
+}
+
+// tokenConn gives its token back when it is closed.
+type tokenConn struct {
+	net.Conn
+	tokens chan struct{}
+	once   sync.Once
+}
+
+// Close closes the connection.
+func (c *tokenConn) Close() error {
+	defer c.once.Do(func() { <-c.tokens })
+	return c.Conn.Close()
+}
+
+// peer is the process that made a connection.
+type peer struct{ uid, pid int }
