@@ -83,7 +83,9 @@ func announced(changed <-chan struct{}) guard.Source {
 func (g *fakeGuard) Refresh(context.Context) ([]guard.Container, error) { return nil, nil }
 
 // Interfaces implements [guard.Host].
-func (g *fakeGuard) Interfaces(context.Context) ([]guard.Link, error) { return nil, nil }
+func (g *fakeGuard) Interfaces(context.Context) ([]guard.Link, []guard.Port, error) {
+	return nil, nil, nil
+}
 
 // guarded returns the attachments that are to be whole. The host is locked.
 func (g *fakeGuard) guarded(id, owner string) (all []*fakeAttachment) {

@@ -39,6 +39,7 @@ type Core struct {
 	classes Class
 
 	links map[int]Link // as last announced
+	ports map[int]Port // the interfaces that are on a bridge, as last announced
 	// Signs that were not followed up yet, with the processes that caused them, and
 	// the net losses of rules in places that containers share.
 	signs   map[Sign]string
@@ -67,17 +68,22 @@ type suspect struct {
 // at once.
 func NewCore(classes Class) *Core {
 	return &Core{
-		classes: classes, links: make(map[int]Link), signs: make(map[Sign]string), shared: make(map[place]int),
+		classes: classes, links: make(map[int]Link), ports: make(map[int]Port), signs: make(map[Sign]string), shared: make(map[place]int),
 		suspects: make(map[string]*suspect), items: make(map[string]map[Item]*history), whole: true,
 	}
 }
 
-// Links replaces the known state of all interfaces. It is for the begin, and after
-// announcements were lost.
-func (c *Core) Links(all []Link) {
-	c.links = make(map[int]Link, len(all))
+// Links replaces the known state of all interfaces, and of the ports of bridges. It is for
+// the begin, and after announcements were lost.
+func (c *Core) Links(all []Link, ports []Port) {
+	c.links, c.ports = make(map[int]Link, len(all)), make(map[int]Port, len(ports))
 	for _, l := range all {
 		c.links[l.Index] = l
+	}
+	for _, p := range ports {
+		if c.links[p.Interface].Master != 0 {
+			c.ports[p.Interface] = c.ports[p.Interface].with(p)
+		}
 	}
 }
 
@@ -90,6 +96,8 @@ func (c *Core) Take(now time.Time, e Event) {
 		}
 	case e.Link != nil:
 		c.hearLink(now, *e.Link)
+	case e.Port != nil:
+		c.hearPort(now, *e.Port)
 	case e.Address != nil:
 		c.hearOf(now, Links, e.Address.Interface)
 	case e.Queue != nil:
@@ -118,6 +126,9 @@ func (c *Core) hearLink(now time.Time, l Link) {
 	} else {
 		c.links[l.Index] = l
 	}
+	if l.Gone || before.Master != l.Master {
+		delete(c.ports, l.Index)
+	}
 	if !known {
 		before = Link{Name: l.Name}
 	}
@@ -125,6 +136,20 @@ func (c *Core) hearLink(now time.Time, l Link) {
 		before.Master != 0 && before.Master != l.Master
 	if lost {
 		c.suspect(now, OfLink(before.Name))
+	}
+}
+
+// hearPort suspects the containers of a port that has lost a mode or a VLAN.
+func (c *Core) hearPort(now time.Time, p Port) {
+	l := c.links[p.Interface]
+	if l.Master == 0 {
+		return // it has left the bridge, or is the bridge itself
+	}
+	before := c.ports[p.Interface]
+	p = before.with(p)
+	c.ports[p.Interface] = p
+	if before.hasLost(p, c.links[l.Master].DefaultVLAN) {
+		c.suspect(now, OfLink(l.Name))
 	}
 }
 

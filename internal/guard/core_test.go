@@ -18,7 +18,7 @@ func start() time.Time { return time.Unix(1_000_000, 0) }
 // has looked at all containers.
 func settledCore(classes Class) *Core {
 	c := NewCore(classes)
-	c.Links([]Link{{1, "br0", true, 0, false}, {2, "veth1", true, 1, false}, {3, "veth2", true, 1, false}, {4, "veth3", true, 0, false}, {5, "eth0", true, 0, false}})
+	c.Links([]Link{{1, "br0", true, 0, false, 1}, {2, "veth1", true, 1, false, 0}, {3, "veth2", true, 1, false, 0}, {4, "veth3", true, 0, false, 0}, {5, "eth0", true, 0, false, 0}}, nil)
 	for id, link := range map[string]string{"c1": "veth1", "c2": "veth2", "c3": "veth3"} {
 		n := id[1:]
 		signs := append(OfAddress(netip.MustParseAddr("10.1.0."+n)), OfLink(link), OfChain("CNI-"+hash(n)), OfComment("comment "+id))
@@ -54,6 +54,74 @@ func followed(c *Core, events ...Event) string {
 	return fmt.Sprint(task.Containers)
 }
 
+// port returns the announcement of a port with these VLANs.
+func port(index int, mode *PortMode, vlans ...VLANs) Event {
+	return Event{Port: &Port{Interface: index, Mode: mode, VLANs: &vlans}}
+}
+
+// TestPortsThatLoseSomething: a mode or a VLAN that a port has lost points at its
+// container, and what an ADD does to a port points at none.
+func TestPortsThatLoseSomething(t *testing.T) {
+	own := func(id uint16) VLANs { return VLANs{id, id, true} }
+	tagged := func(first, last uint16) VLANs { return VLANs{first, last, false} }
+	plain, hairpin, isolated := &PortMode{}, &PortMode{Hairpin: true}, &PortMode{Isolated: true}
+	veth1 := func(master int) Event { return Event{Link: &Link{2, "veth1", true, master, false, 0}} }
+	for _, c := range []struct {
+		what   string
+		events []Event
+		want   string
+	}{
+		{"its own VLAN", []Event{port(2, nil, own(7)), port(2, nil)}, "[c1]"},
+		{"one of its VLANs", []Event{port(2, nil, own(7), tagged(100, 199)), port(2, nil, own(7), tagged(100, 149), tagged(151, 199))}, "[c1]"},
+		{"the first of its VLANs", []Event{port(2, nil, tagged(100, 199)), port(2, nil, tagged(101, 199))}, "[c1]"},
+		{"a VLAN is its own no longer", []Event{port(2, nil, own(7)), port(2, nil, tagged(7, 7))}, "[c1]"},
+		{"another is its own", []Event{port(2, nil, own(7)), port(2, nil, own(8))}, "[c1]"},
+		{"the same in other ranges", []Event{port(2, nil, own(7), tagged(100, 199)), port(2, nil, tagged(150, 300), own(7), tagged(100, 149))}, ""},
+		{"all IDs", []Event{port(2, nil, tagged(1, 65535)), port(2, nil, tagged(1, 65535))}, ""},
+		{"more VLANs", []Event{port(2, nil), port(2, nil, own(7)), port(2, nil, own(7), tagged(100, 100))}, ""},
+		{"an ADD", []Event{port(2, plain, own(1)), port(2, plain), port(2, plain, own(7)), port(2, plain, own(7), tagged(100, 199))}, ""},
+		{"an ADD that adds first", []Event{port(2, plain, own(1)), port(2, plain, tagged(1, 1), own(7)), port(2, plain, own(7))}, ""},
+		{"the default VLAN within a range", []Event{port(2, nil, tagged(1, 9)), port(2, nil, tagged(2, 9))}, ""},
+		{"hairpin mode", []Event{port(2, hairpin), port(2, plain)}, "[c1]"},
+		{"isolation", []Event{port(2, isolated), port(2, hairpin)}, "[c1]"},
+		{"a mode is set", []Event{port(2, plain), port(2, hairpin), port(2, nil), port(2, hairpin)}, ""},
+		{"a mode between announcements that do not say", []Event{port(2, hairpin), port(2, nil), port(2, plain)}, "[c1]"},
+		{"VLANs between announcements that do not say", []Event{port(2, nil, own(7)), {Port: &Port{Interface: 2, Mode: plain}}, port(2, nil)}, "[c1]"},
+		{"of the bridge itself", []Event{port(1, nil, own(7)), port(1, nil)}, ""},
+		{"of an unknown interface", []Event{port(77, nil, own(7)), port(77, nil)}, ""},
+		{"on a bridge anew", []Event{port(2, hairpin, own(7)), veth1(0), port(2, nil), veth1(1), port(2, plain, own(1))}, "[c1]"}, // it has left
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			core := settledCore(All)
+			if got := followed(core, c.events...); got != c.want {
+				t.Errorf("looked at %q, want %q", got, c.want)
+			}
+			if len(core.ports) > 1 {
+				t.Errorf("%d ports are known", len(core.ports))
+			}
+		})
+	}
+	if got := followed(settledCore(Rules|Routes), port(2, hairpin, own(7)), port(2, plain)); got != "" {
+		t.Errorf("links are not guarded, and it looked at %q", got)
+	}
+}
+
+// TestPortsAreForgotten when they leave their bridge, or go; and what is listed after
+// announcements were lost is not a loss.
+func TestPortsAreForgotten(t *testing.T) {
+	vlans := []VLANs{{7, 7, true}}
+	c := settledCore(All)
+	c.Links([]Link{{1, "br0", true, 0, false, 1}, {2, "veth1", true, 1, false, 0}},
+		[]Port{{Interface: 2, Mode: &PortMode{Hairpin: true}}, {Interface: 2, VLANs: &vlans}, {Interface: 1, VLANs: &vlans}})
+	if p := c.ports[2]; len(c.ports) != 1 || p.Mode == nil || p.VLANs == nil {
+		t.Errorf("ports %+v", c.ports)
+	}
+	c.Links([]Link{{1, "br0", true, 0, false, 1}, {2, "veth1", true, 1, false, 0}}, nil)
+	if got := followed(c, port(2, &PortMode{}), Event{Link: &Link{2, "veth1", false, 0, true, 0}}); got != "[c1]" || len(c.ports) > 0 {
+		t.Errorf("looked at %q, ports %+v", got, c.ports)
+	}
+}
+
 // TestEventsPointAtContainers: what is lost points at the containers that lose it, and
 // nothing else points at any.
 func TestEventsPointAtContainers(t *testing.T) {
@@ -68,17 +136,17 @@ func TestEventsPointAtContainers(t *testing.T) {
 		events []Event
 		want   string
 	}{
-		{"a bridge is set down", []Event{link(Link{1, "br0", false, 0, false})}, "[c1 c2]"},
-		{"a bridge is deleted", []Event{link(Link{1, "br0", true, 0, true})}, "[c1 c2]"},
-		{"a bridge is renamed", []Event{link(Link{1, "br9", true, 0, false})}, "[c1 c2]"},
-		{"a port leaves its bridge", []Event{link(Link{2, "veth1", true, 0, false})}, "[c1]"},
-		{"a port moves to another bridge", []Event{link(Link{2, "veth1", true, 9, false})}, "[c1]"},
-		{"a port is set down", []Event{link(Link{3, "veth2", false, 1, false})}, "[c2]"},
-		{"an interface that stays as it was", []Event{link(Link{1, "br0", true, 0, false})}, ""},
-		{"another interface", []Event{link(Link{5, "eth0", false, 0, true})}, ""},
-		{"a new interface", []Event{link(Link{9, "veth9", false, 0, false}), link(Link{9, "veth9", true, 1, false})}, ""},
-		{"a new interface that moves away", []Event{link(Link{9, "veth9", false, 0, false}), link(Link{9, "veth9", false, 0, true})}, ""},
-		{"down and up again", []Event{link(Link{1, "br0", false, 0, false}), link(Link{1, "br0", true, 0, false})}, "[c1 c2]"},
+		{"a bridge is set down", []Event{link(Link{1, "br0", false, 0, false, 0})}, "[c1 c2]"},
+		{"a bridge is deleted", []Event{link(Link{1, "br0", true, 0, true, 0})}, "[c1 c2]"},
+		{"a bridge is renamed", []Event{link(Link{1, "br9", true, 0, false, 0})}, "[c1 c2]"},
+		{"a port leaves its bridge", []Event{link(Link{2, "veth1", true, 0, false, 0})}, "[c1]"},
+		{"a port moves to another bridge", []Event{link(Link{2, "veth1", true, 9, false, 0})}, "[c1]"},
+		{"a port is set down", []Event{link(Link{3, "veth2", false, 1, false, 0})}, "[c2]"},
+		{"an interface that stays as it was", []Event{link(Link{1, "br0", true, 0, false, 0})}, ""},
+		{"another interface", []Event{link(Link{5, "eth0", false, 0, true, 0})}, ""},
+		{"a new interface", []Event{link(Link{9, "veth9", false, 0, false, 0}), link(Link{9, "veth9", true, 1, false, 0})}, ""},
+		{"a new interface that moves away", []Event{link(Link{9, "veth9", false, 0, false, 0}), link(Link{9, "veth9", false, 0, true, 0})}, ""},
+		{"down and up again", []Event{link(Link{1, "br0", false, 0, false, 0}), link(Link{1, "br0", true, 0, false, 0})}, "[c1 c2]"},
 		{"a bridge loses an address", []Event{{Address: &Address{1}}}, "[c1 c2]"},
 		{"another interface loses an address", []Event{{Address: &Address{5}}}, ""},
 		{"a bridge loses a queue", []Event{{Queue: &Queue{1}}}, "[c1 c2]"},
@@ -119,7 +187,7 @@ func TestEventsPointAtContainers(t *testing.T) {
 		{"announcements were lost", []Event{{Lost: Rules}}, "all"},
 		{"a hold has changed", []Event{{Holds: true}}, "all"},
 		{"a transaction that deletes nothing", []Event{{By: "nft"}}, ""},
-		{"several at once", []Event{link(Link{2, "veth1", true, 0, false}), route("10.1.0.3/32", 4), nat(Object{Chain: "CNI-" + hash("2")})}, "[c1 c2 c3]"},
+		{"several at once", []Event{link(Link{2, "veth1", true, 0, false, 0}), route("10.1.0.3/32", 4), nat(Object{Chain: "CNI-" + hash("2")})}, "[c1 c2 c3]"},
 	} {
 		expect.Same(t, c.what, followed(settledCore(All), c.events...), c.want)
 	}
@@ -128,7 +196,7 @@ func TestEventsPointAtContainers(t *testing.T) {
 // TestClassesAreChosenSingly: the signs of a class that is not guarded wake nobody.
 func TestClassesAreChosenSingly(t *testing.T) {
 	signs := map[Class]Event{
-		Links:  {Link: &Link{1, "br0", false, 0, false}},
+		Links:  {Link: &Link{1, "br0", false, 0, false, 0}},
 		Routes: {Route: &Route{4, netip.MustParsePrefix("10.1.0.3/32")}},
 		Rules:  {Object: &Object{Family: familyIPv4, Table: "nat"}},
 	}
@@ -316,7 +384,7 @@ func TestRetriesBackOff(t *testing.T) {
 		t.Errorf("pauses %v", pauses)
 	}
 	now = now.Add(time.Second)
-	c.Take(now, Event{Link: &Link{2, "veth1", false, 1, false}})
+	c.Take(now, Event{Link: &Link{2, "veth1", false, 1, false, 0}})
 	if _, due, _ := c.Due(now.Add(patience)); !due {
 		t.Error("a new sign waits for the next try")
 	}
@@ -354,7 +422,7 @@ func TestRandomHosts(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range 300 {
 		h := &randomHost{t: t, random: random, now: start(), core: NewCore(All), model: model{things: map[string]map[string]bool{}, index: map[string]int{}}}
-		h.core.Links(nil)
+		h.core.Links(nil, nil)
 		for range 5 {
 			h.add()
 		}

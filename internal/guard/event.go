@@ -31,6 +31,7 @@ func (c Class) String() string {
 type Event struct {
 	Lost    Class // announcements of these classes were dropped
 	Link    *Link
+	Port    *Port
 	Address *Address
 	Queue   *Queue
 	Route   *Route
@@ -46,6 +47,8 @@ type Link struct {
 	Up     bool
 	Master int // the index of its bridge; 0 for none
 	Gone   bool
+	// DefaultVLAN is the VLAN that a bridge gives to new ports; 0 for none.
+	DefaultVLAN uint16
 }
 
 // Address is an address that an interface has lost.

@@ -14,8 +14,9 @@ type Host interface {
 	// Refresh returns the containers whose records have changed since the last call, at
 	// the first call all.
 	Refresh(ctx context.Context) ([]Container, error)
-	// Interfaces lists the interfaces.
-	Interfaces(ctx context.Context) ([]Link, error)
+	// Interfaces lists the interfaces, and the ports of bridges. A port can be listed in
+	// parts.
+	Interfaces(ctx context.Context) ([]Link, []Port, error)
 	// Look compares containers with their records, all of them if whole is set. It
 	// returns those that differ, or that could not be compared.
 	Look(ctx context.Context, whole bool, containers []string) (map[string]Verdict, error)
@@ -279,13 +280,13 @@ func (r *run) learn(ctx context.Context) error {
 	r.mu.Lock()
 	r.relearn = false
 	r.mu.Unlock()
-	all, err := r.Host.Interfaces(ctx)
+	all, ports, err := r.Host.Interfaces(ctx)
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.core.Links(all)
+	r.core.Links(all, ports)
 	return nil
 }
 

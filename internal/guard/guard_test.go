@@ -40,14 +40,14 @@ func (h *fakeHost) Refresh(context.Context) ([]Container, error) {
 	return all, h.unread
 }
 
-func (h *fakeHost) Interfaces(context.Context) ([]Link, error) {
+func (h *fakeHost) Interfaces(context.Context) ([]Link, []Port, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var all []Link
 	for id, lost := range h.lost {
 		all = append(all, Link{Index: int(id[0]), Name: "veth" + id, Up: !lost})
 	}
-	return all, h.unread
+	return all, nil, h.unread
 }
 
 func (h *fakeHost) found(id string) Found {

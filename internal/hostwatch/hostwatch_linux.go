@@ -67,21 +67,48 @@ func (e *Watcher) Close() error {
 	return errors.Join(errs...)
 }
 
-// Interfaces lists the interfaces.
-func (e *Watcher) Interfaces(context.Context) ([]guard.Link, error) {
-	all, err := e.host.Conns.Links(e.host.Handle)
+// Interfaces lists the interfaces, and the ports of bridges.
+func (e *Watcher) Interfaces(context.Context) (found []guard.Link, ports []guard.Port, err error) {
+	c, err := e.host.Conns.Borrow(e.host.Handle)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	found := make([]guard.Link, len(all))
-	for i, l := range all {
-		found[i] = linkOf(&l, false)
+	defer func() { err = errors.Join(err, c.Close()) }()
+	all, err := c.Links()
+	if err != nil {
+		return nil, nil, err
 	}
-	return found, nil
+	for _, l := range all {
+		found = append(found, linkOf(&l, false))
+		if l.Port.Master != 0 {
+			ports = append(ports, portOf(l.Index, &l.Port.PortMode))
+		}
+	}
+	vlans, err := c.PortVLANs()
+	for index, all := range vlans {
+		ports = append(ports, guard.Port{Interface: index, VLANs: vlansOf(all)})
+	}
+	return found, ports, err
 }
 
 func linkOf(l *links.Link, gone bool) guard.Link {
-	return guard.Link{Index: l.Index, Name: l.Name, Up: l.Up(), Master: l.Port.Master, Gone: gone}
+	return guard.Link{Index: l.Index, Name: l.Name, Up: l.Up(), Master: l.Port.Master, Gone: gone, DefaultVLAN: l.DefaultVLAN}
+}
+
+func portOf(index int, mode *links.PortMode) guard.Port {
+	p := guard.Port{Interface: index}
+	if mode != nil {
+		p.Mode = &guard.PortMode{Hairpin: mode.Hairpin, Isolated: mode.Isolated}
+	}
+	return p
+}
+
+func vlansOf(all links.VLANs) *[]guard.VLANs {
+	found := make([]guard.VLANs, len(all))
+	for i, v := range all {
+		found[i] = guard.VLANs{First: v.First, Last: v.Last, Own: v.Access}
+	}
+	return &found
 }
 
 func (e *Watcher) watchLinks(ctx context.Context, emit func(guard.Event)) error {
@@ -91,6 +118,14 @@ func (e *Watcher) watchLinks(ctx context.Context, emit func(guard.Event)) error 
 			case h.Link != nil:
 				l := linkOf(h.Link, h.Gone)
 				emit(guard.Event{Link: &l})
+				if l.Master != 0 && !l.Gone {
+					p := portOf(l.Index, &h.Link.Port.PortMode)
+					emit(guard.Event{Port: &p})
+				}
+			case h.BridgePort != nil:
+				p := portOf(h.BridgePort.Interface, h.BridgePort.Mode)
+				p.VLANs = vlansOf(h.BridgePort.VLANs)
+				emit(guard.Event{Port: &p})
 			case h.Address != nil && h.Gone:
 				emit(guard.Event{Address: &guard.Address{Interface: h.Address.Interface}})
 			case h.Queue != nil:

@@ -19,7 +19,9 @@ func Open(*hostns.NetNS, guard.Class, int) (*Watcher, error) { return nil, hostn
 func (*Watcher) All() []guard.Source { return nil }
 
 // Interfaces returns none.
-func (*Watcher) Interfaces(context.Context) ([]guard.Link, error) { return nil, hostns.ErrNotSupported }
+func (*Watcher) Interfaces(context.Context) ([]guard.Link, []guard.Port, error) {
+	return nil, nil, hostns.ErrNotSupported
+}
 
 // Close does nothing.
 func (*Watcher) Close() error { return nil }

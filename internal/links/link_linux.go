@@ -293,14 +293,10 @@ func (l *Link) parseInfo(info []byte) error {
 		return err
 	}
 	return eachAttr(port, func(typ uint16, value []byte) {
-		switch typ {
-		case unix.IFLA_BRPORT_NO:
+		if typ == unix.IFLA_BRPORT_NO {
 			l.Port.Number = int(number(value))
-		case unix.IFLA_BRPORT_MODE:
-			l.Port.Hairpin = number(value) != 0
-		case unix.IFLA_BRPORT_ISOLATED:
-			l.Port.Isolated = number(value) != 0
 		}
+		l.Port.PortMode.parse(typ, value)
 	})
 }
 

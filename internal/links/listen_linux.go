@@ -45,7 +45,8 @@ func Listen(ns *netns.Handle, of Changes) (*Listener, error) {
 	return &Listener{s}, nil
 }
 
-// Announcement is an announced change. One of Link, Address, Routes and Queue is set.
+// Announcement is an announced change. One of Link, Address, Routes, Queue and BridgePort
+// is set.
 type Announcement struct {
 	Gone bool // deleted, or moved to another namespace; else it is new or changed
 	// Port is that of the socket with whose request the change came; 0 if the kernel
@@ -57,6 +58,8 @@ type Announcement struct {
 	Address *HeardAddress
 	Routes  []Route // the ways of one route
 	Queue   *HeardQueue
+
+	BridgePort *HeardPort // it is never Gone: then Link says so
 }
 
 // HeardAddress is an address of an interface.
@@ -71,6 +74,14 @@ type HeardQueue struct {
 	Interface int    // its index
 	Kind      string // "tbf", "ingress"; of a filter "u32"
 	Filter    bool
+}
+
+// HeardPort is an interface as the port of a bridge, after a change of anything about
+// it, or a bridge as a port of its own. It is announced in full.
+type HeardPort struct {
+	Interface int // its index
+	VLANs     VLANs
+	Mode      *PortMode // nil if the announcement does not say
 }
 
 // Next waits for changes and calls each with them, in order. Lost reports whether the
@@ -120,15 +131,8 @@ func AwaitRunning(ctx context.Context, ns *netns.Handle, index int) (err error) 
 func readAnnouncement(m notify.Message) (h Announcement, ok bool, err error) {
 	h.Port = m.Port
 	switch m.Type {
-	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		// Those of a family are about the interface as a port of a bridge, or about its
-		// IPv6 settings: an interface that leaves a bridge is not deleted.
-		if len(m.Body) > 0 && m.Body[0] != unix.AF_UNSPEC {
-			return h, false, nil
-		}
-		l, err := parseLink(m.Body)
-		h.Gone, h.Link = m.Type == unix.RTM_DELLINK, &l
-		return h, err == nil, err
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_SETLINK:
+		return h.readLink(m)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		a, index, err := parseAddress(m.Body)
 		h.Gone, h.Address = m.Type == unix.RTM_DELADDR, &HeardAddress{index, a.Prefix}
@@ -144,6 +148,51 @@ func readAnnouncement(m notify.Message) (h Announcement, ok bool, err error) {
 		return h, err == nil, err
 	}
 	return h, false, nil
+}
+
+// readLink reads an announcement about an interface. Those of a family are about the
+// interface as a port of a bridge, or about its IPv6 settings: an interface that leaves a
+// bridge is not deleted. For a port, the type is that of the request that changed it.
+func (h Announcement) readLink(m notify.Message) (_ Announcement, ok bool, err error) {
+	switch {
+	case len(m.Body) == 0 || m.Body[0] == unix.AF_UNSPEC && m.Type != unix.RTM_SETLINK:
+		l, err := parseLink(m.Body)
+		h.Gone, h.Link = m.Type == unix.RTM_DELLINK, &l
+		return h, err == nil, err
+	case m.Body[0] == unix.AF_BRIDGE:
+		h.BridgePort = &HeardPort{}
+		err = h.BridgePort.parse(m.Body)
+		return h, err == nil, err
+	}
+	return h, false, nil
+}
+
+// parse reads the body of an announcement of the family of bridges.
+func (p *HeardPort) parse(body []byte) (err error) {
+	if p.Interface, p.VLANs, err = parseVLANs(body); err != nil {
+		return err
+	}
+	var settings []byte
+	err = eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
+		if typ == unix.IFLA_PROTINFO {
+			settings = value
+		}
+	})
+	if err != nil || settings == nil {
+		return err
+	}
+	p.Mode = &PortMode{}
+	return eachAttr(settings, p.Mode.parse)
+}
+
+// parse reads an attribute if it is one of the modes.
+func (p *PortMode) parse(typ uint16, value []byte) {
+	switch typ {
+	case unix.IFLA_BRPORT_MODE:
+		p.Hairpin = number(value) != 0
+	case unix.IFLA_BRPORT_ISOLATED:
+		p.Isolated = number(value) != 0
+	}
 }
 
 // parse reads the body of an announcement of traffic control. Index 0 is that of a block

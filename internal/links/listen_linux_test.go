@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -134,6 +135,77 @@ func TestHeardQueueIsRead(t *testing.T) {
 	}
 	for _, b := range [][]byte{nil, m.b[:sizeofTcMsg-1], m.b[:sizeofTcMsg+5]} {
 		if _, err := read(b); !errors.Is(err, errTruncated) {
+			t.Errorf("%d bytes: %v", len(b), err)
+		}
+	}
+}
+
+// TestListenHearsOfBridgePorts: a change of a port's modes is announced with all that the
+// port has.
+func TestListenHearsOfBridgePorts(t *testing.T) {
+	ns := newNS(t, "host")
+	c := mustDial(t, ns)
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
+	nettest.Shell(t, ns, "ip link add veth0 type veth peer name veth1; ip link set veth0 master br0")
+	veth := must[Link](t)(c.Link("veth0"))
+	l := must[*Listener](t)(Listen(ns, everything))
+	defer l.Close()
+	port := func(mode PortMode) func(Announcement) bool {
+		return func(h Announcement) bool {
+			return h.BridgePort != nil && h.BridgePort.Interface == veth.Index && h.BridgePort.Mode != nil && *h.BridgePort.Mode == mode
+		}
+	}
+	for _, step := range []struct {
+		script string
+		want   PortMode
+	}{
+		{"bridge link set dev veth0 hairpin on isolated on", PortMode{Hairpin: true, Isolated: true}},
+		{"bridge link set dev veth0 hairpin off", PortMode{Isolated: true}},
+		{`unshare -m sh -ec "mount -t sysfs sysfs /sys; echo 1 >/sys/class/net/veth0/brport/hairpin_mode"`, PortMode{Hairpin: true, Isolated: true}},
+		{"bridge link set dev veth0 isolated off", PortMode{Hairpin: true}},
+	} {
+		nettest.Shell(t, ns, step.script)
+		hears(t, l, port(step.want))
+	}
+	nettest.Shell(t, ns, "ip link set veth0 nomaster; ip link del veth0; ip link del br0")
+	all, _ := hears(t, l, isGone("br0"))
+	for _, h := range all {
+		if h.BridgePort != nil && (h.Gone || h.BridgePort.Interface == br.Index) {
+			t.Errorf("a port that leaves: %+v", h)
+		}
+	}
+}
+
+// TestHeardPortIsRead: a port that has lost VLANs is announced with the others, under the
+// type of whichever request has taken them away.
+func TestHeardPortIsRead(t *testing.T) {
+	read := func(typ uint16, body []byte) (h Announcement, ok bool, err error) {
+		return readAnnouncement(notify.Message{Type: typ, Body: body})
+	}
+	own := uint16(vlanAccess | vlanUntagged)
+	whole := vlanMessage(unix.AF_BRIDGE, 7, [2]uint16{own, 7}, [2]uint16{vlanRangeBegin, 100}, [2]uint16{vlanRangeEnd, 199})
+	for _, typ := range []uint16{unix.RTM_NEWLINK, unix.RTM_SETLINK, unix.RTM_DELLINK} {
+		h, ok, err := read(typ, whole)
+		want := HeardPort{Interface: 7, VLANs: VLANs{{7, 7, true}, {100, 199, false}}}
+		if err != nil || !ok || h.Gone || h.Link != nil || !reflect.DeepEqual(*h.BridgePort, want) {
+			t.Errorf("type %d: %+v, %v, %v", typ, h.BridgePort, ok, err)
+		}
+	}
+	m := &message{b: vlanMessage(unix.AF_BRIDGE, 7)}
+	m.nest(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, func() {
+		m.attr(unix.IFLA_BRPORT_STATE, []byte{3})
+		m.attr(unix.IFLA_BRPORT_MODE, []byte{1})
+		m.attr(unix.IFLA_BRPORT_ISOLATED, []byte{0})
+	})
+	h, ok, err := read(unix.RTM_NEWLINK, m.b)
+	if err != nil || !ok || !reflect.DeepEqual(*h.BridgePort, HeardPort{Interface: 7, Mode: &PortMode{Hairpin: true}}) {
+		t.Errorf("in hairpin mode: %+v, %v, %v", h.BridgePort, ok, err)
+	}
+	if h, ok, err := read(unix.RTM_NEWLINK, vlanMessage(unix.AF_INET6, 7)); ok || err != nil {
+		t.Errorf("about IPv6: %+v, %v", h, err)
+	}
+	for _, b := range [][]byte{whole[:unix.SizeofIfInfomsg-1], whole[:unix.SizeofIfInfomsg+5], whole[:len(whole)-3], m.b[:len(m.b)-6]} {
+		if _, _, err := read(unix.RTM_NEWLINK, b); !errors.Is(err, errTruncated) {
 			t.Errorf("%d bytes: %v", len(b), err)
 		}
 	}
