@@ -161,11 +161,6 @@ func (fw *Firewalls) MissingSpoofCheck(ctx context.Context, s fwrules.SpoofCheck
 	return fw.SpoofCheck(s.ContainerID, s.IfName).Missing(ctx, s.Port, s.MAC)
 }
 
-// RestoreSpoofCheck adds those of the rules that do not exist.
-func (fw *Firewalls) RestoreSpoofCheck(ctx context.Context, s fwrules.SpoofCheck) error {
-	return fw.SpoofCheck(s.ContainerID, s.IfName).Restore(ctx, s.Port, s.MAC)
-}
-
 // SpoofCheck returns the rules against other MAC addresses of a container's interface.
 func (fw *Firewalls) SpoofCheck(id, ifName string) nftform.SpoofCheck {
 	return nftform.NewSpoofCheck(fw.sockets, id, ifName)

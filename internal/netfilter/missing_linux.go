@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/netfilter/iptform"
 	"github.com/embedcni/cni/internal/netfilter/native"
+	"github.com/embedcni/cni/internal/netfilter/nftform"
 	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/netns"
 )
@@ -149,11 +150,7 @@ func (fw *Firewalls) Restore(ctx context.Context, b fwrules.Backend, r fwrules.R
 	if _, err := fw.form(b); err != nil {
 		return err
 	}
-	kind := restoration{backend: b}
-	if fw.sockets.NS != nil {
-		kind.ns = fw.sockets.NS.ID()
-	}
-	return batch.Join(ctx, fw.Batch, kind, restoring{fw, r}, func(ctx context.Context, all []restoring) error {
+	return batch.Join(ctx, fw.Batch, restoration{backend: b, ns: fw.namespace()}, restoring{fw, r}, func(ctx context.Context, all []restoring) error {
 		if err := restore(ctx, b, all); err != nil {
 			return err
 		}
@@ -165,10 +162,26 @@ func (fw *Firewalls) Restore(ctx context.Context, b fwrules.Backend, r fwrules.R
 	})
 }
 
+// RestoreSpoofCheck adds those of the rules that do not exist, when Batch is flushed if
+// there is one. Batches of several attachments do so together, as those of Restore.
+func (fw *Firewalls) RestoreSpoofCheck(ctx context.Context, s fwrules.SpoofCheck) error {
+	one := nftform.SpoofRestoring{SpoofCheck: fw.SpoofCheck(s.ContainerID, s.IfName), Port: s.Port, MAC: s.MAC}
+	return batch.Join(ctx, fw.Batch, restoration{spoofs: true, ns: fw.namespace()}, one, nftform.RestoreSpoofChecks)
+}
+
 // restoration identifies the rules that are restored in one transaction.
 type restoration struct {
 	backend fwrules.Backend
+	spoofs  bool // those against other MAC addresses, without a backend
 	ns      netns.ID
+}
+
+// namespace returns the identity of the namespace, or zero for that of the thread.
+func (fw *Firewalls) namespace() (id netns.ID) {
+	if fw.sockets.NS != nil {
+		id = fw.sockets.NS.ID()
+	}
+	return id
 }
 
 // restoring is the rules of an attachment that are to be restored.

@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
@@ -225,6 +227,61 @@ func TestSpoofCheckIsRestored(t *testing.T) {
 	if err := h.fw.RestoreSpoofCheck(t.Context(), moved); err == nil {
 		t.Error("a rule for another address was replaced")
 	}
+}
+
+// TestSpoofChecksAreRestoredTogether: those of several containers in one transaction. One
+// that cannot be restored does not keep the others from it.
+func TestSpoofChecksAreRestoredTogether(t *testing.T) {
+	h := newHost(t, "nft")
+	var all []fwrules.SpoofCheck
+	for i := range byte(8) {
+		s := fwrules.SpoofCheck{ContainerID: fmt.Sprint("c", i), IfName: "eth0", Port: fmt.Sprint("veth", i), MAC: []byte{2, 0, 0, 0, 0, i}}
+		must(t, h.fw.SpoofCheck(s.ContainerID, s.IfName).Add(t.Context(), s.Port, s.MAC))
+		all = append(all, s)
+	}
+	restore := func(some ...fwrules.SpoofCheck) []error {
+		t.Helper()
+		batches := make([]*batch.Batch, len(some))
+		for i, s := range some {
+			batches[i] = &batch.Batch{}
+			must(t, Open(h.ns, Options{Batch: batches[i]}).RestoreSpoofCheck(t.Context(), s))
+		}
+		return batch.FlushTogether(t.Context(), batches)
+	}
+	generation := func() (g uint32) {
+		t.Helper()
+		must(t, h.fw.sockets.Do(t.Context(), func(c *nft.Conn) (err error) {
+			g, err = c.Generation()
+			return err
+		}))
+		return g
+	}
+	before := h.filters()
+	const mac = "cni-br-iface-c3-eth0-mac"
+	for _, damage := range []string{"delete table bridge nat", "flush table bridge nat", "flush chain bridge nat PREROUTING", "flush chain bridge nat " + mac} {
+		h.sh("nft " + damage)
+		began := generation()
+		must(t, errors.Join(restore(append(all, all[2])...)...))
+		if got := generation() - began; got != 1 {
+			t.Errorf("%s: %d transactions", damage, got)
+		}
+		wantLines(t, damage, h.filters(), before)
+		h.wantReturnBeforeDrop(mac)
+		must(t, errors.Join(restore(all...)...))
+		if got := generation() - began; got != 1 {
+			t.Errorf("%s: %d transactions, although nothing is missing", damage, got)
+		}
+	}
+	h.sh("nft flush chain bridge nat PREROUTING")
+	moved := all[3]
+	moved.MAC = all[4].MAC
+	for i, err := range restore(all[0], all[1], all[2], moved, all[4], all[5], all[6], all[7]) {
+		if i == 3 && !errors.Is(err, fwrules.ErrInPlace) || i != 3 && err != nil {
+			t.Errorf("c%d: %v", i, err)
+		}
+	}
+	must(t, errors.Join(restore(all[3])...))
+	wantLines(t, "one at another address", h.filters(), before)
 }
 
 func (h *host) wantReturnBeforeDrop(chain string) {

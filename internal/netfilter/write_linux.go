@@ -30,11 +30,7 @@ func (fw *Firewalls) write(ctx context.Context, b fwrules.Backend, r fwrules.Rul
 	if err != nil {
 		return err
 	}
-	kind := change{backend: b, add: add}
-	if fw.sockets.NS != nil {
-		kind.ns = fw.sockets.NS.ID()
-	}
-	return batch.Join(ctx, fw.Batch, kind, r, func(ctx context.Context, all []fwrules.Rules) error {
+	return batch.Join(ctx, fw.Batch, change{backend: b, add: add, ns: fw.namespace()}, r, func(ctx context.Context, all []fwrules.Rules) error {
 		var together fwrules.Rules
 		for _, one := range all {
 			together.Masquerade = append(together.Masquerade, one.Masquerade...)

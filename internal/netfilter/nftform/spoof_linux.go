@@ -58,10 +58,10 @@ func (s SpoofCheck) Add(ctx context.Context, port string, mac net.HardwareAddr) 
 		return err
 	}
 	table := spoofTable()
-	msgs := []nft.Message{nft.NewTable(table, ""), s.newChain(spoofHook)}
+	msgs := []nft.Message{nft.NewTable(table, ""), newSpoofChain(spoofHook)}
 	for _, chain := range []string{s.chain, s.macChain} {
 		// Rules in it are of an attachment that was not deleted.
-		msgs = append(msgs, s.newChain(chain), nft.FlushChain(table, chain))
+		msgs = append(msgs, newSpoofChain(chain), nft.FlushChain(table, chain))
 	}
 	for _, r := range s.rules(port, mac) {
 		msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, s.comment))
@@ -76,8 +76,8 @@ func (s SpoofCheck) fits() error {
 	return nil
 }
 
-// newChain returns the message that makes one of the chains.
-func (s SpoofCheck) newChain(name string) nft.Message {
+// newSpoofChain returns the message that makes one of the chains.
+func newSpoofChain(name string) nft.Message {
 	if name != spoofHook {
 		return nft.NewChain(spoofTable(), name, nil, "")
 	}

@@ -112,28 +112,34 @@ func (s SpoofCheck) missing(at sight, port string, mac net.HardwareAddr) []fwrul
 	return []fwrules.Missing{{Backend: fwrules.NFTables, Object: "check of the MAC address", Found: other, Err: fwrules.AsMissing(err)}}
 }
 
-// Restore adds the missing rules and chains, all or none, and leaves the rules of
-// others in the same chains as they are. If there is a rule for another port or
-// address, the error is a [fwrules.ErrInPlace].
-func (s SpoofCheck) Restore(ctx context.Context, port string, mac net.HardwareAddr) error {
-	if err := s.fits(); err != nil {
-		return err
+// SpoofRestoring is the rules against other addresses of an attachment that are to be
+// restored, for a port of the bridge.
+type SpoofRestoring struct {
+	SpoofCheck
+	Port string
+	MAC  net.HardwareAddr
+}
+
+// RestoreSpoofChecks adds the missing rules and chains of attachments in one namespace, all
+// or none, in one transaction. It leaves the rules of others in the same chains as they
+// are. If there is a rule for another port or address, the error is a
+// [fwrules.ErrInPlace].
+func RestoreSpoofChecks(ctx context.Context, all []SpoofRestoring) error {
+	comments := make(map[string]bool)
+	for _, s := range all {
+		if err := s.fits(); err != nil {
+			return err
+		}
+		comments[s.comment] = true
 	}
-	return s.sockets.Do(ctx, func(c *nft.Conn) error {
+	return all[0].sockets.Do(ctx, func(c *nft.Conn) error {
 		return nft.UntilUnchanged(ctx, func() error {
-			at, generation, err := s.look(c)
+			at, generation, err := look(c, []nft.Table{spoofTable()}, func(comment string) bool { return comments[comment] })
 			if err != nil {
 				return err
 			}
-			lacking, other, err := s.compare(at, port, mac)
-			if err == nil {
-				return nil
-			}
-			if other != "" {
-				return fmt.Errorf("nftables: %w: there is %s", fwrules.ErrInPlace, other)
-			}
-			msgs, err := s.toAdd(c, lacking, port, mac)
-			if err != nil {
+			msgs, err := spoofToAdd(c, all, at)
+			if err != nil || len(msgs) == 0 {
 				return err
 			}
 			return c.Transact(msgs, &generation)
@@ -141,30 +147,53 @@ func (s SpoofCheck) Restore(ctx context.Context, port string, mac net.HardwareAd
 	})
 }
 
-// toAdd returns the messages that make the lacking rules and the missing chains. The
+// spoofToAdd returns the messages that make the missing rules and chains, each once. The
 // hook that exists keeps its policy.
-func (s SpoofCheck) toAdd(c *nft.Conn, lacking []bool, port string, mac net.HardwareAddr) ([]nft.Message, error) {
-	table := spoofTable()
-	chains := []nft.Chain{{Table: table.Name, Name: spoofHook}, {Table: table.Name, Name: s.chain}, {Table: table.Name, Name: s.macChain}}
-	_, exist, err := c.Exist(table.Family, chains...)
+func spoofToAdd(c *nft.Conn, all []SpoofRestoring, at sight) (msgs []nft.Message, err error) {
+	var rules []nft.Message
+	chains := []nft.Chain{{Table: spoofTable().Name, Name: spoofHook}}
+	done := make(map[string]bool)
+	for _, s := range all {
+		lacking, other, err := s.compare(at, s.Port, s.MAC)
+		switch {
+		case err == nil || done[s.comment]:
+			continue
+		case other != "":
+			return nil, fmt.Errorf("nftables: %w: there is %s", fwrules.ErrInPlace, other)
+		}
+		done[s.comment] = true
+		for _, name := range []string{s.chain, s.macChain} {
+			chains = append(chains, nft.Chain{Table: spoofTable().Name, Name: name})
+		}
+		rules = append(rules, s.toAdd(lacking)...)
+	}
+	if len(rules) == 0 {
+		return nil, nil
+	}
+	_, exist, err := c.Exist(spoofTable().Family, chains...)
 	if err != nil {
 		return nil, err
 	}
-	msgs := []nft.Message{nft.NewTable(table, "")}
+	msgs = []nft.Message{nft.NewTable(spoofTable(), "")}
 	for i, chain := range chains {
 		if !exist[i] {
-			msgs = append(msgs, s.newChain(chain.Name))
+			msgs = append(msgs, newSpoofChain(chain.Name))
 		}
 	}
-	rules := s.rules(port, mac)
+	return append(msgs, rules...), nil
+}
+
+// toAdd returns the messages that make the lacking rules.
+func (s SpoofRestoring) toAdd(lacking []bool) (msgs []nft.Message) {
+	rules := s.rules(s.Port, s.MAC)
 	for i, r := range rules {
 		switch {
 		case !lacking[i]:
 		case i+1 < len(rules) && rules[i+1].chain == r.chain:
-			msgs = append(msgs, nft.InsertRule(table, r.chain, r.exprs, s.comment))
+			msgs = append(msgs, nft.InsertRule(r.table, r.chain, r.exprs, s.comment))
 		default:
-			msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, s.comment))
+			msgs = append(msgs, nft.NewRule(r.table, r.chain, r.exprs, s.comment))
 		}
 	}
-	return msgs, nil
+	return msgs
 }
