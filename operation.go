@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/conflist"
@@ -30,6 +31,7 @@ type operation struct {
 	parsed      *conflist.Cache // of recorded configurations, for a look at many containers
 	// portWarnings are about ports of the host that the Setup forwards nevertheless.
 	portWarnings []*PortError
+	patience     *caller.Patience // of a repair
 }
 
 // removal is the state of removing attachments.

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/rebuild"
@@ -31,6 +33,10 @@ type RepairOptions struct {
 	// Inside repairs the container's own namespace too: the state of its interface,
 	// addresses, routes and sysctls. Otherwise they are left as they are, because the
 	// container may have changed them itself, as a VPN does with its routes.
+	//
+	// Where the ADD has the kernel look for other machines with an IPv6 address, so does
+	// the repair. It waits for that for 3 s in all; what takes longer is left to the
+	// kernel, which uses no address before it has checked it (RFC 4862, section 5.4).
 	Inside bool
 }
 
@@ -241,8 +247,18 @@ type repairing struct {
 	parts *rebuild.Attachment
 }
 
+// repairPatience is the time for which the repair of one container waits, in all, for
+// work of the kernel: by default it looks for duplicates of an IPv6 address for up to two
+// seconds, and for as long as an administrator likes.
+const repairPatience = 3 * time.Second
+
 func (a *attachment) repairing() *repairing {
-	return &repairing{a, &rebuild.Attachment{Runner: a.runner(), Host: a.op.Host, Container: a.inside(), Compare: a.compare}}
+	if a.op.patience == nil {
+		a.op.patience = caller.NewPatience(repairPatience)
+	}
+	r := a.runner()
+	r.Given.Patience = a.op.patience
+	return &repairing{a, &rebuild.Attachment{Runner: r, Host: a.op.Host, Container: a.inside(), Compare: a.compare}}
 }
 
 // runRepairs repairs attachments of locked containers together. The results are in their

@@ -24,6 +24,9 @@ type Given struct {
 	Bus     *firewalld.Bus    // of a firewalld; nil: the system's
 	Batch   *batch.Batch      // changes that are made together; nil: each is made at once
 	Durable func() error      // waits until the record survives a power cut; nil: it does
+	// Patience limits the time that a repair waits for the kernel; nil: only the context
+	// does.
+	Patience *Patience
 }
 
 // Record is the record of one attachment, and of the others on the host. Its

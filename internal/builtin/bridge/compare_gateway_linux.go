@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 )
@@ -142,7 +144,11 @@ func (c *comparison) addGateway(ctx context.Context, conn *links.Conn, on links.
 	if err != nil {
 		return err
 	}
-	return awaitGateways(ctx, c.r.Host, conn, on, added, lan)
+	err = awaitGateways(ctx, c.r.Host, conn, on, added, lan)
+	if lan && errors.Is(err, caller.ErrEnough) {
+		return nil // the kernel goes on looking for machines that have it
+	}
+	return err
 }
 
 // serves reports whether an address of the bridge is the wanted gateway. Its

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 )
@@ -42,7 +43,8 @@ func (c *inside) addresses(w wanted) (all []compare.Difference, err error) {
 }
 
 // assign adds an address, as the ADD did. It removes one that another machine
-// has by now.
+// has by now. If the detection takes longer than the caller's patience, it leaves that to
+// the kernel.
 func (c *inside) assign(ctx context.Context, conn *links.Conn, want netip.Prefix) error {
 	subnets, err := c.subnets(prevresult.Own(c.r))
 	if err != nil {
@@ -73,8 +75,9 @@ func (c *inside) assign(ctx context.Context, conn *links.Conn, want netip.Prefix
 		return Await(ctx, conn, c.own.Index, []netip.Prefix{want})
 	}
 	// Without a carrier the kernel looks for duplicates later.
-	if err := DetectAll(ctx, c.r.Container, conn, c.own.Index, []netip.Prefix{want}, 0); err != nil {
-		return errors.Join(err, conn.DeleteAddress(c.own.Index, want))
+	err = DetectAll(ctx, c.r.Container, conn, c.own.Index, []netip.Prefix{want}, 0)
+	if err == nil || errors.Is(err, caller.ErrEnough) {
+		return nil
 	}
-	return nil
+	return errors.Join(err, conn.DeleteAddress(c.own.Index, want))
 }

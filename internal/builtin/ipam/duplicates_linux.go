@@ -10,6 +10,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 )
@@ -33,8 +34,12 @@ func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, res
 	return DetectAll(ctx, ns, c, index, wanted, carrier)
 }
 
-// DetectAll is [Detect] for a list of IPv6 addresses.
+// DetectAll is [Detect] for a list of IPv6 addresses. The error is [caller.ErrEnough] if the
+// caller's patience ends first; then the kernel goes on, and uses no address before it
+// has checked it.
 func DetectAll(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, wanted []netip.Prefix, carrier time.Duration) (err error) {
+	ctx, stop := caller.From(ctx).Patience.Wait(ctx)
+	defer stop()
 	watch, err := links.WatchAddresses(ns)
 	if err != nil {
 		return err

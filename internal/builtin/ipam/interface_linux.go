@@ -10,6 +10,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 )
 
@@ -156,8 +157,10 @@ const (
 	waitsAtMost  = 20 * time.Millisecond
 )
 
-// wait calls ready until it returns true.
+// wait calls ready until it returns true, or the caller's patience ends.
 func wait(ctx context.Context, ready func() (bool, error)) error {
+	ctx, stop := caller.From(ctx).Patience.Wait(ctx)
+	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, longestWait)
 	defer cancel()
 	for pause := shortestWait; ; pause = min(2*pause, waitsAtMost) {
