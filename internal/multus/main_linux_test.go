@@ -1,0 +1,31 @@
+package multus
+
+import (
+	"context"
+	"flag"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
+	"github.com/embedcni/cni/internal/scripted"
+)
+
+var update = flag.Bool("update", false, "write testdata for the version of Multus in go.mod")
+
+// init reserves the leading thread for TestMain. A test on it that changed its
+// network namespace would change the process's.
+func init() { runtime.LockOSThread() }
+
+// TestMain runs the tests in a sandbox: Multus' programs use fixed paths below /run. It
+// builds them and the reference plugins first, outside. Started as a plugin, the test
+// binary acts as one.
+func TestMain(m *testing.M) {
+	if scripted.IsPlugin() {
+		scripted.Main()
+	}
+	os.Exit(sandbox.Main(m,
+		sandbox.Before(func() ([]string, error) { return refplugins.Env(context.Background(), os.Stderr) }),
+		sandbox.Before(programs)))
+}
