@@ -1,12 +1,14 @@
 package multus
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 
@@ -21,24 +23,27 @@ type daemon struct {
 	process *exec.Cmd
 }
 
-// startDaemon starts Multus' daemon of the pinned version, before whose shim the cluster
-// has the network primary. It returns when the daemon serves. The test ends it.
-func startDaemon(t *testing.T, c *cluster, primary object, plugins map[string]string) *daemon {
+// startDaemon starts Multus' daemon of the pinned version. It returns when the daemon
+// serves, and the test ends it. primary is the network that every pod gets: the name of a
+// definition in the cluster, or empty for a file with a network of one scripted plugin.
+// plugins are the programs by their types, beside the scripted one.
+func startDaemon(t *testing.T, c *cluster, primary string, plugins map[string]string) *daemon {
 	t.Helper()
 	d := &daemon{dir: t.TempDir(), program: os.Getenv(daemonOf)}
 	for _, dir := range []string{"bin", "net.d", "cni"} {
 		expect.NoError(t, os.Mkdir(d.path(dir), 0o700))
 	}
+	expect.NoError(t, os.Symlink(self(t), d.path("bin", "scripted")))
 	for name, target := range plugins {
 		expect.NoError(t, os.Symlink(target, d.path("bin", name)))
 	}
-	primaryFile := d.path("net.d", "10-primary.conflist")
-	d.write(t, primaryFile, primary)
+	file := d.path("net.d", "10-primary.conflist")
+	d.write(t, file, primaryNetwork)
 	d.write(t, d.path("daemon.json"), object{
 		"cniVersion": "1.1.0", "binDir": d.path("bin"), "cniDir": d.path("cni"), "confDir": d.path("net.d"),
 		"cniConfigDir": d.path("net.d"), "multusAutoconfigDir": d.path("net.d"), "multusConfigFile": "auto",
 		// It overrides the one in the requests of testdata.
-		"clusterNetwork": primaryFile,
+		"clusterNetwork": cmp.Or(primary, file),
 		"socketDir":      runDir, "daemonSocketDir": runDir, "logLevel": "debug", "logToStderr": true,
 	})
 	log := expect.Value(os.Create(d.path("log")))(t)
@@ -46,10 +51,18 @@ func startDaemon(t *testing.T, c *cluster, primary object, plugins map[string]st
 	d.process = exec.Command(d.program, "-config", d.path("daemon.json"))
 	d.process.Env = append(c.env(t), "PATH="+os.Getenv("PATH"), "HOME="+d.dir)
 	d.process.Stdout, d.process.Stderr = log, log
+	// It ends with the thread that starts it, even if the tests are killed.
 	d.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	expect.NoError(t, d.process.Start())
-	ended := make(chan error, 1)
-	go func() { ended <- d.process.Wait() }()
+	started, ended := make(chan error, 1), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		err := d.process.Start()
+		started <- err
+		if err == nil {
+			ended <- d.process.Wait()
+		}
+	}()
+	expect.NoError(t, expect.Await(t, "the start of Multus' daemon", started))
 	t.Cleanup(func() {
 		if err := d.process.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			t.Error(err)
@@ -59,18 +72,18 @@ func startDaemon(t *testing.T, c *cluster, primary object, plugins map[string]st
 			t.Logf("log of Multus' daemon:\n%s", expect.Value(os.ReadFile(d.path("log")))(t))
 		}
 	})
-	// It writes the configuration of its shim last.
+	// It writes the configuration of its shim last, and not in one step.
 	expect.Eventually(t, "Multus' daemon", func() bool {
 		select {
 		case err := <-ended:
 			t.Fatalf("Multus' daemon ended: %v:\n%s", err, expect.Value(os.ReadFile(d.path("log")))(t))
 		default:
 		}
-		_, err := os.Stat(d.path("net.d", "00-multus.conf"))
+		config, err := os.ReadFile(d.path("net.d", "00-multus.conf"))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
 		}
-		return err == nil
+		return json.Valid(config)
 	})
 	return d
 }

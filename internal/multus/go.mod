@@ -5,6 +5,7 @@ go 1.25.0
 require (
 	github.com/containernetworking/cni v1.3.0
 	github.com/embedcni/cni v0.0.0
+	github.com/vishvananda/netlink v1.3.1
 )
 
 tool (
@@ -41,7 +42,6 @@ require (
 	github.com/prometheus/common v0.66.1 // indirect
 	github.com/prometheus/procfs v0.16.1 // indirect
 	github.com/spf13/pflag v1.0.9 // indirect
-	github.com/vishvananda/netlink v1.3.1 // indirect
 	github.com/vishvananda/netns v0.0.5 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
 	go.yaml.in/yaml/v2 v2.4.3 // indirect

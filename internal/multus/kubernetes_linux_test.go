@@ -62,10 +62,12 @@ func newCluster(t *testing.T) *cluster {
 	}
 	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/pods/{name}", c.pod)
 	mux.HandleFunc("PUT /api/v1/namespaces/{namespace}/pods/{name}/status", c.status)
-	// Events are for people to read.
-	mux.HandleFunc("POST /api/v1/namespaces/{namespace}/events", func(w http.ResponseWriter, r *http.Request) {
-		c.answer(w, http.StatusCreated, object{"kind": "Event", "apiVersion": "v1", "metadata": object{"name": "event"}})
-	})
+	for _, events := range []string{"POST /api/v1/namespaces/{namespace}/events", "PATCH /api/v1/namespaces/{namespace}/events/{name}"} {
+		mux.HandleFunc(events, func(w http.ResponseWriter, _ *http.Request) {
+			// They are for people to read.
+			c.answer(w, http.StatusOK, object{"kind": "Event", "apiVersion": "v1", "metadata": object{"name": "event"}})
+		})
+	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		c.mu.Lock()
 		c.unknown = append(c.unknown, r.Method+" "+r.URL.Path)

@@ -94,9 +94,12 @@ func (c call) run(t *testing.T, plugin string) (stdout []byte, stderr string, er
 	if exit := (*exec.ExitError)(nil); !errors.As(failed, &exit) {
 		t.Fatal(failed)
 	}
-	var said types.Error
+	var said struct {
+		CNIVersion string
+		types.Error
+	}
 	if err := strictJSON(out.Bytes(), &said); err != nil {
 		t.Fatalf("%s of %s: %v, printed %q (%v), stderr %q", c.verb, plugin, failed, &out, err, &log)
 	}
-	return nil, log.String(), &said
+	return nil, log.String(), &said.Error
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/netns"
 )
 
 // The pod of the requests in testdata.
@@ -38,21 +39,23 @@ const shimConf = `{ "cniVersion": "1.1.0",
   "capabilities": {"portMappings": true}, "note": "a<b>&c é 10000000000000000001" }
 `
 
+// validAttachments begins a configuration of GC.
+const validAttachments = `{"cni.dev/valid-attachments": [{"containerID": "` + containerID + `", "ifname": "eth0"}]`
+
 // podCall returns the call of a runtime for the pod.
 func podCall(verb string) call {
 	c := call{verb: verb, ifName: "eth0", args: podArgs, netns: podNetNS, config: []byte(shimConf)}
 	if verb == "GC" {
-		c.config = bytes.Replace(c.config, []byte(`"note"`), []byte(
-			`"cni.dev/valid-attachments": [{"containerID": "`+containerID+`", "ifname": "eth0"}], "note"`), 1)
+		c.config = bytes.Replace(c.config, []byte("{"), []byte(validAttachments+", "), 1)
 	}
 	return c
 }
 
 // newPod makes the pod's namespace, whose path is the same in every run.
-func newPod(t *testing.T) {
+func newPod(t *testing.T) *netns.Handle {
 	t.Helper()
 	expect.NoError(t, os.MkdirAll(filepath.Dir(podNetNS), 0o755))
-	nettest.At(t, podNetNS)
+	return nettest.At(t, podNetNS)
 }
 
 // golden compares data with a file of the version's directory in testdata.
