@@ -3,6 +3,7 @@ package cni
 import (
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -19,8 +20,9 @@ type Namespace struct {
 	path string
 	scope
 	selected []selection
-	ours     bool // a Pool has made the namespace
-	makes    bool // Setup makes it, see WithNewNetNS
+	ours     bool     // a Pool has made the namespace
+	makes    bool     // Setup makes it, see WithNewNetNS
+	makesIn  *os.File // the user namespace that it belongs to; nil: the caller's
 }
 
 // scope holds values set by options: for all networks of the call, or inside
@@ -74,28 +76,51 @@ func (ns *Namespace) only(n *Network) *Namespace {
 
 // WithNewNetNS has Setup make the container's network namespace, and Remove delete it.
 // Setup's path is where it is pinned, as by netns.Create; an existing path is refused with
-// ErrInvalidNetNS and fs.ErrExist. If path is empty, the namespace is pinned in the record
-// directory. Result.NetNS has the path, from Lookup too.
+// ErrInvalidNetNS and fs.ErrExist. If path is empty, or the one that Setup has chosen for
+// the container before, the namespace is pinned in the record directory. Result.NetNS has
+// the path, from Lookup too.
 //
 // The namespace is on record before it has a name, and a Setup that fails deletes it. A
 // runtime that is killed in Setup or Remove leaves it to the next Recover, or to a Setup
 // or Remove of the same container. Only the recorded namespace is ever deleted: whatever
-// else is at the path by then stays. Processes in it stay in it, without interfaces. A
-// Setup or Reconcile that is given the path keeps the namespace, and attaches it again;
-// should that fail, the namespace is the caller's.
+// else is at the path by then stays. Processes in it stay in it, without interfaces.
+//
+// A Setup or Reconcile that is given the path keeps the namespace, and attaches it again.
+// Should that fail, or be killed, the namespace stays on record, without attachments: for
+// another attempt, or until Remove, a GC, or a Recover that finds no process in it.
 //
 // The caller needs CAP_SYS_ADMIN, also for the mount in path's directory. That is made if
 // it is missing, and stays; see netns.Share for one that `ip netns` and other mount
 // namespaces see. Other calls than Setup ignore the option, and a Pool too, because its
 // containers have namespaces of their own.
 func WithNewNetNS() NamespaceOpts {
+	return func(ns *Namespace) error { return ns.make(nil) }
+}
+
+// WithNewNetNSIn is WithNewNetNS for a container in a user namespace: the network
+// namespace belongs to owner, so that root in that user namespace may change it. owner is
+// an open user namespace, such as /proc/PID/ns/user of the container's first process; it
+// must stay open until Setup returns. See netns.NewIn.
+//
+// The error is ErrInvalidNetNS if owner is no user namespace, or if the caller lacks
+// CAP_SYS_ADMIN in it. A Pool's namespaces are made before their user namespaces are
+// known, so its Setup refuses the option with ErrInvalidArgument.
+func WithNewNetNSIn(owner *os.File) NamespaceOpts {
 	return func(ns *Namespace) error {
-		if ns.nested {
-			return fmt.Errorf("a new network namespace inside WithNetwork: %w", ErrInvalidArgument)
+		if owner == nil {
+			return fmt.Errorf("a new network namespace in no user namespace: %w", ErrInvalidArgument)
 		}
-		ns.makes = true
-		return nil
+		return ns.make(owner)
 	}
+}
+
+// make notes that Setup makes the namespace.
+func (ns *Namespace) make(owner *os.File) error {
+	if ns.nested {
+		return fmt.Errorf("a new network namespace inside WithNetwork: %w", ErrInvalidArgument)
+	}
+	ns.makes, ns.makesIn = true, owner
+	return nil
 }
 
 // WithNetwork selects the loaded network of that name. Without WithNetwork a call

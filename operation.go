@@ -66,7 +66,7 @@ func (s *snapshot) beginIn(ns *Namespace, verb string, openHost func() (*hostns.
 	op.Ours = ns.ours
 	open := func() error { return op.OpenPath(ns.path, verb) }
 	if ns.makes && verb == "ADD" {
-		open = func() error { return op.MakeNetNS(ns.path) }
+		open = func() error { return op.MakeNetNS(ns.path, ns.makesIn) }
 	}
 	if err := open(); err != nil {
 		return nil, join(err, host.Close())

@@ -110,6 +110,9 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 	if err != nil {
 		return "", nil, fmt.Errorf("set up container %q: %w", id, err)
 	}
+	if ns.makesIn != nil {
+		return "", nil, fmt.Errorf("set up container %q: a pool's network namespace in a given user namespace: %w", id, ErrInvalidArgument)
+	}
 	ns.ours, ns.makes = true, false
 	for refused := 0; ; {
 		w, ok := p.stock.Take()

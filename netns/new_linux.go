@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -44,13 +45,36 @@ func unshare() error {
 // /proc/PID/ns/user, opened. It needs CAP_SYS_ADMIN in owner.
 //
 // Only a process with a single thread can enter a user namespace. So NewIn forks one,
-// which ends before NewIn returns.
+// which ends before NewIn returns. If owner is the caller's own user namespace, NewIn is
+// New.
 func NewIn(owner *os.File) (*Handle, error) {
-	h, err := newIn(owner)
+	own, err := isOwnUserNS(owner)
+	if err == nil && own {
+		return New()
+	}
+	var h *Handle
+	if err == nil {
+		h, err = newIn(owner)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("create network namespace in user namespace %q: %w", owner.Name(), err)
 	}
 	return h, nil
+}
+
+// isOwnUserNS reports whether a file is the user namespace that the caller is in.
+func isOwnUserNS(f *os.File) (own bool, err error) {
+	var now, st unix.Stat_t
+	var inner error
+	err = control(f, func(fd int) { inner = restart(func() error { return unix.Fstat(fd, &st) }) })
+	if err = errors.Join(err, inner); err != nil {
+		return false, err
+	}
+	const path = "/proc/thread-self/ns/user"
+	if err := restart(func() error { return unix.Stat(path, &now) }); err != nil {
+		return false, procError("look up the thread's user namespace", err)
+	}
+	return idOf(&st) == idOf(&now), nil
 }
 
 func newIn(owner *os.File) (h *Handle, err error) {

@@ -3,6 +3,8 @@
 package container
 
 import (
+	"os"
+
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -93,7 +95,7 @@ type fresh struct{}
 func (*fresh) close() {}
 
 // MakeNetNS fails.
-func (*Container) MakeNetNS(string) error { return netns.ErrNotSupported }
+func (*Container) MakeNetNS(string, *os.File) error { return netns.ErrNotSupported }
 
 // MakesNetNS returns false.
 func (*Container) MakesNetNS() bool { return false }

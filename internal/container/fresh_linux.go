@@ -24,22 +24,43 @@ type fresh struct {
 	chosen  bool     // by the caller; otherwise the path is that of the container's pin
 	file    *os.File // without a name; nil if the file system makes none
 	durable bool     // the file outlives a power cut
+	owner   *os.File // the caller's: the user namespace that it belongs to; nil: this process's
+}
+
+// make makes the namespace.
+func (f *fresh) make() (*netns.Handle, error) {
+	if f.owner == nil {
+		return netns.New()
+	}
+	ns, err := netns.NewIn(f.owner)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", err, hostns.ErrInvalid)
+	}
+	return ns, nil
 }
 
 // MakeNetNS makes a namespace for the container, which Pin mounts at the path, or at a
 // path of the library's if that is empty. It goes with the container. The path must not
 // exist, but may be the container's from an earlier Setup, which has yet to be removed;
-// see RemakeNetNS.
-func (c *Container) MakeNetNS(path string) (err error) {
+// see RemakeNetNS. It belongs to the user namespace owner, or to this process's if that is
+// nil.
+func (c *Container) MakeNetNS(path string, owner *os.File) (err error) {
 	c.Leave()
 	if path != "" && !filepath.IsAbs(path) {
 		return fmt.Errorf("path %q of a new network namespace is relative: %w", path, hostns.ErrInvalid)
 	}
-	c.fresh = &fresh{chosen: path != ""}
-	if c.Path = c.in.Pins.path(c.ID); path != "" {
+	own := c.in.Pins.path(c.ID)
+	if path != "" && c.in.Pins.isInside(path) {
+		if filepath.Base(path) != filepath.Base(own) {
+			return errors.Join(refuseExisting(path), fmt.Errorf("path %q of a new network namespace is another container's: %w", path, hostns.ErrInvalid))
+		}
+		path = "" // as an earlier Setup has returned it
+	}
+	c.fresh = &fresh{chosen: path != "", owner: owner}
+	if c.Path = own; path != "" {
 		c.Path = filepath.Clean(path)
 	}
-	c.NetNS, err = netns.New()
+	c.NetNS, err = c.fresh.make()
 	return err
 }
 
@@ -54,17 +75,22 @@ func (c *Container) RemakeNetNS() (err error) {
 	}
 	if c.fresh.placed {
 		c.Leave()
-		c.fresh = &fresh{chosen: c.fresh.chosen}
-		if c.NetNS, err = netns.New(); err != nil {
+		c.fresh = &fresh{chosen: c.fresh.chosen, owner: c.fresh.owner}
+		if c.NetNS, err = c.fresh.make(); err != nil {
 			return err
 		}
 	}
 	if !c.fresh.chosen {
 		return nil
 	}
-	switch _, err := os.Lstat(c.Path); {
+	return refuseExisting(c.Path)
+}
+
+// refuseExisting refuses a path at which there is something.
+func refuseExisting(path string) error {
+	switch _, err := os.Lstat(path); {
 	case err == nil:
-		return fmt.Errorf("path %q of a new network namespace: %w: %w", c.Path, fs.ErrExist, hostns.ErrInvalid)
+		return fmt.Errorf("path %q of a new network namespace: %w: %w", path, fs.ErrExist, hostns.ErrInvalid)
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("path of a new network namespace: %w: %w", err, hostns.ErrInvalid)
 	}

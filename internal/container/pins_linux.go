@@ -51,6 +51,30 @@ func (p *Pins) path(id record.ID) string {
 // the record's file.
 func (p *Pins) File(name string) string { return filepath.Join(p.dir, name) }
 
+// isInside reports whether a path is in the directory of the pins, however that is
+// spelled.
+func (p *Pins) isInside(path string) bool {
+	dir := filepath.Dir(filepath.Clean(path))
+	its, err := os.Stat(dir)
+	own, oerr := os.Stat(p.dir)
+	if err == nil && oerr == nil {
+		return os.SameFile(its, own)
+	}
+	return resolved(dir) == resolved(p.dir)
+}
+
+// resolved returns an absolute path without symbolic links, as far as it exists.
+func resolved(path string) string {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return path
+	}
+	if real, err := filepath.EvalSymlinks(path); err == nil || filepath.Dir(path) == path {
+		return real
+	}
+	return filepath.Join(resolved(filepath.Dir(path)), filepath.Base(path))
+}
+
 // Holds reports whether the namespace is kept for a container.
 func (p *Pins) Holds(ns *netns.Handle) bool {
 	entries, err := os.ReadDir(p.dir)
