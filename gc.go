@@ -186,6 +186,7 @@ func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) (re
 			n := op.Record.Find(a.IfName)
 			return n.State != record.Deleting && n.Failures == 0
 		})
+		op.KeepInUse()
 	}
 	err = op.finish(ctx, going)
 	return err == nil, err

@@ -310,6 +310,7 @@ func (s *snapshot) removeFailed(ctx context.Context, id record.ID) (removed bool
 	if len(going) == 0 {
 		return false, nil
 	}
+	op.KeepInhabited()
 	err = op.finish(ctx, going)
 	return err == nil, err
 }

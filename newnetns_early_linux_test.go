@@ -6,10 +6,13 @@ import (
 	"os"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/netns"
 )
 
 // TestAPinThatOutlivesAPowerCutIsMadeAfterTheRecord has reached the disk: the power cut
@@ -73,4 +76,64 @@ func TestARecordOfANewNetNSThatDoesNotReachTheDisk(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
+}
+
+// TestANamespaceStaysOnRecordIfTheDiskFails in an attempt to attach the container again,
+// at each write of a record.
+func TestANamespaceStaysOnRecordIfTheDiskFails(t *testing.T) {
+	h, r := earlyHost(t)
+	before := h.Audit()
+	broken := errors.New("the disk is broken")
+	syncs := 0
+	r.SyncRecordsBy(func(f *os.File) error { return f.Sync() })
+	result, err := r.Setup(t.Context(), "c1", "", cni.WithNewNetNS())
+	expect.NoError(t, err)
+	path := result.NetNS
+	ns, err := netns.Open(path)
+	expect.NoError(t, err)
+	defer ns.Close() // was only looked at
+	attempt := func(failing int) error {
+		nettest.Inside(t, ns, func(nl *netlink.Handle) error {
+			link, err := nl.LinkByName("eth0")
+			if err != nil {
+				return nil // an attempt has failed
+			}
+			return nl.LinkDel(link)
+		})
+		syncs = 0
+		r.SyncRecordsBy(func(f *os.File) error {
+			if syncs++; syncs == failing {
+				return broken
+			}
+			return f.Sync()
+		})
+		_, err := r.Setup(t.Context(), "c1", path)
+		return err
+	}
+	failed := 0
+	for n := 1; ; n++ {
+		err := attempt(n)
+		rec, lerr := h.Records().Load("c1")
+		expect.NoError(t, lerr)
+		if rec == nil || rec.NetNS.ID() != ns.ID() || !rec.NetNS.Ours {
+			t.Fatalf("write %d fails: record %+v of namespace %v", n, rec, ns.ID())
+		}
+		now, oerr := netns.Open(path)
+		expect.NoError(t, oerr)
+		expect.Same(t, "namespace", now.ID(), ns.ID())
+		expect.NoError(t, now.Close())
+		if syncs < n {
+			expect.NoError(t, err)
+			break
+		}
+		if err != nil {
+			failed++
+		}
+	}
+	expect.Same(t, "attempts failed", failed > 0, true)
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s: %v", path, err)
+	}
+	h.WantClean(before)
 }

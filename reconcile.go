@@ -114,7 +114,8 @@ type Reconciled struct {
 	// Err is nil if the container is healthy, or was repaired or replaced. Otherwise it is
 	// why not: the verdict, if nothing was done; what Repair has left; or the error of the
 	// removal, a *LeftoverError, or of the Setup. After a Setup that failed the container
-	// is not attached.
+	// is not attached; a namespace that an earlier Setup made stays on record, see
+	// WithNewNetNS.
 	Err error
 }
 

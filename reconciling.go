@@ -199,7 +199,7 @@ func (p *replacement) clear(ctx context.Context, op *operation) error {
 	if op.Damaged {
 		return fmt.Errorf("its record is damaged; call Remove if the container is gone: %w", record.ErrBad)
 	}
-	if !reflect.DeepEqual(op.Record, p.seen) {
+	if attached := op.Record != nil && !op.Record.IsEmpty(); (attached || p.seen != nil) && !reflect.DeepEqual(op.Record, p.seen) {
 		return errChanged
 	}
 	if op.Record == nil {
@@ -212,7 +212,9 @@ func (p *replacement) clear(ctx context.Context, op *operation) error {
 	if err := op.refuseReplacing(all, &wanted); err != nil {
 		return err
 	}
-	op.KeepNetNS(wanted)
+	if kept, err := op.KeepNetNS(wanted); err != nil || kept && len(all) == 0 {
+		return err
+	}
 	before := formerAddresses(all)
 	op.logger.Info("replacing the attachments of a container", "container", op.ID)
 	if err := op.tearDown(context.WithoutCancel(ctx), all); err != nil {

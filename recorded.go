@@ -208,12 +208,7 @@ func (op *operation) forget(gone attachments) error {
 	}
 	op.enterGone(gone)
 	if op.Damaged || !op.Record.HasOthers(gone.names()) {
-		err := op.Erase()
-		op.Record = nil
-		if err == nil {
-			op.forgetHolds(op.ID)
-		}
-		return err
+		return op.erase(gone)
 	}
 	var errs []error
 	for _, a := range gone {
@@ -225,6 +220,25 @@ func (op *operation) forget(gone attachments) error {
 		}
 	}
 	return join(errs...)
+}
+
+// erase deletes the record, or leaves one of the namespace alone; see
+// [container.Container.KeepNetNS].
+func (op *operation) erase(gone attachments) error {
+	err := op.Erase()
+	if err == nil {
+		op.forgetHolds(op.ID)
+	}
+	if !op.KeepsNetNS() {
+		op.Record = nil
+		return err
+	}
+	for _, a := range gone { // another record of the container would have them
+		if n := a.entry(); n != nil {
+			n.State = record.Deleted
+		}
+	}
+	return err
 }
 
 // stay notes why attachments could not be detached, for each by itself, and returns

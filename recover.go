@@ -229,13 +229,21 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 	}
 	// For networks that have nothing to attach ahead of time, a pool makes a namespace
 	// without attachments.
-	empty := !op.Damaged && len(op.Record.Attachments) == 0
-	if len(going) > 0 || empty {
+	empty := !op.Damaged && op.Record.IsEmpty()
+	stays := !op.Record.HasOthers(going.names()) && op.KeepInhabited()
+	if len(going) > 0 || empty && !stays {
 		o.err = op.finish(ctx, going)
 		o.removed = o.err == nil
 	}
+	if stays && o.err == nil {
+		o.adopted, o.kept = true, errOnlyNetNS
+	}
 	return o
 }
+
+// errOnlyNetNS: the container was attached again in a namespace that Setup had made, and
+// that failed, or was killed.
+var errOnlyNetNS = fmt.Errorf("it is %w; a process is in its network namespace, which stays until Remove, or a Recover after the process has ended", ErrNotAttached)
 
 // beginRecovery locks the container. It returns ErrBusy if another call has it locked
 // for lockedGrace; or, if the container comes last, for a longer grace by a live

@@ -64,6 +64,9 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
 	}
+	if err := op.EndUse(); err != nil { // a full disk must not keep a container attached
+		op.logger.Warn("note in the record that the network namespace goes too", "container", op.ID, "error", err)
+	}
 	return op.tearDown(ctx, op.attachments)
 }
 

@@ -122,12 +122,14 @@ func (op *operation) clearDead(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	op.KeepNetNS(wanted)
 	if len(earlier) == 0 && op.Record == nil {
 		return nil
 	}
 	dead, err := op.deadOf(earlier, wanted)
 	if err != nil || len(dead) == 0 && len(earlier) > 0 {
+		return err
+	}
+	if kept, err := op.KeepNetNS(wanted); err != nil || kept && len(earlier) == 0 {
 		return err
 	}
 	for _, a := range dead {

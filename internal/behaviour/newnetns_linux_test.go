@@ -17,7 +17,6 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -154,6 +153,45 @@ func TestAPathThatExistsIsRefused(t *testing.T) {
 	m.WantClean(m.before)
 }
 
+// TestThePathThatSetupChoseMayBeGiven to a later Setup, however it is spelled: a caller that
+// has stored it gives it again after a Remove, and after a reboot. The paths of other
+// containers are refused.
+func TestThePathThatSetupChoseMayBeGiven(t *testing.T) {
+	for _, made := range []bool{false, true} { // the directory of the pins
+		m := newMaker(t)
+		own, another := m.Pin("c1"), m.Pin("c2")
+		expect.NoError(t, os.Symlink(m.Path("state"), m.Path("link")))
+		spelled := m.Path("link") + strings.TrimPrefix(own, m.Path("state"))
+		if spelled == own || !strings.HasPrefix(own, m.Path("state")) {
+			t.Fatalf("%s is not below %s", own, m.Path("state"))
+		}
+		if made {
+			expect.NoError(t, os.MkdirAll(filepath.Dir(own), 0o700))
+		}
+		m.before = m.Audit()
+		_, err := m.Setup("c1", another)
+		expect.Is(t, err, cni.ErrInvalidNetNS)
+		expect.Same(t, "calls", len(m.Calls()), 0)
+		for _, path := range []string{own, spelled, filepath.Dir(own) + "/./" + filepath.Base(own), own + "/"} {
+			result, err := m.Setup("c1", path)
+			expect.NoError(t, err)
+			expect.Same(t, "path", result.NetNS, own)
+			expect.Same(t, "namespace", m.idAt(own), m.recordedAs("c1"))
+			m.link(own, "eth0")
+			_, err = m.Setup("c1", path)
+			expect.Is(t, err, cni.ErrAlreadyAttached)
+			expect.NoError(t, m.Remove(t.Context(), "c1", path))
+			expect.Same(t, "pin", exists(t, own), false)
+		}
+		// The file alone is left after a reboot.
+		expect.NoError(t, os.WriteFile(own, nil, 0o444))
+		_, err = m.Setup("c1", own)
+		expect.NoError(t, err)
+		expect.NoError(t, m.Remove(t.Context(), "c1", own))
+		m.WantClean(m.before)
+	}
+}
+
 func TestASetupThatFailsDeletesTheNamespaceThatItMade(t *testing.T) {
 	for _, path := range []string{"", "c1"} {
 		m := newMaker(t, cni.WithRetry(cni.Retry{Attempts: 3, Delay: 1}))
@@ -261,48 +299,17 @@ func TestARuntimeKilledAnywhereLeavesNoNamespace(t *testing.T) {
 // TestANamespaceOutlivesItsAttachments if the container is attached in it again: by a
 // Setup with its path, after the interface was lost, and by a replacement.
 func TestANamespaceOutlivesItsAttachments(t *testing.T) {
-	ways := map[string]func(m *maker, path string) (*cni.Result, error){
-		"Setup": func(m *maker, path string) (*cni.Result, error) {
-			return m.Runtime.Setup(m.T.Context(), "c1", path)
-		},
-		"Reconcile": func(m *maker, path string) (*cni.Result, error) {
-			report, err := m.Reconcile(m.T.Context(), []cni.Expected{{ContainerID: "c1", NetNS: path, Options: []cni.NamespaceOpts{cni.WithNewNetNS()}}},
-				cni.ReconcileOptions{Decide: func(cni.Health) cni.Decision { return cni.DecideReplace }})
-			if err != nil {
-				return nil, err
-			}
-			return report.Containers[0].Result, report.Containers[0].Err
-		},
-	}
-	for what, again := range ways {
+	for what, again := range attachings() {
 		for _, chosen := range []bool{false, true} {
 			m := newMaker(t)
-			path := ""
-			if chosen {
-				path = m.Path("netns", "c1")
-			}
-			result, err := m.Setup("c1", path)
-			expect.NoError(t, err)
-			path = result.NetNS
-			want := m.idAt(path)
+			path, want := m.made(chosen)
 			leave := m.inhabit(path)
-
-			result, err = again(m, path)
+			result, err := again(t.Context(), m, path)
 			expect.NoError(t, err)
 			expect.Same(t, what+": path", result.NetNS, path)
 			expect.Same(t, what+": namespace", m.idAt(path), want)
-			// After a failure it is the caller's, who has given the path.
-			m.On("first", "ADD", testhost.Says(5, "no"))
-			_, err = again(m, path)
-			expect.Same(t, what+": errors", testhost.Messages(err), []string{"first: no"})
-			expect.Same(t, what+": namespace after a failure", m.idAt(path), want)
-			m.On("first", "ADD", scripted.Action{})
-			result, err = again(m, path)
-			expect.NoError(t, err)
-			expect.Same(t, what+": path that the library has made, after a failure", result.NetNS, "")
-			expect.Same(t, what+": namespace", m.idAt(path), want)
 			leave()
-			expect.NoError(t, errors.Join(m.Remove(t.Context(), "c1", ""), netns.Remove(path)))
+			expect.NoError(t, m.Remove(t.Context(), "c1", ""))
 			m.WantClean(m.before)
 		}
 	}

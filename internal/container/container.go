@@ -75,8 +75,8 @@ type Container struct {
 	Place
 	Origin
 	guard
-	fresh *fresh        // the namespace that this call makes; nil if it makes none
-	kept  *record.NetNS // one that this library has made, and that outlives the record; see KeepNetNS
+	fresh *fresh // the namespace that this call makes; nil if it makes none
+	keeps bool   // the recorded namespace outlives the attachments; see KeepNetNS
 	in    *Store
 }
 

@@ -40,7 +40,7 @@ func (c *Container) hostPath() string { return c.in.Hosts.PathTo(c.Host, c.in.Ho
 // sameHost refuses to add to a container that is attached from another host
 // namespace, because a record has only one.
 func (c *Container) sameHost() error {
-	if c.Record == nil || c.Record.Host == "" || c.Record.Host == c.Host.String() {
+	if c.Record == nil || c.Record.IsEmpty() || c.Record.Host == "" || c.Record.Host == c.Host.String() {
 		return nil
 	}
 	return fmt.Errorf("container %s is attached from network namespace %s, and this call would run plugins in %s: %w",

@@ -29,9 +29,6 @@ func (c *Container) identify() (record.NetNS, error) {
 		return c.Record.NetNS, nil // whichever path leads there from the caller
 	}
 	id := c.NetNS.ID()
-	if c.kept != nil && c.kept.ID() == id {
-		return *c.kept, nil
-	}
 	ns := record.NetNS{Path: c.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.ID), View: nsfind.View(), Ours: c.Ours}
 	if ns.Ours {
 		ns.Pin = ""

@@ -120,7 +120,10 @@ func (c *Container) NewRecord(owner string) (*record.Record, error) {
 		PluginID: c.MadeAs, Warm: c.Warm,
 	}
 	if before := c.Record; before != nil {
-		rec.Since, rec.Generation, rec.PluginID = before.Since, before.Generation, before.PluginID
+		rec.Generation, rec.PluginID = before.Generation, before.PluginID
+		if !before.IsEmpty() {
+			rec.Since = before.Since
+		}
 		for _, n := range before.Attachments {
 			if n.State != record.Deleted {
 				rec.Attachments = append(rec.Attachments, n)
@@ -140,12 +143,14 @@ func (c *Container) NewRecord(owner string) (*record.Record, error) {
 }
 
 // Erase stops keeping the namespace alive and deletes the record, in this order, so
-// that a crash or a failure in between leaves a record, and never a pin without one.
+// that a crash or a failure in between leaves a record, and never a pin without one. If
+// the namespace outlives the attachments, the record stays for it alone; see KeepNetNS.
 func (c *Container) Erase() error {
-	if c.kept == nil {
-		if err := c.letGo(); err != nil {
-			return err
-		}
+	if c.keeps {
+		return c.empty()
+	}
+	if err := c.letGo(); err != nil {
+		return err
 	}
 	rec := c.Record
 	if rec == nil {
@@ -154,22 +159,87 @@ func (c *Container) Erase() error {
 	if err := c.in.DeleteRecord(rec); err != nil {
 		return err
 	}
-	// A pool's container was on record under that ID until this record was on the
-	// disk.
+	return c.eraseOrigin()
+}
+
+// eraseOrigin deletes the record under the ID that plugins know, if that is another: a
+// pool's container was on record under it until its own record was on the disk.
+func (c *Container) eraseOrigin() error {
 	if id := record.ID(c.PluginID()); id != c.ID {
 		return c.in.DeleteRecord(&record.Record{ContainerID: id})
 	}
 	return nil
 }
 
-// KeepNetNS has Erase keep the recorded namespace, if this library has made it and it is
-// the one at a place: the caller attaches the container there again, and its processes
-// may be in it. The next record has it as this one does.
-func (c *Container) KeepNetNS(at Place) {
-	if c.Record != nil && !c.Damaged && !c.Rebooted && c.Record.NetNS.Ours && at.NetNS != nil && at.NetNS.ID() == c.Record.NetNS.ID() {
-		ns := c.Record.NetNS
-		c.kept = &ns
+// empty replaces the record by one without attachments.
+func (c *Container) empty() error {
+	before := c.Record
+	rec := &record.Record{
+		Runtime: before.Runtime, Life: before.Life, PIDNS: before.PIDNS, ContainerID: c.ID, Owner: before.Owner,
+		Boot: before.Boot, Host: before.Host, HostPath: before.HostPath, Since: before.Since,
+		NetNS: before.NetNS, Generation: before.Generation,
 	}
+	rec.Inherit(before)
+	if err := c.in.Records.Begin(rec); err != nil {
+		return err
+	}
+	c.in.Ports.Forget(before)
+	c.in.Ports.Enter(rec)
+	err := c.eraseOrigin()
+	c.Record = rec
+	return err
+}
+
+// KeepNetNS has Erase keep the recorded namespace, and a record of it without
+// attachments, if this library has made it and it is the one at a place: the caller
+// attaches the container there again, and its processes may be in it. The record says so
+// from then on. kept is false if it is another namespace.
+func (c *Container) KeepNetNS(at Place) (kept bool, err error) {
+	if !c.isOurs() || c.MakesNetNS() || at.NetNS == nil || at.NetNS.ID() != c.Record.NetNS.ID() {
+		return false, nil
+	}
+	c.keeps = true
+	return true, c.setInUse(true)
+}
+
+// KeepInhabited is KeepNetNS for a namespace that the record says is in use, if that is so:
+// a process is in it, or may be.
+func (c *Container) KeepInhabited() (kept bool) {
+	c.keeps = c.isOurs() && c.Record.NetNS.InUse && c.NetNS != nil && c.isInhabited()
+	return c.keeps
+}
+
+// KeepInUse is KeepNetNS for a namespace that the record says is in use.
+func (c *Container) KeepInUse() (kept bool) {
+	c.keeps = c.isOurs() && c.Record.NetNS.InUse
+	return c.keeps
+}
+
+// EndUse notes that the namespace goes with the attachments.
+func (c *Container) EndUse() error {
+	if !c.isOurs() {
+		return nil
+	}
+	return c.setInUse(false)
+}
+
+// KeepsNetNS reports whether Erase keeps the namespace.
+func (c *Container) KeepsNetNS() bool { return c.keeps }
+
+// isOurs reports whether this library has made the recorded namespace, in this boot.
+func (c *Container) isOurs() bool {
+	return c.Record != nil && !c.Damaged && !c.Rebooted && c.Record.NetNS.Ours
+}
+
+func (c *Container) setInUse(yes bool) error {
+	if c.Record.NetNS.InUse == yes {
+		return nil
+	}
+	if err := c.Note(record.Entry{InUse: &yes}); err != nil {
+		return err
+	}
+	c.Record.NetNS.InUse = yes
+	return nil
 }
 
 // letGo stops keeping the namespace alive, and deletes one that was made for the

@@ -30,6 +30,12 @@ func (r *Record) Owned(owner string) bool {
 	return !attached && r.Owner == owner
 }
 
+// IsEmpty reports whether no attachments are in the record: it is of a namespace that was
+// made for the container.
+func (r *Record) IsEmpty() bool {
+	return !slices.ContainsFunc(r.Attachments, func(n Attachment) bool { return n.State != Deleted })
+}
+
 // Shared reports whether attachments of more than one owner are in the record.
 func (r *Record) Shared() bool {
 	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {

@@ -111,6 +111,10 @@ type NetNS struct {
 	// Ours means that the namespace was made for the container, at Path, and is
 	// deleted with it. It needs no pin.
 	Ours bool `json:"ours,omitempty"`
+	// InUse means that a caller has given the path of a namespace that is Ours, to attach
+	// the container in it again: its processes may be in it. A Setup that fails, or is
+	// killed, does not delete it then.
+	InUse bool `json:"inUse,omitempty"`
 	// View identifies the view in which Path leads to the namespace: the mount
 	// and PID namespaces and the root directory of the process that opened it. In
 	// another view, Path means nothing. View is empty in records of earlier
@@ -277,6 +281,7 @@ type Entry struct {
 	NeverRan []string `json:"neverRan,omitempty"`
 
 	LetGo *LetGo `json:"letGo,omitempty"` // about the namespace
+	InUse *bool  `json:"inUse,omitempty"` // as well; see NetNS
 }
 
 // apply applies the entry to the record. An entry of another container or
@@ -290,6 +295,9 @@ func (r *Record) apply(e Entry) {
 	}
 	if e.LetGo != nil {
 		r.LetGo = e.LetGo
+	}
+	if e.InUse != nil {
+		r.NetNS.InUse = *e.InUse
 	}
 	n := r.Find(e.IfName)
 	if n == nil {
