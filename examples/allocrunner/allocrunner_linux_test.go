@@ -1,7 +1,7 @@
 package main
 
 import (
-	"bytes"
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -63,18 +63,81 @@ func wantSameMachine(t *testing.T) {
 	})
 }
 
-// TestAllocrunner runs the program from start to end.
-func TestAllocrunner(t *testing.T) {
-	asRoot(t)
-	wantSameMachine(t)
-	program := filepath.Join(t.TempDir(), "allocrunner")
+// build builds the program, and returns its path.
+func build(t *testing.T) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "allocrunner")
 	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), program)
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
+	return program
+}
+
+// TestAllocrunner runs the program from start to end, with the cgroups as they are
+// mounted here, and as on a host with cgroup v2 alone.
+func TestAllocrunner(t *testing.T) {
+	asRoot(t)
+	program := build(t)
+	t.Run("cgroups as mounted", func(t *testing.T) {
+		if made := runProgram(t, exec.CommandContext(t.Context(), program)); len(made) == 0 {
+			t.Error("no cgroup was seen")
+		}
+	})
+	t.Run("cgroup v2 alone", func(t *testing.T) {
+		dir := cgroup2(t)
+		if dir == "/sys/fs/cgroup" {
+			t.Skip("that is how they are mounted here")
+		}
+		script := `mount --no-mtab --bind "$1" /sys/fs/cgroup && exec "$0"`
+		made := runProgram(t, exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-c", script, program, dir))
+		for _, line := range made {
+			if !strings.HasPrefix(line, "cgroup "+dir+"/embedcni-allocrunner-") {
+				t.Errorf("it made %s outside %s", line, dir)
+			}
+		}
+		if len(made) != 5 { // of the program, and of each allocation
+			t.Errorf("cgroups %q", made)
+		}
+	})
+}
+
+// cgroup2 returns the directory at which the hierarchy of cgroup v2 is mounted.
+func cgroup2(t *testing.T) string {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); strings.Contains(line, " - cgroup2 ") && f[3] == "/" {
+			return f[4]
+		}
+	}
+	t.Skip("cgroup v2 is not mounted on this machine")
+	return ""
+}
+
+// runProgram runs the program, compares its output, and returns the cgroups that it has
+// while all allocations run.
+func runProgram(t *testing.T, cmd *exec.Cmd) (made audit.Lines) {
+	t.Helper()
+	wantSameMachine(t)
+	var stdout, stderr strings.Builder
+	cmd.Stderr = &stderr
+	pipe, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(pipe); lines.Scan(); {
+		fmt.Fprintln(&stdout, lines.Text())
+		if strings.Contains(lines.Text(), "ready: 4 allocations run") {
+			made = cgroups("embedcni-allocrunner*")
+		}
+	}
+	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v: %s", err, &stderr)
 	}
 	for _, want := range []string{
@@ -89,14 +152,15 @@ func TestAllocrunner(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, &stdout)
 		}
 	}
+	if _, end, _ := strings.Cut(stdout.String(), "The client ends"); strings.Contains(end, "does not answer") {
+		t.Errorf("questions that the end has cut short count as failed:\n%s", end)
+	}
+	return made
 }
 
 func TestAllocrunnerWantsRoot(t *testing.T) {
 	asRoot(t)
-	program := filepath.Join(t.TempDir(), "allocrunner")
-	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	program := build(t)
 	for dir := filepath.Dir(program); dir != "/tmp"; dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {
 			t.Fatal(err)

@@ -38,6 +38,8 @@ func (c *client) reportHealth(ctx context.Context, wanted []allocation) {
 		}
 		err := c.health(ctx, a)
 		switch {
+		case ctx.Err() != nil:
+			return // the answer was not waited for
 		case err != nil && !c.ill[a.ID]:
 			c.out.printf("%s: does not answer: %v", a.ID, err)
 		case err == nil && c.ill[a.ID]:
