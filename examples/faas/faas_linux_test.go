@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -130,6 +131,16 @@ func machine(t *testing.T) string {
 func runProgram(t *testing.T, line string, sig syscall.Signal) (stdout, stderr string, code int) {
 	t.Helper()
 	cmd := program()
+	return follow(t, cmd, line, func() {
+		if err := cmd.Process.Signal(sig); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// follow starts the program, and calls do at a line that begins so.
+func follow(t *testing.T, cmd *exec.Cmd, line string, do func()) (stdout, stderr string, code int) {
+	t.Helper()
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	pipe, err := cmd.StdoutPipe()
@@ -145,9 +156,7 @@ func runProgram(t *testing.T, line string, sig syscall.Signal) (stdout, stderr s
 		text, err := r.ReadString('\n')
 		out.WriteString(text)
 		if line != "" && strings.HasPrefix(text, line) {
-			if err := cmd.Process.Signal(sig); err != nil {
-				t.Error(err)
-			}
+			do()
 		}
 		if errors.Is(err, io.EOF) {
 			break
@@ -162,12 +171,51 @@ func runProgram(t *testing.T, line string, sig syscall.Signal) (stdout, stderr s
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
+// unified is the program on a host with cgroup v2 alone: a mount namespace in which that
+// covers the machine's cgroups.
+func unified() *exec.Cmd {
+	script := `mount --no-mtab -t cgroup2 none /sys/fs/cgroup && exec "$0"`
+	self := fmt.Sprintf("/proc/%d/exe", os.Getpid())
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", script, self)
+	cmd.Env = program().Env
+	return cmd
+}
+
+// cgroup2 returns the directory at which cgroup v2 is mounted, if it is.
+func cgroup2(t *testing.T) string {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(string(mounts), "\n") {
+		if f := strings.Fields(line); strings.Contains(line, " - cgroup2 ") && f[3] == "/" {
+			return f[4]
+		}
+	}
+	return ""
+}
+
+// TestFaas runs the program from start to end, with the cgroups as they are mounted here,
+// and then as on a host with cgroup v2 alone.
 func TestFaas(t *testing.T) {
 	before := machine(t)
-	for range 2 {
-		stdout, stderr, code := runProgram(t, "", 0)
+	for _, cmd := range []*exec.Cmd{program(), unified()} {
+		var made []string
+		stdout, stderr, code := follow(t, cmd, "    echo-10 is container", func() {
+			var err error
+			if made, err = findCgroup(); err != nil {
+				t.Error(err)
+			}
+		})
 		if got := plain(stdout); got != wantRun || stderr != "" || code != 0 {
 			t.Errorf("exit code %d, stderr %q, got\n%s\nwant\n%s", code, stderr, got, wantRun)
+		}
+		switch dir := cgroup2(t); {
+		case cmd.Args[0] != "unshare" || dir == "": // without a mount here the cgroup cannot be seen
+			t.Logf("cgroups %q", made)
+		case !slices.Equal(made, []string{filepath.Join(dir, cgroup)}):
+			t.Errorf("cgroups %q, want one in %s", made, dir)
 		}
 		if after := machine(t); after != before {
 			t.Errorf("the machine was\n%s\nand is\n%s", before, after)
