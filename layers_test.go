@@ -23,7 +23,6 @@ var floors = [][]string{
 	{
 		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard",
 		"internal/invoke", "internal/ipamdir", "internal/lock", "internal/nsrefs", "internal/orphan",
-		"server",
 	},
 	{
 		"internal/firstadd", "netns",
@@ -36,7 +35,7 @@ var floors = [][]string{
 	{
 		"internal/addrindex", "internal/builtin/prevresult", "internal/hold", "internal/inprocess",
 		"internal/notify", "internal/portindex", "internal/reconcile", "internal/refplugins",
-		"internal/sockdiag", "shim",
+		"internal/sockdiag", "server", "shim",
 	},
 	{
 		"internal/ahead", "internal/links", "internal/nft",

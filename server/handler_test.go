@@ -16,6 +16,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/delqueue"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/wire"
 	"github.com/embedcni/cni/server"
 )
@@ -44,6 +46,8 @@ func TestEveryVerbIsAnswered(t *testing.T) {
 func TestTheBackendGetsACheckedRequest(t *testing.T) {
 	b := &backend{}
 	s := newServer(t, b, server.Options{PluginDirs: []string{"/opt/cni/bin/", "/usr/lib/cni"}})
+	before, err := delqueue.Now()
+	expect.NoError(t, err)
 	odd := "{ \"name\": \"podnet\",\t\"cniVersion\":\"0.3.1\", \"n\": 9007199254740993 }"
 	success(t, post(s, "/cni", request("ADD", "c1", configured("%s", odd), variable("CNI_IFNAME", ""),
 		variable("CNI_PATH", "/tmp/evil:/usr/lib/cni/more:/opt/cni/bin/../../evil:/opt/cni/bin/:/opt/cni/binary:bin:/opt/cni/bin"),
@@ -53,6 +57,10 @@ func TestTheBackendGetsACheckedRequest(t *testing.T) {
 		Args:       map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "ns", "K8S_POD_NAME": "web", "K8S_POD_UID": "u", "K8S_POD_INFRA_CONTAINER_ID": "i"},
 		Pod:        server.Pod{Namespace: "ns", Name: "web", UID: "u", InfraContainerID: "i"},
 		PluginDirs: []string{"/usr/lib/cni/more", "/opt/cni/bin"}, Config: json.RawMessage(odd), Network: "podnet", CNIVersion: "0.3.1",
+		Began: b.last.Began,
+	}
+	if began, err := delqueue.ParseMoment(b.last.Began); err != nil || began.Boot != before.Boot || began.Nanos < before.Nanos {
+		t.Errorf("began at %v, %v, which is before %v", began, err, before)
 	}
 	if !reflect.DeepEqual(b.last, want) {
 		t.Errorf("%+v\nwant %+v", b.last, want)

@@ -57,6 +57,9 @@ func (s *Server) check(delegate bool, r *wire.Request) (*call, error) {
 		Args: args.Args, Pod: Pod(args.Pod), PluginDirs: within(s.pluginDirs, args.Path),
 		Config: config, Network: conf.Name, CNIVersion: conf.CNIVersion, Valid: conf.Valid,
 	}
+	if c.verb == wire.Add {
+		c.Began = s.now()
+	}
 	if c.readinessFile != "" && !filepath.IsAbs(c.readinessFile) {
 		return nil, types.NewError(types.ErrInvalidNetworkConfig, "readinessIndicatorFile is not an absolute path", c.readinessFile)
 	}
