@@ -84,7 +84,7 @@ var floors = [][]string{
 	},
 	{
 		"cnitest", "examples/allocrunner", "examples/miniruntime", "examples/provider",
-		"examples/quickstart", "examples/scheduler", "internal/testhost",
+		"examples/quickstart", "examples/scheduler", "examples/tested", "internal/testhost",
 	},
 }
 

@@ -7,26 +7,28 @@
 // Host is a network namespace with its own directories; at the end of a test nothing may
 // be left on it. This is the whole test of a program:
 //
+//	const pods = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+//		{"type": "bridge", "bridge": "pods0", "isDefaultGateway": true, "ipMasq": true,
+//		 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24"}]]}}]}`
+//
 //	func TestMain(m *testing.M) { os.Exit(cnitest.Main(m)) }
 //
-//	func TestServe(t *testing.T) {
+//	func TestStartAndStop(t *testing.T) {
 //		host := cnitest.Host(t)
-//		host.WriteConf("10-pods.conflist", `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
-//			{"type": "bridge", "isDefaultGateway": true, "ipMasq": true,
-//			 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24"}]]}}]}`)
-//		rt := host.Runtime()
-//		if err := rt.Load(cni.WithDefaultConf); err != nil {
-//			t.Fatal(err)
-//		}
-//		netns := cnitest.Container(t)
-//
+//		host.WriteConf("10-pods.conflist", pods)
+//		rt := host.Runtime(cni.WithDefaultConf)
 //		program := New(rt) // takes an interface with the methods that it calls
-//		if err := program.Start(ctx, "web-1", netns); err != nil {
+//
+//		addr, err := program.Start(t.Context(), "web-1", cnitest.Container(t))
+//		if err != nil || addr.String() != "10.1.0.2" {
+//			t.Fatalf("started at %v: %v", addr, err)
+//		}
+//		// Break something: an administrator deletes the bridge.
+//		if err := host.Do(exec.Command("ip", "link", "del", "pods0").Run); err != nil {
 //			t.Fatal(err)
 //		}
-//		// … ask the program, break something …
-//		if err := program.Stop(ctx, "web-1"); err != nil {
-//			t.Fatal(err)
+//		if err := program.Stop(t.Context(), "web-1"); err != nil {
+//			t.Error(err)
 //		}
 //	}
 //
@@ -37,25 +39,28 @@
 //
 // A Fake behaves as a Runtime without a kernel, on every system, and fails as it is told:
 //
-//	fake, err := cnitest.NewFake(cni.WithConfListBytes(conf))
-//	fake.Inject(cnitest.Fault{Verb: "ADD", Network: "pods", Err: cni.ErrPluginKilled, Times: 1})
-//	program := New(fake)
+//	func TestStartTriesAgain(t *testing.T) {
+//		fake, err := cnitest.NewFake(cni.WithConfListBytes([]byte(pods)))
+//		if err != nil {
+//			t.Fatal(err)
+//		}
+//		fake.Inject(cnitest.Fault{Verb: "ADD", Network: "pods", Err: cni.ErrPluginKilled, Times: 1})
+//		program := New(fake)
+//		if _, err := program.Start(t.Context(), "web-1", "/run/netns/web-1"); err != nil {
+//			t.Error(err)
+//		}
+//	}
+//
+// Both tests are in examples/tested, with the program.
 //
 // Contract is the suite that *cni.Runtime and Fake both pass.
 //
 // # Audits
 //
 // Audit lists the network state of a host, so that a test can show that its containers
-// leave nothing. Host does that by itself.
+// leave nothing, as the example of this package does. Host does that by itself.
 //
-//	before, err := cnitest.Audit(ctx, cnitest.Options{})
-//	…                                  // attach, break, detach
-//	after, err := cnitest.Audit(ctx, cnitest.Options{})
-//	if leak := cnitest.Diff(before, after); leak != "" {
-//		t.Error(leak)
-//	}
-//
-// It needs Linux, CAP_NET_ADMIN over the network namespace, which every user has inside
+// Audit needs Linux, CAP_NET_ADMIN over the network namespace, which every user has inside
 // Main, and the tools iptables-save, ip6tables-save and nft; elsewhere Audit returns an
 // error that is an [errors.ErrUnsupported].
 package cnitest

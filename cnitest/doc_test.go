@@ -1,0 +1,66 @@
+package cnitest_test
+
+import (
+	"go/ast"
+	"go/doc"
+	"go/doc/comment"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
+)
+
+// TestTheDocumentationQuotesWhatRuns: the code in the documentation of the package, and of
+// Main, stands so in the tests of a program, which are compiled and run.
+func TestTheDocumentationQuotesWhatRuns(t *testing.T) {
+	tests, err := os.ReadFile("../examples/tested/tested_linux_test.go")
+	expect.NoError(t, err)
+	p := documentation(t)
+	text := p.Doc
+	for _, f := range p.Funcs {
+		if f.Name == "Main" {
+			text += "\n\n" + f.Doc
+		}
+	}
+	quoted := 0
+	for _, block := range new(comment.Parser).Parse(text).Content {
+		code, ok := block.(*comment.Code)
+		if !ok {
+			continue
+		}
+		quoted++
+		if !strings.Contains(string(tests), "\n"+code.Text) {
+			t.Errorf("the tests of examples/tested do not contain\n%s", code.Text)
+		}
+	}
+	expect.Same(t, "pieces of code", quoted, 3)
+	for _, name := range []string{"TestMain", "TestStartAndStop", "TestStartTriesAgain"} {
+		if !strings.Contains(p.Doc, "func "+name) {
+			t.Errorf("the documentation does not quote %s", name)
+		}
+	}
+}
+
+// documentation returns that of the package.
+func documentation(t *testing.T) *doc.Package {
+	t.Helper()
+	names, err := filepath.Glob("*.go")
+	expect.NoError(t, err)
+	set := token.NewFileSet()
+	var files []*ast.File
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(set, name, nil, parser.ParseComments)
+		expect.NoError(t, err)
+		files = append(files, f)
+	}
+	p, err := doc.NewFromFiles(set, files, "cnitest")
+	expect.NoError(t, err)
+	return p
+}
