@@ -6,7 +6,7 @@ PACKAGES   ?= ./...
 SYSTEMS    := linux windows darwin freebsd
 # The root's go.mod holds what an importer links, and no more; these hold the
 # rest. The last two have requirements alone, and no packages.
-MODULES    ?= . internal/oracle internal/multus bench examples/faas
+MODULES    ?= . internal/oracle internal/multus bench metrics examples/faas
 REQUIRING  := internal/refplugins/mains internal/lint
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s

@@ -149,7 +149,7 @@ func TestDesignListsThePackages(t *testing.T) {
 	for _, m := range regexp.MustCompile("`([a-z/*]+)`").FindAllStringSubmatch(section, -1) {
 		listed = append(listed, m[1])
 	}
-	modules := []string{"internal/oracle", "internal/multus", "internal/refplugins/mains", "internal/lint", "bench", "examples/faas"}
+	modules := []string{"internal/oracle", "internal/multus", "internal/refplugins/mains", "internal/lint", "bench", "metrics", "examples/faas"}
 	for _, p := range goList(t, "linux", "./...") {
 		name := inModule(p.ImportPath)
 		switch {
