@@ -436,6 +436,19 @@ func ExampleReport() {
 	// {"Adopted":["web-1","web-2"],"Removed":["job-7"],"Reclaimed":null,"Left":null,"Kept":{"web-2":"interface eth0 is gone"},"Failed":null,"Skipped":null}
 }
 
+// The start of a program that cannot go on while a dead container is not removed.
+func ExampleReport_Err() {
+	rt, err := cni.New(cni.WithDefaultConf)
+	if err != nil {
+		log.Fatal(err)
+	}
+	report, err := rt.Recover(context.Background())
+	if err := errors.Join(err, report.Err()); err != nil {
+		log.Fatal(err)
+	}
+	log.Print(report)
+}
+
 // Mappings are validated before any plugin runs, so a mistake leaves nothing
 // half done.
 func ExampleWithCapabilityPortMap() {

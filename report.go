@@ -150,8 +150,12 @@ func (r *Report) add(o outcome) {
 }
 
 // Err joins the failures, or is nil. Kept and skipped containers are no
-// failures.
+// failures. That of a nil Report is nil, so that errors.Join(err, report.Err()) has all
+// that a call of Recover or GC has not done.
 func (r *Report) Err() error {
+	if r == nil {
+		return nil
+	}
 	var errs []error
 	for id, err := range r.Failed {
 		errs = append(errs, fmt.Errorf("container %s: %w", id, err))
