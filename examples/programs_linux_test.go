@@ -202,6 +202,26 @@ func TestMiniRuntime(t *testing.T) {
 	expect.NoError(t, start(t, "", "miniruntime", "remove", "web").Wait())
 }
 
+// TestMistakesAreRefused, and leave nothing.
+func TestMistakesAreRefused(t *testing.T) {
+	leavesNothing(t)
+	for _, test := range []struct{ program, args, says string }{
+		{"miniruntime", "run web", "run needs an ID and a program"},
+		{"miniruntime", "run -p 80 web", "run needs an ID and a program"},
+		{"miniruntime", "run -p 8080:x web sh", "container port"},
+		{"miniruntime", "run ../web sh", "invalid argument"},
+		{"provider", "-listen 127.0.0.1:9000", "it needs a program"},
+		{"provider", "-replicas 0 sh", "at least one replica"},
+		{"scheduler", "", "no such file"},
+	} {
+		p := start(t, "", test.program, strings.Fields(test.args)...)
+		p.find(t, regexp.QuoteMeta(test.says))
+		if err := p.Wait(); err == nil {
+			t.Errorf("%s %s has succeeded", test.program, test.args)
+		}
+	}
+}
+
 func TestProvider(t *testing.T) {
 	leavesNothing(t)
 	p := start(t, ":8080", "provider", "-listen", "127.0.0.1:9000", "-replicas", "3", self(t))

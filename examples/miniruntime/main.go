@@ -41,13 +41,12 @@ func command(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if report, err := rt.Recover(ctx); err != nil { // it removes what a crash or a reboot has left
-		return err
-	} else if err := report.Err(); err != nil {
+	report, err := rt.Recover(ctx) // it removes what a crash or a reboot has left
+	if err := errors.Join(err, report.Err()); err != nil {
 		return err
 	}
 	switch {
-	case len(args) > 2 && args[0] == "run":
+	case len(args) > 0 && args[0] == "run":
 		return run(ctx, rt, args[1:])
 	case len(args) == 2 && args[0] == "remove":
 		return rt.Remove(ctx, args[1], "")
@@ -66,6 +65,9 @@ func run(ctx context.Context, rt *cni.Runtime, args []string) (err error) {
 		return err
 	})
 	flags.Parse(args) // it exits on an error
+	if flags.NArg() < 2 {
+		return errors.New("run needs an ID and a program")
+	}
 	id := flags.Arg(0)
 	result, err := rt.Setup(ctx, id, "", cni.WithNewNetNS(), cni.WithPorts(ports...))
 	if err != nil {

@@ -41,16 +41,16 @@ func main() {
 }
 
 func provide(ctx context.Context, listen string, replicas int, program []string) (err error) {
+	if replicas < 1 || len(program) == 0 {
+		return errors.New("nothing to run: it needs a program, and at least one replica")
+	}
 	rt, err := cni.New(cni.WithOwner("provider"), cni.WithConfListBytes([]byte(network)))
 	if err != nil {
 		return err
 	}
 	removeAll := func() error { // also those that a killed provider has left
 		report, err := rt.GC(context.WithoutCancel(ctx), cni.GCOptions{KeepNone: true})
-		if err != nil {
-			return err
-		}
-		return report.Err()
+		return errors.Join(err, report.Err())
 	}
 	if err := removeAll(); err != nil {
 		return err
