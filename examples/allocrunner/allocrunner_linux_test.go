@@ -294,5 +294,8 @@ func TestAnAllocationThatCannotStartLeavesNothing(t *testing.T) {
 	s.must(s.client.awaitAll(t.Context(), "good-0: runs at", "missing-0: stopped, since it did not start", "not as wanted: "))
 	s.must(s.client.signal(endSignal))
 	s.must(s.client.wait(t.Context()))
+	if left := cgroups(s.cgroup); len(left) > 0 {
+		t.Errorf("the client has left %q", left)
+	}
 	s.must(s.leftovers(t.Context(), before))
 }

@@ -12,6 +12,7 @@
 //
 //	allocrunner client -jobs FILE -dir DIR -cgroup NAME
 //
+// FILE is like jobs.json, on the networks in networks/, of which "tenants" needs a plugin.
 // It reads the file again at SIGHUP, and stops everything at SIGTERM. The files client.go
 // and alloc.go use the library; story_linux.go is the show.
 package main
@@ -92,5 +93,5 @@ func runClient(ctx context.Context, args []string) error {
 	if err := c.runc.install(); err != nil {
 		return err
 	}
-	return c.run(ctx, reload)
+	return errors.Join(c.run(ctx, reload), removeCgroups(*cgroup))
 }

@@ -16,6 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// install gets all that the program needs on a fresh Debian.
+const install = "apt-get install containerd runc busybox-static nftables"
+
 const (
 	socket      = workDir + "/containerd.sock"
 	snapshotter = "native" // works on every file system
@@ -41,9 +44,9 @@ type daemon struct {
 
 // startContainerd starts Debian's containerd and connects to it.
 func startContainerd(ctx context.Context) (d *daemon, err error) {
-	for _, name := range []string{"containerd", "runc"} {
+	for _, name := range []string{"containerd", "runc", "nft"} { // the audit sees rules with nft
 		if _, err := exec.LookPath(name); err != nil {
-			return nil, fmt.Errorf("%w: apt-get install containerd runc busybox-static", err)
+			return nil, fmt.Errorf("%w: %s", err, install)
 		}
 	}
 	file := filepath.Join(workDir, "containerd.toml")

@@ -269,6 +269,19 @@ func TestNeedsRoot(t *testing.T) {
 	}
 }
 
+// TestNeedsAStaticBusybox: another one would not run in the image.
+func TestNeedsAStaticBusybox(t *testing.T) {
+	for path, static := range map[string]bool{"/bin/busybox": true, "/bin/ls": false, "/etc/passwd": false} {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := isStatic(data); (err == nil) != static {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
 // TestNeedsPackages: without a package the error names all of them.
 func TestNeedsPackages(t *testing.T) {
 	cmd := program()
@@ -277,7 +290,7 @@ func TestNeedsPackages(t *testing.T) {
 	if cmd.ProcessState == nil {
 		t.Fatal(err)
 	}
-	if want := "apt-get install containerd runc busybox-static"; cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), want) {
+	if want := "apt-get install containerd runc busybox-static nftables"; cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), want) {
 		t.Errorf("exit code %d, %q, want %q", cmd.ProcessState.ExitCode(), out, want)
 	}
 }

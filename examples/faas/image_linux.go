@@ -4,11 +4,14 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"debug/elf"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path"
 	"runtime"
+	"slices"
 
 	"github.com/containerd/containerd"
 	"github.com/containerd/containerd/images"
@@ -32,7 +35,10 @@ echo "$QUERY_STRING from $(hostname)"
 func importImage(ctx context.Context, client *containerd.Client) (size int, err error) {
 	busybox, err := os.ReadFile("/bin/busybox")
 	if err != nil {
-		return 0, fmt.Errorf("%w: apt-get install busybox-static", err)
+		return 0, fmt.Errorf("%w: %s", err, install)
+	}
+	if err := isStatic(busybox); err != nil {
+		return 0, fmt.Errorf("/bin/busybox: %w: %s", err, install)
 	}
 	archive, err := buildImage(busybox)
 	if err != nil {
@@ -48,6 +54,18 @@ func importImage(ctx context.Context, client *containerd.Client) (size int, err 
 		}
 	}
 	return len(archive), nil
+}
+
+// isStatic returns an error if an executable needs a dynamic linker, which the image lacks.
+func isStatic(executable []byte) error {
+	f, err := elf.NewFile(bytes.NewReader(executable))
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		return errors.New("it is not linked statically")
+	}
+	return nil
 }
 
 func unpack(ctx context.Context, client *containerd.Client, i images.Image) error {

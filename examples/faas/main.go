@@ -3,7 +3,7 @@
 // it from 1 to 10 replicas and to 0, has one die without notice, and shows that nothing
 // is left.
 //
-//	apt-get install containerd runc busybox-static
+//	apt-get install containerd runc busybox-static nftables
 //	go -C examples/faas run .
 //
 // It needs root. It starts a containerd of its own, in mount, network and process
