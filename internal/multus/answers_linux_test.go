@@ -80,7 +80,7 @@ var date = regexp.MustCompile(`(?m)^Date: .*\r$`)
 
 // TestAnswers keeps the answers of Multus' daemon to the byte.
 func TestAnswers(t *testing.T) {
-	v := version(t, os.Getenv(daemonOf))
+	v := version(t, os.Getenv(daemonVar))
 	newPod(t)
 	c := newCluster(t)
 	c.addPod(podNamespace, podName, podUID, "")

@@ -29,7 +29,7 @@ type daemon struct {
 // plugins are the programs by their types, beside the scripted one.
 func startDaemon(t *testing.T, c *cluster, primary string, plugins map[string]string) *daemon {
 	t.Helper()
-	d := &daemon{dir: t.TempDir(), program: os.Getenv(daemonOf)}
+	d := &daemon{dir: t.TempDir(), program: os.Getenv(daemonVar)}
 	for _, dir := range []string{"bin", "net.d", "cni"} {
 		expect.NoError(t, os.Mkdir(d.path(dir), 0o700))
 	}

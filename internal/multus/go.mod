@@ -9,6 +9,7 @@ require (
 )
 
 tool (
+	github.com/embedcni/cni/internal/multus/ours
 	gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus-daemon
 	gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus-shim
 )

@@ -16,18 +16,19 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// The programs of Multus, and the variables that tell the sandbox where they are.
+// The module of Multus, and the variables that tell the sandbox where the programs are.
 const (
-	module   = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
-	shimVar  = "EMBEDCNI_TEST_MULTUS_SHIM"
-	daemonOf = "EMBEDCNI_TEST_MULTUS_DAEMON"
+	module    = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
+	shimVar   = "EMBEDCNI_TEST_MULTUS_SHIM"
+	daemonVar = "EMBEDCNI_TEST_MULTUS_DAEMON"
+	oursVar   = "EMBEDCNI_TEST_SHIM" // this library's shim
 )
 
-// programs builds Multus' programs, unless the variables name others, and returns the
+// programs builds the programs, unless the variables name others, and returns the
 // variables. The go command keeps them in its cache.
 func programs() ([]string, error) {
 	var env []string
-	for variable, name := range map[string]string{shimVar: "multus-shim", daemonOf: "multus-daemon"} {
+	for variable, name := range map[string]string{shimVar: "multus-shim", daemonVar: "multus-daemon", oursVar: "ours"} {
 		if os.Getenv(variable) != "" {
 			continue
 		}
@@ -79,12 +80,18 @@ func (c call) environ() []string {
 	return append(env, c.env...)
 }
 
-// run executes a plugin. The error is the CNI error object that it printed.
-func (c call) run(t *testing.T, plugin string) (stdout []byte, stderr string, err error) {
-	t.Helper()
+// command returns the execution of a plugin.
+func (c call) command(plugin string) *exec.Cmd {
 	cmd := exec.Command(plugin)
 	cmd.Env = c.environ()
 	cmd.Stdin = bytes.NewReader(c.config)
+	return cmd
+}
+
+// run executes a plugin. The error is the CNI error object that it printed.
+func (c call) run(t *testing.T, plugin string) (stdout []byte, stderr string, err error) {
+	t.Helper()
+	cmd := c.command(plugin)
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
 	failed := cmd.Run()

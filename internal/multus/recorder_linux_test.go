@@ -36,7 +36,7 @@ type recorder struct {
 }
 
 // record serves Multus' socket until the test ends.
-func record(t *testing.T, answer func(path string, n int) (int, string)) *recorder {
+func record(t testing.TB, answer func(path string, n int) (int, string)) *recorder {
 	t.Helper()
 	expect.NoError(t, os.MkdirAll(runDir, 0o700))
 	listener := expect.Value(net.Listen("unix", socket))(t)

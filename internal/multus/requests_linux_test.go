@@ -52,7 +52,7 @@ func podCall(verb string) call {
 }
 
 // newPod makes the pod's namespace, whose path is the same in every run.
-func newPod(t *testing.T) *netns.Handle {
+func newPod(t testing.TB) *netns.Handle {
 	t.Helper()
 	expect.NoError(t, os.MkdirAll(filepath.Dir(podNetNS), 0o755))
 	return nettest.At(t, podNetNS)
