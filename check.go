@@ -24,7 +24,7 @@ import (
 )
 
 // Check asks the plugins of the loaded networks, or of those selected with
-// WithNetwork, whether the attachment is as Setup left it, with the configuration and
+// WithNetwork or WithNetworkConfig, whether the attachment is as Setup left it, with the configuration and
 // the parameters of Setup. It stops at the first error, and returns ErrNotAttached if
 // there was no Setup, whatever the path. For a configuration older than 0.4.0, which has
 // no CHECK, it returns an error that says so; one with disableCheck is skipped.
@@ -32,12 +32,15 @@ func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...Nam
 	s := r.current.Load()
 	ctx, span := spans.Call(ctx, "cni.Check", id, path)
 	defer func() { endCall(span, err) }()
+	ns, err := newNamespace(id, path, opts...)
+	if err == nil {
+		ns, err = s.withNetworks().withRecorded(ns)
+	}
 	if s.last != nil {
 		s = s.last // its containers are attached
-	} else if err := r.ready(s); err != nil {
+	} else if err := r.usable(s, ns); err != nil {
 		return err
 	}
-	ns, err := newNamespace(id, path, opts...)
 	if err != nil {
 		return fmt.Errorf("check container %q: %w", id, err)
 	}

@@ -587,3 +587,19 @@ func ExampleWithPorts() {
 	http, _ := result.Port("http")
 	fmt.Println("reached at port", http.HostPort)
 }
+
+// A configuration that comes with the call needs no Load. Without a container to attach,
+// Plan shows what Setup would do.
+func ExampleWithNetworkConfig() {
+	r, err := cni.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	storage := []byte(`{"cniVersion": "1.0.0", "name": "storage", "plugins": [{"type": "macvlan"}]}`)
+	plan, err := r.Plan("c1", "/run/netns/c1", cni.WithNetworkConfig(storage, cni.WithInterfaceName("net1")))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(plan.Attachments[0].Network, plan.Attachments[0].IfName)
+	// Output: storage net1
+}

@@ -27,6 +27,18 @@ type GCOptions struct {
 	// KeepNone allows an empty Keep, which removes every container. Without it an
 	// empty Keep is refused, because it is more often a mistake.
 	KeepNone bool
+	// KeepIf, if it is set, decides in place of Keep about each attachment of this owner's.
+	// Those for which it returns false are removed; other attachments of their containers
+	// stay. It is for callers that list pairs of container and interface, as CNI's GC does.
+	// It may be called more than once for an attachment, and must not call the Runtime.
+	//
+	// A container of which attachments stay is in Report.Adopted. One with a damaged record
+	// is in Report.Skipped. GC then does not search for leftovers of containers that are no
+	// longer on record.
+	KeepIf func(Attachment) bool
+	// Configs are configurations of networks that need not be loaded, as those of
+	// WithNetworkConfig. Their plugins' GC runs too, after that of the loaded networks.
+	Configs [][]byte
 	// DryRun reports what GC would remove, and removes nothing.
 	DryRun bool
 }
@@ -57,10 +69,14 @@ type GCOptions struct {
 // The report has the outcome for each container. The error joins the errors of
 // the plugins' GC; GC asks all of them.
 func (r *Runtime) GC(ctx context.Context, o GCOptions) (report *Report, err error) {
-	if len(o.Keep) == 0 && !o.KeepNone {
-		return nil, fmt.Errorf("collect garbage: Keep is empty, and KeepNone is not set: %w", ErrInvalidArgument)
+	if err := o.check(); err != nil {
+		return nil, err
 	}
 	s := r.current.Load()
+	own, err := s.parseOwn(o.Configs)
+	if err != nil {
+		return nil, fmt.Errorf("collect garbage: %w", err)
+	}
 	report = &Report{}
 	if o.DryRun {
 		if err := s.collectDry(ctx, o, report); err != nil {
@@ -73,7 +89,7 @@ func (r *Runtime) GC(ctx context.Context, o GCOptions) (report *Report, err erro
 		return nil, fmt.Errorf("collect garbage: %w", err)
 	}
 	defer func() { err = join(err, held.Release()) }() // after a panic too: every ADD and DEL waits for it
-	if err = s.collect(ctx, o, report); err != nil {
+	if err = s.collect(ctx, o, own, report); err != nil {
 		err = fmt.Errorf("collect garbage: %w", err)
 	}
 	return report, err
@@ -82,6 +98,9 @@ func (r *Runtime) GC(ctx context.Context, o GCOptions) (report *Report, err erro
 // collectDry reports what collect would remove, except for the plugins' GC. It reads the
 // records once.
 func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) error {
+	if o.KeepIf != nil {
+		return s.collectIf(ctx, o, nil, report)
+	}
 	// Before the records, because an attachment is entered just before it is on record.
 	entered, unread := s.ledger().Read()
 	found, err := s.Records.List()
@@ -110,7 +129,10 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 	return s.reclaim(ctx, g, true, report)
 }
 
-func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) error {
+func (s *snapshot) collect(ctx context.Context, o GCOptions, own []*Network, report *Report) error {
+	if o.KeepIf != nil {
+		return s.collectIf(ctx, o, own, report)
+	}
 	mine, err := s.owned(false, report)
 	if err != nil {
 		return err
@@ -133,7 +155,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 		became := outcome{id: nameOf(f), adopted: keep, skipped: left}
 		if left == nil {
 			var err error
-			became.removed, err = s.removeAgain(ctx, f.Record.ContainerID, keep)
+			became.removed, err = s.removeAgain(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) { return op.unsettled(keep) })
 			became.setAside(err)
 		}
 		report.add(became)
@@ -148,7 +170,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, report *Report) err
 	if gerr != nil { // anything may be attached
 		return join(err, gerr)
 	}
-	return join(err, s.reclaim(ctx, g, false, report), s.collectByPlugins(ctx, g, left, report))
+	return join(err, s.reclaim(ctx, g, false, report), s.collectByPlugins(ctx, g, left, own, report))
 }
 
 // leftovers returns the garbage, and the records that are left, to which nobody adds
@@ -166,36 +188,10 @@ func (s *snapshot) leftovers(o GCOptions, report *Report) (*claims.Garbage, []re
 	return g, left, err
 }
 
-// removeAgain removes a container or, with keep, only the attachments that were
-// being removed before. It reports whether it has removed anything.
-func (s *snapshot) removeAgain(ctx context.Context, id record.ID, keep bool) (removed bool, err error) {
-	op, err := s.beginTeardown(ctx, id, container.Access{Waiting: container.Hurried, HasBarrier: true})
-	if err != nil {
-		return false, err
-	}
-	defer op.end()
-	if err := op.recallOwn(); err != nil {
-		return false, err
-	}
-	if op.Record == nil || keep && op.Damaged {
-		return false, nil // removed since it was listed, or not legible enough
-	}
-	going := op.attachments
-	if keep {
-		going = slices.DeleteFunc(slices.Clone(going), func(a *attachment) bool {
-			n := op.Record.Find(a.IfName)
-			return n.State != record.Deleting && n.Failures == 0
-		})
-		op.KeepInUse()
-	}
-	err = op.finish(ctx, going)
-	return err == nil, err
-}
-
-// collectByPlugins runs GC for each loaded network, unless one of its plugins
-// would release another program's reservation.
-func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, found []record.Found, report *Report) (err error) {
-	valid, err := s.validAttachments(found)
+// collectByPlugins runs GC for each loaded network and those of the call, unless one of
+// a network's plugins would release another program's reservation.
+func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, found []record.Found, own []*Network, report *Report) (err error) {
+	valid, err := s.validAttachments(found, own)
 	if err != nil {
 		return err
 	}
@@ -206,7 +202,7 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, foun
 	defer func() { err = join(err, host.Close()) }()
 	op := &operation{snapshot: s, Container: s.New("", host), garbage: g}
 	var errs []error
-	for _, n := range s.networks {
+	for _, n := range append(slices.Clone(s.networks), own...) {
 		if n.config.Name == "" {
 			continue // no container can be attached to it
 		}
@@ -225,14 +221,14 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, foun
 }
 
 // validAttachments returns all attachments on this host: those of the records, and those
-// in libcni's cache.
-func (s *snapshot) validAttachments(found []record.Found) (*claims.Valid, error) {
+// in libcni's cache. One of a damaged record may be of each loaded network, and of own.
+func (s *snapshot) validAttachments(found []record.Found, own []*Network) (*claims.Valid, error) {
 	cached, err := chain.AllCached(s.stateDir, "")
 	if err != nil {
 		return nil, err
 	}
 	var loaded []string
-	for _, n := range s.networks {
+	for _, n := range append(slices.Clone(s.networks), own...) {
 		loaded = append(loaded, n.config.Name)
 	}
 	return claims.FindValid(found, loaded, cached)
@@ -245,7 +241,7 @@ func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, fou
 	if len(entered) == 0 {
 		return &claims.Garbage{}, nil
 	}
-	valid, err := s.validAttachments(found)
+	valid, err := s.validAttachments(found, nil)
 	if err != nil {
 		return nil, fmt.Errorf("leftovers of containers that are no longer on record were not searched for: %w", err)
 	}

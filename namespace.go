@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/utils"
 
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -20,9 +22,10 @@ type Namespace struct {
 	path string
 	scope
 	selected []selection
-	ours     bool     // a Pool has made the namespace
-	makes    bool     // Setup makes it, see WithNewNetNS
-	makesIn  *os.File // the user namespace that it belongs to; nil: the caller's
+	ours     bool                      // a Pool has made the namespace
+	makes    bool                      // Setup makes it, see WithNewNetNS
+	makesIn  *os.File                  // the user namespace that it belongs to; nil: the caller's
+	list     *libcni.NetworkConfigList // inside WithNetworkConfig: its configuration
 }
 
 // scope holds values set by options: for all networks of the call, or inside
@@ -33,15 +36,17 @@ type scope struct {
 	configArgs     map[string]any
 	metadata       map[string]string
 	ports          []Port
+	prev           chain.Partial // see WithPrevResult
 	ifName         string
 	nested         bool
 }
 
-// selection is the effect of one WithNetwork. Several networks may have its
-// name.
+// selection is the effect of one WithNetwork or WithNetworkConfig. Several networks may
+// have its name.
 type selection struct {
 	network string
-	of      *Network // the network of that name; nil for all of them
+	list    *libcni.NetworkConfigList // its own configuration; nil if the network is loaded
+	of      *Network                  // the network of that name; nil for all of them
 	scope
 }
 
@@ -138,21 +143,18 @@ func WithNetwork(name string, opts ...NamespaceOpts) NamespaceOpts {
 		if ns.nested {
 			return fmt.Errorf("network %q inside another WithNetwork: %w", name, ErrInvalidArgument)
 		}
-		inner := &Namespace{id: ns.id, path: ns.path, scope: newScope()}
-		inner.nested = true
-		for _, o := range opts {
-			if err := o(inner); err != nil {
-				return fmt.Errorf("network %q: %w", name, err)
-			}
+		sel := selection{network: name}
+		if err := ns.nest(&sel, opts); err != nil {
+			return err
 		}
-		ns.selected = append(ns.selected, selection{network: name, scope: inner.scope})
+		ns.selected = append(ns.selected, sel)
 		return nil
 	}
 }
 
 // WithInterfaceName sets the name of the interface in the container. Among
 // configurations of one name it selects the one loaded for that interface. It is
-// valid only inside WithNetwork.
+// valid only inside WithNetwork or WithNetworkConfig.
 func WithInterfaceName(name string) NamespaceOpts {
 	return func(ns *Namespace) error {
 		if !ns.nested {
@@ -262,7 +264,7 @@ func (s *snapshot) selected(ns *Namespace) (all []selection, err error) {
 		return all, nil
 	}
 	var errs []error
-	for _, sel := range ns.selected {
+	for _, sel := range s.bound(ns) {
 		some, err := s.expand(sel)
 		all, errs = append(all, some...), append(errs, err)
 	}
@@ -297,7 +299,7 @@ func (op *operation) narrow(ns *Namespace) error {
 		return nil
 	}
 	var kept attachments
-	for _, sel := range ns.selected {
+	for _, sel := range op.bound(ns) {
 		found := false
 		for _, a := range op.attachments {
 			if sel.means(a) {
@@ -305,7 +307,7 @@ func (op *operation) narrow(ns *Namespace) error {
 				found = true
 			}
 		}
-		if _, err := op.find(sel.network); !found && err != nil {
+		if _, err := op.find(sel.network); !found && sel.list == nil && err != nil {
 			return err
 		}
 	}
@@ -318,7 +320,7 @@ func (sel selection) means(a *attachment) bool {
 	switch {
 	case a.network.config.Name != sel.network:
 		return false
-	case sel.of != nil && sel.of.snapshot.shared(sel.of):
+	case sel.list != nil, sel.of != nil && sel.of.snapshot.shared(sel.of):
 		return a.IfName == sel.of.ifName
 	}
 	return sel.ifName == "" || sel.ifName == a.IfName

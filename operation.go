@@ -245,7 +245,9 @@ type attachment struct {
 	mapped []wirePort  // by WithCapabilityPortMap, beside ports
 	ports  *askedPorts // by WithPorts; nil: none, or no plugin takes them
 
-	metadata map[string]string // of the caller's, for the record
+	metadata  map[string]string // of the caller's, for the record
+	ownConfig bool              // the configuration was given with the call
+	prev      chain.Partial     // of the caller's, see WithPrevResult
 }
 
 // attachments are some of one container's attachments.

@@ -31,6 +31,8 @@ type PlannedAttachment struct {
 	Network string
 	IfName  string
 	Config  json.RawMessage // of the network, as one list
+	// PrevResult is that of WithPrevResult.
+	PrevResult json.RawMessage `json:",omitempty"`
 
 	// As the plugins get them. A capability that no plugin of the network declares
 	// has no effect.
@@ -56,21 +58,21 @@ type PlannedAttachment struct {
 // otherwise.
 func (r *Runtime) Plan(id, path string, opts ...NamespaceOpts) (*Plan, error) {
 	s := r.current.Load()
-	if err := r.ready(s); err != nil {
+	ns, err := newNamespace(id, path, opts...)
+	if err := r.usable(s, ns); err != nil {
 		return nil, err
 	}
-	p, err := s.planned(id, path, opts)
+	var p *Plan
+	if err == nil {
+		p, err = s.planned(ns)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", id, err)
 	}
 	return p, nil
 }
 
-func (s *snapshot) planned(id, path string, opts []NamespaceOpts) (*Plan, error) {
-	ns, err := newNamespace(id, path, opts...)
-	if err != nil {
-		return nil, err
-	}
+func (s *snapshot) planned(ns *Namespace) (*Plan, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
 	}
@@ -78,7 +80,7 @@ func (s *snapshot) planned(id, path string, opts []NamespaceOpts) (*Plan, error)
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{ContainerID: id, NetNS: path, NewNetNS: ns.makes, Owner: s.owner, prefix: s.prefix}
+	p := &Plan{ContainerID: string(ns.id), NetNS: ns.path, NewNetNS: ns.makes, Owner: s.owner, prefix: s.prefix}
 	for _, a := range all {
 		one, err := a.planned()
 		if err != nil {
@@ -91,6 +93,7 @@ func (s *snapshot) planned(id, path string, opts []NamespaceOpts) (*Plan, error)
 
 func (a *attachment) planned() (p PlannedAttachment, err error) {
 	p = PlannedAttachment{Network: a.network.config.Name, IfName: a.IfName, Ports: a.mappings(), Metadata: a.metadata}
+	p.PrevResult = json.RawMessage(a.prev)
 	if p.Config, err = conflist.Whole(a.network.config); err != nil {
 		return p, err
 	}
@@ -204,7 +207,8 @@ func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, e
 	if err := checkMetadata(metadata); err != nil {
 		return nil, fmt.Errorf("network %q: %w", sel.network, err)
 	}
-	a := &attachment{op: op, network: n, metadata: metadata}
+	a := &attachment{op: op, network: n, ownConfig: sel.list != nil, prev: sel.prev, metadata: metadata}
+	a.part.Result = sel.prev
 	a.ConfigArgs = merge(ns.configArgs, sel.configArgs)
 	a.RuntimeConf = libcni.RuntimeConf{
 		ContainerID: string(ns.id), IfName: name, Args: args, CapabilityArgs: capabilities,

@@ -103,10 +103,10 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 	}
 	p.runtime.watches.asked()
 	s := p.runtime.current.Load()
-	if err := p.runtime.ready(s); err != nil {
+	ns, err := newNamespace(id, "", opts...)
+	if err := p.runtime.usable(s, ns); err != nil {
 		return "", nil, err
 	}
-	ns, err := newNamespace(id, "", opts...)
 	if err != nil {
 		return "", nil, fmt.Errorf("set up container %q: %w", id, err)
 	}
@@ -309,7 +309,7 @@ func (w *prepared) fits(op *operation) bool {
 	}
 	used := 0
 	for _, a := range op.attachments {
-		if m := w.Find(a.network.config.Name, a.IfName); m != nil {
+		if m := w.Find(a.network.config.Name, a.IfName); m != nil && !a.ownConfig {
 			a.part, a.partial = m.Rest, m.Rest.Result
 			a.facts.Reset(m.Facts)
 			a.plugins.Reset(m.Plugins, nil)

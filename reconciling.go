@@ -101,11 +101,12 @@ type replacement struct {
 func (r *Runtime) replace(ctx context.Context, s *snapshot, host *hostns.NetNS, e Expected, seen *record.Record) (result *Result, lost []netip.Addr, err error) {
 	ctx, span := spans.Call(ctx, "cni.Replace", e.ContainerID, e.NetNS)
 	defer func() { endCall(span, err) }()
-	if err := r.ready(s); err != nil {
+	p := &replacement{snapshot: s, host: host, seen: seen}
+	p.ns, err = newNamespace(e.ContainerID, e.NetNS, e.Options...)
+	if err := r.usable(s, p.ns); err != nil {
 		return nil, nil, err
 	}
-	p := &replacement{snapshot: s, host: host, seen: seen}
-	if p.ns, err = newNamespace(e.ContainerID, e.NetNS, e.Options...); err == nil {
+	if err == nil {
 		p.ns.makes = false // its task lives in the one that it has
 		result, err = p.run(ctx)
 	}

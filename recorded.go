@@ -61,6 +61,7 @@ func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
 	}
 	var err error
 	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.All()
+	n.OwnConfig, n.PrevResult = a.ownConfig, json.RawMessage(a.prev)
 	if n.Config, err = conflist.Whole(a.network.config); err != nil {
 		return n, err
 	}
@@ -182,6 +183,7 @@ func (op *operation) fromEntry(n *record.Attachment) (*attachment, error) {
 	}
 	a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
 	a.state, a.partial = n.State, chain.Partial(n.Result)
+	a.ownConfig, a.prev = n.OwnConfig, chain.Partial(n.PrevResult)
 	a.facts.Reset(n.Facts)
 	a.plugins.Reset(n.Plugins, n.NeverRan)
 	a.RuntimeConf = libcni.RuntimeConf{

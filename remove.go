@@ -103,6 +103,9 @@ func (op *operation) validateRemove(ns *Namespace) (*hostns.NetNS, error) {
 // nor loaded.
 func (s *snapshot) validateSelected(ns *Namespace, rec *record.Record) error {
 	for _, sel := range ns.selected {
+		if sel.list != nil {
+			continue
+		}
 		recorded := slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool { return n.Network == sel.network })
 		if _, err := s.find(sel.network); err != nil && !recorded {
 			return err

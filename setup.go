@@ -45,10 +45,10 @@ func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []Names
 	s := r.current.Load()
 	ctx, under := spans.Call(ctx, span, id, path)
 	defer func() { endCall(under, err) }()
-	if err := r.ready(s); err != nil {
+	ns, err := newNamespace(id, path, opts...)
+	if err := r.usable(s, ns); err != nil {
 		return nil, err
 	}
-	ns, err := newNamespace(id, path, opts...)
 	if err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", id, err)
 	}

@@ -119,10 +119,14 @@ func (c *statusCache) finish(run *statusRun) {
 // All of them share the time of one STATUS, because a caller such as a health
 // probe cannot use a later answer.
 func (s *snapshot) runStatus(ctx context.Context, host *hostns.NetNS) error {
+	return s.statusOf(ctx, host, s.networks)
+}
+
+func (s *snapshot) statusOf(ctx context.Context, host *hostns.NetNS, networks []*Network) error {
 	ctx, cancel := s.runner.Bound(ctx, "STATUS")
 	defer cancel()
 	op := &operation{snapshot: s, Container: s.New("", host)}
-	for _, n := range s.networks {
+	for _, n := range networks {
 		a := op.about(n)
 		if err := a.chain().Status(ctx); err != nil {
 			return a.errors("STATUS", err)

@@ -52,7 +52,7 @@ func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
 func (a *attachment) described() *footprint.Attachment {
 	return &footprint.Attachment{
 		Attachment: a.Attachment, List: a.network.config,
-		Result: json.RawMessage(a.partial), Device: a.Fact(footprint.DeviceFact),
+		Result: json.RawMessage(a.partial), PrevResult: json.RawMessage(a.prev), Device: a.Fact(footprint.DeviceFact),
 		Ran: a.plugins.Recorded(), IsRegistered: a.op.runner.IsRegistered,
 		Recorded: !a.op.Damaged && a.entry() != nil,
 		Rebooted: a.op.Rebooted, HostGone: a.op.HostGone,

@@ -58,6 +58,9 @@ func (op *operation) unrecorded(ns *Namespace, planned attachments, mustStop boo
 		if n := a.entry(); n != nil && n.Result != nil {
 			a.partial = chain.Partial(n.Result)
 		}
+		if a.partial == nil {
+			a.partial = a.prev
+		}
 	}
 	return all, nil
 }
@@ -109,7 +112,7 @@ func (op *operation) fromCache() (all attachments, err error) {
 func (op *operation) existing(at container.Place) (attachments, error) {
 	var found attachments
 	for _, wanted := range op.attachments {
-		for _, n := range op.networks {
+		for _, n := range op.callsNetworks() {
 			if op.shared(n) && n != op.cachedAs(n.config.Name, wanted.IfName) {
 				continue // the cache has one entry for that name and interface
 			}

@@ -1,6 +1,7 @@
 package chain
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,6 +26,29 @@ func Decode(data json.RawMessage) *types100.Result {
 		return nil
 	}
 	return result
+}
+
+// Previous returns a result of any version as the previous result for plugins of a
+// configuration's version. The error is an ErrInvalidResult.
+func Previous(result []byte, configVersion string) (Partial, error) {
+	if err := ValidateResult(result, configVersion); err != nil {
+		return nil, err
+	}
+	var prev Partial
+	err := guard(func() error {
+		r, err := create.CreateFromBytes(withVersion(result, configVersion))
+		if err == nil {
+			r, err = r.GetAsVersion(cmp.Or(configVersion, "0.1.0"))
+		}
+		if err == nil {
+			prev, err = json.Marshal(r)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)
+	}
+	return prev, nil
 }
 
 // Walkable returns an error if a list in the result contains a null, or an index

@@ -22,6 +22,9 @@ type Attachment struct {
 	Result json.RawMessage           // of the last plugin that answered; nil if none did
 	Device json.RawMessage           // the note [DeviceFact]
 
+	// PrevResult was given to the first plugin. Its interfaces are others'.
+	PrevResult json.RawMessage
+
 	// Ran are the plugins that attached the container, a type once each. It is
 	// empty if no record names them. IsRegistered then tells by the type whether
 	// it was a plugin of the caller's.

@@ -17,6 +17,7 @@ import (
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/builtin/tuning"
@@ -124,7 +125,7 @@ func (f *Footprint) addPlugins(a *Attachment) {
 func (f *Footprint) addInterface(a *Attachment) {
 	if result := chain.Decode(a.Result); result != nil {
 		for _, i := range result.Interfaces {
-			if i.Sandbox == "" {
+			if i.Sandbox == "" && !a.wasGiven(i) {
 				f.Interface.HostEnds = append(f.Interface.HostEnds, Link{Name: i.Name, MAC: i.Mac})
 			}
 		}
@@ -151,6 +152,14 @@ func (f *Footprint) addInterface(a *Attachment) {
 	if json.Unmarshal(a.List.Plugins[0].Bytes, &c) == nil {
 		f.Interface.HostName = c.Device
 	}
+}
+
+// wasGiven reports whether an interface was in the result that the first plugin was given.
+func (a *Attachment) wasGiven(i *types100.Interface) bool {
+	given := chain.Decode(a.PrevResult)
+	return given != nil && slices.ContainsFunc(given.Interfaces, func(g *types100.Interface) bool {
+		return g.Name == i.Name && g.Sandbox == i.Sandbox
+	})
 }
 
 // Perhaps reports whether a field may be set: it is true, or no boolean.

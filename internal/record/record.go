@@ -146,7 +146,12 @@ type Attachment struct {
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	ConfigArgs   map[string]json.RawMessage `json:"configArgs,omitempty"`
 	Metadata     map[string]string          `json:"metadata,omitempty"` // of the caller's
-	Ports        []Port                     `json:"ports,omitempty"`    // by WithPorts; Capabilities has them too
+	// OwnConfig means that Config was given with the call, rather than loaded.
+	OwnConfig bool `json:"ownConfig,omitempty"`
+	// PrevResult was given with the call to the first plugin. Its interfaces are not the
+	// attachment's.
+	PrevResult json.RawMessage `json:"prevResult,omitempty"`
+	Ports      []Port          `json:"ports,omitempty"` // by WithPorts; Capabilities has them too
 
 	// Owner asked for this attachment, if the record's owner did not; see
 	// OwnerOf.
