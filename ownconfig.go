@@ -122,7 +122,8 @@ func (s *snapshot) withRecorded(ns *Namespace) (*Namespace, error) {
 	}
 	with.selected = nil
 	for _, sel := range s.bound(ns) {
-		if sel.list == nil && sel.of == nil && !s.hasLoaded(sel.network) {
+		// An interface that is named is the record's, whatever is loaded under that name.
+		if sel.list == nil && sel.of == nil && (sel.ifName != "" || !s.hasLoaded(sel.network)) {
 			if found := sel.among(recorded); found != nil {
 				with.selected = append(with.selected, found...)
 				continue
