@@ -1,8 +1,8 @@
 package cni
 
 import (
-	"context"
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 

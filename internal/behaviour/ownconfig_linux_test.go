@@ -261,8 +261,8 @@ func keeping(pairs ...string) func(cni.Attachment) bool {
 }
 
 func TestGCByPairsRemovesSingleInterfaces(t *testing.T) {
-	s, r, path, two, three := threeConfigs(t)
-	r = s.Runtime(cni.WithOwner("us"))
+	s, _, path, two, three := threeConfigs(t)
+	r := s.Runtime(cni.WithOwner("us"))
 	others := s.Runtime(cni.WithOwner("them"))
 	path2 := s.Container("c2")
 	both := []cni.NamespaceOpts{cni.WithNetworkConfig(two), cni.WithNetworkConfig(three)}
