@@ -25,6 +25,7 @@ type Namespace struct {
 	ours     bool                      // a Pool has made the namespace
 	makes    bool                      // Setup makes it, see WithNewNetNS
 	makesIn  *os.File                  // the user namespace that it belongs to; nil: the caller's
+	own      bool                      // the call has a WithNetworkConfig
 	list     *libcni.NetworkConfigList // inside WithNetworkConfig: its configuration
 }
 
@@ -62,11 +63,13 @@ func newScope() scope {
 	}
 }
 
+// newNamespace applies the options. With an error, the namespace has those before the one
+// that is wrong.
 func newNamespace(id, path string, opts ...NamespaceOpts) (*Namespace, error) {
 	ns := &Namespace{id: record.ID(id), path: path, scope: newScope()}
 	for _, o := range opts {
 		if err := o(ns); err != nil {
-			return nil, err
+			return ns, err
 		}
 	}
 	return ns, nil

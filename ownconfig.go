@@ -29,6 +29,7 @@ func WithNetworkConfig(config []byte, opts ...NamespaceOpts) NamespaceOpts {
 		if ns.nested {
 			return fmt.Errorf("a network's configuration inside WithNetwork: %w", ErrInvalidArgument)
 		}
+		ns.own = true
 		list, _, err := conflist.ParseAny(config)
 		if err == nil {
 			err = conflist.RequireName(list)
@@ -97,7 +98,7 @@ func (s *snapshot) bound(ns *Namespace) []selection {
 // usable is ready for a call. One that selects only networks with a configuration of
 // their own needs no loaded ones.
 func (r *Runtime) usable(s *snapshot, ns *Namespace) error {
-	if ns != nil && len(ns.selected) > 0 && !slices.ContainsFunc(ns.selected, func(sel selection) bool { return sel.list == nil }) {
+	if (ns.own || len(ns.selected) > 0) && !slices.ContainsFunc(ns.selected, func(sel selection) bool { return sel.list == nil }) {
 		return nil
 	}
 	return r.ready(s)

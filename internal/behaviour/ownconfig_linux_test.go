@@ -145,6 +145,8 @@ func TestConfigurationsOfOneCallAreRefusedBeforeAnythingRuns(t *testing.T) {
 	} {
 		s.refusedByAll(r, what, "c1", path, tt.kind, tt.opts...)
 	}
+	_, err := s.Runtime().Setup(t.Context(), "c1", path, cni.WithNetworkConfig([]byte("{")))
+	expect.Is(t, err, cni.ErrInvalidConfig) // rather than that no network is loaded
 }
 
 // given is the previous result that a plugin got, in short.
