@@ -64,6 +64,9 @@
 //
 // # Namespaces
 //
+// A container's network namespace is the caller's, at a path such as /run/netns/web or
+// /proc/PID/ns/net, or Setup makes it (WithNewNetNS). netns.Do starts a process in it.
+//
 // Plugins run in the network namespace of the calling thread, or in the one that
 // WithHostNetNS names. To use another one, lock the thread, enter it, call.
 //

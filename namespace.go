@@ -86,7 +86,7 @@ func (ns *Namespace) only(n *Network) *Namespace {
 // Setup's path is where it is pinned, as by netns.Create; an existing path is refused with
 // ErrInvalidNetNS and fs.ErrExist. If path is empty, or the one that Setup has chosen for
 // the container before, the namespace is pinned in the record directory. Result.NetNS has
-// the path, from Lookup too.
+// the path, from Lookup too; netns.Do starts a process there.
 //
 // The namespace is on record before it has a name, and a Setup that fails deletes it. A
 // runtime that is killed in Setup or Remove leaves it to the next Recover, or to a Setup

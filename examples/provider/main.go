@@ -3,7 +3,8 @@
 //
 //	provider [-listen 127.0.0.1:8080] [-replicas 3] PROGRAM [ARGUMENT]...
 //
-// It needs root, and no CNI plugins.
+// The program can be `busybox httpd -f -p 8080 -h /srv`, for example. It needs root, and no
+// CNI plugins.
 package main
 
 import (
