@@ -13,8 +13,8 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"examples", "internal/batch", "internal/behaviour", "internal/confwatch", "internal/cut",
-		"internal/damage", "internal/defaults", "internal/dirwatch", "internal/etcfiles",
+		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/confwatch",
+		"internal/cut", "internal/damage", "internal/defaults", "internal/dirwatch", "internal/etcfiles",
 		"internal/expect", "internal/faults", "internal/interchange", "internal/known",
 		"internal/misspelt", "internal/netfilter/fwrules", "internal/parallel", "internal/perm",
 		"internal/plainfile", "internal/ports", "internal/privilege", "internal/scripted",
@@ -38,7 +38,7 @@ var floors = [][]string{
 		"internal/sockdiag", "server", "shim",
 	},
 	{
-		"internal/ahead", "internal/links", "internal/nft",
+		"examples/thick/shim", "internal/ahead", "internal/links", "internal/nft",
 	},
 	{
 		"internal/compare", "internal/hostns", "internal/iptables", "internal/look",
@@ -84,7 +84,8 @@ var floors = [][]string{
 	},
 	{
 		"cnitest", "examples/allocrunner", "examples/miniruntime", "examples/provider",
-		"examples/quickstart", "examples/scheduler", "examples/tested", "internal/testhost",
+		"examples/quickstart", "examples/scheduler", "examples/tested", "examples/thick/daemon",
+		"internal/testhost",
 	},
 }
 
