@@ -138,6 +138,7 @@ func (p *replacement) once(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	defer op.end()
+	op.freeAddresses(ctx)
 	if err := op.lock(ctx, container.Access{}); err != nil {
 		return nil, err
 	}

@@ -75,6 +75,7 @@ func (s *snapshot) setupOnce(ctx context.Context, ns *Namespace, serially bool) 
 	if slices.ContainsFunc(op.attachments, func(a *attachment) bool { return a.network.entersContainer() }) {
 		op.Prepare()
 	}
+	op.freeAddresses(ctx)
 	s.reap(op.Host, true)
 	if err := op.lock(ctx, container.Access{}); err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
@@ -99,7 +100,7 @@ func (op *operation) tryAll(ctx context.Context, serially bool) (*Result, error)
 	for attempt := 1; ; attempt++ {
 		result, err := op.try(ctx, serially)
 		if err == nil || attempt >= op.retry.Attempts || !isTransient(err) {
-			return result, err
+			return result, op.explained(err)
 		}
 		op.logger.Info("trying again", "container", op.ID, "attempt", attempt+1, "error", err)
 		if werr := waitFor(ctx, op.retry.pause(attempt+1)); werr != nil {

@@ -204,7 +204,13 @@ func (r reaper) tend(op *operation, host netns.ID) (step abandoned.Step, err err
 		}
 		return step, err
 	}
-	if op.Record == nil || op.Damaged || !abandoned.Is(op.Record, op.owner, op.Boot) {
+	if op.Record == nil || op.Damaged {
+		return step, nil
+	}
+	if op.isRebooted(op.Record) && op.Gone() {
+		return step, op.finishAbandoned(op.attachments)
+	}
+	if !abandoned.Is(op.Record, op.owner, op.Boot) {
 		return step, nil
 	}
 	if going := op.unfinished(); len(going) > 0 {
@@ -253,26 +259,35 @@ func (s *snapshot) endHolders(ctx context.Context, err error) bool {
 		slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !abandoned.Is(rec, s.owner, s.Boot) }) {
 		return false
 	}
+	return !slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !s.endDead(ctx, rec) })
+}
+
+// isDead reports whether a record describes a container of this owner alone that is dead
+// for certain: it is abandoned, or of another boot of the machine.
+func (s *snapshot) isDead(rec *record.Record) bool {
+	return abandoned.Is(rec, s.owner, s.Boot) || s.isRebooted(rec)
+}
+
+// isRebooted reports whether all attachments of a record are of this owner, and of
+// another boot.
+func (s *snapshot) isRebooted(rec *record.Record) bool {
+	return rec.Boot != "" && s.Boot != "" && rec.Boot != s.Boot && !slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool {
+		return n.State != record.Deleted && rec.OwnerOf(&n) != s.owner
+	})
+}
+
+// endDead removes a dead container that has something which another wants. It returns
+// false if the container stays.
+func (s *snapshot) endDead(ctx context.Context, rec *record.Record) (ended bool) {
 	host, err := s.Hosts.Open(s.hostNetNS)
+	if err == nil {
+		ended, err = reaper{s}.end(ctx, rec, host)
+		err = join(err, host.Close())
+	}
 	if err != nil {
-		s.logger.Warn("remove a container that is gone and has ports of the host", "error", err)
-		return false
+		s.logger.Warn("remove a container that is gone and has ports or addresses that another wants", "container", rec.ContainerID, "error", err)
 	}
-	defer func() {
-		if err := host.Close(); err != nil {
-			s.logger.Error("close network namespace", "error", err)
-		}
-	}()
-	for _, rec := range taken.holders {
-		ended, err := reaper{s}.end(ctx, rec, host)
-		if err != nil {
-			s.logger.Warn("remove a container that is gone and has ports of the host", "container", rec.ContainerID, "error", err)
-		}
-		if !ended {
-			return false
-		}
-	}
-	return true
+	return ended
 }
 
 // tryBegin locks a container as for Remove. It returns nil if it would have to wait

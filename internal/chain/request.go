@@ -13,18 +13,23 @@ import (
 // env returns the parameters of the protocol (CNI specification 1.1.0, section
 // 2, "Parameters").
 func (c *Chain) env(verb string, a *Attachment) []string {
-	args := make([]string, len(a.Args))
-	for i, arg := range a.Args {
-		args[i] = arg[0] + "=" + arg[1]
-	}
 	return []string{
 		"CNI_COMMAND=" + verb,
 		"CNI_CONTAINERID=" + a.ContainerID,
 		"CNI_NETNS=" + a.NetNS,
 		"CNI_IFNAME=" + a.IfName,
-		"CNI_ARGS=" + strings.Join(args, ";"),
+		"CNI_ARGS=" + a.CNIArgs(),
 		"CNI_PATH=" + strings.Join(c.Path, string(os.PathListSeparator)),
 	}
+}
+
+// CNIArgs returns the arguments as they are in CNI_ARGS: "K=V;K=V".
+func (a *Attachment) CNIArgs() string {
+	args := make([]string, len(a.Args))
+	for i, arg := range a.Args {
+		args[i] = arg[0] + "=" + arg[1]
+	}
+	return strings.Join(args, ";")
 }
 
 // Request returns the request configuration of a plugin of the list, without a

@@ -23,3 +23,12 @@ func Taken(s Search) (taken []netip.Addr, err error) {
 	}
 	return taken, errors.Join(errs...)
 }
+
+// Reserved returns the reservation of an address in a directory, if there is one.
+func Reserved(dir string, addr netip.Addr) (r Reservation, ok bool, err error) {
+	r, ok, err = readReservation(dir, addr.String())
+	if err != nil {
+		err = fmt.Errorf("find the owner of the reserved address %s: %w", addr, err)
+	}
+	return r, ok, err
+}
