@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"testing"
 
@@ -34,9 +33,7 @@ func delegateCall(verb string) []byte {
 // are sent in order.
 func answers(t *testing.T, version string) []exchanged {
 	t.Helper()
-	read := func(name string) []byte {
-		return expect.Value(os.ReadFile(filepath.Join("testdata", version, name+".request")))(t)
-	}
+	read := func(name string) []byte { return readData(t, version, name+".request") }
 	plain := func(method, path string) []byte {
 		return []byte(method + " " + path + " HTTP/1.1\r\nHost: dummy\r\n\r\n")
 	}

@@ -197,9 +197,6 @@ func (c *cluster) watch(w http.ResponseWriter, r *http.Request, k kind, initial 
 		revision = from
 	}
 	for {
-		if http.NewResponseController(w).Flush() != nil {
-			return
-		}
 		c.mu.Lock()
 		news, changed := c.log[min(revision, len(c.log)):], c.changed
 		c.mu.Unlock()
@@ -207,6 +204,9 @@ func (c *cluster) watch(w http.ResponseWriter, r *http.Request, k kind, initial 
 			if revision = e.revision; e.kind == k && !send(e) {
 				return
 			}
+		}
+		if http.NewResponseController(w).Flush() != nil {
+			return
 		}
 		select {
 		case <-changed:

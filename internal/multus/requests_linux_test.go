@@ -65,10 +65,16 @@ func golden(t *testing.T, version, name string, data []byte) {
 	if *update {
 		expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, data, 0o644))
 	}
-	want := expect.Value(os.ReadFile(path))(t)
+	want := readData(t, version, name)
 	if !bytes.Equal(data, want) {
 		t.Errorf("%s:\n got %q\nwant %q", path, data, want)
 	}
+}
+
+// readData returns a file of the version's directory in testdata.
+func readData(t *testing.T, version, name string) []byte {
+	t.Helper()
+	return expect.Value(os.ReadFile(filepath.Join("testdata", version, name)))(t)
 }
 
 var verbs = []string{"ADD", "CHECK", "DEL", "GC", "STATUS"}

@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -152,7 +151,7 @@ func TestMultusShimDuringOurShutdown(t *testing.T) {
 	go func() { _, _, err := call.run(t, shim); done <- err }()
 	expect.Await(t, "ADD in the backend", running)
 	shutdown()
-	readiness := expect.Value(os.ReadFile(filepath.Join("testdata", version(t, shim), "readiness.request")))(t)
+	readiness := readData(t, version(t, shim), "readiness.request")
 	// Later versions of the shim ask for /readyz before ADD, and for /healthz before DEL.
 	expect.Eventually(t, "a server that is not ready", func() bool {
 		return status(t, exchange(t, bytes.Replace(readiness, []byte("/healthz"), []byte("/readyz"), 1))) == http.StatusInternalServerError
@@ -208,7 +207,7 @@ func TestOursAnswersLikeMultus(t *testing.T) {
 				expect.NoError(t, json.Unmarshal([]byte(*action.Stdout), said))
 				verb[name] = said
 			}
-			theirs := response(t, expect.Value(os.ReadFile(filepath.Join("testdata", v, e.name+".answer")))(t))
+			theirs := response(t, readData(t, v, e.name+".answer"))
 			got := response(t, exchange(t, e.request))
 			if e.name == "readyz" { // which only later versions of Multus have
 				theirs.StatusCode, theirs.Close = http.StatusOK, true
