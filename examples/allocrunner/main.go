@@ -8,7 +8,8 @@
 // while a plugin hangs, starts again and adopts what runs, sees its firewall flushed,
 // and loses a plugin for good. All of it happens in namespaces and directories that
 // vanish with it; only the containers' cgroups, below one named embedcni-allocrunner-…,
-// are the machine's, and are removed. The client alone is
+// are the machine's, and are removed. Only if this program itself ends by kill -9 do they
+// stay, with the containers in them. The client alone is
 //
 //	allocrunner client -jobs FILE -dir DIR -cgroup NAME
 //
