@@ -182,7 +182,7 @@ func (b *Batch) flush(ctx context.Context) []Failed {
 // costs the others little; in the end for each by itself, as Flush does.
 //
 // Unlike Flush, it does the kinds one after the other, so that the work of all batches
-// is done in one order.
+// is done in one order: first that of [Early] kinds.
 func FlushTogether(ctx context.Context, all []*Batch) []error {
 	works := make([]work, len(all))
 	for i, b := range all {
@@ -211,6 +211,14 @@ func FlushTogether(ctx context.Context, all []*Batch) []error {
 	return errs
 }
 
+// Early is a kind whose work goes first in FlushTogether.
+type Early interface{ Early() bool }
+
+func isEarly(kind any) bool {
+	e, ok := kind.(Early)
+	return ok && e.Early()
+}
+
 // kindsOf returns the kinds of works, each once.
 func kindsOf(works []work) (kinds []any) {
 	known := make(map[any]bool)
@@ -222,6 +230,15 @@ func kindsOf(works []work) (kinds []any) {
 			}
 		}
 	}
+	slices.SortStableFunc(kinds, func(a, b any) int {
+		switch {
+		case isEarly(a) == isEarly(b):
+			return 0
+		case isEarly(a):
+			return -1
+		}
+		return 1
+	})
 	return kinds
 }
 

@@ -52,7 +52,7 @@ type form interface {
 // nothing to close. The handle must stay open.
 func Open(ns *netns.Handle, o Options) *Firewalls {
 	sockets := nft.Sockets{Pool: o.Sockets, NS: ns}
-	ipt := iptform.Form{Sockets: sockets, Held: o.Held, Siblings: o.siblings, Fact: o.fact, Note: o.note}
+	ipt := iptform.Form{Sockets: sockets, Held: o.Held, Kept: o.Kept, Siblings: o.siblings, Fact: o.fact, Note: o.note}
 	nftables := nftform.Form{Sockets: sockets, Siblings: o.siblings}
 	own := native.Form{Sockets: sockets, Siblings: o.siblings}
 	return &Firewalls{Options: o, sockets: sockets, iptables: ipt, nftform: nftables, native: own, forms: []backend{

@@ -176,6 +176,10 @@ type restoration struct {
 	ns      netns.ID
 }
 
+// Early implements [batch.Early]: the rules of iptables go first, because a change of
+// others would have them listed again; see [Kept].
+func (r restoration) Early() bool { return r.backend == fwrules.IPTables }
+
 // namespace returns the identity of the namespace, or zero for that of the thread.
 func (fw *Firewalls) namespace() (id netns.ID) {
 	if fw.sockets.NS != nil {

@@ -103,3 +103,6 @@ func (*Firewalls) RemoveCommon(context.Context, Common) error { return ErrNotSup
 func (*Firewalls) RemoveDuplicates(context.Context, fwrules.Rules) (int, error) {
 	return 0, ErrNotSupported
 }
+
+// Kept is empty off Linux.
+type Kept struct{}

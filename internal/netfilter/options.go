@@ -30,6 +30,10 @@ type Options struct {
 	// is flushed, those of one backend in one transaction for each packet filter.
 	Batch *batch.Batch
 
+	// Kept has one who looks at many attachments read only rules that have changed since
+	// the last look.
+	Kept *Kept
+
 	// Detected is the backend that was detected for the attachment: a result of
 	// [Detect] or fwrules.DetectedFirewalld, or "" if it is not known.
 	Detected string

@@ -22,6 +22,9 @@ type Snapshot struct {
 	dumps *dumps
 }
 
+// Kept are rules of earlier snapshots that need not be read again; see [iptform.Kept].
+type Kept = iptform.Kept
+
 // dumps are the forms that were read.
 type dumps struct {
 	native   once[*native.Table]

@@ -22,13 +22,17 @@ type Looks struct {
 
 // dumps are looks at hosts' namespaces.
 type dumps struct {
+	kept  *netfilter.Kept
 	mu    sync.Mutex
 	hosts map[netns.ID]*dump
 }
 
 // Dumps returns Looks that read each host's namespace once, when it is first needed,
-// and each container's once for each view.
-func Dumps() *Looks { return &Looks{&dumps{hosts: make(map[netns.ID]*dump)}, look.Read} }
+// and each container's once for each view. Rules that are kept, and have not changed, are
+// not read again; kept may be nil.
+func Dumps(kept *netfilter.Kept) *Looks {
+	return &Looks{&dumps{kept: kept, hosts: make(map[netns.ID]*dump)}, look.Read}
+}
 
 // Each calls work for the numbers below n, several at once, with Looks that share what
 // they have read; see [look.Each]. Views of containers open faster there.
@@ -51,7 +55,7 @@ type dump struct {
 	vlansErr  error
 }
 
-func (d *dump) read(host *hostns.NetNS) {
+func (d *dump) read(host *hostns.NetNS, kept *netfilter.Kept) {
 	if d.ns, d.err = host.Dup(); d.err != nil {
 		return
 	}
@@ -59,7 +63,7 @@ func (d *dump) read(host *hostns.NetNS) {
 		return
 	}
 	d.torn = d.net.Torn()
-	d.rules = netfilter.Read(netfilter.Open(d.ns.Handle, netfilter.Options{}))
+	d.rules = netfilter.Read(netfilter.Open(d.ns.Handle, netfilter.Options{Kept: kept}))
 }
 
 // VLANs implements [compare.VLANs].
@@ -85,7 +89,7 @@ func (l *dumps) of(host *hostns.NetNS) (*dump, error) {
 		l.hosts[host.ID()] = d
 	}
 	l.mu.Unlock()
-	d.once.Do(func() { d.read(host) })
+	d.once.Do(func() { d.read(host, l.kept) })
 	return d, d.err
 }
 

@@ -66,6 +66,7 @@ func (d *Dumps) of(ctx context.Context, x maker) (*dump, error) {
 		return read, nil
 	}
 	var read *dump
+	x.kept = d.form.Kept
 	err := d.form.in(func() (err error) {
 		read, err = readDump(ctx, x)
 		return err
@@ -85,6 +86,8 @@ type dump struct {
 	chains map[iptables.ChainID]bool
 	hidden []string // tables that the tool may not show
 	steady bool     // nothing has changed meanwhile; else something may be missing
+	// generation is that of the rules, if steady; 0 if it is not known.
+	generation uint32
 
 	exact   map[string]bool // the rules, by text
 	inside  map[iptables.ChainID][]iptables.Rule
@@ -98,12 +101,17 @@ type chainWord struct {
 	word string
 }
 
+// readDump reads the rules, unless those that are kept are still there.
 func readDump(ctx context.Context, x maker) (*dump, error) {
+	if d := x.kept.current(ctx, x); d != nil {
+		return d, nil
+	}
 	tables := []string{tableNAT, tableFilter}
 	var out string
 	var hidden []string
+	var generation uint32
 	err := nft.Repeat(ctx, nft.MostReads, func() (err error) {
-		out, hidden, err = x.SaveTables(ctx, tables)
+		out, hidden, generation, err = x.SaveTables(ctx, tables)
 		return err
 	})
 	steady := err == nil
@@ -114,7 +122,8 @@ func readDump(ctx context.Context, x maker) (*dump, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.maker, d.hidden, d.steady = x, hidden, steady
+	d.maker, d.hidden, d.steady, d.generation = x, hidden, steady, generation
+	x.kept.keep(d)
 	return d, nil
 }
 

@@ -17,6 +17,7 @@ import (
 type Form struct {
 	Sockets  nft.Sockets
 	Held     *os.File                // open in all processes that it starts
+	Kept     *Kept                   // dumps of earlier looks
 	Siblings func() fwrules.Siblings // called only if they matter
 	// Fact and Note read and write the attachment's record.
 	Fact func(key string) json.RawMessage

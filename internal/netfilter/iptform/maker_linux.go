@@ -17,6 +17,7 @@ type maker struct {
 	// restores means that rules are added to existing chains of the container's own,
 	// each where it has effect.
 	restores bool
+	kept     *Kept
 }
 
 // maker returns the maker of a variant.
@@ -25,7 +26,7 @@ func (f Form) maker(v6, legacy bool) maker {
 	if v6 {
 		family = "ip6tables"
 	}
-	x := maker{Tool: iptables.Tool{Family: family, Legacy: legacy, Sockets: f.Sockets}}
+	x := maker{Tool: iptables.Tool{Family: family, Legacy: legacy, Sockets: f.Sockets}, kept: f.Kept}
 	if f.Held != nil {
 		x.Held = []*os.File{f.Held}
 	}
