@@ -28,6 +28,10 @@ const (
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = time.Minute
 
+	// lastBusy is the longest pause while another call works on a container: when that
+	// ends, its traffic should not wait as long again.
+	lastBusy = time.Second
+
 	// mostSigns is the number of signs from which one look at all containers is
 	// cheaper than following each of them.
 	mostSigns = 100_000
@@ -364,11 +368,20 @@ func (c *Core) Settled(now time.Time, id string, err error) {
 		}
 		return
 	}
+	c.retry(now, id, lastRetry)
+}
+
+// Busy notes that another call works on a container. It is looked at again later.
+func (c *Core) Busy(now time.Time, id string) { c.retry(now, id, lastBusy) }
+
+// retry has a container looked at again after a pause that doubles, up to the longest.
+func (c *Core) retry(now time.Time, id string, longest time.Duration) {
+	s := c.suspects[id]
 	if s == nil {
 		s = &suspect{}
 		c.suspects[id] = s
 	}
-	again := now.Add(min(firstRetry<<min(s.failures, 12), lastRetry))
+	again := now.Add(min(firstRetry<<min(s.failures, 12), longest))
 	s.failures++
 	if s.at.IsZero() || s.at.After(again) {
 		s.at = again

@@ -394,6 +394,42 @@ func TestRetriesBackOff(t *testing.T) {
 	}
 }
 
+// TestBusyContainersAreTriedSoon after the call that works on them has ended, however
+// long that took, and are reported ever more seldom.
+func TestBusyContainersAreTriedSoon(t *testing.T) {
+	c := settledCore(All)
+	now := start()
+	c.Suspect(now, "c1")
+	var told []int
+	for n := 1; n <= 40; n++ {
+		_, due, next := c.Due(now)
+		before := now
+		for !due {
+			now = next
+			_, due, next = c.Due(now)
+		}
+		if pause := now.Sub(before); pause > lastBusy {
+			t.Fatalf("attempt %d came after %v", n, pause)
+		}
+		c.Looked(now, 0, nil)
+		c.Busy(now, "c1")
+		if isTold(c.Failures("c1")) {
+			told = append(told, n)
+		}
+	}
+	if !slices.Equal(told, []int{5, 9, 17, 33}) {
+		t.Errorf("told of attempts %v", told)
+	}
+	now = now.Add(lastBusy)
+	if _, due, _ := c.Due(now); !due {
+		t.Fatal("it is not looked at again")
+	}
+	c.Settled(now, "c1", nil)
+	if _, due, _ := c.Due(now.Add(time.Minute)); due || c.Failures("c1") != 0 {
+		t.Error("it is looked at again after a success")
+	}
+}
+
 // model is a host of containers, each with some things that can be lost.
 type model struct {
 	things map[string]map[string]bool // container → thing → there

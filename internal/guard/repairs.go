@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"runtime/debug"
 	"slices"
 
@@ -132,10 +133,14 @@ func (r *run) want(f Found) bool {
 // no failure at first: another guard's repair, which may find it whole, takes a moment.
 func (r *run) settle(id string, err error, busy bool) {
 	r.mu.Lock()
-	r.core.Settled(r.Now(), id, err)
+	if busy {
+		r.core.Busy(r.Now(), id)
+	} else {
+		r.core.Settled(r.Now(), id, err)
+	}
 	failures := r.core.Failures(id)
 	r.mu.Unlock()
-	if err != nil && (!busy || failures > busyFor) {
+	if err != nil && (!busy || isTold(failures)) {
 		r.report(Report{Kind: Failed, Container: id, Err: err}, "")
 	}
 }
@@ -143,6 +148,12 @@ func (r *run) settle(id string, err error, busy bool) {
 // busyFor is the number of attempts in a row, with pauses that double, for which a
 // container may be busy without a report.
 const busyFor = 4
+
+// isTold reports whether it is reported that a container is busy after so many attempts
+// in a row: after 5, 9, 17, and so on.
+func isTold(failures int) bool {
+	return failures > busyFor && bits.OnesCount(uint(failures-1)) == 1
+}
 
 // repairEach repairs containers in parallel, each by itself.
 func (r *run) repairEach(ctx context.Context, ids []string) {
