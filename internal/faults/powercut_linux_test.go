@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
@@ -23,21 +24,46 @@ import (
 // powerCut is M12: the directories as a power cut leaves them, at each step of
 // a Setup and a Remove. It assumes that metadata reaches the disk in order, as
 // with journals. Unsynced data is lost entirely or in part.
+//
+// The namespace exists before Setup, or Setup makes it: at a path of the caller's, on a disk,
+// or at one of its own choice.
 func (b *board) powerCut(t *testing.T) {
-	h := newHost(t)
-	steps := h.record()
+	for i, v := range []struct {
+		what string
+		home func(h *host) (path string, opts []cni.NamespaceOpts)
+		cuts int // at each step; 0: all
+	}{
+		{"power cut after each step", func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil }, *cutsPerStep},
+		{"the same, in a namespace that ADD makes", func(h *host) (string, []cni.NamespaceOpts) {
+			return h.path("homes", "m12"), []cni.NamespaceOpts{cni.WithNewNetNS()}
+		}, *cutsPerStep / 2},
+		{"the same, at a path that ADD chooses", func(h *host) (string, []cni.NamespaceOpts) {
+			return "", []cni.NamespaceOpts{cni.WithNewNetNS()}
+		}, *cutsPerStep / 2},
+	} {
+		t.Run(v.what, func(t *testing.T) {
+			h := newHost(t)
+			recovered, tried, steps := h.cutAll(t, v.home, v.cuts, b.random(12<<32+uint64(i)))
+			b.figure(t, "M12", v.what, fmt.Sprintf("%d of %d states of %d steps recovered", recovered, tried, steps),
+				"every one", recovered == tried && steps == 19)
+		})
+	}
+}
+
+// cutAll tries that many cuts at each step, and counts those after which nothing is left.
+func (h *host) cutAll(t *testing.T, home func(*host) (string, []cni.NamespaceOpts), most int, random *rand.Rand) (recovered, tried, all int) {
+	steps := h.record(home)
 	bootID := fakeBoot(t)
 	h.enter("rebooted") // no interface, no rule
 	set := h.settings(1)
 	set.HostNetNS = h.netns("rebooted")
-	random := b.random(12 << 32)
 	before := h.audit()
-	recovered, tried := 0, 0
+	mounts := mountsOf(t)
 	for _, step := range steps {
 		cuts := h.cuts(step, random)
 		random.Shuffle(len(cuts)-1, func(i, j int) { cuts[i+1], cuts[j+1] = cuts[j+1], cuts[i+1] })
-		if *cutsPerStep > 0 {
-			cuts = cuts[:min(*cutsPerStep, len(cuts))]
+		if most > 0 {
+			cuts = cuts[:min(most, len(cuts))]
 		}
 		for _, c := range cuts {
 			tried++
@@ -45,15 +71,31 @@ func (b *board) powerCut(t *testing.T) {
 			expect.NoError(t, c.do())
 			expect.NoError(t, os.WriteFile(bootID, fmt.Appendf(nil, "boot-%d\n", tried), 0o600))
 			err := recoverAll(context.Background(), h.runtime(set), false)
-			if left := leftOf(before, h.audit()); err != nil || len(left) > 0 {
+			left := leftOf(before, h.audit())
+			files, rerr := os.ReadDir(h.path("homes"))
+			expect.NoError(t, rerr)
+			for _, f := range files {
+				left = append(left, "file of a namespace "+f.Name())
+			}
+			if now := mountsOf(t); now != mounts {
+				left = append(left, fmt.Sprintf("%d mounts of namespaces instead of %d", now, mounts))
+			}
+			if err != nil || len(left) > 0 {
 				t.Errorf("%s, %s: %v; left:\n%s", filepath.Base(step), c.name, err, strings.Join(left, "\n"))
 				continue
 			}
 			recovered++
 		}
 	}
-	b.figure(t, "M12", "power cut after each step", fmt.Sprintf("%d of %d states of %d steps recovered", recovered, tried, len(steps)),
-		"every one", recovered == tried && len(steps) == 19)
+	return recovered, tried, len(steps)
+}
+
+// mountsOf counts the mounts of namespaces.
+func mountsOf(t *testing.T) int {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+	expect.NoError(t, err)
+	return strings.Count(string(mounts), " - nsfs ")
 }
 
 func leftOf(before, after audit.Lines) audit.Lines {
@@ -66,25 +108,26 @@ func leftOf(before, after audit.Lines) audit.Lines {
 
 // record attaches and detaches a container, and saves a copy of the directories
 // at each step. It returns the copies' paths in order.
-func (h *host) record() (steps []string) {
+func (h *host) record(home func(*host) (string, []cni.NamespaceOpts)) (steps []string) {
 	h.t.Helper()
-	dirs := []string{h.path("state"), h.path("ipam")}
+	dirs := []string{h.path("state"), h.path("ipam"), h.path("homes")}
 	for _, dir := range dirs {
 		expect.NoError(h.t, os.MkdirAll(dir, 0o755))
 	}
 	copies := h.path("steps")
 	h.spoilAll(fault{CopyTo: copies, Copy: dirs}, append(chain(), "host-local")...)
 	r := h.runtime(h.settings(1))
-	path := h.container("m12")
+	path, opts := home(h)
 	snapshot := func(name string) {
 		for _, dir := range dirs {
 			expect.NoError(h.t, copyDir(dir, filepath.Join(copies, name, filepath.Base(dir))))
 		}
 	}
 	snapshot("00 nothing")
-	_, err := r.Setup(context.Background(), "m12", path, ports(10000)...)
+	_, err := r.Setup(context.Background(), "m12", path, append(opts, ports(10000)...)...)
 	expect.NoError(h.t, err)
 	snapshot("09 attached")
+	h.saveHomes()
 	expect.NoError(h.t, r.Remove(context.Background(), "m12", path))
 	snapshot("18 removed")
 	entries, err := os.ReadDir(copies)
@@ -105,8 +148,37 @@ func fakeBoot(t *testing.T) string {
 	return fake
 }
 
+// saveHomes keeps the files below the mounts of namespaces: a power cut leaves the very
+// files, by which a runtime knows its own.
+func (h *host) saveHomes() {
+	h.t.Helper()
+	below := h.path("below") // shows the directory without the mounts in it
+	expect.NoError(h.t, os.MkdirAll(h.path("homes", ".saved"), 0o755))
+	expect.NoError(h.t, os.Mkdir(below, 0o755))
+	expect.NoError(h.t, unix.Mount(h.path("homes"), below, "", unix.MS_BIND, ""))
+	files, err := os.ReadDir(below)
+	expect.NoError(h.t, err)
+	for _, f := range files {
+		if !f.IsDir() {
+			expect.NoError(h.t, os.Link(filepath.Join(below, f.Name()), filepath.Join(below, ".saved", f.Name())))
+		}
+	}
+	expect.NoError(h.t, unix.Unmount(below, 0))
+	expect.NoError(h.t, os.Rename(h.path("homes", ".saved"), h.path("saved")))
+}
+
 func (h *host) restore(step string) {
 	h.t.Helper()
+	homes := h.path("homes")
+	expect.NoError(h.t, os.RemoveAll(homes))
+	expect.NoError(h.t, os.Mkdir(homes, 0o755))
+	files, err := os.ReadDir(filepath.Join(step, "homes"))
+	expect.NoError(h.t, err)
+	for _, f := range files {
+		if !f.IsDir() {
+			expect.NoError(h.t, os.Link(h.path("saved", f.Name()), filepath.Join(homes, f.Name())))
+		}
+	}
 	for _, dir := range []string{"state", "ipam"} {
 		expect.NoError(h.t, os.RemoveAll(h.path(dir)))
 		expect.NoError(h.t, copyDir(filepath.Join(step, dir), h.path(dir)))
@@ -184,6 +256,9 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 			return errors.Join(errs...)
 		})
 	}
+	for _, home := range find("homes/m12") {
+		add("the file of the namespace was not made yet, or is gone", func() error { return os.Remove(home) })
+	}
 	for _, file := range find(records + "*.json") {
 		h.fileCuts(file, h.fileOf(step, file), len(held) == 0, random, add)
 	}
@@ -203,29 +278,35 @@ func (h *host) fileCuts(file string, data []byte, free bool, random *rand.Rand, 
 	base, _ := halves(data)
 	pin := filepath.Join(filepath.Dir(file), "netns", strings.TrimSuffix(filepath.Base(file), ".json"))
 	spare := filepath.Join(filepath.Dir(file), "spare.0")
+	// A namespace's own path is made when the record has reached the disk, and goes first.
+	unmade := func() error {
+		return errors.Join(unlessMissing(os.Remove(pin)), unlessMissing(os.Remove(h.path("homes", "m12"))))
+	}
 	for _, n := range []int{0, random.IntN(len(base)), len(base)} {
 		add(fmt.Sprintf("another base of %d bytes was begun", n), func() error { return os.WriteFile(file+".new", base[:n], 0o600) })
 		if !free {
 			continue
 		}
 		add(fmt.Sprintf("the base was begun, %d bytes", n), func() error {
-			return errors.Join(os.Remove(file), unlessMissing(os.Remove(pin)), os.WriteFile(file+".new", base[:n], 0o600))
+			return errors.Join(os.Remove(file), unmade(), os.WriteFile(file+".new", base[:n], 0o600))
 		})
 		// A first record is in place before it is synced, while nothing durable
 		// is attached.
 		add(fmt.Sprintf("the base is there with %d bytes", n), func() error {
-			return errors.Join(unlessMissing(os.Remove(pin)), os.Truncate(file, int64(n)))
+			return errors.Join(unmade(), os.Truncate(file, int64(n)))
 		})
 		// An earlier version reused the file, and its old name has come back.
 		next := h.nextBase(base)
 		add(fmt.Sprintf("the base is another's from byte %d", n), func() error {
-			return errors.Join(unlessMissing(os.Remove(pin)), os.WriteFile(file, append(bytes.Clone(next[:min(n, len(next))]), data[min(n, len(data)):]...), 0o600))
+			return errors.Join(unmade(), os.WriteFile(file, append(bytes.Clone(next[:min(n, len(next))]), data[min(n, len(data)):]...), 0o600))
 		})
 	}
 	add("the pin was not made yet, or is gone already", func() error { return unlessMissing(os.Remove(pin)) })
 	if free {
-		add("only the pin is left", func() error { return os.Remove(file) })
-		add("an earlier version kept the record's file", func() error { return errors.Join(os.Rename(file, spare), unlessMissing(os.Remove(pin))) })
+		add("only the pin is left", func() error {
+			return errors.Join(os.Remove(file), unlessMissing(os.Remove(h.path("homes", "m12"))))
+		})
+		add("an earlier version kept the record's file", func() error { return errors.Join(os.Rename(file, spare), unmade()) })
 	}
 }
 
