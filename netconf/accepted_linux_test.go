@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,9 +75,16 @@ func (g generator) local(n int, version, dataDir string) netconf.HostLocal {
 	}
 	six := netconf.Range{Subnet: netip.MustParsePrefix(fmt.Sprintf("fd00:%x::/64", 100+n))}
 	h.Ranges = pick(g, []netconf.Range{one}, []netconf.Range{one, six}, []netconf.Range{six, one}, []netconf.Range{six})
+	if len(h.Ranges) == 1 && g.yes() { // the same as a set, beside another range
+		h.Sets = [][]netconf.Range{append(h.Ranges, netconf.Range{Subnet: netip.MustParsePrefix(fmt.Sprintf("172.16.%d.0/24", n))})}
+		if h.Ranges[0].Subnet == six.Subnet {
+			h.Sets[0][1].Subnet = netip.MustParsePrefix(fmt.Sprintf("fd01:%x::/64", 100+n))
+		}
+		h.Ranges = nil
+	}
 	if g.yes() {
 		r := netconf.Route{Dst: netip.MustParsePrefix("192.0.2.0/24")}
-		if h.Ranges[0].Subnet == six.Subnet {
+		if slices.Concat(append(h.Sets, h.Ranges)...)[0].Subnet == six.Subnet {
 			r.Dst = netip.MustParsePrefix("2001:db8::/32")
 		}
 		if version == "1.1.0" {

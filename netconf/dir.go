@@ -227,8 +227,7 @@ func (n Network) wanting() (Network, []wanting) {
 			local, p.IPAM = cloned(p.IPAM)
 			n.Plugins[i] = p
 		}
-		for j := range local.Ranges {
-			r := &local.Ranges[j]
+		for _, r := range local.pointers() {
 			if r.Subnet.IsValid() || len(r.Pools) == 0 {
 				continue
 			}
@@ -246,8 +245,24 @@ func cloned(ipam IPAM) (HostLocal, IPAM) {
 	if !ok {
 		return HostLocal{}, ipam
 	}
-	local.Ranges = slices.Clone(local.Ranges)
+	local.Ranges, local.Sets = slices.Clone(local.Ranges), slices.Clone(local.Sets)
+	for i := range local.Sets {
+		local.Sets[i] = slices.Clone(local.Sets[i])
+	}
 	return local, local // they share the copy
+}
+
+// pointers returns all ranges, in the order of their sets.
+func (h HostLocal) pointers() (all []*Range) {
+	for i := range h.Ranges {
+		all = append(all, &h.Ranges[i])
+	}
+	for _, set := range h.Sets {
+		for i := range set {
+			all = append(all, &set[i])
+		}
+	}
+	return all
 }
 
 // adopt takes the subnets of a configuration of that name in the directory, of an earlier
@@ -322,7 +337,7 @@ func (n Network) given() (all []netip.Prefix) {
 		}
 		switch ipam := ipam.(type) {
 		case HostLocal:
-			for _, r := range ipam.Ranges {
+			for _, r := range ipam.all() {
 				all = append(all, r.Subnet)
 			}
 		case RawIPAM:

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
+	"strconv"
 
 	"github.com/embedcni/cni/internal/known"
 )
@@ -19,6 +21,9 @@ type IPAM interface {
 type HostLocal struct {
 	// Ranges give one address each, so a container gets several from several ranges.
 	Ranges []Range
+	// Sets give one address each too, behind those of Ranges: from whichever range of the
+	// set has a free one. The ranges of a set are of one family.
+	Sets [][]Range
 	// DefaultRoutes adds a default route for the family of each range.
 	DefaultRoutes bool
 	// Routes are the container's further ones.
@@ -74,21 +79,14 @@ func (h HostLocal) render(n Network) (object, error) {
 	var errs []error
 	var ranges [][]object // a set for each
 	var routes []object
-	for i, r := range h.Ranges {
-		rendered, err := r.render()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("range %d: %w", i, err))
-		}
-		for j, other := range h.Ranges[:i] {
-			if other.overlaps(r) {
-				errs = append(errs, fmt.Errorf("ranges %d and %d overlap: %s and %s", j, i, other.Subnet, r.Subnet))
-			}
-		}
-		ranges = append(ranges, []object{rendered})
+	for i, set := range h.sets() {
+		rendered, err := h.renderSet(i, set)
+		ranges, errs = append(ranges, rendered), append(errs, err)
 	}
-	if len(h.Ranges) == 0 {
-		errs = append(errs, errors.New("field Ranges is empty"))
+	if len(ranges) == 0 {
+		errs = append(errs, errors.New("field Ranges is empty, and so is Sets"))
 	}
+	errs = append(errs, h.validateApart())
 	for _, r := range h.allRoutes() {
 		rendered, err := r.render(n)
 		routes, errs = append(routes, rendered), append(errs, err)
@@ -107,10 +105,69 @@ func (h HostLocal) render(n Network) (object, error) {
 	return o, wrap(known.HostLocal, append(errs, o.extend(h.Extra))...)
 }
 
+// sets returns the sets of ranges: one for each of Ranges, and then Sets.
+func (h HostLocal) sets() (all [][]Range) {
+	for _, r := range h.Ranges {
+		all = append(all, []Range{r})
+	}
+	return append(all, h.Sets...)
+}
+
+// all returns the ranges of all sets.
+func (h HostLocal) all() []Range { return slices.Concat(h.sets()...) }
+
+// nameOf names a range in errors, by its own number and that of its set.
+func (h HostLocal) nameOf(set, i int) string {
+	if set < len(h.Ranges) {
+		return strconv.Itoa(set)
+	}
+	return fmt.Sprintf("%d of set %d", i, set-len(h.Ranges))
+}
+
+func (h HostLocal) renderSet(n int, set []Range) (rendered []object, err error) {
+	var errs []error
+	if len(set) == 0 {
+		errs = append(errs, fmt.Errorf("set %d is empty", n-len(h.Ranges)))
+	}
+	for i, r := range set {
+		one, err := r.render()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("range %s: %w", h.nameOf(n, i), err))
+		}
+		if r.family().Is4() != set[0].family().Is4() {
+			errs = append(errs, fmt.Errorf("range %s is of another family than the first", h.nameOf(n, i)))
+		}
+		rendered = append(rendered, one)
+	}
+	return rendered, errors.Join(errs...)
+}
+
+// validateApart refuses ranges that have an address in common.
+func (h HostLocal) validateApart() error {
+	type named struct {
+		Range
+		name string
+	}
+	var before []named
+	var errs []error
+	for n, set := range h.sets() {
+		for i, r := range set {
+			name := h.nameOf(n, i)
+			for _, other := range before {
+				if other.overlaps(r) {
+					errs = append(errs, fmt.Errorf("ranges %s and %s overlap: %s and %s", other.name, name, other.Subnet, r.Subnet))
+				}
+			}
+			before = append(before, named{r, name})
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // allRoutes returns the default routes and then the others.
 func (h HostLocal) allRoutes() (all []Route) {
 	seen := map[bool]bool{}
-	for _, r := range h.Ranges {
+	for _, r := range h.all() {
 		if is4 := r.Subnet.Addr().Is4(); h.DefaultRoutes && r.Subnet.IsValid() && !seen[is4] {
 			seen[is4] = true
 			all = append(all, Route{Dst: everything(is4)})
@@ -127,7 +184,7 @@ func everything(is4 bool) netip.Prefix {
 }
 
 func (h HostLocal) hasIPv6() bool {
-	for _, r := range h.Ranges {
+	for _, r := range h.all() {
 		if r.family().Is6() {
 			return true
 		}
