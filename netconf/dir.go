@@ -62,9 +62,10 @@ type Written struct {
 // and the network's name, unless it is in use: hosts that are set up alike have the same,
 // and two programs that know nothing of each other hardly ever. It is reserved on disk
 // before the file is written, and stays the network's, whatever happens to the file, until
-// Remove. If there is no reservation,
-// but a configuration of that name in the directory, its subnets are kept. ErrNoFreeSubnet
-// if there is none; ErrInvalid if the reserved one is not of the Pools and Bits any more.
+// Remove. If there is no reservation, Write keeps the subnets of a configuration of that
+// name in the directory, of the network's containers on record, and of its bridge, if that
+// exists. ErrNoFreeSubnet if there is none; ErrInvalid if the reserved one is not of the
+// Pools and Bits any more, or if the bridge has an address that is not.
 //
 // Programs with the same StateDir exclude each other while a subnet is found. Another
 // program may use the same subnet later.
@@ -174,7 +175,7 @@ func (d Dir) choose(n Network) (Network, error) {
 	}
 	changed := false
 	if len(reserved.V4)+len(reserved.V6) == 0 {
-		if changed, err = d.adopt(n.Name, wanting, reserved); err != nil {
+		if changed, err = d.adopt(n, wanting, reserved); err != nil {
 			return n, err
 		}
 	}
@@ -265,33 +266,6 @@ func (h HostLocal) pointers() (all []*Range) {
 	return all
 }
 
-// adopt takes the subnets of a configuration of that name in the directory, of an earlier
-// version of the program, or whose reservation was lost.
-func (d Dir) adopt(name string, wanting []wanting, into *subnet.Reservation) (bool, error) {
-	files, err := d.files()
-	if err != nil {
-		return false, err
-	}
-	var has []netip.Prefix
-	for _, f := range files {
-		if f.network == name {
-			has = append(has, f.subnets...)
-		}
-	}
-	adopted := false
-	for _, r := range wanting {
-		w := subnet.Wish{Pools: r.Pools, Bits: r.Bits}
-		i := slices.IndexFunc(has, w.Allows)
-		of := into.Of(w)
-		if i < 0 || r.nth != len(*of) {
-			continue
-		}
-		*of, adopted = append(*of, has[i]), true
-		has = slices.Delete(has, i, i+1)
-	}
-	return adopted, nil
-}
-
 // used returns everything that a new subnet must not overlap.
 func (d Dir) used(n Network, store subnet.Store) ([]netip.Prefix, error) {
 	host, err := d.host()
@@ -306,7 +280,7 @@ func (d Dir) used(n Network, store subnet.Store) ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
-	attached, err := subnet.Attached(record.Open(cmp.Or(d.RecordDir, filepath.Join(d.own(), "attachments"))))
+	attached, err := subnet.Attached(record.Open(d.records()))
 	if err != nil {
 		return nil, err
 	}

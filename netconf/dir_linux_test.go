@@ -249,6 +249,123 @@ func TestNeverChangedOnceChosen(t *testing.T) {
 	expect.Same(t, "left", [][]string{left, reserved}, [][]string{nil, nil})
 }
 
+// lose deletes the reservations of all networks, and a file.
+func (h *host) lose(file string) {
+	h.t.Helper()
+	expect.NoError(h.t, os.RemoveAll(h.reservations().Dir), os.Remove(filepath.Join(h.Path, file)))
+}
+
+// bridgeFor makes a bridge with the first address of a subnet.
+func (h *host) bridgeFor(name, of string) {
+	h.t.Helper()
+	p := netip.MustParsePrefix(of)
+	h.ip("link add " + name + " up type bridge")
+	h.ip(fmt.Sprintf("addr add %s/%d dev %s nodad", p.Addr().Next(), p.Bits(), name))
+}
+
+// TestALostReservationIsFoundAgain: a bridge that exists with an address, and containers on
+// record, have the subnet that was chosen.
+func TestALostReservationIsFoundAgain(t *testing.T) {
+	in := func(h *host, name, network, address string) {
+		expect.NoError(h.t, record.Open(h.records()).Begin(&record.Record{ContainerID: record.ID(name), Attachments: []record.Attachment{
+			{Network: network, IfName: "eth0", Result: json.RawMessage(`{"ips": [{"address": "` + address + `"}]}`)},
+		}}))
+	}
+	for what, survives := range map[string]func(h *host, got []string){
+		"a bridge": func(h *host, got []string) {
+			h.bridgeFor("apps0", got[0])
+			h.ip("addr add " + strings.Replace(got[1], "::/64", "::1/64", 1) + " dev apps0 nodad")
+		},
+		"a container of both families": func(h *host, got []string) {
+			in(h, "c1", "apps", strings.Replace(got[0], ".0/24", ".7/24", 1))
+			in(h, "c2", "apps", strings.Replace(got[1], "::/64", "::7/64", 1))
+		},
+		"a bridge, and a container of IPv6": func(h *host, got []string) {
+			h.bridgeFor("apps0", got[0])
+			in(h, "c2", "apps", strings.Replace(got[1], "::/64", "::7/64", 1))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newHost(t)
+			// Neither is chosen for the name while nothing is in the way.
+			usual := subnets(h.put("apps.conflist", wanted("apps", few(), AnyIPv6())).Network)
+			expect.NoError(t, h.Remove(t.Context(), "apps.conflist", "apps"))
+			h.put("other.conflist", wanted("other", Range{Subnet: netip.MustParsePrefix(usual[0])}, Range{Subnet: netip.MustParsePrefix(usual[1])}))
+			got := subnets(h.put("apps.conflist", wanted("apps", few(), AnyIPv6())).Network)
+			survives(h, got)
+			h.lose("apps.conflist")
+			expect.NoError(t, os.Remove(filepath.Join(h.Path, "other.conflist")))
+			again := h.put("apps.conflist", wanted("apps", few(), AnyIPv6()))
+			expect.Same(t, "subnets", subnets(again.Network), got)
+			expect.Same(t, "again", subnets(h.put("apps.conflist", wanted("apps", few(), AnyIPv6())).Network), got)
+			// After a Remove as well, because the bridge stays.
+			expect.NoError(t, h.Remove(t.Context(), "apps.conflist", "apps"))
+			expect.Same(t, "after Remove", subnets(h.put("apps.conflist", wanted("apps", few(), AnyIPv6())).Network), got)
+		})
+	}
+}
+
+// TestABridgeWithAnotherAddressIsRefused: whatever were chosen, no container could be
+// attached to it, or others would lose their gateway.
+func TestABridgeWithAnotherAddressIsRefused(t *testing.T) {
+	for what, tt := range map[string]struct {
+		exists  func(h *host)
+		refused bool
+	}{
+		"not of the pools":  {func(h *host) { h.bridgeFor("apps0", "10.99.0.0/24") }, true},
+		"of another length": {func(h *host) { h.bridgeFor("apps0", "10.7.0.0/25") }, true},
+		"another network's": {func(h *host) {
+			h.put("other.conflist", wanted("other", Range{Subnet: netip.MustParsePrefix("10.7.1.0/24")}))
+			h.bridgeFor("apps0", "10.7.1.0/24")
+		}, true},
+		"no bridge of this name": {func(h *host) { h.bridgeFor("apps1", "10.99.0.0/24") }, false},
+		"without an address":     {func(h *host) { h.ip("link add apps0 type bridge") }, false},
+		"of the other family":    {func(h *host) { h.bridgeFor("apps0", "fd00:7::/64") }, false},
+		"with a link-local one":  {func(h *host) { h.bridgeFor("apps0", "169.254.0.0/16") }, false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newHost(t)
+			tt.exists(h)
+			w, err := h.Write(t.Context(), "apps.conflist", wanted("apps", few()))
+			if !tt.refused {
+				expect.NoError(t, err)
+				return
+			}
+			expect.Is(t, err, ErrInvalid)
+			if err == nil || !strings.Contains(err.Error(), "apps0") {
+				t.Errorf("wrote %v: %v", subnets(w.Network), err)
+			}
+			r := expect.Value(h.reservations().Load(h.Path, "apps"))(t)
+			expect.Same(t, "reserved", len(r.V4), 0)
+			// A subnet that the caller names is the caller's matter.
+			h.put("apps.conflist", wanted("apps", Range{Subnet: netip.MustParsePrefix("10.55.0.0/24")}))
+		})
+	}
+}
+
+// TestSetsAskForSubnets: the ranges of a set get a subnet each, and keep it.
+func TestSetsAskForSubnets(t *testing.T) {
+	h := newHost(t)
+	n := func() Network {
+		return Network{Name: "apps", Plugins: []Plugin{Bridge{Name: "apps0", IPAM: HostLocal{Ranges: []Range{few()}, Sets: [][]Range{{few(), few()}}}}}}
+	}
+	w := h.put("apps.conflist", n())
+	local := w.Network.Plugins[0].(Bridge).IPAM.(HostLocal)
+	seen := map[netip.Prefix]bool{}
+	for _, r := range local.all() {
+		if seen[r.Subnet] || !r.Subnet.IsValid() {
+			t.Errorf("%v in %v", r.Subnet, local.all())
+		}
+		seen[r.Subnet] = true
+	}
+	expect.Same(t, "subnets", len(seen), 3)
+	again := h.put("apps.conflist", n()).Network.Plugins[0].(Bridge).IPAM.(HostLocal)
+	expect.Same(t, "again", fmt.Sprint(again.Ranges, again.Sets), fmt.Sprint(local.Ranges, local.Sets))
+	_, err := h.Write(t.Context(), "other.conflist", Network{Name: "other", Plugins: []Plugin{Bridge{Name: "o0", IPAM: HostLocal{Sets: [][]Range{{few(), few()}}}}}})
+	expect.Is(t, err, ErrNoFreeSubnet)
+	expect.Same(t, "the caller's", n().Plugins[0].(Bridge).IPAM.(HostLocal).Sets[0][0].Subnet.IsValid(), false)
+}
+
 // TestSymlinkedDirectory: the reservation is the directory's, however it is spelled.
 func TestSymlinkedDirectory(t *testing.T) {
 	h := newHost(t)

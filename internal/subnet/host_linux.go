@@ -38,6 +38,33 @@ func InUse(ns *netns.Handle) ([]netip.Prefix, error) {
 	return Merge(addresses), nil
 }
 
+// OfLink returns the networks of the addresses of an interface, but for link-local ones,
+// which every interface may have. Without an interface of that name there are none.
+func OfLink(ns *netns.Handle, name string) ([]netip.Prefix, error) {
+	c, err := links.Dial(ns)
+	if err != nil {
+		return nil, fmt.Errorf("networks of interface %s: %w", name, err)
+	}
+	var all []netip.Prefix
+	l, err := c.Link(name)
+	if links.NotFound(err) {
+		return nil, c.Close()
+	}
+	if err == nil {
+		var addresses []links.Address
+		addresses, err = c.Addresses(l.Index)
+		for _, a := range addresses {
+			if !a.Prefix.Addr().IsLinkLocalUnicast() {
+				all = append(all, a.Prefix)
+			}
+		}
+	}
+	if err = errors.Join(err, c.Close()); err != nil {
+		return nil, fmt.Errorf("networks of interface %s: %w", name, err)
+	}
+	return Merge(all), nil
+}
+
 func union(list func() ([]netip.Prefix, error)) (all []netip.Prefix, err error) {
 	for range lists {
 		some, err := list()

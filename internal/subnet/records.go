@@ -1,6 +1,7 @@
 package subnet
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -38,6 +39,30 @@ func Attached(records *record.Store) ([]netip.Prefix, error) {
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("networks of attached containers: %w", err)
+	}
+	return Merge(all), nil
+}
+
+// AddressesOf returns the networks of the addresses that containers on record have on the
+// networks of one name.
+func AddressesOf(records *record.Store, network string) ([]netip.Prefix, error) {
+	found, err := records.List()
+	if err != nil {
+		return nil, fmt.Errorf("networks of attached containers: %w", err)
+	}
+	var all []netip.Prefix
+	for _, f := range found {
+		for _, a := range f.Record.Attachments {
+			var result struct {
+				IPs []struct{ Address netip.Prefix }
+			}
+			if a.Network != network || json.Unmarshal(a.Result, &result) != nil {
+				continue // its ADD has not answered
+			}
+			for _, ip := range result.IPs {
+				all = append(all, ip.Address)
+			}
+		}
 	}
 	return Merge(all), nil
 }

@@ -29,6 +29,16 @@ func TestAttached(t *testing.T) {
 	expect.Same(t, "networks", got, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/16")})
 }
 
+func TestAddressesOf(t *testing.T) {
+	s := records(t, 3)
+	expect.NoError(t, s.Begin(&record.Record{ContainerID: "coming", Attachments: []record.Attachment{{Network: "net", IfName: "eth0"}}}))
+	expect.NoError(t, s.Begin(&record.Record{ContainerID: "elsewhere", Attachments: []record.Attachment{{Network: "other", IfName: "eth0",
+		Result: json.RawMessage(`{"ips": [{"address": "10.9.0.5/16"}], "routes": [{"dst": "10.8.0.0/16"}]}`)}}}))
+	expect.Same(t, "of net", expect.Value(AddressesOf(s, "net"))(t), prefixes("10.1.0.0/16", "10.2.0.0/16"))
+	expect.Same(t, "of other", expect.Value(AddressesOf(s, "other"))(t), prefixes("10.9.0.0/16"))
+	expect.Same(t, "of none", expect.Value(AddressesOf(s, "none"))(t), nil)
+}
+
 // BenchmarkAttached is what the choice of a subnet costs on a crowded host, once.
 func BenchmarkAttached(b *testing.B) {
 	s := records(b, 10_000)

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/embedcni/cni/internal/atomicfile"
@@ -33,6 +34,23 @@ func (r *Reservation) Of(w Wish) *[]netip.Prefix {
 		return &r.V4
 	}
 	return &r.V6
+}
+
+// Take gives each wish, in order, a subnet that it allows out of those that the network
+// has, unless an earlier wish of its family got none. It reports whether it has given any.
+func (r *Reservation) Take(wishes []Wish, has []netip.Prefix) (taken bool) {
+	missed := map[*[]netip.Prefix]bool{}
+	for _, w := range wishes {
+		of := r.Of(w)
+		i := slices.IndexFunc(has, w.Allows)
+		if i < 0 || missed[of] {
+			missed[of] = true
+			continue
+		}
+		*of, taken = append(*of, has[i]), true
+		has = slices.Delete(slices.Clone(has), i, i+1)
+	}
+	return taken
 }
 
 func (s Store) path(confDir, network string) string {
