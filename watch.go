@@ -293,6 +293,10 @@ func (r *Runtime) sources() (all []confwatch.Source) {
 			all = append(all, confwatch.Source{Path: r.wanted.settings.pluginConfDir, Dir: true})
 		case l.from.file != "":
 			all = append(all, confwatch.Source{Path: l.from.file})
+			// Also if it could not be loaded, for example because that is missing.
+			if dir := conflist.Folder(l.from.file); dir != "" {
+				all = append(all, confwatch.Source{Path: dir, Dir: true})
+			}
 		}
 	}
 	for _, n := range r.current.Load().withNetworks().networks {

@@ -67,6 +67,23 @@ func (r Reader) List(path string) (*libcni.NetworkConfigList, error) {
 	})
 }
 
+// Folder returns the directory in which the list of a file has its plugins' files, whether
+// or not it exists; empty if the file cannot be read or names none.
+func Folder(path string) string {
+	data, err := plainfile.ReadUpTo(path, maxFile)
+	if err != nil {
+		return ""
+	}
+	var list struct {
+		Name                   string
+		LoadOnlyInlinedPlugins bool
+	}
+	if json.Unmarshal(data, &list) != nil || list.LoadOnlyInlinedPlugins || list.Name == "" || ValidateName(list.Name) != nil {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(path), list.Name)
+}
+
 // list completes a list that was read from a file.
 func (r Reader) list(path string, data []byte) (*libcni.NetworkConfigList, error) {
 	list, err := Parse(data)
