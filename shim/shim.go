@@ -3,6 +3,8 @@
 //
 //	func main() { shim.Main(shim.Options{Socket: "/run/example/multus.sock"}) }
 //
+// Built without the C library (CGO_ENABLED=0), it starts as fast as a reference plugin.
+//
 // The daemon is one of package server, or Multus' thick plugin: the form on the socket is
 // Multus'. To the runtime that executes the shim it is like any other plugin: it checks the
 // CNI_* variables and the version, returns the result in the version of the configuration,
