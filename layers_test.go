@@ -85,7 +85,7 @@ var floors = [][]string{
 	{
 		"cnitest", "examples/allocrunner", "examples/miniruntime", "examples/provider",
 		"examples/quickstart", "examples/scheduler", "examples/tested", "examples/thick/daemon",
-		"internal/testhost",
+		"internal/testhost", "server/backend",
 	},
 }
 
