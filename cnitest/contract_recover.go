@@ -106,8 +106,15 @@ func (c *contract) collects() {
 	c.detach("b")
 	report, err := c.GC(c.ctx, cni.GCOptions{Keep: []string{"never", "a"}})
 	c.wantReport("GC", report, err, want{adopted: []string{"a", "never"}, removed: []string{"d"}})
+	c.attach("e")
+	keep := func(a cni.Attachment) bool { return a.ContainerID == "e" && a.IfName == "eth0" }
+	_, err = c.GC(c.ctx, cni.GCOptions{KeepIf: keep, KeepNone: true})
+	c.is("two rules", err, cni.ErrInvalidArgument)
+	report, err = c.GC(c.ctx, cni.GCOptions{KeepIf: keep})
+	c.wantReport("GC by interface", report, err, want{adopted: []string{"e"}, removed: []string{"a"}})
+	c.wantRecorded("after GC by interface", "e/eth0 pods attached", "others/eth0 pods attached")
 	report, err = c.GC(c.ctx, cni.GCOptions{KeepNone: true})
-	c.wantReport("GC of all", report, err, want{removed: []string{"a"}})
+	c.wantReport("GC of all", report, err, want{removed: []string{"e"}})
 	c.wantRecorded("after GC", "others/eth0 pods attached")
 	c.detach("others")
 }

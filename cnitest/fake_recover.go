@@ -207,8 +207,15 @@ func (a *fakeAttachment) repair(inside bool) (repaired []cni.Difference) {
 // GC is Runtime.GC of package cni.
 func (f *Fake) GC(ctx context.Context, o cni.GCOptions) (_ *cni.Report, err error) {
 	defer f.record(FakeCall{Method: "GC"}, &err)
-	if len(o.Keep) == 0 && !o.KeepNone {
+	switch {
+	case o.KeepIf != nil && (len(o.Keep) > 0 || o.KeepNone):
+		return nil, fmt.Errorf("collect garbage: KeepIf is set, and so is Keep or KeepNone: %w", cni.ErrInvalidArgument)
+	case o.KeepIf == nil && len(o.Keep) == 0 && !o.KeepNone:
 		return nil, fmt.Errorf("collect garbage: Keep is empty, and KeepNone is not set: %w", cni.ErrInvalidArgument)
+	}
+	listed, err := f.Attachments()
+	if err != nil {
+		return nil, err
 	}
 	report := &cni.Report{}
 	f.noteOthers(report)
@@ -220,15 +227,38 @@ func (f *Fake) GC(ctx context.Context, o cni.GCOptions) (_ *cni.Report, err erro
 		if ctx.Err() != nil {
 			return report, fmt.Errorf("collect garbage: %w", context.Cause(ctx))
 		}
-		f.collect(ctx, id, o, report)
+		f.collect(ctx, id, o, listed, report)
 	}
+	slices.Sort(report.Adopted)
 	return report, nil
 }
 
-func (f *Fake) collect(ctx context.Context, id string, o cni.GCOptions, report *cni.Report) {
+// unkept returns the interfaces of a container that KeepIf does not keep, and reports
+// whether it keeps others of this owner's.
+func (f *Fake) unkept(id string, keep func(cni.Attachment) bool, listed []cni.Attachment) (going map[string]bool, stay bool) {
+	going = map[string]bool{}
+	for _, a := range listed {
+		switch {
+		case a.ContainerID != id || a.Owner != f.me():
+		case keep(a) && a.State != cni.Detaching && a.Failures == 0:
+			stay = true
+		default:
+			going[a.IfName] = true
+		}
+	}
+	return going, stay
+}
+
+func (f *Fake) collect(ctx context.Context, id string, o cni.GCOptions, listed []cni.Attachment, report *cni.Report) {
 	keep := slices.Contains(o.Keep, id)
 	if mine, _ := f.h.mine(id, f.me()); len(mine) == 0 {
 		return
+	}
+	var unkept map[string]bool
+	if o.KeepIf != nil {
+		if unkept, keep = f.unkept(id, o.KeepIf, listed); keep {
+			report.Adopted = append(report.Adopted, id)
+		}
 	}
 	if o.DryRun {
 		if !keep {
@@ -243,7 +273,10 @@ func (f *Fake) collect(ctx context.Context, id string, o cni.GCOptions, report *
 	}
 	defer unlock()
 	going, _ := f.h.mine(id, f.me())
-	if keep {
+	switch {
+	case o.KeepIf != nil:
+		going = slices.DeleteFunc(going, func(a *fakeAttachment) bool { return !unkept[a.IfName] })
+	case keep:
 		f.h.mu.Lock()
 		going = slices.DeleteFunc(going, func(a *fakeAttachment) bool { return a.progress != fakeDeleting && a.failures == 0 })
 		f.h.mu.Unlock()
