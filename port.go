@@ -207,6 +207,8 @@ func (a *attachment) mapPorts() error {
 	wire, err := wirePorts(all)
 	if err == nil && len(wire) > 0 {
 		a.CapabilityArgs[capPortMappings] = wire
+	} else if err == nil && len(a.mapped) == 0 { // none is chosen yet
+		delete(a.CapabilityArgs, capPortMappings)
 	}
 	return err
 }

@@ -252,7 +252,11 @@ func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chos
 // lookAtPorts warns of wanted ports that a socket on the host has, and of addresses
 // that the host does not have. With WithStrictPorts it refuses them.
 func (op *operation) lookAtPorts(wanted []ports.Claim) error {
-	conflicts, err := hostports.OnHost(op.Host, wanted, op.log())
+	return op.judgePorts(hostports.OnHost(op.Host, wanted, op.log()))
+}
+
+// judgePorts adds conflicts to the warnings. With WithStrictPorts it returns them.
+func (op *operation) judgePorts(conflicts []hostports.Conflict, err error) error {
 	var found []*PortError
 	for _, c := range conflicts {
 		found = append(found, onHost(c))
@@ -269,7 +273,7 @@ func (op *operation) lookAtPorts(wanted []ports.Claim) error {
 	for _, e := range found {
 		op.logger.Warn("a port of the host is forwarded although it is in use, or not the host's", "container", op.ID, "error", e)
 	}
-	op.portWarnings = found
+	op.portWarnings = append(op.portWarnings, found...)
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/hostports"
 	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/portindex"
+	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/plugin"
 )
@@ -22,6 +23,9 @@ import (
 func (op *operation) beginRecord(ctx context.Context, rec *record.Record, early bool) error {
 	op.portWarnings = nil
 	sets, open, protocols := op.attachments.openPorts()
+	if err := op.attachments.reopenPorts(sets); err != nil {
+		return err
+	}
 	wanted := op.attachments.hostPorts()
 	if open == 0 && len(wanted) == 0 {
 		err := op.Begin(rec, early)
@@ -41,12 +45,17 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, early 
 	if err != nil {
 		return fmt.Errorf("choose host ports: %w", err)
 	}
+	warnings := op.portWarnings
 	for {
 		chosen, err := op.choosePorts(rec, picked, open, protocols)
 		if err != nil {
 			return err
 		}
 		if err := op.givePorts(rec, sets, chosen); err != nil {
+			return err
+		}
+		op.portWarnings = slices.Clone(warnings)
+		if err := op.lookAtChosen(wanted); err != nil {
 			return err
 		}
 		taken, err := op.beginWithPorts(ctx, rec, early, chosen)
@@ -119,6 +128,30 @@ func (all attachments) openPorts() (sets []*askedPorts, open int, protocols []st
 		sets, open, protocols = append(sets, a.ports), open+n, union(protocols, of)
 	}
 	return sets, open, protocols
+}
+
+// reopenPorts takes back the ports that an earlier attempt has chosen: somebody else may
+// have them by now.
+func (all attachments) reopenPorts(sets []*askedPorts) error {
+	for _, set := range sets {
+		set.given = set.asked
+	}
+	for _, a := range all {
+		if a.ports == nil {
+			continue
+		}
+		if err := a.mapPorts(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lookAtChosen is lookAtPorts for the ports that were chosen, those beside the wanted ones.
+// No socket has them, but an address may be none of the host's.
+func (op *operation) lookAtChosen(wanted []ports.Claim) error {
+	chosen := slices.DeleteFunc(op.attachments.hostPorts(), func(c ports.Claim) bool { return slices.Contains(wanted, c) })
+	return op.judgePorts(hostports.Foreign(op.Host, chosen))
 }
 
 // givePorts gives the sets the ports that were chosen, and notes them in a record that is

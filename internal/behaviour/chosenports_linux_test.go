@@ -416,3 +416,63 @@ func TestAPortOfAnotherProgramsContainerIsNotChosen(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Same(t, "port", got(t, res, "http"), int32(7001))
 }
+
+// TestAChosenPortAtAnAddressOfAnotherHost is a warning, or refused, as one that the caller
+// names.
+func TestAChosenPortAtAnAddressOfAnotherHost(t *testing.T) {
+	for _, strict := range []bool{false, true} {
+		s := newStage(t)
+		opts := []cni.Opt{cni.WithPlugin("p", testhost.Idle{}), cni.WithPortRange(7000, 7001),
+			cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "p", "capabilities": {"portMappings": true}}]}`))}
+		if strict {
+			opts = append(opts, cni.WithStrictPorts())
+		}
+		r := s.Runtime(opts...)
+		ports := []cni.Port{{Label: "far", HostIP: "192.0.2.77", ContainerPort: 80}, {Label: "near", HostIP: "127.0.0.1", ContainerPort: 81}}
+		res, err := r.Setup(t.Context(), "c1", s.Container("c1"), cni.WithPorts(ports...))
+		if strict {
+			expect.Is(t, err, cni.ErrNotHostAddress)
+			expect.Same(t, "on record", len(testhost.Recorded(t, r)), 0)
+			continue
+		}
+		expect.NoError(t, err)
+		var warned []string
+		for _, w := range res.PortWarnings {
+			warned = append(warned, fmt.Sprint(w.HostIP, " ", w.HostPort, " ", errors.Is(w, cni.ErrNotHostAddress)))
+		}
+		expect.Same(t, "warnings", warned, []string{fmt.Sprint("192.0.2.77 ", got(t, res, "far"), " true")})
+		expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	}
+}
+
+// TestARetryChoosesAgain: the port of the first attempt was taken meanwhile by a process,
+// which is no reason to fail, with strict ports either.
+func TestARetryChoosesAgain(t *testing.T) {
+	h := newRealHost(t)
+	var first int32
+	var r *cni.Runtime
+	p := testhost.Acting{On: map[string]testhost.Action{"DEL": func(_ context.Context, req *plugin.Request) error {
+		if first != 0 {
+			return nil
+		}
+		all, err := r.Attachments()
+		if err != nil {
+			return err
+		}
+		first = all[0].Requested[0].HostPort
+		return req.Host.Do(func() error { h.listenElsewhere("tcp", "0.0.0.0", int(first)); return nil })
+	}, "ADD": func(context.Context, *plugin.Request) error {
+		if first == 0 {
+			return &types.Error{Code: types.ErrTryAgainLater, Msg: "no"}
+		}
+		return nil
+	}}}
+	r = h.Runtime(cni.WithPlugin("p", p), cni.WithPortRange(7000, 7001), cni.WithRetry(cni.Retry{Attempts: 2, Delay: 1}), cni.WithStrictPorts(),
+		cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "p", "capabilities": {"portMappings": true}}]}`)))
+	res, err := r.Setup(t.Context(), "c1", h.Container("c1"), chosen("http"))
+	expect.NoError(t, err)
+	if port := got(t, res, "http"); port == first || first == 0 {
+		t.Errorf("port %d after %d", port, first)
+	}
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+}

@@ -55,6 +55,12 @@ func OnHost(host *hostns.NetNS, wanted []ports.Claim, log *slog.Logger) (found [
 	return append(found, elsewhere...), errors.Join(err, ferr)
 }
 
+// Foreign returns a Conflict for each wanted port that is at an address that the host does
+// not have. With an error these are the known ones.
+func Foreign(host *hostns.NetNS, wanted []ports.Claim) ([]Conflict, error) {
+	return foreign(wanted, host.HasAddress)
+}
+
 // taken returns a Conflict for each wanted port that one of the sockets has.
 func taken(wanted []ports.Claim, sockets []sockdiag.Socket, processes map[uint32]sockdiag.Process) (found []Conflict) {
 	for _, c := range wanted {
