@@ -45,6 +45,7 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, early 
 	if err != nil {
 		return fmt.Errorf("choose host ports: %w", err)
 	}
+	picked.Leave(wanted, protocols)
 	warnings := op.portWarnings
 	for {
 		chosen, err := op.choosePorts(rec, picked, open, protocols)

@@ -39,6 +39,14 @@ func TestTakenNamesTheFirstSocketOfEachPort(t *testing.T) {
 	})
 }
 
+// TestLeaveAvoidsThePortsOfTheSameProtocol: they are not other containers'.
+func TestLeaveAvoidsThePortsOfTheSameProtocol(t *testing.T) {
+	p := &Picked{avoid: map[uint16]bool{}}
+	p.Leave([]ports.Claim{claim("tcp", "192.0.2.1", 80), claim("udp", "", 81)}, []string{"tcp", "sctp"})
+	expect.Same(t, "avoided", []bool{p.Avoids(80), p.Avoids(81)}, []bool{true, false})
+	expect.Same(t, "refused", len(p.Refused()), 0)
+}
+
 // TestForeignAsksForEachAddressOnce: all addresses are never foreign, and one that
 // cannot be looked up is not reported as foreign.
 func TestForeignAsksForEachAddressOnce(t *testing.T) {

@@ -3,8 +3,10 @@ package hostports
 import (
 	"errors"
 	"log/slog"
+	"slices"
 
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/sockdiag"
 )
 
@@ -78,6 +80,16 @@ func (p *Picked) Avoid(all []uint16) {
 		if !p.avoid[port] {
 			p.avoid[port] = true
 			p.refused = append(p.refused, port)
+		}
+	}
+}
+
+// Leave keeps the ports of claims from being chosen for one of the protocols. They are
+// claims of the same call, which would map a port twice.
+func (p *Picked) Leave(claims []ports.Claim, protocols []string) {
+	for _, c := range claims {
+		if slices.Contains(protocols, c.Protocol) {
+			p.avoid[c.Port] = true
 		}
 	}
 }
