@@ -66,8 +66,8 @@ func Attachments(id string, result *cni.Result) []Attachment {
 // pinned namespaces. One line for each, sorted; nothing in them changes by
 // itself, so that two audits of an idle host are equal.
 //
-// A line "missing" names a tool that Audit would need to see everything; it is never
-// filtered.
+// A line "missing" names a tool that Audit would need to see everything, and a line
+// "unreadable" a file or directory that this user may not read. They are never filtered.
 func Audit(ctx context.Context, o Options) ([]string, error) {
 	if o.StateDirs == nil {
 		o.StateDirs = []string{"/var/lib/cni"}
@@ -86,7 +86,7 @@ func Audit(ctx context.Context, o Options) ([]string, error) {
 	return lines.Without(func(line string) bool {
 		what, _, _ := strings.Cut(line, " ")
 		switch {
-		case what == "missing":
+		case what == "missing" || what == "unreadable":
 			return false
 		case what == "process" || what == "fd":
 			return !o.Process

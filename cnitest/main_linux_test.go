@@ -3,7 +3,9 @@ package cnitest_test
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -89,5 +91,81 @@ func TestHostNeedsMain(t *testing.T) {
 		if code != 1 || !strings.Contains(out, "let TestMain call cnitest.Main") {
 			t.Errorf("%s: exit code %d:\n%s", name, code, out)
 		}
+	}
+}
+
+// ownVariable makes TestAuditInNamespacesOfAUser audit the namespaces that it runs in.
+const ownVariable = "CNITEST_TEST_OWN"
+
+// TestAuditNeedsNoPrivilege: a user's own namespaces are enough, whether the user namespace
+// was mapped before the network namespace was made or after. Root's directories are named,
+// where the user cannot look into them.
+func TestAuditNeedsNoPrivilege(t *testing.T) {
+	expect.NoError(t, os.MkdirAll("/var/lib/cni/embedcni", 0o755), os.Mkdir("/var/lib/cni/embedcni/attachments", 0o700))
+	defer func() { expect.NoError(t, os.RemoveAll("/var/lib/cni")) }()
+	expect.NoError(t, os.WriteFile("/var/lib/cni/secret", nil, 0o600), os.MkdirAll("/run/netns", 0o700))
+	defer func() { expect.NoError(t, os.Remove("/run/netns")) }()
+	out, code := tested(t, "own", "TestAuditInNamespacesOfAUser")
+	if code != 0 || strings.Count(out, "--- PASS: TestAuditInNamespacesOfAUser/") != 2 {
+		t.Errorf("exit code %d:\n%s", code, out)
+	}
+}
+
+// TestAuditInNamespacesOfAUser is a part of TestAuditNeedsNoPrivilege. By itself it has
+// nothing to do.
+func TestAuditInNamespacesOfAUser(t *testing.T) {
+	if os.Getenv(mode) != "own" {
+		return
+	}
+	if os.Getenv(ownVariable) != "" {
+		auditOwn(t)
+		return
+	}
+	for name, flags := range map[string]struct{ clone, unshare uintptr }{
+		"mapped first": {syscall.CLONE_NEWUSER, syscall.CLONE_NEWNET},
+		"mapped later": {syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run=^TestAuditInNamespacesOfAUser$")
+			cmd.Env = append(os.Environ(), ownVariable+"=1")
+			root := func(id int) []syscall.SysProcIDMap {
+				return []syscall.SysProcIDMap{{ContainerID: 0, HostID: id, Size: 1}}
+			}
+			cmd.SysProcAttr = &syscall.SysProcAttr{
+				Cloneflags: flags.clone, Unshareflags: flags.unshare, UidMappings: root(os.Getuid()), GidMappings: root(os.Getgid()),
+			}
+			if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
+				t.Errorf("%v:\n%s", err, out)
+			}
+		})
+	}
+}
+
+func auditOwn(t *testing.T) {
+	audit := func() []string {
+		return expect.Value(cnitest.Audit(t.Context(), cnitest.Options{}))(t)
+	}
+	before := audit()
+	expect.Same(t, "of root", slices.DeleteFunc(slices.Clone(before), func(line string) bool { return !strings.HasPrefix(line, "unreadable ") }),
+		[]string{"unreadable /run/netns", "unreadable /var/lib/cni/embedcni/attachments", "unreadable /var/lib/cni/secret"})
+	expect.NoError(t, addLink("left0"))
+	lock := filepath.Join(t.TempDir(), "lock")
+	for _, tool := range []string{"iptables-legacy", "ip6tables-legacy", "iptables-nft"} {
+		cmd := exec.Command(tool, "-t", "nat", "-A", "OUTPUT", "-j", "ACCEPT")
+		cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE="+lock)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", tool, err, out)
+		}
+	}
+	diff := cnitest.Diff(before, audit())
+	for _, want := range []string{"link left0 ", "iptables-legacy nat -A OUTPUT -j ACCEPT", "ip6tables-legacy nat -A OUTPUT -j ACCEPT", "iptables-nft nat -A OUTPUT -j ACCEPT"} {
+		if !strings.Contains(diff, "+ "+want) {
+			t.Errorf("no %q in\n%s", want, diff)
+		}
+	}
+	of := []cnitest.Attachment{{ContainerID: "c1", Network: "pods", IfName: "eth0", Links: []string{"left0"}}}
+	own := expect.Value(cnitest.Audit(t.Context(), cnitest.Options{Of: of, StateDirs: []string{t.TempDir()}, NetNSDirs: []string{t.TempDir()}}))(t)
+	if len(own) == 0 || !strings.HasPrefix(own[0], "link left0 ") {
+		t.Errorf("of one attachment: %q", own)
 	}
 }

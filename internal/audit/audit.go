@@ -17,6 +17,7 @@
 //	process sleep: sleep 60
 //	fd socket
 //	missing nft
+//	unreadable /var/lib/cni/embedcni
 //
 // Two snapshots of an idle namespace are equal. The lines therefore omit
 // everything that changes by itself: counters, indices, timers, the state of
@@ -24,7 +25,8 @@
 // that the kernel adds when an interface comes up, and the entries of the local
 // table that it adds for addresses. They also omit built-in chains with the
 // policy ACCEPT, which reading a table can create. A line "missing" names a
-// tool without which the snapshot is incomplete.
+// tool without which the snapshot is incomplete, and a line "unreadable" a file or a
+// directory that this user may not read.
 package audit
 
 import (

@@ -54,10 +54,12 @@ func listFiles(dirs []string) ([]string, error) {
 // host-local's network files and reservations.
 func listDir(dir string) (lines []string, hostLocal bool, err error) {
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, false, nil
-	}
-	if err != nil {
+	case errors.Is(err, fs.ErrPermission):
+		return []string{"unreadable " + dir}, false, nil
+	case err != nil:
 		return nil, false, err
 	}
 	network := isNetworkDir(entries)
@@ -144,6 +146,9 @@ func describeRegular(path string) (string, error) {
 		return "file " + path + " large", nil
 	}
 	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return "unreadable " + path, nil
+	}
 	if err != nil {
 		return "", unlessGone(err)
 	}
@@ -213,11 +218,10 @@ func listNetNS(dirs []string) ([]string, error) {
 	var lines []string
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
-		if err != nil {
-			if err = unlessGone(err); err != nil {
-				return nil, err
-			}
-			continue
+		if errors.Is(err, fs.ErrPermission) {
+			lines = append(lines, "unreadable "+dir)
+		} else if err = unlessGone(err); err != nil {
+			return nil, err
 		}
 		for _, e := range entries {
 			path := filepath.Join(dir, e.Name())
@@ -230,6 +234,8 @@ func listNetNS(dirs []string) ([]string, error) {
 				}
 			case errors.Is(err, netns.ErrNotNetNS):
 				lines = append(lines, "netns "+path+" none")
+			case errors.Is(err, fs.ErrPermission):
+				lines = append(lines, "unreadable "+path)
 			case unlessGone(err) != nil:
 				return nil, err
 			}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -24,13 +22,20 @@ func listFilters(ctx context.Context) ([]string, error) {
 	}
 	var lines []string
 	seen := make(map[string]bool) // nft tables that iptables has listed
-	for _, fam := range []struct{ tool, nft, legacy string }{{"iptables", "ip", "ip_tables_names"}, {"ip6tables", "ip6", "ip6_tables_names"}} {
-		has := map[string]bool{
-			"-nft":    blind || hasTable(ruleset, fam.nft),
-			"-legacy": legacyTables(fam.legacy),
+	for _, f := range filterFamilies() {
+		legacy, listed, err := f.legacyTables()
+		if err != nil {
+			return nil, err
 		}
-		has[""] = has["-nft"] || has["-legacy"]
-		rules, err := listIPTables(ctx, fam.tool, fam.nft, has, seen)
+		t := tables{legacy: legacy, has: map[string]bool{
+			"-nft":    blind || hasTable(ruleset, f.nft),
+			"-legacy": len(legacy) > 0,
+		}}
+		t.has[""] = t.has["-nft"] || t.has["-legacy"]
+		if listed {
+			t.legacy = nil
+		}
+		rules, err := listIPTables(ctx, f, t, seen)
 		if err != nil {
 			return nil, err
 		}
@@ -42,9 +47,15 @@ func listFilters(ctx context.Context) ([]string, error) {
 	return append(lines, parseRuleset(ruleset, seen)...), nil
 }
 
+// tables are the tables of a family that the kernel has.
+type tables struct {
+	has    map[string]bool // by variant of the tool
+	legacy []string        // those that a tool must be asked for by name
+}
+
 // listIPTables lists the rules of one family with each variant of the tool that
 // has tables. It adds nft's tables among them to seen.
-func listIPTables(ctx context.Context, plain, family string, has, seen map[string]bool) ([]string, error) {
+func listIPTables(ctx context.Context, f filterFamily, t tables, seen map[string]bool) ([]string, error) {
 	var lines []string
 	found := false
 	// The plain name is the same as one of the variants, if those exist.
@@ -52,30 +63,46 @@ func listIPTables(ctx context.Context, plain, family string, has, seen map[strin
 		if variant == "" && found {
 			continue
 		}
-		tool := plain + variant
+		tool := f.tool + variant
 		if _, err := lookPath(tool + "-save"); errors.Is(err, exec.ErrNotFound) {
 			continue
 		}
 		found = true
-		if !has[variant] {
+		if !t.has[variant] {
 			continue
 		}
-		out, err := run(ctx, tool+"-save")
+		out, err := t.save(ctx, tool, variant)
 		if err != nil {
 			return nil, err
 		}
-		rules, tables := parseSave(tool, out)
+		rules, names := parseSave(tool, out)
 		lines = append(lines, rules...)
 		if variant == "-nft" || strings.Contains(out, "(nf_tables)") {
-			for _, table := range tables {
-				seen[family+" "+table] = true
+			for _, table := range names {
+				seen[f.nft+" "+table] = true
 			}
 		}
 	}
 	if !found {
-		lines = append(lines, "missing "+plain+"-save")
+		lines = append(lines, "missing "+f.tool+"-save")
 	}
 	return lines, nil
+}
+
+// save returns the rules of a variant.
+func (t tables) save(ctx context.Context, tool, variant string) (string, error) {
+	if variant != "-legacy" || t.legacy == nil {
+		return run(ctx, tool+"-save")
+	}
+	var all strings.Builder
+	for _, table := range t.legacy {
+		out, err := run(ctx, tool+"-save", "-t", table)
+		if err != nil {
+			return "", err
+		}
+		all.WriteString(out)
+	}
+	return all.String(), nil
 }
 
 // hasTable reports whether nft's ruleset has a table of the family.
@@ -86,14 +113,6 @@ func hasTable(ruleset, family string) bool {
 		}
 	}
 	return false
-}
-
-// legacyTables reports whether the calling thread's namespace has legacy
-// tables. The kernel lists them in a file that does not exist while there are
-// none. A file that cannot be read does not count as empty.
-func legacyTables(file string) bool {
-	names, err := os.ReadFile("/proc/thread-self/net/" + file)
-	return len(names) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
 // run runs a tool in the calling thread's namespaces and returns its output.
