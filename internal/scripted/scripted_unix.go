@@ -17,6 +17,7 @@
 package scripted
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -232,8 +233,9 @@ func Calls(path string) ([]Call, error) {
 	if err != nil {
 		return nil, err
 	}
+	whole := data[:bytes.LastIndexByte(data, '\n')+1] // a plugin may be writing the rest
 	var calls []Call
-	dec := json.NewDecoder(strings.NewReader(string(data)))
+	dec := json.NewDecoder(bytes.NewReader(whole))
 	for dec.More() {
 		var c Call
 		if err := dec.Decode(&c); err != nil {
