@@ -23,6 +23,10 @@ type Plan struct {
 	Owner       string // see WithOwner
 	Attachments []PlannedAttachment
 
+	// FirstPort and LastPort are the range from which Setup would choose ports of the
+	// host; see WithPortRange.
+	FirstPort, LastPort int
+
 	prefix string
 }
 
@@ -44,6 +48,7 @@ type PlannedAttachment struct {
 	// forward.
 	Ports []PortMapping `json:",omitempty"`
 	// Requested are the ports of WithPorts. Setup chooses the host ports that are 0.
+	// Networks that would get the same ones have the same slice.
 	Requested []Port            `json:",omitempty"`
 	Metadata  map[string]string `json:",omitempty"`
 }
@@ -80,7 +85,10 @@ func (s *snapshot) planned(ns *Namespace) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{ContainerID: string(ns.id), NetNS: ns.path, NewNetNS: ns.makes, Owner: s.owner, prefix: s.prefix}
+	p := &Plan{
+		ContainerID: string(ns.id), NetNS: ns.path, NewNetNS: ns.makes, Owner: s.owner, prefix: s.prefix,
+		FirstPort: int(s.portRange.First), LastPort: int(s.portRange.Last),
+	}
 	for _, a := range all {
 		one, err := a.planned()
 		if err != nil {

@@ -33,7 +33,7 @@ func TestPlanHasWhatSetupWouldAsk(t *testing.T) {
 	expect.NoError(t, err)
 	wire := map[string]json.RawMessage{"portMappings": json.RawMessage(`[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]`)}
 	metadata := map[string]string{"pod": "p"}
-	want := cni.Plan{ContainerID: "c1", NetNS: "/nowhere", NewNetNS: true, Owner: "o", Attachments: []cni.PlannedAttachment{
+	want := cni.Plan{ContainerID: "c1", NetNS: "/nowhere", NewNetNS: true, Owner: "o", FirstPort: 20000, LastPort: 29999, Attachments: []cni.PlannedAttachment{
 		{Network: "bare", IfName: "eth1", Args: map[string]string{"K": "all"}, Capabilities: wire, Metadata: metadata},
 		{Network: "pods", IfName: "net1", Args: map[string]string{"K": "one"}, Capabilities: wire,
 			ConfigArgs: map[string]json.RawMessage{"a": json.RawMessage("5")},

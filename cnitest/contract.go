@@ -11,11 +11,16 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/netns"
 )
 
-// Runtime has the methods of a *cni.Runtime that programs call and that a Fake has too. A
-// program that is to be tested with a Fake declares an interface of the methods that it
-// calls, so that it need not import this package.
+// Runtime has the methods of a *cni.Runtime that a Fake has too. A program that is to be
+// tested with a Fake declares an interface of the methods that it calls, so that it need
+// not import this package.
+//
+// NewPool is not among them, since it returns a type of its own: *cni.Pool, or *FakePool.
+// Both are a Pool. Networks and GetCNIResultFromResults are only the Runtime's: the first
+// returns networks that call plugins, the second converts results of plugins.
 type Runtime interface {
 	cni.CNI
 	StatusContext(ctx context.Context) error
@@ -27,15 +32,19 @@ type Runtime interface {
 	LookupAddr(addr netip.Addr) ([]cni.Attachment, error)
 	Refresh(ctx context.Context, id string, o cni.RefreshOptions) (*cni.Result, error)
 	Attachments() ([]cni.Attachment, error)
+	SetMetadata(ctx context.Context, id string, values map[string]string) error
 	Health(ctx context.Context, o cni.HealthOptions) (*cni.HealthReport, error)
 	Repair(ctx context.Context, id string, o cni.RepairOptions) (*cni.RepairReport, error)
 	Recover(ctx context.Context, opts ...cni.RecoverOption) (*cni.Report, error)
+	Reconcile(ctx context.Context, expected []cni.Expected, o cni.ReconcileOptions) (*cni.ReconcileReport, error)
 	GC(ctx context.Context, o cni.GCOptions) (*cni.Report, error)
 	CleanUp(ctx context.Context, t cni.CleanUpTarget) ([]string, error)
 	Guard(ctx context.Context, o cni.GuardOptions) error
 	Hold(ctx context.Context, h cni.Hold) error
 	Unhold(ctx context.Context, h cni.Hold) error
 	Holds() ([]cni.Hold, error)
+	Release(ctx context.Context, o cni.ReleaseOptions) (*cni.ReleaseReport, error)
+	SweepNetNS(dir string, o netns.SweepOptions) (*netns.SweepReport, error)
 }
 
 var (
@@ -60,6 +69,20 @@ type Subject interface {
 	Break(id string)
 }
 
+// A Runtime that Subject.New returns also has one of these methods, for the parts about
+// pools.
+type (
+	newsPool interface {
+		NewPool(o cni.PoolOptions) (*cni.Pool, error)
+	}
+	newsFakePool interface {
+		NewPool(o cni.PoolOptions) (*FakePool, error)
+	}
+	newsAnyPool interface {
+		NewPool(o cni.PoolOptions) (Pool, error)
+	}
+)
+
 // ContractPlugin is the type of a plugin on the networks of Contract, of which nothing
 // but itself can undo the work. It succeeds unless Subject.FailAt says otherwise.
 const ContractPlugin = "cnitest-contract"
@@ -67,6 +90,10 @@ const ContractPlugin = "cnitest-contract"
 // Contract tests that an implementation of Runtime behaves as a *cni.Runtime: the same
 // errors, results of the same shape, the same fate of containers after failures and
 // restarts. *cni.Runtime and Fake pass it. subject makes a new host for each part.
+//
+// The Runtimes of Subject.New also have a method NewPool, as *cni.Runtime and Fake have it,
+// or one that returns a Pool. Release expects executables of the types ptp and host-local
+// in the plugin directories, which go-cni would run.
 func Contract(t *testing.T, subject func(t *testing.T) Subject) {
 	for _, part := range []struct {
 		name string
@@ -84,7 +111,10 @@ func Contract(t *testing.T, subject func(t *testing.T) Subject) {
 		{"Setup is cancelled", (*contract).cancelled},
 		{"Setup in parallel", (*contract).parallel},
 		{"Setup replaces the dead", (*contract).replaces},
+		{"Setup chooses from a range", (*contract).portRange},
 		{"Setup makes the namespace", (*contract).makesNetNS},
+		{"Pool", (*contract).pools},
+		{"Pool replaces", (*contract).poolReplaces},
 		{"one network twice", (*contract).networkTwice},
 		{"Remove", (*contract).remove},
 		{"Remove fails", (*contract).removeFails},
@@ -92,15 +122,21 @@ func Contract(t *testing.T, subject func(t *testing.T) Subject) {
 		{"Load and Status", (*contract).load},
 		{"not attached", (*contract).notAttached},
 		{"Attachments", (*contract).attachments},
+		{"SetMetadata", (*contract).metadata},
 		{"LookupAddr and Refresh", (*contract).addresses},
 		{"Recover", (*contract).recovers},
 		{"Recover what is broken", (*contract).recoversBroken},
 		{"Recover after failures", (*contract).recoversFailed},
+		{"Reconcile", (*contract).reconciles},
+		{"Reconcile replaces", (*contract).reconcileReplaces},
+		{"Reconcile cannot replace", (*contract).reconcileRefuses},
 		{"GC", (*contract).collects},
 		{"Health and Repair", (*contract).healthAndRepair},
 		{"Hold", (*contract).holds},
 		{"Guard", (*contract).guards},
 		{"CleanUp", (*contract).cleansUp},
+		{"Release", (*contract).releases},
+		{"SweepNetNS", (*contract).sweeps},
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			c := &contract{T: t, ctx: context.Background(), Subject: subject(t)}
@@ -138,9 +174,15 @@ const contractOwner = "contract"
 // start returns a Runtime of a program that starts, with both networks.
 func (c *contract) start(opts ...cni.Opt) Runtime {
 	c.Helper()
+	return c.startWith(contractPods, contractTiny, opts...)
+}
+
+// startWith returns a Runtime with two other networks.
+func (c *contract) startWith(first, second string, opts ...cni.Opt) Runtime {
+	c.Helper()
 	all := []cni.Opt{
 		cni.WithOwner(contractOwner), cni.WithoutReaping(), cni.WithStatusCache(0),
-		cni.WithConfListBytes([]byte(contractPods)), cni.WithConfListBytes([]byte(contractTiny)),
+		cni.WithConfListBytes([]byte(first)), cni.WithConfListBytes([]byte(second)),
 	}
 	rt, err := c.New(append(all, opts...)...)
 	expect.NoError(c, err)

@@ -162,6 +162,24 @@ func (c *contract) attachments() {
 	expect.Same(c, "addresses", addresses, []string{"10.61.0.2/24", "fd61::2/64"})
 }
 
+func (c *contract) metadata() {
+	c.attach("c1", cni.WithMetadata(map[string]string{"pod": "p", "pid": "0"}))
+	set := func(rt Runtime, values map[string]string) error { return rt.SetMetadata(c.ctx, "c1", values) }
+	expect.NoError(c, set(c, map[string]string{"pid": "7"}), set(c, nil))
+	c.is("an empty key", set(c, map[string]string{"": "x"}), cni.ErrInvalidArgument)
+	c.is("too much", set(c, map[string]string{"x": strings.Repeat("x", 5000)}), cni.ErrInvalidArgument)
+	c.is("another owner", set(c.start(cni.WithOwner("other")), map[string]string{"x": "x"}), cni.ErrNotAttached)
+	c.is("not attached", c.SetMetadata(c.ctx, "never", nil), cni.ErrNotAttached)
+	c.is("a bad ID", c.SetMetadata(c.ctx, "a/b", nil), cni.ErrInvalidArgument)
+	c.Runtime = c.start()
+	all, err := c.Attachments()
+	expect.NoError(c, err)
+	for _, a := range all {
+		expect.Same(c, "metadata", a.Metadata, map[string]string{"pod": "p", "pid": "7"})
+	}
+	c.detach("c1")
+}
+
 func (c *contract) addresses() {
 	_, result := c.attach("c1")
 	c.attach("c2", onPods)

@@ -128,6 +128,8 @@ func (c *contract) twice() {
 	c.is("one interface more", err, cni.ErrAlreadyAttached)
 	_, err = c.Setup(c.ctx, "c1", c.NetNS(), onTiny)
 	c.is("another namespace", err, cni.ErrInvalidNetNS)
+	_, err = c.Setup(c.ctx, "c2", path, onPods)
+	c.is("the interface of another container", err, cni.ErrAlreadyAttached)
 	c.wantRecorded("after refusals", "c1/eth0 pods attached")
 
 	_, err = c.Setup(c.ctx, "c1", path, onTiny)
@@ -198,51 +200,6 @@ func (c *contract) noRollBack() {
 	c.wantRecorded("after another Setup", "c1/eth0 pods attached", "c1/eth1 tiny attached")
 	c.detach("c1")
 	c.wantRecorded("after Remove")
-}
-
-func (c *contract) hostPorts() {
-	port := func(host int32, protocol, ip string) cni.NamespaceOpts {
-		return cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: host, ContainerPort: 80, Protocol: protocol, HostIP: ip}})
-	}
-	_, result := c.attach("c1", onPods, port(8081, "", ""))
-	expect.Same(c, "ports", result.Networks[0].Ports, []cni.PortMapping{{HostPort: 8081, ContainerPort: 80, Protocol: "tcp"}})
-	for _, ip := range []string{"", "127.0.0.1"} {
-		_, err := c.Setup(c.ctx, "c2", c.NetNS(), onPods, port(8081, "TCP", ip))
-		c.is("the port of another container", err, cni.ErrPortInUse)
-		var e *cni.PortError
-		if !errors.As(err, &e) {
-			c.Fatalf("error %v has no *cni.PortError", err)
-		}
-		if e.ContainerID != "c1" || e.Network != "pods" || e.IfName != "eth0" || e.Owner != contractOwner || e.State != cni.Attached || e.HostPort != 8081 || e.Protocol != "tcp" {
-			c.Errorf("error %+v", *e)
-		}
-	}
-	c.wantRecorded("after a conflict", "c1/eth0 pods attached")
-	c.attach("c2", onPods, port(8081, "udp", ""))
-	c.attach("c3", onTiny, port(8081, "", "")) // no plugin forwards it
-	c.detach("c1")
-	c.attach("c4", onPods, port(8081, "", ""))
-	c.detach("c2", "c3", "c4")
-}
-
-func (c *contract) chosenPorts() {
-	http := cni.WithPorts(cni.Port{Label: "http", ContainerPort: 80}, cni.Port{Label: "tls", HostPort: 8443, ContainerPort: 443})
-	_, result := c.attach("c1", http) // only one of the networks forwards ports
-	port, ok := result.Port("http")
-	if fixed, _ := result.Port("tls"); !ok || port.HostPort < 20000 || port.HostPort > 29999 || port.ContainerPort != 80 || fixed.HostPort != 8443 {
-		c.Errorf("ports %v", result.Requested)
-	}
-	expect.Same(c, "forwarded ports", []int{len(result.Networks[0].Ports), len(result.Networks[1].Ports), len(result.Requested)}, []int{2, 0, 2})
-	again, err := c.Lookup("c1")
-	expect.NoError(c, err)
-	expect.Same(c, "result of Lookup", c.asText(again), c.asText(result))
-	_, other := c.attach("c2", onPods, cni.WithPorts(cni.Port{Label: "http", ContainerPort: 80}))
-	if second, _ := other.Port("http"); second.HostPort == port.HostPort || second.HostPort == 0 {
-		c.Errorf("both containers have port %v", second)
-	}
-	_, err = c.Setup(c.ctx, "c3", c.NetNS(), onPods, cni.WithPorts(cni.Port{HostPort: port.HostPort, ContainerPort: 80}))
-	c.is("a port that was chosen", err, cni.ErrPortInUse)
-	c.detach("c1", "c2")
 }
 
 func (c *contract) cancelled() {
@@ -323,6 +280,9 @@ func (c *contract) makesNetNS() {
 	expect.Same(c, "result of Lookup", c.asText(again), c.asText(result))
 	_, err = c.Setup(c.ctx, "c1", "", cni.WithNewNetNS())
 	c.is("attached already", err, cni.ErrAlreadyAttached)
+	expect.NoError(c, c.Remove(c.ctx, "c1", "", onTiny))
+	_, err = c.Setup(c.ctx, "c1", "", cni.WithNewNetNS(), onTiny)
+	c.is("attached by another interface", err, cni.ErrAlreadyAttached)
 	taken := c.NetNS()
 	for _, there := range []string{path, taken} {
 		_, err = c.Setup(c.ctx, "c2", there, cni.WithNewNetNS())

@@ -2,18 +2,11 @@ package cnitest
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
-
-	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/utils"
 
 	"github.com/embedcni/cni"
 )
@@ -38,32 +31,6 @@ type Fake struct {
 
 	mu    sync.Mutex
 	owner string
-}
-
-// fakeHost is what survives the restart of a program.
-type fakeHost struct {
-	mu         sync.Mutex
-	containers map[string]*fakeContainer
-	locked     map[string]chan struct{} // by container; closed when it is unlocked
-	gone       map[string]bool          // namespaces that have ended, by path
-	exists     map[string]bool          // those that were made here
-	faults     []*Fault
-	holds      []cni.Hold
-	calls      []FakeCall
-	listeners  []chan struct{} // of guards
-	ipam       fakeIPAM
-	made       int   // interfaces
-	port       int32 // that was chosen last
-}
-
-// fakeContainer is a container on record.
-type fakeContainer struct {
-	id, netns   string
-	since       time.Time
-	dead        bool // its namespace has ended
-	made        bool // Setup has made its namespace
-	calls       int  // of Setup
-	attachments []*fakeAttachment
 }
 
 // FakeCall is a call of a Fake's method.
@@ -94,9 +61,7 @@ type Fault struct {
 
 // NewFake returns a Fake on a host without containers. The options are those of cni.New.
 func NewFake(opts ...cni.Opt) (*Fake, error) {
-	return newFake(&fakeHost{
-		containers: map[string]*fakeContainer{}, locked: map[string]chan struct{}{}, gone: map[string]bool{}, exists: map[string]bool{}, ipam: newFakeIPAM(),
-	}, opts)
+	return newFake(newFakeHost(), opts)
 }
 
 // Restart returns another Fake on the same host, as the program gets it after a restart,
@@ -178,31 +143,6 @@ func (f *Fake) Inject(fault Fault) (remove func()) {
 	}
 }
 
-// EndNetNS ends the network namespace at path, for example because the machine was
-// started anew. Containers in it are gone.
-func (f *Fake) EndNetNS(path string) {
-	f.h.mu.Lock()
-	defer f.h.mu.Unlock()
-	f.h.gone[path] = true
-	delete(f.h.exists, path)
-	for _, c := range f.h.containers {
-		c.dead = c.dead || c.netns == path
-	}
-}
-
-// NewNetNS makes a network namespace at path. That is needed only after EndNetNS, or if a
-// Setup with cni.WithNewNetNS is to find the path taken.
-func (f *Fake) NewNetNS(path string) {
-	f.h.mu.Lock()
-	defer f.h.mu.Unlock()
-	f.h.makeNetNS(path)
-}
-
-func (h *fakeHost) makeNetNS(path string) {
-	delete(h.gone, path)
-	h.exists[path] = true
-}
-
 // Break takes parts from a container: Health finds the differences, Repair makes those
 // again that are Repairable. Fields that are not set get values: the container's first
 // network, its first plugin, and a port of the bridge that is missing. Without a
@@ -215,7 +155,7 @@ func (f *Fake) Break(id string, parts ...cni.Difference) error {
 	f.h.mu.Lock()
 	defer f.h.mu.Unlock()
 	for _, d := range parts {
-		a := f.h.find(id, func(a *fakeAttachment) bool { return d.Network == "" || a.Network == d.Network })
+		a := f.h.containers[id].find(func(a *fakeAttachment) bool { return d.Network == "" || a.Network == d.Network })
 		if a == nil {
 			return fmt.Errorf("container %s is %w", id, cni.ErrNotAttached)
 		}
@@ -248,6 +188,7 @@ func (f *Fake) Interrupt(id string) error {
 			a.progress = fakePlanned
 		}
 	}
+	c.changes++
 	return nil
 }
 
@@ -264,131 +205,4 @@ func (f *Fake) record(c FakeCall, err *error) {
 	defer f.h.mu.Unlock()
 	c.Err = *err
 	f.h.calls = append(f.h.calls, c)
-}
-
-// lock waits until no other call for the container is in progress.
-func (h *fakeHost) lock(ctx context.Context, id string) (unlock func(), err error) {
-	for {
-		h.mu.Lock()
-		busy := h.locked[id]
-		if busy == nil {
-			done := make(chan struct{})
-			h.locked[id] = done
-			h.mu.Unlock()
-			return func() {
-				h.mu.Lock()
-				defer h.mu.Unlock()
-				delete(h.locked, id)
-				close(done)
-			}, nil
-		}
-		h.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// briefly is the time for which Recover and the like wait for another call.
-const briefly = 250 * time.Millisecond
-
-// lockBriefly returns ErrBusy if another call has the container locked.
-func (h *fakeHost) lockBriefly(ctx context.Context, id string) (unlock func(), err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, briefly, cni.ErrBusy)
-	defer cancel()
-	return h.lock(ctx, id)
-}
-
-// find returns the first attachment of a container for which is returns true, or nil.
-func (h *fakeHost) find(id string, is func(*fakeAttachment) bool) *fakeAttachment {
-	c := h.containers[id]
-	if c == nil {
-		return nil
-	}
-	i := slices.IndexFunc(c.attachments, is)
-	if i < 0 {
-		return nil
-	}
-	return c.attachments[i]
-}
-
-// ids returns the containers on record, in order.
-func (h *fakeHost) ids() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Sorted(maps.Keys(h.containers))
-}
-
-// validID is the check of every method that takes an ID alone.
-func validID(id string) error {
-	if err := utils.ValidateContainerID(id); err != nil {
-		return fmt.Errorf("container ID %q: %w: %w", id, err, cni.ErrInvalidArgument)
-	}
-	return nil
-}
-
-// fault answers for a plugin: it returns the error of an injected fault. The host is
-// not locked.
-func (h *fakeHost) fault(ctx context.Context, verb, id string, network *fakeAttachment) error {
-	plugins := network.plugins()
-	f, ok := h.take(verb, id, network.Network)
-	if !ok {
-		return nil
-	}
-	typ := cmp.Or(f.Plugin, plugins[len(plugins)-1])
-	if f.Wait != nil {
-		if verb == "DEL" {
-			ctx = context.WithoutCancel(ctx)
-		}
-		select {
-		case <-f.Wait:
-		case <-ctx.Done():
-			return network.error(verb, id, typ, context.Cause(ctx))
-		}
-	}
-	if f.Err == nil {
-		return nil
-	}
-	return network.error(verb, id, typ, f.Err)
-}
-
-// take returns the fault for a call, and counts it.
-func (h *fakeHost) take(verb, id, network string) (Fault, bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for i, f := range h.faults {
-		if f.Verb != "" && f.Verb != verb || f.ContainerID != "" && f.ContainerID != id || f.Network != "" && f.Network != network {
-			continue
-		}
-		taken := *f
-		if f.Times == 1 {
-			h.faults = slices.Delete(h.faults, i, i+1)
-		} else if f.Times > 1 {
-			f.Times--
-		}
-		return taken, true
-	}
-	return Fault{}, false
-}
-
-// error returns the *cni.Error of a plugin.
-func (a *fakeAttachment) error(verb, id, typ string, cause error) error {
-	e := &cni.Error{
-		Op: verb, Network: a.Network, Plugin: typ, ContainerID: id, IfName: a.IfName, Err: cause,
-	}
-	if typ == "" {
-		return e
-	}
-	e.PluginKind = cni.PluginBuiltIn
-	var coded *types.Error
-	switch {
-	case errors.As(cause, &coded):
-		e.Code, e.Msg, e.Details = coded.Code, coded.Msg, coded.Details
-	case errors.Is(cause, context.Canceled), errors.Is(cause, context.DeadlineExceeded):
-	default:
-		e.Code, e.Msg = types.ErrInternal, cause.Error()
-	}
-	return e
 }

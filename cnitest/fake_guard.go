@@ -94,7 +94,7 @@ func (g *fakeGuard) guarded(id, owner string) (all []*fakeAttachment) {
 		return nil
 	}
 	for _, a := range c.attachments {
-		if a.owner == owner && !isUnfinished(c.attachments, a) {
+		if a.owner == owner && !a.warm && !isUnfinished(c.attachments, a) {
 			all = append(all, a)
 		}
 	}

@@ -17,7 +17,7 @@ func (f *Fake) Health(ctx context.Context, o cni.HealthOptions) (_ *cni.HealthRe
 	wanted := slices.Clone(o.Containers)
 	if len(wanted) == 0 {
 		for _, id := range f.h.ids() {
-			if mine, _ := f.h.mine(id, f.me()); len(mine) > 0 {
+			if mine, _ := f.h.mine(id, f.me()); len(mine) > 0 && !mine[0].warm {
 				wanted = append(wanted, id)
 			}
 		}
@@ -34,17 +34,24 @@ func (f *Fake) Health(ctx context.Context, o cni.HealthOptions) (_ *cni.HealthRe
 	return report, nil
 }
 
+// errOnlyCached: Release has handed the container over.
+var errOnlyCached = errors.New("it is in libcni's cache and not on record, since another program attached it; Check asks its plugins")
+
 func (f *Fake) health(ctx context.Context, id string, anybodys, withoutCheck bool, checks *cni.HealthChecks) cni.Health {
 	h := cni.Health{ContainerID: id, State: cni.StateHealthy}
 	f.h.mu.Lock()
-	c := f.h.containers[id]
-	if c == nil {
-		f.h.mu.Unlock()
+	onRecord, released := f.h.containers[id] != nil, f.h.released[id] != nil
+	f.h.mu.Unlock()
+	switch {
+	case onRecord:
+	case released:
+		h.State, h.Reason = cni.StateUnknown, errOnlyCached
+		return h
+	default:
 		h.State = cni.StateNotAttached
 		return h
 	}
-	all, dead := slices.Clone(c.attachments), c.dead
-	f.h.mu.Unlock()
+	all, dead := f.h.recorded(id, nil)
 	if dead {
 		h.State, h.Reason = cni.StateGone, fmt.Errorf("its network namespace is gone: %w", cni.ErrInvalidNetNS)
 		return h
@@ -116,25 +123,11 @@ func (f *Fake) Repair(ctx context.Context, id string, o cni.RepairOptions) (_ *c
 var errGone = fmt.Errorf("%w: its network namespace is gone; call Remove or Recover", cni.ErrNotRepairable)
 
 func (f *Fake) repair(ctx context.Context, id string, o cni.RepairOptions) (*cni.RepairReport, error) {
-	if err := validID(id); err != nil {
-		return nil, err
-	}
-	unlock, err := f.h.lock(ctx, id)
+	all, unlock, err := f.h.lockAttached(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	f.h.mu.Lock()
-	c := f.h.containers[id]
-	if c == nil {
-		f.h.mu.Unlock()
-		return nil, cni.ErrNotAttached
-	}
-	all, dead := slices.Clone(c.attachments), c.dead
-	f.h.mu.Unlock()
-	if dead {
-		return nil, errGone
-	}
 	report := &cni.RepairReport{ContainerID: id}
 	for _, a := range all {
 		f.h.mu.Lock()
@@ -175,7 +168,7 @@ func (f *Fake) Hold(_ context.Context, held cni.Hold) (err error) {
 	held.Owner, held.Since = f.me(), time.Now()
 	f.h.mu.Lock()
 	defer f.h.mu.Unlock()
-	if held.ContainerID != "" && f.h.find(held.ContainerID, func(a *fakeAttachment) bool { return held.Network == "" || a.Network == held.Network }) == nil {
+	if held.ContainerID != "" && f.h.containers[held.ContainerID].find(func(a *fakeAttachment) bool { return held.Network == "" || a.Network == held.Network }) == nil {
 		return fmt.Errorf("hold %s: %w", held, cni.ErrNotAttached)
 	}
 	f.h.holds = append(f.h.without(held), held)

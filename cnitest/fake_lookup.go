@@ -79,7 +79,7 @@ func (f *Fake) LookupAddr(addr netip.Addr) (found []cni.Attachment, err error) {
 func (f *Fake) SetAddresses(id, network string, now ...cni.Address) error {
 	f.h.mu.Lock()
 	defer f.h.mu.Unlock()
-	a := f.h.find(id, func(a *fakeAttachment) bool { return a.Network == network && a.link })
+	a := f.h.containers[id].find(func(a *fakeAttachment) bool { return a.Network == network && a.link })
 	if a == nil {
 		return fmt.Errorf("container %s on network %q: %w", id, network, cni.ErrNotAttached)
 	}
@@ -111,6 +111,65 @@ func (a *fakeAttachment) with(now []cni.Address) ([]byte, error) {
 	return json.Marshal(&r)
 }
 
+// maxMetadata limits the metadata of an attachment, as package cni does.
+const maxMetadata = 4096
+
+// SetMetadata is Runtime.SetMetadata of package cni.
+func (f *Fake) SetMetadata(ctx context.Context, id string, values map[string]string) (err error) {
+	defer f.record(FakeCall{Method: "SetMetadata", ContainerID: id}, &err)
+	if err := f.setMetadata(ctx, id, values); err != nil {
+		return fmt.Errorf("set metadata of container %q: %w", id, err)
+	}
+	return nil
+}
+
+func (f *Fake) setMetadata(ctx context.Context, id string, values map[string]string) error {
+	if err := validID(id); err != nil {
+		return err
+	}
+	unlock, err := f.h.lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	me := f.me()
+	mine, _ := f.h.recorded(id, func(a *fakeAttachment) bool { return a.owner == me && a.progress != fakePlanned })
+	if len(mine) == 0 {
+		return cni.ErrNotAttached
+	}
+	f.h.mu.Lock()
+	defer f.h.mu.Unlock()
+	merged := make([]map[string]string, len(mine))
+	for i, a := range mine {
+		if merged[i], err = withMetadata(a.Metadata, values); err != nil {
+			return err
+		}
+	}
+	for i, a := range mine {
+		a.Metadata = merged[i]
+	}
+	f.h.containers[id].changes++
+	return nil
+}
+
+// withMetadata returns metadata with more values, unless they are none of an attachment.
+func withMetadata(has, more map[string]string) (map[string]string, error) {
+	all := map[string]string{}
+	maps.Copy(all, has)
+	maps.Copy(all, more)
+	size := 0
+	for k, v := range all {
+		if k == "" {
+			return nil, fmt.Errorf("metadata with an empty key: %w", cni.ErrInvalidArgument)
+		}
+		size += len(k) + len(v)
+	}
+	if size > maxMetadata {
+		return nil, fmt.Errorf("metadata of %d bytes, %d are allowed: %w", size, maxMetadata, cni.ErrInvalidArgument)
+	}
+	return all, nil
+}
+
 // Refresh is Runtime.Refresh of package cni. The addresses are those of SetAddresses.
 func (f *Fake) Refresh(ctx context.Context, id string, o cni.RefreshOptions) (_ *cni.Result, err error) {
 	defer f.record(FakeCall{Method: "Refresh", ContainerID: id}, &err)
@@ -122,34 +181,29 @@ func (f *Fake) Refresh(ctx context.Context, id string, o cni.RefreshOptions) (_ 
 }
 
 func (f *Fake) refresh(ctx context.Context, id string, o cni.RefreshOptions) (*cni.Result, error) {
-	if err := validID(id); err != nil {
-		return nil, err
+	all, unlock, err := f.h.lockAttached(ctx, id)
+	if errors.Is(err, errGone) {
+		err = fmt.Errorf("%w: %w", err, cni.ErrNotAttached)
 	}
-	unlock, err := f.h.lock(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
 	f.h.mu.Lock()
 	defer f.h.mu.Unlock()
-	c := f.h.containers[id]
-	switch {
-	case c == nil:
-		return nil, cni.ErrNotAttached
-	case c.dead:
-		return nil, fmt.Errorf("%w: %w", errGone, cni.ErrNotAttached)
-	}
 	noted := map[*fakeAttachment][]byte{}
-	for _, a := range c.attachments {
+	for _, a := range all {
 		if noted[a] = a.noted; a.now != nil {
 			a.noted = a.now
 		}
 	}
 	result, err := f.lookup(id)
-	if !o.Note || err != nil {
-		for _, a := range c.attachments {
-			a.noted = noted[a]
-		}
+	if o.Note && err == nil {
+		f.h.containers[id].changes++
+		return result, nil
+	}
+	for _, a := range all {
+		a.noted = noted[a]
 	}
 	return result, err
 }
@@ -193,6 +247,12 @@ func (a *fakeAttachment) public(c *fakeContainer) (cni.Attachment, error) {
 	if err := json.Unmarshal(a.shown(), &r); err != nil {
 		return p, err
 	}
+	p.Addresses = addressesIn(&r)
+	return p, nil
+}
+
+// addressesIn returns the addresses in a result.
+func addressesIn(r *types100.Result) (all []cni.Address) {
 	for _, ip := range r.IPs {
 		addr, _ := netip.AddrFromSlice(ip.Address.IP)
 		bits, _ := ip.Address.Mask.Size()
@@ -200,9 +260,9 @@ func (a *fakeAttachment) public(c *fakeContainer) (cni.Attachment, error) {
 		if gateway, ok := netip.AddrFromSlice(ip.Gateway); ok {
 			one.Gateway = gateway.Unmap()
 		}
-		p.Addresses = append(p.Addresses, one)
+		all = append(all, one)
 	}
-	return p, nil
+	return all
 }
 
 // wantedPorts are the ports that the Setup asked for.

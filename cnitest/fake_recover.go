@@ -1,6 +1,7 @@
 package cnitest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,22 +36,6 @@ func (f *Fake) finish(ctx context.Context, id string, going []*fakeAttachment) e
 	}
 	f.h.mu.Unlock()
 	return f.tearDown(context.WithoutCancel(ctx), id, going)
-}
-
-// mine returns the attachments of a container that an owner has made.
-func (h *fakeHost) mine(id, owner string) (mine []*fakeAttachment, dead bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	c := h.containers[id]
-	if c == nil {
-		return nil, false
-	}
-	for _, a := range c.attachments {
-		if a.owner == owner {
-			mine = append(mine, a)
-		}
-	}
-	return mine, c.dead
 }
 
 // isUnfinished reports whether a removal of the attachment has begun, or the Setup that
@@ -112,6 +97,9 @@ func note[V any](m *map[string]V, id string, value V) {
 }
 
 func (f *Fake) recover(ctx context.Context, id string, action cni.BrokenAction, report *cni.Report) {
+	if f.h.forgetEmpty(id, f.me()) {
+		report.Removed = append(report.Removed, id)
+	}
 	if mine, _ := f.h.mine(id, f.me()); len(mine) == 0 {
 		return
 	}
@@ -126,7 +114,7 @@ func (f *Fake) recover(ctx context.Context, id string, action cni.BrokenAction, 
 	if !dead {
 		going = nil
 		for _, a := range mine {
-			if f.h.locking(func() bool { return isUnfinished(mine, a) }) {
+			if f.h.locking(func() bool { return a.warm || isUnfinished(mine, a) }) {
 				going = append(going, a)
 			} else {
 				staying = append(staying, a)
@@ -307,7 +295,10 @@ func (f *Fake) CleanUp(ctx context.Context, t cni.CleanUpTarget) (found []string
 	defer unlock()
 	f.h.mu.Lock()
 	defer f.h.mu.Unlock()
-	a := f.h.find(t.ContainerID, func(a *fakeAttachment) bool { return a.Network == t.Network && a.IfName == t.IfName })
+	if !t.DryRun {
+		f.h.recall(t.ContainerID, func(a *fakeAttachment) bool { return a.Network == t.Network && a.IfName == t.IfName })
+	}
+	a := cmp.Or(f.h.containers[t.ContainerID].on(t.Network, t.IfName), f.h.released[t.ContainerID].on(t.Network, t.IfName))
 	if a == nil {
 		return nil, nil
 	}

@@ -28,15 +28,9 @@ func (f *Fake) Remove(ctx context.Context, id, path string, opts ...cni.Namespac
 	}
 	defer unlock()
 	f.h.mu.Lock()
-	var going []*fakeAttachment
-	if c := f.h.containers[id]; c != nil {
-		for _, a := range c.attachments {
-			if selected(a) {
-				going = append(going, a)
-			}
-		}
-	}
+	f.h.recall(id, selected)
 	f.h.mu.Unlock()
+	going, _ := f.h.recorded(id, selected)
 	return f.tearDown(ctx, id, going)
 }
 
@@ -55,8 +49,8 @@ func (f *Fake) selected(id string, opts []cni.NamespaceOpts) (func(*fakeAttachme
 		}
 	}
 	f.h.mu.Lock()
-	if c := f.h.containers[id]; c != nil {
-		for _, a := range c.attachments {
+	for c, a := range f.h.attached() {
+		if c.id == id {
 			add(a.Network, string(a.Config))
 		}
 	}
@@ -94,6 +88,7 @@ func (f *Fake) tearDown(ctx context.Context, id string, going []*fakeAttachment)
 		return nil
 	}
 	f.h.mu.Lock()
+	f.h.containers[id].changes++
 	for _, a := range going {
 		a.progress = fakeDeleting
 	}
@@ -125,27 +120,13 @@ func (f *Fake) tearDown(ctx context.Context, id string, going []*fakeAttachment)
 	return &cni.LeftoverError{ContainerID: id, Err: join(errs)}
 }
 
-// forget removes attachments from the record, and with the last one the container.
-func (h *fakeHost) forget(id string, gone []*fakeAttachment) {
-	c := h.containers[id]
-	if c == nil {
-		return
-	}
-	c.attachments = slices.DeleteFunc(c.attachments, func(a *fakeAttachment) bool { return slices.Contains(gone, a) })
-	if len(c.attachments) == 0 {
-		if delete(h.containers, id); c.made {
-			h.gone[c.netns] = true
-			delete(h.exists, c.netns)
-		}
-		h.holds = slices.DeleteFunc(h.holds, func(held cni.Hold) bool { return held.ContainerID == id })
-	}
-}
-
 // state is the state of an attachment on record.
 func (a *fakeAttachment) state() cni.AttachmentState {
 	switch {
 	case a.failures > 0:
 		return cni.Failed
+	case a.warm:
+		return cni.Ready
 	case a.progress == fakeDeleting:
 		return cni.Detaching
 	case a.progress == fakeAdded:
@@ -168,7 +149,7 @@ func (f *Fake) Check(ctx context.Context, id, path string, opts ...cni.Namespace
 	if err := f.h.validPath(path); err != nil {
 		f.h.mu.Lock()
 		defer f.h.mu.Unlock()
-		if f.h.containers[id] == nil {
+		if f.h.containers[id] == nil && f.h.released[id] == nil {
 			err = fmt.Errorf("%w; and it is %w", err, cni.ErrNotAttached)
 		}
 		return named(err)
@@ -188,9 +169,10 @@ func (f *Fake) Check(ctx context.Context, id, path string, opts ...cni.Namespace
 
 func (f *Fake) check(ctx context.Context, id string, planned cni.PlannedAttachment) error {
 	f.h.mu.Lock()
-	a := f.h.find(id, func(a *fakeAttachment) bool {
-		return a.IfName == planned.IfName && a.Network == planned.Network && a.progress != fakePlanned
-	})
+	a := cmp.Or(f.h.containers[id].on(planned.Network, planned.IfName), f.h.released[id].on(planned.Network, planned.IfName))
+	if a != nil && a.progress == fakePlanned {
+		a = nil
+	}
 	var broken []cni.Difference
 	if a != nil {
 		broken = a.broken

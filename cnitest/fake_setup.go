@@ -6,16 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
-	"net/netip"
 	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/ports"
+	"github.com/embedcni/cni/internal/known"
 )
 
 // fakeProgress is the progress of an attachment.
@@ -33,6 +28,8 @@ type fakeAttachment struct {
 	owner    string
 	call     int // which Setup of the container
 	progress fakeProgress
+	from, to int    // the plugins that its ADD runs; a pool has run those before
+	warm     bool   // a pool has made it ahead of time, and no container uses it yet
 	begun    bool   // its ADD
 	link     bool   // the container has the interface
 	result   []byte // of the ADD, as JSON
@@ -83,51 +80,85 @@ func (f *Fake) setup(ctx context.Context, method, id, path string, opts []cni.Na
 		return nil, err
 	}
 	call.Plan = plan
-	named := func(err error) error { return fmt.Errorf("set up container %q: %w", id, err) }
-	if err := f.h.validPath(path); err != nil && !plan.NewNetNS {
-		return nil, named(err)
+	s := &fakeSetup{f: f, plan: plan, makes: plan.NewNetNS}
+	if err := s.begin(ctx); err != nil {
+		return nil, fmt.Errorf("set up container %q: %w", id, err)
 	}
-	unlock, err := f.h.lock(ctx, id)
-	if err != nil {
-		return nil, named(err)
-	}
-	defer unlock()
-	if plan, err = f.h.placed(plan); err != nil {
-		return nil, named(err)
-	}
-	if err := f.clearDead(ctx, plan); err != nil {
-		return nil, named(err)
-	}
-	plan, mine, err := f.h.begin(plan)
-	if err != nil {
-		return nil, named(err)
-	}
-	if err := f.add(ctx, id, mine, serially); err != nil {
-		return nil, f.rollBack(ctx, id, mine, err)
-	}
-	f.h.mu.Lock()
-	defer f.h.mu.Unlock()
-	return f.resultOf(plan, mine)
+	return s.finish(ctx, serially)
 }
 
-// placed returns the plan with the path of the namespace that Setup makes.
-func (h *fakeHost) placed(plan *cni.Plan) (*cni.Plan, error) {
-	if !plan.NewNetNS {
-		return plan, nil
+// fakeSetup is a Setup in progress.
+type fakeSetup struct {
+	f      *Fake
+	plan   *cni.Plan
+	mine   []*fakeAttachment // on record
+	makes  bool              // the namespace
+	pooled bool              // for a pool, which makes the namespace
+	from   *fakeContainer    // a pool has made it ahead of time
+	pool   *FakePool         // that makes the container ahead of time, or nil
+	ours   bool              // Remove deletes the namespace
+	unlock func()
+}
+
+// begin validates, removes what is dead, and puts the attachments on record. The
+// container stays locked until finish, unless there is an error. Then nothing is on
+// record.
+func (s *fakeSetup) begin(ctx context.Context) (err error) {
+	h := s.f.h
+	s.ours = s.makes || s.pooled
+	if !s.ours {
+		if err := h.validPath(s.plan.NetNS); err != nil {
+			return err
+		}
 	}
+	if s.unlock, err = h.lock(ctx, s.plan.ContainerID); err != nil {
+		return err
+	}
+	if err = s.place(); err == nil {
+		err = s.clearDead(ctx)
+	}
+	if err == nil {
+		err = s.enter()
+	}
+	if err != nil {
+		s.unlock()
+	}
+	return err
+}
+
+// finish runs the ADDs, and undoes them if one fails.
+func (s *fakeSetup) finish(ctx context.Context, serially bool) (*cni.Result, error) {
+	defer s.unlock()
+	id := s.plan.ContainerID
+	if err := s.f.add(ctx, id, s.mine, serially); err != nil {
+		return nil, s.f.rollBack(ctx, id, s.mine, err)
+	}
+	s.f.h.mu.Lock()
+	defer s.f.h.mu.Unlock()
+	return s.f.resultOf(s.plan, s.mine)
+}
+
+// place sets the path of the namespace that the Setup makes.
+func (s *fakeSetup) place() error {
+	h := s.f.h
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	at, c := *plan, h.containers[plan.ContainerID]
+	at, c := *s.plan, h.containers[s.plan.ContainerID]
 	switch {
+	case s.from != nil:
+		at.NetNS = s.from.netns
+	case s.pooled:
+		at.NetNS = h.newPath("cold")
+	case !s.makes:
 	case at.NetNS == "" && c != nil && !c.dead:
 		at.NetNS = c.netns
 	case at.NetNS == "":
-		h.made++
-		at.NetNS = fmt.Sprintf("/run/cnitest/%s-%d", plan.ContainerID, h.made)
-	case h.exists[at.NetNS] && (c == nil || c.netns != at.NetNS):
-		return nil, fmt.Errorf("make network namespace %s: %w: %w", at.NetNS, fs.ErrExist, cni.ErrInvalidNetNS)
+		at.NetNS = h.newPath(at.ContainerID)
+	case h.exists[at.NetNS] != 0 && (c == nil || c.netns != at.NetNS):
+		return fmt.Errorf("make network namespace %s: %w: %w", at.NetNS, fs.ErrExist, cni.ErrInvalidNetNS)
 	}
-	return &at, nil
+	s.plan = &at
+	return nil
 }
 
 // validPath reports why no container can be attached at a path.
@@ -145,104 +176,137 @@ func (h *fakeHost) validPath(path string) error {
 
 // clearDead removes the leftovers of an earlier attachment, and refuses interfaces that
 // are attached.
-func (f *Fake) clearDead(ctx context.Context, plan *cni.Plan) error {
-	wants := map[string]bool{}
-	for _, a := range plan.Attachments {
-		wants[a.IfName] = true
-	}
-	f.h.mu.Lock()
-	c := f.h.containers[plan.ContainerID]
-	if c == nil {
-		f.h.mu.Unlock()
-		return nil
-	}
-	var dead []*fakeAttachment
-	var err error
-	for _, a := range c.attachments {
-		live := !c.dead && a.link
-		if !live && (wants[a.IfName] || c.dead || a.owner == plan.Owner) {
-			dead = append(dead, a)
-			continue
-		}
-		if wants[a.IfName] {
-			err = fmt.Errorf("interface %s of network %q in %s: %w; call Remove first", a.IfName, a.Network, c.netns, cni.ErrAlreadyAttached)
-			break
-		}
-		if c.netns != plan.NetNS {
-			err = fmt.Errorf("%s is another namespace than %s, in which the container is attached: %w", plan.NetNS, c.netns, cni.ErrInvalidNetNS)
-			break
-		}
-	}
-	if len(dead) < len(c.attachments) { // this call adds to the others, which are alive
-		dead = slices.DeleteFunc(dead, func(a *fakeAttachment) bool { return !wants[a.IfName] })
-	}
-	f.h.mu.Unlock()
+func (s *fakeSetup) clearDead(ctx context.Context) error {
+	dead, err := s.deadOnes()
 	if err != nil || len(dead) == 0 {
 		return err
 	}
-	if err := f.tearDown(ctx, plan.ContainerID, dead); err != nil {
+	if err := s.f.tearDown(ctx, s.plan.ContainerID, dead); err != nil {
 		return fmt.Errorf("remove an earlier attachment: %w", err)
 	}
 	return nil
 }
 
-// begin chooses ports and puts the attachments on record, unless another container has
-// one of their ports.
-func (h *fakeHost) begin(plan *cni.Plan) (*cni.Plan, []*fakeAttachment, error) {
+// deadOnes returns the attachments that clearDead removes.
+func (s *fakeSetup) deadOnes() (dead []*fakeAttachment, err error) {
+	h, plan := s.f.h, s.plan
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	plan, err := h.choosePorts(plan)
+	if r := h.released[plan.ContainerID]; r != nil {
+		if a := r.find(func(a *fakeAttachment) bool { return s.wants(a.IfName) }); a != nil && !r.dead {
+			return nil, alreadyAttached(r, a)
+		}
+		if r.dead {
+			h.recall(r.id, nil)
+		}
+	}
+	c := h.containers[plan.ContainerID]
+	if c == nil {
+		return nil, nil
+	}
+	for _, a := range c.attachments {
+		live := !c.dead && a.link
+		halfMade := s.makes && c.made && a.owner == plan.Owner && isUnfinished(c.attachments, a)
+		switch {
+		case !live && (s.wants(a.IfName) || c.dead || a.owner == plan.Owner) || halfMade:
+			dead = append(dead, a)
+		case s.wants(a.IfName) || s.makes:
+			return nil, alreadyAttached(c, a)
+		case c.netns != plan.NetNS:
+			return nil, fmt.Errorf("%s is another namespace than %s, in which the container is attached: %w", plan.NetNS, c.netns, cni.ErrInvalidNetNS)
+		}
+	}
+	if len(dead) < len(c.attachments) { // this call adds to the others, which are alive
+		dead = slices.DeleteFunc(dead, func(a *fakeAttachment) bool { return !s.wants(a.IfName) })
+	}
+	s.keepNetNS(c)
+	return dead, nil
+}
+
+// keepNetNS has the removal of a container's attachments leave the namespace that was
+// made for it, if the container is attached in it again. The host is locked.
+func (s *fakeSetup) keepNetNS(c *fakeContainer) {
+	if c.made && !c.dead && c.netns == s.plan.NetNS {
+		c.kept, s.ours = true, true
+	}
+}
+
+func (s *fakeSetup) wants(ifName string) bool {
+	return slices.ContainsFunc(s.plan.Attachments, func(a cni.PlannedAttachment) bool { return a.IfName == ifName })
+}
+
+func alreadyAttached(c *fakeContainer, a *fakeAttachment) error {
+	return fmt.Errorf("interface %s of network %q in %s: %w; call Remove first", a.IfName, a.Network, c.netns, cni.ErrAlreadyAttached)
+}
+
+// enter chooses ports and puts the attachments on record, unless another container has
+// one of their ports, or an interface of their names in the namespace.
+func (s *fakeSetup) enter() error {
+	h := s.f.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.refuseTaken(s.plan, s.from); err != nil {
+		return err
+	}
+	plan, err := h.choosePorts(s.plan)
 	if err == nil {
 		err = h.refusePorts(plan)
 	}
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
+	s.plan = plan
 	c := h.containers[plan.ContainerID]
 	if c == nil {
-		c = &fakeContainer{id: plan.ContainerID, netns: plan.NetNS, made: plan.NewNetNS, since: time.Now()}
-		if h.containers[c.id] = c; c.made {
-			h.makeNetNS(c.netns)
-		}
+		c = &fakeContainer{id: plan.ContainerID, netns: plan.NetNS, pooled: s.pooled, pool: s.pool, since: time.Now()}
+		h.containers[c.id] = c
+		h.makeNetNS(c.netns)
 	}
+	c.made, c.kept = c.made || s.ours, false
 	c.calls++
-	var mine []*fakeAttachment
-	for _, a := range plan.Attachments {
-		mine = append(mine, &fakeAttachment{PlannedAttachment: a, owner: plan.Owner, call: c.calls})
+	c.changes++
+	for _, p := range plan.Attachments {
+		a := &fakeAttachment{PlannedAttachment: p, owner: plan.Owner, call: c.calls}
+		a.to, a.warm = len(a.plugins()), s.pool != nil
+		if a.warm {
+			a.to = ahead(p)
+		}
+		s.takeOver(a)
+		s.mine = append(s.mine, a)
 	}
-	c.attachments = append(c.attachments, mine...)
-	return plan, mine, nil
+	c.attachments = append(c.attachments, s.mine...)
+	if s.from != nil {
+		delete(h.containers, s.from.id)
+	}
+	return nil
 }
 
-func claims(a cni.PlannedAttachment) []ports.Claim {
-	if len(a.Ports) == 0 {
-		return nil
+// takeOver gives an attachment the interface and the addresses that a pool has made for
+// its network.
+func (s *fakeSetup) takeOver(a *fakeAttachment) {
+	if s.from == nil {
+		return
 	}
-	return ports.Of(a.Capabilities["portMappings"])
+	if w := s.from.on(a.Network, a.IfName); w != nil {
+		a.from, a.begun, a.link, a.result, a.held = w.to, true, w.link, w.result, w.held
+	}
 }
 
-func (h *fakeHost) refusePorts(plan *cni.Plan) error {
-	var errs []error
-	for _, wanted := range plan.Attachments {
-		for _, want := range claims(wanted) {
-			for _, c := range h.containers {
-				if c.id == plan.ContainerID {
-					continue
-				}
-				for _, a := range c.attachments {
-					for _, has := range claims(a.PlannedAttachment) {
-						if has.Overlaps(want) {
-							errs = append(errs, &cni.PortError{
-								Protocol: want.Protocol, HostIP: want.Addr, HostPort: int(want.Port), HolderIP: has.Addr,
-								ContainerID: c.id, Network: a.Network, IfName: a.IfName, Owner: a.owner, State: a.state(), Err: cni.ErrPortInUse,
-							})
-						}
-					}
-				}
+// refuseTaken refuses interfaces that another container has in the same namespace, unless
+// that is the one that a pool has made for this.
+func (h *fakeHost) refuseTaken(plan *cni.Plan, from *fakeContainer) error {
+	for c, a := range h.attached() {
+		if c.id == plan.ContainerID || c == from || c.dead || c.netns != plan.NetNS || !a.link {
+			continue
+		}
+		for _, wanted := range plan.Attachments {
+			if wanted.IfName == a.IfName && a.plugins()[0] != known.Loopback {
+				return fmt.Errorf("interface %s of network %q: there is one in %s that is not of this container's record: %w",
+					wanted.IfName, wanted.Network, plan.NetNS, cni.ErrAlreadyAttached)
 			}
 		}
 	}
-	return join(errs)
+	return nil
 }
 
 // join returns a single error as it is.
@@ -267,7 +331,7 @@ func (f *Fake) add(ctx context.Context, id string, mine []*fakeAttachment, seria
 		f.h.mu.Unlock()
 		err := f.h.fault(ctx, "ADD", id, a)
 		f.h.mu.Lock()
-		if !a.failedFirst(err) {
+		if a.from == 0 && !a.failedFirst(err) {
 			// The plugins before the one that fails have done their work, or failed.
 			if failed := f.h.attach(id, a); failed != nil {
 				err = failed
@@ -290,86 +354,6 @@ func (a *fakeAttachment) failedFirst(err error) bool {
 	return errors.As(err, &e) && e.Plugin == a.plugins()[0]
 }
 
-// attach gives the container interface and addresses.
-func (h *fakeHost) attach(id string, a *fakeAttachment) error {
-	first := a.config()[0]
-	if first.IPAM.Type != "" {
-		held, err := h.ipam.allocate(a, first)
-		if err != nil {
-			return a.error("ADD", id, first.Type, err)
-		}
-		a.held = held
-	}
-	a.link = true
-	var err error
-	a.result, err = json.Marshal(h.result(h.containers[id].netns, a, first))
-	return err
-}
-
-// result is the result of the network's plugins.
-func (h *fakeHost) result(netns string, a *fakeAttachment, p fakePlugin) *types100.Result {
-	r := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, DNS: p.DNS, Routes: p.IPAM.Routes}
-	if dns := p.IPAM.DNS; !dns.IsEmpty() {
-		r.DNS = dns
-	}
-	if r.Routes == nil {
-		r.Routes = []*types.Route{}
-	}
-	inside := &types100.Interface{Name: a.IfName, Mac: h.mac(), Sandbox: netns}
-	switch p.Type {
-	case "loopback":
-		inside.Mac = "00:00:00:00:00:00"
-		a.held = nil
-		r.IPs = []*types100.IPConfig{
-			{Interface: types100.Int(0), Address: net.IPNet{IP: net.IPv4(127, 0, 0, 1), Mask: net.CIDRMask(8, 32)}},
-			{Interface: types100.Int(0), Address: net.IPNet{IP: net.IPv6loopback, Mask: net.CIDRMask(128, 128)}},
-		}
-	case "bridge":
-		bridge := p.Bridge
-		if bridge == "" {
-			bridge = "cni0"
-		}
-		r.Interfaces = []*types100.Interface{{Name: bridge, Mac: h.mac()}, {Name: h.veth(), Mac: h.mac()}}
-	case "ptp":
-		r.Interfaces = []*types100.Interface{{Name: h.veth(), Mac: h.mac()}}
-	}
-	r.Interfaces = append(r.Interfaces, inside)
-	for _, held := range a.held {
-		ip := &types100.IPConfig{Interface: types100.Int(len(r.Interfaces) - 1), Address: ipNet(held.prefix)}
-		if held.gateway.IsValid() {
-			ip.Gateway = held.gateway.AsSlice()
-		}
-		r.IPs = append(r.IPs, ip)
-		if p.Type == "bridge" && p.IsDefaultGateway {
-			all := netip.PrefixFrom(unspecified(held.prefix.Addr()), 0)
-			r.Routes = append(slices.Clone(r.Routes), &types.Route{Dst: ipNet(all), GW: held.gateway.AsSlice()})
-		}
-	}
-	return r
-}
-
-func unspecified(a netip.Addr) netip.Addr {
-	if a.Is4() {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
-}
-
-func ipNet(p netip.Prefix) net.IPNet {
-	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
-
-// mac and veth return names that no other interface of the host has.
-func (h *fakeHost) mac() string {
-	h.made++
-	return fmt.Sprintf("02:fa:%02x:%02x:%02x:%02x", byte(h.made>>24), byte(h.made>>16), byte(h.made>>8), byte(h.made))
-}
-
-func (h *fakeHost) veth() string {
-	h.made++
-	return fmt.Sprintf("veth%08x", h.made)
-}
-
 // rollBack detaches what was begun, and forgets the rest. It returns the error of Setup.
 func (f *Fake) rollBack(ctx context.Context, id string, mine []*fakeAttachment, why error) error {
 	var begun, never []*fakeAttachment
@@ -390,29 +374,4 @@ func (f *Fake) rollBack(ctx context.Context, id string, mine []*fakeAttachment, 
 		return errors.Join(why, fmt.Errorf("roll back: %w", err))
 	}
 	return why
-}
-
-// shown is the result for callers.
-func (a *fakeAttachment) shown() []byte {
-	if a.noted != nil {
-		return a.noted
-	}
-	return a.result
-}
-
-// resultOf returns the result of attachments. The host is locked.
-func (f *Fake) resultOf(plan *cni.Plan, all []*fakeAttachment) (*cni.Result, error) {
-	var results []*types100.Result
-	for _, a := range all {
-		var r types100.Result
-		if err := json.Unmarshal(a.shown(), &r); err != nil {
-			return nil, err
-		}
-		results = append(results, &r)
-	}
-	result, err := plan.Result(results)
-	if c := f.h.containers[plan.ContainerID]; err == nil && c.made {
-		result.NetNS = c.netns
-	}
-	return result, err
 }
