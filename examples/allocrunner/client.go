@@ -19,13 +19,25 @@ import (
 // client runs the allocations of a file of jobs on this host. It keeps no state but
 // the library's records and runc's: after kill -9, the next one finds what runs.
 type client struct {
-	rt   *cni.Runtime
+	rt   attacher
 	runc runc
 	jobs string // the file
 	out  *printer
 
 	known map[string]bool // the allocations that this process has started or adopted
 	ill   map[string]bool // those that did not answer when they were asked last
+}
+
+// attacher has the methods of a *cni.Runtime that the client calls. A cnitest.Fake has them
+// too.
+type attacher interface {
+	Setup(ctx context.Context, id, path string, opts ...cni.NamespaceOpts) (*cni.Result, error)
+	Remove(ctx context.Context, id, path string, opts ...cni.NamespaceOpts) error
+	Lookup(id string) (*cni.Result, error)
+	Attachments() ([]cni.Attachment, error)
+	Recover(ctx context.Context, opts ...cni.RecoverOption) (*cni.Report, error)
+	Guard(ctx context.Context, o cni.GuardOptions) error
+	CleanUp(ctx context.Context, t cni.CleanUpTarget) ([]string, error)
 }
 
 // owner tells this program's containers from those of other programs on the host.
