@@ -53,7 +53,9 @@
 //
 // Both tests are in examples/tested, with the program.
 //
-// Contract is the suite that *cni.Runtime and Fake both pass.
+// A Fake has the methods of a *cni.Runtime, and its NewPool returns a FakePool; a program
+// declares an interface of those that it calls. Contract tests whoever else claims to
+// behave so: it is the suite that *cni.Runtime and Fake both pass.
 //
 // # Audits
 //

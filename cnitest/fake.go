@@ -14,14 +14,19 @@ import (
 // Fake is a Runtime without a kernel: it touches no network, no file but configurations,
 // and starts no plugin, so it works on every system and without privileges. It behaves as
 // a *cni.Runtime does, for Contract tests both: it validates arguments, attaches and
-// rolls back, allocates addresses from the configured ranges, keeps records, and decides
-// about containers in Recover, GC, Health and Repair.
+// rolls back, allocates addresses and ports, keeps records, and decides about containers
+// in Recover, Reconcile, GC, Health, Repair and Release. It has the methods of a
+// *cni.Runtime, see Runtime, and those that change its host as the world does: EndNetNS,
+// NewNetNS, Break, Interrupt, SetAddresses, Inject. Calls lists the calls of the program.
 //
 // All types of plugins exist. Those of IPAM are host-local and static; any other
 // allocates from 192.0.2.0/24. A network namespace is a path, which exists unless
-// EndNetNS has ended it. The options of cni.New that are about plugins, directories of
-// state, timeouts, retries or the host have no effect. Nothing is removed in the background,
-// as with cni.WithoutReaping. There is no Pool, Release or Reconcile.
+// EndNetNS has ended it, or Remove has deleted one that Setup made; code that enters it
+// needs a Host instead. Every port of the host is free that no container has.
+//
+// The options of cni.New that are about plugins, directories of state, timeouts, retries
+// or the host have no effect. Nothing is removed in the background, as with
+// cni.WithoutReaping.
 //
 // A Fake is safe for concurrent use. Create one with NewFake.
 type Fake struct {
@@ -35,19 +40,19 @@ type Fake struct {
 
 // FakeCall is a call of a Fake's method.
 type FakeCall struct {
-	Method      string // "Setup"
+	Method      string // "Setup"; of a FakePool "Pool.Setup"
 	ContainerID string // empty if the call is not about one
 	NetNS       string
-	Plan        *cni.Plan // of Setup and SetupSerially; nil if the arguments were invalid
+	Plan        *cni.Plan // of a Setup, a pool's too; nil if the arguments were invalid
 	Err         error
 }
 
-// Fault makes a Fake's plugins fail or wait.
+// Fault makes a Fake's plugins fail or wait. The first four fields select the calls.
 type Fault struct {
 	Verb        string // ADD, DEL, CHECK or STATUS; empty: each
 	ContainerID string // empty: each
 	Network     string // empty: each
-	Plugin      string // the type of the plugin; empty: the last of the network
+	Plugin      string // its type; empty: the last of the network. Those before it succeed
 
 	// Err is the plugin's error; nil if it succeeds. A *types.Error has a code and a
 	// message.
@@ -143,11 +148,11 @@ func (f *Fake) Inject(fault Fault) (remove func()) {
 	}
 }
 
-// Break takes parts from a container: Health finds the differences, Repair makes those
-// again that are Repairable. Fields that are not set get values: the container's first
-// network, its first plugin, and a port of the bridge that is missing. Without a
-// difference that is what breaks. The error is ErrNotAttached if the container is not
-// attached to the network.
+// Break takes parts from a container: Health finds the differences, and Repair makes
+// those again that are Repairable. Without parts, it takes the port of the bridge, which
+// is. Fields of a part that are not set get values: the container's first network, the
+// first plugin of the network, and a missing port of the bridge. The error is
+// ErrNotAttached if the container is not attached to the network.
 func (f *Fake) Break(id string, parts ...cni.Difference) error {
 	if len(parts) == 0 {
 		parts = []cni.Difference{{Repairable: true}}

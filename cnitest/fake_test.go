@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"testing"
 	"time"
 
@@ -15,6 +16,20 @@ import (
 
 func TestContractOfFake(t *testing.T) {
 	cnitest.Contract(t, func(t *testing.T) cnitest.Subject { return &fakeSubject{t: t, faults: map[string]func(){}} })
+}
+
+// TestFakeHasTheMethodsOfARuntime: programs may call any of them.
+func TestFakeHasTheMethodsOfARuntime(t *testing.T) {
+	fake, all := reflect.TypeFor[*cnitest.Fake](), reflect.TypeFor[cnitest.Runtime]()
+	without := map[string]bool{"NewPool": true, "Networks": true, "GetCNIResultFromResults": true} // see cnitest.Runtime
+	for i := range reflect.TypeFor[*cni.Runtime]().NumMethod() {
+		name := reflect.TypeFor[*cni.Runtime]().Method(i).Name
+		_, has := fake.MethodByName(name)
+		_, listed := all.MethodByName(name)
+		if listed == without[name] || has != (listed || name == "NewPool") {
+			t.Errorf("%s: the fake has it: %t, Runtime lists it: %t", name, has, listed)
+		}
+	}
 }
 
 // fakeSubject runs the contract on fakes.

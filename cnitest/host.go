@@ -24,7 +24,7 @@ type TestHost struct {
 	Dir       string // everything below is the host's
 	StateDir  string
 	ConfDir   string
-	PluginDir string // empty, or the reference plugins, or those of Plugin
+	PluginDir string // has the reference plugins, or those of Plugin, or nothing
 	NetNS     string // the path of the namespace
 
 	t         testing.TB
@@ -226,7 +226,7 @@ func (h *TestHost) unpin() {
 // Script has the answers of a plugin, by verb: ADD, DEL, CHECK, STATUS, GC.
 type Script map[string]Answer
 
-// Answer is what a plugin does when it is called, in the order of the fields.
+// Answer scripts the calls of one verb. The fields take effect in their order.
 type Answer struct {
 	Stderr string
 	Result string       // JSON to print in place of its own result
