@@ -24,6 +24,7 @@ import (
 type Runtime interface {
 	cni.CNI
 	StatusContext(ctx context.Context) error
+	StatusOf(ctx context.Context, configs ...[]byte) error
 	Ready(ctx context.Context) error
 	Plan(id, path string, opts ...cni.NamespaceOpts) (*cni.Plan, error)
 	Lookup(id string) (*cni.Result, error)

@@ -123,7 +123,23 @@ func (c *contract) collects() {
 	report, err = c.GC(c.ctx, cni.GCOptions{KeepNone: true})
 	c.wantReport("GC of all", report, err, want{removed: []string{"e"}})
 	c.wantRecorded("after GC", "others/eth0 pods attached")
+	c.collectsIf()
 	c.detach("others")
+}
+
+// collectsIf: the caller decides about each attachment.
+func (c *contract) collectsIf() {
+	c.attach("part")
+	c.attach("whole")
+	keep := func(a cni.Attachment) bool { return a.ContainerID == "part" && a.IfName == "eth0" }
+	_, err := c.GC(c.ctx, cni.GCOptions{KeepIf: keep, KeepNone: true})
+	c.is("KeepIf beside KeepNone", err, cni.ErrInvalidArgument)
+	for _, dry := range []bool{true, false} {
+		report, err := c.GC(c.ctx, cni.GCOptions{KeepIf: keep, DryRun: dry})
+		c.wantReport("GC with KeepIf", report, err, want{adopted: []string{"part"}, removed: []string{"whole"}})
+	}
+	c.wantRecorded("after GC with KeepIf", "others/eth0 pods attached", "part/eth0 pods attached")
+	c.detach("part")
 }
 
 func (c *contract) healthAndRepair() {

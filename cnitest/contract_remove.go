@@ -111,6 +111,11 @@ func (c *contract) load() {
 		c.Errorf("error %+v", *e)
 	}
 	c.failure(empty.Ready(c.ctx))
+	if e := c.failure(empty.StatusOf(c.ctx, []byte(contractTiny), []byte(contractPods))); e.Op != "STATUS" || e.Network != "pods" || e.Code != 50 {
+		c.Errorf("error %+v", *e)
+	}
+	expect.NoError(c, empty.StatusOf(c.ctx, []byte(contractTiny)), empty.StatusOf(c.ctx))
+	c.is("StatusOf a bad configuration", empty.StatusOf(c.ctx, []byte("{")), cni.ErrInvalidConfig)
 	c.FailAt("STATUS", "pods", nil)
 	expect.NoError(c, empty.Status())
 }

@@ -80,3 +80,28 @@ func ExampleFake_Restart() {
 	// Output:
 	// adopted: [alive broken] repaired: 1 removed: [gone unfinished]
 }
+
+// A program takes its containers from a pool, as an interface such as cnitest.Pool. In a
+// test that is a fake's, and the next container is ready at once.
+func ExampleFake_NewPool() {
+	ctx := context.Background()
+	fake, err := cnitest.NewFake(cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+		{"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24"}]]}}]}`)))
+	if err != nil {
+		log.Fatal(err)
+	}
+	var pool cnitest.Pool
+	if pool, err = fake.NewPool(cni.PoolOptions{Size: 1}); err != nil {
+		log.Fatal(err)
+	}
+	_, result, err := pool.Setup(ctx, "web-1")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(result.IPv4().IP(), "ready:", pool.Ready())
+	if err := pool.Close(); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// 10.1.0.2 ready: 1
+}

@@ -78,20 +78,26 @@ func TestFakePoolWithPluginsThatFail(t *testing.T) {
 // TestFakePoolOfAProgramThatHasEnded: the next one removes what nobody uses.
 func TestFakePoolOfAProgramThatHasEnded(t *testing.T) {
 	ctx := context.Background()
-	for name, conf := range map[string]cni.Opt{
-		"attached ahead of time":   cni.WithConfListBytes([]byte(ptpConf)),
-		"namespaces without links": fakeConf(`{"type": "bridge", "capabilities": {"ips": true}}`),
+	ahead, empty := cni.WithConfListBytes([]byte(ptpConf)), fakeConf(`{"type": "bridge", "capabilities": {"ips": true}}`)
+	recovers := func(f *cnitest.Fake) (*cni.Report, error) { return f.Recover(ctx) }
+	collects := func(f *cnitest.Fake) (*cni.Report, error) { return f.GC(ctx, cni.GCOptions{Keep: []string{"c1"}}) }
+	for name, c := range map[string]struct {
+		conf cni.Opt
+		next func(*cnitest.Fake) (*cni.Report, error)
+	}{
+		"attached ahead of time, by Recover": {ahead, recovers}, "attached ahead of time, by GC": {ahead, collects},
+		"without attachments, by Recover": {empty, recovers}, "without attachments, by GC": {empty, collects},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFake(t, conf)
+			f := newFake(t, c.conf)
 			p := expect.Value(f.NewPool(cni.PoolOptions{Size: 2}))(t)
 			path, _, err := p.Setup(ctx, "c1")
 			expect.NoError(t, err)
 			p.Interrupt()
 			_, _, err = p.Setup(ctx, "c2")
 			expect.Is(t, err, cni.ErrPoolClosed)
-			restarted := expect.Value(f.Restart(conf))(t)
-			report := expect.Value(restarted.Recover(ctx))(t)
+			restarted := expect.Value(f.Restart(c.conf))(t)
+			report := expect.Value(c.next(restarted))(t)
 			expect.Same(t, "adopted", report.Adopted, []string{"c1"})
 			expect.Same(t, "removed", len(report.Removed), 2)
 			expect.Same(t, "recorded", recordedStates(t, restarted), []string{"c1 attached"})

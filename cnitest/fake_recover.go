@@ -96,16 +96,27 @@ func note[V any](m *map[string]V, id string, value V) {
 	(*m)[id] = value
 }
 
-func (f *Fake) recover(ctx context.Context, id string, action cni.BrokenAction, report *cni.Report) {
+// lockMine locks a container for Recover or GC, unless this owner has not attached it, or
+// another call has it locked, which becomes a line of the report. Then unlock is nil. A
+// namespace without attachments, of a pool whose program has ended, is removed.
+func (f *Fake) lockMine(ctx context.Context, id string, report *cni.Report) (unlock func()) {
 	if f.h.forgetEmpty(id, f.me()) {
 		report.Removed = append(report.Removed, id)
 	}
 	if mine, _ := f.h.mine(id, f.me()); len(mine) == 0 {
-		return
+		return nil
 	}
 	unlock, err := f.h.lockBriefly(ctx, id)
 	if err != nil {
 		note(&report.Skipped, id, err)
+		return nil
+	}
+	return unlock
+}
+
+func (f *Fake) recover(ctx context.Context, id string, action cni.BrokenAction, report *cni.Report) {
+	unlock := f.lockMine(ctx, id, report)
+	if unlock == nil {
 		return
 	}
 	defer unlock()
@@ -201,9 +212,8 @@ func (f *Fake) GC(ctx context.Context, o cni.GCOptions) (_ *cni.Report, err erro
 	case o.KeepIf == nil && len(o.Keep) == 0 && !o.KeepNone:
 		return nil, fmt.Errorf("collect garbage: Keep is empty, and KeepNone is not set: %w", cni.ErrInvalidArgument)
 	}
-	listed, err := f.Attachments()
-	if err != nil {
-		return nil, err
+	if _, err := f.planOf(o.Configs); err != nil {
+		return nil, fmt.Errorf("collect garbage: %w", err)
 	}
 	report := &cni.Report{}
 	f.noteOthers(report)
@@ -215,56 +225,78 @@ func (f *Fake) GC(ctx context.Context, o cni.GCOptions) (_ *cni.Report, err erro
 		if ctx.Err() != nil {
 			return report, fmt.Errorf("collect garbage: %w", context.Cause(ctx))
 		}
-		f.collect(ctx, id, o, listed, report)
+		if o.KeepIf != nil {
+			f.collectIf(ctx, id, o, report)
+		} else {
+			f.collect(ctx, id, o, report)
+		}
 	}
-	slices.Sort(report.Adopted)
 	return report, nil
 }
 
-// unkept returns the interfaces of a container that KeepIf does not keep, and reports
-// whether it keeps others of this owner's.
-func (f *Fake) unkept(id string, keep func(cni.Attachment) bool, listed []cni.Attachment) (going map[string]bool, stay bool) {
-	going = map[string]bool{}
-	for _, a := range listed {
-		switch {
-		case a.ContainerID != id || a.Owner != f.me():
-		case keep(a) && a.State != cni.Detaching && a.Failures == 0:
+// unkept returns this owner's attachments of a container that KeepIf does not keep, or
+// whose removal has begun, and reports whether others of them stay.
+func (f *Fake) unkept(id string, keep func(cni.Attachment) bool) (going []*fakeAttachment, stay bool) {
+	all, _ := f.h.mine(id, f.me())
+	for _, a := range all {
+		f.h.mu.Lock()
+		kept, err := a.public(f.h.containers[id])
+		settled := a.progress != fakeDeleting && a.failures == 0
+		f.h.mu.Unlock()
+		if err == nil && keep(kept) && settled {
 			stay = true
-		default:
-			going[a.IfName] = true
+		} else {
+			going = append(going, a)
 		}
 	}
 	return going, stay
 }
 
-func (f *Fake) collect(ctx context.Context, id string, o cni.GCOptions, listed []cni.Attachment, report *cni.Report) {
-	keep := slices.Contains(o.Keep, id)
-	if mine, _ := f.h.mine(id, f.me()); len(mine) == 0 {
+// collectIf is collect for KeepIf.
+func (f *Fake) collectIf(ctx context.Context, id string, o cni.GCOptions, report *cni.Report) {
+	going, stay := f.unkept(id, o.KeepIf)
+	if len(going) > 0 && going[0].warm {
+		return // Recover removes it
+	}
+	if stay {
+		report.Adopted = append(report.Adopted, id)
+	}
+	if len(going) == 0 {
 		return
 	}
-	var unkept map[string]bool
-	if o.KeepIf != nil {
-		if unkept, keep = f.unkept(id, o.KeepIf, listed); keep {
-			report.Adopted = append(report.Adopted, id)
+	var err error
+	if !o.DryRun {
+		unlock := f.lockMine(ctx, id, report)
+		if unlock == nil {
+			return
+		}
+		defer unlock()
+		if going, stay = f.unkept(id, o.KeepIf); len(going) > 0 {
+			err = f.finish(ctx, id, going)
 		}
 	}
+	if err != nil {
+		note(&report.Failed, id, asLeftover(id, err))
+	} else if !stay {
+		report.Removed = append(report.Removed, id)
+	}
+}
+
+func (f *Fake) collect(ctx context.Context, id string, o cni.GCOptions, report *cni.Report) {
+	keep := slices.Contains(o.Keep, id)
 	if o.DryRun {
-		if !keep {
+		if mine, _ := f.h.mine(id, f.me()); len(mine) > 0 && !keep {
 			report.Removed = append(report.Removed, id)
 		}
 		return
 	}
-	unlock, err := f.h.lockBriefly(ctx, id)
-	if err != nil {
-		note(&report.Skipped, id, err)
+	unlock := f.lockMine(ctx, id, report)
+	if unlock == nil {
 		return
 	}
 	defer unlock()
 	going, _ := f.h.mine(id, f.me())
-	switch {
-	case o.KeepIf != nil:
-		going = slices.DeleteFunc(going, func(a *fakeAttachment) bool { return !unkept[a.IfName] })
-	case keep:
+	if keep {
 		f.h.mu.Lock()
 		going = slices.DeleteFunc(going, func(a *fakeAttachment) bool { return a.progress != fakeDeleting && a.failures == 0 })
 		f.h.mu.Unlock()

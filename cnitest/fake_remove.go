@@ -214,6 +214,38 @@ func (f *Fake) notReady(ctx context.Context) (reasons []error) {
 	if err != nil {
 		return []error{unnamed(err)}
 	}
+	return f.refusals(ctx, plan)
+}
+
+// StatusOf is Runtime.StatusOf of package cni.
+func (f *Fake) StatusOf(ctx context.Context, configs ...[]byte) (err error) {
+	defer f.record(FakeCall{Method: "StatusOf"}, &err)
+	plan, err := f.planOf(configs)
+	if err != nil {
+		return fmt.Errorf("status: %w", err)
+	}
+	return f.refusals(ctx, plan)[0]
+}
+
+// planOf returns the plan of a Setup on networks of these configurations.
+func (f *Fake) planOf(configs [][]byte) (*cni.Plan, error) {
+	opts := []cni.Opt{cni.WithMinNetworkCount(0)}
+	for _, config := range configs {
+		opts = append(opts, cni.WithConfiguration(config))
+	}
+	rt, err := cni.New(opts...)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := rt.Plan("any", "")
+	if err != nil {
+		return nil, unnamed(err)
+	}
+	return plan, nil
+}
+
+// refusals returns the errors of the networks' STATUS, and nil as the last.
+func (f *Fake) refusals(ctx context.Context, plan *cni.Plan) (reasons []error) {
 	for _, p := range plan.Attachments {
 		var list struct {
 			Version string `json:"cniVersion"`
