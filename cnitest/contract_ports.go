@@ -52,7 +52,7 @@ func (c *contract) chosenPorts() {
 	c.detach("c1", "c2")
 }
 
-// portRange: what is free of a range of two ports.
+// portRange: Setup chooses ports from a range of two.
 func (c *contract) portRange() {
 	c.Runtime = c.start(cni.WithPortRange(20100, 20101))
 	port := func(label string, host int32, protocols ...string) cni.Port {

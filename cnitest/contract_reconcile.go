@@ -79,7 +79,7 @@ func (c *contract) reconciles() {
 	c.detach("healthy", "broken", "held", "gone", "moved", "surplus", "others")
 }
 
-// decides: a caller's decision counts also for what is held.
+// decides: a caller's decision counts for held containers too.
 func (c *contract) decides(moved, held cni.Expected) {
 	c.Helper()
 	one := c.reconciled(cni.ReconcileOptions{Decide: func(cni.Health) cni.Decision { return cni.DecideRepair }}, held, moved)

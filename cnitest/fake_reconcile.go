@@ -124,7 +124,7 @@ func (h *fakeHost) isAt(c *fakeContainer, path string) error {
 	return nil
 }
 
-// act does what was decided.
+// act carries out the decision.
 func (r *fakeReconciliation) act(ctx context.Context, e cni.Expected, one *cni.Reconciled) {
 	switch {
 	case one.Decision == "":
@@ -174,7 +174,7 @@ type fakeReplacement struct {
 	expected cni.Expected
 	seen     seenRecord
 
-	before []formerly // the addresses of what it has removed
+	before []formerly // the addresses of the attachments that it has removed
 }
 
 // formerly are the addresses of a former attachment.

@@ -100,7 +100,7 @@ type fakeSetup struct {
 	unlock func()
 }
 
-// begin validates, removes what is dead, and puts the attachments on record. The
+// begin validates, removes dead attachments, and puts the new ones on record. The
 // container stays locked until finish, unless there is an error. Then nothing is on
 // record.
 func (s *fakeSetup) begin(ctx context.Context) (err error) {
@@ -354,7 +354,7 @@ func (a *fakeAttachment) failedFirst(err error) bool {
 	return errors.As(err, &e) && e.Plugin == a.plugins()[0]
 }
 
-// rollBack detaches what was begun, and forgets the rest. It returns the error of Setup.
+// rollBack detaches the attachments that were begun, and forgets the rest. It returns the error of Setup.
 func (f *Fake) rollBack(ctx context.Context, id string, mine []*fakeAttachment, why error) error {
 	var begun, never []*fakeAttachment
 	f.h.mu.Lock()

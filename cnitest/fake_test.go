@@ -287,7 +287,7 @@ func TestFakeIsBuiltIn(t *testing.T) {
 	expect.Is(t, err, cni.ErrInvalidConfig)
 }
 
-// TestFakeGuards: what the contract does not wait for.
+// TestFakeGuards covers the guard's intervals, for which the contract does not wait.
 func TestFakeGuards(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	f := newFake(t, fakeConf(hostLocalConf))

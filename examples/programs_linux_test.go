@@ -88,7 +88,7 @@ func start(t *testing.T, serve, name string, args ...string) *program {
 	return p
 }
 
-// find waits for a line, and returns what the groups of the expression match.
+// find waits for a line, and returns the matches of the expression's groups.
 func (p *program) find(t *testing.T, expression string) []string {
 	t.Helper()
 	timeout := time.After(30 * time.Second)

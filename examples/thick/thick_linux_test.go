@@ -58,7 +58,7 @@ type daemon struct {
 	dir   string // of the networks
 }
 
-// network is what the daemon attaches containers to.
+// network is the configuration that the daemon loads.
 func network() string {
 	return fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [
 		{"type": %q, "bridge": "thick0", "isDefaultGateway": true, "ipam": {"type": %q, "ranges": [[{"subnet": "10.64.0.0/24"}]]}},

@@ -271,7 +271,7 @@ func (b *Batch) flushed() {
 	b.flushing = false
 }
 
-// work is what was collected.
+// work has the collected changes.
 type work struct {
 	groups map[any]*group
 	order  []any

@@ -80,7 +80,7 @@ func TestAPoolTakesTheAddressOfADeadContainer(t *testing.T) {
 }
 
 // TestSetupLeavesAHolderOfItsAddress that is not its to remove, and says who it is. The
-// holder has what it had.
+// holder is unchanged.
 func TestSetupLeavesAHolderOfItsAddress(t *testing.T) {
 	want := wants()["args"]
 	for what, test := range map[string]struct {

@@ -74,7 +74,7 @@ func put(t *testing.T, q *Queue, e *Entry) *Entry {
 	return e
 }
 
-// listed returns what the queue has. Nothing in it may be damaged.
+// listed returns the entries of the queue. Nothing in it may be damaged.
 func listed(t *testing.T, q *Queue) []*Entry {
 	t.Helper()
 	all, err := q.List()

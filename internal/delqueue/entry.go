@@ -26,7 +26,7 @@ type Entry struct {
 // Moment, in its text form, at which it received the ADD: before anything waits.
 const AddedKey = "embedcni/added"
 
-// Attachment is what a daemon knows of an attachment that an entry may be for: the one of
+// Attachment describes, as far as a daemon knows, an attachment that an entry may be for: the one of
 // the same container, interface and network.
 type Attachment struct {
 	Added Moment // when its ADD began; zero if that is not known

@@ -16,7 +16,7 @@ import (
 // the others waiting.
 //
 // After one group, then after two, four and so on, it looks at the others again: they
-// may have shared what was lost, such as a bridge, or another guard may have repaired
+// may have shared the lost object, such as a bridge, or another guard may have repaired
 // them. If something else is lost meanwhile, the others are looked at together with that.
 func (r *run) repairSome(ctx context.Context, broken []string) {
 	for groups := 1; len(broken) > 0 && ctx.Err() == nil; groups *= 2 {

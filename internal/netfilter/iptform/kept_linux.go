@@ -47,7 +47,7 @@ func (k *Kept) current(ctx context.Context, x maker) *dump {
 	if err != nil || generation != last.generation {
 		return nil // an error is met again when they are read
 	}
-	d := *last // what was read is never changed
+	d := *last // a listing is never changed
 	d.maker, d.in = x, nil
 	return &d
 }
