@@ -20,7 +20,7 @@
 //	embedcni_attachments{state}                             interfaces on record
 //	embedcni_containers{verdict}                            containers by the last Health
 //	embedcni_swept_total{what}                              removed by Recover and GC
-//	embedcni_unswept{what}                                  what the last of them could not remove
+//	embedcni_unswept{what}                                  leftovers that the last of them could not remove
 //
 // No label has the name of a container, network or interface: their number has no bound.
 package metrics
@@ -145,8 +145,8 @@ func (m *Metrics) Health(r *cni.HealthReport) {
 	}
 }
 
-// Report counts what a Recover or GC has removed and made again, and notes what it has not
-// removed.
+// Report counts the objects that a Recover or GC has removed and made again, and sets the
+// number of those that it could not remove.
 func (m *Metrics) Report(r *cni.Report) {
 	repaired := 0
 	for _, parts := range r.Repaired {

@@ -165,8 +165,8 @@ func given(t *testing.T, request map[string]string) string {
 	return text
 }
 
-// TestAPrevResultOfTheCaller is what the first plugin continues from, in the version of
-// its configuration, and what the DEL of a failed ADD has.
+// TestAPrevResultOfTheCaller: the first plugin gets it in the version of its
+// configuration, and so does the DEL of a failed ADD.
 func TestAPrevResultOfTheCaller(t *testing.T) {
 	s := newStage(t)
 	r, path := s.Runtime(), s.Container("c1")
@@ -199,7 +199,7 @@ func TestAPrevResultOfTheCaller(t *testing.T) {
 }
 
 // TestRealInterfacesOfAPrevResultAreOthers: the plugins before made them, and their own
-// DEL deletes them. A link's DEL, and what is done about its failure, must not.
+// DEL deletes them. A link's DEL must not, nor the sweep after its failure.
 func TestRealInterfacesOfAPrevResultAreOthers(t *testing.T) {
 	h := newRealHost(t)
 	h.VethPair("vethhost", "peer")

@@ -127,7 +127,7 @@ func TestALaterDELReplacesAnEarlierOne(t *testing.T) {
 	if all := listed(t, q); len(all) != 2 || !reflect.DeepEqual(all[1], second) {
 		t.Errorf("got %+v", all)
 	}
-	// One that was asked for before, by a slow shim, ends less than what is there.
+	// An earlier DEL, of a slow shim, ends fewer attachments than the queued one.
 	put(t, q, del("c1", "eth0", 4))
 	anotherNS := del("c1", "eth0", 9)
 	anotherNS.NetNS.Ino++

@@ -106,8 +106,8 @@ func TestPortsThatLoseSomething(t *testing.T) {
 	}
 }
 
-// TestPortsAreForgotten when they leave their bridge, or go; and what is listed after
-// announcements were lost is not a loss.
+// TestPortsAreForgotten when they leave their bridge, or go. A difference in a list that
+// follows lost announcements is not a loss.
 func TestPortsAreForgotten(t *testing.T) {
 	vlans := []VLANs{{7, 7, true}}
 	c := settledCore(All)

@@ -36,8 +36,8 @@ func (h *host) countSaves(variant string) func() int {
 	}
 }
 
-// TestKeptRulesAreReadAgainOnceTheyChange, and not before: by a look, and by what is
-// restored after it. Legacy rules are read each time.
+// TestKeptRulesAreReadAgainOnceTheyChange, and not before: by a look, and by the
+// restoration after it. Legacy rules are read each time.
 func TestKeptRulesAreReadAgainOnceTheyChange(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
