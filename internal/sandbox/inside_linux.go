@@ -31,14 +31,30 @@ func enter(outside string) error {
 	if err := loopbackUp(); err != nil {
 		return err
 	}
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("become the parent of orphans: %w", err)
+	if err := adoptInside(); err != nil {
+		return err
 	}
 	inside, err := mountNS()
 	if err != nil {
 		return err
 	}
 	return os.Setenv(within, inside)
+}
+
+// adoptInside makes this process the parent of orphans, unless the outer one is.
+func adoptInside() error {
+	if _, outside := os.LookupEnv(orphansOutside); outside {
+		return os.Unsetenv(orphansOutside)
+	}
+	return adoptOrphans()
+}
+
+// adoptOrphans makes this process the parent of its descendants' orphans.
+func adoptOrphans() error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become the parent of orphans: %w", err)
+	}
+	return nil
 }
 
 func mountNS() (string, error) {

@@ -14,13 +14,20 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// start runs the program inside and returns its exit code.
-func start(env []string) (int, error) {
+// start runs the program inside and returns its exit code. With adopts, this
+// process waits for the program's orphans too.
+func start(env []string, adopts bool) (int, error) {
 	outside, err := netns.CurrentID()
 	if err != nil {
 		return 1, err
 	}
 	env = append(env, marker+"="+outside.String())
+	if adopts {
+		if err := adoptOrphans(); err != nil {
+			return 1, err
+		}
+		env = append(env, orphansOutside+"=1")
+	}
 
 	// The child must die with its parent. For the kernel that is the starting
 	// thread, so that thread must live as long as the process.
@@ -77,34 +84,55 @@ func refused(err error) bool {
 	return false
 }
 
-// wait waits for cmd and forwards signals to it.
+// wait waits for cmd and forwards signals to it. Meanwhile it waits for every
+// other child that ends: an orphan, if this process adopts them.
 func wait(cmd *exec.Cmd, signals <-chan os.Signal) (int, error) {
-	done := make(chan error, 1)
-	go func() { done <- cmd.Wait() }()
+	type end struct {
+		status syscall.WaitStatus
+		err    error
+	}
+	done := make(chan end, 1)
+	go func() {
+		status, err := waitFor(cmd.Process.Pid)
+		done <- end{status, err}
+	}()
 	for {
 		select {
 		case sig := <-signals:
 			// A process that has just ended needs no signal.
-			if err := cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			err := cmd.Process.Signal(sig)
+			if err != nil && !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, unix.ESRCH) {
 				return 1, fmt.Errorf("pass on %v: %w", sig, err)
 			}
-		case err := <-done:
-			return exitCode(err)
+		case ended := <-done:
+			if err := cmd.Process.Release(); err != nil {
+				return 1, err
+			}
+			if ended.err != nil {
+				return 1, fmt.Errorf("wait for the inner process: %w", ended.err)
+			}
+			return exitCode(ended.status), nil
 		}
 	}
 }
 
-func exitCode(err error) (int, error) {
-	var exit *exec.ExitError
-	switch {
-	case err == nil:
-		return 0, nil
-	case !errors.As(err, &exit):
-		return 1, err
+// waitFor waits for any child until it was pid.
+func waitFor(pid int) (syscall.WaitStatus, error) {
+	for {
+		var status syscall.WaitStatus
+		switch ended, err := syscall.Wait4(-1, &status, 0, nil); {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			return 0, err
+		case ended == pid:
+			return status, nil
+		}
 	}
-	status, ok := exit.Sys().(syscall.WaitStatus)
-	if ok && status.Signaled() {
-		return 128 + int(status.Signal()), nil
+}
+
+func exitCode(status syscall.WaitStatus) int {
+	if status.Signaled() {
+		return 128 + int(status.Signal())
 	}
-	return exit.ExitCode(), nil
+	return status.ExitStatus()
 }

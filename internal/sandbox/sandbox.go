@@ -19,7 +19,7 @@
 // loopback interface that is up and no other network, an empty tmpfs on /run
 // and on /var/lib, and private mounts. The process becomes the parent of its
 // orphans (PR_SET_CHILD_SUBREAPER), so that leftover processes are among its
-// descendants. The rest of the file system is the machine's. So is /sys, which
+// descendants, unless OrphansOutside says otherwise. The rest of the file system is the machine's. So is /sys, which
 // still shows the machine's interfaces. A home directory below /var/lib is
 // covered too.
 //
@@ -54,6 +54,10 @@ const marker = "EMBEDCNI_SANDBOX_OUTSIDE"
 // sandbox's mount namespace.
 const within = "EMBEDCNI_SANDBOX_INSIDE"
 
+// orphansOutside is the environment variable by which the inner process knows
+// that the outer one adopts its orphans. It is unset at once, like the marker.
+const orphansOutside = "EMBEDCNI_SANDBOX_ORPHANS_OUTSIDE"
+
 // Inside reports whether this process is in a sandbox, in which it or an ancestor has
 // been started by Reexec.
 func Inside() bool {
@@ -71,11 +75,19 @@ type Option func(*options)
 type options struct {
 	before  []func() ([]string, error)
 	refused func(error) int
+	adopts  bool
 }
 
 // IfRefused has Main call fn, and return its exit code, if there can be no sandbox here:
 // the error is ErrRefused or ErrNotSupported.
 func IfRefused(fn func(error) int) Option { return func(o *options) { o.refused = fn } }
+
+// OrphansOutside makes the outer process the parent of the sandbox's orphans. It
+// waits for those that end. Without it they stay zombies, because the inner
+// process cannot distinguish them from children that a goroutine of its own
+// waits for. A program that kills thousands of parents needs this: zombies slow
+// everything that reads /proc.
+func OrphansOutside() Option { return func(o *options) { o.adopts = true } }
 
 // Before calls fn outside, where the network and the user's files are, before
 // the inner process starts. The inner process gets the environment entries
@@ -110,7 +122,7 @@ func Reexec(opts ...Option) (inside bool, code int, err error) {
 		}
 		env = append(env, more...)
 	}
-	code, err = start(env)
+	code, err = start(env, o.adopts)
 	if err != nil {
 		return false, 1, fmt.Errorf("start the sandbox: %w", err)
 	}

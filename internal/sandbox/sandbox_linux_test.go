@@ -35,12 +35,16 @@ func TestMain(m *testing.M) {
 }
 
 func program(what string) int {
-	inside, code, err := sandbox.Reexec(sandbox.Before(func() ([]string, error) {
+	opts := []sandbox.Option{sandbox.Before(func() ([]string, error) {
 		if what == "unprepared" {
 			return nil, errors.New("no plugins")
 		}
 		return nil, nil
-	}))
+	})}
+	if what == "orphan" {
+		opts = append(opts, sandbox.OrphansOutside())
+	}
+	inside, code, err := sandbox.Reexec(opts...)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		return code
@@ -56,11 +60,55 @@ func program(what string) int {
 		return 42
 	case "panic":
 		panic("scripted")
+	case "orphan":
+		return orphan()
 	case "kill":
 		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 	}
 	fmt.Printf("got %v\n", <-signals)
 	return 3
+}
+
+// orphan leaves a process behind, and returns 0 when the outer process has
+// adopted it and, after its end, waited for it.
+func orphan() int {
+	cmd := exec.Command("sh", "-c", "read line </dev/fd/3 & echo $!")
+	held, hold, err := os.Pipe()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	cmd.ExtraFiles = []*os.File{held}
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	var pid, parent int
+	err = cmd.Start()
+	if err == nil {
+		_, err = fmt.Fscan(out, &pid)
+	}
+	if err == nil {
+		err = cmd.Wait()
+	}
+	stat, rerr := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err := errors.Join(err, rerr, hold.Close()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if _, err := fmt.Sscan(strings.Fields(string(stat))[3], &parent); err != nil || parent != os.Getppid() {
+		fmt.Fprintln(os.Stderr, "parent of the orphan:", parent, err)
+		return 1
+	}
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if err := unix.Kill(pid, 0); errors.Is(err, unix.ESRCH) {
+			return 0
+		}
+	}
+	fmt.Fprintln(os.Stderr, "the orphan stays")
+	return 1
 }
 
 // scripted returns the command that runs the program.
@@ -174,6 +222,7 @@ func TestExitCodeAndOutputPass(t *testing.T) {
 		"exit":       {42, ""},
 		"panic":      {2, "panic: scripted"},
 		"kill":       {128 + 9, ""},
+		"orphan":     {0, ""},
 		"unprepared": {1, "error: prepare the sandbox: no plugins"},
 	}
 	for what, want := range tests {

@@ -4,6 +4,6 @@ package sandbox
 
 func enter(string) error { return ErrNotSupported }
 
-func start([]string) (int, error) { return 1, ErrNotSupported }
+func start([]string, bool) (int, error) { return 1, ErrNotSupported }
 
 func mountNS() (string, error) { return "", ErrNotSupported }
