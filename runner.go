@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
@@ -20,7 +21,7 @@ import (
 
 // chain returns the chain of the attachment's plugins, for one verb.
 func (a *attachment) chain() *chain.Chain {
-	c := &chain.Chain{List: a.network.config, Path: a.op.pluginDirs, CacheDir: a.op.stateDir, OnResult: a.noteResult}
+	c := &chain.Chain{List: a.network.config, Path: a.pluginDirs(), CacheDir: a.op.stateDir, OnResult: a.noteResult}
 	if a.op.Container == nil {
 		return c // nothing runs
 	}
@@ -50,10 +51,19 @@ func (a *attachment) cached() chain.Cached {
 	return chain.Cached{Dir: a.op.stateDir, List: a.network.config, Attachment: &a.Attachment}
 }
 
+// pluginDirs returns the plugin directories in the order of the attachment's Setup.
+func (a *attachment) pluginDirs() []string { return ordered(a.op.pluginDirs, a.dirs) }
+
 // runner returns the runner of the attachment's plugins.
 func (a *attachment) runner() *runner.Runner {
+	shared := a.op.runnerOf(a.network)
+	if len(a.dirs) > 0 {
+		own := *shared
+		own.Dirs = a.pluginDirs()
+		shared = &own
+	}
 	r := &runner.Runner{
-		Runtime: a.op.runner, Plugins: &a.plugins, Network: a.network.config,
+		Runtime: shared, Plugins: &a.plugins, Network: a.network.config,
 		ContainerID: a.op.ID, IfName: a.IfName, Container: a.inside(), Given: a.given(), Attachment: hooks{a},
 	}
 	if a.op.Host != nil {
@@ -105,7 +115,29 @@ func (a hooks) Before(call chain.Call, kind runner.Kind) (chain.Call, bool, erro
 			return call, false, err
 		}
 	}
+	if err := a.sharesAddresses(call, kind); err != nil {
+		return call, false, invoke.NotStarted(err)
+	}
 	return a.sparing(call, kind)
+}
+
+// sharesAddresses returns an error if an executed host-local would write its reservations
+// where this process does not see them, because it has another root directory. They could
+// not be released if its DEL fails.
+func (a hooks) sharesAddresses(call chain.Call, kind runner.Kind) error {
+	if a.op.pluginRoot == "" || call.Verb != "ADD" {
+		return nil
+	}
+	ipam, _, _ := a.plugins.Get(known.HostLocal)
+	if kind != runner.Executable && runner.Kind(ipam.Kind) != runner.Executable {
+		return nil
+	}
+	for _, dir := range footprint.IPAMDirs(a.network.config) {
+		if err := a.op.pluginRoot.Shares(dir); err != nil {
+			return fmt.Errorf("data directory of %s: %w", known.HostLocal, err)
+		}
+	}
+	return nil
 }
 
 // After implements [runner.Attachment].
@@ -169,7 +201,7 @@ func (n *Network) entersContainer() bool {
 	if n.makesInterface() {
 		return true
 	}
-	p, err := n.snapshot.runner.Find(n.first())
+	p, err := n.snapshot.runnerOf(n).Find(n.first())
 	return err == nil && p.Kind == runner.BuiltIn
 }
 

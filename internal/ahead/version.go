@@ -21,7 +21,7 @@ const module = "github.com/containernetworking/plugins"
 // versions. It is safe for concurrent use. The zero Versions is ready to use.
 type Versions struct {
 	mu   sync.Mutex
-	seen map[string]seen // by type and path
+	seen map[string]seen // by root, type and path
 }
 
 type seen struct {
@@ -31,9 +31,14 @@ type seen struct {
 
 // Makes reports whether the package knows everything that the plugin of a type
 // shares between containers: the rules that [Request.Rules] returns, or nothing
-// that two calls at the same time could make twice.
-func (v *Versions) Makes(ctx context.Context, typ, path string, config []byte) bool {
-	return makes(v.of(ctx, typ, path), typ, config)
+// that two calls at the same time could make twice. The path is one in root.
+//
+// A plugin in a root of its own may use other iptables than this process finds.
+func (v *Versions) Makes(ctx context.Context, root invoke.Root, typ, path string, config []byte) bool {
+	if root != "" && (typ == known.Portmap || typ == known.Firewall) {
+		return false
+	}
+	return makes(v.of(ctx, root, typ, path), typ, config)
 }
 
 func makes(version, typ string, config []byte) bool {
@@ -77,16 +82,19 @@ func hasVLAN(config []byte) bool {
 }
 
 // of returns the version of the reference plugin at a path, without the "v".
-func (v *Versions) of(ctx context.Context, typ, path string) string {
-	file, err := os.Stat(path)
-	if err != nil {
+func (v *Versions) of(ctx context.Context, root invoke.Root, typ, path string) string {
+	var file os.FileInfo
+	if err := root.Do(func() (err error) {
+		file, err = os.Stat(path)
+		return err
+	}); err != nil {
 		return ""
 	}
-	key := typ + " " + path
+	key := string(root) + " " + typ + " " + path
 	if s, ok := v.known(key); ok && os.SameFile(s.file, file) && s.file.ModTime().Equal(file.ModTime()) && s.file.Size() == file.Size() {
 		return s.version
 	}
-	version := ask(ctx, typ, path)
+	version := ask(ctx, root, typ, path)
 	if ctx.Err() == nil {
 		v.note(key, seen{file, version})
 	}
@@ -112,8 +120,12 @@ func (v *Versions) note(key string, s seen) {
 // ask reads the version from the build information in the executable. If that
 // names a reference plugin without a version, ask runs the plugin, which prints
 // its version.
-func ask(ctx context.Context, typ, path string) string {
-	info, err := buildinfo.ReadFile(path)
+func ask(ctx context.Context, root invoke.Root, typ, path string) string {
+	var info *buildinfo.BuildInfo
+	err := root.Do(func() (err error) {
+		info, err = buildinfo.ReadFile(path)
+		return err
+	})
 	if err != nil || !strings.HasPrefix(info.Path, module+"/plugins/") || !strings.HasSuffix(info.Path, "/"+typ) {
 		return ""
 	}
@@ -129,7 +141,7 @@ func ask(ctx context.Context, typ, path string) string {
 	const enough = time.Second
 	ctx, cancel := context.WithTimeout(ctx, enough)
 	defer cancel()
-	out, err := invoke.Run(ctx, invoke.Request{Path: path}, invoke.Limits{})
+	out, err := invoke.Run(ctx, invoke.Request{Path: path, Root: root}, invoke.Limits{})
 	if err != nil {
 		return ""
 	}

@@ -85,10 +85,7 @@ func Check(pluginType, path string, allowInsecure bool) error {
 }
 
 func checkPerm(pluginType, path string, allowInsecure bool) error {
-	if allowInsecure {
-		return nil
-	}
-	if err := perm.Check(path); err != nil {
+	if err := perm.CheckUnless(allowInsecure, path); err != nil {
 		return fmt.Errorf("plugin %q: %w", pluginType, err)
 	}
 	return nil

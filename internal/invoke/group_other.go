@@ -7,10 +7,10 @@ import (
 	"syscall"
 )
 
-// processGroup returns nothing: Windows has process groups for console signals
+// attributes returns nothing: Windows has process groups for console signals
 // only, and a process can join a job object, which could end a tree, only after
-// it has started.
-func processGroup() *syscall.SysProcAttr {
+// it has started. It has no root directories either, and Root.Do fails before.
+func attributes(Root) *syscall.SysProcAttr {
 	return nil
 }
 

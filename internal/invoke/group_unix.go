@@ -8,10 +8,11 @@ import (
 	"syscall"
 )
 
-func processGroup() *syscall.SysProcAttr {
+// attributes puts a plugin into a process group of its own, with the root.
+func attributes(root Root) *syscall.SysProcAttr {
 	// No Pdeathsig: it refers to the thread that forked, not the process, and Go
 	// ends threads at any time.
-	return &syscall.SysProcAttr{Setpgid: true}
+	return &syscall.SysProcAttr{Setpgid: true, Chroot: string(root)}
 }
 
 // killGroup also kills the leader by itself, in case it moved to another group.

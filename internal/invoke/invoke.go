@@ -39,7 +39,8 @@ var (
 
 // Request is one execution of a plugin.
 type Request struct {
-	Path    string     // absolute path of the executable
+	Path    string     // absolute path of the executable, in Root
+	Root    Root       // the root directory of the process; with one, it is the working directory too
 	Env     []string   // the complete environment; nothing is added to it
 	Stdin   []byte     // a plugin need not read it
 	Inherit []*os.File // become file descriptors 3, 4, …: lock files that an orphan keeps
@@ -134,13 +135,16 @@ func Run(ctx context.Context, req Request, lim Limits) (Output, error) {
 	cmd, err := start(ctx, req, pipes, lim.BusyWait)
 	if err != nil {
 		pipes.discard()
-		return Output{}, &notStarted{fmt.Errorf("start %s: %w", req.Path, err)}
+		return Output{}, &notStarted{fmt.Errorf("start %s: %w", req.Path, req.Root.error(err))}
 	}
 	pipes.begin(req.Stdin)
 	p := &process{cmd: cmd, pipes: pipes, exited: make(chan struct{})}
 	err = p.finish(ctx, lim.KillWait)
 	return pipes.output(), err
 }
+
+// NotStarted returns an ErrNotStarted with the text of its cause.
+func NotStarted(cause error) error { return &notStarted{cause} }
 
 // notStarted is an ErrNotStarted with the text of its cause alone.
 type notStarted struct{ error }

@@ -62,7 +62,12 @@ func start(ctx context.Context, req Request, pipes *stdio, busyWait time.Duratio
 // command does not use exec.CommandContext, which kills only one process, and
 // waits for the pipes as long as any child holds them.
 func command(req Request, pipes *stdio) *exec.Cmd {
+	dir := "" // the runtime's
+	if req.Root != "" {
+		dir = "/" // after the chroot: else it would be outside of the root
+	}
 	return &exec.Cmd{
+		Dir:         dir,
 		Path:        req.Path,
 		Args:        []string{req.Path},
 		Env:         append([]string{}, req.Env...), // nil would mean the runtime's own environment
@@ -70,7 +75,7 @@ func command(req Request, pipes *stdio) *exec.Cmd {
 		Stdout:      pipes.child[1],
 		Stderr:      pipes.child[2],
 		ExtraFiles:  req.Inherit,
-		SysProcAttr: processGroup(),
+		SysProcAttr: attributes(req.Root),
 	}
 }
 

@@ -2,7 +2,10 @@
 // is about to trust: a program that runs as root, or a configuration that names one.
 package perm
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // ErrInsecure is behind every refusal of this package.
 var ErrInsecure = errors.New("insecure file")
@@ -25,4 +28,17 @@ var ErrInsecure = errors.New("insecure file")
 // describe access, nothing is refused.
 func Check(path string) error {
 	return check(path)
+}
+
+// CheckUnless is Check, unless the caller's option WithInsecureFiles is set. A refusal
+// names the option.
+func CheckUnless(allowed bool, path string) error {
+	if allowed {
+		return nil
+	}
+	err := check(path)
+	if errors.Is(err, ErrInsecure) {
+		return fmt.Errorf("%w, or allow insecure files (WithInsecureFiles)", err)
+	}
+	return err
 }

@@ -124,7 +124,7 @@ func judge(path string, mode fs.FileMode, uid, self uint32, trusted bool) error 
 	default:
 		return nil
 	}
-	return &refusal{fmt.Sprintf("%s (mode %v, owner %d) %s, or allow insecure files (WithInsecureFiles)", path, mode, uid, why)}
+	return &refusal{fmt.Sprintf("%s (mode %v, owner %d) %s", path, mode, uid, why)}
 }
 
 // refusal is an ErrInsecure that begins with the path.

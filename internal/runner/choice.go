@@ -32,17 +32,27 @@ type Choice struct {
 	Registered    map[string]plugin.Plugin
 	Prefer        []string // types whose built-in plugin takes precedence over an executable
 	PreferAll     bool
-	Without       bool     // built-in plugins attach nothing
-	Dirs          []string // of executables
-	AllowInsecure bool     // accept executables that other users can replace
+	Without       bool        // built-in plugins attach nothing
+	Root          invoke.Root // of executables
+	Dirs          []string    // of executables, in Root
+	AllowInsecure bool        // accept executables that other users can replace
 }
 
 // Same reports whether two choices run the same plugins ahead of time. Registered
 // plugins never run then, so only their types matter.
 func (c Choice) Same(other Choice) bool {
 	return slices.Equal(c.Prefer, other.Prefer) && c.PreferAll == other.PreferAll && c.Without == other.Without &&
-		slices.Equal(c.Dirs, other.Dirs) && c.AllowInsecure == other.AllowInsecure &&
+		c.Root == other.Root && slices.Equal(c.Dirs, other.Dirs) && c.AllowInsecure == other.AllowInsecure &&
 		slices.Equal(slices.Sorted(maps.Keys(c.Registered)), slices.Sorted(maps.Keys(other.Registered)))
+}
+
+// With returns the choice that also prefers the built-in plugin of a type, unless built-in
+// plugins attach nothing.
+func (c Choice) With(typ string) Choice {
+	if !c.Without {
+		c.Prefer = append(slices.Clone(c.Prefer), typ)
+	}
+	return c
 }
 
 // IsRegistered reports whether the caller has registered a plugin of the type.
@@ -81,14 +91,14 @@ func (c Choice) FindDelegate(p Provider, typ string) error {
 		_, err := c.Find(typ)
 		return err
 	}
-	_, err := invoke.Find(typ, c.Dirs, c.AllowInsecure)
+	_, err := c.Root.Find(typ, c.Dirs, c.AllowInsecure)
 	return err
 }
 
 // executable finds an executable in the plugin directories, or else returns the
 // built-in plugin.
 func (c Choice) executable(typ string, own plugin.Plugin, otherwise Provider) (Provider, error) {
-	path, err := invoke.Find(typ, c.Dirs, c.AllowInsecure)
+	path, err := c.Root.Find(typ, c.Dirs, c.AllowInsecure)
 	switch {
 	case err == nil:
 		return Provider{Kind: Executable, Path: path}, nil
@@ -117,7 +127,7 @@ func (c Choice) recorded(p record.Plugin) (Provider, error) {
 		}
 	}
 	if p.Path != "" {
-		err := invoke.Check(p.Type, p.Path, c.AllowInsecure)
+		err := c.Root.Check(p.Type, p.Path, c.AllowInsecure)
 		if !errors.Is(err, invoke.ErrNotFound) {
 			return Provider{Kind: Executable, Path: p.Path, elsewhere: !c.isDir(filepath.Dir(p.Path))}, err
 		}
@@ -142,7 +152,7 @@ func (c Choice) either(verb, typ string) ([]Provider, error) {
 	if err != nil || first.Kind == Registered || own == nil || c.Without {
 		return one(first, err)
 	}
-	path, err := invoke.Find(typ, c.Dirs, c.AllowInsecure)
+	path, err := c.Root.Find(typ, c.Dirs, c.AllowInsecure)
 	if err != nil { // then first is the built-in plugin
 		return []Provider{standIn(own)}, nil
 	}

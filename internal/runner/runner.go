@@ -179,6 +179,12 @@ func (r *Runner) StartsInKernel() bool {
 	return onlyKernel(first.Type, first.found.Kind)
 }
 
+// MakesOnlyLo reports whether the chain is the built-in plugin loopback alone.
+func (r *Runner) MakesOnlyLo() bool {
+	only, _, _ := r.Plugins.get(known.Loopback)
+	return len(r.Network.Plugins) == 1 && r.Network.Plugins[0].Network.Type == known.Loopback && only.found.Kind == BuiltIn
+}
+
 // execute runs a plugin of a chain, within its time for the verb.
 func (r *Runner) execute(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
 	call, run, err := r.Before(call, p.Kind)
@@ -225,8 +231,12 @@ func (r *Runner) start(ctx context.Context, call chain.Call, p Provider) (invoke
 		dirs := append(slices.Clone(r.Dirs), filepath.Dir(p.Path))
 		env = invoke.WithVariable(env, "CNI_PATH", strings.Join(dirs, string(filepath.ListSeparator)))
 	}
+	if err := r.sees(call); err != nil {
+		return invoke.Output{}, err
+	}
 	req := invoke.Request{
 		Path:    p.Path,
+		Root:    r.Root,
 		Env:     slices.Concat(r.Env, env, invoke.TraceEnv(ctx)),
 		Stdin:   call.Stdin,
 		Inherit: r.Inherit,

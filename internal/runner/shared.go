@@ -64,7 +64,7 @@ func (r *Runner) contended(ctx context.Context) []string {
 		typ := p.Network.Type
 		c, _, _ := r.Plugins.get(typ)
 		if kind := Kind(c.Kind); kind != BuiltIn &&
-			(kind != Executable || !r.Ahead.versions.Makes(ctx, typ, c.Path, p.Bytes)) {
+			(kind != Executable || !r.Ahead.versions.Makes(ctx, r.Root, typ, c.Path, p.Bytes)) {
 			types = append(types, typ)
 		}
 	}
@@ -91,7 +91,7 @@ func (s *sharing) startAhead(ctx context.Context) (invoke.Output, error) {
 	switch {
 	case has:
 		return s.startBeside(ctx)
-	case errors.Is(err, netfilter.ErrNotSupported) || s.Ahead.makesNone(s.plugin.Path):
+	case errors.Is(err, netfilter.ErrNotSupported) || s.Ahead.makesNone(string(s.Root)+" "+s.plugin.Path):
 		return s.start(ctx)
 	case err == nil && s.isKnown(ctx):
 		if err = s.make(ctx); err == nil {
@@ -106,7 +106,7 @@ func (s *sharing) startAhead(ctx context.Context) (invoke.Output, error) {
 
 // isKnown reports whether all rules that the executable shares are known.
 func (s *sharing) isKnown(ctx context.Context) bool {
-	return s.Ahead.versions.Makes(ctx, s.call.Plugin, s.plugin.Path, s.call.Stdin)
+	return s.Ahead.versions.Makes(ctx, s.Root, s.call.Plugin, s.plugin.Path, s.call.Stdin)
 }
 
 // make creates the missing shared rules.
@@ -185,7 +185,7 @@ func (s *sharing) startAlone(ctx context.Context) (invoke.Output, error) {
 		s.Logger.Warn("look for iptables rules that plugins have created twice", "container", s.ContainerID, "plugin", s.call.Plugin, "error", rerr)
 	}
 	if has, herr := s.firewalls.HasCommon(ctx, s.rules); err == nil && herr == nil && !has {
-		s.Ahead.noteNone(s.plugin.Path)
+		s.Ahead.noteNone(string(s.Root) + " " + s.plugin.Path)
 	}
 	return out, err
 }
