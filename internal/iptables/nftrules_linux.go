@@ -64,14 +64,24 @@ func (s NFTRule) Marks(mark uint32) bool {
 }
 
 // Masquerades reports whether the rule masquerades packets with the mark, and does
-// nothing else.
+// nothing else. Versions of iptables compare the mark with a match of its own, or since
+// 1.8.9 as nft does.
 func (s NFTRule) Masquerades(mark uint32) bool {
-	value := nft.Native32(mark)
-	if len(s.exprs) != 4 || s.exprs[0].Name != "meta" || !bytes.Equal(s.exprs[1].Mask(), value) {
+	if len(s.exprs) == 0 {
 		return false
 	}
-	target, _ := s.exprs[3].Extension()
-	return s.exprs[2].String() == nft.Exprs(nil).Equal(value).String() && target == "MASQUERADE"
+	if target, _ := s.exprs[len(s.exprs)-1].Extension(); target != "MASQUERADE" {
+		return false
+	}
+	value := nft.Native32(mark)
+	if len(s.exprs) == 2 {
+		name, info := s.exprs[0].Extension()
+		// struct xt_mark_mtinfo1: mark, mask, invert
+		return name == "mark" && s.exprs[0].Revision() == 1 && len(info) > 8 &&
+			bytes.Equal(info[:4], value) && bytes.Equal(info[4:8], value) && info[8] == 0
+	}
+	return len(s.exprs) == 4 && s.exprs[0].Name == "meta" && bytes.Equal(s.exprs[1].Mask(), value) &&
+		s.exprs[2].String() == nft.Exprs(nil).Equal(value).String()
 }
 
 // Ends reports whether a rule has the verdict DROP or RETURN.

@@ -11,20 +11,39 @@ import (
 // Script holds commands for iptables-restore, grouped by table.
 type Script []scriptLine
 
-type scriptLine struct{ table, text string }
+type scriptLine struct {
+	table, text string
+	words       []string // nil if only the text is known
+}
 
 // Add adds a command for a table.
 func (s *Script) Add(table string, words ...string) error {
-	return s.AddText(table, JoinWords(words))
+	return s.add(scriptLine{table, JoinWords(words), words})
 }
 
 // AddText adds a command for a table, in the text that iptables-restore reads.
 func (s *Script) AddText(table, text string) error {
-	if strings.Contains(text, "\n") {
-		return fmt.Errorf("table %s: %q: %w", table, text, ErrLineFeed)
+	return s.add(scriptLine{table: table, text: text})
+}
+
+func (s *Script) add(l scriptLine) error {
+	if strings.Contains(l.text, "\n") {
+		return fmt.Errorf("table %s: %q: %w", l.table, l.text, ErrLineFeed)
 	}
-	*s = append(*s, scriptLine{table, text})
+	*s = append(*s, l)
 	return nil
+}
+
+// Words calls each with the commands in order: the verb, the chain and the rest. It
+// returns false, and calls nothing, if only the text of a command is known.
+func (s Script) Words(each func(table, verb, chain string, rest []string)) bool {
+	if slices.ContainsFunc(s, func(l scriptLine) bool { return len(l.words) < 2 }) {
+		return false
+	}
+	for _, l := range s {
+		each(l.table, l.words[0], l.words[1], l.words[2:])
+	}
+	return true
 }
 
 // Render returns the text for iptables-restore, with a transaction for each

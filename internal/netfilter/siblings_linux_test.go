@@ -98,6 +98,24 @@ func TestFault_F32_TheSweepLeavesASiblingsRules(t *testing.T) {
 		must(t, err)
 		must(t, plan.Apply(t.Context()))
 		wantLines(t, "after the sweep", h.filters(), before)
+		// Rules that cannot be computed are found by their addresses.
+		must(t, fw.Add(t.Context(), fwrules.IPTables, eth1))
+		target.Own = fwrules.Rules{}
+		plan, err = Find(t.Context(), fw, target)
+		must(t, err)
+		must(t, plan.Apply(t.Context()))
+		for _, line := range h.filters() {
+			for _, a := range target.Addresses {
+				if strings.Contains(line, a.String()+"/") {
+					t.Errorf("after the sweep of unknown rules: %s", line)
+				}
+			}
+		}
+		target.Own = eth1
+		plan, err = Find(t.Context(), fw, target)
+		must(t, err)
+		must(t, plan.Apply(t.Context()))
+		wantLines(t, "after another sweep", h.filters(), before)
 		// Of a sibling of which nothing is known all stays that is not surely another's.
 		must(t, fw.Add(t.Context(), fwrules.IPTables, eth1))
 		target.Siblings, target.Kept, target.KeptUnknown = nil, fwrules.Rules{}, true

@@ -21,6 +21,9 @@ var (
 	// ErrStop ends [Conn.Rules] early, without an error.
 	ErrStop = errors.New("stop listing rules")
 
+	// ErrUncertain means that a transaction was sent and its outcome is unknown.
+	ErrUncertain = errors.New("the packet filter may have changed or not")
+
 	errNoAnswer = errors.New("the kernel has not answered")
 )
 
@@ -76,7 +79,8 @@ func (c *Conn) Close() error { return unix.Close(c.fd) }
 
 // Transact applies all of the messages, or none. With a generation it does so
 // only if the rules of the namespace are still of that one; else the error is
-// ErrChanged. If the kernel refuses a message, the error is an [*Error].
+// ErrChanged. If the kernel refuses a message, the error is an [*Error]; if its answer
+// is lost, ErrUncertain.
 func (c *Conn) Transact(msgs []Message, generation *uint32) error {
 	begin := []byte(nil)
 	if generation != nil {
@@ -126,9 +130,9 @@ func (c *Conn) outcome(first uint32, msgs []Message) error {
 	})
 	switch {
 	case err != nil && !errors.Is(err, errNoAnswer):
-		return err
+		return fmt.Errorf("%w: %w", ErrUncertain, err)
 	case !answered:
-		return fmt.Errorf("a transaction of %d messages: %w", len(msgs), errNoAnswer)
+		return fmt.Errorf("%w: a transaction of %d messages: %w", ErrUncertain, len(msgs), errNoAnswer)
 	case refused == nil:
 		return nil
 	case refused.Errno == unix.ERESTART:

@@ -105,6 +105,15 @@ func NewChain(t Table, name string, h *Hook, comment string) Message {
 	return Message{unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family, b, text("chain " + t.String() + " " + name)}
 }
 
+// DeleteEmptyChain deletes the chain. The kernel refuses with EBUSY if the chain has
+// a rule, or a rule jumps to it: since Linux 4.18; an older one deletes the chain's
+// rules with it.
+func DeleteEmptyChain(t Table, name string) Message {
+	m := Object{Table: t, Chain: name}.Deletion()
+	m.flags |= unix.NLM_F_NONREC
+	return m
+}
+
 func getChain(t Table, name string) Message {
 	b := inChain(t, name, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
 	return Message{unix.NFT_MSG_GETCHAIN, 0, t.Family, b, text("chain " + t.String() + " " + name)}
@@ -150,7 +159,8 @@ func (o Object) String() string {
 	return fmt.Sprintf("delete rule %v %s handle %d # %q", o.Table, o.Chain, o.Handle, o.Comment)
 }
 
-func (o Object) deletion() Message {
+// Deletion deletes the object.
+func (o Object) Deletion() Message {
 	if o.Handle == 0 {
 		b := inChain(o.Table, o.Chain, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
 		return Message{unix.NFT_MSG_DELCHAIN, 0, o.Table.Family, b, o}
@@ -164,7 +174,7 @@ func (o Object) deletion() Message {
 func (c *Conn) Delete(generation uint32, objects []Object) error {
 	msgs := make([]Message, len(objects))
 	for i, o := range objects {
-		msgs[i] = o.deletion()
+		msgs[i] = o.Deletion()
 	}
 	return c.Transact(msgs, &generation)
 }

@@ -12,6 +12,7 @@
 // Begin with desiredOf, which computes the chains and rules of one family in the order
 // in which the plugins make them. A maker adds them: it looks at the existing chains
 // and rules (facts), over netlink where the kernel can be asked, and makes the missing
-// ones in one transaction of iptables-restore. A footprint describes the rules that
+// ones in one transaction: by messages to the kernel in the nf_tables variant, else, or
+// where only the tool knows the form of a rule, by iptables-restore. A footprint describes the rules that
 // belong to an attachment, for DEL and for the sweep.
 package iptform

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/iptables/nftrules"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
@@ -75,7 +76,7 @@ func (x maker) findDuplicates(c *nft.Conn, w desired) (twice []nft.Object, err e
 			}) {
 				return nil
 			}
-			if text := rule.Exprs.String(); seen[text] {
+			if text := nftrules.Text(table.Family, rule.Exprs); seen[text] {
 				twice = append(twice, nftRule.Object(table))
 			} else {
 				seen[text] = true

@@ -125,8 +125,8 @@ func (f facts) same(g facts) bool {
 	return true
 }
 
-// ask asks the tool for the rules that are in doubt: for all at once, and after each
-// missing rule for the rules behind it.
+// ask asks the kernel for the rules that are in doubt, and then the tool for those that
+// still are: for all at once, and after each missing rule for the rules behind it.
 func (x maker) ask(ctx context.Context, w desired, f facts) (map[string]state, error) {
 	states := make(map[string]state)
 	var doubt []desiredRule
@@ -136,6 +136,10 @@ func (x maker) ask(ctx context.Context, w desired, f facts) (map[string]state, e
 		if s == unknown {
 			doubt = append(doubt, r)
 		}
+	}
+	doubt, err := x.askKernel(ctx, doubt, states)
+	if err != nil {
+		return nil, err
 	}
 	for len(doubt) > 0 {
 		missing, err := x.firstMissing(ctx, doubt)
@@ -188,7 +192,7 @@ func (x maker) make(ctx context.Context, w desired, f facts, state func(desiredR
 	if err := x.isolateFirst(ctx, w, state, &s); err != nil {
 		return err
 	}
-	if err := s.Run(ctx, x.Tool); err != nil {
+	if err := x.run(ctx, s); err != nil {
 		return fmt.Errorf("%s: add the rules: %w", x.Name(), err)
 	}
 	return nil
@@ -265,7 +269,7 @@ func (x maker) undo(ctx context.Context, w, mine desired) error {
 			}
 		}
 	}
-	if err := s.Run(ctx, x.Tool); err != nil {
+	if err := x.run(ctx, s); err != nil {
 		return fmt.Errorf("%s: delete the rules that were added: %w", x.Name(), err)
 	}
 	return nil

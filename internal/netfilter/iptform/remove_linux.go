@@ -101,39 +101,45 @@ func inOrder(objects []nft.Object) []nft.Object {
 // these are all of them, and certainly f's.
 func (f *footprint) find(k *nft.Conn) (objects []nft.Object, sure bool, err error) {
 	for _, family := range []uint8{nft.FamilyIPv4, nft.FamilyIPv6} {
-		chains := f.chains()
-		asked := make([]nft.Chain, len(chains))
-		for i, c := range chains {
-			asked[i] = nft.Chain{Table: tableNAT, Name: c.Name}
-		}
-		_, exist, err := k.Exist(family, asked...)
-		if err != nil {
-			return nil, false, err
-		}
-		d := f.divide(family == nft.FamilyIPv6)
-		for i, c := range chains {
-			if !exist[i] {
-				continue
-			}
-			if d.unknown || d.keeps(c.Name) {
-				if d.own.empty() && !d.unknown {
-					continue // all of it is a sibling's
-				}
-				return nil, false, nil
-			}
-			found, sure, err := f.findOwn(k, family, c)
-			if err != nil || !sure {
-				return nil, false, err
-			}
-			objects = append(objects, found...)
-		}
-		found, sure, err := f.findForward(k, nft.Table{Family: family, Name: tableFilter})
+		found, sure, err := f.findIn(k, family)
 		if err != nil || !sure {
 			return nil, false, err
 		}
 		objects = append(objects, found...)
 	}
 	return objects, true, nil
+}
+
+// findIn is find for one family.
+func (f *footprint) findIn(k *nft.Conn, family uint8) (objects []nft.Object, sure bool, err error) {
+	chains := f.chains()
+	asked := make([]nft.Chain, len(chains))
+	for i, c := range chains {
+		asked[i] = nft.Chain{Table: tableNAT, Name: c.Name}
+	}
+	_, exist, err := k.Exist(family, asked...)
+	if err != nil {
+		return nil, false, err
+	}
+	d := f.divide(family == nft.FamilyIPv6)
+	for i, c := range chains {
+		if !exist[i] {
+			continue
+		}
+		if d.unknown || d.keeps(c.Name) {
+			if d.own.empty() && !d.unknown {
+				continue // all of it is a sibling's
+			}
+			return nil, false, nil
+		}
+		found, sure, err := f.findOwn(k, family, c)
+		if err != nil || !sure {
+			return nil, false, err
+		}
+		objects = append(objects, found...)
+	}
+	found, sure, err := f.findForward(k, nft.Table{Family: family, Name: tableFilter})
+	return append(objects, found...), sure, err
 }
 
 // findOwn returns a chain of the container's own and the jumps to it.

@@ -159,7 +159,7 @@ func (r *restorer) run(ctx context.Context, scripts []iptables.Script) error {
 	var together iptables.Script
 	for _, s := range scripts {
 		if len(together) > 0 && len(together)+len(s) > iptables.MostLines {
-			if err := together.Run(ctx, r.Tool); err != nil {
+			if err := r.maker.run(ctx, together); err != nil {
 				return err
 			}
 			together = nil
@@ -169,5 +169,5 @@ func (r *restorer) run(ctx context.Context, scripts []iptables.Script) error {
 	if len(together) == 0 {
 		return nil
 	}
-	return together.Run(ctx, r.Tool)
+	return r.maker.run(ctx, together)
 }
