@@ -14,6 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
@@ -40,16 +41,37 @@ func (op *operation) write(ctx context.Context) error {
 		rec.Attachments = append(rec.Attachments, n)
 	}
 	op.enter(op.attachments)
-	// A plugin may start before the record is durable if a power cut undoes its work. A
-	// pool's container is durably on record under its own ID until this record is.
-	early := !op.OutlivesPowerCut() && (op.MadeAs != "" || !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !a.runner().StartsInKernel() }))
-	if err := op.beginRecord(ctx, rec, early); err != nil {
+	if err := op.beginRecord(ctx, rec, op.survival()); err != nil {
 		return err
 	}
 	if err := op.Pin(); err != nil {
 		return join(err, leftover(op.ID, op.forget(op.attachments)))
 	}
 	return nil
+}
+
+// survival returns when the record must survive a power cut. A plugin may start before
+// it does, if a power cut undoes the plugin's work. A pool's container is durably on
+// record under its own ID until this record is.
+//
+// A power cut leaves nothing of lo. A torn record of it alone may leave a file in libcni's
+// cache, which Recover finds by the record's name; see deleteIllegible. A pool's container
+// is in the cache under another ID.
+func (op *operation) survival() container.Survival {
+	all := func(is func(a *attachment) bool) bool {
+		return !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !is(a) })
+	}
+	switch {
+	case op.OutlivesPowerCut():
+		return container.AtOnce
+	case op.MadeAs != "":
+		return container.Soon
+	case !op.Warm && all(func(a *attachment) bool { return len(a.metadata) == 0 && a.runner().MakesOnlyLo() }):
+		return container.Never
+	case all(func(a *attachment) bool { return a.runner().StartsInKernel() }):
+		return container.Soon
+	}
+	return container.AtOnce
 }
 
 // newEntry returns all parameters of the attachment's plugins for the record, and the
@@ -61,7 +83,7 @@ func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
 	}
 	var err error
 	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.All()
-	n.OwnConfig, n.PrevResult = a.ownConfig, json.RawMessage(a.prev)
+	n.OwnConfig, n.PrevResult, n.PluginDirs = a.ownConfig, json.RawMessage(a.prev), a.dirs
 	if n.Config, err = conflist.Whole(a.network.config); err != nil {
 		return n, err
 	}
@@ -183,7 +205,7 @@ func (op *operation) fromEntry(n *record.Attachment) (*attachment, error) {
 	}
 	a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
 	a.state, a.partial = n.State, chain.Partial(n.Result)
-	a.ownConfig, a.prev = n.OwnConfig, chain.Partial(n.PrevResult)
+	a.ownConfig, a.prev, a.dirs = n.OwnConfig, chain.Partial(n.PrevResult), n.PluginDirs
 	a.facts.Reset(n.Facts)
 	a.plugins.Reset(n.Plugins, n.NeverRan)
 	a.RuntimeConf = libcni.RuntimeConf{

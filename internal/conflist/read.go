@@ -233,10 +233,8 @@ func (r Reader) read(path string) ([]byte, error) {
 	if !fi.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: not a regular file but %s", ErrRead, fi.Mode().Type())
 	}
-	if !r.AllowInsecure {
-		if err := perm.Check(path); err != nil {
-			return nil, err
-		}
+	if err := perm.CheckUnless(r.AllowInsecure, path); err != nil {
+		return nil, err
 	}
 	data, err := plainfile.ReadUpTo(path, maxFile)
 	if errors.Is(err, plainfile.ErrTooLong) {

@@ -46,12 +46,26 @@ func described(id, path string) string {
 	return id + " (" + path + ")"
 }
 
-// Begin puts a record on the disk before the first plugin runs. If early, it does not
-// wait until the record survives a power cut; see Pending.
-func (r *Recorded) Begin(rec *record.Record, early bool) (err error) {
-	if early {
+// Survival is when a record survives a power cut.
+type Survival int
+
+const (
+	// AtOnce: before the first plugin runs.
+	AtOnce Survival = iota
+	// Soon: the first plugins make nothing that survives one; see [Recorded.Pending].
+	Soon
+	// Never: no plugin makes anything that survives one.
+	Never
+)
+
+// Begin writes a record before the first plugin runs.
+func (r *Recorded) Begin(rec *record.Record, survives Survival) (err error) {
+	switch survives {
+	case Soon:
 		r.pending, err = r.records.BeginSoon(rec)
-	} else {
+	case Never:
+		r.pending, err = nil, r.records.BeginVolatile(rec)
+	default:
 		err = r.records.Begin(rec)
 	}
 	if err == nil {

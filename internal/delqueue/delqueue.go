@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/embedcni/cni/internal/plainfile"
 )
@@ -50,6 +51,7 @@ const (
 	entryExt   = ".del"
 	newExt     = ".new"     // being written
 	damagedExt = ".damaged" // set aside
+	refusedExt = ".refused" // set aside by Failed
 )
 
 // Queue is a directory of entries. Processes may use it at the same time.
@@ -95,7 +97,7 @@ func (q *Queue) put(e *Entry) error {
 		return err
 	}
 	e.file = e.key() + "." + hex.EncodeToString(random[:]) + entryExt
-	if err := q.write(e.file, data); err != nil {
+	if err := q.add(e.file, data); err != nil {
 		return err
 	}
 	for _, file := range covered {
@@ -156,7 +158,18 @@ func (q *Queue) room(e *Entry, size int64) (covered []string, err error) {
 	return covered, nil
 }
 
-// write puts a file in place that is complete and on the disk. While it writes, it holds a
+// add writes a new file, or leaves none.
+func (q *Queue) add(file string, data []byte) error {
+	if err := q.write(file, data); err != nil {
+		return err
+	}
+	if err := errors.Join(q.before("sync directory"), syncDir(q.dir)); err != nil {
+		return errors.Join(err, q.remove(file))
+	}
+	return nil
+}
+
+// write puts a file in place whose content is on the disk, and whose name need not be yet. While it writes, it holds a
 // lock on the new file, so that List does not take it for one that a dead process left.
 func (q *Queue) write(file string, data []byte) (err error) {
 	tmp := filepath.Join(q.dir, file+newExt)
@@ -183,12 +196,8 @@ func (q *Queue) write(file string, data []byte) (err error) {
 	if err != nil {
 		return errors.Join(err, ignore(os.Remove(tmp), fs.ErrNotExist))
 	}
-	path := filepath.Join(q.dir, file)
-	if err := os.Rename(tmp, path); err != nil {
+	if err := os.Rename(tmp, filepath.Join(q.dir, file)); err != nil {
 		return errors.Join(err, ignore(os.Remove(tmp), fs.ErrNotExist))
-	}
-	if err := errors.Join(q.before("sync directory"), syncDir(q.dir)); err != nil {
-		return errors.Join(err, ignore(os.Remove(path), fs.ErrNotExist))
 	}
 	return nil
 }
@@ -204,6 +213,39 @@ func (q *Queue) Remove(e *Entry) error {
 
 func (q *Queue) remove(file string) error {
 	return ignore(os.Remove(filepath.Join(q.dir, file)), fs.ErrNotExist)
+}
+
+// An entry is set aside when it has failed maxTries times, in at least patience of one boot: one that
+// is refused for good ends there, and one that a fault of some hours keeps does not.
+const (
+	maxTries = 10
+	patience = 24 * time.Hour
+)
+
+// Failed notes that an entry, which List has returned, was tried and has failed. After the
+// last try it is set aside under another name, and aside is true. If Failed fails, the
+// entry is in the queue as before.
+func (q *Queue) Failed(e *Entry, now Moment) (aside bool, err error) {
+	noted := *e
+	if noted.Tries++; noted.FirstTry.Boot != now.Boot { // the first, or the first of this boot
+		noted.FirstTry = now
+	}
+	long := now.Nanos-noted.FirstTry.Nanos >= int64(patience)
+	if noted.Tries >= maxTries && long {
+		path := filepath.Join(q.dir, e.file)
+		if err := os.Rename(path, strings.TrimSuffix(path, entryExt)+refusedExt); err != nil {
+			return false, fmt.Errorf("set a DEL of the queue aside: %w", err)
+		}
+		return true, nil
+	}
+	data, err := encode(&noted)
+	if err == nil {
+		err = q.write(e.file, data)
+	}
+	if err != nil {
+		return false, fmt.Errorf("note a failed DEL in the queue: %w", err)
+	}
+	return false, nil
 }
 
 // List returns the entries in the order in which they were asked for, those of earlier

@@ -467,3 +467,31 @@ func TestBoottimeOffset(t *testing.T) {
 		}
 	}
 }
+
+// TestAFailedNoteLosesNothing: the entry is in the queue as before, and nothing else is.
+func TestAFailedNoteLosesNothing(t *testing.T) {
+	fault := errors.New("fault")
+	for _, step := range []string{"write", "sync", "rename"} {
+		q := Open(t.TempDir())
+		expect.NoError(t, os.Chmod(q.dir, 0o700))
+		e := put(t, q, del("c1", "eth0", 10))
+		q.before = func(now string) error {
+			if now == step {
+				return fault
+			}
+			return nil
+		}
+		aside, err := q.Failed(e, Moment{thisBoot, 20})
+		expect.Is(t, err, fault)
+		q.before = func(string) error { return nil }
+		all := listed(t, q)
+		if aside || len(all) != 1 || all[0].Tries != 0 || len(files(t, q.dir)) != 1 {
+			t.Errorf("%s: set aside: %v; left: %+v, files %v", step, aside, all, files(t, q.dir))
+		}
+		_, err = q.Failed(all[0], Moment{thisBoot, 20})
+		expect.NoError(t, err)
+		if all = listed(t, q); len(all) != 1 || all[0].Tries != 1 || all[0].FirstTry != (Moment{thisBoot, 20}) {
+			t.Errorf("%s: noted %+v", step, all)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
 )
 
 // The numbers of rounds. The defaults are for everyday runs.
@@ -39,5 +40,5 @@ func TestMain(m *testing.M) {
 	if isRuntime() {
 		runtimeMain()
 	}
-	os.Exit(refplugins.Main(m))
+	os.Exit(refplugins.Main(m, sandbox.OrphansOutside()))
 }

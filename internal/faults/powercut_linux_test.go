@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,30 +30,32 @@ import (
 // or at one of its own choice.
 func (b *board) powerCut(t *testing.T) {
 	for i, v := range []struct {
-		what string
-		home func(h *host) (path string, opts []cni.NamespaceOpts)
-		cuts int // at each step; 0: all
+		what   string
+		record func(h *host, home func(*host) (string, []cni.NamespaceOpts)) []string
+		home   func(h *host) (path string, opts []cni.NamespaceOpts)
+		cuts   int // at each step; 0: all
+		steps  int
 	}{
-		{"power cut after each step", func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil }, *cutsPerStep},
-		{"the same, in a namespace that ADD makes", func(h *host) (string, []cni.NamespaceOpts) {
+		{"power cut after each step", (*host).record, func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil }, *cutsPerStep, 19},
+		{"the same, in a namespace that ADD makes", (*host).record, func(h *host) (string, []cni.NamespaceOpts) {
 			return h.path("homes", "m12"), []cni.NamespaceOpts{cni.WithNewNetNS()}
-		}, *cutsPerStep / 2},
-		{"the same, at a path that ADD chooses", func(h *host) (string, []cni.NamespaceOpts) {
+		}, *cutsPerStep / 2, 19},
+		{"the same, at a path that ADD chooses", (*host).record, func(h *host) (string, []cni.NamespaceOpts) {
 			return "", []cni.NamespaceOpts{cni.WithNewNetNS()}
-		}, *cutsPerStep / 2},
+		}, *cutsPerStep / 2, 19},
+		{"the same, of lo alone", (*host).recordLo, func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil }, 3 * *cutsPerStep, 5},
 	} {
 		t.Run(v.what, func(t *testing.T) {
 			h := newHost(t)
-			recovered, tried, steps := h.cutAll(t, v.home, v.cuts, b.random(12<<32+uint64(i)))
+			recovered, tried, steps := h.cutAll(t, v.record(h, v.home), v.cuts, b.random(12<<32+uint64(i)))
 			b.figure(t, "M12", v.what, fmt.Sprintf("%d of %d states of %d steps recovered", recovered, tried, steps),
-				"every one", recovered == tried && steps == 19)
+				"every one", recovered == tried && steps == v.steps)
 		})
 	}
 }
 
 // cutAll tries that many cuts at each step, and counts those after which nothing is left.
-func (h *host) cutAll(t *testing.T, home func(*host) (string, []cni.NamespaceOpts), most int, random *rand.Rand) (recovered, tried, all int) {
-	steps := h.record(home)
+func (h *host) cutAll(t *testing.T, steps []string, most int, random *rand.Rand) (recovered, tried, all int) {
 	bootID := fakeBoot(t)
 	h.enter("rebooted") // no interface, no rule
 	set := h.settings(1)
@@ -108,9 +111,9 @@ func leftOf(before, after audit.Lines) audit.Lines {
 
 // record attaches and detaches a container, and saves a copy of the directories
 // at each step. It returns the copies' paths in order.
-func (h *host) record(home func(*host) (string, []cni.NamespaceOpts)) (steps []string) {
+func (h *host) record(home func(*host) (string, []cni.NamespaceOpts)) []string {
 	h.t.Helper()
-	dirs := []string{h.path("state"), h.path("ipam"), h.path("homes")}
+	dirs := h.durable()
 	for _, dir := range dirs {
 		expect.NoError(h.t, os.MkdirAll(dir, 0o755))
 	}
@@ -118,22 +121,57 @@ func (h *host) record(home func(*host) (string, []cni.NamespaceOpts)) (steps []s
 	h.spoilAll(fault{CopyTo: copies, Copy: dirs}, append(chain(), "host-local")...)
 	r := h.runtime(h.settings(1))
 	path, opts := home(h)
-	snapshot := func(name string) {
-		for _, dir := range dirs {
-			expect.NoError(h.t, copyDir(dir, filepath.Join(copies, name, filepath.Base(dir))))
-		}
-	}
-	snapshot("00 nothing")
+	h.snapshot("00 nothing")
 	_, err := r.Setup(context.Background(), "m12", path, append(opts, ports(10000)...)...)
 	expect.NoError(h.t, err)
-	snapshot("09 attached")
+	h.snapshot("09 attached")
 	h.saveHomes()
 	expect.NoError(h.t, r.Remove(context.Background(), "m12", path))
-	snapshot("18 removed")
-	entries, err := os.ReadDir(copies)
+	h.snapshot("18 removed")
+	return h.snapshots()
+}
+
+// recordLo is record for a container with lo alone, whose record is not synced.
+func (h *host) recordLo(home func(*host) (string, []cni.NamespaceOpts)) []string {
+	h.t.Helper()
+	for _, dir := range h.durable() {
+		expect.NoError(h.t, os.MkdirAll(dir, 0o755))
+	}
+	s := h.settings(0)
+	r, err := cni.New(cni.WithStateDir(s.StateDir), cni.WithOwner("faults"), cni.WithHostNetNS(s.HostNetNS), cni.WithLoNetwork,
+		cni.WithObserver(func(_ context.Context, e cni.Event) {
+			h.snapshot(map[string]string{"ADD": "01 ADD", "DEL": "03 DEL"}[e.Operation])
+		}))
+	expect.NoError(h.t, err)
+	path, opts := home(h)
+	h.snapshot("00 nothing")
+	_, err = r.Setup(context.Background(), "m12", path, opts...)
+	expect.NoError(h.t, err)
+	h.snapshot("02 attached")
+	h.saveHomes()
+	expect.NoError(h.t, r.Remove(context.Background(), "m12", path))
+	h.snapshot("04 removed")
+	return h.snapshots()
+}
+
+// durable returns the directories that outlive a power cut.
+func (h *host) durable() []string { return []string{h.path("state"), h.path("ipam"), h.path("homes")} }
+
+// snapshot saves a copy of the durable directories.
+func (h *host) snapshot(name string) {
+	h.t.Helper()
+	for _, dir := range h.durable() {
+		expect.NoError(h.t, copyDir(dir, h.path("steps", name, filepath.Base(dir))))
+	}
+}
+
+// snapshots returns the paths of the copies in order.
+func (h *host) snapshots() (steps []string) {
+	h.t.Helper()
+	entries, err := os.ReadDir(h.path("steps"))
 	expect.NoError(h.t, err)
 	for _, e := range entries {
-		steps = append(steps, filepath.Join(copies, e.Name()))
+		steps = append(steps, h.path("steps", e.Name()))
 	}
 	return steps
 }
@@ -222,8 +260,9 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		add("the cache is torn", func() error { return os.Truncate(cached, 100) })
 	}
 	// While anything is held there is a record: it was synced before, and is
-	// deleted later.
-	held := find("state/results/*")
+	// deleted later. One of lo alone is not synced, and lo's cached result is there after it.
+	lo := find("state/results/cni-loopback-*")
+	held := slices.DeleteFunc(find("state/results/*"), func(file string) bool { return slices.Contains(lo, file) })
 	for _, address := range find("ipam/net0/10.*") {
 		held = append(held, address)
 		add("the address is nobody's", func() error { return os.Truncate(address, 0) })
@@ -260,7 +299,7 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		add("the file of the namespace was not made yet, or is gone", func() error { return os.Remove(home) })
 	}
 	for _, file := range find(records + "*.json") {
-		h.fileCuts(file, h.fileOf(step, file), len(held) == 0, random, add)
+		h.fileCuts(file, h.fileOf(step, file), len(held) == 0, lo, random, add)
 	}
 	return all
 }
@@ -274,7 +313,7 @@ func halves(data []byte) (base, log []byte) {
 
 // fileCuts returns the cuts of a record's file: during the writing of the base,
 // and during the record's deletion, when nothing else is held.
-func (h *host) fileCuts(file string, data []byte, free bool, random *rand.Rand, add func(string, func() error)) {
+func (h *host) fileCuts(file string, data []byte, free bool, lo []string, random *rand.Rand, add func(string, func() error)) {
 	base, _ := halves(data)
 	pin := filepath.Join(filepath.Dir(file), "netns", strings.TrimSuffix(filepath.Base(file), ".json"))
 	spare := filepath.Join(filepath.Dir(file), "spare.0")
@@ -282,13 +321,34 @@ func (h *host) fileCuts(file string, data []byte, free bool, random *rand.Rand, 
 	unmade := func() error {
 		return errors.Join(unlessMissing(os.Remove(pin)), unlessMissing(os.Remove(h.path("homes", "m12"))))
 	}
+	// As long as the record is not in place, or after it is gone, nothing is cached.
+	gone := func(err error) error {
+		for _, cached := range lo {
+			err = errors.Join(err, os.Remove(cached))
+		}
+		return err
+	}
+	for _, cached := range lo {
+		for _, n := range []int{0, random.IntN(len(base)), len(base) - 1} {
+			add(fmt.Sprintf("the base is there with %d bytes, and the cache", n), func() error { return os.Truncate(file, int64(n)) })
+			add(fmt.Sprintf("the base is there with %d bytes, and the cache is empty", n), func() error {
+				return errors.Join(os.Truncate(file, int64(n)), os.Truncate(cached, 0))
+			})
+			add(fmt.Sprintf("the base is there with %d bytes, and the cache is torn", n), func() error {
+				return errors.Join(os.Truncate(file, int64(n)), os.Truncate(cached, 100))
+			})
+		}
+		add("the record and the cache are zeros", func() error {
+			return errors.Join(os.WriteFile(file, make([]byte, len(data)), 0o600), os.WriteFile(cached, make([]byte, 300), 0o600))
+		})
+	}
 	for _, n := range []int{0, random.IntN(len(base)), len(base)} {
 		add(fmt.Sprintf("another base of %d bytes was begun", n), func() error { return os.WriteFile(file+".new", base[:n], 0o600) })
 		if !free {
 			continue
 		}
 		add(fmt.Sprintf("the base was begun, %d bytes", n), func() error {
-			return errors.Join(os.Remove(file), unmade(), os.WriteFile(file+".new", base[:n], 0o600))
+			return gone(errors.Join(os.Remove(file), unmade(), os.WriteFile(file+".new", base[:n], 0o600)))
 		})
 		// A first record is in place before it is synced, while nothing durable
 		// is attached.
@@ -298,15 +358,15 @@ func (h *host) fileCuts(file string, data []byte, free bool, random *rand.Rand, 
 		// An earlier version reused the file, and its old name has come back.
 		next := h.nextBase(base)
 		add(fmt.Sprintf("the base is another's from byte %d", n), func() error {
-			return errors.Join(unmade(), os.WriteFile(file, append(bytes.Clone(next[:min(n, len(next))]), data[min(n, len(data)):]...), 0o600))
+			return gone(errors.Join(unmade(), os.WriteFile(file, append(bytes.Clone(next[:min(n, len(next))]), data[min(n, len(data)):]...), 0o600)))
 		})
 	}
 	add("the pin was not made yet, or is gone already", func() error { return unlessMissing(os.Remove(pin)) })
 	if free {
 		add("only the pin is left", func() error {
-			return errors.Join(os.Remove(file), unlessMissing(os.Remove(h.path("homes", "m12"))))
+			return gone(errors.Join(os.Remove(file), unlessMissing(os.Remove(h.path("homes", "m12")))))
 		})
-		add("an earlier version kept the record's file", func() error { return errors.Join(os.Rename(file, spare), unmade()) })
+		add("an earlier version kept the record's file", func() error { return gone(errors.Join(os.Rename(file, spare), unmade())) })
 	}
 }
 

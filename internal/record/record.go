@@ -146,6 +146,8 @@ type Attachment struct {
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
 	ConfigArgs   map[string]json.RawMessage `json:"configArgs,omitempty"`
 	Metadata     map[string]string          `json:"metadata,omitempty"` // of the caller's
+	// PluginDirs are the plugin directories that the call wanted to come first.
+	PluginDirs []string `json:"pluginDirs,omitempty"`
 	// OwnConfig means that Config was given with the call, rather than loaded.
 	OwnConfig bool `json:"ownConfig,omitempty"`
 	// PrevResult was given with the call to the first plugin. Its interfaces are not the

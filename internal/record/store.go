@@ -94,6 +94,26 @@ func (s *Store) BeginSoon(r *Record) (*Pending, error) {
 	return &Pending{done, failed}, nil
 }
 
+// BeginVolatile is Begin for a record of which a power cut undoes everything: it is not
+// synced. A power cut leaves it whole, torn or not at all. All processes see the record
+// when it returns.
+//
+// A record that replaces another is durable all the same: the other may be, and must not
+// be torn.
+func (s *Store) BeginVolatile(r *Record) error {
+	if r.Generation > 0 {
+		return s.Begin(r)
+	}
+	f, err := s.begin(r, false)
+	if err == nil {
+		err = f.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+	}
+	return nil
+}
+
 // Pending is a sync in progress, of a record or of a ledger.
 type Pending struct {
 	done   chan struct{}
