@@ -88,6 +88,25 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 	return all, nil
 }
 
+// AttachmentsOf lists the attachments of one container, of all owners: those of Attachments
+// with that ContainerID. There are none if it is not on record. It reads only the record of that
+// container, however many others there are.
+func (r *Runtime) AttachmentsOf(id string) ([]Attachment, error) {
+	s := r.current.Load()
+	if err := validateID(record.ID(id)); err != nil {
+		return nil, err
+	}
+	rec, err := s.Records.Load(record.ID(id))
+	if rec == nil {
+		return nil, err
+	}
+	if rec.Warm { // a record of another name may have taken it
+		all, err := r.Attachments()
+		return slices.DeleteFunc(all, func(a Attachment) bool { return a.ContainerID != id }), err
+	}
+	return attachmentsOf(rec, recordError(s.Records, rec.ContainerID, record.Name(rec.ContainerID), err)), nil
+}
+
 func attachmentsOf(rec *record.Record, bad error) []Attachment {
 	if bad != nil {
 		return []Attachment{{ContainerID: string(rec.ContainerID), Owner: rec.Owner, State: Unknown, LastError: bad.Error()}}

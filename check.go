@@ -27,7 +27,7 @@ import (
 // WithNetwork or WithNetworkConfig, whether the attachment is as Setup left it, with the configuration and
 // the parameters of Setup. It stops at the first error, and returns ErrNotAttached if
 // there was no Setup, whatever the path. For a configuration older than 0.4.0, which has
-// no CHECK, it returns an error that says so; one with disableCheck is skipped.
+// no CHECK, it returns ErrNoCheck; one with disableCheck is skipped.
 func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
 	ctx, span := spans.Call(ctx, "cni.Check", id, path)
@@ -102,6 +102,9 @@ func (a *attachment) check(ctx context.Context) (err error) {
 	}
 	if err == nil {
 		err = a.chain().Check(ctx, &a.Attachment, a.partial)
+		if errors.Is(err, libcni.ErrorCheckNotSupp) {
+			err = &tagged{err, ErrNoCheck}
+		}
 	}
 	return a.errors("CHECK", err)
 }
@@ -159,7 +162,7 @@ func (a *attachment) unfinished() error {
 func (a *attachment) compare(ctx context.Context, v *views.View) *examine.Part {
 	name := a.network.config.Name
 	c := &examine.Attachment{
-		Attachment: &a.Attachment, Chain: &chain.Chain{List: a.network.config, Path: a.op.pluginDirs},
+		Attachment: &a.Attachment, Chain: &chain.Chain{List: a.network.config, Path: a.pluginDirs()},
 		Result: a.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
 		Describe: func(d compare.Difference) string { return differenceOf(name, a.IfName, d).String() },
 	}

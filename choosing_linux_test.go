@@ -148,3 +148,66 @@ func TestForbiddenPluginIsNotFound(t *testing.T) {
 	expect.Same(t, "error", err.Error(), `status network "net": plugin type="ptp" failed (status): failed to find plugin "ptp" in path [`+s.Path("bin")+
 		`]; it is built in, but WithoutBuiltinPlugins is set; install it there, or name its directory with WithPluginDir`)
 }
+
+// TestTheLibrarysOwnLoopbackNetworkRunsInProcess whether or not there is an executable,
+// and whatever other types are preferred. A configuration like it is the caller's.
+func TestTheLibrarysOwnLoopbackNetworkRunsInProcess(t *testing.T) {
+	const disk, ours, callers = cni.PluginExecutable, cni.PluginBuiltIn, cni.PluginRegistered
+	like := cni.WithConfListBytes([]byte(`{"cniVersion": "0.4.0", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}`))
+	for name, tt := range map[string]struct {
+		opts      []cni.Opt
+		installed bool
+		want      cni.PluginKind // empty: the Setup fails
+	}{
+		"installed":                  {[]cni.Opt{cni.WithLoNetwork}, true, ours},
+		"WithLoopback":               {[]cni.Opt{cni.WithLoopback}, true, ours},
+		"not installed":              {[]cni.Opt{cni.WithLoNetwork}, false, ours},
+		"another type is preferred":  {[]cni.Opt{cni.WithLoNetwork, cni.WithBuiltinPlugins("bridge")}, true, ours},
+		"forbidden":                  {[]cni.Opt{cni.WithLoNetwork, cni.WithoutBuiltinPlugins()}, true, disk},
+		"forbidden, not installed":   {[]cni.Opt{cni.WithLoNetwork, cni.WithoutBuiltinPlugins()}, false, ""},
+		"registered":                 {[]cni.Opt{cni.WithLoNetwork, cni.WithPlugin("loopback", testhost.Idle{})}, true, callers},
+		"the caller's configuration": {[]cni.Opt{like}, true, disk},
+		"the caller's, preferred":    {[]cni.Opt{like, cni.WithBuiltinPlugins("loopback")}, true, ours},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := testhost.NewStage(t)
+			if tt.installed {
+				s.Plugin(scripted.Script{}, "loopback")
+			}
+			var ran []string
+			r := s.Runtime(append(tt.opts, ranKinds(&ran))...)
+			expect.Same(t, "GetConfig", kinds(r)["loopback"], tt.want)
+			path := s.Container("c1")
+			_, err := r.Setup(t.Context(), "c1", path)
+			if tt.want == "" {
+				expect.Is(t, err, cni.ErrPluginNotFound)
+				return
+			}
+			expect.NoError(t, err)
+			later := s.Runtime(cni.WithBuiltinPlugins("bridge"), ranKinds(&ran), tt.opts[0]) // another process, with other options
+			if tt.want != callers {
+				expect.NoError(t, later.Check(t.Context(), "c1", path))
+				expect.NoError(t, later.Remove(t.Context(), "c1", path))
+				kind := " loopback " + string(tt.want)
+				expect.Same(t, "ran", ran, []string{"ADD" + kind, "CHECK" + kind, "DEL" + kind})
+				return
+			}
+			expect.Is(t, later.Remove(t.Context(), "c1", path), cni.ErrPluginNotFound)
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+		})
+	}
+}
+
+// TestALaterLoadMayForbidTheBuiltInLoopback for new containers.
+func TestALaterLoadMayForbidTheBuiltInLoopback(t *testing.T) {
+	s := testhost.NewStage(t)
+	s.Plugin(scripted.Script{}, "loopback")
+	var ran []string
+	r := s.Runtime(cni.WithLoNetwork, ranKinds(&ran))
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
+	expect.NoError(t, r.Load(cni.WithLoNetwork, cni.WithoutBuiltinPlugins()))
+	testhost.MustSetUp(t, r, "c2", s.Container("c2"))
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
+	expect.Same(t, "ran", ran, []string{"ADD loopback built in", "ADD loopback executable", "DEL loopback built in", "DEL loopback executable"})
+}

@@ -24,6 +24,7 @@ import (
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
@@ -135,6 +136,7 @@ type snapshot struct {
 	misspelt  []MisspeltField
 	own       string // the directory of locks and marks
 	runner    *runner.Runtime
+	loRunner  *runner.Runtime // runs the plugins of the loopback network; see runnerOf
 	addresses *addrindex.Index
 	cached    *cachedports.Cache
 	abandoned *abandoned.Search
@@ -213,6 +215,9 @@ func newWanted(base settings, opts []Opt) (*wanted, error) {
 	if c.choice, err = chosen(c.choice, c.choosing); err != nil {
 		return nil, err
 	}
+	if err := c.checkPluginRoot(); err != nil {
+		return nil, err
+	}
 	return &wanted{c.settings, c.loaders}, nil
 }
 
@@ -263,11 +268,23 @@ func (b *build) snapshot(want *wanted) *snapshot {
 		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,
 		Bus: s.bus, Locks: s.Locks.Space, First: first, Ahead: ahead,
 	}
-	s.runner.Dirs, s.runner.AllowInsecure = s.pluginDirs, s.allowInsecure
+	s.runner.Root, s.runner.Dirs, s.runner.AllowInsecure = s.pluginRoot, s.pluginDirs, s.allowInsecure
+	own := *s.runner
+	own.Choice = own.With(known.Loopback)
+	s.loRunner = &own
 	for _, n := range s.networks {
 		n.snapshot = s
 	}
 	return s
+}
+
+// runnerOf returns the settings under which the plugins of a network run. The network of
+// WithLoNetwork is the library's own, so its plugin is too, whatever is installed.
+func (s *snapshot) runnerOf(n *Network) *runner.Runtime {
+	if n.isLo {
+		return s.loRunner
+	}
+	return s.runner
 }
 
 // canonical resolves the symbolic links of a path, as far as it exists. The path is
@@ -323,7 +340,7 @@ func (r *Runtime) GetConfig() *ConfigResult {
 			Source:     string(n.config.Bytes),
 		}
 		for _, p := range n.config.Plugins {
-			list.Plugins = append(list.Plugins, networkConf(s.runner, p))
+			list.Plugins = append(list.Plugins, networkConf(s.runnerOf(n), p))
 		}
 		conf := &ConfNetwork{Config: list, IFName: n.ifName, Form: n.form}
 		if n.form != "" {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
 )
@@ -130,6 +131,80 @@ func awaited(t *testing.T) {
 	expect.Eventually(t, "a plugin that waits for the record", func() bool {
 		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("embedcni/cni/internal/record.(*Pending).Wait("))
 	})
+}
+
+// TestARecordOfLoAloneIsNotSynced: a power cut leaves nothing of lo. Any other record is.
+func TestARecordOfLoAloneIsNotSynced(t *testing.T) {
+	pods := cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "loopback"}, {"type": "bandwidth"}]}`))
+	for name, tt := range map[string]struct {
+		load []cni.Opt
+		opts []cni.NamespaceOpts
+		want int
+	}{
+		"lo alone":                         {[]cni.Opt{cni.WithLoNetwork}, nil, 0},
+		"lo alone, selected":               {[]cni.Opt{cni.WithLoNetwork, pods}, []cni.NamespaceOpts{cni.WithNetwork("cni-loopback")}, 0},
+		"in a new namespace":               {[]cni.Opt{cni.WithLoNetwork}, []cni.NamespaceOpts{cni.WithNewNetNS()}, 0},
+		"with the caller's values":         {[]cni.Opt{cni.WithLoNetwork}, []cni.NamespaceOpts{cni.WithMetadata(map[string]string{"pod": "a"})}, 1},
+		"lo and another network":           {[]cni.Opt{cni.WithLoNetwork, pods}, nil, 1},
+		"another network, selected":        {[]cni.Opt{cni.WithLoNetwork, pods}, []cni.NamespaceOpts{cni.WithNetwork("pods")}, 1},
+		"an executable":                    {[]cni.Opt{cni.WithLoNetwork, cni.WithoutBuiltinPlugins()}, nil, 1},
+		"a plugin of the caller's":         {[]cni.Opt{cni.WithLoNetwork, cni.WithPlugin("loopback", testhost.Idle{})}, nil, 1},
+		"a configuration of the caller's":  {[]cni.Opt{cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback")}, nil, 0},
+		"the same, with another plugin":    {[]cni.Opt{cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback", "bandwidth")}, nil, 1},
+		"at a path that outlives the boot": {[]cni.Opt{cni.WithLoNetwork}, []cni.NamespaceOpts{cni.WithNewNetNS()}, -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := testhost.NewStage(t)
+			s.Plugin(scripted.Script{}, "loopback")
+			before := s.Audit()
+			r := s.Runtime(tt.load...)
+			synced := 0
+			r.SyncRecordsBy(func(f *os.File) error { synced++; return f.Sync() })
+			path := ""
+			switch {
+			case tt.want < 0: // in memory, nothing outlives it
+				path, tt.want = s.Path("made"), 1
+				if inMemory(t, s.Dir) {
+					tt.want = 0
+				}
+			case name != "in a new namespace":
+				path = s.Container("c1")
+				before = s.Audit()
+			}
+			_, err := r.Setup(t.Context(), "c1", path, tt.opts...)
+			expect.NoError(t, err)
+			expect.Same(t, "syncs", synced, tt.want)
+			if rec, err := s.Records().Load("c1"); rec == nil || err != nil || !rec.WasAttached() {
+				t.Errorf("record %+v, %v", rec, err)
+			}
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+			s.WantClean(before)
+		})
+	}
+}
+
+// TestARecordThatReplacesOneOfLoAloneIsSynced, and so is one of lo that replaces another:
+// a power cut must not leave a torn record of attachments that may outlive it.
+func TestARecordThatReplacesOneOfLoAloneIsSynced(t *testing.T) {
+	for _, order := range [][]string{{"cni-loopback", "own"}, {"own", "cni-loopback"}} {
+		s := testhost.NewStage(t)
+		r := s.Runtime(cni.WithLoNetwork, testhost.ListOfTypes("own", "loopback", "bandwidth"), cni.WithBuiltinPlugins())
+		synced := 0
+		r.SyncRecordsBy(func(f *os.File) error { synced++; return f.Sync() })
+		path := s.Container("c1")
+		var counts []int
+		for _, network := range order {
+			expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithNetwork(network))())
+			counts = append(counts, synced)
+		}
+		want := []int{0, 1}
+		if order[0] == "own" {
+			want = []int{1, 2}
+		}
+		expect.Same(t, fmt.Sprint("syncs after ", order), counts, want)
+		expect.NoError(t, r.Remove(t.Context(), "c1", path))
+		expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+	}
 }
 
 // TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs: at any moment one of the

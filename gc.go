@@ -360,7 +360,7 @@ func (n *Network) reservations(g *claims.Garbage) (all []types.GCAttachment, lef
 // releases addresses without asking this runtime.
 func (n *Network) releasesByItself() bool {
 	builtIn := func(typ string) bool {
-		p, err := n.snapshot.runner.Find(typ)
+		p, err := n.snapshot.runnerOf(n).Find(typ)
 		return err == nil && p.Kind == runner.BuiltIn
 	}
 	a := &attachment{op: &operation{snapshot: n.snapshot}, network: n}

@@ -13,12 +13,12 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/confwatch",
-		"internal/cut", "internal/damage", "internal/defaults", "internal/dirwatch", "internal/etcfiles",
-		"internal/expect", "internal/faults", "internal/interchange", "internal/known",
-		"internal/misspelt", "internal/netfilter/fwrules", "internal/parallel", "internal/perm",
-		"internal/plainfile", "internal/ports", "internal/privilege", "internal/scripted",
-		"internal/spans", "internal/tasks", "internal/wire", "multinet",
+		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/chroot",
+		"internal/confwatch", "internal/cut", "internal/damage", "internal/defaults", "internal/dirwatch",
+		"internal/etcfiles", "internal/expect", "internal/faults", "internal/interchange",
+		"internal/known", "internal/misspelt", "internal/netfilter/fwrules", "internal/parallel",
+		"internal/perm", "internal/plainfile", "internal/ports", "internal/privilege",
+		"internal/scripted", "internal/spans", "internal/tasks", "internal/wire", "multinet",
 	},
 	{
 		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard",
@@ -46,8 +46,11 @@ var floors = [][]string{
 	},
 	{
 		"internal/cachedports", "internal/container", "internal/guarded", "internal/hostports",
-		"internal/hostwatch", "internal/netfilter/iptform", "internal/observed", "internal/repair",
+		"internal/hostwatch", "internal/iptables/nftrules", "internal/observed", "internal/repair",
 		"internal/tenant", "netconf",
+	},
+	{
+		"internal/netfilter/iptform",
 	},
 	{
 		"internal/netfilter",
@@ -84,8 +87,11 @@ var floors = [][]string{
 	},
 	{
 		"cnitest", "examples/allocrunner", "examples/miniruntime", "examples/provider",
-		"examples/quickstart", "examples/scheduler", "examples/tested", "examples/thick/daemon",
-		"internal/testhost", "server/backend",
+		"examples/quickstart", "examples/scheduler", "examples/tested", "internal/testhost",
+		"server/backend",
+	},
+	{
+		"examples/thick/daemon",
 	},
 }
 
@@ -150,7 +156,7 @@ func TestDesignListsThePackages(t *testing.T) {
 	for _, m := range regexp.MustCompile("`([a-z/*]+)`").FindAllStringSubmatch(section, -1) {
 		listed = append(listed, m[1])
 	}
-	modules := []string{"internal/oracle", "internal/multus", "internal/refplugins/mains", "internal/lint", "bench", "metrics", "examples/faas"}
+	modules := []string{"internal/oracle", "internal/multus", "internal/refplugins/mains", "internal/lint", "bench", "metrics", "kube", "examples/faas"}
 	for _, p := range goList(t, "linux", "./...") {
 		name := inModule(p.ImportPath)
 		switch {

@@ -27,6 +27,7 @@ type Namespace struct {
 	makesIn  *os.File                  // the user namespace that it belongs to; nil: the caller's
 	own      bool                      // the call has a WithNetworkConfig
 	list     *libcni.NetworkConfigList // inside WithNetworkConfig: its configuration
+	dirs     []string                  // see WithPluginDirOrder
 }
 
 // scope holds values set by options: for all networks of the call, or inside

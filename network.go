@@ -22,6 +22,7 @@ type Network struct {
 	ifName   string
 	path     string // of the file it came from; empty for bytes
 	form     ConfForm
+	isLo     bool // the network of WithLoNetwork
 	snapshot *snapshot
 }
 
@@ -108,6 +109,10 @@ const loopbackConf = `{
 // WithLoNetwork loads the loopback network, whose interface is always lo. It is
 // an Opt itself and is passed without a call.
 //
+// Its plugin is the built-in one, in process, even if there is an executable in the plugin
+// directories, unless WithoutBuiltinPlugins forbids that, or WithPlugin registers another
+// plugin "loopback". A configuration of the caller's with that plugin is like any other.
+//
 // As with go-cni, it counts as a network: a list that WithConfListBytes or
 // WithConfListFile loads after it gets eth1, and the Result has an eth0 without
 // addresses. With [WithLoopback] in its place the list gets eth0.
@@ -127,7 +132,9 @@ func (b *build) addLoopback() error {
 	if err != nil {
 		return err
 	}
-	return b.add(list, "lo", "")
+	err = b.add(list, "lo", "")
+	b.networks[len(b.networks)-1].isLo = true
+	return err
 }
 
 // WithConf loads a single plugin's configuration from bytes. Its interface is
@@ -383,5 +390,5 @@ func (n *Network) ahead() int { return warm.Ahead(n.config.Plugins, n.snapshot.r
 
 // same reports whether another network is configured alike.
 func (n *Network) same(other *Network) bool {
-	return n.ifName == other.ifName && conflist.Equal(n.config, other.config)
+	return n.ifName == other.ifName && n.isLo == other.isLo && conflist.Equal(n.config, other.config)
 }

@@ -24,9 +24,7 @@ func TestAPinThatOutlivesAPowerCutIsMadeAfterTheRecord(t *testing.T) {
 		if lasting {
 			dir = h.Dir
 		}
-		var st unix.Statfs_t
-		expect.NoError(t, unix.Statfs(dir, &st))
-		if lasting && st.Type == unix.TMPFS_MAGIC {
+		if lasting && inMemory(t, dir) {
 			t.Skipf("%s is in memory, and no other directory is the test's", dir)
 		}
 		path := dir + "/pinned"
@@ -56,6 +54,14 @@ func TestAPinThatOutlivesAPowerCutIsMadeAfterTheRecord(t *testing.T) {
 		expect.Same(t, "made, after Remove", isMade(), false)
 		h.WantClean(before)
 	}
+}
+
+// inMemory reports whether a directory is in memory, so that a power cut empties it.
+func inMemory(t *testing.T, dir string) bool {
+	t.Helper()
+	var st unix.Statfs_t
+	expect.NoError(t, unix.Statfs(dir, &st))
+	return st.Type == unix.TMPFS_MAGIC
 }
 
 // TestARecordOfANewNetNSThatDoesNotReachTheDisk fails the Setup, which leaves nothing.

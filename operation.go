@@ -247,6 +247,7 @@ type attachment struct {
 
 	metadata  map[string]string // of the caller's, for the record
 	ownConfig bool              // the configuration was given with the call
+	dirs      []string          // of executables, that come first; see WithPluginDirOrder
 	prev      chain.Partial     // of the caller's, see WithPrevResult
 }
 

@@ -63,6 +63,7 @@ type config struct {
 // settings are the options that stay from one Load to the next.
 type settings struct {
 	pluginDirs       []string
+	pluginRoot       invoke.Root
 	pluginConfDir    string
 	pluginMaxConfNum int
 	prefix           string

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/chroot"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
@@ -66,7 +68,7 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 // WithBuiltinPlugins runs this module's own plugins, in process, even if there are
 // executables in the plugin directories: all of them, or those of these types,
 // each of which must be built in. Without it executables are preferred, and the
-// built-in plugins are for the missing types.
+// built-in plugins are for the missing types and for the network of WithLoNetwork.
 //
 // This applies to new attachments. A container is checked and removed by the
 // plugins that attached it, which are on record: by a built-in plugin even if an
@@ -98,6 +100,95 @@ func WithoutBuiltinPlugins() Opt {
 		c.choosing.Without = true
 		return nil
 	}
+}
+
+// WithPluginRoot runs executed plugins with another root directory (chroot(2)), for a
+// daemon in a container that has the root of the host at dir. dir is an absolute path; "/"
+// undoes an earlier WithPluginRoot. It needs Linux and CAP_SYS_CHROOT.
+//
+// Executed plugins see dir alone, and start in it. So these are paths in dir, where
+// symbolic links lead as they do on the host: the plugin directories, which must be
+// absolute; the programs that plugins start, such as iptables; the files that
+// configurations name, such as the dataDir of host-local.
+//
+// This library, and plugins in process, keep the root of the process. So these are paths
+// of the daemon's container: the directories of configurations and of the state. What both
+// use must be at the same path in both, by mounts with propagation from the host:
+//
+//   - the directories of network namespaces, such as /run/netns and /proc. If CNI_NETNS
+//     does not lead to the container's namespace in dir, the plugin is not run.
+//   - the data directory of host-local (/var/lib/cni/networks by default), where this
+//     library looks for the addresses of dead containers. Else Setup does not run the plugin;
+//   - /run/xtables.lock, and the state directory, where this library pins namespaces.
+//
+// A dir that is missing or cannot be entered, or that other users can replace, is an error
+// of Setup, Remove and Check. A built-in plugin never runs because of it. Records do not
+// have dir: a daemon that moves into a container, or to another dir, finds the
+// executables of its containers if their paths in dir are the former ones. Release is
+// refused, because go-cni has no plugin root.
+func WithPluginRoot(dir string) Opt {
+	return func(c *config) error {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("plugin root %q is not an absolute path: %w", dir, ErrInvalidArgument)
+		}
+		c.pluginRoot = invoke.Root(filepath.Clean(dir))
+		if c.pluginRoot == "/" {
+			c.pluginRoot = ""
+		}
+		return nil
+	}
+}
+
+// WithPluginDirOrder has a Setup search these of the Runtime's plugin directories first, in
+// this order, and then the others: for a program that carries out the CNI calls of another
+// one, in whose CNI_PATH they are. Directories that the Runtime does not have are ignored.
+// The record keeps them: Check, Remove and all others run the plugins that the Setup has
+// run, and give them its order in CNI_PATH, for those to which they delegate.
+//
+// It has no effect on plugins in process, nor is it valid inside WithNetwork. A Pool's
+// Setup with it takes no container that was made ahead. Release refuses such a container.
+func WithPluginDirOrder(dirs ...string) NamespaceOpts {
+	dirs = slices.Clone(dirs)
+	return func(ns *Namespace) error {
+		if ns.nested {
+			return fmt.Errorf("an order of plugin directories inside WithNetwork: %w", ErrInvalidArgument)
+		}
+		ns.dirs = dirs
+		return nil
+	}
+}
+
+// ordered returns directories, with those that are among first before the others.
+func ordered(dirs, first []string) []string {
+	if len(first) == 0 {
+		return dirs
+	}
+	place := func(dir string) int {
+		i := slices.IndexFunc(first, func(f string) bool { return filepath.Clean(f) == filepath.Clean(dir) })
+		if i < 0 {
+			return len(first)
+		}
+		return i
+	}
+	dirs = slices.Clone(dirs)
+	slices.SortStableFunc(dirs, func(a, b string) int { return place(a) - place(b) })
+	return dirs
+}
+
+// checkPluginRoot refuses what WithPluginRoot cannot be combined with.
+func (c *config) checkPluginRoot() error {
+	if c.pluginRoot == "" {
+		return nil
+	}
+	if !chroot.Supported {
+		return fmt.Errorf("plugin root %s: %w", c.pluginRoot, ErrNotSupported)
+	}
+	for _, dir := range c.pluginDirs {
+		if dir != "" && !filepath.IsAbs(dir) {
+			return fmt.Errorf("plugin directory %q is not an absolute path, and with a plugin root it must be: %w", dir, ErrInvalidArgument)
+		}
+	}
+	return nil
 }
 
 // chosen returns the choice after the options of one New or Load, which replace

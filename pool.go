@@ -309,6 +309,9 @@ func (w *prepared) fits(op *operation) bool {
 	}
 	used := 0
 	for _, a := range op.attachments {
+		if len(a.dirs) > 0 {
+			return false
+		}
 		if m := w.Find(a.network.config.Name, a.IfName); m != nil && !a.ownConfig {
 			a.part, a.partial = m.Rest, m.Rest.Result
 			a.facts.Reset(m.Facts)

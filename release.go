@@ -203,6 +203,9 @@ func (op *operation) handedOver(ctx context.Context, host *hostns.NetNS) error {
 	if err := handover.Record(op.Record, op.owner, boot, host.String()); err != nil {
 		return withSentinel(err)
 	}
+	if op.pluginRoot != "" {
+		return fmt.Errorf("its executed plugins have the plugin root %s, and those of go-cni would not; Remove the container", op.pluginRoot)
+	}
 	if err := op.namespaceHandedOver(); err != nil {
 		return err
 	}
@@ -251,6 +254,9 @@ func (op *operation) namespaceHandedOver() error {
 func (a *attachment) handedOver(ctx context.Context, g *handover.GoCNI) error {
 	if err := handover.Whole(a.op.Record.Find(a.IfName)); err != nil {
 		return err
+	}
+	if len(a.dirs) > 0 {
+		return errors.New("it was attached with an order of plugin directories (WithPluginDirOrder), for which go-cni has no option; Remove the container")
 	}
 	live, err := a.isAlive(a.op.attachments)
 	if err == nil && !live {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/hostports"
 	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/portindex"
@@ -18,9 +19,9 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// beginRecord puts the record on the disk. It refuses ports of the host that another
+// beginRecord writes the record. It refuses ports of the host that another
 // container on record has, and chooses those that are left open.
-func (op *operation) beginRecord(ctx context.Context, rec *record.Record, early bool) error {
+func (op *operation) beginRecord(ctx context.Context, rec *record.Record, survives container.Survival) error {
 	op.portWarnings = nil
 	sets, open, protocols := op.attachments.openPorts()
 	if err := op.attachments.reopenPorts(sets); err != nil {
@@ -28,7 +29,7 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, early 
 	}
 	wanted := op.attachments.hostPorts()
 	if open == 0 && len(wanted) == 0 {
-		err := op.Begin(rec, early)
+		err := op.Begin(rec, survives)
 		if err == nil {
 			op.Ports.Enter(rec)
 		}
@@ -38,7 +39,7 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, early 
 		return err
 	}
 	if open == 0 {
-		_, err := op.beginWithPorts(ctx, rec, early, nil)
+		_, err := op.beginWithPorts(ctx, rec, survives, nil)
 		return err
 	}
 	picked, err := hostports.Pick(op.Host, op.portRange, protocols, op.log())
@@ -59,7 +60,7 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, early 
 		if err := op.lookAtChosen(wanted); err != nil {
 			return err
 		}
-		taken, err := op.beginWithPorts(ctx, rec, early, chosen)
+		taken, err := op.beginWithPorts(ctx, rec, survives, chosen)
 		if err != nil || len(taken) == 0 {
 			return err
 		}
@@ -67,11 +68,11 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, early 
 	}
 }
 
-// beginWithPorts puts the record on the disk unless another container on record has one
+// beginWithPorts writes the record unless another container on record has one
 // of its ports. From the search until the record is visible, no other call can do the
 // same for one of the ports. A call that holds them waits for no other key, and no plugin
 // runs meanwhile. It returns the chosen ports that are taken; others are refused.
-func (op *operation) beginWithPorts(ctx context.Context, rec *record.Record, early bool, chosen []uint16) (taken []uint16, err error) {
+func (op *operation) beginWithPorts(ctx context.Context, rec *record.Record, survives container.Survival, chosen []uint16) (taken []uint16, err error) {
 	wanted := op.attachments.hostPorts()
 	held, err := op.Locks.LockAll(ctx, hostports.Keys(op.Host.String(), wanted))
 	if err != nil {
@@ -99,7 +100,7 @@ func (op *operation) beginWithPorts(ctx context.Context, rec *record.Record, ear
 	if len(taken) > 0 || err != nil {
 		return taken, err
 	}
-	if err := op.Begin(rec, early); err != nil {
+	if err := op.Begin(rec, survives); err != nil {
 		return nil, err
 	}
 	op.Ports.Enter(rec)

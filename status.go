@@ -268,13 +268,13 @@ func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []erro
 	asked := *n.config
 	asked.Plugins = nil
 	for _, p := range n.config.Plugins {
-		found, err := n.snapshot.runner.Find(p.Network.Type)
+		found, err := n.snapshot.runnerOf(n).Find(p.Network.Type)
 		if err != nil {
 			missing(p.Network.Type, err)
 			continue
 		}
 		if ipam := p.Network.IPAM.Type; ipam != "" {
-			if err := n.snapshot.runner.FindDelegate(found, ipam); err != nil {
+			if err := n.snapshot.runnerOf(n).FindDelegate(found, ipam); err != nil {
 				missing(ipam, err)
 				continue
 			}
@@ -289,7 +289,7 @@ func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []erro
 	for _, p := range asked.Plugins { // one after the other, to hear all of them
 		one := asked
 		one.Plugins = []*libcni.PluginConfig{p}
-		b := op.about(&Network{config: &one, ifName: n.ifName, snapshot: n.snapshot})
+		b := op.about(&Network{config: &one, ifName: n.ifName, isLo: n.isLo, snapshot: n.snapshot})
 		if err := b.chain().Status(ctx); err != nil {
 			reasons = append(reasons, b.errors("STATUS", err))
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/tenant"
@@ -283,10 +284,25 @@ func (s *snapshot) deleteIllegible(f record.Found) (o outcome) {
 	}
 	s.logger.Error("attachment record is unreadable and was deleted; leftovers of its attachments are possible", "file", f.File, "error", f.Err)
 	if o.err = s.Pins.Discard(f.File); o.err == nil {
+		o.err = s.forgetLo(f.File)
+	}
+	if o.err == nil {
 		o.err = s.Records.Discard(f.File)
 	}
 	if o.err == nil {
 		o.left = o.id + " says nothing and was deleted; if its container is known, Remove or CleanUp finds the leftovers"
 	}
 	return o
+}
+
+// forgetLo deletes what libcni's cache may have of an illegible record with that file name.
+// A record of lo alone is not synced, so a power cut can leave it torn and the cache whole.
+// Nobody needs the cache for a DEL of lo, nor files that the power cut has torn too; others
+// stay.
+func (s *snapshot) forgetLo(file string) error {
+	isIt := func(id string) bool { return record.Name(record.ID(id)) == file }
+	return chain.ForgetUnneeded(s.stateDir, isIt, func(config []byte) bool {
+		list, err := conflist.Parse(config)
+		return err == nil && len(list.Plugins) == 1 && list.Plugins[0].Network.Type == known.Loopback && list.Plugins[0].Network.IPAM.Type == ""
+	})
 }

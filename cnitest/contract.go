@@ -33,6 +33,7 @@ type Runtime interface {
 	LookupAddr(addr netip.Addr) ([]cni.Attachment, error)
 	Refresh(ctx context.Context, id string, o cni.RefreshOptions) (*cni.Result, error)
 	Attachments() ([]cni.Attachment, error)
+	AttachmentsOf(id string) ([]cni.Attachment, error)
 	SetMetadata(ctx context.Context, id string, values map[string]string) error
 	Health(ctx context.Context, o cni.HealthOptions) (*cni.HealthReport, error)
 	Repair(ctx context.Context, id string, o cni.RepairOptions) (*cni.RepairReport, error)

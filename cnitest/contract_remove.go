@@ -156,6 +156,17 @@ func (c *contract) attachments() {
 	if len(all) != 1 || all[0].Since.IsZero() {
 		c.Fatalf("attachments %+v", all)
 	}
+	c.attach("c2", onPods)
+	defer c.detach("c2")
+	of, err := c.AttachmentsOf("c1")
+	expect.NoError(c, err)
+	expect.Same(c, "attachments of one container", c.asText([]any{of}), c.asText([]any{all}))
+	of, err = c.AttachmentsOf("never")
+	if err != nil || len(of) != 0 {
+		c.Errorf("a container that is not attached has %+v, %v", of, err)
+	}
+	_, err = c.AttachmentsOf("a/b")
+	c.is("a bad ID", err, cni.ErrInvalidArgument)
 	a := all[0]
 	expect.Same(c, "attachment", c.asText([]any{a.ContainerID, a.Network, a.IfName, a.NetNS, a.Owner, a.State, a.Ports, a.Args, a.Metadata, a.Failures}),
 		c.asText([]any{"c1", "pods", "eth0", path, contractOwner, cni.Attached, ports,

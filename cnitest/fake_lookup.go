@@ -216,6 +216,18 @@ func (f *Fake) Attachments() (all []cni.Attachment, err error) {
 	return f.h.public()
 }
 
+// AttachmentsOf is Runtime.AttachmentsOf of package cni.
+func (f *Fake) AttachmentsOf(id string) (all []cni.Attachment, err error) {
+	defer f.record(FakeCall{Method: "AttachmentsOf", ContainerID: id}, &err)
+	if err := validID(id); err != nil {
+		return nil, err
+	}
+	f.h.mu.Lock()
+	defer f.h.mu.Unlock()
+	all, err = f.h.public()
+	return slices.DeleteFunc(all, func(a cni.Attachment) bool { return a.ContainerID != id }), err
+}
+
 // public returns all attachments on record.
 func (h *fakeHost) public() (all []cni.Attachment, err error) {
 	for _, id := range slices.Sorted(maps.Keys(h.containers)) {

@@ -12,7 +12,8 @@ import (
 )
 
 // TestInProcessStartsNoProcess has no plugin directory at all. It also runs
-// executables, to prove that it would notice them.
+// executables, to prove that it would notice them. The network of WithLoNetwork is in
+// process even with executables, and a configuration like it is not.
 func TestInProcessStartsNoProcess(t *testing.T) {
 	h := newRealHost(t)
 	cycle := func(r *cni.Runtime, id string) func() error {
@@ -23,8 +24,11 @@ func TestInProcessStartsNoProcess(t *testing.T) {
 		}
 	}
 	expect.NoError(t, sandbox.NoProcess(cycle(h.Runtime(cni.WithLoNetwork, cni.WithPluginDir(nil)), "c1")))
-	expect.Is(t, sandbox.NoProcess(cycle(h.Real(cni.WithLoNetwork), "c2")), sandbox.ErrProcessStarted)
-	expect.NoError(t, sandbox.NoProcess(cycle(h.Real(cni.WithLoNetwork, cni.WithBuiltinPlugins("loopback")), "c3")))
+	expect.Is(t, sandbox.NoProcess(cycle(h.Real(cni.WithLoNetwork, cni.WithoutBuiltinPlugins()), "c2")), sandbox.ErrProcessStarted)
+	expect.NoError(t, sandbox.NoProcess(cycle(h.Real(cni.WithLoNetwork), "c3")))
+	own := cni.WithConfListBytes([]byte(`{"cniVersion": "0.4.0", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}`))
+	expect.Is(t, sandbox.NoProcess(cycle(h.Real(own), "c4")), sandbox.ErrProcessStarted)
+	expect.NoError(t, sandbox.NoProcess(cycle(h.Real(own, cni.WithBuiltinPlugins("loopback")), "c5")))
 
 	for i, backend := range []string{``, `, "ipMasqBackend": "nftables"`} {
 		conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net%d", "plugins": [

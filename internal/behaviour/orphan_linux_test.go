@@ -14,16 +14,19 @@ import (
 // TestRecoverWaitsForABuiltInPluginsProcesses: rules that a killed
 // runtime's iptables-restore adds after Recover has checked would stay for
 // ever. The tool itself dies with the runtime, but its child processes hold the
-// lock.
+// lock. It is the legacy variant, since the other one takes no process.
 func TestRecoverWaitsForABuiltInPluginsProcesses(t *testing.T) {
-	real, err := exec.LookPath("iptables-nft-restore")
+	real, err := exec.LookPath("iptables-legacy-restore")
+	expect.NoError(t, err)
+	legacy, err := exec.LookPath("iptables-legacy")
 	expect.NoError(t, err)
 	s := newStage(t)
 	conf := []byte(fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "bridge": "br-orphan",
 		"ipMasq": true, "ipMasqBackend": "iptables", "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.24.0.0/24"}]]}}]}`, s.Path("ipam")))
 	gate := s.Gate("restore")
-	s.Write("tools/iptables-nft-restore", fmt.Sprintf("#!/bin/sh\ncat %s\nexec %s \"$@\"\n", gate, real))
-	expect.NoError(t, os.Chmod(s.Path("tools", "iptables-nft-restore"), 0o755))
+	s.Write("tools/iptables-legacy-restore", fmt.Sprintf("#!/bin/sh\ncat %s\nexec %s \"$@\"\n", gate, real))
+	expect.NoError(t, os.Chmod(s.Path("tools", "iptables-legacy-restore"), 0o755))
+	expect.NoError(t, os.Symlink(legacy, s.Path("tools", "iptables")))
 	path := s.Container("c1")
 	before := s.Audit()
 

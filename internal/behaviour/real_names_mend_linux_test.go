@@ -35,9 +35,9 @@ func (l *twoLists) removeUntil(deleted func()) error {
 
 // bothAttached returns two lists attached by executables, both of which have
 // worked.
-func bothAttached(t *testing.T, families [2]string) *twoLists {
+func bothAttached(t *testing.T, variant string, families [2]string) *twoLists {
 	t.Helper()
-	l := newTwoLists(t, cni.PluginExecutable, "nft", "iptables", families)
+	l := newTwoLists(t, cni.PluginExecutable, variant, "iptables", families)
 	_, err := l.load().Setup(t.Context(), "c1", l.container, l.options()...)
 	expect.NoError(t, err)
 	l.Serve(l.container, 80)
@@ -59,7 +59,7 @@ func TestFault_F32_ARuntimeIsKilledBeforeItMends(t *testing.T) {
 	} {
 		for _, families := range [][2]string{{"4", "6"}, {"4", "4"}} {
 			t.Run(name+", IPv"+families[1], func(t *testing.T) {
-				l := bothAttached(t, families)
+				l := bothAttached(t, "nft", families)
 				if err := l.removeUntil(runtime.Goexit); err == nil || err.Error() != "it has not returned" {
 					t.Fatalf("Remove returned %v", err)
 				}
@@ -78,10 +78,11 @@ func TestFault_F32_ARuntimeIsKilledBeforeItMends(t *testing.T) {
 }
 
 // TestFault_F32_AFailedRepairIsReported in an error that names the damaged
-// interface. The next Remove repairs it.
+// interface. The next Remove repairs it. Only the legacy variant takes a tool, which can
+// be made to fail.
 func TestFault_F32_AFailedRepairIsReported(t *testing.T) {
-	l := bothAttached(t, [2]string{"4", "6"})
-	broken := l.Write("broken/ip6tables-nft-restore", "#!/bin/sh\necho broken >&2\nexit 4\n")
+	l := bothAttached(t, "legacy", [2]string{"4", "6"})
+	broken := l.Write("broken/ip6tables-legacy-restore", "#!/bin/sh\necho broken >&2\nexit 4\n")
 	expect.NoError(t, os.Chmod(broken, 0o755))
 	path := os.Getenv("PATH")
 	err := l.removeUntil(func() {

@@ -20,8 +20,8 @@ import (
 // BenchmarkLoopback attaches and detaches the loopback network alternately:
 // go-cni with the reference plugin, this library with it, and this library in
 // process. Other load affects all alike, so the ratios hold on any machine.
-// This library's records are on and synced, below TMPDIR. go-cni has none, and
-// in a sandbox its cache in /var/lib/cni is in memory.
+// This library's records are on, below TMPDIR, and synced for the reference plugin. go-cni
+// has none, and in a sandbox its cache in /var/lib/cni is in memory.
 func BenchmarkLoopback(b *testing.B) {
 	theirs, err := gocni.New(gocni.WithPluginDir([]string{testhost.ReferencePlugins(b)}), gocni.WithLoNetwork)
 	if err != nil {
@@ -31,7 +31,8 @@ func BenchmarkLoopback(b *testing.B) {
 	runtime := func(opts ...cni.Opt) *cni.Runtime {
 		return expect.Value(cni.New(append(opts, cni.WithStateDir(state), cni.WithLoNetwork)...))(b)
 	}
-	onDisk, inProcess := runtime(cni.WithPluginDir([]string{testhost.ReferencePlugins(b)})), runtime(cni.WithPluginDir(nil))
+	onDisk := runtime(cni.WithPluginDir([]string{testhost.ReferencePlugins(b)}), cni.WithoutBuiltinPlugins())
+	inProcess := runtime(cni.WithPluginDir([]string{testhost.ReferencePlugins(b)}))
 	contestants := []struct {
 		name          string
 		setup, remove func(ctx context.Context, id, path string) error

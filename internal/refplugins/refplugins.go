@@ -106,10 +106,10 @@ func Env(ctx context.Context, progress io.Writer) ([]string, error) {
 
 // Main runs the tests of a package in a sandbox, as [sandbox.Main] does. It
 // builds the reference plugins first, outside, where there is a network.
-func Main(m interface{ Run() int }) int {
-	return sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+func Main(m interface{ Run() int }, opts ...sandbox.Option) int {
+	return sandbox.Main(m, append(opts, sandbox.Before(func() ([]string, error) {
 		return Env(context.Background(), os.Stderr)
-	}))
+	}))...)
 }
 
 // missingIn returns the names of the plugins that dir lacks.

@@ -1,0 +1,82 @@
+package behaviour_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// dirs makes plugin directories, which have a plugin p each that notes its directory, the
+// verb and CNI_PATH.
+func (s *stage) dirs(names ...string) (paths []string) {
+	s.T.Helper()
+	for _, name := range names {
+		p := s.Write(name+"/p", fmt.Sprintf("#!/bin/sh\necho \"$CNI_COMMAND %s $CNI_PATH\" >>%s\ncat >/dev/null\n"+
+			`[ $CNI_COMMAND != ADD ] || echo '{"cniVersion": "1.0.0"}'`+"\n", name, s.Path("lines")))
+		expect.NoError(s.T, os.Chmod(p, 0o755))
+		paths = append(paths, s.Path(name))
+	}
+	return paths
+}
+
+// takeRuns returns the notes of the plugins without the host's directory.
+func (s *stage) takeRuns() string { return strings.ReplaceAll(s.takeLines(), s.Path()+"/", "") }
+
+// TestTheOrderOfPluginDirectories is that of the Setup until the end, in other processes
+// too, and whatever a later call wants. Others of its directories do not count.
+func TestTheOrderOfPluginDirectories(t *testing.T) {
+	s := newStage(t)
+	dirs := s.dirs("a", "b", "foreign")
+	path := s.Container("c1")
+	conf := cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p"))
+	start := func() *cni.Runtime { return s.Runtime(conf, cni.WithPluginDir(dirs[:2])) }
+	for _, c := range []struct {
+		order []string
+		want  string
+	}{
+		{nil, "a a:b"},
+		{[]string{dirs[1]}, "b b:a"},
+		{[]string{dirs[1] + "/", dirs[0]}, "b b:a"},
+		{[]string{dirs[2], dirs[0]}, "a a:b"},
+		{[]string{dirs[2], s.Path()}, "a a:b"},
+	} {
+		r := start()
+		_, err := r.Setup(t.Context(), "c1", path, cni.WithPluginDirOrder(c.order...))
+		expect.NoError(t, err)
+		expect.NoError(t, start().Check(t.Context(), "c1", path))
+		expect.NoError(t, start().Remove(t.Context(), "c1", path, cni.WithPluginDirOrder(dirs...)))
+		expect.Same(t, fmt.Sprint(c.order), s.takeRuns(), "ADD "+c.want+", CHECK "+c.want+", DEL "+c.want)
+	}
+	_, err := start().Setup(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithPluginDirOrder(dirs[1])))
+	expect.Is(t, err, cni.ErrInvalidArgument)
+}
+
+// TestReleaseRefusesAnOrderOfPluginDirectories: go-cni would run another executable.
+func TestReleaseRefusesAnOrderOfPluginDirectories(t *testing.T) {
+	h := newRealHost(t)
+	path := h.Container("c1")
+	r := h.Runtime(h.named(), cni.WithPluginDir([]string{testhost.ReferencePlugins(t), h.Path("bin")}))
+	_, err := r.Setup(t.Context(), "c1", path, cni.WithPluginDirOrder(h.Path("bin")))
+	expect.NoError(t, err)
+	h.wantRefused(r, "c1", nil, "WithPluginDirOrder")
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+}
+
+// TestADirectoryOfTheOrderThatIsNoneAnyMore: the executable runs where it was, and the
+// directory has lost its precedence for others.
+func TestADirectoryOfTheOrderThatIsNoneAnyMore(t *testing.T) {
+	s := newStage(t)
+	dirs := s.dirs("a", "b")
+	path := s.Container("c1")
+	conf := cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p"))
+	_, err := s.Runtime(conf, cni.WithPluginDir(dirs)).Setup(t.Context(), "c1", path, cni.WithPluginDirOrder(dirs[1]))
+	expect.NoError(t, err)
+	s.takeRuns()
+	expect.NoError(t, s.Runtime(conf, cni.WithPluginDir(dirs[:1])).Remove(t.Context(), "c1", path))
+	expect.Same(t, "calls", s.takeRuns(), "DEL b a:b")
+}

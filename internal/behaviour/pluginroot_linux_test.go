@@ -1,0 +1,243 @@
+package behaviour_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
+)
+
+// hostRoot is the root of a host, as a daemon in a container sees it: it has the reference
+// plugins in /lib/plugins, /proc, and the directories of the test at the same path.
+type hostRoot struct {
+	dir string
+	t   *testing.T
+}
+
+func newHostRoot(h *realHost, t *testing.T, shared ...string) hostRoot {
+	t.Helper()
+	root := hostRoot{t.TempDir(), t}
+	bin := filepath.Join(root.dir, "lib/plugins")
+	expect.NoError(t, os.MkdirAll(bin, 0o755), os.MkdirAll(filepath.Join(root.dir, "opt/cni"), 0o755),
+		os.Symlink("/lib/plugins", filepath.Join(root.dir, "opt/cni/bin"))) // absolute: it is not there outside
+	for _, name := range []string{"bridge", "host-local"} {
+		data := expect.Value(os.ReadFile(filepath.Join(testhost.ReferencePlugins(t), name)))(t)
+		expect.NoError(t, os.WriteFile(filepath.Join(bin, name), data, 0o755))
+	}
+	root.mount("/proc", "/proc")
+	for _, path := range shared {
+		root.mount(path, path)
+	}
+	return root
+}
+
+// mount binds a directory of the test, with the mounts in it, to a path in the root.
+func (r hostRoot) mount(from, at string) {
+	r.t.Helper()
+	at = filepath.Join(r.dir, at)
+	expect.NoError(r.t, os.MkdirAll(at, 0o755), unix.Mount(from, at, "", unix.MS_BIND|unix.MS_REC, ""))
+	r.t.Cleanup(func() { expect.NoError(r.t, unix.Unmount(at, unix.MNT_DETACH)) })
+}
+
+// script puts a shell plugin into the root, with a static shell.
+func (r hostRoot) script(typ, text string) {
+	r.t.Helper()
+	busybox := expect.Value(os.ReadFile("/bin/busybox"))(r.t)
+	for path, content := range map[string][]byte{"bin/sh": busybox, "lib/plugins/" + typ: []byte("#!/bin/sh\n" + text)} {
+		path = filepath.Join(r.dir, path)
+		expect.NoError(r.t, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, content, 0o755))
+	}
+}
+
+func (r hostRoot) option() cni.Opt { return cni.WithPluginRoot(r.dir) }
+
+// rooted returns a runtime for one bridge, whose executables are in /opt/cni/bin of a root.
+func (h *realHost) rooted(root string, more ...cni.Opt) *cni.Runtime {
+	c := testhost.Case{Plugins: []string{`{"type": "bridge", "bridge": "cni0", ` + testhost.HostLocal(testhost.V4Range) + `}`}}
+	return h.Runtime(append([]cni.Opt{cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))),
+		cni.WithPluginDir([]string{"/opt/cni/bin"}), cni.WithPluginRoot(root)}, more...)...)
+}
+
+// TestPluginsRunInAnotherRoot: bridge attaches the container, by an executable that is
+// nowhere outside, and finds host-local beside it.
+func TestPluginsRunInAnotherRoot(t *testing.T) {
+	h := newRealHost(t)
+	path := h.Container("c1")
+	root := newHostRoot(h, t, h.Dir)
+	before := h.Audit()
+	r := h.rooted(root.dir, cni.WithoutBuiltinPlugins())
+	result, err := r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	expect.NoError(t, r.Check(t.Context(), "c1", path))
+	if got := result.Interfaces["eth0"]; got == nil || len(got.IPConfigs) != 1 {
+		t.Fatalf("result %+v", result)
+	}
+	for _, a := range expect.Value(r.Attachments())(t) {
+		expect.Same(t, "plugins", a.Plugins, map[string]cni.PluginKind{"bridge": cni.PluginExecutable})
+	}
+	if held := expect.Value(os.ReadDir(h.Path("ipam/podnet")))(t); len(held) == 0 {
+		t.Error("host-local has reserved nothing here")
+	}
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	h.WantClean(before)
+
+	// A daemon that moves out of its container finds its containers' executables.
+	_, err = r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	moved := h.rooted("/")
+	expect.NoError(t, moved.Remove(t.Context(), "c1", path))
+	h.WantClean(before)
+}
+
+// TestAPluginStartsInItsRoot: its working directory is there, and so is all that it sees.
+func TestAPluginStartsInItsRoot(t *testing.T) {
+	h := newRealHost(t)
+	path := h.Container("c1")
+	root := newHostRoot(h, t, h.Path("netns"))
+	root.script("p", `[ $CNI_COMMAND != ADD ] || echo "$PWD $0 $CNI_PATH" "$(cd /; echo *)" >/said; cat >/dev/null; echo '{"cniVersion": "1.0.0"}'`)
+	r := h.Runtime(cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p")), cni.WithPluginDir([]string{"/opt/cni/bin"}), root.option())
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	said := string(expect.Value(os.ReadFile(filepath.Join(root.dir, "said")))(t))
+	if want := "/ /opt/cni/bin/p /opt/cni/bin bin lib opt proc"; !strings.HasPrefix(said, want) {
+		t.Errorf("it sees %q, want %q", said, want)
+	}
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+}
+
+// TestARootThatIsMissing is no reason to run a built-in plugin. Plugins in process do not
+// need it.
+func TestARootThatIsMissing(t *testing.T) {
+	h := newRealHost(t)
+	path := h.Container("c1")
+	before := h.Audit()
+	none := h.Path("none")
+	_, err := h.rooted(none).Setup(t.Context(), "c1", path)
+	expect.Is(t, err, fs.ErrNotExist)
+	if err == nil || !strings.Contains(err.Error(), none) {
+		t.Errorf("error %v, want %s in it", err, none)
+	}
+	h.WantClean(before)
+
+	inProcess := h.rooted(none, cni.WithBuiltinPlugins())
+	testhost.MustSetUp(t, inProcess, "c1", path)
+	expect.NoError(t, inProcess.Remove(t.Context(), "c1", path))
+	h.WantClean(before)
+}
+
+// TestAPluginThatIsMissingInTheRoot is not found, though there is one at the path outside.
+func TestAPluginThatIsMissingInTheRoot(t *testing.T) {
+	h := newRealHost(t)
+	path := h.Container("c1")
+	root := newHostRoot(h, t, h.Dir)
+	outside := t.TempDir()
+	expect.NoError(t, os.WriteFile(filepath.Join(outside, "p"), []byte("#!/bin/sh\n"), 0o755))
+	before := h.Audit()
+	r := h.Runtime(cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p")), cni.WithPluginDir([]string{outside}), root.option())
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.Is(t, err, cni.ErrPluginNotFound)
+	if err == nil || !strings.Contains(err.Error(), root.dir) {
+		t.Errorf("error %v, want %s in it", err, root.dir)
+	}
+	h.WantClean(before)
+}
+
+// TestARootWithOtherFiles: a plugin is not run if it would find another namespace, or if
+// nobody outside saw the addresses that it reserves.
+func TestARootWithOtherFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		shared func(h *realHost) []string
+		change func(h *realHost, root hostRoot)
+		says   string
+	}{
+		"no namespaces": {func(h *realHost) []string { return []string{h.Path("ipam")} }, nil, "network namespace"},
+		"another namespace at the path": {func(h *realHost) []string { return []string{h.Path("ipam")} }, func(h *realHost, root hostRoot) {
+			h.Container("other")
+			file := filepath.Join(root.dir, h.Path("netns"), "c1")
+			expect.NoError(h.T, os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o644),
+				unix.Mount(h.Path("netns", "other"), file, "", unix.MS_BIND, ""))
+			h.T.Cleanup(func() { expect.NoError(h.T, unix.Unmount(file, unix.MNT_DETACH)) })
+		}, "network namespace"},
+		"other reservations": {func(h *realHost) []string { return []string{h.Path("netns")} }, nil, "host-local"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newRealHost(t)
+			path := h.Container("c1")
+			expect.NoError(t, os.Mkdir(h.Path("ipam"), 0o755))
+			root := newHostRoot(h, t, c.shared(h)...)
+			if c.change != nil {
+				c.change(h, root)
+			}
+			before := h.Audit()
+			r := h.rooted(root.dir, cni.WithoutBuiltinPlugins())
+			_, err := r.Setup(t.Context(), "c1", path)
+			if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), root.dir) {
+				t.Errorf("error %v, want %q and %s in it", err, c.says, root.dir)
+			}
+			h.WantClean(before)
+			_, err = r.Lookup("c1")
+			expect.Is(t, err, cni.ErrNotAttached)
+		})
+	}
+}
+
+// TestARootThatIsGoneAtTheEnd: a container is removed nevertheless, because all that its
+// plugins have left is found without them.
+func TestARootThatIsGoneAtTheEnd(t *testing.T) {
+	h := newRealHost(t)
+	path := h.Container("c1")
+	root := newHostRoot(h, t, h.Dir)
+	before := h.Audit()
+	r := h.rooted(root.dir, cni.WithoutBuiltinPlugins())
+	testhost.MustSetUp(t, r, "c1", path)
+	expect.NoError(t, os.Rename(filepath.Join(root.dir, "lib"), filepath.Join(root.dir, "away")))
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	h.WantClean(before)
+}
+
+// TestPluginRootsThatAreRefused: by New, by Setup if others can replace it, and by Release.
+func TestPluginRootsThatAreRefused(t *testing.T) {
+	h := newRealHost(t)
+	path := h.Container("c1")
+	for what, opts := range map[string][]cni.Opt{
+		"a relative root":      {cni.WithPluginRoot("hostroot")},
+		"an empty root":        {cni.WithPluginRoot("")},
+		"a relative directory": {cni.WithPluginRoot("/hostroot"), cni.WithPluginDir([]string{"bin"})},
+	} {
+		if _, err := cni.New(opts...); err == nil {
+			t.Errorf("%s is accepted", what)
+		} else {
+			expect.Is(t, err, cni.ErrInvalidArgument)
+		}
+	}
+	root := newHostRoot(h, t, h.Dir)
+	r := h.rooted(root.dir)
+	expect.NoError(t, os.Chmod(root.dir, 0o777))
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.Is(t, err, cni.ErrInsecureFile)
+	expect.NoError(t, os.Chmod(root.dir, 0o755))
+	testhost.MustSetUp(t, r, "c1", path)
+	h.wantRefused(r, "c1", nil, "plugin root")
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+}
+
+// TestADeadContainerInAnotherRoot: its path leads nowhere any more, and the one that keeps
+// its namespace is not in the root, so that no DEL can run there. The sweep removes all.
+func TestADeadContainerInAnotherRoot(t *testing.T) {
+	h := newRealHost(t)
+	path := h.Mortal("c1")
+	root := newHostRoot(h, t, h.Dir)
+	before := h.Audit()
+	r := h.rooted(root.dir, cni.WithoutBuiltinPlugins(), cni.WithoutReaping())
+	testhost.MustSetUp(t, r, "c1", path)
+	expect.NoError(t, unix.Unmount(path, unix.MNT_DETACH)) // the root still has it
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	h.WantClean(before)
+}
