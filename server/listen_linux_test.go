@@ -99,6 +99,9 @@ func TestWhatIsNotOursIsLeft(t *testing.T) {
 	refuse("a directory that a group can write", path)
 	expect.NoError(t, os.Chmod(dir, 0o777))
 	refuse("a directory that everybody can write", path)
+	if _, err := s.Listen(path); err == nil || strings.Contains(err.Error(), "WithInsecureFiles") {
+		t.Errorf("got %v, which must not name an option that Listen does not have", err)
+	}
 	expect.NoError(t, os.Chmod(dir, 0o755), os.Chown(dir, 1234, 0))
 	refuse("a directory of somebody else", path)
 	expect.NoError(t, os.Chown(dir, 0, 0))

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"path/filepath"
 	"time"
 
@@ -16,8 +17,8 @@ import (
 type Options struct {
 	// UID is the user that may call beside root.
 	UID int
-	// PluginDirs are the directories in which a client's CNI_PATH may choose. Without
-	// any, a client's CNI_PATH does not count.
+	// PluginDirs are the directories in which a client's CNI_PATH may choose: those of the
+	// Backend's. Without any, a client's CNI_PATH does not count.
 	PluginDirs []string
 	// Override is a JSON object, whose fields replace those of every configuration that a
 	// client sends. It may not have prevResult, nor the attachments of a GC.
@@ -33,6 +34,10 @@ type Options struct {
 	// runtimes do not send it. An error that is no *types.Error gets code 11, "try again
 	// later".
 	PodUID func(context.Context, Pod) (string, error)
+	// Other answers the requests for other paths than those of the server, such as
+	// /metrics, on the same socket and to the same users, each within Limits.Deadline. They
+	// do not wait for calls, and a Shutdown waits for them. Without it, they get status 404.
+	Other http.Handler
 	// Observe is called after each request, by the goroutine that served it.
 	Observe func(Observation)
 	// Logger receives refused clients and panics of the Backend; nil is
@@ -44,7 +49,8 @@ type Options struct {
 // Limits bound what clients can make a Server do. Zero is the default of each.
 type Limits struct {
 	// Concurrent is how many ADDs run at once, and again how many other calls do, so
-	// that DEL never waits for ADDs. The default is 32.
+	// that DEL never waits for ADDs. Of executed plugins each takes two processes and 4 MB.
+	// The default is 16.
 	Concurrent int
 	// Queued is how many calls wait for their turn, in the order of their arrival, or for
 	// a readiness file. More are refused with code 11, "try again later". The default is
@@ -86,7 +92,7 @@ func (l Limits) withDefaults() (Limits, error) {
 			return l, fmt.Errorf("negative limit in %+v", l)
 		}
 	}
-	l.Concurrent = orDefault(l.Concurrent, 32)
+	l.Concurrent = orDefault(l.Concurrent, 16)
 	l.Queued = orDefault(l.Queued, 1024)
 	l.Request = orDefault(l.Request, wire.MaxRequest)
 	l.Requests = max(orDefault(l.Requests, 32<<20), l.Request)

@@ -70,12 +70,14 @@ func (s *Server) check(delegate bool, r *wire.Request) (*call, error) {
 // names: what links in these directories lead to is their owner's decision.
 func within(dirs, paths []string) []string {
 	var found []string
+	seen := map[string]bool{} // a client may send very many
 	for _, path := range paths {
 		path = filepath.Clean(path)
 		inside := func(dir string) bool {
 			return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 		}
-		if slices.ContainsFunc(dirs, inside) && !slices.Contains(found, path) {
+		if !seen[path] && slices.ContainsFunc(dirs, inside) {
+			seen[path] = true
 			found = append(found, path)
 		}
 	}

@@ -63,6 +63,13 @@ type book struct {
 	fail     error
 }
 
+// failWith makes all further calls fail with err, unless it is nil.
+func (b *book) failWith(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fail = err
+}
+
 func (b *book) note(verb string, r *server.Request) error {
 	b.asked = append(b.asked, strings.TrimSpace(fmt.Sprint(verb, " ", r.ContainerID, " ", r.IfName, " ", r.Network)))
 	b.configs = append(b.configs, string(r.Config))
@@ -284,7 +291,7 @@ func TestLibcniSeesErrors(t *testing.T) {
 	n.start(t)
 	list, ctx := n.list(t, "1.1.0", "10.1.0.7/16"), t.Context()
 	want := types.NewError(101, "no room", "rack 7")
-	n.fail = fmt.Errorf("wrapped: %w", want)
+	n.failWith(fmt.Errorf("wrapped: %w", want))
 	_, adding := n.cni.AddNetworkList(ctx, list, container("c1"))
 	for verb, err := range map[string]error{
 		"ADD": adding, "DEL": n.cni.DelNetworkList(ctx, list, container("c1")), "STATUS": n.cni.GetStatusNetworkList(ctx, list),
@@ -295,7 +302,7 @@ func TestLibcniSeesErrors(t *testing.T) {
 			t.Errorf("%s: %v", verb, err)
 		}
 	}
-	n.fail = nil
+	n.failWith(nil)
 	rt := container("c1")
 	rt.IfName = "" // libcni refuses it by itself, other callers may not
 	if _, err := n.cni.AddNetworkList(ctx, list, rt); err == nil {
@@ -362,7 +369,7 @@ func TestCnitool(t *testing.T) {
 		run(0, "del")
 		expect.Same(t, "attached", len(expect.Value(n.Attachments(t.Context()))(t)), 0)
 	}
-	n.fail = types.NewError(types.ErrTryAgainLater, "no room", "")
+	n.failWith(types.NewError(types.ErrTryAgainLater, "no room", ""))
 	if out := run(1, "add"); !strings.Contains(out, "no room") {
 		t.Errorf("add: %s", out)
 	}

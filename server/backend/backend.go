@@ -25,6 +25,7 @@ type Runtime interface {
 	StatusContext(ctx context.Context) error
 	StatusOf(ctx context.Context, configs ...[]byte) error
 	Attachments() ([]cni.Attachment, error)
+	AttachmentsOf(id string) ([]cni.Attachment, error)
 	GC(ctx context.Context, o cni.GCOptions) (*cni.Report, error)
 }
 
@@ -63,7 +64,9 @@ type Options struct {
 //
 // They are attached in order. If one fails, all are detached. What an ADD has attached is
 // on record with it, so that DEL and CHECK need neither its configuration nor the
-// annotation. The plugins are those of the Runtime: server.Request.PluginDirs does not count.
+// annotation. CHECK leaves out networks of a version without it, unless none has it. The
+// plugins are those of the Runtime; server.Request.PluginDirs has those of its plugin
+// directories that an ADD searches first, and DEL and CHECK keep to that.
 //
 // If an element of the annotation has a default-route, the default routes are removed from
 // the other networks' configurations, and the gateways that it names are set in its own. A
@@ -125,7 +128,7 @@ func (b *Backend) setUp(ctx context.Context, r *server.Request, all []network, d
 	if delegate {
 		metadata[keyDelegate] = "true"
 	}
-	opts := []cni.NamespaceOpts{cni.WithLabels(labels(r)), cni.WithMetadata(metadata)}
+	opts := []cni.NamespaceOpts{cni.WithLabels(labels(r)), cni.WithMetadata(metadata), cni.WithPluginDirOrder(r.PluginDirs...)}
 	for _, n := range all {
 		opts = append(opts, n.option())
 	}
@@ -231,7 +234,7 @@ func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Atta
 		return err
 	}
 	remove := func() error {
-		opts := []cni.NamespaceOpts{cni.WithLabels(labels(r))}
+		opts := []cni.NamespaceOpts{cni.WithLabels(labels(r)), cni.WithPluginDirOrder(r.PluginDirs...)}
 		for _, n := range all {
 			opts = append(opts, n.option())
 		}
@@ -258,7 +261,25 @@ func (b *Backend) check(ctx context.Context, r *server.Request, of func(cni.Atta
 	if err == nil {
 		err = b.runtime.Check(ctx, r.ContainerID, r.NetNS, named(mine)...)
 	}
+	if errors.Is(err, cni.ErrNoCheck) && len(mine) > 1 {
+		err = b.checkEach(ctx, r, mine, err)
+	}
 	return refused(err)
+}
+
+// checkEach checks the attachments whose networks have CHECK. If none has, it returns
+// noCheck.
+func (b *Backend) checkEach(ctx context.Context, r *server.Request, mine []cni.Attachment, noCheck error) error {
+	for i := range mine {
+		err := b.runtime.Check(ctx, r.ContainerID, r.NetNS, named(mine[i:i+1])...)
+		switch {
+		case err == nil:
+			noCheck = nil
+		case !errors.Is(err, cni.ErrNoCheck):
+			return err
+		}
+	}
+	return noCheck
 }
 
 // Status asks the networks in the configuration, or without any the loaded ones.
@@ -286,13 +307,13 @@ func isOf(a cni.Attachment, r *server.Request) bool {
 
 // recorded returns the attachments of a container on record, those that are meant apart.
 func (b *Backend) recorded(id string, meant func(cni.Attachment) bool) (mine, others []cni.Attachment, err error) {
-	all, err := b.runtime.Attachments()
+	all, err := b.runtime.AttachmentsOf(id)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, a := range all {
 		switch {
-		case a.ContainerID != id || a.State == cni.Unknown:
+		case a.State == cni.Unknown:
 		case meant(a):
 			mine = append(mine, a)
 		default:

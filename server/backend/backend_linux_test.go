@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -127,6 +128,30 @@ func TestDelegatesAreAttachedInOrder(t *testing.T) {
 	ledger, err = later.Attachments(t.Context())
 	expect.NoError(t, err)
 	expect.Same(t, "ledger", len(ledger), 0)
+}
+
+// TestCheckLeavesOutNetworksWithoutIt: those of a version before 0.4.0, as the network of
+// Multus' quickstart is.
+func TestCheckLeavesOutNetworksWithoutIt(t *testing.T) {
+	s := newStage(t)
+	b := backend.New(s.runtime, backend.Options{})
+	old := func(name, typ string) string {
+		return fmt.Sprintf(`{"cniVersion": "0.3.0", "name": %q, "type": %q}`, name, typ)
+	}
+	r := s.request("c1", "eth0", delegating("node", old("a", "p"), delegate("b", "q"), old("c", "r")))
+	none := s.request("c2", "eth0", delegating("node", old("a", "p"), old("c", "r")))
+	for _, one := range []*server.Request{r, none} {
+		_, err := b.Add(t.Context(), one)
+		expect.NoError(t, err)
+	}
+	s.Took()
+	expect.NoError(t, b.Check(t.Context(), r))
+	expect.Same(t, "checked", s.Took(), []string{"CHECK q c1/net1"})
+	s.On("q", "CHECK", testhost.Says(101, "gone"))
+	expect.Same(t, "a network with CHECK", code(t, b.Check(t.Context(), r)), uint(101))
+	if err := b.Check(t.Context(), none); err == nil || !strings.Contains(err.Error(), "does not support the CHECK command") {
+		t.Errorf("no network with CHECK: %v", err)
+	}
 }
 
 func TestDelegatesAreRolledBackTogether(t *testing.T) {
@@ -440,10 +465,23 @@ func (s *stage) links(id string) (names []string) {
 	return names
 }
 
+// listing is a Runtime that says when it has listed its attachments.
+type listing struct {
+	backend.Runtime
+	once   sync.Once
+	listed chan struct{}
+}
+
+func (l *listing) Attachments() ([]cni.Attachment, error) {
+	defer l.once.Do(func() { close(l.listed) })
+	return l.Runtime.Attachments()
+}
+
 // TestGCKeepsWhatBeganMeanwhile: the client made its list before.
 func TestGCKeepsWhatBeganMeanwhile(t *testing.T) {
 	s := newStage(t)
 	b := backend.New(s.runtime, backend.Options{})
+	collector := &listing{Runtime: s.runtime, listed: make(chan struct{})}
 	config := delegating("node", delegate("", "p"))
 	gate := s.Gate("p")
 	out := `{"cniVersion": "1.0.0"}`
@@ -452,8 +490,9 @@ func TestGCKeepsWhatBeganMeanwhile(t *testing.T) {
 	added := testhost.Begin(func() error { _, err := b.Add(t.Context(), r); return err })
 	letGo := s.Arrive(gate)
 	collected := testhost.Begin(func() error {
-		return b.GC(t.Context(), &server.Request{Config: json.RawMessage(config), Network: "node", CNIVersion: "1.1.0"})
+		return backend.New(collector, backend.Options{}).GC(t.Context(), &server.Request{Config: json.RawMessage(config), Network: "node", CNIVersion: "1.1.0"})
 	})
+	expect.Await(t, "the list of the GC", collector.listed)
 	letGo()
 	expect.NoError(t, expect.Await(t, "ADD", added))
 	expect.NoError(t, expect.Await(t, "GC", collected))

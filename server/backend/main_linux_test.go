@@ -14,10 +14,14 @@ import (
 func init() { runtime.LockOSThread() }
 
 // TestMain runs the tests in their own namespaces. Started as a plugin, the test binary
-// acts as one.
+// acts as one, and with daemonEnv as a daemon.
 func TestMain(m *testing.M) {
 	if scripted.IsPlugin() {
 		scripted.Main()
+	}
+	if os.Getenv(daemonEnv) != "" {
+		daemonMain()
+		return
 	}
 	os.Exit(refplugins.Main(m))
 }

@@ -1,8 +1,13 @@
 // Daemon is the thick example's daemon: it attaches containers for the shim that a runtime
-// executes, to the networks of a directory. A shim's configuration has the name of one of
-// them.
+// executes. Each container gets the first network of a directory, and those that the runtime
+// names in CNI_ARGS, in the syntax of a pod's annotation (see package multinet):
 //
-//	daemon -networks /etc/thick -socket /run/thick/multus.sock -queue /var/lib/thick/dels
+//	NETWORKS=storage@net7,backup
+//
+// It needs root. With -builtin, no plugin needs to be installed for the types that are built
+// into it; the others are executables:
+//
+//	daemon -networks /etc/thick -plugins /opt/cni/bin -builtin bridge,host-local,portmap
 package main
 
 import (
@@ -13,21 +18,34 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
+
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/multinet"
 	"github.com/embedcni/cni/server"
+	"github.com/embedcni/cni/server/backend"
 )
 
+// options are those of the command line.
+type options struct{ networks, plugins, builtin, state, socket, queue, ready string }
+
 func main() {
-	networksDir := flag.String("networks", "/etc/thick", "the `directory` of the networks' conflists")
-	socket := flag.String("socket", "/run/thick/multus.sock", "the `path` of the socket")
-	queue := flag.String("queue", "/var/lib/thick/dels", "the `directory` of DELs that came while no daemon ran")
+	var o options
+	flag.StringVar(&o.networks, "networks", "/etc/thick", "the `directory` of the networks' conflists")
+	flag.StringVar(&o.plugins, "plugins", "/opt/cni/bin", "the `directories` of the plugins, separated by colons")
+	flag.StringVar(&o.builtin, "builtin", "", "the plugin `types` that run in process although they are installed, separated by commas")
+	flag.StringVar(&o.state, "state", "/var/lib/thick", "the `directory` of the records; it must survive a reboot")
+	flag.StringVar(&o.socket, "socket", "/run/thick/multus.sock", "the `path` of the socket")
+	flag.StringVar(&o.queue, "queue", "/var/lib/thick/dels", "the `directory` of DELs that came while no daemon ran")
+	flag.StringVar(&o.ready, "ready", "", "hold ADDs back until this `file` exists")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := serve(ctx, *networksDir, *socket, *queue); err != nil {
+	if err := serve(ctx, o); err != nil {
 		slog.Error("daemon", "error", err)
 		os.Exit(1)
 	}
@@ -36,28 +54,33 @@ func main() {
 // grace is how long a shutdown lets calls go on.
 const grace = 20 * time.Second
 
-func serve(ctx context.Context, networksDir, socket, queue string) error {
-	rt, err := cni.New(cni.WithOwner("thick"), cni.WithPluginConfDir(networksDir))
+func serve(ctx context.Context, o options) error {
+	opts := []cni.Opt{
+		cni.WithOwner("thick"), cni.WithStateDir(o.state), cni.WithPluginPath(o.plugins), cni.WithPluginConfDir(o.networks),
+		cni.WithDefaultConf, cni.WithObserver(logPlugin),
+	}
+	if o.builtin != "" {
+		opts = append(opts, cni.WithBuiltinPlugins(strings.Split(o.builtin, ",")...))
+	}
+	rt, err := cni.New(opts...)
 	if err != nil {
 		return err
 	}
-	if err := rt.Load(cni.WithAllConf); err != nil {
-		return err
-	}
-	s, err := server.New(&networks{rt}, server.Options{PluginDirs: rt.GetConfig().PluginDirs})
+	b := backend.New(rt, backend.Options{Networks: requested, Lookup: inDirectory(o.networks)})
+	s, err := server.New(b, server.Options{ReadinessFile: o.ready})
 	if err != nil {
 		return err
 	}
-	l, err := s.Listen(socket)
+	l, err := s.Listen(o.socket)
 	if err != nil {
 		return err
 	}
-	if err := cleanUp(ctx, rt, s, queue); err != nil {
+	if err := cleanUp(ctx, rt, s, o.queue); err != nil {
 		return errors.Join(err, l.Close())
 	}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
-	slog.Info("serving", "socket", socket)
+	slog.Info("serving", "socket", o.socket)
 	select {
 	case err := <-served:
 		return err
@@ -79,7 +102,7 @@ func cleanUp(ctx context.Context, rt *cni.Runtime, s *server.Server, queue strin
 	if err != nil {
 		return err
 	}
-	for outcome, dels := range map[string][]server.QueuedDel{"ended": drained.Ended, "dropped": drained.Dropped, "failed": drained.Failed} {
+	for outcome, dels := range map[string][]server.QueuedDel{"ended": drained.Ended, "dropped": drained.Dropped, "refused": drained.Refused, "failed": drained.Failed} {
 		for _, d := range dels {
 			slog.Info("queued DEL", "outcome", outcome, "container", d.ContainerID, "interface", d.IfName, "network", d.Network, "error", d.Err)
 		}
@@ -93,4 +116,27 @@ func cleanUp(ctx context.Context, rt *cni.Runtime, s *server.Server, queue strin
 	}
 	slog.Info("recovered", "adopted", len(recovered.Adopted), "removed", len(recovered.Removed), "error", recovered.Err())
 	return nil
+}
+
+// requested returns the networks that a container gets beside the first. A daemon for
+// Kubernetes would read the annotation of the pod r.Pod.
+func requested(_ context.Context, r *server.Request) (string, error) { return r.Args["NETWORKS"], nil }
+
+// inDirectory returns a function that finds a network by its name.
+func inDirectory(dir string) func(context.Context, *server.Request, multinet.Selection) ([]byte, error) {
+	return func(_ context.Context, r *server.Request, s multinet.Selection) ([]byte, error) {
+		if s.Namespace != r.Pod.Namespace {
+			return nil, errors.New("it is in another namespace than the pod")
+		}
+		list, err := libcni.LoadNetworkConf(dir, s.Name)
+		if err != nil {
+			return nil, err
+		}
+		return list.Bytes, nil
+	}
+}
+
+func logPlugin(_ context.Context, e cni.Event) {
+	slog.Info("plugin", "operation", e.Operation, "type", e.Plugin, "kind", e.PluginKind, "network", e.Network,
+		"container", e.ContainerID, "interface", e.IfName, "took", e.Duration, "error", e.Err)
 }
