@@ -3,6 +3,7 @@
 //
 // The module pins Multus. Its shim and its daemon are built as they are, as tools of this
 // module, so that no test links the libraries of Kubernetes, and are started as processes.
+// So is a program around its parser of annotations.
 // The daemon's cluster is a few handlers of the test.
 //
 // Requests that the shim sends and answers that the daemon gives are kept byte for byte in

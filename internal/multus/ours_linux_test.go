@@ -160,7 +160,7 @@ func TestOurShimAttachesThreeNetworks(t *testing.T) {
 	d := startDaemon(t, c, "net-1", map[string]string{
 		known.Bridge: filepath.Join(dir, known.Bridge), known.HostLocal: filepath.Join(dir, known.HostLocal),
 	})
-	t.Cleanup(func() { removeBridges(t) })
+	t.Cleanup(func() { removeLinks(t) })
 	call, shim := ourCall(t, d, "ADD")
 	stdout, _, err := call.run(t, shim)
 	expect.NoError(t, err)
@@ -183,15 +183,4 @@ func TestOurShimAttachesThreeNetworks(t *testing.T) {
 	_, _, err = call.run(t, shim)
 	expect.NoError(t, err)
 	expect.Same(t, "addresses after DEL", addresses(t, ns), map[string]string{})
-}
-
-// removeBridges removes the networks' bridges from the sandbox.
-func removeBridges(t *testing.T) {
-	t.Helper()
-	links := expect.Value(netlink.LinkList())(t)
-	for _, link := range links {
-		if strings.HasPrefix(link.Attrs().Name, "mtest") {
-			expect.NoError(t, netlink.LinkDel(link))
-		}
-	}
 }

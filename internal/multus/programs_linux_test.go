@@ -21,14 +21,15 @@ const (
 	module    = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
 	shimVar   = "EMBEDCNI_TEST_MULTUS_SHIM"
 	daemonVar = "EMBEDCNI_TEST_MULTUS_DAEMON"
-	oursVar   = "EMBEDCNI_TEST_SHIM" // this library's shim
+	oursVar   = "EMBEDCNI_TEST_SHIM"               // this library's shim
+	parserVar = "EMBEDCNI_TEST_MULTUS_ANNOTATIONS" // Multus' parser of annotations
 )
 
 // programs builds the programs, unless the variables name others, and returns the
 // variables. The go command keeps them in its cache.
 func programs() ([]string, error) {
 	var env []string
-	for variable, name := range map[string]string{shimVar: "multus-shim", daemonVar: "multus-daemon", oursVar: "ours"} {
+	for variable, name := range map[string]string{shimVar: "multus-shim", daemonVar: "multus-daemon", oursVar: "ours", parserVar: "annotations"} {
 		if os.Getenv(variable) != "" {
 			continue
 		}

@@ -17,9 +17,9 @@ import (
 	"github.com/embedcni/cni/server"
 )
 
-// backend attaches nothing. It answers ADD as the scripted plugin does, unless fail has an
+// scriptedBackend attaches nothing. It answers ADD as the scripted plugin does, unless fail has an
 // error for the verb.
-type backend struct {
+type scriptedBackend struct {
 	fail func(ctx context.Context, verb string) error
 
 	mu       sync.Mutex
@@ -27,7 +27,7 @@ type backend struct {
 	requests []server.Request
 }
 
-func (b *backend) ask(ctx context.Context, verb string, r *server.Request) error {
+func (b *scriptedBackend) ask(ctx context.Context, verb string, r *server.Request) error {
 	b.mu.Lock()
 	b.verbs, b.requests = append(b.verbs, verb), append(b.requests, *r)
 	b.mu.Unlock()
@@ -37,7 +37,7 @@ func (b *backend) ask(ctx context.Context, verb string, r *server.Request) error
 	return nil
 }
 
-func (b *backend) attach(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
+func (b *scriptedBackend) attach(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
 	if err := b.ask(ctx, verb, r); err != nil {
 		return nil, err
 	}
@@ -47,28 +47,34 @@ func (b *backend) attach(ctx context.Context, verb string, r *server.Request) (t
 		"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`, "1.0.0", r.IfName, r.NetNS))
 }
 
-func (b *backend) Add(ctx context.Context, r *server.Request) (types.Result, error) {
+func (b *scriptedBackend) Add(ctx context.Context, r *server.Request) (types.Result, error) {
 	return b.attach(ctx, "ADD", r)
 }
-func (b *backend) Del(ctx context.Context, r *server.Request) error   { return b.ask(ctx, "DEL", r) }
-func (b *backend) Check(ctx context.Context, r *server.Request) error { return b.ask(ctx, "CHECK", r) }
-func (b *backend) GC(ctx context.Context, r *server.Request) error    { return b.ask(ctx, "GC", r) }
-func (b *backend) Status(ctx context.Context, r *server.Request) error {
+func (b *scriptedBackend) Del(ctx context.Context, r *server.Request) error {
+	return b.ask(ctx, "DEL", r)
+}
+func (b *scriptedBackend) Check(ctx context.Context, r *server.Request) error {
+	return b.ask(ctx, "CHECK", r)
+}
+func (b *scriptedBackend) GC(ctx context.Context, r *server.Request) error {
+	return b.ask(ctx, "GC", r)
+}
+func (b *scriptedBackend) Status(ctx context.Context, r *server.Request) error {
 	return b.ask(ctx, "STATUS", r)
 }
 
-func (b *backend) DelegateAdd(ctx context.Context, r *server.Request, _ *server.InterfaceAttributes) (types.Result, error) {
+func (b *scriptedBackend) DelegateAdd(ctx context.Context, r *server.Request, _ *server.InterfaceAttributes) (types.Result, error) {
 	return b.attach(ctx, "delegate ADD", r)
 }
-func (b *backend) DelegateDel(ctx context.Context, r *server.Request) error {
+func (b *scriptedBackend) DelegateDel(ctx context.Context, r *server.Request) error {
 	return b.ask(ctx, "delegate DEL", r)
 }
-func (b *backend) DelegateCheck(ctx context.Context, r *server.Request) error {
+func (b *scriptedBackend) DelegateCheck(ctx context.Context, r *server.Request) error {
 	return b.ask(ctx, "delegate CHECK", r)
 }
 
 // asked returns the verbs of the calls so far.
-func (b *backend) asked() []string {
+func (b *scriptedBackend) asked() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.verbs)

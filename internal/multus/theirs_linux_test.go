@@ -25,7 +25,7 @@ import (
 // TestMultusShimBeforeOurs: every verb of Multus' shim, in front of this library's server.
 func TestMultusShimBeforeOurs(t *testing.T) {
 	newPod(t)
-	b := &backend{}
+	b := &scriptedBackend{}
 	serve(t, b)
 	for _, verb := range verbs {
 		stdout, stderr, err := podCall(verb).run(t, os.Getenv(shimVar))
@@ -69,7 +69,7 @@ func TestMultusShimBeforeOurs(t *testing.T) {
 // of the configuration.
 func TestMultusShimPrintsOurVersions(t *testing.T) {
 	newPod(t)
-	serve(t, &backend{})
+	serve(t, &scriptedBackend{})
 	for _, version := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		c := podCall("ADD")
 		c.config = fmt.Appendf(nil, `{"cniVersion": %q, "name": "multus-cni-network", "type": "multus-shim"}`, version)
@@ -86,7 +86,7 @@ func TestMultusShimPrintsOurVersions(t *testing.T) {
 // prints the message and the details.
 func TestMultusShimPrintsOurErrors(t *testing.T) {
 	newPod(t)
-	b := &backend{}
+	b := &scriptedBackend{}
 	serve(t, b)
 	for name, c := range map[string]struct {
 		err  error
@@ -127,7 +127,7 @@ func TestMultusShimWaitsForOurServer(t *testing.T) {
 	go func() { _, _, err := call.run(t, shim); done <- err }()
 	conn, err := dying.Accept() // the shim asks
 	expect.NoError(t, err, conn.Close(), dying.Close())
-	b := &backend{}
+	b := &scriptedBackend{}
 	serve(t, b)
 	expect.NoError(t, expect.Await(t, "ADD", done))
 	expect.Same(t, "calls", b.asked(), []string{"ADD"})
@@ -138,7 +138,7 @@ func TestMultusShimWaitsForOurServer(t *testing.T) {
 func TestMultusShimDuringOurShutdown(t *testing.T) {
 	newPod(t)
 	running, finish := make(chan struct{}), make(chan struct{})
-	b := &backend{fail: func(_ context.Context, verb string) error {
+	b := &scriptedBackend{fail: func(_ context.Context, verb string) error {
 		if verb == "ADD" {
 			close(running)
 			<-finish
@@ -191,7 +191,7 @@ func response(t *testing.T, answer []byte) *http.Response {
 func TestOursAnswersLikeMultus(t *testing.T) {
 	v := version(t, os.Getenv(daemonVar))
 	var verb map[string]error
-	b := &backend{fail: func(_ context.Context, name string) error { return verb[name] }}
+	b := &scriptedBackend{fail: func(_ context.Context, name string) error { return verb[name] }}
 	serve(t, b)
 	codes := map[string]uint{
 		"add-fails": 11, "status-fails": 51, "no-body": types.ErrDecodingFailure, "delegate-gc": types.ErrInvalidEnvironmentVariables,
