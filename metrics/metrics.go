@@ -5,8 +5,9 @@
 //	m, err := metrics.New(prometheus.DefaultRegisterer)
 //	rt, err := cni.New(cni.WithObserver(m.Plugin))
 //	err = m.Attachments(rt.Attachments)
-//	s, err := server.New(backend, server.Options{Observe: m.Request})
-//	http.Handle("/metrics", promhttp.Handler())
+//	mux := http.NewServeMux()
+//	mux.Handle("/metrics", promhttp.Handler())
+//	s, err := server.New(backend, server.Options{Observe: m.Request, Other: mux}) // on the same socket
 //
 // The metrics:
 //
@@ -18,6 +19,7 @@
 //	embedcni_plugin_duration_seconds{plugin,kind,verb}      calls of plugins
 //	embedcni_plugin_error_total{plugin,kind,verb}           those of them that failed
 //	embedcni_attachments{state}                             interfaces on record
+//	embedcni_attached_containers                            containers with interfaces that are attached
 //	embedcni_containers{verdict}                            containers by the last Health
 //	embedcni_swept_total{what}                              removed by Recover and GC
 //	embedcni_unswept{what}                                  leftovers that the last of them could not remove
@@ -160,11 +162,15 @@ func (m *Metrics) Report(r *cni.Report) {
 	}
 }
 
-// Attachments registers the number of interfaces on record, which is counted at each
-// collection. list is a Runtime's Attachments. If it fails, the collection reports the
-// error.
+// Attachments registers the numbers of interfaces on record, and of containers with such
+// that are attached. They are counted at each collection. list is a Runtime's Attachments.
+// If it fails, the collection reports the error.
 func (m *Metrics) Attachments(list func() ([]cni.Attachment, error)) error {
-	c := &attachments{list: list, number: prometheus.NewDesc("embedcni_attachments", "Interfaces on record by state.", []string{"state"}, nil)}
+	c := &attachments{
+		list:       list,
+		number:     prometheus.NewDesc("embedcni_attachments", "Interfaces on record by state.", []string{"state"}, nil),
+		containers: prometheus.NewDesc("embedcni_attached_containers", "Containers with at least one interface that is attached.", nil, nil),
+	}
 	if err := m.registerer.Register(c); err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
@@ -172,12 +178,15 @@ func (m *Metrics) Attachments(list func() ([]cni.Attachment, error)) error {
 }
 
 type attachments struct {
-	list   func() ([]cni.Attachment, error)
-	number *prometheus.Desc
+	list               func() ([]cni.Attachment, error)
+	number, containers *prometheus.Desc
 }
 
-// Describe sends the only metric.
-func (a *attachments) Describe(to chan<- *prometheus.Desc) { to <- a.number }
+// Describe sends the descriptions of the metrics.
+func (a *attachments) Describe(to chan<- *prometheus.Desc) {
+	to <- a.number
+	to <- a.containers
+}
 
 // Collect counts.
 func (a *attachments) Collect(to chan<- prometheus.Metric) {
@@ -189,10 +198,15 @@ func (a *attachments) Collect(to chan<- prometheus.Metric) {
 	states := map[cni.AttachmentState]int{
 		cni.Attaching: 0, cni.Attached: 0, cni.Detaching: 0, cni.Ready: 0, cni.Failed: 0, cni.Unknown: 0,
 	}
+	containers := map[string]bool{}
 	for _, one := range all {
 		states[one.State]++
+		if one.State == cni.Attached {
+			containers[one.ContainerID] = true
+		}
 	}
 	for state, n := range states {
 		to <- prometheus.MustNewConstMetric(a.number, prometheus.GaugeValue, float64(n), string(state))
 	}
+	to <- prometheus.MustNewConstMetric(a.containers, prometheus.GaugeValue, float64(len(containers)))
 }

@@ -174,8 +174,11 @@ func TestAttachmentsAreCountedAtEachCollection(t *testing.T) {
 	if err := m.Attachments(func() ([]cni.Attachment, error) { return all, fail }); err != nil {
 		t.Fatal(err)
 	}
-	number := func(attached, failed int) string {
+	number := func(attached, failed, containers int) string {
 		return fmt.Sprintf(`
+# HELP embedcni_attached_containers Containers with at least one interface that is attached.
+# TYPE embedcni_attached_containers gauge
+embedcni_attached_containers %d
 # HELP embedcni_attachments Interfaces on record by state.
 # TYPE embedcni_attachments gauge
 embedcni_attachments{state="attached"} %d
@@ -184,11 +187,15 @@ embedcni_attachments{state="detaching"} 0
 embedcni_attachments{state="failed"} %d
 embedcni_attachments{state="ready"} 0
 embedcni_attachments{state="unknown"} 0
-`, attached, failed)
+`, containers, attached, failed)
 	}
-	compare(t, registry, number(0, 0), "embedcni_attachments")
-	all = []cni.Attachment{{State: cni.Attached}, {State: cni.Attached}, {State: cni.Failed}}
-	compare(t, registry, number(2, 1), "embedcni_attachments")
+	names := []string{"embedcni_attachments", "embedcni_attached_containers"}
+	compare(t, registry, number(0, 0, 0), names...)
+	all = []cni.Attachment{
+		{ContainerID: "a", State: cni.Attached}, {ContainerID: "a", State: cni.Attached}, {ContainerID: "b", State: cni.Attached},
+		{ContainerID: "c", State: cni.Failed},
+	}
+	compare(t, registry, number(3, 1, 2), names...)
 	fail = errors.New("the state directory is gone")
 	if _, err := registry.Gather(); err == nil || !strings.Contains(err.Error(), fail.Error()) {
 		t.Errorf("the collection reports %v", err)

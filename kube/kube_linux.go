@@ -1,0 +1,152 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Options configure Pods.
+type Options struct {
+	// Node is the name of this node, as spec.nodeName of its pods has it. A daemon in a
+	// pod gets it by the downward API. Only pods of this node are cached, and served.
+	Node string
+	// Networks is the client for NetworkAttachmentDefinitions. Without it Configuration
+	// refuses.
+	Networks dynamic.Interface
+	// Isolated refuses a pod the networks of other namespaces than its own, but for
+	// those in Global.
+	Isolated bool
+	Global   []string
+	// Timeout is the time of one lookup, or of writing one status, with its repetitions
+	// while the API server does not answer. The default is ten seconds.
+	Timeout time.Duration
+	// Logger receives the errors of watching; nil is slog.Default().
+	Logger *slog.Logger
+}
+
+// Pods are the pods of one node. Use New to make them. The methods are safe for concurrent
+// use. Their errors are *types.Errors of CNI: code 11, "try again later", where another
+// attempt may succeed, and 3, "unknown container", for a pod that exists no more.
+type Pods struct {
+	client    corev1client.PodsGetter
+	node      string
+	networks  dynamic.Interface
+	isolated  bool
+	global    []string
+	timeout   time.Duration
+	informers []cache.SharedIndexInformer
+	pods      cache.Store
+	configs   cache.Store // nil without Networks
+}
+
+// New returns the pods of a node. The client is CoreV1() of a clientset. They are looked up
+// from the first moment, one by one until Run has filled the cache.
+func New(client corev1client.PodsGetter, o Options) (*Pods, error) {
+	switch {
+	case client == nil:
+		return nil, errors.New("kube: no client")
+	case o.Node == "":
+		return nil, errors.New("kube: no name of the node: in a pod, have the downward API put spec.nodeName into its environment")
+	case o.Timeout < 0:
+		return nil, fmt.Errorf("kube: negative timeout %v", o.Timeout)
+	}
+	p := &Pods{client: client, node: o.Node, networks: o.Networks, isolated: o.Isolated, global: slices.Clone(o.Global), timeout: o.Timeout}
+	if p.timeout == 0 {
+		p.timeout = 10 * time.Second
+	}
+	logger := o.Logger
+	if logger == nil {
+		logger = slog.Default()
+	}
+	ofNode, all := fields.OneTermEqualSelector("spec.nodeName", o.Node).String(), client.Pods(metav1.NamespaceAll)
+	pods, err := p.follow(&corev1.Pod{}, "pods", logger, &cache.ListWatch{
+		ListFunc: func(l metav1.ListOptions) (runtime.Object, error) {
+			l.FieldSelector = ofNode
+			return all.List(context.Background(), l)
+		},
+		WatchFunc: func(l metav1.ListOptions) (watch.Interface, error) {
+			l.FieldSelector = ofNode
+			return all.Watch(context.Background(), l)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.pods = pods
+	if o.Networks == nil {
+		return p, nil
+	}
+	configs := o.Networks.Resource(definitions)
+	p.configs, err = p.follow(&unstructured.Unstructured{}, definitions.Resource, logger, &cache.ListWatch{
+		ListFunc:  func(l metav1.ListOptions) (runtime.Object, error) { return configs.List(context.Background(), l) },
+		WatchFunc: func(l metav1.ListOptions) (watch.Interface, error) { return configs.Watch(context.Background(), l) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// follow prepares an informer for Run, and returns its cache.
+func (p *Pods) follow(object runtime.Object, what string, logger *slog.Logger, from *cache.ListWatch) (cache.Store, error) {
+	informer := cache.NewSharedIndexInformer(from, object, 0, cache.Indexers{})
+	err := errors.Join(
+		informer.SetTransform(trim),
+		informer.SetWatchErrorHandler(func(_ *cache.Reflector, err error) {
+			if !errors.Is(err, io.EOF) && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) { // the ordinary ends of a watch
+				logger.Warn("watch the API server", "resource", what, "error", err)
+			}
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("kube: %s: %w", what, err)
+	}
+	p.informers = append(p.informers, informer)
+	return informer.GetStore(), nil
+}
+
+// Run keeps the cache until the context ends. Call it once. While the API server does not
+// answer, it tries again, and what is in the cache is served.
+func (p *Pods) Run(ctx context.Context) {
+	var all sync.WaitGroup
+	for _, informer := range p.informers {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			informer.Run(ctx.Done())
+		}()
+	}
+	all.Wait()
+}
+
+// trim drops of a pod what nobody here asks for, which is nearly all of it.
+func trim(object any) (any, error) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Annotations: pod.Annotations,
+			ResourceVersion: pod.ResourceVersion, DeletionTimestamp: pod.DeletionTimestamp,
+		},
+		Spec:   corev1.PodSpec{NodeName: pod.Spec.NodeName},
+		Status: corev1.PodStatus{Phase: pod.Status.Phase},
+	}, nil
+}
