@@ -2,21 +2,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/netip"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 
 	gocni "github.com/containerd/go-cni"
 	"github.com/sasha-s/go-deadlock"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/bench/floor"
 )
 
 // container is a container to attach. N is unique on a host.
@@ -35,8 +28,6 @@ type attacher interface {
 	close() error
 }
 
-var errNotInstalled = errors.New("not installed")
-
 func newAttacher(s spec) (attacher, error) {
 	switch s.Contender.Kind {
 	case kindGoCNI:
@@ -44,6 +35,8 @@ func newAttacher(s spec) (attacher, error) {
 		// this version of Go it confuses goroutines with each other.
 		deadlock.Opts.Disable = true
 		return &goCNI{spec: s}, nil
+	case kindOneLine:
+		return &oneLiner{spec: s}, nil
 	case kindDisk, kindInProcess:
 		if s.Contender.Pool {
 			return &pool{ours: ours{spec: s}}, nil
@@ -58,6 +51,11 @@ func newAttacher(s spec) (attacher, error) {
 }
 
 func (s spec) dataDir() string { return filepath.Join(s.Dir, "ipam") }
+
+// checker is an attacher that has a CHECK.
+type checker interface {
+	check(ctx context.Context, c container) error
+}
 
 // perNetwork creates a runtime for each network on first use, because not every
 // runtime accepts a network per call.
@@ -129,6 +127,14 @@ func (g *goCNI) del(ctx context.Context, c container) error {
 	return rt.Remove(ctx, c.ID, c.Path, g.ports(c)...)
 }
 
+func (g *goCNI) check(ctx context.Context, c container) error {
+	rt, err := g.runtimes.get(c.Network, g.open)
+	if err != nil {
+		return err
+	}
+	return rt.Check(ctx, c.ID, c.Path, g.ports(c)...)
+}
+
 func (*goCNI) close() error { return nil }
 
 // ours is this library.
@@ -167,8 +173,11 @@ func (o *ours) add(ctx context.Context, c container) error {
 	return err
 }
 
-func (o *ours) ports(c container) []cni.NamespaceOpts {
-	if !o.spec.Work.filters() {
+func (o *ours) ports(c container) []cni.NamespaceOpts { return onePort(o.spec.Work, c) }
+
+// onePort returns the options of a container's port, if the work has one.
+func onePort(w work, c container) []cni.NamespaceOpts {
+	if !w.filters() {
 		return nil
 	}
 	return []cni.NamespaceOpts{cni.WithCapabilityPortMap([]cni.PortMapping{
@@ -183,107 +192,12 @@ func (o *ours) del(ctx context.Context, c container) error {
 	return rt.Remove(ctx, c.ID, c.Path)
 }
 
+func (o *ours) check(ctx context.Context, c container) error {
+	rt, err := o.runtimes.get(c.Network, o.open)
+	if err != nil {
+		return err
+	}
+	return rt.Check(ctx, c.ID, c.Path, o.ports(c)...)
+}
+
 func (*ours) close() error { return nil }
-
-// bare is the floor: the least that the kernel requires.
-type bare struct {
-	spec  spec
-	hosts perNetwork[*floor.Host]
-}
-
-func newFloor(s spec) (attacher, error) {
-	if s.Work.filters() {
-		cmd := exec.Command("nft", "-f", "-")
-		cmd.Stdin = strings.NewReader(floor.Script)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("nft: %w: %s", err, out)
-		}
-	}
-	return &bare{spec: s}, nil
-}
-
-func (b *bare) open(n int) (*floor.Host, error) {
-	var prefixes []netip.Prefix
-	for _, s := range subnets(b.spec.Work, n) {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			return nil, err
-		}
-		prefixes = append(prefixes, p)
-	}
-	return floor.Open(floor.Options{Network: networkName(n), DataDir: b.spec.dataDir(), Prefixes: prefixes,
-		Ptp: b.spec.Work == workPtp, Filter: b.spec.Work.filters()})
-}
-
-func (b *bare) add(_ context.Context, c container) error {
-	if b.spec.Work == workLoopback {
-		return floor.Loopback(c.Path, true)
-	}
-	h, err := b.hosts.get(c.Network, b.open)
-	if err != nil {
-		return err
-	}
-	return h.Add(c.ID, c.Path, c.Port)
-}
-
-func (b *bare) del(_ context.Context, c container) error {
-	if b.spec.Work == workLoopback {
-		return floor.Loopback(c.Path, false)
-	}
-	h, err := b.hosts.get(c.Network, b.open)
-	if err != nil {
-		return err
-	}
-	return h.Del(c.ID)
-}
-
-func (b *bare) close() error {
-	var errs []error
-	for _, h := range b.hosts.all {
-		errs = append(errs, h.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// netavark is Podman's executable, which has a protocol of its own.
-type netavark struct {
-	spec    spec
-	program string
-}
-
-func newNetavark(s spec) (attacher, error) {
-	program, err := findNetavark()
-	if err != nil {
-		return nil, err
-	}
-	return &netavark{spec: s, program: program}, nil
-}
-
-// findNetavark searches the directories that distributions use. They are not in
-// PATH.
-func findNetavark() (string, error) {
-	for _, dir := range slices.Concat([]string{"/usr/lib/podman", "/usr/libexec/podman"}, filepath.SplitList(os.Getenv("PATH"))) {
-		path := filepath.Join(dir, "netavark")
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("netavark: %w", errNotInstalled)
-}
-
-func (n *netavark) run(ctx context.Context, verb string, c container) error {
-	conf, err := netavarkConfig(n.spec.Work, c.ID, c.Network, c.N, c.Port)
-	if err != nil {
-		return err
-	}
-	cmd := exec.CommandContext(ctx, n.program, "--config", filepath.Join(n.spec.RunDir, "netavark"), verb, c.Path)
-	cmd.Stdin = strings.NewReader(string(conf))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("netavark %s: %w: %s", verb, err, out)
-	}
-	return nil
-}
-
-func (n *netavark) add(ctx context.Context, c container) error { return n.run(ctx, "setup", c) }
-func (n *netavark) del(ctx context.Context, c container) error { return n.run(ctx, "teardown", c) }
-func (*netavark) close() error                                 { return nil }

@@ -37,6 +37,12 @@ func plugins(w work, backend string, n int, dataDir string) []object {
 		return []object{main}
 	case workPtp:
 		return []object{{"type": "ptp", "ipam": addresses(w, n, dataDir)}}
+	case workDefault:
+		// As nerdctl and Podman write it.
+		return []object{
+			{"type": "bridge", "bridge": networkName(n), "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": addresses(w, n, dataDir)},
+			portmap, {"type": "firewall"}, {"type": "tuning"},
+		}
 	}
 	main["ipMasq"] = true
 	if backend != native {
@@ -58,7 +64,7 @@ func addresses(w work, n int, dataDir string) object {
 		}
 	}
 	ipam := object{"type": "host-local", "dataDir": dataDir, "ranges": ranges}
-	if w == workPtp { // bridge makes the default routes itself
+	if w == workPtp || w == workDefault { // a bridge that is the default gateway makes the routes itself
 		ipam["routes"] = routes
 	}
 	return ipam

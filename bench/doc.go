@@ -1,7 +1,7 @@
 // Bench measures the cost of attaching and detaching a container. It compares
 // this library, with plugins on disk and in process, with go-cni and the
 // reference plugins, with netavark if it is installed, and with the floor: the
-// least that the kernel requires.
+// same objects of the kernel, made with the bare messages.
 //
 //	make bench
 //	make bench BENCH_QUICK=1
@@ -12,8 +12,9 @@
 // network namespace of its own, which serves as its host. Everything happens in
 // a sandbox that vanishes at the end, so the machine itself is never changed.
 //
-// Bench writes three files into the directory -out: results.json with the
-// measurements, results.md with tables, and cost.svg, the cost of an ADD
-// against the number of attached containers. The last two and the README's
-// section are generated from results.json alone.
+// Bench writes into the directory -out: results.json with the measurements,
+// results.md with tables, cost.svg, the cost of an ADD against the number of
+// attached containers, and profile.svg, where the time of an ADD and of a DEL
+// goes. All but the first, and the README's section, are generated from
+// results.json alone.
 package main

@@ -1,6 +1,6 @@
 module github.com/embedcni/cni/bench
 
-go 1.24.2
+go 1.25.0
 
 require (
 	github.com/containerd/go-cni v1.1.14
@@ -8,6 +8,7 @@ require (
 	github.com/embedcni/cni v0.0.0
 	github.com/sasha-s/go-deadlock v0.3.5
 	github.com/vishvananda/netlink v1.3.1
+	golang.org/x/exp v0.0.0-20260603202125-055de637280b
 	golang.org/x/sys v0.35.0
 )
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -80,17 +81,22 @@ func (h *handle) do(o order) (reply, error) {
 	return h.read()
 }
 
-// addDel attaches new containers and detaches them. It uses the network of the
-// last permanent container, whose bridge has the most ports.
-func (h *handle) addDel(count, atOnce int) (add, del reply, err error) {
-	o := order{Verb: "add", First: h.next, Count: count, AtOnce: atOnce, Network: network(max(h.stay-1, 0))}
+// cycle attaches new containers, does the other operations of verbs with them,
+// and detaches them. It uses the network of the last permanent container, whose
+// bridge has the most ports. The replies are by verb.
+func (h *handle) cycle(verbs []string, count, atOnce int) (map[string]reply, error) {
+	o := order{First: h.next, Count: count, AtOnce: atOnce, Network: network(max(h.stay-1, 0))}
 	h.next += count
-	if add, err = h.do(o); err != nil {
-		return add, del, err
+	replies := make(map[string]reply, len(verbs))
+	for _, verb := range verbs {
+		o.Verb = strings.ToLower(verb)
+		r, err := h.do(o)
+		if err != nil {
+			return nil, err
+		}
+		replies[verb] = r
 	}
-	o.Verb = "del"
-	del, err = h.do(o)
-	return add, del, err
+	return replies, nil
 }
 
 // stop ends the worker and, with it, its namespaces.

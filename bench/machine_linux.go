@@ -18,10 +18,6 @@ func describe(dir string) (machine, error) {
 	if err := unix.Uname(&name); err != nil {
 		return machine{}, err
 	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
-		return machine{}, err
-	}
 	cpu, err := field("/proc/cpuinfo", "model name")
 	if err != nil {
 		return machine{}, err
@@ -34,10 +30,14 @@ func describe(dir string) (machine, error) {
 	if _, err := fmt.Sscan(memory, &kB); err != nil {
 		return machine{}, fmt.Errorf("MemTotal %q: %w", memory, err)
 	}
+	system, err := fileSystemOf(dir)
+	if err != nil {
+		return machine{}, err
+	}
 	release, _, _ := strings.Cut(unix.ByteSliceToString(name.Release[:]), "-")
 	return machine{
 		Kernel: release, CPU: cpu, Cores: runtime.NumCPU(), Memory: fmt.Sprintf("%d GiB", (kB+1<<19)>>20),
-		FileSystem: fileSystem(int64(fs.Type)), Go: runtime.Version(),
+		FileSystem: system, Go: runtime.Version(),
 	}, nil
 }
 
@@ -53,22 +53,6 @@ func field(path, name string) (string, error) {
 		}
 	}
 	return "unknown", nil // some architectures do not name their processors
-}
-
-func fileSystem(magic int64) string {
-	switch magic {
-	case unix.EXT4_SUPER_MAGIC:
-		return "ext4"
-	case unix.XFS_SUPER_MAGIC:
-		return "xfs"
-	case unix.BTRFS_SUPER_MAGIC:
-		return "btrfs"
-	case unix.OVERLAYFS_SUPER_MAGIC:
-		return "overlayfs"
-	case unix.TMPFS_MAGIC:
-		return "tmpfs"
-	}
-	return fmt.Sprintf("file system %#x", magic)
 }
 
 // versions returns the versions of the compared programs.

@@ -34,13 +34,13 @@ type options struct {
 
 func parseFlags() options {
 	var o options
-	flag.StringVar(&o.out, "out", "results", "write results.json, results.md and cost.svg into `DIR`")
+	flag.StringVar(&o.out, "out", "results", "write results.json, results.md, cost.svg and profile.svg into `DIR`")
 	flag.StringVar(&o.readme, "readme", "", "write the summary between the marks of this `FILE` too")
 	flag.StringVar(&o.dir, "dir", "", "keep the containers' state in a directory below `DIR` (default: that of temporary files)")
 	flag.BoolVar(&o.quick, "quick", false, "take some three minutes, and fewer rounds")
 	flag.IntVar(&o.rounds, "rounds", 0, "the `NUMBER` of rounds of the fast scenarios (default: 40; 10 with -quick)")
 	flag.IntVar(&o.peerMax, "peer-max", 0, "do not attach more than this `NUMBER` of containers with programs (default: 300; 100 with -quick)")
-	flag.DurationVar(&o.budget, "budget", 0, "leave out rounds to be ready after this `TIME` (default: 25m; 3m with -quick)")
+	flag.DurationVar(&o.budget, "budget", 0, "leave out rounds to be ready after this `TIME` (default: 27m; 3m with -quick)")
 	flag.Uint64Var(&o.seed, "seed", 0, "draw the contenders' order with this `NUMBER` (default: another each time)")
 	flag.StringVar(&o.only, "only", "", "run only these `SCENARIOS`, separated by commas")
 	flag.BoolVar(&o.render, "render", false, "measure nothing, and make the tables of the results.json that is there")
@@ -50,12 +50,15 @@ func parseFlags() options {
 
 // complete fills in the defaults.
 func (o options) complete() options {
-	e, budget, peerMax := fullEffort(), 25*time.Minute, 300
+	e, budget, peerMax := fullEffort(), 27*time.Minute, 300
 	if o.quick {
 		e, budget, peerMax = quickEffort(), 3*time.Minute, 100
 	}
 	if o.rounds > 0 {
 		e.Rounds = o.rounds
+	}
+	if o.only != "" { // there is time for more
+		e.Judged = append(e.Judged, 5000)
 	}
 	o.effort, o.budget, o.peerMax = e, cmp.Or(o.budget, budget), cmp.Or(o.peerMax, peerMax)
 	return o
@@ -168,11 +171,16 @@ func render(o options) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(o.out, "results.md"), []byte(r.markdown()), 0o644); err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(o.out, "cost.svg"), []byte(r.costPlot()), 0o644); err != nil {
-		return err
+	for name, text := range r.files() {
+		path := filepath.Join(o.out, name)
+		if text == "" {
+			err = os.RemoveAll(path) // of an earlier run
+		} else {
+			err = os.WriteFile(path, []byte(text), 0o644)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if o.readme == "" {
 		return nil

@@ -1,65 +1,12 @@
 package main
 
-import (
-	"fmt"
-	"slices"
-)
-
-// kind is the way a contender attaches.
-type kind string
-
-const (
-	kindGoCNI     kind = "go-cni"
-	kindNetavark  kind = "netavark"
-	kindDisk      kind = "ours on disk"
-	kindInProcess kind = "ours in process"
-	kindFloor     kind = "floor"
-)
-
-// contender is one way to do the work. Backend is the packet filter backend of
-// all its plugins. It is empty if there is none, or no choice.
-type contender struct {
-	Kind    kind
-	Backend string `json:",omitempty"`
-	// Memory puts the attachment record on a tmpfs, where a sync costs nothing.
-	Memory bool `json:",omitempty"`
-	// Pool takes containers that were prepared in advance.
-	Pool bool `json:",omitempty"`
-}
-
-// String returns the contender's name in tables.
-func (c contender) String() string {
-	name := string(c.Kind)
-	if c.Backend != "" {
-		name += ", " + c.Backend
-	}
-	if c.Pool {
-		name += ", from a warm pool"
-	}
-	if c.Memory {
-		name += ", record in memory"
-	}
-	return name
-}
-
-// executes reports whether each ADD starts programs. Such a contender takes too
-// long to attach thousands of containers.
-func (c contender) executes() bool { return c.Kind != kindFloor && c.Kind != kindInProcess }
-
-// own reports whether the contender belongs to this module. Its failure is then
-// a defect.
-func (c contender) own() bool {
-	return c.Kind == kindDisk || c.Kind == kindInProcess || c.Kind == kindFloor
-}
-
-// must reports whether the run is useless without the contender. The others are
-// peers: a table can say why one is missing.
-func (c contender) must() bool { return c.Kind != kindNetavark }
+import "fmt"
 
 // work is the kind of network that a container gets.
 type work string
 
 const (
+	workDefault  work = "default"
 	workLoopback work = "loopback"
 	workBridge   work = "bridge"
 	workPtp      work = "ptp"
@@ -71,6 +18,8 @@ const (
 // title describes the work in words.
 func (w work) title() string {
 	switch w {
+	case workDefault:
+		return "the default conflist: bridge with ipMasq, host-local, portmap with one port, firewall, tuning; no backend named"
 	case workLoopback:
 		return "loopback"
 	case workBridge:
@@ -87,6 +36,12 @@ func (w work) title() string {
 	return string(w)
 }
 
+// filters reports whether containers are masqueraded and get a port of the
+// host.
+func (w work) filters() bool {
+	return w == workDefault || w == workNAT || w == workFirewall || w == workDual
+}
+
 // scenario is one comparison: its contenders take turns at the same work.
 type scenario struct {
 	Name       string
@@ -97,13 +52,24 @@ type scenario struct {
 	PerRound   int  // containers per contender and round
 	Weight     int  // share of the total time
 	Count      bool // count processes
-	Verdicts   bool // the operations are those on all attached containers, instead of ADD and DEL
+	Kind       scenarioKind
 	Contenders []contender
 }
+
+// scenarioKind is the kind of operation of a scenario.
+type scenarioKind string
+
+const (
+	kindAttach   scenarioKind = ""         // ADD and DEL
+	kindChecked  scenarioKind = "checked"  // ADD, CHECK and DEL
+	kindVerdicts scenarioKind = "verdicts" // operations on all attached containers
+	kindProfile  scenarioKind = "profile"  // ADD and DEL under the tracer of Go's runtime, not timed
+)
 
 // The operations. A verdict says of each attached container whether it is healthy.
 const (
 	verbADD     = "ADD"
+	verbCHECK   = "CHECK"
 	verbDEL     = "DEL"
 	verbVerdict = "verdict"
 	verbRecover = "Recover"
@@ -112,92 +78,117 @@ const (
 // verbs returns the operations of a contender.
 func (s scenario) verbs(c contender) []string {
 	switch {
-	case !s.Verdicts:
-		return []string{verbADD, verbDEL}
-	case c.Kind == kindInProcess:
+	case s.Kind == kindProfile:
+		return nil // a profile holds no durations of single operations
+	case s.Kind == kindVerdicts && c.Kind == kindInProcess:
 		return []string{verbVerdict, verbRecover}
+	case s.Kind == kindVerdicts:
+		return []string{verbVerdict}
+	case s.Kind == kindChecked && c.Kind != kindFloor:
+		return []string{verbADD, verbCHECK, verbDEL}
 	}
-	return []string{verbVerdict}
-}
-
-const (
-	iptables = "iptables"
-	nftables = "nftables"
-	// native is this library's in-process backend if none is named: nftables
-	// sets and maps, instead of rules like the reference plugins'.
-	native = "nftables sets"
-)
-
-// everyNAT returns the contenders for work with packet filters.
-func everyNAT() []contender {
-	return []contender{
-		{Kind: kindGoCNI, Backend: iptables}, {Kind: kindGoCNI, Backend: nftables},
-		{Kind: kindNetavark},
-		{Kind: kindDisk, Backend: iptables}, {Kind: kindDisk, Backend: nftables},
-		{Kind: kindInProcess, Backend: iptables}, {Kind: kindInProcess, Backend: nftables}, {Kind: kindInProcess, Backend: native},
-		{Kind: kindFloor},
-	}
-}
-
-// pooled returns a contender that takes containers from a warm pool.
-func pooled(memory bool) contender {
-	return contender{Kind: kindInProcess, Backend: native, Pool: true, Memory: memory}
-}
-
-func plain() []contender {
-	return []contender{{Kind: kindGoCNI}, {Kind: kindDisk}, {Kind: kindInProcess}, {Kind: kindFloor}}
-}
-
-func without(all []contender, kinds ...kind) []contender {
-	return slices.DeleteFunc(all, func(c contender) bool { return slices.Contains(kinds, c.Kind) })
+	return []string{verbADD, verbDEL}
 }
 
 // effort scales the plan.
 type effort struct {
-	Rounds int   // for work of milliseconds; slower scenarios have fewer
-	Crowds []int // numbers of concurrent containers
-	Levels []int // attached containers
-	Judged []int // attached containers of verdicts
+	Rounds  int   // for work of milliseconds; slower scenarios have fewer
+	Crowds  []int // numbers of concurrent containers
+	Levels  []int // attached containers
+	Default []int // attached containers of the default conflist
+	Judged  []int // attached containers of verdicts
+	Most    int   // attached containers of the largest scenario
+	Profile int   // operations in a profile
 }
 
 func fullEffort() effort {
-	return effort{Rounds: 40, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 300, 1000, 3000}, Judged: []int{100, 1000, 5000}}
+	return effort{Rounds: 40, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 1000, 3000}, Default: []int{10, 1000},
+		Judged: []int{100, 1000}, Most: 10_000, Profile: 60}
 }
 func quickEffort() effort {
-	return effort{Rounds: 10, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 1000}, Judged: []int{100, 1000}}
+	return effort{Rounds: 10, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 1000}, Default: []int{10, 1000},
+		Judged: []int{100, 1000}, Most: 2000, Profile: 20}
 }
 func smokeEffort() effort {
-	return effort{Rounds: 1, Crowds: []int{2}, Levels: []int{2, 3}, Judged: []int{2, 3}}
+	return effort{Rounds: 1, Crowds: []int{2}, Levels: []int{2, 3}, Default: []int{2, 3}, Judged: []int{2, 3}, Most: 3, Profile: 2}
 }
+
+// part returns a share of the rounds.
+func (e effort) part(n int) int { return max(1, e.Rounds/n) }
+
+// Even if time is up, a contender attaches a few containers and does enough rounds
+// for a useful median.
+const few, enough = 10, 3
 
 // plan returns all scenarios. Those that leave much cleanup to the kernel come
 // last.
 func plan(e effort) []scenario {
-	part := func(n int) int { return max(1, e.Rounds/n) }
 	nat := append(everyNAT(), contender{Kind: kindInProcess, Backend: native, Memory: true}, pooled(false), pooled(true))
 	all := []scenario{
-		{Name: "loopback", Work: workLoopback, Rounds: e.Rounds, Weight: 1, Contenders: plain()},
+		{Name: "default", Work: workDefault, Rounds: e.Rounds * 3 / 2, Weight: 5, Kind: kindChecked, Contenders: everyDefault()},
+		{Name: "loopback", Work: workLoopback, Rounds: e.Rounds, Weight: 1,
+			Contenders: []contender{goCNIPlain(), oneLine(), {Kind: kindDisk}, oursPlain(), theFloor()}},
 		{Name: "bridge", Work: workBridge, Rounds: e.Rounds, Weight: 2, Contenders: plain()},
 		{Name: "ptp", Work: workPtp, Rounds: e.Rounds, Weight: 2, Contenders: plain()},
 		{Name: "nat", Work: workNAT, Rounds: e.Rounds, Weight: 6, Contenders: nat},
-		{Name: "firewall", Work: workFirewall, Rounds: e.Rounds, Weight: 5, Contenders: []contender{
-			{Kind: kindGoCNI, Backend: iptables}, {Kind: kindDisk, Backend: iptables}, {Kind: kindInProcess, Backend: iptables}}},
-		{Name: "dual", Work: workDual, Rounds: part(4), Weight: 6, Contenders: everyNAT()},
+		{Name: "firewall", Work: workFirewall, Rounds: e.part(2), Weight: 3, Contenders: []contender{
+			goCNIIPT(), {Kind: kindDisk, Backend: iptables}, oursIPT()}},
+		{Name: "dual", Work: workDual, Rounds: e.part(4), Weight: 5, Contenders: everyNAT()},
 	}
 	for i := range all {
 		all[i].AtOnce, all[i].PerRound, all[i].Count = 1, 1, true
 	}
-	crowd := without(everyNAT(), kindNetavark)
+	all = append(all, scenario{Name: "profile", Work: workDefault, AtOnce: 1, PerRound: e.Profile, Rounds: 1, Weight: 1, Kind: kindProfile,
+		Contenders: []contender{oursPlain()}})
+	return append(append(all, crowds(e)...), attached(e)...)
+}
+
+// crowds returns the scenarios of many ADDs at once.
+func crowds(e effort) []scenario {
+	var all []scenario
 	for _, n := range e.Crowds {
-		all = append(all, scenario{Name: fmt.Sprintf("crowd%d", n), Work: workNAT, AtOnce: n, PerRound: n,
-			Rounds: max(1, e.Rounds/max(4, n/6)), Weight: 2 + n/8, Contenders: crowd})
+		rounds := max(1, e.Rounds/max(4, n/6))
+		if n > 1 {
+			// More rounds, because rates are compared that hardly differ.
+			all = append(all, scenario{Name: crowdName(workDefault, n), Work: workDefault, AtOnce: n, PerRound: n,
+				Rounds: min(e.Rounds, max(enough, rounds*3/2)), Weight: 2 + n/8, Contenders: everyDefault()})
+		}
+		all = append(all, scenario{Name: crowdName(workNAT, n), Work: workNAT, AtOnce: n, PerRound: n,
+			Rounds: rounds, Weight: 2 + n/8, Contenders: without(everyNAT(), kindNetavark)})
 	}
-	return append(all, scenario{Name: "attached", Work: workNAT, AtOnce: 1, PerRound: 1, Levels: e.Levels,
-		Rounds: part(2), Weight: 12, Contenders: everyNAT()},
-		scenario{Name: "verdict", Work: workNAT, AtOnce: 1, PerRound: 1, Levels: e.Judged, Verdicts: true,
-			Rounds: part(4), Weight: 10, Contenders: []contender{
-				{Kind: kindGoCNI, Backend: nftables},
-				{Kind: kindInProcess, Backend: iptables}, {Kind: kindInProcess, Backend: nftables}, {Kind: kindInProcess, Backend: native}}})
+	return all
+}
+
+// crowdName returns the name of the scenario with n containers at once.
+func crowdName(w work, n int) string {
+	if w == workDefault {
+		return fmt.Sprintf("default%d", n)
+	}
+	return fmt.Sprintf("crowd%d", n)
+}
+
+// The scenarios of the default conflist with many attached.
+const (
+	defaultAttached  = "default-attached"
+	defaultAttached8 = "default-attached8" // 8 at once
+	nativeMany       = "many"
+)
+
+// attached returns the scenarios with containers attached already.
+func attached(e effort) []scenario {
+	// With executables thousands take too long: go-cni is measured with few.
+	growing := scenario{Name: defaultAttached, Work: workDefault, AtOnce: 1, PerRound: 1, Levels: e.Default, Rounds: e.Rounds, Weight: 7,
+		Contenders: without(everyDefault(), kindOneLine)}
+	crowded := growing
+	crowded.Name, crowded.AtOnce, crowded.PerRound, crowded.Rounds = defaultAttached8, 8, 8, e.part(2)
+	return []scenario{
+		growing, crowded,
+		{Name: "attached", Work: workNAT, AtOnce: 1, PerRound: 1, Levels: e.Levels, Rounds: e.part(2), Weight: 16, Contenders: everyNAT()},
+		{Name: "verdict", Work: workNAT, AtOnce: 1, PerRound: 1, Levels: e.Judged, Kind: kindVerdicts, Rounds: e.part(4), Weight: 9,
+			Contenders: []contender{goCNINFT(), oursIPT(), {Kind: kindInProcess, Backend: nftables}, oursNFT()}},
+		{Name: nativeMany, Work: workNAT, AtOnce: 1, PerRound: 1, Levels: []int{e.Most}, Rounds: e.part(2), Weight: 24,
+			Contenders: []contender{oursNFT(), theFloor()}},
+	}
 }
 
 // portsPerBridge is the number of containers on one network: a Linux bridge
@@ -206,7 +197,3 @@ const portsPerBridge = 1000
 
 // network returns the number of the i-th container's network.
 func network(i int) int { return i / portsPerBridge }
-
-// filters reports whether containers are masqueraded and get a port of the
-// host.
-func (w work) filters() bool { return w == workNAT || w == workFirewall || w == workDual }

@@ -49,7 +49,7 @@ func (r *results) costPlot() string {
 
 // class returns the CSS class of a contender's colour.
 func class(c contender) string {
-	name := map[kind]string{kindGoCNI: "gocni", kindNetavark: "netavark", kindDisk: "disk", kindInProcess: "ours", kindFloor: "floor"}[c.Kind]
+	name := map[kind]string{kindGoCNI: "gocni", kindNetavark: "netavark", kindOneLine: "disk", kindDisk: "disk", kindInProcess: "ours", kindFloor: "floor"}[c.Kind]
 	switch c.Backend {
 	case iptables:
 		name += " ipt"
@@ -99,8 +99,8 @@ func drawPlot(curves []curve) string {
 		}
 		fmt.Fprintf(&b, `<polyline class="line %s" points="%s"/>`+"\n", c.class, strings.TrimSpace(path.String()))
 		for _, p := range c.points {
-			fmt.Fprintf(&b, `<circle class="mark %s" cx="%.1f" cy="%.1f" r="%g"><title>%s: %.3g ms with %s attached</title></circle>`+"\n",
-				c.class, a.x.at(p.x), a.y.at(p.y), markRadius, c.name, p.y, thousands(int(p.x)))
+			fmt.Fprintf(&b, `<circle class="mark %s" cx="%.1f" cy="%.1f" r="%g"><title>%s: %s ms with %s attached</title></circle>`+"\n",
+				c.class, a.x.at(p.x), a.y.at(p.y), markRadius, c.name, digits(p.y), thousands(int(p.x)))
 		}
 		fmt.Fprintf(&b, `<text class="name %s" x="%d" y="%.1f">%s</text>`+"\n", c.class, legendX, labels[i], c.name)
 	}

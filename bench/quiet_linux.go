@@ -16,14 +16,21 @@ const (
 	quietShare = 0.9 // share of idle time on all processors
 	quietFor   = time.Second
 	quietAtAll = 4 * time.Minute // then the measurement runs anyway and says so
+	quietLeast = 20 * time.Second
 )
 
-// quiet waits until the machine is idle, and reports whether it became so.
-func quiet(ctx context.Context) (bool, error) {
+// quietUntil returns when to stop waiting in a step that is to end at a time: other
+// programs on the machine may keep it busy for ever, and later steps need time too.
+func quietUntil(now, end time.Time) time.Time {
+	return now.Add(min(max(end.Sub(now)/2, quietLeast), quietAtAll))
+}
+
+// quiet waits until the machine is idle, at most until end. It reports whether the
+// machine became idle.
+func quiet(ctx context.Context, end time.Time) (bool, error) {
 	const step = 250 * time.Millisecond
 	tick := time.NewTicker(step)
 	defer tick.Stop()
-	end := time.Now().Add(quietAtAll)
 	before, err := readTicks()
 	if err != nil {
 		return false, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 )
 
 func TestIdleSince(t *testing.T) {
@@ -35,7 +36,18 @@ func TestQuietEndsWithItsContext(t *testing.T) {
 	why := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
-	if ok, err := quiet(ctx); ok || !errors.Is(err, why) {
+	if ok, err := quiet(ctx, time.Now().Add(time.Minute)); ok || !errors.Is(err, why) {
 		t.Errorf("got %v, %v, want %v", ok, err, why)
+	}
+}
+
+func TestQuietLeavesTimeToMeasure(t *testing.T) {
+	now := time.Now()
+	for left, want := range map[time.Duration]time.Duration{
+		time.Hour: quietAtAll, 3 * time.Minute: 90 * time.Second, time.Second: quietLeast, -time.Minute: quietLeast,
+	} {
+		if got := quietUntil(now, now.Add(left)).Sub(now); got != want {
+			t.Errorf("with %v left it waits %v, want %v", left, got, want)
+		}
 	}
 }

@@ -19,6 +19,7 @@ type results struct {
 	Counts   []count
 	Absent   []absent
 	Left     []left
+	Profiles []profile `json:",omitempty"`
 }
 
 // machine describes the machine of the run.
@@ -39,15 +40,26 @@ type series struct {
 	Wall      []int64 // one for each round
 	Allocs    float64 // per operation, in the worker itself, without its child processes
 	Bytes     float64
+	CPU       float64 `json:",omitempty"` // microseconds per operation, with child processes
+	Resident  int64   `json:",omitempty"` // most memory of the worker at the end of a round, in bytes
 }
 
 // rate returns the operations per second of the median round.
 func (s series) rate() float64 {
-	wall := summarize(s.Wall).Median
-	if wall == 0 {
+	median, _ := medianWithError(s.each())
+	if median == 0 {
 		return 0
 	}
-	return float64(len(s.Micros)) / float64(len(s.Wall)) / wall.Seconds()
+	return 1e6 / median
+}
+
+// each returns the microseconds of every round, for each of its containers.
+func (s series) each() []float64 {
+	all := make([]float64, len(s.Wall))
+	for i, wall := range s.Wall {
+		all[i] = float64(wall) * float64(len(s.Wall)) / float64(len(s.Micros))
+	}
+	return all
 }
 
 // count is the number of processes that one operation starts.

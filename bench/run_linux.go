@@ -25,24 +25,23 @@ type bench struct {
 	workers              int // number of workers started, used in their directories' names
 }
 
-// enough is the fewest rounds that make a useful median, even if time is up.
-const enough = 3
-
 // run does all scenarios of a plan.
 func (b *bench) run(ctx context.Context, all []scenario) error {
 	weight := 0
 	for _, s := range all {
 		weight += s.Weight
 	}
-	for _, s := range all {
+	for i, s := range all {
 		start := time.Now()
 		until := start.Add(time.Until(b.end) * time.Duration(s.Weight) / time.Duration(weight))
 		weight -= s.Weight
 		if err := b.scenario(ctx, s, until); err != nil {
 			return fmt.Errorf("scenario %s: %w", s.Name, err)
 		}
-		if err := settle(ctx, b.runDir); err != nil {
-			return err
+		if i < len(all)-1 { // nothing is measured after the last one
+			if err := settle(ctx, b.runDir); err != nil {
+				return err
+			}
 		}
 		b.say("%s: %.0f s", s.Name, time.Since(start).Seconds())
 	}
@@ -58,7 +57,10 @@ func (b *bench) say(format string, args ...any) {
 type part struct {
 	*handle
 	before audit.Lines
+	level  int                // containers attached in this step
 	only   map[string]*series // series of this step, by verb
+
+	profiles []profile
 }
 
 func (b *bench) scenario(ctx context.Context, s scenario, until time.Time) (err error) {
@@ -119,12 +121,16 @@ func (b *bench) start(s scenario, trace bool) (parts []*part, err error) {
 }
 
 func (b *bench) warmUp(p *part, s scenario) error {
-	if _, _, err := p.addDel(1, 1); err != nil {
+	verbs := []string{verbADD, verbDEL}
+	if s.Kind == kindChecked {
+		verbs = s.verbs(p.spec.Contender)
+	}
+	if _, err := p.cycle(verbs, 1, 1); err != nil {
 		return err
 	}
 	if s.AtOnce > 1 { // alone first: not every contender survives two concurrent first ones
 		n := min(s.AtOnce, 8)
-		if _, _, err := p.addDel(n, n); err != nil {
+		if _, err := p.cycle(verbs, n, n); err != nil {
 			return err
 		}
 	}
@@ -172,10 +178,11 @@ func (b *bench) step(ctx context.Context, s scenario, level int, parts []*part, 
 		}
 	}
 	if level >= loud {
-		if calm, err := quiet(ctx); err != nil {
+		start := time.Now()
+		if calm, err := quiet(ctx, quietUntil(start, until)); err != nil {
 			return nil, err
 		} else if !calm {
-			b.say("%s: with %d attached the machine is not idle after %v", s.Name, level, quietAtAll)
+			b.say("%s: with %d attached the machine is not idle after %.0f s", s.Name, level, time.Since(start).Seconds())
 		}
 	}
 	for round := 0; round < s.Rounds && (round < enough || time.Now().Before(until)); round++ {
@@ -196,18 +203,27 @@ func (b *bench) step(ctx context.Context, s scenario, level int, parts []*part, 
 		}
 	}
 	for _, p := range ready {
-		for _, verb := range s.verbs(p.spec.Contender) {
-			b.results.Series = append(b.results.Series, p.only[verb].done())
-		}
+		b.keep(s, p)
 	}
 	return append(ready, waiting...), nil
+}
+
+// keep adds what a contender's step has measured to the results.
+func (b *bench) keep(s scenario, p *part) {
+	for _, verb := range s.verbs(p.spec.Contender) {
+		b.results.Series = append(b.results.Series, p.only[verb].done())
+	}
+	for _, one := range p.profiles {
+		one.Scenario, one.Contender = s.Name, p.spec.Contender
+		b.results.Profiles = append(b.results.Profiles, one)
+	}
 }
 
 // inRace reports whether a contender can continue after err. A contender that
 // fails drops out and does not disturb the others.
 func (b *bench) inRace(s scenario, p *part, err error) (bool, error) {
 	if why := (*contenderError)(nil); errors.As(err, &why) {
-		b.absent(s, p.spec.Contender, p.only[s.verbs(p.spec.Contender)[0]].Attached, why.Error())
+		b.absent(s, p.spec.Contender, p.level, why.Error())
 		return false, nil
 	}
 	return err == nil, err
@@ -215,7 +231,7 @@ func (b *bench) inRace(s scenario, p *part, err error) (bool, error) {
 
 // begin starts the series of a step.
 func (p *part) begin(s scenario, level int) {
-	p.only = map[string]*series{}
+	p.only, p.level = map[string]*series{}, level
 	for _, verb := range s.verbs(p.spec.Contender) {
 		p.only[verb] = &series{Scenario: s.Name, Contender: p.spec.Contender, Verb: verb, Attached: level, AtOnce: s.AtOnce}
 	}
@@ -229,7 +245,7 @@ func (p *part) populate(level int, until time.Time) error {
 		atOnce = 1 // two concurrent ones create the same chain, and one fails
 	}
 	for p.stay < level {
-		if time.Now().After(until) {
+		if level > few && time.Now().After(until) {
 			return &contenderError{fmt.Sprintf("time was up with %d containers attached", p.stay)}
 		}
 		o := order{Verb: "add", First: p.stay, Count: min(level-p.stay, 50), AtOnce: atOnce, Network: eachItsOwn}
@@ -243,7 +259,8 @@ func (p *part) populate(level int, until time.Time) error {
 
 // round makes one contender do each operation once.
 func (p *part) round(s scenario) error {
-	if s.Verdicts {
+	switch s.Kind {
+	case kindVerdicts:
 		for _, verb := range s.verbs(p.spec.Contender) {
 			r, err := p.do(order{Verb: verb, Count: p.stay, Network: eachItsOwn})
 			if err != nil {
@@ -252,13 +269,18 @@ func (p *part) round(s scenario) error {
 			p.only[verb].append(r)
 		}
 		return nil
+	case kindProfile:
+		replies, err := p.cycle([]string{"profile"}, s.PerRound, s.AtOnce)
+		p.profiles = append(p.profiles, replies["profile"].Profiles...)
+		return err
 	}
-	add, del, err := p.addDel(s.PerRound, s.AtOnce)
+	replies, err := p.cycle(s.verbs(p.spec.Contender), s.PerRound, s.AtOnce)
 	if err != nil {
 		return err
 	}
-	p.only[verbADD].append(add)
-	p.only[verbDEL].append(del)
+	for verb, r := range replies {
+		p.only[verb].append(r)
+	}
 	return nil
 }
 
@@ -268,12 +290,15 @@ func (s *series) append(r reply) {
 	s.Rounds++
 	s.Allocs += float64(r.Allocs)
 	s.Bytes += float64(r.Bytes)
+	s.CPU += float64(r.CPU)
+	s.Resident = max(s.Resident, r.Resident)
 }
 
 // done turns sums into means.
 func (s *series) done() series {
 	s.Allocs /= float64(len(s.Micros))
 	s.Bytes /= float64(len(s.Micros))
+	s.CPU /= float64(len(s.Micros))
 	return *s
 }
 
@@ -308,15 +333,14 @@ func (b *bench) countProcesses(s scenario) (err error) {
 		return err
 	}
 	for _, p := range parts {
-		o := order{Verb: "add", First: p.next, Count: times, AtOnce: 1}
-		for _, verb := range []string{"add", "del"} {
-			o.Verb = verb
+		for _, verb := range s.verbs(p.spec.Contender) {
 			before := p.tracer.processes.Load()
+			o := order{Verb: strings.ToLower(verb), First: p.next, Count: times, AtOnce: 1}
 			if _, err := p.do(o); err != nil {
 				return fmt.Errorf("%s: %w", p.spec.Contender, err)
 			}
 			b.results.Counts = append(b.results.Counts, count{Scenario: s.Name, Contender: p.spec.Contender,
-				Verb: map[string]string{"add": "ADD", "del": "DEL"}[verb], Processes: float64(p.tracer.processes.Load()-before) / times})
+				Verb: verb, Processes: float64(p.tracer.processes.Load()-before) / times})
 		}
 	}
 	return nil

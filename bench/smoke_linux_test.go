@@ -50,6 +50,9 @@ func TestEveryContenderDoesEveryScenario(t *testing.T) {
 			for _, level := range levels {
 				for _, verb := range s.verbs(c) {
 					got := r.find(s.Name, c, verb, level)
+					if got != nil && (got.CPU <= 0 || got.Resident < 1<<20) {
+						t.Errorf("%s: %s of %s takes %g µs of processors and %d bytes", s.Name, verb, c, got.CPU, got.Resident)
+					}
 					if missing != (got == nil) {
 						t.Errorf("%s: %s of %s with %d attached: found %v, said to be missing: %v", s.Name, verb, c, level, got, missing)
 					}
@@ -57,9 +60,17 @@ func TestEveryContenderDoesEveryScenario(t *testing.T) {
 			}
 		}
 	}
+	for _, verb := range []string{verbADD, verbDEL} {
+		if !slices.ContainsFunc(r.Profiles, func(p profile) bool { return p.Verb == verb && p.Contender == oursPlain() && len(p.Root.Boxes) > 0 }) {
+			t.Errorf("no profile of %s: %+v", verb, r.Profiles)
+		}
+	}
 	for _, c := range r.Counts {
-		if c.Contender.Kind == kindInProcess && c.Contender.Backend == iptables {
+		if c.Contender.Kind == kindInProcess && (c.Contender.Backend == iptables || c.Scenario == "default") {
 			continue // one or two, or none if rules can be deleted without a process
+		}
+		if c.Contender.Kind == kindOneLine && c.Scenario == "loopback" {
+			continue // none if loopback is built in
 		}
 		if c.Contender.executes() != (c.Processes > 0) {
 			t.Errorf("%s: %s of %s starts %g processes", c.Scenario, c.Verb, c.Contender, c.Processes)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -29,5 +30,26 @@ func TestRateIsThatOfTheMedianRound(t *testing.T) {
 	}
 	if got := (series{}).rate(); got != 0 {
 		t.Errorf("nothing measured is %g a second, want 0", got)
+	}
+}
+
+func TestMedianWithError(t *testing.T) {
+	if m, e := medianWithError(nil); m != 0 || e != 0 {
+		t.Errorf("nothing: %g ± %g", m, e)
+	}
+	if m, e := medianWithError([]float64{7}); m != 7 || e != 0 {
+		t.Errorf("one value: %g ± %g", m, e)
+	}
+	// An outlier changes neither.
+	m, e := medianWithError([]float64{1, 2, 3, 4, 1000, 2, 3, 4, 3})
+	if m != 3 || e < 0.61 || e > 0.62 {
+		t.Errorf("got %g ± %g, want 3 ± 0.617", m, e)
+	}
+}
+
+func TestEachIsTheRoundsTimeForAContainer(t *testing.T) {
+	s := series{Micros: make([]int64, 16), Wall: []int64{800, 1600}}
+	if got := s.each(); !slices.Equal(got, []float64{100, 200}) {
+		t.Errorf("got %v", got)
 	}
 }

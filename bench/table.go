@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,22 +8,32 @@ import (
 	"time"
 )
 
+// files returns the texts of the generated files by name. The text is empty if the
+// run has nothing for the file.
+func (r *results) files() map[string]string {
+	all := map[string]string{"results.md": r.markdown(), "cost.svg": r.costPlot(), "profile.svg": ""}
+	if len(r.Profiles) > 0 {
+		all["profile.svg"] = flames(r.Profiles)
+	}
+	return all
+}
+
 // markdown returns results.md.
 func (r *results) markdown() string {
 	var b strings.Builder
 	b.WriteString("# What it costs to attach a container\n\nMade by `make bench`; `results.json` has every duration.\n\n")
 	r.about(&b)
+	r.scenarioSections(&b, func(s scenario) bool { return s.Work == workDefault })
+	r.crowdSection(&b, workDefault)
+	r.defaultAttachedSection(&b)
+	r.profileSection(&b)
 	b.WriteString("\n## What was to be reached\n\n")
 	r.targetTable(&b)
 	b.WriteString("\nRatios are of medians of one run. The record of attachments is on, on the file system named above.\n")
-	for _, s := range plan(fullEffort()) {
-		if s.Count && r.has(s.Name) {
-			fmt.Fprintf(&b, "\n## %s\n\n", capital(s.Work.title()))
-			r.scenarioTable(&b, s)
-		}
-	}
-	r.crowdSection(&b)
+	r.scenarioSections(&b, func(s scenario) bool { return s.Work != workDefault })
+	r.crowdSection(&b, workNAT)
 	r.attachedSection(&b)
+	r.manySection(&b)
 	r.verdictSection(&b)
 	r.notes(&b)
 	return b.String()
@@ -38,7 +47,7 @@ func (r *results) about(b *strings.Builder) {
 	}
 	fmt.Fprintf(b, "\n\nContenders take turns, whoever began a round ends the next; the first order was drawn with the seed %d. "+
 		"What was first after the start is not counted. A machine that does other things as well makes all of it slower: "+
-		"least is closest to the work itself.\n", r.Seed)
+		"least is closest to the work itself. The floor makes the same objects of the kernel with the bare messages.\n", r.Seed)
 }
 
 func (r *results) targetTable(b *strings.Builder) {
@@ -52,8 +61,9 @@ func (r *results) has(scenario string) bool {
 	return slices.ContainsFunc(r.Series, func(s series) bool { return s.Scenario == scenario })
 }
 
-// contenders returns those that took part in a scenario, in the plan's order.
-func (r *results) contenders(scenario string) []contender {
+// entered returns the contenders of a scenario in the plan's order: those that
+// took part, and those that the run has missed.
+func (r *results) entered(scenario string) []contender {
 	var all []contender
 	for _, s := range plan(fullEffort()) {
 		if s.Name == scenario {
@@ -61,21 +71,86 @@ func (r *results) contenders(scenario string) []contender {
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(c contender) bool {
-		return !slices.ContainsFunc(r.Series, func(s series) bool { return s.Scenario == scenario && s.Contender == c })
+		return !r.took(scenario, c) && r.why(scenario, c) == ""
 	})
 }
 
-func (r *results) scenarioTable(b *strings.Builder, s scenario) {
-	b.WriteString("| | ADD median | least | p90 | against floor | DEL median | least | p90 | against floor | allocations per ADD | processes, ADD / DEL | rounds |\n" +
-		"|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n")
-	for _, c := range r.contenders(s.Name) {
-		fmt.Fprintf(b, "| %s ", c)
-		for _, verb := range []string{"ADD", "DEL"} {
-			x := summarize(r.find(s.Name, c, verb, 0).Micros)
-			fmt.Fprintf(b, "| %s | %s | %s | %s ", short(x.Median), short(x.Min), short(x.P90), times(x.Median, r.median(s.Name, theFloor(), verb, 0)))
+// contenders returns those that took part in a scenario, in the plan's order.
+func (r *results) contenders(scenario string) []contender {
+	return slices.DeleteFunc(r.entered(scenario), func(c contender) bool { return !r.took(scenario, c) })
+}
+
+func (r *results) took(scenario string, c contender) bool {
+	return slices.ContainsFunc(r.Series, func(s series) bool { return s.Scenario == scenario && s.Contender == c })
+}
+
+// why returns why a contender is missing in a scenario from the begin.
+func (r *results) why(scenario string, c contender) string {
+	for _, a := range r.Absent {
+		if a.Scenario == scenario && a.Contender == c && a.Attached == 0 {
+			return oneLineText(a.Why)
 		}
-		add := r.find(s.Name, c, "ADD", 0)
-		fmt.Fprintf(b, "| %.0f, %.0f kB | %s / %s | %d |\n", add.Allocs, add.Bytes/1000, r.processes(s.Name, c, "ADD"), r.processes(s.Name, c, "DEL"), add.Rounds)
+	}
+	return ""
+}
+
+// oneLineText fits into a cell of a table.
+func oneLineText(text string) string {
+	return strings.ReplaceAll(strings.Join(strings.Fields(text), " "), "|", `\|`)
+}
+
+// missing adds the row of a contender that did not take part.
+func (r *results) missing(b *strings.Builder, scenario string, c contender, columns int) {
+	fmt.Fprintf(b, "| %s | missing: %s |%s\n", c, r.why(scenario, c), strings.Repeat(" |", columns-1))
+}
+
+// scenarioSections adds the tables of the scenarios without other containers.
+func (r *results) scenarioSections(b *strings.Builder, wanted func(scenario) bool) {
+	for _, s := range plan(fullEffort()) {
+		if s.Count && wanted(s) && r.has(s.Name) {
+			fmt.Fprintf(b, "\n## %s\n\n", capital(s.Work.title()))
+			r.scenarioTable(b, s)
+		}
+	}
+}
+
+// peer returns the go-cni of a scenario that others are compared with: the first
+// one that took part.
+func (r *results) peer(scenario string) contender {
+	for _, c := range r.contenders(scenario) {
+		if c.Kind == kindGoCNI {
+			return c
+		}
+	}
+	return goCNIPlain()
+}
+
+func (r *results) scenarioTable(b *strings.Builder, s scenario) {
+	peer := r.peer(s.Name)
+	verbs := s.verbs(peer)
+	b.WriteString("| |")
+	for _, verb := range verbs {
+		fmt.Fprintf(b, " %s median | least | p90 | against floor | %s takes |", verb, peer)
+	}
+	fmt.Fprintf(b, " allocations per ADD | processes, %s | rounds |\n|---|%s\n", strings.Join(verbs, " / "), strings.Repeat("---:|", 5*len(verbs)+3))
+	for _, c := range r.entered(s.Name) {
+		if !r.took(s.Name, c) {
+			r.missing(b, s.Name, c, 5*len(verbs)+3)
+			continue
+		}
+		fmt.Fprintf(b, "| %s ", c)
+		var processes []string
+		for _, verb := range verbs {
+			x := summary{}
+			if found := r.find(s.Name, c, verb, 0); found != nil {
+				x = summarize(found.Micros)
+			}
+			fmt.Fprintf(b, "| %s | %s | %s | %s | %s ", short(x.Median), short(x.Min), short(x.P90),
+				times(x.Median, r.median(s.Name, theFloor(), verb, 0)), times(r.median(s.Name, peer, verb, 0), x.Median))
+			processes = append(processes, r.processes(s.Name, c, verb))
+		}
+		one := r.find(s.Name, c, verbADD, 0)
+		fmt.Fprintf(b, "| %.0f, %.0f kB | %s | %d |\n", one.Allocs, one.Bytes/1000, strings.Join(processes, " / "), one.Rounds)
 	}
 }
 
@@ -88,119 +163,56 @@ func (r *results) processes(scenario string, c contender, verb string) string {
 	return "–"
 }
 
-func (r *results) crowdSection(b *strings.Builder) {
-	if !r.has("crowd64") {
+// crowdSection adds the rates of work by many at once.
+func (r *results) crowdSection(b *strings.Builder, w work) {
+	var sizes []int
+	for _, n := range fullEffort().Crowds {
+		if r.has(crowdName(w, n)) {
+			sizes = append(sizes, n)
+		}
+	}
+	if sizes == nil {
 		return
 	}
-	b.WriteString("\n## Many at once\n\n" + capital(workNAT.title()) +
-		". The rate is that of the median round; the duration that of one ADD among the others.\n\n")
-	scenarios := []string{"crowd1", "crowd8", "crowd64"}
-	for _, verb := range []string{"ADD", "DEL"} {
-		fmt.Fprintf(b, "| %s | 1 at once | each | 8 at once | each | 64 at once | each |\n|---|---:|---:|---:|---:|---:|---:|\n", verb)
-		for _, c := range r.contenders(scenarios[2]) {
-			fmt.Fprintf(b, "| %s ", c)
-			for _, name := range scenarios {
-				s := r.find(name, c, verb, 0)
-				if s == nil {
-					b.WriteString("| – | – ")
-					continue
-				}
-				fmt.Fprintf(b, "| %.3g/s | %s ", s.rate(), short(summarize(s.Micros).Median))
-			}
-			b.WriteString("|\n")
+	peer := r.peer(crowdName(w, sizes[0]))
+	fmt.Fprintf(b, "\n## Many at once\n\n%s. The rate is that of the median round, in brackets against that of %s and of the floor; "+
+		"then the duration of one operation among the others, and its CPU time, with that of its programs.\n", capital(w.title()), peer)
+	for _, verb := range []string{verbADD, verbDEL} {
+		fmt.Fprintf(b, "\n| %s |", verb)
+		for _, n := range sizes {
+			fmt.Fprintf(b, " %d at once | each, CPU |", n)
 		}
-		b.WriteString("\n")
+		b.WriteString("\n|---|" + strings.Repeat("---:|---:|", len(sizes)) + "\n")
+		for _, c := range r.entered(crowdName(w, sizes[len(sizes)-1])) {
+			fmt.Fprintf(b, "| %s |", c)
+			for _, n := range sizes {
+				r.crowdCells(b, crowdName(w, n), c, peer, verb)
+			}
+			b.WriteString("\n")
+		}
 	}
-	b.WriteString("Netavark does not take part: its caller has to keep two of them apart.\n")
+	if w == workNAT {
+		b.WriteString("\nNetavark does not take part: its caller has to keep two of them apart.\n")
+	}
 }
 
-func (r *results) attachedSection(b *strings.Builder) {
-	if !r.has("attached") {
+func (r *results) crowdCells(b *strings.Builder, scenario string, c, peer contender, verb string) {
+	s := r.find(scenario, c, verb, 0)
+	if s == nil {
+		fmt.Fprintf(b, " missing: %s | – |", r.why(scenario, c))
 		return
 	}
-	b.WriteString("\n## Attached containers\n\nADD, then DEL, with so many attached already, 1,000 to a bridge: " +
-		workNAT.title() + ".\n\n![cost of an ADD](cost.svg)\n")
-	for _, verb := range []string{"ADD", "DEL"} {
-		b.WriteString("\n")
-		r.attachedTable(b, verb)
-	}
-}
-
-func (r *results) verdictSection(b *strings.Builder) {
-	const scenario = "verdict"
-	if !r.has(scenario) {
-		return
-	}
-	b.WriteString("\n## Verdicts\n\nWhether each attached container is healthy, of all together, 1,000 to a bridge: " + workNAT.title() +
-		". Ours compares them with their records, without CHECK; go-cni's asks the plugins of one after the other. Recover is what a program does " +
-		"when it starts.\n\n| |")
-	levels := r.levels(scenario)
-	for _, n := range levels {
-		fmt.Fprintf(b, " %s | each |", thousands(n))
-	}
-	b.WriteString(" each, last against first |\n|---|" + strings.Repeat("---:|", 2*len(levels)+1) + "\n")
-	for _, verb := range []string{verbVerdict, verbRecover} {
-		for _, c := range r.contenders(scenario) {
-			r.verdictRow(b, scenario, c, verb, levels)
+	against := func(other contender) string {
+		if o := r.find(scenario, other, verb, 0); o != nil && o.rate() > 0 {
+			return digits(s.rate()/o.rate()) + "×"
 		}
+		return "–"
 	}
-}
-
-// verdictRow adds a contender's times, if it has any.
-func (r *results) verdictRow(b *strings.Builder, scenario string, c contender, verb string, levels []int) {
-	var first, last time.Duration // of each container
-	row := fmt.Sprintf("| %s: %s |", verb, c)
-	for _, n := range levels {
-		m := r.median(scenario, c, verb, n)
-		if m == 0 {
-			row += " – | – |"
-			continue
-		}
-		last = m / time.Duration(n)
-		first = cmp.Or(first, last)
-		row += fmt.Sprintf(" %s | %s |", short(m), short(last))
+	fmt.Fprintf(b, " %s (%s, %s) | %s", perSecond(s.rate()), against(peer), against(theFloor()), short(summarize(s.Micros).Median))
+	if s.CPU > 0 {
+		fmt.Fprintf(b, ", %s", micros(s.CPU))
 	}
-	if first > 0 {
-		fmt.Fprintf(b, "%s %s |\n", row, times(last, first))
-	}
-}
-
-// levels returns a scenario's measured numbers of attached containers.
-func (r *results) levels(scenario string) []int {
-	var all []int
-	for _, s := range r.Series {
-		if s.Scenario == scenario && !slices.Contains(all, s.Attached) {
-			all = append(all, s.Attached)
-		}
-	}
-	slices.Sort(all)
-	return all
-}
-
-func (r *results) attachedTable(b *strings.Builder, verb string) {
-	levels := r.levels("attached")
-	fmt.Fprintf(b, "| %s |", verb)
-	for _, n := range levels {
-		fmt.Fprintf(b, " %s |", thousands(n))
-	}
-	b.WriteString(" last against first |\n|---|" + strings.Repeat("---:|", len(levels)+1) + "\n")
-	for _, c := range r.contenders("attached") {
-		fmt.Fprintf(b, "| %s |", c)
-		var first, last time.Duration
-		for _, n := range levels {
-			m := r.median("attached", c, verb, n)
-			if m == 0 {
-				b.WriteString(" – |")
-				continue
-			}
-			if first == 0 {
-				first = m
-			}
-			last = m
-			fmt.Fprintf(b, " %s |", short(m))
-		}
-		fmt.Fprintf(b, " %s |\n", times(last, first))
-	}
+	b.WriteString(" |")
 }
 
 // notes lists absent contenders and leftovers.
@@ -222,32 +234,12 @@ func (r *results) notes(b *strings.Builder) {
 	}
 }
 
-// short formats a duration with three digits.
-func short(d time.Duration) string {
-	switch {
-	case d == 0:
-		return "–"
-	case d >= time.Second:
-		return fmt.Sprintf("%.3g s", d.Seconds())
-	case d >= time.Millisecond:
-		return fmt.Sprintf("%.3g ms", float64(d.Microseconds())/1e3)
+// inTurns returns the microseconds of an operation, or of each of several at once.
+func (r *results) inTurns(scenario string, c contender, verb string, attached int) time.Duration {
+	s := r.find(scenario, c, verb, attached)
+	if s == nil || len(s.Micros) == 0 {
+		return 0
 	}
-	return fmt.Sprintf("%d µs", d.Microseconds())
+	median, _ := medianWithError(s.each())
+	return time.Duration(median * float64(time.Microsecond))
 }
-
-func times(a, b time.Duration) string {
-	if a == 0 || b == 0 {
-		return "–"
-	}
-	return fmt.Sprintf("%.3g×", float64(a)/float64(b))
-}
-
-// thousands formats a number with separators.
-func thousands(n int) string {
-	if n < 1000 {
-		return fmt.Sprint(n)
-	}
-	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
-}
-
-func capital(s string) string { return strings.ToUpper(s[:1]) + s[1:] }

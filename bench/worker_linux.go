@@ -8,10 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -111,6 +108,14 @@ func (w *worker) do(ctx context.Context, o order) (reply, error) {
 		return r, errors.Join(err, w.prepare(ctx, containers)) // not during the next measurement
 	case "del":
 		return measure(w.containers(o), o.AtOnce, func(c container) error { return w.attacher.del(ctx, c) })
+	case "check":
+		c, ok := w.attacher.(checker)
+		if !ok {
+			return reply{}, fmt.Errorf("%s has no CHECK", w.spec.Contender)
+		}
+		return measure(w.containers(o), o.AtOnce, func(one container) error { return c.check(ctx, one) })
+	case "profile":
+		return w.profile(ctx, o)
 	case "snapshot":
 		if p, ok := w.attacher.(*pool); ok {
 			if err := p.drain(); err != nil {
@@ -189,48 +194,4 @@ func (w *worker) create(o order) ([]container, error) {
 		}
 	}
 	return all, nil
-}
-
-// measure calls fn for each container, atOnce of them concurrently.
-func measure(containers []container, atOnce int, fn func(container) error) (reply, error) {
-	// Start with a clean heap, so that the collector works on this
-	// measurement's allocations only.
-	runtime.GC()
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-
-	took := make([]int64, len(containers))
-	errs := make([]error, len(containers))
-	next := make(chan int, len(containers))
-	for i := range containers {
-		next <- i
-	}
-	close(next)
-	one := func(i int) {
-		start := time.Now()
-		errs[i] = fn(containers[i])
-		took[i] = time.Since(start).Microseconds()
-	}
-	start := time.Now()
-	if atOnce <= 1 {
-		for i := range next {
-			one(i)
-		}
-	} else {
-		var group sync.WaitGroup
-		for range atOnce {
-			group.Add(1)
-			go func() {
-				defer group.Done()
-				for i := range next {
-					one(i)
-				}
-			}()
-		}
-		group.Wait()
-	}
-	wall := time.Since(start).Microseconds()
-	runtime.ReadMemStats(&after)
-	return reply{Took: took, Wall: wall, Allocs: after.Mallocs - before.Mallocs, Bytes: after.TotalAlloc - before.TotalAlloc},
-		errors.Join(errs...)
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,6 +20,8 @@ type Options struct {
 	Prefixes []netip.Prefix // a container gets an address from each
 	Ptp      bool           // a veth pair of its own instead of a bridge port
 	Filter   bool           // masquerading and a host port
+	Forward  bool           // with Filter: firewall's rules of iptables, too
+	Hairpin  bool           // the bridge port is in hairpin mode
 }
 
 // Host is the process's network namespace with one network.
@@ -26,6 +29,7 @@ type Host struct {
 	network, dataDir string
 	prefixes         []netip.Prefix
 	ptp, filter      bool
+	forward, hairpin bool
 	bridge           int
 
 	mu      sync.Mutex
@@ -38,13 +42,15 @@ type attachment struct {
 	addrs []netip.Prefix
 	port  uint16
 	host  string
+	rules []uint64 // handles
 }
 
 // Open creates the bridge. If o.Filter is set, the nftables table of Script
-// must exist already. Close closes the sockets and leaves the bridge.
+// must exist already, and with o.Forward that of ForwardScript. Close closes the sockets and leaves the bridge.
 func Open(o Options) (_ *Host, err error) {
 	h := &Host{
 		network: o.Network, dataDir: o.DataDir, prefixes: o.Prefixes, ptp: o.Ptp, filter: o.Filter,
+		forward: o.Forward, hairpin: o.Hairpin,
 		sockets: make(map[int][]*socket), have: make(map[string]attachment),
 	}
 	if o.Ptp || len(o.Prefixes) == 0 {
@@ -150,12 +156,21 @@ func (h *Host) Add(id, path string, port uint16) (err error) {
 
 	// The packet filter and the links have separate locks in the kernel, so
 	// they change concurrently.
-	filtered := make(chan error, 1)
-	go func() { filtered <- h.change(unix.NFT_MSG_NEWSETELEM, a) }()
-	err = errors.Join(h.link(a, container), <-filtered)
-	if err != nil {
+	type outcome struct {
+		rules []uint64
+		err   error
+	}
+	filtered := make(chan outcome, 1)
+	go func() {
+		rules, err := h.addFilter(a)
+		filtered <- outcome{rules, err}
+	}()
+	err = h.link(a, container)
+	filter := <-filtered
+	if err := errors.Join(err, filter.err); err != nil {
 		return err
 	}
+	a.rules = filter.rules
 	h.mu.Lock()
 	h.have[id] = a
 	h.mu.Unlock()
@@ -167,6 +182,9 @@ func (h *Host) link(a attachment, container *os.File) (err error) {
 	err = h.with(unix.NETLINK_ROUTE, func(s *socket) error {
 		m := &message{}
 		m.addPair(a.host, ifName, h.bridge, container)
+		if h.hairpin {
+			m.hairpin(a.host)
+		}
 		if !h.ptp {
 			_, err := s.do(m)
 			return err
@@ -227,18 +245,48 @@ func (m *message) inside(index int, p netip.Prefix, ptp bool) {
 	m.addRoute(index, all, gw)
 }
 
-func (h *Host) change(verb uint16, a attachment) error {
+// addFilter makes the container's objects of the packet filter in one
+// transaction, and returns the handles of the rules among them.
+func (h *Host) addFilter(a attachment) (rules []uint64, err error) {
+	if !h.filter {
+		return nil, nil
+	}
+	want := 0
+	replies, err := h.transact(func(m *message) {
+		m.elements(unix.NFT_MSG_NEWSETELEM, a.addrs, a.port)
+		if h.forward {
+			want = m.addForward(a.addrs)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return handles(replies, want)
+}
+
+func (h *Host) deleteFilter(a attachment) error {
 	if !h.filter {
 		return nil
 	}
-	return h.with(unix.NETLINK_NETFILTER, func(s *socket) error {
-		m := &message{}
-		m.filter(verb, a.addrs, a.port)
-		if _, err := s.do(m); err != nil {
-			return fmt.Errorf("nftables: %w", err)
-		}
-		return nil
+	_, err := h.transact(func(m *message) {
+		m.elements(unix.NFT_MSG_DELSETELEM, a.addrs, a.port)
+		m.deleteForward(a.rules)
 	})
+	return err
+}
+
+// transact runs the messages of fill in one transaction.
+func (h *Host) transact(fill func(*message)) (replies []syscall.NetlinkMessage, err error) {
+	err = h.with(unix.NETLINK_NETFILTER, func(s *socket) (err error) {
+		m := &message{}
+		m.transaction(func() { fill(m) })
+		replies, err = s.do(m)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	return replies, nil
 }
 
 // Del detaches a container. The kernel waits for a grace period when a pair is
@@ -252,7 +300,7 @@ func (h *Host) Del(id string) error {
 		return fmt.Errorf("container %s is not attached", id)
 	}
 	filtered := make(chan error, 1)
-	go func() { filtered <- h.change(unix.NFT_MSG_DELSETELEM, a) }()
+	go func() { filtered <- h.deleteFilter(a) }()
 	released := h.release(a.addrs)
 	gone := h.with(unix.NETLINK_ROUTE, func(s *socket) error {
 		m := &message{}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/embedcni/cni/bench/floor"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
@@ -41,13 +43,19 @@ func TestAttachmentIsCompleteAndLeavesNothing(t *testing.T) {
 				"nft element inet bench_floor masq4 10.90.0.3", "nft element inet bench_floor ports6 tcp . 8000 : fd00:90::3 . 80"},
 			inside: []string{"addr eth0 type veth 10.90.0.3/16", "addr eth0 type veth fd00:90::3/64", "route ::/0 via fd00:90::1 dev eth0"},
 		},
+		"forwarded": {
+			options: floor.Options{Prefixes: both[:1], Filter: true, Forward: true, Hairpin: true},
+			outside: []string{"nft element inet bench_floor masq4 10.90.0.3",
+				"iptables-nft filter -A CNI-FORWARD -d 10.90.0.3/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+				"iptables-nft filter -A CNI-FORWARD -s 10.90.0.3/32 -j ACCEPT"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "netns", "c1")
 			container, err := netns.Create(path)
 			expect.NoError(t, err)
-			script(t, floor.Script)
+			script(t, floor.Script+floor.ForwardScript)
 			o := tt.options
 			o.Network, o.DataDir = name, filepath.Join(dir, "ipam")
 			h, err := floor.Open(o)
@@ -76,9 +84,44 @@ func TestAttachmentIsCompleteAndLeavesNothing(t *testing.T) {
 			expect.NoError(t, h.Close())
 			expect.NoError(t, container.Close())
 			expect.NoError(t, netns.Remove(path))
-			script(t, "delete table inet bench_floor\n")
+			script(t, "delete table inet bench_floor\ndelete table ip filter\n")
 		})
 	}
+}
+
+// TestForwardIsFirewallsForIPTables compares the rules with those that the firewall
+// plugin makes by the program iptables.
+func TestForwardIsFirewallsForIPTables(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "netns", "c1")
+	container, err := netns.Create(path)
+	expect.NoError(t, err)
+	script(t, floor.Script+floor.ForwardScript)
+	h, err := floor.Open(floor.Options{Network: "forward", DataDir: filepath.Join(dir, "ipam"), Filter: true, Forward: true, Hairpin: true,
+		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.90.0.0/16")}})
+	expect.NoError(t, err)
+	expect.NoError(t, h.Add("c1", path, 8000))
+	const address = "10.90.0.2/32"
+	for _, rule := range []string{"-d " + address + " -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "-s " + address + " -j ACCEPT"} {
+		if out, err := exec.Command("iptables", slices.Concat([]string{"-C", "CNI-FORWARD"}, strings.Fields(rule))...).CombinedOutput(); err != nil {
+			t.Errorf("iptables does not know %q as its own: %v: %s", rule, err, out)
+		}
+	}
+	port, err := netlink.LinkByName("floor8000")
+	expect.NoError(t, err)
+	mode, err := netlink.LinkGetProtinfo(port)
+	expect.NoError(t, err)
+	if !mode.Hairpin {
+		t.Error("the port is not in hairpin mode")
+	}
+	expect.NoError(t, h.Del("c1"))
+	if out, err := exec.Command("iptables", "-S", "CNI-FORWARD").CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "-N CNI-FORWARD" {
+		t.Errorf("after the DEL: %v: %s", err, out)
+	}
+	expect.NoError(t, h.Close())
+	expect.NoError(t, container.Close())
+	expect.NoError(t, netns.Remove(path))
+	script(t, "delete table inet bench_floor\ndelete table ip filter\n")
 }
 
 func script(t *testing.T, text string) {

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 
@@ -53,6 +52,18 @@ func (m *message) addBridge(name string) {
 func (m *message) up(name string) {
 	m.begin(unix.RTM_NEWLINK, flagAck, linkHeader(0, unix.IFF_UP, unix.IFF_UP))
 	m.text(unix.IFLA_IFNAME, name)
+	m.end()
+}
+
+// hairpin lets a bridge port send packets back to where they came from.
+func (m *message) hairpin(port string) {
+	const slaveKind, slaveData, mode = 4, 5, 4 // IFLA_INFO_SLAVE_KIND, IFLA_INFO_SLAVE_DATA, IFLA_BRPORT_MODE
+	m.begin(unix.RTM_NEWLINK, flagAck, linkHeader(0, 0, 0))
+	m.text(unix.IFLA_IFNAME, port)
+	m.nest(unix.IFLA_LINKINFO, func() {
+		m.text(slaveKind, "bridge")
+		m.nest(slaveData, func() { m.attr(mode, []byte{1}) })
+	})
 	m.end()
 }
 
@@ -112,10 +123,7 @@ func family(a netip.Addr) byte {
 }
 
 // link holds the attributes of an interface that this package reads.
-type link struct {
-	index int
-	mac   net.HardwareAddr
-}
+type link struct{ index int }
 
 // find runs the messages of m and then reads an interface.
 func (s *socket) find(m *message, name string) (link, error) {
@@ -128,18 +136,7 @@ func (s *socket) find(m *message, name string) (link, error) {
 		if r.Header.Type != unix.RTM_NEWLINK || len(r.Data) < unix.SizeofIfInfomsg {
 			continue
 		}
-		l := link{index: int(binary.NativeEndian.Uint32(r.Data[4:]))}
-		for b := r.Data[unix.SizeofIfInfomsg:]; len(b) >= attrLen; {
-			n := int(binary.NativeEndian.Uint16(b))
-			if n < attrLen || n > len(b) {
-				break
-			}
-			if binary.NativeEndian.Uint16(b[2:]) == unix.IFLA_ADDRESS {
-				l.mac = net.HardwareAddr(b[attrLen:n])
-			}
-			b = b[min((n+3)&^3, len(b)):]
-		}
-		return l, nil
+		return link{index: int(binary.NativeEndian.Uint32(r.Data[4:]))}, nil
 	}
 	return link{}, errors.New("find interface " + name + ": no answer")
 }

@@ -14,8 +14,10 @@ const (
 
 	flagRequest = 0x1
 	flagAck     = 0x4
+	flagEcho    = 0x8
 	flagExcl    = 0x200
 	flagCreate  = 0x400
+	flagAppend  = 0x800
 
 	nested = 0x8000 // the attribute holds attributes
 )
@@ -52,6 +54,9 @@ func (m *message) text(typ uint16, s string) { m.attr(typ, append([]byte(s), 0))
 func (m *message) uint32(typ uint16, v uint32) {
 	m.attr(typ, binary.NativeEndian.AppendUint32(nil, v))
 }
+
+// big32 writes a number in the byte order of networks, as nftables has it.
+func (m *message) big32(typ uint16, v uint32) { m.attr(typ, binary.BigEndian.AppendUint32(nil, v)) }
 
 // nest writes an attribute that contains the attributes of fill.
 func (m *message) nest(typ uint16, fill func()) {

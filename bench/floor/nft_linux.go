@@ -71,19 +71,17 @@ func (m *message) element(verb uint16, set string, key, data []byte) {
 	m.end()
 }
 
-// filter writes the transaction of a container: masquerading for its addresses,
-// and a TCP port of the host forwarded to the same port of the container.
-func (m *message) filter(verb uint16, addrs []netip.Prefix, port uint16) {
-	m.transaction(func() {
-		for _, p := range addrs {
-			suffix := "6"
-			if p.Addr().Is4() {
-				suffix = "4"
-			}
-			m.element(verb, "masq"+suffix, p.Addr().AsSlice(), nil)
-			m.element(verb, "ports"+suffix, join([]byte{unix.IPPROTO_TCP}, big(port)), join(p.Addr().AsSlice(), big(80)))
+// elements writes the elements of a container: masquerading for its addresses,
+// and a TCP port of the host forwarded to port 80 of the container.
+func (m *message) elements(verb uint16, addrs []netip.Prefix, port uint16) {
+	for _, p := range addrs {
+		suffix := "6"
+		if p.Addr().Is4() {
+			suffix = "4"
 		}
-	})
+		m.element(verb, "masq"+suffix, p.Addr().AsSlice(), nil)
+		m.element(verb, "ports"+suffix, join([]byte{unix.IPPROTO_TCP}, big(port)), join(p.Addr().AsSlice(), big(80)))
+	}
 }
 
 func big(port uint16) []byte { return binary.BigEndian.AppendUint16(nil, port) }
