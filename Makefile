@@ -6,7 +6,7 @@ PACKAGES   ?= ./...
 SYSTEMS    := linux windows darwin freebsd
 # The root's go.mod holds what an importer links, and no more; these hold the
 # rest. The last two have requirements alone, and no packages.
-MODULES    ?= . internal/oracle internal/multus bench metrics examples/faas
+MODULES    ?= . internal/oracle internal/multus bench metrics kube examples/faas
 REQUIRING  := internal/refplugins/mains internal/lint
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
@@ -14,12 +14,12 @@ FUZZTIME   ?= 30s
 # for the kernel half of their time.
 AT_ONCE    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: test deps lint fuzz faults bench quickstart allocrunner
+.PHONY: test deps lint fuzz faults bench shims quickstart allocrunner iptables-versions
 
 test: deps lint
 	@for module in $(MODULES); do \
 		echo "go test in $$module"; \
-		(cd $$module && $(GO) test -race -p $(AT_ONCE) -timeout 25m $(PACKAGES)) || exit 1; \
+		(cd $$module && GORACE=atexit_sleep_ms=10 $(GO) test -race -p $(AT_ONCE) -timeout 25m $(PACKAGES)) || exit 1; \
 	done
 
 # What the tests need of the system: a C compiler for the race detector, the tools
@@ -77,6 +77,13 @@ fuzz: deps
 		done) || exit 1; \
 	done
 
+# The tests that rules made without iptables are those of iptables, with all versions that
+# Debian's archive has beside the host's. It fetches them, and needs Debian's apt.
+IPTABLES_VERSIONS ?= $(CURDIR)/.iptables
+iptables-versions:
+	internal/iptables/nftrules/versions.sh $(IPTABLES_VERSIONS)
+	IPTABLES_VERSIONS=$(IPTABLES_VERSIONS) $(GO) test -count=1 ./internal/iptables/nftrules
+
 # What is broken in make test a few times, broken often: the scorecard,
 # with the figures. It takes about half an hour on two cores.
 RUNTIME_KILLS  ?= 1000
@@ -95,7 +102,7 @@ faults: deps
 	status=$$?; cat $(FAULTS_TABLE); exit $$status
 
 # Who is how fast, in one run: bench/results, and the README's section. At most
-# BENCH_BUDGET, which is 25 minutes, or 3 with BENCH_QUICK=1. netavark takes part
+# BENCH_BUDGET, which is 27 minutes, or 3 with BENCH_QUICK=1. netavark takes part
 # where it is installed (Debian has it).
 BENCH_QUICK    ?=
 BENCH_ROUNDS   ?= 0
@@ -107,6 +114,12 @@ BENCH_DIR      ?=
 bench: deps
 	cd bench && $(GO) run . $(if $(BENCH_QUICK),-quick) -rounds $(BENCH_ROUNDS) -budget $(BENCH_BUDGET) \
 		-peer-max $(BENCH_PEER_MAX) -seed $(BENCH_SEED) -only "$(BENCH_ONLY)" -dir "$(abspath $(BENCH_DIR))" -readme ../README.md
+
+# How long the shim takes from start to end, beside Multus' shim and a reference plugin:
+# as ratios in one run. The first one builds Multus' shim, with Kubernetes' client.
+SHIM_ROUNDS    ?= 500
+shims: deps
+	cd internal/multus && $(GO) test -run '^$$' -bench Shim -benchtime $(SHIM_ROUNDS)x .
 
 quickstart:
 	$(GO) run ./examples/quickstart
