@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
@@ -153,9 +154,12 @@ func (d *daemon) rest(t *testing.T) (log string) {
 // runtime is a container runtime: upstream's libcni, which executes the shim.
 type runtime struct{ *libcni.CNIConfig }
 
+// newRuntime returns a runtime for concurrent use: without an Exec of its own, libcni
+// makes one at the first call, unguarded.
 func newRuntime(t *testing.T) *runtime {
 	t.Helper()
-	return &runtime{libcni.NewCNIConfigWithCacheDir([]string{os.Getenv(builtVariable)}, t.TempDir(), nil)}
+	exec := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}
+	return &runtime{libcni.NewCNIConfigWithCacheDir([]string{os.Getenv(builtVariable)}, t.TempDir(), exec)}
 }
 
 // list is a configuration of the runtime, with further fields for its plugin, which is the shim.

@@ -80,9 +80,10 @@ func (g *guard) LockForTeardown(ctx context.Context, how Access) error {
 	return err
 }
 
-// TryLock locks the container as Lock does, unless it would have to wait.
+// TryLock locks the container as Lock does, for work in the background, unless it would
+// have to wait or there is no lock file any more.
 func (g *guard) TryLock() (locked bool, err error) {
-	g.held, err = g.locks.TryLockAll(g.keys(false))
+	g.held, err = g.locks.TryExisting(g.keys(false))
 	return g.held != nil, err
 }
 

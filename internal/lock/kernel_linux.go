@@ -35,7 +35,7 @@ const hasFile = true
 
 // lockFile takes the claims in order, on a file description of its own.
 func (s *Space) lockFile(ctx context.Context, claims []claim) (*os.File, error) {
-	return s.openFor(claims, func(f *os.File) (bool, error) {
+	return s.openFor(claims, os.O_CREATE, func(f *os.File) (bool, error) {
 		for _, c := range claims {
 			if err := s.lockKey(ctx, f, c); err != nil {
 				return false, fmt.Errorf("lock %q in %s: %w", c.name, s.path, err)
@@ -46,17 +46,19 @@ func (s *Space) lockFile(ctx context.Context, claims []claim) (*os.File, error) 
 }
 
 // tryFile is lockFile without waiting: it returns nil if any key is taken. A
-// shared key is taken through its gate too, so that it overtakes nobody.
-func (s *Space) tryFile(claims []claim) (*os.File, error) {
-	return s.openFor(claims, func(f *os.File) (bool, error) { return tryClaims(f, claims) })
+// shared key is taken through its gate too, so that it overtakes nobody. It creates
+// the file if create is os.O_CREATE. If that is 0 and the file is missing, the error
+// is fs.ErrNotExist.
+func (s *Space) tryFile(claims []claim, create int) (*os.File, error) {
+	return s.openFor(claims, create, func(f *os.File) (bool, error) { return tryClaims(f, claims) })
 }
 
 // openFor opens the lock file and calls take. It returns nil if take reports that
 // it did not take all claims. Closing the file then unlocks those taken so far,
 // unless an abandoned wait still has the description open.
-func (s *Space) openFor(claims []claim, take func(*os.File) (bool, error)) (*os.File, error) {
+func (s *Space) openFor(claims []claim, create int, take func(*os.File) (bool, error)) (*os.File, error) {
 	for {
-		f, err := openFile(s.path, os.O_RDWR)
+		f, err := openFile(s.path, os.O_RDWR|create)
 		if err != nil {
 			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
 		}
@@ -177,12 +179,12 @@ func (w *waits) done(sp span, over chan struct{}) {
 	close(over)
 }
 
-// openFile opens a file to lock it, and creates it and its parents if they are
-// missing. Shared locks need read access, exclusive ones write access.
-func openFile(path string, mode int) (*os.File, error) {
-	flags := mode | os.O_CREATE
+// openFile opens a file to lock it. With os.O_CREATE it creates the file and its
+// parents if they are missing. Shared locks need read access, exclusive ones write
+// access.
+func openFile(path string, flags int) (*os.File, error) {
 	f, err := plainfile.Open(path, flags, 0o600)
-	if !errors.Is(err, fs.ErrNotExist) {
+	if flags&os.O_CREATE == 0 || !errors.Is(err, fs.ErrNotExist) {
 		return f, err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

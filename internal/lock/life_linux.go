@@ -157,7 +157,7 @@ func (l *life) reach(path string) error {
 		l.file = nil
 	}
 	for l.file == nil {
-		f, err := openFile(path, os.O_RDONLY)
+		f, err := openFile(path, os.O_RDONLY|os.O_CREATE)
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,9 @@
 package lock
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -206,4 +208,37 @@ func TestTryLockAll(t *testing.T) {
 	}
 	mustRelease(t, r)
 	mustRelease(t, <-got)
+}
+
+func TestTryExistingCreatesNothing(t *testing.T) {
+	s := newSpace(t)
+	dir := filepath.Dir(s.path)
+	keys := []Key{{Name: "k"}}
+	try := func(want bool) {
+		t.Helper()
+		h, err := s.TryExisting(keys)
+		if err != nil || (h != nil) != want {
+			t.Fatalf("got the key: %t, error %v", h != nil, err)
+		}
+		if h != nil {
+			mustRelease(t, h)
+		}
+	}
+	for _, missing := range []string{s.path, dir} {
+		if err := os.RemoveAll(missing); err != nil {
+			t.Fatal(err)
+		}
+		try(false)
+		if _, err := os.Lstat(missing); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", missing, err)
+		}
+		if !idle(s) {
+			t.Error("the queue keeps the key")
+		}
+	}
+	mustRelease(t, mustLock(t, s, keys[0])) // creates the file
+	try(true)
+	h := mustLock(t, s, keys[0])
+	try(false)
+	mustRelease(t, h)
 }

@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -115,6 +116,20 @@ func (s *Space) LockAll(ctx context.Context, keys []Key) (*Held, error) {
 // TryLockAll takes all keys if it need not wait, and otherwise returns nil and
 // no error. It makes nobody wait. Errors are those of LockAll.
 func (s *Space) TryLockAll(keys []Key) (*Held, error) {
+	return s.try(keys, os.O_CREATE)
+}
+
+// TryExisting is TryLockAll for work in the background: if the lock file is missing,
+// it returns nil rather than create it in a directory that is being deleted.
+func (s *Space) TryExisting(keys []Key) (*Held, error) {
+	held, err := s.try(keys, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return held, err
+}
+
+func (s *Space) try(keys []Key, create int) (*Held, error) {
 	held := &Held{space: s}
 	for _, c := range claimsOf(keys) {
 		if !s.local.try(c) {
@@ -122,7 +137,7 @@ func (s *Space) TryLockAll(keys []Key) (*Held, error) {
 		}
 		held.claims = append(held.claims, c)
 	}
-	f, err := s.tryFile(held.claims)
+	f, err := s.tryFile(held.claims, create)
 	if err != nil || f == nil && hasFile {
 		return nil, errors.Join(err, held.Release())
 	}

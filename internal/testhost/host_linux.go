@@ -13,7 +13,9 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -30,12 +32,39 @@ type Host struct {
 // the test's goroutine.
 func New(t testing.TB) *Host {
 	t.Helper()
+	stopped := func() {}
+	t.Cleanup(func() { stopped() }) // after the directory is deleted
 	h := &Host{T: t, Dir: t.TempDir()}
-	t.Cleanup(h.Unpin)
+	t.Cleanup(func() {
+		h.Unpin()
+		stopped = h.stop()
+	})
 	ns := h.NewNetNS("host")
 	nettest.Enter(t, ns)
 	nettest.SetUp(t, ns, "lo")
 	return h
+}
+
+// stop waits until the Runtimes of this process do nothing in the background, and
+// keeps them from it until the returned function is called: a pass over abandoned
+// containers would write to the directory while it is deleted.
+func (h *Host) stop() (resume func()) {
+	locks := lock.Open(h.Path("state", "embedcni", "locks"))
+	if _, err := os.Stat(locks.Path()); err != nil {
+		return func() {} // no Runtime worked here, or the test has replaced the directory
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	held, err := locks.Lock(ctx, container.Barrier)
+	if err != nil {
+		h.T.Errorf("a Runtime is still at work: %v", err)
+		return func() {}
+	}
+	return func() {
+		if err := held.Release(); err != nil {
+			h.T.Error(err)
+		}
+	}
 }
 
 // Unpin unpins the namespaces of containers that the test leaves attached, so
