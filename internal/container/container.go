@@ -49,7 +49,7 @@ func Open(lockFile, recordDir, hostNetNS string, logger *slog.Logger, previous *
 	if previous != nil && previous.Locks.Path() == lockFile && previous.Records.Dir() == recordDir {
 		s.Records, s.Pins, space, s.Ports = previous.Records, previous.Pins, previous.Locks.Space, previous.Ports
 	} else {
-		s.Records, s.Pins, space = record.Open(recordDir), NewPins(recordDir), lock.Open(lockFile)
+		s.Records, s.Pins, space = record.Open(recordDir), NewPins(recordDir, lockFile), lock.Open(lockFile)
 		s.Ports = portindex.Open(s.Records, logger)
 	}
 	s.Process = newProcess(space, logger)

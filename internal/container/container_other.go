@@ -15,7 +15,7 @@ import (
 type Pins struct{}
 
 // NewPins returns empty Pins.
-func NewPins(string) *Pins { return &Pins{} }
+func NewPins(_, _ string) *Pins { return &Pins{} }
 
 // Where returns no path.
 func (*Pins) Where(record.ID) (string, error) { return "", nil }

@@ -148,14 +148,14 @@ func (f *fresh) identify(ns *record.NetNS) error {
 func (c *Container) pinFresh() error {
 	ns := c.Record.NetNS
 	if ns.Pin != "" {
-		if err := netns.Pin(c.NetNS, ns.Pin); err != nil {
+		if err := c.in.Pins.mount(c.NetNS, ns.Pin); err != nil {
 			return err
 		}
 		if err := c.fresh.link(ns.Path); err != nil {
 			return fmt.Errorf("file for a new network namespace: %w: %w", err, hostns.ErrInvalid)
 		}
 	}
-	if err := netns.Pin(c.NetNS, ns.Path); err != nil {
+	if err := c.in.Pins.mount(c.NetNS, ns.Path); err != nil {
 		return err
 	}
 	c.fresh.placed = true

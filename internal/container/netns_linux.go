@@ -69,7 +69,7 @@ func (c *Container) Pin() error {
 			return err
 		}
 	}
-	err := netns.Pin(c.NetNS, ns.Pin)
+	err := c.in.Pins.mount(c.NetNS, ns.Pin)
 	if err == nil {
 		return nil
 	}
