@@ -129,7 +129,7 @@ const lockedAtOnce = 64
 // all recovers the containers, first those that are not locked.
 func (c *recovery) all(ctx context.Context, found []record.Found, report *Report) error {
 	var ids, locked []record.ID
-	var whole []record.Found
+	var whole, illegible []record.Found
 	for _, f := range found {
 		if err := untouchable(c.Records, f); err != nil {
 			c.logger.Warn("a container is left alone", "record", f.File, "reason", err)
@@ -137,13 +137,16 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 			continue
 		}
 		if f.Record.ContainerID == "" {
-			report.add(c.deleteIllegible(f))
+			illegible = append(illegible, f)
 			continue
 		}
 		ids = append(ids, f.Record.ContainerID)
 		if f.Err == nil && f.Record.WasAttached() {
 			whole = append(whole, f)
 		}
+	}
+	for _, o := range c.deleteIllegible(illegible) {
+		report.add(o)
 	}
 	c.looked = make(map[record.ID]*examine.Container, len(whole))
 	for _, e := range c.look(ctx, c.host, whole, true) {

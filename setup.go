@@ -156,7 +156,7 @@ func (op *operation) deadOf(earlier attachments, wanted container.Place) (attach
 		if err != nil {
 			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.IfName, a.network.config.Name, err)
 		}
-		if !live && (wants[a.IfName] || !op.leaves(a)) || op.isHalfMade(a) {
+		if !live && (wants[a.IfName] || !op.leaves(a)) || op.isHalfMade(a) || op.isTornLo(earlier) {
 			dead = append(dead, a)
 			continue
 		}

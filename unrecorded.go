@@ -2,15 +2,11 @@ package cni
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/tenant"
 	"github.com/embedcni/cni/netns"
 )
@@ -261,48 +257,4 @@ func (a *attachment) avoidOthers() {
 		a.NetNS = ""
 	}
 	_ = ns.Close() // was only looked at
-}
-
-// deleteIllegible deletes a record whose owner cannot be read, unless a
-// namespace is kept for it, in which a container may be alive. It logs that
-// nothing finds the other leftovers of the container.
-func (s *snapshot) deleteIllegible(f record.Found) (o outcome) {
-	o.id = nameOf(f)
-	if path := s.Pins.At(f.File); path != "" {
-		o.skipped = fmt.Errorf("it names no owner, and %s keeps a namespace that may be a live container's; "+
-			"if it is not, unmount that and delete %s: %w", path, s.Records.Path(f.File), f.Err)
-		return o
-	}
-	held, err := s.Locks.TryLockAll([]lock.Key{{Name: container.Barrier}}) // a Setup may be about to replace it
-	if held == nil {
-		o.skipped = join(ErrBusy, err)
-		return o
-	}
-	defer func() { o.err = join(o.err, held.Release()) }()
-	if now, err := s.Records.LoadFile(f.File); now == nil || now.ContainerID != "" || !errors.Is(err, record.ErrBad) {
-		return o // it is another by now, or gone
-	}
-	s.logger.Error("attachment record is unreadable and was deleted; leftovers of its attachments are possible", "file", f.File, "error", f.Err)
-	if o.err = s.Pins.Discard(f.File); o.err == nil {
-		o.err = s.forgetLo(f.File)
-	}
-	if o.err == nil {
-		o.err = s.Records.Discard(f.File)
-	}
-	if o.err == nil {
-		o.left = o.id + " says nothing and was deleted; if its container is known, Remove or CleanUp finds the leftovers"
-	}
-	return o
-}
-
-// forgetLo deletes what libcni's cache may have of an illegible record with that file name.
-// A record of lo alone is not synced, so a power cut can leave it torn and the cache whole.
-// Nobody needs the cache for a DEL of lo, nor files that the power cut has torn too; others
-// stay.
-func (s *snapshot) forgetLo(file string) error {
-	isIt := func(id string) bool { return record.Name(record.ID(id)) == file }
-	return chain.ForgetUnneeded(s.stateDir, isIt, func(config []byte) bool {
-		list, err := conflist.Parse(config)
-		return err == nil && len(list.Plugins) == 1 && list.Plugins[0].Network.Type == known.Loopback && list.Plugins[0].Network.IPAM.Type == ""
-	})
 }

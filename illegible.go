@@ -1,0 +1,125 @@
+package cni
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// deleteIllegible deletes records whose owners cannot be read, unless a namespace is
+// kept for one, in which a container may be alive. It logs that nothing finds the other
+// leftovers of the containers. All are deleted at once, because a power cut can leave
+// many: records of lo alone are not synced.
+func (s *snapshot) deleteIllegible(found []record.Found) (all []outcome) {
+	var free []record.Found
+	for _, f := range found {
+		if path := s.Pins.At(f.File); path != "" {
+			all = append(all, outcome{id: nameOf(f), skipped: fmt.Errorf("it names no owner, and %s keeps a namespace that may be a live container's; "+
+				"if it is not, unmount that and delete %s: %w", path, s.Records.Path(f.File), f.Err)})
+			continue
+		}
+		free = append(free, f)
+	}
+	if len(free) == 0 {
+		return all
+	}
+	held, err := s.Locks.TryLockAll([]lock.Key{{Name: container.Barrier}}) // a Setup may be about to replace one
+	if held == nil {
+		for _, f := range free {
+			all = append(all, outcome{id: nameOf(f), skipped: join(ErrBusy, err)})
+		}
+		return all
+	}
+	all = append(all, s.deleteIllegibleAlone(free)...)
+	if err := held.Release(); err != nil {
+		s.logger.Error("release lock", "error", err)
+	}
+	return all
+}
+
+// deleteIllegibleAlone is deleteIllegible while no ADD or DEL is in progress.
+func (s *snapshot) deleteIllegibleAlone(found []record.Found) (all []outcome) {
+	files := make(map[string]error)
+	for _, f := range found {
+		now, err := s.Records.LoadFile(f.File)
+		if now != nil && now.ContainerID == "" && errors.Is(err, record.ErrBad) { // else it is another by now, or gone
+			files[f.File] = s.Pins.Discard(f.File)
+		}
+	}
+	if len(files) == 0 {
+		return nil
+	}
+	forgotten := s.forgetLo(files)
+	deleted := []string{}
+	for _, f := range found {
+		err, illegible := files[f.File]
+		if !illegible {
+			continue
+		}
+		if err = join(err, forgotten); err == nil {
+			err = s.Records.Discard(f.File)
+		}
+		o := outcome{id: nameOf(f), err: err}
+		if err == nil {
+			deleted = append(deleted, f.File)
+			o.left = o.id + " says nothing and was deleted; if its container is known, Remove or CleanUp finds the leftovers"
+		}
+		all = append(all, o)
+	}
+	if len(deleted) > 0 {
+		s.logger.Error("attachment records are unreadable and were deleted; leftovers of their attachments are possible",
+			"files", deleted, "error", found[0].Err)
+	}
+	return all
+}
+
+// forgetLo deletes what libcni's cache may have of illegible records with those file names.
+// A record of lo alone is not synced, so a power cut can leave it torn and the cache whole.
+// Nobody needs the cache for a DEL of lo, nor files that the power cut has torn too; others
+// stay.
+func (s *snapshot) forgetLo(files map[string]error) error {
+	isOne := func(id string) bool { _, found := files[record.Name(record.ID(id))]; return found }
+	return chain.ForgetUnneeded(s.stateDir, isOne, func(config []byte) bool {
+		list, err := conflist.Parse(config)
+		return err == nil && isLoAlone(list.Plugins)
+	})
+}
+
+// isTornLo reports whether the earlier attachments of a damaged record are lo alone, of
+// which a power cut has torn the record: it is not synced. Nothing of lo survives a power
+// cut, so it is dead. Any sign of something else is believed: an attachment that the log,
+// the cache or the ledger names, another interface, or a namespace that is kept, as it is
+// for every container that lives.
+func (op *operation) isTornLo(earlier attachments) bool {
+	if !op.Damaged || len(earlier) != 1 || len(op.Record.Attachments) > 0 || op.Pins.Keeps(op.ID) || op.Pins.At(record.Name(op.ID)) != "" {
+		return false
+	}
+	a := earlier[0]
+	if !isLoAlone(a.network.config.Plugins) || !op.HasNoDevice(a.NetNS, a.IfName) {
+		return false
+	}
+	entered, err := op.ledger().Read()
+	if err != nil {
+		op.logger.Warn("read the ledger", "container", op.ID, "error", err)
+		return false
+	}
+	for key, known := range entered {
+		if key.ContainerID == op.PluginID() && key != a.key() && !known.Gone {
+			return false
+		}
+	}
+	return true
+}
+
+// isLoAlone reports whether a chain is the plugin loopback alone.
+func isLoAlone(plugins []*libcni.PluginConfig) bool {
+	return len(plugins) == 1 && plugins[0].Network.Type == known.Loopback && plugins[0].Network.IPAM.Type == ""
+}
