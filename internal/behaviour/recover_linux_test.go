@@ -335,7 +335,7 @@ func TestRecoverDiscardsEmptyRecords(t *testing.T) {
 	expect.NoError(t, netns.Unpin(s.Pin("c1"))) // as after a reboot
 	testhost.WantRecover(t, r, cni.Report{Left: []string{
 		name + " says nothing and was deleted; if its container is known, Remove or CleanUp finds the leftovers"}})
-	if lines := log.Lines("ERROR"); len(lines) != 1 || !strings.Contains(lines[0], "leftovers of its attachments are possible") {
+	if lines := log.Lines("ERROR"); len(lines) != 1 || !strings.Contains(lines[0], "leftovers of their attachments are possible") {
 		t.Errorf("errors logged: %q", lines)
 	}
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
