@@ -33,7 +33,10 @@ type Host struct {
 func New(t testing.TB) *Host {
 	t.Helper()
 	stopped := func() {}
-	t.Cleanup(func() { stopped() }) // after the directory is deleted
+	t.Cleanup(func() { // after the directory is deleted
+		stopped()
+		stopped = nil // t keeps this function, which would keep a descriptor open
+	})
 	h := &Host{T: t, Dir: t.TempDir()}
 	t.Cleanup(func() {
 		h.Unpin()
@@ -49,13 +52,13 @@ func New(t testing.TB) *Host {
 // keeps them from it until the returned function is called: a pass over abandoned
 // containers would write to the directory while it is deleted.
 func (h *Host) stop() (resume func()) {
-	locks := lock.Open(h.Path("state", "embedcni", "locks"))
-	if _, err := os.Stat(locks.Path()); err != nil {
+	path := h.Path("state", "embedcni", "locks")
+	if _, err := os.Stat(path); err != nil {
 		return func() {} // no Runtime worked here, or the test has replaced the directory
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	held, err := locks.Lock(ctx, container.Barrier)
+	held, err := lock.Open(path).Lock(ctx, container.Barrier)
 	if err != nil {
 		h.T.Errorf("a Runtime is still at work: %v", err)
 		return func() {}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -115,9 +116,11 @@ func WantProcessAsBefore(t *testing.T) {
 	before := snapshot()
 	t.Cleanup(func() {
 		// A runtime keeps sockets to the packet filters for a moment, and one
-		// of an earlier test may have existed before.
+		// of an earlier test may have existed before. The file of lives is
+		// open until the Runtime is garbage.
 		added, _ := audit.Diff(before, snapshot())
 		for end := time.Now().Add(expect.Patience); len(added) > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			runtime.GC()
 			added, _ = audit.Diff(before, snapshot())
 		}
 		if len(added) > 0 {
