@@ -72,6 +72,7 @@ func (s *snapshot) setupOnce(ctx context.Context, ns *Namespace, serially bool) 
 		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
 	}
 	defer op.end()
+	op.PrepareRecord()
 	if slices.ContainsFunc(op.attachments, func(a *attachment) bool { return a.network.entersContainer() }) {
 		op.Prepare()
 	}

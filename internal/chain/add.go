@@ -8,6 +8,8 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // Part is a range of a chain's plugins, from From up to but not including To.
@@ -41,6 +43,11 @@ type adding struct {
 
 // run runs the plugins of a part, and caches the result after the last one.
 func (x *adding) run(ctx context.Context, part Part) (*types100.Result, error) {
+	var cache *plainfile.Unnamed
+	if part.To == len(x.c.List.Plugins) {
+		cache = x.c.cached(x.a).prepare()
+		defer cache.Discard()
+	}
 	for i := part.From; i < part.To; i++ {
 		err := x.add(ctx, i)
 		if err == nil && i == part.To-1 && x.c.OnEnd != nil {
@@ -51,7 +58,7 @@ func (x *adding) run(ctx context.Context, part Part) (*types100.Result, error) {
 		}
 	}
 	if part.To == len(x.c.List.Plugins) {
-		if err := x.c.cached(x.a).write(x.prev); err != nil {
+		if err := x.c.cached(x.a).write(x.prev, cache); err != nil {
 			return nil, fmt.Errorf("failed to set network %q cached result: %w", x.c.List.Name, err)
 		}
 	}

@@ -41,8 +41,11 @@ type content struct {
 	Result         json.RawMessage `json:"result,omitempty"`
 }
 
-// write caches the result of an ADD.
-func (c Cached) write(result json.RawMessage) error {
+// prepare begins to make the file, while the plugins run.
+func (c Cached) prepare() *plainfile.Unnamed { return plainfile.Prepare(filepath.Dir(c.path()), 0o600) }
+
+// write caches the result of an ADD, in the prepared file if that is possible.
+func (c Cached) write(result json.RawMessage, prepared *plainfile.Unnamed) error {
 	a := c.Attachment
 	capabilities, err := a.cacheable()
 	if err != nil {
@@ -56,6 +59,9 @@ func (c Cached) write(result json.RawMessage) error {
 		return err
 	}
 	path := c.path()
+	if f, err := prepared.Publish(path, data, nil); err == nil {
+		return f.Close()
+	}
 	err = plainfile.Write(path, data, 0o600)
 	if errors.Is(err, fs.ErrNotExist) { // the first ADD
 		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {

@@ -94,6 +94,7 @@ func (s *Store) New(id record.ID, host *hostns.NetNS) *Container {
 func (c *Container) Unlock() {
 	c.Leave()
 	c.fresh.close()
+	c.coming.Discard()
 	if c.MadeAs == "" {
 		_ = c.pending.Wait() // those who relied on it have waited, and returned the error
 	}

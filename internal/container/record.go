@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -14,7 +15,8 @@ type Recorded struct {
 	Damaged bool           // Record is only the legible part
 
 	records *record.Store
-	pending *record.Pending // Record, on its way to the disk
+	pending *record.Pending    // Record, on its way to the disk
+	coming  *plainfile.Unnamed // for the first Record
 }
 
 // Load reads the record. It keeps the legible part of a damaged one, and returns that
@@ -58,15 +60,18 @@ const (
 	Never
 )
 
+// PrepareRecord begins to make the file of the container's first record.
+func (r *Recorded) PrepareRecord() { r.coming = r.records.Prepare() }
+
 // Begin writes a record before the first plugin runs.
 func (r *Recorded) Begin(rec *record.Record, survives Survival) (err error) {
 	switch survives {
 	case Soon:
-		r.pending, err = r.records.BeginSoon(rec)
+		r.pending, err = r.records.BeginSoon(rec, r.coming)
 	case Never:
-		r.pending, err = nil, r.records.BeginVolatile(rec)
+		r.pending, err = nil, r.records.BeginVolatile(rec, r.coming)
 	default:
-		err = r.records.Begin(rec)
+		err = r.records.Begin(rec, r.coming)
 	}
 	if err == nil {
 		r.Record = rec

@@ -57,8 +57,10 @@ func (s *Store) Path(file string) string { return filepath.Join(s.dir, file+File
 // returns nil, the record survives a power cut. It replaces an earlier base of
 // the container, so r must also contain everything in that base which is still
 // true. Begin increments Generation.
-func (s *Store) Begin(r *Record) error {
-	f, err := s.begin(r, true)
+//
+// The file of a first record may have been prepared; see [Store.Prepare].
+func (s *Store) Begin(r *Record, prepared ...*plainfile.Unnamed) error {
+	f, err := s.begin(r, true, prepared)
 	if err == nil {
 		err = errors.Join(f.Close(), syncDir(s.dir))
 	}
@@ -74,11 +76,11 @@ func (s *Store) Begin(r *Record) error {
 //
 // A power cut can leave the new record torn, so a record that replaces another
 // is durable when BeginSoon returns.
-func (s *Store) BeginSoon(r *Record) (*Pending, error) {
+func (s *Store) BeginSoon(r *Record, prepared ...*plainfile.Unnamed) (*Pending, error) {
 	if r.Generation > 0 {
 		return nil, s.Begin(r)
 	}
-	f, err := s.begin(r, false)
+	f, err := s.begin(r, false, prepared)
 	if err != nil {
 		return nil, fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
@@ -100,11 +102,11 @@ func (s *Store) BeginSoon(r *Record) (*Pending, error) {
 //
 // A record that replaces another is durable all the same: the other may be, and must not
 // be torn.
-func (s *Store) BeginVolatile(r *Record) error {
+func (s *Store) BeginVolatile(r *Record, prepared ...*plainfile.Unnamed) error {
 	if r.Generation > 0 {
 		return s.Begin(r)
 	}
-	f, err := s.begin(r, false)
+	f, err := s.begin(r, false, prepared)
 	if err == nil {
 		err = f.Close()
 	}
@@ -130,14 +132,30 @@ func (p *Pending) Wait() error {
 	return *p.failed
 }
 
+// Prepare begins to make the file of a container's first record, while the caller finds
+// out what the record will say. The caller discards it at the end.
+func (s *Store) Prepare() *plainfile.Unnamed { return plainfile.Prepare(s.dir, 0o600) }
+
 // begin puts the base in place and returns the open file, which the caller
 // closes. If durably is set, it syncs the file first, so that a power cut leaves
 // either the old content or the new. It does not sync the directory.
-func (s *Store) begin(r *Record, durably bool) (*os.File, error) {
+func (s *Store) begin(r *Record, durably bool, prepared []*plainfile.Unnamed) (*os.File, error) {
 	r.Generation++
 	data, err := encodeBase(r)
 	if err != nil {
 		return nil, err
+	}
+	var sync func(*os.File) error
+	if durably {
+		sync = s.Sync
+	}
+	if r.Generation > 1 {
+		prepared = nil // it replaces another, which a file without a name cannot
+	}
+	for _, file := range prepared {
+		if f, err := file.Publish(s.path(r.ContainerID), data, sync); err == nil {
+			return f, nil
+		}
 	}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, err

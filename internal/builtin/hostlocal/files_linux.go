@@ -55,6 +55,10 @@ func (h *held) reserve(addr netip.Addr, holder string) (bool, error) {
 
 // publish creates a file with this content in one step.
 func (h *held) publish(name, content string) error {
+	if f := h.prepared.Take(); f != nil {
+		defer f.Close() // written
+		return h.publishAs(int(f.Fd()), name, content)
+	}
 	fd, err := retry(func() (int, error) {
 		return unix.Openat(h.dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
 	})
@@ -62,10 +66,15 @@ func (h *held) publish(name, content string) error {
 		return h.publishByLink(name, content)
 	}
 	defer unix.Close(fd)
+	return h.publishAs(fd, name, content)
+}
+
+// publishAs is publish of an open file without a name.
+func (h *held) publishAs(fd int, name, content string) error {
 	if err := write(fd, content); err != nil {
 		return err
 	}
-	err = unix.Linkat(unix.AT_FDCWD, descriptorPath(fd), h.dir, name, unix.AT_SYMLINK_FOLLOW)
+	err := unix.Linkat(unix.AT_FDCWD, descriptorPath(fd), h.dir, name, unix.AT_SYMLINK_FOLLOW)
 	if errors.Is(err, unix.ENOENT) { // there is no /proc
 		return h.publishByLink(name, content)
 	}

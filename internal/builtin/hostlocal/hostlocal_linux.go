@@ -49,6 +49,8 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 	}
 	// Outside the lock, for which all containers of the network wait.
 	g := caller.From(ctx)
+	prepared := plainfile.Prepare(c.dir, 0o600) // without a name, it does not survive a power cut
+	defer prepared.Discard()
 	if err := g.Durable(); err != nil {
 		return nil, err
 	}
@@ -56,6 +58,7 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 		if err := h.refresh(); err != nil {
 			return err
 		}
+		h.prepared = prepared
 		h.claim = func(addr netip.Addr) { g.Record.Claim(c.dir, addr) }
 		result.IPs, err = h.allocate(c, r.ContainerID, r.IfName)
 		return err

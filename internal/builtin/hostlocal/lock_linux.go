@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // The kernel has no wait for a lock that a context ends, so host-local asks for
@@ -37,7 +39,8 @@ type held struct {
 	*directory
 	dir, lock int // descriptors
 	changed   bool
-	claim     func(netip.Addr) // tells the runtime before a file is made; may be nil
+	claim     func(netip.Addr)   // tells the runtime before a file is made; may be nil
+	prepared  *plainfile.Unnamed // for the first reservation; may be nil
 }
 
 // acquire locks the directory. With create it creates it first; otherwise it

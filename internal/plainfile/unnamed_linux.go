@@ -1,0 +1,88 @@
+package plainfile
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Unnamed is a new file that gets its content first and its name last, in one step. It
+// is made in the background: on ext4 without a journal that takes as long as many other
+// system calls together. Until it has a name, the end of the process or of the machine
+// deletes it.
+type Unnamed struct {
+	made chan struct{}
+	file *os.File // nil if it could not be made; set when made
+}
+
+// Prepare begins to make a file in a directory.
+func Prepare(dir string, perm fs.FileMode) *Unnamed {
+	u := &Unnamed{made: make(chan struct{})}
+	go func() {
+		defer close(u.made)
+		// Without it Publish fails, and its caller makes the file.
+		fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, uint32(perm))
+		if err == nil {
+			u.file = os.NewFile(uintptr(fd), dir)
+		}
+	}()
+	return u
+}
+
+// Publish writes the content and gives the file its name; in between it calls sync,
+// unless that is nil. It returns the open file. If there is another of that name, or the
+// file system does not make such files, it returns an error and nothing is left.
+func (u *Unnamed) Publish(path string, data []byte, sync func(*os.File) error) (*os.File, error) {
+	f := u.Take()
+	if f == nil {
+		return nil, errors.ErrUnsupported
+	}
+	_, err := f.Write(data)
+	if err == nil && sync != nil {
+		err = sync(f)
+	}
+	if err == nil {
+		err = link(f, path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// Discard deletes a file that was not published.
+func (u *Unnamed) Discard() {
+	if f := u.Take(); f != nil {
+		_ = f.Close() // nothing of it stays
+	}
+}
+
+// Take waits for the file and returns it, the first time. It returns nil if there is
+// none. The caller closes it.
+func (u *Unnamed) Take() *os.File {
+	if u == nil {
+		return nil
+	}
+	<-u.made
+	f := u.file
+	u.file = nil
+	return f
+}
+
+func link(f *os.File, path string) error {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	err = conn.Control(func(fd uintptr) {
+		from := "/proc/thread-self/fd/" + strconv.Itoa(int(fd))
+		if err := unix.Linkat(unix.AT_FDCWD, from, unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW); err != nil {
+			inner = &os.LinkError{Op: "linkat", Old: f.Name(), New: path, Err: err}
+		}
+	})
+	return errors.Join(err, inner)
+}

@@ -1,0 +1,77 @@
+package record
+
+import (
+	"errors"
+	"os"
+	"testing"
+)
+
+// TestAPreparedFileIsTheRecords: a first record is written to the file that was prepared
+// for it, and nothing else is there before or after.
+func TestAPreparedFileIsTheRecords(t *testing.T) {
+	for name, begin := range map[string]func(*Store, *Record) error{
+		"durable": func(s *Store, r *Record) error {
+			file := s.Prepare()
+			defer file.Discard()
+			return s.Begin(r, file)
+		},
+		"soon": func(s *Store, r *Record) error {
+			file := s.Prepare()
+			defer file.Discard()
+			pending, err := s.BeginSoon(r, file)
+			return errors.Join(err, pending.Wait())
+		},
+		"volatile": func(s *Store, r *Record) error {
+			file := s.Prepare()
+			defer file.Discard()
+			return s.BeginVolatile(r, file)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := Open(t.TempDir())
+			named := func() bool {
+				there, err := s.Exists(Name("c1"))
+				check(t, err)
+				return there
+			}
+			var syncs []bool // whether the record had its name
+			s.Sync = func(f *os.File) error {
+				syncs = append(syncs, named())
+				return f.Sync()
+			}
+			check(t, begin(s, sample("c1")))
+			want(t, "named when synced", syncs, map[string][]bool{"durable": {false}, "soon": {true}}[name])
+			got, err := s.Load("c1")
+			check(t, err)
+			expected := sample("c1")
+			expected.Generation = 1
+			want(t, "record", got, expected)
+
+			// A record that replaces another is whole at any moment.
+			syncs = nil
+			check(t, begin(s, got))
+			want(t, "syncs of a record that replaces another", syncs, []bool{true})
+			again, err := s.Load("c1")
+			check(t, err)
+			want(t, "generation", again.Generation, 2)
+			files, err := os.ReadDir(s.Dir())
+			check(t, err)
+			want(t, "files", len(files), 1)
+		})
+	}
+}
+
+// TestAFailingSyncLeavesNoPreparedRecord that was to be durable.
+func TestAFailingSyncLeavesNoPreparedRecord(t *testing.T) {
+	s := Open(t.TempDir())
+	full := errors.New("no space")
+	s.Sync = func(*os.File) error { return full }
+	file := s.Prepare()
+	if err := s.Begin(sample("c1"), file); !errors.Is(err, full) {
+		t.Errorf("error %v", err)
+	}
+	file.Discard()
+	files, err := os.ReadDir(s.Dir())
+	check(t, err)
+	want(t, "files", len(files), 0)
+}
