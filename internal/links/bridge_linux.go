@@ -90,15 +90,21 @@ func (c *Conn) SetPortMode(index int, p PortMode) error {
 	info := ifinfo(index, 0, 0)
 	info[0] = unix.AF_BRIDGE
 	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, info)
-	m.nest(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, func() {
-		if p.Hairpin {
-			m.u8(unix.IFLA_BRPORT_MODE, true)
-		}
-		if p.Isolated {
-			m.u8(unix.IFLA_BRPORT_ISOLATED, true)
-		}
-	})
-	return c.execute(m, nil)
+	m.nest(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, func() { m.portMode(p) })
+	if err := c.execute(m, nil); err != nil {
+		return fmt.Errorf("set the mode of a bridge port: %w", err)
+	}
+	return nil
+}
+
+// portMode adds the modes that are set.
+func (m *message) portMode(p PortMode) {
+	if p.Hairpin {
+		m.u8(unix.IFLA_BRPORT_MODE, true)
+	}
+	if p.Isolated {
+		m.u8(unix.IFLA_BRPORT_ISOLATED, true)
+	}
 }
 
 // VLAN is a VLAN of a port.

@@ -135,17 +135,29 @@ func (s Sysctl) ofInterface() (name string, v6 bool, setting string, ok bool) {
 // accepts by number. It accepts IPv6 settings only through /proc/sys. Set4
 // ignores the errors in fine.
 func (r *Requests) Set4(index int, name string, value uint32, fine ...error) {
+	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0))
+	m.set4(name, value)
+	r.add(m, nil, fmt.Sprintf("set %s of interface %d to %d", name, index, value), fine...)
+}
+
+// UpThenSet4 is [Requests.Up] and then [Requests.Set4], in one message, for an
+// interface that has IPv4: without, the kernel refuses both.
+func (r *Requests) UpThenSet4(index int, name string, value uint32) {
+	m := changeMessage(index, Change{Set: unix.IFF_UP})
+	m.set4(name, value)
+	r.add(m, nil, fmt.Sprintf("set the interface up, and %s to %d", name, value))
+}
+
+func (m *message) set4(name string, value uint32) {
 	n, ok := number4(name)
 	if !ok {
 		n = 0 // which the kernel refuses
 	}
-	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0))
 	m.nest(unix.IFLA_AF_SPEC, func() {
 		m.nest(unix.AF_INET, func() {
 			m.nest(unix.IFLA_INET_CONF, func() { m.u32(uint16(n), value) })
 		})
 	})
-	r.add(m, nil, fmt.Sprintf("set %s of interface %d to %d", name, index, value), fine...)
 }
 
 // <linux/netconf.h>

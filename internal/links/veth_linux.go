@@ -19,8 +19,10 @@ type Veth struct {
 	MAC  net.HardwareAddr
 	// MTU is that of both ends; 0 is the kernel's default.
 	MTU int
-	// Master is the index of the bridge for the host's end, or 0.
+	// Master is the index of the bridge for the host's end, or 0. Mode is that of the
+	// port.
 	Master int
+	Mode   PortMode
 }
 
 // Pair is a created veth pair.
@@ -72,7 +74,7 @@ func (v Veth) Create(c *Conn, container *netns.Handle) (Pair, error) {
 			continue
 		}
 		if err == nil && v.Master != 0 {
-			err = setPortUp(c, host.Index)
+			err = setPortUp(c, host.Index, v.Mode)
 		}
 		if err != nil {
 			return Pair{}, fmt.Errorf("create veth pair %q and %q: %w", name, v.Name, err)
@@ -87,21 +89,51 @@ const (
 	vethPeer    = 1 // VETH_INFO_PEER, <linux/veth.h>
 )
 
-// setPortUp sets a new bridge port up. If that fails, it deletes the interface.
-func setPortUp(c *Conn, index int) error {
+// setPortUp sets a new bridge port up, in its mode. If that fails, it deletes the
+// interface. One message does it all, because each takes the kernel's lock on all
+// interfaces. Where the kernel refuses that, a message for each part shows which one
+// it refuses.
+func setPortUp(c *Conn, index int, mode PortMode) error {
+	if c.execute(portUpMessage(index, mode), nil) == nil {
+		return nil
+	}
 	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0))
-	m.nest(unix.IFLA_AF_SPEC, func() {
-		m.nest(unix.AF_INET6, func() { m.attr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{addrGenNone}) })
-	})
+	m.noLinkLocal()
 	r := c.Requests()
 	// A kernel without IPv6 assigns no addresses. Nor does one that has disabled
 	// IPv6 on the interface, for example because its MTU is too small.
 	r.add(m, nil, "have no link-local address", unix.EAFNOSUPPORT, unix.EOPNOTSUPP)
 	r.Up(index)
-	if err := r.Send(); err != nil {
+	err := r.Send()
+	if err == nil {
+		err = c.SetPortMode(index, mode)
+	}
+	if err != nil {
 		return errors.Join(err, c.Delete(index))
 	}
 	return nil
+}
+
+// portUpMessage sets a new bridge port up. The kernel sets the mode first, and the
+// end without a link-local address last, which is in time: the port has no carrier
+// before the container's end is up.
+func portUpMessage(index int, mode PortMode) *message {
+	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, unix.IFF_UP, unix.IFF_UP))
+	if mode != (PortMode{}) {
+		m.nest(unix.IFLA_LINKINFO, func() {
+			m.str(unix.IFLA_INFO_SLAVE_KIND, "bridge")
+			m.nest(unix.IFLA_INFO_SLAVE_DATA, func() { m.portMode(mode) })
+		})
+	}
+	m.noLinkLocal()
+	return m
+}
+
+// noLinkLocal makes the kernel assign no link-local IPv6 address to an interface.
+func (m *message) noLinkLocal() {
+	m.nest(unix.IFLA_AF_SPEC, func() {
+		m.nest(unix.AF_INET6, func() { m.attr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{addrGenNone}) })
+	})
 }
 
 // absent returns an error if there is an interface of this name.

@@ -43,13 +43,13 @@ func (a *attachment) Make(ctx context.Context) (err error) {
 		return err
 	}
 	a.Pair, err = links.Veth{
-		Name: a.Request.IfName, MAC: a.mac, MTU: a.MTU, Master: a.bridge.Index,
+		Name: a.Request.IfName, MAC: a.mac, MTU: a.MTU, Master: a.bridge.Index, Mode: a.mode(),
 	}.Create(a.OnHost, a.Request.Container)
 	if err != nil {
 		return err
 	}
 	a.aside = a.plugin.crowded(a.place())
-	return a.configurePort(a.OnHost, a.bridge, a.Host)
+	return a.join(a.OnHost, a.bridge, a.Host)
 }
 
 // noteMade notes once that an ADD made the bridge, if one did. It is called again
@@ -183,7 +183,12 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	}
 	ask := a.OnHost.Requests()
 	forwarding := veth.AskForwarding(ask, addrs)
-	end, bridge := ask.LinkByIndex(a.Host.Index), ask.LinkByIndex(a.bridge.Index)
+	end, bridge := ask.LinkByIndex(a.Host.Index), &a.bridge
+	// A bridge that this plugin made keeps its hardware address. If it has no
+	// carrier yet, the question makes the kernel notice its first port.
+	if !a.noted || !a.bridge.Running() {
+		bridge = ask.LinkByIndex(a.bridge.Index)
+	}
 	known := a.knownAs(ask, on.Index)
 	have := new([]links.Address) // a list, which must be asked for last
 	if len(addrs) > 0 {

@@ -241,7 +241,7 @@ func (c *comparison) port(context.Context) ([]compare.Difference, error) {
 		return all, nil
 	}
 	modes := func(conn *links.Conn, port links.Link) error {
-		return conn.SetPortMode(port.Index, links.PortMode{Hairpin: c.HairpinMode, Isolated: c.PortIsolation})
+		return conn.SetPortMode(port.Index, c.mode())
 	}
 	if c.HairpinMode && !host.Port.Hairpin {
 		add("hairpin", "", "", fmt.Errorf(`"hairpinMode": interface %q is not in hairpin mode`, host.Name), modes)
@@ -292,7 +292,10 @@ func (c *comparison) enslave(conn *links.Conn, port links.Link) error {
 			return fmt.Errorf("put it on bridge %q: %w", c.Bridge, err)
 		}
 	}
-	return c.configurePort(conn, br, port)
+	if err := conn.SetPortMode(port.Index, c.mode()); err != nil {
+		return err
+	}
+	return c.join(conn, br, port)
 }
 
 // spoofing compares the rules against other MAC addresses. They name the host's

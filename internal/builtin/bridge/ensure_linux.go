@@ -107,16 +107,12 @@ func (c *config) createBridge(conn *links.Conn, host *netns.Handle, b links.Brid
 	return br, err == nil, err
 }
 
-// configurePort configures the host's end, which is on the bridge. The
-// container's end stays down until then.
-func (c *config) configurePort(conn *links.Conn, br, port links.Link) error {
-	if err := conn.SetPortMode(port.Index, links.PortMode{Hairpin: c.HairpinMode, Isolated: c.PortIsolation}); err != nil {
-		return fmt.Errorf(`"hairpinMode", "portIsolation": interface %q: %w`, port.Name, err)
-	}
-	return c.join(conn, br, port)
+// mode returns the mode of the bridge port.
+func (c *config) mode() links.PortMode {
+	return links.PortMode{Hairpin: c.HairpinMode, Isolated: c.PortIsolation}
 }
 
-// join adds a new port to the VLANs.
+// join adds a new port to the VLANs. The container's end stays down until then.
 func (c *vlanConfig) join(conn *links.Conn, br, port links.Link) error {
 	vlans := c.vlans()
 	if len(vlans) > 0 && !c.PreserveDefaultVLAN && br.DefaultVLAN != 0 {

@@ -80,17 +80,23 @@ func Configure(to *links.Requests, index int, result *types100.Result, how How) 
 	if how.Announce && !how.Later {
 		notify()
 	}
-	add := func(v4 bool) {
+	add := func(v4 bool) (some bool) {
 		for _, a := range w.addresses {
 			if a.Addr().Is4() == v4 {
 				to.AddAddress(index, a, flags)
+				some = true
 			}
 		}
+		return some
 	}
-	add(true)
-	to.Up(index)
-	if how.Announce && how.Later {
+	switch has4, later := add(true), how.Announce && how.Later; {
+	case has4 && later:
+		to.UpThenSet4(index, "arp_notify", 1)
+	case later:
+		to.Up(index)
 		notify()
+	default:
+		to.Up(index)
 	}
 	add(false)
 	for _, r := range w.routes {
