@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
@@ -179,6 +180,44 @@ func TestARecordOfLoAloneIsNotSynced(t *testing.T) {
 			}
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 			s.WantClean(before)
+		})
+	}
+}
+
+// TestLoIsNeitherCachedNorInTheLedger: no DEL needs its result, and it leaves nothing that
+// GC could release. The record has the result. A list of the caller's is cached as by go-cni.
+func TestLoIsNeitherCachedNorInTheLedger(t *testing.T) {
+	for name, tt := range map[string]struct {
+		load            []cni.Opt
+		cached, ledgers int
+	}{
+		"WithLoNetwork":             {[]cni.Opt{cni.WithLoNetwork}, 0, 0},
+		"its executable":            {[]cni.Opt{cni.WithLoNetwork, cni.WithoutBuiltinPlugins()}, 1, 0},
+		"a list of the caller's":    {[]cni.Opt{cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback")}, 1, 0},
+		"lo beside another network": {[]cni.Opt{cni.WithLoNetwork, cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback", "bandwidth")}, 1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := testhost.NewStage(t)
+			s.Plugin(scripted.Script{}, "loopback")
+			r := s.Runtime(tt.load...)
+			path := s.Container("c1")
+			_, err := r.Setup(t.Context(), "c1", path)
+			expect.NoError(t, err)
+			for pattern, want := range map[string]int{"results/*": tt.cached, "embedcni/attachments/ledger.*": tt.ledgers} {
+				found, err := filepath.Glob(s.Path("state", pattern))
+				expect.NoError(t, err)
+				expect.Same(t, pattern, len(found), want)
+			}
+			rec, err := s.Records().Load("c1")
+			expect.NoError(t, err)
+			for _, n := range rec.Attachments {
+				expect.Same(t, "state of "+n.IfName, n.State, record.Added)
+				if len(n.Result) == 0 {
+					t.Errorf("%s has no result on record", n.IfName)
+				}
+			}
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+			expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 		})
 	}
 }

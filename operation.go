@@ -270,6 +270,7 @@ type progress struct {
 	state     record.State  // on record
 	partial   chain.Partial // the result of the last plugin that answered
 	noted     []byte        // the result on record, if this call has noted it
+	held      []byte        // a result that is noted once the ADD has ended
 }
 
 // begin notes that the ADD begins. It returns the plugins that it is for, out of all.

@@ -131,6 +131,13 @@ func (a *attachment) noteResult(result json.RawMessage) error {
 	return err
 }
 
+// holdResult is noteResult for a result that no DEL needs: the entry of the ADD's end
+// notes it.
+func (a *attachment) holdResult(result json.RawMessage) error {
+	a.held = result
+	return nil
+}
+
 // recall finds the attachments of a container to remove in its record, which was
 // loaded; without a whole record, see unrecorded. For mustStop see
 // [container.Container.EnterHost].
@@ -312,12 +319,17 @@ func (a *attachment) key() record.Key {
 // The note must be on the disk before the record is deleted, see enterGone;
 // until then the record names the attachments.
 func (op *operation) enter(all attachments) {
+	all = slices.DeleteFunc(slices.Clone(all), func(a *attachment) bool {
+		// One that was made ahead of time was entered then, under the same ID. One of lo
+		// leaves nothing that GC could release.
+		return a.part.From > 0 || isLoAlone(a.network.config.Plugins)
+	})
+	if len(all) == 0 {
+		return
+	}
 	now := op.ledger().Now()
 	var lines []record.Line
 	for _, a := range all {
-		if a.part.From > 0 {
-			continue // it was entered under the same ID when it was made ahead of time
-		}
 		a.claims.Restart(now)
 		lines = append(lines, record.Line{Key: a.key(), Dirs: footprint.IPAMDirs(a.network.config), Time: now})
 	}

@@ -27,6 +27,9 @@ func (a *attachment) chain() *chain.Chain {
 	}
 	r := a.runner()
 	r.Given.Batch = &batch.Batch{}
+	if a.network.isLo && r.MakesOnlyLo() {
+		c.Uncached, c.OnResult = true, a.holdResult
+	}
 	c.Run = func(ctx context.Context, call chain.Call) (chain.Output, error) {
 		out, err := r.Run(ctx, call)
 		if call.Verb == "DEL" {

@@ -360,7 +360,7 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 	result, a.partial, err = a.chain().Add(ctx, &a.Attachment, part)
 	if err == nil && part.To == len(a.network.config.Plugins) {
 		a.state = record.Added
-		err = a.Append(record.Entry{State: record.Added})
+		err = a.Append(record.Entry{State: record.Added, Result: a.held})
 	}
 	if err != nil {
 		if nerr := a.runner().NoteNotRun(part.From); nerr != nil {

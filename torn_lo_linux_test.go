@@ -112,7 +112,14 @@ func (h *realHost) entry(e record.Entry) {
 // TestRecoverDeletesManyTornRecordsAtOnce: it lists libcni's cache, and logs, once.
 func TestRecoverDeletesManyTornRecordsAtOnce(t *testing.T) {
 	h := newRealHost(t)
-	r := h.Real(cni.WithLoNetwork, cni.WithOwner("tester"))
+	lo := testhost.ListOfTypes("net", "loopback") // which is cached, unlike that of WithLoNetwork
+	r := h.Real(lo, cni.WithBuiltinPlugins(), cni.WithOwner("tester"))
+	cached := func(want int) {
+		t.Helper()
+		files, err := os.ReadDir(h.Path("state", "results"))
+		expect.NoError(t, err)
+		expect.Same(t, "files of libcni's cache", len(files), want)
+	}
 	var want []string
 	for i := range 5 {
 		id := fmt.Sprint("c", i)
@@ -120,17 +127,16 @@ func TestRecoverDeletesManyTornRecordsAtOnce(t *testing.T) {
 		expect.NoError(t, os.Truncate(h.RecordFile(id)+".json", 0))
 		want = append(want, "record "+testhost.Hashed(id)+" says nothing and was deleted; if its container is known, Remove or CleanUp finds the leftovers")
 	}
+	cached(len(want))
 	h.Unpin()
 	var log testhost.Log
-	r = h.Real(cni.WithLoNetwork, cni.WithOwner("tester"), log.Logger())
+	r = h.Real(lo, cni.WithBuiltinPlugins(), cni.WithOwner("tester"), log.Logger())
 	report, err := r.Recover(t.Context())
 	expect.NoError(t, err)
 	slices.Sort(want)
 	slices.Sort(report.Left)
 	expect.Same(t, "left", report.Left, want)
 	expect.Same(t, "errors logged", len(log.Lines("ERROR")), 1)
-	cached, err := os.ReadDir(h.Path("state", "results"))
-	expect.NoError(t, err)
-	expect.Same(t, "files of libcni's cache", len(cached), 0)
+	cached(0)
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }

@@ -44,7 +44,8 @@ type adding struct {
 // run runs the plugins of a part, and caches the result after the last one.
 func (x *adding) run(ctx context.Context, part Part) (*types100.Result, error) {
 	var cache *plainfile.Unnamed
-	if part.To == len(x.c.List.Plugins) {
+	caches := part.To == len(x.c.List.Plugins) && !x.c.Uncached
+	if caches {
 		cache = x.c.cached(x.a).prepare()
 		defer cache.Discard()
 	}
@@ -57,7 +58,7 @@ func (x *adding) run(ctx context.Context, part Part) (*types100.Result, error) {
 			return nil, fmt.Errorf("plugin %s failed (add): %w", describe(x.c.List.Plugins[i].Network), err)
 		}
 	}
-	if part.To == len(x.c.List.Plugins) {
+	if caches {
 		if err := x.c.cached(x.a).write(x.prev, cache); err != nil {
 			return nil, fmt.Errorf("failed to set network %q cached result: %w", x.c.List.Name, err)
 		}

@@ -53,6 +53,7 @@ type Chain struct {
 	Path     []string // becomes CNI_PATH
 	CacheDir string   // libcni's; results are kept below <CacheDir>/results
 	Run      Runner
+	Uncached bool // the result of an ADD is not cached: no DEL needs it
 
 	// OnResult, if set, is given the result so far after each successful plugin
 	// of an ADD. Its error fails the ADD.

@@ -165,8 +165,12 @@ func (g *GoCNI) sameConfiguration(a *footprint.Attachment) error {
 	return fmt.Errorf("it is not loaded under that interface name, and go-cni removes what it has loaded; load it, or Remove the container: %w", ErrNotLoaded)
 }
 
-// cached returns nil if go-cni would find the result of the ADD in libcni's cache.
+// cached returns nil if go-cni would find the result of the ADD in libcni's cache, or
+// does not need it.
 func (g *GoCNI) cached(a *footprint.Attachment) error {
+	if slices.Equal(types(a.List), []string{known.Loopback}) {
+		return nil // sets lo down, whatever the result is
+	}
 	err := chain.Cached{Dir: libcni.CacheDir, List: a.List, Attachment: &a.Attachment}.Has(a.Result)
 	if errors.Is(err, chain.ErrNotCached) && !g.Reads {
 		return fmt.Errorf("%w; go-cni looks there: make %s a link to %s, or Remove the container", err, libcni.CacheDir, g.CacheDir)

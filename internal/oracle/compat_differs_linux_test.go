@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	gocni "github.com/containerd/go-cni"
+	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
 
@@ -144,6 +146,44 @@ func TestCompatDiffers_CheckWithLoopback(t *testing.T) {
 	if err := ours.Check(ctx, "ours", path); err != nil {
 		t.Errorf("ours: %v", err)
 	}
+}
+
+// TestCompatDiffers_LoIsNotInTheCache: go-cni caches the result of lo, although no DEL
+// needs it. Each removes the other's lo.
+func TestCompatDiffers_LoIsNotInTheCache(t *testing.T) {
+	h := &host{testhost.New(t)}
+	plugins := testhost.ReferencePlugins(t)
+	theirs := expect.Value(gocni.New(gocni.WithPluginDir([]string{plugins}), gocni.WithLoNetwork))(t)
+	ours := h.Runtime(cni.WithPluginDir([]string{plugins}), cni.WithLoNetwork, cni.WithStateDir(libcni.CacheDir))
+	ctx := context.Background()
+	var path string
+	want := func(when string, wantUp bool, wantCached int) {
+		t.Helper()
+		cached := expect.Value(filepath.Glob(filepath.Join(libcni.CacheDir, "results", "cni-loopback-shared-*")))(t)
+		expect.Same(t, when+": files in the cache", len(cached), wantCached)
+		ns := expect.Value(netns.Open(path))(t)
+		defer func() { expect.NoError(t, ns.Close()) }()
+		expect.NoError(t, ns.Do(func() error {
+			lo, err := net.InterfaceByName("lo")
+			if err == nil && (lo.Flags&net.FlagUp != 0) != wantUp {
+				err = fmt.Errorf("%s: lo has flags %s", when, lo.Flags)
+			}
+			return err
+		}))
+	}
+
+	path = h.Container("ours")
+	expect.Value(ours.Setup(ctx, "shared", path))(t)
+	want("attached here", true, 0)
+	expect.NoError(t, theirs.Remove(ctx, "shared", path))
+	want("removed by go-cni", false, 0)
+	expect.NoError(t, ours.Remove(ctx, "shared", path))
+
+	path = h.Container("theirs")
+	expect.Value(theirs.Setup(ctx, "shared", path))(t)
+	want("attached by go-cni", true, 1)
+	expect.NoError(t, ours.Remove(ctx, "shared", path))
+	want("removed here", false, 0)
 }
 
 func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
