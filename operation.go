@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/views"
@@ -237,10 +238,11 @@ type attachment struct {
 	op      *operation
 	network *Network
 	progress
-	facts   record.Facts   // notes of built-in plugins
-	plugins runner.Plugins // the plugins that run, or ran
-	lost    bool           // the interface was not in the container before its DEL
-	claims  claims.Claims  // addresses that host-local has reserved in this call
+	cacheFile *plainfile.Unnamed // for the result, if it was made ahead of time
+	facts     record.Facts       // notes of built-in plugins
+	plugins   runner.Plugins     // the plugins that run, or ran
+	lost      bool               // the interface was not in the container before its DEL
+	claims    claims.Claims      // addresses that host-local has reserved in this call
 
 	mapped []wirePort  // by WithCapabilityPortMap, beside ports
 	ports  *askedPorts // by WithPorts; nil: none, or no plugin takes them

@@ -133,6 +133,7 @@ func (p *Pool) Setup(ctx context.Context, id string, opts ...NamespaceOpts) (pat
 			return p.setupCold(ctx, s, ns)
 		}
 		p.stock.Drop()
+		w.DiscardFiles()
 		if err != nil {
 			if refused++; refused < mostHolders && s.endHolders(ctx, err) {
 				continue
@@ -177,6 +178,7 @@ func (p *Pool) newNetNS(prefix string) (*netns.Handle, string, error) {
 // GC.
 func (p *Pool) discard(w *prepared, why error) {
 	p.stock.Drop()
+	w.DiscardFiles()
 	logger := w.snapshot.logger
 	logger.Info("removing a container that was made ahead of time", "container", w.ID, "reason", why)
 	p.settling.Add(1)
@@ -222,6 +224,7 @@ func (p *Pool) Close() error {
 		if !ok {
 			return join(errs...)
 		}
+		w.DiscardFiles()
 		errs = append(errs, w.snapshot.remove(context.Background(), &Namespace{id: w.ID}))
 	}
 }
@@ -264,6 +267,7 @@ func (w *prepared) attach(ctx context.Context) error {
 		return err
 	}
 	if err := w.make(ctx, op); err != nil {
+		w.DiscardFiles()
 		if rerr := op.rollBack(ctx); rerr != nil {
 			return &rollbackError{err, rerr}
 		}
@@ -287,10 +291,15 @@ func (w *prepared) make(ctx context.Context, op *operation) error {
 		plugins := a.network.config.Plugins
 		rest := chain.Part{From: a.part.To, To: len(plugins), Result: a.partial}
 		ran := warm.Ran(plugins[:a.part.To], a.plugins.Recorded())
-		w.Made = append(w.Made, warm.Made{
+		made := warm.Made{
 			Network: a.network.config.Name, IfName: a.IfName, Rest: rest, Facts: a.facts.All(), Plugins: ran, Seen: seen,
-		})
+		}
+		if a.part.To < len(plugins) {
+			made.Cache = a.chain().PrepareCache(&a.Attachment)
+		}
+		w.Made = append(w.Made, made)
 	}
+	w.Record = op.Records.Prepare()
 	return nil
 }
 
@@ -316,6 +325,7 @@ func (w *prepared) fits(op *operation) bool {
 			a.part, a.partial = m.Rest, m.Rest.Result
 			a.facts.Reset(m.Facts)
 			a.plugins.Reset(m.Plugins, nil)
+			a.cacheFile = m.Cache
 			used++
 		} else if a.network.ahead() > 0 {
 			return false
@@ -383,6 +393,7 @@ func (w *prepared) forget(taken *record.Pending) {
 // From then on w is that container; its other record is deleted later.
 func (op *operation) takeOver(ctx context.Context, w *prepared) error {
 	op.MadeAs = record.PluginID(w.ID)
+	op.UseForRecord(w.Record)
 	for _, a := range op.attachments {
 		a.ContainerID = string(op.MadeAs)
 		a.attempted = a.part.From > 0

@@ -27,6 +27,7 @@ func (a *attachment) chain() *chain.Chain {
 	}
 	r := a.runner()
 	r.Given.Batch = &batch.Batch{}
+	c.CacheFile = a.cacheFile
 	if a.network.isLo && r.MakesOnlyLo() {
 		c.Uncached, c.OnResult = true, a.holdResult
 	}

@@ -46,7 +46,9 @@ func (x *adding) run(ctx context.Context, part Part) (*types100.Result, error) {
 	var cache *plainfile.Unnamed
 	caches := part.To == len(x.c.List.Plugins) && !x.c.Uncached
 	if caches {
-		cache = x.c.cached(x.a).prepare()
+		if cache = x.c.CacheFile; cache == nil {
+			cache = x.c.PrepareCache(x.a)
+		}
 		defer cache.Discard()
 	}
 	for i := part.From; i < part.To; i++ {
@@ -73,6 +75,10 @@ func (x *adding) run(ctx context.Context, part Part) (*types100.Result, error) {
 	}
 	return result, nil
 }
+
+// PrepareCache begins to make the file in which an ADD will cache its result. The caller
+// discards it if there is none.
+func (c *Chain) PrepareCache(a *Attachment) *plainfile.Unnamed { return c.cached(a).prepare() }
 
 // add runs one plugin.
 func (x *adding) add(ctx context.Context, position int) error {

@@ -63,6 +63,9 @@ const (
 // PrepareRecord begins to make the file of the container's first record.
 func (r *Recorded) PrepareRecord() { r.coming = r.records.Prepare() }
 
+// UseForRecord has a prepared file become that of the container's first record.
+func (r *Recorded) UseForRecord(file *plainfile.Unnamed) { r.coming = file }
+
 // Begin writes a record before the first plugin runs.
 func (r *Recorded) Begin(rec *record.Record, survives Survival) (err error) {
 	switch survives {

@@ -361,10 +361,10 @@ func (x *Index) remove(e entry) {
 
 // Enter enters a record that was just written, so that no other call has to read it.
 // The caller has the container's lock. A record without ports is not entered in the
-// directory: the next process reads it once.
+// directory: the next process reads it once. One of a pool's is, so that no Setup reads it.
 func (x *Index) Enter(rec *record.Record) {
 	name, code := record.Name(rec.ContainerID), codeOf(rec)
-	if code != "" {
+	if code != "" || rec.Warm {
 		x.enter(x.records.Path(name), entry{name: name, code: code})
 	}
 	x.mu.Lock()

@@ -142,6 +142,12 @@ func TestEachRecordIsReadOnce(t *testing.T) {
 	h.index.Enter(h.write(recordOf("c4", []uint16{81})))
 	expect.Same(t, "a port of another", h.find(80), []string{"c1/eth0 tcp 80"})
 	expect.Same(t, "reads", h.reads(), 1)
+
+	warm := recordOf("warm-1", nil)
+	warm.Warm = true
+	h.index.Enter(h.write(warm))
+	expect.Same(t, "a port of nobody beside a pool's container", h.find(82), []string{})
+	expect.Same(t, "reads", h.reads(), 0)
 	expect.Same(t, "log", h.log.String(), "")
 }
 

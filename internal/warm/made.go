@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -19,6 +20,16 @@ type Container struct {
 	NS   netns.ID // of the container
 	Host string   // the namespace in which its plugins ran
 	Made []Made
+
+	Record *plainfile.Unnamed // for the record of the container that it becomes
+}
+
+// DiscardFiles deletes the files that were made for a container that it has not become.
+func (c *Container) DiscardFiles() {
+	c.Record.Discard()
+	for _, m := range c.Made {
+		m.Cache.Discard()
+	}
 }
 
 // Made is the part of an attachment that was made.
@@ -26,8 +37,9 @@ type Made struct {
 	Network, IfName string
 	Rest            chain.Part // of its plugins
 	Facts           map[string]json.RawMessage
-	Plugins         []record.Plugin // that have run
-	Seen            *Sight          // the state after it was made
+	Plugins         []record.Plugin    // that have run
+	Seen            *Sight             // the state after it was made
+	Cache           *plainfile.Unnamed // for its result
 }
 
 // Find returns what was made of an attachment, or nil.
