@@ -215,7 +215,7 @@ func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, e
 	if err := checkMetadata(metadata); err != nil {
 		return nil, fmt.Errorf("network %q: %w", sel.network, err)
 	}
-	a := &attachment{op: op, network: n, ownConfig: sel.list != nil, prev: sel.prev, metadata: metadata, dirs: ns.dirs}
+	a := &attachment{op: op, network: n, ownConfig: sel.list != nil, prev: sel.prev, metadata: metadata, dirs: precedence(op.pluginDirs, ns.dirs)}
 	a.part.Result = sel.prev
 	a.ConfigArgs = merge(ns.configArgs, sel.configArgs)
 	a.RuntimeConf = libcni.RuntimeConf{

@@ -141,8 +141,8 @@ func WithPluginRoot(dir string) Opt {
 
 // WithPluginDirOrder has a Setup search these of the Runtime's plugin directories first, in
 // this order, and then the others: for a program that carries out the CNI calls of another
-// one, in whose CNI_PATH they are. Directories that the Runtime does not have are ignored.
-// The record keeps them: Check, Remove and all others run the plugins that the Setup has
+// one, in whose CNI_PATH they are. Directories that the Runtime does not have are ignored,
+// and so is an order that is the Runtime's own. The record keeps any other: Check, Remove and all others run the plugins that the Setup has
 // run, and give them its order in CNI_PATH, for those to which they delegate.
 //
 // It has no effect on plugins in process, nor is it valid inside WithNetwork. A Pool's
@@ -156,6 +156,22 @@ func WithPluginDirOrder(dirs ...string) NamespaceOpts {
 		ns.dirs = dirs
 		return nil
 	}
+}
+
+// precedence returns those of the directories that first has before the others, in its
+// order. It returns nil if first changes nothing: then a pool's container fits, and Release
+// can hand the attachment over.
+func precedence(dirs, first []string) (found []string) {
+	all := ordered(dirs, first)
+	if slices.Equal(all, dirs) {
+		return nil
+	}
+	for _, dir := range all {
+		if slices.ContainsFunc(first, func(f string) bool { return filepath.Clean(f) == filepath.Clean(dir) }) {
+			found = append(found, dir)
+		}
+	}
+	return found
 }
 
 // ordered returns directories, with those that are among first before the others.

@@ -67,6 +67,23 @@ func TestReleaseRefusesAnOrderOfPluginDirectories(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }
 
+// TestAnOrderThatChangesNothing is not kept: a client's CNI_PATH usually names the daemon's
+// directories, and others that the daemon does not have.
+func TestAnOrderThatChangesNothing(t *testing.T) {
+	h := newReleasing(t)
+	path := h.Container("c1")
+	dirs := []string{testhost.ReferencePlugins(t), h.Path("bin")}
+	r := h.Runtime(h.named(), cni.WithPluginDir(dirs))
+	for _, order := range [][]string{dirs, {"/foreign", dirs[0] + "/"}, {"/foreign"}} {
+		_, err := r.Setup(t.Context(), "c1", path, cni.WithPluginDirOrder(order...))
+		expect.NoError(t, err)
+		report, err := r.Release(t.Context(), cni.ReleaseOptions{DryRun: true})
+		expect.NoError(t, err)
+		expect.Same(t, fmt.Sprint("released with ", order, ", refused ", report.Refused), report.Released, []string{"c1"})
+		expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	}
+}
+
 // TestADirectoryOfTheOrderThatIsNoneAnyMore: the executable runs where it was, and the
 // directory has lost its precedence for others.
 func TestADirectoryOfTheOrderThatIsNoneAnyMore(t *testing.T) {
