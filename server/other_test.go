@@ -23,6 +23,10 @@ func TestOtherPathsAreServed(t *testing.T) {
 		w.WriteHeader(http.StatusOK) // superfluous
 		expect.NoError(t, http.NewResponseController(w).Flush())
 	})
+	other.HandleFunc("/stream", func(w http.ResponseWriter, _ *http.Request) {
+		w.(http.Flusher).Flush()
+		w.WriteHeader(http.StatusTeapot) // too late
+	})
 	other.HandleFunc("/panic", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	for _, own := range []string{"/cni", "/delegate", "/healthz", "/readyz"} {
 		other.HandleFunc(own, func(http.ResponseWriter, *http.Request) { t.Errorf("%s was not the server's", own) })
@@ -39,13 +43,16 @@ func TestOtherPathsAreServed(t *testing.T) {
 		path   string
 		status int
 	}{
-		{"/metrics", 200}, {"/empty", 200}, {"/early", 418}, {"/none", 404}, {"/panic", 500},
+		{"/metrics", 200}, {"/empty", 200}, {"/early", 418}, {"/stream", 200}, {"/none", 404}, {"/panic", 500},
 		{"/cni", 405}, {"/delegate", 405}, {"/healthz", 200}, {"/readyz", 200},
 	} {
 		seen = nil
 		w := get(tt.path)
 		if len(seen) != 1 || seen[0].Status != tt.status || seen[0].Method != "GET" || seen[0].Duration <= 0 {
 			t.Errorf("%s: observed %+v, want status %d once", tt.path, seen, tt.status)
+		}
+		if tt.path == "/stream" && !w.Flushed {
+			t.Error("Flush does not reach the connection")
 		}
 		if tt.path == "/metrics" {
 			expect.Same(t, "body", w.Body.String(), "up 1\n")
