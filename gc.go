@@ -37,7 +37,8 @@ type GCOptions struct {
 	// longer on record.
 	KeepIf func(Attachment) bool
 	// Configs are configurations of networks that need not be loaded, as those of
-	// WithNetworkConfig. Their plugins' GC runs too, after that of the loaded networks.
+	// WithNetworkConfig. If there are any, GC asks the plugins of these networks alone, and
+	// not those of the loaded ones: as a GC of CNI is of one network.
 	Configs [][]byte
 	// DryRun reports what GC would remove, and removes nothing.
 	DryRun bool
@@ -49,8 +50,8 @@ type GCOptions struct {
 // that this owner once recorded but that are no longer on record, as after a
 // power cut: the addresses that host-local holds for them and, if the record was
 // lost rather than deleted, all leftovers of the reference plugins. Last it runs
-// GC of the plugins of the loaded networks of version 1.1.0 and later, unless
-// the network sets disableGC. The plugins then remove everything that belongs to
+// GC of the plugins of the loaded networks, or of those in Configs, of version 1.1.0
+// and later, unless the network sets disableGC. The plugins then remove everything that belongs to
 // no attachment on record, of any owner.
 //
 // GC releases only reservations of host-local that this owner's ledger names by
@@ -188,8 +189,9 @@ func (s *snapshot) leftovers(o GCOptions, report *Report) (*claims.Garbage, []re
 	return g, left, err
 }
 
-// collectByPlugins runs GC for each loaded network and those of the call, unless one of
-// a network's plugins would release another program's reservation.
+// collectByPlugins runs GC for each network of the call or, if it has none, for each
+// loaded one, unless one of a network's plugins would release another program's
+// reservation.
 func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, found []record.Found, own []*Network, report *Report) (err error) {
 	valid, err := s.validAttachments(found, own)
 	if err != nil {
@@ -201,8 +203,12 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, foun
 	}
 	defer func() { err = join(err, host.Close()) }()
 	op := &operation{snapshot: s, Container: s.New("", host), garbage: g}
+	networks := own
+	if len(own) == 0 {
+		networks = s.networks
+	}
 	var errs []error
-	for _, n := range append(slices.Clone(s.networks), own...) {
+	for _, n := range networks {
 		if n.config.Name == "" {
 			continue // no container can be attached to it
 		}

@@ -262,6 +262,26 @@ func keeping(pairs ...string) func(cni.Attachment) bool {
 	return func(a cni.Attachment) bool { return slices.Contains(pairs, a.ContainerID+"/"+a.IfName) }
 }
 
+// TestGCOfACallsNetworksAsksTheirPluginsAlone: the loaded ones are asked if it has none.
+func TestGCOfACallsNetworksAsksTheirPluginsAlone(t *testing.T) {
+	s, r, _, two, _ := threeConfigs(t)
+	for _, c := range []struct {
+		configs [][]byte
+		want    []string
+	}{
+		{nil, []string{"GC p /"}},
+		{[][]byte{two}, []string{"GC q /"}},
+		{[][]byte{two, s.Network("one", "1.1.0", "p")}, []string{"GC q /", "GC p /"}},
+	} {
+		for _, o := range []cni.GCOptions{{KeepNone: true}, {KeepIf: keeping()}} {
+			o.Configs = c.configs
+			_, err := r.GC(t.Context(), o)
+			expect.NoError(t, err)
+			expect.Same(t, "calls", testhost.Rendered(s.TakeCalls()), c.want)
+		}
+	}
+}
+
 func TestGCByPairsRemovesSingleInterfaces(t *testing.T) {
 	s, _, path, two, three := threeConfigs(t)
 	r := s.Runtime(cni.WithOwner("us"))

@@ -16,8 +16,9 @@ import (
 // the request came is kept: the client cannot have known of it.
 //
 // The plugins that are asked to collect garbage are those of the request's networks, as
-// libcni asks those of the list alone, and of the loaded ones. Networks of annotations are
-// not among them: no client has asked for their GC, and other programs may use them.
+// libcni asks those of the list alone: the loaded ones if the request names none. Networks
+// of annotations are not among them: no client has asked for their GC, and other programs
+// may use them.
 func (b *Backend) GC(ctx context.Context, r *server.Request) error {
 	before, err := b.runtime.Attachments()
 	if err != nil {
