@@ -51,8 +51,8 @@ type GCOptions struct {
 // power cut: the addresses that host-local holds for them and, if the record was
 // lost rather than deleted, all leftovers of the reference plugins. Last it runs
 // GC of the plugins of the loaded networks, or of those in Configs, of version 1.1.0
-// and later, unless the network sets disableGC. The plugins then remove everything that belongs to
-// no attachment on record, of any owner.
+// and later, unless the network sets disableGC. The plugins then remove everything
+// that belongs to no attachment on record, of any owner.
 //
 // GC releases only reservations of host-local that this owner's ledger names by
 // container, interface and address, and whose address is on no record: other

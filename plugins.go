@@ -142,8 +142,9 @@ func WithPluginRoot(dir string) Opt {
 // WithPluginDirOrder has a Setup search these of the Runtime's plugin directories first, in
 // this order, and then the others: for a program that carries out the CNI calls of another
 // one, in whose CNI_PATH they are. Directories that the Runtime does not have are ignored,
-// and so is an order that is the Runtime's own. The record keeps any other: Check, Remove and all others run the plugins that the Setup has
-// run, and give them its order in CNI_PATH, for those to which they delegate.
+// and so is an order that is the Runtime's own. The record keeps any other: Check, Remove
+// and all others run the plugins that the Setup has run, and give them its order in
+// CNI_PATH, for those to which they delegate.
 //
 // It has no effect on plugins in process, nor is it valid inside WithNetwork. A Pool's
 // Setup with it takes no container that was made ahead. Release refuses such a container.
