@@ -197,16 +197,10 @@ func (c *Conn) askSome(msgs []Message) ([][]byte, error) {
 	return answers, err
 }
 
-// mostSkipped is how many answers of a list are read after ErrStop, to keep the
-// Conn. A thousand take longer than to close it and open another, unless someone
-// has just deleted rules; see [Conn.Close].
-const mostSkipped = 100
-
 // dump calls each with the answers to a list request. An object that does not
-// exist has an empty list. If each returns ErrStop, it is not called again: the
-// rest of the list is skipped, or if that is long, it stays unread, and the Conn is
-// spent. If the kernel interrupted the list, because rules have changed, the error
-// is ErrChanged, after each was called with all that came.
+// exist has an empty list. If each returns ErrStop, the rest of the list stays
+// unread, and the Conn is spent. If the kernel interrupted the list, because rules
+// have changed, the error is ErrChanged, after each was called with all that came.
 func (c *Conn) dump(m Message, each func(data []byte) error) error {
 	m.flags |= unix.NLM_F_DUMP
 	c.sequence++
@@ -216,15 +210,12 @@ func (c *Conn) dump(m Message, each func(data []byte) error) error {
 	}
 	var failed error
 	interrupted := false // the list may be incomplete
-	skipped := 0
-	c.spent = true // until the list's end
 	err := c.receive(func(h header, data []byte) bool {
 		if h.sequence != c.sequence {
 			return false
 		}
 		interrupted = interrupted || h.flags&unix.NLM_F_DUMP_INTR != 0
 		if h.typ == unix.NLMSG_ERROR || h.typ == unix.NLMSG_DONE {
-			c.spent = false
 			if len(data) >= 4 && failed == nil {
 				if errno := readErrno(data); int32(errno) > 0 && errno != unix.ENOENT {
 					failed = &Error{m.object, errno}
@@ -234,14 +225,12 @@ func (c *Conn) dump(m Message, each func(data []byte) error) error {
 		}
 		if failed == nil {
 			failed = each(data)
-		} else {
-			skipped++
 		}
-		return errors.Is(failed, ErrStop) && skipped >= mostSkipped
+		return errors.Is(failed, ErrStop)
 	})
 	switch {
 	case errors.Is(failed, ErrStop):
-		failed = nil
+		c.spent, failed = true, nil
 	case failed == nil && interrupted:
 		failed = ErrChanged
 	}

@@ -231,9 +231,8 @@ func (c *Conn) Exist(family uint8, chains ...Chain) (generation uint32, exist []
 // contain none of them: most rules are other containers', and decoding them
 // would take most of the time.
 //
-// The kernel produces the list while it is read. If each returns [ErrStop], it is
-// not called again. If the rest is long, it stays unread; c can then only be closed,
-// which [Pool.Do] does.
+// The kernel produces the list while it is read. If each returns [ErrStop], the
+// rest stays unread, and c can be used for nothing else.
 func (c *Conn) Rules(t Table, chain string, containing [][]byte, each func(Rule) error) error {
 	b := appendString(nil, unix.NFTA_RULE_TABLE, t.Name)
 	object := "rules of table " + t.String()

@@ -148,50 +148,8 @@ func TestRulesAreReadAsMade(t *testing.T) {
 	})
 }
 
-// TestStoppedListKeepsConn: the rest of a short list is skipped, without a call,
-// and the Conn can list again.
-func TestStoppedListKeepsConn(t *testing.T) {
-	inConn(t, "add table ip t; add chain ip t c\n", func(ns *netns.Handle, c *Conn) {
-		const rules = mostSkipped
-		var msgs []Message
-		for i := range rules {
-			msgs = append(msgs, NewRule(ipTable(), "c", Exprs(nil).Accept(), fmt.Sprint("comment ", i)))
-		}
-		if err := c.Transact(msgs, nil); err != nil {
-			t.Fatal(err)
-		}
-		var p Pool
-		defer func() {
-			if err := p.Close(); err != nil {
-				t.Error(err)
-			}
-		}()
-		for stop, want := range map[int]int{1: 1, rules / 2: rules / 2, rules: rules, rules + 1: rules} {
-			n := 0
-			err := p.Do(ns, func(c *Conn) error {
-				return c.Rules(ipTable(), "c", nil, func(Rule) error {
-					if n++; n == stop {
-						return ErrStop
-					}
-					return nil
-				})
-			})
-			if err != nil || n != want {
-				t.Errorf("stopped at %d: %d rules, %v", stop, n, err)
-			}
-			kept := p.take(ns.ID())
-			if kept == nil {
-				t.Fatalf("stopped at %d: the Conn is not kept", stop)
-			}
-			if err := p.give(ns.ID(), kept); err != nil {
-				t.Fatal(err)
-			}
-		}
-	})
-}
-
 // TestInterruptedAndStoppedLists: a change during the reading of a list is
-// reported, and a Conn with a long unread rest is not reused.
+// reported, and a Conn with an unread rest is not reused.
 func TestInterruptedAndStoppedLists(t *testing.T) {
 	inConn(t, "add table ip t; add chain ip t c\n", func(ns *netns.Handle, c *Conn) {
 		var msgs []Message
