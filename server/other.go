@@ -49,13 +49,15 @@ func (w *statusWriter) Write(data []byte) (int, error) {
 
 // Flush is for handlers that assert http.Flusher. A writer that cannot flush keeps its
 // bytes until the handler returns.
-func (w *statusWriter) Flush() {
-	if f, ok := w.ResponseWriter.(http.Flusher); ok {
-		if w.status == 0 {
-			w.status = http.StatusOK
-		}
-		f.Flush()
+func (w *statusWriter) Flush() { _ = w.FlushError() }
+
+// FlushError is for http.ResponseController.
+func (w *statusWriter) FlushError() error {
+	err := http.NewResponseController(w.ResponseWriter).Flush()
+	if w.status == 0 && !errors.Is(err, http.ErrNotSupported) {
+		w.status = http.StatusOK
 	}
+	return err
 }
 
 // Unwrap is for http.ResponseController.

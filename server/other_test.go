@@ -27,6 +27,9 @@ func TestOtherPathsAreServed(t *testing.T) {
 		w.(http.Flusher).Flush()
 		w.WriteHeader(http.StatusTeapot) // too late
 	})
+	other.HandleFunc("/fails", func(w http.ResponseWriter, _ *http.Request) {
+		expect.Is(t, http.NewResponseController(w).Flush(), io.ErrClosedPipe)
+	})
 	other.HandleFunc("/panic", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	for _, own := range []string{"/cni", "/delegate", "/healthz", "/readyz"} {
 		other.HandleFunc(own, func(http.ResponseWriter, *http.Request) { t.Errorf("%s was not the server's", own) })
@@ -58,5 +61,13 @@ func TestOtherPathsAreServed(t *testing.T) {
 			expect.Same(t, "body", w.Body.String(), "up 1\n")
 		}
 	}
+	seen = nil
+	s.ServeHTTP(gone{httptest.NewRecorder()}, httptest.NewRequest(http.MethodGet, "/fails", strings.NewReader("")))
+	expect.Same(t, "calls", len(seen), 1)
 	success(t, post(s, "/cni", request("ADD", "c1")), answered)
 }
+
+// gone is the connection of a client that has gone.
+type gone struct{ *httptest.ResponseRecorder }
+
+func (gone) FlushError() error { return io.ErrClosedPipe }
