@@ -15,17 +15,18 @@ import (
 
 // saveLegacy is save for legacy iptables. The kernel's list of tables does not
 // show chains, but reading it creates no table. Only root may read it, in the
-// tool too. For other users, saveLegacy asks the kernel, and the tool for one
-// table.
+// tool too. Other users ask the kernel for tables that may not exist.
 func (x Tool) saveLegacy(ctx context.Context, chains []ChainID) (string, error) {
 	tables, err := x.legacyTables()
 	if errors.Is(err, fs.ErrPermission) {
 		return x.saveTables(ctx, chains)
 	}
-	if err != nil || !slices.ContainsFunc(chains, func(id ChainID) bool { return slices.Contains(tables, id.Table) }) {
+	if err != nil {
 		return "", err
 	}
-	return x.Run(ctx, "", "save")
+	there := func(id ChainID) bool { return slices.Contains(tables, id.Table) }
+	// Another program's tables are no reason to need the tool.
+	return x.saveTables(ctx, slices.DeleteFunc(slices.Clone(chains), func(id ChainID) bool { return !there(id) }))
 }
 
 // saveTables is saveLegacy without the list. Asking the kernel requires only

@@ -36,6 +36,12 @@ func TestFault_F61_TheKernelKnowsTheChainsOfLegacyTables(t *testing.T) {
 		if err != nil || saved != "" {
 			t.Errorf("%s, with others' chains: %q, %v", family, saved, err)
 		}
+		path := os.Getenv("PATH")
+		t.Setenv("PATH", t.TempDir())
+		if saved, err = x.saveLegacy(t.Context(), wanted); err != nil || saved != "" {
+			t.Errorf("%s, which is not installed, with others' chains: %q, %v", family, saved, err)
+		}
+		t.Setenv("PATH", path)
 		sh("-t nat -N " + chain)
 		sh("-t nat -A POSTROUTING -j " + chain)
 		saved, err = x.saveTables(t.Context(), wanted)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -85,6 +86,9 @@ func apply(c *nft.Conn, family uint8, commands []Command) error {
 
 func (c Command) looks() bool { return c.Verb == "-C" || c.Verb == "-D" }
 
+// builtIn is the names of built-in chains, of any table.
+var builtIn = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+
 // batch is the messages of one transaction.
 type batch struct {
 	family   uint8
@@ -96,6 +100,9 @@ type batch struct {
 
 func (b *batch) add(c Command) error {
 	table := nft.Table{Family: b.family, Name: c.Table}
+	if (c.Verb == "-N" || c.Verb == "-X") && slices.Contains(builtIn, c.Chain) {
+		return ErrUnknown // iptables refuses; a chain of that name without a hook would be in its way
+	}
 	switch c.Verb {
 	case "-N":
 		if err := b.makeTable(c.Table); err != nil {

@@ -105,6 +105,8 @@ func TestAllOrNothing(t *testing.T) {
 		{"a rule of a missing chain", "-t nat -D CNI-missing -j ACCEPT", ErrMissing},
 		{"an unknown match", "-t nat -A CNI-old -m statistic --mode nth -j ACCEPT", ErrUnknown},
 		{"an unknown table", "-t mangle -N CNI-new", ErrUnknown},
+		{"a built-in chain", "-t filter -N INPUT", ErrUnknown},
+		{"a built-in chain", "-t filter -X INPUT", ErrUnknown},
 		{"an unknown verb", "-t nat -R CNI-old 1 -j ACCEPT", ErrUnknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {

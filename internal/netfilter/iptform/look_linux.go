@@ -133,7 +133,13 @@ func (x maker) look(ctx context.Context, w desired) (facts, error) {
 	return f, nft.UntilUnchanged(ctx, func() error { return x.lookNFT(ctx, w, f) })
 }
 
+// lookNFT is look once. The maps may have what an earlier try saw.
 func (x maker) lookNFT(ctx context.Context, w desired, f facts) error {
+	clear(f.chains)
+	clear(f.jumps)
+	clear(f.addrs)
+	clear(f.marks)
+	clear(f.bare)
 	ids := w.ids()
 	found, err := x.Exist(ctx, ids)
 	if errors.Is(err, nft.ErrNotSupported) {
