@@ -197,6 +197,9 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	if err := ask.Send(); err != nil {
 		return err
 	}
+	if end.Port.Master != a.bridge.Index { // deleted, or somebody has moved the port
+		return fmt.Errorf("interface %s is no longer a port of bridge %s", a.Host.Name, a.bridge.Name)
+	}
 	if err := a.correct(on.Index, known); err != nil {
 		return err
 	}
