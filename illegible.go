@@ -38,11 +38,12 @@ func (s *snapshot) deleteIllegible(found []record.Found) (all []outcome) {
 		}
 		return all
 	}
-	all = append(all, s.deleteIllegibleAlone(free)...)
-	if err := held.Release(); err != nil {
-		s.logger.Error("release lock", "error", err)
-	}
-	return all
+	defer func() {
+		if err := held.Release(); err != nil {
+			s.logger.Error("release lock", "error", err)
+		}
+	}()
+	return append(all, s.deleteIllegibleAlone(free)...)
 }
 
 // deleteIllegibleAlone is deleteIllegible while no ADD or DEL is in progress.
@@ -64,7 +65,10 @@ func (s *snapshot) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 		if !illegible {
 			continue
 		}
-		if err = join(err, forgotten); err == nil {
+		if forgotten != nil { // perhaps another's
+			err = join(err, s.forgetLo(map[string]error{f.File: nil}))
+		}
+		if err == nil {
 			err = s.Records.Discard(f.File)
 		}
 		o := outcome{id: nameOf(f), err: err}

@@ -157,7 +157,11 @@ func (op *operation) deadOf(earlier attachments, wanted container.Place) (attach
 		if err != nil {
 			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.IfName, a.network.config.Name, err)
 		}
-		if !live && (wants[a.IfName] || !op.leaves(a)) || op.isHalfMade(a) || op.isTornLo(earlier) {
+		if op.isTornLo(earlier) {
+			a.NetNS = "" // the path is this Setup's, where lo may be another's
+			live = false
+		}
+		if !live && (wants[a.IfName] || !op.leaves(a)) || op.isHalfMade(a) {
 			dead = append(dead, a)
 			continue
 		}

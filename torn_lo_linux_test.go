@@ -2,6 +2,7 @@ package cni_test
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"testing"
@@ -58,6 +59,35 @@ func TestATornRecordOfLoAloneIsDead(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestATornRecordOfLoAloneTakesNoLoDown: the path may be another container's namespace by
+// now, or the caller's, where lo is up.
+func TestATornRecordOfLoAloneTakesNoLoDown(t *testing.T) {
+	h := tornLo(t, empty)
+	path := h.Path("netns", "c1")
+	isUp := func(when string) {
+		t.Helper()
+		h.Inside(path, func() error {
+			lo, err := netlink.LinkByName("lo")
+			if err == nil && lo.Attrs().Flags&net.FlagUp == 0 {
+				t.Errorf("lo is down %s", when)
+			}
+			return err
+		})
+	}
+	h.Inside(path, func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err == nil {
+			err = netlink.LinkSetUp(lo)
+		}
+		return err
+	})
+	r := h.Real(cni.WithLoNetwork, cni.WithOwner("tester"))
+	testhost.MustSetUp(t, r, "c1", path)
+	isUp("after Setup")
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	isUp("after Remove")
 }
 
 // TestATornRecordThatMayBeOfMoreThanLoIsKept at every sign of something else.
