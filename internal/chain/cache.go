@@ -59,7 +59,7 @@ func (c Cached) write(result json.RawMessage, prepared *plainfile.Unnamed) error
 		return err
 	}
 	path := c.path()
-	if f, err := prepared.Publish(path, data, nil); err == nil {
+	if f, err := prepared.Publish(path, data); err == nil {
 		return f.Close()
 	}
 	err = plainfile.Write(path, data, 0o600)

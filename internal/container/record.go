@@ -74,7 +74,7 @@ func (r *Recorded) Begin(rec *record.Record, survives Survival) (err error) {
 	case Never:
 		r.pending, err = nil, r.records.BeginVolatile(rec, r.coming)
 	default:
-		err = r.records.Begin(rec, r.coming)
+		err = r.records.Begin(rec)
 	}
 	if err == nil {
 		r.Record = rec

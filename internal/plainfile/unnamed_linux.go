@@ -13,37 +13,46 @@ import (
 // is made in the background: on ext4 without a journal that takes as long as many other
 // system calls together. Until it has a name, the end of the process or of the machine
 // deletes it.
+//
+// To sync it before it has a name is of no use: some file systems skip such files.
 type Unnamed struct {
-	made chan struct{}
-	file *os.File // nil if it could not be made; set when made
+	made      chan *os.File // nil if it could not be made
+	discarded bool
 }
 
-// Prepare begins to make a file in a directory.
+// atOnce bounds how many files are being made, and with them the threads that a slow disk
+// blocks.
+var atOnce = make(chan struct{}, 32)
+
+// Prepare begins to make a file in a directory. It returns nil if too many are being made.
 func Prepare(dir string, perm fs.FileMode) *Unnamed {
-	u := &Unnamed{made: make(chan struct{})}
+	select {
+	case atOnce <- struct{}{}:
+	default:
+		return nil
+	}
+	u := &Unnamed{made: make(chan *os.File, 1)}
 	go func() {
 		defer close(u.made)
+		defer func() { <-atOnce }()
 		// Without it Publish fails, and its caller makes the file.
 		fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, uint32(perm))
 		if err == nil {
-			u.file = os.NewFile(uintptr(fd), dir)
+			u.made <- os.NewFile(uintptr(fd), dir)
 		}
 	}()
 	return u
 }
 
-// Publish writes the content and gives the file its name; in between it calls sync,
-// unless that is nil. It returns the open file. If there is another of that name, or the
-// file system does not make such files, it returns an error and nothing is left.
-func (u *Unnamed) Publish(path string, data []byte, sync func(*os.File) error) (*os.File, error) {
+// Publish writes the content and gives the file its name. It returns the open file. If
+// there is another of that name, or the file system does not make such files, it returns
+// an error and nothing is left.
+func (u *Unnamed) Publish(path string, data []byte) (*os.File, error) {
 	f := u.Take()
 	if f == nil {
 		return nil, errors.ErrUnsupported
 	}
 	_, err := f.Write(data)
-	if err == nil && sync != nil {
-		err = sync(f)
-	}
 	if err == nil {
 		err = link(f, path)
 	}
@@ -53,9 +62,22 @@ func (u *Unnamed) Publish(path string, data []byte, sync func(*os.File) error) (
 	return f, nil
 }
 
-// Discard deletes a file that was not published.
+// Discard deletes a file that was not published. It does not wait for it.
 func (u *Unnamed) Discard() {
-	if f := u.Take(); f != nil {
+	if u == nil || u.discarded {
+		return
+	}
+	u.discarded = true
+	select {
+	case f := <-u.made:
+		discard(f)
+	default:
+		go func() { discard(<-u.made) }()
+	}
+}
+
+func discard(f *os.File) {
+	if f != nil {
 		_ = f.Close() // nothing of it stays
 	}
 }
@@ -63,13 +85,10 @@ func (u *Unnamed) Discard() {
 // Take waits for the file and returns it, the first time. It returns nil if there is
 // none. The caller closes it.
 func (u *Unnamed) Take() *os.File {
-	if u == nil {
+	if u == nil || u.discarded {
 		return nil
 	}
-	<-u.made
-	f := u.file
-	u.file = nil
-	return f
+	return <-u.made
 }
 
 func link(f *os.File, path string) error {

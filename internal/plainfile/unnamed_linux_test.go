@@ -22,21 +22,15 @@ func entries(t *testing.T, dir string) []string {
 	return names
 }
 
-// TestAnUnnamedFileAppearsWhole: with its content, after it was synced, or not at all.
+// TestAnUnnamedFileAppearsWhole: with its content, or not at all.
 func TestAnUnnamedFileAppearsWhole(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
 	u := plainfile.Prepare(dir, 0o600)
 	expect.Same(t, "files before it has a name", entries(t, dir), []string{})
-	synced := 0
-	f, err := u.Publish(path, []byte("one"), func(f *os.File) error {
-		synced++
-		expect.Same(t, "files while it is synced", entries(t, dir), []string{})
-		return f.Sync()
-	})
+	f, err := u.Publish(path, []byte("one"))
 	expect.NoError(t, err)
 	expect.NoError(t, f.Close())
-	expect.Same(t, "syncs", synced, 1)
 	data, err := os.ReadFile(path)
 	expect.NoError(t, err)
 	expect.Same(t, "content", string(data), "one")
@@ -44,7 +38,7 @@ func TestAnUnnamedFileAppearsWhole(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Same(t, "mode", info.Mode(), fs.FileMode(0o600))
 
-	_, err = u.Publish(filepath.Join(dir, "b"), []byte("two"), nil)
+	_, err = u.Publish(filepath.Join(dir, "b"), []byte("two"))
 	expect.Is(t, err, errors.ErrUnsupported) // a file has one name
 	u.Discard()
 	expect.Same(t, "files", entries(t, dir), []string{"a"})
@@ -54,25 +48,22 @@ func TestAnUnnamedFileThatCannotBePublishedLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
 	expect.NoError(t, os.WriteFile(path, []byte("another"), 0o600))
-	full := errors.New("full")
 	for _, tt := range []struct {
 		dir, path string
-		sync      func(*os.File) error
 		want      error
 	}{
-		{dir, path, nil, fs.ErrExist},
-		{dir, filepath.Join(dir, "b"), func(*os.File) error { return full }, full},
-		{dir, filepath.Join(dir, "missing", "b"), nil, fs.ErrNotExist},
-		{filepath.Join(dir, "missing"), filepath.Join(dir, "b"), nil, errors.ErrUnsupported},
+		{dir, path, fs.ErrExist},
+		{dir, filepath.Join(dir, "missing", "b"), fs.ErrNotExist},
+		{filepath.Join(dir, "missing"), filepath.Join(dir, "b"), errors.ErrUnsupported},
 	} {
 		u := plainfile.Prepare(tt.dir, 0o600)
-		_, err := u.Publish(tt.path, []byte("one"), tt.sync)
+		_, err := u.Publish(tt.path, []byte("one"))
 		expect.Is(t, err, tt.want)
 		u.Discard()
 	}
 	plainfile.Prepare(dir, 0o600).Discard()
 	(*plainfile.Unnamed)(nil).Discard()
-	_, err := (*plainfile.Unnamed)(nil).Publish(path, nil, nil)
+	_, err := (*plainfile.Unnamed)(nil).Publish(path, nil)
 	expect.Is(t, err, errors.ErrUnsupported)
 	expect.Same(t, "files", entries(t, dir), []string{"a"})
 	data, err := os.ReadFile(path)

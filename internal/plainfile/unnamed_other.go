@@ -15,7 +15,7 @@ type Unnamed struct{}
 func Prepare(string, fs.FileMode) *Unnamed { return nil }
 
 // Publish fails.
-func (*Unnamed) Publish(string, []byte, func(*os.File) error) (*os.File, error) {
+func (*Unnamed) Publish(string, []byte) (*os.File, error) {
 	return nil, errors.ErrUnsupported
 }
 

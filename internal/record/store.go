@@ -57,10 +57,8 @@ func (s *Store) Path(file string) string { return filepath.Join(s.dir, file+File
 // returns nil, the record survives a power cut. It replaces an earlier base of
 // the container, so r must also contain everything in that base which is still
 // true. Begin increments Generation.
-//
-// The file of a first record may have been prepared; see [Store.Prepare].
-func (s *Store) Begin(r *Record, prepared ...*plainfile.Unnamed) error {
-	f, err := s.begin(r, true, prepared)
+func (s *Store) Begin(r *Record) error {
+	f, err := s.begin(r, true, nil)
 	if err == nil {
 		err = errors.Join(f.Close(), syncDir(s.dir))
 	}
@@ -76,6 +74,8 @@ func (s *Store) Begin(r *Record, prepared ...*plainfile.Unnamed) error {
 //
 // A power cut can leave the new record torn, so a record that replaces another
 // is durable when BeginSoon returns.
+//
+// The file of a first record may have been prepared; see [Store.Prepare].
 func (s *Store) BeginSoon(r *Record, prepared ...*plainfile.Unnamed) (*Pending, error) {
 	if r.Generation > 0 {
 		return nil, s.Begin(r)
@@ -132,8 +132,8 @@ func (p *Pending) Wait() error {
 	return *p.failed
 }
 
-// Prepare begins to make the file of a container's first record, while the caller finds
-// out what the record will say. The caller discards it at the end.
+// Prepare begins to make the file of a container's first record, if [Store.BeginSoon] or
+// [Store.BeginVolatile] will write it, while the caller finds out what it will say. The caller discards it at the end.
 func (s *Store) Prepare() *plainfile.Unnamed { return plainfile.Prepare(s.dir, 0o600) }
 
 // begin puts the base in place and returns the open file, which the caller
@@ -145,15 +145,13 @@ func (s *Store) begin(r *Record, durably bool, prepared []*plainfile.Unnamed) (*
 	if err != nil {
 		return nil, err
 	}
-	var sync func(*os.File) error
-	if durably {
-		sync = s.Sync
-	}
-	if r.Generation > 1 {
-		prepared = nil // it replaces another, which a file without a name cannot
+	if r.Generation > 1 || durably {
+		// A file without a name cannot replace another, and some file systems (btrfs)
+		// do not write it to the disk.
+		prepared = nil
 	}
 	for _, file := range prepared {
-		if f, err := file.Publish(s.path(r.ContainerID), data, sync); err == nil {
+		if f, err := file.Publish(s.path(r.ContainerID), data); err == nil {
 			return f, nil
 		}
 	}

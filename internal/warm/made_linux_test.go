@@ -13,7 +13,7 @@ import (
 func TestFilesThatNobodyHasNamedAreDiscarded(t *testing.T) {
 	dir := t.TempDir()
 	c := &Container{Record: plainfile.Prepare(dir, 0o600), Made: []Made{{Cache: plainfile.Prepare(dir, 0o600)}, {}}}
-	f, err := c.Record.Publish(filepath.Join(dir, "record"), []byte("it"), nil)
+	f, err := c.Record.Publish(filepath.Join(dir, "record"), []byte("it"))
 	expect.NoError(t, err)
 	expect.NoError(t, f.Close())
 	c.DiscardFiles()

@@ -57,7 +57,11 @@ func (h *held) reserve(addr netip.Addr, holder string) (bool, error) {
 func (h *held) publish(name, content string) error {
 	if f := h.prepared.Take(); f != nil {
 		defer f.Close() // written
-		return h.publishAs(int(f.Fd()), name, content)
+		// It may be on another mount than h.dir: it was opened by path, in the mount
+		// namespace of the process rather than the caller's.
+		if err := h.publishAs(int(f.Fd()), name, content); err == nil || errors.Is(err, unix.EEXIST) {
+			return err
+		}
 	}
 	fd, err := retry(func() (int, error) {
 		return unix.Openat(h.dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // TestTheLockIsWaitedFor: a caller waits for another process's lock while its
@@ -105,6 +107,29 @@ func TestPublishByLink(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if err := h.release(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAPreparedFileOfAnotherMount is not used: it was opened in another mount namespace.
+func TestAPreparedFileOfAnotherMount(t *testing.T) {
+	h, err := newDirectory(t.TempDir()).acquire(t.Context(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := t.TempDir()
+	if err := unix.Mount("tmpfs", other, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	h.prepared = plainfile.Prepare(other, 0o600)
+	if err := h.publish("10.1.0.2", "a\r\neth0"); err != nil {
+		t.Error(err)
+	}
+	want := map[string]string{"lock": "", "10.1.0.2": "a\r\neth0"}
+	if got := files(t, h.path); !maps.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if err := errors.Join(h.release(), unix.Unmount(other, 0)); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,0 +1,25 @@
+package plainfile
+
+import "testing"
+
+// TestASlowDiskBlocksFewThreads: Prepare makes no further file, and its caller does.
+func TestASlowDiskBlocksFewThreads(t *testing.T) {
+	for range cap(atOnce) {
+		atOnce <- struct{}{}
+	}
+	dir := t.TempDir()
+	if u := Prepare(dir, 0o600); u != nil {
+		t.Error("another file is being made")
+		u.Discard()
+	}
+	for range cap(atOnce) {
+		<-atOnce
+	}
+	f := Prepare(dir, 0o600).Take()
+	if f == nil {
+		t.Fatal("no file")
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+}
