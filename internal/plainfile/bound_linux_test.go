@@ -4,17 +4,13 @@ import "testing"
 
 // TestASlowDiskBlocksFewThreads: Prepare makes no further file, and its caller does.
 func TestASlowDiskBlocksFewThreads(t *testing.T) {
-	for range cap(atOnce) {
-		atOnce <- struct{}{}
-	}
+	making.Add(mostAtOnce)
 	dir := t.TempDir()
 	if u := Prepare(dir, 0o600); u != nil {
 		t.Error("another file is being made")
 		u.Discard()
 	}
-	for range cap(atOnce) {
-		<-atOnce
-	}
+	making.Add(-mostAtOnce)
 	f := Prepare(dir, 0o600).Take()
 	if f == nil {
 		t.Fatal("no file")

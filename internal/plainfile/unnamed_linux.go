@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,21 +21,22 @@ type Unnamed struct {
 	discarded bool
 }
 
-// atOnce bounds how many files are being made, and with them the threads that a slow disk
+// making is how many files are being made. Its limit bounds the threads that a slow disk
 // blocks.
-var atOnce = make(chan struct{}, 32)
+var making atomic.Int32
+
+const mostAtOnce = 32
 
 // Prepare begins to make a file in a directory. It returns nil if too many are being made.
 func Prepare(dir string, perm fs.FileMode) *Unnamed {
-	select {
-	case atOnce <- struct{}{}:
-	default:
+	if making.Add(1) > mostAtOnce {
+		making.Add(-1)
 		return nil
 	}
 	u := &Unnamed{made: make(chan *os.File, 1)}
 	go func() {
 		defer close(u.made)
-		defer func() { <-atOnce }()
+		defer making.Add(-1)
 		// Without it Publish fails, and its caller makes the file.
 		fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, uint32(perm))
 		if err == nil {

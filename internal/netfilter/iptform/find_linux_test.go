@@ -216,14 +216,20 @@ func TestFindWithoutTheTools(t *testing.T) {
 	nettest.Enter(t, nettest.At(t, filepath.Join(t.TempDir(), "host")))
 	missing := iptables.Tool{Family: "iptables-of-nowhere"}
 	f := Form{fakes: []tool{{missing, false, false}, {iptables.Tool{Family: missing.Family, Legacy: true}, false, true}}}
-	if found, err := f.Find(t.Context(), c1()); err != nil || len(found) > 0 {
-		t.Error(found, err)
-	}
-	for _, line := range []string{"iptables-nft -t nat -N " + masqC1, "iptables-legacy -t nat -N X"} {
+	run := func(line string) {
+		t.Helper()
 		if out, err := exec.Command("sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; "+line).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v: %s", line, err, out)
 		}
 	}
+	for _, others := range []string{"", "iptables-legacy -t nat -N X", "iptables-nft -t nat -N X"} {
+		run(others)
+		if found, err := f.Find(t.Context(), c1()); err != nil || len(found) > 0 {
+			t.Errorf("after %q: %v, %v", others, found, err)
+		}
+	}
+	run("iptables-nft -t nat -N " + masqC1)
+	run("iptables-legacy -t nat -N " + masqC1)
 	_, err := f.Find(t.Context(), c1())
 	if !errors.Is(err, exec.ErrNotFound) {
 		t.Errorf("got %v, want %v", err, exec.ErrNotFound)
