@@ -121,8 +121,8 @@ func (p *Pods) follow(object runtime.Object, what string, logger *slog.Logger, f
 	return informer.GetStore(), nil
 }
 
-// Run keeps the cache until the context ends. Call it once. While the API server does not
-// answer, it tries again, and what is in the cache is served.
+// Run keeps the cache up to date until the context ends. Call it once. While the API server
+// does not answer, Run tries again, and lookups get the cached objects.
 func (p *Pods) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	for _, informer := range p.informers {

@@ -29,6 +29,7 @@ import (
 	corefake "k8s.io/client-go/kubernetes/typed/core/v1/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/kube"
 	"github.com/embedcni/cni/multinet"
 	"github.com/embedcni/cni/server"
@@ -162,20 +163,11 @@ func run(t *testing.T, a *api, pods *kube.Pods, uid string) {
 			t.Error("Run does not return")
 		}
 	})
-	eventually(t, func() bool { // a lookup that asks nobody is the cache's
+	expect.Eventually(t, "the cache", func() bool { // a lookup that asks nobody is its
 		before := a.asked.Load()
 		_, err := pods.Networks(t.Context(), request(uid))
 		return err == nil && a.asked.Load() == before
 	})
-}
-
-func eventually(t *testing.T, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it never comes")
-		}
-	}
 }
 
 // wantCode compares the code of an error, and words in its text.
@@ -530,7 +522,7 @@ func TestDefinitionsAreCached(t *testing.T) {
 	_, err = pods.Configuration(t.Context(), request("uid-1"), multinet.Selection{Namespace: "shop", Name: "storage"})
 	wantCode(t, err, types.ErrTryAgainLater, "connection refused", "network-attachment-definitions")
 	run(t, a, pods, "uid-1")
-	eventually(t, func() bool {
+	expect.Eventually(t, "the definition in the cache", func() bool {
 		_, err := pods.Configuration(t.Context(), request("uid-1"), multinet.Selection{Namespace: "shop", Name: "storage"})
 		return err == nil
 	})

@@ -15,8 +15,9 @@ import (
 	"github.com/embedcni/cni/server"
 )
 
-// TestDrainGivesUp what is refused ten times, in a day of one boot: it is reported once and kept, and its interface stays on record. What has failed less often, or
-// for less time, is tried again; what is not tried does not count.
+// TestDrainGivesUp: a DEL that is refused ten times, over a day of one boot, is reported
+// once and kept, and its interface stays on record. One that has failed less often, or for
+// less time, is tried again. A Drain that ends before it tries a DEL does not count.
 func TestDrainGivesUp(t *testing.T) {
 	l, q := newLedger(), newQueue(t)
 	s := newServer(t, l, server.Options{})

@@ -55,8 +55,8 @@ func TestLibcniCollectsPairs(t *testing.T) {
 	expect.Same(t, "none is valid", n.pairs(t), []string{"c1/eth2 other"})
 }
 
-// TestCnitoolCollects what it has attached, and nothing else: it calls GC without a list of
-// what is valid, after a DEL for each of its own, and then the daemon does not guess.
+// TestCnitoolCollects: cnitool removes its own attachments, each by a DEL, and no others.
+// Its GC lists no valid attachments, and the daemon refuses to guess them.
 func TestCnitoolCollects(t *testing.T) {
 	n := newNode(t)
 	n.start(t)

@@ -132,8 +132,9 @@ func (p *Pending) Wait() error {
 	return *p.failed
 }
 
-// Prepare begins to make the file of a container's first record, if [Store.BeginSoon] or
-// [Store.BeginVolatile] will write it, while the caller finds out what it will say. The caller discards it at the end.
+// Prepare begins to make the file of a container's first record, for [Store.BeginSoon] or
+// [Store.BeginVolatile], while the caller works out the content. The caller discards it at
+// the end.
 func (s *Store) Prepare() *plainfile.Unnamed { return plainfile.Prepare(s.dir, 0o600) }
 
 // begin puts the base in place and returns the open file, which the caller
