@@ -131,7 +131,9 @@ func (s *show) reload(ctx context.Context) error {
 		return fmt.Errorf("api-0, after the reload: %w", err)
 	}
 	s.say("api-0 answers on host port 8080 again, %v after the flush", time.Since(begin).Round(time.Millisecond))
-	return nil
+	// The guard repairs one container after the other. Until the last one is repaired, the
+	// client finds that it does not answer, which is no part of the next acts.
+	return s.client.awaitAll(ctx, "guard: repaired container shop-0", "guard: repaired container web-0", "guard: repaired container web-1")
 }
 
 func (s *show) losePlugin(ctx context.Context) error {
