@@ -18,7 +18,7 @@ var (
 	// listed, or while they were.
 	ErrChanged = errors.New("the rules have changed meanwhile")
 
-	// ErrStop ends [Conn.Rules] early, without an error.
+	// ErrStop ends the calls of [Conn.Rules] early, without an error.
 	ErrStop = errors.New("stop listing rules")
 
 	// ErrUncertain means that a transaction was sent and its outcome is unknown.
@@ -52,7 +52,7 @@ type Conn struct {
 	fd       int
 	sequence uint32
 	out, in  []byte
-	spent    bool // the rest of a list is unread; it can only be closed
+	keeper   *keeper // nil: no list is kept
 }
 
 // Open opens a Conn in the namespace of the calling thread. Most callers use
@@ -82,6 +82,15 @@ func (c *Conn) Close() error { return unix.Close(c.fd) }
 // ErrChanged. If the kernel refuses a message, the error is an [*Error]; if its answer
 // is lost, ErrUncertain.
 func (c *Conn) Transact(msgs []Message, generation *uint32) error {
+	if c.keeper != nil {
+		return c.keeper.transact(c, msgs, generation)
+	}
+	return c.transact(msgs, generation, nil)
+}
+
+// transact is Transact. If heard is not nil, it is called with each report about a
+// message that has NLM_F_ECHO, and the message's index.
+func (c *Conn) transact(msgs []Message, generation *uint32, heard func(index int, typ uint16, data []byte)) error {
 	begin := []byte(nil)
 	if generation != nil {
 		begin = appendNumber(nil, unix.NFNL_BATCH_GENID, *generation)
@@ -102,15 +111,19 @@ func (c *Conn) Transact(msgs []Message, generation *uint32) error {
 	if err := c.send(); err != nil {
 		return err
 	}
-	return c.outcome(first, msgs)
+	return c.outcome(first, msgs, heard)
 }
 
 // outcome reads the answer to a transaction: the first refusal, or that the last
 // message succeeded.
-func (c *Conn) outcome(first uint32, msgs []Message) error {
+func (c *Conn) outcome(first uint32, msgs []Message, heard func(index int, typ uint16, data []byte)) error {
 	var refused *Error
 	answered := false
 	err := c.receive(func(h header, data []byte) bool {
+		if i := int(h.sequence - first - 1); heard != nil && h.typ>>8 == unix.NFNL_SUBSYS_NFTABLES && h.sequence > first && i < len(msgs) {
+			heard(i, h.typ, data)
+			return false
+		}
 		if h.typ != unix.NLMSG_ERROR || len(data) < 4 || h.sequence < first {
 			return false
 		}
@@ -198,8 +211,7 @@ func (c *Conn) askSome(msgs []Message) ([][]byte, error) {
 }
 
 // dump calls each with the answers to a list request. An object that does not
-// exist has an empty list. If each returns ErrStop, the rest of the list stays
-// unread, and the Conn is spent. If the kernel interrupted the list, because rules
+// exist has an empty list. If the kernel interrupted the list, because rules
 // have changed, the error is ErrChanged, after each was called with all that came.
 func (c *Conn) dump(m Message, each func(data []byte) error) error {
 	m.flags |= unix.NLM_F_DUMP
@@ -226,12 +238,9 @@ func (c *Conn) dump(m Message, each func(data []byte) error) error {
 		if failed == nil {
 			failed = each(data)
 		}
-		return errors.Is(failed, ErrStop)
+		return false
 	})
-	switch {
-	case errors.Is(failed, ErrStop):
-		c.spent, failed = true, nil
-	case failed == nil && interrupted:
+	if failed == nil && interrupted {
 		failed = ErrChanged
 	}
 	return errors.Join(err, failed)

@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -231,24 +230,47 @@ func (c *Conn) Exist(family uint8, chains ...Chain) (generation uint32, exist []
 // contain none of them: most rules are other containers', and decoding them
 // would take most of the time.
 //
-// The kernel produces the list while it is read. If each returns [ErrStop], the
-// rest stays unread, and c can be used for nothing else.
+// If each returns [ErrStop], it is not called again. The Conns of a [Pool] keep the lists
+// of long chains, and do not read them again before rules change.
 func (c *Conn) Rules(t Table, chain string, containing [][]byte, each func(Rule) error) error {
+	at := place{t, chain}
+	if c.keeper.keeps(at) {
+		all, err := c.keeper.rules(c, at)
+		if err != nil {
+			return err
+		}
+		return eachOf(all, containing, each)
+	}
+	count, stopped := 0, false
+	err := c.dump(getRules(t, chain), func(data []byte) error {
+		if count++; stopped || !containsAny(data, containing) {
+			return nil
+		}
+		r := readRule(data)
+		if chain != "" && r.Chain != chain { // old kernels list all chains
+			return nil
+		}
+		err := each(r)
+		if stopped = errors.Is(err, ErrStop); stopped {
+			return nil
+		}
+		return err
+	})
+	if chain != "" {
+		c.keeper.note(at, count)
+	}
+	return err
+}
+
+// getRules lists the rules of a chain, or of the whole table if chain is "".
+func getRules(t Table, chain string) Message {
 	b := appendString(nil, unix.NFTA_RULE_TABLE, t.Name)
 	object := "rules of table " + t.String()
 	if chain != "" {
 		b = appendString(b, unix.NFTA_RULE_CHAIN, chain)
 		object = "rules of chain " + t.String() + " " + chain
 	}
-	return c.dump(Message{unix.NFT_MSG_GETRULE, 0, t.Family, b, text(object)}, func(data []byte) error {
-		if containing != nil && !slices.ContainsFunc(containing, func(s []byte) bool { return bytes.Contains(data, s) }) {
-			return nil
-		}
-		if r := readRule(data); chain == "" || r.Chain == chain { // old kernels list all chains
-			return each(r)
-		}
-		return nil
-	})
+	return Message{unix.NFT_MSG_GETRULE, 0, t.Family, b, text(object)}
 }
 
 // Chains returns the names of the table's chains.

@@ -14,4 +14,8 @@
 // takes effect only if no rule of the namespace has changed since. So a caller
 // can list rules, decide, and delete exactly the rules that it has seen. An
 // error names the object that the kernel refused.
+//
+// Every look at a chain of a thousand containers would take a millisecond, so the
+// sockets of a [Pool] share the lists of long chains, which are valid as long as the
+// generation is theirs.
 package nft

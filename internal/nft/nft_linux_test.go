@@ -178,9 +178,14 @@ func TestInterruptedAndStoppedLists(t *testing.T) {
 		if err != nil || n != 1 {
 			t.Errorf("stopped: %d rules, %v", n, err)
 		}
-		if p.take(ns.ID()) != nil {
-			t.Error("a Conn with an unread rest is kept")
+		err = p.Do(ns, func(c *Conn) error {
+			_, err := c.Generation() // no rest of the list is in the way
+			return err
+		})
+		if left := len(p.idle[ns.ID()]); err != nil || left != 1 {
+			t.Errorf("after the stop: %d idle sockets, %v", left, err)
 		}
+		expect.NoError(t, p.Close())
 	})
 }
 

@@ -235,7 +235,7 @@ func (x maker) lookOwn(ctx context.Context, w desired, f facts) error {
 }
 
 // scanJumps returns those of the targets that rules of the chain jump to. Most
-// are at the chain's beginning, and it reads no further than to the last.
+// are at the chain's beginning, and it looks no further than to the last.
 func (x maker) scanJumps(ctx context.Context, id iptables.ChainID, targets []string) (found []string, err error) {
 	if len(targets) == 0 {
 		return nil, nil
