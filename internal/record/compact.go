@@ -3,6 +3,7 @@ package record
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -48,9 +49,9 @@ func (l *Ledger) Settle(keys []Key) error {
 //
 // It blocks no writer. A writer can add a line to the old file until the new one
 // is in place; later writers notice the new file and write again. So the old
-// file keeps a name and is read as part of the ledger until all its lines are
-// known to be in the new one. After a crash at any moment, each line is in at
-// least one file.
+// file keeps a name, and is read as part of the ledger, until the lines that came
+// meanwhile are in the new one as well. After a crash at any moment, each line is
+// in at least one file.
 func (l *Ledger) compact(alone bool, settled func(map[Key]Known) []Key) error {
 	l.long.Store(false)
 	f, err := plainfile.Open(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
@@ -64,27 +65,94 @@ func (l *Ledger) compact(alone bool, settled func(map[Key]Known) []Key) error {
 	if current, err := l.isCurrent(f, 0); !current || err != nil {
 		return err
 	}
-	if err := l.keepPrevious(); err != nil {
-		return err
-	}
-	known, sources, err := l.read(alone)
+	second, err := l.keepPrevious()
 	if err != nil {
 		return err
+	}
+	legacy := !alone && l.hasLegacy()
+	sources, next, err := l.rewrite(f, alone, legacy, settled)
+	if next == nil {
+		return errors.Join(err, remove(second)) // of the file that is still the ledger
+	}
+	if err == nil {
+		err = l.finish(f, next, sources, legacy)
+	}
+	return errors.Join(err, next.Close())
+}
+
+// rewrite reads the ledger and puts a new file in its place, which it returns as
+// replace does. With legacy, there are files of earlier versions that are not
+// read.
+func (l *Ledger) rewrite(f *os.File, alone, legacy bool, settled func(map[Key]Known) []Key) ([]source, *os.File, error) {
+	known, sources, err := l.read(alone)
+	if err != nil {
+		return nil, nil, err
 	}
 	for _, key := range settled(known) {
 		delete(known, key)
 	}
-	if alone || !l.hasLegacy() {
+	if !legacy {
 		maps.DeleteFunc(known, func(_ Key, k Known) bool { return k.released })
 	}
 	if err := l.Fsync(f); err != nil {
-		return err
+		return nil, nil, err
 	}
 	next, err := l.replace(known)
+	return sources, next, err
+}
+
+// finish takes over the lines that came too late for next, and deletes the files
+// that were read. What is taken over is read before the lines of earlier versions,
+// which could then bring a released attachment back. So with legacy, late lines
+// stay where they are until the next time.
+func (l *Ledger) finish(f, next *os.File, sources []source, legacy bool) error {
+	late, err := l.late(f, sources)
+	if err != nil || legacy && len(late) > 0 {
+		return err
+	}
+	if err := l.takeOver(next, late); err != nil {
+		return err
+	}
+	return l.dropRead(sources)
+}
+
+// late returns the lines that were added to f, the ledger until it was replaced,
+// after it was read. Whoever adds one from now on adds it to the new file too.
+func (l *Ledger) late(f *os.File, sources []source) ([]Line, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	var whole int64
+	for _, s := range sources {
+		if s.path == l.path {
+			whole = s.whole
+		}
+	}
+	data, err := io.ReadAll(io.NewSectionReader(f, whole, info.Size()-whole))
+	if err != nil {
+		return nil, err
+	}
+	return decodeLines(data), nil
+}
+
+// takeOver adds late lines durably to the new file. Others may have added lines
+// to it already, which are later; the mark of a sum puts these before them.
+func (l *Ledger) takeOver(next *os.File, late []Line) error {
+	if len(late) == 0 {
+		return nil
+	}
+	for i := range late {
+		late[i].Sum = true
+	}
+	data, err := encodeLines(late)
 	if err != nil {
 		return err
 	}
-	return errors.Join(l.dropRead(sources), next.Close())
+	if _, err := next.Write(append([]byte("\n"), data...)); err != nil {
+		return err
+	}
+	return l.Fsync(next)
 }
 
 // hasLegacy reports whether files of earlier versions exist or may exist. They
@@ -98,17 +166,18 @@ func (l *Ledger) hasLegacy() bool {
 	return false
 }
 
-// keepPrevious gives the ledger a second name.
-func (l *Ledger) keepPrevious() error {
+// keepPrevious gives the ledger a second name, and returns it.
+func (l *Ledger) keepPrevious() (string, error) {
 	previous, err := l.previous()
 	if err != nil {
-		return err
+		return "", err
 	}
 	number := 0
 	if len(previous) > 0 {
 		number = l.number(previous[len(previous)-1]) + 1
 	}
-	return os.Link(l.path, l.path+prevExt+fmt.Sprint(number))
+	second := l.path + prevExt + fmt.Sprint(number)
+	return second, os.Link(l.path, second)
 }
 
 // previous returns the earlier files of the ledger, in order.
@@ -133,7 +202,8 @@ func (l *Ledger) number(path string) (n int) {
 }
 
 // replace rewrites the ledger durably. It returns the new file locked: another
-// process that compacted it now would miss some of the earlier files.
+// process that compacted it now would miss some of the earlier files. The file is
+// nil if the old one is still in place.
 func (l *Ledger) replace(known map[Key]Known) (*os.File, error) {
 	var lines []Line
 	for key, k := range known {
@@ -144,7 +214,7 @@ func (l *Ledger) replace(known map[Key]Known) (*os.File, error) {
 		return nil, err
 	}
 	tmp := l.path + tmpExt
-	f, err := plainfile.Open(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := plainfile.Open(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -156,19 +226,20 @@ func (l *Ledger) replace(known map[Key]Known) (*os.File, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close(), remove(tmp))
 	}
-	if err := syncDir(filepath.Dir(l.path)); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	return f, syncDir(filepath.Dir(l.path))
 }
 
-// dropRead deletes the files whose lines are all in the new one. If one of them
-// has grown since it was read, all stay until the next time, because a line of
-// one may end an attachment of another. A crash in between brings back only
-// attachments that are gone, and GC looks for those once more.
+// dropRead deletes the files whose lines are all in the new one, the earliest
+// first. If a file of an earlier version has grown since it was read, all stay
+// until the next time, because a line of one may end an attachment of another. A
+// crash in between brings back only attachments that are gone, and GC looks for
+// those once more.
 func (l *Ledger) dropRead(sources []source) error {
 	sources = slices.DeleteFunc(sources, func(s source) bool { return s.path == l.path })
 	for _, s := range sources {
+		if strings.HasPrefix(s.path, l.path) {
+			continue // its late lines were taken over
+		}
 		info, err := os.Lstat(s.path)
 		if ignoreMissing(err) != nil {
 			return err

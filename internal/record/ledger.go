@@ -1,6 +1,7 @@
 package record
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -89,8 +90,8 @@ type Line struct {
 	// ledger stops following it.
 	Released bool `json:"released,omitempty"`
 
-	// Sum marks a line written by compaction. It repeats only lines that were
-	// read then, so a line of a file that was read is later.
+	// Sum marks a line written by compaction. It repeats only lines of the files
+	// that were read then, so a line without it is later, or the same.
 	Sum bool `json:"sum,omitempty"`
 }
 
@@ -182,6 +183,17 @@ func encodeLines(lines []Line) ([]byte, error) {
 		data = append(data, line...)
 	}
 	return data, nil
+}
+
+// decodeLines skips unreadable lines.
+func decodeLines(data []byte) (lines []Line) {
+	for line := range cut.Lines(data) {
+		var one Line
+		if decodeLine(line, &one) == nil {
+			lines = append(lines, one)
+		}
+	}
+	return lines
 }
 
 // append appends to the ledger. If another process replaced the file meanwhile
@@ -285,10 +297,11 @@ func (l *Ledger) Read() (map[Key]Known, error) {
 	return known, wrapLedger(err)
 }
 
-// source is a file of the ledger and the length that was read of it.
+// source is a file of the ledger, the length that was read of it, and the length
+// of the lines that were read to their end: a line may be just being written.
 type source struct {
-	path string
-	size int64
+	path        string
+	size, whole int64
 }
 
 // read reads the ledger's files, with or without those of earlier versions.
@@ -311,14 +324,11 @@ func (l *Ledger) read(all bool) (map[Key]Known, []source, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		sources = append(sources, source{path, int64(len(data))})
-		for line := range cut.Lines(data) {
-			var one Line
-			switch {
-			case decodeLine(line, &one) != nil:
-			case one.Sum:
+		sources = append(sources, source{path, int64(len(data)), int64(bytes.LastIndexByte(data, '\n') + 1)})
+		for _, one := range decodeLines(data) {
+			if one.Sum {
 				sums = append(sums, one)
-			default:
+			} else {
 				lines = append(lines, one)
 			}
 		}

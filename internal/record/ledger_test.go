@@ -1,6 +1,7 @@
 package record
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -180,7 +181,9 @@ func TestFault_F39_CompactingLosesNoLineOfOthers(t *testing.T) {
 	writing.Wait()
 	close(stop)
 	compacting.Wait()
-	known := gone(t, Open(dir).Ledger("me"))
+	l := Open(dir).Ledger("me")
+	want(t, "files", filesOf(t, l), []string{l.path})
+	known := gone(t, l)
 	for w := range writers {
 		for i := range each {
 			isGone, ok := known[key(w, i)]
@@ -196,31 +199,40 @@ func TestFault_F39_CompactingLosesNoLineOfOthers(t *testing.T) {
 func TestFault_F39_ACrashWhileCompactingLosesNothing(t *testing.T) {
 	a, b, c := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}, Key{"c3", "net", "eth0"}
 	for name, steps := range map[string]func(l *Ledger){
-		"second name": func(l *Ledger) { check(t, l.keepPrevious()) },
+		"second name": func(l *Ledger) { secondName(t, l) },
 		"new file begun": func(l *Ledger) {
-			check(t, l.keepPrevious())
+			secondName(t, l)
 			check(t, os.WriteFile(l.path+tmpExt, []byte("half"), 0o600))
 		},
 		"new file in place": func(l *Ledger) {
-			check(t, l.keepPrevious())
+			secondName(t, l)
 			next, err := l.replace(map[Key]Known{a: {}, b: {}})
 			check(t, err)
 			check(t, next.Close())
 		},
 		"a line too late": func(l *Ledger) {
-			f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_APPEND, 0)
-			check(t, err)
-			check(t, l.keepPrevious())
-			_, sources, err := l.read(false)
-			check(t, err)
-			line, err := encodeLines([]Line{{Key: c}})
-			check(t, err)
-			_, err = f.Write(append([]byte("\n"), line...))
-			check(t, err)
-			next, err := l.replace(map[Key]Known{a: {}, b: {}})
-			check(t, err)
+			_, next, _ := compactUntilInPlace(t, l, Line{Key: c})
 			check(t, next.Close())
-			check(t, l.dropRead(sources))
+		},
+		"half of a late line taken over": func(l *Ledger) {
+			_, next, _ := compactUntilInPlace(t, l, Line{Key: c})
+			line, err := encodeLines([]Line{{Key: c, Sum: true}})
+			check(t, err)
+			_, err = next.Write(append([]byte("\n"), line[:len(line)/2]...))
+			check(t, errors.Join(err, next.Close()))
+		},
+		"a late line taken over": func(l *Ledger) {
+			old, next, sources := compactUntilInPlace(t, l, Line{Key: c})
+			late, err := l.late(old, sources)
+			check(t, err)
+			check(t, errors.Join(l.takeOver(next, late), next.Close()))
+		},
+		"the earliest file deleted": func(l *Ledger) {
+			secondName(t, l) // of a compaction that was killed
+			old, next, sources := compactUntilInPlace(t, l, Line{Key: c})
+			late, err := l.late(old, sources)
+			check(t, err)
+			check(t, errors.Join(l.takeOver(next, late), next.Close(), os.Remove(l.path+prevExt+"0")))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -235,11 +247,38 @@ func TestFault_F39_ACrashWhileCompactingLosesNothing(t *testing.T) {
 				check(t, l.Compact(func(map[Key]Known) []Key { return nil }))
 				want(t, "compacted", gone(t, l), map[Key]bool{a: false, b: false, c: false})
 			}
-			files, err := filepath.Glob(filepath.Join(filepath.Dir(l.path), "*"))
-			check(t, err)
-			want(t, "files", files, []string{l.path})
+			want(t, "files", filesOf(t, l), []string{l.path})
 		})
 	}
+}
+
+func secondName(t testing.TB, l *Ledger) {
+	t.Helper()
+	_, err := l.keepPrevious()
+	check(t, err)
+}
+
+// compactUntilInPlace does what compacting does until the new file is in place.
+// The late lines come after the ledger was read.
+func compactUntilInPlace(t testing.TB, l *Ledger, late ...Line) (old, next *os.File, sources []source) {
+	t.Helper()
+	old, err := os.OpenFile(l.path, os.O_RDWR|os.O_APPEND, 0)
+	check(t, err)
+	t.Cleanup(func() { check(t, old.Close()) })
+	secondName(t, l)
+	known, sources, err := l.read(false)
+	check(t, err)
+	check(t, l.Add(late...))
+	next, err = l.replace(known)
+	check(t, err)
+	return old, next, sources
+}
+
+func filesOf(t testing.TB, l *Ledger) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(filepath.Dir(l.path), "*"))
+	check(t, err)
+	return files
 }
 
 // TestFault_F39_AnEarlierVersionBesideUsDropsNoLineOfOurs: it appends to the
