@@ -252,6 +252,35 @@ func TestSocketsAreClosed(t *testing.T) {
 	}
 }
 
+// TestSocketsStayWhileOneIsUsed: to close one could make everybody wait who changes rules.
+func TestSocketsStayWhileOneIsUsed(t *testing.T) {
+	busy, idle := nettest.New(t), nettest.New(t)
+	open := func() *Conn {
+		t.Helper()
+		var c *Conn
+		expect.NoError(t, In(busy, func() (err error) { c, err = Open(); return err }))
+		return c
+	}
+	p := Pool{idle: map[netns.ID][]idleConn{}} // the test expires them
+	now := time.Now()
+	used := func(id netns.ID, ages ...time.Duration) {
+		for _, age := range ages {
+			p.idle[id] = append(p.idle[id], idleConn{open(), now.Add(-age)})
+		}
+	}
+	used(busy.ID(), time.Hour, time.Minute, linger/2)
+	used(idle.ID(), time.Hour, 2*linger)
+	p.idle[netns.ID{}] = []idleConn{} // all are in use
+	gone := p.expired(now.Add(-linger))
+	for _, old := range gone {
+		expect.NoError(t, old.Close())
+	}
+	expect.Same(t, "sockets that were closed", len(gone), 2)
+	expect.Same(t, "sockets that stay", len(p.idle[busy.ID()]), 3)
+	expect.Same(t, "namespaces", len(p.idle), 1)
+	expect.NoError(t, p.Close())
+}
+
 func TestComments(t *testing.T) {
 	for comment, want := range map[string]string{
 		"": "", "c1": "c1", strings.Repeat("x", LongestComment+1): strings.Repeat("x", LongestComment),

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,11 +13,11 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Pool keeps sockets open between calls, and for a moment after the last. That
-// saves a change into the namespace and, above all, a wait: the kernel closes
-// such a socket only after it has freed the last deleted objects of the
+// Pool keeps sockets open between calls, and for a moment after the last in the
+// namespace. That saves a change into the namespace and, above all, a wait: the kernel
+// closes such a socket only after it has freed the last deleted objects of the
 // namespace, which takes about ten milliseconds, and until then no one else can
-// change rules. After that moment, closing does not wait.
+// change rules, or delete interfaces. After that moment, closing does not wait.
 //
 // It is safe for concurrent use. The zero Pool is ready for use, and need not be
 // closed, as its sockets close by themselves. A nil Pool closes each socket after
@@ -39,9 +38,9 @@ type idleConn struct {
 
 const (
 	// mostIdle is how many sockets of a namespace stay open: as many as a host
-	// that starts many containers has concurrent calls. Each has a buffer of
-	// 32 KiB.
-	mostIdle = 16
+	// that starts or stops all its containers has concurrent calls. Each has a buffer
+	// of 32 KiB.
+	mostIdle = 128
 	// linger is several times as long as a busy machine takes to free deleted rules.
 	linger = 100 * time.Millisecond
 )
@@ -173,24 +172,18 @@ func (p *Pool) expire() {
 	}
 }
 
-// expired removes and returns the sockets last used at that time or before.
+// expired removes and returns the sockets of the namespaces in which none was used after
+// that time.
 func (p *Pool) expired(before time.Time) (old []idleConn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.timer = nil
 	for id, list := range p.idle {
 		// They are in the order in which they were given back.
-		n := slices.IndexFunc(list, func(i idleConn) bool { return i.since.After(before) })
-		if n < 0 {
-			n = len(list)
-		}
-		old = append(old, list[:n]...)
-		if list = slices.Clone(list[n:]); len(list) == 0 {
+		if n := len(list); n == 0 || !list[n-1].since.After(before) {
+			old = append(old, list...)
 			delete(p.idle, id)
-			continue
-		}
-		p.idle[id] = list
-		if p.timer == nil {
+		} else if p.timer == nil {
 			p.timer = time.AfterFunc(linger, p.expire)
 		}
 	}
