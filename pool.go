@@ -369,24 +369,24 @@ func (w *prepared) take(ctx context.Context, s *snapshot, ns *Namespace) (*Resul
 	if err := op.takeOver(ctx, w); err != nil {
 		return nil, fmt.Errorf("%w: %w", warm.ErrUnfit, err)
 	}
-	w.settling.Add(1)
-	go func(taken *record.Pending) {
-		defer w.settling.Done()
-		w.forget(taken)
-	}(op.Pending())
+	defer w.forget(op.Pending()) // not earlier: the sync would hold up the rest
 	return op.finishSetup(ctx, false)
 }
 
-// forget deletes the record of w once the record that replaces it survives a
-// power cut.
+// forget deletes the record of w in the background, once the record that replaces it
+// survives a power cut.
 func (w *prepared) forget(taken *record.Pending) {
-	err := taken.Wait()
-	if err == nil {
-		err = w.snapshot.DeleteRecord(&record.Record{ContainerID: w.ID})
-	}
-	if err != nil {
-		w.snapshot.logger.Warn("delete the record of a container that was made ahead of time and is used now", "container", w.ID, "error", err)
-	}
+	w.settling.Add(1)
+	go func() {
+		defer w.settling.Done()
+		err := taken.Wait()
+		if err == nil {
+			err = w.snapshot.DeleteRecord(&record.Record{ContainerID: w.ID})
+		}
+		if err != nil {
+			w.snapshot.logger.Warn("delete the record of a container that was made ahead of time and is used now", "container", w.ID, "error", err)
+		}
+	}()
 }
 
 // takeOver writes the record of a container that plugins know under the ID of w.
@@ -399,7 +399,9 @@ func (op *operation) takeOver(ctx context.Context, w *prepared) error {
 		a.attempted = a.part.From > 0
 	}
 	if err := op.write(ctx); err != nil {
-		return join(err, op.Records.Delete(op.ID))
+		err = join(err, op.Records.Delete(op.ID))
+		_ = op.Pending().Wait() // nobody relies on it
+		return err
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ func (op *operation) write(ctx context.Context) error {
 
 // survival returns when the record must survive a power cut. A plugin may start before
 // it does, if a power cut undoes the plugin's work. A pool's container is durably on
-// record under its own ID until this record is.
+// record under its own ID until this record is, so its sync can come last.
 //
 // A power cut leaves nothing of lo. A torn record of it alone may leave a file in libcni's
 // cache, which Recover finds by the record's name; see deleteIllegible. A pool's container
@@ -64,6 +64,8 @@ func (op *operation) survival() container.Survival {
 	switch {
 	case op.OutlivesPowerCut():
 		return container.AtOnce
+	case op.MadeAs != "" && all(func(a *attachment) bool { return a.runner().StaysInKernel(a.part.From) }):
+		return container.WhenAsked
 	case op.MadeAs != "":
 		return container.Soon
 	case !op.Warm && all(func(a *attachment) bool { return len(a.metadata) == 0 && a.runner().MakesOnlyLo() }):

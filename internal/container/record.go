@@ -56,6 +56,8 @@ const (
 	AtOnce Survival = iota
 	// Soon: the first plugins make nothing that survives one; see [Recorded.Pending].
 	Soon
+	// WhenAsked: Soon, but the sync begins with the first Wait, which the caller must call.
+	WhenAsked
 	// Never: no plugin makes anything that survives one.
 	Never
 )
@@ -71,6 +73,8 @@ func (r *Recorded) Begin(rec *record.Record, survives Survival) (err error) {
 	switch survives {
 	case Soon:
 		r.pending, err = r.records.BeginSoon(rec, r.coming)
+	case WhenAsked:
+		r.pending, err = r.records.BeginWhenAsked(rec, r.coming)
 	case Never:
 		r.pending, err = nil, r.records.BeginVolatile(rec, r.coming)
 	default:

@@ -77,6 +77,14 @@ func (s *Store) Begin(r *Record) error {
 //
 // The file of a first record may have been prepared; see [Store.Prepare].
 func (s *Store) BeginSoon(r *Record, prepared ...*plainfile.Unnamed) (*Pending, error) {
+	pending, err := s.BeginWhenAsked(r, prepared...)
+	pending.ask()
+	return pending, err
+}
+
+// BeginWhenAsked is BeginSoon, but the first Wait begins the sync, so that it disturbs
+// nothing that the caller does before. The caller must call Wait, which closes the file.
+func (s *Store) BeginWhenAsked(r *Record, prepared ...*plainfile.Unnamed) (*Pending, error) {
 	if r.Generation > 0 {
 		return nil, s.Begin(r)
 	}
@@ -84,16 +92,18 @@ func (s *Store) BeginSoon(r *Record, prepared ...*plainfile.Unnamed) (*Pending, 
 	if err != nil {
 		return nil, fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
-	done, failed := make(chan struct{}), new(error)
-	go func() {
-		defer close(done)
-		// One after the other: some file systems take twice as long for both at
-		// once.
-		if err := errors.Join(s.Sync(f), f.Close(), syncDir(s.dir)); err != nil {
-			*failed = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
-		}
-	}()
-	return &Pending{done, failed}, nil
+	p := &Pending{done: make(chan struct{}), failed: new(error)}
+	p.begin = sync.OnceFunc(func() {
+		go func() {
+			defer close(p.done)
+			// One after the other: some file systems take twice as long for both at
+			// once.
+			if err := errors.Join(s.Sync(f), f.Close(), syncDir(s.dir)); err != nil {
+				*p.failed = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+			}
+		}()
+	})
+	return p, nil
 }
 
 // BeginVolatile is Begin for a record of which a power cut undoes everything: it is not
@@ -114,22 +124,6 @@ func (s *Store) BeginVolatile(r *Record, prepared ...*plainfile.Unnamed) error {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
 	return nil
-}
-
-// Pending is a sync in progress, of a record or of a ledger.
-type Pending struct {
-	done   chan struct{}
-	failed *error // set when done
-}
-
-// Wait returns nil when the data survives a power cut, or the reason why it does
-// not. A nil Pending has nothing to wait for.
-func (p *Pending) Wait() error {
-	if p == nil {
-		return nil
-	}
-	<-p.done
-	return *p.failed
 }
 
 // Prepare begins to make the file of a container's first record, for [Store.BeginSoon] or

@@ -179,6 +179,14 @@ func (r *Runner) StartsInKernel() bool {
 	return onlyKernel(first.Type, first.found.Kind)
 }
 
+// StaysInKernel reports whether no plugin from that position on waits for the record.
+func (r *Runner) StaysInKernel(from int) bool {
+	return !slices.ContainsFunc(r.Network.Plugins[from:], func(p *libcni.PluginConfig) bool {
+		one, _, _ := r.Plugins.get(p.Network.Type)
+		return p.Network.IPAM.Type != "" || !onlyKernel(one.Type, one.found.Kind)
+	})
+}
+
 // MakesOnlyLo reports whether the chain is the built-in plugin loopback alone.
 func (r *Runner) MakesOnlyLo() bool {
 	only, _, _ := r.Plugins.get(known.Loopback)
