@@ -275,7 +275,7 @@ func TestDrainRunsContainersInParallel(t *testing.T) {
 // TestDrainHasLimits: a DEL that hangs ends at the deadline, and all do with the context.
 func TestDrainHasLimits(t *testing.T) {
 	l, q := newLedger(), newQueue(t)
-	s := newServer(t, l, server.Options{Limits: server.Limits{Deadline: 20 * time.Millisecond, Concurrent: 1}})
+	s := newServer(t, l, server.Options{Limits: server.Limits{Deadline: time.Second, Concurrent: 1}})
 	attach(t, s, "c1")
 	attach(t, s, "c2")
 	q.put(t, "c1")

@@ -166,8 +166,8 @@ func TestADaemonThatIsNotReady(t *testing.T) {
 	wantSilence(t, "DEL", run(Options{Socket: s.socket()}, env("DEL"), conf("1.0.0")))
 	calls := s.count("/cni")
 	for _, verb := range []string{"ADD", "CHECK", "GC"} {
-		o := Options{Socket: s.socket(), ReadyWithin: 30 * time.Millisecond}
-		wantError(t, verb, run(o, env(verb), conf("1.1.0")), types.ErrTryAgainLater, "not ready within 30ms", "status 500", "shutting down")
+		o := Options{Socket: s.socket(), ReadyWithin: time.Second}
+		wantError(t, verb, run(o, env(verb), conf("1.1.0")), types.ErrTryAgainLater, "not ready within 1s", "status 500", "shutting down")
 		o.ReadyWithin = -1
 		before := s.count("/readyz")
 		wantError(t, verb, run(o, env(verb), conf("1.1.0")), types.ErrTryAgainLater, "status 500")

@@ -94,7 +94,7 @@ func (c *client) run(ctx context.Context, reload <-chan os.Signal) (err error) {
 
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	for first := true; ; first = false {
+	for ready := false; ; {
 		wanted, err := loadJobs(c.jobs)
 		if err == nil {
 			err = c.reconcile(ctx, wanted)
@@ -104,7 +104,8 @@ func (c *client) run(ctx context.Context, reload <-chan os.Signal) (err error) {
 			return c.stopAll(context.WithoutCancel(ctx))
 		case err != nil:
 			c.out.printf("not as wanted: %v", err)
-		case first:
+		case !ready:
+			ready = true
 			c.out.printf("ready: %d allocations run", len(wanted))
 		}
 		select {

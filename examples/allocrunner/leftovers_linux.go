@@ -38,7 +38,7 @@ func (s *show) leftovers(ctx context.Context, before audit.Lines) error {
 	var left, gone audit.Lines
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(5 * time.Second); ; <-tick.C {
+	for end := time.Now().Add(tooLong); ; <-tick.C {
 		after, err := s.audit(ctx)
 		if err != nil {
 			return err
@@ -84,7 +84,7 @@ func cgroups(name string) (all audit.Lines) {
 func removeCgroups(name string) (err error) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(5 * time.Second); ; <-tick.C {
+	for end := time.Now().Add(tooLong); ; <-tick.C {
 		err = nil
 		for _, line := range slices.Backward(cgroups(name)) {
 			if rerr := os.Remove(strings.TrimPrefix(line, "cgroup ")); !errors.Is(rerr, os.ErrNotExist) {

@@ -104,7 +104,7 @@ func (s *show) startAndKill(ctx context.Context) error {
 
 func (s *show) restart(ctx context.Context) error {
 	r := runc{dir: s.dir, cgroup: s.cgroup}
-	if err := ask(ctx, 8080, "api-0"); err != nil {
+	if err := awaitNil(ctx, func() error { return ask(ctx, 8080, "api-0") }); err != nil {
 		return fmt.Errorf("api-0, without a client: %w", err)
 	}
 	s.say("api-0 answers on host port 8080")

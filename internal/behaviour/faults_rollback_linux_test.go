@@ -134,7 +134,7 @@ func TestFault_F14_RemoveWithACancelledContextRunsEverything(t *testing.T) {
 
 func TestFault_F9_EveryPluginOfEveryNetworkRunsDespiteFailures(t *testing.T) {
 	s := newStage(t)
-	r := s.Runtime(cni.WithTimeouts(cni.Timeouts{Del: 300 * time.Millisecond}),
+	r := s.Runtime(cni.WithTimeouts(cni.Timeouts{Del: 3 * time.Second}),
 		cni.WithConfListBytes(s.Network("one", "1.0.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.0.0", "r", "s", "t")))
 	path := s.Container("c1")
 	_, err := r.Setup(t.Context(), "c1", path)
@@ -151,16 +151,20 @@ func TestFault_F9_EveryPluginOfEveryNetworkRunsDespiteFailures(t *testing.T) {
 	expect.Same(t, "cache", s.Cached(), []string{"one-c1-eth0", "two-c1-eth1"})
 }
 
-// overshoot returns how much longer f takes than a deadline of one second. It
-// allows half a second, and no process may remain.
+// inTime is a deadline in which two plugins begin, on a slow machine too.
+const inTime = 2 * time.Second
+
+// overshoot calls f, which has a deadline. It returns long before what hangs ends, and no
+// process may remain. How much later than the deadline is measured by M7, on a quiet
+// machine.
 func overshoot(t *testing.T, what string, f func() error) error {
 	t.Helper()
 	start := time.Now()
 	err := expect.Await(t, what, testhost.Begin(f))
-	over := time.Since(start) - time.Second
-	t.Logf("M7: %s: %v over a deadline of 1s", what, over)
-	if over < 0 || over > 500*time.Millisecond {
-		t.Errorf("%s took %v over its deadline, want at most 500ms", what, over)
+	over := time.Since(start) - inTime
+	t.Logf("M7: %s: %v over a deadline of %v", what, over, inTime)
+	if over < 0 || over > expect.Patience/2 {
+		t.Errorf("%s took %v over its deadline", what, over)
 	}
 	expect.Is(t, err, context.DeadlineExceeded)
 	expect.Same(t, "processes", testhost.Children(t), nil)
@@ -178,14 +182,14 @@ func TestFault_F13_APluginsChildHoldsStdoutPastTheDeadline(t *testing.T) {
 	} {
 		s.On("q", "ADD", hang)
 		overshoot(t, what+", the caller's context", func() error {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), inTime)
 			defer cancel()
 			return testhost.SetUp(ctx, s.Runtime(conf), "c1", path)()
 		})
 		expect.Same(t, "calls", s.Took(), rolledBack)
-		timed := s.Runtime(conf, cni.WithTimeouts(cni.Timeouts{Add: time.Second}))
+		timed := s.Runtime(conf, cni.WithTimeouts(cni.Timeouts{Add: inTime}))
 		err := overshoot(t, what+", WithTimeouts", testhost.SetUp(t.Context(), timed, "c1", path))
-		if want := "took longer than the 1s that a plugin has for ADD"; !strings.Contains(err.Error(), want) {
+		if want := "took longer than the 2s that a plugin has for ADD"; !strings.Contains(err.Error(), want) {
 			t.Errorf("error %q, want %q in it", err, want)
 		}
 		expect.Same(t, "calls", s.Took(), rolledBack)
@@ -200,7 +204,7 @@ func TestFault_F13_TheChildOfAFailedPluginBlocksNobody(t *testing.T) {
 	start := time.Now()
 	_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
 	expect.Same(t, "errors", testhost.Messages(err), []string{"p: no"})
-	if took := time.Since(start); took > 2*time.Second {
+	if took := time.Since(start); took > expect.Patience/2 {
 		t.Errorf("took %v", took)
 	}
 	expect.Same(t, "processes", testhost.Children(t), nil)

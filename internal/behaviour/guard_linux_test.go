@@ -24,7 +24,7 @@ var guardContainers = flag.Int("guard-containers", 8, "how many containers are a
 
 // guardLimit is the time within which traffic must be back. Everyday runs share the
 // machine with others.
-var guardLimit = flag.Duration("guard-limit", 10*time.Second, "the time within which traffic must be back after a damage")
+var guardLimit = flag.Duration("guard-limit", expect.Patience/2, "the time within which traffic must be back after a damage")
 
 // guardedHost is a host with attached containers and guards.
 type guardedHost struct {

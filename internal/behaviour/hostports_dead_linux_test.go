@@ -207,7 +207,7 @@ func TestSetupWaitsForNoPluginOfADeadContainer(t *testing.T) {
 	for _, name := range []string{"bridge", "host-local", "portmap"} {
 		expect.NoError(t, os.Symlink(filepath.Join(testhost.ReferencePlugins(t), name), h.Path("bin", name)))
 	}
-	r := h.Runtime(h.portNetwork("net", "1", b), cni.WithPluginDir([]string{h.Path("bin")}), cni.WithTimeouts(cni.Timeouts{Del: 6 * time.Second}))
+	r := h.Runtime(h.portNetwork("net", "1", b), cni.WithPluginDir([]string{h.Path("bin")}), cni.WithTimeouts(cni.Timeouts{Del: 15 * time.Second}))
 	dies(t, r, "c1", web())
 	expect.NoError(t, os.Remove(h.Path("bin", "portmap")))
 	h.Write("bin/portmap", "#!/bin/sh\n[ $CNI_COMMAND != DEL ] || exec sleep 600\nexec "+filepath.Join(testhost.ReferencePlugins(t), "portmap")+"\n")
@@ -216,7 +216,7 @@ func TestSetupWaitsForNoPluginOfADeadContainer(t *testing.T) {
 	begun := time.Now()
 	_, err := r.Setup(t.Context(), "c2", path, web())
 	expect.Is(t, err, cni.ErrPortInUse)
-	if took := time.Since(begun); took > 5*time.Second {
+	if took := time.Since(begun); took > 12*time.Second {
 		t.Errorf("Setup waited for %v", took)
 	}
 	expect.Eventually(t, "the port", func() bool {
