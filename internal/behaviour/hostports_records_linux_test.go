@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -243,13 +244,14 @@ func TestAPortRangeIsOneContainers(t *testing.T) {
 // TestAPoolRefusesAPortThatIsTaken, and keeps the container that was ready.
 func TestAPoolRefusesAPortThatIsTaken(t *testing.T) {
 	h := newRealHost(t)
-	r := h.Runtime(h.portNetwork("one", "81", portBackends()[0]))
+	r := h.Runtime(cni.WithHostNetNS(h.Path("netns", "host")), h.portNetwork("one", "81", portBackends()[0]))
 	before := h.Audit()
 	p, err := r.NewPool(cni.PoolOptions{Size: 1})
 	expect.NoError(t, err)
 	expect.Eventually(t, "a container that is ready", func() bool { return p.Ready() == 1 })
-	_, _, err = p.Setup(t.Context(), "c1", web())
+	path, _, err := p.Setup(t.Context(), "c1", web())
 	expect.NoError(t, err)
+	expect.Same(t, "made ahead of time", strings.HasPrefix(filepath.Base(path), "warm-"), true)
 	expect.Eventually(t, "another container that is ready", func() bool { return p.Ready() == 1 })
 	_, _, err = p.Setup(t.Context(), "c2", web())
 	expect.Is(t, err, cni.ErrPortInUse)
