@@ -16,9 +16,10 @@ import (
 // TestWatchOnEverySystem: nothing in it needs Linux.
 func TestWatchOnEverySystem(t *testing.T) {
 	dir := t.TempDir()
-	put := func(file, content string) {
+	aside := filepath.Join(t.TempDir(), "new")
+	put := func(file, content string) { // at once: between making and filling a file the Watch may look
 		t.Helper()
-		expect.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(content), 0o644))
+		expect.NoError(t, os.WriteFile(aside, []byte(content), 0o644), os.Rename(aside, filepath.Join(dir, file)))
 	}
 	list := func(name, typ string) string {
 		return fmt.Sprintf(`{"cniVersion": "1.0.0", "name": %q, "plugins": [{"type": %q}]}`, name, typ)

@@ -219,7 +219,7 @@ func TestAsked(t *testing.T) {
 // TestOneLookForABurst: announcements within the pause are one change, and an endless
 // burst is not waited for.
 func TestOneLookForABurst(t *testing.T) {
-	f := start(t, func(f *fixture) { f.Settle = 20 * time.Millisecond })
+	f := start(t, func(f *fixture) { f.Settle = 300 * time.Millisecond })
 	for range 10 {
 		f.send(filepath.Join(f.dir, "x"))
 	}

@@ -224,7 +224,7 @@ func TestSocketsAreClosed(t *testing.T) {
 		defer p.mu.Unlock()
 		return len(p.idle[ns.ID()])
 	}
-	sockets := &Pool{}
+	sockets := &Pool{timer: time.NewTimer(time.Hour)} // they do not expire
 	many(sockets)
 	if n := idle(sockets); n < 1 || n > mostIdle {
 		t.Errorf("%d sockets are kept", n)
@@ -241,7 +241,7 @@ func TestSocketsAreClosed(t *testing.T) {
 	many(sockets)
 	expect.Eventually(t, "the end of all sockets", func() bool { return idle(sockets) == 0 })
 	after, err := audit.Snapshot(t.Context(), audit.Options{})
-	for deadline := time.Now().Add(10 * time.Second); err == nil && !slices.Equal(before, after) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(expect.Patience); err == nil && !slices.Equal(before, after) && time.Now().Before(deadline); {
 		after, err = audit.Snapshot(t.Context(), audit.Options{})
 	}
 	if err != nil {
@@ -261,24 +261,27 @@ func TestSocketsStayWhileOneIsUsed(t *testing.T) {
 		expect.NoError(t, In(busy, func() (err error) { c, err = Open(); return err }))
 		return c
 	}
-	p := Pool{idle: map[netns.ID][]idleConn{}} // the test expires them
-	now := time.Now()
+	p := Pool{idle: map[netns.ID][]idleConn{}}
+	now := time.Now().Add(time.Hour) // the timer that expired sets finds nothing to do
 	used := func(id netns.ID, ages ...time.Duration) {
 		for _, age := range ages {
 			p.idle[id] = append(p.idle[id], idleConn{open(), now.Add(-age)})
 		}
 	}
-	used(busy.ID(), time.Hour, time.Minute, linger/2)
-	used(idle.ID(), time.Hour, 2*linger)
+	used(busy.ID(), 2*time.Hour, time.Minute, linger/2)
+	used(idle.ID(), 2*time.Hour, 2*linger)
 	p.idle[netns.ID{}] = []idleConn{} // all are in use
 	gone := p.expired(now.Add(-linger))
-	for _, old := range gone {
-		expect.NoError(t, old.Close())
+	p.mu.Lock()
+	p.timer.Stop()
+	stay, namespaces := p.idle[busy.ID()], len(p.idle)
+	p.mu.Unlock()
+	expect.Same(t, "sockets to close", len(gone), 2)
+	expect.Same(t, "sockets that stay", len(stay), 3)
+	expect.Same(t, "namespaces", namespaces, 1)
+	for _, c := range append(gone, stay...) {
+		expect.NoError(t, c.Close())
 	}
-	expect.Same(t, "sockets that were closed", len(gone), 2)
-	expect.Same(t, "sockets that stay", len(p.idle[busy.ID()]), 3)
-	expect.Same(t, "namespaces", len(p.idle), 1)
-	expect.NoError(t, p.Close())
 }
 
 func TestComments(t *testing.T) {

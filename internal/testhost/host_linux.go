@@ -56,7 +56,7 @@ func (h *Host) stop() (resume func()) {
 	if _, err := os.Stat(path); err != nil {
 		return func() {} // no Runtime worked here, or the test has replaced the directory
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), expect.Patience)
 	defer cancel()
 	held, err := lock.Open(path).Lock(ctx, container.Barrier)
 	if err != nil {

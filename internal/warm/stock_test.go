@@ -70,7 +70,7 @@ func TestAFailureMakesRoom(t *testing.T) {
 
 // TestAStockIsStoppedWhileItWaits: the time after a failure, and for room.
 func TestAStockIsStoppedWhileItWaits(t *testing.T) {
-	attempt := make(chan struct{})
+	attempt := make(chan struct{}, 100) // another may follow before Stop
 	failing := Fill(1, func(context.Context) (int, error) {
 		attempt <- struct{}{}
 		return 0, errors.New("no")
