@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -105,4 +107,31 @@ func TestAPowerCutBeforeAPoolsRecordIsSynced(t *testing.T) {
 			s.WantClean(before)
 		})
 	}
+}
+
+// TestTheCacheNamesNoNetworkBeforeTheRecordDoes: after a power cut the record of the pool's
+// container knows only the networks that were attached ahead.
+func TestTheCacheNamesNoNetworkBeforeTheRecordDoes(t *testing.T) {
+	s := testhost.NewStage(t)
+	late := cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "late", "plugins": [
+		{"type": "loopback", "capabilities": {"bandwidth": true}}, {"type": "bandwidth", "capabilities": {"bandwidth": true}}]}`))
+	r := s.Runtime(cni.WithOwner("tester"), cni.WithBuiltinPlugins(), pooledWith("bandwidth"), late)
+	p, err := r.NewPool(cni.PoolOptions{Size: 1})
+	expect.NoError(t, err)
+	s.WantFull(r, p, 1)
+	isLate := func(name string) bool { return strings.HasPrefix(name, "late-") }
+	cached := make(chan bool, 100)
+	r.SyncRecordsBy(func(*os.File) error {
+		cached <- slices.ContainsFunc(s.Cached(), isLate)
+		return nil
+	})
+	_, result, err := p.Setup(t.Context(), "c1")
+	expect.NoError(t, err)
+	expect.Same(t, "cached before the sync", expect.Await(t, "the sync", cached), false)
+	expect.Same(t, "cached", slices.ContainsFunc(s.Cached(), isLate), true)
+	if result == nil {
+		t.Error("no result")
+	}
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""), p.Close())
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }

@@ -39,7 +39,9 @@ func (a *attachment) chain() *chain.Chain {
 		return out, err
 	}
 	c.OnEnd = func(ctx context.Context, verb string) error {
-		if err := r.End(ctx, verb); err != nil || verb != "ADD" || a.op.MadeAs != "" {
+		// The record of a pool's container knows what the cache has of the networks that
+		// were attached ahead, and nothing of others.
+		if err := r.End(ctx, verb); err != nil || verb != "ADD" || a.part.From > 0 {
 			return err
 		}
 		if err := r.Durable(); err != nil {

@@ -19,7 +19,10 @@ import (
 // deadline is M7: a plugin hangs, its child holds its output open, and the
 // context ends.
 func (b *board) deadline(t *testing.T) {
-	const limit = 300 * time.Millisecond
+	limit := 300 * time.Millisecond
+	if *costRounds < strictRounds { // an everyday run, beside other tests
+		limit = 2 * time.Second
+	}
 	s := b.subject(t, 7<<32, 1)
 	var worst time.Duration
 	survivors := 0

@@ -248,9 +248,10 @@ func (l *Ledger) dropRead(sources []source) error {
 			return nil
 		}
 	}
-	var errs []error
 	for _, s := range sources {
-		errs = append(errs, remove(s.path))
+		if err := remove(s.path); err != nil {
+			return err // a later file may end what this one begins
+		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
