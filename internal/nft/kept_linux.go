@@ -241,7 +241,7 @@ func (k *keeper) transact(c *Conn, msgs []Message, generation *uint32) error {
 	return err
 }
 
-// change is what the kernel reports of a transaction.
+// change is the kernel's report of a transaction.
 type change struct {
 	generation uint32
 	rules      map[int]listed // by the index of their messages
