@@ -240,7 +240,7 @@ func (c *Conn) dump(m Message, each func(data []byte) error) error {
 		}
 		return false
 	})
-	if failed == nil && interrupted {
+	if err == nil && failed == nil && interrupted {
 		failed = ErrChanged
 	}
 	return errors.Join(err, failed)

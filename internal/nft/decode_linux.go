@@ -259,6 +259,9 @@ func (c *Conn) Rules(t Table, chain string, containing [][]byte, each func(Rule)
 	if chain != "" {
 		c.keeper.note(at, count)
 	}
+	if stopped && errors.Is(err, ErrChanged) {
+		return nil // the rest of the list did not matter
+	}
 	return err
 }
 

@@ -222,7 +222,9 @@ func (k *keeper) transact(c *Conn, msgs []Message, generation *uint32) error {
 	defer k.mu.Unlock()
 	l := k.load()
 	asked := slices.Clone(msgs)
-	asked[0].flags |= unix.NLM_F_ECHO // the kernel reports the new generation too
+	if !msgs[0].deletesMany() {
+		asked[0].flags |= unix.NLM_F_ECHO // the kernel reports the new generation too
+	}
 	answers := 0
 	for i, m := range msgs {
 		if m.typ == unix.NFT_MSG_NEWRULE && l.chains[m.place()] != nil && answers < mostAnswers {
@@ -239,6 +241,17 @@ func (k *keeper) transact(c *Conn, msgs []Message, generation *uint32) error {
 		k.lists.Store(l.of(0))
 	}
 	return err
+}
+
+// deletesMany reports whether the message deletes any number of rules, each of which the
+// kernel would report: more than the socket holds, and the answer would be lost.
+func (m Message) deletesMany() bool {
+	return m.typ == unix.NFT_MSG_DELCHAIN || m.typ == unix.NFT_MSG_DELRULE && m.handle() == 0
+}
+
+// handle returns the handle of the rule that a message about one names, or 0.
+func (m Message) handle() uint64 {
+	return readRule(append(make([]byte, netfilterHeader), m.attrs...)).Handle
 }
 
 // change is the kernel's report of a transaction.
@@ -309,7 +322,7 @@ func (m Message) added(all []listed, made listed) []listed {
 // deleted returns the list after a message that deletes one rule, or nil if it deletes
 // others.
 func (m Message) deleted(all []listed) []listed {
-	handle := readRule(append(make([]byte, netfilterHeader), m.attrs...)).Handle
+	handle := m.handle()
 	if handle == 0 {
 		return nil
 	}

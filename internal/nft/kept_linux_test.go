@@ -165,6 +165,37 @@ func TestManyNewRules(t *testing.T) {
 	w.same("one more")
 }
 
+// TestAChainIsDeletedWithItsRules: the kernel reports none of them, as they would not fit
+// into the socket beside the answer.
+func TestAChainIsDeletedWithItsRules(t *testing.T) {
+	w := newCrowd(t)
+	msgs := []Message{NewChain(ipTable(), "big", nil, "")}
+	for range 5000 {
+		msgs = append(msgs, NewRule(ipTable(), "big", Exprs(nil).Drop(), ""))
+	}
+	w.do(nil, func(c *Conn) error { return c.Transact(msgs, nil) })
+	w.look()
+	w.transact(Object{Table: ipTable(), Chain: "big"}.Deletion())
+	w.same("the deletion of a big chain")
+}
+
+// TestAStopIsNoChange: what changes behind the rule at which a look has stopped does not
+// matter to it.
+func TestAStopIsNoChange(t *testing.T) {
+	w := newCrowd(t)
+	var msgs []Message
+	for i := range 2000 {
+		msgs = append(msgs, w.rule(100+i))
+	}
+	w.transact(msgs...)
+	w.do(nil, func(c *Conn) error {
+		return c.Rules(ipTable(), "c", nil, func(Rule) error {
+			nft(t, w.ns, "add rule ip t c drop\n")
+			return ErrStop
+		})
+	})
+}
+
 // TestKeptListsAreTheKernels: after any sequence of changes, own ones and others'.
 func TestKeptListsAreTheKernels(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
