@@ -313,7 +313,7 @@ func (m Message) added(all []listed, made listed) []listed {
 	case made.handle == 0:
 		return nil
 	case m.flags&unix.NLM_F_APPEND != 0:
-		// Those who have the old list do not see what is behind its end.
+		// Whoever reads the old list reads no further than to its end.
 		return append(all, made)
 	}
 	return slices.Concat([]listed{made}, all)
