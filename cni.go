@@ -141,6 +141,7 @@ type snapshot struct {
 	cached    *cachedports.Cache
 	abandoned *abandoned.Search
 	sockets   *nft.Pool
+	parsed    *conflist.Cache // of recorded configurations
 	bus       *firewalld.Bus
 	status    statusCache
 }
@@ -235,7 +236,7 @@ func newSnapshot(want *wanted, previous *snapshot) (*snapshot, error) {
 // snapshot makes a configuration of the networks that were read.
 func (b *build) snapshot(want *wanted) *snapshot {
 	previous := b.previous
-	s := &snapshot{settings: want.settings, wanted: want, networks: b.networks, skipped: b.skipped}
+	s := &snapshot{settings: want.settings, wanted: want, networks: b.networks, skipped: b.skipped, parsed: &conflist.Cache{}}
 	s.misspelt = s.findMisspelt()
 	env := invoke.Environ(os.Environ(), s.envAllow, nil)
 	s.own = canonical(filepath.Join(s.stateDir, "embedcni"))

@@ -10,7 +10,6 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/claims"
-	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hostns"
@@ -29,7 +28,6 @@ type operation struct {
 	attachments attachments // of this call
 	removal     removal
 	garbage     *claims.Garbage // of a GC: the reservations that may be released
-	parsed      *conflist.Cache // of recorded configurations, for a look at many containers
 	// portWarnings are about ports of the host that the Setup forwards nevertheless.
 	portWarnings []*PortError
 	patience     *caller.Patience // of a repair
@@ -139,9 +137,8 @@ func (s *snapshot) look(ctx context.Context, host *hostns.NetNS, found []record.
 }
 
 func (s *snapshot) looking(ctx context.Context, host *hostns.NetNS, own bool) *examine.Look {
-	parsed := &conflist.Cache{}
 	return &examine.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: s.logger, Examine: func(c *examine.Container, looks *views.Looks) {
-		if err := s.examine(ctx, host, c, own, looks, parsed); err != nil {
+		if err := s.examine(ctx, host, c, own, looks); err != nil {
 			c.State, c.Reason = examine.Unknown, err
 		}
 	}}
@@ -149,7 +146,7 @@ func (s *snapshot) looking(ctx context.Context, host *hostns.NetNS, own bool) *e
 
 // examine compares a container with its record. The error is the reason why it could
 // not.
-func (s *snapshot) examine(ctx context.Context, host *hostns.NetNS, c *examine.Container, own bool, looks *views.Looks, parsed *conflist.Cache) error {
+func (s *snapshot) examine(ctx context.Context, host *hostns.NetNS, c *examine.Container, own bool, looks *views.Looks) error {
 	rec := c.Found.Record
 	switch {
 	case ctx.Err() != nil:
@@ -161,7 +158,7 @@ func (s *snapshot) examine(ctx context.Context, host *hostns.NetNS, c *examine.C
 	if err != nil {
 		return err
 	}
-	op := &operation{snapshot: s, Container: s.New(rec.ContainerID, its), parsed: parsed}
+	op := &operation{snapshot: s, Container: s.New(rec.ContainerID, its)}
 	defer op.Close()
 	op.Record = rec
 	all, err := op.enterRecorded(false)

@@ -6,6 +6,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
+// mostCached limits the memory of a Cache: each container can have its own list.
+const mostCached = 256
+
 // Cache parses each list once, however many attachments have it on record. A list must
 // not be changed. A nil Cache parses each time. It is safe for concurrent use.
 type Cache struct {
@@ -27,7 +30,7 @@ func (c *Cache) Parse(data []byte) (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.known == nil {
+	if c.known == nil || len(c.known) == mostCached {
 		c.known = make(map[string]*libcni.NetworkConfigList)
 	}
 	c.known[string(data)] = list

@@ -1,6 +1,7 @@
 package conflist
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
@@ -21,6 +22,11 @@ func TestACacheParsesEachListOnce(t *testing.T) {
 			t.Errorf("no error, and %v", got)
 		}
 	}
+	for i := range mostCached {
+		expect.Value(c.Parse(list(fmt.Sprint("more", i))))(t)
+	}
+	expect.Same(t, "lists kept", len(c.known) <= mostCached, true)
+	expect.Same(t, "after others", expect.Value(c.Parse(list("a")))(t).Name, "a")
 	var none *Cache
 	expect.Same(t, "without a cache", expect.Value(none.Parse(list("a")))(t).Name, "a")
 }
