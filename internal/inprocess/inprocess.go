@@ -94,7 +94,7 @@ func run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error
 	if err != nil {
 		return nil, plugin.Errorf(types.ErrIncompatibleCNIVersion, "result as version %s: %w", r.CNIVersion, err)
 	}
-	return json.Marshal(converted)
+	return encode(converted)
 }
 
 func dispatch(ctx context.Context, p plugin.Plugin, verb string, r *plugin.Request) (*types100.Result, error) {
