@@ -25,6 +25,7 @@ import (
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
@@ -142,6 +143,7 @@ type snapshot struct {
 	abandoned *abandoned.Search
 	sockets   *nft.Pool
 	parsed    *conflist.Cache // of recorded configurations
+	deletions *links.Deletions
 	bus       *firewalld.Bus
 	status    statusCache
 }
@@ -241,11 +243,11 @@ func (b *build) snapshot(want *wanted) *snapshot {
 	env := invoke.Environ(os.Environ(), s.envAllow, nil)
 	s.own = canonical(filepath.Join(s.stateDir, "embedcni"))
 	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(s.own, "attachments")))
-	s.sockets = &nft.Pool{} // they close themselves
+	s.sockets, s.deletions = &nft.Pool{}, &links.Deletions{} // the sockets close themselves
 	s.bus = firewalld.Open(invoke.Variable(env, firewalld.Variable))
 	var shared *container.Store
 	if previous != nil {
-		shared, s.sockets = previous.Store, previous.sockets
+		shared, s.sockets, s.deletions = previous.Store, previous.sockets, previous.deletions
 	}
 	s.Store = container.Open(filepath.Join(s.own, "locks"), recordDir, s.hostNetNS, s.logger, shared)
 	var first *firstadd.Tracker

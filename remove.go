@@ -118,6 +118,8 @@ func (s *snapshot) validateSelected(ns *Namespace, rec *record.Record) error {
 // remains. Then it deletes the record; otherwise the record stays, with the
 // reason, for the next attempt.
 func (op *operation) tearDown(ctx context.Context, going attachments) error {
+	op.deletions.Begin()
+	defer op.deletions.End()
 	op.removal.leaving = going.names()
 	op.syncLedger(going)
 	if err := op.takeCharge(going); err != nil {

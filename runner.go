@@ -87,6 +87,8 @@ func (a *attachment) given() caller.Given {
 	g := caller.Given{
 		Record:  hooks{a},
 		Filters: netfilter.Options{Sockets: a.op.sockets, Held: a.op.LockFile(), Siblings: a.Siblings},
+
+		Deletions: a.op.deletions,
 	}
 	if a.op.Host != nil {
 		g.Conns = &a.op.Host.Conns

@@ -171,7 +171,17 @@ func open(ctx context.Context, r *plugin.Request) (remove func(context.Context) 
 			err = errors.Join(err, c.DeleteAddress(link.Index, a.Prefix))
 		}
 	}
-	return func(context.Context) error { return c.DeleteAndClose(link.Index, name) }, found, err
+	return func(context.Context) error { return deletePair(ctx, r, c, link, name) }, found, err
+}
+
+// deletePair deletes the pair of which link is an end, and closes the socket.
+func deletePair(ctx context.Context, r *plugin.Request, c *links.Conn, link links.Link, name string) error {
+	given := caller.From(ctx)
+	err := given.Deletions.DeletePair(c, link, given.Conns, r.Host)
+	if err != nil {
+		err = fmt.Errorf("delete interface %q: %w", name, err)
+	}
+	return errors.Join(err, c.Close())
 }
 
 // HostInterface returns the host's end of a pair in a result: among the

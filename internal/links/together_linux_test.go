@@ -1,0 +1,219 @@
+package links
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/netns"
+)
+
+// crowd is pairs with their host's ends in one namespace, each in another container.
+type crowd struct {
+	host  *netns.Handle
+	inns  []*netns.Handle
+	conns []*Conn
+	links []Link
+}
+
+func newCrowd(t *testing.T, n int) *crowd {
+	t.Helper()
+	c := &crowd{host: newNS(t, "host")}
+	h := mustDial(t, c.host)
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))
+	for i := range n {
+		ns := newNS(t, fmt.Sprint("container", i))
+		must[Pair](t)(Veth{Name: "eth0", Master: br.Index}.Create(h, ns))
+		conn := mustDial(t, ns)
+		c.inns, c.conns = append(c.inns, ns), append(c.conns, conn)
+		c.links = append(c.links, must[Link](t)(conn.Link("eth0")))
+	}
+	return c
+}
+
+// onHost returns the names of the host's interfaces of a kind.
+func (c *crowd) onHost(t *testing.T, kind string) (names []string) {
+	t.Helper()
+	for _, l := range must[[]Link](t)(mustDial(t, c.host).Links()) {
+		if l.Kind == kind {
+			names = append(names, l.Name)
+		}
+	}
+	return names
+}
+
+// together deletes the pairs from i on while others are being deleted, so that one
+// caller deletes all.
+func (c *crowd) together(t *testing.T, d *Deletions, from int) (errs []error) {
+	t.Helper()
+	id := c.host.ID()
+	d.teardowns.Store(manyTeardowns)
+	d.mu.Lock()
+	d.in = map[netns.ID]*deleting{id: {leaders: mostLeaders}}
+	d.mu.Unlock()
+	errs = make([]error, len(c.links))
+	var all sync.WaitGroup
+	var conns Conns
+	for i := from; i < len(c.links); i++ {
+		all.Go(func() { errs[i] = d.DeletePair(c.conns[i], c.links[i], &conns, c.host) })
+	}
+	expect.Eventually(t, "all wait", func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.in[id].waiting) == len(c.links)-from
+	})
+	for range mostLeaders {
+		d.pass(id)
+	}
+	all.Wait()
+	wantNoError(t, conns.Close())
+	if len(d.in) != 0 {
+		t.Errorf("left: %v", d.in)
+	}
+	return errs
+}
+
+// TestPairsAreDeletedTogether: those whose callers wait, and no others: neither a pair
+// beside them, nor one of an administrator's group.
+func TestPairsAreDeletedTogether(t *testing.T) {
+	const kept = 3
+	c := newCrowd(t, kept+mostRemovals+10)
+	h := mustDial(t, c.host)
+	for i, group := range []uint32{0, 7, 1<<30 + 5} {
+		m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(c.links[i].Peer.Index, 0, 0))
+		m.u32(unix.IFLA_GROUP, group)
+		wantNoError(t, h.execute(m, nil))
+	}
+	var d Deletions
+	for i, err := range c.together(t, &d, kept) {
+		if err != nil {
+			t.Errorf("pair %d: %v", i, err)
+		}
+	}
+	if got := c.onHost(t, "veth"); len(got) != kept {
+		t.Errorf("left: %v, want the %d others", got, kept)
+	}
+	for i := range kept {
+		must[Link](t)(c.conns[i].Link("eth0"))
+	}
+	if d.groups[c.host.ID()] == 0 {
+		t.Error("they were deleted one by one")
+	}
+	taken := must[map[uint32]bool](t)(h.groups())
+	if !taken[7] || !taken[1<<30+5] {
+		t.Errorf("the groups of others are now %v", taken)
+	}
+}
+
+// TestTheKernelRefusesAGroup: then each pair is deleted by itself. It refuses because of
+// lo, whose index somebody lies about.
+func TestTheKernelRefusesAGroup(t *testing.T) {
+	c := newCrowd(t, 4)
+	lo := must[Link](t)(mustDial(t, c.host).Link("lo"))
+	c.links[2].Peer.Index = lo.Index
+	for i, err := range c.together(t, &Deletions{}, 0) {
+		if err != nil {
+			t.Errorf("pair %d: %v", i, err)
+		}
+	}
+	if got := c.onHost(t, "veth"); len(got) != 0 {
+		t.Errorf("left: %v", got)
+	}
+	must[Link](t)(mustDial(t, c.host).Link("lo"))
+}
+
+// TestAMissingPairIsDeleted: one end was deleted meanwhile, of some or of all.
+func TestAMissingPairIsDeleted(t *testing.T) {
+	for _, gone := range []int{1, 3} {
+		c := newCrowd(t, 3)
+		for i := range gone {
+			wantNoError(t, c.conns[i].Delete(c.links[i].Index))
+		}
+		for i, err := range c.together(t, &Deletions{}, 0) {
+			if err != nil {
+				t.Errorf("pair %d: %v", i, err)
+			}
+		}
+		if got := c.onHost(t, "veth"); len(got) != 0 {
+			t.Errorf("left: %v", got)
+		}
+	}
+}
+
+// TestAnEndThatWasMoved: the peer's index is that of another namespace, in which the
+// kernel's number of it is another interface's.
+func TestAnEndThatWasMoved(t *testing.T) {
+	c := newCrowd(t, 3)
+	elsewhere := newNS(t, "elsewhere")
+	h := mustDial(t, c.host)
+	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(c.links[0].Peer.Index, 0, 0))
+	m.u32(unix.IFLA_NET_NS_FD, uint32(elsewhere.File().Fd()))
+	wantNoError(t, h.execute(m, nil))
+	c.links[0] = must[Link](t)(c.conns[0].Link("eth0"))
+	c.links[0].Peer.Index = c.links[1].Peer.Index // as it can be by chance
+
+	// Nobody ends the deletions that go on.
+	d := Deletions{in: map[netns.ID]*deleting{c.host.ID(): {leaders: mostLeaders}}}
+	d.teardowns.Store(manyTeardowns)
+	done := make(chan error, 1)
+	go func() { done <- d.DeletePair(c.conns[0], c.links[0], nil, c.host) }()
+	expect.Eventually(t, "it does not wait for others", func() bool { return len(done) == 1 })
+	wantNoError(t, <-done)
+	if _, err := c.conns[0].Link("eth0"); !NotFound(err) {
+		t.Errorf("the pair is there: %v", err)
+	}
+	must[Link](t)(c.conns[1].Link("eth0"))
+	if got := c.onHost(t, "veth"); len(got) != 2 {
+		t.Errorf("left: %v, want 2", got)
+	}
+}
+
+// TestManyDeleteAtOnce, as they come.
+func TestManyDeleteAtOnce(t *testing.T) {
+	c := newCrowd(t, 40)
+	var d Deletions
+	d.teardowns.Store(manyTeardowns)
+	var all sync.WaitGroup
+	errs := make([]error, len(c.links))
+	for i := range c.links {
+		all.Go(func() { errs[i] = d.DeletePair(c.conns[i], c.links[i], nil, c.host) })
+	}
+	all.Wait()
+	for i, err := range errs {
+		if err != nil {
+			t.Errorf("pair %d: %v", i, err)
+		}
+		if _, err := c.conns[i].Link("eth0"); !NotFound(err) {
+			t.Errorf("pair %d is there: %v", i, err)
+		}
+	}
+	if got := c.onHost(t, "veth"); len(got) != 0 || len(d.in) != 0 {
+		t.Errorf("left: %v, %v", got, d.in)
+	}
+}
+
+// TestFewDeleteAlone: a pair of few teardowns waits for no others.
+func TestFewDeleteAlone(t *testing.T) {
+	c := newCrowd(t, 1)
+	d := Deletions{in: map[netns.ID]*deleting{c.host.ID(): {leaders: mostLeaders}}}
+	for range manyTeardowns {
+		d.Begin()
+	}
+	d.End()
+	done := make(chan error, 1)
+	go func() { done <- d.DeletePair(c.conns[0], c.links[0], nil, c.host) }()
+	expect.Eventually(t, "it does not wait for others", func() bool { return len(done) == 1 })
+	wantNoError(t, <-done)
+}
+
+// TestWithoutDeletions each pair is deleted by itself.
+func TestWithoutDeletions(t *testing.T) {
+	c := newCrowd(t, 1)
+	wantNoError(t, (*Deletions)(nil).DeletePair(c.conns[0], c.links[0], nil, c.host))
+	if got := c.onHost(t, "veth"); len(got) != 0 {
+		t.Errorf("left: %v", got)
+	}
+}
