@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/footprint"
+	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
@@ -26,7 +27,7 @@ func (a *attachment) chain() *chain.Chain {
 		return c // nothing runs
 	}
 	r := a.runner()
-	r.Given.Batch = &batch.Batch{}
+	r.Given.Batch, r.Previous = &batch.Batch{}, &inprocess.Previous{}
 	c.CacheFile = a.cacheFile
 	if a.network.isLo && r.MakesOnlyLo() {
 		c.Uncached, c.OnResult = true, a.holdResult

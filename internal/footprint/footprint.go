@@ -68,9 +68,10 @@ type Shaper struct {
 
 // Of derives the footprint of an attachment. A field that cannot be read may be set.
 func Of(a *Attachment) Footprint {
-	f := Footprint{Owner: a.Owner(), Addresses: Addresses(a.Result), IPAMDirs: IPAMDirs(a.List)}
+	result := chain.Decode(a.Result)
+	f := Footprint{Owner: a.Owner(), Addresses: prevresult.Addresses(result), IPAMDirs: IPAMDirs(a.List)}
 	f.addPlugins(a)
-	f.addInterface(a)
+	f.addInterface(a, result)
 	if !a.Rebooted { // an address that is in a zone after a reboot was added since
 		f.Zones, _ = a.zones()
 	}
@@ -121,9 +122,10 @@ func (f *Footprint) addPlugins(a *Attachment) {
 	f.Shaper.Egress = limitsEgress(a.List.Plugins, a.CapabilityArgs)
 }
 
-// addInterface adds the interface, by its identity and by the result of the ADD.
-func (f *Footprint) addInterface(a *Attachment) {
-	if result := chain.Decode(a.Result); result != nil {
+// addInterface adds the interface, by its identity and by the result of the ADD,
+// which may be nil.
+func (f *Footprint) addInterface(a *Attachment, result *types100.Result) {
+	if result != nil {
 		for _, i := range result.Interfaces {
 			if i.Sandbox == "" && !a.wasGiven(i) {
 				f.Interface.HostEnds = append(f.Interface.HostEnds, Link{Name: i.Name, MAC: i.Mac})

@@ -20,6 +20,10 @@ func encode(result types.Result) ([]byte, error) {
 	return json.Marshal(result) // or its error
 }
 
+// encodedPrefix begins a result that encode has encoded without a conversion. Its
+// version need not be decoded first.
+var encodedPrefix = []byte(`{"cniVersion":"1.`)
+
 // The keys of these types are in the order of the alphabet, like those of a map.
 type (
 	encoded struct {

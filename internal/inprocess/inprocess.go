@@ -35,6 +35,9 @@ type Call struct {
 	// nor to leave it locked to a thread. A panic is still harmless.
 	Inline bool
 
+	// Previous, if set, decodes a previous result that several plugins get only once.
+	Previous *Previous
+
 	// Delegate becomes [plugin.Request.Delegate].
 	Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
 }

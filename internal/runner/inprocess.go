@@ -41,10 +41,11 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provid
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
 	}
-	container := d.Container
+	container, previous := d.Container, d.Previous
 	if p.Kind == Registered {
 		d.given.Batch = nil // it depends on the finished work of the plugins to which it delegates
-		container = nil     // it gets a handle of its own, because it may do anything with it
+		// It gets a handle of its own, because it may do anything with it.
+		container, previous = nil, nil
 	}
 	inner := d.give(ctx, p)
 	if p.Kind == Registered {
@@ -52,7 +53,7 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provid
 	}
 	stdout, err := inprocess.Run(inner, p.plugin, inprocess.Call{
 		Verb: call.Verb, Type: call.Plugin, Env: call.Env, Stdin: call.Stdin,
-		Host: d.Host, Container: container, Inline: p.Kind == BuiltIn,
+		Host: d.Host, Container: container, Inline: p.Kind == BuiltIn, Previous: previous,
 		Delegate: func(inner context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
 			return d.delegate(inner, ctx, verb, typ, config)
 		},
@@ -100,7 +101,7 @@ func (d *delegation) delegate(ctx, bound context.Context, verb, typ string, conf
 	if err != nil || verb != "ADD" {
 		return nil, d.unlessNotRun(verb, typ, err)
 	}
-	return delegatedResult(typ, config, out)
+	return delegatedResult(typ, config, out, p.Kind)
 }
 
 // unlessNotRun returns the error of a delegated plugin, or nil for a DEL after an ADD
@@ -187,14 +188,18 @@ func within(ctx, bound context.Context) (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// delegatedResult reads the output of a plugin for an ADD.
-func delegatedResult(typ string, config, out []byte) (*types100.Result, error) {
+// delegatedResult reads the output of a plugin for an ADD. As in a chain, that of a
+// built-in plugin is known to be valid and to state its version.
+func delegatedResult(typ string, config, out []byte, kind Kind) (*types100.Result, error) {
 	var conf struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	err := json.Unmarshal(config, &conf)
-	if err == nil {
-		err = chain.ValidateResult(out, conf.CNIVersion)
+	var err error
+	if kind != BuiltIn {
+		err = json.Unmarshal(config, &conf)
+		if err == nil {
+			err = chain.ValidateResult(out, conf.CNIVersion)
+		}
 	}
 	var result *types100.Result
 	if err == nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
+	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
@@ -49,10 +50,11 @@ type Runner struct {
 	Network     *libcni.NetworkConfigList
 	ContainerID record.ID // the caller's; plugins may know another
 	IfName      string
-	Host        *netns.Handle // where plugins run
-	Container   *netns.Handle // nil if it is not open
-	Inherit     []*os.File    // the container's lock, which executables keep after the runtime's death
-	Given       caller.Given  // to built-in plugins; its Batch is for ADD and DEL
+	Host        *netns.Handle       // where plugins run
+	Container   *netns.Handle       // nil if it is not open
+	Inherit     []*os.File          // the container's lock, which executables keep after the runtime's death
+	Given       caller.Given        // to built-in plugins; its Batch is for ADD and DEL
+	Previous    *inprocess.Previous // of built-in plugins; may be nil
 	Attachment
 }
 
