@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -54,7 +55,50 @@ func Apply(ctx context.Context, sockets nft.Sockets, family uint8, commands []Co
 }
 
 func apply(c *nft.Conn, family uint8, commands []Command) error {
-	b := batch{family: family, made: make(map[iptables.ChainID]bool)}
+	there, err := standing(c, family, commands)
+	if err != nil {
+		return err
+	}
+	err = applyTo(c, family, commands, maps.Clone(there))
+	if errors.Is(err, unix.ENOENT) && len(there) > 0 { // somebody has deleted them meanwhile
+		err = applyTo(c, family, commands, make(map[iptables.ChainID]bool))
+	}
+	return err
+}
+
+// standing returns the built-in chains that commands add rules to, and their tables, if
+// they are there as iptables makes them. Sending them again would cost a grace period:
+// the kernel takes it for a change of the chain, frees the old values later, and lets
+// everybody wait for that who adds a rule with a match of iptables
+// (nf_tables_trans_destroy_flush_work in net/netfilter). A chain that is deleted and
+// made with another hook before the transaction gets the rule all the same, as it does
+// from iptables.
+func standing(c *nft.Conn, family uint8, commands []Command) (map[iptables.ChainID]bool, error) {
+	var ids []iptables.ChainID
+	var chains []nft.Chain
+	for _, command := range commands {
+		if command.adds() && hookOf(command.ChainID) != nil && !slices.Contains(ids, command.ChainID) {
+			ids, chains = append(ids, command.ChainID), append(chains, nft.Chain{Table: command.Table, Name: command.Chain})
+		}
+	}
+	there := make(map[iptables.ChainID]bool)
+	if len(ids) == 0 {
+		return there, nil
+	}
+	hooks, err := c.Hooks(family, chains...)
+	for i, hook := range hooks {
+		// The kernel refuses another one, and says why.
+		if hook != nil && *hook == *hookOf(ids[i]) {
+			there[ids[i]], there[iptables.ChainID{Table: ids[i].Table}] = true, true
+		}
+	}
+	return there, err
+}
+
+// applyTo runs the commands in one transaction, which makes no table and built-in chain
+// that is there.
+func applyTo(c *nft.Conn, family uint8, commands []Command, there map[iptables.ChainID]bool) error {
+	b := batch{family: family, made: there}
 	var looked []Rule
 	for _, command := range commands {
 		if command.looks() {
@@ -84,6 +128,8 @@ func apply(c *nft.Conn, family uint8, commands []Command) error {
 	return c.Transact(b.messages, generation)
 }
 
+func (c Command) adds() bool { return c.Verb == "-A" || c.Verb == "-I" }
+
 func (c Command) looks() bool { return c.Verb == "-C" || c.Verb == "-D" }
 
 // builtIn is the names of built-in chains, of any table.
@@ -93,7 +139,7 @@ var builtIn = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"
 type batch struct {
 	family   uint8
 	messages []nft.Message
-	made     map[iptables.ChainID]bool // tables and built-in chains that it creates
+	made     map[iptables.ChainID]bool // tables and built-in chains that are there or that it creates
 	looked   []Rule
 	found    []found // of the next of looked
 }
