@@ -48,7 +48,7 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	ctx = context.WithoutCancel(ctx)
 	op := &operation{snapshot: s}
-	host, err := op.validateRemove(ns)
+	host, early, err := op.validateRemove(ns)
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
 	}
@@ -56,6 +56,7 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
 	}
 	defer op.end()
+	op.Early = early
 	s.reap(op.Host, false)
 	damage, err := op.load()
 	if err == nil {
@@ -73,11 +74,12 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 // validateRemove checks the caller's parameters before anything is touched, the
 // lock file included, and opens the namespace in which plugins run. A whole
 // record lists the container's attachments; otherwise they are planned here.
-func (op *operation) validateRemove(ns *Namespace) (*hostns.NetNS, error) {
+func (op *operation) validateRemove(ns *Namespace) (_ *hostns.NetNS, early record.Early, err error) {
 	if err := validateID(ns.id); err != nil {
-		return nil, err
+		return nil, early, err
 	}
-	rec, err := loadRecord(op.Records, ns.id)
+	early, err = op.Records.LoadEarly(ns.id)
+	rec, err := early.Record, recordError(op.Records, ns.id, record.Name(ns.id), err)
 	switch {
 	case errors.As(err, new(*RecordError)):
 		err = nil // recall returns it
@@ -87,16 +89,16 @@ func (op *operation) validateRemove(ns *Namespace) (*hostns.NetNS, error) {
 		op.attachments, err = op.plan(ns, "DEL")
 	}
 	if err != nil {
-		return nil, err
+		return nil, early, err
 	}
 	host, err := op.Hosts.Open(op.hostNetNS)
 	if err != nil {
-		return nil, err
+		return nil, early, err
 	}
 	if _, err := host.Validate(ns.path, "DEL"); err != nil {
-		return nil, join(err, host.Close())
+		return nil, early, join(err, host.Close())
 	}
-	return host, nil
+	return host, early, nil
 }
 
 // validateSelected refuses a network that is neither on the container's record

@@ -13,6 +13,7 @@ type Recorded struct {
 	ID      record.ID
 	Record  *record.Record // nil: there is none, or not yet
 	Damaged bool           // Record is only the legible part
+	Early   record.Early   // as it was read before the lock, if it was
 
 	records *record.Store
 	pending *record.Pending    // Record, on its way to the disk
@@ -22,7 +23,8 @@ type Recorded struct {
 // Load reads the record. It keeps the legible part of a damaged one, and returns that
 // error as damage. A record that is newer or cannot be read is an error.
 func (r *Recorded) Load() (damage, err error) {
-	rec, err := r.records.Load(r.ID)
+	rec, err := r.records.LoadLate(r.ID, r.Early)
+	r.Early = record.Early{} // the record is changed from now on
 	if err != nil && !errors.Is(err, record.ErrBad) {
 		return nil, err
 	}

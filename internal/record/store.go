@@ -207,27 +207,33 @@ func (s *Store) Load(id ID) (*Record, error) {
 // writing another record to the file. So the record is damaged only if a second
 // read finds the same.
 func (s *Store) LoadFile(name string) (*Record, error) {
+	r, _, err := s.loadFile(name)
+	return r, err
+}
+
+// loadFile is LoadFile. It also returns the content of the file of a whole record.
+func (s *Store) loadFile(name string) (*Record, []byte, error) {
 	var before []byte
 	for {
 		data, err := s.Read(s.Path(name))
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
+			return nil, nil, nil
 		}
 		if err != nil {
-			return &Record{}, fmt.Errorf("%w: %w", ErrUnread, err)
+			return &Record{}, nil, fmt.Errorf("%w: %w", ErrUnread, err)
 		}
 		r, err := decode(name, data)
 		switch {
 		case err == nil && Name(r.ContainerID) == name:
-			return r, nil
+			return r, data, nil
 		case before == nil || !bytes.Equal(before, data):
 			before = data
 		case err == nil:
 			// The file was reused, and a power cut has brought back the name of the
 			// deleted record.
-			return nil, nil
+			return nil, nil, nil
 		default:
-			return r, fmt.Errorf("%s: %w", s.Path(name), err)
+			return r, nil, fmt.Errorf("%s: %w", s.Path(name), err)
 		}
 	}
 }
