@@ -49,7 +49,8 @@ deps:
 	fi
 
 # The go line is as old as importers' may be. Tests run on the toolchain of go.mod
-# or a newer one, and may use its standard library; nothing else may.
+# or a newer one, and may use its standard library; nothing else may. So vet's words
+# about a test that "requires go" something newer are no fault.
 lint:
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 	[ -z "$$unformatted" ] || { echo "gofmt would change:" $$unformatted >&2; exit 1; }
@@ -61,9 +62,10 @@ lint:
 		case " $(LINUX_ONLY) " in *" $$module "*) systems=linux;; *) systems="$(SYSTEMS)";; esac; \
 		for os in $$systems; do \
 			echo "go vet in $$module for $$os"; \
-			(cd $$module && GOOS=$$os $(GO) vet -stdversion=false ./...) || exit 1; \
-			newer=$$(cd $$module && GOOS=$$os $(GO) vet -stdversion ./... 2>&1 | grep 'requires go' | grep -v '_test\.go:'); \
-			[ -z "$$newer" ] || { echo "newer than the go line of $$module:" "$$newer" >&2; exit 1; }; \
+			said=$$(cd $$module && GOOS=$$os $(GO) vet ./... 2>&1); status=$$?; \
+			wrong=$$(echo "$$said" | grep -v '^#\|^go: downloading ' | grep -v '_test\.go:.*requires go'); \
+			[ -z "$$wrong" ] || { echo "$$wrong" >&2; exit 1; }; \
+			[ $$status = 0 ] || echo "$$said" | grep -q 'requires go' || exit 1; \
 		done; \
 		echo "staticcheck in $$module"; \
 		(cd $$module && $(STATIC) ./...) || exit 1; \
