@@ -3,6 +3,7 @@ package inprocess
 import (
 	"encoding/json"
 	"net"
+	"reflect"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -12,7 +13,7 @@ import (
 // To omit an empty DNS, MarshalJSON encodes each result twice and decodes it once:
 // almost a fifth of the allocations of an ADD.
 func encode(result types.Result) ([]byte, error) {
-	if r, ok := result.(*types100.Result); ok && r != nil {
+	if r, ok := result.(*types100.Result); ok && r != nil && knowsAllFields() {
 		if data, err := json.Marshal(encodedOf(r)); err == nil {
 			return data, nil
 		}
@@ -62,6 +63,16 @@ type (
 		Table    *int   `json:"table,omitempty"`
 	}
 )
+
+// knowsAllFields reports whether the CNI project's library has no other fields than
+// these types. An importer can link a newer one, whose fields must not be lost.
+func knowsAllFields() bool {
+	return reflect.TypeFor[types100.Result]().NumField() == reflect.TypeFor[encoded]().NumField() &&
+		reflect.TypeFor[types.DNS]().NumField() == reflect.TypeFor[encodedDNS]().NumField() &&
+		reflect.TypeFor[types100.Interface]().NumField() == reflect.TypeFor[encodedInterface]().NumField() &&
+		reflect.TypeFor[types100.IPConfig]().NumField() == reflect.TypeFor[encodedIP]().NumField() &&
+		reflect.TypeFor[types.Route]().NumField() == reflect.TypeFor[encodedRoute]().NumField()
+}
 
 func encodedOf(r *types100.Result) *encoded {
 	p := &encoded{CNIVersion: r.CNIVersion}
