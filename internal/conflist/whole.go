@@ -12,13 +12,13 @@ import (
 // were read from other files included, so that it can be parsed again without
 // them. Plugins keep their bytes.
 func Whole(list *libcni.NetworkConfigList) (json.RawMessage, error) {
-	head, err := json.Marshal(map[string]any{
-		"name":                   list.Name,
-		"cniVersion":             list.CNIVersion,
-		"disableCheck":           list.DisableCheck,
-		"disableGC":              list.DisableGC,
-		"loadOnlyInlinedPlugins": true,
-	})
+	head, err := json.Marshal(struct { // the keys in the order of the alphabet, as in earlier versions' records
+		CNIVersion    string `json:"cniVersion"`
+		DisableCheck  bool   `json:"disableCheck"`
+		DisableGC     bool   `json:"disableGC"`
+		LoadOnlyThese bool   `json:"loadOnlyInlinedPlugins"`
+		Name          string `json:"name"`
+	}{list.CNIVersion, list.DisableCheck, list.DisableGC, true, list.Name})
 	if err != nil {
 		return nil, fmt.Errorf("network %q: %w", list.Name, err)
 	}

@@ -30,3 +30,17 @@ func TestWholeParsesToTheSameConfiguration(t *testing.T) {
 		t.Errorf("got  %+v\nwant %+v", *got, want)
 	}
 }
+
+// Records of earlier versions are compared with what Whole writes, byte by byte.
+func TestWholeWritesTheSameBytesAsEver(t *testing.T) {
+	list, err := Parse([]byte(`{"cniVersion": "1.0.0", "name": "ab", "disableCheck": true, "plugins": [ {"type": "x"} , {"type": "y", "n": 1} ]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Whole(list)
+	want := `{"cniVersion":"1.0.0","disableCheck":true,"disableGC":false,"loadOnlyInlinedPlugins":true,"name":"ab",` +
+		`"plugins":[{"type": "x"},{"type": "y", "n": 1}]}`
+	if err != nil || string(got) != want {
+		t.Errorf("got  %s, %v\nwant %s", got, err, want)
+	}
+}
