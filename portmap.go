@@ -47,7 +47,7 @@ func wirePorts(mappings []PortMapping) ([]wirePort, error) {
 			errs = append(errs, err)
 			continue
 		}
-		claims := ports.Of([]wirePort{p})
+		claims := claimsOf([]wirePort{p})
 		if ports.Overlap(claimed, claims) {
 			errs = append(errs, &tagged{fmt.Errorf("host port %s is mapped twice: %w", p, ErrInvalidArgument), ErrPortInUse})
 		}
@@ -292,7 +292,19 @@ func (a *attachment) hostPorts() []ports.Claim {
 	if mappings == nil || !a.network.declares(capPortMappings) {
 		return nil
 	}
+	if wire, ok := mappings.([]wirePort); ok { // nearly always
+		return claimsOf(wire)
+	}
 	return ports.Of(mappings)
+}
+
+func claimsOf(mappings []wirePort) (claims []ports.Claim) {
+	for _, m := range mappings {
+		if c, ok := ports.Claimed(int(m.HostPort), m.Protocol, m.HostIP); ok {
+			claims = append(claims, c)
+		}
+	}
+	return claims
 }
 
 // hostPorts returns the ports that all attachments ask for.
@@ -309,6 +321,9 @@ func (a *attachment) mappings() []PortMapping {
 	given := a.CapabilityArgs[capPortMappings]
 	if given == nil || !a.network.declares(capPortMappings) {
 		return nil
+	}
+	if wire, ok := given.([]wirePort); ok {
+		return portMappings(wire)
 	}
 	data, err := json.Marshal(given)
 	if err != nil {
@@ -352,11 +367,15 @@ func (r *Result) notePorts(earlier, own []source) {
 
 // mappingsIn reads the capability as plugins get it. A value of another form is no list
 // of ports.
-func mappingsIn(data json.RawMessage) (all []PortMapping) {
+func mappingsIn(data json.RawMessage) []PortMapping {
 	var wire []wirePort
 	if json.Unmarshal(data, &wire) != nil {
 		return nil
 	}
+	return portMappings(wire)
+}
+
+func portMappings(wire []wirePort) (all []PortMapping) {
 	for _, p := range wire {
 		all = append(all, PortMapping(p))
 	}
@@ -396,11 +415,10 @@ func forwardedTo(sources []source) [][]PortMapping {
 
 // inFamily returns the claim of a mapping in one family, if it has one.
 func inFamily(m PortMapping, is4 bool) (c ports.Claim, ok bool) {
-	claims := ports.Of([]wirePort{wirePort(m)})
-	if len(claims) == 0 {
+	c, ok = ports.Claimed(int(m.HostPort), m.Protocol, m.HostIP)
+	if !ok {
 		return c, false
 	}
-	c = claims[0]
 	all := netip.IPv6Unspecified()
 	if is4 {
 		all = netip.IPv4Unspecified()

@@ -3,8 +3,11 @@ package cni
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/ports"
 )
 
 func TestPortMappingsOnTheWire(t *testing.T) {
@@ -29,6 +32,28 @@ func TestPortMappingsOnTheWire(t *testing.T) {
 		`{"hostPort":65535,"containerPort":1,"protocol":"tcp","hostIP":"::ffff:10.0.0.1"}]`
 	if string(data) != want {
 		t.Errorf("got  %s\nwant %s", data, want)
+	}
+}
+
+// Claims are read from the caller's values, and from the record's JSON: they must be the
+// same.
+func TestClaimsOfMappingsAreThoseOfTheirJSON(t *testing.T) {
+	for _, m := range []wirePort{
+		{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},
+		{HostPort: 1, Protocol: "UDP", HostIP: "10.0.0.1"},
+		{HostPort: 65535, HostIP: "::"},
+		{HostPort: 53, Protocol: "sctp", HostIP: "::ffff:10.0.0.1"},
+		{HostPort: 0}, {HostPort: -1}, {HostPort: 65536}, {HostPort: 80, Protocol: "icmp"},
+		{HostPort: 80, HostIP: "fe80::1%eth0"}, {HostPort: 80, HostIP: "no address"},
+	} {
+		data, err := json.Marshal([]wirePort{m})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, want := claimsOf([]wirePort{m}), ports.Of(json.RawMessage(data))
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: claims %v, by its JSON %v", m, got, want)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ package ports
 import (
 	"cmp"
 	"encoding/json"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -88,20 +89,28 @@ func Of(mappings any) []Claim {
 			HostPort         uint16
 			Protocol, HostIP string
 		}
-		if json.Unmarshal(one, &m) != nil || m.HostPort == 0 {
+		if json.Unmarshal(one, &m) != nil {
 			continue
 		}
-		c := Claim{Protocol: cmp.Or(strings.ToLower(m.Protocol), "tcp"), Port: m.HostPort}
-		if m.HostIP != "" {
-			addr, err := netip.ParseAddr(m.HostIP)
-			if err != nil || addr.Zone() != "" {
-				continue
-			}
-			c.Addr = addr.Unmap()
-		}
-		if slices.Contains(Protocols(), c.Protocol) {
+		if c, ok := Claimed(int(m.HostPort), m.Protocol, m.HostIP); ok {
 			claims = append(claims, c)
 		}
 	}
 	return claims
+}
+
+// Claimed is [Of] for the values of one mapping.
+func Claimed(hostPort int, protocol, hostIP string) (c Claim, ok bool) {
+	if hostPort < 1 || hostPort > math.MaxUint16 {
+		return Claim{}, false
+	}
+	c = Claim{Protocol: cmp.Or(strings.ToLower(protocol), "tcp"), Port: uint16(hostPort)}
+	if hostIP != "" {
+		addr, err := netip.ParseAddr(hostIP)
+		if err != nil || addr.Zone() != "" {
+			return Claim{}, false
+		}
+		c.Addr = addr.Unmap()
+	}
+	return c, slices.Contains(Protocols(), c.Protocol)
 }
