@@ -159,12 +159,14 @@ func (b *Batch) Flush(ctx context.Context) error {
 func (b *Batch) flush(ctx context.Context) []Failed {
 	work := b.take()
 	defer b.flushed()
-	if len(work) == 1 { // as in nearly every ADD: another thread would have to wake up for it
-		return work[0](ctx)
+	if len(work) == 0 {
+		return nil
 	}
 	all := make([][]Failed, len(work))
 	var wg sync.WaitGroup
-	for i, do := range work {
+	defer wg.Wait() // also if the last work ends this goroutine
+	last := len(work) - 1
+	for i, do := range work[:last] {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
@@ -172,6 +174,7 @@ func (b *Batch) flush(ctx context.Context) []Failed {
 			all[i] = do(ctx)
 		}()
 	}
+	all[last] = work[last](ctx) // here: for another goroutine another thread would have to wake up
 	wg.Wait()
 	return slices.Concat(all...)
 }
