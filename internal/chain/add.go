@@ -65,7 +65,7 @@ func (x *adding) run(ctx context.Context, part Part) (*types100.Result, error) {
 			return nil, fmt.Errorf("failed to set network %q cached result: %w", x.c.List.Name, err)
 		}
 	}
-	r, err := create.CreateFromBytes(x.prev)
+	r, err := decodeResult(x.prev)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)
 	}

@@ -1,12 +1,14 @@
 package chain
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 )
@@ -17,7 +19,7 @@ func Decode(data json.RawMessage) *types100.Result {
 	if data == nil {
 		return nil
 	}
-	r, err := create.CreateFromBytes(data)
+	r, err := decodeResult(data)
 	if err != nil {
 		return nil
 	}
@@ -26,6 +28,21 @@ func Decode(data json.RawMessage) *types100.Result {
 		return nil
 	}
 	return result
+}
+
+// encodedPrefix begins a result of version 1.x as built-in plugins and the CNI project's
+// library write it.
+const encodedPrefix = `{"cniVersion":"1.`
+
+// decodeResult is [create.CreateFromBytes], which decodes a result twice: first for its
+// version.
+func decodeResult(data json.RawMessage) (types.Result, error) {
+	if bytes.HasPrefix(data, []byte(encodedPrefix)) {
+		if r, err := types100.NewResult(data); err == nil {
+			return r, nil
+		}
+	}
+	return create.CreateFromBytes(data)
 }
 
 // Previous returns a result of any version as the previous result for plugins of a
