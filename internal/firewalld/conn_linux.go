@@ -65,6 +65,9 @@ type Conn struct {
 // files. Dial does not check for a firewalld. The caller must close the
 // connection.
 func (b *Bus) Dial(ctx context.Context, ns *netns.Handle) (*Conn, error) {
+	if err := b.missing(); err != nil {
+		return nil, fmt.Errorf("connect to the D-Bus at %s: %w", b.address, err)
+	}
 	select {
 	case b.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -80,6 +83,21 @@ func (b *Bus) Dial(ctx context.Context, ns *netns.Handle) (*Conn, error) {
 		err = context.Cause(ctx)
 	}
 	return nil, fmt.Errorf("connect to the D-Bus at %s: %w", b.address, err)
+}
+
+// missing returns ErrNotRunning if the address is that of a file and there is none. Each
+// ADD asks, and most hosts of containers have no D-Bus: to find that out by a connection
+// takes many times as long.
+func (b *Bus) missing() error {
+	path, ok := strings.CutPrefix(b.address, "unix:path=")
+	if !ok || strings.ContainsAny(path, ";,%") { // several addresses, more keys, escaped bytes
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("%w: %s: %w", ErrNotRunning, path, err)
+	}
+	return nil
 }
 
 func (c *Conn) dial(ns *netns.Handle) error {
