@@ -9,70 +9,11 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 )
 
-// lookups remembers where tools are. To find a tool takes a system call for each
-// directory of PATH before its own, and the variant fifteen more, and each attachment
-// asks several times.
-var lookups struct {
-	mu    sync.Mutex
-	found map[string]found // by tool and PATH
-}
-
-// fresh is how long a found tool is remembered. A tool that is installed in an earlier
-// directory of PATH is noticed so much later. That the path leads to another file, as
-// after update-alternatives, or to none is noticed at once.
-const fresh = time.Second
-
-// mostLookups limits the memory of a program that changes its PATH again and again.
-const mostLookups = 64
-
-type found struct {
-	path string
-	file fs.FileInfo // to which the path leads
-	real string      // the path without symbolic links, if it was looked for
-	at   time.Time
-}
-
 // LookPath finds a tool, also in the directories of administrators that the PATH
-// of other users lacks. It looks in earlier directories of PATH once a second.
+// of other users lacks.
 func LookPath(tool string) (string, error) {
-	f, err := lookPath(tool)
-	return f.path, err
-}
-
-func lookPath(tool string) (found, error) {
-	key := tool + "\x00" + os.Getenv("PATH")
-	lookups.mu.Lock()
-	f, ok := lookups.found[key]
-	lookups.mu.Unlock()
-	if ok && time.Since(f.at) < fresh {
-		if now, err := os.Stat(f.path); err == nil && os.SameFile(now, f.file) {
-			return f, nil
-		}
-	}
-	f = found{at: time.Now()}
-	var err error
-	if f.path, err = search(tool); err != nil {
-		return found{}, err
-	}
-	if f.file, err = os.Stat(f.path); err == nil {
-		remember(key, f)
-	}
-	return f, nil
-}
-
-func remember(key string, f found) {
-	lookups.mu.Lock()
-	defer lookups.mu.Unlock()
-	if lookups.found == nil || len(lookups.found) >= mostLookups {
-		lookups.found = make(map[string]found)
-	}
-	lookups.found[key] = f
-}
-
-func search(tool string) (string, error) {
 	path, err := exec.LookPath(tool)
 	if err == nil {
 		return path, nil
@@ -85,30 +26,73 @@ func search(tool string) (string, error) {
 	return "", err
 }
 
-// Detect finds the variant with the plain name, as executable plugins find it; see
-// [LookPath].
+// Detect finds the variant with the plain name, as executable plugins find it.
 func (x *Tool) Detect(ctx context.Context) error {
-	f, err := lookPath(x.Family)
+	path, err := LookPath(x.Family)
 	if err != nil {
 		return fmt.Errorf(`the backend "iptables" needs the program %s: %w`, x.Family, err)
 	}
 	// A symbolic link shows the variant without starting a process.
-	if f.real == "" {
-		if f.real, err = filepath.EvalSymlinks(f.path); err == nil {
-			remember(x.Family+"\x00"+os.Getenv("PATH"), f)
+	if real, err := links.eval(path); err == nil {
+		switch name := filepath.Base(real); {
+		case strings.Contains(name, "nft"):
+			return nil
+		case strings.Contains(name, "legacy"):
+			x.Legacy = true
+			return nil
 		}
 	}
-	switch name := filepath.Base(f.real); {
-	case strings.Contains(name, "nft"):
-		return nil
-	case strings.Contains(name, "legacy"):
-		x.Legacy = true
-		return nil
-	}
-	version, err := x.runTool(ctx, "", f.path, "--version")
+	version, err := x.runTool(ctx, "", path, "--version")
 	if err != nil {
 		return err
 	}
 	x.Legacy = !strings.Contains(version, "(nf_tables)")
 	return nil
+}
+
+// links remembers to which files the tools' symbolic links lead.
+var links followed
+
+// followed is links that were followed, which takes fifteen system calls where
+// update-alternatives made them. Each attachment asks. One system call shows whether a
+// link leads to the same file as before.
+type followed struct {
+	mu  sync.Mutex
+	all map[string]target
+}
+
+type target struct {
+	file fs.FileInfo
+	path string
+}
+
+// mostFollowed limits the memory of a program that changes its PATH again and again.
+const mostFollowed = 64
+
+// eval is [filepath.EvalSymlinks].
+func (l *followed) eval(path string) (string, error) {
+	now, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	l.mu.Lock()
+	to, ok := l.all[path]
+	l.mu.Unlock()
+	if ok && os.SameFile(now, to.file) && now.ModTime().Equal(to.file.ModTime()) {
+		return to.path, nil
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", err
+	}
+	if there, err := os.Stat(real); err != nil || !os.SameFile(there, now) {
+		return real, nil // the link was changed meanwhile
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.all == nil || len(l.all) >= mostFollowed {
+		l.all = make(map[string]target)
+	}
+	l.all[path] = target{now, real}
+	return real, nil
 }

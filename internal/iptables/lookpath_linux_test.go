@@ -3,8 +3,8 @@ package iptables
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
-	"time"
 )
 
 // tools makes a directory with an iptables that is a link to a file of that name.
@@ -14,10 +14,18 @@ func tools(t *testing.T, target string) (dir string) {
 	if err := os.WriteFile(filepath.Join(dir, target), []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(target, filepath.Join(dir, "iptables")); err != nil {
+	link(t, target, filepath.Join(dir, "iptables"))
+	return dir
+}
+
+func link(t *testing.T, target, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
 		t.Fatal(err)
 	}
-	return dir
+	if err := os.Symlink(target, path); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func wantVariant(t *testing.T, legacy bool) {
@@ -28,62 +36,51 @@ func wantVariant(t *testing.T, legacy bool) {
 	}
 }
 
-// What is remembered must not hide that an administrator chose another variant, or
-// removed it.
-func TestAChangedLinkIsNoticedAtOnce(t *testing.T) {
-	dir, other := tools(t, "xtables-nft-multi"), tools(t, "xtables-legacy-multi")
-	t.Setenv("PATH", dir+":"+other)
+// What is remembered must not hide that an administrator chose another variant, removed
+// it, or installed another.
+func TestAChangeOfTheToolsIsNoticedAtOnce(t *testing.T) {
+	first, dir, other := t.TempDir(), tools(t, "xtables-nft-multi"), tools(t, "xtables-legacy-multi")
+	t.Setenv("PATH", first+":"+dir+":"+other)
 	for range 2 {
 		wantVariant(t, false)
 	}
-	link := filepath.Join(dir, "iptables")
-	if err := os.Remove(link); err != nil {
+	link(t, filepath.Join(other, "xtables-legacy-multi"), filepath.Join(dir, "iptables"))
+	wantVariant(t, true)
+	link(t, "xtables-nft-multi", filepath.Join(dir, "iptables"))
+	wantVariant(t, false)
+	if err := os.Remove(filepath.Join(dir, "iptables")); err != nil {
 		t.Fatal(err)
 	}
 	wantVariant(t, true) // in the next directory
-	if path, err := LookPath("iptables"); err != nil || path != filepath.Join(other, "iptables") {
-		t.Errorf("LookPath returned %q, %v", path, err)
-	}
-	if err := os.Remove(filepath.Join(other, "iptables")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(filepath.Join(dir, "xtables-nft-multi"), filepath.Join(other, "iptables")); err != nil {
-		t.Fatal(err)
-	}
-	wantVariant(t, false) // the same path leads to another file
+	link(t, filepath.Join(dir, "xtables-nft-multi"), filepath.Join(first, "iptables"))
+	wantVariant(t, false) // in an earlier one
 }
 
-func TestAnotherPathIsLookedUp(t *testing.T) {
-	t.Setenv("PATH", tools(t, "xtables-nft-multi"))
-	wantVariant(t, false)
-	t.Setenv("PATH", tools(t, "xtables-legacy-multi"))
-	wantVariant(t, true)
-}
-
-// A tool in an earlier directory of PATH wins, as for executable plugins, within fresh.
-func TestAToolInAnEarlierDirectoryIsNoticed(t *testing.T) {
-	first, second := t.TempDir(), tools(t, "xtables-nft-multi")
-	t.Setenv("PATH", first+":"+second)
-	wantVariant(t, false)
-	if err := os.Symlink(filepath.Join(tools(t, "xtables-legacy-multi"), "iptables"), filepath.Join(first, "iptables")); err != nil {
-		t.Fatal(err)
-	}
-	lookups.mu.Lock()
-	for key, f := range lookups.found {
-		f.at = f.at.Add(-fresh - time.Nanosecond)
-		lookups.found[key] = f
-	}
-	lookups.mu.Unlock()
-	wantVariant(t, true)
-}
-
-func TestTheMemoryOfLookupsIsLimited(t *testing.T) {
+// A link in the middle of a chain of them may change, as update-alternatives does.
+func TestALinkBehindALinkIsNoticed(t *testing.T) {
 	dir := tools(t, "xtables-nft-multi")
-	for i := range 3 * mostLookups {
-		t.Setenv("PATH", dir+string(filepath.ListSeparator)+filepath.Join(dir, "none", string(rune('a'+i))))
+	other := tools(t, "xtables-legacy-multi")
+	t.Setenv("PATH", dir)
+	alternative := filepath.Join(dir, "alternative")
+	link(t, "alternative", filepath.Join(dir, "iptables"))
+	for range 3 {
+		link(t, "xtables-nft-multi", alternative)
+		wantVariant(t, false)
+		link(t, filepath.Join(other, "xtables-legacy-multi"), alternative)
+		wantVariant(t, true)
+	}
+}
+
+func TestTheMemoryOfLinksIsLimited(t *testing.T) {
+	for i := range 3 * mostFollowed {
+		dir := filepath.Join(t.TempDir(), strconv.Itoa(i))
+		if err := os.Rename(tools(t, "xtables-nft-multi"), dir); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("PATH", dir)
 		wantVariant(t, false)
 	}
-	if n := len(lookups.found); n > mostLookups {
-		t.Errorf("%d lookups are remembered, at most %d should be", n, mostLookups)
+	if n := len(links.all); n == 0 || n > mostFollowed {
+		t.Errorf("%d links are remembered, want 1 to %d", n, mostFollowed)
 	}
 }
