@@ -95,9 +95,8 @@ func (c *Conn) transact(msgs []Message, generation *uint32, heard func(index int
 	if generation != nil {
 		begin = appendNumber(nil, unix.NFNL_BATCH_GENID, *generation)
 	}
-	about := [4]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
 	first := c.sequence + 1
-	c.out = appendMessage(c.out[:0], unix.NFNL_MSG_BATCH_BEGIN, 0, first, about, begin)
+	c.out = appendMessage(c.out[:0], unix.NFNL_MSG_BATCH_BEGIN, 0, first, ofTables(), begin)
 	for i, m := range msgs {
 		if i == len(msgs)-1 {
 			// One answer covers the whole transaction. More could overflow the socket.
@@ -106,12 +105,28 @@ func (c *Conn) transact(msgs []Message, generation *uint32, heard func(index int
 		c.out = m.appendTo(c.out, first+1+uint32(i))
 	}
 	last := first + 1 + uint32(len(msgs))
-	c.out = appendMessage(c.out, unix.NFNL_MSG_BATCH_END, 0, last, about, nil)
+	c.out = appendMessage(c.out, unix.NFNL_MSG_BATCH_END, 0, last, ofTables(), nil)
 	c.sequence = last
 	if err := c.send(); err != nil {
 		return err
 	}
 	return c.outcome(first, msgs, heard)
+}
+
+// settle returns when each transaction that has counted up the generation is in force.
+// For a moment the kernel says the new generation and lists the old rules
+// (nf_tables_commit). The transaction of settle has no message: it changes nothing, the
+// generation included, but waits for the others, and has no answer.
+func (c *Conn) settle() error {
+	c.out = appendMessage(c.out[:0], unix.NFNL_MSG_BATCH_BEGIN, 0, c.sequence+1, ofTables(), nil)
+	c.out = appendMessage(c.out, unix.NFNL_MSG_BATCH_END, 0, c.sequence+2, ofTables(), nil)
+	c.sequence += 2
+	return c.send()
+}
+
+// ofTables returns the header of a batch for nf_tables.
+func ofTables() [4]byte {
+	return [4]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
 }
 
 // outcome reads the answer to a transaction: the first refusal, or that the last

@@ -119,6 +119,9 @@ func (k *keeper) rules(c *Conn, at place) ([]listed, error) {
 	if l.generation == now && l.chains[at] != nil {
 		return l.chains[at], nil
 	}
+	if err := c.settle(); err != nil {
+		return nil, err
+	}
 	all, err := c.readChain(at)
 	k.reads++
 	if err != nil {

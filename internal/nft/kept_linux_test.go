@@ -308,3 +308,28 @@ func TestListsOfOtherNamespacesAreForgotten(t *testing.T) {
 		}
 	}
 }
+
+// Settle must not count as a change, which would make all lists old, and must leave no
+// answer that the next request takes for its own.
+func TestSettleChangesNothing(t *testing.T) {
+	w := newCrowd(t)
+	w.do(&w.pool, func(c *Conn) error {
+		before, err := c.Generation()
+		if err != nil {
+			return err
+		}
+		if err := c.settle(); err != nil {
+			return err
+		}
+		after, err := c.Generation()
+		if after != before {
+			t.Errorf("the generation is %d, was %d", after, before)
+		}
+		var buf [1 << 10]byte
+		if n, _, err := unix.Recvfrom(c.fd, buf[:], unix.MSG_DONTWAIT); err != unix.EAGAIN {
+			t.Errorf("an answer of %d bytes, %v", n, err)
+		}
+		return err
+	})
+	w.same("settle")
+}
