@@ -323,7 +323,7 @@ func (a *attachment) mappings() []PortMapping {
 		return nil
 	}
 	if wire, ok := given.([]wirePort); ok {
-		return portMappings(wire)
+		return asMappings(wire)
 	}
 	data, err := json.Marshal(given)
 	if err != nil {
@@ -372,10 +372,10 @@ func mappingsIn(data json.RawMessage) []PortMapping {
 	if json.Unmarshal(data, &wire) != nil {
 		return nil
 	}
-	return portMappings(wire)
+	return asMappings(wire)
 }
 
-func portMappings(wire []wirePort) (all []PortMapping) {
+func asMappings(wire []wirePort) (all []PortMapping) {
 	for _, p := range wire {
 		all = append(all, PortMapping(p))
 	}
