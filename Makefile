@@ -15,13 +15,16 @@ FUZZTIME   ?= 30s
 # Packages that are tested at once: one more than processors, because most tests wait
 # for the kernel half of their time.
 AT_ONCE    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# The package whose tests take longest begins first: all others together take as long.
+LONGEST    := ./internal/behaviour
 
 .PHONY: test deps lint fuzz faults bench shims quickstart allocrunner iptables-versions
 
 test: deps lint
 	@for module in $(MODULES); do \
 		echo "go test in $$module"; \
-		(cd $$module && GORACE=atexit_sleep_ms=10 $(GO) test -race -p $(AT_ONCE) -timeout 25m $(PACKAGES)) || exit 1; \
+		first=; [ $$module != . ] || [ "$(PACKAGES)" != ./... ] || first=$(LONGEST); \
+		(cd $$module && GORACE=atexit_sleep_ms=10 $(GO) test -race -p $(AT_ONCE) -timeout 25m $$first $(PACKAGES)) || exit 1; \
 	done
 
 # What the tests need of the system: a C compiler for the race detector, the tools
