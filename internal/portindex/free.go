@@ -34,7 +34,7 @@ func (x *Index) Free(protocols []string, first, last uint16, n int, avoid func(u
 // claims reports whether a record may claim a port.
 func (v *view) claims(protocols []string, port uint16) bool {
 	return slices.ContainsFunc(protocols, func(protocol string) bool {
-		return len(v.claiming([]ports.Claim{{Protocol: protocol, Port: port}})) > 0
+		return len(v.records.Find([]ports.Claim{{Protocol: protocol, Port: port}})) > 0
 	})
 }
 

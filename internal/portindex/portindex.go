@@ -141,7 +141,7 @@ func (x *Index) candidates(wanted []ports.Claim) (names []string, err error) {
 		return nil, err
 	}
 	if v != nil {
-		return v.claiming(wanted), nil
+		return v.records.Find(wanted), nil
 	}
 	for name, code := range codes {
 		if ports.Coded(code, wanted) {

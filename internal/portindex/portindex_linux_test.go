@@ -430,7 +430,6 @@ func TestARangeInAView(t *testing.T) {
 	expect.NoError(t, h.store.Delete("narrow"))
 	expect.NoError(t, h.store.Delete("wide"))
 	expect.Same(t, "after both are gone", h.find(1_000, 2_000), []string{})
-	expect.Same(t, "ports in the view", len(h.index.view.slots), 1)
 }
 
 // TestADirectoryThatIsReplaced, or covered by a mount, of which nobody is told.

@@ -21,20 +21,9 @@ type view struct {
 	watch *dirwatch.Watch // of the records
 	at    os.FileInfo     // the directory that is watched
 
-	codes   map[string]string // of the records that claim ports, by name
-	slots   map[slot][]string // the names of those that claim a port
-	wide    map[string]string // the codes of those with many ports, or that cannot be read
-	changed map[string]bool   // records that were not read since they changed
+	records ports.ByPort    // those that claim ports
+	changed map[string]bool // records that were not read since they changed
 }
-
-type slot struct {
-	letter byte
-	port   uint16
-}
-
-// wide is the number of ports in a row from which on a record is not under each of
-// them. Few containers of a host can have as many.
-const wide = 256
 
 // newView returns an empty view that hears of changes from now on. It returns nil if
 // there are few records, or the kernel cannot watch the directory.
@@ -56,12 +45,7 @@ func (x *Index) newView() *view {
 	return v
 }
 
-func emptyView() *view {
-	return &view{
-		codes: make(map[string]string), slots: make(map[slot][]string),
-		wide: make(map[string]string), changed: make(map[string]bool),
-	}
-}
+func emptyView() *view { return &view{changed: make(map[string]bool)} }
 
 func (v *view) close() error {
 	if v == nil {
@@ -105,10 +89,10 @@ func (x *Index) readChanged() {
 // setCode notes the code of a record that was read or written.
 func (x *Index) setCode(name, code string) {
 	delete(x.view.changed, name)
-	if before := x.view.codes[name]; before != code && before != "" {
+	if before := x.view.records.Code(name); before != code && before != "" {
 		x.remove(entry{name: name, code: before})
 	}
-	x.view.set(name, code)
+	x.view.records.Set(name, code)
 }
 
 // doubt notes that a record could not be read. Without a view every search reads it.
@@ -120,51 +104,7 @@ func (v *view) doubt(name string) {
 
 // set enters the code of a record in place of the one it had.
 func (v *view) set(name, code string) {
-	if v == nil || v.codes[name] == code {
-		return
+	if v != nil {
+		v.records.Set(name, code)
 	}
-	inSlots(v.codes[name], func(at slot) {
-		left := slices.DeleteFunc(v.slots[at], func(other string) bool { return other == name })
-		if v.slots[at] = left; len(left) == 0 {
-			delete(v.slots, at)
-		}
-	})
-	delete(v.wide, name)
-	delete(v.codes, name)
-	if code == "" {
-		return
-	}
-	v.codes[name] = code
-	if !inSlots(code, func(at slot) { v.slots[at] = append(v.slots[at], name) }) {
-		v.wide[name] = code
-	}
-}
-
-// inSlots calls found for each port of a code. It reports false if the code has others.
-func inSlots(code string, found func(slot)) (all bool) {
-	all = true
-	legible := ports.EachSpan(code, func(s ports.Span) {
-		if int(s.Last)-int(s.First) >= wide {
-			all = false
-			return
-		}
-		for port := int(s.First); port <= int(s.Last); port++ {
-			found(slot{s.Letter, uint16(port)})
-		}
-	})
-	return all && legible
-}
-
-// claiming returns the names of the records that may claim one of the ports, in order.
-func (v *view) claiming(wanted []ports.Claim) (names []string) {
-	for _, c := range wanted {
-		names = append(names, v.slots[slot{c.Protocol[0], c.Port}]...)
-	}
-	for name, code := range v.wide {
-		if ports.Coded(code, wanted) {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
 }
