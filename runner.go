@@ -172,7 +172,7 @@ func (a hooks) Fail(f runner.Failure) error {
 func (a hooks) Others(key string) (all []caller.Noted, err error) {
 	others, err := a.op.others(a.IfName).Notes(key, a.op.Host.String(), a.op.Boot)
 	for _, n := range others {
-		all = append(all, caller.Noted{Value: n.Facts[key], Result: n.Result})
+		all = append(all, caller.Noted{Value: n.Value, Result: n.Result})
 	}
 	return all, err
 }

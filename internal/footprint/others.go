@@ -1,8 +1,10 @@
 package footprint
 
 import (
+	"encoding/json"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -11,10 +13,10 @@ import (
 )
 
 // Others finds addresses and devices of other attachments in the records. Each method
-// reads all records.
+// reads all records, one after the other: there may be ten thousand.
 type Others struct {
 	Records interface {
-		List() ([]record.Found, error)
+		Each(found func(record.Found) (more bool)) error
 	}
 	CacheDir string // of libcni's cache, which has addresses of records that cannot be used
 
@@ -40,14 +42,9 @@ func (o *Others) InUse() ([]netip.Addr, error) {
 // firewalld.
 func (o *Others) InZones() ([]netip.Addr, error) { return o.inUse(maybeZoned) }
 
-func (o *Others) inUse(counts func(*record.Attachment) bool) ([]netip.Addr, error) {
-	found, err := o.Records.List()
-	if err != nil {
-		return nil, err
-	}
-	var all []netip.Addr
+func (o *Others) inUse(counts func(*record.Attachment) bool) (all []netip.Addr, err error) {
 	whole := true
-	for _, f := range found {
+	err = o.Records.Each(func(f record.Found) bool {
 		if o.isOther(f.Record.ContainerID) {
 			for _, n := range f.Record.Attachments {
 				if n.State != record.Deleted && counts(&n) {
@@ -56,9 +53,10 @@ func (o *Others) inUse(counts func(*record.Attachment) bool) ([]netip.Addr, erro
 			}
 		}
 		whole = whole && f.Err == nil
-	}
-	if whole {
-		return all, nil
+		return true
+	})
+	if err != nil || whole {
+		return all, err
 	}
 	cached, err := o.cached()
 	return append(all, cached...), err
@@ -101,42 +99,43 @@ func (o *Others) HaveDevice(d *Device) (bool, error) {
 	})
 }
 
-// Notes returns the attachments, this one excepted, that have a note under a key and whose
-// plugins ran in a host namespace since a boot, with those of the newest record last. What
-// is being removed does not count.
-func (o *Others) Notes(key, host, boot string) (all []record.Attachment, err error) {
-	found, err := o.Records.List()
-	if err != nil {
-		return nil, err
-	}
-	slices.SortStableFunc(found, func(a, b record.Found) int { return a.Record.Since.Compare(b.Record.Since) })
-	for _, f := range found {
+// Note is what an attachment has under a key.
+type Note struct {
+	Value, Result json.RawMessage // the note, and the attachment's result
+	since         time.Time
+}
+
+// Notes returns the notes under a key of attachments, this one excepted, whose plugins ran
+// in a host namespace since a boot, with those of the newest record last. What is being
+// removed does not count.
+func (o *Others) Notes(key, host, boot string) (all []Note, err error) {
+	err = o.Records.Each(func(f record.Found) bool {
 		if f.Record.Host != host || f.Record.Boot != boot || f.Record.ContainerID != o.ContainerID && !o.isOther(f.Record.ContainerID) {
-			continue
+			return true
 		}
 		for _, n := range f.Record.Attachments {
 			own := f.Record.ContainerID == o.ContainerID && n.IfName == o.IfName
 			if !own && n.Facts[key] != nil && n.State == record.Added {
-				all = append(all, n)
+				all = append(all, Note{n.Facts[key], n.Result, f.Record.Since})
 			}
 		}
-	}
-	return all, nil
+		return true
+	})
+	slices.SortStableFunc(all, func(a, b Note) int { return a.since.Compare(b.since) })
+	return all, err
 }
 
 // any reports whether is returns true for another attachment.
-func (o *Others) any(is func(*record.Record, *record.Attachment) bool) (bool, error) {
-	found, err := o.Records.List()
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(found, func(f record.Found) bool {
+func (o *Others) any(is func(*record.Record, *record.Attachment) bool) (yes bool, err error) {
+	err = o.Records.Each(func(f record.Found) bool {
 		if own := f.Record.ContainerID == o.ContainerID; !own && !o.isOther(f.Record.ContainerID) {
-			return false // this container, made ahead of time
+			return true // this container, made ahead of time
 		}
-		return slices.ContainsFunc(f.Record.Attachments, func(n record.Attachment) bool {
+		yes = slices.ContainsFunc(f.Record.Attachments, func(n record.Attachment) bool {
 			own := f.Record.ContainerID == o.ContainerID && n.IfName == o.IfName
 			return !own && n.State != record.Deleted && is(f.Record, &n)
 		})
-	}), nil
+		return !yes
+	})
+	return yes, err
 }

@@ -310,20 +310,31 @@ func (s *Store) Files() ([]string, error) {
 
 // List returns all records in the order of their file names, including those
 // that cannot be used.
-func (s *Store) List() ([]Found, error) {
+func (s *Store) List() (found []Found, err error) {
+	err = s.Each(func(f Found) bool {
+		found = append(found, f)
+		return true
+	})
+	return found, err
+}
+
+// Each calls found for the records that List returns, until it returns false. It has one
+// of them in memory at a time.
+func (s *Store) Each(found func(Found) (more bool)) error {
 	files, err := s.Files()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var found []Found
 	for _, file := range files {
 		r, err := s.LoadFile(file)
 		if r == nil && err == nil {
 			continue // deleted since the directory was read, or a stray
 		}
-		found = append(found, Found{Record: r, File: file, Err: err})
+		if !found(Found{Record: r, File: file, Err: err}) {
+			break
+		}
 	}
-	return found, nil
+	return nil
 }
 
 // Reload reads a record again. Record is nil if it was deleted.

@@ -14,14 +14,10 @@ import (
 // Attached returns the networks of the containers on record, which may be attached to
 // networks that are configured no more.
 func Attached(records *record.Store) ([]netip.Prefix, error) {
-	found, err := records.List()
-	if err != nil {
-		return nil, fmt.Errorf("networks of attached containers: %w", err)
-	}
 	var all []netip.Prefix
 	var errs []error
 	scanned := map[string]bool{} // containers of one network have one configuration
-	for _, f := range found {
+	err := records.Each(func(f record.Found) bool {
 		if f.Err != nil {
 			data, err := plainfile.Read(records.Path(f.File))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -36,8 +32,9 @@ func Attached(records *record.Store) ([]netip.Prefix, error) {
 			}
 			all = append(all, Scan(a.Result)...)
 		}
-	}
-	if err := errors.Join(errs...); err != nil {
+		return true
+	})
+	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("networks of attached containers: %w", err)
 	}
 	return Merge(all), nil
@@ -46,12 +43,8 @@ func Attached(records *record.Store) ([]netip.Prefix, error) {
 // AddressesOf returns the networks of the addresses that containers on record have on the
 // networks of one name.
 func AddressesOf(records *record.Store, network string) ([]netip.Prefix, error) {
-	found, err := records.List()
-	if err != nil {
-		return nil, fmt.Errorf("networks of attached containers: %w", err)
-	}
 	var all []netip.Prefix
-	for _, f := range found {
+	err := records.Each(func(f record.Found) bool {
 		for _, a := range f.Record.Attachments {
 			var result struct {
 				IPs []struct{ Address netip.Prefix }
@@ -63,6 +56,10 @@ func AddressesOf(records *record.Store, network string) ([]netip.Prefix, error) 
 				all = append(all, ip.Address)
 			}
 		}
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("networks of attached containers: %w", err)
 	}
 	return Merge(all), nil
 }
