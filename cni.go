@@ -262,7 +262,7 @@ func (b *build) snapshot(want *wanted) *snapshot {
 	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
 		s.cached = previous.cached
 	} else {
-		s.cached = cachedports.Open(s.stateDir, func(id string) bool {
+		s.cached = cachedports.Open(s.stateDir, filepath.Join(s.own, "cachedports"), func(id string) bool {
 			has, err := s.Records.Exists(record.Name(record.ID(id)))
 			return has || err != nil
 		}, s.logger)

@@ -334,7 +334,7 @@ func (a *attachment) mappings() []PortMapping {
 
 // recordedMappings is mappings for an attachment on record.
 func recordedMappings(n *record.Attachment) []PortMapping {
-	if len(portindex.Claims(n)) == 0 {
+	if len(portindex.Claims(n, nil)) == 0 {
 		return nil
 	}
 	return mappingsIn(n.Capabilities[capPortMappings])

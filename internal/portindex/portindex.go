@@ -80,8 +80,9 @@ type Holder struct {
 const Capability = "portMappings"
 
 // Claims returns the ports that an attachment claims: those that its caller asked for,
-// if a plugin of the network was told of them.
-func Claims(a *record.Attachment) []ports.Claim {
+// if a plugin of the network was told of them. Its configuration is parsed by configs,
+// which may be nil.
+func Claims(a *record.Attachment, configs *conflist.Cache) []ports.Claim {
 	mappings, ok := a.Capabilities[Capability]
 	if !ok {
 		return nil
@@ -90,7 +91,7 @@ func Claims(a *record.Attachment) []ports.Claim {
 	if len(claims) == 0 {
 		return nil
 	}
-	list, err := conflist.Parse(a.Config)
+	list, err := configs.Parse(a.Config)
 	if err == nil && !conflist.Declares(list, Capability) {
 		return nil
 	}
@@ -122,7 +123,7 @@ func holdersIn(rec *record.Record, wanted []ports.Claim) (holders []Holder) {
 		if a.State == record.Deleted {
 			continue
 		}
-		for _, c := range Claims(a) {
+		for _, c := range Claims(a, nil) {
 			if slices.ContainsFunc(wanted, c.Overlaps) {
 				holders = append(holders, Holder{rec, a, c})
 			}
