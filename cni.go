@@ -27,7 +27,6 @@ import (
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nft"
-	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
 )
@@ -148,6 +147,13 @@ type snapshot struct {
 	status    statusCache
 }
 
+// All Runtimes of the process change the rules and interfaces of the same namespaces: a
+// program may make a Runtime for each container. The sockets close themselves.
+var (
+	sockets   nft.Pool
+	deletions links.Deletions
+)
+
 // New returns a Runtime with the settings and networks of the options. It searches
 // for no plugin, and accepts directories that do not exist. Contradicting options
 // are ErrInvalidArgument.
@@ -243,11 +249,11 @@ func (b *build) snapshot(want *wanted) *snapshot {
 	env := invoke.Environ(os.Environ(), s.envAllow, nil)
 	s.own = canonical(filepath.Join(s.stateDir, "embedcni"))
 	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(s.own, "attachments")))
-	s.sockets, s.deletions = &nft.Pool{}, &links.Deletions{} // the sockets close themselves
+	s.sockets, s.deletions = &sockets, &deletions
 	s.bus = firewalld.Open(invoke.Variable(env, firewalld.Variable))
 	var shared *container.Store
 	if previous != nil {
-		shared, s.sockets, s.deletions = previous.Store, previous.sockets, previous.deletions
+		shared = previous.Store
 	}
 	s.Store = container.Open(filepath.Join(s.own, "locks"), recordDir, s.hostNetNS, s.logger, shared)
 	var first *firstadd.Tracker
@@ -262,10 +268,7 @@ func (b *build) snapshot(want *wanted) *snapshot {
 	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
 		s.cached = previous.cached
 	} else {
-		s.cached = cachedports.Open(s.stateDir, filepath.Join(s.own, "cachedports"), func(id string) bool {
-			has, err := s.Records.Exists(record.Name(record.ID(id)))
-			return has || err != nil
-		}, s.logger)
+		s.cached = cachedports.Open(s.stateDir, filepath.Join(s.own, "cachedports"), s.Records, s.logger)
 	}
 	s.runner = &runner.Runtime{
 		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,

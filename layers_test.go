@@ -18,7 +18,7 @@ var floors = [][]string{
 		"internal/etcfiles", "internal/expect", "internal/faults", "internal/interchange",
 		"internal/known", "internal/misspelt", "internal/netfilter/fwrules", "internal/parallel",
 		"internal/perm", "internal/plainfile", "internal/ports", "internal/privilege",
-		"internal/scripted", "internal/spans", "internal/tasks", "internal/wire", "multinet",
+		"internal/scripted", "internal/shared", "internal/spans", "internal/tasks", "internal/wire", "multinet",
 	},
 	{
 		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard",

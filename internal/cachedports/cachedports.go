@@ -22,6 +22,8 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/ports"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/shared"
 )
 
 // Attachment is an attachment in the cache.
@@ -33,12 +35,24 @@ type Attachment struct {
 
 // Cache is libcni's cache below a directory. It is safe for concurrent use.
 type Cache struct {
-	dir    string
-	kept   string // path of the file in which later processes find what is known
+	place
 	logger *slog.Logger
 	// onRecord reports whether a container is on the runtime's own record.
 	onRecord func(containerID string) bool
 
+	*state
+	ref *shared.Ref[state] // of the process's state; nil if it is the Cache's own
+}
+
+// place is where the cache and the records are.
+type place struct {
+	dir     string
+	kept    string // path of the file in which later processes find what is known
+	records string
+}
+
+// state is what the process knows of the files in the cache.
+type state struct {
 	mu      sync.Mutex
 	files   map[string]*file // by name; nil until the names were listed
 	byPort  ports.ByPort     // names of files
@@ -48,11 +62,20 @@ type Cache struct {
 	configs conflist.Cache // of the networks in the files
 }
 
-// Open returns the cache. It touches nothing. onRecord reports whether a container, by the
-// ID that plugins know, is on the runtime's own record: its claims are not the cache's.
-// kept is the path of a file for what the Cache knows.
-func Open(cacheDir, kept string, onRecord func(containerID string) bool, logger *slog.Logger) *Cache {
-	return &Cache{dir: filepath.Join(cacheDir, "results"), kept: kept, logger: logger, onRecord: onRecord}
+func newState() *state { return &state{} }
+
+var states shared.Values[place, state]
+
+// Open returns the cache. It touches nothing. kept is the path of a file for what the
+// Cache knows, which is shared with the other Caches of the process. The claims of a
+// container on one of the records, by the ID that plugins know, are not the cache's.
+func Open(cacheDir, kept string, records *record.Store, logger *slog.Logger) *Cache {
+	at := place{filepath.Join(cacheDir, "results"), kept, records.Dir()}
+	ref := states.Get(at, newState)
+	return &Cache{place: at, logger: logger, state: ref.Value, ref: ref, onRecord: func(id string) bool {
+		has, err := records.Exists(record.Name(record.ID(id)))
+		return has || err != nil
+	}}
 }
 
 // Find returns the attachments that are only in the cache and claim one of the wanted

@@ -30,7 +30,10 @@ type cacheDir struct {
 func newCache(t testing.TB) *cacheDir {
 	t.Helper()
 	c := &cacheDir{t: t, dir: t.TempDir(), record: make(map[string]bool)}
-	c.cache = Open(c.dir, filepath.Join(c.dir, "kept"), func(id string) bool { c.asked++; return c.record[id] }, slog.New(slog.DiscardHandler))
+	c.cache = &Cache{
+		place: place{dir: filepath.Join(c.dir, "results"), kept: filepath.Join(c.dir, "kept")}, state: newState(),
+		logger: slog.New(slog.DiscardHandler), onRecord: func(id string) bool { c.asked++; return c.record[id] },
+	}
 	return c
 }
 

@@ -24,7 +24,9 @@ func many(t testing.TB) *cacheDir {
 
 // later lets another process begin.
 func (c *cacheDir) later() {
-	c.cache = Open(c.dir, c.cache.kept, c.cache.onRecord, c.cache.logger)
+	another := *c.cache
+	another.state = newState()
+	c.cache = &another
 }
 
 // holder returns the containers that have a port.
@@ -151,7 +153,7 @@ func FuzzKept(f *testing.F) {
 		if strings.Contains(name+id+code, "\x00") || name == "" {
 			return // not names of files
 		}
-		c := &Cache{files: make(map[string]*file)}
+		c := &Cache{state: &state{files: make(map[string]*file)}}
 		c.enter(name, &file{id: id, changed: changed, size: size}, code)
 		n := 0
 		expect.NoError(t, decode(string(c.encode()), func(gotName, gotCode string, got *file) {

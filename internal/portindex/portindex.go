@@ -41,6 +41,7 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/shared"
 )
 
 // Index is the index of a directory of records. It is safe for concurrent use.
@@ -49,24 +50,42 @@ type Index struct {
 	dir     string
 	logger  *slog.Logger
 
-	mu   sync.Mutex // held while reading, so that of several callers only one reads a new record
-	view *view      // nil: each search compares the names
-	many bool       // the last search has found many records
-
-	next int // where Free goes on, from the first port of the range
+	*state
+	ref *shared.Ref[state] // of the process's state; nil if it is the Index's own
 
 	most  int // beside more records searches have a view
 	watch func(dir string) (*dirwatch.Watch, error)
 }
+
+// state is what the process knows of a directory. Without it in common, a program with a
+// Runtime for each container would have as many views, and a watch for each: the user may
+// have 128, of which other programs need some.
+type state struct {
+	mu   sync.Mutex // held while reading, so that of several callers only one reads a new record
+	view *view      // nil: each search compares the names
+	many bool       // the last search has found many records
+	next int        // where Free goes on, from the first port of the range
+}
+
+func newState() *state { return &state{next: rand.IntN(1 << 16)} }
+
+var states shared.Values[string, state] // by the directory of the records
 
 // most is the number of records up to which a view does not pay. A search beside them
 // takes some microseconds, and a view one of the user's few inotify instances.
 const most = 64
 
 // Open returns the index of the records. The first record that is entered makes its
-// directory.
+// directory. What is in memory is shared with the other Indexes of the directory.
 func Open(records *record.Store, logger *slog.Logger) *Index {
-	return &Index{records: records, dir: filepath.Join(records.Dir(), "ports"), logger: logger, next: rand.IntN(1 << 16), most: most, watch: dirwatch.OpenNames}
+	ref := states.Get(records.Dir(), newState)
+	x := open(records, logger, ref.Value)
+	x.ref = ref
+	return x
+}
+
+func open(records *record.Store, logger *slog.Logger, of *state) *Index {
+	return &Index{records: records, dir: filepath.Join(records.Dir(), "ports"), logger: logger, state: of, most: most, watch: dirwatch.OpenNames}
 }
 
 // Holder is an attachment on record that claims a port.

@@ -344,7 +344,7 @@ func testManyAtOnce(t *testing.T, most int) {
 	h.write(again)
 	var wg sync.WaitGroup
 	for i := range 4 {
-		index := Open(record.Open(h.store.Dir()), slog.New(slog.NewTextHandler(h.log, nil))) // of another process
+		index := open(record.Open(h.store.Dir()), slog.New(slog.NewTextHandler(h.log, nil)), newState()) // of another process
 		index.most = most
 		wg.Add(1)
 		go func() {
