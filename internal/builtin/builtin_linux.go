@@ -22,7 +22,7 @@ var plugins = map[string]func() plugin.Plugin{
 	known.Bridge:     func() plugin.Plugin { return bridge.New() },
 	known.Firewall:   func() plugin.Plugin { return firewall.Plugin{} },
 	known.HostDevice: func() plugin.Plugin { return hostdevice.Plugin{} },
-	known.HostLocal:  func() plugin.Plugin { return hostlocal.New() },
+	known.HostLocal:  func() plugin.Plugin { return hostlocal.Shared() },
 	known.Loopback:   func() plugin.Plugin { return loopback.Plugin{} },
 	known.MACVLAN:    func() plugin.Plugin { return macvlan.Plugin{} },
 	known.Portmap:    func() plugin.Plugin { return portmap.Plugin{} },

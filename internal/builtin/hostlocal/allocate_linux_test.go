@@ -148,6 +148,21 @@ func TestKnownFilesAreNotReadAgain(t *testing.T) {
 	}
 }
 
+// TestSharedPluginsHaveOneMemory: what one has read, another need not read.
+func TestSharedPluginsHaveOneMemory(t *testing.T) {
+	base := t.TempDir()
+	config := configFor(base, dual)
+	one := Shared()
+	add(t, one, call(config, "a"))
+	fill(t, base+"/podnet", map[string]string{"10.1.0.2": "b\r\neth0"}) // in place: only who reads it sees it
+	if _, err := Shared().Add(t.Context(), call(config, "b")); err != nil {
+		t.Errorf("the other has read it: %v", err)
+	}
+	if err := one.Check(t.Context(), call(config, "b")); err != nil {
+		t.Errorf("what the other has reserved is not known: %v", err)
+	}
+}
+
 // TestAnAddressRemovedByHandIsFree again at the latest when no other address
 // is, even if it was removed between our own changes.
 func TestAnAddressRemovedByHandIsFree(t *testing.T) {
@@ -160,7 +175,7 @@ func TestAnAddressRemovedByHandIsFree(t *testing.T) {
 	if err := os.Remove(dir + "/10.1.0.2"); err != nil {
 		t.Fatal(err)
 	}
-	d := p.dirs[dir]
+	d := p.dirs[dir].Value
 	d.memo.entries[netip.MustParseAddr("10.1.0.2")] = entry{holder: "x"}
 	d.memo.stamp = stamp{} // as if the change had gone unnoticed
 	if got := add(t, p, call(config, "c")); !slices.Equal(got, []string{"10.1.0.2/24 via 10.1.0.1"}) {

@@ -16,21 +16,37 @@ import (
 	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/shared"
 	"github.com/embedcni/cni/plugin"
 )
 
 // Plugin is the plugin "host-local". A Plugin that is kept need not read a
 // network's files again. It does not depend on that memory for correctness.
 type Plugin struct {
+	open func(path string) *shared.Ref[directory]
+
 	mu   sync.Mutex
-	dirs map[string]*directory
+	dirs map[string]*shared.Ref[directory]
 }
 
 // Configuration returns a value of the type that configurations are decoded into.
 func (*Plugin) Configuration() any { return netConf{} }
 
 // New returns a plugin with empty memory.
-func New() *Plugin { return &Plugin{} }
+func New() *Plugin {
+	return &Plugin{open: func(path string) *shared.Ref[directory] { return &shared.Ref[directory]{Value: newDirectory(path)} }}
+}
+
+// directories have the memory of the process.
+var directories shared.Values[string, directory]
+
+// Shared returns a plugin with the memory of all shared ones: a program may have one for
+// each container.
+func Shared() *Plugin {
+	return &Plugin{open: func(path string) *shared.Ref[directory] {
+		return directories.Get(path, func() *directory { return newDirectory(path) })
+	}}
+}
 
 // Add reserves an address of each range set: the requested one if there is one,
 // else the next free one. It reserves all or none.
@@ -182,12 +198,12 @@ func (p *Plugin) directory(path string) *directory {
 	d := p.dirs[path]
 	if d == nil {
 		if p.dirs == nil {
-			p.dirs = make(map[string]*directory)
+			p.dirs = make(map[string]*shared.Ref[directory])
 		}
-		d = newDirectory(path)
+		d = p.open(path)
 		p.dirs[path] = d
 	}
-	return d
+	return d.Value
 }
 
 // ipConfig returns an address in the form of a result.
