@@ -37,8 +37,10 @@ type Attachment struct {
 type Cache struct {
 	place
 	logger *slog.Logger
-	// onRecord reports whether a container is on the runtime's own record.
+	// onRecord reports whether a container is on the runtime's own record, and listed
+	// returns it for many containers at one time.
 	onRecord func(containerID string) bool
+	listed   func() func(containerID string) bool
 
 	*state
 	ref *shared.Ref[state] // of the process's state; nil if it is the Cache's own
@@ -58,8 +60,8 @@ type state struct {
 	byPort  ports.ByPort     // names of files
 	lists   int              // how often the names were listed
 	changed time.Time        // of the directory, when the names were listed
-	listed  time.Time
-	configs conflist.Cache // of the networks in the files
+	looked  time.Time        // when they were listed last
+	configs conflist.Cache   // of the networks in the files
 }
 
 func newState() *state { return &state{} }
@@ -72,10 +74,22 @@ var states shared.Values[place, state]
 func Open(cacheDir, kept string, records *record.Store, logger *slog.Logger) *Cache {
 	at := place{filepath.Join(cacheDir, "results"), kept, records.Dir()}
 	ref := states.Get(at, newState)
-	return &Cache{place: at, logger: logger, state: ref.Value, ref: ref, onRecord: func(id string) bool {
+	c := &Cache{place: at, logger: logger, state: ref.Value, ref: ref}
+	c.onRecord = func(id string) bool {
 		has, err := records.Exists(record.Name(record.ID(id)))
 		return has || err != nil
-	}}
+	}
+	c.listed = func() func(string) bool {
+		names, err := records.Files()
+		if err != nil {
+			return c.onRecord
+		}
+		return func(id string) bool {
+			_, has := slices.BinarySearch(names, record.Name(record.ID(id)))
+			return has
+		}
+	}
+	return c
 }
 
 // Find returns the attachments that are only in the cache and claim one of the wanted

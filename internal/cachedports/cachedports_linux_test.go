@@ -33,6 +33,7 @@ func newCache(t testing.TB) *cacheDir {
 	c.cache = &Cache{
 		place: place{dir: filepath.Join(c.dir, "results"), kept: filepath.Join(c.dir, "kept")}, state: newState(),
 		logger: slog.New(slog.DiscardHandler), onRecord: func(id string) bool { c.asked++; return c.record[id] },
+		listed: func() func(string) bool { return func(id string) bool { return c.record[id] } },
 	}
 	return c
 }
@@ -58,7 +59,7 @@ func (c *cacheDir) write(name string, data []byte) string {
 // has returns the containers that have TCP port 8080, after the interval between two lists.
 func (c *cacheDir) has() string {
 	c.t.Helper()
-	c.cache.listed = c.cache.listed.Add(-2 * listEvery)
+	c.cache.looked = c.cache.looked.Add(-2 * listEvery)
 	return c.hasNow()
 }
 

@@ -32,12 +32,12 @@ const listEvery = time.Second
 // refresh lists the names if the directory has changed, and reads the files that are new,
 // or that another program may have written anew.
 func (c *Cache) refresh(now time.Time) error {
-	if !c.listed.IsZero() && now.Sub(c.listed) < listEvery {
+	if !c.looked.IsZero() && now.Sub(c.looked) < listEvery {
 		return nil
 	}
 	info, err := os.Stat(c.dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		c.files, c.byPort, c.listed, c.changed = nil, ports.ByPort{}, now, time.Time{}
+		c.files, c.byPort, c.looked, c.changed = nil, ports.ByPort{}, now, time.Time{}
 		return nil
 	}
 	if err != nil {
@@ -47,7 +47,7 @@ func (c *Cache) refresh(now time.Time) error {
 	if settled := now.Sub(info.ModTime()) > listEvery; settled && info.ModTime().Equal(c.changed) {
 		return nil
 	}
-	names, err := listed(c.dir)
+	names, err := namesIn(c.dir)
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (c *Cache) refresh(now time.Time) error {
 	if read := c.look(names); first {
 		c.keep(read)
 	}
-	c.changed, c.listed = info.ModTime(), now
+	c.changed, c.looked = info.ModTime(), now
 	return nil
 }
 
@@ -99,7 +99,7 @@ func (c *Cache) enter(name string, now *file, code string) {
 	c.files[name] = now
 }
 
-func listed(dir string) (names []string, err error) {
+func namesIn(dir string) (names []string, err error) {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil, err

@@ -35,7 +35,8 @@ const (
 	longestName = 1024
 )
 
-// load enters the files that are kept, if they have not changed.
+// load enters the files that are kept, if they have not changed. Those of containers on
+// record count as unchanged, as they do in memory: the record has their ports.
 func (c *Cache) load(n int) {
 	if n < keepFrom {
 		return
@@ -47,12 +48,12 @@ func (c *Cache) load(n int) {
 		}
 		return
 	}
+	onRecord := c.listed()
 	err = decode(string(data), func(name, code string, f *file) {
-		if !c.unchanged(name, f) {
-			return
+		f.ours = f.id != "" && onRecord(f.id)
+		if f.ours || c.unchanged(name, f) {
+			c.enter(name, f, code)
 		}
-		f.ours = f.id != "" && c.onRecord(f.id)
-		c.enter(name, f, code)
 	})
 	if err != nil {
 		c.logger.Debug("read which ports are in libcni's cache", "file", c.kept, "error", err)

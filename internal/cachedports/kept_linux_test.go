@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/ports"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // many returns a cache with the files of 100 containers, which have the ports from 9000 on.
@@ -191,4 +192,27 @@ func BenchmarkLater(b *testing.B) {
 			})
 		}
 	}
+}
+
+// TestTheRecordsDecide whose the files are, when one is asked for and when all are.
+func TestTheRecordsDecide(t *testing.T) {
+	c := newCache(t)
+	store := record.Open(filepath.Join(c.dir, "attachments"))
+	for i := range 100 {
+		c.add(fmt.Sprint("c", i), forwarding, 9000+i)
+		if i%2 == 0 {
+			expect.NoError(t, store.Begin(&record.Record{ContainerID: record.ID(fmt.Sprint("c", i))}))
+		}
+	}
+	c.cache = Open(c.dir, c.cache.kept, store, c.cache.logger)
+	for _, process := range []string{"first", "later"} {
+		expect.Same(t, process+": on record", c.holder(9000), "[]")
+		expect.Same(t, process+": another's", c.holder(9001), "[c1]")
+		c.later()
+	}
+	is := c.cache.listed()
+	expect.Same(t, "in the list", is("c0"), true)
+	expect.Same(t, "not in the list", is("c1"), false)
+	expect.NoError(t, store.Delete("c0"))
+	expect.Same(t, "released", c.holder(9000), "[c0]")
 }
