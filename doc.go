@@ -60,7 +60,8 @@
 //
 // A Runtime is safe for concurrent use. Calls for one container run one after
 // the other, including those of other processes with the same state directory;
-// calls for different containers run in parallel.
+// calls for different containers run in parallel. One Runtime is enough for a program; one
+// with a Runtime for each container has in memory once what they know of all containers.
 //
 // # Namespaces
 //
