@@ -15,7 +15,7 @@ import (
 
 // TestARuntimeForEachContainer: a scheduler may make one for each. The user may have 128
 // inotify instances, of which other programs need some, so all Runtimes of the process
-// have one together. A port that a Runtime has given is known to all at once.
+// have two at most: one for the records and one for libcni's cache. A port that a Runtime has given is known to all at once.
 func TestARuntimeForEachContainer(t *testing.T) {
 	s := testhost.NewStage(t)
 	r := func() *cni.Runtime {
@@ -37,7 +37,9 @@ func TestARuntimeForEachContainer(t *testing.T) {
 		expect.NoError(t, attach(all[i], fmt.Sprint("c", i), 9000+i))
 		expect.NoError(t, attach(all[i], fmt.Sprint("d", i), 9100+i))
 	}
-	expect.Same(t, "inotify instances", watches(t)-before, 1)
+	if n := watches(t) - before; n < 1 || n > 2 { // the cache may not have been listed since it had many files
+		t.Errorf("%d inotify instances", n)
+	}
 	for i, r := range append(all, first) {
 		var taken *cni.PortError
 		if err := attach(r, fmt.Sprint("e", i), 9004); !errors.As(err, &taken) || taken.ContainerID != "c4" {

@@ -4,10 +4,11 @@
 //	results/podnet-c1-eth0  {"containerId": "c1", "netns": …, "capabilityArgs": {"portMappings": […]}}
 //
 // The runtime's own attachments are in the cache too, one file each. So a [Cache] knows
-// the files that it has read, lists the names again only if the directory has changed, and
-// at most once a second: what another program attaches within that second before a call
-// may be missed. A program may be a process for each container. So what a Cache knows of
-// many files is kept in a file too, see kept.
+// the files that it has read. Of many the kernel says which have changed since. Beside few,
+// the names are listed again if the directory has changed, and at most once a second: what
+// another program attaches within that second before a call may be missed. A program may
+// be a process for each container. So what a Cache knows of many files is kept in a file
+// too, see kept.
 package cachedports
 
 import (
@@ -20,6 +21,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
@@ -41,6 +43,7 @@ type Cache struct {
 	// returns it for many containers at one time.
 	onRecord func(containerID string) bool
 	listed   func() func(containerID string) bool
+	open     func(dir string) (*dirwatch.Watch, error)
 
 	*state
 	ref *shared.Ref[state] // of the process's state; nil if it is the Cache's own
@@ -61,6 +64,7 @@ type state struct {
 	lists   int              // how often the names were listed
 	changed time.Time        // of the directory, when the names were listed
 	looked  time.Time        // when they were listed last
+	watch   *watch           // nil: the names are listed
 	configs conflist.Cache   // of the networks in the files
 }
 
@@ -74,7 +78,7 @@ var states shared.Values[place, state]
 func Open(cacheDir, kept string, records *record.Store, logger *slog.Logger) *Cache {
 	at := place{filepath.Join(cacheDir, "results"), kept, records.Dir()}
 	ref := states.Get(at, newState)
-	c := &Cache{place: at, logger: logger, state: ref.Value, ref: ref}
+	c := &Cache{place: at, logger: logger, open: dirwatch.Open, state: ref.Value, ref: ref}
 	c.onRecord = func(id string) bool {
 		has, err := records.Exists(record.Name(record.ID(id)))
 		return has || err != nil

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/ports"
 )
@@ -34,6 +35,7 @@ func newCache(t testing.TB) *cacheDir {
 		place: place{dir: filepath.Join(c.dir, "results"), kept: filepath.Join(c.dir, "kept")}, state: newState(),
 		logger: slog.New(slog.DiscardHandler), onRecord: func(id string) bool { c.asked++; return c.record[id] },
 		listed: func() func(string) bool { return func(id string) bool { return c.record[id] } },
+		open:   dirwatch.Open,
 	}
 	return c
 }
@@ -146,24 +148,18 @@ func TestADirectoryThatCannotBeRead(t *testing.T) {
 
 // BenchmarkFind is a search after another attachment of the runtime's own.
 func BenchmarkFind(b *testing.B) {
-	for _, n := range []int{100, 1000, 10_000} {
-		for what, again := range map[string]bool{"listed before": false, "listed again": true} {
-			b.Run(fmt.Sprintf("%d attachments, %s", n, what), func(b *testing.B) {
-				c := newCache(b)
-				for i := range n + 1 {
-					id := fmt.Sprint("c", i)
-					c.record[id] = true
-					c.add(id, forwarding, 9000+i)
-				}
-				expect.Same(b, "at first", c.has(), "[]")
-				for b.Loop() {
-					if again {
-						expect.Same(b, "then", c.has(), "[]")
-					} else {
-						expect.Same(b, "then", c.hasNow(), "[]")
-					}
-				}
-			})
-		}
+	for _, n := range []int{10, 100, 1000, 10_000} {
+		b.Run(fmt.Sprintf("%d attachments", n), func(b *testing.B) {
+			c := newCache(b)
+			for i := range n + 1 {
+				id := fmt.Sprint("c", i)
+				c.record[id] = true
+				c.add(id, forwarding, 9000+i)
+			}
+			expect.Same(b, "at first", c.has(), "[]")
+			for b.Loop() {
+				expect.Same(b, "then", c.has(), "[]")
+			}
+		})
 	}
 }

@@ -23,15 +23,18 @@ type file struct {
 	changed int64  // in nanoseconds since 1970
 	size    int64
 	ours    bool // the container is on the runtime's own record, which has its ports
-	seen    int  // the last list with the name
+	seen    int  // the last list with the name, if there was one since the file was read
 }
 
-// listEvery is the interval after which the names are listed again.
+// listEvery is the interval after which the names are listed again, without a watch.
 const listEvery = time.Second
 
-// refresh lists the names if the directory has changed, and reads the files that are new,
-// or that another program may have written anew.
+// refresh reads the files that are new, or that another program may have written anew.
+// Without a watch it lists the names if the directory has changed.
 func (c *Cache) refresh(now time.Time) error {
+	if c.follow() {
+		return nil
+	}
 	if !c.looked.IsZero() && now.Sub(c.looked) < listEvery {
 		return nil
 	}
@@ -47,7 +50,7 @@ func (c *Cache) refresh(now time.Time) error {
 	if settled := now.Sub(info.ModTime()) > listEvery; settled && info.ModTime().Equal(c.changed) {
 		return nil
 	}
-	names, err := namesIn(c.dir)
+	names, err := c.list()
 	if err != nil {
 		return err
 	}
