@@ -13,8 +13,8 @@ import (
 // for the kernel to end the namespaces that it let go. After a pass there is a pause
 // of restFor times the time that it read, so that reading takes a hundredth of the
 // time, and of workRest times the time that it worked; but at most longestRest, and
-// at least shortestRest, so that calls in quick succession share a round. The passes
-// of all Searches together have the pause after reading too; see pace. A pass stops waiting for a container after stuckFor, for example because an
+// at least shortestRest, so that calls in quick succession share a round. A
+// pass stops waiting for a container after stuckFor, for example because an
 // executable hangs. While mostStuck containers are stuck, no work is started.
 const (
 	lookFor      = 2 * time.Millisecond
