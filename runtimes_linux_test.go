@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -26,7 +29,6 @@ func TestARuntimeForEachContainer(t *testing.T) {
 		_, err := r.Setup(t.Context(), id, s.Container(id), cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: int32(port), ContainerPort: 80, Protocol: "tcp"}}))
 		return err
 	}
-	before := watches(t)
 	first := r()
 	for i := range 70 { // more than are read without a watch
 		expect.NoError(t, attach(first, fmt.Sprint("many", i), 8000+i))
@@ -37,8 +39,9 @@ func TestARuntimeForEachContainer(t *testing.T) {
 		expect.NoError(t, attach(all[i], fmt.Sprint("c", i), 9000+i))
 		expect.NoError(t, attach(all[i], fmt.Sprint("d", i), 9100+i))
 	}
-	if n := watches(t) - before; n < 1 || n > 2 { // the cache may not have been listed since it had many files
-		t.Errorf("%d inotify instances", n)
+	expect.Same(t, "watches of the records", watches(t, s.Path("state", "embedcni", "attachments")), 1)
+	if n := watches(t, s.Path("state", "results")); n > 1 { // none, if it was not listed since it had many files
+		t.Errorf("%d watches of libcni's cache", n)
 	}
 	for i, r := range append(all, first) {
 		var taken *cni.PortError
@@ -48,13 +51,17 @@ func TestARuntimeForEachContainer(t *testing.T) {
 	}
 }
 
-// watches returns the number of this process's inotify instances.
-func watches(t *testing.T) (n int) {
+// watches returns how many inotify instances of this process watch a directory; see
+// proc_pid_fdinfo(5).
+func watches(t *testing.T, dir string) (n int) {
 	t.Helper()
-	fds, err := os.ReadDir("/proc/self/fd")
+	var st unix.Stat_t
+	expect.NoError(t, unix.Stat(dir, &st))
+	all, err := filepath.Glob("/proc/self/fdinfo/*")
 	expect.NoError(t, err)
-	for _, fd := range fds {
-		if to, _ := os.Readlink(filepath.Join("/proc/self/fd", fd.Name())); to == "anon_inode:inotify" {
+	for _, info := range all {
+		text, err := os.ReadFile(info)
+		if err == nil && strings.Contains(string(text), fmt.Sprintf("inotify wd:1 ino:%x ", st.Ino)) {
 			n++ // a descriptor that is closed by now is none
 		}
 	}
