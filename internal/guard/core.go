@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -44,12 +45,14 @@ type Core struct {
 
 	links map[int]Link // as last announced
 	ports map[int]Port // the interfaces that are on a bridge, as last announced
-	// Signs that were not followed up yet, with the processes that caused them, and
-	// the net losses of rules in places that containers share.
-	signs   map[Sign]string
-	shared  map[place]int
-	unnamed []Sign // of the transaction that has not ended
-	by      string // the process of the last transaction
+	// Signs that were not followed up yet, and the net losses of rules in places that
+	// containers share.
+	signs  map[Sign]struct{}
+	shared map[place]int
+	by     string // the process of the last transaction
+	// What Gather has taken of them, for Due to follow up.
+	gathered     map[Sign]struct{}
+	gatheredLoss bool // of something that containers share
 
 	first, last time.Time // sign; zero: there is none
 	whole       bool      // all containers are to be looked at
@@ -72,7 +75,8 @@ type suspect struct {
 // at once.
 func NewCore(classes Class) *Core {
 	return &Core{
-		classes: classes, links: make(map[int]Link), ports: make(map[int]Port), signs: make(map[Sign]string), shared: make(map[place]int),
+		classes: classes, links: make(map[int]Link), ports: make(map[int]Port),
+		signs: make(map[Sign]struct{}), gathered: make(map[Sign]struct{}), shared: make(map[place]int),
 		suspects: make(map[string]*suspect), items: make(map[string]map[Item]*history), whole: true,
 	}
 }
@@ -91,152 +95,34 @@ func (c *Core) Links(all []Link, ports []Port) {
 	}
 }
 
-// Take takes an event in.
-func (c *Core) Take(now time.Time, e Event) {
-	switch {
-	case e.Lost != 0:
-		if e.Lost&c.classes != 0 {
-			c.suspectAll(now)
-		}
-	case e.Link != nil:
-		c.hearLink(now, *e.Link)
-	case e.Port != nil:
-		c.hearPort(now, *e.Port)
-	case e.Address != nil:
-		c.hearOf(now, Links, e.Address.Interface)
-	case e.Queue != nil:
-		c.hearOf(now, Links, e.Queue.Interface)
-	case e.Route != nil:
-		c.hearRoute(now, *e.Route)
-	case e.Object != nil:
-		c.hearObject(now, e.Object)
-	case e.By != "":
-		c.by = e.By
-		for _, s := range c.unnamed {
-			c.signs[s] = e.By
-		}
-		c.unnamed = nil
-	case e.Holds:
-		c.suspectAll(now)
-	}
-}
-
-// hearLink suspects the containers of an interface that has lost something: it is gone,
-// down, renamed, or no longer a port of its bridge.
-func (c *Core) hearLink(now time.Time, l Link) {
-	before, known := c.links[l.Index]
-	if l.Gone {
-		delete(c.links, l.Index)
-	} else {
-		c.links[l.Index] = l
-	}
-	if l.Gone || before.Master != l.Master {
-		delete(c.ports, l.Index)
-	}
-	if !known {
-		before = Link{Name: l.Name}
-	}
-	lost := l.Gone || before.Up && !l.Up || before.Name != l.Name ||
-		before.Master != 0 && before.Master != l.Master
-	if lost {
-		c.suspect(now, OfLink(before.Name))
-	}
-}
-
-// hearPort suspects the containers of a port that has lost a mode or a VLAN.
-func (c *Core) hearPort(now time.Time, p Port) {
-	l := c.links[p.Interface]
-	if l.Master == 0 {
-		return // it has left the bridge, or is the bridge itself
-	}
-	before := c.ports[p.Interface]
-	p = before.with(p)
-	c.ports[p.Interface] = p
-	if before.hasLost(p, c.links[l.Master].DefaultVLAN) {
-		c.suspect(now, OfLink(l.Name))
-	}
-}
-
-// hearOf suspects the containers of an interface with which something has happened.
-func (c *Core) hearOf(now time.Time, class Class, index int) {
-	if l, ok := c.links[index]; ok && c.classes&class != 0 {
-		c.note(now, OfLink(l.Name))
-	}
-}
-
-func (c *Core) hearRoute(now time.Time, r Route) {
-	if r.Dst.IsSingleIP() {
-		c.suspect(now, OfAddress(r.Dst.Addr())[0])
-		return
-	}
-	c.hearOf(now, Routes, r.Interface)
-}
-
-// hearObject suspects the containers of a deleted object. The plugins with nftables
-// make the shared rules anew with each ADD: they delete all and add all, in one
-// transaction. So shared rules count as lost only if fewer were added than deleted.
-func (c *Core) hearObject(now time.Time, o *Object) {
-	if c.classes&Rules == 0 {
-		return
-	}
-	where := place{o.Family, o.Table, o.Chain}
-	if o.Added {
-		if c.shared[where] > 1 {
-			c.shared[where]--
-		} else {
-			delete(c.shared, where)
-		}
-		return
-	}
-	signs, shared := o.read()
-	for _, s := range signs {
-		c.suspect(now, s)
-		c.unnamed = append(c.unnamed, s)
-	}
-	if shared {
-		c.shared[where]++
-		c.taken(now)
-	}
-}
-
-// suspect notes a sign of a class that is guarded.
-func (c *Core) suspect(now time.Time, s Sign) {
-	if s.Kind.class()&c.classes != 0 {
-		c.note(now, s)
-	}
-}
-
-func (c *Core) note(now time.Time, s Sign) {
-	if len(c.signs) < mostSigns {
-		c.signs[s] = ""
-	} else {
-		c.whole = true
-	}
-	c.taken(now)
-}
-
-func (c *Core) suspectAll(now time.Time) {
-	c.whole = true
-	c.taken(now)
-}
-
-func (c *Core) taken(now time.Time) {
-	if c.first.IsZero() {
-		c.first = now
-	}
-	c.last = now
-}
-
 // By returns the process that made the last transaction of rules, or "".
 func (c *Core) By() string { return c.by }
 
 // Suspects reports whether there are signs to follow up.
 func (c *Core) Suspects() bool { return !c.first.IsZero() }
 
-// Ripe reports whether Due is going to follow signs.
-func (c *Core) Ripe(now time.Time) bool {
+// Ripe reports whether it is time to look because of signs.
+func (c *Core) Ripe(now time.Time) bool { return c.isSettled(now) || c.whole && !now.Before(c.rest) }
+
+func (c *Core) isSettled(now time.Time) bool {
 	at := c.settled()
-	return !at.IsZero() && !now.Before(at) || c.whole && !now.Before(c.rest)
+	return !at.IsZero() && !now.Before(at)
+}
+
+// Gather takes the signs that Due is going to follow, if it is time, and reports whether
+// Index is to be brought up to date for that. Those that come later wait for the next
+// Gather: the Index would be older than they are, and have neither a container that was
+// attached since nor the end of one that is being removed.
+func (c *Core) Gather(now time.Time) bool {
+	ripe := c.Ripe(now)
+	if c.isSettled(now) {
+		maps.Copy(c.gathered, c.signs)
+		c.gatheredLoss = c.gatheredLoss || len(c.shared) > 0
+		clear(c.signs)
+		clear(c.shared)
+		c.first, c.last = time.Time{}, time.Time{}
+	}
+	return ripe
 }
 
 // Task is a look to take now.
@@ -246,11 +132,10 @@ type Task struct {
 }
 
 // Due returns the look to take now, if there is one, and else the time of the next, which
-// is zero if nothing is to be done until the next event.
+// is zero if nothing is to be done until the next event. It follows the signs that Gather
+// has taken.
 func (c *Core) Due(now time.Time) (t Task, due bool, next time.Time) {
-	if at := c.settled(); !at.IsZero() && !now.Before(at) {
-		c.follow(now)
-	}
+	c.follow(now)
 	if now.Before(c.rest) {
 		return t, false, c.next()
 	}
@@ -310,22 +195,20 @@ func (c *Core) next() (at time.Time) {
 	return at
 }
 
-// follow turns the signs into containers to look at.
+// follow turns the gathered signs into containers to look at.
 func (c *Core) follow(now time.Time) {
-	c.whole = c.whole || len(c.shared) > 0 && c.Index.Len() > 0
+	c.whole = c.whole || c.gatheredLoss && c.Index.Len() > 0
 	if !c.whole {
 		found := make(map[string]struct{})
-		for s := range c.signs {
+		for s := range c.gathered {
 			c.Index.Find(s, found)
 		}
 		for id := range found {
 			c.Suspect(now, id)
 		}
 	}
-	clear(c.signs)
-	clear(c.shared)
-	c.unnamed = nil
-	c.first, c.last = time.Time{}, time.Time{}
+	clear(c.gathered)
+	c.gatheredLoss = false
 }
 
 // Suspect has a container looked at as soon as possible.

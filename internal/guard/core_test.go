@@ -27,12 +27,18 @@ func settledCore(classes Class) *Core {
 		}
 		c.Index.Set(id, signs)
 	}
-	task, due, _ := c.Due(start().Add(-time.Hour))
+	task, due, _ := gatherAndDue(c, start().Add(-time.Hour))
 	if !due || !task.Whole {
 		panic("it does not look at all containers at the begin")
 	}
 	c.Looked(start().Add(-time.Hour), 0, nil)
 	return c
+}
+
+// gatherAndDue is a Due with an Index that is up to date.
+func gatherAndDue(c *Core, now time.Time) (Task, bool, time.Time) {
+	c.Gather(now)
+	return c.Due(now)
 }
 
 func hash(s string) string { return fmt.Sprintf("%x", s+"0123456789abcdef")[:24] }
@@ -42,7 +48,7 @@ func followed(c *Core, events ...Event) string {
 	for _, e := range events {
 		c.Take(start(), e)
 	}
-	task, due, next := c.Due(start().Add(time.Second))
+	task, due, next := gatherAndDue(c, start().Add(time.Second))
 	switch {
 	case !due && !next.IsZero():
 		return "later"
@@ -221,7 +227,7 @@ func TestALookWaitsForQuiet(t *testing.T) {
 		if now.Before(start().Add(300 * time.Millisecond)) { // without a pause
 			c.Take(now, Event{Route: &Route{4, netip.MustParsePrefix("10.1.0.3/32")}})
 		}
-		if task, due, _ := c.Due(now); due {
+		if task, due, _ := gatherAndDue(c, now); due {
 			looks = append(looks, now.Sub(start()))
 			c.Looked(now, 0, nil)
 			for _, id := range task.Containers {
@@ -243,7 +249,7 @@ func TestLooksRest(t *testing.T) {
 		c.Take(now, Event{Lost: All})
 		ended := now
 		for {
-			_, due, next := c.Due(now)
+			_, due, next := gatherAndDue(c, now)
 			if due {
 				break
 			}
@@ -359,6 +365,44 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
+// TestSignsWaitForTheirIndex: a sign is followed with an Index that is as new as it is.
+func TestSignsWaitForTheirIndex(t *testing.T) {
+	c := settledCore(All)
+	down := func(index int, name string) Event { return Event{Link: &Link{index, name, false, 0, false, 0}} }
+	up := func(index int, name string) Event { return Event{Link: &Link{index, name, true, 0, false, 0}} }
+	now := start()
+	c.Take(now, up(9, "veth9"))
+	c.Take(now, down(2, "veth1"))
+	now = now.Add(quiet)
+	if c.Gather(now.Add(-time.Nanosecond)) {
+		t.Fatal("gathered before the signs had settled")
+	}
+	if task, due, next := c.Due(now); due || !next.Equal(now) {
+		t.Errorf("followed what was not gathered: %+v, next in %v", task, next.Sub(now))
+	}
+	if !c.Gather(now) {
+		t.Fatal("nothing was gathered")
+	}
+	// c9 was attached after the records were read, and loses its interface; c2 is being removed.
+	c.Take(now, down(9, "veth9"))
+	c.Take(now, down(3, "veth2"))
+	now = now.Add(patience)
+	if task, due, _ := c.Due(now); !due || !slices.Equal(task.Containers, []string{"c1"}) {
+		t.Errorf("looked at %+v, want c1", task)
+	}
+	c.Looked(now, 0, nil)
+	c.Settled(now, "c1", nil)
+	now = now.Add(shortestRest)
+	if !c.Gather(now) {
+		t.Fatal("what came after the first signs was not gathered")
+	}
+	c.Index.Set("c9", []Sign{OfLink("veth9")})
+	c.Forget("c2")
+	if task, due, _ := c.Due(now); !due || !slices.Equal(task.Containers, []string{"c9"}) {
+		t.Errorf("looked at %+v, want c9", task)
+	}
+}
+
 // TestRetriesBackOff: a repair that fails is repeated after a time that grows, and at
 // once after another sign.
 func TestRetriesBackOff(t *testing.T) {
@@ -368,10 +412,10 @@ func TestRetriesBackOff(t *testing.T) {
 	var pauses []time.Duration
 	for range 15 {
 		before := now
-		task, due, next := c.Due(now)
+		task, due, next := gatherAndDue(c, now)
 		for !due {
 			now = next
-			task, due, next = c.Due(now)
+			task, due, next = gatherAndDue(c, now)
 		}
 		if !slices.Equal(task.Containers, []string{"c1"}) {
 			t.Fatalf("looked at %+v", task)
@@ -385,11 +429,11 @@ func TestRetriesBackOff(t *testing.T) {
 	}
 	now = now.Add(time.Second)
 	c.Take(now, Event{Link: &Link{2, "veth1", false, 1, false, 0}})
-	if _, due, _ := c.Due(now.Add(patience)); !due {
+	if _, due, _ := gatherAndDue(c, now.Add(patience)); !due {
 		t.Error("a new sign waits for the next try")
 	}
 	c.Settled(now, "c1", nil)
-	if _, due, next := c.Due(now.Add(time.Hour)); due || !next.IsZero() {
+	if _, due, next := gatherAndDue(c, now.Add(time.Hour)); due || !next.IsZero() {
 		t.Error("it is looked at again after a success")
 	}
 }
@@ -402,11 +446,11 @@ func TestBusyContainersAreTriedSoon(t *testing.T) {
 	c.Suspect(now, "c1")
 	var told []int
 	for n := 1; n <= 40; n++ {
-		_, due, next := c.Due(now)
+		_, due, next := gatherAndDue(c, now)
 		before := now
 		for !due {
 			now = next
-			_, due, next = c.Due(now)
+			_, due, next = gatherAndDue(c, now)
 		}
 		if pause := now.Sub(before); pause > lastBusy {
 			t.Fatalf("attempt %d came after %v", n, pause)
@@ -421,11 +465,11 @@ func TestBusyContainersAreTriedSoon(t *testing.T) {
 		t.Errorf("told of attempts %v", told)
 	}
 	now = now.Add(lastBusy)
-	if _, due, _ := c.Due(now); !due {
+	if _, due, _ := gatherAndDue(c, now); !due {
 		t.Fatal("it is not looked at again")
 	}
 	c.Settled(now, "c1", nil)
-	if _, due, _ := c.Due(now.Add(time.Minute)); due || c.Failures("c1") != 0 {
+	if _, due, _ := gatherAndDue(c, now.Add(time.Minute)); due || c.Failures("c1") != 0 {
 		t.Error("it is looked at again after a success")
 	}
 }
@@ -599,7 +643,7 @@ func (h *randomHost) flush(lost bool) {
 func (h *randomHost) run(d time.Duration) {
 	end := h.now.Add(d)
 	for {
-		if h.core.Ripe(h.now) {
+		if h.core.Gather(h.now) {
 			for _, c := range h.pending {
 				if len(c.Signs) == 0 {
 					h.core.Forget(c.ID)

@@ -257,13 +257,14 @@ func (r *run) wait(ctx context.Context, now, until time.Time) error {
 	return nil
 }
 
-// prepare brings the core up to date before it follows signs. If that fails, the core
-// has what it had, and looks at all containers.
+// prepare gathers signs, and then brings the core up to date, so that it follows them with
+// records at least as new. If that fails, the core has what it had, and looks at all
+// containers.
 func (r *run) prepare(ctx context.Context) {
 	r.mu.Lock()
-	ripe, relearn := r.core.Ripe(r.Now()), r.relearn
+	gathered, relearn := r.core.Gather(r.Now()), r.relearn
 	r.mu.Unlock()
-	if !ripe {
+	if !gathered {
 		return
 	}
 	var err error

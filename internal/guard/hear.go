@@ -1,0 +1,134 @@
+package guard
+
+import "time"
+
+// Take takes an event in.
+func (c *Core) Take(now time.Time, e Event) {
+	switch {
+	case e.Lost != 0:
+		if e.Lost&c.classes != 0 {
+			c.suspectAll(now)
+		}
+	case e.Link != nil:
+		c.hearLink(now, *e.Link)
+	case e.Port != nil:
+		c.hearPort(now, *e.Port)
+	case e.Address != nil:
+		c.hearOf(now, Links, e.Address.Interface)
+	case e.Queue != nil:
+		c.hearOf(now, Links, e.Queue.Interface)
+	case e.Route != nil:
+		c.hearRoute(now, *e.Route)
+	case e.Object != nil:
+		c.hearObject(now, e.Object)
+	case e.By != "":
+		c.by = e.By
+	case e.Holds:
+		c.suspectAll(now)
+	}
+}
+
+// hearLink suspects the containers of an interface that has lost something: it is gone,
+// down, renamed, or no longer a port of its bridge.
+func (c *Core) hearLink(now time.Time, l Link) {
+	before, known := c.links[l.Index]
+	if l.Gone {
+		delete(c.links, l.Index)
+	} else {
+		c.links[l.Index] = l
+	}
+	if l.Gone || before.Master != l.Master {
+		delete(c.ports, l.Index)
+	}
+	if !known {
+		before = Link{Name: l.Name}
+	}
+	lost := l.Gone || before.Up && !l.Up || before.Name != l.Name ||
+		before.Master != 0 && before.Master != l.Master
+	if lost {
+		c.suspect(now, OfLink(before.Name))
+	}
+}
+
+// hearPort suspects the containers of a port that has lost a mode or a VLAN.
+func (c *Core) hearPort(now time.Time, p Port) {
+	l := c.links[p.Interface]
+	if l.Master == 0 {
+		return // it has left the bridge, or is the bridge itself
+	}
+	before := c.ports[p.Interface]
+	p = before.with(p)
+	c.ports[p.Interface] = p
+	if before.hasLost(p, c.links[l.Master].DefaultVLAN) {
+		c.suspect(now, OfLink(l.Name))
+	}
+}
+
+// hearOf suspects the containers of an interface with which something has happened.
+func (c *Core) hearOf(now time.Time, class Class, index int) {
+	if l, ok := c.links[index]; ok && c.classes&class != 0 {
+		c.note(now, OfLink(l.Name))
+	}
+}
+
+func (c *Core) hearRoute(now time.Time, r Route) {
+	if r.Dst.IsSingleIP() {
+		c.suspect(now, OfAddress(r.Dst.Addr())[0])
+		return
+	}
+	c.hearOf(now, Routes, r.Interface)
+}
+
+// hearObject suspects the containers of a deleted object. The plugins with nftables
+// make the shared rules anew with each ADD: they delete all and add all, in one
+// transaction. So shared rules count as lost only if fewer were added than deleted.
+func (c *Core) hearObject(now time.Time, o *Object) {
+	if c.classes&Rules == 0 {
+		return
+	}
+	where := place{o.Family, o.Table, o.Chain}
+	if o.Added {
+		if c.shared[where] > 1 {
+			c.shared[where]--
+		} else {
+			delete(c.shared, where)
+		}
+		return
+	}
+	signs, shared := o.read()
+	for _, s := range signs {
+		c.suspect(now, s)
+	}
+	if shared {
+		c.shared[where]++
+		c.taken(now)
+	}
+}
+
+// suspect notes a sign of a class that is guarded.
+func (c *Core) suspect(now time.Time, s Sign) {
+	if s.Kind.class()&c.classes != 0 {
+		c.note(now, s)
+	}
+}
+
+func (c *Core) note(now time.Time, s Sign) {
+	if len(c.signs) < mostSigns {
+		c.signs[s] = struct{}{}
+	} else {
+		c.whole = true
+	}
+	c.taken(now)
+}
+
+func (c *Core) suspectAll(now time.Time) {
+	c.whole = true
+	c.taken(now)
+}
+
+func (c *Core) taken(now time.Time) {
+	if c.first.IsZero() {
+		c.first = now
+	}
+	c.last = now
+}
