@@ -1,12 +1,9 @@
 package cni
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -16,17 +13,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/embedcni/cni/internal/abandoned"
-	"github.com/embedcni/cni/internal/addrindex"
-	"github.com/embedcni/cni/internal/cachedports"
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/firstadd"
-	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
 )
@@ -124,36 +111,6 @@ type Runtime struct {
 	wanted    *wanted    // by the last New or Load; guarded by loading
 }
 
-// snapshot is a complete configuration. It is immutable: Load makes another one, and
-// calls under way keep theirs.
-type snapshot struct {
-	settings
-	*container.Store
-	wanted    *wanted // the options that it was made by
-	networks  []*Network
-	last      *snapshot // the last one with networks, if a Watch found that theirs are gone
-	skipped   []SkippedFile
-	misspelt  []MisspeltField
-	own       string // the directory of locks and marks
-	runner    *runner.Runtime
-	loRunner  *runner.Runtime // runs the plugins of the loopback network; see runnerOf
-	addresses *addrindex.Index
-	cached    *cachedports.Cache
-	abandoned *abandoned.Search
-	sockets   *nft.Pool
-	parsed    *conflist.Cache // of recorded configurations
-	deletions *links.Deletions
-	bus       *firewalld.Bus
-	status    statusCache
-}
-
-// All Runtimes of the process change the rules and interfaces of the same namespaces: a
-// program may make a Runtime for each container. The sockets close themselves.
-var (
-	sockets   nft.Pool
-	deletions links.Deletions
-)
-
 // New returns a Runtime with the settings and networks of the options. It searches
 // for no plugin, and accepts directories that do not exist. Contradicting options
 // are ErrInvalidArgument.
@@ -228,89 +185,6 @@ func newWanted(base settings, opts []Opt) (*wanted, error) {
 		return nil, err
 	}
 	return &wanted{c.settings, c.loaders}, nil
-}
-
-// newSnapshot reads the networks.
-func newSnapshot(want *wanted, previous *snapshot) (*snapshot, error) {
-	b := &build{settings: &want.settings, previous: previous}
-	for _, load := range want.loaders {
-		if err := load.load(b); err != nil {
-			return nil, err
-		}
-	}
-	return b.snapshot(want), nil
-}
-
-// snapshot makes a configuration of the networks that were read.
-func (b *build) snapshot(want *wanted) *snapshot {
-	previous := b.previous
-	s := &snapshot{settings: want.settings, wanted: want, networks: b.networks, skipped: b.skipped, parsed: &conflist.Cache{}}
-	s.misspelt = s.findMisspelt()
-	env := invoke.Environ(os.Environ(), s.envAllow, nil)
-	s.own = canonical(filepath.Join(s.stateDir, "embedcni"))
-	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(s.own, "attachments")))
-	s.sockets, s.deletions = &sockets, &deletions
-	s.bus = firewalld.Open(invoke.Variable(env, firewalld.Variable))
-	var shared *container.Store
-	if previous != nil {
-		shared = previous.Store
-	}
-	s.Store = container.Open(filepath.Join(s.own, "locks"), recordDir, s.hostNetNS, s.logger, shared)
-	var first *firstadd.Tracker
-	var ahead *runner.Ahead
-	if previous != nil && previous.Records == s.Records {
-		s.abandoned, first, ahead = previous.abandoned, previous.runner.First, previous.runner.Ahead
-		s.addresses = previous.addresses
-	} else {
-		s.abandoned, s.addresses = &abandoned.Search{}, addrindex.Open(s.Records)
-		first, ahead = firstadd.New(filepath.Join(s.own, "networks"), s.Locks.Space), &runner.Ahead{}
-	}
-	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
-		s.cached = previous.cached
-	} else {
-		s.cached = cachedports.Open(s.stateDir, filepath.Join(s.own, "cachedports"), s.Records, s.logger)
-	}
-	s.runner = &runner.Runtime{
-		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,
-		Bus: s.bus, Locks: s.Locks.Space, First: first, Ahead: ahead,
-	}
-	s.runner.Root, s.runner.Dirs, s.runner.AllowInsecure = s.pluginRoot, s.pluginDirs, s.allowInsecure
-	own := *s.runner
-	own.Choice = own.With(known.Loopback)
-	s.loRunner = &own
-	for _, n := range s.networks {
-		n.snapshot = s
-	}
-	return s
-}
-
-// runnerOf returns the settings under which the plugins of a network run. The network of
-// WithLoNetwork is the library's own, so its plugin is too, whatever is installed.
-func (s *snapshot) runnerOf(n *Network) *runner.Runtime {
-	if n.isLo {
-		return s.loRunner
-	}
-	return s.runner
-}
-
-// canonical resolves the symbolic links of a path, as far as it exists. The path is
-// stored in records and must lead to the same place however a later program spells
-// the directory.
-func canonical(path string) string {
-	dir, err := filepath.Abs(path)
-	if err != nil {
-		return path
-	}
-	for rest := ""; ; {
-		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
-			return filepath.Join(resolved, rest)
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			return path
-		}
-		dir, rest = parent, filepath.Join(filepath.Base(dir), rest)
-	}
 }
 
 // ready returns ErrCNINotInitialized, with the reason if that is known, if too few

@@ -19,7 +19,17 @@ func (r *Runtime) Reap(ctx context.Context) (passes int, err error) {
 }
 
 // Reaped reports whether any call has requested a pass.
-func (r *Runtime) Reaped() bool { return !reflect.ValueOf(r.current.Load().abandoned).Elem().IsZero() }
+func (r *Runtime) Reaped() bool {
+	return !reflect.ValueOf(r.current.Load().abandoned).Elem().FieldByName("rounds").Elem().IsZero()
+}
+
+// SearchesWith reports whether two Runtimes look for abandoned containers together.
+func (r *Runtime) SearchesWith(other *Runtime) bool {
+	rounds := func(r *Runtime) uintptr {
+		return reflect.ValueOf(r.current.Load().abandoned).Elem().FieldByName("rounds").Pointer()
+	}
+	return rounds(r) == rounds(other)
+}
 
 // ReadRecordsBy calls told for each record that is read.
 func (r *Runtime) ReadRecordsBy(told func()) {

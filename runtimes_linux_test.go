@@ -51,6 +51,29 @@ func TestARuntimeForEachContainer(t *testing.T) {
 	}
 }
 
+// TestRuntimesSearchTogether: a Runtime for each container would otherwise read all records
+// as often as there are containers.
+func TestRuntimesSearchTogether(t *testing.T) {
+	t.Setenv("EMBEDCNI_TEST", "1")
+	s := testhost.NewStage(t)
+	first := s.Runtime()
+	for what, test := range map[string]struct {
+		other *cni.Runtime
+		want  bool
+	}{
+		"the same settings":    {s.Runtime(), true},
+		"other networks":       {s.Runtime(cni.WithLoNetwork), true},
+		"another owner":        {s.Runtime(cni.WithOwner("another")), false},
+		"other records":        {s.Runtime(cni.WithStateDir(s.Path("elsewhere"))), false},
+		"other plugins":        {s.Runtime(cni.WithPluginDir([]string{s.Path("elsewhere")})), false},
+		"another host":         {s.Runtime(cni.WithHostNetNS(s.Path("elsewhere"))), false},
+		"another environment":  {s.Runtime(cni.WithPluginEnv("EMBEDCNI_TEST")), false},
+		"the caller's plugins": {s.Runtime(cni.WithPlugin("p", testhost.Idle{})), false},
+	} {
+		expect.Same(t, what, test.other.SearchesWith(first), test.want)
+	}
+}
+
 // watches returns how many inotify instances of this process watch a directory; see
 // proc_pid_fdinfo(5).
 func watches(t *testing.T, dir string) (n int) {

@@ -1,7 +1,8 @@
 // Package abandoned searches in the background for containers that nobody removes:
 // containers of one owner whose recorded path certainly no longer leads to their
 // namespace. A [Search] reads the records and paces the work; the runtime removes
-// the containers that it finds. All calls may be concurrent.
+// the containers that it finds. The Runtimes of a process that are alike have one
+// Search together. All calls may be concurrent.
 package abandoned
 
 import (
@@ -20,7 +21,15 @@ type Runtime struct {
 	Containers
 }
 
-// Containers are the containers on record.
+// Alike decides which Runtimes of a process search together: those for which the others'
+// removals are as good as their own.
+type Alike struct {
+	Dir, Owner, Boot string // of the records
+	Host             string // the path of the host namespace, if it was given
+	Plugins, Env     string // which plugins run
+}
+
+// Containers are the containers on record. Comparable values stand for equal Runtimes.
 type Containers interface {
 	// Keeps reports whether this process keeps the namespace of a container alive.
 	Keeps(record.ID) bool

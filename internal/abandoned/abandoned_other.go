@@ -15,6 +15,12 @@ import (
 // Search finds nothing. Off Linux no namespace is kept alive.
 type Search struct{}
 
+// Open returns a Search.
+func Open(Alike) *Search { return &Search{} }
+
+// New returns a Search.
+func New() *Search { return &Search{} }
+
 // Request does nothing.
 func (*Search) Request(Runtime, *hostns.NetNS, bool) {}
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/embedcni/cni/internal/record"
 )
 
 // These limits keep the background work small enough not to slow down calls. One
@@ -43,6 +45,8 @@ type rounds struct {
 	first    []string       // record files that the next pass begins with
 	reported map[string]int // the generation of each record file that was reported
 	runtime  Runtime        // of the last request: it has the newest configuration
+	// Who has requested this round, and who the next: each may keep namespaces.
+	asked, asking map[Containers]struct{}
 }
 
 // want requests a round. It reports whether the caller must start a pass, and after
@@ -50,12 +54,18 @@ type rounds struct {
 func (r *rounds) want(by Runtime, setup bool) (wait time.Duration, yes bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.begun, r.runtime = r.begun || setup, by
-	if !r.begun || r.busy {
-		r.wanted = r.busy
+	if r.begun = r.begun || setup; !r.begun {
 		return 0, false
 	}
-	r.busy, r.wanted = true, true
+	if r.asking == nil {
+		r.asking = make(map[Containers]struct{})
+	}
+	r.asking[by.Containers] = struct{}{}
+	r.runtime, r.wanted = by, true
+	if r.busy {
+		return 0, false
+	}
+	r.busy = true
 	return time.Until(r.next), true
 }
 
@@ -71,7 +81,9 @@ func (r *rounds) more(failed bool) (wait time.Duration, yes bool) {
 	if failed { // the next pass may fail too
 		r.round, r.first, r.wanted = nil, nil, false
 	}
-	r.busy = len(r.round)+len(r.first) > 0 || r.wanted
+	if r.busy = len(r.round)+len(r.first) > 0 || r.wanted; !r.busy { // the garbage collector shall find Runtimes that nobody has
+		r.runtime, r.asked, r.asking = Runtime{}, nil, nil
+	}
 	return wait, r.busy
 }
 
@@ -98,6 +110,7 @@ func (r *rounds) files(all func() ([]string, error)) ([]string, error) {
 	r.first = nil
 	if another {
 		r.wanted = false
+		r.asked, r.asking = r.asking, nil
 	}
 	r.mu.Unlock()
 	if another {
@@ -120,6 +133,20 @@ func (r *rounds) files(all func() ([]string, error)) ([]string, error) {
 		}
 	}
 	return files, nil
+}
+
+// keeper returns who has requested this round and keeps the namespace of a container; nil
+// if nobody does.
+func (r *rounds) keeper(id record.ID) Containers {
+	r.mu.Lock()
+	asked := r.asked // nobody adds to it
+	r.mu.Unlock()
+	for c := range asked {
+		if c.Keeps(id) {
+			return c
+		}
+	}
+	return nil
 }
 
 // looked notes the files that the round has not looked at yet, and sets the time of

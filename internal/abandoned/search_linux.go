@@ -11,11 +11,26 @@ import (
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/shared"
 )
 
-// Search looks for the abandoned containers of one directory of records. The zero
-// Search is ready for use.
-type Search struct{ rounds rounds }
+// Search looks for the abandoned containers of one directory of records.
+type Search struct {
+	*rounds
+	ref *shared.Ref[rounds] // of the process's rounds; nil if they are the Search's own
+}
+
+var allRounds shared.Values[Alike, rounds]
+
+// Open returns a Search that goes on where others of the process are that are alike: a
+// program may have a Runtime for each container, and all records are read in a round.
+func Open(a Alike) *Search {
+	ref := allRounds.Get(a, func() *rounds { return &rounds{} })
+	return &Search{ref.Value, ref}
+}
+
+// New returns a Search by itself.
+func New() *Search { return &Search{rounds: &rounds{}} }
 
 // Request asks for a scan of all records in the background; setup says that Setup
 // asks, before which no scan begins. It does not wait. Plugins run in the recorded
@@ -79,7 +94,7 @@ func (s *Search) pass(host *hostns.NetNS) error {
 	if err != nil {
 		return err
 	}
-	p := &pass{Runtime: s.rounds.last(), rounds: &s.rounds, host: own}
+	p := &pass{Runtime: s.rounds.last(), rounds: s.rounds, host: own}
 	return errors.Join(guarded(p.run), p.close())
 }
 
@@ -114,6 +129,7 @@ func (p *pass) close() error {
 type candidate struct {
 	file string
 	rec  *record.Record
+	by   Containers // who shall do it
 }
 
 // run looks at some records, lets go of the namespaces of abandoned containers, and
@@ -185,8 +201,8 @@ func (p *pass) look() (found []*candidate, err error) {
 	looked, view := 0, nsfind.View() // of any thread: Tend judges each container again
 	for _, file := range files {
 		looked++
-		if rec := p.needsWork(file, view); rec != nil {
-			found = append(found, &candidate{file, rec})
+		if rec, by := p.needsWork(file, view); rec != nil {
+			found = append(found, &candidate{file, rec, by})
 		}
 		if time.Since(start) > lookFor {
 			break
@@ -197,19 +213,23 @@ func (p *pass) look() (found []*candidate, err error) {
 }
 
 // needsWork returns the record of a container that needs work: it is abandoned, and
-// either its namespace has not been let go, or the namespace has ended or may have.
-func (p *pass) needsWork(file, view string) *record.Record {
+// either its namespace has not been let go, or the namespace has ended or may have. The
+// work is for the Runtime of the last request, unless another still keeps the namespace.
+func (p *pass) needsWork(file, view string) (*record.Record, Containers) {
 	rec, err := p.Records.LoadFile(file)
 	if err != nil || rec == nil || !isFrom(view, rec, p.Owner, p.Boot) || p.rounds.isReported(file, rec.Generation) {
-		return nil
+		return nil, nil
 	}
 	if rec.LetGo == nil || rec.Host != p.host.String() || p.Keeps(rec.ContainerID) {
-		return rec
+		return rec, p.Containers
+	}
+	if by := p.rounds.keeper(rec.ContainerID); by != nil {
+		return rec, by
 	}
 	if left, err := p.host.Lasting(rec.LetGo.Ends); len(left) > 0 || err != nil {
-		return nil
+		return nil, nil
 	}
-	return rec
+	return rec, p.Containers
 }
 
 // tend calls Tend on another goroutine. It logs the error, and stops waiting after
@@ -220,7 +240,7 @@ func (p *pass) tend(c *candidate) Step {
 	go func() {
 		var step Step
 		err := guarded(func() (err error) {
-			step, err = p.Tend(c.file, p.host)
+			step, err = c.by.Tend(c.file, p.host)
 			return err
 		})
 		p.log(c, err)

@@ -10,11 +10,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -22,9 +25,10 @@ const boot = "this boot"
 
 // fake stands in for the runtime.
 type fake struct {
-	tended []record.ID
-	tend   func(file string) (Step, error)
-	log    bytes.Buffer
+	keepsNone bool
+	tended    []record.ID
+	tend      func(file string) (Step, error)
+	log       bytes.Buffer
 	Runtime
 }
 
@@ -35,7 +39,7 @@ func newFake(t *testing.T, store *record.Store) *fake {
 	return f
 }
 
-func (f *fake) Keeps(record.ID) bool { return true }
+func (f *fake) Keeps(record.ID) bool { return !f.keepsNone }
 
 func (f *fake) Tend(file string, _ *hostns.NetNS) (Step, error) {
 	rec, err := f.Records.LoadFile(file)
@@ -131,7 +135,7 @@ func TestARoundTendsAbandonedContainers(t *testing.T) {
 		begin(t, store, rec)
 	}
 	f := newFake(t, store)
-	passes, err := f.round(t, &Search{})
+	passes, err := f.round(t, New())
 	slices.Sort(f.tended)
 	if err != nil || passes < 2 || !slices.Equal(f.tended, want) {
 		t.Errorf("%d passes tend %q, want %q: %v", passes, f.tended, want, err)
@@ -144,7 +148,7 @@ func TestAStayingContainerIsReportedOnce(t *testing.T) {
 	store := record.Open(t.TempDir())
 	rec := abandonedRecord("c1")
 	begin(t, store, rec)
-	f, s := newFake(t, store), &Search{}
+	f, s := newFake(t, store), New()
 	rounds := func(n int) {
 		for range n {
 			if _, err := f.round(t, s); err != nil {
@@ -187,7 +191,7 @@ func TestTheLastRequestDecides(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer host.Close()
-	s := &Search{}
+	s := New()
 	s.rounds.next = time.Now().Add(50 * time.Millisecond)
 	s.Request(before.Runtime, host, true)
 	done := make(chan struct{})
@@ -200,6 +204,77 @@ func TestTheLastRequestDecides(t *testing.T) {
 	}
 	if len(before.tended) > 0 {
 		t.Error("with the previous configuration")
+	}
+}
+
+// TestSearchesThatAreAlikeReadOnce: many Runtimes that ask at once have the records read
+// twice, since the first round may have begun before the last has asked.
+func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
+	const records, runtimes = 20, 100
+	store := record.Open(t.TempDir())
+	store.Sync = func(*os.File) error { return nil }
+	for i := range records {
+		rec := abandonedRecord(record.ID(fmt.Sprint("c", i)))
+		rec.Owner = "another"
+		begin(t, store, rec)
+	}
+	var reads atomic.Int64
+	store.Read = func(path string) ([]byte, error) {
+		reads.Add(1)
+		return plainfile.Read(path)
+	}
+	host, err := hostns.NewFinder().Open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	like := Alike{Dir: store.Dir(), Owner: "tester", Boot: boot}
+	var searches []*Search
+	for range runtimes {
+		s := Open(like)
+		s.Request(newFake(t, store).Runtime, host, true)
+		searches = append(searches, s)
+	}
+	expect.Eventually(t, "the end of the rounds", searches[0].idle)
+	if n := reads.Load(); n < records || n > 2*records {
+		t.Errorf("%d records were read %d times", records, n)
+	}
+	s := searches[0]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.asked != nil || s.asking != nil || s.runtime.Containers != nil {
+		t.Errorf("Runtimes are kept after the last round: %v, %v, %v", s.asked, s.asking, s.runtime)
+	}
+	like.Host = "/elsewhere"
+	if Open(like).rounds == s.rounds || New().rounds == s.rounds {
+		t.Error("Searches that are not alike have one in common")
+	}
+}
+
+// TestWhoeverKeepsANamespaceLetsItGo: of two Runtimes that search together, one has the
+// namespace of an abandoned container open.
+func TestWhoeverKeepsANamespaceLetsItGo(t *testing.T) {
+	store := record.Open(t.TempDir())
+	host, err := hostns.NewFinder().Open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	rec := abandonedRecord("c1")
+	rec.Host = host.String()
+	begin(t, store, rec)
+	if err := store.Append(rec, record.Entry{LetGo: &record.LetGo{Ends: []int{1}}}); err != nil { // lo, which lasts
+		t.Fatal(err)
+	}
+	keeper, newer := newFake(t, store), newFake(t, store)
+	newer.keepsNone = true
+	s := New()
+	s.next = time.Now().Add(50 * time.Millisecond)
+	s.Request(keeper.Runtime, host, true)
+	s.Request(newer.Runtime, host, true)
+	expect.Eventually(t, "the end of the rounds", s.idle)
+	if !slices.Equal(keeper.tended, []record.ID{"c1"}) || len(newer.tended) > 0 {
+		t.Errorf("the keeper tended %q, and the other %q", keeper.tended, newer.tended)
 	}
 }
 
@@ -249,7 +324,7 @@ func TestAStuckContainerHoldsUpNoPass(t *testing.T) {
 	begin(t, store, abandonedRecord("c1"))
 	f, hangs := newFake(t, store), make(chan struct{})
 	f.tend = func(string) (Step, error) { <-hangs; return Step{}, nil }
-	s := &Search{}
+	s := New()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*stuckFor)
 	defer cancel()
 	if _, err := f.round(t, s); err != nil || ctx.Err() != nil {

@@ -40,10 +40,12 @@ type Choice struct {
 
 // Same reports whether two choices run the same plugins ahead of time. Registered
 // plugins never run then, so only their types matter.
-func (c Choice) Same(other Choice) bool {
-	return slices.Equal(c.Prefer, other.Prefer) && c.PreferAll == other.PreferAll && c.Without == other.Without &&
-		c.Root == other.Root && slices.Equal(c.Dirs, other.Dirs) && c.AllowInsecure == other.AllowInsecure &&
-		slices.Equal(slices.Sorted(maps.Keys(c.Registered)), slices.Sorted(maps.Keys(other.Registered)))
+func (c Choice) Same(other Choice) bool { return c.Key() == other.Key() }
+
+// Key is equal for choices that are the same.
+func (c Choice) Key() string {
+	return fmt.Sprintf("%q %t %t %q %q %t %q", c.Prefer, c.PreferAll, c.Without, c.Root, c.Dirs, c.AllowInsecure,
+		slices.Sorted(maps.Keys(c.Registered)))
 }
 
 // With returns the choice that also prefers the built-in plugin of a type, unless built-in

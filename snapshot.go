@@ -1,0 +1,150 @@
+package cni
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/embedcni/cni/internal/abandoned"
+	"github.com/embedcni/cni/internal/addrindex"
+	"github.com/embedcni/cni/internal/cachedports"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/firstadd"
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/internal/runner"
+)
+
+// snapshot is a complete configuration. It is immutable: Load makes another one, and
+// calls under way keep theirs.
+type snapshot struct {
+	settings
+	*container.Store
+	wanted    *wanted // the options that it was made by
+	networks  []*Network
+	last      *snapshot // the last one with networks, if a Watch found that theirs are gone
+	skipped   []SkippedFile
+	misspelt  []MisspeltField
+	own       string // the directory of locks and marks
+	runner    *runner.Runtime
+	loRunner  *runner.Runtime // runs the plugins of the loopback network; see runnerOf
+	addresses *addrindex.Index
+	cached    *cachedports.Cache
+	abandoned *abandoned.Search
+	sockets   *nft.Pool
+	parsed    *conflist.Cache // of recorded configurations
+	deletions *links.Deletions
+	bus       *firewalld.Bus
+	status    statusCache
+}
+
+// All Runtimes of the process change the rules and interfaces of the same namespaces: a
+// program may make a Runtime for each container. The sockets close themselves.
+var (
+	sockets   nft.Pool
+	deletions links.Deletions
+)
+
+// newSnapshot reads the networks.
+func newSnapshot(want *wanted, previous *snapshot) (*snapshot, error) {
+	b := &build{settings: &want.settings, previous: previous}
+	for _, load := range want.loaders {
+		if err := load.load(b); err != nil {
+			return nil, err
+		}
+	}
+	return b.snapshot(want), nil
+}
+
+// snapshot makes a configuration of the networks that were read.
+func (b *build) snapshot(want *wanted) *snapshot {
+	previous := b.previous
+	s := &snapshot{settings: want.settings, wanted: want, networks: b.networks, skipped: b.skipped, parsed: &conflist.Cache{}}
+	s.misspelt = s.findMisspelt()
+	env := invoke.Environ(os.Environ(), s.envAllow, nil)
+	s.own = canonical(filepath.Join(s.stateDir, "embedcni"))
+	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(s.own, "attachments")))
+	s.sockets, s.deletions = &sockets, &deletions
+	s.bus = firewalld.Open(invoke.Variable(env, firewalld.Variable))
+	var shared *container.Store
+	if previous != nil {
+		shared = previous.Store
+	}
+	s.Store = container.Open(filepath.Join(s.own, "locks"), recordDir, s.hostNetNS, s.logger, shared)
+	var first *firstadd.Tracker
+	var ahead *runner.Ahead
+	if previous != nil && previous.Records == s.Records {
+		first, ahead, s.addresses = previous.runner.First, previous.runner.Ahead, previous.addresses
+	} else {
+		s.addresses = addrindex.Open(s.Records)
+		first, ahead = firstadd.New(filepath.Join(s.own, "networks"), s.Locks.Space), &runner.Ahead{}
+	}
+	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
+		s.cached = previous.cached
+	} else {
+		s.cached = cachedports.Open(s.stateDir, filepath.Join(s.own, "cachedports"), s.Records, s.logger)
+	}
+	s.runner = &runner.Runtime{
+		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,
+		Bus: s.bus, Locks: s.Locks.Space, First: first, Ahead: ahead,
+	}
+	s.runner.Root, s.runner.Dirs, s.runner.AllowInsecure = s.pluginRoot, s.pluginDirs, s.allowInsecure
+	s.abandoned = s.search(previous)
+	own := *s.runner
+	own.Choice = own.With(known.Loopback)
+	s.loRunner = &own
+	for _, n := range s.networks {
+		n.snapshot = s
+	}
+	return s
+}
+
+// search returns the search for abandoned containers that Runtimes of the same settings
+// share. The caller's own plugins are values of which it is not known whether they are
+// the same.
+func (s *snapshot) search(previous *snapshot) *abandoned.Search {
+	if len(s.choice.Registered) == 0 {
+		return abandoned.Open(abandoned.Alike{
+			Dir: s.Records.Dir(), Owner: s.owner, Boot: s.Boot, Host: s.hostNetNS,
+			Plugins: s.runner.Key(), Env: strings.Join(s.runner.Env, "\x00"),
+		})
+	}
+	if previous != nil && previous.Records == s.Records && len(previous.choice.Registered) > 0 {
+		return previous.abandoned
+	}
+	return abandoned.New()
+}
+
+// runnerOf returns the settings under which the plugins of a network run. The network of
+// WithLoNetwork is the library's own, so its plugin is too, whatever is installed.
+func (s *snapshot) runnerOf(n *Network) *runner.Runtime {
+	if n.isLo {
+		return s.loRunner
+	}
+	return s.runner
+}
+
+// canonical resolves the symbolic links of a path, as far as it exists. The path is
+// stored in records and must lead to the same place however a later program spells
+// the directory.
+func canonical(path string) string {
+	dir, err := filepath.Abs(path)
+	if err != nil {
+		return path
+	}
+	for rest := ""; ; {
+		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
+			return filepath.Join(resolved, rest)
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return path
+		}
+		dir, rest = parent, filepath.Join(filepath.Base(dir), rest)
+	}
+}
