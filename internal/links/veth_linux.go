@@ -34,6 +34,10 @@ type Pair struct {
 // one of 2³².
 const mostNames = 10
 
+// mostPorts is the number of ports that a bridge can have: they are numbered from 1, in
+// ten bits (BR_MAX_PORTS, find_portno).
+const mostPorts = 1<<10 - 1
+
 // Create creates the pair with one message: the container's end in its
 // namespace, named and down, and the host's end in the namespace of c, up, or on
 // the bridge and then up. The host's end has a random name.
@@ -75,6 +79,9 @@ func (v Veth) Create(c *Conn, container *netns.Handle) (Pair, error) {
 		}
 		if err == nil && v.Master != 0 {
 			err = setPortUp(c, host.Index, v.Mode)
+		}
+		if errors.Is(err, unix.EXFULL) {
+			err = fmt.Errorf("%w: its bridge has %d interfaces, and the kernel takes no more; a network with another bridge has room", err, mostPorts)
 		}
 		if err != nil {
 			return Pair{}, fmt.Errorf("create veth pair %q and %q: %w", name, v.Name, err)
