@@ -141,6 +141,22 @@ func (*goCNI) close() error { return nil }
 type ours struct {
 	spec     spec
 	runtimes perNetwork[*cni.Runtime]
+	each     sync.Map // *cni.Runtime of each attached container, by its ID, if each has one
+}
+
+// runtime returns the runtime of a container.
+func (o *ours) runtime(c container) (*cni.Runtime, error) {
+	if !o.spec.Contender.Each {
+		return o.runtimes.get(c.Network, o.open)
+	}
+	if rt, ok := o.each.Load(c.ID); ok {
+		return rt.(*cni.Runtime), nil
+	}
+	rt, err := o.open(c.Network)
+	if err == nil {
+		o.each.Store(c.ID, rt)
+	}
+	return rt, err
 }
 
 func (o *ours) open(n int) (*cni.Runtime, error) {
@@ -165,7 +181,7 @@ func (o *ours) open(n int) (*cni.Runtime, error) {
 }
 
 func (o *ours) add(ctx context.Context, c container) error {
-	rt, err := o.runtimes.get(c.Network, o.open)
+	rt, err := o.runtime(c)
 	if err != nil {
 		return err
 	}
@@ -185,15 +201,16 @@ func onePort(w work, c container) []cni.NamespaceOpts {
 }
 
 func (o *ours) del(ctx context.Context, c container) error {
-	rt, err := o.runtimes.get(c.Network, o.open)
+	rt, err := o.runtime(c)
 	if err != nil {
 		return err
 	}
+	o.each.Delete(c.ID)
 	return rt.Remove(ctx, c.ID, c.Path)
 }
 
 func (o *ours) check(ctx context.Context, c container) error {
-	rt, err := o.runtimes.get(c.Network, o.open)
+	rt, err := o.runtime(c)
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,8 @@ type contender struct {
 	Backend string `json:",omitempty"`
 	// Memory puts the attachment record on a tmpfs, where a sync costs nothing.
 	Memory bool `json:",omitempty"`
+	// Each makes a runtime for each container, as schedulers do.
+	Each bool `json:",omitempty"`
 	// Pool takes containers that were prepared in advance.
 	Pool bool `json:",omitempty"`
 }
@@ -30,6 +32,9 @@ func (c contender) String() string {
 	name := string(c.Kind)
 	if c.Backend != "" {
 		name += ", " + c.Backend
+	}
+	if c.Each {
+		name += ", a runtime for each container"
 	}
 	if c.Pool {
 		name += ", from a warm pool"
@@ -64,6 +69,7 @@ const (
 
 // The contenders that targets compare.
 func oursPlain() contender  { return contender{Kind: kindInProcess} } // of work that names no backend
+func oursEach() contender   { return contender{Kind: kindInProcess, Each: true} }
 func goCNIPlain() contender { return contender{Kind: kindGoCNI} }
 func oneLine() contender    { return contender{Kind: kindOneLine} }
 func theFloor() contender   { return contender{Kind: kindFloor} }

@@ -34,7 +34,9 @@ func startWorker(s spec, trace bool) (*handle, error) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), workerVariable+"="+string(text))
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &unix.SysProcAttr{Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
+	// As on a host, its network namespace is that of process 1: there the library finds
+	// paths to it without reading the mounts.
+	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err

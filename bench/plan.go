@@ -1,6 +1,9 @@
 package main
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // work is the kind of network that a container gets.
 type work string
@@ -180,6 +183,7 @@ func attached(e effort) []scenario {
 	growing := scenario{Name: defaultAttached, Work: workDefault, AtOnce: 1, PerRound: 1, Levels: e.Default, Rounds: e.Rounds, Weight: 7,
 		Contenders: without(everyDefault(), kindOneLine)}
 	crowded := growing
+	growing.Contenders = append(slices.Clone(growing.Contenders), oursEach())
 	crowded.Name, crowded.AtOnce, crowded.PerRound, crowded.Rounds = defaultAttached8, 8, 8, e.part(2)
 	return []scenario{
 		growing, crowded,

@@ -64,6 +64,9 @@ func (w *worker) begin() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
 	// The path of go-cni's cache is fixed. The cache belongs on the same file
 	// system as every other contender's state.
 	varLib := filepath.Join(w.spec.Dir, "var-lib-cni")
