@@ -30,7 +30,7 @@ type attachment struct {
 	noted  bool // that an ADD created the bridge
 	lan    bool // machines other than containers may have its addresses
 	detect bool // detect duplicates of the container's IPv6 addresses
-	aside  bool // announce addresses in parallel with the rest of Add
+	aside  bool // the bridge has many ports: announce addresses in parallel with the rest of Add
 	result *types100.Result
 }
 
@@ -48,7 +48,6 @@ func (a *attachment) Make(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	a.aside = a.plugin.crowded(a.place())
 	return a.join(a.OnHost, a.bridge, a.Host)
 }
 
@@ -207,7 +206,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 		return err
 	}
 	a.Host.OperState = end.OperState
-	a.plugin.remember(a.place(), end.Port.Number)
+	a.aside = end.Port.Number > many
 	br.Mac = bridge.MAC.String()
 	added, err := a.ensureAddresses(a.OnHost, on, *have, addrs, a.lan)
 	if err != nil {

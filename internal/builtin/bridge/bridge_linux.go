@@ -46,13 +46,12 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "bridge". A Plugin that is kept remembers bridges with
-// many ports; see [Plugin.crowded].
+// Plugin is the plugin "bridge". A Plugin that is kept remembers which bridges have an
+// uplink; see [Plugin.hasUplink].
 type Plugin struct {
 	making sync.Mutex // held while a bridge is made
 
 	mu      sync.Mutex
-	ports   map[place]int // the number of the newest port
 	uplinks map[place]uplink
 }
 
@@ -70,29 +69,12 @@ type place struct {
 
 const (
 	// many is the number of ports from which Add does not wait for a packet to
-	// all of them: at 3 µs each, that takes a tenth of the rest.
+	// all of them: at 3 µs each, that takes a tenth of the rest. A port gets the
+	// lowest free number, so the number of a new one shows how many there are.
 	many = 64
 	// mostBridges limits the remembered bridges.
 	mostBridges = 1000
 )
-
-// crowded reports whether a bridge has many ports. A port gets the lowest free
-// number, so the newest one's shows how many ports there are, or once were. The
-// first known port of a bridge counts as one of few.
-func (p *Plugin) crowded(b place) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.ports[b] > many
-}
-
-func (p *Plugin) remember(b place, number int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ports == nil || len(p.ports) > mostBridges {
-		p.ports = make(map[place]int)
-	}
-	p.ports[b] = number
-}
 
 // Add connects the container.
 func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
