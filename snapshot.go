@@ -104,9 +104,8 @@ func (b *build) snapshot(want *wanted) *snapshot {
 	return s
 }
 
-// search returns the search for abandoned containers that Runtimes of the same settings
-// share. The caller's own plugins are values of which it is not known whether they are
-// the same.
+// search returns the search for abandoned containers. Runtimes with the same settings
+// share one, except those with registered plugins: two such plugins cannot be compared.
 func (s *snapshot) search(previous *snapshot) *abandoned.Search {
 	if len(s.choice.Registered) == 0 {
 		return abandoned.Open(abandoned.Alike{

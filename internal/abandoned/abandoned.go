@@ -21,15 +21,16 @@ type Runtime struct {
 	Containers
 }
 
-// Alike decides which Runtimes of a process search together: those for which the others'
-// removals are as good as their own.
+// Alike identifies Runtimes of a process that search together. They would remove the same
+// containers with the same plugins.
 type Alike struct {
 	Dir, Owner, Boot string // of the records
 	Host             string // the path of the host namespace, if it was given
 	Plugins, Env     string // which plugins run
 }
 
-// Containers are the containers on record. Comparable values stand for equal Runtimes.
+// Containers are the containers on record, as one Runtime sees them. Its type must be
+// comparable: a Search keeps a set of them.
 type Containers interface {
 	// Keeps reports whether this process keeps the namespace of a container alive.
 	Keeps(record.ID) bool

@@ -45,7 +45,8 @@ type rounds struct {
 	first    []string       // record files that the next pass begins with
 	reported map[string]int // the generation of each record file that was reported
 	runtime  Runtime        // of the last request: it has the newest configuration
-	// Who has requested this round, and who the next: each may keep namespaces.
+	// The Runtimes that have requested this round, and the next one. Each may keep
+	// namespaces alive.
 	asked, asking map[Containers]struct{}
 }
 
@@ -81,7 +82,7 @@ func (r *rounds) more(failed bool) (wait time.Duration, yes bool) {
 	if failed { // the next pass may fail too
 		r.round, r.first, r.wanted = nil, nil, false
 	}
-	if r.busy = len(r.round)+len(r.first) > 0 || r.wanted; !r.busy { // the garbage collector shall find Runtimes that nobody has
+	if r.busy = len(r.round)+len(r.first) > 0 || r.wanted; !r.busy { // otherwise the Search would keep its Runtimes from being collected
 		r.runtime, r.asked, r.asking = Runtime{}, nil, nil
 	}
 	return wait, r.busy
@@ -135,11 +136,11 @@ func (r *rounds) files(all func() ([]string, error)) ([]string, error) {
 	return files, nil
 }
 
-// keeper returns who has requested this round and keeps the namespace of a container; nil
-// if nobody does.
+// keeper returns a Runtime that has requested this round and keeps the namespace of a
+// container alive, or nil.
 func (r *rounds) keeper(id record.ID) Containers {
 	r.mu.Lock()
-	asked := r.asked // nobody adds to it
+	asked := r.asked // it is never changed: requests go to asking
 	r.mu.Unlock()
 	for c := range asked {
 		if c.Keeps(id) {

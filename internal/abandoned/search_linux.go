@@ -22,14 +22,14 @@ type Search struct {
 
 var allRounds shared.Values[Alike, rounds]
 
-// Open returns a Search that goes on where others of the process are that are alike: a
-// program may have a Runtime for each container, and all records are read in a round.
+// Open returns a Search that shares its rounds with those of all Runtimes that are alike.
+// Each round reads all records, and a program may have a Runtime for each container.
 func Open(a Alike) *Search {
 	ref := allRounds.Get(a, func() *rounds { return &rounds{} })
 	return &Search{ref.Value, ref}
 }
 
-// New returns a Search by itself.
+// New returns a Search that shares nothing.
 func New() *Search { return &Search{rounds: &rounds{}} }
 
 // Request asks for a scan of all records in the background; setup says that Setup
@@ -129,7 +129,7 @@ func (p *pass) close() error {
 type candidate struct {
 	file string
 	rec  *record.Record
-	by   Containers // who shall do it
+	by   Containers // the Runtime that tends it
 }
 
 // run looks at some records, lets go of the namespaces of abandoned containers, and

@@ -109,10 +109,9 @@ func (c *Core) isSettled(now time.Time) bool {
 	return !at.IsZero() && !now.Before(at)
 }
 
-// Gather takes the signs that Due is going to follow, if it is time, and reports whether
-// Index is to be brought up to date for that. Those that come later wait for the next
-// Gather: the Index would be older than they are, and have neither a container that was
-// attached since nor the end of one that is being removed.
+// Gather takes the signs that are due, for Due to follow, and reports whether to update
+// Index before. Later signs wait for the next Gather. The Index is older than they are: it
+// lacks containers that were attached since, and still has those that are being removed.
 func (c *Core) Gather(now time.Time) bool {
 	ripe := c.Ripe(now)
 	if c.isSettled(now) {

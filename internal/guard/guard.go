@@ -257,9 +257,9 @@ func (r *run) wait(ctx context.Context, now, until time.Time) error {
 	return nil
 }
 
-// prepare gathers signs, and then brings the core up to date, so that it follows them with
-// records at least as new. If that fails, the core has what it had, and looks at all
-// containers.
+// prepare gathers the signs that are due, and then reads the changed records: the records
+// are never older than the signs. If the reading fails, the core keeps the records that it
+// has, and looks at all containers.
 func (r *run) prepare(ctx context.Context) {
 	r.mu.Lock()
 	gathered, relearn := r.core.Gather(r.Now()), r.relearn
