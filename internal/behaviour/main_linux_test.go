@@ -8,6 +8,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -36,5 +37,5 @@ func TestMain(m *testing.M) {
 	if os.Getenv(crowdProcess) != "" {
 		os.Exit(crowdMain())
 	}
-	os.Exit(refplugins.Main(m))
+	os.Exit(refplugins.Main(m, sandbox.Shards(4)))
 }

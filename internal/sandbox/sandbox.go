@@ -31,6 +31,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 )
 
 // ErrNotSupported is returned on systems other than Linux. It is an
@@ -58,6 +59,9 @@ const within = "EMBEDCNI_SANDBOX_INSIDE"
 // that the outer one adopts its orphans. It is unset at once, like the marker.
 const orphansOutside = "EMBEDCNI_SANDBOX_ORPHANS_OUTSIDE"
 
+// shard is the environment variable that marks the outer process of a shard.
+const shard = "EMBEDCNI_SANDBOX_SHARD"
+
 // Inside reports whether this process is in a sandbox, in which it or an ancestor has
 // been started by Reexec.
 func Inside() bool {
@@ -76,7 +80,13 @@ type options struct {
 	before  []func() ([]string, error)
 	refused func(error) int
 	adopts  bool
+	shards  int
 }
+
+// Shards has Main run the package's tests in n processes at a time, each in a sandbox of
+// its own. It concerns whole runs only: the flags of [testing] that select tests, repeat
+// them or write profiles are for one process.
+func Shards(n int) Option { return func(o *options) { o.shards = n } }
 
 // IfRefused has Main call fn, and return its exit code, if there can be no sandbox here:
 // the error is ErrRefused or ErrNotSupported.
@@ -122,11 +132,33 @@ func Reexec(opts ...Option) (inside bool, code int, err error) {
 		}
 		env = append(env, more...)
 	}
-	code, err = start(env, o.adopts)
+	if o.shards > 1 && os.Getenv(shard) == "" && isWholeRun(os.Args[1:]) {
+		code, err = runShards(o.shards, env)
+	} else {
+		code, err = start(env, o.adopts)
+	}
 	if err != nil {
 		return false, 1, fmt.Errorf("start the sandbox: %w", err)
 	}
 	return false, code, nil
+}
+
+// isWholeRun reports whether these arguments are those with which go test runs all tests
+// of a package once. The others are few and easily forgotten, so these are listed.
+func isWholeRun(args []string) bool {
+	for _, arg := range args {
+		name, value, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		switch name {
+		case "test.paniconexit0", "test.testlogfile", "test.timeout", "test.v", "test.short":
+		case "test.count":
+			if value != "1" {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return true
 }
 
 func collect(opts []Option) (o options) {
@@ -139,9 +171,9 @@ func collect(opts []Option) (o options) {
 // Main runs the tests of a package in a sandbox and returns the exit code. m is
 // a *testing.M. The interface keeps package testing out of programs.
 func Main(m interface{ Run() int }, opts ...Option) int {
-	// The fuzzing engine is inside. It starts its workers from the same
+	// A list of the tests touches nothing. The fuzzing engine is inside. It starts its workers from the same
 	// executable and talks to them over descriptors that they must inherit.
-	if slices.Contains(os.Args[1:], "-test.fuzzworker") {
+	if slices.Contains(os.Args[1:], "-test.fuzzworker") || slices.Contains(os.Args[1:], "-test.list") {
 		return m.Run()
 	}
 	inside, code, err := Reexec(opts...)

@@ -7,3 +7,5 @@ func enter(string) error { return ErrNotSupported }
 func start([]string, bool) (int, error) { return 1, ErrNotSupported }
 
 func mountNS() (string, error) { return "", ErrNotSupported }
+
+func runShards(int, []string) (int, error) { return 1, ErrNotSupported }
