@@ -20,9 +20,9 @@ LONGEST    := ./internal/behaviour
 
 .PHONY: test units deps lint fuzz faults bench shims quickstart allocrunner iptables-versions
 
-# The linter works while the tests wait for the kernel. Each prints its lines at its end.
+# The linter works while the tests wait for the kernel. 
 test: deps
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target units lint
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line units lint
 
 units:
 	@for module in $(MODULES); do \
