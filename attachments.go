@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/observed"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/warm"
 )
 
 // Attachment is an interface of a container, from its record.
@@ -58,8 +57,6 @@ const (
 	// Detaching: plugins are running, or the runtime was killed while they did, or it was
 	// detached and stays on record because another attachment of the container failed.
 	Detaching AttachmentState = "detaching"
-	// Ready: a Pool has made it ahead of time, and no container uses it yet.
-	Ready AttachmentState = "ready"
 	// Failed: detaching it failed. The next Remove, Recover or GC tries again.
 	Failed AttachmentState = "failed"
 	// Unknown: the record cannot be used, and LastError has the reason. Recover
@@ -78,12 +75,9 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	taken := warm.Taken(found)
 	var all []Attachment
-	for _, f := range found {
-		if !f.Record.Warm || !taken[f.Record.Plugins()] {
-			all = append(all, attachmentsOf(f.Record, recordError(s.Records, f.Record.ContainerID, f.File, f.Err))...)
-		}
+	for _, f := range record.WithoutTaken(found) {
+		all = append(all, attachmentsOf(f.Record, recordError(s.Records, f.Record.ContainerID, f.File, f.Err))...)
 	}
 	return all, nil
 }
@@ -136,8 +130,6 @@ func stateOf(rec *record.Record, n *record.Attachment) AttachmentState {
 	switch {
 	case n.Failures > 0:
 		return Failed
-	case rec.Warm:
-		return Ready
 	case n.State == record.Deleting:
 		return Detaching
 	case n.State == record.Added:
@@ -264,10 +256,9 @@ func (s *snapshot) lookupAddr(addr netip.Addr) ([]Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	taken := warm.Taken(found) // the records of both have the address
 	var all []Attachment
-	for _, f := range found {
-		if f.Record.Boot != boot && f.Err == nil || f.Record.Warm && taken[f.Record.Plugins()] {
+	for _, f := range record.WithoutTaken(found) {
+		if f.Record.Boot != boot && f.Err == nil {
 			continue
 		}
 		all = append(all, attachmentsWith(addr, f, s.Records)...)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -244,44 +243,6 @@ func TestARecordThatReplacesOneOfLoAloneIsSynced(t *testing.T) {
 		expect.NoError(t, r.Remove(t.Context(), "c1", path))
 		expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 	}
-}
-
-// TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs: at any moment one of the
-// two records survives a power cut, and only one is listed.
-func TestAPoolsContainerIsOnRecordUntilTheOtherRecordIs(t *testing.T) {
-	s := testhost.NewStage(t)
-	r := s.Runtime(cni.WithOwner("tester"), cni.WithBuiltinPlugins(),
-		cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "loopback"}]}`)))
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	warm := s.WantFull(r, p, 1)[0]
-	disk := &slowDisk{begun: make(chan struct{}, 8), end: make(chan error, 8)}
-	r.SyncRecordsBy(func(*os.File) error {
-		disk.begun <- struct{}{}
-		return <-disk.end
-	})
-	_, _, err = p.Setup(t.Context(), "c1")
-	expect.NoError(t, err) // without having waited
-	there := func(id string) bool {
-		_, err := os.Lstat(s.RecordFile(id) + ".json")
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			t.Fatal(err)
-		}
-		return err == nil
-	}
-	expect.Same(t, "both are on record", []bool{there(warm), there("c1")}, []bool{true, true})
-	listed, err := r.Attachments()
-	expect.NoError(t, err)
-	for _, a := range listed {
-		if a.ContainerID == warm {
-			t.Errorf("%s is listed: %+v", warm, a)
-		}
-	}
-	close(disk.end)
-	expect.Eventually(t, "the end of the record as it was made ahead of time", func() bool { return !there(warm) })
-	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-	expect.NoError(t, p.Close())
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }
 
 // TestFault_F39_TheLedgerIsSafeBeforeTheRecordGoes: after any power cut the

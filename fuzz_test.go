@@ -146,7 +146,7 @@ func fuzzResult(t *testing.T, cache string, out []byte, version string) {
 		return chain.Output{}, err
 	}}
 	a := &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c", NetNS: "/ns", IfName: "eth0"}}
-	result, partial, err := c.Add(context.Background(), a, chain.Part{})
+	result, partial, err := c.Add(context.Background(), a, nil)
 	if err != nil {
 		if strings.Contains(err.Error(), "panic") {
 			t.Errorf("%q: %v", out, err)

@@ -301,38 +301,6 @@ func TestFault_F57_ADelegateIsRecordedBeforeItRuns(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"CHECK disk c1/eth0", "DEL disk c1/eth0"})
 }
 
-// TestFault_F57_AContainerOfAPoolHasThePluginsThatMadeIt. The rest of the chain
-// has the plugins that ran when it was taken.
-func TestFault_F57_AContainerOfAPoolHasThePluginsThatMadeIt(t *testing.T) {
-	s := testhost.NewStage(t)
-	s.Plugin(scripted.Script{}, "portmap")
-	conf := cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.1.0", "name": "net", "plugins": [
-		{"type": "bridge", "script": %q}, {"type": "portmap", "script": %q, "capabilities": {"portMappings": true}}]}`,
-		s.Path("script-bridge"), s.Path("script-portmap")))
-	dirs := cni.WithPluginDir([]string{s.Path("bin"), s.Path("moved")})
-	var ran []string
-	opts := []cni.Opt{conf, dirs, cni.WithOwner("tester"), cni.WithBuiltins(map[string]plugin.Plugin{"bridge": testhost.Idle{}})}
-	r := s.Runtime(opts...)
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	warm := s.WantFull(r, p, 1)[0]
-	expect.NoError(t, os.Rename(s.Path("bin"), s.Path("moved")))
-	s.Plugin(scripted.Script{}, "bridge")
-	path, _, err := p.Setup(t.Context(), "c1", cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 80, ContainerPort: 8080}}))
-	expect.NoError(t, err)
-	rec, err := s.Records().Load("c1")
-	expect.NoError(t, err)
-	expect.Same(t, "known to plugins as", rec.Plugins(), record.PluginID(warm))
-	expect.Same(t, "plugins", rec.Attachments[0].Plugins, []record.Plugin{
-		{Type: "bridge", Kind: "built in"}, {Type: "portmap", Kind: "executable", Path: s.Path("moved", "portmap")}})
-	later := s.Runtime(append(opts, ranKinds(&ran))...)
-	expect.NoError(t, later.Check(t.Context(), "c1", path))
-	expect.NoError(t, later.Remove(t.Context(), "c1", path))
-	expect.Same(t, "ran", take(&ran), []string{"CHECK bridge built in", "CHECK portmap executable",
-		"DEL portmap executable", "DEL bridge built in"})
-	expect.NoError(t, p.Close())
-}
-
 // detecting is a built-in plugin whose rules follow the host's backend.
 type detecting struct {
 	testhost.Acting

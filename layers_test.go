@@ -80,7 +80,6 @@ var floors = [][]string{
 		"internal/abandoned", "internal/claims", "internal/handover", "internal/sweep",
 	},
 	{
-		"internal/warm",
 	},
 	{
 		"cni",

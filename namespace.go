@@ -22,7 +22,6 @@ type Namespace struct {
 	path string
 	scope
 	selected []selection
-	ours     bool                      // a Pool has made the namespace
 	makes    bool                      // Setup makes it, see WithNewNetNS
 	makesIn  *os.File                  // the user namespace that it belongs to; nil: the caller's
 	own      bool                      // the call has a WithNetworkConfig
@@ -100,8 +99,7 @@ func (ns *Namespace) only(n *Network) *Namespace {
 //
 // The caller needs CAP_SYS_ADMIN, also for the mount in path's directory. That is made if
 // it is missing, and stays; see netns.Share for one that `ip netns` and other mount
-// namespaces see. Other calls than Setup ignore the option, and a Pool too, because its
-// containers have namespaces of their own.
+// namespaces see. Other calls than Setup ignore the option.
 func WithNewNetNS() NamespaceOpts {
 	return func(ns *Namespace) error { return ns.make(nil) }
 }
@@ -112,8 +110,7 @@ func WithNewNetNS() NamespaceOpts {
 // must stay open until Setup returns. See netns.NewIn.
 //
 // The error is ErrInvalidNetNS if owner is no user namespace, or if the caller lacks
-// CAP_SYS_ADMIN in it. A Pool's namespaces are made before their user namespaces are
-// known, so its Setup refuses the option with ErrInvalidArgument.
+// CAP_SYS_ADMIN in it.
 func WithNewNetNSIn(owner *os.File) NamespaceOpts {
 	return func(ns *Namespace) error {
 		if owner == nil {

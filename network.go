@@ -12,7 +12,6 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/warm"
 )
 
 // Network is a loaded network configuration with the name of its interface in a
@@ -383,10 +382,6 @@ func (s *snapshot) unnamed() error {
 	}
 	return nil
 }
-
-// ahead returns how many plugins of the network, from the first, need nothing
-// from a caller.
-func (n *Network) ahead() int { return warm.Ahead(n.config.Plugins, n.snapshot.runner.IsRegistered) }
 
 // same reports whether another network is configured alike.
 func (n *Network) same(other *Network) bool {

@@ -14,7 +14,6 @@ import (
 	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/views"
@@ -62,7 +61,6 @@ func (s *snapshot) beginIn(ns *Namespace, verb string, openHost func() (*hostns.
 		return nil, err
 	}
 	op.Container = s.New(ns.id, host)
-	op.Ours = ns.ours
 	open := func() error { return op.OpenPath(ns.path, verb) }
 	if ns.makes && verb == "ADD" {
 		open = func() error { return op.MakeNetNS(ns.path, ns.makesIn) }
@@ -235,11 +233,10 @@ type attachment struct {
 	op      *operation
 	network *Network
 	progress
-	cacheFile *plainfile.Unnamed // for the result, if it was made ahead of time
-	facts     record.Facts       // notes of built-in plugins
-	plugins   runner.Plugins     // the plugins that run, or ran
-	lost      bool               // the interface was not in the container before its DEL
-	claims    claims.Claims      // addresses that host-local has reserved in this call
+	facts   record.Facts   // notes of built-in plugins
+	plugins runner.Plugins // the plugins that run, or ran
+	lost    bool           // the interface was not in the container before its DEL
+	claims  claims.Claims  // addresses that host-local has reserved in this call
 
 	mapped []wirePort  // by WithCapabilityPortMap, beside ports
 	ports  *askedPorts // by WithPorts; nil: none, or no plugin takes them
@@ -264,25 +261,12 @@ func (all attachments) names() map[string]bool {
 
 // progress is the progress of an attachment's ADD.
 type progress struct {
-	part      chain.Part    // the plugins that the ADD is for; zero: all
 	attempted bool          // this call has begun it
 	state     record.State  // on record
 	partial   chain.Partial // the result of the last plugin that answered
 	noted     []byte        // the result on record, if this call has noted it
 	held      []byte        // a result that is noted once the ADD has ended
 }
-
-// begin notes that the ADD begins. It returns the plugins that it is for, out of all.
-func (p *progress) begin(all int) chain.Part {
-	p.attempted = true
-	if p.part.To == 0 {
-		p.part.To = all
-	}
-	return p.part
-}
-
-// again is the progress of another attempt, after this one was undone.
-func (p *progress) again() progress { return progress{part: p.part} }
 
 // entry returns the attachment's part of the record, or nil if it has none.
 func (a *attachment) entry() *record.Attachment {

@@ -216,7 +216,6 @@ func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, e
 		return nil, fmt.Errorf("network %q: %w", sel.network, err)
 	}
 	a := &attachment{op: op, network: n, ownConfig: sel.list != nil, prev: sel.prev, metadata: metadata, dirs: precedence(op.pluginDirs, ns.dirs)}
-	a.part.Result = sel.prev
 	a.ConfigArgs = merge(ns.configArgs, sel.configArgs)
 	a.RuntimeConf = libcni.RuntimeConf{
 		ContainerID: string(ns.id), IfName: name, Args: args, CapabilityArgs: capabilities,

@@ -44,7 +44,7 @@ const (
 // The container is locked while the plugin works. With its context the plugin
 // may run other plugins (plugin.Request.Delegate) and call Load, Status,
 // Networks, GetConfig and Attachments. Setup, Remove, Check, CleanUp, Recover,
-// GC, Release and a Pool's Setup on the same state directory return
+// GC and Release on the same state directory return
 // ErrInsidePlugin, because they could wait for the plugin for ever. Its Status
 // may call anything.
 func WithPlugin(typ string, p plugin.Plugin) Opt {
@@ -146,8 +146,8 @@ func WithPluginRoot(dir string) Opt {
 // and all others run the plugins that the Setup has run, and give them its order in
 // CNI_PATH, for those to which they delegate.
 //
-// It has no effect on plugins in process, nor is it valid inside WithNetwork. A Pool's
-// Setup with it takes no container that was made ahead. Release refuses such a container.
+// It has no effect on plugins in process, nor is it valid inside WithNetwork. Release
+// refuses such a container.
 func WithPluginDirOrder(dirs ...string) NamespaceOpts {
 	dirs = slices.Clone(dirs)
 	return func(ns *Namespace) error {
@@ -160,8 +160,7 @@ func WithPluginDirOrder(dirs ...string) NamespaceOpts {
 }
 
 // precedence returns those of the directories that first has before the others, in its
-// order. It returns nil if first changes nothing: then a pool's container fits, and Release
-// can hand the attachment over.
+// order. It returns nil if first changes nothing: then Release can hand the attachment over.
 func precedence(dirs, first []string) (found []string) {
 	all := ordered(dirs, first)
 	if slices.Equal(all, dirs) {

@@ -51,12 +51,10 @@ func (op *operation) write(ctx context.Context) error {
 }
 
 // survival returns when the record must survive a power cut. A plugin may start before
-// it does, if a power cut undoes the plugin's work. A pool's container is durably on
-// record under its own ID until this record is, so its sync can come last.
+// it does, if a power cut undoes the plugin's work.
 //
 // A power cut leaves nothing of lo. A torn record of it alone may leave a file in libcni's
-// cache, which Recover finds by the record's name; see deleteIllegible. A pool's container
-// is in the cache under another ID.
+// cache, which Recover finds by the record's name; see deleteIllegible.
 func (op *operation) survival() container.Survival {
 	all := func(is func(a *attachment) bool) bool {
 		return !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !is(a) })
@@ -64,11 +62,7 @@ func (op *operation) survival() container.Survival {
 	switch {
 	case op.OutlivesPowerCut():
 		return container.AtOnce
-	case op.MadeAs != "" && all(func(a *attachment) bool { return a.runner().StaysInKernel(a.part.From) }):
-		return container.WhenAsked
-	case op.MadeAs != "":
-		return container.Soon
-	case !op.Warm && all(func(a *attachment) bool { return len(a.metadata) == 0 && a.runner().MakesOnlyLo() }):
+	case all(func(a *attachment) bool { return len(a.metadata) == 0 && a.runner().MakesOnlyLo() }):
 		return container.Never
 	case all(func(a *attachment) bool { return a.runner().StartsInKernel() }):
 		return container.Soon
@@ -84,7 +78,7 @@ func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
 		Network: a.network.config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded(), Metadata: a.metadata,
 	}
 	var err error
-	n.Result, n.Facts = json.RawMessage(a.part.Result), a.facts.All()
+	n.Result, n.Facts = json.RawMessage(a.prev), a.facts.All()
 	n.OwnConfig, n.PrevResult, n.PluginDirs = a.ownConfig, json.RawMessage(a.prev), a.dirs
 	if n.Config, err = conflist.Whole(a.network.config); err != nil {
 		return n, err
@@ -322,9 +316,8 @@ func (a *attachment) key() record.Key {
 // until then the record names the attachments.
 func (op *operation) enter(all attachments) {
 	all = slices.DeleteFunc(slices.Clone(all), func(a *attachment) bool {
-		// One that was made ahead of time was entered then, under the same ID. One of lo
-		// leaves nothing that GC could release.
-		return a.part.From > 0 || isLoAlone(a.network.config.Plugins)
+		// lo's attachment holds no address, so GC has nothing to release.
+		return isLoAlone(a.network.config.Plugins)
 	})
 	if len(all) == 0 {
 		return
@@ -389,8 +382,7 @@ func (a *attachment) NoteSoon(key string, value any) error {
 // delegated their reservation.
 func (a *attachment) claimResult(result json.RawMessage) {
 	claimed, _ := a.claims.All()
-	run := a.network.config.Plugins[a.part.From:] // those before noted their own when they ran
-	if len(claimed) > 0 || !slices.ContainsFunc(run, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
+	if len(claimed) > 0 || !slices.ContainsFunc(a.network.config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
 		return
 	}
 	if addrs := footprint.Addresses(result); len(addrs) > 0 {

@@ -75,7 +75,7 @@ func CheckWithin(budget time.Duration) RecoverOption {
 //
 // Recover removes, as Remove does, containers whose namespace is gone or of
 // another boot, attachments of an unfinished Setup or Remove, and containers
-// that a pool of a dead process made ahead of time. It kills plugins that a dead
+// that a pool of an earlier version had made ahead of time. It kills plugins that a dead
 // runtime has left running, after a grace period. A container that cannot be
 // removed stays recorded, and is tried again after a time that grows with each
 // failure.
@@ -231,8 +231,7 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 			o.adopted, o.repaired, o.kept = true, j.repaired, op.adopt(j.doubt)
 		}
 	}
-	// For networks that have nothing to attach ahead of time, a pool makes a namespace
-	// without attachments.
+	// A Setup that failed in a namespace that it was to keep leaves a record without attachments.
 	empty := !op.Damaged && op.Record.IsEmpty()
 	stays := !op.Record.HasOthers(going.names()) && op.KeepInhabited()
 	if len(going) > 0 || empty && !stays {

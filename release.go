@@ -17,7 +17,6 @@ import (
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/warm"
 )
 
 // ReleaseOptions configures Release.
@@ -68,7 +67,7 @@ func (r *ReleaseReport) Err() error {
 //     program to delete rules that is missing;
 //   - with rules in the table inet embedcni, where built-in plugins keep them
 //     unless the configuration names a backend;
-//   - whose recorded path no longer leads to the namespace, or that a Pool made;
+//   - whose recorded path no longer leads to the namespace, or that a pool of an earlier version made;
 //   - whose result is not in libcni's cache, which go-cni expects in
 //     /var/lib/cni/results;
 //   - that are partly attached or removed, were attached before a reboot, or have
@@ -106,13 +105,12 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 	if err != nil {
 		return err
 	}
-	taken := warm.Taken(found)
-	for _, f := range found {
+	for _, f := range record.WithoutTaken(found) {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 			break
 		}
-		if f.Concerns(s.owner) && !(f.Record.Warm && taken[f.Record.Plugins()]) {
+		if f.Concerns(s.owner) {
 			report.add(s.releaseOne(ctx, host, f, o.DryRun))
 		}
 	}

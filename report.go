@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/warm"
 )
 
 // Report lists the containers that Recover or GC has looked at, by ID.
@@ -201,7 +200,7 @@ func (s *snapshot) mine(found []record.Found, dry bool, report *Report) ([]recor
 		s.noteOthers(report, record.OtherOwners(found, s.owner))
 	}
 	mine := slices.DeleteFunc(slices.Clone(found), func(f record.Found) bool { return !f.Concerns(s.owner) })
-	mine, taken := warm.Orphans(mine, s.RuntimeAlive)
+	mine, taken := record.Orphans(mine, s.RuntimeAlive)
 	for _, id := range taken {
 		if dry {
 			break

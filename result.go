@@ -32,8 +32,8 @@ type Result struct {
 	Routes []*types.Route
 	// Networks holds the networks in the order they were loaded or selected.
 	Networks []*NetworkResult `json:",omitempty"`
-	// NetNS is the path of the container's network namespace if Setup or a Pool has made
-	// it; see WithNewNetNS.
+	// NetNS is the path of the container's network namespace if Setup has made it;
+	// see WithNewNetNS.
 	NetNS string `json:",omitempty"`
 	// PortWarnings are about ports of the host that Setup has forwarded although a
 	// process uses them, or at addresses that the host does not have; see

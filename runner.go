@@ -28,7 +28,6 @@ func (a *attachment) chain() *chain.Chain {
 	}
 	r := a.runner()
 	r.Given.Batch, r.Previous = &batch.Batch{}, &inprocess.Previous{}
-	c.CacheFile = a.cacheFile
 	if a.network.isLo && r.MakesOnlyLo() {
 		c.Uncached, c.OnResult = true, a.holdResult
 	}
@@ -40,9 +39,7 @@ func (a *attachment) chain() *chain.Chain {
 		return out, err
 	}
 	c.OnEnd = func(ctx context.Context, verb string) error {
-		// The record of a pool's container knows what the cache has of the networks that
-		// were attached ahead, and nothing of others.
-		if err := r.End(ctx, verb); err != nil || verb != "ADD" || a.part.From > 0 {
+		if err := r.End(ctx, verb); err != nil || verb != "ADD" {
 			return err
 		}
 		if err := r.Durable(); err != nil {

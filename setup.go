@@ -240,7 +240,7 @@ func (op *operation) refuseTaken() error {
 func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 	op.endRemoval() // of an earlier attempt
 	for _, a := range op.attachments {
-		a.progress = a.again()
+		a.progress = progress{}
 		a.facts.Reset(nil)
 		a.plugins.Reset(nil, nil)
 	}
@@ -359,15 +359,15 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 	if err != nil {
 		return nil, a.error("ADD", err)
 	}
-	part := a.begin(len(a.network.config.Plugins))
+	a.attempted = true
 	defer func() { _ = first.End(false) }() // after a panic; otherwise it ends below
-	result, a.partial, err = a.chain().Add(ctx, &a.Attachment, part)
-	if err == nil && part.To == len(a.network.config.Plugins) {
+	result, a.partial, err = a.chain().Add(ctx, &a.Attachment, a.prev)
+	if err == nil {
 		a.state = record.Added
 		err = a.Append(record.Entry{State: record.Added, Result: a.held})
 	}
 	if err != nil {
-		if nerr := a.runner().NoteNotRun(part.From); nerr != nil {
+		if nerr := a.runner().NoteNotRun(); nerr != nil {
 			a.op.logger.Warn("note in the record which plugins did not run", "container", a.op.ID, "error", nerr)
 		}
 	}

@@ -38,9 +38,6 @@ func newAttacher(s spec) (attacher, error) {
 	case kindOneLine:
 		return &oneLiner{spec: s}, nil
 	case kindDisk, kindInProcess:
-		if s.Contender.Pool {
-			return &pool{ours: ours{spec: s}}, nil
-		}
 		return &ours{spec: s}, nil
 	case kindFloor:
 		return newFloor(s)

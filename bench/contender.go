@@ -23,8 +23,6 @@ type contender struct {
 	Memory bool `json:",omitempty"`
 	// Each makes a runtime for each container, as schedulers do.
 	Each bool `json:",omitempty"`
-	// Pool takes containers that were prepared in advance.
-	Pool bool `json:",omitempty"`
 }
 
 // String returns the contender's name in tables.
@@ -35,9 +33,6 @@ func (c contender) String() string {
 	}
 	if c.Each {
 		name += ", a runtime for each container"
-	}
-	if c.Pool {
-		name += ", from a warm pool"
 	}
 	if c.Memory {
 		name += ", record in memory"
@@ -77,11 +72,6 @@ func oursNFT() contender    { return contender{Kind: kindInProcess, Backend: nat
 func oursIPT() contender    { return contender{Kind: kindInProcess, Backend: iptables} }
 func goCNINFT() contender   { return contender{Kind: kindGoCNI, Backend: nftables} }
 func goCNIIPT() contender   { return contender{Kind: kindGoCNI, Backend: iptables} }
-
-// pooled returns a contender that takes containers from a warm pool.
-func pooled(memory bool) contender {
-	return contender{Kind: kindInProcess, Backend: native, Pool: true, Memory: memory}
-}
 
 // everyNAT returns the contenders for work with packet filters.
 func everyNAT() []contender {

@@ -126,7 +126,7 @@ const few, enough = 10, 3
 // plan returns all scenarios. Those that leave much cleanup to the kernel come
 // last.
 func plan(e effort) []scenario {
-	nat := append(everyNAT(), contender{Kind: kindInProcess, Backend: native, Memory: true}, pooled(false), pooled(true))
+	nat := append(everyNAT(), contender{Kind: kindInProcess, Backend: native, Memory: true})
 	all := []scenario{
 		{Name: "default", Work: workDefault, Rounds: e.Rounds * 3 / 2, Weight: 5, Kind: kindChecked, Contenders: everyDefault()},
 		{Name: "loopback", Work: workLoopback, Rounds: e.Rounds, Weight: 1,

@@ -44,8 +44,6 @@ func sample() *results {
 	}
 	put("default", goCNIPlain(), verbCHECK, 0, 50_000, 60_000)
 	put("default", oneLine(), verbCHECK, 0, 53_000, 63_000)
-	put("nat", pooled(false), verbADD, 0, 500)
-	put("nat", pooled(false), verbDEL, 0, 500)
 	for n, ms := range map[int]int64{100: 20, 1000: 250} {
 		put("verdict", oursNFT(), verbVerdict, n, ms*1000)
 	}

@@ -139,9 +139,7 @@ func (r *results) targets() []target {
 	all := r.defaultTargets()
 	all = append(all, r.nativeTargets()...)
 	all = append(all,
-		r.atLeast("loopback ADD: faster than go-cni", 5, add("loopback", goCNIPlain()), add("loopback", oursPlain())),
-		r.lasts("Setup from a warm pool", 0.7, r.median("nat", pooled(false), verbADD, 0)),
-		r.lasts("the same without the sync of the record", 0.3, r.median("nat", pooled(true), verbADD, 0)))
+		r.atLeast("loopback ADD: faster than go-cni", 5, add("loopback", goCNIPlain()), add("loopback", oursPlain())))
 	all = append(all, r.oneLineTargets()...)
 	return append(all,
 		r.atLeast("bridge, ipMasq, portmap and firewall, iptables insisted on: ADD, faster than go-cni", 8,

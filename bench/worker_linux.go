@@ -104,11 +104,7 @@ func (w *worker) do(ctx context.Context, o order) (reply, error) {
 		if err != nil {
 			return reply{}, err
 		}
-		if err := w.prepare(ctx, containers); err != nil {
-			return reply{}, err
-		}
-		r, err := measure(containers, o.AtOnce, func(c container) error { return w.attacher.add(ctx, c) })
-		return r, errors.Join(err, w.prepare(ctx, containers)) // not during the next measurement
+		return measure(containers, o.AtOnce, func(c container) error { return w.attacher.add(ctx, c) })
 	case "del":
 		return measure(w.containers(o), o.AtOnce, func(c container) error { return w.attacher.del(ctx, c) })
 	case "check":
@@ -120,11 +116,6 @@ func (w *worker) do(ctx context.Context, o order) (reply, error) {
 	case "profile":
 		return w.profile(ctx, o)
 	case "snapshot":
-		if p, ok := w.attacher.(*pool); ok {
-			if err := p.drain(); err != nil {
-				return reply{}, err
-			}
-		}
 		lines, err := audit.Snapshot(ctx, audit.Options{StateDirs: []string{w.spec.Dir}})
 		return reply{Lines: lines.Without(w.expected)}, err
 	case verbVerdict, verbRecover:
@@ -145,19 +136,6 @@ func (w *worker) judge(ctx context.Context, o order) (reply, error) {
 	}
 	all := w.containers(o)
 	return measure(make([]container, 1), 1, func(container) error { return do(ctx, all) })
-}
-
-// prepare waits until the contender's preparations are done.
-func (w *worker) prepare(ctx context.Context, containers []container) error {
-	p, ok := w.attacher.(*pool)
-	if !ok {
-		return nil
-	}
-	var errs []error
-	for _, c := range containers {
-		errs = append(errs, p.ready(ctx, c.Network))
-	}
-	return errors.Join(errs...)
 }
 
 // expected reports whether a line is a permitted change after a DEL: host-local

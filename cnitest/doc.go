@@ -37,14 +37,14 @@
 //
 // # Fakes
 //
-// A Fake behaves as a Runtime without a kernel, on every system, and fails as it is told:
+// A Fake answers as a Runtime without a kernel, on every system, and fails as it is told:
 //
 //	func TestStartTriesAgain(t *testing.T) {
 //		fake, err := cnitest.NewFake(cni.WithConfListBytes([]byte(pods)))
 //		if err != nil {
 //			t.Fatal(err)
 //		}
-//		fake.Inject(cnitest.Fault{Verb: "ADD", Network: "pods", Err: cni.ErrPluginKilled, Times: 1})
+//		fake.Inject(cnitest.Fault{Method: "Setup", Err: cni.ErrPluginKilled, Times: 1})
 //		program := New(fake)
 //		if _, err := program.Start(t.Context(), "web-1", "/run/netns/web-1"); err != nil {
 //			t.Error(err)
@@ -53,9 +53,9 @@
 //
 // Both tests are in examples/tested, with the program.
 //
-// A Fake has the methods of a *cni.Runtime, and its NewPool returns a FakePool; a program
-// declares an interface of those that it calls. Contract tests whoever else claims to
-// behave so: it is the suite that *cni.Runtime and Fake both pass.
+// A Fake is a cni.CNI with some more verbs of a *cni.Runtime; a program declares an
+// interface of the methods that it calls. A Fake knows nothing of plugins, records and
+// recovery: tests about those need a Host.
 //
 // # Audits
 //

@@ -1,213 +1,351 @@
 package cnitest
 
 import (
-	"cmp"
+	"context"
 	"fmt"
-	"os"
-	"path/filepath"
+	"maps"
+	"net"
+	"net/netip"
 	"slices"
 	"sync"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni"
 )
 
-// Fake is a Runtime without a kernel: it touches no network, no file but configurations,
-// and starts no plugin, so it works on every system and without privileges. It behaves as
-// a *cni.Runtime does, for Contract tests both: it validates arguments, attaches and
-// rolls back, allocates addresses and ports, keeps records, and decides about containers
-// in Recover, Reconcile, GC, Health, Repair and Release. It has the methods of a
-// *cni.Runtime, see Runtime, and those that change its host as the world does: EndNetNS,
-// NewNetNS, Break, Interrupt, SetAddresses, Inject. Calls lists the calls of the program.
+// Fake is a Runtime without a kernel, for tests of what a program makes of results and
+// errors. It implements cni.CNI and the verbs below: it validates arguments and
+// configurations as a *cni.Runtime does, answers Setup with canned results, fails as
+// Inject says, and logs its calls. It knows which containers are attached, and nothing
+// else: plugins, records, ports and recovery need a Host.
 //
-// All types of plugins exist. Those of IPAM are host-local and static; any other
-// allocates from 192.0.2.0/24. A network namespace is a path, which exists unless
-// EndNetNS has ended it, or Remove has deleted one that Setup made; code that enters it
-// needs a Host instead. Every port of the host is free that no container has.
-//
-// The options of cni.New that are about plugins, directories of state, timeouts, retries
-// or the host have no effect. Nothing is removed in the background, as with
-// cni.WithoutReaping.
+// A program declares an interface of the methods that it calls. A method that Fake lacks
+// is a few lines in a struct that embeds it.
 //
 // A Fake is safe for concurrent use. Create one with NewFake.
 type Fake struct {
-	h    *fakeHost
-	conf *cni.Runtime // the configuration
-	lax  *cni.Runtime // the same, for calls that need no network
+	conf *cni.Runtime // validates, and never attaches
 
-	mu    sync.Mutex
-	owner string
+	mu       sync.Mutex
+	answers  map[string]*types100.Result // by network
+	faults   []*Fault
+	calls    []FakeCall
+	attached map[string]attached // by container ID
+	made     int                 // addresses
 }
 
-// FakeCall is a call of a Fake's method.
+type attached struct {
+	plan   *cni.Plan
+	result *cni.Result
+}
+
+var _ cni.CNI = (*Fake)(nil)
+
+// FakeCall is a call of a Fake's method that has returned.
 type FakeCall struct {
-	Method      string // "Setup"; of a FakePool "Pool.Setup"
+	Method      string // "Setup"
 	ContainerID string // empty if the call is not about one
 	NetNS       string
-	Plan        *cni.Plan // of a Setup, a pool's too; nil if the arguments were invalid
+	Plan        *cni.Plan // of a Setup; nil if the arguments were invalid
 	Err         error
 }
 
-// Fault makes a Fake's plugins fail or wait. The first four fields select the calls.
+// Fault has calls fail or wait.
 type Fault struct {
-	Verb        string // ADD, DEL, CHECK or STATUS; empty: each
+	Method      string // "Setup", for example; empty: each
 	ContainerID string // empty: each
-	Network     string // empty: each
-	Plugin      string // its type; empty: the last of the network. Those before it succeed
 
-	// Err is the plugin's error; nil if it succeeds. A *types.Error has a code and a
-	// message.
+	// Err is the error of the call. A nil Err lets the call go on after Wait.
 	Err error
-	// Wait has the plugin answer only when it is closed or, in ADD and CHECK, when the
-	// context of the call ends. That is then the error.
+	// Wait, if set, has the call wait until it is closed or the context of the call ends,
+	// whose error is then the call's.
 	Wait <-chan struct{}
-	// Times is the number of calls that fail; 0 is no limit.
+	// Times is the number of calls that the fault is for; 0 is no limit.
 	Times int
 }
 
-// NewFake returns a Fake on a host without containers. The options are those of cni.New.
+// NewFake returns a Fake without containers. The options are those of cni.New; those about
+// plugins, directories of state and the host have no effect.
 func NewFake(opts ...cni.Opt) (*Fake, error) {
-	return newFake(newFakeHost(), opts)
-}
-
-// Restart returns another Fake on the same host, as the program gets it after a restart,
-// or another program.
-func (f *Fake) Restart(opts ...cni.Opt) (*Fake, error) { return newFake(f.h, opts) }
-
-func newFake(h *fakeHost, opts []cni.Opt) (*Fake, error) {
 	conf, err := cni.New(opts...)
 	if err != nil {
 		return nil, err
 	}
-	lax, err := cni.New(append(slices.Clone(opts), cni.WithMinNetworkCount(0))...)
+	return &Fake{conf: conf, answers: map[string]*types100.Result{}, attached: map[string]attached{}}, nil
+}
+
+// Answer has a network answer each Setup with result. Without one, a network answers with
+// its interface and an address of 192.0.2.0/24 (RFC 5737), a different one each time.
+func (f *Fake) Answer(network string, result *types100.Result) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.answers[network] = result
+}
+
+// Inject has calls fail, until remove is called. If several faults are for a call, the
+// first one injected counts.
+func (f *Fake) Inject(fault Fault) (remove func()) {
+	injected := &fault
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.faults = append(f.faults, injected)
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.faults = slices.DeleteFunc(f.faults, func(other *Fault) bool { return other == injected })
+	}
+}
+
+// Calls returns the calls so far, in the order in which they returned.
+func (f *Fake) Calls() []FakeCall {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.calls)
+}
+
+// call runs one method: its fault first, then do, with the lock held.
+func (f *Fake) call(ctx context.Context, c FakeCall, do func() error) error {
+	err := f.fault(ctx, c)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		err = do()
+	}
+	c.Err = err
+	f.calls = append(f.calls, c)
+	return err
+}
+
+// fault returns the error of the first fault for a call.
+func (f *Fake) fault(ctx context.Context, c FakeCall) error {
+	f.mu.Lock()
+	i := slices.IndexFunc(f.faults, func(one *Fault) bool {
+		return (one.Method == "" || one.Method == c.Method) && (one.ContainerID == "" || one.ContainerID == c.ContainerID)
+	})
+	if i < 0 {
+		f.mu.Unlock()
+		return nil
+	}
+	fault := f.faults[i]
+	if fault.Times--; fault.Times == 0 {
+		f.faults = slices.Delete(f.faults, i, i+1)
+	}
+	f.mu.Unlock()
+	if fault.Wait != nil {
+		select {
+		case <-fault.Wait:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return fault.Err
+}
+
+// Setup implements cni.CNI. A container that is attached is refused with
+// cni.ErrAlreadyAttached.
+func (f *Fake) Setup(ctx context.Context, id, path string, opts ...cni.NamespaceOpts) (result *cni.Result, err error) {
+	return f.setup(ctx, "Setup", id, path, opts)
+}
+
+// SetupSerially implements cni.CNI.
+func (f *Fake) SetupSerially(ctx context.Context, id, path string, opts ...cni.NamespaceOpts) (*cni.Result, error) {
+	return f.setup(ctx, "SetupSerially", id, path, opts)
+}
+
+func (f *Fake) setup(ctx context.Context, method, id, path string, opts []cni.NamespaceOpts) (result *cni.Result, err error) {
+	plan, invalid := f.conf.Plan(id, path, opts...)
+	err = f.call(ctx, FakeCall{Method: method, ContainerID: id, NetNS: path, Plan: plan}, func() error {
+		if invalid != nil {
+			return invalid
+		}
+		if _, ok := f.attached[id]; ok {
+			return fmt.Errorf("container %q: %w", id, cni.ErrAlreadyAttached)
+		}
+		var err error
+		if result, err = f.result(plan); err == nil {
+			f.attached[id] = attached{plan, result}
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	f := &Fake{h: h, conf: conf, lax: lax, owner: filepath.Base(os.Args[0])}
-	f.learnOwner()
-	return f, nil
+	return result, nil
 }
 
-// learnOwner keeps the former owner while a network has no name.
-func (f *Fake) learnOwner() {
-	if p, err := f.lax.Plan("any", ""); err == nil {
-		f.mu.Lock()
-		f.owner = p.Owner
-		f.mu.Unlock()
+// result converts the answers of the plan's networks.
+func (f *Fake) result(plan *cni.Plan) (*cni.Result, error) {
+	lists, opts := []*types100.Result{}, []cni.Opt{cni.WithMinNetworkCount(0)}
+	for _, a := range plan.Attachments {
+		answer := f.answers[a.Network]
+		if answer == nil {
+			answer = f.canned(a.IfName, plan.NetNS)
+		}
+		lists = append(lists, answer)
+		opts = append(opts, cni.WithConfListBytes(a.Config))
 	}
+	// The networks of the plan may be fewer than those that are loaded, or others.
+	converter, err := cni.New(opts...)
+	if err != nil {
+		return nil, err
+	}
+	result, err := converter.GetCNIResultFromResults(lists)
+	if err != nil {
+		return nil, err
+	}
+	for i, n := range result.Networks {
+		n.IfName, n.Ports = plan.Attachments[i].IfName, plan.Attachments[i].Ports
+	}
+	return result, nil
 }
 
-func (f *Fake) me() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.owner
+// canned is the answer of a network that has no other.
+func (f *Fake) canned(ifName, path string) *types100.Result {
+	f.made++
+	r := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Interfaces: []*types100.Interface{{
+		Name: ifName, Sandbox: path, Mac: fmt.Sprintf("02:00:00:00:%02x:%02x", byte(f.made>>8), byte(f.made)),
+	}}}
+	addr := net.IPNet{IP: net.IPv4(192, 0, 2, byte(2+(f.made-1)%253)), Mask: net.CIDRMask(24, 32)}
+	gateway := net.IPv4(192, 0, 2, 1)
+	if ifName == "lo" {
+		addr, gateway = net.IPNet{IP: net.IPv4(127, 0, 0, 1), Mask: net.CIDRMask(8, 32)}, nil
+	}
+	r.IPs = []*types100.IPConfig{{Interface: types100.Int(0), Address: addr, Gateway: gateway}}
+	return r
+}
+
+// Remove implements cni.CNI. It is no error if the container is not attached.
+func (f *Fake) Remove(ctx context.Context, id, path string, _ ...cni.NamespaceOpts) error {
+	return f.call(ctx, FakeCall{Method: "Remove", ContainerID: id, NetNS: path}, func() error {
+		delete(f.attached, id)
+		return nil
+	})
+}
+
+// Check implements cni.CNI.
+func (f *Fake) Check(ctx context.Context, id, path string, _ ...cni.NamespaceOpts) error {
+	return f.call(ctx, FakeCall{Method: "Check", ContainerID: id, NetNS: path}, func() error {
+		_, err := f.of(id)
+		return err
+	})
+}
+
+func (f *Fake) of(id string) (attached, error) {
+	a, ok := f.attached[id]
+	if !ok {
+		return a, fmt.Errorf("container %q is %w", id, cni.ErrNotAttached)
+	}
+	return a, nil
 }
 
 // Load implements cni.CNI.
-func (f *Fake) Load(opts ...cni.Opt) (err error) {
-	defer f.record(FakeCall{Method: "Load"}, &err)
-	if err := f.conf.Load(opts...); err != nil {
-		return err
-	}
-	if err := f.lax.Load(append(slices.Clone(opts), cni.WithMinNetworkCount(0))...); err != nil {
-		return err
-	}
-	f.learnOwner()
-	return nil
+func (f *Fake) Load(opts ...cni.Opt) error {
+	return f.call(context.Background(), FakeCall{Method: "Load"}, func() error { return f.conf.Load(opts...) })
 }
 
-// GetConfig implements cni.CNI. All plugins are built in.
-func (f *Fake) GetConfig() *cni.ConfigResult {
-	config := f.conf.GetConfig()
-	for _, n := range config.Networks {
-		for _, p := range n.Config.Plugins {
-			p.Kind, p.Path = cni.PluginBuiltIn, ""
-			if p.Network.IPAM.Type != "" {
-				p.IPAMKind = cni.PluginBuiltIn
-			}
-		}
-	}
-	return config
+// Status implements cni.CNI. It asks no plugin.
+func (f *Fake) Status() error {
+	return f.call(context.Background(), FakeCall{Method: "Status"}, func() error {
+		_, err := f.conf.Plan("any", "/any")
+		return err
+	})
 }
+
+// GetConfig implements cni.CNI.
+func (f *Fake) GetConfig() *cni.ConfigResult { return f.conf.GetConfig() }
 
 // Plan is Runtime.Plan of package cni.
 func (f *Fake) Plan(id, path string, opts ...cni.NamespaceOpts) (*cni.Plan, error) {
 	return f.conf.Plan(id, path, opts...)
 }
 
-// Inject makes plugins fail, until remove is called. If several faults are for a call,
-// the first one injected counts.
-func (f *Fake) Inject(fault Fault) (remove func()) {
-	injected := &fault
-	f.h.mu.Lock()
-	defer f.h.mu.Unlock()
-	f.h.faults = append(f.h.faults, injected)
-	return func() {
-		f.h.mu.Lock()
-		defer f.h.mu.Unlock()
-		f.h.faults = slices.DeleteFunc(f.h.faults, func(other *Fault) bool { return other == injected })
-	}
+// Lookup returns the result of the Setup of an attached container.
+func (f *Fake) Lookup(id string) (result *cni.Result, err error) {
+	err = f.call(context.Background(), FakeCall{Method: "Lookup", ContainerID: id}, func() error {
+		a, err := f.of(id)
+		result = a.result
+		return err
+	})
+	return result, err
 }
 
-// Break takes parts from a container: Health finds the differences, and Repair makes
-// those again that are Repairable. Without parts, it takes the port of the bridge, which
-// is. Fields of a part that are not set get values: the container's first network, the
-// first plugin of the network, and a missing port of the bridge. The error is
-// ErrNotAttached if the container is not attached to the network.
-func (f *Fake) Break(id string, parts ...cni.Difference) error {
-	if len(parts) == 0 {
-		parts = []cni.Difference{{Repairable: true}}
-	}
-	f.h.mu.Lock()
-	defer f.h.mu.Unlock()
-	for _, d := range parts {
-		a := f.h.containers[id].find(func(a *fakeAttachment) bool { return d.Network == "" || a.Network == d.Network })
-		if a == nil {
-			return fmt.Errorf("container %s is %w", id, cni.ErrNotAttached)
+// LookupAddr returns the attachments that have an address.
+func (f *Fake) LookupAddr(addr netip.Addr) (found []cni.Attachment, err error) {
+	err = f.call(context.Background(), FakeCall{Method: "LookupAddr"}, func() error {
+		for _, a := range f.all() {
+			if slices.ContainsFunc(a.Addresses, func(one cni.Address) bool { return one.IP() == addr }) {
+				found = append(found, a)
+			}
 		}
-		d.Network, d.IfName = a.Network, a.IfName
-		d.Plugin = cmp.Or(d.Plugin, a.plugins()[0])
-		d.Kind = cmp.Or(d.Kind, cni.KindBridgePort)
-		d.Object = cmp.Or(d.Object, "veth of "+id)
-		d.Wanted = cmp.Or(d.Wanted, "present")
-		if d.Err == nil {
-			d.Err = fmt.Errorf("%s %s is missing", d.Kind, d.Object)
+		if found == nil {
+			return fmt.Errorf("%v: %w", addr, cni.ErrNotAttached)
 		}
-		a.broken = append(a.broken, d)
-	}
-	f.h.announce()
-	return nil
+		return nil
+	})
+	return found, err
 }
 
-// Interrupt leaves a container as the end of the program in the middle of its last Setup
-// would: Attaching, so that Recover removes it. The error is ErrNotAttached if it is not
-// on record.
-func (f *Fake) Interrupt(id string) error {
-	f.h.mu.Lock()
-	defer f.h.mu.Unlock()
-	c := f.h.containers[id]
-	if c == nil {
-		return fmt.Errorf("container %s is %w", id, cni.ErrNotAttached)
-	}
-	for _, a := range c.attachments {
-		if a.call == c.calls {
-			a.progress = fakePlanned
+// Attachments lists the attachments, in the order of container IDs.
+func (f *Fake) Attachments() (all []cni.Attachment, err error) {
+	err = f.call(context.Background(), FakeCall{Method: "Attachments"}, func() error {
+		all = f.all()
+		return nil
+	})
+	return all, err
+}
+
+func (f *Fake) all() (all []cni.Attachment) {
+	for _, id := range slices.Sorted(maps.Keys(f.attached)) {
+		a := f.attached[id]
+		for i, n := range a.result.Networks {
+			planned := a.plan.Attachments[i]
+			one := cni.Attachment{
+				ContainerID: id, Network: n.Name, IfName: n.IfName, NetNS: a.plan.NetNS, Owner: a.plan.Owner,
+				State: cni.Attached, Args: planned.Args, Ports: planned.Ports, Metadata: planned.Metadata,
+			}
+			for _, i := range n.Interfaces {
+				one.Addresses = append(one.Addresses, i.Addresses...)
+			}
+			all = append(all, one)
 		}
 	}
-	c.changes++
-	return nil
+	return all
 }
 
-// Calls returns the calls so far that have returned, on this host.
-func (f *Fake) Calls() []FakeCall {
-	f.h.mu.Lock()
-	defer f.h.mu.Unlock()
-	return slices.Clone(f.h.calls)
+// Recover adopts every container.
+func (f *Fake) Recover(ctx context.Context, _ ...cni.RecoverOption) (report *cni.Report, err error) {
+	report = &cni.Report{}
+	err = f.call(ctx, FakeCall{Method: "Recover"}, func() error {
+		report.Adopted = slices.Sorted(maps.Keys(f.attached))
+		return nil
+	})
+	return report, err
 }
 
-// record is deferred by each method that is a call.
-func (f *Fake) record(c FakeCall, err *error) {
-	f.h.mu.Lock()
-	defer f.h.mu.Unlock()
-	c.Err = *err
-	f.h.calls = append(f.h.calls, c)
+// GC removes the containers that are not to be kept.
+func (f *Fake) GC(ctx context.Context, o cni.GCOptions) (report *cni.Report, err error) {
+	report = &cni.Report{}
+	err = f.call(ctx, FakeCall{Method: "GC"}, func() error {
+		if len(o.Keep) == 0 && !o.KeepNone && o.KeepIf == nil {
+			return fmt.Errorf("collect garbage: an empty Keep is refused unless KeepNone is set: %w", cni.ErrInvalidArgument)
+		}
+		for _, a := range f.all() {
+			keeps := slices.Contains(o.Keep, a.ContainerID)
+			if o.KeepIf != nil {
+				keeps = o.KeepIf(a)
+			}
+			list := &report.Removed
+			if keeps {
+				list = &report.Adopted
+			} else if !o.DryRun {
+				delete(f.attached, a.ContainerID)
+			}
+			if !slices.Contains(*list, a.ContainerID) {
+				*list = append(*list, a.ContainerID)
+			}
+		}
+		return nil
+	})
+	return report, err
 }

@@ -196,7 +196,7 @@ func (a *attachments) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	states := map[cni.AttachmentState]int{
-		cni.Attaching: 0, cni.Attached: 0, cni.Detaching: 0, cni.Ready: 0, cni.Failed: 0, cni.Unknown: 0,
+		cni.Attaching: 0, cni.Attached: 0, cni.Detaching: 0, cni.Failed: 0, cni.Unknown: 0,
 	}
 	containers := map[string]bool{}
 	for _, one := range all {

@@ -185,7 +185,6 @@ embedcni_attachments{state="attached"} %d
 embedcni_attachments{state="attaching"} 0
 embedcni_attachments{state="detaching"} 0
 embedcni_attachments{state="failed"} %d
-embedcni_attachments{state="ready"} 0
 embedcni_attachments{state="unknown"} 0
 `, containers, attached, failed)
 	}

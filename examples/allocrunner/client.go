@@ -28,8 +28,7 @@ type client struct {
 	ill   map[string]bool // those that did not answer when they were asked last
 }
 
-// attacher has the methods of a *cni.Runtime that the client calls. A cnitest.Fake has them
-// too.
+// attacher has the methods of a *cni.Runtime that the client calls.
 type attacher interface {
 	Setup(ctx context.Context, id, path string, opts ...cni.NamespaceOpts) (*cni.Result, error)
 	Remove(ctx context.Context, id, path string, opts ...cni.NamespaceOpts) error

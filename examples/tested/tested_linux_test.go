@@ -39,7 +39,7 @@ func TestStartTriesAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fake.Inject(cnitest.Fault{Verb: "ADD", Network: "pods", Err: cni.ErrPluginKilled, Times: 1})
+	fake.Inject(cnitest.Fault{Method: "Setup", Err: cni.ErrPluginKilled, Times: 1})
 	program := New(fake)
 	if _, err := program.Start(t.Context(), "web-1", "/run/netns/web-1"); err != nil {
 		t.Error(err)

@@ -65,20 +65,6 @@ func TestSetupTakesTheAddressOfADeadContainer(t *testing.T) {
 	}
 }
 
-// TestAPoolTakesTheAddressOfADeadContainer, whose ID the plugins do not know.
-func TestAPoolTakesTheAddressOfADeadContainer(t *testing.T) {
-	h := newRealHost(t)
-	r := h.staticNetwork(false)
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	dies(t, h.staticNetwork(false, cni.WithoutReaping()), "c1", wants()["CNI_ARGS"]...)
-	expect.Eventually(t, "a container made ahead of time", func() bool { return p.Ready() == 1 })
-	_, _, err = p.Setup(t.Context(), "c2", wants()["CNI_ARGS"]...)
-	expect.NoError(t, err)
-	expect.Same(t, "on record", countWith(testhost.Recorded(t, r), "c1/"), 0)
-	expect.NoError(t, r.Remove(t.Context(), "c2", ""), p.Close())
-}
-
 // TestSetupLeavesAHolderOfItsAddress that is not its to remove, and says who it is. The
 // holder is unchanged.
 func TestSetupLeavesAHolderOfItsAddress(t *testing.T) {

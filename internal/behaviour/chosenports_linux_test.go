@@ -379,28 +379,6 @@ func TestManyChooseAtOnce(t *testing.T) {
 	expect.Same(t, "ports in the end", len(all), 12)
 }
 
-// TestAPoolChoosesPorts when a container is taken.
-func TestAPoolChoosesPorts(t *testing.T) {
-	h := newRealHost(t)
-	r := h.Runtime(h.portNetwork("one", "81", portBackends()[0]), cni.WithPortRange(7000, 7001))
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	expect.Eventually(t, "a container that is ready", func() bool { return p.Ready() == 1 })
-	_, res, err := p.Setup(t.Context(), "c1", chosen("http"))
-	expect.NoError(t, err)
-	_, other, err := p.Setup(t.Context(), "c2", chosen("http"))
-	expect.NoError(t, err)
-	if a, b := got(t, res, "http"), got(t, other, "http"); a == b {
-		t.Errorf("both have port %d", a)
-	}
-	looked, err := r.Lookup("c1")
-	expect.NoError(t, err)
-	expect.Same(t, "on record", looked.Requested, res.Requested)
-	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
-	expect.NoError(t, p.Close())
-}
-
 // TestAPortOfAnotherProgramsContainerIsNotChosen: it is only in libcni's cache.
 func TestAPortOfAnotherProgramsContainerIsNotChosen(t *testing.T) {
 	h := newRealHost(t)

@@ -276,33 +276,6 @@ func TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers(t *testing.
 	h.wantClean(before)
 }
 
-// TestFault_F54_APoolLooksWhetherFirewalldHasForgotten: a warm container is
-// checked before it is handed out.
-func TestFault_F54_APoolLooksWhetherFirewalldHasForgotten(t *testing.T) {
-	h := newFirewalldHost(t)
-	r := h.builtIn(h.filtered("podnet", anyway), cni.WithHostNetNS(h.Path("netns", "host")))
-	world := h.Outside()
-	h.Serve(world, 80)
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	for _, reloaded := range []bool{false, true} {
-		warm := h.WantFull(r, p, 1)[0]
-		if reloaded {
-			h.firewalld.Reload()
-		}
-		path, _, err := p.Setup(t.Context(), "a")
-		expect.NoError(t, err)
-		rec, err := record.Open(h.Path("state", "embedcni", "attachments")).Load("a")
-		expect.NoError(t, err)
-		expect.Same(t, "it is the one made ahead of time", rec.Plugins() == record.PluginID(warm), !reloaded)
-		expect.NoError(t, r.Check(t.Context(), "a", path))
-		h.WantAnswers(testhost.Both(path, testhost.HostPort("192.0.2.2", 80), "192.0.2.1"))
-		expect.NoError(t, r.Remove(t.Context(), "a", path))
-	}
-	expect.NoError(t, p.Close())
-	expect.Same(t, "trusted", h.trusted(), "")
-}
-
 // TestFault_F54_NomadsOwnListOfTwoFamilies has the backend "ip6tables".
 func TestFault_F54_NomadsOwnListOfTwoFamilies(t *testing.T) {
 	h := &firewalldHost{realHost: newRealHost(t)}

@@ -70,24 +70,21 @@ func TestAContainerOfAnotherProgramHasAPort(t *testing.T) {
 }
 
 // TestOwnContainersInTheCacheAreNotAnothers: libcni's cache has them too, also under the ID
-// of a pool.
+// of a pool of an earlier version.
 func TestOwnContainersInTheCacheAreNotAnothers(t *testing.T) {
 	h := newRealHost(t)
 	b := portBackends()[0]
 	r := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins())
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	expect.Eventually(t, "a container made ahead of time", func() bool { return p.Ready() == 1 })
-	for _, id := range []string{"c1", "c2"} {
-		_, result, err := p.Setup(t.Context(), id, web())
-		expect.NoError(t, err)
-		expect.Same(t, "warnings", len(result.PortWarnings), 0)
-		_, err = r.Setup(t.Context(), "c3", h.Container("at-"+id), web())
+	for id, attach := range map[string]func() error{
+		"c1": testhost.SetUp(t.Context(), r, "c1", h.Container("c1"), web()),
+		"c2": func() error { h.Pooled(r, "warm-2", "c2", web()); return nil },
+	} {
+		expect.NoError(t, attach())
+		_, err := r.Setup(t.Context(), "c3", h.Container("at-"+id), web())
 		var e *cni.PortError
 		if !errors.As(err, &e) || e.ContainerID != id || e.Owner == "" {
 			t.Errorf("beside %s: %v", id, err)
 		}
 		expect.NoError(t, r.Remove(t.Context(), id, ""))
 	}
-	expect.NoError(t, p.Close())
 }

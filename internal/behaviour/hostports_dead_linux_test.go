@@ -80,28 +80,6 @@ func TestSetupTakesSeveralPortsOfTheDead(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c4", ""))
 }
 
-// TestAPoolTakesThePortOfADeadContainer for a container that was made ahead of time.
-func TestAPoolTakesThePortOfADeadContainer(t *testing.T) {
-	_, r := deadHolder(t, portBackends()[0])
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	expect.Eventually(t, "a container made ahead of time", func() bool { return p.Ready() == 1 })
-	_, _, err = p.Setup(t.Context(), "c2", web())
-	expect.NoError(t, err)
-	expect.Same(t, "on record", countWith(testhost.Recorded(t, r), "c1/"), 0)
-	expect.NoError(t, r.Remove(t.Context(), "c2", ""), p.Close())
-}
-
-// countWith counts the lines with a prefix.
-func countWith(lines []string, prefix string) (n int) {
-	for _, l := range lines {
-		if strings.HasPrefix(l, prefix) {
-			n++
-		}
-	}
-	return n
-}
-
 // TestSetupGoesOnWhereACrashLeftADeadContainer: a process was killed while it removed the
 // container, or let go of its namespace.
 func TestSetupGoesOnWhereACrashLeftADeadContainer(t *testing.T) {

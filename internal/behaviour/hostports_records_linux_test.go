@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -239,30 +238,6 @@ func TestAPortRangeIsOneContainers(t *testing.T) {
 		}
 		expect.NoError(t, r.Remove(t.Context(), "c2", c2))
 	}
-}
-
-// TestAPoolRefusesAPortThatIsTaken, and keeps the container that was ready.
-func TestAPoolRefusesAPortThatIsTaken(t *testing.T) {
-	h := newRealHost(t)
-	r := h.Runtime(cni.WithHostNetNS(h.Path("netns", "host")), h.portNetwork("one", "81", portBackends()[0]))
-	before := h.Audit()
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	expect.Eventually(t, "a container that is ready", func() bool { return p.Ready() == 1 })
-	path, _, err := p.Setup(t.Context(), "c1", web())
-	expect.NoError(t, err)
-	expect.Same(t, "made ahead of time", strings.HasPrefix(filepath.Base(path), "warm-"), true)
-	expect.Eventually(t, "another container that is ready", func() bool { return p.Ready() == 1 })
-	_, _, err = p.Setup(t.Context(), "c2", web())
-	expect.Is(t, err, cni.ErrPortInUse)
-	expect.Same(t, "ready", p.Ready(), 1)
-	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-	_, res, err := p.Setup(t.Context(), "c2", web())
-	expect.NoError(t, err)
-	expect.Same(t, "forwarded", res.Networks[0].Ports, []cni.PortMapping{mapping("tcp", "", 8080)})
-	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
-	expect.NoError(t, p.Close())
-	h.WantClean(before)
 }
 
 // BenchmarkSetupWithAPort beside containers with a port each, and without one.

@@ -2,10 +2,8 @@ package behaviour_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -92,39 +90,6 @@ func TestFault_F30_NoCallWaitsLongForADeadRuntimesPlugin(t *testing.T) {
 	}
 }
 
-// TestFault_F45_AnOrphanOfAPooledContainerIsFound: plugins know the container
-// by another ID.
-func TestFault_F45_AnOrphanOfAPooledContainerIsFound(t *testing.T) {
-	for what, damaged := range map[string]bool{"a whole record": false, "a damaged record": true} {
-		t.Run(what, func(t *testing.T) {
-			s := newStage(t)
-			gate := s.Gate("portmap")
-			s.On("portmap", "ADD", scripted.Action{Block: gate, Hang: true, Fork: true})
-			conf := fmt.Appendf(nil, `{"cniVersion": "1.1.0", "name": "net", "plugins": [
-				{"type": "bridge", "script": %q}, {"type": "portmap", "script": %q, "capabilities": {"portMappings": true}}]}`,
-				s.Plugin(s.Scripts["bridge"], "bridge"), s.Plugin(s.Scripts["portmap"], "portmap"))
-			process, done := s.Process(conf, "POOL", "c1", "")
-			s.Arrive(gate)()
-			expect.NoError(t, process.Kill())
-			expect.Await(t, "the end of the runtime", done)
-			if damaged {
-				s.SpoilBase("c1", "{")
-			}
-			r := s.Runtime(cni.WithConfListBytes(conf))
-			promptly(t, "the next call", func() error {
-				if damaged { // so that only the caller knows its ID
-					return r.Remove(t.Context(), "c1", "")
-				}
-				report, err := r.Recover(t.Context())
-				return errors.Join(err, report.Err())
-			})
-			_, err := r.Recover(t.Context()) // the namespace, which the record does not name
-			expect.NoError(t, err)
-			expect.Same(t, "processes", testhost.Children(t), nil)
-		})
-	}
-}
-
 // TestNobodyEndsThePluginsOfARuntimeThatLives, whatever the record says. A
 // CHECK writes no record, so the record may name a dead runtime. A damaged
 // record names none.
@@ -193,41 +158,21 @@ func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
 func TestFault_F59_APoolIsAliveInEveryPIDNamespace(t *testing.T) {
 	for what, life := range map[string]bool{"by its byte": true, "by its number": false} {
 		t.Run(what, func(t *testing.T) {
-			s, r, p := pooled(t, 2)
-			ready := s.WantFull(r, p, 2)
-			if !life {
-				for _, id := range ready {
-					s.ChangeRecord(id, func(rec *record.Record) { rec.Life = "" })
+			s := newStage(t)
+			r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+			s.Pooled(r, "warm-1", "")
+			s.ChangeRecord("warm-1", func(rec *record.Record) {
+				rec.Life, rec.Runtime = s.Life(r)
+				if !life {
+					rec.Life = ""
 				}
-			}
+			})
 			_, done := s.ProcessFor(testhost.Job{Verb: "RECOVER", Owner: "tester", NewProc: true, Conf: s.Network("other", "1.0.0", "p")},
 				&syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS})
 			expect.Same(t, "Recover there", expect.Await(t, "Recover there", done), fmt.Sprint(cni.Report{}))
-			expect.Same(t, "ready", s.WantFull(r, p, 2), ready)
-		})
-	}
-}
-
-// TestFault_F62_AProcessThatExecutesItselfReclaimsItsWarmContainers: after the
-// exec it is another runtime with the same number and start time.
-func TestFault_F62_AProcessThatExecutesItselfReclaimsItsWarmContainers(t *testing.T) {
-	for what, list := range map[string]string{
-		"attached ahead of time": `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "script": %q}]}`,
-		"a namespace only":       `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "own", "script": %q}]}`,
-	} {
-		t.Run(what, func(t *testing.T) {
-			s := newStage(t)
-			conf := fmt.Appendf(nil, list, s.Plugin(scripted.Script{}, "bridge", "own"))
-			_, done := s.ProcessFor(testhost.Job{Verb: "EXEC", Owner: "tester", WarmOnly: true, Conf: conf}, nil)
-			said := expect.Await(t, "the report", done)
-			if !strings.HasPrefix(said, "warm-") || !strings.HasSuffix(said, ": removed") {
-				t.Errorf("Recover after exec reports %s", said)
-			}
-			for _, pattern := range []string{"*.json", "pool/*/*"} {
-				left, err := filepath.Glob(s.Path("state", "embedcni", "attachments", pattern))
-				expect.NoError(t, err)
-				expect.Same(t, "left", left, nil)
-			}
+			expect.Same(t, "on record", testhost.Recorded(t, r), []string{"warm-1/eth0 attached"})
+			s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Life, rec.Runtime = "", "1:1" })
+			testhost.WantRecover(t, r, cni.Report{Removed: []string{"warm-1"}})
 		})
 	}
 }
@@ -237,12 +182,10 @@ func TestFault_F62_AProcessThatExecutesItselfReclaimsItsWarmContainers(t *testin
 // chance the same byte.
 func TestFault_F62_PID1ReclaimsTheLastBootsWarmContainers(t *testing.T) {
 	s := newStage(t)
-	r := s.Runtime(cni.WithOwner("tester"), s.poolNetwork("net"))
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	warm := s.WantFull(r, p, 1)[0]
+	r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	s.Pooled(r, "warm-1", "")
+	s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Life, rec.Runtime = s.Life(r) })
 	testhost.WantRecover(t, r, cni.Report{})
-	s.ChangeRecord(warm, func(rec *record.Record) { rec.Boot = "another boot" })
-	testhost.WantRecover(t, r, cni.Report{Removed: []string{warm}})
-	expect.NoError(t, p.Close())
+	s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Boot = "another boot" })
+	testhost.WantRecover(t, r, cni.Report{Removed: []string{"warm-1"}})
 }

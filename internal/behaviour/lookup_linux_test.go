@@ -91,23 +91,6 @@ func TestLookupAddrOfADamagedRecord(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", h.Path("netns", "c1")))
 }
 
-// TestLookupAddrOfAPoolsContainers: before and after somebody takes them.
-func TestLookupAddrOfAPoolsContainers(t *testing.T) {
-	h := newRealHost(t)
-	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
-	pool, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	warmed := h.WantFull(r, pool, 1)
-	all, err := r.Attachments()
-	expect.NoError(t, err)
-	addr := all[0].Addresses[0].IP().String()
-	expect.Same(t, "ready", whoHas(t, r, addr), []string{warmed[0] + "/eth0"})
-	_, result, err := pool.Setup(t.Context(), "c1")
-	expect.NoError(t, err)
-	expect.Same(t, "taken", whoHas(t, r, result.IPv4().IP().String()), []string{"c1/eth0"})
-	expect.NoError(t, pool.Close(), r.Remove(t.Context(), "c1", ""))
-}
-
 // inside runs f with a handle in a container's namespace.
 func (h *realHost) inside(id string, f func(eth0 netlink.Link) error) {
 	h.T.Helper()

@@ -200,34 +200,6 @@ func TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables(t *testing.T) {
 	l.WantClean(before)
 }
 
-// TestFault_F32_APoolMakesBothLists in advance, with everything they share.
-func TestFault_F32_APoolMakesBothLists(t *testing.T) {
-	l := newTwoLists(t, cni.PluginBuiltIn, "nft", "iptables", [2]string{"4", "6"})
-	r := l.Runtime(l.list(0), cni.WithLoNetwork, l.list(1), cni.WithHostNetNS(l.Path("netns", "host")))
-	before := l.Audit()
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	expect.Eventually(t, "a full pool", func() bool { return p.Ready() > 0 })
-	path, res, err := p.Setup(t.Context(), "c1", l.options()...)
-	expect.NoError(t, err)
-	expect.NoError(t, p.Close())
-	for i := range 2 {
-		if got := res.Interfaces[l.side(i).ifName]; got == nil || len(got.IPConfigs) != 1 {
-			t.Fatalf("%s is %+v", l.side(i).ifName, got)
-		}
-	}
-	if !strings.Contains(path, "warm-") {
-		t.Errorf("%s was not made ahead of time", path)
-	}
-	l.container = path
-	l.Serve(path, 80)
-	expect.NoError(t, r.Remove(t.Context(), "c1", path, l.only(0)))
-	expect.NoError(t, r.Check(t.Context(), "c1", path, l.only(1)))
-	l.wantWorking(1)
-	expect.NoError(t, r.Remove(t.Context(), "c1", path))
-	l.WantClean(before)
-}
-
 // TestFault_F32_ARuntimeThatFollowsRemovesOneOfTwoLists from their records,
 // without the executables.
 func TestFault_F32_ARuntimeThatFollowsRemovesOneOfTwoLists(t *testing.T) {

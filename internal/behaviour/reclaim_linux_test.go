@@ -146,12 +146,7 @@ func TestGCLeavesAPooledContainerWhoseRecordWasLost(t *testing.T) {
 	r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(fmt.Appendf(nil,
 		`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "script": %q, "ipam": {"type": "host-local", "dataDir": %q}}]}`,
 		s.Plugin(s.Scripts["bridge"], "bridge"), s.Path("ipam"))))
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	s.WantFull(r, p, 1)
-	path, _, err := p.Setup(t.Context(), "c1")
-	expect.NoError(t, err)
-	expect.NoError(t, p.Close())
+	path := s.Pooled(r, "warm-1", "c1")
 	t.Cleanup(func() { expect.NoError(t, netns.Remove(path)) })
 	s.hold(map[string]string{"10.9.0.2": filepath.Base(path) + "\r\neth0"})
 	s.Unrecord("c1")
@@ -164,7 +159,7 @@ func TestGCLeavesAPooledContainerWhoseRecordWasLost(t *testing.T) {
 			`a pool made it, and it may be a container in Keep that is on no record: c1; if it is not, call GC without that one in Keep`})
 	}
 	expect.Same(t, "of a container to keep", s.held(), []string{"10.9.0.2"})
-	_, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 	expect.NoError(t, err)
 	expect.Same(t, "of a container that nobody wants", s.held(), []string{})
 }

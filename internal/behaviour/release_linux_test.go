@@ -210,29 +210,6 @@ func TestReleaseTouchesNothingOfOtherOwners(t *testing.T) {
 	}
 }
 
-// TestReleaseOfAPool: a pool's container has an ID and a namespace that go-cni
-// does not know.
-func TestReleaseOfAPool(t *testing.T) {
-	h := newReleasing(t)
-	r := h.Runtime(h.named(), cni.WithBuiltinPlugins())
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	full := func() { expect.Eventually(t, "a full pool", func() bool { return p.Ready() > 0 }) }
-	full()
-	_, _, err = p.Setup(t.Context(), "used", portOf(1))
-	expect.NoError(t, err)
-	full()
-	report, err := r.Release(t.Context(), cni.ReleaseOptions{})
-	expect.NoError(t, err)
-	if len(report.Released) > 0 || len(report.Refused) != 2 || report.Refused["used"] == nil {
-		t.Errorf("released %q, refused %v", report.Released, report.Refused)
-	}
-	expect.NoError(t, p.Close())
-	h.wantRefused(r, "used", nil, "its network namespace was made for it, and go-cni would not delete that; Remove it")
-	expect.NoError(t, r.Remove(t.Context(), "used", ""))
-	h.wantReleased(r)
-}
-
 // TestReleaseFromAnotherHostNamespace: go-cni would run the DEL in the
 // caller's.
 func TestReleaseFromAnotherHostNamespace(t *testing.T) {

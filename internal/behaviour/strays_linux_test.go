@@ -3,6 +3,7 @@ package behaviour_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -24,22 +25,13 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// poolOfTheDead returns a stage with a container c1 made by a pool whose
-// process has ended. It also returns the container's path.
+// poolOfTheDead returns a stage with a container c1 that a pool of an earlier version has
+// made, whose process has ended. It also returns the container's path.
 func poolOfTheDead(t *testing.T) (s *stage, conf []byte, path string) {
 	t.Helper()
 	s = newStage(t)
 	conf = s.Network("net", "1.0.0", "p")
-	_, done := s.Process(conf, "POOLED", "c1", "")
-	path = expect.Await(t, "the other runtime", done)
-	if !filepath.IsAbs(path) {
-		t.Fatalf("the other runtime says %q", path)
-	}
-	t.Cleanup(func() { // leftovers of the test, including the pool's next container
-		for _, name := range s.PoolFiles() {
-			expect.NoError(t, netns.Remove(s.PoolPath(name)))
-		}
-	})
+	path = s.Pooled(s.Runtime(cni.WithConfListBytes(conf)), "warm-1", "c1")
 	s.addLinkAt(path, "eth0")
 	return s, conf, path
 }
@@ -114,24 +106,6 @@ func TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool(t *testing.T) {
 			expect.Same(t, "the container's namespace is mounted after Remove", isNetNS(path), false)
 		})
 	}
-}
-
-// TestThePathOfAPoolIsWithoutSymbolicLinks, even if the configured directory
-// has some.
-func TestThePathOfAPoolIsWithoutSymbolicLinks(t *testing.T) {
-	s := newStage(t)
-	expect.NoError(t, os.Mkdir(s.Path("real"), 0o700))
-	expect.NoError(t, os.Symlink(s.Path("real"), s.Path("link")))
-	r := s.Runtime(cni.WithStateDir(s.Path("link", "state")), s.poolNetwork("net"))
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(t, err)
-	path, _, err := p.Setup(t.Context(), "c1")
-	expect.NoError(t, err)
-	if !strings.HasPrefix(path, s.Path("real", "state")) {
-		t.Errorf("%s, want one below %s", path, s.Path("real", "state"))
-	}
-	expect.NoError(t, p.Close())
-	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 }
 
 // TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool: it may belong to one
@@ -331,5 +305,14 @@ func hasLinkAt(t testing.TB, path, name string) bool {
 		return err
 	})
 	expect.NoError(t, ns.Close())
+	return err == nil
+}
+
+func exists(t testing.TB, path string) bool {
+	t.Helper()
+	_, err := os.Lstat(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
 	return err == nil
 }

@@ -1,7 +1,6 @@
 package chain
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,20 +11,13 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// Part is a range of a chain's plugins, from From up to but not including To.
-type Part struct {
-	From, To int     // a To of 0 is the end
-	Result   Partial // of the plugins before From, which have run
-}
-
 // Add attaches the container. If it fails, finished plugins stay attached until
-// Del is called with the partial result. An attachment may be made in two steps:
-// after the first part, the ADD must be completed with the rest, or deleted.
-func (c *Chain) Add(ctx context.Context, a *Attachment, part Part) (result *types100.Result, partial Partial, err error) {
-	part.To = cmp.Or(part.To, len(c.List.Plugins))
-	x := &adding{c: c, a: a, env: c.env("ADD", a), last: json.RawMessage(part.Result), prev: json.RawMessage(part.Result)}
+// Del is called with the partial result. The first plugin is given prev, the result of
+// an attachment that the chain adds to, if there is one.
+func (c *Chain) Add(ctx context.Context, a *Attachment, prev Partial) (result *types100.Result, partial Partial, err error) {
+	x := &adding{c: c, a: a, env: c.env("ADD", a), last: json.RawMessage(prev), prev: json.RawMessage(prev)}
 	err = guard(func() (err error) {
-		result, err = x.run(ctx, part)
+		result, err = x.run(ctx)
 		return err
 	})
 	return result, Partial(x.last), err
@@ -41,26 +33,23 @@ type adding struct {
 	prev json.RawMessage // the same, as given to the next plugin
 }
 
-// run runs the plugins of a part, and caches the result after the last one.
-func (x *adding) run(ctx context.Context, part Part) (*types100.Result, error) {
+// run runs the plugins, and caches the result after the last one.
+func (x *adding) run(ctx context.Context) (*types100.Result, error) {
 	var cache *plainfile.Unnamed
-	caches := part.To == len(x.c.List.Plugins) && !x.c.Uncached
-	if caches {
-		if cache = x.c.CacheFile; cache == nil {
-			cache = x.c.PrepareCache(x.a)
-		}
+	if !x.c.Uncached {
+		cache = x.c.cached(x.a).prepare()
 		defer cache.Discard()
 	}
-	for i := part.From; i < part.To; i++ {
+	for i, p := range x.c.List.Plugins {
 		err := x.add(ctx, i)
-		if err == nil && i == part.To-1 && x.c.OnEnd != nil {
+		if err == nil && i == len(x.c.List.Plugins)-1 && x.c.OnEnd != nil {
 			err = x.c.OnEnd(ctx, "ADD")
 		}
 		if err != nil {
-			return nil, fmt.Errorf("plugin %s failed (add): %w", describe(x.c.List.Plugins[i].Network), err)
+			return nil, fmt.Errorf("plugin %s failed (add): %w", describe(p.Network), err)
 		}
 	}
-	if caches {
+	if !x.c.Uncached {
 		if err := x.c.cached(x.a).write(x.prev, cache); err != nil {
 			return nil, fmt.Errorf("failed to set network %q cached result: %w", x.c.List.Name, err)
 		}
@@ -75,10 +64,6 @@ func (x *adding) run(ctx context.Context, part Part) (*types100.Result, error) {
 	}
 	return result, nil
 }
-
-// PrepareCache begins to make the file in which an ADD will cache its result. The caller
-// discards it if there is none.
-func (c *Chain) PrepareCache(a *Attachment) *plainfile.Unnamed { return c.cached(a).prepare() }
 
 // add runs one plugin.
 func (x *adding) add(ctx context.Context, position int) error {

@@ -21,8 +21,6 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
-
-	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // ErrNotAdded: CHECK was requested for an attachment without the result of an ADD.
@@ -56,8 +54,6 @@ type Chain struct {
 	CacheDir string   // libcni's; results are kept below <CacheDir>/results
 	Run      Runner
 	Uncached bool // the result of an ADD is not cached: no DEL needs it
-
-	CacheFile *plainfile.Unnamed // for the result of the next ADD, see PrepareCache; nil: Add prepares it
 
 	// OnResult, if set, is given the result so far after each successful plugin
 	// of an ADD. Its error fails the ADD.

@@ -60,7 +60,7 @@ func TestDuty_R10_ThroughLibcni(t *testing.T) {
 	a := container("eth0")
 	a.CapabilityArgs = map[string]any{"mac": "c2:11:22:33:44:55", "ips": []string{"not declared"}}
 	a.ConfigArgs = map[string]any{"labels": "l"}
-	if _, _, err := c.Add(context.Background(), a, Part{}); err != nil {
+	if _, _, err := c.Add(context.Background(), a, nil); err != nil {
 		t.Fatal(err)
 	}
 	const prev = `"prevResult":{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}]}`
@@ -84,7 +84,7 @@ func TestDuty_R10_ThroughLibcni(t *testing.T) {
 func TestDelAsksEveryPlugin(t *testing.T) {
 	r := &recorder{}
 	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {"type": "b"}, {"type": "c"}]}`)
-	if _, _, err := c.Add(context.Background(), container("eth0"), Part{}); err != nil {
+	if _, _, err := c.Add(context.Background(), container("eth0"), nil); err != nil {
 		t.Fatal(err)
 	}
 	failed := map[string]error{"c": errors.New("c fails"), "a": errors.New("a fails")}
@@ -122,7 +122,7 @@ func TestAKnownResultIsPassedOnUnchanged(t *testing.T) {
 	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {"type": "b"}]}`)
 	var told []string
 	c.OnResult = func(result json.RawMessage) error { told = append(told, string(result)); return nil }
-	result, partial, err := c.Add(context.Background(), container("eth0"), Part{})
+	result, partial, err := c.Add(context.Background(), container("eth0"), nil)
 	if err != nil || result.IPs[0].Address.String() != "10.0.0.3/24" || string(partial) != last {
 		t.Errorf("got %v, %s, %v", result, partial, err)
 	}
@@ -152,7 +152,7 @@ func TestFailedAddLeavesThePartialResult(t *testing.T) {
 	}}
 	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {"type": "b"}]}`)
 	a := container("eth0")
-	result, partial, err := c.Add(context.Background(), a, Part{})
+	result, partial, err := c.Add(context.Background(), a, nil)
 	if result != nil || !errors.Is(err, broken) || string(partial) != ofA {
 		t.Fatalf("got %v, %s, %v", result, partial, err)
 	}

@@ -117,7 +117,7 @@ func (x *comparison) run(t *testing.T, verb string, a *Attachment) (failed bool)
 }
 
 func (x *comparison) add(ctx context.Context, a *Attachment) (got, want any, err, wantErr error) {
-	ours, _, err := x.c.Add(ctx, a, Part{})
+	ours, _, err := x.c.Add(ctx, a, nil)
 	theirs, wantErr := x.libcni.AddNetworkList(ctx, x.c.List, &a.RuntimeConf)
 	if err != nil || wantErr != nil {
 		return nil, nil, err, wantErr

@@ -24,7 +24,7 @@ var (
 )
 
 // Store holds the containers of a state directory: their records, locks, pins, and
-// the namespaces that pools make.
+// the namespaces that pools of earlier versions have made.
 type Store struct {
 	*Process
 	Records   *record.Store
@@ -58,22 +58,11 @@ func Open(lockFile, recordDir, hostNetNS string, logger *slog.Logger, previous *
 	return s
 }
 
-// Origin is how a pool made the container that is to be recorded. It is zero for a
-// container of the caller's.
-type Origin struct {
-	Ours bool // the namespace was made for the container, and goes with it
-	Warm bool // it is made ahead of time, and nobody's yet
-	// MadeAs is the ID that plugins know, if it is another. Under it the container
-	// is durably on record until its own record is.
-	MadeAs record.PluginID
-}
-
 // Container is one container during a call. Calls for a container exclude each other
 // by its lock.
 type Container struct {
 	Recorded
 	Place
-	Origin
 	guard
 	fresh *fresh // the namespace that this call makes; nil if it makes none
 	keeps bool   // the recorded namespace outlives the attachments; see KeepNetNS
@@ -95,9 +84,7 @@ func (c *Container) Unlock() {
 	c.Leave()
 	c.fresh.close()
 	c.coming.Discard()
-	if c.MadeAs == "" {
-		_ = c.pending.Wait() // those who relied on it have waited, and returned the error
-	}
+	_ = c.pending.Wait() // those who relied on it have waited, and returned the error
 	c.unlock()
 }
 

@@ -29,7 +29,7 @@ func (c *Container) identify() (record.NetNS, error) {
 		return c.Record.NetNS, nil // whichever path leads there from the caller
 	}
 	id := c.NetNS.ID()
-	ns := record.NetNS{Path: c.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.ID), View: nsfind.View(), Ours: c.Ours}
+	ns := record.NetNS{Path: c.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.ID), View: nsfind.View()}
 	if ns.Ours {
 		ns.Pin = ""
 	}

@@ -12,19 +12,11 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Pools are the namespaces that pools make, in a directory for each process.
+// Pools are the namespaces that pools of earlier versions have made, in a directory for
+// each process; see record/legacy.go.
 type Pools struct {
 	dir     string
 	process *Process
-}
-
-// Dir returns the directory in which the pools of this process make namespaces.
-func (p Pools) Dir() (string, error) {
-	if life := p.process.Life(); life != "" {
-		return filepath.Join(p.dir, livesBy+life), nil
-	}
-	identity, err := p.process.Identity()
-	return filepath.Join(p.dir, identity), err
 }
 
 // Has reports whether the namespace exists that a pool made for a container, or

@@ -58,8 +58,6 @@ const (
 	AtOnce Survival = iota
 	// Soon: the first plugins make nothing that survives one; see [Recorded.Pending].
 	Soon
-	// WhenAsked: Soon, but the sync begins with the first Wait, which the caller must call.
-	WhenAsked
 	// Never: no plugin makes anything that survives one.
 	Never
 )
@@ -67,16 +65,11 @@ const (
 // PrepareRecord begins to make the file of the container's first record.
 func (r *Recorded) PrepareRecord() { r.coming = r.records.Prepare() }
 
-// UseForRecord has a prepared file become that of the container's first record.
-func (r *Recorded) UseForRecord(file *plainfile.Unnamed) { r.coming = file }
-
 // Begin writes a record before the first plugin runs.
 func (r *Recorded) Begin(rec *record.Record, survives Survival) (err error) {
 	switch survives {
 	case Soon:
 		r.pending, err = r.records.BeginSoon(rec, r.coming)
-	case WhenAsked:
-		r.pending, err = r.records.BeginWhenAsked(rec, r.coming)
 	case Never:
 		r.pending, err = nil, r.records.BeginVolatile(rec, r.coming)
 	default:
@@ -145,7 +138,6 @@ func (c *Container) NewRecord(owner string) (*record.Record, error) {
 	rec := &record.Record{
 		Runtime: self, Life: c.in.Life(), PIDNS: c.in.PIDNS,
 		ContainerID: c.ID, Owner: owner, Boot: boot, Host: c.Host.String(), HostPath: c.hostPath(), Since: time.Now().UTC(),
-		PluginID: c.MadeAs, Warm: c.Warm,
 	}
 	if before := c.Record; before != nil {
 		rec.Generation, rec.PluginID = before.Generation, before.PluginID

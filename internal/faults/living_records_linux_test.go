@@ -5,19 +5,15 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 )
 
@@ -141,14 +137,12 @@ func poolCases() []livingCase {
 	return []livingCase{
 		{"F59", "the state directory through a symlink", nil, (*living).symlinked},
 		{"F59", "a damaged record in a pool", nil, (*living).damagedInPool},
-		{"F59", "pools in two PID namespaces", nil, (*living).twoPIDNamespaces},
-		{"F60", "a pool whose bridge or rules are gone", nil, (*living).deadInPool},
-		{"F60", "Setup from a pool after Load", nil, (*living).reloaded},
+		{"F59", "two daemons in two PID namespaces", nil, (*living).twoPIDNamespaces},
 	}
 }
 
 func (l *living) symlinked() {
-	pool := l.beginPool(l.set, "c1", "c2")
+	pool := l.beginHolder(l.set, "c1", "c2")
 	expect.NoError(l.t, os.Symlink(l.path("state"), l.path("link")))
 	for _, owner := range []string{"", "other"} {
 		s := l.set
@@ -167,7 +161,7 @@ func (l *living) symlinked() {
 }
 
 func (l *living) damagedInPool() {
-	pool := l.beginPool(l.set, "c1", "c2")
+	pool := l.beginHolder(l.set, "c1", "c2")
 	pool.kill()
 	restore := l.rewrite("c1", func([]byte) []byte { return []byte("{") })
 	other := l.set
@@ -178,7 +172,7 @@ func (l *living) damagedInPool() {
 	l.restart(l.set)
 }
 
-// twoPIDNamespaces: two daemons with pools alternate, each with its own
+// twoPIDNamespaces: two daemons alternate, each with its own
 // containers. Neither sees the other's process.
 func (l *living) twoPIDNamespaces() {
 	// They see each other's mounts, like daemons on one machine.
@@ -199,66 +193,4 @@ func (l *living) twoPIDNamespaces() {
 		}
 	}
 	l.restart(l.set)
-}
-
-// deadInPool: the warm containers have died in the meantime.
-func (l *living) deadInPool() {
-	r := l.runtime(l.set)
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	expect.NoError(l.t, err)
-	for n, dies := range []func(){
-		func() {
-			br, err := netlink.LinkByName("br0")
-			expect.NoError(l.t, errors.Join(err, netlink.LinkDel(br)))
-		},
-		l.flush,
-	} {
-		waitFull(p, 1)
-		dies()
-		id := fmt.Sprintf("c%d", n)
-		path, result, err := p.Setup(context.Background(), id, ports(int32(10000+n))...)
-		l.ok("setup from the pool", err)
-		home := l.settle(id, path, result) // which fails if nothing reaches it
-		home.port = int32(10000 + n)
-		home.photograph()
-		if !slices.Contains(home.inside, "reached by port") {
-			l.say("%s is handed out dead: %v", id, home.inside)
-		}
-		if n == 0 {
-			l.leave(home, l.set)
-		}
-	}
-	l.ok("close", p.Close())
-}
-
-// reloaded: a warm container is used while the configuration stays the same.
-func (l *living) reloaded() {
-	r := l.runtime(l.set)
-	p, err := r.NewPool(cni.PoolOptions{Size: 8})
-	expect.NoError(l.t, err)
-	l.edit(`"isGateway": true`, `"isGateway": true, "mtu": 1400`)
-	changed := l.set.Confs[0]
-	for n, conf := range [][]byte{l.settingsOf(l.kind).Confs[0], changed} {
-		waitFull(p, 8)
-		ready := l.pooled()
-		expect.NoError(l.t, r.Load(cni.WithConfListBytes(conf)))
-		id := fmt.Sprintf("c%d", n)
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		path, result, err := p.Setup(ctx, id)
-		cancel()
-		expect.NoError(l.t, err)
-		l.settle(id, path, result)
-		if same := n == 0; slices.Contains(ready, path) != same {
-			l.say("%s was ready before Load: %v, want %v", path, !same, same)
-		}
-	}
-	l.ok("close", p.Close())
-}
-
-// pooled returns the namespaces that pools have made.
-func (l *living) pooled() []string {
-	l.t.Helper()
-	paths, err := filepath.Glob(l.path("state", "embedcni", "attachments", "pool", "*", "*"))
-	expect.NoError(l.t, err)
-	return paths
 }

@@ -22,7 +22,7 @@ import (
 // restrict limits the process as the job says.
 func (j job) restrict() error {
 	if j.NewProc {
-		// The host's mounts are private, except for a pool's directory.
+		// The host's mounts are private, except for the record directory.
 		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 			return err
 		}
@@ -51,8 +51,8 @@ func (j job) doBesideTheLiving(ctx context.Context, r *cni.Runtime) error {
 		report, err = r.Recover(ctx)
 	case "GC":
 		report, err = r.GC(ctx, cni.GCOptions{Keep: j.Keep, KeepNone: true})
-	case "POOL":
-		return j.pool(ctx, r)
+	case "HOLD":
+		return j.holdAll(ctx, r)
 	case "TURNS":
 		return j.turns(ctx, r)
 	case "LEADER":
@@ -68,52 +68,36 @@ func (j job) doBesideTheLiving(ctx context.Context, r *cni.Runtime) error {
 	return report.Err()
 }
 
-// pool attaches containers from a pool, prints their paths and waits to be
-// killed.
-func (j job) pool(ctx context.Context, r *cni.Runtime) error {
-	p, err := r.NewPool(cni.PoolOptions{Size: 2})
-	if err != nil {
-		return err
-	}
+// holdAll attaches containers in namespaces that it has Setup make, prints their paths
+// and waits to be killed.
+func (j job) holdAll(ctx context.Context, r *cni.Runtime) error {
 	var paths []string
 	for _, id := range j.IDs {
-		waitFull(p, 2)
-		path, _, err := p.Setup(ctx, id)
+		result, err := r.Setup(ctx, id, "", cni.WithNewNetNS())
 		if err != nil {
 			return err
 		}
-		paths = append(paths, path)
+		paths = append(paths, result.NetNS)
 	}
-	waitFull(p, 2)
 	fmt.Println(strings.Join(paths, " "))
 	hang()
 	return nil
 }
 
-func waitFull(p *cni.Pool, size int) {
-	for p.Ready() < size {
-		time.Sleep(time.Millisecond)
-	}
-}
-
-// turns recovers, attaches containers from a pool, recovers again, and removes
+// turns recovers, attaches containers, recovers again, and removes
 // them, alternating with other processes. It fails if a container lacks its
 // network after Setup returned nil.
 func (j job) turns(ctx context.Context, r *cni.Runtime) error {
-	p, err := r.NewPool(cni.PoolOptions{Size: 2})
-	if err != nil {
-		return err
-	}
 	var errs []error
 	for range 5 {
 		var paths []string
 		for _, id := range j.IDs {
-			path, _, err := p.Setup(ctx, id)
-			errs = append(errs, err)
-			if err == nil {
-				errs = append(errs, hasEth0(id, path))
+			result, err := r.Setup(ctx, id, "", cni.WithNewNetNS())
+			if errs = append(errs, err); err != nil {
+				return errors.Join(errs...)
 			}
-			paths = append(paths, path)
+			paths = append(paths, result.NetNS)
+			errs = append(errs, hasEth0(id, result.NetNS))
 		}
 		report, err := r.Recover(ctx)
 		if err == nil {
@@ -124,7 +108,7 @@ func (j job) turns(ctx context.Context, r *cni.Runtime) error {
 			errs = append(errs, hasEth0(id, paths[i]), r.Remove(ctx, id, ""))
 		}
 	}
-	return errors.Join(append(errs, p.Close())...)
+	return errors.Join(errs...)
 }
 
 // hasEth0 returns an error unless the container at path has its network.
@@ -143,15 +127,15 @@ func hasEth0(id, path string) error {
 	return errors.Join(err, ns.Close())
 }
 
-// beginPool starts a runtime with a pool and returns when it has attached the
-// containers, which keep running.
-func (l *living) beginPool(s settings, ids ...string) *process {
+// beginHolder starts a runtime that makes the containers' namespaces, and returns when it
+// has attached the containers, which keep running.
+func (l *living) beginHolder(s settings, ids ...string) *process {
 	l.t.Helper()
-	p := begin(l.t, job{Verb: "POOL", IDs: ids, Settings: s})
+	p := begin(l.t, job{Verb: "HOLD", IDs: ids, Settings: s})
 	l.t.Cleanup(func() { _ = p.cmd.Process.Kill() }) // unless the case has
 	line, err := p.out.ReadString('\n')
 	if err != nil {
-		l.t.Fatalf("the runtime with a pool: %q, %v", line, err)
+		l.t.Fatalf("the runtime that makes namespaces: %q, %v", line, err)
 	}
 	r := l.runtime(l.set)
 	for i, path := range strings.Fields(line) {

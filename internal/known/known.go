@@ -7,8 +7,6 @@
 // caller registers under one of these names.
 package known
 
-import "slices"
-
 // The types of the table.
 const (
 	Bandwidth  = "bandwidth"
@@ -65,14 +63,12 @@ const (
 type Type struct {
 	Makes      Interface
 	Rules      Rules
-	IPAM       bool     // assigns addresses; the sweep releases them
-	KernelOnly bool     // the built-in plugin writes no file, so a power cut undoes its ADD
-	Swept      bool     // the sweep undoes all that a DEL would; see Borrows
-	Borrows    bool     // changes an interface that may go back to the host: swept only if that one is identified
-	BareDEL    bool     // a DEL needs no arguments
-	Poolable   bool     // an ADD needs nothing from the caller but Args
-	Args       []string // keys of CNI_ARGS and args.cni that an ADD reads, if Poolable
-	Concurrent bool     // executables can run at the same time once the shared rules exist; see internal/ahead
+	IPAM       bool // assigns addresses; the sweep releases them
+	KernelOnly bool // the built-in plugin writes no file, so a power cut undoes its ADD
+	Swept      bool // the sweep undoes all that a DEL would; see Borrows
+	Borrows    bool // changes an interface that may go back to the host: swept only if that one is identified
+	BareDEL    bool // a DEL needs no arguments
+	Concurrent bool // executables can run at the same time once the shared rules exist; see internal/ahead
 
 	// Compared means that the built-in plugin compares an attachment with the kernel,
 	// whoever has made it. Nothing compares other types: only their own CHECK can tell.
@@ -87,30 +83,29 @@ type Type struct {
 var table = map[string]Type{
 	Bandwidth: {KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, Remakes: []string{"interface", "queue"}},
-	Bridge: {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Args: []string{"MAC", "mac"}, Concurrent: true,
+	Bridge: {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, Remakes: []string{"address", "bridge", "bridge port", "interface", "rule"}, RemakesInside: []string{"address", "interface", "route"}},
 	Dummy: {Makes: Unswept, Concurrent: true},
-	Firewall: {Rules: Forward, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true,
+	Firewall: {Rules: Forward, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, Remakes: []string{"rule", "zone"}},
 	HostDevice: {Makes: Moved, KernelOnly: true, Borrows: true, BareDEL: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"address", "interface", "route"}},
-	HostLocal: {IPAM: true, BareDEL: true, Poolable: true, Args: []string{"IP", "ip", "ips"},
+	HostLocal: {IPAM: true, BareDEL: true,
 		Compared: true, Remakes: []string{"reservation"}},
-	IPVLAN: {Makes: Stacked, Swept: true, BareDEL: true, Poolable: true, Concurrent: true},
-	Loopback: {Makes: Lo, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true,
+	IPVLAN: {Makes: Stacked, Swept: true, BareDEL: true, Concurrent: true},
+	Loopback: {Makes: Lo, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"interface"}},
-	MACVLAN: {Makes: Stacked, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Args: []string{"MAC", "mac"}, Concurrent: true,
+	MACVLAN: {Makes: Stacked, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"address", "interface", "route"}},
 	Portmap: {Rules: HostPorts, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, Remakes: []string{"port", "sysctl"}},
-	PTP: {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Poolable: true, Concurrent: true,
+	PTP: {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, Remakes: []string{"address", "interface", "route", "rule"}, RemakesInside: []string{"address", "interface", "route"}},
 	SBR: {Concurrent: true},
-	Static: {IPAM: true, KernelOnly: true, BareDEL: true, Poolable: true, Args: []string{"IP", "GATEWAY", "ips"},
+	Static: {IPAM: true, KernelOnly: true, BareDEL: true,
 		Compared: true},
 	Tap: {Makes: Unswept, Concurrent: true},
-	Tuning: {Swept: true, Borrows: true, BareDEL: true, Poolable: true,
-		Args: []string{"MAC", "mac", "sysctl", "mtu", "promisc", "allmulti"}, Concurrent: true,
+	Tuning: {Swept: true, Borrows: true, BareDEL: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"interface", "sysctl"}},
 	VLAN: {Makes: Stacked, BareDEL: true, Concurrent: true},
 }
@@ -122,15 +117,4 @@ func Of(typ string) Type { return table[typ] }
 func Has(typ string) bool {
 	_, ok := table[typ]
 	return ok
-}
-
-// ReadsArg reports whether a plugin that is Poolable reads an argument, of
-// CNI_ARGS or args.cni.
-func ReadsArg(key string) bool {
-	for _, t := range table {
-		if slices.Contains(t.Args, key) {
-			return true
-		}
-	}
-	return false
 }

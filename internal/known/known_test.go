@@ -31,7 +31,6 @@ var otherMeanings = map[string][]string{
 	"internal/sweep":           {MACVLAN},
 	"capability.go":            {Bandwidth},
 	"internal/footprint":       {Bandwidth},
-	"internal/warm":            {Bridge},
 	"internal/builtin/portmap": {Bridge}, // a kind of link
 	"internal/compare":         {Bridge},
 	"netconf":                  {Bandwidth, Bridge, VLAN}, // a capability and fields
@@ -91,8 +90,6 @@ func named(t *testing.T, path string) (found []string) {
 func TestTheTableIsConsistent(t *testing.T) {
 	for typ, row := range table {
 		switch {
-		case row.Args != nil && !row.Poolable:
-			t.Errorf("%s: Args are read for types that are Poolable only", typ)
 		case row.Swept && !row.BareDEL:
 			t.Errorf("%s: the sweep has no arguments either", typ)
 		case row.Swept && row.Makes == Unswept:

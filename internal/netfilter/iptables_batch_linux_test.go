@@ -1,12 +1,14 @@
 package netfilter
 
 import (
+	"context"
 	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // TestIPTablesAnAttachmentIsOneTransaction: all rules of one attachment's plugins take
@@ -49,4 +51,13 @@ func TestIPTablesAnAttachmentIsOneTransaction(t *testing.T) {
 	if left != nil {
 		t.Errorf("left:\n%s", strings.Join(left, "\n"))
 	}
+}
+
+// generation returns the number of the last change of the packet filters' rules.
+func (fw *Firewalls) generation(ctx context.Context) (n uint32, err error) {
+	err = fw.sockets.Do(ctx, func(c *nft.Conn) error {
+		n, err = c.Generation()
+		return err
+	})
+	return n, err
 }

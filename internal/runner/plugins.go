@@ -123,10 +123,9 @@ func (p *Plugins) failedDel(typ string) (chain.Call, bool) {
 }
 
 // NoteNotRun notes in the record, for the DEL of another process, which plugins a
-// failed ADD did not start. The plugins of the chain before from ran earlier.
-func (r *Runner) NoteNotRun(from int) error {
-	types := r.Types()
-	never := r.Plugins.settle(types[:from], types[from:])
+// failed ADD did not start.
+func (r *Runner) NoteNotRun() error {
+	never := r.Plugins.settle(r.Types())
 	if len(never) == 0 {
 		return nil
 	}
@@ -135,12 +134,12 @@ func (r *Runner) NoteNotRun(from int) error {
 
 // settle returns, and keeps, the plugins that an ADD has not started by its end:
 // those of the chain, and those to which no delegation was possible.
-func (p *Plugins) settle(before, wanted []string) []string {
+func (p *Plugins) settle(wanted []string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var never []string
 	for _, typ := range slices.Concat(p.never, wanted) {
-		if !slices.Contains(before, typ) && !slices.Contains(p.started, typ) && !slices.Contains(never, typ) {
+		if !slices.Contains(p.started, typ) && !slices.Contains(never, typ) {
 			never = append(never, typ)
 		}
 	}

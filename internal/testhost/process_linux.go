@@ -12,7 +12,6 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,7 +30,6 @@ type Job struct {
 
 	Owner     string // empty: the program
 	NewProc   bool   // first mount the /proc of its PID namespace
-	WarmOnly  bool   // do not use the pool's containers
 	InProcess bool
 	Reaps     string // children: "ignores SIGCHLD" or "waits for all"
 }
@@ -88,25 +86,10 @@ func (j Job) do(more map[string]func(context.Context, *cni.Runtime, Job) error) 
 	switch j.Verb {
 	case "ADD":
 		_, err = r.Setup(ctx, j.ID, j.NetNS)
-	case "POOLED": // which it does not use
-		var p *cni.Pool
-		if p, err = r.NewPool(cni.PoolOptions{Size: 1}); err == nil {
-			var path string
-			path, _, err = p.Setup(ctx, j.ID)
-			fmt.Print(path)
-		}
 	case "DEL":
 		err = r.Remove(ctx, j.ID, j.NetNS)
 	case "CHECK":
 		err = r.Check(ctx, j.ID, j.NetNS)
-	case "POOL":
-		err = j.pool(ctx, r)
-	case "EXEC":
-		err = j.pool(ctx, r)
-		if err == nil {
-			j.Verb = "RECOVER"
-			err = j.exec()
-		}
 	case "RECOVER":
 		report, rerr := r.Recover(ctx)
 		if err = rerr; err == nil {
@@ -137,42 +120,6 @@ func (j Job) Command(t testing.TB) *exec.Cmd {
 	cmd.Env = append(os.Environ(), otherRuntimeEnv+"=1")
 	cmd.Stdin = bytes.NewReader(input)
 	return cmd
-}
-
-// pool makes a pool of one, waits until it is ready, and uses it unless
-// WarmOnly. It is never closed.
-func (j Job) pool(ctx context.Context, r *cni.Runtime) error {
-	p, err := r.NewPool(cni.PoolOptions{Size: 1})
-	if err != nil {
-		return err
-	}
-	for p.Ready() == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	if j.WarmOnly {
-		return nil
-	}
-	_, _, err = p.Setup(ctx, j.ID)
-	return err
-}
-
-// exec makes the process execute itself to run the job.
-func (j Job) exec() error {
-	input, err := json.Marshal(j)
-	if err != nil {
-		return err
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	if _, err := w.Write(input); err != nil { // less than a pipe holds
-		return err
-	}
-	if err := errors.Join(w.Close(), unix.Dup2(int(r.Fd()), 0)); err != nil {
-		return err
-	}
-	return unix.Exec("/proc/self/exe", os.Args, os.Environ())
 }
 
 // life makes every call of a runtime on a container, with each way to remove it
