@@ -174,6 +174,8 @@ func (op *operation) recallOwn() error {
 		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.Path)
 	case op.Record.Shared() || op.Record.Owner != "" && op.Record.Owner != op.owner:
 		return fmt.Errorf("record of container %s: %w", op.ID, errShared)
+	default:
+		return op.SettleDamaged()
 	}
 	return nil
 }

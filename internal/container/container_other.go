@@ -3,7 +3,9 @@
 package container
 
 import (
+	"context"
 	"os"
+	"time"
 
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
@@ -82,7 +84,15 @@ func (p *Place) reach(rec *record.Record, _ string) error {
 	return nil
 }
 
-func (*Place) settleLetGo(*record.Record) error { return nil }
+func (*Place) settle(*record.Record) error { return nil }
+
+// AwaitEnd does nothing: no container lives elsewhere.
+func (*Container) AwaitEnd(context.Context, time.Time) error { return nil }
+
+// SettleDamaged does nothing.
+func (*Container) SettleDamaged() error { return nil }
+
+func (*Place) isRecordedHere(*record.Record) bool { return true }
 
 func (*Place) isInhabited() bool { return false }
 
