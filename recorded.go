@@ -262,7 +262,7 @@ func (op *operation) forget(gone attachments) error {
 func (op *operation) erase(gone attachments) error {
 	err := op.Erase()
 	if err == nil {
-		op.forgetHolds(op.ID)
+		op.forgetHolds(op.ID, gone)
 	}
 	if !op.KeepsNetNS() {
 		op.Record = nil
