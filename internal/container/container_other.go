@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -88,6 +89,11 @@ func (*Place) settle(*record.Record) error { return nil }
 
 // AwaitEnd does nothing: no container lives elsewhere.
 func (*Container) AwaitEnd(context.Context, time.Time) error { return nil }
+
+// Remains is true: off Linux an attachment counts as existing.
+func Remains(*hostns.NetNS, string, record.Attachment) (lives, ended bool, err error) {
+	return true, false, nil
+}
 
 // SettleDamaged does nothing.
 func (*Container) SettleDamaged() error { return nil }

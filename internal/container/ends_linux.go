@@ -11,8 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
 )
 
 // AwaitEnd waits until a container that lives elsewhere has ended, but not beyond a time.
@@ -45,6 +47,21 @@ func (c *Container) AwaitEnd(ctx context.Context, until time.Time) (err error) {
 // SettleDamaged finds out whether the container of a damaged record lives elsewhere. Only
 // the legible part of the record names its interfaces.
 func (c *Container) SettleDamaged() error { return c.settle(c.Record) }
+
+// Remains looks for an attachment that is on no record, by its result: at the path of its
+// namespace, and on the host. lives reports that it is there; ended, that it certainly is
+// not. Neither is known of one that has no end on the host.
+func Remains(host *hostns.NetNS, path string, of record.Attachment) (lives, ended bool, err error) {
+	p, rec := &Place{Host: host}, &record.Record{Attachments: []record.Attachment{of}}
+	ns, err := netns.Open(path)
+	if err == nil {
+		lives, err = p.hasRecorded(ns, rec)
+		if err = errors.Join(err, ns.Close()); lives || err != nil {
+			return lives, false, err
+		}
+	} // else it leads nowhere from here, which the host's ends decide about
+	return p.hostEnds(rec)
+}
 
 // hostEnds asks the host for its ends of the container's interfaces, which the results on
 // record name. lives reports that one of them exists, and the namespace of its other end
