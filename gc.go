@@ -49,7 +49,9 @@ type GCOptions struct {
 // whose removal has failed before. Then it removes the leftovers of containers
 // that this owner once recorded but that are no longer on record, as after a
 // power cut: the addresses that host-local holds for them and, if the record was
-// lost rather than deleted, all leftovers of the reference plugins. Last it runs
+// lost rather than deleted, all leftovers of the reference plugins. If libcni's cache
+// still has such a container and it lives, or may, another program may have attached it:
+// it stays, and is in Report.Left. Last GC runs
 // GC of the plugins of the loaded networks, or of those in Configs, of version 1.1.0
 // and later, unless the network sets disableGC. The plugins then remove everything
 // that belongs to no attachment on record, of any owner.
@@ -233,24 +235,33 @@ func (s *snapshot) validAttachments(found []record.Found, own []*Network) (*clai
 	if err != nil {
 		return nil, err
 	}
-	var loaded []string
-	for _, n := range append(slices.Clone(s.networks), own...) {
-		loaded = append(loaded, n.config.Name)
+	return claims.FindValid(found, s.loadedNames(own), cached)
+}
+
+// loadedNames returns the names of the loaded networks, and of others.
+func (s *snapshot) loadedNames(others []*Network) (names []string) {
+	for _, n := range append(slices.Clone(s.networks), others...) {
+		names = append(names, n.config.Name)
 	}
-	return claims.FindValid(found, loaded, cached)
+	return names
 }
 
 // garbage returns the attachments that were entered in this owner's ledger, are not
-// wanted, and are on no record of any owner. It fails while a record cannot be read,
+// wanted, are on no record of any owner, and do not live. It fails while a record cannot be read,
 // because anything may belong to that record's container.
-func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, found []record.Found, report *Report) (*claims.Garbage, error) {
+func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, found []record.Found, report *Report) (_ *claims.Garbage, err error) {
 	if len(entered) == 0 {
 		return &claims.Garbage{}, nil
 	}
-	valid, err := s.validAttachments(found, nil)
+	recorded, err := claims.FindValid(found, s.loadedNames(nil), nil)
+	var unrecorded *unrecorded
+	if err == nil {
+		unrecorded, err = s.unrecordedAttachments()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("leftovers of containers that are no longer on record were not searched for: %w", err)
 	}
+	defer func() { err = join(err, unrecorded.close()) }()
 	// The ledger has the ID under which a pool made a container, and Keep has the
 	// caller's; only the record connects them. While a container to keep is on no
 	// record, it may be any of those whose namespaces a pool made and that exist.
@@ -258,11 +269,15 @@ func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, fou
 		return slices.ContainsFunc(found, func(f record.Found) bool { return string(f.Record.ContainerID) == id })
 	})
 	return claims.FindGarbage(entered, func(key record.Key) bool {
-		if valid.Has(key) || slices.Contains(o.Keep, string(key.ContainerID)) {
+		if recorded.Has(key) || slices.Contains(o.Keep, string(key.ContainerID)) {
 			return true
 		}
 		if len(lost) == 0 || !s.Pools.Has(key.ContainerID) {
-			return false
+			left, stays := unrecorded.stays(key, entered[key])
+			if left != "" {
+				report.Left = append(report.Left, left)
+			}
+			return stays
 		}
 		report.Left = append(report.Left, fmt.Sprintf("%s %s on network %q: a pool made it, and it may be a container in Keep that is on no record: %s; "+
 			"if it is not, call GC without that one in Keep", key.ContainerID, key.IfName, key.Network, strings.Join(lost, ", ")))

@@ -65,12 +65,17 @@ func (r *Runtime) Unhold(ctx context.Context, h Hold) error {
 }
 
 // Holds returns the holds of every owner, in the order of time. With an error some
-// holds cannot be read; as long as that is so, guards repair nothing.
+// holds cannot be read. Such a hold holds the container or network that it was made for,
+// until Unhold or the end of the container.
 func (r *Runtime) Holds() ([]Hold, error) {
 	s := r.current.Load()
 	found, err := s.holds().List()
 	var all []Hold
 	for _, h := range found {
+		if h.Err() != nil {
+			err = join(err, h.Err())
+			continue
+		}
 		if h.Container != "" && !s.isCurrent(h) {
 			continue // of an earlier container of that ID
 		}
@@ -150,8 +155,12 @@ func isHeld(holds []hold.Hold, rec *record.Record, network string) bool {
 
 // forgetHolds deletes the holds of a container that is gone. If that fails, a later
 // container of the same ID is not held.
-func (s *snapshot) forgetHolds(id record.ID) {
-	if err := s.holds().Forget(id); err != nil {
+func (s *snapshot) forgetHolds(id record.ID, gone attachments) {
+	var networks []string
+	for _, a := range gone {
+		networks = append(networks, a.network.config.Name)
+	}
+	if err := s.holds().Forget(id, networks...); err != nil {
 		s.logger.Warn("delete the holds of a removed container", "container", id, "error", err)
 	}
 }

@@ -194,7 +194,7 @@ func (p *replacement) clear(ctx context.Context, op *operation) error {
 		op.Return(wanted)
 		op.endRemoval()
 	}()
-	all, err := op.recallAttached(wanted)
+	all, err := op.recallAttached(ctx, wanted)
 	if err != nil {
 		return err
 	}

@@ -168,6 +168,8 @@ func (op *operation) recallOwn() error {
 		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.Path)
 	case op.Record.Shared() || op.Record.Owner != "" && op.Record.Owner != op.owner:
 		return fmt.Errorf("record of container %s: %w", op.ID, errShared)
+	default:
+		return op.SettleDamaged()
 	}
 	return nil
 }
@@ -254,7 +256,7 @@ func (op *operation) forget(gone attachments) error {
 func (op *operation) erase(gone attachments) error {
 	err := op.Erase()
 	if err == nil {
-		op.forgetHolds(op.ID)
+		op.forgetHolds(op.ID, gone)
 	}
 	if !op.KeepsNetNS() {
 		op.Record = nil

@@ -61,9 +61,10 @@ func CheckWithin(budget time.Duration) RecoverOption {
 
 // Recover is for the start of a program. It adopts each container of this owner
 // that was attached in this boot of the machine and whose network namespace is
-// alive, at its path or where it is kept. If a container is not known to be
-// healthy, it is in Report.Kept as well, with the reason. A CHECK that fails,
-// times out or cannot run is never a reason to remove a container.
+// alive, at its path or where it is kept, or as the host's end of its interface
+// shows. If a container is not known to be healthy, it is in Report.Kept as well, with
+// the reason. A CHECK that fails, times out or cannot run is never a reason to remove
+// a container.
 //
 // Recover judges containers as Health does: from one look at the kernel for all of them,
 // and by the CHECK of plugins that may know more. A configuration older than CHECK raises
@@ -120,15 +121,16 @@ type recovery struct {
 	looked map[record.ID]*examine.Container // before any container was locked
 	// repaired are the parts that were made again before each container was recovered.
 	repaired map[record.ID][]Difference
+	endBy    time.Time // when those that come last have ended, if they are about to
 }
 
 // lockedAtOnce is atOnce for containers that another call has locked: each may stay
 // locked for seconds.
 const lockedAtOnce = 64
 
-// all recovers the containers, first those that are not locked.
+// all recovers the containers, last those that are locked, or perhaps about to end.
 func (c *recovery) all(ctx context.Context, found []record.Found, report *Report) error {
-	var ids, locked []record.ID
+	var ids, again []record.ID
 	var whole, illegible []record.Found
 	for _, f := range found {
 		if err := untouchable(c.Records, f); err != nil {
@@ -159,13 +161,13 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	defer cancel()
 	for _, last := range []bool{false, true} {
 		for _, o := range c.each(ctx, asking, ids, last) {
-			if !last && errors.Is(o.skipped, ErrBusy) {
-				locked = append(locked, record.ID(o.id))
+			if !last && (o.ending || errors.Is(o.skipped, ErrBusy)) {
+				again = append(again, record.ID(o.id))
 				continue
 			}
 			report.add(o)
 		}
-		ids = locked
+		ids, c.endBy = again, time.Now().Add(container.EndsWithin)
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -213,11 +215,10 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 	if op.Record == nil {
 		return o // removed meanwhile by another call
 	}
-	going, err := op.going()
-	if err != nil {
-		o.err = err
+	if o.ending = op.Reached == container.Elsewhere; o.ending && !last || o.setAside(op.AwaitEnd(ctx, c.endBy)) {
 		return o
 	}
+	going := op.going()
 	if err := op.Undecided(); err != nil && len(going) < len(op.attachments) {
 		o.skipped = err
 		return o
@@ -268,22 +269,19 @@ func (s *snapshot) beginRecovery(ctx context.Context, host *hostns.NetNS, id rec
 // going returns the attachments that Recover must remove: all, if the
 // container's namespace is gone or it was nobody's container yet; else those on
 // which no caller relies.
-func (op *operation) going() (attachments, error) {
+func (op *operation) going() attachments {
 	if op.Damaged {
 		// The log has neither boot nor path. Where mounts keep namespaces, a
 		// missing mount is proof; elsewhere there is none.
 		if op.Record != nil && op.Record.WasAttached() && (!op.Gone() || !op.Pins.WasMounted(op.ID)) {
-			return nil, nil
+			return nil
 		}
-		return op.attachments, nil
+		return op.attachments
 	}
-	if op.Gone() {
-		return op.attachments, nil
+	if op.Gone() || op.Record.Warm {
+		return op.attachments
 	}
-	if op.Record.Warm {
-		return op.attachments, nil
-	}
-	return op.unfinished(), nil
+	return op.unfinished()
 }
 
 // unfinished returns the attachments that a Remove has begun to remove, and
@@ -384,7 +382,7 @@ func (c *recovery) seen(op *operation, staying attachments) (parts []*examine.Pa
 // adopt keeps a container, and returns the reason why it is not known to be healthy,
 // or nil.
 func (op *operation) adopt(doubt error) error {
-	if !op.Damaged && (op.Record.LetGo == nil || op.Reached == container.ByPath) {
+	if !op.Damaged && op.NetNS != nil && (op.Record.LetGo == nil || op.Reached == container.ByPath) {
 		// Where mounts are not allowed, a descriptor of the last process kept it
 		// alive.
 		doubt = join(doubt, op.Pin())

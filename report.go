@@ -112,6 +112,7 @@ type outcome struct {
 	err     error  // reason why it could not be removed, or a part of it
 	skipped error  // reason why nothing was done
 	left    string // a line for Left
+	ending  bool   // it lives out of sight, perhaps not for long
 
 	repaired []Difference
 }

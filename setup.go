@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -25,7 +26,8 @@ import (
 // or ErrInvalidNetNS. If the container is attached already, it returns
 // ErrAlreadyAttached and changes nothing. A dead attachment is removed first: one
 // whose interfaces are gone, or whose path no longer leads to its namespace, in which
-// there is no visible process. A container may be attached again under other interface
+// there is no visible process. An attachment of another mount namespace is not dead while
+// the host's end of its interface exists. A container may be attached again under other interface
 // names, in the same namespace, from the same host namespace.
 //
 // If anything fails or ctx ends, Setup detaches everything before it returns. The
@@ -120,7 +122,7 @@ func (op *operation) clearDead(ctx context.Context) error {
 		op.Return(wanted)
 		op.endRemoval()
 	}()
-	earlier, err := op.recallAttached(wanted)
+	earlier, err := op.recallAttached(ctx, wanted)
 	if err != nil {
 		return err
 	}
@@ -189,7 +191,7 @@ func (op *operation) isHalfMade(a *attachment) bool {
 
 // recallAttached finds the container's attachments in its record or, without
 // one, in libcni's cache.
-func (op *operation) recallAttached(wanted container.Place) (attachments, error) {
+func (op *operation) recallAttached(ctx context.Context, wanted container.Place) (attachments, error) {
 	damage, err := op.load()
 	switch {
 	case err != nil:
@@ -200,7 +202,11 @@ func (op *operation) recallAttached(wanted container.Place) (attachments, error)
 		op.logger.Warn("attachment record cannot be read", "container", op.ID, "error", damage)
 		return op.unrecorded(&Namespace{id: op.ID, path: wanted.Path}, nil, false)
 	case op.Record != nil:
-		return op.enterRecorded(false)
+		all, err := op.enterRecorded(false)
+		if err == nil && op.Reached == container.Elsewhere && !op.IsAbandoned() {
+			err = op.AwaitEnd(ctx, time.Now().Add(container.EndsWithin))
+		}
+		return all, err
 	}
 	all, err := op.existing(wanted)
 	for _, a := range all {

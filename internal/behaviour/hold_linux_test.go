@@ -1,11 +1,11 @@
 package behaviour_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -122,40 +122,37 @@ func TestHoldRefuses(t *testing.T) {
 	if err := h.r.Unhold(t.Context(), cni.Hold{ContainerID: "c0"}); !errors.Is(err, cni.ErrNotHeld) {
 		t.Errorf("not held: %v", err)
 	}
-	// With a hold that cannot be read, nothing is repaired by itself.
-	bad := h.Write("state/embedcni/holds/bad.json", "{")
+}
+
+// TestADamagedHoldHoldsItsOwnContainer, until the container's end, and no other.
+func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
+	h := newGuardedHost(t, false, "", 2)
+	for _, hold := range []cni.Hold{{ContainerID: "c0"}, {ContainerID: "c0", Network: "net"}} {
+		expect.NoError(t, h.r.Hold(t.Context(), hold))
+	}
+	files, err := filepath.Glob(h.Path("state", "embedcni", "holds", "*"))
+	expect.NoError(t, err)
+	expect.Same(t, "files", len(files), 2)
+	for _, file := range files {
+		expect.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
+	}
+	h.Write("state/embedcni/holds/"+strings.Repeat("0", 32)+".json", "{") // of one that is gone
 	if _, err := h.r.Holds(); err == nil {
 		t.Error("a hold that cannot be read is no error")
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	failed, ended := make(chan cni.GuardEvent, 100), make(chan error, 1)
+	h.guard(h.r, cni.GuardOptions{})
 	h.shell("nft flush ruleset")
-	go func() {
-		ended <- h.r.Guard(ctx, cni.GuardOptions{Report: func(e cni.GuardEvent) {
-			if e.Kind == cni.GuardFailed || e.Kind == cni.GuardRepaired {
-				failed <- e
-			}
-		}})
-	}()
-	if e := <-failed; e.Kind != cni.GuardFailed {
-		t.Errorf("got %v", e)
+	h.wait(cni.GuardHeld, "c0")
+	h.wait(cni.GuardRepaired, "c1")
+	h.quiet()
+	if events := h.taken(); slices.ContainsFunc(events, func(e cni.GuardEvent) bool { return e.Kind == cni.GuardRepaired && e.ContainerID == "c0" }) {
+		t.Errorf("repaired although it is held: %q", events)
 	}
-	expect.NoError(t, os.Remove(bad))
-	for e := range failed {
-		if e.Kind == cni.GuardRepaired {
-			break
-		}
-	}
-	cancel()
-	for end := false; !end; {
-		select {
-		case <-failed:
-		case err := <-ended:
-			expect.NoError(t, err)
-			end = true
-		}
-	}
+	expect.NoError(t, h.r.Unhold(t.Context(), cni.Hold{ContainerID: "c0"}))
+	expect.NoError(t, h.r.Remove(t.Context(), "c0", ""))
+	files, err = filepath.Glob(h.Path("state", "embedcni", "holds", "*"))
+	expect.NoError(t, err)
+	expect.Same(t, "files of the removed container", len(files), 1)
 }
 
 // TestGuardLeavesWhatIsContested: what is undone again and again is left.

@@ -27,6 +27,7 @@ func TestMain(m *testing.M) {
 	}
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{
 		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, guardVerb: guardMain, replaceVerb: replaceMain,
+		daemonVerb: daemonMain, restartVerb + "ADD": restartMain, restartVerb + "RECOVER": restartMain,
 	})
 	if os.Getenv(listenEnv) != "" {
 		listenMain()

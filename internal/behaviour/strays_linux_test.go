@@ -223,7 +223,7 @@ func TestFault_F59_ANumberThatIsGivenAgainIsNoContainer(t *testing.T) {
 	report, err := r.Recover(t.Context())
 	expect.NoError(t, err)
 	expect.Same(t, "removed", report.Removed, []string(nil))
-	if why := report.Skipped["c1"]; why == nil || !strings.Contains(why.Error(), "a process is in one with its number") {
+	if why := report.Skipped["c1"]; why == nil || !strings.Contains(why.Error(), "nothing shows whether it lives") {
 		t.Errorf("report %+v, want that it cannot be told", report)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})

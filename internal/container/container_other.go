@@ -3,8 +3,11 @@
 package container
 
 import (
+	"context"
 	"os"
+	"time"
 
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -82,7 +85,20 @@ func (p *Place) reach(rec *record.Record, _ string) error {
 	return nil
 }
 
-func (*Place) settleLetGo(*record.Record) error { return nil }
+func (*Place) settle(*record.Record) error { return nil }
+
+// AwaitEnd does nothing: no container lives elsewhere.
+func (*Container) AwaitEnd(context.Context, time.Time) error { return nil }
+
+// Remains is true: off Linux an attachment counts as existing.
+func Remains(*hostns.NetNS, string, record.Attachment) (lives, ended bool, err error) {
+	return true, false, nil
+}
+
+// SettleDamaged does nothing.
+func (*Container) SettleDamaged() error { return nil }
+
+func (*Place) isRecordedHere(*record.Record) bool { return true }
 
 func (*Place) isInhabited() bool { return false }
 

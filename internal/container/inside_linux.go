@@ -18,6 +18,9 @@ func (c *Container) Lives(path, ifName string) (bool, error) {
 	if err := c.Uncertain(); err != nil {
 		return false, err
 	}
+	if c.Reached == Elsewhere {
+		return !c.IsAbandoned(), nil
+	}
 	if path == "" || c.IsAbandoned() {
 		return false, nil // gone, or kept by nobody but this library
 	}

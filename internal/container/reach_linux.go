@@ -9,6 +9,8 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/nsrefs"
+	"github.com/embedcni/cni/internal/orphan"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -68,6 +70,12 @@ func (p *Place) reachByProcess(rec *record.Record) error {
 	if found == nil || err != nil {
 		return err
 	}
+	return p.reachHeld(rec, found)
+}
+
+// reachHeld enters a namespace with the recorded number, which a process is in or refers
+// to, if it is the recorded one.
+func (p *Place) reachHeld(rec *record.Record, found *netns.Handle) error {
 	same, err := p.hasRecorded(found, rec)
 	if err != nil || !same {
 		p.Reached = Unsure
@@ -111,14 +119,40 @@ func (p *Place) hasRecorded(ns *netns.Handle, rec *record.Record) (yes bool, err
 	return false, nil
 }
 
+// settle decides about a namespace that was not reached. From another mount or PID
+// namespace than the one of the record, that proves nothing: neither the path nor the pin
+// may lead there from here, and no process of it may be seen.
+//
+// An interface's end on the host decides, because the kernel deletes it with the namespace:
+// while it exists, the container lives. A container without such an end is gone if its path
+// was recorded in this view, or if no reference to its namespace is left.
+func (p *Place) settle(rec *record.Record) error {
+	if p.NetNS != nil || p.HostGone {
+		return nil
+	}
+	if rec.LetGo != nil {
+		return p.settleLetGo(rec)
+	}
+	if p.Reached != NotReached {
+		return nil
+	}
+	lives, ended, err := p.hostEnds(rec)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look for the host's end of an interface of container %s: %w", rec.ContainerID, err)
+	case lives:
+		p.Reached = Elsewhere
+	case !ended && !p.isRecordedHere(rec):
+		return p.reachByReference(rec)
+	}
+	return nil
+}
+
 // settleLetGo finds out whether a namespace that the runtime let go, and to
 // which no path leads, has ended. The kernel may have given its number to
 // another namespace. So once its interfaces have vanished it has ended, even if
 // a process is in a namespace with that number.
 func (p *Place) settleLetGo(rec *record.Record) error {
-	if rec.LetGo == nil || p.NetNS != nil || p.HostGone {
-		return nil
-	}
 	left, err := p.Host.Lasting(rec.LetGo.Ends)
 	if err != nil {
 		return fmt.Errorf("check whether the network namespace of container %s has ended: %w", rec.ContainerID, err)
@@ -132,6 +166,35 @@ func (p *Place) settleLetGo(rec *record.Record) error {
 	return nil
 }
 
+// reachByReference is reach if neither a path nor a process of this view leads to the
+// namespace, and the host does not show whether it lives. It looks at all that visible
+// processes refer to: their mounts and descriptors.
+func (p *Place) reachByReference(rec *record.Record) error {
+	want := rec.NetNS.ID()
+	if want.Ino == 0 {
+		return nil // a damaged record
+	}
+	var found *netns.Handle
+	complete, err := nsrefs.Each("/proc", want.String(), func(path string) bool {
+		ns, err := netns.Open(path)
+		if err == nil && ns.ID() != want {
+			_ = ns.Close() // was only looked at
+		} else if err == nil {
+			found = ns
+		}
+		return found != nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case found != nil:
+		return p.reachHeld(rec, found)
+	case !complete || !orphan.SeesAll(rec.PIDNS):
+		p.Reached = Unsure
+	}
+	return nil
+}
+
 // isInhabited reports whether there is, or may be, a process in the container's
 // namespace.
 func (p *Place) isInhabited() bool {
@@ -141,5 +204,11 @@ func (p *Place) isInhabited() bool {
 
 // Gone reports whether nothing leads to the recorded namespace any more.
 func (p *Place) Gone() bool {
-	return p.NetNS == nil && p.Reached != Unsure && p.Reached != LetGo
+	return p.NetNS == nil && p.Reached == NotReached
+}
+
+// isRecordedHere reports whether the recorded path leads from here to where it led from
+// where it was recorded. Records of earlier versions do not say where that was.
+func (p *Place) isRecordedHere(rec *record.Record) bool {
+	return rec.NetNS.View == "" || rec.NetNS.View == nsfind.View()
 }

@@ -3,6 +3,7 @@ package container
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
@@ -16,9 +17,13 @@ const (
 	ByPath                    // the recorded path leads there
 	ByPin                     // the pin does, or a descriptor of this process
 	ByProcess                 // neither does, and a process is in it
-	// Unsure: neither does, and a process is in a namespace with the recorded number.
-	// The number may be another's by now, and no interface tells the two apart.
+	// Unsure: neither does. Either a process is in a namespace with the recorded number,
+	// which may be another's by now, and no interface tells the two apart; or the path was
+	// recorded in another mount or PID namespace, and nothing shows here whether it lives.
 	Unsure
+	// Elsewhere: neither does, but the host's end of one of its interfaces exists, so that
+	// it lives: in another mount namespace, for example.
+	Elsewhere
 	// LetGo: the runtime no longer keeps it, and no path leads there, but the host's
 	// ends of its interfaces still exist. So somebody else keeps it, or it is about to
 	// end.
@@ -26,11 +31,16 @@ const (
 )
 
 var (
-	errUncertain = errors.New("no path leads to the container's network namespace, and a process is in one with its number " +
-		"that has none of its interfaces; call Remove if the container is gone")
+	errUncertain = errors.New("no path leads to the container's network namespace from here, and nothing shows whether it lives; " +
+		"call Remove if the container is gone")
+	errElsewhere = errors.New("no path leads to the container's network namespace from here, which lives: " +
+		"the host's end of an interface in it exists; call Remove if the container is gone")
 	errLetGo = errors.New("the path no longer leads to the container's network namespace, which is not kept any more; " +
 		"the host's end of an interface in it is still there, so that it lives or is about to end; call Remove if the container is gone")
 )
+
+// EndsWithin is long for the kernel to end a namespace that nothing refers to any more.
+const EndsWithin = time.Second
 
 // Uncertain returns an error if it is unknown whether the recorded namespace is
 // alive. Then nothing is removed unless the caller asks for it, and no DEL runs
@@ -52,7 +62,8 @@ func (c *Container) Undecided() error {
 
 // IsAbandoned reports whether only this library still keeps the recorded
 // namespace, if it exists at all: the recorded path no longer leads there, and
-// no visible process is in it.
+// no visible process is in it. A path that was recorded in another mount or PID
+// namespace may still lead there.
 func (c *Container) IsAbandoned() bool {
 	if c.Record == nil || c.Damaged {
 		return false
@@ -61,7 +72,9 @@ func (c *Container) IsAbandoned() bool {
 	case ByPath, ByProcess, Unsure:
 		return false
 	case ByPin:
-		return !c.isInhabited()
+		return c.isRecordedHere(c.Record) && !c.isInhabited()
+	case Elsewhere:
+		return c.isRecordedHere(c.Record)
 	}
 	return true
 }
@@ -82,6 +95,8 @@ func (c *Container) OutOfReach() (gone bool, why error) {
 		return true, errRebooted
 	case c.Undecided() != nil:
 		return false, c.Undecided()
+	case c.Reached == Elsewhere:
+		return false, fmt.Errorf("%s: %w", c.Record.NetNS.Path, errElsewhere)
 	case c.Gone():
 		return true, fmt.Errorf("%s: %w", c.Record.NetNS.Path, errNetNSGone)
 	case c.HostGone:

@@ -112,7 +112,7 @@ func (c *Container) EnterRecorded(mustStop bool) error {
 	if err := c.EnterHost(mustStop); err != nil {
 		return err
 	}
-	if err := c.settleLetGo(c.Record); err != nil {
+	if err := c.settle(c.Record); err != nil {
 		return err
 	}
 	if unknown := c.Uncertain(); unknown != nil {

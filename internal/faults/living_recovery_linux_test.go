@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -219,6 +221,8 @@ func hostCases() []livingCase {
 	return []livingCase{
 		{"F38", "calls from another host namespace", nil, (*living).elsewhere},
 		{"F59", "path and pin not seen after a restart", nil, (*living).hidden},
+		{"F63", "calls from another mount namespace", nil, func(l *living) { l.unseen(unix.CLONE_NEWNS) }},
+		{"F63", "calls from another PID namespace", nil, func(l *living) { l.unseen(unix.CLONE_NEWNS | unix.CLONE_NEWPID) }},
 		{"F61", "the named capabilities, no more", []string{ourNFTables, builtIn}, (*living).ordinary},
 	}
 }
@@ -253,6 +257,36 @@ func (l *living) hidden() {
 	l.photographAll()
 	l.restart(l.set)
 	l.collect(l.set, "c1", "c2")
+}
+
+// unseen: calls of the same owner where neither the containers' paths nor their pins are
+// mounted, while no process is in them.
+func (l *living) unseen(flags uintptr) {
+	l.attach("c1", "c2")
+	mounts, err := filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*"))
+	expect.NoError(l.t, err)
+	for _, home := range l.homes {
+		mounts = append(mounts, home.path)
+	}
+	there := func(j job) (said string) {
+		l.t.Helper()
+		j.Settings, j.Unmount, j.NewProc = l.set, mounts, flags&unix.CLONE_NEWPID != 0
+		killed, said := beginAs(l.t, j, &syscall.SysProcAttr{Cloneflags: flags}).wait()
+		if killed || strings.Contains(said, "panic") {
+			l.say("%s: %s", j.Verb, said)
+		}
+		return said
+	}
+	again := l.container("again")
+	for _, j := range []job{{Verb: "RESTART"}, {Verb: "GC", Keep: []string{"c1", "c2"}}, {Verb: "RESTART"}} {
+		if said := there(j); said != "" {
+			l.say("%s there: %s", j.Verb, said)
+		}
+		if said := there(job{Verb: "ADD", ID: "c1", NetNS: again}); !strings.Contains(said, cni.ErrAlreadyAttached.Error()) {
+			l.say("c1 is attached again: %q", said)
+		}
+	}
+	l.restart(l.set)
 }
 
 // ordinary: another user with the two capabilities attaches and removes a

@@ -32,6 +32,11 @@ func (j job) restrict() error {
 			return err
 		}
 	}
+	for _, path := range j.Unmount {
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
 	if j.Settings.Bus != "" {
 		if err := os.Setenv("DBUS_SYSTEM_BUS_ADDRESS", j.Settings.Bus); err != nil {
 			return err

@@ -38,6 +38,7 @@ type job struct {
 	NoFile  uint64   // limit of descriptors, 0: unchanged
 	NewProc bool     // mount the /proc of its PID namespace
 	Hide    string   // a directory to make invisible
+	Unmount []string // in its mount namespace
 
 	// For importers' patterns there are LEADER and CALLS.
 }

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,6 +33,22 @@ type Hold struct {
 	// Attached is when the container was attached. A later container of the same ID is
 	// another one, which is not held. Zero for a network.
 	Attached time.Time `json:"attached,omitzero"`
+
+	damaged *damage // nil: it was read
+}
+
+// damage is a file that cannot be read. Its name still shows what it is about.
+type damage struct {
+	name string
+	err  error
+}
+
+// Err returns the reason why a hold cannot be read, or nil.
+func (h Hold) Err() error {
+	if h.damaged == nil {
+		return nil
+	}
+	return h.damaged.err
 }
 
 // Is reports whether two holds are of the same container and network.
@@ -39,8 +56,14 @@ func (h Hold) Is(other Hold) bool {
 	return h.Container == other.Container && h.Network == other.Network
 }
 
-// Holds reports whether it is about a container's attachment to a network.
+// Holds reports whether it is about a container's attachment to a network. A damaged hold
+// may be of an earlier container of the same ID.
 func (h Hold) Holds(rec *record.Record, network string) bool {
+	if h.damaged != nil {
+		return slices.Contains([]string{
+			nameOf(rec.ContainerID, ""), nameOf(rec.ContainerID, network), nameOf("", network),
+		}, h.damaged.name)
+	}
 	if h.Network != "" && h.Network != network {
 		return false
 	}
@@ -55,10 +78,13 @@ func Open(dir string) Store { return Store{dir} }
 
 const ext, tmpExt = ".json", ".new"
 
-// path returns the path of a hold. A name of any characters becomes a hash.
-func (s Store) path(h Hold) string {
-	sum := sha256.Sum256([]byte(string(h.Container) + "\x00" + h.Network))
-	return filepath.Join(s.dir, hex.EncodeToString(sum[:16])+ext)
+// path returns the path of a hold.
+func (s Store) path(h Hold) string { return filepath.Join(s.dir, nameOf(h.Container, h.Network)) }
+
+// nameOf returns the name of a hold's file. A name of any characters becomes a hash.
+func nameOf(container record.ID, network string) string {
+	sum := sha256.Sum256([]byte(string(container) + "\x00" + network))
+	return hex.EncodeToString(sum[:16]) + ext
 }
 
 // Put writes a hold, in place of an earlier one of the same container and network. When
@@ -114,14 +140,13 @@ func (s Store) Delete(h Hold) (bool, error) {
 	return true, s.sync()
 }
 
-// List returns all holds, in the order of their files. With an error some are unknown,
-// so that anything may be held.
+// List returns all holds, in the order of their files, with those that cannot be read; see
+// [Hold.Err]. With an error none is known, so that anything may be held.
 func (s Store) List() (all []Hold, err error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
 		return nil, missing(err)
 	}
-	var errs []error
 	for _, e := range entries {
 		if !strings.HasSuffix(e.Name(), ext) {
 			continue // being written
@@ -139,21 +164,27 @@ func (s Store) List() (all []Hold, err error) {
 			err = errors.New("it names something else than its file")
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("hold %s cannot be read; delete it if nothing is to be held: %w", path, err))
-			continue
+			h = Hold{damaged: &damage{e.Name(), fmt.Errorf("hold %s cannot be read; what it holds stays held until it is deleted: %w", path, err)}}
 		}
 		all = append(all, h)
 	}
-	return all, errors.Join(errs...)
+	return all, nil
 }
 
-// Forget deletes the holds of a container that is gone.
-func (s Store) Forget(id record.ID) error {
+// Forget deletes the holds of a container that is gone. Of damaged ones it finds those of
+// the container, and of its attachments to networks.
+func (s Store) Forget(id record.ID, networks ...string) error {
 	all, err := s.List()
 	for _, h := range all {
 		if h.Container == id {
 			_, derr := s.Delete(h)
 			err = errors.Join(err, derr)
+		}
+		for _, network := range append(networks, "") {
+			if its := (Hold{Container: id, Network: network}); h.damaged != nil && h.damaged.name == nameOf(id, network) {
+				_, derr := s.Delete(its)
+				err = errors.Join(err, derr)
+			}
 		}
 	}
 	return err

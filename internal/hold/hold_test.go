@@ -56,21 +56,41 @@ func TestStore(t *testing.T) {
 	expect.Same(t, "unfinished files", len(left), 0)
 }
 
-// TestUnreadable: of a hold that cannot be read, nobody knows whom it holds.
+// TestUnreadable: a hold that cannot be read holds what its file was made for, and nothing
+// else, and ends with its container.
 func TestUnreadable(t *testing.T) {
 	s := Open(t.TempDir())
 	good := Hold{Network: "net", Since: time.Unix(1, 0).UTC()}
 	expect.NoError(t, s.Put(good))
-	file := filepath.Join(s.dir, "bad.json")
-	for what, content := range map[string]string{"no JSON": "{", "another's name": `{"network": "other"}`} {
-		expect.NoError(t, os.WriteFile(file, []byte(content), 0o600))
-		all, err := s.List()
-		if err == nil || !strings.Contains(err.Error(), file) {
-			t.Errorf("%s: %v", what, err)
+	for _, of := range []Hold{{Container: "c1"}, {Container: "c1", Network: "other"}, {Network: "other"}} {
+		file := s.path(of)
+		for what, content := range map[string]string{"no JSON": "{", "another's name": `{"network": "third"}`, "empty": ""} {
+			expect.NoError(t, os.WriteFile(file, []byte(content), 0o600))
+			all, err := s.List()
+			expect.NoError(t, err)
+			i := slices.IndexFunc(all, func(h Hold) bool { return h.Err() != nil })
+			if len(all) != 2 || i < 0 || !strings.Contains(all[i].Err().Error(), file) {
+				t.Fatalf("%s: %+v", what, all)
+			}
+			for _, c := range []record.ID{"c1", "c2"} {
+				for _, network := range []string{"other", "third"} {
+					want := (of.Container == "" || of.Container == c) && (of.Network == "" || of.Network == network)
+					if got := all[i].Holds(&record.Record{ContainerID: c}, network); got != want {
+						t.Errorf("%s: %s of %+v is held on %s: %v, want %v", what, c, of, network, got, want)
+					}
+				}
+			}
 		}
-		expect.Same(t, what, all, []Hold{good})
+		expect.NoError(t, s.Forget("c2", "other"))
+		_, err := os.Stat(file)
+		expect.NoError(t, err)
+		expect.NoError(t, s.Forget("c1", "other"))
+		if _, err := os.Stat(file); (err == nil) != (of.Container == "") {
+			t.Errorf("the file of %+v, after its container's end: %v", of, err)
+		}
+		expect.NoError(t, missing(os.Remove(file)))
 	}
-	expect.NoError(t, os.Remove(file))
+	expect.Same(t, "the other", sorted(t, s), []Hold{good})
 	// One that is being written is none yet.
 	expect.NoError(t, os.WriteFile(s.path(good)+tmpExt, []byte("{"), 0o600))
 	expect.Same(t, "half written", sorted(t, s), []Hold{good})

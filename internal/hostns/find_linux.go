@@ -100,7 +100,7 @@ func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, cert
 	f.searching.Lock()
 	defer f.searching.Unlock()
 	if m, ok := f.missed[rec.Host]; ok && time.Since(m.at) < missFor {
-		return nil, m.complete && seesAll(rec), nil
+		return nil, m.complete && orphan.SeesAll(rec.PIDNS), nil
 	}
 	complete, err := nsrefs.Each("/proc", rec.Host, func(path string) bool {
 		h := isIt(path)
@@ -113,13 +113,5 @@ func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, cert
 		return found, false, err
 	}
 	f.missed[rec.Host] = miss{time.Now(), complete}
-	return nil, complete && seesAll(rec), nil
-}
-
-// seesAll reports whether every process that can be in the record's host
-// namespace is visible from this one: it is in the PID namespace of the runtime
-// that wrote the record, or in the machine's first.
-func seesAll(rec *record.Record) bool {
-	own := orphan.PIDNS()
-	return own == orphan.InitialPIDNS || own != 0 && own == rec.PIDNS
+	return nil, complete && orphan.SeesAll(rec.PIDNS), nil
 }

@@ -151,6 +151,24 @@ func (r *Requests) link(m *message, what string, fine ...error) *Link {
 	return l
 }
 
+// PeerLink looks up the other end of a veth pair whose peer is elsewhere. If the kernel is
+// about to delete the pair, because nothing refers to that namespace any more, NotFound is
+// true of the error.
+func (c *Conn) PeerLink(l Link) (Link, error) {
+	if l.Peer.NetNS < 0 { // a namespace gets a number unless it is ending
+		return Link{}, Missing("the peer of " + l.Name)
+	}
+	r := c.Requests()
+	m := newMessage(unix.RTM_GETLINK, 0, ifinfo(l.Peer.Index, 0, 0))
+	m.u32(unix.IFLA_TARGET_NETNSID, uint32(l.Peer.NetNS))
+	peer := r.link(m, fmt.Sprintf("the peer of %q", l.Name))
+	err := r.Send()
+	if errors.Is(err, unix.EINVAL) { // of a number whose namespace is ending
+		err = fmt.Errorf("%w: %w", Missing("the peer of "+l.Name), err)
+	}
+	return *peer, err
+}
+
 // IsFallback reports whether an interface can be one that the kernel creates in
 // each namespace for a kind of tunnel (net.core.fb_tunnels_only_for_init_net).
 func (l Link) IsFallback() bool {

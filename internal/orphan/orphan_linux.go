@@ -92,6 +92,14 @@ func PIDNS() uint64 {
 // process of the machine is visible.
 const InitialPIDNS = 0xEFFFFFFC
 
+// SeesAll reports whether every process that can refer to a namespace is visible from this
+// one, if a process in a PID namespace has recorded it: that is this one's, or this one's is
+// the machine's first.
+func SeesAll(pidNS uint64) bool {
+	own := PIDNS()
+	return own == InitialPIDNS || own != 0 && own == pidNS
+}
+
 // AliveIn is Alive for an identity whose number is of another PID namespace, or
 // of an unknown one, which is 0. It reports an invisible process as alive.
 func AliveIn(pidNS uint64, identity string) (bool, error) {
