@@ -11,7 +11,11 @@
 // containers, as in Health. A comparison changes nothing.
 package compare
 
-import "context"
+import (
+	"context"
+
+	"github.com/embedcni/cni/netns"
+)
 
 // Kind is the kind of object that differs.
 type Kind string
@@ -55,6 +59,14 @@ type Difference struct {
 	// who have not answered. It is nil if no question can be lost. The differences of
 	// one plugin's part have the same.
 	Announce func(ctx context.Context, unanswered bool) error
+}
+
+// Witness is a built-in plugin that notes what an executable of its type has found and
+// made, for a later comparison: its result does not say that.
+type Witness interface {
+	// Witness is called before the ADD of an executable, with its configuration. Unless
+	// the error is set, after is called when the ADD has ended, also if it has failed.
+	Witness(ctx context.Context, host *netns.Handle, config []byte) (after func() error, err error)
 }
 
 // Of sets the type of the plugin whose differences these are.
