@@ -15,6 +15,7 @@ import (
 	"context"
 
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
 )
 
 // Kind is the kind of object that differs.
@@ -67,6 +68,22 @@ type Witness interface {
 	// Witness is called before the ADD of an executable, with its configuration. Unless
 	// the error is set, after is called when the ADD has ended, also if it has failed.
 	Witness(ctx context.Context, host *netns.Handle, config []byte) (after func() error, err error)
+}
+
+// Excuser is a built-in plugin that knows when the CHECK of the reference plugin of its
+// type fails although nothing is wrong.
+type Excuser interface {
+	// Excuse returns why the CHECK of an attachment fails, in which Compare has found no
+	// difference. The request is one of CHECK.
+	Excuse(r *plugin.Request, v *View) (Excuse, error)
+}
+
+// Excuse is why a CHECK fails although nothing is wrong. The zero Excuse is none.
+type Excuse struct {
+	Why string
+	// Blind means that the CHECK says nothing about the attachment: it fails for healthy
+	// ones too. Otherwise it is about a difference that does not matter.
+	Blind bool
 }
 
 // Of sets the type of the plugin whose differences these are.
