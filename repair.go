@@ -53,9 +53,9 @@ type RepairOptions struct {
 //
 // The parts of all built-in types are repaired in process, also if executables have made
 // them. Afterwards plugins are asked for CHECK as by Health, so that a container in which
-// Repair finds nothing wrong is not broken for Health. The parts of other plugins are only
-// asked for: the specification forbids a second ADD
-// without a DEL, so that only Remove and Setup can make their parts again.
+// Repair finds nothing wrong is not broken for Health. The parts of other plugins are not
+// repaired: the specification forbids a second ADD without a DEL, so that only Remove and
+// Setup can make them again.
 //
 // Repair can be repeated, also after it was killed. A container that is not attached is
 // ErrNotAttached. ErrNotRepairable, ErrHostNetNS or a *RecordError is the reason why
