@@ -317,7 +317,11 @@ func (a *attachment) ask(ctx context.Context, c *examine.Part) (sum HealthChecks
 	run := list.Run
 	list.Run = func(ctx context.Context, call chain.Call) (chain.Output, error) {
 		sum.Asked++
-		return run(ctx, call)
+		out, err := run(ctx, call)
+		if err != nil && a.excuses(ctx, c, call, err, &sum) {
+			return chain.Output{}, nil // the plugins behind it are asked too
+		}
+		return out, err
 	}
 	err := a.errors("CHECK", list.CheckSome(ctx, &a.Attachment, a.partial, func(position int) bool { return c.Asks[position] }))
 	switch {
@@ -336,6 +340,48 @@ func (a *attachment) ask(ctx context.Context, c *examine.Part) (sum HealthChecks
 	}
 	c.Asked.Done = true
 	return sum
+}
+
+// excuses reports whether the CHECK of a plugin has failed although nothing is wrong, and
+// notes that. The attachment is compared anew: if something is wrong with it, the plugin
+// may be right.
+func (a *attachment) excuses(ctx context.Context, c *examine.Part, call chain.Call, failed error, sum *HealthChecks) bool {
+	failed = a.errors("CHECK", failed)
+	if unanswered(failed) != nil {
+		return false
+	}
+	e, err := a.excuse(ctx, call)
+	if err != nil {
+		a.op.logger.Warn("a CHECK has failed, and the attachment could not be compared", "container", a.op.ID, "interface", a.IfName, "error", err)
+	}
+	switch why := fmt.Errorf("%s: %w", e.Why, failed); {
+	case err != nil || e.Why == "":
+		return false
+	case e.Blind:
+		c.Asked.Blind = join(c.Asked.Blind, why)
+		sum.Unanswered++
+	default:
+		c.Asked.Noted = join(c.Asked.Noted, why)
+	}
+	return true
+}
+
+func (a *attachment) excuse(ctx context.Context, call chain.Call) (e compare.Excuse, err error) {
+	v, err := (&views.Looks{}).Open(ctx, a.op.Host, a.inside())
+	if err != nil {
+		return e, err
+	}
+	defer func() { err = join(err, v.Close()) }()
+	ipam := ""
+	for _, p := range a.network.config.Plugins {
+		if p.Network.Type == call.Plugin {
+			ipam = p.Network.IPAM.Type
+		}
+	}
+	if part := a.compare(ctx, v); !part.IsWhole() || !part.Covers(call.Plugin, ipam) {
+		return e, nil
+	}
+	return a.runner().Excuse(ctx, call, ipam, v)
 }
 
 // unanswered returns the error of a CHECK with its kind, if it says nothing about the

@@ -67,8 +67,8 @@ type HealthReport struct {
 // HealthChecks counts the CHECKs of plugins.
 type HealthChecks struct {
 	Asked      int // plugins
-	Failed     int // that said that something is wrong
-	Unanswered int // that gave no answer
+	Failed     int // that said that something is wrong, and may be right
+	Unanswered int // that gave no answer, or one that healthy containers get too
 	// NotAsked are the attachments whose plugins were not asked, because another call had
 	// the container locked, or the budget was used up.
 	NotAsked int
@@ -106,7 +106,12 @@ type Health struct {
 	Differences []Difference
 
 	// Reason is why the state is unknown, or the container gone. A broken container has
-	// one too if a part of it could not be examined. These errors are among the reasons:
+	// one too if a part of it could not be examined, and a healthy one if the CHECK of a
+	// plugin has failed over a difference that does not matter and that nobody restores,
+	// such as another hardware address of the bridge. If the CHECK of a plugin fails for
+	// healthy containers too, and the comparison finds nothing wrong, the state is unknown:
+	// the bridge plugin's does without an IPAM plugin, and others of the reference plugins
+	// do in some configurations. These errors are among the reasons:
 	//
 	//   - context.DeadlineExceeded: a plugin took too long for CHECK, or the budget was used up
 	//   - ErrPluginKilled, ErrNoAnswer: a plugin ended without an answer
@@ -293,6 +298,7 @@ func differenceOf(network, ifName string, d compare.Difference) Difference {
 // verdictOn returns the verdict on a container that was looked at.
 func verdictOn(e *examine.Container) Health {
 	h := Health{ContainerID: nameOf(e.Found), State: HealthState(e.State), Reason: e.Reason}
+	var noted error
 	for _, c := range e.Parts {
 		for _, d := range c.Differences {
 			h.Differences = append(h.Differences, differenceOf(c.Network, c.IfName, d))
@@ -300,7 +306,8 @@ func verdictOn(e *examine.Container) Health {
 		if c.Asked.Failed != nil {
 			h.Differences = append(h.Differences, checkFailed(c))
 		}
-		h.Reason = join(h.Reason, c.Err, c.Asked.Unknown)
+		h.Reason = join(h.Reason, c.Err, c.Asked.Unknown, c.Asked.Blind)
+		noted = join(noted, c.Asked.Noted)
 		h.Uncompared = append(h.Uncompared, c.Unjudged()...)
 	}
 	slices.Sort(h.Uncompared)
@@ -312,7 +319,7 @@ func verdictOn(e *examine.Container) Health {
 	case h.Reason != nil:
 		h.State = StateUnknown
 	default:
-		h.State = StateHealthy
+		h.State, h.Reason = StateHealthy, noted
 	}
 	return h
 }

@@ -68,7 +68,7 @@ func CheckWithin(budget time.Duration) RecoverOption {
 //
 // Recover judges containers as Health does: from one look at the kernel for all of them,
 // and by the CHECK of plugins that may know more. A configuration older than CHECK raises
-// no doubt. Recover adds missing parts, see Report.Repaired, unless OnBroken decides
+// no doubt, nor does a CHECK that fails for healthy containers too. Recover adds missing parts, see Report.Repaired, unless OnBroken decides
 // otherwise.
 //
 // An abandoned container (see WithoutReaping) whose namespace the runtime no
@@ -321,6 +321,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 		if errors.Is(part.Asked.Unknown, ErrNoCheck) {
 			part.Asked.Unknown = nil
 		}
+		part.Asked.Blind = nil // it says nothing about this container
 	}
 	j.repaired = append(c.repaired[op.ID], j.repaired...)
 	j.lacking, j.doubt = e.Lacks(), join(err, verdictOn(e).Err())

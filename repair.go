@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
+	"maps"
 	"strings"
 	"time"
 
@@ -52,8 +52,10 @@ type RepairOptions struct {
 // made is its administrator's, and gets only the container's port and rules back.
 //
 // The parts of all built-in types are repaired in process, also if executables have made
-// them. Other plugins are asked for CHECK: the specification forbids a second ADD
-// without a DEL, so that only Remove and Setup can make their parts again.
+// them. Afterwards plugins are asked for CHECK as by Health, so that a container in which
+// Repair finds nothing wrong is not broken for Health. The parts of other plugins are not
+// repaired: the specification forbids a second ADD without a DEL, so that only Remove and
+// Setup can make them again.
 //
 // Repair can be repeated, also after it was killed. A container that is not attached is
 // ErrNotAttached. ErrNotRepairable, ErrHostNetNS or a *RecordError is the reason why
@@ -78,7 +80,7 @@ type RepairReport struct {
 	Remaining []Remaining
 	// Unknown has an *Error for each part that could not be judged: the attachment is
 	// being made or removed, the comparison failed, or the CHECK of a plugin that is not
-	// built in failed. It is ErrNotRepairable unless another attempt may succeed.
+	// built in failed and may be right. It is ErrNotRepairable unless another attempt may succeed.
 	Unknown []error
 }
 
@@ -309,25 +311,33 @@ func asPublic(reason error) error {
 var errOwnPlugin = fmt.Errorf("%w: only the plugin itself knows its part, and the specification forbids a second ADD without a DEL; "+
 	"Remove and Setup make it again", ErrNotRepairable)
 
-// ask asks the plugins for CHECK whose parts nobody compares, and reports those that
-// find something wrong, or give no answer. It returns the cause if ctx ends.
+// ask asks the plugins for CHECK, as Health does, and reports those that find something
+// wrong, and those that give no answer about a part that nobody else can compare. It
+// returns the cause if ctx ends.
 func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
 	last := r.parts.Last()
 	if last.Err != nil {
 		report.Unknown = append(report.Unknown, r.errors(repairOp, last.Err))
 	}
-	if len(last.Uncompared) == 0 {
+	if len(last.Differences) > 0 { // the plugins whose parts were compared say no more than these
+		maps.DeleteFunc(last.Asks, func(position int, _ bool) bool {
+			p := r.network.config.Plugins[position].Network
+			return last.Covers(p.Type, p.IPAM.Type)
+		})
+	}
+	if !last.WantsCheck() {
 		return nil
 	}
-	err := r.chain().CheckSome(ctx, &r.Attachment, r.partial, func(position int) bool {
-		p := r.network.config.Plugins[position].Network
-		return slices.Contains(last.Uncompared, p.Type) || slices.Contains(last.Uncompared, p.IPAM.Type)
-	})
-	if err != nil && ctx.Err() != nil {
+	r.attachment.ask(ctx, last)
+	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	err := last.Asked.Failed
+	if err == nil && len(last.Uncompared) > 0 {
+		err = last.Asked.Unknown
+	}
 	if err != nil {
-		report.Unknown = append(report.Unknown, &tagged{fmt.Errorf("%w; %w", r.errors("CHECK", err), errOwnPlugin), ErrNotRepairable})
+		report.Unknown = append(report.Unknown, &tagged{fmt.Errorf("%w; %w", err, errOwnPlugin), ErrNotRepairable})
 	}
 	return nil
 }

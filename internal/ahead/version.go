@@ -41,6 +41,12 @@ func (v *Versions) Makes(ctx context.Context, root invoke.Root, typ, path string
 	return makes(v.of(ctx, root, typ, path), typ, config)
 }
 
+// Knows reports whether the executable at a path in root is the reference plugin of a
+// type, in a released version.
+func (v *Versions) Knows(ctx context.Context, root invoke.Root, typ, path string) bool {
+	return v.of(ctx, root, typ, path) != ""
+}
+
 func makes(version, typ string, config []byte) bool {
 	var major, minor, patch int
 	if n, err := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch); n != 3 || err != nil {

@@ -17,22 +17,21 @@ import (
 // damages are ways to break a container on a bridge, by what a verdict has to name.
 var damages = map[string]struct {
 	kind    cni.DifferenceKind
-	shared  bool // repaired only if a built-in plugin has made it
 	happens func(t *testing.T, h *realHost, port string)
 }{
-	"off its bridge": {cni.KindBridgePort, false, func(t *testing.T, _ *realHost, port string) {
+	"off its bridge": {cni.KindBridgePort, func(t *testing.T, _ *realHost, port string) {
 		change(t, port, netlink.LinkSetNoMaster)
 	}},
-	"the port is down": {cni.KindInterface, false, func(t *testing.T, _ *realHost, port string) {
+	"the port is down": {cni.KindInterface, func(t *testing.T, _ *realHost, port string) {
 		change(t, port, netlink.LinkSetDown)
 	}},
-	"the bridge without its address": {cni.KindAddress, true, func(t *testing.T, _ *realHost, _ string) {
+	"the bridge without its address": {cni.KindAddress, func(t *testing.T, _ *realHost, _ string) {
 		change(t, "cni0", func(l netlink.Link) error { return netlink.AddrDel(l, address(t, l)) })
 	}},
-	"flushed masquerading": {cni.KindRule, false, func(t *testing.T, h *realHost, _ string) {
+	"flushed masquerading": {cni.KindRule, func(t *testing.T, h *realHost, _ string) {
 		flushRules(t)
 	}},
-	"without its reservation": {cni.KindReservation, false, func(t *testing.T, h *realHost, _ string) {
+	"without its reservation": {cni.KindReservation, func(t *testing.T, h *realHost, _ string) {
 		expect.NoError(t, os.Remove(h.Path("ipam", "net", "10.77.0.2")))
 	}},
 }
@@ -103,7 +102,7 @@ func TestHealthComparesTheRecordWithTheKernel(t *testing.T) {
 					t.Log(report)
 					expect.Same(t, "state", h1.State, cni.StateBroken)
 					named := slices.ContainsFunc(h1.Differences, func(d cni.Difference) bool {
-						return d.Kind == damage.kind && !d.Inside && d.Repairable == !(damage.shared && executables) && d.Network == "net" && d.IfName == "eth0"
+						return d.Kind == damage.kind && !d.Inside && d.Repairable && d.Network == "net" && d.IfName == "eth0"
 					})
 					expect.Same(t, "named", named, true)
 					wantEncoded(t, h1)

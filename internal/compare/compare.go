@@ -11,7 +11,12 @@
 // containers, as in Health. A comparison changes nothing.
 package compare
 
-import "context"
+import (
+	"context"
+
+	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
+)
 
 // Kind is the kind of object that differs.
 type Kind string
@@ -55,6 +60,30 @@ type Difference struct {
 	// who have not answered. It is nil if no question can be lost. The differences of
 	// one plugin's part have the same.
 	Announce func(ctx context.Context, unanswered bool) error
+}
+
+// Witness is a built-in plugin that notes what an executable of its type has found and
+// made, for a later comparison: its result does not say that.
+type Witness interface {
+	// Witness is called before the ADD of an executable, with its configuration. Unless
+	// the error is set, after is called when the ADD has ended, also if it has failed.
+	Witness(ctx context.Context, host *netns.Handle, config []byte) (after func() error, err error)
+}
+
+// Excuser is a built-in plugin that knows when the CHECK of the reference plugin of its
+// type fails although nothing is wrong.
+type Excuser interface {
+	// Excuse returns why the CHECK of an attachment fails, in which Compare has found no
+	// difference. The request is one of CHECK.
+	Excuse(r *plugin.Request, v *View) (Excuse, error)
+}
+
+// Excuse is why a CHECK fails although nothing is wrong. The zero Excuse is none.
+type Excuse struct {
+	Why string
+	// Blind means that the CHECK says nothing about the attachment: it fails for healthy
+	// ones too. Otherwise it is about a difference that does not matter.
+	Blind bool
 }
 
 // Of sets the type of the plugin whose differences these are.

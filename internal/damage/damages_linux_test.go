@@ -42,53 +42,24 @@ func damages(f form) []damage {
 	return slices.DeleteFunc(all, func(d damage) bool { return !d.to(f) })
 }
 
-// administered reports whether the bridge is its administrator's: an executable made
-// it, which notes nothing.
-func administered(f form) bool { return !f.ours }
-
 func bridgeDamages() []damage {
 	all := []damage{
 		{name: "port taken off the bridge", do: func(s *scene) error { return onLink(s.one.end, netlink.LinkSetNoMaster) }},
 		{name: "host's end down", do: func(s *scene) error { return onLink(s.one.end, netlink.LinkSetDown) }},
-		{name: "bridge down", shared: true, left: administered,
-			do: func(*scene) error { return onLink("cni0", netlink.LinkSetDown) },
-			// Its IPv6 address goes with the state.
-			mend: func(*scene) error {
-				return errors.Join(onLink("cni0", netlink.LinkSetUp), configure("cni0", "fd77::1/64"))
-			}},
-		{name: "bridge deleted", shared: true, left: administered,
-			do:   func(*scene) error { return onLink("cni0", netlink.LinkDel) },
-			mend: remadeBridge, others: func(s *scene) error { return s.plug("vm0") }},
-		{name: "bridge's routes flushed", shared: true, left: administered,
-			do: func(*scene) error {
-				return errors.Join(tool("ip", "route", "flush", "dev", "cni0"), tool("ip", "-6", "route", "flush", "dev", "cni0"))
-			},
-			mend: func(*scene) error {
-				return errors.Join(
-					tool("ip", "route", "add", "10.77.0.0/24", "dev", "cni0", "proto", "kernel", "scope", "link", "src", "10.77.0.1"),
-					tool("ip", "-6", "route", "add", "fd77::/64", "dev", "cni0", "proto", "kernel", "metric", "256"))
-			}},
-		{name: "bridge's IPv4 address deleted", shared: true, left: administered,
-			do:   func(*scene) error { return deleteAddress("cni0", "10.77.0.1") },
-			mend: func(*scene) error { return configure("cni0", "10.77.0.1/24") }},
-		{name: "bridge's IPv6 address deleted", shared: true, left: administered,
-			do:   func(*scene) error { return deleteAddress("cni0", "fd77::1") },
-			mend: func(*scene) error { return configure("cni0", "fd77::1/64") }},
+		// Its IPv6 address goes with the state.
+		{name: "bridge down", shared: true, do: func(*scene) error { return onLink("cni0", netlink.LinkSetDown) }},
+		{name: "bridge deleted", shared: true, do: func(*scene) error { return onLink("cni0", netlink.LinkDel) },
+			others: func(s *scene) error { return s.plug("vm0") }},
+		{name: "bridge's routes flushed", shared: true, do: func(*scene) error {
+			return errors.Join(tool("ip", "route", "flush", "dev", "cni0"), tool("ip", "-6", "route", "flush", "dev", "cni0"))
+		}},
+		{name: "bridge's IPv4 address deleted", shared: true, do: func(*scene) error { return deleteAddress("cni0", "10.77.0.1") }},
+		{name: "bridge's IPv6 address deleted", shared: true, do: func(*scene) error { return deleteAddress("cni0", "fd77::1") }},
 	}
 	for i := range all {
 		all[i].to = form.bridged
 	}
 	return all
-}
-
-// remadeBridge makes the bridge again, as an administrator would, without the ports of
-// the containers, which know its hardware address.
-func remadeBridge(s *scene) error {
-	attrs := netlink.LinkAttrs{Name: "cni0", TxQLen: -1, HardwareAddr: s.bridge}
-	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
-		return err
-	}
-	return configure("cni0", "10.77.0.1/24", "fd77::1/64")
 }
 
 func ptpDamages() []damage {

@@ -37,7 +37,7 @@ type Container struct {
 
 // Suspect reports whether anything is wrong with the container, as far as was seen.
 func (c *Container) Suspect() bool {
-	return c.State != Compared || slices.ContainsFunc(c.Parts, func(p *Part) bool { return !p.clean() })
+	return c.State != Compared || slices.ContainsFunc(c.Parts, func(p *Part) bool { return !p.IsWhole() })
 }
 
 // Lacks reports whether something that the Setup has made is missing or different. A
@@ -75,10 +75,17 @@ type Asked struct {
 	Done    bool
 	Failed  error // of the plugin that said that something is wrong
 	Unknown error // why no plugin said anything
+	Blind   error // of the plugins whose CHECK fails for healthy containers too
+	Noted   error // of the plugins whose CHECK fails over something that does not matter
 }
 
-// clean reports whether the comparison has found nothing wrong.
-func (p *Part) clean() bool { return len(p.Differences) == 0 && p.Err == nil }
+// Covers reports whether the comparison covers the parts of these types.
+func (p *Part) Covers(types ...string) bool {
+	return !slices.ContainsFunc(types, func(typ string) bool { return slices.Contains(p.Uncompared, typ) })
+}
+
+// IsWhole reports whether the comparison has found nothing wrong.
+func (p *Part) IsWhole() bool { return len(p.Differences) == 0 && p.Err == nil }
 
 // WantsCheck reports whether a CHECK of a plugin of the attachment can say more than the
 // comparison.

@@ -49,10 +49,13 @@ type Core struct {
 	// containers share.
 	signs  map[Sign]struct{}
 	shared map[place]int
-	by     string // the process of the last transaction
+	// Interfaces of containers that appeared. They matter to containers that differ.
+	appeared map[Sign]struct{}
+	by       string // the process of the last transaction
 	// What Gather has taken of them, for Due to follow up.
 	gathered     map[Sign]struct{}
-	gatheredLoss bool // of something that containers share
+	gatheredNew  map[Sign]struct{} // of appeared
+	gatheredLoss bool              // of something that containers share
 
 	first, last time.Time // sign; zero: there is none
 	whole       bool      // all containers are to be looked at
@@ -77,6 +80,7 @@ func NewCore(classes Class) *Core {
 	return &Core{
 		classes: classes, links: make(map[int]Link), ports: make(map[int]Port),
 		signs: make(map[Sign]struct{}), gathered: make(map[Sign]struct{}), shared: make(map[place]int),
+		appeared: make(map[Sign]struct{}), gatheredNew: make(map[Sign]struct{}),
 		suspects: make(map[string]*suspect), items: make(map[string]map[Item]*history), whole: true,
 	}
 }
@@ -116,8 +120,10 @@ func (c *Core) Gather(now time.Time) bool {
 	ripe := c.Ripe(now)
 	if c.isSettled(now) {
 		maps.Copy(c.gathered, c.signs)
+		maps.Copy(c.gatheredNew, c.appeared)
 		c.gatheredLoss = c.gatheredLoss || len(c.shared) > 0
 		clear(c.signs)
+		clear(c.appeared)
 		clear(c.shared)
 		c.first, c.last = time.Time{}, time.Time{}
 	}
@@ -205,8 +211,18 @@ func (c *Core) follow(now time.Time) {
 		for id := range found {
 			c.Suspect(now, id)
 		}
+		clear(found)
+		for s := range c.gatheredNew {
+			c.Index.Find(s, found)
+		}
+		for id := range found {
+			if c.items[id] != nil {
+				c.Suspect(now, id)
+			}
+		}
 	}
 	clear(c.gathered)
+	clear(c.gatheredNew)
 	c.gatheredLoss = false
 }
 

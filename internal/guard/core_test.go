@@ -403,6 +403,54 @@ func TestSignsWaitForTheirIndex(t *testing.T) {
 	}
 }
 
+// TestFault_F66_ABridgeThatAppearsHasContainersLookedAt: those that lacked something at the
+// last comparison, and no others: interfaces appear with each ADD.
+func TestFault_F66_ABridgeThatAppearsHasContainersLookedAt(t *testing.T) {
+	c := settledCore(All)
+	lacks := func(id string) {
+		f := Found{Item: Item{Container: id, Kind: "bridge"}, Class: Links}
+		c.Compared(start(), id, []Item{f.Item})
+		c.Want(start(), f)
+	}
+	appears := func(index int, name string) Event { return Event{Link: &Link{index, name, true, 0, false, 1}} }
+	now := start()
+	look := func(what string, want []string, events ...Event) {
+		t.Helper()
+		for _, e := range events {
+			c.Take(now, e)
+		}
+		now = now.Add(time.Second)
+		task, due, next := gatherAndDue(c, now)
+		if due != (want != nil) || task.Whole || !slices.Equal(task.Containers, want) || !due && !next.IsZero() {
+			t.Errorf("%s: look %t at %+v, next %v; want %v", what, due, task, next, want)
+		}
+		if due {
+			c.Looked(now, 0, nil)
+		}
+	}
+	look("nobody lacks anything", nil, appears(20, "br0"))
+	lacks("c1")
+	lacks("c3")
+	look("another interface", nil, appears(21, "other"))
+	look("announced again", nil, appears(20, "br0"))
+	look("the bridge is made again", []string{"c1"}, appears(22, "br0"))
+	look("another interface gets its name", []string{"c1"}, appears(21, "br0"))
+	// It appears while they are looked at.
+	c.Take(now, appears(23, "br0"))
+	lacks("c2")
+	look("meanwhile", []string{"c1", "c2"})
+	c.Compared(now, "c1", nil)
+	c.Compared(now, "c2", nil)
+	now = now.Add(2 * contestedIn) // the core has forgotten what they lacked
+	c.Compared(now, "c1", nil)
+	c.Compared(now, "c2", nil)
+	look("they are whole again", nil, appears(24, "br0"))
+
+	c = settledCore(Rules)
+	lacks("c1")
+	look("interfaces are not guarded", nil, appears(25, "br0"))
+}
+
 // TestRetriesBackOff: a repair that fails is repeated after a time that grows, and at
 // once after another sign.
 func TestRetriesBackOff(t *testing.T) {

@@ -29,7 +29,8 @@ func (c *Core) Take(now time.Time, e Event) {
 }
 
 // hearLink suspects the containers of an interface that has lost something: it is gone,
-// down, renamed, or no longer a port of its bridge.
+// down, renamed, or no longer a port of its bridge. One that appears may be the bridge
+// that containers lack, so that their ports can be repaired now.
 func (c *Core) hearLink(now time.Time, l Link) {
 	before, known := c.links[l.Index]
 	if l.Gone {
@@ -47,6 +48,10 @@ func (c *Core) hearLink(now time.Time, l Link) {
 		before.Master != 0 && before.Master != l.Master
 	if lost {
 		c.suspect(now, OfLink(before.Name))
+	}
+	if !l.Gone && (!known || before.Name != l.Name) && c.classes&Links != 0 && c.Index.Knows(OfLink(l.Name)) {
+		c.appeared[OfLink(l.Name)] = struct{}{}
+		c.taken(now)
 	}
 }
 

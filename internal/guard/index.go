@@ -44,6 +44,9 @@ func (x *Index) Has(id string) bool {
 // Len returns the number of containers.
 func (x *Index) Len() int { return len(x.signs) }
 
+// Knows reports whether a container has the sign.
+func (x *Index) Knows(s Sign) bool { return len(x.found[s]) > 0 }
+
 // Find adds the containers of a sign to a set.
 func (x *Index) Find(s Sign, to map[string]struct{}) {
 	for id := range x.found[s] {

@@ -14,6 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/views"
+	"github.com/embedcni/cni/plugin"
 )
 
 // Compare compares the part of one plugin with the kernel. The built-in plugin of the
@@ -29,9 +30,22 @@ func (r *Runner) Compare(ctx context.Context, call chain.Call, v *views.View) (f
 	if by == nil {
 		return nil, false, nil
 	}
+	err = r.comparing(ctx, p, call, v, func(ctx context.Context, request *plugin.Request, v *compare.View) (err error) {
+		found, err = by.Compare(ctx, request, v)
+		return err
+	})
+	for i := range found {
+		found[i].Plugin = call.Plugin
+	}
+	return found, true, err
+}
+
+// comparing calls do with the request for a comparison.
+func (r *Runner) comparing(ctx context.Context, p Provider, call chain.Call, v *views.View,
+	do func(context.Context, *plugin.Request, *compare.View) error) (err error) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
-			found, ok, err = nil, true, fmt.Errorf("plugin %q panicked: %v\n%s", call.Plugin, panicked, debug.Stack())
+			err = fmt.Errorf("plugin %q panicked: %v\n%s", call.Plugin, panicked, debug.Stack())
 		}
 	}()
 	request, err := inprocess.Request(p.plugin, inprocess.Call{
@@ -39,7 +53,7 @@ func (r *Runner) Compare(ctx context.Context, call chain.Call, v *views.View) (f
 		Host: r.Host, Container: r.Container, Delegate: comparedItself,
 	})
 	if err != nil {
-		return nil, true, err
+		return err
 	}
 	if request.Container != nil && request.Container != r.Container {
 		defer func() { err = errors.Join(err, request.Container.Close()) }()
@@ -47,11 +61,45 @@ func (r *Runner) Compare(ctx context.Context, call chain.Call, v *views.View) (f
 	given := r.lent(p)
 	filters := given.Filters
 	filters.Notes = given.Record
-	found, err = by.Compare(caller.With(ctx, given), request, v.For(filters))
-	for i := range found {
-		found[i].Plugin = call.Plugin
+	return do(caller.With(ctx, given), request, v.For(filters))
+}
+
+// Excuse returns why the CHECK of an executable has failed although Compare finds no
+// difference in its part, nor in that of its IPAM plugin; it is zero if only the plugin
+// knows. A reference plugin knows nothing that Compare does not.
+func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *views.View) (e compare.Excuse, err error) {
+	p, by := r.comparer(call.Plugin)
+	if by == nil || p.Kind == BuiltIn && !p.standIn {
+		return e, nil
 	}
-	return found, true, err
+	if x, ok := by.(compare.Excuser); ok {
+		err = r.comparing(ctx, p, call, v, func(_ context.Context, request *plugin.Request, v *compare.View) (err error) {
+			e, err = x.Excuse(request, v)
+			return err
+		})
+		if err != nil || e != (compare.Excuse{}) {
+			return e, err
+		}
+	}
+	if r.isReference(ctx, call.Plugin) && (ipam == "" || r.isReference(ctx, ipam)) {
+		e = compare.Excuse{Why: "the comparison with the kernel, which covers all that this plugin's CHECK does, finds nothing wrong", Blind: true}
+	}
+	return e, nil
+}
+
+// isReference reports whether the executable of a type is known to be the reference
+// plugin.
+func (r *Runner) isReference(ctx context.Context, typ string) bool {
+	c, _, _ := r.Plugins.get(typ)
+	path := c.Path
+	if path == "" { // an executable runs the IPAM plugin that it finds
+		found, err := r.Root.Find(typ, r.Dirs, r.AllowInsecure)
+		if err != nil {
+			return false
+		}
+		path = found
+	}
+	return r.Ahead.versions.Knows(ctx, r.Root, typ, path)
 }
 
 // comparedItself delegates nothing: the part of an IPAM plugin is compared by itself.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/inprocess"
@@ -201,8 +202,28 @@ func (r *Runner) execute(ctx context.Context, call chain.Call, p Provider) (invo
 	if err != nil || !run {
 		return invoke.Output{}, err
 	}
+	defer r.witness(ctx, call, p)()
 	out, err := r.bounded(ctx, call, p)
 	return out, r.After(call, p.Kind, err)
+}
+
+// witness has the built-in plugin of the type note what the ADD of an executable makes.
+// Without the note a comparison takes that for the host's, which is no reason to fail.
+func (r *Runner) witness(ctx context.Context, call chain.Call, p Provider) (after func()) {
+	w, ok := r.BuiltIn(call.Plugin).(compare.Witness)
+	if !ok || p.Kind != Executable || call.Verb != "ADD" || r.Host == nil {
+		return func() {}
+	}
+	done, err := w.Witness(r.Lend(ctx, call.Plugin), r.Host, call.Stdin)
+	return func() {
+		if err == nil {
+			err = done()
+		}
+		if err != nil {
+			r.Logger.Debug("what the ADD has made counts as the host's",
+				"container", r.ContainerID, "network", r.Network.Name, "plugin", call.Plugin, "error", err)
+		}
+	}
 }
 
 func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {

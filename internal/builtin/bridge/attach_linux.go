@@ -205,6 +205,11 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	if err := a.noteMade(ctx, *bridge); err != nil {
 		return err
 	}
+	if !a.noted {
+		if err := noteHosts(caller.From(ctx).Record); err != nil {
+			return err
+		}
+	}
 	a.Host.OperState = end.OperState
 	a.aside = end.Port.Number > many
 	br.Mac = bridge.MAC.String()

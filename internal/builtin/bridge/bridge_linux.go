@@ -51,8 +51,9 @@ import (
 type Plugin struct {
 	making sync.Mutex // held while a bridge is made
 
-	mu      sync.Mutex
-	uplinks map[place]uplink
+	mu       sync.Mutex
+	uplinks  map[place]uplink
+	upcoming map[upcoming]int // executables that run, and found no bridge; see [Plugin.Witness]
 }
 
 // Configuration returns a value of the type that configurations are decoded into.

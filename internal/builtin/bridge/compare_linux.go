@@ -37,8 +37,8 @@ func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
 // Compare compares the bridge, both ends of the pair, addresses, routes, gateway
 // and rules with the attachment that Add made.
 //
-// A missing bridge is made again if an ADD of this plugin made it, and set up,
-// and gets its addresses. Of a bridge that somebody else made, only the port and
+// A missing bridge is made again if an ADD made it, of this plugin or of an executable,
+// and set up, and gets its addresses. Of a bridge that somebody else made, only the port and
 // the rules come back: the rest is the owner's decision.
 func (*Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
 	conf, err := load(r)
@@ -91,6 +91,8 @@ type comparison struct {
 	br     links.Link
 	exists bool  // the bridge does, and is one
 	made   *made // by an ADD, or nil
+	hosts  bool  // the record says that the bridge is the host's
+	other  bool  // an interface that is no bridge has its name now
 }
 
 func (c *comparison) container(context.Context) (all []compare.Difference, err error) {
@@ -109,9 +111,11 @@ func (c *comparison) bridge(ctx context.Context) (all []compare.Difference, err 
 	if at < 0 {
 		return nil, fmt.Errorf("prevResult has no bridge %q", c.Bridge)
 	}
-	if c.made, err = madeBy(caller.From(ctx).Record); err != nil {
+	record := caller.From(ctx).Record
+	if c.made, err = madeBy(record); err != nil {
 		return nil, err
 	}
+	c.hosts = isHosts(record)
 	c.br, err = c.v.Host.Link(c.Bridge)
 	switch {
 	case links.NotFound(err):
@@ -119,7 +123,7 @@ func (c *comparison) bridge(ctx context.Context) (all []compare.Difference, err 
 	case err != nil:
 		return nil, fmt.Errorf("bridge: %w", err)
 	case c.br.Kind != "bridge":
-		c.made = nil // the interface of its name is the host's now
+		c.other = true
 		d := c.ofBridge("bridge", c.br.Kind, fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, c.br.Kind), nil)
 		return []compare.Difference{d}, nil
 	}
@@ -144,17 +148,30 @@ func (c *comparison) ifMade(d compare.Difference, fix func(context.Context, *lin
 	case fix == nil:
 		d.Why = "it differs"
 	case !c.ours():
-		d.Why = "no ADD made the bridge: it is the host's"
+		d.Why = c.whose()
 	default:
 		d.Shared, d.Fix = true, func(ctx context.Context) error { return c.onHost(ctx, fix) }
 	}
 	return d
 }
 
-// ours reports whether an ADD of this plugin made the bridge: the one that
+// ours reports whether an ADD made the bridge: the one that
 // exists, or else the one of the record. An administrator, or another program,
 // may have deleted ours and made another.
-func (c *comparison) ours() bool { return c.made != nil && (!c.exists || c.made.is(c.br)) }
+func (c *comparison) ours() bool {
+	return c.made != nil && !c.other && (!c.exists || c.made.is(c.br))
+}
+
+// whose says why a bridge is not ours.
+func (c *comparison) whose() string {
+	switch {
+	case c.made != nil:
+		return "somebody else replaced the bridge of the ADD: it is the host's"
+	case c.hosts:
+		return "the bridge was there before the ADD: it is the host's"
+	}
+	return "the record does not say whether an ADD made the bridge, so it counts as the host's"
+}
 
 func (c *comparison) onHost(ctx context.Context, do func(context.Context, *links.Conn) error) (err error) {
 	conn, err := caller.From(ctx).Conns.Borrow(c.r.Host)

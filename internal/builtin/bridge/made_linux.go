@@ -18,6 +18,10 @@ import (
 const (
 	alias    = "embedcni"
 	madeNote = "bridge.made"
+	// hostsNote says that the bridge was there before the ADD, and that no ADD had made it.
+	// Records of earlier versions have neither note for a bridge of the host, nor for one
+	// that an executable made.
+	hostsNote = "bridge.hosts"
 )
 
 // made is the note about a bridge that an ADD made.
@@ -30,6 +34,12 @@ type made struct {
 func noteMade(record caller.Record, br links.Link) error {
 	return record.NoteSoon(madeNote, made{MAC: br.MAC.String(), VLANFiltering: br.VLANFiltering})
 }
+
+// noteHosts notes that the bridge is the host's.
+func noteHosts(record caller.Record) error { return record.NoteSoon(hostsNote, true) }
+
+// isHosts reports whether the bridge is noted as the host's.
+func isHosts(record caller.Record) bool { return string(record.Fact(hostsNote)) == "true" }
 
 // madeBy returns the note of an attachment, or nil. Attachments of earlier
 // versions, and of other plugins, have none.

@@ -24,7 +24,12 @@ func numbered(n int) attaching {
 	return a
 }
 
-const foreign = "no fix: no ADD made the bridge: it is the host's"
+// The reasons why a bridge is not made again.
+const (
+	foreign  = "no fix: the bridge was there before the ADD: it is the host's"
+	replaced = "no fix: somebody else replaced the bridge of the ADD: it is the host's"
+	unknown  = "no fix: the record does not say whether an ADD made the bridge, so it counts as the host's"
+)
 
 // TestRepairLeavesABridgeOfTheHostToTheHost: only the port comes back, and only
 // once the bridge is there.
@@ -42,15 +47,15 @@ bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; ` +
 		{"routes", bridge, "ip route flush table main", `bridge host route "10.1.0.0/24 on cni0": wanted "10.1.0.0/24", found ""; ` + foreign},
 		{"a route that leads elsewhere", "", "ip link add vpn type veth peer name vpn9; ip link set vpn up; ip link set vpn9 up; ip route replace 10.1.0.0/24 dev vpn", ``},
 		{"port", bridge, "ip link set VETH nomaster", ``},
-		{"made anew by another program", "", "ip link del cni0; " + bridge, `bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; ` + foreign + `
-bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; ` + foreign},
-		{"made anew, and set down", "", "ip link del cni0; " + bridge + "ip link set cni0 down", `bridge host bridge "cni0": wanted "up", found "down"; ` + foreign + `
-bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; ` + foreign + `
-bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; ` + foreign},
+		{"made anew by another program", "", "ip link del cni0; " + bridge, `bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; ` + replaced + `
+bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; ` + replaced},
+		{"made anew, and set down", "", "ip link del cni0; " + bridge + "ip link set cni0 down", `bridge host bridge "cni0": wanted "up", found "down"; ` + replaced + `
+bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; ` + replaced + `
+bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; ` + replaced},
 		{"no bridge", "", "ip link del cni0; ip link add cni0 type veth peer name other7", `bridge host bridge "cni0": wanted "bridge", found "veth"; no fix: it differs
 bridge host bridge port "vethX": wanted "cni0", found ""; no fix: the bridge is missing
-bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; ` + foreign + `
-bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; ` + foreign},
+bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; ` + replaced + `
+bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; ` + replaced},
 		{"on another bridge", "", "ip link add other type bridge; ip link set VETH master other",
 			`bridge host bridge port "vethX": wanted "cni0", found "other"; no fix: somebody put it there`},
 		{"another address", "", "ip addr add 10.2.0.1/16 dev cni0; ip addr del 10.1.0.7/24 dev cni0",
@@ -108,15 +113,15 @@ func TestAnotherContainerMakesTheBridgeAgain(t *testing.T) {
 	h.must("CHECK", third.c)
 }
 
-// TestABridgeOfTheHostIsNoted: not at all, and neither is one that another
-// program makes under the name of ours.
-func TestABridgeOfTheHostIsNotNoted(t *testing.T) {
+// TestABridgeOfTheHostIsNoted as such, and so is one that another program makes under
+// the name of ours.
+func TestABridgeOfTheHostIsNoted(t *testing.T) {
 	h := newHost(t)
 	first := h.attach(numbered(1), "c1")
 	expect.Same(t, "notes", strings.Join(first.memory.Keys(), " "), "bridge.made")
 	h.sh("ip link del cni0; ip link add cni0 type bridge; ip link set cni0 up")
 	second := h.attach(numbered(2), "c2")
-	expect.Same(t, "notes", strings.Join(second.memory.Keys(), " "), "")
+	expect.Same(t, "notes", strings.Join(second.memory.Keys(), " "), "bridge.hosts")
 	h.sh("ip link del cni0")
 	if left := second.repair(false); !strings.Contains(left, foreign) {
 		t.Errorf("left: %s", left)
@@ -132,7 +137,7 @@ func TestABridgeWithoutANote(t *testing.T) {
 	a := h.attach(routed, "c1")
 	a.memory = plugintest.NewMemory()
 	h.sh("ip link del cni0")
-	if left := a.repair(false); !strings.Contains(left, foreign) {
+	if left := a.repair(false); !strings.Contains(left, unknown) {
 		t.Errorf("left: %s", left)
 	}
 	h.sh("! ip link show cni0")

@@ -16,8 +16,8 @@ import (
 )
 
 // TestRepairAttachmentsOfTheReferencePlugins: their configuration and result are
-// the same, and nobody knows the backend if none is named. They made the bridge,
-// so it is not made again.
+// the same, and nobody knows the backend if none is named. Without a
+// runtime nobody notes that they made the bridge, so it is not made again.
 func TestRepairAttachmentsOfTheReferencePlugins(t *testing.T) {
 	const masquerading = `"ipMasq": true, `
 	for _, test := range []struct {
@@ -27,8 +27,8 @@ func TestRepairAttachmentsOfTheReferencePlugins(t *testing.T) {
 		{"healthy", "bridge", `"isGateway": true, ` + masquerading + staticDual, ":", ``, ``},
 		{"off the bridge", "bridge", `"isGateway": true, "hairpinMode": true, ` + staticDual, "ip link set VETH nomaster", `bridge host bridge port "vethX": wanted "cni0", found ""; fix`, ``},
 		{"the host's end is down", "bridge", `"isGateway": true, ` + staticDual, "ip link set VETH down", `bridge host interface "vethX": wanted "up", found "down"; fix`, ``},
-		{"the bridge is down", "bridge", `"isGateway": true, ` + static4GW, "ip link set cni0 down", `bridge host bridge "cni0": wanted "up", found "down"; ` + foreign,
-			`bridge host bridge "cni0": wanted "up", found "down"; ` + foreign},
+		{"the bridge is down", "bridge", `"isGateway": true, ` + static4GW, "ip link set cni0 down", `bridge host bridge "cni0": wanted "up", found "down"; ` + unknown,
+			`bridge host bridge "cni0": wanted "up", found "down"; ` + unknown},
 		{"healthy", "ptp", masquerading + staticDual, ":", ``, ``},
 		{"the route is gone", "ptp", staticDual, "ip route del 10.1.0.2", `ptp host route "10.1.0.2/32 on vethX": wanted "10.1.0.2/32", found ""; fix`, ``},
 		{"the host's end is down", "ptp", static4GW, "ip link set VETH down", `ptp host interface "vethX": wanted "up", found "down"; fix`, ``},
