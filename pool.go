@@ -32,9 +32,9 @@ type PoolOptions struct {
 // allow, before containers need them, so that a Setup takes well below a
 // millisecond.
 //
-// The plugins of a chain run ahead of time up to the first that declares a
-// capability (portmap with its ports, bandwidth with its rates) or that may need
-// something from the caller; the rest runs in Setup. Plugins are given the ID
+// The plugins of a chain run ahead of time up to the first that may need something from
+// each caller (portmap its ports, bandwidth its rates); the rest runs in Setup. A Setup
+// that asks for an address or a hardware address uses no container made ahead of time. Plugins are given the ID
 // under which the attachment was made, "warm-…", instead of the container's:
 // their configuration, files and rules contain it. Everything else in this
 // library uses the container's ID.
@@ -330,7 +330,8 @@ func (w *prepared) fits(op *operation) bool {
 		} else if a.network.ahead() > 0 {
 			return false
 		}
-		if a.part.From > 0 && !warm.CanWait(a.Args, a.ConfigArgs) {
+		ran := a.network.config.Plugins[:a.part.From]
+		if len(ran) > 0 && (!warm.CanWait(a.Args, a.ConfigArgs) || warm.Asked(ran, a.CapabilityArgs)) {
 			return false
 		}
 	}

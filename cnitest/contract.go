@@ -156,10 +156,11 @@ type contract struct {
 	ctx context.Context
 }
 
-// The networks that are loaded, in this order.
+// The networks that are loaded, in this order. A pool attaches pods to nothing ahead of time,
+// because the library does not know a plugin that reads aliases.
 const (
 	contractPods = `{"cniVersion": "1.1.0", "name": "pods", "plugins": [
-	{"type": "bridge", "bridge": "contract0", "isDefaultGateway": true, "ipMasq": true, "capabilities": {"ips": true},
+	{"type": "bridge", "bridge": "contract0", "isDefaultGateway": true, "ipMasq": true, "capabilities": {"ips": true, "aliases": true},
 	 "dns": {"nameservers": ["10.61.0.1"]},
 	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.61.0.0/24"}], [{"subnet": "fd61::/64"}]],
 	          "routes": [{"dst": "198.51.100.0/24"}]}},

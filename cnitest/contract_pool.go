@@ -1,6 +1,7 @@
 package cnitest
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -11,7 +12,7 @@ import (
 
 // contractPool is a network whose first plugin can run ahead of time.
 const contractPool = `{"cniVersion": "1.1.0", "name": "pool", "plugins": [
-	{"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.64.0.0/24"}]]}},
+	{"type": "ptp", "capabilities": {"ips": true}, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.64.0.0/24"}]]}},
 	{"type": "` + ContractPlugin + `"}]}`
 
 // newPool makes a pool of the Runtime.
@@ -109,6 +110,10 @@ func (c *contract) poolReplaces() {
 	_, one, err := pool.Setup(c.ctx, "c2", onPods) // it is attached to pool too
 	expect.NoError(c, err)
 	expect.Same(c, "networks", []int{len(one.Networks), pool.Ready()}, []int{1, 1})
+	_, asked, err := pool.Setup(c.ctx, "c5", cni.WithNetwork("pods"), cni.WithNetwork("pool", cni.WithCapabilityIPs("10.64.0.77")))
+	expect.NoError(c, err)
+	expect.Same(c, "address, and containers ready", fmt.Sprint(asked.Networks[1].Interfaces[1].Addresses[0].IP(), pool.Ready()), "10.64.0.77 1")
+	c.detach("c5")
 	port := cni.WithPorts(cni.Port{Label: "http", ContainerPort: 80})
 	_, ported, err := pool.Setup(c.ctx, "c3", port)
 	expect.NoError(c, err)

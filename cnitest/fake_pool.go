@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/containernetworking/cni/libcni"
+
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/warm"
@@ -153,7 +155,7 @@ func (w *warmed) fits(plan *cni.Plan) bool {
 		for name, value := range a.ConfigArgs {
 			configArgs[name] = value
 		}
-		if !warm.CanWait(args, configArgs) {
+		if !warm.CanWait(args, configArgs) || warm.Asked(plugins(a)[:ahead(a)], a.Capabilities) {
 			return false
 		}
 	}
@@ -162,11 +164,16 @@ func (w *warmed) fits(plan *cni.Plan) bool {
 
 // ahead returns how many plugins of a network need nothing from a caller.
 func ahead(a cni.PlannedAttachment) int {
+	return warm.Ahead(plugins(a), func(string) bool { return false })
+}
+
+// plugins returns those of a network.
+func plugins(a cni.PlannedAttachment) []*libcni.PluginConfig {
 	list, err := conflist.Parse(a.Config)
 	if err != nil {
-		return 0
+		return nil
 	}
-	return warm.Ahead(list.Plugins, func(string) bool { return false })
+	return list.Plugins
 }
 
 // fill makes containers until as many are ready as the pool has room for, or one cannot

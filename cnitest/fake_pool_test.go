@@ -78,7 +78,7 @@ func TestFakePoolWithPluginsThatFail(t *testing.T) {
 // TestFakePoolOfAProgramThatHasEnded: the next one removes what nobody uses.
 func TestFakePoolOfAProgramThatHasEnded(t *testing.T) {
 	ctx := context.Background()
-	ahead, empty := cni.WithConfListBytes([]byte(ptpConf)), fakeConf(`{"type": "bridge", "capabilities": {"ips": true}}`)
+	ahead, empty := cni.WithConfListBytes([]byte(ptpConf)), fakeConf(`{"type": "bridge", "capabilities": {"aliases": true}}`)
 	recovers := func(f *cnitest.Fake) (*cni.Report, error) { return f.Recover(ctx) }
 	collects := func(f *cnitest.Fake) (*cni.Report, error) { return f.GC(ctx, cni.GCOptions{Keep: []string{"c1"}}) }
 	for name, c := range map[string]struct {

@@ -33,16 +33,34 @@ type Place struct {
 }
 
 // Ahead returns how many plugins of a network, from the first, need nothing from
-// a caller. registered reports whether the program has registered a plugin for a
+// a caller, unless he gives a capability that they declare; see Asked. registered reports whether the program has registered a plugin for a
 // type.
 func Ahead(plugins []*libcni.PluginConfig, registered func(typ string) bool) int {
 	poolable := func(typ string) bool { return typ == "" || known.Of(typ).Poolable && !registered(typ) }
 	for i, p := range plugins {
-		if len(p.Network.Capabilities) > 0 || !poolable(p.Network.Type) || !poolable(p.Network.IPAM.Type) {
+		if !poolable(p.Network.Type) || !poolable(p.Network.IPAM.Type) {
 			return i
+		}
+		for name := range p.Network.Capabilities {
+			if !known.ReadsCapability(p.Network.Type, p.Network.IPAM.Type, name) {
+				return i
+			}
 		}
 	}
 	return len(plugins)
+}
+
+// Asked reports whether a call gives one of the plugins a capability that it declares, such
+// as an address. Then they cannot have run ahead of it.
+func Asked[V any](plugins []*libcni.PluginConfig, given map[string]V) bool {
+	return slices.ContainsFunc(plugins, func(p *libcni.PluginConfig) bool {
+		for name := range given {
+			if p.Network.Capabilities[name] {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // CanWait reports whether a call's arguments may arrive after the first plugins

@@ -14,13 +14,17 @@ import (
 )
 
 // plugins returns a chain: "bridge/host-local" has an IPAM plugin, "portmap+"
-// declares a capability.
+// declares a capability that no plugin of the table reads, and "bridge=mac" that one.
 func plugins(chain ...string) (all []*libcni.PluginConfig) {
 	for _, one := range chain {
+		one, capability, _ := strings.Cut(one, "=")
 		typ, ipam, _ := strings.Cut(strings.TrimSuffix(one, "+"), "/")
 		conf := &types.NetConf{Type: typ, IPAM: types.IPAM{Type: ipam}}
 		if strings.HasSuffix(one, "+") {
-			conf.Capabilities = map[string]bool{"x": true}
+			capability = "x"
+		}
+		if capability != "" {
+			conf.Capabilities = map[string]bool{capability: true}
 		}
 		all = append(all, &libcni.PluginConfig{Network: conf})
 	}
@@ -36,6 +40,8 @@ func TestAhead(t *testing.T) {
 		"all":                      {[]string{"bridge/host-local", "firewall", "tuning"}, "", 3},
 		"to the first capability":  {[]string{"bridge/host-local", "portmap+", "firewall"}, "", 1},
 		"none":                     {[]string{"bridge/host-local+"}, "", 0},
+		"beyond one that is read":  {[]string{"bridge/host-local=ips", "tuning=mac", "firewall"}, "", 3},
+		"another plugin's":         {[]string{"ptp/host-local=mac"}, "", 0},
 		"to the first unknown one": {[]string{"ptp/static", "mesh"}, "", 1},
 		"an unknown IPAM plugin":   {[]string{"bridge/dhcp"}, "", 0},
 		"the program's":            {[]string{"bridge/host-local", "firewall"}, "firewall", 1},
@@ -45,6 +51,18 @@ func TestAhead(t *testing.T) {
 		if got != test.want {
 			t.Errorf("%s: got %d, want %d", what, got, test.want)
 		}
+	}
+}
+
+func TestAsked(t *testing.T) {
+	chain := plugins("bridge/host-local=ips", "tuning=mac")
+	for given, want := range map[string]bool{"ips": true, "mac": true, "dns": false} {
+		if got := Asked(chain, map[string]any{given: 1}); got != want {
+			t.Errorf("%s: got %t, want %t", given, got, want)
+		}
+	}
+	if Asked(chain[1:], map[string]any{"ips": 1}) || Asked[any](chain, nil) {
+		t.Error("nothing is asked of these plugins")
 	}
 }
 
