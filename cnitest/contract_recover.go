@@ -112,7 +112,7 @@ func (c *contract) collects() {
 	c.FailAt("DEL", "pods", nil)
 	c.detach("b")
 	report, err := c.GC(c.ctx, cni.GCOptions{Keep: []string{"never", "a"}})
-	c.wantReport("GC", report, err, want{adopted: []string{"a", "never"}, removed: []string{"d"}})
+	c.wantReport("GC", report, err, want{adopted: []string{"a"}, removed: []string{"d"}})
 	c.attach("e")
 	keep := func(a cni.Attachment) bool { return a.ContainerID == "e" && a.IfName == "eth0" }
 	_, err = c.GC(c.ctx, cni.GCOptions{KeepIf: keep, KeepNone: true})

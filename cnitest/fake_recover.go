@@ -218,8 +218,11 @@ func (f *Fake) GC(ctx context.Context, o cni.GCOptions) (_ *cni.Report, err erro
 	report := &cni.Report{}
 	f.noteOthers(report)
 	if !o.DryRun {
-		report.Adopted = append([]string(nil), o.Keep...)
-		slices.Sort(report.Adopted)
+		for _, id := range f.h.ids() {
+			if mine, _ := f.h.mine(id, f.me()); slices.Contains(o.Keep, id) && len(mine) > 0 {
+				report.Adopted = append(report.Adopted, id)
+			}
+		}
 	}
 	for _, id := range f.h.ids() {
 		if ctx.Err() != nil {
