@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -79,6 +80,7 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 	for _, f := range record.WithoutTaken(found) {
 		all = append(all, attachmentsOf(f.Record, recordError(s.Records, f.Record.ContainerID, f.File, f.Err))...)
 	}
+	slices.SortStableFunc(all, func(a, b Attachment) int { return cmp.Compare(a.ContainerID, b.ContainerID) })
 	return all, nil
 }
 

@@ -51,12 +51,30 @@ type DNS struct {
 	Options []string
 }
 
-// WithCapability sets a capability by name. The value must encode as the JSON that its
+// WithCapability sets a capability by name. If it is given for several networks, those
+// whose plugins do not declare it are attached without it. If none declares it, Setup says
+// so in Result.Ignored and logs a warning; with WithStrictCapabilities it fails. The same
+// applies to go-cni's options: WithCapabilityPortMap, …IPRanges, …BandWidth, …DNS and
+// …CgroupPath. The others require that a network declares the capability: otherwise
+// Setup returns ErrInvalidArgument before it changes anything.
+//
+//	The value must encode as the JSON that its
+//
 // plugins expect. Values of this package's types (PortMapping, IPRanges, BandWidth,
 // DNS) are validated and converted as by their own options.
 func WithCapability(name string, capability any) NamespaceOpts {
 	return func(ns *Namespace) error {
 		ns.capabilityArgs[name] = capability
+		delete(ns.required, name)
+		return nil
+	}
+}
+
+// requireCapability is WithCapability for the options that go-cni does not have: it is an
+// error if no network declares the capability.
+func requireCapability(name string, capability any) NamespaceOpts {
+	return func(ns *Namespace) error {
+		ns.capabilityArgs[name], ns.required[name] = capability, true
 		return nil
 	}
 }
@@ -79,7 +97,7 @@ func WithCapabilityIPRangeSets(sets [][]IPRanges) NamespaceOpts {
 	for i := range sets {
 		sets[i] = slices.Clone(sets[i])
 	}
-	return WithCapability(capIPRanges, sets)
+	return requireCapability(capIPRanges, sets)
 }
 
 // WithCapabilityBandWidth limits the container's traffic.
@@ -110,7 +128,7 @@ func WithCapabilityIPs(ips ...string) NamespaceOpts {
 				return fmt.Errorf("capability %s: %w: %w", capIPs, err, ErrInvalidArgument)
 			}
 		}
-		return WithCapability(capIPs, ips)(ns)
+		return requireCapability(capIPs, ips)(ns)
 	}
 }
 
@@ -132,18 +150,18 @@ func hardwareAddress(capability, value string, size int) NamespaceOpts {
 		if err != nil {
 			return fmt.Errorf("capability %s: %w: %w", capability, err, ErrInvalidArgument)
 		}
-		return WithCapability(capability, value)(ns)
+		return requireCapability(capability, value)(ns)
 	}
 }
 
 // WithCapabilityDeviceID names the device to attach, for example by its PCI
 // address "0000:04:00.5".
-func WithCapabilityDeviceID(id string) NamespaceOpts { return WithCapability(capDeviceID, id) }
+func WithCapabilityDeviceID(id string) NamespaceOpts { return requireCapability(capDeviceID, id) }
 
 // WithCapabilityAliases sets names by which other containers of the network find this
 // one.
 func WithCapabilityAliases(aliases ...string) NamespaceOpts {
-	return WithCapability(capAliases, slices.Clone(aliases))
+	return requireCapability(capAliases, slices.Clone(aliases))
 }
 
 type wireRange struct {

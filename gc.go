@@ -140,7 +140,6 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, own []*Network, rep
 	if err != nil {
 		return err
 	}
-	adopted := o.Keep
 	for _, f := range mine {
 		id := string(f.Record.ContainerID)
 		left := untouchable(s.Records, f)
@@ -153,6 +152,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, own []*Network, rep
 		keep := slices.Contains(o.Keep, id)
 		unsettled := f.Err == nil && f.Record.IsUnsettled(s.owner)
 		if keep && left == nil && !unsettled {
+			report.Adopted = append(report.Adopted, id)
 			continue
 		}
 		became := outcome{id: nameOf(f), adopted: keep, skipped: left}
@@ -162,11 +162,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, own []*Network, rep
 			became.setAside(err)
 		}
 		report.add(became)
-		if keep {
-			adopted = slices.DeleteFunc(slices.Clone(adopted), func(a string) bool { return a == id })
-		}
 	}
-	report.Adopted = append(report.Adopted, adopted...)
 	slices.Sort(report.Adopted)
 	err = s.Tidy()
 	g, left, gerr := s.leftovers(o, report)

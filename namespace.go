@@ -34,6 +34,7 @@ type Namespace struct {
 type scope struct {
 	args           map[string]string
 	capabilityArgs map[string]any
+	required       map[string]bool // the capabilities that a network must declare
 	configArgs     map[string]any
 	metadata       map[string]string
 	ports          []Port
@@ -48,6 +49,7 @@ type selection struct {
 	network string
 	list    *libcni.NetworkConfigList // its own configuration; nil if the network is loaded
 	of      *Network                  // the network of that name; nil for all of them
+	index   int                       // its place among those of the call
 	scope
 }
 
@@ -58,6 +60,7 @@ func newScope() scope {
 	return scope{
 		args:           make(map[string]string),
 		capabilityArgs: make(map[string]any),
+		required:       make(map[string]bool),
 		configArgs:     make(map[string]any),
 		metadata:       make(map[string]string),
 	}
@@ -265,7 +268,8 @@ func (s *snapshot) selected(ns *Namespace) (all []selection, err error) {
 		return all, nil
 	}
 	var errs []error
-	for _, sel := range s.bound(ns) {
+	for i, sel := range s.bound(ns) {
+		sel.index = i
 		some, err := s.expand(sel)
 		all, errs = append(all, some...), append(errs, err)
 	}

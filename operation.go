@@ -29,6 +29,7 @@ type operation struct {
 	garbage     *claims.Garbage // of a GC: the reservations that may be released
 	// portWarnings are about ports of the host that the Setup forwards nevertheless.
 	portWarnings []*PortError
+	ignored      []string         // see Result.Ignored
 	patience     *caller.Patience // of a repair
 }
 

@@ -85,6 +85,7 @@ type settings struct {
 	withoutReaping   bool
 	choice           runner.Choice
 	logger           *slog.Logger
+	loggerSet        bool
 	observe          func(context.Context, Event)
 }
 
@@ -310,8 +311,8 @@ func WithInsecureFiles() Opt {
 }
 
 // WithStrictCapabilities makes a capability that no plugin declares an error, for
-// example port mappings without portmap in the configuration. By default it is
-// logged as a warning and has no effect.
+// example port mappings without portmap in the configuration. By default it is an error
+// only for some options; see WithCapability.
 func WithStrictCapabilities() Opt {
 	return func(c *config) error {
 		c.strictCaps = true
@@ -360,13 +361,15 @@ func WithPortRange(first, last int) Opt {
 
 // WithLogger sets the logger for events that no error reports: each plugin call at
 // debug level, or at info level if the plugin wrote to stderr; skipped files and
-// other oddities at warning level. By default nothing is logged.
+// other oddities at warning level. By default nothing is logged, but for capabilities
+// without effect (see WithCapability): slog's default logger gets the first warning about
+// each. Nil logs nothing at all.
 func WithLogger(logger *slog.Logger) Opt {
 	return func(c *config) error {
 		if logger == nil {
 			logger = slog.New(discardHandler{})
 		}
-		c.logger = logger
+		c.logger, c.loggerSet = logger, true
 		return nil
 	}
 }

@@ -5,14 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/record"
 )
 
 // Plan is what a Setup would ask of its networks; see Runtime.Plan.
@@ -27,7 +25,8 @@ type Plan struct {
 	// host; see WithPortRange.
 	FirstPort, LastPort int
 
-	prefix string
+	prefix  string
+	ignored []string // see Result.Ignored
 }
 
 // PlannedAttachment is a network of a Plan, with the parameters for its plugins.
@@ -39,7 +38,7 @@ type PlannedAttachment struct {
 	PrevResult json.RawMessage `json:",omitempty"`
 
 	// As the plugins get them. A capability that no plugin of the network declares
-	// has no effect.
+	// has no effect; see Result.Ignored.
 	Args         map[string]string          `json:",omitempty"`
 	Capabilities map[string]json.RawMessage `json:",omitempty"`
 	ConfigArgs   map[string]json.RawMessage `json:",omitempty"`
@@ -81,13 +80,14 @@ func (s *snapshot) planned(ns *Namespace) (*Plan, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
 	}
-	all, err := (&operation{snapshot: s}).plan(ns, "ADD")
+	op := &operation{snapshot: s}
+	all, err := op.plan(ns, "ADD")
 	if err != nil {
 		return nil, err
 	}
 	p := &Plan{
 		ContainerID: string(ns.id), NetNS: ns.path, NewNetNS: ns.makes, Owner: s.owner, prefix: s.prefix,
-		FirstPort: int(s.portRange.First), LastPort: int(s.portRange.Last),
+		FirstPort: int(s.portRange.First), LastPort: int(s.portRange.Last), ignored: op.ignored,
 	}
 	for _, a := range all {
 		one, err := a.planned()
@@ -139,6 +139,7 @@ func (p *Plan) Result(results []*types100.Result) (*Result, error) {
 	}
 	result, err := newResult(sources, ifName(p.prefix, 0))
 	if err == nil {
+		result.Ignored = p.ignored
 		result.notePorts(nil, sources)
 		for _, a := range p.Attachments {
 			result.addRequested(a.Requested)
@@ -172,7 +173,8 @@ func (op *operation) plan(ns *Namespace, verb string) (all attachments, err erro
 	}
 	errs = append(errs, all.askPortsOf(ns, made, verb == "ADD"))
 	if verb == "ADD" {
-		errs = append(errs, op.undeclared(ns.id, all))
+		op.ignored, err = op.undeclared(ns, made)
+		errs = append(errs, err)
 	}
 	return all, join(errs...)
 }
@@ -231,44 +233,6 @@ func merge[V any](all, one map[string]V) map[string]V {
 	}
 	maps.Copy(merged, one)
 	return merged
-}
-
-// undeclared finds capabilities without effect, because no plugin of a network
-// that they were given for declares them.
-func (s *snapshot) undeclared(id record.ID, all attachments) error {
-	given, declared := map[string]bool{}, map[string]bool{}
-	for _, a := range all {
-		for name, value := range a.CapabilityArgs {
-			given[name] = given[name] || !isEmpty(value)
-			declared[name] = declared[name] || a.network.declares(name)
-		}
-	}
-	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(given)) {
-		if !given[name] || declared[name] {
-			continue
-		}
-		if s.strictCaps {
-			errs = append(errs, fmt.Errorf("capability %q is declared by no plugin: %w", name, ErrInvalidArgument))
-			continue
-		}
-		s.logger.Warn("capability is declared by no plugin and has no effect", "capability", name, "container", id)
-	}
-	return join(errs...)
-}
-
-// isEmpty reports whether a capability asks for nothing, for example an empty
-// list of ports.
-func isEmpty(value any) bool {
-	if value == nil {
-		return true
-	}
-	switch v := reflect.ValueOf(value); v.Kind() {
-	case reflect.Slice, reflect.Map, reflect.String:
-		return v.Len() == 0
-	default:
-		return false
-	}
 }
 
 // about returns an attachment without a container, for verbs on a network. It has an

@@ -40,6 +40,11 @@ type Result struct {
 	// WithStrictPorts. The Result of Lookup has none.
 	PortWarnings []*PortError `json:",omitempty"`
 
+	// Ignored are the names of the capabilities that Setup was given and that had no effect:
+	// no plugin of the networks for which they were meant declares them. See WithCapability.
+	// The Result of Lookup has none.
+	Ignored []string `json:",omitempty"`
+
 	// Requested are the ports of WithPorts, with the host ports that Setup has chosen; see
 	// Port.
 	Requested []Port `json:",omitempty"`

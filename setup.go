@@ -269,7 +269,7 @@ func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, e
 		result, err = newResult(sources, ifName(op.prefix, 0))
 	}
 	if err == nil {
-		result.NetNS, result.PortWarnings = madeNetNS(op.Record), op.portWarnings
+		result.NetNS, result.PortWarnings, result.Ignored = madeNetNS(op.Record), op.portWarnings, op.ignored
 		result.notePorts(op.earlier(), sources)
 		result.Requested = op.attachments.requested()
 		return result, nil

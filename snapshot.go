@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/addrindex"
@@ -41,6 +42,7 @@ type snapshot struct {
 	deletions *links.Deletions
 	bus       *firewalld.Bus
 	status    statusCache
+	warned    sync.Map // see loud
 }
 
 // All Runtimes of the process change the rules and interfaces of the same namespaces: a

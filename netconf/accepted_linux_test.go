@@ -158,6 +158,35 @@ func TestAcceptedByPlugins(t *testing.T) {
 	}
 }
 
+// TestASetupAsksForAddresses: what a Setup asks of a network of this package, it gets.
+func TestASetupAsksForAddresses(t *testing.T) {
+	h := testhost.NewReal(t)
+	local := func(subnet string) netconf.HostLocal {
+		return netconf.HostLocal{Ranges: []netconf.Range{{Subnet: prefix(subnet)}}, DataDir: h.Path("ipam")}
+	}
+	for kind, opts := range map[string][]cni.Opt{"reference": {cni.WithoutBuiltinPlugins()}, "built-in": nil} {
+		for name, c := range map[string]struct {
+			plugins []netconf.Plugin
+			mac     string
+		}{
+			"bridge": {[]netconf.Plugin{netconf.Bridge{Name: "b0", IPAM: local("10.9.0.0/24")}}, "02:00:00:00:00:77"},
+			"ptp":    {[]netconf.Plugin{netconf.PTP{IPAM: local("10.9.0.0/24")}, netconf.Tuning{}}, "02:00:00:00:00:77"},
+		} {
+			id := name + "-" + kind
+			path := h.Container(id)
+			n := netconf.Network{Name: "n" + id, Plugins: c.plugins}
+			r := h.Real(append(opts, cni.WithConfiguration(expect.Value(n.Render())(t)))...)
+			result, err := r.Setup(t.Context(), id, path, cni.WithCapabilityIPs("10.9.0.77"), cni.WithCapabilityMAC(c.mac))
+			expect.NoError(t, err)
+			if err == nil {
+				expect.Same(t, id, result.IPv4().IP().String(), "10.9.0.77")
+				expect.Same(t, id, result.Interfaces["eth0"].Mac, c.mac)
+			}
+			expect.NoError(t, r.Remove(t.Context(), id, path))
+		}
+	}
+}
+
 // TestWrittenNetworkIsFollowed: a Watch loads what Write writes, and nothing when it
 // writes nothing.
 func TestWrittenNetworkIsFollowed(t *testing.T) {

@@ -74,7 +74,7 @@ type PortMap struct {
 func (p PortMap) render(Network) (object, error) {
 	var o object
 	o.set("type", known.Portmap)
-	o.set("capabilities", map[string]bool{"portMappings": true})
+	o.declare(p.Extra, known.Portmap)
 	setIf(&o, "backend", p.Backend)
 	if p.WithoutSNAT {
 		o.set("snat", false)
@@ -100,7 +100,7 @@ type Bandwidth struct {
 func (b Bandwidth) render(Network) (object, error) {
 	var o object
 	o.set("type", known.Bandwidth)
-	o.set("capabilities", map[string]bool{"bandwidth": true})
+	o.declare(b.Extra, known.Bandwidth)
 	setIf(&o, "ingressRate", b.IngressRate)
 	setIf(&o, "ingressBurst", b.IngressBurst)
 	setIf(&o, "egressRate", b.EgressRate)
@@ -133,6 +133,7 @@ type Tuning struct {
 func (t Tuning) render(Network) (object, error) {
 	var o object
 	o.set("type", known.Tuning)
+	o.declare(t.Extra, known.Tuning)
 	var errs []error
 	if len(t.Sysctls) > 0 {
 		o.set("sysctl", t.Sysctls) // a map is rendered in the order of its keys

@@ -65,7 +65,7 @@ func (b Bridge) render(n Network) (object, error) {
 	if b.VLAN < 0 || b.VLAN > 4094 {
 		errs = append(errs, fmt.Errorf("field VLAN is %d: it must be between 1 and 4094", b.VLAN))
 	}
-	errs = append(errs, pair{b.Masquerade, b.MasqueradeBackend, b.MTU, b.IPAM, b.DNS, b.Extra}.render(n, &o))
+	errs = append(errs, pair{known.Bridge, b.Masquerade, b.MasqueradeBackend, b.MTU, b.IPAM, b.DNS, b.Extra}.render(n, &o))
 	return o, wrap(known.Bridge, errs...)
 }
 
@@ -87,7 +87,7 @@ type PTP struct {
 func (p PTP) render(n Network) (object, error) {
 	var o object
 	o.set("type", known.PTP)
-	errs := []error{pair{p.Masquerade, p.MasqueradeBackend, p.MTU, p.IPAM, p.DNS, p.Extra}.render(n, &o)}
+	errs := []error{pair{known.PTP, p.Masquerade, p.MasqueradeBackend, p.MTU, p.IPAM, p.DNS, p.Extra}.render(n, &o)}
 	if p.IPAM == nil {
 		errs = append(errs, errors.New("field IPAM is missing"))
 	}
@@ -96,6 +96,7 @@ func (p PTP) render(n Network) (object, error) {
 
 // pair is the common part of Bridge and PTP.
 type pair struct {
+	typ        string
 	masquerade bool
 	backend    string
 	mtu        int
@@ -112,10 +113,12 @@ func (p pair) render(n Network, o *object) error {
 	if p.backend != "" && !p.masquerade {
 		errs = append(errs, errors.New("field MasqueradeBackend is set, but Masquerade is not"))
 	}
+	types := []string{p.typ}
 	least := 68 // RFC 791
 	if p.ipam != nil {
 		ipam, err := p.ipam.render(n)
 		o.set("ipam", ipam)
+		types = append(types, ipam.typ()) // run with the same configuration
 		errs = append(errs, err)
 		if h, ok := p.ipam.(HostLocal); ok && h.hasIPv6() {
 			least = 1280 // RFC 8200
@@ -124,6 +127,7 @@ func (p pair) render(n Network, o *object) error {
 	if p.mtu != 0 && (p.mtu < least || p.mtu > 65535) {
 		errs = append(errs, fmt.Errorf("field MTU is %d: it must be between %d and 65535", p.mtu, least))
 	}
+	o.declare(p.extra, types...)
 	return errors.Join(append(errs, p.dns.render(o), o.extend(p.extra))...)
 }
 

@@ -3,6 +3,7 @@ package netconf_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"strings"
@@ -57,11 +58,11 @@ const fullJSON = `{
           [{"subnet": "10.2.0.0/24"}, {"subnet": "10.3.0.0/24", "gateway": "10.3.0.9"}], [{"subnet": "fd00:2::/64"}]],
         "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "192.168.0.0/16", "gw": "10.1.0.7", "mtu": 1300, "advmss": 1200, "priority": 5}],
         "dataDir": "/run/cni", "resolvConf": "/etc/resolv.conf", "note": "x"},
-      "dns": {"nameservers": ["10.1.0.53"], "domain": "example", "search": ["a.example"], "options": ["ndots:2"]}, "enabledad": true},
+      "capabilities": {"ipRanges": true, "ips": true, "mac": true}, "dns": {"nameservers": ["10.1.0.53"], "domain": "example", "search": ["a.example"], "options": ["ndots:2"]}, "enabledad": true},
     {"type": "firewall", "backend": "iptables", "iptablesAdminChainName": "APPS-ADMIN", "firewalldZone": "apps", "ingressPolicy": "same-bridge"},
     {"type": "portmap", "capabilities": {"portMappings": true}, "backend": "nftables", "masqAll": true},
     {"type": "bandwidth", "capabilities": {"bandwidth": true}, "ingressRate": 8000, "ingressBurst": 16000, "egressRate": 9007199254740993, "egressBurst": 80},
-    {"type": "tuning", "sysctl": {"net.core.somaxconn": "512", "net/ipv4/conf/IFNAME/arp_notify": "1"}, "promisc": true}
+    {"type": "tuning", "capabilities": {"mac": true}, "sysctl": {"net.core.somaxconn": "512", "net/ipv4/conf/IFNAME/arp_notify": "1"}, "promisc": true}
   ],
   "aID": 7,
   "zLabels": {"a": "1", "b": "2"}
@@ -89,6 +90,25 @@ func TestRender(t *testing.T) {
   ]
 }
 `)
+}
+
+// TestCapabilities: a plugin declares what it and its IPAM plugin read, unless Extra does.
+func TestCapabilities(t *testing.T) {
+	local := netconf.HostLocal{Ranges: []netconf.Range{{Subnet: prefix("10.1.0.0/16")}}}
+	for want, p := range map[string]netconf.Plugin{
+		`map[mac:true]`:                        netconf.Bridge{Name: "b0"},
+		`map[ipRanges:true ips:true mac:true]`: netconf.Bridge{Name: "b0", IPAM: local},
+		`map[ipRanges:true ips:true]`:          netconf.PTP{IPAM: local},
+		`map[ips:true]`:                        netconf.PTP{IPAM: netconf.RawIPAM(`{"type": "static"}`)},
+		`<nil>`:                                netconf.PTP{IPAM: netconf.RawIPAM(`{"type": "dhcp"}`)},
+		`map[dns:true ips:false]`:              netconf.PTP{IPAM: local, Extra: map[string]any{"capabilities": map[string]bool{"ips": false, "dns": true}}},
+		`map[mac:true portMappings:true]`:      netconf.Raw(`{"type": "x", "capabilities": {"mac": true, "portMappings": true}}`),
+	} {
+		n := netconf.Network{Name: "n", Plugins: []netconf.Plugin{p}}
+		var list struct{ Plugins []map[string]any }
+		expect.NoError(t, json.Unmarshal(expect.Value(n.Render())(t), &list))
+		expect.Same(t, "capabilities", fmt.Sprint(list.Plugins[0]["capabilities"]), want)
+	}
 }
 
 // TestInvalid: what a plugin or a runtime would refuse is refused here, with the field's
@@ -240,7 +260,7 @@ func TestNetworksThatRuntimesWrite(t *testing.T) {
 				netconf.Firewall{},
 			}},
 			`{"cniVersion": "0.4.0", "name": "openfaas-cni-bridge", "plugins": [
-				{"type": "bridge", "bridge": "openfaas0", "isGateway": true, "ipMasq": true,
+				{"type": "bridge", "bridge": "openfaas0", "capabilities": {"ips": true, "ipRanges": true, "mac": true}, "isGateway": true, "ipMasq": true,
 				 "ipam": {"type": "host-local", "subnet": "10.62.0.0/16", "dataDir": "/var/run/cni", "routes": [{"dst": "0.0.0.0/0"}]}},
 				{"type": "firewall"}]}`,
 		},
@@ -255,11 +275,11 @@ func TestNetworksThatRuntimesWrite(t *testing.T) {
 				},
 			},
 			`{"cniVersion": "1.0.0", "name": "bridge", "nerdctlID": "17f2", "nerdctlLabels": {"nerdctl/default-network": "true"}, "plugins": [
-				{"type": "bridge", "bridge": "nerdctl0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+				{"type": "bridge", "bridge": "nerdctl0", "capabilities": {"ips": true, "ipRanges": true, "mac": true}, "isGateway": true, "ipMasq": true, "hairpinMode": true,
 				 "ipam": {"ranges": [[{"gateway": "10.4.0.1", "subnet": "10.4.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}], "type": "host-local"}},
 				{"type": "portmap", "capabilities": {"portMappings": true}},
 				{"type": "firewall", "ingressPolicy": "same-bridge"},
-				{"type": "tuning"}]}`,
+				{"type": "tuning", "capabilities": {"mac": true}}]}`,
 		},
 		"a bridge with an admin chain and loopback, as Nomad's": {
 			netconf.Network{Name: "nomad", Plugins: []netconf.Plugin{
@@ -272,7 +292,7 @@ func TestNetworksThatRuntimesWrite(t *testing.T) {
 			}},
 			`{"cniVersion": "1.0.0", "name": "nomad", "plugins": [
 				{"type": "loopback"},
-				{"type": "bridge", "bridge": "nomad", "ipMasq": true, "isGateway": true, "forceAddress": true, "hairpinMode": false,
+				{"type": "bridge", "bridge": "nomad", "capabilities": {"ips": true, "ipRanges": true, "mac": true}, "ipMasq": true, "isGateway": true, "forceAddress": true, "hairpinMode": false,
 				 "ipam": {"type": "host-local", "ranges": [[{"subnet": "172.26.64.0/20"}], [{"subnet": "fd00:a110:c8::/120"}]],
 				  "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},
 				{"type": "firewall", "backend": "iptables", "iptablesAdminChainName": "NOMAD-ADMIN"},
@@ -286,11 +306,11 @@ func TestNetworksThatRuntimesWrite(t *testing.T) {
 				netconf.PortMap{}, netconf.Firewall{}, netconf.Tuning{},
 			}},
 			`{"cniVersion": "0.4.0", "name": "podman", "plugins": [
-				{"type": "bridge", "bridge": "cni-podman0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+				{"type": "bridge", "bridge": "cni-podman0", "capabilities": {"ips": true, "ipRanges": true, "mac": true}, "isGateway": true, "ipMasq": true, "hairpinMode": true,
 				 "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}], "ranges": [[{"subnet": "10.88.0.0/16", "gateway": "10.88.0.1"}]]}},
 				{"type": "portmap", "capabilities": {"portMappings": true}},
 				{"type": "firewall"},
-				{"type": "tuning"}]}`,
+				{"type": "tuning", "capabilities": {"mac": true}}]}`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

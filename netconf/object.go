@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/embedcni/cni/internal/known"
 )
 
 // object is a JSON object whose keys stay in order.
@@ -18,6 +20,37 @@ type member struct {
 
 // set adds a member.
 func (o *object) set(key string, value any) { *o = append(*o, member{key, value}) }
+
+// typ returns the object's "type", if it is a string.
+func (o object) typ() (typ string) {
+	i := slices.IndexFunc(o, func(m member) bool { return m.key == "type" })
+	if i < 0 {
+		return ""
+	}
+	if raw, ok := o[i].value.(json.RawMessage); ok {
+		_ = json.Unmarshal(raw, &typ) // of a RawIPAM; a type that is no string is the plugin's to refuse
+		return typ
+	}
+	typ, _ = o[i].value.(string)
+	return typ
+}
+
+// declare adds the capabilities that plugins of these types read, unless extra sets them.
+// A plugin gets none of the capabilities of a Setup that its configuration does not declare.
+func (o *object) declare(extra map[string]any, types ...string) {
+	if _, set := extra["capabilities"]; set {
+		return
+	}
+	all := map[string]bool{} // rendered in the order of its keys
+	for _, typ := range types {
+		for _, c := range known.Of(typ).Capabilities {
+			all[c] = true
+		}
+	}
+	if len(all) > 0 {
+		o.set("capabilities", all)
+	}
+}
 
 // setIf adds a member unless it is the zero value, which is the plugin's default.
 func setIf[T comparable](o *object, key string, value T) {

@@ -61,14 +61,15 @@ const (
 
 // Type describes the plugins of one type.
 type Type struct {
-	Makes      Interface
-	Rules      Rules
-	IPAM       bool // assigns addresses; the sweep releases them
-	KernelOnly bool // the built-in plugin writes no file, so a power cut undoes its ADD
-	Swept      bool // the sweep undoes all that a DEL would; see Borrows
-	Borrows    bool // changes an interface that may go back to the host: swept only if that one is identified
-	BareDEL    bool // a DEL needs no arguments
-	Concurrent bool // executables can run at the same time once the shared rules exist; see internal/ahead
+	Makes        Interface
+	Rules        Rules
+	IPAM         bool     // assigns addresses; the sweep releases them
+	KernelOnly   bool     // the built-in plugin writes no file, so a power cut undoes its ADD
+	Swept        bool     // the sweep undoes all that a DEL would; see Borrows
+	Borrows      bool     // changes an interface that may go back to the host: swept only if that one is identified
+	BareDEL      bool     // a DEL needs no arguments
+	Capabilities []string // that it reads if its configuration declares them
+	Concurrent   bool     // executables can run at the same time once the shared rules exist; see internal/ahead
 
 	// Compared means that the built-in plugin compares an attachment with the kernel,
 	// whoever has made it. Nothing compares other types: only their own CHECK can tell.
@@ -81,31 +82,31 @@ type Type struct {
 
 // table is never changed.
 var table = map[string]Type{
-	Bandwidth: {KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+	Bandwidth: {Capabilities: []string{"bandwidth"}, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, Remakes: []string{"interface", "queue"}},
-	Bridge: {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+	Bridge: {Capabilities: []string{"mac"}, Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, Remakes: []string{"address", "bridge", "bridge port", "interface", "rule"}, RemakesInside: []string{"address", "interface", "route"}},
 	Dummy: {Makes: Unswept, Concurrent: true},
 	Firewall: {Rules: Forward, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, Remakes: []string{"rule", "zone"}},
-	HostDevice: {Makes: Moved, KernelOnly: true, Borrows: true, BareDEL: true, Concurrent: true,
+	HostDevice: {Capabilities: []string{"deviceID"}, Makes: Moved, KernelOnly: true, Borrows: true, BareDEL: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"address", "interface", "route"}},
-	HostLocal: {IPAM: true, BareDEL: true,
+	HostLocal: {Capabilities: []string{"ips", "ipRanges"}, IPAM: true, BareDEL: true,
 		Compared: true, Remakes: []string{"reservation"}},
 	IPVLAN: {Makes: Stacked, Swept: true, BareDEL: true, Concurrent: true},
 	Loopback: {Makes: Lo, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"interface"}},
-	MACVLAN: {Makes: Stacked, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+	MACVLAN: {Capabilities: []string{"mac"}, Makes: Stacked, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"address", "interface", "route"}},
-	Portmap: {Rules: HostPorts, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+	Portmap: {Capabilities: []string{"portMappings"}, Rules: HostPorts, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, Remakes: []string{"port", "sysctl"}},
 	PTP: {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
 		Compared: true, Remakes: []string{"address", "interface", "route", "rule"}, RemakesInside: []string{"address", "interface", "route"}},
 	SBR: {Concurrent: true},
-	Static: {IPAM: true, KernelOnly: true, BareDEL: true,
+	Static: {Capabilities: []string{"ips"}, IPAM: true, KernelOnly: true, BareDEL: true,
 		Compared: true},
-	Tap: {Makes: Unswept, Concurrent: true},
-	Tuning: {Swept: true, Borrows: true, BareDEL: true, Concurrent: true,
+	Tap: {Capabilities: []string{"mac"}, Makes: Unswept, Concurrent: true},
+	Tuning: {Capabilities: []string{"mac"}, Swept: true, Borrows: true, BareDEL: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"interface", "sysctl"}},
 	VLAN: {Makes: Stacked, BareDEL: true, Concurrent: true},
 }
@@ -117,4 +118,22 @@ func Of(typ string) Type { return table[typ] }
 func Has(typ string) bool {
 	_, ok := table[typ]
 	return ok
+}
+
+// ReadsCapability reports whether a plugin of a type, or its IPAM plugin, reads a
+// capability that the plugin's configuration declares. The latter is run with the same
+// configuration.
+func ReadsCapability(typ, ipam, capability string) bool {
+	return slices.Contains(table[typ].Capabilities, capability) || slices.Contains(table[ipam].Capabilities, capability)
+}
+
+// ReadersOf returns the types that read a capability, sorted.
+func ReadersOf(capability string) (types []string) {
+	for typ, t := range table {
+		if slices.Contains(t.Capabilities, capability) {
+			types = append(types, typ)
+		}
+	}
+	slices.Sort(types)
+	return types
 }

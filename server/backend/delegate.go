@@ -3,6 +3,10 @@ package backend
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -21,6 +25,9 @@ func (b *Backend) DelegateAdd(ctx context.Context, r *server.Request, a *server.
 	}
 	n := network{name: r.Network, network: r.Network, ifName: r.IfName, config: r.Config}
 	if a != nil {
+		if err := validate(a); err != nil {
+			return nil, refused(fmt.Errorf("%w: %w", err, cni.ErrInvalidArgument))
+		}
 		n.ips, n.mac, n.cniArgs = a.IPs, a.MAC, a.CNIArgs
 	}
 	result, err := b.setUp(ctx, r, []network{n}, true)
@@ -28,6 +35,25 @@ func (b *Backend) DelegateAdd(ctx context.Context, r *server.Request, a *server.
 		return nil, refused(err)
 	}
 	return result.Raw()[0], nil
+}
+
+// validate checks the addresses of a request, which a network may get in CNI_ARGS.
+func validate(a *server.InterfaceAttributes) error {
+	for _, ip := range a.IPs {
+		addr, _, _ := strings.Cut(ip, "/")
+		_, err := netip.ParseAddr(addr)
+		if err == nil && addr != ip {
+			_, err = netip.ParsePrefix(ip)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if a.MAC == "" {
+		return nil
+	}
+	_, err := net.ParseMAC(a.MAC)
+	return err
 }
 
 // DelegateDel detaches one interface that this package has attached, by DelegateAdd or

@@ -240,30 +240,30 @@ func (n *network) option() cni.NamespaceOpts {
 
 // attributes returns options for what the pod wants of the interface. Addresses and MAC
 // are capabilities; a network whose plugins declare none gets them in CNI_ARGS, as from
-// Multus.
+// Multus. Of the others a network gets those that it declares, again as from Multus.
 func (n *network) attributes() (opts []cni.NamespaceOpts) {
 	declared := declares(n.config)
-	if len(n.ips) > 0 {
+	switch {
+	case len(n.ips) > 0 && declared["ips"]:
 		opts = append(opts, cni.WithCapabilityIPs(n.ips...))
-		if !declared["ips"] {
-			opts = append(opts, cni.WithArgs("IP", strings.Join(n.ips, ",")))
-		}
+	case len(n.ips) > 0:
+		opts = append(opts, cni.WithArgs("IP", strings.Join(n.ips, ",")))
 	}
-	if n.mac != "" {
+	switch {
+	case n.mac != "" && declared["mac"]:
 		opts = append(opts, cni.WithCapabilityMAC(n.mac))
-		if !declared["mac"] {
-			opts = append(opts, cni.WithArgs("MAC", n.mac))
-		}
+	case n.mac != "":
+		opts = append(opts, cni.WithArgs("MAC", n.mac))
 	}
 	for key, value := range n.cniArgs {
 		opts = append(opts, cni.WithConfigArgs(key, value))
 	}
 	s := n.selection
 	if s.InfinibandGUID != "" {
-		opts = append(opts, cni.WithCapabilityInfinibandGUID(s.InfinibandGUID))
+		opts = append(opts, cni.WithCapability("infinibandGUID", s.InfinibandGUID))
 	}
 	if s.DeviceID != "" {
-		opts = append(opts, cni.WithCapabilityDeviceID(s.DeviceID))
+		opts = append(opts, cni.WithCapability("deviceID", s.DeviceID))
 	}
 	if b := s.Bandwidth; b != nil {
 		opts = append(opts, cni.WithCapabilityBandWidth(cni.BandWidth(*b)))
