@@ -91,8 +91,12 @@ func recent(lost []time.Time, now time.Time) []time.Time {
 // Compared notes all differences that a comparison of a container has found. Whatever
 // else was lost is whole again, and no longer contested: somebody has put it back.
 func (c *Core) Compared(now time.Time, id string, found []Item) {
+	lost := make(map[Item]bool, len(found))
+	for _, i := range found {
+		lost[i] = true
+	}
 	for i, h := range c.items[id] {
-		if slices.Contains(found, i) {
+		if lost[i] {
 			continue
 		}
 		h.open, h.told, h.contested = false, "", false

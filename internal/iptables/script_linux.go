@@ -70,7 +70,7 @@ func (s Script) Render() (text string, numbers []int) {
 	return b.String(), numbers
 }
 
-// MostLines is the number of commands in one transaction.
+// MostLines is the number of commands in one transaction of the nf_tables variant.
 const MostLines = 150
 
 // Run runs the commands, in one transaction for each table.
@@ -78,15 +78,33 @@ const MostLines = 150
 // The nf_tables variant sends a transaction as one message. It has to fit in the
 // buffer of a socket, which only the machine's root can enlarge beyond the
 // default 208 KiB, and a rule takes up to 1 KiB. Larger scripts take several
-// transactions: the chains come first, because rules refer to them.
+// transactions: the chains come first, because rules refer to them. The legacy variant
+// exchanges the whole table each time, and takes scripts of any size.
 func (s Script) Run(ctx context.Context, x Tool) error {
-	for part := range slices.Chunk(s, MostLines) {
+	most := MostLines
+	if x.Legacy {
+		most = max(len(s), 1)
+	}
+	for part := range slices.Chunk(s, most) {
 		text, _ := part.Render()
 		if err := x.Restore(ctx, text); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Parts returns the script in parts of so many commands, or of few more: a part does not
+// end with the deletion of a rule that the next command adds elsewhere.
+func (s Script) Parts(most int) (parts []Script) {
+	for len(s) > most {
+		n := most
+		for n < len(s) && len(s[n-1].words) > 0 && s[n-1].words[0] == "-D" {
+			n++
+		}
+		parts, s = append(parts, s[:n]), s[n:]
+	}
+	return append(parts, s)
 }
 
 // FailedLine returns the line that iptables-restore says has failed, or 0. Of

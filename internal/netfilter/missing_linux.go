@@ -151,6 +151,7 @@ func (fw *Firewalls) Restore(ctx context.Context, b fwrules.Backend, r fwrules.R
 		return err
 	}
 	return batch.Join(ctx, fw.Batch, restoration{backend: b, ns: fw.namespace()}, restoring{fw, r}, func(ctx context.Context, all []restoring) error {
+		all = together(all)
 		if err := restore(ctx, b, all); err != nil {
 			return err
 		}
@@ -192,6 +193,32 @@ func (fw *Firewalls) namespace() (id netns.ID) {
 type restoring struct {
 	fw    *Firewalls
 	rules fwrules.Rules
+}
+
+// together returns the rules with the ports of each attachment in one place, so that
+// those that it has of the packet filter are looked at once. The ports that Missing has
+// returned with each of many parts are there once.
+func together(all []restoring) (merged []restoring) {
+	at := make(map[fwrules.Owner]int)
+	have := make(map[*fwrules.HostPorts]bool)
+	for _, one := range all {
+		ports := one.rules.HostPorts
+		if len(ports) == 0 || len(one.rules.Masquerade)+len(one.rules.Forward) > 0 {
+			merged = append(merged, one)
+			continue
+		}
+		if have[&ports[0]] {
+			continue
+		}
+		have[&ports[0]] = true
+		if i, ok := at[ports[0].Owner]; ok {
+			merged[i].rules.HostPorts = append(merged[i].rules.HostPorts, ports...)
+			continue
+		}
+		at[ports[0].Owner] = len(merged)
+		merged = append(merged, restoring{one.fw, fwrules.Rules{HostPorts: slices.Clone(ports)}})
+	}
+	return merged
 }
 
 // restore adds the missing rules of attachments in one form.

@@ -70,13 +70,13 @@ func (s *Snapshot) missingIn(ctx context.Context, b fwrules.Backend, r fwrules.R
 	case fwrules.NFTables:
 		var t *nftform.Tables
 		if t, err = s.dumps.nftform.do(ctx, s.fw.nftform.Read); err == nil {
-			all, err = s.fw.nftform.MissingIn(t, r)
+			all, err = s.fw.nftform.MissingIn(ctx, t, r)
 			steady = t.Steady
 		}
 	case fwrules.Native:
 		var t *native.Table
 		if t, err = s.dumps.native.do(ctx, s.fw.native.Read); err == nil {
-			all, err = s.fw.native.MissingIn(t, r)
+			all, err = s.fw.native.MissingIn(ctx, t, r)
 			steady = t.Steady
 		}
 	default:

@@ -108,7 +108,7 @@ type Result struct {
 func Run(ctx context.Context, g Group, options []Options) []Result {
 	var all, active []*run
 	for i, o := range options {
-		all = append(all, &run{Group: g, number: i, grouped: len(options) > 1, Options: o, fixed: make(map[key]int), failed: make(map[key]error)})
+		all = append(all, &run{Group: g, number: i, grouped: len(options) > 1, Options: o, tried: make(map[key]bool), fixed: make(map[key]int), failed: make(map[key]error)})
 	}
 	for active = all; len(active) > 0; {
 		found := g.Compare(ctx, numbers(active))
@@ -193,6 +193,7 @@ type run struct {
 	rounds int
 	last   []compare.Difference // of the last comparison
 	order  []compare.Difference // that were to be fixed, each once
+	tried  map[key]bool         // is in order
 	fixed  map[key]int          // how often
 	failed map[key]error        // of the last attempt
 
@@ -281,8 +282,8 @@ func (r *run) fixDelayed(ctx context.Context) {
 func (r *run) attempt(ctx context.Context, d compare.Difference, together bool) bool {
 	err := context.Cause(ctx)
 	if err == nil {
-		if !r.tried(d) {
-			r.order = append(r.order, d)
+		if k := keyOf(d); !r.tried[k] {
+			r.order, r.tried[k] = append(r.order, d), true
 		}
 		err = r.fixIn(ctx, d, together)
 	}
@@ -301,10 +302,6 @@ func (r *run) fixIn(ctx context.Context, d compare.Difference, together bool) er
 		defer cancel()
 	}
 	return r.Fix(ctx, r.number, d, together)
-}
-
-func (r *run) tried(d compare.Difference) bool {
-	return slices.ContainsFunc(r.order, func(o compare.Difference) bool { return keyOf(o) == keyOf(d) })
 }
 
 // note notes what was repaired, and announces it.

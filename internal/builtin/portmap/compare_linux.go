@@ -47,20 +47,24 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 		return nil, err
 	}
 	var found []compare.Difference
+	var leadsTo map[string]string
+	if len(missing) > 0 {
+		leadsTo = c.leadsTo()
+	}
 	for _, m := range missing {
 		for i := range m.Rules.HostPorts {
 			m.Rules.HostPorts[i].MasqAll = masqAll
 		}
-		found = append(found, c.difference(r, m))
+		found = append(found, difference(r, m, leadsTo[m.Object]))
 	}
 	localnet, err := c.compareLocalnet(ctx, r, v)
 	return append(found, localnet...), err
 }
 
 // difference describes a port that is not forwarded, or not to the container.
-func (c request) difference(r *plugin.Request, m fwrules.Missing) compare.Difference {
+func difference(r *plugin.Request, m fwrules.Missing, leadsTo string) compare.Difference {
 	d := compare.Difference{
-		Plugin: known.Portmap, Kind: compare.Port, Object: m.Object, Wanted: c.leadsTo(m.Object), Found: m.Found, Err: m.Err,
+		Plugin: known.Portmap, Kind: compare.Port, Object: m.Object, Wanted: leadsTo, Found: m.Found, Err: m.Err,
 	}
 	if m.Found != "" {
 		d.Why = "the port belongs to somebody else now"
@@ -72,23 +76,24 @@ func (c request) difference(r *plugin.Request, m fwrules.Missing) compare.Differ
 	return d
 }
 
-// leadsTo returns the container's addresses and the port that a port of the host leads
-// to: "10.1.0.2:80, [fd00::2]:80".
-func (c request) leadsTo(object string) string {
-	var all []string
+// leadsTo returns the container's addresses and the port that each port of the host leads
+// to, by object: "10.1.0.2:80, [fd00::2]:80".
+func (c request) leadsTo() map[string]string {
+	all := make(map[string][]string)
 	for _, part := range c.rules().Parts() {
-		if part.Object != object {
-			continue
-		}
 		for _, p := range part.Rules.HostPorts[0].Ports {
 			for _, to := range []netip.Prefix{c.want.V4, c.want.V6} {
 				if _, _, ok, err := p.Match(to.Addr().Is4()); err == nil && ok && to.IsValid() {
-					all = append(all, netip.AddrPortFrom(to.Addr(), p.ContainerPort).String())
+					all[part.Object] = append(all[part.Object], netip.AddrPortFrom(to.Addr(), p.ContainerPort).String())
 				}
 			}
 		}
 	}
-	return strings.Join(all, ", ")
+	texts := make(map[string]string, len(all))
+	for object, to := range all {
+		texts[object] = strings.Join(to, ", ")
+	}
+	return texts
 }
 
 // router finds the interface for packets to an address. A view of the kernel that is a

@@ -80,37 +80,47 @@ func find(c *nft.Conn, family uint8, rules []Rule) ([]found, error) {
 	return all, nil
 }
 
-// findIn looks for rules in one chain. A chain that does not exist has none.
+// findIn looks for rules in one chain, which may have thousands that are looked for. A
+// chain that does not exist has none.
 func findIn(c *nft.Conn, family uint8, id iptables.ChainID, all []wanted) error {
 	all = slices.DeleteFunc(all, func(w wanted) bool { return !w.known })
 	if len(all) == 0 {
 		return nil
 	}
 	table := nft.Table{Family: family, Name: id.Table}
-	return c.Rules(table, id.Chain, marksOf(all), func(listed nft.Rule) error {
+	same := make(map[ruleKey][]wanted)
+	doubtful := make(map[string][]wanted) // by mark: for which no rule has been in doubt yet
+	for _, w := range all {
+		same[w.key()] = append(same[w.key()], w)
+		doubtful[string(w.mark)] = append(doubtful[string(w.mark)], w)
+	}
+	return c.Rules(table, id.Chain, marksOf(doubtful), func(listed nft.Rule) error {
 		have, err := decode(family, listed.Exprs)
-		if err == nil && listed.Comment != "" {
-			err = ErrUnknown // iptables takes it for a match of the comment
-		}
-		for _, w := range all {
-			switch {
-			case err == nil && have.equal(w.rule):
+		if err == nil && listed.Comment == "" { // iptables takes a comment for a match of it
+			for _, w := range same[have.key()] {
 				w.found.objects = append(w.found.objects, listed.Object(table))
-			case err != nil && (w.mark == nil || bytes.Contains(listed.Exprs, w.mark)):
-				w.found.doubt = true
+			}
+			return nil
+		}
+		for mark, of := range doubtful {
+			if bytes.Contains(listed.Exprs, []byte(mark)) {
+				for _, w := range of {
+					w.found.doubt = true
+				}
+				delete(doubtful, mark)
 			}
 		}
 		return nil
 	})
 }
 
-// marksOf returns the marks of the rules, or nil if a rule has none.
-func marksOf(all []wanted) (marks [][]byte) {
-	for _, w := range all {
-		if w.mark == nil {
+// marksOf returns the marks of rules, or nil if a rule has none.
+func marksOf(all map[string][]wanted) (marks [][]byte) {
+	for mark := range all {
+		if mark == "" {
 			return nil
 		}
-		marks = append(marks, w.mark)
+		marks = append(marks, []byte(mark))
 	}
 	return marks
 }

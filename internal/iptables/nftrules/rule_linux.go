@@ -3,6 +3,7 @@ package nftrules
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -51,11 +52,23 @@ type verdict struct {
 	chain string // of a jump
 }
 
-// equal reports whether two rules do the same in the same order, as iptables compares
-// them for "-C" and "-D".
-func (r rule) equal(o rule) bool {
-	return r.in == o.in && r.out == o.out && r.src == o.src && r.dst == o.dst && r.protocol == o.protocol &&
-		slices.Equal(r.matches, o.matches) && r.target == o.target && r.verdict == o.verdict
+// ruleKey is the same for two rules that do the same in the same order, as iptables
+// compares them for "-C" and "-D".
+type ruleKey struct {
+	in, out  device
+	src, dst network
+	protocol byte
+	matches  string
+	target   extension
+	verdict  verdict
+}
+
+func (r rule) key() ruleKey {
+	var matches []byte
+	for _, m := range r.matches {
+		matches = fmt.Appendf(matches, "%q %d %q ", m.name, m.revision, m.info)
+	}
+	return ruleKey{r.in, r.out, r.src, r.dst, r.protocol, string(matches), r.target, r.verdict}
 }
 
 // The verdicts of linux/netfilter.h and linux/netfilter/nf_tables.h.

@@ -2,6 +2,7 @@ package iptform
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -39,6 +40,7 @@ type desired struct {
 	v6     bool
 	chains []desiredChain
 	rules  []desiredRule
+	wanted map[string]bool // the keys of those rules that the method rule has added
 }
 
 type desiredChain struct {
@@ -78,7 +80,7 @@ func desiredOf(r fwrules.Rules, v6 bool) desired {
 		w.masquerade(m)
 	}
 	for _, h := range r.HostPorts {
-		w.hostPorts(h, h.Ports)
+		w.hostPorts(h, h.Ports, gatesOf(h.Ports))
 	}
 	for _, f := range r.Forward {
 		w.forward(f)
@@ -100,12 +102,15 @@ func (w *desired) chain(table, name string, shared bool) iptables.ChainID {
 // rule adds a rule, unless it is wanted already: the plugins look for a rule
 // before they make it.
 func (w *desired) rule(r desiredRule, args ...string) {
-	for _, other := range w.rules {
-		if other.ChainID == r.ChainID && slices.Equal(other.args, args) {
-			return
-		}
-	}
 	r.args = args
+	key := r.key()
+	if w.wanted[key] {
+		return
+	}
+	if w.wanted == nil {
+		w.wanted = make(map[string]bool)
+	}
+	w.wanted[key] = true
 	w.rules = append(w.rules, r)
 }
 
@@ -132,24 +137,32 @@ func (w *desired) masquerade(m fwrules.Masquerade) {
 	}
 }
 
-// desiredOfPart is desiredOf for a part of rules.
-func desiredOfPart(p fwrules.Part, v6 bool) desired {
-	w := desired{v6: v6}
-	for _, m := range p.Rules.Masquerade {
-		w.masquerade(m)
+// desiredOfParts returns a function that is desiredOf for a part of rules.
+func desiredOfParts(v6 bool) func(fwrules.Part) desired {
+	known := make(map[*fwrules.HostPorts]gates) // the parts of the same ports have them in common
+	return func(p fwrules.Part) desired {
+		w := desired{v6: v6}
+		for _, m := range p.Rules.Masquerade {
+			w.masquerade(m)
+		}
+		for i, h := range p.Whole.HostPorts {
+			all, ok := known[&p.Whole.HostPorts[i]]
+			if !ok {
+				all = gatesOf(h.Ports)
+				known[&p.Whole.HostPorts[i]] = all
+			}
+			w.hostPorts(h, p.Rules.HostPorts[i].Ports, all)
+		}
+		for _, f := range p.Rules.Forward {
+			w.forward(f)
+		}
+		return w
 	}
-	for i, h := range p.Whole.HostPorts {
-		w.hostPorts(h, p.Rules.HostPorts[i].Ports)
-	}
-	for _, f := range p.Rules.Forward {
-		w.forward(f)
-	}
-	return w
 }
 
 // hostPorts is forwardPorts in plugins/meta/portmap/portmap_iptables.go, for some of
-// h's ports. A port shares its jump with others of h.
-func (w *desired) hostPorts(h fwrules.HostPorts, ports []fwrules.HostPort) {
+// h's ports, whose gates are given. A port shares its jump with others of h.
+func (w *desired) hostPorts(h fwrules.HostPorts, ports []fwrules.HostPort, all gates) {
 	to, conditions := h.V4, h.ConditionsV4
 	if w.v6 {
 		to, conditions = h.V6, h.ConditionsV6
@@ -174,10 +187,7 @@ func (w *desired) hostPorts(h fwrules.HostPorts, ports []fwrules.HostPort) {
 	for _, p := range ports {
 		w.hostPort(chain, p, h, to, mark)
 	}
-	for _, group := range portGroups(h.Ports) {
-		if !slices.ContainsFunc(ports, func(p fwrules.HostPort) bool { return inGroup(p, group) }) {
-			continue
-		}
+	for _, group := range all.of(ports) {
 		w.rule(desiredRule{ChainID: top, target: own.Name, conditional: len(conditions) > 0}, slices.Concat(
 			[]string{"-m", "comment", "--comment", own.Comment, "-m", "multiport"}, group, conditions, []string{"-j", own.Name})...)
 	}
@@ -229,31 +239,50 @@ func (w *desired) hostPort(chain desiredRule, p fwrules.HostPort, h fwrules.Host
 	with("-j", "DNAT", "--to-destination", netip.AddrPortFrom(to.Addr().Unmap(), p.ContainerPort).String())
 }
 
-// portGroups returns the matches that let the ports into the container's
-// chain, as many in each as the match multiport takes, by protocol.
-func portGroups(ports []fwrules.HostPort) [][]string {
-	const most = 15
-	byProtocol := make(map[string][]string)
-	var protocols []string
-	for _, p := range ports {
-		if byProtocol[p.Protocol] == nil {
-			protocols = append(protocols, p.Protocol)
-		}
-		byProtocol[p.Protocol] = append(byProtocol[p.Protocol], strconv.Itoa(int(p.HostPort)))
-	}
-	slices.Sort(protocols)
-	var groups [][]string
-	for _, protocol := range protocols {
-		for some := range slices.Chunk(byProtocol[protocol], most) {
-			groups = append(groups, []string{"-p", protocol, "--destination-ports", strings.Join(some, ",")})
-		}
-	}
-	return groups
+// gates are the matches that let ports into the container's chain, as many in each as the
+// match multiport takes, by protocol.
+type gates struct {
+	groups  [][]string
+	through map[gatePort][]int // the groups that let a port in
 }
 
-// inGroup reports whether a match of portGroups lets the port in.
-func inGroup(p fwrules.HostPort, group []string) bool {
-	return group[1] == p.Protocol && slices.Contains(strings.Split(group[3], ","), strconv.Itoa(int(p.HostPort)))
+type gatePort struct {
+	protocol string
+	port     uint16
+}
+
+func gatesOf(ports []fwrules.HostPort) gates {
+	const most = 15
+	byProtocol := make(map[string][]uint16)
+	for _, p := range ports {
+		byProtocol[p.Protocol] = append(byProtocol[p.Protocol], p.HostPort)
+	}
+	all := gates{through: make(map[gatePort][]int)}
+	for _, protocol := range slices.Sorted(maps.Keys(byProtocol)) {
+		for some := range slices.Chunk(byProtocol[protocol], most) {
+			var texts []string
+			for _, port := range some {
+				texts = append(texts, strconv.Itoa(int(port)))
+				at := gatePort{protocol, port}
+				all.through[at] = append(all.through[at], len(all.groups))
+			}
+			all.groups = append(all.groups, []string{"-p", protocol, "--destination-ports", strings.Join(texts, ",")})
+		}
+	}
+	return all
+}
+
+// of returns the matches that let some of the ports in.
+func (all gates) of(ports []fwrules.HostPort) (groups [][]string) {
+	var numbers []int
+	for _, p := range ports {
+		numbers = append(numbers, all.through[gatePort{p.Protocol, p.HostPort}]...)
+	}
+	slices.Sort(numbers)
+	for _, n := range slices.Compact(numbers) {
+		groups = append(groups, all.groups[n])
+	}
+	return groups
 }
 
 // forward adds the rules of the plugin firewall, and then those of

@@ -89,13 +89,13 @@ type dump struct {
 	// generation is that of the rules, if steady; 0 if it is not known.
 	generation uint32
 
-	exact   map[string]bool // the rules, by text
-	inside  map[iptables.ChainID][]iptables.Rule
+	exact   map[string]bool                      // the rules, by text
+	inside  map[iptables.ChainID][]iptables.Rule // of chains that are not built in, without --dport
 	about   map[chainWord][]iptables.Rule
 	targets map[chainWord]bool
 }
 
-// chainWord is a word of a rule in a chain: its target, or an address.
+// chainWord is a word of a rule in a chain: its target, an address, or a port.
 type chainWord struct {
 	iptables.ChainID
 	word string
@@ -162,7 +162,7 @@ func parseDump(out string) (*dump, error) {
 
 func (d *dump) add(id iptables.ChainID, r iptables.Rule) {
 	d.exact[ruleText(id, r.Args)] = true
-	if !builtIn(id.Chain) {
+	if !builtIn(id.Chain) && !slices.Contains(r.Args, "--dport") {
 		d.inside[id] = append(d.inside[id], r)
 	}
 	for i := 0; i+1 < len(r.Args); i++ {
@@ -170,7 +170,7 @@ func (d *dump) add(id iptables.ChainID, r iptables.Rule) {
 		case "-j", "-g":
 			d.targets[chainWord{id, value}] = true
 			d.about[chainWord{id, value}] = append(d.about[chainWord{id, value}], r)
-		case "-s", "-d":
+		case "-s", "-d", "--dport":
 			d.about[chainWord{id, value}] = append(d.about[chainWord{id, value}], r)
 		case "--comment":
 			i++ // a value can look like an option
@@ -240,6 +240,9 @@ func (d *dump) candidates(r desiredRule) []iptables.Rule {
 		return d.about[chainWord{r.ChainID, address}]
 	case r.target != "":
 		return d.about[chainWord{r.ChainID, r.target}]
+	}
+	if i := slices.Index(r.args, "--dport"); i >= 0 { // the chain has rules for many ports
+		return slices.Concat(d.about[chainWord{r.ChainID, r.args[i+1]}], d.inside[r.ChainID])
 	}
 	return d.inside[r.ChainID]
 }

@@ -63,8 +63,8 @@ func (f Form) addHere(ctx context.Context, r fwrules.Rules, restores bool) error
 		undo = append(undo, func(ctx context.Context) error { return x.undo(ctx, w, mine) })
 		return x.add(ctx, w, &mine)
 	})
-	if err == nil {
-		return nil
+	if err == nil || restores { // what is restored may stay, and need not wait for the caller
+		return err
 	}
 	// All of the rules or none must exist, even if the caller has gone.
 	const enough = 10 * time.Second

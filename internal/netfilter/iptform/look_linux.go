@@ -21,14 +21,8 @@ type facts struct {
 	bare   map[iptables.ChainID]bool     // the container's own chains that have no rule
 	addrs  map[netip.Addr]struct{}       // the addresses that are in a rule of CNI-FORWARD
 	marks  map[string]bool               // the marking rules that certainly exist, as text
-	saved  []savedRule                   // of the legacy variant: all rules that can be wanted ones
+	saved  map[string]bool               // of the legacy variant: all rules that can be wanted ones, as text
 	legacy bool
-}
-
-// savedRule is a rule and its table.
-type savedRule struct {
-	table string
-	iptables.Rule
 }
 
 // state is the state of a rule according to facts.
@@ -63,10 +57,7 @@ func (f facts) state(w desired, r desiredRule) state {
 	if f.legacy && !r.conditional {
 		// The tool cannot be asked: "ip6tables-legacy -C" does not distinguish
 		// rules that differ only in a port.
-		words := iptables.Canonical(r.args)
-		if slices.ContainsFunc(f.saved, func(s savedRule) bool {
-			return s.table == r.Table && s.Chain == r.Chain && s.Is(words...)
-		}) {
+		if f.saved[ruleText(r.ChainID, iptables.Canonical(r.args))] {
 			return present
 		}
 		return absent
@@ -124,7 +115,7 @@ func (w desired) addrs() []netip.Addr {
 func (x maker) look(ctx context.Context, w desired) (facts, error) {
 	f := facts{
 		chains: make(map[iptables.ChainID]bool), jumps: make(map[iptables.ChainID][]string), addrs: make(map[netip.Addr]struct{}),
-		marks: make(map[string]bool), bare: make(map[iptables.ChainID]bool), legacy: x.Legacy,
+		marks: make(map[string]bool), bare: make(map[iptables.ChainID]bool), saved: make(map[string]bool), legacy: x.Legacy,
 	}
 	if x.Legacy {
 		err := x.lookLegacy(ctx, w, &f)
@@ -222,7 +213,7 @@ func (x maker) lookOwn(ctx context.Context, w desired, f facts) error {
 		f.bare[c.ChainID] = bare
 		from := inTable(c.Table, entrance(c.Chain))
 		err = x.Rules(ctx, from, [][]byte{iptables.ZeroTerminated(c.Chain)}, func(r nft.Rule) error {
-			if r.Jump() == c.Chain {
+			if r.Jump() == c.Chain && !slices.Contains(f.jumps[from], c.Chain) {
 				f.jumps[from] = append(f.jumps[from], c.Chain)
 			}
 			return nil
@@ -264,7 +255,7 @@ func (w desired) ids() []iptables.ChainID {
 // lookLegacy asks iptables-save, as the kernel has no other list of rules.
 func (x maker) lookLegacy(ctx context.Context, w desired, f *facts) error {
 	ids := w.ids()
-	sets, err := loadSome(ctx, x.Tool, ids, w.concerns)
+	sets, err := loadSome(ctx, x.Tool, ids, w.concerns())
 	if err != nil {
 		return err
 	}
@@ -275,30 +266,31 @@ func (x maker) lookLegacy(ctx context.Context, w desired, f *facts) error {
 			}
 		}
 		for _, r := range set.Rules {
-			f.saved = append(f.saved, savedRule{set.Table, r})
+			f.saved[ruleText(inTable(set.Table, r.Chain), r.Args)] = true
 		}
 	}
 	return nil
 }
 
-// concerns reports whether a line of iptables-save can be one of the wanted rules.
-// Parsing the rules of all containers would take longest.
-func (w desired) concerns(line string) bool {
-	rest, ok := strings.CutPrefix(line, "-A ")
-	if !ok {
-		return true
-	}
-	chain, spec, _ := strings.Cut(rest, " ")
+// concerns returns a function that reports whether a line of iptables-save can be one of
+// the wanted rules. Parsing the rules of all containers would take longest.
+func (w desired) concerns() func(line string) bool {
+	words := make(map[string][]string) // by chain: one of which a wanted rule has; "": it may have none
 	for _, r := range w.rules {
-		if r.Chain != chain {
-			continue
+		word := r.target
+		if r.addr.IsValid() {
+			word = r.addr.String()
 		}
-		switch {
-		case r.addr.IsValid() && !strings.Contains(spec, r.addr.String()):
-		case r.target != "" && !strings.Contains(spec, r.target):
-		default:
+		if !slices.Contains(words[r.Chain], word) {
+			words[r.Chain] = append(words[r.Chain], word)
+		}
+	}
+	return func(line string) bool {
+		rest, ok := strings.CutPrefix(line, "-A ")
+		if !ok {
 			return true
 		}
+		chain, spec, _ := strings.Cut(rest, " ")
+		return slices.ContainsFunc(words[chain], func(word string) bool { return strings.Contains(spec, word) })
 	}
-	return false
 }

@@ -54,9 +54,13 @@ func missingParts(ctx context.Context, r fwrules.Rules, from func(v6 bool) (sour
 		if err != nil {
 			return nil, err
 		}
+		desiredOf := desiredOfParts(w.v6)
 		for i, p := range parts {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
 			if errs[i] == nil {
-				errs[i] = desiredOfPart(p, w.v6).absent(x.Name(), chains, states)
+				errs[i] = desiredOf(p).absent(x.Name(), chains, states)
 			}
 		}
 	}

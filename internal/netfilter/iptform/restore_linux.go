@@ -154,7 +154,7 @@ func (r *restorer) isolateAgain(ctx context.Context, w desired, stateOf func(des
 }
 
 // run runs the scripts in order, as many in a transaction as fit. That of an attachment
-// stays together.
+// stays together unless it is larger by itself.
 func (r *restorer) run(ctx context.Context, scripts []iptables.Script) error {
 	var together iptables.Script
 	for _, s := range scripts {

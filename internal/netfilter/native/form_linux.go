@@ -85,20 +85,21 @@ func toAdd(c *nft.Conn, wanted []element, replace bool, siblings func(e element,
 		return nil, 0, fmt.Errorf("nftables: %w: there is %s", fwrules.ErrInPlace, other)
 	}
 	msgs, _ := lay.missing(setsOf(wanted))
+	present := byKey(found)
 	for _, e := range wanted {
-		i := sameKey(found, e)
+		there, ok := present[keyOf(e)]
 		switch {
-		case i < 0:
-		case found[i] == e, isPort(e) && siblings(e, found[i].Comment):
+		case !ok:
+		case there == e, isPort(e) && siblings(e, there.Comment):
 			continue
-		case isPort(e) && found[i].Comment != e.Comment:
-			return nil, 0, fmt.Errorf("%w: there is %v", fwrules.ErrHostPortTaken, elementText(found[i]))
+		case isPort(e) && there.Comment != e.Comment:
+			return nil, 0, fmt.Errorf("%w: there is %v", fwrules.ErrHostPortTaken, elementText(there))
 		case !replace:
-			return nil, 0, fmt.Errorf("nftables: %w: there is %v", fwrules.ErrInPlace, elementText(found[i]))
+			return nil, 0, fmt.Errorf("nftables: %w: there is %v", fwrules.ErrInPlace, elementText(there))
 		default:
 			// One attachment has an address at a time, so an element that another
 			// attachment left with it is stale.
-			msgs = append(msgs, nft.DeleteElement(table, found[i]).About(elementText(found[i])))
+			msgs = append(msgs, nft.DeleteElement(table, there).About(elementText(there)))
 		}
 		msgs = append(msgs, addElement(e))
 	}

@@ -62,7 +62,7 @@ func (f *fakeTable) Elements(_ nft.Table, keys []element, sets []string) ([]elem
 	f.asked = append(f.asked, sets...)
 	var found []element
 	for _, e := range f.elements {
-		if slices.Contains(sets, e.Set) || sameKey(keys, e) >= 0 {
+		if slices.Contains(sets, e.Set) || slices.ContainsFunc(keys, func(k element) bool { return keyOf(k) == keyOf(e) }) {
 			found = append(found, e)
 		}
 	}

@@ -17,14 +17,9 @@ type sight struct {
 	foreign  string // a rule of somebody else's, which is not replaced
 }
 
-type elementKey struct{ set, key string }
-
 func newSight(l layout, elements []element) sight {
-	s := sight{layout: l, elements: make(map[elementKey]element, len(elements)), foreign: l.foreign()}
+	s := sight{layout: l, elements: byKey(elements), foreign: l.foreign()}
 	_, s.broken = l.missing(nil)
-	for _, e := range elements {
-		s.elements[elementKey{e.Set, e.Key}] = e
-	}
 	return s
 }
 
@@ -53,7 +48,7 @@ func (f Form) Missing(ctx context.Context, r fwrules.Rules) (all []fwrules.Missi
 		return nft.UntilUnchanged(ctx, func() error {
 			s, err := look(c, wanted, func(layout) []string { return nil })
 			if err == nil {
-				all, err = f.missing(r, s)
+				all, err = f.missing(ctx, r, s)
 			}
 			return err
 		})
@@ -108,16 +103,19 @@ func (f Form) Read(ctx context.Context) (t *Table, err error) {
 
 // MissingIn is Missing in a table that was read before. The Form may be that of another
 // attachment than the one that has read it.
-func (f Form) MissingIn(t *Table, r fwrules.Rules) ([]fwrules.Missing, error) {
-	return f.missing(r, t.sight)
+func (f Form) MissingIn(ctx context.Context, t *Table, r fwrules.Rules) ([]fwrules.Missing, error) {
+	return f.missing(ctx, r, t.sight)
 }
 
 // missing compares the rules with the table.
-func (f Form) missing(r fwrules.Rules, s sight) (all []fwrules.Missing, err error) {
+func (f Form) missing(ctx context.Context, r fwrules.Rules, s sight) (all []fwrules.Missing, err error) {
 	if _, err := elementsOf(r); err != nil {
 		return nil, err
 	}
 	for _, part := range r.Parts() {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		wanted, err := elementsOf(part.Rules)
 		if err != nil {
 			return nil, err
@@ -150,7 +148,7 @@ func (f Form) absent(wanted []element, s sight) (found string, err error) {
 		}
 	}
 	for _, e := range wanted {
-		there, ok := s.elements[elementKey{e.Set, e.Key}]
+		there, ok := s.elements[keyOf(e)]
 		switch {
 		case !ok:
 			first("", fmt.Errorf("nftables: %v is missing", elementText(e)))
@@ -182,13 +180,13 @@ func (f Form) Restore(ctx context.Context, all []Restoring) error {
 		}
 		wanted = append(wanted, some...)
 		for _, e := range some {
-			siblings[elementKey{e.Set, e.Key}] = one.Siblings
+			siblings[keyOf(e)] = one.Siblings
 		}
 	}
 	wanted, err := once(wanted)
 	if err != nil || len(wanted) == 0 {
 		return err
 	}
-	have := func(e element, comment string) bool { return siblings[elementKey{e.Set, e.Key}]().Have(comment) }
+	have := func(e element, comment string) bool { return siblings[keyOf(e)]().Have(comment) }
 	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return addMissing(ctx, c, wanted, false, have) })
 }

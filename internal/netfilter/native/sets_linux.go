@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -203,9 +202,18 @@ func compareElements(e, f element) int {
 // first container that asks for it.
 func isPort(e element) bool { return e.Value != "" }
 
-// sameKey returns the index of the element with e's key, or -1.
-func sameKey(all []element, e element) int {
-	return slices.IndexFunc(all, func(f element) bool { return f.Set == e.Set && f.Key == e.Key })
+// elementKey identifies an element.
+type elementKey struct{ set, key string }
+
+func keyOf(e element) elementKey { return elementKey{e.Set, e.Key} }
+
+// byKey returns the elements by their keys.
+func byKey(all []element) map[elementKey]element {
+	m := make(map[elementKey]element, len(all))
+	for _, e := range all {
+		m[keyOf(e)] = e
+	}
+	return m
 }
 
 func protocolName(number byte) string {

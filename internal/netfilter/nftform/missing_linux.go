@@ -80,28 +80,90 @@ type sight map[place][]foundRule
 // address.
 func (e expected) find(s sight) []bool {
 	order := make([]int, len(e.rules))
-	for i := range order {
-		order[i] = i
+	size := make([]int, len(e.rules))
+	for i, rule := range e.rules {
+		order[i], size[i] = i, len(bytes.Join(rule.values, nil))
 	}
-	size := func(i int) int { return len(bytes.Join(e.rules[i].values, nil)) }
-	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(size(j), size(i)) })
+	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(size[j], size[i]) })
 	there := make([]bool, len(e.rules))
-	taken := make(map[place][]int)
+	places := make(map[place]*candidates)
 	for _, i := range order {
 		rule := e.rules[i]
 		at := place{rule.table, rule.chain, rule.comment}
-		best := -1
-		for j, found := range s[at] {
-			if rule.is(found) && !slices.Contains(taken[at], j) && (best < 0 || len(found.constants) < len(s[at][best].constants)) {
-				best = j
-			}
+		if places[at] == nil {
+			places[at] = newCandidates(s[at])
 		}
-		if best >= 0 {
-			there[i] = true
-			taken[at] = append(taken[at], best)
-		}
+		there[i] = places[at].take(rule)
 	}
 	return there
+}
+
+// candidates are the rules of a place that no wanted rule has been found in yet.
+type candidates struct {
+	rules []foundRule
+	taken []bool
+	with  map[pair][]int // by two bytes of their constants; nil: they are few
+}
+
+type pair [2]byte
+
+// fewCandidates are compared one by one. A container with many ports has many rules.
+const fewCandidates = 32
+
+func newCandidates(rules []foundRule) *candidates {
+	c := &candidates{rules: rules, taken: make([]bool, len(rules))}
+	if len(rules) <= fewCandidates {
+		return c
+	}
+	c.with = make(map[pair][]int)
+	for i, r := range rules {
+		for j := range len(r.constants) - 1 {
+			p := pair(r.constants[j:])
+			if with := c.with[p]; len(with) == 0 || with[len(with)-1] != i {
+				c.with[p] = append(with, i)
+			}
+		}
+	}
+	return c
+}
+
+// take takes the rule with the fewest constants that is the wanted one.
+func (c *candidates) take(rule wantedRule) bool {
+	best := -1
+	try := func(i int) {
+		if !c.taken[i] && (best < 0 || len(c.rules[i].constants) < len(c.rules[best].constants)) && rule.is(c.rules[i]) {
+			best = i
+		}
+	}
+	if few, ok := c.rarest(rule); ok {
+		for _, i := range few {
+			try(i)
+		}
+	} else {
+		for i := range c.rules {
+			try(i)
+		}
+	}
+	if best >= 0 {
+		c.taken[best] = true
+	}
+	return best >= 0
+}
+
+// rarest returns the rules that have two bytes of the wanted one that fewest others have:
+// usually those of its port. ok is false if it has none.
+func (c *candidates) rarest(rule wantedRule) (few []int, ok bool) {
+	if c.with == nil {
+		return nil, false
+	}
+	for _, v := range rule.values {
+		for i := range len(v) - 1 {
+			if with := c.with[pair(v[i:])]; !ok || len(with) < len(few) {
+				few, ok = with, true
+			}
+		}
+	}
+	return few, ok
 }
 
 // inPlace returns the rule that leads to the host ports of a table under other
@@ -120,9 +182,12 @@ func (s sight) inPlace(rule wantedRule) string {
 }
 
 // missing returns the parts of which a rule is missing.
-func (e expected) missing(s sight) (all []fwrules.Missing) {
+func (e expected) missing(ctx context.Context, s sight) (all []fwrules.Missing, err error) {
 	there := e.find(s)
 	for i, part := range e.parts {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		m := fwrules.Missing{Backend: fwrules.NFTables, Rules: part.Rules, Object: part.Object}
 		for _, j := range e.of[i] {
 			if there[j] {
@@ -139,7 +204,7 @@ func (e expected) missing(s sight) (all []fwrules.Missing) {
 			all = append(all, m)
 		}
 	}
-	return all
+	return all, nil
 }
 
 // look reads the rules of the tables, with one of the comments or any, and returns a
@@ -201,12 +266,12 @@ func (f Form) Read(ctx context.Context) (t *Tables, err error) {
 }
 
 // MissingIn is Missing in tables that were read before.
-func (f Form) MissingIn(t *Tables, r fwrules.Rules) ([]fwrules.Missing, error) {
+func (f Form) MissingIn(ctx context.Context, t *Tables, r fwrules.Rules) ([]fwrules.Missing, error) {
 	e, err := expectedOf(r)
 	if err != nil {
 		return nil, err
 	}
-	return e.missing(t.sight), nil
+	return e.missing(ctx, t.sight)
 }
 
 // lookFor reads the rules that can be the expected ones of attachments.
@@ -236,7 +301,9 @@ func (f Form) Missing(ctx context.Context, r fwrules.Rules) (all []fwrules.Missi
 	err = f.onRules(ctx, func(k ruleTable) error {
 		return nft.UntilUnchanged(ctx, func() error {
 			s, _, err := lookFor(k, []expected{e})
-			all = e.missing(s)
+			if err == nil {
+				all, err = e.missing(ctx, s)
+			}
 			return err
 		})
 	})

@@ -1,0 +1,119 @@
+package behaviour_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+)
+
+// newManyPorts is a host with one container that has n ports, none of which leads
+// anywhere: somebody has flushed all rules.
+func newManyPorts(t *testing.T, backend string, n int) *guardedHost {
+	t.Helper()
+	h := newGuardedHost(t, false, backend, 0)
+	ports := make([]cni.PortMapping, n)
+	for i := range ports {
+		ports[i] = cni.PortMapping{HostPort: int32(8000 + i), ContainerPort: 80, Protocol: "tcp"}
+	}
+	path := h.Container("c0")
+	_, err := h.r.Setup(t.Context(), "c0", path, cni.WithCapabilityPortMap(ports))
+	expect.NoError(t, err)
+	h.Serve(path, 80)
+	h.ids = []string{"c0"}
+	h.shell("nft flush ruleset")
+	return h
+}
+
+// spent is the time that all CPUs have spent on this process and its children, which a
+// busy machine does not lengthen.
+func spent(t *testing.T) (sum time.Duration) {
+	t.Helper()
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var used unix.Rusage
+		expect.NoError(t, unix.Getrusage(who, &used))
+		sum += time.Duration(used.Utime.Nano() + used.Stime.Nano())
+	}
+	return sum
+}
+
+// TestFault_F69_FlushedPortsCostLinearTime: to judge and to repair four times as many
+// ports takes about four times as long, not sixteen times.
+func TestFault_F69_FlushedPortsCostLinearTime(t *testing.T) {
+	const few, most, floor = 1000, 9, 50 * time.Millisecond
+	for _, backend := range []string{"", "nftables", "iptables"} {
+		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
+			judged, repaired := make(map[int]time.Duration), make(map[int]time.Duration)
+			for _, n := range []int{few, 4 * few} {
+				t.Run(fmt.Sprint(n), func(t *testing.T) {
+					h := newManyPorts(t, backend, n)
+					begun := spent(t)
+					health, err := h.r.Health(t.Context(), cni.HealthOptions{WithoutCheck: true})
+					expect.NoError(t, err)
+					judged[n] = spent(t) - begun
+					expect.Same(t, "differences: the ports and masquerading", len(health.Containers[0].Differences), n+1)
+					begun = spent(t)
+					report, err := h.r.Repair(t.Context(), "c0", cni.RepairOptions{})
+					expect.NoError(t, err)
+					repaired[n] = spent(t) - begun
+					expect.NoError(t, report.Err())
+					expect.Same(t, "repaired", len(report.Repaired), n+1)
+					h.back("repaired")
+				})
+			}
+			for what, took := range map[string]map[int]time.Duration{"judge": judged, "repair": repaired} {
+				t.Logf("to %s %d ports takes %v of CPU, %d ports %v", what, few, took[few], 4*few, took[4*few])
+				if took[4*few] > most*max(took[few], floor) {
+					t.Errorf("to %s four times as many ports takes %.1f times as long", what, float64(took[4*few])/float64(took[few]))
+				}
+			}
+		})
+	}
+}
+
+// TestFault_F69_HealthAndRepairEndWithTheirContext, whatever they have yet to do. The
+// limit is CPU time: a process that waits for a busy machine is not late.
+func TestFault_F69_HealthAndRepairEndWithTheirContext(t *testing.T) {
+	const limit = 500 * time.Millisecond
+	for _, backend := range []string{"", "nftables", "iptables"} {
+		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
+			h := newManyPorts(t, backend, 4000)
+			for what, do := range map[string]func(context.Context) error{
+				"Health": func(ctx context.Context) error {
+					_, err := h.r.Health(ctx, cni.HealthOptions{WithoutCheck: true})
+					return err
+				},
+				"Repair": func(ctx context.Context) error {
+					_, err := h.r.Repair(ctx, "c0", cni.RepairOptions{})
+					return err
+				},
+			} {
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- do(ctx) }()
+				for begun := spent(t); spent(t)-begun < 40*time.Millisecond && len(ended) == 0; { // it is under way
+					time.Sleep(time.Millisecond)
+				}
+				begun, used := time.Now(), spent(t)
+				cancel()
+				if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+					t.Errorf("%s: %v", what, err)
+				}
+				used = spent(t) - used
+				t.Logf("%s ends after %v, %v of CPU", what, time.Since(begun), used)
+				if used > limit {
+					t.Errorf("%s ends %v of CPU after its context", what, used)
+				}
+			}
+			_, err := h.r.Repair(t.Context(), "c0", cni.RepairOptions{}) // the rest
+			expect.NoError(t, err)
+			h.back("repaired after all")
+		})
+	}
+}
