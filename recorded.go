@@ -41,6 +41,9 @@ func (op *operation) write(ctx context.Context) error {
 		rec.Attachments = append(rec.Attachments, n)
 	}
 	op.enter(op.attachments)
+	for _, a := range op.attachments {
+		_, rec.Find(a.IfName).Since = a.claims.All()
+	}
 	if err := op.beginRecord(ctx, rec, op.survival()); err != nil {
 		return err
 	}
@@ -399,8 +402,8 @@ func (a *attachment) emptied(addresses []netip.Addr) func(ipamdir.Reservation) b
 		Ledger: a.op.notes(), Key: a.key(), Claims: &a.claims,
 		Addresses: addresses, Answered: a.state == record.Added,
 	}
-	if n := a.entry(); n != nil && n.Call <= 1 {
-		judged.Recorded = a.op.Record.Since
+	if n := a.entry(); n != nil {
+		judged.Recorded = n.Since
 	}
 	return judged.Judge()
 }

@@ -37,6 +37,8 @@ func plugins(w work, backend string, n int, dataDir string) []object {
 		return []object{main}
 	case workPtp:
 		return []object{{"type": "ptp", "ipam": addresses(w, n, dataDir)}}
+	case workPtpNAT:
+		return []object{{"type": "ptp", "ipMasq": true, "ipam": addresses(w, n, dataDir)}}
 	case workDefault:
 		// As nerdctl and Podman write it.
 		return []object{
@@ -64,7 +66,7 @@ func addresses(w work, n int, dataDir string) object {
 		}
 	}
 	ipam := object{"type": "host-local", "dataDir": dataDir, "ranges": ranges}
-	if w == workPtp || w == workDefault { // a bridge that is the default gateway makes the routes itself
+	if w == workPtp || w == workPtpNAT || w == workDefault { // a bridge that is the default gateway makes the routes itself
 		ipam["routes"] = routes
 	}
 	return ipam

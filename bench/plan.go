@@ -13,6 +13,7 @@ const (
 	workLoopback work = "loopback"
 	workBridge   work = "bridge"
 	workPtp      work = "ptp"
+	workPtpNAT   work = "ptp-nat"
 	workNAT      work = "nat"
 	workFirewall work = "firewall"
 	workDual     work = "dual"
@@ -29,6 +30,8 @@ func (w work) title() string {
 		return "bridge, host-local"
 	case workPtp:
 		return "ptp, host-local"
+	case workPtpNAT:
+		return "ptp with ipMasq, host-local"
 	case workNAT:
 		return "bridge with ipMasq, host-local, portmap with one port"
 	case workFirewall:

@@ -11,7 +11,7 @@ type spec struct {
 
 // order is one task for a worker.
 type order struct {
-	Verb    string // add, check, del, profile, snapshot, verdict, Recover
+	Verb    string // add, check, del, pair, profile, snapshot, verdict, Recover
 	First   int    // the containers First to First+Count-1
 	Count   int
 	AtOnce  int
@@ -36,4 +36,6 @@ type reply struct {
 	Resident int64     `json:",omitempty"`
 	Profiles []profile `json:",omitempty"`
 	Lines    []string  `json:",omitempty"` // of a snapshot
+	// Pairs are go-cni's and this library's calls of a pairing, by verb.
+	Pairs map[string][][2]usage `json:",omitempty"`
 }

@@ -113,6 +113,8 @@ func (w *worker) do(ctx context.Context, o order) (reply, error) {
 			return reply{}, fmt.Errorf("%s has no CHECK", w.spec.Contender)
 		}
 		return measure(w.containers(o), o.AtOnce, func(one container) error { return c.check(ctx, one) })
+	case "pair":
+		return w.pair(ctx, o)
 	case "profile":
 		return w.profile(ctx, o)
 	case "snapshot":

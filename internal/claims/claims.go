@@ -128,7 +128,7 @@ type Attachment struct {
 	Claims    *Claims
 	Addresses []netip.Addr // in its result
 	Answered  bool         // all plugins have answered the ADD
-	Recorded  time.Time    // when it was recorded; zero if unknown
+	Recorded  time.Time    // when it was recorded, according to its record; zero if unknown
 }
 
 // Judge returns a function that decides about an empty reservation in
@@ -145,7 +145,7 @@ func (a Attachment) Judge() func(r ipamdir.Reservation) bool {
 	doubtful := map[string]bool{} // already reported
 	return func(r ipamdir.Reservation) bool {
 		k := known()
-		all := slices.Concat(a.Addresses, k.Addresses)
+		all := slices.Concat(a.Addresses, k.Latest)
 		of := slices.Contains(all, r.Addr) || len(all) == 0 && !a.Answered
 		if !of || k.Since.IsZero() || r.Made.Before(k.Since) {
 			return false
@@ -164,22 +164,24 @@ func (a Attachment) Judge() func(r ipamdir.Reservation) bool {
 }
 
 // known returns the ledger's entry of the attachment, with this call's claims.
-// Until is the latest possible end of its ADD.
+// Until is the latest possible end of its ADD. If the entry is of an earlier
+// attachment of the same key, because a power cut took the later lines, its
+// addresses and times do not count.
 func (a Attachment) known() record.Known {
 	all, err := a.Ledger.Read()
 	a.Ledger.Failed(err)
 	k := all[a.Key]
-	addrs, since := a.Claims.All()
-	k.Addresses = append(k.Addresses, addrs...)
 	now := a.Ledger.Now()
-	if !since.IsZero() {
-		k.Since, k.Until = since, now
-		return k
+	addrs, claimed := a.Claims.All()
+	recorded := a.Recorded
+	if !claimed.IsZero() {
+		recorded = claimed
 	}
-	if k.Since.IsZero() {
-		k.Since = a.Recorded
+	if k.Since.Before(recorded) {
+		k = record.Known{Since: recorded}
 	}
-	if k.Until = k.Since.Add(longestADD); k.Until.After(now) {
+	k.Latest = append(k.Latest, addrs...)
+	if k.Until = k.Since.Add(longestADD); !claimed.IsZero() || k.Until.After(now) {
 		k.Until = now
 	}
 	return k

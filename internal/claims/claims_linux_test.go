@@ -121,6 +121,53 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount: the addresses and the time of an
+// earlier attachment of the same key do not decide about a reservation of this one,
+// whether the ledger has lines about it or a power cut has taken them.
+func TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount(t *testing.T) {
+	const life = time.Hour
+	now := time.Now()
+	begun := now.Add(-longestADD / 2)
+	of := record.Line{Key: keyOn("c1")}
+	line := func(change func(*record.Line)) record.Line { l := of; change(&l); return l }
+	addrs := func(s string) record.Line {
+		return line(func(l *record.Line) { l.Addresses = []netip.Addr{addr(s)} })
+	}
+	begin := func(at time.Time) record.Line { return line(func(l *record.Line) { l.Time = at }) }
+	first := []record.Line{begin(begun.Add(-life)), addrs("10.1.0.2"), line(func(l *record.Line) { l.Gone, l.Time = true, begun.Add(-life/2) })}
+	for name, c := range map[string]struct {
+		lines    []record.Line
+		recorded time.Time
+		want     bool
+	}{
+		"all lines":                         {slices.Concat(first, []record.Line{begin(begun), addrs("10.1.0.3")}), begun, true},
+		"no address yet":                    {append(slices.Clone(first), begin(begun)), begun, true},
+		"another address":                   {slices.Concat(first, []record.Line{begin(begun), addrs("10.1.0.4")}), begun, false},
+		"the second life's lines are lost":  {first, begun, true},
+		"the end of the first one too":      {first[:2], begun, true},
+		"only that end is lost":             {append(slices.Clone(first[:2]), begin(begun)), begun, true},
+		"of an earlier version":             {append(slices.Clone(first), begin(begun)), time.Time{}, true},
+		"of an earlier version, lines lost": {first, time.Time{}, false},
+	} {
+		for _, compacted := range []bool{false, true} {
+			dir := reserve(t, map[string]string{"10.1.0.3": ""})
+			l, _ := ledger(t)
+			err := l.Add(c.lines...)
+			if err == nil && compacted {
+				err = l.Compact(func(map[record.Key]record.Known) []record.Key { return nil })
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			judge := Attachment{Ledger: l, Key: keyOn("c1"), Claims: &Claims{}, Recorded: c.recorded}.Judge()
+			stale, err := ipamdir.Stale(dir, judge)
+			if err != nil || (len(stale) == 1) != c.want {
+				t.Errorf("%s, compacted %t: %v are left of the attachment, %v, want one: %t", name, compacted, stale, err, c.want)
+			}
+		}
+	}
+}
+
 // TestGarbage: GC releases reservations whose container, interface and address
 // the ledger names, unless a record has the address.
 func TestGarbage(t *testing.T) {

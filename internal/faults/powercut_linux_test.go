@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +26,9 @@ import (
 // powerCut is M12: the directories as a power cut leaves them, at each step of
 // a Setup and a Remove. It assumes that metadata reaches the disk in order, as
 // with journals. Unsynced data is lost entirely or in part.
+//
+// The container's ID was used before, as a restarted container's is. Its second life
+// gets another address than the first.
 //
 // The namespace exists before Setup, or Setup makes it: at a path of the caller's, on a disk,
 // or at one of its own choice.
@@ -47,15 +51,33 @@ func (b *board) powerCut(t *testing.T) {
 	} {
 		t.Run(v.what, func(t *testing.T) {
 			h := newHost(t)
-			recovered, tried, steps := h.cutAll(t, v.record(h, v.home), v.cuts, b.random(12<<32+uint64(i)))
+			recovered, tried, steps := h.cutAll(t, v.record(h, v.home), anyCut, v.cuts, b.random(12<<32+uint64(i)))
 			b.figure(t, "M12", v.what, fmt.Sprintf("%d of %d states of %d steps recovered", recovered, tried, steps),
 				"every one", recovered == tried && steps == v.steps)
 		})
 	}
 }
 
-// cutAll tries that many cuts at each step, and counts those after which nothing is left.
-func (h *host) cutAll(t *testing.T, steps []string, most int, random *rand.Rand) (recovered, tried, all int) {
+// TestFault_F64_APowerCutInAnADDOfAnIDThatWasUsedBefore: the ADD's files are there, but not yet
+// their content, nor all that was noted about the container's second life. The address
+// is released.
+func TestFault_F64_APowerCutInAnADDOfAnIDThatWasUsedBefore(t *testing.T) {
+	h := newHost(t)
+	steps := h.record(func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil })
+	emptied := func(c cut) bool { return strings.HasPrefix(c.name, "the address is nobody's") }
+	seed := uint64(time.Now().UnixNano())
+	recovered, tried, _ := h.cutAll(t, steps[:10], emptied, 0, rand.New(rand.NewPCG(seed, 64)))
+	t.Logf("seed %d: %d of %d disk images with an empty reservation recovered", seed, recovered, tried)
+	if tried == 0 {
+		t.Error("no step has a reservation")
+	}
+}
+
+func anyCut(cut) bool { return true }
+
+// cutAll tries the wanted cuts at each step, at most that many, and counts those after
+// which nothing is left.
+func (h *host) cutAll(t *testing.T, steps []string, wanted func(cut) bool, most int, random *rand.Rand) (recovered, tried, all int) {
 	bootID := fakeBoot(t)
 	h.enter("rebooted") // no interface, no rule
 	set := h.settings(1)
@@ -65,6 +87,7 @@ func (h *host) cutAll(t *testing.T, steps []string, most int, random *rand.Rand)
 	for _, step := range steps {
 		cuts := h.cuts(step, random)
 		random.Shuffle(len(cuts)-1, func(i, j int) { cuts[i+1], cuts[j+1] = cuts[j+1], cuts[i+1] })
+		cuts = slices.DeleteFunc(cuts, func(c cut) bool { return !wanted(c) })
 		if most > 0 {
 			cuts = cuts[:min(most, len(cuts))]
 		}
@@ -117,10 +140,11 @@ func (h *host) record(home func(*host) (string, []cni.NamespaceOpts)) []string {
 	for _, dir := range dirs {
 		expect.NoError(h.t, os.MkdirAll(dir, 0o755))
 	}
-	copies := h.path("steps")
-	h.spoilAll(fault{CopyTo: copies, Copy: dirs}, append(chain(), "host-local")...)
 	r := h.runtime(h.settings(1))
 	path, opts := home(h)
+	h.liveOnce(r, path, append(opts, ports(10000)...))
+	copies := h.path("steps")
+	h.spoilAll(fault{CopyTo: copies, Copy: dirs}, append(chain(), "host-local")...)
 	h.snapshot("00 nothing")
 	_, err := r.Setup(context.Background(), "m12", path, append(opts, ports(10000)...)...)
 	expect.NoError(h.t, err)
@@ -129,6 +153,14 @@ func (h *host) record(home func(*host) (string, []cni.NamespaceOpts)) []string {
 	expect.NoError(h.t, r.Remove(context.Background(), "m12", path))
 	h.snapshot("18 removed")
 	return h.snapshots()
+}
+
+// liveOnce attaches and detaches the container, so that its ID has been used.
+func (h *host) liveOnce(r *cni.Runtime, path string, opts []cni.NamespaceOpts) {
+	h.t.Helper()
+	_, err := r.Setup(context.Background(), "m12", path, opts...)
+	expect.NoError(h.t, err)
+	expect.NoError(h.t, r.Remove(context.Background(), "m12", path))
 }
 
 // recordLo is record for a container with lo alone, whose record is not synced.
@@ -144,6 +176,8 @@ func (h *host) recordLo(home func(*host) (string, []cni.NamespaceOpts)) []string
 		}))
 	expect.NoError(h.t, err)
 	path, opts := home(h)
+	h.liveOnce(r, path, opts)
+	expect.NoError(h.t, os.RemoveAll(h.path("steps")))
 	h.snapshot("00 nothing")
 	_, err = r.Setup(context.Background(), "m12", path, opts...)
 	expect.NoError(h.t, err)
@@ -280,6 +314,13 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		for _, n := range cutsOf(data, random) {
 			add(fmt.Sprintf("the ledger ends after %d bytes", n), func() error { return os.Truncate(file, int64(n)) })
 		}
+		for _, address := range find("ipam/net0/10.*") {
+			for _, n := range ends(data) {
+				add(fmt.Sprintf("the address is nobody's, and the ledger ends after %d bytes", n), func() error {
+					return errors.Join(os.Truncate(address, 0), os.Truncate(file, int64(n)), h.loseLogs(step))
+				})
+			}
+		}
 		add("the ledger is zeros", func() error { return os.WriteFile(file, make([]byte, len(data)), 0o600) })
 		add("the ledger is lost", lose)
 		add("the ledger is being compacted", func() error { return os.Link(file, file+".prev-0") })
@@ -287,12 +328,7 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 	for _, address := range find("ipam/net0/10.*") {
 		add("the address is nobody's, and the ledger is lost", func() error { return errors.Join(os.Truncate(address, 0), lose()) })
 		add("the address is nobody's, and the log is lost", func() error {
-			errs := []error{os.Truncate(address, 0)}
-			for _, file := range find(records + "*.json") {
-				base, _ := halves(h.fileOf(step, file))
-				errs = append(errs, os.Truncate(file, int64(len(base))))
-			}
-			return errors.Join(errs...)
+			return errors.Join(os.Truncate(address, 0), h.loseLogs(step))
 		})
 	}
 	for _, home := range find("homes/m12") {
@@ -302,6 +338,17 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		h.fileCuts(file, h.fileOf(step, file), len(held) == 0, lo, random, add)
 	}
 	return all
+}
+
+// loseLogs cuts the records of a step after their bases.
+func (h *host) loseLogs(step string) error {
+	files, err := filepath.Glob(filepath.Join(step, "state/embedcni/attachments/*.json"))
+	for _, file := range files {
+		rel, rerr := filepath.Rel(step, file)
+		base, _ := halves(h.fileOf(step, h.path(rel)))
+		err = errors.Join(err, rerr, os.Truncate(h.path(rel), int64(len(base))))
+	}
+	return err
 }
 
 // halves returns the base, which was synced, and the log.
@@ -411,6 +458,15 @@ func cutsOf(data []byte, random *rand.Rand) []int {
 	for line := range bytes.Lines(data) {
 		lengths = append(lengths, at, at+len(line)/2)
 		at += len(line)
+	}
+	return lengths
+}
+
+// ends returns the lengths at which a line of a text ends, and zero.
+func ends(data []byte) []int {
+	lengths := []int{0}
+	for line := range bytes.Lines(data) {
+		lengths = append(lengths, lengths[len(lengths)-1]+len(line))
 	}
 	return lengths
 }

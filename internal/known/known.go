@@ -7,6 +7,8 @@
 // caller registers under one of these names.
 package known
 
+import "slices"
+
 // The types of the table.
 const (
 	Bandwidth  = "bandwidth"

@@ -29,7 +29,7 @@ func late() (before, during []Line, known map[Key]Known) {
 	return before, during, map[Key]Known{
 		a: {Gone: true, Dirs: []string{"/d"}, Since: at(1), Until: at(3)},
 		b: {Dirs: []string{"/d", "/e"}, Since: at(4), Until: at(2)},
-		c: {Dirs: []string{"/d"}, Addresses: addrs, Since: at(5)},
+		c: {Dirs: []string{"/d"}, Addresses: addrs, Latest: addrs, Since: at(5)},
 	}
 }
 

@@ -83,7 +83,8 @@ type Line struct {
 	// Doubtful are empty reservations that belong either to the attachment or to
 	// an administrator. They stay, and are reported as long as they exist.
 	Doubtful []netip.Addr `json:"doubtful,omitempty"`
-	// Time is the time of the event, by the clock that stamps files.
+	// Time is the time of the event, by the clock that stamps files. A line with a
+	// time that does not say Gone begins an attachment.
 	Time time.Time `json:"time,omitzero"`
 
 	// Released means that the attachment now belongs to another program. The
@@ -100,8 +101,11 @@ type Known struct {
 	Gone                bool
 	Dirs                []string
 	Addresses, Doubtful []netip.Addr
-	// Since is the time at which it was recorded, and Until the time at which it
-	// was last gone. Unknown times are zero.
+	// Latest are those of the Addresses that it has had since it was last recorded.
+	// Its container's ID, and so its key, may have been used before.
+	Latest []netip.Addr
+	// Since is the time at which it was last recorded, and Until the time at which
+	// it was last gone. Unknown times are zero.
 	Since, Until time.Time
 
 	released bool
@@ -119,17 +123,17 @@ func (k Known) with(l Line) Known {
 		return Known{released: true}
 	}
 	k.released = false
-	first := k.Gone || k.Since.IsZero()
 	k.Gone = l.Gone
-	k.Dirs = union(k.Dirs, l.Dirs)
-	k.Addresses = union(k.Addresses, l.Addresses)
-	k.Doubtful = union(k.Doubtful, l.Doubtful)
 	switch {
 	case l.Gone:
 		k.Until = l.Time
-	case first && !l.Time.IsZero():
-		k.Since = l.Time
+	case !l.Time.IsZero():
+		k.Since, k.Latest = l.Time, nil
 	}
+	k.Dirs = union(k.Dirs, l.Dirs)
+	k.Addresses = union(k.Addresses, l.Addresses)
+	k.Latest = union(k.Latest, l.Addresses)
+	k.Doubtful = union(k.Doubtful, l.Doubtful)
 	return k
 }
 
@@ -147,7 +151,10 @@ func (k Known) lines(key Key) []Line {
 	if k.released {
 		return []Line{{Key: key, Released: true}} // not to be read before the lines of earlier versions
 	}
-	lines := []Line{{Key: key, Dirs: k.Dirs, Addresses: k.Addresses, Doubtful: k.Doubtful, Time: k.Since, Sum: true}}
+	lines := []Line{
+		{Key: key, Dirs: k.Dirs, Addresses: k.Addresses, Doubtful: k.Doubtful, Sum: true},
+		{Key: key, Addresses: k.Latest, Time: k.Since, Sum: true},
+	}
 	if k.Gone || !k.Until.IsZero() {
 		lines = append(lines, Line{Key: key, Gone: true, Time: k.Until, Sum: true})
 	}

@@ -63,14 +63,17 @@ func TestLedgerNamesAddresses(t *testing.T) {
 	a, b := Key{"c1", "net", "eth0"}, Key{"c2", "net", "eth0"}
 	first, second, third := netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd00::2"), netip.MustParseAddr("10.1.0.3")
 	began, ended, again := time.Unix(1, 2).UTC(), time.Unix(3, 4).UTC(), time.Unix(5, 6).UTC()
-	check(t, l.Add(Line{Key: a, Dirs: []string{"/d"}, Time: began}, Line{Key: b, Dirs: []string{"/d"}, Time: began}))
+	check(t, l.Add(Line{Key: a, Dirs: []string{"/d"}, Time: began}, Line{Key: b, Dirs: []string{"/d"}, Addresses: []netip.Addr{second}, Time: began}))
 	check(t, l.Add(Line{Key: a, Dirs: []string{"/d"}, Addresses: []netip.Addr{first}}))
 	check(t, l.Add(Line{Key: a, Dirs: []string{"/e"}, Addresses: []netip.Addr{second, first}}))
 	check(t, l.Add(Line{Key: b, Gone: true, Time: ended}))
 	check(t, l.Add(Line{Key: b, Time: again}, Line{Key: b, Addresses: []netip.Addr{third}, Doubtful: []netip.Addr{first}}))
 	wanted := map[Key]Known{
-		a: {Dirs: []string{"/d", "/e"}, Addresses: []netip.Addr{first, second}, Since: began},
-		b: {Dirs: []string{"/d"}, Addresses: []netip.Addr{third}, Doubtful: []netip.Addr{first}, Since: again, Until: ended},
+		a: {Dirs: []string{"/d", "/e"}, Addresses: []netip.Addr{first, second}, Latest: []netip.Addr{first, second}, Since: began},
+		b: {
+			Dirs: []string{"/d"}, Addresses: []netip.Addr{second, third}, Latest: []netip.Addr{third}, Doubtful: []netip.Addr{first},
+			Since: again, Until: ended,
+		},
 	}
 	want(t, "ledger", readLedger(t, l), wanted)
 	check(t, l.Compact(func(map[Key]Known) []Key { return nil }))

@@ -171,6 +171,10 @@ type Attachment struct {
 	// Call groups the attachments of one Setup: it is the generation of the base
 	// that introduced them.
 	Call int `json:"call,omitempty"`
+	// Since is not later than any file that the ADD made, by the clock that stamps
+	// files. It is zero for lo, for a pool's attachments and in records of earlier
+	// versions.
+	Since time.Time `json:"since,omitzero"`
 
 	State  State           `json:"state,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"` // of the last plugin that answered
