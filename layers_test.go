@@ -79,8 +79,7 @@ var floors = [][]string{
 	{
 		"internal/abandoned", "internal/claims", "internal/handover", "internal/sweep",
 	},
-	{
-	},
+	{},
 	{
 		"cni",
 	},
