@@ -187,7 +187,7 @@ func TestADeadContainerIsRemovedForItsChosenPort(t *testing.T) {
 	}
 	_, err = r.Setup(t.Context(), "c2", h.Container("c2"), chosen("http"))
 	expect.NoError(t, err)
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c2/eth0 attached", "c1/eth0 attached"})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached", "c2/eth0 attached"})
 	wantNoneLeft(t, r, h.Container("late"), fmt.Sprintf("0 of the host ports 7000 to 7001 are free, and 1 are needed; containers of %q have 2", filepath.Base(os.Args[0])))
 }
 

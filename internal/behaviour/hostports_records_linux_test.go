@@ -118,7 +118,7 @@ func TestAFailedSetupGivesItsPortsBack(t *testing.T) {
 	expect.NoError(t, testhost.SetUp(t.Context(), r, "c2", c2, web())())
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", c1, mapped(mapping("tcp", "", 8080), mapping("tcp", "", 8081)))(), cni.ErrPortInUse)
 	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", c1, mapped(mapping("tcp", "", 8081)))())
-	expect.Same(t, "recorded", testhost.Recorded(t, r), []string{"c2/eth0 attached", "c1/eth0 attached"})
+	expect.Same(t, "recorded", testhost.Recorded(t, r), []string{"c1/eth0 attached", "c2/eth0 attached"})
 }
 
 // TestOfManySetupsAtOnceOneGetsThePort: the others are refused, and all get it in turn.

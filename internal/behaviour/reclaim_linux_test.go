@@ -148,6 +148,7 @@ func TestGCLeavesAPooledContainerWhoseRecordWasLost(t *testing.T) {
 		`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "script": %q, "ipam": {"type": "host-local", "dataDir": %q}}]}`,
 		s.Plugin(s.Scripts["bridge"], "bridge"), s.Path("ipam"))))
 	path := s.Pooled(r, "warm-1", "c1")
+	leave := s.inhabit(path) // otherwise nobody is in it, and it goes
 	t.Cleanup(func() { expect.NoError(t, netns.Remove(path)) })
 	s.hold(map[string]string{"10.9.0.2": filepath.Base(path) + "\r\neth0"})
 	s.Unrecord("c1")
@@ -160,6 +161,7 @@ func TestGCLeavesAPooledContainerWhoseRecordWasLost(t *testing.T) {
 			`a pool made it, and it may be a container in Keep that is on no record: c1; if it is not, call GC without that one in Keep`})
 	}
 	expect.Same(t, "of a container to keep", s.held(), []string{"10.9.0.2"})
+	leave()
 	_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 	expect.NoError(t, err)
 	expect.Same(t, "of a container that nobody wants", s.held(), []string{})
@@ -368,7 +370,7 @@ func TestFault_F50_StateThatIsNoFileBlocksNobody(t *testing.T) {
 		aside := os.Rename(path, path+".aside")
 		expect.NoError(t, syscall.Mkfifo(path, 0o600))
 		done := testhost.Begin(func() error {
-			_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+	_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 			return err
 		})
 		if err := expect.Await(t, "GC", done); err == nil || !strings.Contains(err.Error(), path) {

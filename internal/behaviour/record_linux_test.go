@@ -58,6 +58,10 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 		t.Error("from where the path leads to the namespace is not recorded")
 	}
 	got.NetNS.View = ""
+	if since := got.Attachments[0].Since; since.Before(began) || since.After(time.Now()) {
+		t.Errorf("the attachment was recorded at %v", since)
+	}
+	got.Attachments[0].Since = time.Time{}
 	got.Since, got.Runtime, got.Life, got.PIDNS, got.Attachments[0].Config = time.Time{}, "", "", 0, nil
 	expect.Same(t, "record", *got, record.Record{
 		ContainerID: "c1", Owner: "tester", Boot: bootID, Host: host.ID().String(), HostPath: s.Path("netns", "host"), Generation: 1,

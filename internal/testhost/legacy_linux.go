@@ -40,6 +40,11 @@ func (h *Host) Pooled(r *cni.Runtime, pluginID, id string, opts ...cni.Namespace
 		}
 	})
 	if id != "" {
+		rec, err := h.Records().Load(record.ID(id))
+		expect.NoError(h.T, err)
+		for _, n := range rec.Attachments { // as a log that survives damage before it
+			expect.NoError(h.T, h.Records().Append(rec, record.Entry{IfName: n.IfName, State: n.State}))
+		}
 		expect.NoError(h.T, h.Records().Delete(record.ID(pluginID)))
 	}
 	return path
