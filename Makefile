@@ -6,10 +6,10 @@ PACKAGES   ?= ./...
 SYSTEMS    := linux windows darwin freebsd
 # The root's go.mod holds what an importer links, and no more; these hold the
 # rest. The last two have requirements alone, and no packages.
-MODULES    ?= . internal/oracle internal/multus bench metrics kube examples/faas
+MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube examples/faas
 REQUIRING  := internal/refplugins/mains internal/lint
 # The modules that must compile on each system of SYSTEMS; the others on Linux.
-EVERYWHERE := . metrics
+EVERYWHERE := . thick/metrics
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
 # Packages that are tested at once: one more than processors, because most tests wait
@@ -131,7 +131,7 @@ bench: deps
 # as ratios in one run. The first one builds Multus' shim, with Kubernetes' client.
 SHIM_ROUNDS    ?= 500
 shims: deps
-	cd internal/multus && $(GO) test -run '^$$' -bench Shim -benchtime $(SHIM_ROUNDS)x .
+	cd thick/multus && $(GO) test -run '^$$' -bench Shim -benchtime $(SHIM_ROUNDS)x .
 
 quickstart:
 	$(GO) run ./examples/quickstart

@@ -18,7 +18,7 @@ var floors = [][]string{
 		"internal/etcfiles", "internal/expect", "internal/faults", "internal/interchange",
 		"internal/known", "internal/misspelt", "internal/netfilter/fwrules", "internal/parallel",
 		"internal/perm", "internal/plainfile", "internal/ports", "internal/privilege",
-		"internal/scripted", "internal/shared", "internal/spans", "internal/tasks", "internal/wire", "multinet",
+		"internal/scripted", "internal/shared", "internal/spans", "internal/tasks", "thick/internal/wire", "thick/multinet",
 	},
 	{
 		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard",
@@ -28,14 +28,14 @@ var floors = [][]string{
 		"internal/firstadd", "netns",
 	},
 	{
-		"internal/audit", "internal/conntrack", "internal/delqueue", "internal/firewalld",
+		"internal/audit", "internal/conntrack", "thick/internal/delqueue", "internal/firewalld",
 		"internal/firewalldtest", "internal/nettest", "internal/nsfind", "internal/record",
 		"internal/sandbox", "internal/thread", "plugin",
 	},
 	{
 		"internal/addrindex", "internal/builtin/prevresult", "internal/hold", "internal/inprocess",
 		"internal/notify", "internal/portindex", "internal/reconcile", "internal/refplugins",
-		"internal/sockdiag", "server", "shim",
+		"internal/sockdiag", "thick/server", "thick/shim",
 	},
 	{
 		"examples/thick/shim", "internal/ahead", "internal/links", "internal/nft",
@@ -86,7 +86,7 @@ var floors = [][]string{
 	{
 		"cnitest", "examples/allocrunner", "examples/miniruntime", "examples/provider",
 		"examples/quickstart", "examples/scheduler", "examples/tested", "internal/testhost",
-		"server/backend",
+		"thick/backend",
 	},
 	{
 		"examples/thick/daemon",
@@ -154,7 +154,7 @@ func TestDesignListsThePackages(t *testing.T) {
 	for _, m := range regexp.MustCompile("`([a-z/*]+)`").FindAllStringSubmatch(section, -1) {
 		listed = append(listed, m[1])
 	}
-	modules := []string{"internal/oracle", "internal/multus", "internal/refplugins/mains", "internal/lint", "bench", "metrics", "kube", "examples/faas"}
+	modules := []string{"internal/oracle", "thick/multus", "internal/refplugins/mains", "internal/lint", "bench", "thick/metrics", "thick/kube", "examples/faas"}
 	for _, p := range goList(t, "linux", "./...") {
 		name := inModule(p.ImportPath)
 		switch {

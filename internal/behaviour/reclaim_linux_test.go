@@ -370,7 +370,7 @@ func TestFault_F50_StateThatIsNoFileBlocksNobody(t *testing.T) {
 		aside := os.Rename(path, path+".aside")
 		expect.NoError(t, syscall.Mkfifo(path, 0o600))
 		done := testhost.Begin(func() error {
-	_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+			_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 			return err
 		})
 		if err := expect.Await(t, "GC", done); err == nil || !strings.Contains(err.Error(), path) {

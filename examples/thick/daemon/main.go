@@ -25,9 +25,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/multinet"
-	"github.com/embedcni/cni/server"
-	"github.com/embedcni/cni/server/backend"
+	"github.com/embedcni/cni/thick/backend"
+	"github.com/embedcni/cni/thick/multinet"
+	"github.com/embedcni/cni/thick/server"
 )
 
 // options are those of the command line.

@@ -5,7 +5,7 @@
 //	    {"type": "shim", "daemonSocketDir": "/run/thick", "capabilities": {"portMappings": true}}]}
 package main
 
-import "github.com/embedcni/cni/shim"
+import "github.com/embedcni/cni/thick/shim"
 
 func main() {
 	shim.Main(shim.Options{Socket: "/run/thick/multus.sock", QueueDir: "/var/lib/thick/dels"})

@@ -1,9 +1,0 @@
-// Command ours is this library's shim with the socket of Multus' daemon, as small as the
-// programs around package shim are.
-package main
-
-import "github.com/embedcni/cni/shim"
-
-func main() {
-	shim.Main(shim.Options{Socket: "/run/multus/multus.sock", QueueDir: "/var/lib/embedcni-ours/queue"})
-}

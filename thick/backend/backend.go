@@ -1,0 +1,354 @@
+// Package backend carries out the calls of package server by a [cni.Runtime]: it attaches
+// containers to the networks in the clients' requests, to loaded ones, and to those that
+// the annotation of a pod names.
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/thick/multinet"
+	"github.com/embedcni/cni/thick/server"
+)
+
+// Runtime has the methods of a *cni.Runtime that a Backend needs. Its state directory must
+// not be the one that the clients' own CNI library uses, which is /var/lib/cni by default:
+// both would keep a cached result under one name.
+type Runtime interface {
+	cni.CNI
+	StatusContext(ctx context.Context) error
+	StatusOf(ctx context.Context, configs ...[]byte) error
+	Attachments() ([]cni.Attachment, error)
+	AttachmentsOf(id string) ([]cni.Attachment, error)
+	GC(ctx context.Context, o cni.GCOptions) (*cni.Report, error)
+}
+
+var _ Runtime = (*cni.Runtime)(nil)
+
+// Options configure a Backend. The zero value attaches to the networks in the
+// requests, or without any in a request to the loaded ones.
+type Options struct {
+	// Networks returns the value of multinet.Annotation of the pod that an ADD is for,
+	// empty if it has none. Its networks are attached after the default one.
+	Networks func(context.Context, *server.Request) (string, error)
+	// Lookup returns the configuration of a network that an annotation names, as a list of
+	// plugins or of a single plugin. It decides whether the pod of the request may use
+	// the network, for example if that is in another namespace.
+	Lookup func(context.Context, *server.Request, multinet.Selection) ([]byte, error)
+	// OnStatus is given the value of multinet.StatusAnnotation after each ADD. If it
+	// returns an error, the ADD fails and is undone.
+	OnStatus func(ctx context.Context, r *server.Request, value string) error
+	// Logger receives what a GC could not remove; nil is slog.Default().
+	Logger *slog.Logger
+}
+
+// New returns a Backend over a Runtime. Its configurations are in the form of
+// Multus':
+//
+//	{"cniVersion": "1.0.0", "name": "node", "type": "shim", "delegates": [{"type": "bridge", …}, …]}
+//
+// Delegates are networks, each a list of plugins or a single plugin. The first is the
+// default network: it gets the interface of the request, the runtimeConfig and the
+// prevResult, and its result is the one that is returned. The others, and after them those
+// of the pod's annotation, get the interfaces net1, net2, …, unless the annotation says
+// otherwise. A delegate without a name or a version has that of the request. In place of
+// delegates a configuration may have plugins, the list of the default network, or neither:
+// then the loaded networks are attached, and the first of them that is not the loopback
+// network is the default one.
+//
+// They are attached in order. If one fails, all are detached. What an ADD has attached is
+// on record with it, so that DEL and CHECK need neither its configuration nor the
+// annotation. CHECK leaves out networks of a version without it, unless none has it. The
+// plugins are those of the Runtime; server.Request.PluginDirs has those of its plugin
+// directories that an ADD searches first, and DEL and CHECK keep to that.
+//
+// If an element of the annotation has a default-route, the default routes are removed from
+// the other networks' configurations, and the gateways that it names are set in its own. A
+// network whose plugins make a default route otherwise, such as dhcp, fails the ADD.
+func New(r Runtime, o Options) *Backend {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	return &Backend{r, o}
+}
+
+// Backend attaches containers to networks by a Runtime. Use New to make one. It is safe
+// for concurrent use.
+type Backend struct {
+	runtime Runtime
+	options Options
+}
+
+var (
+	_ server.Delegator = (*Backend)(nil)
+	_ server.Ledger    = (*Backend)(nil)
+)
+
+// Keys of the metadata by which attachments of a request are found. Attachments without
+// them are not this package's.
+const (
+	keyNetwork  = "server.network" // that of the Request
+	keyIfName   = "server.interface"
+	keyBegan    = "server.began"
+	keyDelegate = "server.delegate" // by DelegateAdd
+)
+
+// Add attaches the networks of a request.
+func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, error) {
+	all, err := b.wanted(ctx, r)
+	if err != nil {
+		return nil, refused(err)
+	}
+	result, err := b.setUp(ctx, r, all, false)
+	if err == nil && b.options.OnStatus != nil {
+		err = b.options.OnStatus(ctx, r, statusOf(all, result))
+		if err != nil {
+			err = errors.Join(fmt.Errorf("network status: %w", err), b.undo(ctx, r, all))
+		}
+	}
+	if err != nil {
+		return nil, refused(err)
+	}
+	i := slices.IndexFunc(all, func(n network) bool { return n.isDefault })
+	return result.Raw()[max(i, 0)], nil
+}
+
+// setUp attaches networks in order.
+func (b *Backend) setUp(ctx context.Context, r *server.Request, all []network, delegate bool) (*cni.Result, error) {
+	metadata := map[string]string{keyNetwork: r.Network, keyIfName: r.IfName}
+	if r.Began != "" {
+		metadata[keyBegan] = r.Began
+	}
+	if delegate {
+		metadata[keyDelegate] = "true"
+	}
+	opts := []cni.NamespaceOpts{cni.WithLabels(labels(r)), cni.WithMetadata(metadata), cni.WithPluginDirOrder(r.PluginDirs...)}
+	for _, n := range all {
+		opts = append(opts, n.option())
+	}
+	result, err := b.runtime.SetupSerially(ctx, r.ContainerID, r.NetNS, opts...)
+	if err != nil {
+		return nil, err
+	}
+	for i, n := range all {
+		if err := n.routes.verify(result.Raw()[i]); err != nil {
+			return nil, errors.Join(fmt.Errorf("network %q: %w", n.name, err), b.undo(ctx, r, all))
+		}
+	}
+	return result, nil
+}
+
+// undo detaches networks that were attached.
+func (b *Backend) undo(ctx context.Context, r *server.Request, all []network) error {
+	var opts []cni.NamespaceOpts
+	for _, n := range all {
+		opts = append(opts, cni.WithNetwork(n.network, cni.WithInterfaceName(n.ifName)))
+	}
+	return b.runtime.Remove(ctx, r.ContainerID, r.NetNS, opts...)
+}
+
+func statusOf(all []network, result *cni.Result) string {
+	var found []multinet.Status
+	for i, n := range all {
+		if n.ifName != "lo" {
+			found = append(found, multinet.Statuses(n.name, result.Raw()[i], n.isDefault)...)
+		}
+	}
+	return multinet.StatusValue(found)
+}
+
+// labels returns CNI_ARGS for the plugins of the networks. They are to ignore what they do
+// not know, as the client cannot know which plugins run.
+func labels(r *server.Request) map[string]string {
+	args := map[string]string{"IgnoreUnknown": "true"}
+	for key, value := range r.Args {
+		if value != "" || key != "IgnoreUnknown" {
+			args[key] = value
+		}
+	}
+	for key, value := range map[string]string{
+		"K8S_POD_NAMESPACE": r.Pod.Namespace, "K8S_POD_NAME": r.Pod.Name,
+		"K8S_POD_INFRA_CONTAINER_ID": r.Pod.InfraContainerID, "K8S_POD_UID": r.Pod.UID,
+	} {
+		if value != "" {
+			args[key] = value
+		}
+	}
+	return args
+}
+
+// refused returns an error as the error object of the CNI specification, unless it is one.
+func refused(err error) error {
+	if err == nil {
+		return nil
+	}
+	if said := (*types.Error)(nil); errors.As(err, &said) && !errors.As(err, new(*cni.Error)) {
+		return err
+	}
+	return cni.AsCNIError(err)
+}
+
+// invalid is the error for a configuration that cannot be served.
+func invalid(format string, args ...any) error {
+	return types.NewError(types.ErrInvalidNetworkConfig, "invalid network configuration", fmt.Sprintf(format, args...))
+}
+
+// Del detaches the networks of a request, by the record.
+func (b *Backend) Del(ctx context.Context, r *server.Request) error {
+	mine, others, err := b.recorded(r.ContainerID, func(a cni.Attachment) bool { return isOf(a, r) })
+	if err != nil {
+		return refused(err)
+	}
+	if len(mine) > 0 && !slices.ContainsFunc(others, func(a cni.Attachment) bool { return a.Metadata[keyNetwork] != "" && a.Metadata[keyDelegate] == "" }) {
+		// The last request of the container takes along what was attached beside it.
+		for _, a := range others {
+			if a.Metadata[keyDelegate] != "" {
+				mine = append(mine, a)
+			}
+		}
+	}
+	return refused(b.remove(ctx, r, mine, len(others) > 0, b.inRequest))
+}
+
+// remove detaches attachments. A container that is not on record is detached from the
+// networks in the request.
+func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Attachment, others bool, networks func(*server.Request) ([]network, error)) error {
+	if len(mine) > 0 {
+		err := b.runtime.Remove(ctx, r.ContainerID, r.NetNS, named(mine)...)
+		if errors.Is(err, cni.ErrNotFound) && !errors.As(err, new(*cni.Error)) {
+			return nil // another call has detached it since
+		}
+		return err
+	}
+	if others {
+		return nil
+	}
+	all, err := networks(r)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	remove := func() error {
+		opts := []cni.NamespaceOpts{cni.WithLabels(labels(r)), cni.WithPluginDirOrder(r.PluginDirs...)}
+		for _, n := range all {
+			opts = append(opts, n.option())
+		}
+		return b.runtime.Remove(ctx, r.ContainerID, r.NetNS, opts...)
+	}
+	err = remove()
+	if errors.Is(err, cni.ErrInvalidArgument) && all[0].prevResult != nil {
+		all[0].prevResult = nil // a result that nobody can use must not keep a DEL from succeeding
+		err = remove()
+	}
+	return err
+}
+
+// Check checks the networks of a request, by the record.
+func (b *Backend) Check(ctx context.Context, r *server.Request) error {
+	return b.check(ctx, r, func(a cni.Attachment) bool { return isOf(a, r) })
+}
+
+func (b *Backend) check(ctx context.Context, r *server.Request, of func(cni.Attachment) bool) error {
+	mine, _, err := b.recorded(r.ContainerID, of)
+	if err == nil && len(mine) == 0 {
+		err = fmt.Errorf("interface %s of network %q: %w", r.IfName, r.Network, cni.ErrNotAttached)
+	}
+	if err == nil {
+		err = b.runtime.Check(ctx, r.ContainerID, r.NetNS, named(mine)...)
+	}
+	if errors.Is(err, cni.ErrNoCheck) && len(mine) > 1 {
+		err = b.checkEach(ctx, r, mine, err)
+	}
+	return refused(err)
+}
+
+// checkEach checks the attachments whose networks have CHECK. If none has, it returns
+// noCheck.
+func (b *Backend) checkEach(ctx context.Context, r *server.Request, mine []cni.Attachment, noCheck error) error {
+	for i := range mine {
+		err := b.runtime.Check(ctx, r.ContainerID, r.NetNS, named(mine[i:i+1])...)
+		switch {
+		case err == nil:
+			noCheck = nil
+		case !errors.Is(err, cni.ErrNoCheck):
+			return err
+		}
+	}
+	return noCheck
+}
+
+// Status asks the networks in the configuration, or without any the loaded ones.
+func (b *Backend) Status(ctx context.Context, r *server.Request) error {
+	all, err := b.inRequest(r)
+	if err != nil {
+		return refused(err)
+	}
+	var configs [][]byte
+	for _, n := range all {
+		if n.config != nil {
+			configs = append(configs, n.config)
+		}
+	}
+	if len(configs) == 0 {
+		return refused(b.runtime.StatusContext(ctx))
+	}
+	return refused(b.runtime.StatusOf(ctx, configs...))
+}
+
+// isOf reports whether an attachment was made by an Add for the interface of a request.
+func isOf(a cni.Attachment, r *server.Request) bool {
+	return a.Metadata[keyNetwork] == r.Network && a.Metadata[keyIfName] == r.IfName && a.Metadata[keyDelegate] == ""
+}
+
+// recorded returns the attachments of a container on record, those that are meant apart.
+func (b *Backend) recorded(id string, meant func(cni.Attachment) bool) (mine, others []cni.Attachment, err error) {
+	all, err := b.runtime.AttachmentsOf(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, a := range all {
+		switch {
+		case a.State == cni.Unknown:
+		case meant(a):
+			mine = append(mine, a)
+		default:
+			others = append(others, a)
+		}
+	}
+	return mine, others, nil
+}
+
+// named returns options that select attachments.
+func named(all []cni.Attachment) (opts []cni.NamespaceOpts) {
+	for _, a := range all {
+		opts = append(opts, cni.WithNetwork(a.Network, cni.WithInterfaceName(a.IfName)))
+	}
+	return opts
+}
+
+// Attachments implements server.Ledger.
+func (b *Backend) Attachments(context.Context) ([]server.Attachment, error) {
+	all, err := b.runtime.Attachments()
+	if err != nil {
+		return nil, refused(err)
+	}
+	var found []server.Attachment
+	for _, a := range all {
+		if a.Metadata[keyNetwork] == "" || a.Metadata[keyDelegate] != "" {
+			continue
+		}
+		one := server.Attachment{
+			ContainerID: a.ContainerID, IfName: a.Metadata[keyIfName], Network: a.Metadata[keyNetwork],
+			NetNS: a.NetNS, Began: a.Metadata[keyBegan],
+		}
+		if !slices.Contains(found, one) {
+			found = append(found, one)
+		}
+	}
+	return found, nil
+}

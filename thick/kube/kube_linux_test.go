@@ -1,0 +1,627 @@
+package kube_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apitypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	corefake "k8s.io/client-go/kubernetes/typed/core/v1/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/thick/backend"
+	"github.com/embedcni/cni/thick/kube"
+	"github.com/embedcni/cni/thick/multinet"
+	"github.com/embedcni/cni/thick/server"
+)
+
+const node = "node-1"
+
+// aPod returns a pod shop/web of the node.
+func aPod(uid string, change ...func(*corev1.Pod)) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: "web", UID: apitypes.UID(uid),
+			Annotations: map[string]string{multinet.Annotation: "storage-" + uid},
+		},
+		Spec:   corev1.PodSpec{NodeName: node},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
+	}
+	for _, c := range change {
+		c(pod)
+	}
+	return pod
+}
+
+// web is the pod of a request.
+func web(uid string) server.Pod { return server.Pod{Namespace: "shop", Name: "web", UID: uid} }
+
+func request(uid string) *server.Request { return &server.Request{Pod: web(uid)} }
+
+// api is a fake API server with pods. As the real one, it refuses a patch with another UID
+// than the pod has.
+type api struct {
+	corefake.FakeCoreV1
+	tracker clienttesting.ObjectTracker
+	asked   atomic.Int32 // GETs of pods
+}
+
+func (a *api) Tracker() clienttesting.ObjectTracker { return a.tracker }
+
+func newAPI(pods ...*corev1.Pod) *api {
+	a := &api{
+		FakeCoreV1: corefake.FakeCoreV1{Fake: &clienttesting.Fake{}},
+		tracker:    clienttesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder()),
+	}
+	for _, pod := range pods {
+		if err := a.tracker.Add(pod); err != nil {
+			panic(err)
+		}
+	}
+	a.AddReactor("*", "*", clienttesting.ObjectReaction(a.tracker))
+	a.AddWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := a.tracker.Watch(action.GetResource(), action.GetNamespace())
+		return true, w, err
+	})
+	a.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		a.asked.Add(1)
+		return false, nil, nil
+	})
+	a.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		patch := action.(clienttesting.PatchAction)
+		object, err := a.Tracker().Get(action.GetResource(), action.GetNamespace(), patch.GetName())
+		if err != nil {
+			return true, nil, err
+		}
+		var wanted struct{ Metadata struct{ UID apitypes.UID } }
+		if err := json.Unmarshal(patch.GetPatch(), &wanted); err != nil {
+			return true, nil, err
+		}
+		if pod := object.(*corev1.Pod); wanted.Metadata.UID != pod.UID {
+			return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, pod.Name, errors.New("Precondition failed: UID in precondition"))
+		}
+		return false, nil, nil
+	})
+	return a
+}
+
+// fails makes the next n calls of a verb on pods fail.
+func (a *api) fails(verb string, n int, err error) {
+	a.PrependReactor(verb, "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if n--; n < 0 {
+			return false, nil, nil
+		}
+		return true, nil, err
+	})
+}
+
+// replace puts another pod in the place of the one of its name.
+func (a *api) replace(t *testing.T, by *corev1.Pod) {
+	t.Helper()
+	pods := corev1.SchemeGroupVersion.WithResource("pods")
+	if err := errors.Join(a.Tracker().Delete(pods, by.Namespace, by.Name), a.Tracker().Add(by)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// status returns the status of the pod that is there.
+func (a *api) status(t *testing.T) string {
+	t.Helper()
+	pod, err := a.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), "shop", "web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod.(*corev1.Pod).Annotations[multinet.StatusAnnotation]
+}
+
+// newPods returns pods whose cache is empty until run.
+func newPods(t *testing.T, a *api, change ...func(*kube.Options)) *kube.Pods {
+	t.Helper()
+	o := kube.Options{Node: node, Timeout: 5 * time.Second}
+	for _, c := range change {
+		c(&o)
+	}
+	pods, err := kube.New(a, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pods
+}
+
+// run fills the cache and keeps it until the test ends. Afterwards nothing runs.
+func run(t *testing.T, a *api, pods *kube.Pods, uid string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); pods.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			t.Error("Run does not return")
+		}
+	})
+	expect.Eventually(t, "the cache", func() bool { // a lookup that asks nobody is its
+		before := a.asked.Load()
+		_, err := pods.Networks(t.Context(), request(uid))
+		return err == nil && a.asked.Load() == before
+	})
+}
+
+// wantCode compares the code of an error, and words in its text.
+func wantCode(t *testing.T, err error, code uint, words ...string) {
+	t.Helper()
+	var said *types.Error
+	if !errors.As(err, &said) || said.Code != code {
+		t.Fatalf("error %v, want code %d", err, code)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("error %v, want %q in it", err, w)
+		}
+	}
+}
+
+func TestAPodIsCached(t *testing.T) {
+	a := newAPI(aPod("uid-1"))
+	pods := newPods(t, a)
+	run(t, a, pods, "uid-1")
+	before := a.asked.Load()
+	for range 3 {
+		if uid, err := pods.UID(t.Context(), web("")); uid != "uid-1" || err != nil {
+			t.Errorf("UID %q, %v", uid, err)
+		}
+	}
+	if value, err := pods.Networks(t.Context(), request("uid-1")); value != "storage-uid-1" || err != nil {
+		t.Errorf("networks %q, %v", value, err)
+	}
+	if asked := a.asked.Load() - before; asked != 0 {
+		t.Errorf("%d GETs", asked)
+	}
+	for _, action := range a.Actions() {
+		var fields string
+		switch action := action.(type) {
+		case clienttesting.ListActionImpl:
+			fields = action.GetListRestrictions().Fields.String()
+		case clienttesting.WatchActionImpl:
+			fields = action.GetWatchRestrictions().Fields.String()
+		default:
+			continue
+		}
+		if want := "spec.nodeName=" + node; fields != want {
+			t.Errorf("%s of pods with the fields %q, want %q", action.GetVerb(), fields, want)
+		}
+	}
+}
+
+// TestACacheThatIsLate: a pod is asked for while the cache lacks it, and while the cache has
+// another pod of its name.
+func TestACacheThatIsLate(t *testing.T) {
+	a := newAPI(aPod("uid-1"))
+	pods := newPods(t, a)
+	if value, err := pods.Networks(t.Context(), request("uid-1")); value != "storage-uid-1" || err != nil {
+		t.Fatalf("with an empty cache: %q, %v", value, err)
+	}
+	run(t, a, pods, "uid-1")
+
+	// From now on the cache learns nothing of what GET sees.
+	get := func(pod *corev1.Pod) {
+		a.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, pod, nil })
+	}
+	get(aPod("uid-2"))
+	if value, err := pods.Networks(t.Context(), request("uid-2")); value != "storage-uid-2" || err != nil {
+		t.Errorf("the new pod: %q, %v", value, err)
+	}
+	if value, err := pods.Networks(t.Context(), request("uid-1")); value != "storage-uid-1" || err != nil {
+		t.Errorf("the old pod, as far as is known: %q, %v", value, err)
+	}
+	_, err := pods.Networks(t.Context(), request("uid-0"))
+	wantCode(t, err, types.ErrUnknownContainer, "uid-0", "uid-2")
+}
+
+// TestAPodThatEnds is not taken for the next one of its name.
+func TestAPodThatEnds(t *testing.T) {
+	for name, ends := range map[string]func(*corev1.Pod){
+		"deleted": func(p *corev1.Pod) {
+			p.DeletionTimestamp, p.Finalizers = &metav1.Time{Time: time.Now()}, []string{"test/keep"}
+		},
+		"succeeded": func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded },
+		"failed":    func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAPI(aPod("uid-1", ends))
+			pods := newPods(t, a)
+			run(t, a, pods, "uid-1")
+			a.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, aPod("uid-2"), nil })
+			if uid, err := pods.UID(t.Context(), web("")); uid != "uid-2" || err != nil {
+				t.Errorf("UID %q, %v", uid, err)
+			}
+		})
+	}
+}
+
+// TestAStaticPod: the kubelet and the API have different UIDs for it.
+func TestAStaticPod(t *testing.T) {
+	a := newAPI(aPod("uid-of-mirror", func(p *corev1.Pod) { p.Annotations[corev1.MirrorPodAnnotationKey] = "hash" }))
+	pods := newPods(t, a)
+	if uid, err := pods.UID(t.Context(), web("")); uid != "hash" || err != nil {
+		t.Errorf("UID %q, %v", uid, err)
+	}
+	for _, uid := range []string{"hash", "uid-of-mirror"} {
+		if err := pods.SetStatus(t.Context(), request(uid), "status of "+uid); err != nil || a.status(t) != "status of "+uid {
+			t.Errorf("%s: status %q, %v", uid, a.status(t), err)
+		}
+	}
+}
+
+func TestAnAPIServerThatFails(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods"}
+	for name, c := range map[string]struct {
+		err  error
+		n    int // failed GETs
+		code uint
+		says []string
+	}{
+		"gone for a moment":   {errors.New("connection refused"), 2, 0, nil},
+		"overloaded":          {apierrors.NewTooManyRequests("later", 1), 2, 0, nil},
+		"starts":              {apierrors.NewServiceUnavailable("starting"), 2, 0, nil},
+		"gone":                {errors.New("connection refused"), 1 << 20, types.ErrTryAgainLater, []string{"connection refused", "2s"}},
+		"no right":            {apierrors.NewForbidden(pods, "web", errors.New("no role")), 1, types.ErrTryAgainLater, []string{"no role", "service account", "get"}},
+		"nobody":              {apierrors.NewUnauthorized("expired"), 1, types.ErrTryAgainLater, []string{"service account"}},
+		"no such pod":         {apierrors.NewNotFound(pods, "web"), 1, types.ErrTryAgainLater, []string{"no pod shop/web"}},
+		"does not understand": {apierrors.NewBadRequest("what"), 1, types.ErrTryAgainLater, []string{"what"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAPI(aPod("uid-1"))
+			a.fails("get", c.n, c.err)
+			p := newPods(t, a, func(o *kube.Options) {
+				if o.Timeout = time.Minute; c.n > 2 {
+					o.Timeout = 2 * time.Second
+				}
+			})
+			begun := time.Now()
+			uid, err := p.UID(t.Context(), web(""))
+			if c.code == 0 {
+				if uid != "uid-1" || err != nil {
+					t.Errorf("UID %q, %v", uid, err)
+				}
+				return
+			}
+			wantCode(t, err, c.code, c.says...)
+			if took := time.Since(begun); took > 30*time.Second {
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+}
+
+// TestACallThatEnds does not wait for the API server any more.
+func TestACallThatEnds(t *testing.T) {
+	a := newAPI()
+	a.fails("get", 1<<20, errors.New("connection refused"))
+	pods := newPods(t, a, func(o *kube.Options) { o.Timeout = time.Hour })
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("the client has gone"))
+	_, err := pods.UID(ctx, web(""))
+	wantCode(t, err, types.ErrTryAgainLater, "the client has gone")
+}
+
+// TestTheCacheServesWithoutTheAPIServer: as long as the pod is not known to have ended.
+func TestTheCacheServesWithoutTheAPIServer(t *testing.T) {
+	a := newAPI(aPod("uid-1"))
+	pods := newPods(t, a)
+	run(t, a, pods, "uid-1")
+	a.fails("*", 1<<20, errors.New("connection refused"))
+	if uid, err := pods.UID(t.Context(), web("")); uid != "uid-1" || err != nil {
+		t.Errorf("UID %q, %v", uid, err)
+	}
+}
+
+// TestAWatchThatFails is reported, with its reason, and pods are asked for one by one.
+func TestAWatchThatFails(t *testing.T) {
+	a := newAPI(aPod("uid-1"))
+	a.fails("list", 1<<20, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no role")))
+	lines, in := io.Pipe()
+	pods := newPods(t, a, func(o *kube.Options) { o.Logger = slog.New(slog.NewTextHandler(in, nil)) })
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); pods.Run(ctx) }()
+	line, err := bufio.NewReader(lines).ReadString('\n')
+	if err != nil || !strings.Contains(line, "resource=pods") || !strings.Contains(line, "no role") {
+		t.Errorf("%q, %v", line, err)
+	}
+	if uid, err := pods.UID(t.Context(), web("")); uid != "uid-1" || err != nil {
+		t.Errorf("UID %q, %v", uid, err)
+	}
+	cancel()
+	if err := lines.Close(); err != nil { // further lines are dropped
+		t.Error(err)
+	}
+	<-done
+}
+
+func TestAPodOfAnotherNode(t *testing.T) {
+	a := newAPI(aPod("uid-1", func(p *corev1.Pod) { p.Spec.NodeName = "node-2" }))
+	_, err := newPods(t, a).UID(t.Context(), web(""))
+	wantCode(t, err, types.ErrInvalidEnvironmentVariables, "node-2", "Options.Node")
+}
+
+func TestTheStatusIsWritten(t *testing.T) {
+	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "web", nil)
+	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "web", errors.New("another writer"))
+	for name, c := range map[string]struct {
+		meanwhile *corev1.Pod // is there when the patch comes
+		gone      bool
+		n         int // failed patches
+		err       error
+		code      uint
+		says      []string
+	}{
+		"at once":                       {},
+		"beside another writer":         {n: 3, err: conflict},
+		"when the server is back":       {n: 2, err: errors.New("connection refused")},
+		"not to another pod":            {meanwhile: aPod("uid-2"), code: types.ErrUnknownContainer, says: []string{"uid-1", "uid-2"}},
+		"not to a pod that is gone":     {gone: true, code: types.ErrUnknownContainer, says: []string{"uid-1"}},
+		"not against the server's will": {n: 1, err: invalid, code: types.ErrTryAgainLater, says: []string{"invalid"}},
+		"not without the right": {n: 1, err: apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "web", errors.New("no role")),
+			code: types.ErrTryAgainLater, says: []string{"patch", "pods/status"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAPI(aPod("uid-1"))
+			pods := newPods(t, a)
+			run(t, a, pods, "uid-1")
+			a.fails("patch", c.n, c.err)
+			deleted := corev1.SchemeGroupVersion.WithResource("pods")
+			switch {
+			case c.meanwhile != nil:
+				a.replace(t, c.meanwhile)
+			case c.gone:
+				if err := a.Tracker().Delete(deleted, "shop", "web"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := pods.SetStatus(t.Context(), request("uid-1"), "[]")
+			if c.code != 0 {
+				// The cache may have heard of it: then there is no patch at all.
+				if said := (*types.Error)(nil); c.gone && errors.As(err, &said) && said.Code == types.ErrTryAgainLater {
+					return
+				}
+				wantCode(t, err, c.code, c.says...)
+				if !c.gone && a.status(t) != "" {
+					t.Errorf("status %q", a.status(t))
+				}
+				return
+			}
+			if got := a.status(t); got != "[]" || err != nil {
+				t.Errorf("status %q, %v", got, err)
+			}
+			for _, action := range a.Actions() {
+				if action.GetVerb() == "patch" && action.GetSubresource() != "status" {
+					t.Errorf("patch of %q", action.GetSubresource())
+				}
+			}
+		})
+	}
+}
+
+func TestARequestWithoutAPod(t *testing.T) {
+	pods := newPods(t, newAPI())
+	value, err := pods.Networks(t.Context(), &server.Request{})
+	if value != "" || err != nil || pods.SetStatus(t.Context(), &server.Request{}, "[]") != nil {
+		t.Errorf("%q, %v", value, err)
+	}
+}
+
+var definitions = schema.GroupVersionResource{Group: "k8s.cni.cncf.io", Version: "v1", Resource: "network-attachment-definitions"}
+
+// definition returns a NetworkAttachmentDefinition.
+func definition(namespace, name string, spec map[string]any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+		"metadata": map[string]any{"namespace": namespace, "name": name}, "spec": spec,
+	}}
+}
+
+func newDefinitions(objects ...*unstructured.Unstructured) (*dynamicfake.FakeDynamicClient, error) {
+	client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+		map[schema.GroupVersionResource]string{definitions: "NetworkAttachmentDefinitionList"})
+	var errs []error
+	for _, o := range objects { // the fake would guess another resource
+		errs = append(errs, client.Tracker().Create(definitions, o, o.GetNamespace()))
+	}
+	return client, errors.Join(errs...)
+}
+
+func TestNetworkAttachmentDefinitions(t *testing.T) {
+	const config = `{"cniVersion": "1.0.0", "type": "macvlan"}`
+	objects := []*unstructured.Unstructured{
+		definition("shop", "storage", map[string]any{"config": config}), definition("other", "storage", map[string]any{"config": config}),
+		definition("default", "storage", map[string]any{"config": config}), definition("shop", "file", map[string]any{}),
+		definition("shop", "odd", map[string]any{"config": int64(1)}),
+	}
+	isolated := func(o *kube.Options) { o.Isolated, o.Global = true, []string{"default"} }
+	for name, c := range map[string]struct {
+		of      multinet.Selection
+		options func(*kube.Options)
+		code    uint
+		says    []string
+	}{
+		"of the pod's namespace":     {of: multinet.Selection{Namespace: "shop", Name: "storage"}},
+		"of another namespace":       {of: multinet.Selection{Namespace: "other", Name: "storage"}},
+		"isolated, of the pod's":     {of: multinet.Selection{Namespace: "shop", Name: "storage"}, options: isolated},
+		"isolated, of a global":      {of: multinet.Selection{Namespace: "default", Name: "storage"}, options: isolated},
+		"isolated, of another":       {multinet.Selection{Namespace: "other", Name: "storage"}, isolated, types.ErrInvalidNetworkConfig, []string{"shop", "other"}},
+		"missing":                    {multinet.Selection{Namespace: "shop", Name: "none"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/none"}},
+		"without a configuration":    {multinet.Selection{Namespace: "shop", Name: "file"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/file", "spec.config"}},
+		"with an odd configuration":  {multinet.Selection{Namespace: "shop", Name: "odd"}, nil, types.ErrInvalidNetworkConfig, []string{"shop/odd"}},
+		"where nobody looks them up": {multinet.Selection{Namespace: "shop", Name: "storage"}, func(o *kube.Options) { o.Networks = nil }, types.ErrInvalidNetworkConfig, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAPI(aPod("uid-1"))
+			networks, err := newDefinitions(objects...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pods := newPods(t, a, func(o *kube.Options) {
+				o.Networks = networks
+				if c.options != nil {
+					c.options(o)
+				}
+			})
+			for _, from := range []string{"the API server", "the cache"} {
+				got, err := pods.Configuration(t.Context(), request("uid-1"), c.of)
+				switch {
+				case c.code != 0:
+					wantCode(t, err, c.code, c.says...)
+				case err != nil || string(got) != config:
+					t.Errorf("from %s: %s, %v", from, got, err)
+				}
+				if from != "the cache" {
+					run(t, a, pods, "uid-1")
+				}
+			}
+		})
+	}
+}
+
+// TestDefinitionsAreCached: when they are, the API server is not asked.
+func TestDefinitionsAreCached(t *testing.T) {
+	networks, err := newDefinitions(definition("shop", "storage", map[string]any{"config": "{}"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked atomic.Int32
+	networks.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		asked.Add(1)
+		return true, nil, errors.New("connection refused")
+	})
+	a := newAPI(aPod("uid-1"))
+	pods := newPods(t, a, func(o *kube.Options) { o.Networks, o.Timeout = networks, 2*time.Second })
+	_, err = pods.Configuration(t.Context(), request("uid-1"), multinet.Selection{Namespace: "shop", Name: "storage"})
+	wantCode(t, err, types.ErrTryAgainLater, "connection refused", "network-attachment-definitions")
+	run(t, a, pods, "uid-1")
+	expect.Eventually(t, "the definition in the cache", func() bool {
+		_, err := pods.Configuration(t.Context(), request("uid-1"), multinet.Selection{Namespace: "shop", Name: "storage"})
+		return err == nil
+	})
+	before := asked.Load()
+	if _, err := pods.Configuration(t.Context(), request("uid-1"), multinet.Selection{Namespace: "shop", Name: "storage"}); err != nil || asked.Load() != before {
+		t.Errorf("%v; %d GETs", err, asked.Load()-before)
+	}
+}
+
+func TestOptionsThatAreRefused(t *testing.T) {
+	for what, o := range map[string]kube.Options{
+		"no node": {}, "a negative timeout": {Node: node, Timeout: -1},
+	} {
+		if _, err := kube.New(newAPI(), o); err == nil {
+			t.Errorf("%s is accepted", what)
+		}
+	}
+	if _, err := kube.New(nil, kube.Options{Node: node}); err == nil {
+		t.Error("no client is accepted")
+	}
+}
+
+// The methods are those that a backend asks for.
+var _ = func(p *kube.Pods) backend.Options {
+	return backend.Options{Networks: p.Networks, Lookup: p.Configuration, OnStatus: p.SetStatus}
+}
+
+// seen is a Backend that keeps the pods of its requests.
+type seen struct {
+	server.Backend
+	pods chan server.Pod
+}
+
+func (s seen) Check(_ context.Context, r *server.Request) error {
+	s.pods <- r.Pod
+	return nil
+}
+
+// TestAServerFindsTheUID: a client that sends none is served, and told to come again while
+// there is no such pod.
+func TestAServerFindsTheUID(t *testing.T) {
+	a := newAPI(aPod("uid-1"))
+	b := seen{pods: make(chan server.Pod, 1)}
+	s, err := server.New(b, server.Options{Kubernetes: true, PodUID: newPods(t, a).UID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	post := func(name string) *httptest.ResponseRecorder {
+		body := fmt.Sprintf(`{"env": {"CNI_COMMAND": "CHECK", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/run/netns/c1",
+			"CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=%s;K8S_POD_INFRA_CONTAINER_ID=c1"},
+			"config": {"cniVersion": "1.0.0", "name": "net", "type": "shim"}}`, name)
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/cni", strings.NewReader(body)))
+		return w
+	}
+	if w := post("web"); w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	if pod := <-b.pods; pod.UID != "uid-1" {
+		t.Errorf("pod %+v", pod)
+	}
+	if w := post("none"); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), `"code":11`) {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+// A daemon looks up the pod of a request, and the networks that its annotation names.
+func Example() {
+	client := newAPI(aPod("uid-1")) // in place of CoreV1() of a clientset
+	networks, err := newDefinitions(definition("shop", "storage-uid-1", map[string]any{"config": `{"type": "macvlan"}`}))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	pods, err := kube.New(client, kube.Options{Node: "node-1", Networks: networks})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); pods.Run(ctx) }()
+
+	r := &server.Request{Pod: server.Pod{Namespace: "shop", Name: "web", UID: "uid-1"}}
+	annotation, err := pods.Networks(ctx, r)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	selected, err := multinet.Parse(annotation, r.Pod.Namespace)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	config, err := pods.Configuration(ctx, r, selected[0])
+	fmt.Println(selected[0], string(config), err)
+
+	cancel()
+	<-stopped
+	// Output: shop/storage-uid-1 {"type": "macvlan"} <nil>
+}

@@ -1,0 +1,61 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/containernetworking/cni/pkg/types"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/embedcni/cni/thick/multinet"
+	"github.com/embedcni/cni/thick/server"
+)
+
+// definitions are the objects that hold configurations (Kubernetes Network Custom Resource
+// Definition De-facto Standard, version 1.3, section 3).
+var definitions = schema.GroupVersionResource{Group: "k8s.cni.cncf.io", Version: "v1", Resource: "network-attachment-definitions"}
+
+// Configuration returns the configuration in the NetworkAttachmentDefinition that an element
+// of a pod's annotation names, for backend.Options.Lookup. One that is not in the cache is
+// asked for. A definition without spec.config, which means a file on the node, is refused.
+func (p *Pods) Configuration(ctx context.Context, r *server.Request, s multinet.Selection) ([]byte, error) {
+	switch {
+	case p.networks == nil:
+		return nil, invalid("this daemon looks up no NetworkAttachmentDefinitions")
+	case p.isolated && s.Namespace != r.Pod.Namespace && !slices.Contains(p.global, s.Namespace):
+		return nil, invalid("pods of namespace %q may not use the networks of namespace %q", r.Pod.Namespace, s.Namespace)
+	}
+	var found *unstructured.Unstructured
+	err := p.persist(ctx, func(ctx context.Context) (err error) {
+		if item, ok, err := p.configs.GetByKey(s.Network()); ok && err == nil {
+			if found, ok = item.(*unstructured.Unstructured); ok {
+				return nil
+			}
+		}
+		found, err = p.networks.Resource(definitions).Namespace(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
+		return err
+	})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, invalid("there is no NetworkAttachmentDefinition %s", s.Network())
+	case err != nil:
+		return nil, explained(err, "get", definitions.GroupResource().String(), s.Network())
+	}
+	config, _, err := unstructured.NestedString(found.Object, "spec", "config")
+	switch {
+	case err != nil:
+		return nil, invalid("NetworkAttachmentDefinition %s: %v", s.Network(), err)
+	case config == "":
+		return nil, invalid("NetworkAttachmentDefinition %s has no spec.config, and this daemon reads no files for it", s.Network())
+	}
+	return []byte(config), nil
+}
+
+// invalid is the error for a network that a pod cannot have.
+func invalid(format string, args ...any) error {
+	return types.NewError(types.ErrInvalidNetworkConfig, fmt.Sprintf(format, args...), "")
+}

@@ -1,0 +1,242 @@
+package metrics_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/thick/metrics"
+	"github.com/embedcni/cni/thick/server"
+)
+
+func registered(t testing.TB) (*metrics.Metrics, *prometheus.Registry) {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	m, err := metrics.New(registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m, registry
+}
+
+// compare compares metrics of these names with text in Prometheus' format.
+func compare(t testing.TB, registry *prometheus.Registry, want string, names ...string) {
+	t.Helper()
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), names...); err != nil {
+		t.Error(err)
+	}
+}
+
+// full is a Backend without a free address.
+type full struct{}
+
+func (full) Add(context.Context, *server.Request) (types.Result, error) {
+	return nil, types.NewError(types.ErrTryAgainLater, "no more addresses", "")
+}
+func (full) Del(context.Context, *server.Request) error    { return nil }
+func (full) Check(context.Context, *server.Request) error  { return errors.New("unclear") }
+func (full) GC(context.Context, *server.Request) error     { return nil }
+func (full) Status(context.Context, *server.Request) error { return nil }
+
+func TestRequestsOfAServerAreCounted(t *testing.T) {
+	m, registry := registered(t)
+	s, err := server.New(full{}, server.Options{Observe: m.Request})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(method, path, verb string) {
+		body := fmt.Sprintf(`{"env":{"CNI_COMMAND":%q,"CNI_CONTAINERID":"c1","CNI_NETNS":"/n"},"config":{"cniVersion":"1.0.0","name":"n"}}`, verb)
+		s.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(method, path, strings.NewReader(body)))
+	}
+	for range 3 {
+		ask(http.MethodPost, "/cni", "ADD")
+	}
+	ask(http.MethodPost, "/cni", "DEL")
+	ask(http.MethodPost, "/cni", "CHECK")
+	ask(http.MethodPost, "/cni", "one of many")
+	ask(http.MethodGet, "/healthz", "")
+	ask("PROPFIND", "/secret/1", "")
+	ask("PROPFIND", "/secret/2", "")
+	compare(t, registry, `
+# HELP embedcni_server_call_error_total Failed CNI calls by their CNI error code; 0 is an error without a code.
+# TYPE embedcni_server_call_error_total counter
+embedcni_server_call_error_total{code="0",verb="CHECK"} 1
+embedcni_server_call_error_total{code="11",verb="ADD"} 3
+embedcni_server_call_error_total{code="4",verb="other"} 1
+# HELP embedcni_server_request_total Requests by path and HTTP status.
+# TYPE embedcni_server_request_total counter
+embedcni_server_request_total{code="200",handler="/cni",method="POST"} 1
+embedcni_server_request_total{code="200",handler="/healthz",method="GET"} 1
+embedcni_server_request_total{code="400",handler="/cni",method="POST"} 5
+embedcni_server_request_total{code="404",handler="other",method="other"} 2
+`, "embedcni_server_call_error_total", "embedcni_server_request_total")
+	durations := testutil.ToFloat64(sampleCounts{registry, "embedcni_server_call_duration_seconds"})
+	queues := testutil.ToFloat64(sampleCounts{registry, "embedcni_server_queue_duration_seconds"})
+	if durations != 6 || queues != 6 {
+		t.Errorf("%v durations and %v waits were observed, want 6", durations, queues)
+	}
+}
+
+// sampleCounts adds up how many samples the histograms of a name have.
+type sampleCounts struct {
+	registry *prometheus.Registry
+	name     string
+}
+
+func (c sampleCounts) Describe(to chan<- *prometheus.Desc) {
+	to <- prometheus.NewDesc("samples", "of histograms", nil, nil)
+}
+
+func (c sampleCounts) Collect(to chan<- prometheus.Metric) {
+	n := uint64(0)
+	families, err := c.registry.Gather()
+	for _, family := range families {
+		for _, metric := range family.Metric {
+			if family.GetName() == c.name {
+				n += metric.GetHistogram().GetSampleCount()
+			}
+		}
+	}
+	desc := prometheus.NewDesc("samples", "of histograms", nil, nil)
+	if err != nil {
+		to <- prometheus.NewInvalidMetric(desc, err)
+		return
+	}
+	to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(n))
+}
+
+func TestPluginsAreCounted(t *testing.T) {
+	m, registry := registered(t)
+	ctx := context.Background()
+	m.Plugin(ctx, cni.Event{Operation: "ADD", Plugin: "mark", PluginKind: cni.PluginRegistered, Duration: time.Second})
+	m.Plugin(ctx, cni.Event{Operation: "ADD", Plugin: "mark", PluginKind: cni.PluginRegistered, Err: errors.New("x")})
+	m.Plugin(ctx, cni.Event{Operation: "ADD", Plugin: "no such plugin", Err: cni.ErrPluginNotFound})
+	compare(t, registry, `
+# HELP embedcni_plugin_error_total Failed plugin calls.
+# TYPE embedcni_plugin_error_total counter
+embedcni_plugin_error_total{kind="none",plugin="other",verb="ADD"} 1
+embedcni_plugin_error_total{kind="registered",plugin="mark",verb="ADD"} 1
+`, "embedcni_plugin_error_total")
+	if n := testutil.ToFloat64(sampleCounts{registry, "embedcni_plugin_duration_seconds"}); n != 3 {
+		t.Errorf("%v durations were observed, want 3", n)
+	}
+}
+
+func TestVerdictsAndReports(t *testing.T) {
+	m, registry := registered(t)
+	m.Health(&cni.HealthReport{Containers: []cni.Health{{State: cni.StateHealthy}, {State: cni.StateBroken}, {State: cni.StateHealthy}}})
+	m.Health(&cni.HealthReport{Containers: []cni.Health{{State: cni.StateHealthy}, {State: cni.StateGone}}})
+	for range 2 {
+		m.Report(&cni.Report{
+			Removed: []string{"a", "b"}, Reclaimed: []string{"x"}, Left: []string{"y"},
+			Failed:   map[string]error{"c": errors.New("busy")},
+			Repaired: map[string][]cni.Difference{"d": {{}, {}, {}}},
+		})
+	}
+	compare(t, registry, `
+# HELP embedcni_containers Containers by the verdict of the last Health.
+# TYPE embedcni_containers gauge
+embedcni_containers{verdict="broken"} 0
+embedcni_containers{verdict="elsewhere"} 0
+embedcni_containers{verdict="gone"} 1
+embedcni_containers{verdict="healthy"} 1
+embedcni_containers{verdict="not attached"} 0
+embedcni_containers{verdict="unknown"} 0
+# HELP embedcni_swept_total Containers and leftovers that Recover and GC removed, and parts that Recover made again.
+# TYPE embedcni_swept_total counter
+embedcni_swept_total{what="containers"} 4
+embedcni_swept_total{what="leftovers"} 2
+embedcni_swept_total{what="repaired parts"} 6
+# HELP embedcni_unswept Containers and leftovers that the last Recover or GC could not or must not remove.
+# TYPE embedcni_unswept gauge
+embedcni_unswept{what="failed"} 1
+embedcni_unswept{what="leftovers"} 1
+embedcni_unswept{what="skipped"} 0
+`, "embedcni_containers", "embedcni_swept_total", "embedcni_unswept")
+}
+
+func TestAttachmentsAreCountedAtEachCollection(t *testing.T) {
+	m, registry := registered(t)
+	var all []cni.Attachment
+	var fail error
+	if err := m.Attachments(func() ([]cni.Attachment, error) { return all, fail }); err != nil {
+		t.Fatal(err)
+	}
+	number := func(attached, failed, containers int) string {
+		return fmt.Sprintf(`
+# HELP embedcni_attached_containers Containers with at least one interface that is attached.
+# TYPE embedcni_attached_containers gauge
+embedcni_attached_containers %d
+# HELP embedcni_attachments Interfaces on record by state.
+# TYPE embedcni_attachments gauge
+embedcni_attachments{state="attached"} %d
+embedcni_attachments{state="attaching"} 0
+embedcni_attachments{state="detaching"} 0
+embedcni_attachments{state="failed"} %d
+embedcni_attachments{state="unknown"} 0
+`, containers, attached, failed)
+	}
+	names := []string{"embedcni_attachments", "embedcni_attached_containers"}
+	compare(t, registry, number(0, 0, 0), names...)
+	all = []cni.Attachment{
+		{ContainerID: "a", State: cni.Attached}, {ContainerID: "a", State: cni.Attached}, {ContainerID: "b", State: cni.Attached},
+		{ContainerID: "c", State: cni.Failed},
+	}
+	compare(t, registry, number(3, 1, 2), names...)
+	fail = errors.New("the state directory is gone")
+	if _, err := registry.Gather(); err == nil || !strings.Contains(err.Error(), fail.Error()) {
+		t.Errorf("the collection reports %v", err)
+	}
+	if err := m.Attachments(nil); err == nil {
+		t.Error("a second Runtime was registered")
+	}
+	if _, err := metrics.New(registry); err == nil {
+		t.Error("the metrics were registered twice")
+	}
+}
+
+// TestADaemonIsScraped: what a Runtime and a Server report arrives in the text that
+// Prometheus reads.
+func TestADaemonIsScraped(t *testing.T) {
+	m, registry := registered(t)
+	rt, err := cni.New(cni.WithObserver(m.Plugin), cni.WithStateDir(t.TempDir()), cni.WithRecordDir(filepath.Join(t.TempDir(), "records")), cni.WithoutReaping())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Attachments(rt.Attachments); err != nil {
+		t.Fatal(err)
+	}
+	s, err := server.New(full{}, server.Options{Observe: m.Request})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/readyz", nil))
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	for _, line := range []string{
+		`embedcni_server_request_total{code="200",handler="/readyz",method="POST"} 1`, `embedcni_attachments{state="attached"} 0`,
+	} {
+		if !strings.Contains(w.Body.String(), line) {
+			t.Errorf("%s is not in\n%s", line, w.Body)
+		}
+	}
+	problems, err := testutil.GatherAndLint(registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}

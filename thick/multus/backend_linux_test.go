@@ -1,0 +1,86 @@
+package multus
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"testing"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/thick/backend"
+	"github.com/embedcni/cni/thick/multinet"
+	"github.com/embedcni/cni/thick/server"
+)
+
+// startOurs has this library's daemon serve Multus' socket until the test ends: a Runtime
+// behind package backend. primary is the file of the network that every pod gets, and bin the
+// directory of the plugins.
+func startOurs(t *testing.T, o backend.Options, primary, bin string, opts ...cni.Opt) *cni.Runtime {
+	t.Helper()
+	network := expect.Value(os.ReadFile(primary))(t)
+	runtime := expect.Value(cni.New(append([]cni.Opt{
+		cni.WithStateDir(t.TempDir()), cni.WithOwner("multus"), cni.WithPluginDir([]string{bin}), cni.WithConfListBytes(network),
+	}, opts...)...))(t)
+	serve(t, backend.New(runtime, o))
+	t.Cleanup(func() {
+		left, err := runtime.Attachments()
+		if err == nil && len(left) > 0 { // of a test that failed
+			_, err = runtime.GC(context.Background(), cni.GCOptions{KeepNone: true})
+		}
+		expect.NoError(t, err)
+	})
+	return runtime
+}
+
+// options has this library's daemon use the cluster as Multus' does. It needs no requests for
+// that: the test has the objects.
+func (c *cluster) options() backend.Options {
+	return backend.Options{
+		Networks: func(_ context.Context, r *server.Request) (string, error) {
+			pod, err := c.object(pods, r.Pod.Namespace, r.Pod.Name)
+			if err != nil {
+				return "", err
+			}
+			value, _ := pod["metadata"].(object)["annotations"].(object)[multinet.Annotation].(string)
+			return value, nil
+		},
+		Lookup: func(_ context.Context, _ *server.Request, s multinet.Selection) ([]byte, error) {
+			network, err := c.object(networks, s.Namespace, s.Name)
+			if err != nil {
+				return nil, err
+			}
+			config, _ := network["spec"].(object)["config"].(string)
+			return []byte(config), nil
+		},
+		OnStatus: func(_ context.Context, r *server.Request, value string) error {
+			pod, err := c.object(pods, r.Pod.Namespace, r.Pod.Name)
+			if err != nil {
+				return err
+			}
+			metadata := maps.Clone(pod["metadata"].(object))
+			metadata["annotations"] = map[string]string{multinet.StatusAnnotation: value}
+			c.put("MODIFIED", pods, r.Pod.Namespace, r.Pod.Name, object{"metadata": metadata, "spec": pod["spec"]})
+			return nil
+		},
+	}
+}
+
+func (c *cluster) object(k kind, namespace, name string) (object, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o, ok := c.objects[key(k, namespace, name)]
+	if !ok {
+		return nil, fmt.Errorf("no %s %s/%s", k.name, namespace, name)
+	}
+	return o, nil
+}
+
+// references returns the directory of the reference plugins.
+func references(t *testing.T) string {
+	t.Helper()
+	return expect.Value(refplugins.Dir(context.Background(), io.Discard))(t)
+}

@@ -1,0 +1,278 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/thick/internal/delqueue"
+	"github.com/embedcni/cni/thick/internal/wire"
+	"github.com/embedcni/cni/thick/server"
+)
+
+func TestEveryVerbIsAnswered(t *testing.T) {
+	b := &backend{}
+	s := newServer(t, b, server.Options{})
+	success(t, post(s, "/cni", request("ADD", "c1")), answered)
+	success(t, post(s, "/cni", request("CHECK", "c1")), "")
+	success(t, post(s, "/cni", request("DEL", "c1", variable("CNI_NETNS", ""))), "")
+	success(t, post(s, "/cni", request("STATUS", "")), "")
+	success(t, post(s, "/cni", request("GC", "", configured(`{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":[]}`))), "")
+	if got, want := b.calls, []string{"ADD", "CHECK", "DEL", "STATUS", "GC"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("the backend was asked for %v, want %v", got, want)
+	}
+	w := post(s, "/cni", []byte(`{"env":{"CNI_COMMAND":"VERSION"}}`))
+	var v struct {
+		CNIVersion        string
+		SupportedVersions []string
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil || w.Code != 200 || v.CNIVersion != "1.1.0" || len(v.SupportedVersions) != 7 {
+		t.Errorf("VERSION: status %d: %s", w.Code, w.Body)
+	}
+}
+
+func TestTheBackendGetsACheckedRequest(t *testing.T) {
+	b := &backend{}
+	s := newServer(t, b, server.Options{PluginDirs: []string{"/opt/cni/bin/", "/usr/lib/cni"}})
+	before, err := delqueue.Now()
+	expect.NoError(t, err)
+	odd := "{ \"name\": \"podnet\",\t\"cniVersion\":\"0.3.1\", \"n\": 9007199254740993 }"
+	success(t, post(s, "/cni", request("ADD", "c1", configured("%s", odd), variable("CNI_IFNAME", ""),
+		variable("CNI_PATH", "/tmp/evil:/usr/lib/cni/more:/opt/cni/bin/../../evil:/opt/cni/bin/:/opt/cni/binary:bin:/opt/cni/bin"),
+		variable("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=u;K8S_POD_INFRA_CONTAINER_ID=i"))), answered)
+	want := &server.Request{
+		ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "eth0",
+		Args:       map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "ns", "K8S_POD_NAME": "web", "K8S_POD_UID": "u", "K8S_POD_INFRA_CONTAINER_ID": "i"},
+		Pod:        server.Pod{Namespace: "ns", Name: "web", UID: "u", InfraContainerID: "i"},
+		PluginDirs: []string{"/usr/lib/cni/more", "/opt/cni/bin"}, Config: json.RawMessage(odd), Network: "podnet", CNIVersion: "0.3.1",
+		Began: b.last.Began,
+	}
+	if began, err := delqueue.ParseMoment(b.last.Began); err != nil || began.Boot != before.Boot || began.Nanos < before.Nanos {
+		t.Errorf("began at %v, %v, which is before %v", began, err, before)
+	}
+	if !reflect.DeepEqual(b.last, want) {
+		t.Errorf("%+v\nwant %+v", b.last, want)
+	}
+	success(t, post(newServer(t, b, server.Options{}), "/cni", request("ADD", "c1")), answered)
+	if b.last.PluginDirs != nil {
+		t.Errorf("without plugin directories, CNI_PATH counts: %v", b.last.PluginDirs)
+	}
+	success(t, post(s, "/cni", request("GC", "", configured(`{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]}`))), "")
+	want = &server.Request{
+		PluginDirs: []string{"/opt/cni/bin"}, Network: "n", CNIVersion: "1.1.0", Config: b.last.Config,
+		Valid: []types.GCAttachment{{ContainerID: "a", IfName: "eth0"}},
+	}
+	if !reflect.DeepEqual(b.last, want) {
+		t.Errorf("GC: %+v\nwant %+v", b.last, want)
+	}
+}
+
+func TestErrorsOfTheBackend(t *testing.T) {
+	b := &backend{}
+	s := newServer(t, b, server.Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	fail := func(err error) *httptest.ResponseRecorder {
+		b.do = func(context.Context, string, *server.Request) (types.Result, error) { return nil, err }
+		return post(s, "/cni", request("DEL", "c1"))
+	}
+	w := fail(errors.Join(errors.New("x"), types.NewError(101, "no port", "details")))
+	if got, want := w.Body.String(), `{"code":101,"msg":"no port","details":"details"}`; w.Code != 400 || got != want {
+		t.Errorf("status %d: %s; want 400 with %s", w.Code, got, want)
+	}
+	if w := fail(errors.New("just text")); w.Code != 400 || w.Body.String() != "just text\n" || !strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain") {
+		t.Errorf("status %d: %s", w.Code, w.Body)
+	}
+	b.do = func(context.Context, string, *server.Request) (types.Result, error) { panic("oh") }
+	if got := refused(t, post(s, "/cni", request("ADD", "c1")), 400, 999); got != "panic: oh" {
+		t.Errorf("a panic is answered by %s", got)
+	}
+	b.do = func(context.Context, string, *server.Request) (types.Result, error) { return nil, nil }
+	if w := post(s, "/cni", request("ADD", "c1")); w.Code != 400 || w.Body.String() != "no result\n" {
+		t.Errorf("no result: status %d: %s", w.Code, w.Body)
+	}
+}
+
+func TestRequestsAreRefusedBeforeTheBackendIsAsked(t *testing.T) {
+	b := &backend{}
+	s := newServer(t, b, server.Options{Kubernetes: true, Limits: server.Limits{Request: 4096}})
+	for name, c := range map[string]struct {
+		body []byte
+		code uint
+		want string
+	}{
+		"no JSON":           {[]byte("CNI_COMMAND=ADD"), 6, "request: invalid character"},
+		"no verb":           {[]byte("null"), 4, "[CNI_COMMAND] missing"},
+		"no namespace":      {request("ADD", "c1", variable("CNI_NETNS", "")), 4, "[CNI_NETNS] missing"},
+		"no arguments":      {request("DEL", "c1", variable("CNI_ARGS", "")), 4, "[CNI_ARGS] missing"},
+		"no pod":            {request("DEL", "c1", variable("CNI_ARGS", "A=B")), 4, "[K8S_POD_NAMESPACE,K8S_POD_NAME] missing"},
+		"no UID":            {request("ADD", "c1"), 4, "K8S_POD_UID"},
+		"bad container":     {request("ADD", "../c1"), 4, "containerID"},
+		"no configuration":  {request("DEL", "c1", configured("")), 6, "not a JSON object"},
+		"bad name":          {request("ADD", "c1", configured(`{"name":"a/b"}`)), 7, "network name"},
+		"GC without a list": {request("GC", "", configured(`{"cniVersion":"1.1.0","name":"n"}`)), 7, "missing"},
+		"CHECK too early":   {request("CHECK", "c1", configured(`{"cniVersion":"0.3.1","name":"n"}`)), 1, "does not allow CHECK"},
+		"relative file":     {request("ADD", "c1", configured(`{"name":"n","readinessIndicatorFile":"ready"}`)), 7, "absolute path"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := refused(t, post(s, "/cni", c.body), 400, c.code); !strings.Contains(got, c.want) {
+				t.Errorf("%s; want %q", got, c.want)
+			}
+		})
+	}
+	if len(b.calls) > 0 {
+		t.Errorf("the backend was asked for %v", b.calls)
+	}
+	large := request("ADD", "c1", configured(`{"name":"n","x":"%s"}`, strings.Repeat("x", 5000)))
+	if w := post(s, "/cni", large); w.Code != http.StatusRequestEntityTooLarge {
+		t.Errorf("status %d: %s", w.Code, w.Body)
+	}
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/cni", io.MultiReader(bytes.NewReader(large)))) // of unknown length
+	if w.Code != http.StatusRequestEntityTooLarge {
+		t.Errorf("status %d: %s", w.Code, w.Body)
+	}
+}
+
+func TestPathsAndMethods(t *testing.T) {
+	for path, want := range map[string][3]int{ // GET, POST, PUT
+		"/cni": {405, 400, 405}, "/delegate": {404, 404, 404}, "/healthz": {200, 200, 405}, "/readyz": {200, 200, 405},
+		"/": {404, 404, 404}, "/metrics": {404, 404, 404}, "/cni/": {404, 404, 404},
+	} {
+		s := newServer(t, &backend{}, server.Options{})
+		for i, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut} {
+			w := httptest.NewRecorder()
+			s.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader("null"))) // a Multus shim polls with null
+			if w.Code != want[i] {
+				t.Errorf("%s %s: status %d, want %d", method, path, w.Code, want[i])
+			}
+		}
+	}
+}
+
+func TestDelegate(t *testing.T) {
+	d := &delegator{}
+	s := newServer(t, d, server.Options{})
+	attributes := func(r *wire.Request) {
+		r.Interface = &wire.InterfaceAttributes{IPs: []string{"10.0.0.9/24"}, MAC: "c2:b0:57:49:47:f1", CNIArgs: map[string]json.RawMessage{"n": json.RawMessage("9007199254740993")}}
+	}
+	success(t, post(s, "/delegate", request("ADD", "c1", variable("CNI_IFNAME", "net7"), attributes)), answered)
+	want := &server.InterfaceAttributes{IPs: []string{"10.0.0.9/24"}, MAC: "c2:b0:57:49:47:f1", CNIArgs: map[string]json.RawMessage{"n": json.RawMessage("9007199254740993")}}
+	if !reflect.DeepEqual(d.attributes, want) || d.last.IfName != "net7" {
+		t.Errorf("%+v for %s, want %+v", d.attributes, d.last.IfName, want)
+	}
+	success(t, post(s, "/delegate", request("ADD", "c1")), answered)
+	if d.attributes != nil {
+		t.Errorf("without attributes: %+v", d.attributes)
+	}
+	success(t, post(s, "/delegate", request("CHECK", "c1")), "")
+	success(t, post(s, "/delegate", request("DEL", "c1")), "")
+	success(t, post(s, "/delegate", request("STATUS", "")), "")
+	wanted := []string{"delegate ADD", "delegate ADD", "delegate CHECK", "delegate DEL", "STATUS"}
+	if !reflect.DeepEqual(d.calls, wanted) {
+		t.Errorf("the backend was asked for %v, want %v", d.calls, wanted)
+	}
+	refused(t, post(s, "/delegate", request("GC", "")), 400, 4)
+	if got := refused(t, post(s, "/delegate", request("DEL", "c1", variable("CNI_IFNAME", ""))), 400, 4); !strings.Contains(got, "CNI_IFNAME") {
+		t.Errorf("without an interface: %s", got)
+	}
+}
+
+func TestOverride(t *testing.T) {
+	b := &backend{}
+	s := newServer(t, b, server.Options{Override: json.RawMessage(`{"cniVersion":"1.0.0","large":9007199254740993}`)})
+	success(t, post(s, "/cni", request("ADD", "c1", configured(`{"name":"n","cniVersion":"0.4.0","kept":[1.0],"large":1}`))), answered)
+	if got, want := string(b.last.Config), `{"cniVersion":"1.0.0","kept":[1.0],"large":9007199254740993,"name":"n"}`; got != want || b.last.CNIVersion != "1.0.0" {
+		t.Errorf("%s, want %s", got, want)
+	}
+	refused(t, post(s, "/cni", request("ADD", "c1", configured(`[]`))), 400, 6)
+	refused(t, post(s, "/cni", request("ADD", "c1", configured(`null`))), 400, 6)
+	for _, o := range []server.Options{
+		{Override: json.RawMessage(`[]`)}, {Override: json.RawMessage(`{"prevResult":{}}`)},
+		{Override: json.RawMessage(`{"cni.dev/valid-attachments":[]}`)}, {PluginDirs: []string{"bin"}}, {UID: -1}, {UID: 65534},
+		{ReadinessFile: "ready"}, {Limits: server.Limits{Queued: -1}},
+	} {
+		if _, err := server.New(b, o); err == nil {
+			t.Errorf("%+v was accepted", o)
+		}
+	}
+	if _, err := server.New(nil, server.Options{}); err == nil {
+		t.Error("a server without a backend was made")
+	}
+}
+
+func TestUIDOfAPod(t *testing.T) {
+	b := &backend{}
+	var asked []server.Pod
+	uid, fail := "u-1", error(nil)
+	s := newServer(t, b, server.Options{Kubernetes: true, PodUID: func(_ context.Context, p server.Pod) (string, error) {
+		asked = append(asked, p)
+		return uid, fail
+	}})
+	pod := server.Pod{Namespace: "default", Name: "web-0", InfraContainerID: "c1"}
+	success(t, post(s, "/cni", request("ADD", "c1")), answered)
+	if b.last.Pod.UID != "u-1" || !reflect.DeepEqual(asked, []server.Pod{pod}) {
+		t.Errorf("UID %q, asked for %v", b.last.Pod.UID, asked)
+	}
+	success(t, post(s, "/cni", request("ADD", "c1", variable("CNI_ARGS", "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=sent"))), answered)
+	if b.last.Pod.UID != "sent" || len(asked) != 1 {
+		t.Errorf("UID %q, asked for %v", b.last.Pod.UID, asked)
+	}
+	fail = errors.New("no such pod")
+	success(t, post(s, "/cni", request("DEL", "c1")), "") // the pod is gone
+	if b.last.Pod != pod || len(asked) != 1 {
+		t.Errorf("DEL got %+v, asked for %v", b.last.Pod, asked)
+	}
+	if got := refused(t, post(s, "/cni", request("ADD", "c1")), 400, 11); !strings.Contains(got, "pod default/web-0: no such pod") {
+		t.Error(got)
+	}
+	fail = types.NewError(7, "not this pod", "")
+	refused(t, post(s, "/cni", request("CHECK", "c1")), 400, 7)
+	uid, fail = "", nil
+	refused(t, post(s, "/cni", request("ADD", "c1")), 400, 11)
+	if b.count("ADD") != 2 || b.count("CHECK") != 0 {
+		t.Errorf("the backend was asked for %v", b.calls)
+	}
+}
+
+func TestObservation(t *testing.T) {
+	b := &backend{}
+	var seen []server.Observation
+	s := newServer(t, b, server.Options{Observe: func(o server.Observation) { seen = append(seen, o) }})
+	post(s, "/cni", request("ADD", "c1"))
+	b.do = func(context.Context, string, *server.Request) (types.Result, error) {
+		return nil, types.NewError(11, "later", "")
+	}
+	post(s, "/cni", request("DEL", "c2"))
+	post(s, "/cni", []byte(`{"env":{"CNI_COMMAND":"FOO"}}`))
+	post(s, "/readyz", nil)
+	post(s, "/secret/7", nil)
+	var got []server.Observation
+	for _, o := range seen {
+		if o.Duration <= 0 || o.Duration > time.Minute || o.Queued > o.Duration || (o.Err == nil) != (o.Status == 200 || o.Status == 404) {
+			t.Errorf("%+v", o)
+		}
+		o.Duration, o.Queued, o.Err = 0, 0, nil
+		got = append(got, o)
+	}
+	want := []server.Observation{
+		{Path: "/cni", Method: "POST", Status: 200, Verb: "ADD", ContainerID: "c1", IfName: "eth0", Network: "podnet"},
+		{Path: "/cni", Method: "POST", Status: 400, Verb: "DEL", ContainerID: "c2", IfName: "eth0", Network: "podnet", Code: 11},
+		{Path: "/cni", Method: "POST", Status: 400, Code: 4},
+		{Path: "/readyz", Method: "POST", Status: 200},
+		{Method: "POST", Status: 404},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v\nwant %+v", got, want)
+	}
+}

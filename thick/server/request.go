@@ -1,0 +1,122 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/thick/internal/wire"
+)
+
+// call is a checked request.
+type call struct {
+	Request
+	verb          string
+	delegate      bool // it came by /delegate
+	attributes    *InterfaceAttributes
+	readinessFile string // of its configuration
+}
+
+// check returns the call that a client's request asks for. It asks nobody but the request
+// itself.
+func (s *Server) check(delegate bool, r *wire.Request) (*call, error) {
+	rules := wire.Rules{IfName: wire.DefaultIfName, Kubernetes: s.options.Kubernetes}
+	if delegate {
+		rules.IfName = "" // the container has an eth0 already, as a rule
+	}
+	args, invalid := rules.Parse(r.Env)
+	if invalid != nil {
+		return nil, invalid
+	}
+	c := &call{verb: args.Command, delegate: delegate}
+	switch {
+	case delegate && (c.verb == wire.GC || c.verb == wire.Version):
+		return nil, types.NewError(types.ErrInvalidEnvironmentVariables, "invalid CNI_COMMAND", c.verb+" is not for "+wire.PathDelegate)
+	case c.verb == wire.Version:
+		return c, nil
+	}
+	config, err := override(r.Config, s.override)
+	if err != nil {
+		return nil, err
+	}
+	conf, invalid := wire.ParseConf(c.verb, config)
+	if invalid != nil {
+		return nil, invalid
+	}
+	if a := r.Interface; delegate && a != nil {
+		c.attributes = &InterfaceAttributes{IPs: a.IPs, MAC: a.MAC, CNIArgs: a.CNIArgs}
+	}
+	c.readinessFile = conf.ReadinessFile
+	c.Request = Request{
+		ContainerID: args.ContainerID, NetNS: args.NetNS, IfName: args.IfName,
+		Args: args.Args, Pod: Pod(args.Pod), PluginDirs: within(s.pluginDirs, args.Path),
+		Config: config, Network: conf.Name, CNIVersion: conf.CNIVersion, Valid: conf.Valid,
+	}
+	if c.verb == wire.Add {
+		c.Began = s.now()
+	}
+	if c.readinessFile != "" && !filepath.IsAbs(c.readinessFile) {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, "readinessIndicatorFile is not an absolute path", c.readinessFile)
+	}
+	return c, nil
+}
+
+// within returns the paths that are one of the directories or below one. It goes by the
+// names: what links in these directories lead to is their owner's decision.
+func within(dirs, paths []string) []string {
+	var found []string
+	seen := map[string]bool{} // a client may send very many
+	for _, path := range paths {
+		path = filepath.Clean(path)
+		inside := func(dir string) bool {
+			return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+		}
+		if !seen[path] && slices.ContainsFunc(dirs, inside) {
+			seen[path] = true
+			found = append(found, path)
+		}
+	}
+	return found
+}
+
+// override replaces fields of a configuration. Without any it returns the same bytes.
+func override(config []byte, fields map[string]json.RawMessage) ([]byte, error) {
+	if len(fields) == 0 {
+		return config, nil
+	}
+	var merged map[string]json.RawMessage
+	if err := json.Unmarshal(config, &merged); err != nil || merged == nil {
+		return nil, types.NewError(types.ErrDecodingFailure, "network configuration: not a JSON object", "")
+	}
+	for name, value := range fields {
+		merged[name] = value
+	}
+	return json.Marshal(merged)
+}
+
+// findUID completes the pod of a call in Kubernetes mode. DEL goes on without: the pod may
+// be gone, and its interface must go too.
+func (s *Server) findUID(ctx context.Context, c *call) error {
+	if !s.options.Kubernetes || c.Pod.UID != "" || (c.verb != wire.Add && c.verb != wire.Check) {
+		return nil
+	}
+	if s.options.PodUID == nil {
+		return types.NewError(types.ErrInvalidEnvironmentVariables, "required env variables [CNI_ARGS] missing", "K8S_POD_UID")
+	}
+	uid, err := s.options.PodUID(ctx, c.Pod)
+	if said := (*types.Error)(nil); err != nil && !errors.As(err, &said) {
+		return tryLater("find the UID of pod %s/%s: %v", c.Pod.Namespace, c.Pod.Name, err)
+	} else if err != nil {
+		return err
+	}
+	if uid == "" {
+		return tryLater("pod %s/%s has no UID yet", c.Pod.Namespace, c.Pod.Name)
+	}
+	c.Pod.UID = uid
+	return nil
+}

@@ -1,0 +1,376 @@
+package shim_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/sandbox"
+	"github.com/embedcni/cni/thick/server"
+	"github.com/embedcni/cni/thick/shim"
+)
+
+// pluginName is the type of the plugin in configurations: a link to this test binary,
+// which is the shim if it is executed under that name. The variable has its queue.
+const (
+	pluginName    = "thickshim"
+	queueVariable = "SHIM_QUEUE"
+	toolVariable  = "SHIM_CNITOOL"
+)
+
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == pluginName {
+		shim.Main(shim.Options{QueueDir: os.Getenv(queueVariable)})
+	}
+	dir, err := os.MkdirTemp("", "shim")
+	if err != nil {
+		panic(err)
+	}
+	code := sandbox.Main(m, sandbox.Before(func() ([]string, error) {
+		tool := filepath.Join(dir, "cnitool")
+		out, err := exec.Command("go", "build", "-o", tool, "github.com/containernetworking/cni/cnitool").CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("go build cnitool: %w\n%s", err, out)
+		}
+		return []string{toolVariable + "=" + tool}, err
+	}))
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// book is a Backend that keeps its attachments in memory, as the pairs that it was asked
+// for, and remembers the requests.
+type book struct {
+	mu       sync.Mutex
+	attached []server.Attachment
+	asked    []string // "verb container interface network"
+	configs  []string
+	fail     error
+}
+
+// failWith makes all further calls fail with err, unless it is nil.
+func (b *book) failWith(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fail = err
+}
+
+func (b *book) note(verb string, r *server.Request) error {
+	b.asked = append(b.asked, strings.TrimSpace(fmt.Sprint(verb, " ", r.ContainerID, " ", r.IfName, " ", r.Network)))
+	b.configs = append(b.configs, string(r.Config))
+	return b.fail
+}
+
+func (b *book) find(r *server.Request) int {
+	return slices.IndexFunc(b.attached, func(a server.Attachment) bool {
+		return a.ContainerID == r.ContainerID && a.IfName == r.IfName && a.Network == r.Network
+	})
+}
+
+func (b *book) Add(_ context.Context, r *server.Request) (types.Result, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.note("ADD", r); err != nil {
+		return nil, err
+	}
+	if b.find(r) < 0 {
+		b.attached = append(b.attached, server.Attachment{ContainerID: r.ContainerID, IfName: r.IfName, Network: r.Network, Began: r.Began})
+	}
+	var conf struct{ Address string }
+	if err := json.Unmarshal(r.Config, &conf); err != nil {
+		return nil, err
+	}
+	result := &types100.Result{CNIVersion: "1.1.0", Interfaces: []*types100.Interface{{Name: r.IfName, Mac: "0a:00:00:00:00:07", Sandbox: r.NetNS}}}
+	ip, network, err := net.ParseCIDR(conf.Address)
+	if err != nil {
+		return nil, err
+	}
+	result.IPs = []*types100.IPConfig{{Interface: types100.Int(0), Address: net.IPNet{IP: ip, Mask: network.Mask}}}
+	return result, nil
+}
+
+func (b *book) Del(_ context.Context, r *server.Request) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	err := b.note("DEL", r)
+	if i := b.find(r); err == nil && i >= 0 {
+		b.attached = slices.Delete(b.attached, i, i+1)
+	}
+	return err
+}
+
+func (b *book) Check(_ context.Context, r *server.Request) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	err := b.note("CHECK", r)
+	if err == nil && b.find(r) < 0 {
+		err = types.NewError(types.ErrUnknownContainer, "not attached", r.ContainerID)
+	}
+	return err
+}
+
+func (b *book) GC(_ context.Context, r *server.Request) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	err := b.note("GC", r)
+	if err == nil {
+		b.attached = slices.DeleteFunc(b.attached, func(a server.Attachment) bool {
+			return a.Network == r.Network && !slices.Contains(r.Valid, types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName})
+		})
+	}
+	return err
+}
+
+func (b *book) Status(_ context.Context, r *server.Request) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.note("STATUS", r)
+}
+
+func (b *book) Attachments(context.Context) ([]server.Attachment, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.attached), nil
+}
+
+// take returns the requests since the last call, and their configurations.
+func (b *book) take() (asked, configs []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	asked, configs = b.asked, b.configs
+	b.asked, b.configs = nil, nil
+	return asked, configs
+}
+
+// node is a machine with a plugin directory and a daemon that can be started and killed.
+type node struct {
+	*book
+	dir string // of the socket, the queue and the plugins
+	cni *libcni.CNIConfig
+
+	server *server.Server
+	ln     net.Listener
+	served chan error
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{book: &book{}, dir: t.TempDir()}
+	self := expect.Value(os.Executable())(t)
+	bin := filepath.Join(n.dir, "bin")
+	expect.NoError(t, os.Mkdir(bin, 0o755), os.Symlink(self, filepath.Join(bin, pluginName)))
+	t.Setenv(queueVariable, filepath.Join(n.dir, "dels"))
+	n.cni = libcni.NewCNIConfigWithCacheDir([]string{bin}, filepath.Join(n.dir, "cache"), nil)
+	t.Cleanup(func() { n.kill(t) })
+	return n
+}
+
+// start starts a daemon, which drains the queue before it serves.
+func (n *node) start(t *testing.T) *server.DrainReport {
+	t.Helper()
+	n.server = expect.Value(server.New(n.book, server.Options{}))(t)
+	n.ln = expect.Value(n.server.Listen(filepath.Join(n.dir, "run", "multus.sock")))(t)
+	report := expect.Value(n.server.Drain(t.Context(), filepath.Join(n.dir, "dels")))(t)
+	n.served = make(chan error, 1)
+	go func(s *server.Server, l net.Listener, served chan error) { served <- s.Serve(l) }(n.server, n.ln, n.served)
+	return report
+}
+
+// kill ends the daemon, if one runs, without a word to its clients.
+func (n *node) kill(t *testing.T) {
+	if n.server == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	expect.NoError(t, n.server.Shutdown(ctx))
+	if err := <-n.served; !errors.Is(err, http.ErrServerClosed) {
+		t.Error(err)
+	}
+	n.server = nil
+}
+
+// list returns a network whose plugins are shims with these addresses.
+func (n *node) list(t *testing.T, version string, addresses ...string) *libcni.NetworkConfigList {
+	t.Helper()
+	var plugins []string
+	for _, address := range addresses {
+		plugins = append(plugins, fmt.Sprintf(`{"type": %q, "daemonSocketDir": %q, "address": %q, "capabilities": {"mac": true}}`, pluginName, filepath.Join(n.dir, "run"), address))
+	}
+	text := fmt.Sprintf(`{"cniVersion": %q, "name": "podnet", "plugins": [%s]}`, version, strings.Join(plugins, ", "))
+	return expect.Value(libcni.ConfListFromBytes([]byte(text)))(t)
+}
+
+func container(id string) *libcni.RuntimeConf {
+	return &libcni.RuntimeConf{
+		ContainerID: id, NetNS: "/run/netns/" + id, IfName: "eth0", Args: [][2]string{{"IgnoreUnknown", "1"}},
+		CapabilityArgs: map[string]any{"mac": "0a:00:00:00:00:07"},
+	}
+}
+
+// TestLibcniExecutesTheShim: each verb in each version of a conflist, with one plugin and
+// with two of which the second has the result of the first.
+func TestLibcniExecutesTheShim(t *testing.T) {
+	ctx := t.Context()
+	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		for _, addresses := range [][]string{{"10.1.0.7/16"}, {"10.1.0.7/16", "10.2.0.7/16"}} {
+			t.Run(fmt.Sprint(version, len(addresses)), func(t *testing.T) {
+				n := newNode(t)
+				n.start(t)
+				list := n.list(t, version, addresses...)
+				expect.Value(n.cni.ValidateNetworkList(ctx, list))(t)
+				result := expect.Value(n.cni.AddNetworkList(ctx, list, container("c1")))(t)
+				expect.Same(t, "version", result.Version(), version)
+				converted := expect.Value(types100.NewResultFromResult(result))(t)
+				expect.Same(t, "address", converted.IPs[0].Address.String(), addresses[len(addresses)-1])
+				asked, configs := n.take()
+				expect.Same(t, "asked", asked, repeat("ADD c1 eth0 podnet", len(addresses)))
+				wantFields(t, configs[0], `"mac":"0a:00:00:00:00:07"`, !strings.Contains(configs[0], "prevResult"))
+				if len(addresses) > 1 {
+					wantFields(t, configs[1], `"address":"10.1.0.7/16"`, strings.Contains(configs[1], "prevResult"))
+				}
+				has := func(verb string, err error) {
+					t.Helper()
+					expect.NoError(t, err)
+					asked, _ := n.take()
+					expect.Same(t, verb, asked, repeat(verb, len(addresses)))
+				}
+				if version != "0.3.1" {
+					has("CHECK c1 eth0 podnet", n.cni.CheckNetworkList(ctx, list, container("c1")))
+				} else if err := n.cni.CheckNetworkList(ctx, list, container("c1")); err == nil {
+					t.Error("CHECK in 0.3.1")
+				}
+				if version == "1.1.0" {
+					has("STATUS   podnet", n.cni.GetStatusNetworkList(ctx, list))
+					expect.Value(n.cni.AddNetworkList(ctx, list, container("c2")))(t)
+					n.take()
+					gc := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: "c1", IfName: "eth0"}}}
+					expect.NoError(t, n.cni.GCNetworkList(ctx, list, gc))
+					if asked, _ := n.take(); asked[len(asked)-1] != "GC   podnet" {
+						t.Errorf("GC: %v", asked)
+					}
+				}
+				expect.Same(t, "attached", len(n.attached), 1)
+				for range 2 { // a DEL is repeated
+					has("DEL c1 eth0 podnet", n.cni.DelNetworkList(ctx, list, container("c1")))
+				}
+				expect.Same(t, "attached", len(n.attached), 0)
+			})
+		}
+	}
+}
+
+func repeat(text string, n int) []string { return slices.Repeat([]string{text}, n) }
+
+// wantFields checks that a configuration has a part, and a condition.
+func wantFields(t *testing.T, config, part string, holds bool) {
+	t.Helper()
+	if !strings.Contains(config, part) || !holds {
+		t.Errorf("configuration %s", config)
+	}
+}
+
+// TestLibcniSeesErrors with the code, the message and the details of the daemon.
+func TestLibcniSeesErrors(t *testing.T) {
+	n := newNode(t)
+	n.start(t)
+	list, ctx := n.list(t, "1.1.0", "10.1.0.7/16"), t.Context()
+	want := types.NewError(101, "no room", "rack 7")
+	n.failWith(fmt.Errorf("wrapped: %w", want))
+	_, adding := n.cni.AddNetworkList(ctx, list, container("c1"))
+	for verb, err := range map[string]error{
+		"ADD": adding, "DEL": n.cni.DelNetworkList(ctx, list, container("c1")), "STATUS": n.cni.GetStatusNetworkList(ctx, list),
+		"GC": n.cni.GCNetworkList(ctx, list, &libcni.GCArgs{}),
+	} {
+		said := (*types.Error)(nil)
+		if !errors.As(err, &said) || *said != *want {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+	n.failWith(nil)
+	rt := container("c1")
+	rt.IfName = "" // libcni refuses it by itself, other callers may not
+	if _, err := n.cni.AddNetworkList(ctx, list, rt); err == nil {
+		t.Error("ADD without an interface name")
+	}
+}
+
+// TestLibcniWhileTheDaemonRestarts: an ADD waits for the daemon, a DEL does not, and is
+// carried out before the daemon serves.
+func TestLibcniWhileTheDaemonRestarts(t *testing.T) {
+	n := newNode(t)
+	n.start(t)
+	list, ctx := n.list(t, "1.0.0", "10.1.0.7/16"), t.Context()
+	for _, id := range []string{"c1", "c2"} {
+		expect.Value(n.cni.AddNetworkList(ctx, list, container(id)))(t)
+	}
+	n.kill(t)
+	expect.NoError(t, n.cni.DelNetworkList(ctx, list, container("c1")))
+	added := make(chan error, 1)
+	go func() {
+		_, err := n.cni.AddNetworkList(ctx, list, container("c3"))
+		added <- err
+	}()
+	report := n.start(t)
+	if len(report.Ended) != 1 || report.Ended[0].ContainerID != "c1" || len(report.Dropped)+len(report.Failed) != 0 || report.Unreadable != nil {
+		t.Errorf("drained %+v", report)
+	}
+	expect.NoError(t, expect.Await(t, "ADD", added))
+	var names []string
+	for _, a := range expect.Value(n.Attachments(ctx))(t) {
+		names = append(names, a.ContainerID)
+	}
+	expect.Same(t, "attached", names, []string{"c2", "c3"})
+	expect.NoError(t, n.cni.CheckNetworkList(ctx, list, container("c2")))
+}
+
+// TestCnitool, the specification's own command line.
+func TestCnitool(t *testing.T) {
+	n := newNode(t)
+	n.start(t)
+	confs := filepath.Join(n.dir, "net.d")
+	expect.NoError(t, os.Mkdir(confs, 0o755))
+	run := func(want int, verb string) string {
+		t.Helper()
+		cmd := exec.Command(os.Getenv(toolVariable), verb, "podnet", "/run/netns/c1")
+		cmd.Env = append(os.Environ(), "CNI_PATH="+filepath.Join(n.dir, "bin"), "NETCONFPATH="+confs)
+		out, err := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != want {
+			t.Errorf("cnitool %s: %v\n%s", verb, err, out)
+		}
+		return string(out)
+	}
+	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		expect.NoError(t, os.WriteFile(filepath.Join(confs, "10-podnet.conflist"), n.list(t, version, "10.1.0.7/16").Bytes, 0o644))
+		if out := run(0, "add"); !strings.Contains(out, "10.1.0.7/16") || !strings.Contains(out, version) {
+			t.Errorf("%s: add: %s", version, out)
+		}
+		if version != "0.3.1" {
+			run(0, "check")
+		}
+		if version == "1.1.0" {
+			run(0, "status")
+		}
+		run(0, "del")
+		expect.Same(t, "attached", len(expect.Value(n.Attachments(t.Context()))(t)), 0)
+	}
+	n.failWith(types.NewError(types.ErrTryAgainLater, "no room", ""))
+	if out := run(1, "add"); !strings.Contains(out, "no room") {
+		t.Errorf("add: %s", out)
+	}
+}
