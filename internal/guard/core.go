@@ -10,9 +10,14 @@ import (
 const (
 	// quiet is the time without a sign after which the containers are looked at, and
 	// patience the time from the first sign after which they are looked at although
-	// signs still come. A flush of 10,000 rules takes some 20 ms.
+	// signs still come: the ports of a bridge go one after the other.
 	quiet    = 20 * time.Millisecond
 	patience = 100 * time.Millisecond
+
+	// These are the times for changes of rules. A script that loads a firewall is a
+	// process for each rule.
+	quietRules    = 100 * time.Millisecond
+	patienceRules = 300 * time.Millisecond
 
 	// A look is owed a rest of looksRest times the time that it took, so that looking
 	// takes a fifth of one processor at most. Up to mostOwed it may be taken later: what
@@ -45,27 +50,51 @@ type Core struct {
 
 	links map[int]Link // as last announced
 	ports map[int]Port // the interfaces that are on a bridge, as last announced
-	// Signs that were not followed up yet, and the net losses of rules in places that
-	// containers share.
-	signs  map[Sign]struct{}
-	shared map[place]int
-	// Interfaces of containers that appeared. They matter to containers that differ.
-	appeared map[Sign]struct{}
-	by       string // the process of the last transaction
-	// What Gather has taken of them, for Due to follow up.
-	gathered     map[Sign]struct{}
-	gatheredNew  map[Sign]struct{} // of appeared
-	gatheredLoss bool              // of something that containers share
+	// Signs that were not followed up yet, and those that Gather has taken of them, for Due
+	// to follow up.
+	signs, gathered map[Sign]struct{}
+	// Interfaces of containers that appeared, and those that Gather has taken of them. They
+	// matter to containers that differ.
+	appeared, gatheredNew map[Sign]struct{}
+	losses                burst  // announcements that ask for a look, except those of rules
+	changes               burst  // of rules
+	changed               bool   // Gather has taken changes
+	by                    string // the process that made the last of them
 
-	first, last time.Time // sign; zero: there is none
-	whole       bool      // all containers are to be looked at
-	suspects    map[string]*suspect
-	rest        time.Time // no look before
-	owed        time.Duration
-	looked      time.Time // the last look ended
-	failures    int       // of looks, in a row
+	whole    bool // all containers are to be looked at
+	suspects map[string]*suspect
+	rest     time.Time // no look before
+	owed     time.Duration
+	looked   time.Time // the last look ended
+	failures int       // of looks, in a row
 
 	items map[string]map[Item]*history // by container
+}
+
+// burst is the time of announcements that come close together.
+type burst struct{ first, last time.Time } // zero: there was none
+
+func (b *burst) add(now time.Time) {
+	if b.first.IsZero() {
+		b.first = now
+	}
+	b.last = now
+}
+
+// settled returns the time at which the burst is followed up, or zero.
+func (b *burst) settled(quiet, patience time.Duration) time.Time {
+	if b.first.IsZero() {
+		return time.Time{}
+	}
+	return earlier(b.first.Add(patience), b.last.Add(quiet))
+}
+
+// earlier returns the earlier time. A zero time is none.
+func earlier(a, b time.Time) time.Time {
+	if b.IsZero() || !a.IsZero() && a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // suspect is a container to look at.
@@ -79,7 +108,7 @@ type suspect struct {
 func NewCore(classes Class) *Core {
 	return &Core{
 		classes: classes, links: make(map[int]Link), ports: make(map[int]Port),
-		signs: make(map[Sign]struct{}), gathered: make(map[Sign]struct{}), shared: make(map[place]int),
+		signs: make(map[Sign]struct{}), gathered: make(map[Sign]struct{}),
 		appeared: make(map[Sign]struct{}), gatheredNew: make(map[Sign]struct{}),
 		suspects: make(map[string]*suspect), items: make(map[string]map[Item]*history), whole: true,
 	}
@@ -99,33 +128,35 @@ func (c *Core) Links(all []Link, ports []Port) {
 	}
 }
 
-// By returns the process that made the last transaction of rules, or "".
+// By returns the process that was the last to change rules, or "".
 func (c *Core) By() string { return c.by }
 
-// Suspects reports whether there are signs to follow up.
-func (c *Core) Suspects() bool { return !c.first.IsZero() }
-
-// Ripe reports whether it is time to look because of signs.
-func (c *Core) Ripe(now time.Time) bool { return c.isSettled(now) || c.whole && !now.Before(c.rest) }
-
-func (c *Core) isSettled(now time.Time) bool {
-	at := c.settled()
-	return !at.IsZero() && !now.Before(at)
+// SettledAt returns the time at which the present announcements are followed up, or zero.
+func (c *Core) SettledAt() time.Time {
+	return earlier(c.losses.settled(quiet, patience), c.changes.settled(quietRules, patienceRules))
 }
+
+// Ripe reports whether it is time to look because of announcements.
+func (c *Core) Ripe(now time.Time) bool {
+	return isDue(c.SettledAt(), now) || c.whole && !now.Before(c.rest)
+}
+
+func isDue(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
 
 // Gather takes the signs that are due, for Due to follow, and reports whether to update
 // Index before. Later signs wait for the next Gather. The Index is older than they are: it
 // lacks containers that were attached since, and still has those that are being removed.
 func (c *Core) Gather(now time.Time) bool {
 	ripe := c.Ripe(now)
-	if c.isSettled(now) {
+	if isDue(c.losses.settled(quiet, patience), now) {
 		maps.Copy(c.gathered, c.signs)
 		maps.Copy(c.gatheredNew, c.appeared)
-		c.gatheredLoss = c.gatheredLoss || len(c.shared) > 0
 		clear(c.signs)
 		clear(c.appeared)
-		clear(c.shared)
-		c.first, c.last = time.Time{}, time.Time{}
+		c.losses = burst{}
+	}
+	if isDue(c.changes.settled(quietRules, patienceRules), now) {
+		c.changed, c.changes = true, burst{}
 	}
 	return ripe
 }
@@ -162,33 +193,15 @@ func (c *Core) Due(now time.Time) (t Task, due bool, next time.Time) {
 	return t, false, c.next()
 }
 
-// settled returns the time at which the present signs are followed up, or zero.
-func (c *Core) settled() time.Time {
-	if c.first.IsZero() {
-		return time.Time{}
-	}
-	if end := c.first.Add(patience); end.Before(c.last.Add(quiet)) {
-		return end
-	}
-	return c.last.Add(quiet)
-}
-
 // next returns the time of the next step, or zero.
 func (c *Core) next() (at time.Time) {
-	earlier := func(t time.Time) {
-		if at.IsZero() || t.Before(at) {
-			at = t
-		}
-	}
 	look := func(t time.Time) {
 		if t.Before(c.rest) {
 			t = c.rest
 		}
-		earlier(t)
+		at = earlier(at, t)
 	}
-	if settled := c.settled(); !settled.IsZero() {
-		earlier(settled)
-	}
+	at = c.SettledAt()
 	if c.whole {
 		look(c.rest)
 	}
@@ -202,7 +215,7 @@ func (c *Core) next() (at time.Time) {
 
 // follow turns the gathered signs into containers to look at.
 func (c *Core) follow(now time.Time) {
-	c.whole = c.whole || c.gatheredLoss && c.Index.Len() > 0
+	c.whole = c.whole || c.changed && c.Index.Len() > 0
 	if !c.whole {
 		found := make(map[string]struct{})
 		for s := range c.gathered {
@@ -223,7 +236,7 @@ func (c *Core) follow(now time.Time) {
 	}
 	clear(c.gathered)
 	clear(c.gatheredNew)
-	c.gatheredLoss = false
+	c.changed = false
 }
 
 // Suspect has a container looked at as soon as possible.

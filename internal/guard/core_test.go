@@ -21,7 +21,7 @@ func settledCore(classes Class) *Core {
 	c.Links([]Link{{1, "br0", true, 0, false, 1}, {2, "veth1", true, 1, false, 0}, {3, "veth2", true, 1, false, 0}, {4, "veth3", true, 0, false, 0}, {5, "eth0", true, 0, false, 0}}, nil)
 	for id, link := range map[string]string{"c1": "veth1", "c2": "veth2", "c3": "veth3"} {
 		n := id[1:]
-		signs := append(OfAddress(netip.MustParseAddr("10.1.0."+n)), OfLink(link), OfChain("CNI-"+hash(n)), OfComment("comment "+id))
+		signs := []Sign{OfAddress(netip.MustParseAddr("10.1.0." + n)), OfLink(link)}
 		if id != "c3" {
 			signs = append(signs, OfLink("br0"))
 		}
@@ -40,8 +40,6 @@ func gatherAndDue(c *Core, now time.Time) (Task, bool, time.Time) {
 	c.Gather(now)
 	return c.Due(now)
 }
-
-func hash(s string) string { return fmt.Sprintf("%x", s+"0123456789abcdef")[:24] }
 
 // followed returns the look that follows events.
 func followed(c *Core, events ...Event) string {
@@ -133,10 +131,7 @@ func TestPortsAreForgotten(t *testing.T) {
 func TestEventsPointAtContainers(t *testing.T) {
 	link := func(l Link) Event { return Event{Link: &l} }
 	route := func(dst string, index int) Event { return Event{Route: &Route{index, netip.MustParsePrefix(dst)}} }
-	rule := func(o Object) Event { o.Rule = true; return Event{Object: &o} }
-	nat := func(o Object) Event { o.Family, o.Table = familyIPv4, "nat"; return rule(o) }
-	own := func(o Object) Event { o.Family, o.Table = familyInet, "embedcni"; return Event{Object: &o} }
-	hostport := func(o Object) Event { o.Family, o.Table = familyIPv4, "cni_hostport"; return rule(o) }
+	rules := Event{Rules: &Changed{By: "nft"}}
 	for _, c := range []struct {
 		what   string
 		events []Event
@@ -162,38 +157,10 @@ func TestEventsPointAtContainers(t *testing.T) {
 		{"another host route", []Event{route("10.9.0.3/32", 4)}, ""},
 		{"the route of a bridge", []Event{route("10.1.0.0/24", 1)}, "[c1 c2]"},
 		{"another route", []Event{route("0.0.0.0/0", 5)}, ""},
-		{"a container's chain", []Event{{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "CNI-" + hash("1")}}}, "[c1]"},
-		{"an unknown container's chain", []Event{{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "CNI-" + hash("9")}}}, ""},
-		{"a rule in it", []Event{nat(Object{Chain: "CNI-" + hash("1")})}, "[c1]"},
-		{"the jump to it", []Event{nat(Object{Chain: "POSTROUTING", Jump: "CNI-" + hash("2")})}, "[c2]"},
-		{"the jump to an unknown one", []Event{nat(Object{Chain: "POSTROUTING", Jump: "CNI-" + hash("9")})}, ""},
-		{"a rule with its comment", []Event{nat(Object{Chain: "POSTROUTING", Comments: []string{"comment c2"}})}, "[c2]"},
-		{"a rule of an address", []Event{nat(Object{Chain: "CNI-FORWARD", Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.1")}})}, "[c1]"},
-		{"somebody's rule of that address", []Event{nat(Object{Chain: "POSTROUTING", Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.1")}})}, ""},
-		{"the jump of all", []Event{nat(Object{Chain: "PREROUTING", Jump: "CNI-HOSTPORT-DNAT"})}, "all"},
-		{"a chain of all", []Event{{Object: &Object{Family: familyIPv6, Table: "filter", Chain: "CNI-FORWARD"}}}, "all"},
-		{"a table", []Event{{Object: &Object{Family: familyIPv4, Table: "nat"}}}, "all"},
-		{"a chain of a hook", []Event{{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "POSTROUTING"}}}, "all"},
-		{"another program's rule", []Event{nat(Object{Chain: "PREROUTING", Jump: "DOCKER"})}, ""},
-		{"another program's chain", []Event{{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "DOCKER"}}}, ""},
-		{"another program's table", []Event{{Object: &Object{Family: familyIPv4, Table: "kube-proxy"}}}, ""},
-		{"a name of ours in another program's table", []Event{{Object: &Object{Family: familyInet, Table: "mine", Chain: "CNI-FORWARD"}}}, ""},
-		{"an element", []Event{own(Object{Set: "containers4", HasElement: true, Comments: []string{"comment c1"}})}, "[c1]"},
-		{"an unknown container's element", []Event{own(Object{Set: "containers4", HasElement: true, Comments: []string{"comment c9"}})}, ""},
-		{"an element without a comment", []Event{own(Object{Set: "containers4", HasElement: true})}, "all"},
-		{"a set", []Event{own(Object{Set: "containers4"})}, "all"},
-		{"a rule of the table", []Event{own(Object{Chain: "containers", Rule: true, Comments: []string{"masquerade"}})}, "all"},
-		{"the table", []Event{own(Object{})}, "all"},
-		{"an ADD with nftables", []Event{
-			hostport(Object{Chain: "prerouting"}), hostport(Object{Chain: "prerouting", Added: true}),
-			hostport(Object{Chain: "hostports", Added: true, Comments: []string{"c1"}}), {By: "portmap"}}, ""},
-		{"a shared rule with nftables", []Event{hostport(Object{Chain: "prerouting"}), {By: "nft"}}, "all"},
-		{"two of them, and one is back", []Event{
-			hostport(Object{Chain: "prerouting"}), hostport(Object{Chain: "prerouting"}), hostport(Object{Chain: "prerouting", Added: true})}, "all"},
+		{"rules have changed", []Event{rules}, "all"},
 		{"announcements were lost", []Event{{Lost: Rules}}, "all"},
 		{"a hold has changed", []Event{{Holds: true}}, "all"},
-		{"a transaction that deletes nothing", []Event{{By: "nft"}}, ""},
-		{"several at once", []Event{link(Link{2, "veth1", true, 0, false, 0}), route("10.1.0.3/32", 4), nat(Object{Chain: "CNI-" + hash("2")})}, "[c1 c2 c3]"},
+		{"several at once", []Event{link(Link{2, "veth1", true, 0, false, 0}), route("10.1.0.3/32", 4)}, "[c1 c3]"},
 	} {
 		expect.Same(t, c.what, followed(settledCore(All), c.events...), c.want)
 	}
@@ -204,7 +171,7 @@ func TestClassesAreChosenSingly(t *testing.T) {
 	signs := map[Class]Event{
 		Links:  {Link: &Link{1, "br0", false, 0, false, 0}},
 		Routes: {Route: &Route{4, netip.MustParsePrefix("10.1.0.3/32")}},
-		Rules:  {Object: &Object{Family: familyIPv4, Table: "nat"}},
+		Rules:  {Rules: &Changed{By: "nft"}},
 	}
 	for chosen := range All + 1 {
 		for class, e := range signs {
@@ -620,23 +587,15 @@ func (h *randomHost) linkOf(id string, up, gone bool) Event {
 	return Event{Link: &Link{Index: h.index[id], Name: "veth" + id, Up: up, Gone: gone}}
 }
 
-func (h *randomHost) ruleOf(id string, added bool) Event {
-	return Event{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "CNI-" + hash(id), Rule: true, Added: added}}
-}
-
-// add attaches a container: additions, and the shared rules anew.
+// add attaches a container: only additions.
 func (h *randomHost) add() {
 	h.next++
 	id := fmt.Sprint(h.next)
 	h.index[id] = h.next
 	h.take(h.linkOf(id, false, false))
 	h.take(h.linkOf(id, true, false))
-	for _, added := range []bool{false, true} {
-		h.take(Event{Object: &Object{Family: familyIPv4, Table: "cni_hostport", Chain: "prerouting", Rule: true, Added: added}})
-	}
-	h.take(h.ruleOf(id, true))
 	h.things[id] = map[string]bool{"link": true, "rule": true}
-	h.pending = append(h.pending, Container{id, []Sign{OfLink("veth" + id), OfChain("CNI-" + hash(id))}})
+	h.pending = append(h.pending, Container{id, true, []Sign{OfLink("veth" + id)}})
 }
 
 // remove detaches a container: first the record, then what it has.
@@ -647,8 +606,6 @@ func (h *randomHost) remove() {
 	}
 	h.pending = append(h.pending, Container{ID: id})
 	delete(h.things, id)
-	h.take(h.ruleOf(id, false))
-	h.take(Event{By: "iptables"})
 	h.take(h.linkOf(id, false, true))
 }
 
@@ -656,7 +613,6 @@ func (h *randomHost) remove() {
 func (h *randomHost) noise() {
 	for n := range h.random.IntN(50) {
 		h.take(Event{Link: &Link{Index: 100_000 + n, Name: fmt.Sprint("other", n), Up: n%2 == 0, Gone: n%3 == 0}})
-		h.take(Event{Object: &Object{Family: familyIPv4, Table: "nat", Chain: "KUBE-SEP-X", Rule: true}})
 		h.take(Event{Route: &Route{100_000, netip.MustParsePrefix("192.0.2.0/24")}})
 	}
 }
@@ -671,7 +627,7 @@ func (h *randomHost) lose() {
 		h.take(h.linkOf(id, false, false))
 	} else {
 		h.things[id]["rule"] = false
-		h.take(h.ruleOf(id, false))
+		h.take(Event{Rules: &Changed{By: "nft"}})
 	}
 }
 
@@ -683,8 +639,7 @@ func (h *randomHost) flush(lost bool) {
 		h.take(Event{Lost: Rules})
 		return
 	}
-	h.take(Event{Object: &Object{Family: familyIPv4, Table: "nat"}})
-	h.take(Event{By: "nft"})
+	h.take(Event{Rules: &Changed{By: "nft"}})
 }
 
 // run lets time pass, and does what the core asks for.
@@ -693,10 +648,10 @@ func (h *randomHost) run(d time.Duration) {
 	for {
 		if h.core.Gather(h.now) {
 			for _, c := range h.pending {
-				if len(c.Signs) == 0 {
-					h.core.Forget(c.ID)
-				} else {
+				if c.Guarded {
 					h.core.Index.Set(c.ID, c.Signs)
+				} else {
+					h.core.Forget(c.ID)
 				}
 			}
 			h.pending = nil
@@ -760,8 +715,6 @@ func (h *randomHost) repair(id string) {
 		h.things[id][f.Object] = true
 		if f.Object == "link" {
 			h.take(h.linkOf(id, true, false))
-		} else {
-			h.take(h.ruleOf(id, true))
 		}
 	}
 	h.core.Compared(h.now, id, itemsOf(left))

@@ -13,7 +13,8 @@
 // [Guard] is the loop around it.
 //
 // Only a loss is a sign: an interface that goes, is set down or leaves its bridge; an
-// address, a route, a rule, an element that is deleted. So what an ADD makes wakes
-// nobody, and what a DEL deletes points at a container that is on record as being
-// removed, which the Index does not have.
+// address or a route that is deleted. So what an ADD makes wakes nobody, and what a DEL
+// deletes points at a container that is on record as being removed, which the Index does
+// not have. A change of rules by another program is no sign of a container: all are
+// looked at.
 package guard

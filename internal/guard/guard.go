@@ -27,11 +27,11 @@ type Host interface {
 	Repair(ctx context.Context, containers []string, want func(Found) bool) map[string]Repaired
 }
 
-// Container is a container on record. Without signs it is not to be guarded: it is gone,
-// unfinished, or being removed.
+// Container is a container on record.
 type Container struct {
-	ID    string
-	Signs []Sign
+	ID      string
+	Guarded bool // else it is gone, unfinished, or being removed
+	Signs   []Sign
 }
 
 // Verdict is the result of a comparison.
@@ -193,10 +193,11 @@ func (r *run) do(ctx context.Context, job Job) {
 // take takes an event in, and wakes the loop if there is something new to do.
 func (r *run) take(e Event) {
 	r.mu.Lock()
-	suspected := r.core.Suspects()
+	before := r.core.SettledAt()
 	r.core.Take(r.Now(), e)
 	r.relearn = r.relearn || e.Lost&Links != 0
-	news := !suspected && r.core.Suspects()
+	at := r.core.SettledAt()
+	news := !at.IsZero() && (before.IsZero() || at.Before(before))
 	r.mu.Unlock()
 	if news {
 		select {
@@ -296,10 +297,10 @@ func (r *run) refresh(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, c := range changed {
-		if len(c.Signs) == 0 {
-			r.core.Forget(c.ID)
-		} else {
+		if c.Guarded {
 			r.core.Index.Set(c.ID, c.Signs)
+		} else {
+			r.core.Forget(c.ID)
 		}
 	}
 	return err

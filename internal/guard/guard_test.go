@@ -35,7 +35,7 @@ func (h *fakeHost) Refresh(context.Context) ([]Container, error) {
 	defer h.mu.Unlock()
 	var all []Container
 	for id := range h.lost {
-		all = append(all, Container{id, []Sign{OfLink("veth" + id)}})
+		all = append(all, Container{id, true, []Sign{OfLink("veth" + id)}})
 	}
 	return all, h.unread
 }
@@ -384,7 +384,7 @@ func TestGuardDoesJobs(t *testing.T) {
 			if n == 2 {
 				panic("in a job")
 			}
-			emit(Event{By: "a job"})
+			emit(Event{Link: &Link{Index: 1000, Name: "other"}})
 		}}}
 	})
 	for want := 1; want <= 4; want++ {

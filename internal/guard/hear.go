@@ -19,10 +19,8 @@ func (c *Core) Take(now time.Time, e Event) {
 		c.hearOf(now, Links, e.Queue.Interface)
 	case e.Route != nil:
 		c.hearRoute(now, *e.Route)
-	case e.Object != nil:
-		c.hearObject(now, e.Object)
-	case e.By != "":
-		c.by = e.By
+	case e.Rules != nil:
+		c.hearRules(now, e.Rules)
 	case e.Holds:
 		c.suspectAll(now)
 	}
@@ -51,7 +49,7 @@ func (c *Core) hearLink(now time.Time, l Link) {
 	}
 	if !l.Gone && (!known || before.Name != l.Name) && c.classes&Links != 0 && c.Index.Knows(OfLink(l.Name)) {
 		c.appeared[OfLink(l.Name)] = struct{}{}
-		c.taken(now)
+		c.losses.add(now)
 	}
 }
 
@@ -78,35 +76,18 @@ func (c *Core) hearOf(now time.Time, class Class, index int) {
 
 func (c *Core) hearRoute(now time.Time, r Route) {
 	if r.Dst.IsSingleIP() {
-		c.suspect(now, OfAddress(r.Dst.Addr())[0])
+		c.suspect(now, OfAddress(r.Dst.Addr()))
 		return
 	}
 	c.hearOf(now, Routes, r.Interface)
 }
 
-// hearObject suspects the containers of a deleted object. The plugins with nftables
-// make the shared rules anew with each ADD: they delete all and add all, in one
-// transaction. So shared rules count as lost only if fewer were added than deleted.
-func (c *Core) hearObject(now time.Time, o *Object) {
-	if c.classes&Rules == 0 {
-		return
-	}
-	where := place{o.Family, o.Table, o.Chain}
-	if o.Added {
-		if c.shared[where] > 1 {
-			c.shared[where]--
-		} else {
-			delete(c.shared, where)
-		}
-		return
-	}
-	signs, shared := o.read()
-	for _, s := range signs {
-		c.suspect(now, s)
-	}
-	if shared {
-		c.shared[where]++
-		c.taken(now)
+// hearRules suspects all containers, whatever has changed: what the rules of others do to a
+// container's cannot be told from an announcement.
+func (c *Core) hearRules(now time.Time, r *Changed) {
+	if c.classes&Rules != 0 {
+		c.by = r.By
+		c.changes.add(now)
 	}
 }
 
@@ -123,17 +104,10 @@ func (c *Core) note(now time.Time, s Sign) {
 	} else {
 		c.whole = true
 	}
-	c.taken(now)
+	c.losses.add(now)
 }
 
 func (c *Core) suspectAll(now time.Time) {
 	c.whole = true
-	c.taken(now)
-}
-
-func (c *Core) taken(now time.Time) {
-	if c.first.IsZero() {
-		c.first = now
-	}
-	c.last = now
+	c.losses.add(now)
 }

@@ -15,7 +15,7 @@ func (x *Index) Set(id string, signs []Sign) {
 	if x.signs == nil {
 		x.signs, x.found = make(map[string][]Sign), make(map[Sign]map[string]struct{})
 	}
-	x.signs[id] = slices.Clone(signs)
+	x.signs[id] = slices.Clone(signs) // perhaps none
 	for _, s := range signs {
 		if x.found[s] == nil {
 			x.found[s] = make(map[string]struct{})

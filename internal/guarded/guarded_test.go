@@ -3,13 +3,11 @@ package guarded
 import (
 	"encoding/json"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/guard"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -61,30 +59,9 @@ func attached(id record.ID) *record.Record {
 }
 
 func TestSignsOfAnAttachment(t *testing.T) {
-	got := signsOf(attached("c"), "me")
-	o := fwrules.Owner{Network: "net", ContainerID: "c", IfName: "eth0"}
-	want := append(guard.OfAddress(netip.MustParseAddr("10.1.0.2")), guard.OfLink("veth1"), guard.OfComment("c"))
-	for _, c := range o.Chains() {
-		want = append(want, guard.OfComment(c.Comment), guard.OfChain(c.Name))
-	}
-	for _, s := range want {
-		if !slices.Contains(got, s) {
-			t.Errorf("no sign %v among %v", s, got)
-		}
-	}
-	if inside := guard.OfLink("eth0"); slices.Contains(got, inside) {
-		t.Errorf("the sign %v is of an interface in the container", inside)
-	}
-}
-
-// TestPoolsContainersAreKnownByThePluginsID: rules have that.
-func TestPoolsContainersAreKnownByThePluginsID(t *testing.T) {
-	rec := attached("c")
-	rec.PluginID = "warm-1"
-	got := signsOf(rec, "me")
-	if !slices.Contains(got, guard.OfComment("warm-1")) || slices.Contains(got, guard.OfComment("c")) {
-		t.Errorf("signs: %v", got)
-	}
+	got, ok := signsOf(attached("c"), "me")
+	expect.Same(t, "guarded", ok, true)
+	expect.Same(t, "signs", got, []guard.Sign{guard.OfAddress(netip.MustParseAddr("10.1.0.2")), guard.OfLink("veth1")})
 }
 
 func TestNoSignsOfWhatIsNotToBeWhole(t *testing.T) {
@@ -97,7 +74,9 @@ func TestNoSignsOfWhatIsNotToBeWhole(t *testing.T) {
 	} {
 		rec := attached("c")
 		change(rec)
-		expect.Same(t, name, signsOf(rec, "me"), nil)
+		signs, ok := signsOf(rec, "me")
+		expect.Same(t, name, signs, nil)
+		expect.Same(t, name+": guarded", ok, false)
 	}
 }
 
@@ -105,7 +84,7 @@ func TestNoSignsOfWhatIsNotToBeWhole(t *testing.T) {
 func TestSignsWithoutAResult(t *testing.T) {
 	rec := attached("c")
 	rec.Attachments[0].Result = nil
-	if got := signsOf(rec, "me"); len(got) == 0 || slices.Contains(got, guard.OfLink("veth1")) {
-		t.Errorf("signs: %v", got)
-	}
+	signs, ok := signsOf(rec, "me")
+	expect.Same(t, "signs", signs, nil)
+	expect.Same(t, "guarded", ok, true)
 }

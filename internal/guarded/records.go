@@ -20,7 +20,7 @@ type Records struct {
 	known  bool                 // all were read
 	failed map[record.ID]bool   // have a removal that has to be repeated
 	// changed are the containers that have changed since take, and taken those that it
-	// has returned with signs. A container that comes and goes in between is in neither.
+	// has returned as guarded. A container that comes and goes in between is in neither.
 	changed map[string]guard.Container
 	taken   map[string]bool
 }
@@ -42,7 +42,7 @@ func Watch(dir string) (*Records, error) {
 func (k *Records) Close() error { return k.watch.Close() }
 
 // Changed returns the containers in scope that have changed since the last call, at the
-// first call all. One that has left the scope is returned without signs. With an error
+// first call all. One that has left the scope is not guarded any more. With an error
 // these are the known ones.
 func (k *Records) Changed(in *record.Store, scope Scope, log *slog.Logger) ([]guard.Container, error) {
 	k.mu.Lock()
@@ -103,7 +103,7 @@ func (k *Records) read(file string, rec *record.Record, scope Scope) {
 	delete(k.failed, rec.ContainerID)
 	c := guard.Container{ID: string(rec.ContainerID)}
 	if scope.Includes(rec) {
-		c.Signs = signsOf(rec, scope.Owner)
+		c.Signs, c.Guarded = signsOf(rec, scope.Owner)
 		if rec.IsUnsettled(scope.Owner) {
 			k.failed[rec.ContainerID] = true
 		}
@@ -112,7 +112,7 @@ func (k *Records) read(file string, rec *record.Record, scope Scope) {
 }
 
 func (k *Records) change(c guard.Container) {
-	if len(c.Signs) == 0 && !k.taken[c.ID] {
+	if !c.Guarded && !k.taken[c.ID] {
 		delete(k.changed, c.ID)
 		return
 	}
@@ -123,10 +123,10 @@ func (k *Records) change(c guard.Container) {
 func (k *Records) take() (all []guard.Container) {
 	for id, c := range k.changed {
 		all = append(all, c)
-		if len(c.Signs) == 0 {
-			delete(k.taken, id)
-		} else {
+		if c.Guarded {
 			k.taken[id] = true
+		} else {
+			delete(k.taken, id)
 		}
 	}
 	clear(k.changed)

@@ -29,15 +29,15 @@ func newFollowed(t *testing.T) *followed {
 
 var scope = Scope{Owner: "me", Boot: "b", Host: "4-1"}
 
-// want checks which containers have changed since the last time. A container without
-// signs is "-ID".
+// want checks which containers have changed since the last time. One that is not
+// guarded is "-ID".
 func (f *followed) want(what string, want ...string) {
 	f.t.Helper()
 	all, err := f.records.Changed(f.store, scope, slog.Default())
 	expect.NoError(f.t, err)
 	var got []string
 	for _, c := range all {
-		if len(c.Signs) == 0 {
+		if !c.Guarded {
 			c.ID = "-" + c.ID
 		}
 		got = append(got, c.ID)

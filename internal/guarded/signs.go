@@ -4,33 +4,21 @@ import (
 	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/guard"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 )
 
 // signsOf returns the signs of the attachments of an owner that are complete, and of
-// which no removal has begun.
-func signsOf(rec *record.Record, owner string) (signs []guard.Sign) {
+// which no removal has begun. ok reports whether there is one.
+func signsOf(rec *record.Record, owner string) (signs []guard.Sign, ok bool) {
 	for i := range rec.Attachments {
 		n := &rec.Attachments[i]
 		if n.State != record.Added || rec.IsUnfinished(n) || rec.OwnerOf(n) != owner {
 			continue
 		}
-		o := fwrules.Owner{Network: n.Network, ContainerID: string(rec.Plugins()), IfName: n.IfName}
-		chains, comments := o.Names()
-		for _, c := range o.Chains() {
-			comments = append(comments, c.Comment)
-		}
-		comments = append(comments, o.ContainerID) // portmap's in nftables
-		for _, c := range chains {
-			signs = append(signs, guard.OfChain(c))
-		}
-		for _, c := range comments {
-			signs = append(signs, guard.OfComment(c))
-		}
+		ok = true
 		result := chain.Decode(n.Result)
 		for _, a := range prevresult.Addresses(result) {
-			signs = append(signs, guard.OfAddress(a)...)
+			signs = append(signs, guard.OfAddress(a))
 		}
 		if result == nil {
 			continue
@@ -41,5 +29,5 @@ func signsOf(rec *record.Record, owner string) (signs []guard.Sign) {
 			}
 		}
 	}
-	return signs
+	return signs, ok
 }

@@ -3,7 +3,6 @@ package hostwatch
 import (
 	"context"
 	"errors"
-	"net/netip"
 
 	"github.com/embedcni/cni/internal/guard"
 	"github.com/embedcni/cni/internal/hostns"
@@ -158,13 +157,7 @@ func isPlugins(q *links.HeardQueue) bool {
 
 func (e *Watcher) watchRules(ctx context.Context, emit func(guard.Event)) error {
 	for {
-		lost, err := e.rules.Next(ctx, func(h nft.Announcement) {
-			if h.End != nil {
-				emit(guard.Event{By: h.End.Name})
-				return
-			}
-			emit(guard.Event{Object: objectOf(h)})
-		})
+		lost, err := e.rules.Next(ctx, func(c nft.Change) { emit(guard.Event{Rules: &guard.Changed{By: c.Name}}) })
 		if err != nil {
 			return err
 		}
@@ -172,44 +165,4 @@ func (e *Watcher) watchRules(ctx context.Context, emit func(guard.Event)) error 
 			emit(guard.Event{Lost: guard.Rules})
 		}
 	}
-}
-
-func objectOf(h nft.Announcement) *guard.Object {
-	o := &guard.Object{
-		Added: h.Added, Family: h.Table.Family, Table: h.Table.Name, Chain: h.Chain, Set: h.Set,
-		Rule: h.Rule != nil, HasElement: len(h.Elements) > 0,
-	}
-	for _, e := range h.Elements {
-		if e.Comment != "" {
-			o.Comments = append(o.Comments, e.Comment)
-		}
-	}
-	if h.Rule == nil || h.Added {
-		return o
-	}
-	if h.Rule.Comment != "" {
-		o.Comments = append(o.Comments, h.Rule.Comment)
-	}
-	for _, x := range h.Rule.Exprs.List() {
-		if to := x.Jump(); to != "" {
-			o.Jump = to
-		}
-		if a, ok := netip.AddrFromSlice(x.Value()); ok {
-			o.Addresses = append(o.Addresses, a)
-		}
-		if name, info := x.Extension(); name == "comment" {
-			o.Comments = append(o.Comments, text(info))
-		}
-	}
-	return o
-}
-
-// text returns the bytes before the first zero byte.
-func text(b []byte) string {
-	for i, c := range b {
-		if c == 0 {
-			return string(b[:i])
-		}
-	}
-	return string(b)
 }

@@ -2,31 +2,27 @@ package hostwatch
 
 import (
 	"errors"
-	"net/netip"
+	"strings"
 
 	"github.com/embedcni/cni/internal/guard"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/internal/thread"
 )
 
-// Legacy reads the legacy tables of a host, and finds what has gone since it did before.
-// One goroutine at a time may use it.
+// Legacy reads the legacy tables of a host, and finds out whether something has gone since
+// it did before. One goroutine at a time may use it.
 type Legacy struct {
 	Host *hostns.NetNS
 
 	before map[legacyObject]int
 }
 
-// legacyObject is a chain, or a rule of it, as far as it matters.
+// legacyObject is a chain, or a rule.
 type legacyObject struct {
 	v6           bool
 	table, chain string
-	rule         bool
-	comment      string
-	target       string
-	src, dst     netip.Addr
+	rule         iptables.LegacyRule
 }
 
 // Used reports whether containers have chains or rules in the legacy tables. The chains
@@ -34,7 +30,7 @@ type legacyObject struct {
 func (l *Legacy) Used() (bool, error) {
 	now, err := l.list()
 	for o := range now {
-		if guard.IsContainers(o.chain) || o.chain == firewallChain && (o.src.IsValid() || o.dst.IsValid()) {
+		if isContainers(o.chain) || o.chain == firewallChain && (o.rule.Src.IsValid() || o.rule.Dst.IsValid()) {
 			return true, err
 		}
 	}
@@ -45,40 +41,33 @@ func (l *Legacy) Used() (bool, error) {
 // containers, and no chains of their own.
 const firewallChain = "CNI-FORWARD"
 
-// Read reports what has gone since the last Read. At the first it reports that anything
-// may have gone: nobody knows of the time before it.
+// isContainers reports whether a chain is of the form that the plugins give to one
+// container's: CNI-, DN- or SN- perhaps, and a hash.
+func isContainers(chain string) bool {
+	rest, ok := strings.CutPrefix(chain, "CNI-")
+	if !ok {
+		return false
+	}
+	rest = strings.TrimPrefix(strings.TrimPrefix(rest, "DN-"), "SN-")
+	return len(rest) >= 20 && strings.Trim(rest, "0123456789abcdef") == ""
+}
+
+// Read reports whether something has gone since the last Read, or was replaced. At the
+// first it reports that anything may have gone: nobody knows of the time before it.
 func (l *Legacy) Read(emit func(guard.Event)) error {
 	now, err := l.list()
 	if err != nil {
 		return err
 	}
-	if l.before == nil {
-		emit(guard.Event{Lost: guard.Rules})
-	}
+	gone := l.before == nil
 	for o, n := range l.before {
-		if now[o] >= n {
-			continue
-		}
-		emit(guard.Event{Object: o.event()})
+		gone = gone || now[o] < n
 	}
 	l.before = now
+	if gone {
+		emit(guard.Event{Rules: &guard.Changed{}})
+	}
 	return nil
-}
-
-func (o legacyObject) event() *guard.Object {
-	e := &guard.Object{Family: nft.FamilyIPv4, Table: o.table, Chain: o.chain, Rule: o.rule, Jump: o.target}
-	if o.v6 {
-		e.Family = nft.FamilyIPv6
-	}
-	if o.comment != "" {
-		e.Comments = []string{o.comment}
-	}
-	for _, a := range []netip.Addr{o.src, o.dst} {
-		if a.IsValid() {
-			e.Addresses = append(e.Addresses, a)
-		}
-	}
-	return e
 }
 
 // list counts the objects. It creates no table.
@@ -109,7 +98,7 @@ func listTable(x iptables.Tool, table string, all map[legacyObject]int) error {
 		all[legacyObject{v6: x.V6(), table: table, chain: chain}]++
 	}
 	for _, r := range rules {
-		all[legacyObject{v6: x.V6(), table: table, chain: r.Chain, rule: true, comment: r.Comment, target: r.Target, src: r.Src, dst: r.Dst}]++
+		all[legacyObject{v6: x.V6(), table: table, chain: r.Chain, rule: r}]++
 	}
 	return nil
 }

@@ -15,7 +15,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
-// TestLegacyRead: a rule that has gone is reported although another has come.
+// TestLegacyRead: a rule that has gone is noticed although another has come, and so is one
+// that was replaced.
 func TestLegacyRead(t *testing.T) {
 	for tool, address := range map[string]string{"iptables-legacy": "10.1.0.%d", "ip6tables-legacy": "2001:db8::%d"} {
 		t.Run(tool, func(t *testing.T) {
@@ -44,19 +45,24 @@ func TestLegacyRead(t *testing.T) {
 			a, b := fmt.Sprintf(address, 1), fmt.Sprintf(address, 2)
 			run("-A CNI-FORWARD -s " + a + " -j ACCEPT")
 			expect.Same(t, "used by the firewall plugin", used(), true)
-			expect.Same(t, "at first", read(), []guard.Event{{Lost: guard.Rules}})
-			expect.Same(t, "unchanged", len(read()), 0)
+			changed := []guard.Event{{Rules: &guard.Changed{}}}
+			expect.Same(t, "at first", read(), changed)
+			expect.Same(t, "unchanged", read(), nil)
 			run("-D CNI-FORWARD -s " + a + " -j ACCEPT")
 			run("-A CNI-FORWARD -s " + b + " -j ACCEPT")
-			events := read()
-			if len(events) != 1 {
-				t.Fatalf("got %d events", len(events))
-			}
-			o := events[0].Object
-			expect.Same(t, "what has gone", fmt.Sprint(o.Chain, " ", o.Rule, o.Added, o.Addresses), fmt.Sprintf("CNI-FORWARD true false [%s]", a))
+			expect.Same(t, "one has gone, one has come", read(), changed)
+			run("-I CNI-FORWARD -s " + a + " -j ACCEPT")
+			run("-N other")
+			run("-A FORWARD -j CNI-FORWARD")
+			expect.Same(t, "additions before and behind it", read(), nil)
+			run("-I CNI-FORWARD -s " + a + " -p tcp -j ACCEPT")
+			expect.Same(t, "another addition", read(), nil)
+			run("-R CNI-FORWARD 1 -s " + a + " -p udp -j ACCEPT")
+			expect.Same(t, "replaced", read(), changed)
+			run("-F FORWARD")
 			run("-F CNI-FORWARD")
 			run("-X CNI-FORWARD")
-			expect.Same(t, "the rule, and the chain with its end", len(read()), 3)
+			expect.Same(t, "all have gone", read(), changed)
 			run("-t nat -N CNI-DN-0123456789abcdef01234")
 			expect.Same(t, "used by portmap", used(), true)
 		})

@@ -22,6 +22,7 @@ type LegacyRule struct {
 	In, Out       string
 	Mark          uint32
 	Src, Dst      netip.Addr // if the rule matches one address
+	Encoded       string     // all of the rule but its counters and the chain that it jumps to
 }
 
 // HasLegacyTable reports whether the kernel has the table. Asking for the rules of
@@ -81,6 +82,9 @@ func (x Tool) layout() entryLayout {
 	return entryLayout{in: 16, out: 32, target: 88, size: 112}
 }
 
+// cacheSize is the size of nfcache, which precedes target_offset.
+const cacheSize = 4
+
 // Offsets and sizes in struct xt_entry_target and xt_entry_match, which are
 // alike: the size, the name and the revision, and then the extension's own
 // data.
@@ -115,6 +119,10 @@ func (l entryLayout) decode(info tableInfo, data []byte) ([]LegacyRule, map[stri
 		} else {
 			r := LegacyRule{Chain: chain, Target: name, In: unix.ByteSliceToString(e[l.in:][:16]), Out: unix.ByteSliceToString(e[l.out:][:16])}
 			r.Src, r.Dst = l.addresses(e)
+			r.Encoded = string(e[:l.target-cacheSize]) + string(e[l.size:len(e)-len(body)])
+			if name != "" {
+				r.Encoded += string(body)
+			}
 			if name == "" {
 				jumps[len(rules)] = r.verdict(body)
 			} else if name == "MARK" && len(body) >= 8 {

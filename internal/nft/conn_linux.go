@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -69,7 +70,34 @@ func Open() (*Conn, error) {
 	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil {
 		return nil, errors.Join(fmt.Errorf("netlink socket to the packet filter: %w", err), unix.Close(fd))
 	}
+	if err := bind(fd); err != nil {
+		return nil, errors.Join(fmt.Errorf("netlink socket to the packet filter: %w", err), unix.Close(fd))
+	}
 	return &Conn{fd: fd, in: make([]byte, 32<<10)}, nil
+}
+
+// The ports of Conns, of all processes, begin with the same 20 bits. The kernel announces
+// the port with each change, so a [Listener] knows the changes that were made by this
+// package. The kernel gives a port of this form to one in 500,000 sockets of others, or
+// fewer: usually a socket's port is the number of its process.
+const (
+	ownPorts     = 0xec2d1 << ownPortsBits
+	ownPortsBits = 12
+)
+
+func isOwnPort(port uint32) bool { return port>>ownPortsBits == ownPorts>>ownPortsBits }
+
+// bind gives a socket a port of its own. If it finds none that is free, the kernel will
+// choose one; then a guard looks at its containers after changes of this package, too.
+func bind(fd int) (err error) {
+	const tries = 16
+	for range tries {
+		err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: ownPorts | rand.Uint32N(1<<ownPortsBits)})
+		if !errors.Is(err, unix.EADDRINUSE) {
+			return err
+		}
+	}
+	return nil
 }
 
 // Close closes the socket. If anyone has just deleted rules or elements, the

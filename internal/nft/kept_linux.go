@@ -2,6 +2,7 @@ package nft
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"maps"
 	"slices"
@@ -267,7 +268,9 @@ type change struct {
 func (c *change) hear(index int, typ uint16, data []byte) {
 	switch typ & 0xff {
 	case unix.NFT_MSG_NEWGEN:
-		c.generation = readTransaction(body(data)).Generation
+		if b := attribute(body(data), unix.NFTA_GEN_ID); len(b) == 4 {
+			c.generation = binary.BigEndian.Uint32(b)
+		}
 	case unix.NFT_MSG_NEWRULE:
 		if c.rules == nil {
 			c.rules = make(map[int]listed)

@@ -2,7 +2,6 @@ package nft
 
 import (
 	"context"
-	"encoding/binary"
 
 	"golang.org/x/sys/unix"
 
@@ -10,9 +9,12 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Listener reports objects of a namespace that are deleted. One goroutine at a time may
-// use it.
-type Listener struct{ socket *notify.Socket }
+// Listener reports changes of the rules of a namespace by others. One goroutine at a time
+// may use it.
+type Listener struct {
+	socket *notify.Socket
+	takes  bool // the transaction whose announcements come now takes something away
+}
 
 // groupTables is NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h.
 const groupTables = 7
@@ -24,42 +26,21 @@ func Listen(ns *netns.Handle, buffer int) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Listener{s}, nil
+	return &Listener{socket: s}, nil
 }
 
-// Announcement is an object that was deleted, a rule that was added, or the end of a
-// transaction. Other additions are not reported: reading the elements that other
-// programs add to their sets would cost more than all else.
-type Announcement struct {
-	Added bool // a rule; else the object was deleted
-	Table Table
-	// Chain and Set name the object, or where it was: a rule of Chain if Rule is set,
-	// elements of Set if there are some; the table itself if both are empty.
-	Chain, Set string
-	Rule       *Rule
-	Elements   []Element
-	Port       uint32 // of the socket whose transaction it was
-
-	// End is set at the end of each transaction, after its objects.
-	End *Transaction
+// Change is a transaction in which something was deleted, replaced or renamed, by another
+// program. Those that only add, and those of a [Conn], of any process, are not reported.
+type Change struct {
+	Name string // of the thread that made it, as the kernel shows it
 }
 
-// Transaction is a change of the rules.
-type Transaction struct {
-	Generation uint32
-	// Thread is the ID, in the first PID namespace, of the thread that made the change,
-	// and Name the name of that thread.
-	Thread uint32
-	Name   string
-}
-
-// Next waits for changes and calls each with them, in order; it is valid until each
-// returns. Lost reports whether the kernel has dropped some. If the context ends, the
-// error is its cause.
-func (l *Listener) Next(ctx context.Context, each func(Announcement)) (lost bool, err error) {
+// Next waits for changes and calls each with them, in order. Lost reports whether the
+// kernel has dropped some. If the context ends, the error is its cause.
+func (l *Listener) Next(ctx context.Context, each func(Change)) (lost bool, err error) {
 	return l.socket.Next(ctx, func(m notify.Message) {
-		if h, ok := readAnnouncement(m); ok {
-			each(h)
+		if c, ok := l.hear(m); ok {
+			each(c)
 		}
 	})
 }
@@ -67,43 +48,23 @@ func (l *Listener) Next(ctx context.Context, each func(Announcement)) (lost bool
 // Close ends the listener.
 func (l *Listener) Close() error { return l.socket.Close() }
 
-// readAnnouncement reads an announcement. ok is false if it is about something else.
-func readAnnouncement(m notify.Message) (h Announcement, ok bool) {
-	if m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Body) < netfilterHeader {
-		return h, false
+// hear takes an announcement in, and returns the change that ends with it. The kernel
+// announces one transaction after the other, each with NFT_MSG_NEWGEN at its end
+// (nf_tables_commit).
+func (l *Listener) hear(m notify.Message) (c Change, ends bool) {
+	if m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Body) < netfilterHeader || isOwnPort(m.Port) {
+		return c, false
 	}
-	attrs := body(m.Body)
-	name := func(attr uint16) string { return unix.ByteSliceToString(attribute(attrs, attr)) }
-	h.Port, h.Table.Family = m.Port, m.Body[0]
 	switch m.Type & 0xff {
-	case unix.NFT_MSG_DELTABLE:
-		h.Table.Name = name(unix.NFTA_TABLE_NAME)
-	case unix.NFT_MSG_DELCHAIN:
-		h.Table.Name, h.Chain = name(unix.NFTA_CHAIN_TABLE), name(unix.NFTA_CHAIN_NAME)
-	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		r := readRule(m.Body)
-		h.Added = m.Type&0xff == unix.NFT_MSG_NEWRULE
-		h.Table.Name, h.Chain, h.Rule = name(unix.NFTA_RULE_TABLE), r.Chain, &r
-	case unix.NFT_MSG_DELSET:
-		h.Table.Name, h.Set = name(unix.NFTA_SET_TABLE), name(unix.NFTA_SET_NAME)
-	case unix.NFT_MSG_DELSETELEM:
-		h.Table.Name, h.Set = name(unix.NFTA_SET_ELEM_LIST_TABLE), name(unix.NFTA_SET_ELEM_LIST_SET)
-		h.Elements = readElements(m.Body)
 	case unix.NFT_MSG_NEWGEN:
-		h.End = readTransaction(attrs)
-	default:
-		return h, false
+		ends, l.takes = l.takes, false
+		return Change{unix.ByteSliceToString(attribute(body(m.Body), unix.NFTA_GEN_PROC_NAME))}, ends
+	case unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSET, unix.NFT_MSG_DELSETELEM:
+		l.takes = true
+	case unix.NFT_MSG_NEWCHAIN:
+		// A new name is announced like a new chain, without this flag (since Linux 5.15;
+		// older kernels do not tell).
+		l.takes = l.takes || m.Flags&unix.NLM_F_CREATE == 0
 	}
-	return h, true
-}
-
-// readTransaction reads the attributes of NFT_MSG_NEWGEN.
-func readTransaction(attrs []byte) *Transaction {
-	end := &Transaction{Name: unix.ByteSliceToString(attribute(attrs, unix.NFTA_GEN_PROC_NAME))}
-	for attr, number := range map[uint16]*uint32{unix.NFTA_GEN_ID: &end.Generation, unix.NFTA_GEN_PROC_PID: &end.Thread} {
-		if b := attribute(attrs, attr); len(b) == 4 {
-			*number = binary.BigEndian.Uint32(b)
-		}
-	}
-	return end
+	return c, false
 }
