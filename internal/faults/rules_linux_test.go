@@ -258,9 +258,6 @@ func (h *ruleHost) randomNFT(random *rand.Rand) (c ruleChange, ok bool) {
 		rule := fmt.Sprintf("rule %s %s handle %d", place, o.Chain, o.Handle)
 		added := fmt.Sprintf("add rule %s %s counter comment \"another\"", place, o.Chain)
 		scripts = []string{"delete " + rule, "replace " + rule + ` counter comment "somebody's"`, added + "\ndelete " + rule, "delete " + rule + "\n" + added}
-		if o.Table == "embedcni" { // a repair leaves somebody's rule there, and says so
-			scripts = scripts[:1]
-		}
 	case "set", "map":
 		scripts = []string{fmt.Sprintf("flush %s %s %s", o.kind, place, o.Name)}
 		if keys := h.elements(o); len(keys) > 0 {

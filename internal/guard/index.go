@@ -35,12 +35,6 @@ func (x *Index) Delete(id string) {
 	delete(x.signs, id)
 }
 
-// Has reports whether the container is in the index.
-func (x *Index) Has(id string) bool {
-	_, ok := x.signs[id]
-	return ok
-}
-
 // Len returns the number of containers.
 func (x *Index) Len() int { return len(x.signs) }
 

@@ -358,6 +358,42 @@ func TestRestoredRulesHaveEffect(t *testing.T) {
 	})
 }
 
+// TestRestoreLeavesRulesOfOthersInItsTable, and adds its own behind them.
+func TestRestoreLeavesRulesOfOthersInItsTable(t *testing.T) {
+	for name, script := range map[string]string{
+		"in place of all":      "flush chain inet embedcni postrouting\nadd rule inet embedcni postrouting counter comment \"x\"",
+		"before":               `insert rule inet embedcni postrouting counter comment "x"`,
+		"behind":               `add rule inet embedcni postrouting counter comment "x"`,
+		"without a comment":    "flush chain inet embedcni postrouting\nadd rule inet embedcni postrouting counter",
+		"in place of the jump": "flush chain inet embedcni prerouting\nadd rule inet embedcni prerouting counter comment \"x\"",
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDamaged(t, fwrules.Native, "nft")
+			must(t, d.fw.Add(t.Context(), fwrules.Native, d.rules[0]))
+			d.feed(script+"\n", "nft", "-f", "-")
+			all, err := d.fw.Missing(t.Context(), fwrules.Native, d.rules[0])
+			must(t, err)
+			if harmless := name == "before" || name == "behind"; harmless != (len(all) == 0) {
+				t.Errorf("missing: %s", textOfMissing(all))
+			}
+			for _, m := range all {
+				if m.Found != "" {
+					t.Errorf("%s cannot be repaired: there is %s", m.Object, m.Found)
+				}
+				must(t, d.fw.Restore(t.Context(), fwrules.Native, m.Rules))
+			}
+			all, err = d.fw.Missing(t.Context(), fwrules.Native, d.rules[0])
+			must(t, err)
+			if len(all) > 0 {
+				t.Errorf("still missing: %s", textOfMissing(all))
+			}
+			if there := strings.Join(d.lines(), "\n"); strings.Count(there, "counter") != 1 {
+				t.Errorf("the other's rule is gone:\n%s", there)
+			}
+		})
+	}
+}
+
 // TestRestoreReplacesNothing: where another's rule is in the place of a missing one, it
 // stays, and the error says so.
 func TestRestoreReplacesNothing(t *testing.T) {
@@ -372,8 +408,6 @@ func TestRestoreReplacesNothing(t *testing.T) {
 			add element inet embedcni hostports4 { tcp . 10004 comment "x" : 10.1.0.9 . 80 }`, "tcp 10004", fwrules.ErrHostPortTaken},
 		"an address": {fwrules.Native, `delete element inet embedcni containers4 { 10.1.0.4 }
 			add element inet embedcni containers4 { 10.1.0.4 comment "x" }`, "masquerading of 10.1.0.4", fwrules.ErrInPlace},
-		"a rule in our table": {fwrules.Native, `flush chain inet embedcni postrouting
-			add rule inet embedcni postrouting counter comment "x"`, "masquerading of 10.1.0.4", fwrules.ErrInPlace},
 		"other conditions": {fwrules.NFTables, `flush chain ip cni_hostport prerouting
 			add rule ip cni_hostport prerouting iifname "x" jump hostports_all`, "tcp 10004", fwrules.ErrInPlace},
 	} {

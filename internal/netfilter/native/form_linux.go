@@ -70,7 +70,7 @@ func inTheWay(err error) bool {
 }
 
 // toAdd returns the messages that make the missing elements, and the generation in
-// which they are missing. They replace elements and chains that differ, or an error
+// which they are missing. They replace elements that differ, or an error
 // names the first of these.
 func toAdd(c *nft.Conn, wanted []element, replace bool, siblings func(e element, comment string) bool) ([]nft.Message, uint32, error) {
 	found, generation, err := c.Elements(table, wanted, nil)
@@ -80,9 +80,6 @@ func toAdd(c *nft.Conn, wanted []element, replace bool, siblings func(e element,
 	lay, err := readLayout(c)
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", table, err)
-	}
-	if other := lay.foreign(); other != "" && !replace {
-		return nil, 0, fmt.Errorf("nftables: %w: there is %s", fwrules.ErrInPlace, other)
 	}
 	msgs, _ := lay.missing(setsOf(wanted))
 	present := byKey(found)

@@ -23,6 +23,23 @@ type rule struct {
 	exprs          nft.Exprs
 }
 
+// is reports whether a rule on the host is this one.
+func (r rule) is(o nft.Object) bool { return r.comment == o.Comment }
+
+func comments(all []nft.Object) (texts []string) {
+	for _, o := range all {
+		texts = append(texts, o.Comment)
+	}
+	return texts
+}
+
+func wanted(all []rule) (texts []string) {
+	for _, r := range all {
+		texts = append(texts, r.comment)
+	}
+	return texts
+}
+
 // chains are the chains in the order in which they are made, each after
 // those that it jumps to.
 //
@@ -147,7 +164,7 @@ func newSet(name string, id uint32) nft.Message {
 // layout holds the existing sets, chains and rules of the table.
 type layout struct {
 	sets  map[string]bool
-	rules map[string][]string // comments, by chain
+	rules map[string][]nft.Object // by chain
 }
 
 // missing returns the messages that make the missing part of the layout that elements
@@ -176,7 +193,7 @@ func (l layout) missing(sets []string) (msgs []nft.Message, err error) {
 			continue
 		}
 		set(name)
-		if r := lengthRule(name); !slices.Contains(l.rules[r.chain], r.comment) {
+		if r := lengthRule(name); !slices.ContainsFunc(l.rules[r.chain], r.is) {
 			msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, r.comment))
 			if err == nil {
 				err = fmt.Errorf("rule %v %s for set %s is missing", table, r.chain, name)
@@ -199,45 +216,31 @@ func (l layout) withExisting(sets []string) []string {
 	return all
 }
 
-// missingChains returns the messages that make again the chains that are missing or
-// that someone has changed, with their rules.
+// missingChains returns the messages that make again the chains that are missing, and the
+// rules of those that someone has changed. Rules of others stay, before these.
 func (l layout) missingChains(err *error) (msgs []nft.Message) {
 	for _, c := range chains() {
-		there, exists := l.rules[c.name]
-		var want []string
-		for _, r := range c.rules {
-			want = append(want, r.comment)
-		}
+		all, exists := l.rules[c.name]
+		ours := slices.DeleteFunc(slices.Clone(all), func(o nft.Object) bool {
+			return !slices.ContainsFunc(c.rules, func(r rule) bool { return r.is(o) })
+		})
+		same := slices.EqualFunc(c.rules, ours, rule.is)
 		perLength := c.rules == nil // which have more rules than these
-		if exists && (perLength || slices.Equal(there, want)) {
+		if exists && (perLength || same) {
 			continue
 		}
 		if *err == nil {
-			*err = fmt.Errorf("chain %v %s is not as it was made: it has rules %q, want %q", table, c.name, there, want)
+			*err = fmt.Errorf("chain %v %s is not as it was made: it has rules %q, want %q", table, c.name, comments(ours), wanted(c.rules))
 		}
 		msgs = append(msgs, nft.NewChain(table, c.name, c.hook, ""))
-		if exists {
-			msgs = append(msgs, nft.FlushChain(table, c.name))
+		for _, o := range ours {
+			msgs = append(msgs, o.Deletion())
 		}
 		for _, r := range c.rules {
 			msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, r.comment))
 		}
 	}
 	return msgs
-}
-
-// foreign returns the first rule that somebody else has added to a chain whose rules
-// are always the same, or "".
-func (l layout) foreign() string {
-	for _, c := range chains() {
-		for _, comment := range l.rules[c.name] {
-			ours := func(r rule) bool { return r.comment == comment }
-			if c.rules != nil && !slices.ContainsFunc(c.rules, ours) {
-				return fmt.Sprintf("rule %v %s with comment %q", table, c.name, comment)
-			}
-		}
-	}
-	return ""
 }
 
 // kinds returns the sets that are this module's.
@@ -253,7 +256,7 @@ func (l layout) kinds() (sets []string) {
 // readLayout returns the sets, chains and rules of the native table. If they change
 // meanwhile, it returns beside [nft.ErrChanged] what it has seen.
 func readLayout(c *nft.Conn) (layout, error) {
-	l := layout{sets: make(map[string]bool), rules: make(map[string][]string)}
+	l := layout{sets: make(map[string]bool), rules: make(map[string][]nft.Object)}
 	sets, changed := c.Sets(table)
 	for _, name := range sets {
 		l.sets[name] = true
@@ -269,7 +272,7 @@ func readLayout(c *nft.Conn) (layout, error) {
 		return l, err
 	}
 	return l, errors.Join(changed, err, c.Rules(table, "", nil, func(r nft.Rule) error {
-		l.rules[r.Chain] = append(l.rules[r.Chain], r.Comment)
+		l.rules[r.Chain] = append(l.rules[r.Chain], nft.Object{Table: table, Chain: r.Chain, Handle: r.Handle, Comment: r.Comment})
 		return nil
 	}))
 }

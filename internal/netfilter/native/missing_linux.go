@@ -13,12 +13,11 @@ import (
 type sight struct {
 	layout   layout
 	elements map[elementKey]element
-	broken   error  // names the first part that is missing whatever the elements are
-	foreign  string // a rule of somebody else's, which is not replaced
+	broken   error // names the first part that is missing whatever the elements are
 }
 
 func newSight(l layout, elements []element) sight {
-	s := sight{layout: l, elements: byKey(elements), foreign: l.foreign()}
+	s := sight{layout: l, elements: byKey(elements)}
 	_, s.broken = l.missing(nil)
 	return s
 }
@@ -130,14 +129,14 @@ func (f Form) missing(ctx context.Context, r fwrules.Rules, s sight) (all []fwru
 }
 
 // absent returns an error that names the first of the elements that is missing, or
-// the first part of the layout that it needs. found is the first element, or rule,
-// that is in the place of one.
+// the first part of the layout that it needs. found is the first element that is
+// in the place of one.
 func (f Form) absent(wanted []element, s sight) (found string, err error) {
 	if len(wanted) == 0 {
 		return "", nil
 	}
 	if err = s.lacks(setsOf(wanted)); err != nil {
-		found, err = s.foreign, fmt.Errorf("nftables: %w", err)
+		err = fmt.Errorf("nftables: %w", err)
 	}
 	first := func(text string, e error) {
 		if err == nil {
@@ -168,7 +167,7 @@ type Restoring struct {
 }
 
 // Restore adds the missing elements of attachments, and the part of the layout that they
-// need, all or none. It replaces nothing: if another element or rule is in the way, the
+// need, all or none. It replaces nothing: if another element is in the way, the
 // error is a [fwrules.ErrInPlace] or [fwrules.ErrHostPortTaken].
 func (f Form) Restore(ctx context.Context, all []Restoring) error {
 	var wanted []element
