@@ -14,7 +14,7 @@ import (
 var floors = [][]string{
 	{
 		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/chroot",
-		"internal/confwatch", "internal/cut", "internal/damage", "internal/defaults", "internal/dirwatch",
+		"internal/confwatch", "internal/damage", "internal/defaults", "internal/dirwatch",
 		"internal/etcfiles", "internal/expect", "internal/faults", "internal/interchange",
 		"internal/known", "internal/misspelt", "internal/netfilter/fwrules", "internal/parallel",
 		"internal/perm", "internal/plainfile", "internal/ports", "internal/privilege",

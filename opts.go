@@ -103,7 +103,7 @@ func defaultSettings() settings {
 		portRange:        hostports.Range{First: 20000, Last: 29999},
 		choice:           runner.Choice{BuiltIn: builtin.New()},
 		envAllow:         invoke.DefaultAllow(),
-		logger:           slog.New(discardHandler{}),
+		logger:           slog.New(slog.DiscardHandler),
 	}
 }
 
@@ -367,22 +367,12 @@ func WithPortRange(first, last int) Opt {
 func WithLogger(logger *slog.Logger) Opt {
 	return func(c *config) error {
 		if logger == nil {
-			logger = slog.New(discardHandler{})
+			logger = slog.New(slog.DiscardHandler)
 		}
 		c.logger, c.loggerSet = logger, true
 		return nil
 	}
 }
-
-// discardHandler is a slog.Handler that discards all records, like slog.DiscardHandler.
-// slog.DiscardHandler needs Go 1.24, and the go directive of this module would then
-// require that of importers.
-type discardHandler struct{}
-
-func (discardHandler) Enabled(context.Context, slog.Level) bool  { return false }
-func (discardHandler) Handle(context.Context, slog.Record) error { return nil }
-func (d discardHandler) WithAttrs([]slog.Attr) slog.Handler      { return d }
-func (d discardHandler) WithGroup(string) slog.Handler           { return d }
 
 // WithoutReaping turns off the background removal of abandoned containers. Only
 // Remove, Recover and GC then remove them.

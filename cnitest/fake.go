@@ -190,7 +190,7 @@ func (f *Fake) result(plan *cni.Plan) (*cni.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	result, err := converter.GetCNIResultFromResults(lists)
+	result, err := converter.GetCNIResultFromResults(lists) //lint:ignore SA1019 nothing is set up here
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -35,7 +34,7 @@ func unmountBelow(dir string) error {
 		return err
 	}
 	var at []string
-	for line := range cut.Lines(string(data)) {
+	for line := range strings.Lines(string(data)) {
 		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
 			at = append(at, f[4])
 		}

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -196,7 +195,7 @@ type mount struct{ fstype, path string }
 //	36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 - ext3 /dev/root rw
 func parseMountinfo(text string) []mount {
 	var mounts []mount
-	for l := range cut.Lines(text) {
+	for l := range strings.Lines(text) {
 		head, tail, _ := strings.Cut(l, " - ")
 		fields, types := strings.Fields(head), strings.Fields(tail)
 		if len(fields) < 5 || len(types) < 1 {

@@ -3,8 +3,6 @@ package audit
 import (
 	"regexp"
 	"strings"
-
-	"github.com/embedcni/cni/internal/cut"
 )
 
 // parseSave parses the output of iptables-save. It returns the tables that it
@@ -19,7 +17,7 @@ import (
 //	COMMIT
 func parseSave(tool, out string) (lines, tables []string) {
 	table := ""
-	for text := range cut.Lines(out) {
+	for text := range strings.Lines(out) {
 		text = strings.TrimSpace(text)
 		switch {
 		case strings.HasPrefix(text, "*"):
@@ -64,7 +62,7 @@ func parseRuleset(out string, skip map[string]bool) []string {
 		path    []string // the open blocks: "table ip x", "chain y"
 		partial string   // elements of a list that has not ended yet
 	)
-	for text := range cut.Lines(out) {
+	for text := range strings.Lines(out) {
 		text = strings.TrimSpace(text)
 		if partial != "" {
 			text = partial + " " + text

@@ -7,8 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-
-	"github.com/embedcni/cni/internal/cut"
 )
 
 // listFilters lists the rules of every packet filter whose tool is installed.
@@ -107,7 +105,7 @@ func (t tables) save(ctx context.Context, tool, variant string) (string, error) 
 
 // hasTable reports whether nft's ruleset has a table of the family.
 func hasTable(ruleset, family string) bool {
-	for line := range cut.Lines(ruleset) {
+	for line := range strings.Lines(ruleset) {
 		if strings.HasPrefix(line, "table "+family+" ") {
 			return true
 		}

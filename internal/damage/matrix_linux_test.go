@@ -36,13 +36,13 @@ func forms(legacy bool) []form {
 	return all
 }
 
-// TestEachDamageIsFoundAndRepaired breaks a container in each way, whatever attached
+// TestFigure_M18_EachDamageIsFoundAndRepaired breaks a container in each way, whatever attached
 // it. Health finds it. Repair puts it back as it was, to the line, without a change to
 // anything else, and the connections that were open before still work.
-func TestEachDamageIsFoundAndRepaired(t *testing.T) { matrix(t, "nft") }
+func TestFigure_M18_EachDamageIsFoundAndRepaired(t *testing.T) { matrix(t, "nft") }
 
-// TestEachDamageIsFoundAndRepairedWithLegacyTables is the same with the legacy iptables.
-func TestEachDamageIsFoundAndRepairedWithLegacyTables(t *testing.T) { matrix(t, "legacy") }
+// TestFigure_M18_EachDamageIsFoundAndRepairedWithLegacyTables is the same with the legacy iptables.
+func TestFigure_M18_EachDamageIsFoundAndRepairedWithLegacyTables(t *testing.T) { matrix(t, "legacy") }
 
 func matrix(t *testing.T, variant string) {
 	plugintest.UseIPTables(t, variant)
@@ -54,9 +54,9 @@ func matrix(t *testing.T, variant string) {
 	}
 }
 
-// TestEachDamageIsFoundAndRepairedWithoutIPTables: on a host without the program iptables
+// TestFigure_M18_EachDamageIsFoundAndRepairedWithoutIPTables: on a host without the program iptables
 // the policies of bridges are in this module's own sets.
-func TestEachDamageIsFoundAndRepairedWithoutIPTables(t *testing.T) {
+func TestFigure_M18_EachDamageIsFoundAndRepairedWithoutIPTables(t *testing.T) {
 	hideIPTables(t)
 	for _, policy := range []string{"isolated", "same-bridge"} {
 		f := form{typ: "bridge", backend: unnamed, ours: true, policy: policy}
@@ -79,8 +79,8 @@ func hideIPTables(t *testing.T) {
 	}
 }
 
-// TestEachDamageIsFoundAndRepairedWithFirewalld, which forgets and moves addresses too.
-func TestEachDamageIsFoundAndRepairedWithFirewalld(t *testing.T) {
+// TestFigure_M18_EachDamageIsFoundAndRepairedWithFirewalld, which forgets and moves addresses too.
+func TestFigure_M18_EachDamageIsFoundAndRepairedWithFirewalld(t *testing.T) {
 	plugintest.UseIPTables(t, "nft")
 	for _, ours := range []bool{true, false} {
 		f := form{typ: "bridge", backend: iptables, ours: ours, zoned: true}

@@ -86,6 +86,29 @@ func (b *board) changedRules(t *testing.T) {
 		fmt.Sprintf("0, ≤ %v", *ruleLimit), failed == 0 && all > 0 && longest <= *ruleLimit)
 }
 
+// flushedRules is M20: all containers' traffic is back after the packet filter was flushed.
+func (b *board) flushedRules(t *testing.T) {
+	var all int
+	var longest time.Duration
+	for _, f := range ruleForms() {
+		if f.variant == "legacy" {
+			continue // nothing announces a flush of its tables, see GuardOptions.LegacyInterval
+		}
+		t.Run(f.name, func(t *testing.T) {
+			h := newRuleHost(t, f, *ruleContainers)
+			_, _, err := h.back(h.homes)
+			expect.NoError(t, err)
+			flush := ruleChange{"flush", func() { h.run("", "nft", "flush", "ruleset") }}
+			traffic, _ := h.try(flush, h.homes)
+			all++
+			longest = max(longest, traffic)
+		})
+	}
+	b.figure(t, "M20", fmt.Sprintf("traffic of %d containers back after a flush of all rules", *ruleContainers),
+		fmt.Sprintf("%d ms at most, of %d flushes", longest.Milliseconds(), all),
+		fmt.Sprintf("≤ %v", *ruleLimit), !t.Failed() && all > 0 && longest <= *ruleLimit)
+}
+
 // sharedChanges are changes of what all containers share, as far as it is there.
 func (h *ruleHost) sharedChanges(family string) (all []ruleChange) {
 	for _, tc := range []struct{ table, chain string }{

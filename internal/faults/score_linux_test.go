@@ -106,6 +106,7 @@ func TestScorecard(t *testing.T) {
 	t.Run("M16 Repair", b.killRepairs)
 	t.Run("M16 Guard", b.killGuards)
 	t.Run("M21", b.patterns)
+	t.Run("M20", b.flushedRules)
 	t.Run("M22", b.changedRules)
 	b.figure(t, "M4", "Remove is nil with something left", fmt.Sprintf("%d of %d", b.lies, b.removes), "0", b.lies == 0)
 	b.print(t)

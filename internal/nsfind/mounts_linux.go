@@ -1,13 +1,12 @@
 package nsfind
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/embedcni/cni/internal/cut"
 )
 
 // MountsArePrivate reports whether only this process and its children see mounts
@@ -30,7 +29,7 @@ func MountsArePrivate(dir, first string) (bool, error) {
 		return false, err
 	}
 	// 36 35 98:0 /mnt1 /mnt2 rw,noatime shared:1 - ext3 /dev/root rw
-	for line := range cut.Lines(mounts) {
+	for line := range bytes.Lines(mounts) {
 		fields := strings.Fields(string(line))
 		if len(fields) < 7 || fields[0] != id {
 			continue
@@ -59,7 +58,7 @@ func mountOf(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for line := range cut.Lines(info) {
+	for line := range bytes.Lines(info) {
 		if id, ok := strings.CutPrefix(string(line), "mnt_id:"); ok {
 			return strings.TrimSpace(id), nil
 		}

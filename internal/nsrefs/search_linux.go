@@ -1,6 +1,7 @@
 package nsrefs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -10,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/tasks"
 )
 
@@ -181,7 +181,7 @@ func mountsIn(process string) (all []mount, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for line := range cut.Lines(data) {
+	for line := range bytes.Lines(data) {
 		fields := strings.Fields(string(line))
 		if len(fields) < 5 {
 			continue

@@ -1,6 +1,6 @@
 module github.com/embedcni/cni/internal/oracle
 
-go 1.24.2
+go 1.25.0
 
 require (
 	github.com/containerd/go-cni v1.1.14

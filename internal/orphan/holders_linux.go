@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/tasks"
 )
@@ -174,7 +173,7 @@ func (h *Holder) Kill() (bool, error) {
 //	lock:	1: OFDLCK  ADVISORY  WRITE -1 fe:00:1234 42 42
 func parseFDInfo(info string) (closeOnExec bool, locks []extent) {
 	closeOnExec = true // the safe assumption if there are no flags
-	for line := range cut.Lines(info) {
+	for line := range strings.Lines(info) {
 		name, value, _ := strings.Cut(line, ":")
 		fields := strings.Fields(value)
 		switch {

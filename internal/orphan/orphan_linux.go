@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/tasks"
 )
@@ -165,7 +164,7 @@ func aliveAnywhere(identity string) (bool, error) {
 // numbers returns a process's numbers in its PID namespaces, from its
 // proc_pid_status(5), "NSpid:\t4711\t1".
 func numbers(status string) []string {
-	for line := range cut.Lines(status) {
+	for line := range strings.Lines(status) {
 		if list, ok := strings.CutPrefix(line, "NSpid:"); ok {
 			return strings.Fields(list)
 		}

@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-
-	"github.com/embedcni/cni/internal/cut"
 )
 
 // A line is the checksum of the JSON, a space, and the JSON:
@@ -159,7 +157,7 @@ func legible(name string, value json.RawMessage, of any) {
 // content of a lost line again, but not that of the others.
 func decodeLog(data []byte) []Entry {
 	var entries []Entry
-	for line := range cut.Lines(bytes.TrimLeft(data, "\n")) { // earlier versions padded the block with newlines
+	for line := range bytes.Lines(bytes.TrimLeft(data, "\n")) { // earlier versions padded the block with newlines
 		var e Entry
 		if decodeLine(line, &e) == nil {
 			entries = append(entries, e)

@@ -16,7 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -194,7 +193,7 @@ func encodeLines(lines []Line) ([]byte, error) {
 
 // decodeLines skips unreadable lines.
 func decodeLines(data []byte) (lines []Line) {
-	for line := range cut.Lines(data) {
+	for line := range bytes.Lines(data) {
 		var one Line
 		if decodeLine(line, &one) == nil {
 			lines = append(lines, one)

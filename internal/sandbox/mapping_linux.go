@@ -3,11 +3,10 @@ package sandbox
 import (
 	"fmt"
 	"os"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/embedcni/cni/internal/cut"
 )
 
 // maxID is the largest mapped ID. It covers the classic sixteen bits of users
@@ -77,7 +76,7 @@ func loadMap(path string) ([]syscall.SysProcIDMap, error) {
 //	1     100000      65536
 func parseMap(text string) ([]syscall.SysProcIDMap, error) {
 	var ids []syscall.SysProcIDMap
-	for line := range cut.Lines(text) {
+	for line := range strings.Lines(text) {
 		var here, parent, count int64
 		if _, err := fmt.Sscan(line, &here, &parent, &count); err != nil {
 			return nil, fmt.Errorf("line %q: %w", line, err)

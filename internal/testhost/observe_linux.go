@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/cut"
 )
 
 // Log keeps log lines without times, for comparison.
@@ -28,7 +27,7 @@ func (l *Log) Lines(level string) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	found := []string{}
-	for line := range cut.Lines(l.buf.String()) {
+	for line := range strings.Lines(l.buf.String()) {
 		if text, ok := strings.CutPrefix(line, "level="+level+" "); ok {
 			found = append(found, strings.TrimSuffix(text, "\n"))
 		}

@@ -1,8 +1,6 @@
 module github.com/embedcni/cni/thick/kube
 
-go 1.23.0
-
-toolchain go1.24.2
+go 1.25.0
 
 require (
 	github.com/containernetworking/cni v1.3.0

@@ -11,7 +11,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -172,7 +171,7 @@ func rangeSets(confs [][]rangeConf, cniVersion string) ([]rangeSet, error) {
 //	options ndots:2
 func parseResolvConf(text string) types.DNS {
 	var dns types.DNS
-	for line := range cut.Lines(text) {
+	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
 		if len(fields) < 2 || strings.ContainsRune("#;", rune(fields[0][0])) {
 			continue

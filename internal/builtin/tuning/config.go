@@ -14,7 +14,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/cut"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -186,7 +185,7 @@ func sysctlFiles(values map[string]string, ifName string) ([]sysctl, error) {
 //	^net\.core\.somaxconn$
 func parseAllowlist(text string) ([]*regexp.Regexp, error) {
 	var list []*regexp.Regexp
-	for line := range cut.Lines(text) {
+	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if line == "" {
 			continue

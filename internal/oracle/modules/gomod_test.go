@@ -19,10 +19,8 @@ const (
 	root  = "../../.."
 )
 
-// goLine is the highest go line that importers are forced to. Ranging over
-// functions needs 1.23. With 1.24 a vet check for non-constant format strings
-// would apply in their builds.
-const goLine = "1.23.0"
+// goLine is the highest go line that importers are forced to: that of this year's importers.
+const goLine = "1.25.0"
 
 // chosen lists the versions that nothing in the graph demands, with the reason
 // for each.

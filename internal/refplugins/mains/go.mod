@@ -1,6 +1,6 @@
 module github.com/embedcni/cni/internal/refplugins/mains
 
-go 1.24.2
+go 1.25.0
 
 require (
 	github.com/alexflint/go-filemutex v1.3.0 // indirect
