@@ -171,8 +171,10 @@ func (op *operation) plan(ns *Namespace, verb string) (all attachments, err erro
 		taken[a.IfName] = sel.network
 		all, made = append(all, a), append(made, sel)
 	}
-	errs = append(errs, all.askPortsOf(ns, made, verb == "ADD"))
-	if verb == "ADD" {
+	// What has no effect can be told only if all networks are there.
+	judged := verb == "ADD" && join(errs...) == nil
+	errs = append(errs, all.askPortsOf(ns, made, judged))
+	if judged {
 		op.ignored, err = op.undeclared(ns, made)
 		errs = append(errs, err)
 	}

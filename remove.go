@@ -378,6 +378,9 @@ func (e *LeftoverError) Error() string {
 	if why := e.why(); why != "" {
 		s += ": " + why
 	}
+	if errors.As(e.Err, new(*RecordError)) {
+		return s // which names the remedy: CleanUp leaves such a record alone too
+	}
 	return s + "; fix the cause and call Remove again, or call CleanUp to abandon it"
 }
 

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -213,6 +214,16 @@ func TestPortsOfTheKernelAreNotChosen(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "late", path))
 	sysctl(t, "net/ipv4/ip_local_port_range", "29999 40000")
 	wantNoneLeft(t, r, path, "0 of the host ports 20000 to 29999 are free, and 1 are needed; 10000 are ephemeral or reserved on the host")
+}
+
+// TestAnIDThatIsTooLongSaysNothingOfPorts: whether a plugin takes them is not known.
+func TestAnIDThatIsTooLongSaysNothingOfPorts(t *testing.T) {
+	_, runtime := portStage(t)
+	_, err := runtime().Plan(strings.Repeat("x", 250), "/run/netns/x", chosen("http"))
+	expect.Is(t, err, cni.ErrInvalidArgument)
+	if strings.Contains(err.Error(), "ports") {
+		t.Errorf("error %v", err)
+	}
 }
 
 // TestPortsThatMapNothing are refused before anything runs; a removal refuses nothing.

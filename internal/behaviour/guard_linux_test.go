@@ -353,6 +353,27 @@ func TestGuardBringsTrafficBack(t *testing.T) {
 	t.Logf("traffic is back:\n%s", strings.Join(table, "\n"))
 }
 
+// TestGuardNamesWhoChangedRules, and never its own process, which has changed some since.
+func TestGuardNamesWhoChangedRules(t *testing.T) {
+	h := newGuardedHost(t, false, "", 2)
+	h.guard(h.r, cni.GuardOptions{})
+	h.quiet()
+	for range 2 {
+		h.attach(len(h.ids))
+		h.taken()
+		h.shell("nft flush ruleset")
+		h.back("a flush")
+		h.quiet()
+		named := map[string]bool{}
+		for _, e := range h.taken() {
+			if e.Kind == cni.GuardRepaired && e.Difference.Kind == cni.KindRule {
+				named[e.By] = true
+			}
+		}
+		expect.Same(t, "named", named, map[string]bool{"nft": true})
+	}
+}
+
 // TestOwnChangesWakeNobody: Setup and Remove, of this and of another Runtime, have
 // nothing looked at.
 func TestOwnChangesWakeNobody(t *testing.T) {

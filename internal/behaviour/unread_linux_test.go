@@ -30,6 +30,9 @@ func wantUntouched(t testing.TB, what string, err error, newer bool, causes ...e
 	if !errors.As(err, &e) || e.Newer != newer || !strings.Contains(e.Error(), "nothing was changed") {
 		t.Errorf("%s: error %v, want a RecordError with Newer %v", what, err, newer)
 	}
+	if newer && strings.Contains(err.Error(), "CleanUp") {
+		t.Errorf("%s: error %v advises CleanUp, which leaves the record alone too", what, err)
+	}
 	expect.Is(t, err, causes...)
 }
 
