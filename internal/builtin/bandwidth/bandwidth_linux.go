@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
@@ -92,19 +93,24 @@ func reported(r *plugin.Request) *types100.Interface {
 
 // Del deletes the ifb device in the previous result if it still has the reported
 // hardware address: another interface of the container may have a device of that
-// name. Without a result it goes by the name, if there is a limit at all. The
-// queues end with the veth pair.
+// name. If the result lacks it, Del deletes the device to which the interface's own
+// packets are redirected. Without a result it goes by the name, if there is a limit at
+// all. The queues end with the veth pair.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	c, err := parse(r)
 	if err != nil {
 		return err
 	}
 	made := reported(r)
-	if made == nil && r.PrevResult == nil && c.egress != (limit{}) {
+	switch {
+	case made != nil || c.egress == (limit{}):
+	case r.PrevResult == nil:
 		made = &types100.Interface{Name: names(r)[0]}
+	default:
+		made, err = redirected(ctx, r)
 	}
-	if made == nil {
-		return nil
+	if err != nil || made == nil {
+		return err
 	}
 	conn, err := caller.From(ctx).Conns.Borrow(r.Host)
 	if err != nil {
@@ -119,6 +125,38 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	}
 	// The task has its own socket, because the request is gone when it runs.
 	return caller.From(ctx).Batch.Later(ctx, func(context.Context) error { return conn.DeleteAndClose(ifb.Index, made.Name) })
+}
+
+// redirected returns the ifb device of this plugin's to which the host's end of the
+// container's interface redirects what it receives; nil if there is none. Another
+// interface of the container may have a device of either name.
+func redirected(ctx context.Context, r *plugin.Request) (_ *types100.Interface, err error) {
+	if r.Container == nil {
+		return nil, nil
+	}
+	conn, host, err := hostEnd(ctx, r)
+	if errors.As(err, new(noPair)) || errors.As(err, new(*types.Error)) {
+		return nil, nil // ADD has found no veth pair either, and limited nothing
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	has, err := conn.Queues(host.Index)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names(r) {
+		ifb, err := conn.Link(name)
+		switch {
+		case links.NotFound(err):
+		case err != nil:
+			return nil, err
+		case leads(has.Redirects, ifb.Index):
+			return &types100.Interface{Name: name, Mac: ifb.MAC.String()}, nil
+		}
+	}
+	return nil, nil
 }
 
 // Status refuses a configuration that every Add refuses.

@@ -181,12 +181,17 @@ func TestDel(t *testing.T) {
 		"without a result":    func(c plugintest.Call) plugintest.Call { c.Prev = nil; return c },
 		"without a namespace": func(c plugintest.Call) plugintest.Call { c.NetNS = ""; return c },
 		"a namespace gone":    func(c plugintest.Call) plugintest.Call { c.NetNS += "gone"; return c },
+		"a result without it": nil,
 	} {
 		h := plugintest.NewHost(t)
 		side := ours(h)
 		c := callFor(h, `"egressRate": 8000000, "egressBurst": 8000000`)
 		c.Prev = side.Must(t, "ADD", c)
-		c = prepare(c)
+		if prepare != nil {
+			c = prepare(c)
+		} else {
+			c.Prev = h.Result()
+		}
 		b := &batch.Batch{}
 		if _, err := side.Run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -201,6 +206,20 @@ func TestDel(t *testing.T) {
 			t.Errorf("%s: not deleted", name)
 		}
 		side.Must(t, "DEL", c)
+	}
+}
+
+// TestFault_F48_DelWithoutTheDeviceInTheResultLeavesASiblings: another interface of the
+// container has the device of that name, and this one has none.
+func TestFault_F48_DelWithoutTheDeviceInTheResultLeavesASiblings(t *testing.T) {
+	h := plugintest.NewHost(t)
+	side, c := ours(h), callFor(h, `"egressRate": 8000000, "egressBurst": 8000000`)
+	side.Must(t, "ADD", c)
+	sibling := c
+	sibling.IfName = "eth1" // whose ADD failed before there was an interface, or a device
+	side.Must(t, "DEL", sibling)
+	if !shaped(plugintest.Audit(t, h.Host)) {
+		t.Error("the sibling's device is gone")
 	}
 }
 

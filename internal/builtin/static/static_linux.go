@@ -42,9 +42,23 @@ type config struct {
 	} `json:"args"`
 }
 
+// configured has all fields of the reference plugin's type, in its order: a program may
+// have written the configuration from that type, and encoding/json finds a key by its
+// exact name, or else by the first name that differs in case alone. Address counts
+// before Text.
 type configured struct {
-	Address string `json:"address"`
+	Text    string `json:"address"`
 	Gateway net.IP `json:"gateway"`
+	Address net.IPNet
+	Version string // of no effect
+}
+
+// prefix returns the address.
+func (c configured) prefix() (netip.Prefix, error) {
+	if c.Address.IP == nil {
+		return parse("ipam.addresses", c.Text)
+	}
+	return parse("ipam.addresses", c.Address.String())
 }
 
 // environment are the settings in CNI_ARGS.
@@ -99,7 +113,7 @@ func load(r *plugin.Request) (*config, []address, error) {
 func (c *config) listed(args string) ([]address, error) {
 	var all []address
 	for _, a := range c.IPAM.Addresses {
-		p, err := parse("ipam.addresses", a.Address)
+		p, err := a.prefix()
 		if err != nil {
 			return nil, err
 		}
