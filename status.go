@@ -159,7 +159,9 @@ func (e *NotReadyError) Unwrap() []error { return e.Reasons }
 //   - an *Error for each plugin that cannot be run, IPAM plugins included
 //     (ErrPluginNotFound, ErrInsecureFile), and for each that refuses STATUS, as for a
 //     subnet without free addresses. Executables are asked on networks of version
-//     1.1.0 and later, and built-in plugins on all;
+//     1.1.0 and later, and built-in plugins on all. What an executable does not say
+//     is not known: host-local's does not look at its subnet, so Ready is nil although
+//     that is full or cannot be parsed, and the next Setup fails;
 //   - directories in which nothing can be written, or which have no space left;
 //   - while a Watch of this Runtime runs, why the files cannot be loaded (ErrLoad), so
 //     that earlier networks are still in use, or why not every change is noticed;

@@ -128,55 +128,6 @@ func (r *results) manySection(b *strings.Builder) {
 	}
 }
 
-// profileSection shows the picture of profiles.
-func (r *results) profileSection(b *strings.Builder) {
-	if len(r.Profiles) == 0 {
-		return
-	}
-	b.WriteString("\n## Where the time goes\n\nAn ADD and a DEL of the default conflist in process, under the tracer of Go's runtime, " +
-		"which makes them somewhat slower. A package's box is as wide as its time is long; below it is what it calls. " +
-		"Code between two system calls counts as the second one's.\n\n![where the time of an ADD and of a DEL goes](profile.svg)\n")
-}
-
-func (r *results) verdictSection(b *strings.Builder) {
-	const scenario = "verdict"
-	if !r.has(scenario) {
-		return
-	}
-	b.WriteString("\n## Verdicts\n\nWhether each attached container is healthy, of all together, 1,000 to a bridge: " + workNAT.title() +
-		". Ours compares them with their records, without CHECK; go-cni's asks the plugins of one after the other. Recover is what a program does " +
-		"when it starts.\n\n| |")
-	levels := r.levels(scenario)
-	for _, n := range levels {
-		fmt.Fprintf(b, " %s | each |", thousands(n))
-	}
-	b.WriteString(" each, last against first |\n|---|" + strings.Repeat("---:|", 2*len(levels)+1) + "\n")
-	for _, verb := range []string{verbVerdict, verbRecover} {
-		for _, c := range r.contenders(scenario) {
-			r.verdictRow(b, scenario, c, verb, levels)
-		}
-	}
-}
-
-// verdictRow adds a contender's times, if it has any.
-func (r *results) verdictRow(b *strings.Builder, scenario string, c contender, verb string, levels []int) {
-	var first, last time.Duration // of each container
-	row := fmt.Sprintf("| %s: %s |", verb, c)
-	for _, n := range levels {
-		m := r.median(scenario, c, verb, n)
-		if m == 0 {
-			row += " – | – |"
-			continue
-		}
-		last = m / time.Duration(n)
-		first = cmp.Or(first, last)
-		row += fmt.Sprintf(" %s | %s |", short(m), short(last))
-	}
-	if first > 0 {
-		fmt.Fprintf(b, "%s %s |\n", row, times(last, first))
-	}
-}
-
 // levels returns a scenario's measured numbers of attached containers.
 func (r *results) levels(scenario string) []int {
 	var all []int

@@ -13,8 +13,7 @@
 // a sandbox that vanishes at the end, so the machine itself is never changed.
 //
 // Bench writes into the directory -out: results.json with the measurements,
-// results.md with tables, cost.svg, the cost of an ADD against the number of
-// attached containers, and profile.svg, where the time of an ADD and of a DEL
-// goes. All but the first, and the README's section, are generated from
+// results.md with tables, and cost.svg, the cost of an ADD against the number of
+// attached containers. All but the first, and the README's section, are generated from
 // results.json alone.
 package main

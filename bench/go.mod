@@ -8,8 +8,7 @@ require (
 	github.com/embedcni/cni v0.0.0
 	github.com/sasha-s/go-deadlock v0.3.5
 	github.com/vishvananda/netlink v1.3.1
-	golang.org/x/exp v0.0.0-20260603202125-055de637280b
-	golang.org/x/sys v0.35.0
+	golang.org/x/sys v0.39.0
 )
 
 require (
@@ -24,6 +23,8 @@ require (
 	go.opentelemetry.io/otel v1.29.0 // indirect
 	go.opentelemetry.io/otel/metric v1.29.0 // indirect
 	go.opentelemetry.io/otel/trace v1.29.0 // indirect
+	golang.org/x/net v0.48.0 // indirect
+	golang.org/x/tools v0.39.0 // indirect
 )
 
 replace github.com/embedcni/cni => ../

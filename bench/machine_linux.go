@@ -30,14 +30,14 @@ func describe(dir string) (machine, error) {
 	if _, err := fmt.Sscan(memory, &kB); err != nil {
 		return machine{}, fmt.Errorf("MemTotal %q: %w", memory, err)
 	}
-	system, err := fileSystemOf(dir)
-	if err != nil {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
 		return machine{}, err
 	}
 	release, _, _ := strings.Cut(unix.ByteSliceToString(name.Release[:]), "-")
 	return machine{
 		Kernel: release, CPU: cpu, Cores: runtime.NumCPU(), Memory: fmt.Sprintf("%d GiB", (kB+1<<19)>>20),
-		FileSystem: system, Go: runtime.Version(),
+		FileSystem: fileSystem(int64(fs.Type)), Go: runtime.Version(),
 	}, nil
 }
 
@@ -79,4 +79,13 @@ func versions(ctx context.Context) map[string]string {
 		}
 	}
 	return found
+}
+
+func fileSystem(magic int64) string {
+	names := map[int64]string{unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
+		unix.OVERLAYFS_SUPER_MAGIC: "overlayfs", unix.TMPFS_MAGIC: "tmpfs"}
+	if name, ok := names[magic]; ok {
+		return name
+	}
+	return fmt.Sprintf("file system %#x", magic)
 }

@@ -34,7 +34,7 @@ type options struct {
 
 func parseFlags() options {
 	var o options
-	flag.StringVar(&o.out, "out", "results", "write results.json, results.md, cost.svg and profile.svg into `DIR`")
+	flag.StringVar(&o.out, "out", "results", "write results.json, results.md and cost.svg into `DIR`")
 	flag.StringVar(&o.readme, "readme", "", "write the summary between the marks of this `FILE` too")
 	flag.StringVar(&o.dir, "dir", "", "keep the containers' state in a directory below `DIR` (default: that of temporary files)")
 	flag.BoolVar(&o.quick, "quick", false, "take some three minutes, and fewer rounds")
@@ -56,9 +56,6 @@ func (o options) complete() options {
 	}
 	if o.rounds > 0 {
 		e.Rounds = o.rounds
-	}
-	if o.only != "" { // there is time for more
-		e.Judged = append(e.Judged, 5000)
 	}
 	o.effort, o.budget, o.peerMax = e, cmp.Or(o.budget, budget), cmp.Or(o.peerMax, peerMax)
 	return o
@@ -173,12 +170,7 @@ func render(o options) error {
 	}
 	for name, text := range r.files() {
 		path := filepath.Join(o.out, name)
-		if text == "" {
-			err = os.RemoveAll(path) // of an earlier run
-		} else {
-			err = os.WriteFile(path, []byte(text), 0o644)
-		}
-		if err != nil {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			return err
 		}
 	}

@@ -66,31 +66,20 @@ type scenario struct {
 type scenarioKind string
 
 const (
-	kindAttach   scenarioKind = ""         // ADD and DEL
-	kindChecked  scenarioKind = "checked"  // ADD, CHECK and DEL
-	kindVerdicts scenarioKind = "verdicts" // operations on all attached containers
-	kindProfile  scenarioKind = "profile"  // ADD and DEL under the tracer of Go's runtime, not timed
+	kindAttach  scenarioKind = ""        // ADD and DEL
+	kindChecked scenarioKind = "checked" // ADD, CHECK and DEL
 )
 
-// The operations. A verdict says of each attached container whether it is healthy.
+// The operations.
 const (
-	verbADD     = "ADD"
-	verbCHECK   = "CHECK"
-	verbDEL     = "DEL"
-	verbVerdict = "verdict"
-	verbRecover = "Recover"
+	verbADD   = "ADD"
+	verbCHECK = "CHECK"
+	verbDEL   = "DEL"
 )
 
 // verbs returns the operations of a contender.
 func (s scenario) verbs(c contender) []string {
-	switch {
-	case s.Kind == kindProfile:
-		return nil // a profile holds no durations of single operations
-	case s.Kind == kindVerdicts && c.Kind == kindInProcess:
-		return []string{verbVerdict, verbRecover}
-	case s.Kind == kindVerdicts:
-		return []string{verbVerdict}
-	case s.Kind == kindChecked && c.Kind != kindFloor:
+	if s.Kind == kindChecked && c.Kind != kindFloor {
 		return []string{verbADD, verbCHECK, verbDEL}
 	}
 	return []string{verbADD, verbDEL}
@@ -102,21 +91,17 @@ type effort struct {
 	Crowds  []int // numbers of concurrent containers
 	Levels  []int // attached containers
 	Default []int // attached containers of the default conflist
-	Judged  []int // attached containers of verdicts
 	Most    int   // attached containers of the largest scenario
-	Profile int   // operations in a profile
 }
 
 func fullEffort() effort {
-	return effort{Rounds: 40, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 1000, 3000}, Default: []int{10, 1000},
-		Judged: []int{100, 1000}, Most: 10_000, Profile: 60}
+	return effort{Rounds: 40, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 1000, 3000}, Default: []int{10, 1000}, Most: 10_000}
 }
 func quickEffort() effort {
-	return effort{Rounds: 10, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 1000}, Default: []int{10, 1000},
-		Judged: []int{100, 1000}, Most: 2000, Profile: 20}
+	return effort{Rounds: 10, Crowds: []int{1, 8, 64}, Levels: []int{10, 100, 1000}, Default: []int{10, 1000}, Most: 2000}
 }
 func smokeEffort() effort {
-	return effort{Rounds: 1, Crowds: []int{2}, Levels: []int{2, 3}, Default: []int{2, 3}, Judged: []int{2, 3}, Most: 3, Profile: 2}
+	return effort{Rounds: 1, Crowds: []int{2}, Levels: []int{2, 3}, Default: []int{2, 3}, Most: 3}
 }
 
 // part returns a share of the rounds.
@@ -144,8 +129,6 @@ func plan(e effort) []scenario {
 	for i := range all {
 		all[i].AtOnce, all[i].PerRound, all[i].Count = 1, 1, true
 	}
-	all = append(all, scenario{Name: "profile", Work: workDefault, AtOnce: 1, PerRound: e.Profile, Rounds: 1, Weight: 1, Kind: kindProfile,
-		Contenders: []contender{oursPlain()}})
 	return append(append(all, crowds(e)...), attached(e)...)
 }
 
@@ -191,8 +174,6 @@ func attached(e effort) []scenario {
 	return []scenario{
 		growing, crowded,
 		{Name: "attached", Work: workNAT, AtOnce: 1, PerRound: 1, Levels: e.Levels, Rounds: e.part(2), Weight: 16, Contenders: everyNAT()},
-		{Name: "verdict", Work: workNAT, AtOnce: 1, PerRound: 1, Levels: e.Judged, Kind: kindVerdicts, Rounds: e.part(4), Weight: 9,
-			Contenders: []contender{goCNINFT(), oursIPT(), {Kind: kindInProcess, Backend: nftables}, oursNFT()}},
 		{Name: nativeMany, Work: workNAT, AtOnce: 1, PerRound: 1, Levels: []int{e.Most}, Rounds: e.part(2), Weight: 24,
 			Contenders: []contender{oursNFT(), theFloor()}},
 	}

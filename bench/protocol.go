@@ -11,7 +11,7 @@ type spec struct {
 
 // order is one task for a worker.
 type order struct {
-	Verb    string // add, check, del, pair, profile, snapshot, verdict, Recover
+	Verb    string // add, check, del, pair, snapshot
 	First   int    // the containers First to First+Count-1
 	Count   int
 	AtOnce  int
@@ -25,7 +25,7 @@ const eachItsOwn = -1
 // reply is the outcome of an order. Durations are in microseconds.
 type reply struct {
 	Err    string  `json:",omitempty"`
-	Took   []int64 `json:",omitempty"` // one for each container, or for all in a verdict
+	Took   []int64 `json:",omitempty"` // one for each container
 	Wall   int64   `json:",omitempty"` // from the begin of the first to the end of the last
 	Allocs uint64  `json:",omitempty"` // total
 	Bytes  uint64  `json:",omitempty"`
@@ -33,9 +33,8 @@ type reply struct {
 	// total. Work that the kernel puts off is not in it.
 	CPU int64 `json:",omitempty"`
 	// Resident is the worker's memory at the end, in bytes.
-	Resident int64     `json:",omitempty"`
-	Profiles []profile `json:",omitempty"`
-	Lines    []string  `json:",omitempty"` // of a snapshot
+	Resident int64    `json:",omitempty"`
+	Lines    []string `json:",omitempty"` // of a snapshot
 	// Pairs are go-cni's and this library's calls of a pairing, by verb.
 	Pairs map[string][][2]usage `json:",omitempty"`
 }

@@ -19,7 +19,6 @@ type results struct {
 	Counts   []count
 	Absent   []absent
 	Left     []left
-	Profiles []profile `json:",omitempty"`
 }
 
 // machine describes the machine of the run.

@@ -4,7 +4,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,10 +43,6 @@ func sample() *results {
 	}
 	put("default", goCNIPlain(), verbCHECK, 0, 50_000, 60_000)
 	put("default", oneLine(), verbCHECK, 0, 53_000, 63_000)
-	for n, ms := range map[int]int64{100: 20, 1000: 250} {
-		put("verdict", oursNFT(), verbVerdict, n, ms*1000)
-	}
-	put("verdict", oursNFT(), verbRecover, 100, 40_000)
 	slices.SortFunc(r.Series, func(a, b series) int {
 		return strings.Compare(a.Contender.String()+a.Scenario+a.Verb, b.Contender.String()+b.Scenario+b.Verb)
 	})
@@ -56,11 +51,6 @@ func sample() *results {
 		r.Counts = append(r.Counts, count{Scenario: "default", Contender: oursPlain(), Verb: verb})
 	}
 	r.Absent = []absent{{Scenario: "nat", Contender: contender{Kind: kindNetavark}, Why: "not\ninstalled | here"}}
-	r.Profiles = []profile{
-		{Verb: verbADD, Contender: oursPlain(), Took: 900, Root: box{Name: verbADD, Micros: 1000, Boxes: []box{
-			{Name: "internal/a<b", Micros: 700, Boxes: []box{{Name: "fsync", Kernel: true, Micros: 500, Calls: 2}}}, {Name: "cni", Micros: 100}}}},
-		{Verb: verbDEL, Root: box{Name: verbDEL}},
-	}
 	return r
 }
 
@@ -82,14 +72,14 @@ func TestTargets(t *testing.T) {
 		"≤ 1.3× 2× **no**", "≥ 0.9× 0.5× **no**", "≤ 1.2× 2× **no**", "≤ 64 MB 40 MB yes",
 		"≥ 20× 25× yes", "≥ 15× 15× yes", "≤ 1.3× 2× **no**", "≥ 6× 25× yes", "≥ 10× 25× yes", "≤ 0 1 **no**",
 
-		"≥ 5× 25× yes", "≤ 0.7 ms 0.5 ms yes", "≤ 0.3 ms not measured –",
+		"≥ 5× 25× yes",
 
 		"≤ 2 ms (2 % of go-cni's) 1 ms (1 %) yes", "≤ 1.2 ms (2 % of go-cni's) 3 ms (5 %) **no**", "≤ 2 ms (2 % of go-cni's) 1 ms (1 %) yes",
 		noise, noise,
 		noise, noise,
 		"≥ 5× 0.99× **no**",
 
-		"≥ 8× not measured –", "≤ 500 ms 250 ms yes",
+		"≥ 8× not measured –",
 	}
 	if got := texts(sample()); !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -144,17 +134,6 @@ func TestTablesAreRectangular(t *testing.T) {
 				t.Errorf("%s: a figure that nobody reads: %q", name, line)
 			}
 		}
-	}
-}
-
-func TestVerdictsShowWhetherTheyAreLinear(t *testing.T) {
-	_, got, _ := strings.Cut(sample().markdown(), "when it starts.\n\n")
-	got, _, _ = strings.Cut(got, "\n\n")
-	want := "| | 100 | each | 1,000 | each | each, last against first |\n|---|---:|---:|---:|---:|---:|\n" +
-		"| verdict: ours in process, nftables sets | 20 ms | 200 µs | 250 ms | 250 µs | 1.25× |\n" +
-		"| Recover: ours in process, nftables sets | 40 ms | 400 µs | – | – | 1× |"
-	if got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
 
@@ -286,7 +265,7 @@ func TestCommittedFilesAreGeneratedFromTheFigures(t *testing.T) {
 			path = filepath.Join("..", name)
 		}
 		committed, err := os.ReadFile(path)
-		if err != nil && (text != "" || !errors.Is(err, fs.ErrNotExist)) {
+		if err != nil {
 			t.Fatal(err)
 		}
 		if string(committed) != text {

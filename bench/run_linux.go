@@ -59,8 +59,6 @@ type part struct {
 	before audit.Lines
 	level  int                // containers attached in this step
 	only   map[string]*series // series of this step, by verb
-
-	profiles []profile
 }
 
 func (b *bench) scenario(ctx context.Context, s scenario, until time.Time) (err error) {
@@ -213,10 +211,6 @@ func (b *bench) keep(s scenario, p *part) {
 	for _, verb := range s.verbs(p.spec.Contender) {
 		b.results.Series = append(b.results.Series, p.only[verb].done())
 	}
-	for _, one := range p.profiles {
-		one.Scenario, one.Contender = s.Name, p.spec.Contender
-		b.results.Profiles = append(b.results.Profiles, one)
-	}
 }
 
 // inRace reports whether a contender can continue after err. A contender that
@@ -259,21 +253,6 @@ func (p *part) populate(level int, until time.Time) error {
 
 // round makes one contender do each operation once.
 func (p *part) round(s scenario) error {
-	switch s.Kind {
-	case kindVerdicts:
-		for _, verb := range s.verbs(p.spec.Contender) {
-			r, err := p.do(order{Verb: verb, Count: p.stay, Network: eachItsOwn})
-			if err != nil {
-				return err
-			}
-			p.only[verb].append(r)
-		}
-		return nil
-	case kindProfile:
-		replies, err := p.cycle([]string{"profile"}, s.PerRound, s.AtOnce)
-		p.profiles = append(p.profiles, replies["profile"].Profiles...)
-		return err
-	}
 	replies, err := p.cycle(s.verbs(p.spec.Contender), s.PerRound, s.AtOnce)
 	if err != nil {
 		return err

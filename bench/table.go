@@ -8,14 +8,9 @@ import (
 	"time"
 )
 
-// files returns the texts of the generated files by name. The text is empty if the
-// run has nothing for the file.
+// files returns the texts of the generated files by name.
 func (r *results) files() map[string]string {
-	all := map[string]string{"results.md": r.markdown(), "cost.svg": r.costPlot(), "profile.svg": ""}
-	if len(r.Profiles) > 0 {
-		all["profile.svg"] = flames(r.Profiles)
-	}
-	return all
+	return map[string]string{"results.md": r.markdown(), "cost.svg": r.costPlot()}
 }
 
 // markdown returns results.md.
@@ -26,7 +21,6 @@ func (r *results) markdown() string {
 	r.scenarioSections(&b, func(s scenario) bool { return s.Work == workDefault })
 	r.crowdSection(&b, workDefault)
 	r.defaultAttachedSection(&b)
-	r.profileSection(&b)
 	b.WriteString("\n## What was to be reached\n\n")
 	r.targetTable(&b)
 	b.WriteString("\nRatios are of medians of one run. The record of attachments is on, on the file system named above.\n")
@@ -34,7 +28,6 @@ func (r *results) markdown() string {
 	r.crowdSection(&b, workNAT)
 	r.attachedSection(&b)
 	r.manySection(&b)
-	r.verdictSection(&b)
 	r.notes(&b)
 	return b.String()
 }

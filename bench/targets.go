@@ -5,7 +5,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"time"
 )
 
 // target is a promised figure and its measured value. Both sides of a ratio
@@ -109,15 +108,6 @@ func (r *results) atLeast(what string, want float64, over, under figure) target 
 	return ratio(r, target{What: what, Want: want, Unit: "×"}, over, under)
 }
 
-// lasts returns a target in milliseconds.
-func (r *results) lasts(what string, want float64, took time.Duration) target {
-	t := target{What: what, AtMost: true, Want: want, Unit: " ms"}
-	if took > 0 {
-		t.Got, t.Known = took.Seconds()*1000, true
-	}
-	return t
-}
-
 // noProcess returns the target that no process is started, by any of the verbs.
 func (r *results) noProcess(what, scenario string, c contender, verbs ...string) target {
 	t := target{What: what, AtMost: true}
@@ -143,8 +133,7 @@ func (r *results) targets() []target {
 	all = append(all, r.oneLineTargets()...)
 	return append(all,
 		r.atLeast("bridge, ipMasq, portmap and firewall, iptables insisted on: ADD, faster than go-cni", 8,
-			add("firewall", goCNIIPT()), add("firewall", oursIPT())),
-		r.lasts("verdict on 1,000 containers", 500, r.median("verdict", oursNFT(), verbVerdict, 1000)))
+			add("firewall", goCNIIPT()), add("firewall", oursIPT())))
 }
 
 // defaultTargets are those of the default conflist.

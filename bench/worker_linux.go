@@ -115,29 +115,11 @@ func (w *worker) do(ctx context.Context, o order) (reply, error) {
 		return measure(w.containers(o), o.AtOnce, func(one container) error { return c.check(ctx, one) })
 	case "pair":
 		return w.pair(ctx, o)
-	case "profile":
-		return w.profile(ctx, o)
 	case "snapshot":
 		lines, err := audit.Snapshot(ctx, audit.Options{StateDirs: []string{w.spec.Dir}})
 		return reply{Lines: lines.Without(w.expected)}, err
-	case verbVerdict, verbRecover:
-		return w.judge(ctx, o)
 	}
 	return reply{}, fmt.Errorf("no verb %q", o.Verb)
-}
-
-// judge measures one operation on all containers.
-func (w *worker) judge(ctx context.Context, o order) (reply, error) {
-	j, ok := w.attacher.(judge)
-	if !ok {
-		return reply{}, fmt.Errorf("%s gives no verdict", w.spec.Contender)
-	}
-	do := j.verdict
-	if o.Verb == verbRecover {
-		do = j.recover
-	}
-	all := w.containers(o)
-	return measure(make([]container, 1), 1, func(container) error { return do(ctx, all) })
 }
 
 // expected reports whether a line is a permitted change after a DEL: host-local
