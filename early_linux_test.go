@@ -74,6 +74,27 @@ func TestDurableStateIsMadeAfterTheRecord(t *testing.T) {
 	h.WantClean(before)
 }
 
+// onDisk returns a runtime with the reference plugins as executables, and a bridge with
+// that IPAM.
+func onDisk(t *testing.T, ipam string) (*realHost, *cni.Runtime) {
+	h := newRealHost(t)
+	return h, h.Runtime(cni.WithHostNetNS(h.Path("netns", "host")), cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
+		{"type": "bridge", "bridge": "br-early", "ipam": %s}, {"type": "firewall", "backend": "iptables"}]}`, ipam)))
+}
+
+// TestExecutablesThatWriteNoFileDoNotWaitForTheDisk: a slow sync of the record does not
+// delay an ADD of which a power cut leaves nothing.
+func TestExecutablesThatWriteNoFileDoNotWaitForTheDisk(t *testing.T) {
+	h, r := onDisk(t, `{"type": "static", "addresses": [{"address": "10.23.0.2/24"}]}`)
+	before := h.Audit()
+	disk, path := newSlowDisk(r), h.Container("c1") // which nobody releases before the end
+	done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
+	expect.NoError(t, expect.Await(t, "Setup with a disk that never answers", done))
+	disk.end <- nil
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	h.WantClean(before)
+}
+
 // hasPort reports whether the host has an end of a pair.
 func (h *realHost) hasPort() bool {
 	var ports []string

@@ -121,7 +121,10 @@ func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missin
 			code = late.code
 			return chain.Output{}, late.err
 		}
-		if err = r.awaitRecord(call.Verb, call.Plugin, p); err == nil {
+		if !readsFirst(call.Plugin, p.Kind) {
+			err = r.awaitRecord(call.Verb, call.Plugin, p)
+		}
+		if err == nil {
 			out, err = r.execute(ctx, call, p)
 			started = p.Kind != Executable || !errors.Is(err, invoke.ErrNotStarted)
 		}
@@ -164,29 +167,24 @@ func (r *Runner) failed(f *Failure) error {
 // the record is on its way to the disk. The built-in host-local itself waits
 // just before it writes.
 func (r *Runner) awaitRecord(verb, typ string, p Provider) error {
-	if verb != "ADD" || onlyKernel(typ, p.Kind) || p.Kind == BuiltIn && typ == known.HostLocal {
+	builtIn := p.Kind == BuiltIn && (known.Of(typ).KernelOnly || typ == known.HostLocal)
+	if verb != "ADD" || builtIn {
 		return nil
 	}
 	return r.Durable()
 }
 
-// onlyKernel reports whether a power cut undoes everything that a plugin makes.
-func onlyKernel(typ string, kind Kind) bool {
-	return kind == BuiltIn && known.Of(typ).KernelOnly
-}
+// readsFirst reports whether an ADD's executable does nothing before it has read its
+// configuration, as the reference plugins. It can start before the record is durable,
+// and gets its configuration afterwards; see start.
+func readsFirst(typ string, kind Kind) bool { return kind == Executable && known.Has(typ) }
 
-// StartsInKernel reports whether the first plugin can start before the record is
-// durable.
-func (r *Runner) StartsInKernel() bool {
-	first, _, _ := r.Plugins.get(r.Network.Plugins[0].Network.Type)
-	return onlyKernel(first.Type, first.found.Kind)
-}
-
-// StaysInKernel reports whether no plugin from that position on waits for the record.
+// StaysInKernel reports whether a power cut undoes everything that the plugins from
+// that position on make. None waits for the record.
 func (r *Runner) StaysInKernel(from int) bool {
-	return !slices.ContainsFunc(r.Network.Plugins[from:], func(p *libcni.PluginConfig) bool {
-		one, _, _ := r.Plugins.get(p.Network.Type)
-		return p.Network.IPAM.Type != "" || !onlyKernel(one.Type, one.found.Kind)
+	return known.KernelOnly(r.Network.Plugins[from:], func(typ string) bool {
+		one, _, _ := r.Plugins.get(typ)
+		return one.found.Kind != Registered
 	})
 }
 
@@ -271,6 +269,9 @@ func (r *Runner) start(ctx context.Context, call chain.Call, p Provider) (invoke
 		Env:     slices.Concat(r.Env, env, invoke.TraceEnv(ctx)),
 		Stdin:   call.Stdin,
 		Inherit: r.Inherit,
+	}
+	if call.Verb == "ADD" && !r.StaysInKernel(0) {
+		req.Ready = r.Durable
 	}
 	if r.Host != nil {
 		req.In = func(start func() error) error { return thread.In(r.Host, start) }
