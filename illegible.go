@@ -86,8 +86,9 @@ func (s *snapshot) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 }
 
 // forgetLo deletes what libcni's cache may have of illegible records with those file names.
-// The record of an ADD whose plugins write no file is not synced, so a power cut can leave it torn and the cache whole. Nobody needs the cache
-// for a DEL of what the power cut has undone, nor files that it has torn too; others stay.
+// The record of an ADD whose plugins write no file is not synced, so a power cut can leave
+// it torn and the cache whole. Nobody needs the cache for a DEL of what the power cut has
+// undone, nor files that it has torn too; others stay.
 func (s *snapshot) forgetLo(files map[string]error) error {
 	isOne := func(id string) bool { _, found := files[record.Name(record.ID(id))]; return found }
 	return chain.ForgetUnneeded(s.stateDir, isOne, func(config []byte) bool {

@@ -39,14 +39,10 @@ var (
 
 // Request is one execution of a plugin.
 type Request struct {
-	Path  string   // absolute path of the executable, in Root
-	Root  Root     // the root directory of the process; with one, it is the working directory too
-	Env   []string // the complete environment; nothing is added to it
-	Stdin []byte   // a plugin need not read it
-	// Ready delays the input: it is called once the process has started, and Stdin is
-	// written when it returns nil. With an error the process is killed, which counts as
-	// not started: without its input a plugin knows no network. nil: at once.
-	Ready   func() error
+	Path    string     // absolute path of the executable, in Root
+	Root    Root       // the root directory of the process; with one, it is the working directory too
+	Env     []string   // the complete environment; nothing is added to it
+	Stdin   []byte     // a plugin need not read it
 	Inherit []*os.File // become file descriptors 3, 4, …: lock files that an orphan keeps
 
 	// In calls start on a thread in the network namespace in which the process is to
@@ -141,13 +137,8 @@ func Run(ctx context.Context, req Request, lim Limits) (Output, error) {
 		pipes.discard()
 		return Output{}, &notStarted{fmt.Errorf("start %s: %w", req.Path, req.Root.error(err))}
 	}
-	p := &process{cmd: cmd, pipes: pipes, exited: make(chan struct{})}
-	if req.Ready != nil {
-		if err := req.Ready(); err != nil {
-			return Output{}, &notStarted{p.giveUp(err, lim.KillWait)}
-		}
-	}
 	pipes.begin(req.Stdin)
+	p := &process{cmd: cmd, pipes: pipes, exited: make(chan struct{})}
 	err = p.finish(ctx, lim.KillWait)
 	return pipes.output(), err
 }

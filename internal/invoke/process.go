@@ -122,18 +122,6 @@ func (p *process) finish(ctx context.Context, killWait time.Duration) error {
 	return p.verdict(why)
 }
 
-// giveUp kills a plugin that has got no input, and returns why.
-func (p *process) giveUp(why error, killWait time.Duration) error {
-	over, cancel := context.WithCancelCause(context.Background())
-	cancel(why)
-	p.kill() // before the input ends
-	p.pipes.begin(nil)
-	if err := p.finish(over, killWait); errors.Is(err, ErrStillRunning) {
-		return err
-	}
-	return why
-}
-
 // drain waits at most killWait for the plugin's exit and the end of its output.
 // It also notices too much output, because a child may go on printing.
 func (p *process) drain(why error, killWait time.Duration) error {

@@ -121,10 +121,7 @@ func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missin
 			code = late.code
 			return chain.Output{}, late.err
 		}
-		if !readsFirst(call.Plugin, p.Kind) {
-			err = r.awaitRecord(call.Verb, call.Plugin, p)
-		}
-		if err == nil {
+		if err = r.awaitRecord(call.Verb, call.Plugin, p); err == nil {
 			out, err = r.execute(ctx, call, p)
 			started = p.Kind != Executable || !errors.Is(err, invoke.ErrNotStarted)
 		}
@@ -173,11 +170,6 @@ func (r *Runner) awaitRecord(verb, typ string, p Provider) error {
 	}
 	return r.Durable()
 }
-
-// readsFirst reports whether an ADD's executable does nothing before it has read its
-// configuration, as the reference plugins. It can start before the record is durable,
-// and gets its configuration afterwards; see start.
-func readsFirst(typ string, kind Kind) bool { return kind == Executable && known.Has(typ) }
 
 // StaysInKernel reports whether a power cut undoes everything that the plugins from
 // that position on make. None waits for the record.
@@ -269,9 +261,6 @@ func (r *Runner) start(ctx context.Context, call chain.Call, p Provider) (invoke
 		Env:     slices.Concat(r.Env, env, invoke.TraceEnv(ctx)),
 		Stdin:   call.Stdin,
 		Inherit: r.Inherit,
-	}
-	if call.Verb == "ADD" && !r.StaysInKernel(0) {
-		req.Ready = r.Durable
 	}
 	if r.Host != nil {
 		req.In = func(start func() error) error { return thread.In(r.Host, start) }
