@@ -86,14 +86,14 @@ func (s *snapshot) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 }
 
 // forgetLo deletes what libcni's cache may have of illegible records with those file names.
-// A record of lo alone is not synced, so a power cut can leave it torn and the cache whole.
-// Nobody needs the cache for a DEL of lo, nor files that the power cut has torn too; others
-// stay.
+// The record of an ADD whose plugins write no file is not synced, so a power cut can leave
+// it torn and the cache whole. Nobody needs the cache for a DEL of what the power cut has
+// undone, nor files that it has torn too; others stay.
 func (s *snapshot) forgetLo(files map[string]error) error {
 	isOne := func(id string) bool { _, found := files[record.Name(record.ID(id))]; return found }
 	return chain.ForgetUnneeded(s.stateDir, isOne, func(config []byte) bool {
 		list, err := conflist.Parse(config)
-		return err == nil && isLoAlone(list.Plugins)
+		return err == nil && known.KernelOnly(list.Plugins, func(string) bool { return true })
 	})
 }
 

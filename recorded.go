@@ -56,8 +56,8 @@ func (op *operation) write(ctx context.Context) error {
 // survival returns when the record must survive a power cut. A plugin may start before
 // it does, if a power cut undoes the plugin's work.
 //
-// A power cut leaves nothing of lo. A torn record of it alone may leave a file in libcni's
-// cache, which Recover finds by the record's name; see deleteIllegible.
+// A power cut leaves nothing of plugins that write no file. A torn record may leave a file in
+// libcni's cache, which Recover finds by the record's name; see deleteIllegible.
 func (op *operation) survival() container.Survival {
 	all := func(is func(a *attachment) bool) bool {
 		return !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !is(a) })
@@ -65,12 +65,16 @@ func (op *operation) survival() container.Survival {
 	switch {
 	case op.OutlivesPowerCut():
 		return container.AtOnce
-	case all(func(a *attachment) bool { return len(a.metadata) == 0 && a.runner().MakesOnlyLo() }):
+	case all((*attachment).isPassing):
 		return container.Never
-	case all(func(a *attachment) bool { return a.runner().StartsInKernel() }):
-		return container.Soon
 	}
-	return container.AtOnce
+	return container.Soon
+}
+
+// isPassing reports whether the record of an attachment need not survive a power cut,
+// which undoes all that the plugins make: nobody else relies on it.
+func (a *attachment) isPassing() bool {
+	return len(a.metadata) == 0 && len(a.hostPorts()) == 0 && a.runner().StaysInKernel(0)
 }
 
 // newEntry returns all parameters of the attachment's plugins for the record, and the

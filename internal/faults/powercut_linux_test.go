@@ -48,6 +48,7 @@ func (b *board) powerCut(t *testing.T) {
 			return "", []cni.NamespaceOpts{cni.WithNewNetNS()}
 		}, *cutsPerStep / 2, 19},
 		{"the same, of lo alone", (*host).recordLo, func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil }, 3 * *cutsPerStep, 5},
+		{"the same, of plugins that write no file", (*host).recordKernelOnly, func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil }, 3 * *cutsPerStep, 5},
 	} {
 		t.Run(v.what, func(t *testing.T) {
 			h := newHost(t)
@@ -166,20 +167,33 @@ func (h *host) liveOnce(r *cni.Runtime, path string, opts []cni.NamespaceOpts) {
 // recordLo is record for a container with lo alone, whose record is not synced.
 func (h *host) recordLo(home func(*host) (string, []cni.NamespaceOpts)) []string {
 	h.t.Helper()
+	return h.recordUnsynced(home, cni.WithLoNetwork)
+}
+
+// recordKernelOnly is record for a bridge with fixed addresses: its plugins write no file,
+// and its record is not synced.
+func (h *host) recordKernelOnly(home func(*host) (string, []cni.NamespaceOpts)) []string {
+	h.t.Helper()
+	return h.recordUnsynced(home, cni.WithBuiltinPlugins(), cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "fixed", "plugins": [
+		{"type": "bridge", "bridge": "cni0", "ipam": {"type": "static", "addresses": [{"address": "10.99.0.2/24"}]}}]}`)))
+}
+
+func (h *host) recordUnsynced(home func(*host) (string, []cni.NamespaceOpts), opts ...cni.Opt) []string {
+	h.t.Helper()
 	for _, dir := range h.durable() {
 		expect.NoError(h.t, os.MkdirAll(dir, 0o755))
 	}
 	s := h.settings(0)
-	r, err := cni.New(cni.WithStateDir(s.StateDir), cni.WithOwner("faults"), cni.WithHostNetNS(s.HostNetNS), cni.WithLoNetwork,
+	r, err := cni.New(append(opts, cni.WithStateDir(s.StateDir), cni.WithOwner("faults"), cni.WithHostNetNS(s.HostNetNS),
 		cni.WithObserver(func(_ context.Context, e cni.Event) {
 			h.snapshot(map[string]string{"ADD": "01 ADD", "DEL": "03 DEL"}[e.Operation])
-		}))
+		}))...)
 	expect.NoError(h.t, err)
-	path, opts := home(h)
-	h.liveOnce(r, path, opts)
+	path, setup := home(h)
+	h.liveOnce(r, path, setup)
 	expect.NoError(h.t, os.RemoveAll(h.path("steps")))
 	h.snapshot("00 nothing")
-	_, err = r.Setup(context.Background(), "m12", path, opts...)
+	_, err = r.Setup(context.Background(), "m12", path, setup...)
 	expect.NoError(h.t, err)
 	h.snapshot("02 attached")
 	h.saveHomes()
@@ -294,8 +308,8 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		add("the cache is torn", func() error { return os.Truncate(cached, 100) })
 	}
 	// While anything is held there is a record: it was synced before, and is
-	// deleted later. One of lo alone is not synced, and lo's cached result is there after it.
-	lo := find("state/results/cni-loopback-*")
+	// deleted later. One of plugins that write no file is not synced, and their cached result is there after it.
+	lo := append(find("state/results/cni-loopback-*"), find("state/results/fixed-*")...)
 	held := slices.DeleteFunc(find("state/results/*"), func(file string) bool { return slices.Contains(lo, file) })
 	for _, address := range find("ipam/net0/10.*") {
 		held = append(held, address)

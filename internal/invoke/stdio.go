@@ -54,15 +54,23 @@ func (s *stdio) discard() {
 func (s *stdio) begin(stdin []byte) {
 	closeAll(s.child[:])
 	s.running.Store(3)
-	go s.run(func() {
+	write := func() {
 		// The plugin does not read it, or not in time. If it needs its input, it
 		// reports an error itself.
 		_, _ = s.ours[0].Write(stdin)
 		closeAll(s.ours[:1])
-	})
+	}
+	if len(stdin) <= smallestPipe {
+		s.run(write) // nobody has to read it first
+	} else {
+		go s.run(write)
+	}
 	go s.run(func() { read(s.ours[1], s.keepStdout) })
 	go s.run(func() { read(s.ours[2], s.stderr.keep) })
 }
+
+// smallestPipe is what every empty pipe takes at once: a page, see pipe(7).
+const smallestPipe = 4096
 
 func (s *stdio) run(f func()) {
 	f()

@@ -7,7 +7,11 @@
 // caller registers under one of these names.
 package known
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+)
 
 // The types of the table.
 const (
@@ -66,7 +70,7 @@ type Type struct {
 	Makes        Interface
 	Rules        Rules
 	IPAM         bool     // assigns addresses; the sweep releases them
-	KernelOnly   bool     // the built-in plugin writes no file, so a power cut undoes its ADD
+	KernelOnly   bool     // it writes no file, so a power cut undoes its ADD; see the function of that name
 	Swept        bool     // the sweep undoes all that a DEL would; see Borrows
 	Borrows      bool     // changes an interface that may go back to the host: swept only if that one is identified
 	BareDEL      bool     // a DEL needs no arguments
@@ -120,6 +124,16 @@ func Of(typ string) Type { return table[typ] }
 func Has(typ string) bool {
 	_, ok := table[typ]
 	return ok
+}
+
+// KernelOnly reports whether plugins and their IPAM plugins write no file, so that a
+// power cut undoes their ADDs. is reports whether the plugin of a type is the built-in
+// one or an executable of that name.
+func KernelOnly(plugins []*libcni.PluginConfig, is func(typ string) bool) bool {
+	return !slices.ContainsFunc(plugins, func(p *libcni.PluginConfig) bool {
+		ipam := p.Network.IPAM.Type
+		return !Of(p.Network.Type).KernelOnly || !is(p.Network.Type) || ipam != "" && !(Of(ipam).KernelOnly && is(ipam))
+	})
 }
 
 // ReadsCapability reports whether a plugin of a type, or its IPAM plugin, reads a

@@ -164,29 +164,19 @@ func (r *Runner) failed(f *Failure) error {
 // the record is on its way to the disk. The built-in host-local itself waits
 // just before it writes.
 func (r *Runner) awaitRecord(verb, typ string, p Provider) error {
-	if verb != "ADD" || onlyKernel(typ, p.Kind) || p.Kind == BuiltIn && typ == known.HostLocal {
+	builtIn := p.Kind == BuiltIn && (known.Of(typ).KernelOnly || typ == known.HostLocal)
+	if verb != "ADD" || builtIn {
 		return nil
 	}
 	return r.Durable()
 }
 
-// onlyKernel reports whether a power cut undoes everything that a plugin makes.
-func onlyKernel(typ string, kind Kind) bool {
-	return kind == BuiltIn && known.Of(typ).KernelOnly
-}
-
-// StartsInKernel reports whether the first plugin can start before the record is
-// durable.
-func (r *Runner) StartsInKernel() bool {
-	first, _, _ := r.Plugins.get(r.Network.Plugins[0].Network.Type)
-	return onlyKernel(first.Type, first.found.Kind)
-}
-
-// StaysInKernel reports whether no plugin from that position on waits for the record.
+// StaysInKernel reports whether a power cut undoes everything that the plugins from
+// that position on make. None waits for the record.
 func (r *Runner) StaysInKernel(from int) bool {
-	return !slices.ContainsFunc(r.Network.Plugins[from:], func(p *libcni.PluginConfig) bool {
-		one, _, _ := r.Plugins.get(p.Network.Type)
-		return p.Network.IPAM.Type != "" || !onlyKernel(one.Type, one.found.Kind)
+	return known.KernelOnly(r.Network.Plugins[from:], func(typ string) bool {
+		one, _, _ := r.Plugins.get(typ)
+		return one.found.Kind != Registered
 	})
 }
 
