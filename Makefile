@@ -22,7 +22,7 @@ LONGEST    := ./internal/behaviour
 
 # The linter works while the tests wait for the kernel. 
 test: deps
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line units lint
+	@$(MAKE) --no-print-directory --jobs=2 units lint
 
 units:
 	@for module in $(MODULES); do \
