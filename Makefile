@@ -20,7 +20,7 @@ LONGEST    := ./internal/behaviour
 
 .PHONY: test units deps lint fuzz faults bench shims quickstart allocrunner iptables-versions
 
-# The linter works while the tests wait for the kernel. 
+# The linter works while the tests wait for the kernel.
 test: deps
 	@$(MAKE) --no-print-directory --jobs=2 units lint
 

@@ -96,7 +96,7 @@ func runChunk(names, env []string) (out []byte, code int, err error) {
 	args = append(args, "-test.run=^("+strings.Join(names, "|")+")$")
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Args[0] = os.Args[0]
-	cmd.Env = append(env, shard+"=1")
+	cmd.Env = append(slices.Clone(env), shard+"=1") // others append to env at the same time
 	cmd.Stdout, cmd.Stderr = &printed, &printed
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	err = cmd.Run()
