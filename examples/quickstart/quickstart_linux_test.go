@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,11 +26,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// run runs the program with arguments in a directory that all users can read.
-func run(t *testing.T, attr *syscall.SysProcAttr, args ...string) (stdout, stderr string, code int) {
+// run runs the program to its end. change may modify the command.
+func run(t *testing.T, change func(*exec.Cmd), args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
-	cmd.Env, cmd.SysProcAttr = append(os.Environ(), programVariable+"=1"), attr
+	cmd.Env = append(os.Environ(), programVariable+"=1")
+	if change != nil {
+		change(cmd)
+	}
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); cmd.ProcessState == nil {
@@ -38,26 +42,57 @@ func run(t *testing.T, attr *syscall.SysProcAttr, args ...string) (stdout, stder
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
-// TestQuickstart proves all traffic and leaves nothing.
+// readable returns a copy of the networks that all users can read.
+func readable(t *testing.T) (dir string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "quickstart")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := errors.Join(os.Chmod(dir, 0o755), os.CopyFS(dir+"/networks", os.DirFS("networks"))); err != nil {
+		t.Fatal(err)
+	}
+	return dir + "/networks"
+}
+
+// asNobody makes a command run as an unprivileged user.
+func asNobody(cmd *exec.Cmd) {
+	if os.Geteuid() != 0 {
+		return // it is one already
+	}
+	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+}
+
+func withoutTools(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "PATH=/nonexistent") }
+
+// TestQuickstart proves all traffic and leaves nothing, for each user, and on a machine
+// without iptables and nft.
 func TestQuickstart(t *testing.T) {
 	for _, typ := range []string{"bridge", "host-local", "portmap", "ptp"} {
 		if builtin.Lookup(typ) == nil {
 			t.Fatalf("%s is not built in", typ)
 		}
 	}
-	stdout, stderr, code := run(t, nil, "-config", "networks")
-	if code != 0 || stderr != "" || !strings.HasSuffix(stdout, "left of the containers: nothing\n") {
-		t.Errorf("exit code %d\n%s%s", code, stderr, stdout)
-	}
-	if n := strings.Count(stdout, "✓"); n != 14 {
-		t.Errorf("%d ways have traffic, want 14, in\n%s", n, stdout)
-	}
-	for _, want := range []string{
-		"attached web to 3 networks", "bridge-net    10.88.0.2:80", "ptp-net       [fd00:89::2]:80", "10.88.0.1:8080", "[fd00:88::1]:8080", "detached client",
-	} {
-		if !strings.Contains(stdout, want) {
-			t.Errorf("no %q in\n%s", want, stdout)
-		}
+	networks := readable(t)
+	for name, change := range map[string]func(*exec.Cmd){"as this user": nil, "as another user": asNobody, "without tools": withoutTools} {
+		t.Run(name, func(t *testing.T) {
+			stdout, stderr, code := run(t, change, "-config", networks)
+			if code != 0 || stderr != "" || !strings.HasSuffix(stdout, "left of the containers: nothing\n") {
+				t.Errorf("exit code %d\n%s%s", code, stderr, stdout)
+			}
+			if n := strings.Count(stdout, "✓"); n != 14 {
+				t.Errorf("%d ways have traffic, want 14, in\n%s", n, stdout)
+			}
+			for _, want := range []string{
+				"attached web to 3 networks", "bridge-net    10.88.0.2:80", "ptp-net       [fd00:89::2]:80",
+				"10.88.0.1:8080", "[fd00:88::1]:8080", "detached client",
+			} {
+				if !strings.Contains(stdout, want) {
+					t.Errorf("no %q in\n%s", want, stdout)
+				}
+			}
+		})
 	}
 }
 
