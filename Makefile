@@ -18,7 +18,7 @@ AT_ONCE    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # The package whose tests take longest begins first: all others together take as long.
 LONGEST    := ./internal/behaviour
 
-.PHONY: test units deps lint fuzz faults bench shims quickstart allocrunner iptables-versions
+.PHONY: test units deps lint fuzz faults bench shims quickstart iptables-versions
 
 # The linter works while the tests wait for the kernel.
 test: deps
@@ -130,6 +130,3 @@ shims: deps
 
 quickstart:
 	$(GO) run ./examples/quickstart
-
-allocrunner:
-	$(GO) run ./examples/allocrunner

@@ -84,12 +84,10 @@ var floors = [][]string{
 		"cni",
 	},
 	{
-		"cnitest", "examples/allocrunner", "examples/miniruntime", "examples/provider",
-		"examples/quickstart", "examples/scheduler", "examples/tested", "internal/testhost",
-		"thick/backend",
+		"cnitest", "examples/allocrunner", "examples/tested", "internal/testhost", "thick/backend",
 	},
 	{
-		"examples/thick/daemon",
+		"examples/quickstart", "examples/thick/daemon",
 	},
 }
 

@@ -1,98 +1,200 @@
-// Allocrunner is a scheduler's client in the small: it runs jobs from a file in real
-// containers, with runc and busybox, and has this library attach them.
+//go:build linux
+
+// Allocrunner is a scheduler's client: it runs jobs with networks of their own until they end:
 //
-//	apt-get install runc busybox-static nftables
-//	go run ./examples/allocrunner
+//	allocrunner JOBS.json
 //
-// shows, as root, what such a client has to live through: it starts jobs, is killed
-// while a plugin hangs, starts again and adopts what runs, sees its firewall flushed,
-// and loses a plugin for good. All of it happens in namespaces and directories that
-// vanish with it; only the containers' cgroups, below one named embedcni-allocrunner-…,
-// are the machine's, and are removed. Only if this program itself ends by kill -9 do they
-// stay, with the containers in them. The client alone is
+// A job is a program with ports, of which the program is told the host's as PORT_LABEL:
 //
-//	allocrunner client -jobs FILE -dir DIR -cgroup NAME
+//	[{"ID": "web", "Program": ["/usr/bin/web"], "Ports": [{"Label": "HTTP", "ContainerPort": 80}]}]
 //
-// FILE is like jobs.json, on the networks in networks/, of which "tenants" needs a plugin.
-// It reads the file again at SIGHUP, and stops everything at SIGTERM. The files client.go
-// and alloc.go use the library; story_linux.go is the show.
+// Jobs survive an allocrunner that is killed: the next one goes on with those that still run
+// in their networks, repairs these, and removes the networks of the others. An
+// interrupt ends the jobs. It needs root, and no CNI plugins.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"log/slog"
+	"log"
 	"os"
+	"os/exec"
 	"os/signal"
-	"runtime"
+	"slices"
+	"strconv"
+	"sync"
 	"syscall"
 
-	"github.com/embedcni/cni/internal/sandbox"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/netns"
 )
 
-func main() {
-	err := run()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "allocrunner:", err)
-		os.Exit(1)
-	}
+const owner = "allocrunner"
+const network = `{"cniVersion": "1.0.0", "name": "jobs", "plugins": [
+	{"type": "bridge", "bridge": "jobs0", "isDefaultGateway": true, "ipMasq": true,
+	 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.61.0.0/16"}]]}},
+	{"type": "portmap", "capabilities": {"portMappings": true}}, {"type": "firewall"}]}`
+
+type job struct {
+	ID      string
+	Program []string
+	Ports   []cni.Port
 }
 
-func run() error {
-	if isPlugin() {
-		return tenant(os.Stdin, os.Stdout)
-	}
-	if runtime.GOOS != "linux" {
-		return fmt.Errorf("containers need Linux, this is %s: run it in a Linux virtual machine", runtime.GOOS)
-	}
+func main() {
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if len(os.Args) > 1 && os.Args[1] == "client" {
-		return runClient(ctx, os.Args[2:])
+	if err := schedule(ctx, flag.Arg(0)); err != nil {
+		log.Fatal("allocrunner: ", err)
 	}
-	verbose := flag.Bool("v", false, "show the library's log")
-	flag.Parse()
-	if flag.NArg() > 0 {
-		return fmt.Errorf("unknown argument %q: there is only client", flag.Arg(0))
-	}
-	if os.Geteuid() != 0 {
-		return errors.New("run it as root, because the containers need cgroups")
-	}
-	inside, code, err := sandbox.Reexec()
-	if err != nil {
-		return err
-	}
-	if !inside {
-		os.Exit(code)
-	}
-	return errors.Join(story(ctx, os.Stdout, *verbose), ctx.Err())
 }
 
-// runClient is the client alone, in the caller's namespaces.
-func runClient(ctx context.Context, args []string) error {
-	flags := flag.NewFlagSet("client", flag.ExitOnError)
-	jobs := flags.String("jobs", "", "the `FILE` of jobs")
-	dir := flags.String("dir", "/run/allocrunner", "the `DIR` of records, containers and plugins")
-	cgroup := flags.String("cgroup", "embedcni-allocrunner", "the `NAME` of the cgroup of all containers")
-	verbose := flags.Bool("v", false, "log what the library does")
-	if err := flags.Parse(args); err != nil {
-		return err
+func schedule(ctx context.Context, file string) error {
+	var jobs []job
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &jobs)
 	}
-	var logger *slog.Logger
-	if *verbose {
-		logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	}
-	reload := make(chan os.Signal, 1)
-	signal.Notify(reload, syscall.SIGHUP)
-	defer signal.Stop(reload)
-	c, err := newClient(*dir, *jobs, *cgroup, os.Stdout, logger)
 	if err != nil {
 		return err
 	}
-	if err := c.runc.install(); err != nil {
+	rt, err := cni.New(cni.WithOwner(owner), cni.WithConfListBytes([]byte(network)), cni.WithRetry(cni.Retry{Attempts: 3}),
+		cni.WithStrictPorts()) // no port that another program listens on
+	if err != nil {
 		return err
 	}
-	return errors.Join(c.run(ctx, reload), removeCgroups(*cgroup))
+	running, err := adopt(ctx, rt, jobs)
+	if err != nil {
+		return err
+	}
+	guarding, stop := context.WithCancel(ctx)
+	guard := make(chan error, 1)
+	go func() { guard <- rt.Guard(guarding, cni.GuardOptions{}) }() // repairs networks, after a firewall reload for example
+	var all sync.WaitGroup
+	for _, j := range jobs {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			if err := run(ctx, rt, j, running[j.ID]); err != nil {
+				log.Printf("job %s: %v", j.ID, err)
+			}
+		}()
+	}
+	all.Wait()
+	stop()
+	return <-guard
+}
+
+// adopt returns the jobs that run in their networks, whose records have the PIDs, as
+// descriptors (see pidfd_open). It repairs these networks, and removes all others.
+func adopt(ctx context.Context, rt *cni.Runtime, jobs []job) (map[string]*os.File, error) {
+	attached, err := rt.Attachments()
+	if err != nil {
+		return nil, err
+	}
+	running := make(map[string]*os.File)
+	var expected []cni.Expected
+	for _, a := range attached {
+		isJob := a.Owner == owner && slices.ContainsFunc(jobs, func(j job) bool { return j.ID == a.ContainerID })
+		pid, err := strconv.Atoi(a.Metadata["pid"])
+		if !isJob || err != nil {
+			continue // nobody wants it, or its program was not started
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err == nil {
+			running[a.ContainerID] = os.NewFile(uintptr(fd), a.ContainerID)
+			expected = append(expected, cni.Expected{ContainerID: a.ContainerID, NetNS: fmt.Sprintf("/proc/%d/ns/net", pid)})
+		} else if !errors.Is(err, unix.ESRCH) { // else it has ended
+			return nil, err
+		}
+	}
+	report, err := rt.Reconcile(ctx, expected, cni.ReconcileOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range report.Containers {
+		id := c.Health.ContainerID
+		if c.Health.State == cni.StateElsewhere || c.Health.State == cni.StateGone { // another process has the PID by now
+			report.Unexpected = append(report.Unexpected, id)
+			delete(running, id)
+			continue
+		}
+		log.Printf("job %s goes on: its network is %s", id, c.Health.State)
+	}
+	for _, id := range report.Unexpected {
+		err = errors.Join(err, remove(ctx, rt, id))
+	}
+	return running, err
+}
+
+// run runs a job, or goes on with it, until it ends.
+func run(ctx context.Context, rt *cni.Runtime, j job, process *os.File) (err error) {
+	defer func() { err = errors.Join(err, remove(ctx, rt, j.ID)) }() // after an interrupt too
+	if process == nil {
+		if process, err = start(ctx, rt, j); err != nil {
+			return err
+		}
+	}
+	defer process.Close()
+	ended := make(chan error, 1)
+	go func() {
+		err := error(unix.EINTR)
+		for errors.Is(err, unix.EINTR) {
+			_, err = unix.Poll([]unix.PollFd{{Fd: int32(process.Fd()), Events: unix.POLLIN}}, -1)
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return errors.Join(unix.PidfdSendSignal(int(process.Fd()), unix.SIGKILL, nil, 0), <-ended)
+	}
+}
+
+func start(ctx context.Context, rt *cni.Runtime, j job) (*os.File, error) {
+	result, err := rt.Setup(ctx, j.ID, "", cni.WithNewNetNS(), cni.WithPorts(j.Ports...))
+	if err != nil {
+		return nil, err
+	}
+	program := exec.Command(j.Program[0], j.Program[1:]...)
+	program.Env = os.Environ()
+	for _, p := range result.Requested {
+		program.Env = append(program.Env, fmt.Sprintf("PORT_%s=%d", p.Label, p.HostPort))
+	}
+	if err := netns.Do(result.NetNS, program.Start); err != nil {
+		return nil, err
+	}
+	pid := program.Process.Pid
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err = errors.Join(err, rt.SetMetadata(ctx, j.ID, map[string]string{"pid": strconv.Itoa(pid)})); err != nil {
+		return nil, errors.Join(err, program.Process.Kill(), program.Wait())
+	}
+	go func() { log.Printf("job %s at %v has ended: %v", j.ID, result.IPv4().IP(), program.Wait()) }()
+	log.Printf("job %s at %v with ports %v", j.ID, result.IPv4().IP(), result.Requested)
+	return os.NewFile(uintptr(fd), j.ID), nil
+}
+
+// remove detaches a job. If a plugin is gone for good, the library removes what the
+// reference plugins leave, without it.
+func remove(ctx context.Context, rt *cni.Runtime, id string) error {
+	err := rt.Remove(ctx, id, "")
+	if !errors.Is(err, cni.ErrPluginNotFound) {
+		return err
+	}
+	log.Printf("job %s is cleaned up by force: %v", id, err)
+	attached, err := rt.Attachments()
+	for _, a := range attached {
+		if a.Owner == owner && a.ContainerID == id {
+			_, cerr := rt.CleanUp(ctx, cni.CleanUpTarget{ContainerID: id, Network: a.Network, IfName: a.IfName})
+			err = errors.Join(err, cerr)
+		}
+	}
+	return err
 }

@@ -5,122 +5,116 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/netns"
 )
 
-// echoPort is the port of web's and the host's servers, over TCP and UDP.
-const echoPort = 80
+const (
+	port     = 80   // of web's and the host's servers
+	hostPort = 8080 // of the host, forwarded to web's
+	// patience limits every wait for the network. On one machine an answer takes
+	// microseconds.
+	patience = 5 * time.Second
+)
 
-// probe is one proof: a client in a namespace gets an answer from an address.
-type probe struct {
-	what     string // "client → web"
-	network  string
-	from     *netns.Handle
-	protocol string // tcp or udp
-	to       netip.AddrPort
-}
-
-// proveTraffic starts servers in web and on the host, probes every way that the
-// networks provide, and prints a line for each.
-func proveTraffic(ctx context.Context, out io.Writer, rt *cni.Runtime, web, client *container) (err error) {
-	host, err := netns.Current()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, host.Close()) }()
-
-	for _, at := range []*netns.Handle{web.ns, host} {
-		server, err := serveEcho(ctx, at, echoPort)
+// proveTraffic starts servers in web and on the host, asks them by every way
+// that the networks provide, and prints a line for each.
+func proveTraffic(ctx context.Context, out io.Writer, web, client *cni.Result) error {
+	const host = "" // the namespace of this process
+	for at, name := range map[string]string{web.NetNS: "web", host: "host"} {
+		server, err := serve(ctx, at, name)
 		if err != nil {
 			return err
 		}
-		defer server.Close()
+		defer server.Close() // it has no more to say
 	}
-
-	probes := planProbes(rt, web, client.ns, host)
-	if len(probes) == 0 {
-		return errors.New("no network gave the containers an address, so there is no traffic to prove")
-	}
-	failed := 0
-	for _, p := range probes {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+	asked := 0
+	var errs []error
+	prove := func(what, network, from, want string, to netip.Addr, port uint16) {
+		if !to.IsValid() || to.IsLoopback() {
+			return
 		}
-		if !p.prove(ctx, out) {
-			failed++
+		asked++
+		address, mark, begin := netip.AddrPortFrom(to, port), "✓", time.Now()
+		err := ask(ctx, from, address.String(), want)
+		if err != nil {
+			mark, errs = "✗", append(errs, fmt.Errorf("%s by %s: %w", what, network, err))
 		}
+		fmt.Fprintf(out, "%s  %-15s  %-12s  %-22s  %s\n", mark, what, network, address, milliseconds(begin))
 	}
 	fmt.Fprintln(out)
-	if failed > 0 {
-		return fmt.Errorf("%d of %d ways have no traffic", failed, len(probes))
-	}
-	return nil
-}
-
-// prove runs the probe and prints its outcome.
-func (p probe) prove(ctx context.Context, out io.Writer) bool {
-	took, err := p.echo(ctx)
-	mark, outcome := "✓", "  "+precise(took)
-	if err != nil {
-		mark, outcome = "✗", err.Error()
-	}
-	fmt.Fprintf(out, "%s  %-15s  %-12s  %-3s  %s  %-22s  %s\n", mark, p.what, p.network, p.protocol, familyOf(p.to.Addr()), p.to, outcome)
-	return err == nil
-}
-
-// planProbes lists the ways of all networks: container to container, container
-// to host, and the host's mapped port to the container if the network maps
-// ports. Each goes to all of web's addresses over both protocols.
-func planProbes(rt *cni.Runtime, web *container, client, host *netns.Handle) []probe {
-	var probes []probe
-	for _, n := range web.result.Networks {
-		add := func(what string, from *netns.Handle, to func(cni.Address) netip.Addr, port uint16) {
-			for _, protocol := range []string{"tcp", "udp"} {
-				for _, a := range addresses(n) {
-					if addr := to(a); addr.IsValid() {
-						probes = append(probes, probe{what, n.Name, from, protocol, netip.AddrPortFrom(addr, port)})
-					}
-				}
-			}
-		}
-		// The gateway is the host's own address on the network.
-		gateway := func(a cni.Address) netip.Addr { return a.Gateway }
-
-		add("client → web", client, cni.Address.IP, echoPort)
-		add("client → host", client, gateway, echoPort)
-		if mapsPorts(rt, n.Name) {
-			add("host port → web", host, gateway, uint16(web.ports[0].HostPort))
-		}
-	}
-	return probes
-}
-
-// addresses returns the container's reachable addresses on the network, in the
-// plugins' order.
-func addresses(n *cni.NetworkResult) []cni.Address {
-	var found []cni.Address
-	for _, i := range inside(n) {
-		for _, a := range i.Addresses {
-			if !a.IP().IsLoopback() {
-				found = append(found, a)
+	for _, n := range web.Networks {
+		for _, i := range n.Interfaces {
+			for _, a := range i.Addresses {
+				prove("client → web", n.Name, client.NetNS, "web", a.IP(), port)
+				prove("host → web", n.Name, host, "web", a.IP(), port)
+				prove("client → host", n.Name, client.NetNS, "host", a.Gateway, port) // the host's address on the network
 			}
 		}
 	}
-	return found
+	if !slices.Contains(web.Ignored, "portMappings") { // a network forwards ports
+		prove("host port → web", "", host, "web", web.IPv4().Gateway, hostPort)
+		prove("host port → web", "", host, "web", web.IPv6().Gateway, hostPort)
+	}
+	fmt.Fprintln(out)
+	if asked == 0 {
+		return errors.New("no network gave the containers an address, so there is no traffic to prove")
+	}
+	return errors.Join(errs...)
 }
 
-// mapsPorts reports whether a plugin of the network declares port mappings.
-func mapsPorts(rt *cni.Runtime, network string) bool {
-	for _, n := range rt.GetConfig().Networks {
-		if n.Config.Name == network {
-			return slices.ContainsFunc(n.Config.Plugins, func(p *cni.NetworkConf) bool {
-				return p.Network.Capabilities["portMappings"]
-			})
-		}
+// in calls f in a network namespace. A socket belongs for life to the namespace
+// that it was opened in, so only the opening must happen inside.
+func in(path string, f func() error) error {
+	if path == "" {
+		return f()
 	}
-	return false
+	return netns.Do(path, f)
+}
+
+// serve starts a server that tells everybody its name. It ends with its listener.
+func serve(ctx context.Context, at, name string) (l net.Listener, err error) {
+	if err := in(at, func() error {
+		l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return // closed
+			}
+			conn.SetDeadline(time.Now().Add(patience))
+			io.WriteString(conn, name) // the client reports what it did not get
+			conn.Close()
+		}
+	}()
+	return l, nil
+}
+
+// ask returns an error unless the wanted server answers at the address.
+func ask(ctx context.Context, from, address, want string) (err error) {
+	var conn net.Conn
+	if err := in(from, func() error {
+		conn, err = (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", address)
+		return err
+	}); err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	got, err := io.ReadAll(conn)
+	if err == nil && string(got) != want {
+		err = fmt.Errorf("%q answers at %s, not %s", got, address, want)
+	}
+	return err
 }
