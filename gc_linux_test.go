@@ -13,7 +13,7 @@ import (
 // the records.
 func TestThePlanOfGCReadsEachRecordOnce(t *testing.T) {
 	h := newRealHost(t)
-	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(h.BridgeList("net", "10.88.0")))
+	r := h.Runtime(cni.WithoutReaping(), cni.WithPluginDir(nil), cni.WithConfListBytes(h.BridgeList("net", "10.88.0")))
 	const n = 3
 	for i := range n {
 		id := fmt.Sprint("c", i)

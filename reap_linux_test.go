@@ -192,10 +192,15 @@ func TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers(t *testing.T) {
 
 // TestFault_F33_ACrowdIsReadInParts, and none is skipped.
 func TestFault_F33_ACrowdIsReadInParts(t *testing.T) {
-	h, r := abandonedContainer(t, cni.WithOwner("tester"))
-	h.crowd(r, 1000)
+	h := newRealHost(t)
+	r := h.bridged(cni.WithOwner("tester"))
 	var read atomic.Int64
-	r.ReadRecordsBy(func() { read.Add(1) })
+	r.ReadRecordsBy(func() { read.Add(1) }) // before the first call, whose search reads in the background
+	path := h.Mortal("c1")
+	testhost.MustSetUp(t, r, "c1", path)
+	expect.NoError(t, netns.Remove(path))
+	h.crowd(r, 1000)
+	read.Store(0)
 	var passes int
 	expect.Eventually(h.T, "the end of c1", func() bool {
 		n, err := r.Reap(t.Context())
