@@ -58,9 +58,7 @@ type DNS struct {
 // …CgroupPath. The others require that a network declares the capability: otherwise
 // Setup returns ErrInvalidArgument before it changes anything.
 //
-//	The value must encode as the JSON that its
-//
-// plugins expect. Values of this package's types (PortMapping, IPRanges, BandWidth,
+// The value must encode as the JSON that its plugins expect. Values of this package's types (PortMapping, IPRanges, BandWidth,
 // DNS) are validated and converted as by their own options.
 func WithCapability(name string, capability any) NamespaceOpts {
 	return func(ns *Namespace) error {

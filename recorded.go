@@ -74,7 +74,7 @@ func (op *operation) survival() container.Survival {
 // isPassing reports whether the record of an attachment need not survive a power cut,
 // which undoes all that the plugins make: nobody else relies on it.
 func (a *attachment) isPassing() bool {
-	return len(a.metadata) == 0 && len(a.hostPorts()) == 0 && a.runner().StaysInKernel(0)
+	return len(a.metadata) == 0 && len(a.hostPorts()) == 0 && a.runner().StaysInKernel()
 }
 
 // newEntry returns all parameters of the attachment's plugins for the record, and the

@@ -30,9 +30,6 @@ func (c *Container) identify() (record.NetNS, error) {
 	}
 	id := c.NetNS.ID()
 	ns := record.NetNS{Path: c.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.ID), View: nsfind.View()}
-	if ns.Ours {
-		ns.Pin = ""
-	}
 	return ns, c.fresh.identify(&ns)
 }
 

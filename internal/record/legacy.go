@@ -11,9 +11,9 @@ import (
 // PluginID was taken by a caller; its plugins still know it by the pool's ID. Both are
 // read and removed; neither is made. This file may go in 2028.
 
-// Taken returns the IDs of containers that were made ahead of time and have
+// takenIDs returns the IDs of containers that were made ahead of time and have
 // since been taken under another ID.
-func Taken(found []Found) map[PluginID]bool {
+func takenIDs(found []Found) map[PluginID]bool {
 	taken := map[PluginID]bool{}
 	for _, f := range found {
 		if f.Record.PluginID != "" {
@@ -30,7 +30,7 @@ func (f Found) isTaken(taken map[PluginID]bool) bool {
 
 // WithoutTaken omits the records of containers that have since been taken under another ID.
 func WithoutTaken(found []Found) []Found {
-	taken := Taken(found)
+	taken := takenIDs(found)
 	return slices.DeleteFunc(slices.Clone(found), func(f Found) bool { return f.isTaken(taken) })
 }
 
@@ -42,7 +42,7 @@ func WithoutTaken(found []Found) []Found {
 // killed between two steps: only their records are left. If a record names no
 // container, it may belong to any of them; then all stay, with an error.
 func Orphans(found []Found, alive func(*Record) (bool, error)) (rest []Found, stale []ID) {
-	taken := Taken(found)
+	taken := takenIDs(found)
 	nameless := slices.IndexFunc(found, func(f Found) bool { return f.Record.ContainerID == "" })
 	for _, f := range found {
 		if !f.Record.Warm {

@@ -1,17 +1,9 @@
 package record
 
-// Pending is a sync in progress, of a record or of a ledger, or one that begins when it
-// is asked for.
+// Pending is a sync in progress, of a record or of a ledger.
 type Pending struct {
-	begin  func() // begins it, the first time; nil: it is in progress
 	done   chan struct{}
 	failed *error // set when done
-}
-
-func (p *Pending) ask() {
-	if p != nil && p.begin != nil {
-		p.begin()
-	}
 }
 
 // Wait returns nil when the data survives a power cut, or the reason why it does
@@ -20,7 +12,6 @@ func (p *Pending) Wait() error {
 	if p == nil {
 		return nil
 	}
-	p.ask()
 	<-p.done
 	return *p.failed
 }

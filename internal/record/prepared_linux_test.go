@@ -19,12 +19,6 @@ func TestAPreparedFileIsTheRecords(t *testing.T) {
 			pending, err := s.BeginSoon(r, file)
 			return errors.Join(err, pending.Wait())
 		},
-		"when asked": func(s *Store, r *Record) error {
-			file := s.Prepare()
-			defer file.Discard()
-			pending, err := s.BeginWhenAsked(r, file)
-			return errors.Join(err, pending.Wait(), pending.Wait())
-		},
 		"volatile": func(s *Store, r *Record) error {
 			file := s.Prepare()
 			defer file.Discard()
@@ -44,7 +38,7 @@ func TestAPreparedFileIsTheRecords(t *testing.T) {
 				return f.Sync()
 			}
 			check(t, begin(s, sample("c1")))
-			want(t, "named when synced", syncs, map[string][]bool{"durable": {false}, "soon": {true}, "when asked": {true}}[name])
+			want(t, "named when synced", syncs, map[string][]bool{"durable": {false}, "soon": {true}}[name])
 			got, err := s.Load("c1")
 			check(t, err)
 			expected := sample("c1")
@@ -65,22 +59,20 @@ func TestAPreparedFileIsTheRecords(t *testing.T) {
 	}
 }
 
-// TestASyncWhenAskedBeginsWithWait, and all processes see the record before.
-func TestASyncWhenAskedBeginsWithWait(t *testing.T) {
+// TestARecordIsSeenBeforeItIsSynced, by all processes, and can be added to.
+func TestARecordIsSeenBeforeItIsSynced(t *testing.T) {
 	s := Open(t.TempDir())
-	asked := false
+	seen := make(chan struct{})
 	s.Sync = func(f *os.File) error {
-		if !asked {
-			t.Error("synced before anybody asked")
-		}
+		<-seen
 		return f.Sync()
 	}
-	pending, err := s.BeginWhenAsked(sample("c1"))
+	pending, err := s.BeginSoon(sample("c1"))
 	check(t, err)
 	r, err := s.Load("c1")
 	check(t, err)
 	check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
-	asked = true
+	close(seen)
 	check(t, pending.Wait())
 	again, err := s.Load("c1")
 	check(t, err)
@@ -88,7 +80,7 @@ func TestASyncWhenAskedBeginsWithWait(t *testing.T) {
 
 	full := errors.New("no space")
 	s.Sync = func(*os.File) error { return full }
-	pending, err = s.BeginWhenAsked(sample("c2"))
+	pending, err = s.BeginSoon(sample("c2"))
 	check(t, err)
 	for range 2 {
 		if err := pending.Wait(); !errors.Is(err, full) {

@@ -77,14 +77,6 @@ func (s *Store) Begin(r *Record) error {
 //
 // The file of a first record may have been prepared; see [Store.Prepare].
 func (s *Store) BeginSoon(r *Record, prepared ...*plainfile.Unnamed) (*Pending, error) {
-	pending, err := s.BeginWhenAsked(r, prepared...)
-	pending.ask()
-	return pending, err
-}
-
-// BeginWhenAsked is BeginSoon, but the first Wait begins the sync, so that it disturbs
-// nothing that the caller does before. The caller must call Wait, which closes the file.
-func (s *Store) BeginWhenAsked(r *Record, prepared ...*plainfile.Unnamed) (*Pending, error) {
 	if r.Generation > 0 {
 		return nil, s.Begin(r)
 	}
@@ -93,16 +85,13 @@ func (s *Store) BeginWhenAsked(r *Record, prepared ...*plainfile.Unnamed) (*Pend
 		return nil, fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 	}
 	p := &Pending{done: make(chan struct{}), failed: new(error)}
-	p.begin = sync.OnceFunc(func() {
-		go func() {
-			defer close(p.done)
-			// One after the other: some file systems take twice as long for both at
-			// once.
-			if err := errors.Join(s.Sync(f), f.Close(), syncDir(s.dir)); err != nil {
-				*p.failed = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
-			}
-		}()
-	})
+	go func() {
+		defer close(p.done)
+		// One after the other: some file systems take twice as long for both at once.
+		if err := errors.Join(s.Sync(f), f.Close(), syncDir(s.dir)); err != nil {
+			*p.failed = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+		}
+	}()
 	return p, nil
 }
 

@@ -171,10 +171,10 @@ func (r *Runner) awaitRecord(verb, typ string, p Provider) error {
 	return r.Durable()
 }
 
-// StaysInKernel reports whether a power cut undoes everything that the plugins from
-// that position on make. None waits for the record.
-func (r *Runner) StaysInKernel(from int) bool {
-	return known.KernelOnly(r.Network.Plugins[from:], func(typ string) bool {
+// StaysInKernel reports whether a power cut undoes everything that the plugins make. None
+// waits for the record.
+func (r *Runner) StaysInKernel() bool {
+	return known.KernelOnly(r.Network.Plugins, func(typ string) bool {
 		one, _, _ := r.Plugins.get(typ)
 		return one.found.Kind != Registered
 	})
