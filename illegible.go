@@ -58,7 +58,7 @@ func (s *snapshot) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 	if len(files) == 0 {
 		return nil
 	}
-	forgotten := s.forgetLo(files)
+	forgotten := s.forgetUndone(files)
 	deleted := []string{}
 	for _, f := range found {
 		err, illegible := files[f.File]
@@ -66,7 +66,7 @@ func (s *snapshot) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 			continue
 		}
 		if forgotten != nil { // perhaps another's
-			err = join(err, s.forgetLo(map[string]error{f.File: nil}))
+			err = join(err, s.forgetUndone(map[string]error{f.File: nil}))
 		}
 		if err == nil {
 			err = s.Records.Discard(f.File)
@@ -85,15 +85,25 @@ func (s *snapshot) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 	return all
 }
 
-// forgetLo deletes what libcni's cache may have of illegible records with those file names.
-// The record of an ADD whose plugins write no file is not synced, so a power cut can leave
-// it torn and the cache whole. Nobody needs the cache for a DEL of what the power cut has
-// undone, nor files that it has torn too; others stay.
-func (s *snapshot) forgetLo(files map[string]error) error {
+// forgetUndone deletes from libcni's cache the attachments of illegible records with these
+// file names that a power cut has undone. The record of an ADD whose plugins write no file
+// is not synced, so a power cut can tear it and leave the cache whole. An attachment that
+// may live keeps its cached result, which is all that its DEL has.
+func (s *snapshot) forgetUndone(files map[string]error) (err error) {
+	host, err := s.Hosts.Open(s.hostNetNS)
+	if err != nil {
+		return err
+	}
+	u := &unrecorded{snapshot: s, host: host}
+	defer func() { err = join(err, u.close()) }()
 	isOne := func(id string) bool { _, found := files[record.Name(record.ID(id))]; return found }
-	return chain.ForgetUnneeded(s.stateDir, isOne, func(config []byte) bool {
-		list, err := conflist.Parse(config)
-		return err == nil && known.KernelOnly(list.Plugins, func(string) bool { return true })
+	return chain.ForgetUnneeded(s.stateDir, isOne, func(c *libcni.NetworkAttachment) bool {
+		list, err := conflist.Parse(c.Config)
+		if err != nil || !known.KernelOnly(list.Plugins, func(string) bool { return true }) {
+			return false
+		}
+		_, ended, err := u.judge(c)
+		return isLoAlone(list.Plugins) || ended && err == nil
 	})
 }
 

@@ -480,3 +480,33 @@ func TestFault_F26_RealRecoverAfterReboot(t *testing.T) {
 	testhost.WantRecover(t, h.Real(), removed) // loads nothing
 	h.WantClean(files)
 }
+
+// TestRecoverKeepsTheCachedResultOfTheLiving: the record of a container whose plugins write
+// no file is empty, as after a power cut, and its namespace is not kept. While the host's
+// end of its interface exists it lives, and its DEL needs the cached result.
+func TestRecoverKeepsTheCachedResultOfTheLiving(t *testing.T) {
+	h := newRealHost(t)
+	before := h.Audit()
+	r := h.Runtime(cni.WithBuiltinPlugins(), cni.WithoutReaping(), cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [
+		{"type": "bridge", "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24"}]}}]}`)))
+	path := h.Mortal("c1")
+	empty := func() {
+		t.Helper()
+		expect.NoError(t, os.WriteFile(h.RecordFile("c1")+".json", nil, 0o600))
+		report, err := r.Recover(t.Context())
+		expect.NoError(t, err)
+		expect.Same(t, "records that were deleted", len(report.Left), 1)
+	}
+	testhost.MustSetUp(t, r, "c1", path)
+	expect.NoError(t, netns.Remove(h.Pin("c1")))
+	empty()
+	expect.Same(t, "cached while it lives", h.Cached(), []string{"net-c1-eth0"})
+
+	expect.NoError(t, netns.Remove(path))
+	expect.Eventually(t, "the end of the interface", func() bool {
+		return !slices.ContainsFunc(h.Audit(), func(line string) bool { return strings.Contains(line, "type veth") })
+	})
+	empty()
+	expect.Same(t, "cached after its end", h.Cached(), []string{})
+	h.WantClean(before)
+}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/libcni"
+
 	"github.com/embedcni/cni/internal/expect"
 )
 
@@ -16,7 +18,7 @@ import (
 func TestForgetUnneeded(t *testing.T) {
 	dir := t.TempDir()
 	is := func(want string) func(string) bool { return func(id string) bool { return id == want } }
-	unneeded := func(config []byte) bool { return string(config) == "lo" }
+	unneeded := func(c *libcni.NetworkAttachment) bool { return string(c.Config) == "lo" }
 	expect.NoError(t, ForgetUnneeded(dir, is("a-b"), unneeded)) // there is no cache
 
 	cached := func(id, config string) string {

@@ -54,11 +54,11 @@ func Messages(err error) []string {
 }
 
 // Cached returns the files of libcni's cache.
-func (s *Stage) Cached() []string {
-	s.T.Helper()
-	entries, err := os.ReadDir(s.Path("state", "results"))
+func (h *Host) Cached() []string {
+	h.T.Helper()
+	entries, err := os.ReadDir(h.Path("state", "results"))
 	if err != nil && !os.IsNotExist(err) {
-		s.T.Fatal(err)
+		h.T.Fatal(err)
 	}
 	names := []string{}
 	for _, e := range entries {
