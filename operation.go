@@ -246,6 +246,7 @@ type attachment struct {
 	ownConfig bool              // the configuration was given with the call
 	dirs      []string          // of executables, that come first; see WithPluginDirOrder
 	prev      chain.Partial     // of the caller's, see WithPrevResult
+	standsIn  bool              // built-in plugins answer for executables, see Network.ready
 }
 
 // attachments are some of one container's attachments.

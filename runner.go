@@ -61,9 +61,12 @@ func (a *attachment) pluginDirs() []string { return ordered(a.op.pluginDirs, a.d
 // runner returns the runner of the attachment's plugins.
 func (a *attachment) runner() *runner.Runner {
 	shared := a.op.runnerOf(a.network)
-	if len(a.dirs) > 0 {
+	if len(a.dirs) > 0 || a.standsIn {
 		own := *shared
 		own.Dirs = a.pluginDirs()
+		if a.standsIn {
+			own.PreferAll, own.Without = true, false
+		}
 		shared = &own
 	}
 	r := &runner.Runner{

@@ -159,9 +159,9 @@ func (e *NotReadyError) Unwrap() []error { return e.Reasons }
 //   - an *Error for each plugin that cannot be run, IPAM plugins included
 //     (ErrPluginNotFound, ErrInsecureFile), and for each that refuses STATUS, as for a
 //     subnet without free addresses. Executables are asked on networks of version
-//     1.1.0 and later, and built-in plugins on all. What an executable does not say
-//     is not known: host-local's does not look at its subnet, so Ready is nil although
-//     that is full or cannot be parsed, and the next Setup fails;
+//     1.1.0 and later, and built-in plugins on all, also about executables that are
+//     released reference plugins, whose own STATUS says less. What another executable
+//     does not say is not known;
 //   - directories in which nothing can be written, or which have no space left;
 //   - while a Watch of this Runtime runs, why the files cannot be loaded (ErrLoad), so
 //     that earlier networks are still in use, or why not every change is noticed;
@@ -267,8 +267,11 @@ func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []erro
 		e.Plugin = typ
 		reasons = append(reasons, e)
 	}
-	asked := *n.config
-	asked.Plugins = nil
+	type asking struct {
+		plugin  *libcni.PluginConfig
+		builtIn bool
+	}
+	var asked []asking
 	for _, p := range n.config.Plugins {
 		found, err := n.snapshot.runnerOf(n).Find(p.Network.Type)
 		if err != nil {
@@ -282,22 +285,39 @@ func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []erro
 			}
 		}
 		if n.hasStatus() || found.Kind == runner.BuiltIn {
-			asked.Plugins = append(asked.Plugins, p)
+			asked = append(asked, asking{p, false})
+		}
+		if found.Kind == runner.Executable && a.isReference(ctx, p) {
+			asked = append(asked, asking{p, true})
 		}
 	}
-	if !n.hasStatus() {
-		asked.CNIVersion = "1.1.0" // built-in plugins know it
-	}
-	for _, p := range asked.Plugins { // one after the other, to hear all of them
-		one := asked
-		one.Plugins = []*libcni.PluginConfig{p}
-		b := op.about(&Network{config: &one, ifName: n.ifName, isLo: n.isLo, snapshot: n.snapshot})
-		if err := b.chain().Status(ctx); err != nil {
-			reasons = append(reasons, b.errors("STATUS", err))
+	for _, q := range asked { // one after the other, to hear all of them
+		if err := op.askStatus(ctx, n, q.plugin, q.builtIn); err != nil {
+			reasons = append(reasons, err)
 		}
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			break // the others would say the same
 		}
 	}
 	return reasons
+}
+
+// isReference reports whether a plugin and its IPAM plugin are known to be the reference
+// plugins.
+func (a *attachment) isReference(ctx context.Context, p *libcni.PluginConfig) bool {
+	r := a.runner()
+	return r.IsReference(ctx, p.Network.Type) && (p.Network.IPAM.Type == "" || r.IsReference(ctx, p.Network.IPAM.Type))
+}
+
+// askStatus asks one plugin of a network for STATUS, or the built-in plugins of its types
+// in place of executables.
+func (op *operation) askStatus(ctx context.Context, n *Network, p *libcni.PluginConfig, builtIn bool) error {
+	list := *n.config
+	list.Plugins = []*libcni.PluginConfig{p}
+	if !n.hasStatus() {
+		list.CNIVersion = "1.1.0" // built-in plugins know it
+	}
+	a := op.about(&Network{config: &list, ifName: n.ifName, isLo: n.isLo, snapshot: n.snapshot})
+	a.standsIn = builtIn
+	return a.errors("STATUS", a.chain().Status(ctx))
 }

@@ -162,3 +162,39 @@ func TestReadySeesAKernelWithoutNFTables(t *testing.T) {
 		}
 	}
 }
+
+// TestReadyAsksForReferencePlugins: the executables host-local and bridge do not say that
+// an ADD must fail. Ready changes nothing, and says nothing about a plugin of somebody
+// else's that has the name.
+func TestReadyAsksForReferencePlugins(t *testing.T) {
+	h := newRealHost(t)
+	ipam := h.Path("ipam")
+	list := func(subnet string) cni.Opt {
+		return cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
+			{"type": "bridge", "ipam": {"type": "host-local", "dataDir": %q, "subnet": %q}}]}`, ipam, subnet))
+	}
+	before := h.Audit()
+	expect.Same(t, "reasons of a subnet with addresses", len(reasons(t, h.Real(list("10.1.0.0/24")))), 0)
+	h.WantClean(before)
+
+	full := h.Real(list("10.1.0.0/30"))
+	expect.NoError(t, testhost.SetUp(t.Context(), full, "c1", h.Container("c1"))())
+	for what, tt := range map[string]struct {
+		r    *cni.Runtime
+		text string
+	}{"full": {full, "10.1.0.1-10.1.0.2"}, "no subnet": {h.Real(list("10.3.0/24")), "10.3.0/24"}} {
+		got := reasons(t, tt.r)
+		if len(got) != 1 || !strings.Contains(got[0].Error(), tt.text) {
+			t.Errorf("%s: reasons %q, want one that names %s", what, got, tt.text)
+		}
+		if err := testhost.SetUp(t.Context(), tt.r, "c2", h.Container(strings.ReplaceAll(what, " ", "-")))(); err == nil {
+			t.Errorf("%s: Setup succeeds", what)
+		}
+	}
+	expect.NoError(t, full.Remove(t.Context(), "c1", ""))
+
+	s := newStage(t)
+	s.Plugin(scripted.Script{}, "bridge", "host-local")
+	theirs := s.Runtime(list("10.3.0/24"), cni.WithPluginDir([]string{s.Path("bin")}))
+	expect.Same(t, "reasons of somebody else's plugins", len(reasons(t, theirs)), 0)
+}

@@ -81,15 +81,15 @@ func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *vi
 			return e, err
 		}
 	}
-	if r.isReference(ctx, call.Plugin) && (ipam == "" || r.isReference(ctx, ipam)) {
+	if r.IsReference(ctx, call.Plugin) && (ipam == "" || r.IsReference(ctx, ipam)) {
 		e = compare.Excuse{Why: "the comparison with the kernel, which covers all that this plugin's CHECK does, finds nothing wrong", Blind: true}
 	}
 	return e, nil
 }
 
-// isReference reports whether the executable of a type is known to be the reference
+// IsReference reports whether the executable of a type is known to be the reference
 // plugin.
-func (r *Runner) isReference(ctx context.Context, typ string) bool {
+func (r *Runner) IsReference(ctx context.Context, typ string) bool {
 	c, _, _ := r.Plugins.get(typ)
 	path := c.Path
 	if path == "" { // an executable runs the IPAM plugin that it finds
