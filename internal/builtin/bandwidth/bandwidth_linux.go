@@ -127,9 +127,9 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	return caller.From(ctx).Batch.Later(ctx, func(context.Context) error { return conn.DeleteAndClose(ifb.Index, made.Name) })
 }
 
-// redirected returns the ifb device of this plugin's to which the host's end of the
-// container's interface redirects what it receives; nil if there is none. Another
-// interface of the container may have a device of either name.
+// redirected returns the plugin's ifb device to which the host's end of the container's
+// interface redirects its ingress, or nil. Another interface of the container may have a
+// device of either name.
 func redirected(ctx context.Context, r *plugin.Request) (_ *types100.Interface, err error) {
 	if r.Container == nil {
 		return nil, nil

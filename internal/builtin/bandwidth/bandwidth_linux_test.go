@@ -216,11 +216,22 @@ func TestFault_F48_DelWithoutTheDeviceInTheResultLeavesASiblings(t *testing.T) {
 	side, c := ours(h), callFor(h, `"egressRate": 8000000, "egressBurst": 8000000`)
 	side.Must(t, "ADD", c)
 	sibling := c
-	sibling.IfName = "eth1" // whose ADD failed before there was an interface, or a device
-	side.Must(t, "DEL", sibling)
-	if !shaped(plugintest.Audit(t, h.Host)) {
-		t.Error("the sibling's device is gone")
+	sibling.IfName = "eth1" // whose ADD failed before it had a device
+	stays := func(what string) {
+		t.Helper()
+		side.Must(t, "DEL", sibling)
+		if !shaped(plugintest.Audit(t, h.Host)) {
+			t.Fatalf("%s: the device of eth0 is gone", what)
+		}
 	}
+	stays("no interface yet")
+	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
+		return nl.LinkAdd(&netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{Name: "veth1"}, PeerName: "eth1", PeerNamespace: netlink.NsFd(h.Container.File().Fd()),
+		})
+	})
+	sibling.Prev = []byte(strings.NewReplacer(`"veth0"`, `"veth1"`, `"eth0"`, `"eth1"`).Replace(string(h.Result())))
+	stays("an interface")
 }
 
 func shaped(lines audit.Lines) bool {

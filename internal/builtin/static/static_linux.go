@@ -156,11 +156,17 @@ func list(value types.UnmarshallableString) []string {
 }
 
 func parse(field, text string) (netip.Prefix, error) {
-	p, err := netip.ParsePrefix(text)
+	ip, subnet, err := net.ParseCIDR(text) // as the reference plugin does
 	if err != nil {
-		return p, invalid(`%q: %q is not an address with the length of its subnet, as in 10.1.0.2/24: %w`, field, text, err)
+		return netip.Prefix{}, invalid(`%q: %q is not an address with the length of its subnet, as in 10.1.0.2/24: %w`, field, text, err)
 	}
-	if a := p.Addr(); a.Is4In6() {
+	bits, size := subnet.Mask.Size()
+	a, _ := netip.AddrFromSlice(ip) // has one of its lengths
+	if size == 32 {
+		return netip.PrefixFrom(a.Unmap(), bits), nil
+	}
+	p := netip.PrefixFrom(a, bits)
+	if a.Is4In6() {
 		if p.Bits() < 96 {
 			return p, invalid(`%q: %q is an IPv4 address in the form of IPv6, whose length is at least 96`, field, text)
 		}
