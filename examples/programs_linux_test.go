@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 // answer says at which address it was asked.
 func answer(w http.ResponseWriter, r *http.Request) {
 	host, _, _ := net.SplitHostPort(r.Context().Value(http.LocalAddrContextKey).(net.Addr).String())
-	io.WriteString(w, host) // the test reports what it did not get
+	io.WriteString(w, host) // a failed write is a wrong answer in the test
 }
 
 // program is a running program of which each line of output is read.

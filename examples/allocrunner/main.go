@@ -181,8 +181,8 @@ func start(ctx context.Context, rt *cni.Runtime, j job) (*os.File, error) {
 	return os.NewFile(uintptr(fd), j.ID), nil
 }
 
-// remove detaches a job. If a plugin is gone for good, the library removes what the
-// reference plugins leave, without it.
+// remove detaches a job. If a plugin is gone for good, CleanUp removes the leftovers of
+// the reference plugins without running it.
 func remove(ctx context.Context, rt *cni.Runtime, id string) error {
 	err := rt.Remove(ctx, id, "")
 	if !errors.Is(err, cni.ErrPluginNotFound) {

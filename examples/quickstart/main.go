@@ -162,8 +162,8 @@ func printAddresses(out io.Writer, id string, result *cni.Result) {
 	w.Flush()
 }
 
-// audit lists what there is on the host: links, routes, packet filters, files.
-// What stays for the next container, such as the bridge, is not in it.
+// audit lists the state of the host: links, routes, packet filters, files. Objects that
+// stay for the next container, such as the bridge, are left out.
 func audit(ctx context.Context) ([]string, error) {
 	return cnitest.Audit(ctx, cnitest.Options{StateDirs: []string{"/run", "/var/lib/cni"}})
 }

@@ -92,7 +92,7 @@ func serve(ctx context.Context, at, name string) (l net.Listener, err error) {
 				return // closed
 			}
 			conn.SetDeadline(time.Now().Add(patience))
-			io.WriteString(conn, name) // the client reports what it did not get
+			io.WriteString(conn, name) // a failed write is a wrong answer at the client
 			conn.Close()
 		}
 	}()

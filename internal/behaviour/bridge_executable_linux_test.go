@@ -54,7 +54,7 @@ func (h *guardedHost) wantHealthy(what string) {
 	}
 }
 
-// repair repairs all containers, and returns what is left of each.
+// repair repairs all containers, and returns an error for each remaining difference.
 func (h *guardedHost) repair() error {
 	h.t.Helper()
 	var errs []error
