@@ -139,26 +139,14 @@ func (h *realHost) daemon(j testhost.Job) *daemon {
 	return d
 }
 
-// start starts a job in new namespaces. The channel gets its output.
+// start starts a job with the reference plugins, or built-in ones, in new namespaces. The
+// channel gets its output.
 func (h *realHost) start(j testhost.Job, flags uintptr) (*os.Process, <-chan string) {
 	h.T.Helper()
-	j.StateDir, j.HostNetNS = h.Path("state"), h.Path("netns", "host")
-	if j.PluginDir = h.Path("bin"); !j.InProcess {
+	if !j.InProcess {
 		j.PluginDir = testhost.ReferencePlugins(h.T)
 	}
-	cmd := j.Command(h.T)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	expect.NoError(h.T, cmd.Start())
-	done := make(chan string, 1)
-	go func() {
-		if err := cmd.Wait(); err != nil {
-			fmt.Fprint(&out, err)
-		}
-		done <- out.String()
-	}()
-	return cmd.Process, done
+	return h.ProcessFor(j, &syscall.SysProcAttr{Cloneflags: flags})
 }
 
 // wantWhole checks that the container has its interface and can be removed.

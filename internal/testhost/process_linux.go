@@ -2,6 +2,7 @@ package testhost
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -167,16 +168,17 @@ func (s *Stage) Process(conf []byte, verb, id, path string, env ...string) (*os.
 	return s.ProcessFor(Job{Verb: verb, ID: id, NetNS: path, Conf: conf}, nil, env...)
 }
 
-// ProcessFor is [Stage.Process] for any job, in new namespaces if attr says so.
-func (s *Stage) ProcessFor(j Job, attr *syscall.SysProcAttr, env ...string) (*os.Process, <-chan string) {
-	s.T.Helper()
-	j.StateDir, j.PluginDir, j.HostNetNS = s.Path("state"), s.Path("bin"), s.Path("netns", "host")
-	cmd := j.Command(s.T)
+// ProcessFor starts a process for any job on the host, in new namespaces if attr says so.
+// Its plugins are those of [Host.Plugin], unless the job names a directory.
+func (h *Host) ProcessFor(j Job, attr *syscall.SysProcAttr, env ...string) (*os.Process, <-chan string) {
+	h.T.Helper()
+	j.StateDir, j.PluginDir, j.HostNetNS = h.Path("state"), cmp.Or(j.PluginDir, h.Path("bin")), h.Path("netns", "host")
+	cmd := j.Command(h.T)
 	cmd.SysProcAttr = attr
 	cmd.Env = append(cmd.Env, env...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	expect.NoError(s.T, cmd.Start())
+	expect.NoError(h.T, cmd.Start())
 	done := make(chan string, 1)
 	go func() {
 		if err := cmd.Wait(); err != nil {
