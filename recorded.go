@@ -44,7 +44,7 @@ func (op *operation) write(ctx context.Context) error {
 	for _, a := range op.attachments {
 		_, rec.Find(a.IfName).Since = a.claims.All()
 	}
-	if err := op.beginRecord(ctx, rec, op.survival()); err != nil {
+	if err := op.beginRecord(ctx, rec, op.survival(ctx)); err != nil {
 		return err
 	}
 	if err := op.Pin(); err != nil {
@@ -58,14 +58,14 @@ func (op *operation) write(ctx context.Context) error {
 //
 // A power cut leaves nothing of plugins that write no file. A torn record may leave a file in
 // libcni's cache, which Recover finds by the record's name; see deleteIllegible.
-func (op *operation) survival() container.Survival {
+func (op *operation) survival(ctx context.Context) container.Survival {
 	all := func(is func(a *attachment) bool) bool {
 		return !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !is(a) })
 	}
 	switch {
 	case op.OutlivesPowerCut():
 		return container.AtOnce
-	case all((*attachment).isPassing):
+	case all(func(a *attachment) bool { return a.isPassing(ctx) }):
 		return container.Never
 	}
 	return container.Soon
@@ -73,8 +73,8 @@ func (op *operation) survival() container.Survival {
 
 // isPassing reports whether the record of an attachment need not survive a power cut,
 // which undoes all that the plugins make: nobody else relies on it.
-func (a *attachment) isPassing() bool {
-	return len(a.metadata) == 0 && len(a.hostPorts()) == 0 && a.runner().StaysInKernel()
+func (a *attachment) isPassing(ctx context.Context) bool {
+	return len(a.metadata) == 0 && len(a.hostPorts()) == 0 && a.runner().StaysInKernel(ctx)
 }
 
 // newEntry returns all parameters of the attachment's plugins for the record, and the

@@ -127,8 +127,8 @@ func Has(typ string) bool {
 }
 
 // KernelOnly reports whether plugins and their IPAM plugins write no file, so that a
-// power cut undoes their ADDs. is reports whether the plugin of a type is the built-in
-// one or an executable of that name.
+// power cut undoes their ADDs. is reports whether the plugin of a type is the built-in or
+// the reference plugin.
 func KernelOnly(plugins []*libcni.PluginConfig, is func(typ string) bool) bool {
 	return !slices.ContainsFunc(plugins, func(p *libcni.PluginConfig) bool {
 		ipam := p.Network.IPAM.Type

@@ -171,12 +171,12 @@ func (r *Runner) awaitRecord(verb, typ string, p Provider) error {
 	return r.Durable()
 }
 
-// StaysInKernel reports whether a power cut undoes everything that the plugins make. None
-// waits for the record.
-func (r *Runner) StaysInKernel() bool {
+// StaysInKernel reports whether a power cut undoes everything that the plugins make. Of
+// executables that is known of the reference plugins.
+func (r *Runner) StaysInKernel(ctx context.Context) bool {
 	return known.KernelOnly(r.Network.Plugins, func(typ string) bool {
 		one, _, _ := r.Plugins.get(typ)
-		return one.found.Kind != Registered
+		return one.found.Kind == BuiltIn || one.found.Kind != Registered && r.IsReference(ctx, typ)
 	})
 }
 
