@@ -106,10 +106,12 @@ func (known Names) nearest(name string) (nearest string) {
 	if isPrivate(name) {
 		return ""
 	}
-	best := len(name) + 1
+	best, exact := len(name)+1, 0
 	for _, k := range slices.Sorted(maps.Keys(known)) {
-		if d := distance(strings.ToLower(k), strings.ToLower(name)); d <= most(k) && d < best {
-			nearest, best = k, d
+		d := distance(strings.ToLower(k), strings.ToLower(name))
+		// Two known names may differ in case alone.
+		if e := distance(k, name); d <= most(k) && (d < best || d == best && e < exact && strings.EqualFold(k, nearest)) {
+			nearest, best, exact = k, d, e
 		}
 	}
 	return nearest
