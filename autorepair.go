@@ -10,7 +10,6 @@ import (
 	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/repair"
 	"github.com/embedcni/cni/internal/views"
@@ -20,7 +19,6 @@ import (
 type together struct {
 	outcomes map[record.ID]*mended
 	holds    []hold.Hold
-	rules    *netfilter.Kept
 }
 
 // mended is the outcome of the repair of one container, and by attachment.
@@ -49,12 +47,8 @@ type choosing func(a *attachment, holds []hold.Hold, d compare.Difference) bool
 // host, as many containers together as it can lock at once, up to groupSize. If it can
 // lock none, it waits for lockedGrace for one. It returns the outcome for those that it
 // has tried, also for those that are locked all the time, which is ErrBusy, and for at
-// least one. rules are those that an earlier call has seen; they may be nil.
-func (s *snapshot) repairSome(ctx context.Context, host *hostns.NetNS, ids []record.ID, want choosing, rules *netfilter.Kept) (done together) {
-	if rules == nil {
-		rules = &netfilter.Kept{}
-	}
-	done.rules = rules
+// least one.
+func (s *snapshot) repairSome(ctx context.Context, host *hostns.NetNS, ids []record.ID, want choosing) (done together) {
 	done.outcomes = make(map[record.ID]*mended)
 	failed := func(err error) together {
 		for _, id := range ids {
@@ -164,7 +158,6 @@ func (s *snapshot) repairLocked(ctx context.Context, host *hostns.NetNS, locked 
 				continue
 			}
 			r := a.repairing()
-			r.parts.Runner.Given.Filters.Kept = done.rules
 			g = append(g, r)
 			options = append(options, repair.Options{Want: func(d compare.Difference) bool { return want(a, done.holds, d) }})
 		}

@@ -160,7 +160,7 @@ func (g *guarding) Repair(ctx context.Context, ids []string, want func(guard.Fou
 	for i, id := range ids {
 		all[i] = record.ID(id)
 	}
-	done := s.repairSome(ctx, g.host, all, func(a *attachment, holds []hold.Hold, d compare.Difference) bool { return want(a.found(d, holds)) }, nil)
+	done := s.repairSome(ctx, g.host, all, func(a *attachment, holds []hold.Hold, d compare.Difference) bool { return want(a.found(d, holds)) })
 	repaired := make(map[string]guard.Repaired)
 	for id, m := range done.outcomes {
 		o := guard.Outcome{}

@@ -38,19 +38,16 @@ var floors = [][]string{
 		"internal/sockdiag", "thick/server", "thick/shim",
 	},
 	{
-		"examples/thick/shim", "internal/ahead", "internal/links", "internal/nft",
+		"examples/thick/shim", "internal/links", "internal/nft",
 	},
 	{
 		"internal/compare", "internal/hostns", "internal/iptables", "internal/look",
-		"internal/netfilter/native", "internal/netfilter/nftform", "internal/subnet",
+		"internal/netfilter/native", "internal/subnet",
 	},
 	{
 		"internal/cachedports", "internal/container", "internal/guarded", "internal/hostports",
-		"internal/hostwatch", "internal/iptables/nftrules", "internal/observed", "internal/repair",
+		"internal/hostwatch", "internal/netfilter/reference", "internal/observed", "internal/repair",
 		"internal/tenant", "netconf",
-	},
-	{
-		"internal/netfilter/iptform",
 	},
 	{
 		"internal/netfilter",

@@ -79,9 +79,12 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 // version or by go-cni, a CHECK succeeds if either the executable or the
 // built-in plugin succeeds, and a removal runs both.
 //
-// Built-in plugins are interchangeable with the reference plugins if the
-// configuration names the backend of the packet filter. Otherwise they use
-// nftables in their own way.
+// Built-in plugins have their rules in a table of nftables of their own, whatever
+// backend the configuration names, and firewall's accept in iptables for each network.
+// The reference plugins do not find these rules. What only the reference plugins do, such
+// as rules in iptables for ipMasqBackend or portmap's backend "iptables", goes to the
+// executable of the type, although the built-in plugin is preferred; if there is
+// none, Setup returns an error that says what to do.
 func WithBuiltinPlugins(types ...string) Opt {
 	return func(c *config) error {
 		c.choosing.Prefer = append(c.choosing.Prefer, types...)

@@ -15,7 +15,6 @@ import (
 	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/rebuild"
 	"github.com/embedcni/cni/internal/record"
@@ -340,11 +339,11 @@ func (c *recovery) repairTogether(ctx context.Context) {
 	if len(broken) < rebuild.DumpFor {
 		return
 	}
-	left, rules := slices.Sorted(maps.Keys(broken)), &netfilter.Kept{}
+	left := slices.Sorted(maps.Keys(broken))
 	for len(left) > 0 && ctx.Err() == nil {
 		done := c.repairSome(ctx, c.host, left, func(a *attachment, holds []hold.Hold, _ compare.Difference) bool {
 			return !isHeld(holds, a.op.Record, a.network.config.Name)
-		}, rules)
+		})
 		left = slices.DeleteFunc(left, func(id record.ID) bool { return done.outcomes[id] != nil })
 		for id, m := range done.outcomes {
 			for _, part := range m.parts {

@@ -87,7 +87,7 @@ func (a *attachment) runner() *runner.Runner {
 func (a *attachment) given() caller.Given {
 	g := caller.Given{
 		Record:  hooks{a},
-		Filters: netfilter.Options{Sockets: a.op.sockets, Held: a.op.LockFile(), Siblings: a.Siblings},
+		Filters: netfilter.Options{Sockets: a.op.sockets, Held: a.op.LockFile(), Siblings: a.Siblings, Records: a.op.Records.Dir()},
 
 		Deletions: a.op.deletions,
 	}
@@ -170,7 +170,7 @@ func (a hooks) Fail(f runner.Failure) error {
 
 // Others implements [caller.Record].
 func (a hooks) Others(key string) (all []caller.Noted, err error) {
-	others, err := a.op.others(a.IfName).Notes(key, a.op.Host.String(), a.op.Boot)
+	others, err := a.op.others(a.IfName).Notes(key)
 	for _, n := range others {
 		all = append(all, caller.Noted{Value: n.Value, Result: n.Result})
 	}

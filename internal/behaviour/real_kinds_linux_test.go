@@ -162,9 +162,13 @@ func TestFault_F57_TheVariantOfIptablesIsTheRecorded(t *testing.T) {
 		for _, kind := range []cni.PluginKind{cni.PluginBuiltIn, cni.PluginExecutable} {
 			t.Run(fmt.Sprint(variant, " ", kind), func(t *testing.T) {
 				h := newRealHost(t)
+				masq, portmap := "", ""
+				if kind == cni.PluginExecutable {
+					masq, portmap = `"ipMasqBackend": "iptables", `, `"backend": "iptables", `
+				}
 				c := testhost.Case{Plugins: []string{
-					testhost.BridgeConf(`"ipMasq": true, "ipMasqBackend": "iptables", ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range)),
-					`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}`, `{"type": "firewall"}`}}
+					testhost.BridgeConf(`"ipMasq": true, ` + masq + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range)),
+					`{"type": "portmap", ` + portmap + `"capabilities": {"portMappings": true}}`, `{"type": "firewall"}`}}
 				h.installPlugins(kind == cni.PluginExecutable)
 				r := h.Runtime(cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 				path := h.Container("c1")

@@ -3,8 +3,6 @@ package behaviour_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -78,19 +76,17 @@ func TestFault_F32_ARuntimeIsKilledBeforeItMends(t *testing.T) {
 }
 
 // TestFault_F32_AFailedRepairIsReported in an error that names the damaged
-// interface. The next Remove repairs it. Only the legacy variant takes a tool, which can
-// be made to fail.
+// interface. The next Remove repairs it. Somebody else has the port meanwhile.
 func TestFault_F32_AFailedRepairIsReported(t *testing.T) {
 	l := bothAttached(t, "legacy", [2]string{"4", "6"})
-	broken := l.Write("broken/ip6tables-legacy-restore", "#!/bin/sh\necho broken >&2\nexit 4\n")
-	expect.NoError(t, os.Chmod(broken, 0o755))
-	path := os.Getenv("PATH")
-	err := l.removeUntil(func() {
-		if err := os.Setenv("PATH", filepath.Dir(broken)+":"+path); err != nil {
-			t.Error(err)
-		}
+	err := l.removeUntil(func() { // in a goroutine that is not in the host's namespace
+		l.sh("nsenter --net=" + l.Path("netns", "host") + ` nft -f - <<EOF
+			add table inet embedcni
+			add map inet embedcni hostports6 { type inet_proto . inet_service : ipv6_addr . inet_service; }
+			add element inet embedcni hostports6 { tcp . 8080 comment "x" : fd99::1 . 80 }
+EOF`)
 	})
-	expect.NoError(t, os.Setenv("PATH", path))
+	l.sh("nft delete table inet embedcni")
 	if left := (*cni.LeftoverError)(nil); !errors.As(err, &left) {
 		t.Fatalf("Remove: %v, want a LeftoverError", err)
 	}

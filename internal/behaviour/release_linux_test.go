@@ -28,7 +28,7 @@ func TestReleaseKeepsConnections(t *testing.T) {
 	h := newReleasing(t)
 	h.ProbeIPv6()
 	before := h.Audit()
-	r := h.Runtime(h.named(), cni.WithBuiltinPlugins())
+	r := h.Runtime(h.named())
 	c := h.attach(r, "c1", portOf(1))
 	var l net.Listener
 	expect.NoError(t, h.At(c.path, func() (err error) { l, err = net.Listen("tcp", ":80"); return err }))
@@ -74,18 +74,18 @@ func TestReleaseOfContainersThatNeedNoRefusal(t *testing.T) {
 		setup []cni.NamespaceOpts
 		spoil func(h *realHost)
 	}{
-		"an older record":                    {opts: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { h.ForgetKinds("c1") }},
+		"an older record":                    {opts: executables(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { h.ForgetKinds("c1") }},
 		"executables without named backends": {opts: func(h *realHost) []cni.Opt { return []cni.Opt{h.unnamedBackends()} }},
-		"firewall with iptables":             {opts: builtIn(masqNamed, portmapNamed, ``)},
-		"no ports, no masquerading":          {opts: builtIn(``, ``, firewallNamed), setup: []cni.NamespaceOpts{}},
-		"arguments for reference plugins":    {opts: builtIn(masqNamed, portmapNamed, firewallNamed), setup: []cni.NamespaceOpts{cni.WithConfigArgs("labels", "x")}},
+		"firewall with iptables":             {opts: executables(masqNamed, portmapNamed, ``)},
+		"no ports, no masquerading":          {opts: executables(``, ``, firewallNamed), setup: []cni.NamespaceOpts{}},
+		"arguments for reference plugins":    {opts: executables(masqNamed, portmapNamed, firewallNamed), setup: []cni.NamespaceOpts{cni.WithConfigArgs("labels", "x")}},
 		"a list of version 0.3.1": {setup: []cni.NamespaceOpts{}, opts: func(h *realHost) []cni.Opt {
 			return []cni.Opt{cni.WithConfListBytes(aBridge.Conf("podnet", "0.3.1", h.Path("ipam")))}
 		}},
 		"a configuration of version 0.2.0": {setup: []cni.NamespaceOpts{}, opts: func(h *realHost) []cni.Opt {
 			return []cni.Opt{cni.WithConf(aBridge.Conf("podnet", "0.2.0", h.Path("ipam")))}
 		}},
-		"insecure executables": {opts: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { expect.NoError(h.T, os.Chmod(h.Path("bin"), 0o777)) }},
+		"insecure executables": {opts: executables(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { expect.NoError(h.T, os.Chmod(h.Path("bin"), 0o777)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newReleasing(t)
@@ -111,7 +111,7 @@ func TestReleaseOfContainersThatNeedNoRefusal(t *testing.T) {
 // are released.
 func TestReleaseWaitsForNoOtherCall(t *testing.T) {
 	h := newReleasing(t)
-	r := h.Runtime(h.named(), cni.WithBuiltinPlugins())
+	r := h.Runtime(h.named())
 	for i := range 3 {
 		h.attach(r, fmt.Sprint("c", i), portOf(i))
 	}
@@ -133,7 +133,7 @@ func TestReleaseWaitsForNoOtherCall(t *testing.T) {
 func TestReleaseBesideOtherCalls(t *testing.T) {
 	h := newReleasing(t)
 	before := h.Audit()
-	r := h.Runtime(h.named(), cni.WithBuiltinPlugins())
+	r := h.Runtime(h.named())
 	const count = 12
 	var paths []string
 	for i := range count {

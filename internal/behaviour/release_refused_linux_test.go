@@ -14,7 +14,6 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/boot"
-	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
@@ -39,6 +38,11 @@ func builtIn(masq, portmap, firewall string) func(h *realHost) []cni.Opt {
 	return func(h *realHost) []cni.Opt {
 		return []cni.Opt{h.podnet(masq, portmap, firewall), cni.WithBuiltinPlugins()}
 	}
+}
+
+// executables is a network of executables.
+func executables(masq, portmap, firewall string) func(h *realHost) []cni.Opt {
+	return func(h *realHost) []cni.Opt { return []cni.Opt{h.podnet(masq, portmap, firewall)} }
 }
 
 // and loads another network beside the named one.
@@ -80,13 +84,6 @@ func (h *realHost) replaceInCache(old, by string) {
 	cached(now)(h)
 }
 
-func backendOf(typ, backend string) func(n *record.Attachment) {
-	return func(n *record.Attachment) {
-		i := slices.IndexFunc(n.Plugins, func(p record.Plugin) bool { return p.Type == typ })
-		n.Plugins[i].Backend = backend
-	}
-}
-
 const (
 	masqNamed     = `"ipMasq": true, "ipMasqBackend": "iptables", `
 	portmapNamed  = `"backend": "iptables", `
@@ -97,14 +94,12 @@ const (
 func pluginRefusals() []refusal {
 	return []refusal{
 		{name: "masquerading in our table", opts: builtIn(`"ipMasq": true, `, portmapNamed, firewallNamed),
-			says: `plugin "bridge" is built in, and its configuration names no "ipMasqBackend"`},
+			says: `plugin "bridge" has its rules in this module's form`},
 		{name: "ports in our table", opts: builtIn(masqNamed, ``, firewallNamed),
-			says: `plugin "portmap" is built in, and its configuration names no "backend"`},
-		{name: "a firewall made without iptables", opts: builtIn(masqNamed, portmapNamed, ``),
-			spoil: attachmentOf(backendOf("firewall", "native")),
-			says:  `plugin "firewall" is built in and was made for backend "native"`, mend: attachmentOf(backendOf("firewall", "iptables"))},
+			says: `plugin "portmap" has its rules in this module's form`},
+		{name: "a network's accept", opts: builtIn(masqNamed, portmapNamed, ``), says: `plugin "firewall" has its rules in this module's form`},
 		{name: "an older record, perhaps with our table", opts: func(h *realHost) []cni.Opt { return []cni.Opt{h.unnamedBackends()} },
-			spoil: func(h *realHost) { h.ForgetKinds("c1") }, says: `plugin "portmap" is built in`},
+			spoil: func(h *realHost) { h.ForgetKinds("c1") }, says: `plugin "portmap" has its rules in this module's form`},
 		{name: "a type that is not installed", spoil: without("bin", "portmap"),
 			is: cni.ErrPluginNotFound, says: `failed to find plugin "portmap" in path`},
 		{name: "IPAM that is not installed", opts: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: without("bin", "host-local"),
@@ -125,11 +120,6 @@ func pluginRefusals() []refusal {
 				expect.NoError(h.T, os.Chmod(h.Path("bin", "own"), 0o755))
 				return []cni.Opt{cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "podnet", "plugins": [{"type": "own"}]}`))}
 			}, says: `plugin "own" was given args by WithConfigArgs`},
-		{name: "another variant of iptables", opts: func(h *realHost) []cni.Opt {
-			plugintest.UseIPTables(h.T, "legacy")
-			return builtIn(masqNamed, portmapNamed, firewallNamed)(h)
-		}, release: builtIn(masqNamed, portmapNamed, firewallNamed), spoil: func(h *realHost) { plugintest.UseIPTables(h.T, "nft") },
-			says: "the rules were made with iptables-legacy, and iptables is iptables-nft now"},
 		{name: "no program that deletes rules", spoil: func(h *realHost) { h.T.(*testing.T).Setenv("PATH", h.Path("bin")) },
 			says: `plugin "portmap": its executable deletes rules by the program iptables`},
 	}

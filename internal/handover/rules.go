@@ -74,14 +74,14 @@ func (r rules) undoneByExecutable(ctx context.Context, p *libcni.PluginConfig) e
 	switch typ := p.Network.Type; known.Of(typ).Rules {
 	case known.Masquerade:
 		if footprint.Perhaps(c.IPMasq) && p.Network.IPAM.Type != "" {
-			errs = append(errs, r.namedBackend(ctx, typ, "ipMasqBackend", c.IPMasqBackend))
+			errs = append(errs, r.namedBackend(typ, c.IPMasqBackend))
 		}
 		if typ == known.Bridge && footprint.Perhaps(c.MACSpoofChk) {
 			errs = append(errs, needs(typ, "nft"))
 		}
 	case known.HostPorts:
 		if p.Network.Capabilities[portMappings] && r.ForwardsPorts() {
-			errs = append(errs, r.namedBackend(ctx, typ, "backend", c.Backend))
+			errs = append(errs, r.namedBackend(typ, c.Backend))
 		}
 	case known.Forward:
 		errs = append(errs, r.firewallBackend(ctx, p.Bytes, c.Backend))
@@ -101,20 +101,31 @@ func (r rules) maybeBuiltIn(typ string) bool {
 	return r.IsBuiltIn(typ)
 }
 
-// namedBackend is undoneByExecutable for a plugin whose configuration names the
-// backend in a field.
-func (r rules) namedBackend(ctx context.Context, typ, field string, backend *string) error {
-	if backend == nil && r.maybeBuiltIn(typ) {
-		return fmt.Errorf("plugin %q is built in, and its configuration names no %q: its executable does not find the rules; Remove the container",
-			typ, field)
+// own returns an error if the rules of a plugin may be this module's own. Versions that
+// recorded no kind of plugin made them in the form of a named backend.
+func (r rules) own(typ string, named bool) error {
+	if _, kinds := r.Plugin(typ); named && !kinds {
+		return nil
 	}
+	if !r.maybeBuiltIn(typ) && string(r.notes.Fact(typ+".restored")) != "true" {
+		return nil
+	}
+	return fmt.Errorf("plugin %q has its rules in this module's form, and its executable does not find them; Remove the container", typ)
+}
+
+// namedBackend is undoneByExecutable for a plugin whose configuration may name the
+// backend.
+func (r rules) namedBackend(typ string, backend *string) error {
+	err := r.own(typ, backend != nil)
 	switch {
-	case backend != nil && *backend == string(fwrules.NFTables):
+	case err != nil || backend == nil:
+		return err // the executable made the rules, and finds them again
+	case *backend == "nftables":
 		return needs(typ, "nft")
-	case backend != nil && *backend == string(fwrules.IPTables):
-		return errors.Join(needs(typ, r.iptables()...), r.sameVariant(ctx, typ))
+	case *backend == "iptables":
+		return needs(typ, r.iptables()...)
 	}
-	return nil // the executable made the rules, and finds them again
+	return nil
 }
 
 // iptables returns the iptables programs for the families of the attachment's
@@ -147,22 +158,13 @@ func (r rules) firewallBackend(ctx context.Context, config json.RawMessage, back
 			return fmt.Errorf("plugin %q: detect the backend that its executable would choose: %w", known.Firewall, err)
 		}
 	}
-	if p, _ := r.Plugin(known.Firewall); !named && r.maybeBuiltIn(known.Firewall) && (p.Backend != uses || uses == fwrules.DetectedNative) {
-		return fmt.Errorf(`plugin "firewall" is built in and was made for backend %q, and its executable would choose another one; Remove the container`, p.Backend)
-	}
-	if uses != fwrules.DetectedIPTables && uses != fwrules.DetectedNative {
+	if uses == fwrules.DetectedFirewalld {
+		if p, _ := r.Plugin(known.Firewall); !named && r.maybeBuiltIn(known.Firewall) && p.Backend != uses {
+			return fmt.Errorf(`plugin "firewall" is built in and was made for backend %q, and its executable would choose another one; Remove the container`, p.Backend)
+		}
 		return nil
 	}
-	return errors.Join(needs(known.Firewall, "iptables", "ip6tables"), r.sameVariant(ctx, known.Firewall))
-}
-
-// sameVariant returns nil if the plain name iptables runs the variant (legacy or
-// nft) that has the rules.
-func (r rules) sameVariant(ctx context.Context, typ string) error {
-	if err := netfilter.OtherVariant(ctx, r.notes); err != nil {
-		return fmt.Errorf("plugin %q: its executable would not find the rules: %w; Remove the container", typ, err)
-	}
-	return nil
+	return errors.Join(r.own(known.Firewall, named), needs(known.Firewall, "iptables", "ip6tables"))
 }
 
 // needs returns an error if a program is missing that the executable of a type needs

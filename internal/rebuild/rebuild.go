@@ -70,7 +70,7 @@ func (g Group) Compare(ctx context.Context, members []int) []repair.Compared {
 		}
 		return all
 	}
-	looks := views.Dumps(g[members[0]].Runner.Given.Filters.Kept)
+	looks := views.Dumps()
 	looks.Each(len(members), func(i int, its *views.Looks) { all[i] = g[members[i]].look(ctx, its) })
 	if err := looks.Close(); err != nil {
 		g[members[0]].Runner.Logger.Error("close network namespace", "error", err)

@@ -186,6 +186,32 @@ type detector interface {
 	Detect(ctx context.Context, host *netns.Handle, config json.RawMessage) (string, error)
 }
 
+// executableOnly is a built-in plugin that does not carry out every configuration of its
+// type.
+type executableOnly interface {
+	// OnlyExecutable returns an error if only the plugin's executable carries out a
+	// configuration.
+	OnlyExecutable(config json.RawMessage) error
+}
+
+// suited returns the provider for a configuration: the executable instead of a built-in
+// plugin that does not carry it out.
+func (c Choice) suited(p Provider, typ string, config []byte) (Provider, error) {
+	own, ok := p.plugin.(executableOnly)
+	if !ok || p.Kind != BuiltIn {
+		return p, nil
+	}
+	reason := own.OnlyExecutable(config)
+	if reason == nil {
+		return p, nil
+	}
+	path, err := c.Root.Find(typ, c.Dirs, c.AllowInsecure)
+	if errors.Is(err, invoke.ErrNotFound) {
+		err = reason
+	}
+	return Provider{Kind: Executable, Path: path}, err
+}
+
 // Detect asks the built-in plugin of a type which backend an ADD would use. ok is
 // false if there is no such plugin, or it does not detect one.
 func (c Choice) Detect(ctx context.Context, bus *firewalld.Bus, host *netns.Handle, typ string, config []byte) (backend string, ok bool, err error) {

@@ -99,7 +99,7 @@ func (r *Runner) IsReference(ctx context.Context, typ string) bool {
 		}
 		path = found
 	}
-	return r.Ahead.versions.Knows(ctx, r.Root, typ, path)
+	return r.References.Knows(ctx, r.Root, typ, path)
 }
 
 // comparedItself delegates nothing: the part of an IPAM plugin is compared by itself.
@@ -117,7 +117,7 @@ func (r *Runner) Lend(ctx context.Context, typ string) context.Context {
 func (r *Runner) lent(p Provider) caller.Given {
 	given := r.Given
 	given.Bus, given.Durable = r.Bus, r.Durable
-	given.Filters.AnyForm, given.Filters.Detected = p.standIn, p.backend
+	given.Filters.Executable, given.Filters.Detected = p.standIn, p.backend
 	return given
 }
 

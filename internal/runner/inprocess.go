@@ -65,7 +65,7 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provid
 func (d *delegation) give(ctx context.Context, p Provider) context.Context {
 	d.given.Bus, d.given.Durable = d.Bus, d.Durable
 	if p.standIn || p.backend != "" {
-		d.given.Filters.AnyForm, d.given.Filters.Detected = p.standIn, p.backend
+		d.given.Filters.Executable, d.given.Filters.Detected = p.standIn, p.backend
 	}
 	return caller.With(ctx, d.given)
 }
@@ -120,7 +120,7 @@ func (d *delegation) delegateOf(ctx context.Context, verb, typ string) (Provider
 	if d.standIn {
 		return d.recorded(record.Plugin{Type: typ, Kind: string(Executable)})
 	}
-	all, err := d.providers(ctx, verb, typ)
+	all, err := d.providers(ctx, verb, typ, nil)
 	if err != nil || len(all) == 0 {
 		return Provider{}, err
 	}

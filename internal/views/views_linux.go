@@ -22,16 +22,14 @@ type Looks struct {
 
 // dumps are looks at hosts' namespaces.
 type dumps struct {
-	kept  *netfilter.Kept
 	mu    sync.Mutex
 	hosts map[netns.ID]*dump
 }
 
 // Dumps returns Looks that read each host's namespace once, when it is first needed,
-// and each container's once for each view. Rules that are kept, and have not changed, are
-// not read again; kept may be nil.
-func Dumps(kept *netfilter.Kept) *Looks {
-	return &Looks{&dumps{kept: kept, hosts: make(map[netns.ID]*dump)}, look.Read}
+// and each container's once for each view.
+func Dumps() *Looks {
+	return &Looks{&dumps{hosts: make(map[netns.ID]*dump)}, look.Read}
 }
 
 // Each calls work for the numbers below n, several at once, with Looks that share what
@@ -55,7 +53,7 @@ type dump struct {
 	vlansErr  error
 }
 
-func (d *dump) read(host *hostns.NetNS, kept *netfilter.Kept) {
+func (d *dump) read(host *hostns.NetNS) {
 	if d.ns, d.err = host.Dup(); d.err != nil {
 		return
 	}
@@ -63,7 +61,7 @@ func (d *dump) read(host *hostns.NetNS, kept *netfilter.Kept) {
 		return
 	}
 	d.torn = d.net.Torn()
-	d.rules = netfilter.Read(netfilter.Open(d.ns.Handle, netfilter.Options{Kept: kept}))
+	d.rules = netfilter.Read(netfilter.Open(d.ns.Handle, netfilter.Options{}))
 }
 
 // VLANs implements [compare.VLANs].
@@ -89,7 +87,7 @@ func (l *dumps) of(host *hostns.NetNS) (*dump, error) {
 		l.hosts[host.ID()] = d
 	}
 	l.mu.Unlock()
-	d.once.Do(func() { d.read(host, l.kept) })
+	d.once.Do(func() { d.read(host) })
 	return d, d.err
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// Form adds, checks, finds and deletes rules in the table, for [fwrules.Native].
+// Form adds, checks, finds and deletes rules in the table.
 type Form struct {
 	Sockets  nft.Sockets
 	Siblings func() fwrules.Siblings // called only if they matter
