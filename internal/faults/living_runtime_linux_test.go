@@ -16,6 +16,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -85,7 +86,7 @@ func (j job) holdAll(ctx context.Context, r *cni.Runtime) error {
 		paths = append(paths, result.NetNS)
 	}
 	fmt.Println(strings.Join(paths, " "))
-	hang()
+	scripted.Hang()
 	return nil
 }
 
