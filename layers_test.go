@@ -23,6 +23,7 @@ var floors = [][]string{
 	{
 		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard",
 		"internal/invoke", "internal/ipamdir", "internal/lock", "internal/nsrefs", "internal/orphan",
+		"internal/scripted/plugin",
 	},
 	{
 		"internal/firstadd", "netns",
