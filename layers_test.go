@@ -16,7 +16,7 @@ var floors = [][]string{
 		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/chroot",
 		"internal/confwatch", "internal/damage", "internal/defaults", "internal/dirwatch",
 		"internal/etcfiles", "internal/expect", "internal/faults", "internal/interchange",
-		"internal/known", "internal/misspelt", "internal/netfilter/fwrules", "internal/parallel",
+		"internal/known", "internal/netfilter/fwrules", "internal/parallel",
 		"internal/perm", "internal/plainfile", "internal/ports", "internal/privilege",
 		"internal/scripted", "internal/shared", "internal/spans", "internal/tasks", "thick/internal/wire", "thick/multinet",
 	},

@@ -19,9 +19,6 @@ import (
 // Plugin is the plugin "loopback". The interface is lo, whatever CNI_IFNAME is.
 type Plugin struct{}
 
-// Configuration returns a value of the type that configurations are decoded into.
-func (Plugin) Configuration() any { return struct{}{} }
-
 const (
 	name  = "lo"
 	index = 1 // LOOPBACK_IFINDEX of the kernel: the first in every namespace
