@@ -46,7 +46,7 @@ var floors = [][]string{
 	},
 	{
 		"internal/cachedports", "internal/container", "internal/guarded", "internal/hostports",
-		"internal/hostwatch", "internal/iptables/nftrules", "internal/observed", "internal/repair",
+		"internal/hostwatch", "internal/iptables/nftrules", "internal/repair",
 		"internal/tenant", "netconf",
 	},
 	{
