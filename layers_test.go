@@ -35,7 +35,7 @@ var floors = [][]string{
 	{
 		"internal/addrindex", "internal/builtin/prevresult", "internal/hold", "internal/inprocess",
 		"internal/notify", "internal/portindex", "internal/reconcile", "internal/refplugins",
-		"internal/sockdiag", "thick/server", "thick/shim",
+		"thick/server", "thick/shim",
 	},
 	{
 		"examples/thick/shim", "internal/ahead", "internal/links", "internal/nft",
@@ -45,7 +45,7 @@ var floors = [][]string{
 		"internal/netfilter/native", "internal/netfilter/nftform", "internal/subnet",
 	},
 	{
-		"internal/cachedports", "internal/container", "internal/guarded", "internal/hostports",
+		"internal/cachedports", "internal/container", "internal/guarded",
 		"internal/hostwatch", "internal/iptables/nftrules", "internal/repair",
 		"internal/tenant", "netconf",
 	},
