@@ -13,7 +13,6 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/handover"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -347,8 +346,6 @@ func sentinels() []struct{ inner, outer error } {
 		{fwrules.ErrHostPortTaken, ErrPortInUse},
 		{chain.ErrInvalidResult, ErrInvalidResult},
 		{chain.ErrNotAdded, ErrNotAttached},
-		{handover.ErrElsewhere, ErrHostNetNS},
-		{handover.ErrNotLoaded, ErrNotFound},
 	}
 }
 

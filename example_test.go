@@ -495,30 +495,6 @@ func ExampleWithCapabilityPortMap() {
 	// set up container "web-1": network "podnet": capability portMappings: host port 192.0.2.1:8080->81/tcp is mapped twice: invalid argument
 }
 
-// Going back to go-cni: a dry run lists the containers that go-cni could not
-// remove, with the reasons. Here there are none.
-func ExampleRuntime_Release() {
-	state, err := os.MkdirTemp("", "state")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer os.RemoveAll(state)
-	rt, err := cni.New(cni.WithStateDir(state), cni.WithLoNetwork)
-	if err != nil {
-		log.Fatal(err)
-	}
-	report, err := rt.Release(context.Background(), cni.ReleaseOptions{DryRun: true})
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println("go-cni can take over:", report.Released)
-	for id, why := range report.Refused {
-		fmt.Println("Remove it first, or mend this:", id, why)
-	}
-	// Output:
-	// go-cni can take over: []
-}
-
 // An IPv4 and an IPv6 list of the same name differ in their interfaces:
 // WithNetwork("podnet") selects both. Adding WithInterfaceName("eth1") selects
 // the second.

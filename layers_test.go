@@ -77,7 +77,7 @@ var floors = [][]string{
 		"internal/footprint",
 	},
 	{
-		"internal/abandoned", "internal/claims", "internal/handover", "internal/sweep",
+		"internal/abandoned", "internal/claims", "internal/sweep",
 	},
 	{},
 	{
