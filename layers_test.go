@@ -14,14 +14,14 @@ import (
 var floors = [][]string{
 	{
 		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/chroot",
-		"internal/confwatch", "internal/damage", "internal/defaults", "internal/dirwatch",
-		"internal/etcfiles", "internal/expect", "internal/faults", "internal/interchange",
+		"internal/confwatch", "internal/damage", "internal/dirwatch",
+		"internal/expect", "internal/faults", "internal/interchange",
 		"internal/known", "internal/netfilter/fwrules", "internal/parallel",
-		"internal/perm", "internal/plainfile", "internal/ports", "internal/privilege",
+		"internal/perm", "internal/plainfile", "internal/ports",
 		"internal/scripted", "internal/shared", "internal/spans", "internal/tasks", "thick/internal/wire", "thick/multinet",
 	},
 	{
-		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard",
+		"internal/boot", "internal/chain", "internal/conflist", "internal/guard",
 		"internal/invoke", "internal/ipamdir", "internal/lock", "internal/nsrefs", "internal/orphan",
 	},
 	{

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin"
-	"github.com/embedcni/cni/internal/defaults"
+	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/runner"
@@ -29,10 +29,10 @@ const (
 
 	// DefaultNetDir is the directory of configurations: /etc/cni/net.d, or on Windows
 	// C:\Program Files\containerd\cni\conf.
-	DefaultNetDir = defaults.NetDir
+	DefaultNetDir = conflist.NetDir
 	// DefaultCNIDir is the directory of plugins: /opt/cni/bin, or on Windows
 	// C:\Program Files\containerd\cni\bin.
-	DefaultCNIDir = defaults.CNIDir
+	DefaultCNIDir = conflist.CNIDir
 	// VendorCNIDirTemplate is for fmt.Sprintf with a root directory and a vendor's
 	// name. It is for Unix.
 	VendorCNIDirTemplate = "%s/opt/%s/bin"
@@ -96,7 +96,7 @@ func defaultSettings() settings {
 		pluginMaxConfNum: DefaultMaxConfNum,
 		prefix:           DefaultPrefix,
 		minNetworks:      1,
-		stateDir:         defaults.StateDir,
+		stateDir:         conflist.StateDir,
 		owner:            filepath.Base(os.Args[0]),
 		timeouts:         defaultTimeouts(),
 		statusTTL:        time.Second,

@@ -13,9 +13,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/atomicfile"
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/defaults"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
@@ -107,7 +105,7 @@ func (d Dir) write(ctx context.Context, file string, n Network) (w Written, err 
 	}
 	w = Written{Path: filepath.Join(d.Path, file), Network: n}
 	w.Changed = !isWritten(w.Path, data)
-	return w, atomicfile.Write(w.Path, data, 0o644)
+	return w, plainfile.Replace(w.Path, data, 0o644)
 }
 
 // Remove deletes a network's file from the directory, and releases its subnets. It returns
@@ -158,7 +156,7 @@ func isWritten(path string, data []byte) bool {
 }
 
 // own is the directory of the runtimes' own state.
-func (d Dir) own() string { return filepath.Join(cmp.Or(d.StateDir, defaults.StateDir), "embedcni") }
+func (d Dir) own() string { return filepath.Join(cmp.Or(d.StateDir, conflist.StateDir), "embedcni") }
 
 func (d Dir) reservations() subnet.Store { return subnet.Store{Dir: filepath.Join(d.own(), "subnets")} }
 

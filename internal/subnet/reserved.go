@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/atomicfile"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -85,7 +84,7 @@ func (s Store) Save(r *Reservation) error {
 	}
 	data, err := json.Marshal(r)
 	if err == nil {
-		err = atomicfile.Write(s.path(r.ConfDir, r.Network), append(data, '\n'), 0o600)
+		err = plainfile.Replace(s.path(r.ConfDir, r.Network), append(data, '\n'), 0o600)
 	}
 	if err == nil {
 		err = syncDir(s.Dir)

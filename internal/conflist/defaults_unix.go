@@ -1,8 +1,8 @@
 //go:build !windows
 
-// Package defaults has the default directories of the system.
-package defaults
+package conflist
 
+// The default directories of the system.
 const (
 	NetDir   = "/etc/cni/net.d" // of configurations
 	CNIDir   = "/opt/cni/bin"   // of plugins

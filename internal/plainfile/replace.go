@@ -1,5 +1,4 @@
-// Package atomicfile replaces files in one step.
-package atomicfile
+package plainfile
 
 import (
 	"bytes"
@@ -7,11 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-
-	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// Write makes data the content of the file at path. At each moment, also after a power
+// Replace makes data the content of the file at path. At each moment, also after a power
 // cut, the file has either its old content or the new. It has the mode perm, whatever
 // the umask.
 //
@@ -19,7 +16,7 @@ import (
 // it open or mounted keeps it. Otherwise the file is another one afterwards, also if path
 // was a symbolic link. A process that is killed in between leaves a file with the name of
 // path, a point before it, and a random end.
-func Write(path string, data []byte, perm fs.FileMode) error {
+func Replace(path string, data []byte, perm fs.FileMode) error {
 	if has(path, data, perm) {
 		return nil
 	}
@@ -47,6 +44,6 @@ func has(path string, data []byte, perm fs.FileMode) bool {
 	if err != nil || info.Mode() != perm || info.Size() != int64(len(data)) {
 		return false
 	}
-	now, err := plainfile.ReadUpTo(path, len(data))
+	now, err := ReadUpTo(path, len(data))
 	return err == nil && bytes.Equal(now, data)
 }

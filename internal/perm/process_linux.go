@@ -1,6 +1,4 @@
-// Package privilege finds out what this process may not do: it names the capabilities
-// that plugins need and it lacks, and the directories that it cannot write to.
-package privilege
+package perm
 
 import (
 	"errors"
@@ -11,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Missing returns the names of the capabilities(7) that the calling thread lacks.
+// MissingCapabilities returns the names of the capabilities(7) that the calling thread lacks.
 // Plugins need CAP_NET_ADMIN in the network namespace in which they run, and
 // CAP_SYS_ADMIN to enter the container's. A process in its own user namespace has both,
 // but they do not apply to the host's network namespace.
-func Missing() ([]string, error) {
+func MissingCapabilities() ([]string, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var has [2]unix.CapUserData // 32 capabilities each
 	if err := unix.Capget(&header, &has[0]); err != nil {

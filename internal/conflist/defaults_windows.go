@@ -1,6 +1,6 @@
-// Package defaults has the default directories of the system.
-package defaults
+package conflist
 
+// The default directories of the system.
 const (
 	NetDir   = `C:\Program Files\containerd\cni\conf` // of configurations
 	CNIDir   = `C:\Program Files\containerd\cni\bin`  // of plugins

@@ -1,5 +1,4 @@
-// Package etcfiles renders resolv.conf(5) and hosts(5).
-package etcfiles
+package cni
 
 import (
 	"bytes"
@@ -11,7 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// Resolv renders a resolver configuration:
+// renderResolvConf renders a resolver configuration:
 //
 //	nameserver 10.1.0.1
 //	domain example.org
@@ -21,7 +20,7 @@ import (
 // Without a value there is no line. Resolvers use the last of domain and search, so
 // search wins, as in the CNI specification. A value that would be read as something else
 // is an error: it comes from a plugin.
-func Resolv(dns types.DNS) ([]byte, error) {
+func renderResolvConf(dns types.DNS) ([]byte, error) {
 	var b bytes.Buffer
 	for _, server := range dns.Nameservers {
 		if _, err := netip.ParseAddr(server); err != nil {
@@ -62,18 +61,12 @@ func checkWord(word string) error {
 	return nil
 }
 
-// Entry is a line of hosts(5).
-type Entry struct {
-	Addr  netip.Addr
-	Names []string // the canonical name, and aliases
-}
-
-// Hosts renders the entries after those of localhost, which each file has:
+// renderHosts renders the entries after those of localhost, which each file has:
 //
 //	127.0.0.1	localhost
 //	::1	localhost ip6-localhost ip6-loopback
 //	10.1.0.2	web-1 web
-func Hosts(entries []Entry) ([]byte, error) {
+func renderHosts(entries []HostsEntry) ([]byte, error) {
 	var b bytes.Buffer
 	b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
 	for _, e := range entries {

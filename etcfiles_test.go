@@ -1,4 +1,4 @@
-package etcfiles
+package cni
 
 import (
 	"net/netip"
@@ -20,7 +20,7 @@ func TestResolv(t *testing.T) {
 		},
 		"only options": {types.DNS{Options: []string{"edns0"}}, "options edns0\n"},
 	} {
-		got, err := Resolv(tt.dns)
+		got, err := renderResolvConf(tt.dns)
 		if err != nil || string(got) != tt.want {
 			t.Errorf("%s: %q, %v, want %q", what, got, err, tt.want)
 		}
@@ -39,11 +39,11 @@ func TestAValueDoesNotBecomeALine(t *testing.T) {
 			if bad == "" && what == "domain" {
 				continue // there is none
 			}
-			if got, err := Resolv(dns); err == nil || got != nil {
+			if got, err := renderResolvConf(dns); err == nil || got != nil {
 				t.Errorf("%s %q: %q, %v", what, bad, got, err)
 			}
 		}
-		if got, err := Hosts([]Entry{{netip.MustParseAddr("10.1.0.2"), []string{"ok", bad}}}); err == nil || got != nil {
+		if got, err := renderHosts([]HostsEntry{{netip.MustParseAddr("10.1.0.2"), []string{"ok", bad}}}); err == nil || got != nil {
 			t.Errorf("name %q: %q, %v", bad, got, err)
 		}
 	}
@@ -51,7 +51,7 @@ func TestAValueDoesNotBecomeALine(t *testing.T) {
 
 func TestHosts(t *testing.T) {
 	const local = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-	got, err := Hosts([]Entry{
+	got, err := renderHosts([]HostsEntry{
 		{netip.MustParseAddr("10.1.0.2"), []string{"web-1", "web"}},
 		{netip.MustParseAddr("::ffff:10.1.0.3"), []string{"db"}},
 		{netip.MustParseAddr("fd00::2"), []string{"web-1"}},
@@ -59,15 +59,15 @@ func TestHosts(t *testing.T) {
 	if want := local + "10.1.0.2\tweb-1 web\n10.1.0.3\tdb\nfd00::2\tweb-1\n"; err != nil || string(got) != want {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}
-	if got, err := Hosts(nil); err != nil || string(got) != local {
+	if got, err := renderHosts(nil); err != nil || string(got) != local {
 		t.Errorf("%q, %v, want %q", got, err, local)
 	}
-	for what, entry := range map[string]Entry{
+	for what, entry := range map[string]HostsEntry{
 		"no address":  {Names: []string{"x"}},
 		"with a zone": {netip.MustParseAddr("fe80::1%eth0"), []string{"x"}},
 		"no name":     {Addr: netip.MustParseAddr("10.1.0.2")},
 	} {
-		if got, err := Hosts([]Entry{entry}); err == nil || got != nil {
+		if got, err := renderHosts([]HostsEntry{entry}); err == nil || got != nil {
 			t.Errorf("%s: %q, %v", what, got, err)
 		}
 	}
@@ -78,7 +78,7 @@ func FuzzResolv(f *testing.F) {
 	f.Add("10.1.0.1", "example.org", "a", "ndots:1")
 	f.Add("::1", "", "b\nnameserver 1.1.1.1", "\r")
 	f.Fuzz(func(t *testing.T, server, domain, search, option string) {
-		got, err := Resolv(types.DNS{Nameservers: []string{server}, Domain: domain, Search: []string{search}, Options: []string{option}})
+		got, err := renderResolvConf(types.DNS{Nameservers: []string{server}, Domain: domain, Search: []string{search}, Options: []string{option}})
 		if err != nil {
 			return
 		}

@@ -1,4 +1,4 @@
-package atomicfile
+package plainfile
 
 import (
 	"bytes"
@@ -34,7 +34,7 @@ func TestWriteReplacesTheFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "hosts")
 	for _, content := range []string{"", "one\n", "two\n", "longer than before\n", "short\n"} {
-		if err := Write(path, []byte(content), 0o644); err != nil {
+		if err := Replace(path, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		info, err := os.Stat(path)
@@ -53,7 +53,7 @@ func TestAFileWithTheContentStays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	stat := func() fs.FileInfo {
 		t.Helper()
-		if err := Write(path, []byte("same\n"), 0o644); err != nil {
+		if err := Replace(path, []byte("same\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		info, err := os.Stat(path)
@@ -85,7 +85,7 @@ func TestASymbolicLinkIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, content := range []string{"the host's\n", "the container's\n"} {
-		if err := Write(path, []byte(content), 0o644); err != nil {
+		if err := Replace(path, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || read(t, path) != content {
@@ -104,11 +104,11 @@ func TestAFailedWriteLeavesNothing(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(path, "sub"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := Write(path, []byte("x"), 0o644); err == nil {
+	if err := Replace(path, []byte("x"), 0o644); err == nil {
 		t.Error("a directory was replaced by a file")
 	}
 	wantOnly(t, dir, "hosts")
-	if err := Write(filepath.Join(dir, "none", "hosts"), nil, 0o644); err == nil {
+	if err := Replace(filepath.Join(dir, "none", "hosts"), nil, 0o644); err == nil {
 		t.Error("written into a directory that does not exist")
 	}
 }
@@ -118,7 +118,7 @@ func TestReadersSeeWholeContents(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "hosts")
 	contents := [][]byte{bytes.Repeat([]byte("a"), 70_000), bytes.Repeat([]byte("b"), 100)}
-	if err := Write(path, contents[0], 0o644); err != nil {
+	if err := Replace(path, contents[0], 0o644); err != nil {
 		t.Fatal(err)
 	}
 	var writers sync.WaitGroup
@@ -127,7 +127,7 @@ func TestReadersSeeWholeContents(t *testing.T) {
 		go func() {
 			defer writers.Done()
 			for range 50 {
-				if err := Write(path, content, 0o644); err != nil {
+				if err := Replace(path, content, 0o644); err != nil {
 					t.Error(err)
 				}
 			}

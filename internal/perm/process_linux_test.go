@@ -1,4 +1,4 @@
-package privilege
+package perm
 
 import (
 	"os"
@@ -29,7 +29,7 @@ func TestMissing(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			lacks, err := Missing()
+			lacks, err := MissingCapabilities()
 			if err != nil {
 				t.Error(err)
 			}
