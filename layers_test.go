@@ -18,14 +18,14 @@ var floors = [][]string{
 		"internal/expect", "internal/faults", "internal/interchange",
 		"internal/known", "internal/netfilter/fwrules", "internal/parallel",
 		"internal/perm", "internal/plainfile", "internal/ports",
-		"internal/scripted", "internal/shared", "internal/spans", "internal/tasks", "thick/internal/wire", "thick/multinet",
+		"internal/scripted", "internal/shared", "internal/spans", "thick/internal/wire", "thick/multinet",
 	},
 	{
-		"internal/boot", "internal/chain", "internal/conflist", "internal/guard",
-		"internal/invoke", "internal/ipamdir", "internal/lock", "internal/nsrefs", "internal/orphan",
+		"internal/chain", "internal/conflist", "internal/guard",
+		"internal/ipamdir", "internal/lock", "internal/proc",
 	},
 	{
-		"internal/firstadd", "netns",
+		"internal/firstadd", "internal/invoke", "netns",
 	},
 	{
 		"internal/audit", "internal/conntrack", "thick/internal/delqueue", "internal/firewalld",

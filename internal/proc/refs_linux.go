@@ -1,4 +1,4 @@
-package nsrefs
+package proc
 
 import (
 	"bytes"
@@ -10,26 +10,24 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/embedcni/cni/internal/tasks"
 )
 
-// Kind is the way in which a reference keeps a namespace alive.
-type Kind int
+// RefKind is the way in which a reference keeps a namespace alive.
+type RefKind int
 
 const (
-	Thread     Kind = iota // a thread is in it
-	Mount                  // it is mounted somewhere
-	Descriptor             // a process has it open
+	Thread     RefKind = iota // a thread is in it
+	Mount                     // it is mounted somewhere
+	Descriptor                // a process has it open
 )
 
 // Ref is a reference to a network namespace.
 type Ref struct {
-	Kind  Kind
-	Inode uint64     // of the namespace
-	Task  tasks.Task // that is in it, sees the mount, or has the descriptor
-	Path  string     // leads to it, through Task's directory in /proc
-	At    string     // of a mount: its path in Task's mount namespace
+	Kind  RefKind
+	Inode uint64 // of the namespace
+	Task  Task   // that is in it, sees the mount, or has the descriptor
+	Path  string // leads to it, through Task's directory in /proc
+	At    string // of a mount: its path in Task's mount namespace
 }
 
 // Scan calls f with each reference to a network namespace, until f returns false.
@@ -43,7 +41,7 @@ func Scan(proc string, f func(Ref) (more bool)) (complete bool, err error) {
 	}
 	s := scan{seen: map[string]bool{}, device: uint64(own.Dev), f: f}
 	unread := false
-	complete, err = tasks.Each(proc, func(t tasks.Task) bool {
+	complete, err = EachTask(proc, func(t Task) bool {
 		err := s.through(t)
 		unread = unread || err != nil
 		return !s.stopped
@@ -51,11 +49,11 @@ func Scan(proc string, f func(Ref) (more bool)) (complete bool, err error) {
 	return complete && !unread, err
 }
 
-// Each calls f with paths that may lead to the namespace with that identity, until f
+// EachPath calls f with paths that may lead to the namespace with that identity, until f
 // returns true. complete is that of [Scan], or true if f returned true.
-func Each(proc, id string, f func(path string) bool) (complete bool, err error) {
+func EachPath(proc, id string, f func(path string) bool) (complete bool, err error) {
 	var inode uint64
-	if _, number, ok := strings.Cut(id, ":"); !ok || !parse(number, &inode) {
+	if _, number, ok := strings.Cut(id, ":"); !ok || !parseUint(number, &inode) {
 		return false, fmt.Errorf("%q is not the identity of a namespace", id)
 	}
 	found := false
@@ -78,9 +76,9 @@ type scan struct {
 func (s *scan) found(r Ref) { s.stopped = s.stopped || !s.f(r) }
 
 // through finds the references under a thread's directory in /proc.
-func (s *scan) through(t tasks.Task) (err error) {
+func (s *scan) through(t Task) (err error) {
 	defer func() {
-		if tasks.Gone(err) {
+		if Gone(err) {
 			err = nil // the thread has ended meanwhile
 		}
 	}()
@@ -110,7 +108,7 @@ func (s *scan) through(t tasks.Task) (err error) {
 		inode, ok, oerr := s.open(path)
 		if ok {
 			s.found(Ref{Kind: Descriptor, Inode: inode, Task: t, Path: path})
-		} else if oerr != nil && !tasks.Gone(oerr) { // else it is closed by now
+		} else if oerr != nil && !Gone(oerr) { // else it is closed by now
 			err = errors.Join(err, oerr)
 		}
 	}
@@ -136,7 +134,7 @@ func (s *scan) open(fd string) (inode uint64, ok bool, err error) {
 }
 
 // mounts finds the mounts that a thread sees.
-func (s *scan) mounts(t tasks.Task) error {
+func (s *scan) mounts(t Task) error {
 	all, err := mountsIn(t.Dir)
 	if errors.Is(err, unix.EINVAL) {
 		return nil // the thread is ending, and has left its mount namespace
@@ -149,7 +147,7 @@ func (s *scan) mounts(t tasks.Task) error {
 
 // sharesFiles reports whether a thread shares the descriptors of its leading thread,
 // as nearly all threads do. It is false if the kernel cannot compare them.
-func sharesFiles(t tasks.Task) bool {
+func sharesFiles(t Task) bool {
 	const files = 2 // KCMP_FILES in the kernel's include/uapi/linux/kcmp.h
 	differ, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(t.PID), uintptr(t.TID), files, 0, 0, 0)
 	return errno == 0 && differ == 0
@@ -200,12 +198,12 @@ func inodeOf(link string) (inode uint64, ok bool) {
 	if ok {
 		number, ok = strings.CutSuffix(number, "]")
 	}
-	ok = ok && parse(number, &inode)
+	ok = ok && parseUint(number, &inode)
 	return inode, ok
 }
 
-// parse reads a decimal number.
-func parse(number string, to *uint64) bool {
+// parseUint reads a decimal number.
+func parseUint(number string, to *uint64) bool {
 	n, err := strconv.ParseUint(number, 10, 64)
 	*to = n
 	return err == nil

@@ -1,5 +1,4 @@
-// Package boot identifies the boot of the machine.
-package boot
+package proc
 
 import (
 	"fmt"
@@ -8,8 +7,8 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// ID returns an identity that changes with each boot of the machine.
-func ID() (string, error) {
+// BootID returns an identity that changes with each boot of the machine.
+func BootID() (string, error) {
 	data, err := plainfile.Read("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("boot id: %w", err)

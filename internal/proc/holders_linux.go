@@ -1,4 +1,4 @@
-package orphan
+package proc
 
 import (
 	"errors"
@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/plainfile"
-	"github.com/embedcni/cni/internal/tasks"
 )
 
 // Holder is a process that holds the lock on a byte of a lock file, by a
@@ -51,8 +50,8 @@ func (h *Holder) Keys() []int64 {
 	return keys
 }
 
-// Close releases the handles of the processes.
-func Close(holders []*Holder) {
+// CloseHolders releases the handles of the processes.
+func CloseHolders(holders []*Holder) {
 	for _, h := range holders {
 		if h.handle >= 0 {
 			_ = unix.Close(h.handle)
@@ -72,7 +71,7 @@ func Holders(lockFile string, offset int64) ([]*Holder, error) {
 	if !ownProc() {
 		return nil, fmt.Errorf("find the processes that hold locks on %s: /proc is of another PID namespace", lockFile)
 	}
-	pids, err := tasks.Numbers("/proc")
+	pids, err := Numbers("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("find the processes that hold locks on %s: %w", lockFile, err)
 	}
@@ -97,7 +96,7 @@ func descriptors(pid int) (dir string, fds []os.DirEntry) {
 	if fds, err := os.ReadDir(dir + "/fdinfo"); err == nil && len(fds) > 0 {
 		return dir, fds
 	}
-	threads, err := tasks.Of("/proc", pid)
+	threads, err := TasksOf("/proc", pid)
 	if err != nil {
 		return dir, nil
 	}

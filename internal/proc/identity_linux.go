@@ -1,7 +1,4 @@
-// Package orphan finds and kills plugins that outlive the runtime that started
-// them: a runtime that was killed could neither wait for its plugin nor kill it.
-// Such a plugin keeps the lock of its container, which it inherited.
-package orphan
+package proc
 
 import (
 	"errors"
@@ -13,7 +10,6 @@ import (
 	"syscall"
 
 	"github.com/embedcni/cni/internal/plainfile"
-	"github.com/embedcni/cni/internal/tasks"
 )
 
 // Self returns the identity of this process: its number and its start time,
@@ -75,7 +71,7 @@ func parse(identity string) (number int, started string, err error) {
 // ended reports whether an error of reading about a process means that it is
 // gone.
 func ended(err error) bool {
-	return tasks.Gone(err) || errors.Is(err, errEnded)
+	return Gone(err) || errors.Is(err, errEnded)
 }
 
 // PIDNS returns the PID namespace of this process, or 0 if it is unknown.
@@ -135,7 +131,7 @@ func aliveAnywhere(identity string) (bool, error) {
 		return false, err
 	}
 	number, _, _ := strings.Cut(identity, ":")
-	pids, err := tasks.Numbers("/proc")
+	pids, err := Numbers("/proc")
 	if err != nil {
 		return false, err
 	}

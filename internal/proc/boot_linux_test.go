@@ -1,4 +1,4 @@
-package boot
+package proc
 
 import (
 	"regexp"
@@ -6,11 +6,11 @@ import (
 )
 
 func TestIDIsOneUUIDForTheWholeBoot(t *testing.T) {
-	first, err := ID()
+	first, err := BootID()
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := ID()
+	again, err := BootID()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package orphan
+package proc
 
 import (
 	"errors"
@@ -25,7 +25,7 @@ func holders(t *testing.T, path string, offset int64) []*Holder {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { Close(found) })
+	t.Cleanup(func() { CloseHolders(found) })
 	return found
 }
 

@@ -1,4 +1,4 @@
-package tasks
+package proc
 
 import (
 	"os"
@@ -15,7 +15,7 @@ func TestEachFindsThisThread(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var ours []Task
-	if _, err := Each("/proc", func(task Task) bool {
+	if _, err := EachTask("/proc", func(task Task) bool {
 		if task.PID == os.Getpid() {
 			ours = append(ours, task)
 		}
@@ -52,7 +52,7 @@ func TestEachSkipsEndedTasks(t *testing.T) {
 		}
 	}
 	var seen []Task
-	complete, err := Each(proc, func(task Task) bool {
+	complete, err := EachTask(proc, func(task Task) bool {
 		task.Dir, _ = filepath.Rel(proc, task.Dir)
 		seen = append(seen, task)
 		return true
@@ -65,16 +65,16 @@ func TestEachSkipsEndedTasks(t *testing.T) {
 		t.Errorf("got %v, want %v", seen, want)
 	}
 	calls := 0
-	if _, err := Each(proc, func(Task) bool { calls++; return false }); err != nil || calls != 1 {
+	if _, err := EachTask(proc, func(Task) bool { calls++; return false }); err != nil || calls != 1 {
 		t.Errorf("%d calls, %v", calls, err)
 	}
-	if complete, err := Each(filepath.Join(proc, "no"), func(Task) bool { return true }); complete || !Gone(err) {
+	if complete, err := EachTask(filepath.Join(proc, "no"), func(Task) bool { return true }); complete || !Gone(err) {
 		t.Errorf("without a directory: %v, %v", complete, err)
 	}
 	if err := os.WriteFile(filepath.Join(proc, "2", "task"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if complete, err := Each(proc, func(Task) bool { return true }); complete || err != nil {
+	if complete, err := EachTask(proc, func(Task) bool { return true }); complete || err != nil {
 		t.Errorf("with threads that cannot be listed: %v, %v", complete, err)
 	}
 }

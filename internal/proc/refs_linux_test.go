@@ -1,4 +1,4 @@
-package nsrefs
+package proc
 
 import (
 	"os"
@@ -7,8 +7,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/embedcni/cni/internal/tasks"
 )
 
 // proc makes a directory in the form of /proc: links and files by path.
@@ -58,7 +56,7 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 	search := func(stop bool) (complete bool) {
 		t.Helper()
 		paths = nil
-		complete, err := Each(dir, "4:4026532231", func(path string) bool {
+		complete, err := EachPath(dir, "4:4026532231", func(path string) bool {
 			path, err := filepath.Rel(dir, path)
 			if err != nil {
 				t.Error(err)
@@ -114,7 +112,7 @@ func TestScanNamesTheKindOfEachReference(t *testing.T) {
 		got = append(got, r)
 		return true
 	})
-	task := tasks.Task{PID: 1, TID: 1}
+	task := Task{PID: 1, TID: 1}
 	var own unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
 		t.Fatal(err)

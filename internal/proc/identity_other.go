@@ -1,8 +1,6 @@
 //go:build !linux
 
-// Package orphan deals with plugins that outlive their runtime. Off Linux it
-// cannot find them, and reports none.
-package orphan
+package proc
 
 import "fmt"
 
@@ -36,8 +34,8 @@ func (*Holder) Kill() (bool, error) { return false, nil }
 // Holders returns none.
 func Holders(string, int64) ([]*Holder, error) { return nil, nil }
 
-// Close does nothing.
-func Close([]*Holder) {}
+// CloseHolders does nothing.
+func CloseHolders([]*Holder) {}
 
 // Describe returns the process's number.
 func Describe(pid int) string { return fmt.Sprintf("process %d", pid) }

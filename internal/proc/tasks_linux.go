@@ -1,7 +1,4 @@
-// Package tasks lists the threads of all visible processes. Namespaces and
-// descriptors belong to a thread: /proc/PID shows those of the leading thread,
-// which may differ from the others'.
-package tasks
+package proc
 
 import (
 	"errors"
@@ -28,18 +25,18 @@ func (t Task) Leads() bool { return t.PID == t.TID }
 // NetNS returns the path of the thread's network namespace.
 func (t Task) NetNS() string { return filepath.Join(t.Dir, "ns/net") }
 
-// Each calls f with every thread below proc, a process's leading one before its
+// EachTask calls f with every thread below proc, a process's leading one before its
 // others, until f returns false. It skips processes that end meanwhile, and
 // those whose threads may not be listed; complete is false if there was one of
 // the latter. It takes some microseconds for each process and each thread.
-func Each(proc string, f func(Task) (more bool)) (complete bool, err error) {
+func EachTask(proc string, f func(Task) (more bool)) (complete bool, err error) {
 	pids, err := Numbers(proc)
 	if err != nil {
 		return false, err
 	}
 	complete = true
 	for _, pid := range pids {
-		all, err := Of(proc, pid)
+		all, err := TasksOf(proc, pid)
 		if err != nil && !Gone(err) {
 			complete = false
 		}
@@ -52,8 +49,8 @@ func Each(proc string, f func(Task) (more bool)) (complete bool, err error) {
 	return complete, nil
 }
 
-// Of lists the threads of one process, the leading one first.
-func Of(proc string, pid int) ([]Task, error) {
+// TasksOf lists the threads of one process, the leading one first.
+func TasksOf(proc string, pid int) ([]Task, error) {
 	dir := filepath.Join(proc, strconv.Itoa(pid), "task")
 	tids, err := Numbers(dir)
 	if err != nil {

@@ -1,4 +1,4 @@
-package orphan
+package proc
 
 import (
 	"bufio"
