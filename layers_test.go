@@ -41,13 +41,13 @@ var floors = [][]string{
 		"examples/thick/shim", "internal/ahead", "internal/links", "internal/nft",
 	},
 	{
-		"internal/compare", "internal/hostns", "internal/iptables", "internal/look",
+		"internal/compare", "internal/hostns", "internal/iptables",
 		"internal/netfilter/native", "internal/netfilter/nftform", "internal/subnet",
 	},
 	{
 		"internal/cachedports", "internal/container", "internal/guarded",
-		"internal/hostwatch", "internal/iptables/nftrules", "internal/repair",
-		"internal/tenant", "netconf",
+		"internal/hostwatch", "internal/iptables/nftrules",
+		"netconf",
 	},
 	{
 		"internal/netfilter/iptform",
@@ -65,10 +65,10 @@ var floors = [][]string{
 		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostdevice",
 		"internal/builtin/hostlocal", "internal/builtin/loopback", "internal/builtin/macvlan",
 		"internal/builtin/plugintest", "internal/builtin/portmap", "internal/builtin/static",
-		"internal/builtin/tuning", "internal/builtin/veth", "internal/examine",
+		"internal/builtin/tuning", "internal/builtin/veth",
 	},
 	{
-		"internal/builtin/bridge", "internal/builtin/ptp", "internal/rebuild",
+		"internal/builtin/bridge", "internal/builtin/ptp", "internal/health",
 	},
 	{
 		"internal/builtin",

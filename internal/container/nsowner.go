@@ -1,15 +1,14 @@
-// Package tenant finds the container that a network namespace belongs to, in the
-// records and in libcni's cache. It is for calls that have only a path, which
-// may lead to another container's namespace by now.
-package tenant
+package container
 
 import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Search looks for any container except one.
-type Search struct {
+// NetNSOwner finds the container that a network namespace belongs to, in the records and in
+// libcni's cache: any except one. It is for calls that have only a path, which may lead to
+// another container's namespace by now.
+type NetNSOwner struct {
 	ID       record.ID // the excepted container
 	PluginID record.PluginID
 	Boot     string // of the machine

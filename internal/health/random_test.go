@@ -1,4 +1,4 @@
-package repair
+package health
 
 import (
 	"context"
@@ -48,7 +48,7 @@ func TestRandomAttachments(t *testing.T) {
 	}
 }
 
-func randomFake(random *rand.Rand) (*fake, Options) {
+func randomFake(random *rand.Rand) (*fake, RepairOptions) {
 	var parts []part
 	for i := range 1 + random.IntN(10) {
 		p := part{name: fmt.Sprint(i), inside: random.IntN(4) == 0, differs: random.IntN(6) == 0}
@@ -65,11 +65,11 @@ func randomFake(random *rand.Rand) (*fake, Options) {
 	for _, p := range parts {
 		f.has[p.name] = random.IntN(2) == 0
 	}
-	return f, Options{Inside: random.IntN(2) == 0}
+	return f, RepairOptions{Inside: random.IntN(2) == 0}
 }
 
 // reachable returns the parts that are there after a repair.
-func (f *fake) reachable(o Options) map[string]bool {
+func (f *fake) reachable(o RepairOptions) map[string]bool {
 	all := make(map[string]bool)
 	for name, has := range f.has {
 		all[name] = has

@@ -1,4 +1,4 @@
-package repair
+package health
 
 import (
 	"context"
@@ -41,10 +41,10 @@ func newBridgeHost(n int) *bridgeHost {
 	return h
 }
 
-func (h *bridgeHost) Compare(ctx context.Context, members []int) []Compared {
+func (h *bridgeHost) Compare(ctx context.Context, members []int) []Comparison {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	all := make([]Compared, len(members))
+	all := make([]Comparison, len(members))
 	for i, n := range members {
 		if all[i].Err = errors.Join(ctx.Err(), h.unread[n]); all[i].Err != nil {
 			continue
@@ -124,7 +124,7 @@ func TestAGroupIsRepairedTogether(t *testing.T) {
 	h := newBridgeHost(n)
 	h.refused[bad], h.unread[unread] = errRefused, errors.New("no netlink")
 	h.ours[0] = false // an earlier version made its attachment
-	results := Run(t.Context(), h, make([]Options, n))
+	results := Repair(t.Context(), h, make([]RepairOptions, n))
 	expect.Same(t, "repairs of the bridge", h.fixed["br0"], 1)
 	expect.Same(t, "calls of Apply with all", len(h.delayed[0]), n-1)
 	bridges := 0
@@ -156,7 +156,7 @@ func TestOneThatHangsDelaysTheOthersLittle(t *testing.T) {
 	h := newBridgeHost(n)
 	h.bridge = true
 	begun := time.Now()
-	for i, r := range Run(t.Context(), hanging{h, bad}, make([]Options, n)) {
+	for i, r := range Repair(t.Context(), hanging{h, bad}, make([]RepairOptions, n)) {
 		expect.NoError(t, r.Err)
 		want := 0
 		if i == bad {
@@ -190,7 +190,7 @@ func TestWhoeverKnowsBetterRepairsWhatIsShared(t *testing.T) {
 	h := newBridgeHost(2)
 	h.rules = []bool{true, true}
 	g := stale{h}
-	results := Run(t.Context(), g, make([]Options, 2))
+	results := Repair(t.Context(), g, make([]RepairOptions, 2))
 	for i, r := range results {
 		expect.NoError(t, r.Err)
 		expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), 0)
@@ -233,10 +233,10 @@ func TestRandomGroups(t *testing.T) {
 				cancel()
 			}
 		}
-		Run(ctx, h, make([]Options, n))
+		Repair(ctx, h, make([]RepairOptions, n))
 		cancel()
 		h.after = nil
-		for i, r := range Run(t.Context(), h, make([]Options, n)) {
+		for i, r := range Repair(t.Context(), h, make([]RepairOptions, n)) {
 			want := 0
 			if !anybody {
 				want++ // the bridge

@@ -1,4 +1,4 @@
-package tenant
+package container
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ import (
 // records or libcni's cache, and "" if there is none. It reads all records. With
 // doubts, an unreadable record counts if the namespace may be the one that is
 // kept for it.
-func (s Search) Other(ns *netns.Handle, doubts bool) (string, error) {
+func (s NetNSOwner) Other(ns *netns.Handle, doubts bool) (string, error) {
 	found, err := s.Records.List()
 	if err != nil {
 		return "", err
@@ -44,14 +44,14 @@ func (s Search) Other(ns *netns.Handle, doubts bool) (string, error) {
 
 // mayKeep reports whether the namespace may belong to a record of which only the
 // file name is known.
-func (s Search) mayKeep(file string, ns netns.ID) bool {
+func (s NetNSOwner) mayKeep(file string, ns netns.ID) bool {
 	pinned, err := nsfind.Identify(s.Pin(file))
 	return err != nil || pinned == ns
 }
 
 // cached is Other for containers that only libcni's cache knows, such as
 // go-cni's. A cached path can be stale too, so the interface must also exist.
-func (s Search) cached(ns *netns.Handle, recorded map[record.PluginID]bool) (string, error) {
+func (s NetNSOwner) cached(ns *netns.Handle, recorded map[record.PluginID]bool) (string, error) {
 	all, err := libcni.NewCNIConfigWithCacheDir(nil, s.CacheDir, nil).GetCachedAttachments("")
 	if err != nil {
 		return "", fmt.Errorf("cached attachments: %w", err)

@@ -1,12 +1,4 @@
-// Package look reads a network namespace once, and then answers from memory: its
-// interfaces with their bridge ports, its addresses and its routes. Questions
-// about a thousand attachments cost the kernel one look at the host, and one at
-// each container.
-//
-//	rtnetlink ─► Read ─► Namespace ─► compare.Net
-//
-// A look only suspects: the namespace may change while it is read, and afterwards.
-package look
+package views
 
 import (
 	"errors"
@@ -34,8 +26,8 @@ type Namespace struct {
 	torn      bool
 }
 
-// Read reads a namespace.
-func Read(ns *netns.Handle) (*Namespace, error) {
+// ReadNamespace reads a namespace.
+func ReadNamespace(ns *netns.Handle) (*Namespace, error) {
 	c, err := links.Dial(ns)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,4 @@
-// Package rebuild compares attachments with their records and adds missing parts, by the
-// built-in plugins: it is the group of attachments that package repair directs.
-package rebuild
+package health
 
 import (
 	"context"
@@ -12,25 +10,23 @@ import (
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/repair"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/netns"
 )
 
-// Attachment is an attachment of a locked container that is repaired.
-type Attachment struct {
+// Repairing is an attachment of a locked container that is repaired.
+type Repairing struct {
 	Runner    *runner.Runner
 	Host      *hostns.NetNS
 	Container *netns.Handle // nil if it is not open
 	// Compare compares the attachment with its record.
-	Compare func(context.Context, *views.View) *examine.Part
+	Compare func(context.Context, *views.View) *Part
 
-	last    *examine.Part // the last comparison
-	delayed batch.Batch   // changes of packet filters
-	took    []typeTook    // in the order of the first repairs
+	last    *Part       // the last comparison
+	delayed batch.Batch // changes of packet filters
+	took    []typeTook  // in the order of the first repairs
 }
 
 // typeTook is the time that the repair of a plugin's part took.
@@ -40,30 +36,30 @@ type typeTook struct {
 }
 
 // Last returns the last comparison, or nil.
-func (a *Attachment) Last() *examine.Part { return a.last }
+func (a *Repairing) Last() *Part { return a.last }
 
 // Report reports the repairs of each plugin's part to the log and the observer. failed
 // are those that failed, by type.
-func (a *Attachment) Report(ctx context.Context, failed map[string][]error) {
+func (a *Repairing) Report(ctx context.Context, failed map[string][]error) {
 	for _, t := range a.took {
 		a.Runner.ReportRepair(ctx, t.typ, t.took, errors.Join(failed[t.typ]...))
 	}
 }
 
-// Group is attachments that are repaired together. It implements [repair.Group].
-type Group []*Attachment
+// Repairs is attachments that are repaired together. It implements [Group].
+type Repairs []*Repairing
 
-var _ repair.Group = Group{}
+var _ Group = Repairs{}
 
 // DumpFor is the number of attachments from which one look at all of a host is cheaper
 // than asking the kernel for the parts of each.
 const DumpFor = 4
 
-// Compare implements [repair.Group]. The containers are locked, so that one look at the
+// Compare implements [Group]. The containers are locked, so that one look at the
 // host is as good as the kernel itself: if that changes meanwhile, and something seems
 // to be missing, the kernel is asked.
-func (g Group) Compare(ctx context.Context, members []int) []repair.Compared {
-	all := make([]repair.Compared, len(members))
+func (g Repairs) Compare(ctx context.Context, members []int) []Comparison {
+	all := make([]Comparison, len(members))
 	if len(members) < DumpFor {
 		for i, n := range members {
 			all[i] = g[n].look(ctx, &views.Looks{})
@@ -79,21 +75,21 @@ func (g Group) Compare(ctx context.Context, members []int) []repair.Compared {
 }
 
 // look compares the attachment anew.
-func (a *Attachment) look(ctx context.Context, looks *views.Looks) (found repair.Compared) {
+func (a *Repairing) look(ctx context.Context, looks *views.Looks) (found Comparison) {
 	defer func() {
 		if v := recover(); v != nil { // in this goroutine it would end the program
-			found = repair.Compared{Err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
+			found = Comparison{Err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
 		}
 	}()
 	c, err := a.compareIn(ctx, looks)
 	if err != nil {
-		return repair.Compared{Err: err}
+		return Comparison{Err: err}
 	}
 	a.last = c
-	return repair.Compared{Differences: c.Differences}
+	return Comparison{Differences: c.Differences}
 }
 
-func (a *Attachment) compareIn(ctx context.Context, looks *views.Looks) (c *examine.Part, err error) {
+func (a *Repairing) compareIn(ctx context.Context, looks *views.Looks) (c *Part, err error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -114,8 +110,8 @@ func (a *Attachment) compareIn(ctx context.Context, looks *views.Looks) (c *exam
 	return c, nil
 }
 
-// Fix implements [repair.Group].
-func (g Group) Fix(ctx context.Context, member int, d compare.Difference, together bool) error {
+// Fix implements [Group].
+func (g Repairs) Fix(ctx context.Context, member int, d compare.Difference, together bool) error {
 	a := g[member]
 	var b *batch.Batch
 	if together {
@@ -127,7 +123,7 @@ func (g Group) Fix(ctx context.Context, member int, d compare.Difference, togeth
 	return err
 }
 
-func (a *Attachment) spent(typ string, took time.Duration) {
+func (a *Repairing) spent(typ string, took time.Duration) {
 	i := slices.IndexFunc(a.took, func(t typeTook) bool { return t.typ == typ })
 	if i < 0 {
 		i = len(a.took)
@@ -136,8 +132,8 @@ func (a *Attachment) spent(typ string, took time.Duration) {
 	a.took[i].took += took
 }
 
-// Apply implements [repair.Group].
-func (g Group) Apply(ctx context.Context, members []int) []error {
+// Apply implements [Group].
+func (g Repairs) Apply(ctx context.Context, members []int) []error {
 	ctx, cancel := g[members[0]].Runner.Bound(ctx, "CHECK")
 	defer cancel()
 	var all []*batch.Batch
@@ -147,8 +143,8 @@ func (g Group) Apply(ctx context.Context, members []int) []error {
 	return batch.FlushTogether(ctx, all)
 }
 
-// Announce implements [repair.Group].
-func (g Group) Announce(ctx context.Context, member int, d compare.Difference, unanswered bool) {
+// Announce implements [Group].
+func (g Repairs) Announce(ctx context.Context, member int, d compare.Difference, unanswered bool) {
 	r := g[member].Runner
 	d.Fix = func(ctx context.Context) error { return d.Announce(ctx, unanswered) }
 	if err := r.Fix(ctx, d, nil); err != nil {

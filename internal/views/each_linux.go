@@ -1,4 +1,4 @@
-package look
+package views
 
 import (
 	"runtime"
@@ -10,15 +10,15 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Reader reads namespaces one after the other. It belongs to a worker of [Each].
-type Reader struct {
+// reader reads namespaces one after the other. It belongs to a worker of [eachNamespace].
+type reader struct {
 	sockets *links.Dialer // nil: the worker has no thread for itself
 }
 
-// Read is the function of that name, and takes less time.
-func (r *Reader) Read(ns *netns.Handle) (*Namespace, error) {
+// Read is ReadNamespace, and takes less time.
+func (r *reader) Read(ns *netns.Handle) (*Namespace, error) {
 	if r.sockets == nil {
-		return Read(ns)
+		return ReadNamespace(ns)
 	}
 	c, err := r.sockets.Dial(ns)
 	if err != nil {
@@ -27,10 +27,10 @@ func (r *Reader) Read(ns *netns.Handle) (*Namespace, error) {
 	return readAndClose(ns, c)
 }
 
-// Each calls work for the numbers below n, several at once: there are as many
+// eachNamespace calls work for the numbers below n, several at once: there are as many
 // workers as Go runs threads. Each worker has a thread for itself, which is in the
 // namespace of the process except within Read.
-func Each(n int, work func(i int, r *Reader)) {
+func eachNamespace(n int, work func(i int, r *reader)) {
 	e := &each{n: n, work: work}
 	var workers sync.WaitGroup
 	for range min(n, runtime.GOMAXPROCS(0)) {
@@ -39,7 +39,7 @@ func Each(n int, work func(i int, r *Reader)) {
 			defer workers.Done()
 			if err := thread.OnTour(e.onTour); err != nil {
 				// The rest is work for any thread.
-				e.run(&Reader{}, func() error { return nil })
+				e.run(&reader{}, func() error { return nil })
 			}
 		}()
 	}
@@ -50,15 +50,15 @@ func Each(n int, work func(i int, r *Reader)) {
 type each struct {
 	n    int
 	next atomic.Int64
-	work func(i int, r *Reader)
+	work func(i int, r *reader)
 }
 
 func (e *each) onTour(tour *thread.Tour) error {
-	return e.run(&Reader{links.NewDialer(tour)}, tour.Lost)
+	return e.run(&reader{links.NewDialer(tour)}, tour.Lost)
 }
 
 // run works until nothing is left to do, or the thread is lost.
-func (e *each) run(r *Reader, lost func() error) error {
+func (e *each) run(r *reader, lost func() error) error {
 	for i := int(e.next.Add(1)) - 1; i < e.n; i = int(e.next.Add(1)) - 1 {
 		e.work(i, r)
 		if err := lost(); err != nil {

@@ -1,4 +1,4 @@
-package look
+package views
 
 import (
 	"context"
@@ -43,7 +43,7 @@ func TestAnswersAreThoseOfTheKernel(t *testing.T) {
 			var differs string
 			for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
 				// The kernel goes on by itself for a while: carriers, link-local addresses.
-				seen := expect.Value(Read(ns))(t)
+				seen := expect.Value(ReadNamespace(ns))(t)
 				if seen.Torn() {
 					t.Fatal("torn, but nothing changes")
 				}

@@ -1,12 +1,4 @@
-// Package examine looks at containers that are not locked, and compares them with their
-// records, for the verdict of Health, for Recover, and for a guard.
-//
-//	records ─► Look.All ─► one look at the host, all containers compared ─► Container
-//	              ▲                                                            │
-//	              └── suspects: looked at again until nothing changed meanwhile ┘
-//
-//	one attachment ─► Attachment.Compare, plugin by plugin ─► Part
-package examine
+package health
 
 import (
 	"slices"

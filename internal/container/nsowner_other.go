@@ -1,6 +1,6 @@
 //go:build !linux
 
-package tenant
+package container
 
 import (
 	"github.com/embedcni/cni/internal/hostns"
@@ -8,7 +8,7 @@ import (
 )
 
 // Other finds none: off Linux no namespace is open.
-func (Search) Other(*netns.Handle, bool) (string, error) { return "", nil }
+func (NetNSOwner) Other(*netns.Handle, bool) (string, error) { return "", nil }
 
 // Untouched is true.
 func Untouched(*hostns.NetNS, *netns.Handle) bool { return true }

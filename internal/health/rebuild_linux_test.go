@@ -1,4 +1,4 @@
-package rebuild
+package health
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/runner"
@@ -22,22 +21,22 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// recorded is an attachment on record whose errors have the plugin in brackets.
-type recorded struct{ runner.Attachment }
+// verbose is an attachment on record whose errors have the plugin in brackets.
+type verbose struct{ runner.Attachment }
 
-func (recorded) Durable() error { return nil }
-func (recorded) Fail(f runner.Failure) error {
+func (verbose) Durable() error { return nil }
+func (verbose) Fail(f runner.Failure) error {
 	return fmt.Errorf("[%s %s] %w", f.Verb, f.Plugin, f.Err)
 }
 
 // group is attachments of containers in this process's namespace.
 type group struct {
-	Group
+	Repairs
 	limit  time.Duration // of a plugin's time
 	events []string
 }
 
-func newGroup(t *testing.T, n int, against func(ctx context.Context, member int) *examine.Part) *group {
+func newGroup(t *testing.T, n int, against func(ctx context.Context, member int) *Part) *group {
 	t.Helper()
 	host := expect.Value(hostns.NewFinder().Open(""))(t)
 	t.Cleanup(func() { expect.NoError(t, host.Close()) })
@@ -51,12 +50,12 @@ func newGroup(t *testing.T, n int, against func(ctx context.Context, member int)
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	for i := range n {
-		g.Group = append(g.Group, &Attachment{
+		g.Repairs = append(g.Repairs, &Repairing{
 			Runner: &runner.Runner{
-				Runtime: runtime, Plugins: &runner.Plugins{}, Network: &libcni.NetworkConfigList{Name: "net"}, Attachment: recorded{},
+				Runtime: runtime, Plugins: &runner.Plugins{}, Network: &libcni.NetworkConfigList{Name: "net"}, Attachment: verbose{},
 			},
 			Host: host, Container: host.Handle,
-			Compare: func(ctx context.Context, v *views.View) *examine.Part {
+			Compare: func(ctx context.Context, v *views.View) *Part {
 				if there, err := v.HasLink("lo"); !there || err != nil {
 					t.Errorf("lo: %v, %v", there, err)
 				}
@@ -68,26 +67,26 @@ func newGroup(t *testing.T, n int, against func(ctx context.Context, member int)
 }
 
 // numbers returns the numbers from first to last.
-func numbers(first, last int) (all []int) {
+func sequence(first, last int) (all []int) {
 	for i := first; i <= last; i++ {
 		all = append(all, i)
 	}
 	return all
 }
 
-// TestCompare: of few attachments and of many, in the order of the numbers.
-func TestCompare(t *testing.T) {
-	g := newGroup(t, 12, func(_ context.Context, member int) *examine.Part {
-		return &examine.Part{Differences: []compare.Difference{{Object: fmt.Sprint(member)}}}
+// TestAGroupIsCompared: of few attachments and of many, in the order of the numbers.
+func TestAGroupIsCompared(t *testing.T) {
+	g := newGroup(t, 12, func(_ context.Context, member int) *Part {
+		return &Part{Differences: []compare.Difference{{Object: fmt.Sprint(member)}}}
 	})
-	expect.Same(t, "before", g.Group[0].Last(), nil)
-	for _, members := range [][]int{{3}, {11, 2}, numbers(1, DumpFor), numbers(0, 11)} {
+	expect.Same(t, "before", g.Repairs[0].Last(), nil)
+	for _, members := range [][]int{{3}, {11, 2}, sequence(1, DumpFor), sequence(0, 11)} {
 		found := g.Compare(t.Context(), members)
 		expect.Same(t, "results", len(found), len(members))
 		for i, c := range found {
 			expect.NoError(t, c.Err)
 			expect.Same(t, "difference", c.Differences[0].Object, fmt.Sprint(members[i]))
-			expect.Same(t, "the last", g.Group[members[i]].Last().Differences[0].Object, fmt.Sprint(members[i]))
+			expect.Same(t, "the last", g.Repairs[members[i]].Last().Differences[0].Object, fmt.Sprint(members[i]))
 		}
 	}
 }
@@ -95,14 +94,14 @@ func TestCompare(t *testing.T) {
 // TestAComparisonThatFailsIsOneAttachments: the others are compared.
 func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 	for _, n := range []int{2, 2 * DumpFor} {
-		g := newGroup(t, n, func(_ context.Context, member int) *examine.Part {
+		g := newGroup(t, n, func(_ context.Context, member int) *Part {
 			if member == 1 {
 				panic("oops")
 			}
-			return &examine.Part{}
+			return &Part{}
 		})
-		g.Group[0].Container = nil
-		for i, c := range g.Compare(t.Context(), numbers(0, n-1)) {
+		g.Repairs[0].Container = nil
+		for i, c := range g.Compare(t.Context(), sequence(0, n-1)) {
 			switch i {
 			case 0:
 				expect.Is(t, c.Err, hostns.ErrInvalid)
@@ -114,19 +113,19 @@ func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 				expect.NoError(t, c.Err)
 			}
 		}
-		expect.Same(t, "the last of one that failed", g.Group[1].Last(), nil)
+		expect.Same(t, "the last of one that failed", g.Repairs[1].Last(), nil)
 	}
 }
 
 // TestAComparisonThatTakesTooLong counts neither as whole nor as missing.
 func TestAComparisonThatTakesTooLong(t *testing.T) {
-	g := newGroup(t, 1, func(ctx context.Context, _ int) *examine.Part {
+	g := newGroup(t, 1, func(ctx context.Context, _ int) *Part {
 		<-ctx.Done()
-		return &examine.Part{}
+		return &Part{}
 	})
 	g.limit = time.Millisecond
 	expect.Is(t, g.Compare(t.Context(), []int{0})[0].Err, context.DeadlineExceeded)
-	expect.Same(t, "the last", g.Group[0].Last(), nil)
+	expect.Same(t, "the last", g.Repairs[0].Last(), nil)
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(enough)
@@ -156,7 +155,7 @@ func TestFix(t *testing.T) {
 	expect.Is(t, errs[0], no)
 	expect.NoError(t, errs[1])
 	expect.Same(t, "applied", len(done), 4)
-	g.Group[0].Report(t.Context(), map[string][]error{"two": {no}})
+	g.Repairs[0].Report(t.Context(), map[string][]error{"two": {no}})
 	expect.Same(t, "events", g.events, []string{"REPAIR one: <nil>", "REPAIR two: no"})
 }
 
@@ -165,7 +164,7 @@ func TestFix(t *testing.T) {
 func TestAnnounce(t *testing.T) {
 	g := newGroup(t, 1, nil)
 	var log strings.Builder
-	g.Group[0].Runner.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	g.Repairs[0].Runner.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	no := errors.New("no")
 	for _, want := range []bool{true, false} {
 		d := compare.Difference{Plugin: "one", Announce: func(_ context.Context, unanswered bool) error {
@@ -175,6 +174,6 @@ func TestAnnounce(t *testing.T) {
 		g.Announce(t.Context(), 0, d, want)
 	}
 	expect.Same(t, "errors in the log", strings.Count(log.String(), "[REPAIR one] no"), 2)
-	g.Group[0].Report(t.Context(), nil)
+	g.Repairs[0].Report(t.Context(), nil)
 	expect.Same(t, "events", len(g.events), 0)
 }

@@ -1,14 +1,4 @@
-// Package repair decides what to do about the differences of an attachment from its
-// record: which of them are repaired, in which order, and when to stop. It touches no
-// kernel.
-//
-//	compare ─► choose ─► fix, in order ─► compare again ─► … ─► what was repaired,
-//	   ▲                     │                                   and what remains, why
-//	   └── something fixed ──┘
-//
-// One round is often not enough: a comparison can see that a bridge is gone, but not
-// that the new one will lack an address and a port.
-package repair
+package health
 
 import (
 	"context"
@@ -40,7 +30,7 @@ var (
 type Group interface {
 	// Compare compares attachments with their records anew. The results are in the
 	// order of the numbers.
-	Compare(ctx context.Context, members []int) []Compared
+	Compare(ctx context.Context, members []int) []Comparison
 	// Fix calls the Fix of a difference that Compare returned last for an attachment.
 	// If together, the change may be delayed until Apply. Fix is called for several
 	// attachments at once, and for each one after the other.
@@ -54,14 +44,14 @@ type Group interface {
 	Announce(ctx context.Context, member int, d compare.Difference, unanswered bool)
 }
 
-// Compared is the result of a comparison.
-type Compared struct {
+// Comparison is the result of a comparison.
+type Comparison struct {
 	Differences []compare.Difference
 	Err         error // it could not be compared
 }
 
-// Options configure a repair.
-type Options struct {
+// RepairOptions configure a repair.
+type RepairOptions struct {
 	Inside bool // repair the container's namespace too
 	// Want reports whether a difference that could be repaired is to be; nil: all are.
 	Want func(compare.Difference) bool
@@ -95,20 +85,20 @@ const (
 // errSlow: a Fix in a group took too long.
 var errSlow = errors.New("it takes too long for a repair of several containers at once")
 
-// Result is the result of the repair of one attachment of a group.
-type Result struct {
+// RepairResult is the result of the repair of one attachment of a group.
+type RepairResult struct {
 	Outcome
 	// Err is the reason why the attachment could not be compared with its record to the
 	// end. The outcome is valid with it.
 	Err error
 }
 
-// Run repairs the attachments of a group, whose options are in their order. One that
+// Repair repairs the attachments of a group, whose options are in their order. One that
 // cannot be repaired does not keep the others from it.
-func Run(ctx context.Context, g Group, options []Options) []Result {
+func Repair(ctx context.Context, g Group, options []RepairOptions) []RepairResult {
 	var all, active []*run
 	for i, o := range options {
-		all = append(all, &run{Group: g, number: i, grouped: len(options) > 1, Options: o, tried: make(map[key]bool), fixed: make(map[key]int), failed: make(map[key]error)})
+		all = append(all, &run{Group: g, number: i, grouped: len(options) > 1, RepairOptions: o, tried: make(map[key]bool), fixed: make(map[key]int), failed: make(map[key]error)})
 	}
 	for active = all; len(active) > 0; {
 		found := g.Compare(ctx, numbers(active))
@@ -124,7 +114,7 @@ func Run(ctx context.Context, g Group, options []Options) []Result {
 		fix(ctx, g, going)
 		active = going
 	}
-	results := make([]Result, len(all))
+	results := make([]RepairResult, len(all))
 	for i, r := range all {
 		results[i] = r.result
 	}
@@ -189,7 +179,7 @@ type run struct {
 	Group
 	number  int
 	grouped bool // with others
-	Options
+	RepairOptions
 	rounds int
 	last   []compare.Difference // of the last comparison
 	order  []compare.Difference // that were to be fixed, each once
@@ -202,11 +192,11 @@ type run struct {
 	announced     []compare.Difference // of all rounds
 
 	ended  bool
-	result Result
+	result RepairResult
 }
 
 // take takes a comparison in, and decides what to repair now.
-func (r *run) take(c Compared) {
+func (r *run) take(c Comparison) {
 	if c.Err != nil {
 		r.end(r.last, c.Err)
 		return
@@ -223,7 +213,7 @@ func (r *run) take(c Compared) {
 
 func (r *run) end(found []compare.Difference, unknown error) {
 	r.ended = true
-	r.result = Result{r.outcome(found, unknown), unknown}
+	r.result = RepairResult{r.outcome(found, unknown), unknown}
 }
 
 // choose returns the differences to repair now. The order stays: the plugins of a chain

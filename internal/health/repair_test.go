@@ -1,4 +1,4 @@
-package repair
+package health
 
 import (
 	"context"
@@ -48,8 +48,8 @@ func (f *fake) hasAll(names []string) bool {
 // fakes is a group of fake attachments.
 type fakes []*fake
 
-func (g fakes) Compare(ctx context.Context, members []int) []Compared {
-	all := make([]Compared, len(members))
+func (g fakes) Compare(ctx context.Context, members []int) []Comparison {
+	all := make([]Comparison, len(members))
 	for i, n := range members {
 		all[i].Differences, all[i].Err = g[n].compare(ctx)
 	}
@@ -134,13 +134,13 @@ type outcome struct {
 	Fixed    []string
 }
 
-func (f *fake) run(ctx context.Context, o Options) (outcome, error) {
+func (f *fake) run(ctx context.Context, o RepairOptions) (outcome, error) {
 	f.fixed = nil
-	result := Run(ctx, fakes{f}, []Options{o})[0]
+	result := Repair(ctx, fakes{f}, []RepairOptions{o})[0]
 	return f.outcome(result), result.Err
 }
 
-func (f *fake) outcome(r Result) outcome {
+func (f *fake) outcome(r RepairResult) outcome {
 	got := outcome{Fixed: f.fixed}
 	for _, d := range r.Repaired {
 		got.Repaired = append(got.Repaired, d.Object)
@@ -176,7 +176,7 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 	rule := part{name: "rule"}
 	for what, test := range map[string]struct {
 		parts []part
-		o     Options
+		o     RepairOptions
 		want  outcome
 	}{
 		"nothing": {},
@@ -193,11 +193,11 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 			want:  outcome{Repaired: []string{"rule"}, Left: map[string]error{"route": ErrNotAsked}, Fixed: []string{"rule"}},
 		},
 		"the container too": {
-			parts: []part{{name: "route", inside: true}, rule}, o: Options{Inside: true},
+			parts: []part{{name: "route", inside: true}, rule}, o: RepairOptions{Inside: true},
 			want: outcome{Repaired: []string{"route", "rule"}, Fixed: []string{"route", "rule"}},
 		},
 		"not what differs": {
-			parts: []part{{name: "mtu", differs: true}, {name: "mac", differs: true, inside: true}, rule}, o: Options{Inside: true},
+			parts: []part{{name: "mtu", differs: true}, {name: "mac", differs: true, inside: true}, rule}, o: RepairOptions{Inside: true},
 			want: outcome{Repaired: []string{"rule"}, Left: map[string]error{"mtu": ErrNotAddable, "mac": ErrNotAddable}, Fixed: []string{"rule"}},
 		},
 		"the others if one is refused": {
@@ -244,11 +244,11 @@ func TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid(t *testing.T) {
 		parts = append(parts, p)
 	}
 	f := newFake(parts...)
-	got, err := f.run(context.Background(), Options{})
+	got, err := f.run(context.Background(), RepairOptions{})
 	if left := got.Left[fmt.Sprint(mostRounds)]; err != nil || len(got.Repaired) != mostRounds || !errors.Is(left, ErrNotVerified) {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	if got, err := f.run(context.Background(), Options{}); err != nil || len(got.Repaired) != 2 || got.Left != nil {
+	if got, err := f.run(context.Background(), RepairOptions{}); err != nil || len(got.Repaired) != 2 || got.Left != nil {
 		t.Errorf("again: got %+v, %v", got, err)
 	}
 }
@@ -258,7 +258,7 @@ func TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid(t *testing.T) {
 func TestAFailedBatchIsMadeOneByOne(t *testing.T) {
 	f := newFake(part{name: "a"}, part{name: "b", refused: errRefused}, part{name: "c"})
 	f.applied = errors.New("one of them")
-	got, err := f.run(context.Background(), Options{})
+	got, err := f.run(context.Background(), RepairOptions{})
 	want := outcome{Repaired: []string{"a", "c"}, Left: map[string]error{"b": errRefused}, Fixed: []string{"a", "b", "c", "a", "b", "c", "b", "b"}}
 	if err != nil || !got.same(want) {
 		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
@@ -276,7 +276,7 @@ func TestAComparisonThatFails(t *testing.T) {
 	} {
 		f := newFake(part{name: "bridge"}, part{name: "port", needs: []string{"bridge"}})
 		f.broken = map[int]error{at: broken}
-		if got, err := f.run(context.Background(), Options{}); !errors.Is(err, broken) || !got.same(want) {
+		if got, err := f.run(context.Background(), RepairOptions{}); !errors.Is(err, broken) || !got.same(want) {
 			t.Errorf("comparison %d: got %+v, %v\nwant %+v", at, got, err, want)
 		}
 	}
@@ -297,7 +297,7 @@ func TestRepairEndsWithItsContext(t *testing.T) {
 		if after == 0 {
 			cancel(stopped)
 		}
-		got, err := f.run(ctx, Options{})
+		got, err := f.run(ctx, RepairOptions{})
 		if err == nil || len(got.Fixed) != after {
 			t.Errorf("after %d: got %+v, %v", after, got, err)
 		}
@@ -307,7 +307,7 @@ func TestRepairEndsWithItsContext(t *testing.T) {
 			}
 		}
 		f.after = nil
-		got, err = f.run(context.Background(), Options{})
+		got, err = f.run(context.Background(), RepairOptions{})
 		if err != nil || got.Left != nil || !f.hasAll([]string{"bridge", "port", "rule", "queue"}) {
 			t.Errorf("after %d: again: got %+v, %v, has %v", after, got, err, f.has)
 		}

@@ -1,4 +1,4 @@
-package look
+package views
 
 import (
 	"errors"
@@ -90,7 +90,7 @@ func (o *opener) close(i int) error {
 
 // readEach reads all namespaces, and calls use for each.
 func (o *opener) readEach(use func(i int, seen *Namespace, err error)) {
-	Each(len(o.paths), func(i int, r *Reader) {
+	eachNamespace(len(o.paths), func(i int, r *reader) {
 		ns, err := o.at(i)
 		var seen *Namespace
 		if err == nil {
@@ -183,7 +183,7 @@ func TestWorkersWithoutAThread(t *testing.T) {
 	_, paths := hostWith(t, 10)
 	o := newOpener(paths)
 	var done []int
-	e := &each{n: len(paths), work: func(i int, r *Reader) {
+	e := &each{n: len(paths), work: func(i int, r *reader) {
 		ns := expect.Value(o.at(i))(t)
 		expect.Value(r.Read(ns))(t)
 		expect.NoError(t, ns.Close())
@@ -196,10 +196,10 @@ func TestWorkersWithoutAThread(t *testing.T) {
 		}
 		return nil
 	}
-	err := thread.OnTour(func(tour *thread.Tour) error { return e.run(&Reader{links.NewDialer(tour)}, lost) })
+	err := thread.OnTour(func(tour *thread.Tour) error { return e.run(&reader{links.NewDialer(tour)}, lost) })
 	expect.Is(t, err, reason)
 	expect.Same(t, "done before", done, []int{0, 1, 2})
-	expect.NoError(t, e.run(&Reader{}, func() error { return nil }))
+	expect.NoError(t, e.run(&reader{}, func() error { return nil }))
 	expect.Same(t, "done in all", done, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
 }
 
@@ -208,7 +208,7 @@ func TestNothingIsLeftOpen(t *testing.T) {
 	host, paths := hostWith(t, 30)
 	before, home := descriptors(t), expect.Value(netns.ProcessID())(t)
 	for range 5 {
-		expect.Value(Read(host))(t)
+		expect.Value(ReadNamespace(host))(t)
 		newOpener(paths).readEach(func(i int, _ *Namespace, err error) {
 			if err != nil {
 				t.Error(err)
@@ -253,7 +253,7 @@ func BenchmarkRead(b *testing.B) {
 		host, paths := hostWith(b, n)
 		b.Run(fmt.Sprint("host-", n), func(b *testing.B) {
 			for range b.N {
-				expect.Value(Read(host))(b)
+				expect.Value(ReadNamespace(host))(b)
 			}
 		})
 		b.Run(fmt.Sprint("containers-", n), func(b *testing.B) {
