@@ -42,7 +42,7 @@ var floors = [][]string{
 	},
 	{
 		"internal/compare", "internal/hostns", "internal/iptables",
-		"internal/netfilter/native", "internal/netfilter/nftform", "internal/subnet",
+		"internal/netfilter/native", "internal/netfilter/nftform",
 	},
 	{
 		"internal/cachedports", "internal/container", "internal/guarded",
@@ -63,7 +63,7 @@ var floors = [][]string{
 	},
 	{
 		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostdevice",
-		"internal/builtin/hostlocal", "internal/builtin/loopback", "internal/builtin/macvlan",
+		"internal/builtin/hostlocal", "internal/builtin/macvlan",
 		"internal/builtin/plugintest", "internal/builtin/portmap", "internal/builtin/static",
 		"internal/builtin/tuning", "internal/builtin/veth",
 	},

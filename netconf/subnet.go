@@ -1,5 +1,4 @@
-// Package subnet finds subnets that nothing on a host uses, and keeps them reserved.
-package subnet
+package netconf
 
 import (
 	"crypto/sha256"
@@ -8,14 +7,14 @@ import (
 	"slices"
 )
 
-// Wish is a subnet to be found: one of that length, in one of the pools.
-type Wish struct {
+// wish is a subnet to be found: one of that length, in one of the pools.
+type wish struct {
 	Pools []netip.Prefix
 	Bits  int
 }
 
 // Allows reports whether a subnet is what is wished for.
-func (w Wish) Allows(p netip.Prefix) bool {
+func (w wish) Allows(p netip.Prefix) bool {
 	return p.Bits() == w.Bits && slices.ContainsFunc(w.Pools, func(pool netip.Prefix) bool {
 		return pool.Bits() <= p.Bits() && pool.Contains(p.Addr())
 	})
@@ -25,10 +24,10 @@ func (w Wish) Allows(p netip.Prefix) bool {
 // how many one after the other then. A pool of IPv4 has no more than that.
 const probes, mostSteps = 256, 1 << 22
 
-// Choose returns a subnet that overlaps none of those in use. It is the same for the
+// chooseSubnet returns a subnet that overlaps none of those in use. It is the same for the
 // same name while nothing gets in its way, so that several hosts are likely to agree. The
 // pools are tried in order.
-func Choose(name string, w Wish, used []netip.Prefix) (netip.Prefix, bool) {
+func chooseSubnet(name string, w wish, used []netip.Prefix) (netip.Prefix, bool) {
 	for _, pool := range w.Pools {
 		if p, ok := chooseFrom(name, pool.Masked(), w.Bits, within(pool, used)); ok {
 			return p, true

@@ -1,4 +1,4 @@
-package subnet
+package netconf
 
 import (
 	"crypto/sha256"
@@ -16,11 +16,11 @@ import (
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// Store has the reservations of a host, a file for each network. Its callers hold a lock.
-type Store struct{ Dir string }
+// reservations has the reservations of a host, a file for each network. Its callers hold a lock.
+type reservations struct{ Dir string }
 
-// Reservation is the subnets of a network.
-type Reservation struct {
+// reservation is the subnets of a network.
+type reservation struct {
 	ConfDir string // where the configuration is
 	Network string
 	// Subnets are in the order in which the network asks for those of a family.
@@ -28,7 +28,7 @@ type Reservation struct {
 }
 
 // Of returns the subnets of the family that a wish is for.
-func (r *Reservation) Of(w Wish) *[]netip.Prefix {
+func (r *reservation) Of(w wish) *[]netip.Prefix {
 	if len(w.Pools) > 0 && w.Pools[0].Addr().Is4() {
 		return &r.V4
 	}
@@ -37,7 +37,7 @@ func (r *Reservation) Of(w Wish) *[]netip.Prefix {
 
 // Take gives each wish, in order, a subnet that it allows out of those that the network
 // has, unless an earlier wish of its family got none. It reports whether it has given any.
-func (r *Reservation) Take(wishes []Wish, has []netip.Prefix) (taken bool) {
+func (r *reservation) Take(wishes []wish, has []netip.Prefix) (taken bool) {
 	missed := map[*[]netip.Prefix]bool{}
 	for _, w := range wishes {
 		of := r.Of(w)
@@ -52,22 +52,22 @@ func (r *Reservation) Take(wishes []Wish, has []netip.Prefix) (taken bool) {
 	return taken
 }
 
-func (s Store) path(confDir, network string) string {
+func (s reservations) path(confDir, network string) string {
 	sum := sha256.Sum256([]byte(confDir + "\x00" + network))
 	return filepath.Join(s.Dir, hex.EncodeToString(sum[:16])+".json")
 }
 
 // Load returns the reservation of a network, empty if it has none.
-func (s Store) Load(confDir, network string) (*Reservation, error) {
+func (s reservations) Load(confDir, network string) (*reservation, error) {
 	path := s.path(confDir, network)
-	r := &Reservation{}
+	r := &reservation{}
 	data, err := plainfile.Read(path)
 	if err == nil {
 		err = json.Unmarshal(data, r)
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return &Reservation{ConfDir: confDir, Network: network}, nil
+		return &reservation{ConfDir: confDir, Network: network}, nil
 	case err != nil:
 		return nil, fmt.Errorf("reservation of subnets of network %q, %s: %w", network, path, err)
 	case r.ConfDir != confDir || r.Network != network:
@@ -77,7 +77,7 @@ func (s Store) Load(confDir, network string) (*Reservation, error) {
 }
 
 // Save writes a reservation. When it returns nil, it survives a power cut.
-func (s Store) Save(r *Reservation) error {
+func (s reservations) Save(r *reservation) error {
 	err := os.MkdirAll(s.Dir, 0o700)
 	if err != nil {
 		return err
@@ -96,7 +96,7 @@ func (s Store) Save(r *Reservation) error {
 }
 
 // Delete ends a reservation, if there is one.
-func (s Store) Delete(confDir, network string) error {
+func (s reservations) Delete(confDir, network string) error {
 	if err := os.Remove(s.path(confDir, network)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("release the subnets of network %q: %w", network, err)
 	}
@@ -105,7 +105,7 @@ func (s Store) Delete(confDir, network string) error {
 
 // Others returns the subnets of all other networks. From a file that is damaged it
 // returns whatever looks like one.
-func (s Store) Others(confDir, network string) ([]netip.Prefix, error) {
+func (s reservations) Others(confDir, network string) ([]netip.Prefix, error) {
 	entries, err := os.ReadDir(s.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -121,7 +121,7 @@ func (s Store) Others(confDir, network string) ([]netip.Prefix, error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
-		all = append(all, Scan(data)...)
+		all = append(all, scanPrefixes(data)...)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("reservations of subnets: %w", err)

@@ -1,4 +1,4 @@
-package subnet
+package netconf
 
 import (
 	"fmt"
@@ -36,17 +36,17 @@ func TestNth(t *testing.T) {
 
 // TestChooseFollowsFromTheName: these must not change, because hosts agree on them.
 func TestChooseFollowsFromTheName(t *testing.T) {
-	v4, v6 := Wish{prefixes("10.0.0.0/8", "172.16.0.0/12"), 24}, Wish{prefixes("fd00::/8"), 64}
+	v4, v6 := wish{prefixes("10.0.0.0/8", "172.16.0.0/12"), 24}, wish{prefixes("fd00::/8"), 64}
 	for _, test := range []struct {
 		name string
-		wish Wish
+		wish wish
 		used []netip.Prefix
 		want string
 	}{
 		{"apps 0", v4, nil, "10.91.184.0/24"}, {"apps 1", v4, nil, "10.134.42.0/24"}, {"apps 0", v6, nil, "fd09:33f8:914f:1710::/64"},
 		{"apps 0", v4, prefixes("10.0.0.0/8"), "172.31.222.0/24"}, {"apps 0", v6, prefixes("fd00::/9", "2001:db8::/32"), "fdea:dbe8:e1e4:56ca::/64"},
 	} {
-		got, ok := Choose(test.name, test.wish, test.used)
+		got, ok := chooseSubnet(test.name, test.wish, test.used)
 		if !ok || got.String() != test.want {
 			t.Errorf("%q %v beside %v: %v, want %s", test.name, test.wish, test.used, got, test.want)
 		}
@@ -61,7 +61,7 @@ func TestChooseRandomly(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	for range 300 {
 		pool := netip.MustParsePrefix("10.64.0.0/16")
-		w := Wish{[]netip.Prefix{pool}, 16 + rnd.IntN(11)}
+		w := wish{[]netip.Prefix{pool}, 16 + rnd.IntN(11)}
 		var used []netip.Prefix
 		for range rnd.IntN(300) {
 			bits := 15 + rnd.IntN(18)
@@ -79,7 +79,7 @@ func TestChooseRandomly(t *testing.T) {
 			}
 			exists = exists || free
 		}
-		got, ok := Choose(fmt.Sprint(rnd.Int()), w, used)
+		got, ok := chooseSubnet(fmt.Sprint(rnd.Int()), w, used)
 		if ok != exists {
 			t.Fatalf("found: %v, there is one: %v; %v beside %v", ok, exists, w, used)
 		}
@@ -95,7 +95,7 @@ func TestChooseRandomly(t *testing.T) {
 }
 
 func TestAllows(t *testing.T) {
-	w := Wish{prefixes("10.0.0.0/8", "192.168.0.0/16"), 24}
+	w := wish{prefixes("10.0.0.0/8", "192.168.0.0/16"), 24}
 	for s, want := range map[string]bool{"10.1.2.0/24": true, "192.168.9.0/24": true, "10.1.0.0/16": false, "172.16.1.0/24": false, "fd00::/24": false} {
 		expect.Same(t, s, w.Allows(netip.MustParsePrefix(s)), want)
 	}
@@ -104,26 +104,26 @@ func TestAllows(t *testing.T) {
 func TestScan(t *testing.T) {
 	const text = `{"subnet": "10.1.2.0/24", "x": "10.9.8.7\/16", "a": ["fd00:1::5/64","::/0","0.0.0.0/0","128.0.0.0/1","2000::/3"],
 		"path": "/var/lib/10/24", "date": "2026/11", "half": "10.4.0.0/1`
-	expect.Same(t, "found", fmt.Sprint(Scan([]byte(text))), "[10.1.2.0/24 10.9.0.0/16 fd00:1::/64]")
-	if all := Scan(nil); all != nil {
+	expect.Same(t, "found", fmt.Sprint(scanPrefixes([]byte(text))), "[10.1.2.0/24 10.9.0.0/16 fd00:1::/64]")
+	if all := scanPrefixes(nil); all != nil {
 		t.Errorf("got %v", all)
 	}
 }
 
 func TestMerge(t *testing.T) {
-	got := Merge(prefixes("10.1.2.3/24", "0.0.0.0/0"), prefixes("10.1.2.0/24", "::ffff:10.2.0.0/112", "fd00::1/64"), []netip.Prefix{{}})
+	got := mergePrefixes(prefixes("10.1.2.3/24", "0.0.0.0/0"), prefixes("10.1.2.0/24", "::ffff:10.2.0.0/112", "fd00::1/64"), []netip.Prefix{{}})
 	expect.Same(t, "merged", fmt.Sprint(got), "[10.1.2.0/24 10.2.0.0/16 fd00::/64]")
 }
 
 func TestReservations(t *testing.T) {
-	s := Store{filepath.Join(t.TempDir(), "subnets")}
+	s := reservations{filepath.Join(t.TempDir(), "subnets")}
 	r := expect.Value(s.Load("/etc/a", "net"))(t)
-	expect.Same(t, "nothing", *r, Reservation{ConfDir: "/etc/a", Network: "net"})
+	expect.Same(t, "nothing", *r, reservation{ConfDir: "/etc/a", Network: "net"})
 	expect.Same(t, "others", expect.Value(s.Others("/etc/a", "net"))(t), nil)
 	r.V4, r.V6 = prefixes("10.1.2.0/24", "10.3.0.0/16"), prefixes("fd00::/64")
 	expect.NoError(t, s.Save(r))
 	expect.Same(t, "again", *expect.Value(s.Load("/etc/a", "net"))(t), *r)
-	expect.NoError(t, s.Save(&Reservation{ConfDir: "/etc/b", Network: "net", V4: prefixes("10.9.0.0/16")}))
+	expect.NoError(t, s.Save(&reservation{ConfDir: "/etc/b", Network: "net", V4: prefixes("10.9.0.0/16")}))
 	expect.Same(t, "others", expect.Value(s.Others("/etc/a", "net"))(t), prefixes("10.9.0.0/16"))
 	expect.Same(t, "of others", expect.Value(s.Others("/etc/c", "net"))(t), expect.Value(s.Others("/etc/a", "x"))(t))
 	// A damaged file keeps what is legible, and its network gets no other subnet.

@@ -1,5 +1,4 @@
-// Package loopback sets the loopback interface up.
-package loopback
+package builtin
 
 import (
 	"context"
@@ -16,22 +15,23 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "loopback". The interface is lo, whatever CNI_IFNAME is.
-type Plugin struct{}
+// loopback is the plugin "loopback", which sets the loopback interface up. The interface is
+// lo, whatever CNI_IFNAME is.
+type loopback struct{}
 
 const (
-	name  = "lo"
-	index = 1 // LOOPBACK_IFINDEX of the kernel: the first in every namespace
+	loName  = "lo"
+	loIndex = 1 // LOOPBACK_IFINDEX of the kernel: the first in every namespace
 )
 
 // Add sets the interface up. It returns a previous result unchanged.
-func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+func (loopback) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	var before *links.Link
 	var addrs *[]links.Address
-	err := do(ctx, r, func(q *links.Requests) {
-		before = q.Link(name)
-		q.Up(index)
-		addrs = q.Addresses(index)
+	err := inContainer(ctx, r, func(q *links.Requests) {
+		before = q.Link(loName)
+		q.Up(loIndex)
+		addrs = q.Addresses(loIndex)
 	})
 	if err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	}
 	result := &types100.Result{
 		CNIVersion: types100.ImplementedSpecVersion,
-		Interfaces: []*types100.Interface{{Name: name, Mac: "00:00:00:00:00:00", Sandbox: r.NetNS}},
+		Interfaces: []*types100.Interface{{Name: loName, Mac: "00:00:00:00:00:00", Sandbox: r.NetNS}},
 	}
 	for _, v6 := range []bool{false, true} {
 		first := true
@@ -69,19 +69,19 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 
 // Del sets the interface down, unless it was up before Add, because then
 // somebody else uses it. Without a namespace there is nothing to do.
-func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
+func (loopback) Del(ctx context.Context, r *plugin.Request) error {
 	if r.Container == nil || caller.LoWasUp(caller.From(ctx).Record) {
 		return nil
 	}
-	return do(ctx, r, func(q *links.Requests) { q.Down(index) })
+	return inContainer(ctx, r, func(q *links.Requests) { q.Down(loIndex) })
 }
 
 // Check returns an error unless the interface is up.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p loopback) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
 
 // Compare reports whether the interface is up.
-func (Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
-	lo, err := v.Container.Link(name)
+func (loopback) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	lo, err := v.Container.Link(loName)
 	if err != nil {
 		return nil, fmt.Errorf("interface lo: %w", err)
 	}
@@ -89,14 +89,14 @@ func (Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]
 		return nil, nil
 	}
 	return compare.Of(r.Type, []compare.Difference{{
-		Kind: compare.Interface, Inside: true, Object: name, Wanted: "up", Found: "down",
+		Kind: compare.Interface, Inside: true, Object: loName, Wanted: "up", Found: "down",
 		Err: errors.New("loopback interface is down"),
-		Fix: func(ctx context.Context) error { return do(ctx, r, func(q *links.Requests) { q.Up(index) }) },
+		Fix: func(ctx context.Context) error { return inContainer(ctx, r, func(q *links.Requests) { q.Up(loIndex) }) },
 	}}), nil
 }
 
-// do sends the requests that ask adds to the kernel, in the container, together.
-func do(ctx context.Context, r *plugin.Request, ask func(*links.Requests)) error {
+// inContainer sends the requests that ask adds to the kernel, in the container, together.
+func inContainer(ctx context.Context, r *plugin.Request, ask func(*links.Requests)) error {
 	c, err := caller.From(ctx).Conns.Borrow(r.Container)
 	if err != nil {
 		return err

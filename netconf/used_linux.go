@@ -1,4 +1,4 @@
-package subnet
+package netconf
 
 import (
 	"errors"
@@ -13,9 +13,9 @@ import (
 // lacks, another has.
 const lists = 5
 
-// InUse returns the networks of all addresses of a namespace, and the destinations of the
+// subnetsInUse returns the networks of all addresses of a namespace, and the destinations of the
 // routes in all its tables.
-func InUse(ns *netns.Handle) ([]netip.Prefix, error) {
+func subnetsInUse(ns *netns.Handle) ([]netip.Prefix, error) {
 	c, err := links.Dial(ns)
 	if err != nil {
 		return nil, fmt.Errorf("networks in use: %w", err)
@@ -35,12 +35,12 @@ func InUse(ns *netns.Handle) ([]netip.Prefix, error) {
 	if err = errors.Join(err, c.Close()); err != nil {
 		return nil, fmt.Errorf("networks in use: %w", err)
 	}
-	return Merge(addresses), nil
+	return mergePrefixes(addresses), nil
 }
 
-// OfLink returns the networks of the addresses of an interface, but for link-local ones,
+// subnetsOfLink returns the networks of the addresses of an interface, but for link-local ones,
 // which every interface may have. Without an interface of that name there are none.
-func OfLink(ns *netns.Handle, name string) ([]netip.Prefix, error) {
+func subnetsOfLink(ns *netns.Handle, name string) ([]netip.Prefix, error) {
 	c, err := links.Dial(ns)
 	if err != nil {
 		return nil, fmt.Errorf("networks of interface %s: %w", name, err)
@@ -62,7 +62,7 @@ func OfLink(ns *netns.Handle, name string) ([]netip.Prefix, error) {
 	if err = errors.Join(err, c.Close()); err != nil {
 		return nil, fmt.Errorf("networks of interface %s: %w", name, err)
 	}
-	return Merge(all), nil
+	return mergePrefixes(all), nil
 }
 
 func union(list func() ([]netip.Prefix, error)) (all []netip.Prefix, err error) {

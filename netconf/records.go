@@ -1,4 +1,4 @@
-package subnet
+package netconf
 
 import (
 	"encoding/json"
@@ -11,9 +11,9 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Attached returns the networks of the containers on record, which may be attached to
+// attachedAddresses returns the networks of the containers on record, which may be attached to
 // networks that are configured no more.
-func Attached(records *record.Store) ([]netip.Prefix, error) {
+func attachedAddresses(records *record.Store) ([]netip.Prefix, error) {
 	var all []netip.Prefix
 	var errs []error
 	scanned := map[string]bool{} // containers of one network have one configuration
@@ -23,26 +23,26 @@ func Attached(records *record.Store) ([]netip.Prefix, error) {
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				errs = append(errs, err)
 			}
-			all = append(all, Scan(data)...)
+			all = append(all, scanPrefixes(data)...)
 		}
 		for _, a := range f.Record.Attachments {
 			if config := string(a.Config); !scanned[config] {
 				scanned[config] = true
-				all = append(all, Scan(a.Config)...)
+				all = append(all, scanPrefixes(a.Config)...)
 			}
-			all = append(all, Scan(a.Result)...)
+			all = append(all, scanPrefixes(a.Result)...)
 		}
 		return true
 	})
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("networks of attached containers: %w", err)
 	}
-	return Merge(all), nil
+	return mergePrefixes(all), nil
 }
 
-// AddressesOf returns the networks of the addresses that containers on record have on the
+// addressesOf returns the networks of the addresses that containers on record have on the
 // networks of one name.
-func AddressesOf(records *record.Store, network string) ([]netip.Prefix, error) {
+func addressesOf(records *record.Store, network string) ([]netip.Prefix, error) {
 	var all []netip.Prefix
 	err := records.Each(func(f record.Found) bool {
 		for _, a := range f.Record.Attachments {
@@ -61,5 +61,5 @@ func AddressesOf(records *record.Store, network string) ([]netip.Prefix, error) 
 	if err != nil {
 		return nil, fmt.Errorf("networks of attached containers: %w", err)
 	}
-	return Merge(all), nil
+	return mergePrefixes(all), nil
 }
