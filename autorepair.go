@@ -7,12 +7,11 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/examine"
+	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/repair"
 	"github.com/embedcni/cni/internal/views"
 )
 
@@ -31,7 +30,7 @@ type mended struct {
 
 type mendedPart struct {
 	*attachment
-	outcome repair.Outcome
+	outcome health.Outcome
 }
 
 // groupSize is the number of containers that are repaired together at most, and groupTime
@@ -42,7 +41,7 @@ const (
 )
 
 // choosing reports whether a difference of a container is to be repaired; see
-// [repair.Options].
+// [health.RepairOptions].
 type choosing func(a *attachment, holds []hold.Hold, d compare.Difference) bool
 
 // repairSome repairs the attachments of this owner to containers whose plugins ran in
@@ -145,7 +144,7 @@ func (s *snapshot) tryRepair(id record.ID) (*operation, error) {
 // repairLocked repairs locked containers.
 func (s *snapshot) repairLocked(ctx context.Context, host *hostns.NetNS, locked []*operation, want choosing, done together) {
 	var g []*repairing
-	var options []repair.Options
+	var options []health.RepairOptions
 	for _, op := range locked {
 		m := &mended{}
 		done.outcomes[op.ID] = m
@@ -166,7 +165,7 @@ func (s *snapshot) repairLocked(ctx context.Context, host *hostns.NetNS, locked 
 			r := a.repairing()
 			r.parts.Runner.Given.Filters.Kept = done.rules
 			g = append(g, r)
-			options = append(options, repair.Options{Want: func(d compare.Difference) bool { return want(a, done.holds, d) }})
+			options = append(options, health.RepairOptions{Want: func(d compare.Difference) bool { return want(a, done.holds, d) }})
 		}
 	}
 	if len(locked) > 1 {
@@ -190,7 +189,7 @@ func (s *snapshot) repairLocked(ctx context.Context, host *hostns.NetNS, locked 
 
 // repairBroken adds missing parts of attachments on the host, unless they are
 // held. It returns that, and the attachments as they are then.
-func (op *operation) repairBroken(ctx context.Context, all attachments) (repaired []Difference, parts []*examine.Part, err error) {
+func (op *operation) repairBroken(ctx context.Context, all attachments) (repaired []Difference, parts []*health.Part, err error) {
 	report := &RepairReport{}
 	err = op.makeUnheld(ctx, all, report)
 	parts, cerr := op.compareAll(ctx, &views.Looks{}, all)
@@ -216,7 +215,7 @@ func (op *operation) makeUnheld(ctx context.Context, all attachments, report *Re
 		}
 	}
 	var errs []error
-	for i, result := range runRepairs(ctx, g, make([]repair.Options, len(g))) {
+	for i, result := range runRepairs(ctx, g, make([]health.RepairOptions, len(g))) {
 		g[i].report(ctx, result.Outcome, report)
 		errs = append(errs, g[i].errors(repairOp, result.Err))
 	}

@@ -49,8 +49,6 @@ type ConfigResult struct {
 	// Skipped lists files of the configuration directory that the last Load could
 	// not use.
 	Skipped []SkippedFile `json:",omitempty"`
-	// Misspelt lists fields of the loaded configurations that are probably misspelt.
-	Misspelt []MisspeltField `json:",omitempty"`
 }
 
 // SkippedFile is a configuration file that could not be used, and why.
@@ -211,7 +209,6 @@ func (r *Runtime) GetConfig() *ConfigResult {
 		PluginMaxConfNum: s.pluginMaxConfNum,
 		Prefix:           s.prefix,
 		Skipped:          slices.Clone(s.skipped),
-		Misspelt:         slices.Clone(s.misspelt),
 	}
 	for _, n := range s.networks {
 		list := &NetworkConfList{

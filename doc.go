@@ -20,7 +20,6 @@
 // compiles unchanged, and need not call Recover or GC: Setup and Remove end the
 // plugins of a dead runtime and clear dead attachments, and abandoned containers are
 // removed in the background (see WithoutReaping). README.md lists the differences.
-// Release hands containers back to go-cni.
 //
 // # Health and repair
 //

@@ -13,12 +13,10 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/handover"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/perm"
-	"github.com/embedcni/cni/internal/privilege"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 )
@@ -176,7 +174,7 @@ func (e *Error) hint() string {
 	case strings.Contains(e.Msg, "unknown args"): // types.LoadArgs, which the reference plugins call
 		return `; with WithArgs("IgnoreUnknown", "1") plugins ignore arguments that they do not know`
 	case errors.Is(e.Err, fs.ErrPermission) || strings.Contains(e.Msg+e.Details, "operation not permitted"):
-		return missing(privilege.Missing())
+		return missing(perm.MissingCapabilities())
 	default:
 		return ""
 	}
@@ -347,8 +345,6 @@ func sentinels() []struct{ inner, outer error } {
 		{fwrules.ErrHostPortTaken, ErrPortInUse},
 		{chain.ErrInvalidResult, ErrInvalidResult},
 		{chain.ErrNotAdded, ErrNotAttached},
-		{handover.ErrElsewhere, ErrHostNetNS},
-		{handover.ErrNotLoaded, ErrNotFound},
 	}
 }
 

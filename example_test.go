@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -285,16 +286,13 @@ func ExampleRuntime_SetMetadata() {
 }
 
 // Which container a packet came from, for example to count traffic or to answer a request
-// for metadata. Refresh finds the addresses that SLAAC or DHCP have assigned since Setup.
+// for metadata.
 func ExampleRuntime_LookupAddr() {
 	rt, err := cni.New(cni.WithDefaultConf)
 	if err != nil {
 		log.Fatal(err)
 	}
-	if _, err := rt.Refresh(context.Background(), "web-1", cni.RefreshOptions{Note: true}); err != nil {
-		log.Fatal(err)
-	}
-	attachments, err := rt.LookupAddr(netip.MustParseAddr("2001:db8::5"))
+	attachments, err := rt.LookupAddr(netip.MustParseAddr("10.88.0.5"))
 	if errors.Is(err, cni.ErrNotAttached) {
 		log.Fatal("nobody has it")
 	}
@@ -304,6 +302,32 @@ func ExampleRuntime_LookupAddr() {
 	for _, a := range attachments {
 		fmt.Println(a.ContainerID, a.Network, a.IfName)
 	}
+}
+
+// The addresses that a container's interface has now: SLAAC and DHCP assign some after the
+// Setup, and change them.
+func ExampleRuntime_Lookup() {
+	rt, err := cni.New(cni.WithDefaultConf)
+	if err != nil {
+		log.Fatal(err)
+	}
+	result, err := rt.Lookup("web-1")
+	if err != nil {
+		log.Fatal(err)
+	}
+	var addrs []net.Addr
+	err = netns.Do("/run/netns/web-1", func() error {
+		eth0, err := net.InterfaceByName(result.Networks[0].IfName)
+		if err != nil {
+			return err
+		}
+		addrs, err = eth0.Addrs()
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(addrs)
 }
 
 // The address at which containers of a network reach the host, for example for a DNS
@@ -469,30 +493,6 @@ func ExampleWithCapabilityPortMap() {
 	// Output:
 	// true
 	// set up container "web-1": network "podnet": capability portMappings: host port 192.0.2.1:8080->81/tcp is mapped twice: invalid argument
-}
-
-// Going back to go-cni: a dry run lists the containers that go-cni could not
-// remove, with the reasons. Here there are none.
-func ExampleRuntime_Release() {
-	state, err := os.MkdirTemp("", "state")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer os.RemoveAll(state)
-	rt, err := cni.New(cni.WithStateDir(state), cni.WithLoNetwork)
-	if err != nil {
-		log.Fatal(err)
-	}
-	report, err := rt.Release(context.Background(), cni.ReleaseOptions{DryRun: true})
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println("go-cni can take over:", report.Released)
-	for id, why := range report.Refused {
-		fmt.Println("Remove it first, or mend this:", id, why)
-	}
-	// Output:
-	// go-cni can take over: []
 }
 
 // An IPv4 and an IPv6 list of the same name differ in their interfaces:

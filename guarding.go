@@ -10,9 +10,9 @@ import (
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/examine"
 	"github.com/embedcni/cni/internal/guard"
 	"github.com/embedcni/cni/internal/guarded"
+	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/hostwatch"
@@ -118,11 +118,11 @@ func (g *guarding) scope(s *snapshot) guarded.Scope {
 // verdictOf returns the verdict for the guard, if there is something to decide. A
 // container that is gone, or cannot be compared for another reason than a call in
 // progress, is the matter of Health and Recover.
-func verdictOf(e *examine.Container, holds []hold.Hold) (v guard.Verdict, ok bool) {
+func verdictOf(e *health.Container, holds []hold.Hold) (v guard.Verdict, ok bool) {
 	if errors.Is(e.Reason, ErrBusy) {
 		return guard.Verdict{Err: e.Reason, Busy: true}, true
 	}
-	if e.State != examine.Compared {
+	if e.State != health.Compared {
 		return v, false
 	}
 	for _, c := range e.Parts {

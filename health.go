@@ -11,7 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/examine"
+	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -296,7 +296,7 @@ func differenceOf(network, ifName string, d compare.Difference) Difference {
 }
 
 // verdictOn returns the verdict on a container that was looked at.
-func verdictOn(e *examine.Container) Health {
+func verdictOn(e *health.Container) Health {
 	h := Health{ContainerID: nameOf(e.Found), State: HealthState(e.State), Reason: e.Reason}
 	var noted error
 	for _, c := range e.Parts {
@@ -348,7 +348,7 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 		return nil, context.Cause(ctx)
 	}
 	for _, e := range all {
-		if e.State != examine.NotAttached || len(o.Containers) > 0 {
+		if e.State != health.NotAttached || len(o.Containers) > 0 {
 			report.Containers = append(report.Containers, verdictOn(e))
 		}
 	}

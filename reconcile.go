@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/embedcni/cni/internal/examine"
+	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/reconcile"
@@ -252,10 +252,10 @@ func (c *reconciliation) verdicts(ctx context.Context, expected []Expected) (map
 	for _, h := range report.Containers {
 		verdicts[h.ContainerID] = h
 	}
-	var here []*examine.Container
+	var here []*health.Container
 	c.seen = make(map[string]*record.Record, len(found))
 	for _, e := range c.look(ctx, c.host, found, false) {
-		if e.State != examine.NotAttached {
+		if e.State != health.NotAttached {
 			c.seen[string(e.Found.Record.ContainerID)] = e.Found.Record
 		}
 		if h, ok := c.elsewhere(e, paths[string(e.Found.Record.ContainerID)]); ok {
@@ -280,8 +280,8 @@ func (c *reconciliation) verdicts(ctx context.Context, expected []Expected) (map
 // elsewhere returns the verdict on a container that is not attached in the namespace at
 // the path. A container whose record does not say where it is attached, or which is dead,
 // has the verdict of the look.
-func (c *reconciliation) elsewhere(e *examine.Container, path string) (Health, bool) {
-	if e.Found.Err != nil || e.State == examine.Gone || e.State == examine.NotAttached {
+func (c *reconciliation) elsewhere(e *health.Container, path string) (Health, bool) {
+	if e.Found.Err != nil || e.State == health.Gone || e.State == health.NotAttached {
 		return Health{}, false
 	}
 	state, err := c.isAt(e.Found.Record.NetNS, path)

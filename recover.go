@@ -12,12 +12,11 @@ import (
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/examine"
+	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/parallel"
-	"github.com/embedcni/cni/internal/rebuild"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/views"
 )
@@ -118,7 +117,7 @@ type recovery struct {
 	*snapshot
 	recoverOptions
 	host   *hostns.NetNS
-	looked map[record.ID]*examine.Container // before any container was locked
+	looked map[record.ID]*health.Container // before any container was locked
 	// repaired are the parts that were made again before each container was recovered.
 	repaired map[record.ID][]Difference
 	endBy    time.Time // when those that come last have ended, if they are about to
@@ -150,7 +149,7 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	for _, o := range c.deleteIllegible(illegible) {
 		report.add(o)
 	}
-	c.looked = make(map[record.ID]*examine.Container, len(whole))
+	c.looked = make(map[record.ID]*health.Container, len(whole))
 	for _, e := range c.look(ctx, c.host, whole, true) {
 		c.looked[e.Found.Record.ContainerID] = e
 	}
@@ -303,8 +302,8 @@ type judged struct {
 // missing of them, if that is wanted. The container is locked.
 func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (j judged) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
-	e := &examine.Container{Found: record.Found{Record: op.Record, File: record.Name(op.ID)}}
-	if e.State, e.Reason = op.outOfReach(); e.State != examine.Compared {
+	e := &health.Container{Found: record.Found{Record: op.Record, File: record.Name(op.ID)}}
+	if e.State, e.Reason = op.outOfReach(); e.State != health.Compared {
 		return judged{doubt: verdictOn(e).Err()}
 	}
 	var err error
@@ -333,11 +332,11 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 func (c *recovery) repairTogether(ctx context.Context) {
 	broken := make(map[record.ID]record.Found)
 	for id, e := range c.looked {
-		if e.State == examine.Compared && e.Settled && e.IsRepairable() {
+		if e.State == health.Compared && e.Settled && e.IsRepairable() {
 			broken[id] = e.Found
 		}
 	}
-	if len(broken) < rebuild.DumpFor {
+	if len(broken) < health.DumpFor {
 		return
 	}
 	left, rules := slices.Sorted(maps.Keys(broken)), &netfilter.Kept{}
@@ -367,9 +366,9 @@ func (c *recovery) repairTogether(ctx context.Context) {
 
 // seen returns the attachments as the look before has seen them; nil if the container
 // may have changed since.
-func (c *recovery) seen(op *operation, staying attachments) (parts []*examine.Part) {
+func (c *recovery) seen(op *operation, staying attachments) (parts []*health.Part) {
 	e := c.looked[op.ID]
-	if e == nil || e.State != examine.Compared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.Record) {
+	if e == nil || e.State != health.Compared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.Record) {
 		return nil
 	}
 	for _, part := range e.Parts {

@@ -12,9 +12,8 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/rebuild"
+	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/repair"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
 )
@@ -214,7 +213,7 @@ var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has 
 // why some could not be repaired to the end; the report is valid with it.
 func (op *operation) repair(ctx context.Context, all attachments, o RepairOptions, report *RepairReport) error {
 	var g []*repairing
-	var options []repair.Options
+	var options []health.RepairOptions
 	var in []context.Context
 	var end []func(error)
 	for _, a := range all {
@@ -225,7 +224,7 @@ func (op *operation) repair(ctx context.Context, all attachments, o RepairOption
 		its, span := spans.Network(ctx, "cni.repairNetwork", a.network.config.Name, a.IfName)
 		g, in = append(g, a.repairing()), append(in, its)
 		end = append(end, func(err error) { spans.End(span, err) })
-		options = append(options, repair.Options{Inside: o.Inside})
+		options = append(options, health.RepairOptions{Inside: o.Inside})
 	}
 	var errs []error
 	for i, result := range runRepairs(ctx, g, options) {
@@ -246,7 +245,7 @@ const repairOp = runner.VerbRepair
 // repairing is the repair of one attachment.
 type repairing struct {
 	*attachment
-	parts *rebuild.Attachment
+	parts *health.Repairing
 }
 
 // repairPatience is the time for which the repair of one container waits, in all, for
@@ -260,21 +259,21 @@ func (a *attachment) repairing() *repairing {
 	}
 	r := a.runner()
 	r.Given.Patience = a.op.patience
-	return &repairing{a, &rebuild.Attachment{Runner: r, Host: a.op.Host, Container: a.inside(), Compare: a.compare}}
+	return &repairing{a, &health.Repairing{Runner: r, Host: a.op.Host, Container: a.inside(), Compare: a.compare}}
 }
 
 // runRepairs repairs attachments of locked containers together. The results are in their
 // order.
-func runRepairs(ctx context.Context, all []*repairing, options []repair.Options) []repair.Result {
-	group := make(rebuild.Group, len(all))
+func runRepairs(ctx context.Context, all []*repairing, options []health.RepairOptions) []health.RepairResult {
+	group := make(health.Repairs, len(all))
 	for i, r := range all {
 		group[i] = r.parts
 	}
-	return repair.Run(ctx, group, options)
+	return health.Repair(ctx, group, options)
 }
 
 // report adds the outcome to the report, and reports it to the log and the observer.
-func (r *repairing) report(ctx context.Context, out repair.Outcome, report *RepairReport) {
+func (r *repairing) report(ctx context.Context, out health.Outcome, report *RepairReport) {
 	log := r.op.log().With("network", r.network.config.Name, "interface", r.IfName)
 	for _, d := range out.Repaired {
 		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
@@ -298,9 +297,9 @@ func (r *repairing) difference(d compare.Difference) Difference {
 // asPublic adds this package's sentinels to the reason why a difference remains.
 func asPublic(reason error) error {
 	switch {
-	case errors.Is(reason, repair.ErrNotAsked):
+	case errors.Is(reason, health.ErrNotAsked):
 		return &tagged{reason, ErrInContainer}
-	case errors.Is(reason, repair.ErrNotAddable), errors.Is(reason, repair.ErrReturned):
+	case errors.Is(reason, health.ErrNotAddable), errors.Is(reason, health.ErrReturned):
 		return &tagged{reason, ErrNotRepairable}
 	}
 	return reason

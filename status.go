@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/privilege"
+	"github.com/embedcni/cni/internal/perm"
 	"github.com/embedcni/cni/internal/runner"
 )
 
@@ -217,7 +217,7 @@ func writable(dirs ...string) error {
 		if dir == "" {
 			continue // a default, below one of the others
 		}
-		if err := privilege.Writable(dir); err != nil {
+		if err := perm.Writable(dir); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -225,7 +225,7 @@ func writable(dirs ...string) error {
 }
 
 func lackOfPrivileges() error {
-	lacks, err := privilege.Missing()
+	lacks, err := perm.MissingCapabilities()
 	if err != nil || len(lacks) == 0 {
 		return err
 	}

@@ -124,8 +124,8 @@ func wantLoaded(t *testing.T, data []byte) {
 			t.Fatalf("%v\n%s", err, data)
 		}
 		c := r.GetConfig()
-		if len(c.Misspelt) > 0 || c.Networks[0].Config.Name != theirs.Name || len(c.Networks[0].Config.Plugins) != len(theirs.Plugins) {
-			t.Fatalf("%+v\n%s", c.Misspelt, data)
+		if c.Networks[0].Config.Name != theirs.Name || len(c.Networks[0].Config.Plugins) != len(theirs.Plugins) {
+			t.Fatalf("%+v\n%s", c.Networks[0].Config, data)
 		}
 	}
 }

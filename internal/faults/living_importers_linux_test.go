@@ -11,7 +11,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
@@ -20,12 +19,9 @@ import (
 // importerCases cover the library's services for importers that only know
 // go-cni's methods, beside running containers.
 func importerCases() []livingCase {
-	named := []string{executables, ourIPTables, ourNFTables}
 	return []livingCase{
 		{"F31", "a failed first ADD of another runtime", nil, (*living).takenBack},
 		{"F33", "macvlan and host-device, path gone", []string{executables, ourNFTables}, (*living).endless},
-		{"F34", "Release of one owner, beside another", named, (*living).released},
-		{"F34", "Release of what go-cni cannot remove", []string{builtIn}, (*living).refused},
 	}
 }
 
@@ -132,44 +128,4 @@ func (h *home) abandon(before audit.Lines) error {
 	h.host = h.l.about(before)
 	h.photograph()
 	return err
-}
-
-// released: one owner's containers become go-cni's without any other change.
-// Another owner's do not change at all.
-func (l *living) released() {
-	defer l.likeGoCNI()()
-	other := l.set
-	other.Owner = "other"
-	l.attachBy(other, "theirs")
-	l.attach("c1", "c2")
-	given := l.homes[1:]
-	l.release("c1", "c2")
-	for _, home := range given {
-		home.host = home.host.Without(func(line string) bool { return strings.Contains(line, "/attachments/") })
-		home.look()
-	}
-	l.restart(l.set)
-	l.collect(l.set)
-	for n, home := range given {
-		home.look()
-		home.close()
-		home.left = true
-		l.ok("go-cni's Remove", l.byGoCNI("DEL", home.id, home.port))
-		l.homes[0].look()
-		if n == 0 {
-			given[1].look()
-		}
-	}
-}
-
-// refused: go-cni cannot remove rules in our own table.
-func (l *living) refused() {
-	defer l.likeGoCNI()()
-	l.attach("c1", "c2")
-	report, err := l.runtime(l.set).Release(context.Background(), cni.ReleaseOptions{})
-	expect.NoError(l.t, err)
-	if len(report.Released) > 0 || len(report.Refused) != 2 {
-		l.say("released %v, refused %v", report.Released, report.Refused)
-	}
-	l.restart(l.set)
 }
