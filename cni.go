@@ -46,6 +46,9 @@ type ConfigResult struct {
 	PluginMaxConfNum int
 	Prefix           string
 	Networks         []*ConfNetwork
+	// HostNetNS, StateDir and Owner are those of the options of these names, and RecordDir
+	// is where the records are.
+	HostNetNS, StateDir, RecordDir, Owner string
 	// Skipped lists files of the configuration directory that the last Load could
 	// not use.
 	Skipped []SkippedFile `json:",omitempty"`
@@ -104,11 +107,9 @@ type NetworkConf struct {
 type Runtime struct {
 	current atomic.Pointer[snapshot]
 	failed  atomic.Pointer[error] // of the last Load; nil if it succeeded
-	// unguarded is why a Guard does not guard everything; nil if it does, or none runs.
-	unguarded atomic.Pointer[error]
-	watches   watches
-	loading   sync.Mutex // one Load at a time; never held while a plugin runs
-	wanted    *wanted    // by the last New or Load; guarded by loading
+	watches watches
+	loading sync.Mutex // one Load at a time; never held while a plugin runs
+	wanted  *wanted    // by the last New or Load; guarded by loading
 }
 
 // New returns a Runtime with the settings and networks of the options. It searches
@@ -210,6 +211,10 @@ func (r *Runtime) GetConfig() *ConfigResult {
 		PluginConfDir:    s.pluginConfDir,
 		PluginMaxConfNum: s.pluginMaxConfNum,
 		Prefix:           s.prefix,
+		HostNetNS:        s.hostNetNS,
+		StateDir:         s.stateDir,
+		RecordDir:        s.Records.Dir(),
+		Owner:            s.owner,
 		Skipped:          slices.Clone(s.skipped),
 		Misspelt:         slices.Clone(s.misspelt),
 	}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"time"
 
@@ -374,45 +373,6 @@ func ExampleRuntime_Health() {
 	// Output:
 	// web-1 is healthy
 	// web-1: not attached
-}
-
-// The start of a scheduler's agent: it remembers its containers and the namespaces of
-// their tasks. What a repair puts right is repaired, everything else replaced.
-func ExampleRuntime_Reconcile() {
-	rt, err := cni.New(cni.WithDefaultConf)
-	if err != nil {
-		log.Fatal(err)
-	}
-	remembered := []cni.Expected{
-		{ContainerID: "web-1", NetNS: "/run/netns/web-1"},
-		{ContainerID: "web-2", NetNS: "/run/netns/web-2", Options: []cni.NamespaceOpts{
-			cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}}),
-		}},
-	}
-	report, err := rt.Reconcile(context.Background(), remembered, cni.ReconcileOptions{
-		Decide: func(h cni.Health) cni.Decision {
-			switch h.State {
-			case cni.StateUnknown:
-				return cni.DecideReport
-			case cni.StateBroken:
-				if !slices.ContainsFunc(h.Differences, func(d cni.Difference) bool { return !d.Repairable }) {
-					return cni.DecideRepair
-				}
-			}
-			return cni.DecideReplace
-		},
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, c := range report.Containers {
-		if c.Err != nil || len(c.Lost) > 0 {
-			log.Print(c) // restart the task, or tell others about its new address
-		}
-	}
-	for _, id := range report.Unexpected {
-		log.Print("nobody remembers ", id)
-	}
 }
 
 // A Report prints as one line for each container, and is encoded with the texts of its

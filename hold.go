@@ -2,7 +2,6 @@ package cni
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -13,7 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Hold names something that Guard and Recover do not repair: a container, a network with
+// Hold names something that a guard and Recover do not repair: a container, a network with
 // all its containers, or, if both are set, a container's attachment to a network.
 type Hold struct {
 	ContainerID string
@@ -25,15 +24,16 @@ type Hold struct {
 	Since time.Time
 }
 
-// Hold stops the repairs of a container or a network by Guard and Recover, in this process
+// Hold stops the repairs of a container or a network by guards and Recover, in this process
 // and in others with the same state directory, until Unhold. It is for an administrator
 // who takes something away deliberately. It survives restarts of the program and of the
 // machine. Holding again replaces the reason.
 //
-// If a held part is missing, Health and Recover report it as always, and Guard reports
-// GuardHeld. Repair ignores holds: it is as deliberate as the Hold.
+// If a held part is missing, Health and Recover report it as always, and a guard
+// reports guard.Held. Repair ignores holds, unless RepairOptions.Unheld is set: it is as
+// deliberate as the Hold.
 //
-// Hold waits for repairs under way, so that neither Guard nor Recover repairs anything
+// Hold waits for repairs under way, so that neither a guard nor Recover repairs anything
 // after Hold has returned. The hold of a container ends with the container; the hold of a
 // network stays, whether or not the network is loaded. The error is ErrNotAttached if the
 // container, or its attachment to the network, is not on record, and ErrInvalidArgument
@@ -163,35 +163,4 @@ func (s *snapshot) forgetHolds(id record.ID, gone attachments) {
 	if err := s.holds().Forget(id, networks...); err != nil {
 		s.logger.Warn("delete the holds of a removed container", "container", id, "error", err)
 	}
-}
-
-// errHeld: what nobody has asked for must not happen to something that is held.
-var errHeld = errors.New("it is held")
-
-// repairUnheld is repair for a container of which no attachment is held.
-func (s *snapshot) repairUnheld(ctx context.Context, id record.ID, o RepairOptions) (_ *RepairReport, err error) {
-	op, err := s.beginRepair(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	defer op.end()
-	if err := op.recallToRepair(); err != nil {
-		return nil, err
-	}
-	kept, err := op.lockHolds(ctx, true)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = join(err, kept.Release()) }()
-	holds, err := op.snapshot.holds().List()
-	if err != nil {
-		return nil, err
-	}
-	for _, a := range op.attachments {
-		if isHeld(holds, op.Record, a.network.config.Name) {
-			return nil, errHeld
-		}
-	}
-	report := &RepairReport{ContainerID: string(id)}
-	return report, op.repair(ctx, op.attachments, o, report)
 }

@@ -21,7 +21,7 @@ var floors = [][]string{
 		"internal/scripted", "internal/shared", "internal/spans", "internal/tasks", "thick/internal/wire", "thick/multinet",
 	},
 	{
-		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard",
+		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist",
 		"internal/invoke", "internal/ipamdir", "internal/lock", "internal/nsrefs", "internal/orphan",
 	},
 	{
@@ -34,7 +34,7 @@ var floors = [][]string{
 	},
 	{
 		"internal/addrindex", "internal/builtin/prevresult", "internal/hold", "internal/inprocess",
-		"internal/notify", "internal/portindex", "internal/reconcile", "internal/refplugins",
+		"internal/notify", "internal/portindex", "internal/refplugins",
 		"internal/sockdiag", "thick/server", "thick/shim",
 	},
 	{
@@ -45,8 +45,8 @@ var floors = [][]string{
 		"internal/netfilter/native", "internal/netfilter/nftform", "internal/subnet",
 	},
 	{
-		"internal/cachedports", "internal/container", "internal/guarded", "internal/hostports",
-		"internal/hostwatch", "internal/iptables/nftrules", "internal/observed", "internal/repair",
+		"internal/cachedports", "internal/container", "internal/hostports",
+		"internal/iptables/nftrules", "internal/observed", "internal/repair",
 		"internal/tenant", "netconf",
 	},
 	{
@@ -84,10 +84,10 @@ var floors = [][]string{
 		"cni",
 	},
 	{
-		"cnitest", "examples/allocrunner", "examples/tested", "internal/testhost", "thick/backend",
+		"cnitest", "examples/tested", "guard", "internal/testhost", "reconcile", "thick/backend",
 	},
 	{
-		"examples/quickstart", "examples/thick/daemon",
+		"examples/allocrunner", "examples/quickstart", "examples/thick/daemon",
 	},
 }
 

@@ -10,12 +10,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/examine"
-	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/rebuild"
 	"github.com/embedcni/cni/internal/record"
@@ -340,19 +337,8 @@ func (c *recovery) repairTogether(ctx context.Context) {
 	if len(broken) < rebuild.DumpFor {
 		return
 	}
-	left, rules := slices.Sorted(maps.Keys(broken)), &netfilter.Kept{}
-	for len(left) > 0 && ctx.Err() == nil {
-		done := c.repairSome(ctx, c.host, left, func(a *attachment, holds []hold.Hold, _ compare.Difference) bool {
-			return !isHeld(holds, a.op.Record, a.network.config.Name)
-		}, rules)
-		left = slices.DeleteFunc(left, func(id record.ID) bool { return done.outcomes[id] != nil })
-		for id, m := range done.outcomes {
-			for _, part := range m.parts {
-				for _, d := range part.outcome.Repaired {
-					c.repaired[id] = append(c.repaired[id], differenceOf(part.network.config.Name, part.IfName, d))
-				}
-			}
-		}
+	for id, report := range c.repairAll(ctx, c.host, slices.Sorted(maps.Keys(broken)), RepairOptions{Unheld: true}) {
+		c.repaired[id] = report.Repaired
 	}
 	var again []record.Found
 	for _, f := range broken {

@@ -165,7 +165,6 @@ func (e *NotReadyError) Unwrap() []error { return e.Reasons }
 //   - directories in which nothing can be written, or which have no space left;
 //   - while a Watch of this Runtime runs, why the files cannot be loaded (ErrLoad), so
 //     that earlier networks are still in use, or why not every change is noticed;
-//   - ErrUnguarded, while a Guard of this Runtime runs that cannot guard all rules;
 //   - capabilities that this process lacks, and features of the kernel and programs
 //     that the plugins of the loaded networks need.
 //
@@ -175,7 +174,7 @@ func (r *Runtime) Ready(ctx context.Context) error {
 	r.watches.asked()
 	s := r.current.Load()
 	tooFew := r.ready(s)
-	reasons := []error{tooFew, s.unnamed(), writable(s.stateDir, s.recordDir, s.own), lackOfPrivileges(), r.lackOfGuard()}
+	reasons := []error{tooFew, s.unnamed(), writable(s.stateDir, s.recordDir, s.own), lackOfPrivileges()}
 	reasons = append(reasons, r.watches.lack(tooFew != nil)...)
 	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
@@ -199,15 +198,6 @@ func (r *Runtime) Ready(ctx context.Context) error {
 		return nil
 	}
 	return found
-}
-
-// lackOfGuard returns why the Guard that runs, if one does, does not guard all
-// containers.
-func (r *Runtime) lackOfGuard() error {
-	if unguarded := r.unguarded.Load(); unguarded != nil {
-		return *unguarded
-	}
-	return nil
 }
 
 // writable returns why nothing can be written to one of the directories.

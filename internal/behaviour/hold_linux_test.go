@@ -10,15 +10,16 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 )
 
 // wait waits for an event of that kind about a container, "" for any.
-func (h *guardedHost) wait(kind cni.GuardEventKind, id string) {
+func (h *guardedHost) wait(kind guard.Kind, id string) {
 	h.t.Helper()
 	for end := time.After(expect.Patience); ; {
 		h.mu.Lock()
-		there := slices.ContainsFunc(h.events, func(e cni.GuardEvent) bool {
+		there := slices.ContainsFunc(h.events, func(e guard.Event) bool {
 			return e.Kind == kind && (id == "" || e.ContainerID == id)
 		})
 		h.mu.Unlock()
@@ -41,13 +42,13 @@ func TestHoldStopsTheGuard(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			h := newGuardedHost(t, false, "", 2)
-			h.guard(h.r, cni.GuardOptions{})
+			h.guard(h.r, guard.Options{})
 			expect.NoError(t, h.r.Hold(t.Context(), hold))
 			h.shell("nft flush ruleset")
-			h.wait(cni.GuardHeld, "c0")
-			h.wait(cni.GuardRepaired, "c1")
+			h.wait(guard.Held, "c0")
+			h.wait(guard.Repaired, "c1")
 			h.quiet()
-			if events := h.taken(); slices.ContainsFunc(events, func(e cni.GuardEvent) bool { return e.Kind == cni.GuardRepaired && e.ContainerID == "c0" }) {
+			if events := h.taken(); slices.ContainsFunc(events, func(e guard.Event) bool { return e.Kind == guard.Repaired && e.ContainerID == "c0" }) {
 				t.Errorf("repaired although it is held: %q", events)
 			}
 			expect.NoError(t, h.runtime(false, "").Unhold(t.Context(), hold)) // by another process
@@ -56,15 +57,15 @@ func TestHoldStopsTheGuard(t *testing.T) {
 	}
 	t.Run("the network", func(t *testing.T) {
 		h := newGuardedHost(t, false, "", 2)
-		h.guard(h.r, cni.GuardOptions{})
+		h.guard(h.r, guard.Options{})
 		expect.NoError(t, h.r.Hold(t.Context(), cni.Hold{Network: "net"}))
 		h.quiet()
 		h.taken()
 		h.shell("ip link set br0 down; nft flush ruleset")
-		h.wait(cni.GuardHeld, "c0")
-		h.wait(cni.GuardHeld, "c1")
+		h.wait(guard.Held, "c0")
+		h.wait(guard.Held, "c1")
 		h.quiet()
-		if n := count(h.taken(), cni.GuardRepaired); n > 0 {
+		if n := count(h.taken(), guard.Repaired); n > 0 {
 			t.Errorf("repaired %d parts of a held network", n)
 		}
 		expect.NoError(t, h.r.Unhold(t.Context(), cni.Hold{Network: "net"}))
@@ -140,12 +141,12 @@ func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
 	if _, err := h.r.Holds(); err == nil {
 		t.Error("a hold that cannot be read is no error")
 	}
-	h.guard(h.r, cni.GuardOptions{})
+	h.guard(h.r, guard.Options{})
 	h.shell("nft flush ruleset")
-	h.wait(cni.GuardHeld, "c0")
-	h.wait(cni.GuardRepaired, "c1")
+	h.wait(guard.Held, "c0")
+	h.wait(guard.Repaired, "c1")
 	h.quiet()
-	if events := h.taken(); slices.ContainsFunc(events, func(e cni.GuardEvent) bool { return e.Kind == cni.GuardRepaired && e.ContainerID == "c0" }) {
+	if events := h.taken(); slices.ContainsFunc(events, func(e guard.Event) bool { return e.Kind == guard.Repaired && e.ContainerID == "c0" }) {
 		t.Errorf("repaired although it is held: %q", events)
 	}
 	expect.NoError(t, h.r.Unhold(t.Context(), cni.Hold{ContainerID: "c0"}))
@@ -158,7 +159,7 @@ func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
 // TestGuardLeavesWhatIsContested: what is undone again and again is left.
 func TestGuardLeavesWhatIsContested(t *testing.T) {
 	h := newGuardedHost(t, false, "", 2)
-	h.guard(h.r, cni.GuardOptions{})
+	h.guard(h.r, guard.Options{})
 	for range 2 {
 		h.shell("ip link set br0 down")
 		h.back("set down")
@@ -166,10 +167,10 @@ func TestGuardLeavesWhatIsContested(t *testing.T) {
 	}
 	h.taken()
 	h.shell("ip link set br0 down")
-	h.wait(cni.GuardContested, "")
+	h.wait(guard.Contested, "")
 	h.quiet()
 	events := h.taken()
-	if n := count(events, cni.GuardRepaired); n > 0 {
+	if n := count(events, guard.Repaired); n > 0 {
 		t.Errorf("repaired %d parts although they are contested: %q", n, events)
 	}
 	h.shell("ip link set br0 up") // somebody puts it back
@@ -182,8 +183,8 @@ func TestGuardLeavesWhatIsContested(t *testing.T) {
 // TestGuardOptionsRefused.
 func TestGuardOptionsRefused(t *testing.T) {
 	h := newRealHost(t)
-	for _, o := range []cni.GuardOptions{{Classes: 0x80}, {GCInterval: time.Second}} {
-		if err := h.Runtime().Guard(t.Context(), o); !errors.Is(err, cni.ErrInvalidArgument) {
+	for _, o := range []guard.Options{{Classes: 0x80}, {GCInterval: time.Second}} {
+		if err := guard.Run(t.Context(), h.Runtime(), o); !errors.Is(err, cni.ErrInvalidArgument) {
 			t.Errorf("%+v: %v", o.Classes, err)
 		}
 	}
