@@ -32,6 +32,11 @@ type HealthOptions struct {
 	// machine's boot, rather than by the path.
 	NetNS map[string]string
 
+	// Once looks only once at a container that differs. Without it Health looks again, so
+	// that what others take away for a moment, as a reload of a firewall does, is not
+	// missing. It is for callers that repair: Repair compares again itself.
+	Once bool
+
 	// WithoutCheck asks no plugin for CHECK. Then only the comparison decides.
 	WithoutCheck bool
 	// CheckBudget limits the time that all CHECKs take together. Zero is 30 seconds. A
@@ -354,8 +359,10 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 		return nil, err
 	}
 	begun := time.Now()
+	look := s.looking(ctx, host, len(o.Containers) == 0)
+	look.Brief = o.Once
 	var all []*examine.Container
-	for _, e := range s.look(ctx, host, found, len(o.Containers) == 0) {
+	for _, e := range look.All(ctx, found) {
 		if h, ok := s.elsewhere(host, e, o.NetNS); ok {
 			report.Containers = append(report.Containers, h)
 		} else {

@@ -13,10 +13,12 @@ const (
 	quiet    = 100 * time.Millisecond
 	patience = 300 * time.Millisecond
 
-	// A look is followed by a rest of restFor times the time that it took, so that looking
-	// takes a fifth of one processor at most, and of shortestRest at least. After looks
-	// that failed the rest doubles, up to longestRest.
+	// A look is owed a rest of restFor times the time that it took, so that looking takes a
+	// fifth of one processor at most. Up to mostOwed it may be taken later: what is lost
+	// next is seldom lost at once, and has traffic waiting. Each look is followed by a rest
+	// of shortestRest at least. After looks that failed the rest doubles, up to longestRest.
 	restFor      = 4
+	mostOwed     = time.Second
 	shortestRest = 200 * time.Millisecond
 	longestRest  = time.Minute
 
@@ -35,6 +37,8 @@ type pace struct {
 	whole    bool // all containers are to be looked at
 	suspects map[string]*suspect
 	rest     time.Time // no look before
+	ended    time.Time // the last look
+	owed     time.Duration
 	failures int       // of looks, in a row
 }
 
@@ -110,7 +114,12 @@ func latest(a, b time.Time) time.Time {
 
 // looked notes that a look has ended. With an error, all containers are looked at later.
 func (p *pace) looked(now time.Time, took time.Duration, err error) {
-	rest := max(restFor*took, shortestRest)
+	if !p.ended.IsZero() {
+		p.owed = max(p.owed-(now.Sub(p.ended)-took), 0)
+	}
+	p.owed += restFor * took
+	p.ended = now
+	rest := max(p.owed-mostOwed, shortestRest)
 	p.failures++
 	if err == nil {
 		p.failures = 0

@@ -165,7 +165,7 @@ func (g *guard) loop(ctx context.Context) error {
 // follow looks at containers, at all if none is named, and repairs those that want it.
 func (g *guard) follow(ctx context.Context, ids []string) error {
 	began := time.Now()
-	report, err := g.rt.Health(ctx, cni.HealthOptions{Containers: ids, WithoutCheck: true})
+	report, err := g.rt.Health(ctx, cni.HealthOptions{Containers: ids, Once: true, WithoutCheck: true})
 	g.mu.Lock()
 	g.pace.looked(time.Now(), time.Since(began), err)
 	if err != nil {
