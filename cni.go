@@ -107,9 +107,10 @@ type NetworkConf struct {
 type Runtime struct {
 	current atomic.Pointer[snapshot]
 	failed  atomic.Pointer[error] // of the last Load; nil if it succeeded
-	watches watches
-	loading sync.Mutex // one Load at a time; never held while a plugin runs
-	wanted  *wanted    // by the last New or Load; guarded by loading
+	// outdated is why the networks in use are not those of the files, since a Reload.
+	outdated atomic.Pointer[error]
+	loading  sync.Mutex // one Load at a time; never held while a plugin runs
+	wanted   *wanted    // by the last New or Load; guarded by loading
 }
 
 // New returns a Runtime with the settings and networks of the options. It searches
@@ -137,7 +138,6 @@ func New(opts ...Opt) (*Runtime, error) {
 func (r *Runtime) Load(opts ...Opt) error {
 	r.loading.Lock()
 	defer r.loading.Unlock()
-	defer r.watches.loaded()
 	previous := r.current.Load()
 	want, err := newWanted(previous.settings, opts)
 	var s *snapshot
@@ -159,7 +159,7 @@ func (r *Runtime) Load(opts ...Opt) error {
 func (r *Runtime) store(s *snapshot) {
 	r.current.Store(s)
 	r.failed.Store(nil)
-	r.watches.outdated.Store(nil)
+	r.outdated.Store(nil)
 }
 
 // wanted has the networks that the options of a New or Load name. Reading it twice may give

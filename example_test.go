@@ -475,37 +475,6 @@ func ExampleWithNetwork_sameName() {
 	// podnet eth1
 }
 
-// A runtime that follows its configuration directory, from before the first file is
-// there, until the program ends.
-func ExampleRuntime_Watch() {
-	rt, err := cni.New(cni.WithPluginConfDir("/etc/cni/net.d"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	if err := rt.Load(cni.WithLoopback, cni.WithDefaultConf); err != nil {
-		log.Print(err) // a network addon may write the file later
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- rt.Watch(ctx, cni.WatchOptions{Report: func(e cni.WatchEvent) {
-			switch e.Kind {
-			case cni.WatchLoaded:
-				log.Printf("networks: added %v, removed %v, changed %v", e.Added, e.Removed, e.Changed)
-			case cni.WatchKept, cni.WatchUnloaded, cni.WatchFailed:
-				log.Print(e)
-			}
-		}})
-	}()
-
-	// … rt.Setup, rt.Remove, …
-
-	stop()
-	if err := <-ended; err != nil {
-		log.Fatal(err)
-	}
-}
-
 // Ports as people write them.
 func ExampleParsePorts() {
 	for _, text := range []string{"8080:80", "127.0.0.1::53/tcp+udp", "[::1]:8000-8001:80-81", "8080:http"} {

@@ -47,7 +47,7 @@ var floors = [][]string{
 	{
 		"internal/cachedports", "internal/container", "internal/hostports",
 		"internal/iptables/nftrules", "internal/observed", "internal/repair",
-		"internal/tenant", "netconf",
+		"internal/tenant",
 	},
 	{
 		"internal/netfilter/iptform",
@@ -84,7 +84,7 @@ var floors = [][]string{
 		"cni",
 	},
 	{
-		"cnitest", "examples/tested", "guard", "internal/testhost", "reconcile", "thick/backend",
+		"cnitest", "examples/tested", "guard", "internal/testhost", "netconf", "reconcile", "thick/backend",
 	},
 	{
 		"examples/allocrunner", "examples/quickstart", "examples/thick/daemon",

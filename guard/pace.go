@@ -39,7 +39,7 @@ type pace struct {
 	rest     time.Time // no look before
 	ended    time.Time // the last look
 	owed     time.Duration
-	failures int       // of looks, in a row
+	failures int // of looks, in a row
 }
 
 // suspect is a container to look at.
