@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -47,7 +48,7 @@ type ConfigResult struct {
 	Prefix           string
 	Networks         []*ConfNetwork
 	// HostNetNS, StateDir and Owner are those of the options of these names, and RecordDir
-	// is where the records are.
+	// is where the records are. The directories are without symbolic links.
 	HostNetNS, StateDir, RecordDir, Owner string
 	// Skipped lists files of the configuration directory that the last Load could
 	// not use.
@@ -212,7 +213,7 @@ func (r *Runtime) GetConfig() *ConfigResult {
 		PluginMaxConfNum: s.pluginMaxConfNum,
 		Prefix:           s.prefix,
 		HostNetNS:        s.hostNetNS,
-		StateDir:         s.stateDir,
+		StateDir:         filepath.Dir(s.own),
 		RecordDir:        s.Records.Dir(),
 		Owner:            s.owner,
 		Skipped:          slices.Clone(s.skipped),

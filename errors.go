@@ -83,10 +83,8 @@ var (
 	// ErrNoGateway: the configuration of a network does not name its gateway; see
 	// Runtime.Gateways.
 	ErrNoGateway = errors.New("gateway not known")
-	// ErrHeld: it is not repaired, since an administrator holds it; see Runtime.Hold.
+	// ErrHeld: it is not repaired, since an administrator holds it; see package guard.
 	ErrHeld = errors.New("held")
-	// ErrNotHeld: Unhold of something that is not held.
-	ErrNotHeld = errors.New("not held")
 	// ErrNotSupported: needs Linux. It wraps errors.ErrUnsupported.
 	ErrNotSupported = hostns.ErrNotSupported
 )

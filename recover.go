@@ -25,7 +25,7 @@ type BrokenAction int
 
 const (
 	// RepairBroken adds the missing parts of the container, as Repair does with no
-	// options, except those that are held; see Runtime.Hold. It is the default. Parts that
+	// options, except those that are held; see package guard. It is the default. Parts that
 	// remain broken are the reason in Report.Kept.
 	RepairBroken BrokenAction = iota
 	// ReportBroken changes nothing. The differences are the reason in Report.Kept.

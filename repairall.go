@@ -222,7 +222,7 @@ func (r *repairing) options(o RepairOptions, holds []hold.Hold) repair.Options {
 
 // heldNow returns what is held. Until release is called, nobody can hold anything else.
 func (s *snapshot) heldNow(ctx context.Context) (holds []hold.Hold, release func(), err error) {
-	kept, err := s.lockHolds(ctx, true)
+	kept, err := s.lockHolds(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -30,7 +30,7 @@
 //
 // # What it leaves
 //
-// An administrator wins. What is held (cni.Runtime.Hold) is left and reported as [Held],
+// An administrator wins. What is held ([Hold.Begin]) is left and reported as [Held],
 // and a part that is undone three times within a minute is left and reported as
 // [Contested]. Nothing is removed or overwritten: what is there but differs is [Left].
 package guard

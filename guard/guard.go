@@ -92,7 +92,7 @@ const (
 	// Contested: Difference was undone three times within a minute. It is left until it
 	// is back, whoever brings it, or another guard begins.
 	Contested Kind = "contested"
-	// Held: Difference is missing, and left because of a hold; see cni.Runtime.Hold.
+	// Held: Difference is missing, and left because of a Hold.
 	Held Kind = "held"
 	// Left: Difference is not missing, or cannot be added.
 	Left Kind = "left"

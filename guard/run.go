@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -70,7 +69,7 @@ func (g *guard) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.host.close()) }()
-	holds, err := hold.Open(filepath.Join(g.config.StateDir, "embedcni", "holds")).Watch()
+	holds, err := hold.In(g.config.StateDir).Watch()
 	if err != nil {
 		return err
 	}

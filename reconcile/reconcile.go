@@ -40,7 +40,7 @@ const (
 type Options struct {
 	// Decide decides about a container that is not healthy. It is called for one after
 	// the other, before anything is changed. Without it, broken containers are repaired
-	// unless an attachment of theirs is held, see cni.Runtime.Hold, and others reported.
+	// unless an attachment of theirs is held, see package guard, and others reported.
 	Decide func(cni.Health) Decision
 	// Repair is for containers that are repaired.
 	Repair cni.RepairOptions

@@ -210,7 +210,7 @@ func TestHoldOfAnotherProcess(t *testing.T) {
 		t.Fatalf("the other process has ended without %q: %v", want, lines.Err())
 	}
 	until("looked ")
-	expect.NoError(t, h.r.Hold(t.Context(), cni.Hold{ContainerID: "c0"}))
+	expect.NoError(t, guard.Hold{ContainerID: "c0"}.Begin(t.Context(), h.r))
 	h.shell("nft flush ruleset")
 	until("held c0")
 	until("repaired c1")
@@ -224,6 +224,6 @@ func TestHoldOfAnotherProcess(t *testing.T) {
 			t.Errorf("repaired although it is held: %v", e)
 		}
 	}
-	expect.NoError(t, h.r.Unhold(t.Context(), cni.Hold{ContainerID: "c0"}))
+	expect.NoError(t, guard.Hold{ContainerID: "c0"}.End(t.Context(), h.r))
 	h.back("released")
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
@@ -370,7 +371,7 @@ func TestReconcileLeavesWhatIsHeld(t *testing.T) {
 	link, err := netlink.LinkByName(hostEnd(t, r, "c1"))
 	expect.NoError(t, err)
 	expect.NoError(t, netlink.LinkSetNoMaster(link))
-	expect.NoError(t, r.Hold(t.Context(), cni.Hold{Network: "net"}))
+	expect.NoError(t, guard.Hold{Network: "net"}.Begin(t.Context(), r))
 	before := h.Audit()
 	held := reconciled(h, r, "c1", reconcile.Options{})
 	expect.Same(t, "decision", held.Decision, reconcile.Report)

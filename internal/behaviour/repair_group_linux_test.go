@@ -72,7 +72,7 @@ func TestRecoverRepairsManyTogether(t *testing.T) {
 	for _, backend := range []string{"", "nftables", "iptables"} {
 		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
 			h := newGuardedHost(t, false, backend, n)
-			expect.NoError(t, h.r.Hold(t.Context(), cni.Hold{ContainerID: h.ids[held]}))
+			expect.NoError(t, guard.Hold{ContainerID: h.ids[held]}.Begin(t.Context(), h.r))
 			h.shell("nft flush ruleset; ip link del br0")
 			release := h.locked(h.ids[busy])
 			report, err := h.runtime(false, backend).Recover(t.Context())
@@ -104,7 +104,7 @@ func TestRecoverRepairsManyTogether(t *testing.T) {
 			report, err = h.runtime(false, backend).Recover(t.Context())
 			expect.NoError(t, err)
 			expect.Same(t, "repaired the next time", len(report.Repaired), 1)
-			expect.NoError(t, h.r.Unhold(t.Context(), cni.Hold{ContainerID: h.ids[held]}))
+			expect.NoError(t, guard.Hold{ContainerID: h.ids[held]}.End(t.Context(), h.r))
 			_, err = h.runtime(false, backend).Recover(t.Context())
 			expect.NoError(t, err)
 			h.back("recovered")

@@ -207,7 +207,7 @@ func TestCompare(t *testing.T) {
 		func() error { return os.WriteFile(filepath.Join(f.dir, "elsewhere", "file"), nil, 0o600) },
 	} {
 		f.asked <- time.Time{} // nothing has changed: a look would come in the way of the next
-		f.send("/stranger")   // the comparison is over
+		f.send("/stranger")    // the comparison is over
 		expect.NoError(t, change())
 		f.asked <- time.Time{}
 		f.again(fmt.Sprint("after change ", n))
