@@ -24,9 +24,9 @@
 // # Health and repair
 //
 // Health compares containers with their records, and asks plugins that may know more for
-// CHECK. Repair adds the missing parts of a container. Guard does so by itself, whenever
-// the kernel announces a loss; Hold keeps it, and Recover, from what an administrator has
-// taken away. Attachments, Lookup and LookupAddr answer from the records alone.
+// CHECK. Repair adds the missing parts of a container. Package guard does so by itself,
+// whenever the kernel announces a loss; its Hold keeps it, and Recover, from what an
+// administrator has taken away. Attachments, Lookup and LookupAddr answer from the records alone.
 //
 // # Guarantees
 //

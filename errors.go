@@ -81,11 +81,8 @@ var (
 	// ErrNoGateway: the configuration of a network does not name its gateway; see
 	// Runtime.Gateways.
 	ErrNoGateway = errors.New("gateway not known")
-	// ErrNotHeld: Unhold of something that is not held.
-	ErrNotHeld = errors.New("not held")
-	// ErrUnguarded: containers have rules in the legacy tables of iptables, of whose
-	// changes the kernel informs nobody; see GuardOptions.LegacyInterval.
-	ErrUnguarded = errors.New("rules in legacy tables of iptables are not guarded")
+	// ErrHeld: it is not repaired, since an administrator holds it; see package guard.
+	ErrHeld = errors.New("held")
 	// ErrNotSupported: needs Linux. It wraps errors.ErrUnsupported.
 	ErrNotSupported = hostns.ErrNotSupported
 )

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"time"
 
@@ -400,45 +399,6 @@ func ExampleRuntime_Health() {
 	// web-1: not attached
 }
 
-// The start of a scheduler's agent: it remembers its containers and the namespaces of
-// their tasks. What a repair puts right is repaired, everything else replaced.
-func ExampleRuntime_Reconcile() {
-	rt, err := cni.New(cni.WithDefaultConf)
-	if err != nil {
-		log.Fatal(err)
-	}
-	remembered := []cni.Expected{
-		{ContainerID: "web-1", NetNS: "/run/netns/web-1"},
-		{ContainerID: "web-2", NetNS: "/run/netns/web-2", Options: []cni.NamespaceOpts{
-			cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}}),
-		}},
-	}
-	report, err := rt.Reconcile(context.Background(), remembered, cni.ReconcileOptions{
-		Decide: func(h cni.Health) cni.Decision {
-			switch h.State {
-			case cni.StateUnknown:
-				return cni.DecideReport
-			case cni.StateBroken:
-				if !slices.ContainsFunc(h.Differences, func(d cni.Difference) bool { return !d.Repairable }) {
-					return cni.DecideRepair
-				}
-			}
-			return cni.DecideReplace
-		},
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, c := range report.Containers {
-		if c.Err != nil || len(c.Lost) > 0 {
-			log.Print(c) // restart the task, or tell others about its new address
-		}
-	}
-	for _, id := range report.Unexpected {
-		log.Print("nobody remembers ", id)
-	}
-}
-
 // A Report prints as one line for each container, and is encoded with the texts of its
 // errors.
 func ExampleReport() {
@@ -513,37 +473,6 @@ func ExampleWithNetwork_sameName() {
 	// Output:
 	// podnet eth0
 	// podnet eth1
-}
-
-// A runtime that follows its configuration directory, from before the first file is
-// there, until the program ends.
-func ExampleRuntime_Watch() {
-	rt, err := cni.New(cni.WithPluginConfDir("/etc/cni/net.d"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	if err := rt.Load(cni.WithLoopback, cni.WithDefaultConf); err != nil {
-		log.Print(err) // a network addon may write the file later
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- rt.Watch(ctx, cni.WatchOptions{Report: func(e cni.WatchEvent) {
-			switch e.Kind {
-			case cni.WatchLoaded:
-				log.Printf("networks: added %v, removed %v, changed %v", e.Added, e.Removed, e.Changed)
-			case cni.WatchKept, cni.WatchUnloaded, cni.WatchFailed:
-				log.Print(e)
-			}
-		}})
-	}()
-
-	// … rt.Setup, rt.Remove, …
-
-	stop()
-	if err := <-ended; err != nil {
-		log.Fatal(err)
-	}
 }
 
 // Ports as people write them.

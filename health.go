@@ -7,12 +7,16 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/health"
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
 )
 
 // HealthOptions configures Health. The zero HealthOptions look at all containers of
@@ -21,6 +25,17 @@ type HealthOptions struct {
 	// Containers are the IDs of the containers to look at, whoever has attached them. If
 	// it is empty, Health looks at this owner's attachments of all containers on record.
 	Containers []string
+
+	// NetNS has the path of the network namespace in which a container's task lives, by
+	// the ID of the container, as far as the caller knows it. A container that is attached
+	// in another one is StateElsewhere: by the device and inode of the namespace and the
+	// machine's boot, rather than by the path.
+	NetNS map[string]string
+
+	// Once looks only once at a container that differs. Without it Health looks again, so
+	// that what others take away for a moment, as a reload of a firewall does, is not
+	// missing. It is for callers that repair: Repair compares again itself.
+	Once bool
 
 	// WithoutCheck asks no plugin for CHECK. Then only the comparison decides.
 	WithoutCheck bool
@@ -62,6 +77,8 @@ type HealthReport struct {
 	// Compared is the time that the comparison took.
 	Compared time.Duration
 	Checks   HealthChecks
+
+	seen map[string]*record.Record // at the verdicts, of containers that were attached; see Replace
 }
 
 // HealthChecks counts the CHECKs of plugins.
@@ -91,8 +108,8 @@ const (
 	StateGone HealthState = "gone"
 	// StateNotAttached: no attachment of it is on record.
 	StateNotAttached HealthState = "not attached"
-	// StateElsewhere: it is attached in another network namespace than the one that the
-	// caller of Reconcile has named. Health, which is told of none, never returns it.
+	// StateElsewhere: it is attached in another network namespace than the one in
+	// HealthOptions.NetNS, or that path leads to none.
 	StateElsewhere HealthState = "elsewhere"
 )
 
@@ -339,7 +356,16 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 		return nil, err
 	}
 	begun := time.Now()
-	all := s.look(ctx, host, found, len(o.Containers) == 0)
+	look := s.looking(ctx, host, len(o.Containers) == 0)
+	look.Brief = o.Once
+	var all []*health.Container
+	for _, e := range look.All(ctx, found) {
+		if h, ok := s.elsewhere(host, e, o.NetNS); ok {
+			report.Containers = append(report.Containers, h)
+		} else {
+			all = append(all, e)
+		}
+	}
 	report.Compared = time.Since(begun)
 	if !o.WithoutCheck {
 		report.Checks = s.askAll(ctx, host, all, o.CheckBudget)
@@ -351,6 +377,9 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 		if e.State != health.NotAttached || len(o.Containers) > 0 {
 			report.Containers = append(report.Containers, verdictOn(e))
 		}
+		if e.State != health.NotAttached {
+			report.seen[nameOf(e.Found)] = e.Found.Record
+		}
 	}
 	slices.SortFunc(report.Containers, func(a, b Health) int { return strings.Compare(a.ContainerID, b.ContainerID) })
 	return report, nil
@@ -359,7 +388,7 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 // toExamine returns the records of the containers: of this owner's, or with ids of
 // those. The report has the verdict on those that are not on record.
 func (s *snapshot) toExamine(ids []string) (found []record.Found, report *HealthReport, err error) {
-	report = &HealthReport{}
+	report = &HealthReport{seen: map[string]*record.Record{}}
 	if len(ids) == 0 {
 		mine, err := s.owned(true, nil)
 		return slices.DeleteFunc(mine, func(f record.Found) bool { return f.Record.Warm }), report, err
@@ -399,3 +428,41 @@ func (s *snapshot) offRecord(id record.ID) (Health, error) {
 
 // errOnlyCached: nothing says in which namespace the plugins ran, nor which.
 var errOnlyCached = errors.New("it is in libcni's cache and not on record, since another program attached it; Check asks its plugins")
+
+// elsewhere returns the verdict on a container that is not attached in the namespace of
+// which the caller knows the path. A container whose record does not say where it is attached, or which is dead,
+// has the verdict of the look.
+func (s *snapshot) elsewhere(host *hostns.NetNS, e *health.Container, paths map[string]string) (Health, bool) {
+	path, ok := paths[string(e.Found.Record.ContainerID)]
+	if !ok || e.Found.Err != nil || e.State == health.Gone || e.State == health.NotAttached {
+		return Health{}, false
+	}
+	state, err := s.isAt(host, e.Found.Record.NetNS, path)
+	return Health{ContainerID: nameOf(e.Found), State: state, Reason: err, seen: e.Found.Record}, err != nil
+}
+
+// isAt returns nil if the path leads to the recorded namespace. Otherwise it returns why
+// not, and what that makes of a container.
+func (s *snapshot) isAt(host *hostns.NetNS, recorded record.NetNS, path string) (HealthState, error) {
+	h, _, err := host.OpenContainer(path, "CHECK")
+	switch {
+	case err != nil && !nsfind.LeadsNowhere(err) && errors.As(err, new(syscall.Errno)):
+		return StateUnknown, err
+	case err != nil:
+		return StateElsewhere, fmt.Errorf("it is attached in %s: %w", recorded.Path, err)
+	case h == nil:
+		return "", nil // off Linux the path means nothing here
+	}
+	now := h.ID()
+	if err := h.Close(); err != nil {
+		s.logger.Error("close network namespace", "error", err)
+	}
+	switch recorded.ID() {
+	case now:
+		return "", nil
+	case netns.ID{}:
+		return StateUnknown, errors.New("its record does not say in which network namespace it is attached")
+	}
+	return StateElsewhere, fmt.Errorf("it is attached in the network namespace %v, given as %s, and %s leads to %v: %w",
+		recorded.ID(), recorded.Path, path, now, ErrInvalidNetNS)
+}

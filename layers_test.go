@@ -20,8 +20,8 @@ var floors = [][]string{
 		"internal/spans", "thick/internal/wire", "thick/multinet",
 	},
 	{
-		"internal/chain", "internal/conflist", "internal/guard", "internal/ipamdir", "internal/lock",
-		"internal/proc", "internal/scripted/plugin",
+		"internal/chain", "internal/conflist", "internal/ipamdir", "internal/lock", "internal/proc",
+		"internal/scripted/plugin",
 	},
 	{
 		"internal/firstadd", "internal/invoke", "netns",
@@ -33,19 +33,17 @@ var floors = [][]string{
 	},
 	{
 		"internal/addrindex", "internal/builtin/prevresult", "internal/hold", "internal/inprocess",
-		"internal/notify", "internal/portindex", "internal/reconcile", "internal/refplugins", "thick/server",
-		"thick/shim",
+		"internal/notify", "internal/portindex", "internal/refplugins", "thick/server", "thick/shim",
 	},
 	{
 		"examples/thick/shim", "internal/ahead", "internal/links", "internal/nft",
 	},
 	{
 		"internal/compare", "internal/hostns", "internal/iptables", "internal/netfilter/native",
-		"internal/netfilter/nftform", "netconf",
+		"internal/netfilter/nftform",
 	},
 	{
-		"internal/cachedports", "internal/container", "internal/guarded", "internal/hostwatch",
-		"internal/iptables/nftrules",
+		"internal/cachedports", "internal/container", "internal/iptables/nftrules",
 	},
 	{
 		"internal/netfilter/iptform",
@@ -81,10 +79,10 @@ var floors = [][]string{
 		"cni",
 	},
 	{
-		"cnitest", "examples/allocrunner", "examples/tested", "internal/testhost", "thick/backend",
+		"cnitest", "examples/tested", "guard", "internal/testhost", "netconf", "reconcile", "thick/backend",
 	},
 	{
-		"examples/quickstart", "examples/thick/daemon",
+		"examples/allocrunner", "examples/quickstart", "examples/thick/daemon",
 	},
 }
 

@@ -43,12 +43,6 @@ type removal struct {
 // begin validates everything, and finds out where the plugins will run. It must
 // be called on the caller's goroutine, whose thread decides that.
 func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
-	return s.beginIn(ns, verb, func() (*hostns.NetNS, error) { return s.Hosts.Open(s.hostNetNS) })
-}
-
-// beginIn is begin for plugins that run in the namespace that openHost returns, on
-// any goroutine.
-func (s *snapshot) beginIn(ns *Namespace, verb string, openHost func() (*hostns.NetNS, error)) (*operation, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
 	}
@@ -57,7 +51,7 @@ func (s *snapshot) beginIn(ns *Namespace, verb string, openHost func() (*hostns.
 	if op.attachments, err = op.plan(ns, verb); err != nil {
 		return nil, err
 	}
-	host, err := openHost()
+	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
 		return nil, err
 	}

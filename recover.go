@@ -10,12 +10,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/health"
-	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/views"
@@ -27,7 +24,7 @@ type BrokenAction int
 
 const (
 	// RepairBroken adds the missing parts of the container, as Repair does with no
-	// options, except those that are held; see Runtime.Hold. It is the default. Parts that
+	// options, except those that are held; see package guard. It is the default. Parts that
 	// remain broken are the reason in Report.Kept.
 	RepairBroken BrokenAction = iota
 	// ReportBroken changes nothing. The differences are the reason in Report.Kept.
@@ -339,19 +336,8 @@ func (c *recovery) repairTogether(ctx context.Context) {
 	if len(broken) < health.DumpFor {
 		return
 	}
-	left, rules := slices.Sorted(maps.Keys(broken)), &netfilter.Kept{}
-	for len(left) > 0 && ctx.Err() == nil {
-		done := c.repairSome(ctx, c.host, left, func(a *attachment, holds []hold.Hold, _ compare.Difference) bool {
-			return !isHeld(holds, a.op.Record, a.network.config.Name)
-		}, rules)
-		left = slices.DeleteFunc(left, func(id record.ID) bool { return done.outcomes[id] != nil })
-		for id, m := range done.outcomes {
-			for _, part := range m.parts {
-				for _, d := range part.outcome.Repaired {
-					c.repaired[id] = append(c.repaired[id], differenceOf(part.network.config.Name, part.IfName, d))
-				}
-			}
-		}
+	for id, report := range c.repairAll(ctx, c.host, slices.Sorted(maps.Keys(broken)), RepairOptions{Unheld: true}) {
+		c.repaired[id] = report.Repaired
 	}
 	var again []record.Found
 	for _, f := range broken {

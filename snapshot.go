@@ -28,7 +28,7 @@ type snapshot struct {
 	*container.Store
 	wanted    *wanted // the options that it was made by
 	networks  []*Network
-	last      *snapshot // the last one with networks, if a Watch found that theirs are gone
+	last      *snapshot // the last one with networks, if a Reload found that theirs are gone
 	skipped   []SkippedFile
 	own       string // the directory of locks and marks
 	runner    *runner.Runtime

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/testhost"
@@ -244,7 +245,7 @@ func TestAnEarlierVersionsContainers(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Same(t, "healthy", health.Count(cni.StateHealthy), len(all))
 
-	holds, err := r.Holds()
+	holds, err := guard.Holds(r)
 	expect.NoError(t, err)
 	expect.Same(t, "holds", len(holds), 1)
 	h.wantServed(r)
@@ -256,7 +257,7 @@ func TestAnEarlierVersionsContainers(t *testing.T) {
 	})
 	_, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 	expect.NoError(t, err)
-	holds, err = r.Holds()
+	holds, err = guard.Holds(r)
 	expect.NoError(t, err)
 	expect.Same(t, "holds of nobody", len(holds), 0)
 	h.WantClean(before)

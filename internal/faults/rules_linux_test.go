@@ -92,7 +92,7 @@ func (b *board) flushedRules(t *testing.T) {
 	var longest time.Duration
 	for _, f := range ruleForms() {
 		if f.variant == "legacy" {
-			continue // nothing announces a flush of its tables, see GuardOptions.LegacyInterval
+			continue // nothing announces a flush of its tables, see guard.Options.LegacyInterval
 		}
 		t.Run(f.name, func(t *testing.T) {
 			h := newRuleHost(t, f, *ruleContainers)

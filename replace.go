@@ -4,121 +4,64 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"reflect"
-	"runtime/debug"
 	"slices"
-	"sync"
+
+	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/reconcile"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
 )
 
-// act does what was decided, for several containers at once.
-func (c *reconciliation) act(ctx context.Context, expected []Expected, all []Reconciled) {
-	var group sync.WaitGroup
-	room := make(chan struct{}, atOnce)
-	for i := range all {
-		one := &all[i]
-		if one.Decision == "" {
-			continue
-		}
-		if one.Decision == DecideReport {
-			one.Err = one.Health.Err()
-			continue
-		}
-		room <- struct{}{}
-		group.Add(1)
-		go func() {
-			defer func() { <-room; group.Done() }()
-			c.one(ctx, expected[i], one)
-		}()
-	}
-	group.Wait()
-}
-
-func (c *reconciliation) one(ctx context.Context, e Expected, one *Reconciled) {
-	defer func() {
-		if v := recover(); v != nil { // in this goroutine it would end the program
-			one.Err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
-		}
-	}()
-	switch {
-	case ctx.Err() != nil:
-		one.Err = context.Cause(ctx)
-	case one.Decision == DecideRepair:
-		c.repair(ctx, e, one)
-	case one.Decision == DecideReplace:
-		one.Result, one.Lost, one.Err = c.runtime.replace(ctx, c.snapshot, c.host, e, c.seen[e.ContainerID])
-	default:
-		one.Err = fmt.Errorf("decision %q: %w", one.Decision, ErrInvalidArgument)
-	}
-}
-
-// repair repairs a container that is where it should be.
-func (c *reconciliation) repair(ctx context.Context, e Expected, one *Reconciled) {
-	if one.Health.State == StateElsewhere {
-		one.Err = fmt.Errorf("%w: only a replacement attaches it elsewhere: %w", ErrNotRepairable, one.Health.Reason)
-		return
-	}
-	id := record.ID(e.ContainerID)
-	if c.o.Decide != nil {
-		one.Repair, one.Err = c.snapshot.repair(ctx, id, c.o.Repair)
-	} else {
-		one.Repair, one.Err = c.repairUnheld(ctx, id, c.o.Repair)
-	}
-	if errors.Is(one.Err, errHeld) {
-		one.Decision, one.Err = DecideReport, join(one.Err, one.Health.Err())
-		return
-	}
-	if one.Err == nil {
-		one.Err = one.Repair.Err()
-	}
-	rec, err := loadRecord(c.Records, id)
-	if err == nil && rec != nil { // it may have been attached again meanwhile
-		_, err = c.isAt(rec.NetNS, e.NetNS)
-	}
-	one.Err = join(one.Err, err)
-}
-
-// replacement removes the attachments of a container, and attaches it in the namespace at
-// the path that its scheduler names.
-type replacement struct {
-	*snapshot
-	host *hostns.NetNS // where plugins run: that of the caller of Reconcile
-	ns   *Namespace
-	seen *record.Record // when it was decided; nil if there was none
-
-	before allFormerly // the addresses of what it has removed
-}
-
-// replace replaces the attachments of a container, whose record was seen before. It
-// returns the addresses that the container had before and has no longer.
-func (r *Runtime) replace(ctx context.Context, s *snapshot, host *hostns.NetNS, e Expected, seen *record.Record) (result *Result, lost []netip.Addr, err error) {
-	ctx, span := spans.Call(ctx, "cni.Replace", e.ContainerID, e.NetNS)
+// Replace removes the attachments of a container, as Remove does, and attaches it in the
+// network namespace at path, as Setup does without WithNewNetNS. It is for a container
+// that Repair cannot mend, or whose task lives in another namespace than the recorded one:
+// whatever is in that loses its network.
+//
+// The report is that of a Health on the container. If another call has changed the
+// container since, Replace changes nothing, and returns ErrBusy. Nor is anything removed if the
+// Setup could not succeed: its options are invalid, the path leads to no network
+// namespace, too few networks are loaded, an interface of the name is in the namespace and
+// not on the container's record, or another owner has attached the container, or another
+// program (see Remove).
+//
+// A replacement asks for the addresses that the container had: by the capability "ips" if
+// the network declares it, otherwise by args.cni if its IPAM plugin is host-local, unless
+// the options ask for some. If the ADD fails with them, it is repeated without. After a
+// Setup that failed the container is not attached.
+func (r *Runtime) Replace(ctx context.Context, report *HealthReport, id, path string, opts ...NamespaceOpts) (result *Result, err error) {
+	s := r.current.Load()
+	ctx, span := spans.Call(ctx, "cni.Replace", id, path)
 	defer func() { endCall(span, err) }()
-	p := &replacement{snapshot: s, host: host, seen: seen}
-	p.ns, err = newNamespace(e.ContainerID, e.NetNS, e.Options...)
+	if err := s.refuseInside(ctx); err != nil {
+		return nil, fmt.Errorf("replace the attachments of container %q: %w", id, err)
+	}
+	p := &replacement{snapshot: s, seen: report.seen[id]}
+	p.ns, err = newNamespace(id, path, opts...)
 	if err := r.usable(s, p.ns); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err == nil {
 		p.ns.makes = false // its task lives in the one that it has
 		result, err = p.run(ctx)
 	}
-	var now []netip.Addr
 	if err != nil {
-		err = fmt.Errorf("replace the attachments of container %q: %w", e.ContainerID, err)
-	} else {
-		for _, n := range result.Networks {
-			now = append(now, addrsOf(containerAddresses(n))...)
-		}
+		return nil, fmt.Errorf("replace the attachments of container %q: %w", id, err)
 	}
-	return result, reconcile.Lost(p.before.addrs(), now), err
+	return result, nil
+}
+
+// replacement is a Replace in progress.
+type replacement struct {
+	*snapshot
+	ns   *Namespace
+	seen *record.Record // when it was decided; nil if there was none
+
+	before []formerly // the addresses of what it has removed
 }
 
 // run is repeated, as a Setup is, after containers that are gone and have its ports were
@@ -133,7 +76,7 @@ func (p *replacement) run(ctx context.Context) (result *Result, err error) {
 }
 
 func (p *replacement) once(ctx context.Context) (*Result, error) {
-	op, err := p.beginIn(p.ns, "ADD", p.host.Dup)
+	op, err := p.begin(p.ns, "ADD")
 	if err != nil {
 		return nil, err
 	}
@@ -161,25 +104,6 @@ func (p *replacement) once(ctx context.Context) (*Result, error) {
 type formerly struct {
 	network, ifName string
 	addresses       []Address
-}
-
-type allFormerly []formerly
-
-// addrs returns all addresses but those of loopback.
-func (all allFormerly) addrs() (addrs []netip.Addr) {
-	for _, f := range all {
-		addrs = append(addrs, addrsOf(f.addresses)...)
-	}
-	return addrs
-}
-
-func addrsOf(all []Address) (addrs []netip.Addr) {
-	for _, a := range all {
-		if ip := a.IP(); ip.IsValid() && !ip.IsLoopback() {
-			addrs = append(addrs, ip)
-		}
-	}
-	return addrs
 }
 
 // errChanged: the decision was about another state of the container.
@@ -228,7 +152,7 @@ func (p *replacement) clear(ctx context.Context, op *operation) error {
 
 // formerAddresses returns the addresses on record of attachments: those of their ADDs,
 // because no IPAM plugin can be asked for others.
-func formerAddresses(all attachments) (before allFormerly) {
+func formerAddresses(all attachments) (before []formerly) {
 	for _, a := range all {
 		n := a.entry()
 		if result := chain.Decode(n.Result); result != nil {
@@ -270,7 +194,7 @@ func (op *operation) refuseReplacing(all attachments, wanted *container.Place) e
 
 // attachWith attaches the container with the addresses that it had, where a network can
 // be asked for them. If that fails, it attaches it with any.
-func (op *operation) attachWith(ctx context.Context, before allFormerly) (*Result, error) {
+func (op *operation) attachWith(ctx context.Context, before []formerly) (*Result, error) {
 	var asked attachments
 	for _, f := range before {
 		a := op.attachments.named(f.ifName)
@@ -284,8 +208,8 @@ func (op *operation) attachWith(ctx context.Context, before allFormerly) (*Resul
 	}
 	op.logger.Warn("attaching a container with other addresses than it had", "container", op.ID, "reason", err)
 	for _, a := range asked {
-		delete(a.CapabilityArgs, reconcile.Key)
-		delete(a.ConfigArgs, reconcile.Key)
+		delete(a.CapabilityArgs, keyIPs)
+		delete(a.ConfigArgs, keyIPs)
 	}
 	result, again := op.tryAll(ctx, false)
 	if again != nil {
@@ -303,7 +227,7 @@ func isUndone(err error) bool {
 // whether the network can be asked.
 func (a *attachment) askFor(addresses []Address) bool {
 	byArgs := slices.ContainsFunc(a.Args, func(arg [2]string) bool { return arg[0] == "IP" || arg[0] == "ip" })
-	if byArgs || a.CapabilityArgs[reconcile.Key] != nil || a.ConfigArgs[reconcile.Key] != nil || len(addresses) == 0 {
+	if byArgs || a.CapabilityArgs[keyIPs] != nil || a.ConfigArgs[keyIPs] != nil || len(addresses) == 0 {
 		return false
 	}
 	var ips []string
@@ -311,13 +235,51 @@ func (a *attachment) askFor(addresses []Address) bool {
 		ips = append(ips, of.Prefix.String())
 	}
 	registered := a.op.choice.IsRegistered
-	switch reconcile.AskFor(a.network.config, func(typ string) bool { return !registered(typ) }) {
-	case reconcile.Capability:
-		a.CapabilityArgs[reconcile.Key] = ips
-	case reconcile.Argument:
-		a.ConfigArgs[reconcile.Key] = ips
+	switch askingOf(a.network.config, func(typ string) bool { return !registered(typ) }) {
+	case byCapability:
+		a.CapabilityArgs[keyIPs] = ips
+	case byArgument:
+		a.ConfigArgs[keyIPs] = ips
 	default:
 		return false
 	}
 	return true
+}
+
+// asking is the way in which a network can be asked for addresses.
+type asking int
+
+const (
+	byNothing asking = iota // no plugin of the network takes a request
+	byCapability
+	byArgument // in args.cni
+)
+
+// keyIPs is the name of the capability, and of the argument.
+const keyIPs = "ips"
+
+// askingOf returns the way in which a network can be asked for the addresses that a
+// container had. A network that declares the capability can be asked by it. Without it
+// host-local takes the argument. So does static, but then it forgets the configured
+// gateways, and it assigns the same addresses anyway. is reports whether the plugin of a
+// type reads its configuration like the built-in one.
+func askingOf(list *libcni.NetworkConfigList, is func(typ string) bool) asking {
+	by := byNothing
+	for _, p := range list.Plugins {
+		switch ipam := p.Network.IPAM.Type; {
+		case ipam == "":
+		case ipam == known.Static:
+			return byNothing
+		case ipam == known.HostLocal && is(ipam):
+			by = byArgument
+		case !conflist.Declares(list, keyIPs):
+			return byNothing
+		default:
+			by = byCapability
+		}
+	}
+	if by != byNothing && conflist.Declares(list, keyIPs) {
+		return byCapability
+	}
+	return by
 }

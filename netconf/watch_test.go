@@ -1,4 +1,4 @@
-package cni_test
+package netconf_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/netconf"
 )
 
 // TestWatchOnEverySystem: nothing in it needs Linux.
@@ -29,9 +30,9 @@ func TestWatchOnEverySystem(t *testing.T) {
 	expect.NoError(t, r.Load(cni.WithAllConf))
 
 	ctx, cancel := context.WithCancel(context.Background())
-	events, ended := make(chan cni.WatchEvent, 1000), make(chan error, 1)
+	events, ended := make(chan netconf.WatchEvent, 1000), make(chan error, 1)
 	go func() {
-		ended <- r.Watch(ctx, cni.WatchOptions{Settle: 5 * time.Millisecond, Report: func(e cni.WatchEvent) { events <- e }})
+		ended <- netconf.Watch(ctx, r, netconf.WatchOptions{Settle: 5 * time.Millisecond, Report: func(e netconf.WatchEvent) { events <- e }})
 	}()
 	next := func(want string) {
 		t.Helper()
