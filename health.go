@@ -362,6 +362,7 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 	for _, e := range look.All(ctx, found) {
 		if h, ok := s.elsewhere(host, e, o.NetNS); ok {
 			report.Containers = append(report.Containers, h)
+			report.seen[h.ContainerID] = e.Found.Record
 		} else {
 			all = append(all, e)
 		}
@@ -438,7 +439,7 @@ func (s *snapshot) elsewhere(host *hostns.NetNS, e *health.Container, paths map[
 		return Health{}, false
 	}
 	state, err := s.isAt(host, e.Found.Record.NetNS, path)
-	return Health{ContainerID: nameOf(e.Found), State: state, Reason: err, seen: e.Found.Record}, err != nil
+	return Health{ContainerID: nameOf(e.Found), State: state, Reason: err}, err != nil
 }
 
 // isAt returns nil if the path leads to the recorded namespace. Otherwise it returns why
