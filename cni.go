@@ -49,7 +49,7 @@ type ConfigResult struct {
 	Networks         []*ConfNetwork
 	// HostNetNS, StateDir and Owner are those of the options of these names, and RecordDir
 	// is where the records are. The directories are without symbolic links.
-	HostNetNS, StateDir, RecordDir, Owner string
+	HostNetNS, StateDir, RecordDir, Owner string `json:"-"` // go-cni's JSON has none of them
 	// Skipped lists files of the configuration directory that the last Load could
 	// not use.
 	Skipped []SkippedFile `json:",omitempty"`
