@@ -77,7 +77,9 @@ type HealthReport struct {
 	Compared time.Duration
 	Checks   HealthChecks
 
-	seen map[string]*record.Record // at the verdicts, of containers that were attached; see Replace
+	// seen are the records at the verdicts on the containers that the caller has named, for
+	// Replace; nil for one that was not attached.
+	seen map[string]*record.Record
 }
 
 // HealthChecks counts the CHECKs of plugins.
@@ -227,6 +229,18 @@ func textOf(err error) string {
 	return err.Error()
 }
 
+// see keeps the record of a container, unless the look was at all: a report would keep
+// thousands of records in memory.
+func (r *HealthReport) see(e *health.Container) {
+	if r.seen == nil {
+		return
+	}
+	r.seen[nameOf(e.Found)] = nil
+	if e.State != health.NotAttached {
+		r.seen[nameOf(e.Found)] = e.Found.Record
+	}
+}
+
 // verdictOn returns the verdict on a container that was looked at.
 func verdictOn(e *health.Container) Health {
 	h := Health{ContainerID: nameOf(e.Found), State: HealthState(e.State), Reason: e.Reason}
@@ -277,7 +291,7 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 	for _, e := range look.All(ctx, found) {
 		if h, ok := s.elsewhere(host, e, o.NetNS); ok {
 			report.Containers = append(report.Containers, h)
-			report.seen[h.ContainerID] = e.Found.Record
+			report.see(e)
 		} else {
 			all = append(all, e)
 		}
@@ -293,9 +307,7 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 		if e.State != health.NotAttached || len(o.Containers) > 0 {
 			report.Containers = append(report.Containers, verdictOn(e))
 		}
-		if e.State != health.NotAttached {
-			report.seen[nameOf(e.Found)] = e.Found.Record
-		}
+		report.see(e)
 	}
 	slices.SortFunc(report.Containers, func(a, b Health) int { return strings.Compare(a.ContainerID, b.ContainerID) })
 	return report, nil
@@ -304,11 +316,12 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 // toExamine returns the records of the containers: of this owner's, or with ids of
 // those. The report has the verdict on those that are not on record.
 func (s *snapshot) toExamine(ids []string) (found []record.Found, report *HealthReport, err error) {
-	report = &HealthReport{seen: map[string]*record.Record{}}
+	report = &HealthReport{}
 	if len(ids) == 0 {
 		mine, err := s.owned(true, nil)
 		return slices.DeleteFunc(mine, func(f record.Found) bool { return f.Record.Warm }), report, err
 	}
+	report.seen = make(map[string]*record.Record, len(ids))
 	ids = slices.Clone(ids)
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
@@ -322,6 +335,7 @@ func (s *snapshot) toExamine(ids []string) (found []record.Found, report *Health
 				return nil, nil, err
 			}
 			report.Containers = append(report.Containers, h)
+			report.seen[id] = nil
 			continue
 		}
 		f.Record.ContainerID = record.ID(id) // also if it is illegible

@@ -22,8 +22,9 @@ import (
 // that Repair cannot mend, or whose task lives in another namespace than the recorded one:
 // whatever is in that loses its network.
 //
-// The report is that of a Health on the container. If another call has changed the
-// container since, Replace changes nothing, and returns ErrBusy. Nor is anything removed if the
+// The report is that of a Health whose options have named the container; another one is
+// ErrInvalidArgument. If another call has changed the container since, Replace changes
+// nothing, and returns ErrBusy. Nor is anything removed if the
 // Setup could not succeed: its options are invalid, the path leads to no network
 // namespace, too few networks are loaded, an interface of the name is in the namespace and
 // not on the container's record, or another owner has attached the container, or another
@@ -40,19 +41,30 @@ func (r *Runtime) Replace(ctx context.Context, report *HealthReport, id, path st
 	if err := s.refuseInside(ctx); err != nil {
 		return nil, fmt.Errorf("replace the attachments of container %q: %w", id, err)
 	}
-	p := &replacement{snapshot: s, seen: report.seen[id]}
-	p.ns, err = newNamespace(id, path, opts...)
-	if err := r.usable(s, p.ns); err != nil {
-		return nil, err
-	}
-	if err == nil {
-		p.ns.makes = false // its task lives in the one that it has
-		result, err = p.run(ctx)
-	}
+	result, err = r.replace(ctx, s, report, id, path, opts)
 	if err != nil {
 		return nil, fmt.Errorf("replace the attachments of container %q: %w", id, err)
 	}
 	return result, nil
+}
+
+func (r *Runtime) replace(ctx context.Context, s *snapshot, report *HealthReport, id, path string, opts []NamespaceOpts) (*Result, error) {
+	ns, err := newNamespace(id, path, opts...)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.usable(s, ns); err != nil {
+		return nil, err
+	}
+	if report == nil {
+		report = &HealthReport{}
+	}
+	seen, named := report.seen[id]
+	if !named {
+		return nil, fmt.Errorf("the report is of no Health whose options name the container: %w", ErrInvalidArgument)
+	}
+	ns.makes = false // its task lives in the one that it has
+	return (&replacement{snapshot: s, ns: ns, seen: seen}).run(ctx)
 }
 
 // replacement is a Replace in progress.

@@ -20,7 +20,7 @@ type target struct {
 	Under   figure
 }
 
-// targets returns what is promised: how many times faster than go-cni, how near to the
+// targets returns the promised ratios: how many times faster than go-cni, how near to the
 // floor, how much more with many attached, and how little a program that changes one
 // line pays.
 func targets() []target {

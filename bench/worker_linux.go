@@ -36,7 +36,7 @@ type reply struct {
 	Err    string `json:",omitempty"`
 	Wall   int64  `json:",omitempty"` // microseconds from the begin of the first to the end of the last
 	Allocs uint64 `json:",omitempty"` // total
-	CPU    int64  `json:",omitempty"` // microseconds of the worker and the programs that it started; not what the kernel puts off
+	CPU    int64  `json:",omitempty"` // microseconds of the worker and its programs, without work that the kernel defers
 	Faults int64  `json:",omitempty"` // page faults of the programs that it started
 	Memory int64  `json:",omitempty"` // the worker's resident memory at the end, in bytes
 }

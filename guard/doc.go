@@ -32,5 +32,6 @@
 //
 // An administrator wins. What is held ([Hold.Begin]) is left and reported as [Held],
 // and a part that is undone three times within a minute is left and reported as
-// [Contested]. Nothing is removed or overwritten: what is there but differs is [Left].
+// [Contested]. A guard removes and overwrites nothing: it reports a part that differs, or
+// that it cannot add, as [Left].
 package guard

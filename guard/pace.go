@@ -14,8 +14,8 @@ const (
 	patience = 300 * time.Millisecond
 
 	// A look is owed a rest of restFor times the time that it took, so that looking takes a
-	// fifth of one processor at most. Up to mostOwed it may be taken later: what is lost
-	// next is seldom lost at once, and has traffic waiting. Each look is followed by a rest
+	// fifth of one processor at most. Up to mostOwed of the rest may be postponed, because
+	// the next loss seldom follows at once, and its traffic is waiting. Each look is followed by a rest
 	// of shortestRest at least. After looks that failed the rest doubles, up to longestRest.
 	restFor      = 4
 	mostOwed     = time.Second

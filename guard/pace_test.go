@@ -109,7 +109,7 @@ func TestFailuresAreRepeated(t *testing.T) {
 	expect.Same(t, "after a look that failed", []any{whole, next.Sub(now)}, []any{false, 2 * shortestRest})
 }
 
-// TestDecide: what is lost again and again is left until it is back, and what is left is
+// TestDecide: a part that is lost repeatedly is left until it is back, and each part that is left is
 // reported once.
 func TestDecide(t *testing.T) {
 	all := make(items)

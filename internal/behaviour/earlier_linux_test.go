@@ -31,8 +31,8 @@ import (
 // it was killed: 95 containers on nine networks with rules in each form, by built-in
 // plugins and executables, some with ports that Setup had chosen, one of them held; and
 // a pool with three containers that nobody had taken and two that somebody had.
-// testdata/earlier.json.gz has what that version left on disk and what the kernel's tools
-// said. All paths are below /mnt/host.
+// testdata/earlier.json.gz holds the files of that version, and what iptables-save, nft and
+// ip printed. All paths are below /mnt/host.
 type earlierHost struct {
 	*realHost
 	Confs      map[string]string // by network
@@ -42,7 +42,7 @@ type earlierHost struct {
 		IP   string // for ip -batch
 	}
 	Ends    string              // for ip -batch on the host, when all containers are there
-	Rules   map[string]string   // by tool: what it had saved
+	Rules   map[string]string   // by tool: its saved rules
 	Sysctls map[string]string   // below /proc/sys/net, that were not 0
 	Files   map[string]string   // on disk
 	Names   map[string][]string // other names of these files

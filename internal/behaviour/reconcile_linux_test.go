@@ -441,3 +441,30 @@ func TestAReplacementThatIsKilled(t *testing.T) {
 		})
 	}
 }
+
+// TestReplaceWantsAReportOnTheContainer: without one it could not know whether somebody
+// has changed the container.
+func TestReplaceWantsAReportOnTheContainer(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
+	path := h.Container("c1")
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	whole, err := r.Health(t.Context(), cni.HealthOptions{})
+	expect.NoError(t, err)
+	other, err := r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c2"}})
+	expect.NoError(t, err)
+	before := h.Audit()
+	for _, report := range []*cni.HealthReport{nil, {}, whole, other} {
+		_, err = r.Replace(t.Context(), report, "c1", path)
+		expect.Is(t, err, cni.ErrInvalidArgument)
+	}
+	h.WantClean(before)
+	named, err := r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c1"}})
+	expect.NoError(t, err)
+	_, err = r.Replace(t.Context(), named, "c1", path)
+	expect.NoError(t, err)
+	_, err = r.Replace(t.Context(), named, "c1", path)
+	expect.Is(t, err, cni.ErrBusy) // it has been replaced since
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+}
