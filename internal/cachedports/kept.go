@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/embedcni/cni/internal/atomicfile"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -65,7 +64,7 @@ func (c *Cache) keep(read int) {
 	if read < keepAfter || len(c.files) < keepFrom {
 		return
 	}
-	if err := atomicfile.Write(c.kept, c.encode(), 0o600); err != nil {
+	if err := plainfile.Replace(c.kept, c.encode(), 0o600); err != nil {
 		c.logger.Debug("keep which ports are in libcni's cache", "error", err)
 	}
 }

@@ -26,9 +26,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/proc"
 )
 
 const (
@@ -235,7 +235,7 @@ func (k Key) mark() (string, error) {
 	id := k.Boot
 	if id == "" {
 		var err error
-		if id, err = boot.ID(); err != nil {
+		if id, err = proc.BootID(); err != nil {
 			return "", err
 		}
 	}
