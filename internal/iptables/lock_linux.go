@@ -18,7 +18,7 @@ import (
 func LockNamespace(ctx context.Context, ns *netns.Handle, exclusive bool) (unlock func() error, err error) {
 	path, how := "/proc/thread-self/ns/net", unix.LOCK_SH
 	if ns != nil {
-		path = fmt.Sprintf("/proc/self/fd/%d", ns.File().Fd()) // opened anew: the lock is the opening's
+		path = fmt.Sprintf("/proc/thread-self/fd/%d", ns.File().Fd()) // opened anew: the lock is the opening's
 	}
 	if exclusive {
 		how = unix.LOCK_EX
