@@ -75,7 +75,8 @@ var floors = [][]string{
 		"cni",
 	},
 	{
-		"cnitest", "examples/tested", "guard", "internal/testhost", "netconf", "reconcile", "thick/backend",
+		"cnitest", "etcfiles", "examples/tested", "guard", "internal/testhost", "netconf", "reconcile",
+		"thick/backend",
 	},
 	{
 		"examples/allocrunner", "examples/quickstart", "examples/thick/daemon",

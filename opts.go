@@ -177,19 +177,6 @@ func WithPluginDir(dirs []string) Opt {
 	}
 }
 
-// WithPluginPath is WithPluginDir with a list in the form of CNI_PATH: separated
-// by ':' (';' on Windows), with empty elements ignored.
-func WithPluginPath(list string) Opt {
-	return func(c *config) error {
-		dirs := slices.DeleteFunc(filepath.SplitList(list), func(dir string) bool { return dir == "" })
-		if len(dirs) == 0 {
-			return fmt.Errorf("plugin path %q names no directory: %w", list, ErrInvalidArgument)
-		}
-		c.pluginDirs = dirs
-		return nil
-	}
-}
-
 // WithPluginConfDir sets the directory of the network configurations.
 func WithPluginConfDir(dir string) Opt {
 	return func(c *config) error {

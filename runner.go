@@ -163,7 +163,7 @@ func (a hooks) After(call chain.Call, kind runner.Kind, err error) error {
 // Fail implements [runner.Attachment].
 func (a hooks) Fail(f runner.Failure) error {
 	e := a.error(f.Verb, withSentinel(f.Err))
-	e.Plugin, e.PluginKind = f.Plugin, PluginKind(f.Kind)
+	e.Plugin, e.PluginKind = f.Plugin, string(f.Kind)
 	e.Code, e.Msg, e.Details, e.Stderr = f.Code, f.Msg, f.Details, f.Stderr
 	return e
 }
@@ -221,7 +221,7 @@ func observer(observe func(context.Context, Event)) func(context.Context, runner
 	}
 	return func(ctx context.Context, e runner.Event) {
 		observe(ctx, Event{
-			Operation: e.Verb, Network: e.Network, Plugin: e.Plugin, PluginKind: PluginKind(e.Kind),
+			Operation: e.Verb, Network: e.Network, Plugin: e.Plugin, PluginKind: string(e.Kind),
 			ContainerID: e.ContainerID, IfName: e.IfName, Duration: e.Took, Err: e.Err,
 		})
 	}

@@ -68,7 +68,7 @@ func TestFault_F54_AReloadIsNoticed(t *testing.T) {
 		t.Errorf("CHECK says %v", err)
 	}
 	restarted := h.builtIn(h.filtered("podnet", anyway))
-	report, err := restarted.Recover(t.Context(), cni.OnBroken(cni.ReportBroken))
+	report, err := restarted.Recover(t.Context(), cni.ReportBroken)
 	expect.NoError(t, err)
 	expect.Same(t, "adopted", report.Adopted, []string{"a"})
 	if report.Kept["a"] == nil {

@@ -371,7 +371,7 @@ func TestGuardNamesWhoChangedRules(t *testing.T) {
 		h.quiet()
 		named := map[string]bool{}
 		for _, e := range h.taken() {
-			if e.Kind == guard.Repaired && e.Difference.Kind == cni.KindRule {
+			if e.Kind == guard.Repaired && e.Difference.Kind == "rule" {
 				named[e.By] = true
 			}
 		}

@@ -17,7 +17,7 @@ import (
 func (l *twoLists) removeUntil(deleted func()) error {
 	l.T.Helper()
 	observe := cni.WithObserver(func(_ context.Context, e cni.Event) {
-		if e.Operation == "DEL" && e.Plugin == "portmap" && e.PluginKind == cni.PluginExecutable {
+		if e.Operation == "DEL" && e.Plugin == "portmap" && e.PluginKind == "executable" {
 			deleted()
 		}
 	})
@@ -35,7 +35,7 @@ func (l *twoLists) removeUntil(deleted func()) error {
 // worked.
 func bothAttached(t *testing.T, variant string, families [2]string) *twoLists {
 	t.Helper()
-	l := newTwoLists(t, cni.PluginExecutable, variant, "iptables", families)
+	l := newTwoLists(t, "executable", variant, "iptables", families)
 	_, err := l.load().Setup(t.Context(), "c1", l.container, l.options()...)
 	expect.NoError(t, err)
 	l.Serve(l.container, 80)

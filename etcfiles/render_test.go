@@ -1,4 +1,4 @@
-package cni
+package etcfiles
 
 import (
 	"net/netip"
@@ -43,7 +43,7 @@ func TestAValueDoesNotBecomeALine(t *testing.T) {
 				t.Errorf("%s %q: %q, %v", what, bad, got, err)
 			}
 		}
-		if got, err := renderHosts([]HostsEntry{{netip.MustParseAddr("10.1.0.2"), []string{"ok", bad}}}); err == nil || got != nil {
+		if got, err := renderHosts([]Entry{{netip.MustParseAddr("10.1.0.2"), []string{"ok", bad}}}); err == nil || got != nil {
 			t.Errorf("name %q: %q, %v", bad, got, err)
 		}
 	}
@@ -51,7 +51,7 @@ func TestAValueDoesNotBecomeALine(t *testing.T) {
 
 func TestHosts(t *testing.T) {
 	const local = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-	got, err := renderHosts([]HostsEntry{
+	got, err := renderHosts([]Entry{
 		{netip.MustParseAddr("10.1.0.2"), []string{"web-1", "web"}},
 		{netip.MustParseAddr("::ffff:10.1.0.3"), []string{"db"}},
 		{netip.MustParseAddr("fd00::2"), []string{"web-1"}},
@@ -62,12 +62,12 @@ func TestHosts(t *testing.T) {
 	if got, err := renderHosts(nil); err != nil || string(got) != local {
 		t.Errorf("%q, %v, want %q", got, err, local)
 	}
-	for what, entry := range map[string]HostsEntry{
+	for what, entry := range map[string]Entry{
 		"no address":  {Names: []string{"x"}},
 		"with a zone": {netip.MustParseAddr("fe80::1%eth0"), []string{"x"}},
 		"no name":     {Addr: netip.MustParseAddr("10.1.0.2")},
 	} {
-		if got, err := renderHosts([]HostsEntry{entry}); err == nil || got != nil {
+		if got, err := renderHosts([]Entry{entry}); err == nil || got != nil {
 			t.Errorf("%s: %q, %v", what, got, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package cni
+package etcfiles
 
 import (
 	"errors"
@@ -9,13 +9,38 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni"
 )
 
 const localhost = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
+// resultOf returns the Result that Setup makes of plugins' results.
+func resultOf(t *testing.T, texts ...string) *cni.Result {
+	t.Helper()
+	var results []*types100.Result
+	for _, text := range texts {
+		parsed, err := types100.NewResult([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		results = append(results, parsed.(*types100.Result))
+	}
+	rt, err := cni.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := rt.GetCNIResultFromResults(results)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 // twoNetworks is the result of lo, of a bridge with two addresses, and of a network with
 // one of each family, whose DNS overlap.
-func twoNetworks(t *testing.T) *Result {
+func twoNetworks(t *testing.T) *cni.Result {
 	return resultOf(t,
 		`{"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": "eth1", "sandbox": "/c"}], "ips": [
 			{"interface": 0, "address": "10.1.0.1/24"}, {"interface": 1, "address": "10.1.0.2/24"}, {"interface": 1, "address": "fe80::2/64"}],
@@ -28,12 +53,12 @@ func twoNetworks(t *testing.T) *Result {
 func TestResolvConfIsTheMergedDNS(t *testing.T) {
 	r := twoNetworks(t)
 	const want = "nameserver 10.1.0.1\nnameserver fd00::1\ndomain b.example\nsearch a.example b.example\noptions ndots:2\n"
-	got, err := r.ResolvConf()
+	got, err := ResolvConf(r)
 	if err != nil || string(got) != want {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}
 	path := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := r.WriteResolvConf(path); err != nil {
+	if err := WriteResolvConf(path, r); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != want {
@@ -45,13 +70,13 @@ func TestResolvConfIsTheMergedDNS(t *testing.T) {
 func TestAResolvConfWithoutServersIsNotWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	for _, dns := range []types.DNS{{}, {Search: []string{"a.example"}}} {
-		err := (&Result{DNS: []types.DNS{dns}}).WriteResolvConf(path)
-		if !errors.Is(err, ErrNotFound) {
+		err := WriteResolvConf(path, &cni.Result{DNS: []types.DNS{dns}})
+		if !errors.Is(err, cni.ErrNotFound) {
 			t.Errorf("%+v: %v, want ErrNotFound", dns, err)
 		}
 	}
-	bad := &Result{DNS: []types.DNS{{Nameservers: []string{"10.1.0.1"}, Search: []string{"x\nnameserver 6.6.6.6"}}}}
-	if err := bad.WriteResolvConf(path); !errors.Is(err, ErrInvalidResult) {
+	bad := &cni.Result{DNS: []types.DNS{{Nameservers: []string{"10.1.0.1"}, Search: []string{"x\nnameserver 6.6.6.6"}}}}
+	if err := WriteResolvConf(path, bad); !errors.Is(err, cni.ErrInvalidResult) {
 		t.Errorf("%v, want ErrInvalidResult", err)
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
@@ -61,24 +86,24 @@ func TestAResolvConfWithoutServersIsNotWritten(t *testing.T) {
 
 func TestHostsHasTheContainersAddresses(t *testing.T) {
 	r := twoNetworks(t)
-	more := HostsEntry{netip.MustParseAddr("10.1.0.1"), []string{"host.internal", "gateway"}}
+	more := Entry{netip.MustParseAddr("10.1.0.1"), []string{"host.internal", "gateway"}}
 	const want = localhost + "10.2.0.2\tweb-1 web\nfd00::2\tweb-1 web\n10.1.0.2\tweb-1 web\n10.1.0.1\thost.internal gateway\n"
-	got, err := r.Hosts([]string{"web-1", "web"}, more)
+	got, err := Hosts(r, []string{"web-1", "web"}, more)
 	if err != nil || string(got) != want {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}
 	path := filepath.Join(t.TempDir(), "hosts")
-	if err := r.WriteHosts(path, []string{"web-1", "web"}, more); err != nil {
+	if err := WriteHosts(path, r, []string{"web-1", "web"}, more); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != want {
 		t.Errorf("written %q, %v", got, err)
 	}
-	if got, err := r.Hosts(nil); err != nil || string(got) != localhost {
+	if got, err := Hosts(r, nil); err != nil || string(got) != localhost {
 		t.Errorf("without names: %q, %v", got, err)
 	}
-	err = r.WriteHosts(path, []string{"two words"})
-	if now, _ := os.ReadFile(path); !errors.Is(err, ErrInvalidArgument) || string(now) != want {
+	err = WriteHosts(path, r, []string{"two words"})
+	if now, _ := os.ReadFile(path); !errors.Is(err, cni.ErrInvalidArgument) || string(now) != want {
 		t.Errorf("%v, and the file is %q", err, now)
 	}
 }
@@ -86,7 +111,7 @@ func TestHostsHasTheContainersAddresses(t *testing.T) {
 // TestHostsWithoutSandboxes: results before CNI 0.3.0 list no interfaces.
 func TestHostsWithoutSandboxes(t *testing.T) {
 	r := resultOf(t, `{"cniVersion": "1.1.0", "ips": [{"address": "10.1.0.2/24"}]}`)
-	got, err := r.Hosts([]string{"web"})
+	got, err := Hosts(r, []string{"web"})
 	if err != nil || !strings.HasSuffix(string(got), "\n10.1.0.2\tweb\n") {
 		t.Errorf("%q, %v", got, err)
 	}

@@ -1,4 +1,4 @@
-package cni
+package etcfiles
 
 import (
 	"bytes"
@@ -66,7 +66,7 @@ func checkWord(word string) error {
 //	127.0.0.1	localhost
 //	::1	localhost ip6-localhost ip6-loopback
 //	10.1.0.2	web-1 web
-func renderHosts(entries []HostsEntry) ([]byte, error) {
+func renderHosts(entries []Entry) ([]byte, error) {
 	var b bytes.Buffer
 	b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
 	for _, e := range entries {
