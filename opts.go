@@ -384,7 +384,7 @@ func WithLogger(logger *slog.Logger) Opt {
 // another owner has attached it too.
 //
 // The work runs in the background. From the first Setup on, each call of Setup,
-// Remove or Check requests a scan of all records, which runs in short passes with
+// Remove or Check requests a scan of all records, which reads in parts with
 // pauses between them. No call waits for a scan, except a call for a container
 // that is being removed at that moment, and a Setup that wants a host port of an
 // abandoned container, which it removes itself; it waits for a second at most. If the
