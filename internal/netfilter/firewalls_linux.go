@@ -30,7 +30,7 @@ func Open(ns *netns.Handle, o Options) *Firewalls {
 	sockets := nft.Sockets{Pool: o.Sockets, NS: ns}
 	return &Firewalls{
 		Options: o, sockets: sockets,
-		native:    native.Form{Sockets: sockets, Siblings: o.siblings},
+		native:    native.Form{Sockets: sockets, Siblings: o.siblings, Displace: o.displace},
 		reference: reference.Form{Sockets: sockets, Held: o.Held},
 	}
 }

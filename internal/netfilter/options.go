@@ -58,6 +58,12 @@ func (o Options) siblings() fwrules.Siblings {
 	return o.Siblings()
 }
 
+// DisplacedFact is the key of the note that another attachment's masquerading of an address
+// became this one's. If the other lives, it gets that back.
+const DisplacedFact = "netfilter.displaced"
+
+func (o Options) displace() error { return o.note(DisplacedFact, true) }
+
 func (o Options) fact(key string) json.RawMessage {
 	if o.Notes == nil {
 		return nil

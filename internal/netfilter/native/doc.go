@@ -4,7 +4,8 @@
 //
 // An address belongs to one attachment at a time: an ADD takes over the elements that
 // another attachment left with the address, and the late DEL of that attachment leaves them
-// alone. A port of the host belongs to the first container that asks for it. The ADD of
+// alone. If the other still lives, on a network of its own, the element does the same for
+// both meanwhile; Form.Displace has the caller note that it is to be given back. A port of the host belongs to the first container that asks for it. The ADD of
 // another container fails with fwrules.ErrHostPortTaken; one of the same container leaves the
 // port as it is, see fwrules.Siblings.
 //

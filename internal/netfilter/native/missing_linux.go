@@ -182,5 +182,5 @@ func (f Form) Restore(ctx context.Context, all []Restoring) error {
 		return err
 	}
 	have := func(e element, comment string) bool { return siblings[keyOf(e)]().Have(comment) }
-	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return addMissing(ctx, c, wanted, false, have) })
+	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return addMissing(ctx, c, wanted, nil, have) })
 }
