@@ -1,53 +1,41 @@
 package etcfiles
 
 import (
+	"encoding/json"
 	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni"
 )
 
 const localhost = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
-// resultOf returns the Result that Setup makes of plugins' results.
-func resultOf(t *testing.T, texts ...string) *cni.Result {
+// twoNetworks is the Result of a bridge with two addresses, and of a network with one of each
+// family and lo, whose DNS overlap.
+func twoNetworks(t *testing.T) *cni.Result {
+	return resultOf(t, `{
+		"DNS": [{"nameservers": ["10.1.0.1"], "search": ["a.example"], "options": ["ndots:2"]},
+			{"nameservers": ["10.1.0.1", "fd00::1"], "domain": "b.example", "search": ["a.example", "b.example"]}],
+		"Networks": [
+			{"Interfaces": [{"Name": "br0", "Addresses": [{"Prefix": "10.1.0.1/24"}]},
+				{"Name": "eth1", "Sandbox": "/c", "Addresses": [{"Prefix": "10.1.0.2/24"}, {"Prefix": "fe80::2/64"}]}]},
+			{"Interfaces": [{"Name": "eth0", "Sandbox": "/c", "Addresses": [{"Prefix": "10.2.0.2/24"}, {"Prefix": "fd00::2/64"}]},
+				{"Name": "lo", "Sandbox": "/c", "Addresses": [{"Prefix": "127.0.0.1/8"}]}]}]}`)
+}
+
+// resultOf reads a stored Result.
+func resultOf(t *testing.T, stored string) *cni.Result {
 	t.Helper()
-	var results []*types100.Result
-	for _, text := range texts {
-		parsed, err := types100.NewResult([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		results = append(results, parsed.(*types100.Result))
-	}
-	rt, err := cni.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := rt.GetCNIResultFromResults(results)
-	if err != nil {
+	r := &cni.Result{}
+	if err := json.Unmarshal([]byte(stored), r); err != nil {
 		t.Fatal(err)
 	}
 	return r
-}
-
-// twoNetworks is the result of lo, of a bridge with two addresses, and of a network with
-// one of each family, whose DNS overlap.
-func twoNetworks(t *testing.T) *cni.Result {
-	return resultOf(t,
-		`{"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": "eth1", "sandbox": "/c"}], "ips": [
-			{"interface": 0, "address": "10.1.0.1/24"}, {"interface": 1, "address": "10.1.0.2/24"}, {"interface": 1, "address": "fe80::2/64"}],
-		  "dns": {"nameservers": ["10.1.0.1"], "search": ["a.example"], "options": ["ndots:2"]}}`,
-		`{"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "sandbox": "/c"}, {"name": "lo", "sandbox": "/c"}], "ips": [
-			{"interface": 0, "address": "10.2.0.2/24"}, {"interface": 0, "address": "fd00::2/64"}, {"interface": 1, "address": "127.0.0.1/8"}],
-		  "dns": {"nameservers": ["10.1.0.1", "fd00::1"], "domain": "b.example", "search": ["a.example", "b.example"]}}`)
 }
 
 func TestResolvConfIsTheMergedDNS(t *testing.T) {
@@ -108,11 +96,16 @@ func TestHostsHasTheContainersAddresses(t *testing.T) {
 	}
 }
 
-// TestHostsWithoutSandboxes: results before CNI 0.3.0 list no interfaces.
+// TestHostsWithoutSandboxes: results before CNI 0.3.0 list no interfaces, and a Result that
+// go-cni has stored has no Networks.
 func TestHostsWithoutSandboxes(t *testing.T) {
-	r := resultOf(t, `{"cniVersion": "1.1.0", "ips": [{"address": "10.1.0.2/24"}]}`)
-	got, err := Hosts(r, []string{"web"})
-	if err != nil || !strings.HasSuffix(string(got), "\n10.1.0.2\tweb\n") {
-		t.Errorf("%q, %v", got, err)
+	for _, stored := range []string{
+		`{"Networks": [{"Interfaces": [{"Name": "eth0", "Addresses": [{"Prefix": "10.1.0.2/24"}]}]}]}`,
+		`{"Interfaces": {"eth0": {"IPConfigs": [{"IP": "10.1.0.2"}]}, "lo": {"IPConfigs": [{"IP": "127.0.0.1"}]}}}`,
+	} {
+		got, err := Hosts(resultOf(t, stored), []string{"web"})
+		if err != nil || string(got) != localhost+"10.1.0.2\tweb\n" {
+			t.Errorf("%q, %v", got, err)
+		}
 	}
 }
