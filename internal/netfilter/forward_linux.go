@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
 	"golang.org/x/sys/unix"
@@ -46,7 +47,7 @@ type forwarding struct {
 	accepts  map[string]int // the comments of our rules: how many have it
 }
 
-// readForwarding looks at both chains, without a process.
+// readForwarding looks at both chains; without a process, unless a legacy table has them.
 func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err error) {
 	number := 0
 	rule := func(chain, to, comment string) {
@@ -66,14 +67,18 @@ func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err 
 		number, f = 0, forwarding{Tool: tool, to: make(map[string]int), accepts: make(map[string]int)}
 	}
 	if begin(); tool.Legacy {
-		err = nft.In(tool.Sockets.NS, func() error { // it asks about the thread's namespace
-			has, err := tool.HasLegacyTable(tableFilter)
-			if err != nil || !has {
+		err = nft.In(tool.Sockets.NS, func() error { // of the thread that asks
+			out, err := tool.Save(ctx, []iptables.ChainID{{Table: tableFilter, Chain: chainForward}, {Table: tableFilter, Chain: chainStage1}})
+			if err != nil {
 				return err
 			}
-			rules, _, err := tool.LegacyRules(tableFilter)
-			for _, r := range rules {
-				rule(r.Chain, r.Target, r.Comment)
+			tables, err := iptables.ParseSave(out)
+			for _, t := range tables {
+				for _, r := range t.Rules {
+					if t.Table == tableFilter {
+						rule(r.Chain, r.Value("-j"), strings.Join(r.Comments(), " "))
+					}
+				}
 			}
 			return err
 		})
