@@ -10,7 +10,6 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/footprint"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
@@ -27,7 +26,7 @@ func (a *attachment) chain() *chain.Chain {
 		return c // nothing runs
 	}
 	r := a.runner()
-	r.Given.Batch, r.Previous = &batch.Batch{}, &inprocess.Previous{}
+	r.Given.Batch = &batch.Batch{}
 	if a.network.isLo && r.MakesOnlyLo() {
 		c.Uncached, c.OnResult = true, a.holdResult
 	}

@@ -21,7 +21,6 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
@@ -55,7 +54,6 @@ type Runner struct {
 	Container   *netns.Handle       // nil if it is not open
 	Inherit     []*os.File          // the container's lock, which executables keep after the runtime's death
 	Given       caller.Given        // to built-in plugins; its Batch is for ADD and DEL
-	Previous    *inprocess.Previous // of built-in plugins; may be nil
 	Attachment
 }
 
