@@ -89,7 +89,7 @@ func (b *build) snapshot(want *wanted) *snapshot {
 	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
 		s.cached = previous.cached
 	} else {
-		s.cached = cachedports.Open(s.stateDir, filepath.Join(s.own, "cachedports"), s.Records, s.logger)
+		s.cached = cachedports.Open(s.stateDir, s.Records, s.logger)
 	}
 	s.runner = &runner.Runtime{
 		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,

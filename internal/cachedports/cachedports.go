@@ -3,12 +3,9 @@
 //
 //	results/podnet-c1-eth0  {"containerId": "c1", "netns": …, "capabilityArgs": {"portMappings": […]}}
 //
-// The runtime's own attachments are in the cache too, one file each. So a [Cache] knows
-// the files that it has read. Of many the kernel says which have changed since. Beside few,
-// the names are listed again if the directory has changed, and at most once a second: what
-// another program attaches within that second before a call may be missed. A program may
-// be a process for each container. So what a Cache knows of many files is kept in a file
-// too, see kept.
+// It is read only for a call that publishes ports. The runtime's own attachments are in
+// the cache too, one file each, so a process remembers the files that it has read, and
+// reads those that are new or have changed since.
 package cachedports
 
 import (
@@ -18,10 +15,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
@@ -37,82 +32,52 @@ type Attachment struct {
 
 // Cache is libcni's cache below a directory. It is safe for concurrent use.
 type Cache struct {
-	place
-	logger *slog.Logger
-	// onRecord reports whether a container is on the runtime's own record, and listed
-	// returns it for many containers at one time.
-	onRecord func(containerID string) bool
-	listed   func() func(containerID string) bool
-	open     func(dir string) (*dirwatch.Watch, error)
+	dir     string
+	records *record.Store
+	logger  *slog.Logger
 
 	*state
-	ref *shared.Ref[state] // of the process's state; nil if it is the Cache's own
+	ref *shared.Ref[state]
 }
 
-// place is where the cache and the records are.
-type place struct {
-	dir     string
-	kept    string // path of the file in which later processes find what is known
-	records string
-}
-
-// state is what the process knows of the files in the cache.
+// state is what the process knows of the files in a cache.
 type state struct {
 	mu      sync.Mutex
-	files   map[string]*file // by name; nil until the names were listed
-	byPort  ports.ByPort     // names of files
-	lists   int              // how often the names were listed
-	changed time.Time        // of the directory, when the names were listed
-	looked  time.Time        // when they were listed last
-	watch   *watch           // nil: the names are listed
+	files   map[string]*file // by name
 	configs conflist.Cache   // of the networks in the files
 }
 
-func newState() *state { return &state{} }
+// states are by the directories of the cache and of the records.
+var states shared.Values[[2]string, state]
 
-var states shared.Values[place, state]
-
-// Open returns the cache. It touches nothing. kept is the path of a file for what the
-// Cache knows, which is shared with the other Caches of the process. The claims of a
-// container on one of the records, by the ID that plugins know, are not the cache's.
-func Open(cacheDir, kept string, records *record.Store, logger *slog.Logger) *Cache {
-	at := place{filepath.Join(cacheDir, "results"), kept, records.Dir()}
-	ref := states.Get(at, newState)
-	c := &Cache{place: at, logger: logger, open: dirwatch.Open, state: ref.Value, ref: ref}
-	c.onRecord = func(id string) bool {
-		has, err := records.Exists(record.Name(record.ID(id)))
-		return has || err != nil
-	}
-	c.listed = func() func(string) bool {
-		names, err := records.Files()
-		if err != nil {
-			return c.onRecord
-		}
-		return func(id string) bool {
-			_, has := slices.BinarySearch(names, record.Name(record.ID(id)))
-			return has
-		}
-	}
-	return c
+// Open returns the cache. It touches nothing. What is known of the files is shared with
+// the other Caches of the process. The claims of a container on one of the records, by the
+// ID that plugins know, are not the cache's.
+func Open(cacheDir string, records *record.Store, logger *slog.Logger) *Cache {
+	dir := filepath.Join(cacheDir, "results")
+	ref := states.Get([2]string{dir, records.Dir()}, func() *state { return &state{} })
+	return &Cache{dir: dir, records: records, logger: logger, state: ref.Value, ref: ref}
 }
 
 // Find returns the attachments that are only in the cache and claim one of the wanted
-// ports, by container and interface. Each was read anew.
+// ports, by container and interface.
 func (c *Cache) Find(wanted []ports.Claim) (found []Attachment, err error) {
 	if len(wanted) == 0 {
 		return nil, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.refresh(time.Now()); err != nil {
+	if err := c.refresh(); err != nil {
 		return nil, err
 	}
-	for _, name := range c.byPort.Find(wanted) {
-		if c.onRecord(c.files[name].id) {
+	nobody := func(string) bool { return false }
+	for name, f := range c.files {
+		if !ports.Overlap(f.Claims, wanted) {
 			continue
 		}
-		if a, _ := c.read(name); ports.Overlap(a.Claims, wanted) { // it may have changed since
-			found = append(found, a)
+		// It may have changed without another time or size.
+		if now := c.look(name, nil, nobody); now != nil && ports.Overlap(now.Claims, wanted) {
+			found = append(found, now.Attachment)
 		}
 	}
 	slices.SortFunc(found, func(a, b Attachment) int {

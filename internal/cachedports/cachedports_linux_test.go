@@ -9,9 +9,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/ports"
+	"github.com/embedcni/cni/internal/record"
 )
 
 const (
@@ -19,34 +19,48 @@ const (
 	deaf       = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]}`
 )
 
-// cacheDir is a directory with a cache.
+// cacheDir is a directory with a cache, beside one with records.
 type cacheDir struct {
-	t      testing.TB
-	dir    string
-	record map[string]bool
-	asked  int // how often a container was looked up on record
-	cache  *Cache
+	t       testing.TB
+	dir     string
+	records *record.Store
+	cache   *Cache
 }
 
 func newCache(t testing.TB) *cacheDir {
 	t.Helper()
-	c := &cacheDir{t: t, dir: t.TempDir(), record: make(map[string]bool)}
-	c.cache = &Cache{
-		place: place{dir: filepath.Join(c.dir, "results"), kept: filepath.Join(c.dir, "kept")}, state: newState(),
-		logger: slog.New(slog.DiscardHandler), onRecord: func(id string) bool { c.asked++; return c.record[id] },
-		listed: func() func(string) bool { return func(id string) bool { return c.record[id] } },
-		open:   dirwatch.Open,
-	}
+	c := &cacheDir{t: t, dir: t.TempDir()}
+	c.records = record.Open(filepath.Join(c.dir, "attachments"))
+	c.again()
 	return c
+}
+
+// again makes the Cache of another process.
+func (c *cacheDir) again() {
+	c.cache = Open(c.dir, c.records, slog.New(slog.DiscardHandler))
+	c.cache.state = &state{}
+}
+
+// record puts a container on record.
+func (c *cacheDir) record(id string) {
+	c.t.Helper()
+	expect.NoError(c.t, c.records.BeginVolatile(&record.Record{ContainerID: record.ID(id)}))
 }
 
 // add writes a file as libcni does.
 func (c *cacheDir) add(id, config string, port int) string {
 	c.t.Helper()
-	data, err := json.Marshal(map[string]any{
-		"kind": "cniCacheV1", "containerId": id, "networkName": "net", "ifName": "eth0", "netns": "/run/netns/" + id, "config": []byte(config),
-		"capabilityArgs": map[string]any{"portMappings": []any{map[string]any{"hostPort": port, "containerPort": 80, "protocol": "tcp"}}},
-	})
+	data, err := json.Marshal(struct {
+		Kind           string         `json:"kind"`
+		ContainerID    string         `json:"containerId"`
+		Config         []byte         `json:"config"`
+		IfName         string         `json:"ifName"`
+		NetworkName    string         `json:"networkName"`
+		NetNS          string         `json:"netns"`
+		CapabilityArgs map[string]any `json:"capabilityArgs"`
+	}{"cniCacheV1", id, []byte(config), "eth0", "net", "/run/netns/" + id, map[string]any{
+		"portMappings": []any{map[string]any{"hostPort": port, "containerPort": 80, "protocol": "tcp"}},
+	}})
 	expect.NoError(c.t, err)
 	return c.write("net-"+id+"-eth0", data)
 }
@@ -58,14 +72,8 @@ func (c *cacheDir) write(name string, data []byte) string {
 	return path
 }
 
-// has returns the containers that have TCP port 8080, after the interval between two lists.
+// has returns the containers that have TCP port 8080.
 func (c *cacheDir) has() string {
-	c.t.Helper()
-	c.cache.looked = c.cache.looked.Add(-2 * listEvery)
-	return c.hasNow()
-}
-
-func (c *cacheDir) hasNow() string {
 	c.t.Helper()
 	found, err := c.cache.Find([]ports.Claim{{Protocol: "tcp", Port: 8080}})
 	expect.NoError(c.t, err)
@@ -81,9 +89,10 @@ func TestFindsWhatIsOnlyInTheCache(t *testing.T) {
 	expect.Same(t, "without a cache", c.has(), "[]")
 	c.add("other", forwarding, 8081)
 	c.add("deaf", deaf, 8080)
-	c.record["ours"] = true
+	c.record("ours")
 	c.add("ours", forwarding, 8080)
 	c.write("garbage", []byte(`{"capabilityArgs": {"portMappings"`))
+	c.write("numbered", []byte(`{"containerId": 7, "capabilityArgs": {"portMappings": []}}`))
 	c.write("result-of-an-old-libcni", []byte(`{"cniVersion": "0.4.0", "portMappings": []}`))
 	fifo := filepath.Join(c.dir, "results", "fifo")
 	expect.NoError(t, syscall.Mkfifo(fifo, 0o600))
@@ -100,42 +109,28 @@ func TestFindsWhatIsOnlyInTheCache(t *testing.T) {
 	expect.Same(t, "nothing wanted", len(none), 0)
 
 	expect.NoError(t, os.Remove(path))
-	expect.Same(t, "at once", c.hasNow(), "[a1]")
+	expect.Same(t, "one is gone", c.has(), "[a1]")
 	c.add("a1", forwarding, 9000)
-	expect.Same(t, "with another port at once", c.hasNow(), "[]")
-	c.record["ours"] = false // released: the container is another program's now
+	expect.Same(t, "with another port at once", c.has(), "[]")
+	expect.NoError(t, c.records.Delete("ours")) // released: the container is another program's now
 	expect.Same(t, "released", c.has(), "[ours]")
+	c.record("ours")
+	expect.Same(t, "ours again", c.has(), "[]")
 	expect.NoError(t, os.RemoveAll(filepath.Join(c.dir, "results")))
 	expect.Same(t, "after all", c.has(), "[]")
 }
 
-// TestAFileIsReadOnce: a further attachment costs one file, however many there are.
-func TestAFileIsReadOnce(t *testing.T) {
+// TestOurFilesAreReadOnce: another attachment of ours costs one file, however many there are.
+func TestOurFilesAreReadOnce(t *testing.T) {
 	c := newCache(t)
-	for i := range 100 {
-		id := fmt.Sprint("c", i)
-		c.record[id] = true
-		c.add(id, forwarding, 9000+i)
-	}
+	c.record("ours")
+	path := c.add("ours", forwarding, 8080)
 	expect.Same(t, "at first", c.has(), "[]")
-	c.asked = 0
-	for i := range 10 {
-		id := fmt.Sprint("new", i)
-		c.record[id] = true
-		c.add(id, forwarding, 8000+i)
-		expect.Same(t, "then", c.has(), "[]")
-	}
-	expect.Same(t, "containers looked up", c.asked, 10)
-}
-
-// TestNamesAreListedOncePerInterval.
-func TestNamesAreListedOncePerInterval(t *testing.T) {
-	c := newCache(t)
 	c.add("c1", forwarding, 8080)
-	expect.Same(t, "at first", c.has(), "[c1]")
-	c.add("c2", forwarding, 8080)
-	expect.Same(t, "within the interval", c.hasNow(), "[c1]")
-	expect.Same(t, "after it", c.has(), "[c1 c2]")
+	expect.NoError(t, os.Rename(filepath.Join(c.dir, "results", "net-c1-eth0"), path))
+	expect.Same(t, "in place of ours, which is on record", c.has(), "[]")
+	c.again()
+	expect.Same(t, "by another process", c.has(), "[c1]")
 }
 
 func TestADirectoryThatCannotBeRead(t *testing.T) {
@@ -146,19 +141,39 @@ func TestADirectoryThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// BenchmarkFind is a search after another attachment of the runtime's own.
+// FuzzParse: whatever is in the cache, and whoever wrote it.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(`{"kind": "cniCacheV1", "containerId": "c1", "config": "e30=", "capabilityArgs": {"portMappings": [{"hostPort": 80}]}}`))
+	f.Add([]byte(`{"containerId": ["c1"]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var c Cache
+		c.state = &state{}
+		if a := c.parse(data); len(a.Claims) > 0 && a.ContainerID == "" {
+			t.Errorf("%q claims ports for nobody", data)
+		}
+		containerOf(data)
+	})
+}
+
+// BenchmarkFind is a search after another attachment of the runtime's own, by the same
+// process and by a new one.
 func BenchmarkFind(b *testing.B) {
-	for _, n := range []int{10, 100, 1000, 10_000} {
+	for _, n := range []int{10, 150, 1000, 10_000} {
+		c := newCache(b)
+		for i := range n {
+			id := fmt.Sprint("c", i)
+			c.record(id)
+			c.add(id, forwarding, 9000+i)
+		}
 		b.Run(fmt.Sprintf("%d attachments", n), func(b *testing.B) {
-			c := newCache(b)
-			for i := range n + 1 {
-				id := fmt.Sprint("c", i)
-				c.record[id] = true
-				c.add(id, forwarding, 9000+i)
-			}
-			expect.Same(b, "at first", c.has(), "[]")
 			for b.Loop() {
-				expect.Same(b, "then", c.has(), "[]")
+				expect.Same(b, "found", c.has(), "[]")
+			}
+		})
+		b.Run(fmt.Sprintf("%d attachments, new process", n), func(b *testing.B) {
+			for b.Loop() {
+				c.again()
+				expect.Same(b, "found", c.has(), "[]")
 			}
 		})
 	}
