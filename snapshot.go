@@ -84,7 +84,7 @@ func (b *build) snapshot(want *wanted) *snapshot {
 		first, ahead, s.addresses = previous.runner.First, previous.runner.Ahead, previous.addresses
 	} else {
 		s.addresses = addrindex.Open(s.Records)
-		first, ahead = firstadd.New(filepath.Join(s.own, "networks"), s.Locks.Space), &runner.Ahead{}
+		first, ahead = firstadd.New(s.Locks.Space), &runner.Ahead{}
 	}
 	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
 		s.cached = previous.cached
