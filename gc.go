@@ -47,17 +47,18 @@ type GCOptions struct {
 // GC removes, as Remove does, every container that this owner has recorded and
 // that is not in Keep. Of the containers in Keep it removes the attachments
 // whose removal has failed before. Then it removes the leftovers of containers
-// that this owner once recorded but that are no longer on record, as after a
-// power cut: the addresses that host-local holds for them and, if the record was
-// lost rather than deleted, all leftovers of the reference plugins. If libcni's cache
+// that an earlier version of this library noted for this owner and that are no
+// longer on record, as after a power cut: the addresses that host-local holds for
+// them and, if the record was lost rather than deleted, all leftovers of the
+// reference plugins. If libcni's cache
 // still has such a container and it lives, or may, another program may have attached it:
 // it stays, and is in Report.Left. Last GC runs
 // GC of the plugins of the loaded networks, or of those in Configs, of version 1.1.0
 // and later, unless the network sets disableGC. The plugins then remove everything
 // that belongs to no attachment on record, of any owner.
 //
-// GC releases only reservations of host-local that this owner's ledger names by
-// container, interface and address, and whose address is on no record: other
+// GC releases only reservations of host-local that a record of this owner's names,
+// or that an earlier version noted for it and whose address is on no record: other
 // programs and administrators have reservations in the same directories. GC
 // tells an executable host-local that those are valid. If a reservation names no
 // attachment, GC cannot do that: then it does not ask the network's plugins, and
@@ -104,7 +105,7 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 	if o.KeepIf != nil {
 		return s.collectIf(ctx, o, nil, report)
 	}
-	// Before the records, because an attachment is entered just before it is on record.
+	// Before the records: an earlier version enters an attachment just before it records it.
 	entered, unread := s.ledger().Read()
 	found, err := s.Records.List()
 	if err != nil {
@@ -306,16 +307,14 @@ func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, rep
 	for _, err := range failed {
 		errs = append(errs, err)
 	}
-	now, err := s.ledger().Read() // new doubts may have arisen
-	errs = append(errs, err)
 	settled = slices.DeleteFunc(settled, func(key record.Key) bool {
-		left := claims.Doubtful(now[key])
+		left := claims.Doubtful(g.Known[key])
 		report.Left = append(report.Left, left...)
 		return len(left) > 0
 	})
 	slices.Sort(report.Reclaimed)
 	slices.Sort(report.Left)
-	if !dry && len(settled) > 0 {
+	if !dry {
 		errs = append(errs, s.ledger().Settle(settled))
 	}
 	return join(errs...)

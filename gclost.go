@@ -36,7 +36,7 @@ func (s *snapshot) unrecordedAttachments() (*unrecorded, error) {
 
 func (u *unrecorded) close() error { return u.host.Close() }
 
-// stays reports whether an attachment in this owner's ledger, which is on no record, must
+// stays reports whether an attachment in an earlier version's ledger, which is on no record, must
 // stay because libcni's cache has it. left is the line about it for the report. If it
 // once left nothing behind, the one in the cache is another program's.
 func (u *unrecorded) stays(key record.Key, known record.Known) (left string, stays bool) {

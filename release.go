@@ -118,7 +118,7 @@ func (s *snapshot) release(ctx context.Context, o ReleaseOptions, report *Releas
 	if len(report.Released) == 0 || o.DryRun {
 		return err
 	}
-	return join(err, s.ledger().Sync().Wait(), s.Records.SyncDeleted())
+	return join(err, s.Records.SyncDeleted())
 }
 
 // released is the outcome for one container.
@@ -278,16 +278,12 @@ func (r releasing) FirewallBackend(ctx context.Context, config json.RawMessage) 
 	return backend, err
 }
 
-// giveUp removes the container from the ledger, so that GC does not take its
-// reservations for garbage, then unpins its namespace and deletes the record. In this
+// giveUp removes the container from the ledger of an earlier version, so that GC does not
+// take its reservations for garbage, then unpins its namespace and deletes the record. In this
 // order a crash leaves the container on record, and Recover adopts it and pins its
 // namespace again.
 func (op *operation) giveUp() error {
-	var lines []record.Line
-	for _, a := range op.attachments {
-		lines = append(lines, record.Line{Key: a.key(), Released: true})
-	}
-	if err := op.ledger().Add(lines...); err != nil {
+	if err := op.ledger().Forget(op.attachments.keys()); err != nil {
 		return err
 	}
 	err := op.Unpin()

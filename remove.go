@@ -123,7 +123,6 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 	op.deletions.Begin()
 	defer op.deletions.End()
 	op.removal.leaving = going.names()
-	op.syncLedger(going)
 	if err := op.takeCharge(going); err != nil {
 		return leftover(op.ID, err)
 	}
@@ -133,6 +132,7 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 	} else {
 		delErr = going.detach(ctx)
 	}
+	op.syncReleases(going)
 	swept, clean := going.sweep(ctx)
 	open := delErr
 	if clean && delErr != nil && !op.HostGone {

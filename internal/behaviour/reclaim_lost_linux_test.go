@@ -6,9 +6,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -32,14 +34,24 @@ func lostRecords(t *testing.T, test func(t *testing.T, h *realHost, r func(opts 
 	}
 }
 
-// TestFault_F73_GCReclaimsALostRecordThatLibcnisCacheNames: the container is dead, so
-// nobody else can have attached it.
+// enteredPod notes c1 on podnet as earlier versions did.
+func (h *realHost) enteredPod() {
+	h.T.Helper()
+	h.Entered("tester", record.Line{
+		Key:  record.Key{ContainerID: "c1", Network: "podnet", IfName: "eth0"},
+		Dirs: []string{h.Path("ipam", "podnet")}, Time: time.Now(),
+	})
+}
+
+// TestFault_F73_GCReclaimsALostRecordThatLibcnisCacheNames, and an earlier version's ledger:
+// the container is dead, so nobody else can have attached it.
 func TestFault_F73_GCReclaimsALostRecordThatLibcnisCacheNames(t *testing.T) {
 	reclaimed := 0
 	lostRecords(t, func(t *testing.T, h *realHost, new func(...cni.Opt) *cni.Runtime) {
 		r := new()
 		before, links := h.Audit(), h.links()
 		dies(t, r, "c1", onePort)
+		h.enteredPod()
 		h.Unrecord("c1")
 		h.waitForLinks(links)
 		for _, dry := range []bool{true, false} {
@@ -93,6 +105,7 @@ func TestFault_F73_GCLeavesALostRecordsContainerThatLives(t *testing.T) {
 
 		_, err = r.Setup(t.Context(), "c1", path, onePort)
 		expect.NoError(t, err)
+		h.enteredPod()
 		unchanged([]string{`c1 eth0 on network "podnet": it is on no record, but in libcni's cache, perhaps by another program, and it lives; ` +
 			`call Remove if the container is gone`})
 		expect.NoError(t, r.Remove(t.Context(), "c1", path))

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/embedcni/cni/internal/plainfile"
@@ -24,8 +23,7 @@ type Store struct {
 	Sync func(*os.File) error
 	Read func(path string) ([]byte, error)
 
-	dir     string
-	ledgers sync.Map // of *Ledger, by owner
+	dir string
 }
 
 // FileExt is the extension of a record's file.
@@ -379,6 +377,39 @@ func (s *Store) Strays() ([]string, error) {
 		}
 	}
 	return strays, nil
+}
+
+// Now returns a time that is not earlier than that of any file made before, by any
+// process, and not later than that of any file made afterwards. If the file system of the
+// records cannot be asked, Now returns the time of the last tick.
+func (s *Store) Now() time.Time {
+	now, err := plainfile.Stamp(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = os.MkdirAll(s.dir, 0o700); err == nil {
+			now, err = plainfile.Stamp(s.dir)
+		}
+	}
+	if err != nil {
+		return plainfile.Now()
+	}
+	return now
+}
+
+// SyncDir syncs a directory, so that deletions in it survive a power cut. It ignores one
+// that does not exist.
+func (s *Store) SyncDir(dir string) error {
+	d, err := plainfile.Open(dir, os.O_RDONLY, 0)
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	return errors.Join(s.Sync(d), d.Close())
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 func remove(path string) error { return ignoreMissing(os.Remove(path)) }
