@@ -4,8 +4,8 @@
 //	results/podnet-c1-eth0  {"containerId": "c1", "netns": …, "capabilityArgs": {"portMappings": […]}}
 //
 // It is read only for a call that publishes ports. The runtime's own attachments are in
-// the cache too, one file each, so a process remembers the files that it has read, and
-// reads those that are new or have changed since.
+// the cache too, one file each, so a process remembers the files that it has read. Of many
+// the kernel says which have changed since.
 package cachedports
 
 import (
@@ -15,8 +15,10 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
@@ -35,6 +37,7 @@ type Cache struct {
 	dir     string
 	records *record.Store
 	logger  *slog.Logger
+	open    func(dir string) (*dirwatch.Watch, error)
 
 	*state
 	ref *shared.Ref[state]
@@ -42,9 +45,12 @@ type Cache struct {
 
 // state is what the process knows of the files in a cache.
 type state struct {
-	mu      sync.Mutex
-	files   map[string]*file // by name
-	configs conflist.Cache   // of the networks in the files
+	mu       sync.Mutex
+	files    map[string]*file // by name
+	watch    *watch           // nil: the names are listed
+	lists    int              // how often they were
+	compared time.Time        // with the records
+	configs  conflist.Cache   // of the networks in the files
 }
 
 // states are by the directories of the cache and of the records.
@@ -56,7 +62,7 @@ var states shared.Values[[2]string, state]
 func Open(cacheDir string, records *record.Store, logger *slog.Logger) *Cache {
 	dir := filepath.Join(cacheDir, "results")
 	ref := states.Get([2]string{dir, records.Dir()}, func() *state { return &state{} })
-	return &Cache{dir: dir, records: records, logger: logger, state: ref.Value, ref: ref}
+	return &Cache{dir: dir, records: records, logger: logger, open: dirwatch.Open, state: ref.Value, ref: ref}
 }
 
 // Find returns the attachments that are only in the cache and claim one of the wanted
@@ -67,16 +73,15 @@ func (c *Cache) Find(wanted []ports.Claim) (found []Attachment, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.refresh(); err != nil {
+	if err := c.refresh(time.Now()); err != nil {
 		return nil, err
 	}
-	nobody := func(string) bool { return false }
 	for name, f := range c.files {
 		if !ports.Overlap(f.Claims, wanted) {
 			continue
 		}
-		// It may have changed without another time or size.
-		if now := c.look(name, nil, nobody); now != nil && ports.Overlap(now.Claims, wanted) {
+		c.look(name) // it may have changed without another time or size, or be on record now
+		if now := c.files[name]; now != nil && ports.Overlap(now.Claims, wanted) {
 			found = append(found, now.Attachment)
 		}
 	}

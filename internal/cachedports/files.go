@@ -20,34 +20,46 @@ type file struct {
 	changed time.Time
 	size    int64
 	// record is the name of the record that has the container's ports. While it exists
-	// there is nothing else of the file here, and it is not looked at again.
+	// there is no attachment here, and the file is not read again.
 	record string
 	Attachment
 }
 
+// compareEvery is the interval after which the files of our own containers are compared
+// with the records again. Only a Release leaves a container in the cache and off record.
+const compareEvery = time.Second
+
 // refresh reads the files that are new or have changed, and forgets those that are gone.
-func (c *Cache) refresh() error {
-	names, err := namesIn(c.dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+func (c *Cache) refresh(now time.Time) error {
+	if !c.follow() {
+		names, err := c.list()
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		c.lists++
+		before := c.files
+		c.files = make(map[string]*file, len(names))
+		for _, name := range names {
+			if f := before[name]; f != nil && (f.record != "" || c.isUnchanged(name, f)) {
+				c.files[name] = f
+			} else {
+				c.look(name)
+			}
+		}
 	}
-	// After the cache, because a container is on record before it is in the cache.
+	if now.Sub(c.compared) < compareEvery {
+		return nil
+	}
 	recorded, err := c.records.Files()
 	if err != nil {
 		return err
 	}
-	onRecord := func(name string) bool { _, has := slices.BinarySearch(recorded, name); return has }
-	files := make(map[string]*file, len(names))
-	for _, name := range names {
-		f := c.files[name]
-		if f == nil || !onRecord(f.record) {
-			f = c.look(name, f, onRecord)
-		}
-		if f != nil {
-			files[name] = f
+	for name, f := range c.files {
+		if _, has := slices.BinarySearch(recorded, f.record); f.record != "" && !has {
+			c.look(name)
 		}
 	}
-	c.files = files
+	c.compared = now
 	return nil
 }
 
@@ -60,20 +72,30 @@ func namesIn(dir string) (names []string, err error) {
 	return d.Readdirnames(-1)
 }
 
-// look returns a file as it is now, nil if it is gone. The attachment is the zero one if
-// the file cannot be read, or is of no attachment that asks for ports: nobody may be
-// refused a port because of it.
-func (c *Cache) look(name string, before *file, onRecord func(name string) bool) *file {
+func (c *Cache) isUnchanged(name string, f *file) bool {
+	info, err := os.Lstat(filepath.Join(c.dir, name))
+	return err == nil && info.Size() == f.size && info.ModTime().Equal(f.changed)
+}
+
+// look reads a file and enters it, or forgets it if it is gone.
+func (c *Cache) look(name string) {
+	if f := c.read(name); f != nil {
+		c.files[name] = f
+	} else {
+		delete(c.files, name)
+	}
+}
+
+// read returns nil if the file is gone. The attachment is the zero one if the file cannot
+// be read, or is of no attachment that asks for ports: nobody may be refused a port
+// because of it.
+func (c *Cache) read(name string) *file {
 	path := filepath.Join(c.dir, name)
 	info, err := os.Lstat(path)
 	if err != nil {
 		return nil
 	}
 	now := &file{changed: info.ModTime(), size: info.Size()}
-	same := before != nil && before.record == "" && before.size == now.size && before.changed.Equal(now.changed)
-	if same && (len(before.Claims) == 0 || !onRecord(record.Name(record.ID(before.ContainerID)))) {
-		return before
-	}
 	data, err := plainfile.Read(path)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -84,7 +106,8 @@ func (c *Cache) look(name string, before *file, onRecord func(name string) bool)
 	if !bytes.Contains(data, []byte(portindex.Capability)) {
 		return now
 	}
-	if recorded := record.Name(record.ID(containerOf(data))); onRecord(recorded) {
+	recorded := record.Name(record.ID(containerOf(data)))
+	if has, err := c.records.Exists(recorded); has || err != nil {
 		now.record = recorded
 		return now
 	}
