@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -68,12 +69,9 @@ func (x *Index) candidates(addr netip.Addr) (files []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	entries := make([]*entry, len(names))
-	err = each(len(names), func(i int) (err error) {
-		entries[i], err = x.look(names[i])
-		return err
-	})
-	if err != nil {
+	entries, errs := make([]*entry, len(names)), make([]error, len(names))
+	parallel.Each(len(names), runtime.GOMAXPROCS(0), func(i int) { entries[i], errs[i] = x.look(names[i]) })
+	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
 	now := time.Now()
@@ -178,34 +176,4 @@ func addressesIn(rec *record.Record) (addrs []netip.Addr) {
 		}
 	}
 	return addrs
-}
-
-// each calls work for the numbers below n, several at once, and returns their errors.
-func each(n int, work func(i int) error) error {
-	const portion = 64
-	next := make(chan int)
-	var mu sync.Mutex
-	var errs []error
-	var workers sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), (n+portion-1)/portion) {
-		workers.Add(1)
-		go func() {
-			defer workers.Done()
-			for from := range next {
-				for i := from; i < min(from+portion, n); i++ {
-					if err := work(i); err != nil {
-						mu.Lock()
-						errs = append(errs, err)
-						mu.Unlock()
-					}
-				}
-			}
-		}()
-	}
-	for from := 0; from < n; from += portion {
-		next <- from
-	}
-	close(next)
-	workers.Wait()
-	return errors.Join(errs...)
 }
