@@ -1,7 +1,9 @@
 package behaviour_test
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -377,5 +379,33 @@ func TestFault_F50_StateThatIsNoFileBlocksNobody(t *testing.T) {
 		if aside == nil {
 			expect.NoError(t, os.Rename(path+".aside", path))
 		}
+	}
+}
+
+// TestFilesOfEarlierVersionsAreDeleted: marks of first ADDs, and the copy of libcni's cache.
+func TestFilesOfEarlierVersionsAreDeleted(t *testing.T) {
+	for name, tidy := range map[string]func(r *cni.Runtime) error{
+		"GC": func(r *cni.Runtime) error {
+			_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
+			return err
+		},
+		"Recover": func(r *cni.Runtime) error {
+			_, err := r.Recover(t.Context())
+			return err
+		},
+	} {
+		s, r := leasing(t, "c1")
+		own := func(elements ...string) string { return s.Path(append([]string{"state", "embedcni"}, elements...)...) }
+		expect.NoError(t, os.Mkdir(own("networks"), 0o700))
+		for _, path := range []string{own("networks", "0a1b"), own("networks", "0a1b.new"), own("cachedports")} {
+			expect.NoError(t, os.WriteFile(path, []byte("x"), 0o600))
+		}
+		expect.NoError(t, tidy(r))
+		for _, path := range []string{own("networks"), own("cachedports")} {
+			if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s leaves %s: %v", name, path, err)
+			}
+		}
+		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 	}
 }
