@@ -74,6 +74,30 @@ func TestFault_F64_APowerCutInAnADDOfAnIDThatWasUsedBefore(t *testing.T) {
 	}
 }
 
+// TestFault_F64_APowerCutUndoesADeletion of an ID that was used before: a release is not on
+// the disk while there is a record, and a record is there again after the first life.
+func TestFault_F64_APowerCutUndoesADeletion(t *testing.T) {
+	h := newHost(t)
+	steps := h.record(func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil })
+	found := map[string]int{"the release is undone": 0, "the record of the first life": 0}
+	undone := func(c cut) bool {
+		for what := range found {
+			if strings.HasPrefix(c.name, what) {
+				found[what]++
+				return true
+			}
+		}
+		return false
+	}
+	recovered, tried, _ := h.cutAll(t, steps, undone, 0, rand.New(rand.NewPCG(64, 64)))
+	t.Logf("%d of %d disk images recovered: %v", recovered, tried, found)
+	for what, n := range found {
+		if n < 2 {
+			t.Errorf("%s: %d steps have such a cut", what, n)
+		}
+	}
+}
+
 func anyCut(cut) bool { return true }
 
 // cutAll tries the wanted cuts at each step, at most that many, and counts those after
