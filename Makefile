@@ -114,13 +114,12 @@ faults: deps
 BENCH_QUICK    ?=
 BENCH_ROUNDS   ?= 0
 BENCH_BUDGET   ?= 0
-BENCH_PEER_MAX ?= 0
 BENCH_SEED     ?= 0
 BENCH_ONLY     ?=
 BENCH_DIR      ?=
 bench: deps
 	cd bench && $(GO) run . $(if $(BENCH_QUICK),-quick) -rounds $(BENCH_ROUNDS) -budget $(BENCH_BUDGET) \
-		-peer-max $(BENCH_PEER_MAX) -seed $(BENCH_SEED) -only "$(BENCH_ONLY)" -dir "$(abspath $(BENCH_DIR))" -readme ../README.md
+		-seed $(BENCH_SEED) -only "$(BENCH_ONLY)" -dir "$(abspath $(BENCH_DIR))" -readme ../README.md
 
 # How long the shim takes from start to end, beside Multus' shim and a reference plugin:
 # as ratios in one run. The first one builds Multus' shim, with Kubernetes' client.

@@ -7,11 +7,8 @@ import (
 	"slices"
 	"time"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/observed"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -24,7 +21,7 @@ type Attachment struct {
 	Owner       string // see WithOwner
 	Since       time.Time
 	State       AttachmentState
-	Addresses   []Address // of the container, as plugins have reported them, or Refresh has noted them
+	Addresses   []Address // of the container, as plugins have reported them
 
 	// The parameters of the Setup: the ports that it asked for, whether or not a
 	// plugin of the network forwards any; the arguments, labels included; and the
@@ -119,7 +116,7 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 		}
 		a.Ports, a.Args, a.Plugins = parametersOf(&n)
 		a.Requested = recordedPorts(&n)
-		if result := shownResult(&n); result != nil {
+		if result := chain.Decode(n.Result); result != nil {
 			a.Addresses = containerAddresses(newNetworkResult(source{network: n.Network, ifName: n.IfName, result: result}))
 		}
 		all = append(all, a)
@@ -138,13 +135,6 @@ func stateOf(rec *record.Record, n *record.Attachment) AttachmentState {
 		return Attached
 	}
 	return Attaching
-}
-
-// shownResult returns the result of an attachment on record for a caller to see, with the
-// addresses that were noted last; nil if there is none. Nothing is removed, compared or
-// repaired by it.
-func shownResult(n *record.Attachment) *types100.Result {
-	return observed.Apply(chain.Decode(n.Result), n.IfName, n.Observed)
 }
 
 // parametersOf returns the parameters of an attachment as its caller gave them.
@@ -184,8 +174,8 @@ func containerAddresses(n *NetworkResult) []Address {
 }
 
 // Lookup returns the Result of a container's Setup from its record, without
-// running a plugin. Addresses that Refresh has noted stand in place of those of the
-// Setup. It returns ErrNotAttached if the container is not attached, or not yet.
+// running a plugin. It returns ErrNotAttached if the container is not attached, or not
+// yet.
 func (r *Runtime) Lookup(id string) (*Result, error) {
 	s := r.current.Load()
 	if err := validateID(record.ID(id)); err != nil {
@@ -198,7 +188,7 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	var sources []source
 	if rec != nil {
 		for _, n := range rec.Attachments {
-			if result := shownResult(&n); n.Answered() && result != nil {
+			if result := chain.Decode(n.Result); n.Answered() && result != nil {
 				sources = append(sources, source{n.Network, n.IfName, result, recordedMappings(&n)})
 			}
 		}
@@ -206,11 +196,6 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	if sources == nil {
 		return nil, fmt.Errorf("container %s is %w", id, ErrNotAttached)
 	}
-	return s.lookedUp(rec, sources)
-}
-
-// lookedUp returns the Result of a container's recorded results.
-func (s *snapshot) lookedUp(rec *record.Record, sources []source) (*Result, error) {
 	result, err := newResult(sources, ifName(s.prefix, 0))
 	if err == nil {
 		result.NetNS = madeNetNS(rec)

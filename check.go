@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/examine"
+	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/parallel"
@@ -125,7 +125,7 @@ func (a *attachment) recorded() (*attachment, error) {
 }
 
 // compareAll compares attachments of a container whose recorded namespaces are open.
-func (op *operation) compareAll(ctx context.Context, looks *views.Looks, all attachments) (parts []*examine.Part, err error) {
+func (op *operation) compareAll(ctx context.Context, looks *views.Looks, all attachments) (parts []*health.Part, err error) {
 	v, err := looks.Open(ctx, op.Host, op.NetNS)
 	if err != nil {
 		return nil, err
@@ -133,7 +133,7 @@ func (op *operation) compareAll(ctx context.Context, looks *views.Looks, all att
 	defer func() { err = join(err, v.Close()) }()
 	for _, a := range all {
 		if unfinished := a.unfinished(); unfinished != nil {
-			parts = append(parts, &examine.Part{Network: a.network.config.Name, IfName: a.IfName, Err: unfinished})
+			parts = append(parts, &health.Part{Network: a.network.config.Name, IfName: a.IfName, Err: unfinished})
 			continue
 		}
 		parts = append(parts, a.compare(ctx, v))
@@ -159,9 +159,9 @@ func (a *attachment) unfinished() error {
 
 // compare compares the parts of the attachment's plugins with the kernel, by those
 // built-in plugins that can. It changes nothing.
-func (a *attachment) compare(ctx context.Context, v *views.View) *examine.Part {
+func (a *attachment) compare(ctx context.Context, v *views.View) *health.Part {
 	name := a.network.config.Name
-	c := &examine.Attachment{
+	c := &health.Attachment{
 		Attachment: &a.Attachment, Chain: &chain.Chain{List: a.network.config, Path: a.pluginDirs()},
 		Result: a.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
 		Describe: func(d compare.Difference) string { return differenceOf(name, a.IfName, d).String() },
@@ -177,7 +177,7 @@ func (a *attachment) compare(ctx context.Context, v *views.View) *examine.Part {
 }
 
 // checkFailed returns the failed CHECK as a difference.
-func checkFailed(c *examine.Part) Difference {
+func checkFailed(c *health.Part) Difference {
 	d := Difference{
 		Network: c.Network, IfName: c.IfName, Kind: KindCheck, Err: c.Asked.Failed,
 		Why: "only the plugin knows more; Remove and Setup attach the container again",
@@ -190,7 +190,7 @@ func checkFailed(c *examine.Part) Difference {
 
 // notAsked notes why the plugins were not asked. That matters only for a part that
 // was not compared either.
-func notAsked(c *examine.Part, why error) {
+func notAsked(c *health.Part, why error) {
 	if len(c.Uncompared) > 0 {
 		c.Asked.Unknown = fmt.Errorf("interface %s of network %q: CHECK was not asked: %w", c.IfName, c.Network, why)
 	}
@@ -215,13 +215,13 @@ func withinBudget(ctx context.Context, budget time.Duration) (context.Context, c
 }
 
 // askAll asks the plugins of containers for CHECK, those of several containers at once.
-func (s *snapshot) askAll(ctx context.Context, host *hostns.NetNS, all []*examine.Container, budget time.Duration) HealthChecks {
+func (s *snapshot) askAll(ctx context.Context, host *hostns.NetNS, all []*health.Container, budget time.Duration) HealthChecks {
 	begun := time.Now()
 	ctx, cancel := withinBudget(ctx, budget)
 	defer cancel()
 	var sum HealthChecks
 	var adding sync.Mutex
-	all = slices.DeleteFunc(slices.Clone(all), func(e *examine.Container) bool { return !e.WantsCheck() })
+	all = slices.DeleteFunc(slices.Clone(all), func(e *health.Container) bool { return !e.WantsCheck() })
 	parallel.Each(len(all), atOnce, func(i int) {
 		one := s.askOne(ctx, host, all[i])
 		adding.Lock()
@@ -241,7 +241,7 @@ func (h *HealthChecks) add(o HealthChecks) {
 
 // askOne asks the plugins of a container, which it locks: the specification forbids
 // operations of one container that overlap.
-func (s *snapshot) askOne(ctx context.Context, host *hostns.NetNS, e *examine.Container) (sum HealthChecks) {
+func (s *snapshot) askOne(ctx context.Context, host *hostns.NetNS, e *health.Container) (sum HealthChecks) {
 	op, all, err := s.beginAsking(ctx, host, e)
 	if op != nil {
 		defer op.end()
@@ -267,7 +267,7 @@ func (s *snapshot) askOne(ctx context.Context, host *hostns.NetNS, e *examine.Co
 
 // beginAsking locks a container for CHECK, and reads its record again. The operation,
 // if it is not nil, has to be ended.
-func (s *snapshot) beginAsking(ctx context.Context, host *hostns.NetNS, e *examine.Container) (*operation, attachments, error) {
+func (s *snapshot) beginAsking(ctx context.Context, host *hostns.NetNS, e *health.Container) (*operation, attachments, error) {
 	its, err := host.Dup()
 	if err != nil {
 		return nil, nil, err
@@ -302,7 +302,7 @@ func (all attachments) named(ifName string) *attachment {
 
 // ask asks those plugins of the attachment for CHECK that can say more than the
 // comparison, up to the first that does not confirm it. The container is locked.
-func (a *attachment) ask(ctx context.Context, c *examine.Part) (sum HealthChecks) {
+func (a *attachment) ask(ctx context.Context, c *health.Part) (sum HealthChecks) {
 	list := a.chain()
 	switch {
 	case list.List.DisableCheck:
@@ -345,7 +345,7 @@ func (a *attachment) ask(ctx context.Context, c *examine.Part) (sum HealthChecks
 // excuses reports whether the CHECK of a plugin has failed although nothing is wrong, and
 // notes that. The attachment is compared anew: if something is wrong with it, the plugin
 // may be right.
-func (a *attachment) excuses(ctx context.Context, c *examine.Part, call chain.Call, failed error, sum *HealthChecks) bool {
+func (a *attachment) excuses(ctx context.Context, c *health.Part, call chain.Call, failed error, sum *HealthChecks) bool {
 	failed = a.errors("CHECK", failed)
 	if unanswered(failed) != nil {
 		return false

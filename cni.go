@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -46,11 +47,12 @@ type ConfigResult struct {
 	PluginMaxConfNum int
 	Prefix           string
 	Networks         []*ConfNetwork
+	// HostNetNS, StateDir and Owner are those of the options of these names, and RecordDir
+	// is where the records are. The directories are without symbolic links.
+	HostNetNS, StateDir, RecordDir, Owner string `json:"-"` // go-cni's JSON has none of them
 	// Skipped lists files of the configuration directory that the last Load could
 	// not use.
 	Skipped []SkippedFile `json:",omitempty"`
-	// Misspelt lists fields of the loaded configurations that are probably misspelt.
-	Misspelt []MisspeltField `json:",omitempty"`
 }
 
 // SkippedFile is a configuration file that could not be used, and why.
@@ -104,11 +106,10 @@ type NetworkConf struct {
 type Runtime struct {
 	current atomic.Pointer[snapshot]
 	failed  atomic.Pointer[error] // of the last Load; nil if it succeeded
-	// unguarded is why a Guard does not guard everything; nil if it does, or none runs.
-	unguarded atomic.Pointer[error]
-	watches   watches
-	loading   sync.Mutex // one Load at a time; never held while a plugin runs
-	wanted    *wanted    // by the last New or Load; guarded by loading
+	// outdated is why the networks in use are not those of the files, since a Reload.
+	outdated atomic.Pointer[error]
+	loading  sync.Mutex // one Load at a time; never held while a plugin runs
+	wanted   *wanted    // by the last New or Load; guarded by loading
 }
 
 // New returns a Runtime with the settings and networks of the options. It searches
@@ -136,7 +137,6 @@ func New(opts ...Opt) (*Runtime, error) {
 func (r *Runtime) Load(opts ...Opt) error {
 	r.loading.Lock()
 	defer r.loading.Unlock()
-	defer r.watches.loaded()
 	previous := r.current.Load()
 	want, err := newWanted(previous.settings, opts)
 	var s *snapshot
@@ -158,7 +158,7 @@ func (r *Runtime) Load(opts ...Opt) error {
 func (r *Runtime) store(s *snapshot) {
 	r.current.Store(s)
 	r.failed.Store(nil)
-	r.watches.outdated.Store(nil)
+	r.outdated.Store(nil)
 }
 
 // wanted has the networks that the options of a New or Load name. Reading it twice may give
@@ -210,8 +210,11 @@ func (r *Runtime) GetConfig() *ConfigResult {
 		PluginConfDir:    s.pluginConfDir,
 		PluginMaxConfNum: s.pluginMaxConfNum,
 		Prefix:           s.prefix,
+		HostNetNS:        s.hostNetNS,
+		StateDir:         filepath.Dir(s.own),
+		RecordDir:        s.Records.Dir(),
+		Owner:            s.owner,
 		Skipped:          slices.Clone(s.skipped),
-		Misspelt:         slices.Clone(s.misspelt),
 	}
 	for _, n := range s.networks {
 		list := &NetworkConfList{

@@ -20,14 +20,13 @@
 // compiles unchanged, and need not call Recover or GC: Setup and Remove end the
 // plugins of a dead runtime and clear dead attachments, and abandoned containers are
 // removed in the background (see WithoutReaping). README.md lists the differences.
-// Release hands containers back to go-cni.
 //
 // # Health and repair
 //
 // Health compares containers with their records, and asks plugins that may know more for
-// CHECK. Repair adds the missing parts of a container. Guard does so by itself, whenever
-// the kernel announces a loss; Hold keeps it, and Recover, from what an administrator has
-// taken away. Attachments, Lookup and LookupAddr answer from the records alone.
+// CHECK. Repair adds the missing parts of a container. Package guard does so by itself,
+// whenever the kernel announces a loss; its Hold keeps it, and Recover, from what an
+// administrator has taken away. Attachments, Lookup and LookupAddr answer from the records alone.
 //
 // # Guarantees
 //

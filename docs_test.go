@@ -17,7 +17,7 @@ import (
 // TestExportedDocumentationCitesNothingUnexported: a name that a reader of go doc
 // cannot look up explains nothing.
 func TestExportedDocumentationCitesNothingUnexported(t *testing.T) {
-	for _, dir := range []string{".", "plugin", "netns", "netconf", "cnitest"} {
+	for _, dir := range []string{".", "plugin", "netns", "netconf", "guard", "reconcile", "cnitest"} {
 		names, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		expect.NoError(t, err)
 		set := token.NewFileSet()

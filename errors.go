@@ -13,12 +13,10 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/handover"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/perm"
-	"github.com/embedcni/cni/internal/privilege"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 )
@@ -83,11 +81,8 @@ var (
 	// ErrNoGateway: the configuration of a network does not name its gateway; see
 	// Runtime.Gateways.
 	ErrNoGateway = errors.New("gateway not known")
-	// ErrNotHeld: Unhold of something that is not held.
-	ErrNotHeld = errors.New("not held")
-	// ErrUnguarded: containers have rules in the legacy tables of iptables, of whose
-	// changes the kernel informs nobody; see GuardOptions.LegacyInterval.
-	ErrUnguarded = errors.New("rules in legacy tables of iptables are not guarded")
+	// ErrHeld: it is not repaired, since an administrator holds it; see package guard.
+	ErrHeld = errors.New("held")
 	// ErrNotSupported: needs Linux. It wraps errors.ErrUnsupported.
 	ErrNotSupported = hostns.ErrNotSupported
 )
@@ -176,7 +171,7 @@ func (e *Error) hint() string {
 	case strings.Contains(e.Msg, "unknown args"): // types.LoadArgs, which the reference plugins call
 		return `; with WithArgs("IgnoreUnknown", "1") plugins ignore arguments that they do not know`
 	case errors.Is(e.Err, fs.ErrPermission) || strings.Contains(e.Msg+e.Details, "operation not permitted"):
-		return missing(privilege.Missing())
+		return missing(perm.MissingCapabilities())
 	default:
 		return ""
 	}
@@ -347,8 +342,6 @@ func sentinels() []struct{ inner, outer error } {
 		{fwrules.ErrHostPortTaken, ErrPortInUse},
 		{chain.ErrInvalidResult, ErrInvalidResult},
 		{chain.ErrNotAdded, ErrNotAttached},
-		{handover.ErrElsewhere, ErrHostNetNS},
-		{handover.ErrNotLoaded, ErrNotFound},
 	}
 }
 

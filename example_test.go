@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"time"
 
@@ -285,16 +285,13 @@ func ExampleRuntime_SetMetadata() {
 }
 
 // Which container a packet came from, for example to count traffic or to answer a request
-// for metadata. Refresh finds the addresses that SLAAC or DHCP have assigned since Setup.
+// for metadata.
 func ExampleRuntime_LookupAddr() {
 	rt, err := cni.New(cni.WithDefaultConf)
 	if err != nil {
 		log.Fatal(err)
 	}
-	if _, err := rt.Refresh(context.Background(), "web-1", cni.RefreshOptions{Note: true}); err != nil {
-		log.Fatal(err)
-	}
-	attachments, err := rt.LookupAddr(netip.MustParseAddr("2001:db8::5"))
+	attachments, err := rt.LookupAddr(netip.MustParseAddr("10.88.0.5"))
 	if errors.Is(err, cni.ErrNotAttached) {
 		log.Fatal("nobody has it")
 	}
@@ -304,6 +301,32 @@ func ExampleRuntime_LookupAddr() {
 	for _, a := range attachments {
 		fmt.Println(a.ContainerID, a.Network, a.IfName)
 	}
+}
+
+// The addresses that a container's interface has now: SLAAC and DHCP assign some after the
+// Setup, and change them.
+func ExampleRuntime_Lookup() {
+	rt, err := cni.New(cni.WithDefaultConf)
+	if err != nil {
+		log.Fatal(err)
+	}
+	result, err := rt.Lookup("web-1")
+	if err != nil {
+		log.Fatal(err)
+	}
+	var addrs []net.Addr
+	err = netns.Do("/run/netns/web-1", func() error {
+		eth0, err := net.InterfaceByName(result.Networks[0].IfName)
+		if err != nil {
+			return err
+		}
+		addrs, err = eth0.Addrs()
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(addrs)
 }
 
 // The address at which containers of a network reach the host, for example for a DNS
@@ -376,45 +399,6 @@ func ExampleRuntime_Health() {
 	// web-1: not attached
 }
 
-// The start of a scheduler's agent: it remembers its containers and the namespaces of
-// their tasks. What a repair puts right is repaired, everything else replaced.
-func ExampleRuntime_Reconcile() {
-	rt, err := cni.New(cni.WithDefaultConf)
-	if err != nil {
-		log.Fatal(err)
-	}
-	remembered := []cni.Expected{
-		{ContainerID: "web-1", NetNS: "/run/netns/web-1"},
-		{ContainerID: "web-2", NetNS: "/run/netns/web-2", Options: []cni.NamespaceOpts{
-			cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}}),
-		}},
-	}
-	report, err := rt.Reconcile(context.Background(), remembered, cni.ReconcileOptions{
-		Decide: func(h cni.Health) cni.Decision {
-			switch h.State {
-			case cni.StateUnknown:
-				return cni.DecideReport
-			case cni.StateBroken:
-				if !slices.ContainsFunc(h.Differences, func(d cni.Difference) bool { return !d.Repairable }) {
-					return cni.DecideRepair
-				}
-			}
-			return cni.DecideReplace
-		},
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, c := range report.Containers {
-		if c.Err != nil || len(c.Lost) > 0 {
-			log.Print(c) // restart the task, or tell others about its new address
-		}
-	}
-	for _, id := range report.Unexpected {
-		log.Print("nobody remembers ", id)
-	}
-}
-
 // A Report prints as one line for each container, and is encoded with the texts of its
 // errors.
 func ExampleReport() {
@@ -471,30 +455,6 @@ func ExampleWithCapabilityPortMap() {
 	// set up container "web-1": network "podnet": capability portMappings: host port 192.0.2.1:8080->81/tcp is mapped twice: invalid argument
 }
 
-// Going back to go-cni: a dry run lists the containers that go-cni could not
-// remove, with the reasons. Here there are none.
-func ExampleRuntime_Release() {
-	state, err := os.MkdirTemp("", "state")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer os.RemoveAll(state)
-	rt, err := cni.New(cni.WithStateDir(state), cni.WithLoNetwork)
-	if err != nil {
-		log.Fatal(err)
-	}
-	report, err := rt.Release(context.Background(), cni.ReleaseOptions{DryRun: true})
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println("go-cni can take over:", report.Released)
-	for id, why := range report.Refused {
-		fmt.Println("Remove it first, or mend this:", id, why)
-	}
-	// Output:
-	// go-cni can take over: []
-}
-
 // An IPv4 and an IPv6 list of the same name differ in their interfaces:
 // WithNetwork("podnet") selects both. Adding WithInterfaceName("eth1") selects
 // the second.
@@ -513,37 +473,6 @@ func ExampleWithNetwork_sameName() {
 	// Output:
 	// podnet eth0
 	// podnet eth1
-}
-
-// A runtime that follows its configuration directory, from before the first file is
-// there, until the program ends.
-func ExampleRuntime_Watch() {
-	rt, err := cni.New(cni.WithPluginConfDir("/etc/cni/net.d"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	if err := rt.Load(cni.WithLoopback, cni.WithDefaultConf); err != nil {
-		log.Print(err) // a network addon may write the file later
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- rt.Watch(ctx, cni.WatchOptions{Report: func(e cni.WatchEvent) {
-			switch e.Kind {
-			case cni.WatchLoaded:
-				log.Printf("networks: added %v, removed %v, changed %v", e.Added, e.Removed, e.Changed)
-			case cni.WatchKept, cni.WatchUnloaded, cni.WatchFailed:
-				log.Print(e)
-			}
-		}})
-	}()
-
-	// … rt.Setup, rt.Remove, …
-
-	stop()
-	if err := <-ended; err != nil {
-		log.Fatal(err)
-	}
 }
 
 // Ports as people write them.

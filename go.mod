@@ -18,3 +18,5 @@ require (
 	github.com/go-logr/stdr v1.2.2 // indirect
 	go.opentelemetry.io/otel/metric v1.29.0 // indirect
 )
+
+tool github.com/embedcni/cni/internal/scripted/plugin

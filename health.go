@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/examine"
+	"github.com/embedcni/cni/internal/health"
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/netns"
 )
 
 // HealthOptions configures Health. The zero HealthOptions look at all containers of
@@ -21,6 +24,17 @@ type HealthOptions struct {
 	// Containers are the IDs of the containers to look at, whoever has attached them. If
 	// it is empty, Health looks at this owner's attachments of all containers on record.
 	Containers []string
+
+	// NetNS has the path of the network namespace in which a container's task lives, by
+	// the ID of the container, as far as the caller knows it. A container that is attached
+	// in another one is StateElsewhere: by the device and inode of the namespace and the
+	// machine's boot, rather than by the path.
+	NetNS map[string]string
+
+	// Once looks only once at a container that differs. Without it Health looks again, so
+	// that what others take away for a moment, as a reload of a firewall does, is not
+	// missing. It is for callers that repair: Repair compares again itself.
+	Once bool
 
 	// WithoutCheck asks no plugin for CHECK. Then only the comparison decides.
 	WithoutCheck bool
@@ -62,6 +76,10 @@ type HealthReport struct {
 	// Compared is the time that the comparison took.
 	Compared time.Duration
 	Checks   HealthChecks
+
+	// seen are the records at the verdicts on the containers that the caller has named, for
+	// Replace; nil for one that was not attached.
+	seen map[string]*record.Record
 }
 
 // HealthChecks counts the CHECKs of plugins.
@@ -91,8 +109,8 @@ const (
 	StateGone HealthState = "gone"
 	// StateNotAttached: no attachment of it is on record.
 	StateNotAttached HealthState = "not attached"
-	// StateElsewhere: it is attached in another network namespace than the one that the
-	// caller of Reconcile has named. Health, which is told of none, never returns it.
+	// StateElsewhere: it is attached in another network namespace than the one in
+	// HealthOptions.NetNS, or that path leads to none.
 	StateElsewhere HealthState = "elsewhere"
 )
 
@@ -145,78 +163,6 @@ func (h Health) Err() error {
 		return fmt.Errorf("container %s is %w", h.ContainerID, ErrNotAttached)
 	}
 	return err
-}
-
-// DifferenceKind is the kind of the object that differs.
-type DifferenceKind string
-
-const (
-	KindInterface   DifferenceKind = "interface"
-	KindAddress     DifferenceKind = "address"
-	KindRoute       DifferenceKind = "route"
-	KindRule        DifferenceKind = "rule" // of a packet filter: masquerading, forwarding, isolation, against spoofing
-	KindPort        DifferenceKind = "port" // of the host, forwarded to the container
-	KindQueue       DifferenceKind = "queue"
-	KindBridge      DifferenceKind = "bridge"
-	KindBridgePort  DifferenceKind = "bridge port"
-	KindSysctl      DifferenceKind = "sysctl"
-	KindReservation DifferenceKind = "reservation" // of an address, by an IPAM plugin
-	KindZone        DifferenceKind = "zone"        // of firewalld
-	// KindCheck: the CHECK of a plugin has failed. Only the plugin knows more than Err.
-	KindCheck DifferenceKind = "check"
-)
-
-// Difference is a part of an attachment that is missing, or is not as its ADD made it.
-type Difference struct {
-	Network string
-	IfName  string
-	Plugin  string // the type of the plugin whose part it is
-	Kind    DifferenceKind
-	Inside  bool   // it is in the container's namespace; else it is on the host
-	Object  string // its name: "vethab12", "10.1.0.1/24 on cni0", "tcp 8080"
-	Wanted  string // its recorded value
-	Found   string // its value now; empty if it is missing
-
-	// Repairable reports whether Repair can put it right. Inside a container Repair
-	// changes nothing unless it is asked to. Otherwise Why says why not.
-	Repairable bool
-	Why        string
-
-	Err error // the error of CHECK for it
-}
-
-// String describes the difference in a line.
-func (d Difference) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "network %q, interface %s, plugin %s: %s", d.Network, d.IfName, d.Plugin, d.Kind)
-	if d.Object != "" {
-		fmt.Fprintf(&b, " %s", d.Object)
-	}
-	if d.Inside {
-		b.WriteString(" in the container")
-	}
-	switch {
-	case d.Kind == KindCheck:
-		fmt.Fprintf(&b, ": %v", d.Err)
-	case d.Found == "":
-		b.WriteString(" is missing")
-	default:
-		fmt.Fprintf(&b, " is %s, not %s", d.Found, d.Wanted)
-	}
-	if !d.Repairable && d.Why != "" {
-		fmt.Fprintf(&b, " (not repairable: %s)", d.Why)
-	}
-	return b.String()
-}
-
-// MarshalJSON encodes the difference as an object with the names of its fields. Err
-// becomes its text.
-func (d Difference) MarshalJSON() ([]byte, error) {
-	type plain Difference
-	return json.Marshal(struct {
-		plain
-		Err string
-	}{plain(d), textOf(d.Err)})
 }
 
 // String has a line for the container, and one for each difference.
@@ -283,20 +229,20 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-// differenceOf returns a difference of an attachment as callers see it.
-func differenceOf(network, ifName string, d compare.Difference) Difference {
-	public := Difference{
-		Network: network, IfName: ifName, Plugin: d.Plugin, Kind: DifferenceKind(d.Kind), Inside: d.Inside,
-		Object: d.Object, Wanted: d.Wanted, Found: d.Found, Repairable: d.Fix != nil, Why: d.Why, Err: d.Err,
+// see keeps the record of a container, unless the look was at all: a report would keep
+// thousands of records in memory.
+func (r *HealthReport) see(e *health.Container) {
+	if r.seen == nil {
+		return
 	}
-	if !public.Repairable && public.Why == "" {
-		public.Why = "adding something does not put it right"
+	r.seen[nameOf(e.Found)] = nil
+	if e.State != health.NotAttached {
+		r.seen[nameOf(e.Found)] = e.Found.Record
 	}
-	return public
 }
 
 // verdictOn returns the verdict on a container that was looked at.
-func verdictOn(e *examine.Container) Health {
+func verdictOn(e *health.Container) Health {
 	h := Health{ContainerID: nameOf(e.Found), State: HealthState(e.State), Reason: e.Reason}
 	var noted error
 	for _, c := range e.Parts {
@@ -339,7 +285,17 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 		return nil, err
 	}
 	begun := time.Now()
-	all := s.look(ctx, host, found, len(o.Containers) == 0)
+	look := s.looking(ctx, host, len(o.Containers) == 0)
+	look.Brief = o.Once
+	var all []*health.Container
+	for _, e := range look.All(ctx, found) {
+		if h, ok := s.elsewhere(host, e, o.NetNS); ok {
+			report.Containers = append(report.Containers, h)
+			report.see(e)
+		} else {
+			all = append(all, e)
+		}
+	}
 	report.Compared = time.Since(begun)
 	if !o.WithoutCheck {
 		report.Checks = s.askAll(ctx, host, all, o.CheckBudget)
@@ -348,9 +304,10 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 		return nil, context.Cause(ctx)
 	}
 	for _, e := range all {
-		if e.State != examine.NotAttached || len(o.Containers) > 0 {
+		if e.State != health.NotAttached || len(o.Containers) > 0 {
 			report.Containers = append(report.Containers, verdictOn(e))
 		}
+		report.see(e)
 	}
 	slices.SortFunc(report.Containers, func(a, b Health) int { return strings.Compare(a.ContainerID, b.ContainerID) })
 	return report, nil
@@ -364,6 +321,7 @@ func (s *snapshot) toExamine(ids []string) (found []record.Found, report *Health
 		mine, err := s.owned(true, nil)
 		return slices.DeleteFunc(mine, func(f record.Found) bool { return f.Record.Warm }), report, err
 	}
+	report.seen = make(map[string]*record.Record, len(ids))
 	ids = slices.Clone(ids)
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
@@ -377,6 +335,7 @@ func (s *snapshot) toExamine(ids []string) (found []record.Found, report *Health
 				return nil, nil, err
 			}
 			report.Containers = append(report.Containers, h)
+			report.seen[id] = nil
 			continue
 		}
 		f.Record.ContainerID = record.ID(id) // also if it is illegible
@@ -399,3 +358,41 @@ func (s *snapshot) offRecord(id record.ID) (Health, error) {
 
 // errOnlyCached: nothing says in which namespace the plugins ran, nor which.
 var errOnlyCached = errors.New("it is in libcni's cache and not on record, since another program attached it; Check asks its plugins")
+
+// elsewhere returns the verdict on a container that is not attached in the namespace of
+// which the caller knows the path. A container whose record does not say where it is attached, or which is dead,
+// has the verdict of the look.
+func (s *snapshot) elsewhere(host *hostns.NetNS, e *health.Container, paths map[string]string) (Health, bool) {
+	path, ok := paths[string(e.Found.Record.ContainerID)]
+	if !ok || e.Found.Err != nil || e.State == health.Gone || e.State == health.NotAttached {
+		return Health{}, false
+	}
+	state, err := s.isAt(host, e.Found.Record.NetNS, path)
+	return Health{ContainerID: nameOf(e.Found), State: state, Reason: err}, err != nil
+}
+
+// isAt returns nil if the path leads to the recorded namespace. Otherwise it returns why
+// not, and what that makes of a container.
+func (s *snapshot) isAt(host *hostns.NetNS, recorded record.NetNS, path string) (HealthState, error) {
+	h, _, err := host.OpenContainer(path, "CHECK")
+	switch {
+	case err != nil && !nsfind.LeadsNowhere(err) && errors.As(err, new(syscall.Errno)):
+		return StateUnknown, err
+	case err != nil:
+		return StateElsewhere, fmt.Errorf("it is attached in %s: %w", recorded.Path, err)
+	case h == nil:
+		return "", nil // off Linux the path means nothing here
+	}
+	now := h.ID()
+	if err := h.Close(); err != nil {
+		s.logger.Error("close network namespace", "error", err)
+	}
+	switch recorded.ID() {
+	case now:
+		return "", nil
+	case netns.ID{}:
+		return StateUnknown, errors.New("its record does not say in which network namespace it is attached")
+	}
+	return StateElsewhere, fmt.Errorf("it is attached in the network namespace %v, given as %s, and %s leads to %v: %w",
+		recorded.ID(), recorded.Path, path, now, ErrInvalidNetNS)
+}

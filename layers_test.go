@@ -14,40 +14,36 @@ import (
 var floors = [][]string{
 	{
 		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/chroot",
-		"internal/confwatch", "internal/damage", "internal/defaults", "internal/dirwatch",
-		"internal/etcfiles", "internal/expect", "internal/faults", "internal/interchange",
-		"internal/known", "internal/misspelt", "internal/netfilter/fwrules", "internal/parallel",
-		"internal/perm", "internal/plainfile", "internal/ports", "internal/privilege",
-		"internal/scripted", "internal/shared", "internal/spans", "internal/tasks", "thick/internal/wire", "thick/multinet",
+		"internal/confwatch", "internal/damage", "internal/dirwatch", "internal/expect", "internal/faults",
+		"internal/interchange", "internal/known", "internal/netfilter/fwrules", "internal/parallel",
+		"internal/perm", "internal/plainfile", "internal/ports", "internal/scripted", "internal/shared",
+		"internal/spans", "thick/internal/wire", "thick/multinet",
 	},
 	{
-		"internal/atomicfile", "internal/boot", "internal/chain", "internal/conflist", "internal/guard",
-		"internal/invoke", "internal/ipamdir", "internal/lock", "internal/nsrefs", "internal/orphan",
+		"internal/chain", "internal/conflist", "internal/ipamdir", "internal/lock", "internal/proc",
+		"internal/scripted/plugin",
 	},
 	{
-		"internal/firstadd", "netns",
+		"internal/firstadd", "internal/invoke", "netns",
 	},
 	{
-		"internal/audit", "internal/conntrack", "thick/internal/delqueue", "internal/firewalld",
-		"internal/firewalldtest", "internal/nettest", "internal/nsfind", "internal/record",
-		"internal/sandbox", "internal/thread", "plugin",
+		"internal/audit", "internal/conntrack", "internal/firewalld", "internal/firewalldtest",
+		"internal/nettest", "internal/nsfind", "internal/record", "internal/sandbox", "internal/thread",
+		"plugin", "thick/internal/delqueue",
 	},
 	{
 		"internal/addrindex", "internal/builtin/prevresult", "internal/hold", "internal/inprocess",
-		"internal/notify", "internal/portindex", "internal/reconcile", "internal/refplugins",
-		"internal/sockdiag", "thick/server", "thick/shim",
+		"internal/notify", "internal/portindex", "internal/refplugins", "thick/server", "thick/shim",
 	},
 	{
 		"examples/thick/shim", "internal/ahead", "internal/links", "internal/nft",
 	},
 	{
-		"internal/compare", "internal/hostns", "internal/iptables", "internal/look",
-		"internal/netfilter/native", "internal/netfilter/nftform", "internal/subnet",
+		"internal/compare", "internal/hostns", "internal/iptables", "internal/netfilter/native",
+		"internal/netfilter/nftform",
 	},
 	{
-		"internal/cachedports", "internal/container", "internal/guarded", "internal/hostports",
-		"internal/hostwatch", "internal/iptables/nftrules", "internal/observed", "internal/repair",
-		"internal/tenant", "netconf",
+		"internal/cachedports", "internal/container", "internal/iptables/nftrules",
 	},
 	{
 		"internal/netfilter/iptform",
@@ -63,12 +59,12 @@ var floors = [][]string{
 	},
 	{
 		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostdevice",
-		"internal/builtin/hostlocal", "internal/builtin/loopback", "internal/builtin/macvlan",
-		"internal/builtin/plugintest", "internal/builtin/portmap", "internal/builtin/static",
-		"internal/builtin/tuning", "internal/builtin/veth", "internal/examine",
+		"internal/builtin/hostlocal", "internal/builtin/macvlan", "internal/builtin/plugintest",
+		"internal/builtin/portmap", "internal/builtin/static", "internal/builtin/tuning",
+		"internal/builtin/veth", "internal/health",
 	},
 	{
-		"internal/builtin/bridge", "internal/builtin/ptp", "internal/rebuild",
+		"internal/builtin/bridge", "internal/builtin/ptp",
 	},
 	{
 		"internal/builtin",
@@ -77,17 +73,16 @@ var floors = [][]string{
 		"internal/footprint",
 	},
 	{
-		"internal/abandoned", "internal/claims", "internal/handover", "internal/sweep",
+		"internal/abandoned", "internal/claims", "internal/sweep",
 	},
-	{},
 	{
 		"cni",
 	},
 	{
-		"cnitest", "examples/allocrunner", "examples/tested", "internal/testhost", "thick/backend",
+		"cnitest", "examples/tested", "guard", "internal/testhost", "netconf", "reconcile", "thick/backend",
 	},
 	{
-		"examples/quickstart", "examples/thick/daemon",
+		"examples/allocrunner", "examples/quickstart", "examples/thick/daemon",
 	},
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -17,14 +16,11 @@ import (
 func init() { runtime.LockOSThread() }
 
 // TestMain runs the tests in their own namespaces. It builds the reference
-// plugins first, outside, where there is a network. Started as a plugin, the
-// test binary acts as one. Started by a test, it is another runtime.
+// plugins first, outside, where there is a network. Started by a test, the test
+// binary is another runtime.
 func TestMain(m *testing.M) {
-	if scripted.IsPlugin() {
-		scripted.Main()
-	}
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{"REAP": attachAndReap})
-	os.Exit(refplugins.Main(m))
+	os.Exit(refplugins.Main(m, refplugins.WithScripted()))
 }
 
 func attachAndReap(ctx context.Context, r *cni.Runtime, j testhost.Job) error {

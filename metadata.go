@@ -59,11 +59,21 @@ func (r *Runtime) SetMetadata(ctx context.Context, id string, values map[string]
 }
 
 func (s *snapshot) setMetadata(ctx context.Context, id record.ID, values map[string]string) error {
-	op, err := s.beginRecorded(ctx, id)
+	op, err := s.beginRepair(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer op.end()
+	damage, err := op.load()
+	if err == nil {
+		err = damage
+	}
+	if err == nil && (op.Record == nil || op.Record.Warm) {
+		err = ErrNotAttached
+	}
+	if err != nil {
+		return err
+	}
 	var own []*record.Attachment
 	for i := range op.Record.Attachments {
 		n := &op.Record.Attachments[i]

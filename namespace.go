@@ -96,7 +96,7 @@ func (ns *Namespace) only(n *Network) *Namespace {
 // or Remove of the same container. Only the recorded namespace is ever deleted: whatever
 // else is at the path by then stays. Processes in it stay in it, without interfaces.
 //
-// A Setup or Reconcile that is given the path keeps the namespace, and attaches it again.
+// A Setup or Replace that is given the path keeps the namespace, and attaches it again.
 // Should that fail, or be killed, the namespace stays on record, without attachments: for
 // another attempt, or until Remove, a GC, or a Recover that finds no process in it.
 //

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/examine"
+	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
@@ -44,12 +44,6 @@ type removal struct {
 // begin validates everything, and finds out where the plugins will run. It must
 // be called on the caller's goroutine, whose thread decides that.
 func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
-	return s.beginIn(ns, verb, func() (*hostns.NetNS, error) { return s.Hosts.Open(s.hostNetNS) })
-}
-
-// beginIn is begin for plugins that run in the namespace that openHost returns, on
-// any goroutine.
-func (s *snapshot) beginIn(ns *Namespace, verb string, openHost func() (*hostns.NetNS, error)) (*operation, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
 	}
@@ -58,7 +52,7 @@ func (s *snapshot) beginIn(ns *Namespace, verb string, openHost func() (*hostns.
 	if op.attachments, err = op.plan(ns, verb); err != nil {
 		return nil, err
 	}
-	host, err := openHost()
+	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -132,21 +126,21 @@ func (s *snapshot) lockBarrier(ctx context.Context) (*lock.Held, error) {
 
 // look looks at the containers of records, which are not locked. With own, it compares
 // only this owner's attachments.
-func (s *snapshot) look(ctx context.Context, host *hostns.NetNS, found []record.Found, own bool) []*examine.Container {
+func (s *snapshot) look(ctx context.Context, host *hostns.NetNS, found []record.Found, own bool) []*health.Container {
 	return s.looking(ctx, host, own).All(ctx, found)
 }
 
-func (s *snapshot) looking(ctx context.Context, host *hostns.NetNS, own bool) *examine.Look {
-	return &examine.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: s.logger, Examine: func(c *examine.Container, looks *views.Looks) {
+func (s *snapshot) looking(ctx context.Context, host *hostns.NetNS, own bool) *health.Look {
+	return &health.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: s.logger, Examine: func(c *health.Container, looks *views.Looks) {
 		if err := s.examine(ctx, host, c, own, looks); err != nil {
-			c.State, c.Reason = examine.Unknown, err
+			c.State, c.Reason = health.Unknown, err
 		}
 	}}
 }
 
 // examine compares a container with its record. The error is the reason why it could
 // not.
-func (s *snapshot) examine(ctx context.Context, host *hostns.NetNS, c *examine.Container, own bool, looks *views.Looks) error {
+func (s *snapshot) examine(ctx context.Context, host *hostns.NetNS, c *health.Container, own bool, looks *views.Looks) error {
 	rec := c.Found.Record
 	switch {
 	case ctx.Err() != nil:
@@ -169,26 +163,26 @@ func (s *snapshot) examine(ctx context.Context, host *hostns.NetNS, c *examine.C
 		all = slices.DeleteFunc(all, func(a *attachment) bool { return !a.own() })
 	}
 	if len(all) == 0 {
-		c.State = examine.NotAttached
+		c.State = health.NotAttached
 		return nil
 	}
-	if c.State, c.Reason = op.outOfReach(); c.State == examine.Compared {
+	if c.State, c.Reason = op.outOfReach(); c.State == health.Compared {
 		c.Parts, err = op.compareAll(ctx, looks, all)
 	}
 	return err
 }
 
 // outOfReach returns why a container cannot be compared with the kernel; the state is
-// examine.Compared if it can. The recorded namespaces are open.
-func (op *operation) outOfReach() (examine.State, error) {
+// health.Compared if it can. The recorded namespaces are open.
+func (op *operation) outOfReach() (health.State, error) {
 	gone, why := op.OutOfReach()
 	switch {
 	case why == nil:
-		return examine.Compared, nil
+		return health.Compared, nil
 	case gone:
-		return examine.Gone, why
+		return health.Gone, why
 	}
-	return examine.Unknown, why
+	return health.Unknown, why
 }
 
 // own reports whether this owner has made the attachment, which is on record.

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin"
-	"github.com/embedcni/cni/internal/defaults"
-	"github.com/embedcni/cni/internal/hostports"
+	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/runner"
 )
 
@@ -29,10 +29,10 @@ const (
 
 	// DefaultNetDir is the directory of configurations: /etc/cni/net.d, or on Windows
 	// C:\Program Files\containerd\cni\conf.
-	DefaultNetDir = defaults.NetDir
+	DefaultNetDir = conflist.NetDir
 	// DefaultCNIDir is the directory of plugins: /opt/cni/bin, or on Windows
 	// C:\Program Files\containerd\cni\bin.
-	DefaultCNIDir = defaults.CNIDir
+	DefaultCNIDir = conflist.CNIDir
 	// VendorCNIDirTemplate is for fmt.Sprintf with a root directory and a vendor's
 	// name. It is for Unix.
 	VendorCNIDirTemplate = "%s/opt/%s/bin"
@@ -81,7 +81,7 @@ type settings struct {
 	allowInsecure    bool
 	strictCaps       bool
 	strictPorts      bool
-	portRange        hostports.Range
+	portRange        ports.Range
 	withoutReaping   bool
 	choice           runner.Choice
 	logger           *slog.Logger
@@ -96,11 +96,11 @@ func defaultSettings() settings {
 		pluginMaxConfNum: DefaultMaxConfNum,
 		prefix:           DefaultPrefix,
 		minNetworks:      1,
-		stateDir:         defaults.StateDir,
+		stateDir:         conflist.StateDir,
 		owner:            filepath.Base(os.Args[0]),
 		timeouts:         defaultTimeouts(),
 		statusTTL:        time.Second,
-		portRange:        hostports.Range{First: 20000, Last: 29999},
+		portRange:        ports.Range{First: 20000, Last: 29999},
 		choice:           runner.Choice{BuiltIn: builtin.New()},
 		envAllow:         invoke.DefaultAllow(),
 		logger:           slog.New(slog.DiscardHandler),
@@ -327,11 +327,11 @@ func WithStrictCapabilities() Opt {
 // packets instead of the process; at an address that the host lacks, nobody gets any until
 // the host has it.
 //
-// A process uses a port if it listens, or for UDP if it has an unconnected socket. This
-// process's own sockets do not count, so that a program can reserve a port by
-// listening on it; nor does UDP in the ephemeral range of the host
-// (net.ipv4.ip_local_port_range), where most sockets ask and do not serve. A port of
-// another container is always refused.
+// A process uses a port if no socket can be bound to it. This process's own sockets do not
+// count, so that a program can reserve a port by listening on it; nor does UDP in the
+// ephemeral range of the host (net.ipv4.ip_local_port_range), where most sockets ask and do
+// not serve. For TCP a connection that the host has opened from a port in that range counts.
+// A port of another container is always refused.
 func WithStrictPorts() Opt {
 	return func(c *config) error {
 		c.strictPorts = true
@@ -354,7 +354,7 @@ func WithPortRange(first, last int) Opt {
 		if first < 1 || last < first || last > 65535 {
 			return fmt.Errorf("host ports %d to %d: %w", first, last, ErrInvalidArgument)
 		}
-		c.portRange = hostports.Range{First: uint16(first), Last: uint16(last), Named: true}
+		c.portRange = ports.Range{First: uint16(first), Last: uint16(last), Named: true}
 		return nil
 	}
 }

@@ -43,10 +43,9 @@ const (
 //
 // The container is locked while the plugin works. With its context the plugin
 // may run other plugins (plugin.Request.Delegate) and call Load, Status,
-// Networks, GetConfig and Attachments. Setup, Remove, Check, CleanUp, Recover,
-// GC and Release on the same state directory return
-// ErrInsidePlugin, because they could wait for the plugin for ever. Its Status
-// may call anything.
+// Networks, GetConfig and Attachments. Setup, Remove, Check, CleanUp, Recover
+// and GC on the same state directory return ErrInsidePlugin, because they could wait
+// for the plugin for ever. Its Status may call anything.
 func WithPlugin(typ string, p plugin.Plugin) Opt {
 	return func(c *config) error {
 		switch _, twice := c.choosing.Registered[typ]; {
@@ -124,8 +123,7 @@ func WithoutBuiltinPlugins() Opt {
 // A dir that is missing or cannot be entered, or that other users can replace, is an error
 // of Setup, Remove and Check. A built-in plugin never runs because of it. Records do not
 // have dir: a daemon that moves into a container, or to another dir, finds the
-// executables of its containers if their paths in dir are the former ones. Release is
-// refused, because go-cni has no plugin root.
+// executables of its containers if their paths in dir are the former ones.
 func WithPluginRoot(dir string) Opt {
 	return func(c *config) error {
 		if !filepath.IsAbs(dir) {
@@ -146,8 +144,7 @@ func WithPluginRoot(dir string) Opt {
 // and all others run the plugins that the Setup has run, and give them its order in
 // CNI_PATH, for those to which they delegate.
 //
-// It has no effect on plugins in process, nor is it valid inside WithNetwork. Release
-// refuses such a container.
+// It has no effect on plugins in process, nor is it valid inside WithNetwork.
 func WithPluginDirOrder(dirs ...string) NamespaceOpts {
 	dirs = slices.Clone(dirs)
 	return func(ns *Namespace) error {
@@ -160,7 +157,7 @@ func WithPluginDirOrder(dirs ...string) NamespaceOpts {
 }
 
 // precedence returns those of the directories that first has before the others, in its
-// order. It returns nil if first changes nothing: then Release can hand the attachment over.
+// order. It returns nil if first changes nothing.
 func precedence(dirs, first []string) (found []string) {
 	all := ordered(dirs, first)
 	if slices.Equal(all, dirs) {

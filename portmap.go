@@ -10,7 +10,6 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/hostports"
 	"github.com/embedcni/cni/internal/portindex"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
@@ -102,8 +101,8 @@ type PortError struct {
 	HostIP   netip.Addr // the zero Addr: all addresses of the host
 	HostPort int
 
-	// HolderIP is the address at which the port is in use; the zero Addr: all. It means
-	// nothing with ErrNotHostAddress.
+	// HolderIP is the address at which a container has the port; the zero Addr: all. It is
+	// HostIP if no container has it.
 	HolderIP netip.Addr
 
 	// The container that has the port, from its record: its interface, and the network
@@ -112,11 +111,6 @@ type PortError struct {
 	ContainerID, Network, IfName string          `json:",omitempty"`
 	Owner                        string          `json:",omitempty"` // see WithOwner
 	State                        AttachmentState `json:",omitempty"`
-
-	// A process on the host that has a socket with the port. PID is 0 if no container
-	// has the port and no visible process either.
-	PID     int    `json:",omitempty"`
-	Process string `json:",omitempty"` // its name, at most 15 bytes
 
 	// Err is ErrPortInUse, or ErrNotHostAddress. It is nil if read from JSON.
 	Err error `json:"-"`
@@ -138,10 +132,8 @@ func (e *PortError) Error() string {
 	switch {
 	case e.ContainerID != "":
 		fmt.Fprintf(&b, " by container %s, interface %s on network %q", e.ContainerID, e.IfName, e.Network)
-	case e.PID != 0:
-		fmt.Fprintf(&b, " by process %d (%s)", e.PID, e.Process)
 	default:
-		b.WriteString(" by a process that cannot be seen from here")
+		b.WriteString(" by a process of the host")
 	}
 	switch e.State {
 	case Attaching, Detaching:
@@ -252,15 +244,22 @@ func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chos
 // lookAtPorts warns of wanted ports that a socket on the host has, and of addresses
 // that the host does not have. With WithStrictPorts it refuses them.
 func (op *operation) lookAtPorts(wanted []ports.Claim) error {
-	return op.judgePorts(hostports.OnHost(op.Host, wanted, op.log()))
+	taken, err := op.Host.BoundByOthers(wanted, op.log())
+	var found []*PortError
+	for _, c := range taken {
+		found = append(found, onHost(c, ErrPortInUse))
+	}
+	return op.judgePorts(found, err, wanted)
 }
 
-// judgePorts adds conflicts to the warnings. With WithStrictPorts it returns them.
-func (op *operation) judgePorts(conflicts []hostports.Conflict, err error) error {
-	var found []*PortError
-	for _, c := range conflicts {
-		found = append(found, onHost(c))
+// judgePorts adds conflicts to the warnings, and those of the claims whose addresses the host
+// does not have. With WithStrictPorts it returns them.
+func (op *operation) judgePorts(found []*PortError, err error, claims []ports.Claim) error {
+	foreign, ferr := ports.Foreign(claims, op.Host.HasAddress)
+	for _, c := range foreign {
+		found = append(found, onHost(c, ErrNotHostAddress))
 	}
+	err = join(err, ferr)
 	if op.strictPorts {
 		for _, e := range found {
 			err = join(err, e)
@@ -268,7 +267,7 @@ func (op *operation) judgePorts(conflicts []hostports.Conflict, err error) error
 		return err
 	}
 	if err != nil {
-		op.logger.Warn("the sockets of the host are not known", "container", op.ID, "error", err)
+		op.logger.Warn("whether ports of the host are in use is not known", "container", op.ID, "error", err)
 	}
 	for _, e := range found {
 		op.logger.Warn("a port of the host is forwarded although it is in use, or not the host's", "container", op.ID, "error", e)
@@ -277,12 +276,9 @@ func (op *operation) judgePorts(conflicts []hostports.Conflict, err error) error
 	return nil
 }
 
-func onHost(c hostports.Conflict) *PortError {
-	e := &PortError{Protocol: c.Wanted.Protocol, HostIP: c.Wanted.Addr, HostPort: int(c.Wanted.Port), Err: ErrNotHostAddress}
-	if !c.Foreign {
-		e.HolderIP, e.PID, e.Process, e.Err = c.At, c.Holder.PID, c.Holder.Name, ErrPortInUse
-	}
-	return e
+// onHost returns the error for a wanted port that no container has.
+func onHost(c ports.Claim, kind error) *PortError {
+	return &PortError{Protocol: c.Protocol, HostIP: c.Addr, HostPort: int(c.Port), HolderIP: c.Addr, Err: kind}
 }
 
 // hostPorts returns the ports of the host that the attachment asks for: those in the

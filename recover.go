@@ -10,14 +10,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/examine"
-	"github.com/embedcni/cni/internal/hold"
+	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/parallel"
-	"github.com/embedcni/cni/internal/rebuild"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/views"
 )
@@ -28,7 +24,7 @@ type BrokenAction int
 
 const (
 	// RepairBroken adds the missing parts of the container, as Repair does with no
-	// options, except those that are held; see Runtime.Hold. It is the default. Parts that
+	// options, except those that are held; see package guard. It is the default. Parts that
 	// remain broken are the reason in Report.Kept.
 	RepairBroken BrokenAction = iota
 	// ReportBroken changes nothing. The differences are the reason in Report.Kept.
@@ -118,7 +114,7 @@ type recovery struct {
 	*snapshot
 	recoverOptions
 	host   *hostns.NetNS
-	looked map[record.ID]*examine.Container // before any container was locked
+	looked map[record.ID]*health.Container // before any container was locked
 	// repaired are the parts that were made again before each container was recovered.
 	repaired map[record.ID][]Difference
 	endBy    time.Time // when those that come last have ended, if they are about to
@@ -150,7 +146,7 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	for _, o := range c.deleteIllegible(illegible) {
 		report.add(o)
 	}
-	c.looked = make(map[record.ID]*examine.Container, len(whole))
+	c.looked = make(map[record.ID]*health.Container, len(whole))
 	for _, e := range c.look(ctx, c.host, whole, true) {
 		c.looked[e.Found.Record.ContainerID] = e
 	}
@@ -303,8 +299,8 @@ type judged struct {
 // missing of them, if that is wanted. The container is locked.
 func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (j judged) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
-	e := &examine.Container{Found: record.Found{Record: op.Record, File: record.Name(op.ID)}}
-	if e.State, e.Reason = op.outOfReach(); e.State != examine.Compared {
+	e := &health.Container{Found: record.Found{Record: op.Record, File: record.Name(op.ID)}}
+	if e.State, e.Reason = op.outOfReach(); e.State != health.Compared {
 		return judged{doubt: verdictOn(e).Err()}
 	}
 	var err error
@@ -333,26 +329,15 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 func (c *recovery) repairTogether(ctx context.Context) {
 	broken := make(map[record.ID]record.Found)
 	for id, e := range c.looked {
-		if e.State == examine.Compared && e.Settled && e.IsRepairable() {
+		if e.State == health.Compared && e.Settled && e.IsRepairable() {
 			broken[id] = e.Found
 		}
 	}
-	if len(broken) < rebuild.DumpFor {
+	if len(broken) < health.DumpFor {
 		return
 	}
-	left, rules := slices.Sorted(maps.Keys(broken)), &netfilter.Kept{}
-	for len(left) > 0 && ctx.Err() == nil {
-		done := c.repairSome(ctx, c.host, left, func(a *attachment, holds []hold.Hold, _ compare.Difference) bool {
-			return !isHeld(holds, a.op.Record, a.network.config.Name)
-		}, rules)
-		left = slices.DeleteFunc(left, func(id record.ID) bool { return done.outcomes[id] != nil })
-		for id, m := range done.outcomes {
-			for _, part := range m.parts {
-				for _, d := range part.outcome.Repaired {
-					c.repaired[id] = append(c.repaired[id], differenceOf(part.network.config.Name, part.IfName, d))
-				}
-			}
-		}
+	for id, report := range c.repairAll(ctx, c.host, slices.Sorted(maps.Keys(broken)), RepairOptions{Unheld: true}) {
+		c.repaired[id] = report.Repaired
 	}
 	var again []record.Found
 	for _, f := range broken {
@@ -367,9 +352,9 @@ func (c *recovery) repairTogether(ctx context.Context) {
 
 // seen returns the attachments as the look before has seen them; nil if the container
 // may have changed since.
-func (c *recovery) seen(op *operation, staying attachments) (parts []*examine.Part) {
+func (c *recovery) seen(op *operation, staying attachments) (parts []*health.Part) {
 	e := c.looked[op.ID]
-	if e == nil || e.State != examine.Compared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.Record) {
+	if e == nil || e.State != health.Compared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.Record) {
 		return nil
 	}
 	for _, part := range e.Parts {

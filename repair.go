@@ -12,9 +12,9 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/rebuild"
+	"github.com/embedcni/cni/internal/health"
+	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/repair"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
 )
@@ -38,6 +38,11 @@ type RepairOptions struct {
 	// the repair. It waits for that for 3 s in all; what takes longer is left to the
 	// kernel, which uses no address before it has checked it (RFC 4862, section 5.4).
 	Inside bool
+	// Unheld leaves what is held, see package guard; it remains, for ErrHeld.
+	Unheld bool
+	// Want chooses among the differences that could be repaired; nil chooses all. It is
+	// called with the same one several times, and by several goroutines.
+	Want func(containerID string, d Difference) bool
 }
 
 // Repair adds the parts of a container's attachments that are on record and missing: the
@@ -64,7 +69,7 @@ type RepairOptions struct {
 // waits for other calls for the container, and for GC. It is safe for concurrent use.
 func (r *Runtime) Repair(ctx context.Context, id string, o RepairOptions) (*RepairReport, error) {
 	s := r.current.Load()
-	report, err := s.repair(ctx, record.ID(id), o)
+	report, err := s.repair(ctx, record.ID(id), o, true)
 	if err != nil {
 		err = fmt.Errorf("repair container %q: %w", id, err)
 	}
@@ -87,7 +92,8 @@ type RepairReport struct {
 // Remaining is a difference that Repair has left.
 type Remaining struct {
 	Difference
-	// Reason is ErrNotRepairable, ErrInContainer, or the *Error of a repair that failed.
+	// Reason is ErrNotRepairable, ErrInContainer, ErrHeld, the *Error of a repair that
+	// failed, or that RepairOptions.Want has not chosen it.
 	Reason error
 }
 
@@ -138,7 +144,8 @@ func (r Remaining) MarshalJSON() ([]byte, error) {
 	}{r.Difference, textOf(r.Reason)})
 }
 
-func (s *snapshot) repair(ctx context.Context, id record.ID, o RepairOptions) (*RepairReport, error) {
+// repair repairs a container, and asks its plugins for CHECK if asks is set.
+func (s *snapshot) repair(ctx context.Context, id record.ID, o RepairOptions, asks bool) (*RepairReport, error) {
 	op, err := s.beginRepair(ctx, id)
 	if err != nil {
 		return nil, err
@@ -147,8 +154,16 @@ func (s *snapshot) repair(ctx context.Context, id record.ID, o RepairOptions) (*
 	if err := op.recallToRepair(); err != nil {
 		return nil, err
 	}
+	var holds []hold.Hold
+	if o.Unheld {
+		var release func()
+		if holds, release, err = op.heldNow(ctx); err != nil {
+			return nil, err
+		}
+		defer release()
+	}
 	report := &RepairReport{ContainerID: string(id)}
-	return report, op.repair(ctx, op.attachments, o, report)
+	return report, op.repair(ctx, o, holds, asks, report)
 }
 
 // beginRepair locks the container, as for an ADD.
@@ -210,28 +225,29 @@ func (op *operation) refuseDead() error {
 // errUnfinished: an attachment cannot be expected to be whole.
 var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has begun; Remove or Recover ends it", ErrNotRepairable)
 
-// repair repairs attachments of a locked container that lives. The error is the reason
+// repair repairs the attachments of a locked container that lives. The error is the reason
 // why some could not be repaired to the end; the report is valid with it.
-func (op *operation) repair(ctx context.Context, all attachments, o RepairOptions, report *RepairReport) error {
+func (op *operation) repair(ctx context.Context, o RepairOptions, holds []hold.Hold, asks bool, report *RepairReport) error {
 	var g []*repairing
-	var options []repair.Options
+	var options []health.RepairOptions
 	var in []context.Context
 	var end []func(error)
-	for _, a := range all {
+	for _, a := range op.attachments {
 		if n := a.entry(); n == nil || op.Record.IsUnfinished(n) {
 			report.Unknown = append(report.Unknown, a.error(repairOp, errUnfinished))
 			continue
 		}
 		its, span := spans.Network(ctx, "cni.repairNetwork", a.network.config.Name, a.IfName)
-		g, in = append(g, a.repairing()), append(in, its)
+		r := a.repairing()
+		g, in = append(g, r), append(in, its)
 		end = append(end, func(err error) { spans.End(span, err) })
-		options = append(options, repair.Options{Inside: o.Inside})
+		options = append(options, r.options(o, holds))
 	}
 	var errs []error
 	for i, result := range runRepairs(ctx, g, options) {
 		g[i].report(in[i], result.Outcome, report)
 		err := result.Err
-		if err == nil {
+		if err == nil && asks {
 			err = g[i].ask(in[i], report) // nobody else can compare the parts of these plugins
 		}
 		end[i](err)
@@ -246,7 +262,8 @@ const repairOp = runner.VerbRepair
 // repairing is the repair of one attachment.
 type repairing struct {
 	*attachment
-	parts *rebuild.Attachment
+	parts *health.Repairing
+	held  bool // nothing of it is wanted, since it is held
 }
 
 // repairPatience is the time for which the repair of one container waits, in all, for
@@ -260,21 +277,21 @@ func (a *attachment) repairing() *repairing {
 	}
 	r := a.runner()
 	r.Given.Patience = a.op.patience
-	return &repairing{a, &rebuild.Attachment{Runner: r, Host: a.op.Host, Container: a.inside(), Compare: a.compare}}
+	return &repairing{attachment: a, parts: &health.Repairing{Runner: r, Host: a.op.Host, Container: a.inside(), Compare: a.compare}}
 }
 
 // runRepairs repairs attachments of locked containers together. The results are in their
 // order.
-func runRepairs(ctx context.Context, all []*repairing, options []repair.Options) []repair.Result {
-	group := make(rebuild.Group, len(all))
+func runRepairs(ctx context.Context, all []*repairing, options []health.RepairOptions) []health.RepairResult {
+	group := make(health.Repairs, len(all))
 	for i, r := range all {
 		group[i] = r.parts
 	}
-	return repair.Run(ctx, group, options)
+	return health.Repair(ctx, group, options)
 }
 
 // report adds the outcome to the report, and reports it to the log and the observer.
-func (r *repairing) report(ctx context.Context, out repair.Outcome, report *RepairReport) {
+func (r *repairing) report(ctx context.Context, out health.Outcome, report *RepairReport) {
 	log := r.op.log().With("network", r.network.config.Name, "interface", r.IfName)
 	for _, d := range out.Repaired {
 		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
@@ -286,7 +303,7 @@ func (r *repairing) report(ctx context.Context, out repair.Outcome, report *Repa
 			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
 			failed[left.Plugin] = append(failed[left.Plugin], left.Reason)
 		}
-		report.Remaining = append(report.Remaining, Remaining{r.difference(left.Difference), asPublic(left.Reason)})
+		report.Remaining = append(report.Remaining, Remaining{r.difference(left.Difference), r.asPublic(left.Reason)})
 	}
 	r.parts.Report(ctx, failed)
 }
@@ -296,11 +313,13 @@ func (r *repairing) difference(d compare.Difference) Difference {
 }
 
 // asPublic adds this package's sentinels to the reason why a difference remains.
-func asPublic(reason error) error {
+func (r *repairing) asPublic(reason error) error {
 	switch {
-	case errors.Is(reason, repair.ErrNotAsked):
+	case r.held && errors.Is(reason, health.ErrNotWanted):
+		return ErrHeld
+	case errors.Is(reason, health.ErrNotAsked):
 		return &tagged{reason, ErrInContainer}
-	case errors.Is(reason, repair.ErrNotAddable), errors.Is(reason, repair.ErrReturned):
+	case errors.Is(reason, health.ErrNotAddable), errors.Is(reason, health.ErrReturned):
 		return &tagged{reason, ErrNotRepairable}
 	}
 	return reason

@@ -11,8 +11,8 @@ import (
 	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/hostports"
 	"github.com/embedcni/cni/internal/ipamdir"
+	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/portindex"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
@@ -39,17 +39,18 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, surviv
 		return err
 	}
 	if open == 0 {
-		_, err := op.beginWithPorts(ctx, rec, survives, nil)
+		_, err := op.beginWithPorts(ctx, rec, survives, nil, nil)
 		return err
 	}
-	picked, err := hostports.Pick(op.Host, op.portRange, protocols, op.log())
+	kernel, err := op.Host.LocalPorts()
 	if err != nil {
 		return fmt.Errorf("choose host ports: %w", err)
 	}
-	picked.Leave(wanted, protocols)
+	picked := ports.Pick(op.portRange, protocols, kernel)
+	picked.Leave(wanted)
 	warnings := op.portWarnings
 	for {
-		chosen, err := op.choosePorts(rec, picked, open, protocols)
+		chosen, err := op.choosePorts(rec, picked, open)
 		if err != nil {
 			return err
 		}
@@ -60,7 +61,7 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, surviv
 		if err := op.lookAtChosen(wanted); err != nil {
 			return err
 		}
-		taken, err := op.beginWithPorts(ctx, rec, survives, chosen)
+		taken, err := op.beginWithPorts(ctx, rec, survives, picked, chosen)
 		if err != nil || len(taken) == 0 {
 			return err
 		}
@@ -71,14 +72,20 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, surviv
 // beginWithPorts writes the record unless another container on record has one
 // of its ports. From the search until the record is visible, no other call can do the
 // same for one of the ports. A call that holds them waits for no other key, and no plugin
-// runs meanwhile. It returns the chosen ports that are taken; others are refused.
-func (op *operation) beginWithPorts(ctx context.Context, rec *record.Record, survives container.Survival, chosen []uint16) (taken []uint16, err error) {
+// runs meanwhile. It returns the chosen ports that are taken, by sockets too; others are
+// refused.
+func (op *operation) beginWithPorts(
+	ctx context.Context, rec *record.Record, survives container.Survival, picked *ports.Picked, chosen []uint16,
+) (taken []uint16, err error) {
 	wanted := op.attachments.hostPorts()
-	held, err := op.Locks.LockAll(ctx, hostports.Keys(op.Host.String(), wanted))
+	held, err := op.Locks.LockAll(ctx, portKeys(op.Host.String(), wanted))
 	if err != nil {
 		return nil, fmt.Errorf("host ports: %w", err)
 	}
 	defer func() { err = join(err, held.Release()) }() // after a panic too
+	if taken, err = op.usePorts(picked, chosen); len(taken) > 0 || err != nil {
+		return taken, err
+	}
 	conflicts, err := op.Ports.Conflicts(rec, wanted)
 	if err != nil {
 		return nil, err
@@ -105,6 +112,29 @@ func (op *operation) beginWithPorts(ctx context.Context, rec *record.Record, sur
 	}
 	op.Ports.Enter(rec)
 	return nil, nil
+}
+
+// portKeys returns the keys by which calls for the same ports of a host exclude each other.
+func portKeys(host string, wanted []ports.Claim) (keys []lock.Key) {
+	for _, c := range wanted {
+		keys = append(keys, lock.Key{Name: fmt.Sprintf("port/%s/%s/%d", host, c.Protocol, c.Port)})
+	}
+	return keys
+}
+
+// usePorts takes those of the ports that sockets have, this process's own included, out of
+// the range, and returns them.
+func (op *operation) usePorts(picked *ports.Picked, candidates []uint16) (used []uint16, err error) {
+	if len(candidates) == 0 {
+		return nil, nil
+	}
+	bound, err := op.Host.Bound(picked.Claims(candidates), op.log())
+	for _, c := range bound {
+		used = append(used, c.Port)
+	}
+	used = slices.Compact(used) // one may have several protocols
+	picked.Use(used)
+	return used, err
 }
 
 // takenBy returns a PortError for each conflict.
@@ -153,7 +183,7 @@ func (all attachments) reopenPorts(sets []*askedPorts) error {
 // No socket has them, but an address may be none of the host's.
 func (op *operation) lookAtChosen(wanted []ports.Claim) error {
 	chosen := slices.DeleteFunc(op.attachments.hostPorts(), func(c ports.Claim) bool { return slices.Contains(wanted, c) })
-	return op.judgePorts(hostports.Foreign(op.Host, chosen))
+	return op.judgePorts(nil, nil, chosen)
 }
 
 // givePorts gives the sets the ports that were chosen, and notes them in a record that is
@@ -178,12 +208,12 @@ func (op *operation) givePorts(rec *record.Record, sets []*askedPorts, chosen []
 
 // choosePorts returns n ports of the range that nobody seems to have. The index of
 // records may name ports that nobody has, so it is read exactly before none is left.
-func (op *operation) choosePorts(rec *record.Record, picked *hostports.Picked, n int, protocols []string) ([]uint16, error) {
-	chosen, err := op.Ports.Free(protocols, picked.First, picked.Last, n, picked.Avoids)
+func (op *operation) choosePorts(rec *record.Record, picked *ports.Picked, n int) ([]uint16, error) {
+	chosen, err := op.Ports.Free(picked.Protocols, picked.First, picked.Last, n, picked.Avoids)
 	if err != nil || len(chosen) == n {
 		return chosen, err
 	}
-	holders, err := op.Ports.Within(rec, protocols, picked.First, picked.Last)
+	holders, err := op.Ports.Within(rec, picked.Protocols, picked.First, picked.Last)
 	if err != nil {
 		return nil, err
 	}
@@ -191,24 +221,25 @@ func (op *operation) choosePorts(rec *record.Record, picked *hostports.Picked, n
 	for _, h := range holders {
 		held[h.Claim.Port] = true
 	}
-	chosen = nil
-	free := 0
+	var free []uint16
 	for port := int(picked.First); port <= int(picked.Last); port++ {
 		if p := uint16(port); !held[p] && !picked.Avoids(p) {
-			if free++; len(chosen) < n {
-				chosen = append(chosen, p)
-			}
+			free = append(free, p)
 		}
 	}
-	if len(chosen) == n {
-		return chosen, nil
+	if len(free) >= n {
+		return free[:n], nil
 	}
-	return nil, op.noneLeft(picked, holders, n, free)
+	used, err := op.usePorts(picked, free)
+	if err != nil {
+		return nil, err
+	}
+	return nil, op.noneLeft(picked, holders, n, len(free)-len(used))
 }
 
 // noneLeft returns the error for a range with too few free ports. Containers that are
 // gone and have some of them may be removed.
-func (op *operation) noneLeft(picked *hostports.Picked, holders []portindex.Holder, n, free int) error {
+func (op *operation) noneLeft(picked *ports.Picked, holders []portindex.Holder, n, free int) error {
 	e := &PortRangeError{
 		First: int(picked.First), Last: int(picked.Last), Wanted: n, Free: free,
 		Processes: picked.InUse, Excluded: picked.Excluded,

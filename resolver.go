@@ -5,15 +5,14 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/embedcni/cni/internal/atomicfile"
-	"github.com/embedcni/cni/internal/etcfiles"
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // ResolvConf returns MergedDNS as a resolv.conf(5), for the container's /etc. It is empty
 // if no network has reported anything. A value that resolv.conf cannot hold, such as one
 // with a newline, is ErrInvalidResult.
 func (r *Result) ResolvConf() ([]byte, error) {
-	data, err := etcfiles.Resolv(r.MergedDNS())
+	data, err := renderResolvConf(r.MergedDNS())
 	if err != nil {
 		return nil, fmt.Errorf("resolv.conf: %w: %w", err, ErrInvalidResult)
 	}
@@ -35,7 +34,7 @@ func (r *Result) WriteResolvConf(path string) error {
 	if len(r.MergedDNS().Nameservers) == 0 {
 		return fmt.Errorf("resolv.conf: the networks have reported no name server: %w", ErrNotFound)
 	}
-	if err := atomicfile.Write(path, data, 0o644); err != nil {
+	if err := plainfile.Replace(path, data, 0o644); err != nil {
 		return fmt.Errorf("resolv.conf: %w", err)
 	}
 	return nil
@@ -52,16 +51,13 @@ type HostsEntry struct {
 // names it has no entry for the container. A name that is not one word is
 // ErrInvalidArgument, and so is an entry without an address or a name.
 func (r *Result) Hosts(names []string, more ...HostsEntry) ([]byte, error) {
-	var entries []etcfiles.Entry
+	var entries []HostsEntry
 	if len(names) > 0 {
 		for _, addr := range r.containerAddrs() {
-			entries = append(entries, etcfiles.Entry{Addr: addr, Names: names})
+			entries = append(entries, HostsEntry{Addr: addr, Names: names})
 		}
 	}
-	for _, e := range more {
-		entries = append(entries, etcfiles.Entry(e))
-	}
-	data, err := etcfiles.Hosts(entries)
+	data, err := renderHosts(append(entries, more...))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, ErrInvalidArgument)
 	}
@@ -74,7 +70,7 @@ func (r *Result) WriteHosts(path string, names []string, more ...HostsEntry) err
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.Write(path, data, 0o644); err != nil {
+	if err := plainfile.Replace(path, data, 0o644); err != nil {
 		return fmt.Errorf("hosts: %w", err)
 	}
 	return nil

@@ -43,7 +43,6 @@ func (r *Runtime) SetupSerially(ctx context.Context, id string, path string, opt
 }
 
 func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []NamespaceOpts, serially bool) (_ *Result, err error) {
-	r.watches.asked()
 	s := r.current.Load()
 	ctx, under := spans.Call(ctx, span, id, path)
 	defer func() { endCall(under, err) }()

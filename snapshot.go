@@ -28,9 +28,8 @@ type snapshot struct {
 	*container.Store
 	wanted    *wanted // the options that it was made by
 	networks  []*Network
-	last      *snapshot // the last one with networks, if a Watch found that theirs are gone
+	last      *snapshot // the last one with networks, if a Reload found that theirs are gone
 	skipped   []SkippedFile
-	misspelt  []MisspeltField
 	own       string // the directory of locks and marks
 	runner    *runner.Runtime
 	loRunner  *runner.Runtime // runs the plugins of the loopback network; see runnerOf
@@ -67,7 +66,6 @@ func newSnapshot(want *wanted, previous *snapshot) (*snapshot, error) {
 func (b *build) snapshot(want *wanted) *snapshot {
 	previous := b.previous
 	s := &snapshot{settings: want.settings, wanted: want, networks: b.networks, skipped: b.skipped, parsed: &conflist.Cache{}}
-	s.misspelt = s.findMisspelt()
 	env := invoke.Environ(os.Environ(), s.envAllow, nil)
 	s.own = canonical(filepath.Join(s.stateDir, "embedcni"))
 	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(s.own, "attachments")))

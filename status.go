@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/privilege"
+	"github.com/embedcni/cni/internal/perm"
 	"github.com/embedcni/cni/internal/runner"
 )
 
@@ -29,7 +29,6 @@ func (r *Runtime) Status() error { return r.StatusContext(context.Background()) 
 // returns for STATUS. It waits for no other call, and concurrent calls share one
 // answer.
 func (r *Runtime) StatusContext(ctx context.Context) error {
-	r.watches.asked()
 	s := r.current.Load()
 	if err := join(r.ready(s), s.unnamed()); err != nil {
 		return err
@@ -163,20 +162,20 @@ func (e *NotReadyError) Unwrap() []error { return e.Reasons }
 //     released reference plugins, whose own STATUS says less. What another executable
 //     does not say is not known;
 //   - directories in which nothing can be written, or which have no space left;
-//   - while a Watch of this Runtime runs, why the files cannot be loaded (ErrLoad), so
-//     that earlier networks are still in use, or why not every change is noticed;
-//   - ErrUnguarded, while a Guard of this Runtime runs that cannot guard all rules;
+//   - why the last Reload could not load the files (ErrLoad), so that earlier networks are
+//     still in use;
 //   - capabilities that this process lacks, and features of the kernel and programs
 //     that the plugins of the loaded networks need.
 //
 // Unlike Status, which answers as go-cni's, it does not stop at the first reason, and
 // remembers no answer. Timeouts.Status bounds it.
 func (r *Runtime) Ready(ctx context.Context) error {
-	r.watches.asked()
 	s := r.current.Load()
 	tooFew := r.ready(s)
-	reasons := []error{tooFew, s.unnamed(), writable(s.stateDir, s.recordDir, s.own), lackOfPrivileges(), r.lackOfGuard()}
-	reasons = append(reasons, r.watches.lack(tooFew != nil)...)
+	reasons := []error{tooFew, s.unnamed(), writable(s.stateDir, s.recordDir, s.own), lackOfPrivileges()}
+	if why := r.outdated.Load(); why != nil && tooFew == nil {
+		reasons = append(reasons, *why)
+	}
 	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
 		reasons = append(reasons, err)
@@ -201,15 +200,6 @@ func (r *Runtime) Ready(ctx context.Context) error {
 	return found
 }
 
-// lackOfGuard returns why the Guard that runs, if one does, does not guard all
-// containers.
-func (r *Runtime) lackOfGuard() error {
-	if unguarded := r.unguarded.Load(); unguarded != nil {
-		return *unguarded
-	}
-	return nil
-}
-
 // writable returns why nothing can be written to one of the directories.
 func writable(dirs ...string) error {
 	var errs []error
@@ -217,7 +207,7 @@ func writable(dirs ...string) error {
 		if dir == "" {
 			continue // a default, below one of the others
 		}
-		if err := privilege.Writable(dir); err != nil {
+		if err := perm.Writable(dir); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -225,7 +215,7 @@ func writable(dirs ...string) error {
 }
 
 func lackOfPrivileges() error {
-	lacks, err := privilege.Missing()
+	lacks, err := perm.MissingCapabilities()
 	if err != nil || len(lacks) == 0 {
 		return err
 	}

@@ -7,7 +7,6 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/tenant"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -215,7 +214,7 @@ func (a *attachment) useCachedConfig() {
 // and the operation's own ended with their namespace. It is for removals without a
 // record, which have nothing but the path to go by.
 func (op *operation) avoidOthers() {
-	if op.NetNS == nil || tenant.Untouched(op.Host, op.NetNS) && !op.Pins.Holds(op.NetNS) ||
+	if op.NetNS == nil || container.Untouched(op.Host, op.NetNS) && !op.Pins.Holds(op.NetNS) ||
 		!op.isOthers(op.NetNS, op.Path, true) {
 		return
 	}
@@ -230,7 +229,7 @@ func (op *operation) isOthers(ns *netns.Handle, path string, doubts bool) bool {
 	boot, err := op.BootID()
 	other := ""
 	if err == nil {
-		other, err = tenant.Search{
+		other, err = container.NetNSOwner{
 			ID: op.ID, PluginID: op.PluginID(), Boot: boot,
 			Records: op.Records, CacheDir: op.stateDir, Host: op.Host, Pin: op.Pins.File,
 		}.Other(ns, doubts)

@@ -2,8 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 
 	gocni "github.com/containerd/go-cni"
@@ -12,206 +17,192 @@ import (
 	"github.com/embedcni/cni"
 )
 
+// spec is the input of a worker: one contender on its own host.
+type spec struct {
+	Contender contender
+	Work      work
+	Ports     int    // of a container that goes again
+	StayPorts int    // of a container that stays
+	Dir       string // the host's state, on the measured file system
+	RunDir    string // the host's run-time state, on a tmpfs
+	Plugins   string // the reference plugins' directory
+}
+
+func (s spec) dataDir() string { return filepath.Join(s.Dir, "ipam") }
+
 // container is a container to attach. N is unique on a host.
 type container struct {
 	N       int
 	Network int
 	ID      string
-	Path    string // network namespace path
-	Port    uint16 // host port that is forwarded to the container's port 80
+	Path    string   // network namespace path
+	Ports   []uint16 // host ports that are forwarded to the container's port 80
 }
 
-// attacher is a running contender.
-type attacher interface {
-	add(ctx context.Context, c container) error
-	del(ctx context.Context, c container) error
-	close() error
+// attachment does a verb for a container on one network.
+type attachment func(ctx context.Context, verb string, c container) error
+
+// host is a running contender. It opens a network on first use, because not every
+// runtime accepts a network per call.
+type host struct {
+	open func(n int) (attachment, error)
+
+	mu  sync.Mutex
+	all map[int]attachment
 }
 
-func newAttacher(s spec) (attacher, error) {
+func newHost(s spec) (*host, error) {
+	h := &host{all: make(map[int]attachment)}
 	switch s.Contender.Kind {
 	case kindGoCNI:
 		// With the race detector go-cni's locks come from this package. With
 		// this version of Go it confuses goroutines with each other.
 		deadlock.Opts.Disable = true
-		return &goCNI{spec: s}, nil
+		h.open = s.goCNI
 	case kindOneLine:
-		return &oneLiner{spec: s}, nil
+		h.open = s.oneLine
 	case kindDisk, kindInProcess:
-		return &ours{spec: s}, nil
+		h.open = s.ours
 	case kindFloor:
-		return newFloor(s)
+		if err := floorRules(s.Work); err != nil {
+			return nil, err
+		}
+		h.open = s.floor
 	case kindNetavark:
-		return newNetavark(s)
+		program, err := findNetavark()
+		h.open = func(int) (attachment, error) { return s.netavark(program), nil }
+		return h, err
+	default:
+		return nil, fmt.Errorf("no contender %q", s.Contender.Kind)
 	}
-	return nil, fmt.Errorf("no contender %q", s.Contender.Kind)
+	return h, nil
 }
 
-func (s spec) dataDir() string { return filepath.Join(s.Dir, "ipam") }
-
-// checker is an attacher that has a CHECK.
-type checker interface {
-	check(ctx context.Context, c container) error
+func (h *host) do(ctx context.Context, verb string, c container) error {
+	h.mu.Lock()
+	do, ok := h.all[c.Network]
+	if !ok {
+		var err error
+		if do, err = h.open(c.Network); err != nil {
+			h.mu.Unlock()
+			return err
+		}
+		h.all[c.Network] = do
+	}
+	h.mu.Unlock()
+	return do(ctx, verb, c)
 }
 
-// perNetwork creates a runtime for each network on first use, because not every
-// runtime accepts a network per call.
-type perNetwork[T any] struct {
-	mu  sync.Mutex
-	all map[int]T
+// caller is a runtime of go-cni or of this library.
+type caller[O, R any] interface {
+	Setup(ctx context.Context, id, path string, opts ...O) (R, error)
+	Check(ctx context.Context, id, path string, opts ...O) error
+	Remove(ctx context.Context, id, path string, opts ...O) error
 }
 
-func (p *perNetwork[T]) get(n int, open func(n int) (T, error)) (T, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if v, ok := p.all[n]; ok {
-		return v, nil
+// calls makes the verbs calls of a runtime. port maps a port of the host, and ports makes
+// an option of them.
+func calls[O, R, P any](rt caller[O, R], w work, port func(uint16) P, ports func([]P) O) attachment {
+	return func(ctx context.Context, verb string, c container) error {
+		var opts []O
+		if w.filters() {
+			var all []P
+			for _, p := range c.Ports {
+				all = append(all, port(p))
+			}
+			opts = append(opts, ports(all))
+		}
+		switch verb {
+		case verbADD:
+			_, err := rt.Setup(ctx, c.ID, c.Path, opts...)
+			return err
+		case verbCHECK:
+			return rt.Check(ctx, c.ID, c.Path, opts...)
+		}
+		return rt.Remove(ctx, c.ID, c.Path, opts...)
 	}
-	v, err := open(n)
-	if err != nil {
-		return v, err
-	}
-	if p.all == nil {
-		p.all = make(map[int]T)
-	}
-	p.all[n] = v
-	return v, nil
 }
 
 // goCNI is containerd/go-cni with the reference plugins.
-type goCNI struct {
-	spec     spec
-	runtimes perNetwork[gocni.CNI]
-}
-
-func (g *goCNI) open(n int) (gocni.CNI, error) {
-	rt, err := gocni.New(gocni.WithPluginDir([]string{g.spec.Plugins}), gocni.WithInterfacePrefix("eth"))
+func (s spec) goCNI(n int) (attachment, error) {
+	rt, err := gocni.New(gocni.WithPluginDir([]string{s.Plugins}), gocni.WithInterfacePrefix("eth"))
 	if err != nil {
 		return nil, err
 	}
-	if g.spec.Work == workLoopback {
-		return rt, rt.Load(gocni.WithLoNetwork)
+	load := gocni.Opt(gocni.WithLoNetwork)
+	if s.Work != workLoopback {
+		conf, err := conflist(s.Work, s.Contender.Backend, n, s.dataDir())
+		if err != nil {
+			return nil, err
+		}
+		load = gocni.WithConfListBytes(conf)
 	}
-	conf, err := conflist(g.spec.Work, g.spec.Contender.Backend, n, g.spec.dataDir())
-	if err != nil {
-		return nil, err
+	port := func(p uint16) gocni.PortMapping {
+		return gocni.PortMapping{HostPort: int32(p), ContainerPort: 80, Protocol: "tcp"}
 	}
-	return rt, rt.Load(gocni.WithConfListBytes(conf))
+	return calls[gocni.NamespaceOpts, *gocni.Result](rt, s.Work, port, gocni.WithCapabilityPortMap), rt.Load(load)
 }
 
-func (g *goCNI) ports(c container) []gocni.NamespaceOpts {
-	if !g.spec.Work.filters() {
-		return nil
-	}
-	return []gocni.NamespaceOpts{gocni.WithCapabilityPortMap([]gocni.PortMapping{
-		{HostPort: int32(c.Port), ContainerPort: 80, Protocol: "tcp"}})}
+// oneLine is a program that was written for go-cni, after the change of its import
+// line: the options of goCNI, and nothing of this module's.
+func (s spec) oneLine(n int) (attachment, error) {
+	return s.runtime(n, cni.WithPluginDir([]string{s.Plugins}), cni.WithInterfacePrefix("eth"))
 }
-
-func (g *goCNI) add(ctx context.Context, c container) error {
-	rt, err := g.runtimes.get(c.Network, g.open)
-	if err != nil {
-		return err
-	}
-	_, err = rt.Setup(ctx, c.ID, c.Path, g.ports(c)...)
-	return err
-}
-
-func (g *goCNI) del(ctx context.Context, c container) error {
-	rt, err := g.runtimes.get(c.Network, g.open)
-	if err != nil {
-		return err
-	}
-	return rt.Remove(ctx, c.ID, c.Path, g.ports(c)...)
-}
-
-func (g *goCNI) check(ctx context.Context, c container) error {
-	rt, err := g.runtimes.get(c.Network, g.open)
-	if err != nil {
-		return err
-	}
-	return rt.Check(ctx, c.ID, c.Path, g.ports(c)...)
-}
-
-func (*goCNI) close() error { return nil }
 
 // ours is this library.
-type ours struct {
-	spec     spec
-	runtimes perNetwork[*cni.Runtime]
-	each     sync.Map // *cni.Runtime of each attached container, by its ID, if each has one
+func (s spec) ours(n int) (attachment, error) {
+	opts := []cni.Opt{cni.WithStateDir(filepath.Join(s.Dir, "state")), cni.WithOwner("bench"), cni.WithTeardownErrors()}
+	if s.Contender.Kind == kindDisk {
+		return s.runtime(n, append(opts, cni.WithPluginDir([]string{s.Plugins}), cni.WithoutBuiltinPlugins())...)
+	}
+	// An empty directory, in case the library searches for an executable.
+	return s.runtime(n, append(opts, cni.WithPluginDir([]string{filepath.Join(s.Dir, "no-plugins")}), cni.WithBuiltinPlugins())...)
 }
 
-// runtime returns the runtime of a container.
-func (o *ours) runtime(c container) (*cni.Runtime, error) {
-	if !o.spec.Contender.Each {
-		return o.runtimes.get(c.Network, o.open)
-	}
-	if rt, ok := o.each.Load(c.ID); ok {
-		return rt.(*cni.Runtime), nil
-	}
-	rt, err := o.open(c.Network)
-	if err == nil {
-		o.each.Store(c.ID, rt)
-	}
-	return rt, err
-}
-
-func (o *ours) open(n int) (*cni.Runtime, error) {
-	opts := []cni.Opt{cni.WithStateDir(filepath.Join(o.spec.Dir, "state")), cni.WithOwner("bench"), cni.WithTeardownErrors()}
-	if o.spec.Contender.Kind == kindInProcess {
-		// An empty directory, in case the library searches for an executable.
-		opts = append(opts, cni.WithPluginDir([]string{filepath.Join(o.spec.Dir, "no-plugins")}), cni.WithBuiltinPlugins())
-	} else {
-		opts = append(opts, cni.WithPluginDir([]string{o.spec.Plugins}), cni.WithoutBuiltinPlugins())
-	}
-	if o.spec.Contender.Memory {
-		opts = append(opts, cni.WithRecordDir(filepath.Join(o.spec.RunDir, "record")))
-	}
-	if o.spec.Work == workLoopback {
-		return cni.New(append(opts, cni.WithLoNetwork)...)
-	}
-	conf, err := conflist(o.spec.Work, o.spec.Contender.Backend, n, o.spec.dataDir())
+func (s spec) runtime(n int, opts ...cni.Opt) (attachment, error) {
+	rt, err := cni.New(opts...)
 	if err != nil {
 		return nil, err
 	}
-	return cni.New(append(opts, cni.WithConfListBytes(conf))...)
-}
-
-func (o *ours) add(ctx context.Context, c container) error {
-	rt, err := o.runtime(c)
-	if err != nil {
-		return err
+	load := cni.Opt(cni.WithLoNetwork)
+	if s.Work != workLoopback {
+		conf, err := conflist(s.Work, s.Contender.Backend, n, s.dataDir())
+		if err != nil {
+			return nil, err
+		}
+		load = cni.WithConfListBytes(conf)
 	}
-	_, err = rt.Setup(ctx, c.ID, c.Path, o.ports(c)...)
-	return err
+	port := func(p uint16) cni.PortMapping {
+		return cni.PortMapping{HostPort: int32(p), ContainerPort: 80, Protocol: "tcp"}
+	}
+	return calls[cni.NamespaceOpts, *cni.Result](rt, s.Work, port, cni.WithCapabilityPortMap), rt.Load(load)
 }
 
-func (o *ours) ports(c container) []cni.NamespaceOpts { return onePort(o.spec.Work, c) }
+// findNetavark searches the directories that distributions use. They are not in
+// PATH.
+func findNetavark() (string, error) {
+	for _, dir := range slices.Concat([]string{"/usr/lib/podman", "/usr/libexec/podman"}, filepath.SplitList(os.Getenv("PATH"))) {
+		path := filepath.Join(dir, "netavark")
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", errors.New("netavark: not installed")
+}
 
-// onePort returns the options of a container's port, if the work has one.
-func onePort(w work, c container) []cni.NamespaceOpts {
-	if !w.filters() {
+// netavark is Podman's executable, which has a protocol of its own.
+func (s spec) netavark(program string) attachment {
+	return func(ctx context.Context, verb string, c container) error {
+		conf, err := netavarkConfig(c)
+		if err != nil {
+			return err
+		}
+		command := map[string]string{verbADD: "setup", verbDEL: "teardown"}[verb]
+		cmd := exec.CommandContext(ctx, program, "--config", filepath.Join(s.RunDir, "netavark"), command, c.Path)
+		cmd.Stdin = strings.NewReader(string(conf))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("netavark %s: %w: %s", command, err, out)
+		}
 		return nil
 	}
-	return []cni.NamespaceOpts{cni.WithCapabilityPortMap([]cni.PortMapping{
-		{HostPort: int32(c.Port), ContainerPort: 80, Protocol: "tcp"}})}
 }
-
-func (o *ours) del(ctx context.Context, c container) error {
-	rt, err := o.runtime(c)
-	if err != nil {
-		return err
-	}
-	o.each.Delete(c.ID)
-	return rt.Remove(ctx, c.ID, c.Path)
-}
-
-func (o *ours) check(ctx context.Context, c container) error {
-	rt, err := o.runtime(c)
-	if err != nil {
-		return err
-	}
-	return rt.Check(ctx, c.ID, c.Path, o.ports(c)...)
-}
-
-func (*ours) close() error { return nil }

@@ -1,7 +1,7 @@
 // Bench measures the cost of attaching and detaching a container. It compares
 // this library, with plugins on disk and in process, with go-cni and the
 // reference plugins, with netavark if it is installed, and with the floor: the
-// same objects of the kernel, made with the bare messages.
+// same objects of the kernel and nothing else.
 //
 //	make bench
 //	make bench BENCH_QUICK=1
@@ -13,7 +13,7 @@
 // a sandbox that vanishes at the end, so the machine itself is never changed.
 //
 // Bench writes into the directory -out: results.json with the measurements,
-// results.md with tables, and cost.svg, the cost of an ADD against the number of
-// attached containers. All but the first, and the README's section, are generated from
-// results.json alone.
+// results.md with tables, and results.txt, the measurements in the format of
+// Go's benchmarks, for benchstat. All but the first, and the README's section, are
+// generated from results.json alone.
 package main

@@ -5,7 +5,6 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // digits formats a number with three digits, or all of those before the point,
@@ -43,17 +42,11 @@ func thousands(n int) string {
 	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }
 
-// short formats a duration, or a missing one.
-func short(d time.Duration) string {
-	if d == 0 {
-		return "–"
-	}
-	return micros(float64(d) / float64(time.Microsecond))
-}
-
-// micros formats a duration in microseconds.
+// micros formats a duration in microseconds, or a missing one.
 func micros(v float64) string {
 	switch size := math.Abs(v); {
+	case v == 0:
+		return "–"
 	case size >= 999_500:
 		return digits(v/1e6) + " s"
 	case size >= 999.5:
@@ -63,14 +56,11 @@ func micros(v float64) string {
 }
 
 // times formats a ratio.
-func times(a, b time.Duration) string {
+func times(a, b float64) string {
 	if a == 0 || b == 0 {
 		return "–"
 	}
-	return digits(float64(a)/float64(b)) + "×"
+	return digits(a/b) + "×"
 }
-
-// perSecond formats a rate.
-func perSecond(rate float64) string { return digits(rate) + "/s" }
 
 func capital(s string) string { return strings.ToUpper(s[:1]) + s[1:] }

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"slices"
 	"testing"
-	"time"
 )
 
 func TestDigits(t *testing.T) {
@@ -16,17 +16,35 @@ func TestDigits(t *testing.T) {
 	}
 }
 
-func TestShort(t *testing.T) {
-	for d, want := range map[time.Duration]string{
-		0: "–", 7 * time.Microsecond: "7 µs", 999 * time.Microsecond: "999 µs", 1500 * time.Microsecond: "1.5 ms",
-		48_900 * time.Microsecond: "48.9 ms", 999_600 * time.Microsecond: "1 s", 2100 * time.Millisecond: "2.1 s",
-		1100 * time.Second: "1,100 s",
+func TestMicros(t *testing.T) {
+	for v, want := range map[float64]string{
+		0: "–", 7: "7 µs", 999: "999 µs", 1500: "1.5 ms", 48_900: "48.9 ms", 999_600: "1 s", 2.1e6: "2.1 s", 1.1e9: "1,100 s", -250: "-250 µs",
 	} {
-		if got := short(d); got != want {
-			t.Errorf("%v is %q, want %q", d, got, want)
+		if got := micros(v); got != want {
+			t.Errorf("%v is %q, want %q", v, got, want)
 		}
 	}
-	if got := micros(-250); got != "-250 µs" {
-		t.Errorf("got %q", got)
+}
+
+func TestSummarize(t *testing.T) {
+	for name, tt := range map[string]struct {
+		values []float64
+		want   summary
+	}{
+		"none": {nil, summary{}},
+		"one":  {[]float64{7}, summary{7, 7, 7, 7}},
+		"five": {[]float64{30, 10, 20, 50, 40}, summary{10, 20, 30, 40}},
+		"even": {[]float64{4, 3, 2, 1}, summary{1, 1.75, 2.5, 3.25}},
+	} {
+		if got := summarize(tt.values); got != tt.want {
+			t.Errorf("%s: got %+v, want %+v", name, got, tt.want)
+		}
+	}
+}
+
+func TestEachIsTheRoundsTimeForAContainer(t *testing.T) {
+	s := series{AtOnce: 8, Wall: []int64{800, 1600}}
+	if got := s.each(); !slices.Equal(got, []float64{100, 200}) {
+		t.Errorf("got %v", got)
 	}
 }

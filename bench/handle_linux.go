@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,14 +18,12 @@ type handle struct {
 	in     io.WriteCloser
 	orders *json.Encoder
 	answer *json.Decoder
-	tracer *tracer
 	stay   int // number of containers that stay attached: 0 to stay-1
 	next   int // number of the next temporary container
 }
 
-// startWorker starts a contender on its own host. A contenderError means that
-// the contender failed, not the start. With trace, processes are counted.
-func startWorker(s spec, trace bool) (*handle, error) {
+// workerCommand returns the command that runs a contender on its own host.
+func workerCommand(s spec) (*exec.Cmd, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
@@ -37,6 +34,16 @@ func startWorker(s spec, trace bool) (*handle, error) {
 	// As on a host, its network namespace is that of process 1: there the library finds
 	// paths to it without reading the mounts.
 	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID}
+	return cmd, nil
+}
+
+// startWorker starts a contender on its own host. A contenderError means that
+// the contender failed, not the start.
+func startWorker(s spec) (*handle, error) {
+	cmd, err := workerCommand(s)
+	if err != nil {
+		return nil, err
+	}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -45,13 +52,8 @@ func startWorker(s spec, trace bool) (*handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &handle{spec: s, cmd: cmd, in: in, orders: json.NewEncoder(in), answer: json.NewDecoder(out), next: 20000}
-	if trace {
-		h.tracer, err = startTraced(cmd)
-	} else {
-		err = cmd.Start()
-	}
-	if err != nil {
+	h := &handle{spec: s, cmd: cmd, in: in, orders: json.NewEncoder(in), answer: json.NewDecoder(out), next: passing}
+	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start a worker: %w", err)
 	}
 	if _, err := h.read(); err != nil {
@@ -91,7 +93,7 @@ func (h *handle) cycle(verbs []string, count, atOnce int) (map[string]reply, err
 	h.next += count
 	replies := make(map[string]reply, len(verbs))
 	for _, verb := range verbs {
-		o.Verb = strings.ToLower(verb)
+		o.Verb = verb
 		r, err := h.do(o)
 		if err != nil {
 			return nil, err
@@ -104,9 +106,6 @@ func (h *handle) cycle(verbs []string, count, atOnce int) (map[string]reply, err
 // stop ends the worker and, with it, its namespaces.
 func (h *handle) stop() error {
 	err := h.in.Close()
-	if h.tracer != nil {
-		return errors.Join(err, h.tracer.wait())
-	}
 	if waitErr := h.cmd.Wait(); waitErr != nil {
 		err = errors.Join(err, fmt.Errorf("the worker of %s: %w", h.spec.Contender, waitErr))
 	}

@@ -13,46 +13,30 @@ import (
 )
 
 // describe describes the machine without its name.
-func describe(dir string) (machine, error) {
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
+func describe(ctx context.Context, dir string) (machine, error) {
+	var memory unix.Sysinfo_t
+	if err := unix.Sysinfo(&memory); err != nil {
 		return machine{}, err
 	}
-	cpu, err := field("/proc/cpuinfo", "model name")
+	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return machine{}, err
 	}
-	memory, err := field("/proc/meminfo", "MemTotal")
-	if err != nil {
-		return machine{}, err
+	cpu := "unknown" // some architectures do not name their processors
+	if _, rest, ok := strings.Cut(string(info), "model name"); ok {
+		line, _, _ := strings.Cut(rest, "\n")
+		cpu = strings.TrimLeft(line, "\t :")
 	}
-	var kB int64
-	if _, err := fmt.Sscan(memory, &kB); err != nil {
-		return machine{}, fmt.Errorf("MemTotal %q: %w", memory, err)
-	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
-		return machine{}, err
-	}
-	release, _, _ := strings.Cut(unix.ByteSliceToString(name.Release[:]), "-")
-	return machine{
-		Kernel: release, CPU: cpu, Cores: runtime.NumCPU(), Memory: fmt.Sprintf("%d GiB", (kB+1<<19)>>20),
-		FileSystem: fileSystem(int64(fs.Type)), Go: runtime.Version(),
-	}, nil
+	release, _, _ := strings.Cut(printed(ctx, "uname", "-r"), "-")
+	return machine{Kernel: release, CPU: cpu, Cores: runtime.NumCPU(), Go: runtime.Version(),
+		Memory:     fmt.Sprintf("%d GiB", (memory.Totalram*uint64(memory.Unit)+1<<29)>>30),
+		FileSystem: printed(ctx, "stat", "-f", "-c", "%T", dir)}, nil
 }
 
-// field returns the first value in a file of lines "name : value".
-func field(path, name string) (string, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(data)) {
-		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
-			return strings.TrimSpace(value), nil
-		}
-	}
-	return "unknown", nil // some architectures do not name their processors
+// printed returns what a program prints, or nothing if there is no such program.
+func printed(ctx context.Context, program string, args ...string) string {
+	out, _ := exec.CommandContext(ctx, program, args...).Output() // it is there or not
+	return strings.TrimSpace(string(out))
 }
 
 // versions returns the versions of the compared programs.
@@ -68,24 +52,11 @@ func versions(ctx context.Context) map[string]string {
 			}
 		}
 	}
-	for name, args := range map[string][]string{"iptables": {"iptables", "--version"}, "nft": {"nft", "--version"}} {
-		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).Output(); err == nil {
-			found[name] = strings.TrimPrefix(strings.TrimSpace(string(out)), args[0]+" ")
-		}
-	}
-	if program, err := findNetavark(); err == nil {
-		if out, err := exec.CommandContext(ctx, program, "--version").Output(); err == nil {
-			found["netavark"] = strings.TrimPrefix(strings.TrimSpace(string(out)), "netavark ")
+	netavark, _ := findNetavark() // nothing prints nothing
+	for name, program := range map[string]string{"iptables": "iptables", "nft": "nft", "netavark": netavark} {
+		if version := printed(ctx, program, "--version"); version != "" {
+			found[name] = strings.TrimPrefix(version, name+" ")
 		}
 	}
 	return found
-}
-
-func fileSystem(magic int64) string {
-	names := map[int64]string{unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
-		unix.OVERLAYFS_SUPER_MAGIC: "overlayfs", unix.TMPFS_MAGIC: "tmpfs"}
-	if name, ok := names[magic]; ok {
-		return name
-	}
-	return fmt.Sprintf("file system %#x", magic)
 }

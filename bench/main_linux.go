@@ -22,42 +22,30 @@ import (
 
 // options are the command's flags.
 type options struct {
-	out, readme, dir string
-	quick            bool
-	rounds, peerMax  int
-	budget           time.Duration
-	seed             uint64
-	only             string
-	render           bool
-	effort           effort
+	out, readme, dir, only string
+	budget                 time.Duration
+	seed                   uint64
+	render                 bool
+	effort                 effort
 }
 
 func parseFlags() options {
-	var o options
-	flag.StringVar(&o.out, "out", "results", "write results.json, results.md and cost.svg into `DIR`")
+	o := options{effort: fullEffort}
+	flag.StringVar(&o.out, "out", "results", "write results.json, results.md and results.txt into `DIR`")
 	flag.StringVar(&o.readme, "readme", "", "write the summary between the marks of this `FILE` too")
 	flag.StringVar(&o.dir, "dir", "", "keep the containers' state in a directory below `DIR` (default: that of temporary files)")
-	flag.BoolVar(&o.quick, "quick", false, "take some three minutes, and fewer rounds")
-	flag.IntVar(&o.rounds, "rounds", 0, "the `NUMBER` of rounds of the fast scenarios (default: 40; 10 with -quick)")
-	flag.IntVar(&o.peerMax, "peer-max", 0, "do not attach more than this `NUMBER` of containers with programs (default: 300; 100 with -quick)")
+	quick := flag.Bool("quick", false, "take some three minutes, and fewer rounds")
+	rounds := flag.Int("rounds", 0, "the `NUMBER` of rounds of the fast scenarios (default: 40; 10 with -quick)")
 	flag.DurationVar(&o.budget, "budget", 0, "leave out rounds to be ready after this `TIME` (default: 27m; 3m with -quick)")
 	flag.Uint64Var(&o.seed, "seed", 0, "draw the contenders' order with this `NUMBER` (default: another each time)")
 	flag.StringVar(&o.only, "only", "", "run only these `SCENARIOS`, separated by commas")
 	flag.BoolVar(&o.render, "render", false, "measure nothing, and make the tables of the results.json that is there")
 	flag.Parse()
-	return o.complete()
-}
-
-// complete fills in the defaults.
-func (o options) complete() options {
-	e, budget, peerMax := fullEffort(), 27*time.Minute, 300
-	if o.quick {
-		e, budget, peerMax = quickEffort(), 3*time.Minute, 100
+	budget := 27 * time.Minute
+	if *quick {
+		o.effort, budget = quickEffort, 3*time.Minute
 	}
-	if o.rounds > 0 {
-		e.Rounds = o.rounds
-	}
-	o.effort, o.budget, o.peerMax = e, cmp.Or(o.budget, budget), cmp.Or(o.peerMax, peerMax)
+	o.effort.Rounds, o.budget = cmp.Or(*rounds, o.effort.Rounds), cmp.Or(o.budget, budget)
 	return o
 }
 
@@ -126,7 +114,7 @@ func measureAll(ctx context.Context, o options, progress io.Writer) (_ *results,
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	m, err := describe(dir)
+	m, err := describe(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +122,7 @@ func measureAll(ctx context.Context, o options, progress io.Writer) (_ *results,
 		o.seed = rand.Uint64()
 	}
 	b := &bench{
-		dir: dir, runDir: "/run/bench", plugins: plugins, peerMax: o.peerMax, end: time.Now().Add(o.budget), progress: progress,
+		dir: dir, runDir: "/run/bench", plugins: plugins, peerMax: o.effort.Peers, end: time.Now().Add(o.budget), progress: progress,
 		random:  rand.New(rand.NewPCG(o.seed, 0)),
 		results: &results{Machine: m, Versions: versions(ctx), Date: time.Now().UTC().Format(time.DateOnly), Seed: o.seed},
 	}

@@ -2,12 +2,8 @@
 
 package main
 
-import (
-	"fmt"
-	"os"
-)
+import "log"
 
 func main() {
-	fmt.Fprintln(os.Stderr, "bench: network namespaces need Linux: run it in a Linux virtual machine")
-	os.Exit(1)
+	log.Fatal("bench: network namespaces need Linux: run it in a Linux virtual machine")
 }

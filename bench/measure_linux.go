@@ -18,66 +18,62 @@ func measure(containers []container, atOnce int, fn func(container) error) (repl
 	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	cpuBefore, err := cpuTime()
+	spentBefore, err := spent()
 	if err != nil {
 		return reply{}, err
 	}
-	took, wall, err := callAll(containers, atOnce, fn)
-	cpuAfter, cpuErr := cpuTime()
+	start := time.Now()
+	err = callAll(containers, atOnce, fn)
+	wall := time.Since(start)
+	spentAfter, spentErr := spent()
 	runtime.ReadMemStats(&after)
-	resident, memoryErr := residentMemory()
-	return reply{Took: took, Wall: wall, Allocs: after.Mallocs - before.Mallocs, Bytes: after.TotalAlloc - before.TotalAlloc,
-		CPU: (cpuAfter - cpuBefore).Microseconds(), Resident: resident}, errors.Join(err, cpuErr, memoryErr)
+	memory, memoryErr := residentMemory()
+	return reply{Wall: wall.Microseconds(), Allocs: after.Mallocs - before.Mallocs, CPU: (spentAfter.CPU - spentBefore.CPU).Microseconds(),
+		Faults: spentAfter.Faults - spentBefore.Faults, Memory: memory}, errors.Join(err, spentErr, memoryErr)
 }
 
-// callAll returns the durations of the calls, and that of all together, in
-// microseconds.
-func callAll(containers []container, atOnce int, fn func(container) error) (took []int64, wall int64, err error) {
-	took = make([]int64, len(containers))
+func callAll(containers []container, atOnce int, fn func(container) error) error {
 	errs := make([]error, len(containers))
 	next := make(chan int, len(containers))
 	for i := range containers {
 		next <- i
 	}
 	close(next)
-	one := func(i int) {
-		start := time.Now()
-		errs[i] = fn(containers[i])
-		took[i] = time.Since(start).Microseconds()
+	var group sync.WaitGroup
+	for range atOnce {
+		group.Go(func() {
+			for i := range next {
+				errs[i] = fn(containers[i])
+			}
+		})
 	}
-	start := time.Now()
-	if atOnce <= 1 {
-		for i := range next {
-			one(i)
-		}
-	} else {
-		var group sync.WaitGroup
-		for range atOnce {
-			group.Add(1)
-			go func() {
-				defer group.Done()
-				for i := range next {
-					one(i)
-				}
-			}()
-		}
-		group.Wait()
-	}
-	return took, time.Since(start).Microseconds(), errors.Join(errs...)
+	group.Wait()
+	return errors.Join(errs...)
 }
 
-// cpuTime returns the processor time that this process and its children used, in
-// user mode and in the kernel. A child counts once it has been waited for.
-func cpuTime() (time.Duration, error) {
-	var total time.Duration
+// usage is what calls took: time, processor time, and the number of times that a
+// thread of the process or a program that it started gave up a processor. Faults are the
+// page faults of programs: each start of one has some. A program counts when it was
+// waited for.
+type usage struct {
+	Took, CPU        time.Duration
+	Switches, Faults int64
+}
+
+// spent returns what this process and its children have used so far.
+func spent() (all usage, err error) {
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
-		var usage unix.Rusage
-		if err := unix.Getrusage(who, &usage); err != nil {
-			return 0, fmt.Errorf("getrusage: %w", err)
+		var u unix.Rusage
+		if err := unix.Getrusage(who, &u); err != nil {
+			return all, fmt.Errorf("getrusage: %w", err)
 		}
-		total += time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+		all.CPU += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+		all.Switches += int64(u.Nvcsw) + int64(u.Nivcsw)
+		if who == unix.RUSAGE_CHILDREN {
+			all.Faults = int64(u.Minflt) + int64(u.Majflt)
+		}
 	}
-	return total, nil
+	return all, nil
 }
 
 // residentMemory returns the memory of this process that is not swapped out, in

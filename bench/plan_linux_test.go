@@ -7,25 +7,25 @@ import (
 
 func TestPlan(t *testing.T) {
 	var got []string
-	for _, s := range plan(fullEffort()) {
+	for _, s := range plan(fullEffort) {
 		got = append(got, s.Name)
-		if s.Rounds < 1 || s.AtOnce < 1 || s.PerRound < 1 || s.Weight < 1 || len(s.Contenders) < 1 {
+		if s.Rounds < 1 || s.AtOnce < 1 || s.Weight < 1 || len(s.Contenders) < 1 {
 			t.Errorf("%s: %+v", s.Name, s)
 		}
-		if s.Name != nativeMany && // it is too slow for thousands
+		if s.Name != natMany && // it is too slow for thousands
 			!slices.ContainsFunc(s.Contenders, func(c contender) bool { return c.Kind == kindGoCNI }) {
 			t.Errorf("%s: without go-cni there is nothing to compare with", s.Name)
 		}
 	}
-	want := []string{"default", "loopback", "bridge", "ptp", "nat", "firewall", "dual", "crowd1", "default8", "crowd8", "default64", "crowd64",
-		"default-attached", "default-attached8", "attached", "many"}
+	want := []string{"default", "loopback", "bridge", "nat", "default8", "default64", "crowd64",
+		"default-attached", "default-attached8", "ports", "attached", "many"}
 	if !slices.Equal(got, want) {
 		t.Errorf("scenarios %q, want %q", got, want)
 	}
 }
 
 func TestSelected(t *testing.T) {
-	all := plan(quickEffort())
+	all := plan(quickEffort)
 	got, err := selected(all, "nat,loopback")
 	if err != nil || len(got) != 2 || got[0].Name != "nat" || got[1].Name != "loopback" {
 		t.Errorf("selected %v, %v", got, err)

@@ -16,50 +16,39 @@ const (
 func (r *results) summarySection() string {
 	var b strings.Builder
 	b.WriteString("What it costs to attach a container to a bridge, all in one run (medians). In brackets: how many times as\n" +
-		"long the first row takes, and of a rate, how many times the first row's it is.\n")
-	for _, one := range []struct {
-		scenario, title string
-		crowd           string
-	}{
-		{"default", "The default conflist of containerd, nerdctl and Podman: masqueraded, an address of host-local's, one port of\n" +
-			"the host, firewall and tuning; no backend named, on a host with iptables-nft", crowdName(workDefault, 64)},
-		{"nat", "Masqueraded, with an address of host-local's and one port of the host", crowdName(workNAT, 64)},
-	} {
-		if r.has(one.scenario) {
-			fmt.Fprintf(&b, "\n%s:\n\n", one.title)
-			r.summaryTable(&b, one.scenario, one.crowd)
+		"long the first row takes.\n")
+	for _, s := range plan(fullEffort) {
+		often, ok := map[string]string{"default": defaultOften, "nat": natOften}[s.Name]
+		if !ok || r.levels(s.Name) == nil {
+			continue
 		}
+		fmt.Fprintf(&b, "\n%s:\n\n", s.title())
+		var rows [][]string
+		for _, c := range s.Contenders {
+			rows = append(rows, r.summaryRow(c, s, often))
+		}
+		table(&b, []string{"", "ADD", "DEL", "64 at once"}, rows)
 	}
 	m := r.Machine
-	fmt.Fprintf(&b, "\n![cost of an ADD against attached containers](bench/results/cost.svg)\n\n"+
-		"On %d cores of %s, Linux %s, state on %s. [All figures](bench/results/results.md), what was to be\nreached, and who is missing where; "+
+	fmt.Fprintf(&b, "\nOn %d cores of %s, Linux %s, state on %s. [All figures](bench/results/results.md), what was to be\nreached, and who is missing where; "+
 		"`make bench` measures it again, without touching the machine.\n", m.Cores, m.CPU, m.Kernel, m.FileSystem)
 	return b.String()
 }
 
-func (r *results) summaryTable(b *strings.Builder, scenario, crowd string) {
-	peer := r.peer(scenario)
-	b.WriteString("| | ADD | DEL | 64 at once |\n|---|---:|---:|---:|\n")
-	for _, c := range r.entered(scenario) {
-		if c.Memory {
-			continue
-		}
-		if !r.took(scenario, c) {
-			r.missing(b, scenario, c, 3)
-			continue
-		}
-		fmt.Fprintf(b, "| %s |", c)
-		for _, verb := range []string{verbADD, verbDEL} {
-			took := r.median(scenario, c, verb, 0)
-			fmt.Fprintf(b, " %s (%s) |", short(took), times(r.median(scenario, peer, verb, 0), took))
-		}
-		one, other := r.find(crowd, c, verbADD, 0), r.find(crowd, peer, verbADD, 0)
-		if one == nil || other == nil || other.rate() == 0 {
-			b.WriteString(" – |\n")
-			continue
-		}
-		fmt.Fprintf(b, " %s (%s×) |\n", perSecond(one.rate()), digits(one.rate()/other.rate()))
+func (r *results) summaryRow(c contender, s scenario, often string) []string {
+	cells := []string{c.String()}
+	if r.find(s.Name, c, verbADD, 0) == nil {
+		return append(cells, "missing: "+r.why(s.Name, c, 0))
 	}
+	for _, verb := range []string{verbADD, verbDEL} {
+		took := r.median(s.Name, c, verb, 0)
+		cells = append(cells, fmt.Sprintf("%s (%s)", micros(took), times(r.median(s.Name, s.peer(), verb, 0), took)))
+	}
+	took := r.median(often, c, verbADD, 0)
+	if took == 0 {
+		return append(cells, "–")
+	}
+	return append(cells, fmt.Sprintf("%s/s (%s)", digits(1e6/took), times(r.median(often, s.peer(), verbADD, 0), took)))
 }
 
 // replaceSection replaces the section between the marks of a text.

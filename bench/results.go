@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"time"
+	"strings"
 )
 
 // results is the content of results.json.
@@ -16,9 +16,7 @@ type results struct {
 	Date     string
 	Seed     uint64 // of the random order of contenders
 	Series   []series
-	Counts   []count
 	Absent   []absent
-	Left     []left
 }
 
 // machine describes the machine of the run.
@@ -32,41 +30,22 @@ type series struct {
 	Scenario  string
 	Contender contender
 	Verb      string
-	Attached  int // number of other containers attached
-	AtOnce    int
-	Rounds    int
-	Micros    []int64 // one for each operation, in order of completion
-	Wall      []int64 // one for each round
+	Attached  int     // number of other containers attached
+	AtOnce    int     // containers of a round
+	Wall      []int64 // microseconds of each round
 	Allocs    float64 // per operation, in the worker itself, without its child processes
-	Bytes     float64
 	CPU       float64 `json:",omitempty"` // microseconds per operation, with child processes
+	Programs  string  `json:",omitempty"` // "some" if operations started programs, else "none"
 	Resident  int64   `json:",omitempty"` // most memory of the worker at the end of a round, in bytes
-}
-
-// rate returns the operations per second of the median round.
-func (s series) rate() float64 {
-	median, _ := medianWithError(s.each())
-	if median == 0 {
-		return 0
-	}
-	return 1e6 / median
 }
 
 // each returns the microseconds of every round, for each of its containers.
 func (s series) each() []float64 {
 	all := make([]float64, len(s.Wall))
 	for i, wall := range s.Wall {
-		all[i] = float64(wall) * float64(len(s.Wall)) / float64(len(s.Micros))
+		all[i] = float64(wall) / float64(s.AtOnce)
 	}
 	return all
-}
-
-// count is the number of processes that one operation starts.
-type count struct {
-	Scenario  string
-	Contender contender
-	Verb      string
-	Processes float64
 }
 
 // absent is a contender that did not take part.
@@ -75,14 +54,6 @@ type absent struct {
 	Contender contender
 	Attached  int `json:",omitempty"`
 	Why       string
-}
-
-// left lists a contender's leftovers after the DEL of all its containers.
-type left struct {
-	Scenario  string
-	Contender contender
-	Added     []string
-	Removed   []string
 }
 
 // find returns a series, or nil.
@@ -96,53 +67,53 @@ func (r *results) find(scenario string, c contender, verb string, attached int) 
 	return nil
 }
 
-// median returns zero if the series does not exist.
-func (r *results) median(scenario string, c contender, verb string, attached int) time.Duration {
+// median returns the median microseconds, or zero if the series does not exist.
+func (r *results) median(scenario string, c contender, verb string, attached int) float64 {
 	if s := r.find(scenario, c, verb, attached); s != nil {
-		return summarize(s.Micros).Median
+		return summarize(s.each()).Median
 	}
 	return 0
 }
 
-func parseResults(data []byte) (*results, error) {
-	r := &results{}
-	if err := json.Unmarshal(data, r); err != nil {
-		return nil, err
-	}
-	return r, nil
-}
-
-// compactNumbers puts each array of numbers on one line, because the arrays are
-// long.
-func compactNumbers(data []byte) []byte {
-	numbers := regexp.MustCompile(`\[[\d\s,]+\]`)
-	return numbers.ReplaceAllFunc(data, func(array []byte) []byte {
-		return bytes.Join(bytes.Fields(array), nil)
-	})
-}
-
-// complete returns an error unless all required contenders took part and left
-// nothing behind.
+// complete returns an error unless all contenders took part. Only netavark
+// may be missing: it need not be installed, and a table can say why.
 func (r *results) complete() error {
 	var errs []error
 	for _, a := range r.Absent {
-		if a.Contender.must() && a.Attached == 0 {
+		if a.Contender != netavark && a.Attached == 0 {
 			errs = append(errs, fmt.Errorf("scenario %s is without %s: %s", a.Scenario, a.Contender, a.Why))
-		}
-	}
-	for _, l := range r.Left {
-		if l.Contender.own() {
-			errs = append(errs, fmt.Errorf("scenario %s: %s left %q and took %q", l.Scenario, l.Contender, l.Added, l.Removed))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// encode returns results.json in a form whose diffs are readable.
+func parseResults(data []byte) (*results, error) {
+	r := &results{}
+	return r, json.Unmarshal(data, r)
+}
+
+// encode returns results.json in a form whose diffs are readable: each array of numbers
+// is on one line.
 func (r *results) encode() ([]byte, error) {
 	data, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return nil, err
 	}
-	return append(compactNumbers(data), '\n'), nil
+	numbers := regexp.MustCompile(`\[[\d\s,]+\]`)
+	data = numbers.ReplaceAllFunc(data, func(array []byte) []byte { return bytes.Join(bytes.Fields(array), nil) })
+	return append(data, '\n'), nil
+}
+
+// benchmarks returns the figures in the format of Go's benchmarks, for benchstat:
+// a line is a round.
+func (r *results) benchmarks() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "goos: linux\ncpu: %s\n", r.Machine.CPU)
+	for _, s := range r.Series {
+		name := strings.ReplaceAll(s.Contender.String(), " ", "_")
+		for _, us := range s.each() {
+			fmt.Fprintf(&b, "Benchmark%s/scenario=%s/attached=%d/contender=%s %d %.0f ns/op\n", s.Verb, s.Scenario, s.Attached, name, s.AtOnce, us*1000)
+		}
+	}
+	return b.String()
 }

@@ -10,14 +10,12 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/embedcni/cni/internal/audit"
 )
 
 // bench is one run of the benchmark.
 type bench struct {
 	dir, runDir, plugins string
-	peerMax              int       // most containers that a contender with executables has attached
+	peerMax              int       // most containers of a contender that starts programs
 	end                  time.Time // planned end
 	random               *rand.Rand
 	progress             io.Writer
@@ -56,13 +54,12 @@ func (b *bench) say(format string, args ...any) {
 // part is a contender in one scenario.
 type part struct {
 	*handle
-	before audit.Lines
-	level  int                // containers attached in this step
-	only   map[string]*series // series of this step, by verb
+	level int                // containers attached in this step
+	only  map[string]*series // series of this step, by verb
 }
 
 func (b *bench) scenario(ctx context.Context, s scenario, until time.Time) (err error) {
-	parts, err := b.start(s, false)
+	parts, err := b.start(s)
 	defer func(all []*part) {
 		for _, p := range all {
 			err = errors.Join(err, p.stop())
@@ -73,38 +70,26 @@ func (b *bench) scenario(ctx context.Context, s scenario, until time.Time) (err 
 	}
 	// A random order: no contender is always first.
 	b.random.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
-	levels := s.Levels
-	if levels == nil {
-		levels = []int{0}
-	}
-	for i, level := range levels {
-		share := time.Until(until) / time.Duration(len(levels)-i)
+	for i, level := range s.Attached {
+		share := time.Until(until) / time.Duration(len(s.Attached)-i)
 		if parts, err = b.step(ctx, s, level, parts, time.Now().Add(share)); err != nil {
 			return err
 		}
 	}
-	if s.Levels != nil {
-		return nil // thousands are still attached, and go with their hosts
-	}
-	for _, p := range parts {
-		if err := b.compare(s, p); err != nil {
-			return err
-		}
-	}
-	return b.countProcesses(s)
+	return nil
 }
 
 // start starts the workers. It also does the work that only the first
 // attachment causes.
-func (b *bench) start(s scenario, trace bool) (parts []*part, err error) {
+func (b *bench) start(s scenario) (parts []*part, err error) {
 	for _, c := range s.Contenders {
 		b.workers++
 		name := fmt.Sprint(b.workers)
-		h, err := startWorker(spec{Contender: c, Work: s.Work, Dir: filepath.Join(b.dir, name),
-			RunDir: filepath.Join(b.runDir, name), Plugins: b.plugins}, trace)
+		h, err := startWorker(spec{Contender: c, Work: s.Work, Ports: s.Ports, StayPorts: s.StayPorts, Dir: filepath.Join(b.dir, name),
+			RunDir: filepath.Join(b.runDir, name), Plugins: b.plugins})
 		if err == nil {
 			p := &part{handle: h}
-			if err = b.warmUp(p, s); err == nil {
+			if err = p.warmUp(s); err == nil {
 				parts = append(parts, p)
 				continue
 			}
@@ -118,39 +103,21 @@ func (b *bench) start(s scenario, trace bool) (parts []*part, err error) {
 	return parts, nil
 }
 
-func (b *bench) warmUp(p *part, s scenario) error {
-	verbs := []string{verbADD, verbDEL}
-	if s.Kind == kindChecked {
-		verbs = s.verbs(p.spec.Contender)
-	}
-	if _, err := p.cycle(verbs, 1, 1); err != nil {
-		return err
-	}
-	if s.AtOnce > 1 { // alone first: not every contender survives two concurrent first ones
-		n := min(s.AtOnce, 8)
-		if _, err := p.cycle(verbs, n, n); err != nil {
+func (p *part) warmUp(s scenario) error {
+	// Alone first: not every contender survives two concurrent first ones.
+	for _, n := range slices.Compact([]int{1, min(s.AtOnce, 8)}) {
+		if _, err := p.cycle(s.verbs(p.spec.Contender), n, n); err != nil {
 			return err
 		}
 	}
-	if p.tracer != nil {
-		return nil
-	}
-	r, err := p.do(order{Verb: "snapshot"})
-	p.before = r.Lines
-	return err
+	return nil
 }
 
 func (b *bench) absent(s scenario, c contender, attached int, why string) {
 	// Local paths mean nothing to a reader of the tables.
 	why = strings.NewReplacer(b.dir, "DIR", b.plugins, "PLUGINS").Replace(why)
-	a := absent{Scenario: s.Name, Contender: c, Attached: attached, Why: why}
-	for _, known := range b.results.Absent { // absent already in the run under the tracer
-		if known.Scenario == a.Scenario && known.Contender == c && known.Attached == attached {
-			return
-		}
-	}
-	b.say("%s: %s is missing: %s", s.Name, c, a.Why)
-	b.results.Absent = append(b.results.Absent, a)
+	b.say("%s: %s is missing: %s", s.Name, c, why)
+	b.results.Absent = append(b.results.Absent, absent{Scenario: s.Name, Contender: c, Attached: attached, Why: why})
 }
 
 // step measures with level containers attached, and returns the contenders that
@@ -177,7 +144,8 @@ func (b *bench) step(ctx context.Context, s scenario, level int, parts []*part, 
 	}
 	if level >= loud {
 		start := time.Now()
-		if calm, err := quiet(ctx, quietUntil(start, until)); err != nil {
+		// Others may keep the machine busy for ever, and later steps need time too.
+		if calm, err := quiet(ctx, start.Add(min(max(until.Sub(start)/2, 20*time.Second), quietAtAll))); err != nil {
 			return nil, err
 		} else if !calm {
 			b.say("%s: with %d attached the machine is not idle after %.0f s", s.Name, level, time.Since(start).Seconds())
@@ -206,10 +174,14 @@ func (b *bench) step(ctx context.Context, s scenario, level int, parts []*part, 
 	return append(ready, waiting...), nil
 }
 
-// keep adds what a contender's step has measured to the results.
+// keep adds what a contender's step has measured to the results, sums as means.
 func (b *bench) keep(s scenario, p *part) {
 	for _, verb := range s.verbs(p.spec.Contender) {
-		b.results.Series = append(b.results.Series, p.only[verb].done())
+		one := *p.only[verb]
+		operations := float64(len(one.Wall) * one.AtOnce)
+		one.Allocs /= operations
+		one.CPU /= operations
+		b.results.Series = append(b.results.Series, one)
 	}
 }
 
@@ -227,7 +199,7 @@ func (b *bench) inRace(s scenario, p *part, err error) (bool, error) {
 func (p *part) begin(s scenario, level int) {
 	p.only, p.level = map[string]*series{}, level
 	for _, verb := range s.verbs(p.spec.Contender) {
-		p.only[verb] = &series{Scenario: s.Name, Contender: p.spec.Contender, Verb: verb, Attached: level, AtOnce: s.AtOnce}
+		p.only[verb] = &series{Scenario: s.Name, Contender: p.spec.Contender, Verb: verb, Attached: level, AtOnce: s.AtOnce, Programs: "none"}
 	}
 }
 
@@ -242,7 +214,7 @@ func (p *part) populate(level int, until time.Time) error {
 		if level > few && time.Now().After(until) {
 			return &contenderError{fmt.Sprintf("time was up with %d containers attached", p.stay)}
 		}
-		o := order{Verb: "add", First: p.stay, Count: min(level-p.stay, 50), AtOnce: atOnce, Network: eachItsOwn}
+		o := order{Verb: verbADD, First: p.stay, Count: min(level-p.stay, 50), AtOnce: atOnce, Network: eachItsOwn}
 		if _, err := p.do(o); err != nil {
 			return err
 		}
@@ -253,73 +225,18 @@ func (p *part) populate(level int, until time.Time) error {
 
 // round makes one contender do each operation once.
 func (p *part) round(s scenario) error {
-	replies, err := p.cycle(s.verbs(p.spec.Contender), s.PerRound, s.AtOnce)
+	replies, err := p.cycle(s.verbs(p.spec.Contender), s.AtOnce, s.AtOnce)
 	if err != nil {
 		return err
 	}
 	for verb, r := range replies {
-		p.only[verb].append(r)
-	}
-	return nil
-}
-
-func (s *series) append(r reply) {
-	s.Micros = append(s.Micros, r.Took...)
-	s.Wall = append(s.Wall, r.Wall)
-	s.Rounds++
-	s.Allocs += float64(r.Allocs)
-	s.Bytes += float64(r.Bytes)
-	s.CPU += float64(r.CPU)
-	s.Resident = max(s.Resident, r.Resident)
-}
-
-// done turns sums into means.
-func (s *series) done() series {
-	s.Allocs /= float64(len(s.Micros))
-	s.Bytes /= float64(len(s.Micros))
-	s.CPU /= float64(len(s.Micros))
-	return *s
-}
-
-// compare lists the leftovers that did not exist after the first container's
-// DEL.
-func (b *bench) compare(s scenario, p *part) error {
-	r, err := p.do(order{Verb: "snapshot"})
-	if err != nil {
-		return err
-	}
-	added, removed := audit.Diff(p.before, r.Lines)
-	if len(added)+len(removed) > 0 {
-		b.say("%s: %s left %q, took %q", s.Name, p.spec.Contender, added, removed)
-		b.results.Left = append(b.results.Left, left{Scenario: s.Name, Contender: p.spec.Contender, Added: added, Removed: removed})
-	}
-	return nil
-}
-
-// countProcesses makes each contender attach and detach under the tracer.
-func (b *bench) countProcesses(s scenario) (err error) {
-	if !s.Count {
-		return nil
-	}
-	const times = 2
-	parts, err := b.start(s, true)
-	defer func() {
-		for _, p := range parts {
-			err = errors.Join(err, p.stop())
-		}
-	}()
-	if err != nil {
-		return err
-	}
-	for _, p := range parts {
-		for _, verb := range s.verbs(p.spec.Contender) {
-			before := p.tracer.processes.Load()
-			o := order{Verb: strings.ToLower(verb), First: p.next, Count: times, AtOnce: 1}
-			if _, err := p.do(o); err != nil {
-				return fmt.Errorf("%s: %w", p.spec.Contender, err)
-			}
-			b.results.Counts = append(b.results.Counts, count{Scenario: s.Name, Contender: p.spec.Contender,
-				Verb: verb, Processes: float64(p.tracer.processes.Load()-before) / times})
+		one := p.only[verb]
+		one.Wall = append(one.Wall, r.Wall)
+		one.Allocs += float64(r.Allocs)
+		one.CPU += float64(r.CPU)
+		one.Resident = max(one.Resident, r.Memory)
+		if r.Faults > 0 {
+			one.Programs = "some"
 		}
 	}
 	return nil

@@ -12,7 +12,11 @@ import (
 
 func TestMain(m *testing.M) {
 	if text, ok := os.LookupEnv(workerVariable); ok {
-		if err := runWorker(text, os.Stdin, os.Stdout); err != nil {
+		do := func() error { return runWorker(text, os.Stdin, os.Stdout) }
+		if os.Getenv(pairVariable) != "" {
+			do = func() error { return pairMain(text) }
+		}
+		if err := do(); err != nil {
 			fmt.Fprintln(os.Stderr, "worker:", err)
 			os.Exit(1)
 		}
@@ -32,7 +36,7 @@ func (l logger) Write(p []byte) (int, error) {
 // TestEveryContenderDoesEveryScenario runs the whole plan with few rounds.
 // Every measured operation must work, leave nothing behind, and be complete.
 func TestEveryContenderDoesEveryScenario(t *testing.T) {
-	o := options{dir: t.TempDir(), seed: 1, peerMax: 3, budget: 10 * time.Minute, effort: smokeEffort()}
+	o := options{dir: t.TempDir(), seed: 1, budget: 10 * time.Minute, effort: smokeEffort}
 	r, err := measureAll(t.Context(), o, logger{t})
 	if err != nil {
 		t.Fatal(err)
@@ -41,13 +45,9 @@ func TestEveryContenderDoesEveryScenario(t *testing.T) {
 		t.Error(err)
 	}
 	for _, s := range plan(o.effort) {
-		levels := s.Levels
-		if levels == nil {
-			levels = []int{0}
-		}
 		for _, c := range s.Contenders {
 			missing := slices.ContainsFunc(r.Absent, func(a absent) bool { return a.Scenario == s.Name && a.Contender == c })
-			for _, level := range levels {
+			for _, level := range s.Attached {
 				for _, verb := range s.verbs(c) {
 					got := r.find(s.Name, c, verb, level)
 					if got != nil && (got.CPU <= 0 || got.Resident < 1<<20) {
@@ -60,15 +60,16 @@ func TestEveryContenderDoesEveryScenario(t *testing.T) {
 			}
 		}
 	}
-	for _, c := range r.Counts {
-		if c.Contender.Kind == kindInProcess && (c.Contender.Backend == iptables || c.Scenario == "default") {
-			continue // one or two, or none if rules can be deleted without a process
+	for _, one := range r.Series {
+		c := one.Contender
+		if c.Kind == kindInProcess && one.Scenario != "nat" {
+			continue // one or two, or none if rules can be changed without a process
 		}
-		if c.Contender.Kind == kindOneLine && c.Scenario == "loopback" {
+		if c.Kind == kindOneLine && one.Scenario == "loopback" {
 			continue // none if loopback is built in
 		}
-		if c.Contender.executes() != (c.Processes > 0) {
-			t.Errorf("%s: %s of %s starts %g processes", c.Scenario, c.Verb, c.Contender, c.Processes)
+		if c.executes() != (one.Programs == "some") {
+			t.Errorf("%s: %s of %s starts programs: %s", one.Scenario, one.Verb, c, one.Programs)
 		}
 	}
 }

@@ -8,25 +8,46 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/netns"
 )
 
 // workerVariable makes the program a worker. Its value is the spec.
 const workerVariable = "EMBEDCNI_BENCH_WORKER"
 
+// order is one task for a worker.
+type order struct {
+	Verb    string // ADD, CHECK or DEL
+	First   int    // the containers First to First+Count-1
+	Count   int
+	AtOnce  int
+	Network int // or eachItsOwn
+}
+
+// eachItsOwn selects a network by the container's number, so that networks fill
+// up one after the other.
+const eachItsOwn = -1
+
+// reply is the outcome of an order.
+type reply struct {
+	Err    string `json:",omitempty"`
+	Wall   int64  `json:",omitempty"` // microseconds from the begin of the first to the end of the last
+	Allocs uint64 `json:",omitempty"` // total
+	CPU    int64  `json:",omitempty"` // microseconds of the worker and its programs, without work that the kernel defers
+	Faults int64  `json:",omitempty"` // page faults of the programs that it started
+	Memory int64  `json:",omitempty"` // the worker's resident memory at the end, in bytes
+}
+
 // worker is one contender on its own host: the network namespace that the
 // process was started in. It reads orders on stdin and writes replies to
 // stdout.
 type worker struct {
-	spec     spec
-	attacher attacher
-	paths    []string // paths of the namespaces it has made
+	spec  spec
+	host  *host
+	paths []string // paths of the namespaces it has made
 }
 
 func runWorker(text string, in io.Reader, out io.Writer) (err error) {
@@ -38,7 +59,11 @@ func runWorker(text string, in io.Reader, out io.Writer) (err error) {
 	if err := w.begin(); err != nil {
 		return replies.Encode(reply{Err: err.Error()})
 	}
-	defer func() { err = errors.Join(err, w.end()) }()
+	defer func() {
+		for _, path := range w.paths {
+			err = errors.Join(err, netns.Remove(path))
+		}
+	}()
 	if err := replies.Encode(reply{}); err != nil {
 		return err
 	}
@@ -85,60 +110,47 @@ func (w *worker) begin() error {
 	if err := netlink.LinkSetUp(lo); err != nil {
 		return err
 	}
-	w.attacher, err = newAttacher(w.spec)
+	w.host, err = newHost(w.spec)
 	return err
 }
 
-func (w *worker) end() error {
-	errs := []error{w.attacher.close()}
-	for _, path := range w.paths {
-		errs = append(errs, netns.Remove(path))
-	}
-	return errors.Join(errs...)
-}
-
 func (w *worker) do(ctx context.Context, o order) (reply, error) {
-	switch o.Verb {
-	case "add":
-		containers, err := w.create(o)
-		if err != nil {
+	containers := w.containers(o)
+	if o.Verb == verbADD {
+		if err := w.create(containers); err != nil {
 			return reply{}, err
 		}
-		return measure(containers, o.AtOnce, func(c container) error { return w.attacher.add(ctx, c) })
-	case "del":
-		return measure(w.containers(o), o.AtOnce, func(c container) error { return w.attacher.del(ctx, c) })
-	case "check":
-		c, ok := w.attacher.(checker)
-		if !ok {
-			return reply{}, fmt.Errorf("%s has no CHECK", w.spec.Contender)
-		}
-		return measure(w.containers(o), o.AtOnce, func(one container) error { return c.check(ctx, one) })
-	case "pair":
-		return w.pair(ctx, o)
-	case "snapshot":
-		lines, err := audit.Snapshot(ctx, audit.Options{StateDirs: []string{w.spec.Dir}})
-		return reply{Lines: lines.Without(w.expected)}, err
 	}
-	return reply{}, fmt.Errorf("no verb %q", o.Verb)
+	return measure(containers, o.AtOnce, func(c container) error { return w.host.do(ctx, o.Verb, c) })
 }
 
-// expected reports whether a line is a permitted change after a DEL: host-local
-// keeps the last address, sockets stay open for reuse, and the containers'
-// namespaces are the benchmark's own.
-func (w *worker) expected(line string) bool {
-	return strings.Contains(line, "/last_reserved_ip.") || strings.HasPrefix(line, "fd ") ||
-		strings.HasPrefix(line, "mount nsfs "+filepath.Join(w.spec.RunDir, "netns")+"/")
-}
+// passing is the number of the first container that goes again. Their ports are used
+// again after as many of them as are ever attached at once; those of containers that
+// stay follow.
+const (
+	passing    = 20_000
+	crowd      = 64
+	firstPort  = 5000
+	firstStays = firstPort + crowd*206
+)
 
 func (w *worker) containers(o order) []container {
 	all := make([]container, o.Count)
 	for i := range all {
 		n := o.First + i
 		id := fmt.Sprintf("bench-%05d", n)
-		all[i] = container{N: n, Network: o.Network, ID: id, Path: filepath.Join(w.spec.RunDir, "netns", id), Port: uint16(10000 + n)}
-		if o.Network == eachItsOwn {
-			all[i].Network = network(n)
+		c := container{N: n, Network: o.Network, ID: id, Path: filepath.Join(w.spec.RunDir, "netns", id)}
+		ports, first := w.spec.StayPorts, firstStays+n*w.spec.StayPorts
+		if n >= passing {
+			ports, first = w.spec.Ports, firstPort+n%crowd*w.spec.Ports
 		}
+		for p := range ports {
+			c.Ports = append(c.Ports, uint16(first+p))
+		}
+		if o.Network == eachItsOwn {
+			c.Network = network(n)
+		}
+		all[i] = c
 	}
 	return all
 }
@@ -146,17 +158,16 @@ func (w *worker) containers(o order) []container {
 // create makes the containers' namespaces. Each container gets a new one, as
 // real containers do. They stay until the end, because the kernel would
 // otherwise clean up during measurements.
-func (w *worker) create(o order) ([]container, error) {
-	all := w.containers(o)
+func (w *worker) create(all []container) error {
 	for _, c := range all {
 		ns, err := netns.Create(c.Path)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		w.paths = append(w.paths, c.Path)
 		if err := ns.Close(); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return all, nil
+	return nil
 }

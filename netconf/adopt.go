@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/subnet"
 )
 
 // adopt takes the subnets that a network without a reservation has nevertheless: the
@@ -20,7 +19,7 @@ import (
 // It fails if the bridge has an address in another network than those: no container could
 // be attached to it in a subnet that is chosen, or those that are attached would lose their
 // gateway.
-func (d Dir) adopt(n Network, wanting []wanting, into *subnet.Reservation) (bool, error) {
+func (d Dir) adopt(n Network, wanting []wanting, into *reservation) (bool, error) {
 	files, err := d.files()
 	if err != nil {
 		return false, err
@@ -38,7 +37,7 @@ func (d Dir) adopt(n Network, wanting []wanting, into *subnet.Reservation) (bool
 		return false, err
 	}
 	others = append(others, reserved...)
-	used, err := subnet.AddressesOf(record.Open(d.records()), n.Name)
+	used, err := addressesOf(record.Open(d.records()), n.Name)
 	if err != nil {
 		return false, err
 	}
@@ -51,11 +50,11 @@ func (d Dir) adopt(n Network, wanting []wanting, into *subnet.Reservation) (bool
 			has = append(has, p)
 		}
 	}
-	var wishes []subnet.Wish
+	var wishes []wish
 	for _, r := range wanting {
-		wishes = append(wishes, subnet.Wish{Pools: r.Pools, Bits: r.Bits})
+		wishes = append(wishes, wish{Pools: r.Pools, Bits: r.Bits})
 	}
-	adopted := into.Take(wishes, subnet.Merge(has))
+	adopted := into.Take(wishes, mergePrefixes(has))
 	return adopted, refuseBridge(n, wanting, into, bridged)
 }
 
@@ -69,7 +68,7 @@ func (d Dir) bridged(n Network) (all []netip.Prefix, err error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err = subnet.OfLink(host, b.Name)
+	all, err = subnetsOfLink(host, b.Name)
 	return all, errors.Join(err, host.Close())
 }
 
@@ -84,10 +83,10 @@ func (n Network) bridge() (Bridge, bool) {
 
 // refuseBridge refuses a bridge with addresses of a family for which a subnet would be
 // chosen, because none of them is in a subnet that the network may have.
-func refuseBridge(n Network, wanting []wanting, has *subnet.Reservation, bridged []netip.Prefix) error {
+func refuseBridge(n Network, wanting []wanting, has *reservation, bridged []netip.Prefix) error {
 	given := n.given()
 	for _, r := range wanting {
-		w := subnet.Wish{Pools: r.Pools, Bits: r.Bits}
+		w := wish{Pools: r.Pools, Bits: r.Bits}
 		of := *has.Of(w)
 		if r.nth < len(of) {
 			continue

@@ -13,13 +13,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/atomicfile"
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/defaults"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/subnet"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -107,7 +104,7 @@ func (d Dir) write(ctx context.Context, file string, n Network) (w Written, err 
 	}
 	w = Written{Path: filepath.Join(d.Path, file), Network: n}
 	w.Changed = !isWritten(w.Path, data)
-	return w, atomicfile.Write(w.Path, data, 0o644)
+	return w, plainfile.Replace(w.Path, data, 0o644)
 }
 
 // Remove deletes a network's file from the directory, and releases its subnets. It returns
@@ -158,9 +155,9 @@ func isWritten(path string, data []byte) bool {
 }
 
 // own is the directory of the runtimes' own state.
-func (d Dir) own() string { return filepath.Join(cmp.Or(d.StateDir, defaults.StateDir), "embedcni") }
+func (d Dir) own() string { return filepath.Join(cmp.Or(d.StateDir, conflist.StateDir), "embedcni") }
 
-func (d Dir) reservations() subnet.Store { return subnet.Store{Dir: filepath.Join(d.own(), "subnets")} }
+func (d Dir) reservations() reservations { return reservations{Dir: filepath.Join(d.own(), "subnets")} }
 
 // choose returns the network with a subnet for each range that asks for one.
 func (d Dir) choose(n Network) (Network, error) {
@@ -181,7 +178,7 @@ func (d Dir) choose(n Network) (Network, error) {
 	}
 	var used []netip.Prefix // read once it is needed
 	for _, r := range wanting {
-		w := subnet.Wish{Pools: r.Pools, Bits: r.Bits}
+		w := wish{Pools: r.Pools, Bits: r.Bits}
 		of := reserved.Of(w)
 		if r.nth < len(*of) {
 			if r.Subnet = (*of)[r.nth]; !w.Allows(r.Subnet) {
@@ -195,7 +192,7 @@ func (d Dir) choose(n Network) (Network, error) {
 				return n, err
 			}
 		}
-		p, ok := subnet.Choose(fmt.Sprintf("%s %s %d", d.Path, n.Name, r.nth), w, slices.Concat(used, reserved.V4, reserved.V6))
+		p, ok := chooseSubnet(fmt.Sprintf("%s %s %d", d.Path, n.Name, r.nth), w, slices.Concat(used, reserved.V4, reserved.V6))
 		if !ok {
 			return n, fmt.Errorf("%w of length %d in %v: all overlap addresses, routes, other networks or reservations", ErrNoFreeSubnet, r.Bits, r.Pools)
 		}
@@ -267,12 +264,12 @@ func (h HostLocal) pointers() (all []*Range) {
 }
 
 // used returns everything that a new subnet must not overlap.
-func (d Dir) used(n Network, store subnet.Store) ([]netip.Prefix, error) {
+func (d Dir) used(n Network, store reservations) ([]netip.Prefix, error) {
 	host, err := d.host()
 	if err != nil {
 		return nil, err
 	}
-	onHost, err := subnet.InUse(host)
+	onHost, err := subnetsInUse(host)
 	if err = errors.Join(err, host.Close()); err != nil {
 		return nil, err
 	}
@@ -280,7 +277,7 @@ func (d Dir) used(n Network, store subnet.Store) ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
-	attached, err := subnet.Attached(record.Open(d.records()))
+	attached, err := attachedAddresses(record.Open(d.records()))
 	if err != nil {
 		return nil, err
 	}
@@ -294,7 +291,7 @@ func (d Dir) used(n Network, store subnet.Store) ([]netip.Prefix, error) {
 			configured = append(configured, f.subnets...)
 		}
 	}
-	return subnet.Merge(onHost, others, attached, configured, n.given()), nil
+	return mergePrefixes(onHost, others, attached, configured, n.given()), nil
 }
 
 // given returns the subnets that the network has without being asked for one.
@@ -307,7 +304,7 @@ func (n Network) given() (all []netip.Prefix) {
 		case PTP:
 			ipam = p.IPAM
 		case Raw:
-			all = append(all, subnet.Scan(p)...)
+			all = append(all, scanPrefixes(p)...)
 		}
 		switch ipam := ipam.(type) {
 		case HostLocal:
@@ -315,7 +312,7 @@ func (n Network) given() (all []netip.Prefix) {
 				all = append(all, r.Subnet)
 			}
 		case RawIPAM:
-			all = append(all, subnet.Scan(ipam)...)
+			all = append(all, scanPrefixes(ipam)...)
 		}
 	}
 	return all
@@ -324,7 +321,7 @@ func (n Network) given() (all []netip.Prefix) {
 // validate returns what is wrong with the network, whatever subnets it gets.
 func (n Network) validate() error {
 	n, wanting := n.wanting()
-	given := subnet.Merge(n.given())
+	given := mergePrefixes(n.given())
 	for _, r := range wanting {
 		for _, pool := range r.Pools {
 			if !pool.IsValid() || pool != pool.Masked() || pool.Addr().Is4In6() || pool.Addr().Is4() != r.family().Is4() {
@@ -336,7 +333,7 @@ func (n Network) validate() error {
 			}
 		}
 		var ok bool
-		if r.Subnet, ok = subnet.Choose("", subnet.Wish{Pools: r.Pools, Bits: r.Bits}, given); !ok {
+		if r.Subnet, ok = chooseSubnet("", wish{Pools: r.Pools, Bits: r.Bits}, given); !ok {
 			return fmt.Errorf("network %q: %w of length %d in %v beside its other ranges", n.Name, ErrNoFreeSubnet, r.Bits, r.Pools)
 		}
 		given = append(given, r.Subnet)
@@ -375,7 +372,7 @@ func (d Dir) files() (all []configured, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: its subnets are unknown: %w", path, err)
 		}
-		c := configured{subnets: subnet.Scan(data)}
+		c := configured{subnets: scanPrefixes(data)}
 		if list, _, err := conflist.ParseAny(data); err == nil {
 			c.network = list.Name
 		}

@@ -79,3 +79,34 @@ func ExampleNetwork_Render() {
 	// portmap
 	// bandwidth
 }
+
+// A runtime that follows its configuration directory, from before the first file is
+// there, until the program ends.
+func ExampleWatch() {
+	rt, err := cni.New(cni.WithPluginConfDir("/etc/cni/net.d"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := rt.Load(cni.WithLoopback, cni.WithDefaultConf); err != nil {
+		log.Print(err) // a network addon may write the file later
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- netconf.Watch(ctx, rt, netconf.WatchOptions{Report: func(e netconf.WatchEvent) {
+			switch e.Kind {
+			case netconf.Loaded:
+				log.Printf("networks: added %v, removed %v, changed %v", e.Added, e.Removed, e.Changed)
+			case netconf.Kept, netconf.Unloaded, netconf.Failed:
+				log.Print(e)
+			}
+		}})
+	}()
+
+	// … rt.Setup, rt.Remove, …
+
+	stop()
+	if err := <-ended; err != nil {
+		log.Fatal(err)
+	}
+}

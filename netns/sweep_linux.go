@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/embedcni/cni/internal/nsrefs"
+	"github.com/embedcni/cni/internal/proc"
 )
 
 // Sweep removes the namespaces in dir whose names begin with a prefix and that nobody
@@ -104,14 +104,14 @@ func ignoreNotExist(err error) error {
 
 // users are the references to all network namespaces, by inode.
 type users struct {
-	refs     map[uint64][]nsrefs.Ref
+	refs     map[uint64][]proc.Ref
 	complete bool
 }
 
-func usersOf(proc string) (*users, error) {
-	u := &users{refs: make(map[uint64][]nsrefs.Ref)}
+func usersOf(dir string) (*users, error) {
+	u := &users{refs: make(map[uint64][]proc.Ref)}
 	var err error
-	u.complete, err = nsrefs.Scan(proc, func(r nsrefs.Ref) bool {
+	u.complete, err = proc.Scan(dir, func(r proc.Ref) bool {
 		u.refs[r.Inode] = append(u.refs[r.Inode], r)
 		return true
 	})
@@ -126,9 +126,9 @@ func (u *users) why(e Entry) error {
 	}
 	for _, r := range u.refs[e.ID.Ino] {
 		switch {
-		case r.Kind == nsrefs.Thread:
+		case r.Kind == proc.Thread:
 			return fmt.Errorf("%w: process %d is in it", ErrBusy, r.Task.PID)
-		case r.Kind == nsrefs.Descriptor:
+		case r.Kind == proc.Descriptor:
 			return fmt.Errorf("%w: process %d has it open", ErrBusy, r.Task.PID)
 		case r.At != e.Path:
 			return fmt.Errorf("%w: it is mounted at %s too", ErrBusy, r.At)

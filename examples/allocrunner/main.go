@@ -31,7 +31,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/reconcile"
 )
 
 const owner = "allocrunner"
@@ -74,8 +76,8 @@ func schedule(ctx context.Context, file string) error {
 		return err
 	}
 	guarding, stop := context.WithCancel(ctx)
-	guard := make(chan error, 1)
-	go func() { guard <- rt.Guard(guarding, cni.GuardOptions{}) }() // repairs networks, after a firewall reload for example
+	guarded := make(chan error, 1)
+	go func() { guarded <- guard.Run(guarding, rt, guard.Options{}) }() // repairs networks, after a firewall reload for example
 	var all sync.WaitGroup
 	for _, j := range jobs {
 		all.Add(1)
@@ -88,7 +90,7 @@ func schedule(ctx context.Context, file string) error {
 	}
 	all.Wait()
 	stop()
-	return <-guard
+	return <-guarded
 }
 
 // adopt returns the jobs that run in their networks, whose records have the PIDs, as
@@ -99,7 +101,7 @@ func adopt(ctx context.Context, rt *cni.Runtime, jobs []job) (map[string]*os.Fil
 		return nil, err
 	}
 	running := make(map[string]*os.File)
-	var expected []cni.Expected
+	var expected []reconcile.Expected
 	for _, a := range attached {
 		isJob := a.Owner == owner && slices.ContainsFunc(jobs, func(j job) bool { return j.ID == a.ContainerID })
 		pid, err := strconv.Atoi(a.Metadata["pid"])
@@ -109,12 +111,12 @@ func adopt(ctx context.Context, rt *cni.Runtime, jobs []job) (map[string]*os.Fil
 		fd, err := unix.PidfdOpen(pid, 0)
 		if err == nil {
 			running[a.ContainerID] = os.NewFile(uintptr(fd), a.ContainerID)
-			expected = append(expected, cni.Expected{ContainerID: a.ContainerID, NetNS: fmt.Sprintf("/proc/%d/ns/net", pid)})
+			expected = append(expected, reconcile.Expected{ContainerID: a.ContainerID, NetNS: fmt.Sprintf("/proc/%d/ns/net", pid)})
 		} else if !errors.Is(err, unix.ESRCH) { // else it has ended
 			return nil, err
 		}
 	}
-	report, err := rt.Reconcile(ctx, expected, cni.ReconcileOptions{})
+	report, err := reconcile.Run(ctx, rt, expected, reconcile.Options{})
 	if err != nil {
 		return nil, err
 	}

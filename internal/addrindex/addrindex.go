@@ -44,9 +44,9 @@ func Open(records *record.Store) *Index { return &Index{records: records} }
 // changes within one tick of a file system's clock, of up to two seconds, have one time.
 const settled = 3 * time.Second
 
-// Find returns the records, of all hosts and boots, that have the address in a result or
-// among the observed ones. They are read after the call has begun. Of a record that cannot
-// be used, the legible part counts.
+// Find returns the records, of all hosts and boots, that have the address in a result.
+// They are read after the call has begun. Of a record that cannot be used, the legible part
+// counts.
 func (x *Index) Find(addr netip.Addr) (found []record.Found, err error) {
 	files, err := x.candidates(addr.WithZone("").Unmap())
 	if err != nil {
@@ -154,18 +154,13 @@ func same(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
-// addressesIn returns the addresses in a record: in results, those of the host's
-// interfaces included, and observed ones.
+// addressesIn returns the addresses in a record's results, those of the host's
+// interfaces included.
 func addressesIn(rec *record.Record) (addrs []netip.Addr) {
 	for i := range rec.Attachments {
 		n := &rec.Attachments[i]
 		if n.State == record.Deleted {
 			continue
-		}
-		if n.Observed != nil {
-			for _, a := range n.Observed.Addresses {
-				addrs = append(addrs, a.Prefix.Addr().Unmap())
-			}
 		}
 		if result := chain.Decode(n.Result); result != nil {
 			for _, ip := range result.IPs {

@@ -117,7 +117,7 @@ func TestFindSeesTheLog(t *testing.T) {
 	wantFound(t, x, "10.0.0.1")
 	for _, e := range []record.Entry{
 		{IfName: "eth0", Result: result("10.0.0.1")},
-		{IfName: "eth1", Observed: &record.Observed{Addresses: []record.ObservedAddress{{Interface: "eth1", Prefix: netip.MustParsePrefix("fd00::5/64")}}}},
+		{IfName: "eth1", Result: result("fd00::5")},
 	} {
 		if err := s.Append(r, e); err != nil {
 			t.Fatal(err)

@@ -165,12 +165,10 @@ func TestFault_F52_APluginThatCallsBackIsRefused(t *testing.T) {
 		_, recovering := r.Recover(ctx)
 		_, collecting := r.GC(ctx, cni.GCOptions{Keep: []string{"c1", "c2"}})
 		_, cleaning := r.CleanUp(ctx, cni.CleanUpTarget{ContainerID: "c3", Network: "net", IfName: "eth0"})
-		_, releasing := r.Release(ctx, cni.ReleaseOptions{})
 		_, repairing := r.Repair(ctx, "c2", cni.RepairOptions{})
 		return map[string]error{
-			"Repair":  repairing,
-			"Release": releasing,
-			"Setup":   testhost.SetUp(ctx, r, "c2", path)(), "Remove": r.Remove(ctx, "c2", path), "Check": r.Check(ctx, "c2", path),
+			"Repair": repairing,
+			"Setup":  testhost.SetUp(ctx, r, "c2", path)(), "Remove": r.Remove(ctx, "c2", path), "Check": r.Check(ctx, "c2", path),
 			"CleanUp": cleaning, "Recover": recovering, "GC": collecting,
 			"Remove of its own": r.Remove(ctx, "c1", ""),
 		}

@@ -125,3 +125,11 @@ func (h *realHost) replaceInResult(id, old, new string) {
 		n.Result = []byte(strings.ReplaceAll(string(n.Result), old, new))
 	})
 }
+
+func deleteLink(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkDel(link)
+}

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -101,7 +102,7 @@ func TestFault_F65_ABridgeThatAnExecutableMadeComesBack(t *testing.T) {
 		t.Run(damage+"/guard", func(t *testing.T) {
 			h := newExecutedHost(t, 2, "")
 			before := h.addresses()
-			h.guard(h.r, cni.GuardOptions{})
+			h.guard(h.r, guard.Options{})
 			h.shell(damage)
 			took := h.back(damage)
 			h.quiet()

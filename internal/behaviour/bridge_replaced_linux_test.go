@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 )
 
@@ -21,7 +22,7 @@ func TestFault_F66_AGuardPutsPortsOnABridgeThatIsMadeAgain(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := newExecutedHost(t, 2, tt.before)
-			h.guard(h.r, cni.GuardOptions{})
+			h.guard(h.r, guard.Options{})
 			h.taken()
 			h.shell("ip link del br0")
 			if tt.before != "" { // nobody but the administrator can help

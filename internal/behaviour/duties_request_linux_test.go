@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -160,17 +161,15 @@ func TestDuty_R30_PluginsAreFoundAlongThePathThatTheyAreTold(t *testing.T) {
 	s := newStage(t)
 	conf := s.Network("net", "1.0.0", "p")
 	s.Write("first/other", "not a plugin")
-	exe, err := os.Executable()
-	expect.NoError(t, err)
 	expect.NoError(t, os.MkdirAll(s.Path("third"), 0o755))
-	expect.NoError(t, os.Symlink(exe, s.Path("third", "p")))
+	expect.NoError(t, os.Symlink(refplugins.Scripted(), s.Path("third", "p")))
 	dirs := []string{s.Path("first"), s.Path("missing"), s.Path("bin"), s.Path("third")}
 	for _, c := range s.wholeLife(s.Runtime(cni.WithPluginDir(dirs), cni.WithConfListBytes(conf))) {
 		expect.Same(t, c.Verb+": CNI_PATH", c.Path, strings.Join(dirs, ":"))
 	}
 	expect.NoError(t, os.Remove(s.Path("bin", "p")))
 	r := s.Runtime(cni.WithPluginPath(strings.Join(dirs[:3], ":")), cni.WithConfListBytes(conf))
-	_, err = r.Setup(t.Context(), "c2", s.Container("c2"))
+	_, err := r.Setup(t.Context(), "c2", s.Container("c2"))
 	expect.Is(t, err, cni.ErrPluginNotFound)
 	if want := fmt.Sprintf("failed to find plugin %q in path %s", "p", dirs[:3]); !strings.Contains(err.Error(), want) {
 		t.Errorf("error %q, want %q in it", err, want)

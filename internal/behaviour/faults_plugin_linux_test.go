@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -58,10 +59,10 @@ func TestFault_F17_OutputIsBounded(t *testing.T) {
 	expect.Same(t, "processes", testhost.Children(t), nil)
 }
 
-// busyPlugin is a copy of the test binary that stays open for writing.
+// busyPlugin is a copy of the scripted plugin that stays open for writing.
 func (s *stage) busyPlugin(typ string) *os.File {
 	s.T.Helper()
-	data, err := os.ReadFile("/proc/self/exe")
+	data, err := os.ReadFile(refplugins.Scripted())
 	expect.NoError(s.T, err)
 	expect.NoError(s.T, os.MkdirAll(s.Path("bin"), 0o755))
 	f, err := os.OpenFile(s.Path("bin", typ), os.O_CREATE|os.O_WRONLY, 0o755)

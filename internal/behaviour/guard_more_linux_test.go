@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
@@ -42,14 +43,14 @@ func TestGuardRepeatsRemovals(t *testing.T) {
 		if before {
 			remove()
 		}
-		h.guard(s.Runtime(), cni.GuardOptions{})
+		h.guard(s.Runtime(), guard.Options{})
 		if !before {
 			remove()
 		}
-		h.wait(cni.GuardFailed, "c1")
+		h.wait(guard.Failed, "c1")
 		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
 		s.On("p", "DEL", scripted.Action{})
-		h.wait(cni.GuardRemoved, "c1")
+		h.wait(guard.Removed, "c1")
 		expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 	}
 }
@@ -64,7 +65,7 @@ func TestGuardWithoutRetries(t *testing.T) {
 	s.On("p", "DEL", scripted.Action{})
 	s.Took()
 	collected := make(chan struct{}, 100)
-	h.guard(r, cni.GuardOptions{WithoutRetries: true, GCInterval: 1500 * time.Millisecond, GC: func(context.Context) (cni.GCOptions, error) {
+	h.guard(r, guard.Options{WithoutRetries: true, GCInterval: 1500 * time.Millisecond, GC: func(context.Context) (cni.GCOptions, error) {
 		collected <- struct{}{}
 		return cni.GCOptions{}, errors.New("not now")
 	}})
@@ -76,11 +77,11 @@ func TestGuardWithoutRetries(t *testing.T) {
 }
 
 // event waits for an event of that kind, and returns it.
-func (h *guardedHost) event(kind cni.GuardEventKind) cni.GuardEvent {
+func (h *guardedHost) event(kind guard.Kind) guard.Event {
 	h.t.Helper()
 	h.wait(kind, "")
 	events := h.taken()
-	return events[slices.IndexFunc(events, func(e cni.GuardEvent) bool { return e.Kind == kind })]
+	return events[slices.IndexFunc(events, func(e guard.Event) bool { return e.Kind == kind })]
 }
 
 // TestGuardCollects: GC runs at its interval, with the options of the caller. Without
@@ -89,7 +90,7 @@ func TestGuardCollects(t *testing.T) {
 	_, r, h := guardedStage(t)
 	next := make(chan error)
 	var empty atomic.Bool // the options keep nothing, and do not say that they mean to
-	h.guard(r, cni.GuardOptions{GCInterval: time.Millisecond, GC: func(ctx context.Context) (cni.GCOptions, error) {
+	h.guard(r, guard.Options{GCInterval: time.Millisecond, GC: func(ctx context.Context) (cni.GCOptions, error) {
 		select {
 		case err := <-next:
 			return cni.GCOptions{KeepNone: err == nil && !empty.Load()}, err
@@ -100,7 +101,7 @@ func TestGuardCollects(t *testing.T) {
 	h.taken()
 	unknown := errors.New("the list of containers is not known")
 	next <- unknown
-	e := h.event(cni.GuardFailed)
+	e := h.event(guard.Failed)
 	expect.Is(t, e.Err, unknown)
 	if e.Report != nil {
 		t.Errorf("a GC that is left out has the report %v", e.Report)
@@ -109,7 +110,7 @@ func TestGuardCollects(t *testing.T) {
 	// A GC that fails as a whole is reported with its error, and the next one runs.
 	empty.Store(true)
 	next <- nil
-	e = h.event(cni.GuardCollected)
+	e = h.event(guard.Collected)
 	expect.Is(t, e.Err, cni.ErrInvalidArgument)
 	if e.Report != nil || !strings.Contains(e.String(), e.Err.Error()) {
 		t.Errorf("a GC that failed: %v, with the report %v", e, e.Report)
@@ -117,7 +118,7 @@ func TestGuardCollects(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 	empty.Store(false)
 	next <- nil
-	e = h.event(cni.GuardCollected)
+	e = h.event(guard.Collected)
 	expect.NoError(t, e.Err)
 	if e.Report == nil {
 		t.Fatal("a GC without a report")
@@ -151,18 +152,18 @@ func TestGuardReadsLegacyTables(t *testing.T) {
 	} {
 		t.Run(damage, func(t *testing.T) {
 			h := legacyHost(t)
-			h.guard(h.r, cni.GuardOptions{LegacyInterval: 100 * time.Millisecond})
+			h.guard(h.r, guard.Options{LegacyInterval: time.Second})
 			h.shell(damage) // perhaps before the first time
-			h.wait(cni.GuardRepaired, "")
+			h.wait(guard.Repaired, "")
 			h.back(damage)
 			h.quiet()
 			events := h.taken()
 			h.wantNoFlapping(damage, events)
-			if n := count(events, cni.GuardUnguarded); n > 0 {
+			if n := count(events, guard.Unguarded); n > 0 {
 				t.Errorf("%d events say that legacy tables are unguarded", n)
 			}
 			h.shell("iptables -t nat -F")
-			h.wait(cni.GuardRepaired, "")
+			h.wait(guard.Repaired, "")
 			h.back("a flush")
 			h.quiet()
 			h.wantNoFlapping("a flush", h.taken())
@@ -170,42 +171,19 @@ func TestGuardReadsLegacyTables(t *testing.T) {
 	}
 }
 
-// TestGuardTellsOfLegacyTables: without an interval, each time that containers have rules
-// there, and Ready says it for as long as they do.
+// TestGuardTellsOfLegacyTables: without an interval, it says that containers have rules
+// there.
 func TestGuardTellsOfLegacyTables(t *testing.T) {
 	h := legacyHost(t)
-	ready := func() error { return h.At(h.Path("netns", "host"), func() error { return h.r.Ready(t.Context()) }) }
-	lacks := func() bool { return errors.Is(ready(), cni.ErrUnguarded) }
-	expect.Same(t, "unguarded without a guard", lacks(), false)
-	ctx, cancel := context.WithCancel(t.Context())
-	told, ended := make(chan cni.GuardEvent, 100), make(chan error, 1)
-	go func() {
-		ended <- h.r.Guard(ctx, cni.GuardOptions{Report: func(e cni.GuardEvent) {
-			if e.Kind == cni.GuardUnguarded {
-				told <- e
-			}
-		}})
-	}()
-	expect.Is(t, expect.Await(t, "the event", told).Err, cni.ErrUnguarded)
-	expect.Same(t, "unguarded", lacks(), true)
-	for _, id := range h.ids {
-		expect.NoError(t, h.r.Remove(t.Context(), id, ""))
-	}
-	expect.Eventually(t, "Ready, without containers", func() bool { return !lacks() })
-	h.attach(9)
-	expect.Is(t, expect.Await(t, "the event of a new container", told).Err, cni.ErrUnguarded)
-	expect.Same(t, "unguarded again", lacks(), true)
-	cancel()
-	expect.NoError(t, expect.Await(t, "the guard's end", ended))
-	expect.Same(t, "events left", len(told), 0)
-	expect.Same(t, "unguarded after the guard", lacks(), false)
+	h.guard(h.r, guard.Options{})
+	expect.Is(t, h.event(guard.Unguarded).Err, guard.ErrUnguarded)
 }
 
 // guardVerb has another process guard, and print a line for each event.
 const guardVerb = "GUARD"
 
 func guardMain(ctx context.Context, r *cni.Runtime, _ testhost.Job) error {
-	return r.Guard(ctx, cni.GuardOptions{Report: func(e cni.GuardEvent) { fmt.Println(e.Kind, e.ContainerID) }})
+	return guard.Run(ctx, r, guard.Options{Report: func(e guard.Event) { fmt.Println(e.Kind, e.ContainerID) }})
 }
 
 // TestHoldOfAnotherProcess stops a guard of another process. When that is killed, the
@@ -232,20 +210,20 @@ func TestHoldOfAnotherProcess(t *testing.T) {
 		t.Fatalf("the other process has ended without %q: %v", want, lines.Err())
 	}
 	until("looked ")
-	expect.NoError(t, h.r.Hold(t.Context(), cni.Hold{ContainerID: "c0"}))
+	expect.NoError(t, guard.Hold{ContainerID: "c0"}.Begin(t.Context(), h.r))
 	h.shell("nft flush ruleset")
 	until("held c0")
 	until("repaired c1")
 	expect.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait() // it was killed
-	h.guard(h.r, cni.GuardOptions{})
-	h.wait(cni.GuardHeld, "c0")
+	h.guard(h.r, guard.Options{})
+	h.wait(guard.Held, "c0")
 	h.quiet()
 	for _, e := range h.taken() {
-		if e.Kind == cni.GuardRepaired && e.ContainerID == "c0" {
+		if e.Kind == guard.Repaired && e.ContainerID == "c0" {
 			t.Errorf("repaired although it is held: %v", e)
 		}
 	}
-	expect.NoError(t, h.r.Unhold(t.Context(), cni.Hold{ContainerID: "c0"}))
+	expect.NoError(t, guard.Hold{ContainerID: "c0"}.End(t.Context(), h.r))
 	h.back("released")
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/reconcile"
 )
 
 // blind are networks of the reference plugins whose CHECK fails for each healthy container.
@@ -69,13 +70,13 @@ func (h *realHost) wantLeftAlone(r *cni.Runtime) {
 		expect.NoError(t, err)
 		expect.Same(t, "recovered", *report, cni.Report{Adopted: []string{"c1"}})
 	}
-	one := reconciled(h, r, "c1", cni.ReconcileOptions{})
-	expect.Same(t, "decision", one.Decision, cni.DecideReport)
-	one = reconciled(h, r, "c1", cni.ReconcileOptions{Decide: func(h cni.Health) cni.Decision {
+	one := reconciled(h, r, "c1", reconcile.Options{})
+	expect.Same(t, "decision", one.Decision, reconcile.Report)
+	one = reconciled(h, r, "c1", reconcile.Options{Decide: func(h cni.Health) reconcile.Decision {
 		if h.State == cni.StateBroken {
-			return cni.DecideReplace
+			return reconcile.Replace
 		}
-		return cni.DecideReport
+		return reconcile.Report
 	}})
 	expect.Same(t, "replaced", one.Result == nil, true)
 	expect.Same(t, "attached", isIn(h, "c1"), true)

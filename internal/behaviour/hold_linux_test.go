@@ -10,15 +10,16 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 )
 
 // wait waits for an event of that kind about a container, "" for any.
-func (h *guardedHost) wait(kind cni.GuardEventKind, id string) {
+func (h *guardedHost) wait(kind guard.Kind, id string) {
 	h.t.Helper()
 	for end := time.After(expect.Patience); ; {
 		h.mu.Lock()
-		there := slices.ContainsFunc(h.events, func(e cni.GuardEvent) bool {
+		there := slices.ContainsFunc(h.events, func(e guard.Event) bool {
 			return e.Kind == kind && (id == "" || e.ContainerID == id)
 		})
 		h.mu.Unlock()
@@ -35,39 +36,39 @@ func (h *guardedHost) wait(kind cni.GuardEventKind, id string) {
 
 // TestHoldStopsTheGuard, of the container or network alone, until it is released.
 func TestHoldStopsTheGuard(t *testing.T) {
-	for what, hold := range map[string]cni.Hold{
+	for what, hold := range map[string]guard.Hold{
 		"the container":  {ContainerID: "c0"},
 		"the attachment": {ContainerID: "c0", Network: "net"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			h := newGuardedHost(t, false, "", 2)
-			h.guard(h.r, cni.GuardOptions{})
-			expect.NoError(t, h.r.Hold(t.Context(), hold))
+			h.guard(h.r, guard.Options{})
+			expect.NoError(t, hold.Begin(t.Context(), h.r))
 			h.shell("nft flush ruleset")
-			h.wait(cni.GuardHeld, "c0")
-			h.wait(cni.GuardRepaired, "c1")
+			h.wait(guard.Held, "c0")
+			h.wait(guard.Repaired, "c1")
 			h.quiet()
-			if events := h.taken(); slices.ContainsFunc(events, func(e cni.GuardEvent) bool { return e.Kind == cni.GuardRepaired && e.ContainerID == "c0" }) {
+			if events := h.taken(); slices.ContainsFunc(events, func(e guard.Event) bool { return e.Kind == guard.Repaired && e.ContainerID == "c0" }) {
 				t.Errorf("repaired although it is held: %q", events)
 			}
-			expect.NoError(t, h.runtime(false, "").Unhold(t.Context(), hold)) // by another process
+			expect.NoError(t, hold.End(t.Context(), h.runtime(false, ""))) // by another process
 			h.back("released")
 		})
 	}
 	t.Run("the network", func(t *testing.T) {
 		h := newGuardedHost(t, false, "", 2)
-		h.guard(h.r, cni.GuardOptions{})
-		expect.NoError(t, h.r.Hold(t.Context(), cni.Hold{Network: "net"}))
+		h.guard(h.r, guard.Options{})
+		expect.NoError(t, guard.Hold{Network: "net"}.Begin(t.Context(), h.r))
 		h.quiet()
 		h.taken()
 		h.shell("ip link set br0 down; nft flush ruleset")
-		h.wait(cni.GuardHeld, "c0")
-		h.wait(cni.GuardHeld, "c1")
+		h.wait(guard.Held, "c0")
+		h.wait(guard.Held, "c1")
 		h.quiet()
-		if n := count(h.taken(), cni.GuardRepaired); n > 0 {
+		if n := count(h.taken(), guard.Repaired); n > 0 {
 			t.Errorf("repaired %d parts of a held network", n)
 		}
-		expect.NoError(t, h.r.Unhold(t.Context(), cni.Hold{Network: "net"}))
+		expect.NoError(t, guard.Hold{Network: "net"}.End(t.Context(), h.r))
 		h.back("released")
 	})
 }
@@ -76,9 +77,9 @@ func TestHoldStopsTheGuard(t *testing.T) {
 // does not, and it ends with its container.
 func TestHoldLasts(t *testing.T) {
 	h := newGuardedHost(t, false, "", 2)
-	expect.NoError(t, h.r.Hold(t.Context(), cni.Hold{ContainerID: "c0", Reason: "maintenance"}))
+	expect.NoError(t, guard.Hold{ContainerID: "c0", Reason: "maintenance"}.Begin(t.Context(), h.r))
 	other := h.runtime(false, "")
-	holds, err := other.Holds()
+	holds, err := guard.Holds(other)
 	expect.NoError(t, err)
 	if len(holds) != 1 || holds[0].ContainerID != "c0" || holds[0].Reason != "maintenance" || holds[0].Since.IsZero() || holds[0].Owner == "" {
 		t.Errorf("holds %+v", holds)
@@ -95,7 +96,7 @@ func TestHoldLasts(t *testing.T) {
 		t.Errorf("a Repair that was asked for has done nothing: %v", repaired)
 	}
 	expect.NoError(t, h.r.Remove(t.Context(), "c0", ""))
-	holds, err = other.Holds()
+	holds, err = guard.Holds(other)
 	expect.NoError(t, err)
 	expect.Same(t, "holds of a removed container", len(holds), 0)
 	files, err := filepath.Glob(h.Path("state", "embedcni", "holds", "*"))
@@ -107,19 +108,19 @@ func TestHoldLasts(t *testing.T) {
 func TestHoldRefuses(t *testing.T) {
 	h := newGuardedHost(t, false, "", 1)
 	for what, c := range map[string]struct {
-		hold cni.Hold
+		hold guard.Hold
 		want error
 	}{
-		"nothing":               {cni.Hold{}, cni.ErrInvalidArgument},
-		"an unknown container":  {cni.Hold{ContainerID: "c9"}, cni.ErrNotAttached},
-		"an unknown attachment": {cni.Hold{ContainerID: "c0", Network: "other"}, cni.ErrNotAttached},
-		"an impossible ID":      {cni.Hold{ContainerID: "../x"}, cni.ErrInvalidArgument},
+		"nothing":               {guard.Hold{}, cni.ErrInvalidArgument},
+		"an unknown container":  {guard.Hold{ContainerID: "c9"}, cni.ErrNotAttached},
+		"an unknown attachment": {guard.Hold{ContainerID: "c0", Network: "other"}, cni.ErrNotAttached},
+		"an impossible ID":      {guard.Hold{ContainerID: "../x"}, cni.ErrInvalidArgument},
 	} {
-		if err := h.r.Hold(t.Context(), c.hold); !errors.Is(err, c.want) {
+		if err := c.hold.Begin(t.Context(), h.r); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", what, err, c.want)
 		}
 	}
-	if err := h.r.Unhold(t.Context(), cni.Hold{ContainerID: "c0"}); !errors.Is(err, cni.ErrNotHeld) {
+	if err := (guard.Hold{ContainerID: "c0"}).End(t.Context(), h.r); !errors.Is(err, guard.ErrNotHeld) {
 		t.Errorf("not held: %v", err)
 	}
 }
@@ -127,8 +128,8 @@ func TestHoldRefuses(t *testing.T) {
 // TestADamagedHoldHoldsItsOwnContainer, until the container's end, and no other.
 func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
 	h := newGuardedHost(t, false, "", 2)
-	for _, hold := range []cni.Hold{{ContainerID: "c0"}, {ContainerID: "c0", Network: "net"}} {
-		expect.NoError(t, h.r.Hold(t.Context(), hold))
+	for _, hold := range []guard.Hold{{ContainerID: "c0"}, {ContainerID: "c0", Network: "net"}} {
+		expect.NoError(t, hold.Begin(t.Context(), h.r))
 	}
 	files, err := filepath.Glob(h.Path("state", "embedcni", "holds", "*"))
 	expect.NoError(t, err)
@@ -137,18 +138,18 @@ func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
 		expect.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
 	}
 	h.Write("state/embedcni/holds/"+strings.Repeat("0", 32)+".json", "{") // of one that is gone
-	if _, err := h.r.Holds(); err == nil {
+	if _, err := guard.Holds(h.r); err == nil {
 		t.Error("a hold that cannot be read is no error")
 	}
-	h.guard(h.r, cni.GuardOptions{})
+	h.guard(h.r, guard.Options{})
 	h.shell("nft flush ruleset")
-	h.wait(cni.GuardHeld, "c0")
-	h.wait(cni.GuardRepaired, "c1")
+	h.wait(guard.Held, "c0")
+	h.wait(guard.Repaired, "c1")
 	h.quiet()
-	if events := h.taken(); slices.ContainsFunc(events, func(e cni.GuardEvent) bool { return e.Kind == cni.GuardRepaired && e.ContainerID == "c0" }) {
+	if events := h.taken(); slices.ContainsFunc(events, func(e guard.Event) bool { return e.Kind == guard.Repaired && e.ContainerID == "c0" }) {
 		t.Errorf("repaired although it is held: %q", events)
 	}
-	expect.NoError(t, h.r.Unhold(t.Context(), cni.Hold{ContainerID: "c0"}))
+	expect.NoError(t, guard.Hold{ContainerID: "c0"}.End(t.Context(), h.r))
 	expect.NoError(t, h.r.Remove(t.Context(), "c0", ""))
 	files, err = filepath.Glob(h.Path("state", "embedcni", "holds", "*"))
 	expect.NoError(t, err)
@@ -158,7 +159,7 @@ func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
 // TestGuardLeavesWhatIsContested: what is undone again and again is left.
 func TestGuardLeavesWhatIsContested(t *testing.T) {
 	h := newGuardedHost(t, false, "", 2)
-	h.guard(h.r, cni.GuardOptions{})
+	h.guard(h.r, guard.Options{})
 	for range 2 {
 		h.shell("ip link set br0 down")
 		h.back("set down")
@@ -166,10 +167,10 @@ func TestGuardLeavesWhatIsContested(t *testing.T) {
 	}
 	h.taken()
 	h.shell("ip link set br0 down")
-	h.wait(cni.GuardContested, "")
+	h.wait(guard.Contested, "")
 	h.quiet()
 	events := h.taken()
-	if n := count(events, cni.GuardRepaired); n > 0 {
+	if n := count(events, guard.Repaired); n > 0 {
 		t.Errorf("repaired %d parts although they are contested: %q", n, events)
 	}
 	h.shell("ip link set br0 up") // somebody puts it back
@@ -182,8 +183,8 @@ func TestGuardLeavesWhatIsContested(t *testing.T) {
 // TestGuardOptionsRefused.
 func TestGuardOptionsRefused(t *testing.T) {
 	h := newRealHost(t)
-	for _, o := range []cni.GuardOptions{{Classes: 0x80}, {GCInterval: time.Second}} {
-		if err := h.Runtime().Guard(t.Context(), o); !errors.Is(err, cni.ErrInvalidArgument) {
+	for _, o := range []guard.Options{{Classes: 0x80}, {GCInterval: time.Second}} {
+		if err := guard.Run(t.Context(), h.Runtime(), o); !errors.Is(err, cni.ErrInvalidArgument) {
 			t.Errorf("%+v: %v", o.Classes, err)
 		}
 	}

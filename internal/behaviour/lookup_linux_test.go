@@ -4,17 +4,14 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/testhost"
 )
 
 // dualList is a bridge with addresses of both families.
@@ -103,156 +100,9 @@ func (h *realHost) inside(id string, f func(eth0 netlink.Link) error) {
 	})
 }
 
-func addr(t *testing.T, text string) *netlink.Addr {
-	t.Helper()
-	a, err := netlink.ParseAddr(text)
-	expect.NoError(t, err)
-	return a
-}
-
-// addressesOf are those of a Result, in order, with their gateways.
-func addressesOf(r *cni.Result) (all []string) {
-	for _, a := range r.Networks[0].Interfaces[len(r.Networks[0].Interfaces)-1].Addresses {
-		all = append(all, fmt.Sprint(a.Prefix, " via ", a.Gateway))
-	}
-	return all
-}
-
-// TestRefreshSeesAddressesThatComeLater, and forgets those that go. Only reports go by
-// them: what was not of the ADD is neither compared, nor released, nor removed.
-func TestRefreshSeesAddressesThatComeLater(t *testing.T) {
-	h := newRealHost(t)
-	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
-	// The neighbour has, and host-local has reserved, an address that c1 will have too.
-	neighbour, err := r.Setup(t.Context(), "c2", h.Container("c2"))
-	expect.NoError(t, err)
-	before := h.Audit()
-	result, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-	expect.NoError(t, err)
-	v4, v6 := result.IPv4(), result.IPv6()
-	want := []string{fmt.Sprint(v4.Prefix, " via ", v4.Gateway), fmt.Sprint(v6.Prefix, " via ", v6.Gateway)}
-
-	now, err := r.Refresh(t.Context(), "c1", cni.RefreshOptions{})
-	expect.NoError(t, err)
-	expect.Same(t, "unchanged", addressesOf(now), want)
-
-	stolen := neighbour.IPv4().Prefix
-	h.inside("c1", func(eth0 netlink.Link) error {
-		for _, a := range []string{"2001:db8::5/64", stolen.String(), "10.99.0.5/24"} {
-			another := addr(t, a)
-			another.Flags = unix.IFA_F_NODAD
-			if err := netlink.AddrAdd(eth0, another); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	later := []string{
-		want[0], want[1],
-		"10.99.0.5/24 via " + v4.Gateway.String(), fmt.Sprint(stolen, " via ", v4.Gateway), "2001:db8::5/64 via " + v6.Gateway.String(),
-	}
-	now, err = r.Refresh(t.Context(), "c1", cni.RefreshOptions{})
-	expect.NoError(t, err)
-	expect.Same(t, "later", addressesOf(now), later)
-	expect.Same(t, "without a note", addressesOf(expect.Value(r.Lookup("c1"))(t)), want)
-	expect.Same(t, "without a note", whoHas(t, r, "2001:db8::5"), nil)
-
-	size := recordSize(h, "c1")
-	for range 3 { // once is enough
-		_, err = r.Refresh(t.Context(), "c1", cni.RefreshOptions{Note: true})
-		expect.NoError(t, err)
-	}
-	noted := recordSize(h, "c1")
-	if noted <= size || noted > size+2048 {
-		t.Errorf("the record has grown from %d to %d bytes", size, noted)
-	}
-	restarted := h.Runtime(cni.WithPluginDir(nil))
-	expect.Same(t, "noted", addressesOf(expect.Value(restarted.Lookup("c1"))(t)), later)
-	expect.Same(t, "noted", whoHas(t, restarted, "2001:db8::5"), []string{"c1/eth0"})
-	expect.Same(t, "both", whoHas(t, restarted, stolen.Addr().String()), []string{"c1/eth0", "c2/eth0"})
-	verdict, err := restarted.Health(t.Context(), cni.HealthOptions{})
-	expect.NoError(t, err)
-	expect.Same(t, "healthy", verdict.Count(cni.StateHealthy), 2)
-
-	h.inside("c1", func(eth0 netlink.Link) error { return netlink.AddrDel(eth0, addr(t, v6.Prefix.String())) })
-	now, err = r.Refresh(t.Context(), "c1", cni.RefreshOptions{Note: true})
-	expect.NoError(t, err)
-	expect.Same(t, "gone", addressesOf(now), slices.Delete(slices.Clone(later), 1, 2))
-	expect.Same(t, "gone", whoHas(t, restarted, v6.IP().String()), nil)
-
-	_, err = r.Repair(t.Context(), "c1", cni.RepairOptions{Inside: true}) // it is of the ADD
-	expect.NoError(t, err)
-	now, err = r.Refresh(t.Context(), "c1", cni.RefreshOptions{})
-	expect.NoError(t, err)
-	expect.Same(t, "repaired", now.IPv6(), v6)
-
-	expect.NoError(t, restarted.Remove(t.Context(), "c1", ""))
-	h.WantClean(before) // the neighbour's reservation and rules are there
-	report, err := restarted.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
-	expect.NoError(t, err)
-	expect.Same(t, "reclaimed", report.Reclaimed, nil)
-	h.WantClean(before)
-	if _, err := os.Stat(filepath.Join(h.Path("ipam", "net"), stolen.Addr().String())); err != nil {
-		t.Errorf("the neighbour's reservation: %v", err)
-	}
-	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
-}
-
-// TestRefreshWaitsForNoDetection: an address that another machine may have is nobody's
-// yet.
-func TestRefreshWaitsForNoDetection(t *testing.T) {
-	h := newRealHost(t)
-	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
-	result, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-	expect.NoError(t, err)
-	h.inside("c1", func(eth0 netlink.Link) error {
-		for setting, value := range map[string]string{"dad_transmits": "1000", "accept_dad": "1"} {
-			if err := os.WriteFile("/proc/sys/net/ipv6/conf/eth0/"+setting, []byte(value), 0o644); err != nil {
-				return err
-			}
-		}
-		return netlink.AddrAdd(eth0, addr(t, "2001:db8::7/64"))
-	})
-	now, err := r.Refresh(t.Context(), "c1", cni.RefreshOptions{Note: true})
-	expect.NoError(t, err)
-	expect.Same(t, "addresses", addressesOf(now), addressesOf(result))
-	expect.Same(t, "tentative", whoHas(t, r, "2001:db8::7"), nil)
-	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-}
-
 func recordSize(h *realHost, id string) int64 {
 	h.T.Helper()
 	info, err := os.Stat(h.RecordFile(id) + ".json")
 	expect.NoError(h.T, err)
 	return info.Size()
-}
-
-// TestRefreshOfAContainerThatIsNotThere changes nothing, and says why.
-func TestRefreshOfAContainerThatIsNotThere(t *testing.T) {
-	for what, tt := range map[string]struct {
-		happens func(h *realHost)
-		is      error
-	}{
-		"never attached":       {func(h *realHost) { h.Unrecord("c1") }, cni.ErrNotAttached},
-		"without an interface": {func(h *realHost) { h.inside("c1", netlink.LinkDel) }, cni.ErrNotAttached},
-		"of an earlier boot":   {func(h *realHost) { h.ChangeRecord("c1", func(rec *record.Record) { rec.Boot = "another" }) }, nil},
-		"with a spoilt record": {func(h *realHost) { h.SpoilBase("c1", "{") }, record.ErrBad},
-	} {
-		t.Run(what, func(t *testing.T) {
-			h := newRealHost(t)
-			r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
-			expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", h.Container("c1"))())
-			tt.happens(h)
-			before := h.Audit()
-			result, err := r.Refresh(t.Context(), "c1", cni.RefreshOptions{Note: true})
-			if result != nil || err == nil {
-				t.Errorf("%v, %v", result, err)
-			}
-			if tt.is != nil {
-				expect.Is(t, err, tt.is)
-			}
-			h.WantClean(before)
-			expect.NoError(t, r.Remove(t.Context(), "c1", h.Path("netns", "c1")))
-		})
-	}
 }

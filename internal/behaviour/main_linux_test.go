@@ -9,7 +9,6 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
-	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -18,13 +17,9 @@ import (
 func init() { runtime.LockOSThread() }
 
 // TestMain runs the tests in their own namespaces. It builds the reference
-// plugins first, outside, where there is a network. Started as a plugin, the
-// test binary acts as one. Started by a test, it is another runtime, or one
-// process of a crowd.
+// plugins first, outside, where there is a network. Started by a test, the test
+// binary is another runtime, or one process of a crowd.
 func TestMain(m *testing.M) {
-	if scripted.IsPlugin() {
-		scripted.Main()
-	}
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{
 		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, guardVerb: guardMain, replaceVerb: replaceMain,
 		daemonVerb: daemonMain, restartVerb + "ADD": restartMain, restartVerb + "RECOVER": restartMain,
@@ -38,5 +33,5 @@ func TestMain(m *testing.M) {
 	if os.Getenv(crowdProcess) != "" {
 		os.Exit(crowdMain())
 	}
-	os.Exit(refplugins.Main(m, sandbox.Shards(4)))
+	os.Exit(refplugins.Main(m, refplugins.WithScripted(), sandbox.Shards(4)))
 }

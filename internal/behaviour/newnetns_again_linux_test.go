@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/reconcile"
 )
 
 // attachings are the ways to attach c1 again in the namespace that Setup made for it.
@@ -22,8 +23,8 @@ func attachings() map[string]func(ctx context.Context, m *maker, path string) (*
 			return m.Runtime.Setup(ctx, "c1", path)
 		},
 		"Reconcile": func(ctx context.Context, m *maker, path string) (*cni.Result, error) {
-			report, err := m.Reconcile(ctx, []cni.Expected{{ContainerID: "c1", NetNS: path, Options: []cni.NamespaceOpts{cni.WithNewNetNS()}}},
-				always(cni.DecideReplace))
+			report, err := reconcile.Run(ctx, m.Runtime, []reconcile.Expected{{ContainerID: "c1", NetNS: path, Options: []cni.NamespaceOpts{cni.WithNewNetNS()}}},
+				always(reconcile.Replace))
 			if err != nil {
 				return nil, err
 			}

@@ -24,6 +24,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/reconcile"
 )
 
 // daemonVerb is a daemon whose mounts nobody else sees: it makes a namespace, attaches a
@@ -233,7 +234,7 @@ func TestFault_F63_AContainerOfAnotherMountNamespaceLives(t *testing.T) {
 				return errors.Join(err, report.Err())
 			},
 			"Reconcile": func() error {
-				_, err := r.Reconcile(t.Context(), nil, cni.ReconcileOptions{})
+				_, err := reconcile.Run(t.Context(), r, nil, reconcile.Options{})
 				return err
 			},
 			"Health": func() error {

@@ -14,6 +14,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/reconcile"
 )
 
 // threeConfigs returns the configurations of threeNetworks, of which only "one" is
@@ -79,7 +80,7 @@ func TestNetworksOfOneCallNeedNoneLoaded(t *testing.T) {
 		t.Errorf("health: %v", health)
 	}
 	expect.NoError(t, s.repaired(later, "c1").Err())
-	got, err := later.Reconcile(t.Context(), []cni.Expected{{ContainerID: "c1", NetNS: path}}, cni.ReconcileOptions{})
+	got, err := reconcile.Run(t.Context(), later, []reconcile.Expected{{ContainerID: "c1", NetNS: path}}, reconcile.Options{})
 	expect.NoError(t, err)
 	expect.Same(t, "unexpected", len(got.Unexpected), 0)
 	expect.Same(t, "verdict", got.Containers[0].Health.State, cni.StateHealthy)

@@ -56,30 +56,19 @@ func TestTheOrderOfPluginDirectories(t *testing.T) {
 	expect.Is(t, err, cni.ErrInvalidArgument)
 }
 
-// TestReleaseRefusesAnOrderOfPluginDirectories: go-cni would run another executable.
-func TestReleaseRefusesAnOrderOfPluginDirectories(t *testing.T) {
-	h := newRealHost(t)
-	path := h.Container("c1")
-	r := h.Runtime(h.named(), cni.WithPluginDir([]string{testhost.ReferencePlugins(t), h.Path("bin")}))
-	_, err := r.Setup(t.Context(), "c1", path, cni.WithPluginDirOrder(h.Path("bin")))
-	expect.NoError(t, err)
-	h.wantRefused(r, "c1", nil, "WithPluginDirOrder")
-	expect.NoError(t, r.Remove(t.Context(), "c1", path))
-}
-
 // TestAnOrderThatChangesNothing is not kept: a client's CNI_PATH usually names the daemon's
 // directories, and others that the daemon does not have.
 func TestAnOrderThatChangesNothing(t *testing.T) {
-	h := newReleasing(t)
-	path := h.Container("c1")
-	dirs := []string{testhost.ReferencePlugins(t), h.Path("bin")}
-	r := h.Runtime(h.named(), cni.WithPluginDir(dirs))
+	s := newStage(t)
+	path := s.Container("c1")
+	dirs := s.dirs("a", "b")
+	r := s.Runtime(cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p")), cni.WithPluginDir(dirs))
 	for _, order := range [][]string{dirs, {"/foreign", dirs[0] + "/"}, {"/foreign"}} {
 		_, err := r.Setup(t.Context(), "c1", path, cni.WithPluginDirOrder(order...))
 		expect.NoError(t, err)
-		report, err := r.Release(t.Context(), cni.ReleaseOptions{DryRun: true})
+		rec, err := s.Records().Load("c1")
 		expect.NoError(t, err)
-		expect.Same(t, fmt.Sprint("released with ", order, ", refused ", report.Refused), report.Released, []string{"c1"})
+		expect.Same(t, fmt.Sprint("on record with ", order), rec.Attachments[0].PluginDirs, nil)
 		expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/reconcile"
 )
 
 // BenchmarkReconcile is the verdict on all containers that a scheduler names, by
@@ -16,13 +17,13 @@ func BenchmarkReconcile(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			h := newRealHost(b)
 			r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(crowdList(h)))
-			var expected []cni.Expected
+			var expected []reconcile.Expected
 			for i := range n {
 				id := fmt.Sprint("c", i)
 				path := h.Container(id)
 				_, err := r.Setup(b.Context(), id, path, testhost.MapPort(int32(20000+i)))
 				expect.NoError(b, err)
-				expected = append(expected, cni.Expected{ContainerID: id, NetNS: path})
+				expected = append(expected, reconcile.Expected{ContainerID: id, NetNS: path})
 			}
 			b.Cleanup(func() {
 				for _, e := range expected {
@@ -31,7 +32,7 @@ func BenchmarkReconcile(b *testing.B) {
 			})
 			before := processTime(b)
 			for b.Loop() {
-				report, err := r.Reconcile(b.Context(), expected, cni.ReconcileOptions{WithoutCheck: true})
+				report, err := reconcile.Run(b.Context(), r, expected, reconcile.Options{WithoutCheck: true})
 				expect.NoError(b, err)
 				expect.NoError(b, report.Err())
 				expect.Same(b, "unexpected", len(report.Unexpected), 0)

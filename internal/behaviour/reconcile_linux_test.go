@@ -13,22 +13,24 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/reconcile"
 )
 
 // always decides the same about each container.
-func always(d cni.Decision) cni.ReconcileOptions {
-	return cni.ReconcileOptions{Decide: func(cni.Health) cni.Decision { return d }}
+func always(d reconcile.Decision) reconcile.Options {
+	return reconcile.Options{Decide: func(cni.Health) reconcile.Decision { return d }}
 }
 
 // reconciled returns the outcome for c1 with its task in the namespace of that name.
-func reconciled(h *realHost, r *cni.Runtime, name string, o cni.ReconcileOptions) cni.Reconciled {
+func reconciled(h *realHost, r *cni.Runtime, name string, o reconcile.Options) reconcile.Container {
 	h.T.Helper()
-	report, err := r.Reconcile(h.T.Context(), []cni.Expected{{ContainerID: "c1", NetNS: h.Path("netns", name)}}, o)
+	report, err := reconcile.Run(h.T.Context(), r, []reconcile.Expected{{ContainerID: "c1", NetNS: h.Path("netns", name)}}, o)
 	expect.NoError(h.T, err)
 	h.T.Log(report)
 	one, ok := report.Of("c1")
@@ -119,12 +121,12 @@ func TestReconcile(t *testing.T) {
 			}
 
 			happened := h.Audit()
-			reported := reconciled(h, h.Runtime(opts...), "c1", always(cni.DecideReport))
+			reported := reconciled(h, h.Runtime(opts...), "c1", always(reconcile.Report))
 			expect.Same(t, "state", reported.Health.State, tt.state)
 			expect.Same(t, "reported", reported.Err != nil, tt.state != cni.StateHealthy)
 			h.WantClean(happened)
 
-			repaired := reconciled(h, h.Runtime(opts...), "c1", always(cni.DecideRepair))
+			repaired := reconciled(h, h.Runtime(opts...), "c1", always(reconcile.Repair))
 			if tt.repaired != nil {
 				expect.Is(t, repaired.Err, tt.repaired)
 				h.WantClean(happened)
@@ -133,14 +135,14 @@ func TestReconcile(t *testing.T) {
 			}
 
 			happened = h.Audit()
-			replaced := reconciled(h, h.Runtime(opts...), "c1", always(cni.DecideReplace))
+			replaced := reconciled(h, h.Runtime(opts...), "c1", always(reconcile.Replace))
 			switch {
 			case tt.replaced != nil:
 				expect.Is(t, replaced.Err, tt.replaced)
 				h.WantClean(happened) // nothing was removed
 				return
 			case tt.repaired == nil:
-				expect.Same(t, "healthy now", replaced.Decision, cni.Decision(""))
+				expect.Same(t, "healthy now", replaced.Decision, reconcile.Decision(""))
 				h.WantClean(happened)
 			default:
 				expect.NoError(t, replaced.Err)
@@ -149,7 +151,7 @@ func TestReconcile(t *testing.T) {
 				}
 				expect.Same(t, "lost", replaced.Lost, nil)
 			}
-			after := reconciled(h, h.Runtime(opts...), "c1", always(cni.DecideReport))
+			after := reconciled(h, h.Runtime(opts...), "c1", always(reconcile.Report))
 			expect.Same(t, "state after", after.Health.State, cni.StateHealthy)
 			expect.Same(t, "in its namespace", isIn(h, "c1"), true)
 			if strings.Contains(what, "elsewhere") {
@@ -179,25 +181,25 @@ func TestReconcileRepairsByDefault(t *testing.T) {
 	h := newRealHost(t)
 	opts := []cni.Opt{cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24")}
 	r := h.Runtime(opts...)
-	var expected []cni.Expected
+	var expected []reconcile.Expected
 	for _, id := range []string{"broken", "healthy", "moved", "unexpected"} {
 		_, err := r.Setup(t.Context(), id, h.Container(id))
 		expect.NoError(t, err)
 		if id != "unexpected" {
-			expected = append(expected, cni.Expected{ContainerID: id, NetNS: h.Path("netns", id)})
+			expected = append(expected, reconcile.Expected{ContainerID: id, NetNS: h.Path("netns", id)})
 		}
 	}
 	other := h.Runtime(append(opts, cni.WithOwner("other"))...)
 	_, err := other.Setup(t.Context(), "others", h.Container("others"))
 	expect.NoError(t, err)
 	expected[2].NetNS = h.Container("old")
-	expected = append(expected, cni.Expected{ContainerID: "never", NetNS: h.Container("never")})
+	expected = append(expected, reconcile.Expected{ContainerID: "never", NetNS: h.Container("never")})
 
 	h.Inside(h.Path("netns", "broken"), func() error { return nil })
 	link, err := netlink.LinkByName(hostEnd(t, r, "broken"))
 	expect.NoError(t, err)
 	expect.NoError(t, netlink.LinkSetNoMaster(link))
-	report, err := r.Reconcile(t.Context(), expected, cni.ReconcileOptions{})
+	report, err := reconcile.Run(t.Context(), r, expected, reconcile.Options{})
 	expect.NoError(t, err)
 	t.Log(report)
 	var got []string
@@ -252,7 +254,7 @@ func TestAReplacementSaysWhatItLost(t *testing.T) {
 			expect.NoError(t, r.Remove(t.Context(), "neighbour", ""))
 
 			h.inside("c1", netlink.LinkDel)
-			kept := reconciled(h, r, "c1", always(cni.DecideReplace))
+			kept := reconciled(h, r, "c1", always(reconcile.Replace))
 			expect.NoError(t, kept.Err)
 			_, err = net.InterfaceByName(hostEnd(t, r, "c1"))
 			expect.NoError(t, err) // it is where the caller is, and not in the process's namespace
@@ -263,7 +265,7 @@ func TestAReplacementSaysWhatItLost(t *testing.T) {
 			changed := h.Runtime(cni.WithPluginDir(nil), asking(h, capabilities, "10.78.0.0/24"))
 			var log testhost.Log
 			expect.NoError(t, changed.Load(log.Logger(), asking(h, capabilities, "10.78.0.0/24")))
-			lost := reconciled(h, changed, "c1", always(cni.DecideReplace))
+			lost := reconciled(h, changed, "c1", always(reconcile.Replace))
 			expect.Same(t, "still has one", lost.Result.IPv4().IP().IsValid(), true)
 			expect.Same(t, "lost", lost.Lost[0], result.IPv4().IP())
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
@@ -285,8 +287,8 @@ func TestAReplacementThatFailsSaysSo(t *testing.T) {
 	expect.NoError(t, err)
 	h.inside("c1", netlink.LinkDel)
 	broken := h.Audit()
-	replace := func(r *cni.Runtime, opts ...cni.NamespaceOpts) cni.Reconciled {
-		report, err := r.Reconcile(t.Context(), []cni.Expected{{ContainerID: "c1", NetNS: path, Options: opts}}, always(cni.DecideReplace))
+	replace := func(r *cni.Runtime, opts ...cni.NamespaceOpts) reconcile.Container {
+		report, err := reconcile.Run(t.Context(), r, []reconcile.Expected{{ContainerID: "c1", NetNS: path, Options: opts}}, always(reconcile.Replace))
 		expect.NoError(t, err)
 		return report.Containers[0]
 	}
@@ -301,19 +303,19 @@ func TestAReplacementThatFailsSaysSo(t *testing.T) {
 	expect.Same(t, "lost", len(failed.Lost), 2)
 	h.WantClean(before)
 
-	for what, expected := range map[string][]cni.Expected{
+	for what, expected := range map[string][]reconcile.Expected{
 		"named twice": {{ContainerID: "c1", NetNS: path}, {ContainerID: "c2", NetNS: path}, {ContainerID: "c1", NetNS: path}},
 		"an ID":       {{ContainerID: "../c1", NetNS: path}},
 	} {
-		report, err := r.Reconcile(t.Context(), expected, cni.ReconcileOptions{})
+		report, err := reconcile.Run(t.Context(), r, expected, reconcile.Options{})
 		expect.Is(t, err, cni.ErrInvalidArgument)
 		if report != nil {
 			t.Errorf("%s: %v", what, report)
 		}
 	}
-	empty, err := r.Reconcile(t.Context(), nil, cni.ReconcileOptions{})
+	empty, err := reconcile.Run(t.Context(), r, nil, reconcile.Options{})
 	expect.NoError(t, err)
-	expect.Same(t, "nothing expected", empty, &cni.ReconcileReport{})
+	expect.Same(t, "nothing expected", empty, &reconcile.Result{})
 }
 
 // TestReconcileComparesTheNamespace, and not the path: a task's namespace has several.
@@ -327,7 +329,7 @@ func TestReconcileComparesTheNamespace(t *testing.T) {
 		"": cni.StateElsewhere, "/proc/thread-self/ns/net": cni.StateElsewhere, h.Path("state"): cni.StateElsewhere,
 	} {
 		before := h.Audit()
-		report, err := r.Reconcile(t.Context(), []cni.Expected{{ContainerID: "c1", NetNS: path}}, cni.ReconcileOptions{})
+		report, err := reconcile.Run(t.Context(), r, []reconcile.Expected{{ContainerID: "c1", NetNS: path}}, reconcile.Options{})
 		expect.NoError(t, err)
 		expect.Same(t, path, report.Containers[0].Health.State, want)
 		h.WantClean(before)
@@ -343,13 +345,13 @@ func TestReconcileDecidesAboutWhatItHasSeen(t *testing.T) {
 	expect.NoError(t, err)
 	h.inside("c1", netlink.LinkDel)
 	for what, anew := range map[string]bool{"attached anew": true, "removed": false} {
-		again := reconciled(h, r, "c1", cni.ReconcileOptions{Decide: func(cni.Health) cni.Decision {
+		again := reconciled(h, r, "c1", reconcile.Options{Decide: func(cni.Health) reconcile.Decision {
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 			if anew {
 				_, err := r.Setup(t.Context(), "c1", h.Path("netns", "c1"))
 				expect.NoError(t, err)
 			}
-			return cni.DecideReplace
+			return reconcile.Replace
 		}})
 		expect.Is(t, again.Err, cni.ErrBusy)
 		expect.Same(t, what, isIn(h, "c1"), anew)
@@ -369,16 +371,16 @@ func TestReconcileLeavesWhatIsHeld(t *testing.T) {
 	link, err := netlink.LinkByName(hostEnd(t, r, "c1"))
 	expect.NoError(t, err)
 	expect.NoError(t, netlink.LinkSetNoMaster(link))
-	expect.NoError(t, r.Hold(t.Context(), cni.Hold{Network: "net"}))
+	expect.NoError(t, guard.Hold{Network: "net"}.Begin(t.Context(), r))
 	before := h.Audit()
-	held := reconciled(h, r, "c1", cni.ReconcileOptions{})
-	expect.Same(t, "decision", held.Decision, cni.DecideReport)
+	held := reconciled(h, r, "c1", reconcile.Options{})
+	expect.Same(t, "decision", held.Decision, reconcile.Report)
 	if held.Err == nil || !strings.Contains(held.Err.Error(), "held") {
 		t.Errorf("%v", held.Err)
 	}
 	h.WantClean(before)
-	expect.NoError(t, reconciled(h, r, "c1", always(cni.DecideRepair)).Err)
-	expect.Same(t, "decision", reconciled(h, r, "c1", cni.ReconcileOptions{}).Decision, cni.Decision(""))
+	expect.NoError(t, reconciled(h, r, "c1", always(reconcile.Repair)).Err)
+	expect.Same(t, "decision", reconciled(h, r, "c1", reconcile.Options{}).Decision, reconcile.Decision(""))
 }
 
 // TestReconcileLeavesWhatGoCNIHasAttached: only libcni's cache knows it, as for Setup.
@@ -390,7 +392,7 @@ func TestReconcileLeavesWhatGoCNIHasAttached(t *testing.T) {
 	expect.NoError(t, err)
 	h.Unrecord("c1")
 	unrecorded := h.Audit()
-	one := reconciled(h, r, "c1", always(cni.DecideReplace))
+	one := reconciled(h, r, "c1", always(reconcile.Replace))
 	expect.Same(t, "state", one.Health.State, cni.StateUnknown)
 	expect.Is(t, one.Err, cni.ErrAlreadyAttached)
 	h.WantClean(unrecorded)
@@ -402,7 +404,7 @@ const replaceVerb = "REPLACE"
 
 // replaceMain replaces a container in another process.
 func replaceMain(ctx context.Context, r *cni.Runtime, j testhost.Job) error {
-	report, err := r.Reconcile(ctx, []cni.Expected{{ContainerID: j.ID, NetNS: j.NetNS}}, always(cni.DecideReplace))
+	report, err := reconcile.Run(ctx, r, []reconcile.Expected{{ContainerID: j.ID, NetNS: j.NetNS}}, always(reconcile.Replace))
 	if err != nil {
 		return err
 	}
@@ -426,7 +428,7 @@ func TestAReplacementThatIsKilled(t *testing.T) {
 			s.On("p", verb, scripted.Action{})
 			s.TakeCalls()
 
-			report, err := r.Reconcile(t.Context(), []cni.Expected{{ContainerID: "c1", NetNS: path}}, always(cni.DecideReplace))
+			report, err := reconcile.Run(t.Context(), r, []reconcile.Expected{{ContainerID: "c1", NetNS: path}}, always(reconcile.Replace))
 			expect.NoError(t, err)
 			t.Log(report)
 			expect.Same(t, "state", report.Containers[0].Health.State, cni.StateUnknown)
@@ -438,4 +440,31 @@ func TestAReplacementThatIsKilled(t *testing.T) {
 			expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 		})
 	}
+}
+
+// TestReplaceWantsAReportOnTheContainer: without one it could not know whether somebody
+// has changed the container.
+func TestReplaceWantsAReportOnTheContainer(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
+	path := h.Container("c1")
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.NoError(t, err)
+	whole, err := r.Health(t.Context(), cni.HealthOptions{})
+	expect.NoError(t, err)
+	other, err := r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c2"}})
+	expect.NoError(t, err)
+	before := h.Audit()
+	for _, report := range []*cni.HealthReport{nil, {}, whole, other} {
+		_, err = r.Replace(t.Context(), report, "c1", path)
+		expect.Is(t, err, cni.ErrInvalidArgument)
+	}
+	h.WantClean(before)
+	named, err := r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c1"}})
+	expect.NoError(t, err)
+	_, err = r.Replace(t.Context(), named, "c1", path)
+	expect.NoError(t, err)
+	_, err = r.Replace(t.Context(), named, "c1", path)
+	expect.Is(t, err, cni.ErrBusy) // it has been replaced since
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 }

@@ -12,10 +12,9 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
@@ -39,7 +38,7 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	letGo()
 	expect.NoError(t, expect.Await(t, "Setup", done))
 
-	bootID, err := boot.ID()
+	bootID, err := proc.BootID()
 	expect.NoError(t, err)
 	if got.Since.Before(began) || got.Since.After(time.Now()) || !strings.HasPrefix(got.Runtime, fmt.Sprint(os.Getpid(), ":")) {
 		t.Errorf("recorded at %v by process %s", got.Since, got.Runtime)
@@ -53,7 +52,7 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	}
 	host, err := netns.Open(s.Path("netns", "host"))
 	expect.NoError(t, err)
-	expect.Same(t, "PID namespace", got.PIDNS, orphan.PIDNS())
+	expect.Same(t, "PID namespace", got.PIDNS, proc.PIDNS())
 	if got.NetNS.View == "" {
 		t.Error("from where the path leads to the namespace is not recorded")
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/testhost"
@@ -44,7 +45,7 @@ func TestGuardLeavesABusyContainerOut(t *testing.T) {
 	for _, backend := range []string{"", "nftables", "iptables"} {
 		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
 			h := newGuardedHost(t, false, backend, 6)
-			h.guard(h.r, cni.GuardOptions{})
+			h.guard(h.r, guard.Options{})
 			h.quiet()
 			h.taken()
 			for _, damage := range []string{"nft flush ruleset", "ip link del br0"} {
@@ -71,7 +72,7 @@ func TestRecoverRepairsManyTogether(t *testing.T) {
 	for _, backend := range []string{"", "nftables", "iptables"} {
 		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
 			h := newGuardedHost(t, false, backend, n)
-			expect.NoError(t, h.r.Hold(t.Context(), cni.Hold{ContainerID: h.ids[held]}))
+			expect.NoError(t, guard.Hold{ContainerID: h.ids[held]}.Begin(t.Context(), h.r))
 			h.shell("nft flush ruleset; ip link del br0")
 			release := h.locked(h.ids[busy])
 			report, err := h.runtime(false, backend).Recover(t.Context())
@@ -103,7 +104,7 @@ func TestRecoverRepairsManyTogether(t *testing.T) {
 			report, err = h.runtime(false, backend).Recover(t.Context())
 			expect.NoError(t, err)
 			expect.Same(t, "repaired the next time", len(report.Repaired), 1)
-			expect.NoError(t, h.r.Unhold(t.Context(), cni.Hold{ContainerID: h.ids[held]}))
+			expect.NoError(t, guard.Hold{ContainerID: h.ids[held]}.End(t.Context(), h.r))
 			_, err = h.runtime(false, backend).Recover(t.Context())
 			expect.NoError(t, err)
 			h.back("recovered")
@@ -122,8 +123,8 @@ func TestGuardWhileContainersComeAndGo(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))
 			h := newGuardedHost(t, false, backend, 6)
 			other := h.runtime(false, backend)
-			h.guard(h.r, cni.GuardOptions{})
-			h.guard(other, cni.GuardOptions{})
+			h.guard(h.r, guard.Options{})
+			h.guard(other, guard.Options{})
 			for i := range 3 {
 				h.Container(fmt.Sprint("g", i))
 			}

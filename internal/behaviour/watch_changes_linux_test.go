@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netconf"
 )
 
 // The configuration directory of these tests is a/b/net.d.
@@ -23,103 +24,103 @@ func watchTable() map[string]struct {
 	return map[string]struct{ before, steps func(w *watched) }{
 		"a file comes": {nil, func(w *watched) {
 			w.list(dir+"/20-b.conflist", "b")
-			expect.Same(w.t, "added", w.until(cni.WatchLoaded, "a=eth0 b=eth1").Added, []string{"b"})
+			expect.Same(w.t, "added", w.until(netconf.Loaded, "a=eth0 b=eth1").Added, []string{"b"})
 		}},
 		"a file is renamed into place": {nil, func(w *watched) {
 			w.place(file, "b")
-			e := w.until(cni.WatchLoaded, "b=eth0")
+			e := w.until(netconf.Loaded, "b=eth0")
 			expect.Same(w.t, "changes", [][]string{e.Added, e.Removed, e.Changed}, [][]string{{"b"}, {"a"}, nil})
 		}},
 		"a file is written over": {nil, func(w *watched) {
 			w.write(file, strings.Replace(testhost.ListOf("a"), "1.0.0", "1.1.0", 1))
-			expect.Same(w.t, "changed", w.until(cni.WatchLoaded, "a=eth0").Changed, []string{"a"})
+			expect.Same(w.t, "changed", w.until(netconf.Loaded, "a=eth0").Changed, []string{"a"})
 		}},
 		"a file is half written": {nil, func(w *watched) {
 			full := testhost.ListOf("b")
 			w.write(file, full[:len(full)/2])
-			e := w.until(cni.WatchKept, "a=eth0")
+			e := w.until(netconf.Kept, "a=eth0")
 			expect.Is(w.t, e.Err, cni.ErrLoad, cni.ErrInvalidConfig)
 			expect.NoError(w.t, w.Status())
 			expect.Is(w.t, w.Ready(w.t.Context()), cni.ErrInvalidConfig)
 			f := expect.Value(os.OpenFile(w.path(file), os.O_APPEND|os.O_WRONLY, 0))(w.t)
 			_, err := f.WriteString(full[len(full)/2:])
 			expect.NoError(w.t, err, f.Close())
-			w.until(cni.WatchLoaded, "b=eth0")
+			w.until(netconf.Loaded, "b=eth0")
 			if err := w.Ready(w.t.Context()); errors.Is(err, cni.ErrLoad) {
 				w.t.Errorf("Ready still has %v", err)
 			}
 		}},
 		"a file breaks, and is as before": {nil, func(w *watched) {
 			w.write(file, "{")
-			w.until(cni.WatchKept, "a=eth0")
+			w.until(netconf.Kept, "a=eth0")
 			w.list(file, "a")
-			w.until(cni.WatchUnchanged, "a=eth0")
+			w.until(netconf.Unchanged, "a=eth0")
 			if err := w.Ready(w.t.Context()); errors.Is(err, cni.ErrLoad) {
 				w.t.Errorf("Ready still has %v", err)
 			}
 		}},
 		"another file comes, and is broken": {nil, func(w *watched) {
 			w.write(dir+"/20-b.conflist", "{")
-			e := w.until(cni.WatchLoaded, "a=eth0")
+			e := w.until(netconf.Loaded, "a=eth0")
 			if len(e.Skipped) != 1 || e.Skipped[0].Path != w.path(dir, "20-b.conflist") {
 				w.t.Errorf("got %+v", e)
 			}
 			w.list(dir+"/20-b.conflist", "b")
-			w.until(cni.WatchLoaded, "a=eth0 b=eth1")
+			w.until(netconf.Loaded, "a=eth0 b=eth1")
 			w.write(dir+"/20-b.conflist", "{") // now it is loaded, and must not vanish
-			w.until(cni.WatchKept, "a=eth0 b=eth1")
+			w.until(netconf.Kept, "a=eth0 b=eth1")
 		}},
 		"one of two files goes": {func(w *watched) {
 			w.list(file, "a")
 			w.list(dir+"/20-b.conflist", "b")
 		}, func(w *watched) {
 			w.remove(file)
-			expect.Same(w.t, "removed", w.until(cni.WatchLoaded, "b=eth0").Removed, []string{"a"})
+			expect.Same(w.t, "removed", w.until(netconf.Loaded, "b=eth0").Removed, []string{"a"})
 		}},
 		"the last file goes, and comes back": {nil, func(w *watched) {
 			w.remove(file)
-			e := w.until(cni.WatchUnloaded, "")
+			e := w.until(netconf.Unloaded, "")
 			expect.Same(w.t, "removed", e.Removed, []string{"a"})
 			expect.Is(w.t, e.Err, cni.ErrCNINotInitialized)
 			expect.Is(w.t, w.Status(), cni.ErrCNINotInitialized)
 			w.write(dir+"/README", "no configuration")
-			w.until(cni.WatchUnchanged, "")
+			w.until(netconf.Unchanged, "")
 			w.write(file, "{")
-			expect.Is(w.t, w.until(cni.WatchKept, "").Err, cni.ErrInvalidConfig)
+			expect.Is(w.t, w.until(netconf.Kept, "").Err, cni.ErrInvalidConfig)
 			expect.Is(w.t, w.Status(), cni.ErrCNINotInitialized, cni.ErrInvalidConfig)
 			w.list(file, "a")
-			w.until(cni.WatchLoaded, "a=eth0")
+			w.until(netconf.Loaded, "a=eth0")
 		}},
 		"a file is insecure for a while": {nil, func(w *watched) {
 			expect.NoError(w.t, os.Chmod(w.path(file), 0o666))
-			expect.Is(w.t, w.until(cni.WatchKept, "a=eth0").Err, cni.ErrInsecureFile)
+			expect.Is(w.t, w.until(netconf.Kept, "a=eth0").Err, cni.ErrInsecureFile)
 			expect.NoError(w.t, os.Chmod(w.path(file), 0o644))
-			w.until(cni.WatchUnchanged, "a=eth0")
+			w.until(netconf.Unchanged, "a=eth0")
 		}},
 		"a burst": {nil, func(w *watched) {
 			for n := range 500 {
 				w.place(file, fmt.Sprint("n", n))
 			}
-			w.until(cni.WatchLoaded, "n499=eth0")
+			w.until(netconf.Loaded, "n499=eth0")
 		}},
 		"the directory is removed and made again": {nil, func(w *watched) {
 			for _, network := range []string{"b", "c"} {
 				w.remove(dir)
-				w.until(cni.WatchUnloaded, "")
+				w.until(netconf.Unloaded, "")
 				w.list(file, network)
-				w.until(cni.WatchLoaded, network+"=eth0")
+				w.until(netconf.Loaded, network+"=eth0")
 			}
 			w.place(file, "d")
-			w.until(cni.WatchLoaded, "d=eth0")
+			w.until(netconf.Loaded, "d=eth0")
 		}},
 		"the directories above are removed and made again": {nil, func(w *watched) {
 			for _, above := range []string{"a/b", "a"} {
 				w.remove(above)
-				w.until(cni.WatchUnloaded, "")
+				w.until(netconf.Unloaded, "")
 				w.list(file, "b")
-				w.until(cni.WatchLoaded, "b=eth0")
+				w.until(netconf.Loaded, "b=eth0")
 				w.place(file, "c")
-				w.until(cni.WatchLoaded, "c=eth0")
+				w.until(netconf.Loaded, "c=eth0")
 			}
 		}},
 		"directories are renamed away, and others into their places": {nil, func(w *watched) {
@@ -129,10 +130,10 @@ func watchTable() map[string]struct {
 				w.list("fresh"+was, network)
 				w.rename(part, "away")
 				w.rename("fresh", part)
-				w.until(cni.WatchLoaded, network+"=eth0")
+				w.until(netconf.Loaded, network+"=eth0")
 				w.list("away"+was, "wrong") // nobody's any more
 				w.place(file, network+"x")
-				w.until(cni.WatchLoaded, network+"x=eth0")
+				w.until(netconf.Loaded, network+"x=eth0")
 				w.remove("away")
 			}
 		}},
@@ -140,23 +141,23 @@ func watchTable() map[string]struct {
 			w.list("other/b/net.d/10-a.conflist", "b")
 			for _, network := range []string{"b", "a", "b"} {
 				expect.NoError(w.t, unix.Renameat2(unix.AT_FDCWD, w.path("a"), unix.AT_FDCWD, w.path("other"), unix.RENAME_EXCHANGE))
-				w.until(cni.WatchLoaded, network+"=eth0")
+				w.until(netconf.Loaded, network+"=eth0")
 			}
 		}},
 		"the directory is a file for a while": {nil, func(w *watched) {
 			w.remove(dir)
-			w.until(cni.WatchUnloaded, "")
+			w.until(netconf.Unloaded, "")
 			w.write(dir, "x")
-			w.until(cni.WatchKept, "")
+			w.until(netconf.Kept, "")
 			w.remove(dir)
 			w.list(file, "b")
-			w.until(cni.WatchLoaded, "b=eth0")
+			w.until(netconf.Loaded, "b=eth0")
 		}},
 		"there is nothing at first": {func(*watched) {}, func(w *watched) {
-			expect.Is(w.t, w.until(cni.WatchKept, "").Err, cni.ErrCNINotInitialized)
+			expect.Is(w.t, w.until(netconf.Kept, "").Err, cni.ErrCNINotInitialized)
 			expect.NoError(w.t, os.Mkdir(w.path("a"), 0o755))
 			w.list(file, "a")
-			w.until(cni.WatchLoaded, "a=eth0")
+			w.until(netconf.Loaded, "a=eth0")
 		}},
 		"the directory is a symbolic link": {func(w *watched) {
 			w.list("real/1/10-a.conflist", "a")
@@ -164,13 +165,13 @@ func watchTable() map[string]struct {
 			w.symlink("../../real/1", dir)
 		}, func(w *watched) {
 			w.relink("../../real/2", dir)
-			w.until(cni.WatchLoaded, "b=eth0")
+			w.until(netconf.Loaded, "b=eth0")
 			w.place("real/2/10-a.conflist", "c")
-			w.until(cni.WatchLoaded, "c=eth0")
+			w.until(netconf.Loaded, "c=eth0")
 			w.remove("real")
-			w.until(cni.WatchUnloaded, "")
+			w.until(netconf.Unloaded, "")
 			w.list("real/2/10-a.conflist", "d")
-			w.until(cni.WatchLoaded, "d=eth0")
+			w.until(netconf.Loaded, "d=eth0")
 		}},
 		"a directory above is a symbolic link to another": {func(w *watched) {
 			w.list("v1/b/net.d/10-a.conflist", "a")
@@ -179,27 +180,27 @@ func watchTable() map[string]struct {
 			w.symlink(w.path("v1"), "current")
 		}, func(w *watched) {
 			w.relink("v2", "current")
-			w.until(cni.WatchLoaded, "b=eth0")
+			w.until(netconf.Loaded, "b=eth0")
 			w.relink(w.path("v1"), "a")
-			w.until(cni.WatchLoaded, "a=eth0")
+			w.until(netconf.Loaded, "a=eth0")
 		}},
 		"a symbolic link that leads to itself": {nil, func(w *watched) {
 			w.remove("a/b")
-			w.until(cni.WatchUnloaded, "")
+			w.until(netconf.Unloaded, "")
 			w.symlink("b", "a/b")
-			w.until(cni.WatchKept, "")
+			w.until(netconf.Kept, "")
 			w.remove("a/b")
 			w.list(file, "b")
-			w.until(cni.WatchLoaded, "b=eth0")
+			w.until(netconf.Loaded, "b=eth0")
 		}},
 		"a volume of Kubernetes": {func(w *watched) {
 			w.configMap(dir, "..v1", map[string]string{"10-a.conflist": "a"})
 		}, func(w *watched) {
 			w.configMap(dir, "..v2", map[string]string{"10-a.conflist": "b"})
-			w.until(cni.WatchLoaded, "b=eth0")
+			w.until(netconf.Loaded, "b=eth0")
 			w.remove(dir + "/..v1")
 			w.configMap(dir, "..v3", map[string]string{"10-a.conflist": "c", "20-d.conflist": "d"})
-			w.until(cni.WatchLoaded, "c=eth0 d=eth1")
+			w.until(netconf.Loaded, "c=eth0 d=eth1")
 		}},
 		"a file is a symbolic link": {func(w *watched) {
 			w.list("store/x/conf", "a")
@@ -207,35 +208,35 @@ func watchTable() map[string]struct {
 			w.symlink("x/conf", "store/link")
 		}, func(w *watched) {
 			w.list("store/x/conf", "b") // in place
-			w.until(cni.WatchLoaded, "b=eth0")
+			w.until(netconf.Loaded, "b=eth0")
 			w.place("store/x/conf", "c")
-			w.until(cni.WatchLoaded, "c=eth0")
+			w.until(netconf.Loaded, "c=eth0")
 			w.list("store/y/conf", "d")
 			w.relink("y/conf", "store/link")
-			w.until(cni.WatchLoaded, "d=eth0")
+			w.until(netconf.Loaded, "d=eth0")
 			w.remove("store/y")
-			w.until(cni.WatchKept, "d=eth0") // it may have been meant
+			w.until(netconf.Kept, "d=eth0") // it may have been meant
 			w.list("store/y/conf", "e")
-			w.until(cni.WatchLoaded, "e=eth0")
+			w.until(netconf.Loaded, "e=eth0")
 		}},
 		"the plugins' files of a list": {func(w *watched) {
 			w.write(file, `{"cniVersion": "1.1.0", "name": "a"}`)
 			w.write(dir+"/a/10.conf", `{"type": "x"}`)
 		}, func(w *watched) {
 			w.write(dir+"/a/20.conf", `{"type": "y"}`)
-			w.until(cni.WatchLoaded, "a=eth0")
+			w.until(netconf.Loaded, "a=eth0")
 			expect.Same(w.t, "plugins", len(w.GetConfig().Networks[0].Config.Plugins), 2)
 			w.write(dir+"/a/20.conf", `{"type":`)
-			w.until(cni.WatchKept, "a=eth0")
+			w.until(netconf.Kept, "a=eth0")
 			w.remove(dir + "/a")
-			w.until(cni.WatchKept, "a=eth0")
+			w.until(netconf.Kept, "a=eth0")
 			w.write(dir+"/a/10.conf", `{"type": "z"}`)
-			w.until(cni.WatchLoaded, "a=eth0")
+			w.until(netconf.Loaded, "a=eth0")
 			w.remove(dir + "/a/10.conf")
 			w.symlink("../../../../z.conf", dir+"/a/10.conf")
-			w.until(cni.WatchKept, "a=eth0")
+			w.until(netconf.Kept, "a=eth0")
 			w.write("z.conf", `{"type": "zz"}`)
-			w.until(cni.WatchLoaded, "a=eth0")
+			w.until(netconf.Loaded, "a=eth0")
 		}},
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/netconf"
 )
 
 // takeDescriptors leaves this process none, not even those that others close meanwhile:
@@ -37,7 +38,7 @@ func TestWatchThatCannotBegin(t *testing.T) {
 	dir := t.TempDir()
 	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithStateDir(dir)))(t)
 	restore := takeDescriptors(t)
-	err := r.Watch(t.Context(), cni.WatchOptions{})
+	err := netconf.Watch(t.Context(), r, netconf.WatchOptions{})
 	restore()
 	expect.Is(t, err, unix.EMFILE)
 	if !strings.Contains(err.Error(), "max_user_instances") {
@@ -53,19 +54,19 @@ func TestWatchWithoutDescriptors(t *testing.T) {
 	w.list("net.d/new", "b")
 	opts := []cni.Opt{cni.WithPluginConfDir(w.path("net.d")), cni.WithStateDir(w.path("state")), cni.WithDefaultConf}
 	w = watch(t, w.dir, expect.Value(cni.New(opts...))(t))
-	w.until(cni.WatchUnchanged, "a=eth0")
+	w.until(netconf.Unchanged, "a=eth0")
 	restore := takeDescriptors(t)
 	defer restore()
 	w.rename("net.d/new", "net.d/10-a.conflist")
 	failed, kept := expect.Await(t, "an event", w.events), expect.Await(t, "another", w.events)
-	expect.Same(t, "kinds", []cni.WatchEventKind{failed.Kind, kept.Kind}, []cni.WatchEventKind{cni.WatchFailed, cni.WatchKept})
+	expect.Same(t, "kinds", []netconf.WatchKind{failed.Kind, kept.Kind}, []netconf.WatchKind{netconf.Failed, netconf.Kept})
 	expect.Is(t, failed.Err, unix.EMFILE)
 	expect.Is(t, kept.Err, unix.EMFILE, cni.ErrRead)
 	expect.Same(t, "loaded", loaded(w.Runtime), "a=eth0")
 	why := w.Ready(t.Context())
 	restore()
 	expect.Is(t, why, unix.EMFILE, cni.ErrLoad)
-	w.until(cni.WatchLoaded, "b=eth0") // by itself
+	w.until(netconf.Loaded, "b=eth0") // by itself
 	if err := w.Ready(t.Context()); errors.Is(err, unix.EMFILE) || errors.Is(err, cni.ErrLoad) {
 		t.Errorf("Ready still has %v", err)
 	}

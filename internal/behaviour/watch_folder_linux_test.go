@@ -7,6 +7,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netconf"
 )
 
 // TestWatchSeesAFolderThatComesLater: a list whose plugins are in files beside it could not
@@ -57,11 +58,11 @@ func TestWatchSeesAFolderThatComesLater(t *testing.T) {
 					t.Fatal("it was loaded without plugins")
 				}
 				w = watch(t, w.dir, r)
-				w.until(cni.WatchKept, "")
+				w.until(netconf.Kept, "")
 				tt.comes(w)
-				w.until(cni.WatchLoaded, "a=eth0")
+				w.until(netconf.Loaded, "a=eth0")
 				w.write("conf/a/20.conf", `{"type": "q"}`)
-				e := w.until(cni.WatchLoaded, "a=eth0")
+				e := w.until(netconf.Loaded, "a=eth0")
 				expect.Same(t, "changed", e.Changed, []string{"a"})
 			})
 		}
@@ -79,9 +80,9 @@ func TestWatchFollowsTheFolderOfAnotherName(t *testing.T) {
 		t.Fatal("it was loaded without plugins")
 	}
 	w = watch(t, w.dir, r)
-	w.until(cni.WatchKept, "")
+	w.until(netconf.Kept, "")
 	w.write("conf/a.conflist", `{"cniVersion": "1.0.0", "name": "b"}`)
-	w.until(cni.WatchKept, "")
+	w.until(netconf.Kept, "")
 	w.write("conf/b/10.conf", `{"type": "p"}`)
-	w.until(cni.WatchLoaded, "b=eth0")
+	w.until(netconf.Loaded, "b=eth0")
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netconf"
 )
 
 // watched is a Runtime whose Watch runs.
@@ -25,18 +26,18 @@ type watched struct {
 	*cni.Runtime
 	t      testing.TB
 	dir    string // everything of the test is in it
-	events chan cni.WatchEvent
+	events chan netconf.WatchEvent
 	stop   func()
 }
 
 // watch runs a Watch until the test ends.
 func watch(t testing.TB, dir string, r *cni.Runtime) *watched {
 	t.Helper()
-	w := &watched{Runtime: r, t: t, dir: dir, events: make(chan cni.WatchEvent, 10_000)}
+	w := &watched{Runtime: r, t: t, dir: dir, events: make(chan netconf.WatchEvent, 10_000)}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- r.Watch(ctx, cni.WatchOptions{Settle: 3 * time.Millisecond, Report: func(e cni.WatchEvent) { w.events <- e }})
+		ended <- netconf.Watch(ctx, r, netconf.WatchOptions{Settle: 3 * time.Millisecond, Every: 20 * time.Millisecond, Report: func(e netconf.WatchEvent) { w.events <- e }})
 	}()
 	w.stop = func() {
 		cancel()
@@ -53,7 +54,7 @@ func watch(t testing.TB, dir string, r *cni.Runtime) *watched {
 }
 
 // until waits for an event of that kind after which these networks are loaded.
-func (w *watched) until(kind cni.WatchEventKind, networks string) cni.WatchEvent {
+func (w *watched) until(kind netconf.WatchKind, networks string) netconf.WatchEvent {
 	w.t.Helper()
 	var seen []string
 	patience := time.After(expect.Patience)
@@ -148,21 +149,21 @@ func TestWatchFollowsEachKindOfChange(t *testing.T) {
 			err := r.Load(cni.WithAllConf)
 			w = watch(t, w.dir, r)
 			if err == nil {
-				w.until(cni.WatchUnchanged, loaded(r))
+				w.until(netconf.Unchanged, loaded(r))
 			}
 			test.steps(w)
 		})
 	}
 }
 
-// TestFault_F27_WatchFindsAMissedChange once somebody asks.
+// TestFault_F27_WatchFindsAMissedChange at its interval.
 func TestFault_F27_WatchFindsAMissedChange(t *testing.T) {
 	w := &watched{t: t, dir: t.TempDir()}
 	w.list("net.d/10-a.conflist", "a")
 	w.list("other/10-a.conflist", "b")
 	dir := w.path("net.d")
 	w = watch(t, w.dir, expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf, cni.WithStateDir(w.path("state"))))(t))
-	w.until(cni.WatchUnchanged, "a=eth0")
+	w.until(netconf.Unchanged, "a=eth0")
 	expect.NoError(t, unix.Mount(w.path("other"), dir, "", unix.MS_BIND, ""))
 	mounted := true
 	defer func() {
@@ -170,15 +171,12 @@ func TestFault_F27_WatchFindsAMissedChange(t *testing.T) {
 			expect.NoError(t, unix.Unmount(dir, unix.MNT_DETACH))
 		}
 	}()
-	expect.NoError(t, w.Status())
-	w.until(cni.WatchLoaded, "b=eth0")
+	w.until(netconf.Loaded, "b=eth0")
 	w.place("other/10-a.conflist", "c") // it is watched now
-	w.until(cni.WatchLoaded, "c=eth0")
+	w.until(netconf.Loaded, "c=eth0")
 	expect.NoError(t, unix.Unmount(dir, unix.MNT_DETACH))
 	mounted = false
-	_, err := w.Setup(t.Context(), "c1", "") // invalid, but it asks
-	expect.Is(t, err, cni.ErrInvalidNetNS)
-	w.until(cni.WatchLoaded, "a=eth0")
+	w.until(netconf.Loaded, "a=eth0")
 }
 
 // TestWatchKeepsANetworkByName: it is replaced by no other, whatever is in the
@@ -190,21 +188,21 @@ func TestWatchKeepsANetworkByName(t *testing.T) {
 	opts := []cni.Opt{cni.WithPluginConfDir(w.path("net.d")), cni.WithStateDir(w.path("state")), cni.WithLoNetwork, cni.WithNetworkName("mine")}
 	w = watch(t, w.dir, expect.Value(cni.New(opts...))(t))
 	const mine = "cni-loopback=lo mine=eth1"
-	w.until(cni.WatchUnchanged, mine)
+	w.until(netconf.Unchanged, mine)
 	w.write("net.d/20-mine.conflist", "{")
-	w.until(cni.WatchKept, mine)
+	w.until(netconf.Kept, mine)
 	w.rename("net.d/20-mine.conflist", "net.d/05-mine.conflist") // it may be meant
-	w.until(cni.WatchKept, mine)
+	w.until(netconf.Kept, mine)
 	w.list("net.d/05-mine.conflist", "mine")
-	w.until(cni.WatchLoaded, mine) // the same from another file
+	w.until(netconf.Loaded, mine) // the same from another file
 	w.list("net.d/05-mine.conflist", "foreign")
-	e := w.until(cni.WatchUnloaded, "")
+	e := w.until(netconf.Unloaded, "")
 	expect.Is(t, e.Err, cni.ErrNotFound)
 	expect.Same(t, "removed", e.Removed, []string{"cni-loopback", "mine"})
 	_, err := w.Setup(t.Context(), "c1", "/nowhere")
 	expect.Is(t, err, cni.ErrCNINotInitialized, cni.ErrNotFound)
 	w.place("net.d/20-mine.conflist", "mine")
-	w.until(cni.WatchLoaded, mine)
+	w.until(netconf.Loaded, mine)
 }
 
 // TestWatchOfTwoNetworksByName: a part of what was asked for is not what was asked for.
@@ -214,11 +212,11 @@ func TestWatchOfTwoNetworksByName(t *testing.T) {
 	w.list("net.d/20-b.conflist", "b")
 	opts := []cni.Opt{cni.WithPluginConfDir(w.path("net.d")), cni.WithStateDir(w.path("state")), cni.WithNetworkName("b"), cni.WithNetworkName("a")}
 	w = watch(t, w.dir, expect.Value(cni.New(opts...))(t))
-	w.until(cni.WatchUnchanged, "b=eth0 a=eth1")
+	w.until(netconf.Unchanged, "b=eth0 a=eth1")
 	w.remove("net.d/20-b.conflist")
-	w.until(cni.WatchKept, "b=eth0 a=eth1")
+	w.until(netconf.Kept, "b=eth0 a=eth1")
 	w.remove("net.d/10-a.conflist")
-	w.until(cni.WatchUnloaded, "")
+	w.until(netconf.Unloaded, "")
 }
 
 // TestWatchRespectsTheMinimumOfNetworks.
@@ -228,17 +226,16 @@ func TestWatchRespectsTheMinimumOfNetworks(t *testing.T) {
 	w.list("net.d/20-b.conflist", "b")
 	dir := cni.WithPluginConfDir(w.path("net.d"))
 	w = watch(t, w.dir, expect.Value(cni.New(dir, cni.WithAllConf, cni.WithMinNetworkCount(2), cni.WithStateDir(w.path("state"))))(t))
-	w.until(cni.WatchUnchanged, "a=eth0 b=eth1")
+	w.until(netconf.Unchanged, "a=eth0 b=eth1")
 	w.remove("net.d/10-a.conflist")
-	w.until(cni.WatchLoaded, "b=eth0")
+	w.until(netconf.Loaded, "b=eth0")
 	expect.Is(t, w.Status(), cni.ErrCNINotInitialized)
 	w.list("net.d/10-a.conflist", "a")
-	w.until(cni.WatchLoaded, "a=eth0 b=eth1")
+	w.until(netconf.Loaded, "a=eth0 b=eth1")
 	expect.NoError(t, w.Status())
 	expect.NoError(t, w.Load(cni.WithAllConf, cni.WithMinNetworkCount(0)))
-	w.until(cni.WatchUnchanged, "a=eth0 b=eth1")
 	w.remove("net.d")
-	w.until(cni.WatchUnloaded, "")
+	w.until(netconf.Unloaded, "")
 	expect.Is(t, w.Status(), cni.ErrCNINotInitialized) // zero networks were never asked for
 }
 
@@ -248,29 +245,29 @@ func TestWatchFollowsTheLastLoad(t *testing.T) {
 	w.list("net.d/10-a.conflist", "a")
 	opts := []cni.Opt{cni.WithPluginConfDir(w.path("net.d")), cni.WithStateDir(w.path("state")), cni.WithDefaultConf}
 	w = watch(t, w.dir, expect.Value(cni.New(opts...))(t))
-	w.until(cni.WatchUnchanged, "a=eth0")
+	w.until(netconf.Unchanged, "a=eth0")
 	expect.Is(t, w.Load(cni.WithPluginConfDir(w.path("other")), cni.WithInterfacePrefix("net"), cni.WithAllConf), cni.ErrCNINotInitialized)
-	w.until(cni.WatchKept, "a=eth0") // nothing of this Load has ever been there
+	w.until(netconf.Kept, "a=eth0") // nothing of this Load has ever been there
 	w.list("other/10-b.conflist", "b")
-	w.until(cni.WatchLoaded, "b=net0")
+	w.until(netconf.Loaded, "b=net0")
 	expect.Same(t, "directory", w.GetConfig().PluginConfDir, w.path("other"))
 	w.list("file/x.conf", "c")
 	expect.NoError(t, w.Load(cni.WithConfListFile(w.path("file/x.conf")), cni.WithConfListBytes([]byte(testhost.ListOf("fixed")))))
-	w.until(cni.WatchUnchanged, "c=net0 fixed=net1")
+	w.until(netconf.Unchanged, "c=net0 fixed=net1")
 	w.place("other/10-b.conflist", "nobody's")
 	w.place("file/x.conf", "d")
-	w.until(cni.WatchLoaded, "d=net0 fixed=net1")
+	w.until(netconf.Loaded, "d=net0 fixed=net1")
 	w.remove("file")
-	w.until(cni.WatchUnloaded, "")
+	w.until(netconf.Unloaded, "")
 	w.list("file/x.conf", "e")
-	w.until(cni.WatchLoaded, "e=net0 fixed=net1")
+	w.until(netconf.Loaded, "e=net0 fixed=net1")
 	if err := w.Load(cni.WithPluginPath("")); !errors.Is(err, cni.ErrInvalidArgument) {
 		t.Errorf("got %v", err)
 	}
 	w.place("file/x.conf", "f") // an option that cannot be applied changes nothing
-	w.until(cni.WatchLoaded, "f=net0 fixed=net1")
+	w.until(netconf.Loaded, "f=net0 fixed=net1")
 	expect.NoError(t, w.Load(cni.WithConfListBytes([]byte(testhost.ListOf("fixed")))))
-	w.until(cni.WatchUnchanged, "fixed=net0") // nothing to follow
+	w.until(netconf.Unchanged, "fixed=net0") // nothing to follow
 }
 
 // TestRemoveAndCheckGoOnWithoutFiles: the containers stay attached.
@@ -281,9 +278,9 @@ func TestRemoveAndCheckGoOnWithoutFiles(t *testing.T) {
 	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
 	s.Container("c2")
 	w := watch(t, s.Dir, r)
-	w.until(cni.WatchUnchanged, "a=eth0")
+	w.until(netconf.Unchanged, "a=eth0")
 	w.remove("net.d")
-	w.until(cni.WatchUnloaded, "")
+	w.until(netconf.Unloaded, "")
 	s.TakeCalls()
 	_, err := r.Setup(t.Context(), "c2", s.Path("netns", "c2"))
 	expect.Is(t, err, cni.ErrCNINotInitialized)
@@ -306,19 +303,16 @@ func TestWatchEndsAndLeavesNothing(t *testing.T) {
 		w.place("net.d/10-a.conflist", fmt.Sprint("n", n))
 		one.stop()
 		w.place("net.d/10-a.conflist", fmt.Sprint("m", n))
-		other.until(cni.WatchLoaded, fmt.Sprintf("m%d=eth0", n))
+		other.until(netconf.Loaded, fmt.Sprintf("m%d=eth0", n))
 		w.write("net.d/10-a.conflist", "{")
-		other.until(cni.WatchKept, fmt.Sprintf("m%d=eth0", n))
+		other.until(netconf.Kept, fmt.Sprintf("m%d=eth0", n))
 		expect.Is(t, r.Ready(t.Context()), cni.ErrInvalidConfig)
 		other.stop()
-		if err := r.Ready(t.Context()); errors.Is(err, cni.ErrLoad) {
-			t.Errorf("without a Watch nobody knows: %v", err)
-		}
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	expect.NoError(t, r.Watch(ended, cni.WatchOptions{}))
-	expect.Is(t, r.Watch(t.Context(), cni.WatchOptions{Settle: -1}), cni.ErrInvalidArgument)
+	expect.NoError(t, netconf.Watch(ended, r, netconf.WatchOptions{}))
+	expect.Is(t, netconf.Watch(t.Context(), r, netconf.WatchOptions{Settle: -1}), cni.ErrInvalidArgument)
 }
 
 // TestWatchRandomly: whatever happens to the tree, in the end what is there is loaded.
@@ -331,7 +325,7 @@ func TestWatchRandomly(t *testing.T) {
 	w.list(dir+"/10-a.conflist", "first")
 	opts := []cni.Opt{cni.WithPluginConfDir(w.path(dir)), cni.WithStateDir(w.path("state")), cni.WithDefaultConf}
 	w = watch(t, w.dir, expect.Value(cni.New(opts...))(t))
-	w.until(cni.WatchUnchanged, "first=eth0")
+	w.until(netconf.Unchanged, "first=eth0")
 	parts := []string{"a", "a/b", dir}
 	for round := range 40 {
 		for range rng.IntN(6) {
@@ -358,7 +352,7 @@ func TestWatchRandomly(t *testing.T) {
 		}
 		network := fmt.Sprint("r", round)
 		w.place(dir+"/10-a.conflist", network)
-		w.until(cni.WatchLoaded, network+"=eth0")
+		w.until(netconf.Loaded, network+"=eth0")
 	}
 	left := expect.Value(filepath.Glob(w.path("away*")))(t)
 	slices.Sort(left)

@@ -6,7 +6,6 @@ import (
 	"github.com/embedcni/cni/internal/builtin/firewall"
 	"github.com/embedcni/cni/internal/builtin/hostdevice"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
-	"github.com/embedcni/cni/internal/builtin/loopback"
 	"github.com/embedcni/cni/internal/builtin/macvlan"
 	"github.com/embedcni/cni/internal/builtin/portmap"
 	"github.com/embedcni/cni/internal/builtin/ptp"
@@ -23,7 +22,7 @@ var plugins = map[string]func() plugin.Plugin{
 	known.Firewall:   func() plugin.Plugin { return firewall.Plugin{} },
 	known.HostDevice: func() plugin.Plugin { return hostdevice.Plugin{} },
 	known.HostLocal:  func() plugin.Plugin { return hostlocal.Shared() },
-	known.Loopback:   func() plugin.Plugin { return loopback.Plugin{} },
+	known.Loopback:   func() plugin.Plugin { return loopback{} },
 	known.MACVLAN:    func() plugin.Plugin { return macvlan.Plugin{} },
 	known.Portmap:    func() plugin.Plugin { return portmap.Plugin{} },
 	known.PTP:        func() plugin.Plugin { return ptp.Plugin{} },

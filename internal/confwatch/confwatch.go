@@ -31,12 +31,10 @@ type Watch struct {
 	// Failed is called with the reason if not every change is noticed. The Watch keeps
 	// trying; when it has succeeded, it calls Failed with nil, and Look.
 	Failed func(error)
-	// Asked hints that somebody relies on the sources now. The Watch then compares them
-	// with what Look has seen, in case a change was not announced: a mount over a
-	// directory, a file system of another machine.
-	Asked <-chan struct{}
-	// Replaced announces other sources.
-	Replaced <-chan struct{}
+	// Compare, if it is not nil, asks the Watch to compare the sources with what Look has
+	// seen, in case a change was not announced: a mount over a directory, a file system of
+	// another machine, other sources.
+	Compare <-chan time.Time
 	// Settle is how long nothing must change before Look is called. While changes
 	// continue, Look is called after ten times as long.
 	Settle time.Duration
@@ -121,8 +119,7 @@ func (r *run) arm() error {
 
 // wait returns when the sources should be read again, or when ctx has ended.
 func (r *run) wait(ctx context.Context) {
-	asked := r.Asked
-	var settled, late, rested <-chan time.Time
+	var settled, late <-chan time.Time
 	touched := func() {
 		settled = time.After(r.Settle)
 		if late == nil {
@@ -140,16 +137,11 @@ func (r *run) wait(ctx context.Context) {
 				r.Failed(fmt.Errorf("watch configurations: %w", err))
 			}
 			touched()
-		case <-asked:
-			asked, rested = nil, time.After(r.Settle)
+		case <-r.Compare:
 			if !r.seen.same(stampsOf(r.Sources(), r.places)) {
 				touched()
 			}
-		case <-rested:
-			asked = r.Asked
 		case <-ctx.Done():
-			return
-		case <-r.Replaced:
 			return
 		case <-r.retry:
 			return

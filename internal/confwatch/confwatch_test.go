@@ -37,8 +37,7 @@ type fixture struct {
 	dir    string
 	events chan fsnotify.Event
 	errors chan error
-	asked  chan struct{}
-	loaded chan struct{}
+	asked  chan time.Time
 	looks  chan struct{}
 	failed chan error
 	add    func(dir string) error
@@ -49,7 +48,7 @@ func start(t *testing.T, change func(f *fixture)) *fixture {
 	t.Helper()
 	f := &fixture{
 		t: t, dir: t.TempDir(), events: make(chan fsnotify.Event), errors: make(chan error),
-		asked: make(chan struct{}), loaded: make(chan struct{}), looks: make(chan struct{}), failed: make(chan error),
+		asked: make(chan time.Time), looks: make(chan struct{}), failed: make(chan error),
 		add: func(string) error { return nil },
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -67,7 +66,7 @@ func start(t *testing.T, change func(f *fixture)) *fixture {
 			case <-ctx.Done():
 			}
 		},
-		Asked: f.asked, Replaced: f.loaded, Settle: 5 * time.Millisecond,
+		Compare: f.asked, Settle: 5 * time.Millisecond,
 		Open: func() (Notifier, error) {
 			a := &announcer{add: func(dir string) error { return f.add(dir) }, events: f.events, errors: f.errors}
 			f.opened = append(f.opened, a)
@@ -184,8 +183,8 @@ func TestDirectoriesThatMayNotBeRead(t *testing.T) {
 	expect.Is(t, err, syscall.EIO)
 }
 
-// TestAsked: a change that was not announced is found, and nothing else is read.
-func TestAsked(t *testing.T) {
+// TestCompare: a change that was not announced is found, and nothing else is read.
+func TestCompare(t *testing.T) {
 	f := start(t, nil)
 	path := filepath.Join(f.dir, "10-net.conflist")
 	for n, change := range []func() error{
@@ -207,10 +206,10 @@ func TestAsked(t *testing.T) {
 		func() error { return os.Mkdir(filepath.Join(f.dir, "elsewhere"), 0o700) },
 		func() error { return os.WriteFile(filepath.Join(f.dir, "elsewhere", "file"), nil, 0o600) },
 	} {
-		f.asked <- struct{}{} // nothing has changed: a look would come in the way of the next
-		f.send("/stranger")   // the comparison is over
+		f.asked <- time.Time{} // nothing has changed: a look would come in the way of the next
+		f.send("/stranger")    // the comparison is over
 		expect.NoError(t, change())
-		f.asked <- struct{}{}
+		f.asked <- time.Time{}
 		f.again(fmt.Sprint("after change ", n))
 	}
 	expect.Same(t, "looks", len(f.opened), 15)
@@ -240,12 +239,6 @@ func TestOneLookForABurst(t *testing.T) {
 	f.again("in the middle")
 	close(stop)
 	expect.Await(t, "the sender", sending)
-}
-
-func TestReplacedSourcesAreReadAtOnce(t *testing.T) {
-	f := start(t, func(f *fixture) { f.Settle = time.Hour })
-	f.loaded <- struct{}{}
-	f.again("after a Load")
 }
 
 // TestStrangersDoNotMatter: only entries on the way are looked at.

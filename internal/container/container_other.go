@@ -41,9 +41,6 @@ func (*Pins) Keeps(record.ID) bool { return false }
 // WasMounted is false.
 func (*Pins) WasMounted(record.ID) bool { return false }
 
-// KeepsHere returns true.
-func (*Pins) KeepsHere(record.ID, *netns.Handle) bool { return true }
-
 func (*Pins) openPath(record.ID) string { return "" }
 
 // Follow does nothing off Linux.

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -29,12 +29,12 @@ func (l *Locks) endOrphans(id record.ID, offset int64, rec *record.Record) (ende
 			return nil, err
 		}
 	}
-	holders, err := orphan.Holders(l.Path(), offset)
-	defer orphan.Close(holders)
+	holders, err := proc.Holders(l.Path(), offset)
+	defer proc.CloseHolders(holders)
 	var opened []string
 	for _, h := range holders {
 		if h.Opened {
-			opened = append(opened, orphan.Describe(h.PID))
+			opened = append(opened, proc.Describe(h.PID))
 		}
 	}
 	switch {
@@ -54,7 +54,7 @@ func (l *Locks) endOrphans(id record.ID, offset int64, rec *record.Record) (ende
 	return l.end(id, holders)
 }
 
-func (l *Locks) end(id record.ID, holders []*orphan.Holder) (ended []int, err error) {
+func (l *Locks) end(id record.ID, holders []*proc.Holder) (ended []int, err error) {
 	var errs []error
 	for _, h := range holders {
 		killed, err := h.Kill()
@@ -74,11 +74,11 @@ func (l *Locks) end(id record.ID, holders []*orphan.Holder) (ended []int, err er
 // that have the barrier. They have the lock of their container too, on the same
 // description.
 func (l *Locks) endOrphansAtBarrier() error {
-	holders, err := orphan.Holders(l.Path(), lock.Byte(Barrier))
+	holders, err := proc.Holders(l.Path(), lock.Byte(Barrier))
 	if err != nil {
 		return err
 	}
-	defer orphan.Close(holders)
+	defer proc.CloseHolders(holders)
 	found, err := l.records.List()
 	if err != nil {
 		return err

@@ -178,12 +178,6 @@ func (p *Pins) release(id record.ID) error {
 	return errors.Join(err, netns.Remove(p.path(id)))
 }
 
-// KeepsHere reports whether the namespace of a container is kept alive by a mount in
-// this mount namespace, or by a descriptor of this process.
-func (p *Pins) KeepsHere(id record.ID, ns *netns.Handle) bool {
-	return nsfind.LeadsTo(p.path(id), ns) || p.openPath(id) != ""
-}
-
 // hold keeps a namespace by a descriptor.
 func (p *Pins) hold(id record.ID, ns *netns.Handle) error {
 	p.mu.Lock()

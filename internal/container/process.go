@@ -4,9 +4,8 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -22,9 +21,9 @@ type Process struct {
 }
 
 func newProcess(locks *lock.Space, logger *slog.Logger) *Process {
-	p := &Process{PIDNS: orphan.PIDNS(), locks: locks, logger: logger}
-	p.self, _ = orphan.Self() // those who need them return the error
-	p.Boot, _ = boot.ID()
+	p := &Process{PIDNS: proc.PIDNS(), locks: locks, logger: logger}
+	p.self, _ = proc.Self() // those who need them return the error
+	p.Boot, _ = proc.BootID()
 	return p
 }
 
@@ -33,7 +32,7 @@ func (p *Process) BootID() (string, error) {
 	if p.Boot != "" {
 		return p.Boot, nil
 	}
-	return boot.ID()
+	return proc.BootID()
 }
 
 // Identity returns the identity of this process, for the record.
@@ -41,7 +40,7 @@ func (p *Process) Identity() (string, error) {
 	if p.self != "" {
 		return p.self, nil
 	}
-	self, err := orphan.Self()
+	self, err := proc.Self()
 	if err != nil {
 		return "", fmt.Errorf("identity of this process: %w", err)
 	}
@@ -83,7 +82,7 @@ func (p *Process) RuntimeAlive(rec *record.Record) (bool, error) {
 	if rec.Runtime == "" {
 		return true, nil // a damaged record has no more to go by
 	}
-	alive, err := orphan.AliveIn(rec.PIDNS, rec.Runtime)
+	alive, err := proc.AliveIn(rec.PIDNS, rec.Runtime)
 	if err != nil {
 		return true, fmt.Errorf("the runtime of container %s: %w", rec.ContainerID, err)
 	}

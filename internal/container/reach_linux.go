@@ -9,8 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nsfind"
-	"github.com/embedcni/cni/internal/nsrefs"
-	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -175,7 +174,7 @@ func (p *Place) reachByReference(rec *record.Record) error {
 		return nil // a damaged record
 	}
 	var found *netns.Handle
-	complete, err := nsrefs.Each("/proc", want.String(), func(path string) bool {
+	complete, err := proc.EachPath("/proc", want.String(), func(path string) bool {
 		ns, err := netns.Open(path)
 		if err == nil && ns.ID() != want {
 			_ = ns.Close() // was only looked at
@@ -189,7 +188,7 @@ func (p *Place) reachByReference(rec *record.Record) error {
 		return err
 	case found != nil:
 		return p.reachHeld(rec, found)
-	case !complete || !orphan.SeesAll(rec.PIDNS):
+	case !complete || !proc.SeesAll(rec.PIDNS):
 		p.Reached = Unsure
 	}
 	return nil

@@ -10,9 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -60,9 +59,9 @@ func (h *host) payAdd(store *record.Store, id, path string) {
 	if earlier, err := store.Load(record.ID(id)); earlier != nil || err != nil {
 		h.t.Fatal(earlier, err)
 	}
-	bootID, err := boot.ID()
+	bootID, err := proc.BootID()
 	expect.NoError(h.t, err)
-	self, err := orphan.Self()
+	self, err := proc.Self()
 	expect.NoError(h.t, err)
 	ns, err := netns.Open(path)
 	expect.NoError(h.t, err)

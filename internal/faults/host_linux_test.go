@@ -91,13 +91,11 @@ func (h *host) container(name string) string {
 // are the fault plugin.
 func (h *host) link(faulty ...string) {
 	h.t.Helper()
-	exe, err := os.Executable()
-	expect.NoError(h.t, err)
 	expect.NoError(h.t, os.MkdirAll(h.path("bin"), 0o755))
 	for _, name := range refplugins.Names() {
 		target := filepath.Join(h.real, name)
 		if slices.Contains(faulty, name) {
-			target = exe
+			target = refplugins.Scripted()
 		}
 		link := h.path("bin", name)
 		if now, err := os.Readlink(link); err == nil && now == target {
@@ -116,7 +114,7 @@ func (h *host) spoilAll(f fault, plugins ...string) {
 	h.t.Helper()
 	for _, plugin := range plugins {
 		f.Real = filepath.Join(h.real, plugin)
-		expect.NoError(h.t, f.save(h.path("bin", plugin+".json")))
+		expect.NoError(h.t, f.save(h.path("bin", plugin)))
 	}
 	h.link(plugins...)
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 )
@@ -155,8 +156,8 @@ const guardSaysBegun = "guarding\n"
 // at all containers.
 func guardAloud(ctx context.Context, r *cni.Runtime) error {
 	var once sync.Once
-	return r.Guard(ctx, cni.GuardOptions{Report: func(e cni.GuardEvent) {
-		if e.Kind == cni.GuardLooked {
+	return guard.Run(ctx, r, guard.Options{Report: func(e guard.Event) {
+		if e.Kind == guard.Looked {
 			once.Do(func() { fmt.Print(guardSaysBegun) })
 		}
 	}})
@@ -174,7 +175,7 @@ func (l *living) guardUntilHealthy() {
 	r := l.runtime(l.set)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- r.Guard(ctx, cni.GuardOptions{}) }()
+	go func() { ended <- guard.Run(ctx, r, guard.Options{}) }()
 	l.untilHealthy()
 	cancel()
 	l.ok("the next guard", expect.Await(l.t, "the guard's end", ended))

@@ -3,35 +3,25 @@ package faults_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
 // importerCases cover the library's services for importers that only know
 // go-cni's methods, beside running containers.
 func importerCases() []livingCase {
-	named := []string{executables, ourIPTables, ourNFTables}
 	return []livingCase{
 		{"F31", "a failed first ADD of another runtime", nil, (*living).takenBack},
-		{"F32", "a second list of its name comes, goes", nil, (*living).siblingGoes},
-		{"F33", "path gone, the namespace not", nil, (*living).inhabited},
-		{"F33", "abandoned, by another mount namespace", nil, (*living).judgedElsewhere},
 		{"F33", "macvlan and host-device, path gone", []string{executables, ourNFTables}, (*living).endless},
-		{"F34", "Release of one owner, beside another", named, (*living).released},
-		{"F34", "Release of what go-cni cannot remove", []string{builtIn}, (*living).refused},
 	}
 }
 
@@ -88,26 +78,6 @@ func (h *home) own() {
 	})
 }
 
-// siblingGoes: a container has a network, and gets another of the same name.
-func (l *living) siblingGoes() {
-	l.attach("c1", "c2")
-	both := l.set
-	both.Confs = append(slices.Clone(both.Confs), []byte(strings.Replace(string(l.other(1)), `"net1"`, `"net0"`, 1)))
-	second := cni.WithNetwork("net0", cni.WithInterfaceName("eth1"))
-	r, ctx := l.runtime(both), context.Background()
-	for _, id := range []string{"c1", "c1", "c2"} {
-		_, err := r.Setup(ctx, id, l.netns(id), append(ports(20000), second)...)
-		expect.NoError(l.t, err)
-		l.restart(both)
-		l.collect(both, "c1", "c2")
-		l.ok("remove the second list", r.Remove(ctx, id, l.netns(id), second))
-	}
-	// And all attachments with that name.
-	_, err := l.setup(both, "dead", ports(20001)...)
-	expect.NoError(l.t, err)
-	l.remove(both, "dead", l.netns("dead"))
-}
-
 // pass runs a runtime's passes until they have removed the abandoned
 // containers. The last of these comes after all other containers.
 func (l *living) pass() {
@@ -120,64 +90,6 @@ func (l *living) pass() {
 		expect.NoError(l.t, netns.Remove(l.netns(id)))
 		l.untilGone(func() error { return r.Remove(ctx, "nobody", "") }, id)
 	}
-}
-
-// unpinned removes the pins from the photographs.
-func (h *home) unpinned() {
-	h.host = h.host.Without(func(line string) bool { return strings.Contains(line, "/attachments/netns/") })
-}
-
-// inhabited: only the pin is removed. A process lives in the first container.
-// The second is kept by a descriptor, which nobody can see.
-func (l *living) inhabited() {
-	l.attach("c1", "c2")
-	l.homes[0].inhabit()
-	for _, home := range l.homes {
-		expect.NoError(l.t, netns.Remove(home.path))
-		home.unpinned()
-	}
-	l.photographAll()
-	for range 2 { // the second pass finds the namespaces already released
-		l.pass()
-		if pins := l.pins(); len(pins) > 0 {
-			l.say("abandoned and kept: %v", pins)
-		}
-		l.anyway(job{Verb: "RESTART", Settings: l.set})
-		l.collect(l.set, "c1", "c2")
-	}
-}
-
-// calls attaches and removes a container, with many calls in between.
-func (j job) calls(ctx context.Context, r *cni.Runtime) error {
-	_, err := r.Setup(ctx, j.ID, j.NetNS)
-	for n := 0; err == nil && n < 10; n++ {
-		err = r.Check(ctx, j.ID, j.NetNS)
-	}
-	return errors.Join(err, r.Remove(ctx, j.ID, j.NetNS))
-}
-
-// judgedElsewhere: another runtime of the owner sees neither the paths nor the
-// processes.
-func (l *living) judgedElsewhere() {
-	l.attach("c1")
-	before, port := l.audit(), int32(10001)
-	path, _ := l.task()
-	result, err := l.runtime(l.set).Setup(context.Background(), "c2", path, ports(port)...)
-	expect.NoError(l.t, err)
-	home := l.settle("c2", path, result)
-	home.port, home.host = port, l.about(before)
-	home.photograph()
-	next := l.path("there", "next")
-	ns, err := netns.Create(next)
-	expect.NoError(l.t, errors.Join(err, ns.Do(nettest.NoAddressDetection), ns.Close()))
-	there := l.set
-	there.HostNetNS = "" // the one that the process was started in
-	as := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
-	p := beginAs(l.t, job{Verb: "CALLS", ID: "next", NetNS: next, NewProc: true, Hide: l.path("netns"), Settings: there}, as)
-	if killed, said := p.wait(); killed || said != "" {
-		l.say("the other runtime: %s", said)
-	}
-	expect.NoError(l.t, netns.Remove(next))
 }
 
 // endless: nothing on the host shows the end of a macvlan's namespace, and a
@@ -216,44 +128,4 @@ func (h *home) abandon(before audit.Lines) error {
 	h.host = h.l.about(before)
 	h.photograph()
 	return err
-}
-
-// released: one owner's containers become go-cni's without any other change.
-// Another owner's do not change at all.
-func (l *living) released() {
-	defer l.likeGoCNI()()
-	other := l.set
-	other.Owner = "other"
-	l.attachBy(other, "theirs")
-	l.attach("c1", "c2")
-	given := l.homes[1:]
-	l.release("c1", "c2")
-	for _, home := range given {
-		home.host = home.host.Without(func(line string) bool { return strings.Contains(line, "/attachments/") })
-		home.look()
-	}
-	l.restart(l.set)
-	l.collect(l.set)
-	for n, home := range given {
-		home.look()
-		home.close()
-		home.left = true
-		l.ok("go-cni's Remove", l.byGoCNI("DEL", home.id, home.port))
-		l.homes[0].look()
-		if n == 0 {
-			given[1].look()
-		}
-	}
-}
-
-// refused: go-cni cannot remove rules in our own table.
-func (l *living) refused() {
-	defer l.likeGoCNI()()
-	l.attach("c1", "c2")
-	report, err := l.runtime(l.set).Release(context.Background(), cni.ReleaseOptions{})
-	expect.NoError(l.t, err)
-	if len(report.Released) > 0 || len(report.Refused) != 2 {
-		l.say("released %v, refused %v", report.Released, report.Refused)
-	}
-	l.restart(l.set)
 }

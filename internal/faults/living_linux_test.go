@@ -31,8 +31,8 @@ const (
 )
 
 func livingCases() []livingCase {
-	return slices.Concat(recoveryCases(), installedCases(), hostCases(), neighbourCases(), deviceCases(),
-		recordCases(), wedgedCases(), ownerCases(), poolCases(), processCases(), importerCases(), lanCases())
+	return slices.Concat(recoveryCases(), hostCases(),
+		wedgedCases(), ownerCases(), poolCases(), importerCases(), lanCases())
 }
 
 // living is one round of a case.

@@ -3,27 +3,15 @@ package faults_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
 )
-
-// recordCases have records that cannot be used as they are.
-func recordCases() []livingCase {
-	return []livingCase{
-		{"F43", "a record of a later format", nil, (*living).laterFormat},
-		{"F44", "a record that cannot be read", nil, (*living).unreadable},
-	}
-}
 
 // rewrite changes the base of a record but not its log.
 func (l *living) rewrite(id string, change func(base []byte) []byte) (restore func()) {
@@ -34,58 +22,6 @@ func (l *living) rewrite(id string, change func(base []byte) []byte) (restore fu
 	base, log, _ := bytes.Cut(whole, []byte("\n"))
 	expect.NoError(l.t, os.WriteFile(path, slices.Concat(change(base), []byte("\n"), log), 0o600))
 	return func() { expect.NoError(l.t, os.WriteFile(path, whole, 0o600)) }
-}
-
-func (l *living) laterFormat() {
-	l.attach("c1", "c2")
-	restore := l.rewrite("c1", func(base []byte) []byte {
-		_, data, _ := bytes.Cut(base, []byte(" "))
-		data = bytes.Replace(data, []byte(`{"format":2,`), []byte(`{"format":99,`), 1)
-		sum := sha256.Sum256(data)
-		return slices.Concat(hex.AppendEncode(nil, sum[:8]), []byte(" "), data)
-	})
-	for _, owner := range []string{"", "other"} {
-		s := l.set
-		s.Owner = owner
-		l.restart(s)
-		l.anyway(job{Verb: "GC", Keep: []string{"c2"}, Settings: s})
-		l.anyway(job{Verb: "DEL", ID: "c1", Settings: s})
-	}
-	restore()
-}
-
-// anyway runs a job that may be refused.
-func (l *living) anyway(j job) {
-	l.t.Helper()
-	if killed, said := begin(l.t, j).wait(); killed || strings.Contains(said, "panic") {
-		l.say("%s: %s", j.Verb, said)
-	}
-}
-
-func (l *living) unreadable() {
-	l.attach("c1", "c2")
-	path := l.recordFile("c1")
-	for _, make := range []func() error{
-		func() error { return os.Mkdir(path, 0o700) },                 // EISDIR
-		func() error { return os.Symlink(filepath.Base(path), path) }, // ELOOP
-		func() error { return os.Symlink("/proc/self/mem", path) },    // EIO
-	} {
-		expect.NoError(l.t, os.Rename(path, path+".aside"))
-		expect.NoError(l.t, make())
-		for _, owner := range []string{"", "other"} {
-			s := l.set
-			s.Owner = owner
-			l.restart(s)
-			l.anyway(job{Verb: "GC", Keep: []string{"c2"}, Settings: s})
-			l.anyway(job{Verb: "DEL", ID: "c1", Settings: s})
-		}
-		// The others are managed as usual.
-		_, err := l.setup(l.set, "dead")
-		l.ok("setup beside it", err)
-		l.remove(l.set, "dead", "")
-		expect.NoError(l.t, os.Remove(path))
-		expect.NoError(l.t, os.Rename(path+".aside", path))
-	}
 }
 
 // wedgedCases are mistakes that kept an ID wedged after they were corrected

@@ -8,60 +8,23 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
-// soon is much longer than a call waits for orphans, and much less than it
-// waits for a running runtime.
-const soon = 30 * time.Second
-
 // recoveryCases are those in which Recover once removed containers that could
 // not be checked, or that were only different.
 func recoveryCases() []livingCase {
-	onDisk := []string{executables}
 	return []livingCase{
-		{"F35", "CHECK hangs, dies, or cannot run", onDisk, (*living).brokenCheck},
 		{"F36", "firewall flushed, then a restart", nil, (*living).flushed},
 		{"F37", "sniffers on bridge and in containers", nil, (*living).sniffed},
 		{"F37", "an MTU by tuning, ip_forward is 0", nil, (*living).tuned},
 		{"F37", "an administrator's bridge, an uplink", []string{ourNFTables, builtIn, ourIPTables}, (*living).uplinked},
-		{"F58", "a result without an interface", nil, (*living).faceless},
 	}
-}
-
-// brokenCheck: each way is another restart.
-func (l *living) brokenCheck() {
-	l.attach("c1", "c2", "c3")
-	l.set.Timeouts = cni.Timeouts{Check: 500 * time.Millisecond}
-	for _, f := range []fault{
-		{Hang: true, At: "before"},
-		{Kill: "self", At: "before"},
-		{Exit: 1, At: "before"},
-		{Exit: 1, Stdout: text(`{"cniVersion": "1.0.0", "code": 11, "msg": "later"}`), At: "before"},
-	} {
-		f.Verb = "CHECK"
-		l.spoil("bridge", f)
-		l.restart(l.set)
-	}
-	path := l.path("bin", "bridge")
-	for _, script := range []string{"#!/nonexistent/interpreter\n", "#!/bin/sh\nexit 0\n"} {
-		expect.NoError(l.t, os.Remove(path))
-		expect.NoError(l.t, os.WriteFile(path, []byte(script), 0o755))
-		expect.NoError(l.t, os.Chmod(path, 0o777))
-		l.restart(l.set)
-	}
-	expect.NoError(l.t, os.Remove(path))
-	l.heal()
-	l.set.Timeouts = cni.Timeouts{}
 }
 
 // flush deletes every rule of the host.
@@ -175,70 +138,12 @@ func (h *host) cable(name string) netlink.Link {
 	return cable
 }
 
-// faceless: a second network's plugin gives the container a device without an
-// interface, as SR-IOV does with vfio-pci.
-func (l *living) faceless() {
-	const script = `#!/bin/sh
-case $CNI_COMMAND in
-ADD) echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "'$CNI_NETNS'"}]}' ;;
-VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;
-esac
-`
-	expect.NoError(l.t, os.WriteFile(l.path("bin", "vfio"), []byte(script), 0o755))
-	l.set.Confs = append(l.set.Confs, []byte(`{"cniVersion": "1.0.0", "name": "device", "plugins": [{"type": "vfio"}]}`))
-	l.attach("c1", "c2")
-	l.restart(l.set)
-	l.collect(l.set, "c1", "c2")
-}
-
-// installedCases: plugins are installed and removed between two runs.
-func installedCases() []livingCase {
-	return []livingCase{{"F57", "plugins installed, and gone again", []string{builtIn}, (*living).installed}}
-}
-
-func (l *living) installed() {
-	l.set.BuiltIn = false // preferred; without executables they are still used
-	installed, gone := l.path("bin"), l.path("not installed")
-	ids := []string{"c1", "c2", "c3", "c4"}
-	for i, id := range ids {
-		if i%2 == 1 {
-			expect.NoError(l.t, os.Rename(gone, installed))
-		} else {
-			expect.NoError(l.t, os.Rename(installed, gone))
-		}
-		l.restart(l.set)
-		l.collect(l.set, ids...)
-		l.attach(id)
-	}
-	l.restart(l.set)
-	expect.NoError(l.t, os.Rename(installed, gone))
-	l.restart(l.set)
-	expect.NoError(l.t, os.Rename(gone, installed))
-}
-
 // hostCases are calls from another place than the container's ADD.
 func hostCases() []livingCase {
 	return []livingCase{
-		{"F38", "calls from another host namespace", nil, (*living).elsewhere},
 		{"F59", "path and pin not seen after a restart", nil, (*living).hidden},
-		{"F63", "calls from another mount namespace", nil, func(l *living) { l.unseen(unix.CLONE_NEWNS) }},
-		{"F63", "calls from another PID namespace", nil, func(l *living) { l.unseen(unix.CLONE_NEWNS | unix.CLONE_NEWPID) }},
 		{"F61", "the named capabilities, no more", []string{ourNFTables, builtIn}, (*living).ordinary},
 	}
-}
-
-func (l *living) elsewhere() {
-	l.attach("c1", "c2")
-	_, err := l.setup(l.set, "dead", ports(20000)...)
-	expect.NoError(l.t, err)
-	ns, err := netns.Create(l.netns("elsewhere"))
-	expect.NoError(l.t, errors.Join(err, ns.Close()))
-	there := l.set
-	there.HostNetNS = l.netns("elsewhere")
-	l.restart(there)
-	l.collect(there, "c1", "c2", "dead")
-	l.remove(there, "dead", "")
-	l.collect(there, "c1", "c2")
 }
 
 // hidden: a program restarted in its own mount namespace cannot see them.
@@ -257,36 +162,6 @@ func (l *living) hidden() {
 	l.photographAll()
 	l.restart(l.set)
 	l.collect(l.set, "c1", "c2")
-}
-
-// unseen: calls of the same owner where neither the containers' paths nor their pins are
-// mounted, while no process is in them.
-func (l *living) unseen(flags uintptr) {
-	l.attach("c1", "c2")
-	mounts, err := filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*"))
-	expect.NoError(l.t, err)
-	for _, home := range l.homes {
-		mounts = append(mounts, home.path)
-	}
-	there := func(j job) (said string) {
-		l.t.Helper()
-		j.Settings, j.Unmount, j.NewProc = l.set, mounts, flags&unix.CLONE_NEWPID != 0
-		killed, said := beginAs(l.t, j, &syscall.SysProcAttr{Cloneflags: flags}).wait()
-		if killed || strings.Contains(said, "panic") {
-			l.say("%s: %s", j.Verb, said)
-		}
-		return said
-	}
-	again := l.container("again")
-	for _, j := range []job{{Verb: "RESTART"}, {Verb: "GC", Keep: []string{"c1", "c2"}}, {Verb: "RESTART"}} {
-		if said := there(j); said != "" {
-			l.say("%s there: %s", j.Verb, said)
-		}
-		if said := there(job{Verb: "ADD", ID: "c1", NetNS: again}); !strings.Contains(said, cni.ErrAlreadyAttached.Error()) {
-			l.say("c1 is attached again: %q", said)
-		}
-	}
-	l.restart(l.set)
 }
 
 // ordinary: another user with the two capabilities attaches and removes a

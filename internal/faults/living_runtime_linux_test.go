@@ -9,13 +9,12 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
-	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -27,25 +26,12 @@ func (j job) restrict() error {
 			return err
 		}
 	}
-	if j.Hide != "" {
-		if err := unix.Mount("tmpfs", j.Hide, "tmpfs", 0, ""); err != nil {
-			return err
-		}
-	}
-	for _, path := range j.Unmount {
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-	}
 	if j.Settings.Bus != "" {
 		if err := os.Setenv("DBUS_SYSTEM_BUS_ADDRESS", j.Settings.Bus); err != nil {
 			return err
 		}
 	}
-	if j.NoFile == 0 {
-		return nil
-	}
-	return syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: j.NoFile, Max: j.NoFile})
+	return nil
 }
 
 func (j job) doBesideTheLiving(ctx context.Context, r *cni.Runtime) error {
@@ -62,8 +48,6 @@ func (j job) doBesideTheLiving(ctx context.Context, r *cni.Runtime) error {
 		return j.turns(ctx, r)
 	case "LEADER":
 		return j.life(ctx, r)
-	case "CALLS":
-		return j.calls(ctx, r)
 	default:
 		return fmt.Errorf("no such job: %q", j.Verb)
 	}
@@ -85,7 +69,7 @@ func (j job) holdAll(ctx context.Context, r *cni.Runtime) error {
 		paths = append(paths, result.NetNS)
 	}
 	fmt.Println(strings.Join(paths, " "))
-	hang()
+	scripted.Hang()
 	return nil
 }
 
@@ -157,24 +141,4 @@ const ordinary = 1000
 // asOrdinary returns the attributes of a process with the named capabilities.
 func asOrdinary(capabilities ...uintptr) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ordinary, Gid: ordinary}, AmbientCaps: capabilities}
-}
-
-// within checks that f returns soon.
-func (l *living) within(limit time.Duration, what string, f func() error) {
-	l.t.Helper()
-	start := time.Now()
-	l.ok(what, f())
-	if took := time.Since(start); took > limit {
-		l.say("%s took %v", what, took)
-	}
-}
-
-// hung waits until a hanging plugin works for the container.
-func hung(t testing.TB, id string) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); len(processesOf(t, id)) == 0; { // each check reads all of /proc
-		if time.Now().After(end) {
-			t.Fatalf("no plugin runs for %s", id)
-		}
-	}
 }

@@ -34,15 +34,11 @@ var (
 // network namespace would change the process's.
 func init() { runtime.LockOSThread() }
 
-// TestMain runs the tests in their own namespaces. Started as a plugin, the
-// test binary is the fault plugin. Started by a test, it is a runtime that may
-// be killed.
+// TestMain runs the tests in their own namespaces. Started by a test, the
+// test binary is a runtime that may be killed.
 func TestMain(m *testing.M) {
-	if isPlugin() {
-		pluginMain()
-	}
 	if isRuntime() {
 		runtimeMain()
 	}
-	os.Exit(refplugins.Main(m, sandbox.OrphansOutside()))
+	os.Exit(refplugins.Main(m, refplugins.WithScripted(), sandbox.OrphansOutside(), sandbox.Shards(2)))
 }

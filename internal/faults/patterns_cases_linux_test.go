@@ -19,6 +19,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -109,10 +110,8 @@ func (l *living) hanging(conf []byte, network string) (changed []byte, plugin st
 		l.spoil(plugin, hangs)
 		return conf, plugin
 	}
-	exe, err := os.Executable()
-	expect.NoError(l.t, err)
 	hangs.Real = filepath.Join(l.real, "tuning") // which does nothing with this configuration
-	expect.NoError(l.t, errors.Join(os.Symlink(exe, l.path("bin", "own")), hangs.save(l.path("bin", "own.json"))))
+	expect.NoError(l.t, errors.Join(os.Symlink(refplugins.Scripted(), l.path("bin", "own")), hangs.save(l.path("bin", "own"))))
 	first := `"plugins": [`
 	if l.sometimes() {
 		return []byte(strings.Replace(string(conf), first, first+`{"type": "own"}, `, 1)), "own"

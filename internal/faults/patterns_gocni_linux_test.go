@@ -51,22 +51,8 @@ func (l *living) byGoCNI(verb, id string, port int32) error {
 	return config.DelNetworkList(context.Background(), list, rt)
 }
 
-// release checks that Release hands over exactly these containers to go-cni,
-// and keeps none of them.
-func (l *living) release(ids ...string) {
-	l.t.Helper()
-	report, err := l.runtime(l.set).Release(context.Background(), cni.ReleaseOptions{})
-	if err == nil {
-		err = report.Err()
-	}
-	l.ok("release", err)
-	if len(report.Released) != len(ids) {
-		l.say("released %v, want %v", report.Released, ids)
-	}
-}
-
 // thereAndBack: a program migrates from go-cni with its containers, attaches
-// others, and goes back.
+// others, removes all, and goes back.
 func (l *living) thereAndBack() {
 	defer l.likeGoCNI()()
 	for n, id := range []string{"theirs", "ours", "again"} {
@@ -79,13 +65,16 @@ func (l *living) thereAndBack() {
 		}
 	}
 	l.ok("remove what go-cni attached", l.runtime(l.set).Remove(context.Background(), "theirs", l.netns("theirs"), ports(20000)...))
-	l.release("again", "ours")
-	if pins := l.pins(); len(pins) > 0 {
-		l.say("kept although they were released: %v", pins)
+	for n, id := range []string{"ours", "again"} {
+		l.ok("Remove", l.runtime(l.set).Remove(context.Background(), id, l.netns(id), ports(int32(20001+n))...))
 	}
-	l.ok("go-cni's Remove", l.byGoCNI("DEL", "ours", 20001))
-	l.ok("Remove of what was released", l.runtime(l.set).Remove(context.Background(), "again", l.netns("again"), ports(20002)...))
+	if pins := l.pins(); len(pins) > 0 {
+		l.say("kept although they were removed: %v", pins)
+	}
 	l.wantNothing("all were removed")
+	l.ok("go-cni's ADD", l.byGoCNI("ADD", "ours", 20001))
+	l.ok("go-cni's DEL", l.byGoCNI("DEL", "ours", 20001))
+	l.wantNothing("go-cni has removed its own")
 	for _, id := range []string{"theirs", "ours", "again"} {
 		l.ends(id)
 	}

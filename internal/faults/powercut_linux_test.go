@@ -21,6 +21,7 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
 )
 
 // powerCut is M12: the directories as a power cut leaves them, at each step of
@@ -186,7 +187,7 @@ func (h *host) liveOnce(r *cni.Runtime, path string, opts []cni.NamespaceOpts) {
 	h.t.Helper()
 	_, err := r.Setup(context.Background(), "m12", path, opts...)
 	expect.NoError(h.t, err)
-	expect.NoError(h.t, copyDir(h.path("state"), h.path("first", "state")))
+	expect.NoError(h.t, scripted.CopyDir(h.path("state"), h.path("first", "state")))
 	expect.NoError(h.t, r.Remove(context.Background(), "m12", path))
 }
 
@@ -235,7 +236,7 @@ func (h *host) durable() []string { return []string{h.path("state"), h.path("ipa
 func (h *host) snapshot(name string) {
 	h.t.Helper()
 	for _, dir := range h.durable() {
-		expect.NoError(h.t, copyDir(dir, h.path("steps", name, filepath.Base(dir))))
+		expect.NoError(h.t, scripted.CopyDir(dir, h.path("steps", name, filepath.Base(dir))))
 	}
 }
 
@@ -293,7 +294,7 @@ func (h *host) restore(step string) {
 	}
 	for _, dir := range []string{"state", "ipam"} {
 		expect.NoError(h.t, os.RemoveAll(h.path(dir)))
-		expect.NoError(h.t, copyDir(filepath.Join(step, dir), h.path(dir)))
+		expect.NoError(h.t, scripted.CopyDir(filepath.Join(step, dir), h.path(dir)))
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -199,21 +200,21 @@ func (h *ruleHost) guard() (end func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	looked, ended := make(chan error), make(chan error, 1)
 	h.events = nil
-	o, looks := cni.GuardOptions{}, 1
+	o, looks := guard.Options{}, 1
 	if h.form.variant == "legacy" {
 		o.LegacyInterval, looks = 100*time.Millisecond, 2
 	}
-	o.Report = func(e cni.GuardEvent) {
+	o.Report = func(e guard.Event) {
 		h.mu.Lock()
 		h.events = append(h.events, e.String())
 		h.mu.Unlock()
-		if e.Kind == cni.GuardLooked {
+		if e.Kind == guard.Looked {
 			if looks--; looks == 0 {
 				close(looked)
 			}
 		}
 	}
-	go func() { ended <- h.r.Guard(ctx, o) }()
+	go func() { ended <- guard.Run(ctx, h.r, o) }()
 	expect.NoError(h.t, expect.Await(h.t, "the guard's first look", looked))
 	return func() {
 		cancel()

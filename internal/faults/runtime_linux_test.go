@@ -35,10 +35,7 @@ type job struct {
 	// and TURNS.
 	Keep    []string // by GC
 	IDs     []string // the containers that POOL attaches once, and TURNS in each turn
-	NoFile  uint64   // limit of descriptors, 0: unchanged
 	NewProc bool     // mount the /proc of its PID namespace
-	Hide    string   // a directory to make invisible
-	Unmount []string // in its mount namespace
 
 	// For importers' patterns there are LEADER and CALLS.
 }

@@ -24,8 +24,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/shared"
 )
 
@@ -204,7 +204,7 @@ func (k Key) mark() (string, error) {
 	id := k.Boot
 	if id == "" {
 		var err error
-		if id, err = boot.ID(); err != nil {
+		if id, err = proc.BootID(); err != nil {
 			return "", err
 		}
 	}

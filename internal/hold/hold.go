@@ -76,6 +76,13 @@ type Store struct{ dir string }
 // Open returns the store in dir. The first hold creates the directory.
 func Open(dir string) Store { return Store{dir} }
 
+// In returns the store of a state directory.
+func In(stateDir string) Store { return Open(filepath.Join(stateDir, "embedcni", "holds")) }
+
+// LockName is the name of the lock that keeps holds from being changed while something is
+// repaired by itself.
+const LockName = "holds"
+
 const ext, tmpExt = ".json", ".new"
 
 // path returns the path of a hold.

@@ -6,8 +6,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/nsfind"
-	"github.com/embedcni/cni/internal/nsrefs"
-	"github.com/embedcni/cni/internal/orphan"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -59,7 +58,7 @@ func (f *Finder) PathTo(h *NetNS, configured string) string {
 	path = firstPath
 	if !nsfind.LeadsTo(path, h.Handle) {
 		path = ""
-		for _, mounted := range nsrefs.Mounts(h.ID().Ino) {
+		for _, mounted := range proc.Mounts(h.ID().Ino) {
 			if nsfind.LeadsTo(mounted, h.Handle) {
 				path = mounted
 				break
@@ -100,9 +99,9 @@ func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, cert
 	f.searching.Lock()
 	defer f.searching.Unlock()
 	if m, ok := f.missed[rec.Host]; ok && time.Since(m.at) < missFor {
-		return nil, m.complete && orphan.SeesAll(rec.PIDNS), nil
+		return nil, m.complete && proc.SeesAll(rec.PIDNS), nil
 	}
-	complete, err := nsrefs.Each("/proc", rec.Host, func(path string) bool {
+	complete, err := proc.EachPath("/proc", rec.Host, func(path string) bool {
 		h := isIt(path)
 		if h != nil {
 			found = &NetNS{Handle: h, finder: f}
@@ -113,5 +112,5 @@ func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, cert
 		return found, false, err
 	}
 	f.missed[rec.Host] = miss{time.Now(), complete}
-	return nil, complete && orphan.SeesAll(rec.PIDNS), nil
+	return nil, complete && proc.SeesAll(rec.PIDNS), nil
 }

@@ -4,9 +4,11 @@ package hostns
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -43,6 +45,15 @@ func (*NetNS) String() string { return "" }
 
 // HasAddress returns true: nobody knows.
 func (*NetNS) HasAddress(netip.Addr) (bool, error) { return true, nil }
+
+// Bound returns nothing: nobody knows.
+func (*NetNS) Bound([]ports.Claim, *slog.Logger) ([]ports.Claim, error) { return nil, nil }
+
+// BoundByOthers returns nothing: nobody knows.
+func (*NetNS) BoundByOthers([]ports.Claim, *slog.Logger) ([]ports.Claim, error) { return nil, nil }
+
+// LocalPorts returns ErrNotSupported.
+func (*NetNS) LocalPorts() (ports.Local, error) { return ports.Local{}, ErrNotSupported }
 
 // Reachable returns nil.
 func (*NetNS) Reachable() error { return nil }

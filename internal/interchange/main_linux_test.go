@@ -8,9 +8,10 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
 )
 
-func TestMain(m *testing.M) { os.Exit(refplugins.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(refplugins.Main(m, sandbox.Shards(2))) }
 
 // wantOutsideAsBefore compares, after the test and its subtests, the things
 // outside the tests' hosts: the process's own namespace, which plugins must not

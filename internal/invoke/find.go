@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -49,28 +48,6 @@ func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) 
 		}
 	}
 	return "", missing
-}
-
-// FindByLibcni returns the executable that libcni would run for a plugin type:
-// the first regular file of that name, no matter who may write to it. A file
-// that may not be executed is an error, because libcni stops there.
-func FindByLibcni(pluginType string, dirs []string) (string, error) {
-	missing := &notFoundError{plugin: pluginType, dirs: dirs}
-	path, err := invoke.FindInPath(pluginType, dirs)
-	if err != nil {
-		return "", missing
-	}
-	if err := checkExecutable(path); err != nil {
-		missing.note(err)
-		return "", missing
-	}
-	return path, nil
-}
-
-// FindProgram returns nil if executed plugins can find a program by its name.
-func FindProgram(name string) error {
-	_, err := exec.LookPath(name)
-	return err
 }
 
 // Check returns nil if the previously found executable of a plugin type is still

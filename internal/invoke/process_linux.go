@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/tasks"
+	"github.com/embedcni/cni/internal/proc"
 )
 
 // childInfo is the part of siginfo_t that waitid(2) fills in after the three
@@ -52,7 +52,7 @@ func awaitExit(proc *os.Process) (exit, error) {
 // reads all of /proc, which takes a few milliseconds on a busy machine; it is
 // called only for a killed group that did not vanish at once.
 func groupLives(pgid int) bool {
-	pids, err := tasks.Numbers("/proc")
+	pids, err := proc.Numbers("/proc")
 	if err != nil {
 		return true // not known
 	}

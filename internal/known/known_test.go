@@ -34,7 +34,7 @@ var otherMeanings = map[string][]string{
 	"internal/builtin/portmap": {Bridge}, // a kind of link
 	"internal/compare":         {Bridge},
 	"netconf":                  {Bandwidth, Bridge, VLAN}, // a capability and fields
-	"health.go":                {Bridge},
+	"difference.go":            {Bridge},
 }
 
 // TestTypesAreNamedInTheTableOnly: outside this package and the plugin's own,

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/sandbox"
 )
 
 func TestMain(m *testing.M) {
@@ -22,5 +23,5 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(refplugins.Main(m))
+	os.Exit(refplugins.Main(m, sandbox.Shards(2)))
 }

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/tasks"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -16,11 +16,11 @@ import (
 // The leading thread of process 1 may be in a container's namespace. So First
 // returns the first namespace that two of its threads are in, or else the first one
 // that it saw.
-func First(proc string) (netns.ID, bool) {
+func First(dir string) (netns.ID, bool) {
 	if os.Getpid() == 1 {
 		return netns.ID{}, false
 	}
-	all, err := tasks.Of(proc, 1)
+	all, err := proc.TasksOf(dir, 1)
 	if err != nil {
 		return netns.ID{}, false
 	}

@@ -39,14 +39,14 @@ func TestTheFirstProcesssNamespaceIsThatOfItsThreads(t *testing.T) {
 		for tid, to := range test.threads {
 			links["1/task/"+tid+"/ns/net"] = to
 		}
-		if got, ok := First(proc(t, links)); got != test.want || ok != test.ok {
+		if got, ok := First(procWith(t, links)); got != test.want || ok != test.ok {
 			t.Errorf("%s: got %v, %v, want %v, %v", what, got, ok, test.want, test.ok)
 		}
 	}
 }
 
-// proc makes a directory with links, in the form of /proc.
-func proc(t *testing.T, links map[string]string) string {
+// procWith makes a directory with links, in the form of /proc.
+func procWith(t *testing.T, links map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for path, to := range links {

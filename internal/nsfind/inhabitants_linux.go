@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/embedcni/cni/internal/tasks"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -12,9 +12,9 @@ import (
 // rather than processes, since a program that serves a container from outside may
 // have a single thread in the namespace. It takes some microseconds for each thread
 // on the machine, so it is called only for namespaces that no path leads to.
-func Inhabitants() (map[netns.ID][]tasks.Task, error) {
-	found := make(map[netns.ID][]tasks.Task)
-	_, err := tasks.Each("/proc", func(t tasks.Task) bool {
+func Inhabitants() (map[netns.ID][]proc.Task, error) {
+	found := make(map[netns.ID][]proc.Task)
+	_, err := proc.EachTask("/proc", func(t proc.Task) bool {
 		// Threads that have ended, and those that may not be looked at, are left out.
 		if id, ok := At(t.NetNS()); ok {
 			found[id] = append(found[id], t)
@@ -38,7 +38,7 @@ func OpenInhabited(want netns.ID) (*netns.Handle, error) {
 	for _, t := range found[want] {
 		ns, err := netns.Open(t.NetNS())
 		switch {
-		case tasks.Gone(err):
+		case proc.Gone(err):
 		case err != nil:
 			return nil, err
 		case ns.ID() == want:
@@ -61,7 +61,7 @@ func DescriptorPath(ns *netns.Handle) string {
 		return path
 	}
 	// The leading thread has ended, or has descriptors of its own.
-	all, err := tasks.Of("/proc", os.Getpid())
+	all, err := proc.TasksOf("/proc", os.Getpid())
 	if err != nil {
 		return path
 	}

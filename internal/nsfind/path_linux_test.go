@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/embedcni/cni/internal/tasks"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -69,5 +69,5 @@ func TestThisThreadIsFound(t *testing.T) {
 			return
 		}
 	}
-	t.Errorf("no thread of this process in %v", map[netns.ID][]tasks.Task(all))
+	t.Errorf("no thread of this process in %v", map[netns.ID][]proc.Task(all))
 }

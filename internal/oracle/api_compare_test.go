@@ -219,7 +219,7 @@ func (c *apiComparison) fields(name string, before, now *types.Struct) {
 	}
 	for i := range now.NumFields() {
 		f := now.Field(i)
-		if f.Exported() && !known[f.Name()] && !strings.HasSuffix(jsonTag(now, i), ",omitempty") {
+		if f.Exported() && !known[f.Name()] && jsonTag(now, i) != "-" && !strings.HasSuffix(jsonTag(now, i), ",omitempty") {
 			c.problem(name, "new field %s is not left out of JSON when it is empty", f.Name())
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/scripted"
 )
 
 // init reserves the leading thread for TestMain. A test on it that changed its
@@ -14,10 +13,7 @@ import (
 func init() { runtime.LockOSThread() }
 
 // TestMain runs the tests in their own namespaces. It builds the reference
-// plugins first, outside. Started as a plugin, the test binary acts as one.
+// plugins first, outside.
 func TestMain(m *testing.M) {
-	if scripted.IsPlugin() {
-		scripted.Main()
-	}
-	os.Exit(refplugins.Main(m))
+	os.Exit(refplugins.Main(m, refplugins.WithScripted()))
 }

@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/netns"
 )
@@ -39,12 +40,10 @@ func newTraced(t *testing.T) *traced {
 	ns, err := netns.Create(h.path)
 	h.must(err)
 	t.Cleanup(func() { h.must(errors.Join(netns.Remove(h.path), ns.Close())) })
-	exe, err := os.Executable()
-	h.must(err)
 	for _, network := range []string{"one", "two"} {
 		var plugins []string
 		for _, typ := range []string{network + "-a", network + "-b"} {
-			h.must(os.Symlink(exe, filepath.Join(h.dir, typ)))
+			h.must(os.Symlink(refplugins.Scripted(), filepath.Join(h.dir, typ)))
 			h.on(typ, nil)
 			plugins = append(plugins, fmt.Sprintf(`{"type": %q, "script": %q}`, typ, h.script(typ)))
 		}

@@ -1,5 +1,7 @@
 // Package perm reports whether another user could have written a file that the runtime
-// is about to trust: a program that runs as root, or a configuration that names one.
+// is about to trust: a program that runs as root, or a configuration that names one. It
+// also says what this process may not do: the capabilities that plugins need and it lacks,
+// and the directories that it cannot write to.
 package perm
 
 import (

@@ -1,6 +1,6 @@
 // Package plainfile opens, reads and writes files at paths where others may have
 // put a FIFO, a socket or a device. It returns an error for these, so that no
-// file keeps a caller waiting.
+// file keeps a caller waiting. [Replace] replaces a file in one step.
 package plainfile
 
 import (

@@ -51,6 +51,13 @@ func (r *Record) IsUnsettled(owner string) bool {
 	})
 }
 
+// HasFailed reports whether the removal of an owner's attachment has failed.
+func (r *Record) HasFailed(owner string) bool {
+	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
+		return n.State != Deleted && n.Failures > 0 && r.OwnerOf(&n) == owner
+	})
+}
+
 // IsDue reports whether it is time to repeat a failed removal of an owner's attachment;
 // see [Attachment.RetryIn].
 func (r *Record) IsDue(owner string, now time.Time) bool {

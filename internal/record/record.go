@@ -178,8 +178,6 @@ type Attachment struct {
 
 	State  State           `json:"state,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"` // of the last plugin that answered
-	// Observed is nil if nobody asked.
-	Observed *Observed `json:"observed,omitempty"`
 
 	// The failed attempts to detach it: their number, and the reason and time of
 	// the last.
@@ -279,7 +277,6 @@ type Entry struct {
 	State       State           `json:"state,omitempty"`
 	Result      json.RawMessage `json:"result,omitempty"`
 	Error       string          `json:"error,omitempty"`
-	Observed    *Observed       `json:"observed,omitempty"`
 
 	Metadata map[string]string `json:"metadata,omitempty"` // added to the attachment's
 
@@ -320,9 +317,6 @@ func (r *Record) apply(e Entry) {
 	}
 	if e.Result != nil {
 		n.Result = e.Result
-	}
-	if e.Observed != nil {
-		n.Observed = e.Observed
 	}
 	if e.NeverRan != nil {
 		n.NeverRan = e.NeverRan

@@ -341,15 +341,6 @@ func (s *Store) Delete(id ID) error { return s.Discard(Name(id)) }
 // Discard is Delete by file name.
 func (s *Store) Discard(file string) error { return remove(s.Path(file)) }
 
-// SyncDeleted syncs the deletion of records, for callers that must not find them
-// again after a power cut.
-func (s *Store) SyncDeleted() error {
-	if err := ignoreMissing(syncDir(s.dir)); err != nil {
-		return fmt.Errorf("attachment records: %w", err)
-	}
-	return nil
-}
-
 // Exists reports whether a file of that name holds a record, whole or damaged.
 func (s *Store) Exists(file string) (bool, error) {
 	_, err := os.Lstat(s.Path(file))

@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
@@ -184,17 +182,6 @@ type detector interface {
 	// Detect returns the backend for an ADD in the namespace host. It returns "" if the
 	// configuration names a backend.
 	Detect(ctx context.Context, host *netns.Handle, config json.RawMessage) (string, error)
-}
-
-// Detect asks the built-in plugin of a type which backend an ADD would use. ok is
-// false if there is no such plugin, or it does not detect one.
-func (c Choice) Detect(ctx context.Context, bus *firewalld.Bus, host *netns.Handle, typ string, config []byte) (backend string, ok bool, err error) {
-	d, ok := c.BuiltIn(typ).(detector)
-	if !ok {
-		return "", false, nil
-	}
-	backend, err = d.Detect(caller.With(ctx, caller.Given{Bus: bus}), host, config)
-	return backend, true, err
 }
 
 // UnregisteredError: the caller had registered the plugin that attached the

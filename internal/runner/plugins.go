@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/netfilter"
@@ -192,7 +193,11 @@ func (r *Runner) detect(ctx context.Context, c *chosen, config []byte) {
 	if c.found.Kind != BuiltIn || c.Backend != "" || c.err != nil {
 		return
 	}
-	backend, _, err := r.Detect(ctx, r.Bus, r.Host, c.Type, config)
+	d, ok := r.BuiltIn(c.Type).(detector)
+	if !ok {
+		return
+	}
+	backend, err := d.Detect(caller.With(ctx, caller.Given{Bus: r.Bus}), r.Host, config)
 	if err != nil {
 		*c = chosen{Plugin: record.Plugin{Type: c.Type}, err: err}
 		return

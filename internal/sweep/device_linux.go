@@ -14,7 +14,7 @@ import (
 
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/tasks"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -297,7 +297,7 @@ func (t *search) missed() ([]Item, error) {
 func (t *search) elsewhere() (Item, error) {
 	var found Item
 	seen := map[string]bool{}
-	_, err := tasks.Each("/proc", func(thread tasks.Task) (more bool) {
+	_, err := proc.EachTask("/proc", func(thread proc.Task) (more bool) {
 		name, err := os.Readlink(thread.NetNS())
 		if err != nil || seen[name] {
 			return true // the thread has ended, or its namespace has been looked into

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
 )
 
@@ -13,15 +14,11 @@ import (
 // follow the script. It returns the script's path.
 func (h *Host) Plugin(script scripted.Script, types ...string) string {
 	h.T.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		h.T.Fatal(err)
-	}
 	if err := os.MkdirAll(h.Path("bin"), 0o755); err != nil {
 		h.T.Fatal(err)
 	}
 	for _, typ := range types {
-		if err := os.Symlink(exe, h.Path("bin", typ)); err != nil && !os.IsExist(err) {
+		if err := os.Symlink(refplugins.Scripted(), h.Path("bin", typ)); err != nil && !os.IsExist(err) {
 			h.T.Fatal(err)
 		}
 	}

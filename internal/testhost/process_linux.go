@@ -50,7 +50,7 @@ func OtherRuntime(more map[string]func(context.Context, *cni.Runtime, Job) error
 	if err != nil {
 		fmt.Print(err)
 	}
-	syscall.Exit(0) // os.Exit sleeps with -race, see scripted.Main
+	syscall.Exit(0) // os.Exit sleeps with -race, see package scripted
 }
 
 func (j Job) do(more map[string]func(context.Context, *cni.Runtime, Job) error) error {

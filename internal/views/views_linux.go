@@ -8,7 +8,6 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/look"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/netns"
 )
@@ -16,8 +15,8 @@ import (
 // Looks opens views. The zero Looks opens views of the kernel itself, and need not be
 // closed. It is safe for concurrent use.
 type Looks struct {
-	dumps *dumps                                       // nil: the kernel itself
-	read  func(*netns.Handle) (*look.Namespace, error) // a container's namespace
+	dumps *dumps                                  // nil: the kernel itself
+	read  func(*netns.Handle) (*Namespace, error) // a container's namespace
 }
 
 // dumps are looks at hosts' namespaces.
@@ -31,22 +30,22 @@ type dumps struct {
 // and each container's once for each view. Rules that are kept, and have not changed, are
 // not read again; kept may be nil.
 func Dumps(kept *netfilter.Kept) *Looks {
-	return &Looks{&dumps{kept: kept, hosts: make(map[netns.ID]*dump)}, look.Read}
+	return &Looks{&dumps{kept: kept, hosts: make(map[netns.ID]*dump)}, ReadNamespace}
 }
 
 // Each calls work for the numbers below n, several at once, with Looks that share what
-// they have read; see [look.Each]. Views of containers open faster there.
+// they have read; see [eachNamespace]. Views of containers open faster there.
 func (l *Looks) Each(n int, work func(i int, its *Looks)) {
-	look.Each(n, func(i int, r *look.Reader) { work(i, &Looks{l.dumps, r.Read}) })
+	eachNamespace(n, func(i int, r *reader) { work(i, &Looks{l.dumps, r.Read}) })
 }
 
 // dump is one look at a host's namespace.
 type dump struct {
 	once  sync.Once
 	ns    *hostns.NetNS // of its own
-	net   *look.Namespace
+	net   *Namespace
 	rules *netfilter.Snapshot
-	torn  bool // see [look.Namespace.Torn]
+	torn  bool // see [Namespace.Torn]
 	err   error
 
 	// The VLANs of all ports are read when the first container needs them.
@@ -59,7 +58,7 @@ func (d *dump) read(host *hostns.NetNS, kept *netfilter.Kept) {
 	if d.ns, d.err = host.Dup(); d.err != nil {
 		return
 	}
-	if d.net, d.err = look.Read(d.ns.Handle); d.err != nil {
+	if d.net, d.err = ReadNamespace(d.ns.Handle); d.err != nil {
 		return
 	}
 	d.torn = d.net.Torn()

@@ -2,18 +2,13 @@ package views
 
 import (
 	"context"
-	"os"
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/look"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/sandbox"
 )
-
-func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
 func TestATornDumpIsNotBelieved(t *testing.T) {
 	host := expect.Value(hostns.NewFinder().Open(""))(t)
@@ -40,16 +35,16 @@ func TestWorkersShareOneLookAtAHost(t *testing.T) {
 	looks := Dumps(nil)
 	defer func() { expect.NoError(t, looks.Close()) }()
 	const n = 20
-	hosts, containers := make([]*look.Namespace, n), make(map[*look.Namespace]bool)
-	seen := make([]*look.Namespace, n)
+	hosts, containers := make([]*Namespace, n), make(map[*Namespace]bool)
+	seen := make([]*Namespace, n)
 	looks.Each(n, func(i int, its *Looks) {
 		v, err := its.Open(context.Background(), host, container)
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		hosts[i], _ = v.net.(*look.Namespace)
-		seen[i], _ = v.container.(*look.Namespace)
+		hosts[i], _ = v.net.(*Namespace)
+		seen[i], _ = v.container.(*Namespace)
 		if err := v.Close(); err != nil {
 			t.Error(err)
 		}

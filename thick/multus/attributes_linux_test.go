@@ -15,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
 )
 
@@ -183,7 +184,7 @@ func TestInterfacesArePassedOnAsByMultus(t *testing.T) {
 	t.Run("ours", func(t *testing.T) {
 		dir := t.TempDir()
 		primary, log := filepath.Join(dir, "10-primary.conflist"), filepath.Join(dir, "calls")
-		expect.NoError(t, os.WriteFile(primary, []byte(rendered(t, primaryNetwork)), 0o600), os.Symlink(self(t), filepath.Join(dir, "scripted")),
+		expect.NoError(t, os.WriteFile(primary, []byte(rendered(t, primaryNetwork)), 0o600), os.Symlink(refplugins.Scripted(), filepath.Join(dir, "scripted")),
 			scripted.Script{Log: log}.Save(filepath.Join(dir, "scripted"+scripted.Beside)))
 		// The annotation as it was before Multus added the status.
 		c.addPod(podNamespace, podName, podUID, annotated)

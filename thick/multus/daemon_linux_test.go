@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
 )
 
@@ -33,7 +34,7 @@ func startDaemon(t *testing.T, c *cluster, primary string, plugins map[string]st
 	for _, dir := range []string{"bin", "net.d", "cni"} {
 		expect.NoError(t, os.Mkdir(d.path(dir), 0o700))
 	}
-	expect.NoError(t, os.Symlink(self(t), d.path("bin", "scripted")))
+	expect.NoError(t, os.Symlink(refplugins.Scripted(), d.path("bin", "scripted")))
 	for name, target := range plugins {
 		expect.NoError(t, os.Symlink(target, d.path("bin", name)))
 	}
@@ -101,12 +102,6 @@ func (d *daemon) write(t *testing.T, path string, o object) {
 func (d *daemon) shimConfig(t *testing.T) []byte {
 	t.Helper()
 	return expect.Value(os.ReadFile(d.path("net.d", "00-multus.conf")))(t)
-}
-
-// self is the test binary, which acts as a scripted plugin.
-func self(t *testing.T) string {
-	t.Helper()
-	return expect.Value(os.Executable())(t)
 }
 
 // primaryNetwork is a network of one scripted plugin. The plugin follows daemon.script,

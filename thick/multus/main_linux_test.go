@@ -9,7 +9,6 @@ import (
 
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
-	"github.com/embedcni/cni/internal/scripted"
 )
 
 var update = flag.Bool("update", false, "write testdata for the version of Multus in go.mod")
@@ -19,13 +18,9 @@ var update = flag.Bool("update", false, "write testdata for the version of Multu
 func init() { runtime.LockOSThread() }
 
 // TestMain runs the tests in a sandbox: Multus' programs use fixed paths below /run. It
-// builds the programs and the reference plugins first, outside. Started as a plugin, the test
-// binary acts as one.
+// builds the programs and the reference plugins first, outside.
 func TestMain(m *testing.M) {
-	if scripted.IsPlugin() {
-		scripted.Main()
-	}
-	os.Exit(sandbox.Main(m,
+	os.Exit(sandbox.Main(m, refplugins.WithScripted(),
 		sandbox.Before(func() ([]string, error) { return refplugins.Env(context.Background(), os.Stderr) }),
 		sandbox.Before(programs)))
 }

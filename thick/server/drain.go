@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/embedcni/cni/internal/boot"
 	"github.com/embedcni/cni/internal/parallel"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/thick/internal/delqueue"
 	"github.com/embedcni/cni/thick/internal/wire"
@@ -76,7 +76,7 @@ func (s *Server) drainQueue(ctx context.Context, queue *delqueue.Queue) (*DrainR
 	if err != nil {
 		return nil, err
 	}
-	now, err := boot.ID()
+	now, err := proc.BootID()
 	if err != nil {
 		return nil, err
 	}

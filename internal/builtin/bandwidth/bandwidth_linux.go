@@ -19,9 +19,6 @@ import (
 // Plugin is the plugin "bandwidth".
 type Plugin struct{}
 
-// Configuration returns a value of the type that configurations are decoded into.
-func (Plugin) Configuration() any { return netConf{} }
-
 // Versions returns the versions whose results have interfaces.
 func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.3.0").SupportedVersions() }
 

@@ -56,9 +56,6 @@ type Plugin struct {
 	upcoming map[upcoming]int // executables that run, and found no bridge; see [Plugin.Witness]
 }
 
-// Configuration returns a value of the type that configurations are decoded into.
-func (*Plugin) Configuration() any { return config{} }
-
 // New returns a plugin with empty memory.
 func New() *Plugin { return &Plugin{} }
 

@@ -21,9 +21,6 @@ import (
 // container its addresses.
 type Plugin struct{}
 
-// Configuration returns a value of the type that configurations are decoded into.
-func (Plugin) Configuration() any { return conf{} }
-
 // Versions returns the versions from 0.4.0 on, with which DEL gets a previous
 // result.
 func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.4.0").SupportedVersions() }

@@ -30,9 +30,6 @@ type Plugin struct {
 	sys string // mount point of sysfs; empty is /sys
 }
 
-// Configuration returns a value of the type that configurations are decoded into.
-func (Plugin) Configuration() any { return config{} }
-
 // Add moves the interface, and gives it addresses if there is an IPAM plugin.
 func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := p.parse(r)

@@ -29,9 +29,6 @@ type Plugin struct {
 	dirs map[string]*shared.Ref[directory]
 }
 
-// Configuration returns a value of the type that configurations are decoded into.
-func (*Plugin) Configuration() any { return netConf{} }
-
 // New returns a plugin with empty memory.
 func New() *Plugin {
 	return &Plugin{open: func(path string) *shared.Ref[directory] { return &shared.Ref[directory]{Value: newDirectory(path)} }}

@@ -24,9 +24,6 @@ import (
 // Plugin is the plugin "macvlan".
 type Plugin struct{}
 
-// Configuration returns a value of the type that configurations are decoded into.
-func (Plugin) Configuration() any { return config{} }
-
 // Add makes the interface, and gives it addresses if there is an IPAM plugin.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := parse(r)

@@ -19,9 +19,6 @@ import (
 // container its addresses.
 type Plugin struct{}
 
-// Configuration returns a value of the type that configurations are decoded into.
-func (Plugin) Configuration() any { return conf{} }
-
 // Add forwards the ports, if there are any, and returns the previous result.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := parse(r)

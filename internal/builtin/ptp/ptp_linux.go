@@ -26,9 +26,6 @@ import (
 // Plugin is the plugin "ptp".
 type Plugin struct{}
 
-// Configuration returns a value of the type that configurations are decoded into.
-func (Plugin) Configuration() any { return veth.Config{} }
-
 // containerInterface is the index of the container's interface in the result,
 // after the host's.
 const containerInterface = 1

@@ -22,9 +22,6 @@ import (
 // Plugin is the plugin "static".
 type Plugin struct{}
 
-// Configuration returns a value of the type that configurations are decoded into.
-func (Plugin) Configuration() any { return config{} }
-
 // config is the part of the delegating plugin's configuration that static reads.
 type config struct {
 	IPAM *struct {

@@ -25,9 +25,6 @@ type Plugin struct {
 	allowlist string // the file; empty means the reference plugin's
 }
 
-// Configuration returns a value of the type that configurations are decoded into.
-func (Plugin) Configuration() any { return netConf{} }
-
 // defaultAllowlist lists the sysctls that may be set. If it is missing, all may.
 const defaultAllowlist = "/etc/cni/tuning/allowlist.conf"
 

@@ -6,7 +6,7 @@ import (
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/look"
+	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -20,7 +20,7 @@ func BenchmarkCompare(b *testing.B) {
 			side.typ = typ
 			a := h.attach(side, "c1")
 			a.compare(func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) error {
-				dump := &compare.View{Host: expect.Value(look.Read(r.Host))(b), Container: expect.Value(look.Read(r.Container))(b), Rules: v.Rules}
+				dump := &compare.View{Host: expect.Value(views.ReadNamespace(r.Host))(b), Container: expect.Value(views.ReadNamespace(r.Container))(b), Rules: v.Rules}
 				b.ReportAllocs()
 				for b.Loop() {
 					if all, err := p.Compare(ctx, r, dump); err != nil || len(all) > 0 {

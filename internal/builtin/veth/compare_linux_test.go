@@ -14,9 +14,9 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/look"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -74,7 +74,7 @@ func (a *attached) differences() (text string) {
 		all, err := p.Compare(ctx, r, v)
 		text = a.h.normal(plugintest.Lines(all))
 		dump := *v
-		dump.Host, dump.Container = expect.Value(look.Read(r.Host))(a.h.t), expect.Value(look.Read(r.Container))(a.h.t)
+		dump.Host, dump.Container = expect.Value(views.ReadNamespace(r.Host))(a.h.t), expect.Value(views.ReadNamespace(r.Container))(a.h.t)
 		fw := netfilter.Open(r.Host, netfilter.Options{Notes: a.memory})
 		dump.Rules = netfilter.Read(fw).For(fw.Options)
 		again, failed := p.Compare(ctx, r, &dump)

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/embedcni/cni/internal/boot"
+	"github.com/embedcni/cni/internal/proc"
 )
 
 // Moment is a time of this machine that no clock setting moves: the boot, and the
@@ -17,7 +17,7 @@ type Moment struct {
 
 // Now returns the current moment. It fails off Linux.
 func Now() (Moment, error) {
-	id, err := boot.ID()
+	id, err := proc.BootID()
 	if err != nil {
 		return Moment{}, err
 	}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"encoding/json"
+	"reflect"
+	"testing"
+)
+
+func TestConflist(t *testing.T) {
+	const ipam4 = `"ipam":{"type":"host-local","dataDir":"/d","ranges":[[{"subnet":"10.102.0.0/16"}]]}`
+	for name, tt := range map[string]struct {
+		work    work
+		backend string
+		want    string
+	}{
+		"bridge": {workBridge, "", `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,` + ipam4 + `}]`},
+		"ptp-nat": {workPtpNAT, "", `[{"type":"ptp","ipMasq":true,"ipam":{"type":"host-local","dataDir":"/d","ranges":[[{"subnet":"10.102.0.0/16"}]],
+			"routes":[{"dst":"0.0.0.0/0"}]}}]`},
+		"nat": {workNAT, nftables, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,"ipMasqBackend":"nftables",` + ipam4 + `},
+			{"type":"portmap","backend":"nftables","capabilities":{"portMappings":true}}]`},
+		"nat, no backend named": {workNAT, native, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,` + ipam4 + `},
+			{"type":"portmap","capabilities":{"portMappings":true}}]`},
+		"default": {workDefault, "", `[{"type":"bridge","bridge":"bench2","isGateway":true,"ipMasq":true,"hairpinMode":true,
+			"ipam":{"type":"host-local","dataDir":"/d","ranges":[[{"subnet":"10.102.0.0/16"}]],"routes":[{"dst":"0.0.0.0/0"}]}},
+			{"type":"portmap","capabilities":{"portMappings":true}},{"type":"firewall"},{"type":"tuning"}]`},
+	} {
+		got, err := conflist(tt.work, tt.backend, 2, "/d")
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantJSON(t, name, got, `{"cniVersion":"1.0.0","name":"bench2","plugins":`+tt.want+`}`)
+	}
+}
+
+func TestNetavarkGetsAddressesOfItsNetwork(t *testing.T) {
+	got, err := netavarkConfig(container{ID: "c", Network: 1, N: 256, Ports: []uint16{8000}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config struct {
+		Networks map[string]struct {
+			IPs []string `json:"static_ips"`
+		}
+		Info map[string]struct {
+			Subnets []map[string]string
+		} `json:"network_info"`
+	}
+	if err := json.Unmarshal(got, &config); err != nil {
+		t.Fatal(err)
+	}
+	if ips, want := config.Networks["bench1"].IPs, []string{"10.101.1.2"}; !reflect.DeepEqual(ips, want) {
+		t.Errorf("addresses %v, want %v", ips, want)
+	}
+	want := []map[string]string{{"subnet": "10.101.0.0/16", "gateway": "10.101.0.1"}}
+	if nets := config.Info["bench1"].Subnets; !reflect.DeepEqual(nets, want) {
+		t.Errorf("subnets %v, want %v", nets, want)
+	}
+}
+
+func wantJSON(t *testing.T, name string, got []byte, want string) {
+	t.Helper()
+	var a, b any
+	if err := json.Unmarshal(got, &a); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(want), &b); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(a, b) {
+		t.Errorf("%s:\n got %s\nwant %s", name, got, want)
+	}
+}

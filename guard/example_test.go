@@ -1,0 +1,35 @@
+package guard_test
+
+import (
+	"context"
+	"log"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/guard"
+)
+
+// An agent guards its containers until it is told to end, and logs what an administrator
+// should know.
+func Example() {
+	rt, err := cni.New(cni.WithDefaultConf)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	err = guard.Run(ctx, rt, guard.Options{
+		LegacyInterval: 10 * time.Second,
+		Report: func(e guard.Event) {
+			switch e.Kind {
+			case guard.Repaired, guard.Contested, guard.Failed:
+				log.Print(e)
+			}
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}

@@ -1,0 +1,166 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/embedcni/cni/internal/dirwatch"
+	"github.com/embedcni/cni/internal/record"
+)
+
+const (
+	// retryEvery is the interval at which removals that failed are repeated, as long as
+	// there are any, and at which changed records are looked through for more. The
+	// shortest time after which a removal is repeated is a second.
+	retryEvery = time.Second
+	// unguardedEvery is the interval at which a guard that has no LegacyInterval looks
+	// whether anything is there to guard.
+	unguardedEvery = 10 * time.Second
+)
+
+// jobs are what a guard does at intervals.
+func (g *guard) jobs() (jobs []source) {
+	if g.options.Classes&Rules != 0 && g.options.LegacyInterval > 0 {
+		jobs = append(jobs, every(g.options.LegacyInterval, func(context.Context) { g.hear() }))
+	} else if g.options.Classes&Rules != 0 {
+		look := g.tellUnguarded()
+		jobs = append(jobs, func(ctx context.Context) error {
+			look(ctx)
+			return every(unguardedEvery, look)(ctx)
+		})
+	}
+	if !g.options.WithoutRetries {
+		jobs = append(jobs, g.retryRemovals)
+	}
+	if g.options.GCInterval > 0 {
+		jobs = append(jobs, every(g.options.GCInterval, g.collect))
+	}
+	return jobs
+}
+
+// every returns a source that does something at an interval.
+func every(interval time.Duration, do func(ctx context.Context)) source {
+	return func(ctx context.Context) error {
+		for pause(ctx, interval) {
+			do(ctx)
+		}
+		return nil
+	}
+}
+
+// pause waits, and reports whether ctx has not ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// tellUnguarded notes whether containers have rules in legacy tables, and reports each
+// time that this has become so.
+func (g *guard) tellUnguarded() func(context.Context) {
+	told := ""
+	return func(context.Context) {
+		kind := Failed
+		used, err := g.host.usesLegacyTables()
+		if err != nil {
+			err = fmt.Errorf("read the legacy tables: %w", err)
+		}
+		if used && err == nil {
+			kind, err = Unguarded, ErrUnguarded
+		}
+		if err == nil {
+			told = ""
+		} else if told != err.Error() {
+			told = err.Error()
+			g.tell(Event{Kind: kind, Err: err})
+		}
+	}
+}
+
+// ErrUnguarded is the error of an Unguarded event.
+var ErrUnguarded = errors.New("containers have rules in legacy tables of iptables, which are not guarded without a LegacyInterval")
+
+// retryRemovals repeats removals that failed, when it is time. Only the records say that
+// there are any, so it looks at these when it begins, and at those that change.
+func (g *guard) retryRemovals(ctx context.Context) (err error) {
+	dir := g.config.RecordDir
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	w, err := dirwatch.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	records := record.Open(dir)
+	told := ""
+	for pending := true; ; {
+		if pending {
+			pending = g.retry(ctx, &told)
+		} else if err := w.Wait(ctx); err != nil {
+			return err
+		}
+		if !pause(ctx, retryEvery) {
+			return nil
+		}
+		changed, err := w.Now()
+		if err != nil {
+			return err
+		}
+		pending = pending || changed.Lost || slices.ContainsFunc(changed.Names, func(name string) bool {
+			file, ok := strings.CutSuffix(name, record.FileExt)
+			if !ok || file == "" {
+				return false
+			}
+			rec, err := records.LoadFile(file)
+			return err == nil && rec != nil && rec.HasFailed(g.config.Owner)
+		})
+	}
+}
+
+// retry repeats removals, and reports whether some have to be repeated later. Told is the
+// error that was reported last.
+func (g *guard) retry(ctx context.Context, told *string) (pending bool) {
+	report, err := g.rt.RetryRemovals(ctx)
+	if err != nil {
+		if ctx.Err() == nil && *told != err.Error() {
+			*told = err.Error()
+			g.tell(Event{Kind: Failed, Err: err})
+		}
+		return true
+	}
+	*told = ""
+	for _, id := range report.Removed {
+		g.tell(Event{Kind: Removed, ContainerID: id})
+	}
+	for _, id := range slices.Sorted(maps.Keys(report.Failed)) {
+		g.tell(Event{Kind: Failed, ContainerID: id, Err: report.Failed[id]})
+	}
+	return len(report.Failed)+len(report.Skipped) > 0
+}
+
+// collect runs GC, if the caller has options for it.
+func (g *guard) collect(ctx context.Context) {
+	o, err := g.options.GC(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			g.tell(Event{Kind: Failed, Err: fmt.Errorf("GC is left out: %w", err)})
+		}
+		return
+	}
+	bound, cancel := context.WithTimeout(ctx, g.options.GCInterval)
+	defer cancel()
+	report, err := g.rt.GC(bound, o)
+	if ctx.Err() == nil {
+		g.tell(Event{Kind: Collected, Report: report, Err: err})
+	}
+}

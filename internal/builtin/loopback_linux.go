@@ -1,0 +1,110 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/builtin/check"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// loopback is the plugin "loopback", which sets the loopback interface up. The interface is
+// lo, whatever CNI_IFNAME is.
+type loopback struct{}
+
+const (
+	loName  = "lo"
+	loIndex = 1 // LOOPBACK_IFINDEX of the kernel: the first in every namespace
+)
+
+// Add sets the interface up. It returns a previous result unchanged.
+func (loopback) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	var before *links.Link
+	var addrs *[]links.Address
+	err := inContainer(ctx, r, func(q *links.Requests) {
+		before = q.Link(loName)
+		q.Up(loIndex)
+		addrs = q.Addresses(loIndex)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if before.Up() {
+		if err := caller.NoteLoWasUp(caller.From(ctx).Record); err != nil {
+			return nil, err
+		}
+	}
+	if r.PrevResult != nil {
+		return r.Chained()
+	}
+	result := &types100.Result{
+		CNIVersion: types100.ImplementedSpecVersion,
+		Interfaces: []*types100.Interface{{Name: loName, Mac: "00:00:00:00:00:00", Sandbox: r.NetNS}},
+	}
+	for _, v6 := range []bool{false, true} {
+		first := true
+		for _, a := range *addrs {
+			if a.Addr().Is6() != v6 {
+				continue
+			}
+			if !a.Addr().IsLoopback() {
+				return nil, fmt.Errorf("interface lo has the address %s, which is not a loopback address", a.Addr())
+			}
+			if first {
+				ip := net.IPNet{IP: a.Addr().AsSlice(), Mask: net.CIDRMask(a.Bits(), a.Addr().BitLen())}
+				result.IPs = append(result.IPs, &types100.IPConfig{Interface: types100.Int(0), Address: ip})
+			}
+			first = false
+		}
+	}
+	return result, nil
+}
+
+// Del sets the interface down, unless it was up before Add, because then
+// somebody else uses it. Without a namespace there is nothing to do.
+func (loopback) Del(ctx context.Context, r *plugin.Request) error {
+	if r.Container == nil || caller.LoWasUp(caller.From(ctx).Record) {
+		return nil
+	}
+	return inContainer(ctx, r, func(q *links.Requests) { q.Down(loIndex) })
+}
+
+// Check returns an error unless the interface is up.
+func (p loopback) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+
+// Compare reports whether the interface is up.
+func (loopback) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	lo, err := v.Container.Link(loName)
+	if err != nil {
+		return nil, fmt.Errorf("interface lo: %w", err)
+	}
+	if lo.Up() {
+		return nil, nil
+	}
+	return compare.Of(r.Type, []compare.Difference{{
+		Kind: compare.Interface, Inside: true, Object: loName, Wanted: "up", Found: "down",
+		Err: errors.New("loopback interface is down"),
+		Fix: func(ctx context.Context) error { return inContainer(ctx, r, func(q *links.Requests) { q.Up(loIndex) }) },
+	}}), nil
+}
+
+// inContainer sends the requests that ask adds to the kernel, in the container, together.
+func inContainer(ctx context.Context, r *plugin.Request, ask func(*links.Requests)) error {
+	c, err := caller.From(ctx).Conns.Borrow(r.Container)
+	if err != nil {
+		return err
+	}
+	q := c.Requests()
+	ask(q)
+	if err := errors.Join(q.Send(), c.Close()); err != nil {
+		return fmt.Errorf("interface lo: %w", err)
+	}
+	return nil
+}

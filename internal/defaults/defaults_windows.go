@@ -1,8 +1,0 @@
-// Package defaults has the default directories of the system.
-package defaults
-
-const (
-	NetDir   = `C:\Program Files\containerd\cni\conf` // of configurations
-	CNIDir   = `C:\Program Files\containerd\cni\bin`  // of plugins
-	StateDir = `C:\ProgramData\cni`                   // of libcni's cache, and of records
-)

@@ -1,4 +1,0 @@
-//go:build !linux
-
-// Package look reads a network namespace once. It needs Linux.
-package look

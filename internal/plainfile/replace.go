@@ -1,0 +1,49 @@
+package plainfile
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// Replace makes data the content of the file at path. At each moment, also after a power
+// cut, the file has either its old content or the new. It has the mode perm, whatever
+// the umask.
+//
+// A file that has the content and the mode already is left as it is, so that whoever has
+// it open or mounted keeps it. Otherwise the file is another one afterwards, also if path
+// was a symbolic link. A process that is killed in between leaves a file with the name of
+// path, a point before it, and a random end.
+func Replace(path string, data []byte, perm fs.FileMode) error {
+	if has(path, data, perm) {
+		return nil
+	}
+	dir, name := filepath.Split(path)
+	f, err := os.CreateTemp(filepath.Clean(dir+"."), "."+name+".*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = errors.Join(f.Chmod(perm), f.Sync())
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// has reports whether there is a regular file with that content and mode.
+func has(path string, data []byte, perm fs.FileMode) bool {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode() != perm || info.Size() != int64(len(data)) {
+		return false
+	}
+	now, err := ReadUpTo(path, len(data))
+	return err == nil && bytes.Equal(now, data)
+}

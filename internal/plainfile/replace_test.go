@@ -1,0 +1,149 @@
+package plainfile
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// wantOnly fails the test unless the directory has that one file.
+func wantOnly(t *testing.T, dir, name string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(entries) != 1 || entries[0].Name() != name {
+		t.Errorf("left in the directory: %v", entries)
+	}
+}
+
+func TestWriteReplacesTheFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "hosts")
+	for _, content := range []string{"", "one\n", "two\n", "longer than before\n", "short\n"} {
+		if err := Replace(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := read(t, path); got != content || info.Mode() != 0o644 {
+			t.Errorf("%q with mode %v, want %q with 0644", got, info.Mode(), content)
+		}
+	}
+	wantOnly(t, dir, "hosts")
+}
+
+// TestAFileWithTheContentStays: a container may have it mounted.
+func TestAFileWithTheContentStays(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "hosts")
+	stat := func() fs.FileInfo {
+		t.Helper()
+		if err := Replace(path, []byte("same\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info
+	}
+	first := stat()
+	if !os.SameFile(first, stat()) {
+		t.Error("the file was replaced by one with the same content")
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if info := stat(); info.Mode() != 0o644 {
+		t.Errorf("mode %v, want 0644", info.Mode())
+	}
+}
+
+// TestASymbolicLinkIsReplaced: a container's file may be a link to a file of the host.
+func TestASymbolicLinkIsReplaced(t *testing.T) {
+	dir := t.TempDir()
+	hosts, path := filepath.Join(t.TempDir(), "hosts"), filepath.Join(dir, "hosts")
+	if err := os.WriteFile(hosts, []byte("the host's\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(hosts, path); err != nil {
+		t.Fatal(err)
+	}
+	for _, content := range []string{"the host's\n", "the container's\n"} {
+		if err := Replace(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || read(t, path) != content {
+			t.Errorf("%v, %v, want a regular file with %q", info, err, content)
+		}
+	}
+	if got := read(t, hosts); got != "the host's\n" {
+		t.Errorf("the file of the host is %q", got)
+	}
+	wantOnly(t, dir, "hosts")
+}
+
+func TestAFailedWriteLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "hosts")
+	if err := os.MkdirAll(filepath.Join(path, "sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := Replace(path, []byte("x"), 0o644); err == nil {
+		t.Error("a directory was replaced by a file")
+	}
+	wantOnly(t, dir, "hosts")
+	if err := Replace(filepath.Join(dir, "none", "hosts"), nil, 0o644); err == nil {
+		t.Error("written into a directory that does not exist")
+	}
+}
+
+// TestReadersSeeWholeContents, whichever of several writers was last.
+func TestReadersSeeWholeContents(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "hosts")
+	contents := [][]byte{bytes.Repeat([]byte("a"), 70_000), bytes.Repeat([]byte("b"), 100)}
+	if err := Replace(path, contents[0], 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var writers sync.WaitGroup
+	for _, content := range contents {
+		writers.Add(1)
+		go func() {
+			defer writers.Done()
+			for range 50 {
+				if err := Replace(path, content, 0o644); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	done := make(chan struct{})
+	go func() { writers.Wait(); close(done) }()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		if got := read(t, path); got != string(contents[0]) && got != string(contents[1]) {
+			t.Fatalf("a torn file of %d bytes", len(got))
+		}
+	}
+	wantOnly(t, dir, "hosts")
+}

@@ -1,0 +1,174 @@
+package proc
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// start runs a process that stays and, if lock is not nil, inherits it, as
+// plugins do.
+func start(t *testing.T, lock *os.File) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	if lock != nil {
+		cmd.ExtraFiles = []*os.File{lock}
+	}
+	return started(t, cmd)
+}
+
+func started(t *testing.T, cmd *exec.Cmd) *exec.Cmd {
+	t.Helper()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may be dead already
+		_ = cmd.Wait()
+	})
+	return cmd
+}
+
+// open opens a lock file as a runtime does, and locks these bytes.
+func open(t *testing.T, path string, offsets ...int64) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() }) // it may be closed already
+	for _, off := range offsets {
+		lockByte(t, f, off)
+	}
+	return f
+}
+
+func lockByte(t *testing.T, f *os.File, offset int64) { setLock(t, f, offset, unix.F_WRLCK) }
+
+func unlock(t *testing.T, f *os.File, offset int64) { setLock(t, f, offset, unix.F_UNLCK) }
+
+func setLock(t *testing.T, f *os.File, offset int64, kind int16) {
+	t.Helper()
+	lk := &unix.Flock_t{Type: kind, Whence: io.SeekStart, Start: offset, Len: 1}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, lk); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantAlive(t *testing.T, identity string, want bool) {
+	t.Helper()
+	if alive, err := Alive(identity); alive != want || err != nil {
+		t.Errorf("Alive(%q) = %v, %v, want %v", identity, alive, err, want)
+	}
+}
+
+func TestAliveKnowsARecycledNumber(t *testing.T) {
+	self, err := Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantAlive(t, self, true)
+	wantAlive(t, self+"0", false) // the same number with another start time
+
+	cmd := start(t, nil)
+	child, err := identify(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantAlive(t, child, true)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Fatal("a killed process exited without an error")
+	}
+	wantAlive(t, child, false)
+}
+
+func TestAliveRefusesAnInvalidIdentity(t *testing.T) {
+	for _, identity := range []string{"", "1", "x:1", ":", "1.5:2"} {
+		if alive, err := Alive(identity); alive || err == nil {
+			t.Errorf("Alive(%q) = %v, %v", identity, alive, err)
+		}
+	}
+}
+
+func TestStartTimeIsFoundBehindAnyCommand(t *testing.T) {
+	const rest = " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 424242 20"
+	for stat, want := range map[string]string{
+		"7 (sleep)" + rest:         "424242",
+		"7 (a) S 1 (b c)" + rest:   "424242",
+		"7 (\n)" + rest:            "424242",
+		"7 (sleep) S 1 2":          "too few fields",
+		"":                         "too few fields",
+		"7 (no end" + rest[:10]:    "too few fields",
+		"7 (sleep)" + rest + " 21": "424242",
+	} {
+		got, err := startTime(stat)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("startTime(%q) = %q, want %q", stat, got, want)
+		}
+	}
+}
+
+func TestAliveInAnotherPIDNamespace(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	started(t, cmd)
+	here, err := identify(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, since, _ := strings.Cut(here, ":")
+	there := "1:" + since // the process's identity in its own namespace
+	if alive, err := Alive(there); alive || err != nil {
+		t.Fatalf("in this namespace %s lives (%v): the test has lost its point", there, err)
+	}
+	for _, identity := range []string{here, there} {
+		if alive, err := aliveAnywhere(identity); !alive || err != nil {
+			t.Errorf("aliveAnywhere(%q) = %v, %v", identity, alive, err)
+		}
+	}
+	for what, tt := range map[string]struct {
+		ns    uint64
+		alive bool
+	}{
+		"of this namespace":    {PIDNS(), false},
+		"of an unknown one":    {0, true},
+		"of one from long ago": {1, true},
+	} {
+		if alive, err := AliveIn(tt.ns, there); alive != tt.alive || err != nil {
+			t.Errorf("%s: %v, %v, want %v", what, alive, err, tt.alive)
+		}
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed
+	if alive, err := aliveAnywhere(there); alive || err != nil {
+		t.Errorf("after its end: %v, %v", alive, err)
+	}
+	// Outside the initial namespace its end is unknown.
+	if alive, err := AliveIn(1, there); alive != (PIDNS() != InitialPIDNS) || err != nil {
+		t.Errorf("after its end, of another namespace: %v, %v", alive, err)
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	got := numbers("Name:\tx\nNSpid:\t4711\t12\t1\nNSpgid:\t4711\t12\t1\n")
+	if want := []string{"4711", "12", "1"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := numbers("Name:\tNSpid:\n"); len(got) > 0 {
+		t.Errorf("got %q of a status without numbers", got)
+	}
+}

@@ -1,0 +1,218 @@
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// RefKind is the way in which a reference keeps a namespace alive.
+type RefKind int
+
+const (
+	Thread     RefKind = iota // a thread is in it
+	Mount                     // it is mounted somewhere
+	Descriptor                // a process has it open
+)
+
+// Ref is a reference to a network namespace.
+type Ref struct {
+	Kind  RefKind
+	Inode uint64 // of the namespace
+	Task  Task   // that is in it, sees the mount, or has the descriptor
+	Path  string // leads to it, through Task's directory in /proc
+	At    string // of a mount: its path in Task's mount namespace
+}
+
+// Scan calls f with each reference to a network namespace, until f returns false.
+// Mounts are listed once for each mount namespace. complete reports whether Scan could
+// look into every process; the kernel may deny that for processes of another user
+// namespace.
+func Scan(proc string, f func(Ref) (more bool)) (complete bool, err error) {
+	var own unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
+		return false, fmt.Errorf("look up a network namespace: %w", err)
+	}
+	s := scan{seen: map[string]bool{}, device: uint64(own.Dev), f: f}
+	unread := false
+	complete, err = EachTask(proc, func(t Task) bool {
+		err := s.through(t)
+		unread = unread || err != nil
+		return !s.stopped
+	})
+	return complete && !unread, err
+}
+
+// EachPath calls f with paths that may lead to the namespace with that identity, until f
+// returns true. complete is that of [Scan], or true if f returned true.
+func EachPath(proc, id string, f func(path string) bool) (complete bool, err error) {
+	var inode uint64
+	if _, number, ok := strings.Cut(id, ":"); !ok || !parseUint(number, &inode) {
+		return false, fmt.Errorf("%q is not the identity of a namespace", id)
+	}
+	found := false
+	complete, err = Scan(proc, func(r Ref) bool {
+		found = r.Inode == inode && f(r.Path)
+		return !found
+	})
+	return complete || found, err
+}
+
+// scan is a Scan in progress.
+type scan struct {
+	seen    map[string]bool // mount namespaces whose mounts were read
+	device  uint64          // of all namespaces
+	f       func(Ref) bool
+	stopped bool
+}
+
+// found passes a reference on, unless f has stopped the scan.
+func (s *scan) found(r Ref) { s.stopped = s.stopped || !s.f(r) }
+
+// through finds the references under a thread's directory in /proc.
+func (s *scan) through(t Task) (err error) {
+	defer func() {
+		if Gone(err) {
+			err = nil // the thread has ended meanwhile
+		}
+	}()
+	own, err := os.Readlink(t.NetNS())
+	if err != nil {
+		return err
+	}
+	if inode, ok := inodeOf(own); ok {
+		s.found(Ref{Kind: Thread, Inode: inode, Task: t, Path: t.NetNS()})
+	}
+	mounts, err := os.Readlink(t.Dir + "/ns/mnt")
+	if err != nil {
+		return err
+	}
+	if !s.seen[mounts] {
+		s.seen[mounts] = true
+		if err := s.mounts(t); err != nil {
+			return err
+		}
+	}
+	if !t.Leads() && sharesFiles(t) {
+		return nil // the descriptors of its leading thread were read
+	}
+	fds, err := os.ReadDir(t.Dir + "/fd")
+	for _, fd := range fds {
+		path := filepath.Join(t.Dir, "fd", fd.Name())
+		inode, ok, oerr := s.open(path)
+		if ok {
+			s.found(Ref{Kind: Descriptor, Inode: inode, Task: t, Path: path})
+		} else if oerr != nil && !Gone(oerr) { // else it is closed by now
+			err = errors.Join(err, oerr)
+		}
+	}
+	return err
+}
+
+// open returns the number of the namespace that a descriptor refers to, if it does. The
+// link has the number, or the path of the mount through which it was opened.
+func (s *scan) open(fd string) (inode uint64, ok bool, err error) {
+	to, err := os.Readlink(fd)
+	if inode, ok = inodeOf(to); ok || err != nil || !strings.HasPrefix(to, "/") {
+		return inode, ok, err
+	}
+	var st unix.Statx_t
+	// A server of a network file system may be gone: it is not asked.
+	for {
+		err = unix.Statx(unix.AT_FDCWD, fd, unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	return st.Ino, err == nil && unix.Mkdev(st.Dev_major, st.Dev_minor) == s.device, err
+}
+
+// mounts finds the mounts that a thread sees.
+func (s *scan) mounts(t Task) error {
+	all, err := mountsIn(t.Dir)
+	if errors.Is(err, unix.EINVAL) {
+		return nil // the thread is ending, and has left its mount namespace
+	}
+	for _, m := range all {
+		s.found(Ref{Kind: Mount, Inode: m.inode, Task: t, Path: filepath.Join(t.Dir, "root", m.at), At: m.at})
+	}
+	return err
+}
+
+// sharesFiles reports whether a thread shares the descriptors of its leading thread,
+// as nearly all threads do. It is false if the kernel cannot compare them.
+func sharesFiles(t Task) bool {
+	const files = 2 // KCMP_FILES in the kernel's include/uapi/linux/kcmp.h
+	differ, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(t.PID), uintptr(t.TID), files, 0, 0, 0)
+	return errno == 0 && differ == 0
+}
+
+// Mounts returns the paths at which the calling thread sees a namespace mounted. It
+// returns none if they cannot be read.
+func Mounts(inode uint64) (paths []string) {
+	all, _ := mountsIn("/proc/thread-self")
+	for _, m := range all {
+		if m.inode == inode {
+			paths = append(paths, m.at)
+		}
+	}
+	return paths
+}
+
+// mount is a mount of a network namespace.
+type mount struct {
+	inode uint64
+	at    string
+}
+
+// mountsIn lists the mounts of network namespaces that a process sees.
+//
+//	512 24 0:4 net:[4026532231] /run/netns/host rw shared:253 - nsfs nsfs rw
+func mountsIn(process string) (all []mount, err error) {
+	data, err := os.ReadFile(process + "/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	for line := range bytes.Lines(data) {
+		fields := strings.Fields(string(line))
+		if len(fields) < 5 {
+			continue
+		}
+		if inode, ok := inodeOf(fields[3]); ok {
+			all = append(all, mount{inode, unescaped(fields[4])})
+		}
+	}
+	return all, nil
+}
+
+// inodeOf returns the number in "net:[4026532231]", the text of links to a network
+// namespace.
+func inodeOf(link string) (inode uint64, ok bool) {
+	number, ok := strings.CutPrefix(link, "net:[")
+	if ok {
+		number, ok = strings.CutSuffix(number, "]")
+	}
+	ok = ok && parseUint(number, &inode)
+	return inode, ok
+}
+
+// parseUint reads a decimal number.
+func parseUint(number string, to *uint64) bool {
+	n, err := strconv.ParseUint(number, 10, 64)
+	*to = n
+	return err == nil
+}
+
+// unescaped undoes the octal escapes of proc_pid_mountinfo(5).
+func unescaped(path string) string {
+	if !strings.Contains(path, `\`) {
+		return path // to make the Replacer takes longer than all else
+	}
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
+}

@@ -1,0 +1,129 @@
+package proc
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// proc makes a directory in the form of /proc: links and files by path.
+func proc(t *testing.T, links, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	make := func(path string) string {
+		path = filepath.Join(dir, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for path, to := range links {
+		if err := os.Symlink(to, make(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, content := range files {
+		if err := os.WriteFile(make(path), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
+	const link, other = "net:[4026532231]", "net:[4026531840]"
+	thread := func(of string) string { return "3/task/1073741824/" + of }
+	dir := proc(t, map[string]string{
+		"1/task/1/ns/net": other, "1/task/1/ns/mnt": "mnt:[1]", "1/task/1/fd/0": "/dev/null",
+		"2/task/2/ns/net": other, "2/task/2/ns/mnt": "mnt:[1]", "2/task/2/fd/7": link,
+		"3/task/3/ns/net": link, "3/task/3/ns/mnt": "mnt:[2]", "3/task/3/fd/0": other,
+		// Threads besides the leading one, with a number that no thread of this
+		// machine has.
+		thread("ns/net"): link, thread("ns/mnt"): "mnt:[3]", thread("fd/9"): link,
+		"self/ns/net": link, // equal to one of the numbers
+	}, map[string]string{
+		"1/task/1/mountinfo": "1 0 8:1 / / rw - ext4 root rw\n" +
+			"2 1 0:4 net:[4026532231] /run/my\\040netns rw shared:3 - nsfs nsfs rw\n" +
+			"3 1 0:4 net:[40265322310] /run/longer rw shared:3 - nsfs nsfs rw\n",
+		"2/task/2/mountinfo": "2 1 0:4 net:[4026532231] /of/the/same/namespace rw - nsfs nsfs rw\n",
+		"3/task/3/mountinfo": "2 1 0:4 net:[4026532231] /run/its rw - nsfs nsfs rw\n",
+		thread("mountinfo"):  "2 1 0:4 net:[4026532231] /run/of/the/thread rw - nsfs nsfs rw\n",
+	})
+	var paths []string
+	search := func(stop bool) (complete bool) {
+		t.Helper()
+		paths = nil
+		complete, err := EachPath(dir, "4:4026532231", func(path string) bool {
+			path, err := filepath.Rel(dir, path)
+			if err != nil {
+				t.Error(err)
+			}
+			paths = append(paths, path)
+			return stop
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return complete
+	}
+	complete := search(false)
+	want := []string{"1/task/1/root/run/my netns", "2/task/2/fd/7", "3/task/3/ns/net", "3/task/3/root/run/its",
+		thread("ns/net"), thread("root/run/of/the/thread"), thread("fd/9")}
+	if !complete || !slices.Equal(paths, want) {
+		t.Errorf("paths %q, complete %v, want %q", paths, complete, want)
+	}
+	if search(true); !slices.Equal(paths, want[:1]) {
+		t.Errorf("after the first: %q", paths)
+	}
+	// A process that has ended does not count, but one that may not be
+	// inspected does.
+	for _, more := range []struct {
+		path         string
+		wantComplete bool
+	}{{"4/comm", true}, {"5/task/5/ns/net", false}} { // in this order: each stays
+		path := filepath.Join(dir, more.path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil { // not a link: EINVAL stands for EACCES
+			t.Fatal(err)
+		}
+		if complete := search(false); complete != more.wantComplete || !slices.Equal(paths, want) {
+			t.Errorf("with %s: complete %v, paths %q", path, complete, paths)
+		}
+	}
+}
+
+// TestScanNamesTheKindOfEachReference, and the path of a mount in its own namespace.
+func TestScanNamesTheKindOfEachReference(t *testing.T) {
+	const link = "net:[7]"
+	dir := proc(t, map[string]string{
+		"1/task/1/ns/net": link, "1/task/1/ns/mnt": "mnt:[1]", "1/task/1/fd/3": link,
+		"1/task/1/fd/4": "/proc/thread-self/ns/net", // as if opened through a mount
+		"1/task/1/fd/5": "/dev/null", "1/task/1/fd/6": "/is/closed/by/now",
+	}, map[string]string{"1/task/1/mountinfo": "2 1 0:4 net:[7] /run/x rw - nsfs nsfs rw\n3 1 0:4 mnt:[7] /run/y rw - nsfs nsfs rw\n"})
+	var got []Ref
+	complete, err := Scan(dir, func(r Ref) bool {
+		r.Path, _ = filepath.Rel(dir, r.Path)
+		r.Task.Dir = ""
+		got = append(got, r)
+		return true
+	})
+	task := Task{PID: 1, TID: 1}
+	var own unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
+		t.Fatal(err)
+	}
+	want := []Ref{
+		{Kind: Thread, Inode: 7, Task: task, Path: "1/task/1/ns/net"},
+		{Kind: Mount, Inode: 7, Task: task, Path: "1/task/1/root/run/x", At: "/run/x"},
+		{Kind: Descriptor, Inode: 7, Task: task, Path: "1/task/1/fd/3"},
+		{Kind: Descriptor, Inode: own.Ino, Task: task, Path: "1/task/1/fd/4"},
+	}
+	if !complete || err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %+v, %v, %v, want %+v", got, complete, err, want)
+	}
+}

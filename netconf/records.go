@@ -1,0 +1,65 @@
+package netconf
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+
+	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// attachedAddresses returns the networks of the containers on record, which may be attached to
+// networks that are configured no more.
+func attachedAddresses(records *record.Store) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	var errs []error
+	scanned := map[string]bool{} // containers of one network have one configuration
+	err := records.Each(func(f record.Found) bool {
+		if f.Err != nil {
+			data, err := plainfile.Read(records.Path(f.File))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+			all = append(all, scanPrefixes(data)...)
+		}
+		for _, a := range f.Record.Attachments {
+			if config := string(a.Config); !scanned[config] {
+				scanned[config] = true
+				all = append(all, scanPrefixes(a.Config)...)
+			}
+			all = append(all, scanPrefixes(a.Result)...)
+		}
+		return true
+	})
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return nil, fmt.Errorf("networks of attached containers: %w", err)
+	}
+	return mergePrefixes(all), nil
+}
+
+// addressesOf returns the networks of the addresses that containers on record have on the
+// networks of one name.
+func addressesOf(records *record.Store, network string) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	err := records.Each(func(f record.Found) bool {
+		for _, a := range f.Record.Attachments {
+			var result struct {
+				IPs []struct{ Address netip.Prefix }
+			}
+			if a.Network != network || json.Unmarshal(a.Result, &result) != nil {
+				continue // its ADD has not answered
+			}
+			for _, ip := range result.IPs {
+				all = append(all, ip.Address)
+			}
+		}
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("networks of attached containers: %w", err)
+	}
+	return mergePrefixes(all), nil
+}

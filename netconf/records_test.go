@@ -1,0 +1,50 @@
+package netconf
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
+)
+
+func records(t testing.TB, n int) *record.Store {
+	t.Helper()
+	s := record.Open(filepath.Join(t.TempDir(), "attachments"))
+	for i := range n {
+		expect.NoError(t, s.Begin(&record.Record{ContainerID: record.ID(fmt.Sprint("c", i)), Attachments: []record.Attachment{{
+			Network: "net", IfName: "eth0", Config: []byte(`{"plugins": [{"type": "bridge", "ipam": {"ranges": [[{"subnet": "10.1.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`),
+			Result: json.RawMessage(fmt.Sprintf(`{"ips": [{"address": "10.%d.0.5/16"}], "routes": [{"dst": "::/0"}]}`, 1+i%2)),
+		}}}))
+	}
+	return s
+}
+
+func TestAttached(t *testing.T) {
+	expect.Same(t, "none", expect.Value(attachedAddresses(record.Open(t.TempDir())))(t), nil)
+	got := expect.Value(attachedAddresses(records(t, 5)))(t)
+	expect.Same(t, "networks", got, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/16")})
+}
+
+func TestAddressesOf(t *testing.T) {
+	s := records(t, 3)
+	expect.NoError(t, s.Begin(&record.Record{ContainerID: "coming", Attachments: []record.Attachment{{Network: "net", IfName: "eth0"}}}))
+	expect.NoError(t, s.Begin(&record.Record{ContainerID: "elsewhere", Attachments: []record.Attachment{{Network: "other", IfName: "eth0",
+		Result: json.RawMessage(`{"ips": [{"address": "10.9.0.5/16"}], "routes": [{"dst": "10.8.0.0/16"}]}`)}}}))
+	expect.Same(t, "of net", expect.Value(addressesOf(s, "net"))(t), prefixes("10.1.0.0/16", "10.2.0.0/16"))
+	expect.Same(t, "of other", expect.Value(addressesOf(s, "other"))(t), prefixes("10.9.0.0/16"))
+	expect.Same(t, "of none", expect.Value(addressesOf(s, "none"))(t), nil)
+}
+
+// BenchmarkAttached is what the choice of a subnet costs on a crowded host, once.
+func BenchmarkAttached(b *testing.B) {
+	s := records(b, 10_000)
+	for b.Loop() {
+		if _, err := attachedAddresses(s); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package netconf
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+)
+
+// wish is a subnet to be found: one of that length, in one of the pools.
+type wish struct {
+	Pools []netip.Prefix
+	Bits  int
+}
+
+// Allows reports whether a subnet is what is wished for.
+func (w wish) Allows(p netip.Prefix) bool {
+	return p.Bits() == w.Bits && slices.ContainsFunc(w.Pools, func(pool netip.Prefix) bool {
+		return pool.Bits() <= p.Bits() && pool.Contains(p.Addr())
+	})
+}
+
+// probes is how many subnets of a pool are tried in the order of hashes, and mostSteps
+// how many one after the other then. A pool of IPv4 has no more than that.
+const probes, mostSteps = 256, 1 << 22
+
+// chooseSubnet returns a subnet that overlaps none of those in use. It is the same for the
+// same name while nothing gets in its way, so that several hosts are likely to agree. The
+// pools are tried in order.
+func chooseSubnet(name string, w wish, used []netip.Prefix) (netip.Prefix, bool) {
+	for _, pool := range w.Pools {
+		if p, ok := chooseFrom(name, pool.Masked(), w.Bits, within(pool, used)); ok {
+			return p, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+func chooseFrom(name string, pool netip.Prefix, bits int, used []netip.Prefix) (p netip.Prefix, ok bool) {
+	if bits < pool.Bits() || slices.ContainsFunc(used, func(u netip.Prefix) bool { return u.Bits() <= pool.Bits() }) {
+		return p, false
+	}
+	free := func(n uint64) bool {
+		p = nth(pool, bits, n)
+		return !slices.ContainsFunc(used, p.Overlaps)
+	}
+	last := uint64(1)<<min(bits-pool.Bits(), 63) - 1 // count - 1
+	for n := range probes {
+		if free(hash(name, pool, n) & last) {
+			return p, true
+		}
+	}
+	first := hash(name, pool, probes)
+	for n := range min(last+1, mostSteps) {
+		if free((first + n) & last) {
+			return p, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// within returns the prefixes that overlap a pool, each once.
+func within(pool netip.Prefix, used []netip.Prefix) []netip.Prefix {
+	var in []netip.Prefix
+	seen := map[netip.Prefix]bool{}
+	for _, p := range used {
+		if p = p.Masked(); p.Overlaps(pool) && !seen[p] {
+			seen[p] = true
+			in = append(in, p)
+		}
+	}
+	return in
+}
+
+func hash(name string, pool netip.Prefix, n int) uint64 {
+	sum := sha256.Sum256(binary.BigEndian.AppendUint32([]byte(pool.String()+" "+name+" "), uint32(n)))
+	return binary.BigEndian.Uint64(sum[:])
+}
+
+// nth returns the subnet with that number in a pool.
+func nth(pool netip.Prefix, bits int, n uint64) netip.Prefix {
+	b := pool.Addr().As16()
+	at := bits // of the last bit of the number
+	if pool.Addr().Is4() {
+		at += 96
+	}
+	for ; n != 0; n >>= 1 {
+		at--
+		b[at/8] |= byte(n&1) << (7 - at%8)
+	}
+	addr := netip.AddrFrom16(b)
+	if pool.Addr().Is4() {
+		addr = addr.Unmap()
+	}
+	return netip.PrefixFrom(addr, bits)
+}
