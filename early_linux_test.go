@@ -18,17 +18,18 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// slowDisk delays a record until the test releases it.
-type slowDisk struct {
-	begun chan struct{}
-	end   chan error
-}
+// slowDisk delays all that is synced until the test closes end.
+type slowDisk struct{ begun, end chan struct{} }
 
 func newSlowDisk(r *cni.Runtime) *slowDisk {
-	d := &slowDisk{begun: make(chan struct{}, 1), end: make(chan error, 1)}
+	d := &slowDisk{make(chan struct{}, 1), make(chan struct{})}
 	r.SyncRecordsBy(func(*os.File) error {
-		d.begun <- struct{}{}
-		return <-d.end
+		select {
+		case d.begun <- struct{}{}:
+		default: // a later file
+		}
+		<-d.end
+		return nil
 	})
 	return d
 }
@@ -67,7 +68,7 @@ func TestDurableStateIsMadeAfterTheRecord(t *testing.T) {
 		t.Fatalf("Setup has returned %v before the record had reached the disk", err)
 	default:
 	}
-	disk.end <- nil
+	close(disk.end)
 	expect.NoError(t, expect.Await(t, "Setup", done))
 	expect.Same(t, "files", len(files()), 4) // the address, the last address, the lock, the cached result
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
@@ -90,7 +91,7 @@ func TestExecutablesThatWriteNoFileDoNotWaitForTheDisk(t *testing.T) {
 	disk, path := newSlowDisk(r), h.Container("c1") // which nobody releases before the end
 	done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
 	expect.NoError(t, expect.Await(t, "Setup with a disk that never answers", done))
-	disk.end <- nil
+	close(disk.end)
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	h.WantClean(before)
 }
