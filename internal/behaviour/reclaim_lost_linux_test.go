@@ -72,6 +72,37 @@ func TestFault_F73_GCReclaimsALostRecordThatLibcnisCacheNames(t *testing.T) {
 	t.Logf("F73: %d leftovers reclaimed", reclaimed)
 }
 
+// TestFault_F73_GCNamesALostRecordThatOnlyLibcnisCacheNames: whose the container was is not
+// known, so it stays until somebody calls Remove. One to keep is not named, nor is one that
+// lives.
+func TestFault_F73_GCNamesALostRecordThatOnlyLibcnisCacheNames(t *testing.T) {
+	lostRecords(t, func(t *testing.T, h *realHost, new func(...cni.Opt) *cni.Runtime) {
+		r := new()
+		before, links := h.Audit(), h.links()
+		dies(t, r, "c1", onePort)
+		h.Unrecord("c1")
+		h.waitForLinks(links)
+		leaves := func(o cni.GCOptions, want ...string) {
+			t.Helper()
+			report, err := r.GC(t.Context(), o)
+			expect.NoError(t, err, report.Err())
+			expect.Same(t, "report", *report, cni.Report{Left: want})
+		}
+		line := `c1 eth0 on network "podnet": it is on no record, but in libcni's cache, perhaps by another program, and its interfaces are gone; ` +
+			`call Remove if the container is gone`
+		there := h.Audit()
+		for _, dry := range []bool{true, false} {
+			leaves(cni.GCOptions{KeepNone: true, DryRun: dry}, line)
+			leaves(cni.GCOptions{Keep: []string{"c1"}, DryRun: dry})
+		}
+		left, gone := h.Left(there)
+		expect.Unchanged(t, "host", left, gone.Without(func(l string) bool { return strings.Contains(l, "/attachments/ports/") }))
+		expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+		leaves(cni.GCOptions{KeepNone: true})
+		h.WantClean(before)
+	})
+}
+
 // TestFault_F73_GCLeavesALostRecordsContainerThatLives, and says so: another program may
 // have attached it since. If the container once left nothing behind, one has.
 func TestFault_F73_GCLeavesALostRecordsContainerThatLives(t *testing.T) {
