@@ -382,7 +382,8 @@ func TestFault_F50_StateThatIsNoFileBlocksNobody(t *testing.T) {
 	}
 }
 
-// TestFilesOfEarlierVersionsAreDeleted: marks of first ADDs, and the copy of libcni's cache.
+// TestFilesOfEarlierVersionsAreDeleted: marks of first ADDs, the copy of libcni's cache, and
+// second names of records with ports.
 func TestFilesOfEarlierVersionsAreDeleted(t *testing.T) {
 	for name, tidy := range map[string]func(r *cni.Runtime) error{
 		"GC": func(r *cni.Runtime) error {
@@ -396,12 +397,14 @@ func TestFilesOfEarlierVersionsAreDeleted(t *testing.T) {
 	} {
 		s, r := leasing(t, "c1")
 		own := func(elements ...string) string { return s.Path(append([]string{"state", "embedcni"}, elements...)...) }
-		expect.NoError(t, os.Mkdir(own("networks"), 0o700))
+		links := own("attachments", "ports")
+		expect.NoError(t, os.Mkdir(own("networks"), 0o700), os.Mkdir(links, 0o700))
+		expect.NoError(t, os.Link(s.RecordFile("c1")+".json", filepath.Join(links, filepath.Base(s.RecordFile("c1"))+".t80")))
 		for _, path := range []string{own("networks", "0a1b"), own("networks", "0a1b.new"), own("cachedports")} {
 			expect.NoError(t, os.WriteFile(path, []byte("x"), 0o600))
 		}
 		expect.NoError(t, tidy(r))
-		for _, path := range []string{own("networks"), own("cachedports")} {
+		for _, path := range []string{own("networks"), own("cachedports"), links} {
 			if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("%s leaves %s: %v", name, path, err)
 			}

@@ -22,10 +22,9 @@ type strays struct {
 
 func (s *Store) strays() (strays, error) {
 	files, err := s.Records.Strays()
-	entries, perr := s.Ports.Strays()
-	former, ferr := formerFiles(filepath.Dir(s.Locks.Path()))
+	former, ferr := formerFiles(filepath.Dir(s.Locks.Path()), s.Records.Dir())
 	namespaces, dirs, nerr := s.strayNamespaces()
-	return strays{slices.Concat(files, entries, former), namespaces, dirs}, errors.Join(err, perr, ferr, nerr)
+	return strays{slices.Concat(files, former), namespaces, dirs}, errors.Join(err, ferr, nerr)
 }
 
 // TidyAlone is Tidy while all others are kept out, if there is anything to do. If

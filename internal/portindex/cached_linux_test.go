@@ -1,4 +1,4 @@
-package cachedports
+package portindex
 
 import (
 	"encoding/json"
@@ -9,9 +9,11 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/shared"
 )
 
 const (
@@ -37,8 +39,8 @@ func newCache(t testing.TB) *cacheDir {
 
 // again makes the Cache of another process.
 func (c *cacheDir) again() {
-	c.cache = Open(c.dir, c.records, slog.New(slog.DiscardHandler))
-	c.cache.state = &state{}
+	c.cache = OpenCache(c.dir, c.records, slog.New(slog.DiscardHandler))
+	c.cache.files = &shared.Ref[dirwatch.Files[[]slot]]{Value: dirwatch.NewFiles[[]slot](c.cache.dir, "", dirwatch.Open)}
 }
 
 // record puts a container on record.
@@ -72,12 +74,16 @@ func (c *cacheDir) write(name string, data []byte) string {
 	return path
 }
 
-// has returns the containers that have TCP port 8080, after the interval between two
-// comparisons with the records.
+// has returns the containers that have TCP port 8080.
 func (c *cacheDir) has() string {
 	c.t.Helper()
-	c.cache.compared = c.cache.compared.Add(-2 * compareEvery)
-	return c.holder(8080)
+	found, err := c.cache.Find(claimsOf(8080))
+	expect.NoError(c.t, err)
+	var ids []string
+	for _, a := range found {
+		ids = append(ids, a.ContainerID)
+	}
+	return fmt.Sprint(ids)
 }
 
 func TestFindsWhatIsOnlyInTheCache(t *testing.T) {
@@ -99,7 +105,7 @@ func TestFindsWhatIsOnlyInTheCache(t *testing.T) {
 	expect.Same(t, "in order", c.has(), "[a1 c1]")
 	got, err := c.cache.Find([]ports.Claim{{Protocol: "tcp", Port: 8081}})
 	expect.NoError(t, err)
-	expect.Same(t, "attachments", got, []Attachment{{"other", "net", "eth0", "/run/netns/other", []ports.Claim{{Protocol: "tcp", Port: 8081}}}})
+	expect.Same(t, "attachments", got, []Cached{{"other", "net", "eth0", "/run/netns/other", []ports.Claim{{Protocol: "tcp", Port: 8081}}}})
 	none, err := c.cache.Find(nil)
 	expect.NoError(t, err)
 	expect.Same(t, "nothing wanted", len(none), 0)
@@ -108,28 +114,27 @@ func TestFindsWhatIsOnlyInTheCache(t *testing.T) {
 	expect.Same(t, "one is gone", c.has(), "[a1]")
 	c.add("a1", forwarding, 9000)
 	expect.Same(t, "with another port at once", c.has(), "[]")
-	expect.NoError(t, c.records.Delete("ours")) // released: the container is another program's now
-	expect.Same(t, "released", c.has(), "[ours]")
+	expect.NoError(t, c.records.Delete("ours")) // its record is lost
+	expect.Same(t, "lost", c.has(), "[ours]")
 	c.record("ours")
 	expect.Same(t, "ours again", c.has(), "[]")
 	expect.NoError(t, os.RemoveAll(filepath.Join(c.dir, "results")))
 	expect.Same(t, "after all", c.has(), "[]")
 }
 
-// TestOurFilesAreReadOnce: another attachment of ours costs one file, however many there are.
-func TestOurFilesAreReadOnce(t *testing.T) {
-	c := newCache(t)
-	c.record("ours")
-	path := c.add("ours", forwarding, 8080)
-	expect.Same(t, "at first", c.has(), "[]")
-	c.add("c1", forwarding, 8080)
-	expect.NoError(t, os.Rename(filepath.Join(c.dir, "results", "net-c1-eth0"), path))
-	expect.Same(t, "in place of ours, which is on record", c.has(), "[]")
-	c.again()
-	expect.Same(t, "by another process", c.has(), "[c1]")
+// TestPortsAreSeenInAnyText: libcni writes without spaces, as records are. Others need not.
+func TestPortsAreSeenInAnyText(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"a": {"portMappings" : [ {"hostPort": 80}, {"hostPort": "x"}, {"hostPort": 53, "protocol": "UDP"}]}}`: "[{116 80} {117 53}]",
+		`{"portMappings":[{"hostPort":80}],"b":{"portMappings":[{"hostPort":81}]}}`:                             "[{116 80} {116 81}]",
+		`{"x": "\"portMappings\":[{\"hostPort\":80}]", "portMappings": {}}`:                                     "[]",
+		`{"portMappings": "portMappings", "y": ["portMappings"]}`:                                               "[]",
+	} {
+		expect.Same(t, text, fmt.Sprint(slotsIn([]byte(text))), want)
+	}
 }
 
-func TestADirectoryThatCannotBeRead(t *testing.T) {
+func TestACacheThatCannotBeListed(t *testing.T) {
 	c := newCache(t)
 	expect.NoError(t, os.WriteFile(filepath.Join(c.dir, "results"), nil, 0o600))
 	if _, err := c.cache.Find([]ports.Claim{{Protocol: "tcp", Port: 8080}}); err == nil {
@@ -137,40 +142,15 @@ func TestADirectoryThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever is in the cache, and whoever wrote it.
-func FuzzParse(f *testing.F) {
+// FuzzCached: whatever is in the cache, and whoever wrote it.
+func FuzzCached(f *testing.F) {
 	f.Add([]byte(`{"kind": "cniCacheV1", "containerId": "c1", "config": "e30=", "capabilityArgs": {"portMappings": [{"hostPort": 80}]}}`))
 	f.Add([]byte(`{"containerId": ["c1"]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var c Cache
-		c.state = &state{}
 		if a := c.parse(data); len(a.Claims) > 0 && a.ContainerID == "" {
 			t.Errorf("%q claims ports for nobody", data)
 		}
-		containerOf(data)
+		slotsIn(data)
 	})
-}
-
-// BenchmarkFind is a search after another attachment of the runtime's own, by the same
-// process and by a new one.
-func BenchmarkFind(b *testing.B) {
-	for _, n := range []int{10, 150, 1000, 10_000} {
-		c := newCache(b)
-		for i := range n {
-			id := fmt.Sprint("c", i)
-			c.record(id)
-			c.add(id, forwarding, 9000+i)
-		}
-		b.Run(fmt.Sprintf("%d attachments", n), func(b *testing.B) {
-			for b.Loop() {
-				expect.Same(b, "found", c.holder(8080), "[]")
-			}
-		})
-		b.Run(fmt.Sprintf("%d attachments, new process", n), func(b *testing.B) {
-			for b.Loop() {
-				c.again()
-				expect.Same(b, "found", c.holder(8080), "[]")
-			}
-		})
-	}
 }
