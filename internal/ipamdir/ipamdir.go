@@ -216,14 +216,10 @@ func Foreign(dir string) (foreign []string, others []Reservation, err error) {
 // SyncDir syncs a directory, so that file names and deletions survive a power
 // cut. It ignores a directory that does not exist.
 func SyncDir(dir string) error {
-	d, err := plainfile.Open(dir, os.O_RDONLY, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if err := plainfile.SyncDir(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return nil
 }
 
 // candidates returns the files to read: those of the known addresses, or all if

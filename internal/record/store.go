@@ -58,7 +58,7 @@ func (s *Store) Path(file string) string { return filepath.Join(s.dir, file+File
 func (s *Store) Begin(r *Record) error {
 	f, err := s.begin(r, true, nil)
 	if err == nil {
-		err = errors.Join(f.Close(), syncDir(s.dir))
+		err = errors.Join(f.Close(), plainfile.SyncDir(s.dir))
 	}
 	if err != nil {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
@@ -86,7 +86,7 @@ func (s *Store) BeginSoon(r *Record, prepared ...*plainfile.Unnamed) (*Pending, 
 	go func() {
 		defer close(p.done)
 		// One after the other: some file systems take twice as long for both at once.
-		if err := errors.Join(s.Sync(f), f.Close(), syncDir(s.dir)); err != nil {
+		if err := errors.Join(s.Sync(f), f.Close(), plainfile.SyncDir(s.dir)); err != nil {
 			*p.failed = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 		}
 	}()
@@ -404,11 +404,3 @@ func ignoreMissing(err error) error {
 }
 
 func remove(path string) error { return ignoreMissing(os.Remove(path)) }
-
-func syncDir(dir string) error {
-	d, err := plainfile.Open(dir, os.O_RDONLY, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
