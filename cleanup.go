@@ -60,8 +60,8 @@ func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error
 	return found, nil
 }
 
-// cleanUp is CleanUp without the validation. If only the ledger knows the
-// attachment, it releases the addresses that the ledger names.
+// cleanUp is CleanUp without the validation. If only the ledger of an
+// earlier version knows the attachment, it releases the addresses that the ledger names.
 func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record.Known, how container.Access) (found []string, err error) {
 	id := record.ID(t.ContainerID)
 	list, err := t.validate()

@@ -18,17 +18,18 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// slowDisk delays a record until the test releases it.
-type slowDisk struct {
-	begun chan struct{}
-	end   chan error
-}
+// slowDisk delays all that is synced until the test closes end.
+type slowDisk struct{ begun, end chan struct{} }
 
 func newSlowDisk(r *cni.Runtime) *slowDisk {
-	d := &slowDisk{begun: make(chan struct{}, 1), end: make(chan error, 1)}
+	d := &slowDisk{make(chan struct{}, 1), make(chan struct{})}
 	r.SyncRecordsBy(func(*os.File) error {
-		d.begun <- struct{}{}
-		return <-d.end
+		select {
+		case d.begun <- struct{}{}:
+		default: // a later file
+		}
+		<-d.end
+		return nil
 	})
 	return d
 }
@@ -67,7 +68,7 @@ func TestDurableStateIsMadeAfterTheRecord(t *testing.T) {
 		t.Fatalf("Setup has returned %v before the record had reached the disk", err)
 	default:
 	}
-	disk.end <- nil
+	close(disk.end)
 	expect.NoError(t, expect.Await(t, "Setup", done))
 	expect.Same(t, "files", len(files()), 4) // the address, the last address, the lock, the cached result
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
@@ -90,7 +91,7 @@ func TestExecutablesThatWriteNoFileDoNotWaitForTheDisk(t *testing.T) {
 	disk, path := newSlowDisk(r), h.Container("c1") // which nobody releases before the end
 	done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
 	expect.NoError(t, expect.Await(t, "Setup with a disk that never answers", done))
-	disk.end <- nil
+	close(disk.end)
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	h.WantClean(before)
 }
@@ -205,17 +206,16 @@ func TestARecordOfPluginsThatWriteNoFileIsNotSynced(t *testing.T) {
 	}
 }
 
-// TestLoIsNeitherCachedNorInTheLedger: no DEL needs its result, and it leaves nothing that
-// GC could release. The record has the result. A list of the caller's is cached as by go-cni.
-func TestLoIsNeitherCachedNorInTheLedger(t *testing.T) {
+// TestLoIsNotCached: no DEL needs its result. The record has the result. A list of the caller's is cached as by go-cni.
+func TestLoIsNotCached(t *testing.T) {
 	for name, tt := range map[string]struct {
-		load            []cni.Opt
-		cached, ledgers int
+		load   []cni.Opt
+		cached int
 	}{
-		"WithLoNetwork":             {[]cni.Opt{cni.WithLoNetwork}, 0, 0},
-		"its executable":            {[]cni.Opt{cni.WithLoNetwork, cni.WithoutBuiltinPlugins()}, 1, 0},
-		"a list of the caller's":    {[]cni.Opt{cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback")}, 1, 0},
-		"lo beside another network": {[]cni.Opt{cni.WithLoNetwork, cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback", "bandwidth")}, 1, 1},
+		"WithLoNetwork":             {[]cni.Opt{cni.WithLoNetwork}, 0},
+		"its executable":            {[]cni.Opt{cni.WithLoNetwork, cni.WithoutBuiltinPlugins()}, 1},
+		"a list of the caller's":    {[]cni.Opt{cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback")}, 1},
+		"lo beside another network": {[]cni.Opt{cni.WithLoNetwork, cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback", "bandwidth")}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := testhost.NewStage(t)
@@ -224,11 +224,9 @@ func TestLoIsNeitherCachedNorInTheLedger(t *testing.T) {
 			path := s.Container("c1")
 			_, err := r.Setup(t.Context(), "c1", path)
 			expect.NoError(t, err)
-			for pattern, want := range map[string]int{"results/*": tt.cached, "embedcni/attachments/ledger.*": tt.ledgers} {
-				found, err := filepath.Glob(s.Path("state", pattern))
-				expect.NoError(t, err)
-				expect.Same(t, pattern, len(found), want)
-			}
+			found, err := filepath.Glob(s.Path("state", "results/*"))
+			expect.NoError(t, err)
+			expect.Same(t, "cached", len(found), tt.cached)
 			rec, err := s.Records().Load("c1")
 			expect.NoError(t, err)
 			for _, n := range rec.Attachments {
@@ -267,27 +265,26 @@ func TestARecordThatReplacesOneOfLoAloneIsSynced(t *testing.T) {
 	}
 }
 
-// TestFault_F39_TheLedgerIsSafeBeforeTheRecordGoes: after any power cut the
-// ledger or a record names the owner of each address. No Setup waits for the
-// ledger.
-func TestFault_F39_TheLedgerIsSafeBeforeTheRecordGoes(t *testing.T) {
+// TestFault_F39_AReleaseIsOnTheDiskBeforeTheRecordGoes: after any power cut a record names
+// the owner of each address.
+func TestFault_F39_AReleaseIsOnTheDiskBeforeTheRecordGoes(t *testing.T) {
 	h, r := earlyHost(t)
-	begun, end := make(chan struct{}, 1), make(chan error, 1)
-	r.SyncLedgerBy(func(*os.File) error {
-		begun <- struct{}{}
+	testhost.MustSetUp(t, r, "c1", h.Container("c1"))
+	begun, end := make(chan string, 1), make(chan error, 1)
+	r.SyncRecordsBy(func(f *os.File) error {
+		begun <- f.Name()
 		return <-end
 	})
-	testhost.MustSetUp(t, r, "c1", h.Container("c1"))
-	if len(begun) > 0 {
-		t.Error("Setup syncs the ledger")
-	}
 	done := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
-	expect.Await(t, "the sync", begun)
-	expect.Eventually(t, "a DEL while the ledger is on its way", func() bool { return !h.hasPort() })
+	dir := expect.Await(t, "the sync", begun)
+	found, err := filepath.Glob(filepath.Join(dir, "*.*.*.*"))
+	expect.NoError(t, err)
+	expect.Same(t, "addresses when it began", found, []string(nil))
+	expect.Eventually(t, "a DEL while the release is on its way", func() bool { return !h.hasPort() })
 	rec, err := h.Records().Load("c1")
 	expect.NoError(t, err)
 	if rec == nil {
-		t.Error("the record is gone, and the ledger is not on the disk")
+		t.Error("the record is gone, and the release is not on the disk")
 	}
 	end <- errors.New("no space") // not a reason to fail
 	expect.NoError(t, expect.Await(t, "Remove", done))

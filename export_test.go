@@ -10,9 +10,6 @@ import (
 // SyncRecordsBy replaces the function that brings records to the disk.
 func (r *Runtime) SyncRecordsBy(sync func(*os.File) error) { r.current.Load().Records.Sync = sync }
 
-// SyncLedgerBy replaces the function that syncs the ledger to the disk.
-func (r *Runtime) SyncLedgerBy(sync func(*os.File) error) { r.current.Load().ledger().Fsync = sync }
-
 // Patiently removes the time limits on first ADDs and on the calls that wait
 // for them.
 func (r *Runtime) Patiently() *Runtime {

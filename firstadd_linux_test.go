@@ -101,18 +101,30 @@ func TestFault_F16_AFailedFirstADDLeavesTheNextOneFirst(t *testing.T) {
 	wantFirstAlone(t, s.TakeCalls(), 6)
 }
 
-func TestFault_F16_TheMarkIsSeenByAnotherProcess(t *testing.T) {
+// TestFault_F16_AnotherProcessRunsItsFirstAlone: it waits for the one that is alone, and
+// then runs alone too, once.
+func TestFault_F16_AnotherProcessRunsItsFirstAlone(t *testing.T) {
 	s := testhost.NewStage(t)
 	conf := s.Network("net", "1.0.0", "p")
 	expect.Same(t, "the other process", expect.Await(t, "the other process", s.Elsewhere(conf, "ADD", "warm", s.Container("warm"))), "")
-	r := s.Runtime(cni.WithConfListBytes(conf))
-	a, b := s.Gate("c0"), s.Gate("c1")
+	s.LogEnds("p")
+	s.TakeCalls()
+	r := s.Runtime(cni.WithConfListBytes(conf)).Patiently()
+	expect.NoError(t, coldStart(s, 6, r))
+	order, lines := chainsOf(s.TakeCalls())
+	expect.Same(t, "the first chain", lines[order[0]], []string{"0 ADD p " + order[0] + "/eth0", "1 end of ADD p " + order[0] + "/eth0"})
+	a, b := s.Gate("d0"), s.Gate("d1")
 	s.On("p", "ADD", scripted.Action{Block: s.Path("gate-$CNI_CONTAINERID")})
-	done := testhost.Begin(func() error { return coldStart(s, 2, r) })
+	var both []<-chan error
+	for _, id := range []string{"d0", "d1"} {
+		both = append(both, testhost.Begin(testhost.SetUp(t.Context(), r, id, s.Container(id), testhost.OnNet)))
+	}
 	letA, letB := s.Arrive(a), s.Arrive(b) // both concurrently: neither is the first
 	letA()
 	letB()
-	expect.NoError(t, expect.Await(t, "both", done))
+	for _, done := range both {
+		expect.NoError(t, expect.Await(t, "both", done))
+	}
 }
 
 func TestFault_F16_AChangedConfigurationHasAFirstADDAgain(t *testing.T) {

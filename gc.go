@@ -10,7 +10,6 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/footprint"
@@ -47,17 +46,19 @@ type GCOptions struct {
 // GC removes, as Remove does, every container that this owner has recorded and
 // that is not in Keep. Of the containers in Keep it removes the attachments
 // whose removal has failed before. Then it removes the leftovers of containers
-// that this owner once recorded but that are no longer on record, as after a
-// power cut: the addresses that host-local holds for them and, if the record was
-// lost rather than deleted, all leftovers of the reference plugins. If libcni's cache
+// that an earlier version of this library noted for this owner and that are no
+// longer on record, as after a power cut: the addresses that host-local holds for
+// them and, if the record was lost rather than deleted, all leftovers of the
+// reference plugins. If libcni's cache
 // still has such a container and it lives, or may, another program may have attached it:
-// it stays, and is in Report.Left. Last GC runs
+// it stays, and is in Report.Left. So is each other container that only libcni's cache has,
+// unless it lives for certain: GC cannot know whose it was. Last GC runs
 // GC of the plugins of the loaded networks, or of those in Configs, of version 1.1.0
 // and later, unless the network sets disableGC. The plugins then remove everything
 // that belongs to no attachment on record, of any owner.
 //
-// GC releases only reservations of host-local that this owner's ledger names by
-// container, interface and address, and whose address is on no record: other
+// GC releases only reservations of host-local that a record of this owner's names,
+// or that an earlier version noted for it and whose address is on no record: other
 // programs and administrators have reservations in the same directories. GC
 // tells an executable host-local that those are valid. If a reservation names no
 // attachment, GC cannot do that: then it does not ask the network's plugins, and
@@ -104,13 +105,13 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 	if o.KeepIf != nil {
 		return s.collectIf(ctx, o, nil, report)
 	}
-	// Before the records, because an attachment is entered just before it is on record.
+	// Before the records: an earlier version enters an attachment just before it records it.
 	entered, unread := s.ledger().Read()
-	found, err := s.Records.List()
+	left, err := s.listAttached()
 	if err != nil {
 		return err
 	}
-	mine, err := s.mine(found, true, report)
+	mine, err := s.mine(left.found, true, report)
 	if err != nil {
 		return err
 	}
@@ -125,7 +126,7 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 	if unread != nil {
 		return unread
 	}
-	g, err := s.garbage(o, entered, found, report)
+	g, err := s.garbage(o, entered, left, report)
 	if err != nil {
 		return err
 	}
@@ -172,14 +173,14 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, own []*Network, rep
 	return join(err, s.reclaim(ctx, g, false, report), s.collectByPlugins(ctx, g, left, own, report))
 }
 
-// leftovers returns the garbage, and the records that are left, to which nobody adds
+// leftovers returns the garbage, and the attachments that are left, to which nobody adds
 // meanwhile.
-func (s *snapshot) leftovers(o GCOptions, report *Report) (*claims.Garbage, []record.Found, error) {
+func (s *snapshot) leftovers(o GCOptions, report *Report) (*claims.Garbage, *attached, error) {
 	entered, err := s.ledger().Read()
 	if err != nil {
 		return nil, nil, err
 	}
-	left, err := s.Records.List()
+	left, err := s.listAttached()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -190,8 +191,8 @@ func (s *snapshot) leftovers(o GCOptions, report *Report) (*claims.Garbage, []re
 // collectByPlugins runs GC for each network of the call or, if it has none, for each
 // loaded one, unless one of a network's plugins would release another program's
 // reservation.
-func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, found []record.Found, own []*Network, report *Report) (err error) {
-	valid, err := s.validAttachments(found, own)
+func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, left *attached, own []*Network, report *Report) (err error) {
+	valid, err := claims.FindValid(left.found, s.loadedNames(own), left.cached)
 	if err != nil {
 		return err
 	}
@@ -224,16 +225,6 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, foun
 	return join(errs...)
 }
 
-// validAttachments returns all attachments on this host: those of the records, and those
-// in libcni's cache. One of a damaged record may be of each loaded network, and of own.
-func (s *snapshot) validAttachments(found []record.Found, own []*Network) (*claims.Valid, error) {
-	cached, err := chain.AllCached(s.stateDir, "")
-	if err != nil {
-		return nil, err
-	}
-	return claims.FindValid(found, s.loadedNames(own), cached)
-}
-
 // loadedNames returns the names of the loaded networks, and of others.
 func (s *snapshot) loadedNames(others []*Network) (names []string) {
 	for _, n := range append(slices.Clone(s.networks), others...) {
@@ -245,40 +236,39 @@ func (s *snapshot) loadedNames(others []*Network) (names []string) {
 // garbage returns the attachments that were entered in this owner's ledger, are not
 // wanted, are on no record of any owner, and do not live. It fails while a record cannot be read,
 // because anything may belong to that record's container.
-func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, found []record.Found, report *Report) (_ *claims.Garbage, err error) {
-	if len(entered) == 0 {
-		return &claims.Garbage{}, nil
-	}
-	recorded, err := claims.FindValid(found, s.loadedNames(nil), nil)
-	var unrecorded *unrecorded
-	if err == nil {
-		unrecorded, err = s.unrecordedAttachments()
-	}
+func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, left *attached, report *Report) (_ *claims.Garbage, err error) {
+	recorded, err := claims.FindValid(left.found, s.loadedNames(nil), nil)
 	if err != nil {
 		return nil, fmt.Errorf("leftovers of containers that are no longer on record were not searched for: %w", err)
 	}
+	unrecorded, err := s.unrecordedAttachments(left.cached)
+	if err != nil {
+		return nil, err
+	}
 	defer func() { err = join(err, unrecorded.close()) }()
+	report.Left = append(report.Left, unrecorded.ended(func(key record.Key) bool {
+		_, judged := entered[key] // below
+		return judged || recorded.Has(key) || slices.Contains(o.Keep, string(key.ContainerID))
+	})...)
 	// The ledger has the ID under which a pool made a container, and Keep has the
 	// caller's; only the record connects them. While a container to keep is on no
 	// record, it may be any of those whose namespaces a pool made and that exist.
 	lost := slices.DeleteFunc(slices.Clone(o.Keep), func(id string) bool {
-		return slices.ContainsFunc(found, func(f record.Found) bool { return string(f.Record.ContainerID) == id })
+		return slices.ContainsFunc(left.found, func(f record.Found) bool { return string(f.Record.ContainerID) == id })
 	})
 	return claims.FindGarbage(entered, func(key record.Key) bool {
 		if recorded.Has(key) || slices.Contains(o.Keep, string(key.ContainerID)) {
 			return true
 		}
 		if len(lost) == 0 || !s.Pools.Has(key.ContainerID) {
-			left, stays := unrecorded.stays(key, entered[key])
-			if left != "" {
-				report.Left = append(report.Left, left)
-			}
+			why, stays := unrecorded.stays(key, entered[key])
+			report.Left = append(report.Left, why...)
 			return stays
 		}
 		report.Left = append(report.Left, fmt.Sprintf("%s %s on network %q: a pool made it, and it may be a container in Keep that is on no record: %s; "+
 			"if it is not, call GC without that one in Keep", key.ContainerID, key.IfName, key.Network, strings.Join(lost, ", ")))
 		return true
-	}, found), nil
+	}, left.found), nil
 }
 
 // reclaim removes the leftovers of garbage, and settles it in the ledger. The
@@ -306,16 +296,14 @@ func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, rep
 	for _, err := range failed {
 		errs = append(errs, err)
 	}
-	now, err := s.ledger().Read() // new doubts may have arisen
-	errs = append(errs, err)
 	settled = slices.DeleteFunc(settled, func(key record.Key) bool {
-		left := claims.Doubtful(now[key])
+		left := claims.Doubtful(g.Known[key])
 		report.Left = append(report.Left, left...)
 		return len(left) > 0
 	})
 	slices.Sort(report.Reclaimed)
 	slices.Sort(report.Left)
-	if !dry && len(settled) > 0 {
+	if !dry {
 		errs = append(errs, s.ledger().Settle(settled))
 	}
 	return join(errs...)

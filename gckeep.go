@@ -42,7 +42,7 @@ func (s *snapshot) collectIf(ctx context.Context, o GCOptions, own []*Network, r
 		return nil
 	}
 	err = s.Tidy()
-	left, lerr := s.Records.List()
+	left, lerr := s.listAttached()
 	if lerr != nil { // anything may be attached
 		return join(err, lerr)
 	}

@@ -3,6 +3,7 @@ package cni
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -13,53 +14,85 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
+// attached are all attachments that a host shows: those on record, of every owner, and
+// those in libcni's cache.
+type attached struct {
+	found  []record.Found
+	cached []*libcni.NetworkAttachment
+}
+
+func (s *snapshot) listAttached() (*attached, error) {
+	found, err := s.Records.List()
+	if err != nil {
+		return nil, err
+	}
+	cached, err := chain.AllCached(s.stateDir, "")
+	return &attached{found, cached}, err
+}
+
 // unrecorded are the attachments in libcni's cache, for a GC that judges those without a
 // record. Either their records were lost, or another program has attached them.
 type unrecorded struct {
 	*snapshot
 	host *hostns.NetNS
-	by   map[record.Key]*libcni.NetworkAttachment
+	all  []*libcni.NetworkAttachment
 }
 
-func (s *snapshot) unrecordedAttachments() (*unrecorded, error) {
-	cached, err := chain.AllCached(s.stateDir, "")
-	if err != nil {
-		return nil, err
-	}
-	u := &unrecorded{snapshot: s, by: make(map[record.Key]*libcni.NetworkAttachment, len(cached))}
-	for _, c := range cached {
-		u.by[record.Key{ContainerID: record.PluginID(c.ContainerID), Network: c.Network, IfName: c.IfName}] = c
-	}
-	u.host, err = s.Hosts.Open(s.hostNetNS)
-	return u, err
+func (s *snapshot) unrecordedAttachments(cached []*libcni.NetworkAttachment) (*unrecorded, error) {
+	host, err := s.Hosts.Open(s.hostNetNS)
+	return &unrecorded{s, host, cached}, err
 }
 
 func (u *unrecorded) close() error { return u.host.Close() }
 
-// stays reports whether an attachment in this owner's ledger, which is on no record, must
-// stay because libcni's cache has it. left is the line about it for the report. If it
+func keyOf(c *libcni.NetworkAttachment) record.Key {
+	return record.Key{ContainerID: record.PluginID(c.ContainerID), Network: c.Network, IfName: c.IfName}
+}
+
+// stays reports whether an attachment in an earlier version's ledger, which is on no record, must
+// stay because libcni's cache has it. left is what the report says about it. If it
 // once left nothing behind, the one in the cache is another program's.
-func (u *unrecorded) stays(key record.Key, known record.Known) (left string, stays bool) {
-	c := u.by[key]
-	if c == nil {
-		return "", false
+func (u *unrecorded) stays(key record.Key, known record.Known) (left []string, stays bool) {
+	i := slices.IndexFunc(u.all, func(c *libcni.NetworkAttachment) bool { return keyOf(c) == key })
+	if i < 0 {
+		return nil, false
 	}
 	if known.Gone {
-		return "", true
+		return nil, true
 	}
-	lives, ended, err := u.judge(c)
+	lives, ended, err := u.judge(u.all[i])
 	if ended && err == nil {
-		return "", false
+		return nil, false
 	}
+	return []string{isLeft(key, lives, false, err)}, true
+}
+
+// ended returns a line for each attachment that only libcni's cache has, unless it lives. Nobody
+// but the cache says whose it was, so it stays.
+func (u *unrecorded) ended(isKnown func(record.Key) bool) (left []string) {
+	for _, c := range u.all {
+		if key := keyOf(c); !isKnown(key) {
+			if lives, ended, err := u.judge(c); !lives || err != nil {
+				left = append(left, isLeft(key, lives, ended, err))
+			}
+		}
+	}
+	return left
+}
+
+// isLeft returns the report's line about an attachment that stays.
+func isLeft(key record.Key, lives, ended bool, err error) string {
 	why := "nothing shows whether it lives"
 	switch {
 	case err != nil:
 		why = fmt.Sprintf("it is not known whether it lives: %v", err)
 	case lives:
 		why = "it lives"
+	case ended:
+		why = "its interfaces are gone"
 	}
 	return fmt.Sprintf("%s %s on network %q: it is on no record, but in libcni's cache, perhaps by another program, and %s; "+
-		"call Remove if the container is gone", key.ContainerID, key.IfName, key.Network, why), true
+		"call Remove if the container is gone", key.ContainerID, key.IfName, key.Network, why)
 }
 
 // judge looks for a cached attachment in its namespace and on the host.

@@ -110,7 +110,7 @@ func (s *snapshot) forgetUndone(files map[string]error) (err error) {
 // isTornLo reports whether the earlier attachments of a damaged record are lo alone, of
 // which a power cut has torn the record: it is not synced. Nothing of lo survives a power
 // cut, so it is dead. Any sign of something else is believed: an attachment that the log,
-// the cache or the ledger names, another interface, or a namespace that is kept, as it is
+// the cache or an earlier version's ledger names, another interface, or a namespace that is kept, as it is
 // for every container that lives.
 func (op *operation) isTornLo(earlier attachments) bool {
 	if !op.Damaged || len(earlier) != 1 || len(op.Record.Attachments) > 0 || op.Pins.Keeps(op.ID) || op.Pins.At(record.Name(op.ID)) != "" {

@@ -14,14 +14,14 @@ import (
 var floors = [][]string{
 	{
 		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/chroot",
-		"internal/confwatch", "internal/damage", "internal/dirwatch", "internal/expect", "internal/faults",
-		"internal/interchange", "internal/known", "internal/netfilter/fwrules", "internal/parallel",
-		"internal/perm", "internal/plainfile", "internal/ports", "internal/scripted", "internal/shared",
-		"internal/spans", "thick/internal/wire", "thick/multinet",
+		"internal/confwatch", "internal/damage", "internal/expect", "internal/faults", "internal/interchange",
+		"internal/known", "internal/netfilter/fwrules", "internal/parallel", "internal/perm",
+		"internal/plainfile", "internal/ports", "internal/scripted", "internal/shared", "internal/spans",
+		"thick/internal/wire", "thick/multinet",
 	},
 	{
-		"internal/chain", "internal/conflist", "internal/ipamdir", "internal/lock", "internal/proc",
-		"internal/scripted/plugin",
+		"internal/chain", "internal/conflist", "internal/dirwatch", "internal/ipamdir", "internal/lock",
+		"internal/proc", "internal/scripted/plugin",
 	},
 	{
 		"internal/firstadd", "internal/invoke", "netns",
@@ -32,8 +32,8 @@ var floors = [][]string{
 		"plugin", "thick/internal/delqueue",
 	},
 	{
-		"internal/addrindex", "internal/builtin/prevresult", "internal/hold", "internal/inprocess",
-		"internal/notify", "internal/portindex", "internal/refplugins", "thick/server", "thick/shim",
+		"internal/builtin/prevresult", "internal/hold", "internal/inprocess", "internal/notify",
+		"internal/refplugins", "thick/server", "thick/shim",
 	},
 	{
 		"examples/thick/shim", "internal/links", "internal/nft",
@@ -42,10 +42,10 @@ var floors = [][]string{
 		"internal/compare", "internal/hostns", "internal/iptables", "internal/netfilter/native",
 	},
 	{
-		"internal/cachedports", "internal/container", "internal/netfilter/reference",
+		"internal/netfilter/reference", "internal/portindex",
 	},
 	{
-		"internal/netfilter",
+		"internal/container", "internal/netfilter",
 	},
 	{
 		"internal/caller", "internal/views",

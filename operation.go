@@ -36,8 +36,9 @@ type operation struct {
 // removal is the state of removing attachments.
 type removal struct {
 	leaving map[string]bool // interfaces that are being torn down
-	entered *record.Pending // the ledger, which must be on the disk before the record is deleted
-	cached  *attachments    // the container's, in libcni's cache; nil if not read
+	// releases are on their way to the disk, where they must be before the record is deleted.
+	releases claims.Releases
+	cached   *attachments // the container's, in libcni's cache; nil if not read
 }
 
 // begin validates everything, and finds out where the plugins will run. It must
@@ -207,7 +208,7 @@ func (op *operation) end() {
 
 // endRemoval discards the state of a removal: another one or an ADD may follow.
 func (op *operation) endRemoval() {
-	_ = op.removal.entered.Wait() // those who needed it have waited, and logged the error
+	_ = op.removal.releases.Wait() // those who needed it have waited, and logged the error
 	op.removal = removal{}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -40,7 +41,7 @@ func (op *operation) write(ctx context.Context) error {
 		}
 		rec.Attachments = append(rec.Attachments, n)
 	}
-	op.enter(op.attachments)
+	op.beginClaims()
 	for _, a := range op.attachments {
 		_, rec.Find(a.IfName).Since = a.claims.All()
 	}
@@ -242,7 +243,7 @@ func (op *operation) forget(gone attachments) error {
 	if op.Record == nil {
 		return op.Erase() // there may be a damaged one
 	}
-	op.enterGone(gone)
+	op.settleReleases(gone)
 	if op.Damaged || !op.Record.HasOthers(gone.names()) {
 		return op.erase(gone)
 	}
@@ -309,56 +310,56 @@ func (all attachments) about(i int, err error) error {
 	})
 }
 
-func (s *snapshot) ledger() *record.Ledger { return s.Records.Ledger(s.owner) }
-
-// notes returns the owner's ledger, for notes about the container.
-func (op *operation) notes() claims.Ledger {
-	return claims.Ledger{Ledger: op.ledger(), Log: op.logger, Container: op.ID}
-}
+// ledger returns what earlier versions have noted about this owner's attachments.
+func (s *snapshot) ledger() record.Ledger { return s.Records.Ledger(s.owner) }
 
 func (a *attachment) key() record.Key {
 	return record.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.network.config.Name, IfName: a.IfName}
 }
 
-// enter notes in the owner's ledger that attachments are about to be recorded.
-// The note must be on the disk before the record is deleted, see enterGone;
-// until then the record names the attachments.
-func (op *operation) enter(all attachments) {
-	all = slices.DeleteFunc(slices.Clone(all), func(a *attachment) bool {
-		// lo's attachment holds no address, so GC has nothing to release.
-		return isLoAlone(a.network.config.Plugins)
-	})
-	if len(all) == 0 {
-		return
-	}
-	now := op.ledger().Now()
-	var lines []record.Line
-	for _, a := range all {
+// beginClaims notes the time at which attachments are about to be recorded.
+func (op *operation) beginClaims() {
+	var now time.Time
+	for _, a := range op.attachments {
+		if isLoAlone(a.network.config.Plugins) {
+			continue // lo's attachment holds no address
+		}
+		if now.IsZero() {
+			now = op.Records.Now()
+		}
 		a.claims.Restart(now)
-		lines = append(lines, record.Line{Key: a.key(), Dirs: footprint.IPAMDirs(a.network.config), Time: now})
-	}
-	op.notes().Note(lines...)
-}
-
-// syncLedger begins to sync the entries of attachments with addresses of
-// host-local's. Nobody waits for it, because DELs take longer.
-func (op *operation) syncLedger(all attachments) {
-	if op.removal.entered == nil && slices.ContainsFunc(all, func(a *attachment) bool { return len(footprint.IPAMDirs(a.network.config)) > 0 }) {
-		op.removal.entered = op.ledger().Sync()
 	}
 }
 
-// enterGone notes that attachments left nothing behind. It first waits until their
-// entries are on the disk: a power cut can restore a released reservation, but not the
-// record that named its holder.
-func (op *operation) enterGone(gone attachments) {
-	op.syncLedger(gone)
-	op.notes().Failed(op.removal.entered.Wait())
-	var keys []record.Key
-	for _, a := range gone {
+// syncReleases begins to sync host-local's directories of attachments whose DELs have
+// released their addresses, but those for which a built-in plugin has done so already.
+func (op *operation) syncReleases(all attachments) {
+	for _, a := range all {
+		for _, dir := range footprint.IPAMDirs(a.network.config) {
+			if !op.removal.releases.Has(dir) {
+				op.removal.releases.Begin(dir, op.Records.SyncDir)
+			}
+		}
+	}
+}
+
+// settleReleases waits until what was released is on the disk: a power cut must not restore
+// a reservation without the record that names its holder. Then no ledger of an earlier
+// version needs to name it either.
+func (op *operation) settleReleases(gone attachments) {
+	if err := op.removal.releases.Wait(); err != nil { // no reason to keep a container attached
+		op.logger.Warn("sync the release of addresses", "container", op.ID, "error", err)
+	}
+	if err := op.ledger().Forget(gone.keys()); err != nil {
+		op.logger.Warn("note a removal in the ledger of an earlier version", "container", op.ID, "error", err)
+	}
+}
+
+func (all attachments) keys() (keys []record.Key) {
+	for _, a := range all {
 		keys = append(keys, a.key())
 	}
-	op.notes().NoteGone(keys)
+	return keys
 }
 
 // Fact returns the note under a key, or nil.
@@ -396,14 +397,13 @@ func (a *attachment) claimResult(result json.RawMessage) {
 	}
 	if addrs := footprint.Addresses(result); len(addrs) > 0 {
 		a.claims.Add(addrs...)
-		a.op.notes().Note(record.Line{Key: a.key(), Addresses: addrs})
 	}
 }
 
 // emptied decides whether an empty reservation belongs to this attachment.
 func (a *attachment) emptied(addresses []netip.Addr) func(ipamdir.Reservation) bool {
 	judged := claims.Attachment{
-		Ledger: a.op.notes(), Key: a.key(), Claims: &a.claims,
+		Log: a.op.logger, Container: a.op.ID, Key: a.key(), Claims: &a.claims, Records: a.op.Records, Ledger: a.op.ledger(),
 		Addresses: addresses, Answered: a.state == record.Added,
 	}
 	if n := a.entry(); n != nil {

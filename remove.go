@@ -128,7 +128,6 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 	defer op.deletions.End()
 	op.removal.leaving = going.names()
 	displaced := going.displaced()
-	op.syncLedger(going)
 	if err := op.takeCharge(going); err != nil {
 		return leftover(op.ID, err)
 	}
@@ -138,6 +137,7 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 	} else {
 		delErr = going.detach(ctx)
 	}
+	op.syncReleases(going)
 	swept, clean := going.sweep(ctx)
 	open := delErr
 	if clean && delErr != nil && !op.HostGone {

@@ -206,7 +206,7 @@ func (s *snapshot) mine(found []record.Found, dry bool, report *Report) ([]recor
 		if dry {
 			break
 		}
-		if err := s.DeleteRecord(&record.Record{ContainerID: id}); err != nil {
+		if err := s.Records.Delete(id); err != nil {
 			return nil, err
 		}
 	}

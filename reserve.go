@@ -29,11 +29,7 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, surviv
 	}
 	wanted := op.attachments.hostPorts()
 	if open == 0 && len(wanted) == 0 {
-		err := op.Begin(rec, survives)
-		if err == nil {
-			op.Ports.Enter(rec)
-		}
-		return err
+		return op.Begin(rec, survives)
 	}
 	if err := op.lookAtPorts(wanted); err != nil {
 		return err
@@ -107,11 +103,7 @@ func (op *operation) beginWithPorts(
 	if len(taken) > 0 || err != nil {
 		return taken, err
 	}
-	if err := op.Begin(rec, survives); err != nil {
-		return nil, err
-	}
-	op.Ports.Enter(rec)
-	return nil, nil
+	return nil, op.Begin(rec, survives)
 }
 
 // portKeys returns the keys by which calls for the same ports of a host exclude each other.

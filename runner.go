@@ -187,9 +187,14 @@ func (a hooks) InUse() ([]netip.Addr, error) {
 
 // Claim implements [caller.Record]. It is called with host-local's lock
 // held.
-func (a hooks) Claim(dir string, addr netip.Addr) {
+func (a hooks) Claim(addr netip.Addr) {
 	a.claims.Add(addr)
-	a.op.notes().Note(record.Line{Key: a.key(), Dirs: []string{dir}, Addresses: []netip.Addr{addr}})
+}
+
+// Released implements [caller.Record]. While the plugin goes on, the kernel mostly, the
+// release gets to the disk.
+func (a hooks) Released(dir string) {
+	a.op.removal.releases.Begin(dir, a.op.Records.SyncDir)
 }
 
 // MayRelease implements [caller.Record].

@@ -377,7 +377,7 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 		}
 	}
 	if ferr := first.End(err == nil); ferr != nil {
-		a.op.logger.Warn("remember the first attachment of a network", "network", a.network.config.Name, "error", ferr)
+		a.op.logger.Warn("end the first attachment of a network", "network", a.network.config.Name, "error", ferr)
 	}
 	return result, a.errors("ADD", err)
 }

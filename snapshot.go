@@ -8,8 +8,6 @@ import (
 	"sync"
 
 	"github.com/embedcni/cni/internal/abandoned"
-	"github.com/embedcni/cni/internal/addrindex"
-	"github.com/embedcni/cni/internal/cachedports"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
@@ -18,6 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/internal/portindex"
 	"github.com/embedcni/cni/internal/runner"
 )
 
@@ -33,8 +32,8 @@ type snapshot struct {
 	own       string // the directory of locks and marks
 	runner    *runner.Runtime
 	loRunner  *runner.Runtime // runs the plugins of the loopback network; see runnerOf
-	addresses *addrindex.Index
-	cached    *cachedports.Cache
+	addresses *container.ByAddress
+	cached    *portindex.Cache
 	abandoned *abandoned.Search
 	sockets   *nft.Pool
 	parsed    *conflist.Cache // of recorded configurations
@@ -81,13 +80,13 @@ func (b *build) snapshot(want *wanted) *snapshot {
 	if previous != nil && previous.Records == s.Records {
 		first, references, s.addresses = previous.runner.First, previous.runner.References, previous.addresses
 	} else {
-		s.addresses = addrindex.Open(s.Records)
-		first, references = firstadd.New(filepath.Join(s.own, "networks"), s.Locks.Space), &runner.References{}
+		s.addresses = container.NewByAddress(s.Records)
+		first, references = firstadd.New(s.Locks.Space), &runner.References{}
 	}
 	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
 		s.cached = previous.cached
 	} else {
-		s.cached = cachedports.Open(s.stateDir, filepath.Join(s.own, "cachedports"), s.Records, s.logger)
+		s.cached = portindex.OpenCache(s.stateDir, s.Records, s.logger)
 	}
 	s.runner = &runner.Runtime{
 		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,

@@ -97,7 +97,7 @@ func TestATornRecordThatMayBeOfMoreThanLoIsKept(t *testing.T) {
 			h.entry(record.Entry{ContainerID: "c1", Generation: 1, IfName: "eth0", State: record.Added})
 		},
 		"an attachment in the ledger": func(h *realHost) {
-			expect.NoError(h.T, h.Records().Ledger("tester").Add(record.Line{Key: record.Key{ContainerID: "c1", Network: "pods", IfName: "eth0"}}))
+			h.Entered("tester", record.Line{Key: record.Key{ContainerID: "c1", Network: "pods", IfName: "eth0"}})
 		},
 		"another interface": func(h *realHost) {
 			h.Inside(h.Path("netns", "c1"), func() error {

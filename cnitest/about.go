@@ -96,14 +96,9 @@ func (t traces) in(line string) bool {
 	return t.ofRule(line, words)
 }
 
-// hasFile reports whether a file is the attachment's. The index of host ports has the
-// record under its name and, behind a dot, the ports.
+// hasFile reports whether a file is the attachment's.
 func (t traces) hasFile(path string) bool {
-	dir, name := filepath.Split(path)
-	if filepath.Base(dir) == "ports" {
-		name, _, _ = strings.Cut(name, ".")
-	}
-	return slices.Contains(t.files, name) || slices.Contains(t.held, path)
+	return slices.Contains(t.files, filepath.Base(path)) || slices.Contains(t.held, path)
 }
 
 // hasLink looks at the places where links are, for a link may be called

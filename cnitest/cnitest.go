@@ -117,7 +117,7 @@ func shared(line string) bool {
 		return true
 	}
 	// The library's own: its directories, the lock file and that of lives, which a
-	// Runtime keeps open, the marks of networks, the subnets reserved for them.
+	// Runtime keeps open, the subnets reserved for them.
 	f, path := splitFile(line)
 	elements := strings.Split(path, "/")
 	i := slices.Index(elements, "embedcni")
@@ -125,7 +125,7 @@ func shared(line string) bool {
 		return false
 	}
 	return f == "dir" || f == "fd" && elements[i+1] == "alive" ||
-		f == "file" && slices.Contains([]string{"locks", "alive", "networks", "subnets"}, elements[i+1])
+		f == "file" && slices.Contains([]string{"locks", "alive", "subnets"}, elements[i+1])
 }
 
 // splitFile splits a line about a file into its kind and path.

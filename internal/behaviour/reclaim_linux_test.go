@@ -1,7 +1,9 @@
 package behaviour_test
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -73,12 +75,25 @@ func (s *stage) held() []string {
 	return names
 }
 
-// TestGCReclaimsAddressesThatCameBack: host-local does not sync. A power cut
-// can therefore undo the release of an address after the container's record is
-// gone.
+// entered notes an attachment and its address as earlier versions did.
+func (s *stage) entered(id, addr string, gone bool) {
+	s.T.Helper()
+	line := record.Line{
+		Key:  record.Key{ContainerID: record.PluginID(id), Network: "net", IfName: "eth0"},
+		Dirs: []string{filepath.Join(s.Path("ipam"), "net")}, Addresses: []netip.Addr{netip.MustParseAddr(addr)}, Time: time.Now(),
+	}
+	s.Entered("tester", line)
+	if gone {
+		s.Entered("tester", record.Line{Key: line.Key, Gone: true, Time: time.Now()})
+	}
+}
+
+// TestGCReclaimsAddressesThatCameBack: earlier versions did not sync the release of an
+// address, so that a power cut could undo it after the container's record was gone.
 func TestGCReclaimsAddressesThatCameBack(t *testing.T) {
 	s, r := leasing(t, "c1", "c2")
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	s.entered("c1", "10.9.0.2", true)
 	files := map[string]string{
 		"10.9.0.2":           "c1\r\neth0",
 		"10.9.0.3":           "c2\r\neth0",    // still attached
@@ -112,12 +127,42 @@ func TestGCReclaimsAddressesThatCameBack(t *testing.T) {
 	report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
 	expect.NoError(t, err)
 	expect.Same(t, "the next report", *report, cni.Report{Adopted: []string{"c2"}})
+	expect.Same(t, "ledgers", s.ledgers(), []string(nil))
 }
 
-// TestGCReclaimsTheAddressesOfALostRecord: the ledger names the container, and
-// its record disappeared without a Remove.
+func (s *stage) ledgers() []string {
+	s.T.Helper()
+	found, err := filepath.Glob(s.Path("state", "embedcni", "attachments", "ledger.*"))
+	expect.NoError(s.T, err)
+	return found
+}
+
+// TestARemovedAttachmentLeavesTheLedger of an earlier version, so that GC does not look for
+// it: another program may use its ID by now. The last one takes the ledger along.
+func TestARemovedAttachmentLeavesTheLedger(t *testing.T) {
+	s, r := leasing(t, "c1", "c2")
+	s.entered("c1", "10.9.0.2", false)
+	s.entered("c2", "10.9.0.3", false)
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0"})
+	gc := func(keep ...string) {
+		report, err := r.GC(t.Context(), cni.GCOptions{Keep: keep, KeepNone: len(keep) == 0})
+		expect.NoError(t, err)
+		expect.Same(t, "reclaimed", report.Reclaimed, []string(nil))
+	}
+	gc("c2")
+	expect.Same(t, "ledgers", len(s.ledgers()), 1)
+	gc()
+	expect.Same(t, "ledgers", s.ledgers(), []string(nil))
+	expect.Same(t, "files", s.held(), []string{"10.9.0.2"})
+}
+
+// TestGCReclaimsTheAddressesOfALostRecord: an earlier version's ledger names the container,
+// and its record disappeared without a Remove.
 func TestGCReclaimsTheAddressesOfALostRecord(t *testing.T) {
 	s, r := leasing(t, "c1", "c2")
+	s.entered("c1", "10.9.0.2", false)
+	s.entered("c2", "10.9.0.3", false)
 	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0", "10.9.0.3": "c2\r\neth0"})
 	for _, id := range []string{"c1", "c2"} {
 		s.Unrecord(id)
@@ -151,6 +196,7 @@ func TestGCLeavesAPooledContainerWhoseRecordWasLost(t *testing.T) {
 	leave := s.inhabit(path) // otherwise nobody is in it, and it goes
 	t.Cleanup(func() { expect.NoError(t, netns.Remove(path)) })
 	s.hold(map[string]string{"10.9.0.2": filepath.Base(path) + "\r\neth0"})
+	s.entered(filepath.Base(path), "10.9.0.2", false)
 	s.Unrecord("c1")
 	expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
 
@@ -173,6 +219,7 @@ func TestGCLeavesAPooledContainerWhoseRecordWasLost(t *testing.T) {
 func TestFault_F39_ExecutablesGetOthersReservationsAsValid(t *testing.T) {
 	s, r := leasingBy(t, "1.1.0", "c1", "c2")
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	s.entered("c1", "10.9.0.2", true)
 	s.TakeCalls()
 	files := map[string]string{"10.9.0.3": "c2\r\neth0", "10.9.0.6": "stranger\r\nnet1", "10.9.0.2": "c1\r\neth0"}
 	s.hold(files)
@@ -226,9 +273,9 @@ func TestFault_F39_AnAdministratorsEmptyReservationStays(t *testing.T) {
 	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.22"})
 }
 
-// TestFault_F39_AnEmptyReservationThatMayBeEithersIsReported: the plugins were
-// killed with their runtime, and the file's time does not show its owner.
-func TestFault_F39_AnEmptyReservationThatMayBeEithersIsReported(t *testing.T) {
+// TestFault_F39_AnEmptyReservationThatMayBeEithersStays: the plugins were killed with
+// their runtime, and the file's time does not show its owner.
+func TestFault_F39_AnEmptyReservationThatMayBeEithersStays(t *testing.T) {
 	s, r := leasing(t)
 	gate := s.Gate("add")
 	s.On("p", "ADD", scripted.Action{Block: gate, Exit: 1})
@@ -238,34 +285,18 @@ func TestFault_F39_AnEmptyReservationThatMayBeEithersIsReported(t *testing.T) {
 	dir := filepath.Join(s.Path("ipam"), "net")
 	later := time.Now().Add(time.Hour) // after a correction of the clock
 	expect.NoError(t, os.Chtimes(filepath.Join(dir, "10.9.0.20"), later, later))
-	since := s.entered("tester", "c1")
+	rec, err := s.Records().Load("c1")
+	expect.NoError(t, err)
+	since := rec.Attachments[0].Since
 	expect.NoError(t, os.Chtimes(filepath.Join(dir, "10.9.0.21"), since, since))
 	letGo()
 	if err := expect.Await(t, "Setup", adding); err == nil {
 		t.Fatal("Setup succeeded")
 	}
-	left := func(name string) string {
-		return filepath.Join(dir, name) + " is empty: a killed plugin left it, or an administrator reserved the address; delete it if nobody uses it"
-	}
-	for range 2 {
-		report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-		expect.NoError(t, err)
-		expect.Same(t, "report", *report, cni.Report{Left: []string{left("10.9.0.20"), left("10.9.0.21")}})
-	}
-	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.21"})
-	expect.NoError(t, os.Remove(filepath.Join(dir, "10.9.0.20")))
-	s.hold(map[string]string{"10.9.0.21": "c9\r\neth0"}) // now for itself
 	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 	expect.NoError(t, err)
 	expect.Same(t, "report", *report, cni.Report{})
-}
-
-// entered returns the time of the container's entry in the ledger.
-func (s *stage) entered(owner, id string) time.Time {
-	s.T.Helper()
-	known, err := record.Open(s.Path("state", "embedcni", "attachments")).Ledger(owner).Read()
-	expect.NoError(s.T, err)
-	return known[record.Key{ContainerID: record.PluginID(id), Network: "net", IfName: "eth0"}].Since
+	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.21"})
 }
 
 // waitForTick waits until a new file gets a later time than an existing one.
@@ -311,9 +342,13 @@ func TestFault_F39_GCByTheSpecificationLeavesOthersAddresses(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Same(t, "files", names(), before)
 
-	// A reservation that has come back is removed again.
+	// A reservation of an earlier version that has come back is removed again.
 	expect.NoError(t, mine.Remove(t.Context(), "c1", ""))
 	write("10.23.0.3", "c1\r\neth0")
+	h.Entered(filepath.Base(os.Args[0]), record.Line{
+		Key: record.Key{ContainerID: "c1", Network: "net", IfName: "eth0"}, Gone: true, Dirs: []string{dir},
+		Addresses: []netip.Addr{netip.MustParseAddr("10.23.0.3")}, Time: time.Now(),
+	})
 	report, err := mine.GC(t.Context(), cni.GCOptions{KeepNone: true})
 	expect.NoError(t, err)
 	expect.Same(t, "reclaimed", report.Reclaimed, []string{"address 10.23.0.3 in " + dir})
@@ -325,48 +360,12 @@ func TestFault_F39_GCByTheSpecificationLeavesOthersAddresses(t *testing.T) {
 	}
 }
 
-// TestFault_F39_RemoveCompactsALongLedger: settled entries are dropped. A
-// reservation that has come back keeps its attachment's entry.
-func TestFault_F39_RemoveCompactsALongLedger(t *testing.T) {
-	s, r := leasing(t)
-	ledger := record.Open(s.Path("state", "embedcni", "attachments")).Ledger("tester")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "first", s.Container("first"))()) // makes the directory
-	dir := filepath.Join(s.Path("ipam"), "net")
-	s.hold(map[string]string{"10.9.0.7": "back\r\neth0"})
-	key := func(id string) record.Key {
-		return record.Key{ContainerID: record.PluginID(id), Network: "net", IfName: "eth0"}
-	}
-	for _, id := range []string{"back", "settled"} {
-		expect.NoError(t, ledger.Add(record.Line{Key: key(id), Dirs: []string{dir}}, record.Line{Key: key(id), Gone: true}))
-	}
-	expect.NoError(t, ledger.Add(record.Line{Key: key("unknown"), Gone: true})) // an earlier version's entry
-	path, err := filepath.Glob(s.Path("state", "embedcni", "attachments", "ledger.*"))
-	expect.NoError(t, err)
-	const long = 1 << 20
-	size := func() int64 { info, err := os.Stat(path[0]); expect.NoError(t, err); return info.Size() }
-	for size() < long-200 { // the next Setup and Remove make it too long
-		expect.NoError(t, ledger.Add(record.Line{Key: key("lives"), Dirs: []string{dir}}))
-	}
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c1"))())
-	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-	if size() > long/2 {
-		t.Fatalf("the ledger has %d bytes still", size())
-	}
-	known, err := ledger.Read()
-	expect.NoError(t, err)
-	there := func(id string) bool { _, ok := known[key(id)]; return ok }
-	expect.Same(t, "back, settled, unknown, lives, first", []bool{there("back"), there("settled"), there("unknown"), there("lives"), there("first")},
-		[]bool{true, false, true, true, true})
-}
-
 // TestFault_F50_StateThatIsNoFileBlocksNobody: if the ledger or an entry of
 // libcni's cache is a FIFO, the error names it.
 func TestFault_F50_StateThatIsNoFileBlocksNobody(t *testing.T) {
 	s, r := leasing(t, "c1")
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-	ledgers, err := filepath.Glob(s.Path("state", "embedcni", "attachments", "ledger.*"))
-	expect.NoError(t, err)
-	for _, path := range append(ledgers, s.Path("state", "results", "net-c9-eth0")) {
+	for _, path := range []string{s.Entered("tester"), s.Path("state", "results", "net-c9-eth0")} {
 		aside := os.Rename(path, path+".aside")
 		expect.NoError(t, syscall.Mkfifo(path, 0o600))
 		done := testhost.Begin(func() error {
@@ -380,5 +379,36 @@ func TestFault_F50_StateThatIsNoFileBlocksNobody(t *testing.T) {
 		if aside == nil {
 			expect.NoError(t, os.Rename(path+".aside", path))
 		}
+	}
+}
+
+// TestFilesOfEarlierVersionsAreDeleted: marks of first ADDs, the copy of libcni's cache, and
+// second names of records with ports.
+func TestFilesOfEarlierVersionsAreDeleted(t *testing.T) {
+	for name, tidy := range map[string]func(r *cni.Runtime) error{
+		"GC": func(r *cni.Runtime) error {
+			_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
+			return err
+		},
+		"Recover": func(r *cni.Runtime) error {
+			_, err := r.Recover(t.Context())
+			return err
+		},
+	} {
+		s, r := leasing(t, "c1")
+		own := func(elements ...string) string { return s.Path(append([]string{"state", "embedcni"}, elements...)...) }
+		links := own("attachments", "ports")
+		expect.NoError(t, os.Mkdir(own("networks"), 0o700), os.Mkdir(links, 0o700))
+		expect.NoError(t, os.Link(s.RecordFile("c1")+".json", filepath.Join(links, filepath.Base(s.RecordFile("c1"))+".t80")))
+		for _, path := range []string{own("networks", "0a1b"), own("networks", "0a1b.new"), own("cachedports")} {
+			expect.NoError(t, os.WriteFile(path, []byte("x"), 0o600))
+		}
+		expect.NoError(t, tidy(r))
+		for _, path := range []string{own("networks"), own("cachedports"), links} {
+			if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s leaves %s: %v", name, path, err)
+			}
+		}
+		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 	}
 }

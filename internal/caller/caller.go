@@ -56,11 +56,12 @@ type Record interface {
 	// container and of others, of any owner.
 	InUse() ([]netip.Addr, error)
 
-	// Claim records that the attachment is about to reserve the address in
-	// host-local's directory for its network. A power cut that keeps the
-	// reservation also keeps the claim, or the attachment's record, which leads
-	// to the reservation.
-	Claim(dir string, addr netip.Addr)
+	// Claim says that the attachment is about to reserve the address.
+	Claim(addr netip.Addr)
+
+	// Released says that a DEL has released the attachment's addresses in host-local's
+	// directory.
+	Released(dir string)
 
 	// MayRelease reports whether GC may release an attachment's address on the
 	// network: the runtime's owner reserved it, and the attachment is gone.
@@ -119,7 +120,8 @@ func (noRecord) Note(string, any) error                     { return nil }
 func (noRecord) NoteSoon(string, any) error                 { return nil }
 func (noRecord) Others(string) ([]Noted, error)             { return nil, nil }
 func (noRecord) InUse() ([]netip.Addr, error)               { return nil, nil }
-func (noRecord) Claim(string, netip.Addr)                   {}
+func (noRecord) Claim(netip.Addr)                           {}
+func (noRecord) Released(string)                            {}
 func (noRecord) MayRelease(string, string, netip.Addr) bool { return false }
 
 // loWasUp is the key of the note that lo was up before the ADD of the plugin

@@ -1,25 +1,23 @@
-// Package claims decides whose a reservation of host-local is. It notes in an
-// owner's ledger which addresses were reserved for an attachment. Only by these
-// notes it distinguishes garbage from the reservations of other programs, which
-// may share the directory.
+// Package claims decides whose a reservation of host-local is. An attachment is on record
+// before its address is reserved, and until the release is on the disk, so that each
+// reservation of the runtime's has a record, after a kill and after a power cut. All
+// others belong to other programs, which may share the directory.
 //
-//	ADD:  Claims, Ledger.Note      an address is in the ledger before its file exists
+//	ADD:  Claims                   the addresses of this call
 //	DEL:  Attachment.Judge         is an empty file left of this attachment?
-//	      Ledger.NoteGone          nothing is left of it
-//	GC:   FindGarbage, Garbage     attachments in the ledger that are on no record
+//	      Releases                 the release is on the disk before the record is deleted
+//	GC:   FindGarbage, Garbage     what earlier versions noted and is on no record
 package claims
 
 import (
 	"errors"
 	"log/slog"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/embedcni/cni/internal/ipamdir"
-	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -28,7 +26,7 @@ import (
 type Claims struct {
 	mu    sync.Mutex
 	addrs []netip.Addr
-	since time.Time // when this call recorded the attachment in the ledger
+	since time.Time // when this call recorded the attachment
 }
 
 // Restart forgets the claims of an attempt that was undone.
@@ -45,70 +43,11 @@ func (c *Claims) Add(addrs ...netip.Addr) {
 	c.addrs = append(c.addrs, addrs...)
 }
 
-// All returns the addresses, and the time at which the ledger recorded the
-// attachment.
+// All returns the addresses, and the time at which this call recorded the attachment.
 func (c *Claims) All() (addrs []netip.Addr, since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.addrs), c.since
-}
-
-// Ledger is an owner's ledger, for notes about one container. A note that fails
-// is logged and does not fail the call: GC then releases less.
-type Ledger struct {
-	*record.Ledger
-	Log       *slog.Logger
-	Container record.ID // for the log
-}
-
-// Note adds lines to the ledger.
-func (l Ledger) Note(lines ...record.Line) { l.Failed(l.Add(lines...)) }
-
-// Failed logs an error of the ledger, if there is one.
-func (l Ledger) Failed(err error) {
-	if err != nil {
-		l.Log.Warn("write the addresses that GC needs to the ledger", "container", l.Container, "error", err)
-	}
-}
-
-// NoteGone notes that attachments left nothing behind.
-func (l Ledger) NoteGone(keys []record.Key) {
-	now := plainfile.Now()
-	var lines []record.Line
-	for _, key := range keys {
-		lines = append(lines, record.Line{Key: key, Gone: true, Time: now})
-	}
-	l.Note(lines...)
-	if l.Long() {
-		l.Failed(l.Compact(settled))
-	}
-}
-
-// settled returns the attachments whose reservations are released for good: they
-// have no files, and the removal of their files is on the disk.
-func settled(gone map[record.Key]record.Known) []record.Key {
-	held, synced := map[record.Key]bool{}, map[string]error{}
-	for _, k := range gone {
-		for _, dir := range k.Dirs {
-			if _, done := synced[dir]; done {
-				continue
-			}
-			synced[dir] = ipamdir.SyncDir(dir)
-			_, err := ipamdir.Stale(dir, func(r ipamdir.Reservation) bool {
-				held[keyOf(filepath.Base(dir), r)] = true
-				return false
-			})
-			synced[dir] = errors.Join(synced[dir], err)
-		}
-	}
-	var keys []record.Key
-	for key, k := range gone {
-		unknown := func(dir string) bool { return synced[dir] != nil }
-		if len(k.Dirs) > 0 && len(k.Doubtful) == 0 && !held[key] && !slices.ContainsFunc(k.Dirs, unknown) {
-			keys = append(keys, key)
-		}
-	}
-	return keys
 }
 
 // keyOf returns the attachment that a reservation names.
@@ -123,12 +62,15 @@ const longestADD = 10 * time.Minute
 
 // Attachment is an attachment whose reservations are judged.
 type Attachment struct {
-	Ledger    Ledger
+	Log       *slog.Logger
+	Container record.ID // for the log
 	Key       record.Key
 	Claims    *Claims
 	Addresses []netip.Addr // in its result
 	Answered  bool         // all plugins have answered the ADD
 	Recorded  time.Time    // when it was recorded, according to its record; zero if unknown
+	Records   *record.Store
+	Ledger    record.Ledger // for records of earlier versions, which have no time
 }
 
 // Judge returns a function that decides about an empty reservation in
@@ -139,50 +81,89 @@ type Attachment struct {
 //
 // It cannot be distinguished from an administrator's reservation of the same
 // time. Nor can the order be decided within one tick of the clock; such a
-// reservation stays, and is reported.
+// reservation stays, and the log says so.
 func (a Attachment) Judge() func(r ipamdir.Reservation) bool {
-	known := sync.OnceValue(a.known)
+	during := sync.OnceValues(a.during)
 	doubtful := map[string]bool{} // already reported
 	return func(r ipamdir.Reservation) bool {
-		k := known()
-		all := slices.Concat(a.Addresses, k.Latest)
+		since, until := during()
+		claimed, _ := a.Claims.All()
+		all := slices.Concat(a.Addresses, claimed)
 		of := slices.Contains(all, r.Addr) || len(all) == 0 && !a.Answered
-		if !of || k.Since.IsZero() || r.Made.Before(k.Since) {
+		if !of || since.IsZero() || r.Made.Before(since) {
 			return false
 		}
-		if r.MadeBetween(k.Since, k.Until) {
+		if r.MadeBetween(since, until) {
 			return true
 		}
 		if !doubtful[r.Path()] {
 			doubtful[r.Path()] = true
-			a.Ledger.Log.Warn("an empty reservation may belong to a killed plugin or to an administrator: delete it if it belongs to nobody",
-				"container", a.Ledger.Container, "network", a.Key.Network, "path", r.Path())
-			a.Ledger.Note(record.Line{Key: a.Key, Dirs: []string{r.Dir}, Doubtful: []netip.Addr{r.Addr}})
+			a.Log.Warn("an empty reservation may belong to a killed plugin or to an administrator: delete it if it belongs to nobody",
+				"container", a.Container, "network", a.Key.Network, "path", r.Path())
 		}
 		return false
 	}
 }
 
-// known returns the ledger's entry of the attachment, with this call's claims.
-// Until is the latest possible end of its ADD. If the entry is of an earlier
-// attachment of the same key, because a power cut took the later lines, its
-// addresses and times do not count.
-func (a Attachment) known() record.Known {
-	all, err := a.Ledger.Read()
-	a.Ledger.Failed(err)
-	k := all[a.Key]
-	now := a.Ledger.Now()
-	addrs, claimed := a.Claims.All()
-	recorded := a.Recorded
-	if !claimed.IsZero() {
-		recorded = claimed
+// during returns when the attachment was recorded, zero if unknown, and the latest
+// possible end of its ADD.
+func (a Attachment) during() (since, until time.Time) {
+	now := a.Records.Now()
+	if _, since = a.Claims.All(); !since.IsZero() {
+		return since, now
 	}
-	if k.Since.Before(recorded) {
-		k = record.Known{Since: recorded}
+	if since = a.Recorded; since.IsZero() {
+		entered, err := a.Ledger.Read()
+		if err != nil {
+			a.Log.Warn("read when an attachment was recorded", "container", a.Container, "error", err)
+		}
+		since = entered[a.Key].Since
 	}
-	k.Latest = append(k.Latest, addrs...)
-	if k.Until = k.Since.Add(longestADD); !claimed.IsZero() || k.Until.After(now) {
-		k.Until = now
+	if until = since.Add(longestADD); until.After(now) {
+		until = now
 	}
-	return k
+	return since, until
+}
+
+// Releases syncs the directories in which a removal has released reservations: none may
+// come back after a power cut without the record that names its attachment.
+type Releases struct {
+	mu      sync.Mutex
+	dirs    map[string]bool
+	errs    []error
+	running sync.WaitGroup
+}
+
+// Begin begins to sync a directory, in which a reservation was just released.
+func (r *Releases) Begin(dir string, sync func(dir string) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dirs == nil {
+		r.dirs = make(map[string]bool)
+	}
+	r.dirs[dir] = true
+	r.running.Add(1)
+	go func() {
+		defer r.running.Done()
+		if err := sync(dir); err != nil {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.errs = append(r.errs, err)
+		}
+	}()
+}
+
+// Has reports whether Begin was called for a directory.
+func (r *Releases) Has(dir string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.dirs[dir]
+}
+
+// Wait waits until all are on the disk, and returns why some may not be.
+func (r *Releases) Wait() error {
+	r.running.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return errors.Join(r.errs...)
 }

@@ -2,6 +2,8 @@ package claims
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -39,18 +41,27 @@ func reserve(t *testing.T, files map[string]string) (dir string) {
 	return dir
 }
 
-func ledger(t *testing.T) (l Ledger, log *strings.Builder) {
+// judged is an attachment that is judged beside records of its own.
+func judged(t *testing.T, a Attachment) (_ Attachment, log *strings.Builder) {
 	t.Helper()
 	log = &strings.Builder{}
-	return Ledger{Ledger: record.Open(t.TempDir()).Ledger("owner"), Log: slog.New(slog.NewTextHandler(log, nil)), Container: "c1"}, log
+	a.Log, a.Container, a.Key = slog.New(slog.NewTextHandler(log, nil)), "c1", keyOn("c1")
+	if a.Records == nil {
+		a.Records = record.Open(t.TempDir())
+	}
+	a.Ledger = a.Records.Ledger("owner")
+	if a.Claims == nil {
+		a.Claims = &Claims{}
+	}
+	return a, log
 }
 
 // TestJudge: an empty file belongs to the attachment if it was made during the
 // ADD. An empty file for another address, or from another time, does not.
 func TestJudge(t *testing.T) {
 	dir := reserve(t, nil)
-	l, log := ledger(t)
-	before := l.Now()
+	records := record.Open(t.TempDir())
+	before := records.Now()
 	empty := func(name string) (found ipamdir.Reservation) {
 		t.Helper()
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
@@ -67,12 +78,12 @@ func TestJudge(t *testing.T) {
 		}
 		return found
 	}
-	for before == l.Now() { // files of one clock tick cannot be distinguished
+	for before == records.Now() { // files of one clock tick cannot be distinguished
 	}
 	mine, other := empty("10.1.0.2"), empty("10.1.0.3")
-	for mine.Made == l.Now() || other.Made == l.Now() {
+	for mine.Made == records.Now() || other.Made == records.Now() {
 	}
-	after := l.Now()
+	after := records.Now()
 	for name, c := range map[string]struct {
 		addresses []netip.Addr
 		answered  bool
@@ -89,82 +100,78 @@ func TestJudge(t *testing.T) {
 	} {
 		claims := &Claims{}
 		claims.Restart(c.claimed)
-		judge := Attachment{
-			Ledger: l, Key: keyOn("c1"), Claims: claims, Addresses: c.addresses, Answered: c.answered, Recorded: c.recorded,
-		}.Judge()
+		judge, log := judged(t, Attachment{
+			Records: records, Claims: claims, Addresses: c.addresses, Answered: c.answered, Recorded: c.recorded,
+		})
+		left := judge.Judge()
 		var got []ipamdir.Reservation
 		for _, r := range []ipamdir.Reservation{mine, other} {
-			if judge(r) {
+			if left(r) {
 				got = append(got, r)
 			}
 		}
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v are left of the attachment, want %v", name, got, c.want)
 		}
-	}
-	if log.Len() > 0 {
-		t.Errorf("logged: %s", log)
+		if log.Len() > 0 {
+			t.Errorf("%s: logged: %s", name, log)
+		}
 	}
 
 	// An administrator's file with the record's time cannot be distinguished.
-	judge := Attachment{Ledger: l, Key: keyOn("c1"), Claims: &Claims{}, Addresses: []netip.Addr{mine.Addr}, Recorded: mine.Made}.Judge()
+	doubt, log := judged(t, Attachment{Records: records, Addresses: []netip.Addr{mine.Addr}, Recorded: mine.Made})
+	judge := doubt.Judge()
 	first, second := judge(mine), judge(mine)
 	if first || second || strings.Count(log.String(), mine.Path()) != 1 {
 		t.Errorf("a doubtful file is taken, or not reported once: %s", log)
 	}
-	known, err := l.Read()
-	if err != nil || !slices.Equal(known[keyOn("c1")].Doubtful, []netip.Addr{mine.Addr}) {
-		t.Errorf("the ledger has %+v, %v", known, err)
-	}
-	if got, want := Doubtful(known[keyOn("c1")]), mine.Path()+" is empty"; len(got) != 1 || !strings.HasPrefix(got[0], want) {
-		t.Errorf("doubtful are %q, want one that begins with %q", got, want)
+}
+
+// TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount: what was reserved before the attachment
+// was recorded is none of its, whatever life of its ID that was in.
+func TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount(t *testing.T) {
+	for name, c := range map[string]struct {
+		recorded time.Duration // since the file was made
+		want     bool
+	}{
+		"of this life":         {-longestADD / 2, true},
+		"of an earlier one":    {time.Minute, false},
+		"long after it":        {-2 * longestADD, false},
+		"nobody knows of when": {0, false},
+	} {
+		dir := reserve(t, map[string]string{"10.1.0.3": ""})
+		a := Attachment{}
+		if c.recorded != 0 {
+			a.Recorded = time.Now().Add(c.recorded)
+		}
+		a, _ = judged(t, a)
+		stale, err := ipamdir.Stale(dir, a.Judge())
+		if err != nil || (len(stale) == 1) != c.want {
+			t.Errorf("%s: %v are left of the attachment, %v, want one: %t", name, stale, err, c.want)
+		}
 	}
 }
 
-// TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount: the addresses and the time of an
-// earlier attachment of the same key do not decide about a reservation of this one,
-// whether the ledger has lines about it or a power cut has taken them.
-func TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount(t *testing.T) {
-	const life = time.Hour
-	now := time.Now()
-	begun := now.Add(-longestADD / 2)
-	of := record.Line{Key: keyOn("c1")}
-	line := func(change func(*record.Line)) record.Line { l := of; change(&l); return l }
-	addrs := func(s string) record.Line {
-		return line(func(l *record.Line) { l.Addresses = []netip.Addr{addr(s)} })
+// TestReleases: each is waited for, and why one is not on the disk is told.
+func TestReleases(t *testing.T) {
+	var r Releases
+	broken, letGo := errors.New("broken"), make(chan struct{})
+	r.Begin("a", func(string) error { <-letGo; return nil })
+	r.Begin("a", func(string) error { return nil })
+	r.Begin("b", func(dir string) error { return fmt.Errorf("%s: %w", dir, broken) })
+	if !r.Has("a") || !r.Has("b") || r.Has("c") {
+		t.Error("it has not those that began")
 	}
-	begin := func(at time.Time) record.Line { return line(func(l *record.Line) { l.Time = at }) }
-	first := []record.Line{begin(begun.Add(-life)), addrs("10.1.0.2"), line(func(l *record.Line) { l.Gone, l.Time = true, begun.Add(-life/2) })}
-	for name, c := range map[string]struct {
-		lines    []record.Line
-		recorded time.Time
-		want     bool
-	}{
-		"all lines":                         {slices.Concat(first, []record.Line{begin(begun), addrs("10.1.0.3")}), begun, true},
-		"no address yet":                    {append(slices.Clone(first), begin(begun)), begun, true},
-		"another address":                   {slices.Concat(first, []record.Line{begin(begun), addrs("10.1.0.4")}), begun, false},
-		"the second life's lines are lost":  {first, begun, true},
-		"the end of the first one too":      {first[:2], begun, true},
-		"only that end is lost":             {append(slices.Clone(first[:2]), begin(begun)), begun, true},
-		"of an earlier version":             {append(slices.Clone(first), begin(begun)), time.Time{}, true},
-		"of an earlier version, lines lost": {first, time.Time{}, false},
-	} {
-		for _, compacted := range []bool{false, true} {
-			dir := reserve(t, map[string]string{"10.1.0.3": ""})
-			l, _ := ledger(t)
-			err := l.Add(c.lines...)
-			if err == nil && compacted {
-				err = l.Compact(func(map[record.Key]record.Known) []record.Key { return nil })
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			judge := Attachment{Ledger: l, Key: keyOn("c1"), Claims: &Claims{}, Recorded: c.recorded}.Judge()
-			stale, err := ipamdir.Stale(dir, judge)
-			if err != nil || (len(stale) == 1) != c.want {
-				t.Errorf("%s, compacted %t: %v are left of the attachment, %v, want one: %t", name, compacted, stale, err, c.want)
-			}
-		}
+	waited := make(chan error, 1)
+	go func() { waited <- r.Wait() }()
+	select {
+	case err := <-waited:
+		t.Errorf("one is not synced, and Wait returned %v", err)
+	default:
+	}
+	close(letGo)
+	if err := <-waited; !errors.Is(err, broken) || err.Error() != "b: broken" {
+		t.Errorf("Wait: %v", err)
 	}
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// Garbage are the attachments in an owner's ledger that are not wanted and on no
-// record of any owner.
+// Garbage are the attachments that an earlier version noted in an owner's ledger, and
+// that are not wanted and on no record of any owner.
 type Garbage struct {
 	Known map[record.Key]record.Known
 	held  map[string][]netip.Addr // addresses of attachments on record, by network

@@ -172,11 +172,7 @@ func (c *Container) Erase() error {
 	if err := c.letGo(); err != nil {
 		return err
 	}
-	rec := c.Record
-	if rec == nil {
-		rec = &record.Record{ContainerID: c.ID}
-	}
-	if err := c.in.DeleteRecord(rec); err != nil {
+	if err := c.in.Records.Delete(c.ID); err != nil {
 		return err
 	}
 	return c.eraseOrigin()
@@ -186,7 +182,7 @@ func (c *Container) Erase() error {
 // pool's container was on record under it until its own record was on the disk.
 func (c *Container) eraseOrigin() error {
 	if id := record.ID(c.PluginID()); id != c.ID {
-		return c.in.DeleteRecord(&record.Record{ContainerID: id})
+		return c.in.Records.Delete(id)
 	}
 	return nil
 }
@@ -203,8 +199,6 @@ func (c *Container) empty() error {
 	if err := c.in.Records.Begin(rec); err != nil {
 		return err
 	}
-	c.in.Ports.Forget(before)
-	c.in.Ports.Enter(rec)
 	err := c.eraseOrigin()
 	c.Record = rec
 	return err
@@ -277,15 +271,5 @@ func (c *Container) letGo() error {
 			return err
 		}
 	}
-	return nil
-}
-
-// DeleteRecord deletes a record with its entry in the index of host ports. The record of
-// a container that nobody has yet claims none, so its ID is enough.
-func (s *Store) DeleteRecord(r *record.Record) error {
-	if err := s.Records.Delete(r.ContainerID); err != nil {
-		return err
-	}
-	s.Ports.Forget(r)
 	return nil
 }

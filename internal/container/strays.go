@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/embedcni/cni/internal/lock"
@@ -13,16 +15,16 @@ import (
 // strays are the leftovers of processes that were killed, and of power cuts, between
 // two steps of writing or deleting a record.
 type strays struct {
-	files      []string // that belong to no record
+	files      []string // that belong to no record, or are of no use since an earlier version
 	namespaces []string // paths where a namespace is mounted, or was, that belongs to no record
 	dirs       []string // of pools whose process is dead, with nothing else in them
 }
 
 func (s *Store) strays() (strays, error) {
 	files, err := s.Records.Strays()
-	entries, perr := s.Ports.Strays()
+	former, ferr := formerFiles(filepath.Dir(s.Locks.Path()), s.Records.Dir())
 	namespaces, dirs, nerr := s.strayNamespaces()
-	return strays{append(files, entries...), namespaces, dirs}, errors.Join(err, perr, nerr)
+	return strays{slices.Concat(files, former), namespaces, dirs}, errors.Join(err, ferr, nerr)
 }
 
 // TidyAlone is Tidy while all others are kept out, if there is anything to do. If

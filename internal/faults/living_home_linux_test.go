@@ -92,14 +92,11 @@ func (l *living) settleAt(id, path, address string) *home {
 }
 
 // about returns the host's lines that are new since before. Of a record only
-// the file counts, not its content. The index of host ports does not count: its entry
-// goes when the record is written again, and comes back when somebody needs it.
+// the file counts, not its content.
 func (l *living) about(before audit.Lines) audit.Lines {
 	l.t.Helper()
 	added, _ := audit.Diff(before, l.audit())
-	added = added.Without(func(line string) bool {
-		return strings.Contains(line, "/attachments/ports/") || l.moves && isRule(line)
-	})
+	added = added.Without(func(line string) bool { return l.moves && isRule(line) })
 	for i, line := range added {
 		if strings.Contains(line, "/attachments/") {
 			added[i], _, _ = strings.Cut(line, " sha256:")

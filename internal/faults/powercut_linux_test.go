@@ -75,6 +75,30 @@ func TestFault_F64_APowerCutInAnADDOfAnIDThatWasUsedBefore(t *testing.T) {
 	}
 }
 
+// TestFault_F64_APowerCutUndoesADeletion of an ID that was used before: a release is not on
+// the disk while there is a record, and a record is there again after the first life.
+func TestFault_F64_APowerCutUndoesADeletion(t *testing.T) {
+	h := newHost(t)
+	steps := h.record(func(h *host) (string, []cni.NamespaceOpts) { return h.container("m12"), nil })
+	found := map[string]int{"the release is undone": 0, "the record of the first life": 0}
+	undone := func(c cut) bool {
+		for what := range found {
+			if strings.HasPrefix(c.name, what) {
+				found[what]++
+				return true
+			}
+		}
+		return false
+	}
+	recovered, tried, _ := h.cutAll(t, steps, undone, 0, rand.New(rand.NewPCG(64, 64)))
+	t.Logf("%d of %d disk images recovered: %v", recovered, tried, found)
+	for what, n := range found {
+		if n < 2 {
+			t.Errorf("%s: %d steps have such a cut", what, n)
+		}
+	}
+}
+
 func anyCut(cut) bool { return true }
 
 // cutAll tries the wanted cuts at each step, at most that many, and counts those after
@@ -157,11 +181,13 @@ func (h *host) record(home func(*host) (string, []cni.NamespaceOpts)) []string {
 	return h.snapshots()
 }
 
-// liveOnce attaches and detaches the container, so that its ID has been used.
+// liveOnce attaches and detaches the container, so that its ID has been used. It saves the
+// state in between.
 func (h *host) liveOnce(r *cni.Runtime, path string, opts []cni.NamespaceOpts) {
 	h.t.Helper()
 	_, err := r.Setup(context.Background(), "m12", path, opts...)
 	expect.NoError(h.t, err)
+	expect.NoError(h.t, scripted.CopyDir(h.path("state"), h.path("first", "state")))
 	expect.NoError(h.t, r.Remove(context.Background(), "m12", path))
 }
 
@@ -316,36 +342,12 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		held = append(held, address)
 		add("the address is nobody's", func() error { return os.Truncate(address, 0) })
 	}
-	ledger := find(records + "ledger.*")
-	lose := func() error {
-		var errs []error
-		for _, file := range ledger {
-			errs = append(errs, os.Remove(file))
-		}
-		return errors.Join(errs...)
-	}
-	for _, file := range ledger { // synced parts exist; only a worse disk would lose them
-		data := h.fileOf(step, file)
-		for _, n := range cutsOf(data, random) {
-			add(fmt.Sprintf("the ledger ends after %d bytes", n), func() error { return os.Truncate(file, int64(n)) })
-		}
-		for _, address := range find("ipam/net0/10.*") {
-			for _, n := range ends(data) {
-				add(fmt.Sprintf("the address is nobody's, and the ledger ends after %d bytes", n), func() error {
-					return errors.Join(os.Truncate(address, 0), os.Truncate(file, int64(n)), h.loseLogs(step))
-				})
-			}
-		}
-		add("the ledger is zeros", func() error { return os.WriteFile(file, make([]byte, len(data)), 0o600) })
-		add("the ledger is lost", lose)
-		add("the ledger is being compacted", func() error { return os.Link(file, file+".prev-0") })
-	}
 	for _, address := range find("ipam/net0/10.*") {
-		add("the address is nobody's, and the ledger is lost", func() error { return errors.Join(os.Truncate(address, 0), lose()) })
 		add("the address is nobody's, and the log is lost", func() error {
 			return errors.Join(os.Truncate(address, 0), h.loseLogs(step))
 		})
 	}
+	h.cutsOfReleases(step, find, add)
 	for _, home := range find("homes/m12") {
 		add("the file of the namespace was not made yet, or is gone", func() error { return os.Remove(home) })
 	}
@@ -353,6 +355,38 @@ func (h *host) cuts(step string, random *rand.Rand) []cut {
 		h.fileCuts(file, h.fileOf(step, file), len(held) == 0, lo, random, add)
 	}
 	return all
+}
+
+// cutsOfReleases returns the cuts that undo a deletion which was not synced. While there is
+// a record, the release of its address may not be on the disk; the release of the first
+// life's is, because its record was deleted, and that may not be.
+func (h *host) cutsOfReleases(step string, find func(pattern string) []string, add func(string, func() error)) {
+	h.t.Helper()
+	const records, addresses = "state/embedcni/attachments/*.json", "ipam/net0/10.*"
+	back := func(from, pattern string) (undo []func() error) {
+		files, err := filepath.Glob(filepath.Join(from, pattern))
+		expect.NoError(h.t, err)
+		for _, file := range files {
+			data, err := os.ReadFile(file)
+			expect.NoError(h.t, err)
+			rel, err := filepath.Rel(from, file)
+			expect.NoError(h.t, err)
+			undo = append(undo, func() error { return os.WriteFile(h.path(rel), data, 0o600) })
+		}
+		return undo
+	}
+	recorded := find(records)
+	if len(recorded) > 0 && len(find(addresses)) == 0 {
+		for _, undo := range back(h.path("steps", "09 attached"), addresses) {
+			add("the release is undone", undo)
+			add("the release is undone, and the log is lost", func() error { return errors.Join(undo(), h.loseLogs(step)) })
+		}
+	}
+	if len(recorded) == 0 {
+		for _, undo := range back(h.path("first"), records) {
+			add("the record of the first life is there again", undo)
+		}
+	}
 }
 
 // loseLogs cuts the records of a step after their bases.
@@ -473,15 +507,6 @@ func cutsOf(data []byte, random *rand.Rand) []int {
 	for line := range bytes.Lines(data) {
 		lengths = append(lengths, at, at+len(line)/2)
 		at += len(line)
-	}
-	return lengths
-}
-
-// ends returns the lengths at which a line of a text ends, and zero.
-func ends(data []byte) []int {
-	lengths := []int{0}
-	for line := range bytes.Lines(data) {
-		lengths = append(lengths, lengths[len(lengths)-1]+len(line))
 	}
 	return lengths
 }

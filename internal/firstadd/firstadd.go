@@ -5,7 +5,8 @@
 // containers share: the top-level chains of portmap and firewall, a VRF. Some
 // check before they create, without a lock: thirty containers at once on a cold
 // host leave duplicate rules. Once one ADD has succeeded, the shared parts
-// exist, and no ADD waits any more.
+// exist, and no ADD of that process waits any more. Other processes do not hear of it:
+// the first ADD of each runs alone, if its plugins may race at all.
 //
 // A plugin that hangs must affect its own container only. So both the time
 // alone and the wait are limited. After that, ADDs run side by side, and the
@@ -18,17 +19,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/proc"
+	"github.com/embedcni/cni/internal/shared"
 )
 
 const (
@@ -62,22 +60,41 @@ type Key struct {
 	Types func() []string
 }
 
-// Tracker remembers which networks had their first ADD: in memory, and for
-// other processes in a directory, a file for each network and combination of
-// capabilities.
+// Tracker remembers which networks had their first ADD in this process.
 type Tracker struct {
-	dir         string
 	locks       *lock.Space
 	alone, wait time.Duration
+	ref         *shared.Ref[memory]
+}
 
+// memory is what the Trackers of one lock file have in common: some programs make a
+// Runtime for each container.
+type memory struct {
 	mu   sync.Mutex
 	seen map[string]string // Key.name → mark
 }
 
-// New returns the tracker that keeps its marks in dir. Nothing is touched
-// before the first Begin.
-func New(dir string, locks *lock.Space) *Tracker {
-	return &Tracker{dir: dir, locks: locks, alone: longestAlone, wait: longestWait, seen: make(map[string]string)}
+func (m *memory) knows(f *First) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.seen[f.name] == f.mark
+}
+
+func (m *memory) remember(f *First) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.seen == nil {
+		m.seen = make(map[string]string)
+	}
+	m.seen[f.name] = f.mark
+}
+
+var memories shared.Values[string, memory] // by the path of the lock file
+
+// New returns a tracker. Nothing is touched before the first Begin.
+func New(locks *lock.Space) *Tracker {
+	ref := memories.Get(locks.Path(), func() *memory { return &memory{} })
+	return &Tracker{locks: locks, alone: longestAlone, wait: longestWait, ref: ref}
 }
 
 // Within sets how long an ADD is alone, and how long another waits for that. It
@@ -88,7 +105,6 @@ func (t *Tracker) Within(alone, wait time.Duration) { t.alone, t.wait = alone, w
 // time.
 type First struct {
 	tracker *Tracker
-	network string
 	name    string
 	mark    string
 	first   bool
@@ -105,18 +121,17 @@ func (t *Tracker) Begin(ctx context.Context, key Key) (*First, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &First{tracker: t, network: key.Network, name: key.name(), mark: mark}
-	if known, err := t.known(f); known || err != nil {
-		return f, err
+	f := &First{tracker: t, name: key.name(), mark: mark}
+	if t.ref.Value.knows(f) {
+		return f, nil
 	}
 	f.first, f.types = true, key.Types()
 	if f.turn, err = t.Take(ctx, f.types); err != nil {
 		return nil, fmt.Errorf("wait for the first ADD of network %q: %w", key.Network, err)
 	}
-	known, err := t.known(f) // while waiting, another one may have been the first
-	if known || err != nil {
+	if t.ref.Value.knows(f) { // while waiting, another one has been the first
 		f.first, f.types = false, nil
-		err = errors.Join(err, f.turn.End())
+		err = f.turn.End()
 		f.turn = nil
 	}
 	return f, err
@@ -126,17 +141,16 @@ func (t *Tracker) Begin(ctx context.Context, key Key) (*First, error) {
 // vain. It is false for nil.
 func (f *First) Took(typ string) bool { return f != nil && slices.Contains(f.types, typ) }
 
-// End says how the ADD went. After a success nobody waits again.
+// End says how the ADD went. After a success nobody in this process waits again.
 func (f *First) End(ok bool) error {
 	if !f.first {
 		return nil
 	}
 	f.first = false
-	var err error
 	if ok {
-		err = f.tracker.remember(f)
+		f.tracker.ref.Value.remember(f)
 	}
-	return errors.Join(err, f.turn.End())
+	return f.turn.End()
 }
 
 // Turn is a limited time during which no other Turn has the same types of
@@ -173,51 +187,6 @@ func (t *Turn) End() error {
 	}
 	t.over.Stop()
 	return t.leave()
-}
-
-func (t *Tracker) known(f *First) (bool, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.seen[f.name] == f.mark {
-		return true, nil
-	}
-	data, err := plainfile.Read(t.file(f.name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("mark of the first ADD of network %q: %w", f.network, err)
-	}
-	if string(data) != f.mark {
-		return false, nil
-	}
-	t.seen[f.name] = f.mark
-	return true, nil
-}
-
-// remember writes the mark. It is not synced: a mark that is lost costs a wait,
-// and one of an earlier boot does not count.
-func (t *Tracker) remember(f *First) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.seen[f.name] = f.mark
-	if err := os.MkdirAll(t.dir, 0o700); err != nil {
-		return err
-	}
-	path := t.file(f.name)
-	tmp := path + ".new"
-	if err := os.WriteFile(tmp, []byte(f.mark), 0o600); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil // if tmp is gone, another process has remembered the same
-}
-
-func (t *Tracker) file(name string) string {
-	sum := sha256.Sum256([]byte(name))
-	return filepath.Join(t.dir, hex.EncodeToString(sum[:16]))
 }
 
 // name identifies the network and the capabilities that have a first ADD of

@@ -3,13 +3,13 @@ package firstadd
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/shared"
 )
 
 // patience limits the wait for events that must happen, blink for those that
@@ -23,10 +23,17 @@ func key(network string, types ...string) Key {
 	return Key{Network: network, Host: "4:1", Types: func() []string { return types }, Config: [][]byte{[]byte(network)}}
 }
 
-// newTracker returns another process's tracker if dir already has one.
+// newTracker returns another tracker of the process.
 func newTracker(dir string) *Tracker {
-	t := New(filepath.Join(dir, "networks"), lock.Open(filepath.Join(dir, "locks")))
+	t := New(lock.Open(filepath.Join(dir, "locks")))
 	t.Within(time.Hour, time.Hour)
+	return t
+}
+
+// newProcess returns a tracker of another process: only the locks are common.
+func newProcess(dir string) *Tracker {
+	t := newTracker(dir)
+	t.ref = &shared.Ref[memory]{Value: &memory{}}
 	return t
 }
 
@@ -73,7 +80,7 @@ func want(t *testing.T, tracker *Tracker, k Key, ok bool, wanted string) {
 
 func TestFirstADDBlocksNetworksWithACommonPluginType(t *testing.T) {
 	dir := t.TempDir()
-	tracker, other := newTracker(dir), newTracker(dir)
+	tracker, other := newTracker(dir), newProcess(dir)
 	f, got := begin(t, tracker, key("podnet", "bridge", "portmap", "portmap"))
 	if got != "first" {
 		t.Fatalf("the first ADD is %s", got)
@@ -95,17 +102,33 @@ func TestAfterASuccessNobodyWaits(t *testing.T) {
 	dir := t.TempDir()
 	tracker := newTracker(dir)
 	want(t, tracker, key("podnet", "bridge"), true, "first")
-	for name, process := range map[string]*Tracker{"the same": tracker, "another": newTracker(dir)} {
-		one, got := begin(t, process, key("podnet", "bridge"))
-		two, again := begin(t, process, key("podnet", "bridge"))
+	for name, same := range map[string]*Tracker{"the same": tracker, "another": newTracker(dir)} {
+		one, got := begin(t, same, key("podnet", "bridge"))
+		two, again := begin(t, same, key("podnet", "bridge"))
 		if got != "later" || again != "later" {
-			t.Fatalf("in %s process: %s and %s", name, got, again)
+			t.Fatalf("of %s Runtime: %s and %s", name, got, again)
 		}
 		if err := errors.Join(one.End(true), two.End(false)); err != nil {
 			t.Error(err)
 		}
 	}
 	want(t, newTracker(dir), key("podnet", "bridge"), true, "later") // a later failure changes nothing
+}
+
+// TestEachProcessHasAFirst: it runs alone, and those after it do not wait.
+func TestEachProcessHasAFirst(t *testing.T) {
+	dir := t.TempDir()
+	one, other := newProcess(dir), newProcess(dir)
+	f, got := begin(t, one, key("podnet", "bridge"))
+	if got != "first" {
+		t.Fatal(got)
+	}
+	want(t, other, key("podnet", "bridge"), true, "waits")
+	if err := f.End(true); err != nil {
+		t.Fatal(err)
+	}
+	want(t, other, key("podnet", "bridge"), true, "first")
+	want(t, other, key("podnet", "bridge"), true, "later")
 }
 
 func TestAFailedFirstLeavesTheNextOneFirst(t *testing.T) {
@@ -136,7 +159,7 @@ func TestKeysWithAFirstOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach: the mark of one does not
+// TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach: the first ADD of one does not
 // make the other the first again, container after container.
 func TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach(t *testing.T) {
 	v4, v6 := key("podnet", "bridge"), key("podnet", "bridge")
@@ -201,44 +224,6 @@ func TestBeginEndsWithItsContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, tracker, key("podnet", "bridge"), true, "later")
-}
-
-// TestAMarkThatCannotBeWrittenIsAnError: the next one is the first again, and
-// no lock is kept.
-func TestAMarkThatCannotBeWrittenIsAnError(t *testing.T) {
-	dir := t.TempDir()
-	tracker := newTracker(dir)
-	f, got := begin(t, tracker, key("podnet", "bridge"))
-	if got != "first" {
-		t.Fatal(got)
-	}
-	marks := filepath.Join(dir, "networks")
-	if err := os.WriteFile(marks, nil, 0o600); err != nil { // in place of the directory
-		t.Fatal(err)
-	}
-	if err := f.End(true); err == nil {
-		t.Error("End wrote a mark below a file")
-	}
-	if err := os.Remove(marks); err != nil {
-		t.Fatal(err)
-	}
-	want(t, newTracker(dir), key("podnet", "bridge"), true, "first")
-}
-
-func TestAMarkThatCannotBeReadIsAnError(t *testing.T) {
-	dir := t.TempDir()
-	tracker := newTracker(dir)
-	k := key("podnet", "bridge")
-	if err := os.MkdirAll(tracker.file(k.name()), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tracker.Begin(t.Context(), k); err == nil {
-		t.Error("Begin read a directory")
-	}
-	if err := os.Remove(tracker.file(k.name())); err != nil {
-		t.Fatal(err)
-	}
-	want(t, tracker, k, true, "first")
 }
 
 // began fails the test unless Begin returns, with or without a turn.

@@ -130,4 +130,4 @@ type readOnly struct{ caller.Record }
 func (readOnly) Note(string, any) error { return errReadOnly }
 
 // Claim does nothing.
-func (readOnly) Claim(string, netip.Addr) {}
+func (readOnly) Claim(netip.Addr) {}

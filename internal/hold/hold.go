@@ -125,11 +125,7 @@ func write(path string, data []byte) error {
 
 // sync makes names survive a power cut.
 func (s Store) sync() error {
-	d, err := plainfile.Open(s.dir, os.O_RDONLY, 0)
-	if err != nil {
-		return fmt.Errorf("hold: %w", err)
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+	if err := plainfile.SyncDir(s.dir); err != nil {
 		return fmt.Errorf("hold: %w", err)
 	}
 	return nil

@@ -80,7 +80,7 @@ func readReservation(dir, name string) (r Reservation, ok bool, err error) {
 	return r, true, nil
 }
 
-// Remove deletes the file under host-local's own lock, unless the file has
+// Remove deletes the file durably, under host-local's own lock, unless the file has
 // changed since it was found: another container may have the address by now.
 func (r Reservation) Remove(context.Context) (err error) {
 	unlock, err := lockDir(r.Dir)
@@ -98,7 +98,10 @@ func (r Reservation) Remove(context.Context) (err error) {
 	if err == nil {
 		err = os.Remove(r.Path())
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err = errors.Join(err, SyncDir(r.Dir)); err != nil {
 		return fmt.Errorf("release %s: %w", r, err)
 	}
 	return nil
@@ -213,14 +216,10 @@ func Foreign(dir string) (foreign []string, others []Reservation, err error) {
 // SyncDir syncs a directory, so that file names and deletions survive a power
 // cut. It ignores a directory that does not exist.
 func SyncDir(dir string) error {
-	d, err := plainfile.Open(dir, os.O_RDONLY, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if err := plainfile.SyncDir(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return nil
 }
 
 // candidates returns the files to read: those of the known addresses, or all if

@@ -47,3 +47,12 @@ func has(path string, data []byte, perm fs.FileMode) bool {
 	now, err := ReadUpTo(path, len(data))
 	return err == nil && bytes.Equal(now, data)
 }
+
+// SyncDir syncs a directory, so that file names and deletions in it survive a power cut.
+func SyncDir(dir string) error {
+	d, err := Open(dir, os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

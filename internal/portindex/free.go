@@ -14,14 +14,21 @@ import (
 func (x *Index) Free(protocols []string, first, last uint16, n int, avoid func(uint16) bool) (free []uint16, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	v, err := x.current()
+	claimed := make(map[uint16]bool)
+	err = x.files.Each(x.read, func(_ string, slots []slot) {
+		for _, s := range slots {
+			if slices.ContainsFunc(protocols, func(p string) bool { return p[0] == s.letter }) {
+				claimed[s.port] = true
+			}
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
 	size := int(last) - int(first) + 1
 	for i := range size {
 		port := uint16(int(first) + (x.next+i)%size)
-		if !avoid(port) && !v.claims(protocols, port) {
+		if !avoid(port) && !claimed[port] {
 			if free = append(free, port); len(free) == n {
 				x.next = (x.next + i + 1) % size
 				break
@@ -29,13 +36,6 @@ func (x *Index) Free(protocols []string, first, last uint16, n int, avoid func(u
 		}
 	}
 	return free, nil
-}
-
-// claims reports whether a record may claim a port.
-func (v *view) claims(protocols []string, port uint16) bool {
-	return slices.ContainsFunc(protocols, func(protocol string) bool {
-		return len(v.records.Find([]ports.Claim{{Protocol: protocol, Port: port}})) > 0
-	})
 }
 
 // Within returns the attachments that claim ports of a range, on the host of rec and

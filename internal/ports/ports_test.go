@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
@@ -112,55 +111,4 @@ func TestClaimsPrintWell(t *testing.T) {
 	} {
 		expect.Same(t, "text", c.String(), want)
 	}
-}
-
-func TestCodes(t *testing.T) {
-	claims := []Claim{
-		{Protocol: "udp", Port: 53}, {Protocol: "tcp", Port: 8001}, {Protocol: "tcp", Port: 80}, {Protocol: "tcp", Port: 8000},
-		{Protocol: "tcp", Port: 8000, Addr: netip.MustParseAddr("::1")}, {Protocol: "sctp", Port: 65535},
-	}
-	expect.Same(t, "code", Code(claims), "s65535t80.8000-8001u53")
-	expect.Same(t, "code of none", Code(nil), "")
-	expect.Same(t, "none", Coded("", claims), false)
-	for _, code := range []string{codeAny, "x80", "t", "t80-", "t70000", ".80"} {
-		expect.Same(t, code, Coded(code, []Claim{{Protocol: "tcp", Port: 81}}), true)
-	}
-}
-
-// TestACodeMissesNoPort: a code may stand for more ports than the claims, never for
-// fewer, and is short.
-func TestACodeMissesNoPort(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	exact := 0
-	for range 2_000 {
-		var claims []Claim
-		for range random.IntN(80) {
-			claims = append(claims, Claim{Protocol: Protocols()[random.IntN(3)], Port: uint16(1 + random.IntN(200)*random.IntN(300))})
-		}
-		code := Code(claims)
-		if len(code) > codeLength {
-			t.Fatalf("code of %d characters: %s", len(code), code)
-		}
-		for range 20 {
-			other := Claim{Protocol: Protocols()[random.IntN(3)], Port: uint16(1 + random.IntN(200))}
-			held := slices.Contains(claims, other)
-			if got := Coded(code, []Claim{other}); held && !got || code != codeAny && got != held {
-				t.Fatalf("%v in code %s of %v: %t", other, code, claims, got)
-			}
-		}
-		if code != codeAny {
-			exact++
-		}
-	}
-	if exact < 200 || exact > 1_900 {
-		t.Errorf("%d of 2000 codes were exact, too many or too few to show anything", exact)
-	}
-}
-
-func FuzzCoded(f *testing.F) {
-	f.Add("t80.443u53")
-	f.Add(codeAny)
-	f.Fuzz(func(_ *testing.T, code string) { Coded(code, []Claim{{Protocol: "tcp", Port: 80}}) })
 }

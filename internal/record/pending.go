@@ -1,6 +1,6 @@
 package record
 
-// Pending is a sync in progress, of a record or of a ledger.
+// Pending is a sync in progress, of a record.
 type Pending struct {
 	done   chan struct{}
 	failed *error // set when done

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/embedcni/cni/internal/plainfile"
@@ -24,8 +23,7 @@ type Store struct {
 	Sync func(*os.File) error
 	Read func(path string) ([]byte, error)
 
-	dir     string
-	ledgers sync.Map // of *Ledger, by owner
+	dir string
 }
 
 // FileExt is the extension of a record's file.
@@ -60,7 +58,7 @@ func (s *Store) Path(file string) string { return filepath.Join(s.dir, file+File
 func (s *Store) Begin(r *Record) error {
 	f, err := s.begin(r, true, nil)
 	if err == nil {
-		err = errors.Join(f.Close(), syncDir(s.dir))
+		err = errors.Join(f.Close(), plainfile.SyncDir(s.dir))
 	}
 	if err != nil {
 		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
@@ -88,7 +86,7 @@ func (s *Store) BeginSoon(r *Record, prepared ...*plainfile.Unnamed) (*Pending, 
 	go func() {
 		defer close(p.done)
 		// One after the other: some file systems take twice as long for both at once.
-		if err := errors.Join(s.Sync(f), f.Close(), syncDir(s.dir)); err != nil {
+		if err := errors.Join(s.Sync(f), f.Close(), plainfile.SyncDir(s.dir)); err != nil {
 			*p.failed = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 		}
 	}()
@@ -372,12 +370,37 @@ func (s *Store) Strays() ([]string, error) {
 	return strays, nil
 }
 
-func remove(path string) error { return ignoreMissing(os.Remove(path)) }
+// Now returns a time that is not earlier than that of any file made before, by any
+// process, and not later than that of any file made afterwards. If the file system of the
+// records cannot be asked, Now returns the time of the last tick.
+func (s *Store) Now() time.Time {
+	now, err := plainfile.Stamp(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = os.MkdirAll(s.dir, 0o700); err == nil {
+			now, err = plainfile.Stamp(s.dir)
+		}
+	}
+	if err != nil {
+		return plainfile.Now()
+	}
+	return now
+}
 
-func syncDir(dir string) error {
+// SyncDir syncs a directory, so that deletions in it survive a power cut. It ignores one
+// that does not exist.
+func (s *Store) SyncDir(dir string) error {
 	d, err := plainfile.Open(dir, os.O_RDONLY, 0)
 	if err != nil {
-		return err
+		return ignoreMissing(err)
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(s.Sync(d), d.Close())
 }
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func remove(path string) error { return ignoreMissing(os.Remove(path)) }

@@ -50,10 +50,10 @@ type Runner struct {
 	Network     *libcni.NetworkConfigList
 	ContainerID record.ID // the caller's; plugins may know another
 	IfName      string
-	Host        *netns.Handle       // where plugins run
-	Container   *netns.Handle       // nil if it is not open
-	Inherit     []*os.File          // the container's lock, which executables keep after the runtime's death
-	Given       caller.Given        // to built-in plugins; its Batch is for ADD and DEL
+	Host        *netns.Handle // where plugins run
+	Container   *netns.Handle // nil if it is not open
+	Inherit     []*os.File    // the container's lock, which executables keep after the runtime's death
+	Given       caller.Given  // to built-in plugins; its Batch is for ADD and DEL
 	Attachment
 }
 

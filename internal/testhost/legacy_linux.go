@@ -2,9 +2,13 @@ package testhost
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -59,4 +63,24 @@ func (h *Host) Life(r *cni.Runtime) (life, runtime string) {
 	rec, err := h.Records().Load("life-of-this-process")
 	expect.NoError(h.T, err, r.Remove(context.Background(), "life-of-this-process", path))
 	return rec.Life, rec.Runtime
+}
+
+// Entered notes attachments in an owner's ledger, as earlier versions did. It returns the
+// path of the file.
+func (h *Host) Entered(owner string, lines ...record.Line) (path string) {
+	h.T.Helper()
+	sum := sha256.Sum256([]byte(owner))
+	path = h.Path("state", "embedcni", "attachments", fmt.Sprintf("ledger.%x.claims", sum[:8]))
+	expect.NoError(h.T, os.MkdirAll(filepath.Dir(path), 0o700))
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	expect.NoError(h.T, err)
+	for _, line := range lines {
+		data, err := json.Marshal(line)
+		expect.NoError(h.T, err)
+		sum := sha256.Sum256(data)
+		_, err = fmt.Fprintf(f, "%x %s\n", sum[:8], data)
+		expect.NoError(h.T, err)
+	}
+	expect.NoError(h.T, f.Close())
+	return path
 }

@@ -133,7 +133,7 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 func (c *comparison) reserveAgain(ctx context.Context, addr netip.Addr) error {
 	g := caller.From(ctx)
 	return c.locked(ctx, c.r, c.config, true, func(h *held) error {
-		h.claim = func(addr netip.Addr) { g.Record.Claim(c.dir, addr) }
+		h.claim = func(addr netip.Addr) { g.Record.Claim(addr) }
 		ok, err := h.reserve(addr, holderOf(c.r.ContainerID, c.r.IfName))
 		if ok || err != nil {
 			return err

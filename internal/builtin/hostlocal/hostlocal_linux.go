@@ -72,7 +72,7 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 			return err
 		}
 		h.prepared = prepared
-		h.claim = func(addr netip.Addr) { g.Record.Claim(c.dir, addr) }
+		h.claim = func(addr netip.Addr) { g.Record.Claim(addr) }
 		result.IPs, err = h.allocate(c, r.ContainerID, r.IfName)
 		return err
 	})
@@ -89,6 +89,8 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
+	// Also if an earlier DEL, which was killed, has released them.
+	defer caller.From(ctx).Record.Released(c.dir)
 	return p.locked(ctx, r, c, false, func(h *held) error {
 		if h == nil {
 			return nil

@@ -120,7 +120,7 @@ func (q *Queue) makeDir() error {
 	parent := filepath.Dir(q.dir)
 	err = errors.Join(os.MkdirAll(parent, 0o755), ignore(os.Mkdir(q.dir, 0o700), fs.ErrExist))
 	if err == nil {
-		err = errors.Join(q.before("sync parent"), syncDir(parent))
+		err = errors.Join(q.before("sync parent"), plainfile.SyncDir(parent))
 	}
 	if err != nil {
 		return err
@@ -163,7 +163,7 @@ func (q *Queue) add(file string, data []byte) error {
 	if err := q.write(file, data); err != nil {
 		return err
 	}
-	if err := errors.Join(q.before("sync directory"), syncDir(q.dir)); err != nil {
+	if err := errors.Join(q.before("sync directory"), plainfile.SyncDir(q.dir)); err != nil {
 		return errors.Join(err, q.remove(file))
 	}
 	return nil
@@ -331,14 +331,6 @@ func rank(m Moment, boot string) int {
 		return 1
 	}
 	return 0
-}
-
-func syncDir(dir string) error {
-	d, err := plainfile.Open(dir, os.O_RDONLY, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // ignore returns err unless it is the other.

@@ -1,4 +1,4 @@
-package portindex
+package dirwatch
 
 import (
 	"os"

@@ -1,4 +1,4 @@
-package cachedports
+package portindex
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 // livesOn reports whether the attachment certainly lives, and on this host: its path leads
 // to a namespace in which its interface is one end of a pair, and the other end is here.
 // The cache does not say from which namespace plugins ran.
-func (a Attachment) livesOn(host *hostns.NetNS) (lives bool, err error) {
+func (a Cached) livesOn(host *hostns.NetNS) (lives bool, err error) {
 	if a.NetNS == "" {
 		return false, nil
 	}

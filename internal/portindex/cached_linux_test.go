@@ -1,0 +1,156 @@
+package portindex
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/embedcni/cni/internal/dirwatch"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/ports"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/shared"
+)
+
+const (
+	forwarding = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "portmap", "capabilities": {"portMappings": true}}]}`
+	deaf       = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]}`
+)
+
+// cacheDir is a directory with a cache, beside one with records.
+type cacheDir struct {
+	t       testing.TB
+	dir     string
+	records *record.Store
+	cache   *Cache
+}
+
+func newCache(t testing.TB) *cacheDir {
+	t.Helper()
+	c := &cacheDir{t: t, dir: t.TempDir()}
+	c.records = record.Open(filepath.Join(c.dir, "attachments"))
+	c.again()
+	return c
+}
+
+// again makes the Cache of another process.
+func (c *cacheDir) again() {
+	c.cache = OpenCache(c.dir, c.records, slog.New(slog.DiscardHandler))
+	c.cache.files = &shared.Ref[dirwatch.Files[[]slot]]{Value: dirwatch.NewFiles[[]slot](c.cache.dir, "", dirwatch.Open)}
+}
+
+// record puts a container on record.
+func (c *cacheDir) record(id string) {
+	c.t.Helper()
+	expect.NoError(c.t, c.records.BeginVolatile(&record.Record{ContainerID: record.ID(id)}))
+}
+
+// add writes a file as libcni does.
+func (c *cacheDir) add(id, config string, port int) string {
+	c.t.Helper()
+	data, err := json.Marshal(struct {
+		Kind           string         `json:"kind"`
+		ContainerID    string         `json:"containerId"`
+		Config         []byte         `json:"config"`
+		IfName         string         `json:"ifName"`
+		NetworkName    string         `json:"networkName"`
+		NetNS          string         `json:"netns"`
+		CapabilityArgs map[string]any `json:"capabilityArgs"`
+	}{"cniCacheV1", id, []byte(config), "eth0", "net", "/run/netns/" + id, map[string]any{
+		"portMappings": []any{map[string]any{"hostPort": port, "containerPort": 80, "protocol": "tcp"}},
+	}})
+	expect.NoError(c.t, err)
+	return c.write("net-"+id+"-eth0", data)
+}
+
+func (c *cacheDir) write(name string, data []byte) string {
+	c.t.Helper()
+	path := filepath.Join(c.dir, "results", name)
+	expect.NoError(c.t, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, data, 0o600))
+	return path
+}
+
+// has returns the containers that have TCP port 8080.
+func (c *cacheDir) has() string {
+	c.t.Helper()
+	found, err := c.cache.Find(claimsOf(8080))
+	expect.NoError(c.t, err)
+	var ids []string
+	for _, a := range found {
+		ids = append(ids, a.ContainerID)
+	}
+	return fmt.Sprint(ids)
+}
+
+func TestFindsWhatIsOnlyInTheCache(t *testing.T) {
+	c := newCache(t)
+	expect.Same(t, "without a cache", c.has(), "[]")
+	c.add("other", forwarding, 8081)
+	c.add("deaf", deaf, 8080)
+	c.record("ours")
+	c.add("ours", forwarding, 8080)
+	c.write("garbage", []byte(`{"capabilityArgs": {"portMappings"`))
+	c.write("numbered", []byte(`{"containerId": 7, "capabilityArgs": {"portMappings": []}}`))
+	c.write("result-of-an-old-libcni", []byte(`{"cniVersion": "0.4.0", "portMappings": []}`))
+	fifo := filepath.Join(c.dir, "results", "fifo")
+	expect.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	expect.Same(t, "none", c.has(), "[]")
+	path := c.add("c1", forwarding, 8080)
+	expect.Same(t, "one is new", c.has(), "[c1]")
+	c.add("a1", forwarding, 8080)
+	expect.Same(t, "in order", c.has(), "[a1 c1]")
+	got, err := c.cache.Find([]ports.Claim{{Protocol: "tcp", Port: 8081}})
+	expect.NoError(t, err)
+	expect.Same(t, "attachments", got, []Cached{{"other", "net", "eth0", "/run/netns/other", []ports.Claim{{Protocol: "tcp", Port: 8081}}}})
+	none, err := c.cache.Find(nil)
+	expect.NoError(t, err)
+	expect.Same(t, "nothing wanted", len(none), 0)
+
+	expect.NoError(t, os.Remove(path))
+	expect.Same(t, "one is gone", c.has(), "[a1]")
+	c.add("a1", forwarding, 9000)
+	expect.Same(t, "with another port at once", c.has(), "[]")
+	expect.NoError(t, c.records.Delete("ours")) // its record is lost
+	expect.Same(t, "lost", c.has(), "[ours]")
+	c.record("ours")
+	expect.Same(t, "ours again", c.has(), "[]")
+	expect.NoError(t, os.RemoveAll(filepath.Join(c.dir, "results")))
+	expect.Same(t, "after all", c.has(), "[]")
+}
+
+// TestPortsAreSeenInAnyText: libcni writes without spaces, as records are. Others need not.
+func TestPortsAreSeenInAnyText(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"a": {"portMappings" : [ {"hostPort": 80}, {"hostPort": "x"}, {"hostPort": 53, "protocol": "UDP"}]}}`: "[{116 80} {117 53}]",
+		`{"portMappings":[{"hostPort":80}],"b":{"portMappings":[{"hostPort":81}]}}`:                             "[{116 80} {116 81}]",
+		`{"x": "\"portMappings\":[{\"hostPort\":80}]", "portMappings": {}}`:                                     "[]",
+		`{"portMappings": "portMappings", "y": ["portMappings"]}`:                                               "[]",
+	} {
+		expect.Same(t, text, fmt.Sprint(slotsIn([]byte(text))), want)
+	}
+}
+
+func TestACacheThatCannotBeListed(t *testing.T) {
+	c := newCache(t)
+	expect.NoError(t, os.WriteFile(filepath.Join(c.dir, "results"), nil, 0o600))
+	if _, err := c.cache.Find([]ports.Claim{{Protocol: "tcp", Port: 8080}}); err == nil {
+		t.Error("a file is listed")
+	}
+}
+
+// FuzzCached: whatever is in the cache, and whoever wrote it.
+func FuzzCached(f *testing.F) {
+	f.Add([]byte(`{"kind": "cniCacheV1", "containerId": "c1", "config": "e30=", "capabilityArgs": {"portMappings": [{"hostPort": 80}]}}`))
+	f.Add([]byte(`{"containerId": ["c1"]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var c Cache
+		if a := c.parse(data); len(a.Claims) > 0 && a.ContainerID == "" {
+			t.Errorf("%q claims ports for nobody", data)
+		}
+		slotsIn(data)
+	})
+}
