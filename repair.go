@@ -163,7 +163,7 @@ func (s *snapshot) repair(ctx context.Context, id record.ID, o RepairOptions, as
 		defer release()
 	}
 	report := &RepairReport{ContainerID: string(id)}
-	return report, op.repair(ctx, o, holds, asks, report)
+	return report, op.repair(ctx, op.attachments, o, holds, asks, report)
 }
 
 // beginRepair locks the container, as for an ADD.
@@ -225,14 +225,14 @@ func (op *operation) refuseDead() error {
 // errUnfinished: an attachment cannot be expected to be whole.
 var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has begun; Remove or Recover ends it", ErrNotRepairable)
 
-// repair repairs the attachments of a locked container that lives. The error is the reason
+// repair repairs attachments of a locked container that lives. The error is the reason
 // why some could not be repaired to the end; the report is valid with it.
-func (op *operation) repair(ctx context.Context, o RepairOptions, holds []hold.Hold, asks bool, report *RepairReport) error {
+func (op *operation) repair(ctx context.Context, all attachments, o RepairOptions, holds []hold.Hold, asks bool, report *RepairReport) error {
 	var g []*repairing
 	var options []health.RepairOptions
 	var in []context.Context
 	var end []func(error)
-	for _, a := range op.attachments {
+	for _, a := range all {
 		if n := a.entry(); n == nil || op.Record.IsUnfinished(n) {
 			report.Unknown = append(report.Unknown, a.error(repairOp, errUnfinished))
 			continue

@@ -234,33 +234,15 @@ func (s *snapshot) heldNow(ctx context.Context) (holds []hold.Hold, release func
 	return holds, release, nil
 }
 
-// repairBroken adds missing parts of attachments on the host, unless they are
-// held. It returns that, and the attachments as they are then.
+// repairBroken adds missing parts of attachments on the host, unless they are held. It
+// returns that, and the attachments as they are then.
 func (op *operation) repairBroken(ctx context.Context, all attachments) (repaired []Difference, parts []*health.Part, err error) {
 	report := &RepairReport{}
-	err = op.makeUnheld(ctx, all, report)
+	holds, release, err := op.heldNow(ctx)
+	if err == nil { // else all may be held
+		err = op.repair(ctx, all, RepairOptions{Unheld: true}, holds, false, report)
+		release()
+	}
 	parts, cerr := op.compareAll(ctx, &views.Looks{}, all)
 	return report.Repaired, parts, join(err, cerr)
-}
-
-// makeUnheld adds missing parts of those attachments that are not held. If that
-// cannot be read, all may be.
-func (op *operation) makeUnheld(ctx context.Context, all attachments, report *RepairReport) error {
-	holds, release, err := op.heldNow(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
-	var g []*repairing
-	for _, a := range all {
-		if a.unfinished() == nil && !isHeld(holds, op.Record, a.network.config.Name) {
-			g = append(g, a.repairing())
-		}
-	}
-	var errs []error
-	for i, result := range runRepairs(ctx, g, make([]health.RepairOptions, len(g))) {
-		g[i].report(ctx, result.Outcome, report)
-		errs = append(errs, g[i].errors(repairOp, result.Err))
-	}
-	return join(errs...)
 }
