@@ -50,6 +50,7 @@ func TestAPinThatOutlivesAPowerCutIsMadeAfterTheRecord(t *testing.T) {
 		expect.NoError(t, err)
 		expect.Same(t, "made", isMade(), true)
 		expect.Same(t, "synced", synced, true)
+		r.SyncRecordsBy((*os.File).Sync) // Remove syncs the release of the address
 		expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 		expect.Same(t, "made, after Remove", isMade(), false)
 		h.WantClean(before)
