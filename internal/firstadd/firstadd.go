@@ -39,6 +39,8 @@ const (
 	// processes of earlier versions, which are alone for as long as their plugin
 	// runs.
 	longestWait = 2 * time.Second
+	// longestWaits limits the wait for one plugin that runs alone: for three that hang.
+	longestWaits = 3 * longestAlone
 )
 
 // Key is a network on a host. Two hosts are two network namespaces, or two
@@ -72,6 +74,7 @@ type Tracker struct {
 type memory struct {
 	mu   sync.Mutex
 	seen map[string]string // Key.name → mark
+	none map[string]bool   // of Once: those that have made nothing
 }
 
 func (m *memory) knows(f *First) bool {
@@ -166,9 +169,13 @@ func (t *Tracker) Take(ctx context.Context, types []string) (*Turn, error) {
 	if len(types) == 0 {
 		return nil, nil
 	}
-	waiting, cancel := context.WithTimeout(ctx, t.wait)
+	return t.take(ctx, t.wait, keys(types))
+}
+
+func (t *Tracker) take(ctx context.Context, wait time.Duration, keys []lock.Key) (*Turn, error) {
+	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	held, err := t.locks.LockAll(waiting, keys(types))
+	held, err := t.locks.LockAll(waiting, keys)
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
 		return nil, nil
 	}
@@ -178,6 +185,40 @@ func (t *Tracker) Take(ctx context.Context, types []string) (*Turn, error) {
 	turn := &Turn{leave: sync.OnceValue(held.Release)}
 	turn.over = time.AfterFunc(t.alone, func() { _ = turn.leave() }) // End returns the same error
 	return turn, nil
+}
+
+// Once waits until a plugin of a type may make what it shares with others, unless there
+// reports that it is there: one plugin of the type does so at a time. Both the wait and the
+// time alone are limited. of identifies the plugins that make the same: once one has ended
+// well and made nothing of it, nobody waits for them. Call end when the plugin has ended; ok
+// says whether it has succeeded.
+func (t *Tracker) Once(ctx context.Context, typ, of string, there func() bool) (end func(ok bool) error, err error) {
+	m := t.ref.Value
+	m.mu.Lock()
+	none := m.none[of]
+	m.mu.Unlock()
+	nothing := func(bool) error { return nil }
+	if none || there() {
+		return nothing, nil
+	}
+	turn, err := t.take(ctx, longestWaits, []lock.Key{{Name: "shared/" + typ}})
+	if err != nil {
+		return nil, fmt.Errorf("wait for another ADD of plugin %q: %w", typ, err)
+	}
+	if there() {
+		return nothing, turn.End()
+	}
+	return func(ok bool) error {
+		if ok && !there() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if m.none == nil {
+				m.none = make(map[string]bool)
+			}
+			m.none[of] = true
+		}
+		return turn.End()
+	}, nil
 }
 
 // End lets others take their turn.

@@ -4,6 +4,7 @@ package netfilter
 
 import (
 	"context"
+	"encoding/json"
 
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
@@ -78,4 +79,9 @@ func (p Plan) Apply(context.Context) error {
 		return nil
 	}
 	return ErrNotSupported
+}
+
+// HasShared returns true.
+func HasShared(context.Context, *netns.Handle, Options, bool, json.RawMessage) (bool, error) {
+	return true, nil
 }

@@ -30,12 +30,11 @@ type seen struct {
 }
 
 // races reports whether two ADDs of the executable at the same time may make something
-// twice that containers share: rules of portmap and firewall, a VRF, a gateway in a VLAN,
-// or whatever an unknown plugin does.
+// twice that containers share: a VRF, a gateway in a VLAN, or whatever an unknown plugin
+// does. About the chains of portmap and firewall, see Runner.alone.
 func (v *References) races(ctx context.Context, root invoke.Root, typ, path string, config []byte) bool {
 	t := known.Of(typ)
-	return !t.Concurrent || t.Rules == known.HostPorts || t.Rules == known.Forward ||
-		typ == known.Bridge && hasVLAN(config) || !v.Knows(ctx, root, typ, path)
+	return !t.Concurrent || typ == known.Bridge && hasVLAN(config) || !v.Knows(ctx, root, typ, path)
 }
 
 // Knows reports whether the executable at a path in root is the reference plugin of a

@@ -190,8 +190,15 @@ func (r *Runner) execute(ctx context.Context, call chain.Call, p Provider) (invo
 	if err != nil || !run {
 		return invoke.Output{}, err
 	}
+	end, err := r.alone(ctx, call, p)
+	if err != nil {
+		return invoke.Output{}, err
+	}
 	defer r.witness(ctx, call, p)()
 	out, err := r.bounded(ctx, call, p)
+	if eerr := end(err == nil); eerr != nil {
+		r.Logger.Warn("end of a turn", "plugin", call.Plugin, "error", eerr)
+	}
 	return out, r.After(call, p.Kind, err)
 }
 
