@@ -61,7 +61,6 @@ func TestFault_F70_AnOptionThatNoNetworkTakesIsAnError(t *testing.T) {
 		"range sets":     {[]cni.Opt{a}, []cni.NamespaceOpts{cni.WithCapabilityIPRangeSets([][]cni.IPRanges{{{Subnet: "10.9.0.0/24"}}})}, `add "capabilities": {"ipRanges": true} to plugin "p" of network "a"`},
 		"device":         {[]cni.Opt{bridge}, []cni.NamespaceOpts{cni.WithCapabilityDeviceID("0000:04:00.5")}, `add a plugin that reads it (host-device) with "capabilities": {"deviceID": true}`},
 		"GUID":           {[]cni.Opt{a}, []cni.NamespaceOpts{cni.WithCapabilityInfinibandGUID("c2:11:22:33:44:55:66:77")}, `add "capabilities": {"infinibandGUID": true} to the plugin that reads it`},
-		"aliases":        {[]cni.Opt{a}, []cni.NamespaceOpts{cni.WithCapability("aliases", []string{"db"})}, `add "capabilities": {"aliases": true} to the plugin that reads it`},
 		"two networks":   {[]cni.Opt{a, s.declaring("x", "q")}, []cni.NamespaceOpts{ips}, `no plugin of network "a", network "x": `},
 		"one of two":     {[]cni.Opt{lo, a, b}, []cni.NamespaceOpts{ips, cni.WithCapabilityMAC("02:00:00:00:00:01")}, ""},
 		"one is meant":   {[]cni.Opt{a, b}, []cni.NamespaceOpts{cni.WithNetwork("a", ips), cni.WithNetwork("b")}, `no plugin of network "a": `},

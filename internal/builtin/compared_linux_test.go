@@ -60,7 +60,7 @@ var damagings = map[string]damaging{
 	},
 	known.Firewall: {
 		config: `"backend": "firewalld", "ingressPolicy": "isolated"`,
-		host:   []string{"iptables -F CNI-ISOLATION-STAGE-1", "ZONE"},
+		host:   []string{"nft flush set inet embedcni isolated", "ZONE"},
 	},
 	known.Bandwidth: {
 		config: `"egressRate": 8000000, "egressBurst": 8000000, "ingressRate": 8000000, "ingressBurst": 8000000`,

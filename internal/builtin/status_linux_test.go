@@ -47,7 +47,7 @@ func TestStatusRefusesWhatEveryAddRefuses(t *testing.T) {
 		{"tuning", `"sysctl": {"kernel.hostname": "x"}, ` + chained, `"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}`},
 		{"tuning", `"mac": "none", ` + chained, `"mac": "02:00:00:00:00:01"`},
 		{"bandwidth", `"ingressRate": 800, ` + chained, `"ingressRate": 800, "ingressBurst": 800`},
-		{"portmap", `"markMasqBit": 32, ` + chained, `"markMasqBit": 13`},
+		{"portmap", `"markMasqBit": 32, ` + chained, `"masqAll": true`},
 		{"firewall", `"ingressPolicy": "none", ` + chained, `"ingressPolicy": "same-bridge"`},
 	} {
 		call := func(config string) plugintest.Call {
