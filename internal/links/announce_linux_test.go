@@ -61,8 +61,7 @@ var another = net.HardwareAddr{2, 0, 0, 0, 0, 9}
 // mistaken gives the listener a wrong neighbour entry for the address.
 func (s *segment) mistaken(t *testing.T, state uint16) {
 	t.Helper()
-	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK, s.index, state, announced)
-	m.attr(unix.NDA_LLADDR, another)
+	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK, s.index, state, announced, data(unix.NDA_LLADDR, another...))
 	wantNoError(t, s.listener.execute(m, nil))
 }
 

@@ -1,6 +1,6 @@
 // Package links creates and changes network interfaces, their addresses and
 // routes over rtnetlink, from outside their namespace. No other package does so:
-// others use vishvananda/netlink for traffic control and conntrack only.
+// others use netlink.Handle for traffic control and conntrack only.
 package links
 
 import (
