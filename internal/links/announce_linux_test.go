@@ -19,6 +19,7 @@ type segment struct {
 	listener *Conn
 	at       *netns.Handle // the listener's namespace
 	index    int           // of the listener's interface
+	pass     func()        // waits until the bridge's ports forward packets
 }
 
 var announced = netip.MustParseAddr("10.9.0.2")
@@ -43,7 +44,8 @@ func newSegment(t *testing.T) *segment {
 	}
 	first := up(s.ns, s.c, announced.String()+"/24")
 	second := up(listening, s.listener, "10.9.0.3/24")
-	passes(t, h, first.Host.Index, second.Host.Index)
+	s.pass = func() { passes(t, h, first.Host.Index, second.Host.Index) }
+	s.pass()
 	s.link, s.index = first.Container, second.Container.Index
 	return s
 }
