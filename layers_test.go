@@ -27,7 +27,7 @@ var floors = [][]string{
 		"internal/firstadd", "internal/invoke", "netns",
 	},
 	{
-		"internal/audit", "internal/conntrack", "internal/firewalld", "internal/firewalldtest",
+		"internal/audit", "internal/firewalld", "internal/firewalldtest",
 		"internal/nettest", "internal/nsfind", "internal/record", "internal/sandbox", "internal/thread",
 		"plugin", "thick/internal/delqueue",
 	},

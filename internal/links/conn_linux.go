@@ -133,13 +133,14 @@ func (c *Conn) execute(m *nl.NetlinkRequest, read func(body []byte) error) error
 		}
 	}
 	if x.err == nil && x.interrupted {
-		return errInterrupted
+		return ErrInterrupted
 	}
 	return x.err
 }
 
-// errInterrupted means that a list changed while the kernel sent it.
-var errInterrupted error = nl.ErrDumpInterrupted
+// ErrInterrupted means that a list changed while the kernel sent it, so something may
+// be missing in it.
+var ErrInterrupted error = nl.ErrDumpInterrupted
 
 // receive reads one datagram, which is valid until the next call.
 func (c *Conn) receive() (messages []syscall.NetlinkMessage, err error) {
@@ -222,7 +223,7 @@ const mostLists = 10
 func (c *Conn) list(m *nl.NetlinkRequest, begin func(), read func(body []byte) error) error {
 	for range mostLists {
 		begin()
-		if err := c.execute(m, read); !errors.Is(err, errInterrupted) {
+		if err := c.execute(m, read); !errors.Is(err, ErrInterrupted) {
 			return err
 		}
 	}

@@ -19,7 +19,7 @@ func (c *Conn) HasUplink(bridge int) (bool, error) {
 		found = found || port.Port.Master == bridge && port.Kind != "veth" && port.Kind != "dummy"
 		return err
 	})
-	if err != nil && !errors.Is(err, errInterrupted) { // a port that comes or goes meanwhile may be missing
+	if err != nil && !errors.Is(err, ErrInterrupted) { // a port that comes or goes meanwhile may be missing
 		return false, fmt.Errorf("list the ports of bridge %d: %w", bridge, err)
 	}
 	return found, nil
