@@ -114,7 +114,7 @@ type pass struct {
 	Runtime
 	rounds *rounds
 	host   *hostns.NetNS
-	watch  *links.Watch // nil until the pass finds work
+	watch  *links.Listener // nil until the pass finds work
 }
 
 func (p *pass) close() error {

@@ -96,37 +96,25 @@ const addrGenNone = 1 // IN6_ADDR_GEN_MODE_NONE, <linux/if_link.h>
 
 // setPortUp sets a new bridge port up, in its mode. If that fails, it deletes the
 // interface. One message does it all, because each takes the kernel's lock on all
-// interfaces. Where the kernel refuses that, a message for each part shows which one
-// it refuses.
+// interfaces. The kernel sets the mode first, and the end without a link-local address
+// last, which is in time: the port has no carrier before the container's end is up.
 func setPortUp(c *Conn, index int, mode PortMode) error {
-	if c.execute(portUpMessage(index, mode), nil) == nil {
-		return nil
+	up := func(attrs ...attribute) error {
+		if mode != (PortMode{}) {
+			attrs = append(attrs, nest(unix.IFLA_LINKINFO, str(unix.IFLA_INFO_SLAVE_KIND, "bridge"), nest(unix.IFLA_INFO_SLAVE_DATA, mode.attributes()...)))
+		}
+		return c.execute(request(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, unix.IFF_UP, unix.IFF_UP), attrs...), nil)
 	}
-	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0), noLinkLocal())
-	r := c.Requests()
+	err := up(noLinkLocal())
 	// A kernel without IPv6 assigns no addresses. Nor does one that has disabled
 	// IPv6 on the interface, for example because its MTU is too small.
-	r.add(m, nil, "have no link-local address", unix.EAFNOSUPPORT, unix.EOPNOTSUPP)
-	r.Up(index)
-	err := r.Send()
-	if err == nil {
-		err = c.SetPortMode(index, mode)
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		err = up()
 	}
 	if err != nil {
-		return errors.Join(err, c.Delete(index))
+		return errors.Join(fmt.Errorf("set a bridge port up: %w", err), c.Delete(index))
 	}
 	return nil
-}
-
-// portUpMessage sets a new bridge port up. The kernel sets the mode first, and the
-// end without a link-local address last, which is in time: the port has no carrier
-// before the container's end is up.
-func portUpMessage(index int, mode PortMode) *nl.NetlinkRequest {
-	m := request(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, unix.IFF_UP, unix.IFF_UP), noLinkLocal())
-	if mode != (PortMode{}) {
-		m.AddData(nest(unix.IFLA_LINKINFO, str(unix.IFLA_INFO_SLAVE_KIND, "bridge"), nest(unix.IFLA_INFO_SLAVE_DATA, mode.attributes()...)))
-	}
-	return m
 }
 
 // noLinkLocal makes the kernel assign no link-local IPv6 address to an interface.
