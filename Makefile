@@ -18,7 +18,7 @@ AT_ONCE    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # The package whose tests take longest begins first: all others together take as long.
 LONGEST    := ./internal/behaviour
 
-.PHONY: test units deps lint fuzz faults bench shims quickstart iptables-versions
+.PHONY: test units deps lint fuzz faults bench shims quickstart
 
 # The linter works while the tests wait for the kernel.
 test: deps
@@ -82,13 +82,6 @@ fuzz: deps
 			done; \
 		done) || exit 1; \
 	done
-
-# The tests that rules made without iptables are those of iptables, with all versions that
-# Debian's archive has beside the host's. It fetches them, and needs Debian's apt.
-IPTABLES_VERSIONS ?= $(CURDIR)/.iptables
-iptables-versions:
-	internal/iptables/nftrules/versions.sh $(IPTABLES_VERSIONS)
-	IPTABLES_VERSIONS=$(IPTABLES_VERSIONS) $(GO) test -count=1 ./internal/iptables/nftrules
 
 # What is broken in make test a few times, broken often: the scorecard,
 # with the figures. It takes about three quarters of an hour on two cores.

@@ -35,7 +35,7 @@ type Attachment struct {
 
 	// Plugins has the kind of each plugin that attached it, by type. It is nil for
 	// an attachment of an earlier version.
-	Plugins map[string]PluginKind
+	Plugins map[string]string
 
 	// The number of failed detachments, and the time and the error of the last. The
 	// failures of the container's other attachments are not among them.
@@ -138,7 +138,7 @@ func stateOf(rec *record.Record, n *record.Attachment) AttachmentState {
 }
 
 // parametersOf returns the parameters of an attachment as its caller gave them.
-func parametersOf(n *record.Attachment) (ports []PortMapping, args map[string]string, plugins map[string]PluginKind) {
+func parametersOf(n *record.Attachment) (ports []PortMapping, args map[string]string, plugins map[string]string) {
 	ports = mappingsIn(n.Capabilities[capPortMappings])
 	for _, arg := range n.Args {
 		if args == nil {
@@ -148,10 +148,10 @@ func parametersOf(n *record.Attachment) (ports []PortMapping, args map[string]st
 	}
 	for _, p := range n.Plugins {
 		if plugins == nil {
-			plugins = make(map[string]PluginKind, len(n.Plugins))
+			plugins = make(map[string]string, len(n.Plugins))
 		}
 		if p.Kind != "" {
-			plugins[p.Type] = PluginKind(p.Kind)
+			plugins[p.Type] = string(p.Kind)
 		}
 	}
 	return ports, args, plugins
@@ -285,9 +285,9 @@ type Gateway struct {
 // in the order of the configuration. If several loaded configurations have the name,
 // those of all are returned.
 //
-// It returns ErrNotFound if no network of that name is loaded, and ErrNoGateway if the
-// configuration names no gateway, or if only a plugin knows it, such as dhcp. Then the
-// Result of a container has it.
+// It returns ErrNotFound if no network of that name is loaded, or if the configuration
+// names no gateway, or only a plugin knows it, such as dhcp. Then the Result of a container
+// has it.
 func (r *Runtime) Gateways(network string) ([]Gateway, error) {
 	s := r.current.Load()
 	found, err := s.find(network)
@@ -298,7 +298,7 @@ func (r *Runtime) Gateways(network string) ([]Gateway, error) {
 	for _, n := range found {
 		some, err := builtin.Gateways(n.config, func(typ string) bool { return !s.choice.IsRegistered(typ) })
 		if err != nil {
-			return nil, fmt.Errorf("gateways of network %q: %w: %w", network, ErrNoGateway, err)
+			return nil, fmt.Errorf("gateways of network %q: %w: %w", network, ErrNotFound, err)
 		}
 		for _, g := range some {
 			all = append(all, Gateway(g))

@@ -259,16 +259,16 @@ func TestAFailedFlushIsAnErrorLikeAllOthers(t *testing.T) {
 	expect.Is(t, err, cni.ErrPortInUse, taken, gone)
 	add := testhost.AsError(t, err)
 	expect.Same(t, "error of ADD", []any{add.Op, add.Plugin, add.PluginKind, add.Code, add.Msg},
-		[]any{"ADD", "b", cni.PluginBuiltIn, uint(999), "apply batched changes: " + taken.Error()})
+		[]any{"ADD", "b", "built in", uint(999), "apply batched changes: " + taken.Error()})
 	var left *cni.LeftoverError
 	if !errors.As(err, &left) {
 		t.Fatalf("%v", err)
 	}
 	del := testhost.AsError(t, left)
 	expect.Same(t, "error of DEL", []any{del.Op, del.Plugin, del.PluginKind, del.Code, del.Msg},
-		[]any{"DEL", "b", cni.PluginBuiltIn, uint(5), "apply batched changes: the socket is gone"})
+		[]any{"DEL", "b", "built in", uint(5), "apply batched changes: the socket is gone"})
 	event := func(op, plugin string, err error) cni.Event {
-		return cni.Event{Operation: op, Network: "net", Plugin: plugin, PluginKind: cni.PluginBuiltIn, ContainerID: "c1", IfName: "eth0", Err: err}
+		return cni.Event{Operation: op, Network: "net", Plugin: plugin, PluginKind: "built in", ContainerID: "c1", IfName: "eth0", Err: err}
 	}
 	expect.Same(t, "events", o.Events, []cni.Event{
 		event("ADD", "a", nil), event("ADD", "b", nil), event("ADD", "b", add),

@@ -24,7 +24,7 @@ func TestInProcessErrorSaysSoAndKeepsItsCause(t *testing.T) {
 	cause := errors.New("cause")
 	p := testhost.Fails("ADD", plugin.Errorf(11, "no more: %w", cause))
 	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"p": p})
-	for kind, opt := range map[cni.PluginKind]cni.Opt{cni.PluginBuiltIn: builtIn, cni.PluginRegistered: cni.WithPlugin("p", p)} {
+	for kind, opt := range map[string]cni.Opt{"built in": builtIn, "registered": cni.WithPlugin("p", p)} {
 		_, err := s.Runtime(opt, testhost.ListOfTypes("net", "p")).Setup(t.Context(), "c1", s.Container("c-"+string(kind)))
 		expect.Is(t, err, cause)
 		expect.Same(t, "error", err.Error(), fmt.Sprintf(
@@ -43,12 +43,12 @@ func TestObserverIsToldWhichKindRan(t *testing.T) {
 	r := s.Runtime(cni.WithObserver(o.Observe), cni.WithPlugin("own", testhost.Acting{}), cni.WithBuiltins(map[string]plugin.Plugin{"ours": testhost.Acting{}}),
 		testhost.ListOfTypes("net", "own", "ours", "disk", "none"))
 	expect.Is(t, r.Status(), cni.ErrPluginNotFound)
-	got := map[string]cni.PluginKind{}
+	got := map[string]string{}
 	for _, e := range o.Events {
 		got[e.Plugin] = e.PluginKind
 	}
-	expect.Same(t, "kinds", got, map[string]cni.PluginKind{
-		"own": cni.PluginRegistered, "ours": cni.PluginBuiltIn, "disk": cni.PluginExecutable, "none": ""})
+	expect.Same(t, "kinds", got, map[string]string{
+		"own": "registered", "ours": "built in", "disk": "executable", "none": ""})
 }
 
 // TestCallersPluginIsNotSwept: nobody knows what a caller's plugin leaves
@@ -56,16 +56,16 @@ func TestObserverIsToldWhichKindRan(t *testing.T) {
 func TestCallersPluginIsNotSwept(t *testing.T) {
 	s := testhost.NewStage(t)
 	failure := errors.New("cannot delete")
-	for kind, opt := range map[cni.PluginKind]cni.Opt{
-		cni.PluginRegistered: cni.WithPlugin("portmap", testhost.Fails("DEL", failure)),
-		cni.PluginBuiltIn:    cni.WithBuiltins(map[string]plugin.Plugin{"portmap": testhost.Fails("DEL", failure)}),
+	for kind, opt := range map[string]cni.Opt{
+		"registered": cni.WithPlugin("portmap", testhost.Fails("DEL", failure)),
+		"built in":   cni.WithBuiltins(map[string]plugin.Plugin{"portmap": testhost.Fails("DEL", failure)}),
 	} {
 		id := strings.ReplaceAll(string(kind), " ", "-")
 		r := s.Runtime(opt, testhost.ListOfTypes("net", "portmap"))
 		path := s.Container(id)
 		expect.NoError(t, testhost.SetUp(t.Context(), r, id, path)())
 		err := r.Remove(t.Context(), id, path)
-		expect.Same(t, "failure of the "+string(kind), errors.Is(err, failure), kind == cni.PluginRegistered)
+		expect.Same(t, "failure of the "+string(kind), errors.Is(err, failure), kind == "registered")
 	}
 }
 

@@ -20,7 +20,6 @@ const (
 	capMAC            = "mac"
 	capInfinibandGUID = "infinibandGUID"
 	capDeviceID       = "deviceID"
-	capAliases        = "aliases"
 	capCgroupPath     = "cgroupPath"
 )
 
@@ -155,12 +154,6 @@ func hardwareAddress(capability, value string, size int) NamespaceOpts {
 // WithCapabilityDeviceID names the device to attach, for example by its PCI
 // address "0000:04:00.5".
 func WithCapabilityDeviceID(id string) NamespaceOpts { return requireCapability(capDeviceID, id) }
-
-// WithCapabilityAliases sets names by which other containers of the network find this
-// one.
-func WithCapabilityAliases(aliases ...string) NamespaceOpts {
-	return requireCapability(capAliases, slices.Clone(aliases))
-}
 
 type wireRange struct {
 	Subnet     string `json:"subnet"`

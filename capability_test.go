@@ -51,7 +51,6 @@ func TestDuty_R44_M15_CapabilitiesOnTheWire(t *testing.T) {
 		"mac":            {WithCapabilityMAC("c2:11:22:33:44:55"), `"c2:11:22:33:44:55"`},
 		"infinibandGUID": {WithCapabilityInfinibandGUID("c2:11:22:33:44:55:66:77"), `"c2:11:22:33:44:55:66:77"`},
 		"deviceID":       {WithCapabilityDeviceID("0000:04:00.5"), `"0000:04:00.5"`},
-		"aliases":        {WithCapabilityAliases("my-container", "primary-db"), `["my-container","primary-db"]`},
 		"cgroupPath":     {WithCapabilityCgroupPath("/kubelet.slice/pod.slice"), `"/kubelet.slice/pod.slice"`},
 	}
 	for name, test := range tests {

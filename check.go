@@ -179,7 +179,7 @@ func (a *attachment) compare(ctx context.Context, v *views.View) *health.Part {
 // checkFailed returns the failed CHECK as a difference.
 func checkFailed(c *health.Part) Difference {
 	d := Difference{
-		Network: c.Network, IfName: c.IfName, Kind: KindCheck, Err: c.Asked.Failed,
+		Network: c.Network, IfName: c.IfName, Kind: kindCheck, Err: c.Asked.Failed,
 		Why: "only the plugin knows more; Remove and Setup attach the container again",
 	}
 	if e := (*Error)(nil); errors.As(c.Asked.Failed, &e) {

@@ -40,8 +40,8 @@ func TestOptionsThatContradictEachOther(t *testing.T) {
 }
 
 // kinds returns the kinds of plugins of the loaded networks.
-func kinds(r *cni.Runtime) map[string]cni.PluginKind {
-	found := map[string]cni.PluginKind{}
+func kinds(r *cni.Runtime) map[string]string {
+	found := map[string]string{}
 	for _, n := range r.GetConfig().Networks {
 		for _, p := range n.Config.Plugins {
 			found[p.Network.Type] = p.Kind
@@ -60,8 +60,8 @@ func TestWhichPluginRuns(t *testing.T) {
 	s := testhost.NewStage(t)
 	s.Plugin(scripted.Script{}, "bridge", "own", "host-local")
 	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"bridge": testhost.Idle{}, "ptp": testhost.Idle{}, "host-local": testhost.Idle{}, "static": testhost.Idle{}})
-	const disk, ours, callers = cni.PluginExecutable, cni.PluginBuiltIn, cni.PluginRegistered
-	type all = map[string]cni.PluginKind
+	const disk, ours, callers = "executable", "built in", "registered"
+	type all = map[string]string
 	for name, tt := range map[string]struct {
 		opts []cni.Opt
 		want all
@@ -102,16 +102,16 @@ func TestLoadMayChooseAnew(t *testing.T) {
 	r := s.Runtime(cni.WithBuiltins(map[string]plugin.Plugin{"bridge": testhost.Idle{}, "ptp": testhost.Idle{}}), cni.WithPlugin("own", testhost.Idle{}), conf)
 	for _, step := range []struct {
 		opt                cni.Opt
-		bridge, ptp, owned cni.PluginKind
+		bridge, ptp, owned string
 	}{
-		{nil, cni.PluginExecutable, cni.PluginBuiltIn, cni.PluginRegistered},
-		{cni.WithBuiltinPlugins("bridge"), cni.PluginBuiltIn, cni.PluginBuiltIn, cni.PluginRegistered},
-		{nil, cni.PluginBuiltIn, cni.PluginBuiltIn, cni.PluginRegistered},
-		{cni.WithBuiltinPlugins("ptp"), cni.PluginExecutable, cni.PluginBuiltIn, cni.PluginRegistered},
-		{cni.WithoutBuiltinPlugins(), cni.PluginExecutable, "", cni.PluginRegistered},
-		{cni.WithBuiltinPlugins(), cni.PluginBuiltIn, cni.PluginBuiltIn, cni.PluginRegistered},
-		{cni.WithPlugin("own", testhost.Idle{}), cni.PluginBuiltIn, cni.PluginBuiltIn, cni.PluginRegistered},
-		{cni.WithPlugin("ptp", testhost.Idle{}), cni.PluginBuiltIn, cni.PluginRegistered, cni.PluginRegistered},
+		{nil, "executable", "built in", "registered"},
+		{cni.WithBuiltinPlugins("bridge"), "built in", "built in", "registered"},
+		{nil, "built in", "built in", "registered"},
+		{cni.WithBuiltinPlugins("ptp"), "executable", "built in", "registered"},
+		{cni.WithoutBuiltinPlugins(), "executable", "", "registered"},
+		{cni.WithBuiltinPlugins(), "built in", "built in", "registered"},
+		{cni.WithPlugin("own", testhost.Idle{}), "built in", "built in", "registered"},
+		{cni.WithPlugin("ptp", testhost.Idle{}), "built in", "registered", "registered"},
 	} {
 		opts := []cni.Opt{conf}
 		if step.opt != nil {
@@ -119,7 +119,7 @@ func TestLoadMayChooseAnew(t *testing.T) {
 		}
 		expect.NoError(t, r.Load(opts...))
 		got := kinds(r)
-		expect.Same(t, "kinds", []cni.PluginKind{got["bridge"], got["ptp"], got["own"]}, []cni.PluginKind{step.bridge, step.ptp, step.owned})
+		expect.Same(t, "kinds", []string{got["bridge"], got["ptp"], got["own"]}, []string{step.bridge, step.ptp, step.owned})
 	}
 	expect.Is(t, r.Load(conf, cni.WithBuiltinPlugins("ptp")), cni.ErrInvalidArgument, cni.ErrLoad)
 }
@@ -132,7 +132,7 @@ func TestInsecureExecutableIsNotPassedOver(t *testing.T) {
 	expect.NoError(t, os.Chmod(s.Path("bin"), 0o777))
 	r := s.Runtime(cni.WithBuiltins(map[string]plugin.Plugin{"p": testhost.Idle{}}), cni.WithConfListBytes(conf))
 	expect.Is(t, r.Status(), cni.ErrInsecureFile)
-	expect.Same(t, "kinds", kinds(r), map[string]cni.PluginKind{"p": ""})
+	expect.Same(t, "kinds", kinds(r), map[string]string{"p": ""})
 	expect.NoError(t, r.Load(cni.WithBuiltinPlugins(), cni.WithConfListBytes(conf)))
 	expect.NoError(t, r.Status())
 }
@@ -152,12 +152,12 @@ func TestForbiddenPluginIsNotFound(t *testing.T) {
 // TestTheLibrarysOwnLoopbackNetworkRunsInProcess whether or not there is an executable,
 // and whatever other types are preferred. A configuration like it is the caller's.
 func TestTheLibrarysOwnLoopbackNetworkRunsInProcess(t *testing.T) {
-	const disk, ours, callers = cni.PluginExecutable, cni.PluginBuiltIn, cni.PluginRegistered
+	const disk, ours, callers = "executable", "built in", "registered"
 	like := cni.WithConfListBytes([]byte(`{"cniVersion": "0.4.0", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}`))
 	for name, tt := range map[string]struct {
 		opts      []cni.Opt
 		installed bool
-		want      cni.PluginKind // empty: the Setup fails
+		want      string // empty: the Setup fails
 	}{
 		"installed":                  {[]cni.Opt{cni.WithLoNetwork}, true, ours},
 		"WithLoopback":               {[]cni.Opt{cni.WithLoopback}, true, ours},

@@ -14,7 +14,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
 )
@@ -65,20 +64,11 @@ type SkippedFile struct {
 type ConfNetwork struct {
 	Config *NetworkConfList
 	IFName string
-	// Form and Path are those of WithConfiguration. Path is empty for bytes.
-	Form ConfForm `json:",omitempty"`
-	Path string   `json:",omitempty"`
+	// Form and Path are those of WithConfiguration: "conf" for the configuration of a single
+	// plugin, of which a list was made, or "conflist". Path is empty for bytes.
+	Form string `json:",omitempty"`
+	Path string `json:",omitempty"`
 }
-
-// ConfForm is the form of a configuration.
-type ConfForm string
-
-const (
-	// ConfSingle is the configuration of a single plugin, of which a list was made.
-	ConfSingle = ConfForm(conflist.OnePlugin)
-	// ConfList is a list of plugins.
-	ConfList = ConfForm(conflist.PluginList)
-)
 
 // NetworkConfList is a network's configuration, and its JSON source.
 type NetworkConfList struct {
@@ -93,12 +83,13 @@ type NetworkConfList struct {
 type NetworkConf struct {
 	Network *types.NetConf
 	Source  string
-	// Kind is empty if there is no such plugin, or if its file is insecure.
-	Kind PluginKind `json:",omitempty"`
-	Path string     `json:",omitempty"` // of an executable
+	// Kind is "executable", "built in", or "registered" by WithPlugin. It is empty if there
+	// is no such plugin, or if its file is insecure.
+	Kind string `json:",omitempty"`
+	Path string `json:",omitempty"` // of an executable
 	// IPAMKind is the kind of the IPAM plugin that an in-process plugin would delegate
 	// to. An executable searches the plugin directories itself.
-	IPAMKind PluginKind `json:",omitempty"`
+	IPAMKind string `json:",omitempty"`
 }
 
 // Runtime attaches containers to its loaded networks. Use New to create one. It is
@@ -242,10 +233,10 @@ func networkConf(r *runner.Runtime, p *libcni.PluginConfig) *NetworkConf {
 	if err != nil {
 		return conf // a call returns the reason
 	}
-	conf.Kind, conf.Path = PluginKind(found.Kind), found.Path
+	conf.Kind, conf.Path = string(found.Kind), found.Path
 	if ipam := network.IPAM.Type; ipam != "" && found.Kind != runner.Executable {
 		if found, err := r.Find(ipam); err == nil {
-			conf.IPAMKind = PluginKind(found.Kind)
+			conf.IPAMKind = string(found.Kind)
 		}
 	}
 	return conf

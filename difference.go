@@ -8,35 +8,23 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 )
 
-// DifferenceKind is the kind of the object that differs.
-type DifferenceKind string
-
-const (
-	KindInterface   DifferenceKind = "interface"
-	KindAddress     DifferenceKind = "address"
-	KindRoute       DifferenceKind = "route"
-	KindRule        DifferenceKind = "rule" // of a packet filter: masquerading, forwarding, isolation, against spoofing
-	KindPort        DifferenceKind = "port" // of the host, forwarded to the container
-	KindQueue       DifferenceKind = "queue"
-	KindBridge      DifferenceKind = "bridge"
-	KindBridgePort  DifferenceKind = "bridge port"
-	KindSysctl      DifferenceKind = "sysctl"
-	KindReservation DifferenceKind = "reservation" // of an address, by an IPAM plugin
-	KindZone        DifferenceKind = "zone"        // of firewalld
-	// KindCheck: the CHECK of a plugin has failed. Only the plugin knows more than Err.
-	KindCheck DifferenceKind = "check"
-)
+// kindCheck is the kind of a difference that only a plugin's CHECK has found.
+const kindCheck = "check"
 
 // Difference is a part of an attachment that is missing, or is not as its ADD made it.
 type Difference struct {
 	Network string
 	IfName  string
 	Plugin  string // the type of the plugin whose part it is
-	Kind    DifferenceKind
-	Inside  bool   // it is in the container's namespace; else it is on the host
-	Object  string // its name: "vethab12", "10.1.0.1/24 on cni0", "tcp 8080"
-	Wanted  string // its recorded value
-	Found   string // its value now; empty if it is missing
+	// Kind is the kind of the object: interface, address, route, queue, bridge, bridge port,
+	// sysctl, reservation (of an address, by an IPAM plugin), rule (of a packet filter), port
+	// (of the host, forwarded to the container), zone (of firewalld), or check: the CHECK of a
+	// plugin has failed, and only that plugin knows more than Err.
+	Kind   string
+	Inside bool   // it is in the container's namespace; else it is on the host
+	Object string // its name: "vethab12", "10.1.0.1/24 on cni0", "tcp 8080"
+	Wanted string // its recorded value
+	Found  string // its value now; empty if it is missing
 
 	// Repairable reports whether Repair can put it right. Inside a container Repair
 	// changes nothing unless it is asked to. Otherwise Why says why not.
@@ -57,7 +45,7 @@ func (d Difference) String() string {
 		b.WriteString(" in the container")
 	}
 	switch {
-	case d.Kind == KindCheck:
+	case d.Kind == kindCheck:
 		fmt.Fprintf(&b, ": %v", d.Err)
 	case d.Found == "":
 		b.WriteString(" is missing")
@@ -83,7 +71,7 @@ func (d Difference) MarshalJSON() ([]byte, error) {
 // differenceOf returns a difference of an attachment as callers see it.
 func differenceOf(network, ifName string, d compare.Difference) Difference {
 	public := Difference{
-		Network: network, IfName: ifName, Plugin: d.Plugin, Kind: DifferenceKind(d.Kind), Inside: d.Inside,
+		Network: network, IfName: ifName, Plugin: d.Plugin, Kind: string(d.Kind), Inside: d.Inside,
 		Object: d.Object, Wanted: d.Wanted, Found: d.Found, Repairable: d.Fix != nil, Why: d.Why, Err: d.Err,
 	}
 	if !public.Repairable && public.Why == "" {

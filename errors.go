@@ -78,9 +78,6 @@ var (
 	ErrPluginNotReady = errors.New("plugin not ready")
 	// ErrNoCheck: the configuration is older than 0.4.0, which introduced CHECK.
 	ErrNoCheck = errors.New("no CHECK before version 0.4.0")
-	// ErrNoGateway: the configuration of a network does not name its gateway; see
-	// Runtime.Gateways.
-	ErrNoGateway = errors.New("gateway not known")
 	// ErrHeld: it is not repaired, since an administrator holds it; see package guard.
 	ErrHeld = errors.New("held")
 	// ErrNotSupported: needs Linux. It wraps errors.ErrUnsupported.
@@ -107,8 +104,8 @@ func IsInvalidResult(err error) bool { return errors.Is(err, ErrInvalidResult) }
 type Error struct {
 	Op          string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR
 	Network     string
-	Plugin      string     // its type; empty if the failure is not a plugin's
-	PluginKind  PluginKind // empty if no plugin ran
+	Plugin      string // its type; empty if the failure is not a plugin's
+	PluginKind  string // as NetworkConf.Kind; empty if no plugin ran
 	ContainerID string
 	IfName      string
 
@@ -142,7 +139,7 @@ func (e *Error) Error() string {
 	b.WriteString(": ")
 	if e.Plugin != "" {
 		kind := ""
-		if e.PluginKind == PluginBuiltIn || e.PluginKind == PluginRegistered {
+		if e.PluginKind == record.KindBuiltIn || e.PluginKind == record.KindRegistered {
 			kind = fmt.Sprintf(" (%s)", e.PluginKind)
 		}
 		fmt.Fprintf(&b, "plugin type=%q%s failed (%s): ", e.Plugin, kind, runner.Verb(e.Op))

@@ -138,38 +138,6 @@ func ExampleResult_IPv4() {
 	// true fd00:88::2
 }
 
-// The files of a container's /etc, from the Result of Setup or of Lookup. WriteHosts and
-// WriteResolvConf write them.
-func ExampleResult_Hosts() {
-	stored := []byte(`{
-		"DNS": [{"nameservers": ["10.88.0.1"], "search": ["podnet.internal"]}],
-		"Networks": [{"Name": "podnet", "IfName": "eth0", "Interfaces": [
-			{"Name": "eth0", "Sandbox": "/run/netns/web-1", "Addresses": [{"Prefix": "10.88.0.2/24", "Gateway": "10.88.0.1"}]}
-		]}]
-	}`)
-	var result cni.Result
-	if err := json.Unmarshal(stored, &result); err != nil {
-		log.Fatal(err)
-	}
-	hosts, err := result.Hosts([]string{"web-1", "web"}, cni.HostsEntry{Addr: result.IPv4().Gateway, Names: []string{"host.internal"}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	resolv, err := result.ResolvConf()
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Printf("%s---\n%s", hosts, resolv)
-	// Output:
-	// 127.0.0.1	localhost
-	// ::1	localhost ip6-localhost ip6-loopback
-	// 10.88.0.2	web-1 web
-	// 10.88.0.1	host.internal
-	// ---
-	// nameserver 10.88.0.1
-	// search podnet.internal
-}
-
 // Attach to some of the loaded networks, with an interface name and arguments
 // for one of them.
 func ExampleWithNetwork() {
@@ -506,9 +474,8 @@ func ExampleWithPorts() {
 			cni.Port{Label: "dns", HostPort: 53, ContainerPort: 53, Protocols: []string{"tcp", "udp"}},
 		),
 	)
-	var none *cni.PortRangeError
-	if errors.As(err, &none) {
-		log.Fatalf("%d of the ports are free", none.Free)
+	if errors.Is(err, cni.ErrPortInUse) {
+		log.Fatalf("another range of ports is needed: %v", err)
 	}
 	if err != nil {
 		log.Fatal(err)

@@ -6,19 +6,17 @@ import (
 )
 
 // Reap examines all records for abandoned containers, in the foreground.
-// Background passes do the same, one after the other. It returns the number of
-// passes.
-func (r *Runtime) Reap(ctx context.Context) (passes int, err error) {
+// Background rounds do the same, with pauses.
+func (r *Runtime) Reap(ctx context.Context) error {
 	s := r.current.Load()
 	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	passes, err = s.abandoned.Round(ctx, s.forAbandoned(), host)
-	return passes, join(err, host.Close())
+	return join(s.abandoned.Round(ctx, s.forAbandoned(), host), host.Close())
 }
 
-// Reaped reports whether any call has requested a pass.
+// Reaped reports whether any call has requested a round.
 func (r *Runtime) Reaped() bool {
 	return !reflect.ValueOf(r.current.Load().abandoned).Elem().FieldByName("rounds").Elem().IsZero()
 }

@@ -4,13 +4,14 @@ go 1.25.0
 
 require (
 	github.com/containernetworking/cni v1.3.0
-	github.com/fsnotify/fsnotify v1.6.0
-	github.com/godbus/dbus/v5 v5.1.0
+	github.com/coreos/go-iptables v0.8.0
+	github.com/fsnotify/fsnotify v1.10.1
+	github.com/godbus/dbus/v5 v5.2.4
 	github.com/vishvananda/netlink v1.3.1
 	github.com/vishvananda/netns v0.0.5
 	go.opentelemetry.io/otel v1.29.0
 	go.opentelemetry.io/otel/trace v1.29.0
-	golang.org/x/sys v0.23.0
+	golang.org/x/sys v0.27.0
 )
 
 require (

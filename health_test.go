@@ -10,14 +10,14 @@ import (
 
 func TestAVerdictPrintsAndEncodesWell(t *testing.T) {
 	missing := Difference{
-		Network: "net", IfName: "eth0", Plugin: "bridge", Kind: KindAddress, Object: "10.1.0.1/24 on cni0",
+		Network: "net", IfName: "eth0", Plugin: "bridge", Kind: "address", Object: "10.1.0.1/24 on cni0",
 		Repairable: true, Err: errors.New("no address"),
 	}
 	differs := Difference{
-		Network: "net", IfName: "eth0", Plugin: "bridge", Kind: KindInterface, Inside: true, Object: "eth0",
+		Network: "net", IfName: "eth0", Plugin: "bridge", Kind: "interface", Inside: true, Object: "eth0",
 		Wanted: "up", Found: "down", Why: "it differs", Err: errors.New("it is down"),
 	}
-	failed := Difference{Network: "net", IfName: "eth0", Plugin: "x", Kind: KindCheck, Err: errors.New("no (code 5)"), Why: "ask it"}
+	failed := Difference{Network: "net", IfName: "eth0", Plugin: "x", Kind: kindCheck, Err: errors.New("no (code 5)"), Why: "ask it"}
 	report := &HealthReport{
 		Containers: []Health{
 			{ContainerID: "a", State: StateHealthy, Uncompared: []string{"x", "y"}},

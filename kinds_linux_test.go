@@ -52,11 +52,11 @@ func take(calls *[]string) []string {
 // TestFault_F57_CHECKAndDELAreOfTheKindThatAttached, whatever is installed or
 // preferred by then.
 func TestFault_F57_CHECKAndDELAreOfTheKindThatAttached(t *testing.T) {
-	const disk, ours = cni.PluginExecutable, cni.PluginBuiltIn
+	const disk, ours = "executable", "built in"
 	for name, tt := range map[string]struct {
 		first, later []cni.Opt
 		installed    []bool // at first, and later
-		want         cni.PluginKind
+		want         string
 	}{
 		"installed since":             {nil, nil, []bool{false, true}, ours},
 		"no longer preferred":         {[]cni.Opt{cni.WithBuiltinPlugins()}, nil, []bool{true, true}, ours},

@@ -36,17 +36,13 @@ var floors = [][]string{
 		"internal/notify", "internal/portindex", "internal/refplugins", "thick/server", "thick/shim",
 	},
 	{
-		"examples/thick/shim", "internal/ahead", "internal/links", "internal/nft",
+		"examples/thick/shim", "internal/links", "internal/nft",
 	},
 	{
 		"internal/compare", "internal/hostns", "internal/iptables", "internal/netfilter/native",
-		"internal/netfilter/nftform",
 	},
 	{
-		"internal/cachedports", "internal/container", "internal/iptables/nftrules",
-	},
-	{
-		"internal/netfilter/iptform",
+		"internal/cachedports", "internal/container", "internal/netfilter/reference",
 	},
 	{
 		"internal/netfilter",
@@ -79,7 +75,8 @@ var floors = [][]string{
 		"cni",
 	},
 	{
-		"cnitest", "examples/tested", "guard", "internal/testhost", "netconf", "reconcile", "thick/backend",
+		"cnitest", "etcfiles", "examples/tested", "guard", "internal/testhost", "netconf", "reconcile",
+		"thick/backend",
 	},
 	{
 		"examples/allocrunner", "examples/quickstart", "examples/thick/daemon",

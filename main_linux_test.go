@@ -27,6 +27,6 @@ func attachAndReap(ctx context.Context, r *cni.Runtime, j testhost.Job) error {
 	if _, err := r.Setup(ctx, j.ID, j.NetNS); err != nil {
 		return err
 	}
-	_, err := r.Reap(ctx)
+	err := r.Reap(ctx)
 	return err
 }

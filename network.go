@@ -19,7 +19,7 @@ type Network struct {
 	config   *libcni.NetworkConfigList
 	ifName   string
 	path     string // of the file it came from; empty for bytes
-	form     ConfForm
+	form     string
 	isLo     bool // the network of WithLoNetwork
 	snapshot *snapshot
 }
@@ -224,7 +224,7 @@ func (b *build) addAny(list *libcni.NetworkConfigList, form conflist.Form, path 
 	}
 	b.settings.logger.Debug("configuration", "network", list.Name, "form", form, "path", path)
 	err = b.add(list, b.next(), path)
-	b.networks[len(b.networks)-1].form = ConfForm(form)
+	b.networks[len(b.networks)-1].form = string(form)
 	return err
 }
 

@@ -202,7 +202,6 @@ const atOnce = 16
 func (op *operation) end() {
 	op.endRemoval()
 	op.Unlock()
-	op.runner.Ahead.TakeBack(op.Host.Handle, op.Locks.Space, lock.Key{Name: container.Barrier}, op.logger)
 	op.Close()
 }
 

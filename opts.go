@@ -177,19 +177,6 @@ func WithPluginDir(dirs []string) Opt {
 	}
 }
 
-// WithPluginPath is WithPluginDir with a list in the form of CNI_PATH: separated
-// by ':' (';' on Windows), with empty elements ignored.
-func WithPluginPath(list string) Opt {
-	return func(c *config) error {
-		dirs := slices.DeleteFunc(filepath.SplitList(list), func(dir string) bool { return dir == "" })
-		if len(dirs) == 0 {
-			return fmt.Errorf("plugin path %q names no directory: %w", list, ErrInvalidArgument)
-		}
-		c.pluginDirs = dirs
-		return nil
-	}
-}
-
 // WithPluginConfDir sets the directory of the network configurations.
 func WithPluginConfDir(dir string) Opt {
 	return func(c *config) error {
@@ -397,7 +384,7 @@ func WithLogger(logger *slog.Logger) Opt {
 // another owner has attached it too.
 //
 // The work runs in the background. From the first Setup on, each call of Setup,
-// Remove or Check requests a scan of all records, which runs in short passes with
+// Remove or Check requests a scan of all records, which reads in parts with
 // pauses between them. No call waits for a scan, except a call for a container
 // that is being removed at that moment, and a Setup that wants a host port of an
 // abandoned container, which it removes itself; it waits for a second at most. If the

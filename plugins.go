@@ -14,21 +14,8 @@ import (
 
 	"github.com/embedcni/cni/internal/chroot"
 	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/plugin"
-)
-
-// PluginKind is the kind of plugin that runs for a type.
-type PluginKind string
-
-const (
-	// PluginExecutable is an executable in one of the plugin directories.
-	PluginExecutable PluginKind = record.KindExecutable
-	// PluginBuiltIn is one of this module's own plugins, in process.
-	PluginBuiltIn PluginKind = record.KindBuiltIn
-	// PluginRegistered is a plugin that WithPlugin has registered, in process.
-	PluginRegistered PluginKind = record.KindRegistered
 )
 
 // WithPlugin registers a plugin of the caller's own. It runs in process whenever
@@ -78,9 +65,12 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 // version or by go-cni, a CHECK succeeds if either the executable or the
 // built-in plugin succeeds, and a removal runs both.
 //
-// Built-in plugins are interchangeable with the reference plugins if the
-// configuration names the backend of the packet filter. Otherwise they use
-// nftables in their own way.
+// Built-in plugins have their rules in a table of nftables of their own, whatever
+// backend the configuration names, and firewall's accept in iptables for each network.
+// The reference plugins do not find these rules. What only the reference plugins do, such
+// as rules in iptables for ipMasqBackend or portmap's backend "iptables", goes to the
+// executable of the type, although the built-in plugin is preferred; if there is
+// none, Setup returns an error that says what to do.
 func WithBuiltinPlugins(types ...string) Opt {
 	return func(c *config) error {
 		c.choosing.Prefer = append(c.choosing.Prefer, types...)
@@ -328,10 +318,10 @@ func WithObserver(observe func(ctx context.Context, e Event)) Opt {
 type Event struct {
 	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR, for a part that Repair made again
 	Network     string
-	Plugin      string     // its type
-	PluginKind  PluginKind // empty if no plugin ran
-	ContainerID string     // empty for STATUS
-	IfName      string     // empty for STATUS, unless several loaded networks have the name
+	Plugin      string // its type
+	PluginKind  string // as NetworkConf.Kind; empty if no plugin ran
+	ContainerID string // empty for STATUS
+	IfName      string // empty for STATUS, unless several loaded networks have the name
 	Duration    time.Duration
 	Err         error // nil if the call succeeded
 }

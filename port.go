@@ -3,7 +3,6 @@ package cni
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -40,14 +39,11 @@ type Port struct {
 // text does not say which is meant. IPv6 addresses have brackets. Several protocols are
 // an extension.
 //
-// The error is a *PortSyntaxError.
+// The error is ErrInvalidArgument, and names the part that cannot be read.
 func ParsePorts(text string) ([]Port, error) {
 	requests, err := ports.Parse(text)
-	if wrong := (*ports.SyntaxError)(nil); errors.As(err, &wrong) {
-		return nil, (*PortSyntaxError)(wrong)
-	}
 	if err != nil {
-		return nil, err
+		return nil, &tagged{err, ErrInvalidArgument}
 	}
 	all := make([]Port, len(requests))
 	for i, r := range requests {
@@ -58,21 +54,6 @@ func ParsePorts(text string) ([]Port, error) {
 	}
 	return all, nil
 }
-
-// PortSyntaxError says which part of a text ParsePorts cannot read. It wraps
-// ErrInvalidArgument.
-type PortSyntaxError struct {
-	Text   string // the whole
-	Part   string // "host address", "host port", "container port" or "protocol"
-	Value  string // the part as it stands in the text
-	Reason string
-}
-
-// Error names the part, and the reason.
-func (e *PortSyntaxError) Error() string { return (*ports.SyntaxError)(e).Error() }
-
-// Unwrap returns ErrInvalidArgument.
-func (e *PortSyntaxError) Unwrap() error { return ErrInvalidArgument }
 
 // String returns the port as ParsePorts reads it, without the label.
 func (p Port) String() string {
@@ -87,8 +68,8 @@ func (p Port) String() string {
 // Setup chooses a port of the host where HostPort is 0, and has it on record before a
 // plugin runs: one that no container on record has, and no process on the host. The
 // container has it until it is removed, by Remove, Recover or GC. Lookup and Attachments
-// return it, after a restart too. If all ports are taken, the error is a
-// *PortRangeError.
+// return it, after a restart too. If all ports are taken, the error is
+// ErrPortInUse, and says who has how many.
 //
 // A label may stand once in a call, or once in each WithNetwork. It is ErrInvalidArgument
 // if no plugin of the networks declares the capability portMappings. Remove and Check

@@ -150,30 +150,30 @@ func (e *PortError) at(addr netip.Addr) ports.Claim {
 	return ports.Claim{Protocol: e.Protocol, Addr: addr, Port: uint16(e.HostPort)}
 }
 
-// PortRangeError says that Setup could not choose ports: too few of the range are free. It
+// portRangeError says that Setup could not choose ports: too few of the range are free. It
 // wraps ErrPortInUse.
-type PortRangeError struct {
+type portRangeError struct {
 	First, Last int // see WithPortRange
 	Wanted      int // ports to choose
 	Free        int
 
-	Containers []OwnedPorts // ports that containers on record have
+	Containers []ownedPorts // ports that containers on record have
 	Unrecorded int          // ports of containers that another program attached, by libcni's cache
 	Processes  int          // ports that sockets on the host have
 	Excluded   int          // ports that the kernel gives to sockets, or that are reserved
 }
 
-// OwnedPorts are ports of containers of one owner; see WithOwner.
-type OwnedPorts struct {
+// ownedPorts are ports of containers of one owner; see WithOwner.
+type ownedPorts struct {
 	Owner string
 	Ports int
 }
 
 // Unwrap returns ErrPortInUse.
-func (e *PortRangeError) Unwrap() error { return ErrPortInUse }
+func (e *portRangeError) Unwrap() error { return ErrPortInUse }
 
 // Error names the range, and who has its ports.
-func (e *PortRangeError) Error() string {
+func (e *portRangeError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d of the host ports %d to %d are free, and %d are needed", e.Free, e.First, e.Last, e.Wanted)
 	for _, c := range e.Containers {
@@ -191,7 +191,7 @@ func (e *PortRangeError) Error() string {
 	return b.String()
 }
 
-// takenPorts are PortErrors about containers on record, or a PortRangeError.
+// takenPorts are PortErrors about containers on record, or a portRangeError.
 type takenPorts struct {
 	error
 	holders []*record.Record

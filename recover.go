@@ -18,42 +18,29 @@ import (
 	"github.com/embedcni/cni/internal/views"
 )
 
-// BrokenAction decides what Recover does with a container that is broken; see
-// Runtime.Health.
-type BrokenAction int
-
-const (
-	// RepairBroken adds the missing parts of the container, as Repair does with no
-	// options, except those that are held; see package guard. It is the default. Parts that
-	// remain broken are the reason in Report.Kept.
-	RepairBroken BrokenAction = iota
-	// ReportBroken changes nothing. The differences are the reason in Report.Kept.
-	ReportBroken
-	// RemoveBroken removes the container, as Remove does, if something that its Setup has
-	// made is missing or different. A failed CHECK alone is not a reason, nor is a setting
-	// of the host, such as that it does not forward packets.
-	RemoveBroken
-)
-
 // RecoverOption is an option of Recover.
 type RecoverOption func(*recoverOptions)
 
-type recoverOptions struct {
-	broken BrokenAction
-	budget time.Duration
-}
+type recoverOptions struct{ broken brokenAction }
 
-// OnBroken sets what Recover does with broken containers.
-func OnBroken(action BrokenAction) RecoverOption {
-	return func(o *recoverOptions) { o.broken = action }
-}
+// brokenAction is what Recover does with a container that is broken; see Runtime.Health.
+type brokenAction int
 
-// CheckWithin limits the time that the CHECKs of all containers take together, as
-// HealthOptions.CheckBudget does. The default is 30 seconds; a negative budget has no limit
-// but Timeouts.Check, for each plugin.
-func CheckWithin(budget time.Duration) RecoverOption {
-	return func(o *recoverOptions) { o.budget = budget }
-}
+const (
+	repairBroken brokenAction = iota
+	reportBroken
+	removeBroken
+)
+
+// ReportBroken has Recover change nothing in a container that is broken. The differences
+// are the reason in Report.Kept. It is an option itself, and is passed without a call.
+func ReportBroken(o *recoverOptions) { o.broken = reportBroken }
+
+// RemoveBroken has Recover remove a container, as Remove does, if something that its Setup
+// has made is missing or different. A failed CHECK alone is not a reason, nor is a setting
+// of the host, such as that it does not forward packets. It is an option itself, and is
+// passed without a call.
+func RemoveBroken(o *recoverOptions) { o.broken = removeBroken }
 
 // Recover is for the start of a program. It adopts each container of this owner
 // that was attached in this boot of the machine and whose network namespace is
@@ -63,9 +50,11 @@ func CheckWithin(budget time.Duration) RecoverOption {
 // a container.
 //
 // Recover judges containers as Health does: from one look at the kernel for all of them,
-// and by the CHECK of plugins that may know more. A configuration older than CHECK raises
-// no doubt, nor does a CHECK that fails for healthy containers too. Recover adds missing parts, see Report.Repaired, unless OnBroken decides
-// otherwise.
+// and by the CHECK of plugins that may know more, which take 30 seconds together at most. A
+// configuration older than CHECK raises no doubt, nor does a CHECK that fails for healthy
+// containers too. Recover adds missing parts, as Repair does with no options, except those
+// that are held (see package guard): Report.Repaired has them. Parts that remain broken are
+// the reason in Report.Kept. ReportBroken and RemoveBroken decide otherwise.
 //
 // An abandoned container (see WithoutReaping) whose namespace the runtime no
 // longer keeps alive, but somebody else may, is in Report.Skipped.
@@ -150,10 +139,10 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	for _, e := range c.look(ctx, c.host, whole, true) {
 		c.looked[e.Found.Record.ContainerID] = e
 	}
-	if c.broken == RepairBroken {
+	if c.broken == repairBroken {
 		c.repairTogether(ctx)
 	}
-	asking, cancel := withinBudget(ctx, c.budget)
+	asking, cancel := withinBudget(ctx, 0)
 	defer cancel()
 	for _, last := range []bool{false, true} {
 		for _, o := range c.each(ctx, asking, ids, last) {
@@ -221,7 +210,7 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 	}
 	if len(going) < len(op.attachments) {
 		j := c.judge(ctx, asking, op, going)
-		if j.lacking && c.broken == RemoveBroken {
+		if j.lacking && c.broken == removeBroken {
 			op.log().Warn("a container is broken and is removed", "reason", j.doubt)
 			going = op.attachments
 		} else {
@@ -304,10 +293,10 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 		return judged{doubt: verdictOn(e).Err()}
 	}
 	var err error
-	if e.Parts = c.seen(op, staying); e.Parts == nil || c.broken == RemoveBroken && e.Suspect() {
+	if e.Parts = c.seen(op, staying); e.Parts == nil || c.broken == removeBroken && e.Suspect() {
 		e.Parts, err = op.compareAll(ctx, &views.Looks{}, staying)
 	}
-	if err == nil && c.broken == RepairBroken && e.IsRepairable() {
+	if err == nil && c.broken == repairBroken && e.IsRepairable() {
 		j.repaired, e.Parts, err = op.repairBroken(ctx, staying)
 	}
 	for _, part := range e.Parts {

@@ -3,15 +3,19 @@ package cni
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
@@ -123,6 +127,7 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 	op.deletions.Begin()
 	defer op.deletions.End()
 	op.removal.leaving = going.names()
+	displaced := going.displaced()
 	op.syncLedger(going)
 	if err := op.takeCharge(going); err != nil {
 		return leftover(op.ID, err)
@@ -145,6 +150,7 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 			// read-only. The next Recover removes it.
 			op.logger.Error("delete the attachment record", "container", op.ID, "error", err)
 		}
+		op.giveBack(ctx, displaced)
 		if delErr == nil {
 			return nil
 		}
@@ -156,6 +162,41 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 		return nil
 	default:
 		return going.stay(delErr, swept)
+	}
+}
+
+// displaced returns the addresses of which an ADD has taken over the masquerading.
+func (all attachments) displaced() (addrs []netip.Addr) {
+	for _, a := range all {
+		if a.Fact(netfilter.DisplacedFact) != nil {
+			addrs = append(addrs, footprint.Addresses(json.RawMessage(a.partial))...)
+		}
+	}
+	return addrs
+}
+
+// giveBack repairs the containers whose addresses this one had taken over: an address may be
+// that of two containers, on networks of their own.
+func (op *operation) giveBack(ctx context.Context, addrs []netip.Addr) {
+	if len(addrs) == 0 || op.HostGone {
+		return
+	}
+	var ids []record.ID
+	host := op.Host.String()
+	err := op.Records.Each(func(f record.Found) bool {
+		if f.Err == nil && f.Record.ContainerID != op.ID && f.Record.Host == host && f.Record.Boot == op.Boot &&
+			slices.ContainsFunc(f.Record.Attachments, func(n record.Attachment) bool {
+				return n.State == record.Added && slices.ContainsFunc(footprint.Addresses(n.Result), func(a netip.Addr) bool { return slices.Contains(addrs, a) })
+			}) {
+			ids = append(ids, f.Record.ContainerID)
+		}
+		return true
+	})
+	for _, report := range op.repairAll(ctx, op.Host, ids, RepairOptions{Unheld: true}) {
+		err = join(err, report.Err())
+	}
+	if err != nil {
+		op.logger.Warn("containers with an address of a removed one may lack masquerading: Repair makes it", "container", op.ID, "error", err)
 	}
 }
 

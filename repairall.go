@@ -10,7 +10,6 @@ import (
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/views"
 )
@@ -58,7 +57,6 @@ type together struct {
 	*snapshot
 	host    *hostns.NetNS // in which their plugins ran
 	options RepairOptions
-	rules   *netfilter.Kept // that were seen before
 	done    map[record.ID]*RepairReport
 	// elsewhere are the containers whose plugins ran in another namespace. Each is repaired
 	// by itself.
@@ -67,7 +65,7 @@ type together struct {
 
 // repairAll repairs the attachments of this owner to containers.
 func (s *snapshot) repairAll(ctx context.Context, host *hostns.NetNS, ids []record.ID, o RepairOptions) map[record.ID]*RepairReport {
-	t := &together{snapshot: s, host: host, options: o, rules: &netfilter.Kept{}, done: make(map[record.ID]*RepairReport)}
+	t := &together{snapshot: s, host: host, options: o, done: make(map[record.ID]*RepairReport)}
 	for left := slices.Clone(ids); len(left) > 0; {
 		if ctx.Err() != nil {
 			t.fail(left, context.Cause(ctx))
@@ -190,7 +188,6 @@ func (t *together) repairLocked(ctx context.Context, locked []*operation, holds 
 				continue
 			}
 			r := a.repairing()
-			r.parts.Runner.Given.Filters.Kept = t.rules
 			g = append(g, r)
 			options = append(options, r.options(t.options, holds))
 		}

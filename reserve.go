@@ -240,7 +240,7 @@ func (op *operation) choosePorts(rec *record.Record, picked *ports.Picked, n int
 // noneLeft returns the error for a range with too few free ports. Containers that are
 // gone and have some of them may be removed.
 func (op *operation) noneLeft(picked *ports.Picked, holders []portindex.Holder, n, free int) error {
-	e := &PortRangeError{
+	e := &portRangeError{
 		First: int(picked.First), Last: int(picked.Last), Wanted: n, Free: free,
 		Processes: picked.InUse, Excluded: picked.Excluded,
 	}
@@ -263,7 +263,7 @@ func (op *operation) noneLeft(picked *ports.Picked, holders []portindex.Holder, 
 		}
 	}
 	for _, owner := range slices.Sorted(maps.Keys(byOwner)) {
-		e.Containers = append(e.Containers, OwnedPorts{owner, len(byOwner[owner])})
+		e.Containers = append(e.Containers, ownedPorts{owner, len(byOwner[owner])})
 	}
 	if len(gone.holders) > 0 {
 		return gone

@@ -10,7 +10,6 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/footprint"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
@@ -27,7 +26,7 @@ func (a *attachment) chain() *chain.Chain {
 		return c // nothing runs
 	}
 	r := a.runner()
-	r.Given.Batch, r.Previous = &batch.Batch{}, &inprocess.Previous{}
+	r.Given.Batch = &batch.Batch{}
 	if a.network.isLo && r.MakesOnlyLo() {
 		c.Uncached, c.OnResult = true, a.holdResult
 	}
@@ -87,7 +86,7 @@ func (a *attachment) runner() *runner.Runner {
 func (a *attachment) given() caller.Given {
 	g := caller.Given{
 		Record:  hooks{a},
-		Filters: netfilter.Options{Sockets: a.op.sockets, Held: a.op.LockFile(), Siblings: a.Siblings},
+		Filters: netfilter.Options{Sockets: a.op.sockets, Held: a.op.LockFile(), Siblings: a.Siblings, Records: a.op.Records.Dir()},
 
 		Deletions: a.op.deletions,
 	}
@@ -163,14 +162,14 @@ func (a hooks) After(call chain.Call, kind runner.Kind, err error) error {
 // Fail implements [runner.Attachment].
 func (a hooks) Fail(f runner.Failure) error {
 	e := a.error(f.Verb, withSentinel(f.Err))
-	e.Plugin, e.PluginKind = f.Plugin, PluginKind(f.Kind)
+	e.Plugin, e.PluginKind = f.Plugin, string(f.Kind)
 	e.Code, e.Msg, e.Details, e.Stderr = f.Code, f.Msg, f.Details, f.Stderr
 	return e
 }
 
 // Others implements [caller.Record].
 func (a hooks) Others(key string) (all []caller.Noted, err error) {
-	others, err := a.op.others(a.IfName).Notes(key, a.op.Host.String(), a.op.Boot)
+	others, err := a.op.others(a.IfName).Notes(key)
 	for _, n := range others {
 		all = append(all, caller.Noted{Value: n.Value, Result: n.Result})
 	}
@@ -212,7 +211,7 @@ func observer(observe func(context.Context, Event)) func(context.Context, runner
 	}
 	return func(ctx context.Context, e runner.Event) {
 		observe(ctx, Event{
-			Operation: e.Verb, Network: e.Network, Plugin: e.Plugin, PluginKind: PluginKind(e.Kind),
+			Operation: e.Verb, Network: e.Network, Plugin: e.Plugin, PluginKind: string(e.Kind),
 			ContainerID: e.ContainerID, IfName: e.IfName, Duration: e.Took, Err: e.Err,
 		})
 	}

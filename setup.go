@@ -402,11 +402,6 @@ func (a *attachment) firstKey() firstadd.Key {
 // with half its work done.
 func (op *operation) rollBack(ctx context.Context) error {
 	var begun, never attachments
-	defer func() {
-		for _, a := range op.attachments {
-			op.runner.Ahead.GiveUp(op.Host.String(), &a.plugins)
-		}
-	}()
 	for _, a := range op.attachments {
 		if a.attempted {
 			begun = append(begun, a)

@@ -77,12 +77,12 @@ func (b *build) snapshot(want *wanted) *snapshot {
 	}
 	s.Store = container.Open(filepath.Join(s.own, "locks"), recordDir, s.hostNetNS, s.logger, shared)
 	var first *firstadd.Tracker
-	var ahead *runner.Ahead
+	var references *runner.References
 	if previous != nil && previous.Records == s.Records {
-		first, ahead, s.addresses = previous.runner.First, previous.runner.Ahead, previous.addresses
+		first, references, s.addresses = previous.runner.First, previous.runner.References, previous.addresses
 	} else {
 		s.addresses = addrindex.Open(s.Records)
-		first, ahead = firstadd.New(filepath.Join(s.own, "networks"), s.Locks.Space), &runner.Ahead{}
+		first, references = firstadd.New(filepath.Join(s.own, "networks"), s.Locks.Space), &runner.References{}
 	}
 	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
 		s.cached = previous.cached
@@ -91,7 +91,7 @@ func (b *build) snapshot(want *wanted) *snapshot {
 	}
 	s.runner = &runner.Runtime{
 		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,
-		Bus: s.bus, Locks: s.Locks.Space, First: first, Ahead: ahead,
+		Bus: s.bus, Locks: s.Locks.Space, First: first, References: references,
 	}
 	s.runner.Root, s.runner.Dirs, s.runner.AllowInsecure = s.pluginRoot, s.pluginDirs, s.allowInsecure
 	s.abandoned = s.search(previous)

@@ -134,24 +134,9 @@ func (s *snapshot) statusOf(ctx context.Context, host *hostns.NetNS, networks []
 	return nil
 }
 
-// NotReadyError has every reason why a Setup cannot succeed now. errors.Is and
-// errors.As find each of them.
-type NotReadyError struct{ Reasons []error }
-
-// Error has a line for each reason.
-func (e *NotReadyError) Error() string {
-	lines := []string{"not ready"}
-	for _, reason := range e.Reasons {
-		lines = append(lines, reason.Error())
-	}
-	return strings.Join(lines, "\n")
-}
-
-// Unwrap returns the reasons.
-func (e *NotReadyError) Unwrap() []error { return e.Reasons }
-
-// Ready returns nil if a Setup of all loaded networks could succeed now, or a
-// *NotReadyError. It attaches nothing, and writes nothing itself. The reasons are:
+// Ready returns nil if a Setup of all loaded networks could succeed now, or an error with
+// every reason why not, a line for each, which errors.Is and errors.As find. It attaches
+// nothing, and writes nothing itself. The reasons are:
 //
 //   - ErrCNINotInitialized, with the error of the last Load if that failed, and
 //     ErrInvalidConfig for a network without a name;
@@ -188,16 +173,10 @@ func (r *Runtime) Ready(ctx context.Context) error {
 		}
 		reasons = append(reasons, host.Close())
 	}
-	found := &NotReadyError{}
-	for _, reason := range reasons {
-		if reason != nil {
-			found.Reasons = append(found.Reasons, reason)
-		}
+	if err := errors.Join(reasons...); err != nil {
+		return fmt.Errorf("not ready\n%w", err)
 	}
-	if len(found.Reasons) == 0 {
-		return nil
-	}
-	return found
+	return nil
 }
 
 // writable returns why nothing can be written to one of the directories.

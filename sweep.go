@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/netip"
 	"slices"
 
 	"github.com/embedcni/cni/internal/abandoned"
@@ -11,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/sweep"
@@ -43,6 +45,9 @@ func (all attachments) sweep(ctx context.Context) (outcomes []swept, clean bool)
 }
 
 func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
+	if err := netfilter.Leave(a); err != nil {
+		a.op.logger.Warn("note in the record that the attachment leaves its network", "container", a.op.ID, "error", err)
+	}
 	t, done := a.target()
 	defer done()
 	return sweep.All(ctx, t, a.op.log())
@@ -79,6 +84,13 @@ func (a *attachment) target() (t sweep.Target, done func()) {
 	// container may have it.
 	t.How.Lost = t.Interface.Device != nil && a.lost && !a.inDoubt()
 	var err error
+	if note := a.Fact(netfilter.SubnetsFact); note != nil {
+		noted, err := netfilter.NotedSubnets(note, true)
+		if err != nil {
+			a.op.logger.Warn("the subnets that are forwarded cannot be read", "container", a.op.ID, "error", err)
+		}
+		t.Subnets = append(t.Subnets, slices.DeleteFunc(noted, func(p netip.Prefix) bool { return slices.Contains(t.Subnets, p) })...)
+	}
 	if t.Before, err = firewalld.Recall(a); err != nil {
 		// An attachment's own notes are not damaged if its record is not.
 		a.op.logger.Warn("the addresses that were in firewalld's zones before cannot be read", "container", a.op.ID, "error", err)
@@ -98,8 +110,12 @@ func (a *attachment) target() (t sweep.Target, done func()) {
 // others returns the other attachments of the host, for an attachment of the
 // container.
 func (op *operation) others(ifName string) *footprint.Others {
+	var host string
+	if op.Host != nil {
+		host = op.Host.String()
+	}
 	return &footprint.Others{
-		Records: op.Records, CacheDir: op.stateDir,
+		Records: op.Records, CacheDir: op.stateDir, Host: host, Boot: op.Boot,
 		ContainerID: op.ID, Plugins: op.PluginID(), IfName: ifName, Leaving: op.removal.leaving,
 	}
 }

@@ -51,7 +51,7 @@ func TestHostHasBuiltInPlugins(t *testing.T) {
 	if got := result.IPv4().Prefix.String(); got != "10.7.0.2/24" {
 		t.Errorf("address %s", got)
 	}
-	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, cni.PluginBuiltIn)
+	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, "built in")
 	expect.NoError(t, rt.Remove(context.Background(), "c1", path))
 }
 
@@ -60,7 +60,7 @@ func TestHostHasReferencePlugins(t *testing.T) {
 	rt, path := h.Runtime(cni.WithConfListBytes([]byte(bridgeConf))), cnitest.Container(t)
 	_, err := rt.Setup(context.Background(), "c1", path)
 	expect.NoError(t, err)
-	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, cni.PluginExecutable)
+	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, "executable")
 	expect.NoError(t, rt.Remove(context.Background(), "c1", path))
 }
 

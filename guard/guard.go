@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/compare"
 )
 
 // Class is a class of things that a guard repairs, or several.
@@ -41,12 +42,12 @@ func classOf(d cni.Difference) Class {
 	if d.Inside {
 		return 0
 	}
-	switch d.Kind {
-	case cni.KindRule, cni.KindPort, cni.KindZone:
+	switch compare.Kind(d.Kind) {
+	case compare.Rule, compare.Port, compare.Zone:
 		return Rules
-	case cni.KindInterface, cni.KindAddress, cni.KindBridge, cni.KindBridgePort, cni.KindQueue, cni.KindSysctl: // a new bridge has new sysctls
+	case compare.Interface, compare.Address, compare.Bridge, compare.BridgePort, compare.Queue, compare.Sysctl: // a new bridge has new sysctls
 		return Links
-	case cni.KindRoute:
+	case compare.Route:
 		return Routes
 	}
 	return 0

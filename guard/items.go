@@ -16,7 +16,7 @@ const (
 // item identifies a part of a container's network.
 type item struct {
 	network, ifName, plugin string
-	kind                    cni.DifferenceKind
+	kind                    string
 	object                  string
 }
 

@@ -68,9 +68,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 // time that this has become so.
 func (g *guard) tellUnguarded() func(context.Context) {
 	told := ""
-	return func(context.Context) {
+	return func(ctx context.Context) {
 		kind := Failed
-		used, err := g.host.usesLegacyTables()
+		used, err := g.host.usesLegacyTables(ctx)
 		if err != nil {
 			err = fmt.Errorf("read the legacy tables: %w", err)
 		}

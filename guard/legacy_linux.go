@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"context"
 	"errors"
 	"strings"
 
@@ -9,41 +10,41 @@ import (
 )
 
 // firewallChain is the chain in which the firewall plugin has rules about addresses of
-// containers, and no chains of their own.
+// containers and networks, and no chains of their own.
 const firewallChain = "CNI-FORWARD"
 
 // usesLegacyTables reports whether containers have chains or rules in the legacy tables.
 // The chains that plugins make for all containers stay when the last container has gone.
-// It creates no table.
-func (h *host) usesLegacyTables() (used bool, err error) {
+// It creates no table, and starts no process unless there is one.
+func (h *host) usesLegacyTables(ctx context.Context) (used bool, err error) {
 	err = thread.In(h.ns, func() error {
 		var errs []error
 		for _, family := range []string{"iptables", "ip6tables"} {
-			for _, table := range []string{"nat", "filter", "mangle"} {
-				there, err := isUsed(iptables.Tool{Family: family, Legacy: true}, table)
-				used = used || there
-				errs = append(errs, err)
-			}
+			there, err := isUsed(ctx, iptables.Tool{Family: family, Legacy: true})
+			used = used || there
+			errs = append(errs, err)
 		}
 		return errors.Join(errs...)
 	})
 	return used, err
 }
 
-func isUsed(x iptables.Tool, table string) (bool, error) {
-	has, err := x.HasLegacyTable(table)
-	if !has || err != nil {
-		return false, err
+func isUsed(ctx context.Context, x iptables.Tool) (bool, error) {
+	out, hidden, err := x.SaveTables(ctx, []string{"nat", "filter", "mangle"})
+	if err != nil || len(hidden) > 0 {
+		return len(hidden) > 0, err
 	}
-	rules, chains, err := x.LegacyRules(table)
-	for chain := range chains {
-		if isContainers(chain) {
-			return true, err
+	tables, err := iptables.ParseSave(out)
+	for _, t := range tables {
+		for chain := range t.Chains {
+			if isContainers(chain) {
+				return true, nil
+			}
 		}
-	}
-	for _, r := range rules {
-		if r.Chain == firewallChain && (r.Src.IsValid() || r.Dst.IsValid()) || isContainers(r.Chain) {
-			return true, err
+		for _, r := range t.Rules {
+			if r.Chain == firewallChain && r.Value("-s")+r.Value("-d") != "" {
+				return true, nil
+			}
 		}
 	}
 	return false, err

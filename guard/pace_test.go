@@ -113,8 +113,8 @@ func TestFailuresAreRepeated(t *testing.T) {
 // reported once.
 func TestDecide(t *testing.T) {
 	all := make(items)
-	rule := cni.Difference{Network: "net", Kind: cni.KindRule, Object: "r", Repairable: true}
-	other := cni.Difference{Network: "net", Kind: cni.KindBridge, Object: "b"}
+	rule := cni.Difference{Network: "net", Kind: "rule", Object: "r", Repairable: true}
+	other := cni.Difference{Network: "net", Kind: "bridge", Object: "b"}
 	step := func(d time.Duration, diff cni.Difference, what Kind, news bool) {
 		t.Helper()
 		got, told := all.decide(after(d), "c1", diff, Rules|Links)
@@ -136,6 +136,6 @@ func TestDecide(t *testing.T) {
 
 	step(0, other, Left, true)
 	step(0, other, Left, false)
-	step(0, cni.Difference{Kind: cni.KindRoute, Repairable: true}, "", false) // not of a class that is guarded
-	step(0, cni.Difference{Kind: cni.KindRule, Repairable: true, Inside: true}, "", false)
+	step(0, cni.Difference{Kind: "route", Repairable: true}, "", false) // not of a class that is guarded
+	step(0, cni.Difference{Kind: "rule", Repairable: true, Inside: true}, "", false)
 }

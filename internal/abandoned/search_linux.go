@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/embedcni/cni/internal/hostns"
@@ -12,6 +15,24 @@ import (
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/shared"
+)
+
+// These limits keep the background work from slowing down calls. A round looks at all
+// records. It reads for lookFor and then pauses for lookRest, so that reading takes a
+// twentieth of the time; after work on a container it pauses workRest times as long. The
+// next round begins after longestRest at most, or after restFor times the time of reading.
+// A round stops waiting for a container after stuckFor, for example because an executable
+// hangs. While mostStuck containers are stuck, no work is started.
+const (
+	lookFor      = 2 * time.Millisecond
+	lookRest     = 40 * time.Millisecond
+	workRest     = 10
+	restFor      = 100
+	shortestRest = 100 * time.Millisecond
+	longestRest  = 10 * time.Second
+	endsFor      = 2 * time.Second
+	stuckFor     = 2 * time.Second
+	mostStuck    = 4
 )
 
 // Search looks for the abandoned containers of one directory of records.
@@ -36,66 +57,215 @@ func New() *Search { return &Search{rounds: &rounds{}} }
 // asks, before which no scan begins. It does not wait. Plugins run in the recorded
 // host namespace, or else in host, which the Search opens once more.
 func (s *Search) Request(r Runtime, host *hostns.NetNS, setup bool) {
-	wait, yes := s.rounds.want(r, setup)
+	wait, yes := s.want(r, setup)
 	if !yes {
 		return
 	}
 	own, err := host.Dup()
 	if err != nil {
-		s.rounds.more(true)
+		s.more(0, true)
 		r.Logger.Warn("look for abandoned containers", "error", err)
 		return
 	}
-	s.passAfter(wait, own)
+	s.roundAfter(wait, own)
 }
 
-// Round makes a round in the foreground, without pauses, after the one that is under
-// way. It returns the number of its passes.
-func (s *Search) Round(ctx context.Context, r Runtime, host *hostns.NetNS) (passes int, err error) {
-	for started := false; !started; {
-		if s.rounds.idle() { // otherwise want would request another round behind it
-			_, started = s.rounds.want(r, true)
-			continue
-		}
-		select {
-		case <-ctx.Done():
-			return 0, context.Cause(ctx)
-		case <-time.After(time.Millisecond):
-		}
-	}
-	for more := true; more; passes++ {
-		err = s.pass(host)
-		_, more = s.rounds.more(err != nil)
-	}
-	return passes, err
-}
-
-// passAfter makes a pass after a time, and further passes while more reports true.
-func (s *Search) passAfter(wait time.Duration, host *hostns.NetNS) {
+// roundAfter makes a round after a time, and another while one is wanted. Between two
+// rounds a timer runs, but no goroutine.
+func (s *Search) roundAfter(wait time.Duration, host *hostns.NetNS) {
 	time.AfterFunc(wait, func() {
-		logger := s.rounds.last().Logger
-		err := s.pass(host)
+		r := &round{Runtime: s.begin(), rounds: s.rounds, host: host, rests: true}
+		err := r.all()
 		if err != nil {
-			logger.Warn("look for abandoned containers", "error", err)
+			r.Logger.Warn("look for abandoned containers", "error", err)
 		}
-		if wait, yes := s.rounds.more(err != nil); yes {
-			s.passAfter(wait, host)
+		if wait, yes := s.more(r.read, err != nil); yes {
+			s.roundAfter(wait, host)
 			return
 		}
 		if err := host.Close(); err != nil {
-			logger.Error("close network namespace", "error", err)
+			r.Logger.Error("close network namespace", "error", err)
 		}
 	})
 }
 
-// pass makes one pass, for the runtime that requested a round last.
-func (s *Search) pass(host *hostns.NetNS) error {
-	own, err := host.Dup() // for its sockets
+// Round makes a round in the foreground, without pauses, after the one that is under
+// way.
+func (s *Search) Round(ctx context.Context, by Runtime, host *hostns.NetNS) error {
+	for started := false; !started; {
+		if s.idle() { // otherwise want would request another round behind it
+			_, started = s.want(by, true)
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	for {
+		r := &round{Runtime: s.begin(), rounds: s.rounds, host: host}
+		err := r.all()
+		if _, yes := s.more(0, err != nil); !yes {
+			return err
+		}
+	}
+}
+
+// rounds are the rounds of Runtimes that search together: each call that requests one gets
+// one that begins after the call.
+type rounds struct {
+	mu       sync.Mutex
+	begun    bool           // Setup has been called
+	busy     bool           // a round is under way, or a timer will start one
+	wanted   bool           // a round has been requested that has not begun
+	next     time.Time      // before which no round begins
+	stuck    int            // containers that rounds no longer wait for
+	reported map[string]int // the generation of each record file that was reported
+	runtime  Runtime        // of the last request: it has the newest configuration
+	// asked are the Runtimes of the last requests. Each may keep namespaces alive.
+	asked map[Containers]struct{}
+}
+
+// want requests a round. It reports whether the caller must start it, and after which time.
+func (r *rounds) want(by Runtime, setup bool) (wait time.Duration, yes bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.begun = r.begun || setup; !r.begun {
+		return 0, false
+	}
+	if r.asked == nil {
+		r.asked = make(map[Containers]struct{})
+	}
+	r.asked[by.Containers] = struct{}{}
+	r.runtime, r.wanted = by, true
+	if r.busy {
+		return 0, false
+	}
+	r.busy = true
+	return time.Until(r.next), true
+}
+
+// more ends a round that has read for a time. It reports whether another must follow, and
+// after which time. None follows one that failed: the next may fail too.
+func (r *rounds) more(read time.Duration, failed bool) (wait time.Duration, yes bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	wait = min(max(restFor*read, shortestRest), longestRest)
+	r.next = time.Now().Add(wait)
+	if r.stuck >= mostStuck {
+		wait = max(wait, stuckFor)
+	}
+	if r.busy = r.wanted && !failed; !r.busy { // otherwise the Search would keep its Runtimes from being collected
+		r.runtime, r.asked = Runtime{}, nil
+	}
+	return wait, r.busy
+}
+
+// again requests a round for the sake of a container that is not done with.
+func (r *rounds) again() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.wanted = true
+}
+
+// idle reports whether a request would start a round.
+func (r *rounds) idle() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.busy
+}
+
+// begin begins a round, and returns the runtime that requested one last.
+func (r *rounds) begin() Runtime {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.wanted = false
+	return r.runtime
+}
+
+// keeper returns a Runtime that keeps the namespace of a container alive, or nil.
+func (r *rounds) keeper(id record.ID) Containers {
+	r.mu.Lock()
+	asked := slices.Collect(maps.Keys(r.asked))
+	r.mu.Unlock()
+	for _, c := range asked {
+		if c.Keeps(id) {
+			return c
+		}
+	}
+	return nil
+}
+
+// addStuck counts containers that no round waits for, and returns their number.
+func (r *rounds) addStuck(n int) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stuck += n
+	return r.stuck
+}
+
+// isReported reports whether a generation of a record was reported.
+func (r *rounds) isReported(file string, generation int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before, ok := r.reported[file]
+	return ok && before == generation
+}
+
+// report notes that a generation of a record is reported.
+func (r *rounds) report(file string, generation int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.reported == nil {
+		r.reported = make(map[string]int)
+	}
+	r.reported[file] = generation
+}
+
+// forget forgets the reports of records that are not among these files, which are
+// sorted.
+func (r *rounds) forget(files []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.reported, func(file string, _ int) bool {
+		_, exists := slices.BinarySearch(files, file)
+		return !exists
+	})
+}
+
+// round is one look at all records.
+type round struct {
+	Runtime
+	rounds *rounds
+	host   *hostns.NetNS
+	rests  bool          // in the background
+	read   time.Duration // that reading has taken
+
+	watch  *links.Listener      // nil until there is work
+	ending map[*candidate][]int // whose namespaces were let go, and the interfaces that vanish with them
+}
+
+// candidate is a container that needs work, as a look at its record found it.
+type candidate struct {
+	file string
+	rec  *record.Record
+	by   Containers // the Runtime that tends it
+}
+
+// all looks at all records, lets go of the namespaces of abandoned containers, and removes
+// the containers whose namespaces end in time.
+func (r *round) all() error {
+	host, err := r.host.Dup() // for its sockets
 	if err != nil {
 		return err
 	}
-	p := &pass{Runtime: s.rounds.last(), rounds: s.rounds, host: own}
-	return errors.Join(guarded(p.run), p.close())
+	r.host, r.ending = host, make(map[*candidate][]int)
+	err = guarded(r.scan)
+	if r.watch != nil {
+		err = errors.Join(err, r.watch.Close())
+	}
+	return errors.Join(err, host.Close())
 }
 
 // guarded calls f and returns a panic of it as an error. f runs on a goroutine of the
@@ -109,141 +279,121 @@ func guarded(f func() error) (err error) {
 	return f()
 }
 
-// pass is one pass.
-type pass struct {
-	Runtime
-	rounds *rounds
-	host   *hostns.NetNS
-	watch  *links.Listener // nil until the pass finds work
-}
-
-func (p *pass) close() error {
-	err := p.host.Close()
-	if p.watch != nil {
-		err = errors.Join(err, p.watch.Close())
-	}
-	return err
-}
-
-// candidate is a container that needs work, as a look at its record found it.
-type candidate struct {
-	file string
-	rec  *record.Record
-	by   Containers // the Runtime that tends it
-}
-
-// run looks at some records, lets go of the namespaces of abandoned containers, and
-// removes the containers whose namespaces end in time.
-func (p *pass) run() (err error) {
-	found, err := p.look()
-	if err != nil || len(found) == 0 {
+func (r *round) scan() error {
+	files, err := r.Records.Files()
+	if err != nil {
 		return err
 	}
-	if p.watch, err = links.WatchAddresses(p.host.Handle); err != nil {
-		return err
-	}
-	ending := map[*candidate][]int{}
-	end := time.Now().Add(workFor)
-	for i, c := range found {
-		if time.Now().After(end) || p.rounds.clogged() {
-			for _, c := range found[i:] {
-				p.rounds.later(c.file)
+	r.rounds.forget(files)
+	view, begun := nsfind.View(), time.Now() // of any thread: Tend judges each container again
+	for _, file := range files {
+		c := r.needsWork(file, view)
+		took := time.Since(begun)
+		if c != nil {
+			r.read += took
+			if err := r.work(c); err != nil {
+				return err
 			}
-			break
-		}
-		if step := p.tend(c); step.Again {
-			ending[c] = step.Ends
+			begun = time.Now()
+		} else if took > lookFor {
+			r.read += took
+			r.rest(lookRest)
+			begun = time.Now()
 		}
 	}
-	return p.await(ending)
+	r.read += time.Since(begun)
+	return r.await()
 }
 
-// await removes containers as their namespaces end. It leaves those that do not end
-// in time to the next pass.
-func (p *pass) await(ending map[*candidate][]int) error {
-	defer func() {
-		for c := range ending {
-			p.rounds.later(c.file)
+// rest pauses, in the background.
+func (r *round) rest(d time.Duration) {
+	if r.rests {
+		time.Sleep(d)
+	}
+}
+
+// work does the next step for a container, unless too many are stuck.
+func (r *round) work(c *candidate) (err error) {
+	if r.rounds.addStuck(0) >= mostStuck {
+		r.rounds.again()
+		return nil
+	}
+	if r.watch == nil { // before anything vanishes
+		if r.watch, err = links.WatchAddresses(r.host.Handle); err != nil {
+			return err
 		}
-	}()
+	}
+	begun := time.Now()
+	if step := r.tend(c); step.Again {
+		r.ending[c] = step.Ends
+	}
+	r.rest(min(workRest*time.Since(begun), longestRest))
+	return nil
+}
+
+// await removes containers as their namespaces end. Those that do not end in time are left
+// to the next round.
+func (r *round) await() error {
 	ctx, cancel := context.WithTimeout(context.Background(), endsFor)
 	defer cancel()
-	for {
-		for c, ends := range ending {
-			left, err := p.host.Lasting(ends)
+	for len(r.ending) > 0 {
+		for c, ends := range r.ending {
+			left, err := r.host.Lasting(ends)
 			if err != nil {
 				return err
 			}
-			if len(left) == 0 && !p.rounds.clogged() {
-				delete(ending, c)
-				p.tend(c) // if that is not the end, a later round continues
+			if len(left) == 0 {
+				delete(r.ending, c)
+				if err := r.work(c); err != nil {
+					return err
+				}
 			}
 		}
-		if len(ending) == 0 {
-			return nil
+		if len(r.ending) == 0 {
+			break
 		}
-		if err := p.watch.Wait(ctx); err != nil {
+		if err := r.watch.Wait(ctx); err != nil {
+			r.rounds.again()
 			if ctx.Err() != nil {
 				return nil
 			}
 			return err
 		}
 	}
+	return nil
 }
 
-// look reads records for lookFor, and returns those whose containers need work.
-func (p *pass) look() (found []*candidate, err error) {
-	start := time.Now()
-	files, err := p.rounds.files(p.Records.Files)
-	if err != nil {
-		return nil, err
+// needsWork returns the container of a record that needs work: it is abandoned, and either
+// its namespace has not been let go, or the namespace has ended or may have. The work is
+// for the Runtime of the last request, unless another still keeps the namespace.
+func (r *round) needsWork(file, view string) *candidate {
+	rec, err := r.Records.LoadFile(file)
+	if err != nil || rec == nil || !isFrom(view, rec, r.Owner, r.Boot) || r.rounds.isReported(file, rec.Generation) {
+		return nil
 	}
-	looked, view := 0, nsfind.View() // of any thread: Tend judges each container again
-	for _, file := range files {
-		looked++
-		if rec, by := p.needsWork(file, view); rec != nil {
-			found = append(found, &candidate{file, rec, by})
-		}
-		if time.Since(start) > lookFor {
-			break
-		}
+	if rec.LetGo == nil || rec.Host != r.host.String() || r.Keeps(rec.ContainerID) {
+		return &candidate{file, rec, r.Containers}
 	}
-	p.rounds.looked(files[looked:], time.Since(start))
-	return found, nil
-}
-
-// needsWork returns the record of a container that needs work: it is abandoned, and
-// either its namespace has not been let go, or the namespace has ended or may have. The
-// work is for the Runtime of the last request, unless another still keeps the namespace.
-func (p *pass) needsWork(file, view string) (*record.Record, Containers) {
-	rec, err := p.Records.LoadFile(file)
-	if err != nil || rec == nil || !isFrom(view, rec, p.Owner, p.Boot) || p.rounds.isReported(file, rec.Generation) {
-		return nil, nil
+	if by := r.rounds.keeper(rec.ContainerID); by != nil {
+		return &candidate{file, rec, by}
 	}
-	if rec.LetGo == nil || rec.Host != p.host.String() || p.Keeps(rec.ContainerID) {
-		return rec, p.Containers
+	if left, err := r.host.Lasting(rec.LetGo.Ends); len(left) > 0 || err != nil {
+		return nil
 	}
-	if by := p.rounds.keeper(rec.ContainerID); by != nil {
-		return rec, by
-	}
-	if left, err := p.host.Lasting(rec.LetGo.Ends); len(left) > 0 || err != nil {
-		return nil, nil
-	}
-	return rec, p.Containers
+	return &candidate{file, rec, r.Containers}
 }
 
 // tend calls Tend on another goroutine. It logs the error, and stops waiting after
 // stuckFor.
-func (p *pass) tend(c *candidate) Step {
-	defer p.rounds.worked(time.Now())
+func (r *round) tend(c *candidate) Step {
 	done := make(chan Step, 1)
 	go func() {
 		var step Step
 		err := guarded(func() (err error) {
-			step, err = c.by.Tend(c.file, p.host)
+			step, err = c.by.Tend(c.file, r.host)
 			return err
 		})
-		p.log(c, err)
+		r.log(c, err)
 		done <- step
 	}()
 	late := time.NewTimer(stuckFor)
@@ -252,24 +402,25 @@ func (p *pass) tend(c *candidate) Step {
 	case step := <-done:
 		return step
 	case <-late.C:
-		p.rounds.addStuck(1)
+		r.rounds.addStuck(1)
 		go func() {
 			<-done
-			p.rounds.addStuck(-1)
+			r.rounds.addStuck(-1)
 		}()
 		return Step{}
 	}
 }
 
 // log reports that a container stays, or is left for later.
-func (p *pass) log(c *candidate, err error) {
+func (r *round) log(c *candidate, err error) {
 	var none *NoEndError
 	switch {
 	case err == nil:
 	case !errors.As(err, &none):
-		p.Logger.Warn("an abandoned container is left for later", "record", c.file, "error", err)
-	case p.rounds.report(c.file, c.rec.Generation):
-		p.Logger.Warn("a container is abandoned, and stays as it is",
+		r.Logger.Warn("an abandoned container is left for later", "record", c.file, "error", err)
+	default: // and is not looked at again until its record changes
+		r.rounds.report(c.file, c.rec.Generation)
+		r.Logger.Warn("a container is abandoned, and stays as it is",
 			"container", c.rec.ContainerID, "path", c.rec.NetNS.Path, "reason", none)
 	}
 }

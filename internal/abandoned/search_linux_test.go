@@ -51,7 +51,7 @@ func (f *fake) Tend(file string, _ *hostns.NetNS) (Step, error) {
 }
 
 // round runs a round in the test's namespace.
-func (f *fake) round(t *testing.T, s *Search) (passes int, err error) {
+func (f *fake) round(t *testing.T, s *Search) error {
 	t.Helper()
 	host, err := hostns.NewFinder().Open("")
 	if err != nil {
@@ -119,8 +119,7 @@ func TestIs(t *testing.T) {
 	}
 }
 
-// TestARoundTendsAbandonedContainers in parts if there are many records, and skips
-// none.
+// TestARoundTendsAbandonedContainers among many records, and skips none.
 func TestARoundTendsAbandonedContainers(t *testing.T) {
 	store := record.Open(t.TempDir())
 	store.Sync = func(*os.File) error { return nil }
@@ -135,10 +134,10 @@ func TestARoundTendsAbandonedContainers(t *testing.T) {
 		begin(t, store, rec)
 	}
 	f := newFake(t, store)
-	passes, err := f.round(t, New())
+	err := f.round(t, New())
 	slices.Sort(f.tended)
-	if err != nil || passes < 2 || !slices.Equal(f.tended, want) {
-		t.Errorf("%d passes tend %q, want %q: %v", passes, f.tended, want, err)
+	if err != nil || !slices.Equal(f.tended, want) {
+		t.Errorf("tended %q, want %q: %v", f.tended, want, err)
 	}
 }
 
@@ -151,7 +150,7 @@ func TestAStayingContainerIsReportedOnce(t *testing.T) {
 	f, s := newFake(t, store), New()
 	rounds := func(n int) {
 		for range n {
-			if _, err := f.round(t, s); err != nil {
+			if err := f.round(t, s); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -242,8 +241,8 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 	s := searches[0]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.asked != nil || s.asking != nil || s.runtime.Containers != nil {
-		t.Errorf("Runtimes are kept after the last round: %v, %v, %v", s.asked, s.asking, s.runtime)
+	if s.asked != nil || s.runtime.Containers != nil {
+		t.Errorf("Runtimes are kept after the last round: %v, %v", s.asked, s.runtime)
 	}
 	like.Host = "/elsewhere"
 	if Open(like).rounds == s.rounds || New().rounds == s.rounds {
@@ -284,42 +283,39 @@ func TestWhoeverKeepsANamespaceLetsItGo(t *testing.T) {
 func TestRequests(t *testing.T) {
 	var r rounds
 	ask := func(setup bool) bool { _, yes := r.want(Runtime{}, setup); return yes }
-	more := func(failed bool) bool { _, yes := r.more(failed); return yes }
-	none := func() ([]string, error) { return nil, nil }
-	steps := []bool{ask(false), ask(true)}
-	_, err := r.files(none)
-	steps = append(steps, ask(false), more(false))
-	_, err2 := r.files(none)
-	steps = append(steps, more(false), ask(false), more(true), ask(false))
-	want := []bool{false, true, false, true, false, true, false, true}
-	if !slices.Equal(steps, want) || err != nil || err2 != nil {
-		t.Errorf("got %v, want %v: %v, %v", steps, want, err, err2)
+	end := func(failed bool) bool { r.begin(); _, yes := r.more(0, failed); return yes }
+	steps := []bool{ask(false), ask(true), ask(false), end(false), ask(false)}
+	r.begin()
+	steps = append(steps, ask(false)) // during a round
+	_, yes := r.more(0, false)
+	steps = append(steps, yes, end(true), ask(false))
+	if want := []bool{false, true, false, false, true, false, true, false, true}; !slices.Equal(steps, want) {
+		t.Errorf("got %v, want %v", steps, want)
 	}
 }
 
-// TestPauses: the pauses between passes grow with the work, within limits.
+// TestPauses between rounds grow with the time of reading, within limits.
 func TestPauses(t *testing.T) {
 	for what, test := range map[string]struct {
-		after     func(*rounds)
-		min, most time.Duration
+		read  time.Duration
+		stuck int
+		want  time.Duration
 	}{
-		"little was read": {func(r *rounds) { r.looked(nil, time.Microsecond) }, shortestRest - time.Second/100, shortestRest},
-		"much was read":   {func(r *rounds) { r.looked(nil, 20*time.Millisecond) }, 1900 * time.Millisecond, 2 * time.Second},
-		"a hung disk":     {func(r *rounds) { r.looked(nil, time.Hour) }, longestRest - time.Second, longestRest},
-		"work":            {func(r *rounds) { r.worked(time.Now().Add(-100 * time.Millisecond)) }, 900 * time.Millisecond, 1100 * time.Millisecond},
-		"clogged":         {func(r *rounds) { r.addStuck(mostStuck) }, stuckFor, stuckFor},
+		"little was read": {time.Microsecond, 0, shortestRest},
+		"much was read":   {20 * time.Millisecond, 0, 2 * time.Second},
+		"a hung disk":     {time.Hour, 0, longestRest},
+		"clogged":         {0, mostStuck, stuckFor},
 	} {
-		r := &rounds{}
-		test.after(r)
-		if wait, _ := r.more(false); wait < test.min || wait > test.most {
+		r := &rounds{stuck: test.stuck}
+		if wait, _ := r.more(test.read, false); wait != test.want {
 			t.Errorf("%s: %v", what, wait)
 		}
 	}
 }
 
-// TestAStuckContainerHoldsUpNoPass: a pass does not wait for a container that
+// TestAStuckContainerHoldsUpNoRound: a round does not wait for a container that
 // hangs.
-func TestAStuckContainerHoldsUpNoPass(t *testing.T) {
+func TestAStuckContainerHoldsUpNoRound(t *testing.T) {
 	store := record.Open(t.TempDir())
 	begin(t, store, abandonedRecord("c1"))
 	f, hangs := newFake(t, store), make(chan struct{})
@@ -327,8 +323,8 @@ func TestAStuckContainerHoldsUpNoPass(t *testing.T) {
 	s := New()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*stuckFor)
 	defer cancel()
-	if _, err := f.round(t, s); err != nil || ctx.Err() != nil {
-		t.Fatalf("the pass waits: %v, %v", err, ctx.Err())
+	if err := f.round(t, s); err != nil || ctx.Err() != nil {
+		t.Fatalf("the round waits: %v, %v", err, ctx.Err())
 	}
 	if s.rounds.mu.Lock(); s.rounds.stuck != 1 {
 		t.Errorf("%d are stuck", s.rounds.stuck)

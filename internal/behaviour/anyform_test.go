@@ -24,16 +24,16 @@ func TestConfigurationInAnyForm(t *testing.T) {
 	file := func(name string) string { return filepath.Join(dir, name) }
 	for name, test := range map[string]struct {
 		any, plain cni.Opt
-		form       cni.ConfForm
+		form       string
 		path       string
 	}{
-		"bytes of one plugin":            {cni.WithConfiguration([]byte(testhost.ConfOf("a"))), cni.WithConf([]byte(testhost.ConfOf("a"))), cni.ConfSingle, ""},
-		"bytes of a list":                {cni.WithConfiguration([]byte(testhost.ListOf("b"))), cni.WithConfListBytes([]byte(testhost.ListOf("b"))), cni.ConfList, ""},
-		"file of one plugin":             {cni.WithConfiguration(file("one.conf")), cni.WithConfFile(file("one.conf")), cni.ConfSingle, file("one.conf")},
-		"one plugin in a .conflist":      {cni.WithConfiguration(file("one.conflist")), cni.WithConfFile(file("one.conflist")), cni.ConfSingle, file("one.conflist")},
-		"file of a list":                 {cni.WithConfiguration(file("list.conflist")), cni.WithConfListFile(file("list.conflist")), cni.ConfList, file("list.conflist")},
-		"a list in a .conf":              {cni.WithConfiguration(file("list.conf")), cni.WithConfListFile(file("list.conf")), cni.ConfList, file("list.conf")},
-		"a list with its plugins beside": {cni.WithConfiguration(file("beside.conflist")), cni.WithConfListFile(file("beside.conflist")), cni.ConfList, file("beside.conflist")},
+		"bytes of one plugin":            {cni.WithConfiguration([]byte(testhost.ConfOf("a"))), cni.WithConf([]byte(testhost.ConfOf("a"))), "conf", ""},
+		"bytes of a list":                {cni.WithConfiguration([]byte(testhost.ListOf("b"))), cni.WithConfListBytes([]byte(testhost.ListOf("b"))), "conflist", ""},
+		"file of one plugin":             {cni.WithConfiguration(file("one.conf")), cni.WithConfFile(file("one.conf")), "conf", file("one.conf")},
+		"one plugin in a .conflist":      {cni.WithConfiguration(file("one.conflist")), cni.WithConfFile(file("one.conflist")), "conf", file("one.conflist")},
+		"file of a list":                 {cni.WithConfiguration(file("list.conflist")), cni.WithConfListFile(file("list.conflist")), "conflist", file("list.conflist")},
+		"a list in a .conf":              {cni.WithConfiguration(file("list.conf")), cni.WithConfListFile(file("list.conf")), "conflist", file("list.conf")},
+		"a list with its plugins beside": {cni.WithConfiguration(file("beside.conflist")), cni.WithConfListFile(file("beside.conflist")), "conflist", file("beside.conflist")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := expect.Value(cni.New(test.any))(t).GetConfig().Networks[0]

@@ -34,8 +34,8 @@ func TestAttachmentsHaveTheParametersOfTheSetup(t *testing.T) {
 	other := maps.Clone(args)
 	other["K8S_POD_NAME"] = "other"
 	for i, want := range []cni.Attachment{
-		{Network: "one", Args: args, Metadata: map[string]string{"pod": "web", "zone": "b"}, Plugins: map[string]cni.PluginKind{"p": cni.PluginExecutable}},
-		{Network: "two", Args: other, Metadata: map[string]string{"pod": "web", "zone": "a"}, Plugins: map[string]cni.PluginKind{"q": cni.PluginExecutable}},
+		{Network: "one", Args: args, Metadata: map[string]string{"pod": "web", "zone": "b"}, Plugins: map[string]string{"p": "executable"}},
+		{Network: "two", Args: other, Metadata: map[string]string{"pod": "web", "zone": "a"}, Plugins: map[string]string{"q": "executable"}},
 	} {
 		got := all[i]
 		expect.Same(t, want.Network, cni.Attachment{Network: got.Network, Args: got.Args, Metadata: got.Metadata, Plugins: got.Plugins}, want)

@@ -68,7 +68,7 @@ func TestDuty_R44_M15_CapabilitiesAsThePluginReadsThem(t *testing.T) {
 		{"mac", cni.WithCapabilityMAC("c2:11:22:33:44:55"), `{"mac":"c2:11:22:33:44:55"}`},
 		{"guid", cni.WithCapabilityInfinibandGUID("c2:11:22:33:44:55:66:77"), `{"infinibandGUID":"c2:11:22:33:44:55:66:77"}`},
 		{"device", cni.WithCapabilityDeviceID("0000:04:00.5"), `{"deviceID":"0000:04:00.5"}`},
-		{"aliases", cni.WithCapabilityAliases("db", "primary"), `{"aliases":["db","primary"]}`},
+		{"aliases", cni.WithCapability("aliases", []string{"db", "primary"}), `{"aliases":["db","primary"]}`},
 		{"cgroup", cni.WithCapabilityCgroupPath("/kubelet/pod1"), `{"cgroupPath":"/kubelet/pod1"}`},
 		{"any", cni.WithCapability("io.example", map[string]any{"k": "<&>"}), `{"io.example":{"k":"<&>"}}`},
 	}

@@ -66,7 +66,7 @@ func TestDuty_R27_AFailedADDIsFollowedByADELInTheSameCall(t *testing.T) {
 	_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
 	got := testhost.AsError(t, err)
 	got.Err = nil
-	expect.Same(t, "error", *got, cni.Error{Op: "ADD", Network: "net", Plugin: "p", PluginKind: cni.PluginExecutable, ContainerID: "c1", IfName: "eth0",
+	expect.Same(t, "error", *got, cni.Error{Op: "ADD", Network: "net", Plugin: "p", PluginKind: "executable", ContainerID: "c1", IfName: "eth0",
 		Code: 7, Msg: "half done"})
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "DEL q c1/eth0", "DEL p c1/eth0"})
 }

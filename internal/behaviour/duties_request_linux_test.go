@@ -168,7 +168,7 @@ func TestDuty_R30_PluginsAreFoundAlongThePathThatTheyAreTold(t *testing.T) {
 		expect.Same(t, c.Verb+": CNI_PATH", c.Path, strings.Join(dirs, ":"))
 	}
 	expect.NoError(t, os.Remove(s.Path("bin", "p")))
-	r := s.Runtime(cni.WithPluginPath(strings.Join(dirs[:3], ":")), cni.WithConfListBytes(conf))
+	r := s.Runtime(cni.WithPluginDir(dirs[:3]), cni.WithConfListBytes(conf))
 	_, err := r.Setup(t.Context(), "c2", s.Container("c2"))
 	expect.Is(t, err, cni.ErrPluginNotFound)
 	if want := fmt.Sprintf("failed to find plugin %q in path %s", "p", dirs[:3]); !strings.Contains(err.Error(), want) {

@@ -29,10 +29,10 @@ func TestObserverIsToldOfEachPluginsCall(t *testing.T) {
 	expect.Is(t, r.Check(ctx, "c1", path), cni.ErrNotAttached)
 
 	event := func(op, plugin string) cni.Event {
-		return cni.Event{Operation: op, Network: "net", Plugin: plugin, PluginKind: cni.PluginExecutable, ContainerID: "c1", IfName: "eth0"}
+		return cni.Event{Operation: op, Network: "net", Plugin: plugin, PluginKind: "executable", ContainerID: "c1", IfName: "eth0"}
 	}
 	status := func(plugin string) cni.Event {
-		return cni.Event{Operation: "STATUS", Network: "net", Plugin: plugin, PluginKind: cni.PluginExecutable}
+		return cni.Event{Operation: "STATUS", Network: "net", Plugin: plugin, PluginKind: "executable"}
 	}
 	if len(o.Events) != 6 {
 		t.Fatalf("events %v", o.Events)

@@ -68,7 +68,7 @@ func TestFault_F54_AReloadIsNoticed(t *testing.T) {
 		t.Errorf("CHECK says %v", err)
 	}
 	restarted := h.builtIn(h.filtered("podnet", anyway))
-	report, err := restarted.Recover(t.Context(), cni.OnBroken(cni.ReportBroken))
+	report, err := restarted.Recover(t.Context(), cni.ReportBroken)
 	expect.NoError(t, err)
 	expect.Same(t, "adopted", report.Adopted, []string{"a"})
 	if report.Kept["a"] == nil {
@@ -105,7 +105,7 @@ func TestFault_F54_AFirewalldThatStopsOrStartsInBetween(t *testing.T) {
 	c := h.attach(r, "c")
 	h.firewalld.StartFirewalld()
 	// The reload has flushed the rules of iptables that CHECK looks for.
-	if err := r.Check(t.Context(), "b", b.path); err == nil || !strings.Contains(err.Error(), "chain CNI-FORWARD of table filter is not there") {
+	if err := r.Check(t.Context(), "b", b.path); err == nil || !strings.Contains(err.Error(), "chain FORWARD does not lead to CNI-FORWARD") {
 		t.Errorf("CHECK with a firewalld that came later says %v", err)
 	}
 	h.detach(r, "b")

@@ -101,7 +101,7 @@ func TestGatewaysThatNobodyKnows(t *testing.T) {
 		if got != nil {
 			t.Errorf("%s: %v", name, got)
 		}
-		expect.Is(t, err, cni.ErrNoGateway)
+		expect.Is(t, err, cni.ErrNotFound)
 	}
 	_, err := r.Gateways("lacking")
 	expect.Is(t, err, cni.ErrNotFound)
@@ -114,6 +114,6 @@ func TestGatewaysThatNobodyKnows(t *testing.T) {
 	expect.Same(t, "several", got, want)
 	for _, typ := range []string{"bridge", "host-local"} { // the caller's own may mean something else
 		_, err = h.Runtime(append(opts, cni.WithPlugin(typ, testhost.Idle{}))...).Gateways("several")
-		expect.Is(t, err, cni.ErrNoGateway)
+		expect.Is(t, err, cni.ErrNotFound)
 	}
 }

@@ -44,7 +44,7 @@ func TestGuardRepairsPortModes(t *testing.T) {
 		h.shell(strings.ReplaceAll(script, "END", h.hostEnd(i)))
 		e := h.awaitRepair(script)
 		expect.Same(t, script+": repaired", e.ContainerID, h.ids[i])
-		expect.Same(t, script+": kind", e.Difference.Kind, cni.KindBridgePort)
+		expect.Same(t, script+": kind", e.Difference.Kind, "bridge port")
 		h.quiet()
 		h.wantNoFlapping(script, h.taken())
 		report, err := h.r.Health(context.Background(), cni.HealthOptions{WithoutCheck: true})

@@ -65,8 +65,8 @@ func (h *realHost) wantLeftAlone(r *cni.Runtime) {
 	t.Helper()
 	repaired, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
 	expect.NoError(t, err, repaired.Err())
-	for _, action := range []cni.BrokenAction{cni.RepairBroken, cni.ReportBroken, cni.RemoveBroken} {
-		report, err := r.Recover(t.Context(), cni.OnBroken(action))
+	for _, broken := range [][]cni.RecoverOption{nil, {cni.ReportBroken}, {cni.RemoveBroken}} {
+		report, err := r.Recover(t.Context(), broken...)
 		expect.NoError(t, err)
 		expect.Same(t, "recovered", *report, cni.Report{Adopted: []string{"c1"}})
 	}

@@ -16,22 +16,22 @@ import (
 
 // damages are ways to break a container on a bridge, by what a verdict has to name.
 var damages = map[string]struct {
-	kind    cni.DifferenceKind
+	kind    string
 	happens func(t *testing.T, h *realHost, port string)
 }{
-	"off its bridge": {cni.KindBridgePort, func(t *testing.T, _ *realHost, port string) {
+	"off its bridge": {"bridge port", func(t *testing.T, _ *realHost, port string) {
 		change(t, port, netlink.LinkSetNoMaster)
 	}},
-	"the port is down": {cni.KindInterface, func(t *testing.T, _ *realHost, port string) {
+	"the port is down": {"interface", func(t *testing.T, _ *realHost, port string) {
 		change(t, port, netlink.LinkSetDown)
 	}},
-	"the bridge without its address": {cni.KindAddress, func(t *testing.T, _ *realHost, _ string) {
+	"the bridge without its address": {"address", func(t *testing.T, _ *realHost, _ string) {
 		change(t, "cni0", func(l netlink.Link) error { return netlink.AddrDel(l, address(t, l)) })
 	}},
-	"flushed masquerading": {cni.KindRule, func(t *testing.T, h *realHost, _ string) {
+	"flushed masquerading": {"rule", func(t *testing.T, h *realHost, _ string) {
 		flushRules(t)
 	}},
-	"without its reservation": {cni.KindReservation, func(t *testing.T, h *realHost, _ string) {
+	"without its reservation": {"reservation", func(t *testing.T, h *realHost, _ string) {
 		expect.NoError(t, os.Remove(h.Path("ipam", "net", "10.77.0.2")))
 	}},
 }
@@ -120,9 +120,9 @@ func TestRecoverAndBrokenContainers(t *testing.T) {
 		after                   cni.HealthState
 	}{
 		"by default": {nil, false, true, false, cni.StateHealthy},
-		"repaired":   {[]cni.RecoverOption{cni.OnBroken(cni.RepairBroken)}, false, true, false, cni.StateHealthy},
-		"reported":   {[]cni.RecoverOption{cni.OnBroken(cni.ReportBroken)}, true, false, false, cni.StateBroken},
-		"removed":    {[]cni.RecoverOption{cni.OnBroken(cni.RemoveBroken), cni.CheckWithin(-1)}, false, false, true, cni.StateNotAttached},
+		"repaired":   {nil, false, true, false, cni.StateHealthy},
+		"reported":   {[]cni.RecoverOption{cni.ReportBroken}, true, false, false, cni.StateBroken},
+		"removed":    {[]cni.RecoverOption{cni.RemoveBroken}, false, false, true, cni.StateNotAttached},
 	} {
 		t.Run(what, func(t *testing.T) {
 			_, r, port := attachedBridge(t, false, "1.0.0")
@@ -145,12 +145,12 @@ func TestRecoverAndBrokenContainers(t *testing.T) {
 func TestRecoverRemovesNoContainerForACheck(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	s.On("p", "CHECK", testhost.Says(5, "no"))
-	report, err := s.restarted(conf).Recover(t.Context(), cni.OnBroken(cni.RemoveBroken))
+	report, err := s.restarted(conf).Recover(t.Context(), cni.RemoveBroken)
 	expect.NoError(t, err)
 	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
 	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
 	s.DelLink("c1", "eth0")
-	report, err = s.restarted(conf).Recover(t.Context(), cni.OnBroken(cni.RemoveBroken))
+	report, err = s.restarted(conf).Recover(t.Context(), cni.RemoveBroken)
 	expect.NoError(t, err)
 	expect.Same(t, "report", *report, removed)
 }
@@ -163,14 +163,14 @@ func TestRecoverRemovesNoContainerForASettingOfTheHost(t *testing.T) {
 	h, _ := healthOf(t, r, cni.HealthOptions{})
 	expect.Same(t, "state", h.State, cni.StateBroken)
 	expect.Same(t, "differences", len(h.Differences), 1)
-	expect.Same(t, "kind", h.Differences[0].Kind, cni.KindSysctl)
-	report, err := r.Recover(t.Context(), cni.OnBroken(cni.RemoveBroken))
+	expect.Same(t, "kind", h.Differences[0].Kind, "sysctl")
+	report, err := r.Recover(t.Context(), cni.RemoveBroken)
 	expect.NoError(t, err)
 	expect.Same(t, "adopted", len(report.Adopted), 1)
 	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
 	expect.NoError(t, r.Check(t.Context(), "c1", host.Path("netns", "c1")))
 	change(t, port, netlink.LinkSetNoMaster)
-	report, err = r.Recover(t.Context(), cni.OnBroken(cni.RemoveBroken))
+	report, err = r.Recover(t.Context(), cni.RemoveBroken)
 	expect.NoError(t, err)
 	expect.Same(t, "removed", report.Removed, []string{"c1"})
 }

@@ -207,26 +207,6 @@ func TestNetworkByName(t *testing.T) {
 	}
 }
 
-func TestPluginPath(t *testing.T) {
-	list := func(dirs ...string) string { return strings.Join(dirs, string(os.PathListSeparator)) }
-	for path, want := range map[string][]string{
-		"/a":                     {"/a"},
-		list("/a", "/b"):         {"/a", "/b"},
-		list("", "/a", "", "/b"): {"/a", "/b"},
-		list("/a", ""):           {"/a"},
-	} {
-		r := expect.Value(cni.New(cni.WithPluginPath(path)))(t)
-		if got := r.GetConfig().PluginDirs; !reflect.DeepEqual(got, want) {
-			t.Errorf("%q: %q, want %q", path, got, want)
-		}
-	}
-	for _, path := range []string{"", list("", "")} {
-		if _, err := cni.New(cni.WithPluginPath(path)); !errors.Is(err, cni.ErrInvalidArgument) {
-			t.Errorf("%q: %v, want ErrInvalidArgument", path, err)
-		}
-	}
-}
-
 // TestSettingsApplyInAnyOrder: settings may stand anywhere among the loaders,
 // in New and in Load, without changing the configuration.
 func TestSettingsApplyInAnyOrder(t *testing.T) {

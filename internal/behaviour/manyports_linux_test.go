@@ -61,7 +61,7 @@ func afterUserTime(t *testing.T, d time.Duration) <-chan os.Signal {
 // ports takes about four times as long, not sixteen times.
 func TestFault_F69_FlushedPortsCostLinearTime(t *testing.T) {
 	const few, most, floor = 1000, 9, 50 * time.Millisecond
-	for _, backend := range []string{"", "nftables", "iptables"} {
+	for _, backend := range []string{"", "nftables"} {
 		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
 			judged, repaired := make(map[int]time.Duration), make(map[int]time.Duration)
 			for _, n := range []int{few, 4 * few} {
@@ -95,7 +95,7 @@ func TestFault_F69_FlushedPortsCostLinearTime(t *testing.T) {
 // limit is CPU time: a process that waits for a busy machine is not late.
 func TestFault_F69_HealthAndRepairEndWithTheirContext(t *testing.T) {
 	const limit = 500 * time.Millisecond
-	for _, backend := range []string{"", "nftables", "iptables"} {
+	for _, backend := range []string{"", "nftables"} {
 		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
 			h := newManyPorts(t, backend, 4000)
 			for what, do := range map[string]func(context.Context) error{

@@ -80,7 +80,7 @@ func TestPluginsRunInAnotherRoot(t *testing.T) {
 		t.Fatalf("result %+v", result)
 	}
 	for _, a := range expect.Value(r.Attachments())(t) {
-		expect.Same(t, "plugins", a.Plugins, map[string]cni.PluginKind{"bridge": cni.PluginExecutable})
+		expect.Same(t, "plugins", a.Plugins, map[string]string{"bridge": "executable"})
 	}
 	if held := expect.Value(os.ReadDir(h.Path("ipam/podnet")))(t); len(held) == 0 {
 		t.Error("host-local has reserved nothing here")

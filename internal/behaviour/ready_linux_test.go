@@ -26,16 +26,16 @@ func reasons(t *testing.T, r *cni.Runtime) []error {
 	if err == nil {
 		return nil
 	}
-	var not *cni.NotReadyError
-	if !errors.As(err, &not) || len(not.Reasons) == 0 {
+	all, ok := errors.Unwrap(err).(interface{ Unwrap() []error })
+	if !ok || len(all.Unwrap()) == 0 {
 		t.Fatalf("got %T: %v", err, err)
 	}
-	for _, reason := range not.Reasons {
+	for _, reason := range all.Unwrap() {
 		if !strings.Contains(err.Error(), reason.Error()) {
 			t.Errorf("%q is not in the text %q", reason, err)
 		}
 	}
-	return not.Reasons
+	return all.Unwrap()
 }
 
 // TestReadyNamesEveryReason, of all networks and plugins.

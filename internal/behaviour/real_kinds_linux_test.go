@@ -159,13 +159,17 @@ func TestFault_F57_GoCNIsContainersWithoutTheirExecutables(t *testing.T) {
 func TestFault_F57_TheVariantOfIptablesIsTheRecorded(t *testing.T) {
 	variants := []string{"legacy", "nft"}
 	for i, variant := range variants {
-		for _, kind := range []cni.PluginKind{cni.PluginBuiltIn, cni.PluginExecutable} {
+		for _, kind := range []string{"built in", "executable"} {
 			t.Run(fmt.Sprint(variant, " ", kind), func(t *testing.T) {
 				h := newRealHost(t)
+				masq, portmap := "", ""
+				if kind == "executable" {
+					masq, portmap = `"ipMasqBackend": "iptables", `, `"backend": "iptables", `
+				}
 				c := testhost.Case{Plugins: []string{
-					testhost.BridgeConf(`"ipMasq": true, "ipMasqBackend": "iptables", ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range)),
-					`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}`, `{"type": "firewall"}`}}
-				h.installPlugins(kind == cni.PluginExecutable)
+					testhost.BridgeConf(`"ipMasq": true, ` + masq + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range)),
+					`{"type": "portmap", ` + portmap + `"capabilities": {"portMappings": true}}`, `{"type": "firewall"}`}}
+				h.installPlugins(kind == "executable")
 				r := h.Runtime(cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 				path := h.Container("c1")
 				plugintest.UseIPTables(t, variant)
@@ -173,7 +177,7 @@ func TestFault_F57_TheVariantOfIptablesIsTheRecorded(t *testing.T) {
 				_, err := r.Setup(t.Context(), "c1", path, portOf(1))
 				expect.NoError(t, err)
 				plugintest.UseIPTables(t, variants[1-i])
-				if kind == cni.PluginBuiltIn {
+				if kind == "built in" {
 					expect.NoError(t, r.Check(t.Context(), "c1", path))
 				}
 				expect.NoError(t, r.Remove(t.Context(), "c1", path))

@@ -3,8 +3,6 @@ package behaviour_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -19,7 +17,7 @@ import (
 func (l *twoLists) removeUntil(deleted func()) error {
 	l.T.Helper()
 	observe := cni.WithObserver(func(_ context.Context, e cni.Event) {
-		if e.Operation == "DEL" && e.Plugin == "portmap" && e.PluginKind == cni.PluginExecutable {
+		if e.Operation == "DEL" && e.Plugin == "portmap" && e.PluginKind == "executable" {
 			deleted()
 		}
 	})
@@ -37,7 +35,7 @@ func (l *twoLists) removeUntil(deleted func()) error {
 // worked.
 func bothAttached(t *testing.T, variant string, families [2]string) *twoLists {
 	t.Helper()
-	l := newTwoLists(t, cni.PluginExecutable, variant, "iptables", families)
+	l := newTwoLists(t, "executable", variant, "iptables", families)
 	_, err := l.load().Setup(t.Context(), "c1", l.container, l.options()...)
 	expect.NoError(t, err)
 	l.Serve(l.container, 80)
@@ -78,19 +76,17 @@ func TestFault_F32_ARuntimeIsKilledBeforeItMends(t *testing.T) {
 }
 
 // TestFault_F32_AFailedRepairIsReported in an error that names the damaged
-// interface. The next Remove repairs it. Only the legacy variant takes a tool, which can
-// be made to fail.
+// interface. The next Remove repairs it. Somebody else has the port meanwhile.
 func TestFault_F32_AFailedRepairIsReported(t *testing.T) {
 	l := bothAttached(t, "legacy", [2]string{"4", "6"})
-	broken := l.Write("broken/ip6tables-legacy-restore", "#!/bin/sh\necho broken >&2\nexit 4\n")
-	expect.NoError(t, os.Chmod(broken, 0o755))
-	path := os.Getenv("PATH")
-	err := l.removeUntil(func() {
-		if err := os.Setenv("PATH", filepath.Dir(broken)+":"+path); err != nil {
-			t.Error(err)
-		}
+	err := l.removeUntil(func() { // in a goroutine that is not in the host's namespace
+		l.sh("nsenter --net=" + l.Path("netns", "host") + ` nft -f - <<EOF
+			add table inet embedcni
+			add map inet embedcni hostports6 { type inet_proto . inet_service : ipv6_addr . inet_service; }
+			add element inet embedcni hostports6 { tcp . 8080 comment "x" : fd99::1 . 80 }
+EOF`)
 	})
-	expect.NoError(t, os.Setenv("PATH", path))
+	l.sh("nft delete table inet embedcni")
 	if left := (*cni.LeftoverError)(nil); !errors.As(err, &left) {
 		t.Fatalf("Remove: %v, want a LeftoverError", err)
 	}

@@ -209,7 +209,7 @@ func TestReconcileRepairsByDefault(t *testing.T) {
 	expect.Same(t, "outcomes", got, []string{
 		`broken broken, "repair", ok true`, `healthy healthy, "", ok true`, `moved elsewhere, "report", ok false`, `never not attached, "report", ok false`,
 	})
-	expect.Same(t, "repaired", report.Containers[0].Repair.Repaired[0].Kind, cni.KindBridgePort)
+	expect.Same(t, "repaired", report.Containers[0].Repair.Repaired[0].Kind, "bridge port")
 	expect.Same(t, "unexpected", report.Unexpected, []string{"unexpected"})
 	expect.Is(t, report.Err(), cni.ErrInvalidNetNS, cni.ErrNotAttached)
 

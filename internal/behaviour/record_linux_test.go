@@ -69,8 +69,8 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 			Capabilities: map[string]json.RawMessage{"portMappings": json.RawMessage(`[{"hostPort":80,"containerPort":8080,"protocol":"tcp"}]`)},
 			ConfigArgs:   map[string]json.RawMessage{"k": json.RawMessage("1")},
 			Plugins: []record.Plugin{
-				{Type: "p", Kind: string(cni.PluginExecutable), Path: s.Path("bin", "p")},
-				{Type: "q", Kind: string(cni.PluginExecutable), Path: s.Path("bin", "q")}}}},
+				{Type: "p", Kind: string("executable"), Path: s.Path("bin", "p")},
+				{Type: "q", Kind: string("executable"), Path: s.Path("bin", "q")}}}},
 	})
 	expect.NoError(t, pin.Close())
 	expect.NoError(t, host.Close())
@@ -317,7 +317,7 @@ func TestAttachmentsAndLookupReturnTheRecord(t *testing.T) {
 	}
 	want := cni.Attachment{ContainerID: "c1", Network: "one", IfName: "eth0", NetNS: path, Owner: "tester", Since: all[0].Since,
 		State: cni.Attached, Addresses: []cni.Address{{Prefix: netip.MustParsePrefix("10.0.0.1/24")}},
-		Plugins: map[string]cni.PluginKind{"p": cni.PluginExecutable}}
+		Plugins: map[string]string{"p": "executable"}}
 	expect.Same(t, "attachments", all, []cni.Attachment{want})
 	found, err := r.Lookup("c1")
 	expect.NoError(t, err)

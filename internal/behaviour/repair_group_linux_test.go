@@ -95,7 +95,7 @@ func TestRecoverRepairsManyTogether(t *testing.T) {
 					}
 				}
 				for _, d := range repaired {
-					if d.Kind == cni.KindBridge {
+					if d.Kind == "bridge" {
 						bridges++
 					}
 				}

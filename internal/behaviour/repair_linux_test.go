@@ -38,7 +38,7 @@ func TestRepairOfOtherPluginsOnlyAsks(t *testing.T) {
 	expect.Is(t, report.Err(), cni.ErrNotRepairable)
 	expect.Same(t, "messages", testhost.Messages(report.Err()), []string{"q: its part is gone"})
 	expect.Same(t, "error", *testhost.AsError(t, report.Err()), cni.Error{
-		Op: "CHECK", Network: "net", Plugin: "q", PluginKind: cni.PluginExecutable, ContainerID: "c1", IfName: "eth0",
+		Op: "CHECK", Network: "net", Plugin: "q", PluginKind: "executable", ContainerID: "c1", IfName: "eth0",
 		Code: 100, Msg: "its part is gone", Err: testhost.AsError(t, report.Err()).Err,
 	})
 	expect.Same(t, "repaired and remaining", len(report.Repaired)+len(report.Remaining), 0)
@@ -153,14 +153,14 @@ func TestRepairIsReported(t *testing.T) {
 	events = nil
 	report, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
 	expect.NoError(t, err, report.Err())
-	if len(report.Repaired) != 1 || report.Repaired[0].Kind != cni.KindRule || report.Repaired[0].Plugin != "bridge" {
+	if len(report.Repaired) != 1 || report.Repaired[0].Kind != "rule" || report.Repaired[0].Plugin != "bridge" {
 		t.Errorf("report %v", report)
 	}
 	for i := range events {
 		events[i].Duration = 0
 	}
 	expect.Same(t, "events", events, []cni.Event{{
-		Operation: "REPAIR", Network: "podnet", Plugin: "bridge", PluginKind: cni.PluginBuiltIn, ContainerID: "c1", IfName: "eth0",
+		Operation: "REPAIR", Network: "podnet", Plugin: "bridge", PluginKind: "built in", ContainerID: "c1", IfName: "eth0",
 	}})
 	if line := log.String(); !strings.Contains(line, "level=INFO msg=repaired container=c1 network=podnet interface=eth0 plugin=bridge kind=rule") {
 		t.Errorf("log:\n%s", line)

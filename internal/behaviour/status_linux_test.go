@@ -21,7 +21,7 @@ func TestDuty_R40_StatusAsksThePluginsOfVersion110(t *testing.T) {
 	s.On("q", "STATUS", testhost.Says(50, "no route"))
 	got := testhost.AsError(t, r.Status())
 	got.Err = nil
-	expect.Same(t, "error", *got, cni.Error{Op: "STATUS", Network: "net", Plugin: "q", PluginKind: cni.PluginExecutable, Code: 50, Msg: "no route"})
+	expect.Same(t, "error", *got, cni.Error{Op: "STATUS", Network: "net", Plugin: "q", PluginKind: "executable", Code: 50, Msg: "no route"})
 	expect.Same(t, "calls", s.Took(), []string{"STATUS p /", "STATUS q /"})
 }
 

@@ -52,7 +52,7 @@ func (h *realHost) stickTuning(id string, del scripted.Action) {
 	h.Plugin(scripted.Script{Verbs: map[string]scripted.Action{"DEL": del}}, "tuning")
 	h.ChangeRecord(id, func(rec *record.Record) {
 		i := slices.IndexFunc(rec.Attachments[0].Plugins, func(p record.Plugin) bool { return p.Type == "tuning" })
-		rec.Attachments[0].Plugins[i].Kind, rec.Attachments[0].Plugins[i].Path = string(cni.PluginExecutable), h.Path("bin", "tuning")
+		rec.Attachments[0].Plugins[i].Kind, rec.Attachments[0].Plugins[i].Path = string("executable"), h.Path("bin", "tuning")
 	})
 }
 

@@ -261,7 +261,7 @@ func TestWatchFollowsTheLastLoad(t *testing.T) {
 	w.until(netconf.Unloaded, "")
 	w.list("file/x.conf", "e")
 	w.until(netconf.Loaded, "e=net0 fixed=net1")
-	if err := w.Load(cni.WithPluginPath("")); !errors.Is(err, cni.ErrInvalidArgument) {
+	if err := w.Load(cni.WithPortRange(2, 1)); !errors.Is(err, cni.ErrInvalidArgument) {
 		t.Errorf("got %v", err)
 	}
 	w.place("file/x.conf", "f") // an option that cannot be applied changes nothing

@@ -9,12 +9,12 @@ import (
 )
 
 // Wants returns an attachment's rules of one plugin that the reference plugins
-// name after the network and the container alone, and the configured backend.
+// name after the network and the container alone.
 // Only portmap, bridge and ptp have such rules. The previous result must be the
 // result of the ADD.
-func Wants(r *plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
+func Wants(r *plugin.Request) (fwrules.Rules, error) {
 	if r.PrevResult == nil {
-		return "", fwrules.Rules{}, nil // the ADD did not get that far
+		return fwrules.Rules{}, nil // the ADD did not get that far
 	}
 	switch known.Of(r.Type).Rules {
 	case known.HostPorts:
@@ -22,5 +22,5 @@ func Wants(r *plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
 	case known.Masquerade:
 		return veth.Wants(r)
 	}
-	return "", fwrules.Rules{}, nil
+	return fwrules.Rules{}, nil
 }

@@ -8,6 +8,6 @@ import (
 )
 
 // Wants returns no rules: the plugins need Linux.
-func Wants(*plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
-	return "", fwrules.Rules{}, nil
+func Wants(*plugin.Request) (fwrules.Rules, error) {
+	return fwrules.Rules{}, nil
 }

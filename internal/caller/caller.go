@@ -132,3 +132,15 @@ func NoteLoWasUp(r Record) error { return r.Note(loWasUp, true) }
 
 // LoWasUp reports whether NoteLoWasUp was called for the attachment.
 func LoWasUp(r Record) bool { return string(r.Fact(loWasUp)) == "true" }
+
+// NoteRestored notes that rules of the executable of a type were made again in this
+// module's own form.
+func NoteRestored(r Record, typ string) error {
+	if Restored(r, typ) {
+		return nil
+	}
+	return r.Note(typ+".restored", true)
+}
+
+// Restored reports whether NoteRestored was called for the attachment.
+func Restored(r Record, typ string) bool { return string(r.Fact(typ+".restored")) == "true" }

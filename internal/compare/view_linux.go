@@ -42,7 +42,7 @@ type Net interface {
 type Rules interface {
 	// Missing returns the rules of r that do not exist. An error means that the
 	// rules cannot be read.
-	Missing(ctx context.Context, b fwrules.Backend, r fwrules.Rules) ([]fwrules.Missing, error)
+	Missing(ctx context.Context, r fwrules.Rules) ([]fwrules.Missing, error)
 	// MissingSpoofCheck is Missing for the rules against other MAC addresses.
 	MissingSpoofCheck(ctx context.Context, s fwrules.SpoofCheck) ([]fwrules.Missing, error)
 }

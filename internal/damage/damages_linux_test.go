@@ -95,31 +95,19 @@ func ruleDamages() []damage {
 	}
 }
 
-// formDamages are to single rules, in each form.
+// formDamages are to single rules of this module's form, in which those of executables are
+// once they were repaired. Each rule of the executables' forms is a test of the plugins.
 func formDamages() []damage {
 	chain := func(args ...string) func(*scene) error {
 		return func(*scene) error { return errors.Join(tool("iptables", args...), tool("ip6tables", args...)) }
 	}
-	tables := func(f form) bool { return f.paired() && f.tables() }
-	accepted := func(f form) bool { return tables(f) && !f.zoned }
+	accepted := func(f form) bool { return f.paired() && f.native() && !f.zoned && f.policy == "" }
 	sets := func(f form) bool { return f.paired() && f.native() }
-	rules := func(f form) bool { return f.paired() && f.backend == nftables }
 	all := []damage{
-		{name: "jumps to the masquerading deleted", to: tables, do: chain("-t", "nat", "-F", "POSTROUTING")},
-		{name: "jump to the ports deleted", to: tables, do: chain("-t", "nat", "-F", "PREROUTING")},
-		{name: "jump of the host to the ports deleted", to: tables, do: chain("-t", "nat", "-F", "OUTPUT")},
-		{name: "jumps to the containers' ports deleted", to: tables, do: chain("-t", "nat", "-F", "CNI-HOSTPORT-DNAT")},
-		{name: "mark of the ports deleted", to: tables, do: chain("-t", "nat", "-F", "CNI-HOSTPORT-SETMARK")},
 		{name: "jump to the accepting rules deleted", to: accepted, do: chain("-F", "FORWARD")},
 		{name: "accepting rules deleted", to: accepted, do: chain("-F", "CNI-FORWARD")},
 
-		{name: "masquerading deleted", to: rules, do: nft("flush chain inet cni_plugins_masquerade masq_checks")},
-		{name: "jump to the masquerading deleted", to: rules, do: nft("flush chain inet cni_plugins_masquerade postrouting")},
-		{name: "ports deleted", to: rules, do: nft("flush chain ip cni_hostport hostports; flush chain ip6 cni_hostport hostports")},
-		{name: "jump to the ports deleted", to: rules, do: nft("flush chain ip cni_hostport prerouting; flush chain ip6 cni_hostport prerouting")},
-		{name: "tables deleted", to: rules, do: nft("delete table ip cni_hostport; delete table ip6 cni_hostport; delete table inet cni_plugins_masquerade")},
-
-		{name: "table deleted", to: sets, do: nft("delete table inet embedcni")},
+		{name: "table deleted", to: form.paired, do: nft("delete table inet embedcni")},
 		{name: "masqueraded containers deleted", to: sets, do: nft("flush set inet embedcni containers4; flush set inet embedcni containers6")},
 		{name: "ports deleted", to: sets, do: nft("flush map inet embedcni hostports4; flush map inet embedcni hostports6")},
 		{name: "subnets deleted", to: sets, do: nft("flush set inet embedcni subnets4_24; flush set inet embedcni subnets6_64")},
@@ -135,15 +123,8 @@ func formDamages() []damage {
 
 // policyDamages are to the policies against packets from other bridges.
 func policyDamages() []damage {
-	tables := func(f form) bool { return f.policy != "" && f.tables() && !f.zoned }
 	sets := func(f form) bool { return f.policy != "" && f.native() }
 	all := []damage{
-		{name: "policies deleted", to: tables, do: func(*scene) error {
-			return errors.Join(tool("iptables", "-F", "CNI-ISOLATION-STAGE-1"), tool("ip6tables", "-F", "CNI-ISOLATION-STAGE-1"))
-		}},
-		{name: "last part of the policies deleted", to: tables, do: func(*scene) error {
-			return errors.Join(tool("iptables", "-F", "CNI-ISOLATION-STAGE-2"), tool("ip6tables", "-F", "CNI-ISOLATION-STAGE-2"))
-		}},
 		{name: "policies deleted", to: sets, do: func(s *scene) error {
 			return tool("nft", "flush set inet embedcni "+map[string]string{"isolated": "isolated", "same-bridge": "same_bridge"}[s.policy])
 		}},

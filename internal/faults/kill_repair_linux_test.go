@@ -74,6 +74,7 @@ func (b *board) killRepairs(t *testing.T) {
 				t.Parallel()
 				kind := kinds[first/repairsPerHost%len(kinds)]
 				l := b.newLiving(t, 17<<32+uint64(first), func(*rand.Rand) string { return kind })
+				l.moves = kind == executables || kind == ourIPTables
 				l.round(func(l *living) {
 					l.attach("c1", "c2")
 					for n := first; n < min(first+repairsPerHost, *repairKills) && l.harmed()+len(l.wrong) == 0; n++ {

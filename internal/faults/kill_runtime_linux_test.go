@@ -28,7 +28,7 @@ func (b *board) killRuntimes(t *testing.T) {
 // killRuntimesInProcess is M1 with built-in plugins, which are killed with the
 // runtime.
 func (b *board) killRuntimesInProcess(t *testing.T) {
-	backends := []string{"", "nftables", "iptables"}
+	backends := []string{"", "nftables"}
 	b.kills(t, "M1", "the same, with the plugins built in", false, func(h *host, n int) settings { return h.inProcess(backends[n%len(backends)]) })
 }
 

@@ -48,6 +48,7 @@ type living struct {
 	mends  int      // IDs whose mistake is corrected (M17)
 	wedged int      // those of them that cannot be used again
 	took   map[string]time.Duration
+	moves  bool // what rules did may be done by others since: Health and traffic judge them
 }
 
 // living is M16: no running container is harmed. It also counts M17: no ID

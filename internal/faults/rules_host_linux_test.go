@@ -30,9 +30,7 @@ type ruleForm struct {
 func ruleForms() []ruleForm {
 	return []ruleForm{
 		{"own table", "nft", "", false},
-		{"iptables-nft", "nft", "iptables", false},
-		{"iptables-legacy", "legacy", "iptables", false},
-		{"nftables", "nft", "nftables", false},
+		{"own table, iptables-legacy", "legacy", "", false},
 		{"executables, iptables-nft", "nft", "iptables", true},
 		{"executables, nftables", "nft", "nftables", true},
 	}

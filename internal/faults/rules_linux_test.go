@@ -3,6 +3,7 @@ package faults_test
 import (
 	"encoding/json"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"regexp"
 	"slices"
@@ -27,10 +28,15 @@ func TestFault_F68_ChangedRulesAreBack(t *testing.T) {
 			h := newRuleHost(t, f, 2)
 			_, _, err := h.back(h.homes)
 			expect.NoError(t, err)
+			tried := 0
 			for _, family := range []string{"iptables", "ip6tables"} {
-				for _, c := range h.sharedChanges(family) {
+				for c := range h.sharedChanges(family) {
 					h.try(c, h.homes)
+					tried++
 				}
+			}
+			if tried < 8 {
+				t.Errorf("only %d changes were tried", tried)
 			}
 		})
 	}
@@ -111,20 +117,24 @@ func (b *board) flushedRules(t *testing.T) {
 		fmt.Sprintf("≤ %v", *ruleLimit), !t.Failed() && all > 0 && longest <= *ruleLimit)
 }
 
-// sharedChanges are changes of what all containers share, as far as it is there.
-func (h *ruleHost) sharedChanges(family string) (all []ruleChange) {
-	for _, tc := range []struct{ table, chain string }{
-		{"filter", "FORWARD"}, {"filter", "CNI-FORWARD"}, {"nat", "POSTROUTING"}, {"nat", "PREROUTING"}, {"nat", "OUTPUT"},
-		{"nat", "CNI-HOSTPORT-MASQ"}, {"nat", "CNI-HOSTPORT-SETMARK"}, {"nat", "CNI-HOSTPORT-DNAT"},
-	} {
-		if len(h.savedRules(family, tc.table).of(tc.chain)) == 0 {
-			continue
-		}
-		for _, verb := range []string{"restore", "flush", "replace"} {
-			all = append(all, h.iptablesChange(verb, family, tc.table, tc.chain, 0))
+// sharedChanges are changes of what all containers share, as far as it is there when its
+// turn comes: what an executable's rules did is put back in the form of a built-in plugin.
+func (h *ruleHost) sharedChanges(family string) iter.Seq[ruleChange] {
+	return func(yield func(ruleChange) bool) {
+		for _, tc := range sharedChains {
+			for _, verb := range []string{"restore", "flush", "replace"} {
+				if len(h.savedRules(family, tc.table).of(tc.chain)) > 0 && !yield(h.iptablesChange(verb, family, tc.table, tc.chain, 0)) {
+					return
+				}
+			}
 		}
 	}
-	return all
+}
+
+// sharedChains are the chains of iptables whose rules serve all containers.
+var sharedChains = []struct{ table, chain string }{
+	{"filter", "FORWARD"}, {"filter", "CNI-FORWARD"}, {"nat", "POSTROUTING"}, {"nat", "PREROUTING"}, {"nat", "OUTPUT"},
+	{"nat", "CNI-HOSTPORT-MASQ"}, {"nat", "CNI-HOSTPORT-SETMARK"}, {"nat", "CNI-HOSTPORT-DNAT"},
 }
 
 // saved is what iptables-save prints of one table.

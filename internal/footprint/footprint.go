@@ -24,6 +24,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -32,6 +33,8 @@ import (
 type Footprint struct {
 	fwrules.Owner
 	Addresses []netip.Addr // of the container, as far as they are known
+	// Subnets are those whose packets the host forwards for the attachment's network.
+	Subnets   []netip.Prefix
 	Interface Interface
 	Rules     Rules
 	Zones     []string // of firewalld, in which the addresses may be
@@ -70,6 +73,9 @@ type Shaper struct {
 func Of(a *Attachment) Footprint {
 	result := chain.Decode(a.Result)
 	f := Footprint{Owner: a.Owner(), Addresses: prevresult.Addresses(result), IPAMDirs: IPAMDirs(a.List)}
+	if a.Has(known.Firewall) && !a.IsCallers(known.Firewall) || len(a.List.Plugins) == 0 {
+		f.Subnets = netfilter.Subnets(prevresult.Prefixes(result))
+	}
 	f.addPlugins(a)
 	f.addInterface(a, result)
 	if !a.Rebooted { // an address that is in a zone after a reboot was added since

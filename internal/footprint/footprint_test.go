@@ -79,21 +79,21 @@ func TestOf(t *testing.T) {
 			plugins: `{"type": "portmap"}`, with: func(a *Attachment) { a.Recorded = false },
 			want: Footprint{Rules: Rules{Possible: true, UDP: true}},
 		},
-		"firewall": {plugins: `{"type": "firewall"}`, want: Footprint{Rules: Rules{Possible: true}, Zones: []string{firewalld.DefaultZone}}},
+		"firewall": {plugins: `{"type": "firewall"}`, want: Footprint{Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, Rules: Rules{Possible: true}, Zones: []string{firewalld.DefaultZone}}},
 		"firewall after a reboot": {
 			plugins: `{"type": "firewall"}`, with: func(a *Attachment) { a.Rebooted = true },
-			want: Footprint{Interface: Interface{Dies: true}, Rules: Rules{Possible: true}},
+			want: Footprint{Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, Interface: Interface{Dies: true}, Rules: Rules{Possible: true}},
 		},
 		"firewalld's zone": {
 			plugins: `{"type": "firewall", "backend": "firewalld", "firewalldZone": "work"}`,
-			want:    Footprint{Rules: Rules{Possible: true}, Zones: []string{"work"}},
+			want:    Footprint{Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, Rules: Rules{Possible: true}, Zones: []string{"work"}},
 		},
 		"firewall without firewalld": {
 			plugins: `{"type": "firewall"}`,
 			with: func(a *Attachment) {
 				a.Ran = []record.Plugin{{Type: "firewall", Kind: record.KindBuiltIn, Backend: fwrules.DetectedIPTables}}
 			},
-			want: Footprint{Rules: Rules{Possible: true}},
+			want: Footprint{Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, Rules: Rules{Possible: true}},
 		},
 		"a shaper":             {plugins: `{"type": "bandwidth", "egressRate": 8}`, want: Footprint{Shaper: Shaper{Possible: true, Egress: true}}},
 		"a shaper for ingress": {plugins: `{"type": "bandwidth", "ingressRate": 8}`, want: Footprint{Shaper: Shaper{Possible: true}}},

@@ -2,13 +2,17 @@ package footprint
 
 import (
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -25,6 +29,7 @@ type Others struct {
 	ContainerID record.ID
 	Plugins     record.PluginID
 	IfName      string
+	Host, Boot  string          // where and when its plugins run
 	Leaving     map[string]bool // interfaces of the container that are removed too
 }
 
@@ -99,6 +104,33 @@ func (o *Others) HaveDevice(d *Device) (bool, error) {
 	})
 }
 
+// InNetwork reports whether another attachment, which is not being removed, needs the host
+// to forward the packets of a subnet: it has noted that, or it is attached there by a chain
+// with the plugin firewall, whoever made its rules. An ADD under way notes it first.
+func (o *Others) InNetwork(subnet netip.Prefix) (yes bool, err error) {
+	found, anyErr := o.any(func(rec *record.Record, n *record.Attachment) bool {
+		if rec.Host != o.Host || rec.Boot != o.Boot {
+			return false
+		}
+		subnets, readErr := netfilter.NotedSubnets(n.Facts[netfilter.SubnetsFact], false)
+		err = errors.Join(err, readErr)
+		if n.State == record.Added && maybeForwarded(n) {
+			subnets = append(subnets, netfilter.Subnets(prevresult.Prefixes(chain.Decode(n.Result)))...)
+		}
+		return n.State != record.Deleting && slices.Contains(subnets, subnet)
+	})
+	return found, errors.Join(err, anyErr)
+}
+
+// maybeForwarded reports whether a recorded attachment may have the rules of the plugin
+// firewall.
+func maybeForwarded(n *record.Attachment) bool {
+	if len(n.Plugins) == 0 {
+		return true // of an earlier version
+	}
+	return slices.ContainsFunc(n.Plugins, func(p record.Plugin) bool { return p.Type == known.Firewall && p.Kind != record.KindRegistered })
+}
+
 // Note is what an attachment has under a key.
 type Note struct {
 	Value, Result json.RawMessage // the note, and the attachment's result
@@ -106,11 +138,11 @@ type Note struct {
 }
 
 // Notes returns the notes under a key of attachments, this one excepted, whose plugins ran
-// in a host namespace since a boot, with those of the newest record last. What is being
-// removed does not count.
-func (o *Others) Notes(key, host, boot string) (all []Note, err error) {
+// in the same host namespace since the same boot, with those of the newest record last.
+// What is being removed does not count.
+func (o *Others) Notes(key string) (all []Note, err error) {
 	err = o.Records.Each(func(f record.Found) bool {
-		if f.Record.Host != host || f.Record.Boot != boot || f.Record.ContainerID != o.ContainerID && !o.isOther(f.Record.ContainerID) {
+		if f.Record.Host != o.Host || f.Record.Boot != o.Boot || f.Record.ContainerID != o.ContainerID && !o.isOther(f.Record.ContainerID) {
 			return true
 		}
 		for _, n := range f.Record.Attachments {

@@ -88,17 +88,12 @@ func (a *Attachment) knownWithoutUDP() bool {
 
 // Wanted has the rules that one plugin makes for an attachment.
 type Wanted struct {
-	Type    string
-	Backend fwrules.Backend
-	Rules   fwrules.Rules
-	// Reference means that a reference plugin made the rules, and the configuration
-	// names no backend. Backend is then fwrules.Native. If Unsure, it may have
-	// been a built-in plugin.
-	Reference, Unsure bool
+	Type  string
+	Rules fwrules.Rules
 }
 
-// Wants returns the attachment's rules in chains that other attachments of the
-// container may share, and portmap's rules in this module's own table.
+// Wants returns the attachment's rules that name ports, or that are in chains which other
+// attachments of the container may share.
 func (a *Attachment) Wants() (all []Wanted, err error) {
 	result := chain.Decode(a.Result)
 	var errs []error
@@ -109,13 +104,10 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 		}
 		config, err := (&chain.Chain{List: a.List}).Request(i, &a.Attachment)
 		if err == nil {
-			w.Backend, w.Rules, err = builtin.Wants(&plugin.Request{
+			w.Rules, err = builtin.Wants(&plugin.Request{
 				ContainerID: a.ContainerID, IfName: a.IfName, NetNS: a.NetNS, Name: a.List.Name,
 				Type: w.Type, CNIVersion: a.List.CNIVersion, Config: config, PrevResult: result,
 			})
-		}
-		if w.Backend == fwrules.Native && !a.IsBuiltIn(w.Type) {
-			w.Reference, w.Unsure = true, len(a.Ran) == 0
 		}
 		if errs = append(errs, err); err == nil && len(w.Rules.Masquerade)+len(w.Rules.HostPorts) > 0 {
 			all = append(all, w)
@@ -157,8 +149,8 @@ func Siblings(network string, others []*Attachment) (s fwrules.Siblings, err err
 	return s, errors.Join(errs...)
 }
 
-// Lost reports whether a removal also deletes the rules that a sibling wants, so that
-// they must be made again.
+// Lost reports whether a removal may also delete the rules that a sibling wants, so that
+// those that are missing must be made again.
 type Lost func(sibling *Attachment, w Wanted) bool
 
 // LostWith returns which rules of siblings a DEL deletes that a plugin of a type has run
@@ -170,19 +162,13 @@ func (a *Attachment) LostWith(typ string) Lost {
 		return nil
 	}
 	return func(sibling *Attachment, w Wanted) bool {
-		sameKind := known.Of(w.Type).Rules == deleted
-		switch w.Backend {
-		case fwrules.IPTables:
-			return sameKind && sibling.List.Name == a.List.Name
-		case fwrules.NFTables:
-			return sameKind && deleted == known.HostPorts // the comment is the container's ID on every network
-		}
-		return false
+		// In nftables the comment of host ports is the container's ID on every network.
+		return known.Of(w.Type).Rules == deleted && (sibling.List.Name == a.List.Name || deleted == known.HostPorts)
 	}
 }
 
-// Inherited selects the siblings' host ports in this module's own table. A sibling may
-// forward the same port of the host as the removed attachment.
+// Inherited selects the siblings' host ports. A sibling may forward the same port of the
+// host as the removed attachment.
 func Inherited(_ *Attachment, w Wanted) bool {
-	return known.Of(w.Type).Rules == known.HostPorts && w.Backend == fwrules.Native
+	return known.Of(w.Type).Rules == known.HostPorts
 }

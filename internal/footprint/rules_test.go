@@ -58,16 +58,14 @@ func TestLostWith(t *testing.T) {
 		wanted  Wanted
 		lost    bool
 	}{
-		{"portmap", sibling, Wanted{Type: "portmap", Backend: fwrules.IPTables}, true},
-		{"portmap", elsewhere, Wanted{Type: "portmap", Backend: fwrules.IPTables}, false},
-		{"portmap", elsewhere, Wanted{Type: "portmap", Backend: fwrules.NFTables}, true},
-		{"portmap", sibling, Wanted{Type: "portmap", Backend: fwrules.Native}, false},
-		{"portmap", sibling, Wanted{Type: "bridge", Backend: fwrules.IPTables}, false},
-		{"bridge", sibling, Wanted{Type: "ptp", Backend: fwrules.IPTables}, true},
-		{"bridge", sibling, Wanted{Type: "bridge", Backend: fwrules.NFTables}, false},
+		{"portmap", sibling, Wanted{Type: "portmap"}, true},
+		{"portmap", elsewhere, Wanted{Type: "portmap"}, true},
+		{"portmap", sibling, Wanted{Type: "bridge"}, false},
+		{"bridge", sibling, Wanted{Type: "ptp"}, true},
+		{"bridge", elsewhere, Wanted{Type: "bridge"}, false},
 	} {
 		if got := a.LostWith(tt.deleted)(tt.sibling, tt.wanted); got != tt.lost {
-			t.Errorf("DEL of %s, rules of %s in %s on network %s: lost is %v", tt.deleted, tt.wanted.Type, tt.wanted.Backend, tt.sibling.List.Name, got)
+			t.Errorf("DEL of %s, rules of %s on network %s: lost is %v", tt.deleted, tt.wanted.Type, tt.sibling.List.Name, got)
 		}
 	}
 	if a.LostWith("firewall") != nil {

@@ -91,7 +91,7 @@ func isSame(a, b record.Found) bool {
 // once looks at the containers of records, at several at the same time, from one look at
 // the host.
 func (l *Look) once(found []record.Found) []*Container {
-	looks := views.Dumps(nil)
+	looks := views.Dumps()
 	defer func() {
 		if err := looks.Close(); err != nil {
 			l.Logger.Error("close network namespace", "error", err)

@@ -66,7 +66,7 @@ func (g Repairs) Compare(ctx context.Context, members []int) []Comparison {
 		}
 		return all
 	}
-	looks := views.Dumps(g[members[0]].Runner.Given.Filters.Kept)
+	looks := views.Dumps()
 	looks.Each(len(members), func(i int, its *views.Looks) { all[i] = g[members[i]].look(ctx, its) })
 	if err := looks.Close(); err != nil {
 		g[members[0]].Runner.Logger.Error("close network namespace", "error", err)

@@ -35,9 +35,6 @@ type Call struct {
 	// nor to leave it locked to a thread. A panic is still harmless.
 	Inline bool
 
-	// Previous, if set, decodes a previous result that several plugins get only once.
-	Previous *Previous
-
 	// Delegate becomes [plugin.Request.Delegate].
 	Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
 }
@@ -97,7 +94,7 @@ func run(ctx context.Context, p plugin.Plugin, c Call) (stdout []byte, err error
 	if err != nil {
 		return nil, plugin.Errorf(types.ErrIncompatibleCNIVersion, "result as version %s: %w", r.CNIVersion, err)
 	}
-	return encode(converted)
+	return json.Marshal(converted)
 }
 
 func dispatch(ctx context.Context, p plugin.Plugin, verb string, r *plugin.Request) (*types100.Result, error) {

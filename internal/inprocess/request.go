@@ -1,7 +1,6 @@
 package inprocess
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -46,7 +45,7 @@ func Request(p plugin.Plugin, c Call) (*plugin.Request, error) {
 		return nil, err
 	}
 	var err error
-	if r.PrevResult, err = c.Previous.decode(r.CNIVersion, conf.PrevResult); err != nil {
+	if r.PrevResult, err = DecodeResult(r.CNIVersion, conf.PrevResult); err != nil {
 		return nil, plugin.Errorf(types.ErrDecodingFailure, "prevResult: %w", err)
 	}
 	if r.NetNS != "" && c.Container != nil {
@@ -85,11 +84,6 @@ func complete(r *plugin.Request, verb string) error {
 func DecodeResult(configVersion string, data json.RawMessage) (*types100.Result, error) {
 	if len(data) == 0 || string(data) == "null" {
 		return nil, nil
-	}
-	if bytes.HasPrefix(data, encodedPrefix) {
-		if result, err := types100.NewResult(data); err == nil {
-			return types100.NewResultFromResult(result)
-		}
 	}
 	var said struct {
 		CNIVersion string `json:"cniVersion"`

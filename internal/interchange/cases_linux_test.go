@@ -8,23 +8,18 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// template is a chain of plugins with a case for each family and, if it
-// contains BACKEND, for each backend. IPAM stands for host-local's
+// template is a chain of plugins with a case for each family. IPAM stands for host-local's
 // configuration.
 type template struct {
 	name     string
 	network  network
 	families []string // empty: all
-	backends []string // empty: iptables and nftables, if there is a BACKEND
-	legacy   bool     // also runs with the legacy variant of iptables
 }
 
-// matrixCase is a template with family and backend filled in.
+// matrixCase is a template with the family filled in.
 type matrixCase struct {
-	name            string
-	family, backend string
-	legacy          bool
-	network         network
+	name, family string
+	network      network
 }
 
 // families returns those of a chain's addresses.
@@ -61,19 +56,8 @@ func static(family string) string {
 		"dns": {"nameservers": ["192.0.2.53"], "search": ["pod.example"]}}`, addresses[family], routesOf(family))
 }
 
-// ports has every protocol, with and without a host address. Addresses of a
-// family that the container lacks must be ignored.
-const ports = `{"portMappings": [
-	{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
-	{"hostPort": 8081, "containerPort": 81, "protocol": "udp"},
-	{"hostPort": 8082, "containerPort": 82, "protocol": "sctp"},
-	{"hostPort": 8083, "containerPort": 83, "protocol": "tcp", "hostIP": "192.0.2.1"},
-	{"hostPort": 8084, "containerPort": 84, "protocol": "udp", "hostIP": "2001:db8::1"}]}`
-
 const (
 	plainBridge = `{"type": "bridge", "bridge": "cni0", "isGateway": true, IPAM}`
-	masqBridge  = `{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "ipMasqBackend": "BACKEND", IPAM}`
-	portmapConf = `{"type": "portmap", "backend": "BACKEND", "capabilities": {"portMappings": true}}`
 	tuningConf  = `{"type": "tuning", "mac": "0a:58:0a:4d:00:02", "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": 500,
 		"dataDir": "STATE/tuning", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net.core.somaxconn": "500"}}`
 	bandwidthConf = `{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 4000000, "egressBurst": 4000000}`
@@ -107,15 +91,12 @@ func templates() []template {
 		{name: "host-local", network: network{plugins: []string{`{"type": "host-local", IPAM}`}}},
 		{name: "static", network: network{plugins: []string{`{"type": "static", STATIC}`}}},
 		{name: "bridge", network: network{plugins: []string{`{"type": "bridge", "bridge": "cni0", IPAM}`}}},
-		{name: "bridge masquerade", network: network{plugins: []string{masqBridge}}, legacy: true},
 		{name: "bridge static", network: network{plugins: []string{`{"type": "bridge", "bridge": "cni0", "isGateway": true, STATIC}`}}},
 		{name: "bridge macspoofchk", network: network{plugins: []string{
 			`{"type": "bridge", "bridge": "cni0", "isGateway": true, "macspoofchk": true, "portIsolation": true, "hairpinMode": true, IPAM}`}}},
 		{name: "bridge layer 2", network: network{plugins: []string{`{"type": "bridge", "bridge": "cni0"}`},
 			faults: []fault{{"bridge", "CHECK", "no plugin name provided"}}}, families: []string{"dual"}},
 		{name: "ptp", network: network{plugins: []string{`{"type": "ptp", IPAM}`}}},
-		{name: "ptp masquerade", network: network{plugins: []string{
-			`{"type": "ptp", "ipMasq": true, "ipMasqBackend": "BACKEND", "mtu": 1400, IPAM}`}}, legacy: true},
 		{name: "macvlan", network: network{prepare: uplink, plugins: []string{`{"type": "macvlan", "master": "up0", "mode": "bridge", IPAM}`}}},
 		{name: "macvlan layer 2", network: network{prepare: uplink, plugins: []string{`{"type": "macvlan", "master": "up0", "mode": "private", "mtu": 1400}`}},
 			families: []string{"dual"}},
@@ -124,51 +105,28 @@ func templates() []template {
 		{name: "host-device layer 2", network: network{prepare: device, plugins: []string{`{"type": "host-device", "device": "up0"}`},
 			faults: []fault{{"host-device", "DEL again", "Link not found"}}},
 			families: []string{"dual"}},
-		{name: "portmap", network: network{plugins: []string{plainBridge, portmapConf}, caps: ports}, legacy: true},
-		{name: "portmap over ptp", network: network{plugins: []string{`{"type": "ptp", IPAM}`,
-			`{"type": "portmap", "backend": "BACKEND", "capabilities": {"portMappings": true}, "snat": false}`}, caps: ports}, families: []string{"dual"}},
-		{name: "portmap with conditions", network: network{plugins: []string{plainBridge,
-			`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}, "masqAll": true, "markMasqBit": 11,
-			  "conditionsV4": ["!", "-d", "192.0.2.0/24"], "conditionsV6": ["!", "-d", "2001:db8::/32"]}`}, caps: ports}, families: []string{"dual"}},
-		{name: "portmap masqAll", network: network{plugins: []string{plainBridge,
-			`{"type": "portmap", "backend": "BACKEND", "capabilities": {"portMappings": true}, "masqAll": true}`}, caps: ports}, families: []string{"dual"}},
-		{name: "firewall", network: network{plugins: []string{plainBridge, `{"type": "firewall", "backend": "iptables"}`}}, legacy: true},
-		{name: "firewall same-bridge", network: network{plugins: []string{plainBridge,
-			`{"type": "firewall", "backend": "iptables", "ingressPolicy": "same-bridge", "iptablesAdminChainName": "ADMIN"}`}}},
-		{name: "firewall isolated", network: network{plugins: []string{plainBridge,
-			`{"type": "firewall", "backend": "iptables", "ingressPolicy": "isolated"}`}}, families: []string{"dual"}},
 		{name: "tuning", network: network{plugins: []string{plainBridge, tuningConf}}},
 		{name: "bandwidth", network: network{plugins: []string{plainBridge, bandwidthConf}}},
-		{name: "everything", network: network{caps: ports, plugins: []string{masqBridge, portmapConf,
-			`{"type": "firewall", "backend": "iptables"}`, tuningConf, bandwidthConf}}, legacy: true},
+		{name: "everything", network: network{plugins: []string{plainBridge, tuningConf, bandwidthConf}}},
 	}
 }
 
 // fill replaces the placeholders in a plugin's configuration.
-func fill(conf, family, backend string) string {
-	return strings.NewReplacer("IPAM", hostLocal(family), "STATIC", static(family), "BACKEND", backend).Replace(conf)
+func fill(conf, family string) string {
+	return strings.NewReplacer("IPAM", hostLocal(family), "STATIC", static(family)).Replace(conf)
 }
 
-// cases returns the templates with every family and backend.
+// cases returns the templates with every family.
 func cases() []matrixCase {
 	var all []matrixCase
 	for _, t := range templates() {
 		for _, family := range orAll(t.families, families()) {
-			backends := []string{""}
-			if strings.Contains(strings.Join(t.network.plugins, ""), "BACKEND") {
-				backends = orAll(t.backends, []string{"iptables", "nftables"})
+			c := matrixCase{name: t.name + " " + family, family: family, network: t.network}
+			c.network.plugins = nil
+			for _, p := range t.network.plugins {
+				c.network.plugins = append(c.network.plugins, fill(p, family))
 			}
-			for _, backend := range backends {
-				c := matrixCase{name: t.name + " " + family, family: family, backend: backend, legacy: t.legacy, network: t.network}
-				if backend != "" {
-					c.name += " " + backend
-				}
-				c.network.plugins = nil
-				for _, p := range t.network.plugins {
-					c.network.plugins = append(c.network.plugins, fill(p, family, backend))
-				}
-				all = append(all, c)
-			}
+			all = append(all, c)
 		}
 	}
 	return all

@@ -14,17 +14,17 @@ import (
 // least once.
 func configurations() []configuration {
 	return slices.Concat(loopbackConfigurations(), bridgeConfigurations(), ptpConfigurations(), ipamConfigurations(),
-		deviceConfigurations(), tuningConfigurations(), filterConfigurations(), versionConfigurations())
+		deviceConfigurations(), tuningConfigurations(), versionConfigurations())
 }
 
 // one returns a configuration of one plugin, with host-local as IPAM.
 func one(name, conf string) configuration {
-	return configuration{name: name, network: network{plugins: []string{fill(conf, "dual", "nftables")}}}
+	return configuration{name: name, network: network{plugins: []string{fill(conf, "dual")}}}
 }
 
 // chained returns a configuration of a plugin behind a bridge.
 func chained(name, conf string) configuration {
-	return configuration{name: name, network: network{plugins: []string{fill(plainBridge, "dual", ""), conf}}}
+	return configuration{name: name, network: network{plugins: []string{fill(plainBridge, "dual"), conf}}}
 }
 
 func (c configuration) with(change func(c *configuration)) configuration {
@@ -36,7 +36,7 @@ func loopbackConfigurations() []configuration {
 	lo := one("loopback", `{"type": "loopback"}`)
 	lo.network.inside = loWasUp
 	behind := configuration{name: "loopback behind a bridge", network: network{
-		plugins: []string{fill(plainBridge, "v4", ""), `{"type": "loopback"}`}, inside: loWasUp}}
+		plugins: []string{fill(plainBridge, "v4"), `{"type": "loopback"}`}, inside: loWasUp}}
 	return []configuration{lo, behind}
 }
 
@@ -60,10 +60,6 @@ func bridgeConfigurations() []configuration {
 		bridge("isDefaultGateway dual", `, "isDefaultGateway": true, "ipam": {"type": "host-local", "dataDir": "STATE/ipam", "ranges": [`+rangesOf("dual")+`]}`),
 		bridge("forceAddress", `, "isGateway": true, "forceAddress": true, IPAM`).with(func(c *configuration) { c.network.prepare = otherGateway("10.77.0.200/24", "fd77::ff/64") }),
 		bridge("that has the address", `, "isGateway": true, IPAM`).with(func(c *configuration) { c.network.prepare = otherGateway("10.77.0.1/24", "fd78::1/64") }),
-		bridge("ipMasq nftables", `, "isGateway": true, "ipMasq": true, "ipMasqBackend": "nftables", IPAM`),
-		bridge("ipMasq nftables twice", `, "isGateway": true, "ipMasq": true, "ipMasqBackend": "nftables", IPAM`).with(func(c *configuration) { c.containers = 2 }),
-		bridge("ipMasq iptables", `, "isGateway": true, "ipMasq": true, "ipMasqBackend": "iptables", IPAM`),
-		bridge("ipMasq iptables twice", `, "isGateway": true, "ipMasq": true, "ipMasqBackend": "iptables", IPAM`).with(func(c *configuration) { c.containers = 2 }),
 		bridge("mtu", `, "mtu": 1400, IPAM`),
 		bridge("mtu with a bridge that has another", `, "mtu": 1400, IPAM`).with(func(c *configuration) { c.network.prepare = otherGateway("10.78.0.1/24") }),
 		bridge("hairpinMode", `, "hairpinMode": true, IPAM`),
@@ -128,9 +124,7 @@ func ptpConfigurations() []configuration {
 		ptp("v4", `, "ipam": {"type": "host-local", "dataDir": "STATE/ipam", "subnet": "10.77.0.0/24"}`),
 		ptp("v6", `, "ipam": {"type": "host-local", "dataDir": "STATE/ipam", "subnet": "fd77::/64", "routes": [{"dst": "::/0"}]}`),
 		ptp("mtu", `, "mtu": 1300, IPAM`),
-		ptp("ipMasq iptables", `, "ipMasq": true, "ipMasqBackend": "iptables", IPAM`),
-		ptp("ipMasq nftables", `, "ipMasq": true, "ipMasqBackend": "nftables", IPAM`),
-		ptp("twice", `, "ipMasq": true, "ipMasqBackend": "nftables", IPAM`).with(func(c *configuration) { c.containers = 2 }),
+		ptp("twice", `, IPAM`).with(func(c *configuration) { c.containers = 2 }),
 		ptp("dns of its own", `, "dns": {"nameservers": ["192.0.2.53"], "search": ["example"]}, IPAM`),
 		ptp("dns of the ipam", `, "dns": {}, STATIC`),
 		ptp("gateways and routes that are given", `, `+givenRoutes).with(checkFails("ptp", "Expected Route")),
@@ -157,7 +151,7 @@ func ipamConfigurations() []configuration {
 	return []configuration{
 		three(local("subnet", `"subnet": "10.77.0.0/24"`)),
 		local("alone", `"subnet": "10.77.0.0/24"`).with(func(c *configuration) {
-			c.network.plugins = []string{fill(`{"type": "host-local", IPAM}`, "dual", "")}
+			c.network.plugins = []string{fill(`{"type": "host-local", IPAM}`, "dual")}
 		}),
 		three(local("rangeStart and rangeEnd", `"subnet": "10.77.0.0/24", "rangeStart": "10.77.0.50", "rangeEnd": "10.77.0.60", "gateway": "10.77.0.254"`)),
 		three(local("several ranges in a set", `"ranges": [[{"subnet": "10.77.0.0/30"}, {"subnet": "10.78.0.0/30"}, {"subnet": "10.79.0.0/24", "rangeStart": "10.79.0.7"}]]`)),
@@ -174,7 +168,7 @@ func ipamConfigurations() []configuration {
 		caps(local("ips by capability", `"ranges": [`+rangesOf("dual")+`]`), `{"ips": ["10.77.0.77", "fd77::77/64"]}`),
 		caps(local("ipRanges by capability", `"subnet": "10.77.0.0/24"`), `{"ipRanges": [[{"subnet": "10.99.0.0/24"}], [{"subnet": "fd99::/64"}]]}`),
 		local("ips in args", `"ranges": [`+rangesOf("dual")+`]`).with(func(c *configuration) {
-			c.network.plugins = []string{fill(`{"type": "bridge", "args": {"cni": {"ips": ["10.77.0.78"]}}, IPAM}`, "dual", "")}
+			c.network.plugins = []string{fill(`{"type": "bridge", "args": {"cni": {"ips": ["10.77.0.78"]}}, IPAM}`, "dual")}
 		}),
 		args(local("IP in CNI_ARGS", `"subnet": "10.77.0.0/24"`), [2]string{"IP", "10.77.0.79"}),
 		static("addresses and routes", `, "addresses": [{"address": "10.77.0.9/24", "gateway": "10.77.0.1"}, {"address": "fd77::9/64"}],
@@ -185,7 +179,7 @@ func ipamConfigurations() []configuration {
 		static("ips in args", ``).with(func(c *configuration) {
 			c.network.plugins = []string{`{"type": "bridge", "args": {"cni": {"ips": ["10.77.0.9/24"]}}, "ipam": {"type": "static"}}`}
 		}),
-		static("alone", ``).with(func(c *configuration) { c.network.plugins = []string{fill(`{"type": "static", STATIC}`, "dual", "")} }),
+		static("alone", ``).with(func(c *configuration) { c.network.plugins = []string{fill(`{"type": "static", STATIC}`, "dual")} }),
 	}
 }
 
@@ -283,66 +277,6 @@ func tuningConfigurations() []configuration {
 	}
 }
 
-func filterConfigurations() []configuration {
-	var all []configuration
-	for _, backend := range []string{"iptables", "nftables"} {
-		portmap := func(name, fields, caps string) configuration {
-			return chained("portmap "+backend+" "+name, `{"type": "portmap", "capabilities": {"portMappings": true}, "backend": "`+backend+`"`+fields+`}`).with(
-				func(c *configuration) { c.network.caps = caps })
-		}
-		conditions := map[string]string{
-			"iptables": `, "conditionsV4": ["!", "-d", "192.0.2.0/24"], "conditionsV6": ["!", "-d", "2001:db8::/32"]`,
-			"nftables": `, "conditionsV4": ["ip", "daddr", "!=", "192.0.2.0/24"], "conditionsV6": ["ip6", "daddr", "!=", "2001:db8::/32"]`,
-		}[backend]
-		all = append(all,
-			portmap("all protocols", ``, ports),
-			portmap("no ports", ``, ``),
-			portmap("snat off", `, "snat": false`, ports),
-			portmap("masqAll", `, "masqAll": true`, ports).with(func(c *configuration) {
-				if backend == "nftables" {
-					c.differs = []string{"cni_hostport masquerading ct status dnat"} // theirs ignores masqAll
-				}
-			}),
-			portmap("conditions", conditions, ports),
-			portmap("one family's ports", ``, `{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]}`),
-			portmap("unspecified host addresses", ``, `{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "0.0.0.0"},
-				{"hostPort": 8081, "containerPort": 81, "protocol": "udp", "hostIP": "::"}]}`),
-			portmap("many ports", ``, manyPorts(40)),
-		)
-	}
-	ipt := func(name, fields string) configuration {
-		return chained("portmap iptables "+name, `{"type": "portmap", "capabilities": {"portMappings": true}, "backend": "iptables"`+fields+`}`).with(
-			func(c *configuration) { c.network.caps = ports })
-	}
-	firewall := func(name, fields string) configuration {
-		return chained("firewall "+name, `{"type": "firewall", "backend": "iptables"`+fields+`}`)
-	}
-	twice := func(c configuration) configuration { c.containers = 2; return c }
-	return append(all,
-		ipt("markMasqBit", `, "markMasqBit": 11`),
-		ipt("externalSetMarkChain", `, "externalSetMarkChain": "KUBE-MARK-MASQ"`).with(func(c *configuration) {
-			c.network.prepare = func() error {
-				return errors.Join(tool("iptables", "-t", "nat", "-N", "KUBE-MARK-MASQ")(), tool("ip6tables", "-t", "nat", "-N", "KUBE-MARK-MASQ")())
-			}
-		}),
-		twice(firewall("twice", ``)),
-		firewall("admin chain", `, "iptablesAdminChainName": "ADMIN"`),
-		chained("firewall with the default backend", `{"type": "firewall"}`),
-		firewall("open", `, "ingressPolicy": "open"`),
-		twice(firewall("same-bridge", `, "ingressPolicy": "same-bridge"`)),
-		twice(firewall("isolated", `, "ingressPolicy": "isolated"`)),
-		firewall("behind ptp", ``).with(func(c *configuration) { c.network.plugins[0] = fill(`{"type": "ptp", IPAM}`, "dual", "") }),
-	)
-}
-
-func manyPorts(count int) string {
-	text := ""
-	for i := range count {
-		text += fmt.Sprintf(`, {"hostPort": %d, "containerPort": %d, "protocol": "tcp"}`, 9000+i, 80+i)
-	}
-	return `{"portMappings": [` + text[2:] + `]}`
-}
-
 // versionConfigurations exist in every version of the specification whose
 // results differ from the next version's.
 func versionConfigurations() []configuration {
@@ -352,11 +286,9 @@ func versionConfigurations() []configuration {
 			all = append(all, one(typ+" "+version, `{"type": "`+typ+`", "mtu": 1400, IPAM}`).with(func(c *configuration) { c.network.version = version }))
 		}
 	}
-	everything := configuration{name: "everything 1.1.0", containers: 2, network: network{version: "1.1.0", caps: ports}}
-	for _, p := range []string{masqBridge, portmapConf, `{"type": "firewall", "backend": "iptables"}`, tuningConf, bandwidthConf} {
-		everything.network.plugins = append(everything.network.plugins, fill(p, "dual", "nftables"))
+	everything := configuration{name: "everything 1.1.0", containers: 2, network: network{version: "1.1.0"}}
+	for _, p := range []string{plainBridge, tuningConf, bandwidthConf} {
+		everything.network.plugins = append(everything.network.plugins, fill(p, "dual"))
 	}
-	// Two containers cannot have the same port.
-	everything.network.plugins = slices.Delete(everything.network.plugins, 1, 2)
 	return append(all, everything)
 }

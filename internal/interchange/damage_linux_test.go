@@ -46,17 +46,16 @@ func linkDamages() []damage {
 		{name: "allocation gone", on: "host-local v6", wreck: forget("fd77::2")},
 		{name: "allocation another's", on: "host-local v4", wreck: reassign("10.77.0.2"), stays: true},
 	}
-	for _, on := range []string{"bridge", "bridge masquerade", "ptp", "macvlan", "host-device"} {
-		backend := map[string]string{"bridge masquerade": " nftables"}[on]
+	for _, on := range []string{"bridge", "ptp", "macvlan", "host-device"} {
 		all = append(all,
-			damage{name: "interface gone", on: on + " v4" + backend, guest: netlink.LinkDel},
-			damage{name: "interface down", on: on + " dual" + backend, guest: netlink.LinkSetDown, unseen: true},
-			damage{name: "IPv4 address gone", on: on + " dual" + backend, guest: deleteAddress("10.77.0.2")},
-			damage{name: "IPv6 address gone", on: on + " dual" + backend, guest: deleteAddress("fd77::2")},
-			damage{name: "IPv4 default route gone", on: on + " dual" + backend, guest: deleteDefault(netlink.FAMILY_V4)},
-			damage{name: "IPv6 default route gone", on: on + " dual" + backend, guest: deleteDefault(netlink.FAMILY_V6)},
-			damage{name: "allocation gone", on: on + " v4" + backend, wreck: forget("10.77.0.2")},
-			damage{name: "allocation of one family gone", on: on + " dual" + backend, wreck: forget("fd77::2"), unseen: true},
+			damage{name: "interface gone", on: on + " v4", guest: netlink.LinkDel},
+			damage{name: "interface down", on: on + " dual", guest: netlink.LinkSetDown, unseen: true},
+			damage{name: "IPv4 address gone", on: on + " dual", guest: deleteAddress("10.77.0.2")},
+			damage{name: "IPv6 address gone", on: on + " dual", guest: deleteAddress("fd77::2")},
+			damage{name: "IPv4 default route gone", on: on + " dual", guest: deleteDefault(netlink.FAMILY_V4)},
+			damage{name: "IPv6 default route gone", on: on + " dual", guest: deleteDefault(netlink.FAMILY_V6)},
+			damage{name: "allocation gone", on: on + " v4", wreck: forget("10.77.0.2")},
+			damage{name: "allocation of one family gone", on: on + " dual", wreck: forget("fd77::2"), unseen: true},
 		)
 	}
 	return all
@@ -84,25 +83,7 @@ func chainDamages() []damage {
 
 // ruleDamages affect packet filters.
 func ruleDamages() []damage {
-	all := []damage{
-		{name: "accepting rules gone", on: "firewall v4", host: tool("iptables", "-F", "CNI-FORWARD")},
-		{name: "accepting rules gone", on: "firewall v6", host: tool("ip6tables", "-F", "CNI-FORWARD")},
-		{name: "accepting rules of one family gone", on: "firewall dual", host: tool("ip6tables", "-F", "CNI-FORWARD")},
-		{name: "masquerading gone", on: "bridge masquerade v4 iptables", host: tool("iptables", "-t", "nat", "-F", "POSTROUTING"), unseen: true},
-		{name: "masquerading gone", on: "ptp masquerade v6 iptables", host: tool("ip6tables", "-t", "nat", "-F", "POSTROUTING"), unseen: true},
-		{name: "masquerading gone", on: "bridge masquerade v4 nftables", host: tool("nft", "flush", "ruleset"), unseen: true},
-		{name: "masquerading gone", on: "ptp masquerade v6 nftables", host: tool("nft", "flush", "ruleset"), unseen: true},
-		{name: "spoofing allowed", on: "bridge macspoofchk v4", host: tool("nft", "flush", "ruleset"), unseen: true},
-	}
-	for family, tables := range map[string]string{"v4": "iptables", "v6": "ip6tables"} {
-		for _, on := range []string{"portmap " + family, "portmap dual", "everything " + family} {
-			all = append(all,
-				damage{name: "jump to the mappings gone " + family, on: on + " iptables", host: tool(tables, "-t", "nat", "-F", "CNI-HOSTPORT-DNAT")},
-				damage{name: "mappings gone " + family, on: on + " nftables", host: tool("nft", "flush", "chain",
-					map[string]string{"v4": "ip", "v6": "ip6"}[family], "cni_hostport", "hostports")})
-		}
-	}
-	return all
+	return []damage{{name: "spoofing allowed", on: "bridge macspoofchk v4", host: tool("nft", "flush", "ruleset"), unseen: true}}
 }
 
 // TestCheckDetectsDamage attaches with one side's plugins and damages one

@@ -1,5 +1,6 @@
 // Package interchange tests that this module's plugins and the reference
-// plugins of the same types can replace each other during a container's life.
+// plugins of the same types can replace each other during a container's life, but for
+// the rules of packet filters, which have a form of this module's own.
 // One side's CHECK and DEL accept the other side's ADD. Both detect damage.
 // Equal configurations give equal results and equal state in the kernel and on
 // disk.

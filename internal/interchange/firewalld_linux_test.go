@@ -26,7 +26,6 @@ func zoneCases() []zoneCase {
 		{"named, a zone", `{"type": "firewall", "backend": "firewalld", "firewalldZone": "internal"}`, "internal"},
 		{"an admin chain", `{"type": "firewall", "iptablesAdminChainName": "ADMIN"}`, "trusted"},
 		{"isolated", `{"type": "firewall", "ingressPolicy": "isolated"}`, "trusted"},
-		{"iptables", `{"type": "firewall", "backend": "iptables", "firewalldZone": "internal"}`, ""},
 	}
 }
 
@@ -71,7 +70,7 @@ func TestFirewalldMatrix(t *testing.T) {
 			if family != "dual" && c.name != "found" && c.name != "named" {
 				continue
 			}
-			net := &network{plugins: []string{fill(plainBridge, family, ""), c.conf}}
+			net := &network{plugins: []string{fill(plainBridge, family), c.conf}}
 			all := directions(net.types(t))
 			if family == "dual" {
 				all = append(all, mixtures(net.types(t))...)
@@ -149,7 +148,7 @@ func TestFirewalldCheckFindsMissingSources(t *testing.T) {
 	plugintest.UseIPTables(t, "nft")
 	h := newZoneHost(t)
 	for i, d := range []direction{{ours(), ours()}, {theirs(), ours()}} {
-		net := &network{plugins: []string{fill(plainBridge, "dual", ""), `{"type": "firewall"}`}}
+		net := &network{plugins: []string{fill(plainBridge, "dual"), `{"type": "firewall"}`}}
 		a := h.attachment(net, fmt.Sprintf("c%d", i))
 		if _, err := a.add(d.adder); err != nil {
 			t.Fatal(err)
@@ -176,27 +175,5 @@ func TestFirewalldCheckFindsMissingSources(t *testing.T) {
 		if err := a.del(d.deleter); err != nil {
 			t.Errorf("DEL after a reload: %v", err)
 		}
-	}
-}
-
-// TestFirewalldIngressPolicyIsTheReferencePlugins: iptables isolates bridges,
-// even if firewalld accepts forwarded packets.
-func TestFirewalldIngressPolicyIsTheReferencePlugins(t *testing.T) {
-	plugintest.UseIPTables(t, "nft")
-	for _, policy := range []string{"same-bridge", "isolated"} {
-		net := &network{plugins: []string{fill(plainBridge, "dual", ""), `{"type": "firewall", "ingressPolicy": "` + policy + `"}`}}
-		made := map[string]audit.Lines{}
-		for _, s := range []side{theirs(), ours()} {
-			h := newZoneHost(t)
-			a := h.attachment(net, "c1")
-			if _, err := a.add(s); err != nil {
-				t.Fatal(err)
-			}
-			made[s.name] = a.audit().Without(func(l string) bool { return !strings.Contains(l, "CNI-") })
-		}
-		if len(made["theirs"]) == 0 {
-			t.Errorf("%s: the audit sees no rules", policy)
-		}
-		wantEqual(t, policy+": ours made", made["theirs"], made["ours"])
 	}
 }

@@ -30,13 +30,13 @@ type change struct {
 }
 
 func changes() []change {
-	return slices.Concat(bridgeChanges(), guestChanges(), chainChanges(), deviceChanges(), ruleChanges(), straightAfterADD())
+	return slices.Concat(bridgeChanges(), guestChanges(), chainChanges(), deviceChanges(), straightAfterADD())
 }
 
 func dual(prepare func() error, plugins ...string) network {
 	n := network{prepare: prepare}
 	for _, p := range plugins {
-		n.plugins = append(n.plugins, fill(p, "dual", "nftables"))
+		n.plugins = append(n.plugins, fill(p, "dual"))
 	}
 	return n
 }
@@ -142,20 +142,6 @@ func deviceChanges() []change {
 			host: "ip link set up0 address 02:00:00:00:00:41", refused: "doesn't match container Mac"},
 		{name: "host-device: another alias", network: dual(device, `{"type": "host-device", "device": "up0", IPAM}`), guest: "ip link set eth0 alias web"},
 		{name: "host-device: no alias", network: dual(device, `{"type": "host-device", "device": "up0", IPAM}`), guest: "ip link set eth0 alias ''"},
-	}
-}
-
-// ruleChanges add other programs' rules beside ours.
-func ruleChanges() []change {
-	mapped := dual(nil, plainBridge, strings.ReplaceAll(portmapConf, "BACKEND", "iptables"))
-	mapped.caps = `{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}`
-	return []change{
-		{name: "portmap: rules before ours", network: mapped, host: `for t in iptables ip6tables; do
-			$t -t nat -I PREROUTING -p tcp --dport 9 -j ACCEPT; $t -t nat -I CNI-HOSTPORT-DNAT -p tcp --dport 9 -j ACCEPT; done`},
-		{name: "portmap: no routing to the loopback network", network: mapped, host: "sysctl -qw net.ipv4.conf.cni0.route_localnet=0"},
-		{name: "firewall: rules before ours", network: dual(nil, plainBridge, `{"type": "firewall", "backend": "iptables"}`), host: `for t in iptables ip6tables; do
-			$t -I FORWARD -p tcp --dport 9 -j ACCEPT; $t -I CNI-FORWARD -p tcp --dport 9 -j ACCEPT; done`},
-		{name: "masquerading: rules before ours", network: dual(nil, masqBridge), host: `nft add table inet own; nft 'add chain inet own post { type nat hook postrouting priority 90; }'; nft add rule inet own post accept`},
 	}
 }
 

@@ -49,8 +49,9 @@ func invalid() []configuration {
 	}
 	onDevice := func(c configuration) configuration { c.network.prepare = device; return c }
 	withPorts := func(name, fields, caps string) configuration {
-		return behind("portmap "+name, `{"type": "portmap", "capabilities": {"portMappings": true}, "backend": "iptables"`+fields+`}`, caps)
+		return behind("portmap "+name, `{"type": "portmap", "capabilities": {"portMappings": true}`+fields+`}`, caps)
 	}
+	const onePort = `{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}`
 	badIPAM := func(name, fields string) configuration {
 		return bad("host-local "+name, `{"type": "bridge", "ipam": {"type": "host-local", "dataDir": "STATE/ipam"`+fields+`}}`)
 	}
@@ -107,9 +108,9 @@ func invalid() []configuration {
 		bad("firewall alone", `{"type": "firewall", "backend": "iptables"}`),
 		bad("tuning alone", `{"type": "tuning", "dataDir": "STATE/tuning", "mtu": 1400}`),
 		bad("bandwidth alone", `{"type": "bandwidth", "ingressRate": 100, "ingressBurst": 100}`),
-		withPorts("backend", `, "backend": "pf"`, ports),
-		withPorts("mark and chain", `, "markMasqBit": 3, "externalSetMarkChain": "X"`, ports),
-		withPorts("markMasqBit", `, "markMasqBit": 32`, ports),
+		withPorts("backend", `, "backend": "pf"`, onePort),
+		withPorts("mark and chain", `, "markMasqBit": 3, "externalSetMarkChain": "X"`, onePort),
+		withPorts("markMasqBit", `, "markMasqBit": 32`, onePort),
 		withPorts("host port 0", ``, `{"portMappings": [{"hostPort": 0, "containerPort": 80, "protocol": "tcp"}]}`),
 		withPorts("host port", ``, `{"portMappings": [{"hostPort": -1, "containerPort": 80, "protocol": "tcp"}]}`),
 		withPorts("container port", ``, `{"portMappings": [{"hostPort": 80, "containerPort": 0, "protocol": "tcp"}]}`),

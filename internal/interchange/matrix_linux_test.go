@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 )
 
@@ -38,7 +37,7 @@ func mixtures(types []string) []direction {
 	// One chain mixes ours and theirs: the plugins that attach, with their
 	// IPAM, and the later ones.
 	attach := oursOnly("ours attaching", "bridge", "ptp", "host-local", "static")
-	after := oursOnly("ours chained", "portmap", "firewall", "tuning", "bandwidth")
+	after := oursOnly("ours chained", "tuning", "bandwidth")
 	if slices.ContainsFunc(our, attach.ours) && slices.ContainsFunc(types, after.ours) {
 		all = append(all, direction{attach, after}, direction{after, attach})
 	}
@@ -49,26 +48,18 @@ func mixtures(types []string) []direction {
 // with those of the other, and audits host and container.
 func TestMatrix(t *testing.T) {
 	wantOutsideAsBefore(t)
-	for _, variant := range plugintest.Variants() {
-		t.Run(variant, func(t *testing.T) {
-			plugintest.UseIPTables(t, variant)
-			for _, c := range cases() {
-				if variant == "legacy" && (!c.legacy || c.family != "dual" || c.backend == "nftables") {
-					continue
-				}
-				types := c.network.types(t)
-				all := directions(types)
-				if c.family == "dual" {
-					all = append(all, mixtures(types)...)
-				}
-				for _, d := range all {
-					t.Run(c.name+"/"+d.name(), func(t *testing.T) {
-						t.Parallel()
-						liveOnce(t, &c.network, d)
-					})
-				}
-			}
-		})
+	for _, c := range cases() {
+		types := c.network.types(t)
+		all := directions(types)
+		if c.family == "dual" {
+			all = append(all, mixtures(types)...)
+		}
+		for _, d := range all {
+			t.Run(c.name+"/"+d.name(), func(t *testing.T) {
+				t.Parallel()
+				liveOnce(t, &c.network, d)
+			})
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ type wordCase struct {
 
 func wordCases() []wordCase {
 	backends := []string{"", "iptables", "nftables", "ip6tables", "IPTables", "nft", "firewall", "iptables "}
+	inOneForm := slices.Delete(slices.Clone(backends), 1, 2) // iptables is the executables'
 	return []wordCase{
 		{field: "firewall backend", conf: `{"type": "firewall", "backend": "WORD"}`, behind: true, words: backends},
 		{field: "firewall backend with a zone", conf: `{"type": "firewall", "backend": "WORD", "firewalldZone": "trusted"}`, behind: true,
@@ -28,11 +29,11 @@ func wordCases() []wordCase {
 		{field: "firewall zone", conf: `{"type": "firewall", "firewalldZone": "WORD"}`, behind: true, words: []string{"", "trusted", "no such zone"}},
 		{field: "firewall ingressPolicy", conf: `{"type": "firewall", "backend": "iptables", "ingressPolicy": "WORD"}`, behind: true,
 			words: []string{"", "open", "same-bridge", "isolated", "Open", "closed"}},
-		{field: "portmap backend", conf: `{"type": "portmap", "backend": "WORD", "capabilities": {"portMappings": true}}`, behind: true, words: backends},
-		{field: "bridge ipMasqBackend", conf: `{"type": "bridge", "isGateway": true, "ipMasq": true, "ipMasqBackend": "WORD", IPAM}`, words: backends,
+		{field: "portmap backend", conf: `{"type": "portmap", "backend": "WORD", "capabilities": {"portMappings": true}}`, behind: true, words: inOneForm},
+		{field: "bridge ipMasqBackend", conf: `{"type": "bridge", "isGateway": true, "ipMasq": true, "ipMasqBackend": "WORD", IPAM}`, words: inOneForm,
 			taken: []string{""}},
 		{field: "bridge ipMasqBackend without ipMasq", conf: `{"type": "bridge", "isGateway": true, "ipMasqBackend": "WORD", IPAM}`, words: backends},
-		{field: "ptp ipMasqBackend", conf: `{"type": "ptp", "ipMasq": true, "ipMasqBackend": "WORD", IPAM}`, words: backends, taken: []string{""}},
+		{field: "ptp ipMasqBackend", conf: `{"type": "ptp", "ipMasq": true, "ipMasqBackend": "WORD", IPAM}`, words: inOneForm, taken: []string{""}},
 		{field: "ptp ipMasqBackend without ipMasq", conf: `{"type": "ptp", "ipMasqBackend": "WORD", IPAM}`, words: backends},
 		{field: "macvlan mode", conf: `{"type": "macvlan", "master": "up0", "mode": "WORD", IPAM}`, onDevice: true,
 			words: []string{"", "bridge", "private", "vepa", "passthru", "Bridge", "source"}},
@@ -60,7 +61,7 @@ func TestFault_F54_WordsThatTheExecutableTakes(t *testing.T) {
 
 // add runs an ADD on a new host, then CHECK and DEL of that attachment.
 func (c wordCase) add(t *testing.T, word string, s side) error {
-	conf := configuration{network: network{plugins: []string{fill(strings.ReplaceAll(c.conf, "WORD", word), "dual", "")}}}
+	conf := configuration{network: network{plugins: []string{fill(strings.ReplaceAll(c.conf, "WORD", word), "dual")}}}
 	if c.behind {
 		conf = chained("", strings.ReplaceAll(c.conf, "WORD", word))
 	}

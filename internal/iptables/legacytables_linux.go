@@ -6,12 +6,28 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
+
+// legacyTables reads the kernel's list of tables, which creates none. The list is
+// empty if the kernel has no legacy iptables, or has not loaded it. Only root may
+// read it.
+func (x Tool) legacyTables() ([]string, error) {
+	file := "/proc/thread-self/net/ip_tables_names"
+	if x.V6() {
+		file = "/proc/thread-self/net/ip6_tables_names"
+	}
+	tables, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return strings.Fields(string(tables)), err
+}
 
 // saveLegacy is save for legacy iptables. The kernel's list of tables does not
 // show chains, but reading it creates no table. Only root may read it, in the
@@ -64,7 +80,7 @@ func (x Tool) kernelHasAny(table string, chains []ChainID) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	_, rules, err := x.entries(fd, table)
+	rules, err := x.entries(fd, table)
 	found := slices.ContainsFunc(chains, func(id ChainID) bool { return bytes.Contains(rules, append([]byte(id.Chain), 0)) })
 	return found, errors.Join(err, unix.Close(fd))
 }
@@ -85,7 +101,7 @@ const (
 	getEntries = 65
 )
 
-// tableInfo is struct ipt_getinfo, and ip6t_getinfo.
+// tableInfo is struct ipt_getinfo, and ip6t_getinfo; of it only the size is used.
 type tableInfo struct {
 	name       [32]byte
 	hooks      uint32
@@ -106,17 +122,17 @@ type entriesHeader struct {
 // entries returns the rules of a table in the kernel's encoding, and nothing if
 // there is no such table. A chain is an entry with its name, which ends with a
 // zero byte.
-func (x Tool) entries(fd int, table string) (tableInfo, []byte, error) {
+func (x Tool) entries(fd int, table string) ([]byte, error) {
 	const mostTries = 10 // each time, another process has changed the table meanwhile
 	for try := 1; ; try++ {
 		info := tableInfo{}
 		copy(info.name[:], table)
 		err := x.getsockopt(fd, getInfo, unsafe.Pointer(&info), unsafe.Sizeof(info))
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOPROTOOPT) {
-			return info, nil, nil // no such table; no legacy iptables at all
+			return nil, nil // no such table; no legacy iptables at all
 		}
 		if err != nil {
-			return info, nil, err
+			return nil, err
 		}
 		const head = unsafe.Sizeof(entriesHeader{})
 		data := make([]byte, head+uintptr(info.size))
@@ -124,10 +140,10 @@ func (x Tool) entries(fd int, table string) (tableInfo, []byte, error) {
 		h.name, h.size = info.name, info.size
 		err = x.getsockopt(fd, getEntries, unsafe.Pointer(&data[0]), uintptr(len(data)))
 		if err == nil {
-			return info, data[head:], nil
+			return data[head:], nil
 		}
 		if !errors.Is(err, unix.EAGAIN) || try == mostTries {
-			return info, nil, err
+			return nil, err
 		}
 	}
 }

@@ -148,6 +148,32 @@ func (r Rule) Comments() []string {
 	return values
 }
 
+// Value returns the value of an option, or "".
+func (r Rule) Value(option string) string {
+	for i := 0; i+1 < len(r.Args); i++ {
+		switch r.Args[i] {
+		case option:
+			return r.Args[i+1]
+		case "--comment":
+			i++ // a value can look like an option
+		}
+	}
+	return ""
+}
+
+// Has reports whether an option of the rule has the value, and is not negated.
+func (r Rule) Has(option, value string) bool {
+	for i := 0; i+1 < len(r.Args); i++ {
+		if r.Args[i] == option && r.Args[i+1] == value && (i == 0 || r.Args[i-1] != "!") {
+			return true
+		}
+		if r.Args[i] == "--comment" {
+			i++
+		}
+	}
+	return false
+}
+
 // About reports whether the rule names one of the addresses: from it, to it or
 // translated to it. A network that contains the address does not count.
 func (r Rule) About(addrs []netip.Addr) bool {

@@ -13,40 +13,33 @@ import (
 // SaveTables returns the output of iptables-save, which has all tables, unless none of
 // the tables exists: then it starts no process. It also returns those of the tables
 // that the tool may not show: see [ErrHidden], or because only root may list legacy
-// tables. The output is that of the generation, see [Tool.Generation]. The error is
-// [nft.ErrChanged] if rules have changed meanwhile; then the output may lack something.
-func (x Tool) SaveTables(ctx context.Context, tables []string) (out string, hidden []string, generation uint32, err error) {
+// tables. The error is [nft.ErrChanged] if rules have changed meanwhile; then the output
+// may lack something.
+func (x Tool) SaveTables(ctx context.Context, tables []string) (out string, hidden []string, err error) {
 	if x.Legacy {
 		there, err := x.legacyTables()
 		if errors.Is(err, fs.ErrPermission) {
-			return "", tables, 0, nil
+			return "", tables, nil
 		}
 		if err != nil || !slices.ContainsFunc(tables, func(t string) bool { return slices.Contains(there, t) }) {
-			return "", nil, 0, err
+			return "", nil, err
 		}
 		out, err = x.Run(ctx, "", "save")
-		return out, nil, 0, err
+		return out, nil, err
 	}
 	before, existing, err := x.nftTables(ctx, tables)
 	if err != nil || len(existing) == 0 {
-		return "", nil, before, err
+		return "", nil, err
 	}
 	if out, err = x.Run(ctx, "", "save"); err != nil {
-		return "", nil, 0, err
+		return "", nil, err
 	}
 	hidden = slices.DeleteFunc(existing, func(t string) bool { return strings.Contains("\n"+out, "\n*"+t+"\n") })
 	after, _, err := x.nftTables(ctx, nil)
 	if err == nil && after != before {
 		err = nft.ErrChanged
 	}
-	return out, hidden, before, err
-}
-
-// Generation returns the number of the last change of any rules of nf_tables in the
-// namespace; 0 without nf_tables. Nobody counts the changes of legacy rules.
-func (x Tool) Generation(ctx context.Context) (uint32, error) {
-	generation, _, err := x.nftTables(ctx, nil)
-	return generation, err
+	return out, hidden, err
 }
 
 // nftTables returns those of the tables that the nf_tables variant has, and the

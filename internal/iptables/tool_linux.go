@@ -23,8 +23,6 @@ type Tool struct {
 	Legacy  bool
 	Sockets nft.Sockets
 	Held    []*os.File // open in all processes that it starts
-
-	lockFile string // for legacy tools; "" is their own
 }
 
 // V6 reports whether the tool is for IPv6.
@@ -59,12 +57,6 @@ func (x Tool) Save(ctx context.Context, chains []ChainID) (string, error) {
 
 // ErrNotFound means that a tool is not installed.
 var ErrNotFound = exec.ErrNotFound
-
-// Refused reports whether err is that of a tool that refused its input.
-func Refused(err error) bool {
-	exit := (*exec.ExitError)(nil)
-	return errors.As(err, &exit) && exit.ExitCode() == 1
-}
 
 // ErrHidden means that rules exist that the tool does not show.
 var ErrHidden = errors.New("the tool does not show the chain, probably because its table has rules that nft has made")
@@ -166,7 +158,7 @@ func (x Tool) Run(ctx context.Context, stdin, purpose string, args ...string) (s
 func (x Tool) runTool(ctx context.Context, stdin, path string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = outputDelay
-	cmd.Env, cmd.ExtraFiles = x.env(), x.Held
+	cmd.ExtraFiles = x.Held
 	// The process dies with the thread that starts it, so the thread must stay
 	// until it has ended.
 	runtime.LockOSThread()
@@ -201,10 +193,17 @@ func isWhole(out string) bool {
 	return strings.HasPrefix(last, "# Completed on ") || strings.Contains(last, "tables v")
 }
 
-// lookPath returns the tool of the variant. If only one variant is installed, it
+// Path returns the variant's main program.
+func (x Tool) Path(ctx context.Context) (string, error) { return x.lookPath(ctx, "") }
+
+// lookPath returns the variant's tool for a purpose. If only one variant is installed, it
 // may have the plain name only.
 func (x Tool) lookPath(ctx context.Context, purpose string) (string, error) {
-	path, err := LookPath(x.Name() + "-" + purpose)
+	suffix := ""
+	if purpose != "" {
+		suffix = "-" + purpose
+	}
+	path, err := LookPath(x.Name() + suffix)
 	if err == nil {
 		return path, nil
 	}
@@ -219,7 +218,7 @@ func (x Tool) lookPath(ctx context.Context, purpose string) (string, error) {
 	if strings.Contains(version, "(nf_tables)") == x.Legacy {
 		return "", err
 	}
-	return LookPath(x.Family + "-" + purpose)
+	return LookPath(x.Family + suffix)
 }
 
 // Rules lists a chain of the nf_tables variant, like [nft.Conn.Rules].

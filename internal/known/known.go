@@ -75,7 +75,7 @@ type Type struct {
 	Borrows      bool     // changes an interface that may go back to the host: swept only if that one is identified
 	BareDEL      bool     // a DEL needs no arguments
 	Capabilities []string // that it reads if its configuration declares them
-	Concurrent   bool     // executables can run at the same time once the shared rules exist; see internal/ahead
+	Concurrent   bool     // executables can run at the same time once the parts exist that containers share
 
 	// Compared means that the built-in plugin compares an attachment with the kernel,
 	// whoever has made it. Nothing compares other types: only their own CHECK can tell.

@@ -11,7 +11,7 @@ import (
 )
 
 // crowd adds so many attachments, hundreds in a transaction.
-func (h *host) crowd(b fwrules.Backend, n int) {
+func (h *host) crowd(n int) {
 	h.t.Helper()
 	for from := 0; from < n; from += 300 {
 		var r fwrules.Rules
@@ -20,7 +20,7 @@ func (h *host) crowd(b fwrules.Backend, n int) {
 			r.Masquerade = append(r.Masquerade, one.Masquerade...)
 			r.HostPorts = append(r.HostPorts, one.HostPorts...)
 		}
-		if err := h.fw.Add(h.t.Context(), b, r); err != nil {
+		if err := h.fw.Add(h.t.Context(), r); err != nil {
 			h.t.Fatal(err)
 		}
 	}
@@ -39,19 +39,16 @@ func crowdRules(i int) fwrules.Rules {
 
 // BenchmarkAddAndRemove is one attachment's rules beside those of many others.
 func BenchmarkAddAndRemove(b *testing.B) {
-	for _, backend := range []fwrules.Backend{fwrules.Native, fwrules.NFTables} {
-		for _, kept := range []bool{true, false} {
-			for _, n := range []int{10, 1000, 10000} {
-				name := fmt.Sprintf("%q/sockets kept=%t/%d", string(backend), kept, n)
-				b.Run(name, func(b *testing.B) { benchmarkAddAndRemove(b, backend, kept, n) })
-			}
+	for _, kept := range []bool{true, false} {
+		for _, n := range []int{10, 1000, 10000} {
+			b.Run(fmt.Sprintf("sockets kept=%t/%d", kept, n), func(b *testing.B) { benchmarkAddAndRemove(b, kept, n) })
 		}
 	}
 }
 
-func benchmarkAddAndRemove(b *testing.B, backend fwrules.Backend, kept bool, n int) {
+func benchmarkAddAndRemove(b *testing.B, kept bool, n int) {
 	h := newHost(b, "nft")
-	h.crowd(backend, n)
+	h.crowd(n)
 	ctx := b.Context()
 	open := func() *Firewalls { return Open(h.ns, Options{}) }
 	if kept {
@@ -63,11 +60,11 @@ func benchmarkAddAndRemove(b *testing.B, backend fwrules.Backend, kept bool, n i
 	var adding, removing time.Duration
 	for b.Loop() {
 		start := time.Now()
-		if err := open().Add(ctx, backend, r); err != nil {
+		if err := open().Add(ctx, r); err != nil {
 			b.Fatal(err)
 		}
 		added := time.Now()
-		if err := open().Remove(ctx, backend, r); err != nil {
+		if err := open().Remove(ctx, r); err != nil {
 			b.Fatal(err)
 		}
 		adding += added.Sub(start)

@@ -43,42 +43,6 @@ func TestFindRefusesAnIncompleteTarget(t *testing.T) {
 	}
 }
 
-// stub is a form whose search finds one thing, and fails.
-type stub struct {
-	form
-	name    string
-	applied *[]string
-}
-
-func (s stub) Find(context.Context, fwrules.Target) ([]fwrules.Found, error) {
-	return []fwrules.Found{s}, errors.New("find " + s.name)
-}
-
-func (s stub) Lines() []string { return []string{"delete " + s.name} }
-
-func (s stub) Apply(context.Context) error {
-	*s.applied = append(*s.applied, s.name)
-	return errors.New("apply " + s.name)
-}
-
-func (s stub) Intact(context.Context) (bool, error) { return true, nil }
-
-// TestFindGoesOnAfterAnError: a packet filter that cannot be read does not hide
-// the others, and one that cannot be changed does not keep the others' rules.
-func TestFindGoesOnAfterAnError(t *testing.T) {
-	var applied []string
-	plan, err := Find(t.Context(), &Firewalls{forms: []backend{{form: stub{name: "a", applied: &applied}}, {form: stub{name: "b", applied: &applied}}}}, c1())
-	if got, want := plan.String(), "delete a\ndelete b\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if want := "find a\nfind b"; err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
-	if err, want := plan.Apply(t.Context()), "apply a\napply b"; err == nil || err.Error() != want || len(applied) != 2 {
-		t.Errorf("got %v, want %s; applied %q", err, want, applied)
-	}
-}
-
 func TestFindEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -3,7 +3,6 @@ package netfilter
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -115,28 +114,6 @@ func TestSweepSparesAddressesInUse(t *testing.T) {
 
 const twinIPAM = `{"type": "static", "addresses": [{"address": "10.1.0.2/24"}, {"address": "fd00:1::2/64"}]}`
 
-// TestSweepTakesTheIsolationWithTheLastAttachment to the bridge, and leaves
-// that of another bridge.
-func TestSweepTakesTheIsolationWithTheLastAttachment(t *testing.T) {
-	for _, policy := range []string{"same-bridge", "isolated"} {
-		t.Run(policy, func(t *testing.T) {
-			h := newHost(t, "nft")
-			plugins := fmt.Sprintf(`{"type": "bridge", "bridge": "BRIDGE", "ipam": IPAM}, {"type": "firewall", "backend": "iptables", "ingressPolicy": %q}`, policy)
-			h.mustAdd(h.network("ten", "10", plugins), "c0", "eth0", "")
-			before := h.filters()
-			a := h.mustAdd(h.network("one", "1", plugins), "c1", "eth0", "")
-			h.sweep(a.target())
-			if line, left := "-i br1 ! -o br1", h.filters(); !strings.Contains(strings.Join(left, "\n"), line) {
-				t.Errorf("%q is gone, though not said to be the last", line)
-			}
-			last := a.target()
-			last.LastOnBridge = "br1"
-			h.sweep(last)
-			h.wantFilters(before)
-		})
-	}
-}
-
 // TestSweepFindsAnyName: names at the limits. With the longest the plugins fail
 // half way, because the comments do not fit.
 func TestSweepFindsAnyName(t *testing.T) {
@@ -216,7 +193,6 @@ func TestFindNothingAfterDEL(t *testing.T) {
 func TestFindMakesNoTables(t *testing.T) {
 	h := newHost(t, "nft")
 	target := c1()
-	target.LastOnBridge = "br1"
 	if plan := h.find(target); !plan.Empty() {
 		t.Error(plan)
 	}

@@ -13,8 +13,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(raceVariable) != "" {
 		os.Exit(m.Run()) // it was started inside
 	}
-	if id := os.Getenv(addVariable); id != "" {
-		os.Exit(addInProcess(id))
+	if os.Getenv(addVariable) != "" {
+		os.Exit(addInProcess())
 	}
 	if without := os.Getenv(withoutVariable); without != "" {
 		if err := withoutNFTables(without == "hidden"); err != nil {

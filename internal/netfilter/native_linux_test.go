@@ -35,16 +35,16 @@ func wanted(id, v4, v6 string, port uint16) fwrules.Rules {
 	}
 }
 
-func (h *host) mustWrite(b fwrules.Backend, r fwrules.Rules) {
+func (h *host) mustWrite(r fwrules.Rules) {
 	h.t.Helper()
-	if err := h.fw.Add(h.t.Context(), b, r); err != nil {
+	if err := h.fw.Add(h.t.Context(), r); err != nil {
 		h.t.Fatal(err)
 	}
 }
 
-func (h *host) mustRemove(b fwrules.Backend, r fwrules.Rules) {
+func (h *host) mustRemove(r fwrules.Rules) {
 	h.t.Helper()
-	if err := h.fw.Remove(h.t.Context(), b, r); err != nil {
+	if err := h.fw.Remove(h.t.Context(), r); err != nil {
 		h.t.Fatal(err)
 	}
 }
@@ -56,7 +56,7 @@ func TestNativeTable(t *testing.T) {
 	before := h.filters()
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
 	r.Forward = []fwrules.Forward{{Owner: r.Masquerade[0].Owner, Ingress: "isolated", Bridge: "br1"}}
-	h.mustWrite(fwrules.Native, r)
+	h.mustWrite(r)
 	const owner = ` comment "` + nftC1 + `"`
 	want := []string{
 		`containers4 10.1.0.2` + owner,
@@ -97,13 +97,13 @@ func TestNativeTable(t *testing.T) {
 	full := h.filters()
 	h.feed(h.dumpTables([]nft.Table{nativeTable()}), "nft", "-f", "-")
 	h.wantFilters(full)
-	if err := h.fw.Check(t.Context(), fwrules.Native, r); err != nil {
+	if err := h.fw.Check(t.Context(), r); err != nil {
 		t.Errorf("after nft has read what it listed: %v", err)
 	}
-	h.mustWrite(fwrules.Native, r) // again
+	h.mustWrite(r) // again
 	h.wantFilters(full)
-	h.mustRemove(fwrules.Native, r)
-	h.mustRemove(fwrules.Native, r)
+	h.mustRemove(r)
+	h.mustRemove(r)
 	if left := h.filters().Without(audit.Shared); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}
@@ -115,7 +115,7 @@ func TestNativeCheckFindsEachDamage(t *testing.T) {
 	h := newHost(t, "nft")
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
 	r.Forward = []fwrules.Forward{{Owner: r.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br1"}}
-	h.mustWrite(fwrules.Native, r)
+	h.mustWrite(r)
 	var damages []string
 	element := regexp.MustCompile(`^nft element inet embedcni (\S+) (.*?)( comment ".*?")?( : .*)?$`)
 	for _, line := range h.filters() {
@@ -145,17 +145,17 @@ func TestNativeCheckFindsEachDamage(t *testing.T) {
 		t.Errorf("only %q", damages)
 	}
 	for _, damage := range damages {
-		if err := h.fw.Check(t.Context(), fwrules.Native, r); err != nil {
+		if err := h.fw.Check(t.Context(), r); err != nil {
 			t.Fatalf("undamaged: %v", err)
 		}
 		h.feed(damage+"\n", "nft", "-f", "-")
-		if err := h.fw.Check(t.Context(), fwrules.Native, r); err == nil || !strings.HasPrefix(err.Error(), "nftables: ") {
+		if err := h.fw.Check(t.Context(), r); err == nil || !strings.HasPrefix(err.Error(), "nftables: ") {
 			t.Errorf("%s: %v", damage, err)
 		}
 		// Handles belong to this table, so missing parts are made in it.
-		h.mustRemove(fwrules.Native, r)
+		h.mustRemove(r)
 		h.sh("nft delete element inet embedcni containers4 '{ 10.1.0.2 }' 2>/dev/null || true; nft delete table inet embedcni 2>/dev/null || true")
-		h.mustWrite(fwrules.Native, r)
+		h.mustWrite(r)
 	}
 }
 
@@ -172,7 +172,7 @@ func TestNativeSparesNeighbours(t *testing.T) {
 	second := wanted("c1", "10.1.0.3/24", "fd00:1::3/64", 3000)
 	second.Masquerade[0].IfName, second.HostPorts[0].IfName = "eth1", "eth1"
 	for _, r := range append(neighbours, elsewhere, second) {
-		h.mustWrite(fwrules.Native, r)
+		h.mustWrite(r)
 	}
 	before := h.filters()
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
@@ -182,8 +182,8 @@ func TestNativeSparesNeighbours(t *testing.T) {
 	}
 	onlyPorts := fwrules.Rules{Masquerade: unknown.Masquerade, HostPorts: []fwrules.HostPorts{{Owner: r.HostPorts[0].Owner, Ports: r.HostPorts[0].Ports}}}
 	for name, removed := range map[string]fwrules.Rules{"all is known": r, "nothing is known": unknown, "the ports are known": onlyPorts} {
-		h.mustWrite(fwrules.Native, r)
-		h.mustRemove(fwrules.Native, removed)
+		h.mustWrite(r)
+		h.mustRemove(removed)
 		if left, gone := audit.Diff(before, h.filters()); len(left)+len(gone) > 0 {
 			t.Errorf("%s: left\n%s\ngone\n%s", name, strings.Join(left, "\n"), strings.Join(gone, "\n"))
 		}
@@ -195,16 +195,16 @@ func TestNativeSparesNeighbours(t *testing.T) {
 func TestNativeAddressGivenAgain(t *testing.T) {
 	h := newHost(t, "nft")
 	old, young := wanted("old", "10.1.0.2/24", "fd00:1::2/64", 1000), wanted("young", "10.1.0.2/24", "fd00:1::2/64", 2000)
-	h.mustWrite(fwrules.Native, old)
-	h.mustWrite(fwrules.Native, young)
-	if err := h.fw.Check(t.Context(), fwrules.Native, young); err != nil {
+	h.mustWrite(old)
+	h.mustWrite(young)
+	if err := h.fw.Check(t.Context(), young); err != nil {
 		t.Error(err)
 	}
-	if err := h.fw.Check(t.Context(), fwrules.Native, old); err == nil {
+	if err := h.fw.Check(t.Context(), old); err == nil {
 		t.Error("the old attachment is said to be complete")
 	}
-	h.mustRemove(fwrules.Native, old)
-	if err := h.fw.Check(t.Context(), fwrules.Native, young); err != nil {
+	h.mustRemove(old)
+	if err := h.fw.Check(t.Context(), young); err != nil {
 		t.Errorf("after the late DEL: %v", err)
 	}
 	for _, line := range h.filters().Without(audit.Shared) {
@@ -219,26 +219,26 @@ func TestNativeAddressGivenAgain(t *testing.T) {
 func TestNativePortTaken(t *testing.T) {
 	h := newHost(t, "nft")
 	first, second := wanted("first", "10.1.0.2/24", "fd00:1::2/64", 8080), wanted("second", "10.1.0.3/24", "fd00:1::3/64", 8080)
-	h.mustWrite(fwrules.Native, first)
+	h.mustWrite(first)
 	before := h.filters()
-	err := h.fw.Add(t.Context(), fwrules.Native, second)
+	err := h.fw.Add(t.Context(), second)
 	want := `the host port is taken: there is element inet embedcni hostips4 { udp . 127.0.0.1 . 8080 comment "` +
 		fwrules.Owner{Network: "podnet", ContainerID: "first", IfName: "eth0"}.Comment() + `" : 10.1.0.2 . 53 }`
 	if !errors.Is(err, fwrules.ErrHostPortTaken) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	h.wantFilters(before)
-	if err := h.fw.Remove(t.Context(), fwrules.Native, second); err != nil {
+	if err := h.fw.Remove(t.Context(), second); err != nil {
 		t.Error(err)
 	}
 	h.wantFilters(before)
 	// Of one address and of all are two ports, as they are for the plugins.
 	second.HostPorts[0].Ports = []fwrules.HostPort{{HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
-	h.mustWrite(fwrules.Native, second)
+	h.mustWrite(second)
 	// Twice in one request it is refused, too.
 	third := wanted("third", "10.1.0.4/24", "fd00:1::4/64", 9000)
 	third.HostPorts[0].Ports = []fwrules.HostPort{{HostPort: 1, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 1, ContainerPort: 81, Protocol: "tcp"}}
-	if err := h.fw.Add(t.Context(), fwrules.Native, third); !errors.Is(err, fwrules.ErrHostPortTaken) {
+	if err := h.fw.Add(t.Context(), third); !errors.Is(err, fwrules.ErrHostPortTaken) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -248,10 +248,10 @@ func TestNativePortTaken(t *testing.T) {
 func TestNativeOwnElementsAreReplaced(t *testing.T) {
 	h := newHost(t, "nft")
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
-	h.mustWrite(fwrules.Native, r)
+	h.mustWrite(r)
 	r = wanted("c1", "10.1.0.9/24", "fd00:1::9/64", 8080)
-	h.mustWrite(fwrules.Native, r)
-	if err := h.fw.Check(t.Context(), fwrules.Native, r); err != nil {
+	h.mustWrite(r)
+	if err := h.fw.Check(t.Context(), r); err != nil {
 		t.Error(err)
 	}
 }
@@ -263,23 +263,20 @@ func TestNativeRefusesUnsupportedRules(t *testing.T) {
 		return func(r *fwrules.Rules) { f.Owner = r.Masquerade[0].Owner; r.Forward = []fwrules.Forward{f} }
 	}
 	for field, change := range map[string]func(*fwrules.Rules){
-		"conditionsV4":           func(r *fwrules.Rules) { r.HostPorts[0].ConditionsV4 = []string{"ip saddr 10.0.0.0/8"} },
-		"conditionsV6":           func(r *fwrules.Rules) { r.HostPorts[0].ConditionsV6 = []string{"-s", "fd00::/8"} },
-		"externalSetMarkChain":   func(r *fwrules.Rules) { r.HostPorts[0].ExternalSetMarkChain = "KUBE-MARK-MASQ" },
-		"iptablesAdminChainName": forward(fwrules.Forward{AdminChain: "MINE"}),
-		"ingressPolicy":          forward(fwrules.Forward{Ingress: "shut"}),
-		"interface name":         forward(fwrules.Forward{Ingress: "isolated", Bridge: "averyveryverylongname"}),
-		"protocol":               func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].Protocol = "icmp" },
-		"host port 0":            func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].HostPort = 0 },
-		"container ID":           func(r *fwrules.Rules) { r.Masquerade[0].ContainerID = "" },
-		"not valid":              func(r *fwrules.Rules) { r.Masquerade[0].Addresses[0] = netip.Prefix{} },
+		"conditions":     func(r *fwrules.Rules) { r.HostPorts[0].ConditionsV4 = []string{"ip saddr 10.0.0.0/8"} },
+		"ingressPolicy":  forward(fwrules.Forward{Ingress: "shut"}),
+		"interface name": forward(fwrules.Forward{Ingress: "isolated", Bridge: "averyveryverylongname"}),
+		"protocol":       func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].Protocol = "icmp" },
+		"host port 0":    func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].HostPort = 0 },
+		"container ID":   func(r *fwrules.Rules) { r.Masquerade[0].ContainerID = "" },
+		"not valid":      func(r *fwrules.Rules) { r.Masquerade[0].Addresses[0] = netip.Prefix{} },
 	} {
 		r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 		change(&r)
-		if err := h.fw.Add(t.Context(), fwrules.Native, r); err == nil || !strings.Contains(err.Error(), field) {
+		if err := h.fw.Add(t.Context(), r); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
 		}
-		if err := h.fw.Remove(t.Context(), fwrules.Native, r); err != nil {
+		if err := h.fw.Remove(t.Context(), r); err != nil {
 			t.Errorf("%s: remove: %v", field, err)
 		}
 	}
@@ -291,14 +288,14 @@ func TestNativePrefixes(t *testing.T) {
 	h := newHost(t, "nft")
 	for _, addrs := range [][2]string{{"10.1.0.2/32", "fd00:1::2/128"}, {"10.1.0.2/0", "fd00:1::2/0"}, {"::ffff:10.1.0.2/120", "fd00:1::2/1"}} {
 		r := wanted("c1", addrs[0], addrs[1], 8080)
-		h.mustWrite(fwrules.Native, r)
-		if err := h.fw.Check(t.Context(), fwrules.Native, r); err != nil {
+		h.mustWrite(r)
+		if err := h.fw.Check(t.Context(), r); err != nil {
 			t.Errorf("%q: %v", addrs, err)
 		}
 		state := h.filters()
 		h.feed(h.dumpTables([]nft.Table{nativeTable()}), "nft", "-f", "-")
 		h.wantFilters(state)
-		h.mustRemove(fwrules.Native, r)
+		h.mustRemove(r)
 		if left := h.filters().Without(audit.Shared); len(left) > 0 {
 			t.Errorf("%q: left %q", addrs, left)
 		}
@@ -310,7 +307,7 @@ func TestNativePrefixes(t *testing.T) {
 func TestNativeRefusalNamesTheElement(t *testing.T) {
 	h := newHost(t, "nft")
 	h.sh("nft 'add table inet embedcni; add set inet embedcni containers4 { type ipv6_addr; }; add map inet embedcni hostports4 { type ipv6_addr : ipv6_addr; }'")
-	err := h.fw.Add(t.Context(), fwrules.Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	err := h.fw.Add(t.Context(), wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	want := `nftables: element inet embedcni containers4 { 10.1.0.2 comment "` + nftC1 + `" }: invalid argument`
 	if !errors.Is(err, unix.EINVAL) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -326,7 +323,7 @@ func TestNativeWithoutPrivilege(t *testing.T) {
 		if err := unix.Capset(&caps, &data[0]); err != nil {
 			return err
 		}
-		return Open(nil, Options{}).Add(t.Context(), fwrules.Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+		return Open(nil, Options{}).Add(t.Context(), wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	})
 	if !errors.Is(err, unix.EPERM) {
 		t.Errorf("got %v, want %v", err, unix.EPERM)
@@ -340,11 +337,11 @@ func TestNativeManyPorts(t *testing.T) {
 	for i := range 700 {
 		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, fwrules.HostPort{HostPort: uint16(20000 + i), ContainerPort: 1, Protocol: "tcp", HostIP: netip.IPv4Unspecified()})
 	}
-	h.mustWrite(fwrules.Native, r)
-	if err := h.fw.Check(t.Context(), fwrules.Native, r); err != nil {
+	h.mustWrite(r)
+	if err := h.fw.Check(t.Context(), r); err != nil {
 		t.Error(err)
 	}
-	h.mustRemove(fwrules.Native, r)
+	h.mustRemove(r)
 	if left := h.filters().Without(audit.Shared); len(left) > 0 {
 		t.Errorf("left %d lines", len(left))
 	}
@@ -354,12 +351,12 @@ func TestNativeManyPorts(t *testing.T) {
 // container's ADD makes them again.
 func TestNativeAddRepairs(t *testing.T) {
 	h := newHost(t, "nft")
-	h.mustWrite(fwrules.Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	h.mustWrite(wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	full := h.filters()
 	if out, err := exec.Command("nft", "flush", "table", "inet", "embedcni").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	// Any reason to look is one to repair.
-	h.mustWrite(fwrules.Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	h.mustWrite(wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	h.wantFilters(full)
 }

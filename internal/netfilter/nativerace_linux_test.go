@@ -53,17 +53,17 @@ const racers = 64
 // raceInThisProcess adds and checks 64 attachments concurrently, and removes
 // every other one while it does so again.
 func raceInThisProcess(ctx context.Context, fw *Firewalls, from int) error {
-	if err := atOnce(from, racers, func(i int) error { return fw.Add(ctx, fwrules.Native, raceRules(i)) }); err != nil {
+	if err := atOnce(from, racers, func(i int) error { return fw.Add(ctx, raceRules(i)) }); err != nil {
 		return err
 	}
-	if err := atOnce(from, racers, func(i int) error { return fw.Check(ctx, fwrules.Native, raceRules(i)) }); err != nil {
+	if err := atOnce(from, racers, func(i int) error { return fw.Check(ctx, raceRules(i)) }); err != nil {
 		return err
 	}
 	return atOnce(from, racers, func(i int) error {
 		if i%2 == 0 {
-			return fw.Remove(ctx, fwrules.Native, raceRules(i))
+			return fw.Remove(ctx, raceRules(i))
 		}
-		return fw.Add(ctx, fwrules.Native, raceRules(i))
+		return fw.Add(ctx, raceRules(i))
 	})
 }
 
@@ -108,7 +108,7 @@ func TestNativeRace(t *testing.T) {
 			}
 			for _, from := range []int{0, 500} {
 				for i := from; i < from+racers; i++ {
-					err := h.fw.Check(t.Context(), fwrules.Native, raceRules(i))
+					err := h.fw.Check(t.Context(), raceRules(i))
 					if (err == nil) != (i%2 == 1) {
 						t.Errorf("attachment %d: %v", i, err)
 					}

@@ -28,9 +28,9 @@ func TestSweepOfNative(t *testing.T) {
 			h := newHost(t, "nft")
 			other := wanted("c2", "10.1.0.3/16", "fd00:1::3/64", 1000)
 			other.Forward = []fwrules.Forward{{Owner: other.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br2"}}
-			h.mustWrite(fwrules.Native, other)
+			h.mustWrite(other)
 			before := h.filters()
-			h.mustWrite(fwrules.Native, wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+			h.mustWrite(wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 			target := nativeTarget()
 			change(&target)
 			got := h.sweep(target).String()
@@ -63,31 +63,5 @@ func (h *host) wantFiltersAndShared(want audit.Lines) {
 	left = audit.Lines(left).Without(audit.Shared)
 	if len(left)+len(gone) > 0 {
 		h.t.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
-	}
-}
-
-// TestSweepOfNativeTakesThePolicyWithTheLastAttachment to the bridge.
-func TestSweepOfNativeTakesThePolicyWithTheLastAttachment(t *testing.T) {
-	h := newHost(t, "nft")
-	for i, bridge := range []string{"br1", "br10"} {
-		o := fwrules.Owner{Network: "podnet", ContainerID: fmt.Sprint("c", i+1), IfName: "eth0"}
-		for _, policy := range []string{"isolated", "same-bridge"} {
-			h.mustWrite(fwrules.Native, fwrules.Rules{Forward: []fwrules.Forward{{Owner: o, Ingress: policy, Bridge: bridge}}})
-		}
-	}
-	if got := h.sweep(nativeTarget()).String(); got != "" {
-		t.Errorf("not the last: %s", got)
-	}
-	last := nativeTarget()
-	last.LastOnBridge = "br1"
-	want := `nft delete element inet embedcni bridges { "br1" } # ""
-nft delete element inet embedcni isolated { "br1" . "br1" } # ""
-nft delete element inet embedcni same_bridge { "br1" . "br1" } # ""
-`
-	if got := h.sweep(last).String(); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-	if lines := strings.Join(h.filters(), "\n"); strings.Count(lines, `"br10"`) != 5 || strings.Contains(lines, `"br1"`) {
-		t.Errorf("left\n%s", lines)
 	}
 }

@@ -18,19 +18,16 @@
 //	                                every jump to them
 //	  with nftables                 rules of ip and ip6 cni_hostport with the container's id as comment
 //	firewall                        the two rules of CNI-FORWARD for each of [fwrules.Target.Addresses]
-//	  with an ingress policy        the rules of CNI-ISOLATION-STAGE-1 and -2 for [fwrules.Target.LastOnBridge]
-//	this module's own plugins       elements of inet embedcni with the computed comment, and those of
-//	                                [fwrules.Target.LastOnBridge]; see [fwrules.Native]
+//	this module's own plugins       elements of inet embedcni with the computed comment, and the two rules of
+//	                                CNI-FORWARD for each of [fwrules.Target.Subnets] that nobody needs any more
 //
 // Rules that containers share stay: the chains CNI-HOSTPORT-*, CNI-FORWARD,
 // CNI-ADMIN and CNI-ISOLATION-*, their fixed rules, the jumps to them, and the
 // nftables tables with their base chains, sets and maps.
 //
-// There are three forms of the rules, each in a package of its own, which is the
-// place to begin reading: native, this module's own table; nftform and iptform, the
-// reference plugins' rules in nftables and iptables. [Firewalls] has them behind one
-// interface. In each form one function finds the rules of an attachment, for DEL,
-// which describes the rules of one plugin, and for the sweep, which describes all.
+// Rules are made in one form: package native has them, in this module's own table, but for
+// the accept of a network's packets, which is in iptables. Package reference knows the rules
+// of the reference plugins, and makes none. A rule is missing only if it has its effect in none of the forms.
 //
 // Find looks at both variants of iptables, nf_tables and legacy, for both
 // families. It starts iptables-save and iptables-restore (1.6.2 or later), which
@@ -45,10 +42,6 @@
 // more and 40 µs. A transaction does not wait for the kernel's grace period;
 // closing a socket after a deletion does, for about ten milliseconds, in which
 // no one can change rules. So a runtime keeps sockets open, see [Options].
-//
-// In the form of the reference plugins both grow with the number of containers:
-// the kernel copies a chain for each rule that is added, and a rule is found by
-// listing its chain.
 //
 // It needs CAP_NET_ADMIN over the network namespace. Off Linux it fails with
 // [ErrNotSupported].

@@ -17,20 +17,20 @@ type Firewalls struct{}
 func Open(*netns.Handle, Options) *Firewalls { return &Firewalls{} }
 
 // Add fails with [ErrNotSupported].
-func (*Firewalls) Add(context.Context, fwrules.Backend, fwrules.Rules) error { return ErrNotSupported }
+func (*Firewalls) Add(context.Context, fwrules.Rules) error { return ErrNotSupported }
 
 // Check fails with [ErrNotSupported].
-func (*Firewalls) Check(context.Context, fwrules.Backend, fwrules.Rules) error {
+func (*Firewalls) Check(context.Context, fwrules.Rules) error {
 	return ErrNotSupported
 }
 
 // Missing fails with [ErrNotSupported].
-func (*Firewalls) Missing(context.Context, fwrules.Backend, fwrules.Rules) ([]fwrules.Missing, error) {
+func (*Firewalls) Missing(context.Context, fwrules.Rules) ([]fwrules.Missing, error) {
 	return nil, ErrNotSupported
 }
 
 // Restore fails with [ErrNotSupported].
-func (*Firewalls) Restore(context.Context, fwrules.Backend, fwrules.Rules) error {
+func (*Firewalls) Restore(context.Context, fwrules.Rules) error {
 	return ErrNotSupported
 }
 
@@ -54,7 +54,7 @@ func Read(*Firewalls) *Snapshot { return &Snapshot{} }
 func (s *Snapshot) For(Options) *Snapshot { return s }
 
 // Missing fails with [ErrNotSupported].
-func (*Snapshot) Missing(context.Context, fwrules.Backend, fwrules.Rules) ([]fwrules.Missing, error) {
+func (*Snapshot) Missing(context.Context, fwrules.Rules) ([]fwrules.Missing, error) {
 	return nil, ErrNotSupported
 }
 
@@ -79,30 +79,3 @@ func (p Plan) Apply(context.Context) error {
 	}
 	return ErrNotSupported
 }
-
-// Common is empty off Linux.
-type Common struct{}
-
-// Empty returns true.
-func (Common) Empty() bool { return true }
-
-// HasCommon fails with [ErrNotSupported].
-func (*Firewalls) HasCommon(context.Context, fwrules.Rules) (bool, error) {
-	return false, ErrNotSupported
-}
-
-// MakeCommon fails with [ErrNotSupported].
-func (*Firewalls) MakeCommon(context.Context, fwrules.Rules) (Common, error) {
-	return Common{}, ErrNotSupported
-}
-
-// RemoveCommon fails with [ErrNotSupported].
-func (*Firewalls) RemoveCommon(context.Context, Common) error { return ErrNotSupported }
-
-// RemoveDuplicates fails with [ErrNotSupported].
-func (*Firewalls) RemoveDuplicates(context.Context, fwrules.Rules) (int, error) {
-	return 0, ErrNotSupported
-}
-
-// Kept is empty off Linux.
-type Kept struct{}

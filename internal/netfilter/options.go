@@ -23,26 +23,24 @@ type Options struct {
 	// matter.
 	Siblings func() fwrules.Siblings
 
+	// Records is the directory of the records. Programs with records of their own do not
+	// know each other's containers, so that each has rules of its own for a network.
+	Records string
+
 	// Notes is the attachment's record.
 	Notes Notes
 
 	// Batch has Add and Remove return at once. The rules are made and deleted when it
-	// is flushed, those of one backend in one transaction for each packet filter.
+	// is flushed, in one transaction.
 	Batch *batch.Batch
 
-	// Kept has one who looks at many attachments read only rules that have changed since
-	// the last look.
-	Kept *Kept
-
-	// Detected is the backend that was detected for the attachment: a result of
+	// Detected is the packet filter that was detected for the attachment: a result of
 	// [Detect] or fwrules.DetectedFirewalld, or "" if it is not known.
 	Detected string
 
-	// AnyForm means that a reference plugin may have made the attachment, so that
-	// nobody knows the backend if the configuration names none. Then
-	// [Firewalls.Check] and [Firewalls.Missing] accept the rules in any form, and
-	// [Firewalls.Remove] deletes those of the native table; the rest is for [Find].
-	AnyForm bool
+	// Executable means that a reference plugin may have made the attachment, so that
+	// nobody knows which packet filter it found.
+	Executable bool
 }
 
 // Notes keep facts in an attachment's record.
@@ -59,6 +57,12 @@ func (o Options) siblings() fwrules.Siblings {
 	}
 	return o.Siblings()
 }
+
+// DisplacedFact is the key of the note that another attachment's masquerading of an address
+// became this one's. If the other lives, it gets that back.
+const DisplacedFact = "netfilter.displaced"
+
+func (o Options) displace() error { return o.note(DisplacedFact, true) }
 
 func (o Options) fact(key string) json.RawMessage {
 	if o.Notes == nil {

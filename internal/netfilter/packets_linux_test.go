@@ -195,8 +195,8 @@ func both(port uint16, hostIP string) []fwrules.HostPort {
 	return ports
 }
 
-func (n *topology) packets(backend fwrules.Backend) []packet {
-	all := []packet{
+func (n *topology) packets() []packet {
+	return []packet{
 		{"the client to the host's port", n.client, outside4, 8080, client4},
 		{"the client to the host's port", n.client, outside6, 8080, client6},
 		{"the client to a port of one address", n.client, outside4, 8081, client4},
@@ -213,57 +213,48 @@ func (n *topology) packets(backend fwrules.Backend) []packet {
 		{"the container to the client", n.c1, client6, 9000, outside6},
 		{"the container to its neighbour", n.c1, "10.1.0.3", 9000, container4},
 		{"the container to its neighbour", n.c1, "fd00:1::3", 9000, container6},
+		{"the neighbour to the host's port", n.c2, outside4, 8080, bridge4},
+		{"the neighbour to the host's port", n.c2, outside6, 8080, bridge6},
 	}
-	if backend == fwrules.Native {
-		// The plugins' form of nftables leaves these without an answer.
-		all = append(all,
-			packet{"the neighbour to the host's port", n.c2, outside4, 8080, bridge4},
-			packet{"the neighbour to the host's port", n.c2, outside6, 8080, bridge6})
-	}
-	return all
 }
 
 func TestPackets(t *testing.T) {
-	for _, backend := range []fwrules.Backend{fwrules.Native, fwrules.NFTables} {
-		t.Run(fmt.Sprintf("%q", string(backend)), func(t *testing.T) {
-			n := newTopology(t)
-			n.serve(n.c1, 80)
-			n.serve(n.c2, 9000)
-			n.serve(n.client, 9000)
-			n.serve(n.ns, 7000)
-			n.settle()
-			o := fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
-			v4, v6 := prefix(container4+"/24"), prefix(container6+"/64")
-			r := fwrules.Rules{
-				Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
-				HostPorts:  []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, SNAT: true}},
-			}
-			for port, hostIP := range map[uint16]string{8080: "", 8081: outside4, 8082: outside6, 8083: "127.0.0.1"} {
-				r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, both(port, hostIP)...)
-			}
-			if err := n.fw.Add(t.Context(), backend, r); err != nil {
-				t.Fatal(err)
-			}
-			n.expect(n.packets(backend))
-			if err := n.fw.Remove(t.Context(), backend, r); err != nil {
-				t.Fatal(err)
-			}
-			n.expect([]packet{
-				{"afterwards", n.client, outside4, 8080, ""},
-				{"afterwards", n.c1, client4, 9000, ""},
-			})
-			// With MasqAll, everything to a forwarded port is masqueraded as
-			// the host.
-			r.HostPorts[0].MasqAll = true
-			if err := n.fw.Add(t.Context(), backend, r); err != nil {
-				t.Fatal(err)
-			}
-			n.expect([]packet{
-				{"masqAll", n.client, outside4, 8080, bridge4},
-				{"masqAll", n.client, outside6, 8080, bridge6},
-			})
-		})
+	n := newTopology(t)
+	n.serve(n.c1, 80)
+	n.serve(n.c2, 9000)
+	n.serve(n.client, 9000)
+	n.serve(n.ns, 7000)
+	n.settle()
+	o := fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
+	v4, v6 := prefix(container4+"/24"), prefix(container6+"/64")
+	r := fwrules.Rules{
+		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+		HostPorts:  []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, SNAT: true}},
 	}
+	for port, hostIP := range map[uint16]string{8080: "", 8081: outside4, 8082: outside6, 8083: "127.0.0.1"} {
+		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, both(port, hostIP)...)
+	}
+	if err := n.fw.Add(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	n.expect(n.packets())
+	if err := n.fw.Remove(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	n.expect([]packet{
+		{"afterwards", n.client, outside4, 8080, ""},
+		{"afterwards", n.c1, client4, 9000, ""},
+	})
+	// With MasqAll, everything to a forwarded port is masqueraded as
+	// the host.
+	r.HostPorts[0].MasqAll = true
+	if err := n.fw.Add(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	n.expect([]packet{
+		{"masqAll", n.client, outside4, 8080, bridge4},
+		{"masqAll", n.client, outside6, 8080, bridge6},
+	})
 }
 
 // TestPacketsBetweenBridges: packets from one bridge with a policy do not reach
@@ -278,12 +269,12 @@ func TestPacketsBetweenBridges(t *testing.T) {
 	n.settle()
 	o := fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
 	v4, v6 := prefix(container4+"/24"), prefix(container6+"/64")
-	n.mustWrite(fwrules.Native, fwrules.Rules{
+	n.mustWrite(fwrules.Rules{
 		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
 		HostPorts:  []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, SNAT: true, Ports: both(8080, "")}},
 	})
 	policy := func(policy, bridge string) {
-		n.mustWrite(fwrules.Native, fwrules.Rules{Forward: []fwrules.Forward{{Owner: o, Ingress: policy, Bridge: bridge}}})
+		n.mustWrite(fwrules.Rules{Forward: []fwrules.Forward{{Owner: o, Ingress: policy, Bridge: bridge}}})
 	}
 	fromHost := packet{"the host", n.ns, outside4, 8080, outside4}
 	open := []packet{fromHost,

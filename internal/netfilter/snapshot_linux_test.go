@@ -7,9 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -23,152 +20,95 @@ func TestSnapshotIsTheKernel(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	for _, b := range []fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native} {
-		for _, variant := range []string{"nft", "legacy"} {
-			if b != fwrules.IPTables && variant == "legacy" {
-				continue // these do not use it
-			}
-			t.Run(fmt.Sprintf("%q %s", string(b), variant), func(t *testing.T) {
-				d := newDamaged(t, b, variant)
-				if b != fwrules.Native { // it refuses conditions
-					d.rules[1].HostPorts[0].ConditionsV4 = []string{"ip", "saddr", "192.0.2.0/24"}
-					if b == fwrules.IPTables {
-						d.rules[1].HostPorts[0].ConditionsV4 = []string{"-s", "192.0.2.0/24"}
-					}
-				}
-				d.reset()
-				scripts := map[fwrules.Backend]func() []string{
-					fwrules.IPTables: d.ofIPTables, fwrules.NFTables: d.ofNFTables, fwrules.Native: d.ofNative,
-				}[b]()
-				scripts = append(scripts, d.others()...)
-				missing := 0
-				for range 10 {
-					d.reset()
-					var done []string
-					for range random.IntN(6) {
-						one := scripts[random.IntN(len(scripts))]
-						done = append(done, one)
-						d.sh("(" + one + ") 2>/dev/null || true") // two can exclude each other
-					}
-					what := strings.Join(done, "; ")
-					missing += len(d.missing(what))
-					d.wantSameInAnyForm(what)
-				}
-				if missing == 0 {
-					t.Error("the damages did none")
-				}
-			})
+	d := newDamaged(t)
+	d.reset()
+	scripts := append(d.ofNative(), d.others()...)
+	missing := 0
+	for range 20 {
+		d.reset()
+		var done []string
+		for range random.IntN(6) {
+			one := scripts[random.IntN(len(scripts))]
+			done = append(done, one)
+			d.sh("(" + one + ") 2>/dev/null || true") // two can exclude each other
 		}
+		missing += len(d.missing(strings.Join(done, "; ")))
+	}
+	if missing == 0 {
+		t.Error("the damages did none")
 	}
 }
 
 // others returns commands that put rules of somebody else in the places of ours.
 func (d *damaged) others() (scripts []string) {
-	if d.backend == fwrules.Native {
-		p := d.rules[0].HostPorts[0].Ports[0].HostPort
-		return []string{
-			fmt.Sprintf("nft 'delete element inet embedcni hostports4 { tcp . %d }; add element inet embedcni hostports4 { tcp . %d comment \"x\" : 10.1.0.9 . 80 }'", p, p),
-			"nft 'delete element inet embedcni containers4 { 10.1.0.4 }; add element inet embedcni containers4 { 10.1.0.4 comment \"x\" }'",
-			"nft add rule inet embedcni postrouting counter comment x",
-			"nft flush chain inet embedcni postrouting; nft add rule inet embedcni postrouting counter comment x",
-		}
-	}
-	if d.backend == fwrules.NFTables {
-		return []string{"nft 'flush chain ip cni_hostport prerouting; add rule ip cni_hostport prerouting iifname \"x\" jump hostports_all'"}
-	}
-	own := d.rules[0].Masquerade[0].Chains()
+	p := d.rules[0].HostPorts[0].Ports[0].HostPort
 	return []string{
-		"iptables-" + d.variant + " -t nat -A " + own[0].Name + " -d 192.0.2.0/24 -j ACCEPT",
-		"iptables-" + d.variant + " -t nat -R POSTROUTING 3 -s 10.1.0.4 -p tcp -j " + own[0].Name,
-		"iptables-" + d.variant + " -t nat -F " + own[1].Name + "; iptables-" + d.variant + " -t nat -A " + own[1].Name + " -p tcp --dport 10004 -m comment --comment x -j DNAT --to-destination 10.1.0.4:80",
-	}
-}
-
-// wantSameInAnyForm compares where nobody knows the form.
-func (d *damaged) wantSameInAnyForm(what string) {
-	d.t.Helper()
-	fw := Open(d.ns, Options{AnyForm: true})
-	snapshot := Read(fw)
-	for _, r := range d.rules {
-		kernel, err := fw.Missing(d.t.Context(), fwrules.Native, r)
-		seen, snapshotErr := snapshot.Missing(d.t.Context(), fwrules.Native, r)
-		if fmt.Sprint(err) != fmt.Sprint(snapshotErr) {
-			d.t.Errorf("%s: the snapshot: %v, the kernel: %v", what, snapshotErr, err)
-		}
-		wantSameMissing(d.t, what+", in any form", seen, kernel)
+		fmt.Sprintf("nft 'delete element inet embedcni hostports4 { tcp . %d }; add element inet embedcni hostports4 { tcp . %d comment \"x\" : 10.1.0.9 . 80 }'", p, p),
+		"nft 'delete element inet embedcni containers4 { 10.1.0.4 }; add element inet embedcni containers4 { 10.1.0.4 comment \"x\" }'",
+		"nft add rule inet embedcni postrouting counter comment x",
+		"nft flush chain inet embedcni postrouting; nft add rule inet embedcni postrouting counter comment x",
 	}
 }
 
 // TestSnapshotIsReadOnce: rules that go later are still in it, and all callers share
 // what one has read.
 func TestSnapshotIsReadOnce(t *testing.T) {
-	for _, b := range []fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native} {
-		d := newDamaged(t, b, "nft")
-		d.reset()
-		snapshot := Read(Open(d.ns, Options{}))
+	d := newDamaged(t)
+	d.reset()
+	snapshot := Read(Open(d.ns, Options{}))
+	ask := func() {
 		var wg sync.WaitGroup
-		ask := func() {
-			for _, r := range d.rules {
-				wg.Add(1)
-				go func() {
-					defer wg.Done()
-					if all, err := snapshot.For(Options{}).Missing(t.Context(), b, r); err != nil || len(all) > 0 {
-						t.Errorf("%q: missing %s, %v", string(b), textOfMissing(all), err)
-					}
-				}()
-			}
+		for _, r := range d.rules {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				if all, err := snapshot.For(Options{}).Missing(t.Context(), r); err != nil || len(all) > 0 {
+					t.Errorf("missing %s, %v", textOfMissing(all), err)
+				}
+			}()
 		}
-		ask()
-		wg.Wait()
-		d.sh("nft flush ruleset")
-		ask()
 		wg.Wait()
 	}
+	ask()
+	d.sh("nft flush ruleset")
+	ask()
 }
 
 // TestSnapshotWhileRulesChange: others add and remove rules all the time. A rule that
 // stays is never missing.
 func TestSnapshotWhileRulesChange(t *testing.T) {
-	for _, b := range []fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native} {
-		t.Run(fmt.Sprintf("%q", string(b)), func(t *testing.T) {
-			d := newDamaged(t, b, "nft")
-			d.crowd(b, 50)
-			d.reset()
-			stop := make(chan struct{})
-			var wg sync.WaitGroup
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
-				fw := Open(d.ns, Options{Sockets: &nft.Pool{}})
-				other := crowdRules(9000)
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-					}
-					if err := fw.Add(t.Context(), fwrules.Native, other); err != nil {
-						t.Error(err)
-						return
-					}
-					if err := fw.Remove(t.Context(), fwrules.Native, other); err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			}()
-			for range 20 {
-				snapshot := Read(d.fw)
-				for _, r := range d.rules {
-					if all, err := snapshot.Missing(t.Context(), b, r); err != nil || len(all) > 0 {
-						t.Errorf("missing %s, %v", textOfMissing(all), err)
-					}
-				}
+	d := newDamaged(t)
+	d.crowd(50)
+	d.reset()
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		fw := Open(d.ns, Options{Sockets: &nft.Pool{}})
+		other := crowdRules(9000)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
 			}
-			close(stop)
-			wg.Wait()
-		})
+			if err := errors.Join(fw.Add(t.Context(), other), fw.Remove(t.Context(), other)); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	for range 20 {
+		snapshot := Read(d.fw)
+		for _, r := range d.rules {
+			if all, err := snapshot.Missing(t.Context(), r); err != nil || len(all) > 0 {
+				t.Errorf("missing %s, %v", textOfMissing(all), err)
+			}
+		}
 	}
+	close(stop)
+	wg.Wait()
 }
 
 // TestSpoofCheckIsRestored: each of its rules and chains, without a change to those of
@@ -287,54 +227,4 @@ func TestSpoofChecksAreRestoredTogether(t *testing.T) {
 func (h *host) wantReturnBeforeDrop(chain string) {
 	h.t.Helper()
 	h.sh(`nft list chain bridge nat ` + chain + ` | awk '/return/ {seen = 1} /drop/ {if (!seen) exit 1; found = 1} END {exit !found}'`)
-}
-
-// BenchmarkSnapshot reads the rules of so many containers, and compares all of them.
-func BenchmarkSnapshot(b *testing.B) {
-	for _, backend := range []fwrules.Backend{fwrules.Native, fwrules.NFTables, fwrules.IPTables} {
-		for _, n := range []int{100, 1000, 10000} {
-			variants := []string{"nft"}
-			if backend == fwrules.IPTables {
-				variants = []string{"nft", "legacy"}
-				if n > 1000 {
-					continue // making them takes hours
-				}
-			}
-			for _, variant := range variants {
-				b.Run(fmt.Sprintf("%q/%s/%d", string(backend), variant, n), func(b *testing.B) {
-					h := newHost(b, variant)
-					rules := crowdRules
-					if backend == fwrules.IPTables {
-						rules = func(i int) fwrules.Rules { return everything(fmt.Sprint("crowd", i), 1000+i) }
-						crowd(b, h.fw, n)
-					} else {
-						h.crowd(backend, n)
-					}
-					fw := Open(h.ns, Options{Sockets: &nft.Pool{}})
-					before := cpu(b)
-					for b.Loop() {
-						s := Read(fw)
-						for i := range n {
-							if all, err := s.Missing(b.Context(), backend, rules(i)); err != nil || len(all) > 0 {
-								b.Fatal(textOfMissing(all), err)
-							}
-						}
-					}
-					b.ReportMetric(float64((cpu(b)-before).Microseconds())/float64(b.N)/1000, "cpu-ms/look")
-				})
-			}
-		}
-	}
-}
-
-// cpu returns the time that processors have worked for this process and its children.
-func cpu(b *testing.B) (sum time.Duration) {
-	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
-		var u unix.Rusage
-		if err := unix.Getrusage(who, &u); err != nil {
-			b.Fatal(err)
-		}
-		sum += time.Duration(u.Utime.Nano() + u.Stime.Nano())
-	}
-	return sum
 }

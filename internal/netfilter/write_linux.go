@@ -2,48 +2,118 @@ package netfilter
 
 import (
 	"context"
+	"errors"
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter/native"
+	"github.com/embedcni/cni/internal/netfilter/reference"
 	"github.com/embedcni/cni/netns"
 )
 
-// Add makes the rules, when Batch is flushed if there is one.
-func (fw *Firewalls) Add(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
-	return fw.write(ctx, b, r, true)
-}
-
-// Remove deletes the rules, when Batch is flushed if there is one.
-func (fw *Firewalls) Remove(ctx context.Context, b fwrules.Backend, r fwrules.Rules) error {
-	return fw.write(ctx, b, r, false)
-}
-
 // change identifies the changes that go in one transaction.
 type change struct {
-	backend fwrules.Backend
-	add     bool
-	ns      netns.ID
+	kind changeKind
+	ns   netns.ID
 }
 
-func (fw *Firewalls) write(ctx context.Context, b fwrules.Backend, r fwrules.Rules, add bool) error {
-	form, err := fw.form(b)
-	if err != nil {
-		return err
-	}
-	return batch.Join(ctx, fw.Batch, change{backend: b, add: add, ns: fw.namespace()}, r, func(ctx context.Context, all []fwrules.Rules) error {
-		var together fwrules.Rules
-		for _, one := range all {
-			together.Masquerade = append(together.Masquerade, one.Masquerade...)
-			together.HostPorts = append(together.HostPorts, one.HostPorts...)
-			together.Forward = append(together.Forward, one.Forward...)
-		}
-		change := form.Remove
-		if add {
-			change = form.Add
-		}
-		if err := change(ctx, together); err != nil {
+type changeKind int
+
+const (
+	adding changeKind = iota
+	removing
+	restoring
+	restoringSpoofChecks
+)
+
+// changed is the rules of an attachment that are to be changed.
+type changed struct {
+	fw    *Firewalls
+	rules fwrules.Rules
+}
+
+// Add makes the rules, when Batch is flushed if there is one.
+func (fw *Firewalls) Add(ctx context.Context, r fwrules.Rules) error {
+	return fw.join(ctx, adding, r, func(ctx context.Context, all []changed, r fwrules.Rules) error {
+		if err := fw.native.Add(ctx, r); err != nil {
 			return err
 		}
-		return fw.forgetFlows(ctx, together.HostPorts, false)
+		return errors.Join(acceptAll(ctx, all), fw.forgetFlows(ctx, r.HostPorts, false))
 	})
+}
+
+// Remove deletes the rules, when Batch is flushed if there is one. It leaves those that
+// accept the packets of a network to [Find], which knows who needs them.
+func (fw *Firewalls) Remove(ctx context.Context, r fwrules.Rules) error {
+	return fw.join(ctx, removing, r, func(ctx context.Context, _ []changed, r fwrules.Rules) error {
+		if err := fw.native.Remove(ctx, r); err != nil {
+			return err
+		}
+		return fw.forgetFlows(ctx, r.HostPorts, false)
+	})
+}
+
+// Restore adds those of the rules that do not exist, when Batch is flushed if there is
+// one, whoever had made them in which form. It replaces and doubles nothing, and leaves
+// the rules of others where they are. It can be repeated, and is for parts that Missing
+// has returned. If another rule is in the place of one, the error is a
+// [fwrules.ErrInPlace] or [fwrules.ErrHostPortTaken].
+//
+// Batches of several attachments restore their rules together, see
+// [batch.FlushTogether]. If that fails, some may have been added.
+func (fw *Firewalls) Restore(ctx context.Context, r fwrules.Rules) error {
+	return fw.join(ctx, restoring, r, func(ctx context.Context, all []changed, r fwrules.Rules) error {
+		var parts []native.Restoring
+		for _, one := range all {
+			parts = append(parts, native.Restoring{Siblings: one.fw.siblings, Rules: one.rules})
+		}
+		if err := fw.native.Restore(ctx, parts); err != nil {
+			return err
+		}
+		return errors.Join(acceptAll(ctx, all), fw.forgetFlows(ctx, r.HostPorts, true))
+	})
+}
+
+// join calls do with the rules of all attachments whose changes of the kind go together,
+// one by one and as a whole.
+func (fw *Firewalls) join(ctx context.Context, kind changeKind, r fwrules.Rules, do func(context.Context, []changed, fwrules.Rules) error) error {
+	return batch.Join(ctx, fw.Batch, change{kind, fw.namespace()}, changed{fw, r}, func(ctx context.Context, all []changed) error {
+		var together fwrules.Rules
+		for _, one := range all {
+			together.Masquerade = append(together.Masquerade, one.rules.Masquerade...)
+			together.HostPorts = append(together.HostPorts, one.rules.HostPorts...)
+			together.Forward = append(together.Forward, one.rules.Forward...)
+		}
+		return do(ctx, all, together)
+	})
+}
+
+// acceptAll has the host forward the packets of attachments' networks.
+func acceptAll(ctx context.Context, all []changed) error {
+	for _, one := range all {
+		for _, f := range one.rules.Forward {
+			if f.IngressOnly || len(f.Addresses) == 0 {
+				continue
+			}
+			if err := one.fw.accept(ctx, f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// RestoreSpoofCheck adds those of the rules that do not exist, when Batch is flushed if
+// there is one. Batches of several attachments do so together, as those of Restore.
+func (fw *Firewalls) RestoreSpoofCheck(ctx context.Context, s fwrules.SpoofCheck) error {
+	one := reference.SpoofRestoring{SpoofCheck: fw.SpoofCheck(s.ContainerID, s.IfName), Port: s.Port, MAC: s.MAC}
+	return batch.Join(ctx, fw.Batch, change{restoringSpoofChecks, fw.namespace()}, one, reference.RestoreSpoofChecks)
+}
+
+// namespace returns the identity of the namespace, or zero for that of the thread.
+func (fw *Firewalls) namespace() (id netns.ID) {
+	if fw.sockets.NS != nil {
+		id = fw.sockets.NS.ID()
+	}
+	return id
 }

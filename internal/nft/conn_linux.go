@@ -53,7 +53,6 @@ type Conn struct {
 	fd       int
 	sequence uint32
 	out, in  []byte
-	keeper   *keeper // nil: no list is kept
 }
 
 // Open opens a Conn in the namespace of the calling thread. Most callers use
@@ -110,15 +109,6 @@ func (c *Conn) Close() error { return unix.Close(c.fd) }
 // ErrChanged. If the kernel refuses a message, the error is an [*Error]; if its answer
 // is lost, ErrUncertain.
 func (c *Conn) Transact(msgs []Message, generation *uint32) error {
-	if c.keeper != nil {
-		return c.keeper.transact(c, msgs, generation)
-	}
-	return c.transact(msgs, generation, nil)
-}
-
-// transact is Transact. If heard is not nil, it is called with each report about a
-// message that has NLM_F_ECHO, and the message's index.
-func (c *Conn) transact(msgs []Message, generation *uint32, heard func(index int, typ uint16, data []byte)) error {
 	begin := []byte(nil)
 	if generation != nil {
 		begin = appendNumber(nil, unix.NFNL_BATCH_GENID, *generation)
@@ -138,18 +128,7 @@ func (c *Conn) transact(msgs []Message, generation *uint32, heard func(index int
 	if err := c.send(); err != nil {
 		return err
 	}
-	return c.outcome(first, msgs, heard)
-}
-
-// settle returns when each transaction that has counted up the generation is in force.
-// For a moment the kernel says the new generation and lists the old rules
-// (nf_tables_commit). The transaction of settle has no message: it changes nothing, the
-// generation included, but waits for the others, and has no answer.
-func (c *Conn) settle() error {
-	c.out = appendMessage(c.out[:0], unix.NFNL_MSG_BATCH_BEGIN, 0, c.sequence+1, ofTables(), nil)
-	c.out = appendMessage(c.out, unix.NFNL_MSG_BATCH_END, 0, c.sequence+2, ofTables(), nil)
-	c.sequence += 2
-	return c.send()
+	return c.outcome(first, msgs)
 }
 
 // ofTables returns the header of a batch for nf_tables.
@@ -159,14 +138,10 @@ func ofTables() [4]byte {
 
 // outcome reads the answer to a transaction: the first refusal, or that the last
 // message succeeded.
-func (c *Conn) outcome(first uint32, msgs []Message, heard func(index int, typ uint16, data []byte)) error {
+func (c *Conn) outcome(first uint32, msgs []Message) error {
 	var refused *Error
 	answered := false
 	err := c.receive(func(h header, data []byte) bool {
-		if i := int(h.sequence - first - 1); heard != nil && h.typ>>8 == unix.NFNL_SUBSYS_NFTABLES && h.sequence > first && i < len(msgs) {
-			heard(i, h.typ, data)
-			return false
-		}
 		if h.typ != unix.NLMSG_ERROR || len(data) < 4 || h.sequence < first {
 			return false
 		}

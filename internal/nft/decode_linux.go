@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -230,20 +231,11 @@ func (c *Conn) Exist(family uint8, chains ...Chain) (generation uint32, exist []
 // contain none of them: most rules are other containers', and decoding them
 // would take most of the time.
 //
-// If each returns [ErrStop], it is not called again. The Conns of a [Pool] keep the lists
-// of long chains, and do not read them again before rules change.
+// If each returns [ErrStop], it is not called again.
 func (c *Conn) Rules(t Table, chain string, containing [][]byte, each func(Rule) error) error {
-	at := place{t, chain}
-	if c.keeper.keeps(at) {
-		all, err := c.keeper.rules(c, at)
-		if err != nil {
-			return err
-		}
-		return eachOf(all, containing, each)
-	}
-	count, stopped := 0, false
+	stopped := false
 	err := c.dump(getRules(t, chain), func(data []byte) error {
-		if count++; stopped || !containsAny(data, containing) {
+		if stopped || !containsAny(data, containing) {
 			return nil
 		}
 		r := readRule(data)
@@ -256,13 +248,15 @@ func (c *Conn) Rules(t Table, chain string, containing [][]byte, each func(Rule)
 		}
 		return err
 	})
-	if chain != "" {
-		c.keeper.note(at, count)
-	}
 	if stopped && errors.Is(err, ErrChanged) {
 		return nil // the rest of the list did not matter
 	}
 	return err
+}
+
+// containsAny reports whether data contains one of the byte strings, or there are none.
+func containsAny(data []byte, some [][]byte) bool {
+	return len(some) == 0 || slices.ContainsFunc(some, func(one []byte) bool { return bytes.Contains(data, one) })
 }
 
 // getRules lists the rules of a chain, or of the whole table if chain is "".

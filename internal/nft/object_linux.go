@@ -105,15 +105,6 @@ func NewChain(t Table, name string, h *Hook, comment string) Message {
 	return Message{unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family, b, text("chain " + t.String() + " " + name)}
 }
 
-// DeleteEmptyChain deletes the chain. The kernel refuses with EBUSY if the chain has
-// a rule, or a rule jumps to it: since Linux 4.18; an older one deletes the chain's
-// rules with it.
-func DeleteEmptyChain(t Table, name string) Message {
-	m := Object{Table: t, Chain: name}.Deletion()
-	m.flags |= unix.NLM_F_NONREC
-	return m
-}
-
 func getChain(t Table, name string) Message {
 	b := inChain(t, name, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
 	return Message{unix.NFT_MSG_GETCHAIN, 0, t.Family, b, text("chain " + t.String() + " " + name)}

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
@@ -27,8 +25,6 @@ type Pool struct {
 	idle   map[netns.ID][]idleConn
 	timer  *time.Timer // runs if any is idle
 	closed bool
-
-	keepers map[uint64]*keeper // by the namespace's cookie
 }
 
 type idleConn struct {
@@ -66,7 +62,6 @@ func (p *Pool) Do(ns *netns.Handle, fn func(*Conn) error) error {
 		}); err != nil {
 			return err
 		}
-		c.keeper = p.keeper(c)
 	}
 	// Answers that a failed call leaves unread have other sequence numbers.
 	return errors.Join(fn(c), p.give(id, c))
@@ -114,30 +109,6 @@ func (p *Pool) take(id netns.ID) *Conn {
 	last := list[len(list)-1]
 	p.idle[id] = list[:len(list)-1]
 	return last.Conn
-}
-
-// mostKeepers limits the namespaces whose rules are kept: a runtime has one, its host's.
-const mostKeepers = 4
-
-// keeper returns the keeper of the socket's namespace, or nil if no rules are kept. The
-// cookie of a namespace is that of no other one (SO_NETNS_COOKIE, since Linux 5.14).
-func (p *Pool) keeper(c *Conn) *keeper {
-	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return nil // an older kernel
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case p.closed:
-		return nil
-	case p.keepers == nil || len(p.keepers) >= mostKeepers && p.keepers[cookie] == nil:
-		p.keepers = make(map[uint64]*keeper)
-	}
-	if p.keepers[cookie] == nil {
-		p.keepers[cookie] = &keeper{}
-	}
-	return p.keepers[cookie]
 }
 
 // give keeps the socket, or closes it.

@@ -184,6 +184,32 @@ type detector interface {
 	Detect(ctx context.Context, host *netns.Handle, config json.RawMessage) (string, error)
 }
 
+// executableOnly is a built-in plugin that does not carry out every configuration of its
+// type.
+type executableOnly interface {
+	// OnlyExecutable returns an error if only the plugin's executable carries out a
+	// configuration.
+	OnlyExecutable(config json.RawMessage) error
+}
+
+// suited returns the provider for a configuration: the executable instead of a built-in
+// plugin that does not carry it out.
+func (c Choice) suited(p Provider, typ string, config []byte) (Provider, error) {
+	own, ok := p.plugin.(executableOnly)
+	if !ok || p.Kind != BuiltIn {
+		return p, nil
+	}
+	reason := own.OnlyExecutable(config)
+	if reason == nil {
+		return p, nil
+	}
+	path, err := c.Root.Find(typ, c.Dirs, c.AllowInsecure)
+	if errors.Is(err, invoke.ErrNotFound) {
+		err = reason
+	}
+	return Provider{Kind: Executable, Path: path}, err
+}
+
 // UnregisteredError: the caller had registered the plugin that attached the
 // container, and no plugin is registered now. Any other of that name is another
 // plugin.

@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/inprocess"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/plugin"
 )
@@ -83,6 +84,10 @@ func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *vi
 	}
 	if r.IsReference(ctx, call.Plugin) && (ipam == "" || r.IsReference(ctx, ipam)) {
 		e = compare.Excuse{Why: "the comparison with the kernel, which covers all that this plugin's CHECK does, finds nothing wrong", Blind: true}
+		switch known.Of(call.Plugin).Rules {
+		case known.Forward, known.HostPorts:
+			e.Blind = false // it misses its rules, and others do the same
+		}
 	}
 	return e, nil
 }
@@ -99,7 +104,7 @@ func (r *Runner) IsReference(ctx context.Context, typ string) bool {
 		}
 		path = found
 	}
-	return r.Ahead.versions.Knows(ctx, r.Root, typ, path)
+	return r.References.Knows(ctx, r.Root, typ, path)
 }
 
 // comparedItself delegates nothing: the part of an IPAM plugin is compared by itself.
@@ -117,7 +122,7 @@ func (r *Runner) Lend(ctx context.Context, typ string) context.Context {
 func (r *Runner) lent(p Provider) caller.Given {
 	given := r.Given
 	given.Bus, given.Durable = r.Bus, r.Durable
-	given.Filters.AnyForm, given.Filters.Detected = p.standIn, p.backend
+	given.Filters.Executable, given.Filters.Detected = p.standIn, p.backend
 	return given
 }
 

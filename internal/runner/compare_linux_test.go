@@ -103,7 +103,7 @@ func TestWhoCompares(t *testing.T) {
 			filters := ""
 			r := comparing(func(ctx context.Context, r *plugin.Request) ([]compare.Difference, error) {
 				f := caller.From(ctx).Filters
-				if filters = f.Detected; f.AnyForm {
+				if filters = f.Detected; f.Executable {
 					filters = "any form"
 				}
 				if r.ContainerID != "c1" || r.IfName != "eth0" || r.Container == nil {

@@ -41,11 +41,11 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provid
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
 	}
-	container, previous := d.Container, d.Previous
+	container := d.Container
 	if p.Kind == Registered {
 		d.given.Batch = nil // it depends on the finished work of the plugins to which it delegates
 		// It gets a handle of its own, because it may do anything with it.
-		container, previous = nil, nil
+		container = nil
 	}
 	inner := d.give(ctx, p)
 	if p.Kind == Registered {
@@ -53,7 +53,7 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provid
 	}
 	stdout, err := inprocess.Run(inner, p.plugin, inprocess.Call{
 		Verb: call.Verb, Type: call.Plugin, Env: call.Env, Stdin: call.Stdin,
-		Host: d.Host, Container: container, Inline: p.Kind == BuiltIn, Previous: previous,
+		Host: d.Host, Container: container, Inline: p.Kind == BuiltIn,
 		Delegate: func(inner context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
 			return d.delegate(inner, ctx, verb, typ, config)
 		},
@@ -65,7 +65,7 @@ func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provid
 func (d *delegation) give(ctx context.Context, p Provider) context.Context {
 	d.given.Bus, d.given.Durable = d.Bus, d.Durable
 	if p.standIn || p.backend != "" {
-		d.given.Filters.AnyForm, d.given.Filters.Detected = p.standIn, p.backend
+		d.given.Filters.Executable, d.given.Filters.Detected = p.standIn, p.backend
 	}
 	return caller.With(ctx, d.given)
 }
@@ -120,7 +120,7 @@ func (d *delegation) delegateOf(ctx context.Context, verb, typ string) (Provider
 	if d.standIn {
 		return d.recorded(record.Plugin{Type: typ, Kind: string(Executable)})
 	}
-	all, err := d.providers(ctx, verb, typ)
+	all, err := d.providers(ctx, verb, typ, nil)
 	if err != nil || len(all) == 0 {
 		return Provider{}, err
 	}

@@ -7,8 +7,6 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/firstadd"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -27,8 +25,6 @@ type Plugins struct {
 	never   []string     // types whose ADD could not be started
 	failed  []chain.Call // DELs that failed
 
-	made []netfilter.Common // shared rules that were made ahead of executables
-	turn *firstadd.First
 }
 
 // chosen is the plugin of a type.
@@ -165,6 +161,7 @@ func (r *Runner) Choose(ctx context.Context) {
 	defer r.Plugins.mu.Unlock()
 	for _, p := range r.Network.Plugins {
 		c := r.Plugins.choose(r.Choice, p.Network.Type)
+		r.suit(c, p.Bytes)
 		r.detect(ctx, c, p.Bytes)
 		if ipam := p.Network.IPAM.Type; ipam != "" && (c.Kind == string(BuiltIn) || c.Kind == string(Registered)) {
 			r.Plugins.choose(r.Choice, ipam)
@@ -185,6 +182,19 @@ func (p *Plugins) choose(from Choice, typ string) *chosen {
 		p.chosen = append(p.chosen, c)
 	}
 	return &p.chosen[i]
+}
+
+// suit replaces a built-in plugin that does not carry out the configuration.
+func (r *Runner) suit(c *chosen, config []byte) {
+	if c.err != nil || c.found.Kind != BuiltIn {
+		return
+	}
+	found, err := r.suited(c.found, c.Type, config)
+	if err != nil {
+		*c = chosen{Plugin: record.Plugin{Type: c.Type}, err: err}
+		return
+	}
+	c.found, c.Kind, c.Path = found, string(found.Kind), found.Path
 }
 
 // detect asks the chosen plugin which backend its ADD will use, and notes it. A plugin
@@ -230,7 +240,7 @@ func (r *Runner) chooseDelegate(ctx context.Context, typ string) (Provider, erro
 // providers returns the plugins to run for a type. It is one, except that a CHECK
 // or DEL without a recorded kind has each that may have run the ADD, and the DEL of
 // a plugin whose ADD never ran has none.
-func (r *Runner) providers(ctx context.Context, verb, typ string) ([]Provider, error) {
+func (r *Runner) providers(ctx context.Context, verb, typ string, config []byte) ([]Provider, error) {
 	c, ok, known := r.Plugins.get(typ)
 	attached := verb == "DEL" || verb == "CHECK"
 	switch {
@@ -241,9 +251,17 @@ func (r *Runner) providers(ctx context.Context, verb, typ string) ([]Provider, e
 	case verb == "DEL" && ok && c.Kind == "":
 		return nil, nil
 	case ok && c.Kind != "":
-		return one(r.recorded(c.Plugin))
+		p, err := r.recorded(c.Plugin)
+		if own := r.BuiltIn(typ); verb == "CHECK" && p.Kind == Executable && own != nil && caller.Restored(r.Given.Record, typ) {
+			p, err = standIn(own), nil // the executable could only miss its own rules
+		}
+		return one(p, err)
 	case attached && !known:
 		return r.either(verb, typ)
 	}
-	return one(r.Find(typ))
+	p, err := r.Find(typ)
+	if err == nil {
+		p, err = r.suited(p, typ, config)
+	}
+	return one(p, err)
 }

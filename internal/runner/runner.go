@@ -21,7 +21,6 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
@@ -34,14 +33,14 @@ import (
 // Runtime has the settings that the attachments of a runtime share.
 type Runtime struct {
 	Choice
-	Env     []string                              // limit of one plugin's time; not positive: none
-	Limit   func(verb string) time.Duration       // how long one plugin may run; not positive: without limit
-	Observe func(ctx context.Context, call Event) // called after each call of a chain; may be nil
-	Logger  *slog.Logger
-	Bus     *firewalld.Bus
-	Locks   *lock.Space
-	First   *firstadd.Tracker
-	Ahead   *Ahead
+	Env        []string                              // limit of one plugin's time; not positive: none
+	Limit      func(verb string) time.Duration       // how long one plugin may run; not positive: without limit
+	Observe    func(ctx context.Context, call Event) // called after each call of a chain; may be nil
+	Logger     *slog.Logger
+	Bus        *firewalld.Bus
+	Locks      *lock.Space
+	First      *firstadd.Tracker
+	References *References
 }
 
 // Runner runs the plugins of one attachment, for one verb at a time.
@@ -51,11 +50,10 @@ type Runner struct {
 	Network     *libcni.NetworkConfigList
 	ContainerID record.ID // the caller's; plugins may know another
 	IfName      string
-	Host        *netns.Handle       // where plugins run
-	Container   *netns.Handle       // nil if it is not open
-	Inherit     []*os.File          // the container's lock, which executables keep after the runtime's death
-	Given       caller.Given        // to built-in plugins; its Batch is for ADD and DEL
-	Previous    *inprocess.Previous // of built-in plugins; may be nil
+	Host        *netns.Handle // where plugins run
+	Container   *netns.Handle // nil if it is not open
+	Inherit     []*os.File    // the container's lock, which executables keep after the runtime's death
+	Given       caller.Given  // to built-in plugins; its Batch is for ADD and DEL
 	Attachment
 }
 
@@ -88,7 +86,7 @@ type Event struct {
 // Run runs the plugin of a type. If two plugins may have attached the container,
 // a CHECK succeeds if one of them succeeds, and a DEL runs both.
 func (r *Runner) Run(ctx context.Context, call chain.Call) (chain.Output, error) {
-	providers, err := r.providers(ctx, call.Verb, call.Plugin)
+	providers, err := r.providers(ctx, call.Verb, call.Plugin, call.Stdin)
 	if err != nil {
 		return r.runOne(ctx, call, Provider{}, err)
 	}
@@ -220,8 +218,6 @@ func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invo
 	ctx, cancel := r.Bound(ctx, call.Verb)
 	defer cancel()
 	switch {
-	case p.Kind == Executable && call.Verb == "ADD" && sharesRules(call.Plugin):
-		return (&sharing{Runner: r, call: call, plugin: p}).startAhead(ctx)
 	case p.Kind == Executable:
 		return r.start(ctx, call, p)
 	}
@@ -326,7 +322,7 @@ func (r *Runner) log(ctx context.Context, title string, e Event, out invoke.Outp
 // attachment. A plugin that cannot be started could not be started for the ADD
 // either.
 func (r *Runner) DeletesIPAM(ctx context.Context, typ, ipam string) bool {
-	all, err := r.providers(ctx, "DEL", ipam)
+	all, err := r.providers(ctx, "DEL", ipam, nil)
 	if err != nil {
 		_, recorded, _ := r.Plugins.get(ipam) // if it is, it was there for the ADD
 		return !recorded && errors.Is(err, invoke.ErrNotFound)

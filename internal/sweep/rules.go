@@ -2,6 +2,7 @@ package sweep
 
 import (
 	"context"
+	"net/netip"
 	"strings"
 
 	"github.com/embedcni/cni/internal/netfilter"
@@ -33,8 +34,12 @@ func (s *search) rules(ctx context.Context) ([]Item, error) {
 
 // RulesTarget is the target as the packet filters are searched for it.
 func (t *Target) RulesTarget() fwrules.Target {
+	var inNetwork func(netip.Prefix) (bool, error)
+	if t.Others != nil {
+		inNetwork = t.Others.InNetwork
+	}
 	return fwrules.Target{
-		Owner:     t.Owner,
+		Owner: t.Owner, Subnets: t.Subnets, InNetwork: inNetwork,
 		Addresses: t.Addresses, Siblings: t.Siblings.Addresses, Ports: t.Rules.Ports, Thorough: t.How.Thorough,
 		Own: t.Own, Kept: t.Siblings.Rules, KeptUnknown: t.Siblings.Unknown,
 	}

@@ -8,8 +8,6 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/footprint"
-	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -42,9 +40,6 @@ func MakeAgain(ctx context.Context, host *netns.Handle, siblings []Sibling, lost
 		wants, err := s.Wants()
 		errs = append(errs, s.failed(err))
 		for _, w := range wants {
-			if w.Reference {
-				w.Backend = referenceBackend()
-			}
 			if lost(s.Attachment, w) {
 				errs = append(errs, s.failed(s.makeAgain(ctx, host, w, log)))
 			}
@@ -63,30 +58,25 @@ func (s Sibling) failed(err error) error {
 func (s Sibling) makeAgain(ctx context.Context, host *netns.Handle, w footprint.Wanted, log *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), Limit)
 	defer cancel()
-	given := s.Given
-	fw := given.Firewalls(host)
-	given.Filters.AnyForm = true
-	unsure := given.Firewalls(host)
-	for i := range w.Rules.HostPorts {
-		if w.Backend != fwrules.IPTables {
-			h := &w.Rules.HostPorts[i]
-			h.ConditionsV4, h.ConditionsV6 = nil, nil // in nftables, all containers share the conditions
-			h.MasqAll = h.MasqAll && s.IsBuiltIn(w.Type)
-		}
-	}
-	if fw.Check(ctx, w.Backend, w.Rules) == nil || w.Unsure && unsure.Check(ctx, fwrules.Native, w.Rules) == nil {
-		return nil
+	fw := s.Given.Firewalls(host)
+	missing, err := fw.Missing(ctx, w.Rules)
+	if err != nil || len(missing) == 0 {
+		return err
 	}
 	log.Info("making rules again that the removal of another attachment has deleted",
 		"network", s.List.Name, "interface", s.IfName, "plugin", w.Type)
-	return fw.Add(ctx, w.Backend, w.Rules)
-}
-
-// referenceBackend returns the backend that the reference plugins use if the
-// configuration names none.
-func referenceBackend() fwrules.Backend {
-	if netfilter.Detect() == fwrules.DetectedIPTables {
-		return fwrules.IPTables
+	if !s.IsBuiltIn(w.Type) {
+		if err := caller.NoteRestored(s.Given.Record, w.Type); err != nil {
+			return err
+		}
 	}
-	return fwrules.NFTables
+	var errs []error
+	for _, m := range missing {
+		if m.Why != "" {
+			errs = append(errs, fmt.Errorf("%s: %s", m.Object, m.Why))
+			continue
+		}
+		errs = append(errs, fw.Restore(ctx, m.Rules))
+	}
+	return errors.Join(errs...)
 }

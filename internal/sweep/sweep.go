@@ -67,7 +67,8 @@ type Manner struct {
 // Others knows the other attachments of the host. It is asked only if something was
 // found that may be another's by now.
 type Others interface {
-	InUse() ([]netip.Addr, error)   // the addresses of other containers
+	InUse() ([]netip.Addr, error) // the addresses of other containers
+	InNetwork(netip.Prefix) (bool, error)
 	InZones() ([]netip.Addr, error) // those that may be in a zone of firewalld
 	HaveShaper(name, mac string) (bool, error)
 	HaveDevice(*footprint.Device) (bool, error)

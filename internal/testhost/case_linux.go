@@ -73,7 +73,7 @@ func Uplink(h *RealHost) {
 func Everything(last ...string) Case {
 	return Case{Plugins: append([]string{
 		BridgeConf(`"ipMasq": true, ` + HostLocal(V4Range+","+V6Range)),
-		`{"type": "portmap", "backend": "iptables", "snat": true, "capabilities": {"portMappings": true}}`,
+		`{"type": "portmap", "snat": true, "capabilities": {"portMappings": true}}`,
 		`{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000}`,
 		`{"type": "firewall", "backend": "iptables"}`,
 	}, last...)}

@@ -21,16 +21,14 @@ type Looks struct {
 
 // dumps are looks at hosts' namespaces.
 type dumps struct {
-	kept  *netfilter.Kept
 	mu    sync.Mutex
 	hosts map[netns.ID]*dump
 }
 
 // Dumps returns Looks that read each host's namespace once, when it is first needed,
-// and each container's once for each view. Rules that are kept, and have not changed, are
-// not read again; kept may be nil.
-func Dumps(kept *netfilter.Kept) *Looks {
-	return &Looks{&dumps{kept: kept, hosts: make(map[netns.ID]*dump)}, ReadNamespace}
+// and each container's once for each view.
+func Dumps() *Looks {
+	return &Looks{&dumps{hosts: make(map[netns.ID]*dump)}, ReadNamespace}
 }
 
 // Each calls work for the numbers below n, several at once, with Looks that share what
@@ -54,7 +52,7 @@ type dump struct {
 	vlansErr  error
 }
 
-func (d *dump) read(host *hostns.NetNS, kept *netfilter.Kept) {
+func (d *dump) read(host *hostns.NetNS) {
 	if d.ns, d.err = host.Dup(); d.err != nil {
 		return
 	}
@@ -62,7 +60,7 @@ func (d *dump) read(host *hostns.NetNS, kept *netfilter.Kept) {
 		return
 	}
 	d.torn = d.net.Torn()
-	d.rules = netfilter.Read(netfilter.Open(d.ns.Handle, netfilter.Options{Kept: kept}))
+	d.rules = netfilter.Read(netfilter.Open(d.ns.Handle, netfilter.Options{}))
 }
 
 // VLANs implements [compare.VLANs].
@@ -88,7 +86,7 @@ func (l *dumps) of(host *hostns.NetNS) (*dump, error) {
 		l.hosts[host.ID()] = d
 	}
 	l.mu.Unlock()
-	d.once.Do(func() { d.read(host, l.kept) })
+	d.once.Do(func() { d.read(host) })
 	return d, d.err
 }
 

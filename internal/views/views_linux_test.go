@@ -14,7 +14,7 @@ func TestATornDumpIsNotBelieved(t *testing.T) {
 	host := expect.Value(hostns.NewFinder().Open(""))(t)
 	defer func() { expect.NoError(t, host.Close()) }()
 	container := nettest.New(t)
-	looks := Dumps(nil)
+	looks := Dumps()
 	defer func() { expect.NoError(t, looks.Close()) }()
 	for _, torn := range []bool{false, true} {
 		expect.Value(looks.dumps.of(host))(t).torn = torn
@@ -32,7 +32,7 @@ func TestWorkersShareOneLookAtAHost(t *testing.T) {
 	host := expect.Value(hostns.NewFinder().Open(""))(t)
 	defer func() { expect.NoError(t, host.Close()) }()
 	container := nettest.New(t)
-	looks := Dumps(nil)
+	looks := Dumps()
 	defer func() { expect.NoError(t, looks.Close()) }()
 	const n = 20
 	hosts, containers := make([]*Namespace, n), make(map[*Namespace]bool)

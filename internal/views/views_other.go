@@ -15,7 +15,7 @@ import (
 type Looks struct{}
 
 // Dumps returns Looks that read nothing.
-func Dumps(*netfilter.Kept) *Looks { return &Looks{} }
+func Dumps() *Looks { return &Looks{} }
 
 // Each calls work for the numbers below n.
 func (l *Looks) Each(n int, work func(i int, its *Looks)) {

@@ -123,7 +123,7 @@ func orOther(label string) string {
 // Plugin counts a call of a plugin: cni.WithObserver. The type of a plugin that does not
 // exist is "other": clients may ask for any.
 func (m *Metrics) Plugin(_ context.Context, e cni.Event) {
-	plugin, kind := e.Plugin, string(e.PluginKind)
+	plugin, kind := e.Plugin, e.PluginKind
 	if kind == "" {
 		plugin, kind = "other", "none"
 	}

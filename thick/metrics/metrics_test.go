@@ -120,8 +120,8 @@ func (c sampleCounts) Collect(to chan<- prometheus.Metric) {
 func TestPluginsAreCounted(t *testing.T) {
 	m, registry := registered(t)
 	ctx := context.Background()
-	m.Plugin(ctx, cni.Event{Operation: "ADD", Plugin: "mark", PluginKind: cni.PluginRegistered, Duration: time.Second})
-	m.Plugin(ctx, cni.Event{Operation: "ADD", Plugin: "mark", PluginKind: cni.PluginRegistered, Err: errors.New("x")})
+	m.Plugin(ctx, cni.Event{Operation: "ADD", Plugin: "mark", PluginKind: "registered", Duration: time.Second})
+	m.Plugin(ctx, cni.Event{Operation: "ADD", Plugin: "mark", PluginKind: "registered", Err: errors.New("x")})
 	m.Plugin(ctx, cni.Event{Operation: "ADD", Plugin: "no such plugin", Err: cni.ErrPluginNotFound})
 	compare(t, registry, `
 # HELP embedcni_plugin_error_total Failed plugin calls.

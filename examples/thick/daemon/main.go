@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -56,7 +57,7 @@ const grace = 20 * time.Second
 
 func serve(ctx context.Context, o options) error {
 	opts := []cni.Opt{
-		cni.WithOwner("thick"), cni.WithStateDir(o.state), cni.WithPluginPath(o.plugins), cni.WithPluginConfDir(o.networks),
+		cni.WithOwner("thick"), cni.WithStateDir(o.state), cni.WithPluginDir(filepath.SplitList(o.plugins)), cni.WithPluginConfDir(o.networks),
 		cni.WithDefaultConf, cni.WithObserver(logPlugin),
 	}
 	if o.builtin != "" {

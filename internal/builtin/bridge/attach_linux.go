@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter/nftform"
+	"github.com/embedcni/cni/internal/netfilter/reference"
 )
 
 // containerInterface is the index of the container's interface in the result,
@@ -81,7 +81,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 		return err
 	}
 	if a.MACSpoofChk { // before it can send
-		err := spoofCheck(caller.From(ctx), a.Request, func(s nftform.SpoofCheck) error {
+		err := spoofCheck(caller.From(ctx), a.Request, func(s reference.SpoofCheck) error {
 			return s.Add(ctx, a.Host.Name, a.Container.MAC)
 		})
 		if err != nil {

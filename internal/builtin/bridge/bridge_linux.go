@@ -32,6 +32,7 @@ package bridge
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"sync"
 
@@ -41,6 +42,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -74,9 +76,17 @@ const (
 	mostBridges = 1000
 )
 
+// OnlyExecutable returns an error if only the executable carries out a configuration.
+func (*Plugin) OnlyExecutable(config json.RawMessage) error {
+	return veth.OnlyExecutable(known.Bridge, config)
+}
+
 // Add connects the container.
 func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := load(r)
+	if err == nil {
+		err = p.OnlyExecutable(r.Config)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -102,8 +112,11 @@ func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 }
 
 // Status asks the IPAM plugin.
-func (*Plugin) Status(ctx context.Context, r *plugin.Request) error {
+func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	c, err := load(r)
+	if err == nil {
+		err = p.OnlyExecutable(r.Config)
+	}
 	if err != nil {
 		return err
 	}

@@ -6,13 +6,13 @@ import (
 	"fmt"
 
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/netfilter/nftform"
+	"github.com/embedcni/cni/internal/netfilter/reference"
 	"github.com/embedcni/cni/plugin"
 )
 
 // spoofCheck calls fn with the rules against other MAC addresses, and names the
 // field of the configuration in its error.
-func spoofCheck(g *caller.Given, r *plugin.Request, fn func(nftform.SpoofCheck) error) error {
+func spoofCheck(g *caller.Given, r *plugin.Request, fn func(reference.SpoofCheck) error) error {
 	if err := fn(g.Firewalls(r.Host).SpoofCheck(r.ContainerID, r.IfName)); err != nil {
 		return spoofError(err)
 	}
@@ -20,12 +20,12 @@ func spoofCheck(g *caller.Given, r *plugin.Request, fn func(nftform.SpoofCheck) 
 }
 
 func spoofError(err error) error {
-	if errors.Is(err, nftform.ErrLongComment) {
+	if errors.Is(err, reference.ErrLongComment) {
 		return invalid(`"macspoofchk": %v`, err)
 	}
 	return fmt.Errorf(`"macspoofchk": %w`, err)
 }
 
 func removeSpoofCheck(ctx context.Context, g *caller.Given, r *plugin.Request) error {
-	return spoofCheck(g, r, func(s nftform.SpoofCheck) error { return s.Remove(ctx) })
+	return spoofCheck(g, r, func(s reference.SpoofCheck) error { return s.Remove(ctx) })
 }

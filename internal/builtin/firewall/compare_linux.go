@@ -7,11 +7,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/builtin/check"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -35,36 +33,31 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 	case anyBackend:
 		return w.compareAny(ctx, v)
 	}
-	missing, err := v.Rules.Missing(ctx, w.filter(), w.rules())
+	missing, err := v.Rules.Missing(ctx, w.rules())
 	return w.differences(missing), err
 }
 
 // compareZoned compares the zone, and the ingress policy beside it.
 func (w work) compareZoned(ctx context.Context, v *compare.View) ([]compare.Difference, error) {
 	found, err := w.compareZone(ctx)
-	if err != nil || w.forward.Bridge == "" {
-		return found, err
+	if err != nil {
+		return nil, err
 	}
-	missing, err := v.Rules.Missing(ctx, fwrules.IPTables, w.isolation())
+	w.backend = fwrules.DetectedFirewalld
+	missing, err := v.Rules.Missing(ctx, w.rules())
 	return append(found, w.differences(missing)...), err
 }
 
-// compareAny compares the rules in any form, and the zone if the addresses have none:
+// compareAny compares the rules, and the zone if the addresses have none:
 // the ADD may have found a firewalld. If nothing is left of either, it belongs where an
 // executable's ADD would put it now.
 func (w work) compareAny(ctx context.Context, v *compare.View) ([]compare.Difference, error) {
-	missing, err := v.Rules.Missing(ctx, w.filter(), w.rules())
+	missing, err := v.Rules.Missing(ctx, w.rules())
 	if err != nil || len(missing) == 0 {
 		return nil, err
 	}
 	inNoForm := missing[0].Err
-	if netfilter.Detect() == fwrules.DetectedIPTables {
-		if missing, err = v.Rules.Missing(ctx, fwrules.IPTables, w.rules()); err != nil || len(missing) == 0 {
-			return nil, err
-		}
-	}
 	rules := w.differences(missing)
-	rules[0].Err = inNoForm
 	if !w.lacksAll(missing) {
 		return rules, nil
 	}
@@ -104,12 +97,8 @@ func (w work) differences(missing []fwrules.Missing) (found []compare.Difference
 				d.Wanted = f.Ingress
 			}
 		}
-		if m.Found != "" {
-			d.Why = "another rule is in its place"
-		} else {
-			d.Fix = func(ctx context.Context) error {
-				return caller.From(ctx).Firewalls(w.request.Host).Restore(ctx, m.Backend, m.Rules)
-			}
+		if d.Why = check.Why(m); d.Why == "" {
+			d.Fix = func(ctx context.Context) error { return check.Restore(ctx, w.request, m) }
 		}
 		found = append(found, d)
 	}

@@ -5,6 +5,7 @@ package firewall
 import (
 	"context"
 	"fmt"
+	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -36,10 +37,11 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	if err != nil {
 		return nil, err
 	}
-	if w.backend != fwrules.DetectedFirewalld {
-		err = w.filters().Add(ctx, w.filter(), w.rules())
-	} else if err = w.enterZone(ctx); err == nil && w.forward.Bridge != "" {
-		err = w.filters().Add(ctx, fwrules.IPTables, w.isolation())
+	if w.backend == fwrules.DetectedFirewalld {
+		err = w.enterZone(ctx)
+	}
+	if err == nil {
+		err = w.filters().Add(ctx, w.rules())
 	}
 	if err != nil {
 		return nil, err
@@ -48,7 +50,8 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 }
 
 // Del undoes Add, as far as the addresses are known. The separation of bridges
-// stays, because other containers may be on the bridge.
+// stays, because other containers may be on the bridge. The rules in iptables are the
+// network's: the runtime deletes them with its last container.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	w, err := parse(ctx, r)
 	if err != nil || r.PrevResult == nil {
@@ -57,7 +60,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if w.backend == fwrules.DetectedFirewalld {
 		return w.leaveZone(ctx)
 	}
-	return w.filters().Remove(ctx, w.filter(), w.rules())
+	return nil
 }
 
 // anyBackend means that the detected backend is unknown: a reference plugin may
@@ -88,7 +91,7 @@ func parse(ctx context.Context, r *plugin.Request) (work, error) {
 	if w.backend = w.named(); w.backend != "" {
 		return w, nil
 	}
-	if w.given.Filters.AnyForm || w.given.Filters.Detected != "" {
+	if w.given.Filters.Executable || w.given.Filters.Detected != "" {
 		w.backend = w.given.Filters.Detected
 		return w, nil
 	}
@@ -100,26 +103,22 @@ func parse(ctx context.Context, r *plugin.Request) (work, error) {
 
 func (w work) filters() *netfilter.Firewalls { return w.given.Firewalls(w.request.Host) }
 
-// filter returns the packet filter for the rules. It is iptables if there is an
-// administrator's chain, and for a backend that the reference plugin does not
-// know, as there.
-func (w work) filter() fwrules.Backend {
-	if w.backend == fwrules.DetectedIPTables || w.Backend != "" || w.IPTablesAdminChainName != "" {
-		return fwrules.IPTables
-	}
-	return fwrules.Native
-}
-
+// rules returns the rules. Packets are accepted in iptables if that decides about them:
+// it was detected, or the configuration names an administrator's chain or a backend, also
+// one that the reference plugin does not know, as there.
 func (w work) rules() fwrules.Rules {
-	return fwrules.Rules{Forward: []fwrules.Forward{w.forward}}
+	f := w.forward
+	f.IngressOnly = w.backend == fwrules.DetectedFirewalld ||
+		w.backend == fwrules.DetectedNative && w.Backend == "" && w.IPTablesAdminChainName == ""
+	return fwrules.Rules{Forward: []fwrules.Forward{f}}
 }
 
-// isolation returns the ingress policy alone. It is in iptables even if
-// firewalld accepts the packets.
-func (w work) isolation() fwrules.Rules {
-	only := w.forward
-	only.IngressOnly = true
-	return fwrules.Rules{Forward: []fwrules.Forward{only}}
+// addresses returns the container's addresses.
+func (w work) addresses() (all []netip.Addr) {
+	for _, p := range w.forward.Addresses {
+		all = append(all, p.Addr())
+	}
+	return all
 }
 
 // forward returns the rules for the addresses of the result, which may be
@@ -134,7 +133,7 @@ func (c conf) forward(result *types100.Result) (fwrules.Forward, error) {
 	if result == nil {
 		return f, nil
 	}
-	f.Addresses = prevresult.Addresses(result)
+	f.Addresses = prevresult.Prefixes(result)
 	if c.IngressPolicy == "" || c.IngressPolicy == "open" {
 		return f, nil
 	}

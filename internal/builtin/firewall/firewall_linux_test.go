@@ -5,8 +5,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
 )
@@ -30,96 +33,105 @@ func call(h plugintest.Host, id, options string, addresses ...string) plugintest
 	}
 }
 
-func setups() map[string]string {
-	const backend = `, "backend": "iptables"`
-	return map[string]string{
-		"open":        backend,
-		"by default":  "",
-		"admin chain": `, "iptablesAdminChainName": "OTHERS-ADMIN"`,
-		"same-bridge": backend + `, "ingressPolicy": "same-bridge"`,
-		"isolated":    backend + `, "ingressPolicy": "isolated"`,
-	}
-}
-
-// TestInterchange: ours and theirs make the same objects from the same input,
-// and pass on the same result. Each checks and deletes the other one's objects,
-// and leaves those of others.
-func TestInterchange(t *testing.T) {
-	families := map[string][]string{
-		"dual": {"10.1.0.2/24", "fd00:1::2/64"}, "IPv4": {"10.1.0.2/24", "10.1.0.3/24"}, "IPv6": {"fd00:1::2/64"}, "none": nil,
-	}
+// TestRulesOfAnExecutable: none is missed. One that is lost, the container's or one that
+// all containers share, is found, and what does the same is made in this module's form.
+func TestRulesOfAnExecutable(t *testing.T) {
 	for _, variant := range plugintest.Variants() {
-		for name, options := range setups() {
-			for family, addresses := range families {
-				if family != "dual" && name != "isolated" {
-					continue
-				}
-				t.Run(variant+"/"+name+"/"+family, func(t *testing.T) {
-					plugintest.UseIPTables(t, variant)
-					interchange(t, options, addresses)
+		for name, options := range map[string]string{
+			"by default": "", "admin chain": `, "iptablesAdminChainName": "OTHERS-ADMIN"`,
+			"same-bridge": `, "backend": "iptables", "ingressPolicy": "same-bridge"`, "isolated": `, "backend": "iptables", "ingressPolicy": "isolated"`,
+		} {
+			t.Run(variant+"/"+name, func(t *testing.T) {
+				plugintest.UseIPTables(t, variant)
+				h := plugintest.NewHost(t)
+				theirs, c := plugintest.Theirs(t, h.Host), call(h, "c1", options, "10.1.0.2/24", "fd00:1::2/64")
+				theirs.Must(t, "ADD", c)
+				ctx := caller.With(t.Context(), caller.Given{
+					Record: plugintest.NewMemory(), Filters: netfilter.Options{Executable: true},
+					Bus: firewalld.Open("unix:path=" + t.TempDir() + "/none"),
 				})
-			}
+				compared := func() (found, left string) {
+					t.Helper()
+					found, left, err := plugintest.Compared(ctx, h.Host, lookup, c, plugintest.RepairHost)
+					expect.NoError(t, err)
+					return found, left
+				}
+				if found, left := compared(); found+left != "" {
+					t.Errorf("found\n%s\nleft\n%s", found, left)
+				}
+				for _, line := range plugintest.Filters(t, h.Host) {
+					del, isRule := deletion(line)
+					if !isRule || strings.Contains(line, "-j RETURN") || strings.Contains(line, "admin overrides") {
+						continue // it has no effect on this container
+					}
+					nettest.Shell(t, h.Host, del)
+					if found, left := compared(); !strings.HasPrefix(found, "firewall host rule") || left != "" {
+						t.Errorf("without %s: found\n%s\nleft\n%s", line, found, left)
+					}
+					if found, _ := compared(); found != "" {
+						t.Errorf("without %s: after the repair found\n%s", line, found)
+					}
+					remove(t, h) // all of ours
+					theirs.Must(t, "DEL", c)
+					theirs.Must(t, "ADD", c)
+				}
+			})
 		}
 	}
 }
 
-func interchange(t *testing.T, options string, addresses []string) {
-	h, g := plugintest.NewHost(t), plugintest.NewHost(t)
-	ours, theirs := plugintest.Ours(h.Host, lookup), plugintest.Theirs(t, g.Host)
-	theirsHere, oursThere := plugintest.Theirs(t, h.Host), plugintest.Ours(g.Host, lookup)
-	theirsHere.Must(t, "ADD", call(h, "c", `, "backend": "iptables"`, "10.1.0.20/24", "fd00:1::20/64"))
-	theirs.Must(t, "ADD", call(g, "c", `, "backend": "iptables"`, "10.1.0.20/24", "fd00:1::20/64"))
-	before := plugintest.Filters(t, h.Host).Without(shared)
-
-	here, there := call(h, "c1", options, addresses...), call(g, "c1", options, addresses...)
-	if got, want := h.Portable(t, ours.Must(t, "ADD", here)), g.Portable(t, theirs.Must(t, "ADD", there)); got != want {
-		t.Errorf("result:\n%s\nwant:\n%s", got, want)
-	}
-	plugintest.NoLeak(t, plugintest.Filters(t, g.Host), plugintest.Filters(t, h.Host))
-	for _, verb := range []string{"CHECK", "ADD", "CHECK", "DEL", "DEL"} {
-		theirsHere.Must(t, verb, here)
-		oursThere.Must(t, verb, there)
-	}
-	plugintest.NoLeak(t, before, plugintest.Filters(t, h.Host).Without(shared))
-	plugintest.NoLeak(t, plugintest.Filters(t, h.Host), plugintest.Filters(t, g.Host))
-
-	// Without a previous result nothing is known, and that is not an error.
-	here.Prev, here.NetNS = nil, ""
-	ours.Must(t, "DEL", here)
+// deletion returns the command that deletes a rule of iptables.
+func deletion(line string) (command string, isRule bool) {
+	tool, rest, _ := strings.Cut(line, " ")
+	table, rule, _ := strings.Cut(rest, " ")
+	spec, isRule := strings.CutPrefix(rule, "-A ")
+	return fmt.Sprintf("%s -t %s -D %s", tool, table, spec), isRule
 }
 
-// shared reports whether a line stays after the last container.
-func shared(line string) bool { return audit.Shared(line) || strings.Contains(line, "OTHERS-ADMIN") }
+// remove deletes all rules of this module's form.
+func remove(t *testing.T, h plugintest.Host) {
+	t.Helper()
+	for _, line := range plugintest.Filters(t, h.Host) {
+		if del, isRule := deletion(line); isRule && strings.Contains(line, "embedcni") {
+			nettest.Shell(t, h.Host, del)
+		}
+	}
+	nettest.Shell(t, h.Host, "nft delete table inet embedcni || true")
+}
 
-// TestCheckFindsEachDamage: CHECK detects each missing rule.
-func TestCheckFindsEachDamage(t *testing.T) {
+// TestTheAcceptIsTheNetworks: two rules for a subnet, behind the administrator's, whoever
+// comes first. The next ADD makes again what is missing, and leaves the rest.
+func TestTheAcceptIsTheNetworks(t *testing.T) {
 	for _, variant := range plugintest.Variants() {
 		t.Run(variant, func(t *testing.T) {
 			plugintest.UseIPTables(t, variant)
 			h := plugintest.NewHost(t)
 			ours := plugintest.Ours(h.Host, lookup)
-			c := call(h, "c1", `, "backend": "iptables", "ingressPolicy": "isolated"`, "10.1.0.2/24", "fd00:1::2/64")
+			c := call(h, "c1", `, "backend": "iptables"`, "10.1.0.2/24", "fd00:1::2/64")
+			nettest.Shell(t, h.Host, `for tool in iptables ip6tables; do $tool -N CNI-ADMIN; $tool -A CNI-ADMIN -p tcp --dport 25 -j DROP; done`)
 			ours.Must(t, "ADD", c)
-			damages := 0
-			for _, line := range plugintest.Filters(t, h.Host) {
-				tool, rest, _ := strings.Cut(line, " ")
-				table, rule, _ := strings.Cut(rest, " ")
-				spec, isRule := strings.CutPrefix(rule, "-A ")
-				if !isRule {
-					continue
-				}
-				damages++
-				nettest.Run(t, h.Host, "sh", "-c", fmt.Sprintf("%s -t %s -D %s", tool, table, spec))
-				err := ours.MustFail(t, "CHECK", c)
-				if !strings.Contains(err.Error(), tool+": the rule -t "+table+" -A "+strings.Fields(spec)[0]+" ") {
+			was := plugintest.Filters(t, h.Host)
+			nettest.Shell(t, h.Host, `set -- CNI-ADMIN RELATED,ESTABLISHED '-s 10.1.0.0/24'
+				iptables -S CNI-FORWARD | grep ^-A | while read rule; do case "$rule" in *"$1"*) shift;; *) echo "$rule, want $1"; exit 1;; esac; done`)
+			rules := was.Without(func(l string) bool { return !strings.Contains(l, "-A CNI-FORWARD") })
+			if len(rules) != 6 {
+				t.Fatalf("the rules are\n%s", strings.Join(rules, "\n"))
+			}
+			ours.Must(t, "ADD", call(h, "c2", `, "backend": "iptables"`, "10.1.0.3/24", "fd00:1::3/64"))
+			plugintest.NoLeak(t, was, plugintest.Filters(t, h.Host))
+			for _, line := range rules {
+				del, _ := deletion(line)
+				nettest.Shell(t, h.Host, del)
+				if err := ours.MustFail(t, "CHECK", c); !strings.Contains(err.Error(), "CNI-FORWARD") {
 					t.Errorf("without %s: %v", line, err)
 				}
 				ours.Must(t, "ADD", c) // repairs it
 				ours.Must(t, "CHECK", c)
 			}
-			if damages != 2*10 {
-				t.Errorf("there were %d rules", damages)
-			}
+			nettest.Shell(t, h.Host, `iptables -F FORWARD; ip6tables -F FORWARD`)
+			ours.MustFail(t, "CHECK", c)
+			ours.Must(t, "ADD", c)
+			expect.Same(t, "rules", plugintest.Filters(t, h.Host), was)
 		})
 	}
 }

@@ -35,7 +35,7 @@ func (w work) enter(ctx context.Context) error {
 	defer c.Close()
 	var missing []netip.Addr
 	var found []netip.Addr
-	for _, addr := range w.forward.Addresses {
+	for _, addr := range w.addresses() {
 		has, err := c.Has(w.zone(), addr)
 		switch {
 		case err != nil:
@@ -96,7 +96,7 @@ func (w work) leaveZone(ctx context.Context) error {
 	}
 	defer c.Close()
 	var errs []error
-	for _, addr := range w.forward.Addresses {
+	for _, addr := range w.addresses() {
 		if !before.Foreign(w.zone(), addr) {
 			errs = append(errs, c.Remove(w.zone(), addr))
 		}
@@ -112,7 +112,7 @@ func (w work) compareZone(ctx context.Context) (found []compare.Difference, err 
 		return nil, err
 	}
 	defer c.Close()
-	for _, addr := range w.forward.Addresses {
+	for _, addr := range w.addresses() {
 		has, err := c.Has(w.zone(), addr)
 		if err != nil {
 			return nil, err
@@ -144,7 +144,7 @@ func (w work) fixZone(addr netip.Addr) func(context.Context) error {
 	return func(ctx context.Context) error {
 		one := w
 		one.given = caller.From(ctx)
-		one.forward.Addresses = []netip.Addr{addr}
+		one.forward.Addresses = []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
 		return one.enterZone(ctx)
 	}
 }

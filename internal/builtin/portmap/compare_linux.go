@@ -36,13 +36,7 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 	if len(c.want.Ports) == 0 || c.nowhere() {
 		return nil, nil
 	}
-	masqAll := c.want.MasqAll
-	if c.backend == fwrules.NFTables {
-		// The reference plugin does not make this with nftables, and its
-		// attachments must pass.
-		c.want.MasqAll = false
-	}
-	missing, err := v.Rules.Missing(ctx, c.backend, c.rules())
+	missing, err := v.Rules.Missing(ctx, c.rules())
 	if err != nil {
 		return nil, err
 	}
@@ -52,9 +46,6 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 		leadsTo = c.leadsTo()
 	}
 	for _, m := range missing {
-		for i := range m.Rules.HostPorts {
-			m.Rules.HostPorts[i].MasqAll = masqAll
-		}
 		found = append(found, difference(r, m, leadsTo[m.Object]))
 	}
 	localnet, err := c.compareLocalnet(ctx, r, v)
@@ -70,8 +61,8 @@ func difference(r *plugin.Request, m fwrules.Missing, leadsTo string) compare.Di
 		d.Why = "the port belongs to somebody else now"
 		return d
 	}
-	d.Fix = func(ctx context.Context) error {
-		return caller.From(ctx).Firewalls(r.Host).Restore(ctx, m.Backend, m.Rules)
+	if d.Why = m.Why; d.Why == "" {
+		d.Fix = func(ctx context.Context) error { return check.Restore(ctx, r, m) }
 	}
 	return d
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -39,8 +40,10 @@ type mapping struct {
 
 // request is the attachment of a call and its ports.
 type request struct {
-	backend fwrules.Backend
-	want    fwrules.HostPorts
+	want fwrules.HostPorts
+	// only names the field that only the executable carries out, if there is one. Earlier
+	// versions of this module had rules for it.
+	only string
 }
 
 func (c request) rules() fwrules.Rules {
@@ -88,7 +91,6 @@ func (conf conf) request(r *plugin.Request) (request, error) {
 
 // call validates the configuration.
 func (conf conf) call() (request, error) {
-	const defaultMarkBit = 13 // Kubernetes has 14 and 15, Calico 20 to 31
 	c := request{want: fwrules.HostPorts{SNAT: true, MasqAll: conf.MasqAll}}
 	if conf.SNAT != nil {
 		c.want.SNAT = *conf.SNAT
@@ -96,22 +98,14 @@ func (conf conf) call() (request, error) {
 	if conf.MarkMasqBit != nil && conf.ExternalSetMarkChain != nil {
 		return c, errors.New("externalSetMarkChain and markMasqBit exclude each other")
 	}
-	bit := defaultMarkBit
-	if conf.MarkMasqBit != nil {
-		bit = *conf.MarkMasqBit
-	}
-	if bit < 0 || bit > 31 {
-		return c, fmt.Errorf("markMasqBit is %d: it must be between 0 and 31", bit)
+	if bit := conf.MarkMasqBit; bit != nil && (*bit < 0 || *bit > 31) {
+		return c, fmt.Errorf("markMasqBit is %d: it must be between 0 and 31", *bit)
 	}
 	var err error
-	if c.backend, err = conf.backend(); err != nil {
+	if c.only, err = conf.onlyExecutable(); err != nil {
 		return c, err
 	}
 	c.want.ConditionsV4, c.want.ConditionsV6 = conditions(conf.ConditionsV4), conditions(conf.ConditionsV6)
-	c.want.MarkMasqBit = bit
-	if c.backend == fwrules.IPTables && conf.ExternalSetMarkChain != nil {
-		c.want.ExternalSetMarkChain = *conf.ExternalSetMarkChain
-	}
 	for _, m := range conf.RuntimeConfig.PortMappings {
 		p, err := m.hostPort()
 		if err != nil {
@@ -122,48 +116,52 @@ func (conf conf) call() (request, error) {
 	return c, nil
 }
 
-// backend returns the named backend, unless a setting belongs to the other one.
-// If none is named, the settings decide, and without any it is this module's
-// own.
-func (conf conf) backend() (fwrules.Backend, error) {
-	needs := map[fwrules.Backend][]string{}
+// The backends of the executable.
+const (
+	iptables = "iptables"
+	nftables = "nftables"
+)
+
+// onlyExecutable returns a field that only the executable carries out: the backend
+// iptables, settings for it, and conditions. It fails unless the settings belong to one
+// backend, which is the named one if one is named.
+func (conf conf) onlyExecutable() (field string, err error) {
+	needs := map[string][]string{}
 	if conf.ExternalSetMarkChain != nil {
-		needs[fwrules.IPTables] = append(needs[fwrules.IPTables], "externalSetMarkChain")
+		needs[iptables] = append(needs[iptables], "externalSetMarkChain")
 	}
 	for _, field := range []struct {
 		name       string
 		conditions []string
 	}{{"conditionsV4", conf.ConditionsV4}, {"conditionsV6", conf.ConditionsV6}} {
-		if b, ok := backendOf(field.conditions); ok {
+		if b := backendOf(field.conditions); b != "" {
 			needs[b] = append(needs[b], field.name)
 		}
 	}
-	iptables, nftables := needs[fwrules.IPTables], needs[fwrules.NFTables]
-	if conf.Backend == nil {
-		switch {
-		case len(iptables) > 0 && len(nftables) > 0:
-			return "", fmt.Errorf("%s are for the backend iptables, and %s for nftables",
-				strings.Join(iptables, ", "), strings.Join(nftables, ", "))
-		case len(nftables) > 0:
-			return fwrules.NFTables, nil
-		case len(iptables) > 0, conf.MarkMasqBit != nil:
-			// Other rules of the administrator use the configured bit.
-			return fwrules.IPTables, nil
+	all := slices.Concat(needs[iptables], needs[nftables])
+	switch {
+	case conf.Backend == nil && len(needs[iptables]) > 0 && len(needs[nftables]) > 0:
+		return "", fmt.Errorf("%s are for the backend iptables, and %s for nftables",
+			strings.Join(needs[iptables], ", "), strings.Join(needs[nftables], ", "))
+	case conf.Backend == nil:
+		if len(all) == 0 && conf.MarkMasqBit != nil {
+			all = []string{"markMasqBit"} // other rules of the administrator use it
 		}
-		return fwrules.Native, nil
-	}
-	wrong := iptables
-	switch fwrules.Backend(*conf.Backend) {
-	case fwrules.NFTables:
-	case fwrules.IPTables:
-		wrong = nftables
+	case *conf.Backend == iptables || *conf.Backend == nftables:
+		other := map[string]string{iptables: nftables, nftables: iptables}[*conf.Backend]
+		if len(needs[other]) > 0 {
+			return "", fmt.Errorf("backend is %q, and %s for the other one", *conf.Backend, strings.Join(needs[other], ", "))
+		}
+		if *conf.Backend == iptables {
+			return `"backend": "iptables"`, nil
+		}
 	default:
 		return "", fmt.Errorf(`backend is %q: it must be "iptables" or "nftables"`, *conf.Backend)
 	}
-	if len(wrong) > 0 {
-		return "", fmt.Errorf("backend is %q, and %s for the other one", *conf.Backend, strings.Join(wrong, ", "))
+	if len(all) == 0 {
+		return "", nil
 	}
-	return fwrules.Backend(*conf.Backend), nil
+	return strconv.Quote(all[0]), nil
 }
 
 // conditions returns the conditions, and nil for a single empty one.
@@ -174,16 +172,16 @@ func conditions(all []string) []string {
 	return all
 }
 
-// backendOf returns the backend of conditions by their first character: those of
+// backendOf returns the backend of conditions, or "", by their first character: those of
 // iptables begin with a hyphen or an exclamation mark, and none of nft's do.
-func backendOf(all []string) (b fwrules.Backend, ok bool) {
-	if len(all) == 0 || all[0] == "" {
-		return "", false
+func backendOf(all []string) string {
+	switch {
+	case len(all) == 0 || all[0] == "":
+		return ""
+	case all[0][0] == '-' || all[0][0] == '!':
+		return iptables
 	}
-	if all[0][0] == '-' || all[0][0] == '!' {
-		return fwrules.IPTables, true
-	}
-	return fwrules.NFTables, true
+	return nftables
 }
 
 // hostPort validates a mapping.

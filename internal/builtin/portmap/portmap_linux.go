@@ -3,13 +3,16 @@ package portmap
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
@@ -22,6 +25,9 @@ type Plugin struct{}
 // Add forwards the ports, if there are any, and returns the previous result.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := parse(r)
+	if err == nil {
+		err = c.onlyExecutable()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +43,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 			return nil, err
 		}
 	}
-	if err := caller.From(ctx).Firewalls(r.Host).Add(ctx, c.backend, c.rules()); err != nil {
+	if err := caller.From(ctx).Firewalls(r.Host).Add(ctx, c.rules()); err != nil {
 		return nil, err
 	}
 	return result, nil
@@ -50,17 +56,16 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err != nil || len(c.want.Ports) == 0 {
 		return err
 	}
-	return caller.From(ctx).Firewalls(r.Host).Remove(ctx, c.backend, c.rules())
+	return caller.From(ctx).Firewalls(r.Host).Remove(ctx, c.rules())
 }
 
-// Wants returns the rules of an attachment whose ADD ended with the previous
-// result, and their backend.
-func Wants(r *plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
+// Wants returns the rules of an attachment whose ADD ended with the previous result.
+func Wants(r *plugin.Request) (fwrules.Rules, error) {
 	c, err := parseAny(r)
 	if err != nil || len(c.want.Ports) == 0 || c.nowhere() {
-		return "", fwrules.Rules{}, err
+		return fwrules.Rules{}, err
 	}
-	return c.backend, c.rules(), nil
+	return c.rules(), nil
 }
 
 // routeLocalnet allows packets from the host's loopback addresses to leave by
@@ -103,6 +108,29 @@ func setLocalnet(host *links.Conn, link links.Link) error {
 
 // Status refuses a configuration that every Add refuses.
 func (Plugin) Status(_ context.Context, r *plugin.Request) error {
-	_, err := parse(r)
-	return err
+	c, err := parse(r)
+	if err != nil {
+		return err
+	}
+	return c.onlyExecutable()
+}
+
+// OnlyExecutable returns an error if only the executable carries out a configuration.
+func (Plugin) OnlyExecutable(config json.RawMessage) error {
+	var c conf
+	if json.Unmarshal(config, &c) != nil {
+		return nil // an Add reports an invalid configuration
+	}
+	only, err := c.onlyExecutable()
+	if err != nil {
+		return nil
+	}
+	return request{only: only}.onlyExecutable()
+}
+
+func (c request) onlyExecutable() error {
+	if c.only == "" {
+		return nil
+	}
+	return check.OnlyExecutable(known.Portmap, c.only)
 }

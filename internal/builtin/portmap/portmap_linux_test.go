@@ -1,6 +1,7 @@
 package portmap
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
@@ -15,7 +16,6 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
-	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -77,26 +77,29 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 	plugintest.NoLeak(t, before, plugintest.Filters(t, h.Host))
 }
 
-func TestBackend(t *testing.T) {
-	text := func(s string) *string { return &s }
-	bit := 5
-	for name, tt := range map[string]struct {
-		conf conf
-		want fwrules.Backend
-	}{
-		"none":                   {conf{}, fwrules.Native},
-		"iptables":               {conf{Backend: text("iptables")}, fwrules.IPTables},
-		"nftables":               {conf{Backend: text("nftables")}, fwrules.NFTables},
-		"a chain":                {conf{ExternalSetMarkChain: text("A")}, fwrules.IPTables},
-		"a bit":                  {conf{MarkMasqBit: &bit}, fwrules.IPTables},
-		"conditions of iptables": {conf{ConditionsV6: []string{"!", "-i", "lo"}}, fwrules.IPTables},
-		"conditions of nft":      {conf{ConditionsV4: []string{"iifname", "lo"}}, fwrules.NFTables},
-		"empty conditions":       {conf{ConditionsV4: []string{""}, ConditionsV6: []string{}}, fwrules.Native},
+// TestOnlyExecutable: what is not in this module's form is the executable's.
+func TestOnlyExecutable(t *testing.T) {
+	for config, field := range map[string]string{
+		`{}`: "", `{"backend": "nftables"}`: "", `{"conditionsV4": [""], "conditionsV6": []}`: "", `{"backend": 1}`: "",
+		`{"backend": "iptables"}`:                                 `"backend": "iptables"`,
+		`{"externalSetMarkChain": "A"}`:                           `"externalSetMarkChain"`,
+		`{"markMasqBit": 5}`:                                      `"markMasqBit"`,
+		`{"conditionsV6": ["!", "-i", "lo"]}`:                     `"conditionsV6"`,
+		`{"backend": "nftables", "conditionsV4": ["iifname lo"]}`: `"conditionsV4"`,
 	} {
-		if got, err := tt.conf.call(); err != nil || got.backend != tt.want {
-			t.Errorf("%s: got %q, %v, want %q", name, got.backend, err, tt.want)
+		err := Plugin{}.OnlyExecutable(json.RawMessage(config))
+		want := "plugin portmap: " + field + ` needs the plugin's executable, because the built-in plugin has its rules in nftables: install "portmap" in a plugin directory, or remove the field`
+		if (err == nil) != (field == "") || err != nil && (err.Error() != want || plugintest.Code(err) != 7) {
+			t.Errorf("%s: %v", config, err)
 		}
 	}
+	h := host(t)
+	before := plugintest.Filters(t, h.Host)
+	err := plugintest.Ours(h.Host, lookup).MustFail(t, "ADD", call(h, `"backend": "iptables", `, port(8080, "tcp", ""), v4))
+	if !strings.Contains(err.Error(), "needs the plugin's executable") {
+		t.Error(err)
+	}
+	plugintest.NoLeak(t, before, plugintest.Filters(t, h.Host))
 }
 
 func TestCall(t *testing.T) {
@@ -105,8 +108,8 @@ func TestCall(t *testing.T) {
 	c.RuntimeConfig.PortMappings = []mapping{
 		{8080, 80, "TCP", ""}, {8053, 53, "udp", "::ffff:192.0.2.1"}, {8081, 81, "sctp", "fd00::1"},
 	}
-	want := request{fwrules.IPTables, fwrules.HostPorts{
-		MasqAll: true, ConditionsV4: []string{"-i", "lo"}, ExternalSetMarkChain: "OTHERS", MarkMasqBit: 13,
+	want := request{only: `"externalSetMarkChain"`, want: fwrules.HostPorts{
+		MasqAll: true, ConditionsV4: []string{"-i", "lo"},
 		Ports: []fwrules.HostPort{
 			{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},
 			{HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8053, ContainerPort: 53, Protocol: "udp"},
@@ -144,7 +147,7 @@ func TestAddLetsLoopbackAddressesReachTheContainer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := host(t)
 			for range 2 {
-				plugintest.Ours(h.Host, lookup).Must(t, "ADD", call(h, `"backend": "iptables", `+tt.options, port(8080, "tcp", ""), tt.address))
+				plugintest.Ours(h.Host, lookup).Must(t, "ADD", call(h, tt.options, port(8080, "tcp", ""), tt.address))
 			}
 			theirs := host(t)
 			plugintest.Theirs(t, theirs.Host).Must(t, "ADD", call(theirs, `"backend": "iptables", `+tt.options, port(8080, "tcp", ""), tt.address))
@@ -228,7 +231,7 @@ func TestFault_F28_UDPFlowsAreForgotten(t *testing.T) {
 	stale := []flow{{udp, "192.0.2.1", 8053}, {udp, "2001:db8::1", 8053}}
 	others := []flow{{tcp, "192.0.2.1", 8053}, {udp, "192.0.2.1", 8054}, {udp, "192.0.2.1", 8080}}
 	ports := port(8053, "udp", "") + "," + port(8080, "tcp", "")
-	for _, backend := range []string{`"backend": "iptables", `, `"backend": "nftables", `, ""} {
+	for _, backend := range []string{`"backend": "nftables", `, ""} {
 		t.Run(backend, func(t *testing.T) {
 			h, elsewhere := host(t), host(t)
 			ours := plugintest.Ours(h.Host, lookup)
@@ -250,45 +253,6 @@ func TestFault_F28_UDPFlowsAreForgotten(t *testing.T) {
 			}
 			if got := tracked(t, elsewhere.Host); len(got) != len(stale) {
 				t.Errorf("on another host there are %v, want %v", got, stale)
-			}
-		})
-	}
-}
-
-// TestCheckFindsEachDamage: CHECK detects each missing rule of the container,
-// and ADD makes it again.
-func TestCheckFindsEachDamage(t *testing.T) {
-	for _, variant := range plugintest.Variants() {
-		t.Run(variant, func(t *testing.T) {
-			plugintest.UseIPTables(t, variant)
-			h := host(t)
-			ours := plugintest.Ours(h.Host, lookup)
-			c := call(h, `"backend": "iptables", `, port(8001, "tcp", "")+","+port(8002, "udp", "127.0.0.1"), v4, v6)
-			ours.Must(t, "ADD", c)
-			whole := plugintest.Filters(t, h.Host)
-			damages := 0
-			for _, line := range whole {
-				tool, rest, _ := strings.Cut(line, " ")
-				table, rule, _ := strings.Cut(rest, " ")
-				spec, isRule := strings.CutPrefix(rule, "-A ")
-				if !isRule {
-					continue
-				}
-				damages++
-				// Not -D, which for IPv6 confuses the legacy variant's rules.
-				number := fmt.Sprintf("%s-save -t %s | grep -e '^-A %s ' | grep -nFxe \"$0\" | cut -d: -f1 | head -1", tool, table, strings.Fields(spec)[0])
-				nettest.Run(t, h.Host, "sh", "-ec",
-					fmt.Sprintf("n=$(%s); %s -t %s -D %s $n", number, tool, table, strings.Fields(spec)[0]), "-A "+spec)
-				err := ours.MustFail(t, "CHECK", c)
-				if !strings.Contains(err.Error(), tool+": the rule -t "+table+" -A "+strings.Fields(spec)[0]+" ") {
-					t.Errorf("without %s: %v", line, err)
-				}
-				ours.Must(t, "ADD", c)
-				ours.Must(t, "CHECK", c)
-			}
-			plugintest.NoLeak(t, whole, plugintest.Filters(t, h.Host))
-			if want := (5 + 6 + 2) + (5 + 2 + 2); damages != want {
-				t.Errorf("there were %d rules, want %d", damages, want)
 			}
 		})
 	}
@@ -327,7 +291,7 @@ func TestWithoutPorts(t *testing.T) {
 	h := host(t)
 	ours := plugintest.Ours(h.Host, lookup)
 	before := plugintest.Filters(t, h.Host)
-	c := call(h, `"backend": "iptables", `, "", v4, v6)
+	c := call(h, "", "", v4, v6)
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 		ours.Must(t, verb, c)
 	}

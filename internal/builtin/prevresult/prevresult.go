@@ -68,6 +68,20 @@ func Addresses(result *types100.Result) (all []netip.Addr) {
 	return all
 }
 
+// Prefixes returns the addresses of a result, which may be nil, each with the length of
+// its subnet.
+func Prefixes(result *types100.Result) (all []netip.Prefix) {
+	if result == nil {
+		return nil
+	}
+	for _, ip := range result.IPs {
+		if p, ok := prefix(ip.Address); ok {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
 // First returns the container's first address of each family. It omits the
 // addresses of interfaces on the host and of other interfaces in the container.
 func First(result *types100.Result, ifName string) (v4, v6 netip.Prefix) {

@@ -10,6 +10,7 @@ package ptp
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 
@@ -19,6 +20,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -38,9 +40,17 @@ func load(r *plugin.Request) (*veth.Config, error) {
 	return &c, c.Validate()
 }
 
+// OnlyExecutable returns an error if only the executable carries out a configuration.
+func (Plugin) OnlyExecutable(config json.RawMessage) error {
+	return veth.OnlyExecutable(known.PTP, config)
+}
+
 // Add connects the container.
-func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := load(r)
+	if err == nil {
+		err = p.OnlyExecutable(r.Config)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -230,8 +240,11 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 }
 
 // Status asks the IPAM plugin.
-func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
+func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	c, err := load(r)
+	if err == nil {
+		err = p.OnlyExecutable(r.Config)
+	}
 	if err != nil {
 		return err
 	}

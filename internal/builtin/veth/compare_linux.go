@@ -142,7 +142,7 @@ func (c Config) CompareMasquerade(ctx context.Context, r *plugin.Request, v *com
 		return nil, nil
 	}
 	want := rules(r, addresses(prevresult.Own(r), nil))
-	return check.Rules(ctx, r, v, compare.Rule, c.backend(), want, masqueradeError)
+	return check.Rules(ctx, r, v, compare.Rule, want, masqueradeError)
 }
 
 // CompareForwarding reports whether the host forwards what arrives at an

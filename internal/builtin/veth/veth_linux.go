@@ -4,6 +4,7 @@ package veth
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
@@ -34,19 +36,31 @@ func (c Config) Validate() error {
 	if c.MTU < 0 {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, `"mtu": %d is negative`, c.MTU)
 	}
-	if !c.IPMasq || slices.Contains([]fwrules.Backend{fwrules.IPTables, fwrules.NFTables, fwrules.Native}, c.backend()) {
+	if !c.IPMasq || slices.Contains([]string{"", iptables, "nftables"}, c.backend()) {
 		return nil
 	}
 	return plugin.Errorf(types.ErrInvalidNetworkConfig, `"ipMasqBackend": unknown backend %q: use "iptables" or "nftables"`, *c.IPMasqBackend)
 }
 
-// backend returns the backend of the rules. If none is named, it is this
-// module's own.
-func (c Config) backend() fwrules.Backend {
+// iptables is the backend that only executables have.
+const iptables = "iptables"
+
+// backend returns the named backend of the rules, or "".
+func (c Config) backend() string {
 	if c.IPMasqBackend == nil {
-		return fwrules.Native
+		return ""
 	}
-	return fwrules.Backend(*c.IPMasqBackend)
+	return *c.IPMasqBackend
+}
+
+// OnlyExecutable returns an error if only the executable of a type carries out a
+// configuration.
+func OnlyExecutable(typ string, config json.RawMessage) error {
+	var c Config
+	if json.Unmarshal(config, &c) == nil && c.IPMasq && c.backend() == iptables {
+		return check.OnlyExecutable(typ, `"ipMasqBackend": "iptables"`)
+	}
+	return nil // an Add reports an invalid configuration
 }
 
 // SetDNS replaces the DNS settings of the IPAM plugin if the configuration has
@@ -70,7 +84,7 @@ func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types
 	if !c.IPMasq {
 		return nil
 	}
-	return masqueradeError(caller.From(ctx).Firewalls(r.Host).Add(ctx, c.backend(), rules(r, addresses(result, nil))))
+	return masqueradeError(caller.From(ctx).Firewalls(r.Host).Add(ctx, rules(r, addresses(result, nil))))
 }
 
 // masqueradeError names the field of the configuration in an error.
@@ -82,17 +96,17 @@ func masqueradeError(err error) error {
 }
 
 // Wants returns the masquerading rules of an attachment whose ADD ended with the
-// previous result, and their backend.
-func Wants(r *plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
+// previous result.
+func Wants(r *plugin.Request) (fwrules.Rules, error) {
 	var c Config
 	err := r.Decode(&c)
 	if err == nil {
 		err = c.Validate()
 	}
 	if err != nil || !c.IPMasq || c.IPAM.Type == "" {
-		return "", fwrules.Rules{}, err
+		return fwrules.Rules{}, err
 	}
-	return c.backend(), rules(r, addresses(prevresult.Own(r), nil)), nil
+	return rules(r, addresses(prevresult.Own(r), nil)), nil
 }
 
 // addresses returns the addresses of a result, which may be nil, together with
@@ -131,9 +145,8 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 	if remove != nil {
 		errs = append(errs, caller.From(ctx).Batch.Later(ctx, remove))
 	}
-	// Add refused an unknown backend, so it made no rule.
-	if c.IPMasq && slices.Contains([]fwrules.Backend{fwrules.Native, fwrules.NFTables, fwrules.IPTables}, c.backend()) {
-		err := caller.From(ctx).Firewalls(r.Host).Remove(ctx, c.backend(), rules(r, addresses(r.PrevResult, found)))
+	if c.IPMasq {
+		err := caller.From(ctx).Firewalls(r.Host).Remove(ctx, rules(r, addresses(r.PrevResult, found)))
 		errs = append(errs, masqueradeError(err))
 	}
 	return errors.Join(errs...)

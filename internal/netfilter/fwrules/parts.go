@@ -31,36 +31,30 @@ var ErrInPlace = errors.New("another rule is in its place")
 // port of the host, an address or the ingress policy of a forward.
 type Part struct {
 	Rules  Rules // it alone
-	Whole  Rules // Rules, but with all ports of the HostPorts that have the port
 	Object string
 }
 
 // Parts returns the parts of the rules, in order.
 func (r Rules) Parts() (parts []Part) {
-	add := func(object string, one, whole Rules) {
-		parts = append(parts, Part{Rules: one, Whole: whole, Object: object})
-	}
+	add := func(object string, one Rules) { parts = append(parts, Part{one, object}) }
 	for _, m := range r.Masquerade {
 		for _, p := range m.Addresses {
-			one := Rules{Masquerade: []Masquerade{{Owner: m.Owner, Addresses: []netip.Prefix{p}}}}
-			add("masquerading of "+p.Addr().Unmap().String(), one, one)
+			add("masquerading of "+p.Addr().Unmap().String(), Rules{Masquerade: []Masquerade{{Owner: m.Owner, Addresses: []netip.Prefix{p}}}})
 		}
 	}
 	for _, h := range r.HostPorts {
-		whole := Rules{HostPorts: []HostPorts{h}}
 		if len(h.Ports) == 0 && h.SNAT {
-			add("masquerading of the forwarded ports' packets", whole, whole)
+			add("masquerading of the forwarded ports' packets", Rules{HostPorts: []HostPorts{h}})
 		}
 		for _, p := range h.Ports {
 			one := h
 			one.Ports = []HostPort{p}
-			add(p.object(), Rules{HostPorts: []HostPorts{one}}, whole)
+			add(p.object(), Rules{HostPorts: []HostPorts{one}})
 		}
 	}
 	for _, f := range r.Forward {
 		for _, one := range f.parts() {
-			rules := Rules{Forward: []Forward{one}}
-			add(one.object(), rules, rules)
+			add(one.object(), Rules{Forward: []Forward{one}})
 		}
 	}
 	return parts
@@ -80,7 +74,7 @@ func (f Forward) parts() (all []Forward) {
 	if !f.IngressOnly {
 		for _, a := range f.Addresses {
 			one := f
-			one.Addresses, one.Ingress = []netip.Addr{a}, ""
+			one.Addresses, one.Ingress = []netip.Prefix{a}, ""
 			all = append(all, one)
 		}
 	}
@@ -96,5 +90,5 @@ func (f Forward) object() string {
 	if f.IngressOnly {
 		return fmt.Sprintf("ingress policy %s of %s", f.Ingress, f.Bridge)
 	}
-	return "forwarding for " + f.Addresses[0].Unmap().String()
+	return "forwarding for " + f.Addresses[0].Addr().Unmap().String()
 }

@@ -11,38 +11,7 @@ import (
 	"slices"
 )
 
-// Backend is the packet filter that has the rules of an attachment, and their form.
-type Backend string
-
-const (
-	// Native is nftables, in sets and maps of a table of this module's own: a
-	// packet and a change cost the same for any number of containers. It is the
-	// backend if a configuration names none. The documentation of package native
-	// describes the table.
-	//
-	// An address belongs to one attachment at a time: an ADD takes over the
-	// elements that another attachment left with the address, and the late DEL of
-	// that attachment leaves them alone. A port of the host belongs to the first container that asks for
-	// it. The ADD of another container fails with [ErrHostPortTaken]; one of the
-	// same container leaves the port as it is, see [Siblings].
-	Native Backend = ""
-	// IPTables and NFTables are the forms of the reference plugins, which can
-	// check and delete these rules, as this module does theirs.
-	//
-	// In NFTables an ADD looks for nothing, so that a second ADD for the same
-	// attachment makes second copies. They do no harm, and go with the first.
-	// Conditions are the table's, as with the reference plugin: the last ones
-	// are for all containers. Beyond the reference plugin it has MasqAll.
-	IPTables Backend = "iptables"
-	NFTables Backend = "nftables"
-)
-
-// Unknown returns the error for a backend that does not exist.
-func (b Backend) Unknown() error {
-	return fmt.Errorf("there is no firewall backend %q: iptables or nftables", string(b))
-}
-
-// The results of looking for a backend where the configuration names none.
+// The results of looking for the packet filter that decides on a host.
 const (
 	DetectedIPTables  = "iptables"  // the host has the program iptables
 	DetectedNative    = "native"    // the host has no program iptables
@@ -53,8 +22,8 @@ const (
 // attachment already, which the error names.
 var ErrHostPortTaken = errors.New("the host port is taken")
 
-// ErrOnlyIPTables means that only the backend [IPTables] can do something.
-var ErrOnlyIPTables = errors.New(`only the backend "iptables" can do that`)
+// ErrOnlyExecutable means that only the rules of the reference plugins can do something.
+var ErrOnlyExecutable = errors.New("only the plugin's executable makes such rules")
 
 // ErrIncompleteTarget means that an owner or a target does not name its attachment.
 var ErrIncompleteTarget = errors.New("a target needs a network, a container ID and an interface name")
@@ -146,36 +115,30 @@ type HostPorts struct {
 	SNAT    bool
 	MasqAll bool // masquerade all other packets to a forwarded port, too
 
-	// The other fields are for IPTables alone; Native and NFTables refuse them.
-	// ConditionsV4 and ConditionsV6 are also for NFTables, in nft's syntax.
+	// Conditions are the reference plugins' alone: nobody else makes the rules of such
+	// ports.
 	ConditionsV4, ConditionsV6 []string
-	ExternalSetMarkChain       string // empty: portmap's own chain marks
-	// MarkMasqBit is 0 to 31. The other backends mark no packets, and do not look
-	// at it, as portmap always has one.
-	MarkMasqBit int
 }
 
-// Forward lets the host forward the container's packets under any policy.
-//
-// Only IPTables can do that: an accepting rule in one table of nftables does not
-// keep another table from dropping the packet. Native has the ingress policies
-// only, and a host that drops forwarded packets needs IPTables. NFTables refuses it, as the reference plugin has no such form.
+// Forward lets the host forward the container's packets under any policy, and keeps
+// bridges apart.
 type Forward struct {
 	Owner
-	Addresses []netip.Addr
-	// AdminChain is the chain of IPTables in which an administrator's rules go
+	// Addresses are the container's, each with the length of its subnet. The packets
+	// of the whole subnets are accepted, for all containers of the network.
+	Addresses []netip.Prefix
+	// AdminChain is the chain of iptables in which an administrator's rules go
 	// first; empty means CNI-ADMIN.
 	AdminChain string
 	// Ingress is the policy for packets from other bridges: empty or "open",
 	// "isolated", or "same-bridge"; Bridge is then the container's.
 	Ingress, Bridge string
-	// IngressOnly makes IPTables create the ingress policy alone, for the
-	// families of the addresses. firewalld then accepts the packets of the
-	// addresses.
+	// IngressOnly leaves the packets alone: firewalld accepts them, or the host has no
+	// iptables, which could drop them.
 	IngressOnly bool
 }
 
-// Rules are the rules of an attachment in one backend.
+// Rules are the rules of an attachment.
 type Rules struct {
 	Masquerade []Masquerade
 	HostPorts  []HostPorts
@@ -192,8 +155,7 @@ type Siblings struct {
 	Owners []Owner
 	// Addresses are the addresses of all of them.
 	Addresses []netip.Addr
-	// Rules are the rules of those on the same network, in the forms of the
-	// reference plugins.
+	// Rules are the rules of those on the same network.
 	Rules Rules
 	// Unknown means that Rules may be incomplete: those of a sibling could not
 	// be computed.
@@ -208,18 +170,15 @@ func (s Siblings) Have(comment string) bool {
 // Missing is a part of an attachment's rules that does not exist, or is not as the ADD
 // made it.
 type Missing struct {
-	// Backend and Rules are the part to make again, with the Restore of
-	// netfilter.Firewalls, which adds only missing rules. In IPTables, a port
-	// comes with the other ports of its HostPorts, since they share rules.
-	Backend Backend
-	Rules   Rules
-	Object  string // "masquerading of 10.1.0.2", "tcp 8080"
-	Found   string // the rule in its place that must not be replaced; empty if there is none
-	Err     error  // the error of a Check, an [ErrMissing]
+	Rules  Rules  // the part to make again, with the Restore of netfilter.Firewalls
+	Object string // "masquerading of 10.1.0.2", "tcp 8080"
+	Found  string // the rule in its place that must not be replaced; empty if there is none
+	Why    string // why it cannot be made again otherwise
+	Err    error  // the error of a Check, an [ErrMissing]
 }
 
 // SpoofCheck stands for the rules that drop frames a container sends with another MAC
-// address than its own. They are in nftables, whatever the backend of other rules.
+// address than its own.
 type SpoofCheck struct {
 	ContainerID, IfName string
 	Port                string // the interface's end on the bridge

@@ -38,15 +38,15 @@ type Target struct {
 	// the native table a port is looked for by its number.
 	Ports []HostPort
 
+	// Subnets are those whose packets the host forwards for the attachment's network,
+	// and InNetwork reports whether another attachment needs that for one of them.
+	Subnets   []netip.Prefix
+	InNetwork func(netip.Prefix) (bool, error)
+
 	// Thorough looks at every element of the native table, which takes about 100 ms
 	// with ten thousand containers. It finds elements of addresses and ports that
 	// are not known. It is the only way without Addresses, and then used anyway.
 	Thorough bool
-
-	// LastOnBridge is the bridge to which this was the last attachment, or
-	// empty. The isolation of an ingress policy is per bridge, and stays for as
-	// long as an attachment may need it.
-	LastOnBridge string
 }
 
 // Normal returns the target with its addresses in the form that rules have
@@ -90,6 +90,4 @@ type Found interface {
 	Lines() []string
 	// Apply deletes them. It passes over rules that are gone.
 	Apply(ctx context.Context) error
-	// Intact reports whether all of them still exist.
-	Intact(ctx context.Context) (bool, error)
 }

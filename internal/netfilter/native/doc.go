@@ -1,6 +1,13 @@
 // Package native has the rules of attachments as elements of sets and maps in the
-// table inet embedcni, which is this module's own. It implements
-// [github.com/embedcni/cni/internal/netfilter/fwrules.Native].
+// table inet embedcni, which is this module's own. A packet and a change cost the same for
+// any number of containers.
+//
+// An address belongs to one attachment at a time: an ADD takes over the elements that
+// another attachment left with the address, and the late DEL of that attachment leaves them
+// alone. If the other still lives, on a network of its own, the element does the same for
+// both meanwhile; Form.Displace has the caller note that it is to be given back. A port of the host belongs to the first container that asks for it. The ADD of
+// another container fails with fwrules.ErrHostPortTaken; one of the same container leaves the
+// port as it is, see fwrules.Siblings.
 //
 // [Form] adds, checks, finds and deletes elements. Begin with elementsOf, which
 // computes the elements of rules; the layout holds the sets, chains and rules that

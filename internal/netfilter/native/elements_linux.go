@@ -84,13 +84,8 @@ func hostPortElements(h fwrules.HostPorts) ([]element, error) {
 	if err := h.Validate(); err != nil {
 		return nil, err
 	}
-	switch {
-	case len(h.ConditionsV4) > 0:
-		return nil, fmt.Errorf("conditionsV4: %w", fwrules.ErrOnlyIPTables)
-	case len(h.ConditionsV6) > 0:
-		return nil, fmt.Errorf("conditionsV6: %w", fwrules.ErrOnlyIPTables)
-	case h.ExternalSetMarkChain != "":
-		return nil, fmt.Errorf("externalSetMarkChain: %w", fwrules.ErrOnlyIPTables)
+	if len(h.ConditionsV4)+len(h.ConditionsV6) > 0 {
+		return nil, fmt.Errorf("conditions: %w", fwrules.ErrOnlyExecutable)
 	}
 	var all []element
 	for _, to := range []netip.Prefix{h.V4, h.V6} {
@@ -168,9 +163,6 @@ func loopback4() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{
 func ingressElements(f fwrules.Forward) ([]element, error) {
 	if err := f.Validate(); err != nil {
 		return nil, err
-	}
-	if f.AdminChain != "" {
-		return nil, fmt.Errorf("iptablesAdminChainName: %w", fwrules.ErrOnlyIPTables)
 	}
 	pair := "isolated"
 	switch f.Ingress {

@@ -12,10 +12,11 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// Form adds, checks, finds and deletes rules in the table, for [fwrules.Native].
+// Form adds, checks, finds and deletes rules in the table.
 type Form struct {
 	Sockets  nft.Sockets
 	Siblings func() fwrules.Siblings // called only if they matter
+	Displace func() error            // called before Add replaces the element of another attachment
 	fake     elementTable            // of tests: instead of the kernel
 }
 
@@ -39,7 +40,7 @@ func (f Form) add(ctx context.Context, c *nft.Conn, r fwrules.Rules) error {
 	if err == nil || !inTheWay(err) {
 		return wrapNFT(err)
 	}
-	return addMissing(ctx, c, wanted, true, f.isSiblings)
+	return addMissing(ctx, c, wanted, f.Displace, f.isSiblings)
 }
 
 // isSiblings reports whether a comment is that of a sibling of the attachment. Siblings
@@ -48,10 +49,11 @@ func (f Form) isSiblings(_ element, comment string) bool { return f.Siblings().H
 
 // addMissing looks at the table, and adds the missing elements and the missing part of
 // the layout. siblings reports whether a comment is that of a sibling of the attachment
-// that an element is for.
-func addMissing(ctx context.Context, c *nft.Conn, wanted []element, replace bool, siblings func(e element, comment string) bool) error {
+// that an element is for. displace is called before an element that differs is replaced;
+// if it is nil, none is.
+func addMissing(ctx context.Context, c *nft.Conn, wanted []element, displace func() error, siblings func(e element, comment string) bool) error {
 	return nft.UntilUnchanged(ctx, func() error {
-		msgs, generation, err := toAdd(c, wanted, replace, siblings)
+		msgs, generation, err := toAdd(c, wanted, displace, siblings)
 		if err != nil || len(msgs) == 0 {
 			return err
 		}
@@ -70,9 +72,9 @@ func inTheWay(err error) bool {
 }
 
 // toAdd returns the messages that make the missing elements, and the generation in
-// which they are missing. They replace elements that differ, or an error
-// names the first of these.
-func toAdd(c *nft.Conn, wanted []element, replace bool, siblings func(e element, comment string) bool) ([]nft.Message, uint32, error) {
+// which they are missing. They replace elements that differ, after a call of displace, or an
+// error names the first of these.
+func toAdd(c *nft.Conn, wanted []element, displace func() error, siblings func(e element, comment string) bool) ([]nft.Message, uint32, error) {
 	found, generation, err := c.Elements(table, wanted, nil)
 	if err != nil {
 		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", table, err)
@@ -91,11 +93,14 @@ func toAdd(c *nft.Conn, wanted []element, replace bool, siblings func(e element,
 			continue
 		case isPort(e) && there.Comment != e.Comment:
 			return nil, 0, fmt.Errorf("%w: there is %v", fwrules.ErrHostPortTaken, elementText(there))
-		case !replace:
+		case displace == nil:
 			return nil, 0, fmt.Errorf("nftables: %w: there is %v", fwrules.ErrInPlace, elementText(there))
 		default:
-			// One attachment has an address at a time, so an element that another
-			// attachment left with it is stale.
+			// The other attachment has left it, or has the same address on a network of
+			// its own.
+			if err := displace(); err != nil {
+				return nil, 0, err
+			}
 			msgs = append(msgs, nft.DeleteElement(table, there).About(elementText(there)))
 		}
 		msgs = append(msgs, addElement(e))

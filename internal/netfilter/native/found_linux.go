@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
@@ -67,32 +66,4 @@ func (w Found) Apply(ctx context.Context) error {
 		o.comments[e.Comment] = true
 	}
 	return w.form.onElements(ctx, func(k elementTable) error { return o.remove(ctx, k) })
-}
-
-// Intact reports whether all of the elements still exist.
-func (w Found) Intact(ctx context.Context) (yes bool, err error) {
-	err = w.form.onElements(ctx, func(k elementTable) error {
-		found, _, err := k.Elements(table, w.elements, nil)
-		if err != nil {
-			return fmt.Errorf("nftables: look at table %v: %w", table, err)
-		}
-		yes = !slices.ContainsFunc(w.elements, func(e element) bool { return !slices.Contains(found, e) })
-		return nil
-	})
-	return yes, err
-}
-
-// Rules returns the handles of the table's rules, without which elements have no
-// effect. They are few, and the same for all containers.
-func (w Found) Rules(ctx context.Context) (handles []uint64, err error) {
-	err = w.form.Sockets.Do(ctx, func(c *nft.Conn) error {
-		return nft.UntilUnchanged(ctx, func() error {
-			handles = nil
-			return c.Rules(table, "", nil, func(r nft.Rule) error {
-				handles = append(handles, r.Handle)
-				return nil
-			})
-		})
-	})
-	return handles, err
 }

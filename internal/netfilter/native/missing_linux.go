@@ -36,23 +36,22 @@ func (s sight) lacks(sets []string) error {
 	return nil
 }
 
-// Missing returns the parts of the rules that do not exist. Of an element without the
-// sets, chains and rules that it needs, the part is missing too.
-func (f Form) Missing(ctx context.Context, r fwrules.Rules) (all []fwrules.Missing, err error) {
-	wanted, err := elementsOf(r)
-	if err != nil || len(wanted) == 0 {
-		return nil, err
+// Look reads the elements that can be those of the rules.
+func (f Form) Look(ctx context.Context, r fwrules.Rules) (t *Table, err error) {
+	var wanted []element
+	for _, part := range r.Parts() {
+		if some, err := elementsOf(part.Rules); err == nil { // else MissingIn says why there are none
+			wanted = append(wanted, some...)
+		}
 	}
 	err = f.Sockets.Do(ctx, func(c *nft.Conn) error {
 		return nft.UntilUnchanged(ctx, func() error {
 			s, err := look(c, wanted, func(layout) []string { return nil })
-			if err == nil {
-				all, err = f.missing(ctx, r, s)
-			}
+			t = &Table{s, true}
 			return err
 		})
 	})
-	return all, err
+	return t, err
 }
 
 // look reads the elements with the keys, and all of the sets. It fails with
@@ -100,14 +99,10 @@ func (f Form) Read(ctx context.Context) (t *Table, err error) {
 	return t, err
 }
 
-// MissingIn is Missing in a table that was read before. The Form may be that of another
-// attachment than the one that has read it.
-func (f Form) MissingIn(ctx context.Context, t *Table, r fwrules.Rules) ([]fwrules.Missing, error) {
-	return f.missing(ctx, r, t.sight)
-}
-
-// missing compares the rules with the table.
-func (f Form) missing(ctx context.Context, r fwrules.Rules, s sight) (all []fwrules.Missing, err error) {
+// MissingIn returns the parts of the rules that the table does not have. Of an element
+// without the sets, chains and rules that it needs, the part is missing too. The Form may
+// be that of another attachment than the one that has read the table.
+func (f Form) MissingIn(ctx context.Context, t *Table, r fwrules.Rules) (all []fwrules.Missing, err error) {
 	if _, err := elementsOf(r); err != nil {
 		return nil, err
 	}
@@ -119,9 +114,9 @@ func (f Form) missing(ctx context.Context, r fwrules.Rules, s sight) (all []fwru
 		if err != nil {
 			return nil, err
 		}
-		if found, err := f.absent(wanted, s); err != nil {
+		if found, err := f.absent(wanted, t.sight); err != nil {
 			all = append(all, fwrules.Missing{
-				Backend: fwrules.Native, Rules: part.Rules, Object: part.Object, Found: found, Err: fwrules.AsMissing(err),
+				Rules: part.Rules, Object: part.Object, Found: found, Err: fwrules.AsMissing(err),
 			})
 		}
 	}
@@ -187,5 +182,5 @@ func (f Form) Restore(ctx context.Context, all []Restoring) error {
 		return err
 	}
 	have := func(e element, comment string) bool { return siblings[keyOf(e)]().Have(comment) }
-	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return addMissing(ctx, c, wanted, false, have) })
+	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return addMissing(ctx, c, wanted, nil, have) })
 }

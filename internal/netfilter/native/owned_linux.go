@@ -155,12 +155,6 @@ func ownedByTarget(t fwrules.Target) owned {
 	if !t.Whole() {
 		o.addrs, o.inSets = t.Addresses, nil
 	}
-	if link, err := nft.InterfaceName(t.LastOnBridge); err == nil {
-		// These are the only ones without a comment.
-		o.comments[""] = true
-		o.keys = append(o.keys, element{Set: "bridges", Key: link},
-			element{Set: "isolated", Key: link + link}, element{Set: "same_bridge", Key: link + link})
-	}
 	return o
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// table is the table of this module's own. Its sets are described at
-// [fwrules.Native].
+// table is the table of this module's own. Its sets are described in
+// the documentation of the package.
 var table = nft.Table{Family: nft.FamilyInet, Name: "embedcni"}
 
 // field is a part of an element's key or value.

@@ -5,7 +5,6 @@ package modules
 
 import (
 	"encoding/json"
-	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -21,17 +20,6 @@ const (
 
 // goLine is the highest go line that importers are forced to: that of this year's importers.
 const goLine = "1.25.0"
-
-// chosen lists the versions that nothing in the graph demands, with the reason
-// for each.
-var chosen = map[string]string{
-	"github.com/containernetworking/cni v1.3.0": "go-cni v1.1.14 requires it",
-	"github.com/fsnotify/fsnotify v1.6.0":       "containerd 1.7 requires it, and no importer less",
-	"github.com/godbus/dbus/v5 v5.1.0":          "the reference plugin firewall requires it",
-	"github.com/vishvananda/netlink v1.3.1":     "the first that reports an interrupted dump, ErrDumpInterrupted",
-	"go.opentelemetry.io/otel v1.29.0":          "go-cni v1.1.14 requires it",
-	"go.opentelemetry.io/otel/trace v1.29.0":    "go-cni v1.1.14 requires it",
-}
 
 // goMod is the output of go mod edit -json for a go.mod.
 type goMod struct {
@@ -108,31 +96,4 @@ func linkedModules(t *testing.T) map[string]bool {
 		}
 	}
 	return linked
-}
-
-// TestNoVersionIsHigherThanDemanded: another requirement demands each version,
-// or the list of chosen versions has its reason.
-func TestNoVersionIsHigherThanDemanded(t *testing.T) {
-	m := readGoMod(t, root)
-	if m.Go != goLine {
-		t.Errorf("go line %s, want %s", m.Go, goLine)
-	}
-	demanded := map[string]string{} // "path version" to its demander
-	for line := range strings.Lines(goCommand(t, root, nil, "mod", "graph")) {
-		who, what, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if who != ours {
-			demanded[strings.Replace(what, "@", " ", 1)] = who
-		}
-	}
-	listed := maps.Clone(chosen)
-	for _, r := range m.Require {
-		required := r.Path + " " + r.Version
-		if listed[required] == "" && demanded[required] == "" {
-			t.Errorf("%s: nothing demands this version", required)
-		}
-		delete(listed, required)
-	}
-	if len(listed) > 0 {
-		t.Errorf("on the list, and not required: %v", listed)
-	}
 }

@@ -18,12 +18,14 @@ func TestCompat_21_ModuleGraphOfAnImporter(t *testing.T) {
 	after, goAfter := graphOf(t, importer(t, ours, "v0.0.0", absolute(t, root)))
 	new := map[string]string{
 		ours:                             "the import line",
+		"github.com/coreos/go-iptables":  "the accepts of the plugin firewall",
 		"github.com/fsnotify/fsnotify":   "changes of configuration files",
 		"github.com/godbus/dbus/v5":      "firewalld, for the plugin firewall",
 		"github.com/vishvananda/netlink": "links, addresses and routes",
 	}
 	rises := map[string]string{
 		"github.com/vishvananda/netns": "vishvananda/netlink v1.3.1 requires v0.0.5",
+		"golang.org/x/sys":             "godbus/dbus v5.2.4 requires it",
 	}
 	for path, is := range after {
 		was, known := before[path]

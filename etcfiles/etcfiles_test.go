@@ -1,0 +1,111 @@
+package etcfiles
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni"
+)
+
+const localhost = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+
+// twoNetworks is the Result of a bridge with two addresses, and of a network with one of each
+// family and lo, whose DNS overlap.
+func twoNetworks(t *testing.T) *cni.Result {
+	return resultOf(t, `{
+		"DNS": [{"nameservers": ["10.1.0.1"], "search": ["a.example"], "options": ["ndots:2"]},
+			{"nameservers": ["10.1.0.1", "fd00::1"], "domain": "b.example", "search": ["a.example", "b.example"]}],
+		"Networks": [
+			{"Interfaces": [{"Name": "br0", "Addresses": [{"Prefix": "10.1.0.1/24"}]},
+				{"Name": "eth1", "Sandbox": "/c", "Addresses": [{"Prefix": "10.1.0.2/24"}, {"Prefix": "fe80::2/64"}]}]},
+			{"Interfaces": [{"Name": "eth0", "Sandbox": "/c", "Addresses": [{"Prefix": "10.2.0.2/24"}, {"Prefix": "fd00::2/64"}]},
+				{"Name": "lo", "Sandbox": "/c", "Addresses": [{"Prefix": "127.0.0.1/8"}]}]}]}`)
+}
+
+// resultOf reads a stored Result.
+func resultOf(t *testing.T, stored string) *cni.Result {
+	t.Helper()
+	r := &cni.Result{}
+	if err := json.Unmarshal([]byte(stored), r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestResolvConfIsTheMergedDNS(t *testing.T) {
+	r := twoNetworks(t)
+	const want = "nameserver 10.1.0.1\nnameserver fd00::1\ndomain b.example\nsearch a.example b.example\noptions ndots:2\n"
+	got, err := ResolvConf(r)
+	if err != nil || string(got) != want {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := WriteResolvConf(path, r); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != want {
+		t.Errorf("written %q, %v", got, err)
+	}
+}
+
+// TestAResolvConfWithoutServersIsNotWritten: a resolver would ask 127.0.0.1.
+func TestAResolvConfWithoutServersIsNotWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	for _, dns := range []types.DNS{{}, {Search: []string{"a.example"}}} {
+		err := WriteResolvConf(path, &cni.Result{DNS: []types.DNS{dns}})
+		if !errors.Is(err, cni.ErrNotFound) {
+			t.Errorf("%+v: %v, want ErrNotFound", dns, err)
+		}
+	}
+	bad := &cni.Result{DNS: []types.DNS{{Nameservers: []string{"10.1.0.1"}, Search: []string{"x\nnameserver 6.6.6.6"}}}}
+	if err := WriteResolvConf(path, bad); !errors.Is(err, cni.ErrInvalidResult) {
+		t.Errorf("%v, want ErrInvalidResult", err)
+	}
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("there is a file: %v", err)
+	}
+}
+
+func TestHostsHasTheContainersAddresses(t *testing.T) {
+	r := twoNetworks(t)
+	more := Entry{netip.MustParseAddr("10.1.0.1"), []string{"host.internal", "gateway"}}
+	const want = localhost + "10.2.0.2\tweb-1 web\nfd00::2\tweb-1 web\n10.1.0.2\tweb-1 web\n10.1.0.1\thost.internal gateway\n"
+	got, err := Hosts(r, []string{"web-1", "web"}, more)
+	if err != nil || string(got) != want {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+	path := filepath.Join(t.TempDir(), "hosts")
+	if err := WriteHosts(path, r, []string{"web-1", "web"}, more); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != want {
+		t.Errorf("written %q, %v", got, err)
+	}
+	if got, err := Hosts(r, nil); err != nil || string(got) != localhost {
+		t.Errorf("without names: %q, %v", got, err)
+	}
+	err = WriteHosts(path, r, []string{"two words"})
+	if now, _ := os.ReadFile(path); !errors.Is(err, cni.ErrInvalidArgument) || string(now) != want {
+		t.Errorf("%v, and the file is %q", err, now)
+	}
+}
+
+// TestHostsWithoutSandboxes: results before CNI 0.3.0 list no interfaces, and a Result that
+// go-cni has stored has no Networks.
+func TestHostsWithoutSandboxes(t *testing.T) {
+	for _, stored := range []string{
+		`{"Networks": [{"Interfaces": [{"Name": "eth0", "Addresses": [{"Prefix": "10.1.0.2/24"}]}]}]}`,
+		`{"Interfaces": {"eth0": {"IPConfigs": [{"IP": "10.1.0.2"}]}, "lo": {"IPConfigs": [{"IP": "127.0.0.1"}]}}}`,
+	} {
+		got, err := Hosts(resultOf(t, stored), []string{"web"})
+		if err != nil || string(got) != localhost+"10.1.0.2\tweb\n" {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+}

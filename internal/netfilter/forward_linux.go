@@ -1,0 +1,427 @@
+package netfilter
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// A packet that one table accepts can still be dropped by another, so that the accept
+// stands where the host drops: in iptables, before the end of FORWARD. It is for a
+// network, not for a container: two rules for each subnet of the addresses, in the chain
+// of the reference plugin, behind the administrator's.
+//
+//	-A FORWARD -m comment --comment "CNI firewall plugin rules" -j CNI-FORWARD
+//	-A CNI-FORWARD -m comment --comment "CNI firewall plugin admin overrides" -j CNI-ADMIN
+//	-A CNI-FORWARD -d 10.1.0.0/24 -m conntrack --ctstate RELATED,ESTABLISHED -m comment --comment "embedcni 2f-1a: to 10.1.0.0/24" -j ACCEPT
+//	-A CNI-FORWARD -s 10.1.0.0/24 -m comment --comment "embedcni 2f-1a: from 10.1.0.0/24" -j ACCEPT
+//
+// The network's first container has them made, and the last one takes them along: each
+// attachment notes its subnets in its record, so that the records say who is left. A lock
+// on the namespace is shared by those who note and look, and exclusive for those who make
+// or delete.
+const (
+	tableFilter  = "filter"
+	chainForward = "CNI-FORWARD"
+	chainAdmin   = "CNI-ADMIN"
+	chainStage1  = "CNI-ISOLATION-STAGE-1" // of executables with an ingress policy
+)
+
+// forwarding is a family and variant of iptables, and what FORWARD and CNI-FORWARD have.
+type forwarding struct {
+	iptables.Tool
+	led      bool           // FORWARD leads to CNI-FORWARD
+	isolated int            // the number of the rule in FORWARD that leads to the isolation of bridges, or 0
+	to       map[string]int // the chains that CNI-FORWARD leads to
+	accepts  map[string]int // the comments of our rules: how many have it
+}
+
+// readForwarding looks at both chains; without a process, unless a legacy table has them.
+func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err error) {
+	number := 0
+	rule := func(chain, to, comment string) {
+		switch chain {
+		case "FORWARD":
+			number++
+			f.led = f.led || to == chainForward
+			if to == chainStage1 {
+				f.isolated = number
+			}
+		case chainForward:
+			f.to[to]++
+			f.accepts[comment]++
+		}
+	}
+	begin := func() {
+		number, f = 0, forwarding{Tool: tool, to: make(map[string]int), accepts: make(map[string]int)}
+	}
+	if begin(); tool.Legacy {
+		err = nft.In(tool.Sockets.NS, func() error { // of the thread that asks
+			out, err := tool.Save(ctx, []iptables.ChainID{{Table: tableFilter, Chain: chainForward}, {Table: tableFilter, Chain: chainStage1}})
+			if err != nil {
+				return err
+			}
+			tables, err := iptables.ParseSave(out)
+			for _, t := range tables {
+				for _, r := range t.Rules {
+					if t.Table == tableFilter {
+						rule(r.Chain, r.Value("-j"), strings.Join(r.Comments(), " "))
+					}
+				}
+			}
+			return err
+		})
+		return f, err
+	}
+	err = nft.UntilUnchanged(ctx, func() error {
+		begin()
+		// Rules about single containers, of executables, have none of the words.
+		words := [][]byte{[]byte("embedcni"), []byte("CNI firewall"), []byte("CNI-")}
+		for chain, words := range map[string][][]byte{"FORWARD": nil, chainForward: words} {
+			err := tool.Rules(ctx, iptables.ChainID{Table: tableFilter, Chain: chain}, words, func(r nft.Rule) error {
+				s := iptables.NFTRuleOf(r)
+				rule(chain, s.To, s.MatchComment)
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if errors.Is(err, nft.ErrNotSupported) {
+		err = nil
+	}
+	return f, err
+}
+
+// acceptRule is a rule that accepts packets of a subnet.
+type acceptRule struct {
+	comment string
+	words   []string
+}
+
+// acceptRules returns the rules for a subnet. Their comments name the directory of the
+// records by device and inode, which no other program's has.
+func (fw *Firewalls) acceptRules(subnet netip.Prefix) []acceptRule {
+	var records unix.Stat_t
+	_ = unix.Stat(fw.Records, &records) // zero if there are none
+	rule := func(direction string, words ...string) acceptRule {
+		comment := fmt.Sprintf("embedcni %x-%x: %s %v", records.Dev, records.Ino, direction, subnet)
+		return acceptRule{comment, append(words, "-m", "comment", "--comment", comment, "-j", "ACCEPT")}
+	}
+	return []acceptRule{
+		rule("to", "-d", subnet.String(), "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"),
+		rule("from", "-s", subnet.String()),
+	}
+}
+
+// lacks returns an error that names the first missing rule for a subnet.
+func (fw *Firewalls) lacks(f forwarding, subnet netip.Prefix, admin string) error {
+	if !f.led {
+		return fmt.Errorf("%s: chain FORWARD does not lead to %s", f.Name(), chainForward)
+	}
+	if f.to[admin] == 0 {
+		return fmt.Errorf("%s: chain %s does not lead to %s", f.Name(), chainForward, admin)
+	}
+	for _, r := range fw.acceptRules(subnet) {
+		if f.accepts[r.comment] == 0 {
+			return fmt.Errorf("%s: the rule -A %s %s is not there", f.Name(), chainForward, iptables.JoinWords(r.words))
+		}
+	}
+	return nil
+}
+
+// inFamily returns the subnets of a tool's family.
+func inFamily(tool iptables.Tool, subnets []netip.Prefix) (some []netip.Prefix) {
+	for _, p := range subnets {
+		if p.Addr().Is6() == tool.V6() {
+			some = append(some, p)
+		}
+	}
+	return some
+}
+
+// systemTools returns the tools that the plain names mean, of the families of subnets.
+func (fw *Firewalls) systemTools(ctx context.Context, subnets []netip.Prefix) (tools []iptables.Tool, err error) {
+	for _, family := range []string{"iptables", "ip6tables"} {
+		tool := iptables.Tool{Family: family, Sockets: fw.sockets}
+		if len(inFamily(tool, subnets)) == 0 {
+			continue
+		}
+		if err := tool.Detect(ctx); err != nil {
+			return nil, err
+		}
+		tools = append(tools, tool)
+	}
+	return tools, nil
+}
+
+// accept has the host forward the packets of the addresses' subnets. It notes that first,
+// so that nobody takes rules away that this attachment finds.
+func (fw *Firewalls) accept(ctx context.Context, f fwrules.Forward) error {
+	subnets, admin := Subnets(f.Addresses), cmp.Or(f.AdminChain, chainAdmin)
+	tools, err := fw.systemTools(ctx, subnets)
+	if err != nil || len(tools) == 0 {
+		return err
+	}
+	accepted, err := fw.noteAccepted(ctx, tools, subnets, admin)
+	if accepted || err != nil {
+		return err
+	}
+	unlock, err := iptables.LockNamespace(ctx, fw.sockets.NS, true)
+	if err != nil {
+		return err
+	}
+	return errors.Join(nft.In(fw.sockets.NS, func() error {
+		for _, tool := range tools {
+			if err := fw.makeForwarding(ctx, tool, inFamily(tool, subnets), admin); err != nil {
+				return err
+			}
+		}
+		return nil
+	}), unlock())
+}
+
+// noteAccepted notes the subnets, and reports whether the rules are there.
+func (fw *Firewalls) noteAccepted(ctx context.Context, tools []iptables.Tool, subnets []netip.Prefix, admin string) (accepted bool, err error) {
+	unlock, err := iptables.LockNamespace(ctx, fw.sockets.NS, false)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	before, err := NotedSubnets(fw.fact(SubnetsFact), false)
+	if err != nil {
+		return false, err
+	}
+	all := slices.Clone(before) // a repair restores one address after the other
+	for _, subnet := range subnets {
+		if !slices.Contains(all, subnet) {
+			all = append(all, subnet)
+		}
+	}
+	if len(all) > len(before) {
+		if err := fw.note(SubnetsFact, noted{Subnets: all}); err != nil {
+			return false, err
+		}
+	}
+	for _, tool := range tools {
+		f, err := readForwarding(ctx, tool)
+		if err != nil {
+			return false, err
+		}
+		for _, subnet := range inFamily(tool, subnets) {
+			if fw.lacks(f, subnet, admin) != nil {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// longestWait is for the lock of xtables, in seconds.
+const longestWait = 10
+
+// openTool returns go-iptables for a variant.
+func openTool(ctx context.Context, tool iptables.Tool) (*goiptables.IPTables, error) {
+	path, err := tool.Path(ctx)
+	if err != nil {
+		return nil, err
+	}
+	protocol := goiptables.ProtocolIPv4
+	if tool.V6() {
+		protocol = goiptables.ProtocolIPv6
+	}
+	return goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(path), goiptables.Timeout(longestWait))
+}
+
+// makeForwarding makes the missing rules for the subnets, on a thread in the namespace.
+// The jump goes before the rules of others, but behind the isolation of bridges, which it
+// must not overrule.
+func (fw *Firewalls) makeForwarding(ctx context.Context, tool iptables.Tool, subnets []netip.Prefix, admin string) error {
+	now, err := readForwarding(ctx, tool)
+	if err != nil {
+		return err
+	}
+	x, err := openTool(ctx, tool)
+	if err != nil {
+		return err
+	}
+	var steps []func() error
+	for _, chain := range []string{chainForward, admin} {
+		steps = append(steps, func() error { return makeChain(x, chain) })
+	}
+	if !now.led {
+		steps = append(steps, func() error {
+			return x.Insert(tableFilter, "FORWARD", now.isolated+1, "-m", "comment", "--comment", "CNI firewall plugin rules", "-j", chainForward)
+		})
+	}
+	if now.to[admin] == 0 {
+		steps = append(steps, func() error {
+			return x.Insert(tableFilter, chainForward, 1, "-m", "comment", "--comment", "CNI firewall plugin admin overrides", "-j", admin)
+		})
+	}
+	for _, subnet := range subnets {
+		for _, r := range fw.acceptRules(subnet) {
+			if now.accepts[r.comment] == 0 {
+				steps = append(steps, func() error { return x.Append(tableFilter, chainForward, r.words...) })
+			}
+		}
+	}
+	for _, step := range steps {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := step(); err != nil {
+			return fmt.Errorf("%s: accept the packets of %v: %w", tool.Name(), subnets, err)
+		}
+	}
+	return nil
+}
+
+// makeChain makes a chain, unless it is there. An executable may make it meanwhile.
+func makeChain(x *goiptables.IPTables, chain string) error {
+	there, err := x.ChainExists(tableFilter, chain)
+	if there || err != nil {
+		return err
+	}
+	if err = x.NewChain(tableFilter, chain); err != nil {
+		if there, _ := x.ChainExists(tableFilter, chain); there {
+			return nil
+		}
+	}
+	return err
+}
+
+// missingForward returns an error that names a rule without which packets of the
+// addresses are not accepted, in the variant that leads to the chain.
+func (fw *Firewalls) missingForward(all []forwarding, f fwrules.Forward) (missing error) {
+	for _, subnet := range Subnets(f.Addresses) {
+		led := false
+		for _, now := range all {
+			if now.V6() != subnet.Addr().Is6() {
+				continue
+			}
+			err := fw.lacks(now, subnet, cmp.Or(f.AdminChain, chainAdmin))
+			if err == nil {
+				return nil
+			}
+			if missing == nil || now.led && !led {
+				missing, led = err, now.led
+			}
+		}
+	}
+	return missing
+}
+
+// allTools are both variants of both families, those of the nf_tables variant first.
+func (fw *Firewalls) allTools() (all []iptables.Tool) {
+	for _, legacy := range []bool{false, true} {
+		for _, family := range []string{"iptables", "ip6tables"} {
+			all = append(all, iptables.Tool{Family: family, Legacy: legacy, Sockets: fw.sockets})
+		}
+	}
+	return all
+}
+
+// findForwarding returns the rules of a target's subnets that nobody needs any more.
+func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
+	if len(t.Subnets) == 0 {
+		return nil, nil
+	}
+	for _, tool := range fw.allTools() {
+		now, err := readForwarding(ctx, tool)
+		if err != nil {
+			return all, err
+		}
+		left := foundForwarding{fw: fw, tool: tool, inNetwork: t.InNetwork}
+		for _, subnet := range inFamily(tool, t.Subnets) {
+			if !slices.ContainsFunc(fw.acceptRules(subnet), func(r acceptRule) bool { return now.accepts[r.comment] > 0 }) {
+				continue
+			}
+			needed, err := left.needed(subnet)
+			if err != nil {
+				return all, err
+			}
+			if !needed {
+				left.subnets = append(left.subnets, subnet)
+			}
+		}
+		if len(left.subnets) > 0 {
+			all = append(all, left)
+		}
+	}
+	return all, nil
+}
+
+// foundForwarding are the rules of subnets in one variant and family.
+type foundForwarding struct {
+	fw        *Firewalls
+	tool      iptables.Tool
+	subnets   []netip.Prefix
+	inNetwork func(netip.Prefix) (bool, error)
+}
+
+func (f foundForwarding) needed(subnet netip.Prefix) (bool, error) {
+	if f.inNetwork == nil {
+		return false, nil
+	}
+	return f.inNetwork(subnet)
+}
+
+// Lines implements [fwrules.Found].
+func (f foundForwarding) Lines() (lines []string) {
+	for _, subnet := range f.subnets {
+		for _, r := range f.fw.acceptRules(subnet) {
+			lines = append(lines, fmt.Sprintf("%s -t %s -D %s %s", f.tool.Name(), tableFilter, chainForward, iptables.JoinWords(r.words)))
+		}
+	}
+	return lines
+}
+
+// Apply deletes the rules of those subnets that still nobody needs.
+func (f foundForwarding) Apply(ctx context.Context) (err error) {
+	unlock, err := iptables.LockNamespace(ctx, f.fw.sockets.NS, true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	return nft.In(f.fw.sockets.NS, func() error {
+		now, err := readForwarding(ctx, f.tool)
+		if err != nil {
+			return err
+		}
+		x, err := openTool(ctx, f.tool)
+		if err != nil {
+			return err
+		}
+		for _, subnet := range f.subnets {
+			needed, err := f.needed(subnet)
+			if err != nil {
+				return err
+			}
+			if needed {
+				continue
+			}
+			for _, r := range f.fw.acceptRules(subnet) {
+				for range now.accepts[r.comment] {
+					if err := x.DeleteIfExists(tableFilter, chainForward, r.words...); err != nil {
+						return fmt.Errorf("%s: delete a rule of %v: %w", f.tool.Name(), subnet, err)
+					}
+				}
+			}
+		}
+		return nil
+	})
+}

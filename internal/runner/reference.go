@@ -1,0 +1,136 @@
+package runner
+
+import (
+	"context"
+	"debug/buildinfo"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/known"
+)
+
+// module is the path of the reference plugins' module.
+const module = "github.com/containernetworking/plugins"
+
+// References finds out which executables are reference plugins, and their
+// versions. It is safe for concurrent use. The zero References is ready to use.
+type References struct {
+	mu   sync.Mutex
+	seen map[string]seen // by root, type and path
+}
+
+type seen struct {
+	file    os.FileInfo
+	version string // empty if it is another plugin, or its version is unknown
+}
+
+// races reports whether two ADDs of the executable at the same time may make something
+// twice that containers share: rules of portmap and firewall, a VRF, a gateway in a VLAN,
+// or whatever an unknown plugin does.
+func (v *References) races(ctx context.Context, root invoke.Root, typ, path string, config []byte) bool {
+	t := known.Of(typ)
+	return !t.Concurrent || t.Rules == known.HostPorts || t.Rules == known.Forward ||
+		typ == known.Bridge && hasVLAN(config) || !v.Knows(ctx, root, typ, path)
+}
+
+// Knows reports whether the executable at a path in root is the reference plugin of a
+// type, in a released version.
+func (v *References) Knows(ctx context.Context, root invoke.Root, typ, path string) bool {
+	return v.of(ctx, root, typ, path) != ""
+}
+
+// hasVLAN reports whether the bridge's gateway may be in a VLAN, on an
+// interface of its own that the plugin creates if it is missing.
+func hasVLAN(config []byte) bool {
+	var conf struct{ VLAN int }
+	return json.Unmarshal(config, &conf) != nil || conf.VLAN != 0
+}
+
+// of returns the version of the reference plugin at a path, without the "v".
+func (v *References) of(ctx context.Context, root invoke.Root, typ, path string) string {
+	var file os.FileInfo
+	if err := root.Do(func() (err error) {
+		file, err = os.Stat(path)
+		return err
+	}); err != nil {
+		return ""
+	}
+	key := string(root) + " " + typ + " " + path
+	if s, ok := v.known(key); ok && os.SameFile(s.file, file) && s.file.ModTime().Equal(file.ModTime()) && s.file.Size() == file.Size() {
+		return s.version
+	}
+	version := ask(ctx, root, typ, path)
+	if ctx.Err() == nil {
+		v.note(key, seen{file, version})
+	}
+	return version
+}
+
+func (v *References) known(key string) (s seen, ok bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	s, ok = v.seen[key]
+	return s, ok
+}
+
+func (v *References) note(key string, s seen) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.seen == nil {
+		v.seen = make(map[string]seen)
+	}
+	v.seen[key] = s
+}
+
+// ask reads the version from the build information in the executable. If that
+// names a reference plugin without a version, ask runs the plugin, which prints
+// its version.
+func ask(ctx context.Context, root invoke.Root, typ, path string) string {
+	var info *buildinfo.BuildInfo
+	err := root.Do(func() (err error) {
+		info, err = buildinfo.ReadFile(path)
+		return err
+	})
+	if err != nil || !strings.HasPrefix(info.Path, module+"/plugins/") || !strings.HasSuffix(info.Path, "/"+typ) {
+		return ""
+	}
+	if info.Main.Path == module && info.Main.Replace == nil {
+		if version := parse(info.Main.Version); version != "" {
+			return version
+		}
+	}
+	// Without a command a plugin prints:
+	//
+	//	CNI portmap plugin v1.9.1
+	//	CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0
+	const enough = time.Second
+	ctx, cancel := context.WithTimeout(ctx, enough)
+	defer cancel()
+	out, err := invoke.Run(ctx, invoke.Request{Path: path, Root: root}, invoke.Limits{})
+	if err != nil {
+		return ""
+	}
+	first, _, _ := strings.Cut(string(out.Stderr), "\n")
+	version, ok := strings.CutPrefix(first, "CNI "+typ+" plugin ")
+	if !ok {
+		return ""
+	}
+	return parse(version)
+}
+
+// parse returns a released version without the "v" and a distribution's suffix,
+// and "" for any other version.
+func parse(version string) string {
+	version, metadata, _ := strings.Cut(strings.TrimPrefix(version, "v"), "+")
+	var major, minor, patch int
+	n, err := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch)
+	if n != 3 || err != nil || version != fmt.Sprintf("%d.%d.%d", major, minor, patch) || strings.Contains(metadata, "dirty") {
+		return ""
+	}
+	return version
+}
