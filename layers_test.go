@@ -27,9 +27,9 @@ var floors = [][]string{
 		"internal/firstadd", "internal/invoke", "netns",
 	},
 	{
-		"internal/audit", "internal/conntrack", "internal/firewalld", "internal/firewalldtest",
-		"internal/nettest", "internal/nsfind", "internal/record", "internal/sandbox", "internal/thread",
-		"plugin", "thick/internal/delqueue",
+		"internal/audit", "internal/firewalld", "internal/firewalldtest", "internal/nettest",
+		"internal/nsfind", "internal/record", "internal/sandbox", "internal/thread", "plugin",
+		"thick/internal/delqueue",
 	},
 	{
 		"internal/builtin/prevresult", "internal/hold", "internal/inprocess", "internal/notify",

@@ -209,15 +209,6 @@ func (n *Network) first() string { return n.config.Plugins[0].Network.Type }
 // accept an existing one.
 func (n *Network) makesInterface() bool { return known.Of(n.first()).Makes.IsNew() }
 
-// entersContainer reports whether an ADD needs a socket in the container.
-func (n *Network) entersContainer() bool {
-	if n.makesInterface() {
-		return true
-	}
-	p, err := n.snapshot.runnerOf(n).Find(n.first())
-	return err == nil && p.Kind == runner.BuiltIn
-}
-
 // observer converts the calls that a Runner reports for the caller's function.
 func observer(observe func(context.Context, Event)) func(context.Context, runner.Event) {
 	if observe == nil {

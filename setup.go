@@ -74,9 +74,6 @@ func (s *snapshot) setupOnce(ctx context.Context, ns *Namespace, serially bool) 
 	}
 	defer op.end()
 	op.PrepareRecord()
-	if slices.ContainsFunc(op.attachments, func(a *attachment) bool { return a.network.entersContainer() }) {
-		op.Prepare()
-	}
 	op.freeAddresses(ctx)
 	s.reap(op.Host, true)
 	if err := op.lock(ctx, container.Access{}); err != nil {

@@ -77,7 +77,7 @@ func (tend Tend) within(ctx context.Context, host *hostns.NetNS) (step Step, end
 
 // vanish waits until interfaces on the host have vanished. It returns false if they have
 // not in time.
-func vanish(ctx context.Context, host *hostns.NetNS, watch *links.Watch, ends []int) (bool, error) {
+func vanish(ctx context.Context, host *hostns.NetNS, watch *links.Listener, ends []int) (bool, error) {
 	for {
 		left, err := host.Lasting(ends)
 		if err != nil || len(left) == 0 {

@@ -242,7 +242,7 @@ type round struct {
 	rests  bool          // in the background
 	read   time.Duration // that reading has taken
 
-	watch  *links.Watch         // nil until there is work
+	watch  *links.Listener      // nil until there is work
 	ending map[*candidate][]int // whose namespaces were let go, and the interfaces that vanish with them
 }
 

@@ -64,9 +64,6 @@ func (*Place) HasLink(string) (bool, error) { return false, nil }
 // HasNoDevice returns false.
 func (*Container) HasNoDevice(_, _ string) bool { return false }
 
-// Prepare does nothing.
-func (*Place) Prepare() {}
-
 // LoIsUp returns false.
 func (*Container) LoIsUp(string) (bool, error) { return false, nil }
 

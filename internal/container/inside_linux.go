@@ -60,13 +60,6 @@ func (c *Container) HasNoDevice(path, ifName string) bool {
 	})
 }
 
-// Prepare begins to open a socket in the namespace, while the record is written.
-func (p *Place) Prepare() {
-	if p.NetNS != nil {
-		p.Host.Conns.Prepare(p.NetNS)
-	}
-}
-
 // LoIsUp reports whether lo is up in the recorded namespace, if an attachment's path
 // leads there.
 func (c *Container) LoIsUp(path string) (up bool, err error) {

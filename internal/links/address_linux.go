@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -49,9 +50,7 @@ func (r *Requests) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine
 	if flags&NoSubnet != 0 {
 		kernel |= unix.IFA_F_NOPREFIXROUTE
 	}
-	if kernel != 0 {
-		m.u32(unix.IFA_FLAGS, kernel)
-	}
+	m.AddData(u32(unix.IFA_FLAGS, kernel))
 	r.add(m, nil, fmt.Sprintf("add address %s", p), fine...)
 }
 
@@ -66,13 +65,11 @@ func (c *Conn) DeleteAddress(index int, p netip.Prefix) error {
 
 // addressMessage is a request about one address. With an IPv4 address it sends
 // the broadcast address that follows from the prefix length (RFC 919).
-func addressMessage(typ, flags uint16, index int, p netip.Prefix) *message {
-	m := newMessage(typ, flags, ifaddr(p.Addr(), p.Bits(), index))
+func addressMessage(typ, flags, index int, p netip.Prefix) *nl.NetlinkRequest {
 	raw := p.Addr().AsSlice()
-	m.attr(unix.IFA_LOCAL, raw)
-	m.attr(unix.IFA_ADDRESS, raw)
+	m := request(typ, flags, ifaddr(p.Addr(), p.Bits(), index), data(unix.IFA_LOCAL, raw...), data(unix.IFA_ADDRESS, raw...))
 	if p.Addr().Is4() && p.Bits() < 31 {
-		m.attr(unix.IFA_BROADCAST, lastAddress(p).AsSlice())
+		m.AddData(data(unix.IFA_BROADCAST, lastAddress(p).AsSlice()...))
 	}
 	return m
 }
@@ -87,13 +84,11 @@ func lastAddress(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// ifaddr encodes a struct ifaddrmsg (<linux/if_addr.h>).
-func ifaddr(addr netip.Addr, bits, index int) []byte {
-	b := make([]byte, unix.SizeofIfAddrmsg)
-	b[0] = family(addr)
-	b[1] = byte(bits)
-	native.PutUint32(b[4:], uint32(index))
-	return b
+// ifaddr is the fixed part of a request about an address.
+func ifaddr(addr netip.Addr, bits, index int) *nl.IfAddrmsg {
+	m := nl.NewIfAddrmsg(int(family(addr)))
+	m.Prefixlen, m.Index = uint8(bits), uint32(index)
+	return m
 }
 
 func family(addr netip.Addr) byte {
@@ -106,27 +101,30 @@ func family(addr netip.Addr) byte {
 	return unix.AF_UNSPEC
 }
 
-// Addresses reads the addresses of an interface, of both families, and of no
-// other interface.
-func (c *Conn) Addresses(index int) ([]Address, error) {
-	r := c.Requests()
-	all := r.Addresses(index)
-	err := r.Send()
-	return *all, err
-}
-
 // Addresses reads the addresses of an interface, of both families. An interface
 // that is gone has none.
-func (r *Requests) Addresses(index int) *[]Address {
-	all := new([]Address)
-	m := newMessage(unix.RTM_GETADDR, unix.NLM_F_DUMP, ifaddr(netip.Addr{}, 0, index))
-	r.add(m, func(body []byte) error {
-		a, of, err := parseAddress(body)
-		if err == nil && of == index {
-			*all = append(*all, a)
+func (c *Conn) Addresses(index int) (all []Address, err error) {
+	m := request(unix.RTM_GETADDR, unix.NLM_F_DUMP, ifaddr(netip.Addr{}, 0, index))
+	err = c.list(m, func() { all = nil }, func(body []byte) error {
+		a, err := parseAddress(body)
+		if err == nil && a.Interface == index { // older kernels list those of all
+			all = append(all, a.Address)
 		}
 		return err
-	}, fmt.Sprintf("list the addresses of interface %d", index), unix.ENODEV)
+	})
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return nil, fmt.Errorf("list the addresses of interface %d: %w", index, err)
+	}
+	return all, nil
+}
+
+// Addresses is [Conn.Addresses] as a request.
+func (r *Requests) Addresses(index int) *[]Address {
+	all := new([]Address)
+	r.all = append(r.all, func() (err error) {
+		*all, err = r.c.Addresses(index)
+		return err
+	})
 	return all
 }
 
@@ -139,9 +137,12 @@ type Placed struct {
 // AllAddresses reads the addresses of all interfaces; those of one interface are
 // in the order of Addresses. The error may wrap [ErrTorn].
 func (c *Conn) AllAddresses() ([]Placed, error) {
-	all, err := listFamilies(c, unix.RTM_GETADDR, unix.SizeofIfAddrmsg, nil, func(all []Placed, body []byte) ([]Placed, error) {
-		a, of, err := parseAddress(body)
-		return append(all, Placed{a, of}), err
+	request := func(family byte) *nl.NetlinkRequest {
+		return request(unix.RTM_GETADDR, unix.NLM_F_DUMP, nl.NewIfAddrmsg(int(family)))
+	}
+	all, err := listFamilies(c, request, func(all []Placed, body []byte) ([]Placed, error) {
+		a, err := parseAddress(body)
+		return append(all, a), err
 	})
 	if err != nil {
 		err = fmt.Errorf("list the addresses of all interfaces: %w", err)
@@ -149,32 +150,28 @@ func (c *Conn) AllAddresses() ([]Placed, error) {
 	return all, err
 }
 
-// parseAddress reads the body of an RTM_NEWADDR, and returns the interface's
-// index with it.
-func parseAddress(body []byte) (Address, int, error) {
-	if len(body) < unix.SizeofIfAddrmsg {
-		return Address{}, 0, errTruncated
+// parseAddress reads the body of an RTM_NEWADDR.
+func parseAddress(body []byte) (Placed, error) {
+	var r reader
+	all := r.attributes(body, unix.SizeofIfAddrmsg)
+	if r.err != nil {
+		return Placed{}, r.err
 	}
-	flags := uint32(body[2])
-	var addr, local netip.Addr
-	err := eachAttr(body[unix.SizeofIfAddrmsg:], func(typ uint16, value []byte) {
-		switch typ {
-		case unix.IFA_ADDRESS: // the other end's address, if there is a local one too
-			addr, _ = netip.AddrFromSlice(value)
-		case unix.IFA_LOCAL:
-			local, _ = netip.AddrFromSlice(value)
-		case unix.IFA_FLAGS: // all 32 of them
-			flags = number(value)
-		}
-	})
-	if local.IsValid() {
-		addr = local
+	fixed := nl.DeserializeIfAddrmsg(body)
+	raw := all.get(unix.IFA_LOCAL)
+	if raw == nil {
+		raw = all.get(unix.IFA_ADDRESS) // the other end's address, if there is a local one too
 	}
-	return Address{
-		Prefix:    netip.PrefixFrom(addr, int(body[1])),
+	flags := uint32(fixed.Flags)
+	if all.get(unix.IFA_FLAGS) != nil { // all 32 of them
+		flags = all.num(unix.IFA_FLAGS)
+	}
+	addr, _ := netip.AddrFromSlice(raw)
+	return Placed{Interface: int(fixed.Index), Address: Address{
+		Prefix:    netip.PrefixFrom(addr, int(fixed.Prefixlen)),
 		Tentative: flags&unix.IFA_F_TENTATIVE != 0,
 		Duplicate: flags&unix.IFA_F_DADFAILED != 0,
-	}, int(native.Uint32(body[4:])), err
+	}}, nil
 }
 
 // Prefix converts an address with its mask.
@@ -194,21 +191,14 @@ func Prefix(n net.IPNet) (netip.Prefix, error) {
 // Groups returns the IPv6 multicast groups of an interface.
 func (c *Conn) Groups(index int) ([]netip.Addr, error) {
 	var all []netip.Addr
-	fixed := make([]byte, unix.SizeofIfAddrmsg)
-	fixed[0] = unix.AF_INET6
-	native.PutUint32(fixed[4:], uint32(index))
-	err := c.execute(newMessage(unix.RTM_GETMULTICAST, unix.NLM_F_DUMP, fixed), func(body []byte) error {
-		if len(body) < unix.SizeofIfAddrmsg {
-			return errTruncated
+	m := request(unix.RTM_GETMULTICAST, unix.NLM_F_DUMP, ifaddr(netip.IPv6Unspecified(), 0, index))
+	err := c.list(m, func() { all = nil }, func(body []byte) error {
+		var r reader
+		group := r.attributes(body, unix.SizeofIfAddrmsg)
+		if addr, ok := netip.AddrFromSlice(group.get(unix.IFA_MULTICAST)); ok && int(nl.DeserializeIfAddrmsg(body).Index) == index {
+			all = append(all, addr)
 		}
-		if int(native.Uint32(body[4:])) != index {
-			return nil
-		}
-		return eachAttr(body[unix.SizeofIfAddrmsg:], func(typ uint16, value []byte) {
-			if addr, ok := netip.AddrFromSlice(value); ok && typ == unix.IFA_MULTICAST {
-				all = append(all, addr)
-			}
-		})
+		return r.err
 	})
 	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return nil, fmt.Errorf("list the multicast groups of interface %d: %w", index, err)

@@ -21,8 +21,7 @@ import (
 // only after the kernel has noticed the carrier, so the announcement that the
 // kernel sends when the interface is set up may be lost.
 func (c *Conn) Announce(link Link) error {
-	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(link.Index, 0, 0))
-	m.attr(unix.IFLA_ADDRESS, link.MAC)
+	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(link.Index, 0, 0), data(unix.IFLA_ADDRESS, link.MAC...))
 	if err := c.execute(m, nil); err != nil {
 		return fmt.Errorf("announce the addresses of interface %q: %w", link.Name, err)
 	}

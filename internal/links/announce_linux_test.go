@@ -19,6 +19,7 @@ type segment struct {
 	listener *Conn
 	at       *netns.Handle // the listener's namespace
 	index    int           // of the listener's interface
+	pass     func()        // waits until the bridge's ports forward packets
 }
 
 var announced = netip.MustParseAddr("10.9.0.2")
@@ -43,7 +44,8 @@ func newSegment(t *testing.T) *segment {
 	}
 	first := up(s.ns, s.c, announced.String()+"/24")
 	second := up(listening, s.listener, "10.9.0.3/24")
-	passes(t, h, first.Host.Index, second.Host.Index)
+	s.pass = func() { passes(t, h, first.Host.Index, second.Host.Index) }
+	s.pass()
 	s.link, s.index = first.Container, second.Container.Index
 	return s
 }
@@ -61,8 +63,7 @@ var another = net.HardwareAddr{2, 0, 0, 0, 0, 9}
 // mistaken gives the listener a wrong neighbour entry for the address.
 func (s *segment) mistaken(t *testing.T, state uint16) {
 	t.Helper()
-	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK, s.index, state, announced)
-	m.attr(unix.NDA_LLADDR, another)
+	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK, s.index, state, announced, data(unix.NDA_LLADDR, another...))
 	wantNoError(t, s.listener.execute(m, nil))
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,18 +30,14 @@ func (b Bridge) Create(c *Conn) (Link, error) {
 		}
 		b.MAC = mac
 	}
-	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO, ifinfo(0, 0, 0))
-	m.str(unix.IFLA_IFNAME, b.Name)
-	m.attr(unix.IFLA_ADDRESS, b.MAC)
-	if b.MTU != 0 {
-		m.u32(unix.IFLA_MTU, uint32(b.MTU))
+	var own []attribute
+	if b.VLANFiltering {
+		own = append(own, flag(unix.IFLA_BR_VLAN_FILTERING))
 	}
-	m.nest(unix.IFLA_LINKINFO, func() {
-		m.str(unix.IFLA_INFO_KIND, "bridge")
-		if b.VLANFiltering {
-			m.nest(unix.IFLA_INFO_DATA, func() { m.u8(unix.IFLA_BR_VLAN_FILTERING, true) })
-		}
-	})
+	m := createMessage(0, b.Name, data(unix.IFLA_ADDRESS, b.MAC...), info("bridge", own...))
+	if b.MTU != 0 {
+		m.AddData(u32(unix.IFLA_MTU, uint32(b.MTU)))
+	}
 	l, err := create(c, m, b.Name)
 	if err != nil {
 		return Link{}, fmt.Errorf("create bridge %q: %w", b.Name, err)
@@ -60,23 +57,17 @@ type Ifb struct {
 // EEXIST if there is an interface of this name, and EOPNOTSUPP if the kernel
 // does not support the type.
 func (i Ifb) Create(c *Conn) (Link, error) {
-	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO, ifinfo(0, unix.IFF_UP, unix.IFF_UP))
-	m.str(unix.IFLA_IFNAME, i.Name)
+	m := createMessage(unix.IFF_UP, i.Name, u32(unix.IFLA_MTU, uint32(i.MTU)), u32(unix.IFLA_TXQLEN, 0), info("ifb"))
 	if i.MAC != nil {
-		m.attr(unix.IFLA_ADDRESS, i.MAC)
+		m.AddData(data(unix.IFLA_ADDRESS, i.MAC...))
 	}
-	m.u32(unix.IFLA_MTU, uint32(i.MTU))
-	m.u32(unix.IFLA_TXQLEN, 0)
-	m.nest(unix.IFLA_LINKINFO, func() { m.str(unix.IFLA_INFO_KIND, "ifb") })
 	return create(c, m, i.Name)
 }
 
 // Enslave makes an interface a port of a bridge. A port of another bridge
 // changes over.
 func (c *Conn) Enslave(index, bridge int) error {
-	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0))
-	m.u32(unix.IFLA_MASTER, uint32(bridge))
-	return c.execute(m, nil)
+	return c.execute(request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0), u32(unix.IFLA_MASTER, uint32(bridge))), nil)
 }
 
 // PortMode holds settings of a bridge port.
@@ -87,25 +78,31 @@ func (c *Conn) SetPortMode(index int, p PortMode) error {
 	if p == (PortMode{}) {
 		return nil
 	}
-	info := ifinfo(index, 0, 0)
-	info[0] = unix.AF_BRIDGE
-	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, info)
-	m.nest(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, func() { m.portMode(p) })
+	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, portinfo(index), nest(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, p.attributes()...))
 	if err := c.execute(m, nil); err != nil {
 		return fmt.Errorf("set the mode of a bridge port: %w", err)
 	}
 	return nil
 }
 
-// portMode adds the modes that are set.
-func (m *message) portMode(p PortMode) {
+// attributes are those of the modes that are set.
+func (p PortMode) attributes() (all []attribute) {
 	if p.Hairpin {
-		m.u8(unix.IFLA_BRPORT_MODE, true)
+		all = append(all, flag(unix.IFLA_BRPORT_MODE))
 	}
 	if p.Isolated {
-		m.u8(unix.IFLA_BRPORT_ISOLATED, true)
+		all = append(all, flag(unix.IFLA_BRPORT_ISOLATED))
 	}
+	return all
 }
+
+// portMode reads the modes of a port.
+func portMode(port attributes) PortMode {
+	return PortMode{Hairpin: port.num(unix.IFLA_BRPORT_MODE) != 0, Isolated: port.num(unix.IFLA_BRPORT_ISOLATED) != 0}
+}
+
+// flag is an attribute of one byte that turns something on.
+func flag(typ uint16) attribute { return data(typ, 1) }
 
 // VLAN is a VLAN of a port.
 type VLAN struct {
@@ -119,7 +116,7 @@ type VLAN struct {
 func (c *Conn) AddVLAN(index int, v VLAN) error {
 	var flags uint16
 	if v.Access {
-		flags = vlanAccess | vlanUntagged
+		flags = vlanAccess
 	}
 	return changeVLAN(c, unix.RTM_SETLINK, index, v.ID, flags)
 }
@@ -129,22 +126,11 @@ func (c *Conn) DeleteVLAN(index int, id uint16) error {
 	return changeVLAN(c, unix.RTM_DELLINK, index, id, 0)
 }
 
-// <linux/if_bridge.h>
-const (
-	bridgeFlags  = 0 // IFLA_BRIDGE_FLAGS
-	bridgeVLAN   = 2 // IFLA_BRIDGE_VLAN_INFO
-	ofMaster     = 1 // BRIDGE_FLAGS_MASTER
-	vlanAccess   = 2 // BRIDGE_VLAN_INFO_PVID
-	vlanUntagged = 4 // BRIDGE_VLAN_INFO_UNTAGGED
-)
+// vlanAccess are the flags of a port's own VLAN.
+const vlanAccess = nl.BRIDGE_VLAN_INFO_PVID | nl.BRIDGE_VLAN_INFO_UNTAGGED
 
-func changeVLAN(c *Conn, typ uint16, index int, id, flags uint16) error {
-	info := ifinfo(index, 0, 0)
-	info[0] = unix.AF_BRIDGE
-	m := newMessage(typ, unix.NLM_F_ACK, info)
-	m.nest(unix.IFLA_AF_SPEC, func() {
-		m.attr(bridgeFlags, native.AppendUint16(nil, ofMaster))
-		m.attr(bridgeVLAN, native.AppendUint16(native.AppendUint16(nil, flags), id))
-	})
-	return c.execute(m, nil)
+func changeVLAN(c *Conn, typ, index int, id, flags uint16) error {
+	vlan := nl.BridgeVlanInfo{Flags: flags, Vid: id}
+	return c.execute(request(typ, unix.NLM_F_ACK, portinfo(index), nest(unix.IFLA_AF_SPEC,
+		data(nl.IFLA_BRIDGE_FLAGS, nl.Uint16Attr(nl.BRIDGE_FLAGS_MASTER)...), data(nl.IFLA_BRIDGE_VLAN_INFO, vlan.Serialize()...))), nil)
 }

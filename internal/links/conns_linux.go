@@ -17,37 +17,8 @@ import (
 type Conns struct {
 	mu      sync.Mutex
 	idle    map[netns.ID][]*Conn
-	coming  map[netns.ID]*coming
 	sending []chan struct{} // closed when an announcement has begun
 	closed  bool
-}
-
-// coming is a socket that is being opened.
-type coming struct {
-	done chan struct{}
-	conn *Conn // nil if opening failed
-}
-
-// Prepare begins to open a socket in a namespace, for the first to borrow one.
-// If that fails, Borrow tries again and reports the error.
-func (all *Conns) Prepare(ns *netns.Handle) {
-	next := &coming{done: make(chan struct{})}
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	if all.closed || all.coming[ns.ID()] != nil {
-		return
-	}
-	if all.coming == nil {
-		all.coming = make(map[netns.ID]*coming)
-	}
-	all.coming[ns.ID()] = next
-	go func() {
-		defer close(next.done)
-		_ = ns.Do(func() (err error) {
-			next.conn, err = dial()
-			return err
-		})
-	}()
 }
 
 // Borrow is [Dial], but reuses an idle socket, and Close gives it back. A nil
@@ -104,18 +75,7 @@ func (all *Conns) take(ns netns.ID) *Conn {
 		all.idle[ns] = list[:len(list)-1]
 		return list[len(list)-1]
 	}
-	next := all.coming[ns]
-	if next == nil {
-		return nil
-	}
-	delete(all.coming, ns)
-	all.mu.Unlock()
-	<-next.done
-	all.mu.Lock()
-	if next.conn != nil {
-		next.conn.home, next.conn.ns = all, ns
-	}
-	return next.conn
+	return nil
 }
 
 // give takes the socket back, unless all are closed. Unread answers of a failed
@@ -153,27 +113,18 @@ func (all *Conns) expect(sending chan struct{}) bool {
 // Close closes the idle sockets. The users of the others close those.
 func (all *Conns) Close() error {
 	all.mu.Lock()
-	idle, opening, sending := all.idle, all.coming, all.sending
-	all.idle, all.coming, all.sending, all.closed = nil, nil, nil, true
+	idle, sending := all.idle, all.sending
+	all.idle, all.sending, all.closed = nil, nil, true
 	all.mu.Unlock()
 	for _, begun := range sending {
 		<-begun
 	}
 	var errs []error
-	closeAll := func(ns netns.ID, list ...*Conn) {
+	for ns, list := range idle {
 		for _, c := range list {
 			if err := c.Close(); err != nil {
 				errs = append(errs, fmt.Errorf("in namespace %s: %w", ns, err))
 			}
-		}
-	}
-	for ns, list := range idle {
-		closeAll(ns, list...)
-	}
-	for ns, next := range opening {
-		<-next.done
-		if next.conn != nil {
-			closeAll(ns, next.conn)
 		}
 	}
 	return errors.Join(errs...)

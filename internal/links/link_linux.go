@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/netns"
@@ -107,7 +108,7 @@ func Missing(name string) error {
 	if len(name) >= unix.IFNAMSIZ {
 		return fmt.Errorf("interface %q: %w: the name is too long", name, unix.ENODEV)
 	}
-	return fmt.Errorf("interface %q: %w", name, &KernelError{Errno: unix.ENODEV})
+	return fmt.Errorf("interface %q: %w", name, unix.ENODEV)
 }
 
 // validName refuses a name in which the kernel would insert a number
@@ -122,9 +123,7 @@ func validName(name string) error {
 // Link looks an interface up by its name, which must not be too long. It ignores
 // the errors in fine; the index is then 0.
 func (r *Requests) Link(name string, fine ...error) *Link {
-	m := newMessage(unix.RTM_GETLINK, 0, ifinfo(0, 0, 0))
-	m.str(unix.IFLA_IFNAME, name)
-	return r.link(m, fmt.Sprintf("interface %q", name), fine...)
+	return r.link(linkRequest(0, str(unix.IFLA_IFNAME, name)), fmt.Sprintf("interface %q", name), fine...)
 }
 
 // LinkByIndex looks an interface up by its index. Since Linux 6.8 the answer
@@ -138,12 +137,23 @@ func (c *Conn) LinkByIndex(index int) (Link, error) {
 
 // LinkByIndex is [Conn.LinkByIndex] as a request.
 func (r *Requests) LinkByIndex(index int) *Link {
-	return r.link(newMessage(unix.RTM_GETLINK, 0, ifinfo(index, 0, 0)), fmt.Sprintf("interface %d", index))
+	return r.link(linkRequest(index), fmt.Sprintf("interface %d", index))
 }
 
-func (r *Requests) link(m *message, what string, fine ...error) *Link {
+// linkRequest is a query for an interface.
+func linkRequest(index int, attrs ...attribute) *nl.NetlinkRequest {
+	return request(unix.RTM_GETLINK, 0, ifinfo(index, 0, 0), append(attrs, u32(unix.IFLA_EXT_MASK, withoutStats))...)
+}
+
+// linkList is a query for all interfaces.
+func linkList(attrs ...attribute) *nl.NetlinkRequest {
+	m := linkRequest(0, attrs...)
+	m.Flags |= unix.NLM_F_DUMP
+	return m
+}
+
+func (r *Requests) link(m *nl.NetlinkRequest, what string, fine ...error) *Link {
 	l := new(Link)
-	m.u32(unix.IFLA_EXT_MASK, withoutStats)
 	r.add(m, func(body []byte) (err error) {
 		*l, err = parseLink(body)
 		return err
@@ -159,9 +169,7 @@ func (c *Conn) PeerLink(l Link) (Link, error) {
 		return Link{}, Missing("the peer of " + l.Name)
 	}
 	r := c.Requests()
-	m := newMessage(unix.RTM_GETLINK, 0, ifinfo(l.Peer.Index, 0, 0))
-	m.u32(unix.IFLA_TARGET_NETNSID, uint32(l.Peer.NetNS))
-	peer := r.link(m, fmt.Sprintf("the peer of %q", l.Name))
+	peer := r.link(linkRequest(l.Peer.Index, u32(unix.IFLA_TARGET_NETNSID, uint32(l.Peer.NetNS))), fmt.Sprintf("the peer of %q", l.Name))
 	err := r.Send()
 	if errors.Is(err, unix.EINVAL) { // of a number whose namespace is ending
 		err = fmt.Errorf("%w: %w", Missing("the peer of "+l.Name), err)
@@ -180,9 +188,7 @@ func (l Link) IsFallback() bool {
 // again.
 func (c *Conn) Links() ([]Link, error) {
 	var all []Link
-	m := newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, ifinfo(0, 0, 0))
-	m.u32(unix.IFLA_EXT_MASK, withoutStats)
-	err := c.list(m, func() { all = nil }, func(body []byte) error {
+	err := c.list(linkList(), func() { all = nil }, func(body []byte) error {
 		l, err := parseLink(body)
 		all = append(all, l)
 		return err
@@ -197,17 +203,13 @@ func (c *Conn) Links() ([]Link, error) {
 // none because no interface leads there.
 func (c *Conn) NetNS(ns *netns.Handle) (id int, err error) {
 	id = unix.NETNSA_NSID_NOT_ASSIGNED
-	m := newMessage(unix.RTM_GETNSID, 0, make([]byte, align)) // a struct rtgenmsg
-	m.u32(unix.NETNSA_FD, uint32(ns.File().Fd()))
+	m := request(unix.RTM_GETNSID, 0, nl.NewRtGenMsg(), u32(unix.NETNSA_FD, uint32(ns.File().Fd())))
 	err = c.execute(m, func(body []byte) error {
-		if len(body) < align {
-			return errTruncated
+		var r reader
+		if all := r.attributes(body, nl.NewRtGenMsg().Len()); all.get(unix.NETNSA_NSID) != nil {
+			id = all.int(unix.NETNSA_NSID)
 		}
-		return eachAttr(body[align:], func(typ uint16, value []byte) {
-			if typ == unix.NETNSA_NSID {
-				id = int(int32(number(value)))
-			}
-		})
+		return r.err
 	})
 	if err != nil {
 		return id, fmt.Errorf("number of namespace %s: %w", ns.ID(), err)
@@ -215,121 +217,58 @@ func (c *Conn) NetNS(ns *netns.Handle) (id int, err error) {
 	return id, nil
 }
 
-// ifinfo encodes a struct ifinfomsg (<linux/rtnetlink.h>) that changes the flags
-// in the mask.
-func ifinfo(index int, flags, mask uint32) []byte {
-	b := make([]byte, unix.SizeofIfInfomsg)
-	native.PutUint32(b[4:], uint32(index))
-	native.PutUint32(b[8:], flags)
-	native.PutUint32(b[12:], mask)
-	return b
-}
-
 // parseLink reads the body of an RTM_NEWLINK.
 func parseLink(body []byte) (Link, error) {
-	if len(body) < unix.SizeofIfInfomsg {
-		return Link{}, errTruncated
+	var r reader
+	all := r.attributes(body, unix.SizeofIfInfomsg)
+	if r.err != nil {
+		return Link{}, r.err
 	}
-	l := Link{Index: int(native.Uint32(body[4:])), State: State{Flags: native.Uint32(body[8:])}}
-	var info, settings, others []byte
-	err := eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
-		switch typ {
-		case unix.IFLA_IFNAME:
-			l.Name = unix.ByteSliceToString(value)
-		case unix.IFLA_IFALIAS:
-			l.Alias = unix.ByteSliceToString(value)
-		case unix.IFLA_ADDRESS:
-			l.MAC = append(net.HardwareAddr(nil), value...)
-		case unix.IFLA_MTU:
-			l.MTU = int(number(value))
-		case unix.IFLA_TXQLEN:
-			l.QueueLength = int(number(value))
-		case unix.IFLA_OPERSTATE:
-			l.OperState = uint8(number(value))
-		case unix.IFLA_MASTER:
-			l.Port.Master = int(number(value))
-		case unix.IFLA_LINK:
-			l.Peer.Index = int(number(value))
-		case unix.IFLA_LINK_NETNSID:
-			l.Peer.Elsewhere, l.Peer.NetNS = true, int(int32(number(value)))
-		case unix.IFLA_PROP_LIST:
-			others = value
-		case unix.IFLA_AF_SPEC:
-			settings = value
-		case unix.IFLA_LINKINFO:
-			info = value
-		default:
-			l.Hardware.parse(typ, value)
+	fixed := nl.DeserializeIfInfomsg(body)
+	l := Link{
+		Index:       int(fixed.Index),
+		Name:        all.str(unix.IFLA_IFNAME),
+		Alias:       all.str(unix.IFLA_IFALIAS),
+		State:       State{Flags: fixed.Flags, OperState: uint8(all.num(unix.IFLA_OPERSTATE))},
+		MAC:         slices.Clone(all.get(unix.IFLA_ADDRESS)),
+		MTU:         all.int(unix.IFLA_MTU),
+		QueueLength: all.int(unix.IFLA_TXQLEN),
+		Peer:        Peer{Index: all.int(unix.IFLA_LINK), Elsewhere: all.get(unix.IFLA_LINK_NETNSID) != nil, NetNS: all.int(unix.IFLA_LINK_NETNSID)},
+		Port:        Port{Master: all.int(unix.IFLA_MASTER)},
+		Hardware:    Hardware{Bus: all.str(unix.IFLA_PARENT_DEV_BUS_NAME), Name: all.str(unix.IFLA_PARENT_DEV_NAME)},
+	}
+	for typ, other := range r.attributes(all.get(unix.IFLA_PROP_LIST), 0).each {
+		if typ == unix.IFLA_ALT_IFNAME {
+			l.Others = append(l.Others, unix.ByteSliceToString(other))
 		}
-	})
-	if err := errors.Join(err, l.parseInfo(info), l.Settings.parse(settings), l.parseOthers(others)); err != nil {
-		return Link{}, err
+	}
+	if mac := all.get(unix.IFLA_PERM_ADDRESS); slices.ContainsFunc(mac, func(b byte) bool { return b != 0 }) { // all zero: it has none
+		l.Hardware.MAC = slices.Clone(mac)
+	}
+	l.Settings.parse(&r, all.get(unix.IFLA_AF_SPEC))
+	l.parseInfo(&r, all.get(unix.IFLA_LINKINFO))
+	if r.err != nil {
+		return Link{}, r.err
 	}
 	return l, nil
 }
 
-// parseOthers reads an IFLA_PROP_LIST.
-func (l *Link) parseOthers(list []byte) error {
-	return eachAttr(list, func(typ uint16, value []byte) {
-		if typ == unix.IFLA_ALT_IFNAME {
-			l.Others = append(l.Others, unix.ByteSliceToString(value))
-		}
-	})
-}
-
-// parse reads an attribute if it describes the device.
-func (h *Hardware) parse(typ uint16, value []byte) {
-	switch typ {
-	case unix.IFLA_PERM_ADDRESS:
-		if slices.ContainsFunc(value, func(b byte) bool { return b != 0 }) { // all zero: it has none
-			h.MAC = append(net.HardwareAddr(nil), value...)
-		}
-	case unix.IFLA_PARENT_DEV_NAME:
-		h.Name = unix.ByteSliceToString(value)
-	case unix.IFLA_PARENT_DEV_BUS_NAME:
-		h.Bus = unix.ByteSliceToString(value)
-	}
-}
-
 // parseInfo reads an IFLA_LINKINFO: the kind, its own data, and a port's data.
-func (l *Link) parseInfo(info []byte) error {
-	var data, port []byte
-	err := eachAttr(info, func(typ uint16, value []byte) {
-		switch typ {
-		case unix.IFLA_INFO_KIND:
-			l.Kind = unix.ByteSliceToString(value)
-		case unix.IFLA_INFO_DATA:
-			data = value
-		case unix.IFLA_INFO_SLAVE_DATA:
-			port = value
-		}
-	})
-	if err != nil {
-		return err
+func (l *Link) parseInfo(r *reader, value []byte) {
+	info := r.attributes(value, 0)
+	l.Kind = info.str(unix.IFLA_INFO_KIND)
+	switch own := r.attributes(info.get(unix.IFLA_INFO_DATA), 0); l.Kind {
+	case "bridge":
+		l.VLANFiltering = own.num(unix.IFLA_BR_VLAN_FILTERING) != 0
+		l.DefaultVLAN = uint16(own.num(unix.IFLA_BR_VLAN_DEFAULT_PVID))
+	case "macvlan":
+		l.MacvlanMode = own.num(unix.IFLA_MACVLAN_MODE)
 	}
-	if err := l.Type.parse(data); err != nil || l.Port.Master == 0 {
-		return err
+	if l.Port.Master != 0 {
+		port := r.attributes(info.get(unix.IFLA_INFO_SLAVE_DATA), 0)
+		l.Port.Number = port.int(unix.IFLA_BRPORT_NO)
+		l.Port.PortMode = portMode(port)
 	}
-	return eachAttr(port, func(typ uint16, value []byte) {
-		if typ == unix.IFLA_BRPORT_NO {
-			l.Port.Number = int(number(value))
-		}
-		l.Port.PortMode.parse(typ, value)
-	})
-}
-
-// parse reads an IFLA_INFO_DATA.
-func (k *Type) parse(data []byte) error {
-	return eachAttr(data, func(typ uint16, value []byte) {
-		switch {
-		case k.Kind == "bridge" && typ == unix.IFLA_BR_VLAN_FILTERING:
-			k.VLANFiltering = number(value) != 0
-		case k.Kind == "bridge" && typ == unix.IFLA_BR_VLAN_DEFAULT_PVID:
-			k.DefaultVLAN = uint16(number(value))
-		case k.Kind == "macvlan" && typ == unix.IFLA_MACVLAN_MODE:
-			k.MacvlanMode = number(value)
-		}
-	})
 }
 
 // Change lists changes of an interface. Zero fields change nothing.
@@ -357,22 +296,22 @@ func (r *Requests) Down(index int) {
 	r.add(changeMessage(index, Change{Clear: unix.IFF_UP}), nil, "set the interface down")
 }
 
-func changeMessage(index int, change Change) *message {
-	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, change.Set, change.Set|change.Clear))
+func changeMessage(index int, change Change) *nl.NetlinkRequest {
+	m := request(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, change.Set, change.Set|change.Clear))
 	if change.Name != "" {
-		m.str(unix.IFLA_IFNAME, change.Name)
+		m.AddData(str(unix.IFLA_IFNAME, change.Name))
 	}
 	if change.Alias != nil {
-		m.attr(unix.IFLA_IFALIAS, []byte(*change.Alias))
+		m.AddData(data(unix.IFLA_IFALIAS, []byte(*change.Alias)...))
 	}
 	if change.MAC != nil {
-		m.attr(unix.IFLA_ADDRESS, change.MAC)
+		m.AddData(data(unix.IFLA_ADDRESS, change.MAC...))
 	}
 	if change.MTU != 0 {
-		m.u32(unix.IFLA_MTU, uint32(change.MTU))
+		m.AddData(u32(unix.IFLA_MTU, uint32(change.MTU)))
 	}
 	if change.QueueLength != nil {
-		m.u32(unix.IFLA_TXQLEN, uint32(*change.QueueLength))
+		m.AddData(u32(unix.IFLA_TXQLEN, uint32(*change.QueueLength)))
 	}
 	return m
 }
@@ -380,7 +319,7 @@ func changeMessage(index int, change Change) *message {
 // Delete deletes an interface, and ignores a missing one. The kernel waits for a
 // grace period, about 20 ms.
 func (c *Conn) Delete(index int) error {
-	err := c.execute(newMessage(unix.RTM_DELLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0)), nil)
+	err := c.execute(request(unix.RTM_DELLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0)), nil)
 	if errors.Is(err, unix.ENODEV) {
 		return nil
 	}

@@ -1,6 +1,7 @@
 // Package links creates and changes network interfaces, their addresses and
-// routes over rtnetlink, from outside their namespace. No other package does so:
-// others use vishvananda/netlink for traffic control and conntrack only.
+// routes over rtnetlink, from outside their namespace, and deletes UDP flows from
+// conntrack. No other package does so: bandwidth alone uses netlink.Handle, for
+// traffic control.
 package links
 
 import (

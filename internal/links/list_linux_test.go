@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -14,7 +15,7 @@ import (
 type many struct {
 	list, other *Conn
 	interfaces  int
-	m           *message
+	m           *nl.NetlinkRequest
 }
 
 func newMany(t *testing.T) *many {
@@ -24,7 +25,7 @@ func newMany(t *testing.T) *many {
 	for i := range many.interfaces - 1 {
 		must[Link](t)(Bridge{Name: fmt.Sprint("br", i)}.Create(many.other))
 	}
-	many.m = newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, ifinfo(0, 0, 0))
+	many.m = linkList()
 	return many
 }
 
@@ -69,7 +70,7 @@ func TestAListThatIsAlwaysInterruptedIsTorn(t *testing.T) {
 func TestAnErrorEndsTheAttempts(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	attempts := 0
-	err := c.list(newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, ifinfo(0, 0, 0)), func() { attempts++ }, func([]byte) error { return unix.EBADMSG })
+	err := c.list(linkList(), func() { attempts++ }, func([]byte) error { return unix.EBADMSG })
 	if !errors.Is(err, unix.EBADMSG) || attempts != 1 {
 		t.Errorf("got %v after %d attempts", err, attempts)
 	}
@@ -100,11 +101,8 @@ func TestAllAddressesAreThoseOfEach(t *testing.T) {
 func TestOtherNamesFindAnInterface(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	m := newMessage(unix.RTM_NEWLINKPROP, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, ifinfo(br.Index, 0, 0))
-	m.nest(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, func() {
-		m.str(unix.IFLA_ALT_IFNAME, "bridge")
-		m.str(unix.IFLA_ALT_IFNAME, "the-bridge-of-the-office")
-	})
+	m := request(unix.RTM_NEWLINKPROP, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, ifinfo(br.Index, 0, 0), nest(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED,
+		str(unix.IFLA_ALT_IFNAME, "bridge"), str(unix.IFLA_ALT_IFNAME, "the-bridge-of-the-office")))
 	wantNoError(t, c.execute(m, nil))
 	got := must[Link](t)(c.Link("bridge"))
 	if want := []string{"bridge", "the-bridge-of-the-office"}; got.Name != "br0" || !reflect.DeepEqual(got.Others, want) {

@@ -3,8 +3,8 @@ package links
 import (
 	"context"
 	"errors"
-	"net/netip"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/notify"
@@ -45,35 +45,20 @@ func Listen(ns *netns.Handle, of Changes) (*Listener, error) {
 	return &Listener{s}, nil
 }
 
-// Announcement is an announced change. One of Link, Address, Routes, Queue and BridgePort
-// is set.
+// Announcement is an announced change: of what is set, or of an address or a route that
+// is gone.
 type Announcement struct {
-	Gone bool // deleted, or moved to another namespace; else it is new or changed
-	// Port is that of the socket with whose request the change came; 0 if the kernel
-	// does not say. It says so for addresses and routes, and for interfaces since
-	// Linux 6.2; not for what follows from another change.
-	Port uint32
-
-	Link    *Link
-	Address *HeardAddress
-	Routes  []Route // the ways of one route
-	Queue   *HeardQueue
-
+	Gone       bool // deleted, or moved to another namespace; else it is new or changed
+	Link       *Link
+	Queue      *HeardQueue
 	BridgePort *HeardPort // it is never Gone: then Link says so
 }
 
-// HeardAddress is an address of an interface.
-type HeardAddress struct {
-	Interface int // its index
-	Address   netip.Prefix
-}
-
-// HeardQueue is a queue of an interface, or a filter of one. The kernel does not
-// announce the queues that go with their interface.
+// HeardQueue is a queue, or a filter of one. The kernel does not announce the queues that
+// go with their interface.
 type HeardQueue struct {
-	Interface int    // its index
-	Kind      string // "tbf", "ingress"; of a filter "u32"
-	Filter    bool
+	Kind   string // "tbf", "ingress"; of a filter "u32"
+	Filter bool
 }
 
 // HeardPort is an interface as the port of a bridge, after a change of anything about
@@ -121,7 +106,7 @@ func AwaitRunning(ctx context.Context, ns *netns.Handle, index int) (err error) 
 		if err != nil || link.Running() || !link.Up() {
 			return err
 		}
-		if _, err := l.Next(ctx, func(Announcement) {}); err != nil {
+		if err := l.Wait(ctx); err != nil {
 			return err
 		}
 	}
@@ -129,23 +114,20 @@ func AwaitRunning(ctx context.Context, ns *netns.Handle, index int) (err error) 
 
 // readAnnouncement reads an announcement. ok is false if it is about something else.
 func readAnnouncement(m notify.Message) (h Announcement, ok bool, err error) {
-	h.Port = m.Port
 	switch m.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_SETLINK:
 		return h.readLink(m)
-	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		a, index, err := parseAddress(m.Body)
-		h.Gone, h.Address = m.Type == unix.RTM_DELADDR, &HeardAddress{index, a.Prefix}
-		return h, err == nil, err
-	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		h.Gone = m.Type == unix.RTM_DELROUTE
-		h.Routes, err = parseRoute(nil, m.Body, 0)
-		return h, err == nil && len(h.Routes) > 0, err
+	case unix.RTM_DELADDR:
+		return Announcement{Gone: true}, true, nil
+	case unix.RTM_DELROUTE:
+		routes, err := parseRoute(nil, m.Body, 0) // none is one that the kernel maintains
+		return Announcement{Gone: true}, len(routes) > 0, err
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
+		var r reader
+		kind := r.attributes(m.Body, nl.SizeofTcMsg).str(nl.TCA_KIND)
 		h.Gone = m.Type == unix.RTM_DELQDISC || m.Type == unix.RTM_DELTFILTER
-		h.Queue = &HeardQueue{Filter: m.Type == unix.RTM_NEWTFILTER || m.Type == unix.RTM_DELTFILTER}
-		err = h.Queue.parse(m.Body)
-		return h, err == nil, err
+		h.Queue = &HeardQueue{kind, m.Type == unix.RTM_NEWTFILTER || m.Type == unix.RTM_DELTFILTER}
+		return h, r.err == nil, r.err
 	}
 	return h, false, nil
 }
@@ -160,53 +142,26 @@ func (h Announcement) readLink(m notify.Message) (_ Announcement, ok bool, err e
 		h.Gone, h.Link = m.Type == unix.RTM_DELLINK, &l
 		return h, err == nil, err
 	case m.Body[0] == unix.AF_BRIDGE:
-		h.BridgePort = &HeardPort{}
-		err = h.BridgePort.parse(m.Body)
+		p, err := parsePort(m.Body)
+		h.BridgePort = &p
 		return h, err == nil, err
 	}
 	return h, false, nil
 }
 
-// parse reads the body of an announcement of the family of bridges.
-func (p *HeardPort) parse(body []byte) (err error) {
-	if p.Interface, p.VLANs, err = parseVLANs(body); err != nil {
-		return err
-	}
-	var settings []byte
-	err = eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
-		if typ == unix.IFLA_PROTINFO {
-			settings = value
-		}
-	})
-	if err != nil || settings == nil {
-		return err
-	}
-	p.Mode = &PortMode{}
-	return eachAttr(settings, p.Mode.parse)
+// WatchAddresses begins to watch for changes of interfaces and addresses, for a caller
+// who then reads their state itself: one that starts to watch, then looks, and then
+// waits misses no change.
+func WatchAddresses(ns *netns.Handle) (*Listener, error) {
+	return Listen(ns, Changes{Links: true, Addresses: true})
 }
 
-// parse reads an attribute if it is one of the modes.
-func (p *PortMode) parse(typ uint16, value []byte) {
-	switch typ {
-	case unix.IFLA_BRPORT_MODE:
-		p.Hairpin = number(value) != 0
-	case unix.IFLA_BRPORT_ISOLATED:
-		p.Isolated = number(value) != 0
-	}
+// Wait returns when something has changed since the last Wait, or since the
+// Listener began. If the context ends, it returns the context's cause.
+func (l *Listener) Wait(ctx context.Context) error {
+	_, err := l.socket.Next(ctx, func(notify.Message) {})
+	return err
 }
 
-// parse reads the body of an announcement of traffic control. Index 0 is that of a block
-// of filters that several interfaces share.
-func (q *HeardQueue) parse(body []byte) error {
-	if len(body) < sizeofTcMsg {
-		return errTruncated
-	}
-	if native.Uint32(body[4:]) != tcmIfindexMagicBlock {
-		q.Interface = int(native.Uint32(body[4:]))
-	}
-	return eachAttr(body[sizeofTcMsg:], func(typ uint16, value []byte) {
-		if typ == tcaKind {
-			q.Kind = unix.ByteSliceToString(value)
-		}
-	})
-}
+// bit32 returns the bit of a group in a mask.
+func bit32(group int) uint32 { return 1 << (group - 1) }

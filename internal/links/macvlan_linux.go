@@ -59,25 +59,17 @@ func (v Macvlan) Create(c *Conn, container *netns.Handle) error {
 }
 
 func (v Macvlan) create(c *Conn, container *netns.Handle, name string) error {
-	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, ifinfo(0, 0, 0))
-	m.str(unix.IFLA_IFNAME, name)
-	m.u32(unix.IFLA_LINK, uint32(v.Parent))
-	m.u32(unix.IFLA_NET_NS_FD, uint32(container.File().Fd()))
+	own := []attribute{u32(unix.IFLA_MACVLAN_MODE, v.Mode)}
+	if v.BroadcastQueue != 0 {
+		own = append(own, u32(unix.IFLA_MACVLAN_BC_QUEUE_LEN, v.BroadcastQueue))
+	}
+	m := createMessage(0, name, u32(unix.IFLA_LINK, uint32(v.Parent)), namespace(container.File().Fd()), info("macvlan", own...))
 	if v.MAC != nil {
-		m.attr(unix.IFLA_ADDRESS, v.MAC)
+		m.AddData(data(unix.IFLA_ADDRESS, v.MAC...))
 	}
 	if v.MTU != 0 {
-		m.u32(unix.IFLA_MTU, uint32(v.MTU))
+		m.AddData(u32(unix.IFLA_MTU, uint32(v.MTU)))
 	}
-	m.nest(unix.IFLA_LINKINFO, func() {
-		m.str(unix.IFLA_INFO_KIND, "macvlan")
-		m.nest(unix.IFLA_INFO_DATA, func() {
-			m.u32(unix.IFLA_MACVLAN_MODE, v.Mode)
-			if v.BroadcastQueue != 0 {
-				m.u32(unix.IFLA_MACVLAN_BC_QUEUE_LEN, v.BroadcastQueue)
-			}
-		})
-	})
 	return c.execute(m, nil)
 }
 

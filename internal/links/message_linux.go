@@ -4,121 +4,120 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
-
-// message is a route netlink request under construction (RFC 3549, section 2.2;
-// <linux/netlink.h>): a header, a fixed part, attributes.
-type message struct{ b []byte }
 
 // native is the byte order of netlink, which is the machine's.
 var native = binary.NativeEndian
 
-// align is the alignment of attributes and messages.
-const align = 4
-
-// newMessage begins a request. NLM_F_REQUEST is implied.
-func newMessage(typ, flags uint16, fixed []byte) *message {
-	m := &message{b: make([]byte, unix.NLMSG_HDRLEN, 256)}
-	native.PutUint16(m.b[4:], typ)
-	native.PutUint16(m.b[6:], flags|unix.NLM_F_REQUEST)
-	m.b = append(m.b, fixed...)
+// request begins a request: a fixed part, and attributes.
+func request(typ, flags int, fixed nl.NetlinkRequestData, attrs ...attribute) *nl.NetlinkRequest {
+	m := nl.NewNetlinkRequest(typ, flags)
+	m.AddData(fixed)
+	for _, a := range attrs {
+		m.AddData(a)
+	}
 	return m
 }
 
-func (m *message) attr(typ uint16, data []byte) {
-	m.b = native.AppendUint16(m.b, uint16(unix.SizeofRtAttr+len(data)))
-	m.b = native.AppendUint16(m.b, typ)
-	m.b = append(m.b, data...)
-	for len(m.b)%align != 0 {
-		m.b = append(m.b, 0)
-	}
+// ifinfo is the fixed part of a request about an interface, which changes the flags
+// in the mask.
+func ifinfo(index int, flags, mask uint32) *nl.IfInfomsg {
+	m := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	m.Index, m.Flags, m.Change = int32(index), flags, mask
+	return m
 }
 
-func (m *message) u32(typ uint16, v uint32) { m.attr(typ, native.AppendUint32(nil, v)) }
-func (m *message) u8(typ uint16, v bool)    { m.attr(typ, []byte{bit(v)}) }
-func (m *message) str(typ uint16, s string) { m.attr(typ, append([]byte(s), 0)) }
-
-// nest adds an attribute that contains the attributes that fn adds.
-func (m *message) nest(typ uint16, fn func()) {
-	begin := len(m.b)
-	m.attr(typ, nil)
-	fn()
-	native.PutUint16(m.b[begin:], uint16(len(m.b)-begin))
+// portinfo is ifinfo for an interface as the port of a bridge.
+func portinfo(index int) *nl.IfInfomsg {
+	m := nl.NewIfInfomsg(unix.AF_BRIDGE)
+	m.Index = int32(index)
+	return m
 }
 
-// finish returns the request with its length and sequence number.
-func (m *message) finish(seq uint32) []byte {
-	native.PutUint32(m.b, uint32(len(m.b)))
-	native.PutUint32(m.b[8:], seq)
-	return m.b
+// attribute is an attribute of a request. Those of package nl take four times the
+// allocations.
+type attribute []byte
+
+func (a attribute) Serialize() []byte { return a }
+func (a attribute) Len() int          { return len(a) }
+
+// data is an attribute of bytes.
+func data(typ uint16, b ...byte) attribute {
+	size := unix.SizeofRtAttr + len(b)
+	a := make(attribute, 0, aligned(size))
+	a = native.AppendUint16(native.AppendUint16(a, uint16(size)), typ)
+	return append(a, b...)[:cap(a)]
 }
 
-func (m *message) flags() uint16 { return native.Uint16(m.b[6:]) }
+func u32(typ uint16, v uint32) attribute { return data(typ, native.AppendUint32(nil, v)...) }
+func str(typ uint16, s string) attribute { return data(typ, append([]byte(s), 0)...) }
+func namespace(fd uintptr) attribute     { return u32(unix.IFLA_NET_NS_FD, uint32(fd)) }
 
-// quiet suppresses the acknowledgement: the kernel answers only errors and
-// queries.
-func (m *message) quiet() {
-	native.PutUint16(m.b[6:], m.flags()&^unix.NLM_F_ACK)
+// nest is an attribute that contains others.
+func nest(typ uint16, attrs ...attribute) attribute { return data(typ, slices.Concat(attrs...)...) }
+
+// info describes what is particular to a kind of interfaces.
+func info(kind string, attrs ...attribute) attribute {
+	return nest(unix.IFLA_LINKINFO, str(unix.IFLA_INFO_KIND, kind), nest(unix.IFLA_INFO_DATA, attrs...))
 }
 
-// asks reports whether the request is a query with an answer of one message.
-func (m *message) asks() bool {
-	typ := native.Uint16(m.b[4:])
-	return typ&3 == getRequest && m.flags()&(unix.NLM_F_ACK|unix.NLM_F_DUMP) == 0
-}
-
-// getRequest is the value of the two lowest type bits in queries; other requests
-// create, delete and change.
-const getRequest = 2
-
-func bit(v bool) byte {
-	if v {
-		return 1
-	}
-	return 0
-}
+func aligned(n int) int { return (n + unix.RTA_ALIGNTO - 1) &^ (unix.RTA_ALIGNTO - 1) }
 
 // errTruncated means that the kernel sent less than it announced.
 var errTruncated = errors.New("truncated netlink message")
 
-// header is the header of a message, struct nlmsghdr without its length.
-type header struct {
-	typ, flags uint16
-	seq        uint32
+// attributes are those of a message, or of one of its attributes.
+type attributes []byte
+
+// reader reads the attributes of a message. After an error there are none.
+type reader struct{ err error }
+
+// attributes checks and returns the attributes behind a fixed part.
+func (r *reader) attributes(body []byte, fixed int) attributes {
+	if len(body) < fixed {
+		r.err = errors.Join(r.err, fmt.Errorf("%w of %d bytes", errTruncated, len(body)))
+		return nil
+	}
+	rest := body[fixed:]
+	for len(rest) >= unix.SizeofRtAttr {
+		size := int(native.Uint16(rest))
+		if size < unix.SizeofRtAttr || size > len(rest) {
+			r.err = errors.Join(r.err, fmt.Errorf("%w: attribute of %d bytes in %d", errTruncated, size, len(rest)))
+			return nil
+		}
+		rest = rest[min(aligned(size), len(rest)):]
+	}
+	return body[fixed:]
 }
 
-// eachMessage calls fn for each message of a datagram.
-func eachMessage(data []byte, fn func(h header, body []byte) error) error {
-	for len(data) >= unix.NLMSG_HDRLEN {
-		size := int(native.Uint32(data))
-		if size < unix.NLMSG_HDRLEN || size > len(data) {
-			return fmt.Errorf("%w: %d of %d bytes", errTruncated, len(data), size)
+// each goes over the types, without flags, and values.
+func (all attributes) each(yield func(typ uint16, value []byte) bool) {
+	for len(all) >= unix.SizeofRtAttr {
+		size := int(native.Uint16(all))
+		if !yield(native.Uint16(all[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), all[unix.SizeofRtAttr:size]) {
+			return
 		}
-		h := header{typ: native.Uint16(data[4:]), flags: native.Uint16(data[6:]), seq: native.Uint32(data[8:])}
-		if err := fn(h, data[unix.NLMSG_HDRLEN:size]); err != nil {
-			return err
+		all = all[min(aligned(size), len(all)):]
+	}
+}
+
+// get returns the value of an attribute, or nil.
+func (all attributes) get(typ uint16) []byte {
+	for t, value := range all.each {
+		if t == typ {
+			return value
 		}
-		data = data[min(aligned(size), len(data)):]
 	}
 	return nil
 }
 
-// eachAttr calls fn for each attribute, and clears the flags in the type.
-func eachAttr(data []byte, fn func(typ uint16, value []byte)) error {
-	for len(data) >= unix.SizeofRtAttr {
-		size := int(native.Uint16(data))
-		if size < unix.SizeofRtAttr || size > len(data) {
-			return fmt.Errorf("%w: attribute of %d bytes in %d", errTruncated, size, len(data))
-		}
-		fn(native.Uint16(data[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), data[unix.SizeofRtAttr:size])
-		data = data[min(aligned(size), len(data)):]
-	}
-	return nil
-}
-
-func aligned(n int) int { return (n + align - 1) &^ (align - 1) }
+func (all attributes) str(typ uint16) string { return unix.ByteSliceToString(all.get(typ)) }
+func (all attributes) num(typ uint16) uint32 { return number(all.get(typ)) }
+func (all attributes) int(typ uint16) int    { return int(int32(all.num(typ))) }
 
 // number reads an integer of any size.
 func number(value []byte) uint32 {

@@ -28,10 +28,8 @@ func (c *Conn) Move(index int, to *netns.Handle, how Move) error {
 	if how.Up {
 		flags = unix.IFF_UP
 	}
-	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, flags, unix.IFF_UP))
-	m.u32(unix.IFLA_NET_NS_FD, uint32(to.File().Fd()))
-	m.str(unix.IFLA_IFNAME, how.Name)
-	m.attr(unix.IFLA_IFALIAS, []byte(how.Alias))
+	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, flags, unix.IFF_UP),
+		namespace(to.File().Fd()), str(unix.IFLA_IFNAME, how.Name), data(unix.IFLA_IFALIAS, []byte(how.Alias)...))
 	if err := c.execute(m, nil); err != nil {
 		return fmt.Errorf("move to namespace %s as %q: %w", to.ID(), how.Name, err)
 	}

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,16 +30,13 @@ func (n Neighbour) Wrong(mac net.HardwareAddr) bool {
 func (r *Requests) Neighbour(index int, addr netip.Addr) *Neighbour {
 	n := new(Neighbour)
 	r.add(neighbour(unix.RTM_GETNEIGH, 0, index, 0, addr), func(body []byte) error {
-		if len(body) < unix.SizeofNdMsg {
-			return errTruncated
+		var r reader
+		all := r.attributes(body, unix.SizeofNdMsg)
+		if r.err == nil {
+			state := native.Uint16(body[8:])
+			n.MAC, n.fixed, n.asked = slices.Clone(all.get(unix.NDA_LLADDR)), state&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0, state&unix.NUD_INCOMPLETE != 0
 		}
-		state := native.Uint16(body[8:])
-		n.fixed, n.asked = state&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0, state&unix.NUD_INCOMPLETE != 0
-		return eachAttr(body[unix.SizeofNdMsg:], func(typ uint16, value []byte) {
-			if typ == unix.NDA_LLADDR {
-				n.MAC = append(net.HardwareAddr(nil), value...)
-			}
-		})
+		return r.err
 	}, fmt.Sprintf("neighbour %s", addr), unix.ENOENT, unix.EOPNOTSUPP)
 	return n
 }
@@ -45,8 +44,7 @@ func (r *Requests) Neighbour(index int, addr netip.Addr) *Neighbour {
 // SetNeighbour replaces the hardware address in a known entry by mac, as an
 // announcement would. The kernel soon verifies the entry.
 func (r *Requests) SetNeighbour(index int, addr netip.Addr, mac net.HardwareAddr) {
-	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, index, unix.NUD_STALE, addr)
-	m.attr(unix.NDA_LLADDR, mac)
+	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, index, unix.NUD_STALE, addr, data(unix.NDA_LLADDR, mac...))
 	r.add(m, nil, fmt.Sprintf("correct neighbour %s", addr), unix.ENOENT)
 }
 
@@ -59,17 +57,13 @@ func (r *Requests) SetNeighbour(index int, addr netip.Addr, mac net.HardwareAddr
 // permanent. It does not wait for the answers; with unanswered it asks only those whose
 // hardware address is not known.
 func (c *Conn) Resolve(index int, addrs []netip.Addr, unanswered bool) error {
-	ask := c.Requests()
-	known := make([]*Neighbour, len(addrs))
-	for i, addr := range addrs {
-		known[i] = ask.Neighbour(index, addr)
-	}
-	if err := ask.Send(); err != nil {
+	known, err := c.neighbours(index, addrs)
+	if err != nil {
 		return err
 	}
 	do := c.Requests()
 	for i, addr := range addrs {
-		if !unanswered || len(known[i].MAC) == 0 || known[i].asked {
+		if !unanswered || !known[i].answered() {
 			do.resolve(index, addr, known[i])
 		}
 	}
@@ -79,54 +73,53 @@ func (c *Conn) Resolve(index int, addrs []netip.Addr, unanswered bool) error {
 // Unanswered returns those of the addresses behind an interface whose neighbours' hardware
 // addresses are not known.
 func (c *Conn) Unanswered(index int, addrs []netip.Addr) (left []netip.Addr, err error) {
-	ask := c.Requests()
-	known := make([]*Neighbour, len(addrs))
+	known, err := c.neighbours(index, addrs)
 	for i, addr := range addrs {
-		known[i] = ask.Neighbour(index, addr)
-	}
-	err = ask.Send()
-	for i, addr := range addrs {
-		if len(known[i].MAC) == 0 || known[i].asked {
+		if !known[i].answered() {
 			left = append(left, addr)
 		}
 	}
 	return left, err
 }
 
+// answered reports whether the neighbour's hardware address is known.
+func (n *Neighbour) answered() bool { return len(n.MAC) > 0 && !n.asked }
+
+// neighbours looks up some addresses behind an interface. After an error all that were
+// not read are unknown.
+func (c *Conn) neighbours(index int, addrs []netip.Addr) (known []*Neighbour, err error) {
+	ask := c.Requests()
+	for _, addr := range addrs {
+		known = append(known, ask.Neighbour(index, addr))
+	}
+	return known, ask.Send()
+}
+
 func (r *Requests) resolve(index int, addr netip.Addr, known *Neighbour) {
-	const ack, use = unix.NLM_F_ACK, 1 // NTF_USE
+	const ack = unix.NLM_F_ACK
 	what := fmt.Sprintf("resolve neighbour %s", addr)
 	switch {
 	case known.fixed:
 		return
-	case len(known.MAC) > 0 && !known.asked:
-		m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|ack, index, unix.NUD_PROBE, addr)
-		m.attr(unix.NDA_LLADDR, known.MAC)
+	case known.answered():
+		m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|ack, index, unix.NUD_PROBE, addr, data(unix.NDA_LLADDR, known.MAC...))
 		r.add(m, nil, what, unix.ENOENT) // it has gone by itself
 		return
 	case known.asked: // the kernel would not ask again yet
 		r.add(neighbour(unix.RTM_DELNEIGH, ack, index, 0, addr), nil, what, unix.ENOENT)
 	}
-	r.add(neighbourWith(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|ack, index, 0, use, addr), nil, what)
+	const use = 1 // NTF_USE
+	r.add(request(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|ack, ndmsg(index, 0, use, addr), data(unix.NDA_DST, addr.AsSlice()...)), nil, what)
 }
 
-// neighbour begins a message about a neighbour (struct ndmsg,
-// <linux/neighbour.h>).
-func neighbour(typ, flags uint16, index int, state uint16, addr netip.Addr) *message {
-	return neighbourWith(typ, flags, index, state, 0, addr)
+// neighbour is a request about a neighbour.
+func neighbour(typ, flags, index int, state uint16, addr netip.Addr, attrs ...attribute) *nl.NetlinkRequest {
+	return request(typ, flags, ndmsg(index, state, 0, addr), append(attrs, data(unix.NDA_DST, addr.AsSlice()...))...)
 }
 
-// neighbourWith is neighbour with flags of the entry (NTF_).
-func neighbourWith(typ, flags uint16, index int, state uint16, entry uint8, addr netip.Addr) *message {
-	fixed := make([]byte, unix.SizeofNdMsg)
-	fixed[0] = unix.AF_INET
-	if addr.Is6() {
-		fixed[0] = unix.AF_INET6
-	}
-	native.PutUint32(fixed[4:], uint32(index))
-	native.PutUint16(fixed[8:], state)
-	fixed[10] = entry
-	m := newMessage(typ, flags, fixed)
-	m.attr(unix.NDA_DST, addr.AsSlice())
-	return m
+// ndmsg is the fixed part of a request about a neighbour, a struct ndmsg. With
+// netlink's, the linker keeps all kinds of its interfaces.
+func ndmsg(index int, state uint16, flags uint8, addr netip.Addr) attribute {
+	b := native.AppendUint32([]byte{family(addr), 0, 0, 0}, uint32(index))
+	return append(native.AppendUint16(b, state), flags, 0)
 }

@@ -40,7 +40,7 @@ func neighbourOf(t *testing.T, c *Conn, index int, addr netip.Addr) Neighbour {
 	return *n
 }
 
-// set sets an interface up or down, and waits for the carrier of the bridge's port.
+// set sets an interface up or down, and waits for its carrier.
 func set(t *testing.T, c *Conn, index int, up bool) {
 	t.Helper()
 	change := Change{Clear: unix.IFF_UP}
@@ -77,12 +77,14 @@ func TestResolve(t *testing.T) {
 	set(t, s.c, s.link.Index, false)
 	asks(t, s.listener, s.index, announced)
 	set(t, s.c, s.link.Index, true)
+	s.pass()
 	resolve(true)
 	knows("a neighbour that was asked in vain", s.listener, s.index, announced, s.link)
 
 	set(t, s.listener, s.index, false)
 	asks(t, s.c, s.link.Index, listening)
 	set(t, s.listener, s.index, true)
+	s.pass()
 	resolve(false)
 	knows("one that had asked in vain", s.c, s.link.Index, listening, own)
 

@@ -3,6 +3,8 @@ package links
 import (
 	"fmt"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -37,177 +39,87 @@ type Redirect struct {
 	Priority uint16
 }
 
-// The fixed parts and attributes of traffic control: struct tcmsg and TCA_*
-// (<linux/rtnetlink.h>), TCA_TBF_* and TCA_U32_* (<linux/pkt_sched.h>,
-// <linux/pkt_cls.h>), TCA_MIRRED_* (<linux/tc_act/tc_mirred.h>).
-const (
-	sizeofTcMsg     = 20
-	parentRoot      = 0xffffffff // TC_H_ROOT
-	parentIngress   = 0xfffffff1 // TC_H_INGRESS
-	filtersIngress  = 0xffff0000 // the queue of an ingress or clsact, as a parent of filters
-	tcaKind         = 1
-	tcaOptions      = 2
-	tbfParms        = 1
-	tbfRate64       = 4
-	sizeofTbfOpt    = 36
-	u32ClassID      = 1
-	u32Actions      = 7
-	actKind         = 1
-	actOptions      = 2
-	mirredParms     = 2
-	sizeofMirred    = 28
-	mirredRedirects = 1 // TCA_EGRESS_REDIR
+// filtersIngress is the queue of an ingress or clsact, as a parent of filters.
+const filtersIngress = 0xffff0000
 
-	tcmIfindexMagicBlock = 0xffffffff // TCM_IFINDEX_MAGIC_BLOCK
-)
-
-// Queues returns the queues of an interface. It asks for them one by one: a list
-// would have those of all interfaces.
+// Queues returns the queues of an interface. It asks for them one by one: a list, which
+// is all that package netlink can ask for, would have those of all interfaces.
 func (c *Conn) Queues(index int) (q Queues, err error) {
-	r := c.Requests()
 	what := fmt.Sprintf("queues of interface %d", index)
-	get := func(parent uint32) {
+	r := c.Requests()
+	for parent, to := range map[uint32]*Queue{netlink.HANDLE_ROOT: &q.Root, netlink.HANDLE_INGRESS: &q.Ingress} {
 		// Older kernels answer only with NLM_F_ECHO. A queue that they do not show
 		// has no answer, or is invalid.
-		m := newMessage(unix.RTM_GETQDISC, unix.NLM_F_ECHO, tcmsg(index, parent))
-		r.add(m, func(body []byte) error { return q.parse(body) }, what, unix.ENOENT, unix.EINVAL, errNoAnswer)
+		m := request(unix.RTM_GETQDISC, unix.NLM_F_ECHO|unix.NLM_F_ACK, tcmsg(index, parent))
+		r.add(m, func(body []byte) (err error) { return to.parse(body, parent) }, what, unix.ENOENT, unix.EINVAL)
 	}
-	get(parentRoot)
-	get(parentIngress)
-	r.redirects(index, &q)
-	return q, r.Send()
-}
-
-// redirects asks for the filters of the packets that an interface receives.
-func (r *Requests) redirects(index int, q *Queues) {
-	m := newMessage(unix.RTM_GETTFILTER, unix.NLM_F_DUMP, tcmsg(index, filtersIngress))
-	r.add(m, func(body []byte) error {
+	if err := r.Send(); err != nil {
+		return Queues{}, err
+	}
+	// The filters of the packets that the interface receives.
+	m := request(unix.RTM_GETTFILTER, unix.NLM_F_DUMP, tcmsg(index, filtersIngress))
+	err = c.list(m, func() { q.Redirects = nil }, func(body []byte) error {
 		to, ok, err := parseRedirect(body)
 		if ok {
 			q.Redirects = append(q.Redirects, to)
 		}
 		return err
-	}, fmt.Sprintf("filters of interface %d", index))
-}
-
-// tcmsg encodes a struct tcmsg.
-func tcmsg(index int, parent uint32) []byte {
-	b := make([]byte, sizeofTcMsg)
-	native.PutUint32(b[4:], uint32(index))
-	native.PutUint32(b[12:], parent)
-	return b
-}
-
-// parse reads the body of an RTM_NEWQDISC. It ignores queues within others.
-func (q *Queues) parse(body []byte) error {
-	if len(body) < sizeofTcMsg {
-		return errTruncated
-	}
-	found := Queue{Handle: native.Uint32(body[8:])}
-	var options []byte
-	err := eachAttr(body[sizeofTcMsg:], func(typ uint16, value []byte) {
-		switch typ {
-		case tcaKind:
-			found.Kind = unix.ByteSliceToString(value)
-		case tcaOptions:
-			options = value
-		}
 	})
-	if err == nil && found.Kind == "tbf" {
-		err = found.Bucket.parse(options)
+	if err != nil {
+		return Queues{}, fmt.Errorf("filters of interface %d: %w", index, err)
 	}
-	switch native.Uint32(body[12:]) {
-	case parentRoot:
-		q.Root = found
-	case parentIngress:
-		q.Ingress = found
-	}
-	return err
+	return q, nil
 }
 
-// parse reads the TCA_OPTIONS of a tbf.
-func (b *Bucket) parse(options []byte) error {
-	var rate64 uint64
-	err := eachAttr(options, func(typ uint16, value []byte) {
-		switch {
-		case typ == tbfParms && len(value) >= sizeofTbfOpt:
-			b.Rate, b.Limit, b.Buffer = uint64(native.Uint32(value[8:])), native.Uint32(value[24:]), native.Uint32(value[28:])
-		case typ == tbfRate64 && len(value) >= 8:
-			rate64 = native.Uint64(value)
-		}
-	})
-	if rate64 != 0 { // more than 32 bits
-		b.Rate = rate64
+// tcmsg is the fixed part of a request about a queue.
+func tcmsg(index int, parent uint32) *nl.TcMsg {
+	return &nl.TcMsg{Ifindex: int32(index), Parent: parent}
+}
+
+// parse reads the body of an RTM_NEWQDISC. It ignores queues of another parent.
+func (q *Queue) parse(body []byte, parent uint32) error {
+	var r reader
+	all := r.attributes(body, nl.SizeofTcMsg)
+	if r.err != nil {
+		return r.err
 	}
-	return err
+	fixed := nl.DeserializeTcMsg(body)
+	if fixed.Parent != parent {
+		return nil
+	}
+	*q = Queue{Kind: all.str(nl.TCA_KIND), Handle: fixed.Handle}
+	if q.Kind != "tbf" {
+		return nil
+	}
+	options := r.attributes(all.get(nl.TCA_OPTIONS), 0)
+	if parms := options.get(nl.TCA_TBF_PARMS); len(parms) >= nl.SizeofTcTbfQopt {
+		bucket := nl.DeserializeTcTbfQopt(parms)
+		q.Bucket = Bucket{Rate: uint64(bucket.Rate.Rate), Limit: bucket.Limit, Buffer: bucket.Buffer}
+	}
+	if rate := options.get(nl.TCA_TBF_RATE64); len(rate) >= 8 { // more than 32 bits
+		q.Bucket.Rate = native.Uint64(rate)
+	}
+	return r.err
 }
 
 // parseRedirect reads the body of an RTM_NEWTFILTER. ok is false if the filter does
 // not redirect.
 func parseRedirect(body []byte) (to Redirect, ok bool, err error) {
-	if len(body) < sizeofTcMsg {
-		return to, false, errTruncated
+	var r reader
+	all := r.attributes(body, nl.SizeofTcMsg)
+	if r.err != nil || all.str(nl.TCA_KIND) != "u32" {
+		return to, false, r.err
 	}
-	to.Handle, to.Priority = native.Uint32(body[8:]), uint16(native.Uint32(body[16:])>>16)
-	var kind string
-	var options, actions []byte
-	err = eachAttr(body[sizeofTcMsg:], func(typ uint16, value []byte) {
-		switch typ {
-		case tcaKind:
-			kind = unix.ByteSliceToString(value)
-		case tcaOptions:
-			options = value
+	fixed := nl.DeserializeTcMsg(body)
+	options := r.attributes(all.get(nl.TCA_OPTIONS), 0)
+	to = Redirect{Handle: fixed.Handle, Priority: uint16(fixed.Info >> 16), Class: options.num(nl.TCA_U32_CLASSID)}
+	for _, value := range r.attributes(options.get(nl.TCA_U32_ACT), 0).each {
+		action := r.attributes(value, 0)
+		parms := r.attributes(action.get(nl.TCA_ACT_OPTIONS), 0).get(nl.TCA_MIRRED_PARMS)
+		// struct tc_mirred; package nl takes it to be two bytes longer.
+		if !ok && action.str(nl.TCA_ACT_KIND) == "mirred" && len(parms) >= 28 && native.Uint32(parms[20:]) == uint32(netlink.TCA_EGRESS_REDIR) {
+			to.To, ok = int(native.Uint32(parms[24:])), true
 		}
-	})
-	if err != nil || kind != "u32" {
-		return to, false, err
 	}
-	if err = eachAttr(options, func(typ uint16, value []byte) {
-		switch typ {
-		case u32ClassID:
-			to.Class = number(value)
-		case u32Actions:
-			actions = value
-		}
-	}); err != nil {
-		return to, false, err
-	}
-	var nested error
-	err = eachAttr(actions, func(_ uint16, action []byte) {
-		index, redirects, err := parseMirred(action)
-		if nested == nil {
-			nested = err
-		}
-		if redirects && !ok {
-			to.To, ok = index, true
-		}
-	})
-	if err == nil {
-		err = nested
-	}
-	return to, ok, err
-}
-
-// parseMirred reads an action. redirects is false if it is another kind of action.
-func parseMirred(action []byte) (index int, redirects bool, err error) {
-	var kind string
-	var options []byte
-	err = eachAttr(action, func(typ uint16, value []byte) {
-		switch typ {
-		case actKind:
-			kind = unix.ByteSliceToString(value)
-		case actOptions:
-			options = value
-		}
-	})
-	if err != nil || kind != "mirred" {
-		return 0, false, err
-	}
-	err = eachAttr(options, func(typ uint16, value []byte) {
-		if typ == mirredParms && len(value) >= sizeofMirred {
-			redirects = native.Uint32(value[20:]) == mirredRedirects
-			index = int(native.Uint32(value[24:]))
-		}
-	})
-	return index, redirects, err
+	return to, ok, r.err
 }

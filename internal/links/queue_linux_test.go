@@ -6,13 +6,14 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
 // shaped makes veth0, whose root queue is a tbf with a rate above 32 bits, and which
 // redirects received packets to ifb0.
-func shaped(t *testing.T) (c *Conn, nl *netlink.Handle, host, ifb Link) {
+func shaped(t *testing.T) (c *Conn, h *netlink.Handle, host, ifb Link) {
 	t.Helper()
 	ns, container := newNS(t, "host"), newNS(t, "container")
 	c = mustDial(t, ns)
@@ -26,36 +27,36 @@ func shaped(t *testing.T) (c *Conn, nl *netlink.Handle, host, ifb Link) {
 	if ifb.MAC.String() != "02:00:00:00:00:09" || ifb.MTU != 1400 || !ifb.Up() {
 		t.Errorf("got the ifb %+v", ifb)
 	}
-	if nl, err = netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE); err != nil {
+	if h, err = netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(nl.Close)
+	t.Cleanup(h.Close)
 	host = pair.Host
 	err = errors.Join(
-		nl.QdiscAdd(&netlink.Tbf{
+		h.QdiscAdd(&netlink.Tbf{
 			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
 			Rate:       5 << 32, Limit: 1000, Buffer: 2000,
 		}),
-		nl.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+		h.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
 			LinkIndex: host.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS,
 		}}),
-		nl.FilterAdd(&netlink.U32{
+		h.FilterAdd(&netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: host.Index, Parent: netlink.MakeHandle(0xffff, 0), Priority: 7, Protocol: unix.ETH_P_ALL},
 			ClassId:     netlink.MakeHandle(1, 2),
 			RedirIndex:  ifb.Index,
 		}),
-		nl.FilterAdd(&netlink.U32{ // which does not redirect
+		h.FilterAdd(&netlink.U32{ // which does not redirect
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: host.Index, Parent: netlink.MakeHandle(0xffff, 0), Priority: 8, Protocol: unix.ETH_P_ALL},
 			ClassId:     netlink.MakeHandle(1, 3),
 		}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c, nl, host, ifb
+	return c, h, host, ifb
 }
 
 func TestQueues(t *testing.T) {
-	c, nl, host, ifb := shaped(t)
+	c, h, host, ifb := shaped(t)
 	defer c.Close()
 	want := Queues{
 		Root:      Queue{Kind: "tbf", Handle: netlink.MakeHandle(1, 0), Bucket: Bucket{Rate: 5 << 32, Limit: 1000, Buffer: 2000}},
@@ -84,7 +85,7 @@ func TestQueues(t *testing.T) {
 	if _, err := c.Queues(9999); !NotFound(err) {
 		t.Errorf("no interface: got %v", err)
 	}
-	if err := nl.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}); err != nil {
+	if err := h.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}); err != nil {
 		t.Fatal(err)
 	}
 	want.Ingress, want.Redirects = Queue{}, nil
@@ -92,9 +93,9 @@ func TestQueues(t *testing.T) {
 }
 
 func TestQueuesThatAreTruncated(t *testing.T) {
-	var q Queues
-	for _, body := range [][]byte{nil, make([]byte, sizeofTcMsg-1), append(make([]byte, sizeofTcMsg), 9, 0, 1, 0)} {
-		if err := q.parse(body); !errors.Is(err, errTruncated) {
+	var q Queue
+	for _, body := range [][]byte{nil, make([]byte, nl.SizeofTcMsg-1), append(make([]byte, nl.SizeofTcMsg), 9, 0, 1, 0)} {
+		if err := q.parse(body, 0); !errors.Is(err, errTruncated) {
 			t.Errorf("queue of %d bytes: got %v", len(body), err)
 		}
 		if _, _, err := parseRedirect(body); !errors.Is(err, errTruncated) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -38,7 +39,7 @@ func (r Route) String() string {
 // route to the same destination (IPv6: as a multipath route). Otherwise the
 // error wraps EEXIST if there is one. AddRoute ignores the errors in fine.
 func (r *Requests) AddRoute(index int, route Route, others bool, fine ...error) {
-	flags := uint16(unix.NLM_F_CREATE | unix.NLM_F_ACK)
+	flags := unix.NLM_F_CREATE | unix.NLM_F_ACK
 	if !others {
 		flags |= unix.NLM_F_EXCL
 	}
@@ -69,65 +70,46 @@ func (c *Conn) IsLocal(addr netip.Addr) (bool, error) {
 
 // routeTo returns the interface and the type of the route to an address.
 func (c *Conn) routeTo(to netip.Addr) (index int, typ byte, err error) {
-	fixed := make([]byte, unix.SizeofRtMsg)
-	fixed[0], fixed[1] = family(to), byte(to.BitLen())
-	m := newMessage(unix.RTM_GETROUTE, 0, fixed)
-	m.attr(unix.RTA_DST, to.AsSlice())
-	err = c.execute(m, func(body []byte) error {
-		if len(body) < unix.SizeofRtMsg {
-			return errTruncated
+	fixed := &nl.RtMsg{RtMsg: unix.RtMsg{Family: family(to), Dst_len: uint8(to.BitLen())}}
+	err = c.execute(request(unix.RTM_GETROUTE, 0, fixed, data(unix.RTA_DST, to.AsSlice()...)), func(body []byte) error {
+		var r reader
+		all := r.attributes(body, unix.SizeofRtMsg)
+		if r.err == nil {
+			index, typ = all.int(unix.RTA_OIF), nl.DeserializeRtMsg(body).Type
 		}
-		typ = body[7]
-		return eachAttr(body[unix.SizeofRtMsg:], func(typ uint16, value []byte) {
-			if typ == unix.RTA_OIF {
-				index = int(number(value))
-			}
-		})
+		return r.err
 	})
 	return index, typ, err
 }
 
-// routeMessage is a request about a route. Its fixed part is a struct rtmsg
-// (<linux/rtnetlink.h>).
-func routeMessage(typ, flags uint16, index int, r Route) *message {
-	table := cmp.Or(r.Table, unix.RT_TABLE_MAIN)
-	fixed := make([]byte, unix.SizeofRtMsg)
-	fixed[0] = family(r.Dst.Addr())
-	fixed[1] = byte(r.Dst.Bits())
-	fixed[6] = r.Scope
-	if table < 256 {
-		fixed[4] = byte(table)
-	}
+// routeMessage is a request about a route.
+func routeMessage(typ, flags, index int, r Route) *nl.NetlinkRequest {
+	fixed := &nl.RtMsg{RtMsg: unix.RtMsg{Family: family(r.Dst.Addr()), Dst_len: uint8(r.Dst.Bits()), Scope: r.Scope}}
 	if typ == unix.RTM_NEWROUTE {
-		fixed[5] = cmp.Or(r.Protocol, unix.RTPROT_BOOT)
-		fixed[7] = unix.RTN_UNICAST
+		fixed.Protocol, fixed.Type = cmp.Or(r.Protocol, unix.RTPROT_BOOT), unix.RTN_UNICAST
 	}
-	m := newMessage(typ, flags, fixed)
+	m := request(typ, flags, fixed, u32(unix.RTA_OIF, uint32(index)), u32(unix.RTA_TABLE, uint32(cmp.Or(r.Table, unix.RT_TABLE_MAIN))))
 	if r.Dst.Bits() > 0 {
-		m.attr(unix.RTA_DST, r.Dst.Masked().Addr().AsSlice())
+		m.AddData(data(unix.RTA_DST, r.Dst.Masked().Addr().AsSlice()...))
 	}
 	if r.Via.IsValid() {
-		m.attr(unix.RTA_GATEWAY, r.Via.AsSlice())
+		m.AddData(data(unix.RTA_GATEWAY, r.Via.AsSlice()...))
 	}
 	if r.Src.IsValid() {
-		m.attr(unix.RTA_PREFSRC, r.Src.AsSlice())
+		m.AddData(data(unix.RTA_PREFSRC, r.Src.AsSlice()...))
 	}
-	m.u32(unix.RTA_OIF, uint32(index))
 	if r.Priority != 0 {
-		m.u32(unix.RTA_PRIORITY, uint32(r.Priority))
+		m.AddData(u32(unix.RTA_PRIORITY, uint32(r.Priority)))
 	}
-	if table >= 256 {
-		m.u32(unix.RTA_TABLE, uint32(table))
+	var metrics []attribute
+	if r.MTU != 0 {
+		metrics = append(metrics, u32(unix.RTAX_MTU, uint32(r.MTU)))
 	}
-	if r.MTU != 0 || r.AdvMSS != 0 {
-		m.nest(unix.RTA_METRICS, func() {
-			if r.MTU != 0 {
-				m.u32(unix.RTAX_MTU, uint32(r.MTU))
-			}
-			if r.AdvMSS != 0 {
-				m.u32(unix.RTAX_ADVMSS, uint32(r.AdvMSS))
-			}
-		})
+	if r.AdvMSS != 0 {
+		metrics = append(metrics, u32(unix.RTAX_ADVMSS, uint32(r.AdvMSS)))
+	}
+	if len(metrics) > 0 {
+		m.AddData(nest(unix.RTA_METRICS, metrics...))
 	}
 	return m
 }
@@ -136,12 +118,7 @@ func routeMessage(typ, flags uint16, index int, r Route) *message {
 // families and all tables except the local one, which the kernel maintains. The
 // error may wrap [ErrTorn].
 func (c *Conn) Routes(index int) ([]Route, error) {
-	only := func(m *message) {
-		if index != 0 {
-			m.u32(unix.RTA_OIF, uint32(index))
-		}
-	}
-	all, err := listFamilies(c, unix.RTM_GETROUTE, unix.SizeofRtMsg, only, func(all []Route, body []byte) ([]Route, error) {
+	all, err := listFamilies(c, routeList(index), func(all []Route, body []byte) ([]Route, error) {
 		return parseRoute(all, body, index)
 	})
 	if err != nil {
@@ -153,17 +130,12 @@ func (c *Conn) Routes(index int) ([]Route, error) {
 // Destinations returns the destinations of the routes of all types, of both families and
 // all tables except the local one. The error may wrap [ErrTorn].
 func (c *Conn) Destinations() ([]netip.Prefix, error) {
-	all, err := listFamilies(c, unix.RTM_GETROUTE, unix.SizeofRtMsg, nil, func(all []netip.Prefix, body []byte) ([]netip.Prefix, error) {
-		if body[4] == unix.RT_TABLE_LOCAL { // body is a struct rtmsg at least
-			return all, nil
+	all, err := listFamilies(c, routeList(0), func(all []netip.Prefix, body []byte) ([]netip.Prefix, error) {
+		var r reader
+		if attrs := r.attributes(body, unix.SizeofRtMsg); r.err == nil && nl.DeserializeRtMsg(body).Table != unix.RT_TABLE_LOCAL {
+			all = append(all, destination(body, attrs))
 		}
-		dst := unspecified(body[0])
-		err := eachAttr(body[unix.SizeofRtMsg:], func(typ uint16, value []byte) {
-			if typ == unix.RTA_DST {
-				dst, _ = netip.AddrFromSlice(value)
-			}
-		})
-		return append(all, netip.PrefixFrom(dst, int(body[1]))), err
+		return all, r.err
 	})
 	if err != nil {
 		err = fmt.Errorf("list the destinations of routes: %w", err)
@@ -171,77 +143,68 @@ func (c *Conn) Destinations() ([]netip.Prefix, error) {
 	return all, err
 }
 
-// parseRoute reads the body of an RTM_NEWROUTE, and appends its routes. For a
-// multipath route, the interface may be that of any path.
-func parseRoute(all []Route, body []byte, index int) ([]Route, error) {
-	if len(body) < unix.SizeofRtMsg {
-		return all, errTruncated
-	}
-	r := Route{Scope: body[6], Table: int(body[4])}
-	if r.Table == unix.RT_TABLE_LOCAL {
-		return all, nil
-	}
-	dst := unspecified(body[0])
-	var ways []byte
-	err := eachAttr(body[unix.SizeofRtMsg:], func(typ uint16, value []byte) {
-		switch typ {
-		case unix.RTA_DST:
-			dst, _ = netip.AddrFromSlice(value)
-		case unix.RTA_GATEWAY:
-			r.Via, _ = netip.AddrFromSlice(value)
-		case unix.RTA_PREFSRC:
-			r.Src, _ = netip.AddrFromSlice(value)
-		case unix.RTA_OIF:
-			r.Interface = int(number(value))
-		case unix.RTA_PRIORITY:
-			r.Priority = int(number(value))
-		case unix.RTA_TABLE:
-			r.Table = int(number(value))
-		case unix.RTA_MULTIPATH:
-			ways = value
+// routeList asks for the routes of a family, through one interface or all.
+func routeList(index int) func(family byte) *nl.NetlinkRequest {
+	return func(family byte) *nl.NetlinkRequest {
+		m := request(unix.RTM_GETROUTE, unix.NLM_F_DUMP, &nl.RtMsg{RtMsg: unix.RtMsg{Family: family}})
+		if index != 0 {
+			m.AddData(u32(unix.RTA_OIF, uint32(index)))
 		}
-	})
-	if err != nil {
-		return all, err
+		return m
 	}
-	r.Dst = netip.PrefixFrom(dst, int(body[1]))
-	if all, err = appendWays(all, r, ways, index); err != nil {
-		return all, err
-	}
-	if r.Interface != 0 && (r.Interface == index || index == 0) {
-		all = append(all, r)
-	}
-	return all, nil
 }
 
-// appendWays reads a list of struct rtnexthop with attributes
-// (<linux/rtnetlink.h>): the gateways and interfaces of a route.
-func appendWays(all []Route, r Route, list []byte, index int) ([]Route, error) {
-	for len(list) >= unix.SizeofRtNexthop {
-		size := int(native.Uint16(list))
+// destination reads the destination of a route.
+func destination(body []byte, all attributes) netip.Prefix {
+	fixed := nl.DeserializeRtMsg(body)
+	dst, ok := netip.AddrFromSlice(all.get(unix.RTA_DST))
+	switch {
+	case ok:
+	case fixed.Family == unix.AF_INET6:
+		dst = netip.IPv6Unspecified()
+	default:
+		dst = netip.IPv4Unspecified()
+	}
+	return netip.PrefixFrom(dst, int(fixed.Dst_len))
+}
+
+// address reads an address. The zero Addr means none.
+func (all attributes) address(typ uint16) netip.Addr {
+	addr, _ := netip.AddrFromSlice(all.get(typ))
+	return addr
+}
+
+// parseRoute reads the body of an RTM_NEWROUTE, and appends its routes: one for each
+// gateway of a multipath route (struct rtnexthop with attributes).
+func parseRoute(all []Route, body []byte, index int) ([]Route, error) {
+	var r reader
+	attrs := r.attributes(body, unix.SizeofRtMsg)
+	if r.err != nil {
+		return all, r.err
+	}
+	fixed := nl.DeserializeRtMsg(body)
+	one := Route{
+		Dst: destination(body, attrs), Via: attrs.address(unix.RTA_GATEWAY), Src: attrs.address(unix.RTA_PREFSRC),
+		Scope: fixed.Scope, Table: cmp.Or(attrs.int(unix.RTA_TABLE), int(fixed.Table)), Priority: attrs.int(unix.RTA_PRIORITY), Interface: attrs.int(unix.RTA_OIF),
+	}
+	if one.Table == unix.RT_TABLE_LOCAL {
+		return all, nil
+	}
+	ways := []Route{one}
+	for list := attrs.get(unix.RTA_MULTIPATH); len(list) >= unix.SizeofRtNexthop; {
+		hop := nl.DeserializeRtNexthop(list)
+		size := int(hop.RtNexthop.Len)
 		if size < unix.SizeofRtNexthop || size > len(list) {
 			return all, errTruncated
 		}
-		r.Via, r.Interface = netip.Addr{}, int(native.Uint32(list[4:]))
-		err := eachAttr(list[unix.SizeofRtNexthop:size], func(typ uint16, value []byte) {
-			if typ == unix.RTA_GATEWAY {
-				r.Via, _ = netip.AddrFromSlice(value)
-			}
-		})
-		if err != nil {
-			return all, err
-		}
-		if index == 0 || r.Interface == index {
-			all = append(all, r)
-		}
-		list = list[min(aligned(size), len(list)):]
+		one.Via, one.Interface = r.attributes(list[:size], unix.SizeofRtNexthop).address(unix.RTA_GATEWAY), int(hop.Ifindex)
+		ways = append(ways, one)
+		list = list[min((size+3)&^3, len(list)):]
 	}
-	return all, nil
-}
-
-func unspecified(family byte) netip.Addr {
-	if family == unix.AF_INET6 {
-		return netip.IPv6Unspecified()
+	for _, way := range ways {
+		if way.Interface != 0 && (way.Interface == index || index == 0) {
+			all = append(all, way)
+		}
 	}
-	return netip.IPv4Unspecified()
+	return all, r.err
 }

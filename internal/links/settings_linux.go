@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,13 +27,13 @@ type Settings struct {
 // numbers4 and numbers6 are the positions of settings: IPV4_DEVCONF_*
 // (<linux/ip.h>), which begin at 1, and DEVCONF_* (<linux/ipv6.h>), which begin
 // at 0.
-func number4(name string) (int, bool) {
-	n, ok := map[string]int{"forwarding": 1, "arp_notify": 22, "route_localnet": 26}[name]
+func number4(name string) (uint16, bool) {
+	n, ok := map[string]uint16{"forwarding": 1, "arp_notify": 22, "route_localnet": 26}[name]
 	return n, ok
 }
 
-func number6(name string) (int, bool) {
-	n, ok := map[string]int{
+func number6(name string) (uint16, bool) {
+	n, ok := map[string]uint16{
 		"forwarding": 0, "accept_ra": 3, "dad_transmits": 6, "router_solicitation_delay": 9, "disable_ipv6": 26, "accept_dad": 27, "ndisc_notify": 29,
 		"keep_addr_on_down": 42, "enhanced_dad": 46,
 	}[name]
@@ -40,37 +41,22 @@ func number6(name string) (int, bool) {
 }
 
 // parse reads an IFLA_AF_SPEC.
-func (s *Settings) parse(spec []byte) error {
-	var nested error
-	err := eachAttr(spec, func(family uint16, value []byte) {
-		err := eachAttr(value, func(typ uint16, value []byte) {
-			switch {
-			case family == unix.AF_INET && typ == unix.IFLA_INET_CONF:
-				s.v4 = numbers(value)
-			case family == unix.AF_INET6 && typ == unix.IFLA_INET6_CONF:
-				s.v6 = numbers(value)
-			case family == unix.AF_INET6 && typ == unix.IFLA_INET6_CACHEINFO && len(value) >= cacheInfoSize:
-				s.retransmit = native.Uint32(value[12:])
-			case family == unix.AF_INET6 && typ == unix.IFLA_INET6_ADDR_GEN_MODE:
-				s.addrGenMode = uint8(number(value))
-			}
-		})
-		if nested == nil {
-			nested = err
-		}
-	})
-	if err == nil {
-		err = nested
+func (s *Settings) parse(r *reader, spec []byte) {
+	families := r.attributes(spec, 0)
+	s.v4 = numbers(r.attributes(families.get(unix.AF_INET), 0).get(unix.IFLA_INET_CONF))
+	v6 := r.attributes(families.get(unix.AF_INET6), 0)
+	s.v6 = numbers(v6.get(unix.IFLA_INET6_CONF))
+	s.addrGenMode = uint8(v6.num(unix.IFLA_INET6_ADDR_GEN_MODE))
+	if times := v6.get(unix.IFLA_INET6_CACHEINFO); len(times) >= cacheInfoSize {
+		s.retransmit = native.Uint32(times[12:])
 	}
-	return err
 }
 
 // cacheInfoSize is the size of a struct ifla_cacheinfo, <linux/if_link.h>. Its
 // last member is the time that the kernel waits for a neighbour's answer.
 const cacheInfoSize = 16
 
-func numbers(b []byte) []uint32 {
-	all := make([]uint32, 0, len(b)/4)
+func numbers(b []byte) (all []uint32) {
 	for ; len(b) >= 4; b = b[4:] {
 		all = append(all, native.Uint32(b))
 	}
@@ -79,7 +65,7 @@ func numbers(b []byte) []uint32 {
 
 // value returns the value of a setting, if the kernel sent it.
 func (s Settings) value(v6 bool, name string) (value string, ok bool) {
-	all, n, ok := s.v6, 0, false
+	all, n, ok := s.v6, uint16(0), false
 	if v6 {
 		n, ok = number6(name)
 	} else {
@@ -87,7 +73,7 @@ func (s Settings) value(v6 bool, name string) (value string, ok bool) {
 		n, ok = number4(name)
 		n--
 	}
-	if !ok || n >= len(all) {
+	if !ok || int(n) >= len(all) {
 		return "", false
 	}
 	return strconv.Itoa(int(int32(all[n]))), true
@@ -100,7 +86,7 @@ func (s Settings) value(v6 bool, name string) (value string, ok bool) {
 func (l Link) DetectionTime() time.Duration {
 	ms := func(name string) time.Duration {
 		n, _ := number6(name)
-		if n >= len(l.Settings.v6) {
+		if int(n) >= len(l.Settings.v6) {
 			return 0
 		}
 		return time.Duration(int32(l.Settings.v6[n]))
@@ -135,8 +121,7 @@ func (s Sysctl) ofInterface() (name string, v6 bool, setting string, ok bool) {
 // accepts by number. It accepts IPv6 settings only through /proc/sys. Set4
 // ignores the errors in fine.
 func (r *Requests) Set4(index int, name string, value uint32, fine ...error) {
-	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0))
-	m.set4(name, value)
+	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0), set4(name, value))
 	r.add(m, nil, fmt.Sprintf("set %s of interface %d to %d", name, index, value), fine...)
 }
 
@@ -144,20 +129,16 @@ func (r *Requests) Set4(index int, name string, value uint32, fine ...error) {
 // interface that has IPv4: without, the kernel refuses both.
 func (r *Requests) UpThenSet4(index int, name string, value uint32) {
 	m := changeMessage(index, Change{Set: unix.IFF_UP})
-	m.set4(name, value)
+	m.AddData(set4(name, value))
 	r.add(m, nil, fmt.Sprintf("set the interface up, and %s to %d", name, value))
 }
 
-func (m *message) set4(name string, value uint32) {
+func set4(name string, value uint32) attribute {
 	n, ok := number4(name)
 	if !ok {
 		n = 0 // which the kernel refuses
 	}
-	m.nest(unix.IFLA_AF_SPEC, func() {
-		m.nest(unix.AF_INET, func() {
-			m.nest(unix.IFLA_INET_CONF, func() { m.u32(uint16(n), value) })
-		})
-	})
+	return nest(unix.IFLA_AF_SPEC, nest(unix.AF_INET, nest(unix.IFLA_INET_CONF, u32(n, value))))
 }
 
 // <linux/netconf.h>
@@ -172,23 +153,19 @@ const (
 // kernel does not say.
 func (r *Requests) Forwarding(v6 bool) *bool {
 	on := new(bool)
-	fixed := make([]byte, align) // a struct netconfmsg
-	fixed[0] = unix.AF_INET
+	family, all := nl.NewRtGenMsg(), netconfAll
+	family.Family = unix.AF_INET
 	if v6 {
-		fixed[0] = unix.AF_INET6
+		family.Family = unix.AF_INET6
 	}
-	m := newMessage(unix.RTM_GETNETCONF, 0, fixed)
-	all := netconfAll
-	m.u32(netconfIfIndex, uint32(all))
-	r.all = append(r.all, request{m, func(body []byte) error {
-		if len(body) < align {
-			return errTruncated
-		}
-		return eachAttr(body[align:], func(typ uint16, value []byte) {
-			if typ == netconfForwarding {
-				*on = number(value) == 1
-			}
+	m := request(unix.RTM_GETNETCONF, 0, family, u32(netconfIfIndex, uint32(all)))
+	r.all = append(r.all, func() error {
+		_ = r.c.execute(m, func(body []byte) error {
+			var r reader
+			*on = r.attributes(body, family.Len()).num(netconfForwarding) == 1
+			return r.err
 		})
-	}, func(error) error { return nil }})
+		return nil
+	})
 	return on
 }

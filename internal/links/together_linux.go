@@ -52,8 +52,7 @@ const (
 	// mostLeaders is how many callers delete at the same time: a deletion ends with a
 	// wait without the lock, in which the next one can begin.
 	mostLeaders = 2
-	// mostRemovals is how many one caller deletes: the errors of so many fit into the
-	// buffer of a socket.
+	// mostRemovals is how many one caller deletes.
 	mostRemovals = 64
 )
 
@@ -156,20 +155,12 @@ func (d *Deletions) deleteGroup(conns *Conns, host *netns.Handle, batch []*remov
 }
 
 func (c *Conn) deleteGroup(group uint32, batch []*removal) error {
-	all := make([]request, 0, len(batch)+1)
-	for _, one := range batch {
-		m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(one.host, 0, 0))
-		m.u32(unix.IFLA_GROUP, group)
-		all = append(all, request{m: m})
+	errs := make([]error, len(batch))
+	for i, one := range batch {
+		errs[i] = c.execute(request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(one.host, 0, 0), u32(unix.IFLA_GROUP, group)), nil)
 	}
-	last := newMessage(unix.RTM_DELLINK, unix.NLM_F_ACK, ifinfo(0, 0, 0))
-	last.u32(unix.IFLA_GROUP, group)
-	_, errs, err := c.converse(append(all, request{m: last}))
-	if err != nil {
-		c.broken = true
-		return err
-	}
-	if err := errs[len(batch)]; err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: all were gone
+	err := c.execute(request(unix.RTM_DELLINK, unix.NLM_F_ACK, ifinfo(0, 0, 0), u32(unix.IFLA_GROUP, group)), nil)
+	if err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: all were gone
 		return fmt.Errorf("delete group %d of interfaces: %w", group, err)
 	}
 	for i, one := range batch {
@@ -206,17 +197,10 @@ func (d *Deletions) group(c *Conn, id netns.ID) (uint32, error) {
 
 // groups lists the groups of the interfaces.
 func (c *Conn) groups() (taken map[uint32]bool, err error) {
-	m := newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, ifinfo(0, 0, 0))
-	m.u32(unix.IFLA_EXT_MASK, withoutStats)
-	err = c.list(m, func() { taken = make(map[uint32]bool) }, func(body []byte) error {
-		if len(body) < unix.SizeofIfInfomsg {
-			return errTruncated
-		}
-		return eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
-			if typ == unix.IFLA_GROUP {
-				taken[number(value)] = true
-			}
-		})
+	err = c.list(linkList(), func() { taken = make(map[uint32]bool) }, func(body []byte) error {
+		var r reader
+		taken[r.attributes(body, unix.SizeofIfInfomsg).num(unix.IFLA_GROUP)] = true
+		return r.err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the groups of interfaces: %w", err)

@@ -83,8 +83,7 @@ func TestPairsAreDeletedTogether(t *testing.T) {
 	c := newCrowd(t, kept+mostRemovals+10)
 	h := mustDial(t, c.host)
 	for i, group := range []uint32{0, 7, 1<<30 + 5} {
-		m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(c.links[i].Peer.Index, 0, 0))
-		m.u32(unix.IFLA_GROUP, group)
+		m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(c.links[i].Peer.Index, 0, 0), u32(unix.IFLA_GROUP, group))
 		wantNoError(t, h.execute(m, nil))
 	}
 	var d Deletions
@@ -149,8 +148,7 @@ func TestAnEndThatWasMoved(t *testing.T) {
 	c := newCrowd(t, 3)
 	elsewhere := newNS(t, "elsewhere")
 	h := mustDial(t, c.host)
-	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(c.links[0].Peer.Index, 0, 0))
-	m.u32(unix.IFLA_NET_NS_FD, uint32(elsewhere.File().Fd()))
+	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(c.links[0].Peer.Index, 0, 0), namespace(elsewhere.File().Fd()))
 	wantNoError(t, h.execute(m, nil))
 	c.links[0] = must[Link](t)(c.conns[0].Link("eth0"))
 	c.links[0].Peer.Index = c.links[1].Peer.Index // as it can be by chance

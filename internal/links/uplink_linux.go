@@ -1,6 +1,7 @@
 package links
 
 import (
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -11,16 +12,14 @@ import (
 // virtual machine's interface are such ports. A veth is not, nor is a dummy,
 // which leads nowhere. The kernel lists all ports, which takes some µs for each.
 func (c *Conn) HasUplink(bridge int) (bool, error) {
-	m := newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, ifinfo(0, 0, 0))
-	m.u32(unix.IFLA_EXT_MASK, withoutStats)
-	m.u32(unix.IFLA_MASTER, uint32(bridge)) // old kernels list all interfaces nevertheless
+	m := linkList(u32(unix.IFLA_MASTER, uint32(bridge))) // old kernels list all interfaces nevertheless
 	found := false
 	err := c.execute(m, func(body []byte) error {
 		port, err := parseLink(body)
 		found = found || port.Port.Master == bridge && port.Kind != "veth" && port.Kind != "dummy"
 		return err
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrInterrupted) { // a port that comes or goes meanwhile may be missing
 		return false, fmt.Errorf("list the ports of bridge %d: %w", bridge, err)
 	}
 	return found, nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/netns"
@@ -91,56 +92,34 @@ func (v Veth) Create(c *Conn, container *netns.Handle) (Pair, error) {
 	return Pair{}, fmt.Errorf("create a veth pair: %d random names were all taken", mostNames)
 }
 
-const (
-	addrGenNone = 1 // IN6_ADDR_GEN_MODE_NONE, <linux/if_link.h>
-	vethPeer    = 1 // VETH_INFO_PEER, <linux/veth.h>
-)
+const addrGenNone = 1 // IN6_ADDR_GEN_MODE_NONE, <linux/if_link.h>
 
 // setPortUp sets a new bridge port up, in its mode. If that fails, it deletes the
 // interface. One message does it all, because each takes the kernel's lock on all
-// interfaces. Where the kernel refuses that, a message for each part shows which one
-// it refuses.
+// interfaces. The kernel sets the mode first, and the end without a link-local address
+// last, which is in time: the port has no carrier before the container's end is up.
 func setPortUp(c *Conn, index int, mode PortMode) error {
-	if c.execute(portUpMessage(index, mode), nil) == nil {
-		return nil
+	up := func(attrs ...attribute) error {
+		if mode != (PortMode{}) {
+			attrs = append(attrs, nest(unix.IFLA_LINKINFO, str(unix.IFLA_INFO_SLAVE_KIND, "bridge"), nest(unix.IFLA_INFO_SLAVE_DATA, mode.attributes()...)))
+		}
+		return c.execute(request(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, unix.IFF_UP, unix.IFF_UP), attrs...), nil)
 	}
-	m := newMessage(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0))
-	m.noLinkLocal()
-	r := c.Requests()
+	err := up(noLinkLocal())
 	// A kernel without IPv6 assigns no addresses. Nor does one that has disabled
 	// IPv6 on the interface, for example because its MTU is too small.
-	r.add(m, nil, "have no link-local address", unix.EAFNOSUPPORT, unix.EOPNOTSUPP)
-	r.Up(index)
-	err := r.Send()
-	if err == nil {
-		err = c.SetPortMode(index, mode)
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		err = up()
 	}
 	if err != nil {
-		return errors.Join(err, c.Delete(index))
+		return errors.Join(fmt.Errorf("set a bridge port up: %w", err), c.Delete(index))
 	}
 	return nil
 }
 
-// portUpMessage sets a new bridge port up. The kernel sets the mode first, and the
-// end without a link-local address last, which is in time: the port has no carrier
-// before the container's end is up.
-func portUpMessage(index int, mode PortMode) *message {
-	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, unix.IFF_UP, unix.IFF_UP))
-	if mode != (PortMode{}) {
-		m.nest(unix.IFLA_LINKINFO, func() {
-			m.str(unix.IFLA_INFO_SLAVE_KIND, "bridge")
-			m.nest(unix.IFLA_INFO_SLAVE_DATA, func() { m.portMode(mode) })
-		})
-	}
-	m.noLinkLocal()
-	return m
-}
-
 // noLinkLocal makes the kernel assign no link-local IPv6 address to an interface.
-func (m *message) noLinkLocal() {
-	m.nest(unix.IFLA_AF_SPEC, func() {
-		m.nest(unix.AF_INET6, func() { m.attr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{addrGenNone}) })
-	})
+func noLinkLocal() attribute {
+	return nest(unix.IFLA_AF_SPEC, nest(unix.AF_INET6, data(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenNone)))
 }
 
 // absent returns an error if there is an interface of this name.
@@ -163,36 +142,29 @@ func (v Veth) create(c *Conn, container *netns.Handle, name string, mac net.Hard
 	if v.Master == 0 {
 		up = unix.IFF_UP
 	}
-	m := newMessage(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO, ifinfo(0, up, up))
-	end := func(name string, mac net.HardwareAddr) {
-		m.str(unix.IFLA_IFNAME, name)
-		m.attr(unix.IFLA_ADDRESS, mac)
-		m.u32(unix.IFLA_NUM_TX_QUEUES, 1)
-		m.u32(unix.IFLA_NUM_RX_QUEUES, 1)
+	end := func(mac net.HardwareAddr) []attribute {
+		all := []attribute{data(unix.IFLA_ADDRESS, mac...), u32(unix.IFLA_NUM_TX_QUEUES, 1), u32(unix.IFLA_NUM_RX_QUEUES, 1)}
 		if v.MTU != 0 {
-			m.u32(unix.IFLA_MTU, uint32(v.MTU))
+			all = append(all, u32(unix.IFLA_MTU, uint32(v.MTU)))
 		}
+		return all
 	}
-	end(name, mac)
+	peer := append([]attribute{ifinfo(0, 0, 0).Serialize(), str(unix.IFLA_IFNAME, v.Name), namespace(container.File().Fd())}, end(v.MAC)...)
+	m := createMessage(up, name, append(end(mac), info("veth", nest(nl.VETH_INFO_PEER, peer...)))...)
 	if v.Master != 0 {
-		m.u32(unix.IFLA_MASTER, uint32(v.Master))
+		m.AddData(u32(unix.IFLA_MASTER, uint32(v.Master)))
 	}
-	m.nest(unix.IFLA_LINKINFO, func() {
-		m.str(unix.IFLA_INFO_KIND, "veth")
-		m.nest(unix.IFLA_INFO_DATA, func() {
-			m.nest(vethPeer, func() {
-				m.b = append(m.b, ifinfo(0, 0, 0)...)
-				end(v.Name, v.MAC)
-				m.u32(unix.IFLA_NET_NS_FD, uint32(container.File().Fd()))
-			})
-		})
-	})
 	return create(c, m, name)
+}
+
+// createMessage creates an interface with these flags.
+func createMessage(flags uint32, name string, attrs ...attribute) *nl.NetlinkRequest {
+	return request(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK|unix.NLM_F_ECHO, ifinfo(0, flags, flags), append(attrs, str(unix.IFLA_IFNAME, name))...)
 }
 
 // create creates an interface and returns it. Since Linux 6.2 the kernel answers
 // with it; before, create looks it up.
-func create(c *Conn, m *message, name string) (Link, error) {
+func create(c *Conn, m *nl.NetlinkRequest, name string) (Link, error) {
 	var l Link
 	err := c.execute(m, func(body []byte) (err error) {
 		l, err = parseLink(body)

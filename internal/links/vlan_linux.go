@@ -3,6 +3,7 @@ package links
 import (
 	"slices"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,27 +34,15 @@ func (all VLANs) Access() uint16 {
 	return all[i].First
 }
 
-// The attribute of a VLAN (struct bridge_vlan_info of <linux/if_bridge.h>), and what to
-// ask for (<linux/rtnetlink.h>).
-const (
-	sizeofVLANInfo = 4
-	vlanRangeBegin = 8  // BRIDGE_VLAN_INFO_RANGE_BEGIN
-	vlanRangeEnd   = 16 // BRIDGE_VLAN_INFO_RANGE_END
-	withVLANs      = 4  // RTEXT_FILTER_BRVLAN_COMPRESSED
-)
-
 // PortVLANs returns the VLANs of all ports of bridges, by the index of the interface. The
 // kernel lists them for all interfaces only. A bridge is listed as a port of its own. A
 // kernel whose bridges do not know VLANs lists none.
 func (c *Conn) PortVLANs() (all map[int]VLANs, err error) {
-	info := ifinfo(0, 0, 0)
-	info[0] = unix.AF_BRIDGE
-	m := newMessage(unix.RTM_GETLINK, unix.NLM_F_DUMP, info)
-	m.u32(unix.IFLA_EXT_MASK, withVLANs)
+	m := request(unix.RTM_GETLINK, unix.NLM_F_DUMP, portinfo(0), u32(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_BRVLAN_COMPRESSED))
 	err = c.list(m, func() { all = make(map[int]VLANs) }, func(body []byte) error {
-		index, vlans, err := parseVLANs(body)
-		if len(vlans) > 0 {
-			all[index] = append(all[index], vlans...)
+		p, err := parsePort(body)
+		if len(p.VLANs) > 0 {
+			all[p.Interface] = append(all[p.Interface], p.VLANs...)
 		}
 		return err
 	})
@@ -66,39 +55,33 @@ func (c *Conn) VLANs(index int) (VLANs, error) {
 	return all[index], err
 }
 
-// parseVLANs reads the body of an RTM_NEWLINK of the family of bridges.
-func parseVLANs(body []byte) (index int, all VLANs, err error) {
-	if len(body) < unix.SizeofIfInfomsg {
-		return 0, nil, errTruncated
+// parsePort reads the body of an RTM_NEWLINK of the family of bridges.
+func parsePort(body []byte) (p HeardPort, err error) {
+	var r reader
+	all := r.attributes(body, unix.SizeofIfInfomsg)
+	if r.err != nil || body[0] != unix.AF_BRIDGE { // a kernel without bridges lists interfaces
+		return HeardPort{}, r.err
 	}
-	if body[0] != unix.AF_BRIDGE { // a kernel without bridges lists interfaces
-		return 0, nil, nil
-	}
-	index = int(native.Uint32(body[4:]))
-	var spec []byte
-	err = eachAttr(body[unix.SizeofIfInfomsg:], func(typ uint16, value []byte) {
-		if typ == unix.IFLA_AF_SPEC {
-			spec = value
-		}
-	})
-	if err != nil {
-		return index, nil, err
+	p.Interface = int(nl.DeserializeIfInfomsg(body).Index)
+	if settings := all.get(unix.IFLA_PROTINFO); settings != nil {
+		mode := portMode(r.attributes(settings, 0))
+		p.Mode = &mode
 	}
 	from := uint16(0) // of a range that has begun
-	err = eachAttr(spec, func(typ uint16, value []byte) {
-		if typ != bridgeVLAN || len(value) < sizeofVLANInfo {
-			return
+	for typ, value := range r.attributes(all.get(unix.IFLA_AF_SPEC), 0).each {
+		if typ != nl.IFLA_BRIDGE_VLAN_INFO || len(value) < nl.SizeofBridgeVlanInfo {
+			continue
 		}
-		flags, id := native.Uint16(value), native.Uint16(value[2:])
-		if flags&vlanRangeBegin != 0 {
-			from = id
-			return
+		v := nl.DeserializeBridgeVlanInfo(value)
+		if v.Flags&nl.BRIDGE_VLAN_INFO_RANGE_BEGIN != 0 {
+			from = v.Vid
+			continue
 		}
-		r := VLANRange{First: id, Last: id, Access: flags&(vlanAccess|vlanUntagged) == vlanAccess|vlanUntagged}
-		if flags&vlanRangeEnd != 0 {
-			r.First = from
+		one := VLANRange{First: v.Vid, Last: v.Vid, Access: v.Flags&vlanAccess == vlanAccess}
+		if v.Flags&nl.BRIDGE_VLAN_INFO_RANGE_END != 0 {
+			one.First = from
 		}
-		all = append(all, r)
-	})
-	return index, all, err
+		p.VLANs = append(p.VLANs, one)
+	}
+	return p, r.err
 }

@@ -5,32 +5,32 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/nettest"
 )
 
-// vlanMessage is the body of an answer about a port: pairs of flags and an ID.
-func vlanMessage(family byte, index int, infos ...[2]uint16) []byte {
-	info := ifinfo(index, 0, 0)
-	info[0] = family
-	m := &message{b: info}
-	m.str(unix.IFLA_IFNAME, "veth0")
-	m.nest(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, func() {
-		m.attr(bridgeFlags, native.AppendUint16(nil, ofMaster))
-		for _, i := range infos {
-			m.attr(bridgeVLAN, native.AppendUint16(native.AppendUint16(nil, i[0]), i[1]))
-		}
-	})
-	return m.b
+// vlanMessage is the body of an answer about a port: pairs of flags and an ID, and more.
+func vlanMessage(family uint8, index int, vlans [][2]uint16, more ...attribute) []byte {
+	fixed := portinfo(index)
+	fixed.Family = family
+	infos := []attribute{data(nl.IFLA_BRIDGE_FLAGS, nl.Uint16Attr(nl.BRIDGE_FLAGS_MASTER)...)}
+	for _, i := range vlans {
+		infos = append(infos, data(nl.IFLA_BRIDGE_VLAN_INFO, (&nl.BridgeVlanInfo{Flags: i[0], Vid: i[1]}).Serialize()...))
+	}
+	return body(request(unix.RTM_NEWLINK, 0, fixed, append([]attribute{str(unix.IFLA_IFNAME, "veth0"), nest(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, infos...)}, more...)...))
 }
 
+// body is that of a message.
+func body(m *nl.NetlinkRequest) []byte { return m.Serialize()[unix.NLMSG_HDRLEN:] }
+
 func TestVLANsAreRead(t *testing.T) {
-	const begin, end, own = vlanRangeBegin, vlanRangeEnd, vlanAccess | vlanUntagged
-	index, got, err := parseVLANs(vlanMessage(unix.AF_BRIDGE, 7, [2]uint16{own, 7}, [2]uint16{begin, 100}, [2]uint16{end, 199}, [2]uint16{vlanUntagged, 300}))
+	p, err := parsePort(vlanMessage(unix.AF_BRIDGE, 7, [][2]uint16{{vlanAccess, 7}, {nl.BRIDGE_VLAN_INFO_RANGE_BEGIN, 100}, {nl.BRIDGE_VLAN_INFO_RANGE_END, 199}, {nl.BRIDGE_VLAN_INFO_UNTAGGED, 300}}))
+	got := p.VLANs
 	want := VLANs{{7, 7, true}, {100, 199, false}, {300, 300, false}}
-	if err != nil || index != 7 || !reflect.DeepEqual(got, want) {
-		t.Errorf("%d: %+v, %v", index, got, err)
+	if err != nil || p.Interface != 7 || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v", p, err)
 	}
 	for id, in := range map[uint16]bool{7: true, 99: false, 100: true, 150: true, 199: true, 200: false, 300: true} {
 		if v, ok := got.Find(id); ok != in || ok && v != (VLAN{id, id == 7}) {
@@ -40,12 +40,12 @@ func TestVLANsAreRead(t *testing.T) {
 	if got.Access() != 7 || (VLANs{{1, 9, false}}).Access() != 0 {
 		t.Errorf("own VLAN %d", got.Access())
 	}
-	if _, other, err := parseVLANs(vlanMessage(unix.AF_UNSPEC, 7, [2]uint16{own, 7})); other != nil || err != nil {
+	if other, err := parsePort(vlanMessage(unix.AF_UNSPEC, 7, [][2]uint16{{vlanAccess, 7}})); other.VLANs != nil || err != nil {
 		t.Errorf("of another family: %v, %v", other, err)
 	}
-	whole := vlanMessage(unix.AF_BRIDGE, 7, [2]uint16{own, 7})
+	whole := vlanMessage(unix.AF_BRIDGE, 7, [][2]uint16{{vlanAccess, 7}})
 	for _, b := range [][]byte{nil, whole[:unix.SizeofIfInfomsg-1], whole[:unix.SizeofIfInfomsg+5], whole[:len(whole)-3]} {
-		if _, _, err := parseVLANs(b); !errors.Is(err, errTruncated) {
+		if _, err := parsePort(b); !errors.Is(err, errTruncated) {
 			t.Errorf("%d bytes: %v", len(b), err)
 		}
 	}

@@ -19,7 +19,7 @@ func TestWatchHearsOfChanges(t *testing.T) {
 	ns := newNS(t, "host")
 	c := mustDial(t, ns)
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	w := must[*Watch](t)(WatchAddresses(ns))
+	w := must[*Listener](t)(WatchAddresses(ns))
 	defer w.Close()
 	wait := func(what string) { // each has a time of its own: the many addresses below may take long
 		ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
@@ -49,7 +49,7 @@ func TestWatchHearsOfChanges(t *testing.T) {
 
 func TestWatchEndsWithTheContext(t *testing.T) {
 	ns := newNS(t, "host")
-	w := must[*Watch](t)(WatchAddresses(ns))
+	w := must[*Listener](t)(WatchAddresses(ns))
 	defer w.Close()
 	why := errors.New("nobody waits any more")
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/conntrack"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
@@ -27,11 +27,11 @@ func (fw *Firewalls) forgetFlows(ctx context.Context, all []fwrules.HostPorts, r
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		_, err := conntrack.Forget(fw.sockets.NS, v6, flows...)
+		_, err := links.Forget(fw.sockets.NS, v6, flows...)
 		// An interrupted list was still read to its end, and a flow that was added
 		// meanwhile has seen the rules. A kernel without ctnetlink refuses the
 		// request as invalid; nobody can delete its flows.
-		if err != nil && !errors.Is(err, conntrack.ErrInterrupted) && !errors.Is(err, unix.EINVAL) {
+		if err != nil && !errors.Is(err, links.ErrInterrupted) && !errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("forget the UDP flows to the host's ports: %w", err)
 		}
 	}
@@ -39,7 +39,7 @@ func (fw *Firewalls) forgetFlows(ctx context.Context, all []fwrules.HostPorts, r
 }
 
 // flowsTo returns the flows of a family that are to be forgotten.
-func flowsTo(all []fwrules.HostPorts, v6 bool) (flows []conntrack.Flows) {
+func flowsTo(all []fwrules.HostPorts, v6 bool) (flows []links.Flows) {
 	for _, h := range all {
 		to := h.V4
 		if v6 {
@@ -51,7 +51,7 @@ func flowsTo(all []fwrules.HostPorts, v6 bool) (flows []conntrack.Flows) {
 		}
 		for _, p := range h.Ports {
 			if p.Protocol == "udp" && (!p.HostIP.IsValid() || p.HostIP.Is6() == v6) {
-				flows = append(flows, conntrack.Flows{Port: p.HostPort})
+				flows = append(flows, links.Flows{Port: p.HostPort})
 			}
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/embedcni/cni/internal/conntrack"
+	"github.com/embedcni/cni/internal/links"
 )
 
 // FlushFlows makes conntrack forget the UDP flows that it sends to the target's
@@ -22,7 +22,7 @@ func FlushFlows(t Target) (flushed uint, err error) {
 	asked := sync.OnceValues(t.InUse)
 	for _, addr := range t.Addresses {
 		// Replies come from the container's address, wherever the request was sent to.
-		n, err := conntrack.Forget(t.Host, addr.Is6(), conntrack.Flows{From: addr, Keep: func() (bool, error) {
+		n, err := links.Forget(t.Host, addr.Is6(), links.Flows{From: addr, Keep: func() (bool, error) {
 			taken, err := asked()
 			return slices.Contains(taken, addr), err
 		}})

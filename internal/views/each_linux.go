@@ -12,15 +12,15 @@ import (
 
 // reader reads namespaces one after the other. It belongs to a worker of [eachNamespace].
 type reader struct {
-	sockets *links.Dialer // nil: the worker has no thread for itself
+	tour *thread.Tour // nil: the worker has no thread for itself
 }
 
 // Read is ReadNamespace, and takes less time.
 func (r *reader) Read(ns *netns.Handle) (*Namespace, error) {
-	if r.sockets == nil {
+	if r.tour == nil {
 		return ReadNamespace(ns)
 	}
-	c, err := r.sockets.Dial(ns)
+	c, err := links.DialOn(r.tour, ns)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ type each struct {
 }
 
 func (e *each) onTour(tour *thread.Tour) error {
-	return e.run(&reader{links.NewDialer(tour)}, tour.Lost)
+	return e.run(&reader{tour}, tour.Lost)
 }
 
 // run works until nothing is left to do, or the thread is lost.

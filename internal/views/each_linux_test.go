@@ -196,7 +196,7 @@ func TestWorkersWithoutAThread(t *testing.T) {
 		}
 		return nil
 	}
-	err := thread.OnTour(func(tour *thread.Tour) error { return e.run(&reader{links.NewDialer(tour)}, lost) })
+	err := thread.OnTour(func(tour *thread.Tour) error { return e.run(&reader{tour}, lost) })
 	expect.Is(t, err, reason)
 	expect.Same(t, "done before", done, []int{0, 1, 2})
 	expect.NoError(t, e.run(&reader{}, func() error { return nil }))

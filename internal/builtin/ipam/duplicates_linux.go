@@ -57,7 +57,7 @@ func DetectAll(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, 
 // whenever the kernel reports a change.
 type detection struct {
 	c      *links.Conn
-	watch  *links.Watch
+	watch  *links.Listener
 	index  int
 	wanted []netip.Prefix
 

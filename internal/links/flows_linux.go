@@ -1,8 +1,4 @@
-// Package conntrack deletes UDP flows from the kernel's connection tracking. The
-// first packet of a flow decides its translation: a flow to a host port outlives
-// the rule, and is not affected when the port later leads elsewhere, or nowhere.
-// TCP connections notice by themselves.
-package conntrack
+package links
 
 import (
 	"errors"
@@ -28,12 +24,13 @@ type Flows struct {
 	Keep func() (bool, error)
 }
 
-// ErrInterrupted means that flows came or went while the kernel listed them, so
-// some may be missing.
-var ErrInterrupted error = netlink.ErrDumpInterrupted
-
-// Forget deletes those of the flows that are IPv4, or IPv6, and returns their
-// number. It reads the table once. A nil namespace means the calling thread's.
+// Forget deletes those of the flows that are IPv4, or IPv6, from the kernel's
+// connection tracking, and returns their number. It reads the table once: with
+// [ErrInterrupted] some may be left. A nil namespace means the calling thread's.
+//
+// The first packet of a flow decides its translation: a flow to a host port outlives
+// the rule, and is not affected when the port later leads elsewhere, or nowhere. TCP
+// connections notice by themselves.
 func Forget(ns *netns.Handle, v6 bool, all ...Flows) (forgotten uint, err error) {
 	var filters []netlink.CustomConntrackFilter
 	for _, f := range all {
@@ -53,33 +50,25 @@ func Forget(ns *netns.Handle, v6 bool, all ...Flows) (forgotten uint, err error)
 	if err != nil {
 		return 0, err
 	}
-	nl, err := open(ns)
-	if err != nil {
-		return 0, err
+	var h *netlink.Handle
+	if ns == nil {
+		h, err = netlink.NewHandle(unix.NETLINK_NETFILTER)
+	} else {
+		h, err = netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_NETFILTER)
 	}
-	defer nl.Close()
+	if err != nil {
+		return 0, fmt.Errorf("netlink socket to conntrack: %w", err)
+	}
+	defer h.Close()
 	family := netlink.InetFamily(unix.AF_INET)
 	if v6 {
 		family = unix.AF_INET6
 	}
-	forgotten, err = nl.ConntrackDeleteFilters(netlink.ConntrackTable, family, filters...)
+	forgotten, err = h.ConntrackDeleteFilters(netlink.ConntrackTable, family, filters...)
 	for _, f := range filters {
 		err = errors.Join(err, f.(*filter).err)
 	}
 	return forgotten, err
-}
-
-// open opens a socket in the namespace, which it enters for one system call.
-func open(ns *netns.Handle) (nl *netlink.Handle, err error) {
-	if ns == nil {
-		nl, err = netlink.NewHandle(unix.NETLINK_NETFILTER)
-	} else {
-		nl, err = netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_NETFILTER)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("netlink socket to conntrack: %w", err)
-	}
-	return nl, nil
 }
 
 // filter matches the flows to delete.

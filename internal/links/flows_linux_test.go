@@ -1,4 +1,4 @@
-package conntrack
+package links
 
 import (
 	"errors"
