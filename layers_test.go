@@ -32,14 +32,14 @@ var floors = [][]string{
 		"plugin", "thick/internal/delqueue",
 	},
 	{
-		"internal/addrindex", "internal/builtin/prevresult", "internal/hold", "internal/inprocess",
+		"internal/addrindex", "internal/hold", "internal/inprocess",
 		"internal/notify", "internal/portindex", "internal/refplugins", "thick/server", "thick/shim",
 	},
 	{
-		"examples/thick/shim", "internal/ahead", "internal/links", "internal/nft",
+		"examples/thick/shim", "internal/links", "internal/nft",
 	},
 	{
-		"internal/compare", "internal/hostns", "internal/iptables", "internal/netfilter/native",
+		"internal/hostns", "internal/iptables", "internal/netfilter/native",
 		"internal/netfilter/nftform",
 	},
 	{
@@ -52,10 +52,16 @@ var floors = [][]string{
 		"internal/netfilter",
 	},
 	{
-		"internal/caller", "internal/views",
+		"internal/caller",
 	},
 	{
-		"internal/builtin/check", "internal/builtin/ipam", "internal/runner",
+		"internal/compare",
+	},
+	{
+		"internal/ahead", "internal/builtin/ipam", "internal/views",
+	},
+	{
+		"internal/runner",
 	},
 	{
 		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostdevice",

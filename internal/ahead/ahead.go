@@ -14,7 +14,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -118,7 +118,7 @@ func (r Request) firewall(result *types100.Result) fwrules.Rules {
 	}
 	f := fwrules.Forward{AdminChain: conf.IPTablesAdminChainName, Ingress: conf.IngressPolicy}
 	f.IngressOnly = conf.Backend == "firewalld" || conf.Backend != "iptables" && r.Firewalld
-	f.Addresses = prevresult.Addresses(result)
+	f.Addresses = compare.AddressesOf(result)
 	if len(result.Interfaces) > 0 && result.Interfaces[0] != nil {
 		f.Bridge = result.Interfaces[0].Name
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
@@ -194,7 +193,7 @@ func master(t *testing.T, host *netns.Handle) {
 func differences(ctx context.Context, t *testing.T, host *netns.Handle, c plugintest.Call) (all []compare.Difference) {
 	t.Helper()
 	err := plugintest.Comparing(ctx, host, Lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done := check.Kernel(ctx, r)
+		v, done := compare.Kernel(ctx, r)
 		var err error
 		all, err = p.Compare(ctx, r, v)
 		return errors.Join(err, done())

@@ -7,7 +7,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
@@ -15,7 +14,7 @@ import (
 )
 
 // Check returns an error unless the limits are set and in force.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
 
 // Compare compares the limits with the queues of the host's end and of the ifb device.
 func (Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {

@@ -9,9 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
@@ -31,7 +29,7 @@ func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
 		return err
 	}
-	return check.Run(ctx, r, p)
+	return compare.Check(ctx, r, p)
 }
 
 // Compare compares the bridge, both ends of the pair, addresses, routes, gateway
@@ -76,7 +74,7 @@ func (c *comparison) announce(ctx context.Context, unanswered bool) error {
 		if err != nil {
 			return fmt.Errorf("gateway: %w", err)
 		}
-		return veth.Resolve(ctx, c.r, conn, gateway.Index, c.inside.Index, prevresult.Addresses(prevresult.Own(c.r)), unanswered)
+		return veth.Resolve(ctx, c.r, conn, gateway.Index, c.inside.Index, compare.AddressesOf(compare.OwnResult(c.r)), unanswered)
 	})
 }
 
@@ -326,7 +324,7 @@ func (c *comparison) spoofing(ctx context.Context) ([]compare.Difference, error)
 	if c.host.Ours && c.inside.Ours {
 		want.Port, want.MAC = c.host.Name, c.inside.MAC
 	}
-	all, err := check.SpoofCheck(ctx, c.r, c.v, want, spoofError)
+	all, err := compare.MissingSpoofCheck(ctx, c.r, c.v, want, spoofError)
 	for i := range all {
 		if want.Port == "" {
 			all[i].Fix, all[i].Why = nil, "the pair is not the recorded one"

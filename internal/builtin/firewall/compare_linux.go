@@ -6,7 +6,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
@@ -17,7 +16,7 @@ import (
 )
 
 // Check returns an error unless every rule exists, or every address is in its zone.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
 
 // Compare compares the rules of the addresses, or the zone that they are in, and the
 // ingress policy.

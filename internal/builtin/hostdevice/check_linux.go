@@ -6,9 +6,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -23,7 +21,7 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	}
 	err := ipam.Check(ctx, r, c.IPAM.Type)
 	if err == nil {
-		err = check.Run(ctx, r, p)
+		err = compare.Check(ctx, r, p)
 	}
 	if err != nil {
 		return fmt.Errorf("network %q: %w", r.Name, err)
@@ -38,7 +36,7 @@ func (p Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) (
 	if err := r.Decode(&c); err != nil {
 		return nil, err
 	}
-	said, err := prevresult.Interface(r)
+	said, err := compare.Reported(r)
 	if err != nil || p.inUserSpace(r, &c, said) {
 		return nil, err
 	}

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -46,7 +45,7 @@ func (c *inside) addresses(w wanted) (all []compare.Difference, err error) {
 // has by now. If the detection takes longer than the caller's patience, it leaves that to
 // the kernel.
 func (c *inside) assign(ctx context.Context, conn *links.Conn, want netip.Prefix) error {
-	subnets, err := c.subnets(prevresult.Own(c.r))
+	subnets, err := c.subnets(compare.OwnResult(c.r))
 	if err != nil {
 		return err
 	}

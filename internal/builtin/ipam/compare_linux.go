@@ -9,7 +9,6 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -51,7 +50,7 @@ type Found struct {
 // Compare compares the interface, its addresses and routes with the previous
 // result.
 func (i Interface) Compare(r *plugin.Request, v *compare.View) (found Found, all []compare.Difference, err error) {
-	said, err := prevresult.Interface(r)
+	said, err := compare.Reported(r)
 	if err != nil {
 		return found, nil, err
 	}
@@ -88,7 +87,7 @@ func inContainer(r *plugin.Request, err error) error {
 // SameMAC returns a mismatch unless an interface has the reported hardware
 // address.
 func SameMAC(own links.Link, said *types100.Interface) []Mismatch {
-	if prevresult.SameMAC(said.Mac, own.MAC) {
+	if compare.SameMAC(said.Mac, own.MAC) {
 		return nil
 	}
 	has := own.MAC.String()
@@ -108,7 +107,7 @@ func (c *inside) compare() ([]compare.Difference, error) {
 	if c.Up && !c.own.Up() {
 		all = append(all, c.difference(compare.Interface, c.r.IfName, "up", "down", errors.New("it is down"), c.setUp))
 	}
-	result := prevresult.Own(c.r)
+	result := compare.OwnResult(c.r)
 	if len(result.IPs) == 0 {
 		return all, nil
 	}
@@ -165,7 +164,7 @@ func (c *inside) fix(ctx context.Context, do func(context.Context, *links.Conn) 
 
 // setUp sets the interface up, as the ADD did.
 func (c *inside) setUp(ctx context.Context, conn *links.Conn) error {
-	result := prevresult.Own(c.r)
+	result := compare.OwnResult(c.r)
 	subnets, err := c.subnets(result)
 	if err != nil {
 		return err

@@ -6,7 +6,6 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -24,7 +23,7 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	}
 	err = ipam.Check(ctx, r, c.IPAM.Type)
 	if err == nil {
-		err = check.Run(ctx, r, p)
+		err = compare.Check(ctx, r, p)
 	}
 	if err != nil {
 		return fmt.Errorf("network %q: %w", r.Name, err)

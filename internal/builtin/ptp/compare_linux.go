@@ -9,9 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -30,7 +28,7 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
 		return err
 	}
-	return check.Run(ctx, r, p)
+	return compare.Check(ctx, r, p)
 }
 
 // Compare compares both ends of the pair, addresses, routes and rules with the
@@ -130,7 +128,7 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (veth
 // announce has the host and the container find each other.
 func announce(ctx context.Context, r *plugin.Request, host veth.Host, unanswered bool) error {
 	return veth.OnHost(ctx, r, host, func(conn *links.Conn, _ links.Link) error {
-		return veth.Resolve(ctx, r, conn, host.Index, host.Peer.Index, prevresult.Addresses(own(r.PrevResult)), unanswered)
+		return veth.Resolve(ctx, r, conn, host.Index, host.Peer.Index, compare.AddressesOf(own(r.PrevResult)), unanswered)
 	})
 }
 

@@ -14,7 +14,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/plugin"
 )
@@ -217,7 +216,7 @@ func (Plugin) Del(context.Context, *plugin.Request) error { return nil }
 
 // Check returns an error if the result has another gateway for an address than
 // the configuration.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
 
 // Compare compares the gateways of the result with those of the configuration. A
 // configured address that is missing from the result was removed by a later

@@ -9,7 +9,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
@@ -18,7 +17,7 @@ import (
 
 // Check returns an error unless the sysctls and the interface are as this plugin
 // has set them, except for those that a later plugin has set again.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
 
 // Compare compares the sysctls and the attributes of the interface with the values
 // that this plugin has set, except for those that a later plugin has set again. All

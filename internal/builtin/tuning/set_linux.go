@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -78,8 +78,8 @@ func (c *config) without(r *plugin.Request, last map[string]string) *config {
 			own.sysctls = append(own.sysctls, s)
 		}
 	}
-	said, err := prevresult.Interface(r)
-	if replaced("mac") || err == nil && !prevresult.SameMAC(said.Mac, c.attributes.mac) {
+	said, err := compare.Reported(r)
+	if replaced("mac") || err == nil && !compare.SameMAC(said.Mac, c.attributes.mac) {
 		own.attributes.mac = nil
 	}
 	if replaced("mtu") || err == nil && said.Mtu != 0 && said.Mtu != c.attributes.mtu {

@@ -9,9 +9,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -79,7 +77,7 @@ func CompareHost(r *plugin.Request, v *compare.View, container ipam.Found, setUp
 		host.Exists = host.Peer.Index == container.Index
 		m = ipam.Mismatch{Wanted: "the peer of " + r.IfName, Found: host.Name, Err: fmt.Errorf("it is not the other end of the container's %q", container.Name)}
 	}
-	host.Ours = host.Exists && (host.Name == said.Name || prevresult.SameMAC(said.Mac, host.MAC) && said.Mac != "")
+	host.Ours = host.Exists && (host.Name == said.Name || compare.SameMAC(said.Mac, host.MAC) && said.Mac != "")
 	if host.Exists && host.Up() {
 		return host, nil, nil
 	}
@@ -141,8 +139,8 @@ func (c Config) CompareMasquerade(ctx context.Context, r *plugin.Request, v *com
 	if !c.IPMasq {
 		return nil, nil
 	}
-	want := rules(r, addresses(prevresult.Own(r), nil))
-	return check.Rules(ctx, r, v, compare.Rule, c.backend(), want, masqueradeError)
+	want := rules(r, addresses(compare.OwnResult(r), nil))
+	return compare.MissingRules(ctx, r, v, compare.Rule, c.backend(), want, masqueradeError)
 }
 
 // CompareForwarding reports whether the host forwards what arrives at an

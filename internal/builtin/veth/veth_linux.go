@@ -13,8 +13,8 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
@@ -92,7 +92,7 @@ func Wants(r *plugin.Request) (fwrules.Backend, fwrules.Rules, error) {
 	if err != nil || !c.IPMasq || c.IPAM.Type == "" {
 		return "", fwrules.Rules{}, err
 	}
-	return c.backend(), rules(r, addresses(prevresult.Own(r), nil)), nil
+	return c.backend(), rules(r, addresses(compare.OwnResult(r), nil)), nil
 }
 
 // addresses returns the addresses of a result, which may be nil, together with

@@ -1,7 +1,4 @@
-// Package check is CHECK for the built-in plugins that compare their part of an
-// attachment with its record: the comparison looks at the kernel itself, and
-// CHECK fails with the first difference.
-package check
+package compare
 
 import (
 	"context"
@@ -9,15 +6,14 @@ import (
 	"net/netip"
 
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
-// Run is the plugin's CHECK. It does not check the plugins to which the plugin
-// delegates.
-func Run(ctx context.Context, r *plugin.Request, p compare.Comparer) (err error) {
+// Check is the CHECK of a built-in plugin: it compares with the kernel itself, and fails
+// with the first difference. It does not check the plugins to which the plugin delegates.
+func Check(ctx context.Context, r *plugin.Request, p Comparer) (err error) {
 	v, done := Kernel(ctx, r)
 	defer func() { err = errors.Join(err, done()) }()
 	all, err := p.Compare(ctx, r, v)
@@ -28,7 +24,7 @@ func Run(ctx context.Context, r *plugin.Request, p compare.Comparer) (err error)
 }
 
 // First returns the error of the first difference that has one.
-func First(all []compare.Difference) error {
+func First(all []Difference) error {
 	for _, d := range all {
 		if d.Err != nil {
 			return d.Err
@@ -40,10 +36,10 @@ func First(all []compare.Difference) error {
 // Kernel returns the kernel as a view, for a request of CHECK. It opens the
 // sockets that the comparison needs; done closes them. The view's answers are as
 // current as the kernel's.
-func Kernel(ctx context.Context, r *plugin.Request) (v *compare.View, done func() error) {
+func Kernel(ctx context.Context, r *plugin.Request) (v *View, done func() error) {
 	g := caller.From(ctx)
 	host, container := &kernel{conns: g.Conns, ns: r.Host}, &kernel{conns: g.Conns, ns: r.Container}
-	v = &compare.View{Host: host, Container: container, Rules: g.Firewalls(r.Host), Queues: host, VLANs: host}
+	v = &View{Host: host, Container: container, Rules: g.Firewalls(r.Host), Queues: host, VLANs: host}
 	return v, func() error { return errors.Join(container.close(), host.close()) }
 }
 
@@ -54,13 +50,6 @@ type kernel struct {
 	conn  *links.Conn
 }
 
-func (k *kernel) open() (_ *links.Conn, err error) {
-	if k.conn == nil {
-		k.conn, err = k.conns.Borrow(k.ns)
-	}
-	return k.conn, err
-}
-
 func (k *kernel) close() error {
 	if k.conn == nil {
 		return nil
@@ -68,59 +57,41 @@ func (k *kernel) close() error {
 	return k.conn.Close()
 }
 
-func (k *kernel) Link(name string) (links.Link, error) {
-	c, err := k.open()
-	if err != nil {
-		return links.Link{}, err
+// ask asks the kernel.
+func ask[T any](k *kernel, question func(*links.Conn) (T, error)) (answer T, err error) {
+	if k.conn == nil {
+		if k.conn, err = k.conns.Borrow(k.ns); err != nil {
+			return answer, err
+		}
 	}
-	return c.Link(name)
+	return question(k.conn)
+}
+
+func (k *kernel) Link(name string) (links.Link, error) {
+	return ask(k, func(c *links.Conn) (links.Link, error) { return c.Link(name) })
 }
 
 func (k *kernel) LinkByIndex(index int) (links.Link, error) {
-	c, err := k.open()
-	if err != nil {
-		return links.Link{}, err
-	}
-	return c.LinkByIndex(index)
+	return ask(k, func(c *links.Conn) (links.Link, error) { return c.LinkByIndex(index) })
 }
 
 func (k *kernel) Addresses(index int) ([]links.Address, error) {
-	c, err := k.open()
-	if err != nil {
-		return nil, err
-	}
-	return c.Addresses(index)
+	return ask(k, func(c *links.Conn) ([]links.Address, error) { return c.Addresses(index) })
 }
 
 func (k *kernel) Routes(index int) ([]links.Route, error) {
-	c, err := k.open()
-	if err != nil {
-		return nil, err
-	}
-	return c.Routes(index)
+	return ask(k, func(c *links.Conn) ([]links.Route, error) { return c.Routes(index) })
 }
 
 func (k *kernel) Queues(index int) (links.Queues, error) {
-	c, err := k.open()
-	if err != nil {
-		return links.Queues{}, err
-	}
-	return c.Queues(index)
+	return ask(k, func(c *links.Conn) (links.Queues, error) { return c.Queues(index) })
 }
 
 // InterfaceTo makes the view find the interface to an address as the kernel does.
-func (k *kernel) InterfaceTo(to netip.Addr) (index int, err error) {
-	c, err := k.open()
-	if err != nil {
-		return 0, err
-	}
-	return c.InterfaceTo(to)
+func (k *kernel) InterfaceTo(to netip.Addr) (int, error) {
+	return ask(k, func(c *links.Conn) (int, error) { return c.InterfaceTo(to) })
 }
 
 func (k *kernel) VLANs(index int) (links.VLANs, error) {
-	c, err := k.open()
-	if err != nil {
-		return nil, err
-	}
-	return c.VLANs(index)
+	return ask(k, func(c *links.Conn) (links.VLANs, error) { return c.VLANs(index) })
 }
