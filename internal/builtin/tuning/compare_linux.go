@@ -92,43 +92,34 @@ func (p Plugin) fixSysctl(r *plugin.Request, s sysctl) func(context.Context) err
 
 // compareAttributes compares an interface with the configuration. It ignores
 // attributes that are not configured, or only turned off, because they were not set.
-func compareAttributes(r *plugin.Request, has state, want attributes) (found []compare.Difference) {
-	differ := func(name string, is, wanted any, alone attributes) {
+func compareAttributes(r *plugin.Request, has, want attributes) (found []compare.Difference) {
+	now := make(map[string]string)
+	for _, a := range has.list() {
+		now[a.name] = a.value
+	}
+	for _, a := range want.list() {
+		is := now[a.name]
+		if is == a.value {
+			continue
+		}
 		found = append(found, compare.Difference{
 			Plugin: known.Tuning, Kind: compare.Interface, Inside: true,
-			Object: name + " of " + r.IfName, Wanted: fmt.Sprint(wanted), Found: fmt.Sprint(is),
-			Err: fmt.Errorf("interface %q: %s is %v, and not %v as configured", r.IfName, name, is, wanted),
-			Fix: fixAttribute(r, alone),
+			Object: a.name + " of " + r.IfName, Wanted: a.value, Found: is,
+			Err: fmt.Errorf("interface %q: %s is %v, and not %v as configured", r.IfName, a.name, is, a.value),
+			Fix: func(ctx context.Context) error { return a.restore(ctx, r) },
 		})
-	}
-	if want.mac != nil && want.mac.String() != has.mac.String() {
-		differ("mac", has.mac, want.mac, attributes{mac: want.mac})
-	}
-	if want.promisc && !has.promisc {
-		differ("promisc", false, true, attributes{promisc: true})
-	}
-	if want.mtu != 0 && want.mtu != has.mtu {
-		differ("mtu", has.mtu, want.mtu, attributes{mtu: want.mtu})
-	}
-	if want.allmulti != nil && *want.allmulti != has.allmulti {
-		differ("allmulti", has.allmulti, *want.allmulti, attributes{allmulti: want.allmulti})
-	}
-	if want.txQLen != nil && *want.txQLen != has.txQLen {
-		differ("txQLen", has.txQLen, *want.txQLen, attributes{txQLen: want.txQLen})
 	}
 	return found
 }
 
-// fixAttribute sets an attribute. The backup of the former value is the ADD's.
-func fixAttribute(r *plugin.Request, alone attributes) func(context.Context) error {
-	return func(ctx context.Context) error {
-		conn, link, err := find(ctx, r)
-		if err != nil {
-			return err
-		}
-		if err := change(conn, link.Index, alone); err != nil {
-			return errors.Join(fmt.Errorf("interface %q: %w", r.IfName, err), conn.Close())
-		}
-		return conn.Close()
+// restore sets the attribute again. The backup of the former value is the ADD's.
+func (a attribute) restore(ctx context.Context, r *plugin.Request) error {
+	conn, link, err := find(ctx, r)
+	if err != nil {
+		return err
 	}
+	if err := a.set(conn, link.Index); err != nil {
+		return errors.Join(fmt.Errorf("interface %q: %w", r.IfName, err), conn.Close())
+	}
+	return conn.Close()
 }
