@@ -64,8 +64,8 @@ var floors = [][]string{
 		"internal/runner",
 	},
 	{
-		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostdevice",
-		"internal/builtin/hostlocal", "internal/builtin/macvlan", "internal/builtin/plugintest",
+		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostlocal",
+		"internal/builtin/lan", "internal/builtin/plugintest",
 		"internal/builtin/portmap", "internal/builtin/static", "internal/builtin/tuning",
 		"internal/builtin/veth", "internal/health",
 	},

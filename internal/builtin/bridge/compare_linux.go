@@ -26,10 +26,7 @@ func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
-		return err
-	}
-	return compare.Check(ctx, r, p)
+	return ipam.CheckWith(ctx, r, c.IPAM.Type, p)
 }
 
 // Compare compares the bridge, both ends of the pair, addresses, routes, gateway

@@ -24,7 +24,7 @@ import (
 )
 
 // Plugin is the plugin "ptp".
-type Plugin struct{}
+type Plugin struct{ ipam.Collector }
 
 // containerInterface is the index of the container's interface in the result,
 // after the host's.
@@ -239,15 +239,6 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 		return err
 	}
 	return ipam.Status(ctx, r, c.IPAM.Type)
-}
-
-// GC lets the IPAM plugin release the addresses of attachments that are gone.
-func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
-	c, err := load(r)
-	if err != nil {
-		return err
-	}
-	return ipam.GC(ctx, r, c.IPAM.Type)
 }
 
 // Gateways reports that the host's end of the pair has the addresses of the gateways.

@@ -1,4 +1,4 @@
-package hostdevice
+package lan
 
 import (
 	"bytes"
@@ -25,7 +25,7 @@ type moved struct {
 }
 
 // device returns the name of the interface on the host.
-func (p Plugin) device(c *config, host *links.Conn) (string, error) {
+func (p HostDevice) device(c *deviceConfig, host *links.Conn) (string, error) {
 	sys := sysfs(p.sys)
 	switch {
 	case c.Device != "":
@@ -41,7 +41,7 @@ func (p Plugin) device(c *config, host *links.Conn) (string, error) {
 }
 
 // byMAC searches all interfaces of the host: the kernel has no shorter way.
-func byMAC(c *config, host *links.Conn) (string, error) {
+func byMAC(c *deviceConfig, host *links.Conn) (string, error) {
 	all, err := host.Links()
 	if err != nil {
 		return "", fmt.Errorf("hwaddr: %w", err)
@@ -56,7 +56,7 @@ func byMAC(c *config, host *links.Conn) (string, error) {
 
 // moveIn moves the interface into the container, under its name there, and sets
 // it up. It stores the former name in the alias.
-func (p Plugin) moveIn(ctx context.Context, c *config, r *plugin.Request) (_ moved, err error) {
+func (p HostDevice) moveIn(ctx context.Context, c *deviceConfig, r *plugin.Request) (_ moved, err error) {
 	conns := caller.From(ctx).Conns
 	host, err := conns.Borrow(r.Host)
 	if err != nil {

@@ -1,15 +1,4 @@
-// Package hostdevice moves an interface of the host into a container, and back
-// in DEL. It takes the configuration of the reference plugin host-device
-// (v1.9.1), and like that plugin keeps the interface's former name in its alias.
-//
-// Other machines may be on the interface's network, and one of them may have an
-// address that the IPAM plugin considers free. The kernel detects duplicate IPv6
-// addresses, which takes 1 to 2 s. Add waits for that, and fails if an address
-// is taken.
-//
-// A PCI device whose driver gives it to a program (DPDK) has no interface to
-// move; addresses are still reserved for it.
-package hostdevice
+package lan
 
 import (
 	"context"
@@ -22,31 +11,33 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "host-device".
-type Plugin struct {
+// HostDevice is the plugin "host-device", which moves an interface of the host into a
+// container, and back in DEL. Like the reference plugin it keeps the interface's former name in
+// its alias. A PCI device whose driver gives it to a program (DPDK) has no interface to
+// move; addresses are still reserved for it.
+type HostDevice struct {
+	ipam.Collector
 	sys string // mount point of sysfs; empty is /sys
 }
 
 // Add moves the interface, and gives it addresses if there is an IPAM plugin.
-func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+func (p HostDevice) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := p.parse(r)
 	if err != nil {
 		return nil, err
 	}
-	result, err := ipam.Attach(ctx, r, c.IPAM.Type, &attachment{config: c, plugin: p, r: r})
-	if err != nil {
-		return nil, fmt.Errorf("network %q: %w", r.Name, err)
-	}
-	return result, nil
+	return attach(ctx, r, c.IPAM.Type, &hostDevice{deviceConfig: c, plugin: p, r: r})
 }
 
-// attachment is an attachment in progress.
-type attachment struct {
-	*config
-	plugin Plugin
+// hostDevice is an attachment in progress.
+type hostDevice struct {
+	*deviceConfig
+	plugin HostDevice
 	r      *plugin.Request
 	moved  *moved // nil if there is nothing to move back
 }
@@ -56,11 +47,11 @@ type attachment struct {
 const carrierTime = 5 * time.Second
 
 // Make moves the interface, up.
-func (a *attachment) Make(ctx context.Context) error {
+func (a *hostDevice) Make(ctx context.Context) error {
 	if a.userSpace {
 		return nil
 	}
-	m, err := a.plugin.moveIn(ctx, a.config, a.r)
+	m, err := a.plugin.moveIn(ctx, a.deviceConfig, a.r)
 	if err == nil {
 		a.moved = &m
 	}
@@ -69,7 +60,7 @@ func (a *attachment) Make(ctx context.Context) error {
 
 // Configure assigns the addresses to the interface. If there are IPv6 addresses,
 // it waits for the carrier if the interface had one before.
-func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
+func (a *hostDevice) Configure(ctx context.Context, result *types100.Result) error {
 	if a.IPAM.Type != "" {
 		result.DNS = a.DNS
 	}
@@ -88,7 +79,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 }
 
 // Undo moves the interface back.
-func (a *attachment) Undo(ctx context.Context) (err error) {
+func (a *hostDevice) Undo(ctx context.Context) (err error) {
 	if a.moved == nil {
 		return nil
 	}
@@ -108,7 +99,7 @@ func (a *attachment) Undo(ctx context.Context) (err error) {
 // because its former state is unknown. If the namespace is gone, the kernel has
 // already moved a physical device back to its first namespace, under its name in
 // the container.
-func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
+func (HostDevice) Del(ctx context.Context, r *plugin.Request) error {
 	// A configuration that Add refused must not prevent the rest of DEL, so Del
 	// reads only the IPAM plugin from it.
 	var c struct {
@@ -125,16 +116,13 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 			err = errors.Join(err, fmt.Errorf("interface %q: %w", r.IfName, back))
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("network %q: %w", r.Name, err)
-	}
-	return nil
+	return inNetwork(r, err)
 }
 
 // Status asks the IPAM plugin whether it has addresses. The device may be
 // missing from the host because a container has it.
-func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
-	var c config
+func (p HostDevice) Status(ctx context.Context, r *plugin.Request) error {
+	var c deviceConfig
 	if err := r.Decode(&c); err != nil {
 		return err
 	}
@@ -145,11 +133,45 @@ func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 
-// GC lets the IPAM plugin release the addresses of attachments that are gone.
-func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
-	var c config
+// Check returns an error unless the interface exists with the addresses of the
+// result. It ignores the alias, which DEL needs but the container does not.
+func (p HostDevice) Check(ctx context.Context, r *plugin.Request) error {
+	var c deviceConfig
 	if err := r.Decode(&c); err != nil {
 		return err
 	}
-	return ipam.GC(ctx, r, c.IPAM.Type)
+	return inNetwork(r, ipam.CheckWith(ctx, r, c.IPAM.Type, p))
+}
+
+// Compare compares the interface and its addresses with the attachment that Add
+// made.
+func (p HostDevice) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	var c deviceConfig
+	if err := r.Decode(&c); err != nil {
+		return nil, err
+	}
+	said, err := compare.Reported(r)
+	if err != nil || p.inUserSpace(r, &c, said) {
+		return nil, err
+	}
+	own := ipam.Interface{
+		Up: true, Detect: true, Gone: "the device is not in the container: moving it there again needs Remove and Setup",
+		Fits: func(own links.Link, said *types100.Interface) ([]ipam.Mismatch, error) {
+			return ipam.SameMAC(own, said), nil
+		},
+	}
+	_, all, err := own.Compare(r, v)
+	return compare.Of(r.Type, all), err
+}
+
+// inUserSpace reports whether the device has no interface that could be missing.
+// Either Add found none, and reported no hardware address of a device on a bus,
+// whatever /sys shows now; or a driver of user space has taken it since.
+func (p HostDevice) inUserSpace(r *plugin.Request, c *deviceConfig, said *types100.Interface) bool {
+	onBus := c.PCIBusID != "" || c.RuntimeConfig.DeviceID != ""
+	if onBus && said.Mac == "" {
+		return true
+	}
+	now, err := p.parse(r)
+	return err == nil && now.userSpace
 }
