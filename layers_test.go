@@ -66,11 +66,11 @@ var floors = [][]string{
 	{
 		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostlocal",
 		"internal/builtin/lan", "internal/builtin/plugintest",
-		"internal/builtin/portmap", "internal/builtin/static", "internal/builtin/tuning",
+		"internal/builtin/portmap", "internal/builtin/tuning",
 		"internal/builtin/veth", "internal/health",
 	},
 	{
-		"internal/builtin/bridge", "internal/builtin/ptp",
+		"internal/builtin/bridge",
 	},
 	{
 		"internal/builtin",

@@ -1,5 +1,5 @@
 // Package veth is the common part of the plugins that make a veth pair: ADD,
-// CHECK and DEL, and the masquerading of the addresses.
+// CHECK and DEL, and the masquerading of the addresses. One of them, ptp, is here.
 package veth
 
 import (

@@ -1,4 +1,4 @@
-package ptp
+package veth
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -20,8 +19,8 @@ import (
 // rules are as Add made them. Unlike the reference plugin it checks the host's
 // end too. It does not check whether the host forwards: that affects all of the
 // host's containers, which would all fail at once.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	c, err := load(r)
+func (p PTP) Check(ctx context.Context, r *plugin.Request) error {
+	c, err := loadPTP(r)
 	if err != nil {
 		return err
 	}
@@ -31,12 +30,12 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
 // Compare compares both ends of the pair, addresses, routes and rules with the
 // attachment that Add made. Routes of the container lead to its subnet through
 // the host's end.
-func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
-	c, err := load(r)
+func (PTP) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	c, err := loadPTP(r)
 	if err != nil {
 		return nil, err
 	}
-	end := veth.Container(true)
+	end := Container(true)
 	end.LinkLocal, end.Routes = true, subnetRoutes
 	container, all, err := end.Compare(r, v)
 	if err != nil {
@@ -73,12 +72,12 @@ func subnetRoutes(result *types100.Result) (all []ipam.SubnetRoutes, err error) 
 }
 
 // compareHost compares the host's end, and its addresses and routes.
-func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (veth.Host, []compare.Difference, error) {
+func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host, []compare.Difference, error) {
 	ends, err := endpoints(own(r.PrevResult))
 	if err != nil {
-		return veth.Host{}, nil, err
+		return Host{}, nil, err
 	}
-	host, all, err := veth.CompareHost(r, v, container, func(conn *links.Conn, link links.Link) error { return setUp(conn, r, link, ends) })
+	host, all, err := CompareHost(r, v, container, func(conn *links.Conn, link links.Link) error { return setUp(conn, r, link, ends) })
 	if err != nil || !host.Exists {
 		return host, all, err
 	}
@@ -93,11 +92,11 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (veth
 	add := func(kind compare.Kind, what netip.Prefix, err error, fix func(context.Context, *links.Conn) error) {
 		d := compare.Difference{
 			Kind: kind, Object: fmt.Sprintf("%s on %s", what, host.Name), Wanted: what.String(),
-			Err: fmt.Errorf("interface %q on the host: %w", host.Name, err), Why: veth.WhyNotOurs,
+			Err: fmt.Errorf("interface %q on the host: %w", host.Name, err), Why: WhyNotOurs,
 		}
 		if host.Ours {
 			d.Why, d.Fix = "", func(ctx context.Context) error {
-				return veth.OnHost(ctx, r, host, func(conn *links.Conn, _ links.Link) error { return fix(ctx, conn) })
+				return OnHost(ctx, r, host, func(conn *links.Conn, _ links.Link) error { return fix(ctx, conn) })
 			}
 		}
 		all = append(all, d)
@@ -123,9 +122,9 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (veth
 }
 
 // announce has the host and the container find each other.
-func announce(ctx context.Context, r *plugin.Request, host veth.Host, unanswered bool) error {
-	return veth.OnHost(ctx, r, host, func(conn *links.Conn, _ links.Link) error {
-		return veth.Resolve(ctx, r, conn, host.Index, host.Peer.Index, compare.AddressesOf(own(r.PrevResult)), unanswered)
+func announce(ctx context.Context, r *plugin.Request, host Host, unanswered bool) error {
+	return OnHost(ctx, r, host, func(conn *links.Conn, _ links.Link) error {
+		return Resolve(ctx, r, conn, host.Index, host.Peer.Index, compare.AddressesOf(own(r.PrevResult)), unanswered)
 	})
 }
 
@@ -171,7 +170,7 @@ func forwarding(v *compare.View, host links.Link, r *plugin.Request) ([]compare.
 	for _, ip := range own(r.PrevResult).IPs {
 		v4, v6 = v4 || ip.Address.IP.To4() != nil, v6 || ip.Address.IP.To4() == nil
 	}
-	return veth.CompareForwarding(v, host, v4, v6)
+	return CompareForwarding(v, host, v4, v6)
 }
 
 // own returns a result with only the addresses of the container's interface.

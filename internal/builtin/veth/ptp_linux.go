@@ -1,12 +1,4 @@
-// Package ptp is the plugin "ptp": it connects a container to the host by a veth
-// pair without any other machine. The host routes to each address of the
-// container, which sends everything to the host.
-//
-// It takes the configuration of the reference plugin, and returns the same
-// result. IPv6 addresses, including the link-local ones, are usable at once:
-// there is no duplicate address detection, because nobody else is on the link.
-// The pair has one queue for each direction; see package bridge.
-package ptp
+package veth
 
 import (
 	"context"
@@ -18,20 +10,25 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "ptp".
-type Plugin struct{ ipam.Collector }
+// PTP is the plugin "ptp": it connects a container to the host by a veth
+// pair without any other machine. The host routes to each address of the
+// container, which sends everything to the host.
+//
+// It takes the configuration of the reference plugin, and returns the same
+// result. IPv6 addresses, including the link-local ones, are usable at once:
+// there is no duplicate address detection, because nobody else is on the link.
+type PTP struct{ ipam.Collector }
 
 // containerInterface is the index of the container's interface in the result,
 // after the host's.
 const containerInterface = 1
 
-func load(r *plugin.Request) (*veth.Config, error) {
-	var c veth.Config
+func loadPTP(r *plugin.Request) (*Config, error) {
+	var c Config
 	if err := r.Decode(&c); err != nil {
 		return nil, err
 	}
@@ -39,21 +36,21 @@ func load(r *plugin.Request) (*veth.Config, error) {
 }
 
 // Add connects the container.
-func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	c, err := load(r)
+func (PTP) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	c, err := loadPTP(r)
 	if err != nil {
 		return nil, err
 	}
 	if err := ipam.Named(r, c.IPAM.Type); err != nil {
 		return nil, err
 	}
-	return veth.Add(ctx, r, c.IPAM.Type, func(e *veth.Ends) ipam.Maker { return &attachment{Config: c, Ends: e} })
+	return Add(ctx, r, c.IPAM.Type, func(e *Ends) ipam.Maker { return &pointToPoint{Config: c, Ends: e} })
 }
 
-// attachment is an attachment in progress.
-type attachment struct {
-	*veth.Config
-	*veth.Ends
+// pointToPoint is an attachment in progress.
+type pointToPoint struct {
+	*Config
+	*Ends
 	// linkLocal holds the link-local addresses of the ends; see
 	// [links.Conn.LinkLocal].
 	linkLocal struct{ host, container netip.Prefix }
@@ -61,7 +58,7 @@ type attachment struct {
 
 // Make creates the pair, and gives the host's end its link-local address while
 // it has no carrier: the container's end is still down.
-func (a *attachment) Make(context.Context) (err error) {
+func (a *pointToPoint) Make(context.Context) (err error) {
 	a.Pair, err = links.Veth{Name: a.Request.IfName, MTU: a.MTU}.Create(a.OnHost, a.Request.Container)
 	if err != nil {
 		return err
@@ -71,7 +68,7 @@ func (a *attachment) Make(context.Context) (err error) {
 }
 
 // Configure assigns addresses and routes to both ends.
-func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
+func (a *pointToPoint) Configure(ctx context.Context, result *types100.Result) error {
 	host, container := a.Interfaces()
 	result.Interfaces = []*types100.Interface{host, container}
 	for _, ip := range result.IPs {
@@ -95,7 +92,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 }
 
 // settle waits until packets pass.
-func (a *attachment) settle(ctx context.Context, result *types100.Result, ends []endpoint) error {
+func (a *pointToPoint) settle(ctx context.Context, result *types100.Result, ends []endpoint) error {
 	var container, host []netip.Prefix
 	if ipam.HasIPv6(result) {
 		container, host = valid(a.linkLocal.container), valid(a.linkLocal.host)
@@ -159,7 +156,7 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 // configureContainer sets the container's end up. An address adds a route to its
 // subnet, as if the subnet were on the link. The kernel may require it for the
 // routes of the IPAM plugin; it is replaced afterwards.
-func (a *attachment) configureContainer(ctx context.Context, result *types100.Result, ends []endpoint) error {
+func (a *pointToPoint) configureContainer(ctx context.Context, result *types100.Result, ends []endpoint) error {
 	sysctls, err := ipam.Sysctls(a.Request.IfName, result)
 	if err != nil {
 		return err
@@ -193,7 +190,7 @@ func (a *attachment) configureContainer(ctx context.Context, result *types100.Re
 
 // configureHost assigns the addresses of the gateways to the host's end, adds
 // routes to the container's addresses, and makes the host forward.
-func (a *attachment) configureHost(ends []endpoint) error {
+func (a *pointToPoint) configureHost(ends []endpoint) error {
 	do, index := a.OnHost.Requests(), a.Host.Index
 	var gateways []netip.Prefix
 	for _, e := range ends {
@@ -201,7 +198,7 @@ func (a *attachment) configureHost(ends []endpoint) error {
 		do.AddAddress(index, single(e.gateway), 0, unix.EEXIST)
 		do.AddRoute(index, toContainer(single(e.address.Addr())), false, unix.EEXIST)
 	}
-	forwarding := veth.AskForwarding(do, gateways)
+	forwarding := AskForwarding(do, gateways)
 	link := do.LinkByIndex(index)
 	if err := do.Send(); err != nil {
 		return err
@@ -221,8 +218,8 @@ func toContainer(address netip.Prefix) links.Route {
 }
 
 // Del disconnects the container.
-func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	var c veth.Config
+func (PTP) Del(ctx context.Context, r *plugin.Request) error {
+	var c Config
 	if err := r.Decode(&c); err != nil {
 		return err
 	}
@@ -230,8 +227,8 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 }
 
 // Status asks the IPAM plugin.
-func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
-	c, err := load(r)
+func (PTP) Status(ctx context.Context, r *plugin.Request) error {
+	c, err := loadPTP(r)
 	if err != nil {
 		return err
 	}
@@ -242,7 +239,7 @@ func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 }
 
 // Gateways reports that the host's end of the pair has the addresses of the gateways.
-func (Plugin) Gateways(_ *plugin.Request, result *types100.Result) (onHost bool, err error) {
+func (PTP) Gateways(_ *plugin.Request, result *types100.Result) (onHost bool, err error) {
 	_, err = endpoints(result)
 	return true, err
 }
