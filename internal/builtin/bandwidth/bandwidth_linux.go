@@ -24,7 +24,7 @@ func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.3.0")
 
 // Add sets the limits on the host's end of the container's veth pair. The ifb
 // device for the egress is added to the result.
-func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
+func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := parse(r)
 	if err != nil {
 		return nil, err
@@ -33,35 +33,30 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, e
 	if err != nil || c.none() {
 		return result, err
 	}
-	conn, host, err := hostEnd(ctx, r)
+	err = shape(ctx, r, false, func(s *shaper) error {
+		if c.ingress != (limit{}) {
+			if err := s.limit(s.host, c.ingress); err != nil {
+				return fmt.Errorf("limit the traffic to the container: %w", err)
+			}
+		}
+		if c.egress == (limit{}) {
+			return nil
+		}
+		ifb, err := s.anyIfb(names(r))
+		if err == nil {
+			err = s.redirect(ifb)
+		}
+		if err == nil {
+			err = s.limit(ifb, c.egress)
+		}
+		if err != nil {
+			return fmt.Errorf("limit the traffic from the container: %w", err)
+		}
+		result.Interfaces = append(result.Interfaces, &types100.Interface{Name: ifb.Name, Mac: ifb.MAC.String()})
+		return nil
+	})
 	if err != nil {
 		return nil, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	q, err := openQueues(r.Host)
-	if err != nil {
-		return nil, err
-	}
-	defer q.close()
-	done := &change{queues: q, conn: conn}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, done.revert())
-		}
-	}()
-	if c.ingress != (limit{}) {
-		if err := done.add(tbf(host.Index, c.ingress), host); err != nil {
-			return nil, fmt.Errorf("limit the traffic to the container: %w", err)
-		}
-	}
-	if c.egress != (limit{}) {
-		ifb, err := done.shape(host, c.egress, names(r))
-		if err != nil {
-			return nil, fmt.Errorf("limit the traffic from the container: %w", err)
-		}
-		result.Interfaces = append(result.Interfaces, &types100.Interface{
-			Name: ifb.Name, Mac: ifb.MAC.String(),
-		})
 	}
 	return result, nil
 }
