@@ -77,10 +77,10 @@ func (c *comparison) gatewayRoutes(on links.Link, wanted []netip.Prefix, have []
 	}
 	missing, err := ipam.Unreached(c.v.Host, on.Index, routes)
 	for _, route := range missing {
-		all = append(all, c.ifMade(compare.Difference{
+		all = append(all, c.onHost().Lacks(compare.Difference{
 			Kind: compare.Route, Object: fmt.Sprintf("%s on %s", route.Dst, on.Name), Wanted: route.String(),
 			Err: fmt.Errorf("interface %q lacks the route %s", on.Name, route),
-		}, func(_ context.Context, conn *links.Conn) error { return c.addSubnet(conn, on, route) }))
+		}, func(_ context.Context, conn *links.Conn, _ links.Link) error { return c.addSubnet(conn, on, route) }))
 	}
 	return all, err
 }
@@ -111,10 +111,10 @@ func (c *comparison) gatewayAddress(name string, want netip.Prefix, have []links
 		Err: fmt.Errorf("interface %q lacks the gateway's address %s", name, want),
 	}
 	if _, others := conflicts(have, want); len(others) > 0 {
-		d.Found = others[0].String()
-		return c.ifMade(d, nil)
+		d.Found, d.Why = others[0].String(), "it differs"
+		return d
 	}
-	return c.ifMade(d, func(ctx context.Context, conn *links.Conn) error {
+	return c.onHost().Lacks(d, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
 		on, err := conn.Link(name)
 		if err != nil {
 			return fmt.Errorf("gateway: %w", err)

@@ -77,7 +77,9 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 	if err != nil {
 		return Host{}, nil, err
 	}
-	host, all, err := CompareHost(r, v, container, func(conn *links.Conn, link links.Link) error { return setUp(conn, r, link, ends) })
+	host, all, err := CompareHost(r, v, container, func(_ context.Context, conn *links.Conn, link links.Link) error {
+		return setUp(conn, r, link, ends)
+	})
 	if err != nil || !host.Exists {
 		return host, all, err
 	}
@@ -89,22 +91,16 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 	for _, a := range have {
 		has[a.Addr()] = true
 	}
-	add := func(kind compare.Kind, what netip.Prefix, err error, fix func(context.Context, *links.Conn) error) {
-		d := compare.Difference{
+	add := func(kind compare.Kind, what netip.Prefix, err error, fix func(context.Context, *links.Conn, links.Link) error) {
+		all = append(all, host.Place(r).Lacks(compare.Difference{
 			Kind: kind, Object: fmt.Sprintf("%s on %s", what, host.Name), Wanted: what.String(),
-			Err: fmt.Errorf("interface %q on the host: %w", host.Name, err), Why: WhyNotOurs,
-		}
-		if host.Ours {
-			d.Why, d.Fix = "", func(ctx context.Context) error {
-				return OnHost(ctx, r, host, func(conn *links.Conn, _ links.Link) error { return fix(ctx, conn) })
-			}
-		}
-		all = append(all, d)
+			Err: fmt.Errorf("interface %q on the host: %w", host.Name, err),
+		}, fix))
 	}
 	for _, e := range ends {
 		if !has[e.gateway] {
 			add(compare.Address, single(e.gateway), fmt.Errorf("the gateway's address %s is missing", e.gateway),
-				func(ctx context.Context, conn *links.Conn) error {
+				func(ctx context.Context, conn *links.Conn, _ links.Link) error {
 					return assign(ctx, conn, host.Index, single(e.gateway))
 				})
 		}
@@ -115,7 +111,7 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 		}
 		if !ok {
 			add(compare.Route, want, fmt.Errorf("route %s is missing", want),
-				func(_ context.Context, conn *links.Conn) error { return route(conn, host.Index, want) })
+				func(_ context.Context, conn *links.Conn, _ links.Link) error { return route(conn, host.Index, want) })
 		}
 	}
 	return host, all, nil
@@ -123,7 +119,7 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 
 // announce has the host and the container find each other.
 func announce(ctx context.Context, r *plugin.Request, host Host, unanswered bool) error {
-	return OnHost(ctx, r, host, func(conn *links.Conn, _ links.Link) error {
+	return host.Place(r).Do(ctx, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
 		return Resolve(ctx, r, conn, host.Index, host.Peer.Index, compare.AddressesOf(own(r.PrevResult)), unanswered)
 	})
 }
