@@ -98,13 +98,12 @@ func (loopback) Compare(_ context.Context, r *plugin.Request, v *compare.View) (
 
 // inContainer sends the requests that ask adds to the kernel, in the container, together.
 func inContainer(ctx context.Context, r *plugin.Request, ask func(*links.Requests)) error {
-	c, err := caller.From(ctx).Conns.Borrow(r.Container)
+	err := caller.On(ctx, r.Container, func(c *links.Conn) error {
+		q := c.Requests()
+		ask(q)
+		return q.Send()
+	})
 	if err != nil {
-		return err
-	}
-	q := c.Requests()
-	ask(q)
-	if err := errors.Join(q.Send(), c.Close()); err != nil {
 		return fmt.Errorf("interface lo: %w", err)
 	}
 	return nil

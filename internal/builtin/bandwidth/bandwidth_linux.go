@@ -122,33 +122,32 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 // redirected returns the plugin's ifb device to which the host's end of the container's
 // interface redirects its ingress, or nil. Another interface of the container may have a
 // device of either name.
-func redirected(ctx context.Context, r *plugin.Request) (_ *types100.Interface, err error) {
+func redirected(ctx context.Context, r *plugin.Request) (found *types100.Interface, err error) {
 	if r.Container == nil {
 		return nil, nil
 	}
-	conn, host, err := hostEnd(ctx, r)
+	err = onHostEnd(ctx, r, func(conn *links.Conn, host links.Link) error {
+		has, err := conn.Queues(host.Index)
+		if err != nil {
+			return err
+		}
+		for _, name := range names(r) {
+			ifb, err := conn.Link(name)
+			switch {
+			case links.NotFound(err):
+			case err != nil:
+				return err
+			case leads(has.Redirects, ifb.Index):
+				found = &types100.Interface{Name: name, Mac: ifb.MAC.String()}
+				return nil
+			}
+		}
+		return nil
+	})
 	if errors.As(err, new(noPair)) || errors.As(err, new(*types.Error)) {
 		return nil, nil // ADD has found no veth pair either, and limited nothing
 	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	has, err := conn.Queues(host.Index)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names(r) {
-		ifb, err := conn.Link(name)
-		switch {
-		case links.NotFound(err):
-		case err != nil:
-			return nil, err
-		case leads(has.Redirects, ifb.Index):
-			return &types100.Interface{Name: name, Mac: ifb.MAC.String()}, nil
-		}
-	}
-	return nil, nil
+	return found, err
 }
 
 // Status refuses a configuration that every Add refuses.

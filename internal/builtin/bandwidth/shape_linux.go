@@ -27,27 +27,24 @@ type shaper struct {
 }
 
 // shape calls do with a shaper. If it fails in an ADD, everything that was made goes.
-func shape(ctx context.Context, r *plugin.Request, again bool, do func(*shaper) error) (err error) {
-	conn, host, err := hostEnd(ctx, r)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(r.Host.File().Fd()), unix.NETLINK_ROUTE)
-	if err != nil {
-		return fmt.Errorf("netlink socket in namespace %s: %w", r.Host.ID(), err)
-	}
-	defer nl.Close()
-	s := &shaper{nl: nl, conn: conn, host: host, again: again}
-	if err = do(s); err == nil || again {
-		return err
-	}
-	for _, undo := range slices.Backward(s.undo) {
-		if undone := undo(); undone != nil {
-			err = errors.Join(err, fmt.Errorf("undo: %w", undone))
+func shape(ctx context.Context, r *plugin.Request, again bool, do func(*shaper) error) error {
+	return onHostEnd(ctx, r, func(conn *links.Conn, host links.Link) error {
+		nl, err := netlink.NewHandleAt(vnetns.NsHandle(r.Host.File().Fd()), unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("netlink socket in namespace %s: %w", r.Host.ID(), err)
 		}
-	}
-	return err
+		defer nl.Close()
+		s := &shaper{nl: nl, conn: conn, host: host, again: again}
+		if err = do(s); err == nil || again {
+			return err
+		}
+		for _, undo := range slices.Backward(s.undo) {
+			if undone := undo(); undone != nil {
+				err = errors.Join(err, fmt.Errorf("undo: %w", undone))
+			}
+		}
+		return err
+	})
 }
 
 // limit adds the token bucket of a limit, as a device's root queue.

@@ -79,20 +79,17 @@ func (a *hostDevice) Configure(ctx context.Context, result *types100.Result) err
 }
 
 // Undo moves the interface back.
-func (a *hostDevice) Undo(ctx context.Context) (err error) {
+func (a *hostDevice) Undo(ctx context.Context) error {
 	if a.moved == nil {
 		return nil
 	}
-	inside, err := caller.From(ctx).Conns.Borrow(a.r.Container)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, inside.Close()) }()
-	own, err := inside.Link(a.r.IfName)
-	if err != nil {
-		return err
-	}
-	return a.moved.back(a.r.Host, inside, own.Index)
+	return caller.On(ctx, a.r.Container, func(inside *links.Conn) error {
+		own, err := inside.Link(a.r.IfName)
+		if err != nil {
+			return err
+		}
+		return a.moved.back(a.r.Host, inside, own.Index)
+	})
 }
 
 // Del releases the addresses, and moves the interface back to the host, down,

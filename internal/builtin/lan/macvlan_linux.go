@@ -35,21 +35,18 @@ type macvlan struct {
 }
 
 // Make creates the interface, down.
-func (a *macvlan) Make(ctx context.Context) (err error) {
-	conn, err := caller.From(ctx).Conns.Borrow(a.masterNS(a.r))
-	if err != nil {
+func (a *macvlan) Make(ctx context.Context) error {
+	return caller.On(ctx, a.masterNS(a.r), func(conn *links.Conn) error {
+		master, err := a.master(conn)
+		if err != nil {
+			return err
+		}
+		err = links.Macvlan{
+			Name: a.r.IfName, Parent: master.Index, Mode: a.mode, MAC: a.mac, MTU: a.MTU, BroadcastQueue: a.BcQueueLen,
+		}.Create(conn, a.r.Container)
+		a.made = err == nil
 		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	master, err := a.master(conn)
-	if err != nil {
-		return err
-	}
-	err = links.Macvlan{
-		Name: a.r.IfName, Parent: master.Index, Mode: a.mode, MAC: a.mac, MTU: a.MTU, BroadcastQueue: a.BcQueueLen,
-	}.Create(conn, a.r.Container)
-	a.made = err == nil
-	return err
+	})
 }
 
 // Configure sets the interface up. The master existed before: if it has no
@@ -104,18 +101,17 @@ func remove(ctx context.Context, r *plugin.Request, run func(delete func() error
 }
 
 // Status fails if the master is missing, or the IPAM plugin has no addresses.
-func (MACVLAN) Status(ctx context.Context, r *plugin.Request) (err error) {
+func (MACVLAN) Status(ctx context.Context, r *plugin.Request) error {
 	c, err := parseMACVLAN(r)
 	if err != nil {
 		return err
 	}
 	if !c.InNetNS {
-		conn, err := caller.From(ctx).Conns.Borrow(r.Host)
-		if err != nil {
+		err := caller.On(ctx, r.Host, func(conn *links.Conn) error {
+			_, err := c.master(conn)
 			return err
-		}
-		_, err = c.master(conn)
-		if err := errors.Join(err, conn.Close()); err != nil {
+		})
+		if err != nil {
 			return plugin.Errorf(errNotAvailable, "network %q: %w", r.Name, err)
 		}
 	}

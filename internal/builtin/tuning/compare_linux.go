@@ -106,20 +106,10 @@ func compareAttributes(r *plugin.Request, has, want attributes) (found []compare
 			Plugin: known.Tuning, Kind: compare.Interface, Inside: true,
 			Object: a.name + " of " + r.IfName, Wanted: a.value, Found: is,
 			Err: fmt.Errorf("interface %q: %s is %v, and not %v as configured", r.IfName, a.name, is, a.value),
-			Fix: func(ctx context.Context) error { return a.restore(ctx, r) },
+			Fix: func(ctx context.Context) error { // the backup of the former value is the ADD's
+				return on(ctx, r, func(conn *links.Conn, link links.Link) error { return setAll(conn, link, []attribute{a}) })
+			},
 		})
 	}
 	return found
-}
-
-// restore sets the attribute again. The backup of the former value is the ADD's.
-func (a attribute) restore(ctx context.Context, r *plugin.Request) error {
-	conn, link, err := find(ctx, r)
-	if err != nil {
-		return err
-	}
-	if err := a.set(conn, link.Index); err != nil {
-		return errors.Join(fmt.Errorf("interface %q: %w", r.IfName, err), conn.Close())
-	}
-	return conn.Close()
 }

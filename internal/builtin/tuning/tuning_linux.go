@@ -30,7 +30,7 @@ const defaultAllowlist = "/etc/cni/tuning/allowlist.conf"
 
 // Add writes the sysctls and changes the interface. It keeps the former
 // attributes first.
-func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
+func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := p.parse(ctx, r)
 	if err != nil {
 		return nil, err
@@ -48,18 +48,14 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result,
 	if !c.attributes.any() {
 		return result, nil
 	}
-	conn, link, err := find(ctx, r)
+	err = on(ctx, r, func(conn *links.Conn, link links.Link) error {
+		if err := saveBackup(backupFile(c.dataDir, r.ContainerID, r.IfName), stateOf(link).of(c.attributes)); err != nil {
+			return err
+		}
+		return setAll(conn, link, c.attributes.list())
+	})
 	if err != nil {
 		return nil, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	if err := saveBackup(backupFile(c.dataDir, r.ContainerID, r.IfName), stateOf(link).of(c.attributes)); err != nil {
-		return nil, err
-	}
-	for _, a := range c.attributes.list() {
-		if err := a.set(conn, link.Index); err != nil {
-			return nil, fmt.Errorf("interface %q: %w", r.IfName, err)
-		}
 	}
 	if c.attributes.Mac != "" {
 		for _, i := range result.Interfaces {
@@ -82,14 +78,15 @@ func (p Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if !Pending(file) || r.Container == nil {
 		return nil
 	}
-	conn, link, err := find(ctx, r)
-	if links.NotFound(err) {
+	var undone error // Undo may miss something itself
+	err := on(ctx, r, func(conn *links.Conn, link links.Link) error {
+		undone = Undo(conn, link, file)
+		return undone
+	})
+	if undone == nil && links.NotFound(err) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(Undo(conn, link, file), conn.Close())
+	return err
 }
 
 // Undo restores the state of the interface from the file, and deletes the file.
@@ -155,17 +152,15 @@ func writeSysctls(r *plugin.Request, sysctls []sysctl) error {
 	})
 }
 
-// find looks the interface up, on a socket that the caller closes.
-func find(ctx context.Context, r *plugin.Request) (*links.Conn, links.Link, error) {
-	conn, err := caller.From(ctx).Conns.Borrow(r.Container)
-	if err != nil {
-		return nil, links.Link{}, err
-	}
-	link, err := conn.Link(r.IfName)
-	if err != nil {
-		return nil, links.Link{}, errors.Join(err, conn.Close())
-	}
-	return conn, link, nil
+// on calls do with the interface.
+func on(ctx context.Context, r *plugin.Request, do func(*links.Conn, links.Link) error) error {
+	return caller.On(ctx, r.Container, func(conn *links.Conn) error {
+		link, err := conn.Link(r.IfName)
+		if err != nil {
+			return err
+		}
+		return do(conn, link)
+	})
 }
 
 // stateOf reads the attributes that Add may change. Flags count only if they
@@ -207,6 +202,16 @@ func (a attributes) list() (all []attribute) {
 		add("txQLen", *a.TxQLen, links.Change{QueueLength: a.TxQLen})
 	}
 	return all
+}
+
+// setAll sets attributes, one after the other.
+func setAll(conn *links.Conn, link links.Link, all []attribute) error {
+	for _, a := range all {
+		if err := a.set(conn, link.Index); err != nil {
+			return fmt.Errorf("interface %q: %w", link.Name, err)
+		}
+	}
+	return nil
 }
 
 // set sets the attribute. The error names the one that the kernel refused.
