@@ -22,7 +22,10 @@ const (
 // differences, and those that are left, one a line.
 func Compared(ctx context.Context, host *netns.Handle, lookup func(string) plugin.Plugin, c Call, extent Extent) (found, left string, err error) {
 	err = Comparing(ctx, host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done := compare.Kernel(ctx, r)
+		v, done, err := compare.Kernel(ctx, r)
+		if err != nil {
+			return err
+		}
 		all, err := p.Compare(ctx, r, v)
 		found = Lines(all)
 		if err == nil && extent != OnlyCompare {

@@ -45,7 +45,10 @@ func TestRepairAttachmentsOfTheReferencePlugins(t *testing.T) {
 			h.sh(strings.ReplaceAll(test.script, "VETH", h.hostEnd(c.Prev)))
 			ctx := caller.With(t.Context(), caller.Given{Filters: netfilter.Options{AnyForm: true}})
 			err := plugintest.Comparing(ctx, h.ns, builtin.Lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-				v, done := compare.Kernel(ctx, r)
+				v, done, err := compare.Kernel(ctx, r)
+				if err != nil {
+					return err
+				}
 				all, err := p.Compare(ctx, r, v)
 				expect.NoError(t, err)
 				expect.Same(t, "differences", h.normal(plugintest.Short(all)), test.want)
