@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
@@ -20,11 +19,8 @@ import (
 // gateway compares the addresses that the containers send to. Whether the host
 // forwards is its own setting, which concerns all of its containers.
 func (c *comparison) gateway(context.Context) (all []compare.Difference, err error) {
-	if !c.IsGateway || c.IPAM.Type == "" {
-		return nil, nil
-	}
-	wanted, err := gateways(c.r.PrevResult)
-	if err != nil || len(wanted) == 0 {
+	wanted, err := c.gateways(c.r.PrevResult)
+	if err != nil || len(wanted) == 0 || c.IPAM.Type == "" {
 		return nil, err
 	}
 	on, name := c.br, c.Bridge
@@ -159,22 +155,4 @@ func (c *gatewayConfig) serves(a links.Address, want netip.Prefix) bool {
 		return true
 	}
 	return c.ForceAddress && a.Addr().Is4() == want.Addr().Is4() && !a.Addr().IsLinkLocalUnicast()
-}
-
-// gateways returns the addresses of the bridge for a result.
-func gateways(result *types100.Result) ([]netip.Prefix, error) {
-	var all []netip.Prefix
-	for _, ip := range result.IPs {
-		if ip == nil || ip.Gateway == nil || ip.Interface == nil || *ip.Interface != containerInterface {
-			continue
-		}
-		p, err := links.Prefix(ip.Address)
-		if err != nil {
-			return nil, err
-		}
-		if gateway, ok := netip.AddrFromSlice(ip.Gateway); ok {
-			all = append(all, netip.PrefixFrom(gateway.Unmap(), p.Bits()))
-		}
-	}
-	return all, nil
 }

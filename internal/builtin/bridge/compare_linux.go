@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
@@ -102,8 +101,8 @@ func (c *comparison) container(context.Context) (all []compare.Difference, err e
 // address follows its ports unless somebody sets it, and VLAN filtering and MTU
 // are shared by all of its ports, some of which may be an administrator's.
 func (c *comparison) bridge(ctx context.Context) (all []compare.Difference, err error) {
-	at := slices.IndexFunc(c.r.PrevResult.Interfaces, func(i *types100.Interface) bool { return i != nil && i.Name == c.Bridge && i.Sandbox == "" })
-	if at < 0 {
+	said := reported(c.r, c.Bridge)
+	if said == nil {
 		return nil, fmt.Errorf("prevResult has no bridge %q", c.Bridge)
 	}
 	record := caller.From(ctx).Record
@@ -114,7 +113,7 @@ func (c *comparison) bridge(ctx context.Context) (all []compare.Difference, err 
 	c.br, err = c.v.Host.Link(c.Bridge)
 	switch {
 	case links.NotFound(err):
-		return []compare.Difference{c.ofBridge(c.r.PrevResult.Interfaces[at].Mac, "", fmt.Errorf("bridge: %w", err), c.remake)}, nil
+		return []compare.Difference{c.ofBridge(said.Mac, "", fmt.Errorf("bridge: %w", err), c.remake)}, nil
 	case err != nil:
 		return nil, fmt.Errorf("bridge: %w", err)
 	case c.br.Kind != "bridge":
@@ -132,6 +131,16 @@ func (c *comparison) bridge(ctx context.Context) (all []compare.Difference, err 
 		all = append(all, c.ofBridge("promiscuous", "", fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.Bridge), c.raise))
 	}
 	return all, nil
+}
+
+// reported returns an interface of the host in the result, or nil.
+func reported(r *plugin.Request, name string) *types100.Interface {
+	for _, i := range r.PrevResult.Interfaces {
+		if i != nil && i.Name == name && i.Sandbox == "" {
+			return i
+		}
+	}
+	return nil
 }
 
 // ofBridge is a difference of the bridge, which fix repairs if an ADD made it.

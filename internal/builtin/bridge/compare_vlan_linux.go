@@ -81,11 +81,9 @@ func (c *comparison) vlanPort(on links.Link) ([]compare.Difference, error) {
 // reportedMAC returns the hardware address of an interface of the host in the
 // result, or nil.
 func (c *comparison) reportedMAC(name string) net.HardwareAddr {
-	for _, i := range c.r.PrevResult.Interfaces {
-		if i != nil && i.Name == name && i.Sandbox == "" {
-			if mac, err := net.ParseMAC(i.Mac); err == nil {
-				return mac
-			}
+	if i := reported(c.r, name); i != nil {
+		if mac, err := net.ParseMAC(i.Mac); err == nil {
+			return mac
 		}
 	}
 	return nil

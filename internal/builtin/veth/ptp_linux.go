@@ -205,8 +205,7 @@ func (a *pointToPoint) configureHost(ends []endpoint) error {
 	}
 	a.Host.OperState = link.OperState
 	var settings []links.Sysctl
-	// The container's routes do not apply to the host.
-	if ra := (links.Sysctl{Path: "net/ipv6/conf/" + link.Name + "/accept_ra", Value: "0", Optional: true}); !link.Has(ra) {
+	if ra := NoRA(link.Name); !link.Has(ra) {
 		settings = append(settings, ra)
 	}
 	return links.WriteSysctls(a.Request.Host, append(settings, forwarding()...)...)
