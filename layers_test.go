@@ -32,14 +32,14 @@ var floors = [][]string{
 		"thick/internal/delqueue",
 	},
 	{
-		"internal/builtin/prevresult", "internal/hold", "internal/inprocess", "internal/notify",
-		"internal/refplugins", "thick/server", "thick/shim",
+		"internal/hold", "internal/inprocess", "internal/notify", "internal/refplugins", "thick/server",
+		"thick/shim",
 	},
 	{
 		"examples/thick/shim", "internal/links", "internal/nft",
 	},
 	{
-		"internal/compare", "internal/hostns", "internal/iptables", "internal/netfilter/native",
+		"internal/hostns", "internal/iptables", "internal/netfilter/native",
 	},
 	{
 		"internal/netfilter/reference", "internal/portindex",
@@ -48,19 +48,21 @@ var floors = [][]string{
 		"internal/container", "internal/netfilter",
 	},
 	{
-		"internal/caller", "internal/views",
+		"internal/caller",
 	},
 	{
-		"internal/builtin/check", "internal/builtin/ipam", "internal/runner",
+		"internal/compare",
 	},
 	{
-		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostdevice",
-		"internal/builtin/hostlocal", "internal/builtin/macvlan", "internal/builtin/plugintest",
-		"internal/builtin/portmap", "internal/builtin/static", "internal/builtin/tuning",
-		"internal/builtin/veth", "internal/health",
+		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostlocal",
+		"internal/builtin/ipam", "internal/builtin/plugintest", "internal/builtin/portmap",
+		"internal/builtin/tuning", "internal/views",
 	},
 	{
-		"internal/builtin/bridge", "internal/builtin/ptp",
+		"internal/builtin/lan", "internal/builtin/veth", "internal/runner",
+	},
+	{
+		"internal/builtin/bridge", "internal/health",
 	},
 	{
 		"internal/builtin",

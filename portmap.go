@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/portindex"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
@@ -388,7 +388,7 @@ func forwardedTo(sources []source) [][]PortMapping {
 		if len(s.ports) == 0 {
 			continue
 		}
-		v4, v6 := prevresult.First(s.result, s.ifName)
+		v4, v6 := compare.FirstAddresses(s.result, s.ifName)
 		own := map[bool][]ports.Claim{}
 		for _, m := range s.ports {
 			free := false

@@ -4,13 +4,12 @@ import (
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/builtin/bridge"
 	"github.com/embedcni/cni/internal/builtin/firewall"
-	"github.com/embedcni/cni/internal/builtin/hostdevice"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
-	"github.com/embedcni/cni/internal/builtin/macvlan"
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/lan"
 	"github.com/embedcni/cni/internal/builtin/portmap"
-	"github.com/embedcni/cni/internal/builtin/ptp"
-	"github.com/embedcni/cni/internal/builtin/static"
 	"github.com/embedcni/cni/internal/builtin/tuning"
+	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/plugin"
 )
@@ -20,13 +19,13 @@ var plugins = map[string]func() plugin.Plugin{
 	known.Bandwidth:  func() plugin.Plugin { return bandwidth.Plugin{} },
 	known.Bridge:     func() plugin.Plugin { return bridge.New() },
 	known.Firewall:   func() plugin.Plugin { return firewall.Plugin{} },
-	known.HostDevice: func() plugin.Plugin { return hostdevice.Plugin{} },
+	known.HostDevice: func() plugin.Plugin { return lan.HostDevice{} },
 	known.HostLocal:  func() plugin.Plugin { return hostlocal.Shared() },
 	known.Loopback:   func() plugin.Plugin { return loopback{} },
-	known.MACVLAN:    func() plugin.Plugin { return macvlan.Plugin{} },
+	known.MACVLAN:    func() plugin.Plugin { return lan.MACVLAN{} },
 	known.Portmap:    func() plugin.Plugin { return portmap.Plugin{} },
-	known.PTP:        func() plugin.Plugin { return ptp.Plugin{} },
-	known.Static:     func() plugin.Plugin { return static.Plugin{} },
+	known.PTP:        func() plugin.Plugin { return veth.PTP{} },
+	known.Static:     func() plugin.Plugin { return ipam.Static{} },
 	known.Tuning:     func() plugin.Plugin { return tuning.Plugin{} },
 }
 

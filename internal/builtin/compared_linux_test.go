@@ -10,7 +10,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
@@ -194,8 +193,10 @@ func master(t *testing.T, host *netns.Handle) {
 func differences(ctx context.Context, t *testing.T, host *netns.Handle, c plugintest.Call) (all []compare.Difference) {
 	t.Helper()
 	err := plugintest.Comparing(ctx, host, Lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done := check.Kernel(ctx, r)
-		var err error
+		v, done, err := compare.Kernel(ctx, r)
+		if err != nil {
+			return err
+		}
 		all, err = p.Compare(ctx, r, v)
 		return errors.Join(err, done())
 	})

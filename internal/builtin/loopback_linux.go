@@ -8,7 +8,6 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -77,7 +76,9 @@ func (loopback) Del(ctx context.Context, r *plugin.Request) error {
 }
 
 // Check returns an error unless the interface is up.
-func (p loopback) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p loopback) Check(ctx context.Context, r *plugin.Request) error {
+	return compare.Check(ctx, r, p)
+}
 
 // Compare reports whether the interface is up.
 func (loopback) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
@@ -97,13 +98,12 @@ func (loopback) Compare(_ context.Context, r *plugin.Request, v *compare.View) (
 
 // inContainer sends the requests that ask adds to the kernel, in the container, together.
 func inContainer(ctx context.Context, r *plugin.Request, ask func(*links.Requests)) error {
-	c, err := caller.From(ctx).Conns.Borrow(r.Container)
+	err := caller.On(ctx, r.Container, func(c *links.Conn) error {
+		q := c.Requests()
+		ask(q)
+		return q.Send()
+	})
 	if err != nil {
-		return err
-	}
-	q := c.Requests()
-	ask(q)
-	if err := errors.Join(q.Send(), c.Close()); err != nil {
 		return fmt.Errorf("interface lo: %w", err)
 	}
 	return nil

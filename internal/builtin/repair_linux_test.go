@@ -9,7 +9,6 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin"
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
@@ -77,7 +76,10 @@ TYPE container route "0.0.0.0/0 on eth0": wanted "0.0.0.0/0 via 10.1.0.1", found
 			compared := func(do func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) ([]compare.Difference, error)) (text string) {
 				ctx := caller.With(t.Context(), caller.Given{})
 				err := plugintest.Comparing(ctx, host, builtin.Lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-					v, done := check.Kernel(ctx, r)
+					v, done, err := compare.Kernel(ctx, r)
+					if err != nil {
+						return err
+					}
 					all, err := do(ctx, r, p, v)
 					text = strings.ReplaceAll(anyMAC.ReplaceAllString(plugintest.Short(all), "MAC"), test.typ+" ", "TYPE ")
 					expect.NoError(t, done())

@@ -19,9 +19,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
@@ -72,9 +72,9 @@ type Shaper struct {
 // Of derives the footprint of an attachment. A field that cannot be read may be set.
 func Of(a *Attachment) Footprint {
 	result := chain.Decode(a.Result)
-	f := Footprint{Owner: a.Owner(), Addresses: prevresult.Addresses(result), IPAMDirs: IPAMDirs(a.List)}
+	f := Footprint{Owner: a.Owner(), Addresses: compare.AddressesOf(result), IPAMDirs: IPAMDirs(a.List)}
 	if a.Has(known.Firewall) && !a.IsCallers(known.Firewall) || len(a.List.Plugins) == 0 {
-		f.Subnets = netfilter.Subnets(prevresult.Prefixes(result))
+		f.Subnets = netfilter.Subnets(compare.PrefixesOf(result))
 	}
 	f.addPlugins(a)
 	f.addInterface(a, result)
@@ -211,7 +211,7 @@ func DefaultIPAMDir(network string) string { return filepath.Join(hostLocalDir, 
 
 // Addresses returns the addresses in a recorded result.
 func Addresses(result json.RawMessage) []netip.Addr {
-	return prevresult.Addresses(chain.Decode(result))
+	return compare.AddressesOf(chain.Decode(result))
 }
 
 // AddressesOf returns the addresses of recorded attachments, without those of the

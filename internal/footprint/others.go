@@ -9,8 +9,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
@@ -115,7 +115,7 @@ func (o *Others) InNetwork(subnet netip.Prefix) (yes bool, err error) {
 		subnets, readErr := netfilter.NotedSubnets(n.Facts[netfilter.SubnetsFact], false)
 		err = errors.Join(err, readErr)
 		if n.State == record.Added && maybeForwarded(n) {
-			subnets = append(subnets, netfilter.Subnets(prevresult.Prefixes(chain.Decode(n.Result)))...)
+			subnets = append(subnets, netfilter.Subnets(compare.PrefixesOf(chain.Decode(n.Result)))...)
 		}
 		return n.State != record.Deleting && slices.Contains(subnets, subnet)
 	})

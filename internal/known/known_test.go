@@ -27,7 +27,7 @@ var otherMeanings = map[string][]string{
 	"internal/links":           {Bridge, MACVLAN, Dummy},
 	"internal/netfilter":       {Bridge},
 	"internal/nft":             {Bridge},
-	"internal/builtin/macvlan": {Bridge},
+	"internal/builtin/lan":     {Bridge, MACVLAN, HostDevice},
 	"internal/sweep":           {MACVLAN},
 	"capability.go":            {Bandwidth},
 	"internal/footprint":       {Bandwidth},

@@ -24,7 +24,7 @@ func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.3.0")
 
 // Add sets the limits on the host's end of the container's veth pair. The ifb
 // device for the egress is added to the result.
-func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
+func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := parse(r)
 	if err != nil {
 		return nil, err
@@ -33,35 +33,30 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, e
 	if err != nil || c.none() {
 		return result, err
 	}
-	conn, host, err := hostEnd(ctx, r)
+	err = shape(ctx, r, false, func(s *shaper) error {
+		if c.ingress != (limit{}) {
+			if err := s.limit(s.host, c.ingress); err != nil {
+				return fmt.Errorf("limit the traffic to the container: %w", err)
+			}
+		}
+		if c.egress == (limit{}) {
+			return nil
+		}
+		ifb, err := s.anyIfb(names(r))
+		if err == nil {
+			err = s.redirect(ifb)
+		}
+		if err == nil {
+			err = s.limit(ifb, c.egress)
+		}
+		if err != nil {
+			return fmt.Errorf("limit the traffic from the container: %w", err)
+		}
+		result.Interfaces = append(result.Interfaces, &types100.Interface{Name: ifb.Name, Mac: ifb.MAC.String()})
+		return nil
+	})
 	if err != nil {
 		return nil, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	q, err := openQueues(r.Host)
-	if err != nil {
-		return nil, err
-	}
-	defer q.close()
-	done := &change{queues: q, conn: conn}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, done.revert())
-		}
-	}()
-	if c.ingress != (limit{}) {
-		if err := done.add(tbf(host.Index, c.ingress), host); err != nil {
-			return nil, fmt.Errorf("limit the traffic to the container: %w", err)
-		}
-	}
-	if c.egress != (limit{}) {
-		ifb, err := done.shape(host, c.egress, names(r))
-		if err != nil {
-			return nil, fmt.Errorf("limit the traffic from the container: %w", err)
-		}
-		result.Interfaces = append(result.Interfaces, &types100.Interface{
-			Name: ifb.Name, Mac: ifb.MAC.String(),
-		})
 	}
 	return result, nil
 }
@@ -127,33 +122,32 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 // redirected returns the plugin's ifb device to which the host's end of the container's
 // interface redirects its ingress, or nil. Another interface of the container may have a
 // device of either name.
-func redirected(ctx context.Context, r *plugin.Request) (_ *types100.Interface, err error) {
+func redirected(ctx context.Context, r *plugin.Request) (found *types100.Interface, err error) {
 	if r.Container == nil {
 		return nil, nil
 	}
-	conn, host, err := hostEnd(ctx, r)
+	err = onHostEnd(ctx, r, func(conn *links.Conn, host links.Link) error {
+		has, err := conn.Queues(host.Index)
+		if err != nil {
+			return err
+		}
+		for _, name := range names(r) {
+			ifb, err := conn.Link(name)
+			switch {
+			case links.NotFound(err):
+			case err != nil:
+				return err
+			case leads(has.Redirects, ifb.Index):
+				found = &types100.Interface{Name: name, Mac: ifb.MAC.String()}
+				return nil
+			}
+		}
+		return nil
+	})
 	if errors.As(err, new(noPair)) || errors.As(err, new(*types.Error)) {
 		return nil, nil // ADD has found no veth pair either, and limited nothing
 	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	has, err := conn.Queues(host.Index)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names(r) {
-		ifb, err := conn.Link(name)
-		switch {
-		case links.NotFound(err):
-		case err != nil:
-			return nil, err
-		case leads(has.Redirects, ifb.Index):
-			return &types100.Interface{Name: name, Mac: ifb.MAC.String()}, nil
-		}
-	}
-	return nil, nil
+	return found, err
 }
 
 // Status refuses a configuration that every Add refuses.

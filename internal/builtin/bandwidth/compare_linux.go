@@ -6,8 +6,8 @@ import (
 	"fmt"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
@@ -15,7 +15,7 @@ import (
 )
 
 // Check returns an error unless the limits are set and in force.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
 
 // Compare compares the limits with the queues of the host's end and of the ifb device.
 func (Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
@@ -36,7 +36,7 @@ func (Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]
 	cmp := &comparison{request: r, view: v, host: host}
 	if c.ingress != (limit{}) {
 		cmp.about = "limit of the traffic to the container"
-		err = cmp.bucket(host, c.ingress, cmp.addToHost(c.ingress))
+		err = cmp.bucket(host, c.ingress, cmp.make(func(s *shaper) error { return s.limit(s.host, c.ingress) }))
 	}
 	if c.egress != (limit{}) && err == nil {
 		cmp.about = "limit of the traffic from the container"
@@ -57,6 +57,22 @@ type comparison struct {
 func (c *comparison) add(d compare.Difference, err error) {
 	d.Plugin, d.Err = known.Bandwidth, fmt.Errorf("%s: %w", c.about, err)
 	c.found = append(c.found, d)
+}
+
+// make returns a Fix that makes a part for the host's end as it is then.
+func (c *comparison) make(part func(*shaper) error) func(context.Context) error {
+	return func(ctx context.Context) error { return shape(ctx, c.request, true, part) }
+}
+
+// onIfb is make for a part of the ifb device.
+func (c *comparison) onIfb(name string, part func(*shaper, links.Link) error) func(context.Context) error {
+	return c.make(func(s *shaper) error {
+		ifb, err := s.findIfb(name)
+		if err != nil {
+			return err
+		}
+		return part(s, ifb)
+	})
 }
 
 // bucket compares the root queue of an interface with a limit. It accepts a queue of
@@ -105,21 +121,22 @@ func (c *comparison) egress(l limit) error {
 		c.add(d, err)
 		return nil
 	case err != nil:
-		d.Fix = c.makeIfb(*made)
+		d.Fix = c.make(func(s *shaper) error { _, err := s.makeIfb(*made); return err })
 		c.add(d, err)
 	case ifb.Kind != "ifb":
 		d.Found, d.Why = fmt.Sprintf("an interface of type %q", ifb.Kind), "another interface has the name"
 		c.add(d, fmt.Errorf("interface %q of type %q is not an ifb that is up", name, ifb.Kind))
 		return nil
 	case !ifb.Up():
-		d.Found, d.Fix = "down", c.setUp(name)
+		d.Found, d.Fix = "down", c.onIfb(name, func(s *shaper, ifb links.Link) error { return s.conn.Change(ifb.Index, links.Change{Set: unix.IFF_UP}) })
 		c.add(d, fmt.Errorf("interface %q of type %q is not an ifb that is up", name, ifb.Kind))
 	}
+	limits := c.onIfb(name, func(s *shaper, ifb links.Link) error { return s.limit(ifb, l) })
 	if err != nil { // the queues went with the device
 		c.add(compare.Difference{
-			Kind: compare.Queue, Object: "tbf of " + name, Wanted: bucketOf(l, netlink.TickInUsec()).String(), Fix: c.addToIfb(name, l),
+			Kind: compare.Queue, Object: "tbf of " + name, Wanted: bucketOf(l, netlink.TickInUsec()).String(), Fix: limits,
 		}, err)
-	} else if err := c.bucket(ifb, l, c.addToIfb(name, l)); err != nil {
+	} else if err := c.bucket(ifb, l, limits); err != nil {
 		return err
 	}
 	return c.redirection(ifb, name)
@@ -139,28 +156,8 @@ func (c *comparison) redirection(ifb links.Link, name string) error {
 	if kind := has.Ingress.Kind; kind != "" && kind != ingressKind {
 		d.Found, d.Why = "a queue of type "+kind, "somebody has another queue there"
 	} else {
-		d.Fix = c.redirect(name)
+		d.Fix = c.onIfb(name, (*shaper).redirect)
 	}
 	c.add(d, fmt.Errorf("interface %q does not redirect its ingress to %q", c.host.Name, name))
 	return nil
-}
-
-// leads reports whether the filters redirect to an interface. A filter to a device
-// that is gone, as this plugin makes it, loses the packets before the next one sees
-// them.
-func leads(all []links.Redirect, index int) bool {
-	for _, to := range all {
-		if to.To == index {
-			return true
-		}
-		if isLost(to) {
-			return false
-		}
-	}
-	return false
-}
-
-// isLost reports whether a filter of this plugin's form leads to a device that is gone.
-func isLost(f links.Redirect) bool {
-	return f.To == 0 && f.Priority == redirectPriority && f.Class == redirectClass
 }

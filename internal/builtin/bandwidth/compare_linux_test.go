@@ -11,7 +11,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/nettest"
@@ -239,7 +238,10 @@ func TestARepairThatIsRepeatedOrLate(t *testing.T) {
 		nettest.Change(t, h.Host, strings.ReplaceAll(d.name, "IFB", Device("podnet", "c1")), d.do)
 	}
 	err := plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done := check.Kernel(ctx, r)
+		v, done, err := compare.Kernel(ctx, r)
+		if err != nil {
+			return err
+		}
 		all, err := p.Compare(ctx, r, v)
 		for range 3 {
 			for _, d := range all {

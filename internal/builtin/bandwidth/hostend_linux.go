@@ -2,7 +2,6 @@ package bandwidth
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -13,22 +12,19 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// hostEnd finds the host's end of the container's veth pair. The caller closes the
-// socket, which is in the host's namespace.
-func hostEnd(ctx context.Context, r *plugin.Request) (_ *links.Conn, host links.Link, err error) {
-	container, err := caller.From(ctx).Conns.Borrow(r.Container)
-	if err != nil {
-		return nil, host, err
-	}
-	defer func() { err = errors.Join(err, container.Close()) }()
-	conn, err := caller.From(ctx).Conns.Borrow(r.Host)
-	if err != nil {
-		return nil, host, err
-	}
-	if host, err = findHostEnd(r, container, conn); err != nil {
-		return nil, host, errors.Join(err, conn.Close())
-	}
-	return conn, host, nil
+// onHostEnd calls do with the host's end of the container's veth pair.
+func onHostEnd(ctx context.Context, r *plugin.Request, do func(*links.Conn, links.Link) error) error {
+	return caller.On(ctx, r.Host, func(conn *links.Conn) error {
+		var host links.Link
+		err := caller.On(ctx, r.Container, func(container *links.Conn) (err error) {
+			host, err = findHostEnd(r, container, conn)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return do(conn, host)
+	})
 }
 
 // findHostEnd looks the host's end up. It must be an interface in the result, because

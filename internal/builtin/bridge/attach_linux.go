@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -73,7 +72,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 	a.result.Interfaces = []*types100.Interface{br, host, container}
 	a.SetDNS(a.result)
 
-	addrs, gateways, err := a.setGateways(a.result)
+	gateways, err := a.setGateways(a.result)
 	if err != nil {
 		return err
 	}
@@ -94,7 +93,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 	if err := a.makeGateway(ctx, gateways, br); err != nil {
 		return err
 	}
-	if err := a.settle(ctx, addrs); err != nil {
+	if err := a.settle(ctx); err != nil {
 		return err
 	}
 	if a.IPAM.Type == "" { // also if the container's end is down
@@ -250,10 +249,10 @@ func (a *attachment) correct(index int, known map[netip.Addr]*links.Neighbour) e
 }
 
 // settle waits until packets pass.
-func (a *attachment) settle(ctx context.Context, addrs []netip.Prefix) error {
+func (a *attachment) settle(ctx context.Context) error {
 	var err error
 	switch {
-	case !slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() }):
+	case !ipam.HasIPv6(a.result):
 	case a.detect:
 		err = ipam.Detect(ctx, a.Request.Container, a.InContainer, a.Container.Index, a.result, carrierTime)
 	default:

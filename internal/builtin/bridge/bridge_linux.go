@@ -36,7 +36,6 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
@@ -51,6 +50,8 @@ import (
 // Plugin is the plugin "bridge". A Plugin that is kept remembers which bridges have an
 // uplink; see [Plugin.hasUplink].
 type Plugin struct {
+	ipam.Collector
+
 	making sync.Mutex // held while a bridge is made
 
 	mu       sync.Mutex
@@ -134,13 +135,4 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 		return err
 	}
 	return ipam.Status(ctx, r, c.IPAM.Type)
-}
-
-// GC lets the IPAM plugin release the addresses of attachments that are gone.
-func (*Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
-	c, err := load(r)
-	if err != nil {
-		return err
-	}
-	return ipam.GC(ctx, r, c.IPAM.Type)
 }

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
@@ -20,11 +19,8 @@ import (
 // gateway compares the addresses that the containers send to. Whether the host
 // forwards is its own setting, which concerns all of its containers.
 func (c *comparison) gateway(context.Context) (all []compare.Difference, err error) {
-	if !c.IsGateway || c.IPAM.Type == "" {
-		return nil, nil
-	}
-	wanted, err := gateways(c.r.PrevResult)
-	if err != nil || len(wanted) == 0 {
+	wanted, err := c.gateways(c.r.PrevResult)
+	if err != nil || len(wanted) == 0 || c.IPAM.Type == "" {
 		return nil, err
 	}
 	on, name := c.br, c.Bridge
@@ -77,10 +73,10 @@ func (c *comparison) gatewayRoutes(on links.Link, wanted []netip.Prefix, have []
 	}
 	missing, err := ipam.Unreached(c.v.Host, on.Index, routes)
 	for _, route := range missing {
-		all = append(all, c.ifMade(compare.Difference{
+		all = append(all, c.onHost().Lacks(compare.Difference{
 			Kind: compare.Route, Object: fmt.Sprintf("%s on %s", route.Dst, on.Name), Wanted: route.String(),
 			Err: fmt.Errorf("interface %q lacks the route %s", on.Name, route),
-		}, func(_ context.Context, conn *links.Conn) error { return c.addSubnet(conn, on, route) }))
+		}, func(_ context.Context, conn *links.Conn, _ links.Link) error { return c.addSubnet(conn, on, route) }))
 	}
 	return all, err
 }
@@ -111,10 +107,10 @@ func (c *comparison) gatewayAddress(name string, want netip.Prefix, have []links
 		Err: fmt.Errorf("interface %q lacks the gateway's address %s", name, want),
 	}
 	if _, others := conflicts(have, want); len(others) > 0 {
-		d.Found = others[0].String()
-		return c.ifMade(d, nil)
+		d.Found, d.Why = others[0].String(), "it differs"
+		return d
 	}
-	return c.ifMade(d, func(ctx context.Context, conn *links.Conn) error {
+	return c.onHost().Lacks(d, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
 		on, err := conn.Link(name)
 		if err != nil {
 			return fmt.Errorf("gateway: %w", err)
@@ -159,22 +155,4 @@ func (c *gatewayConfig) serves(a links.Address, want netip.Prefix) bool {
 		return true
 	}
 	return c.ForceAddress && a.Addr().Is4() == want.Addr().Is4() && !a.Addr().IsLinkLocalUnicast()
-}
-
-// gateways returns the addresses of the bridge for a result.
-func gateways(result *types100.Result) ([]netip.Prefix, error) {
-	var all []netip.Prefix
-	for _, ip := range result.IPs {
-		if ip == nil || ip.Gateway == nil || ip.Interface == nil || *ip.Interface != containerInterface {
-			continue
-		}
-		p, err := links.Prefix(ip.Address)
-		if err != nil {
-			return nil, err
-		}
-		if gateway, ok := netip.AddrFromSlice(ip.Gateway); ok {
-			all = append(all, netip.PrefixFrom(gateway.Unmap(), p.Bits()))
-		}
-	}
-	return all, nil
 }

@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
@@ -28,10 +25,7 @@ func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
-		return err
-	}
-	return check.Run(ctx, r, p)
+	return ipam.CheckWith(ctx, r, c.IPAM.Type, p)
 }
 
 // Compare compares the bridge, both ends of the pair, addresses, routes, gateway
@@ -64,7 +58,7 @@ func (*Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 
 // announce has the host, which is the gateway, and the container find each other.
 func (c *comparison) announce(ctx context.Context, unanswered bool) error {
-	return c.onHost(ctx, func(ctx context.Context, conn *links.Conn) error {
+	return c.onHost().Do(ctx, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
 		name := c.Bridge
 		if c.VLAN != 0 {
 			name = vlanName(c.Bridge, c.VLAN)
@@ -76,7 +70,7 @@ func (c *comparison) announce(ctx context.Context, unanswered bool) error {
 		if err != nil {
 			return fmt.Errorf("gateway: %w", err)
 		}
-		return veth.Resolve(ctx, c.r, conn, gateway.Index, c.inside.Index, prevresult.Addresses(prevresult.Own(c.r)), unanswered)
+		return veth.Resolve(ctx, c.r, conn, gateway.Index, c.inside.Index, compare.AddressesOf(compare.OwnResult(c.r)), unanswered)
 	})
 }
 
@@ -107,8 +101,8 @@ func (c *comparison) container(context.Context) (all []compare.Difference, err e
 // address follows its ports unless somebody sets it, and VLAN filtering and MTU
 // are shared by all of its ports, some of which may be an administrator's.
 func (c *comparison) bridge(ctx context.Context) (all []compare.Difference, err error) {
-	at := slices.IndexFunc(c.r.PrevResult.Interfaces, func(i *types100.Interface) bool { return i != nil && i.Name == c.Bridge && i.Sandbox == "" })
-	if at < 0 {
+	said := reported(c.r, c.Bridge)
+	if said == nil {
 		return nil, fmt.Errorf("prevResult has no bridge %q", c.Bridge)
 	}
 	record := caller.From(ctx).Record
@@ -119,13 +113,15 @@ func (c *comparison) bridge(ctx context.Context) (all []compare.Difference, err 
 	c.br, err = c.v.Host.Link(c.Bridge)
 	switch {
 	case links.NotFound(err):
-		return []compare.Difference{c.ofBridge(c.r.PrevResult.Interfaces[at].Mac, "", fmt.Errorf("bridge: %w", err), c.remake)}, nil
+		return []compare.Difference{c.ofBridge(said.Mac, "", fmt.Errorf("bridge: %w", err), c.remake)}, nil
 	case err != nil:
 		return nil, fmt.Errorf("bridge: %w", err)
 	case c.br.Kind != "bridge":
 		c.other = true
-		d := c.ofBridge("bridge", c.br.Kind, fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, c.br.Kind), nil)
-		return []compare.Difference{d}, nil
+		return []compare.Difference{{
+			Kind: compare.Bridge, Object: c.Bridge, Wanted: "bridge", Found: c.br.Kind, Why: "it differs",
+			Err: fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, c.br.Kind),
+		}}, nil
 	}
 	c.exists = true
 	if !c.br.Up() {
@@ -137,22 +133,31 @@ func (c *comparison) bridge(ctx context.Context) (all []compare.Difference, err 
 	return all, nil
 }
 
-// ofBridge is a difference of the bridge, which fix repairs if an ADD made it.
-func (c *comparison) ofBridge(wanted, found string, err error, fix func(context.Context, *links.Conn) error) compare.Difference {
-	return c.ifMade(compare.Difference{Kind: compare.Bridge, Object: c.Bridge, Wanted: wanted, Found: found, Err: err}, fix)
+// reported returns an interface of the host in the result, or nil.
+func reported(r *plugin.Request, name string) *types100.Interface {
+	for _, i := range r.PrevResult.Interfaces {
+		if i != nil && i.Name == name && i.Sandbox == "" {
+			return i
+		}
+	}
+	return nil
 }
 
-// ifMade completes a difference of the bridge or of its addresses.
-func (c *comparison) ifMade(d compare.Difference, fix func(context.Context, *links.Conn) error) compare.Difference {
-	switch {
-	case fix == nil:
-		d.Why = "it differs"
-	case !c.ours():
-		d.Why = c.whose()
-	default:
-		d.Shared, d.Fix = true, func(ctx context.Context) error { return c.onHost(ctx, fix) }
+// ofBridge is a difference of the bridge, which fix repairs if an ADD made it.
+func (c *comparison) ofBridge(wanted, found string, err error, fix fix) compare.Difference {
+	return c.onHost().Lacks(compare.Difference{Kind: compare.Bridge, Object: c.Bridge, Wanted: wanted, Found: found, Err: err}, fix)
+}
+
+// fix makes a part again.
+type fix = func(context.Context, *links.Conn, links.Link) error
+
+// onHost is the place of the bridge, its addresses and its interface in a VLAN.
+func (c *comparison) onHost() *compare.Place {
+	p := &compare.Place{NS: c.r.Host, Shared: true}
+	if !c.ours() {
+		p.Whose = c.whose()
 	}
-	return d
+	return p
 }
 
 // ours reports whether an ADD made the bridge: the one that
@@ -173,17 +178,9 @@ func (c *comparison) whose() string {
 	return "the record does not say whether an ADD made the bridge, so it counts as the host's"
 }
 
-func (c *comparison) onHost(ctx context.Context, do func(context.Context, *links.Conn) error) (err error) {
-	conn, err := caller.From(ctx).Conns.Borrow(c.r.Host)
-	if err != nil {
-		return err
-	}
-	return errors.Join(do(ctx, conn), conn.Close())
-}
-
 // remake makes the bridge again, with its hardware address. Many attachments may
 // do this at once.
-func (c *comparison) remake(_ context.Context, conn *links.Conn) error {
+func (c *comparison) remake(_ context.Context, conn *links.Conn, _ links.Link) error {
 	br, err := conn.Link(c.Bridge)
 	if links.NotFound(err) {
 		br, _, err = c.createBridge(conn, c.r.Host, c.made.bridge(c.config))
@@ -197,7 +194,7 @@ func (c *comparison) remake(_ context.Context, conn *links.Conn) error {
 // raise sets the bridge up, unless somebody else made it. The link-local address,
 // which went when it was set down, comes first, because the kernel would first
 // look for duplicates.
-func (c *comparison) raise(_ context.Context, conn *links.Conn) error {
+func (c *comparison) raise(_ context.Context, conn *links.Conn, _ links.Link) error {
 	br, err := conn.Link(c.Bridge)
 	if err != nil {
 		return fmt.Errorf("bridge: %w", err)
@@ -231,23 +228,16 @@ func (c *comparison) restore(conn *links.Conn, br links.Link) error {
 // port compares the host's end, which is on the bridge, in the configured modes.
 // Other programs may set more: the kubelet used to set hairpin mode.
 func (c *comparison) port(context.Context) ([]compare.Difference, error) {
-	host, all, err := veth.CompareHost(c.r, c.v, c.inside, func(conn *links.Conn, port links.Link) error {
+	host, all, err := veth.CompareHost(c.r, c.v, c.inside, func(_ context.Context, conn *links.Conn, port links.Link) error {
 		return conn.Change(port.Index, links.Change{Set: unix.IFF_UP})
 	})
 	c.host = host
 	if err != nil || !host.Exists {
 		return all, err
 	}
-	add := func(wanted, found, why string, err error, fix func(*links.Conn, links.Link) error) {
-		d := compare.Difference{Kind: compare.BridgePort, Object: host.Name, Wanted: wanted, Found: found, Err: err, Why: why}
-		switch {
-		case why != "":
-		case !host.Ours:
-			d.Why = veth.WhyNotOurs
-		default:
-			d.Fix = func(ctx context.Context) error { return veth.OnHost(ctx, c.r, host, fix) }
-		}
-		all = append(all, d)
+	place := host.Place(c.r)
+	add := func(wanted, found, why string, err error, fix fix) {
+		all = append(all, place.Lacks(compare.Difference{Kind: compare.BridgePort, Object: host.Name, Wanted: wanted, Found: found, Err: err, Why: why}, fix))
 	}
 	if host.Port.Master == 0 || !c.exists || host.Port.Master != c.br.Index {
 		master, why, err := c.master(host.Link)
@@ -257,7 +247,7 @@ func (c *comparison) port(context.Context) ([]compare.Difference, error) {
 		add(c.Bridge, master, why, fmt.Errorf("interface %q is not on bridge %q", host.Name, c.Bridge), c.enslave)
 		return all, nil
 	}
-	modes := func(conn *links.Conn, port links.Link) error {
+	modes := func(_ context.Context, conn *links.Conn, port links.Link) error {
 		return conn.SetPortMode(port.Index, c.mode())
 	}
 	if c.HairpinMode && !host.Port.Hairpin {
@@ -266,12 +256,7 @@ func (c *comparison) port(context.Context) ([]compare.Difference, error) {
 	if c.PortIsolation && !host.Port.Isolated {
 		add("isolated", "", "", fmt.Errorf(`"portIsolation": interface %q is not isolated`, host.Name), modes)
 	}
-	lost, err := c.portVLANs(c.v.VLANs, host.Link, func(d compare.Difference, fix func(*links.Conn, links.Link) error) compare.Difference {
-		if d.Why = veth.WhyNotOurs; host.Ours {
-			d.Why, d.Fix = "", func(ctx context.Context) error { return veth.OnHost(ctx, c.r, host, fix) }
-		}
-		return d
-	})
+	lost, err := c.portVLANs(c.v.VLANs, host.Link, place)
 	return append(all, lost...), err
 }
 
@@ -293,7 +278,7 @@ func (c *comparison) master(port links.Link) (name, why string, err error) {
 
 // enslave makes the host's end a port of the bridge again, unless it is one of
 // another.
-func (c *comparison) enslave(conn *links.Conn, port links.Link) error {
+func (c *comparison) enslave(_ context.Context, conn *links.Conn, port links.Link) error {
 	br, err := conn.Link(c.Bridge)
 	if err == nil {
 		err = c.fits(br)
@@ -326,7 +311,7 @@ func (c *comparison) spoofing(ctx context.Context) ([]compare.Difference, error)
 	if c.host.Ours && c.inside.Ours {
 		want.Port, want.MAC = c.host.Name, c.inside.MAC
 	}
-	all, err := check.SpoofCheck(ctx, c.r, c.v, want, spoofError)
+	all, err := compare.MissingSpoofCheck(ctx, c.r, c.v, want, spoofError)
 	for i := range all {
 		if want.Port == "" {
 			all[i].Fix, all[i].Why = nil, "the pair is not the recorded one"

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,8 +12,8 @@ import (
 
 // portVLANs compares the VLANs of a port, which is on the bridge, with the configured
 // ones. A missing one is added. Others may be somebody's, and so may the port's own VLAN
-// if that is another one now. complete adds the repair to a difference.
-func (c *vlanConfig) portVLANs(v compare.VLANs, port links.Link, complete func(compare.Difference, func(*links.Conn, links.Link) error) compare.Difference) (all []compare.Difference, err error) {
+// if that is another one now.
+func (c *vlanConfig) portVLANs(v compare.VLANs, port links.Link, place *compare.Place) (all []compare.Difference, err error) {
 	want := c.vlans()
 	if len(want) == 0 {
 		return nil, nil
@@ -27,7 +28,7 @@ func (c *vlanConfig) portVLANs(v compare.VLANs, port links.Link, complete func(c
 			Kind: compare.BridgePort, Object: "VLANs of " + port.Name, Wanted: listed(missing),
 			Err: fmt.Errorf(`"vlan", "vlanTrunk": interface %q is not in VLAN %s`, port.Name, listed(missing)),
 		}
-		all = append(all, complete(d, func(conn *links.Conn, now links.Link) error {
+		all = append(all, place.Lacks(d, func(_ context.Context, conn *links.Conn, now links.Link) error {
 			return addVLANs(conn, now, port.Port.Master, missing)
 		}))
 	}

@@ -20,15 +20,15 @@ func (c *comparison) vlanInterface() (on links.Link, all []compare.Difference, e
 		d := compare.Difference{
 			Kind: compare.Interface, Object: name, Wanted: c.reportedMAC(name).String(), Err: fmt.Errorf("gateway of the VLAN: %w", err),
 		}
-		return links.Link{}, []compare.Difference{c.ifMade(d, c.remakeVLANInterface)}, nil
+		return links.Link{}, []compare.Difference{c.onHost().Lacks(d, c.remakeVLANInterface)}, nil
 	}
 	if err != nil {
 		return on, nil, fmt.Errorf("gateway of the VLAN: %w", err)
 	}
 	if !on.Up() {
-		all = append(all, c.ifMade(compare.Difference{
+		all = append(all, c.onHost().Lacks(compare.Difference{
 			Kind: compare.Interface, Object: name, Wanted: "up", Found: "down", Err: fmt.Errorf("gateway of the VLAN: interface %q is down", name),
-		}, func(_ context.Context, conn *links.Conn) error { return setUp(conn, c.r.Host, on.Index) }))
+		}, func(_ context.Context, conn *links.Conn, _ links.Link) error { return setUp(conn, c.r.Host, on.Index) }))
 	}
 	inner, err := c.vlanPort(on)
 	return on, append(all, inner...), err
@@ -48,17 +48,19 @@ func (c *comparison) vlanPort(on links.Link) ([]compare.Difference, error) {
 	}
 	var all []compare.Difference
 	if !port.Up() {
-		all = append(all, c.ifMade(compare.Difference{
+		all = append(all, c.onHost().Lacks(compare.Difference{
 			Kind: compare.Interface, Object: port.Name, Wanted: "up", Found: "down", Err: fmt.Errorf("gateway of the VLAN: interface %q is down", port.Name),
-		}, func(_ context.Context, conn *links.Conn) error {
+		}, func(_ context.Context, conn *links.Conn, _ links.Link) error {
 			return conn.Change(port.Index, links.Change{Set: unix.IFF_UP})
 		}))
 	}
+	place := c.onHost()
+	place.Name = fmt.Sprintf("interface %q on the host", port.Name)
+	place.Find = func(conn *links.Conn) (links.Link, error) { return conn.LinkByIndex(port.Index) }
+	place.Same = func(now links.Link) bool { return now.Name == port.Name }
 	access := &config{Bridge: c.Bridge, vlanConfig: vlanConfig{VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}}
 	if c.exists && port.Port.Master == c.br.Index {
-		lost, err := access.portVLANs(c.v.VLANs, port, func(d compare.Difference, fix func(*links.Conn, links.Link) error) compare.Difference {
-			return c.ifMade(d, onPort(port, fix))
-		})
+		lost, err := access.portVLANs(c.v.VLANs, port, place)
 		return append(all, lost...), err
 	}
 	d := compare.Difference{
@@ -73,34 +75,21 @@ func (c *comparison) vlanPort(on links.Link) ([]compare.Difference, error) {
 		d.Why = why
 		return append(all, d), nil
 	}
-	return append(all, c.ifMade(d, onPort(port, (&comparison{config: access}).enslave))), nil
-}
-
-// onPort calls fix with the port, unless another interface has its index by now.
-func onPort(port links.Link, fix func(*links.Conn, links.Link) error) func(context.Context, *links.Conn) error {
-	return func(_ context.Context, conn *links.Conn) error {
-		now, err := conn.LinkByIndex(port.Index)
-		if err != nil || now.Name != port.Name {
-			return err
-		}
-		return fix(conn, now)
-	}
+	return append(all, place.Lacks(d, (&comparison{config: access}).enslave)), nil
 }
 
 // reportedMAC returns the hardware address of an interface of the host in the
 // result, or nil.
 func (c *comparison) reportedMAC(name string) net.HardwareAddr {
-	for _, i := range c.r.PrevResult.Interfaces {
-		if i != nil && i.Name == name && i.Sandbox == "" {
-			if mac, err := net.ParseMAC(i.Mac); err == nil {
-				return mac
-			}
+	if i := reported(c.r, name); i != nil {
+		if mac, err := net.ParseMAC(i.Mac); err == nil {
+			return mac
 		}
 	}
 	return nil
 }
 
-func (c *comparison) remakeVLANInterface(_ context.Context, conn *links.Conn) error {
+func (c *comparison) remakeVLANInterface(_ context.Context, conn *links.Conn, _ links.Link) error {
 	br, err := conn.Link(c.Bridge)
 	if err == nil {
 		err = c.fits(br)

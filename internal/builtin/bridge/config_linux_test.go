@@ -115,7 +115,7 @@ func TestSetGateways(t *testing.T) {
 		},
 	}
 	for name, test := range tests {
-		_, bridge, err := test.conf.setGateways(&test.in)
+		bridge, err := test.conf.setGateways(&test.in)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -140,7 +140,7 @@ func TestSetGateways(t *testing.T) {
 
 func TestSetGatewaysWithoutRoomForOne(t *testing.T) {
 	c := gatewayConfig{IsGateway: true}
-	_, _, err := c.setGateways(&types100.Result{IPs: []*types100.IPConfig{ipConfig("255.255.255.255/32", "")}})
+	_, err := c.setGateways(&types100.Result{IPs: []*types100.IPConfig{ipConfig("255.255.255.255/32", "")}})
 	if want := `"isGateway": there is no address for the gateway of 255.255.255.255/32`; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

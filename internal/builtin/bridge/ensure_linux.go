@@ -8,17 +8,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
-
-// noRA makes the interface ignore router advertisements, because its routes come
-// from here.
-func noRA(name string) links.Sysctl {
-	return links.Sysctl{Path: "net/ipv6/conf/" + name + "/accept_ra", Value: "0", Optional: true}
-}
 
 // ensureBridge returns the bridge, up and as configured. It creates a missing
 // one. Many attachments may do this at once.
@@ -67,7 +62,7 @@ func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Li
 			return fmt.Errorf("set bridge %q up: %w", c.Bridge, err)
 		}
 	}
-	if ra := noRA(c.Bridge); !br.Has(ra) {
+	if ra := veth.NoRA(c.Bridge); !br.Has(ra) {
 		if err := links.WriteSysctls(host, ra); err != nil {
 			return err
 		}

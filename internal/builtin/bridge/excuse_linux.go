@@ -2,12 +2,7 @@ package bridge
 
 import (
 	"fmt"
-	"net"
-	"slices"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -32,10 +27,9 @@ func (*Plugin) Excuse(r *plugin.Request, v *compare.View) (e compare.Excuse, err
 	if err != nil {
 		return e, fmt.Errorf("bridge: %w", err)
 	}
-	at := slices.IndexFunc(r.PrevResult.Interfaces, func(i *types100.Interface) bool { return i != nil && i.Name == c.Bridge && i.Sandbox == "" })
-	if at < 0 || r.PrevResult.Interfaces[at].Mac == "" || prevresult.SameMAC(r.PrevResult.Interfaces[at].Mac, br.MAC) {
+	said := reported(r, c.Bridge)
+	if said == nil || compare.SameMAC(said.Mac, br.MAC) {
 		return e, nil
 	}
-	return compare.Excuse{Why: fmt.Sprintf("bridge %q has the hardware address %v, and had %s after the ADD, which does not matter",
-		c.Bridge, net.HardwareAddr(br.MAC), r.PrevResult.Interfaces[at].Mac)}, nil
+	return compare.Excuse{Why: fmt.Sprintf("bridge %q has the hardware address %v, and had %s after the ADD, which does not matter", c.Bridge, br.MAC, said.Mac)}, nil
 }

@@ -18,31 +18,45 @@ import (
 // container's interface, which is the third. If the bridge is the gateway, the
 // gateway of a subnet is its first address unless the plugin named another; if
 // it is the default gateway, each family gets a default route. setGateways
-// returns the container's addresses, and those for the bridge.
-func (c *gatewayConfig) setGateways(result *types100.Result) (container, bridge []netip.Prefix, err error) {
+// returns the addresses for the bridge.
+func (c *gatewayConfig) setGateways(result *types100.Result) ([]netip.Prefix, error) {
 	for _, ip := range result.IPs {
 		ip.Interface = types100.Int(containerInterface)
 		p, err := links.Prefix(ip.Address)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		container = append(container, p)
 		if !c.IsGateway {
 			continue
 		}
 		if ip.Gateway == nil {
 			ip.Gateway = p.Masked().Addr().Next().AsSlice()
 		}
-		gateway, ok := netip.AddrFromSlice(ip.Gateway)
-		if !ok {
-			return nil, nil, fmt.Errorf(`"isGateway": there is no address for the gateway of %s`, p)
+		if _, ok := netip.AddrFromSlice(ip.Gateway); !ok {
+			return nil, fmt.Errorf(`"isGateway": there is no address for the gateway of %s`, p)
 		}
-		bridge = append(bridge, netip.PrefixFrom(gateway.Unmap(), p.Bits()))
 		if c.IsDefaultGateway {
 			addDefault(result, p.Addr().Is4(), ip.Gateway)
 		}
 	}
-	return container, bridge, nil
+	return c.gateways(result)
+}
+
+// gateways returns the addresses of the bridge for a result.
+func (c *gatewayConfig) gateways(result *types100.Result) (all []netip.Prefix, err error) {
+	for _, ip := range result.IPs {
+		if !c.IsGateway || ip == nil || ip.Gateway == nil || ip.Interface == nil || *ip.Interface != containerInterface {
+			continue
+		}
+		p, err := links.Prefix(ip.Address)
+		if err != nil {
+			return nil, err
+		}
+		if gateway, ok := netip.AddrFromSlice(ip.Gateway); ok {
+			all = append(all, netip.PrefixFrom(gateway.Unmap(), p.Bits()))
+		}
+	}
+	return all, nil
 }
 
 // addDefault adds a default route unless the family has one.
@@ -126,6 +140,6 @@ func (*Plugin) Gateways(r *plugin.Request, result *types100.Result) (onHost bool
 	if err != nil {
 		return false, err
 	}
-	_, _, err = c.setGateways(result)
+	_, err = c.setGateways(result)
 	return c.IsGateway, err
 }

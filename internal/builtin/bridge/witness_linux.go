@@ -3,7 +3,6 @@ package bridge
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 
 	"github.com/embedcni/cni/internal/caller"
@@ -29,8 +28,7 @@ func (p *Plugin) Witness(ctx context.Context, host *netns.Handle, config []byte)
 	if err := json.Unmarshal(config, &c); err != nil {
 		return nil, err
 	}
-	g := caller.From(ctx)
-	before, err := find(g.Conns, host, c.Bridge)
+	before, err := find(ctx, host, c.Bridge)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +45,7 @@ func (p *Plugin) Witness(ctx context.Context, host *netns.Handle, config []byte)
 	}
 	p.mu.Unlock()
 	return func() error {
-		err := note(g, host, c.Bridge, fresh)
+		err := note(ctx, host, c.Bridge, fresh)
 		if !fresh {
 			return err
 		}
@@ -61,36 +59,32 @@ func (p *Plugin) Witness(ctx context.Context, host *netns.Handle, config []byte)
 }
 
 // note notes whose the bridge is. A fresh one was not there before the ADD.
-func note(g *caller.Given, host *netns.Handle, name string, fresh bool) (err error) {
-	conn, err := g.Conns.Borrow(host)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	br, err := conn.Link(name)
-	switch {
-	case links.NotFound(err), err == nil && br.Kind != "bridge":
-		return nil // the ADD has failed
-	case err != nil:
-		return fmt.Errorf("bridge: %w", err)
-	case fresh && br.Alias == "":
-		if err := mark(conn, br.Index); err != nil {
-			return err
+func note(ctx context.Context, host *netns.Handle, name string, fresh bool) error {
+	record := caller.From(ctx).Record
+	return caller.On(ctx, host, func(conn *links.Conn) error {
+		br, err := conn.Link(name)
+		switch {
+		case links.NotFound(err), err == nil && br.Kind != "bridge":
+			return nil // the ADD has failed
+		case err != nil:
+			return fmt.Errorf("bridge: %w", err)
+		case fresh && br.Alias == "":
+			if err := mark(conn, br.Index); err != nil {
+				return err
+			}
+		case br.Alias != alias:
+			return noteHosts(record)
 		}
-	case br.Alias != alias:
-		return noteHosts(g.Record)
-	}
-	return noteMade(g.Record, br)
+		return noteMade(record, br)
+	})
 }
 
 // find returns the interface of the host; without one it is zero.
-func find(conns *links.Conns, host *netns.Handle, name string) (br links.Link, err error) {
-	conn, err := conns.Borrow(host)
-	if err != nil {
-		return br, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	br, err = conn.Link(name)
+func find(ctx context.Context, host *netns.Handle, name string) (br links.Link, err error) {
+	err = caller.On(ctx, host, func(conn *links.Conn) error {
+		br, err = conn.Link(name)
+		return err
+	})
 	if links.NotFound(err) {
 		return links.Link{}, nil
 	}

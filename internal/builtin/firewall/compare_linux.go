@@ -6,7 +6,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/known"
@@ -15,7 +14,7 @@ import (
 )
 
 // Check returns an error unless every rule exists, or every address is in its zone.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
 
 // Compare compares the rules of the addresses, or the zone that they are in, and the
 // ingress policy.
@@ -97,8 +96,8 @@ func (w work) differences(missing []fwrules.Missing) (found []compare.Difference
 				d.Wanted = f.Ingress
 			}
 		}
-		if d.Why = check.Why(m); d.Why == "" {
-			d.Fix = func(ctx context.Context) error { return check.Restore(ctx, w.request, m) }
+		if d.Why = compare.Why(m); d.Why == "" {
+			d.Fix = func(ctx context.Context) error { return compare.Restore(ctx, w.request, m) }
 		}
 		found = append(found, d)
 	}

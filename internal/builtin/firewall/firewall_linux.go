@@ -11,8 +11,8 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
@@ -133,7 +133,7 @@ func (c conf) forward(result *types100.Result) (fwrules.Forward, error) {
 	if result == nil {
 		return f, nil
 	}
-	f.Addresses = prevresult.Prefixes(result)
+	f.Addresses = compare.PrefixesOf(result)
 	if c.IngressPolicy == "" || c.IngressPolicy == "open" {
 		return f, nil
 	}

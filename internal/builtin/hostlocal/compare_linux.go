@@ -11,8 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/check"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/plugin"
@@ -20,7 +18,7 @@ import (
 
 // Check returns an error unless the attachment holds an address of every range
 // set, and all addresses of its result that are in one.
-func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
 
 // Compare compares the files of the reserved addresses with the attachment's
 // result. It looks at nothing else: whether the interface has the addresses is
@@ -35,7 +33,7 @@ func (p *Plugin) Compare(ctx context.Context, r *plugin.Request, _ *compare.View
 		return nil, err
 	}
 	err = p.locked(ctx, r, c, false, func(h *held) (err error) {
-		claimed := prevresult.Addresses(r.PrevResult)
+		claimed := compare.AddressesOf(r.PrevResult)
 		if claimed == nil && h != nil {
 			if err := h.reread(); err != nil {
 				return err

@@ -13,8 +13,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/shared"
 	"github.com/embedcni/cni/plugin"
@@ -96,7 +96,7 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 			return nil
 		}
 		holder := holderOf(r.ContainerID, r.IfName)
-		released, err := h.releaseAll(prevresult.Addresses(r.PrevResult), holder)
+		released, err := h.releaseAll(compare.AddressesOf(r.PrevResult), holder)
 		// An ADD takes exactly one address of each set.
 		if err != nil || released == len(c.sets) && !h.memo.known() {
 			return err

@@ -57,33 +57,30 @@ func Attach(ctx context.Context, r *plugin.Request, typ string, m Maker) (*types
 // typ names an IPAM plugin, and lists it as the only interface of the result. It
 // waits for duplicate address detection if there is a carrier within the time;
 // see [Detect].
-func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.Result, how How, carrier time.Duration) (err error) {
+func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.Result, how How, carrier time.Duration) error {
 	sysctls, err := settings(r.IfName, typ, result, how)
 	if err != nil {
 		return err
 	}
-	conn, err := caller.From(ctx).Conns.Borrow(r.Container, sysctls...)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	own, err := conn.Link(r.IfName)
-	if err != nil {
-		return err
-	}
-	Only(r, result, own.MAC.String())
-	do := conn.Requests()
-	if typ == "" {
-		do.Up(own.Index)
-		return do.Send()
-	}
-	if err := Configure(do, own.Index, result, how); err != nil {
-		return err
-	}
-	if err := do.Send(); err != nil {
-		return err
-	}
-	return Detect(ctx, r.Container, conn, own.Index, result, carrier)
+	return caller.On(ctx, r.Container, func(conn *links.Conn) error {
+		own, err := conn.Link(r.IfName)
+		if err != nil {
+			return err
+		}
+		Only(r, result, own.MAC.String())
+		do := conn.Requests()
+		if typ == "" {
+			do.Up(own.Index)
+			return do.Send()
+		}
+		if err := Configure(do, own.Index, result, how); err != nil {
+			return err
+		}
+		if err := do.Send(); err != nil {
+			return err
+		}
+		return Detect(ctx, r.Container, conn, own.Index, result, carrier)
+	}, sysctls...)
 }
 
 // settings returns the settings that the interface needs before it has

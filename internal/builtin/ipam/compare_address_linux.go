@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -30,13 +29,13 @@ func (c *inside) addresses(w wanted) (all []compare.Difference, err error) {
 		switch {
 		case at >= 0 && !have[at].Duplicate:
 		case at >= 0:
-			all = append(all, c.difference(compare.Address, object, want.String(), "duplicate",
+			all = append(all, c.lacks(compare.Address, object, want.String(), "duplicate",
 				fmt.Errorf("address %s is another machine's too", want), nil))
 		case other >= 0:
-			all = append(all, c.difference(compare.Address, object, want.String(), have[other].Prefix.String(), missing, nil))
+			all = append(all, c.lacks(compare.Address, object, want.String(), have[other].Prefix.String(), missing, nil))
 		default:
-			all = append(all, c.difference(compare.Address, object, want.String(), "", missing,
-				func(ctx context.Context, conn *links.Conn) error { return c.assign(ctx, conn, want) }))
+			all = append(all, c.lacks(compare.Address, object, want.String(), "", missing,
+				func(ctx context.Context, conn *links.Conn, _ links.Link) error { return c.assign(ctx, conn, want) }))
 		}
 	}
 	return all, nil
@@ -46,7 +45,7 @@ func (c *inside) addresses(w wanted) (all []compare.Difference, err error) {
 // has by now. If the detection takes longer than the caller's patience, it leaves that to
 // the kernel.
 func (c *inside) assign(ctx context.Context, conn *links.Conn, want netip.Prefix) error {
-	subnets, err := c.subnets(prevresult.Own(c.r))
+	subnets, err := c.subnets(compare.OwnResult(c.r))
 	if err != nil {
 		return err
 	}

@@ -9,8 +9,6 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -51,7 +49,7 @@ type Found struct {
 // Compare compares the interface, its addresses and routes with the previous
 // result.
 func (i Interface) Compare(r *plugin.Request, v *compare.View) (found Found, all []compare.Difference, err error) {
-	said, err := prevresult.Interface(r)
+	said, err := compare.Reported(r)
 	if err != nil {
 		return found, nil, err
 	}
@@ -88,7 +86,7 @@ func inContainer(r *plugin.Request, err error) error {
 // SameMAC returns a mismatch unless an interface has the reported hardware
 // address.
 func SameMAC(own links.Link, said *types100.Interface) []Mismatch {
-	if prevresult.SameMAC(said.Mac, own.MAC) {
+	if compare.SameMAC(said.Mac, own.MAC) {
 		return nil
 	}
 	has := own.MAC.String()
@@ -106,9 +104,9 @@ type inside struct {
 func (c *inside) compare() ([]compare.Difference, error) {
 	var all []compare.Difference
 	if c.Up && !c.own.Up() {
-		all = append(all, c.difference(compare.Interface, c.r.IfName, "up", "down", errors.New("it is down"), c.setUp))
+		all = append(all, c.lacks(compare.Interface, c.r.IfName, "up", "down", errors.New("it is down"), c.setUp))
 	}
-	result := prevresult.Own(c.r)
+	result := compare.OwnResult(c.r)
 	if len(result.IPs) == 0 {
 		return all, nil
 	}
@@ -127,45 +125,22 @@ func (c *inside) compare() ([]compare.Difference, error) {
 	return append(append(all, addresses...), routes...), nil
 }
 
-// difference returns one that fix repairs, if the interface is ours.
-func (c *inside) difference(kind compare.Kind, object, wanted, found string, err error, fix func(context.Context, *links.Conn) error) compare.Difference {
-	d := compare.Difference{
-		Kind: kind, Inside: true, Object: object, Wanted: wanted, Found: found, Err: inContainer(c.r, err),
+// lacks returns the difference of an object that fix makes again.
+func (c *inside) lacks(kind compare.Kind, object, wanted, found string, err error, fix func(context.Context, *links.Conn, links.Link) error) compare.Difference {
+	place := &compare.Place{
+		NS: c.r.Container, Inside: true, Name: fmt.Sprintf("interface %q in the container", c.r.IfName),
+		Find: func(conn *links.Conn) (links.Link, error) { return conn.Link(c.r.IfName) },
+		Same: func(now links.Link) bool { return now.Index == c.own.Index },
 	}
-	switch {
-	case !c.own.Ours:
-		d.Why = "the interface may be another one"
-	case fix == nil:
-		d.Why = "it differs"
-	default:
-		d.Fix = func(ctx context.Context) error { return c.fix(ctx, fix) }
+	if !c.own.Ours {
+		place.Whose = "the interface may be another one"
 	}
-	return d
-}
-
-// fix calls do for the interface, unless another one has its name by now.
-func (c *inside) fix(ctx context.Context, do func(context.Context, *links.Conn) error) (err error) {
-	conn, err := caller.From(ctx).Conns.Borrow(c.r.Container)
-	if err != nil {
-		return inContainer(c.r, err)
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	now, err := conn.Link(c.r.IfName)
-	if err == nil && now.Index != c.own.Index {
-		err = errors.New("it has changed since the comparison")
-	}
-	if err == nil {
-		err = do(ctx, conn)
-	}
-	if err != nil {
-		return inContainer(c.r, err)
-	}
-	return nil
+	return place.Lacks(compare.Difference{Kind: kind, Object: object, Wanted: wanted, Found: found, Err: inContainer(c.r, err)}, fix)
 }
 
 // setUp sets the interface up, as the ADD did.
-func (c *inside) setUp(ctx context.Context, conn *links.Conn) error {
-	result := prevresult.Own(c.r)
+func (c *inside) setUp(ctx context.Context, conn *links.Conn, _ links.Link) error {
+	result := compare.OwnResult(c.r)
 	subnets, err := c.subnets(result)
 	if err != nil {
 		return err

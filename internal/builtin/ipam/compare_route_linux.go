@@ -70,9 +70,11 @@ func (c *inside) routes(w wanted, result *types100.Result) ([]compare.Difference
 		if want.Table != 0 {
 			text += fmt.Sprint(" table ", want.Table)
 		}
-		all = append(all, c.difference(compare.Route, fmt.Sprintf("%s on %s", want.Dst, c.r.IfName), text, "",
+		all = append(all, c.lacks(compare.Route, fmt.Sprintf("%s on %s", want.Dst, c.r.IfName), text, "",
 			fmt.Errorf("route %s is missing", want),
-			func(ctx context.Context, conn *links.Conn) error { return c.addRoute(conn, want, w, subnets) }))
+			func(_ context.Context, conn *links.Conn, _ links.Link) error {
+				return c.addRoute(conn, want, w, subnets)
+			}))
 	}
 	return all, nil
 }

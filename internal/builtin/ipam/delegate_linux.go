@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -91,20 +92,30 @@ func Del(ctx context.Context, r *plugin.Request, typ string) error {
 	return delegate(ctx, r, "DEL", typ)
 }
 
-// Check runs the IPAM plugin's CHECK.
-func Check(ctx context.Context, r *plugin.Request, typ string) error {
-	return delegate(ctx, r, "CHECK", typ)
-}
-
 // Status asks the IPAM plugin whether it could assign addresses.
 func Status(ctx context.Context, r *plugin.Request, typ string) error {
 	return delegate(ctx, r, "STATUS", typ)
 }
 
-// GC lets the IPAM plugin release the addresses of attachments that are gone.
-// The configuration lists the valid ones.
-func GC(ctx context.Context, r *plugin.Request, typ string) error {
-	return delegate(ctx, r, "GC", typ)
+// CheckWith runs the IPAM plugin's CHECK, and then that of the plugin itself.
+func CheckWith(ctx context.Context, r *plugin.Request, typ string, p compare.Comparer) error {
+	if err := delegate(ctx, r, "CHECK", typ); err != nil {
+		return err
+	}
+	return compare.Check(ctx, r, p)
+}
+
+// Collector is the GC of a plugin that has nothing to collect itself.
+type Collector struct{}
+
+// GC lets the IPAM plugin release the addresses of attachments that are gone. The
+// configuration lists the valid ones; interfaces end with their namespaces.
+func (Collector) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
+	var c Config
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	return delegate(ctx, r, "GC", c.IPAM.Type)
 }
 
 func delegate(ctx context.Context, r *plugin.Request, verb, typ string) error {

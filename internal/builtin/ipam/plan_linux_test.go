@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-func parse(t *testing.T, text string) *types100.Result {
+func parsed(t *testing.T, text string) *types100.Result {
 	t.Helper()
 	r := &types100.Result{}
 	if err := json.Unmarshal([]byte(text), r); err != nil {
@@ -27,7 +27,7 @@ func parse(t *testing.T, text string) *types100.Result {
 }
 
 func TestPlan(t *testing.T) {
-	got, err := plan(parse(t, `{"cniVersion": "1.1.0",
+	got, err := plan(parsed(t, `{"cniVersion": "1.1.0",
 		"ips": [{"address": "10.1.0.2/24"}, {"address": "10.2.0.2/24", "gateway": "10.2.0.1"}, {"address": "10.3.0.2/24", "gateway": "10.3.0.1"}, {"address": "fd00::2/64", "gateway": "fd00::1"}],
 		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.7.1.0/16", "gw": "10.1.0.9", "mtu": 1400, "advmss": 1300, "priority": 5, "table": 7, "scope": 253}]}`))
 	if err != nil {
@@ -61,7 +61,7 @@ func TestPlanErrors(t *testing.T) {
 		`{"ips": [{"address": "10.1.0.2/24"}], "routes": [{"dst": "10.7.0.0/16"}, {"dst": "10.8.0.0/16", "mtu": -1}]}`: "the result's route 1: to 10.8.0.0/16: a negative table, priority, mtu or advmss",
 	}
 	for text, want := range tests {
-		if _, err := plan(parse(t, text)); err == nil || err.Error() != want {
+		if _, err := plan(parsed(t, text)); err == nil || err.Error() != want {
 			t.Errorf("%s: got %v\nwant %s", text, err, want)
 		}
 	}
@@ -104,7 +104,7 @@ func TestAddGivesBack(t *testing.T) {
 				if test.add != nil {
 					return nil, test.add
 				}
-				return parse(t, test.result), nil
+				return parsed(t, test.result), nil
 			}
 			return nil, ctx.Err()
 		}}

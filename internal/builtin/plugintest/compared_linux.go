@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -23,7 +22,10 @@ const (
 // differences, and those that are left, one a line.
 func Compared(ctx context.Context, host *netns.Handle, lookup func(string) plugin.Plugin, c Call, extent Extent) (found, left string, err error) {
 	err = Comparing(ctx, host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done := check.Kernel(ctx, r)
+		v, done, err := compare.Kernel(ctx, r)
+		if err != nil {
+			return err
+		}
 		all, err := p.Compare(ctx, r, v)
 		found = Lines(all)
 		if err == nil && extent != OnlyCompare {

@@ -11,7 +11,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
@@ -21,7 +20,7 @@ import (
 )
 
 // Check returns an error unless every port is forwarded.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
 
 // Compare compares the rules of the forwarded ports, and the setting that lets packets
 // from the host's loopback addresses leave.
@@ -62,7 +61,7 @@ func difference(r *plugin.Request, m fwrules.Missing, leadsTo string) compare.Di
 		return d
 	}
 	if d.Why = m.Why; d.Why == "" {
-		d.Fix = func(ctx context.Context) error { return check.Restore(ctx, r, m) }
+		d.Fix = func(ctx context.Context) error { return compare.Restore(ctx, r, m) }
 	}
 	return d
 }

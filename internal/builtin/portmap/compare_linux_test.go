@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
@@ -313,7 +312,10 @@ func TestAViewWithoutRouting(t *testing.T) {
 	side.Must(t, "ADD", c)
 	nettest.Shell(t, h.Host, "echo 0 > /proc/sys/net/ipv4/conf/veth0/route_localnet")
 	err := plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done := check.Kernel(ctx, r)
+		v, done, err := compare.Kernel(ctx, r)
+		if err != nil {
+			return err
+		}
 		v.Host = struct{ compare.Net }{v.Host}
 		found, err := p.Compare(ctx, r, v)
 		if len(found) != 1 || found[0].Kind != compare.Sysctl {

@@ -11,7 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -84,7 +84,7 @@ func (conf conf) request(r *plugin.Request) (request, error) {
 	}
 	c.want.Owner = fwrules.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
 	if r.PrevResult != nil {
-		c.want.V4, c.want.V6 = prevresult.First(r.PrevResult, r.IfName)
+		c.want.V4, c.want.V6 = compare.FirstAddresses(r.PrevResult, r.IfName)
 	}
 	return c, nil
 }

@@ -10,8 +10,8 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -132,5 +132,5 @@ func (c request) onlyExecutable() error {
 	if c.only == "" {
 		return nil
 	}
-	return check.OnlyExecutable(known.Portmap, c.only)
+	return compare.OnlyExecutable(known.Portmap, c.only)
 }

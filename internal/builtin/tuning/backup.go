@@ -5,22 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// backup is the former state of an interface, in the format of the reference
-// plugin's file. Unchanged attributes are missing.
+// attributes are values for attributes of an interface: those to set, or the former ones in
+// the format of the reference plugin's file. A missing one changes nothing.
 //
 //	{
 //	 "mac": "0a:58:0a:01:00:02",
 //	 "promisc": false,
 //	 "mtu": 1500
 //	}
-type backup struct {
+type attributes struct {
 	Mac      string `json:"mac,omitempty"`
 	Promisc  *bool  `json:"promisc,omitempty"`
 	Mtu      int    `json:"mtu,omitempty"`
@@ -28,34 +27,26 @@ type backup struct {
 	TxQLen   *int   `json:"txQLen,omitempty"`
 }
 
-// state is the present state of an interface.
-type state struct {
-	mac      net.HardwareAddr
-	promisc  bool
-	mtu      int
-	allmulti bool
-	txQLen   int
-}
+func (a attributes) any() bool { return a != attributes{} }
 
-// backupOf returns the attributes that will change, with their present values.
-func backupOf(has state, change attributes) backup {
-	var b backup
-	if change.mac != nil {
-		b.Mac = has.mac.String()
+// of returns the values for the attributes that another list has.
+func (a attributes) of(other attributes) attributes {
+	if other.Mac == "" {
+		a.Mac = ""
 	}
-	if change.promisc {
-		b.Promisc = &has.promisc
+	if other.Promisc == nil {
+		a.Promisc = nil
 	}
-	if change.mtu != 0 {
-		b.Mtu = has.mtu
+	if other.Mtu == 0 {
+		a.Mtu = 0
 	}
-	if change.allmulti != nil {
-		b.Allmulti = &has.allmulti
+	if other.Allmulti == nil {
+		a.Allmulti = nil
 	}
-	if change.txQLen != nil {
-		b.TxQLen = &has.txQLen
+	if other.TxQLen == nil {
+		a.TxQLen = nil
 	}
-	return b
+	return a
 }
 
 // backupFile returns the reference plugin's path of the backup.
@@ -67,7 +58,7 @@ func backupFile(dataDir, id, ifName string) string {
 // half of it.
 func unfinished(file string) string { return file + ".tmp" }
 
-func saveBackup(file string, b backup) error {
+func saveBackup(file string, b attributes) error {
 	data, err := json.MarshalIndent(b, "", " ")
 	if err != nil {
 		return err
@@ -87,16 +78,16 @@ func saveBackup(file string, b backup) error {
 
 // loadBackup reads the file. If the file is missing or invalid, there is nothing
 // to restore.
-func loadBackup(file string) (b backup, found bool, err error) {
+func loadBackup(file string) (b attributes, found bool, err error) {
 	data, err := plainfile.Read(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return backup{}, false, nil
+		return attributes{}, false, nil
 	}
 	if err != nil {
-		return backup{}, false, fmt.Errorf("former state of the interface: %w", err)
+		return attributes{}, false, fmt.Errorf("former state of the interface: %w", err)
 	}
 	if err := json.Unmarshal(data, &b); err != nil {
-		return backup{}, false, nil
+		return attributes{}, false, nil
 	}
 	return b, true, nil
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
@@ -18,7 +17,7 @@ import (
 
 // Check returns an error unless the sysctls and the interface are as this plugin
 // has set them, except for those that a later plugin has set again.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
 
 // Compare compares the sysctls and the attributes of the interface with the values
 // that this plugin has set, except for those that a later plugin has set again. All
@@ -93,43 +92,24 @@ func (p Plugin) fixSysctl(r *plugin.Request, s sysctl) func(context.Context) err
 
 // compareAttributes compares an interface with the configuration. It ignores
 // attributes that are not configured, or only turned off, because they were not set.
-func compareAttributes(r *plugin.Request, has state, want attributes) (found []compare.Difference) {
-	differ := func(name string, is, wanted any, alone attributes) {
+func compareAttributes(r *plugin.Request, has, want attributes) (found []compare.Difference) {
+	now := make(map[string]string)
+	for _, a := range has.list() {
+		now[a.name] = a.value
+	}
+	for _, a := range want.list() {
+		is := now[a.name]
+		if is == a.value {
+			continue
+		}
 		found = append(found, compare.Difference{
 			Plugin: known.Tuning, Kind: compare.Interface, Inside: true,
-			Object: name + " of " + r.IfName, Wanted: fmt.Sprint(wanted), Found: fmt.Sprint(is),
-			Err: fmt.Errorf("interface %q: %s is %v, and not %v as configured", r.IfName, name, is, wanted),
-			Fix: fixAttribute(r, alone),
+			Object: a.name + " of " + r.IfName, Wanted: a.value, Found: is,
+			Err: fmt.Errorf("interface %q: %s is %v, and not %v as configured", r.IfName, a.name, is, a.value),
+			Fix: func(ctx context.Context) error { // the backup of the former value is the ADD's
+				return on(ctx, r, func(conn *links.Conn, link links.Link) error { return setAll(conn, link, []attribute{a}) })
+			},
 		})
 	}
-	if want.mac != nil && want.mac.String() != has.mac.String() {
-		differ("mac", has.mac, want.mac, attributes{mac: want.mac})
-	}
-	if want.promisc && !has.promisc {
-		differ("promisc", false, true, attributes{promisc: true})
-	}
-	if want.mtu != 0 && want.mtu != has.mtu {
-		differ("mtu", has.mtu, want.mtu, attributes{mtu: want.mtu})
-	}
-	if want.allmulti != nil && *want.allmulti != has.allmulti {
-		differ("allmulti", has.allmulti, *want.allmulti, attributes{allmulti: want.allmulti})
-	}
-	if want.txQLen != nil && *want.txQLen != has.txQLen {
-		differ("txQLen", has.txQLen, *want.txQLen, attributes{txQLen: want.txQLen})
-	}
 	return found
-}
-
-// fixAttribute sets an attribute. The backup of the former value is the ADD's.
-func fixAttribute(r *plugin.Request, alone attributes) func(context.Context) error {
-	return func(ctx context.Context) error {
-		conn, link, err := find(ctx, r)
-		if err != nil {
-			return err
-		}
-		if err := change(conn, link.Index, alone); err != nil {
-			return errors.Join(fmt.Errorf("interface %q: %w", r.IfName, err), conn.Close())
-		}
-		return conn.Close()
-	}
 }

@@ -31,19 +31,6 @@ type config struct {
 // sysctl is a sysctl to write.
 type sysctl struct{ key, file, value string }
 
-// attributes are the values for the interface. A nil field changes nothing.
-type attributes struct {
-	mac      net.HardwareAddr
-	promisc  bool // false changes nothing
-	mtu      int  // 0 changes nothing
-	allmulti *bool
-	txQLen   *int
-}
-
-func (a attributes) any() bool {
-	return a.mac != nil || a.promisc || a.mtu != 0 || a.allmulti != nil || a.txQLen != nil
-}
-
 // settings are the settings that can be at the top level of a configuration and
 // in args.cni.
 type settings struct {
@@ -120,16 +107,19 @@ func parse(r *plugin.Request) (*config, error) {
 		mac = *args.Mac
 	}
 	c := &config{dataDir: cmp.Or(n.DataDir, defaultDataDir), macText: mac, attributes: attributes{
-		promisc:  first(args.Promisc, n.Promisc),
-		mtu:      first(args.Mtu, n.Mtu),
-		allmulti: oneOf(args.Allmulti, n.Allmulti),
-		txQLen:   oneOf(args.TxQLen, n.TxQLen),
+		Mtu:      first(args.Mtu, n.Mtu),
+		Allmulti: oneOf(args.Allmulti, n.Allmulti),
+		TxQLen:   oneOf(args.TxQLen, n.TxQLen),
 	}}
+	if promisc := first(args.Promisc, n.Promisc); promisc { // it is never turned off
+		c.attributes.Promisc = &promisc
+	}
 	if mac != "" {
-		var err error
-		if c.attributes.mac, err = net.ParseMAC(mac); err != nil {
+		hw, err := net.ParseMAC(mac)
+		if err != nil {
 			return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "mac: %w", err)
 		}
+		c.attributes.Mac = hw.String()
 	}
 	sysctls := make(map[string]string)
 	maps.Copy(sysctls, n.Sysctl)
@@ -207,15 +197,4 @@ func allowed(list []*regexp.Regexp, sysctls []sysctl) error {
 		}
 	}
 	return nil
-}
-
-// dataDir reads only the directory of the backups. If it is not a string, Add
-// has failed before it wrote a backup.
-func dataDir(r *plugin.Request) (string, error) {
-	var n struct {
-		DataDir any `json:"dataDir"`
-	}
-	err := r.Decode(&n)
-	dir, _ := n.DataDir.(string)
-	return cmp.Or(dir, defaultDataDir), err
 }

@@ -3,7 +3,6 @@ package tuning
 import (
 	"errors"
 	"fmt"
-	"net"
 	"reflect"
 	"strings"
 	"testing"
@@ -20,7 +19,6 @@ func request(config, args string) *plugin.Request {
 }
 
 func TestParse(t *testing.T) {
-	mac := func(s string) net.HardwareAddr { m, _ := net.ParseMAC(s); return m }
 	for name, tt := range map[string]struct {
 		config, args string
 		want         *config
@@ -31,16 +29,16 @@ func TestParse(t *testing.T) {
 			&config{dataDir: "/d", macText: "02:00:00:00:00:0A", sysctls: []sysctl{
 				{"net.core.somaxconn", "/proc/sys/net/core/somaxconn", "500"},
 				{"net.ipv4.conf.IFNAME.arp_filter", "/proc/sys/net/ipv4/conf/eth0.5/arp_filter", "1"},
-			}, attributes: attributes{mac: mac("02:00:00:00:00:0a"), promisc: true, mtu: 1400, allmulti: ptr(false), txQLen: ptr(0)}}},
+			}, attributes: attributes{Mac: "02:00:00:00:00:0a", Promisc: ptr(true), Mtu: 1400, Allmulti: ptr(false), TxQLen: ptr(0)}}},
 		"CNI_ARGS": {`{"mac": "02:00:00:00:00:01"}`, "MAC=02:00:00:00:00:02;IgnoreUnknown=1;A=b",
-			&config{dataDir: "/run/cni/tuning", macText: "02:00:00:00:00:02", attributes: attributes{mac: mac("02:00:00:00:00:02")}}},
+			&config{dataDir: "/run/cni/tuning", macText: "02:00:00:00:00:02", attributes: attributes{Mac: "02:00:00:00:00:02"}}},
 		"capability": {`{"mac": "02:00:00:00:00:01", "runtimeConfig": {"mac": "02:00:00:00:00:03"}}`, "MAC=02:00:00:00:00:02",
-			&config{dataDir: "/run/cni/tuning", macText: "02:00:00:00:00:03", attributes: attributes{mac: mac("02:00:00:00:00:03")}}},
+			&config{dataDir: "/run/cni/tuning", macText: "02:00:00:00:00:03", attributes: attributes{Mac: "02:00:00:00:00:03"}}},
 		"args": {`{"mtu": 1, "promisc": true, "runtimeConfig": {"mac": "02:00:00:00:00:03"}, "args": {"cni": {
 			"mac": "02:00:00:00:00:04", "promisc": false, "mtu": 1300, "allmulti": true, "txQLen": 7, "sysctl": {"net.core.somaxconn": "9"}}}}`, "",
 			&config{dataDir: "/run/cni/tuning", macText: "02:00:00:00:00:04",
 				sysctls:    []sysctl{{"net.core.somaxconn", "/proc/sys/net/core/somaxconn", "9"}},
-				attributes: attributes{mac: mac("02:00:00:00:00:04"), mtu: 1300, allmulti: ptr(true), txQLen: ptr(7)}}},
+				attributes: attributes{Mac: "02:00:00:00:00:04", Mtu: 1300, Allmulti: ptr(true), TxQLen: ptr(7)}}},
 		"args over sysctl": {`{"sysctl": {"net.a": "1", "net.b": "2"}, "args": {"cni": {"sysctl": {"net.b": "3"}}}}`, "",
 			&config{dataDir: "/run/cni/tuning", sysctls: []sysctl{{"net.a", "/proc/sys/net/a", "1"}, {"net.b", "/proc/sys/net/b", "3"}}}},
 	} {

@@ -4,11 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"net"
 	"strconv"
 	"strings"
 
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -47,20 +48,12 @@ func (c *config) values() map[string]string {
 	for _, s := range c.sysctls {
 		values[s.file] = s.value
 	}
-	a := c.attributes
-	if a.mac != nil {
-		values["mac"] = a.mac.String()
+	for _, a := range c.attributes.list() {
+		if a.name != "promisc" { // it is never turned off
+			values[a.name] = a.value
+		}
 	}
-	if a.mtu != 0 {
-		values["mtu"] = strconv.Itoa(a.mtu)
-	}
-	if a.allmulti != nil {
-		values["allmulti"] = strconv.FormatBool(*a.allmulti)
-	}
-	if a.txQLen != nil {
-		values["txQLen"] = strconv.Itoa(*a.txQLen)
-	}
-	return values // promisc is never turned off
+	return values
 }
 
 // without returns the configuration without the settings that a later plugin has
@@ -78,18 +71,19 @@ func (c *config) without(r *plugin.Request, last map[string]string) *config {
 			own.sysctls = append(own.sysctls, s)
 		}
 	}
-	said, err := prevresult.Interface(r)
-	if replaced("mac") || err == nil && !prevresult.SameMAC(said.Mac, c.attributes.mac) {
-		own.attributes.mac = nil
+	said, err := compare.Reported(r)
+	mac, _ := net.ParseMAC(c.attributes.Mac) // which parse has made
+	if replaced("mac") || err == nil && !compare.SameMAC(said.Mac, mac) {
+		own.attributes.Mac = ""
 	}
-	if replaced("mtu") || err == nil && said.Mtu != 0 && said.Mtu != c.attributes.mtu {
-		own.attributes.mtu = 0
+	if replaced("mtu") || err == nil && said.Mtu != 0 && said.Mtu != c.attributes.Mtu {
+		own.attributes.Mtu = 0
 	}
 	if replaced("allmulti") {
-		own.attributes.allmulti = nil
+		own.attributes.Allmulti = nil
 	}
 	if replaced("txQLen") {
-		own.attributes.txQLen = nil
+		own.attributes.TxQLen = nil
 	}
 	return &own
 }

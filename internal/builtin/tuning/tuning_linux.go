@@ -30,7 +30,7 @@ const defaultAllowlist = "/etc/cni/tuning/allowlist.conf"
 
 // Add writes the sysctls and changes the interface. It keeps the former
 // attributes first.
-func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result, err error) {
+func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := p.parse(ctx, r)
 	if err != nil {
 		return nil, err
@@ -48,18 +48,16 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result,
 	if !c.attributes.any() {
 		return result, nil
 	}
-	conn, link, err := find(ctx, r)
+	err = on(ctx, r, func(conn *links.Conn, link links.Link) error {
+		if err := saveBackup(backupFile(c.dataDir, r.ContainerID, r.IfName), stateOf(link).of(c.attributes)); err != nil {
+			return err
+		}
+		return setAll(conn, link, c.attributes.list())
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	if err := saveBackup(backupFile(c.dataDir, r.ContainerID, r.IfName), backupOf(stateOf(link), c.attributes)); err != nil {
-		return nil, err
-	}
-	if err := change(conn, link.Index, c.attributes); err != nil {
-		return nil, fmt.Errorf("interface %q: %w", r.IfName, err)
-	}
-	if c.attributes.mac != nil {
+	if c.attributes.Mac != "" {
 		for _, i := range result.Interfaces {
 			if i.Name == r.IfName && i.Sandbox != "" {
 				i.Mac = c.macText
@@ -72,26 +70,23 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (_ *types100.Result,
 // Del restores the former state of the interface. If that fails, for example
 // because the container has no such interface, the file stays, and the runtime's
 // sweep tries again at the interface's new place.
-func (p Plugin) Del(ctx context.Context, r *plugin.Request) (err error) {
+func (p Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	// A configuration that Add refused must not stop the DEL of the plugins
 	// before this one in the chain. Del reads only the directory of the backup
 	// from it.
-	dir, err := dataDir(r)
-	if err != nil {
-		return err
-	}
-	file := backupFile(dir, r.ContainerID, r.IfName)
+	file := File(r.Config, r.ContainerID, r.IfName)
 	if !Pending(file) || r.Container == nil {
 		return nil
 	}
-	conn, link, err := find(ctx, r)
-	if links.NotFound(err) {
+	var undone error // Undo may miss something itself
+	err := on(ctx, r, func(conn *links.Conn, link links.Link) error {
+		undone = Undo(conn, link, file)
+		return undone
+	})
+	if undone == nil && links.NotFound(err) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(Undo(conn, link, file), conn.Close())
+	return err
 }
 
 // Undo restores the state of the interface from the file, and deletes the file.
@@ -157,58 +152,74 @@ func writeSysctls(r *plugin.Request, sysctls []sysctl) error {
 	})
 }
 
-// find looks the interface up, on a socket that the caller closes.
-func find(ctx context.Context, r *plugin.Request) (*links.Conn, links.Link, error) {
-	conn, err := caller.From(ctx).Conns.Borrow(r.Container)
-	if err != nil {
-		return nil, links.Link{}, err
-	}
-	link, err := conn.Link(r.IfName)
-	if err != nil {
-		return nil, links.Link{}, errors.Join(err, conn.Close())
-	}
-	return conn, link, nil
+// on calls do with the interface.
+func on(ctx context.Context, r *plugin.Request, do func(*links.Conn, links.Link) error) error {
+	return caller.On(ctx, r.Container, func(conn *links.Conn) error {
+		link, err := conn.Link(r.IfName)
+		if err != nil {
+			return err
+		}
+		return do(conn, link)
+	})
 }
 
 // stateOf reads the attributes that Add may change. Flags count only if they
 // were set: a sniffer can put an interface into promiscuous mode without the
 // flag, and the container has no part in that.
-func stateOf(l links.Link) state {
-	has := state{promisc: l.Promiscuous(), mtu: l.MTU, allmulti: l.Flags&unix.IFF_ALLMULTI != 0, txQLen: l.QueueLength}
+func stateOf(l links.Link) attributes {
+	promisc, allmulti := l.Promiscuous(), l.Flags&unix.IFF_ALLMULTI != 0
+	has := attributes{Promisc: &promisc, Mtu: l.MTU, Allmulti: &allmulti, TxQLen: &l.QueueLength}
 	if slices.ContainsFunc(l.MAC, func(b byte) bool { return b != 0 }) { // lo has no address that could be restored
-		has.mac = l.MAC
+		has.Mac = l.MAC.String()
 	}
 	return has
 }
 
-// change sets the attributes one after the other, so that the error names the
-// one that the kernel refused.
-func change(conn *links.Conn, index int, a attributes) error {
-	var err error
-	set := func(what string, value any, change links.Change) {
-		if err != nil {
-			return
+// attribute is an attribute of an interface, and the change that gives it the value.
+type attribute struct {
+	name, value string
+	change      links.Change
+}
+
+// list lists the attributes that have a value.
+func (a attributes) list() (all []attribute) {
+	add := func(name string, value any, change links.Change) {
+		all = append(all, attribute{name, fmt.Sprint(value), change})
+	}
+	if mac, err := net.ParseMAC(a.Mac); err == nil {
+		add("mac", mac, links.Change{MAC: mac})
+	}
+	if a.Promisc != nil {
+		add("promisc", *a.Promisc, flag(unix.IFF_PROMISC, *a.Promisc))
+	}
+	if a.Mtu != 0 {
+		add("mtu", a.Mtu, links.Change{MTU: a.Mtu})
+	}
+	if a.Allmulti != nil {
+		add("allmulti", *a.Allmulti, flag(unix.IFF_ALLMULTI, *a.Allmulti))
+	}
+	if a.TxQLen != nil {
+		add("txQLen", *a.TxQLen, links.Change{QueueLength: a.TxQLen})
+	}
+	return all
+}
+
+// setAll sets attributes, one after the other.
+func setAll(conn *links.Conn, link links.Link, all []attribute) error {
+	for _, a := range all {
+		if err := a.set(conn, link.Index); err != nil {
+			return fmt.Errorf("interface %q: %w", link.Name, err)
 		}
-		if err = conn.Change(index, change); err != nil {
-			err = fmt.Errorf("set %s to %v: %w", what, value, err)
-		}
 	}
-	if a.mac != nil {
-		set("mac", a.mac, links.Change{MAC: a.mac})
+	return nil
+}
+
+// set sets the attribute. The error names the one that the kernel refused.
+func (a attribute) set(conn *links.Conn, index int) error {
+	if err := conn.Change(index, a.change); err != nil {
+		return fmt.Errorf("set %s to %v: %w", a.name, a.value, err)
 	}
-	if a.promisc {
-		set("promisc", true, links.Change{Set: unix.IFF_PROMISC})
-	}
-	if a.mtu != 0 {
-		set("mtu", a.mtu, links.Change{MTU: a.mtu})
-	}
-	if a.allmulti != nil {
-		set("allmulti", *a.allmulti, flag(unix.IFF_ALLMULTI, *a.allmulti))
-	}
-	if a.txQLen != nil {
-		set("txQLen", *a.txQLen, links.Change{QueueLength: a.txQLen})
-	}
-	return err
+	return nil
 }
 
 // flag turns a flag on or off.
@@ -220,19 +231,14 @@ func flag(f uint32, on bool) links.Change {
 }
 
 // restore restores as much as it can.
-func restore(conn *links.Conn, index int, b backup) error {
+func restore(conn *links.Conn, index int, b attributes) error {
 	var errs []error
-	a := attributes{mtu: b.Mtu, allmulti: b.Allmulti, txQLen: b.TxQLen}
 	if b.Mac != "" {
-		mac, err := net.ParseMAC(b.Mac)
-		a.mac = mac
+		_, err := net.ParseMAC(b.Mac)
 		errs = append(errs, err)
 	}
-	if b.Promisc != nil {
-		errs = append(errs, conn.Change(index, flag(unix.IFF_PROMISC, *b.Promisc)))
-	}
-	for _, part := range []attributes{{mac: a.mac}, {mtu: a.mtu}, {allmulti: a.allmulti}, {txQLen: a.txQLen}} {
-		errs = append(errs, change(conn, index, part))
+	for _, a := range b.list() {
+		errs = append(errs, a.set(conn, index))
 	}
 	return errors.Join(errs...)
 }

@@ -54,7 +54,7 @@ func described(t testing.TB, h plugintest.Host) string {
 			t.Fatal(err)
 		}
 	}
-	return fmt.Sprint(s.mac, s.promisc, s.mtu, s.allmulti, s.txQLen, sysctls)
+	return fmt.Sprint(s.Mac, " ", *s.Promisc, s.Mtu, *s.Allmulti, *s.TxQLen, sysctls)
 }
 
 // TestInterchange adds with one side, and checks and deletes with the other.
@@ -195,7 +195,7 @@ func TestDelThatCannotPutBackKeepsTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := stateOf(link)
-	if s.mac.String() != plugintest.ContainerMAC || s.txQLen != 1000 {
+	if s.Mac != plugintest.ContainerMAC || *s.TxQLen != 1000 {
 		t.Errorf("not put back: %+v", s)
 	}
 	side.MustFail(t, "DEL", c)

@@ -67,6 +67,12 @@ func AskForwarding(ask *links.Requests, addrs []netip.Prefix) (missing func() []
 	}
 }
 
+// NoRA makes an interface of the host ignore router advertisements, because its routes
+// come from here.
+func NoRA(name string) links.Sysctl {
+	return links.Sysctl{Path: "net/ipv6/conf/" + name + "/accept_ra", Value: "0", Optional: true}
+}
+
 // Undo deletes the pair, if it was made.
 func (e *Ends) Undo(context.Context) error {
 	if e.Host.Index == 0 {

@@ -9,10 +9,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -46,16 +43,13 @@ type Host struct {
 	Ours   bool // it has the name or the hardware address of the ADD
 }
 
-// WhyNotOurs is the reason not to change an end that is not [Host.Ours].
-const WhyNotOurs = "it has neither the recorded name nor the recorded hardware address, so it may be another pair"
-
 // CompareHost compares the host's end of the pair, which must be up and the peer
 // of the container's end. The kernel knows the peer: an administrator or udev
 // may have changed its name and hardware address, and packets pass all the same.
 //
 // Without the container's end there is none, and no difference. setUp makes the
 // end ready and sets it up.
-func CompareHost(r *plugin.Request, v *compare.View, container ipam.Found, setUp func(*links.Conn, links.Link) error) (host Host, all []compare.Difference, err error) {
+func CompareHost(r *plugin.Request, v *compare.View, container ipam.Found, setUp func(context.Context, *links.Conn, links.Link) error) (host Host, all []compare.Difference, err error) {
 	said := HostInterface(r.PrevResult, r.IfName)
 	if said.Name == "" {
 		return host, nil, fmt.Errorf("prevResult has no interface of the host before %q", r.IfName)
@@ -79,39 +73,32 @@ func CompareHost(r *plugin.Request, v *compare.View, container ipam.Found, setUp
 		host.Exists = host.Peer.Index == container.Index
 		m = ipam.Mismatch{Wanted: "the peer of " + r.IfName, Found: host.Name, Err: fmt.Errorf("it is not the other end of the container's %q", container.Name)}
 	}
-	host.Ours = host.Exists && (host.Name == said.Name || prevresult.SameMAC(said.Mac, host.MAC) && said.Mac != "")
+	host.Ours = host.Exists && (host.Name == said.Name || compare.SameMAC(said.Mac, host.MAC) && said.Mac != "")
 	if host.Exists && host.Up() {
 		return host, nil, nil
 	}
 	d.Object = host.Name
 	if host.Exists {
-		m = ipam.Mismatch{Wanted: "up", Found: "down", Err: errors.New("it is down")}
-		if d.Why = WhyNotOurs; host.Ours {
-			d.Why, d.Fix = "", func(ctx context.Context) error { return OnHost(ctx, r, host, setUp) }
-		}
+		m, d.Why = ipam.Mismatch{Wanted: "up", Found: "down", Err: errors.New("it is down")}, ""
+		d = host.Place(r).Lacks(d, setUp)
 	}
 	d.Wanted, d.Found, d.Err = m.Wanted, m.Found, fmt.Errorf("interface %q on the host: %w", host.Name, m.Err)
 	return host, []compare.Difference{d}, nil
 }
 
-// OnHost calls fix for the host's end, unless it is another interface by now.
-func OnHost(ctx context.Context, r *plugin.Request, host Host, fix func(*links.Conn, links.Link) error) (err error) {
-	conn, err := caller.From(ctx).Conns.Borrow(r.Host)
-	if err != nil {
-		return err
+// Place returns the host's end as a place of objects.
+func (h Host) Place(r *plugin.Request) *compare.Place {
+	p := &compare.Place{
+		NS: r.Host, Name: fmt.Sprintf("interface %q on the host", h.Name),
+		Find: func(conn *links.Conn) (links.Link, error) { return conn.LinkByIndex(h.Index) },
+		Same: func(now links.Link) bool {
+			return now.Kind == "veth" && now.Name == h.Name && now.Peer.Index == h.Peer.Index
+		},
 	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	now, err := conn.LinkByIndex(host.Index)
-	if err == nil && (now.Kind != "veth" || now.Name != host.Name || now.Peer.Index != host.Peer.Index) {
-		err = errors.New("it has changed since the comparison")
+	if !h.Ours {
+		p.Whose = "it has neither the recorded name nor the recorded hardware address, so it may be another pair"
 	}
-	if err == nil {
-		err = fix(conn, now)
-	}
-	if err != nil {
-		return fmt.Errorf("interface %q on the host: %w", host.Name, err)
-	}
-	return nil
+	return p
 }
 
 // mostWait limits how long [Resolve] waits for the container's end. The kernel repeats a
@@ -141,8 +128,8 @@ func (c Config) CompareMasquerade(ctx context.Context, r *plugin.Request, v *com
 	if !c.IPMasq {
 		return nil, nil
 	}
-	want := rules(r, addresses(prevresult.Own(r), nil))
-	return check.Rules(ctx, r, v, compare.Rule, want, masqueradeError)
+	want := rules(r, addresses(compare.OwnResult(r), nil))
+	return compare.MissingRules(ctx, r, v, compare.Rule, want, masqueradeError)
 }
 
 // CompareForwarding reports whether the host forwards what arrives at an

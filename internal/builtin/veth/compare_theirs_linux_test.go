@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/builtin"
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
@@ -46,7 +45,10 @@ func TestRepairAttachmentsOfTheReferencePlugins(t *testing.T) {
 			h.sh(strings.ReplaceAll(test.script, "VETH", h.hostEnd(c.Prev)))
 			ctx := caller.With(t.Context(), caller.Given{Filters: netfilter.Options{Executable: true}})
 			err := plugintest.Comparing(ctx, h.ns, builtin.Lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-				v, done := check.Kernel(ctx, r)
+				v, done, err := compare.Kernel(ctx, r)
+				if err != nil {
+					return err
+				}
 				all, err := p.Compare(ctx, r, v)
 				expect.NoError(t, err)
 				expect.Same(t, "differences", h.normal(plugintest.Short(all)), test.want)

@@ -1,5 +1,5 @@
 // Package veth is the common part of the plugins that make a veth pair: ADD,
-// CHECK and DEL, and the masquerading of the addresses.
+// CHECK and DEL, and the masquerading of the addresses. One of them, ptp, is here.
 package veth
 
 import (
@@ -13,10 +13,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
@@ -58,7 +57,7 @@ func (c Config) backend() string {
 func OnlyExecutable(typ string, config json.RawMessage) error {
 	var c Config
 	if json.Unmarshal(config, &c) == nil && c.IPMasq && c.backend() == iptables {
-		return check.OnlyExecutable(typ, `"ipMasqBackend": "iptables"`)
+		return compare.OnlyExecutable(typ, `"ipMasqBackend": "iptables"`)
 	}
 	return nil // an Add reports an invalid configuration
 }
@@ -106,7 +105,7 @@ func Wants(r *plugin.Request) (fwrules.Rules, error) {
 	if err != nil || !c.IPMasq || c.IPAM.Type == "" {
 		return fwrules.Rules{}, err
 	}
-	return rules(r, addresses(prevresult.Own(r), nil)), nil
+	return rules(r, addresses(compare.OwnResult(r), nil)), nil
 }
 
 // addresses returns the addresses of a result, which may be nil, together with

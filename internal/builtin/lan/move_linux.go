@@ -1,4 +1,4 @@
-package hostdevice
+package lan
 
 import (
 	"bytes"
@@ -25,7 +25,7 @@ type moved struct {
 }
 
 // device returns the name of the interface on the host.
-func (p Plugin) device(c *config, host *links.Conn) (string, error) {
+func (p HostDevice) device(c *deviceConfig, host *links.Conn) (string, error) {
 	sys := sysfs(p.sys)
 	switch {
 	case c.Device != "":
@@ -41,7 +41,7 @@ func (p Plugin) device(c *config, host *links.Conn) (string, error) {
 }
 
 // byMAC searches all interfaces of the host: the kernel has no shorter way.
-func byMAC(c *config, host *links.Conn) (string, error) {
+func byMAC(c *deviceConfig, host *links.Conn) (string, error) {
 	all, err := host.Links()
 	if err != nil {
 		return "", fmt.Errorf("hwaddr: %w", err)
@@ -56,23 +56,21 @@ func byMAC(c *config, host *links.Conn) (string, error) {
 
 // moveIn moves the interface into the container, under its name there, and sets
 // it up. It stores the former name in the alias.
-func (p Plugin) moveIn(ctx context.Context, c *config, r *plugin.Request) (_ moved, err error) {
-	conns := caller.From(ctx).Conns
-	host, err := conns.Borrow(r.Host)
-	if err != nil {
-		return moved{}, err
-	}
-	defer func() { err = errors.Join(err, host.Close()) }()
-	name, err := p.device(c, host)
-	if err != nil {
-		return moved{}, err
-	}
-	inside, err := conns.Borrow(r.Container)
-	if err != nil {
-		return moved{}, err
-	}
-	defer func() { err = errors.Join(err, inside.Close()) }()
+func (p HostDevice) moveIn(ctx context.Context, c *deviceConfig, r *plugin.Request) (m moved, err error) {
+	err = caller.On(ctx, r.Host, func(host *links.Conn) error {
+		name, err := p.device(c, host)
+		if err != nil {
+			return err
+		}
+		return caller.On(ctx, r.Container, func(inside *links.Conn) error {
+			m, err = move(r, name, host, inside)
+			return err
+		})
+	})
+	return m, err
+}
 
+func move(r *plugin.Request, name string, host, inside *links.Conn) (moved, error) {
 	dev, err := host.Link(name)
 	if err != nil {
 		return moved{}, fmt.Errorf("device: %w", err)
@@ -133,37 +131,29 @@ var errNoAlias = errors.New("it has no alias, which would be its name on the hos
 // moveOut moves the interface back to the host, down, under the name in its
 // alias. It ignores an interface that is gone, and one without an alias, which
 // is another's unless the result lists it.
-func moveOut(ctx context.Context, r *plugin.Request) (err error) {
-	conns := caller.From(ctx).Conns
-	inside, err := conns.Borrow(r.Container)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, inside.Close()) }()
-	own, err := inside.Link(r.IfName)
-	if links.NotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if own.Alias == "" {
-		if reported(r, own) {
+func moveOut(ctx context.Context, r *plugin.Request) error {
+	return caller.On(ctx, r.Container, func(inside *links.Conn) error {
+		own, err := inside.Link(r.IfName)
+		switch {
+		case links.NotFound(err), err == nil && own.Alias == "" && !reported(r, own):
+			return nil
+		case err == nil && own.Alias == "":
 			return errNoAlias
+		case err != nil:
+			return err
 		}
-		return nil
-	}
-	host, err := conns.Borrow(r.Host)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, host.Close()) }()
-	if _, err := host.Link(own.Alias); err == nil {
-		return fmt.Errorf("it cannot go back to the host, which has an interface %q by now: rename that one: %w", own.Alias, unix.EEXIST)
-	} else if !links.NotFound(err) {
-		return err
-	}
-	return inside.Move(own.Index, r.Host, links.Move{Name: own.Alias})
+		err = caller.On(ctx, r.Host, func(host *links.Conn) error {
+			_, err := host.Link(own.Alias)
+			return err
+		})
+		if err == nil {
+			return fmt.Errorf("it cannot go back to the host, which has an interface %q by now: rename that one: %w", own.Alias, unix.EEXIST)
+		}
+		if !links.NotFound(err) {
+			return err
+		}
+		return inside.Move(own.Index, r.Host, links.Move{Name: own.Alias})
+	})
 }
 
 // reported reports whether the result lists the interface in the container.

@@ -1,4 +1,4 @@
-package macvlan
+package lan
 
 import (
 	"cmp"
@@ -15,9 +15,9 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// config is a configuration, validated as far as possible without looking at the
+// macvlanConfig is a configuration, validated as far as possible without looking at the
 // master.
-type config struct {
+type macvlanConfig struct {
 	Master     string `json:"master"` // empty: the interface of the default route
 	Mode       string `json:"mode"`
 	MTU        int    `json:"mtu"`
@@ -39,10 +39,10 @@ type envArgs struct {
 	MAC types.UnmarshallableString
 }
 
-// parse reads the configuration of a request. The capability "mac" overrides
+// parseMACVLAN reads the configuration of a request. The capability "mac" overrides
 // CNI_ARGS, which override the rest.
-func parse(r *plugin.Request) (*config, error) {
-	c := &config{}
+func parseMACVLAN(r *plugin.Request) (*macvlanConfig, error) {
+	c := &macvlanConfig{}
 	if err := r.Decode(c); err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func parse(r *plugin.Request) (*config, error) {
 	return c, nil
 }
 
-func (c *config) check() (err error) {
+func (c *macvlanConfig) check() (err error) {
 	if c.mode, err = parseMode(c.Mode); err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func modeName(mode uint32) string {
 }
 
 // masterNS returns the namespace of the master.
-func (c *config) masterNS(r *plugin.Request) *netns.Handle {
+func (c *macvlanConfig) masterNS(r *plugin.Request) *netns.Handle {
 	if c.InNetNS {
 		return r.Container
 	}
@@ -105,7 +105,7 @@ func (c *config) masterNS(r *plugin.Request) *netns.Handle {
 }
 
 // master looks the master up. Its MTU limits that of its macvlans.
-func (c *config) master(conn *links.Conn) (links.Link, error) {
+func (c *macvlanConfig) master(conn *links.Conn) (links.Link, error) {
 	var master links.Link
 	var err error
 	if c.Master != "" {

@@ -1,6 +1,4 @@
-// Package static is the IPAM plugin "static": the configuration or the caller
-// lists the addresses. It keeps no state.
-package static
+package ipam
 
 import (
 	"context"
@@ -14,16 +12,16 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "static".
-type Plugin struct{}
+// Static is the IPAM plugin "static": the configuration or the caller lists the addresses.
+// It keeps no state.
+type Static struct{}
 
-// config is the part of the delegating plugin's configuration that static reads.
-type config struct {
+// staticConfig is the part of the delegating plugin's configuration that static reads.
+type staticConfig struct {
 	IPAM *struct {
 		Routes    []*types.Route `json:"routes"`
 		Addresses []configured   `json:"addresses"`
@@ -74,8 +72,8 @@ type address struct {
 // load reads the configuration and the addresses: those of the runtime, or of
 // the arguments in the configuration, or else those in the configuration itself
 // together with those in CNI_ARGS.
-func load(r *plugin.Request) (*config, []address, error) {
-	var c config
+func load(r *plugin.Request) (*staticConfig, []address, error) {
+	var c staticConfig
 	if err := r.Decode(&c); err != nil {
 		return nil, nil, err
 	}
@@ -107,7 +105,7 @@ func load(r *plugin.Request) (*config, []address, error) {
 }
 
 // listed returns the addresses of the configuration and of CNI_ARGS.
-func (c *config) listed(args string) ([]address, error) {
+func (c *staticConfig) listed(args string) ([]address, error) {
 	var all []address
 	for _, a := range c.IPAM.Addresses {
 		p, err := a.prefix()
@@ -196,7 +194,7 @@ func onePerFamily(cniVersion string, all []address) error {
 }
 
 // Add returns the addresses.
-func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+func (Static) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, all, err := load(r)
 	if err != nil {
 		return nil, err
@@ -213,16 +211,16 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 }
 
 // Del does nothing.
-func (Plugin) Del(context.Context, *plugin.Request) error { return nil }
+func (Static) Del(context.Context, *plugin.Request) error { return nil }
 
 // Check returns an error if the result has another gateway for an address than
 // the configuration.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return check.Run(ctx, r, p) }
+func (p Static) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
 
 // Compare compares the gateways of the result with those of the configuration. A
 // configured address that is missing from the result was removed by a later
 // plugin: Add returns all of them. There is nothing to repair.
-func (Plugin) Compare(_ context.Context, r *plugin.Request, _ *compare.View) (all []compare.Difference, err error) {
+func (Static) Compare(_ context.Context, r *plugin.Request, _ *compare.View) (all []compare.Difference, err error) {
 	_, addresses, err := load(r)
 	if err != nil {
 		return nil, err
@@ -249,12 +247,12 @@ func (Plugin) Compare(_ context.Context, r *plugin.Request, _ *compare.View) (al
 }
 
 // Status refuses a configuration that every Add refuses.
-func (Plugin) Status(_ context.Context, r *plugin.Request) error {
+func (Static) Status(_ context.Context, r *plugin.Request) error {
 	_, _, err := load(r)
 	return err
 }
 
 // Sample is Add, which assigns nothing.
-func (p Plugin) Sample(r *plugin.Request) (*types100.Result, error) {
+func (p Static) Sample(r *plugin.Request) (*types100.Result, error) {
 	return p.Add(context.Background(), r)
 }

@@ -1,4 +1,4 @@
-package static
+package ipam
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { os.Exit(refplugins.Main(m)) }
 // answer alike, or both refuse it.
 func TestAddressesAreThoseOfTheReference(t *testing.T) {
 	h := plugintest.NewHost(t)
-	ours := plugintest.Ours(h.Host, func(string) plugin.Plugin { return Plugin{} })
+	ours := plugintest.Ours(h.Host, func(string) plugin.Plugin { return Static{} })
 	theirs := plugintest.Theirs(t, h.Host)
 	conf := func(entry string) plugintest.Call {
 		return plugintest.Call{

@@ -1,4 +1,4 @@
-package hostdevice
+package lan
 
 import (
 	"errors"
@@ -21,13 +21,11 @@ import (
 )
 
 const (
-	dual = `"ipam": {"type": "host-local", "dataDir": "DIR", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]],
-		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16", "gw": "10.1.0.7"}, {"dst": "::/0"}]}`
 	device = `"device": "dev0", "dns": {"nameservers": ["10.1.0.1"]}, ` + dual
 	mac    = "02:00:00:00:00:55"
 )
 
-func lookupWith(p Plugin) func(string) plugin.Plugin {
+func lookupWith(p HostDevice) func(string) plugin.Plugin {
 	ipam := hostlocal.New()
 	return func(typ string) plugin.Plugin {
 		switch typ {
@@ -40,10 +38,12 @@ func lookupWith(p Plugin) func(string) plugin.Plugin {
 	}
 }
 
-func ours(h plugintest.Host) plugintest.Side { return plugintest.Ours(h.Host, lookupWith(Plugin{})) }
+func deviceSide(h plugintest.Host) plugintest.Side {
+	return plugintest.Ours(h.Host, lookupWith(HostDevice{}))
+}
 
-// newHost has an interface dev0, which is up.
-func newHost(t testing.TB) plugintest.Host {
+// deviceHost has an interface dev0, which is up.
+func deviceHost(t testing.TB) plugintest.Host {
 	h := plugintest.NewHost(t)
 	expect.NoError(t, h.Host.Do(nettest.NoAddressDetection))
 	expect.NoError(t, h.Container.Do(nettest.NoAddressDetection))
@@ -61,7 +61,7 @@ func newHost(t testing.TB) plugintest.Host {
 	return h
 }
 
-func callFor(h plugintest.Host, dir, config string) plugintest.Call {
+func deviceCall(h plugintest.Host, dir, config string) plugintest.Call {
 	return plugintest.Call{
 		Type: "host-device", ID: "c1", IfName: "net1", NetNS: h.NetNS,
 		Config: strings.ReplaceAll(`{"cniVersion": "1.0.0", "name": "podnet", "type": "host-device", `+config+`}`, "DIR", dir),
@@ -73,7 +73,7 @@ func down(t testing.TB, ns *netns.Handle, name string) {
 	nettest.Change(t, ns, name, func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
 }
 
-func TestCheckDetects(t *testing.T) {
+func TestHostDeviceCheckDetects(t *testing.T) {
 	own := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host, string) {
 		return func(t *testing.T, h plugintest.Host, _ string) { nettest.Change(t, h.Container, "net1", f) }
 	}
@@ -105,8 +105,8 @@ func TestCheckDetects(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, dir := newHost(t), t.TempDir()
-			side, c := ours(h), callFor(h, dir, device)
+			h, dir := deviceHost(t), t.TempDir()
+			side, c := deviceSide(h), deviceCall(h, dir, device)
 			c.Prev = side.Must(t, "ADD", c)
 			side.Must(t, "CHECK", c)
 			damage(t, h, dir)
@@ -116,7 +116,7 @@ func TestCheckDetects(t *testing.T) {
 }
 
 // TestAddFails: an ADD that fails leaves the interface on the host as it was.
-func TestAddFails(t *testing.T) {
+func TestHostDeviceAddFails(t *testing.T) {
 	for name, tt := range map[string]struct {
 		config  string
 		code    uint
@@ -134,12 +134,12 @@ func TestAddFails(t *testing.T) {
 		"same name too": {`"device": "dev0", "ipam": {"type": "none"}`, 999, func(t *testing.T, h plugintest.Host) { nettest.AddBridge(t, h.Container, "dev0") }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, dir := newHost(t), t.TempDir()
+			h, dir := deviceHost(t), t.TempDir()
 			if tt.prepare != nil {
 				tt.prepare(t, h)
 			}
 			before, hostBefore := plugintest.Audit(t, h.Container, dir), plugintest.Audit(t, h.Host)
-			err := ours(h).MustFail(t, "ADD", callFor(h, dir, tt.config))
+			err := deviceSide(h).MustFail(t, "ADD", deviceCall(h, dir, tt.config))
 			if plugintest.Code(err) != tt.code {
 				t.Errorf("code %d, want %d", plugintest.Code(err), tt.code)
 			}
@@ -155,8 +155,8 @@ func TestAddFails(t *testing.T) {
 
 // TestAMoveThatFailsHalfway: the kernel has moved the interface before it finds
 // that the name is taken.
-func TestAMoveThatFailsHalfway(t *testing.T) {
-	h := newHost(t)
+func TestHostDeviceAMoveThatFailsHalfway(t *testing.T) {
+	h := deviceHost(t)
 	host, inside := dial(t, h.Host), dial(t, h.Container)
 	dev := nettest.Link(t, h.Host, "dev0")
 	err := host.Move(dev.Attrs().Index, h.Container, links.Move{Name: "eth0", Alias: "dev0", Up: true})
@@ -195,15 +195,15 @@ func dial(t *testing.T, ns *netns.Handle) *links.Conn {
 
 // TestNamesAreTakenElsewhere: a name that is taken elsewhere does not prevent
 // the move.
-func TestNamesAreTakenElsewhere(t *testing.T) {
-	h, dir := newHost(t), t.TempDir()
+func TestHostDeviceNamesAreTakenElsewhere(t *testing.T) {
+	h, dir := deviceHost(t), t.TempDir()
 	for _, b := range []struct {
 		ns   *netns.Handle
 		name string
 	}{{h.Container, "dev0"}, {h.Host, "net1"}} {
 		nettest.AddBridge(t, b.ns, b.name)
 	}
-	side, c := ours(h), callFor(h, dir, device)
+	side, c := deviceSide(h), deviceCall(h, dir, device)
 	c.Prev = side.Must(t, "ADD", c)
 	side.Must(t, "CHECK", c)
 	side.Must(t, "DEL", c)
@@ -213,7 +213,7 @@ func TestNamesAreTakenElsewhere(t *testing.T) {
 	nettest.Link(t, h.Host, "net1")
 }
 
-func TestDel(t *testing.T) {
+func TestHostDeviceDel(t *testing.T) {
 	files := func(t *testing.T, dir string) []string {
 		found, err := filepath.Glob(dir + "/podnet/10.*")
 		if err != nil {
@@ -230,8 +230,8 @@ func TestDel(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, dir := newHost(t), t.TempDir()
-			side, c := ours(h), callFor(h, dir, device)
+			h, dir := deviceHost(t), t.TempDir()
+			side, c := deviceSide(h), deviceCall(h, dir, device)
 			side.Must(t, "DEL", c)
 			c.Prev = side.Must(t, "ADD", c)
 			prepare(t, h, &c)
@@ -246,8 +246,8 @@ func TestDel(t *testing.T) {
 		})
 	}
 	t.Run("the name is taken on the host", func(t *testing.T) {
-		h, dir := newHost(t), t.TempDir()
-		side, c := ours(h), callFor(h, dir, device)
+		h, dir := deviceHost(t), t.TempDir()
+		side, c := deviceSide(h), deviceCall(h, dir, device)
 		c.Prev = side.Must(t, "ADD", c)
 		nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error {
 			return errors.Join(nl.LinkSetDown(l), nl.LinkSetName(l, "dev0"))
@@ -261,26 +261,26 @@ func TestDel(t *testing.T) {
 		}
 	})
 	t.Run("no alias", func(t *testing.T) {
-		h, dir := newHost(t), t.TempDir()
-		side, c := ours(h), callFor(h, dir, device)
+		h, dir := deviceHost(t), t.TempDir()
+		side, c := deviceSide(h), deviceCall(h, dir, device)
 		c.Prev = side.Must(t, "ADD", c)
 		nettest.Change(t, h.Container, "net1", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetAlias(l, "") })
 		t.Log(side.MustFail(t, "DEL", c))
 	})
 	t.Run("another's interface", func(t *testing.T) {
-		h, dir := newHost(t), t.TempDir()
-		c := callFor(h, dir, device)
+		h, dir := deviceHost(t), t.TempDir()
+		c := deviceCall(h, dir, device)
 		c.IfName = "eth0"
-		ours(h).Must(t, "DEL", c)
+		deviceSide(h).Must(t, "DEL", c)
 		nettest.Link(t, h.Container, "eth0")
 	})
 }
 
 // TestUserSpace: a user-space device has addresses but no interface.
-func TestUserSpace(t *testing.T) {
-	h, dir := newHost(t), t.TempDir()
-	side := plugintest.Ours(h.Host, lookupWith(Plugin{sys: fakeSys(t)}))
-	c := callFor(h, dir, `"pciBusID": "0000:02", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24"}`)
+func TestHostDeviceUserSpace(t *testing.T) {
+	h, dir := deviceHost(t), t.TempDir()
+	side := plugintest.Ours(h.Host, lookupWith(HostDevice{sys: fakeSys(t)}))
+	c := deviceCall(h, dir, `"pciBusID": "0000:02", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24"}`)
 	c.Prev = side.Must(t, "ADD", c)
 	want := plugintest.JSON(t, []byte(`{"cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "PIN"}],
 		"ips": [{"interface": 0, "address": "10.1.0.2/24", "gateway": "10.1.0.1"}]}`))
@@ -296,11 +296,11 @@ func TestUserSpace(t *testing.T) {
 // an interface that ADD did not make. The device's virtual machine may hide it
 // from /sys, or it may have another driver by now.
 func TestFault_F58_CheckWantsTheInterfaceOfADeviceThatHadNone(t *testing.T) {
-	h, dir := newHost(t), t.TempDir()
-	side := plugintest.Ours(h.Host, lookupWith(Plugin{sys: fakeSys(t)}))
-	c := callFor(h, dir, `"pciBusID": "0000:02", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24"}`)
+	h, dir := deviceHost(t), t.TempDir()
+	side := plugintest.Ours(h.Host, lookupWith(HostDevice{sys: fakeSys(t)}))
+	c := deviceCall(h, dir, `"pciBusID": "0000:02", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24"}`)
 	c.Prev = side.Must(t, "ADD", c)
-	later := plugintest.Ours(h.Host, lookupWith(Plugin{sys: t.TempDir()}))
+	later := plugintest.Ours(h.Host, lookupWith(HostDevice{sys: t.TempDir()}))
 	later.Must(t, "CHECK", c)
 	if err := os.Remove(filepath.Join(dir, "podnet", "10.1.0.2")); err != nil {
 		t.Fatal(err)
@@ -308,9 +308,9 @@ func TestFault_F58_CheckWantsTheInterfaceOfADeviceThatHadNone(t *testing.T) {
 	later.MustFail(t, "CHECK", c)
 }
 
-func TestStatusAndGC(t *testing.T) {
-	h, dir := newHost(t), t.TempDir()
-	side, c := ours(h), callFor(h, dir, device)
+func TestHostDeviceStatusAndGC(t *testing.T) {
+	h, dir := deviceHost(t), t.TempDir()
+	side, c := deviceSide(h), deviceCall(h, dir, device)
 	side.Must(t, "ADD", c)
 	side.Must(t, "STATUS", c)
 	side.MustGC(t, c)

@@ -1,4 +1,4 @@
-package hostdevice
+package lan
 
 import (
 	"fmt"
@@ -10,9 +10,9 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// config is a configuration. If the device is named in several ways, the first
+// deviceConfig is a configuration. If the device is named in several ways, the first
 // that is set counts; the capability "deviceID" overrides pciBusID.
-type config struct {
+type deviceConfig struct {
 	Device     string `json:"device"`
 	HWAddr     string `json:"hwaddr"`
 	KernelPath string `json:"kernelpath"`
@@ -28,8 +28,8 @@ type config struct {
 }
 
 // parse reads the configuration of a request, and looks up the device in /sys.
-func (p Plugin) parse(r *plugin.Request) (*config, error) {
-	c := &config{}
+func (p HostDevice) parse(r *plugin.Request) (*deviceConfig, error) {
+	c := &deviceConfig{}
 	if err := r.Decode(c); err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func (p Plugin) parse(r *plugin.Request) (*config, error) {
 	return c, nil
 }
 
-func (c *config) check(sys sysfs) (err error) {
+func (c *deviceConfig) check(sys sysfs) (err error) {
 	if id := c.RuntimeConfig.DeviceID; id != "" {
 		switch {
 		case sys.has(pciBus, id):
@@ -66,7 +66,7 @@ func (c *config) check(sys sysfs) (err error) {
 
 // parseMAC returns the device's hardware address, or nil if the configuration
 // does not name the device by one.
-func (c *config) parseMAC() (net.HardwareAddr, error) {
+func (c *deviceConfig) parseMAC() (net.HardwareAddr, error) {
 	if c.HWAddr == "" {
 		return nil, nil
 	}

@@ -1,4 +1,4 @@
-package check
+package compare
 
 import (
 	"context"
@@ -6,14 +6,13 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
 
-// Rules returns the missing ones of an attachment's rules as differences of one
+// MissingRules returns the missing ones of an attachment's rules as differences of one
 // kind. explain completes the error of CHECK.
-func Rules(ctx context.Context, r *plugin.Request, v *compare.View, kind compare.Kind, want fwrules.Rules, explain func(error) error) ([]compare.Difference, error) {
+func MissingRules(ctx context.Context, r *plugin.Request, v *View, kind Kind, want fwrules.Rules, explain func(error) error) ([]Difference, error) {
 	missing, err := v.Rules.Missing(ctx, want)
 	if err != nil {
 		return nil, explain(err)
@@ -35,13 +34,13 @@ func Restore(ctx context.Context, r *plugin.Request, m fwrules.Missing) error {
 	return given.Firewalls(r.Host).Restore(ctx, m.Rules)
 }
 
-// SpoofCheck is [Rules] for the rules against other MAC addresses.
-func SpoofCheck(ctx context.Context, r *plugin.Request, v *compare.View, want fwrules.SpoofCheck, explain func(error) error) ([]compare.Difference, error) {
+// MissingSpoofCheck is [MissingRules] for the rules against other MAC addresses.
+func MissingSpoofCheck(ctx context.Context, r *plugin.Request, v *View, want fwrules.SpoofCheck, explain func(error) error) ([]Difference, error) {
 	missing, err := v.Rules.MissingSpoofCheck(ctx, want)
 	if err != nil {
 		return nil, explain(err)
 	}
-	return differences(compare.Rule, missing, explain, func(ctx context.Context, _ fwrules.Missing) error {
+	return differences(Rule, missing, explain, func(ctx context.Context, _ fwrules.Missing) error {
 		return caller.From(ctx).Firewalls(r.Host).RestoreSpoofCheck(ctx, want)
 	}), nil
 }
@@ -54,9 +53,9 @@ func Why(m fwrules.Missing) string {
 	return m.Why
 }
 
-func differences(kind compare.Kind, missing []fwrules.Missing, explain func(error) error, restore func(context.Context, fwrules.Missing) error) (all []compare.Difference) {
+func differences(kind Kind, missing []fwrules.Missing, explain func(error) error, restore func(context.Context, fwrules.Missing) error) (all []Difference) {
 	for _, m := range missing {
-		d := compare.Difference{Kind: kind, Object: m.Object, Wanted: m.Object, Found: m.Found, Err: explain(m.Err)}
+		d := Difference{Kind: kind, Object: m.Object, Wanted: m.Object, Found: m.Found, Err: explain(m.Err)}
 		if d.Why = Why(m); d.Why == "" {
 			d.Fix = func(ctx context.Context) error {
 				if err := restore(ctx, m); err != nil {

@@ -1,4 +1,4 @@
-package macvlan
+package lan
 
 import (
 	"context"
@@ -28,31 +28,31 @@ const (
 	all = `"master": "veth0", "mode": "private", "mtu": 1300, "mac": "02:00:00:00:00:77", "bcqueuelen": 500, "dns": {"nameservers": ["10.1.0.1"]}, ` + dual
 )
 
-func ours(h plugintest.Host) plugintest.Side {
+func macvlanSide(h plugintest.Host) plugintest.Side {
 	ipam := hostlocal.New()
 	return plugintest.Ours(h.Host, func(typ string) plugin.Plugin {
 		if typ == "host-local" {
 			return ipam
 		}
-		return Plugin{}
+		return MACVLAN{}
 	})
 }
 
-// newHost has no duplicate detection in the container.
-func newHost(t testing.TB) plugintest.Host {
+// macvlanHost has no duplicate detection in the container.
+func macvlanHost(t testing.TB) plugintest.Host {
 	h := plugintest.NewHost(t)
 	expect.NoError(t, h.Container.Do(nettest.NoAddressDetection))
 	return h
 }
 
-func callFor(h plugintest.Host, dir, config string) plugintest.Call {
+func macvlanCall(h plugintest.Host, dir, config string) plugintest.Call {
 	return plugintest.Call{
 		Type: "macvlan", ID: "c1", IfName: "net1", NetNS: h.NetNS,
 		Config: strings.ReplaceAll(`{"cniVersion": "1.0.0", "name": "podnet", "type": "macvlan", `+config+`}`, "DIR", dir),
 	}
 }
 
-func TestCheckDetects(t *testing.T) {
+func TestMACVLANCheckDetects(t *testing.T) {
 	own := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host, string) {
 		return func(t *testing.T, h plugintest.Host, _ string) { nettest.Change(t, h.Container, "net1", f) }
 	}
@@ -103,8 +103,8 @@ func TestCheckDetects(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, dir := newHost(t), t.TempDir()
-			side, c := ours(h), callFor(h, dir, all)
+			h, dir := macvlanHost(t), t.TempDir()
+			side, c := macvlanSide(h), macvlanCall(h, dir, all)
 			c.Prev = side.Must(t, "ADD", c)
 			side.Must(t, "CHECK", c)
 			damage(t, h, dir)
@@ -114,7 +114,7 @@ func TestCheckDetects(t *testing.T) {
 }
 
 // TestAddFails: an ADD that fails leaves nothing behind.
-func TestAddFails(t *testing.T) {
+func TestMACVLANAddFails(t *testing.T) {
 	for name, tt := range map[string]struct {
 		config string
 		code   uint
@@ -131,18 +131,18 @@ func TestAddFails(t *testing.T) {
 		"interface exists": {`"master": "veth0", "IFNAME": "eth0", ` + dual, 999},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, dir := newHost(t), t.TempDir()
-			c := callFor(h, dir, tt.config)
+			h, dir := macvlanHost(t), t.TempDir()
+			c := macvlanCall(h, dir, tt.config)
 			if strings.Contains(tt.config, "IFNAME") {
 				c.IfName = "eth0"
 			}
-			side := ours(h)
+			side := macvlanSide(h)
 			lookup := plugintest.Ours(h.Host, func(typ string) plugin.Plugin {
 				switch typ {
 				case "host-local":
 					return hostlocal.New()
 				case "macvlan":
-					return Plugin{}
+					return MACVLAN{}
 				}
 				return nil
 			})
@@ -160,15 +160,15 @@ func TestAddFails(t *testing.T) {
 	}
 }
 
-func TestDel(t *testing.T) {
+func TestMACVLANDel(t *testing.T) {
 	for name, prepare := range map[string]func(plugintest.Call) plugintest.Call{
 		"without a result":    func(c plugintest.Call) plugintest.Call { c.Prev = nil; return c },
 		"without a namespace": func(c plugintest.Call) plugintest.Call { c.NetNS = ""; return c },
 		"a namespace gone":    func(c plugintest.Call) plugintest.Call { c.NetNS += "gone"; return c },
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, dir := newHost(t), t.TempDir()
-			side, c := ours(h), callFor(h, dir, all)
+			h, dir := macvlanHost(t), t.TempDir()
+			side, c := macvlanSide(h), macvlanCall(h, dir, all)
 			side.Must(t, "DEL", c)
 			before := plugintest.Audit(t, h.Container, dir)
 			c.Prev = side.Must(t, "ADD", c)
@@ -190,20 +190,20 @@ func TestDel(t *testing.T) {
 		})
 	}
 	t.Run("another's interface", func(t *testing.T) {
-		h, dir := newHost(t), t.TempDir()
-		c := callFor(h, dir, all)
+		h, dir := macvlanHost(t), t.TempDir()
+		c := macvlanCall(h, dir, all)
 		c.IfName = "eth0" // a veth
-		ours(h).Must(t, "DEL", c)
+		macvlanSide(h).Must(t, "DEL", c)
 		nettest.Link(t, h.Container, "eth0")
 	})
 }
 
 // TestWithoutACarrier: an interface gets its address even if its master has no
 // carrier.
-func TestWithoutACarrier(t *testing.T) {
-	h, dir := newHost(t), t.TempDir()
+func TestMACVLANWithoutACarrier(t *testing.T) {
+	h, dir := macvlanHost(t), t.TempDir()
 	nettest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
-	side, c := ours(h), callFor(h, dir, all)
+	side, c := macvlanSide(h), macvlanCall(h, dir, all)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	out, err := side.Run(ctx, "ADD", c)
@@ -217,18 +217,18 @@ func TestWithoutACarrier(t *testing.T) {
 
 // TestTheNameIsTakenOnTheHost: a name that is taken on the host does not matter
 // to the container.
-func TestTheNameIsTakenOnTheHost(t *testing.T) {
-	h, dir := newHost(t), t.TempDir()
+func TestMACVLANTheNameIsTakenOnTheHost(t *testing.T) {
+	h, dir := macvlanHost(t), t.TempDir()
 	nettest.AddBridge(t, h.Host, "net1")
-	side, c := ours(h), callFor(h, dir, all)
+	side, c := macvlanSide(h), macvlanCall(h, dir, all)
 	c.Prev = side.Must(t, "ADD", c)
 	side.Must(t, "CHECK", c)
 	side.Must(t, "DEL", c)
 }
 
-func TestStatusAndGC(t *testing.T) {
-	h, dir := newHost(t), t.TempDir()
-	side, c := ours(h), callFor(h, dir, all)
+func TestMACVLANStatusAndGC(t *testing.T) {
+	h, dir := macvlanHost(t), t.TempDir()
+	side, c := macvlanSide(h), macvlanCall(h, dir, all)
 	side.Must(t, "STATUS", c)
 	side.Must(t, "ADD", c)
 	c.Config = strings.Replace(c.Config, `"name"`, `"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net1"}], "name"`, 1)

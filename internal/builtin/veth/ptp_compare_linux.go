@@ -1,4 +1,4 @@
-package ptp
+package veth
 
 import (
 	"context"
@@ -9,10 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/check"
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/prevresult"
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -22,26 +19,23 @@ import (
 // rules are as Add made them. Unlike the reference plugin it checks the host's
 // end too. It does not check whether the host forwards: that affects all of the
 // host's containers, which would all fail at once.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	c, err := load(r)
+func (p PTP) Check(ctx context.Context, r *plugin.Request) error {
+	c, err := loadPTP(r)
 	if err != nil {
 		return err
 	}
-	if err := ipam.Check(ctx, r, c.IPAM.Type); err != nil {
-		return err
-	}
-	return check.Run(ctx, r, p)
+	return ipam.CheckWith(ctx, r, c.IPAM.Type, p)
 }
 
 // Compare compares both ends of the pair, addresses, routes and rules with the
 // attachment that Add made. Routes of the container lead to its subnet through
 // the host's end.
-func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
-	c, err := load(r)
+func (PTP) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	c, err := loadPTP(r)
 	if err != nil {
 		return nil, err
 	}
-	end := veth.Container(true)
+	end := Container(true)
 	end.LinkLocal, end.Routes = true, subnetRoutes
 	container, all, err := end.Compare(r, v)
 	if err != nil {
@@ -78,12 +72,14 @@ func subnetRoutes(result *types100.Result) (all []ipam.SubnetRoutes, err error) 
 }
 
 // compareHost compares the host's end, and its addresses and routes.
-func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (veth.Host, []compare.Difference, error) {
+func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host, []compare.Difference, error) {
 	ends, err := endpoints(own(r.PrevResult))
 	if err != nil {
-		return veth.Host{}, nil, err
+		return Host{}, nil, err
 	}
-	host, all, err := veth.CompareHost(r, v, container, func(conn *links.Conn, link links.Link) error { return setUp(conn, r, link, ends) })
+	host, all, err := CompareHost(r, v, container, func(_ context.Context, conn *links.Conn, link links.Link) error {
+		return setUp(conn, r, link, ends)
+	})
 	if err != nil || !host.Exists {
 		return host, all, err
 	}
@@ -95,22 +91,16 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (veth
 	for _, a := range have {
 		has[a.Addr()] = true
 	}
-	add := func(kind compare.Kind, what netip.Prefix, err error, fix func(context.Context, *links.Conn) error) {
-		d := compare.Difference{
+	add := func(kind compare.Kind, what netip.Prefix, err error, fix func(context.Context, *links.Conn, links.Link) error) {
+		all = append(all, host.Place(r).Lacks(compare.Difference{
 			Kind: kind, Object: fmt.Sprintf("%s on %s", what, host.Name), Wanted: what.String(),
-			Err: fmt.Errorf("interface %q on the host: %w", host.Name, err), Why: veth.WhyNotOurs,
-		}
-		if host.Ours {
-			d.Why, d.Fix = "", func(ctx context.Context) error {
-				return veth.OnHost(ctx, r, host, func(conn *links.Conn, _ links.Link) error { return fix(ctx, conn) })
-			}
-		}
-		all = append(all, d)
+			Err: fmt.Errorf("interface %q on the host: %w", host.Name, err),
+		}, fix))
 	}
 	for _, e := range ends {
 		if !has[e.gateway] {
 			add(compare.Address, single(e.gateway), fmt.Errorf("the gateway's address %s is missing", e.gateway),
-				func(ctx context.Context, conn *links.Conn) error {
+				func(ctx context.Context, conn *links.Conn, _ links.Link) error {
 					return assign(ctx, conn, host.Index, single(e.gateway))
 				})
 		}
@@ -121,16 +111,16 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (veth
 		}
 		if !ok {
 			add(compare.Route, want, fmt.Errorf("route %s is missing", want),
-				func(_ context.Context, conn *links.Conn) error { return route(conn, host.Index, want) })
+				func(_ context.Context, conn *links.Conn, _ links.Link) error { return route(conn, host.Index, want) })
 		}
 	}
 	return host, all, nil
 }
 
 // announce has the host and the container find each other.
-func announce(ctx context.Context, r *plugin.Request, host veth.Host, unanswered bool) error {
-	return veth.OnHost(ctx, r, host, func(conn *links.Conn, _ links.Link) error {
-		return veth.Resolve(ctx, r, conn, host.Index, host.Peer.Index, prevresult.Addresses(own(r.PrevResult)), unanswered)
+func announce(ctx context.Context, r *plugin.Request, host Host, unanswered bool) error {
+	return host.Place(r).Do(ctx, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
+		return Resolve(ctx, r, conn, host.Index, host.Peer.Index, compare.AddressesOf(own(r.PrevResult)), unanswered)
 	})
 }
 
@@ -176,7 +166,7 @@ func forwarding(v *compare.View, host links.Link, r *plugin.Request) ([]compare.
 	for _, ip := range own(r.PrevResult).IPs {
 		v4, v6 = v4 || ip.Address.IP.To4() != nil, v6 || ip.Address.IP.To4() == nil
 	}
-	return veth.CompareForwarding(v, host, v4, v6)
+	return CompareForwarding(v, host, v4, v6)
 }
 
 // own returns a result with only the addresses of the container's interface.

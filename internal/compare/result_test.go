@@ -1,4 +1,4 @@
-package prevresult
+package compare
 
 import (
 	"encoding/json"
@@ -20,7 +20,7 @@ func request(t *testing.T, result string) *plugin.Request {
 	return r
 }
 
-func TestInterface(t *testing.T) {
+func TestReported(t *testing.T) {
 	for name, test := range map[string]struct{ interfaces, want string }{
 		"as it was":                   {`{"name": "eth0"}, {"name": "eth0", "mac": "1", "sandbox": "/run/netns/c1"}`, "1"},
 		"null beside it":              {`null, {"name": "eth0", "mac": "1", "sandbox": "/run/netns/c1"}`, "1"},
@@ -30,12 +30,12 @@ func TestInterface(t *testing.T) {
 		"the host's":                  {`{"name": "eth0"}`, ""},
 		"of another name":             {`{"name": "eth1", "sandbox": "/run/netns/c1"}`, ""},
 	} {
-		i, err := Interface(request(t, `{"cniVersion": "1.0.0", "interfaces": [`+test.interfaces+`]}`))
+		i, err := Reported(request(t, `{"cniVersion": "1.0.0", "interfaces": [`+test.interfaces+`]}`))
 		if (err == nil) != (test.want != "") || err == nil && i.Mac != test.want {
 			t.Errorf("%s: got %v, %v, want the MAC address %q", name, i, err, test.want)
 		}
 	}
-	if _, err := Interface(&plugin.Request{IfName: "eth0"}); err == nil {
+	if _, err := Reported(&plugin.Request{IfName: "eth0"}); err == nil {
 		t.Error("found an interface without a result")
 	}
 }
@@ -47,7 +47,7 @@ func TestFault_F37_CheckWantsTheAddressesOfALaterPlugin(t *testing.T) {
 		"ips": [{"address": "10.1.0.2/24", "interface": 1}, {"address": "10.9.0.2/24", "interface": 2}, {"address": "10.9.0.3/24", "interface": 0},
 			{"address": "10.9.0.4/24", "interface": 7}, {"address": "10.1.0.3/24"}]}`)
 	var got []string
-	for _, ip := range Own(r).IPs {
+	for _, ip := range OwnResult(r).IPs {
 		got = append(got, ip.Address.String())
 	}
 	if want := "10.1.0.2/24 10.1.0.3/24"; strings.Join(got, " ") != want {

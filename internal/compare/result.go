@@ -1,8 +1,4 @@
-// Package prevresult reads the addresses of a result and, for CHECK, the part of it
-// that concerns an attachment's interface. A CHECK gets the result of the whole chain, with the
-// changes that later plugins report, and the interfaces and addresses that they
-// added.
-package prevresult
+package compare
 
 import (
 	"bytes"
@@ -16,11 +12,14 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Interface returns the container's interface in the previous result, or an
+// A CHECK gets the result of the whole chain, with the changes that later plugins report,
+// and the interfaces and addresses that they added.
+
+// Reported returns the container's interface in the previous result, or an
 // error if it has none. Several paths may lead to the container's namespace, so
 // an interface in another sandbox is accepted if it is the only one of its name:
 // the kernel shows whether it exists.
-func Interface(r *plugin.Request) (*types100.Interface, error) {
+func Reported(r *plugin.Request) (*types100.Interface, error) {
 	if r.PrevResult == nil {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "prevResult is missing: there is nothing to check against")
 	}
@@ -40,10 +39,10 @@ func Interface(r *plugin.Request) (*types100.Interface, error) {
 	return named[0], nil
 }
 
-// Own returns the previous result without the addresses of other interfaces,
+// OwnResult returns the previous result without the addresses of other interfaces,
 // which a later plugin may have made. An address without an interface belongs to
 // the container.
-func Own(r *plugin.Request) *types100.Result {
+func OwnResult(r *plugin.Request) *types100.Result {
 	own := *r.PrevResult
 	own.IPs = nil
 	for _, ip := range r.PrevResult.IPs {
@@ -55,8 +54,8 @@ func Own(r *plugin.Request) *types100.Result {
 	return &own
 }
 
-// Addresses returns the addresses of a result, which may be nil.
-func Addresses(result *types100.Result) (all []netip.Addr) {
+// AddressesOf returns the addresses of a result, which may be nil.
+func AddressesOf(result *types100.Result) (all []netip.Addr) {
 	if result == nil {
 		return nil
 	}
@@ -68,9 +67,9 @@ func Addresses(result *types100.Result) (all []netip.Addr) {
 	return all
 }
 
-// Prefixes returns the addresses of a result, which may be nil, each with the length of
+// PrefixesOf returns the addresses of a result, which may be nil, each with the length of
 // its subnet.
-func Prefixes(result *types100.Result) (all []netip.Prefix) {
+func PrefixesOf(result *types100.Result) (all []netip.Prefix) {
 	if result == nil {
 		return nil
 	}
@@ -82,9 +81,9 @@ func Prefixes(result *types100.Result) (all []netip.Prefix) {
 	return all
 }
 
-// First returns the container's first address of each family. It omits the
+// FirstAddresses returns the container's first address of each family. It omits the
 // addresses of interfaces on the host and of other interfaces in the container.
-func First(result *types100.Result, ifName string) (v4, v6 netip.Prefix) {
+func FirstAddresses(result *types100.Result, ifName string) (v4, v6 netip.Prefix) {
 	for _, ip := range result.IPs {
 		if i := ip.Interface; i != nil && *i >= 0 && *i < len(result.Interfaces) && !names(result, *i, ifName) {
 			continue

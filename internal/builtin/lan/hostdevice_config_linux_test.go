@@ -1,4 +1,4 @@
-package hostdevice
+package lan
 
 import (
 	"os"
@@ -57,7 +57,7 @@ func TestDevice(t *testing.T) {
 		`"hwaddr": "x"`:                                          `error: network "n": hwaddr: address x: invalid MAC address`,
 		`"x": 1`:                                                 `error: network "n": no device is named: set "device", "hwaddr", "kernelpath" or "pciBusID"`,
 	} {
-		p := Plugin{sys: sys}
+		p := HostDevice{sys: sys}
 		c, err := p.parse(&plugin.Request{Name: "n", Type: "host-device", Config: []byte("{" + strings.ReplaceAll(config, "SYS", sys) + "}")})
 		var got string
 		switch {

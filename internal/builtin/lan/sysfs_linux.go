@@ -1,4 +1,4 @@
-package hostdevice
+package lan
 
 import (
 	"cmp"

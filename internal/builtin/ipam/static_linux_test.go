@@ -1,4 +1,4 @@
-package static
+package ipam
 
 import (
 	"context"
@@ -36,7 +36,7 @@ func TestAdd(t *testing.T) {
 		"none": {`{"ipam": {}}`, "", `{}`},
 	}
 	for name, test := range tests {
-		result, err := Plugin{}.Add(t.Context(), request(test.conf, test.args))
+		result, err := Static{}.Add(t.Context(), request(test.conf, test.args))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -73,7 +73,7 @@ func TestAddErrors(t *testing.T) {
 		"no JSON":      {`[]`, "", `configuration of plugin "static"`, types.ErrDecodingFailure},
 	}
 	for name, test := range tests {
-		_, err := Plugin{}.Add(t.Context(), request(test.conf, test.args))
+		_, err := Static{}.Add(t.Context(), request(test.conf, test.args))
 		e := &types.Error{}
 		if !errors.As(err, &e) || e.Code != test.code || !strings.HasPrefix(e.Msg, test.want) {
 			t.Errorf("%s: got %v, want %s (code %d)", name, err, test.want, test.code)
@@ -84,12 +84,12 @@ func TestAddErrors(t *testing.T) {
 func TestOldVersionsHaveOneAddressPerFamily(t *testing.T) {
 	r := request(`{"ipam": {"addresses": [{"address": "10.1.0.2/24"}, {"address": "fd00::2/64"}, {"address": "10.2.0.2/24"}]}}`, "")
 	r.CNIVersion = "0.2.0"
-	_, err := Plugin{}.Add(t.Context(), r)
+	_, err := Static{}.Add(t.Context(), r)
 	if want := "CNI version 0.2.0 does not have more than one address per family"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	r.Config = json.RawMessage(`{"ipam": {"addresses": [{"address": "10.1.0.2/24"}, {"address": "fd00::2/64"}]}}`)
-	if _, err := (Plugin{}).Add(t.Context(), r); err != nil {
+	if _, err := (Static{}).Add(t.Context(), r); err != nil {
 		t.Error(err)
 	}
 }
@@ -109,21 +109,21 @@ func TestCheck(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := ""
-		if err := (Plugin{}).Check(t.Context(), r); err != nil {
+		if err := (Static{}).Check(t.Context(), r); err != nil {
 			got = err.Error()
 		}
 		if got != test.want {
 			t.Errorf("%s: got %q, want %q", name, got, test.want)
 		}
 	}
-	err := Plugin{}.Check(t.Context(), request(conf, ""))
+	err := Static{}.Check(t.Context(), request(conf, ""))
 	if want := "prevResult is missing: there is nothing to check against"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
 
 func TestDelOfAnything(t *testing.T) {
-	if err := (Plugin{}).Del(context.Background(), request(`{}`, "")); err != nil {
+	if err := (Static{}).Del(context.Background(), request(`{}`, "")); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,12 +1,4 @@
-// Package ptp is the plugin "ptp": it connects a container to the host by a veth
-// pair without any other machine. The host routes to each address of the
-// container, which sends everything to the host.
-//
-// It takes the configuration of the reference plugin, and returns the same
-// result. IPv6 addresses, including the link-local ones, are usable at once:
-// there is no duplicate address detection, because nobody else is on the link.
-// The pair has one queue for each direction; see package bridge.
-package ptp
+package veth
 
 import (
 	"context"
@@ -19,21 +11,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "ptp".
-type Plugin struct{}
+// PTP is the plugin "ptp": it connects a container to the host by a veth
+// pair without any other machine. The host routes to each address of the
+// container, which sends everything to the host.
+//
+// It takes the configuration of the reference plugin, and returns the same
+// result. IPv6 addresses, including the link-local ones, are usable at once:
+// there is no duplicate address detection, because nobody else is on the link.
+type PTP struct{ ipam.Collector }
 
 // containerInterface is the index of the container's interface in the result,
 // after the host's.
 const containerInterface = 1
 
-func load(r *plugin.Request) (*veth.Config, error) {
-	var c veth.Config
+func loadPTP(r *plugin.Request) (*Config, error) {
+	var c Config
 	if err := r.Decode(&c); err != nil {
 		return nil, err
 	}
@@ -41,13 +38,13 @@ func load(r *plugin.Request) (*veth.Config, error) {
 }
 
 // OnlyExecutable returns an error if only the executable carries out a configuration.
-func (Plugin) OnlyExecutable(config json.RawMessage) error {
-	return veth.OnlyExecutable(known.PTP, config)
+func (PTP) OnlyExecutable(config json.RawMessage) error {
+	return OnlyExecutable(known.PTP, config)
 }
 
 // Add connects the container.
-func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	c, err := load(r)
+func (p PTP) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	c, err := loadPTP(r)
 	if err == nil {
 		err = p.OnlyExecutable(r.Config)
 	}
@@ -57,13 +54,13 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, e
 	if err := ipam.Named(r, c.IPAM.Type); err != nil {
 		return nil, err
 	}
-	return veth.Add(ctx, r, c.IPAM.Type, func(e *veth.Ends) ipam.Maker { return &attachment{Config: c, Ends: e} })
+	return Add(ctx, r, c.IPAM.Type, func(e *Ends) ipam.Maker { return &pointToPoint{Config: c, Ends: e} })
 }
 
-// attachment is an attachment in progress.
-type attachment struct {
-	*veth.Config
-	*veth.Ends
+// pointToPoint is an attachment in progress.
+type pointToPoint struct {
+	*Config
+	*Ends
 	// linkLocal holds the link-local addresses of the ends; see
 	// [links.Conn.LinkLocal].
 	linkLocal struct{ host, container netip.Prefix }
@@ -71,7 +68,7 @@ type attachment struct {
 
 // Make creates the pair, and gives the host's end its link-local address while
 // it has no carrier: the container's end is still down.
-func (a *attachment) Make(context.Context) (err error) {
+func (a *pointToPoint) Make(context.Context) (err error) {
 	a.Pair, err = links.Veth{Name: a.Request.IfName, MTU: a.MTU}.Create(a.OnHost, a.Request.Container)
 	if err != nil {
 		return err
@@ -81,7 +78,7 @@ func (a *attachment) Make(context.Context) (err error) {
 }
 
 // Configure assigns addresses and routes to both ends.
-func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
+func (a *pointToPoint) Configure(ctx context.Context, result *types100.Result) error {
 	host, container := a.Interfaces()
 	result.Interfaces = []*types100.Interface{host, container}
 	for _, ip := range result.IPs {
@@ -105,7 +102,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 }
 
 // settle waits until packets pass.
-func (a *attachment) settle(ctx context.Context, result *types100.Result, ends []endpoint) error {
+func (a *pointToPoint) settle(ctx context.Context, result *types100.Result, ends []endpoint) error {
 	var container, host []netip.Prefix
 	if ipam.HasIPv6(result) {
 		container, host = valid(a.linkLocal.container), valid(a.linkLocal.host)
@@ -169,7 +166,7 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 // configureContainer sets the container's end up. An address adds a route to its
 // subnet, as if the subnet were on the link. The kernel may require it for the
 // routes of the IPAM plugin; it is replaced afterwards.
-func (a *attachment) configureContainer(ctx context.Context, result *types100.Result, ends []endpoint) error {
+func (a *pointToPoint) configureContainer(ctx context.Context, result *types100.Result, ends []endpoint) error {
 	sysctls, err := ipam.Sysctls(a.Request.IfName, result)
 	if err != nil {
 		return err
@@ -203,7 +200,7 @@ func (a *attachment) configureContainer(ctx context.Context, result *types100.Re
 
 // configureHost assigns the addresses of the gateways to the host's end, adds
 // routes to the container's addresses, and makes the host forward.
-func (a *attachment) configureHost(ends []endpoint) error {
+func (a *pointToPoint) configureHost(ends []endpoint) error {
 	do, index := a.OnHost.Requests(), a.Host.Index
 	var gateways []netip.Prefix
 	for _, e := range ends {
@@ -211,15 +208,14 @@ func (a *attachment) configureHost(ends []endpoint) error {
 		do.AddAddress(index, single(e.gateway), 0, unix.EEXIST)
 		do.AddRoute(index, toContainer(single(e.address.Addr())), false, unix.EEXIST)
 	}
-	forwarding := veth.AskForwarding(do, gateways)
+	forwarding := AskForwarding(do, gateways)
 	link := do.LinkByIndex(index)
 	if err := do.Send(); err != nil {
 		return err
 	}
 	a.Host.OperState = link.OperState
 	var settings []links.Sysctl
-	// The container's routes do not apply to the host.
-	if ra := (links.Sysctl{Path: "net/ipv6/conf/" + link.Name + "/accept_ra", Value: "0", Optional: true}); !link.Has(ra) {
+	if ra := NoRA(link.Name); !link.Has(ra) {
 		settings = append(settings, ra)
 	}
 	return links.WriteSysctls(a.Request.Host, append(settings, forwarding()...)...)
@@ -231,8 +227,8 @@ func toContainer(address netip.Prefix) links.Route {
 }
 
 // Del disconnects the container.
-func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	var c veth.Config
+func (PTP) Del(ctx context.Context, r *plugin.Request) error {
+	var c Config
 	if err := r.Decode(&c); err != nil {
 		return err
 	}
@@ -240,8 +236,8 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 }
 
 // Status asks the IPAM plugin.
-func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
-	c, err := load(r)
+func (p PTP) Status(ctx context.Context, r *plugin.Request) error {
+	c, err := loadPTP(r)
 	if err == nil {
 		err = p.OnlyExecutable(r.Config)
 	}
@@ -254,17 +250,8 @@ func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 
-// GC lets the IPAM plugin release the addresses of attachments that are gone.
-func (Plugin) GC(ctx context.Context, r *plugin.Request, _ []types.GCAttachment) error {
-	c, err := load(r)
-	if err != nil {
-		return err
-	}
-	return ipam.GC(ctx, r, c.IPAM.Type)
-}
-
 // Gateways reports that the host's end of the pair has the addresses of the gateways.
-func (Plugin) Gateways(_ *plugin.Request, result *types100.Result) (onHost bool, err error) {
+func (PTP) Gateways(_ *plugin.Request, result *types100.Result) (onHost bool, err error) {
 	_, err = endpoints(result)
 	return true, err
 }

@@ -1,0 +1,184 @@
+package bandwidth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// shaper makes the parts of a limit, at the host's end of a veth pair: in an ADD all of
+// them, in a repair those that are missing.
+type shaper struct {
+	nl    *netlink.Handle
+	conn  *links.Conn
+	host  links.Link
+	again bool           // a repair: a part that is there is no error
+	undo  []func() error // of what was made, because the host's end may outlive a failed ADD
+}
+
+// shape calls do with a shaper. If it fails in an ADD, everything that was made goes.
+func shape(ctx context.Context, r *plugin.Request, again bool, do func(*shaper) error) error {
+	return onHostEnd(ctx, r, func(conn *links.Conn, host links.Link) error {
+		nl, err := netlink.NewHandleAt(vnetns.NsHandle(r.Host.File().Fd()), unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("netlink socket in namespace %s: %w", r.Host.ID(), err)
+		}
+		defer nl.Close()
+		s := &shaper{nl: nl, conn: conn, host: host, again: again}
+		if err = do(s); err == nil || again {
+			return err
+		}
+		for _, undo := range slices.Backward(s.undo) {
+			if undone := undo(); undone != nil {
+				err = errors.Join(err, fmt.Errorf("undo: %w", undone))
+			}
+		}
+		return err
+	})
+}
+
+// limit adds the token bucket of a limit, as a device's root queue.
+func (s *shaper) limit(on links.Link, l limit) error { return s.add(tbf(on.Index, l), on) }
+
+func tbf(index int, l limit) *netlink.Tbf {
+	b := bucketOf(l, netlink.TickInUsec())
+	return &netlink.Tbf{
+		QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: index,
+			Handle:    netlink.MakeHandle(1, 0),
+			Parent:    netlink.HANDLE_ROOT,
+		},
+		Rate: b.rate, Limit: b.limit, Buffer: b.buffer,
+	}
+}
+
+// add adds a queue to an interface.
+func (s *shaper) add(q netlink.Qdisc, to links.Link) error {
+	err := s.nl.QdiscAdd(q)
+	switch {
+	case err == nil:
+		s.undo = append(s.undo, func() error { return s.nl.QdiscDel(q) })
+		return nil
+	case errors.Is(err, unix.EEXIST) && s.again:
+		has, err := s.conn.Queues(to.Index)
+		if err != nil || has.Root.Kind == q.Type() || has.Ingress.Kind == q.Type() {
+			return err
+		}
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("this kernel has no queue %s: %w", q.Type(), err)
+	}
+	return fmt.Errorf("add queue %s to interface %q: %w", q.Type(), to.Name, err)
+}
+
+// anyIfb creates the ifb device under the first free name.
+func (s *shaper) anyIfb(names []string) (ifb links.Link, err error) {
+	for _, name := range names {
+		if ifb, err = s.makeIfb(types100.Interface{Name: name}); !errors.Is(err, unix.EEXIST) {
+			return ifb, err
+		}
+		err = fmt.Errorf("interface %q, which is named after this interface of the container, is there already: "+
+			"an earlier one was not deleted: %w", name, unix.EEXIST)
+	}
+	return ifb, err
+}
+
+// makeIfb creates the ifb device, with the hardware address of the result if there is one:
+// a DEL knows the device by it.
+func (s *shaper) makeIfb(said types100.Interface) (ifb links.Link, err error) {
+	device := links.Ifb{Name: said.Name, MTU: s.host.MTU}
+	if said.Mac != "" {
+		if device.MAC, err = net.ParseMAC(said.Mac); err != nil {
+			return ifb, fmt.Errorf("interface %q in the result: %w", said.Name, err)
+		}
+	}
+	ifb, err = device.Create(s.conn)
+	if s.again && errors.Is(err, unix.EEXIST) {
+		ifb, err = s.findIfb(said.Name)
+	}
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return ifb, fmt.Errorf("egressRate needs an interface of type ifb, which this kernel does not have (CONFIG_IFB): %w", err)
+	case err != nil:
+		return ifb, fmt.Errorf("add interface %q of type ifb: %w", said.Name, err)
+	}
+	s.undo = append(s.undo, func() error { return s.conn.Delete(ifb.Index) })
+	return ifb, nil
+}
+
+// findIfb looks up the ifb device.
+func (s *shaper) findIfb(name string) (links.Link, error) {
+	ifb, err := s.conn.Link(name)
+	if err == nil && ifb.Kind != "ifb" {
+		err = fmt.Errorf("interface %q is of type %q, and not an ifb", name, ifb.Kind)
+	}
+	return ifb, err
+}
+
+// The form of the filter.
+const (
+	ingressKind      = "ingress" // of the queue of received packets
+	redirectPriority = 1
+	redirectClass    = 1<<16 | 1 // 1:1
+)
+
+// ingress is the queue of what an interface receives.
+func ingress(index int) *netlink.Ingress {
+	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
+}
+
+// redirect adds the queue and the filter that make the ifb device send what the host's end
+// receives. A filter that led to an earlier one is changed: nothing can pass it.
+func (s *shaper) redirect(ifb links.Link) error {
+	queue := ingress(s.host.Index)
+	if err := s.add(queue, s.host); err != nil {
+		return err
+	}
+	filter, put := &netlink.U32{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: s.host.Index, Parent: queue.Handle, Priority: redirectPriority, Protocol: unix.ETH_P_ALL},
+		ClassId:     redirectClass, RedirIndex: ifb.Index,
+		Actions: []netlink.Action{&netlink.MirredAction{MirredAction: netlink.TCA_EGRESS_REDIR, Ifindex: ifb.Index}},
+	}, s.nl.FilterAdd
+	if s.again {
+		has, err := s.conn.Queues(s.host.Index)
+		if err != nil || leads(has.Redirects, ifb.Index) {
+			return err
+		}
+		if lost := slices.IndexFunc(has.Redirects, isLost); lost >= 0 {
+			filter.Handle, put = has.Redirects[lost].Handle, s.nl.FilterReplace
+		}
+	}
+	if err := put(filter); err != nil {
+		return fmt.Errorf("redirect from interface %q to %q: %w", s.host.Name, ifb.Name, err)
+	}
+	return nil
+}
+
+// leads reports whether the filters redirect to an interface. A filter to a device
+// that is gone, as this plugin makes it, loses the packets before the next one sees
+// them.
+func leads(all []links.Redirect, index int) bool {
+	for _, to := range all {
+		if to.To == index {
+			return true
+		}
+		if isLost(to) {
+			return false
+		}
+	}
+	return false
+}
+
+// isLost reports whether a filter of this plugin's form leads to a device that is gone.
+func isLost(f links.Redirect) bool {
+	return f.To == 0 && f.Priority == redirectPriority && f.Class == redirectClass
+}

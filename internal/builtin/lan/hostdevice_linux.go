@@ -1,0 +1,174 @@
+package lan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// HostDevice is the plugin "host-device", which moves an interface of the host into a
+// container, and back in DEL. Like the reference plugin it keeps the interface's former name in
+// its alias. A PCI device whose driver gives it to a program (DPDK) has no interface to
+// move; addresses are still reserved for it.
+type HostDevice struct {
+	ipam.Collector
+	sys string // mount point of sysfs; empty is /sys
+}
+
+// Add moves the interface, and gives it addresses if there is an IPAM plugin.
+func (p HostDevice) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	c, err := p.parse(r)
+	if err != nil {
+		return nil, err
+	}
+	return attach(ctx, r, c.IPAM.Type, &hostDevice{deviceConfig: c, plugin: p, r: r})
+}
+
+// hostDevice is an attachment in progress.
+type hostDevice struct {
+	*deviceConfig
+	plugin HostDevice
+	r      *plugin.Request
+	moved  *moved // nil if there is nothing to move back
+}
+
+// carrierTime limits the wait for the interface's carrier after the move:
+// hardware negotiates a speed first. The reference plugin waits as long.
+const carrierTime = 5 * time.Second
+
+// Make moves the interface, up.
+func (a *hostDevice) Make(ctx context.Context) error {
+	if a.userSpace {
+		return nil
+	}
+	m, err := a.plugin.moveIn(ctx, a.deviceConfig, a.r)
+	if err == nil {
+		a.moved = &m
+	}
+	return err
+}
+
+// Configure assigns the addresses to the interface. If there are IPv6 addresses,
+// it waits for the carrier if the interface had one before.
+func (a *hostDevice) Configure(ctx context.Context, result *types100.Result) error {
+	if a.IPAM.Type != "" {
+		result.DNS = a.DNS
+	}
+	if a.userSpace {
+		ipam.Only(a.r, result, "")
+		return nil
+	}
+	carrier := carrierTime
+	if a.moved.unplugged {
+		carrier = 0
+	}
+	if err := ipam.Apply(ctx, a.r, a.IPAM.Type, result, ipam.How{Detect: true}, carrier); err != nil {
+		return fmt.Errorf("interface %q: %w", a.r.IfName, err)
+	}
+	return nil
+}
+
+// Undo moves the interface back.
+func (a *hostDevice) Undo(ctx context.Context) error {
+	if a.moved == nil {
+		return nil
+	}
+	return caller.On(ctx, a.r.Container, func(inside *links.Conn) error {
+		own, err := inside.Link(a.r.IfName)
+		if err != nil {
+			return err
+		}
+		return a.moved.back(a.r.Host, inside, own.Index)
+	})
+}
+
+// Del releases the addresses, and moves the interface back to the host, down,
+// because its former state is unknown. If the namespace is gone, the kernel has
+// already moved a physical device back to its first namespace, under its name in
+// the container.
+func (HostDevice) Del(ctx context.Context, r *plugin.Request) error {
+	// A configuration that Add refused must not prevent the rest of DEL, so Del
+	// reads only the IPAM plugin from it.
+	var c struct {
+		IPAM struct {
+			Type string `json:"type"`
+		} `json:"ipam"`
+	}
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	err := ipam.Del(ctx, r, c.IPAM.Type)
+	if r.Container != nil {
+		if back := moveOut(ctx, r); back != nil {
+			err = errors.Join(err, fmt.Errorf("interface %q: %w", r.IfName, back))
+		}
+	}
+	return inNetwork(r, err)
+}
+
+// Status asks the IPAM plugin whether it has addresses. The device may be
+// missing from the host because a container has it.
+func (p HostDevice) Status(ctx context.Context, r *plugin.Request) error {
+	var c deviceConfig
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	// The caller may name the device only in an Add.
+	if _, err := c.parseMAC(); err != nil {
+		return plugin.Errorf(types.ErrInvalidNetworkConfig, "network %q: %w", r.Name, err)
+	}
+	return ipam.Status(ctx, r, c.IPAM.Type)
+}
+
+// Check returns an error unless the interface exists with the addresses of the
+// result. It ignores the alias, which DEL needs but the container does not.
+func (p HostDevice) Check(ctx context.Context, r *plugin.Request) error {
+	var c deviceConfig
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	return inNetwork(r, ipam.CheckWith(ctx, r, c.IPAM.Type, p))
+}
+
+// Compare compares the interface and its addresses with the attachment that Add
+// made.
+func (p HostDevice) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	var c deviceConfig
+	if err := r.Decode(&c); err != nil {
+		return nil, err
+	}
+	said, err := compare.Reported(r)
+	if err != nil || p.inUserSpace(r, &c, said) {
+		return nil, err
+	}
+	own := ipam.Interface{
+		Up: true, Detect: true, Gone: "the device is not in the container: moving it there again needs Remove and Setup",
+		Fits: func(own links.Link, said *types100.Interface) ([]ipam.Mismatch, error) {
+			return ipam.SameMAC(own, said), nil
+		},
+	}
+	_, all, err := own.Compare(r, v)
+	return compare.Of(r.Type, all), err
+}
+
+// inUserSpace reports whether the device has no interface that could be missing.
+// Either Add found none, and reported no hardware address of a device on a bus,
+// whatever /sys shows now; or a driver of user space has taken it since.
+func (p HostDevice) inUserSpace(r *plugin.Request, c *deviceConfig, said *types100.Interface) bool {
+	onBus := c.PCIBusID != "" || c.RuntimeConfig.DeviceID != ""
+	if onBus && said.Mac == "" {
+		return true
+	}
+	now, err := p.parse(r)
+	return err == nil && now.userSpace
+}

@@ -1,0 +1,191 @@
+package lan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/plugin"
+)
+
+// MACVLAN is the plugin "macvlan", which gives a container an interface of its own on a
+// network of the host: it shares the host's interface, the master, under another MAC address.
+type MACVLAN struct{ ipam.Collector }
+
+// Add makes the interface, and gives it addresses if there is an IPAM plugin.
+func (MACVLAN) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	c, err := parseMACVLAN(r)
+	if err != nil {
+		return nil, err
+	}
+	return attach(ctx, r, c.IPAM.Type, &macvlan{macvlanConfig: c, r: r})
+}
+
+// macvlan is an attachment in progress.
+type macvlan struct {
+	*macvlanConfig
+	r    *plugin.Request
+	made bool
+}
+
+// Make creates the interface, down.
+func (a *macvlan) Make(ctx context.Context) error {
+	return caller.On(ctx, a.masterNS(a.r), func(conn *links.Conn) error {
+		master, err := a.master(conn)
+		if err != nil {
+			return err
+		}
+		err = links.Macvlan{
+			Name: a.r.IfName, Parent: master.Index, Mode: a.mode, MAC: a.mac, MTU: a.MTU, BroadcastQueue: a.BcQueueLen,
+		}.Create(conn, a.r.Container)
+		a.made = err == nil
+		return err
+	})
+}
+
+// Configure sets the interface up. The master existed before: if it has no
+// carrier, it is not plugged in, and nobody can have the addresses.
+func (a *macvlan) Configure(ctx context.Context, result *types100.Result) error {
+	if err := ipam.Apply(ctx, a.r, a.IPAM.Type, result, ipam.How{Announce: true, Detect: true}, 0); err != nil {
+		return fmt.Errorf("interface %q: %w", a.r.IfName, err)
+	}
+	result.DNS = a.DNS
+	return nil
+}
+
+// Undo deletes the interface.
+func (a *macvlan) Undo(ctx context.Context) error {
+	if !a.made {
+		return nil
+	}
+	return remove(ctx, a.r, func(delete func() error) error { return delete() })
+}
+
+// Del releases the addresses and deletes the interface.
+func (MACVLAN) Del(ctx context.Context, r *plugin.Request) error {
+	var c ipam.Config
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	err := ipam.Del(ctx, r, c.IPAM.Type)
+	if r.Container != nil {
+		err = errors.Join(err, remove(ctx, r, func(delete func() error) error {
+			return caller.From(ctx).Batch.Later(ctx, func(context.Context) error { return delete() })
+		}))
+	}
+	return inNetwork(r, err)
+}
+
+// remove deletes the interface, if it is a macvlan. The caller decides how to
+// run the deletion itself, which waits for the kernel.
+func remove(ctx context.Context, r *plugin.Request, run func(delete func() error) error) error {
+	conn, err := caller.From(ctx).Conns.Borrow(r.Container)
+	if err != nil {
+		return err
+	}
+	own, err := conn.Link(r.IfName)
+	if err != nil || own.Kind != "macvlan" {
+		if links.NotFound(err) {
+			err = nil
+		}
+		return errors.Join(err, conn.Close())
+	}
+	name := r.IfName
+	return run(func() error { return conn.DeleteAndClose(own.Index, name) })
+}
+
+// Status fails if the master is missing, or the IPAM plugin has no addresses.
+func (MACVLAN) Status(ctx context.Context, r *plugin.Request) error {
+	c, err := parseMACVLAN(r)
+	if err != nil {
+		return err
+	}
+	if !c.InNetNS {
+		err := caller.On(ctx, r.Host, func(conn *links.Conn) error {
+			_, err := c.master(conn)
+			return err
+		})
+		if err != nil {
+			return plugin.Errorf(errNotAvailable, "network %q: %w", r.Name, err)
+		}
+	}
+	return ipam.Status(ctx, r, c.IPAM.Type)
+}
+
+// errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
+const errNotAvailable = 50
+
+// Check returns an error unless the interface exists on its master, in its mode,
+// with the addresses of the result. It does not compare the MTU: a later plugin
+// may have changed it without a word in the result, and the kernel lowers it
+// with the master's.
+func (p MACVLAN) Check(ctx context.Context, r *plugin.Request) error {
+	c, err := parseMACVLAN(r)
+	if err != nil {
+		return err
+	}
+	return inNetwork(r, ipam.CheckWith(ctx, r, c.IPAM.Type, p))
+}
+
+// Compare compares the interface, its master, its mode and its addresses with
+// the attachment that Add made.
+func (MACVLAN) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	c, err := parseMACVLAN(r)
+	if err != nil {
+		return nil, err
+	}
+	own := ipam.Interface{
+		Up: true, Detect: true, Gone: "it is gone, perhaps with its master: a new one needs Remove and Setup",
+		Fits: func(own links.Link, said *types100.Interface) ([]ipam.Mismatch, error) {
+			return c.mismatches(v, own, said)
+		},
+	}
+	_, all, err := own.Compare(r, v)
+	return compare.Of(r.Type, all), err
+}
+
+func (c *macvlanConfig) mismatches(v *compare.View, own links.Link, said *types100.Interface) ([]ipam.Mismatch, error) {
+	if own.Kind != "macvlan" {
+		return []ipam.Mismatch{{Wanted: "macvlan", Found: own.Kind, Err: fmt.Errorf("it is of type %q, not macvlan", own.Kind)}}, nil
+	}
+	var all []ipam.Mismatch
+	if c.mode != links.MacvlanPassthru { // with passthru it has the master's address
+		all = ipam.SameMAC(own, said)
+	}
+	if own.MacvlanMode != c.mode {
+		all = append(all, ipam.Mismatch{Wanted: "mode " + modeName(c.mode), Found: "mode " + modeName(own.MacvlanMode), Err: fmt.Errorf("its mode is not %q", c.Mode)})
+	}
+	other, err := c.otherMaster(v, own)
+	return append(all, other...), err
+}
+
+// otherMaster returns a mismatch unless the interface is on the configured
+// master. The kernel deletes the interface with its master, so the master
+// exists, perhaps under another name. A master that is not configured was the
+// interface of the default route at the time, which may have changed.
+func (c *macvlanConfig) otherMaster(v *compare.View, own links.Link) ([]ipam.Mismatch, error) {
+	if c.Master == "" {
+		return nil, nil
+	}
+	outside := v.Host
+	if c.InNetNS {
+		outside = v.Container
+	}
+	master, err := outside.Link(c.Master)
+	if links.NotFound(err) {
+		return nil, nil
+	}
+	if err != nil || own.Peer.Index == master.Index {
+		return nil, err
+	}
+	return []ipam.Mismatch{{
+		Wanted: fmt.Sprint("master ", master.Name), Found: fmt.Sprint("master ", own.Peer.Index),
+		Err: fmt.Errorf("its master is interface %d, not %d, which is %q", own.Peer.Index, master.Index, master.Name),
+	}}, nil
+}
