@@ -271,3 +271,35 @@ func shuffledAmong(rnd *rand.Rand, settings, loaders []cni.Opt) []cni.Opt {
 	}
 	return opts
 }
+
+// TestFault_F24_WorldWritableConfigurationThroughLoad: refused by name, skipped
+// in a directory, and unchanged if it is loaded already.
+func TestFault_F24_WorldWritableConfigurationThroughLoad(t *testing.T) {
+	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("a"), "20-b.conflist": testhost.ListOf("b")})
+	file := filepath.Join(dir, "10-a.conflist")
+	chmod := func(mode os.FileMode) {
+		t.Helper()
+		if err := os.Chmod(file, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	chmod(0o666)
+	if _, err := cni.New(cni.WithConfListFile(file)); !errors.Is(err, cni.ErrInsecureFile) || !strings.Contains(err.Error(), file) {
+		t.Errorf("by file: %v, want ErrInsecureFile", err)
+	}
+	if r := expect.Value(cni.New(cni.WithInsecureFiles(), cni.WithConfListFile(file)))(t); loaded(r) != "a=eth0" {
+		t.Errorf("allowed: loaded %s", loaded(r))
+	}
+	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf))(t)
+	if skipped := r.GetConfig().Skipped; loaded(r) != "b=eth0" || len(skipped) != 1 || skipped[0].Path != file {
+		t.Errorf("in a directory: loaded %s, skipped %+v", loaded(r), skipped)
+	}
+	chmod(0o644)
+	if err := r.Load(cni.WithAllConf); err != nil || loaded(r) != "a=eth0 b=eth1" {
+		t.Errorf("mended: %v, loaded %s", err, loaded(r))
+	}
+	chmod(0o646)
+	if err := r.Load(cni.WithAllConf); !errors.Is(err, cni.ErrInsecureFile) || loaded(r) != "a=eth0 b=eth1" {
+		t.Errorf("while it is loaded: %v, loaded %s; want ErrInsecureFile and the previous networks", err, loaded(r))
+	}
+}

@@ -115,31 +115,6 @@ func wantVersion(t *testing.T, kind string, list *libcni.NetworkConfigList, err 
 	}
 }
 
-// TestDuty_R2_NetworkName: the name is validated at load. An empty one is
-// accepted until its use, as in go-cni, except in a directory's files.
-func TestDuty_R2_NetworkName(t *testing.T) {
-	long := strings.Repeat("n", 180)
-	for _, name := range []string{"n", "0", "net", "Net_1.2-x", long, ""} {
-		list, err := conflist.Parse([]byte(`{"name": "` + name + `", "plugins": [{"type": "x"}]}`))
-		if err != nil {
-			t.Errorf("%q: %v", name, err)
-		} else if err := conflist.RequireName(list); (err == nil) != (name != "") {
-			t.Errorf("%q is required: %v", name, err)
-		}
-		if _, err := conflist.ParseSingle([]byte(`{"name": "` + name + `", "type": "x"}`)); err != nil {
-			t.Errorf("single: %q: %v", name, err)
-		}
-	}
-	for _, name := range []string{"-n", ".", "..", "_n", "a/b", "../x", "a b", "a\\n", "ä", "a\\u0000", "a\\\\b", long + "n"} {
-		if list, err := conflist.Parse([]byte(`{"name": "` + name + `", "plugins": [{"type": "x"}]}`)); err == nil {
-			t.Errorf("list: %q is accepted as %q", name, list.Name)
-		}
-		if list, err := conflist.ParseSingle([]byte(`{"name": "` + name + `", "type": "x"}`)); err == nil {
-			t.Errorf("single: %q is accepted as %q", name, list.Name)
-		}
-	}
-}
-
 // TestDuty_R5_PluginTypeIsAFileName: neither the plugin's type nor its IPAM
 // plugin's may name a file in another directory.
 func TestDuty_R5_PluginTypeIsAFileName(t *testing.T) {

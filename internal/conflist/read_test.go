@@ -34,23 +34,6 @@ func write(t testing.TB, dir, name, content string) string {
 	return path
 }
 
-// TestHalfWrittenFileIsRefused: no prefix of a configuration is valid, so a
-// file read during its writing never counts as another network.
-func TestHalfWrittenFileIsRefused(t *testing.T) {
-	dir := t.TempDir()
-	for n := range len(good) {
-		path := write(t, dir, "10-net.conflist", good[:n])
-		list, err := conflist.Reader{}.File(path)
-		var fe *conflist.FileError
-		if err == nil || !errors.As(err, &fe) || fe.Path != path {
-			t.Fatalf("%q: got %+v and error %v, want one that names the file", good[:n], list, err)
-		}
-	}
-	if _, err := (conflist.Reader{}).File(write(t, dir, "10-net.conflist", good)); err != nil {
-		t.Error(err)
-	}
-}
-
 // TestFileThatIsNoFile: reading a configuration never blocks and its memory is
 // bounded, whatever the path leads to.
 func TestFileThatIsNoFile(t *testing.T) {
