@@ -29,7 +29,7 @@ func TestFault_F13_RealDeadlineInTheMiddleOfAChain(t *testing.T) {
 	whole := newRealHost(t).duration()
 	t.Logf("seed %d; a whole Setup takes %v", seed, whole)
 	t.Run("group", func(t *testing.T) {
-		for round := range max(20, *stress) {
+		for round := range max(10, *stress) {
 			// Every other round starts on a new host.
 			warm := round%2 == 0
 			deadline := time.Millisecond + time.Duration(random.Int64N(int64(whole)))

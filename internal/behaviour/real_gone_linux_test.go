@@ -62,6 +62,9 @@ func goneCases() []goneCase {
 func TestFault_F2_NothingStaysOfANamespaceThatIsGone(t *testing.T) {
 	for _, c := range goneCases() {
 		for _, way := range []string{"path given", "no path given", "nothing keeps it"} {
+			if way == "path given" && c.name != "everything" {
+				continue // with a pin, the plugins get its path whatever is given
+			}
 			t.Run(c.name+"/"+way, func(t *testing.T) { c.remove(t, way) })
 		}
 	}
