@@ -265,16 +265,3 @@ func TestDoDropsThreadThatCannotBeRestored(t *testing.T) {
 	})
 	checkThreads(t, outside)
 }
-
-func BenchmarkDo(b *testing.B) {
-	h, err := netns.Current()
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer h.Close()
-	for range b.N {
-		if err := h.Do(func() error { return nil }); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

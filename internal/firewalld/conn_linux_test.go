@@ -317,24 +317,6 @@ func TestFewDescriptorsAreNoSignOfNoFirewalld(t *testing.T) {
 	}
 }
 
-func BenchmarkRunning(b *testing.B) {
-	ns := nettest.New(b)
-	s := firewalldtest.StartBus(b, ns)
-	measure := func(name string, bus *Bus) {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				if _, err := bus.Running(b.Context(), ns); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-	measure("no bus", Open("unix:path="+filepath.Join(b.TempDir(), "none")))
-	measure("no firewalld", Open(s.Address))
-	s.StartFirewalld()
-	measure("firewalld", Open(s.Address))
-}
-
 // TestAnAbstractAddressIsTheNamespaces: it exists in one network namespace. A
 // file's address is visible everywhere.
 func TestAnAbstractAddressIsTheNamespaces(t *testing.T) {

@@ -2,11 +2,9 @@ package inprocess
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
-	"reflect"
 	"runtime"
 	"testing"
 
@@ -88,26 +86,6 @@ func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
 	}
 	if _, err := host.File().Stat(); err != nil {
 		t.Errorf("the host's namespace was closed: %v", err)
-	}
-}
-
-func TestDelegateIsPassedOn(t *testing.T) {
-	type call struct{ verb, typ, config string }
-	var got []call
-	answer := oneAddress()
-	delegate := func(_ context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
-		got = append(got, call{verb, typ, string(config)})
-		return answer, nil
-	}
-	p := fake{add: func(r *plugin.Request) (*types100.Result, error) {
-		return r.Delegate(context.Background(), "ADD", "ipam", r.Config)
-	}}
-	c := Call{Verb: "ADD", Type: "fake", Env: env(ownNetNS), Stdin: []byte(plain), Delegate: delegate}
-	if _, err := Run(context.Background(), p, c); err != nil {
-		t.Fatal(err)
-	}
-	if want := []call{{"ADD", "ipam", plain}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("delegated %+v, want %+v", got, want)
 	}
 }
 

@@ -337,12 +337,3 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 }
-
-func BenchmarkRun(b *testing.B) {
-	req := Request{Path: "/bin/true"}
-	for b.Loop() {
-		if _, err := Run(context.Background(), req, Limits{}); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

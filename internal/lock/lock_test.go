@@ -324,33 +324,6 @@ func TestMemoryStaysFlat(t *testing.T) {
 	}
 }
 
-func BenchmarkUncontended(b *testing.B) {
-	s := newSpace(b)
-	for b.Loop() {
-		h, err := s.Lock(context.Background(), "k")
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := h.Release(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkContainerAndBarrier(b *testing.B) {
-	s := newSpace(b)
-	keys := []Key{{Name: "container"}, {Name: "gc", Shared: true}}
-	for b.Loop() {
-		h, err := s.LockAll(context.Background(), keys)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := h.Release(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 func TestFirstIsTakenBeforeAllOthers(t *testing.T) {
 	for i := range 1000 {
 		claims := claimsOf([]Key{{Name: fmt.Sprint("container/", i)}, {Name: First, Shared: true}})

@@ -398,9 +398,3 @@ func TestInsideOwnsNetworkFiles(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func BenchmarkStart(b *testing.B) {
-	for b.Loop() {
-		_ = scripted("exit").Run() // exits with 42
-	}
-}
