@@ -120,7 +120,11 @@ func (h *ruleHost) sharedChanges(family string) (all []ruleChange) {
 		if len(h.savedRules(family, tc.table).of(tc.chain)) == 0 {
 			continue
 		}
-		for _, verb := range []string{"restore", "flush", "replace"} {
+		verbs := []string{"restore", "flush", "replace"}
+		if family == "ip6tables" {
+			verbs = []string{"flush"} // the kernel announces both families' changes alike
+		}
+		for _, verb := range verbs {
 			all = append(all, h.iptablesChange(verb, family, tc.table, tc.chain, 0))
 		}
 	}
