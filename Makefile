@@ -3,15 +3,14 @@
 
 GO         ?= go
 PACKAGES   ?= ./...
-# One system besides Linux with the calls of Unix and one without. A test builds a small
-# importer for darwin too.
-SYSTEMS    := linux windows freebsd
+# The library compiles on these too: one with the calls of Unix and one without. A test
+# builds a small importer for darwin. The other modules are vetted for Linux alone, and
+# their dependencies compiled for it alone.
+ELSEWHERE  := windows freebsd
 # The root's go.mod holds what an importer links, and no more; these hold the
 # rest. The last two have requirements alone, and no packages.
 MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube examples/faas
 REQUIRING  := internal/refplugins/mains internal/lint
-# The modules that must compile on each system of SYSTEMS; the others on Linux.
-EVERYWHERE := . thick/metrics
 # What the race detector sees: each package of the library under its own tests and those
 # of behaviour. These run the library's programs from outside, or compare it with others;
 # without the detector they start thousands of processes in a fifth of the time, and no
@@ -81,13 +80,12 @@ lint:
 		(cd $$module && $(GO) mod tidy -diff) || exit 1; \
 	done
 	@for module in $(MODULES); do \
-		case " $(EVERYWHERE) " in *" $$module "*) systems="$(SYSTEMS)";; *) systems=linux;; esac; \
-		for os in $$systems; do \
-			echo "go vet in $$module for $$os"; \
-			(cd $$module && GOOS=$$os $(GO) vet ./...) || exit 1; \
-		done; \
-		echo "staticcheck in $$module"; \
-		(cd $$module && $(STATIC) ./...) || exit 1; \
+		echo "go vet and staticcheck in $$module"; \
+		(cd $$module && $(GO) vet ./... && $(STATIC) ./...) || exit 1; \
+	done
+	@for os in $(ELSEWHERE); do \
+		echo "go vet for $$os"; \
+		GOOS=$$os $(GO) vet ./... || exit 1; \
 	done
 
 # Each fuzz test for FUZZTIME; make test runs them over their seeds only.
