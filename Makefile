@@ -35,7 +35,8 @@ test: deps
 raced:
 	@for module in $(filter-out $(RACELESS),$(MODULES)); do \
 		echo "go test -race in $$module"; \
-		(cd $$module && packages=$$($(GO) list $(PACKAGES) | grep -vE '$(OUTSIDE)') && \
+		(cd $$module && all=$$($(GO) list $(PACKAGES)) || exit 1; \
+			packages=$$(echo "$$all" | grep -vE '$(OUTSIDE)'); \
 			first=$$(echo "$$packages" | grep '/$(LONGEST)$$'); \
 			[ -z "$$packages" ] || GORACE=atexit_sleep_ms=10 $(TESTS) -race $$first $$packages) || exit 1; \
 	done
@@ -43,8 +44,8 @@ raced:
 outside:
 	@for module in $(filter . $(RACELESS),$(MODULES)); do \
 		echo "go test in $$module"; \
-		(cd $$module && packages=$$($(GO) list $(PACKAGES)) && \
-			{ [ $$module != . ] || packages=$$(echo "$$packages" | grep -E '$(OUTSIDE)'); }; \
+		(cd $$module && packages=$$($(GO) list $(PACKAGES)) || exit 1; \
+			[ $$module != . ] || packages=$$(echo "$$packages" | grep -E '$(OUTSIDE)'); \
 			[ -z "$$packages" ] || $(TESTS) $$packages) || exit 1; \
 	done
 
