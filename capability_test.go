@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // wireOf returns the capabilities of these options as the plugins' JSON.
@@ -75,9 +77,7 @@ func TestCapabilitiesAreCopied(t *testing.T) {
 	ports, sets, ips := []PortMapping{{HostPort: 1, ContainerPort: 2}}, [][]IPRanges{{{Subnet: "10.0.0.0/8"}}}, []string{"10.0.0.1"}
 	opts := []NamespaceOpts{WithCapabilityPortMap(ports), WithCapabilityIPRangeSets(sets), WithCapabilityIPs(ips...)}
 	before, err := wireOf(opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	ports[0].HostPort, sets[0][0].Subnet, ips[0] = 9, "192.168.0.0/16", "10.0.0.9"
 	if after, err := wireOf(opts...); err != nil || after != before {
 		t.Errorf("after: %s, %v\nbefore: %s", after, err, before)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/ports"
 )
 
@@ -22,9 +23,7 @@ func TestClaimsOfMappingsAreThoseOfTheirJSON(t *testing.T) {
 		{HostPort: 80, HostIP: "fe80::1%eth0"}, {HostPort: 80, HostIP: "no address"},
 	} {
 		data, err := json.Marshal([]wirePort{m})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		got, want := claimsOf([]wirePort{m}), ports.Of(json.RawMessage(data))
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: claims %v, by its JSON %v", m, got, want)

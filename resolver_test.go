@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 const localhost = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -33,9 +35,7 @@ func TestResolvConfIsTheMergedDNS(t *testing.T) {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}
 	path := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := r.WriteResolvConf(path); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, r.WriteResolvConf(path))
 	if got, err := os.ReadFile(path); err != nil || string(got) != want {
 		t.Errorf("written %q, %v", got, err)
 	}
@@ -68,9 +68,7 @@ func TestHostsHasTheContainersAddresses(t *testing.T) {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}
 	path := filepath.Join(t.TempDir(), "hosts")
-	if err := r.WriteHosts(path, []string{"web-1", "web"}, more); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, r.WriteHosts(path, []string{"web-1", "web"}, more))
 	if got, err := os.ReadFile(path); err != nil || string(got) != want {
 		t.Errorf("written %q, %v", got, err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -229,9 +230,7 @@ func TestRealNetworksInParallelKeepTheirOrder(t *testing.T) {
 		path := h.Container(id)
 		before := h.Audit()
 		result, err := r.Setup(context.Background(), id, path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		h.WantAsSaid(result, path, &ptp)
 		var got []string
 		for _, n := range result.Networks {

@@ -21,9 +21,7 @@ import (
 func (h *realHost) reserved(network string) []string {
 	h.T.Helper()
 	entries, err := os.ReadDir(h.Path("ipam", network))
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	var addresses []string
 	for _, e := range entries {
 		if addr, err := netip.ParseAddr(e.Name()); err == nil {
@@ -103,9 +101,7 @@ func (c *goneCase) remove(t *testing.T, way string) {
 func (h *realHost) links() int {
 	h.T.Helper()
 	list, err := audit.Dump(netlink.LinkList)
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	n := 0
 	for _, l := range list {
 		if l.Type() == "veth" {

@@ -9,6 +9,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // recorder is a Runner that answers from a function and keeps the calls.
@@ -38,9 +39,7 @@ func (r *recorder) names() (names []string) {
 func newChain(t testing.TB, r *recorder, list string) *Chain {
 	t.Helper()
 	parsed, err := conflist.Parse([]byte(list))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return &Chain{List: parsed, CacheDir: t.TempDir(), Path: []string{"/plugins"}, Run: r.run}
 }
 

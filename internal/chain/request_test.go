@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestParseObjectKeepsValuesAndOrder(t *testing.T) {
@@ -41,13 +43,9 @@ func TestParseObjectKeepsValuesAndOrder(t *testing.T) {
 // text returns an object in its encoded form.
 func text(t testing.TB, o object, err error) string {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	data, err := o.bytes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return string(data)
 }
 
@@ -56,9 +54,7 @@ func text(t testing.TB, o object, err error) string {
 func request(t testing.TB, config, added string, configArgs map[string]any) (string, error) {
 	t.Helper()
 	a, err := parseObject([]byte(added))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	data, err := derive([]byte(config), a, configArgs)
 	return string(data), err
 }

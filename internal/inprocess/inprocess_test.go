@@ -17,6 +17,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -83,18 +84,12 @@ func printed(t *testing.T, result types.Result, version string) string {
 	was := os.Stdout
 	defer func() { os.Stdout = was }()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	os.Stdout = w
 	err = types.PrintResult(result, version)
-	if err := errors.Join(err, w.Close()); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(err, w.Close()))
 	out, err := io.ReadAll(r)
-	if err := errors.Join(err, r.Close()); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(err, r.Close()))
 	return string(out)
 }
 
@@ -165,19 +160,13 @@ func TestPreviousResultOfEveryVersion(t *testing.T) {
 	for _, v := range version.All.SupportedVersions() {
 		prev := printed(t, oneAddress(), v)
 		old, err := version.NewResult(v, []byte(prev))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		want, err := types100.NewResultFromResult(old)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		unsaid := decoded(t, prev).(map[string]any)
 		delete(unsaid, "cniVersion")
 		without, err := json.Marshal(unsaid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		for what, config := range map[string]string{
 			"the configuration's version": fmt.Sprintf(`{"name":"n", "cniVersion":%q, "prevResult":%s}`, v, prev),
 			"no version":                  fmt.Sprintf(`{"name":"n", "cniVersion":%q, "prevResult":%s}`, v, without),
@@ -202,9 +191,7 @@ func TestPreviousResultOfEveryVersion(t *testing.T) {
 func asJSON(t *testing.T, v any) string {
 	t.Helper()
 	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return string(data)
 }
 

@@ -12,6 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -39,9 +40,7 @@ func TestNamespaceThatIsNotThere(t *testing.T) {
 		},
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, nil, 0o600))
 	gone := filepath.Join(t.TempDir(), "gone")
 	for path, reason := range map[string]string{gone: "no such file or directory", file: "not a network namespace"} {
 		for _, verb := range []string{"ADD", "CHECK"} {
@@ -65,9 +64,7 @@ func TestNamespaceThatIsNotThere(t *testing.T) {
 
 func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
 	host, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer host.Close()
 	var container *netns.Handle
 	p := fake{other: func(_ string, r *plugin.Request) error {
@@ -93,9 +90,7 @@ func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
 // another one.
 func TestHandleOfTheCallersIsLeftOpen(t *testing.T) {
 	own, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer own.Close()
 	var got *netns.Handle
 	p := fake{other: func(_ string, r *plugin.Request) error { got = r.Container; return nil }}

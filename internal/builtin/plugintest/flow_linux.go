@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -37,9 +38,7 @@ func Echo(t testing.TB, ns *netns.Handle, port int) {
 		packets, err = net.ListenPacket("udp", fmt.Sprint(":", port))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(listener.Close(), packets.Close()); err != nil {
 			t.Error(err)
