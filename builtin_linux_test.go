@@ -36,21 +36,6 @@ func TestInProcessErrorSaysSoAndKeepsItsCause(t *testing.T) {
 	}
 }
 
-func TestObserverIsToldWhichKindRan(t *testing.T) {
-	s := testhost.NewStage(t)
-	var o testhost.Observer
-	s.Network("unused", "1.1.0", "disk")
-	r := s.Runtime(cni.WithObserver(o.Observe), cni.WithPlugin("own", testhost.Acting{}), cni.WithBuiltins(map[string]plugin.Plugin{"ours": testhost.Acting{}}),
-		testhost.ListOfTypes("net", "own", "ours", "disk", "none"))
-	expect.Is(t, r.Status(), cni.ErrPluginNotFound)
-	got := map[string]string{}
-	for _, e := range o.Events {
-		got[e.Plugin] = e.PluginKind
-	}
-	expect.Same(t, "kinds", got, map[string]string{
-		"own": "registered", "ours": "built in", "disk": "executable", "none": ""})
-}
-
 // TestCallersPluginIsNotSwept: nobody knows what a caller's plugin leaves
 // behind, whatever its name, so its failed DEL stays a failure.
 func TestCallersPluginIsNotSwept(t *testing.T) {

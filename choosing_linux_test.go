@@ -197,17 +197,3 @@ func TestTheLibrarysOwnLoopbackNetworkRunsInProcess(t *testing.T) {
 		})
 	}
 }
-
-// TestALaterLoadMayForbidTheBuiltInLoopback for new containers.
-func TestALaterLoadMayForbidTheBuiltInLoopback(t *testing.T) {
-	s := testhost.NewStage(t)
-	s.Plugin(scripted.Script{}, "loopback")
-	var ran []string
-	r := s.Runtime(cni.WithLoNetwork, ranKinds(&ran))
-	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
-	expect.NoError(t, r.Load(cni.WithLoNetwork, cni.WithoutBuiltinPlugins()))
-	testhost.MustSetUp(t, r, "c2", s.Container("c2"))
-	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
-	expect.Same(t, "ran", ran, []string{"ADD loopback built in", "ADD loopback executable", "DEL loopback built in", "DEL loopback executable"})
-}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestCompat_12_PathIsOpaqueOffLinux: the code that opens a path is not
@@ -39,9 +41,7 @@ func main() {
 	fmt.Print(before, runtime.NumGoroutine(), err)
 }`
 	file := filepath.Join(t.TempDir(), "main.go")
-	if err := os.WriteFile(file, []byte(program), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, []byte(program), 0o644))
 	out, err := exec.Command("go", "run", file).CombinedOutput()
 	if want := "1 1 <nil>"; err != nil || string(out) != want {
 		t.Errorf("it says %q, %v; want %q", out, err, want)

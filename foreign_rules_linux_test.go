@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestFault_F29_NothingIsReadFromTheLeadingThread: namespaces, mounts and
@@ -44,7 +46,5 @@ func TestFault_F29_NothingIsReadFromTheLeadingThread(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // FuzzArgs: accepted arguments can be read back from CNI_ARGS unchanged, with
@@ -72,9 +73,7 @@ func FuzzPortMappings(f *testing.F) {
 			return
 		}
 		data, err := json.Marshal(ports)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		dec := json.NewDecoder(bytes.NewReader(data))
 		dec.DisallowUnknownFields()
 		var read []struct {
@@ -132,9 +131,7 @@ var fuzzVersions = []string{"1.1.0", "1.0.0", "0.4.0", "0.3.1", "0.2.0", "0.1.0"
 
 func fuzzResult(t *testing.T, cache string, out []byte, version string) {
 	list, err := conflist.Parse([]byte(`{"cniVersion": "` + version + `", "name": "net", "plugins": [{"type": "x"}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var prevResult json.RawMessage
 	c := &chain.Chain{List: list, CacheDir: cache, Run: func(_ context.Context, call chain.Call) (chain.Output, error) {
 		if call.Verb == "ADD" {

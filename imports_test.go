@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 const (
@@ -152,9 +154,7 @@ func TestOnlyLinksTalksRtnetlink(t *testing.T) {
 		}
 		for _, name := range p.GoFiles {
 			source, err := os.ReadFile(filepath.Join(p.Dir, name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, err)
 			if strings.Contains(string(source), "NETLINK_ROUTE") && !slices.Contains(users, p.ImportPath) {
 				users = append(users, p.ImportPath)
 			}
@@ -178,9 +178,7 @@ func TestNothingRunsBeforeNew(t *testing.T) {
 			}
 			for _, name := range p.GoFiles {
 				source, err := os.ReadFile(filepath.Join(p.Dir, name))
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.NoError(t, err)
 				for _, what := range initWork(t, name, string(source)) {
 					t.Errorf("%s: %s: %s", goos, p.ImportPath, what)
 				}
@@ -211,9 +209,7 @@ func TestInitWorkIsFound(t *testing.T) {
 func initWork(t *testing.T, name, source string) (found []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), name, source, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for _, decl := range file.Decls {
 		switch d := decl.(type) {
 		case *ast.FuncDecl:

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // floors lists the packages of the module from the ground up. A package imports only
@@ -134,9 +136,7 @@ func inModule(path string) string {
 // TestDesignListsThePackages compares DESIGN's table with the packages.
 func TestDesignListsThePackages(t *testing.T) {
 	design, err := os.ReadFile("DESIGN.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	_, section, ok := strings.Cut(string(design), "\n## The packages\n")
 	section, _, end := strings.Cut(section, "\n## ")
 	if !ok || !end {

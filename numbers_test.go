@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // numbersDocument has a line for each duty, fault and figure.
@@ -23,9 +25,7 @@ const numbersDocument = "docs/duties-faults-figures.md"
 // on the numbers and on the packages that have tests of each.
 func TestFigure_M11_EveryNumberHasATestAndALine(t *testing.T) {
 	data, err := os.ReadFile(numbersDocument)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	lines := numberLines(t, string(data))
 	tested := testedNumbers(t)
 	for number, packages := range tested {
@@ -91,9 +91,7 @@ func testedNumbers(t *testing.T) map[string][]string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	packages := map[string][]string{}
 	for number, dirs := range found {
 		packages[number] = slices.Sorted(maps.Keys(dirs))
@@ -115,9 +113,7 @@ var (
 func numbersIn(t *testing.T, path, source string) (numbers []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, source, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.FuncDecl:

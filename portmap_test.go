@@ -7,33 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/ports"
 )
-
-func TestPortMappingsOnTheWire(t *testing.T) {
-	got, err := wirePorts([]PortMapping{
-		{HostPort: 8080, ContainerPort: 80},
-		{HostPort: 8080, ContainerPort: 80, Protocol: "UDP"},
-		{HostPort: 8080, ContainerPort: 80, Protocol: "Sctp", HostIP: "10.0.0.1"},
-		{HostPort: 1, ContainerPort: 65535, Protocol: "tcp", HostIP: "2001:db8::1"},
-		{HostPort: 65535, ContainerPort: 1, Protocol: "tcp", HostIP: "::ffff:10.0.0.1"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := json.Marshal(got)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := `[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},` +
-		`{"hostPort":8080,"containerPort":80,"protocol":"udp"},` +
-		`{"hostPort":8080,"containerPort":80,"protocol":"sctp","hostIP":"10.0.0.1"},` +
-		`{"hostPort":1,"containerPort":65535,"protocol":"tcp","hostIP":"2001:db8::1"},` +
-		`{"hostPort":65535,"containerPort":1,"protocol":"tcp","hostIP":"::ffff:10.0.0.1"}]`
-	if string(data) != want {
-		t.Errorf("got  %s\nwant %s", data, want)
-	}
-}
 
 // Claims are read from the caller's values, and from the record's JSON: they must be the
 // same.
@@ -47,9 +23,7 @@ func TestClaimsOfMappingsAreThoseOfTheirJSON(t *testing.T) {
 		{HostPort: 80, HostIP: "fe80::1%eth0"}, {HostPort: 80, HostIP: "no address"},
 	} {
 		data, err := json.Marshal([]wirePort{m})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		got, want := claimsOf([]wirePort{m}), ports.Of(json.RawMessage(data))
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: claims %v, by its JSON %v", m, got, want)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -228,4 +229,22 @@ func TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd(t *testing.T) {
 	reap(t, r)
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c2/eth0 attached"})
 	expect.NoError(t, r.Remove(t.Context(), "c2", lives))
+}
+
+// crowd records containers whose paths lead to their namespaces.
+func (h *realHost) crowd(r *cni.Runtime, n int) {
+	h.T.Helper()
+	path := h.Container("crowd")
+	testhost.MustSetUp(h.T, r, "crowd", path)
+	base, err := h.Records().Load("crowd")
+	expect.NoError(h.T, err)
+	ns, err := netns.Open(path)
+	expect.NoError(h.T, err)
+	defer ns.Close()
+	for i := range n {
+		rec := *base
+		rec.ContainerID, rec.Generation = record.ID(fmt.Sprint("crowd-", i)), 0
+		rec.Attachments = slices.Clone(base.Attachments)
+		expect.NoError(h.T, h.Records().Begin(&rec))
+	}
 }

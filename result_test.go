@@ -10,15 +10,15 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // raw parses a plugin's result of version 1.1.0.
 func raw(t testing.TB, text string) *types100.Result {
 	t.Helper()
 	var r types100.Result
-	if err := json.Unmarshal([]byte(text), &r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal([]byte(text), &r))
 	return &r
 }
 
@@ -31,9 +31,7 @@ func resultOf(t testing.TB, texts ...string) *Result {
 		sources = append(sources, source{network: ifName("n", i), ifName: ifName("eth", i), result: raw(t, text)})
 	}
 	r, err := newResult(sources, "eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return r
 }
 
@@ -48,9 +46,7 @@ func via(s, gateway string) Address {
 func show(t testing.TB, v any) string {
 	t.Helper()
 	data, err := json.MarshalIndent(v, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return string(data)
 }
 
@@ -258,9 +254,7 @@ func TestResultComesBackFromJSON(t *testing.T) {
 		"usual": resultOf(t, loopbackResult, bridgeResult), "empty": resultOf(t), "no gateway": resultOf(t, `{"ips": [{"address": "10.0.0.2/24"}]}`),
 	} {
 		data, err := json.Marshal(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		var back Result
 		if err := json.Unmarshal(data, &back); err != nil {
 			t.Fatalf("%s: %v: %s", name, err, data)
@@ -279,9 +273,7 @@ func TestResultThatGoCNIWrote(t *testing.T) {
 		"eth0":{"IPConfigs":[{"IP":"2001:db8::3","Gateway":""},{"IP":"10.1.2.3","Gateway":"10.1.2.1"}],"Mac":"m2","Sandbox":"/ns"},
 		"lo":{"IPConfigs":[{"IP":"127.0.0.1","Gateway":""}],"Sandbox":"/ns"}},"DNS":[{}],"Routes":[{"dst":"0.0.0.0/0","gw":"10.1.2.1"}]}`
 	var r Result
-	if err := json.Unmarshal([]byte(persisted), &r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal([]byte(persisted), &r))
 	wantShown(t, "primary", r.Primary(), &Interface{Name: "eth0", Sandbox: "/ns", Mac: "m2",
 		Addresses: []Address{prefix("2001:db8::3/128"), via("10.1.2.3/32", "10.1.2.1")}})
 	if got, want := r.IPv4(), via("10.1.2.3/32", "10.1.2.1"); got != want {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/cnitest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -35,9 +36,7 @@ func (h *host) attach(id string, port int32) *cni.Result {
 	path := h.Container(id)
 	result, err := h.Setup(context.Background(), id, path,
 		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: port, ContainerPort: 80, Protocol: "tcp"}}))
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	h.T.Cleanup(func() {
 		if err := h.Remove(context.Background(), id, path); err != nil {
 			h.T.Error(err)
@@ -52,9 +51,7 @@ func (h *host) audit(of []cnitest.Attachment) []string {
 	lines, err := cnitest.Audit(context.Background(), cnitest.Options{
 		StateDirs: []string{h.Path("ipam"), h.Path("state")}, NetNSDirs: []string{}, Of: of,
 	})
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	return slices.DeleteFunc(lines, func(line string) bool {
 		return strings.HasPrefix(line, "mount ") && !strings.HasPrefix(line, "mount nsfs "+h.Path("state"))
 	})
@@ -104,9 +101,7 @@ func TestAuditAddsRequestedParts(t *testing.T) {
 	count := func(o cnitest.Options, prefix string) int {
 		o.StateDirs, o.NetNSDirs = []string{h.Path("state")}, []string{h.Path("netns")}
 		lines, err := cnitest.Audit(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		n := 0
 		for _, line := range lines {
 			if strings.HasPrefix(line, prefix) {

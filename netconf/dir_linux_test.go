@@ -501,10 +501,10 @@ func TestKilledBetweenChoiceAndFile(t *testing.T) {
 // file that is whole or not there.
 func TestKilledAtAnyTime(t *testing.T) {
 	h := newHost(t)
-	for round := range 30 {
+	for round := range 16 {
 		name := fmt.Sprint("n", round%4)
 		cmd, _ := h.writer(name, name+".conflist", "go")
-		time.AfterFunc(time.Duration(round)*time.Millisecond, func() { _ = cmd.Process.Kill() })
+		time.AfterFunc(time.Duration(2*round)*time.Millisecond, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait()
 		if data, err := os.ReadFile(filepath.Join(h.Path, name+".conflist")); err == nil && !json.Valid(data) {
 			t.Fatalf("round %d: %q", round, data)

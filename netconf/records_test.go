@@ -38,13 +38,3 @@ func TestAddressesOf(t *testing.T) {
 	expect.Same(t, "of other", expect.Value(addressesOf(s, "other"))(t), prefixes("10.9.0.0/16"))
 	expect.Same(t, "of none", expect.Value(addressesOf(s, "none"))(t), nil)
 }
-
-// BenchmarkAttached is what the choice of a subnet costs on a crowded host, once.
-func BenchmarkAttached(b *testing.B) {
-	s := records(b, 10_000)
-	for b.Loop() {
-		if _, err := attachedAddresses(s); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

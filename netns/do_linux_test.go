@@ -143,17 +143,13 @@ func TestDoRestoresThreads(t *testing.T) {
 func checkThreads(t *testing.T, want netns.ID) {
 	t.Helper()
 	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for _, task := range tasks {
 		h, err := netns.Open("/proc/self/task/" + task.Name() + "/ns/net")
 		if errors.Is(err, os.ErrNotExist) {
 			continue // ended since
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		if h.ID() != want {
 			t.Errorf("thread %s is in %s, want %s", task.Name(), h.ID(), want)
 		}
@@ -196,9 +192,7 @@ func TestDoLeavesTheLeadingThreadAlone(t *testing.T) {
 			}
 			return leading.Close()
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 	}
 }
 
@@ -264,17 +258,4 @@ func TestDoDropsThreadThatCannotBeRestored(t *testing.T) {
 		return errors.Is(err, os.ErrNotExist)
 	})
 	checkThreads(t, outside)
-}
-
-func BenchmarkDo(b *testing.B) {
-	h, err := netns.Current()
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer h.Close()
-	for range b.N {
-		if err := h.Do(func() error { return nil }); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -20,9 +21,7 @@ func newNS(t *testing.T) (*netns.Handle, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ns")
 	h, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			t.Error(err)
@@ -37,18 +36,14 @@ func newNS(t *testing.T) (*netns.Handle, string) {
 func currentID(t *testing.T) netns.ID {
 	t.Helper()
 	id, err := netns.CurrentID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return id
 }
 
 func TestIdentityIsTheSameByEveryWay(t *testing.T) {
 	h, path := newNS(t)
 	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(path, link); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Symlink(path, link))
 	ids := map[string]netns.ID{"Create": h.ID()}
 	for name, p := range map[string]string{
 		"Open by path":       path,
@@ -56,22 +51,16 @@ func TestIdentityIsTheSameByEveryWay(t *testing.T) {
 		"Open by descriptor": fmt.Sprintf("/proc/self/fd/%d", h.File().Fd()),
 	} {
 		o, err := netns.Open(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		ids[name] = o.ID()
-		if err := o.Close(); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, o.Close())
 	}
 	err := h.Do(func() error {
 		id, err := netns.CurrentID()
 		ids["CurrentID inside"] = id
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for name, id := range ids {
 		if id != h.ID() {
 			t.Errorf("%s: got %s, want %s", name, id, h.ID())
@@ -81,14 +70,10 @@ func TestIdentityIsTheSameByEveryWay(t *testing.T) {
 
 func TestCurrentAndProcessAgreeOutside(t *testing.T) {
 	h, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer h.Close()
 	process, err := netns.ProcessID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if got := [2]netns.ID{h.ID(), currentID(t)}; got != [2]netns.ID{process, process} {
 		t.Errorf("Current and CurrentID: got %v, want %s", got, process)
 	}
@@ -100,24 +85,16 @@ func TestCurrentAndProcessAgreeOutside(t *testing.T) {
 func TestOpenRejectsOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, nil, 0o600))
 	// A FIFO without a writer would block open(2) for ever.
 	fifo := filepath.Join(dir, "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Mkfifo(fifo, 0o600))
 	socket := filepath.Join(dir, "socket")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer listener.Close()
 	loop := filepath.Join(dir, "loop")
-	if err := os.Symlink("loop", loop); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Symlink("loop", loop))
 	tests := map[string]struct {
 		path string
 		want error
@@ -155,9 +132,7 @@ func TestOpenRejectsOtherFiles(t *testing.T) {
 func TestCloseIsIdempotent(t *testing.T) {
 	h, path := newNS(t)
 	o, err := netns.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for range 2 {
 		if err := o.Close(); err != nil {
 			t.Error(err)
@@ -173,9 +148,7 @@ func TestCloseIsIdempotent(t *testing.T) {
 
 func TestHandleKeepsNamespaceWithoutPin(t *testing.T) {
 	h, path := newNS(t)
-	if err := netns.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, netns.Remove(path))
 	var got netns.ID
 	err := h.Do(func() (err error) {
 		got, err = netns.CurrentID()
@@ -191,9 +164,7 @@ func TestNoDescriptorIsLeaked(t *testing.T) {
 	round := func() {
 		path := filepath.Join(dir, "ns")
 		h, err := netns.Create(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		_, _ = netns.Create(path)
 		_, _ = netns.Open(dir)
 		_, _ = netns.Open("/proc/self/ns/uts")
@@ -204,9 +175,7 @@ func TestNoDescriptorIsLeaked(t *testing.T) {
 			defer func() { _ = recover() }()
 			_ = h.Do(func() error { panic("any") })
 		}()
-		if err := errors.Join(h.Close(), netns.Remove(path)); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, errors.Join(h.Close(), netns.Remove(path)))
 	}
 	round() // files that the runtime opens once are open now
 	before := openFiles(t)
@@ -221,8 +190,6 @@ func TestNoDescriptorIsLeaked(t *testing.T) {
 func openFiles(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return len(entries)
 }

@@ -6,30 +6,24 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestPinKeepsTheNamespaceWhenItsOwnPathIsGone(t *testing.T) {
 	dir := t.TempDir()
 	h, err := Create(filepath.Join(dir, "own"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	want := h.ID()
 	kept := filepath.Join(dir, "deep", "down", "kept")
 	for range 2 { // the second call finds it done
-		if err := Pin(h, kept); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, Pin(h, kept))
 	}
 	for _, err := range []error{Remove(filepath.Join(dir, "own")), h.Close()} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 	}
 	again, err := Open(kept)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if again.ID() != want {
 		t.Errorf("namespace %s, want %s", again.ID(), want)
 	}
@@ -46,20 +40,14 @@ func TestPinKeepsTheNamespaceWhenItsOwnPathIsGone(t *testing.T) {
 func TestPinUsesAnEmptyFileAndRefusesAnotherNamespace(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kept")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(path, nil, 0o600))
 	var handles []*Handle
 	for _, name := range []string{"a", "b"} {
 		h, err := Create(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		handles = append(handles, h)
 	}
-	if err := Pin(handles[0], path); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, Pin(handles[0], path))
 	if err := Pin(handles[1], path); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("pin over another namespace: %v, want fs.ErrExist", err)
 	}

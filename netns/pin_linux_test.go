@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -24,9 +25,7 @@ func tree(t *testing.T, dir string) string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return strings.Join(names, "\n")
 }
 
@@ -34,18 +33,14 @@ func TestCreateMakesDirectoriesAndRemoveTakesThePin(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a", "b", "ns")
 	h, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer h.Close()
 	const dirs = "d--------- a\nd--------- a/b"
 	if got, want := tree(t, dir), dirs+"\n---------- a/b/ns"; got != want {
 		t.Errorf("after Create:\n%s\nwant:\n%s", got, want)
 	}
 	for range 2 {
-		if err := netns.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, netns.Remove(path))
 		if got := tree(t, dir); got != dirs {
 			t.Errorf("after Remove:\n%s\nwant:\n%s", got, dirs)
 		}
@@ -55,9 +50,7 @@ func TestCreateMakesDirectoriesAndRemoveTakesThePin(t *testing.T) {
 func TestCreateLeavesExistingFiles(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, []byte("mine"), 0o600))
 	_, pinned := newNS(t)
 	for _, path := range []string{file, dir, pinned} {
 		before := tree(t, dir)
@@ -80,9 +73,7 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 	t.Run("below a file", func(t *testing.T) {
 		dir := t.TempDir()
 		file := filepath.Join(dir, "file")
-		if err := os.WriteFile(file, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(file, nil, 0o600))
 		if _, err := netns.Create(filepath.Join(file, "a", "ns")); !errors.Is(err, unix.ENOTDIR) {
 			t.Errorf("got %v, want %v", err, unix.ENOTDIR)
 		}
@@ -105,9 +96,7 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 	t.Run("after the file", func(t *testing.T) {
 		const limit = "/proc/sys/user/max_net_namespaces"
 		was, err := os.ReadFile(limit)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		if err := os.WriteFile(limit, []byte("0"), 0); err != nil {
 			t.Skip("the limit is not ours to set: no user namespace")
 		}
@@ -204,12 +193,8 @@ func TestRemoveInterruptedAnywhere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "ns")
-			if err := prepare(path); err != nil {
-				t.Fatal(err)
-			}
-			if err := netns.Remove(path); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, prepare(path))
+			expect.NoError(t, netns.Remove(path))
 			if got := tree(t, dir); got != "" {
 				t.Errorf("left: %s", got)
 			}
@@ -232,9 +217,7 @@ func TestRemoveInParallel(t *testing.T) {
 	for range 20 {
 		path := filepath.Join(t.TempDir(), "ns")
 		h, err := netns.Create(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Add(1)
@@ -264,9 +247,7 @@ func TestRemoveRefusesOtherFiles(t *testing.T) {
 		os.Mkdir(at("tmpfs"), 0o755),
 		unix.Mount("tmpfs", at("tmpfs"), "tmpfs", 0, ""),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer func() {
 		if err := errors.Join(unix.Unmount(at("uts"), 0), unix.Unmount(at("tmpfs"), 0)); err != nil {
 			t.Error(err)
@@ -294,17 +275,13 @@ func TestUnpinLeavesTheFileForPin(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "ns")
 	h, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer h.Close()
 	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil { // two, one above the other
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := netns.Unpin(path); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, netns.Unpin(path))
 		if _, err := netns.Open(path); !errors.Is(err, netns.ErrNotNetNS) {
 			t.Errorf("after Unpin: %v, want %v", err, netns.ErrNotNetNS)
 		}
@@ -312,20 +289,14 @@ func TestUnpinLeavesTheFileForPin(t *testing.T) {
 			t.Errorf("after Unpin:\n%s\nwant:\n%s", got, want)
 		}
 	}
-	if err := netns.Pin(h, path); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, netns.Pin(h, path))
 	again, err := netns.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer again.Close()
 	if again.ID() != h.ID() {
 		t.Errorf("pinned again: %v, want %v", again.ID(), h.ID())
 	}
-	if err := netns.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, netns.Remove(path))
 	if err := netns.Unpin(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a file: %v, want %v", err, fs.ErrNotExist)
 	}
@@ -333,9 +304,7 @@ func TestUnpinLeavesTheFileForPin(t *testing.T) {
 
 func TestUnpinRefusesOtherFiles(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, []byte("mine"), 0o600))
 	if err := netns.Unpin(file); !errors.Is(err, netns.ErrNotNetNS) {
 		t.Errorf("got %v, want %v", err, netns.ErrNotNetNS)
 	}

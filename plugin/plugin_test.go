@@ -11,6 +11,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestErrorfIsAnErrorOfTheSpecificationAndItsCause(t *testing.T) {
@@ -79,9 +81,7 @@ func result() *types100.Result {
 func asJSON(t *testing.T, v any) string {
 	t.Helper()
 	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return string(data)
 }
 
@@ -89,9 +89,7 @@ func asJSON(t *testing.T, v any) string {
 func TestChainedIsACopyThatSharesNothing(t *testing.T) {
 	r := &Request{Type: "mark", PrevResult: result()}
 	chained, err := r.Chained()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	want := asJSON(t, result())
 	if got := asJSON(t, chained); got != want {
 		t.Fatalf("got  %s\nwant %s", got, want)

@@ -54,9 +54,7 @@ func (f *fake) Tend(file string, _ *hostns.NetNS) (Step, error) {
 func (f *fake) round(t *testing.T, s *Search) error {
 	t.Helper()
 	host, err := hostns.NewFinder().Open("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer host.Close()
 	return s.Round(t.Context(), f.Runtime, host)
 }
@@ -72,17 +70,13 @@ func abandonedRecord(id record.ID) *record.Record {
 
 func begin(t *testing.T, s *record.Store, rec *record.Record) {
 	t.Helper()
-	if err := s.Begin(rec); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, s.Begin(rec))
 }
 
 // TestIs: a container is abandoned only if nothing speaks against it.
 func TestIs(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, nil, 0o600))
 	id, _ := nsfind.At(file)
 	for what, test := range map[string]struct {
 		change func(*record.Record)
@@ -160,9 +154,7 @@ func TestAStayingContainerIsReportedOnce(t *testing.T) {
 	if n := strings.Count(f.log.String(), "stays as it is"); n != 1 || len(f.tended) != 1 {
 		t.Errorf("reported %d times, tended %d times:\n%s", n, len(f.tended), &f.log)
 	}
-	if err := store.Delete("c1"); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, store.Delete("c1"))
 	rounds(1)
 	if len(s.rounds.reported) > 0 {
 		t.Errorf("reports are kept without a record: %v", s.rounds.reported)
@@ -186,9 +178,7 @@ func TestTheLastRequestDecides(t *testing.T) {
 	begin(t, store, abandonedRecord("c1"))
 	before, after := newFake(t, store), newFake(t, store)
 	host, err := hostns.NewFinder().Open("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer host.Close()
 	s := New()
 	s.rounds.next = time.Now().Add(50 * time.Millisecond)
@@ -223,9 +213,7 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 		return plainfile.Read(path)
 	}
 	host, err := hostns.NewFinder().Open("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer host.Close()
 	like := Alike{Dir: store.Dir(), Owner: "tester", Boot: boot}
 	var searches []*Search
@@ -255,9 +243,7 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 func TestWhoeverKeepsANamespaceLetsItGo(t *testing.T) {
 	store := record.Open(t.TempDir())
 	host, err := hostns.NewFinder().Open("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer host.Close()
 	rec := abandonedRecord("c1")
 	rec.Host = host.String()

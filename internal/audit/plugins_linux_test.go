@@ -9,6 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
@@ -29,17 +30,13 @@ const conflist = `{
 // plugins: DEL removes everything that ADD made except the shared lines.
 func TestSharedAreTheReferencePluginsLeftovers(t *testing.T) {
 	plugins, err := refplugins.Dir(t.Context(), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for _, backend := range []string{"iptables", "nftables"} {
 		t.Run(backend, func(t *testing.T) {
 			state := t.TempDir()
 			pin := filepath.Join(t.TempDir(), "container")
 			container, err := netns.Create(pin)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, err)
 			defer func() {
 				container.Close()
 				if err := netns.Remove(pin); err != nil {
@@ -47,9 +44,7 @@ func TestSharedAreTheReferencePluginsLeftovers(t *testing.T) {
 				}
 			}()
 			list, err := libcni.NetworkConfFromBytes([]byte(strings.NewReplacer("BACKEND", backend, "STATE", state).Replace(conflist)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, err)
 			config := libcni.NewCNIConfigWithCacheDir([]string{plugins}, filepath.Join(state, "cache"), nil)
 			rt := &libcni.RuntimeConf{ContainerID: "c1", NetNS: pin, IfName: "eth0", CapabilityArgs: map[string]any{
 				"portMappings": []map[string]any{
@@ -64,9 +59,7 @@ func TestSharedAreTheReferencePluginsLeftovers(t *testing.T) {
 					t.Fatal(err)
 				}
 				attached := snapshot(t, o)
-				if err := config.DelNetworkList(t.Context(), list, rt); err != nil {
-					t.Fatal(err)
-				}
+				expect.NoError(t, config.DelNetworkList(t.Context(), list, rt))
 				checkShared(t, start, attached, snapshot(t, o))
 			})
 		})

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -20,17 +21,13 @@ func inNS(t *testing.T, fn func()) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ns")
 	h, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer func() {
 		if err := errors.Join(h.Close(), netns.Remove(path)); err != nil {
 			t.Error(err)
 		}
 	}()
-	if err := h.Do(func() error { fn(); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, h.Do(func() error { fn(); return nil }))
 }
 
 // sh runs a script in the calling thread's namespaces.
@@ -44,9 +41,7 @@ func sh(t *testing.T, script string) {
 func snapshot(t *testing.T, o Options) Lines {
 	t.Helper()
 	lines, err := Snapshot(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return lines
 }
 
@@ -119,9 +114,7 @@ func TestSnapshotShowsExactlyTheChange(t *testing.T) {
 			o := Options{StateDirs: []string{t.TempDir()}, NetNSDirs: []string{t.TempDir()}}
 			inNS(t, func() {
 				id, err := netns.CurrentID()
-				if err != nil {
-					t.Fatal(err)
-				}
+				expect.NoError(t, err)
 				fill := strings.NewReplacer("DIR/", o.StateDirs[0]+"/", "NS/", o.NetNSDirs[0]+"/", " ID", " "+id.String())
 				sh(t, fill.Replace(tt.setup))
 				before := snapshot(t, o)
@@ -185,20 +178,14 @@ func TestSnapshotIsStableWhileTheKernelSettles(t *testing.T) {
 func TestSnapshotShowsDescriptors(t *testing.T) {
 	before := snapshot(t, Options{})
 	file, err := os.Open("/dev/zero")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	added, removed := Diff(before, snapshot(t, Options{}))
 	if want := (Lines{"fd /dev/zero", "fd socket"}); !reflect.DeepEqual(added, want) || removed != nil {
 		t.Errorf("added:\n%s\nremoved:\n%s\nwant:\n%s", text(added), text(removed), text(want))
 	}
-	if err := errors.Join(file.Close(), unix.Close(fd)); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(file.Close(), unix.Close(fd)))
 	if added, removed := Diff(before, snapshot(t, Options{})); added != nil || removed != nil {
 		t.Errorf("after closing, added:\n%s\nremoved:\n%s", text(added), text(removed))
 	}

@@ -70,18 +70,20 @@ func (h *swappable) wantSwapped(what string, swap func(), opts ...cni.Opt) error
 }
 
 func TestFault_F3_TheSweepMakesUpForADELThatFails(t *testing.T) {
-	for what, del := range map[string]scripted.Action{
-		"fails":          testhost.Says(5, "stuck"),
-		"is killed":      {Signal: 9},
-		"does nothing":   {},
-		"prints rubbish": {Exit: 3, StdoutBytes: 100},
+	fails, killed, idle, rubbish := testhost.Says(5, "stuck"), scripted.Action{Signal: 9}, scripted.Action{}, scripted.Action{Exit: 3, StdoutBytes: 100}
+	for what, dels := range map[string]map[string]scripted.Action{
+		"each by itself": {"bridge": fails}, "with a neighbour": {"portmap": killed, "firewall": idle},
+		"a shaper": {"bandwidth": rubbish}, "nothing is done": {"bridge": idle, "portmap": idle, "bandwidth": idle, "firewall": idle},
+		"all fail": {"bridge": killed, "portmap": fails, "bandwidth": fails, "firewall": rubbish},
 	} {
-		for _, typ := range []string{"bridge", "portmap", "bandwidth", "firewall"} {
-			t.Run(typ+" "+what, func(t *testing.T) {
-				h := newSwappable(t)
-				expect.NoError(t, h.wantSwapped(what, func() { h.swap(typ, del) }))
-			})
-		}
+		t.Run(what, func(t *testing.T) {
+			h := newSwappable(t)
+			expect.NoError(t, h.wantSwapped(what, func() {
+				for typ, del := range dels {
+					h.swap(typ, del)
+				}
+			}))
+		})
 	}
 	t.Run("none of them there", func(t *testing.T) {
 		h := newSwappable(t)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -143,9 +144,7 @@ func nerdctlArgs(ports []cni.PortMapping, mac string) []cni.NamespaceOpts {
 
 func TestImportersCodeRuns(t *testing.T) {
 	cri, err := newCRIService(t.TempDir(), []string{"/opt/cni/bin"}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if err := cri.netPlugin["default"].Load(cri.cniLoadOptions()...); !errors.Is(err, cni.ErrLoad) {
 		t.Errorf("containerd: %v", err)
 	}
@@ -154,16 +153,12 @@ func TestImportersCodeRuns(t *testing.T) {
 		t.Errorf("%d options", n)
 	}
 	buildkit, err := newBuildkitProvider("/", concourseOptions([]byte(testhost.ListOf("net")))[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if err := errors.Join(buildkit.Status(), buildkit.Close()); err != nil {
 		t.Errorf("BuildKit: %v", err)
 	}
 	handle, err := cni.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	nomad := &nomadConfigurator{cni: handle}
 	if err := nomad.ensureInitialized(); err != nil || handle.Status() != nil {
 		t.Errorf("Nomad: %v", err)

@@ -49,16 +49,6 @@ func TestDuty_R31_ADDInOrderWithTheResultBefore(t *testing.T) {
 		"DEL r 10.0.0.3/24", "DEL q 10.0.0.3/24", "DEL p 10.0.0.3/24"})
 }
 
-func TestDuty_R31_ADDHaltsAtTheFirstError(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q", "r")))
-	s.On("q", "ADD", testhost.Says(11, "not now"))
-	_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
-	expect.Same(t, "plugin", testhost.AsError(t, err).Plugin, "q")
-	adds := slices.DeleteFunc(s.Took(), func(line string) bool { return !strings.HasPrefix(line, "ADD") })
-	expect.Same(t, "calls", adds, []string{"ADD p c1/eth0", "ADD q c1/eth0"})
-}
-
 func TestDuty_R27_AFailedADDIsFollowedByADELInTheSameCall(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q")))
@@ -69,18 +59,6 @@ func TestDuty_R27_AFailedADDIsFollowedByADELInTheSameCall(t *testing.T) {
 	expect.Same(t, "error", *got, cni.Error{Op: "ADD", Network: "net", Plugin: "p", PluginKind: "executable", ContainerID: "c1", IfName: "eth0",
 		Code: 7, Msg: "half done"})
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "DEL q c1/eth0", "DEL p c1/eth0"})
-}
-
-func TestDuty_R33_DELInReverseOrderInAndAcrossNetworks(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("one", "1.0.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.0.0", "r", "s")))
-	path := s.Container("c1")
-	if _, err := r.SetupSerially(t.Context(), "c1", path); err != nil {
-		t.Fatal(err)
-	}
-	expect.NoError(t, r.Remove(t.Context(), "c1", path))
-	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD q c1/eth0", "ADD r c1/eth1", "ADD s c1/eth1",
-		"DEL s c1/eth1", "DEL r c1/eth1", "DEL q c1/eth0", "DEL p c1/eth0"})
 }
 
 func TestDuty_R33_PluginsBehindAnErrorAreAskedAndAllErrorsReturned(t *testing.T) {
@@ -137,63 +115,6 @@ func TestDuty_R6_ANetworkThatDisablesCHECKIsPassedOver(t *testing.T) {
 	calls := s.wholeLife(r)
 	checks := slices.DeleteFunc(calls, func(c scripted.Call) bool { return c.Verb != "CHECK" })
 	expect.Same(t, "checks", testhost.Rendered(checks), []string{"CHECK q c1/eth1"})
-}
-
-func TestDuty_R18_NoCHECKWithoutAnAttachment(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	path := s.Container("c1")
-	expect.Is(t, r.Check(t.Context(), "c1", path), cni.ErrNotAttached)
-	expect.Same(t, "calls", s.Took(), []string{})
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
-	expect.NoError(t, r.Remove(t.Context(), "c1", path))
-	s.TakeCalls()
-	expect.Is(t, r.Check(t.Context(), "c1", path), cni.ErrNotAttached)
-	expect.Same(t, "calls", s.Took(), []string{})
-}
-
-// attachedWith sets up c1 with an argument, a configuration argument and ports.
-// It forgets all of that in memory and returns the input that a verb without
-// options gives the plugin through another Runtime.
-func attachedWith(t *testing.T, verb string, run func(*cni.Runtime, string) error) {
-	t.Helper()
-	s := newStage(t)
-	conf := s.only(`"capabilities":{"portMappings":true},"args":{"cni":{"x":1}}`)
-	s.On("p", "ADD", gives("10.0.0.1/24"))
-	path := s.Container("c1")
-	_, err := s.Runtime(conf).Setup(t.Context(), "c1", path, cni.WithArgs("K", "v"), cni.WithConfigArgs("y", int64(1)<<60+1),
-		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}}))
-	expect.NoError(t, err)
-	s.TakeCalls()
-	expect.NoError(t, run(s.Runtime(conf), path))
-	calls := s.TakeCalls()
-	expect.Same(t, "calls", testhost.Rendered(calls), []string{verb + " p c1/eth0"})
-	keys := testhost.Request(t, calls[0])
-	expect.Same(t, "CNI_ARGS", calls[0].Args, "K=v")
-	expect.Same(t, "prevResult", testhost.Canonical(t, keys["prevResult"]), `{"cniVersion":"1.0.0","dns":{},"ips":[{"address":"10.0.0.1/24"}]}`)
-	expect.Same(t, "runtimeConfig", testhost.Canonical(t, keys["runtimeConfig"]),
-		`{"portMappings":[{"containerPort":80,"hostPort":8080,"protocol":"tcp"}]}`)
-	expect.Same(t, "args", testhost.Canonical(t, keys["args"]), `{"cni":{"x":1,"y":1152921504606846977}}`)
-}
-
-func TestDuty_R17_DELHasTheResultAndParametersOfTheADD(t *testing.T) {
-	attachedWith(t, "DEL", func(r *cni.Runtime, path string) error { return r.Remove(t.Context(), "c1", path) })
-}
-
-func TestDuty_R19_R20_CHECKHasTheResultAndParametersOfTheADD(t *testing.T) {
-	attachedWith(t, "CHECK", func(r *cni.Runtime, path string) error { return r.Check(t.Context(), "c1", path) })
-}
-
-func TestDuty_R41_TryAgainLaterIsKeptInTheError(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	s.On("p", "ADD", testhost.Says(11, "busy"))
-	_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
-	expect.Same(t, "code", testhost.AsError(t, err).Code, 11)
-	const want = `add network "net" of container c1, interface eth0: plugin type="p" failed (add): busy (code 11); ` +
-		`the plugin asks to be tried again later`
-	expect.Same(t, "text", err.Error(), want)
 }
 
 func TestDuty_R42_UnknownContainerAtDELMeansNothingToClean(t *testing.T) {

@@ -121,10 +121,10 @@ func TestDuty_R14_VariablesOfEachVerb(t *testing.T) {
 func TestDuty_R15_ArgumentsHaveAStableOrder(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	const want = "A=2;K8S_POD_NAME=x;Z=1;b=4;ignored=true;k.1/2=v v"
+	const want = "A=2;EMPTY=;K8S_POD_NAME=x;Z=1;b=the network's own;ignored=true;k.1/2=v v: ü"
 	for range 3 {
-		calls := s.wholeLife(r, cni.WithArgs("b", "4"), cni.WithArgs("Z", "0"), cni.WithLabels(map[string]string{
-			"Z": "1", "A": "2", "K8S_POD_NAME": "x", "ignored": "true", "k.1/2": "v v"}))
+		calls := s.wholeLife(r, cni.WithArgs("b", "4"), cni.WithArgs("Z", "0"), cni.WithNetwork("net", cni.WithArgs("b", "the network's own")),
+			cni.WithLabels(map[string]string{"Z": "1", "A": "2", "EMPTY": "", "K8S_POD_NAME": "x", "ignored": "true", "k.1/2": "v v: ü"}))
 		for _, c := range calls {
 			expect.Same(t, c.Verb, c.Args, want)
 		}
@@ -137,12 +137,17 @@ func TestDuty_R15_UnencodableArgumentsAreRefusedBeforeAnythingRuns(t *testing.T)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path := s.Container("c1")
 	for _, kv := range [][2]string{{"x", "x;IP=10.0.0.9"}, {"x;y", "1"}, {"x", "a=b"}, {"x=", ""},
-		{"x", "a\x00b"}, {"x", "a\nb"}, {"", "v"}} {
-		for verb, err := range s.everyVerb(r, "c1", path, cni.WithArgs(kv[0], kv[1])) {
-			if err == nil {
-				t.Errorf("%s with %q: no error", verb, kv)
+		{"x", "a\x00b"}, {"x", "a\nb"}, {"x", "a\rb"}, {"x\n", "1"}, {"", "v"}} {
+		for where, opt := range map[string]cni.NamespaceOpts{
+			"WithArgs": cni.WithArgs(kv[0], kv[1]), "WithLabels": cni.WithLabels(map[string]string{kv[0]: kv[1]}),
+			"WithNetwork": cni.WithNetwork("net", cni.WithArgs(kv[0], kv[1])),
+		} {
+			for verb, err := range s.everyVerb(r, "c1", path, opt) {
+				if err == nil {
+					t.Errorf("%s with %s of %q: no error", verb, where, kv)
+				}
+				expect.Is(t, err, cni.ErrInvalidArgument)
 			}
-			expect.Is(t, err, cni.ErrInvalidArgument)
 		}
 	}
 	expect.Same(t, "calls", s.Took(), []string{})

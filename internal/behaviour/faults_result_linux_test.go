@@ -85,22 +85,21 @@ func TestFault_F10_AResultThatIsNoneIsATypedErrorAndRolledBack(t *testing.T) {
 	s.shellPlugins("p", "q")
 	calls := map[string]string{"p": "ADD p, DEL q, DEL p", "q": "ADD p, ADD q, DEL q, DEL p"}
 	path := s.Container("c1")
-	for _, version := range allVersions {
+	for _, version := range []string{"0.2.0", "0.4.0", "1.1.0"} { // one of each form
 		r := s.Runtime(cni.WithConfListBytes(testhost.Conflist("net", version, nil, "p", "q")))
 		for what, format := range noResults(version) {
-			for _, bad := range []string{"p", "q"} {
-				s.Write("bin/p.out", "{}")
-				s.Write("bin/"+bad+".out", strings.ReplaceAll(format, "%q", fmt.Sprintf("%q", version)))
-				_, err := r.Setup(t.Context(), "c1", path)
-				where := fmt.Sprintf("version %s, plugin %s, %s", version, bad, what)
-				if !errors.Is(err, cni.ErrInvalidResult) {
-					t.Errorf("%s: error %v, want one that is %q", where, err, cni.ErrInvalidResult)
-				} else if e := testhost.AsError(t, err); e.Plugin != bad || strings.Contains(err.Error(), "panic") {
-					t.Errorf("%s: error of plugin %q: %v", where, e.Plugin, err)
-				}
-				expect.Same(t, where+": calls", s.takeLines(), calls[bad])
-				expect.Same(t, where+": cache", s.Cached(), []string{})
+			bad := []string{"p", "q"}[len(what)%2]
+			s.Write("bin/p.out", "{}")
+			s.Write("bin/"+bad+".out", strings.ReplaceAll(format, "%q", fmt.Sprintf("%q", version)))
+			_, err := r.Setup(t.Context(), "c1", path)
+			where := fmt.Sprintf("version %s, plugin %s, %s", version, bad, what)
+			if !errors.Is(err, cni.ErrInvalidResult) {
+				t.Errorf("%s: error %v, want one that is %q", where, err, cni.ErrInvalidResult)
+			} else if e := testhost.AsError(t, err); e.Plugin != bad || strings.Contains(err.Error(), "panic") {
+				t.Errorf("%s: error of plugin %q: %v", where, e.Plugin, err)
 			}
+			expect.Same(t, where+": calls", s.takeLines(), calls[bad])
+			expect.Same(t, where+": cache", s.Cached(), []string{})
 		}
 	}
 }

@@ -60,9 +60,7 @@ func forget(t *testing.T, network, ipam string, c testhost.Case) *orphaned {
 		}
 	}
 	records := record.Open(h.Path("state", "embedcni", "attachments"))
-	if err := errors.Join(err, records.Delete("c1"), netns.Remove(path)); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(err, records.Delete("c1"), netns.Remove(path)))
 	for _, i := range result.Networks[0].Interfaces {
 		if strings.HasPrefix(i.Name, "veth") {
 			h.waitForNoLink(i.Name)
@@ -113,18 +111,14 @@ func (o *orphaned) wantOther() {
 func (h *realHost) mustSetup(r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) *cni.Result {
 	h.T.Helper()
 	result, err := r.Setup(context.Background(), id, path, opts...)
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	return result
 }
 
 func (h *realHost) pins() []string {
 	h.T.Helper()
 	pins, err := filepath.Glob(h.Path("state", "embedcni", "attachments", "netns", "*"))
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	return pins
 }
 
@@ -174,9 +168,7 @@ func TestCleanUpRemovesForgottenLeftovers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			o := forget(t, "podnet", "", testhost.Everything())
 			for _, file := range c.lose {
-				if err := os.Remove(o.Path(file)); err != nil {
-					t.Fatal(err)
-				}
+				expect.NoError(t, os.Remove(o.Path(file)))
 			}
 			target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}
 			if c.give != nil {
@@ -226,9 +218,7 @@ func TestCleanUpWithoutConfiguration(t *testing.T) {
 		}
 	})
 	o := forget(t, "cleanupnet", dir, testhost.Everything())
-	if err := os.Remove(o.Path("state/results/cleanupnet-c1-eth0")); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Remove(o.Path("state/results/cleanupnet-c1-eth0")))
 	o.wantCleanUp(cni.CleanUpTarget{ContainerID: "c1", Network: "cleanupnet", IfName: "eth0"},
 		append(everythingOf("cleanupnet", "CNI-DN-304354b0d4b58098be47c", "bwp304354b0d4b5"),
 			"address 10.77.0.3 in "+dir+"/cleanupnet", "address fd77::3 in "+dir+"/cleanupnet"))
@@ -294,9 +284,7 @@ func TestCleanUpThatIsNotComplete(t *testing.T) {
 	if all, err := r.Attachments(); err != nil || len(all) != 1 {
 		t.Errorf("on record: %+v, %v", all, err)
 	}
-	if err := unix.Unmount(stuck, 0); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Unmount(stuck, 0))
 	found, err := r.CleanUp(context.Background(), target)
 	want := []string{
 		"address 10.77.0.2 in " + h.Path("ipam/podnet"),
@@ -352,18 +340,14 @@ func TestCleanUpValidatesBeforeAnything(t *testing.T) {
 func TestCleanUpWaitsForOtherCallsOfTheContainer(t *testing.T) {
 	h := newRealHost(t)
 	held, err := lock.Open(h.Path("state", "embedcni", "locks")).Lock(context.Background(), "container/c1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0", DryRun: true}
 	if _, err := h.Runtime().CleanUp(ctx, target); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("with the container locked: %v", err)
 	}
-	if err := held.Release(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, held.Release())
 	if _, err := h.Runtime().CleanUp(context.Background(), target); err != nil {
 		t.Error(err)
 	}

@@ -21,7 +21,7 @@ import (
 )
 
 // guardContainers is the number of containers that are guarded.
-var guardContainers = flag.Int("guard-containers", 8, "how many containers are attached while a guard's host is damaged")
+var guardContainers = flag.Int("guard-containers", 4, "how many containers are attached while a guard's host is damaged")
 
 // guardLimit is the time within which traffic must be back. Everyday runs share the
 // machine with others.

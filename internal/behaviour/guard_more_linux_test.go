@@ -1,10 +1,8 @@
 package behaviour_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -181,53 +179,4 @@ func TestGuardTellsOfLegacyTables(t *testing.T) {
 	h := legacyHost(t)
 	h.guard(h.r, guard.Options{})
 	expect.Is(t, h.event(guard.Unguarded).Err, guard.ErrUnguarded)
-}
-
-// guardVerb has another process guard, and print a line for each event.
-const guardVerb = "GUARD"
-
-func guardMain(ctx context.Context, r *cni.Runtime, _ testhost.Job) error {
-	return guard.Run(ctx, r, guard.Options{Report: func(e guard.Event) { fmt.Println(e.Kind, e.ContainerID) }})
-}
-
-// TestHoldOfAnotherProcess stops a guard of another process. When that is killed, the
-// next guard honours the hold too.
-func TestHoldOfAnotherProcess(t *testing.T) {
-	h := newGuardedHost(t, false, "", 2)
-	conf := strings.ReplaceAll(guardConf(false, ""), "IPAM", h.Path("ipam"))
-	cmd := testhost.Job{Verb: guardVerb, StateDir: h.Path("state"), PluginDir: h.Path("bin"), HostNetNS: h.Path("netns", "host"),
-		Conf: []byte(conf), InProcess: true}.Command(t)
-	out, err := cmd.StdoutPipe()
-	expect.NoError(t, err)
-	expect.NoError(t, cmd.Start())
-	lines := bufio.NewScanner(out)
-	until := func(want string) {
-		t.Helper()
-		for lines.Scan() {
-			if lines.Text() == want {
-				return
-			}
-			if lines.Text() == "repaired c0" {
-				t.Fatal("the other process has repaired what is held")
-			}
-		}
-		t.Fatalf("the other process has ended without %q: %v", want, lines.Err())
-	}
-	until("looked ")
-	expect.NoError(t, guard.Hold{ContainerID: "c0"}.Begin(t.Context(), h.r))
-	h.shell("nft flush ruleset")
-	until("held c0")
-	until("repaired c1")
-	expect.NoError(t, cmd.Process.Kill())
-	_ = cmd.Wait() // it was killed
-	h.guard(h.r, guard.Options{})
-	h.wait(guard.Held, "c0")
-	h.quiet()
-	for _, e := range h.taken() {
-		if e.Kind == guard.Repaired && e.ContainerID == "c0" {
-			t.Errorf("repaired although it is held: %v", e)
-		}
-	}
-	expect.NoError(t, guard.Hold{ContainerID: "c0"}.End(t.Context(), h.r))
-	h.back("released")
 }

@@ -34,15 +34,11 @@ func TestFault_F5_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
 	path := filepath.Join(dir, "10-net.conflist")
 	r := expect.Value(cni.New(cni.WithPluginConfDir(dir)))(t)
 	load := func() error { return r.Load(cni.WithLoNetwork, cni.WithDefaultConf) }
-	if err := load(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, load())
 	const want = "cni-loopback=lo net=eth0"
 	before := r.GetConfig()
 	for n := range len(full) {
-		if err := os.WriteFile(path, []byte(full[:n]), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(path, []byte(full[:n]), 0o644))
 		err := load()
 		if !errors.Is(err, cni.ErrLoad) || !cni.IsInvalidConfig(err) || !strings.Contains(err.Error(), path) {
 			t.Fatalf("%q: error %v, want one that names the file", full[:n], err)
@@ -51,9 +47,7 @@ func TestFault_F5_HalfWrittenFileKeepsTheLastGoodConfiguration(t *testing.T) {
 			t.Fatalf("%q: loaded is %s, want %s", full[:n], loaded(r), want)
 		}
 	}
-	if err := os.WriteFile(path, []byte(strings.Replace(full, "1.0.0", "1.1.0", 1)), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(path, []byte(strings.Replace(full, "1.0.0", "1.1.0", 1)), 0o644))
 	if err := load(); err != nil || loaded(r) != want || r.GetConfig().Networks[1].Config.CNIVersion != "1.1.0" {
 		t.Errorf("whole again: %v, loaded is %s", err, loaded(r))
 	}
@@ -116,9 +110,7 @@ func TestDuty_R2_AnEmptyNameIsTakenAtLoad(t *testing.T) {
 	if _, err := cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf); !cni.IsInvalidConfig(err) {
 		t.Errorf("a directory of such: %v, want ErrInvalidConfig", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "4.conf"), []byte(testhost.ConfOf("a")), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "4.conf"), []byte(testhost.ConfOf("a")), 0o644))
 	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf))(t)
 	if got, want := loaded(r), "a=eth0"; got != want || len(r.GetConfig().Skipped) != 3 {
 		t.Errorf("loaded %s, skipped %+v; want %s and the others passed over", got, r.GetConfig().Skipped, want)
@@ -151,9 +143,7 @@ func TestDuty_R9_BadFileIsPassedOverAndReported(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"05-bad.conflist": `{"name": "bad"`, "10-net.conflist": testhost.ListOf("net"), "20-b.conf": testhost.ConfOf("b"), "30-bad.conf": `{}`})
 	var log bytes.Buffer
 	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))))(t)
-	if err := r.Load(cni.WithAllConf); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, r.Load(cni.WithAllConf))
 	if got, want := loaded(r), "net=eth0 b=eth1"; got != want {
 		t.Errorf("loaded %s, want %s", got, want)
 	}
@@ -250,4 +240,34 @@ func shuffledAmong(rnd *rand.Rand, settings, loaders []cni.Opt) []cni.Opt {
 		}
 	}
 	return opts
+}
+
+// TestFault_F24_WorldWritableConfigurationThroughLoad: refused by name, skipped
+// in a directory, and unchanged if it is loaded already.
+func TestFault_F24_WorldWritableConfigurationThroughLoad(t *testing.T) {
+	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("a"), "20-b.conflist": testhost.ListOf("b")})
+	file := filepath.Join(dir, "10-a.conflist")
+	chmod := func(mode os.FileMode) {
+		t.Helper()
+		expect.NoError(t, os.Chmod(file, mode))
+	}
+	chmod(0o666)
+	if _, err := cni.New(cni.WithConfListFile(file)); !errors.Is(err, cni.ErrInsecureFile) || !strings.Contains(err.Error(), file) {
+		t.Errorf("by file: %v, want ErrInsecureFile", err)
+	}
+	if r := expect.Value(cni.New(cni.WithInsecureFiles(), cni.WithConfListFile(file)))(t); loaded(r) != "a=eth0" {
+		t.Errorf("allowed: loaded %s", loaded(r))
+	}
+	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf))(t)
+	if skipped := r.GetConfig().Skipped; loaded(r) != "b=eth0" || len(skipped) != 1 || skipped[0].Path != file {
+		t.Errorf("in a directory: loaded %s, skipped %+v", loaded(r), skipped)
+	}
+	chmod(0o644)
+	if err := r.Load(cni.WithAllConf); err != nil || loaded(r) != "a=eth0 b=eth1" {
+		t.Errorf("mended: %v, loaded %s", err, loaded(r))
+	}
+	chmod(0o646)
+	if err := r.Load(cni.WithAllConf); !errors.Is(err, cni.ErrInsecureFile) || loaded(r) != "a=eth0 b=eth1" {
+		t.Errorf("while it is loaded: %v, loaded %s; want ErrInsecureFile and the previous networks", err, loaded(r))
+	}
 }

@@ -21,7 +21,7 @@ func init() { runtime.LockOSThread() }
 // binary is another runtime, or one process of a crowd.
 func TestMain(m *testing.M) {
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{
-		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, guardVerb: guardMain, replaceVerb: replaceMain,
+		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, replaceVerb: replaceMain,
 		daemonVerb: daemonMain, restartVerb + "ADD": restartMain, restartVerb + "RECOVER": restartMain,
 	})
 	if os.Getenv(listenEnv) != "" {

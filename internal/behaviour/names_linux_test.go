@@ -29,16 +29,3 @@ func TestFault_F51_ANameTooLongBesideDoesNotKeepAContainerAttached(t *testing.T)
 	expect.NoError(t, r.Remove(t.Context(), id, path))
 	expect.Same(t, "calls", s.Took(), []string{"DEL p " + id + "/eth0"})
 }
-
-// TestDuty_R4_AnInterfaceNameThatTheKernelFillsInIsRefused, but a record of an
-// earlier version may have such a name.
-func TestDuty_R4_AnInterfaceNameThatTheKernelFillsInIsRefused(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	path := s.Container("c1")
-	s.refusedByAll(r, "eth%d", "c1", path, cni.ErrInvalidArgument, cni.WithNetwork("net", cni.WithInterfaceName("eth%d")))
-	_, err := cni.New(cni.WithInterfacePrefix("eth%d"))
-	expect.Is(t, err, cni.ErrInvalidArgument)
-	_, err = r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth%d"})
-	expect.NoError(t, err)
-}

@@ -120,14 +120,6 @@ func TestAllThatIsWrongIsInTheError(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
-func TestSetupSeriallyStopsAtTheFirstFailure(t *testing.T) {
-	s, r, path := threeNetworks(t)
-	s.On("q", "ADD", testhost.Says(5, "no"))
-	_, err := r.SetupSerially(t.Context(), "c1", path)
-	expect.Same(t, "errors", testhost.Messages(err), []string{"q: no"})
-	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD q c1/eth1", "DEL q c1/eth1", "DEL p c1/eth0"})
-}
-
 func TestSetupRunsNetworksInParallel(t *testing.T) {
 	s, r, path := threeNetworks(t)
 	expect.NoError(t, testhost.SetUp(t.Context(), r, "warm", s.Container("warm"))())

@@ -29,7 +29,7 @@ func TestFault_F13_RealDeadlineInTheMiddleOfAChain(t *testing.T) {
 	whole := newRealHost(t).duration()
 	t.Logf("seed %d; a whole Setup takes %v", seed, whole)
 	t.Run("group", func(t *testing.T) {
-		for round := range max(20, *stress) {
+		for round := range max(10, *stress) {
 			// Every other round starts on a new host.
 			warm := round%2 == 0
 			deadline := time.Millisecond + time.Duration(random.Int64N(int64(whole)))
@@ -97,14 +97,10 @@ func (h *realHost) revive(bridge string) {
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return
 	}
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	if len(link.Attrs().HardwareAddr) == 0 { // netlink's form of zeros
 		h.T.Log("the bridge has lost its hardware address")
-		if err := netlink.LinkSetHardwareAddr(link, net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 1}); err != nil {
-			h.T.Fatal(err)
-		}
+		expect.NoError(h.T, netlink.LinkSetHardwareAddr(link, net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 1}))
 	}
 }
 
@@ -150,9 +146,7 @@ func (h *realHost) setUpAndRemove(r *cni.Runtime, path string) time.Duration {
 		h.T.Fatal(err)
 	}
 	took := time.Since(start)
-	if err := r.Remove(context.Background(), "c1", path); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, r.Remove(context.Background(), "c1", path))
 	return took
 }
 

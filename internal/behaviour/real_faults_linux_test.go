@@ -122,9 +122,7 @@ func TestRealPluginsThatNeedKernelModules(t *testing.T) {
 func (h *realHost) reboot(containers ...string) {
 	h.T.Helper()
 	for _, path := range containers {
-		if err := netns.Remove(path); err != nil {
-			h.T.Fatal(err)
-		}
+		expect.NoError(h.T, netns.Remove(path))
 	}
 	h.Unpin()
 	found, err := h.Records().List()
@@ -133,12 +131,8 @@ func (h *realHost) reboot(containers ...string) {
 		h.ChangeRecord(string(f.Record.ContainerID), func(rec *record.Record) { rec.Boot = "another" })
 	}
 	ns := h.NewNetNS("rebooted")
-	if err := unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET); err != nil {
-		h.T.Fatal(err)
-	}
-	if err := nettest.NoAddressDetection(); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, unix.Setns(int(ns.File().Fd()), unix.CLONE_NEWNET))
+	expect.NoError(h.T, nettest.NoAddressDetection())
 	h.LinkUp("lo")
 }
 
@@ -157,9 +151,7 @@ func TestFault_F26_RealSetupAfterReboot(t *testing.T) {
 	h.reboot(path)
 	h.Mortal("c1")
 	result, err := r.Setup(context.Background(), "c1", path, onePort)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	h.WantAsSaid(result, path, &c)
 	if err := r.Check(context.Background(), "c1", path); err != nil {
 		t.Error(err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -18,9 +19,7 @@ func (h *realHost) attach(r *cni.Runtime, id string, opts ...cni.NamespaceOpts) 
 	h.T.Helper()
 	path := h.Container(id)
 	result, err := r.Setup(context.Background(), id, path, opts...)
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	return addressed{path, result.IPv4().IP().String(), result.IPv6().IP().String()}
 }
 

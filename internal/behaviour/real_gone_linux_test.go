@@ -21,9 +21,7 @@ import (
 func (h *realHost) reserved(network string) []string {
 	h.T.Helper()
 	entries, err := os.ReadDir(h.Path("ipam", network))
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	var addresses []string
 	for _, e := range entries {
 		if addr, err := netip.ParseAddr(e.Name()); err == nil {
@@ -62,6 +60,9 @@ func goneCases() []goneCase {
 func TestFault_F2_NothingStaysOfANamespaceThatIsGone(t *testing.T) {
 	for _, c := range goneCases() {
 		for _, way := range []string{"path given", "no path given", "nothing keeps it"} {
+			if way == "path given" && c.name != "everything" {
+				continue // with a pin, the plugins get its path whatever is given
+			}
 			t.Run(c.name+"/"+way, func(t *testing.T) { c.remove(t, way) })
 		}
 	}
@@ -100,9 +101,7 @@ func (c *goneCase) remove(t *testing.T, way string) {
 func (h *realHost) links() int {
 	h.T.Helper()
 	list, err := audit.Dump(netlink.LinkList)
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	n := 0
 	for _, l := range list {
 		if l.Type() == "veth" {

@@ -74,7 +74,7 @@ func TestFault_F57_PluginsThatAreInstalledOrGoneBetweenTwoRuns(t *testing.T) {
 		paths[fmt.Sprint("c", i)] = h.Container(fmt.Sprint("c", i))
 	}
 	before := h.Audit()
-	for restart := range 20 {
+	for restart := range 10 {
 		h.installPlugins(random.IntN(2) == 0)
 		owner := owners[restart%len(owners)]
 		programs[owner] = start(owner)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -20,9 +21,7 @@ func (h *realHost) transfer(t *testing.T, from, to, address string, size int64) 
 		listener, err = net.Listen("tcp", address)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	received := make(chan error, 1)
 	go func() { received <- receive(listener, size) }()
 	start := time.Now()
@@ -34,9 +33,7 @@ func (h *realHost) transfer(t *testing.T, from, to, address string, size int64) 
 		_, err = c.Write(make([]byte, size))
 		return errors.Join(err, c.Close())
 	})
-	if err := errors.Join(err, <-received, listener.Close()); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(err, <-received, listener.Close()))
 	return time.Since(start)
 }
 

@@ -77,22 +77,9 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }
 
-func TestAFailedSetupLeavesNoRecordAndNoPin(t *testing.T) {
-	s := newStage(t)
-	s.On("q", "ADD", testhost.Says(5, "no"))
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q")))
-	path := s.Container("c1")
-	before := s.Audit()
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.Same(t, "errors", testhost.Messages(err), []string{"q: no"})
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
-	expect.Same(t, "kept", s.Pinned("c1"), false)
-	s.WantClean(before)
-}
-
-// TestRealRemoveKnowsNothingButTheID: the caller of Remove passes nothing but
-// the ID.
-func TestRealRemoveKnowsNothingButTheID(t *testing.T) {
+// TestFault_F6_RealRemoveKnowsNothingButTheID: the caller of Remove passes nothing but
+// the ID, and no port mappings.
+func TestFault_F6_RealRemoveKnowsNothingButTheID(t *testing.T) {
 	testhost.WantProcessAsBefore(t)
 	h := newRealHost(t)
 	path := h.Container("c1")
@@ -102,6 +89,9 @@ func TestRealRemoveKnowsNothingButTheID(t *testing.T) {
 	_, err := r.Setup(t.Context(), "c1", path, onePort)
 	expect.NoError(t, err)
 	expect.Same(t, "kept", h.Pinned("c1"), true)
+	if left, _ := audit.Diff(before, h.Audit()); !strings.Contains(strings.Join(left, "\n"), "CNI-HOSTPORT-DNAT") {
+		t.Errorf("no port is mapped:\n%s", strings.Join(left, "\n"))
+	}
 	expect.NoError(t, os.RemoveAll(h.Path("net.d")))
 	empty := h.Real()
 	expect.Same(t, "on record", testhost.Recorded(t, empty), []string{"c1/lo attached", "c1/eth0 attached"})
@@ -110,20 +100,6 @@ func TestRealRemoveKnowsNothingButTheID(t *testing.T) {
 	}
 	expect.Same(t, "on record", testhost.Recorded(t, empty), []string{})
 	expect.Same(t, "kept", h.Pinned("c1"), false)
-	h.WantClean(before)
-}
-
-func TestFault_F6_RemoveWithoutThePortMappings(t *testing.T) {
-	h := newRealHost(t)
-	r := h.Real(cni.WithConfListBytes(h.BridgeList("podnet", "10.22.1")))
-	path := h.Container("c1")
-	before := h.Audit()
-	_, err := r.Setup(t.Context(), "c1", path, onePort)
-	expect.NoError(t, err)
-	if left, _ := audit.Diff(before, h.Audit()); !strings.Contains(strings.Join(left, "\n"), "CNI-HOSTPORT-DNAT") {
-		t.Errorf("no port is mapped:\n%s", strings.Join(left, "\n"))
-	}
-	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	h.WantClean(before)
 }
 
@@ -154,11 +130,11 @@ func TestDuty_R17_R19_R20_R28_DELAndCHECKAsTheADDWas(t *testing.T) {
 	script := s.Plugin(scripted.Script{}, "p")
 	list := func(more string) cni.Opt {
 		return cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net",
-			"plugins": [{"type": "p", "script": %q, "capabilities": {"portMappings": true}, "mtu": %s}]}`, script, more))
+			"plugins": [{"type": "p", "script": %q, "capabilities": {"portMappings": true}, "args": {"cni": {"x": 1}}, "mtu": %s}]}`, script, more))
 	}
 	r := s.Runtime(list("1400"))
 	path := s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithArgs("K", "v"), cni.WithConfigArgs("k", "v"),
+	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithArgs("K", "v"), cni.WithConfigArgs("k", int64(1)<<60+1),
 		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 80, ContainerPort: 8080}}))())
 	expect.NoError(t, r.Load(list("9000")))
 	expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
@@ -173,7 +149,7 @@ func TestDuty_R17_R19_R20_R28_DELAndCHECKAsTheADDWas(t *testing.T) {
 			"ips": [{"interface": 0, "address": "10.9.0.2/24", "gateway": "10.9.0.1"}],
 			"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`, path)))
 	}
-	const same = ` K=v 1400 {"cni":{"k":"v"}} {"portMappings":[{"containerPort":8080,"hostPort":80,"protocol":"tcp"}]}`
+	const same = ` K=v 1400 {"cni":{"k":1152921504606846977,"x":1}} {"portMappings":[{"containerPort":8080,"hostPort":80,"protocol":"tcp"}]}`
 	expect.Same(t, "CHECK and DEL", got, []string{"CHECK " + path + same, "DEL " + path + same})
 }
 

@@ -17,7 +17,6 @@ import (
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/testhost"
 )
 
 // locked has another call work on a container until the returned function is called.
@@ -216,36 +215,4 @@ func (h *guardedHost) patient(netns string) {
 		}
 		return err
 	})
-}
-
-// BenchmarkRecoverAfterAFlush is the repair of all containers of a host that have lost
-// their rules.
-func BenchmarkRecoverAfterAFlush(b *testing.B) {
-	for _, n := range []int{100, 1000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			h := newRealHost(b)
-			r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(crowdList(h)))
-			for i := range n {
-				id := fmt.Sprint("c", i)
-				_, err := r.Setup(b.Context(), id, h.Container(id), testhost.MapPort(int32(20000+i)))
-				expect.NoError(b, err)
-			}
-			b.Cleanup(func() {
-				for i := range n {
-					expect.NoError(b, r.Remove(b.Context(), fmt.Sprint("c", i), ""))
-				}
-			})
-			for b.Loop() {
-				b.StopTimer()
-				expect.NoError(b, exec.CommandContext(b.Context(), "nft", "flush", "ruleset").Run())
-				b.StartTimer()
-				report, err := r.Recover(b.Context())
-				expect.NoError(b, err)
-				if len(report.Repaired) != n || len(report.Kept) > 0 {
-					b.Fatalf("%d of %d are repaired, %d are not whole", len(report.Repaired), n, len(report.Kept))
-				}
-			}
-			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*n), "µs/container")
-		})
-	}
 }

@@ -35,9 +35,9 @@ func TestNotInitializedHasTheErrorOfTheLastLoad(t *testing.T) {
 	expect.Same(t, "text", r.Status().Error(), "cni plugin not initialized")
 }
 
-// TestACheckOfAStrangerIsNotAttachedWhateverThePath: who asks about a container that
+// TestDuty_R18_ACheckOfAStrangerIsNotAttachedWhateverThePath: who asks about a container that
 // was never attached need not have a namespace.
-func TestACheckOfAStrangerIsNotAttachedWhateverThePath(t *testing.T) {
+func TestDuty_R18_ACheckOfAStrangerIsNotAttachedWhateverThePath(t *testing.T) {
 	s, r, path := threeNetworks(t)
 	file := s.Path("file")
 	expect.NoError(t, os.WriteFile(file, nil, 0o600))

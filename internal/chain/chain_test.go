@@ -3,13 +3,13 @@ package chain
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"reflect"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // recorder is a Runner that answers from a function and keeps the calls.
@@ -39,9 +39,7 @@ func (r *recorder) names() (names []string) {
 func newChain(t testing.TB, r *recorder, list string) *Chain {
 	t.Helper()
 	parsed, err := conflist.Parse([]byte(list))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return &Chain{List: parsed, CacheDir: t.TempDir(), Path: []string{"/plugins"}, Run: r.run}
 }
 
@@ -79,39 +77,6 @@ func TestDuty_R10_ThroughLibcni(t *testing.T) {
 	}
 }
 
-// TestDelAsksEveryPlugin, last first, whatever they answer. It keeps the data
-// for the next attempt until all succeed.
-func TestDelAsksEveryPlugin(t *testing.T) {
-	r := &recorder{}
-	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {"type": "b"}, {"type": "c"}]}`)
-	if _, _, err := c.Add(context.Background(), container("eth0"), nil); err != nil {
-		t.Fatal(err)
-	}
-	failed := map[string]error{"c": errors.New("c fails"), "a": errors.New("a fails")}
-	r.calls, r.answer = nil, func(call Call) ([]byte, error) { return nil, failed[call.Plugin] }
-	err := c.Del(context.Background(), container("eth0"), nil)
-	if !errors.Is(err, failed["a"]) || !errors.Is(err, failed["c"]) {
-		t.Errorf("error %v, want both", err)
-	}
-	if got, want := r.names(), []string{"DEL c", "DEL b", "DEL a"}; !reflect.DeepEqual(got, want) {
-		t.Errorf("calls %q, want %q", got, want)
-	}
-	failed, r.calls = nil, nil
-	if err := c.Del(context.Background(), container("eth0"), nil); err != nil {
-		t.Error(err)
-	}
-	for _, call := range r.calls {
-		var request struct{ PrevResult json.RawMessage }
-		if err := json.Unmarshal(call.Stdin, &request); err != nil || request.PrevResult == nil {
-			t.Errorf("second DEL of %s has no result: %s", call.Plugin, call.Stdin)
-		}
-	}
-	r.calls = nil
-	if err := c.Check(context.Background(), container("eth0"), nil); !errors.Is(err, ErrNotAdded) || r.calls != nil {
-		t.Errorf("CHECK after DEL: %v, calls %q; want ErrNotAdded and none", err, r.names())
-	}
-}
-
 // TestAKnownResultIsPassedOnUnchanged: to the next plugin, to the
 // observer, and at the end.
 func TestAKnownResultIsPassedOnUnchanged(t *testing.T) {
@@ -136,36 +101,5 @@ func TestAKnownResultIsPassedOnUnchanged(t *testing.T) {
 	cached := c.cached(container("eth0")).Result()
 	if got := string(cached); got != `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.3/24"}]}` {
 		t.Errorf("cached %s", got)
-	}
-}
-
-// TestFailedAddLeavesThePartialResult: the following DEL gets the result of the
-// last plugin that succeeded.
-func TestFailedAddLeavesThePartialResult(t *testing.T) {
-	const ofA = `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.9/24"}],"of":"a"}`
-	broken := errors.New("b is broken")
-	r := &recorder{answer: func(call Call) ([]byte, error) {
-		if call.Plugin == "b" {
-			return nil, broken
-		}
-		return []byte(ofA), nil
-	}}
-	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}, {"type": "b"}]}`)
-	a := container("eth0")
-	result, partial, err := c.Add(context.Background(), a, nil)
-	if result != nil || !errors.Is(err, broken) || string(partial) != ofA {
-		t.Fatalf("got %v, %s, %v", result, partial, err)
-	}
-	r.calls, r.answer = nil, func(Call) ([]byte, error) { return nil, nil }
-	if err := c.Del(context.Background(), a, partial); err != nil {
-		t.Error(err)
-	}
-	for i, want := range []string{
-		`{"type":"b","cniVersion":"1.0.0","name":"net","prevResult":` + ofA + `}`,
-		`{"type":"a","cniVersion":"1.0.0","name":"net","prevResult":` + ofA + `}`,
-	} {
-		if i >= len(r.calls) || string(r.calls[i].Stdin) != want {
-			t.Errorf("calls %q: request %d is not %s", r.names(), i, want)
-		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // FuzzRequest: every value of a configuration reaches the plugin byte for byte,
@@ -79,14 +81,10 @@ func wantMerged(t *testing.T, config, got object, args map[string]any) {
 	cni := func(o object) object {
 		raw, _ := o.get("args")
 		outer, err := objectOrEmpty(raw)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		raw, _ = outer.get("cni")
 		inner, err := objectOrEmpty(raw)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return inner
 	}
 	was, is := cni(config), cni(got)

@@ -14,6 +14,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // libcniExec connects libcni to a recorder.
@@ -145,9 +147,7 @@ func (x *comparison) compareCache(t *testing.T, a *Attachment) {
 		if errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		if info, err := os.Stat(c.cached(a).path()); err != nil || info.Mode() != 0o600 {
 			t.Errorf("mode %v, %v, want 0600", info.Mode(), err)
 		}
@@ -229,12 +229,8 @@ func TestCacheOfOthersIsRead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			x, a := compare(t, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "a"}]}`, ""), container("eth0")
 			for _, c := range []*Chain{x.c, {List: x.c.List, CacheDir: x.dir}} {
-				if err := os.MkdirAll(c.CacheDir+"/results", 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(c.cached(a).path(), []byte(content), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				expect.NoError(t, os.MkdirAll(c.CacheDir+"/results", 0o700))
+				expect.NoError(t, os.WriteFile(c.cached(a).path(), []byte(content), 0o600))
 			}
 			if _, err := x.c.cached(a).added(); err == nil { // otherwise ours refuses the CHECK
 				x.run(t, "CHECK", a)

@@ -103,14 +103,6 @@ func TestNotPermitted(t *testing.T) {
 	expect.Same(t, "error", string(said), "true true chroot "+dir+": "+ErrNotPermitted.Error())
 }
 
-func BenchmarkDo(b *testing.B) {
-	for b.Loop() {
-		if err := Do("/", func() error { return nil }); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 func ExampleDo() {
 	root, err := os.MkdirTemp("", "root")
 	if err != nil {

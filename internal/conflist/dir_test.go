@@ -162,24 +162,3 @@ func TestDirWithoutAnyConfiguration(t *testing.T) {
 		}
 	}
 }
-
-func TestNameFindsTheFirstFileThatDefinesIt(t *testing.T) {
-	dir := directory(t, map[string]string{
-		"10-bad.conf": "{", "20-a.conf": single("a"), "30-b.conflist": list("b"), "40-b.conf": single("b"),
-	})
-	found, err := conflist.Reader{}.Name(dir, "b")
-	expect.NoError(t, err)
-	if filepath.Base(found.Path) != "30-b.conflist" || found.List.Name != "b" {
-		t.Errorf("found %s in %s", found.List.Name, found.Path)
-	}
-	_, err = conflist.Reader{}.Name(dir, "c")
-	want := `no network config found: no network named "c" in ` + dir + "\n" + filepath.Join(dir, "10-bad.conf") + ": "
-	if !errors.Is(err, conflist.ErrNone) || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("error %v, want one that begins with %q", err, want)
-	}
-	for _, name := range []string{"", "../a", "-"} {
-		if _, err := (conflist.Reader{}).Name(dir, name); err == nil || errors.Is(err, conflist.ErrNone) {
-			t.Errorf("name %q: error %v, want it refused", name, err)
-		}
-	}
-}

@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,179}$`)
@@ -81,14 +82,10 @@ func wantValid(t *testing.T, list *libcni.NetworkConfigList) {
 func wantBytes(t *testing.T, data []byte, list *libcni.NetworkConfigList) {
 	t.Helper()
 	var raw map[string]json.RawMessage
-	if err := json.Unmarshal(data, &raw); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal(data, &raw))
 	var plugins []json.RawMessage
 	if raw["plugins"] != nil {
-		if err := json.Unmarshal(raw["plugins"], &plugins); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, json.Unmarshal(raw["plugins"], &plugins))
 	}
 	if len(plugins) != len(list.Plugins) {
 		t.Fatalf("%d plugins became %d", len(plugins), len(list.Plugins))

@@ -25,30 +25,9 @@ const good = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridg
 func write(t testing.TB, dir, name, content string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	expect.NoError(t, os.WriteFile(path, []byte(content), 0o644))
 	return path
-}
-
-// TestHalfWrittenFileIsRefused: no prefix of a configuration is valid, so a
-// file read during its writing never counts as another network.
-func TestHalfWrittenFileIsRefused(t *testing.T) {
-	dir := t.TempDir()
-	for n := range len(good) {
-		path := write(t, dir, "10-net.conflist", good[:n])
-		list, err := conflist.Reader{}.File(path)
-		var fe *conflist.FileError
-		if err == nil || !errors.As(err, &fe) || fe.Path != path {
-			t.Fatalf("%q: got %+v and error %v, want one that names the file", good[:n], list, err)
-		}
-	}
-	if _, err := (conflist.Reader{}).File(write(t, dir, "10-net.conflist", good)); err != nil {
-		t.Error(err)
-	}
 }
 
 // TestFileThatIsNoFile: reading a configuration never blocks and its memory is

@@ -3,23 +3,19 @@ package conflist
 import (
 	"reflect"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestWholeParsesToTheSameConfiguration(t *testing.T) {
 	list, err := Parse([]byte(`{"cniVersions": ["0.4.0", "1.0.0"], "name": "net", "disableGC": "true", "plugins": [
 		{"type": "first",  "big": 9007199254740993, "text": "<&>"}, {"type": "second"}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	more, err := Parse([]byte(`{"name": "net", "plugins": [{"type": "third"}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	list.Plugins = append(list.Plugins, more.Plugins...)
 	whole, err := Whole(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	got, err := Parse(whole)
 	if err != nil {
 		t.Fatalf("%s: %v", whole, err)
@@ -34,9 +30,7 @@ func TestWholeParsesToTheSameConfiguration(t *testing.T) {
 // Records of earlier versions are compared with what Whole writes, byte by byte.
 func TestWholeWritesTheSameBytesAsEver(t *testing.T) {
 	list, err := Parse([]byte(`{"cniVersion": "1.0.0", "name": "ab", "disableCheck": true, "plugins": [ {"type": "x"} , {"type": "y", "n": 1} ]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	got, err := Whole(list)
 	want := `{"cniVersion":"1.0.0","disableCheck":true,"disableGC":false,"loadOnlyInlinedPlugins":true,"name":"ab",` +
 		`"plugins":[{"type": "x"},{"type": "y", "n": 1}]}`

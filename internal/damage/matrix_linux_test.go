@@ -144,7 +144,9 @@ func (s *scene) live(d *damage, before audit.Lines) {
 			wantFlowing(s.T, g.flows)
 		}
 	}
-	wantNew(s.RealHost, s.one.ways)
+	for _, f := range open(s.RealHost, s.one.ways) {
+		f.Close()
+	}
 }
 
 // wantBroken checks that Health finds the damage.

@@ -122,7 +122,7 @@ type guest struct {
 	end      string // of its veth pair on the host
 	v4, v6   string
 	ways     []way
-	flows    []*flow
+	flows    []flow
 }
 
 func newScene(t *testing.T, f form) *scene {

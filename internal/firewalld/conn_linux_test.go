@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalldtest"
 	"github.com/embedcni/cni/internal/nettest"
 )
@@ -27,9 +28,7 @@ var address = netip.MustParseAddr("10.1.0.2")
 func dial(t testing.TB, s *firewalldtest.Server) *Conn {
 	t.Helper()
 	c, err := Open(s.Address).Dial(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -131,9 +130,7 @@ func TestRunning(t *testing.T) {
 	s.StopFirewalld()
 	want("firewalld has ended", false)
 	c, err := b.Dial(t.Context(), ns)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if _, err := c.Has("trusted", address); !errors.Is(err, ErrNotRunning) {
 		t.Errorf("asked without a firewalld: %v", err)
 	}
@@ -151,18 +148,12 @@ func TestRunning(t *testing.T) {
 func TestWhereThereIsNoBus(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, nil, 0o600))
 	deaf := filepath.Join(dir, "deaf")
 	l, err := net.Listen("unix", deaf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, l.Close())
 	for name, addr := range map[string]string{
 		"the system's": "", "none": "unix:path=" + filepath.Join(dir, "none"), "a file": "unix:path=" + file,
 		"a socket that nobody listens on": "unix:path=" + deaf, "no address": "somewhere", "abstract": "unix:abstract=none-of-it",
@@ -189,9 +180,7 @@ func TestABusThatRefusesTheUser(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "bus")
 		l, err := net.Listen("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -317,24 +306,6 @@ func TestFewDescriptorsAreNoSignOfNoFirewalld(t *testing.T) {
 	}
 }
 
-func BenchmarkRunning(b *testing.B) {
-	ns := nettest.New(b)
-	s := firewalldtest.StartBus(b, ns)
-	measure := func(name string, bus *Bus) {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				if _, err := bus.Running(b.Context(), ns); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-	measure("no bus", Open("unix:path="+filepath.Join(b.TempDir(), "none")))
-	measure("no firewalld", Open(s.Address))
-	s.StartFirewalld()
-	measure("firewalld", Open(s.Address))
-}
-
 // TestAnAbstractAddressIsTheNamespaces: it exists in one network namespace. A
 // file's address is visible everywhere.
 func TestAnAbstractAddressIsTheNamespaces(t *testing.T) {
@@ -344,9 +315,7 @@ func TestAnAbstractAddressIsTheNamespaces(t *testing.T) {
 		l, err = net.Listen("unix", "@bus-of-a-test")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	came := make(chan error, 1)
 	go func() {
 		c, err := l.Accept()

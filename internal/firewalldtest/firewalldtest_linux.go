@@ -55,20 +55,14 @@ func StartBus(t testing.TB, ns *netns.Handle) *Server {
 	s := &Server{t: t, ns: ns, dir: shortDir(t)}
 	conf := filepath.Join(s.dir, "bus.conf")
 	text := fmt.Sprintf(busConfig, filepath.Join(s.dir, "bus"))
-	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(conf, []byte(text), 0o644))
 	// The bus prints its address when it listens.
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	cmd := exec.Command(tool(t, "dbus-daemon"), "--config-file="+conf, "--nofork", "--nopidfile", "--print-address=3")
 	cmd.ExtraFiles = []*os.File{w}
 	s.bus = start(t, ns, cmd)
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, w.Close())
 	line, err := bufio.NewReader(r).ReadString('\n')
 	if err := errors.Join(err, r.Close()); err != nil {
 		t.Fatalf("the D-Bus did not start: %v: %s", err, s.bus.output.String())
@@ -91,9 +85,7 @@ func Start(t testing.TB, ns *netns.Handle) *Server {
 // shortDir makes a directory whose path is short enough for a socket in it.
 func shortDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("", "bus")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -113,9 +105,7 @@ func (s *Server) watch() {
 	s.t.Cleanup(func() { _ = s.conn.Close() }) // the bus may have closed it
 	err = s.conn.AddMatchSignal(dbus.WithMatchInterface("org.freedesktop.DBus"),
 		dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, busName))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	expect.NoError(s.t, err)
 	s.owners = make(chan *dbus.Signal, 16)
 	s.conn.Signal(s.owners)
 }
@@ -125,14 +115,10 @@ func (s *Server) StartFirewalld() {
 	s.t.Helper()
 	conf := filepath.Join(s.dir, "conf")
 	for _, dir := range []string{"zones", "services", "icmptypes", "ipsets", "helpers", "policies"} {
-		if err := os.MkdirAll(filepath.Join(conf, dir), 0o750); err != nil {
-			s.t.Fatal(err)
-		}
+		expect.NoError(s.t, os.MkdirAll(filepath.Join(conf, dir), 0o750))
 	}
 	const settings = "DefaultZone=public\nFirewallBackend=nftables\nCleanupModulesOnExit=no\n"
-	if err := os.WriteFile(filepath.Join(conf, "firewalld.conf"), []byte(settings), 0o644); err != nil {
-		s.t.Fatal(err)
-	}
+	expect.NoError(s.t, os.WriteFile(filepath.Join(conf, "firewalld.conf"), []byte(settings), 0o644))
 	cmd := exec.Command(tool(s.t, "firewalld"), "--nofork", "--nopid", "--system-config", conf, "--log-target", "console")
 	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+s.Address)
 	s.firewalld = start(s.t, s.ns, cmd)
@@ -151,9 +137,7 @@ func (s *Server) awaitOwner(owned bool) {
 		select {
 		case change := <-s.owners:
 			var name, before, after string
-			if err := dbus.Store(change.Body, &name, &before, &after); err != nil {
-				s.t.Fatal(err)
-			}
+			expect.NoError(s.t, dbus.Store(change.Body, &name, &before, &after))
 			if (after != "") == owned {
 				return
 			}
@@ -229,9 +213,7 @@ func (s *Server) mustCall(method string, result any, args ...any) {
 func (s *Server) Connections() int {
 	s.t.Helper()
 	var names []string
-	if err := s.conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names); err != nil {
-		s.t.Fatal(err)
-	}
+	expect.NoError(s.t, s.conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names))
 	n := -1
 	for _, name := range names {
 		if strings.HasPrefix(name, ":") {
@@ -293,9 +275,7 @@ func start(t testing.TB, ns *netns.Handle, cmd *exec.Cmd) *process {
 	p := &process{cmd: cmd, output: &output{}, ended: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = p.output, p.output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := ns.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, ns.Do(cmd.Start))
 	go func() {
 		_ = cmd.Wait() // it is ended by signals
 		close(p.ended)
@@ -327,9 +307,7 @@ func (p *process) stop(t testing.TB, signal syscall.Signal) {
 func (p *process) freeze(t testing.TB) (thaw func()) {
 	t.Helper()
 	pid := p.cmd.Process.Pid
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Kill(pid, unix.SIGSTOP))
 	expect.Eventually(t, "a stopped process", func() bool { return standing(t, pid) })
 	var once sync.Once
 	thaw = func() {
@@ -347,17 +325,13 @@ func (p *process) freeze(t testing.TB) (thaw func()) {
 func standing(t testing.TB, pid int) bool {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for _, task := range tasks {
 		text, err := os.ReadFile(task)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		// 4711 (name) T …
 		_, rest, _ := strings.Cut(string(text), ") ")
 		if !strings.HasPrefix(rest, "T") {

@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
@@ -25,9 +26,7 @@ const result = `{"cniVersion": "1.0.0", "interfaces": [{"name": "br0"}, {"name":
 func attachment(t *testing.T, plugins string) *Attachment {
 	t.Helper()
 	list, err := conflist.Parse([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [` + plugins + `]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return &Attachment{
 		Attachment: chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", IfName: "eth0"}},
 		List:       list, Result: json.RawMessage(result), Recorded: true,

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -18,9 +19,7 @@ func TestHostPorts(t *testing.T) {
 	}
 	const recorded = `[{"hostPort": 8080, "containerPort": 80}, {"hostPort": 53, "containerPort": 5353, "protocol": "UDP", "hostIP": "fd00::1"}]`
 	var decoded any
-	if err := json.Unmarshal([]byte(recorded), &decoded); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal([]byte(recorded), &decoded))
 	for name, mappings := range map[string]any{
 		"the caller's": []struct {
 			HostPort, ContainerPort int32

@@ -5,14 +5,14 @@ package hostns
 import (
 	"errors"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestCompat_12_PathIsPassedAsItIs: on Windows it is the GUID of a compartment.
 func TestCompat_12_PathIsPassedAsItIs(t *testing.T) {
 	h, err := NewFinder().Open("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for _, path := range []string{"f0bba1ea-6d5c-4bb7-9a3c-d2b6b5c2d1a7", "/no/such/path", ""} {
 		for _, verb := range []string{"ADD", "CHECK", "DEL"} {
 			if got, err := h.Validate(path, verb); err != nil || got != path {

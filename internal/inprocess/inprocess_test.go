@@ -17,6 +17,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -83,18 +84,12 @@ func printed(t *testing.T, result types.Result, version string) string {
 	was := os.Stdout
 	defer func() { os.Stdout = was }()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	os.Stdout = w
 	err = types.PrintResult(result, version)
-	if err := errors.Join(err, w.Close()); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(err, w.Close()))
 	out, err := io.ReadAll(r)
-	if err := errors.Join(err, r.Close()); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(err, r.Close()))
 	return string(out)
 }
 
@@ -165,19 +160,13 @@ func TestPreviousResultOfEveryVersion(t *testing.T) {
 	for _, v := range version.All.SupportedVersions() {
 		prev := printed(t, oneAddress(), v)
 		old, err := version.NewResult(v, []byte(prev))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		want, err := types100.NewResultFromResult(old)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		unsaid := decoded(t, prev).(map[string]any)
 		delete(unsaid, "cniVersion")
 		without, err := json.Marshal(unsaid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		for what, config := range map[string]string{
 			"the configuration's version": fmt.Sprintf(`{"name":"n", "cniVersion":%q, "prevResult":%s}`, v, prev),
 			"no version":                  fmt.Sprintf(`{"name":"n", "cniVersion":%q, "prevResult":%s}`, v, without),
@@ -202,9 +191,7 @@ func TestPreviousResultOfEveryVersion(t *testing.T) {
 func asJSON(t *testing.T, v any) string {
 	t.Helper()
 	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return string(data)
 }
 
@@ -252,33 +239,6 @@ func TestVersionsAreNegotiated(t *testing.T) {
 	}
 }
 
-func TestStatusAndGCAreOptional(t *testing.T) {
-	var called []string
-	f := fake{other: func(verb string, _ *plugin.Request) error { called = append(called, verb); return nil }}
-	valid := []types.GCAttachment{}
-	w := whole{f, &valid, []string{"1.1.0"}}
-	config := `{"name":"n", "cniVersion":"1.1.0", "cni.dev/valid-attachments": [{"containerID":"c1","ifname":"eth0"},{"containerID":"c2","ifname":"x"}]}`
-	for _, verb := range []string{"STATUS", "GC"} {
-		before := len(called)
-		if out, err := run1(f, verb, "", config); out != "" || err != nil || len(called) != before {
-			t.Errorf("%s of a plugin without it: %q, %v, called %q", verb, out, err, called)
-		}
-		if out, err := run1(w, verb, "", config); out != "" || err != nil {
-			t.Errorf("%s: %q, %v", verb, out, err)
-		}
-	}
-	if want := []string{"STATUS", "GC"}; !reflect.DeepEqual(called, want) {
-		t.Errorf("called %q, want %q", called, want)
-	}
-	if want := []types.GCAttachment{{ContainerID: "c1", IfName: "eth0"}, {ContainerID: "c2", IfName: "x"}}; !reflect.DeepEqual(valid, want) {
-		t.Errorf("valid are %+v, want %+v", valid, want)
-	}
-	_, err := run1(w, "GC", "", `{"name":"n", "cniVersion":"1.1.0", "cni.dev/valid-attachments": 7}`)
-	if err == nil || Said(err).Code != types.ErrDecodingFailure || !strings.Contains(Said(err).Msg, "cni.dev/valid-attachments") {
-		t.Errorf("valid attachments that are none: %v", err)
-	}
-}
-
 func TestErrorsKeepTheirCodesAndWords(t *testing.T) {
 	own := &types.Error{Code: 11, Msg: "no more addresses", Details: "of 4"}
 	cause := errors.New("cause")
@@ -312,34 +272,6 @@ func TestErrorsKeepTheirCodesAndWords(t *testing.T) {
 func TestSaidOfAnErrorWithoutACode(t *testing.T) {
 	if got, want := Said(errors.New("x")), (types.Error{Code: 999, Msg: "x"}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
-	}
-}
-
-func TestPanicIsAnErrorAndTheRuntimeGoesOn(t *testing.T) {
-	p := whole{fake{
-		add:   func(*plugin.Request) (*types100.Result, error) { panic("at the disco") },
-		other: func(string, *plugin.Request) error { return []error{}[len(version.All.SupportedVersions())] },
-	}, new([]types.GCAttachment), []string{"1.1.0"}}
-	for _, verb := range []string{"ADD", "DEL", "CHECK", "STATUS", "GC"} {
-		msg := fmt.Sprintf(`plugin "fake" panicked: runtime error: index out of range [%d] with length 0`, len(version.All.SupportedVersions()))
-		if verb == "ADD" {
-			msg = `plugin "fake" panicked: at the disco`
-		}
-		for _, inline := range []bool{false, true} {
-			c := Call{Verb: verb, Type: "fake", Env: env(ownNetNS), Stdin: []byte(`{"name":"n", "cniVersion":"1.1.0"}`), Inline: inline}
-			out, err := Run(context.Background(), p, c)
-			if err == nil || out != nil {
-				t.Fatalf("%s: %q, %v", verb, out, err)
-			}
-			said := Said(err)
-			if !strings.Contains(said.Details, "TestPanicIsAnErrorAndTheRuntimeGoesOn") {
-				t.Errorf("%s: the details do not say where: %s", verb, said.Details)
-			}
-			said.Details = ""
-			if want := (types.Error{Code: 999, Msg: msg}); said != want {
-				t.Errorf("%s: got %+v, want %+v", verb, said, want)
-			}
-		}
 	}
 }
 

@@ -2,11 +2,9 @@ package inprocess
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
-	"reflect"
 	"runtime"
 	"testing"
 
@@ -14,6 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -41,9 +40,7 @@ func TestNamespaceThatIsNotThere(t *testing.T) {
 		},
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, nil, 0o600))
 	gone := filepath.Join(t.TempDir(), "gone")
 	for path, reason := range map[string]string{gone: "no such file or directory", file: "not a network namespace"} {
 		for _, verb := range []string{"ADD", "CHECK"} {
@@ -67,9 +64,7 @@ func TestNamespaceThatIsNotThere(t *testing.T) {
 
 func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
 	host, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer host.Close()
 	var container *netns.Handle
 	p := fake{other: func(_ string, r *plugin.Request) error {
@@ -91,33 +86,11 @@ func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
 	}
 }
 
-func TestDelegateIsPassedOn(t *testing.T) {
-	type call struct{ verb, typ, config string }
-	var got []call
-	answer := oneAddress()
-	delegate := func(_ context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
-		got = append(got, call{verb, typ, string(config)})
-		return answer, nil
-	}
-	p := fake{add: func(r *plugin.Request) (*types100.Result, error) {
-		return r.Delegate(context.Background(), "ADD", "ipam", r.Config)
-	}}
-	c := Call{Verb: "ADD", Type: "fake", Env: env(ownNetNS), Stdin: []byte(plain), Delegate: delegate}
-	if _, err := Run(context.Background(), p, c); err != nil {
-		t.Fatal(err)
-	}
-	if want := []call{{"ADD", "ipam", plain}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("delegated %+v, want %+v", got, want)
-	}
-}
-
 // TestHandleOfTheCallersIsLeftOpen and given to the plugin, instead of opening
 // another one.
 func TestHandleOfTheCallersIsLeftOpen(t *testing.T) {
 	own, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer own.Close()
 	var got *netns.Handle
 	p := fake{other: func(_ string, r *plugin.Request) error { got = r.Container; return nil }}

@@ -9,6 +9,8 @@ import (
 
 	"go.opentelemetry.io/otel/baggage"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestFault_F23_Environ(t *testing.T) {
@@ -57,17 +59,11 @@ func TestFault_F23_Environ(t *testing.T) {
 
 func TestTraceEnv(t *testing.T) {
 	state, err := trace.ParseTraceState("vendor=1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	member, err := baggage.NewMember("tenant", "blue")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	bag, err := baggage.New(member)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
 	traced := trace.ContextWithSpanContext(context.Background(), span)
 	const parent = "TRACEPARENT=00-01000000000000000000000000000000-0200000000000000-01"

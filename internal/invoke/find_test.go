@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/perm"
 )
 
@@ -17,33 +18,23 @@ import (
 func put(t *testing.T, mode fs.FileMode, elem ...string) string {
 	t.Helper()
 	path := filepath.Join(elem...)
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(path, mode); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(path, nil, 0o600))
+	expect.NoError(t, os.Chmod(path, mode))
 	return path
 }
 
 func dir(t *testing.T, mode fs.FileMode) string {
 	t.Helper()
 	d := filepath.Join(t.TempDir(), "bin")
-	if err := os.Mkdir(d, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(d, mode); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Mkdir(d, 0o700))
+	expect.NoError(t, os.Chmod(d, mode))
 	return d
 }
 
 func link(t *testing.T, target string, elem ...string) string {
 	t.Helper()
 	path := filepath.Join(elem...)
-	if err := os.Symlink(target, path); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Symlink(target, path))
 	return path
 }
 
@@ -57,9 +48,7 @@ func TestFind(t *testing.T) {
 	only := put(t, 0o644, a, "only")
 	linked := link(t, second, a, "linked")
 	link(t, filepath.Join(a, "nowhere"), a, "dangling")
-	if err := os.Mkdir(filepath.Join(a, "folder"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Mkdir(filepath.Join(a, "folder"), 0o755))
 	dirs := []string{"", a, "/nonexistent", b}
 	missing := func(name string) string { return fmt.Sprintf("failed to find plugin %q in path %s", name, dirs) }
 	tests := []struct {

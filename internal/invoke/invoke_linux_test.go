@@ -104,9 +104,7 @@ func TestFilesThatCannotBeStarted(t *testing.T) {
 	cause := errors.New("the daemon stops")
 	cancel(cause)
 	plain := filepath.Join(t.TempDir(), "plain")
-	if err := os.WriteFile(plain, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(plain, nil, 0o600))
 	tests := []struct {
 		name string
 		ctx  context.Context
@@ -135,13 +133,9 @@ func TestFilesThatCannotBeStarted(t *testing.T) {
 func TestInheritedFiles(t *testing.T) {
 	noLeak(t)
 	path := filepath.Join(t.TempDir(), "lock")
-	if err := os.WriteFile(path, []byte("inherited"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(path, []byte("inherited"), 0o600))
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer f.Close()
 	req := scripted(t, "fd3")
 	req.Inherit = []*os.File{f}
@@ -251,18 +245,14 @@ func TestFault_F13_ADaemonOfASuccessfulPluginLivesOn(t *testing.T) {
 func TestFault_F13_OutputInThePipeIsRead(t *testing.T) {
 	noLeak(t)
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer r.Close()
 	defer w.Close() // not before the end: a child holds it
 	want := numbered(t, 0, 60_000)
 	if _, err := w.Write(want); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.SetDeadline(time.Unix(1, 0)); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, r.SetDeadline(time.Unix(1, 0)))
 	var got []byte
 	read(r, func(p []byte) bool { got = append(got, p...); return true })
 	if !bytes.Equal(got, want) {
@@ -336,13 +326,4 @@ func TestManyAtOnce(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-}
-
-func BenchmarkRun(b *testing.B) {
-	req := Request{Path: "/bin/true"}
-	for b.Loop() {
-		if _, err := Run(context.Background(), req, Limits{}); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

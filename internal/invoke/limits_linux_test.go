@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestFault_F17_TooMuchOnStdout(t *testing.T) {
@@ -48,9 +50,7 @@ func TestFault_F17_ADaemonThatPrintsTooMuch(t *testing.T) {
 	// The plugin is a shell that succeeds at once, and its child continues to
 	// print.
 	script := filepath.Join(t.TempDir(), "plugin")
-	if err := os.WriteFile(script, []byte("#!/bin/sh\nyes &\nexit 0\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(script, []byte("#!/bin/sh\nyes &\nexit 0\n"), 0o700))
 	req.Path = script
 	req.Env = append(req.Env, "PATH=/usr/bin:/bin")
 	_, err := Run(context.Background(), req, Limits{Stdout: 100_000, KillWait: 5 * time.Second})
@@ -91,9 +91,7 @@ func busyPlugin(t *testing.T) (path string, writer *os.File) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "plugin")
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o700)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if _, err := f.WriteString("#!/bin/sh\necho attached\n"); err != nil {
 		t.Fatal(err)
 	}

@@ -154,9 +154,7 @@ func TestDuty_R13_AGivenNetNS(t *testing.T) {
 func threadsElsewhere(t *testing.T, own *netns.Handle) int {
 	t.Helper()
 	links, err := filepath.Glob("/proc/self/task/*/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	n := 0
 	for _, link := range links {
 		if name, err := os.Readlink(link); err == nil && name != nameOf(own) {

@@ -153,9 +153,7 @@ func numbered(t *testing.T, from, to int) []byte {
 	r := newNumbers()
 	r.at = from % len(r.period)
 	b, err := io.ReadAll(io.LimitReader(r, int64(to-from)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return b
 }
 
@@ -164,9 +162,7 @@ func numbered(t *testing.T, from, to int) []byte {
 func scripted(t *testing.T, script string) Request {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	mark := fmt.Sprintf("%s=%s-%d", markEnv, t.Name(), time.Now().UnixNano())
 	t.Cleanup(func() {
 		for _, pid := range survivors(t, mark) {
@@ -180,9 +176,7 @@ func scripted(t *testing.T, script string) Request {
 func survivors(t *testing.T, mark string) []int {
 	t.Helper()
 	environs, err := filepath.Glob("/proc/[0-9]*/environ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var pids []int
 	for _, file := range environs {
 		env, err := os.ReadFile(file) // fails, or is empty, after the process has ended
@@ -190,9 +184,7 @@ func survivors(t *testing.T, mark string) []int {
 			continue
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		pids = append(pids, pid)
 	}
 	return pids
@@ -209,9 +201,7 @@ func noSurvivors(t *testing.T, req Request) {
 func noLeak(t *testing.T) {
 	t.Helper()
 	r, w, err := os.Pipe() // the first one opens files that Go's runtime keeps
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	r.Close()
 	w.Close()
 	goroutines, fds := runtime.NumGoroutine(), openFiles(t)
@@ -226,9 +216,7 @@ func noLeak(t *testing.T) {
 func openFiles(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return len(entries)
 }
 
@@ -237,9 +225,7 @@ func openFiles(t *testing.T) int {
 func whenReady(t *testing.T, f func()) *os.File {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	over := make(chan struct{})
 	go func() {
 		defer close(over)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -17,12 +18,8 @@ import (
 // user can read its files.
 func TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeHasNoOwner(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "", "10.1.0.3": "", "10.1.0.4": ""})
-	if err := os.Chmod(filepath.Join(dir, "10.1.0.3"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(filepath.Join(dir, "10.1.0.4"), 1, 1); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Chmod(filepath.Join(dir, "10.1.0.3"), 0o644))
+	expect.NoError(t, os.Chown(filepath.Join(dir, "10.1.0.4"), 1, 1))
 	target := heldIn(dir)
 	target.Thorough, target.Emptied = true, func(Reservation) bool { return true }
 	items, err := Find(target)
@@ -36,13 +33,9 @@ func TestFault_F39_AnEmptyFileThatHostLocalDidNotMakeHasNoOwner(t *testing.T) {
 func TestFault_F50_AFIFODoesNotBlockTheSweep(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0"})
 	for _, name := range []string{"10.1.0.3", "lock"} {
-		if err := syscall.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, syscall.Mkfifo(filepath.Join(dir, name), 0o600))
 	}
-	if err := os.Mkdir(filepath.Join(dir, "10.1.0.4"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Mkdir(filepath.Join(dir, "10.1.0.4"), 0o700))
 	ended := make(chan error, 1)
 	go func() {
 		target := heldIn(dir)

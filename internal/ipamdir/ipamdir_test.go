@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // reserve makes files of host-local by name.
@@ -16,9 +18,7 @@ func reserve(t *testing.T, files map[string]string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	for name, content := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	return dir
 }
@@ -27,15 +27,11 @@ func reserve(t *testing.T, files map[string]string) (dir string) {
 func reserved(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	files := map[string]string{}
 	for _, e := range entries {
 		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		if e.Name() != "lock" {
 			files[e.Name()] = string(data)
 		}
@@ -127,9 +123,7 @@ func wantAddresses(t *testing.T, name string, target Search, want []string) {
 	t.Helper()
 	for _, want := range [][]string{want, nil} {
 		items, err := Find(target)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		var got []string
 		for _, item := range items {
 			got = append(got, item.String())
@@ -168,13 +162,9 @@ func TestAnAddressThatHasChangedHandsStays(t *testing.T) {
 	}
 	after := map[string]string{"10.1.0.2": "c2\r\neth0", "10.1.0.3": "c2\r\neth0"}
 	for name, content := range after {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
-	if err := Release(t.Context(), items); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, Release(t.Context(), items))
 	if got := reserved(t, dir); !reflect.DeepEqual(got, after) {
 		t.Errorf("there is now %q, want %q", got, after)
 	}
@@ -187,9 +177,7 @@ func TestOtherFilesAreNotReadUnlessThorough(t *testing.T) {
 	dir := reserve(t, map[string]string{"10.1.0.2": "c1\r\neth0"})
 	for i := range 250 {
 		loop := fmt.Sprintf("10.1.1.%d", i)
-		if err := os.Symlink(loop, filepath.Join(dir, loop)); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.Symlink(loop, filepath.Join(dir, loop)))
 	}
 	target := heldIn(dir)
 	target.Addresses = addrs("10.1.0.2")

@@ -125,16 +125,10 @@ func startHelper(t *testing.T, mode string, args ...string) (*exec.Cmd, io.Close
 	c.Env = helperEnviron(mode)
 	c.Stderr = os.Stderr
 	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
+	expect.NoError(t, c.Start())
 	t.Cleanup(func() { in.Close(); c.Process.Kill(); c.Wait() })
 	said := ""
 	if strings.HasPrefix(mode, "hold") {
@@ -154,18 +148,14 @@ func helperEnviron(mode string) []string {
 func fds(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return len(entries)
 }
 
 func TestLockExcludesProcesses(t *testing.T) {
 	dir := t.TempDir()
 	counter := filepath.Join(dir, "counter")
-	if err := os.WriteFile(counter, []byte("0"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(counter, []byte("0"), 0o600))
 	const processes = 4
 	var running []*exec.Cmd
 	for range processes {
@@ -173,14 +163,10 @@ func TestLockExcludesProcesses(t *testing.T) {
 		running = append(running, c)
 	}
 	for _, c := range running {
-		if err := c.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, c.Wait())
 	}
 	got, err := os.ReadFile(counter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if want := strconv.Itoa(processes * countRounds); string(got) != want {
 		t.Errorf("counted %s, want %s", got, want)
 	}
@@ -192,27 +178,21 @@ func TestAKilledHolderFreesItsLocks(t *testing.T) {
 	if isFree(t, s, Key{Name: "k"}) {
 		t.Fatal("the helper holds nothing")
 	}
-	if err := c.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, c.Process.Signal(syscall.SIGKILL))
 	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
 }
 
 func TestAChildKeepsTheLocksOfAKilledHolder(t *testing.T) {
 	s := newSpace(t)
 	c, in := helper(t, "hold-with-child", s.path)
-	if err := c.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, c.Process.Signal(syscall.SIGKILL))
 	if _, err := c.Process.Wait(); err != nil {
 		t.Fatal(err)
 	}
 	if isFree(t, s, Key{Name: "k"}) {
 		t.Error("free, though a child still has the file")
 	}
-	if err := in.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, in.Close())
 	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
 }
 
@@ -223,12 +203,8 @@ func TestReleaseFreesAnInheritedLock(t *testing.T) {
 	c.Env = helperEnviron("child")
 	c.ExtraFiles = []*os.File{h.File()}
 	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
+	expect.NoError(t, c.Start())
 	defer c.Wait()
 	defer in.Close()
 	if isFree(t, s, Key{Name: "k"}) {
@@ -263,9 +239,7 @@ func TestGivingUpOnAnotherProcess(t *testing.T) {
 	if n := fds(t) - files; n > 1 {
 		t.Errorf("%d files stay open", n)
 	}
-	if err := in.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, in.Close())
 	mustRelease(t, mustLock(t, s, Key{Name: "k"}))
 	expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= goroutines })
 	expect.Eventually(t, "no file left", func() bool { return fds(t) <= files })
@@ -291,9 +265,7 @@ func TestManySharedWaitersShareOneThread(t *testing.T) {
 		}()
 	}
 	expect.Eventually(t, "one waits in the kernel", func() bool { return len(inKernel(s)) == 1 })
-	if err := in.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, in.Close())
 	wg.Wait()
 	expect.Eventually(t, "no wait left", func() bool { return len(inKernel(s)) == 0 })
 }
@@ -350,9 +322,7 @@ func TestAWaiterNoticesADeletedFile(t *testing.T) {
 		got <- h
 	}()
 	expect.Eventually(t, "the other waits in the kernel", func() bool { return len(inKernel(other)) == 1 })
-	if err := os.RemoveAll(filepath.Dir(s.path)); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.RemoveAll(filepath.Dir(s.path)))
 	mustRelease(t, h)
 	second := <-got
 	if current, err := isCurrent(second.File(), s.path); err != nil || !current {
@@ -366,9 +336,7 @@ func TestAWaiterNoticesADeletedFile(t *testing.T) {
 
 func TestAnUnusableFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, nil, 0o600))
 	dir := t.TempDir()
 	tests := []struct {
 		name, path string
@@ -388,9 +356,7 @@ func TestAnUnusableFile(t *testing.T) {
 				}
 			}
 			h, err := s.LockLocal(context.Background(), []Key{{Name: "k"}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, err)
 			if h.File() != nil {
 				t.Error("a local lock has a file")
 			}
@@ -410,13 +376,9 @@ func TestTheFileIsPrivateAndEmpty(t *testing.T) {
 		size int64
 	}
 	info, err := os.Stat(s.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	parent, err := os.Stat(filepath.Dir(s.path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if got, want := (entry{info.Mode(), info.Size()}), (entry{0o600, 0}); got != want {
 		t.Errorf("the file is %+v, want %+v", got, want)
 	}

@@ -25,9 +25,7 @@ func wantLives(t *testing.T, s *Space, name string, lives, known bool) {
 func mustLive(t *testing.T, s *Space) string {
 	t.Helper()
 	name, err := s.Life()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return name
 }
 
@@ -43,9 +41,7 @@ func TestLifeEndsWithTheProcessDespiteItsChildren(t *testing.T) {
 	c, in, name := lifeHelper(t, s.path)
 	wantLives(t, s, name, true, true)
 	wantState(t, s, "k", Kept)
-	if err := c.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, c.Process.Signal(syscall.SIGKILL))
 	if _, err := c.Process.Wait(); err != nil {
 		t.Fatal(err)
 	}
@@ -92,9 +88,7 @@ func TestLifeEndsWhenTheSpaceIsGarbage(t *testing.T) {
 func TestLifeInADeletedFile(t *testing.T) {
 	s := newSpace(t)
 	before := mustLive(t, s)
-	if err := os.Remove(s.livesPath()); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Remove(s.livesPath()))
 	wantLives(t, s, before, false, false)
 	other := Open(s.path)
 	after := mustLive(t, other) // makes another file
@@ -146,9 +140,7 @@ func TestLifeCostsOneDescriptor(t *testing.T) {
 func fdLinks(t *testing.T) []string {
 	t.Helper()
 	paths, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var links []string
 	for _, path := range paths {
 		if link, err := os.Readlink(path); err == nil { // the one used for the listing is gone
@@ -163,9 +155,7 @@ func TestTryLockAll(t *testing.T) {
 	try := func(s *Space, keys ...Key) *Held {
 		t.Helper()
 		h, err := s.TryLockAll(keys)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return h
 	}
 	exclusive, shared, other := Key{Name: "k"}, Key{Name: "k", Shared: true}, Key{Name: "other"}
@@ -225,9 +215,7 @@ func TestTryExistingCreatesNothing(t *testing.T) {
 		}
 	}
 	for _, missing := range []string{s.path, dir} {
-		if err := os.RemoveAll(missing); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.RemoveAll(missing))
 		try(false)
 		if _, err := os.Lstat(missing); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: %v", missing, err)

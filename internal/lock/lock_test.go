@@ -29,17 +29,13 @@ func mustLock(t testing.TB, s *Space, keys ...Key) *Held {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	h, err := s.LockAll(ctx, keys)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return h
 }
 
 func mustRelease(t testing.TB, h *Held) {
 	t.Helper()
-	if err := h.Release(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, h.Release())
 }
 
 // isFree reports whether the keys are available without waiting, in the process
@@ -52,9 +48,7 @@ func isFree(t testing.TB, s *Space, keys ...Key) bool {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return false
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	mustRelease(t, h)
 	return true
 }
@@ -321,33 +315,6 @@ func TestMemoryStaysFlat(t *testing.T) {
 	}
 	if !idle(s) {
 		t.Error("the queue keeps unused keys")
-	}
-}
-
-func BenchmarkUncontended(b *testing.B) {
-	s := newSpace(b)
-	for b.Loop() {
-		h, err := s.Lock(context.Background(), "k")
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := h.Release(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkContainerAndBarrier(b *testing.B) {
-	s := newSpace(b)
-	keys := []Key{{Name: "container"}, {Name: "gc", Shared: true}}
-	for b.Loop() {
-		h, err := s.LockAll(context.Background(), keys)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := h.Release(); err != nil {
-			b.Fatal(err)
-		}
 	}
 }
 

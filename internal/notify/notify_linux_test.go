@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/sandbox"
 )
@@ -48,12 +49,8 @@ func TestOpenRefused(t *testing.T) {
 
 func TestClosed(t *testing.T) {
 	s, err := Open(nettest.New(t), unix.NETLINK_ROUTE, 1, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
+	expect.NoError(t, s.Close())
 	if _, err := s.Next(t.Context(), func(Message) {}); err == nil {
 		t.Error("a closed socket hears")
 	}
@@ -62,8 +59,6 @@ func TestClosed(t *testing.T) {
 func sockets(t *testing.T) int {
 	t.Helper()
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return len(fds)
 }

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -13,9 +14,7 @@ import (
 func TestTheFirstProcesssNamespaceIsThatOfItsThreads(t *testing.T) {
 	file := func(name string) (path string, id netns.ID) {
 		path = filepath.Join(t.TempDir(), name)
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(path, nil, 0o600))
 		id, _ = At(path)
 		return path, id
 	}
@@ -51,12 +50,8 @@ func procWith(t *testing.T, links map[string]string) string {
 	dir := t.TempDir()
 	for path, to := range links {
 		path = filepath.Join(dir, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(to, path); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		expect.NoError(t, os.Symlink(to, path))
 	}
 	return dir
 }

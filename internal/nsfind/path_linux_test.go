@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/netns"
 )
@@ -13,12 +14,8 @@ import (
 func TestLeadsAway(t *testing.T) {
 	dir := t.TempDir()
 	file, loop := filepath.Join(dir, "file"), filepath.Join(dir, "loop")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(loop, loop); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, nil, 0o600))
+	expect.NoError(t, os.Symlink(loop, loop))
 	want, ok := At(file)
 	if !ok {
 		t.Fatalf("%s cannot be followed", file)
@@ -49,9 +46,7 @@ func TestLeadsAway(t *testing.T) {
 // TestThisThreadIsFound in its namespace, and the namespace through the thread.
 func TestThisThreadIsFound(t *testing.T) {
 	own, err := netns.CurrentID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	ns, err := OpenInhabited(own)
 	if err != nil || ns == nil {
 		t.Fatalf("got %v, %v", ns, err)
@@ -61,9 +56,7 @@ func TestThisThreadIsFound(t *testing.T) {
 		t.Errorf("%s and %s are not %s", ns.ID(), DescriptorPath(ns), own)
 	}
 	all, err := Inhabitants()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for _, task := range all[own] {
 		if task.PID == os.Getpid() {
 			return

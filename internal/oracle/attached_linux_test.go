@@ -44,9 +44,7 @@ func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 	}
 	h.wantCalls("CHECK p " + id + "/eth0")
 
-	if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(netns.Remove(path), ns.Close()))
 	expect.Value(r.Setup(ctx, id, h.Container("c2")))(t)
 	del := h.wantCalls("DEL p "+id+"/eth0", "ADD p "+id+"/eth0")
 	if del.Args != "K=v" {

@@ -210,20 +210,14 @@ func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
 	list := h.ScriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n"}}}, "x")
 	processStderr := func(run func()) string {
 		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		own := os.Stderr
 		os.Stderr = w
 		run()
 		os.Stderr = own
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, w.Close())
 		out, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return string(out)
 	}
 	if got := processStderr(func() { expect.Value(h.bothOn(list).theirs.Setup(context.Background(), "c1", path))(t) }); !strings.Contains(got, "last words") {
@@ -300,9 +294,7 @@ func TestCompatDiffers_SecondSetup(t *testing.T) {
 	if _, err := b.ours.Setup(ctx, "ours", path); !errors.Is(err, cni.ErrAlreadyAttached) || len(h.TakeCalls()) > 0 {
 		t.Errorf("it lives: %v, want ErrAlreadyAttached and no calls", err)
 	}
-	if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(netns.Remove(path), ns.Close()))
 	expect.Value(b.ours.Setup(ctx, "ours", h.Container("c2")))(t)
 	if got := fmt.Sprint(testhost.Verbs(h.TakeCalls())); got != "[DEL x ADD x]" {
 		t.Errorf("it is dead: calls %s, want DEL, then ADD", got)
@@ -314,11 +306,7 @@ func TestCompatDiffers_SecondSetup(t *testing.T) {
 func (h *host) addLink(ns *netns.Handle, name string) {
 	h.T.Helper()
 	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	defer nl.Close()
-	if err := nl.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, nl.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}))
 }

@@ -28,9 +28,7 @@ func (h *host) bothOn(lists ...[]byte) bothPackages {
 		their, our = append(their, gocni.WithConfListBytes(list)), append(our, cni.WithConfListBytes(list))
 	}
 	theirs, err := gocni.New(their...)
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	return bothPackages{theirs, h.Runtime(our...)}
 }
 
@@ -42,13 +40,9 @@ func TestCompat_05_ResultIsInLoadOrder(t *testing.T) {
 		h.ScriptedList("second", "1.0.0", scripted.Script{}, "new"))
 	path := h.Container("n1")
 	want, err := b.theirs.Setup(context.Background(), "theirs", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	got, err := b.ours.Setup(context.Background(), "ours", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	sameJSON(t, "raw results", got.Raw(), want.Raw())
 	got.Networks = nil
 	sameJSON(t, "result", got, want)
@@ -63,9 +57,7 @@ func TestCompat_05_DefaultInterfaceIsAlwaysThere(t *testing.T) {
 	list := h.ScriptedList("net", "1.0.0", testhost.Answering("ADD", `{"cniVersion": "1.0.0"}`, 0), "silent")
 	r := h.Runtime(cni.WithInterfacePrefix("net"), cni.WithConfListBytes(list))
 	got, err := r.Setup(context.Background(), "c1", h.Container("n1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if want := map[string]*cni.Config{"net0": {}}; !reflect.DeepEqual(got.Interfaces, want) {
 		t.Errorf("interfaces %+v, want net0 without anything", got.Interfaces)
 	}
@@ -127,18 +119,12 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 	}
 	path := h.Path("netns", "gone")
 	ns, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if _, err := b.ours.Setup(context.Background(), "c1", path); err != nil {
 		t.Fatal(err)
 	}
-	if err := netns.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := ns.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, netns.Remove(path))
+	expect.NoError(t, ns.Close())
 	h.TakeCalls()
 	if err := b.ours.Remove(context.Background(), "c1", ""); err != nil {
 		t.Error(err)
@@ -212,9 +198,7 @@ func TestCompat_10_Texts(t *testing.T) {
 func TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread(t *testing.T) {
 	h := &host{testhost.New(t)} // locks the thread and enters a namespace
 	here, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var elsewhere string // as a goroutine on any other thread sees it
 	done := make(chan error)
 	go func() {
@@ -222,9 +206,7 @@ func TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread(t *testing.T) {
 		elsewhere, err = os.Readlink("/proc/thread-self/ns/net")
 		done <- err
 	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, <-done)
 	if here == elsewhere {
 		t.Fatal("all threads are in one namespace: this test sees no difference")
 	}

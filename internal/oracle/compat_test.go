@@ -18,6 +18,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -61,13 +62,9 @@ func TestCompat_02_LoadersAreOptionValues(t *testing.T) {
 func sameJSON(t *testing.T, name string, got, want any) {
 	t.Helper()
 	g, err := json.Marshal(got)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	w, err := json.Marshal(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if !bytes.Equal(g, w) {
 		t.Errorf("%s: JSON\n%s\nwant\n%s", name, g, w)
 	}
@@ -87,9 +84,7 @@ func TestCompat_03_JSONOfOptions(t *testing.T) {
 	sameJSON(t, "DNS", cni.DNS{Servers: []string{"1.1.1.1"}, Options: []string{}}, gocni.DNS{Servers: []string{"1.1.1.1"}, Options: []string{}})
 	const persisted = `{"HostPort":8080,"ContainerPort":80,"Protocol":"udp","HostIP":"10.0.0.1"}`
 	var m cni.PortMapping
-	if err := json.Unmarshal([]byte(persisted), &m); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal([]byte(persisted), &m))
 	if want := (cni.PortMapping{HostPort: 8080, ContainerPort: 80, Protocol: "udp", HostIP: "10.0.0.1"}); m != want {
 		t.Errorf("persisted mapping is %+v, want %+v", m, want)
 	}
@@ -126,21 +121,15 @@ var compatResults = map[string][]*types100.Result{
 // existing fields, and only if they are not empty.
 func TestCompat_03_JSONOfResult(t *testing.T) {
 	theirs, err := gocni.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	ours, err := cni.New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	converter := theirs.(interface {
 		GetCNIResultFromResults([]*types100.Result) (*gocni.Result, error)
 	})
 	for name, results := range compatResults {
 		want, err := converter.GetCNIResultFromResults(results)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		got, err := ours.GetCNIResultFromResults(results)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -148,9 +137,7 @@ func TestCompat_03_JSONOfResult(t *testing.T) {
 		}
 		var persisted gocni.Result
 		data, err := json.Marshal(got)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		if err := json.Unmarshal(data, &persisted); err != nil {
 			t.Errorf("%s: go-cni cannot read it: %v", name, err)
 		}
@@ -202,13 +189,9 @@ func loadBoth(t testing.TB, steps ...string) bothPackages {
 		}
 	}
 	theirs, err := gocni.New(their...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	ours, err := cni.New(our...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return bothPackages{theirs, ours}
 }
 
@@ -287,16 +270,12 @@ func TestCompat_03_JSONOfConfigResult(t *testing.T) {
 // TestCompat_06_LoadReplacesEverything, including the options of New.
 func TestCompat_06_LoadReplacesEverything(t *testing.T) {
 	b := loadBoth(t, "lo", "list")
-	if err := errors.Join(b.ours.Load(cni.WithConf([]byte(testhost.ConfOf("new")))), b.theirs.Load(gocni.WithConf([]byte(testhost.ConfOf("new"))))); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(b.ours.Load(cni.WithConf([]byte(testhost.ConfOf("new")))), b.theirs.Load(gocni.WithConf([]byte(testhost.ConfOf("new"))))))
 	if n := b.ours.GetConfig().Networks; len(n) != 1 || n[0].Config.Name != "new" {
 		t.Errorf("networks %+v, want new alone", n)
 	}
 	sameJSON(t, "number of networks", len(b.ours.GetConfig().Networks), len(b.theirs.GetConfig().Networks))
-	if err := errors.Join(b.ours.Load(), b.theirs.Load()); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(b.ours.Load(), b.theirs.Load()))
 	for _, err := range []error{b.ours.Status(), b.theirs.Status()} {
 		if err == nil || err.Error() != cni.ErrCNINotInitialized.Error() {
 			t.Errorf("after a Load of nothing: %v", err)
@@ -309,13 +288,9 @@ func TestCompat_06_LoadReplacesEverything(t *testing.T) {
 func TestCompat_07_NothingNeedsToExist(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
 	theirs, err := gocni.New(gocni.WithPluginConfDir(gone), gocni.WithPluginDir([]string{gone}), gocni.WithConfListBytes([]byte(testhost.ListOf("net"))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	ours, err := cni.New(cni.WithPluginConfDir(gone), cni.WithPluginDir([]string{gone}), cni.WithConfListBytes([]byte(testhost.ListOf("net"))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if err := errors.Join(ours.Status(), theirs.Status()); err != nil {
 		t.Error(err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -127,9 +128,7 @@ func (h *matrixHost) goCNI(c *testhost.Case, version string) library {
 		opts = append(opts, gocni.WithConfListBytes(conf))
 	}
 	r, err := gocni.New(opts...)
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	var given []gocni.NamespaceOpts
 	if c.Ports != nil {
 		var ports []gocni.PortMapping
@@ -171,18 +170,14 @@ func (h *matrixHost) live(c *testhost.Case, version string, lib library) []strin
 	path := h.Container("c1")
 	before := h.Audit()
 	result, err := lib.setup("c1", path)
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	lines := flatten("result", result)
 	made, _ := audit.Diff(before, h.Audit())
 	for _, l := range made.Without(h.private) {
 		lines = append(lines, "made "+l)
 	}
 	lines = append(lines, "check "+h.checked(lib, version, path))
-	if err := lib.remove("c1", path); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, lib.remove("c1", path))
 	if lib.strict {
 		h.WantClean(before)
 	}

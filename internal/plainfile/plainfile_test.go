@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestReadReturnsWhatAppendWrote(t *testing.T) {
@@ -14,16 +16,12 @@ func TestReadReturnsWhatAppendWrote(t *testing.T) {
 	if err := Append(path, []byte("lost")); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("appending to a missing file: %v, want %v", err, fs.ErrNotExist)
 	}
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(path, nil, 0o600))
 	var want []byte
 	for _, size := range []int{0, 1, 2047, 1, 4096, 70_000} {
 		part := bytes.Repeat([]byte{byte('a' + size%7)}, size)
 		want = append(want, part...)
-		if err := Append(path, part); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, Append(path, part))
 		got, err := Read(path)
 		if err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("after %d bytes: read %d bytes, %v, want %d", size, len(got), err, len(want))
@@ -38,9 +36,7 @@ func TestReadReturnsWhatAppendWrote(t *testing.T) {
 func TestOpenIsThatOfOS(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	f, err := Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if f.Name() != path {
 		t.Errorf("name %q, want %q", f.Name(), path)
 	}

@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func read(t *testing.T, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return string(data)
 }
 
@@ -22,9 +22,7 @@ func read(t *testing.T, path string) string {
 func wantOnly(t *testing.T, dir, name string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if len(entries) != 1 || entries[0].Name() != name {
 		t.Errorf("left in the directory: %v", entries)
 	}
@@ -34,13 +32,9 @@ func TestWriteReplacesTheFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "hosts")
 	for _, content := range []string{"", "one\n", "two\n", "longer than before\n", "short\n"} {
-		if err := Replace(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, Replace(path, []byte(content), 0o644))
 		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		if got := read(t, path); got != content || info.Mode() != 0o644 {
 			t.Errorf("%q with mode %v, want %q with 0644", got, info.Mode(), content)
 		}
@@ -53,22 +47,16 @@ func TestAFileWithTheContentStays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	stat := func() fs.FileInfo {
 		t.Helper()
-		if err := Replace(path, []byte("same\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, Replace(path, []byte("same\n"), 0o644))
 		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return info
 	}
 	first := stat()
 	if !os.SameFile(first, stat()) {
 		t.Error("the file was replaced by one with the same content")
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Chmod(path, 0o600))
 	if info := stat(); info.Mode() != 0o644 {
 		t.Errorf("mode %v, want 0644", info.Mode())
 	}
@@ -78,16 +66,10 @@ func TestAFileWithTheContentStays(t *testing.T) {
 func TestASymbolicLinkIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	hosts, path := filepath.Join(t.TempDir(), "hosts"), filepath.Join(dir, "hosts")
-	if err := os.WriteFile(hosts, []byte("the host's\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(hosts, path); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(hosts, []byte("the host's\n"), 0o644))
+	expect.NoError(t, os.Symlink(hosts, path))
 	for _, content := range []string{"the host's\n", "the container's\n"} {
-		if err := Replace(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, Replace(path, []byte(content), 0o644))
 		if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() || read(t, path) != content {
 			t.Errorf("%v, %v, want a regular file with %q", info, err, content)
 		}
@@ -101,9 +83,7 @@ func TestASymbolicLinkIsReplaced(t *testing.T) {
 func TestAFailedWriteLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "hosts")
-	if err := os.MkdirAll(filepath.Join(path, "sub"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.MkdirAll(filepath.Join(path, "sub"), 0o755))
 	if err := Replace(path, []byte("x"), 0o644); err == nil {
 		t.Error("a directory was replaced by a file")
 	}
@@ -118,9 +98,7 @@ func TestReadersSeeWholeContents(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "hosts")
 	contents := [][]byte{bytes.Repeat([]byte("a"), 70_000), bytes.Repeat([]byte("b"), 100)}
-	if err := Replace(path, contents[0], 0o644); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, Replace(path, contents[0], 0o644))
 	var writers sync.WaitGroup
 	for _, content := range contents {
 		writers.Add(1)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // wantKilled waits for the process, which must end by SIGKILL.
@@ -22,9 +24,7 @@ func wantKilled(t *testing.T, what string, cmd *exec.Cmd) {
 func holders(t *testing.T, path string, offset int64) []*Holder {
 	t.Helper()
 	found, err := Holders(path, offset)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Cleanup(func() { CloseHolders(found) })
 	return found
 }
@@ -106,9 +106,7 @@ func TestAFormerHolderIsNotKilled(t *testing.T) {
 		t.Errorf("without the lock: killed %v, %v", ok, err)
 	}
 	lockByte(t, lock, 42)
-	if err := plugin.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, plugin.Process.Kill())
 	wantKilled(t, "the plugin", plugin)
 	// Another process has that number, but the handle is not its.
 	again := start(t, lock)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // start runs a process that stays and, if lock is not nil, inherits it, as
@@ -25,9 +27,7 @@ func start(t *testing.T, lock *os.File) *exec.Cmd {
 
 func started(t *testing.T, cmd *exec.Cmd) *exec.Cmd {
 	t.Helper()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may be dead already
 		_ = cmd.Wait()
@@ -39,9 +39,7 @@ func started(t *testing.T, cmd *exec.Cmd) *exec.Cmd {
 func open(t *testing.T, path string, offsets ...int64) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Cleanup(func() { _ = f.Close() }) // it may be closed already
 	for _, off := range offsets {
 		lockByte(t, f, off)
@@ -56,9 +54,7 @@ func unlock(t *testing.T, f *os.File, offset int64) { setLock(t, f, offset, unix
 func setLock(t *testing.T, f *os.File, offset int64, kind int16) {
 	t.Helper()
 	lk := &unix.Flock_t{Type: kind, Whence: io.SeekStart, Start: offset, Len: 1}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, lk); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, lk))
 }
 
 func wantAlive(t *testing.T, identity string, want bool) {
@@ -70,21 +66,15 @@ func wantAlive(t *testing.T, identity string, want bool) {
 
 func TestAliveKnowsARecycledNumber(t *testing.T) {
 	self, err := Self()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	wantAlive(t, self, true)
 	wantAlive(t, self+"0", false) // the same number with another start time
 
 	cmd := start(t, nil)
 	child, err := identify(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	wantAlive(t, child, true)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, cmd.Process.Kill())
 	if err := cmd.Wait(); err == nil {
 		t.Fatal("a killed process exited without an error")
 	}
@@ -125,9 +115,7 @@ func TestAliveInAnotherPIDNamespace(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	started(t, cmd)
 	here, err := identify(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	_, since, _ := strings.Cut(here, ":")
 	there := "1:" + since // the process's identity in its own namespace
 	if alive, err := Alive(there); alive || err != nil {
@@ -150,9 +138,7 @@ func TestAliveInAnotherPIDNamespace(t *testing.T) {
 			t.Errorf("%s: %v, %v, want %v", what, alive, err, tt.alive)
 		}
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait() // it was killed
 	if alive, err := aliveAnywhere(there); alive || err != nil {
 		t.Errorf("after its end: %v, %v", alive, err)

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 const leaderlessEnv = "TEST_ORPHAN_LEADERLESS"
@@ -48,9 +50,7 @@ func TestFault_F29_AHolderWhoseLeadingThreadHasEndedIsFound(t *testing.T) {
 	cmd.Env = append(os.Environ(), leaderlessEnv+"=1", "GOMAXPROCS=2")
 	cmd.ExtraFiles = []*os.File{lock}
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	started(t, cmd)
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "<nil>\n" {
 		t.Fatalf("%q, %v", line, err)

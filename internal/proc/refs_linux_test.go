@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // proc makes a directory in the form of /proc: links and files by path.
@@ -15,20 +17,14 @@ func proc(t *testing.T, links, files map[string]string) string {
 	dir := t.TempDir()
 	make := func(path string) string {
 		path = filepath.Join(dir, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		return path
 	}
 	for path, to := range links {
-		if err := os.Symlink(to, make(path)); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.Symlink(to, make(path)))
 	}
 	for path, content := range files {
-		if err := os.WriteFile(make(path), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(make(path), []byte(content), 0o600))
 	}
 	return dir
 }
@@ -64,9 +60,7 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 			paths = append(paths, path)
 			return stop
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return complete
 	}
 	complete := search(false)
@@ -85,9 +79,7 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 		wantComplete bool
 	}{{"4/comm", true}, {"5/task/5/ns/net", false}} { // in this order: each stays
 		path := filepath.Join(dir, more.path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		if err := os.WriteFile(path, nil, 0o600); err != nil { // not a link: EINVAL stands for EACCES
 			t.Fatal(err)
 		}
@@ -114,9 +106,7 @@ func TestScanNamesTheKindOfEachReference(t *testing.T) {
 	})
 	task := Task{PID: 1, TID: 1}
 	var own unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Stat("/proc/thread-self/ns/net", &own))
 	want := []Ref{
 		{Kind: Thread, Inode: 7, Task: task, Path: "1/task/1/ns/net"},
 		{Kind: Mount, Inode: 7, Task: task, Path: "1/task/1/root/run/x", At: "/run/x"},

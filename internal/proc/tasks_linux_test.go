@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestEachFindsThisThread among others of this process, the leading one first.
@@ -35,9 +37,7 @@ func TestEachFindsThisThread(t *testing.T) {
 		t.Fatalf("thread %d is not among %+v", unix.Gettid(), ours)
 	}
 	got, err := os.Readlink(task.NetNS())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if want, err := os.Readlink("/proc/thread-self/ns/net"); got != want || err != nil {
 		t.Errorf("in %s, want %s, %v", got, want, err)
 	}
@@ -47,9 +47,7 @@ func TestEachFindsThisThread(t *testing.T) {
 func TestEachSkipsEndedTasks(t *testing.T) {
 	proc := t.TempDir()
 	for _, dir := range []string{"1/task/1", "1/task/7", "2", "3/task/3", "self/task/9", "4/task/4", "4/task/2", "4/task/3"} {
-		if err := os.MkdirAll(filepath.Join(proc, dir), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.MkdirAll(filepath.Join(proc, dir), 0o700))
 	}
 	var seen []Task
 	complete, err := EachTask(proc, func(task Task) bool {
@@ -71,9 +69,7 @@ func TestEachSkipsEndedTasks(t *testing.T) {
 	if complete, err := EachTask(filepath.Join(proc, "no"), func(Task) bool { return true }); complete || !Gone(err) {
 		t.Errorf("without a directory: %v, %v", complete, err)
 	}
-	if err := os.WriteFile(filepath.Join(proc, "2", "task"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(filepath.Join(proc, "2", "task"), nil, 0o600))
 	if complete, err := EachTask(proc, func(Task) bool { return true }); complete || err != nil {
 		t.Errorf("with threads that cannot be listed: %v, %v", complete, err)
 	}

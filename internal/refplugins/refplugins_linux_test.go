@@ -16,6 +16,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestNamesAreThePackages(t *testing.T) {
@@ -41,9 +43,7 @@ func fakePlugins(t *testing.T, names []string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range names {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o755))
 	}
 	return dir
 }
@@ -68,9 +68,7 @@ func TestDirBuildsOnceForAll(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	if err := errors.Join(errs[:]...); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(errs[:]...))
 	if dirs[0] != dirs[1] || dirs[1] != dirs[2] {
 		t.Errorf("directories %q", dirs)
 	}
@@ -88,9 +86,7 @@ func TestDirBuildsOnceForAll(t *testing.T) {
 	}
 
 	// A plugin that a cleaner of caches removed is built again.
-	if err := os.Remove(filepath.Join(dirs[0], "bridge")); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Remove(filepath.Join(dirs[0], "bridge")))
 	if _, err := Dir(t.Context(), io.Discard); err != nil {
 		t.Fatal(err)
 	}
@@ -100,9 +96,7 @@ func TestDirBuildsOnceForAll(t *testing.T) {
 func goCache(t *testing.T) {
 	t.Helper()
 	out, err := exec.Command("go", "env", "GOCACHE").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Setenv("GOCACHE", strings.TrimSpace(string(out)))
 }
 
@@ -111,9 +105,7 @@ func goCache(t *testing.T) {
 func checkPlugins(t *testing.T, dir string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var got []string
 	for _, e := range entries {
 		got = append(got, e.Name())
@@ -142,9 +134,7 @@ func TestDirTakesTheVariable(t *testing.T) {
 
 func TestDirRefusesAnIncompleteVariable(t *testing.T) {
 	dir := fakePlugins(t, Names()[2:])
-	if err := os.WriteFile(filepath.Join(dir, "bridge"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(filepath.Join(dir, "bridge"), nil, 0o644))
 	t.Setenv(dirVariable, dir)
 	_, err := Dir(t.Context(), io.Discard)
 	want := "find the reference CNI plugins: EMBEDCNI_TEST_PLUGINS=" + dir +
@@ -183,9 +173,7 @@ func TestDirOutsideACheckout(t *testing.T) {
 func TestLockCanBeCancelled(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "plugins")
 	unlock, err := lock(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := lock(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
@@ -193,9 +181,7 @@ func TestLockCanBeCancelled(t *testing.T) {
 	}
 	unlock()
 	unlock, err = lock(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	unlock()
 }
 
@@ -235,18 +221,12 @@ func TestRequiredByTheCallersModule(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"go.mod", "go.sum"} {
 		data, err := os.ReadFile(filepath.Join("mains", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		data = bytes.Replace(data, []byte("module "+checkout), []byte("module example.org/importer"), 1)
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o644))
 	}
 	_, want, err := required(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Chdir(dir)
 	from, version, err := required(t.Context())
 	if from != "" || version != want || err != nil {

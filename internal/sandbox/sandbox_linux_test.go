@@ -120,9 +120,7 @@ func scripted(what string, args ...string) *exec.Cmd {
 
 func TestInsideIsElsewhere(t *testing.T) {
 	id, err := netns.CurrentID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if outer := os.Getenv("TEST_OUTER_NETNS"); outer == "" || outer == id.String() {
 		t.Errorf("outside in %q, inside in %s", outer, id)
 	}
@@ -144,9 +142,7 @@ func TestInsideKnowsIt(t *testing.T) {
 
 func TestInsideHasLoopbackOnlyAndUp(t *testing.T) {
 	links, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var got []string
 	for _, l := range links {
 		got = append(got, fmt.Sprintf("%s up=%t", l.Name, l.Flags&net.FlagUp != 0))
@@ -174,9 +170,7 @@ func TestInsideIsRootWithEmptyState(t *testing.T) {
 
 func TestInsideSharesNoMount(t *testing.T) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for line := range strings.Lines(string(text)) {
 		if strings.Contains(line, " shared:") || strings.Contains(line, " master:") {
 			t.Errorf("propagates: %s", line)
@@ -188,17 +182,13 @@ func TestInsideAdoptsOrphans(t *testing.T) {
 	// The shell ends at once, and prints the number of the process that it
 	// leaves behind.
 	out, err := exec.Command("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var pid int
 	if _, err := fmt.Sscan(string(out), &pid); err != nil {
 		t.Fatal(err)
 	}
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var parent int
 	if _, err := fmt.Sscan(strings.Fields(string(stat))[3], &parent); err != nil {
 		t.Fatal(err)
@@ -206,9 +196,7 @@ func TestInsideAdoptsOrphans(t *testing.T) {
 	if parent != os.Getpid() {
 		t.Errorf("parent of the orphan is %d, want %d", parent, os.Getpid())
 	}
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Kill(pid, unix.SIGKILL))
 	if _, err := unix.Wait4(pid, nil, 0, nil); err != nil {
 		t.Error(err)
 	}
@@ -253,17 +241,11 @@ func startWaiting(t *testing.T) (cmd *exec.Cmd, out *bufio.Reader, inner int) {
 	t.Helper()
 	cmd = scripted("wait")
 	pipe, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
+	expect.NoError(t, cmd.Start())
 	out = bufio.NewReader(pipe)
 	line, err := out.ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if _, err := fmt.Sscanf(line, "pid %d", &inner); err != nil {
 		t.Fatal(err)
 	}
@@ -273,9 +255,7 @@ func startWaiting(t *testing.T) (cmd *exec.Cmd, out *bufio.Reader, inner int) {
 func TestSignalsPass(t *testing.T) {
 	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGQUIT} {
 		cmd, out, _ := startWaiting(t)
-		if err := cmd.Process.Signal(sig); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, cmd.Process.Signal(sig))
 		line, err := out.ReadString('\n')
 		if want := fmt.Sprintf("got %v\n", sig); err != nil || line != want {
 			t.Errorf("got %q, %v, want %q", line, err, want)
@@ -289,9 +269,7 @@ func TestSignalsPass(t *testing.T) {
 
 func TestInnerDiesWithOuter(t *testing.T) {
 	cmd, _, inner := startWaiting(t)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait() // it was killed
 	// The orphan is our child now: that we can wait for it is the proof.
 	deadline := time.Now().Add(10 * time.Second)
@@ -311,13 +289,9 @@ func TestInnerDiesWithOuter(t *testing.T) {
 // program mount over the machine's directories.
 func TestStrayMarkerIsRefused(t *testing.T) {
 	id, err := netns.CurrentID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	before, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for name, marker := range map[string]string{
 		"same network namespace": id.String(),
 		"same mount namespace":   "1:1",
@@ -331,9 +305,7 @@ func TestStrayMarkerIsRefused(t *testing.T) {
 		}
 	}
 	after, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if string(after) != string(before) {
 		t.Errorf("mounts before:\n%s\nafter:\n%s", before, after)
 	}
@@ -344,12 +316,8 @@ func TestStrayMarkerIsRefused(t *testing.T) {
 func TestWithoutUserNamespaces(t *testing.T) {
 	const limit = "/proc/sys/user/max_user_namespaces"
 	was, err := os.ReadFile(limit)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(limit, []byte("0"), 0); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
+	expect.NoError(t, os.WriteFile(limit, []byte("0"), 0))
 	defer func() {
 		if err := os.WriteFile(limit, was, 0); err != nil {
 			t.Error(err)
@@ -387,20 +355,12 @@ func TestWithoutUserNamespaces(t *testing.T) {
 // root inside, even if that is an ordinary user outside.
 func TestInsideOwnsNetworkFiles(t *testing.T) {
 	info, err := os.Stat("/proc/net/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if st, ok := info.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 {
 		t.Errorf("/proc/net/stat belongs to %+v", info.Sys())
 	}
 	// Exists if the kernel has legacy iptables. Only its owner can read it.
 	if _, err := os.ReadFile("/proc/net/ip_tables_names"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
-	}
-}
-
-func BenchmarkStart(b *testing.B) {
-	for b.Loop() {
-		_ = scripted("exit").Run() // exits with 42
 	}
 }

@@ -43,13 +43,3 @@ func callersSpan() context.Context {
 		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled,
 	}))
 }
-
-func BenchmarkUnusedSpans(b *testing.B) {
-	b.ReportAllocs()
-	for b.Loop() {
-		ctx, span := Call(b.Context(), "cni.Setup", "c1", "/run/netns/c1")
-		_, plugin := Plugin(ctx, "p", "ADD", "built in")
-		EndPlugin(plugin, 0, nil)
-		End(span, nil)
-	}
-}

@@ -4,6 +4,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nettest"
@@ -99,9 +100,7 @@ func TestFault_F47_ADeviceIsFoundByUnforgeableAttributes(t *testing.T) {
 func TestLeadsToNoNamespaceWithoutANumber(t *testing.T) {
 	container, host := nettest.New(t), nettest.New(t)
 	conn, err := links.Dial(container)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer conn.Close()
 	const none = -1 // NETNSA_NSID_NOT_ASSIGNED
 	if number, err := conn.NetNS(host); number != none || err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -18,9 +19,7 @@ import (
 func attrs(t *testing.T, name, mac string) netlink.LinkAttrs {
 	t.Helper()
 	hw, err := net.ParseMAC(mac)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	a := netlink.NewLinkAttrs()
 	a.Name, a.HardwareAddr = name, hw
 	return a
@@ -54,18 +53,14 @@ func delLink(t *testing.T, ns *netns.Handle, name string) {
 func hasLink(t *testing.T, ns *netns.Handle, name string) bool {
 	t.Helper()
 	l, err := (*links.Conns)(nil).Lookup(ns, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return l != nil
 }
 
 func mustFind(t *testing.T, target Target) []Item {
 	t.Helper()
 	items, err := Find(t.Context(), target)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return items
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
@@ -96,9 +97,7 @@ func TestTheShaperOfTheRealPlugin(t *testing.T) {
 			_, err := cni.AddNetworkList(context.Background(), list, rt)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 	}
 	target := reporting(host)
 	target.Network = long
@@ -117,9 +116,7 @@ func TestTheShaperOfTheRealPlugin(t *testing.T) {
 func pluginDir(t *testing.T) string {
 	t.Helper()
 	dir, err := refplugins.Dir(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return dir
 }
 
@@ -129,9 +126,7 @@ func shaping(t *testing.T, network string) *libcni.NetworkConfigList {
 		{"type": "bridge", "bridge": "br0", "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.1.0.0/24"}]]}},
 		{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000}
 	]}`, network, filepath.Join(t.TempDir(), "ipam")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return list
 }
 

@@ -122,12 +122,8 @@ func (h *Host) Path(elem ...string) string {
 func (h *Host) Write(name, content string) string {
 	h.T.Helper()
 	path := h.Path(name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		h.T.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, os.MkdirAll(filepath.Dir(path), 0o755))
+	expect.NoError(h.T, os.WriteFile(path, []byte(content), 0o644))
 	return path
 }
 
@@ -137,9 +133,7 @@ func (h *Host) Runtime(opts ...cni.Opt) *cni.Runtime {
 	base := []cni.Opt{cni.WithStateDir(h.Path("state")), cni.WithPluginDir([]string{h.Path("bin")}),
 		cni.WithPluginConfDir(h.Path("net.d"))}
 	r, err := cni.New(append(base, opts...)...)
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	return r
 }
 
@@ -149,9 +143,7 @@ func (h *Host) Audit() audit.Lines {
 	lines, err := audit.Snapshot(context.Background(), audit.Options{
 		StateDirs: []string{h.Path("state"), h.Path("ipam")}, NetNSDirs: []string{h.Path("netns")},
 	})
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	return lines
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -31,9 +32,7 @@ func (h *RealHost) Outside() string {
 		}
 		return netlink.LinkSetUp(l)
 	}
-	if err := configure("wan0", "192.0.2.1/24", "2001:db8::1/64"); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, configure("wan0", "192.0.2.1/24", "2001:db8::1/64"))
 	h.Inside(path, func() error { return configure("wan1", "192.0.2.2/24", "2001:db8::2/64") })
 	return path
 }
@@ -42,14 +41,8 @@ func (h *RealHost) Outside() string {
 func (h *RealHost) MoveLink(name, path string) {
 	h.T.Helper()
 	link, err := netlink.LinkByName(name)
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	ns, err := netns.Open(path)
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	if err := errors.Join(netlink.LinkSetNsFd(link, int(ns.File().Fd())), ns.Close()); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
+	expect.NoError(h.T, errors.Join(netlink.LinkSetNsFd(link, int(ns.File().Fd())), ns.Close()))
 }

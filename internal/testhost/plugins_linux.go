@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
 )
@@ -14,9 +15,7 @@ import (
 // follow the script. It returns the script's path.
 func (h *Host) Plugin(script scripted.Script, types ...string) string {
 	h.T.Helper()
-	if err := os.MkdirAll(h.Path("bin"), 0o755); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, os.MkdirAll(h.Path("bin"), 0o755))
 	for _, typ := range types {
 		if err := os.Symlink(refplugins.Scripted(), h.Path("bin", typ)); err != nil && !os.IsExist(err) {
 			h.T.Fatal(err)
@@ -24,9 +23,7 @@ func (h *Host) Plugin(script scripted.Script, types ...string) string {
 	}
 	script.Log = h.Path("calls")
 	path := h.Path("script-" + strings.Join(types, "-"))
-	if err := script.Save(path); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, script.Save(path))
 	return path
 }
 
@@ -34,9 +31,7 @@ func (h *Host) Plugin(script scripted.Script, types ...string) string {
 func (h *Host) Calls() []scripted.Call {
 	h.T.Helper()
 	calls, err := scripted.Calls(h.Path("calls"))
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	return calls
 }
 

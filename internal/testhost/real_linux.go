@@ -30,9 +30,7 @@ type RealHost struct{ *Host }
 func NewReal(t testing.TB) *RealHost {
 	t.Helper()
 	h := &RealHost{New(t)}
-	if err := nettest.NoAddressDetection(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, nettest.NoAddressDetection())
 	return h
 }
 
@@ -47,12 +45,8 @@ func (h *RealHost) Container(name string) string {
 func (h *RealHost) Inside(path string, fn func() error) {
 	h.T.Helper()
 	ns, err := netns.Open(path)
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	if err := errors.Join(ns.Do(fn), ns.Close()); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
+	expect.NoError(h.T, errors.Join(ns.Do(fn), ns.Close()))
 }
 
 // Real returns a Runtime with the reference plugins.
@@ -105,9 +99,7 @@ func WantProcessAsBefore(t *testing.T) {
 	t.Helper()
 	snapshot := func() audit.Lines {
 		lines, err := audit.Snapshot(context.Background(), audit.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return lines.Without(func(line string) bool {
 			what, _, _ := strings.Cut(line, " ")
 			return what != "process" && what != "fd" && what != "mount"
@@ -139,12 +131,8 @@ func (h *RealHost) LinkUp(names ...string) {
 	h.T.Helper()
 	for _, name := range names {
 		link, err := netlink.LinkByName(name)
-		if err != nil {
-			h.T.Fatal(err)
-		}
-		if err := netlink.LinkSetUp(link); err != nil {
-			h.T.Fatal(err)
-		}
+		expect.NoError(h.T, err)
+		expect.NoError(h.T, netlink.LinkSetUp(link))
 	}
 }
 
@@ -152,9 +140,7 @@ func (h *RealHost) LinkUp(names ...string) {
 func ReferencePlugins(t testing.TB) string {
 	t.Helper()
 	dir, err := refplugins.Dir(context.Background(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return dir
 }
 
@@ -183,12 +169,8 @@ func (h *RealHost) Mortal(name string) string {
 	h.T.Helper()
 	path := h.Path("netns", name)
 	ns, err := netns.Create(path)
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	if err := errors.Join(ns.Do(nettest.NoAddressDetection), ns.Close()); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
+	expect.NoError(h.T, errors.Join(ns.Do(nettest.NoAddressDetection), ns.Close()))
 	h.T.Cleanup(func() {
 		if err := netns.Remove(path); err != nil {
 			h.T.Error(err)

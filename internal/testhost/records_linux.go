@@ -20,12 +20,8 @@ import (
 // Unrecord deletes a container's record and pin, as if go-cni had attached it.
 func (h *Host) Unrecord(id string) {
 	h.T.Helper()
-	if err := os.Remove(h.RecordFile(id) + ".json"); err != nil {
-		h.T.Fatal(err)
-	}
-	if err := netns.Remove(h.Pin(id)); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, os.Remove(h.RecordFile(id)+".json"))
+	expect.NoError(h.T, netns.Remove(h.Pin(id)))
 }
 
 // SpoilBase replaces the first line of a container's record but not its log.

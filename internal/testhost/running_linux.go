@@ -45,13 +45,9 @@ func LeavesNothingRunning(t *testing.T) {
 func measure(t testing.TB) load {
 	t.Helper()
 	r, w, err := os.Pipe() // the first pipe opens the poller, which stays
-	if err := errors.Join(err, r.Close(), w.Close()); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(err, r.Close(), w.Close()))
 	fds, err := os.ReadDir("/proc/thread-self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	fds = slices.DeleteFunc(fds, func(fd os.DirEntry) bool {
 		// A Runtime keeps its liveness file open until it is garbage.
 		target, err := os.Readlink(filepath.Join("/proc/thread-self/fd", fd.Name()))
@@ -65,18 +61,14 @@ func measure(t testing.TB) load {
 func Children(t testing.TB) []string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var found []string
 	for _, path := range stats {
 		data, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		// 123 (name) S 1 …: the name may contain anything but ends at the
 		// last ')'.
 		rest := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))

@@ -148,9 +148,7 @@ func Rendered(calls []scripted.Call) []string {
 func Request(t testing.TB, c scripted.Call) map[string]string {
 	t.Helper()
 	var keys map[string]json.RawMessage
-	if err := json.Unmarshal([]byte(c.Exact), &keys); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal([]byte(c.Exact), &keys))
 	values := map[string]string{}
 	for k, v := range keys {
 		values[k] = string(v)
@@ -189,9 +187,7 @@ func AsError(t testing.TB, err error) *cni.Error {
 func (s *Stage) Gate(name string) string {
 	s.T.Helper()
 	path := s.Path("gate-" + name)
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		s.T.Fatal(err)
-	}
+	expect.NoError(s.T, syscall.Mkfifo(path, 0o600))
 	return path
 }
 

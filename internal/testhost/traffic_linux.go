@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -39,12 +40,8 @@ func (h *RealHost) At(path string, fn func() error) error {
 func (h *RealHost) ProbeIPv6() {
 	h.T.Helper()
 	l, err := net.Listen("tcp", ":0")
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	if err := l.Close(); err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
+	expect.NoError(h.T, l.Close())
 }
 
 // Serve answers on the port, over TCP and UDP, IPv4 and IPv6, with the client's
@@ -61,9 +58,7 @@ func (h *RealHost) Serve(path string, port int) {
 		udp, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
 		return err
 	})
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	expect.NoError(h.T, err)
 	done := make(chan struct{}, 2)
 	go func() { serveTCP(tcp); done <- struct{}{} }()
 	go func() { serveUDP(udp); done <- struct{}{} }()

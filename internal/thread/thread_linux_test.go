@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/netns"
 )
@@ -16,14 +17,10 @@ func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
 func TestInStaysOnAThreadThatIsInside(t *testing.T) {
 	outside, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "other")
 	other, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(outside.Close(), other.Close(), netns.Remove(path)); err != nil {
 			t.Error(err)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -19,9 +20,7 @@ func namespaces(t *testing.T, n int) []*netns.Handle {
 	for i := range all {
 		path := filepath.Join(t.TempDir(), fmt.Sprint(i))
 		ns, err := netns.Create(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		all[i] = ns
 		t.Cleanup(func() {
 			if err := errors.Join(ns.Close(), netns.Remove(path)); err != nil {
@@ -51,9 +50,7 @@ func here(t *testing.T) place {
 func home(t *testing.T) netns.ID {
 	t.Helper()
 	id, err := netns.ProcessID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return id
 }
 
@@ -88,9 +85,7 @@ func TestATourIsAtHomeBetweenVisits(t *testing.T) {
 // TestATourGoesOnWithoutANamespaceThatIsClosed: only that visit fails.
 func TestATourGoesOnWithoutANamespaceThatIsClosed(t *testing.T) {
 	all := namespaces(t, 2)
-	if err := all[0].Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, all[0].Close())
 	err := OnTour(func(tour *Tour) error {
 		err := tour.In(all[0], func() error { t.Error("inside"); return nil })
 		if !errors.Is(err, os.ErrClosed) || tour.Lost() != nil {

@@ -20,7 +20,7 @@ const residentLimit = sizeFactor * 150 << 10
 
 // executedCrowd is how many ADDs are asked for at once with executed plugins, of which each
 // starts several processes.
-var executedCrowd = flag.Int("executed", 100, "ADDs at once with executed plugins")
+var executedCrowd = flag.Int("executed", 40, "ADDs at once with executed plugins")
 
 // TestFiveHundredAtOnceInProcess: through the socket, each with a bridge, an address and a
 // host port.

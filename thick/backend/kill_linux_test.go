@@ -17,7 +17,7 @@ import (
 )
 
 var (
-	kills    = flag.Int("kills", 12, "daemons to kill, with plugins in process and again with executed ones")
+	kills    = flag.Int("kills", 8, "daemons to kill, with plugins in process and again with executed ones")
 	killSeed = flag.Uint64("killseed", 0, "seed of the moments; 0: by the clock")
 )
 

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -30,27 +29,13 @@ import (
 const (
 	pluginName    = "thickshim"
 	queueVariable = "SHIM_QUEUE"
-	toolVariable  = "SHIM_CNITOOL"
 )
 
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == pluginName {
 		shim.Main(shim.Options{QueueDir: os.Getenv(queueVariable)})
 	}
-	dir, err := os.MkdirTemp("", "shim")
-	if err != nil {
-		panic(err)
-	}
-	code := sandbox.Main(m, sandbox.Before(func() ([]string, error) {
-		tool := filepath.Join(dir, "cnitool")
-		out, err := exec.Command("go", "build", "-o", tool, "github.com/containernetworking/cni/cnitool").CombinedOutput()
-		if err != nil {
-			err = fmt.Errorf("go build cnitool: %w\n%s", err, out)
-		}
-		return []string{toolVariable + "=" + tool}, err
-	}))
-	os.RemoveAll(dir)
-	os.Exit(code)
+	os.Exit(sandbox.Main(m))
 }
 
 // book is a Backend that keeps its attachments in memory, as the pairs that it was asked
@@ -337,40 +322,4 @@ func TestLibcniWhileTheDaemonRestarts(t *testing.T) {
 	}
 	expect.Same(t, "attached", names, []string{"c2", "c3"})
 	expect.NoError(t, n.cni.CheckNetworkList(ctx, list, container("c2")))
-}
-
-// TestCnitool, the specification's own command line.
-func TestCnitool(t *testing.T) {
-	n := newNode(t)
-	n.start(t)
-	confs := filepath.Join(n.dir, "net.d")
-	expect.NoError(t, os.Mkdir(confs, 0o755))
-	run := func(want int, verb string) string {
-		t.Helper()
-		cmd := exec.Command(os.Getenv(toolVariable), verb, "podnet", "/run/netns/c1")
-		cmd.Env = append(os.Environ(), "CNI_PATH="+filepath.Join(n.dir, "bin"), "NETCONFPATH="+confs)
-		out, err := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != want {
-			t.Errorf("cnitool %s: %v\n%s", verb, err, out)
-		}
-		return string(out)
-	}
-	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
-		expect.NoError(t, os.WriteFile(filepath.Join(confs, "10-podnet.conflist"), n.list(t, version, "10.1.0.7/16").Bytes, 0o644))
-		if out := run(0, "add"); !strings.Contains(out, "10.1.0.7/16") || !strings.Contains(out, version) {
-			t.Errorf("%s: add: %s", version, out)
-		}
-		if version != "0.3.1" {
-			run(0, "check")
-		}
-		if version == "1.1.0" {
-			run(0, "status")
-		}
-		run(0, "del")
-		expect.Same(t, "attached", len(expect.Value(n.Attachments(t.Context()))(t)), 0)
-	}
-	n.failWith(types.NewError(types.ErrTryAgainLater, "no room", ""))
-	if out := run(1, "add"); !strings.Contains(out, "no room") {
-		t.Errorf("add: %s", out)
-	}
 }

@@ -2,6 +2,7 @@ package plugintest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -9,8 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
+
+// noProbes keeps connections silent while nobody uses them. Without the tables of nat the
+// kernel translates nothing, so that a probe at that moment, on a slow machine, would
+// break a connection that no repair could save.
+const noProbes = -1
 
 // Flow is a connection, or the UDP packets between two sockets.
 type Flow struct {
@@ -25,15 +32,13 @@ func Echo(t testing.TB, ns *netns.Handle, port int) {
 	var listener net.Listener
 	var packets net.PacketConn
 	err := ns.Do(func() (err error) {
-		if listener, err = net.Listen("tcp", fmt.Sprint(":", port)); err != nil {
+		if listener, err = (&net.ListenConfig{KeepAlive: noProbes}).Listen(context.Background(), "tcp", fmt.Sprint(":", port)); err != nil {
 			return err
 		}
 		packets, err = net.ListenPacket("udp", fmt.Sprint(":", port))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(listener.Close(), packets.Close()); err != nil {
 			t.Error(err)
@@ -77,17 +82,20 @@ func NewFlow(t testing.TB, from *netns.Handle, network string, to netip.AddrPort
 	t.Helper()
 	f := &Flow{}
 	if err := from.Do(func() (err error) {
-		f.conn, err = net.DialTimeout(network, to.String(), connectTime)
+		f.conn, err = (&net.Dialer{Timeout: connectTime, KeepAlive: noProbes}).Dial(network, to.String())
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = f.conn.Close() })
+	t.Cleanup(f.Close)
 	if err := f.Answer(connectTime); err != nil {
 		t.Fatalf("a new %s flow to %v: %v", network, to, err)
 	}
 	return f
 }
+
+// Close ends the flow. The other end may be gone, and the test may have closed it before.
+func (f *Flow) Close() { _ = f.conn.Close() }
 
 // Answer sends and waits for the answer. It returns an error if none comes in time.
 // UDP packets, which may be lost, are sent again and again.

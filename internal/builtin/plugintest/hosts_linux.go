@@ -7,6 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -62,8 +63,6 @@ func (h Host) Portable(t testing.TB, out []byte) string {
 func parseMAC(t testing.TB, text string) net.HardwareAddr {
 	t.Helper()
 	mac, err := net.ParseMAC(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return mac
 }

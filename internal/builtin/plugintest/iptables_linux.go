@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -27,9 +28,7 @@ func UseIPTables(t testing.TB, variant string) {
 			if err != nil {
 				t.Fatalf("these tests need both variants of iptables: %v", err)
 			}
-			if err := os.Symlink(tool, filepath.Join(bin, family+suffix)); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, os.Symlink(tool, filepath.Join(bin, family+suffix)))
 		}
 	}
 	t.Setenv("PATH", bin+":"+path)
@@ -43,9 +42,7 @@ func Filters(t testing.TB, ns *netns.Handle) audit.Lines {
 		lines, err = audit.Snapshot(context.Background(), audit.Options{})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return lines.Without(func(l string) bool {
 		what, _, _ := strings.Cut(l, " ")
 		return what != "nft" && !strings.HasPrefix(what, "iptables") && !strings.HasPrefix(what, "ip6tables")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -90,9 +91,7 @@ func Connect(t testing.TB, from, to *netns.Handle, addr netip.Addr) time.Duratio
 		listener, err = net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer listener.Close()
 	begin := time.Now()
 	var conn net.Conn

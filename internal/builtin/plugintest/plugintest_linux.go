@@ -73,9 +73,7 @@ func Ours(host *netns.Handle, lookup func(typ string) plugin.Plugin) Side {
 func Theirs(t testing.TB, host *netns.Handle) Side {
 	t.Helper()
 	dir, err := refplugins.Dir(context.Background(), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	s := Side{Name: "theirs", Host: host}
 	s.run = func(ctx context.Context, verb string, c Call, env []string, stdin []byte) ([]byte, error) {
 		cmd := exec.CommandContext(ctx, filepath.Join(dir, c.Type))
@@ -168,9 +166,7 @@ func JSON(t testing.TB, out []byte) string {
 		t.Fatalf("%v: %s", err, out)
 	}
 	canonical, err := json.MarshalIndent(v, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return string(canonical)
 }
 
@@ -193,9 +189,7 @@ func Audit(t testing.TB, ns *netns.Handle, dirs ...string) audit.Lines {
 		lines, err = audit.Snapshot(context.Background(), audit.Options{StateDirs: dirs})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return lines.Without(func(line string) bool {
 		what, _, _ := strings.Cut(line, " ")
 		return what == "fd" || what == "process" || what == "mount" || audit.Shared(line)

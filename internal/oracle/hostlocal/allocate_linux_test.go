@@ -141,9 +141,7 @@ func compareRandomly(t *testing.T, ipam string) {
 			}
 		} else {
 			what = "DEL " + id
-			if err := errors.Join(p.Del(t.Context(), r), ref.del(id)); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, errors.Join(p.Del(t.Context(), r), ref.del(id)))
 		}
 		if rnd.IntN(10) == 0 {
 			p = hostlocal.New() // a restart
@@ -167,9 +165,7 @@ func asJSON(t testing.TB, v any) string {
 // noticed, even within the resolution of the file system's times.
 func TestOthersChangesAreNoticed(t *testing.T) {
 	memory, err := os.MkdirTemp("/run", "others")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer os.RemoveAll(memory)
 	for name, base := range map[string]string{"tmpfs": memory, "disk": t.TempDir()} {
 		t.Run(name, func(t *testing.T) { othersChange(t, base) })
@@ -182,9 +178,7 @@ func othersChange(t *testing.T, base string) {
 	p, ref := hostlocal.New(), reference{config}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 	}
 	for round := range 200 {
 		a, b, c := fmt.Sprint("a", round), fmt.Sprint("b", round), fmt.Sprint("c", round)

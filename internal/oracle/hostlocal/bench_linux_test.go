@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -20,9 +21,7 @@ func Benchmark(b *testing.B) {
 	for _, parent := range []string{"/run", os.TempDir()} {
 		for _, n := range []int{10, 1000, 3000} {
 			base, err := os.MkdirTemp(parent, "host-local")
-			if err != nil {
-				b.Fatal(err)
-			}
+			expect.NoError(b, err)
 			config := configFor(base, `"subnet": "10.0.0.0/16"`)
 			p, ref := hostlocal.New(), reference{config}
 			for i := range n {
@@ -58,9 +57,7 @@ func Benchmark(b *testing.B) {
 					}
 				})
 			})
-			if err := os.RemoveAll(base); err != nil {
-				b.Fatal(err)
-			}
+			expect.NoError(b, os.RemoveAll(base))
 		}
 	}
 }
@@ -71,9 +68,7 @@ func alternate(b *testing.B, add, del func(id string) error) {
 	for b.Loop() {
 		for i, f := range []func(string) error{add, del} {
 			begin := time.Now()
-			if err := f("the one that is measured"); err != nil {
-				b.Fatal(err)
-			}
+			expect.NoError(b, f("the one that is measured"))
 			spent[i] += time.Since(begin).Nanoseconds()
 		}
 	}

@@ -24,9 +24,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	expect.Value(p.Add(t.Context(), call(config, "a")))(t)
 	theirs := expect.Value(disk.New("podnet", base))(t)
 	defer theirs.Close()
-	if err := theirs.Lock(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, theirs.Lock())
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := p.Add(ctx, call(config, "b")); !errors.Is(err, context.DeadlineExceeded) {
@@ -43,9 +41,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 		t.Errorf("the sweep did not wait for the reference's lock: %v", err)
 	case <-time.After(50 * time.Millisecond):
 	}
-	if err := theirs.Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, theirs.Unlock())
 	if err := <-removed; err != nil {
 		t.Error(err)
 	}

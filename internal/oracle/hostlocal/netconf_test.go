@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netconf"
 )
 
@@ -109,9 +110,7 @@ func TestRangeSetsOfNetconf(t *testing.T) {
 			Name    string
 			Plugins []struct{ IPAM json.RawMessage }
 		}
-		if err := json.Unmarshal(rendered, &list); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, json.Unmarshal(rendered, &list))
 		got, err := theirs(head+`"ipam": `+string(list.Plugins[0].IPAM)+`}`, "")
 		if err != nil {
 			t.Fatalf("%v\n%s", err, rendered)

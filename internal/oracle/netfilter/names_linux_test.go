@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/plugins/pkg/utils"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 var write = flag.Bool("write", false, "write the file of names anew")
@@ -36,19 +38,13 @@ func TestNamesAreThoseOfThePlugins(t *testing.T) {
 		}})
 	}
 	want, err := json.MarshalIndent(all, "", "\t")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	want = append(want, '\n')
 	if *write {
-		if err := os.WriteFile(golden, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(golden, want, 0o644))
 	}
 	got, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s is not the plugins' any more: go test -write makes it anew:\n%s\nwant\n%s", golden, got, want)
 	}
