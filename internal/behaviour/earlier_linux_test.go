@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +22,7 @@ import (
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -215,13 +215,9 @@ func (h *earlierHost) all() (ids []string) {
 	return ids
 }
 
-// each calls f for all at once, and returns when all calls have.
+// each calls f for all, eight at once: each removal starts several processes.
 func each(ids []string, f func(id string)) {
-	var all sync.WaitGroup
-	for _, id := range ids {
-		all.Go(func() { f(id) })
-	}
-	all.Wait()
+	parallel.Each(len(ids), 8, func(i int) { f(ids[i]) })
 }
 
 // TestAnEarlierVersionsContainers are adopted, served and removed, and nothing is left.
