@@ -36,7 +36,7 @@ func (s *search) rules(ctx context.Context) ([]Item, error) {
 func (t *Target) RulesTarget() fwrules.Target {
 	var inNetwork func(netip.Prefix) (bool, error)
 	if t.Others != nil {
-		inNetwork = t.Others.InNetwork
+		inNetwork = func(subnet netip.Prefix) (bool, error) { return t.Others.InNetwork(subnet, t.How.Removed) }
 	}
 	return fwrules.Target{
 		Owner: t.Owner, Subnets: t.Subnets, InNetwork: inNetwork,

@@ -60,6 +60,9 @@ type Manner struct {
 	// not in the container. It must not be set if the interface can be another
 	// container's by now.
 	Lost bool
+	// Removed means that what was found has been removed: of what is still there, that is
+	// left to others which they take along themselves when they are removed.
+	Removed bool
 	// GiveUp has a backup of tuning's deleted although it cannot be restored.
 	GiveUp bool
 }
@@ -68,7 +71,9 @@ type Manner struct {
 // found that may be another's by now.
 type Others interface {
 	InUse() ([]netip.Addr, error) // the addresses of other containers
-	InNetwork(netip.Prefix) (bool, error)
+	// InNetwork reports whether another attachment needs the host to forward a subnet's
+	// packets; with leaving also if it is being removed.
+	InNetwork(subnet netip.Prefix, leaving bool) (bool, error)
 	InZones() ([]netip.Addr, error) // those that may be in a zone of firewalld
 	HaveShaper(name, mac string) (bool, error)
 	HaveDevice(*footprint.Device) (bool, error)
@@ -182,6 +187,7 @@ func Clear(ctx context.Context, t Target, found []Item, log *slog.Logger) (left 
 	if len(found) > 0 {
 		log.Info("removing leftovers of DEL", "network", t.Network, "left", Lines(found))
 		err = Remove(ctx, found)
+		t.How.Removed = true
 		if still, ferr := Find(ctx, t); ferr != nil || len(still) > 0 {
 			return Lines(still), errors.Join(err, ferr)
 		}
