@@ -49,9 +49,9 @@ func keyOf(c *libcni.NetworkAttachment) record.Key {
 	return record.Key{ContainerID: record.PluginID(c.ContainerID), Network: c.Network, IfName: c.IfName}
 }
 
-// stays reports whether an attachment in an earlier version's ledger, which is on no record, must
-// stay because libcni's cache has it. left is what the report says about it. If it
-// once left nothing behind, the one in the cache is another program's.
+// stays reports whether an attachment that is in an earlier version's ledger and on no
+// record must stay, because libcni's cache has it. left is the report's text for it. An
+// attachment that once left nothing behind is gone: the cache has another program's.
 func (u *unrecorded) stays(key record.Key, known record.Known) (left []string, stays bool) {
 	i := slices.IndexFunc(u.all, func(c *libcni.NetworkAttachment) bool { return keyOf(c) == key })
 	if i < 0 {

@@ -127,8 +127,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount: what was reserved before the attachment
-// was recorded is none of its, whatever life of its ID that was in.
+// TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount: an address that was reserved before
+// the attachment was recorded belongs to an earlier container with the same ID.
 func TestFault_F64_AnEarlierLifeOfTheIDDoesNotCount(t *testing.T) {
 	for name, c := range map[string]struct {
 		recorded time.Duration // since the file was made

@@ -23,7 +23,7 @@ type shaper struct {
 	conn  *links.Conn
 	host  links.Link
 	again bool           // a repair: a part that is there is no error
-	undo  []func() error // of what was made, because the host's end may outlive a failed ADD
+	undo  []func() error // deletes the parts that were made: the host's end may outlive a failed ADD
 }
 
 // shape calls do with a shaper. If it fails in an ADD, everything that was made goes.
@@ -136,8 +136,8 @@ func ingress(index int) *netlink.Ingress {
 	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
 }
 
-// redirect adds the queue and the filter that make the ifb device send what the host's end
-// receives. A filter that led to an earlier one is changed: nothing can pass it.
+// redirect adds the queue and the filter by which packets that the host's end receives go
+// out by the ifb device. A filter that leads to an earlier device, which is gone, is changed.
 func (s *shaper) redirect(ifb links.Link) error {
 	queue := ingress(s.host.Index)
 	if err := s.add(queue, s.host); err != nil {

@@ -99,8 +99,8 @@ func remove(t *testing.T, h plugintest.Host) {
 	nettest.Shell(t, h.Host, "nft delete table inet embedcni || true")
 }
 
-// TestTheAcceptIsTheNetworks: two rules for a subnet, behind the administrator's, whoever
-// comes first. The next ADD makes again what is missing, and leaves the rest.
+// TestTheAcceptIsTheNetworks: a subnet has two rules, behind the administrator's, and the
+// second container adds none. An ADD puts back a missing rule, and leaves the others.
 func TestTheAcceptIsTheNetworks(t *testing.T) {
 	for _, variant := range plugintest.Variants() {
 		t.Run(variant, func(t *testing.T) {

@@ -77,7 +77,7 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 	plugintest.NoLeak(t, before, plugintest.Filters(t, h.Host))
 }
 
-// TestOnlyExecutable: what is not in this module's form is the executable's.
+// TestOnlyExecutable: fields that this module's rules cannot express go to the executable.
 func TestOnlyExecutable(t *testing.T) {
 	for config, field := range map[string]string{
 		`{}`: "", `{"backend": "nftables"}`: "", `{"conditionsV4": [""], "conditionsV6": []}`: "", `{"backend": 1}`: "",
