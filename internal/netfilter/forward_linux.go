@@ -115,8 +115,7 @@ type acceptRule struct {
 // acceptRules returns the rules for a subnet. Their comments name the directory of the
 // records by device and inode, which no other program's has.
 func (fw *Firewalls) acceptRules(subnet netip.Prefix) []acceptRule {
-	var records unix.Stat_t
-	_ = unix.Stat(fw.Records, &records) // zero if there are none
+	records, _ := fw.statRecords() // accept and findForwarding return the error
 	rule := func(direction string, words ...string) acceptRule {
 		comment := fmt.Sprintf("embedcni %x-%x: %s %v", records.Dev, records.Ino, direction, subnet)
 		return acceptRule{comment, append(words, "-m", "comment", "--comment", comment, "-j", "ACCEPT")}
@@ -125,6 +124,18 @@ func (fw *Firewalls) acceptRules(subnet netip.Prefix) []acceptRule {
 		rule("to", "-d", subnet.String(), "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"),
 		rule("from", "-s", subnet.String()),
 	}
+}
+
+// statRecords identifies the directory of the records; it is zero if there is none.
+func (fw *Firewalls) statRecords() (records unix.Stat_t, err error) {
+	err = unix.Stat(fw.Records, &records)
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	if err != nil {
+		err = fmt.Errorf("the rules of a network are named after the directory of the records: %s: %w", fw.Records, err)
+	}
+	return records, err
 }
 
 // lacks returns an error that names the first missing rule for a subnet.
@@ -174,6 +185,9 @@ func (fw *Firewalls) accept(ctx context.Context, f fwrules.Forward) error {
 	subnets, admin := Subnets(f.Addresses), cmp.Or(f.AdminChain, chainAdmin)
 	tools, err := fw.systemTools(ctx, subnets)
 	if err != nil || len(tools) == 0 {
+		return err
+	}
+	if _, err := fw.statRecords(); err != nil {
 		return err
 	}
 	accepted, err := fw.noteAccepted(ctx, tools, subnets, admin)
@@ -339,6 +353,9 @@ func (fw *Firewalls) allTools() (all []iptables.Tool) {
 func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
 	if len(t.Subnets) == 0 {
 		return nil, nil
+	}
+	if _, err := fw.statRecords(); err != nil {
+		return nil, err
 	}
 	for _, tool := range fw.allTools() {
 		now, err := readForwarding(ctx, tool)

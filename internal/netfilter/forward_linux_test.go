@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
@@ -200,4 +202,20 @@ func TestTheIsolationOfExecutablesComesFirst(t *testing.T) {
 	h.sh("iptables -N CNI-ISOLATION-STAGE-1; iptables -A FORWARD -p icmp -j ACCEPT; iptables -A FORWARD -j CNI-ISOLATION-STAGE-1")
 	must(t, h.fw.Add(t.Context(), forwarded()))
 	h.sh(`test "$(iptables -S FORWARD | sed -n '/-j CNI-/s/.*-j //p' | tr '\n' ' ')" = 'CNI-ISOLATION-STAGE-1 CNI-FORWARD '`)
+}
+
+// TestUnreadableRecordsAreAnError: the rules are named after their directory, so that none
+// would be found.
+func TestUnreadableRecordsAreAnError(t *testing.T) {
+	h := newHost(t, "nft")
+	file := t.TempDir() + "/file"
+	must(t, os.WriteFile(file, nil, 0o600))
+	all := &records{}
+	fw := Open(h.ns, Options{Notes: all.of("c1"), Records: file + "/records"})
+	if err := fw.Add(t.Context(), forwarded()); !errors.Is(err, unix.ENOTDIR) {
+		t.Errorf("an ADD: %v", err)
+	}
+	if _, err := Find(t.Context(), fw, fwrules.Target{Owner: fwrules.Owner{Network: "net", ContainerID: "c1", IfName: "eth0"}, Subnets: Subnets(forwarded().Forward[0].Addresses)}); !errors.Is(err, unix.ENOTDIR) {
+		t.Errorf("a search: %v", err)
+	}
 }
