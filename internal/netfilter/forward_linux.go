@@ -41,16 +41,16 @@ const (
 // forwarding is a family and variant of iptables, and what FORWARD and CNI-FORWARD have.
 type forwarding struct {
 	iptables.Tool
-	led      bool           // FORWARD leads to CNI-FORWARD
-	isolated int            // the number of the rule in FORWARD that leads to the isolation of bridges, or 0
-	to       map[string]int // the chains that CNI-FORWARD leads to
-	accepts  map[string]int // the comments of our rules: how many have it
+	led      bool                // FORWARD leads to CNI-FORWARD
+	isolated int                 // the number of the rule in FORWARD that leads to the isolation of bridges, or 0
+	to       map[string]int      // the chains that CNI-FORWARD leads to
+	accepts  map[string][]uint64 // the comments of our rules: the handles of those that have it, 0 in legacy tables
 }
 
 // readForwarding looks at both chains; without a process, unless a legacy table has them.
 func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err error) {
 	number := 0
-	rule := func(chain, to, comment string) {
+	rule := func(chain, to, comment string, handle uint64) {
 		switch chain {
 		case "FORWARD":
 			number++
@@ -60,11 +60,11 @@ func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err 
 			}
 		case chainForward:
 			f.to[to]++
-			f.accepts[comment]++
+			f.accepts[comment] = append(f.accepts[comment], handle)
 		}
 	}
 	begin := func() {
-		number, f = 0, forwarding{Tool: tool, to: make(map[string]int), accepts: make(map[string]int)}
+		number, f = 0, forwarding{Tool: tool, to: make(map[string]int), accepts: make(map[string][]uint64)}
 	}
 	if begin(); tool.Legacy {
 		err = nft.In(tool.Sockets.NS, func() error { // of the thread that asks
@@ -76,7 +76,7 @@ func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err 
 			for _, t := range tables {
 				for _, r := range t.Rules {
 					if t.Table == tableFilter {
-						rule(r.Chain, r.Value("-j"), strings.Join(r.Comments(), " "))
+						rule(r.Chain, r.Value("-j"), strings.Join(r.Comments(), " "), 0)
 					}
 				}
 			}
@@ -91,7 +91,7 @@ func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err 
 		for chain, words := range map[string][][]byte{"FORWARD": nil, chainForward: words} {
 			err := tool.Rules(ctx, iptables.ChainID{Table: tableFilter, Chain: chain}, words, func(r nft.Rule) error {
 				s := iptables.NFTRuleOf(r)
-				rule(chain, s.To, s.MatchComment)
+				rule(chain, s.To, s.MatchComment, r.Handle)
 				return nil
 			})
 			if err != nil {
@@ -104,26 +104,6 @@ func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err 
 		err = nil
 	}
 	return f, err
-}
-
-// acceptRule is a rule that accepts packets of a subnet.
-type acceptRule struct {
-	comment string
-	words   []string
-}
-
-// acceptRules returns the rules for a subnet. Their comments name the directory of the
-// records by device and inode, which no other program's has.
-func (fw *Firewalls) acceptRules(subnet netip.Prefix) []acceptRule {
-	records, _ := fw.statRecords() // accept and findForwarding return the error
-	rule := func(direction string, words ...string) acceptRule {
-		comment := fmt.Sprintf("embedcni %x-%x: %s %v", records.Dev, records.Ino, direction, subnet)
-		return acceptRule{comment, append(words, "-m", "comment", "--comment", comment, "-j", "ACCEPT")}
-	}
-	return []acceptRule{
-		rule("to", "-d", subnet.String(), "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"),
-		rule("from", "-s", subnet.String()),
-	}
 }
 
 // statRecords identifies the directory of the records; it is zero if there is none.
@@ -147,8 +127,8 @@ func (fw *Firewalls) lacks(f forwarding, subnet netip.Prefix, admin string) erro
 		return fmt.Errorf("%s: chain %s does not lead to %s", f.Name(), chainForward, admin)
 	}
 	for _, r := range fw.acceptRules(subnet) {
-		if f.accepts[r.comment] == 0 {
-			return fmt.Errorf("%s: the rule -A %s %s is not there", f.Name(), chainForward, iptables.JoinWords(r.words))
+		if len(f.accepts[r.comment]) == 0 {
+			return fmt.Errorf("%s: the rule -A %s %s is not there", f.Name(), chainForward, r)
 		}
 	}
 	return nil
@@ -261,14 +241,46 @@ func openTool(ctx context.Context, tool iptables.Tool) (*goiptables.IPTables, er
 }
 
 // makeForwarding makes the missing rules for the subnets, on a thread in the namespace.
-// The jump goes before the rules of others, but behind the isolation of bridges, which it
-// must not overrule.
 func (fw *Firewalls) makeForwarding(ctx context.Context, tool iptables.Tool, subnets []netip.Prefix, admin string) error {
 	now, err := readForwarding(ctx, tool)
 	if err != nil {
 		return err
 	}
-	x, err := openTool(ctx, tool)
+	var accepts []acceptRule
+	for _, subnet := range subnets {
+		for _, r := range fw.acceptRules(subnet) {
+			if len(now.accepts[r.comment]) == 0 {
+				accepts = append(accepts, r)
+			}
+		}
+	}
+	if !tool.Legacy && now.led && now.to[admin] > 0 && len(accepts) > 0 {
+		err := appendRules(ctx, tool, accepts)
+		if err == nil || ctx.Err() != nil || errors.Is(err, nft.ErrUncertain) {
+			return err
+		}
+		// The chain may have gone meanwhile: iptables makes it, or says what is wrong.
+	}
+	if err = makeByProcess(ctx, now, accepts, admin); err != nil {
+		err = fmt.Errorf("%s: accept the packets of %v: %w", tool.Name(), subnets, err)
+	}
+	return err
+}
+
+// appendRules appends the rules in one transaction, without a process: each container
+// that is alone in its network needs them.
+func appendRules(ctx context.Context, tool iptables.Tool, rules []acceptRule) error {
+	var msgs []nft.Message
+	for _, r := range rules {
+		msgs = append(msgs, nft.NewRule(tool.Table(tableFilter), chainForward, r.exprs(), ""))
+	}
+	return tool.Sockets.Do(ctx, func(c *nft.Conn) error { return c.Transact(msgs, nil) })
+}
+
+// makeByProcess makes what is missing, and the rules. The jump goes before the rules of
+// others, but behind the isolation of bridges, which it must not overrule.
+func makeByProcess(ctx context.Context, now forwarding, accepts []acceptRule, admin string) error {
+	x, err := openTool(ctx, now.Tool)
 	if err != nil {
 		return err
 	}
@@ -286,19 +298,15 @@ func (fw *Firewalls) makeForwarding(ctx context.Context, tool iptables.Tool, sub
 			return x.Insert(tableFilter, chainForward, 1, "-m", "comment", "--comment", "CNI firewall plugin admin overrides", "-j", admin)
 		})
 	}
-	for _, subnet := range subnets {
-		for _, r := range fw.acceptRules(subnet) {
-			if now.accepts[r.comment] == 0 {
-				steps = append(steps, func() error { return x.Append(tableFilter, chainForward, r.words...) })
-			}
-		}
+	for _, r := range accepts {
+		steps = append(steps, func() error { return x.Append(tableFilter, chainForward, r.words()...) })
 	}
 	for _, step := range steps {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if err := step(); err != nil {
-			return fmt.Errorf("%s: accept the packets of %v: %w", tool.Name(), subnets, err)
+			return err
 		}
 	}
 	return nil
@@ -364,7 +372,7 @@ func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all 
 		}
 		left := foundForwarding{fw: fw, tool: tool, inNetwork: t.InNetwork}
 		for _, subnet := range inFamily(tool, t.Subnets) {
-			if !slices.ContainsFunc(fw.acceptRules(subnet), func(r acceptRule) bool { return now.accepts[r.comment] > 0 }) {
+			if !slices.ContainsFunc(fw.acceptRules(subnet), func(r acceptRule) bool { return len(now.accepts[r.comment]) > 0 }) {
 				continue
 			}
 			needed, err := left.needed(subnet)
@@ -401,7 +409,7 @@ func (f foundForwarding) needed(subnet netip.Prefix) (bool, error) {
 func (f foundForwarding) Lines() (lines []string) {
 	for _, subnet := range f.subnets {
 		for _, r := range f.fw.acceptRules(subnet) {
-			lines = append(lines, fmt.Sprintf("%s -t %s -D %s %s", f.tool.Name(), tableFilter, chainForward, iptables.JoinWords(r.words)))
+			lines = append(lines, fmt.Sprintf("%s -t %s -D %s %s", f.tool.Name(), tableFilter, chainForward, r))
 		}
 	}
 	return lines
@@ -415,28 +423,74 @@ func (f foundForwarding) Apply(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
 	return nft.In(f.fw.sockets.NS, func() error {
-		now, err := readForwarding(ctx, f.tool)
+		if f.tool.Legacy {
+			return f.deleteByProcess(ctx)
+		}
+		return nft.UntilUnchanged(ctx, func() error { return f.deleteHandles(ctx) })
+	})
+}
+
+// unneeded calls fn for each rule of the subnets that nobody needs.
+func (f foundForwarding) unneeded(fn func(acceptRule) error) error {
+	for _, subnet := range f.subnets {
+		needed, err := f.needed(subnet)
 		if err != nil {
 			return err
 		}
-		x, err := openTool(ctx, f.tool)
-		if err != nil {
-			return err
+		if needed {
+			continue
 		}
-		for _, subnet := range f.subnets {
-			needed, err := f.needed(subnet)
-			if err != nil {
+		for _, r := range f.fw.acceptRules(subnet) {
+			if err := fn(r); err != nil {
 				return err
 			}
-			if needed {
-				continue
-			}
-			for _, r := range f.fw.acceptRules(subnet) {
-				for range now.accepts[r.comment] {
-					if err := x.DeleteIfExists(tableFilter, chainForward, r.words...); err != nil {
-						return fmt.Errorf("%s: delete a rule of %v: %w", f.tool.Name(), subnet, err)
-					}
-				}
+		}
+	}
+	return nil
+}
+
+// deleteHandles deletes the rules in one transaction. The handles are of the rules that
+// are there, as long as nothing changes.
+func (f foundForwarding) deleteHandles(ctx context.Context) (err error) {
+	var generation uint32
+	err = f.tool.Sockets.Do(ctx, func(c *nft.Conn) error {
+		generation, err = c.Generation()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	now, err := readForwarding(ctx, f.tool)
+	if err != nil {
+		return err
+	}
+	var rules []nft.Object
+	err = f.unneeded(func(r acceptRule) error {
+		for _, handle := range now.accepts[r.comment] {
+			rules = append(rules, nft.Object{Table: f.tool.Table(tableFilter), Chain: chainForward, Handle: handle, Comment: r.comment})
+		}
+		return nil
+	})
+	if err != nil || len(rules) == 0 {
+		return err
+	}
+	return f.tool.Sockets.Do(ctx, func(c *nft.Conn) error { return c.Delete(generation, rules) })
+}
+
+// deleteByProcess deletes the rules from a legacy table.
+func (f foundForwarding) deleteByProcess(ctx context.Context) error {
+	now, err := readForwarding(ctx, f.tool)
+	if err != nil {
+		return err
+	}
+	x, err := openTool(ctx, f.tool)
+	if err != nil {
+		return err
+	}
+	return f.unneeded(func(r acceptRule) error {
+		for range now.accepts[r.comment] {
+			if err := x.DeleteIfExists(tableFilter, chainForward, r.words()...); err != nil {
+				return fmt.Errorf("%s: delete a rule of %v: %w", f.tool.Name(), r.subnet, err)
 			}
 		}
 		return nil

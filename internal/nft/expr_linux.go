@@ -104,6 +104,11 @@ func (e Exprs) Load(to Register, value []byte) Exprs {
 	})
 }
 
+// Counter counts packets and bytes.
+func (e Exprs) Counter() Exprs {
+	return e.expr("counter", func(b []byte) []byte { return b })
+}
+
 // Verdict ends the rule. The chain is the end of a jump or goto.
 func (e Exprs) Verdict(verdict int32, chain string) Exprs {
 	return e.expr("immediate", func(b []byte) []byte {

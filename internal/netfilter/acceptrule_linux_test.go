@@ -1,0 +1,78 @@
+package netfilter
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// TestMessagesMakeTheRulesOfIPTables: a process makes them where the chain is missing, and
+// messages where it is there. Both make the same expressions, for prefixes of any length,
+// and iptables prints, finds and deletes both. It compares fewer bytes with a prefix that
+// ends at a byte.
+func TestMessagesMakeTheRulesOfIPTables(t *testing.T) {
+	addresses := []string{"10.64.0.0/10", "10.1.0.0/16", "10.2.48.0/20", "10.3.0.9/32", "fd00:8000::/19", "fd00:1::/64", "fd00:2::10/124", "fd00:3::1/128"}
+	f := fwrules.Forward{Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}}
+	for _, a := range addresses {
+		f.Addresses = append(f.Addresses, netip.MustParsePrefix(a))
+	}
+	rules := fwrules.Rules{Forward: []fwrules.Forward{f}}
+	h := newHost(t, "nft")
+	must(t, h.fw.Add(t.Context(), rules))
+	lines, byProcess := h.filters(), h.acceptExprs()
+	h.sh("iptables -F CNI-FORWARD; ip6tables -F CNI-FORWARD; iptables -A CNI-FORWARD -j CNI-ADMIN; ip6tables -A CNI-FORWARD -j CNI-ADMIN")
+	h.sh("for x in iptables ip6tables; do $x -R CNI-FORWARD 1 -m comment --comment 'CNI firewall plugin admin overrides' -j CNI-ADMIN; done")
+	failing := h.dir + "/failing-nft"
+	must(t, os.WriteFile(failing, []byte("#!/bin/sh\nexit 1\n"), 0o755))
+	for _, family := range []string{"iptables", "ip6tables"} {
+		must(t, os.Rename(h.dir+"/bin/"+family, h.dir+"/"+family))
+		must(t, os.Symlink(failing, h.dir+"/bin/"+family))
+	}
+	must(t, h.fw.Add(t.Context(), rules))
+	for _, family := range []string{"iptables", "ip6tables"} {
+		must(t, os.Rename(h.dir+"/"+family, h.dir+"/bin/"+family))
+	}
+	h.wantFilters(lines)
+	for comment, exprs := range h.acceptExprs() {
+		_, prefix, _ := strings.Cut(comment, ": ")
+		p := netip.MustParsePrefix(prefix[strings.Index(prefix, " ")+1:])
+		if want := byProcess[comment]; exprs != want && (p.IsSingleIP() || p.Bits()%8 != 0) {
+			t.Errorf("%s: messages make\n%s\na process makes\n%s", comment, exprs, want)
+		}
+	}
+	for _, subnet := range Subnets(f.Addresses) {
+		for _, r := range h.fw.acceptRules(subnet) {
+			for _, verb := range []string{"-C", "-D"} {
+				family := "iptables"
+				if subnet.Addr().Is6() {
+					family = "ip6tables"
+				}
+				if out, err := exec.Command(family, append([]string{verb, chainForward}, r.words()...)...).CombinedOutput(); err != nil {
+					t.Errorf("%s %s %v: %v: %s", family, verb, r, err, out)
+				}
+			}
+		}
+	}
+}
+
+// acceptExprs returns the expressions of the accepting rules, by comment.
+func (h *host) acceptExprs() map[string]string {
+	all := make(map[string]string)
+	for _, family := range []string{"iptables", "ip6tables"} {
+		x := iptables.Tool{Family: family}
+		expect.NoError(h.t, x.Rules(h.t.Context(), iptables.ChainID{Table: tableFilter, Chain: chainForward}, nil, func(r nft.Rule) error {
+			if comment := iptables.NFTRuleOf(r).MatchComment; strings.HasPrefix(comment, "embedcni ") {
+				all[comment] = r.Exprs.String()
+			}
+			return nil
+		}))
+	}
+	return all
+}
