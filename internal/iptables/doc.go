@@ -3,7 +3,7 @@
 // iptables-save and iptables-restore, and reads the kernel's own tables where
 // that saves a process. It is Linux only, and has no notion of containers.
 //
-// It starts the tools itself. go-iptables starts a process for each chain that
-// it lists and each rule that it deletes, cannot be stopped by a context, and
-// does not use iptables-restore.
+// It starts iptables-save and iptables-restore itself. go-iptables starts a process for
+// each chain that it lists and each rule that it deletes, and cannot be stopped by a
+// context.
 package iptables

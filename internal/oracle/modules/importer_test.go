@@ -18,7 +18,7 @@ func TestCompat_21_ModuleGraphOfAnImporter(t *testing.T) {
 	after, goAfter := graphOf(t, importer(t, ours, "v0.0.0", absolute(t, root)))
 	new := map[string]string{
 		ours:                             "the import line",
-		"github.com/coreos/go-iptables":  "the accepts of the plugin firewall",
+		"github.com/coreos/go-iptables":  "the chains of the plugin firewall",
 		"github.com/fsnotify/fsnotify":   "changes of configuration files",
 		"github.com/godbus/dbus/v5":      "firewalld, for the plugin firewall",
 		"github.com/vishvananda/netlink": "links, addresses and routes",
