@@ -31,9 +31,9 @@ func (p Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View)
 	if r.PrevResult == nil {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
 	}
-	c = c.without(r, lastSet(ctx))
-	found, err := p.compareSysctls(r, c.sysctls)
-	if err != nil || !c.attributes.any() {
+	sysctls, attributes := c.own(r, lastSet(ctx))
+	found, err := p.compareSysctls(r, sysctls)
+	if err != nil || len(attributes) == 0 {
 		return found, err // a chain need not have an interface
 	}
 	link, err := v.Container.Link(r.IfName)
@@ -46,7 +46,7 @@ func (p Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View)
 	if err != nil {
 		return nil, err
 	}
-	return append(found, compareAttributes(r, stateOf(link), c.attributes)...), nil
+	return append(found, compareAttributes(r, stateOf(link), attributes)...), nil
 }
 
 // compareSysctls compares words and values, because the kernel has its own way to
@@ -92,12 +92,12 @@ func (p Plugin) fixSysctl(r *plugin.Request, s sysctl) func(context.Context) err
 
 // compareAttributes compares an interface with the configuration. It ignores
 // attributes that are not configured, or only turned off, because they were not set.
-func compareAttributes(r *plugin.Request, has, want attributes) (found []compare.Difference) {
+func compareAttributes(r *plugin.Request, has attributes, want []attribute) (found []compare.Difference) {
 	now := make(map[string]string)
 	for _, a := range has.list() {
 		now[a.name] = a.value
 	}
-	for _, a := range want.list() {
+	for _, a := range want {
 		is := now[a.name]
 		if is == a.value {
 			continue
@@ -107,7 +107,7 @@ func compareAttributes(r *plugin.Request, has, want attributes) (found []compare
 			Object: a.name + " of " + r.IfName, Wanted: a.value, Found: is,
 			Err: fmt.Errorf("interface %q: %s is %v, and not %v as configured", r.IfName, a.name, is, a.value),
 			Fix: func(ctx context.Context) error { // the backup of the former value is the ADD's
-				return on(ctx, r, func(conn *links.Conn, link links.Link) error { return setAll(conn, link, []attribute{a}) })
+				return on(ctx, r, func(conn *links.Conn, link links.Link) error { return set(conn, link, a) })
 			},
 		})
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -34,12 +35,8 @@ type sysctl struct{ key, file, value string }
 // settings are the settings that can be at the top level of a configuration and
 // in args.cni.
 type settings struct {
-	Sysctl   uniqueKeys `json:"sysctl"`
-	Mac      *string    `json:"mac"`
-	Promisc  *bool      `json:"promisc"`
-	Mtu      *int       `json:"mtu"`
-	Allmulti *bool      `json:"allmulti"`
-	TxQLen   *int       `json:"txQLen"`
+	attributes
+	Sysctl uniqueKeys `json:"sysctl"`
 }
 
 // netConf is the part of a request configuration that tuning reads.
@@ -49,19 +46,10 @@ type netConf struct {
 	RuntimeConfig struct {
 		Mac string `json:"mac"`
 	} `json:"runtimeConfig"`
-	Args struct {
-		CNI settings `json:"cni"`
-	} `json:"args"`
-}
-
-// envArgs are CNI_ARGS. The fields have the names of the arguments.
-type envArgs struct {
-	types.CommonArgs
-	MAC types.UnmarshallableString
 }
 
 // uniqueKeys is an object without duplicate keys, so that no decoder chooses
-// between two values.
+// between two values. Decoding a second one adds to the first.
 type uniqueKeys map[string]string
 
 // UnmarshalJSON decodes an object of strings.
@@ -86,7 +74,10 @@ func (u *uniqueKeys) UnmarshalJSON(data []byte) error {
 		}
 		seen[key] = true
 	}
-	*u = plain
+	if *u == nil {
+		*u = make(uniqueKeys)
+	}
+	maps.Copy(*u, plain)
 	return nil
 }
 
@@ -97,54 +88,33 @@ func parse(r *plugin.Request) (*config, error) {
 	if err := r.Decode(&n); err != nil {
 		return nil, err
 	}
-	var e envArgs
-	if err := types.LoadArgs(r.Args, &e); err != nil {
-		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
+	mac, err := caller.MAC(r)
+	if err != nil {
+		return nil, err
 	}
-	mac := cmp.Or(n.RuntimeConfig.Mac, string(e.MAC), first(n.Mac))
-	args := n.Args.CNI
-	if args.Mac != nil {
-		mac = *args.Mac
+	n.Mac = cmp.Or(n.RuntimeConfig.Mac, mac, n.Mac)
+	var over struct {
+		Args struct {
+			CNI *settings `json:"cni"`
+		} `json:"args"`
 	}
-	c := &config{dataDir: cmp.Or(n.DataDir, defaultDataDir), macText: mac, attributes: attributes{
-		Mtu:      first(args.Mtu, n.Mtu),
-		Allmulti: oneOf(args.Allmulti, n.Allmulti),
-		TxQLen:   oneOf(args.TxQLen, n.TxQLen),
-	}}
-	if promisc := first(args.Promisc, n.Promisc); promisc { // it is never turned off
-		c.attributes.Promisc = &promisc
+	over.Args.CNI = &n.settings // what args.cni lacks stays as it is
+	if err := r.Decode(&over); err != nil {
+		return nil, err
 	}
-	if mac != "" {
-		hw, err := net.ParseMAC(mac)
+	c := &config{dataDir: cmp.Or(n.DataDir, defaultDataDir), macText: n.Mac, attributes: n.attributes}
+	if c.attributes.Promisc != nil && !*c.attributes.Promisc { // it is never turned off
+		c.attributes.Promisc = nil
+	}
+	if n.Mac != "" {
+		hw, err := net.ParseMAC(n.Mac)
 		if err != nil {
 			return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "mac: %w", err)
 		}
 		c.attributes.Mac = hw.String()
 	}
-	sysctls := make(map[string]string)
-	maps.Copy(sysctls, n.Sysctl)
-	maps.Copy(sysctls, args.Sysctl)
-	var err error
-	c.sysctls, err = sysctlFiles(sysctls, r.IfName)
+	c.sysctls, err = sysctlFiles(n.Sysctl, r.IfName)
 	return c, err
-}
-
-// oneOf returns the first pointer that is not nil.
-func oneOf[T any](pointers ...*T) *T {
-	for _, p := range pointers {
-		if p != nil {
-			return p
-		}
-	}
-	return nil
-}
-
-// first returns the value of the first pointer that is not nil.
-func first[T any](pointers ...*T) (value T) {
-	if p := oneOf(pointers...); p != nil {
-		value = *p
-	}
-	return value
 }
 
 // sysctlFiles returns the files of the sysctls, sorted by name. "IFNAME" stands

@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
-	"net"
+	"slices"
 	"strconv"
 	"strings"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
@@ -56,36 +58,23 @@ func (c *config) values() map[string]string {
 	return values
 }
 
-// without returns the configuration without the settings that a later plugin has
-// changed, by the note, or by the result as far as it contains them.
-func (c *config) without(r *plugin.Request, last map[string]string) *config {
-	own := *c
-	own.sysctls = nil
-	values := c.values()
-	replaced := func(key string) bool {
-		value, noted := last[key]
-		return noted && value != values[key]
-	}
-	for _, s := range c.sysctls {
-		if !replaced(s.file) {
-			own.sysctls = append(own.sysctls, s)
-		}
+// own returns the settings without those that a later plugin has changed, by the
+// note, or by the result as far as it contains them.
+func (c *config) own(r *plugin.Request, last map[string]string) ([]sysctl, []attribute) {
+	replaced := func(key, value string) bool {
+		noted, ok := last[key]
+		return ok && noted != value
 	}
 	said, err := compare.Reported(r)
-	mac, _ := net.ParseMAC(c.attributes.Mac) // which parse has made
-	if replaced("mac") || err == nil && !compare.SameMAC(said.Mac, mac) {
-		own.attributes.Mac = ""
+	if err != nil {
+		said = &types100.Interface{} // it says nothing
 	}
-	if replaced("mtu") || err == nil && said.Mtu != 0 && said.Mtu != c.attributes.Mtu {
-		own.attributes.Mtu = 0
-	}
-	if replaced("allmulti") {
-		own.attributes.Allmulti = nil
-	}
-	if replaced("txQLen") {
-		own.attributes.TxQLen = nil
-	}
-	return &own
+	sysctls := slices.DeleteFunc(c.sysctls, func(s sysctl) bool { return replaced(s.file, s.value) })
+	return sysctls, slices.DeleteFunc(c.attributes.list(), func(a attribute) bool {
+		return replaced(a.name, a.value) ||
+			a.name == "mac" && !compare.SameMAC(said.Mac, a.change.MAC) ||
+			a.name == "mtu" && said.Mtu != 0 && said.Mtu != a.change.MTU
+	})
 }
 
 // canonical returns a sysctl's value as words separated by single spaces, with

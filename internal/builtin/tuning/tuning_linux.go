@@ -31,7 +31,7 @@ const defaultAllowlist = "/etc/cni/tuning/allowlist.conf"
 // Add writes the sysctls and changes the interface. It keeps the former
 // attributes first.
 func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	c, err := p.parse(ctx, r)
+	c, err := p.parse(r)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +52,7 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, e
 		if err := saveBackup(backupFile(c.dataDir, r.ContainerID, r.IfName), stateOf(link).of(c.attributes)); err != nil {
 			return err
 		}
-		return setAll(conn, link, c.attributes.list())
+		return set(conn, link, c.attributes.list()...)
 	})
 	if err != nil {
 		return nil, err
@@ -95,24 +95,30 @@ func Undo(conn *links.Conn, link links.Link, file string) error {
 	if err != nil {
 		return err
 	}
-	if found {
-		if err := restore(conn, link.Index, b); err != nil {
-			return fmt.Errorf("interface %q, its earlier settings: %w", link.Name, err)
-		}
+	if !found {
+		return Discard(file)
+	}
+	var errs []error // it restores as much as it can
+	if b.Mac != "" {
+		_, err := net.ParseMAC(b.Mac)
+		errs = append(errs, err)
+	}
+	for _, a := range b.list() {
+		errs = append(errs, a.set(conn, link.Index))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("interface %q, its earlier settings: %w", link.Name, err)
 	}
 	return Discard(file)
 }
 
 // parse reads the configuration and checks its sysctls.
-func (p Plugin) parse(ctx context.Context, r *plugin.Request) (*config, error) {
+func (p Plugin) parse(r *plugin.Request) (*config, error) {
 	c, err := parse(r)
-	if err == nil {
-		err = p.allow(c.sysctls)
-	}
 	if err != nil {
 		return nil, err
 	}
-	return c, nil
+	return c, p.allow(c.sysctls)
 }
 
 // allow returns an error unless the administrator allows the sysctls.
@@ -204,8 +210,8 @@ func (a attributes) list() (all []attribute) {
 	return all
 }
 
-// setAll sets attributes, one after the other.
-func setAll(conn *links.Conn, link links.Link, all []attribute) error {
+// set sets attributes, one after the other.
+func set(conn *links.Conn, link links.Link, all ...attribute) error {
 	for _, a := range all {
 		if err := a.set(conn, link.Index); err != nil {
 			return fmt.Errorf("interface %q: %w", link.Name, err)
@@ -230,21 +236,8 @@ func flag(f uint32, on bool) links.Change {
 	return links.Change{Clear: f}
 }
 
-// restore restores as much as it can.
-func restore(conn *links.Conn, index int, b attributes) error {
-	var errs []error
-	if b.Mac != "" {
-		_, err := net.ParseMAC(b.Mac)
-		errs = append(errs, err)
-	}
-	for _, a := range b.list() {
-		errs = append(errs, a.set(conn, index))
-	}
-	return errors.Join(errs...)
-}
-
 // Status refuses a configuration that every Add refuses.
-func (p Plugin) Status(ctx context.Context, r *plugin.Request) error {
-	_, err := p.parse(ctx, r)
+func (p Plugin) Status(_ context.Context, r *plugin.Request) error {
+	_, err := p.parse(r)
 	return err
 }
