@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -44,10 +44,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 		}
 		ifb, err := s.anyIfb(names(r))
 		if err == nil {
-			err = s.redirect(ifb)
-		}
-		if err == nil {
-			err = s.limit(ifb, c.egress)
+			err = s.lead(ifb, c.egress)
 		}
 		if err != nil {
 			return fmt.Errorf("limit the traffic from the container: %w", err)
@@ -104,19 +101,13 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err != nil || made == nil {
 		return err
 	}
-	conn, err := caller.From(ctx).Conns.Borrow(r.Host)
-	if err != nil {
+	remove, err := caller.Removal(ctx, r.Host, made.Name, func(ifb links.Link) bool {
+		return ifb.Kind == "ifb" && compare.SameMAC(made.Mac, ifb.MAC)
+	})
+	if remove == nil {
 		return err
 	}
-	ifb, err := conn.Link(made.Name)
-	if err != nil || ifb.Kind != "ifb" || made.Mac != "" && !strings.EqualFold(made.Mac, ifb.MAC.String()) {
-		if links.NotFound(err) {
-			err = nil
-		}
-		return errors.Join(err, conn.Close())
-	}
-	// The task has its own socket, because the request is gone when it runs.
-	return caller.From(ctx).Batch.Later(ctx, func(context.Context) error { return conn.DeleteAndClose(ifb.Index, made.Name) })
+	return caller.From(ctx).Batch.Later(ctx, remove)
 }
 
 // redirected returns the plugin's ifb device to which the host's end of the container's

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
@@ -64,17 +64,6 @@ func (c *comparison) make(part func(*shaper) error) func(context.Context) error 
 	return func(ctx context.Context) error { return shape(ctx, c.request, true, part) }
 }
 
-// onIfb is make for a part of the ifb device.
-func (c *comparison) onIfb(name string, part func(*shaper, links.Link) error) func(context.Context) error {
-	return c.make(func(s *shaper) error {
-		ifb, err := s.findIfb(name)
-		if err != nil {
-			return err
-		}
-		return part(s, ifb)
-	})
-}
-
 // bucket compares the root queue of an interface with a limit. It accepts a queue of
 // another type that somebody else has put there. The kernel's own queue, which has no
 // handle, means that the limit is gone.
@@ -106,45 +95,52 @@ func (c *comparison) bucket(link links.Link, l limit, fix func(context.Context) 
 // egress compares the ifb device, and what leads the packets to it that the host's end
 // receives.
 func (c *comparison) egress(l limit) error {
-	name := names(c.request)[0]
-	made := reported(c.request)
+	device, made := types100.Interface{Name: names(c.request)[0]}, reported(c.request)
 	if made != nil {
-		name = made.Name
+		device = *made
 	}
-	d := compare.Difference{Kind: compare.Interface, Object: name, Wanted: "an ifb that is up"}
-	ifb, err := c.view.Host.Link(name)
+	fix := c.make(func(s *shaper) error {
+		ifb, err := s.makeIfb(device)
+		if err != nil {
+			return err
+		}
+		return s.lead(ifb, l)
+	})
+	d := compare.Difference{Kind: compare.Interface, Object: device.Name, Wanted: "an ifb that is up", Fix: fix}
+	ifb, err := c.view.Host.Link(device.Name)
 	switch {
 	case err != nil && !links.NotFound(err):
 		return fmt.Errorf("%s: %w", c.about, err)
 	case err != nil && made == nil:
-		d.Why = "the result does not name it, so a DEL would not delete it"
+		d.Fix, d.Why = nil, "the result does not name it, so a DEL would not delete it"
 		c.add(d, err)
 		return nil
 	case err != nil:
-		d.Fix = c.make(func(s *shaper) error { _, err := s.makeIfb(*made); return err })
 		c.add(d, err)
-	case ifb.Kind != "ifb":
-		d.Found, d.Why = fmt.Sprintf("an interface of type %q", ifb.Kind), "another interface has the name"
-		c.add(d, fmt.Errorf("interface %q of type %q is not an ifb that is up", name, ifb.Kind))
-		return nil
-	case !ifb.Up():
-		d.Found, d.Fix = "down", c.onIfb(name, func(s *shaper, ifb links.Link) error { return s.conn.Change(ifb.Index, links.Change{Set: unix.IFF_UP}) })
-		c.add(d, fmt.Errorf("interface %q of type %q is not an ifb that is up", name, ifb.Kind))
-	}
-	limits := c.onIfb(name, func(s *shaper, ifb links.Link) error { return s.limit(ifb, l) })
-	if err != nil { // the queues went with the device
-		c.add(compare.Difference{
-			Kind: compare.Queue, Object: "tbf of " + name, Wanted: bucketOf(l, netlink.TickInUsec()).String(), Fix: limits,
+		c.add(compare.Difference{ // the queues went with the device
+			Kind: compare.Queue, Object: "tbf of " + device.Name, Wanted: bucketOf(l, netlink.TickInUsec()).String(), Fix: fix,
 		}, err)
-	} else if err := c.bucket(ifb, l, limits); err != nil {
+		return c.redirection(ifb, device.Name, fix)
+	case ifb.Kind != "ifb":
+		d.Found, d.Fix, d.Why = fmt.Sprintf("an interface of type %q", ifb.Kind), nil, "another interface has the name"
+	case !ifb.Up():
+		d.Found = "down"
+	}
+	if d.Found != "" {
+		c.add(d, fmt.Errorf("interface %q of type %q is not an ifb that is up", device.Name, ifb.Kind))
+	}
+	if ifb.Kind != "ifb" {
+		return nil
+	}
+	if err := c.bucket(ifb, l, fix); err != nil {
 		return err
 	}
-	return c.redirection(ifb, name)
+	return c.redirection(ifb, device.Name, fix)
 }
 
 // redirection compares the filter that leads the packets to the ifb device, which has
 // the zero Link if it is gone.
-func (c *comparison) redirection(ifb links.Link, name string) error {
+func (c *comparison) redirection(ifb links.Link, name string, fix func(context.Context) error) error {
 	has, err := c.view.Queues.Queues(c.host.Index)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.about, err)
@@ -152,11 +148,9 @@ func (c *comparison) redirection(ifb links.Link, name string) error {
 	if ifb.Index != 0 && leads(has.Redirects, ifb.Index) {
 		return nil
 	}
-	d := compare.Difference{Kind: compare.Queue, Object: "ingress of " + c.host.Name, Wanted: "redirected to " + name}
+	d := compare.Difference{Kind: compare.Queue, Object: "ingress of " + c.host.Name, Wanted: "redirected to " + name, Fix: fix}
 	if kind := has.Ingress.Kind; kind != "" && kind != ingressKind {
-		d.Found, d.Why = "a queue of type "+kind, "somebody has another queue there"
-	} else {
-		d.Fix = c.onIfb(name, (*shaper).redirect)
+		d.Found, d.Fix, d.Why = "a queue of type "+kind, nil, "somebody has another queue there"
 	}
 	c.add(d, fmt.Errorf("interface %q does not redirect its ingress to %q", c.host.Name, name))
 	return nil

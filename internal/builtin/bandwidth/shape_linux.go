@@ -69,11 +69,8 @@ func (s *shaper) add(q netlink.Qdisc, to links.Link) error {
 	case err == nil:
 		s.undo = append(s.undo, func() error { return s.nl.QdiscDel(q) })
 		return nil
-	case errors.Is(err, unix.EEXIST) && s.again:
-		has, err := s.conn.Queues(to.Index)
-		if err != nil || has.Root.Kind == q.Type() || has.Ingress.Kind == q.Type() {
-			return err
-		}
+	case errors.Is(err, unix.EEXIST) && s.again: // perhaps another's, as the next comparison tells
+		return nil
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
 		return fmt.Errorf("this kernel has no queue %s: %w", q.Type(), err)
 	}
@@ -102,10 +99,9 @@ func (s *shaper) makeIfb(said types100.Interface) (ifb links.Link, err error) {
 		}
 	}
 	ifb, err = device.Create(s.conn)
-	if s.again && errors.Is(err, unix.EEXIST) {
-		ifb, err = s.findIfb(said.Name)
-	}
 	switch {
+	case s.again && errors.Is(err, unix.EEXIST):
+		return s.raise(said.Name)
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return ifb, fmt.Errorf("egressRate needs an interface of type ifb, which this kernel does not have (CONFIG_IFB): %w", err)
 	case err != nil:
@@ -115,13 +111,24 @@ func (s *shaper) makeIfb(said types100.Interface) (ifb links.Link, err error) {
 	return ifb, nil
 }
 
-// findIfb looks up the ifb device.
-func (s *shaper) findIfb(name string) (links.Link, error) {
+// raise sets an ifb device up that is there.
+func (s *shaper) raise(name string) (links.Link, error) {
 	ifb, err := s.conn.Link(name)
-	if err == nil && ifb.Kind != "ifb" {
-		err = fmt.Errorf("interface %q is of type %q, and not an ifb", name, ifb.Kind)
+	switch {
+	case err == nil && ifb.Kind != "ifb":
+		return ifb, fmt.Errorf("interface %q is of type %q, and not an ifb", name, ifb.Kind)
+	case err != nil || ifb.Up():
+		return ifb, err
 	}
-	return ifb, err
+	return ifb, s.conn.Change(ifb.Index, links.Change{Set: unix.IFF_UP})
+}
+
+// lead limits an ifb device, and leads the packets to it that the host's end receives.
+func (s *shaper) lead(ifb links.Link, l limit) error {
+	if err := s.limit(ifb, l); err != nil {
+		return err
+	}
+	return s.redirect(ifb)
 }
 
 // The form of the filter.
@@ -150,7 +157,7 @@ func (s *shaper) redirect(ifb links.Link) error {
 	}, s.nl.FilterAdd
 	if s.again {
 		has, err := s.conn.Queues(s.host.Index)
-		if err != nil || leads(has.Redirects, ifb.Index) {
+		if err != nil || has.Ingress.Kind != ingressKind || leads(has.Redirects, ifb.Index) {
 			return err
 		}
 		if lost := slices.IndexFunc(has.Redirects, isLost); lost >= 0 {

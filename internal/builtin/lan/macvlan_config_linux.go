@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -33,12 +33,6 @@ type macvlanConfig struct {
 	mac  net.HardwareAddr
 }
 
-// envArgs are CNI_ARGS. The fields have the names of the arguments.
-type envArgs struct {
-	types.CommonArgs
-	MAC types.UnmarshallableString
-}
-
 // parseMACVLAN reads the configuration of a request. The capability "mac" overrides
 // CNI_ARGS, which override the rest.
 func parseMACVLAN(r *plugin.Request) (*macvlanConfig, error) {
@@ -46,11 +40,11 @@ func parseMACVLAN(r *plugin.Request) (*macvlanConfig, error) {
 	if err := r.Decode(c); err != nil {
 		return nil, err
 	}
-	var e envArgs
-	if err := types.LoadArgs(r.Args, &e); err != nil {
-		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
+	mac, err := caller.MAC(r)
+	if err != nil {
+		return nil, err
 	}
-	c.Mac = cmp.Or(c.RuntimeConfig.Mac, string(e.MAC), c.Mac)
+	c.Mac = cmp.Or(c.RuntimeConfig.Mac, mac, c.Mac)
 	if err := c.check(); err != nil {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "network %q: %w", r.Name, err)
 	}
@@ -58,8 +52,9 @@ func parseMACVLAN(r *plugin.Request) (*macvlanConfig, error) {
 }
 
 func (c *macvlanConfig) check() (err error) {
-	if c.mode, err = parseMode(c.Mode); err != nil {
-		return err
+	known := false
+	if c.mode, known = modes[cmp.Or(c.Mode, "bridge")]; !known {
+		return fmt.Errorf(`mode: %q is none of "bridge", "private", "vepa", "passthru"`, c.Mode)
 	}
 	if c.Mac != "" {
 		if c.mac, err = net.ParseMAC(c.Mac); err != nil {
@@ -78,14 +73,6 @@ var modes = map[string]uint32{
 	"bridge": links.MacvlanBridge, "private": links.MacvlanPrivate, "vepa": links.MacvlanVEPA, "passthru": links.MacvlanPassthru,
 }
 
-// parseMode reads the mode; the default is "bridge".
-func parseMode(mode string) (uint32, error) {
-	if n, ok := modes[cmp.Or(mode, "bridge")]; ok {
-		return n, nil
-	}
-	return 0, fmt.Errorf(`mode: %q is none of "bridge", "private", "vepa", "passthru"`, mode)
-}
-
 // modeName returns the name of a mode, or its number.
 func modeName(mode uint32) string {
 	for name, n := range modes {
@@ -94,14 +81,6 @@ func modeName(mode uint32) string {
 		}
 	}
 	return fmt.Sprint(mode)
-}
-
-// masterNS returns the namespace of the master.
-func (c *macvlanConfig) masterNS(r *plugin.Request) *netns.Handle {
-	if c.InNetNS {
-		return r.Container
-	}
-	return r.Host
 }
 
 // master looks the master up. Its MTU limits that of its macvlans.

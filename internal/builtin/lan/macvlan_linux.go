@@ -36,7 +36,11 @@ type macvlan struct {
 
 // Make creates the interface, down.
 func (a *macvlan) Make(ctx context.Context) error {
-	return caller.On(ctx, a.masterNS(a.r), func(conn *links.Conn) error {
+	ns := a.r.Host
+	if a.InNetNS {
+		ns = a.r.Container
+	}
+	return caller.On(ctx, ns, func(conn *links.Conn) error {
 		master, err := a.master(conn)
 		if err != nil {
 			return err
@@ -64,7 +68,11 @@ func (a *macvlan) Undo(ctx context.Context) error {
 	if !a.made {
 		return nil
 	}
-	return remove(ctx, a.r, func(delete func() error) error { return delete() })
+	remove, err := removal(ctx, a.r)
+	if remove == nil {
+		return err
+	}
+	return remove(ctx)
 }
 
 // Del releases the addresses and deletes the interface.
@@ -75,29 +83,18 @@ func (MACVLAN) Del(ctx context.Context, r *plugin.Request) error {
 	}
 	err := ipam.Del(ctx, r, c.IPAM.Type)
 	if r.Container != nil {
-		err = errors.Join(err, remove(ctx, r, func(delete func() error) error {
-			return caller.From(ctx).Batch.Later(ctx, func(context.Context) error { return delete() })
-		}))
+		remove, missed := removal(ctx, r)
+		if remove != nil {
+			missed = caller.From(ctx).Batch.Later(ctx, remove)
+		}
+		err = errors.Join(err, missed)
 	}
 	return inNetwork(r, err)
 }
 
-// remove deletes the interface, if it is a macvlan. The caller decides how to
-// run the deletion itself, which waits for the kernel.
-func remove(ctx context.Context, r *plugin.Request, run func(delete func() error) error) error {
-	conn, err := caller.From(ctx).Conns.Borrow(r.Container)
-	if err != nil {
-		return err
-	}
-	own, err := conn.Link(r.IfName)
-	if err != nil || own.Kind != "macvlan" {
-		if links.NotFound(err) {
-			err = nil
-		}
-		return errors.Join(err, conn.Close())
-	}
-	name := r.IfName
-	return run(func() error { return conn.DeleteAndClose(own.Index, name) })
+// removal returns the function that deletes the interface, or nil if it is no macvlan.
+func removal(ctx context.Context, r *plugin.Request) (func(context.Context) error, error) {
+	return caller.Removal(ctx, r.Container, r.IfName, func(own links.Link) bool { return own.Kind == "macvlan" })
 }
 
 // Status fails if the master is missing, or the IPAM plugin has no addresses.
