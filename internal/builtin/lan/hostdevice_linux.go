@@ -10,7 +10,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -51,11 +50,7 @@ func (a *hostDevice) Make(ctx context.Context) error {
 	if a.userSpace {
 		return nil
 	}
-	m, err := a.plugin.moveIn(ctx, a.deviceConfig, a.r)
-	if err == nil {
-		a.moved = &m
-	}
-	return err
+	return onBoth(ctx, a.r, a.move)
 }
 
 // Configure assigns the addresses to the interface. If there are IPv6 addresses,
@@ -83,13 +78,7 @@ func (a *hostDevice) Undo(ctx context.Context) error {
 	if a.moved == nil {
 		return nil
 	}
-	return caller.On(ctx, a.r.Container, func(inside *links.Conn) error {
-		own, err := inside.Link(a.r.IfName)
-		if err != nil {
-			return err
-		}
-		return a.moved.back(a.r.Host, inside, own.Index)
-	})
+	return onBoth(ctx, a.r, func(host, inside *links.Conn) error { return a.moved.back(a.r.Host, host, inside) })
 }
 
 // Del releases the addresses, and moves the interface back to the host, down,
@@ -109,7 +98,7 @@ func (HostDevice) Del(ctx context.Context, r *plugin.Request) error {
 	}
 	err := ipam.Del(ctx, r, c.IPAM.Type)
 	if r.Container != nil {
-		if back := moveOut(ctx, r); back != nil {
+		if back := onBoth(ctx, r, func(host, inside *links.Conn) error { return moveOut(r, host, inside) }); back != nil {
 			err = errors.Join(err, fmt.Errorf("interface %q: %w", r.IfName, back))
 		}
 	}

@@ -164,9 +164,9 @@ func TestHostDeviceAMoveThatFailsHalfway(t *testing.T) {
 		t.Fatal(err)
 	}
 	nettest.Link(t, h.Container, "dev0")
-	m := moved{hostName: "dev0", wasUp: true}
+	m := moved{hostName: "dev0", inside: []string{"net1", "dev0"}, wasUp: true}
 	for range 2 { // the second call finds it back
-		if err := m.retrieve(h.Host, host, inside, []string{"net1", "dev0"}); err != nil {
+		if err := m.back(h.Host, host, inside); err != nil {
 			t.Fatal(err)
 		}
 		if nettest.Link(t, h.Host, "dev0").Attrs().Flags&net.FlagUp == 0 {
@@ -174,7 +174,8 @@ func TestHostDeviceAMoveThatFailsHalfway(t *testing.T) {
 		}
 		down(t, h.Host, "dev0")
 	}
-	if err := m.retrieve(h.Host, host, inside, nil); err != nil || nettest.Link(t, h.Host, "dev0").Attrs().Flags&net.FlagUp == 0 {
+	m.inside = nil
+	if err := m.back(h.Host, host, inside); err != nil || nettest.Link(t, h.Host, "dev0").Attrs().Flags&net.FlagUp == 0 {
 		t.Errorf("%v, or dev0 is down", err)
 	}
 }

@@ -5,23 +5,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
-// moved is an interface that was moved into the container, with its former
-// state.
+// moved is an interface that was moved into the container, or may have been, with its
+// former state.
 type moved struct {
 	hostName  string
+	inside    []string // the names that it may have in the container
 	wasUp     bool
 	unplugged bool // it was up without a carrier
+}
+
+// onBoth calls do with sockets on the host and in the container.
+func onBoth(ctx context.Context, r *plugin.Request, do func(host, inside *links.Conn) error) error {
+	return caller.On(ctx, r.Host, func(host *links.Conn) error {
+		return caller.On(ctx, r.Container, func(inside *links.Conn) error { return do(host, inside) })
+	})
 }
 
 // device returns the name of the interface on the host.
@@ -54,69 +61,47 @@ func byMAC(c *deviceConfig, host *links.Conn) (string, error) {
 	return "", fmt.Errorf("hwaddr: no interface of the host has the address %s", c.mac)
 }
 
-// moveIn moves the interface into the container, under its name there, and sets
-// it up. It stores the former name in the alias.
-func (p HostDevice) moveIn(ctx context.Context, c *deviceConfig, r *plugin.Request) (m moved, err error) {
-	err = caller.On(ctx, r.Host, func(host *links.Conn) error {
-		name, err := p.device(c, host)
-		if err != nil {
-			return err
-		}
-		return caller.On(ctx, r.Container, func(inside *links.Conn) error {
-			m, err = move(r, name, host, inside)
-			return err
-		})
-	})
-	return m, err
-}
-
-func move(r *plugin.Request, name string, host, inside *links.Conn) (moved, error) {
+// move moves the interface into the container, under its name there, and sets
+// it up. It stores the former name in the alias. The kernel moves first, so the
+// renaming or setting up may fail in the container.
+func (a *hostDevice) move(host, inside *links.Conn) error {
+	name, err := a.plugin.device(a.deviceConfig, host)
+	if err != nil {
+		return err
+	}
 	dev, err := host.Link(name)
 	if err != nil {
-		return moved{}, fmt.Errorf("device: %w", err)
+		return fmt.Errorf("device: %w", err)
 	}
-	if _, err := inside.Link(r.IfName); err == nil {
-		return moved{}, fmt.Errorf("interface %q exists in the container already: %w", r.IfName, unix.EEXIST)
+	if _, err := inside.Link(a.r.IfName); err == nil {
+		return fmt.Errorf("interface %q exists in the container already: %w", a.r.IfName, unix.EEXIST)
 	} else if !links.NotFound(err) {
-		return moved{}, err
+		return err
 	}
-	_, err = inside.Link(name)
-	taken := err == nil // another interface in the container has the name
-	m := moved{hostName: name, wasUp: dev.Up(), unplugged: dev.Up() && !dev.Carrier()}
-	err = host.Move(dev.Index, r.Container, links.Move{Name: r.IfName, Alias: name, Up: true})
-	if err == nil {
-		return m, nil
+	m := &moved{hostName: name, inside: []string{a.r.IfName}, wasUp: dev.Up(), unplugged: dev.Up() && !dev.Carrier()}
+	if _, err := inside.Link(name); err != nil { // no other interface has the name
+		m.inside = append(m.inside, name)
 	}
-	candidates := []string{r.IfName}
-	if !taken {
-		candidates = append(candidates, name)
+	a.moved = m
+	err = host.Move(dev.Index, a.r.Container, links.Move{Name: a.r.IfName, Alias: name, Up: true})
+	if err != nil {
+		return fmt.Errorf("device %q: %w", name, err)
 	}
-	return moved{}, errors.Join(fmt.Errorf("device %q: %w", name, err), m.retrieve(r.Host, host, inside, candidates))
+	return nil
 }
 
-// retrieve undoes a failed move. The kernel moves first, so the renaming or
-// setting up may have failed: the interface is in the container under one of
-// these names, or has never left.
-func (m moved) retrieve(to *netns.Handle, host, inside *links.Conn, names []string) error {
-	for _, name := range names {
+// back moves the interface back to the host, as it was, after a failure. One that
+// never left is set up again.
+func (m *moved) back(to *netns.Handle, host, inside *links.Conn) error {
+	for _, name := range m.inside {
 		found, err := inside.Link(name)
 		if err == nil {
-			return m.back(to, inside, found.Index)
+			return inside.Move(found.Index, to, links.Move{Name: m.hostName, Up: m.wasUp})
 		}
 		if !links.NotFound(err) {
 			return err
 		}
 	}
-	return m.restore(host)
-}
-
-// back moves the interface back to the host, as it was, after a failure.
-func (m moved) back(host *netns.Handle, inside *links.Conn, index int) error {
-	return inside.Move(index, host, links.Move{Name: m.hostName, Up: m.wasUp})
-}
-
-// restore sets an interface that never left up again.
-func (m moved) restore(host *links.Conn) error {
 	dev, err := host.Link(m.hostName)
 	if err != nil || !m.wasUp || dev.Up() {
 		return err
@@ -131,34 +116,27 @@ var errNoAlias = errors.New("it has no alias, which would be its name on the hos
 // moveOut moves the interface back to the host, down, under the name in its
 // alias. It ignores an interface that is gone, and one without an alias, which
 // is another's unless the result lists it.
-func moveOut(ctx context.Context, r *plugin.Request) error {
-	return caller.On(ctx, r.Container, func(inside *links.Conn) error {
-		own, err := inside.Link(r.IfName)
-		switch {
-		case links.NotFound(err), err == nil && own.Alias == "" && !reported(r, own):
-			return nil
-		case err == nil && own.Alias == "":
-			return errNoAlias
-		case err != nil:
-			return err
-		}
-		err = caller.On(ctx, r.Host, func(host *links.Conn) error {
-			_, err := host.Link(own.Alias)
-			return err
-		})
-		if err == nil {
-			return fmt.Errorf("it cannot go back to the host, which has an interface %q by now: rename that one: %w", own.Alias, unix.EEXIST)
-		}
-		if !links.NotFound(err) {
-			return err
-		}
-		return inside.Move(own.Index, r.Host, links.Move{Name: own.Alias})
-	})
+func moveOut(r *plugin.Request, host, inside *links.Conn) error {
+	own, err := inside.Link(r.IfName)
+	switch {
+	case links.NotFound(err), err == nil && own.Alias == "" && !reported(r, own):
+		return nil
+	case err != nil:
+		return err
+	case own.Alias == "":
+		return errNoAlias
+	}
+	if _, err = host.Link(own.Alias); err == nil {
+		return fmt.Errorf("it cannot go back to the host, which has an interface %q by now: rename that one: %w", own.Alias, unix.EEXIST)
+	}
+	if !links.NotFound(err) {
+		return err
+	}
+	return inside.Move(own.Index, r.Host, links.Move{Name: own.Alias})
 }
 
 // reported reports whether the result lists the interface in the container.
 func reported(r *plugin.Request, own links.Link) bool {
-	return r.PrevResult != nil && slices.ContainsFunc(r.PrevResult.Interfaces, func(i *types100.Interface) bool {
-		return i.Name == r.IfName && i.Sandbox == r.NetNS && i.Mac == own.MAC.String()
-	})
+	said, err := compare.Reported(r)
+	return err == nil && said.Mac == own.MAC.String()
 }
