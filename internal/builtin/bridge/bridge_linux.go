@@ -82,12 +82,18 @@ func (*Plugin) OnlyExecutable(config json.RawMessage) error {
 	return veth.OnlyExecutable(known.Bridge, config)
 }
 
+// load reads a configuration for an ADD of this plugin.
+func (p *Plugin) load(r *plugin.Request) (*config, error) {
+	c, err := load(r)
+	if err != nil {
+		return nil, err
+	}
+	return c, p.OnlyExecutable(r.Config)
+}
+
 // Add connects the container.
 func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	c, err := load(r)
-	if err == nil {
-		err = p.OnlyExecutable(r.Config)
-	}
+	c, err := p.load(r)
 	if err != nil {
 		return nil, err
 	}
@@ -108,16 +114,13 @@ func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	}
 	// The host's namespace outlives the request, because the runtime has opened
 	// it.
-	g := caller.From(ctx)
-	return errors.Join(err, g.Batch.Later(ctx, func(ctx context.Context) error { return removeSpoofCheck(ctx, g, r) }))
+	check := spoofCheck(ctx, r)
+	return errors.Join(err, caller.From(ctx).Batch.Later(ctx, func(ctx context.Context) error { return spoofError(check.Remove(ctx)) }))
 }
 
 // Status asks the IPAM plugin.
 func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
-	c, err := load(r)
-	if err == nil {
-		err = p.OnlyExecutable(r.Config)
-	}
+	c, err := p.load(r)
 	if err != nil {
 		return err
 	}

@@ -18,49 +18,55 @@ import (
 
 // gateway compares the addresses that the containers send to. Whether the host
 // forwards is its own setting, which concerns all of its containers.
-func (c *comparison) gateway(context.Context) (all []compare.Difference, err error) {
+func (c *comparison) gateway(context.Context) error {
 	wanted, err := c.gateways(c.r.PrevResult)
 	if err != nil || len(wanted) == 0 || c.IPAM.Type == "" {
-		return nil, err
+		return err
 	}
-	on, name := c.br, c.Bridge
-	there := c.exists
+	on, there := c.br, c.exists
 	if c.VLAN != 0 {
-		if on, all, err = c.vlanInterface(); err != nil {
-			return nil, err
+		if on, err = c.vlanInterface(); err != nil {
+			return err
 		}
-		name, there = vlanName(c.Bridge, c.VLAN), on.Index != 0
+		there = on.Index != 0
 	}
 	var have []links.Address
 	if there {
 		if have, err = c.v.Host.Addresses(on.Index); err != nil {
-			return nil, err
+			return err
 		}
-		forwarding, err := veth.CompareForwarding(c.v, on,
-			slices.ContainsFunc(wanted, func(p netip.Prefix) bool { return p.Addr().Is4() }),
-			slices.ContainsFunc(wanted, func(p netip.Prefix) bool { return p.Addr().Is6() }))
+		forwarding, err := veth.CompareForwarding(c.v, on, wanted)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		all = append(all, forwarding...)
+		c.found = append(c.found, forwarding...)
 	}
+	name := c.gatewayName()
 	for _, want := range wanted {
 		if slices.ContainsFunc(have, func(a links.Address) bool { return c.serves(a, want) }) {
 			continue
 		}
-		all = append(all, c.gatewayAddress(name, want, have))
+		d := compare.Difference{
+			Kind: compare.Address, Object: fmt.Sprintf("%s on %s", want, name), Wanted: want.String(),
+			Err: fmt.Errorf("interface %q lacks the gateway's address %s", name, want),
+		}
+		if _, others := conflicts(have, want); len(others) > 0 {
+			d.Found, d.Why = others[0].String(), "it differs"
+		}
+		c.lacks(d, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
+			return c.restoreGateway(ctx, conn, want)
+		})
 	}
 	if !there || !on.Up() { // the kernel adds the routes when it is up
-		return all, nil
+		return nil
 	}
-	routes, err := c.gatewayRoutes(on, wanted, have)
-	return append(all, routes...), err
+	return c.gatewayRoutes(on, wanted, have)
 }
 
 // gatewayRoutes compares the host's routes to the subnets of its addresses on the
 // bridge, which the kernel added with the addresses. Where they lead is the
 // host's decision.
-func (c *comparison) gatewayRoutes(on links.Link, wanted []netip.Prefix, have []links.Address) (all []compare.Difference, err error) {
+func (c *comparison) gatewayRoutes(on links.Link, wanted []netip.Prefix, have []links.Address) error {
 	var routes []links.Route
 	for _, a := range have {
 		gateway := slices.ContainsFunc(wanted, func(p netip.Prefix) bool { return p.Addr() == a.Addr() })
@@ -68,22 +74,19 @@ func (c *comparison) gatewayRoutes(on links.Link, wanted []netip.Prefix, have []
 			routes = append(routes, ipam.ToSubnet(a.Prefix))
 		}
 	}
-	if len(routes) == 0 {
-		return nil, nil
-	}
 	missing, err := ipam.Unreached(c.v.Host, on.Index, routes)
 	for _, route := range missing {
-		all = append(all, c.onHost().Lacks(compare.Difference{
+		c.lacks(compare.Difference{
 			Kind: compare.Route, Object: fmt.Sprintf("%s on %s", route.Dst, on.Name), Wanted: route.String(),
 			Err: fmt.Errorf("interface %q lacks the route %s", on.Name, route),
-		}, func(_ context.Context, conn *links.Conn, _ links.Link) error { return c.addSubnet(conn, on, route) }))
+		}, func(_ context.Context, conn *links.Conn, _ links.Link) error { return c.restoreSubnet(conn, on, route) })
 	}
-	return all, err
+	return err
 }
 
-// addSubnet adds a route to the subnet, unless somebody else has by now, or has
+// restoreSubnet adds a route to the subnet, unless somebody else has by now, or has
 // replaced the bridge.
-func (c *comparison) addSubnet(conn *links.Conn, on links.Link, route links.Route) error {
+func (c *comparison) restoreSubnet(conn *links.Conn, on links.Link, route links.Route) error {
 	now, err := conn.Link(on.Name)
 	if err != nil || now.Index != on.Index {
 		return err
@@ -100,28 +103,13 @@ func (c *comparison) addSubnet(conn *links.Conn, on links.Link, route links.Rout
 	return nil
 }
 
-// gatewayAddress is the difference of a missing address.
-func (c *comparison) gatewayAddress(name string, want netip.Prefix, have []links.Address) compare.Difference {
-	d := compare.Difference{
-		Kind: compare.Address, Object: fmt.Sprintf("%s on %s", want, name), Wanted: want.String(),
-		Err: fmt.Errorf("interface %q lacks the gateway's address %s", name, want),
-	}
-	if _, others := conflicts(have, want); len(others) > 0 {
-		d.Found, d.Why = others[0].String(), "it differs"
-		return d
-	}
-	return c.onHost().Lacks(d, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
-		on, err := conn.Link(name)
-		if err != nil {
-			return fmt.Errorf("gateway: %w", err)
-		}
-		return c.addGateway(ctx, conn, on, want)
-	})
-}
-
-// addGateway adds the address of a gateway, and deletes none. It does nothing if
+// restoreGateway adds the address of a gateway, and deletes none. It does nothing if
 // somebody has replaced the bridge.
-func (c *comparison) addGateway(ctx context.Context, conn *links.Conn, on links.Link, want netip.Prefix) error {
+func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want netip.Prefix) error {
+	on, err := conn.Link(c.gatewayName())
+	if err != nil {
+		return fmt.Errorf("gateway: %w", err)
+	}
 	br, err := conn.Link(c.Bridge)
 	if err != nil || !c.made.is(br) {
 		return err

@@ -40,45 +40,39 @@ func (*Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 		return nil, err
 	}
 	c := &comparison{config: conf, r: r, v: v}
-	var all []compare.Difference
-	for _, part := range []func(context.Context) ([]compare.Difference, error){
+	for _, part := range []func(context.Context) error{
 		c.container, c.bridge, c.port, c.gateway, c.spoofing, c.masquerading,
 	} {
-		found, err := part(ctx)
-		if err != nil {
+		if err := part(ctx); err != nil {
 			return nil, err
 		}
-		all = append(all, found...)
 	}
 	if c.IsGateway {
-		compare.Announced(all, c.announce)
+		compare.Announced(c.found, c.announce)
 	}
-	return compare.Of(r.Type, all), nil
+	return compare.Of(r.Type, c.found), nil
 }
 
 // announce has the host, which is the gateway, and the container find each other.
 func (c *comparison) announce(ctx context.Context, unanswered bool) error {
 	return c.onHost().Do(ctx, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
-		name := c.Bridge
-		if c.VLAN != 0 {
-			name = vlanName(c.Bridge, c.VLAN)
-		}
-		gateway, err := conn.Link(name)
+		gateway, err := conn.Link(c.gatewayName())
 		if links.NotFound(err) {
 			return nil // gone again
 		}
 		if err != nil {
 			return fmt.Errorf("gateway: %w", err)
 		}
-		return veth.Resolve(ctx, c.r, conn, gateway.Index, c.inside.Index, compare.AddressesOf(compare.OwnResult(c.r)), unanswered)
+		return veth.Resolve(ctx, c.r, conn, gateway.Index, c.inside.Index, unanswered)
 	})
 }
 
 // comparison is the comparison of one attachment.
 type comparison struct {
 	*config
-	r *plugin.Request
-	v *compare.View
+	r     *plugin.Request
+	v     *compare.View
+	found []compare.Difference
 
 	inside ipam.Found
 	host   veth.Host
@@ -89,48 +83,53 @@ type comparison struct {
 	other  bool  // an interface that is no bridge has its name now
 }
 
-func (c *comparison) container(context.Context) (all []compare.Difference, err error) {
+func (c *comparison) container(context.Context) (err error) {
 	end := veth.Container(!c.DisableContainerInterface)
 	end.Detect = true
-	c.inside, all, err = end.Compare(c.r, c.v)
-	return all, err
+	c.inside, c.found, err = end.Compare(c.r, c.v)
+	return err
 }
 
 // bridge compares the properties of the bridge that every attachment needs, and
 // the mode that Add has set. The rest belongs to the host: the bridge's MAC
 // address follows its ports unless somebody sets it, and VLAN filtering and MTU
 // are shared by all of its ports, some of which may be an administrator's.
-func (c *comparison) bridge(ctx context.Context) (all []compare.Difference, err error) {
+func (c *comparison) bridge(ctx context.Context) (err error) {
 	said := reported(c.r, c.Bridge)
 	if said == nil {
-		return nil, fmt.Errorf("prevResult has no bridge %q", c.Bridge)
+		return fmt.Errorf("prevResult has no bridge %q", c.Bridge)
 	}
 	record := caller.From(ctx).Record
 	if c.made, err = madeBy(record); err != nil {
-		return nil, err
+		return err
 	}
-	c.hosts = isHosts(record)
+	c.hosts = string(record.Fact(hostsNote)) == "true"
+	lacks := func(wanted, found string, err error) {
+		c.lacks(compare.Difference{Kind: compare.Bridge, Object: c.Bridge, Wanted: wanted, Found: found, Err: err}, c.restoreBridge)
+	}
 	c.br, err = c.v.Host.Link(c.Bridge)
 	switch {
 	case links.NotFound(err):
-		return []compare.Difference{c.ofBridge(said.Mac, "", fmt.Errorf("bridge: %w", err), c.remake)}, nil
+		lacks(said.Mac, "", fmt.Errorf("bridge: %w", err))
+		return nil
 	case err != nil:
-		return nil, fmt.Errorf("bridge: %w", err)
+		return fmt.Errorf("bridge: %w", err)
 	case c.br.Kind != "bridge":
 		c.other = true
-		return []compare.Difference{{
+		c.lacks(compare.Difference{
 			Kind: compare.Bridge, Object: c.Bridge, Wanted: "bridge", Found: c.br.Kind, Why: "it differs",
 			Err: fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, c.br.Kind),
-		}}, nil
+		}, nil)
+		return nil
 	}
 	c.exists = true
 	if !c.br.Up() {
-		all = append(all, c.ofBridge("up", "down", fmt.Errorf("bridge %q is down", c.Bridge), c.raise))
+		lacks("up", "down", fmt.Errorf("bridge %q is down", c.Bridge))
 	}
 	if c.PromiscMode && !c.br.Promiscuous() {
-		all = append(all, c.ofBridge("promiscuous", "", fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.Bridge), c.raise))
+		lacks("promiscuous", "", fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.Bridge))
 	}
-	return all, nil
+	return nil
 }
 
 // reported returns an interface of the host in the result, or nil.
@@ -143,13 +142,14 @@ func reported(r *plugin.Request, name string) *types100.Interface {
 	return nil
 }
 
-// ofBridge is a difference of the bridge, which fix repairs if an ADD made it.
-func (c *comparison) ofBridge(wanted, found string, err error, fix fix) compare.Difference {
-	return c.onHost().Lacks(compare.Difference{Kind: compare.Bridge, Object: c.Bridge, Wanted: wanted, Found: found, Err: err}, fix)
-}
-
 // fix makes a part again.
 type fix = func(context.Context, *links.Conn, links.Link) error
+
+// lacks adds a difference of the bridge, its addresses or its interface in a VLAN, which
+// fix repairs if an ADD made the bridge.
+func (c *comparison) lacks(d compare.Difference, fix fix) {
+	c.found = append(c.found, c.onHost().Lacks(d, fix))
+}
 
 // onHost is the place of the bridge, its addresses and its interface in a VLAN.
 func (c *comparison) onHost() *compare.Place {
@@ -178,9 +178,11 @@ func (c *comparison) whose() string {
 	return "the record does not say whether an ADD made the bridge, so it counts as the host's"
 }
 
-// remake makes the bridge again, with its hardware address. Many attachments may
-// do this at once.
-func (c *comparison) remake(_ context.Context, conn *links.Conn, _ links.Link) error {
+// restoreBridge makes the bridge again, with its hardware address, and sets it up,
+// unless somebody else made it. Many attachments may do this at once. It completes one
+// whose maker was killed. The link-local address, which goes when it is set down, comes
+// first, because the kernel would first look for duplicates.
+func (c *comparison) restoreBridge(_ context.Context, conn *links.Conn, _ links.Link) error {
 	br, err := conn.Link(c.Bridge)
 	if links.NotFound(err) {
 		br, _, err = c.createBridge(conn, c.r.Host, c.made.bridge(c.config))
@@ -188,32 +190,6 @@ func (c *comparison) remake(_ context.Context, conn *links.Conn, _ links.Link) e
 	if err != nil {
 		return fmt.Errorf("bridge: %w", err)
 	}
-	return c.restore(conn, br)
-}
-
-// raise sets the bridge up, unless somebody else made it. The link-local address,
-// which went when it was set down, comes first, because the kernel would first
-// look for duplicates.
-func (c *comparison) raise(_ context.Context, conn *links.Conn, _ links.Link) error {
-	br, err := conn.Link(c.Bridge)
-	if err != nil {
-		return fmt.Errorf("bridge: %w", err)
-	}
-	uplink, err := conn.HasUplink(br.Index)
-	if err != nil {
-		return err
-	}
-	if c.made.is(br) && !br.Up() && !uplink {
-		if _, err := conn.LinkLocal(c.r.Host, br); err != nil {
-			return err
-		}
-	}
-	return c.restore(conn, br)
-}
-
-// restore sets the bridge up, unless it is another one by now. It completes one
-// whose maker was killed.
-func (c *comparison) restore(conn *links.Conn, br links.Link) error {
 	if !c.made.is(br) {
 		return nil
 	}
@@ -222,42 +198,45 @@ func (c *comparison) restore(conn *links.Conn, br links.Link) error {
 			return err
 		}
 	}
+	if !br.Up() {
+		uplink, err := conn.HasUplink(br.Index)
+		if err == nil && !uplink {
+			_, err = conn.LinkLocal(c.r.Host, br)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	return c.prepareBridge(conn, c.r.Host, br)
 }
 
 // port compares the host's end, which is on the bridge, in the configured modes.
 // Other programs may set more: the kubelet used to set hairpin mode.
-func (c *comparison) port(context.Context) ([]compare.Difference, error) {
-	host, all, err := veth.CompareHost(c.r, c.v, c.inside, func(_ context.Context, conn *links.Conn, port links.Link) error {
-		return conn.Change(port.Index, links.Change{Set: unix.IFF_UP})
-	})
-	c.host = host
+func (c *comparison) port(context.Context) error {
+	host, found, err := veth.CompareHost(c.r, c.v, c.inside, c.restorePort)
+	c.host, c.found = host, append(c.found, found...)
 	if err != nil || !host.Exists {
-		return all, err
+		return err
 	}
 	place := host.Place(c.r)
-	add := func(wanted, found, why string, err error, fix fix) {
-		all = append(all, place.Lacks(compare.Difference{Kind: compare.BridgePort, Object: host.Name, Wanted: wanted, Found: found, Err: err, Why: why}, fix))
+	lacks := func(wanted, found, why string, err error) {
+		d := compare.Difference{Kind: compare.BridgePort, Object: host.Name, Wanted: wanted, Found: found, Err: err, Why: why}
+		c.found = append(c.found, place.Lacks(d, c.restorePort))
 	}
 	if host.Port.Master == 0 || !c.exists || host.Port.Master != c.br.Index {
 		master, why, err := c.master(host.Link)
-		if err != nil {
-			return nil, err
-		}
-		add(c.Bridge, master, why, fmt.Errorf("interface %q is not on bridge %q", host.Name, c.Bridge), c.enslave)
-		return all, nil
-	}
-	modes := func(_ context.Context, conn *links.Conn, port links.Link) error {
-		return conn.SetPortMode(port.Index, c.mode())
+		lacks(c.Bridge, master, why, fmt.Errorf("interface %q is not on bridge %q", host.Name, c.Bridge))
+		return err
 	}
 	if c.HairpinMode && !host.Port.Hairpin {
-		add("hairpin", "", "", fmt.Errorf(`"hairpinMode": interface %q is not in hairpin mode`, host.Name), modes)
+		lacks("hairpin", "", "", fmt.Errorf(`"hairpinMode": interface %q is not in hairpin mode`, host.Name))
 	}
 	if c.PortIsolation && !host.Port.Isolated {
-		add("isolated", "", "", fmt.Errorf(`"portIsolation": interface %q is not isolated`, host.Name), modes)
+		lacks("isolated", "", "", fmt.Errorf(`"portIsolation": interface %q is not isolated`, host.Name))
 	}
-	lost, err := c.portVLANs(c.v.VLANs, host.Link, place)
-	return append(all, lost...), err
+	lost, err := c.portVLANs(c.v.VLANs, host.Link, place, c.restorePort)
+	c.found = append(c.found, lost...)
+	return err
 }
 
 // master returns the name of the bridge on which the host's end is instead, and
@@ -276,9 +255,14 @@ func (c *comparison) master(port links.Link) (name, why string, err error) {
 	return other.Name, "somebody put it there", err
 }
 
-// enslave makes the host's end a port of the bridge again, unless it is one of
-// another.
-func (c *comparison) enslave(_ context.Context, conn *links.Conn, port links.Link) error {
+// restorePort makes the interface again a port that is up, on the bridge, in its modes and
+// its VLANs, unless it is a port of another bridge by now.
+func (c *config) restorePort(_ context.Context, conn *links.Conn, port links.Link) error {
+	if !port.Up() {
+		if err := conn.Change(port.Index, links.Change{Set: unix.IFF_UP}); err != nil {
+			return err
+		}
+	}
 	br, err := conn.Link(c.Bridge)
 	if err == nil {
 		err = c.fits(br)
@@ -286,10 +270,11 @@ func (c *comparison) enslave(_ context.Context, conn *links.Conn, port links.Lin
 	if err != nil {
 		return fmt.Errorf("bridge: %w", err)
 	}
-	if port.Port.Master != 0 && port.Port.Master != br.Index {
+	off := port.Port.Master == 0
+	if !off && port.Port.Master != br.Index {
 		return errors.New("it is on another bridge by now")
 	}
-	if port.Port.Master == 0 {
+	if off {
 		if err := conn.Enslave(port.Index, br.Index); err != nil {
 			return fmt.Errorf("put it on bridge %q: %w", c.Bridge, err)
 		}
@@ -297,15 +282,18 @@ func (c *comparison) enslave(_ context.Context, conn *links.Conn, port links.Lin
 	if err := conn.SetPortMode(port.Index, c.mode()); err != nil {
 		return err
 	}
-	return c.join(conn, br, port)
+	if off {
+		return c.join(conn, br, port)
+	}
+	return c.rejoin(conn, port)
 }
 
 // spoofing compares the rules against other MAC addresses. They name the host's
 // end, so they have no effect once that is renamed. Without that end, or the
 // recorded address, the rules cannot be made again.
-func (c *comparison) spoofing(ctx context.Context) ([]compare.Difference, error) {
+func (c *comparison) spoofing(ctx context.Context) error {
 	if !c.MACSpoofChk {
-		return nil, nil
+		return nil
 	}
 	want := fwrules.SpoofCheck{ContainerID: c.r.ContainerID, IfName: c.r.IfName}
 	if c.host.Ours && c.inside.Ours {
@@ -317,12 +305,12 @@ func (c *comparison) spoofing(ctx context.Context) ([]compare.Difference, error)
 			all[i].Fix, all[i].Why = nil, "the pair is not the recorded one"
 		}
 	}
-	return all, err
+	c.found = append(c.found, all...)
+	return err
 }
 
-func (c *comparison) masquerading(ctx context.Context) ([]compare.Difference, error) {
-	if c.IPAM.Type == "" {
-		return nil, nil
-	}
-	return c.CompareMasquerade(ctx, c.r, c.v)
+func (c *comparison) masquerading(ctx context.Context) error {
+	all, err := veth.CompareMasquerade(ctx, c.r, c.v)
+	c.found = append(c.found, all...)
+	return err
 }

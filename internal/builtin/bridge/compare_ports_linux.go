@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,7 +12,7 @@ import (
 // portVLANs compares the VLANs of a port, which is on the bridge, with the configured
 // ones. A missing one is added. Others may be somebody's, and so may the port's own VLAN
 // if that is another one now.
-func (c *vlanConfig) portVLANs(v compare.VLANs, port links.Link, place *compare.Place) (all []compare.Difference, err error) {
+func (c *vlanConfig) portVLANs(v compare.VLANs, port links.Link, place *compare.Place, restore fix) (all []compare.Difference, err error) {
 	want := c.vlans()
 	if len(want) == 0 {
 		return nil, nil
@@ -28,9 +27,7 @@ func (c *vlanConfig) portVLANs(v compare.VLANs, port links.Link, place *compare.
 			Kind: compare.BridgePort, Object: "VLANs of " + port.Name, Wanted: listed(missing),
 			Err: fmt.Errorf(`"vlan", "vlanTrunk": interface %q is not in VLAN %s`, port.Name, listed(missing)),
 		}
-		all = append(all, place.Lacks(d, func(_ context.Context, conn *links.Conn, now links.Link) error {
-			return addVLANs(conn, now, port.Port.Master, missing)
-		}))
+		all = append(all, place.Lacks(d, restore))
 	}
 	if taken != 0 {
 		own := has.Access()
@@ -82,17 +79,18 @@ func listed(all []links.VLAN) string {
 	return strings.Join(parts, ", ")
 }
 
-// addVLANs adds a port to VLANs, unless it has left the bridge or has got an own VLAN since
+// rejoin adds a port to the VLANs that it has lost, unless it has got an own VLAN since
 // the comparison.
-func addVLANs(conn *links.Conn, port links.Link, bridge int, missing []links.VLAN) error {
-	if port.Port.Master != bridge {
-		return fmt.Errorf("it is on another bridge by now")
+func (c *vlanConfig) rejoin(conn *links.Conn, port links.Link) error {
+	want := c.vlans()
+	if len(want) == 0 {
+		return nil
 	}
 	has, err := conn.VLANs(port.Index)
 	if err != nil {
 		return err
 	}
-	missing, _ = lostVLANs(missing, has)
+	missing, _ := lostVLANs(want, has)
 	for _, v := range missing {
 		if err := conn.AddVLAN(port.Index, v); err != nil {
 			return fmt.Errorf("put it in VLAN %d: %w", v.ID, err)

@@ -89,7 +89,7 @@ func load(r *plugin.Request) (*config, error) {
 		return nil, invalid(`"disableContainerInterface" excludes "ipam": an interface that is down has no use for addresses`)
 	}
 	c.IsGateway = c.IsGateway || c.IsDefaultGateway
-	return c, c.readMAC(r.Args)
+	return c, c.readMAC(r)
 }
 
 func invalid(format string, args ...any) error {

@@ -124,14 +124,25 @@ func (c *vlanConfig) join(conn *links.Conn, br, port links.Link) error {
 	return nil
 }
 
-// vlanName returns the name of the interface that is the gateway of a VLAN.
-func vlanName(bridge string, vlan int) string { return fmt.Sprintf("%s.%d", bridge, vlan) }
+// gatewayName returns the name of the interface that has the addresses of gateways: the
+// bridge, or in a VLAN one of its own.
+func (c *config) gatewayName() string {
+	if c.VLAN == 0 {
+		return c.Bridge
+	}
+	return fmt.Sprintf("%s.%d", c.Bridge, c.VLAN)
+}
+
+// access is the configuration of the port that leads to the gateway of a VLAN.
+func (c *config) access() *config {
+	return &config{Bridge: c.Bridge, vlanConfig: vlanConfig{VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}}
+}
 
 // ensureVLANInterface returns the interface that is the gateway of a VLAN: the
 // outer end of a pair whose inner end is a port of the bridge in that VLAN. A new
 // one gets the MAC address, or a random one.
-func (c *vlanConfig) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link, mac net.HardwareAddr) (links.Link, error) {
-	name := vlanName(br.Name, c.VLAN)
+func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link, mac net.HardwareAddr) (links.Link, error) {
+	name := c.gatewayName()
 	if len(name) >= unix.IFNAMSIZ {
 		return links.Link{}, invalid(`"vlan", "bridge": the gateway of the VLAN would be %q, whose name is too long`, name)
 	}
@@ -145,8 +156,7 @@ func (c *vlanConfig) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br
 	if err != nil {
 		return links.Link{}, err
 	}
-	access := vlanConfig{VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}
-	if err := access.join(conn, br, pair.Host); err != nil {
+	if err := c.access().join(conn, br, pair.Host); err != nil {
 		return links.Link{}, errors.Join(err, conn.Delete(pair.Host.Index))
 	}
 	if err := setUp(conn, r.Host, pair.Container.Index); err != nil {

@@ -3,8 +3,7 @@ package bridge
 import (
 	"net"
 
-	"github.com/containernetworking/cni/pkg/types"
-
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -23,23 +22,17 @@ type macConfig struct {
 	mac net.HardwareAddr // nil: a random one
 }
 
-// environment are the settings in CNI_ARGS.
-type environment struct {
-	types.CommonArgs
-	MAC types.UnmarshallableString `json:"mac,omitempty"`
-}
-
 // readMAC chooses the address from the runtime, the arguments in the
 // configuration, or CNI_ARGS, in this order.
-func (c *macConfig) readMAC(args string) (err error) {
-	var env environment
-	if err := types.LoadArgs(args, &env); err != nil {
-		return plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
+func (c *macConfig) readMAC(r *plugin.Request) error {
+	arg, err := caller.MAC(r)
+	if err != nil {
+		return err
 	}
 	for _, from := range []struct{ field, mac string }{
 		{"runtimeConfig.mac", c.RuntimeConfig.MAC},
 		{"args.cni.mac", c.Args.CNI.MAC},
-		{"MAC in CNI_ARGS", string(env.MAC)},
+		{"MAC in CNI_ARGS", arg},
 	} {
 		if from.mac == "" {
 			continue

@@ -38,9 +38,6 @@ func noteMade(record caller.Record, br links.Link) error {
 // noteHosts notes that the bridge is the host's.
 func noteHosts(record caller.Record) error { return record.NoteSoon(hostsNote, true) }
 
-// isHosts reports whether the bridge is noted as the host's.
-func isHosts(record caller.Record) bool { return string(record.Fact(hostsNote)) == "true" }
-
 // madeBy returns the note of an attachment, or nil. Attachments of earlier
 // versions, and of other plugins, have none.
 func madeBy(record caller.Record) (*made, error) {

@@ -10,22 +10,19 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// spoofCheck calls fn with the rules against other MAC addresses, and names the
-// field of the configuration in its error.
-func spoofCheck(g *caller.Given, r *plugin.Request, fn func(reference.SpoofCheck) error) error {
-	if err := fn(g.Firewalls(r.Host).SpoofCheck(r.ContainerID, r.IfName)); err != nil {
-		return spoofError(err)
-	}
-	return nil
+// spoofCheck returns the rules against other MAC addresses.
+func spoofCheck(ctx context.Context, r *plugin.Request) reference.SpoofCheck {
+	return caller.From(ctx).Firewalls(r.Host).SpoofCheck(r.ContainerID, r.IfName)
 }
 
+// spoofError names the field of the configuration in an error of the rules against other
+// MAC addresses.
 func spoofError(err error) error {
-	if errors.Is(err, reference.ErrLongComment) {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, reference.ErrLongComment):
 		return invalid(`"macspoofchk": %v`, err)
 	}
 	return fmt.Errorf(`"macspoofchk": %w`, err)
-}
-
-func removeSpoofCheck(ctx context.Context, g *caller.Given, r *plugin.Request) error {
-	return spoofCheck(g, r, func(s reference.SpoofCheck) error { return s.Remove(ctx) })
 }

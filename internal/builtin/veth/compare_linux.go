@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -108,7 +109,8 @@ const mostWait = 300 * time.Millisecond
 // Resolve has the host and the container find each other, through an interface of the
 // host and that of the container. With unanswered it asks only for the addresses that are
 // not known, when the container can answer.
-func Resolve(ctx context.Context, r *plugin.Request, conn *links.Conn, host, container int, addrs []netip.Addr, unanswered bool) error {
+func Resolve(ctx context.Context, r *plugin.Request, conn *links.Conn, host, container int, unanswered bool) error {
+	addrs := compare.AddressesOf(compare.OwnResult(r))
 	if unanswered {
 		left, err := conn.Unanswered(host, addrs)
 		if err != nil || len(left) == 0 {
@@ -123,15 +125,6 @@ func Resolve(ctx context.Context, r *plugin.Request, conn *links.Conn, host, con
 	return conn.Resolve(host, addrs, unanswered)
 }
 
-// CompareMasquerade compares the rules of [Config.Masquerade].
-func (c Config) CompareMasquerade(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
-	if !c.IPMasq {
-		return nil, nil
-	}
-	want := rules(r, addresses(compare.OwnResult(r), nil))
-	return compare.MissingRules(ctx, r, v, compare.Rule, want, masqueradeError)
-}
-
 // CompareForwarding reports whether the host forwards what arrives at an
 // interface, for the addresses' families. CHECK passes over it, and nobody
 // changes it: the setting is the host's, and affects all of its containers at
@@ -139,17 +132,17 @@ func (c Config) CompareMasquerade(ctx context.Context, r *plugin.Request, v *com
 //
 // For IPv6 the kernel looks at the setting "all" alone, which sets those of all
 // interfaces when it changes: it is off if those of lo and of the interface are.
-func CompareForwarding(v *compare.View, link links.Link, v4, v6 bool) (all []compare.Difference, err error) {
+func CompareForwarding(v *compare.View, link links.Link, addrs []netip.Prefix) (all []compare.Difference, err error) {
 	off := func(l links.Link, family string) bool {
 		return l.Has(links.Sysctl{Path: "net/" + family + "/conf/" + l.Name + "/forwarding", Value: "0"})
 	}
 	add := func(path string) {
 		all = append(all, compare.Difference{Kind: compare.Sysctl, Object: path, Wanted: "1", Found: "0", Why: "the setting is the host's"})
 	}
-	if v4 && off(link, "ipv4") {
+	if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is4() }) && off(link, "ipv4") {
 		add("net/ipv4/conf/" + link.Name + "/forwarding")
 	}
-	if v6 && off(link, "ipv6") {
+	if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() }) && off(link, "ipv6") {
 		lo, err := v.Host.Link("lo")
 		if err != nil {
 			return nil, err

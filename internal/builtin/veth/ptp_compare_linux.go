@@ -2,12 +2,11 @@ package veth
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/compare"
@@ -31,8 +30,7 @@ func (p PTP) Check(ctx context.Context, r *plugin.Request) error {
 // attachment that Add made. Routes of the container lead to its subnet through
 // the host's end.
 func (PTP) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
-	c, err := loadPTP(r)
-	if err != nil {
+	if _, err := loadPTP(r); err != nil {
 		return nil, err
 	}
 	end := Container(true)
@@ -45,20 +43,20 @@ func (PTP) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]c
 	if err != nil {
 		return nil, err
 	}
-	rules, err := c.CompareMasquerade(ctx, r, v)
+	compare.Announced(onHost, func(ctx context.Context, unanswered bool) error {
+		return host.Place(r).Do(ctx, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
+			return Resolve(ctx, r, conn, host.Index, host.Peer.Index, unanswered)
+		})
+	})
+	rules, err := CompareMasquerade(ctx, r, v)
 	if err != nil {
 		return nil, err
 	}
-	compare.Announced(onHost, func(ctx context.Context, unanswered bool) error { return announce(ctx, r, host, unanswered) })
-	all = append(append(all, onHost...), rules...)
+	var off []compare.Difference
 	if host.Exists {
-		off, err := forwarding(v, host.Link, r)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, off...)
+		off, err = CompareForwarding(v, host.Link, compare.PrefixesOf(compare.OwnResult(r)))
 	}
-	return compare.Of(r.Type, all), nil
+	return compare.Of(r.Type, slices.Concat(all, onHost, rules, off)), err
 }
 
 // subnetRoutes returns the routes of the container's addresses.
@@ -73,13 +71,14 @@ func subnetRoutes(result *types100.Result) (all []ipam.SubnetRoutes, err error) 
 
 // compareHost compares the host's end, and its addresses and routes.
 func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host, []compare.Difference, error) {
-	ends, err := endpoints(own(r.PrevResult))
+	ends, err := endpoints(compare.OwnResult(r))
 	if err != nil {
 		return Host{}, nil, err
 	}
-	host, all, err := CompareHost(r, v, container, func(_ context.Context, conn *links.Conn, link links.Link) error {
-		return setUp(conn, r, link, ends)
-	})
+	restore := func(ctx context.Context, conn *links.Conn, link links.Link) error {
+		return restoreHost(ctx, conn, r, link, ends)
+	}
+	host, all, err := CompareHost(r, v, container, restore)
 	if err != nil || !host.Exists {
 		return host, all, err
 	}
@@ -87,22 +86,15 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 	if err != nil {
 		return host, nil, fmt.Errorf("interface %q on the host: %w", host.Name, err)
 	}
-	has := make(map[netip.Addr]bool)
-	for _, a := range have {
-		has[a.Addr()] = true
-	}
-	add := func(kind compare.Kind, what netip.Prefix, err error, fix func(context.Context, *links.Conn, links.Link) error) {
+	lacks := func(kind compare.Kind, what netip.Prefix, err error) {
 		all = append(all, host.Place(r).Lacks(compare.Difference{
 			Kind: kind, Object: fmt.Sprintf("%s on %s", what, host.Name), Wanted: what.String(),
 			Err: fmt.Errorf("interface %q on the host: %w", host.Name, err),
-		}, fix))
+		}, restore))
 	}
 	for _, e := range ends {
-		if !has[e.gateway] {
-			add(compare.Address, single(e.gateway), fmt.Errorf("the gateway's address %s is missing", e.gateway),
-				func(ctx context.Context, conn *links.Conn, _ links.Link) error {
-					return assign(ctx, conn, host.Index, single(e.gateway))
-				})
+		if !slices.ContainsFunc(have, func(a links.Address) bool { return a.Addr() == e.gateway }) {
+			lacks(compare.Address, single(e.gateway), fmt.Errorf("the gateway's address %s is missing", e.gateway))
 		}
 		want := single(e.address.Addr())
 		ok, err := ipam.HasRoute(v.Host, host.Index, want)
@@ -110,72 +102,34 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 			return host, nil, fmt.Errorf("interface %q on the host: %w", host.Name, err)
 		}
 		if !ok {
-			add(compare.Route, want, fmt.Errorf("route %s is missing", want),
-				func(_ context.Context, conn *links.Conn, _ links.Link) error { return route(conn, host.Index, want) })
+			lacks(compare.Route, want, fmt.Errorf("route %s is missing", want))
 		}
 	}
 	return host, all, nil
 }
 
-// announce has the host and the container find each other.
-func announce(ctx context.Context, r *plugin.Request, host Host, unanswered bool) error {
-	return host.Place(r).Do(ctx, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
-		return Resolve(ctx, r, conn, host.Index, host.Peer.Index, compare.AddressesOf(own(r.PrevResult)), unanswered)
-	})
-}
-
-// setUp sets the host's end up. The link-local address, which went when it was
-// set down, comes first, because the kernel would first look for duplicates.
-func setUp(conn *links.Conn, r *plugin.Request, link links.Link, ends []endpoint) error {
-	for _, e := range ends {
-		if e.gateway.Is6() {
-			if _, err := conn.LinkLocal(r.Host, link); err != nil {
-				return err
-			}
+// restoreHost makes again what the host's end lacks. The link-local address, which goes when
+// the end is set down, comes first, because the kernel would first look for duplicates. A
+// route through another interface belongs to somebody else.
+func restoreHost(ctx context.Context, conn *links.Conn, r *plugin.Request, link links.Link, ends []endpoint) error {
+	if !link.Up() && slices.ContainsFunc(ends, func(e endpoint) bool { return e.gateway.Is6() }) {
+		if _, err := conn.LinkLocal(r.Host, link); err != nil {
+			return err
 		}
 	}
-	return conn.Change(link.Index, links.Change{Set: unix.IFF_UP})
-}
-
-// assign adds the address of a gateway to the host's end.
-func assign(ctx context.Context, conn *links.Conn, index int, p netip.Prefix) error {
-	if err := conn.AddAddress(index, p, 0); err != nil && !errors.Is(err, unix.EEXIST) {
-		return err
-	}
-	return ipam.Await(ctx, conn, index, []netip.Prefix{p})
-}
-
-// route adds the host's route to an address of the container. A route through
-// another interface belongs to somebody else.
-func route(conn *links.Conn, index int, to netip.Prefix) error {
 	do := conn.Requests()
-	do.AddRoute(index, toContainer(to), false, unix.EEXIST)
+	do.Up(link.Index)
+	gateways := addGateways(do, link.Index, ends)
 	if err := do.Send(); err != nil {
 		return err
 	}
-	ok, err := ipam.HasRoute(conn, index, to)
-	if err == nil && !ok {
-		err = fmt.Errorf("route %s leads through another interface", to)
-	}
-	return err
-}
-
-// forwarding compares the setting that concerns the container's packets.
-func forwarding(v *compare.View, host links.Link, r *plugin.Request) ([]compare.Difference, error) {
-	var v4, v6 bool
-	for _, ip := range own(r.PrevResult).IPs {
-		v4, v6 = v4 || ip.Address.IP.To4() != nil, v6 || ip.Address.IP.To4() == nil
-	}
-	return CompareForwarding(v, host, v4, v6)
-}
-
-// own returns a result with only the addresses of the container's interface.
-func own(result *types100.Result) *types100.Result {
-	filtered := &types100.Result{}
-	for _, ip := range result.IPs {
-		if ip != nil && ip.Interface != nil && *ip.Interface == containerInterface {
-			filtered.IPs = append(filtered.IPs, ip)
+	for _, e := range ends {
+		want := single(e.address.Addr())
+		if ok, err := ipam.HasRoute(conn, link.Index, want); err != nil {
+			return err
+		} else if !ok {
+			return fmt.Errorf("route %s leads through another interface", want)
 		}
 	}
-	return filtered
+	return ipam.Await(ctx, conn, link.Index, gateways)
 }

@@ -42,16 +42,22 @@ func (PTP) OnlyExecutable(config json.RawMessage) error {
 	return OnlyExecutable(known.PTP, config)
 }
 
-// Add connects the container.
-func (p PTP) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+// load reads a configuration for an ADD of this plugin.
+func (p PTP) load(r *plugin.Request) (*Config, error) {
 	c, err := loadPTP(r)
 	if err == nil {
 		err = p.OnlyExecutable(r.Config)
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = ipam.Named(r, c.IPAM.Type)
 	}
-	if err := ipam.Named(r, c.IPAM.Type); err != nil {
+	return c, err
+}
+
+// Add connects the container.
+func (p PTP) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	c, err := p.load(r)
+	if err != nil {
 		return nil, err
 	}
 	return Add(ctx, r, c.IPAM.Type, func(e *Ends) ipam.Maker { return &pointToPoint{Config: c, Ends: e} })
@@ -201,15 +207,9 @@ func (a *pointToPoint) configureContainer(ctx context.Context, result *types100.
 // configureHost assigns the addresses of the gateways to the host's end, adds
 // routes to the container's addresses, and makes the host forward.
 func (a *pointToPoint) configureHost(ends []endpoint) error {
-	do, index := a.OnHost.Requests(), a.Host.Index
-	var gateways []netip.Prefix
-	for _, e := range ends {
-		gateways = append(gateways, single(e.gateway))
-		do.AddAddress(index, single(e.gateway), 0, unix.EEXIST)
-		do.AddRoute(index, toContainer(single(e.address.Addr())), false, unix.EEXIST)
-	}
-	forwarding := AskForwarding(do, gateways)
-	link := do.LinkByIndex(index)
+	do := a.OnHost.Requests()
+	forwarding := AskForwarding(do, addGateways(do, a.Host.Index, ends))
+	link := do.LinkByIndex(a.Host.Index)
 	if err := do.Send(); err != nil {
 		return err
 	}
@@ -221,9 +221,15 @@ func (a *pointToPoint) configureHost(ends []endpoint) error {
 	return links.WriteSysctls(a.Request.Host, append(settings, forwarding()...)...)
 }
 
-// toContainer is the host's route to an address of the container.
-func toContainer(address netip.Prefix) links.Route {
-	return links.Route{Dst: address, Scope: unix.RT_SCOPE_HOST}
+// addGateways adds the addresses of the gateways, which it returns, and the host's routes
+// to the addresses of the container, as far as they are missing.
+func addGateways(do *links.Requests, index int, ends []endpoint) (gateways []netip.Prefix) {
+	for _, e := range ends {
+		gateways = append(gateways, single(e.gateway))
+		do.AddAddress(index, single(e.gateway), 0, unix.EEXIST)
+		do.AddRoute(index, links.Route{Dst: single(e.address.Addr()), Scope: unix.RT_SCOPE_HOST}, false, unix.EEXIST)
+	}
+	return gateways
 }
 
 // Del disconnects the container.
@@ -237,14 +243,8 @@ func (PTP) Del(ctx context.Context, r *plugin.Request) error {
 
 // Status asks the IPAM plugin.
 func (p PTP) Status(ctx context.Context, r *plugin.Request) error {
-	c, err := loadPTP(r)
-	if err == nil {
-		err = p.OnlyExecutable(r.Config)
-	}
+	c, err := p.load(r)
 	if err != nil {
-		return err
-	}
-	if err := ipam.Named(r, c.IPAM.Type); err != nil {
 		return err
 	}
 	return ipam.Status(ctx, r, c.IPAM.Type)

@@ -83,7 +83,7 @@ func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types
 	if !c.IPMasq {
 		return nil
 	}
-	return masqueradeError(caller.From(ctx).Firewalls(r.Host).Add(ctx, rules(r, addresses(result, nil))))
+	return masqueradeError(caller.From(ctx).Firewalls(r.Host).Add(ctx, rules(r, addresses(result))))
 }
 
 // masqueradeError names the field of the configuration in an error.
@@ -105,31 +105,25 @@ func Wants(r *plugin.Request) (fwrules.Rules, error) {
 	if err != nil || !c.IPMasq || c.IPAM.Type == "" {
 		return fwrules.Rules{}, err
 	}
-	return rules(r, addresses(compare.OwnResult(r), nil)), nil
+	return rules(r, addresses(compare.OwnResult(r))), nil
+}
+
+// CompareMasquerade compares the rules of [Config.Masquerade].
+func CompareMasquerade(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	want, err := Wants(r)
+	if err != nil || want.Masquerade == nil {
+		return nil, err
+	}
+	return compare.MissingRules(ctx, r, v, compare.Rule, want, masqueradeError)
 }
 
 // addresses returns the addresses of a result, which may be nil, together with
-// those found.
-func addresses(result *types100.Result, found []links.Address) []netip.Prefix {
-	var all []netip.Prefix
-	add := func(p netip.Prefix) {
-		if p.IsValid() && p.Addr().IsGlobalUnicast() && !slices.Contains(all, p) {
+// those found, each once.
+func addresses(result *types100.Result, found ...netip.Prefix) (all []netip.Prefix) {
+	for _, p := range append(compare.PrefixesOf(result), found...) {
+		if p.Addr().IsGlobalUnicast() && !slices.Contains(all, p) {
 			all = append(all, p)
 		}
-	}
-	if result != nil {
-		for _, ip := range result.IPs {
-			if ip == nil {
-				continue
-			}
-			// An invalid address was never assigned to an interface.
-			if p, err := links.Prefix(ip.Address); err == nil {
-				add(p)
-			}
-		}
-	}
-	for _, a := range found {
-		add(a.Prefix)
 	}
 	return all
 }
@@ -145,7 +139,7 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 		errs = append(errs, caller.From(ctx).Batch.Later(ctx, remove))
 	}
 	if c.IPMasq {
-		err := caller.From(ctx).Firewalls(r.Host).Remove(ctx, rules(r, addresses(r.PrevResult, found)))
+		err := caller.From(ctx).Firewalls(r.Host).Remove(ctx, rules(r, addresses(r.PrevResult, found...)))
 		errs = append(errs, masqueradeError(err))
 	}
 	return errors.Join(errs...)
@@ -155,7 +149,7 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 // function that deletes the end. It looks for the container's end, or for the
 // host's if the container's namespace is unknown. The function is nil if there is
 // none.
-func open(ctx context.Context, r *plugin.Request) (remove func(context.Context) error, found []links.Address, err error) {
+func open(ctx context.Context, r *plugin.Request) (remove func(context.Context) error, found []netip.Prefix, err error) {
 	ns, name := r.Container, r.IfName
 	var host types100.Interface
 	if ns == nil {
@@ -177,8 +171,9 @@ func open(ctx context.Context, r *plugin.Request) (remove func(context.Context) 
 	if err != nil {
 		return nil, nil, errors.Join(err, c.Close())
 	}
-	found, err = c.Addresses(link.Index)
-	for _, a := range found {
+	have, err := c.Addresses(link.Index)
+	for _, a := range have {
+		found = append(found, a.Prefix)
 		if !a.Addr().IsLinkLocalUnicast() {
 			err = errors.Join(err, c.DeleteAddress(link.Index, a.Prefix))
 		}
