@@ -16,16 +16,6 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// configurations with limits in one direction, the other, and both, and with
-// rates that need rounding.
-var configurations = map[string]string{
-	"ingress":    `"ingressRate": 8000000, "ingressBurst": 8000000`,
-	"egress":     `"egressRate": 123456789, "egressBurst": 3000001`,
-	"both":       `"ingressRate": 8, "ingressBurst": 8, "egressRate": 99999999999, "egressBurst": 34359738352`,
-	"capability": `"runtimeConfig": {"bandwidth": {"ingressRate": 1000003, "ingressBurst": 999, "egressRate": 77, "egressBurst": 123456}}`,
-	"none":       `"ingressRate": 0, "ingressBurst": 0`,
-}
-
 func ours(h plugintest.Host) plugintest.Side {
 	return plugintest.Ours(h.Host, func(string) plugin.Plugin { return Plugin{} })
 }
@@ -44,94 +34,8 @@ func described(t testing.TB, h plugintest.Host) string {
 	return strings.Join(plugintest.Audit(t, h.Host).Without(func(l string) bool { return strings.HasPrefix(l, "addr ") }), "\n")
 }
 
-// printed returns a result without the parts that differ between runs.
-func printed(t testing.TB, h plugintest.Host, out []byte) string {
-	t.Helper()
-	r, err := plugintest.Result(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := h.Portable(t, out)
-	for _, i := range r.Interfaces {
-		if strings.HasPrefix(i.Name, "bwp") {
-			if mac := nettest.Link(t, h.Host, i.Name).Attrs().HardwareAddr.String(); mac != i.Mac {
-				t.Errorf("interface %s has %s, and not %s", i.Name, mac, i.Mac)
-			}
-			text = strings.ReplaceAll(text, i.Mac, "RANDOM")
-		}
-	}
-	return text
-}
-
-func TestInterchange(t *testing.T) {
-	for name, config := range configurations {
-		t.Run(name, func(t *testing.T) {
-			var results, states [2]string
-			for i := range 2 {
-				h := plugintest.NewHost(t)
-				sides := []plugintest.Side{ours(h), plugintest.Theirs(t, h.Host)}
-				add, other := sides[i], sides[1-i]
-				before := plugintest.Audit(t, h.Host)
-				c := callFor(h, config)
-				c.Prev = add.Must(t, "ADD", c)
-				results[i], states[i] = printed(t, h, c.Prev), described(t, h)
-				other.Must(t, "CHECK", c)
-				add.Must(t, "CHECK", c)
-				other.Must(t, "DEL", c)
-				add.Must(t, "DEL", c)
-				nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
-				plugintest.NoLeak(t, before.Without(about("veth0")), plugintest.Audit(t, h.Host))
-			}
-			if results[0] != results[1] {
-				t.Errorf("got %s\nwant %s", results[0], results[1])
-			}
-			if states[0] != states[1] {
-				t.Errorf("got\n%s\nwant\n%s", states[0], states[1])
-			}
-			if got, want := strings.Contains(states[0], "tbf"), name != "none"; got != want {
-				t.Errorf("limited: %v, want %v:\n%s", got, want, states[0])
-			}
-		})
-	}
-}
-
 func about(name string) func(string) bool {
 	return func(line string) bool { return strings.Contains(line, name) }
-}
-
-func TestCheckDetects(t *testing.T) {
-	ifb := Device("podnet", "c1")
-	host := func(name string, f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host) {
-		return func(t *testing.T, h plugintest.Host) { nettest.Change(t, h.Host, name, f) }
-	}
-	other := limit{rate: 8_000_000, burst: 4000}
-	replace := func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscReplace(tbf(l.Attrs().Index, other)) }
-	for name, damage := range map[string]func(*testing.T, plugintest.Host){
-		"no tbf on the veth":  host("veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscDel(tbf(l.Attrs().Index, other)) }),
-		"another on the veth": host("veth0", replace),
-		"no tbf on the ifb":   host(ifb, func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscDel(tbf(l.Attrs().Index, other)) }),
-		"another on the ifb":  host(ifb, replace),
-		"no ifb":              host(ifb, func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
-		"ifb down":            host(ifb, func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }),
-		"no ingress queue":    host("veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.QdiscDel(ingress(l.Attrs().Index)) }),
-		"no redirection": host("veth0", func(nl *netlink.Handle, l netlink.Link) error {
-			filters, err := nl.FilterList(l, netlink.MakeHandle(0xffff, 0))
-			if err != nil {
-				return err
-			}
-			return nl.FilterDel(filters[0])
-		}),
-		"no veth": host("veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := plugintest.NewHost(t)
-			side, c := ours(h), callFor(h, `"ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000`)
-			c.Prev = side.Must(t, "ADD", c)
-			side.Must(t, "CHECK", c)
-			damage(t, h)
-			t.Log(side.MustFail(t, "CHECK", c))
-		})
-	}
 }
 
 // TestAddFails: an ADD that fails leaves the host as it was.

@@ -73,48 +73,6 @@ func down(t testing.TB, ns *netns.Handle, name string) {
 	nettest.Change(t, ns, name, func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) })
 }
 
-func TestHostDeviceCheckDetects(t *testing.T) {
-	own := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host, string) {
-		return func(t *testing.T, h plugintest.Host, _ string) { nettest.Change(t, h.Container, "net1", f) }
-	}
-	address := func(text string) func(*netlink.Handle, netlink.Link) error {
-		return func(nl *netlink.Handle, l netlink.Link) error {
-			addr, err := netlink.ParseAddr(text)
-			return errors.Join(err, nl.AddrDel(l, addr))
-		}
-	}
-	for name, damage := range map[string]func(*testing.T, plugintest.Host, string){
-		"gone": own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
-		"renamed": own(func(nl *netlink.Handle, l netlink.Link) error {
-			return errors.Join(nl.LinkSetDown(l), nl.LinkSetName(l, "net2"))
-		}),
-		"another MAC": own(func(nl *netlink.Handle, l netlink.Link) error {
-			return nl.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 9})
-		}),
-		"down":    own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }),
-		"no IPv4": own(address("10.1.0.2/24")),
-		"no IPv6": own(address("fd00::2/64")),
-		"no route": own(func(nl *netlink.Handle, l netlink.Link) error {
-			_, dst, err := net.ParseCIDR("10.9.0.0/16")
-			return errors.Join(err, nl.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst}))
-		}),
-		"address given back": func(t *testing.T, _ plugintest.Host, dir string) {
-			if err := os.Remove(filepath.Join(dir, "podnet", "10.1.0.2")); err != nil {
-				t.Fatal(err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			h, dir := deviceHost(t), t.TempDir()
-			side, c := deviceSide(h), deviceCall(h, dir, device)
-			c.Prev = side.Must(t, "ADD", c)
-			side.Must(t, "CHECK", c)
-			damage(t, h, dir)
-			t.Log(side.MustFail(t, "CHECK", c))
-		})
-	}
-}
-
 // TestAddFails: an ADD that fails leaves the interface on the host as it was.
 func TestHostDeviceAddFails(t *testing.T) {
 	for name, tt := range map[string]struct {

@@ -3,8 +3,6 @@ package lan
 import (
 	"context"
 	"errors"
-	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -49,67 +47,6 @@ func macvlanCall(h plugintest.Host, dir, config string) plugintest.Call {
 	return plugintest.Call{
 		Type: "macvlan", ID: "c1", IfName: "net1", NetNS: h.NetNS,
 		Config: strings.ReplaceAll(`{"cniVersion": "1.0.0", "name": "podnet", "type": "macvlan", `+config+`}`, "DIR", dir),
-	}
-}
-
-func TestMACVLANCheckDetects(t *testing.T) {
-	own := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host, string) {
-		return func(t *testing.T, h plugintest.Host, _ string) { nettest.Change(t, h.Container, "net1", f) }
-	}
-	address := func(text string) func(*netlink.Handle, netlink.Link) error {
-		return func(nl *netlink.Handle, l netlink.Link) error {
-			addr, err := netlink.ParseAddr(text)
-			if err != nil {
-				return err
-			}
-			return nl.AddrDel(l, addr)
-		}
-	}
-	route := func(text string) func(*netlink.Handle, netlink.Link) error {
-		return func(nl *netlink.Handle, l netlink.Link) error {
-			_, dst, err := net.ParseCIDR(text)
-			if err != nil {
-				return err
-			}
-			return nl.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst})
-		}
-	}
-	for name, damage := range map[string]func(*testing.T, plugintest.Host, string){
-		"interface gone": own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
-		"another type": own(func(nl *netlink.Handle, l netlink.Link) error {
-			return errors.Join(nl.LinkDel(l), nl.LinkAdd(&netlink.Bridge{LinkAttrs: nettest.Attrs("net1")}))
-		}),
-		"another mode": own(func(nl *netlink.Handle, l netlink.Link) error {
-			return nl.LinkSetMacvlanMode(l, netlink.MACVLAN_MODE_BRIDGE)
-		}),
-		"another MAC": own(func(nl *netlink.Handle, l netlink.Link) error {
-			return nl.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 9})
-		}),
-		"down":       own(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetDown(l) }),
-		"no IPv4":    own(address("10.1.0.2/24")),
-		"no IPv6":    own(address("fd00::2/64")),
-		"no route":   own(route("10.9.0.0/16")),
-		"no default": own(route("0.0.0.0/0")),
-		"no default, 6": own(func(nl *netlink.Handle, l netlink.Link) error {
-			return nl.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.ParseIP("fd00::1")})
-		}),
-		"master gone": func(t *testing.T, h plugintest.Host, _ string) {
-			nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
-		},
-		"address given back": func(t *testing.T, _ plugintest.Host, dir string) {
-			if err := os.Remove(filepath.Join(dir, "podnet", "fd00::2")); err != nil {
-				t.Fatal(err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			h, dir := macvlanHost(t), t.TempDir()
-			side, c := macvlanSide(h), macvlanCall(h, dir, all)
-			c.Prev = side.Must(t, "ADD", c)
-			side.Must(t, "CHECK", c)
-			damage(t, h, dir)
-			t.Log(side.MustFail(t, "CHECK", c))
-		})
 	}
 }
 

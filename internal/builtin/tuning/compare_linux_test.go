@@ -1,7 +1,6 @@
 package tuning
 
 import (
-	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -12,7 +11,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
 )
@@ -134,34 +132,3 @@ func TestARepairObeysTheAllowlist(t *testing.T) {
 	}
 }
 
-// TestAValueThatALaterPluginSetIsNoDifference, and is not set back.
-func TestAValueThatALaterPluginSetIsNoDifference(t *testing.T) {
-	h, notes := plugintest.NewHost(t), noting{notes: map[string]json.RawMessage{}}
-	ctx := caller.With(t.Context(), caller.Given{Record: notes})
-	var calls []plugintest.Call
-	for _, fields := range []string{
-		`"mtu": 1400, "sysctl": {"net.core.somaxconn": "500"}`, `"mtu": 1300, "sysctl": {"net.core.somaxconn": "600"}`,
-	} {
-		calls = append(calls, callFor(h, fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "type": "tuning", "dataDir": %q, %s}`, t.TempDir(), fields)))
-	}
-	var out []byte
-	for i, c := range calls {
-		if i > 0 {
-			c.Prev = out
-		}
-		var err error
-		if out, err = ours(h).Run(ctx, "ADD", c); err != nil {
-			t.Fatal(err)
-		}
-	}
-	was := described(t, h)
-	for i, c := range calls {
-		c.Prev = out
-		if found, left, err := plugintest.Compared(ctx, h.Host, with(Plugin{}), c, plugintest.RepairAll); err != nil || found+left != "" {
-			t.Errorf("plugin %d: found %s, left %s, %v", i, found, left, err)
-		}
-	}
-	if now := described(t, h); now != was {
-		t.Errorf("now %s, was %s", now, was)
-	}
-}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -55,85 +54,6 @@ func described(t testing.TB, h plugintest.Host) string {
 		}
 	}
 	return fmt.Sprint(s.Mac, " ", *s.Promisc, s.Mtu, *s.Allmulti, *s.TxQLen, sysctls)
-}
-
-// TestInterchange adds with one side, and checks and deletes with the other.
-// Results, the interface's settings, and the file are the same.
-func TestInterchange(t *testing.T) {
-	var results, backups, states [2]string
-	for i, name := range []string{"ours first", "theirs first"} {
-		t.Run(name, func(t *testing.T) {
-			h, dir := plugintest.NewHost(t), t.TempDir()
-			sides := []plugintest.Side{ours(h), plugintest.Theirs(t, h.Host)}
-			add, other := sides[i], sides[1-i]
-			before, had := plugintest.Audit(t, h.Container, dir), described(t, h)
-			c := callFor(h, fmt.Sprintf(configured, dir))
-			// The reference's CHECK compares sysctls including spaces.
-			c.Config = strings.Replace(c.Config, "2000 3000", `2000\t3000`, 1)
-			out := add.Must(t, "ADD", c)
-			results[i], states[i] = h.Portable(t, out), described(t, h)
-			data, err := os.ReadFile(filepath.Join(dir, "c1_eth0.json"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			backups[i] = string(data)
-			c.Prev = out
-			other.Must(t, "CHECK", c)
-			add.Must(t, "CHECK", c)
-			other.Must(t, "DEL", c)
-			add.Must(t, "DEL", c)
-			plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
-			if got, want := described(t, h), strings.NewReplacer("[0", "[1", "32768 60999", "2000 3000").Replace(had); got != want {
-				t.Errorf("after DEL: %s, want %s", got, want)
-			}
-		})
-	}
-	if results[0] != results[1] || backups[0] != backups[1] || states[0] != states[1] {
-		t.Errorf("ours:\n%s\n%s\n%s\ntheirs:\n%s\n%s\n%s", results[0], backups[0], states[0], results[1], backups[1], states[1])
-	}
-	if want := "02:00:00:00:00:99 true 1400 true 77 [1 2000 3000]"; states[0] != want {
-		t.Errorf("got %s, want %s", states[0], want)
-	}
-}
-
-func TestCheckDetects(t *testing.T) {
-	sysctl := func(file, value string) func(*testing.T, plugintest.Host) {
-		return func(t *testing.T, h plugintest.Host) {
-			if err := h.Container.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/"+file, []byte(value), 0o644) }); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	link := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host) {
-		return func(t *testing.T, h plugintest.Host) { nettest.Change(t, h.Container, "eth0", f) }
-	}
-	for want, damage := range map[string]func(*testing.T, plugintest.Host){
-		`sysctl "net.ipv4.conf.IFNAME.arp_filter" is "0", and not "1" as configured`:              sysctl("conf/eth0/arp_filter", "0"),
-		`sysctl "net.ipv4.ip_local_port_range" is "2000 3001", and not "2000 3000" as configured`: sysctl("ip_local_port_range", "2000 3001"),
-		`interface "eth0": mac is 02:00:00:00:00:98, and not 02:00:00:00:00:99 as configured`: link(func(nl *netlink.Handle, l netlink.Link) error {
-			return nl.LinkSetHardwareAddr(l, net.HardwareAddr{2, 0, 0, 0, 0, 0x98})
-		}),
-		`interface "eth0": promisc is false, and not true as configured`:  link(func(nl *netlink.Handle, l netlink.Link) error { return nl.SetPromiscOff(l) }),
-		`interface "eth0": mtu is 1401, and not 1400 as configured`:       link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetMTU(l, 1401) }),
-		`interface "eth0": allmulti is false, and not true as configured`: link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetAllmulticastOff(l) }),
-		`interface "eth0": txQLen is 78, and not 77 as configured`:        link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetTxQLen(l, 78) }),
-		`interface "eth0": no such device`:                                link(func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) }),
-	} {
-		t.Run(want, func(t *testing.T) {
-			h := plugintest.NewHost(t)
-			side, c := ours(h), callFor(h, fmt.Sprintf(configured, t.TempDir()))
-			c.Prev = side.Must(t, "ADD", c)
-			side.Must(t, "CHECK", c)
-			damage(t, h)
-			err := side.MustFail(t, "CHECK", c)
-			if strings.Contains(want, "no such device") {
-				want = `sysctl "net.ipv4.conf.IFNAME.arp_filter": open /proc/sys/net/ipv4/conf/eth0/arp_filter: no such file or directory`
-			}
-			if err.Error() != want {
-				t.Errorf("got %v\nwant %s", err, want)
-			}
-		})
-	}
 }
 
 // TestDel: DEL leaves no file, unless the interface is missing: the device may

@@ -10,6 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
@@ -128,17 +129,31 @@ func (a *attached) wantStates(before [2]string) {
 	}
 }
 
-// TestRepairMakesAgainWhatIsGone: each kind of damage is found, and repaired so
-// that nothing differs from the time before.
-func TestRepairMakesAgainWhatIsGone(t *testing.T) {
+// damage is something that happens to an attachment.
+type damage struct {
+	name   string
+	where  string // "host" or "container"
+	script string // VETH is the host's end
+	check  string // the error of CHECK; empty: any
+	want   string // the differences without the errors of CHECK; empty: any
+	after  string // "stays": it is not repaired; "differs": there is more than before
+}
+
+// TestDamageIsFoundAndRepaired: CHECK reports each kind of damage, and unless somebody
+// else has a hand in it, it is repaired so that nothing differs from the time before.
+func TestDamageIsFoundAndRepaired(t *testing.T) {
 	tests := []struct {
 		side    attaching
-		damages []damage // want: the differences without the errors of CHECK
+		damages []damage
 	}{
 		{attaching{name: "bridge", typ: "bridge", conf: `"isGateway": true, "mtu": 1400, "ipMasq": true, ` + staticGW}, []damage{
-			{"the rules are gone", "host", "nft flush ruleset", ``},
-			{"the container's end is down", "container", "ip link set eth0 down",
-				`bridge container interface "eth0": wanted "up", found "down"; fix
+			{name: "the rules are gone", where: "host", script: "nft flush ruleset"},
+			{name: "the container's end is gone", where: "container", script: "ip link del eth0", after: "stays",
+				check: `in the container: interface "eth0": no such device`},
+			{name: "the container's end is another's", where: "container", script: "ip link del eth0; ip link add eth0 type bridge; ip link set eth0 up", after: "stays",
+				check: `interface "eth0" in the container: it is not a veth interface, but "bridge"`},
+			{name: "the container's end is down", where: "container", script: "ip link set eth0 down", check: `interface "eth0" in the container: it is down`,
+				want: `bridge container interface "eth0": wanted "up", found "down"; fix
 bridge container route "10.1.0.0/24 on eth0": wanted "10.1.0.0/24", found ""; fix
 bridge container route "fd00:1::/64 on eth0": wanted "fd00:1::/64", found ""; fix
 bridge container route "0.0.0.0/0 on eth0": wanted "0.0.0.0/0 via 10.1.0.7", found ""; fix
@@ -146,70 +161,93 @@ bridge container route "::/0 on eth0": wanted "::/0 via fd00:1::7", found ""; fi
 bridge container route "10.7.0.0/16 on eth0": wanted "10.7.0.0/16 via 10.1.0.9", found ""; fix
 bridge container route "10.8.0.0/16 on eth0": wanted "10.8.0.0/16 via 10.1.0.7 table 300", found ""; fix
 bridge container route "10.9.0.0/16 on eth0": wanted "10.9.0.0/16 via 10.1.0.7", found ""; fix`},
-			{"the host's end is down", "host", "ip link set VETH down", `bridge host interface "vethX": wanted "up", found "down"; fix`},
-			{"the host's end is off the bridge", "host", "ip link set VETH nomaster", `bridge host bridge port "vethX": wanted "cni0", found ""; fix`},
-			{"the bridge is gone", "host", "ip link del cni0",
-				`bridge host bridge "cni0": wanted "MAC", found ""; fix
+			{name: "its MAC is another", where: "container", script: "ip link set eth0 address 02:00:00:00:00:42", after: "stays",
+				check: `interface "eth0" in the container: its MAC address is 02:00:00:00:00:42, not MAC`},
+			{name: "the host's end is down", where: "host", script: "ip link set VETH down", check: `interface "vethX" on the host: it is down`,
+				want: `bridge host interface "vethX": wanted "up", found "down"; fix`},
+			{name: "the host's end is off the bridge", where: "host", script: "ip link set VETH nomaster", check: `interface "vethX" is not on bridge "cni0"`,
+				want: `bridge host bridge port "vethX": wanted "cni0", found ""; fix`},
+			{name: "the host's end is on another bridge", where: "host", script: "ip link add other type bridge; ip link set VETH master other", after: "stays",
+				check: `interface "vethX" is not on bridge "cni0"`},
+			{name: "the bridge is gone", where: "host", script: "ip link del cni0", check: `bridge: interface "cni0": no such device`,
+				want: `bridge host bridge "cni0": wanted "MAC", found ""; fix
 bridge host bridge port "vethX": wanted "cni0", found ""; fix
 bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; fix
 bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; fix`},
-			{"the bridge is down", "host", "ip link set cni0 down",
-				`bridge host bridge "cni0": wanted "up", found "down"; fix
+			{name: "the bridge is no bridge", where: "host", script: "ip link del cni0; ip link add cni0 type veth peer name x", after: "stays",
+				check: `interface "cni0" is not a bridge, but "veth"`},
+			{name: "the bridge is down", where: "host", script: "ip link set cni0 down", check: `bridge "cni0" is down`,
+				want: `bridge host bridge "cni0": wanted "up", found "down"; fix
 bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; fix`},
-			{"the bridge lost its addresses", "host", "ip addr flush dev cni0 scope global",
-				`bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; fix
+			{name: "the bridge lost its addresses", where: "host", script: "ip addr flush dev cni0 scope global", check: `interface "cni0" lacks the gateway's address 10.1.0.7/24`,
+				want: `bridge host address "10.1.0.7/24 on cni0": wanted "10.1.0.7/24", found ""; fix
 bridge host address "fd00:1::7/64 on cni0": wanted "fd00:1::7/64", found ""; fix`},
-			{"the host's routes are gone", "host", "ip route flush table main; ip -6 route flush dev cni0",
-				`bridge host route "10.1.0.0/24 on cni0": wanted "10.1.0.0/24", found ""; fix
+			{name: "the host's routes are gone", where: "host", script: "ip route flush table main; ip -6 route flush dev cni0",
+				want: `bridge host route "10.1.0.0/24 on cni0": wanted "10.1.0.0/24", found ""; fix
 bridge host route "fd00:1::/64 on cni0": wanted "fd00:1::/64", found ""; fix`},
-			{"the IPv4 address is gone", "container", "ip addr del 10.1.0.2/24 dev eth0",
-				`bridge container address "10.1.0.2/24 on eth0": wanted "10.1.0.2/24", found ""; fix
+			{name: "the IPv4 address is gone", where: "container", script: "ip addr del 10.1.0.2/24 dev eth0", check: `interface "eth0" in the container: address 10.1.0.2/24 is missing`,
+				want: `bridge container address "10.1.0.2/24 on eth0": wanted "10.1.0.2/24", found ""; fix
 bridge container route "10.1.0.0/24 on eth0": wanted "10.1.0.0/24", found ""; fix
 bridge container route "0.0.0.0/0 on eth0": wanted "0.0.0.0/0 via 10.1.0.7", found ""; fix
 bridge container route "10.7.0.0/16 on eth0": wanted "10.7.0.0/16 via 10.1.0.9", found ""; fix
 bridge container route "10.8.0.0/16 on eth0": wanted "10.8.0.0/16 via 10.1.0.7 table 300", found ""; fix
 bridge container route "10.9.0.0/16 on eth0": wanted "10.9.0.0/16 via 10.1.0.7", found ""; fix`},
-			{"the routes are gone", "container", "ip route flush dev eth0; ip -6 route flush dev eth0 proto boot; ip -6 route del fd00:1::/64",
-				``},
+			{name: "the length is another", where: "container", after: "stays",
+				script: "ip addr add 10.1.0.2/25 dev eth0; ip addr del 10.1.0.2/24 dev eth0; ip route replace 10.1.0.0/24 dev eth0",
+				check:  `interface "eth0" in the container: address 10.1.0.2/24 is missing`},
+			{name: "a route is of another table", where: "container", script: "ip route del 10.8.0.0/16 table 300; ip route add 10.8.0.0/16 via 10.1.0.7", after: "differs",
+				check: `interface "eth0" in the container: route 10.8.0.0/16 via 10.1.0.7 is missing`},
+			{name: "the routes are gone", where: "container", script: "ip route flush dev eth0; ip -6 route flush dev eth0 proto boot; ip -6 route del fd00:1::/64",
+				check: `interface "eth0" in the container: route 10.1.0.0/24 is missing`},
+		}},
+		{attaching{name: "forced", typ: "bridge", conf: `"isGateway": true, "forceAddress": true, ` + staticGW}, []damage{
+			{name: "no address", where: "host", script: "ip addr flush dev cni0 scope global", check: `interface "cni0" lacks the gateway's address 10.1.0.7/24`},
 		}},
 		{attaching{name: "spoofing", typ: "bridge", conf: `"macspoofchk": true, ` + static4}, []damage{
-			{"no rules", "host", "nft flush ruleset", ``},
-			{"no jump", "host", "nft flush chain bridge nat PREROUTING", ``},
+			{name: "no rules", where: "host", script: "nft flush ruleset",
+				check: `"macspoofchk": chain "cni-br-iface-id-c1-eth0" of table bridge nat has 0 rules with the comment "macspoofchk-id-c1-eth0", not 1`},
+			{name: "no jump", where: "host", script: "nft flush chain bridge nat PREROUTING"},
 		}},
 		{attaching{name: "modes", typ: "bridge", conf: `"hairpinMode": true, "portIsolation": true, ` + static4}, []damage{
-			{"hairpin", "host", "bridge link set dev VETH hairpin off", `bridge host bridge port "vethX": wanted "hairpin", found ""; fix`},
-			{"isolated", "host", "bridge link set dev VETH isolated off", `bridge host bridge port "vethX": wanted "isolated", found ""; fix`},
-			{"off the bridge", "host", "ip link set VETH nomaster", `bridge host bridge port "vethX": wanted "cni0", found ""; fix`},
+			{name: "hairpin", where: "host", script: "bridge link set dev VETH hairpin off", check: `"hairpinMode": interface "vethX" is not in hairpin mode`,
+				want: `bridge host bridge port "vethX": wanted "hairpin", found ""; fix`},
+			{name: "isolated", where: "host", script: "bridge link set dev VETH isolated off", check: `"portIsolation": interface "vethX" is not isolated`,
+				want: `bridge host bridge port "vethX": wanted "isolated", found ""; fix`},
+			{name: "off the bridge", where: "host", script: "ip link set VETH nomaster", want: `bridge host bridge port "vethX": wanted "cni0", found ""; fix`},
 		}},
 		{attaching{name: "promiscuous", typ: "bridge", conf: `"promiscMode": true, ` + static4}, []damage{
-			{"not set", "host", "ip link set cni0 promisc off", `bridge host bridge "cni0": wanted "promiscuous", found ""; fix`},
+			{name: "not set", where: "host", script: "ip link set cni0 promisc off", check: `"promiscMode": bridge "cni0" is not in promiscuous mode`,
+				want: `bridge host bridge "cni0": wanted "promiscuous", found ""; fix`},
 		}},
 		{attaching{name: "vlan", typ: "bridge", conf: `"isGateway": true, "vlan": 100, "vlanTrunk": [{"minID": 200, "maxID": 202}], ` + staticGW}, []damage{
-			{"off the bridge", "host", "ip link set VETH nomaster", `bridge host bridge port "vethX": wanted "cni0", found ""; fix`},
-			{"the bridge is gone", "host", "ip link del cni0", ``},
-			{"the gateway is down", "host", "ip link set cni0.100 down", ``},
-			{"the gateway is gone", "host", "ip link del cni0.100",
-				`bridge host interface "cni0.100": wanted "MAC", found ""; fix
+			{name: "off the bridge", where: "host", script: "ip link set VETH nomaster", want: `bridge host bridge port "vethX": wanted "cni0", found ""; fix`},
+			{name: "the bridge is gone", where: "host", script: "ip link del cni0"},
+			{name: "the gateway is down", where: "host", script: "ip link set cni0.100 down"},
+			{name: "the gateway is gone", where: "host", script: "ip link del cni0.100",
+				want: `bridge host interface "cni0.100": wanted "MAC", found ""; fix
 bridge host address "10.1.0.7/24 on cni0.100": wanted "10.1.0.7/24", found ""; fix
 bridge host address "fd00:1::7/64 on cni0.100": wanted "fd00:1::7/64", found ""; fix`},
 		}},
 		{attaching{name: "ptp", typ: "ptp", conf: `"ipMasq": true, ` + staticGW}, []damage{
-			{"the container's end is down", "container", "ip link set eth0 down", ``},
-			{"the IPv4 address is gone", "container", "ip addr del 10.1.0.2/24 dev eth0", ``},
-			{"the IPv6 address is gone", "container", "ip addr del fd00:1::2/64 dev eth0", ``},
-			{"the routes are gone", "container", "ip route flush dev eth0; ip -6 route flush dev eth0 proto boot", ``},
-			{"the host's end is down", "host", "ip link set VETH down",
-				`ptp host interface "vethX": wanted "up", found "down"; fix
+			{name: "the container's end is down", where: "container", script: "ip link set eth0 down"},
+			{name: "the IPv4 address is gone", where: "container", script: "ip addr del 10.1.0.2/24 dev eth0"},
+			{name: "the IPv6 address is gone", where: "container", script: "ip addr del fd00:1::2/64 dev eth0", check: `interface "eth0" in the container: address fd00:1::2/64 is missing`},
+			{name: "the routes are gone", where: "container", script: "ip route flush dev eth0; ip -6 route flush dev eth0 proto boot"},
+			{name: "the host's end is down", where: "host", script: "ip link set VETH down", check: `interface "vethX" on the host: it is down`,
+				want: `ptp host interface "vethX": wanted "up", found "down"; fix
 ptp host address "fd00:1::7/128 on vethX": wanted "fd00:1::7/128", found ""; fix
 ptp host route "fd00:1::2/128 on vethX": wanted "fd00:1::2/128", found ""; fix`},
-			{"the host's routes are gone", "host", "ip route del 10.1.0.2/32; ip -6 route del fd00:1::2/128",
-				`ptp host route "10.1.0.2/32 on vethX": wanted "10.1.0.2/32", found ""; fix
+			{name: "the host's end is another's", where: "host", after: "differs",
+				script: "M=$(ip -br link show VETH | awk '{print $3}'); ip link set VETH down; ip link set VETH name other; ip link add VETH address $M type veth peer name x; ip link set VETH up; ip link set x up",
+				check:  `interface "other" on the host: it is down`},
+			{name: "the host's routes are gone", where: "host", script: "ip route del 10.1.0.2/32; ip -6 route del fd00:1::2/128", check: `interface "vethX" on the host: route 10.1.0.2/32 is missing`,
+				want: `ptp host route "10.1.0.2/32 on vethX": wanted "10.1.0.2/32", found ""; fix
 ptp host route "fd00:1::2/128 on vethX": wanted "fd00:1::2/128", found ""; fix`},
-			{"the host's addresses are gone", "host", "ip addr flush dev VETH scope global",
-				`ptp host address "10.1.0.7/32 on vethX": wanted "10.1.0.7/32", found ""; fix
+			{name: "the host's addresses are gone", where: "host", script: "ip addr flush dev VETH scope global", check: `interface "vethX" on the host: the gateway's address 10.1.0.7 is missing`,
+				want: `ptp host address "10.1.0.7/32 on vethX": wanted "10.1.0.7/32", found ""; fix
 ptp host route "10.1.0.2/32 on vethX": wanted "10.1.0.2/32", found ""; fix
 ptp host address "fd00:1::7/128 on vethX": wanted "fd00:1::7/128", found ""; fix`},
-			{"the rules are gone", "host", "nft flush ruleset", ``},
+			{name: "the rules are gone", where: "host", script: "nft flush ruleset"},
 		}},
 	}
 	for _, test := range tests {
@@ -218,30 +256,53 @@ ptp host address "fd00:1::7/128 on vethX": wanted "fd00:1::7/128", found ""; fix
 			continue
 		}
 		for _, d := range test.damages {
-			t.Run(test.side.name+"/"+d.name, func(t *testing.T) {
-				h := newHost(t)
-				a := h.attach(test.side, "c1")
-				expect.Same(t, "differences of a healthy container", a.differences(), "")
-				before := a.states()
-				script := strings.ReplaceAll(d.script, "VETH", h.hostEnd(a.c.prev))
-				if d.where == "host" {
-					h.sh(script)
-				} else {
-					h.in(a.c.id, script)
-				}
-				found := a.differences()
-				switch {
-				case d.want != "":
-					expect.Same(t, "differences", a.short(), d.want)
-				case found == "":
-					t.Error("there is no difference")
-				}
-				expect.Same(t, "what is left", a.repair(true), "")
-				a.wantStates(before)
-				h.must("CHECK", a.c)
-			})
+			t.Run(test.side.name+"/"+d.name, func(t *testing.T) { d.happens(newHost(t), test.side) })
 		}
 	}
+}
+
+func (d damage) happens(h *host, side attaching) {
+	t := h.t
+	a := h.attach(side, "c1")
+	expect.Same(t, "differences of a healthy container", a.differences(), "")
+	before := a.states()
+	script := strings.ReplaceAll(d.script, "VETH", h.hostEnd(a.c.prev))
+	if d.where == "host" {
+		h.sh(script)
+	} else {
+		h.in(a.c.id, script)
+	}
+	found := a.differences()
+	switch {
+	case d.want != "":
+		expect.Same(t, "differences", a.short(), d.want)
+	case found == "":
+		t.Error("there is no difference")
+	}
+	if d.check != "" {
+		h.mustFail("CHECK", a.c, d.check)
+	}
+	switch left := a.repair(true); {
+	case d.after == "stays":
+		if left == "" {
+			t.Error("nothing is left")
+		}
+	default:
+		expect.Same(t, "what is left", left, "")
+		if d.after == "" {
+			a.wantStates(before)
+		}
+		h.must("CHECK", a.c)
+	}
+	h.must("DEL", a.c)
+}
+
+// hostEnd returns the name of the host's end in a result.
+func (h *host) hostEnd(result []byte) string {
+	h.t.Helper()
+	r, err := plugintest.Result(result)
+	expect.NoError(h.t, err)
+	return veth.HostInterface(r, ifName).Name
 }
 
 // filtersVLANs reports whether the kernel's bridges can filter VLANs.
@@ -267,4 +328,24 @@ func eventually(t testing.TB, holds func() bool) bool {
 
 func lineDiff(before, after string) (gained, lost []string) {
 	return audit.Diff(audit.Lines(strings.Split(before, "\n")), audit.Lines(strings.Split(after, "\n")))
+}
+
+func TestCheckReportsWhatTheResultLacks(t *testing.T) {
+	h := newHost(t)
+	c := attaching{typ: "bridge", conf: static4}.call()
+	h.namespace(c.id)
+	h.must("ADD", c)
+	h.mustFail("CHECK", c, `IPAM plugin "static": prevResult is missing: there is nothing to check against`)
+	with := func(rest string) {
+		c.prev = []byte(h.expand(`{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}], ` + rest + `}`))
+	}
+	with(`"interfaces": [{"name": "cni0"}, {"name": "eth0", "sandbox": "/one"}, {"name": "eth0", "sandbox": "/another"}]`)
+	h.mustFail("CHECK", c, `prevResult has no interface "eth0" in DIR/netns/c1`)
+	with(`"interfaces": [{"name": "eth0", "sandbox": "DIR/netns/c1"}]`)
+	h.mustFail("CHECK", c, `prevResult has no bridge "cni0"`)
+	with(`"interfaces": [{"name": "eth0", "sandbox": "DIR/netns/c1"}, {"name": "cni0"}]`)
+	h.mustFail("CHECK", c, `prevResult has no interface of the host before "eth0"`)
+	c.conf = strings.Replace(c.conf, static4, `"mtu": 0`, 1)
+	c.prev = nil
+	h.mustFail("CHECK", c, `prevResult is missing: there is nothing to check against`)
 }
