@@ -22,7 +22,7 @@ func TestNewRemembers(t *testing.T) {
 // TestEveryPluginIsInTheTable of known types. Without a row, nothing that the
 // plugin makes is swept.
 func TestEveryPluginIsInTheTable(t *testing.T) {
-	for typ := range plugins {
+	for typ := range plugins() {
 		if Lookup(typ) == nil || !known.Has(typ) {
 			t.Errorf("%s: plugin %v, in the table: %t", typ, Lookup(typ), known.Has(typ))
 		}

@@ -4,5 +4,5 @@ package builtin
 
 import "github.com/embedcni/cni/plugin"
 
-// Lookup returns nil: the plugins need Linux.
-func Lookup(string) plugin.Plugin { return nil }
+// plugins returns nil: the plugins need Linux.
+func plugins() map[string]plugin.Plugin { return nil }

@@ -74,7 +74,7 @@ var damagings = map[string]damaging{
 // TestTheTableSaysWhatIsRepaired: every plugin compares, and makes again what the table
 // of known types says, and nothing else.
 func TestTheTableSaysWhatIsRepaired(t *testing.T) {
-	for typ := range plugins {
+	for typ := range plugins() {
 		row := known.Of(typ)
 		if _, ok := Lookup(typ).(compare.Comparer); !ok || !row.Compared {
 			t.Errorf("%s: it compares: %t, the table says %t", typ, ok, row.Compared)

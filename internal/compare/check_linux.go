@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -21,11 +20,6 @@ func Check(ctx context.Context, r *plugin.Request, p Comparer) (err error) {
 	if err != nil {
 		return err
 	}
-	return First(all)
-}
-
-// First returns the error of the first difference that has one.
-func First(all []Difference) error {
 	for _, d := range all {
 		if d.Err != nil {
 			return d.Err
@@ -39,29 +33,22 @@ func First(all []Difference) error {
 func Kernel(ctx context.Context, r *plugin.Request) (v *View, done func() error, err error) {
 	g := caller.From(ctx)
 	v = &View{Rules: g.Firewalls(r.Host)}
-	var open []*links.Conn
-	done = func() error {
-		var errs []error
-		for _, c := range open {
-			errs = append(errs, c.Close())
-		}
-		return errors.Join(errs...)
-	}
+	done = func() error { return nil }
 	if r.Host != nil {
 		c, err := g.Conns.Borrow(r.Host)
 		if err != nil {
 			return nil, nil, err
 		}
-		open = append(open, c)
-		v.Host, v.Queues, v.VLANs = c, c, c
+		v.Host, v.Queues, v.VLANs, done = c, c, c, c.Close
 	}
 	if r.Container != nil {
 		c, err := g.Conns.Borrow(r.Container)
 		if err != nil {
 			return nil, nil, errors.Join(err, done())
 		}
-		open = append(open, c)
 		v.Container = c
+		first := done
+		done = func() error { return errors.Join(first(), c.Close()) }
 	}
 	return v, done, nil
 }

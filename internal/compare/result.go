@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -39,6 +40,20 @@ func Reported(r *plugin.Request) (*types100.Interface, error) {
 	return named[0], nil
 }
 
+// OnHost returns the first interface of the host in the previous result that has one of
+// the names, or nil.
+func OnHost(r *plugin.Request, names ...string) *types100.Interface {
+	if r.PrevResult == nil {
+		return nil
+	}
+	for _, i := range r.PrevResult.Interfaces {
+		if i != nil && i.Sandbox == "" && slices.Contains(names, i.Name) {
+			return i
+		}
+	}
+	return nil
+}
+
 // OwnResult returns the previous result without the addresses of other interfaces,
 // which a later plugin may have made. An address without an interface belongs to
 // the container.
@@ -56,13 +71,8 @@ func OwnResult(r *plugin.Request) *types100.Result {
 
 // AddressesOf returns the addresses of a result, which may be nil.
 func AddressesOf(result *types100.Result) (all []netip.Addr) {
-	if result == nil {
-		return nil
-	}
-	for _, ip := range result.IPs {
-		if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {
-			all = append(all, addr.Unmap())
-		}
+	for _, p := range PrefixesOf(result) {
+		all = append(all, p.Addr())
 	}
 	return all
 }
@@ -74,6 +84,9 @@ func PrefixesOf(result *types100.Result) (all []netip.Prefix) {
 		return nil
 	}
 	for _, ip := range result.IPs {
+		if ip == nil {
+			continue
+		}
 		if p, ok := prefix(ip.Address); ok {
 			all = append(all, p)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -67,19 +66,6 @@ func names(r *plugin.Request) []string {
 	}
 }
 
-// reported returns the ifb device in the previous result, or nil.
-func reported(r *plugin.Request) *types100.Interface {
-	if r.PrevResult == nil {
-		return nil
-	}
-	for _, i := range r.PrevResult.Interfaces {
-		if i.Sandbox == "" && slices.Contains(names(r), i.Name) {
-			return i
-		}
-	}
-	return nil
-}
-
 // Del deletes the ifb device in the previous result if it still has the reported
 // hardware address: another interface of the container may have a device of that
 // name. If the result lacks it, Del deletes the device to which the interface's own
@@ -90,7 +76,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	made := reported(r)
+	made := compare.OnHost(r, names(r)...)
 	switch {
 	case made != nil || c.egress == (limit{}):
 	case r.PrevResult == nil:

@@ -95,7 +95,7 @@ func (c *comparison) bucket(link links.Link, l limit, fix func(context.Context) 
 // egress compares the ifb device, and what leads the packets to it that the host's end
 // receives.
 func (c *comparison) egress(l limit) error {
-	device, made := types100.Interface{Name: names(c.request)[0]}, reported(c.request)
+	device, made := types100.Interface{Name: names(c.request)[0]}, compare.OnHost(c.request, names(c.request)...)
 	if made != nil {
 		device = *made
 	}

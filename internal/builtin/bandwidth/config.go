@@ -28,10 +28,6 @@ type settings struct {
 	EgressBurst  *uint64 `json:"egressBurst"`
 }
 
-func (s settings) any() bool {
-	return s.IngressRate != nil || s.IngressBurst != nil || s.EgressRate != nil || s.EgressBurst != nil
-}
-
 // netConf is the part of a request configuration that bandwidth reads.
 type netConf struct {
 	settings
@@ -47,7 +43,7 @@ func parse(r *plugin.Request) (config, error) {
 		return config{}, err
 	}
 	s := n.settings
-	if !s.any() {
+	if s == (settings{}) {
 		s = n.RuntimeConfig.Bandwidth
 	}
 	ingress, err := newLimit("ingress", s.IngressRate, s.IngressBurst)

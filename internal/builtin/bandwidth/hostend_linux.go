@@ -46,18 +46,19 @@ func findHostEnd(r *plugin.Request, container, onHost compare.Net) (host links.L
 			"interface %q in the container is no end of a veth pair, but %q: bandwidth can limit no other", r.IfName, own.Kind)
 	}
 	host, err = onHost.LinkByIndex(own.Peer.Index)
-	missing := links.NotFound(err)
-	if err == nil {
-		err = isHostEnd(r, own, host)
-		missing = err != nil
+	switch {
+	case links.NotFound(err):
+		err = noPair{err, false}
+	case err != nil:
+	case host.Kind != "veth" || host.Peer.Index != own.Index:
+		err = noPair{fmt.Errorf("interface %q has its index, but is another: the pair does not end on this host", host.Name), false}
+	case compare.OnHost(r, host.Name) == nil:
+		err = noPair{fmt.Errorf("interface %q is not in the previous result", host.Name), false}
 	}
 	if err != nil {
-		err = fmt.Errorf("the host's end of interface %q: %w", r.IfName, err)
+		return host, fmt.Errorf("the host's end of interface %q: %w", r.IfName, err)
 	}
-	if missing {
-		err = noPair{err, false}
-	}
-	return host, err
+	return host, nil
 }
 
 // noPair means that the container's interface, or the host's end of it, is gone or was
@@ -68,15 +69,3 @@ type noPair struct {
 }
 
 func (n noPair) Unwrap() error { return n.error }
-
-func isHostEnd(r *plugin.Request, own, host links.Link) error {
-	if host.Kind != "veth" || host.Peer.Index != own.Index {
-		return fmt.Errorf("interface %q has its index, but is another: the pair does not end on this host", host.Name)
-	}
-	for _, i := range r.PrevResult.Interfaces {
-		if i.Sandbox == "" && i.Name == host.Name {
-			return nil
-		}
-	}
-	return fmt.Errorf("interface %q is not in the previous result", host.Name)
-}

@@ -183,7 +183,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	if !a.noted || !a.bridge.Running() {
 		bridge = ask.LinkByIndex(a.bridge.Index)
 	}
-	known := a.knownAs(ask, on.Index)
+	correct := a.askNeighbours(ask, on.Index)
 	have := new([]links.Address) // a list, which must be asked for last
 	if len(addrs) > 0 {
 		have = ask.Addresses(on.Index)
@@ -194,7 +194,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	if end.Port.Master != a.bridge.Index { // deleted, or somebody has moved the port
 		return fmt.Errorf("interface %s is no longer a port of bridge %s", a.Host.Name, a.bridge.Name)
 	}
-	if err := a.correct(on.Index, known); err != nil {
+	if err := correct(); err != nil {
 		return err
 	}
 	if err := a.noteMade(ctx, *bridge); err != nil {
@@ -221,27 +221,24 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	return awaitGateways(ctx, a.Request.Host, a.OnHost, on, added, a.lan)
 }
 
-// knownAs asks which hardware address the host has for the container's
-// addresses.
-func (a *attachment) knownAs(ask *links.Requests, index int) map[netip.Addr]*links.Neighbour {
+// askNeighbours asks which hardware address the host has for the container's addresses.
+// Once the requests are sent, correct updates the entries that name another container, so
+// that they are right when Add returns. The host may hear the announcement later, like
+// everybody else.
+func (a *attachment) askNeighbours(ask *links.Requests, index int) (correct func() error) {
 	known := make(map[netip.Addr]*links.Neighbour)
 	for _, addr := range ipam.IPv4(a.result) {
 		known[addr] = ask.Neighbour(index, addr)
 	}
-	return known
-}
-
-// correct updates the host's neighbour entries that name another container, so
-// that they are right when Add returns. The host may hear the announcement
-// later, like everybody else.
-func (a *attachment) correct(index int, known map[netip.Addr]*links.Neighbour) error {
-	do := a.OnHost.Requests()
-	for addr, neighbour := range known {
-		if neighbour.Wrong(a.Container.MAC) {
-			do.SetNeighbour(index, addr, a.Container.MAC)
+	return func() error {
+		do := a.OnHost.Requests()
+		for addr, neighbour := range known {
+			if neighbour.Wrong(a.Container.MAC) {
+				do.SetNeighbour(index, addr, a.Container.MAC)
+			}
 		}
+		return do.Send()
 	}
-	return do.Send()
 }
 
 // settle waits until packets pass.

@@ -42,7 +42,6 @@ import (
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -124,17 +123,11 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	host, err := links.Dial(r.Host)
-	if err != nil {
-		return err
-	}
-	br, err := host.Link(c.Bridge)
-	if links.NotFound(err) {
-		err = nil // the first Add creates it
-	} else if err == nil {
+	br, err := find(ctx, r.Host, c.Bridge)
+	if err == nil && br.Index != 0 { // otherwise the first Add creates it
 		err = c.fits(br)
 	}
-	if err := errors.Join(err, host.Close()); err != nil {
+	if err != nil {
 		return err
 	}
 	return ipam.Status(ctx, r, c.IPAM.Type)

@@ -124,7 +124,7 @@ func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want 
 			return err
 		}
 	}
-	added, err := (&gatewayConfig{}).ensureAddresses(conn, on, have, []netip.Prefix{want}, lan)
+	added, err := (&config{}).ensureAddresses(conn, on, have, []netip.Prefix{want}, lan)
 	if err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want 
 // serves reports whether an address of the bridge is the wanted gateway. Its
 // subnet may be wider by now. With forceAddress, an address of another range or
 // network may replace one of the same family.
-func (c *gatewayConfig) serves(a links.Address, want netip.Prefix) bool {
+func (c *config) serves(a links.Address, want netip.Prefix) bool {
 	if a.Addr() == want.Addr() {
 		return true
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
@@ -21,11 +20,7 @@ import (
 // routes, gateway and rules are as Add made them. Unlike the reference plugin it
 // checks the host's end, the gateway and the rules too.
 func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
-	c, err := load(r)
-	if err != nil {
-		return err
-	}
-	return ipam.CheckWith(ctx, r, c.IPAM.Type, p)
+	return ipam.CheckWith(ctx, r, p)
 }
 
 // Compare compares the bridge, both ends of the pair, addresses, routes, gateway
@@ -95,7 +90,7 @@ func (c *comparison) container(context.Context) (err error) {
 // address follows its ports unless somebody sets it, and VLAN filtering and MTU
 // are shared by all of its ports, some of which may be an administrator's.
 func (c *comparison) bridge(ctx context.Context) (err error) {
-	said := reported(c.r, c.Bridge)
+	said := compare.OnHost(c.r, c.Bridge)
 	if said == nil {
 		return fmt.Errorf("prevResult has no bridge %q", c.Bridge)
 	}
@@ -128,16 +123,6 @@ func (c *comparison) bridge(ctx context.Context) (err error) {
 	}
 	if c.PromiscMode && !c.br.Promiscuous() {
 		lacks("promiscuous", "", fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.Bridge))
-	}
-	return nil
-}
-
-// reported returns an interface of the host in the result, or nil.
-func reported(r *plugin.Request, name string) *types100.Interface {
-	for _, i := range r.PrevResult.Interfaces {
-		if i != nil && i.Name == name && i.Sandbox == "" {
-			return i
-		}
 	}
 	return nil
 }
@@ -218,23 +203,28 @@ func (c *comparison) port(context.Context) error {
 	if err != nil || !host.Exists {
 		return err
 	}
-	place := host.Place(c.r)
+	return c.onBridge(host.Link, host.Place(c.r), c.config, c.restorePort)
+}
+
+// onBridge compares an interface as a port of the bridge, in the modes and VLANs of a
+// configuration.
+func (c *comparison) onBridge(port links.Link, place *compare.Place, as *config, restore fix) error {
 	lacks := func(wanted, found, why string, err error) {
-		d := compare.Difference{Kind: compare.BridgePort, Object: host.Name, Wanted: wanted, Found: found, Err: err, Why: why}
-		c.found = append(c.found, place.Lacks(d, c.restorePort))
+		d := compare.Difference{Kind: compare.BridgePort, Object: port.Name, Wanted: wanted, Found: found, Err: err, Why: why}
+		c.found = append(c.found, place.Lacks(d, restore))
 	}
-	if host.Port.Master == 0 || !c.exists || host.Port.Master != c.br.Index {
-		master, why, err := c.master(host.Link)
-		lacks(c.Bridge, master, why, fmt.Errorf("interface %q is not on bridge %q", host.Name, c.Bridge))
+	if port.Port.Master == 0 || !c.exists || port.Port.Master != c.br.Index {
+		master, why, err := c.master(port)
+		lacks(c.Bridge, master, why, fmt.Errorf("interface %q is not on bridge %q", port.Name, c.Bridge))
 		return err
 	}
-	if c.HairpinMode && !host.Port.Hairpin {
-		lacks("hairpin", "", "", fmt.Errorf(`"hairpinMode": interface %q is not in hairpin mode`, host.Name))
+	if as.HairpinMode && !port.Port.Hairpin {
+		lacks("hairpin", "", "", fmt.Errorf(`"hairpinMode": interface %q is not in hairpin mode`, port.Name))
 	}
-	if c.PortIsolation && !host.Port.Isolated {
-		lacks("isolated", "", "", fmt.Errorf(`"portIsolation": interface %q is not isolated`, host.Name))
+	if as.PortIsolation && !port.Port.Isolated {
+		lacks("isolated", "", "", fmt.Errorf(`"portIsolation": interface %q is not isolated`, port.Name))
 	}
-	lost, err := c.portVLANs(c.v.VLANs, host.Link, place, c.restorePort)
+	lost, err := as.portVLANs(c.v.VLANs, port, place, restore)
 	c.found = append(c.found, lost...)
 	return err
 }

@@ -12,7 +12,7 @@ import (
 // portVLANs compares the VLANs of a port, which is on the bridge, with the configured
 // ones. A missing one is added. Others may be somebody's, and so may the port's own VLAN
 // if that is another one now.
-func (c *vlanConfig) portVLANs(v compare.VLANs, port links.Link, place *compare.Place, restore fix) (all []compare.Difference, err error) {
+func (c *config) portVLANs(v compare.VLANs, port links.Link, place *compare.Place, restore fix) (all []compare.Difference, err error) {
 	want := c.vlans()
 	if len(want) == 0 {
 		return nil, nil
@@ -81,7 +81,7 @@ func listed(all []links.VLAN) string {
 
 // rejoin adds a port to the VLANs that it has lost, unless it has got an own VLAN since
 // the comparison.
-func (c *vlanConfig) rejoin(conn *links.Conn, port links.Link) error {
+func (c *config) rejoin(conn *links.Conn, port links.Link) error {
 	want := c.vlans()
 	if len(want) == 0 {
 		return nil

@@ -41,18 +41,7 @@ func (c *comparison) vlanInterface() (links.Link, error) {
 		return on, fmt.Errorf("gateway of the VLAN: the other end of interface %q: %w", on.Name, err)
 	}
 	up(port)
-	if c.exists && port.Port.Master == c.br.Index {
-		lost, err := c.access().portVLANs(c.v.VLANs, port, c.onHost(), c.restoreVLANInterface)
-		c.found = append(c.found, lost...)
-		return on, err
-	}
-	d := compare.Difference{
-		Kind: compare.BridgePort, Object: port.Name, Wanted: c.Bridge,
-		Err: fmt.Errorf("gateway of the VLAN: interface %q is not on bridge %q", port.Name, c.Bridge),
-	}
-	d.Found, d.Why, err = c.master(port)
-	c.lacks(d, c.restoreVLANInterface)
-	return on, err
+	return on, c.onBridge(port, c.onHost(), c.access(), c.restoreVLANInterface)
 }
 
 // hasPort reports whether the other end of the gateway of a VLAN is a port of the bridge.
@@ -61,12 +50,15 @@ func hasPort(on links.Link) bool { return on.Kind == "veth" && !on.Peer.Elsewher
 // reportedMAC returns the hardware address of an interface of the host in the
 // result, or nil.
 func (c *comparison) reportedMAC(name string) net.HardwareAddr {
-	if i := reported(c.r, name); i != nil {
-		if mac, err := net.ParseMAC(i.Mac); err == nil {
-			return mac
-		}
+	i := compare.OnHost(c.r, name)
+	if i == nil {
+		return nil
 	}
-	return nil
+	mac, err := net.ParseMAC(i.Mac)
+	if err != nil {
+		return nil
+	}
+	return mac
 }
 
 // restoreVLANInterface makes the interface again, or what it lacks, unless somebody has

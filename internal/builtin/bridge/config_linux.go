@@ -15,9 +15,6 @@ import (
 // config is the plugin's configuration.
 type config struct {
 	veth.Config
-	gatewayConfig
-	portConfig
-	vlanConfig
 	macConfig
 
 	Bridge      string `json:"bridge"`
@@ -26,23 +23,13 @@ type config struct {
 	EnableDAD   *bool  `json:"enabledad"` // nil: see decideDetection
 	// DisableContainerInterface leaves the container's end down.
 	DisableContainerInterface bool `json:"disableContainerInterface"`
-}
-
-// gatewayConfig makes the bridge the containers' gateway.
-type gatewayConfig struct {
+	// The bridge is the containers' gateway.
 	IsGateway        bool `json:"isGateway"`
 	IsDefaultGateway bool `json:"isDefaultGateway"`
 	ForceAddress     bool `json:"forceAddress"`
-}
-
-// portConfig is the configuration of the host's end as a port.
-type portConfig struct {
-	HairpinMode   bool `json:"hairpinMode"`
-	PortIsolation bool `json:"portIsolation"`
-}
-
-// vlanConfig lists the VLANs of the host's end.
-type vlanConfig struct {
+	// The host's end as a port.
+	HairpinMode         bool        `json:"hairpinMode"`
+	PortIsolation       bool        `json:"portIsolation"`
 	VLAN                int         `json:"vlan"`
 	VLANTrunk           []vlanRange `json:"vlanTrunk"`
 	PreserveDefaultVLAN bool        `json:"preserveDefaultVlan"`
@@ -65,7 +52,7 @@ const firstVLAN, lastVLAN = 1, 4094
 
 // load reads and validates the configuration. Errors have the code 7, "invalid
 // network config", and name the field.
-func load(r *plugin.Request) (*config, error) {
+func load(r *plugin.Request) (_ *config, err error) {
 	c := &config{Bridge: defaultBridge}
 	if err := r.Decode(c); err != nil {
 		return nil, err
@@ -79,7 +66,10 @@ func load(r *plugin.Request) (*config, error) {
 	if strings.Contains(c.Bridge, "%") {
 		return nil, invalid(`"bridge": %q contains %%, which the kernel replaces by a number`, c.Bridge)
 	}
-	if err := c.readVLANs(); err != nil {
+	if c.VLAN != 0 && (c.VLAN < firstVLAN || c.VLAN > lastVLAN) {
+		return nil, invalid(`"vlan": %d is not between %d and %d`, c.VLAN, firstVLAN, lastVLAN)
+	}
+	if c.trunk, err = trunk(c.VLANTrunk); err != nil {
 		return nil, err
 	}
 	if c.HairpinMode && c.PromiscMode {
@@ -94,15 +84,6 @@ func load(r *plugin.Request) (*config, error) {
 
 func invalid(format string, args ...any) error {
 	return plugin.Errorf(types.ErrInvalidNetworkConfig, format, args...)
-}
-
-// readVLANs validates the VLANs.
-func (c *vlanConfig) readVLANs() (err error) {
-	if c.VLAN != 0 && (c.VLAN < firstVLAN || c.VLAN > lastVLAN) {
-		return invalid(`"vlan": %d is not between %d and %d`, c.VLAN, firstVLAN, lastVLAN)
-	}
-	c.trunk, err = trunk(c.VLANTrunk)
-	return err
 }
 
 // trunk returns the VLANs of the ranges, each once, sorted.
@@ -136,11 +117,11 @@ func trunk(ranges []vlanRange) ([]uint16, error) {
 }
 
 // filtersVLANs reports whether the bridge must filter VLANs.
-func (c *vlanConfig) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
+func (c *config) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
 
 // vlans returns the VLANs of a port. A port with only a trunk gets the first
 // VLAN for untagged packets.
-func (c *vlanConfig) vlans() []links.VLAN {
+func (c *config) vlans() []links.VLAN {
 	var all []links.VLAN
 	if c.VLAN != 0 {
 		all = append(all, links.VLAN{ID: uint16(c.VLAN), Access: true})

@@ -108,7 +108,7 @@ func (c *config) mode() links.PortMode {
 }
 
 // join adds a new port to the VLANs. The container's end stays down until then.
-func (c *vlanConfig) join(conn *links.Conn, br, port links.Link) error {
+func (c *config) join(conn *links.Conn, br, port links.Link) error {
 	vlans := c.vlans()
 	if len(vlans) > 0 && !c.PreserveDefaultVLAN && br.DefaultVLAN != 0 {
 		// The only VLAN of a new port.
@@ -135,7 +135,7 @@ func (c *config) gatewayName() string {
 
 // access is the configuration of the port that leads to the gateway of a VLAN.
 func (c *config) access() *config {
-	return &config{Bridge: c.Bridge, vlanConfig: vlanConfig{VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}}
+	return &config{Bridge: c.Bridge, VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}
 }
 
 // ensureVLANInterface returns the interface that is the gateway of a VLAN: the

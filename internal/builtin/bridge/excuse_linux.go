@@ -27,7 +27,7 @@ func (*Plugin) Excuse(r *plugin.Request, v *compare.View) (e compare.Excuse, err
 	if err != nil {
 		return e, fmt.Errorf("bridge: %w", err)
 	}
-	said := reported(r, c.Bridge)
+	said := compare.OnHost(r, c.Bridge)
 	if said == nil || compare.SameMAC(said.Mac, br.MAC) {
 		return e, nil
 	}

@@ -19,7 +19,7 @@ import (
 // gateway of a subnet is its first address unless the plugin named another; if
 // it is the default gateway, each family gets a default route. setGateways
 // returns the addresses for the bridge.
-func (c *gatewayConfig) setGateways(result *types100.Result) ([]netip.Prefix, error) {
+func (c *config) setGateways(result *types100.Result) ([]netip.Prefix, error) {
 	for _, ip := range result.IPs {
 		ip.Interface = types100.Int(containerInterface)
 		p, err := links.Prefix(ip.Address)
@@ -43,7 +43,7 @@ func (c *gatewayConfig) setGateways(result *types100.Result) ([]netip.Prefix, er
 }
 
 // gateways returns the addresses of the bridge for a result.
-func (c *gatewayConfig) gateways(result *types100.Result) (all []netip.Prefix, err error) {
+func (c *config) gateways(result *types100.Result) (all []netip.Prefix, err error) {
 	for _, ip := range result.IPs {
 		if !c.IsGateway || ip == nil || ip.Gateway == nil || ip.Interface == nil || *ip.Interface != containerInterface {
 			continue
@@ -81,7 +81,7 @@ func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
 // overlap; another one is an error, or is deleted if the configuration forces
 // it. Many attachments may do this at once. It returns the addresses that it
 // added; if detect is set, the kernel detects their duplicates.
-func (c *gatewayConfig) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
+func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
 	var flags links.AddressFlag
 	if detect {
 		flags = links.Detect

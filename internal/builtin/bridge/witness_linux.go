@@ -3,7 +3,6 @@ package bridge
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
@@ -61,22 +60,19 @@ func (p *Plugin) Witness(ctx context.Context, host *netns.Handle, config []byte)
 // note notes whose the bridge is. A fresh one was not there before the ADD.
 func note(ctx context.Context, host *netns.Handle, name string, fresh bool) error {
 	record := caller.From(ctx).Record
-	return caller.On(ctx, host, func(conn *links.Conn) error {
-		br, err := conn.Link(name)
-		switch {
-		case links.NotFound(err), err == nil && br.Kind != "bridge":
-			return nil // the ADD has failed
-		case err != nil:
-			return fmt.Errorf("bridge: %w", err)
-		case fresh && br.Alias == "":
-			if err := mark(conn, br.Index); err != nil {
-				return err
-			}
-		case br.Alias != alias:
-			return noteHosts(record)
-		}
-		return noteMade(record, br)
-	})
+	br, err := find(ctx, host, name)
+	switch {
+	case err != nil, br.Kind != "bridge": // the ADD has failed
+		return err
+	case fresh && br.Alias == "":
+		err = caller.On(ctx, host, func(conn *links.Conn) error { return mark(conn, br.Index) })
+	case br.Alias != alias:
+		return noteHosts(record)
+	}
+	if err != nil {
+		return err
+	}
+	return noteMade(record, br)
 }
 
 // find returns the interface of the host; without one it is zero.

@@ -98,8 +98,12 @@ func Status(ctx context.Context, r *plugin.Request, typ string) error {
 }
 
 // CheckWith runs the IPAM plugin's CHECK, and then that of the plugin itself.
-func CheckWith(ctx context.Context, r *plugin.Request, typ string, p compare.Comparer) error {
-	if err := delegate(ctx, r, "CHECK", typ); err != nil {
+func CheckWith(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
+	var c Config
+	if err := r.Decode(&c); err != nil {
+		return err
+	}
+	if err := delegate(ctx, r, "CHECK", c.IPAM.Type); err != nil {
 		return err
 	}
 	return compare.Check(ctx, r, p)

@@ -122,11 +122,7 @@ func (p HostDevice) Status(ctx context.Context, r *plugin.Request) error {
 // Check returns an error unless the interface exists with the addresses of the
 // result. It ignores the alias, which DEL needs but the container does not.
 func (p HostDevice) Check(ctx context.Context, r *plugin.Request) error {
-	var c deviceConfig
-	if err := r.Decode(&c); err != nil {
-		return err
-	}
-	return inNetwork(r, ipam.CheckWith(ctx, r, c.IPAM.Type, p))
+	return inNetwork(r, ipam.CheckWith(ctx, r, p))
 }
 
 // Compare compares the interface and its addresses with the attachment that Add

@@ -123,11 +123,7 @@ const errNotAvailable = 50
 // may have changed it without a word in the result, and the kernel lowers it
 // with the master's.
 func (p MACVLAN) Check(ctx context.Context, r *plugin.Request) error {
-	c, err := parseMACVLAN(r)
-	if err != nil {
-		return err
-	}
-	return inNetwork(r, ipam.CheckWith(ctx, r, c.IPAM.Type, p))
+	return inNetwork(r, ipam.CheckWith(ctx, r, p))
 }
 
 // Compare compares the interface, its master, its mode and its addresses with

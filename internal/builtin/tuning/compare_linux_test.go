@@ -131,4 +131,3 @@ func TestARepairObeysTheAllowlist(t *testing.T) {
 		t.Errorf("now %s, was %s", now, changed)
 	}
 }
-

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -52,14 +51,14 @@ func (e *Ends) close() error {
 // Once the requests are sent, missing returns the settings that make it do so.
 func AskForwarding(ask *links.Requests, addrs []netip.Prefix) (missing func() []links.Sysctl) {
 	forwards := make(map[bool]*bool) // by family: IPv4, which is false, and IPv6
-	for _, v6 := range []bool{false, true} {
-		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }) {
+	for _, p := range addrs {
+		if v6 := p.Addr().Is6(); forwards[v6] == nil {
 			forwards[v6] = ask.Forwarding(v6)
 		}
 	}
 	return func() (all []links.Sysctl) {
-		for _, v6 := range []bool{false, true} {
-			if on := forwards[v6]; on != nil && !*on {
+		for v6, on := range forwards {
+			if !*on {
 				all = append(all, links.Forward(v6))
 			}
 		}

@@ -19,11 +19,7 @@ import (
 // end too. It does not check whether the host forwards: that affects all of the
 // host's containers, which would all fail at once.
 func (p PTP) Check(ctx context.Context, r *plugin.Request) error {
-	c, err := loadPTP(r)
-	if err != nil {
-		return err
-	}
-	return ipam.CheckWith(ctx, r, c.IPAM.Type, p)
+	return ipam.CheckWith(ctx, r, p)
 }
 
 // Compare compares both ends of the pair, addresses, routes and rules with the

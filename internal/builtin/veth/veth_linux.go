@@ -158,7 +158,8 @@ func open(ctx context.Context, r *plugin.Request) (remove func(context.Context) 
 		}
 		ns, name = r.Host, host.Name
 	}
-	c, err := caller.From(ctx).Conns.Borrow(ns)
+	given := caller.From(ctx)
+	c, err := given.Conns.Borrow(ns)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -178,17 +179,13 @@ func open(ctx context.Context, r *plugin.Request) (remove func(context.Context) 
 			err = errors.Join(err, c.DeleteAddress(link.Index, a.Prefix))
 		}
 	}
-	return func(context.Context) error { return deletePair(ctx, r, c, link, name) }, found, err
-}
-
-// deletePair deletes the pair of which link is an end, and closes the socket.
-func deletePair(ctx context.Context, r *plugin.Request, c *links.Conn, link links.Link, name string) error {
-	given := caller.From(ctx)
-	err := given.Deletions.DeletePair(c, link, given.Conns, r.Host)
-	if err != nil {
-		err = fmt.Errorf("delete interface %q: %w", name, err)
-	}
-	return errors.Join(err, c.Close())
+	return func(context.Context) error {
+		err := given.Deletions.DeletePair(c, link, given.Conns, r.Host)
+		if err != nil {
+			err = fmt.Errorf("delete interface %q: %w", name, err)
+		}
+		return errors.Join(err, c.Close())
+	}, found, err
 }
 
 // HostInterface returns the host's end of a pair in a result: among the
