@@ -1,10 +1,6 @@
 package builtin
 
-import (
-	"testing"
-
-	"github.com/embedcni/cni/internal/known"
-)
+import "testing"
 
 func TestNewRemembers(t *testing.T) {
 	lookup := New()
@@ -16,15 +12,5 @@ func TestNewRemembers(t *testing.T) {
 	}
 	if p := lookup("none"); p != nil {
 		t.Errorf("got %v for a type that is not built in", p)
-	}
-}
-
-// TestEveryPluginIsInTheTable of known types. Without a row, nothing that the
-// plugin makes is swept.
-func TestEveryPluginIsInTheTable(t *testing.T) {
-	for typ := range plugins() {
-		if Lookup(typ) == nil || !known.Has(typ) {
-			t.Errorf("%s: plugin %v, in the table: %t", typ, Lookup(typ), known.Has(typ))
-		}
 	}
 }

@@ -138,31 +138,25 @@ func sysctlFiles(values map[string]string, ifName string) ([]sysctl, error) {
 	return all, nil
 }
 
-// parseAllowlist reads the file that lists the allowed sysctls: a regular
-// expression on each line, one of which must match some part of the name.
+// allowed returns an error unless a list allows all of the sysctls: a regular expression
+// on each line, one of which must match some part of the name.
 //
 //	^net\.ipv4\.conf\.IFNAME\.[a-z_]*$
 //	^net\.core\.somaxconn$
-func parseAllowlist(text string) ([]*regexp.Regexp, error) {
-	var list []*regexp.Regexp
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
-		if line == "" {
+func allowed(list string, sysctls []sysctl) error {
+	var all []*regexp.Regexp
+	for line := range strings.Lines(list) {
+		if line = strings.TrimSpace(line); line == "" {
 			continue
 		}
 		expr, err := regexp.Compile(line)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		list = append(list, expr)
+		all = append(all, expr)
 	}
-	return list, nil
-}
-
-// allowed returns an error unless the list allows all of them.
-func allowed(list []*regexp.Regexp, sysctls []sysctl) error {
 	for _, s := range sysctls {
-		if !slices.ContainsFunc(list, func(e *regexp.Regexp) bool { return e.MatchString(s.key) }) {
+		if !slices.ContainsFunc(all, func(e *regexp.Regexp) bool { return e.MatchString(s.key) }) {
 			return fmt.Errorf("sysctl %q matches no line of it", s.key)
 		}
 	}

@@ -134,11 +134,7 @@ func (p Plugin) allow(sysctls []sysctl) error {
 	if err != nil {
 		return fmt.Errorf("read the allowed sysctls: %w", err)
 	}
-	list, err := parseAllowlist(string(text))
-	if err == nil {
-		err = allowed(list, sysctls)
-	}
-	if err != nil {
+	if err := allowed(string(text), sysctls); err != nil {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, "%s: %w", file, err)
 	}
 	return nil

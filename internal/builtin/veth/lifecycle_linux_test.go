@@ -15,6 +15,8 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
@@ -219,37 +221,37 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce: many concurrent containers find, or make, one bridge with one
-// address.
+// TestManyAtOnce: many concurrent containers of a cold host find, or make, one bridge with
+// one address, and each of them notes that an ADD made it.
 func TestManyAtOnce(t *testing.T) {
 	const many = 64
-	for _, typ := range []string{"bridge", "ptp"} {
+	for typ, notes := range map[string]string{"bridge": "bridge.made", "ptp": ""} {
 		t.Run(typ, func(t *testing.T) {
 			h := newHost(t)
-			for i := range many {
-				h.namespace(fmt.Sprint("c", i))
+			h.side = plugintest.Ours(h.ns, builtin.New())
+			all := make([]*attached, many)
+			for i := range all {
+				all[i] = &attached{h: h, memory: plugintest.NewMemory(), c: attaching{typ: typ, conf: fmt.Sprintf(`"isDefaultGateway": true, "macspoofchk": true, "ipam": {"type": "static", "addresses": [
+					{"address": "10.1.0.%d/24", "gateway": "10.1.0.1"}, {"address": "fd00:1::%d/64", "gateway": "fd00:1::1"}]}`, i+2, i+2)}.call()}
+				all[i].c.id = fmt.Sprint("c", i)
+				h.namespace(all[i].c.id)
 			}
-			first := attaching{typ: typ, conf: `"macspoofchk": true, "ipam": {"type": "static", "addresses": [{"address": "10.2.0.2/24", "gateway": "10.2.0.1"}]}`}.call()
-			first.id = "c0"
-			h.must("ADD", first) // makes the shared objects
-			h.must("DEL", first)
 			clean := h.snapshot()
-			calls := make([]call, many)
-			each(t, many, func(i int) (err error) {
-				calls[i] = attaching{typ: typ, conf: fmt.Sprintf(`"isDefaultGateway": true, "macspoofchk": true, "ipam": {"type": "static", "addresses": [
-					{"address": "10.1.0.%d/24", "gateway": "10.1.0.1"}, {"address": "fd00:1::%d/64", "gateway": "fd00:1::1"}]}`, i+2, i+2)}.call()
-				calls[i].id = fmt.Sprint("c", i)
-				calls[i].prev, err = h.run(t.Context(), "ADD", calls[i])
-				return err
-			})
-			each(t, many, func(i int) error {
-				_, err := h.run(t.Context(), "CHECK", calls[i])
-				return err
-			})
-			each(t, many, func(i int) error {
-				_, err := h.run(t.Context(), "DEL", calls[i])
-				return err
-			})
+			run := func(verb string) {
+				each(t, many, func(i int) error {
+					out, err := h.run(all[i].context(), verb, all[i].c)
+					if verb == "ADD" {
+						all[i].c.prev = out
+					}
+					return err
+				})
+			}
+			run("ADD")
+			for _, a := range all {
+				expect.Same(t, "notes of "+a.c.id, strings.Join(a.memory.Keys(), " "), notes)
+			}
+			run("CHECK")
+			run("DEL")
 			h.wantClean(clean)
 		})
 	}
@@ -294,25 +296,6 @@ func TestDelInABatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.wantClean(clean)
-	}
-}
-
-// TestStatusAndGC: STATUS and GC go to the IPAM plugin.
-func TestStatusAndGC(t *testing.T) {
-	for _, s := range both() {
-		h := newHost(t)
-		c := s.call()
-		h.netNS = new(string) // there is no container
-		c.conf = strings.Replace(c.conf, "1.0.0", "1.1.0", 1)
-		h.must("STATUS", c)
-		c.conf = strings.TrimSuffix(c.conf, "}") + `, "cni.dev/valid-attachments": []}`
-		h.must("GC", c)
-		c.conf = strings.Replace(c.conf, "host-local", "none", 1)
-		for _, verb := range []string{"STATUS", "GC"} {
-			if out, err := h.run(t.Context(), verb, c); err == nil {
-				t.Errorf("%s of a plugin that there is not: %s", verb, out)
-			}
-		}
 	}
 }
 
