@@ -60,9 +60,6 @@ func (a *attachment) noteMade(ctx context.Context, br links.Link) error {
 	return noteMade(caller.From(ctx).Record, br)
 }
 
-// place returns the bridge's identity.
-func (a *attachment) place() place { return place{a.Request.Host.ID(), a.bridge.Index} }
-
 // Configure assigns the addresses of the pair and the bridge.
 func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
 	a.result = result

@@ -31,13 +31,9 @@ type uplink struct {
 // demands it for the container's addresses on every bridge. The gateways'
 // addresses are checked only if there is an uplink.
 func (a *attachment) decideDetection() (err error) {
-	b := a.place()
-	if a.made {
-		a.plugin.rememberUplink(b, uplink{false, time.Now()})
-	}
 	asked := a.EnableDAD != nil && *a.EnableDAD
 	if (asked || a.EnableDAD == nil) && !a.made && ipam.HasIPv6(a.result) {
-		a.lan, err = a.plugin.hasUplink(a.OnHost, b, a.IsGateway)
+		a.lan, err = a.plugin.hasUplink(a.OnHost, place{a.Request.Host.ID(), a.bridge.Index}, a.IsGateway)
 	}
 	a.detect = asked || a.lan
 	return err
@@ -59,17 +55,13 @@ func (p *Plugin) hasUplink(host *links.Conn, b place, routes bool) (bool, error)
 	if err != nil {
 		return false, err
 	}
-	p.rememberUplink(b, uplink{has, at})
-	return has, nil
-}
-
-func (p *Plugin) rememberUplink(b place, u uplink) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.uplinks == nil || len(p.uplinks) > mostBridges {
 		p.uplinks = make(map[place]uplink)
 	}
-	p.uplinks[b] = u
+	p.uplinks[b] = uplink{has, at}
+	return has, nil
 }
 
 // carrierTime is how long the kernel may take to notice that a pair's ends, or a
