@@ -245,13 +245,12 @@ func (c *comparison) master(port links.Link) (name, why string, err error) {
 	return other.Name, "somebody put it there", err
 }
 
-// restorePort makes the interface again a port that is up, on the bridge, in its modes and
-// its VLANs, unless it is a port of another bridge by now.
+// restorePort makes the interface again a port of the bridge, in its modes and its VLANs,
+// unless it is a port of another one by now. One that is down it only sets up: what else
+// it lacks is another difference.
 func (c *config) restorePort(_ context.Context, conn *links.Conn, port links.Link) error {
-	if !port.Up() {
-		if err := conn.Change(port.Index, links.Change{Set: unix.IFF_UP}); err != nil {
-			return err
-		}
+	if !port.Up() { // wherever it is
+		return conn.Change(port.Index, links.Change{Set: unix.IFF_UP})
 	}
 	br, err := conn.Link(c.Bridge)
 	if err == nil {
