@@ -45,8 +45,9 @@ type Difference struct {
 	Found  string // its value now; empty if it is missing
 	Err    error  // the error that CHECK returns for it; nil if CHECK passes over it
 
-	// Fix adds the missing part. It changes nothing else, can be repeated, and is nil
-	// if Repair must not, or cannot, add the part; Why is then the reason. Fix uses
+	// Fix adds the missing part, perhaps with others of the same object: the addresses of an
+	// interface, the queues of a limit; never with rules or routes. It changes nothing else,
+	// can be repeated, and is nil if Repair must not, or cannot, add the part; Why is then the reason. Fix uses
 	// the request of the comparison, and the runtime in ctx; see package caller.
 	Fix func(ctx context.Context) error
 	Why string

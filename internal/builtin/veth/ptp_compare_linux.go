@@ -74,6 +74,9 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 	restore := func(ctx context.Context, conn *links.Conn, link links.Link) error {
 		return restoreHost(ctx, conn, r, link, ends)
 	}
+	reroute := func(_ context.Context, conn *links.Conn, link links.Link) error {
+		return restoreRoutes(conn, link.Index, ends)
+	}
 	host, all, err := CompareHost(r, v, container, restore)
 	if err != nil || !host.Exists {
 		return host, all, err
@@ -82,15 +85,15 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 	if err != nil {
 		return host, nil, fmt.Errorf("interface %q on the host: %w", host.Name, err)
 	}
-	lacks := func(kind compare.Kind, what netip.Prefix, err error) {
+	lacks := func(kind compare.Kind, what netip.Prefix, err error, fix func(context.Context, *links.Conn, links.Link) error) {
 		all = append(all, host.Place(r).Lacks(compare.Difference{
 			Kind: kind, Object: fmt.Sprintf("%s on %s", what, host.Name), Wanted: what.String(),
 			Err: fmt.Errorf("interface %q on the host: %w", host.Name, err),
-		}, restore))
+		}, fix))
 	}
 	for _, e := range ends {
 		if !slices.ContainsFunc(have, func(a links.Address) bool { return a.Addr() == e.gateway }) {
-			lacks(compare.Address, single(e.gateway), fmt.Errorf("the gateway's address %s is missing", e.gateway))
+			lacks(compare.Address, single(e.gateway), fmt.Errorf("the gateway's address %s is missing", e.gateway), restore)
 		}
 		want := single(e.address.Addr())
 		ok, err := ipam.HasRoute(v.Host, host.Index, want)
@@ -98,15 +101,15 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 			return host, nil, fmt.Errorf("interface %q on the host: %w", host.Name, err)
 		}
 		if !ok {
-			lacks(compare.Route, want, fmt.Errorf("route %s is missing", want))
+			lacks(compare.Route, want, fmt.Errorf("route %s is missing", want), reroute)
 		}
 	}
 	return host, all, nil
 }
 
-// restoreHost makes again what the host's end lacks. The link-local address, which goes when
-// the end is set down, comes first, because the kernel would first look for duplicates. A
-// route through another interface belongs to somebody else.
+// restoreHost sets the host's end up and adds the addresses that it lacks. The link-local
+// address, which goes when the end is set down, comes first, because the kernel would first
+// look for duplicates.
 func restoreHost(ctx context.Context, conn *links.Conn, r *plugin.Request, link links.Link, ends []endpoint) error {
 	if !link.Up() && slices.ContainsFunc(ends, func(e endpoint) bool { return e.gateway.Is6() }) {
 		if _, err := conn.LinkLocal(r.Host, link); err != nil {
@@ -119,13 +122,24 @@ func restoreHost(ctx context.Context, conn *links.Conn, r *plugin.Request, link 
 	if err := do.Send(); err != nil {
 		return err
 	}
+	return ipam.Await(ctx, conn, link.Index, gateways)
+}
+
+// restoreRoutes adds the host's routes that are missing. A route through another interface
+// belongs to somebody else.
+func restoreRoutes(conn *links.Conn, index int, ends []endpoint) error {
+	do := conn.Requests()
+	addRoutes(do, index, ends)
+	if err := do.Send(); err != nil {
+		return err
+	}
 	for _, e := range ends {
 		want := single(e.address.Addr())
-		if ok, err := ipam.HasRoute(conn, link.Index, want); err != nil {
+		if ok, err := ipam.HasRoute(conn, index, want); err != nil {
 			return err
 		} else if !ok {
 			return fmt.Errorf("route %s leads through another interface", want)
 		}
 	}
-	return ipam.Await(ctx, conn, link.Index, gateways)
+	return nil
 }

@@ -208,7 +208,9 @@ func (a *pointToPoint) configureContainer(ctx context.Context, result *types100.
 // routes to the container's addresses, and makes the host forward.
 func (a *pointToPoint) configureHost(ends []endpoint) error {
 	do := a.OnHost.Requests()
-	forwarding := AskForwarding(do, addGateways(do, a.Host.Index, ends))
+	gateways := addGateways(do, a.Host.Index, ends)
+	addRoutes(do, a.Host.Index, ends)
+	forwarding := AskForwarding(do, gateways)
 	link := do.LinkByIndex(a.Host.Index)
 	if err := do.Send(); err != nil {
 		return err
@@ -221,15 +223,21 @@ func (a *pointToPoint) configureHost(ends []endpoint) error {
 	return links.WriteSysctls(a.Request.Host, append(settings, forwarding()...)...)
 }
 
-// addGateways adds the addresses of the gateways, which it returns, and the host's routes
-// to the addresses of the container, as far as they are missing.
+// addGateways adds the addresses of the gateways, as far as they are missing, and returns
+// them.
 func addGateways(do *links.Requests, index int, ends []endpoint) (gateways []netip.Prefix) {
 	for _, e := range ends {
 		gateways = append(gateways, single(e.gateway))
 		do.AddAddress(index, single(e.gateway), 0, unix.EEXIST)
-		do.AddRoute(index, links.Route{Dst: single(e.address.Addr()), Scope: unix.RT_SCOPE_HOST}, false, unix.EEXIST)
 	}
 	return gateways
+}
+
+// addRoutes adds the host's routes to the addresses of the container, unless there are some.
+func addRoutes(do *links.Requests, index int, ends []endpoint) {
+	for _, e := range ends {
+		do.AddRoute(index, links.Route{Dst: single(e.address.Addr()), Scope: unix.RT_SCOPE_HOST}, false, unix.EEXIST)
+	}
 }
 
 // Del disconnects the container.
