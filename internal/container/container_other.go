@@ -124,3 +124,9 @@ func (*Store) RemoveUnrecorded(record.ID, string) error { return nil }
 
 // IsLocked returns false: nothing is compared that a call could be changing.
 func (*Locks) IsLocked(record.ID) (bool, error) { return false, nil }
+
+// Other finds none: off Linux no namespace is open.
+func (NetNSOwner) Other(*netns.Handle, bool) (string, error) { return "", nil }
+
+// Untouched is true.
+func Untouched(*hostns.NetNS, *netns.Handle) bool { return true }
