@@ -35,15 +35,8 @@ const (
 )
 
 // AddAddress adds an address to an interface. The error wraps EEXIST if the
-// interface has it already.
-func (c *Conn) AddAddress(index int, p netip.Prefix, flags AddressFlag) error {
-	r := c.Requests()
-	r.AddAddress(index, p, flags)
-	return r.Send()
-}
-
-// AddAddress adds an address to an interface. It ignores the errors in fine.
-func (r *Requests) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine ...error) {
+// interface has it already. It ignores the errors in fine.
+func (c *Conn) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine ...error) error {
 	m := addressMessage(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, index, p)
 	var kernel uint32
 	if p.Addr().Is6() && flags&Detect == 0 {
@@ -53,16 +46,13 @@ func (r *Requests) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine
 		kernel |= unix.IFA_F_NOPREFIXROUTE
 	}
 	m.AddData(u32(unix.IFA_FLAGS, kernel))
-	r.add(m, nil, fmt.Sprintf("add address %s", p), fine...)
+	return c.do(m, nil, fmt.Sprintf("add address %s", p), fine...)
 }
 
 // DeleteAddress deletes an address. It ignores a missing one.
 func (c *Conn) DeleteAddress(index int, p netip.Prefix) error {
-	err := c.execute(addressMessage(unix.RTM_DELADDR, unix.NLM_F_ACK, index, p), nil)
-	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("delete address %s: %w", p, err)
-	}
-	return nil
+	m := addressMessage(unix.RTM_DELADDR, unix.NLM_F_ACK, index, p)
+	return c.do(m, nil, fmt.Sprintf("delete address %s", p), unix.EADDRNOTAVAIL, unix.ENODEV)
 }
 
 // addressMessage is a request about one address. With an IPv4 address it sends
@@ -118,16 +108,6 @@ func (c *Conn) Addresses(index int) (all []Address, err error) {
 		return nil, fmt.Errorf("list the addresses of interface %d: %w", index, err)
 	}
 	return all, nil
-}
-
-// Addresses is [Conn.Addresses] as a request.
-func (r *Requests) Addresses(index int) *[]Address {
-	all := new([]Address)
-	r.all = append(r.all, func() (err error) {
-		*all, err = r.c.Addresses(index)
-		return err
-	})
-	return all
 }
 
 // Placed is an address with the index of its interface.

@@ -260,36 +260,11 @@ func listFamilies[T any](c *Conn, request func(family byte) *nl.NetlinkRequest, 
 	return all, torn
 }
 
-// Requests are requests that Send sends one after the other, up to the first that
-// fails. It fills the values that the reading methods return.
-type Requests struct {
-	c   *Conn
-	all []func() error
-}
-
-// Requests begins a collection.
-func (c *Conn) Requests() *Requests { return &Requests{c: c} }
-
-// add adds a request. Its error names the operation. The errors in fine are
-// ignored.
-func (r *Requests) add(m *nl.NetlinkRequest, read func([]byte) error, what string, fine ...error) {
-	r.all = append(r.all, func() error {
-		err := r.c.execute(m, read)
-		if err == nil || slices.ContainsFunc(fine, func(f error) bool { return errors.Is(err, f) }) {
-			return nil
-		}
-		return fmt.Errorf("%s: %w", what, err)
-	})
-}
-
-// Send sends the requests, and returns the first error.
-func (r *Requests) Send() error {
-	all := r.all
-	r.all = nil
-	for _, send := range all {
-		if err := send(); err != nil {
-			return err
-		}
+// do is execute, with the operation in the error. It ignores the errors in fine.
+func (c *Conn) do(m *nl.NetlinkRequest, read func([]byte) error, what string, fine ...error) error {
+	err := c.execute(m, read)
+	if err == nil || slices.ContainsFunc(fine, func(f error) bool { return errors.Is(err, f) }) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%s: %w", what, err)
 }

@@ -104,10 +104,7 @@ func (c *Conn) Link(name string) (Link, error) {
 	if len(name) >= unix.IFNAMSIZ {
 		return Link{}, Missing(name)
 	}
-	r := c.Requests()
-	l := r.Link(name)
-	err := r.Send()
-	return *l, err
+	return c.link(linkRequest(0, str(unix.IFLA_IFNAME, name)), fmt.Sprintf("interface %q", name))
 }
 
 // Missing returns the error of Link for a name that no interface has.
@@ -127,24 +124,10 @@ func validName(name string) error {
 	return nil
 }
 
-// Link looks an interface up by its name, which must not be too long. It ignores
-// the errors in fine; the index is then 0.
-func (r *Requests) Link(name string, fine ...error) *Link {
-	return r.link(linkRequest(0, str(unix.IFLA_IFNAME, name)), fmt.Sprintf("interface %q", name), fine...)
-}
-
 // LinkByIndex looks an interface up by its index. Since Linux 6.8 the answer
 // comes only after the kernel has handled a change of the carrier.
 func (c *Conn) LinkByIndex(index int) (Link, error) {
-	r := c.Requests()
-	l := r.LinkByIndex(index)
-	err := r.Send()
-	return *l, err
-}
-
-// LinkByIndex is [Conn.LinkByIndex] as a request.
-func (r *Requests) LinkByIndex(index int) *Link {
-	return r.link(linkRequest(index), fmt.Sprintf("interface %d", index))
+	return c.link(linkRequest(index), fmt.Sprintf("interface %d", index))
 }
 
 // linkRequest is a query for an interface.
@@ -159,13 +142,12 @@ func linkList(attrs ...attribute) *nl.NetlinkRequest {
 	return m
 }
 
-func (r *Requests) link(m *nl.NetlinkRequest, what string, fine ...error) *Link {
-	l := new(Link)
-	r.add(m, func(body []byte) (err error) {
-		*l, err = parseLink(body)
+func (c *Conn) link(m *nl.NetlinkRequest, what string) (l Link, err error) {
+	err = c.do(m, func(body []byte) (err error) {
+		l, err = parseLink(body)
 		return err
-	}, what, fine...)
-	return l
+	}, what)
+	return l, err
 }
 
 // PeerLink looks up the other end of a veth pair whose peer is elsewhere. If the kernel is
@@ -175,13 +157,11 @@ func (c *Conn) PeerLink(l Link) (Link, error) {
 	if l.Peer.NetNS < 0 { // a namespace gets a number unless it is ending
 		return Link{}, Missing("the peer of " + l.Name)
 	}
-	r := c.Requests()
-	peer := r.link(linkRequest(l.Peer.Index, u32(unix.IFLA_TARGET_NETNSID, uint32(l.Peer.NetNS))), fmt.Sprintf("the peer of %q", l.Name))
-	err := r.Send()
+	peer, err := c.link(linkRequest(l.Peer.Index, u32(unix.IFLA_TARGET_NETNSID, uint32(l.Peer.NetNS))), fmt.Sprintf("the peer of %q", l.Name))
 	if errors.Is(err, unix.EINVAL) { // of a number whose namespace is ending
 		err = fmt.Errorf("%w: %w", Missing("the peer of "+l.Name), err)
 	}
-	return *peer, err
+	return peer, err
 }
 
 // IsFallback reports whether an interface can be one that the kernel creates in
@@ -294,13 +274,13 @@ func (c *Conn) Change(index int, change Change) error {
 }
 
 // Up sets an interface up.
-func (r *Requests) Up(index int) {
-	r.add(changeMessage(index, Change{Set: unix.IFF_UP}), nil, "set the interface up")
+func (c *Conn) Up(index int) error {
+	return c.do(changeMessage(index, Change{Set: unix.IFF_UP}), nil, "set the interface up")
 }
 
 // Down sets an interface down.
-func (r *Requests) Down(index int) {
-	r.add(changeMessage(index, Change{Clear: unix.IFF_UP}), nil, "set the interface down")
+func (c *Conn) Down(index int) error {
+	return c.do(changeMessage(index, Change{Clear: unix.IFF_UP}), nil, "set the interface down")
 }
 
 func changeMessage(index int, change Change) *nl.NetlinkRequest {

@@ -237,9 +237,7 @@ func TestListenBelievesTheKernelOnly(t *testing.T) {
 	l := must[*Listener](t)(Listen(ns, everything))
 	defer l.Close()
 	forged := request(unix.RTM_DELLINK, 0, ifinfo(4711, 0, 0)).Serialize()
-	if err := unix.Sendto(forger.fd, forged, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: bit32(unix.RTNLGRP_LINK)}); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Sendto(forger.fd, forged, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: bit32(unix.RTNLGRP_LINK)}))
 	must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	all, _ := hears(t, l, func(h Announcement) bool { return h.Link != nil && h.Link.Name == "br0" })
 	for _, h := range all {
@@ -272,9 +270,7 @@ func TestListenChoosesGroups(t *testing.T) {
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	l := must[*Listener](t)(Listen(ns, Changes{Links: true}))
 	defer l.Close()
-	if err := errors.Join(c.AddAddress(br.Index, netip.MustParsePrefix("10.1.0.1/24"), 0), c.Delete(br.Index)); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(c.AddAddress(br.Index, netip.MustParsePrefix("10.1.0.1/24"), 0), c.Delete(br.Index)))
 	all, _ := hears(t, l, isGone("br0"))
 	for _, h := range all {
 		if h.Link == nil {
@@ -300,17 +296,13 @@ func TestWatchHearsOfChanges(t *testing.T) {
 		"an address": func() error { return c.AddAddress(br.Index, netip.MustParsePrefix("fd00::1/64"), 0) },
 		"a link":     func() error { return c.Change(br.Index, Change{Set: unix.IFF_UP}) },
 	} {
-		if err := change(); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, change())
 		wait(what)
 	}
 	// More than the socket's buffer holds: the kernel reports a loss.
 	for i := range 2000 {
 		p := netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 1: 1, 14: byte(i >> 8), 15: byte(i)}), 64)
-		if err := c.AddAddress(br.Index, p, 0); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, c.AddAddress(br.Index, p, 0))
 	}
 	wait("many")
 }
@@ -345,9 +337,7 @@ func addTunnel(t *testing.T, ns *netns.Handle, name string, bridge int) {
 	defer h.Close()
 	a := netlink.NewLinkAttrs()
 	a.Name, a.MasterIndex = name, bridge
-	if err := h.LinkAdd(&netlink.Vxlan{LinkAttrs: a, VxlanId: bridge, Port: 4789}); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, h.LinkAdd(&netlink.Vxlan{LinkAttrs: a, VxlanId: bridge, Port: 4789}))
 }
 
 // TestDetectionTime: the kernel's attributes of an interface suffice to compute
@@ -386,9 +376,7 @@ func TestLinkLocal(t *testing.T) {
 	if got := linkLocal([6]byte{2, 0x42, 0xac, 0x11, 0, 2}).String(); got != "fe80::42:acff:fe11:2/64" {
 		t.Errorf("got %s", got)
 	}
-	if err := WriteSysctls(ns, Sysctl{Path: "net/ipv6/conf/default/disable_ipv6", Value: "1"}); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, WriteSysctls(ns, Sysctl{Path: "net/ipv6/conf/default/disable_ipv6", Value: "1"}))
 	for name, b := range map[string]Bridge{"disabled": {Name: "br1"}, "small": {Name: "br2", MTU: 1279}} {
 		if got, err := c.LinkLocal(ns, must[Link](t)(b.Create(c))); err != nil || got.IsValid() {
 			t.Errorf("%s: got %s, %v", name, got, err)

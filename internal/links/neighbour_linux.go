@@ -30,9 +30,8 @@ func (n Neighbour) Wrong(mac net.HardwareAddr) bool {
 
 // Neighbour looks up an address behind an interface. Before Linux 5.0 the
 // answer is always empty.
-func (r *Requests) Neighbour(index int, addr netip.Addr) *Neighbour {
-	n := new(Neighbour)
-	r.add(neighbour(unix.RTM_GETNEIGH, 0, index, 0, addr), func(body []byte) error {
+func (c *Conn) Neighbour(index int, addr netip.Addr) (n Neighbour, err error) {
+	err = c.do(neighbour(unix.RTM_GETNEIGH, 0, index, 0, addr), func(body []byte) error {
 		var r reader
 		all := r.attributes(body, unix.SizeofNdMsg)
 		if r.err == nil {
@@ -41,14 +40,14 @@ func (r *Requests) Neighbour(index int, addr netip.Addr) *Neighbour {
 		}
 		return r.err
 	}, fmt.Sprintf("neighbour %s", addr), unix.ENOENT, unix.EOPNOTSUPP)
-	return n
+	return n, err
 }
 
 // SetNeighbour replaces the hardware address in a known entry by mac, as an
 // announcement would. The kernel soon verifies the entry.
-func (r *Requests) SetNeighbour(index int, addr netip.Addr, mac net.HardwareAddr) {
+func (c *Conn) SetNeighbour(index int, addr netip.Addr, mac net.HardwareAddr) error {
 	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, index, unix.NUD_STALE, addr, data(unix.NDA_LLADDR, mac...))
-	r.add(m, nil, fmt.Sprintf("correct neighbour %s", addr), unix.ENOENT)
+	return c.do(m, nil, fmt.Sprintf("correct neighbour %s", addr), unix.ENOENT)
 }
 
 // Resolve has the kernel ask the neighbours at some addresses behind an interface for
@@ -60,59 +59,52 @@ func (r *Requests) SetNeighbour(index int, addr netip.Addr, mac net.HardwareAddr
 // permanent. It does not wait for the answers; with unanswered it asks only those whose
 // hardware address is not known.
 func (c *Conn) Resolve(index int, addrs []netip.Addr, unanswered bool) error {
-	known, err := c.neighbours(index, addrs)
-	if err != nil {
-		return err
-	}
-	do := c.Requests()
-	for i, addr := range addrs {
-		if !unanswered || !known[i].answered() {
-			do.resolve(index, addr, known[i])
+	for _, addr := range addrs {
+		known, err := c.Neighbour(index, addr)
+		if err == nil && (!unanswered || !known.answered()) {
+			err = c.resolve(index, addr, known)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return do.Send()
+	return nil
 }
 
 // Unanswered returns those of the addresses behind an interface whose neighbours' hardware
 // addresses are not known.
 func (c *Conn) Unanswered(index int, addrs []netip.Addr) (left []netip.Addr, err error) {
-	known, err := c.neighbours(index, addrs)
-	for i, addr := range addrs {
-		if !known[i].answered() {
+	for _, addr := range addrs {
+		known, err := c.Neighbour(index, addr)
+		if err != nil {
+			return nil, err
+		}
+		if !known.answered() {
 			left = append(left, addr)
 		}
 	}
-	return left, err
+	return left, nil
 }
 
 // answered reports whether the neighbour's hardware address is known.
-func (n *Neighbour) answered() bool { return len(n.MAC) > 0 && !n.asked }
+func (n Neighbour) answered() bool { return len(n.MAC) > 0 && !n.asked }
 
-// neighbours looks up some addresses behind an interface. After an error all that were
-// not read are unknown.
-func (c *Conn) neighbours(index int, addrs []netip.Addr) (known []*Neighbour, err error) {
-	ask := c.Requests()
-	for _, addr := range addrs {
-		known = append(known, ask.Neighbour(index, addr))
-	}
-	return known, ask.Send()
-}
-
-func (r *Requests) resolve(index int, addr netip.Addr, known *Neighbour) {
+func (c *Conn) resolve(index int, addr netip.Addr, known Neighbour) error {
 	const ack = unix.NLM_F_ACK
 	what := fmt.Sprintf("resolve neighbour %s", addr)
 	switch {
 	case known.fixed:
-		return
+		return nil
 	case known.answered():
 		m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|ack, index, unix.NUD_PROBE, addr, data(unix.NDA_LLADDR, known.MAC...))
-		r.add(m, nil, what, unix.ENOENT) // it has gone by itself
-		return
+		return c.do(m, nil, what, unix.ENOENT) // it has gone by itself
 	case known.asked: // the kernel would not ask again yet
-		r.add(neighbour(unix.RTM_DELNEIGH, ack, index, 0, addr), nil, what, unix.ENOENT)
+		if err := c.do(neighbour(unix.RTM_DELNEIGH, ack, index, 0, addr), nil, what, unix.ENOENT); err != nil {
+			return err
+		}
 	}
 	const use = 1 // NTF_USE
-	r.add(request(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|ack, ndmsg(index, 0, use, addr), data(unix.NDA_DST, addr.AsSlice()...)), nil, what)
+	return c.do(request(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|ack, ndmsg(index, 0, use, addr), data(unix.NDA_DST, addr.AsSlice()...)), nil, what)
 }
 
 // neighbour is a request about a neighbour.

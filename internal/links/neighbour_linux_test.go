@@ -26,19 +26,14 @@ func patient(t *testing.T, ns *netns.Handle, family string) {
 // asks has a namespace ask for an address that nobody answers for now.
 func asks(t *testing.T, c *Conn, index int, addr netip.Addr) {
 	t.Helper()
-	do := c.Requests()
-	do.add(neighbour(unix.RTM_DELNEIGH, unix.NLM_F_ACK, index, 0, addr), nil, "forget", unix.ENOENT)
-	wantNoError(t, do.Send())
+	wantNoError(t, c.do(neighbour(unix.RTM_DELNEIGH, unix.NLM_F_ACK, index, 0, addr), nil, "forget", unix.ENOENT))
 	wantNoError(t, c.Resolve(index, []netip.Addr{addr}, false))
 	expect.Eventually(t, "a question", func() bool { return neighbourOf(t, c, index, addr).asked })
 }
 
 func neighbourOf(t *testing.T, c *Conn, index int, addr netip.Addr) Neighbour {
 	t.Helper()
-	ask := c.Requests()
-	n := ask.Neighbour(index, addr)
-	wantNoError(t, ask.Send())
-	return *n
+	return must[Neighbour](t)(c.Neighbour(index, addr))
 }
 
 // set sets an interface up or down, and waits for its carrier.
@@ -145,18 +140,14 @@ func newSegment(t *testing.T) *segment {
 	t.Helper()
 	h := mustDial(t, newNS(t, "host"))
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))
-	do := h.Requests()
-	do.Up(br.Index)
-	wantNoError(t, do.Send())
+	wantNoError(t, h.Up(br.Index))
 	listening := newNS(t, "listener")
 	s := &segment{ns: newNS(t, "c"), at: listening}
 	s.c, s.listener = mustDial(t, s.ns), mustDial(t, listening)
 	up := func(ns *netns.Handle, c *Conn, addr string) Pair {
 		pair := must[Pair](t)(Veth{Name: "eth0", Master: br.Index}.Create(h, ns))
-		do := c.Requests()
-		do.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), 0)
-		do.Up(pair.Container.Index)
-		wantNoError(t, do.Send())
+		wantNoError(t, c.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), 0))
+		wantNoError(t, c.Up(pair.Container.Index))
 		return pair
 	}
 	first := up(s.ns, s.c, announced.String()+"/24")
@@ -186,10 +177,7 @@ func (s *segment) mistaken(t *testing.T, state uint16) {
 
 func (s *segment) known(t *testing.T) Neighbour {
 	t.Helper()
-	ask := s.listener.Requests()
-	n := ask.Neighbour(s.index, announced)
-	wantNoError(t, ask.Send())
-	return *n
+	return neighbourOf(t, s.listener, s.index, announced)
 }
 
 // wantHeard waits until the listener has the right one.
@@ -217,9 +205,7 @@ func TestAnnounceAsideIsHeard(t *testing.T) {
 
 func TestAnnounceIsHeard(t *testing.T) {
 	s := newSegment(t)
-	do := s.c.Requests()
-	do.Set4(s.link.Index, "arp_notify", 1)
-	wantNoError(t, do.Send())
+	wantNoError(t, s.c.Set4(s.link.Index, "arp_notify", 1))
 	s.mistaken(t, unix.NUD_STALE)
 	wantNoError(t, s.c.Announce(s.link))
 	s.wantHeard(t, "Announce")
@@ -228,9 +214,7 @@ func TestAnnounceIsHeard(t *testing.T) {
 func TestSetNeighbour(t *testing.T) {
 	s := newSegment(t)
 	set := func() Neighbour {
-		do := s.listener.Requests()
-		do.SetNeighbour(s.index, announced, s.link.MAC)
-		wantNoError(t, do.Send())
+		wantNoError(t, s.listener.SetNeighbour(s.index, announced, s.link.MAC))
 		return s.known(t)
 	}
 	if got := set(); got.MAC != nil || got.Wrong(s.link.MAC) {

@@ -58,27 +58,21 @@ func unset(c *Conn, settings []Sysctl) ([]Sysctl, error) {
 	if len(settings) == 0 {
 		return nil, nil
 	}
-	r := c.Requests()
-	known := make(map[string]*Link)
-	forwarding := make(map[string]*bool)
-	for _, s := range settings {
-		if name, _, _, ok := s.ofInterface(); ok && known[name] == nil && len(name) < unix.IFNAMSIZ {
-			known[name] = r.Link(name, unix.ENODEV)
-		}
-		if v6, ok := s.isForwarding(); ok {
-			forwarding[s.Path] = r.Forwarding(v6)
-		}
-	}
-	if err := r.Send(); err != nil {
-		return nil, err
-	}
 	var rest []Sysctl
+	known := make(map[string]Link)
 	for _, s := range settings {
-		name, _, _, _ := s.ofInterface()
-		if l := known[name]; l != nil && l.Has(s) {
+		name, _, _, ok := s.ofInterface()
+		if _, asked := known[name]; ok && !asked {
+			l, err := c.Link(name)
+			if err != nil && !NotFound(err) {
+				return nil, err
+			}
+			known[name] = l
+		}
+		if known[name].Has(s) {
 			continue
 		}
-		if on := forwarding[s.Path]; on != nil && *on && s.Value == "1" {
+		if v6, ok := s.isForwarding(); ok && s.Value == "1" && c.Forwarding(v6) {
 			continue
 		}
 		rest = append(rest, s)
@@ -260,17 +254,17 @@ func (s Sysctl) ofInterface() (name string, v6 bool, setting string, ok bool) {
 // Set4 changes a setting of an interface below net/ipv4/conf that the kernel
 // accepts by number. It accepts IPv6 settings only through /proc/sys. Set4
 // ignores the errors in fine.
-func (r *Requests) Set4(index int, name string, value uint32, fine ...error) {
+func (c *Conn) Set4(index int, name string, value uint32, fine ...error) error {
 	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0), set4(name, value))
-	r.add(m, nil, fmt.Sprintf("set %s of interface %d to %d", name, index, value), fine...)
+	return c.do(m, nil, fmt.Sprintf("set %s of interface %d to %d", name, index, value), fine...)
 }
 
-// UpThenSet4 is [Requests.Up] and then [Requests.Set4], in one message, for an
+// UpThenSet4 is [Conn.Up] and then [Conn.Set4], in one message, for an
 // interface that has IPv4: without, the kernel refuses both.
-func (r *Requests) UpThenSet4(index int, name string, value uint32) {
+func (c *Conn) UpThenSet4(index int, name string, value uint32) error {
 	m := changeMessage(index, Change{Set: unix.IFF_UP})
 	m.AddData(set4(name, value))
-	r.add(m, nil, fmt.Sprintf("set the interface up, and %s to %d", name, value))
+	return c.do(m, nil, fmt.Sprintf("set the interface up, and %s to %d", name, value))
 }
 
 func set4(name string, value uint32) attribute {
@@ -291,21 +285,17 @@ const (
 // Forwarding reports whether the namespace forwards between its interfaces:
 // net.ipv4.ip_forward and net.ipv6.conf.all.forwarding. It is false if the
 // kernel does not say.
-func (r *Requests) Forwarding(v6 bool) *bool {
-	on := new(bool)
+func (c *Conn) Forwarding(v6 bool) (on bool) {
 	family, all := nl.NewRtGenMsg(), netconfAll
 	family.Family = unix.AF_INET
 	if v6 {
 		family.Family = unix.AF_INET6
 	}
 	m := request(unix.RTM_GETNETCONF, 0, family, u32(netconfIfIndex, uint32(all)))
-	r.all = append(r.all, func() error {
-		_ = r.c.execute(m, func(body []byte) error {
-			var r reader
-			*on = r.attributes(body, family.Len()).num(netconfForwarding) == 1
-			return r.err
-		})
-		return nil
+	_ = c.execute(m, func(body []byte) error {
+		var r reader
+		on = r.attributes(body, family.Len()).num(netconfForwarding) == 1
+		return r.err
 	})
 	return on
 }

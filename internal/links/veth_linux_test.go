@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestAPortHasItsMode from the beginning, also where the kernel refuses to set it
@@ -45,11 +47,7 @@ func TestUpThenSet4(t *testing.T) {
 	host, container := newNS(t, "host"), newNS(t, "container")
 	h, c := mustDial(t, host), mustDial(t, container)
 	pair := must[Pair](t)(Veth{Name: "eth0"}.Create(h, container))
-	r := c.Requests()
-	r.UpThenSet4(pair.Container.Index, "arp_notify", 1)
-	if err := r.Send(); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, c.UpThenSet4(pair.Container.Index, "arp_notify", 1))
 	l := must[Link](t)(c.Link("eth0"))
 	if s := (Sysctl{Path: "net/ipv4/conf/eth0/arp_notify", Value: "1"}); l.Flags&unix.IFF_UP == 0 || !l.Has(s) {
 		t.Errorf("flags %#x, arp_notify is set: %t", l.Flags, l.Has(s))
@@ -61,14 +59,9 @@ func TestUpThenSet4(t *testing.T) {
 func TestMacvlanOnKernelsThatLookAtTheHost(t *testing.T) {
 	host, container := newNS(t, "host"), newNS(t, "container")
 	outside, inside := mustDial(t, host), mustDial(t, container)
-	pair, err := Veth{Name: "eth0"}.Create(outside, container)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := expect.Value(Veth{Name: "eth0"}.Create(outside, container))(t)
 	v := Macvlan{Name: "net1", Parent: pair.Host.Index, Mode: 4, MTU: 1400}
-	if err := v.createAndRename(outside, container); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, v.createAndRename(outside, container))
 	got, err := inside.Link("net1")
 	if err != nil || got.Kind != "macvlan" || got.Peer.Index != pair.Host.Index || got.MTU != 1400 {
 		t.Errorf("got %+v, %v", got, err)

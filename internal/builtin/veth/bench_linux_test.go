@@ -2,6 +2,7 @@ package veth_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -118,11 +119,8 @@ func BenchmarkFloor(b *testing.B) {
 				return err
 			}
 			c, index := conns[i], pairs[i].Container.Index
-			do := c.Requests()
-			do.AddAddress(index, netip.MustParsePrefix(fmt.Sprintf("10.1.0.%d/24", i+2)), 0)
-			do.Up(index)
-			do.AddRoute(index, links.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1")}, true)
-			return do.Send()
+			return errors.Join(c.AddAddress(index, netip.MustParsePrefix(fmt.Sprintf("10.1.0.%d/24", i+2)), 0), c.Up(index),
+				c.AddRoute(index, links.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1")}, true))
 		},
 		func(i int) error { return conns[i].Delete(pairs[i].Container.Index) })
 }

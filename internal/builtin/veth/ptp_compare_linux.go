@@ -148,9 +148,7 @@ func assign(ctx context.Context, conn *links.Conn, index int, p netip.Prefix) er
 // route adds the host's route to an address of the container. A route through
 // another interface belongs to somebody else.
 func route(conn *links.Conn, index int, to netip.Prefix) error {
-	do := conn.Requests()
-	do.AddRoute(index, toContainer(to), false, unix.EEXIST)
-	if err := do.Send(); err != nil {
+	if err := conn.AddRoute(index, toContainer(to), false, unix.EEXIST); err != nil {
 		return err
 	}
 	ok, err := ipam.HasRoute(conn, index, to)

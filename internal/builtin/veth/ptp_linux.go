@@ -174,51 +174,57 @@ func (a *pointToPoint) configureContainer(ctx context.Context, result *types100.
 	if err := a.EnterContainer(ctx, sysctls...); err != nil {
 		return err
 	}
-	do, index := a.InContainer.Requests(), a.Container.Index
+	conn, index := a.InContainer, a.Container.Index
 	if ipam.HasIPv6(result) {
-		own, err := a.InContainer.LinkByIndex(index)
+		own, err := conn.LinkByIndex(index)
 		if err != nil {
 			return err
 		}
-		if a.linkLocal.container, err = a.InContainer.LinkLocal(a.Request.Container, own); err != nil {
+		if a.linkLocal.container, err = conn.LinkLocal(a.Request.Container, own); err != nil {
 			return err
 		}
 	}
-	if err := ipam.Configure(do, index, result, ipam.How{}); err != nil {
+	if err := ipam.Configure(conn, index, result, ipam.How{}); err != nil {
 		return err
 	}
 	for _, e := range ends {
 		// Two addresses of a subnet share its route.
-		do.DeleteRoute(index, links.Route{Dst: e.address.Masked(), Scope: unix.RT_SCOPE_NOWHERE}, unix.ESRCH)
+		if err := conn.DeleteRoute(index, links.Route{Dst: e.address.Masked(), Scope: unix.RT_SCOPE_NOWHERE}, unix.ESRCH); err != nil {
+			return err
+		}
 		toGateway, toSubnet := e.routes()
 		for _, route := range []links.Route{toGateway, toSubnet} {
-			do.AddRoute(index, route, false, unix.EEXIST)
+			if err := conn.AddRoute(index, route, false, unix.EEXIST); err != nil {
+				return err
+			}
 		}
 	}
-	return do.Send()
+	return nil
 }
 
 // configureHost assigns the addresses of the gateways to the host's end, adds
 // routes to the container's addresses, and makes the host forward.
 func (a *pointToPoint) configureHost(ends []endpoint) error {
-	do, index := a.OnHost.Requests(), a.Host.Index
 	var gateways []netip.Prefix
 	for _, e := range ends {
 		gateways = append(gateways, single(e.gateway))
-		do.AddAddress(index, single(e.gateway), 0, unix.EEXIST)
-		do.AddRoute(index, toContainer(single(e.address.Addr())), false, unix.EEXIST)
+		if err := a.OnHost.AddAddress(a.Host.Index, single(e.gateway), 0, unix.EEXIST); err != nil {
+			return err
+		}
+		if err := a.OnHost.AddRoute(a.Host.Index, toContainer(single(e.address.Addr())), false, unix.EEXIST); err != nil {
+			return err
+		}
 	}
-	forwarding := AskForwarding(do, gateways)
-	link := do.LinkByIndex(index)
-	if err := do.Send(); err != nil {
+	settings := MissingForwarding(a.OnHost, gateways)
+	link, err := a.OnHost.LinkByIndex(a.Host.Index)
+	if err != nil {
 		return err
 	}
 	a.Host.OperState = link.OperState
-	var settings []links.Sysctl
 	if ra := NoRA(link.Name); !link.Has(ra) {
 		settings = append(settings, ra)
 	}
-	return links.WriteSysctls(a.Request.Host, append(settings, forwarding()...)...)
+	return links.WriteSysctls(a.Request.Host, settings...)
 }
 
 // toContainer is the host's route to an address of the container.
