@@ -199,17 +199,18 @@ func TestAFailureAfterTheEndIsThatOfAll(t *testing.T) {
 	expect.Same(t, "times", times, 1)
 }
 
-// TestTheWorkRunsTogether: each piece waits until all others have begun, as
-// kernel waits should.
+// TestTheWorkRunsTogether: each task, and the work of a kind, waits until all others have
+// begun, as kernel waits should.
 func TestTheWorkRunsTogether(t *testing.T) {
 	b := &Batch{}
 	ctx := context.Background()
 	var all sync.WaitGroup
 	meet := func(context.Context) error { all.Done(); all.Wait(); return nil }
-	for i := range 3 {
-		all.Add(2)
-		expect.NoError(t, b.Later(ctx, meet), Join(ctx, b, i, i, func(ctx context.Context, _ []int) error { return meet(ctx) }))
+	all.Add(4)
+	for range 3 {
+		expect.NoError(t, b.Later(ctx, meet))
 	}
+	expect.NoError(t, Join(ctx, b, kind("a"), 1, func(ctx context.Context, _ []int) error { return meet(ctx) }))
 	expect.NoError(t, b.Flush(ctx))
 }
 
