@@ -107,53 +107,59 @@ func (c *Container) withLo(path string, do func(*links.Conn, links.Link) error) 
 }
 
 // Other returns another container that is attached in the namespace, by the
-// records or libcni's cache, and "" if there is none. It reads all records. With
-// doubts, an unreadable record counts if the namespace may be the one that is
-// kept for it.
-func (s NetNSOwner) Other(ns *netns.Handle, doubts bool) (string, error) {
-	found, err := s.Records.List()
+// records or libcni's cache, and "" if there is none. It is for calls that have only
+// a path, which may lead to another container's namespace by now. It reads all
+// records. With doubts, an unreadable record counts if the namespace may be the one
+// that is kept for it.
+func (c *Container) Other(ns *netns.Handle, cacheDir string, doubts bool) (string, error) {
+	boot, err := c.in.BootID()
 	if err != nil {
 		return "", err
 	}
-	recorded := map[record.PluginID]bool{record.PluginID(s.ID): true, s.PluginID: true}
+	found, err := c.in.Records.List()
+	if err != nil {
+		return "", err
+	}
+	own := c.PluginID()
+	recorded := map[record.PluginID]bool{record.PluginID(c.ID): true, own: true}
 	for _, f := range found {
 		rec := f.Record
 		switch {
-		case rec != nil && (rec.ContainerID == s.ID || record.PluginID(rec.ContainerID) == s.PluginID):
+		case rec != nil && (rec.ContainerID == c.ID || record.PluginID(rec.ContainerID) == own):
 		case rec == nil || f.Err != nil:
-			if doubts && s.mayKeep(f.File, ns.ID()) {
+			if doubts && c.mayKeep(f.File, ns.ID()) {
 				return "that of the record in file " + f.File, f.Err
 			}
 		default:
 			recorded[rec.Plugins()] = true
-			if rec.Boot == s.Boot && rec.NetNS.ID() == ns.ID() {
+			if rec.Boot == boot && rec.NetNS.ID() == ns.ID() {
 				return string(rec.ContainerID), nil
 			}
 		}
 	}
-	return s.cached(ns, recorded)
+	return c.cached(ns, cacheDir, recorded)
 }
 
 // mayKeep reports whether the namespace may belong to a record of which only the
 // file name is known.
-func (s NetNSOwner) mayKeep(file string, ns netns.ID) bool {
-	pinned, err := nsfind.Identify(s.Pin(file))
+func (c *Container) mayKeep(file string, ns netns.ID) bool {
+	pinned, err := nsfind.Identify(c.in.Pins.File(file))
 	return err != nil || pinned == ns
 }
 
 // cached is Other for containers that only libcni's cache knows, such as
 // go-cni's. A cached path can be stale too, so the interface must also exist.
-func (s NetNSOwner) cached(ns *netns.Handle, recorded map[record.PluginID]bool) (string, error) {
-	all, err := libcni.NewCNIConfigWithCacheDir(nil, s.CacheDir, nil).GetCachedAttachments("")
+func (c *Container) cached(ns *netns.Handle, cacheDir string, recorded map[record.PluginID]bool) (string, error) {
+	all, err := libcni.NewCNIConfigWithCacheDir(nil, cacheDir, nil).GetCachedAttachments("")
 	if err != nil {
 		return "", fmt.Errorf("cached attachments: %w", err)
 	}
-	for _, c := range all {
-		if recorded[record.PluginID(c.ContainerID)] || !nsfind.LeadsTo(c.NetNS, ns) {
+	for _, a := range all {
+		if recorded[record.PluginID(a.ContainerID)] || !nsfind.LeadsTo(a.NetNS, ns) {
 			continue
 		}
-		if there, err := s.Host.HasLink(ns, c.IfName); there || err != nil {
-			return c.ContainerID, err
+		if there, err := c.Host.HasLink(ns, a.IfName); there || err != nil {
+			return a.ContainerID, err
 		}
 	}
 	return "", nil
