@@ -34,12 +34,16 @@ type Handle struct {
 //
 // The error is [fs.ErrNotExist] if nothing is at path, and [ErrNotNetNS] if something
 // else is.
-func Open(path string) (*Handle, error) {
-	h, err := open(path)
-	if err != nil {
-		return nil, fmt.Errorf("open network namespace %q: %w", path, err)
+func Open(path string) (_ *Handle, err error) {
+	defer naming(&err, "open network namespace %q", path)
+	return open(path)
+}
+
+// naming puts the operation in front of an error.
+func naming(err *error, operation string, args ...any) {
+	if *err != nil {
+		*err = fmt.Errorf("%s: %w", fmt.Sprintf(operation, args...), *err)
 	}
-	return h, nil
 }
 
 func open(path string) (*Handle, error) {
@@ -70,15 +74,12 @@ func isNSFS(path string) (bool, error) {
 
 // identify returns the identity of the namespace that file is, or [ErrNotNetNS]. It
 // examines the open file, which may be another one than the file examined before.
-func identify(file *os.File) (ID, error) {
-	var (
-		id    ID
-		inner error
-	)
-	err := control(file, func(fd int) {
-		id, inner = identifyFD(fd)
+func identify(file *os.File) (id ID, err error) {
+	err = control(file, func(fd int) (err error) {
+		id, err = identifyFD(fd)
+		return err
 	})
-	return id, errors.Join(err, inner)
+	return id, err
 }
 
 func identifyFD(fd int) (ID, error) {
@@ -186,15 +187,16 @@ func (h *Handle) Close() error {
 // control runs fn with the descriptor of file, which stays open meanwhile even
 // if another goroutine closes the file. It fails with [os.ErrClosed] if the
 // file is closed; os has no other reason, but an error that is not that one.
-func control(file *os.File, fn func(fd int)) error {
+func control(file *os.File, fn func(fd int) error) error {
 	raw, err := file.SyscallConn()
 	if err != nil {
 		return err
 	}
-	if err := raw.Control(func(fd uintptr) { fn(int(fd)) }); err != nil {
+	var inner error
+	if err := raw.Control(func(fd uintptr) { inner = fn(int(fd)) }); err != nil {
 		return fmt.Errorf("%w: %w", os.ErrClosed, err)
 	}
-	return nil
+	return inner
 }
 
 // restart repeats call for as long as a signal interrupts it: the runtime
@@ -227,12 +229,9 @@ func idOf(st *unix.Stat_t) ID {
 // The number of a process that was waited for may be another's. For one that is not a
 // child of the caller's, open it with pidfd_open(2), verify that it is the one that is
 // meant, and use [OpenFD].
-func OpenPID(pid int) (*Handle, error) {
-	h, err := openProcess(strconv.Itoa(pid))
-	if err != nil {
-		return nil, fmt.Errorf("open the network namespace of process %d: %w", pid, err)
-	}
-	return h, nil
+func OpenPID(pid int) (_ *Handle, err error) {
+	defer naming(&err, "open the network namespace of process %d", pid)
+	return openProcess(strconv.Itoa(pid))
 }
 
 func openProcess(pid string) (*Handle, error) {
@@ -247,21 +246,14 @@ func openProcess(pid string) (*Handle, error) {
 // is in to which a descriptor of pidfd_open(2) refers. The caller keeps fd. The error
 // is [ErrNotNetNS] if it refers to something else, and [fs.ErrNotExist] if the process
 // has ended.
-func OpenFD(fd uintptr) (*Handle, error) {
-	h, err := openFD(int(fd))
-	if err != nil {
-		return nil, fmt.Errorf("open the network namespace of descriptor %d: %w", fd, err)
-	}
-	return h, nil
-}
-
-func openFD(fd int) (*Handle, error) {
+func OpenFD(fd uintptr) (_ *Handle, err error) {
+	defer naming(&err, "open the network namespace of descriptor %d", fd)
 	pid, err := processOf(fd)
 	if err != nil {
 		return nil, err
 	}
 	if pid == "" {
-		own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		own, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
 			return nil, fmt.Errorf("duplicate: %w", err)
 		}
@@ -287,7 +279,7 @@ func openFD(fd int) (*Handle, error) {
 // something else. The error is fs.ErrNotExist if the process has been waited for.
 //
 //	Pid:	4711
-func processOf(fd int) (pid string, err error) {
+func processOf(fd uintptr) (pid string, err error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/thread-self/fdinfo/%d", fd))
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", unix.EBADF
@@ -314,18 +306,13 @@ func processOf(fd int) (pid string, err error) {
 
 // Owner returns the user namespace that the network namespace belongs to. The error is
 // [fs.ErrPermission] if that is neither the caller's own nor one below it.
-func (h *Handle) Owner() (UserNS, error) {
-	owner, err := h.owner()
-	if err != nil {
-		return UserNS{}, fmt.Errorf("user namespace of network namespace %s: %w", h.id, err)
-	}
-	return owner, nil
-}
-
-func (h *Handle) owner() (owner UserNS, err error) {
-	var inner error
-	err = control(h.file, func(fd int) { owner, inner = ownerOf(fd) })
-	return owner, errors.Join(err, inner)
+func (h *Handle) Owner() (owner UserNS, err error) {
+	defer naming(&err, "user namespace of network namespace %s", h.id)
+	err = control(h.file, func(fd int) (err error) {
+		owner, err = ownerOf(fd)
+		return err
+	})
+	return owner, err
 }
 
 func ownerOf(fd int) (owner UserNS, err error) {

@@ -16,12 +16,9 @@ import (
 // List returns the network namespaces that are pinned in dir, and the empty files that
 // pins have left behind, in the order of their names. It leaves out everything else,
 // symbolic links too. A directory that does not exist has none.
-func List(dir string) ([]Entry, error) {
-	all, err := list(dir)
-	if err != nil {
-		return nil, fmt.Errorf("list network namespaces in %q: %w", dir, err)
-	}
-	return all, nil
+func List(dir string) (_ []Entry, err error) {
+	defer naming(&err, "list network namespaces in %q", dir)
+	return list(dir)
 }
 
 func list(dir string) (all []Entry, err error) {
@@ -61,11 +58,9 @@ func idAt(path string) (ID, error) {
 // or another kind of file. If that namespace is mounted on top of another one, RemoveIf
 // takes away the mount of the first, and the other stays.
 func RemoveIf(path string, id ID) (removed bool, err error) {
+	defer naming(&err, "remove network namespace %s at %q", id, path)
 	removed, err = removeIf(path, id)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return removed, fmt.Errorf("remove network namespace %s at %q: %w", id, path, err)
-	}
-	return removed, nil
+	return removed, ignoreNotExist(err)
 }
 
 func removeIf(path string, id ID) (removed bool, err error) {
@@ -139,12 +134,9 @@ func busy(err error) error {
 // prefix must be the caller's own, and nobody may create namespaces with it meanwhile.
 // Processes of another PID namespace, unless that is below the caller's, are not
 // visible.
-func Sweep(dir string, o SweepOptions) (*SweepReport, error) {
-	report, err := sweep(dir, "/proc", o)
-	if err != nil {
-		return report, fmt.Errorf("sweep network namespaces in %q: %w", dir, err)
-	}
-	return report, nil
+func Sweep(dir string, o SweepOptions) (_ *SweepReport, err error) {
+	defer naming(&err, "sweep network namespaces in %q", dir)
+	return sweep(dir, "/proc", o)
 }
 
 func sweep(dir, proc string, o SweepOptions) (*SweepReport, error) {

@@ -14,12 +14,9 @@ import (
 // New makes a network namespace without a name. It ends when nothing refers to it any
 // more: the handle, a process in it, or a path at which [Pin] keeps it. It holds a
 // loopback interface, which is down.
-func New() (*Handle, error) {
-	h, err := newNamed(unnamed)
-	if err != nil {
-		return nil, fmt.Errorf("create network namespace: %w", err)
-	}
-	return h, nil
+func New() (_ *Handle, err error) {
+	defer naming(&err, "create network namespace")
+	return newNamed(unnamed)
 }
 
 // unnamed is the name of files without a path. It is no path: that of the thread would
@@ -49,27 +46,34 @@ func unshare() error {
 // Only a process with a single thread can enter a user namespace. So NewIn forks one,
 // which ends before NewIn returns. If owner is the caller's own user namespace, NewIn is
 // New.
-func NewIn(owner *os.File) (*Handle, error) {
+func NewIn(owner *os.File) (h *Handle, err error) {
+	defer naming(&err, "create network namespace in user namespace %q", owner.Name())
 	own, err := isOwnUserNS(owner)
-	if err == nil && own {
-		return New()
-	}
-	var h *Handle
-	if err == nil {
-		h, err = newIn(owner)
-	}
 	if err != nil {
-		return nil, fmt.Errorf("create network namespace in user namespace %q: %w", owner.Name(), err)
+		return nil, err
 	}
-	return h, nil
+	if own {
+		return newNamed(unnamed)
+	}
+	err = control(owner, func(fd int) error {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		child, err := forkInside(fd)
+		if err != nil {
+			return err
+		}
+		defer child.end()
+		h, err = open(fmt.Sprintf("/proc/%d/ns/net", child.pid))
+		return err
+	})
+	return h, err
 }
 
 // isOwnUserNS reports whether a file is the user namespace that the caller is in.
 func isOwnUserNS(f *os.File) (own bool, err error) {
 	var now, st unix.Stat_t
-	var inner error
-	err = control(f, func(fd int) { inner = restart(func() error { return unix.Fstat(fd, &st) }) })
-	if err = errors.Join(err, inner); err != nil {
+	err = control(f, func(fd int) error { return restart(func() error { return unix.Fstat(fd, &st) }) })
+	if err != nil {
 		return false, err
 	}
 	const path = "/proc/thread-self/ns/user"
@@ -77,24 +81,6 @@ func isOwnUserNS(f *os.File) (own bool, err error) {
 		return false, procError("look up the thread's user namespace", err)
 	}
 	return idOf(&st) == idOf(&now), nil
-}
-
-func newIn(owner *os.File) (h *Handle, err error) {
-	var inner error
-	err = control(owner, func(fd int) {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		var child inside
-		if child, inner = forkInside(fd); inner != nil {
-			return
-		}
-		h, inner = open(fmt.Sprintf("/proc/%d/ns/net", child.pid))
-		child.end()
-	})
-	if err == nil {
-		err = inner
-	}
-	return h, err
 }
 
 // inside is a process in a user namespace and in a network namespace of its own. It
