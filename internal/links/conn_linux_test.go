@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -27,13 +28,6 @@ func closed(fd int) bool {
 	return errors.Is(err, unix.EBADF)
 }
 
-func wantNoError(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestASocketIsBorrowedAgain(t *testing.T) {
 	a, b := newNS(t, "a"), newNS(t, "b")
 	var all Conns
@@ -42,8 +36,8 @@ func TestASocketIsBorrowedAgain(t *testing.T) {
 	if fd == fd2 {
 		t.Fatal("two have one socket")
 	}
-	wantNoError(t, first.Close())
-	wantNoError(t, first.Close()) // returns it once
+	expect.NoError(t, first.Close())
+	expect.NoError(t, first.Close()) // returns it once
 	if _, got := borrowed(t, &all, b); got == fd {
 		t.Error("a socket of another namespace")
 	}
@@ -57,9 +51,9 @@ func TestASocketIsBorrowedAgain(t *testing.T) {
 	if _, got := borrowed(t, &all, a); got == fd {
 		t.Error("a socket that was given back twice is used by two")
 	}
-	wantNoError(t, second.Close())
-	wantNoError(t, again.Close())
-	wantNoError(t, all.Close())
+	expect.NoError(t, second.Close())
+	expect.NoError(t, again.Close())
+	expect.NoError(t, all.Close())
 }
 
 func TestCloseOfAllClosesEverySocket(t *testing.T) {
@@ -67,19 +61,19 @@ func TestCloseOfAllClosesEverySocket(t *testing.T) {
 	var all Conns
 	idle, idleFD := borrowed(t, &all, ns)
 	inUse, inUseFD := borrowed(t, &all, ns)
-	wantNoError(t, idle.Close())
-	wantNoError(t, all.Close())
+	expect.NoError(t, idle.Close())
+	expect.NoError(t, all.Close())
 	if !closed(idleFD) || closed(inUseFD) {
 		t.Errorf("idle closed: %t, in use closed: %t; want true, false", closed(idleFD), closed(inUseFD))
 	}
 	if _, err := inUse.Link("lo"); err != nil {
 		t.Errorf("the one in use: %v", err)
 	}
-	wantNoError(t, inUse.Close())
+	expect.NoError(t, inUse.Close())
 	if !closed(inUseFD) {
 		t.Error("the one that was in use stays open")
 	}
-	wantNoError(t, all.Close())
+	expect.NoError(t, all.Close())
 }
 
 // TestASocketWithAnAnswerUnreadIsNotBorrowedAgain: the unread part would keep
@@ -92,11 +86,11 @@ func TestASocketWithAnAnswerUnreadIsNotBorrowedAgain(t *testing.T) {
 	if err := c.execute(linkList(), nil); !errors.Is(err, errTruncated) {
 		t.Fatalf("got %v", err)
 	}
-	wantNoError(t, c.Close())
+	expect.NoError(t, c.Close())
 	if !c.broken || !closed(fd) {
 		t.Errorf("broken: %t, closed: %t; want both", c.broken, closed(fd))
 	}
-	wantNoError(t, all.Close())
+	expect.NoError(t, all.Close())
 }
 
 func TestBorrowAtOnce(t *testing.T) {
@@ -126,7 +120,7 @@ func TestBorrowAtOnce(t *testing.T) {
 	if n := len(all.idle[ns.ID()]); n < 1 || n > 8 {
 		t.Errorf("%d sockets for 8 users", n)
 	}
-	wantNoError(t, all.Close())
+	expect.NoError(t, all.Close())
 }
 
 // many is a namespace whose list of interfaces takes several reads.
@@ -202,8 +196,8 @@ func TestAllAddressesAreThoseOfEach(t *testing.T) {
 	for i := range 5 {
 		br := must[Link](t)(Bridge{Name: fmt.Sprint("br", i)}.Create(c))
 		for k := range 60 {
-			wantNoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(k), 1}), 24), 0))
-			wantNoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(i), 14: byte(k)}), 112), 0))
+			expect.NoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(k), 1}), 24), 0))
+			expect.NoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(i), 14: byte(k)}), 112), 0))
 		}
 		want[br.Index] = must[[]Address](t)(c.Addresses(br.Index))
 	}
@@ -221,7 +215,7 @@ func TestOtherNamesFindAnInterface(t *testing.T) {
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	m := request(unix.RTM_NEWLINKPROP, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, ifinfo(br.Index, 0, 0), nest(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED,
 		str(unix.IFLA_ALT_IFNAME, "bridge"), str(unix.IFLA_ALT_IFNAME, "the-bridge-of-the-office")))
-	wantNoError(t, c.execute(m, nil))
+	expect.NoError(t, c.execute(m, nil))
 	got := must[Link](t)(c.Link("bridge"))
 	if want := []string{"bridge", "the-bridge-of-the-office"}; got.Name != "br0" || !reflect.DeepEqual(got.Others, want) {
 		t.Errorf("got %q, also named %q, want br0, %q", got.Name, got.Others, want)

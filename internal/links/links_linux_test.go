@@ -141,7 +141,7 @@ func TestLinksAreAll(t *testing.T) {
 	for i := range 40 {
 		l := must[Link](t)(Bridge{Name: fmt.Sprint("br", i)}.Create(c))
 		alias, length := fmt.Sprint("alias ", i), i
-		wantNoError(t, c.Change(l.Index, Change{
+		expect.NoError(t, c.Change(l.Index, Change{
 			Name: fmt.Sprint("new", i), Alias: &alias, MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}, MTU: 1400 + i, QueueLength: &length,
 		}))
 		want[fmt.Sprint("new", i)] = Link{Name: fmt.Sprint("new", i), Alias: alias, MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}, MTU: 1400 + i, QueueLength: length}
@@ -198,7 +198,7 @@ func TestLinksAreListedAgain(t *testing.T) {
 		}
 	}
 	close(stop)
-	wantNoError(t, <-done)
+	expect.NoError(t, <-done)
 }
 
 func TestNetNSWithoutANumber(t *testing.T) {

@@ -214,9 +214,9 @@ func TestListenSaysWhatItLost(t *testing.T) {
 	defer whole.Close()
 	const flips = 300
 	for range flips {
-		wantNoError(t, errors.Join(c.Change(br.Index, Change{Set: unix.IFF_UP}), c.Change(br.Index, Change{Clear: unix.IFF_UP})))
+		expect.NoError(t, errors.Join(c.Change(br.Index, Change{Set: unix.IFF_UP}), c.Change(br.Index, Change{Clear: unix.IFF_UP})))
 	}
-	wantNoError(t, c.Change(br.Index, Change{Name: "last"}))
+	expect.NoError(t, c.Change(br.Index, Change{Name: "last"}))
 	isLast := func(h Announcement) bool { return h.Link != nil && h.Link.Name == "last" }
 	if all, lost := hears(t, whole, isLast); lost || len(all) < 2*flips {
 		t.Errorf("a large buffer: heard %d, lost %v", len(all), lost)
@@ -226,7 +226,7 @@ func TestListenSaysWhatItLost(t *testing.T) {
 		t.Errorf("a small buffer: lost %v, %v", lost, err)
 	}
 	// It hears on.
-	wantNoError(t, c.Delete(br.Index))
+	expect.NoError(t, c.Delete(br.Index))
 	hears(t, l, isGone("last"))
 }
 

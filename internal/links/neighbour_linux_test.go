@@ -18,7 +18,7 @@ var listening = netip.MustParseAddr("10.9.0.3")
 // patient has the kernel wait for an hour before it repeats a question.
 func patient(t *testing.T, ns *netns.Handle, family string) {
 	t.Helper()
-	wantNoError(t, ns.Do(func() error {
+	expect.NoError(t, ns.Do(func() error {
 		return os.WriteFile("/proc/sys/net/"+family+"/neigh/eth0/retrans_time_ms", []byte("3600000"), 0)
 	}))
 }
@@ -26,8 +26,8 @@ func patient(t *testing.T, ns *netns.Handle, family string) {
 // asks has a namespace ask for an address that nobody answers for now.
 func asks(t *testing.T, c *Conn, index int, addr netip.Addr) {
 	t.Helper()
-	wantNoError(t, c.do(neighbour(unix.RTM_DELNEIGH, unix.NLM_F_ACK, index, 0, addr), nil, "forget", unix.ENOENT))
-	wantNoError(t, c.Resolve(index, []netip.Addr{addr}, false))
+	expect.NoError(t, c.do(neighbour(unix.RTM_DELNEIGH, unix.NLM_F_ACK, index, 0, addr), nil, "forget", unix.ENOENT))
+	expect.NoError(t, c.Resolve(index, []netip.Addr{addr}, false))
 	expect.Eventually(t, "a question", func() bool { return neighbourOf(t, c, index, addr).asked })
 }
 
@@ -43,7 +43,7 @@ func set(t *testing.T, c *Conn, index int, up bool) {
 	if up {
 		change = Change{Set: unix.IFF_UP}
 	}
-	wantNoError(t, c.Change(index, change))
+	expect.NoError(t, c.Change(index, change))
 	if up {
 		expect.Eventually(t, "the carrier", func() bool { return must[Link](t)(c.LinkByIndex(index)).Running() })
 	}
@@ -60,7 +60,7 @@ func TestResolve(t *testing.T) {
 	}
 	resolve := func(unanswered bool) {
 		t.Helper()
-		wantNoError(t, s.listener.Resolve(s.index, []netip.Addr{announced}, unanswered))
+		expect.NoError(t, s.listener.Resolve(s.index, []netip.Addr{announced}, unanswered))
 	}
 	own := must[Link](t)(s.listener.LinkByIndex(s.index))
 
@@ -94,10 +94,10 @@ func TestResolve(t *testing.T) {
 func TestResolve6(t *testing.T) {
 	s := newSegment(t)
 	addr := netip.MustParseAddr("fd00:9::2")
-	wantNoError(t, s.c.AddAddress(s.link.Index, netip.PrefixFrom(addr, 64), unix.IFA_F_NODAD))
-	wantNoError(t, s.listener.AddAddress(s.index, netip.MustParsePrefix("fd00:9::3/64"), unix.IFA_F_NODAD))
+	expect.NoError(t, s.c.AddAddress(s.link.Index, netip.PrefixFrom(addr, 64), unix.IFA_F_NODAD))
+	expect.NoError(t, s.listener.AddAddress(s.index, netip.MustParsePrefix("fd00:9::3/64"), unix.IFA_F_NODAD))
 	expect.Eventually(t, "the neighbour's hardware address", func() bool {
-		wantNoError(t, s.listener.Resolve(s.index, []netip.Addr{addr}, true))
+		expect.NoError(t, s.listener.Resolve(s.index, []netip.Addr{addr}, true))
 		return neighbourOf(t, s.listener, s.index, addr).MAC.String() == s.link.MAC.String()
 	})
 }
@@ -107,17 +107,17 @@ func TestAwaitRunning(t *testing.T) {
 	host, ns := mustDial(t, newNS(t, "host")), newNS(t, "c")
 	c := mustDial(t, ns)
 	pair := must[Pair](t)(Veth{Name: "eth0"}.Create(host, ns))
-	wantNoError(t, AwaitRunning(t.Context(), ns, pair.Container.Index)) // it is down
-	wantNoError(t, c.Change(pair.Container.Index, Change{Set: unix.IFF_UP}))
-	wantNoError(t, host.Change(pair.Host.Index, Change{Clear: unix.IFF_UP}))
+	expect.NoError(t, AwaitRunning(t.Context(), ns, pair.Container.Index)) // it is down
+	expect.NoError(t, c.Change(pair.Container.Index, Change{Set: unix.IFF_UP}))
+	expect.NoError(t, host.Change(pair.Host.Index, Change{Clear: unix.IFF_UP}))
 	expect.Eventually(t, "no carrier", func() bool { return !must[Link](t)(c.LinkByIndex(pair.Container.Index)).Running() })
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	expect.Is(t, AwaitRunning(ended, ns, pair.Container.Index), context.Canceled)
 	done := make(chan error, 1)
 	go func() { done <- AwaitRunning(t.Context(), ns, pair.Container.Index) }()
-	wantNoError(t, host.Change(pair.Host.Index, Change{Set: unix.IFF_UP}))
-	wantNoError(t, expect.Await(t, "the carrier", done))
+	expect.NoError(t, host.Change(pair.Host.Index, Change{Set: unix.IFF_UP}))
+	expect.NoError(t, expect.Await(t, "the carrier", done))
 	if !must[Link](t)(c.LinkByIndex(pair.Container.Index)).Running() {
 		t.Error("it is not running")
 	}
@@ -140,14 +140,14 @@ func newSegment(t *testing.T) *segment {
 	t.Helper()
 	h := mustDial(t, newNS(t, "host"))
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))
-	wantNoError(t, h.Up(br.Index))
+	expect.NoError(t, h.Up(br.Index))
 	listening := newNS(t, "listener")
 	s := &segment{ns: newNS(t, "c"), at: listening}
 	s.c, s.listener = mustDial(t, s.ns), mustDial(t, listening)
 	up := func(ns *netns.Handle, c *Conn, addr string) Pair {
 		pair := must[Pair](t)(Veth{Name: "eth0", Master: br.Index}.Create(h, ns))
-		wantNoError(t, c.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), 0))
-		wantNoError(t, c.Up(pair.Container.Index))
+		expect.NoError(t, c.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), 0))
+		expect.NoError(t, c.Up(pair.Container.Index))
 		return pair
 	}
 	first := up(s.ns, s.c, announced.String()+"/24")
@@ -172,7 +172,7 @@ var another = net.HardwareAddr{2, 0, 0, 0, 0, 9}
 func (s *segment) mistaken(t *testing.T, state uint16) {
 	t.Helper()
 	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK, s.index, state, announced, data(unix.NDA_LLADDR, another...))
-	wantNoError(t, s.listener.execute(m, nil))
+	expect.NoError(t, s.listener.execute(m, nil))
 }
 
 func (s *segment) known(t *testing.T) Neighbour {
@@ -194,27 +194,27 @@ func TestAnnounceAsideIsHeard(t *testing.T) {
 		if !s.known(t).Wrong(s.link.MAC) {
 			t.Fatalf("%s: the listener is not mistaken", what)
 		}
-		wantNoError(t, s.c.AnnounceAside(shared, s.ns, s.link, []netip.Addr{announced}))
+		expect.NoError(t, s.c.AnnounceAside(shared, s.ns, s.link, []netip.Addr{announced}))
 		s.wantHeard(t, what)
 	}
 	if n := len(conns.sending); n != 1 {
 		t.Errorf("Close waits for %d announcements, want 1", n)
 	}
-	wantNoError(t, conns.Close())
+	expect.NoError(t, conns.Close())
 }
 
 func TestAnnounceIsHeard(t *testing.T) {
 	s := newSegment(t)
-	wantNoError(t, s.c.Set4(s.link.Index, "arp_notify", 1))
+	expect.NoError(t, s.c.Set4(s.link.Index, "arp_notify", 1))
 	s.mistaken(t, unix.NUD_STALE)
-	wantNoError(t, s.c.Announce(s.link))
+	expect.NoError(t, s.c.Announce(s.link))
 	s.wantHeard(t, "Announce")
 }
 
 func TestSetNeighbour(t *testing.T) {
 	s := newSegment(t)
 	set := func() Neighbour {
-		wantNoError(t, s.listener.SetNeighbour(s.index, announced, s.link.MAC))
+		expect.NoError(t, s.listener.SetNeighbour(s.index, announced, s.link.MAC))
 		return s.known(t)
 	}
 	if got := set(); got.MAC != nil || got.Wrong(s.link.MAC) {
