@@ -226,14 +226,7 @@ func (op *operation) avoidOthers() {
 // so calls that have a record do not ask. With doubts it returns true unless the
 // answer is certain.
 func (op *operation) isOthers(ns *netns.Handle, path string, doubts bool) bool {
-	boot, err := op.BootID()
-	other := ""
-	if err == nil {
-		other, err = container.NetNSOwner{
-			ID: op.ID, PluginID: op.PluginID(), Boot: boot,
-			Records: op.Records, CacheDir: op.stateDir, Host: op.Host, Pin: op.Pins.File,
-		}.Other(ns, doubts)
-	}
+	other, err := op.Container.Other(ns, op.stateDir, doubts)
 	if other == "" && (err == nil || !doubts) {
 		return false
 	}

@@ -2,8 +2,6 @@ package netns
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"runtime"
 
 	vns "github.com/vishvananda/netns"
@@ -53,17 +51,9 @@ func (h *Handle) Do(fn func() error) error {
 }
 
 // enter moves the calling thread into the namespace.
-func (h *Handle) enter() error {
-	return setNS(h.file, h.id)
-}
-
-func setNS(file *os.File, id ID) error {
-	var inner error
-	err := control(file, func(fd int) { inner = vns.Set(vns.NsHandle(fd)) })
-	if err := errors.Join(err, inner); err != nil {
-		return fmt.Errorf("enter network namespace %s: %w", id, err)
-	}
-	return nil
+func (h *Handle) enter() (err error) {
+	defer naming(&err, "enter network namespace %s", h.id)
+	return control(h.file, func(fd int) error { return vns.Set(vns.NsHandle(fd)) })
 }
 
 // outcome is how a function ended.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -259,3 +260,5 @@ func TestDoDropsThreadThatCannotBeRestored(t *testing.T) {
 	})
 	checkThreads(t, outside)
 }
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,12 +34,16 @@ type Handle struct {
 //
 // The error is [fs.ErrNotExist] if nothing is at path, and [ErrNotNetNS] if something
 // else is.
-func Open(path string) (*Handle, error) {
-	h, err := open(path)
-	if err != nil {
-		return nil, fmt.Errorf("open network namespace %q: %w", path, err)
+func Open(path string) (_ *Handle, err error) {
+	defer naming(&err, "open network namespace %q", path)
+	return open(path)
+}
+
+// naming puts the operation in front of an error.
+func naming(err *error, operation string, args ...any) {
+	if *err != nil {
+		*err = fmt.Errorf("%s: %w", fmt.Sprintf(operation, args...), *err)
 	}
-	return h, nil
 }
 
 func open(path string) (*Handle, error) {
@@ -68,15 +74,12 @@ func isNSFS(path string) (bool, error) {
 
 // identify returns the identity of the namespace that file is, or [ErrNotNetNS]. It
 // examines the open file, which may be another one than the file examined before.
-func identify(file *os.File) (ID, error) {
-	var (
-		id    ID
-		inner error
-	)
-	err := control(file, func(fd int) {
-		id, inner = identifyFD(fd)
+func identify(file *os.File) (id ID, err error) {
+	err = control(file, func(fd int) (err error) {
+		id, err = identifyFD(fd)
+		return err
 	})
-	return id, errors.Join(err, inner)
+	return id, err
 }
 
 func identifyFD(fd int) (ID, error) {
@@ -184,15 +187,16 @@ func (h *Handle) Close() error {
 // control runs fn with the descriptor of file, which stays open meanwhile even
 // if another goroutine closes the file. It fails with [os.ErrClosed] if the
 // file is closed; os has no other reason, but an error that is not that one.
-func control(file *os.File, fn func(fd int)) error {
+func control(file *os.File, fn func(fd int) error) error {
 	raw, err := file.SyscallConn()
 	if err != nil {
 		return err
 	}
-	if err := raw.Control(func(fd uintptr) { fn(int(fd)) }); err != nil {
+	var inner error
+	if err := raw.Control(func(fd uintptr) { inner = fn(int(fd)) }); err != nil {
 		return fmt.Errorf("%w: %w", os.ErrClosed, err)
 	}
-	return nil
+	return inner
 }
 
 // restart repeats call for as long as a signal interrupts it: the runtime
@@ -217,4 +221,111 @@ func withoutPath(err error) error {
 // idOf converts the fields, whose types differ between architectures.
 func idOf(st *unix.Stat_t) ID {
 	return ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}
+}
+
+// OpenPID opens the network namespace of a process: the one that its leading thread is
+// in. The error is [fs.ErrNotExist] if there is no such process, or it has ended.
+//
+// The number of a process that was waited for may be another's. For one that is not a
+// child of the caller's, open it with pidfd_open(2), verify that it is the one that is
+// meant, and use [OpenFD].
+func OpenPID(pid int) (_ *Handle, err error) {
+	defer naming(&err, "open the network namespace of process %d", pid)
+	return openProcess(strconv.Itoa(pid))
+}
+
+func openProcess(pid string) (*Handle, error) {
+	h, err := open("/proc/" + pid + "/ns/net")
+	if errors.Is(err, unix.ESRCH) { // it ended meanwhile
+		err = fs.ErrNotExist
+	}
+	return h, err
+}
+
+// OpenFD opens the network namespace that a descriptor refers to, or that the process
+// is in to which a descriptor of pidfd_open(2) refers. The caller keeps fd. The error
+// is [ErrNotNetNS] if it refers to something else, and [fs.ErrNotExist] if the process
+// has ended.
+func OpenFD(fd uintptr) (_ *Handle, err error) {
+	defer naming(&err, "open the network namespace of descriptor %d", fd)
+	pid, err := processOf(fd)
+	if err != nil {
+		return nil, err
+	}
+	if pid == "" {
+		own, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return nil, fmt.Errorf("duplicate: %w", err)
+		}
+		file := os.NewFile(uintptr(own), unnamed)
+		id, err := identify(file)
+		if err != nil {
+			return nil, errors.Join(err, file.Close())
+		}
+		return &Handle{file: file, id: id}, nil
+	}
+	h, err := openProcess(pid)
+	if err != nil {
+		return nil, err
+	}
+	// It has not been waited for, so the number was its own all the time.
+	if now, err := processOf(fd); err != nil || now != pid {
+		return nil, errors.Join(err, fs.ErrNotExist, h.Close())
+	}
+	return h, nil
+}
+
+// processOf returns the number of the process that a pidfd refers to; empty if fd is
+// something else. The error is fs.ErrNotExist if the process has been waited for.
+//
+//	Pid:	4711
+func processOf(fd uintptr) (pid string, err error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/thread-self/fdinfo/%d", fd))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", unix.EBADF
+	}
+	if err != nil {
+		return "", err
+	}
+	for _, line := range strings.Split(string(data), "\n") {
+		value, ok := strings.CutPrefix(line, "Pid:")
+		if !ok {
+			continue
+		}
+		pid = strings.TrimSpace(value)
+		if pid == "-1" { // it has been waited for
+			return "", fs.ErrNotExist
+		}
+		if pid == "0" {
+			return "", errors.New("the process is in a PID namespace that is not visible from here")
+		}
+		return pid, nil
+	}
+	return "", nil
+}
+
+// Owner returns the user namespace that the network namespace belongs to. The error is
+// [fs.ErrPermission] if that is neither the caller's own nor one below it.
+func (h *Handle) Owner() (owner UserNS, err error) {
+	defer naming(&err, "user namespace of network namespace %s", h.id)
+	err = control(h.file, func(fd int) (err error) {
+		owner, err = ownerOf(fd)
+		return err
+	})
+	return owner, err
+}
+
+func ownerOf(fd int) (owner UserNS, err error) {
+	// Linux 4.9, commit 6786741dbf99, added NS_GET_USERNS.
+	user, err := unix.IoctlRetInt(fd, unix.NS_GET_USERNS)
+	if err != nil {
+		return UserNS{}, err
+	}
+	defer func() { err = errors.Join(err, unix.Close(user)) }()
+	var st unix.Stat_t
+	if err := restart(func() error { return unix.Fstat(user, &st) }); err != nil {
+		return UserNS{}, err
+	}
+	uid, err := unix.IoctlGetUint32(user, unix.NS_GET_OWNER_UID)
+	return UserNS{ID: idOf(&st), UID: uid}, err
 }

@@ -20,15 +20,8 @@ import (
 //
 // The pin is a mount. It is visible in the caller's mount namespace and in those to
 // which path's file system propagates.
-func Create(path string) (*Handle, error) {
-	h, err := create(path)
-	if err != nil {
-		return nil, fmt.Errorf("create network namespace %q: %w", path, err)
-	}
-	return h, nil
-}
-
-func create(path string) (_ *Handle, err error) {
+func Create(path string) (_ *Handle, err error) {
+	defer naming(&err, "create network namespace %q", path)
 	made, err := makeFile(path)
 	defer func() {
 		if err != nil {
@@ -52,14 +45,8 @@ func create(path string) (_ *Handle, err error) {
 // a new one. If it is pinned there already, Pin does nothing; a file that was
 // left behind empty, as a reboot leaves it, is used. A namespace other than h's
 // at path is [fs.ErrExist].
-func Pin(h *Handle, path string) error {
-	if err := pin(h, path); err != nil {
-		return fmt.Errorf("pin network namespace %s at %q: %w", h.ID(), path, err)
-	}
-	return nil
-}
-
-func pin(h *Handle, path string) (err error) {
+func Pin(h *Handle, path string) (err error) {
+	defer naming(&err, "pin network namespace %s at %q", h.ID(), path)
 	made, err := makeFile(path)
 	defer func() {
 		if err != nil {
@@ -96,15 +83,11 @@ func samePin(h *Handle, path string) error {
 // mountAt mounts the namespace on the file at path, in the mount namespace of the
 // calling thread. It uses the descriptor rather than the path that the namespace was
 // opened by, which may lead to another one by now.
-func mountAt(h *Handle, path string) error {
-	var inner error
-	err := control(h.file, func(fd int) {
-		inner = unix.Mount(fmt.Sprintf("/proc/thread-self/fd/%d", fd), path, "", unix.MS_BIND, "")
+func mountAt(h *Handle, path string) (err error) {
+	defer naming(&err, "bind mount")
+	return control(h.file, func(fd int) error {
+		return unix.Mount(fmt.Sprintf("/proc/thread-self/fd/%d", fd), path, "", unix.MS_BIND, "")
 	})
-	if err := errors.Join(err, inner); err != nil {
-		return fmt.Errorf("bind mount: %w", err)
-	}
-	return nil
 }
 
 // makeFile makes the empty file at path and the directories above it. It returns the
@@ -197,27 +180,18 @@ func unmake(made []string) error {
 //
 // Remove takes whatever is at path by now. Use [RemoveIf] where that may be another
 // namespace than the one that is meant.
-func Remove(path string) error {
-	err := unmount(path)
-	if err == nil {
+func Remove(path string) (err error) {
+	defer naming(&err, "remove network namespace %q", path)
+	if err = unmount(path); err == nil {
 		err = removeFile(path)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove network namespace %q: %w", path, err)
-	}
-	return nil
+	return ignoreNotExist(err)
 }
 
 // Unpin is [Remove], but leaves the empty file, for [Pin] to use again. Without
 // a file it fails with [fs.ErrNotExist].
-func Unpin(path string) error {
-	if err := unpin(path); err != nil {
-		return fmt.Errorf("unpin network namespace at %q: %w", path, err)
-	}
-	return nil
-}
-
-func unpin(path string) error {
+func Unpin(path string) (err error) {
+	defer naming(&err, "unpin network namespace at %q", path)
 	if err := unmount(path); err != nil {
 		return err
 	}
@@ -287,4 +261,29 @@ func isEmptyFile(path string) error {
 		return ErrNotNetNS
 	}
 	return nil
+}
+
+// Share makes dir, with mode 0755 if it is missing, a mount of its own that is shared,
+// as ip-netns(8) does with [RunDir]. Namespaces that are pinned in dir afterwards are
+// then seen in other mount namespaces, and are removed there together with the pin
+// here. Calling it again does nothing.
+//
+// Mount namespaces that were made before get the pins only if dir was on a shared mount
+// already, as /run is under systemd. Those that are made later get them in any case,
+// unless they are private.
+func Share(dir string) (err error) {
+	defer naming(&err, "share the mounts in %q", dir)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return withoutPath(err)
+	}
+	const how = unix.MS_SHARED | unix.MS_REC
+	err = unix.Mount("", dir, "none", how, "")
+	if !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	// It is no mount point yet.
+	if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind mount: %w", err)
+	}
+	return unix.Mount("", dir, "none", how, "")
 }

@@ -49,7 +49,7 @@ type task struct {
 	do     func(context.Context) error
 }
 
-// Failed is work of a plugin that failed. Plugin is empty if it is not known whose.
+// Failed is work of a plugin that failed.
 type Failed struct {
 	Plugin string
 	Err    error
@@ -147,52 +147,36 @@ func (b *Batch) Empty() bool {
 // tasks first. The batch is empty afterwards, even after an error. Work that would be
 // deferred during the flush is done at once.
 //
-// If work of several plugins fails together, it is done again for each plugin by
-// itself: that shows whose failed. When ctx has ended, it counts as that of each.
-func (b *Batch) Flush(ctx context.Context) error {
-	if failed := b.flush(ctx); len(failed) > 0 {
-		return Failures(failed)
-	}
-	return nil
-}
-
-func (b *Batch) flush(ctx context.Context) []Failed {
-	work := b.take()
-	defer b.flushed()
-	if len(work) == 0 {
-		return nil
-	}
-	all := make([][]Failed, len(work))
-	var wg sync.WaitGroup
-	defer wg.Wait() // also if the last work ends this goroutine
-	last := len(work) - 1
-	for i, do := range work[:last] {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			all[i] = []Failed{{Err: errEnded}} // unless it returns or panics
-			all[i] = do(ctx)
-		}()
-	}
-	all[last] = work[last](ctx) // here: for another goroutine another thread would have to wake up
-	wg.Wait()
-	return slices.Concat(all...)
-}
+// The tasks run in parallel, and beside them the kinds one after the other. If work of
+// several plugins fails together, it is done again for each plugin by itself: that shows
+// whose failed. When ctx has ended, it counts as that of each.
+func (b *Batch) Flush(ctx context.Context) error { return FlushTogether(ctx, []*Batch{b})[0] }
 
 // FlushTogether does the collected work of several batches, that of one kind in one
 // call. It returns the error of [Batch.Flush] for each batch. If the work of several
 // fails together, it is done again for each half of them, so that the failure of one
 // costs the others little; in the end for each by itself, as Flush does.
-//
-// Unlike Flush, it does the kinds one after the other, so that the work of all batches
-// is done in one order: first that of [Early] kinds.
 func FlushTogether(ctx context.Context, all []*Batch) []error {
 	works := make([]work, len(all))
 	for i, b := range all {
-		works[i] = b.takeAll()
+		works[i] = b.take()
 		defer b.flushed()
 	}
-	failed := make([]Failures, len(all))
+	var wg sync.WaitGroup
+	defer wg.Wait() // also if work ends this goroutine
+	tasks := make([][]error, len(all))
+	for i, w := range works {
+		tasks[i] = make([]error, len(w.tasks))
+		for j, t := range w.tasks {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				tasks[i][j] = errEnded // unless it returns or panics
+				tasks[i][j] = run(ctx, t.do)
+			}()
+		}
+	}
+	ofKinds := make([]Failures, len(all))
 	for _, kind := range kindsOf(works) {
 		var some []int
 		for i, w := range works {
@@ -200,48 +184,33 @@ func FlushTogether(ctx context.Context, all []*Batch) []error {
 				some = append(some, i)
 			}
 		}
-		together(ctx, works, kind, some, failed)
+		together(ctx, works, kind, some, ofKinds)
 	}
+	wg.Wait()
 	errs := make([]error, len(all))
 	for i, w := range works {
-		for _, t := range w.tasks {
-			failed[i] = append(failed[i], t.run(ctx)...)
+		var failed Failures
+		for j, err := range tasks[i] {
+			if err != nil {
+				failed = append(failed, Failed{w.tasks[j].plugin, err})
+			}
 		}
-		if len(failed[i]) > 0 {
-			errs[i] = failed[i]
+		if failed = append(failed, ofKinds[i]...); len(failed) > 0 {
+			errs[i] = failed
 		}
 	}
 	return errs
 }
 
-// Early is a kind whose work goes first in FlushTogether.
-type Early interface{ Early() bool }
-
-func isEarly(kind any) bool {
-	e, ok := kind.(Early)
-	return ok && e.Early()
-}
-
 // kindsOf returns the kinds of works, each once.
 func kindsOf(works []work) (kinds []any) {
-	known := make(map[any]bool)
 	for _, w := range works {
 		for _, kind := range w.order {
-			if !known[kind] {
-				known[kind] = true
+			if !slices.Contains(kinds, kind) {
 				kinds = append(kinds, kind)
 			}
 		}
 	}
-	slices.SortStableFunc(kinds, func(a, b any) int {
-		switch {
-		case isEarly(a) == isEarly(b):
-			return 0
-		case isEarly(a):
-			return -1
-		}
-		return 1
-	})
 	return kinds
 }
 
@@ -282,30 +251,12 @@ type work struct {
 }
 
 // take empties the batch, and begins a flush.
-func (b *Batch) take() (all []func(context.Context) []Failed) {
-	w := b.takeAll()
-	for _, t := range w.tasks {
-		all = append(all, t.run)
-	}
-	for _, kind := range w.order {
-		all = append(all, w.groups[kind].run)
-	}
-	return all
-}
-
-func (b *Batch) takeAll() work {
+func (b *Batch) take() work {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := work{b.groups, b.order, b.tasks}
 	b.groups, b.order, b.tasks, b.flushing = nil, nil, nil, true
 	return w
-}
-
-func (t task) run(ctx context.Context) []Failed {
-	if err := run(ctx, t.do); err != nil {
-		return []Failed{{t.plugin, err}}
-	}
-	return nil
 }
 
 func (g *group) run(ctx context.Context) (failed []Failed) {

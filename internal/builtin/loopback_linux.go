@@ -25,12 +25,17 @@ const (
 
 // Add sets the interface up. It returns a previous result unchanged.
 func (loopback) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	var before *links.Link
-	var addrs *[]links.Address
-	err := inContainer(ctx, r, func(q *links.Requests) {
-		before = q.Link(loName)
-		q.Up(loIndex)
-		addrs = q.Addresses(loIndex)
+	var before links.Link
+	var addrs []links.Address
+	err := inContainer(ctx, r, func(c *links.Conn) (err error) {
+		if before, err = c.Link(loName); err != nil {
+			return err
+		}
+		if err := c.Up(loIndex); err != nil {
+			return err
+		}
+		addrs, err = c.Addresses(loIndex)
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -49,7 +54,7 @@ func (loopback) Add(ctx context.Context, r *plugin.Request) (*types100.Result, e
 	}
 	for _, v6 := range []bool{false, true} {
 		first := true
-		for _, a := range *addrs {
+		for _, a := range addrs {
 			if a.Addr().Is6() != v6 {
 				continue
 			}
@@ -72,7 +77,7 @@ func (loopback) Del(ctx context.Context, r *plugin.Request) error {
 	if r.Container == nil || caller.LoWasUp(caller.From(ctx).Record) {
 		return nil
 	}
-	return inContainer(ctx, r, func(q *links.Requests) { q.Down(loIndex) })
+	return inContainer(ctx, r, func(c *links.Conn) error { return c.Down(loIndex) })
 }
 
 // Check returns an error unless the interface is up.
@@ -92,18 +97,15 @@ func (loopback) Compare(_ context.Context, r *plugin.Request, v *compare.View) (
 	return compare.Of(r.Type, []compare.Difference{{
 		Kind: compare.Interface, Inside: true, Object: loName, Wanted: "up", Found: "down",
 		Err: errors.New("loopback interface is down"),
-		Fix: func(ctx context.Context) error { return inContainer(ctx, r, func(q *links.Requests) { q.Up(loIndex) }) },
+		Fix: func(ctx context.Context) error {
+			return inContainer(ctx, r, func(c *links.Conn) error { return c.Up(loIndex) })
+		},
 	}}), nil
 }
 
-// inContainer sends the requests that ask adds to the kernel, in the container, together.
-func inContainer(ctx context.Context, r *plugin.Request, ask func(*links.Requests)) error {
-	err := caller.On(ctx, r.Container, func(c *links.Conn) error {
-		q := c.Requests()
-		ask(q)
-		return q.Send()
-	})
-	if err != nil {
+// inContainer calls do with a socket in the container.
+func inContainer(ctx context.Context, r *plugin.Request, do func(*links.Conn) error) error {
+	if err := caller.On(ctx, r.Container, do); err != nil {
 		return fmt.Errorf("interface lo: %w", err)
 	}
 	return nil

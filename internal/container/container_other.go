@@ -119,8 +119,11 @@ func (*Container) OutlivesPowerCut() bool { return false }
 // strayNamespaces returns none: off Linux nothing is kept alive.
 func (*Store) strayNamespaces() (paths, dirs []string, err error) { return nil, nil, nil }
 
-// RemoveUnrecorded does nothing.
-func (*Store) RemoveUnrecorded(record.ID, string) error { return nil }
-
 // IsLocked returns false: nothing is compared that a call could be changing.
 func (*Locks) IsLocked(record.ID) (bool, error) { return false, nil }
+
+// Other finds none: off Linux no namespace is open.
+func (*Container) Other(*netns.Handle, string, bool) (string, error) { return "", nil }
+
+// Untouched is true.
+func Untouched(*hostns.NetNS, *netns.Handle) bool { return true }

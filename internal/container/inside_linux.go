@@ -6,9 +6,14 @@ import (
 	"io/fs"
 	"slices"
 
+	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -99,4 +104,80 @@ func (c *Container) withLo(path string, do func(*links.Conn, links.Link) error) 
 		return fmt.Errorf("interface lo: %w", err)
 	}
 	return nil
+}
+
+// Other returns another container that is attached in the namespace, by the
+// records or libcni's cache, and "" if there is none. It is for calls that have only
+// a path, which may lead to another container's namespace by now. It reads all
+// records. With doubts, an unreadable record counts if the namespace may be the one
+// that is kept for it.
+func (c *Container) Other(ns *netns.Handle, cacheDir string, doubts bool) (string, error) {
+	boot, err := c.in.BootID()
+	if err != nil {
+		return "", err
+	}
+	found, err := c.in.Records.List()
+	if err != nil {
+		return "", err
+	}
+	own := c.PluginID()
+	recorded := map[record.PluginID]bool{record.PluginID(c.ID): true, own: true}
+	for _, f := range found {
+		rec := f.Record
+		switch {
+		case rec != nil && (rec.ContainerID == c.ID || record.PluginID(rec.ContainerID) == own):
+		case rec == nil || f.Err != nil:
+			if doubts && c.mayKeep(f.File, ns.ID()) {
+				return "that of the record in file " + f.File, f.Err
+			}
+		default:
+			recorded[rec.Plugins()] = true
+			if rec.Boot == boot && rec.NetNS.ID() == ns.ID() {
+				return string(rec.ContainerID), nil
+			}
+		}
+	}
+	return c.cached(ns, cacheDir, recorded)
+}
+
+// mayKeep reports whether the namespace may belong to a record of which only the
+// file name is known.
+func (c *Container) mayKeep(file string, ns netns.ID) bool {
+	pinned, err := nsfind.Identify(c.in.Pins.File(file))
+	return err != nil || pinned == ns
+}
+
+// cached is Other for containers that only libcni's cache knows, such as
+// go-cni's. A cached path can be stale too, so the interface must also exist.
+func (c *Container) cached(ns *netns.Handle, cacheDir string, recorded map[record.PluginID]bool) (string, error) {
+	all, err := libcni.NewCNIConfigWithCacheDir(nil, cacheDir, nil).GetCachedAttachments("")
+	if err != nil {
+		return "", fmt.Errorf("cached attachments: %w", err)
+	}
+	for _, a := range all {
+		if recorded[record.PluginID(a.ContainerID)] || !nsfind.LeadsTo(a.NetNS, ns) {
+			continue
+		}
+		if there, err := c.Host.HasLink(ns, a.IfName); there || err != nil {
+			return a.ContainerID, err
+		}
+	}
+	return "", nil
+}
+
+// Untouched reports whether a DEL in the namespace can harm nobody: it has no
+// interface but lo, and lo is down. Programs that remove a container before each
+// Setup pass such a namespace. If no record keeps it, they need not wait until
+// all records are read.
+func Untouched(host *hostns.NetNS, ns *netns.Handle) bool {
+	found, err := host.Conns.Links(ns)
+	return err == nil && !slices.ContainsFunc(found, func(l links.Link) bool {
+		return l.Up() || l.Flags&unix.IFF_LOOPBACK == 0 && !l.IsFallback()
+	})
+}
+
+// IsLocked reports whether a call for the container is in progress, in any process.
+func (l *Locks) IsLocked(id record.ID) (bool, error) {
+	state, err := l.State(lock.Byte(key(id)))
+	return state != lock.Free, err
 }

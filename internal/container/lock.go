@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -153,4 +156,180 @@ func whileWaiting(ctx context.Context, wait func(context.Context) error, look fu
 		return busy
 	}
 	return err
+}
+
+// Locks lets one call at a time work on a container, and GC while there is no ADD or
+// DEL. It kills plugins of dead runtimes that would hold up the others.
+type Locks struct {
+	*lock.Space
+	records *record.Store
+	process *Process
+	logger  *slog.Logger
+}
+
+// Barrier is the key that ADDs and DELs share and GC takes exclusively, because
+// the specification forbids GC beside them. It is taken before the keys of
+// containers, of which GC takes one for each container that it removes.
+const Barrier = lock.First
+
+// While GC waits for the barrier, no other call gets past it. GC has to wait
+// there, because calls that overlap would otherwise keep it out for ever. It
+// must not wait long, because a single plugin that hangs would hold up every
+// container.
+//
+// So GC waits for as long as calls take, and then steps aside for a longer time,
+// in which it takes the barrier only if that is free. Each wait is longer than
+// the last, up to longestStand. So GC is kept out for good only by plugins that
+// take longer than longestStand and overlap each other.
+const (
+	shortestStand = 250 * time.Millisecond
+	longestStand  = 2 * time.Second
+	asideFor      = 4 // times as long as it stood
+)
+
+// LockBarrier waits until no ADD or DEL is in progress. It kills plugins of dead
+// runtimes.
+func (l *Locks) LockBarrier(ctx context.Context) (held *lock.Held, err error) {
+	err = whileWaiting(ctx, func(ctx context.Context) (err error) {
+		held, err = l.queueForBarrier(ctx)
+		return err
+	}, func(int) error {
+		if err := l.endOrphansAtBarrier(); err != nil {
+			l.logger.Warn("look for plugins that a dead runtime has left running", "error", err)
+		}
+		return nil
+	})
+	return held, err
+}
+
+func (l *Locks) queueForBarrier(ctx context.Context) (*lock.Held, error) {
+	for stand := shortestStand; ; stand = min(2*stand, longestStand) {
+		standing, cancel := context.WithTimeout(ctx, stand)
+		held, err := l.LockAll(standing, []lock.Key{{Name: Barrier}})
+		cancel()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return held, err
+		}
+		if held, err = l.stepAside(ctx, asideFor*stand); held != nil || err != nil {
+			return held, err
+		}
+	}
+}
+
+// stepAside lets others pass for a time. It takes the barrier if it becomes free
+// meanwhile, and otherwise returns nil.
+func (l *Locks) stepAside(ctx context.Context, long time.Duration) (*lock.Held, error) {
+	over := time.NewTimer(long)
+	defer over.Stop()
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	for {
+		if held, err := l.TryLockAll([]lock.Key{{Name: Barrier}}); held != nil || err != nil {
+			return held, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil // the next LockAll says so
+		case <-over.C:
+			return nil, nil
+		case <-again.C:
+		}
+	}
+}
+
+// endOrphans kills the processes that keep a container locked although the
+// runtime that locked it is dead, and returns their numbers. It returns ErrBusy
+// if the lock has a holder that is not known to be such a process.
+//
+// The mark of a live runtime identifies it (see package lock). A runtime of an
+// earlier version is identified by the record, or else because it has the lock
+// by a descriptor that it opened itself. rec is nil if nothing is on record: a
+// DEL of an attachment of go-cni writes no record.
+func (l *Locks) endOrphans(id record.ID, offset int64, rec *record.Record) (ended []int, err error) {
+	state, err := l.State(offset)
+	if err != nil || state == lock.Free {
+		return nil, err
+	}
+	alive := state == lock.Kept
+	if !alive && rec != nil && (rec.Runtime != "" || rec.Life != "") {
+		if alive, err = l.process.RuntimeAlive(rec); err != nil {
+			return nil, err
+		}
+	}
+	holders, err := proc.Holders(l.Path(), offset)
+	defer proc.CloseHolders(holders)
+	var opened []string
+	for _, h := range holders {
+		if h.Opened {
+			opened = append(opened, proc.Describe(h.PID))
+		}
+	}
+	switch {
+	case alive && err != nil:
+		return nil, fmt.Errorf("%w in a process that could not be looked for: %w", ErrBusy, err)
+	case err != nil:
+		return nil, err
+	case len(opened) > 0:
+		return nil, fmt.Errorf("%w in %s", ErrBusy, strings.Join(opened, ", "))
+	case alive || len(holders) == 0:
+		return nil, fmt.Errorf("%w in a process that cannot be seen from here", ErrBusy)
+	}
+	// They may have ended during the search, and another call begun.
+	if state, err = l.State(offset); err != nil || state != lock.Inherited {
+		return nil, err
+	}
+	return l.end(id, holders)
+}
+
+func (l *Locks) end(id record.ID, holders []*proc.Holder) (ended []int, err error) {
+	var errs []error
+	for _, h := range holders {
+		killed, err := h.Kill()
+		errs = append(errs, err)
+		if killed {
+			ended = append(ended, h.PID)
+		}
+	}
+	err = errors.Join(errs...)
+	if len(ended) > 0 || err != nil {
+		l.logger.Warn("killed plugins of a dead runtime", "container", id, "processes", ended, "error", err)
+	}
+	return ended, err
+}
+
+// endOrphansAtBarrier kills the plugins that a dead runtime has left running and
+// that have the barrier. They have the lock of their container too, on the same
+// description.
+func (l *Locks) endOrphansAtBarrier() error {
+	holders, err := proc.Holders(l.Path(), lock.Byte(Barrier))
+	if err != nil {
+		return err
+	}
+	defer proc.CloseHolders(holders)
+	found, err := l.records.List()
+	if err != nil {
+		return err
+	}
+	records := map[int64]*record.Record{}
+	for _, f := range found {
+		records[lock.Byte(key(f.Record.ContainerID))] = f.Record
+	}
+	done := map[int64]bool{}
+	var errs []error
+	for _, h := range holders {
+		for _, offset := range h.Keys() {
+			if done[offset] {
+				continue
+			}
+			done[offset] = true
+			rec, id := records[offset], record.ID("")
+			if rec != nil {
+				id = rec.ContainerID
+			}
+			if _, err := l.endOrphans(id, offset, rec); !errors.Is(err, ErrBusy) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
 }

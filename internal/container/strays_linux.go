@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 
 	"github.com/embedcni/cni/internal/nsfind"
-	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -119,21 +118,4 @@ func (known *knownNetNS) unclaimed(paths []string) (map[string]bool, error) {
 		}
 	}
 	return stray, nil
-}
-
-// RemoveUnrecorded removes a namespace that is on no record, after a failure to
-// set up a container in it.
-func (s *Store) RemoveUnrecorded(id record.ID, path string) error {
-	rec, err := s.Records.Load(id)
-	if errors.Is(err, record.ErrNewer) {
-		return netns.Remove(path) // no newer version has recorded it
-	}
-	if err != nil {
-		return err // Recover and GC know what to do
-	}
-	there, err := nsfind.Identify(path)
-	if rec != nil && err == nil && there == rec.NetNS.ID() {
-		return nil // they do
-	}
-	return netns.Remove(path)
 }

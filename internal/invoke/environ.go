@@ -1,9 +1,14 @@
 package invoke
 
 import (
+	"context"
 	"runtime"
 	"slices"
 	"strings"
+
+	"go.opentelemetry.io/otel/baggage"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // Environ filters an environment for a plugin. The result has PATH, the
@@ -87,4 +92,28 @@ func Variable(env []string, name string) string {
 func WithVariable(env []string, name, value string) []string {
 	env = slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
 	return append(env, name+"="+value)
+}
+
+// TraceEnv returns the variables that make a plugin's spans children of the span
+// in ctx: TRACEPARENT, and TRACESTATE and BAGGAGE if they are not empty. Without
+// a valid span it returns nil. libcni's own executor passes the same, following
+// OpenTelemetry's proposal 0258, "environment variables as context propagation
+// carriers".
+func TraceEnv(ctx context.Context) []string {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return nil
+	}
+	headers := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, headers)
+	var env []string
+	// The proposal's names are the headers' of W3C Trace Context in upper case.
+	for _, name := range []string{"traceparent", "tracestate"} {
+		if value := headers.Get(name); value != "" {
+			env = append(env, strings.ToUpper(name)+"="+value)
+		}
+	}
+	if value := baggage.FromContext(ctx).String(); value != "" {
+		env = append(env, "BAGGAGE="+value)
+	}
+	return env
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/netns"
 )
 
 // Address is an address of an interface.
@@ -33,15 +35,8 @@ const (
 )
 
 // AddAddress adds an address to an interface. The error wraps EEXIST if the
-// interface has it already.
-func (c *Conn) AddAddress(index int, p netip.Prefix, flags AddressFlag) error {
-	r := c.Requests()
-	r.AddAddress(index, p, flags)
-	return r.Send()
-}
-
-// AddAddress adds an address to an interface. It ignores the errors in fine.
-func (r *Requests) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine ...error) {
+// interface has it already. It ignores the errors in fine.
+func (c *Conn) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine ...error) error {
 	m := addressMessage(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, index, p)
 	var kernel uint32
 	if p.Addr().Is6() && flags&Detect == 0 {
@@ -51,16 +46,13 @@ func (r *Requests) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine
 		kernel |= unix.IFA_F_NOPREFIXROUTE
 	}
 	m.AddData(u32(unix.IFA_FLAGS, kernel))
-	r.add(m, nil, fmt.Sprintf("add address %s", p), fine...)
+	return c.do(m, nil, fmt.Sprintf("add address %s", p), fine...)
 }
 
 // DeleteAddress deletes an address. It ignores a missing one.
 func (c *Conn) DeleteAddress(index int, p netip.Prefix) error {
-	err := c.execute(addressMessage(unix.RTM_DELADDR, unix.NLM_F_ACK, index, p), nil)
-	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("delete address %s: %w", p, err)
-	}
-	return nil
+	m := addressMessage(unix.RTM_DELADDR, unix.NLM_F_ACK, index, p)
+	return c.do(m, nil, fmt.Sprintf("delete address %s", p), unix.EADDRNOTAVAIL, unix.ENODEV)
 }
 
 // addressMessage is a request about one address. With an IPv4 address it sends
@@ -116,16 +108,6 @@ func (c *Conn) Addresses(index int) (all []Address, err error) {
 		return nil, fmt.Errorf("list the addresses of interface %d: %w", index, err)
 	}
 	return all, nil
-}
-
-// Addresses is [Conn.Addresses] as a request.
-func (r *Requests) Addresses(index int) *[]Address {
-	all := new([]Address)
-	r.all = append(r.all, func() (err error) {
-		*all, err = r.c.Addresses(index)
-		return err
-	})
-	return all
 }
 
 // Placed is an address with the index of its interface.
@@ -213,4 +195,43 @@ func Solicited(a netip.Addr) netip.Addr {
 	raw := a.As16()
 	copy(group[13:], raw[13:])
 	return netip.AddrFrom16(group)
+}
+
+// LinkLocal gives a new interface its link-local IPv6 address at once. The
+// kernel adds the address only once there is a carrier, and then detects
+// duplicates for 1 to 2 s. Until then it sends no solicitation for a forwarded
+// packet, which delays the first connection. LinkLocal is for interfaces that
+// have had no carrier yet and whose network has no other machine.
+//
+// The kernel would derive the same address from the MAC address, and finds it
+// there. If the kernel is set to derive another address (addr_gen_mode),
+// LinkLocal only turns off duplicate detection. LinkLocal returns the address,
+// or the zero Prefix if it left the address to the kernel or there is no IPv6.
+func (c *Conn) LinkLocal(ns *netns.Handle, l Link) (netip.Prefix, error) {
+	if l.MTU < smallestMTU6 || len(l.MAC) != 6 {
+		return netip.Prefix{}, nil
+	}
+	if l.Settings.addrGenMode > addrGenNone {
+		return netip.Prefix{}, WriteSysctls(ns, Sysctl{Path: "net/ipv6/conf/" + l.Name + "/accept_dad", Value: "0", Optional: true})
+	}
+	p := linkLocal([6]byte(l.MAC))
+	err := c.AddAddress(l.Index, p, 0)
+	switch {
+	case err == nil, errors.Is(err, unix.EEXIST):
+		return p, nil
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EAFNOSUPPORT):
+		return netip.Prefix{}, nil // it is disabled there, or in this kernel
+	}
+	return netip.Prefix{}, fmt.Errorf("interface %q: %w", l.Name, err)
+}
+
+// smallestMTU6 is the smallest MTU of IPv6 (RFC 8200, section 5).
+const smallestMTU6 = 1280
+
+// linkLocal returns the link-local address of a MAC address (RFC 4291, appendix
+// A).
+func linkLocal(mac [6]byte) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom16([16]byte{
+		0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5],
+	}), 64)
 }

@@ -20,10 +20,7 @@ import (
 func newNS(t testing.TB, name string) *netns.Handle {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	ns, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns := expect.Value(netns.Create(path))(t)
 	t.Cleanup(func() {
 		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
 			t.Error(err)
@@ -34,10 +31,7 @@ func newNS(t testing.TB, name string) *netns.Handle {
 
 func mustDial(t testing.TB, ns *netns.Handle, sysctls ...Sysctl) *Conn {
 	t.Helper()
-	c, err := Dial(ns, sysctls...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := expect.Value(Dial(ns, sysctls...))(t)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Error(err)
@@ -98,11 +92,7 @@ func TestAPortHasNoLinkLocalAddress(t *testing.T) {
 	}{{Veth{Name: "eth0", Master: br.Index}, 0}, {Veth{Name: "eth1"}, 1}} {
 		pair := must[Pair](t)(tt.veth.Create(h, container))
 		c := mustDial(t, container)
-		r := c.Requests()
-		r.Up(pair.Container.Index)
-		if err := r.Send(); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, c.Up(pair.Container.Index))
 		var have []Address
 		for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 			// The container's end gets one at the same time.
@@ -151,7 +141,7 @@ func TestLinksAreAll(t *testing.T) {
 	for i := range 40 {
 		l := must[Link](t)(Bridge{Name: fmt.Sprint("br", i)}.Create(c))
 		alias, length := fmt.Sprint("alias ", i), i
-		wantNoError(t, c.Change(l.Index, Change{
+		expect.NoError(t, c.Change(l.Index, Change{
 			Name: fmt.Sprint("new", i), Alias: &alias, MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}, MTU: 1400 + i, QueueLength: &length,
 		}))
 		want[fmt.Sprint("new", i)] = Link{Name: fmt.Sprint("new", i), Alias: alias, MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}, MTU: 1400 + i, QueueLength: length}
@@ -208,7 +198,7 @@ func TestLinksAreListedAgain(t *testing.T) {
 		}
 	}
 	close(stop)
-	wantNoError(t, <-done)
+	expect.NoError(t, <-done)
 }
 
 func TestNetNSWithoutANumber(t *testing.T) {
@@ -242,9 +232,7 @@ func TestAddressesAreUsableAtOnce(t *testing.T) {
 		{Prefix: netip.MustParsePrefix("fd00::1/64")},
 	}
 	for _, a := range want {
-		if err := c.AddAddress(br.Index, a.Prefix, 0); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, c.AddAddress(br.Index, a.Prefix, 0))
 		if err := c.AddAddress(br.Index, a.Prefix, 0); !errors.Is(err, unix.EEXIST) {
 			t.Errorf("again: %v", err)
 		}
@@ -271,9 +259,7 @@ func TestDetectLeavesAnAddressTentative(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	p := netip.MustParsePrefix("fd00::1/64")
-	if err := c.AddAddress(br.Index, p, Detect); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, c.AddAddress(br.Index, p, Detect))
 	want := []Address{{Prefix: p, Tentative: true}}
 	if got := must[[]Address](t)(c.Addresses(br.Index)); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -287,13 +273,9 @@ func TestRoutesAreThoseOfTheInterface(t *testing.T) {
 	other := must[Pair](t)(Veth{Name: "eth1"}.Create(h, container))
 	up := func(p Pair, addrs ...string) {
 		for _, a := range addrs {
-			if err := c.AddAddress(p.Container.Index, netip.MustParsePrefix(a), NoSubnet); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, c.AddAddress(p.Container.Index, netip.MustParsePrefix(a), NoSubnet))
 		}
-		if err := c.Change(p.Container.Index, Change{Set: unix.IFF_UP}); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, c.Change(p.Container.Index, Change{Set: unix.IFF_UP}))
 	}
 	up(pair, "10.1.0.2/24", "fd00::2/64")
 	up(other, "10.2.0.2/24")
@@ -305,16 +287,12 @@ func TestRoutesAreThoseOfTheInterface(t *testing.T) {
 		{Dst: netip.MustParsePrefix("::/0"), Via: netip.MustParseAddr("fd00::1"), Table: unix.RT_TABLE_MAIN, Priority: 1024},
 	}
 	for _, r := range routes {
-		if err := addRoute(c, pair.Container.Index, r, false); err != nil {
-			t.Fatal(err)
-		}
-		if err := addRoute(c, pair.Container.Index, r, false); !errors.Is(err, unix.EEXIST) {
+		expect.NoError(t, c.AddRoute(pair.Container.Index, r, false))
+		if err := c.AddRoute(pair.Container.Index, r, false); !errors.Is(err, unix.EEXIST) {
 			t.Errorf("again: %v", err)
 		}
 	}
-	if err := addRoute(c, other.Container.Index, Route{Dst: netip.MustParsePrefix("10.8.0.0/16")}, true); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, c.AddRoute(other.Container.Index, Route{Dst: netip.MustParsePrefix("10.8.0.0/16")}, true))
 	got := map[string]Route{}
 	for _, r := range must[[]Route](t)(c.Routes(pair.Container.Index)) {
 		if r.Dst != netip.MustParsePrefix("fe80::/64") && !r.Dst.Addr().IsMulticast() {
@@ -329,17 +307,7 @@ func TestRoutesAreThoseOfTheInterface(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	do := c.Requests()
-	do.DeleteRoute(pair.Container.Index, Route{Dst: routes[0].Dst, Scope: unix.RT_SCOPE_NOWHERE})
-	if err := do.Send(); err != nil {
-		t.Error(err)
-	}
-}
-
-func addRoute(c *Conn, index int, r Route, others bool) error {
-	do := c.Requests()
-	do.AddRoute(index, r, others)
-	return do.Send()
+	expect.NoError(t, c.DeleteRoute(pair.Container.Index, Route{Dst: routes[0].Dst, Scope: unix.RT_SCOPE_NOWHERE}))
 }
 
 func TestSysctls(t *testing.T) {
@@ -352,10 +320,8 @@ func TestSysctls(t *testing.T) {
 	if err := setSysctls(c, ns, all...); err != nil {
 		t.Error(err)
 	}
-	ask := c.Requests()
-	v4, v6 := ask.Forwarding(false), ask.Forwarding(true)
-	if err := ask.Send(); err != nil || !*v4 || *v6 {
-		t.Errorf("got forwarding of IPv4 %t, of IPv6 %t, and %v, want only the first", *v4, *v6, err)
+	if v4, v6 := c.Forwarding(false), c.Forwarding(true); !v4 || v6 {
+		t.Errorf("got forwarding of IPv4 %t, of IPv6 %t, want only the first", v4, v6)
 	}
 	all[1].Optional = false
 	err := setSysctls(c, ns, all...)
@@ -395,9 +361,7 @@ func TestDumpInSeveralParts(t *testing.T) {
 	for i := range 500 {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i / 250), byte(i%250 + 1)}), 32)
 		want[p] = true
-		if err := c.AddAddress(br.Index, p, 0); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, c.AddAddress(br.Index, p, 0))
 	}
 	got := map[netip.Prefix]bool{}
 	for _, a := range must[[]Address](t)(c.Addresses(br.Index)) {
@@ -412,12 +376,8 @@ func TestGroupsHaveThoseOfAddresses(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	p := netip.MustParsePrefix("fd00::12:3456/64")
-	if err := c.Change(br.Index, Change{Set: unix.IFF_UP}); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.AddAddress(br.Index, p, 0); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, c.Change(br.Index, Change{Set: unix.IFF_UP}))
+	expect.NoError(t, c.AddAddress(br.Index, p, 0))
 	want := netip.MustParseAddr("ff02::1:ff12:3456")
 	if got := Solicited(p.Addr()); got != want {
 		t.Errorf("got %s, want %s", got, want)

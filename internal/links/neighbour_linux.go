@@ -9,6 +9,9 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/thread"
+	"github.com/embedcni/cni/netns"
 )
 
 // Neighbour is the kernel's entry for a neighbour's address. MAC is empty if the
@@ -27,9 +30,8 @@ func (n Neighbour) Wrong(mac net.HardwareAddr) bool {
 
 // Neighbour looks up an address behind an interface. Before Linux 5.0 the
 // answer is always empty.
-func (r *Requests) Neighbour(index int, addr netip.Addr) *Neighbour {
-	n := new(Neighbour)
-	r.add(neighbour(unix.RTM_GETNEIGH, 0, index, 0, addr), func(body []byte) error {
+func (c *Conn) Neighbour(index int, addr netip.Addr) (n Neighbour, err error) {
+	err = c.do(neighbour(unix.RTM_GETNEIGH, 0, index, 0, addr), func(body []byte) error {
 		var r reader
 		all := r.attributes(body, unix.SizeofNdMsg)
 		if r.err == nil {
@@ -38,14 +40,14 @@ func (r *Requests) Neighbour(index int, addr netip.Addr) *Neighbour {
 		}
 		return r.err
 	}, fmt.Sprintf("neighbour %s", addr), unix.ENOENT, unix.EOPNOTSUPP)
-	return n
+	return n, err
 }
 
 // SetNeighbour replaces the hardware address in a known entry by mac, as an
 // announcement would. The kernel soon verifies the entry.
-func (r *Requests) SetNeighbour(index int, addr netip.Addr, mac net.HardwareAddr) {
+func (c *Conn) SetNeighbour(index int, addr netip.Addr, mac net.HardwareAddr) error {
 	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, index, unix.NUD_STALE, addr, data(unix.NDA_LLADDR, mac...))
-	r.add(m, nil, fmt.Sprintf("correct neighbour %s", addr), unix.ENOENT)
+	return c.do(m, nil, fmt.Sprintf("correct neighbour %s", addr), unix.ENOENT)
 }
 
 // Resolve has the kernel ask the neighbours at some addresses behind an interface for
@@ -57,59 +59,52 @@ func (r *Requests) SetNeighbour(index int, addr netip.Addr, mac net.HardwareAddr
 // permanent. It does not wait for the answers; with unanswered it asks only those whose
 // hardware address is not known.
 func (c *Conn) Resolve(index int, addrs []netip.Addr, unanswered bool) error {
-	known, err := c.neighbours(index, addrs)
-	if err != nil {
-		return err
-	}
-	do := c.Requests()
-	for i, addr := range addrs {
-		if !unanswered || !known[i].answered() {
-			do.resolve(index, addr, known[i])
+	for _, addr := range addrs {
+		known, err := c.Neighbour(index, addr)
+		if err == nil && (!unanswered || !known.answered()) {
+			err = c.resolve(index, addr, known)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return do.Send()
+	return nil
 }
 
 // Unanswered returns those of the addresses behind an interface whose neighbours' hardware
 // addresses are not known.
 func (c *Conn) Unanswered(index int, addrs []netip.Addr) (left []netip.Addr, err error) {
-	known, err := c.neighbours(index, addrs)
-	for i, addr := range addrs {
-		if !known[i].answered() {
+	for _, addr := range addrs {
+		known, err := c.Neighbour(index, addr)
+		if err != nil {
+			return nil, err
+		}
+		if !known.answered() {
 			left = append(left, addr)
 		}
 	}
-	return left, err
+	return left, nil
 }
 
 // answered reports whether the neighbour's hardware address is known.
-func (n *Neighbour) answered() bool { return len(n.MAC) > 0 && !n.asked }
+func (n Neighbour) answered() bool { return len(n.MAC) > 0 && !n.asked }
 
-// neighbours looks up some addresses behind an interface. After an error all that were
-// not read are unknown.
-func (c *Conn) neighbours(index int, addrs []netip.Addr) (known []*Neighbour, err error) {
-	ask := c.Requests()
-	for _, addr := range addrs {
-		known = append(known, ask.Neighbour(index, addr))
-	}
-	return known, ask.Send()
-}
-
-func (r *Requests) resolve(index int, addr netip.Addr, known *Neighbour) {
+func (c *Conn) resolve(index int, addr netip.Addr, known Neighbour) error {
 	const ack = unix.NLM_F_ACK
 	what := fmt.Sprintf("resolve neighbour %s", addr)
 	switch {
 	case known.fixed:
-		return
+		return nil
 	case known.answered():
 		m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|ack, index, unix.NUD_PROBE, addr, data(unix.NDA_LLADDR, known.MAC...))
-		r.add(m, nil, what, unix.ENOENT) // it has gone by itself
-		return
+		return c.do(m, nil, what, unix.ENOENT) // it has gone by itself
 	case known.asked: // the kernel would not ask again yet
-		r.add(neighbour(unix.RTM_DELNEIGH, ack, index, 0, addr), nil, what, unix.ENOENT)
+		if err := c.do(neighbour(unix.RTM_DELNEIGH, ack, index, 0, addr), nil, what, unix.ENOENT); err != nil {
+			return err
+		}
 	}
 	const use = 1 // NTF_USE
-	r.add(request(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|ack, ndmsg(index, 0, use, addr), data(unix.NDA_DST, addr.AsSlice()...)), nil, what)
+	return c.do(request(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|ack, ndmsg(index, 0, use, addr), data(unix.NDA_DST, addr.AsSlice()...)), nil, what)
 }
 
 // neighbour is a request about a neighbour.
@@ -122,4 +117,76 @@ func neighbour(typ, flags, index int, state uint16, addr netip.Addr, attrs ...at
 func ndmsg(index int, state uint16, flags uint8, addr netip.Addr) attribute {
 	b := native.AppendUint32([]byte{family(addr), 0, 0, 0}, uint32(index))
 	return append(native.AppendUint16(b, state), flags, 0)
+}
+
+// Announce tells the neighbours of an interface, which must be up, the hardware
+// address of its IPv4 addresses. c is a socket in the interface's namespace. The
+// kernel sends a gratuitous ARP request (RFC 5944, section 4.6) for each address
+// when arp_notify is set and the interface is given the hardware address that it
+// already has.
+//
+// The interface's other end must forward packets already. A bridge port does so
+// only after the kernel has noticed the carrier, so the announcement that the
+// kernel sends when the interface is set up may be lost.
+func (c *Conn) Announce(link Link) error {
+	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(link.Index, 0, 0), data(unix.IFLA_ADDRESS, link.MAC...))
+	if err := c.execute(m, nil); err != nil {
+		return fmt.Errorf("announce the addresses of interface %q: %w", link.Name, err)
+	}
+	return nil
+}
+
+// AnnounceAside is Announce for an interface in ns, but does not wait. A bridge
+// delivers a packet to all its ports before the sending call returns, which
+// takes milliseconds for a thousand ports, and Announce holds the lock on all
+// interfaces meanwhile. With few ports Announce is better, because the next
+// deletion of an interface also waits for the packet socket to close
+// (packet_release).
+//
+// The announcement has been sent when conns are closed, or if they are nil when
+// AnnounceAside returns, so the end of the program does not prevent it. As with
+// the kernel's own announcements, a lost one is not reported.
+func (c *Conn) AnnounceAside(conns *Conns, ns *netns.Handle, link Link, addrs []netip.Addr) error {
+	var fd int
+	if err := thread.In(ns, func() (err error) {
+		fd, err = packetSocket()
+		return err
+	}); err != nil { // without the capability NET_RAW, for example
+		return c.Announce(link)
+	}
+	sending := make(chan struct{})
+	go func() {
+		defer unix.Close(fd)               // nothing is lost with it
+		arp := native.Uint16([]byte{8, 6}) // ETH_P_ARP in the order of the network
+		to := &unix.SockaddrLinklayer{Protocol: arp, Ifindex: link.Index, Halen: 6, Addr: broadcast}
+		close(sending)
+		for _, addr := range addrs {
+			_ = restart(func() error { return unix.Sendto(fd, gratuitous(link.MAC, addr), 0, to) })
+		}
+	}()
+	if !conns.expect(sending) {
+		<-sending
+	}
+	return nil
+}
+
+var broadcast = [8]byte{255, 255, 255, 255, 255, 255}
+
+// packetSocket opens a socket in the namespace of the calling thread that sends
+// packets and receives none. Closing it takes a grace period of the kernel.
+func packetSocket() (int, error) {
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open a packet socket: %w", err)
+	}
+	return fd, nil
+}
+
+// gratuitous builds an ARP request of an address's owner for that address (RFC
+// 826).
+func gratuitous(mac net.HardwareAddr, addr netip.Addr) []byte {
+	ip := addr.As4()
+	b := []byte{0, 1, 8, 0, 6, 4, 0, 1} // Ethernet, IPv4, their lengths, request
+	b = append(append(b, mac...), ip[:]...)
+	return append(append(b, make([]byte, 6)...), ip[:]...)
 }

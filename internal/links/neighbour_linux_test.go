@@ -2,6 +2,7 @@ package links
 
 import (
 	"context"
+	"net"
 	"net/netip"
 	"os"
 	"testing"
@@ -17,7 +18,7 @@ var listening = netip.MustParseAddr("10.9.0.3")
 // patient has the kernel wait for an hour before it repeats a question.
 func patient(t *testing.T, ns *netns.Handle, family string) {
 	t.Helper()
-	wantNoError(t, ns.Do(func() error {
+	expect.NoError(t, ns.Do(func() error {
 		return os.WriteFile("/proc/sys/net/"+family+"/neigh/eth0/retrans_time_ms", []byte("3600000"), 0)
 	}))
 }
@@ -25,19 +26,14 @@ func patient(t *testing.T, ns *netns.Handle, family string) {
 // asks has a namespace ask for an address that nobody answers for now.
 func asks(t *testing.T, c *Conn, index int, addr netip.Addr) {
 	t.Helper()
-	do := c.Requests()
-	do.add(neighbour(unix.RTM_DELNEIGH, unix.NLM_F_ACK, index, 0, addr), nil, "forget", unix.ENOENT)
-	wantNoError(t, do.Send())
-	wantNoError(t, c.Resolve(index, []netip.Addr{addr}, false))
+	expect.NoError(t, c.do(neighbour(unix.RTM_DELNEIGH, unix.NLM_F_ACK, index, 0, addr), nil, "forget", unix.ENOENT))
+	expect.NoError(t, c.Resolve(index, []netip.Addr{addr}, false))
 	expect.Eventually(t, "a question", func() bool { return neighbourOf(t, c, index, addr).asked })
 }
 
 func neighbourOf(t *testing.T, c *Conn, index int, addr netip.Addr) Neighbour {
 	t.Helper()
-	ask := c.Requests()
-	n := ask.Neighbour(index, addr)
-	wantNoError(t, ask.Send())
-	return *n
+	return must[Neighbour](t)(c.Neighbour(index, addr))
 }
 
 // set sets an interface up or down, and waits for its carrier.
@@ -47,7 +43,7 @@ func set(t *testing.T, c *Conn, index int, up bool) {
 	if up {
 		change = Change{Set: unix.IFF_UP}
 	}
-	wantNoError(t, c.Change(index, change))
+	expect.NoError(t, c.Change(index, change))
 	if up {
 		expect.Eventually(t, "the carrier", func() bool { return must[Link](t)(c.LinkByIndex(index)).Running() })
 	}
@@ -64,7 +60,7 @@ func TestResolve(t *testing.T) {
 	}
 	resolve := func(unanswered bool) {
 		t.Helper()
-		wantNoError(t, s.listener.Resolve(s.index, []netip.Addr{announced}, unanswered))
+		expect.NoError(t, s.listener.Resolve(s.index, []netip.Addr{announced}, unanswered))
 	}
 	own := must[Link](t)(s.listener.LinkByIndex(s.index))
 
@@ -98,10 +94,10 @@ func TestResolve(t *testing.T) {
 func TestResolve6(t *testing.T) {
 	s := newSegment(t)
 	addr := netip.MustParseAddr("fd00:9::2")
-	wantNoError(t, s.c.AddAddress(s.link.Index, netip.PrefixFrom(addr, 64), unix.IFA_F_NODAD))
-	wantNoError(t, s.listener.AddAddress(s.index, netip.MustParsePrefix("fd00:9::3/64"), unix.IFA_F_NODAD))
+	expect.NoError(t, s.c.AddAddress(s.link.Index, netip.PrefixFrom(addr, 64), unix.IFA_F_NODAD))
+	expect.NoError(t, s.listener.AddAddress(s.index, netip.MustParsePrefix("fd00:9::3/64"), unix.IFA_F_NODAD))
 	expect.Eventually(t, "the neighbour's hardware address", func() bool {
-		wantNoError(t, s.listener.Resolve(s.index, []netip.Addr{addr}, true))
+		expect.NoError(t, s.listener.Resolve(s.index, []netip.Addr{addr}, true))
 		return neighbourOf(t, s.listener, s.index, addr).MAC.String() == s.link.MAC.String()
 	})
 }
@@ -111,18 +107,128 @@ func TestAwaitRunning(t *testing.T) {
 	host, ns := mustDial(t, newNS(t, "host")), newNS(t, "c")
 	c := mustDial(t, ns)
 	pair := must[Pair](t)(Veth{Name: "eth0"}.Create(host, ns))
-	wantNoError(t, AwaitRunning(t.Context(), ns, pair.Container.Index)) // it is down
-	wantNoError(t, c.Change(pair.Container.Index, Change{Set: unix.IFF_UP}))
-	wantNoError(t, host.Change(pair.Host.Index, Change{Clear: unix.IFF_UP}))
+	expect.NoError(t, AwaitRunning(t.Context(), ns, pair.Container.Index)) // it is down
+	expect.NoError(t, c.Change(pair.Container.Index, Change{Set: unix.IFF_UP}))
+	expect.NoError(t, host.Change(pair.Host.Index, Change{Clear: unix.IFF_UP}))
 	expect.Eventually(t, "no carrier", func() bool { return !must[Link](t)(c.LinkByIndex(pair.Container.Index)).Running() })
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	expect.Is(t, AwaitRunning(ended, ns, pair.Container.Index), context.Canceled)
 	done := make(chan error, 1)
 	go func() { done <- AwaitRunning(t.Context(), ns, pair.Container.Index) }()
-	wantNoError(t, host.Change(pair.Host.Index, Change{Set: unix.IFF_UP}))
-	wantNoError(t, expect.Await(t, "the carrier", done))
+	expect.NoError(t, host.Change(pair.Host.Index, Change{Set: unix.IFF_UP}))
+	expect.NoError(t, expect.Await(t, "the carrier", done))
 	if !must[Link](t)(c.LinkByIndex(pair.Container.Index)).Running() {
 		t.Error("it is not running")
+	}
+}
+
+// segment is a bridge with two containers, c and a listener.
+type segment struct {
+	c        *Conn
+	ns       *netns.Handle
+	link     Link
+	listener *Conn
+	at       *netns.Handle // the listener's namespace
+	index    int           // of the listener's interface
+	pass     func()        // waits until the bridge's ports forward packets
+}
+
+var announced = netip.MustParseAddr("10.9.0.2")
+
+func newSegment(t *testing.T) *segment {
+	t.Helper()
+	h := mustDial(t, newNS(t, "host"))
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))
+	expect.NoError(t, h.Up(br.Index))
+	listening := newNS(t, "listener")
+	s := &segment{ns: newNS(t, "c"), at: listening}
+	s.c, s.listener = mustDial(t, s.ns), mustDial(t, listening)
+	up := func(ns *netns.Handle, c *Conn, addr string) Pair {
+		pair := must[Pair](t)(Veth{Name: "eth0", Master: br.Index}.Create(h, ns))
+		expect.NoError(t, c.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), 0))
+		expect.NoError(t, c.Up(pair.Container.Index))
+		return pair
+	}
+	first := up(s.ns, s.c, announced.String()+"/24")
+	second := up(listening, s.listener, "10.9.0.3/24")
+	s.pass = func() { passes(t, h, first.Host.Index, second.Host.Index) }
+	s.pass()
+	s.link, s.index = first.Container, second.Container.Index
+	return s
+}
+
+// passes waits until the ports forward packets.
+func passes(t *testing.T, h *Conn, ports ...int) {
+	t.Helper()
+	for _, port := range ports {
+		expect.Eventually(t, "a port's carrier", func() bool { return must[Link](t)(h.LinkByIndex(port)).Running() })
+	}
+}
+
+var another = net.HardwareAddr{2, 0, 0, 0, 0, 9}
+
+// mistaken gives the listener a wrong neighbour entry for the address.
+func (s *segment) mistaken(t *testing.T, state uint16) {
+	t.Helper()
+	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK, s.index, state, announced, data(unix.NDA_LLADDR, another...))
+	expect.NoError(t, s.listener.execute(m, nil))
+}
+
+func (s *segment) known(t *testing.T) Neighbour {
+	t.Helper()
+	return neighbourOf(t, s.listener, s.index, announced)
+}
+
+// wantHeard waits until the listener has the right one.
+func (s *segment) wantHeard(t *testing.T, what string) {
+	t.Helper()
+	expect.Eventually(t, what+": the listener's news", func() bool { return !s.known(t).Wrong(s.link.MAC) })
+}
+
+func TestAnnounceAsideIsHeard(t *testing.T) {
+	s := newSegment(t)
+	var conns Conns
+	for what, shared := range map[string]*Conns{"by itself": nil, "begun at the end": &conns} {
+		s.mistaken(t, unix.NUD_STALE)
+		if !s.known(t).Wrong(s.link.MAC) {
+			t.Fatalf("%s: the listener is not mistaken", what)
+		}
+		expect.NoError(t, s.c.AnnounceAside(shared, s.ns, s.link, []netip.Addr{announced}))
+		s.wantHeard(t, what)
+	}
+	if n := len(conns.sending); n != 1 {
+		t.Errorf("Close waits for %d announcements, want 1", n)
+	}
+	expect.NoError(t, conns.Close())
+}
+
+func TestAnnounceIsHeard(t *testing.T) {
+	s := newSegment(t)
+	expect.NoError(t, s.c.Set4(s.link.Index, "arp_notify", 1))
+	s.mistaken(t, unix.NUD_STALE)
+	expect.NoError(t, s.c.Announce(s.link))
+	s.wantHeard(t, "Announce")
+}
+
+func TestSetNeighbour(t *testing.T) {
+	s := newSegment(t)
+	set := func() Neighbour {
+		expect.NoError(t, s.listener.SetNeighbour(s.index, announced, s.link.MAC))
+		return s.known(t)
+	}
+	if got := set(); got.MAC != nil || got.Wrong(s.link.MAC) {
+		t.Errorf("nothing was known, and %+v is now", got)
+	}
+	s.mistaken(t, unix.NUD_REACHABLE)
+	if !s.known(t).Wrong(s.link.MAC) {
+		t.Fatal("the listener is not mistaken")
+	}
+	if got := set(); got.Wrong(s.link.MAC) || got.MAC.String() != s.link.MAC.String() {
+		t.Errorf("got %v, want %v", got.MAC, s.link.MAC)
+	}
+	s.mistaken(t, unix.NUD_PERMANENT)
+	if got := s.known(t); got.MAC.String() != another.String() || got.Wrong(s.link.MAC) {
+		t.Errorf("an administrator's entry: %+v, wrong: %t", got, got.Wrong(s.link.MAC))
 	}
 }

@@ -46,15 +46,14 @@ const filtersIngress = 0xffff0000
 // is all that package netlink can ask for, would have those of all interfaces.
 func (c *Conn) Queues(index int) (q Queues, err error) {
 	what := fmt.Sprintf("queues of interface %d", index)
-	r := c.Requests()
 	for parent, to := range map[uint32]*Queue{netlink.HANDLE_ROOT: &q.Root, netlink.HANDLE_INGRESS: &q.Ingress} {
 		// Older kernels answer only with NLM_F_ECHO. A queue that they do not show
 		// has no answer, or is invalid.
 		m := request(unix.RTM_GETQDISC, unix.NLM_F_ECHO|unix.NLM_F_ACK, tcmsg(index, parent))
-		r.add(m, func(body []byte) (err error) { return to.parse(body, parent) }, what, unix.ENOENT, unix.EINVAL)
-	}
-	if err := r.Send(); err != nil {
-		return Queues{}, err
+		err := c.do(m, func(body []byte) error { return to.parse(body, parent) }, what, unix.ENOENT, unix.EINVAL)
+		if err != nil {
+			return Queues{}, err
+		}
 	}
 	// The filters of the packets that the interface receives.
 	m := request(unix.RTM_GETTFILTER, unix.NLM_F_DUMP, tcmsg(index, filtersIngress))

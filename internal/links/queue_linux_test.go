@@ -2,6 +2,8 @@ package links
 
 import (
 	"errors"
+	"net"
+	"os"
 	"reflect"
 	"testing"
 
@@ -9,7 +11,38 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/sandbox"
 )
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
+
+// Flows of neither a port nor an address would be all of the host's.
+func TestForgetRefusesAllFlows(t *testing.T) {
+	ns := nettest.New(t)
+	if n, err := Forget(ns, false, Flows{Port: 53}, Flows{}); err == nil {
+		t.Errorf("forgot %d flows of any port and address", n)
+	}
+}
+
+// TestUntranslatedFlows: a flow that a rule has sent to a container stays, while one to
+// the host itself goes.
+func TestUntranslatedFlows(t *testing.T) {
+	host, container := net.IPv4(192, 0, 2, 1), net.IPv4(10, 1, 0, 2)
+	for answers, want := range map[string]bool{host.String(): true, container.String(): false} {
+		f := &filter{untranslated: true}
+		expect.NoError(t, errors.Join(f.AddProtocol(unix.IPPROTO_UDP), f.AddPort(netlink.ConntrackOrigDstPort, 53)))
+		flow := &netlink.ConntrackFlow{
+			Forward: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, DstIP: host, DstPort: 53},
+			Reverse: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: net.ParseIP(answers), SrcPort: 53},
+		}
+		if got := f.MatchConntrackFlow(flow); got != want {
+			t.Errorf("a flow that %s answers: matched %t, want %t", answers, got, want)
+		}
+	}
+}
 
 // shaped makes veth0, whose root queue is a tbf with a rate above 32 bits, and which
 // redirects received packets to ifb0.
@@ -17,22 +50,15 @@ func shaped(t *testing.T) (c *Conn, h *netlink.Handle, host, ifb Link) {
 	t.Helper()
 	ns, container := newNS(t, "host"), newNS(t, "container")
 	c = mustDial(t, ns)
-	pair, err := Veth{Name: "eth0"}.Create(c, container)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if ifb, err = (Ifb{Name: "ifb0", MTU: 1400, MAC: []byte{2, 0, 0, 0, 0, 9}}).Create(c); err != nil {
-		t.Fatal(err)
-	}
+	pair := expect.Value(Veth{Name: "eth0"}.Create(c, container))(t)
+	ifb = expect.Value(Ifb{Name: "ifb0", MTU: 1400, MAC: []byte{2, 0, 0, 0, 0, 9}}.Create(c))(t)
 	if ifb.MAC.String() != "02:00:00:00:00:09" || ifb.MTU != 1400 || !ifb.Up() {
 		t.Errorf("got the ifb %+v", ifb)
 	}
-	if h, err = netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE); err != nil {
-		t.Fatal(err)
-	}
+	h = expect.Value(netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE))(t)
 	t.Cleanup(h.Close)
 	host = pair.Host
-	err = errors.Join(
+	err := errors.Join(
 		h.QdiscAdd(&netlink.Tbf{
 			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
 			Rate:       5 << 32, Limit: 1000, Buffer: 2000,
@@ -72,9 +98,7 @@ func TestQueues(t *testing.T) {
 	}
 	compare("as it was made")
 
-	if err := c.Delete(ifb.Index); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, c.Delete(ifb.Index))
 	want.Redirects[0].To = 0
 	compare("without the ifb")
 
@@ -85,9 +109,7 @@ func TestQueues(t *testing.T) {
 	if _, err := c.Queues(9999); !NotFound(err) {
 		t.Errorf("no interface: got %v", err)
 	}
-	if err := h.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, h.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}))
 	want.Ingress, want.Redirects = Queue{}, nil
 	compare("without the ingress queue")
 }

@@ -38,17 +38,17 @@ func (r Route) String() string {
 // AddRoute adds a route through an interface. With others, it coexists with a
 // route to the same destination (IPv6: as a multipath route). Otherwise the
 // error wraps EEXIST if there is one. AddRoute ignores the errors in fine.
-func (r *Requests) AddRoute(index int, route Route, others bool, fine ...error) {
+func (c *Conn) AddRoute(index int, route Route, others bool, fine ...error) error {
 	flags := unix.NLM_F_CREATE | unix.NLM_F_ACK
 	if !others {
 		flags |= unix.NLM_F_EXCL
 	}
-	r.add(routeMessage(unix.RTM_NEWROUTE, flags, index, route), nil, "add route "+route.String(), fine...)
+	return c.do(routeMessage(unix.RTM_NEWROUTE, flags, index, route), nil, "add route "+route.String(), fine...)
 }
 
 // DeleteRoute deletes a route. It ignores the errors in fine.
-func (r *Requests) DeleteRoute(index int, route Route, fine ...error) {
-	r.add(routeMessage(unix.RTM_DELROUTE, unix.NLM_F_ACK, index, route), nil, "delete route "+route.String(), fine...)
+func (c *Conn) DeleteRoute(index int, route Route, fine ...error) error {
+	return c.do(routeMessage(unix.RTM_DELROUTE, unix.NLM_F_ACK, index, route), nil, "delete route "+route.String(), fine...)
 }
 
 // InterfaceTo returns the index of the interface that the kernel uses for

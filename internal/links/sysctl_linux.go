@@ -7,7 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/thread"
@@ -53,27 +58,21 @@ func unset(c *Conn, settings []Sysctl) ([]Sysctl, error) {
 	if len(settings) == 0 {
 		return nil, nil
 	}
-	r := c.Requests()
-	known := make(map[string]*Link)
-	forwarding := make(map[string]*bool)
-	for _, s := range settings {
-		if name, _, _, ok := s.ofInterface(); ok && known[name] == nil && len(name) < unix.IFNAMSIZ {
-			known[name] = r.Link(name, unix.ENODEV)
-		}
-		if v6, ok := s.isForwarding(); ok {
-			forwarding[s.Path] = r.Forwarding(v6)
-		}
-	}
-	if err := r.Send(); err != nil {
-		return nil, err
-	}
 	var rest []Sysctl
+	known := make(map[string]Link)
 	for _, s := range settings {
-		name, _, _, _ := s.ofInterface()
-		if l := known[name]; l != nil && l.Has(s) {
+		name, _, _, ok := s.ofInterface()
+		if _, asked := known[name]; ok && !asked {
+			l, err := c.Link(name)
+			if err != nil && !NotFound(err) {
+				return nil, err
+			}
+			known[name] = l
+		}
+		if known[name].Has(s) {
 			continue
 		}
-		if on := forwarding[s.Path]; on != nil && *on && s.Value == "1" {
+		if v6, ok := s.isForwarding(); ok && s.Value == "1" && c.Forwarding(v6) {
 			continue
 		}
 		rest = append(rest, s)
@@ -144,4 +143,159 @@ func readSysctl(path string) (string, error) {
 		return "", &fs.PathError{Op: "read", Path: path, Err: err}
 	}
 	return string(bytes.TrimSpace(buf[:max(n, 0)])), nil
+}
+
+// Settings are the settings of an interface below net/ipv4/conf/<interface> and
+// net/ipv6/conf/<interface> in /proc/sys, as far as the kernel sends them with
+// the interface. That costs nothing. Opening a file below /proc/sys/net takes
+// longer the more namespaces have one of its name: hundreds of µs at a thousand.
+type Settings struct {
+	v4, v6 []uint32
+	// retransmit is the time, in ms, that the kernel waits for a neighbour's
+	// answer. addrGenMode selects how it derives the link-local address. Both are
+	// 0 without IPv6.
+	retransmit  uint32
+	addrGenMode uint8
+}
+
+// numbers4 and numbers6 are the positions of settings: IPV4_DEVCONF_*
+// (<linux/ip.h>), which begin at 1, and DEVCONF_* (<linux/ipv6.h>), which begin
+// at 0.
+func number4(name string) (uint16, bool) {
+	n, ok := map[string]uint16{"forwarding": 1, "arp_notify": 22, "route_localnet": 26}[name]
+	return n, ok
+}
+
+func number6(name string) (uint16, bool) {
+	n, ok := map[string]uint16{
+		"forwarding": 0, "accept_ra": 3, "dad_transmits": 6, "router_solicitation_delay": 9, "disable_ipv6": 26, "accept_dad": 27, "ndisc_notify": 29,
+		"keep_addr_on_down": 42, "enhanced_dad": 46,
+	}[name]
+	return n, ok
+}
+
+// parse reads an IFLA_AF_SPEC.
+func (s *Settings) parse(r *reader, spec []byte) {
+	families := r.attributes(spec, 0)
+	s.v4 = numbers(r.attributes(families.get(unix.AF_INET), 0).get(unix.IFLA_INET_CONF))
+	v6 := r.attributes(families.get(unix.AF_INET6), 0)
+	s.v6 = numbers(v6.get(unix.IFLA_INET6_CONF))
+	s.addrGenMode = uint8(v6.num(unix.IFLA_INET6_ADDR_GEN_MODE))
+	if times := v6.get(unix.IFLA_INET6_CACHEINFO); len(times) >= cacheInfoSize {
+		s.retransmit = native.Uint32(times[12:])
+	}
+}
+
+// cacheInfoSize is the size of a struct ifla_cacheinfo, <linux/if_link.h>. Its
+// last member is the time that the kernel waits for a neighbour's answer.
+const cacheInfoSize = 16
+
+func numbers(b []byte) (all []uint32) {
+	for ; len(b) >= 4; b = b[4:] {
+		all = append(all, native.Uint32(b))
+	}
+	return all
+}
+
+// value returns the value of a setting, if the kernel sent it.
+func (s Settings) value(v6 bool, name string) (value string, ok bool) {
+	all, n, ok := s.v6, uint16(0), false
+	if v6 {
+		n, ok = number6(name)
+	} else {
+		all = s.v4
+		n, ok = number4(name)
+		n--
+	}
+	if !ok || int(n) >= len(all) {
+		return "", false
+	}
+	return strconv.Itoa(int(int32(all[n]))), true
+}
+
+// DetectionTime returns the longest time that the kernel takes to detect
+// duplicates of an IPv6 address: a random delay, then one or more solicitations,
+// each with a time for answers (RFC 4862, section 5.4.2). It is 2 s with the
+// default settings, and begins when there is a carrier.
+func (l Link) DetectionTime() time.Duration {
+	ms := func(name string) time.Duration {
+		n, _ := number6(name)
+		if int(n) >= len(l.Settings.v6) {
+			return 0
+		}
+		return time.Duration(int32(l.Settings.v6[n]))
+	}
+	return (ms("router_solicitation_delay") + ms("dad_transmits")*time.Duration(l.Settings.retransmit)) * time.Millisecond
+}
+
+// Has reports whether a setting is known to have the wanted value, or is not
+// needed because the interface has no IPv6.
+func (l Link) Has(s Sysctl) bool {
+	name, v6, setting, ok := s.ofInterface()
+	if !ok || name != l.Name {
+		return false
+	}
+	if v6 && s.Optional && l.Settings.v4 != nil && l.Settings.v6 == nil {
+		return true
+	}
+	value, ok := l.Settings.value(v6, setting)
+	return ok && value == s.Value
+}
+
+// ofInterface splits the path of an interface's setting.
+func (s Sysctl) ofInterface() (name string, v6 bool, setting string, ok bool) {
+	parts := strings.Split(s.Path, "/")
+	if len(parts) != 5 || parts[0] != "net" || parts[2] != "conf" || slices.Contains([]string{"all", "default"}, parts[3]) {
+		return "", false, "", false
+	}
+	return parts[3], parts[1] == "ipv6", parts[4], parts[1] == "ipv4" || parts[1] == "ipv6"
+}
+
+// Set4 changes a setting of an interface below net/ipv4/conf that the kernel
+// accepts by number. It accepts IPv6 settings only through /proc/sys. Set4
+// ignores the errors in fine.
+func (c *Conn) Set4(index int, name string, value uint32, fine ...error) error {
+	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0), set4(name, value))
+	return c.do(m, nil, fmt.Sprintf("set %s of interface %d to %d", name, index, value), fine...)
+}
+
+// UpThenSet4 is [Conn.Up] and then [Conn.Set4], in one message, for an
+// interface that has IPv4: without, the kernel refuses both.
+func (c *Conn) UpThenSet4(index int, name string, value uint32) error {
+	m := changeMessage(index, Change{Set: unix.IFF_UP})
+	m.AddData(set4(name, value))
+	return c.do(m, nil, fmt.Sprintf("set the interface up, and %s to %d", name, value))
+}
+
+func set4(name string, value uint32) attribute {
+	n, ok := number4(name)
+	if !ok {
+		n = 0 // which the kernel refuses
+	}
+	return nest(unix.IFLA_AF_SPEC, nest(unix.AF_INET, nest(unix.IFLA_INET_CONF, u32(n, value))))
+}
+
+// <linux/netconf.h>
+const (
+	netconfIfIndex    = 1  // NETCONFA_IFINDEX
+	netconfForwarding = 2  // NETCONFA_FORWARDING
+	netconfAll        = -1 // NETCONFA_IFINDEX_ALL
+)
+
+// Forwarding reports whether the namespace forwards between its interfaces:
+// net.ipv4.ip_forward and net.ipv6.conf.all.forwarding. It is false if the
+// kernel does not say.
+func (c *Conn) Forwarding(v6 bool) (on bool) {
+	family, all := nl.NewRtGenMsg(), netconfAll
+	family.Family = unix.AF_INET
+	if v6 {
+		family.Family = unix.AF_INET6
+	}
+	m := request(unix.RTM_GETNETCONF, 0, family, u32(netconfIfIndex, uint32(all)))
+	_ = c.execute(m, func(body []byte) error {
+		var r reader
+		on = r.attributes(body, family.Len()).num(netconfForwarding) == 1
+		return r.err
+	})
+	return on
 }

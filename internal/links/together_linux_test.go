@@ -69,7 +69,7 @@ func (c *crowd) together(t *testing.T, d *Deletions, from int) (errs []error) {
 		d.pass(id)
 	}
 	all.Wait()
-	wantNoError(t, conns.Close())
+	expect.NoError(t, conns.Close())
 	if len(d.in) != 0 {
 		t.Errorf("left: %v", d.in)
 	}
@@ -84,7 +84,7 @@ func TestPairsAreDeletedTogether(t *testing.T) {
 	h := mustDial(t, c.host)
 	for i, group := range []uint32{0, 7, 1<<30 + 5} {
 		m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(c.links[i].Peer.Index, 0, 0), u32(unix.IFLA_GROUP, group))
-		wantNoError(t, h.execute(m, nil))
+		expect.NoError(t, h.execute(m, nil))
 	}
 	var d Deletions
 	for i, err := range c.together(t, &d, kept) {
@@ -129,7 +129,7 @@ func TestAMissingPairIsDeleted(t *testing.T) {
 	for _, gone := range []int{1, 3} {
 		c := newCrowd(t, 3)
 		for i := range gone {
-			wantNoError(t, c.conns[i].Delete(c.links[i].Index))
+			expect.NoError(t, c.conns[i].Delete(c.links[i].Index))
 		}
 		for i, err := range c.together(t, &Deletions{}, 0) {
 			if err != nil {
@@ -149,7 +149,7 @@ func TestAnEndThatWasMoved(t *testing.T) {
 	elsewhere := newNS(t, "elsewhere")
 	h := mustDial(t, c.host)
 	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(c.links[0].Peer.Index, 0, 0), namespace(elsewhere.File().Fd()))
-	wantNoError(t, h.execute(m, nil))
+	expect.NoError(t, h.execute(m, nil))
 	c.links[0] = must[Link](t)(c.conns[0].Link("eth0"))
 	c.links[0].Peer.Index = c.links[1].Peer.Index // as it can be by chance
 
@@ -159,7 +159,7 @@ func TestAnEndThatWasMoved(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- d.DeletePair(c.conns[0], c.links[0], nil, c.host) }()
 	expect.Eventually(t, "it does not wait for others", func() bool { return len(done) == 1 })
-	wantNoError(t, <-done)
+	expect.NoError(t, <-done)
 	if _, err := c.conns[0].Link("eth0"); !NotFound(err) {
 		t.Errorf("the pair is there: %v", err)
 	}
@@ -204,13 +204,13 @@ func TestFewDeleteAlone(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- d.DeletePair(c.conns[0], c.links[0], nil, c.host) }()
 	expect.Eventually(t, "it does not wait for others", func() bool { return len(done) == 1 })
-	wantNoError(t, <-done)
+	expect.NoError(t, <-done)
 }
 
 // TestWithoutDeletions each pair is deleted by itself.
 func TestWithoutDeletions(t *testing.T) {
 	c := newCrowd(t, 1)
-	wantNoError(t, (*Deletions)(nil).DeletePair(c.conns[0], c.links[0], nil, c.host))
+	expect.NoError(t, (*Deletions)(nil).DeletePair(c.conns[0], c.links[0], nil, c.host))
 	if got := c.onHost(t, "veth"); len(got) != 0 {
 		t.Errorf("left: %v", got)
 	}

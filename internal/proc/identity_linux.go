@@ -167,3 +167,12 @@ func numbers(status string) []string {
 	}
 	return nil
 }
+
+// BootID returns an identity that changes with each boot of the machine.
+func BootID() (string, error) {
+	data, err := plainfile.Read("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("boot id: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}

@@ -2,7 +2,9 @@
 
 package proc
 
-import "fmt"
+import (
+	"fmt"
+)
 
 // Self returns no identity off Linux.
 func Self() (string, error) { return "", nil }
@@ -39,3 +41,7 @@ func CloseHolders([]*Holder) {}
 
 // Describe returns the process's number.
 func Describe(pid int) string { return fmt.Sprintf("process %d", pid) }
+
+// BootID returns a constant: only on Linux do bridges and chains vanish with a
+// reboot.
+func BootID() (string, error) { return "", nil }

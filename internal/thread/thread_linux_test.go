@@ -2,6 +2,7 @@ package thread
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -57,5 +58,121 @@ func TestInStaysOnAThreadThatIsInside(t *testing.T) {
 	failed := errors.New("failed")
 	if err := In(outside, func() error { return failed }); !errors.Is(err, failed) {
 		t.Errorf("got %v, want %v", err, failed)
+	}
+}
+
+// namespaces makes n namespaces that live until the test ends.
+func namespaces(t *testing.T, n int) []*netns.Handle {
+	t.Helper()
+	all := make([]*netns.Handle, n)
+	for i := range all {
+		path := filepath.Join(t.TempDir(), fmt.Sprint(i))
+		ns, err := netns.Create(path)
+		expect.NoError(t, err)
+		all[i] = ns
+		t.Cleanup(func() {
+			if err := errors.Join(ns.Close(), netns.Remove(path)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return all
+}
+
+// place is where a thread is.
+type place struct {
+	ns     netns.ID
+	thread int
+}
+
+func here(t *testing.T) place {
+	t.Helper()
+	id, err := netns.CurrentID()
+	if err != nil {
+		t.Error(err)
+	}
+	return place{id, unix.Gettid()}
+}
+
+// home returns the namespace of this process.
+func home(t *testing.T) netns.ID {
+	t.Helper()
+	id, err := netns.ProcessID()
+	expect.NoError(t, err)
+	return id
+}
+
+func TestATourIsAtHomeBetweenVisits(t *testing.T) {
+	all, home, failed := namespaces(t, 3), home(t), errors.New("failed")
+	err := OnTour(func(tour *Tour) error {
+		on := unix.Gettid()
+		if on == os.Getpid() {
+			t.Error("it is on the leading thread")
+		}
+		for _, ns := range all {
+			err := tour.In(ns, func() error {
+				if got, want := here(t), (place{ns.ID(), on}); got != want {
+					t.Errorf("visits %v, want %v", got, want)
+				}
+				return failed
+			})
+			if !errors.Is(err, failed) {
+				t.Errorf("got %v, want %v", err, failed)
+			}
+			if got, want := here(t), (place{home, on}); got != want {
+				t.Errorf("then it is in %v, want %v", got, want)
+			}
+		}
+		return failed
+	})
+	if !errors.Is(err, failed) {
+		t.Errorf("got %v, want %v", err, failed)
+	}
+}
+
+// TestATourGoesOnWithoutANamespaceThatIsClosed: only that visit fails.
+func TestATourGoesOnWithoutANamespaceThatIsClosed(t *testing.T) {
+	all := namespaces(t, 2)
+	expect.NoError(t, all[0].Close())
+	err := OnTour(func(tour *Tour) error {
+		err := tour.In(all[0], func() error { t.Error("inside"); return nil })
+		if !errors.Is(err, os.ErrClosed) || tour.Lost() != nil {
+			t.Errorf("got %v, lost: %v", err, tour.Lost())
+		}
+		return tour.In(all[1], func() error { return nil })
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestALostTourVisitsNobody, and its thread serves nobody else.
+func TestALostTourVisitsNobody(t *testing.T) {
+	all, home, failed := namespaces(t, 2), home(t), errors.New("failed")
+	err := OnTour(func(tour *Tour) error {
+		err := tour.In(all[0], func() error { return errors.Join(failed, tour.home.Close()) })
+		if !errors.Is(err, failed) || !errors.Is(err, os.ErrClosed) || !errors.Is(err, tour.Lost()) {
+			t.Errorf("got %v, lost: %v", err, tour.Lost())
+		}
+		if err := tour.In(all[1], func() error { t.Error("inside"); return nil }); !errors.Is(err, tour.Lost()) {
+			t.Errorf("then got %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	paths, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil || len(paths) == 0 {
+		t.Fatal(paths, err)
+	}
+	for _, path := range paths {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			continue // the thread has ended
+		}
+		if id := (netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}); id != home {
+			t.Errorf("%s is %v, not %v", path, id, home)
+		}
 	}
 }

@@ -128,13 +128,10 @@ func (a *attachment) configureContainer(ctx context.Context) error {
 	if err := a.EnterContainer(ctx, sysctls...); err != nil {
 		return err
 	}
-	do, index := a.InContainer.Requests(), a.Container.Index
 	if a.IPAM.Type == "" {
-		do.Up(index)
-	} else if err := ipam.Configure(do, index, a.result, ipam.How{Announce: true, Later: true, Detect: true}); err != nil {
-		return err
+		return a.InContainer.Up(a.Container.Index)
 	}
-	return do.Send()
+	return ipam.Configure(a.InContainer, a.Container.Index, a.result, ipam.How{Announce: true, Later: true, Detect: true})
 }
 
 // detection returns the settings for IPv6 neighbours: whether to detect
@@ -161,8 +158,7 @@ func (a *attachment) detection() []links.Sysctl {
 // makeGateway assigns the addresses of the gateways to the bridge, or to its
 // interface in the VLAN, and makes the host forward. It adds the bridge's
 // hardware address to the result, because the address of a bridge that somebody
-// else made changes with its ports, and waits until packets pass. It sends all
-// its queries together.
+// else made changes with its ports, and waits until packets pass.
 func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
 	on := a.bridge
 	if a.VLAN != 0 && len(addrs) > 0 {
@@ -172,29 +168,26 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 		}
 		a.result.Interfaces = append(a.result.Interfaces, &types100.Interface{Name: on.Name, Mac: on.MAC.String()})
 	}
-	ask := a.OnHost.Requests()
-	forwarding := veth.AskForwarding(ask, addrs)
-	end, bridge := ask.LinkByIndex(a.Host.Index), &a.bridge
+	forwarding := veth.MissingForwarding(a.OnHost, addrs)
+	end, err := a.OnHost.LinkByIndex(a.Host.Index)
+	if err != nil {
+		return err
+	}
+	bridge := a.bridge
 	// A bridge that this plugin made keeps its hardware address. If it has no
 	// carrier yet, the question makes the kernel notice its first port.
 	if !a.noted || !a.bridge.Running() {
-		bridge = ask.LinkByIndex(a.bridge.Index)
-	}
-	correct := a.askNeighbours(ask, on.Index)
-	have := new([]links.Address) // a list, which must be asked for last
-	if len(addrs) > 0 {
-		have = ask.Addresses(on.Index)
-	}
-	if err := ask.Send(); err != nil {
-		return err
+		if bridge, err = a.OnHost.LinkByIndex(a.bridge.Index); err != nil {
+			return err
+		}
 	}
 	if end.Port.Master != a.bridge.Index { // deleted, or somebody has moved the port
 		return fmt.Errorf("interface %s is no longer a port of bridge %s", a.Host.Name, a.bridge.Name)
 	}
-	if err := correct(); err != nil {
+	if err := a.correct(on.Index); err != nil {
 		return err
 	}
-	if err := a.noteMade(ctx, *bridge); err != nil {
+	if err := a.noteMade(ctx, bridge); err != nil {
 		return err
 	}
 	if !a.noted {
@@ -205,37 +198,39 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	a.Host.OperState = end.OperState
 	a.aside = end.Port.Number > many
 	br.Mac = bridge.MAC.String()
-	added, err := a.ensureAddresses(a.OnHost, on, *have, addrs, a.lan)
+	var have []links.Address
+	if len(addrs) > 0 {
+		if have, err = a.OnHost.Addresses(on.Index); err != nil {
+			return err
+		}
+	}
+	added, err := a.ensureAddresses(a.OnHost, on, have, addrs, a.lan)
 	if err != nil {
 		return err
 	}
 	if len(added) > 0 && on.Index == a.bridge.Index {
 		br.Mac = on.MAC.String() // the bridge keeps this address
 	}
-	if err := links.WriteSysctls(a.Request.Host, forwarding()...); err != nil {
+	if err := links.WriteSysctls(a.Request.Host, forwarding...); err != nil {
 		return err
 	}
 	return awaitGateways(ctx, a.Request.Host, a.OnHost, on, added, a.lan)
 }
 
-// askNeighbours asks which hardware address the host has for the container's addresses.
-// Once the requests are sent, correct updates the entries that name another container, so
-// that they are right when Add returns. The host may hear the announcement later, like
-// everybody else.
-func (a *attachment) askNeighbours(ask *links.Requests, index int) (correct func() error) {
-	known := make(map[netip.Addr]*links.Neighbour)
+// correct updates the host's neighbour entries that name another container, so
+// that they are right when Add returns. The host may hear the announcement
+// later, like everybody else.
+func (a *attachment) correct(index int) error {
 	for _, addr := range ipam.IPv4(a.result) {
-		known[addr] = ask.Neighbour(index, addr)
-	}
-	return func() error {
-		do := a.OnHost.Requests()
-		for addr, neighbour := range known {
-			if neighbour.Wrong(a.Container.MAC) {
-				do.SetNeighbour(index, addr, a.Container.MAC)
-			}
+		known, err := a.OnHost.Neighbour(index, addr)
+		if err == nil && known.Wrong(a.Container.MAC) {
+			err = a.OnHost.SetNeighbour(index, addr, a.Container.MAC)
 		}
-		return do.Send()
+		if err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 // settle waits until packets pass.

@@ -95,9 +95,7 @@ func (c *comparison) restoreSubnet(conn *links.Conn, on links.Link, route links.
 	if err != nil || len(still) == 0 {
 		return err
 	}
-	do := conn.Requests()
-	do.AddRoute(on.Index, route, false, unix.EEXIST)
-	if err := do.Send(); err != nil {
+	if err := conn.AddRoute(on.Index, route, false, unix.EEXIST); err != nil {
 		return fmt.Errorf("interface %q: %w", on.Name, err)
 	}
 	return nil

@@ -68,15 +68,10 @@ func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.
 			return err
 		}
 		Only(r, result, own.MAC.String())
-		do := conn.Requests()
 		if typ == "" {
-			do.Up(own.Index)
-			return do.Send()
+			return conn.Up(own.Index)
 		}
-		if err := Configure(do, own.Index, result, how); err != nil {
-			return err
-		}
-		if err := do.Send(); err != nil {
+		if err := Configure(conn, own.Index, result, how); err != nil {
 			return err
 		}
 		return Detect(ctx, r.Container, conn, own.Index, result, carrier)

@@ -150,15 +150,16 @@ func (c *inside) setUp(ctx context.Context, conn *links.Conn, _ links.Link) erro
 			return err
 		}
 	}
-	do := conn.Requests()
-	do.Up(c.own.Index)
-	for _, s := range subnets {
-		if s.Address.Addr().Is4() {
-			s.replace(do, c.own.Index)
-		}
-	}
-	if err := do.Send(); err != nil {
+	if err := conn.Up(c.own.Index); err != nil {
 		return err
+	}
+	for _, s := range subnets {
+		if s.Address.Addr().Is6() {
+			continue
+		}
+		if err := s.replace(conn, c.own.Index); err != nil {
+			return err
+		}
 	}
 	return c.replaceKept(ctx, conn, subnets)
 }
@@ -189,9 +190,7 @@ func (c *inside) replaceUsable(ctx context.Context, conn *links.Conn, s SubnetRo
 	if err := Await(ctx, conn, c.own.Index, []netip.Prefix{s.Address}); err != nil {
 		return err
 	}
-	do := conn.Requests()
-	s.replace(do, c.own.Index)
-	return do.Send()
+	return s.replace(conn, c.own.Index)
 }
 
 // subnets returns the routes that replace those of the kernel.

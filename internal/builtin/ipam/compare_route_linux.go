@@ -24,21 +24,30 @@ type SubnetRoutes struct {
 // replace deletes the route to the subnet that the kernel added, and adds the
 // others. Without their source address, which an IPv6 route loses with the
 // interface's address, they are added anew.
-func (s SubnetRoutes) replace(do *links.Requests, index int) {
-	// Two addresses of a subnet share its route.
-	do.DeleteRoute(index, links.Route{Dst: s.Address.Masked(), Scope: unix.RT_SCOPE_NOWHERE}, unix.ESRCH)
+func (s SubnetRoutes) replace(conn *links.Conn, index int) error {
+	old := []links.Route{{Dst: s.Address.Masked()}}
 	if s.Address.Addr().Is6() {
 		for _, route := range s.Routes {
-			do.DeleteRoute(index, links.Route{Dst: route.Dst, Via: route.Via, Scope: unix.RT_SCOPE_NOWHERE}, unix.ESRCH)
+			old = append(old, links.Route{Dst: route.Dst, Via: route.Via})
 		}
 	}
-	s.add(do, index)
+	for _, route := range old {
+		route.Scope = unix.RT_SCOPE_NOWHERE
+		// Two addresses of a subnet share its route.
+		if err := conn.DeleteRoute(index, route, unix.ESRCH); err != nil {
+			return err
+		}
+	}
+	return s.add(conn, index)
 }
 
-func (s SubnetRoutes) add(do *links.Requests, index int) {
+func (s SubnetRoutes) add(conn *links.Conn, index int) error {
 	for _, route := range s.Routes {
-		do.AddRoute(index, route, false, unix.EEXIST)
+		if err := conn.AddRoute(index, route, false, unix.EEXIST); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 // routes reports whether there is a route to each destination of the result,
@@ -85,25 +94,24 @@ func (c *inside) addRoute(conn *links.Conn, want links.Route, w wanted, subnets 
 	if err != nil || len(still) == 0 {
 		return err
 	}
-	do := conn.Requests()
 	for _, s := range subnets { // which lead to the gateways
-		if s.Address.Addr().Is4() == want.Dst.Addr().Is4() {
-			s.add(do, c.own.Index)
+		if s.Address.Addr().Is4() != want.Dst.Addr().Is4() {
+			continue
 		}
-	}
-	if err := do.Send(); err != nil {
-		return err
+		if err := s.add(conn, c.own.Index); err != nil {
+			return err
+		}
 	}
 	at := slices.IndexFunc(w.addresses, func(a netip.Prefix) bool { return a.Masked() == want.Dst })
 	switch {
 	case want.Via.IsValid() && len(subnets) > 0:
 		return c.addBehind(conn, want)
 	case want.Via.IsValid() || slices.ContainsFunc(w.routes, func(r links.Route) bool { return r == want }):
-		do.AddRoute(c.own.Index, want, false, unix.EEXIST)
+		return conn.AddRoute(c.own.Index, want, false, unix.EEXIST)
 	case at >= 0 && len(subnets) == 0:
-		do.AddRoute(c.own.Index, ToSubnet(w.addresses[at]), false, unix.EEXIST)
+		return conn.AddRoute(c.own.Index, ToSubnet(w.addresses[at]), false, unix.EEXIST)
 	}
-	return do.Send()
+	return nil
 }
 
 // addBehind adds a route through a gateway that may be in the subnet, which is not
@@ -114,17 +122,13 @@ func (c *inside) addBehind(conn *links.Conn, want links.Route) error {
 	if want.Via.Is4() {
 		reach.Scope = unix.RT_SCOPE_LINK
 	}
-	do := conn.Requests()
-	do.AddRoute(c.own.Index, reach, false)
-	added := do.Send()
+	added := conn.AddRoute(c.own.Index, reach, false)
 	if added != nil && !errors.Is(added, unix.EEXIST) {
 		return added
 	}
-	do.AddRoute(c.own.Index, want, false, unix.EEXIST)
-	err := do.Send()
+	err := conn.AddRoute(c.own.Index, want, false, unix.EEXIST)
 	if added == nil {
-		do.DeleteRoute(c.own.Index, reach, unix.ESRCH)
-		err = errors.Join(err, do.Send())
+		err = errors.Join(err, conn.DeleteRoute(c.own.Index, reach, unix.ESRCH))
 	}
 	return err
 }

@@ -68,11 +68,10 @@ type detection struct {
 // look reads the addresses, and then the interface. The kernel may report an
 // address as usable before it has finished its work on it, but answers about
 // the interface only after that work.
-func (d *detection) look() error {
-	r := d.c.Requests()
-	have, link := r.Addresses(d.index), r.LinkByIndex(d.index)
-	err := r.Send()
-	d.have, d.link = *have, *link
+func (d *detection) look() (err error) {
+	if d.have, err = d.c.Addresses(d.index); err == nil {
+		d.link, err = d.c.LinkByIndex(d.index)
+	}
 	return err
 }
 

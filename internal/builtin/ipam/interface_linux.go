@@ -61,46 +61,56 @@ func Announced(ifName string) links.Sysctl {
 	return links.Sysctl{Path: "net/ipv6/conf/" + ifName + "/ndisc_notify", Value: "1", Optional: true}
 }
 
-// Configure adds requests that assign the addresses of a result to an interface,
-// set it up, and add the routes. IPv6 addresses are usable after [Await]. With
+// Configure assigns the addresses of a result to an interface, sets it up, and adds
+// the routes. IPv6 addresses are usable after [Await]. With
 // How.Detect they are usable after [Detect] if the interface detects duplicates,
 // and after [Settle] if it does not. Call these last, because the kernel works
 // on the addresses meanwhile.
-func Configure(to *links.Requests, index int, result *types100.Result, how How) error {
+func Configure(conn *links.Conn, index int, result *types100.Result, how How) error {
 	w, err := plan(result)
 	if err != nil {
 		return err
 	}
-	var flags links.AddressFlag
 	// An interface with an MTU too small for IPv4 has no such setting.
-	notify := func() { to.Set4(index, "arp_notify", 1, unix.EAFNOSUPPORT) }
-	if how.Detect {
-		flags = links.Detect
-	}
+	notify := func() error { return conn.Set4(index, "arp_notify", 1, unix.EAFNOSUPPORT) }
 	if how.Announce && !how.Later {
-		notify()
+		if err := notify(); err != nil {
+			return err
+		}
 	}
-	add := func(v4 bool) (some bool) {
-		for _, a := range w.addresses {
-			if a.Addr().Is4() == v4 {
-				to.AddAddress(index, a, flags)
-				some = true
+	add := func(addrs []netip.Prefix) error {
+		var flags links.AddressFlag
+		if how.Detect {
+			flags = links.Detect
+		}
+		for _, a := range addrs {
+			if err := conn.AddAddress(index, a, flags); err != nil {
+				return err
 			}
 		}
-		return some
+		return nil
 	}
-	switch has4, later := add(true), how.Announce && how.Later; {
-	case has4 && later:
-		to.UpThenSet4(index, "arp_notify", 1)
-	case later:
-		to.Up(index)
-		notify()
-	default:
-		to.Up(index)
+	v4 := slices.DeleteFunc(slices.Clone(w.addresses), func(a netip.Prefix) bool { return a.Addr().Is6() })
+	v6 := slices.DeleteFunc(slices.Clone(w.addresses), func(a netip.Prefix) bool { return a.Addr().Is4() })
+	if err := add(v4); err != nil {
+		return err
 	}
-	add(false)
+	later := how.Announce && how.Later
+	if len(v4) > 0 && later {
+		err = conn.UpThenSet4(index, "arp_notify", 1)
+	} else if err = conn.Up(index); err == nil && later {
+		err = notify()
+	}
+	if err != nil {
+		return err
+	}
+	if err := add(v6); err != nil {
+		return err
+	}
 	for _, r := range w.routes {
-		to.AddRoute(index, r, true)
+		if err := conn.AddRoute(index, r, true); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -98,9 +98,7 @@ func setLocalnet(host *links.Conn, link links.Link) error {
 	if link.Has(localnetOf(link.Name)) {
 		return nil
 	}
-	do := host.Requests()
-	do.Set4(link.Index, "route_localnet", 1)
-	if err := do.Send(); err != nil {
+	if err := host.Set4(link.Index, "route_localnet", 1); err != nil {
 		return fmt.Errorf("snat: let loopback addresses leave by interface %s: %w", link.Name, err)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -47,23 +48,15 @@ func (e *Ends) close() error {
 	return err
 }
 
-// AskForwarding asks whether the host forwards for the families of the addresses.
-// Once the requests are sent, missing returns the settings that make it do so.
-func AskForwarding(ask *links.Requests, addrs []netip.Prefix) (missing func() []links.Sysctl) {
-	forwards := make(map[bool]*bool) // by family: IPv4, which is false, and IPv6
-	for _, p := range addrs {
-		if v6 := p.Addr().Is6(); forwards[v6] == nil {
-			forwards[v6] = ask.Forwarding(v6)
+// MissingForwarding returns the settings that make the host forward for the families of
+// the addresses, unless it does.
+func MissingForwarding(host *links.Conn, addrs []netip.Prefix) (missing []links.Sysctl) {
+	for _, v6 := range []bool{false, true} {
+		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }) && !host.Forwarding(v6) {
+			missing = append(missing, links.Forward(v6))
 		}
 	}
-	return func() (all []links.Sysctl) {
-		for v6, on := range forwards {
-			if !*on {
-				all = append(all, links.Forward(v6))
-			}
-		}
-		return all
-	}
+	return missing
 }
 
 // NoRA makes an interface of the host ignore router advertisements, because its routes

@@ -8,6 +8,8 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -116,10 +118,11 @@ func restoreHost(ctx context.Context, conn *links.Conn, r *plugin.Request, link 
 			return err
 		}
 	}
-	do := conn.Requests()
-	do.Up(link.Index)
-	gateways := addGateways(do, link.Index, ends)
-	if err := do.Send(); err != nil {
+	if err := conn.Change(link.Index, links.Change{Set: unix.IFF_UP}); err != nil {
+		return err
+	}
+	gateways, err := addGateways(conn, link.Index, ends)
+	if err != nil {
 		return err
 	}
 	return ipam.Await(ctx, conn, link.Index, gateways)
@@ -128,9 +131,7 @@ func restoreHost(ctx context.Context, conn *links.Conn, r *plugin.Request, link 
 // restoreRoutes adds the host's routes that are missing. A route through another interface
 // belongs to somebody else.
 func restoreRoutes(conn *links.Conn, index int, ends []endpoint) error {
-	do := conn.Requests()
-	addRoutes(do, index, ends)
-	if err := do.Send(); err != nil {
+	if err := addRoutes(conn, index, ends); err != nil {
 		return err
 	}
 	for _, e := range ends {

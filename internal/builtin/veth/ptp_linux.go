@@ -180,64 +180,77 @@ func (a *pointToPoint) configureContainer(ctx context.Context, result *types100.
 	if err := a.EnterContainer(ctx, sysctls...); err != nil {
 		return err
 	}
-	do, index := a.InContainer.Requests(), a.Container.Index
+	conn, index := a.InContainer, a.Container.Index
 	if ipam.HasIPv6(result) {
-		own, err := a.InContainer.LinkByIndex(index)
+		own, err := conn.LinkByIndex(index)
 		if err != nil {
 			return err
 		}
-		if a.linkLocal.container, err = a.InContainer.LinkLocal(a.Request.Container, own); err != nil {
+		if a.linkLocal.container, err = conn.LinkLocal(a.Request.Container, own); err != nil {
 			return err
 		}
 	}
-	if err := ipam.Configure(do, index, result, ipam.How{}); err != nil {
+	if err := ipam.Configure(conn, index, result, ipam.How{}); err != nil {
 		return err
 	}
 	for _, e := range ends {
 		// Two addresses of a subnet share its route.
-		do.DeleteRoute(index, links.Route{Dst: e.address.Masked(), Scope: unix.RT_SCOPE_NOWHERE}, unix.ESRCH)
+		if err := conn.DeleteRoute(index, links.Route{Dst: e.address.Masked(), Scope: unix.RT_SCOPE_NOWHERE}, unix.ESRCH); err != nil {
+			return err
+		}
 		toGateway, toSubnet := e.routes()
 		for _, route := range []links.Route{toGateway, toSubnet} {
-			do.AddRoute(index, route, false, unix.EEXIST)
+			if err := conn.AddRoute(index, route, false, unix.EEXIST); err != nil {
+				return err
+			}
 		}
 	}
-	return do.Send()
+	return nil
 }
 
 // configureHost assigns the addresses of the gateways to the host's end, adds
 // routes to the container's addresses, and makes the host forward.
 func (a *pointToPoint) configureHost(ends []endpoint) error {
-	do := a.OnHost.Requests()
-	gateways := addGateways(do, a.Host.Index, ends)
-	addRoutes(do, a.Host.Index, ends)
-	forwarding := AskForwarding(do, gateways)
-	link := do.LinkByIndex(a.Host.Index)
-	if err := do.Send(); err != nil {
+	gateways, err := addGateways(a.OnHost, a.Host.Index, ends)
+	if err == nil {
+		err = addRoutes(a.OnHost, a.Host.Index, ends)
+	}
+	if err != nil {
+		return err
+	}
+	settings := MissingForwarding(a.OnHost, gateways)
+	link, err := a.OnHost.LinkByIndex(a.Host.Index)
+	if err != nil {
 		return err
 	}
 	a.Host.OperState = link.OperState
-	var settings []links.Sysctl
 	if ra := NoRA(link.Name); !link.Has(ra) {
 		settings = append(settings, ra)
 	}
-	return links.WriteSysctls(a.Request.Host, append(settings, forwarding()...)...)
+	return links.WriteSysctls(a.Request.Host, settings...)
 }
 
 // addGateways adds the addresses of the gateways, as far as they are missing, and returns
 // them.
-func addGateways(do *links.Requests, index int, ends []endpoint) (gateways []netip.Prefix) {
+func addGateways(conn *links.Conn, index int, ends []endpoint) (gateways []netip.Prefix, err error) {
 	for _, e := range ends {
 		gateways = append(gateways, single(e.gateway))
-		do.AddAddress(index, single(e.gateway), 0, unix.EEXIST)
+		if err := conn.AddAddress(index, single(e.gateway), 0, unix.EEXIST); err != nil {
+			return nil, err
+		}
 	}
-	return gateways
+	return gateways, nil
 }
 
 // addRoutes adds the host's routes to the addresses of the container, unless there are some.
-func addRoutes(do *links.Requests, index int, ends []endpoint) {
+func addRoutes(conn *links.Conn, index int, ends []endpoint) error {
 	for _, e := range ends {
-		do.AddRoute(index, links.Route{Dst: single(e.address.Addr()), Scope: unix.RT_SCOPE_HOST}, false, unix.EEXIST)
+		err := conn.AddRoute(index, links.Route{Dst: single(e.address.Addr()), Scope: unix.RT_SCOPE_HOST}, false, unix.EEXIST)
+		if err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 // Del disconnects the container.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -19,9 +20,7 @@ func putAddr(t testing.TB, s *record.Store, id record.ID, generation int, addr s
 	r := &record.Record{ContainerID: id, Generation: generation, Attachments: []record.Attachment{{
 		Network: "net", IfName: "eth0", Config: []byte(`{}`), State: record.Added, Result: addrResult(addr),
 	}}}
-	if err := s.Begin(r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, s.Begin(r))
 }
 
 func addrResult(addr string) json.RawMessage {
@@ -38,10 +37,7 @@ func unsynced(t testing.TB) *record.Store {
 // wantAddr fails the test unless these containers have the address.
 func wantAddr(t testing.TB, x *ByAddress, addr string, want ...string) {
 	t.Helper()
-	found, err := x.Find(netip.MustParseAddr(addr))
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := expect.Value(x.Find(netip.MustParseAddr(addr)))(t)
 	var got []string
 	for _, f := range found {
 		got = append(got, string(f.Record.ContainerID))
@@ -57,24 +53,18 @@ func TestByAddressSeesTheLog(t *testing.T) {
 	s := unsynced(t)
 	x := NewByAddress(s)
 	r := &record.Record{ContainerID: "c1", Attachments: []record.Attachment{{IfName: "eth0", Config: []byte(`{}`)}, {IfName: "eth1", Config: []byte(`{}`)}}}
-	if err := s.Begin(r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, s.Begin(r))
 	wantAddr(t, x, "10.0.0.1")
 	for _, e := range []record.Entry{
 		{IfName: "eth0", Result: addrResult("10.0.0.1")},
 		{IfName: "eth1", Result: addrResult("fd00::5")},
 	} {
-		if err := s.Append(r, e); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, s.Append(r, e))
 	}
 	wantAddr(t, x, "10.0.0.1", "c1")
 	wantAddr(t, x, "fd00::5", "c1")
 	wantAddr(t, x, "fe80::1%eth0")
-	if err := s.Append(r, record.Entry{IfName: "eth0", State: record.Deleted}); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, s.Append(r, record.Entry{IfName: "eth0", State: record.Deleted}))
 	wantAddr(t, x, "10.0.0.1")
 }
 
@@ -94,14 +84,9 @@ func TestByAddressOfRecordsThatCannotBeUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := s.Path(record.Name("c1"))
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := expect.Value(os.ReadFile(path))(t)
 	data[0] ^= 1
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(path, data, 0o600))
 	failing := s.Path(record.Name("c2"))
 	read := s.Read
 	s.Read = func(p string) ([]byte, error) {
@@ -123,10 +108,23 @@ func TestByAddressOfRecordsThatCannotBeUsed(t *testing.T) {
 // TestByAddressWithoutADirectory, rather than an address that nobody has.
 func TestByAddressWithoutADirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(dir, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(dir, nil, 0o600))
 	if found, err := NewByAddress(record.Open(dir)).Find(netip.MustParseAddr("10.0.0.1")); err == nil {
 		t.Errorf("found %v", found)
+	}
+}
+
+// TestProcessOf reads the names of Pools.Dir, and the names of earlier versions.
+func TestProcessOf(t *testing.T) {
+	for _, test := range []struct {
+		name          string
+		life, runtime string
+	}{
+		{"life-12-34", "12-34", ""},
+		{"56", "", "56"},
+	} {
+		if rec := processOf(test.name); rec.Life != test.life || rec.Runtime != test.runtime {
+			t.Errorf("%s: got life %q, runtime %q", test.name, rec.Life, rec.Runtime)
+		}
 	}
 }

@@ -3,11 +3,12 @@ package links
 import (
 	"errors"
 	"net/netip"
-	"reflect"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // told returns a link as the kernel describes it, with some settings of each
@@ -25,10 +26,7 @@ func told(t *testing.T, v4, v6 map[int]uint32) Link {
 	if v6 != nil { // from an old kernel
 		families = append(families, nest(unix.AF_INET6, u32(unix.IFLA_INET6_FLAGS, 5), data(unix.IFLA_INET6_CONF, array(30, v6)...)))
 	}
-	l, err := parseLink(body(request(unix.RTM_NEWLINK, 0, ifinfo(7, 0, 0), str(unix.IFLA_IFNAME, "eth0"), nest(unix.IFLA_AF_SPEC, families...))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := expect.Value(parseLink(body(request(unix.RTM_NEWLINK, 0, ifinfo(7, 0, 0), str(unix.IFLA_IFNAME, "eth0"), nest(unix.IFLA_AF_SPEC, families...)))))(t)
 	return l
 }
 
@@ -91,9 +89,7 @@ func TestNumbersAreTheKernels(t *testing.T) {
 		if l := must[Link](t)(c.Link("br0")); l.Has(s) {
 			t.Errorf("%s is %s before it is set", path, value)
 		}
-		if err := ns.Do(func() error { return writeSysctls([]Sysctl{s}) }); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, ns.Do(func() error { return writeSysctls([]Sysctl{s}) }))
 		if l := must[Link](t)(c.Link("br0")); !l.Has(s) {
 			t.Errorf("%s is not %s once it is set", path, value)
 		}
@@ -105,19 +101,13 @@ func TestSet4(t *testing.T) {
 	c := mustDial(t, ns)
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	for _, name := range []string{"arp_notify", "route_localnet"} {
-		r := c.Requests()
-		r.Set4(br.Index, name, 1)
-		if err := r.Send(); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, c.Set4(br.Index, name, 1))
 		var got string
 		if err := ns.Do(func() (err error) { got, err = readSysctl("/proc/sys/net/ipv4/conf/br0/" + name); return err }); err != nil || got != "1" {
 			t.Errorf("%s is %q, %v", name, got, err)
 		}
 	}
-	r := c.Requests()
-	r.Set4(br.Index, "none", 1)
-	if err := r.Send(); err == nil || !strings.HasPrefix(err.Error(), "set none of interface ") {
+	if err := c.Set4(br.Index, "none", 1); err == nil || !strings.HasPrefix(err.Error(), "set none of interface ") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -128,60 +118,33 @@ func TestForwarding(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		for _, want := range []bool{false, true} {
 			if want {
-				if err := setSysctls(c, ns, Forward(v6)); err != nil {
-					t.Fatal(err)
-				}
+				expect.NoError(t, setSysctls(c, ns, Forward(v6)))
 			}
-			r := c.Requests()
-			got := r.Forwarding(v6)
-			if err := r.Send(); err != nil || *got != want {
-				t.Errorf("IPv6 %t: got %t, %v, want %t", v6, *got, err, want)
+			if got := c.Forwarding(v6); got != want {
+				t.Errorf("IPv6 %t: got %t, want %t", v6, got, want)
 			}
 		}
 	}
 }
 
-// TestRequestsNameTheFailure: the error names the request, and those behind it are not
-// sent.
-func TestRequestsNameTheFailure(t *testing.T) {
+// TestErrorsNameTheRequest: and the socket still works afterwards.
+func TestErrorsNameTheRequest(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	p, q := netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("10.2.0.1/24")
-	r := c.Requests()
-	r.AddAddress(br.Index, p, 0)
-	r.AddAddress(br.Index, p, 0, unix.EEXIST)
-	before := r.LinkByIndex(br.Index)
-	r.AddRoute(br.Index, Route{Dst: netip.MustParsePrefix("10.9.0.0/16"), Via: netip.MustParseAddr("10.8.0.1")}, false)
-	r.AddRoute(99, Route{Dst: netip.MustParsePrefix("10.7.0.0/16")}, false)
-	r.AddAddress(br.Index, q, 0)
-	all := r.Addresses(br.Index)
-	after := r.Link("br0")
-	err := r.Send()
+	p := netip.MustParsePrefix("10.1.0.1/24")
+	expect.NoError(t, c.AddAddress(br.Index, p, 0), c.AddAddress(br.Index, p, 0, unix.EEXIST))
+	err := c.AddRoute(br.Index, Route{Dst: netip.MustParsePrefix("10.9.0.0/16"), Via: netip.MustParseAddr("10.8.0.1")}, false)
 	if want := "add route 10.9.0.0/16 via 10.8.0.1: network is unreachable"; err == nil || !strings.HasPrefix(err.Error(), want) || !errors.Is(err, unix.ENETUNREACH) {
 		t.Errorf("got %v, want %s", err, want)
 	}
-	if before.Name != "br0" || after.Name != "" {
-		t.Errorf("got %q before the failure, %q in the request that is not sent after it", before.Name, after.Name)
-	}
-	if want := []Address{{Prefix: p}}; *all != nil || !reflect.DeepEqual(must[[]Address](t)(c.Addresses(br.Index)), want) {
-		t.Errorf("got %v, want %v", *all, want)
-	}
-	// The socket still works afterwards, and nothing is sent twice.
-	if err := r.Send(); err != nil {
-		t.Error(err)
-	}
-	must[Link](t)(c.LinkByIndex(br.Index))
+	expect.Same(t, "addresses", must[[]Address](t)(c.Addresses(br.Index)), []Address{{Prefix: p}})
 }
 
 func TestInterfaceTo(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	if err := c.Change(br.Index, Change{Set: unix.IFF_UP}); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.AddAddress(br.Index, netip.MustParsePrefix("10.1.0.1/24"), 0); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, c.Change(br.Index, Change{Set: unix.IFF_UP}))
+	expect.NoError(t, c.AddAddress(br.Index, netip.MustParsePrefix("10.1.0.1/24"), 0))
 	if got := must[int](t)(c.InterfaceTo(netip.MustParseAddr("10.1.0.9"))); got != br.Index {
 		t.Errorf("got %d, want %d", got, br.Index)
 	}

@@ -2,6 +2,32 @@
 
 package invoke
 
+import (
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// attributes returns nothing: Windows has process groups for console signals
+// only, and a process can join a job object, which could end a tree, only after
+// it has started. It has no root directories either, and Root.Do fails before.
+func attributes(Root) *syscall.SysProcAttr {
+	return nil
+}
+
+// killGroup kills the plugin alone.
+func killGroup(leader *os.Process) {
+	_ = leader.Kill()
+}
+
+func groupExists(int) bool {
+	return false
+}
+
+func readNow(*os.File, []byte) int {
+	return 0
+}
+
 // defaultPath is empty: the location of Windows is unknown here.
 const defaultPath = ""
 
@@ -19,4 +45,9 @@ func DefaultAllow() []string {
 		"TMP",
 		"WINDIR", // the old name of SYSTEMROOT
 	}
+}
+
+// mayExecute returns true: a file's name decides that, not its mode.
+func mayExecute(fs.FileMode) bool {
+	return true
 }

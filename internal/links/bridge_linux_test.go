@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 )
 
@@ -71,13 +72,9 @@ func TestVLANsOfPorts(t *testing.T) {
 	if knows {
 		want = VLANs{{br.DefaultVLAN, br.DefaultVLAN, true}, {7, 8, false}}
 		for id := uint16(7); id < 10; id++ {
-			if err := c.AddVLAN(port.Index, VLAN{ID: id}); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, c.AddVLAN(port.Index, VLAN{ID: id}))
 		}
-		if err := c.DeleteVLAN(port.Index, 9); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, c.DeleteVLAN(port.Index, 9))
 	}
 	if got := must[VLANs](t)(c.VLANs(port.Index)); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)

@@ -5,11 +5,123 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"sync"
 	"testing"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/netns"
 )
+
+// borrowed borrows from all, and returns the descriptor.
+func borrowed(t *testing.T, all *Conns, ns *netns.Handle) (*Conn, int) {
+	t.Helper()
+	c := must[*Conn](t)(all.Borrow(ns))
+	return c, c.fd
+}
+
+// closed reports whether the descriptor no longer belongs to a socket.
+func closed(fd int) bool {
+	_, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	return errors.Is(err, unix.EBADF)
+}
+
+func TestASocketIsBorrowedAgain(t *testing.T) {
+	a, b := newNS(t, "a"), newNS(t, "b")
+	var all Conns
+	first, fd := borrowed(t, &all, a)
+	second, fd2 := borrowed(t, &all, a)
+	if fd == fd2 {
+		t.Fatal("two have one socket")
+	}
+	expect.NoError(t, first.Close())
+	expect.NoError(t, first.Close()) // returns it once
+	if _, got := borrowed(t, &all, b); got == fd {
+		t.Error("a socket of another namespace")
+	}
+	again, got := borrowed(t, &all, a)
+	if got != fd {
+		t.Errorf("descriptor %d, want %d again", got, fd)
+	}
+	if _, err := again.Link("lo"); err != nil {
+		t.Error(err)
+	}
+	if _, got := borrowed(t, &all, a); got == fd {
+		t.Error("a socket that was given back twice is used by two")
+	}
+	expect.NoError(t, second.Close())
+	expect.NoError(t, again.Close())
+	expect.NoError(t, all.Close())
+}
+
+func TestCloseOfAllClosesEverySocket(t *testing.T) {
+	ns := newNS(t, "ns")
+	var all Conns
+	idle, idleFD := borrowed(t, &all, ns)
+	inUse, inUseFD := borrowed(t, &all, ns)
+	expect.NoError(t, idle.Close())
+	expect.NoError(t, all.Close())
+	if !closed(idleFD) || closed(inUseFD) {
+		t.Errorf("idle closed: %t, in use closed: %t; want true, false", closed(idleFD), closed(inUseFD))
+	}
+	if _, err := inUse.Link("lo"); err != nil {
+		t.Errorf("the one in use: %v", err)
+	}
+	expect.NoError(t, inUse.Close())
+	if !closed(inUseFD) {
+		t.Error("the one that was in use stays open")
+	}
+	expect.NoError(t, all.Close())
+}
+
+// TestASocketWithAnAnswerUnreadIsNotBorrowedAgain: the unread part would keep
+// the next list from beginning.
+func TestASocketWithAnAnswerUnreadIsNotBorrowedAgain(t *testing.T) {
+	ns := newNS(t, "ns")
+	var all Conns
+	c, fd := borrowed(t, &all, ns)
+	c.buf = c.buf[:64] // too small for the first part of the answer
+	if err := c.execute(linkList(), nil); !errors.Is(err, errTruncated) {
+		t.Fatalf("got %v", err)
+	}
+	expect.NoError(t, c.Close())
+	if !c.broken || !closed(fd) {
+		t.Errorf("broken: %t, closed: %t; want both", c.broken, closed(fd))
+	}
+	expect.NoError(t, all.Close())
+}
+
+func TestBorrowAtOnce(t *testing.T) {
+	ns := newNS(t, "ns")
+	var all Conns
+	var users sync.WaitGroup
+	for range 8 {
+		users.Add(1)
+		go func() {
+			defer users.Done()
+			for range 50 {
+				c, err := all.Borrow(ns)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := c.Link("lo"); err != nil {
+					t.Error(err)
+				}
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	users.Wait()
+	if n := len(all.idle[ns.ID()]); n < 1 || n > 8 {
+		t.Errorf("%d sockets for 8 users", n)
+	}
+	expect.NoError(t, all.Close())
+}
 
 // many is a namespace whose list of interfaces takes several reads.
 type many struct {
@@ -84,8 +196,8 @@ func TestAllAddressesAreThoseOfEach(t *testing.T) {
 	for i := range 5 {
 		br := must[Link](t)(Bridge{Name: fmt.Sprint("br", i)}.Create(c))
 		for k := range 60 {
-			wantNoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(k), 1}), 24), 0))
-			wantNoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(i), 14: byte(k)}), 112), 0))
+			expect.NoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(k), 1}), 24), 0))
+			expect.NoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(i), 14: byte(k)}), 112), 0))
 		}
 		want[br.Index] = must[[]Address](t)(c.Addresses(br.Index))
 	}
@@ -103,7 +215,7 @@ func TestOtherNamesFindAnInterface(t *testing.T) {
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	m := request(unix.RTM_NEWLINKPROP, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, ifinfo(br.Index, 0, 0), nest(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED,
 		str(unix.IFLA_ALT_IFNAME, "bridge"), str(unix.IFLA_ALT_IFNAME, "the-bridge-of-the-office")))
-	wantNoError(t, c.execute(m, nil))
+	expect.NoError(t, c.execute(m, nil))
 	got := must[Link](t)(c.Link("bridge"))
 	if want := []string{"bridge", "the-bridge-of-the-office"}; got.Name != "br0" || !reflect.DeepEqual(got.Others, want) {
 		t.Errorf("got %q, also named %q, want br0, %q", got.Name, got.Others, want)

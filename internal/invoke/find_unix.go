@@ -1,9 +1,0 @@
-//go:build unix
-
-package invoke
-
-import "io/fs"
-
-func mayExecute(mode fs.FileMode) bool {
-	return mode&0o111 != 0
-}

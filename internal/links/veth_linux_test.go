@@ -1,0 +1,126 @@
+package links
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+)
+
+// TestAPortHasItsMode from the beginning, also where the kernel refuses to set it
+// together with the rest: IPv6 is off below its smallest MTU.
+func TestAPortHasItsMode(t *testing.T) {
+	host, container := newNS(t, "host"), newNS(t, "container")
+	h := mustDial(t, host)
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))
+	for i, mode := range []PortMode{{}, {Hairpin: true}, {Isolated: true}, {Hairpin: true, Isolated: true}} {
+		for _, mtu := range []int{1500, smallestMTU6 - 1} {
+			name := fmt.Sprintf("eth%d-%d", i, mtu)
+			pair := must[Pair](t)(Veth{Name: name, MTU: mtu, Master: br.Index, Mode: mode}.Create(h, container))
+			port := must[Link](t)(h.LinkByIndex(pair.Host.Index))
+			if port.Port.Master != br.Index || port.Port.PortMode != mode || port.Flags&unix.IFF_UP == 0 {
+				t.Errorf("%s: got %+v, flags %#x, want %+v, up", name, port.Port, port.Flags, mode)
+			}
+		}
+	}
+}
+
+// TestAPortNeedsABridge: a part that the kernel refuses leaves no pair.
+func TestAPortNeedsABridge(t *testing.T) {
+	host, container := newNS(t, "host"), newNS(t, "container")
+	h, c := mustDial(t, host), mustDial(t, container)
+	pair := must[Pair](t)(Veth{Name: "eth0"}.Create(h, container))
+	if err := setPortUp(h, pair.Host.Index, PortMode{Hairpin: true}); err == nil || !strings.Contains(err.Error(), "set a bridge port up") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := c.Link("eth0"); !NotFound(err) {
+		t.Errorf("the pair: %v", err)
+	}
+}
+
+// TestUpThenSet4 does both.
+func TestUpThenSet4(t *testing.T) {
+	host, container := newNS(t, "host"), newNS(t, "container")
+	h, c := mustDial(t, host), mustDial(t, container)
+	pair := must[Pair](t)(Veth{Name: "eth0"}.Create(h, container))
+	expect.NoError(t, c.UpThenSet4(pair.Container.Index, "arp_notify", 1))
+	l := must[Link](t)(c.Link("eth0"))
+	if s := (Sysctl{Path: "net/ipv4/conf/eth0/arp_notify", Value: "1"}); l.Flags&unix.IFF_UP == 0 || !l.Has(s) {
+		t.Errorf("flags %#x, arp_notify is set: %t", l.Flags, l.Has(s))
+	}
+}
+
+// TestMacvlanOnKernelsThatLookAtTheHost makes one with a random name, and then
+// renames it.
+func TestMacvlanOnKernelsThatLookAtTheHost(t *testing.T) {
+	host, container := newNS(t, "host"), newNS(t, "container")
+	outside, inside := mustDial(t, host), mustDial(t, container)
+	pair := expect.Value(Veth{Name: "eth0"}.Create(outside, container))(t)
+	v := Macvlan{Name: "net1", Parent: pair.Host.Index, Mode: 4, MTU: 1400}
+	expect.NoError(t, v.createAndRename(outside, container))
+	got, err := inside.Link("net1")
+	if err != nil || got.Kind != "macvlan" || got.Peer.Index != pair.Host.Index || got.MTU != 1400 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	// A name that is taken after all leaves nothing under the random one.
+	before := got.Index
+	if err := v.createAndRename(outside, container); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("got %v", err)
+	}
+	for index := before + 1; index < before+4; index++ {
+		if l, err := inside.LinkByIndex(index); err == nil {
+			t.Errorf("left %+v", l)
+		}
+	}
+	if err := v.Create(outside, container); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestDuty_R4_NoInterfaceIsMadeUnderANumberedName: the kernel would make br0
+// from "br%d", and nobody would find it again.
+func TestDuty_R4_NoInterfaceIsMadeUnderANumberedName(t *testing.T) {
+	host, container := newNS(t, "host"), newNS(t, "container")
+	h := mustDial(t, host)
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))
+	for name, try := range map[string]func() error{
+		"bridge":  func() error { _, err := Bridge{Name: "br%d"}.Create(h); return err },
+		"veth":    func() error { _, err := Veth{Name: "eth%d"}.Create(h, container); return err },
+		"macvlan": func() error { return Macvlan{Name: "eth%d", Parent: br.Index}.Create(h, container) },
+		"move":    func() error { return h.Move(br.Index, container, Move{Name: "eth%d"}) },
+	} {
+		if err := try(); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("%s: got %v, want EINVAL", name, err)
+		}
+	}
+	for _, name := range []string{"br1", "eth0"} {
+		if _, err := h.Link(name); !NotFound(err) {
+			t.Errorf("%s on the host: %v", name, err)
+		}
+		if _, err := mustDial(t, container).Link(name); !NotFound(err) {
+			t.Errorf("%s in the container: %v", name, err)
+		}
+	}
+}
+
+// TestABridgeIsFull: the error says so, and nothing of the pair is left.
+func TestABridgeIsFull(t *testing.T) {
+	h := mustDial(t, newNS(t, "host"))
+	container := newNS(t, "container")
+	br := must[Link](t)(Bridge{Name: "br0"}.Create(h))
+	for i := range mostPorts {
+		must[Pair](t)(Veth{Name: fmt.Sprint("eth", i), Master: br.Index}.Create(h, container))
+	}
+	before := len(must[[]Link](t)(h.Links()))
+	_, err := Veth{Name: "more", Master: br.Index}.Create(h, container)
+	if !errors.Is(err, unix.EXFULL) || !strings.Contains(err.Error(), "bridge has 1023 interfaces, and the kernel takes no more") {
+		t.Errorf("got %v", err)
+	}
+	if after := len(must[[]Link](t)(h.Links())); after != before {
+		t.Errorf("%d interfaces instead of %d", after, before)
+	}
+}

@@ -1,0 +1,254 @@
+package nsfind
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/proc"
+	"github.com/embedcni/cni/netns"
+)
+
+// At returns the identity of the file at a path, without opening it. It returns
+// false if the path cannot be followed.
+func At(path string) (netns.ID, bool) {
+	id, err := stat(path)
+	return id, err == nil
+}
+
+// stat is stat(2), again if a signal interrupts it.
+func stat(path string) (netns.ID, error) {
+	var st unix.Stat_t
+	for {
+		if err := unix.Stat(path, &st); !errors.Is(err, unix.EINTR) {
+			return netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}, err
+		}
+	}
+}
+
+// Identify returns the identity of the namespace at a path.
+func Identify(path string) (netns.ID, error) {
+	ns, err := netns.Open(path)
+	if err != nil {
+		return netns.ID{}, err
+	}
+	return ns.ID(), ns.Close()
+}
+
+// LeadsTo reports whether path still leads to the namespace.
+func LeadsTo(path string, ns *netns.Handle) bool {
+	id, ok := At(path)
+	return ok && id == ns.ID()
+}
+
+// LeadsAway reports whether a path certainly does not lead to a namespace: the path
+// does not exist, or leads to something else. It is false for a path that cannot be
+// followed, and for one that depends on the process that follows it.
+func LeadsAway(path string, ns netns.ID) bool {
+	if !filepath.IsAbs(path) {
+		return false
+	}
+	for _, own := range []string{"/proc/self/", "/proc/thread-self/", "/dev/fd/"} {
+		if strings.HasPrefix(filepath.Clean(path), own) {
+			return false
+		}
+	}
+	id, err := stat(path)
+	if err != nil {
+		return LeadsNowhere(err)
+	}
+	return id != ns
+}
+
+// LeadsNowhere reports whether an error says that a path leads to no namespace,
+// rather than that it could not be followed.
+func LeadsNowhere(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) ||
+		errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ESRCH)
+}
+
+// View identifies the mount namespace, the PID namespace and the root directory of
+// the calling thread, which decide where a path leads; see [record.NetNS]. It is
+// empty if one of them cannot be read.
+func View() string {
+	var mounts, pids, root unix.Stat_t
+	if unix.Stat("/proc/thread-self/ns/mnt", &mounts) != nil ||
+		unix.Stat("/proc/thread-self/ns/pid", &pids) != nil || unix.Stat("/", &root) != nil {
+		return ""
+	}
+	return fmt.Sprintf("mnt:[%d] pid:[%d] root:%d:%d", mounts.Ino, pids.Ino, root.Dev, root.Ino)
+}
+
+// WithView calls f, locked to its thread, with the view of that thread.
+func WithView(f func(view string)) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	f(View())
+}
+
+// First returns the network namespace of process 1. It returns false if this
+// process is process 1, or has no privilege to look at it.
+//
+// The leading thread of process 1 may be in a container's namespace. So First
+// returns the first namespace that two of its threads are in, or else the first one
+// that it saw.
+func First(dir string) (netns.ID, bool) {
+	if os.Getpid() == 1 {
+		return netns.ID{}, false
+	}
+	all, err := proc.TasksOf(dir, 1)
+	if err != nil {
+		return netns.ID{}, false
+	}
+	var seen []netns.ID
+	for _, t := range all {
+		id, ok := At(t.NetNS())
+		if ok && slices.Contains(seen, id) {
+			return id, true
+		}
+		if ok {
+			seen = append(seen, id)
+		}
+	}
+	if len(seen) == 0 {
+		return netns.ID{}, false
+	}
+	return seen[0], true
+}
+
+// MountedAt reports whether the namespace is mounted at path. It is false for a link
+// to the namespace.
+func MountedAt(path string, ns netns.ID) bool {
+	var st unix.Stat_t
+	return unix.Lstat(path, &st) == nil && ns == netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}
+}
+
+// Inhabitants returns the visible threads by network namespace. It looks at threads
+// rather than processes, since a program that serves a container from outside may
+// have a single thread in the namespace. It takes some microseconds for each thread
+// on the machine, so it is called only for namespaces that no path leads to.
+func Inhabitants() (map[netns.ID][]proc.Task, error) {
+	found := make(map[netns.ID][]proc.Task)
+	_, err := proc.EachTask("/proc", func(t proc.Task) bool {
+		// Threads that have ended, and those that may not be looked at, are left out.
+		if id, ok := At(t.NetNS()); ok {
+			found[id] = append(found[id], t)
+		}
+		return true
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for processes in a namespace: %w", err)
+	}
+	return found, nil
+}
+
+// OpenInhabited opens the namespace with that identity through a thread in it. It
+// returns nil if no visible thread is in one. The kernel gives the number of a
+// namespace that has ended to the next one, so the caller must verify which it is.
+func OpenInhabited(want netns.ID) (*netns.Handle, error) {
+	found, err := Inhabitants()
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range found[want] {
+		ns, err := netns.Open(t.NetNS())
+		switch {
+		case proc.Gone(err):
+		case err != nil:
+			return nil, err
+		case ns.ID() == want:
+			return ns, nil
+		default:
+			if err := ns.Close(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return nil, nil
+}
+
+// DescriptorPath returns a path by which other processes reach a namespace that this
+// process has open.
+func DescriptorPath(ns *netns.Handle) string {
+	fd := ns.File().Fd()
+	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
+	if LeadsTo(path, ns) {
+		return path
+	}
+	// The leading thread has ended, or has descriptors of its own.
+	all, err := proc.TasksOf("/proc", os.Getpid())
+	if err != nil {
+		return path
+	}
+	for _, t := range all {
+		if other := fmt.Sprintf("%s/fd/%d", t.Dir, fd); LeadsTo(other, ns) {
+			return other
+		}
+	}
+	return path
+}
+
+// MountsArePrivate reports whether only this process and its children see mounts
+// in dir: the process is in another mount namespace than first, and mounts at
+// dir are not propagated. It is false if first cannot be read.
+func MountsArePrivate(dir, first string) (bool, error) {
+	var own, other unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/mnt", &own); err != nil {
+		return false, fmt.Errorf("look up the mount namespace: %w", err)
+	}
+	if unix.Stat(first, &other) != nil || own.Ino == other.Ino && own.Dev == other.Dev {
+		return false, nil
+	}
+	id, err := mountOf(dir)
+	if err != nil {
+		return false, err
+	}
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		return false, err
+	}
+	// 36 35 98:0 /mnt1 /mnt2 rw,noatime shared:1 - ext3 /dev/root rw
+	for line := range bytes.Lines(mounts) {
+		fields := strings.Fields(string(line))
+		if len(fields) < 7 || fields[0] != id {
+			continue
+		}
+		for _, optional := range fields[6:] {
+			if strings.HasPrefix(optional, "shared:") {
+				return false, nil
+			}
+			if optional == "-" {
+				break
+			}
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+// mountOf returns the number of the mount that contains a directory.
+func mountOf(dir string) (string, error) {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", fmt.Errorf("open %s: %w", dir, err)
+	}
+	defer func() { _ = unix.Close(fd) }() // it was only asked about
+	info, err := os.ReadFile(fmt.Sprintf("/proc/thread-self/fdinfo/%d", fd))
+	if err != nil {
+		return "", err
+	}
+	for line := range bytes.Lines(info) {
+		if id, ok := strings.CutPrefix(string(line), "mnt_id:"); ok {
+			return strings.TrimSpace(id), nil
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,165 @@
+package nsfind
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/proc"
+	"github.com/embedcni/cni/internal/sandbox"
+	"github.com/embedcni/cni/netns"
+)
+
+// TestLeadsAway: only a path that certainly leads elsewhere leads away.
+func TestLeadsAway(t *testing.T) {
+	dir := t.TempDir()
+	file, loop := filepath.Join(dir, "file"), filepath.Join(dir, "loop")
+	expect.NoError(t, os.WriteFile(file, nil, 0o600))
+	expect.NoError(t, os.Symlink(loop, loop))
+	want, ok := At(file)
+	if !ok {
+		t.Fatalf("%s cannot be followed", file)
+	}
+	for what, test := range map[string]struct {
+		path string
+		want bool
+	}{
+		"the namespace":           {file, false},
+		"another file":            {dir, true},
+		"nothing":                 {filepath.Join(dir, "missing"), true},
+		"below a file":            {filepath.Join(file, "x"), true},
+		"a process that is gone":  {"/proc/4194305/ns/net", true},
+		"a loop":                  {loop, false},
+		"a relative path":         {"missing", false},
+		"no path":                 {"", false},
+		"relative to a process":   {"/proc/self/missing", false},
+		"the same, spelled badly": {"/proc//self/missing", false},
+		"relative to a thread":    {"/proc/thread-self/missing", false},
+		"a descriptor":            {"/dev/fd/1000", false},
+	} {
+		if got := LeadsAway(test.path, want); got != test.want {
+			t.Errorf("%s: got %v, want %v", what, got, test.want)
+		}
+	}
+}
+
+// TestThisThreadIsFound in its namespace, and the namespace through the thread.
+func TestThisThreadIsFound(t *testing.T) {
+	own, err := netns.CurrentID()
+	expect.NoError(t, err)
+	ns, err := OpenInhabited(own)
+	if err != nil || ns == nil {
+		t.Fatalf("got %v, %v", ns, err)
+	}
+	defer ns.Close()
+	if ns.ID() != own || !LeadsTo(DescriptorPath(ns), ns) {
+		t.Errorf("%s and %s are not %s", ns.ID(), DescriptorPath(ns), own)
+	}
+	all, err := Inhabitants()
+	expect.NoError(t, err)
+	for _, task := range all[own] {
+		if task.PID == os.Getpid() {
+			return
+		}
+	}
+	t.Errorf("no thread of this process in %v", map[netns.ID][]proc.Task(all))
+}
+
+// TestTheFirstProcesssNamespaceIsThatOfItsThreads, even if its leading thread
+// is in another one.
+func TestTheFirstProcesssNamespaceIsThatOfItsThreads(t *testing.T) {
+	file := func(name string) (path string, id netns.ID) {
+		path = filepath.Join(t.TempDir(), name)
+		expect.NoError(t, os.WriteFile(path, nil, 0o600))
+		id, _ = At(path)
+		return path, id
+	}
+	host, want := file("host")
+	container, other := file("container")
+	const missing = "missing"
+	for what, test := range map[string]struct {
+		threads map[string]string
+		want    netns.ID
+		ok      bool
+	}{
+		"one thread":                    {map[string]string{"1": host}, want, true},
+		"all in one":                    {map[string]string{"1": host, "2": host, "3": host}, want, true},
+		"the leading one parked":        {map[string]string{"1": container, "2": host, "3": host}, want, true},
+		"one at work":                   {map[string]string{"1": host, "2": container, "3": host}, want, true},
+		"one that may not be asked":     {map[string]string{"1": missing, "2": container}, other, true},
+		"none that may be asked":        {map[string]string{"1": missing, "2": missing}, netns.ID{}, false},
+		"a process that cannot be seen": {nil, netns.ID{}, false},
+	} {
+		links := map[string]string{}
+		for tid, to := range test.threads {
+			links["1/task/"+tid+"/ns/net"] = to
+		}
+		if got, ok := First(procWith(t, links)); got != test.want || ok != test.ok {
+			t.Errorf("%s: got %v, %v, want %v, %v", what, got, ok, test.want, test.ok)
+		}
+	}
+}
+
+// procWith makes a directory with links, in the form of /proc.
+func procWith(t *testing.T, links map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for path, to := range links {
+		path = filepath.Join(dir, path)
+		expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		expect.NoError(t, os.Symlink(to, path))
+	}
+	return dir
+}
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
+
+// TestPrivateMountsAreFound: a directory is on a private mount, in another
+// mount namespace than the first process's.
+func TestPrivateMountsAreFound(t *testing.T) {
+	dir := t.TempDir()
+	expect.NoError(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { expect.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	first := anotherMountNamespace(t)
+	for _, tt := range []struct {
+		what, first string
+		propagation uintptr
+		want        bool
+	}{
+		{"private", first, unix.MS_PRIVATE, true},
+		{"shared", first, unix.MS_SHARED, false},
+		{"private, and the first process is here", "/proc/self/ns/mnt", unix.MS_PRIVATE, false},
+		{"private, and the first process may not be looked at", "/proc/0/ns/mnt", unix.MS_PRIVATE, false},
+	} {
+		expect.NoError(t, unix.Mount("", dir, "", tt.propagation, ""))
+		got, err := MountsArePrivate(dir, tt.first)
+		expect.NoError(t, err)
+		expect.Same(t, tt.what, got, tt.want)
+	}
+}
+
+// anotherMountNamespace returns the path of one that a process is in.
+func anotherMountNamespace(t *testing.T) string {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", "echo /proc/$$/ns/mnt; exec sleep 600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	out, err := cmd.StdoutPipe()
+	expect.NoError(t, errors.Join(err, cmd.Start()))
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it cannot have ended
+		_ = cmd.Wait()         // it was killed
+	})
+	path, err := bufio.NewReader(out).ReadString('\n')
+	expect.NoError(t, err)
+	path = path[:len(path)-1]
+	_, err = os.Stat(path)
+	expect.NoError(t, err)
+	return path
+}
