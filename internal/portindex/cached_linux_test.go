@@ -13,7 +13,6 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/shared"
 )
 
 const (
@@ -40,7 +39,7 @@ func newCache(t testing.TB) *cacheDir {
 // again makes the Cache of another process.
 func (c *cacheDir) again() {
 	c.cache = OpenCache(c.dir, c.records, slog.New(slog.DiscardHandler))
-	c.cache.files = &shared.Ref[dirwatch.Files[[]slot]]{Value: dirwatch.NewFiles[[]slot](c.cache.dir, "", dirwatch.Open)}
+	c.cache.files = dirwatch.NewFiles[[]slot](c.cache.dir, "", dirwatch.Open)
 }
 
 // record puts a container on record.

@@ -212,7 +212,7 @@ func testManyAtOnce(t *testing.T, h *host) {
 	var wg sync.WaitGroup
 	for i := range 4 {
 		dir := h.store.Dir()
-		index := &Index{record.Open(dir), h.index.logger, newState(dir, dirwatch.OpenNames), nil} // of another process
+		index := &Index{record.Open(dir), h.index.logger, newState(dir, dirwatch.OpenNames)} // of another process
 		wg.Add(1)
 		go func() {
 			defer wg.Done()

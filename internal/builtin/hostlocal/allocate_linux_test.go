@@ -175,7 +175,7 @@ func TestAnAddressRemovedByHandIsFree(t *testing.T) {
 	if err := os.Remove(dir + "/10.1.0.2"); err != nil {
 		t.Fatal(err)
 	}
-	d := p.dirs[dir].Value
+	d := p.dirs[dir]
 	d.memo.entries[netip.MustParseAddr("10.1.0.2")] = entry{holder: "x"}
 	d.memo.stamp = stamp{} // as if the change had gone unnoticed
 	if got := add(t, p, call(config, "c")); !slices.Equal(got, []string{"10.1.0.2/24 via 10.1.0.1"}) {

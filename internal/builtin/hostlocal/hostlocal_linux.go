@@ -23,16 +23,14 @@ import (
 // Plugin is the plugin "host-local". A Plugin that is kept need not read a
 // network's files again. It does not depend on that memory for correctness.
 type Plugin struct {
-	open func(path string) *shared.Ref[directory]
+	open func(path string) *directory
 
 	mu   sync.Mutex
-	dirs map[string]*shared.Ref[directory]
+	dirs map[string]*directory
 }
 
 // New returns a plugin with empty memory.
-func New() *Plugin {
-	return &Plugin{open: func(path string) *shared.Ref[directory] { return &shared.Ref[directory]{Value: newDirectory(path)} }}
-}
+func New() *Plugin { return &Plugin{open: newDirectory} }
 
 // directories have the memory of the process.
 var directories shared.Values[string, directory]
@@ -40,7 +38,7 @@ var directories shared.Values[string, directory]
 // Shared returns a plugin with the memory of all shared ones: a program may have one for
 // each container.
 func Shared() *Plugin {
-	return &Plugin{open: func(path string) *shared.Ref[directory] {
+	return &Plugin{open: func(path string) *directory {
 		return directories.Get(path, func() *directory { return newDirectory(path) })
 	}}
 }
@@ -197,12 +195,12 @@ func (p *Plugin) directory(path string) *directory {
 	d := p.dirs[path]
 	if d == nil {
 		if p.dirs == nil {
-			p.dirs = make(map[string]*shared.Ref[directory])
+			p.dirs = make(map[string]*directory)
 		}
 		d = p.open(path)
 		p.dirs[path] = d
 	}
-	return d.Value
+	return d
 }
 
 // ipConfig returns an address in the form of a result.

@@ -120,7 +120,7 @@ func TestADelWithTheResultReadsNoOtherFile(t *testing.T) {
 	}
 	wantFiles(t, base, "10.1.0.2")
 	for _, d := range p.dirs {
-		if e := d.Value.memo.entries[netip.MustParseAddr("10.1.0.2")]; !strings.HasPrefix(e.holder, "other") {
+		if e := d.memo.entries[netip.MustParseAddr("10.1.0.2")]; !strings.HasPrefix(e.holder, "other") {
 			t.Errorf("the file of another container was read: %q", e.holder)
 		}
 	}
