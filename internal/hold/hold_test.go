@@ -51,7 +51,7 @@ func TestStore(t *testing.T) {
 	}
 	expect.NoError(t, s.Forget("c1"))
 	expect.Same(t, "the rest", sorted(t, s), []Hold{holds[0], holds[4]})
-	left, err := filepath.Glob(filepath.Join(s.dir, "*"+tmpExt))
+	left, err := filepath.Glob(filepath.Join(s.dir, ".*"))
 	expect.NoError(t, err)
 	expect.Same(t, "unfinished files", len(left), 0)
 }
@@ -92,7 +92,7 @@ func TestUnreadable(t *testing.T) {
 	}
 	expect.Same(t, "the other", sorted(t, s), []Hold{good})
 	// One that is being written is none yet.
-	expect.NoError(t, os.WriteFile(s.path(good)+tmpExt, []byte("{"), 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(s.dir, "."+filepath.Base(s.path(good))+".123"), []byte("{"), 0o600))
 	expect.Same(t, "half written", sorted(t, s), []Hold{good})
 }
 
@@ -130,7 +130,7 @@ func TestRefused(t *testing.T) {
 	if err := s.Put(h); err == nil {
 		t.Error("replaced a directory")
 	}
-	left, err := filepath.Glob(filepath.Join(s.dir, "*"+tmpExt))
+	left, err := filepath.Glob(filepath.Join(s.dir, ".*"))
 	expect.NoError(t, err)
 	expect.Same(t, "unfinished files", len(left), 0)
 }
