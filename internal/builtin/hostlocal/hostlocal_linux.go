@@ -66,7 +66,7 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 		return nil, err
 	}
 	err = p.locked(ctx, r, c, true, func(h *held) error {
-		if err := h.refresh(); err != nil {
+		if err := h.memo.refresh(h.path); err != nil {
 			return err
 		}
 		h.prepared = prepared
@@ -100,7 +100,7 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 			return err
 		}
 		if released < len(c.sets) {
-			if err := h.reread(); err != nil {
+			if err := h.memo.reread(h.path); err != nil {
 				return err
 			}
 		}
@@ -121,7 +121,7 @@ func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAtta
 		if h == nil {
 			return nil
 		}
-		if err := h.reread(); err != nil {
+		if err := h.memo.reread(h.path); err != nil {
 			return err
 		}
 		keep := make(map[string]bool)
@@ -147,7 +147,7 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 		if h == nil {
 			return nil // the first Add creates it
 		}
-		if err := h.refresh(); err != nil {
+		if err := h.memo.refresh(h.path); err != nil {
 			return err
 		}
 		for _, set := range c.sets {

@@ -37,10 +37,10 @@ func newDirectory(path string) *directory {
 // held is a directory that this process has locked against all others.
 type held struct {
 	*directory
-	dir, lock int // descriptors
-	changed   bool
-	claim     func(netip.Addr)   // tells the runtime before a file is made; may be nil
-	prepared  *plainfile.Unnamed // for the first reservation; may be nil
+	lock     *os.File
+	changed  bool
+	claim    func(netip.Addr)   // tells the runtime before a file is made; may be nil
+	prepared *plainfile.Unnamed // for the first reservation; may be nil
 }
 
 // acquire locks the directory. With create it creates it first; otherwise it
@@ -57,7 +57,7 @@ func (d *directory) acquire(ctx context.Context, create bool) (*held, error) {
 		return nil, err
 	}
 	if d.memo.known() { // before a change of this process hides those of others
-		if err := h.refresh(); err != nil {
+		if err := d.memo.refresh(d.path); err != nil {
 			return nil, errors.Join(err, h.release())
 		}
 	}
@@ -71,12 +71,13 @@ func (d *directory) open(ctx context.Context, create bool) (*held, error) {
 				return nil, fmt.Errorf("directory of the addresses: %w", err)
 			}
 		}
-		h := &held{directory: d, dir: -1, lock: -1}
-		current, err := h.openLocked(ctx)
+		lock, current, err := d.openLocked(ctx)
 		if err == nil && current {
-			return h, nil
+			return &held{directory: d, lock: lock}, nil
 		}
-		err = errors.Join(err, h.close())
+		if lock != nil {
+			err = errors.Join(err, lock.Close())
+		}
 		if create && errors.Is(err, fs.ErrNotExist) {
 			continue // it was removed between MkdirAll and open
 		}
@@ -88,25 +89,19 @@ func (d *directory) open(ctx context.Context, create bool) (*held, error) {
 
 // openLocked opens and locks the file, and reports whether it is still the one
 // that others will lock: it may have been deleted meanwhile.
-func (h *held) openLocked(ctx context.Context) (current bool, err error) {
-	if h.dir, err = retry(func() (int, error) {
-		return unix.Open(h.path, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	}); err != nil {
-		return false, &fs.PathError{Op: "open", Path: h.path, Err: err}
+func (d *directory) openLocked(ctx context.Context) (lock *os.File, current bool, err error) {
+	path := filepath.Join(d.path, "lock")
+	if lock, err = plainfile.Open(path, os.O_CREATE|os.O_RDONLY, 0o750); err != nil {
+		return nil, false, err
 	}
-	if h.lock, err = retry(func() (int, error) {
-		return unix.Openat(h.dir, "lock", unix.O_CREAT|unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o750)
-	}); err != nil {
-		return false, &fs.PathError{Op: "open", Path: filepath.Join(h.path, "lock"), Err: err}
-	}
-	if err := flock(ctx, h.lock); err != nil {
-		return false, fmt.Errorf("lock %s: %w", filepath.Join(h.path, "lock"), err)
+	if err := flock(ctx, int(lock.Fd())); err != nil {
+		return lock, false, fmt.Errorf("lock %s: %w", path, err)
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(h.lock, &st); err != nil {
-		return false, err
+	if err := unix.Fstat(int(lock.Fd()), &st); err != nil {
+		return lock, false, err
 	}
-	return st.Nlink > 0, nil
+	return lock, st.Nlink > 0, nil
 }
 
 // flock locks, unless the context ends before.
@@ -129,43 +124,15 @@ func flock(ctx context.Context, fd int) error {
 	}
 }
 
-// refresh ensures that all files are known.
-func (h *held) refresh() error {
-	if err := h.memo.refresh(h.dir); err != nil {
-		return fmt.Errorf("look into %s: %w", h.path, err)
-	}
-	return nil
-}
-
-// reread ensures that all files are known, including rewritten ones.
-func (h *held) reread() error {
-	if err := h.memo.reread(h.dir); err != nil {
-		return fmt.Errorf("look into %s: %w", h.path, err)
-	}
-	return nil
-}
-
 // release unlocks the directory, after it has updated the index with its own
 // changes.
 func (h *held) release() error {
 	if h.changed && h.memo.known() {
-		h.memo.stamp = mark(h.dir)
+		h.memo.stamp = mark(h.path)
 	}
-	err := h.close()
+	err := h.lock.Close() // closing unlocks: nobody else has the description
 	<-h.turn
 	return err
-}
-
-// close closes the descriptors. Closing unlocks: nobody else has the description.
-func (h *held) close() error {
-	var errs []error
-	for _, fd := range []*int{&h.lock, &h.dir} {
-		if *fd >= 0 {
-			errs = append(errs, unix.Close(*fd))
-			*fd = -1
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // retry repeats a system call that a signal interrupts.
