@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/lock"
 )
 
@@ -99,9 +100,7 @@ func TestFirstADDBlocksNetworksWithACommonPluginType(t *testing.T) {
 		want(t, process, key("fourth", "macvlan", "tuning"), false, "first")
 		want(t, process, key("fifth"), false, "first")
 	}
-	if err := end(true); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, end(true))
 	want(t, other, key("second", "macvlan", "portmap"), true, "first")
 }
 
@@ -119,9 +118,7 @@ func TestEachProcessHasAFirst(t *testing.T) {
 	one, other := newProcess(dir), newProcess(dir)
 	end := first(t, one, key("podnet", "bridge"))
 	want(t, other, key("podnet", "bridge"), true, "waits")
-	if err := end(true); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, end(true))
 	want(t, other, key("podnet", "bridge"), true, "first")
 	want(t, other, key("podnet", "bridge"), true, "later")
 }
@@ -214,9 +211,7 @@ func TestBeginEndsWithItsContext(t *testing.T) {
 	if _, err := tracker.Begin(ctx, key("podnet", "bridge").Key, func() []string { return []string{"bridge"} }); !errors.Is(err, context.Canceled) {
 		t.Errorf("Begin: %v", err)
 	}
-	if err := end(true); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, end(true))
 	want(t, tracker, key("podnet", "bridge"), true, "later")
 }
 

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func sample(id string) *Record {
@@ -32,9 +34,7 @@ func sample(id string) *Record {
 
 func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 }
 
 func want(t testing.TB, what string, got, want any) {
@@ -334,9 +334,7 @@ func TestBeginThatFailsKeepsTheOldRecord(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	data, err := encodeBase(sample("c1"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	expect.NoError(f, err)
 	f.Add(data)
 	f.Add([]byte("0123456789abcdef {}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -355,21 +353,15 @@ func BenchmarkBegin(b *testing.B) {
 	s := Open(b.TempDir())
 	r := sample("c1")
 	for b.Loop() {
-		if err := s.Begin(r); err != nil {
-			b.Fatal(err)
-		}
+		expect.NoError(b, s.Begin(r))
 	}
 }
 
 func BenchmarkAppend(b *testing.B) {
 	s := Open(b.TempDir())
 	r := sample("c1")
-	if err := s.Begin(r); err != nil {
-		b.Fatal(err)
-	}
+	expect.NoError(b, s.Begin(r))
 	for b.Loop() {
-		if err := s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"ips":[]}`)}); err != nil {
-			b.Fatal(err)
-		}
+		expect.NoError(b, s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"ips":[]}`)}))
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -40,9 +41,7 @@ func files(t testing.TB, dir string) map[string]string {
 	}
 	for _, e := range entries {
 		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		all[e.Name()] = string(data)
 	}
 	return all
@@ -51,18 +50,14 @@ func files(t testing.TB, dir string) map[string]string {
 func asJSON(t testing.TB, v any) string {
 	t.Helper()
 	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return string(data)
 }
 
 func add(t testing.TB, p *Plugin, r *plugin.Request) []string {
 	t.Helper()
 	result, err := p.Add(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var all []string
 	for _, ip := range result.IPs {
 		all = append(all, ip.Address.String()+" via "+ip.Gateway.String())
@@ -172,9 +167,7 @@ func TestAnAddressRemovedByHandIsFree(t *testing.T) {
 	p := New()
 	add(t, p, call(config, "a"))
 	add(t, p, call(config, "b"))
-	if err := os.Remove(dir + "/10.1.0.2"); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Remove(dir+"/10.1.0.2"))
 	d := p.dirs[dir]
 	d.memo.entries[netip.MustParseAddr("10.1.0.2")] = entry{holder: "x"}
 	d.memo.stamp = stamp{} // as if the change had gone unnoticed
@@ -192,9 +185,7 @@ func TestEmptyFilesHaveNoOwner(t *testing.T) {
 	config := configFor(base, dual)
 	add(t, p, call(config, "a"))
 	for name, content := range map[string]string{"10.1.0.3": "", "10.1.0.4": "", "last_reserved_ip.0": "", "notes": "a\r\neth0"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	want := []string{"10.1.0.5/24 via 10.1.0.1", "fd00::3/64 via fd00::1"}
 	if got := add(t, p, call(config, "b")); !slices.Equal(got, want) {

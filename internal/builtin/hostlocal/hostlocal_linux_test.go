@@ -23,6 +23,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -35,9 +36,7 @@ func TestBesideTheReference(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
 	host, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer host.Close()
 	p := New()
 	sides := []plugintest.Side{
@@ -85,9 +84,7 @@ func TestBesideTheReference(t *testing.T) {
 	owner := make(map[string]string)
 	for id, out := range results {
 		r, err := plugintest.Result(out)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		for _, ip := range r.IPs {
 			addr := ip.Address.IP.String()
 			if other := owner[addr]; other != "" {
@@ -119,15 +116,11 @@ func TestBesideTheReference(t *testing.T) {
 
 func TestResultsAreEqual(t *testing.T) {
 	host, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer host.Close()
 	_, pin := plugintest.NetNS(t)
 	resolv := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(resolv, []byte("nameserver 10.0.0.53\nsearch a b\noptions x\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(resolv, []byte("nameserver 10.0.0.53\nsearch a b\noptions x\n"), 0o600))
 	for _, version := range []string{"0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		ipam := dual + fmt.Sprintf(`, "resolvConf": %q, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "fd01::/16", "gw": "fd00::9"}]`, resolv)
 		sides := []plugintest.Side{plugintest.Ours(host, func(string) plugin.Plugin { return New() }), plugintest.Theirs(t, host)}
@@ -149,9 +142,7 @@ func result(t testing.TB, addrs ...string) *types100.Result {
 	r := &types100.Result{}
 	for _, a := range addrs {
 		ip, n, err := net.ParseCIDR(a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		n.IP = ip
 		r.IPs = append(r.IPs, &types100.IPConfig{Address: *n})
 	}
@@ -160,13 +151,9 @@ func result(t testing.TB, addrs ...string) *types100.Result {
 
 func fill(t testing.TB, dir string, contents map[string]string) {
 	t.Helper()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.MkdirAll(dir, 0o755))
 	for name, content := range contents {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 }
 
@@ -197,9 +184,7 @@ func TestDel(t *testing.T) {
 			if tt.prev != nil {
 				r.PrevResult = result(t, tt.prev...)
 			}
-			if err := New().Del(t.Context(), r); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, New().Del(t.Context(), r))
 			left := files(t, dir)
 			delete(left, "lock")
 			if got := slices.Sorted(maps.Keys(left)); !slices.Equal(got, tt.left) {
@@ -284,9 +269,7 @@ func TestFault_F39_GCReleasesOnlyTheRuntimesOwnReservations(t *testing.T) {
 	valid := []types.GCAttachment{{ContainerID: "a", IfName: "eth0"}}
 	gc := func(ctx context.Context) []string {
 		t.Helper()
-		if err := New().GC(ctx, call(configFor(base, dual), ""), valid); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, New().GC(ctx, call(configFor(base, dual), ""), valid))
 		return slices.Sorted(maps.Keys(files(t, dir)))
 	}
 	want := slices.Sorted(maps.Keys(before))
@@ -326,9 +309,7 @@ func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
 		}
 	}}})
 	result, err := New().Add(ctx, call(configFor(base, dual), "a"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var got []string
 	for _, ip := range result.IPs {
 		got = append(got, ip.Address.IP.String())
@@ -343,13 +324,9 @@ func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
 func TestFault_F50_AResolvConfThatIsNoFileBlocksNobody(t *testing.T) {
 	base := t.TempDir()
 	fifo := filepath.Join(base, "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Mkfifo(fifo, 0o600))
 	long := filepath.Join(base, "long")
-	if err := errors.Join(os.WriteFile(long, nil, 0o600), os.Truncate(long, maxResolvConf+1)); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(os.WriteFile(long, nil, 0o600), os.Truncate(long, maxResolvConf+1)))
 	for path, want := range map[string]error{fifo: plainfile.ErrNotRegular, "/dev/zero": plainfile.ErrNotRegular, long: plainfile.ErrTooLong, base: unix.EISDIR} {
 		ended := make(chan error, 1)
 		go func() {
@@ -375,13 +352,9 @@ func TestFault_F50_AResolvConfThatIsNoFileBlocksNobody(t *testing.T) {
 func TestFault_F50_FIFOsInPlaceOfTheNetworksFilesBlockNobody(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.MkdirAll(dir, 0o755))
 	for _, name := range []string{"10.1.0.2", "10.1.0.3", "last_reserved_ip.0", "lock"} {
-		if err := unix.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, unix.Mkfifo(filepath.Join(dir, name), 0o600))
 	}
 	ended := make(chan error, 1)
 	go func() {

@@ -4,15 +4,15 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestNoChangeHidesBehindATime: a marked directory has another stamp after any
 // change, however soon.
 func TestNoChangeHidesBehindATime(t *testing.T) {
 	memory, err := os.MkdirTemp("/run", "times")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer os.RemoveAll(memory)
 	for _, dir := range []string{memory, t.TempDir()} {
 		seen := make(map[stamp]bool)
@@ -31,9 +31,7 @@ func TestNoChangeHidesBehindATime(t *testing.T) {
 			case 2:
 				err = os.Remove(other)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, err)
 			if now, err := stampOf(dir); err != nil || seen[now] {
 				t.Fatalf("%s: change %d is not seen: %+v, %v", dir, i, now, err)
 			}

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // victim is an environment variable. It makes this program add and delete in
@@ -62,12 +63,8 @@ func TestKilled(t *testing.T) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), victim+"="+base)
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
+		expect.NoError(t, cmd.Start())
 		lines := bufio.NewScanner(out)
 		for range 1 + rnd.IntN(40) {
 			if !lines.Scan() || lines.Text() != "done" {
@@ -86,9 +83,7 @@ func TestKilled(t *testing.T) {
 			}
 		}
 		add(t, p, call(configFor(base, dual), "survivor"))
-		if err := p.GC(withEverything(t.Context()), call(configFor(base, dual), ""), nil); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, p.GC(withEverything(t.Context()), call(configFor(base, dual), ""), nil))
 		left := slices.Sorted(maps.Keys(files(t, base+"/podnet")))
 		if want := []string{"last_reserved_ip.0", "last_reserved_ip.1", "lock"}; !slices.Equal(left, want) {
 			t.Fatalf("round %d: left %q, want %q", round, left, want)

@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -23,15 +24,11 @@ func (anyones) MayRelease(string, string, netip.Addr) bool { return true }
 func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 	for what, test := range map[string]func(t *testing.T, p *Plugin, base string, config string){
 		"by a DEL without the result": func(t *testing.T, p *Plugin, base, config string) {
-			if err := p.Del(t.Context(), call(config, "new")); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, p.Del(t.Context(), call(config, "new")))
 			wantFiles(t, base, "10.1.0.3")
 		},
 		"by a DEL of who had it": func(t *testing.T, p *Plugin, base, config string) {
-			if err := p.Del(t.Context(), call(config, "old")); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, p.Del(t.Context(), call(config, "old")))
 			wantFiles(t, base, "10.1.0.2", "10.1.0.3")
 		},
 		"by a CHECK without the result": func(t *testing.T, p *Plugin, base, config string) {
@@ -51,9 +48,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 		"by a GC": func(t *testing.T, p *Plugin, base, config string) {
 			ctx := caller.With(t.Context(), caller.Given{Record: anyones{caller.From(t.Context()).Record}})
 			valid := []types.GCAttachment{{ContainerID: "old", IfName: "eth0"}, {ContainerID: "other", IfName: "eth0"}}
-			if err := p.GC(ctx, call(config, ""), valid); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, p.GC(ctx, call(config, ""), valid))
 			wantFiles(t, base, "10.1.0.3")
 		},
 	} {
@@ -68,9 +63,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 			}
 			file := filepath.Join(base, "podnet", "10.1.0.2")
 			before, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, err)
 			after := strings.Replace(string(before), "old", "new", 1)
 			if err := os.WriteFile(file, []byte(after), 0o600); err != nil || after == string(before) {
 				t.Fatal(err, after)
@@ -84,9 +77,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 func wantFiles(t *testing.T, base string, want ...string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(base, "podnet", "10.*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var got []string
 	for _, f := range files {
 		got = append(got, filepath.Base(f))
@@ -106,18 +97,12 @@ func TestADelWithTheResultReadsNoOtherFile(t *testing.T) {
 	for _, id := range []string{"other", "c1"} {
 		r = call(config, id)
 		result, err := p.Add(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		r.PrevResult = result
 	}
 	others := filepath.Join(base, "podnet", "10.1.0.2")
-	if err := os.WriteFile(others, []byte("rewritten"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Del(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(others, []byte("rewritten"), 0o600))
+	expect.NoError(t, p.Del(t.Context(), r))
 	wantFiles(t, base, "10.1.0.2")
 	for _, d := range p.dirs {
 		if e := d.memo.entries[netip.MustParseAddr("10.1.0.2")]; !strings.HasPrefix(e.holder, "other") {

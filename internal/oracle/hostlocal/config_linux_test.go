@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -47,9 +48,7 @@ func ours(t *testing.T, r *plugin.Request) (understood, error) {
 		u.Ranges = append(u.Ranges, fmt.Sprintf("%s/%d %v", ip.Address.IP, ones, ip.Gateway))
 	}
 	missing, err := p.Compare(t.Context(), r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for i, d := range missing {
 		u.Sets = append(u.Sets, strings.TrimPrefix(d.Object, fmt.Sprintf("range set %d, ", i)))
 	}
