@@ -125,22 +125,6 @@ func (h *held) releaseHeld(before int, id, holder string) error {
 	return err
 }
 
-// releaseStale removes the address files that are stale, by holder and address.
-func (h *held) releaseStale(stale func(holder string, addr netip.Addr) bool) error {
-	var found []netip.Addr
-	for addr, e := range h.memo.entries {
-		if stale(e.holder, addr) {
-			found = append(found, addr)
-		}
-	}
-	var errs []error
-	for _, addr := range found {
-		_, err := h.releaseIf(addr, h.memo.entries[addr].holder)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
 // heldBy returns the addresses of a holder, and of the container without an
 // interface name.
 func (x *index) heldBy(id, holder string) []netip.Addr {

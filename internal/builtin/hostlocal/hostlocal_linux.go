@@ -7,10 +7,8 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
 
-	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/caller"
@@ -105,34 +103,6 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 			}
 		}
 		return h.releaseHeld(released, r.ContainerID, holder)
-	})
-}
-
-// GC releases the addresses of attachments that are not valid, if the runtime
-// confirms that they are its own and gone: other programs may have addresses in
-// the same directory, and an administrator may exclude some. The reference
-// plugin has no GC; the specification requires it.
-func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAttachment) error {
-	c, err := parse(r)
-	if err != nil {
-		return err
-	}
-	return p.locked(ctx, r, c, false, func(h *held) error {
-		if h == nil {
-			return nil
-		}
-		if err := h.memo.reread(h.path); err != nil {
-			return err
-		}
-		keep := make(map[string]bool)
-		for _, a := range valid {
-			keep[holderOf(a.ContainerID, a.IfName)] = true
-		}
-		mine := caller.From(ctx).Record
-		return h.releaseStale(func(holder string, addr netip.Addr) bool {
-			id, ifName, ok := strings.Cut(holder, lineBreak)
-			return ok && !keep[holder] && mine.MayRelease(id, ifName, addr)
-		})
 	})
 }
 

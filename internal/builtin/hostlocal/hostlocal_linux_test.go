@@ -1,7 +1,6 @@
 package hostlocal
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -245,53 +244,9 @@ func TestCheckDetects(t *testing.T) {
 	})
 }
 
-// releasing is a runtime that may release only these reservations.
-type releasing struct {
-	caller.Record
-	mine func(id, ifName string, addr netip.Addr) bool
-}
-
-func (r releasing) MayRelease(id, ifName string, addr netip.Addr) bool {
-	return r.mine(id, ifName, addr)
-}
-
-// TestFault_F39_GCReleasesOnlyTheRuntimesOwnReservations: absence from the list
-// of attachments is not enough.
-func TestFault_F39_GCReleasesOnlyTheRuntimesOwnReservations(t *testing.T) {
-	base := t.TempDir()
-	dir := base + "/podnet"
-	before := map[string]string{
-		"10.1.0.2": "a\r\neth0", "fd00::2": "a\r\neth0", "10.1.0.3": "a\r\neth1", "10.1.0.4": "b\r\neth0",
-		"10.1.0.5": "a", "10.1.0.6": "b", "10.1.0.7": "", "10.9.0.1": "c\r\neth0", "10.1.0.8": "b\r\neth0",
-		"10.1.0.9": "kept for the printer", "last_reserved_ip.0": "10.1.0.7",
-	}
-	fill(t, dir, before)
-	valid := []types.GCAttachment{{ContainerID: "a", IfName: "eth0"}}
-	gc := func(ctx context.Context) []string {
-		t.Helper()
-		expect.NoError(t, New().GC(ctx, call(configFor(base, dual), ""), valid))
-		return slices.Sorted(maps.Keys(files(t, dir)))
-	}
-	want := slices.Sorted(maps.Keys(before))
-	want = append(want, "lock")
-	if left := gc(t.Context()); !slices.Equal(left, want) {
-		t.Errorf("without a runtime: left %q, want %q", left, want)
-	}
-	ctx := caller.With(t.Context(), caller.Given{Record: releasing{caller.From(t.Context()).Record, func(id, ifName string, addr netip.Addr) bool {
-		return id == "a" || id == "b" && ifName == "eth0" && addr == netip.MustParseAddr("10.1.0.4")
-	}}})
-	want = slices.DeleteFunc(want, func(name string) bool { return name == "10.1.0.3" || name == "10.1.0.4" })
-	if left := gc(ctx); !slices.Equal(left, want) {
-		t.Errorf("left %q, want %q", left, want)
-	}
-	if err := New().GC(ctx, call(configFor(t.TempDir(), dual), ""), nil); err != nil {
-		t.Error(err)
-	}
-}
-
 // claiming is a runtime that checks the directory when an address is claimed.
 type claiming struct {
-	releasing
+	caller.Record
 	claim func(addr netip.Addr)
 }
 
@@ -302,7 +257,7 @@ func (c claiming) Claim(addr netip.Addr) { c.claim(addr) }
 func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
 	base := t.TempDir()
 	var claimed []string
-	ctx := caller.With(t.Context(), caller.Given{Record: claiming{releasing{caller.From(t.Context()).Record, nil}, func(addr netip.Addr) {
+	ctx := caller.With(t.Context(), caller.Given{Record: claiming{caller.From(t.Context()).Record, func(addr netip.Addr) {
 		claimed = append(claimed, addr.String())
 		if found, err := filepath.Glob(filepath.Join(base, "*", addr.String())); len(found) > 0 || err != nil {
 			t.Errorf("%s is there before it was claimed: %v, %v", addr, found, err)
@@ -360,7 +315,7 @@ func TestFault_F50_FIFOsInPlaceOfTheNetworksFilesBlockNobody(t *testing.T) {
 	go func() {
 		p, r := New(), call(configFor(base, `"subnet": "10.1.0.0/24"`), "a")
 		_, err := p.Add(t.Context(), r)
-		ended <- errors.Join(err, p.GC(t.Context(), r, nil), p.Del(t.Context(), r), p.Status(t.Context(), r))
+		ended <- errors.Join(err, p.Del(t.Context(), r), p.Status(t.Context(), r))
 	}()
 	select {
 	case err := <-ended:

@@ -7,17 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/pkg/types"
-
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
-
-// anyones is a runtime to which every reservation belongs as garbage.
-type anyones struct{ caller.Record }
-
-func (anyones) MayRelease(string, string, netip.Addr) bool { return true }
 
 // TestAFileThatIsRewrittenInPlaceIsNoticed, for example after an
 // administrator's edit: only the file itself shows the change.
@@ -44,12 +36,6 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 				t.Error(err)
 			}
 			wantFiles(t, base, "10.1.0.2", "10.1.0.3", "10.1.0.4")
-		},
-		"by a GC": func(t *testing.T, p *Plugin, base, config string) {
-			ctx := caller.With(t.Context(), caller.Given{Record: anyones{caller.From(t.Context()).Record}})
-			valid := []types.GCAttachment{{ContainerID: "old", IfName: "eth0"}, {ContainerID: "other", IfName: "eth0"}}
-			expect.NoError(t, p.GC(ctx, call(config, ""), valid))
-			wantFiles(t, base, "10.1.0.3")
 		},
 	} {
 		t.Run(what, func(t *testing.T) {

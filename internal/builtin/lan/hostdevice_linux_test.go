@@ -307,14 +307,3 @@ func TestFault_F58_CheckWantsTheInterfaceOfADeviceThatHadNone(t *testing.T) {
 	}
 	later.MustFail(t, "CHECK", c)
 }
-
-func TestHostDeviceStatusAndGC(t *testing.T) {
-	h, dir := deviceHost(t), t.TempDir()
-	side, c := deviceSide(h), deviceCall(h, dir, device)
-	side.Must(t, "ADD", c)
-	side.Must(t, "STATUS", c)
-	side.MustGC(t, c)
-	if left, err := filepath.Glob(dir + "/podnet/10.*"); left != nil || err != nil {
-		t.Errorf("left %q, %v", left, err)
-	}
-}
