@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -22,13 +23,9 @@ const maxContent = 4096
 // removes the file with the container's others.
 const unfinished = ".embedcni-unfinished"
 
-// lineBreak separates the container ID and the interface name in an address
-// file.
-const lineBreak = "\r\n"
-
 // holderOf returns the content of an attachment's address files.
 func holderOf(id, ifName string) string {
-	return strings.TrimSpace(id) + lineBreak + ifName
+	return strings.TrimSpace(id) + ipamdir.LineBreak + ifName
 }
 
 // reserve creates the address file, and reports whether it did: it does not if

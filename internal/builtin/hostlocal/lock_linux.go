@@ -7,26 +7,17 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/plainfile"
-)
-
-// The kernel has no wait for a lock that a context ends, so host-local asks for
-// the lock repeatedly. A holder needs about a millisecond. Only one goroutine of
-// the process asks; the others wait for their turn.
-const (
-	firstPause = 100 * time.Microsecond
-	lastPause  = 5 * time.Millisecond
 )
 
 // directory is the directory of a network, with an index of its files.
 type directory struct {
 	path string
-	turn chan struct{} // holds one token while a goroutine has, or waits for, the lock
+	turn chan struct{} // holds one token while a goroutine has, or asks for, the lock
 	memo index         // may be used during the turn
 }
 
@@ -71,56 +62,14 @@ func (d *directory) open(ctx context.Context, create bool) (*held, error) {
 				return nil, fmt.Errorf("directory of the addresses: %w", err)
 			}
 		}
-		lock, current, err := d.openLocked(ctx)
-		if err == nil && current {
-			return &held{directory: d, lock: lock}, nil
-		}
-		if lock != nil {
-			err = errors.Join(err, lock.Close())
-		}
+		lock, err := ipamdir.Lock(ctx, d.path)
 		if create && errors.Is(err, fs.ErrNotExist) {
-			continue // it was removed between MkdirAll and open
+			continue // it was removed after MkdirAll
 		}
 		if err != nil {
 			return nil, err
 		}
-	}
-}
-
-// openLocked opens and locks the file, and reports whether it is still the one
-// that others will lock: it may have been deleted meanwhile.
-func (d *directory) openLocked(ctx context.Context) (lock *os.File, current bool, err error) {
-	path := filepath.Join(d.path, "lock")
-	if lock, err = plainfile.Open(path, os.O_CREATE|os.O_RDONLY, 0o750); err != nil {
-		return nil, false, err
-	}
-	if err := flock(ctx, int(lock.Fd())); err != nil {
-		return lock, false, fmt.Errorf("lock %s: %w", path, err)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(lock.Fd()), &st); err != nil {
-		return lock, false, err
-	}
-	return lock, st.Nlink > 0, nil
-}
-
-// flock locks, unless the context ends before.
-func flock(ctx context.Context, fd int) error {
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return err
-		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return fmt.Errorf("another process holds it: %w", context.Cause(ctx))
-		}
+		return &held{directory: d, lock: lock}, nil
 	}
 }
 
