@@ -21,25 +21,21 @@ import (
 // Plugin is the plugin "host-local". A Plugin that is kept need not read a
 // network's files again. It does not depend on that memory for correctness.
 type Plugin struct {
-	open func(path string) *directory
+	memory *shared.Values[string, directory]
 
 	mu   sync.Mutex
 	dirs map[string]*directory
 }
 
 // New returns a plugin with empty memory.
-func New() *Plugin { return &Plugin{open: newDirectory} }
+func New() *Plugin { return &Plugin{memory: &shared.Values[string, directory]{}} }
 
 // directories have the memory of the process.
 var directories shared.Values[string, directory]
 
 // Shared returns a plugin with the memory of all shared ones: a program may have one for
 // each container.
-func Shared() *Plugin {
-	return &Plugin{open: func(path string) *directory {
-		return directories.Get(path, func() *directory { return newDirectory(path) })
-	}}
-}
+func Shared() *Plugin { return &Plugin{memory: &directories} }
 
 // Add reserves an address of each range set: the requested one if there is one,
 // else the next free one. It reserves all or none.
@@ -167,7 +163,7 @@ func (p *Plugin) directory(path string) *directory {
 		if p.dirs == nil {
 			p.dirs = make(map[string]*directory)
 		}
-		d = p.open(path)
+		d = p.memory.Get(path, func() *directory { return newDirectory(path) })
 		p.dirs[path] = d
 	}
 	return d
