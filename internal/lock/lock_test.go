@@ -308,16 +308,6 @@ func isFreeHere(s *Space, name string) bool {
 	return s.local.lines[Byte(name)] == nil
 }
 
-func TestMemoryStaysFlat(t *testing.T) {
-	s := newSpace(t)
-	for i := range 10_000 {
-		mustRelease(t, mustLock(t, s, Key{Name: fmt.Sprintf("container-%d", i)}, Key{Name: "gc", Shared: true}))
-	}
-	if !idle(s) {
-		t.Error("the queue keeps unused keys")
-	}
-}
-
 func TestFirstIsTakenBeforeAllOthers(t *testing.T) {
 	for i := range 1000 {
 		claims := claimsOf([]Key{{Name: fmt.Sprint("container/", i)}, {Name: First, Shared: true}})

@@ -293,26 +293,3 @@ func TestWithinIsOfOneHost(t *testing.T) {
 	expect.NoError(t, err)
 	expect.Same(t, "holders", rendered(holders), []string{"other/eth0 tcp 7001", "own/eth0 tcp 7000"})
 }
-
-// BenchmarkFind beside records of containers with a port each, by the same process and by
-// a new one.
-func BenchmarkFind(b *testing.B) {
-	for _, n := range []int{10, 150, 1_000, 10_000} {
-		h := newHost(b)
-		for i := range n {
-			h.write(recordOf(fmt.Sprint("c", i), []uint16{uint16(1_000 + i)}))
-		}
-		h.find(80)
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			for b.Loop() {
-				h.find(80)
-			}
-		})
-		b.Run(fmt.Sprint(n, ", new process"), func(b *testing.B) {
-			for b.Loop() {
-				h.index.state = newState(h.store.Dir(), dirwatch.OpenNames)
-				h.find(80)
-			}
-		})
-	}
-}

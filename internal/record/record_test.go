@@ -348,20 +348,3 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkBegin(b *testing.B) {
-	s := Open(b.TempDir())
-	r := sample("c1")
-	for b.Loop() {
-		expect.NoError(b, s.Begin(r))
-	}
-}
-
-func BenchmarkAppend(b *testing.B) {
-	s := Open(b.TempDir())
-	r := sample("c1")
-	expect.NoError(b, s.Begin(r))
-	for b.Loop() {
-		expect.NoError(b, s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"ips":[]}`)}))
-	}
-}
