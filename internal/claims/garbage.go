@@ -3,6 +3,7 @@ package claims
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -41,14 +42,9 @@ func FindGarbage(known map[record.Key]record.Known, wanted func(record.Key) bool
 
 // Keys returns the attachments in order.
 func (g *Garbage) Keys() []record.Key {
-	keys := make([]record.Key, 0, len(g.Known))
-	for key := range g.Known {
-		keys = append(keys, key)
-	}
-	slices.SortFunc(keys, func(a, b record.Key) int {
+	return slices.SortedFunc(maps.Keys(g.Known), func(a, b record.Key) int {
 		return slices.Compare([]string{string(a.ContainerID), a.Network, a.IfName}, []string{string(b.ContainerID), b.Network, b.IfName})
 	})
-	return keys
 }
 
 // names reports whether a reservation is garbage: the ledger names its

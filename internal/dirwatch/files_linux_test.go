@@ -241,9 +241,7 @@ func TestAFileThatIsThereIsNeverMissing(t *testing.T) {
 			}
 			stop := make(chan struct{})
 			var writer, callers sync.WaitGroup
-			writer.Add(1)
-			go func() {
-				defer writer.Done()
+			writer.Go(func() {
 				for n := 0; ; n++ {
 					select {
 					case <-stop:
@@ -259,22 +257,20 @@ func TestAFileThatIsThereIsNeverMissing(t *testing.T) {
 						t.Error(err)
 					}
 				}
-			}()
+			})
 			for range 3 {
 				wanted := make([]int, 60)
 				for n := range wanted {
 					wanted[n] = random.IntN(stable)
 				}
-				callers.Add(1)
-				go func() {
-					defer callers.Done()
+				callers.Go(func() {
 					for _, i := range wanted {
 						got, err := d.having(fmt.Sprint(i))
 						if err != nil || !slices.Equal(got, []string{fmt.Sprint("stays", i)}) {
 							t.Errorf("%d: %q, %v", i, got, err)
 						}
 					}
-				}()
+				})
 			}
 			callers.Wait()
 			close(stop)

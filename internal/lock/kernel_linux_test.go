@@ -251,9 +251,7 @@ func TestManySharedWaitersShareOneThread(t *testing.T) {
 	const n = 50
 	var wg sync.WaitGroup
 	for range n {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			h, err := s.LockAll(context.Background(), []Key{{Name: "k", Shared: true}})
 			if err != nil {
 				t.Error(err)
@@ -262,7 +260,7 @@ func TestManySharedWaitersShareOneThread(t *testing.T) {
 			if err := h.Release(); err != nil {
 				t.Error(err)
 			}
-		}()
+		})
 	}
 	expect.Eventually(t, "one waits in the kernel", func() bool { return len(inKernel(s)) == 1 })
 	expect.NoError(t, in.Close())

@@ -75,9 +75,7 @@ func TestLockExcludesGoroutines(t *testing.T) {
 	var wg sync.WaitGroup
 	counter := 0 // only the lock protects it: the race detector watches too
 	for range goroutines {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for range rounds {
 				h, err := s.Lock(context.Background(), "container")
 				if err != nil {
@@ -89,7 +87,7 @@ func TestLockExcludesGoroutines(t *testing.T) {
 					t.Error(err)
 				}
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	if counter != goroutines*rounds {
@@ -109,9 +107,7 @@ func TestLockIsFirstComeFirstServed(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range n {
 		want = append(want, i)
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			h, err := s.Lock(context.Background(), "k")
 			if err != nil {
 				t.Error(err)
@@ -123,7 +119,7 @@ func TestLockIsFirstComeFirstServed(t *testing.T) {
 			if err := h.Release(); err != nil {
 				t.Error(err)
 			}
-		}()
+		})
 		expect.Eventually(t, "the next one waits", func() bool { return waiting(s, "k") == i+1 })
 	}
 	mustRelease(t, first)

@@ -101,15 +101,13 @@ func TestReadersSeeWholeContents(t *testing.T) {
 	expect.NoError(t, Replace(path, contents[0], 0o644))
 	var writers sync.WaitGroup
 	for _, content := range contents {
-		writers.Add(1)
-		go func() {
-			defer writers.Done()
+		writers.Go(func() {
 			for range 50 {
 				if err := Replace(path, content, 0o644); err != nil {
 					t.Error(err)
 				}
 			}
-		}()
+		})
 	}
 	done := make(chan struct{})
 	go func() { writers.Wait(); close(done) }()

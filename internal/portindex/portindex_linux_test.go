@@ -213,9 +213,7 @@ func testManyAtOnce(t *testing.T, h *host) {
 	for i := range 4 {
 		dir := h.store.Dir()
 		index := &Index{record.Open(dir), h.index.logger, newState(dir, dirwatch.OpenNames)} // of another process
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for n := range 200 {
 				port := uint16(100*(1+i) + n%7)
 				rec := recordOf(fmt.Sprint("c", i), []uint16{port})
@@ -232,7 +230,7 @@ func testManyAtOnce(t *testing.T, h *host) {
 					}
 				}
 			}
-		}()
+		})
 	}
 	for range 200 { // a record that is replaced is never missing
 		h.write(again)

@@ -186,9 +186,7 @@ func TestListingBesideReuse(t *testing.T) {
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	for w := range 4 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			s := Open(dir)
 			for i := 0; ; i++ {
 				select {
@@ -202,7 +200,7 @@ func TestListingBesideReuse(t *testing.T) {
 					return
 				}
 			}
-		}()
+		})
 	}
 	s := Open(dir)
 	for range 300 {

@@ -54,9 +54,7 @@ func TestBesideTheReference(t *testing.T) {
 	var wg sync.WaitGroup
 	for i, side := range sides {
 		for w := range workers {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				for n := range each {
 					id := fmt.Sprintf("%d-%d-%d", i, w, n)
 					out, err := side.Run(t.Context(), "ADD", call(id))
@@ -76,7 +74,7 @@ func TestBesideTheReference(t *testing.T) {
 						mu.Unlock()
 					}
 				}
-			}()
+			})
 		}
 	}
 	wg.Wait()

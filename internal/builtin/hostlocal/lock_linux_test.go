@@ -34,13 +34,11 @@ func TestTheLockIsWaitedFor(t *testing.T) {
 	defer cancel()
 	var wg sync.WaitGroup
 	for range 3 { // one waits in the kernel, the others in line
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			if _, err := p.Add(ctx, call(config, "b")); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v", err)
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	done := make(chan error)
