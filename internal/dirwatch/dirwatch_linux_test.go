@@ -15,16 +15,14 @@ import (
 
 func opened(t *testing.T, dir string) *Watch {
 	t.Helper()
-	w, err := Open(dir)
-	expect.NoError(t, err)
+	w := expect.Value(Open(dir))(t)
 	t.Cleanup(func() { expect.NoError(t, w.Close()) })
 	return w
 }
 
 func now(t *testing.T, w *Watch) Changes {
 	t.Helper()
-	c, err := w.Now()
-	expect.NoError(t, err)
+	c := expect.Value(w.Now())(t)
 	return c
 }
 
@@ -53,8 +51,7 @@ func TestChanges(t *testing.T) {
 func TestNamesOnly(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "old")
-	w, err := OpenNames(dir)
-	expect.NoError(t, err)
+	w := expect.Value(OpenNames(dir))(t)
 	defer func() { expect.NoError(t, w.Close()) }()
 	write(t, dir, "old")
 	expect.Same(t, "nothing", now(t, w), Changes{})
@@ -128,8 +125,7 @@ func TestNoWatchesLeft(t *testing.T) {
 	w := opened(t, t.TempDir())
 	w.watched = false
 	fd := int(w.file.Fd())
-	none, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	expect.NoError(t, err)
+	none := expect.Value(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 	expect.NoError(t, unix.Dup3(none, fd, unix.O_CLOEXEC), unix.Close(none)) // no inotify any more
 	for range 2 {
 		if c, err := w.Now(); err == nil || !c.Lost {

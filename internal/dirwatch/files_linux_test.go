@@ -196,10 +196,8 @@ func TestAWatchThatCannotBeHad(t *testing.T) {
 // TestAWatchThatHasMissedChanges: the kernel queues so many and no more.
 func TestAWatchThatHasMissedChanges(t *testing.T) {
 	d := watched(t)
-	text, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
-	expect.NoError(t, err)
-	most, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	expect.NoError(t, err)
+	text := expect.Value(os.ReadFile("/proc/sys/fs/inotify/max_queued_events"))(t)
+	most := expect.Value(strconv.Atoi(strings.TrimSpace(string(text))))(t)
 	d.write("a", "")
 	a, b := d.path("a"), d.path("b")
 	for range most/2 + 10 { // two events each

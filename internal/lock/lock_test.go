@@ -28,8 +28,7 @@ func mustLock(t testing.TB, s *Space, keys ...Key) *Held {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	h, err := s.LockAll(ctx, keys)
-	expect.NoError(t, err)
+	h := expect.Value(s.LockAll(ctx, keys))(t)
 	return h
 }
 

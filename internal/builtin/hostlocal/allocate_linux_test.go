@@ -40,8 +40,7 @@ func files(t testing.TB, dir string) map[string]string {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		expect.NoError(t, err)
+		data := expect.Value(os.ReadFile(filepath.Join(dir, e.Name())))(t)
 		all[e.Name()] = string(data)
 	}
 	return all
@@ -49,15 +48,13 @@ func files(t testing.TB, dir string) map[string]string {
 
 func asJSON(t testing.TB, v any) string {
 	t.Helper()
-	data, err := json.Marshal(v)
-	expect.NoError(t, err)
+	data := expect.Value(json.Marshal(v))(t)
 	return string(data)
 }
 
 func add(t testing.TB, p *Plugin, r *plugin.Request) []string {
 	t.Helper()
-	result, err := p.Add(t.Context(), r)
-	expect.NoError(t, err)
+	result := expect.Value(p.Add(t.Context(), r))(t)
 	var all []string
 	for _, ip := range result.IPs {
 		all = append(all, ip.Address.String()+" via "+ip.Gateway.String())

@@ -34,8 +34,7 @@ func TestBesideTheReference(t *testing.T) {
 	const workers, each = 4, 12
 	base := t.TempDir()
 	dir := base + "/podnet"
-	host, err := netns.Current()
-	expect.NoError(t, err)
+	host := expect.Value(netns.Current())(t)
 	defer host.Close()
 	p := New()
 	sides := []plugintest.Side{
@@ -80,8 +79,7 @@ func TestBesideTheReference(t *testing.T) {
 	wg.Wait()
 	owner := make(map[string]string)
 	for id, out := range results {
-		r, err := plugintest.Result(out)
-		expect.NoError(t, err)
+		r := expect.Value(plugintest.Result(out))(t)
 		for _, ip := range r.IPs {
 			addr := ip.Address.IP.String()
 			if other := owner[addr]; other != "" {
@@ -112,8 +110,7 @@ func TestBesideTheReference(t *testing.T) {
 }
 
 func TestResultsAreEqual(t *testing.T) {
-	host, err := netns.Current()
-	expect.NoError(t, err)
+	host := expect.Value(netns.Current())(t)
 	defer host.Close()
 	_, pin := plugintest.NetNS(t)
 	resolv := filepath.Join(t.TempDir(), "resolv.conf")
@@ -261,8 +258,7 @@ func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
 			t.Errorf("%s is there before it was claimed: %v, %v", addr, found, err)
 		}
 	}}})
-	result, err := New().Add(ctx, call(configFor(base, dual), "a"))
-	expect.NoError(t, err)
+	result := expect.Value(New().Add(ctx, call(configFor(base, dual), "a")))(t)
 	var got []string
 	for _, ip := range result.IPs {
 		got = append(got, ip.Address.IP.String())

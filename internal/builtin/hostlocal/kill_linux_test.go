@@ -53,8 +53,7 @@ func TestKilled(t *testing.T) {
 	for round := range 40 {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), victim+"="+base)
-		out, err := cmd.StdoutPipe()
-		expect.NoError(t, err)
+		out := expect.Value(cmd.StdoutPipe())(t)
 		expect.NoError(t, cmd.Start())
 		lines := bufio.NewScanner(out)
 		for range 1 + rnd.IntN(40) {

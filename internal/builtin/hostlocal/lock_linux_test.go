@@ -25,8 +25,7 @@ func TestTheLockIsWaitedFor(t *testing.T) {
 	config := configFor(base, dual)
 	p := New()
 	add(t, p, call(config, "a"))
-	lock, err := os.Open(base + "/podnet/lock")
-	expect.NoError(t, err)
+	lock := expect.Value(os.Open(base + "/podnet/lock"))(t)
 	defer lock.Close()
 	// The reference plugin locks it like this, and the oracle compares that.
 	expect.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
@@ -104,8 +103,7 @@ func TestPublishByLink(t *testing.T) {
 
 // TestAPreparedFileOfAnotherMount is not used: it was opened in another mount namespace.
 func TestAPreparedFileOfAnotherMount(t *testing.T) {
-	h, err := newDirectory(t.TempDir()).acquire(t.Context(), true)
-	expect.NoError(t, err)
+	h := expect.Value(newDirectory(t.TempDir()).acquire(t.Context(), true))(t)
 	other := t.TempDir()
 	expect.NoError(t, unix.Mount("tmpfs", other, "tmpfs", 0, ""))
 	h.prepared = plainfile.Prepare(other, 0o600)

@@ -48,8 +48,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 				}
 			}
 			file := filepath.Join(base, "podnet", "10.1.0.2")
-			before, err := os.ReadFile(file)
-			expect.NoError(t, err)
+			before := expect.Value(os.ReadFile(file))(t)
 			after := strings.Replace(string(before), "old", "new", 1)
 			if err := os.WriteFile(file, []byte(after), 0o600); err != nil || after == string(before) {
 				t.Fatal(err, after)
@@ -62,8 +61,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 // wantFiles compares the reserved addresses.
 func wantFiles(t *testing.T, base string, want ...string) {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(base, "podnet", "10.*"))
-	expect.NoError(t, err)
+	files := expect.Value(filepath.Glob(filepath.Join(base, "podnet", "10.*")))(t)
 	var got []string
 	for _, f := range files {
 		got = append(got, filepath.Base(f))
@@ -82,8 +80,7 @@ func TestADelWithTheResultReadsNoOtherFile(t *testing.T) {
 	var r *plugin.Request
 	for _, id := range []string{"other", "c1"} {
 		r = call(config, id)
-		result, err := p.Add(t.Context(), r)
-		expect.NoError(t, err)
+		result := expect.Value(p.Add(t.Context(), r))(t)
 		r.PrevResult = result
 	}
 	others := filepath.Join(base, "podnet", "10.1.0.2")

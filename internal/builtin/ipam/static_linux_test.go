@@ -42,8 +42,7 @@ func TestAdd(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		data, err := json.Marshal(result)
-		expect.NoError(t, err)
+		data := expect.Value(json.Marshal(result))(t)
 		var got, want map[string]any
 		expect.NoError(t, errors.Join(json.Unmarshal(data, &got), json.Unmarshal([]byte(test.want), &want)))
 		want["cniVersion"] = types100.ImplementedSpecVersion
