@@ -201,7 +201,7 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, left
 		return err
 	}
 	defer func() { err = join(err, host.Close()) }()
-	op := &operation{snapshot: s, Container: s.New("", host), garbage: g}
+	op := &operation{snapshot: s, Container: s.New("", host)}
 	networks := own
 	if len(own) == 0 {
 		networks = s.networks

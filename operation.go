@@ -26,7 +26,6 @@ type operation struct {
 	*container.Container
 	attachments attachments // of this call
 	removal     removal
-	garbage     *claims.Garbage // of a GC: the reservations that may be released
 	// portWarnings are about ports of the host that the Setup forwards nevertheless.
 	portWarnings []*PortError
 	ignored      []string         // see Result.Ignored

@@ -11,7 +11,6 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
@@ -195,11 +194,6 @@ func (a hooks) Claim(addr netip.Addr) {
 // release gets to the disk.
 func (a hooks) Released(dir string) {
 	a.op.removal.releases.Begin(dir, a.op.Records.SyncDir)
-}
-
-// MayRelease implements [caller.Record].
-func (a hooks) MayRelease(id, ifName string, addr netip.Addr) bool {
-	return a.op.garbage.MayRelease(a.network.config.Name, ipamdir.Reservation{ContainerID: id, IfName: ifName, Addr: addr})
 }
 
 // first returns the type of the first plugin, which may make the interface.

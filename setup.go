@@ -357,12 +357,12 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 	if ctx.Err() != nil {
 		return nil, a.error("ADD", context.Cause(ctx))
 	}
-	first, err := a.runner().Begin(ctx, a.firstKey())
+	end, err := a.runner().Begin(ctx, a.firstKey())
 	if err != nil {
 		return nil, a.error("ADD", err)
 	}
 	a.attempted = true
-	defer func() { _ = first.End(false) }() // after a panic; otherwise it ends below
+	defer func() { _ = end(false) }() // after a panic; otherwise it ends below
 	result, a.partial, err = a.chain().Add(ctx, &a.Attachment, a.prev)
 	if err == nil {
 		a.state = record.Added
@@ -373,21 +373,19 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 			a.op.logger.Warn("note in the record which plugins did not run", "container", a.op.ID, "error", nerr)
 		}
 	}
-	if ferr := first.End(err == nil); ferr != nil {
+	if ferr := end(err == nil); ferr != nil {
 		a.op.logger.Warn("end the first attachment of a network", "network", a.network.config.Name, "error", ferr)
 	}
 	return result, a.errors("ADD", err)
 }
 
 func (a *attachment) firstKey() firstadd.Key {
-	key := firstadd.Key{
-		Network: a.network.config.Name, Host: a.op.Host.String(), Boot: a.op.Boot,
-	}
+	key := firstadd.Key{Network: a.network.config.Name, Host: a.op.Host.String()}
 	if a.op.shared(a.network) {
 		key.IfName = a.network.ifName
 	}
 	for _, p := range a.network.config.Plugins {
-		key.Config = append(key.Config, p.Bytes)
+		key.Config = append(key.Config, string(p.Bytes))
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.CapabilityArgs)) {
 		if a.network.declares(name) && !isEmpty(a.CapabilityArgs[name]) {

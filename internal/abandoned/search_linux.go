@@ -34,8 +34,7 @@ const (
 
 // Search looks for the abandoned containers of one directory of records.
 type Search struct {
-	*rounds
-	ref *shared.Ref[rounds] // of the process's rounds; nil if they are the Search's own
+	*rounds // the process's, or the Search's own
 }
 
 var allRounds shared.Values[Alike, rounds]
@@ -43,8 +42,7 @@ var allRounds shared.Values[Alike, rounds]
 // Open returns a Search that shares its rounds with those of all Runtimes that are alike.
 // Each round reads all records, and a program may have a Runtime for each container.
 func Open(a Alike) *Search {
-	ref := allRounds.Get(a, func() *rounds { return &rounds{} })
-	return &Search{ref.Value, ref}
+	return &Search{allRounds.Get(a, func() *rounds { return &rounds{} })}
 }
 
 // New returns a Search that shares nothing.

@@ -65,10 +65,6 @@ type Record interface {
 	// Released says that a DEL has released the attachment's addresses in host-local's
 	// directory.
 	Released(dir string)
-
-	// MayRelease reports whether GC may release an attachment's address on the
-	// network: the runtime's owner reserved it, and the attachment is gone.
-	MayRelease(id, ifName string, addr netip.Addr) bool
 }
 
 // Noted is a note of another attachment.
@@ -115,17 +111,16 @@ func (g *Given) Firewalls(ns *netns.Handle) *netfilter.Firewalls {
 	return netfilter.Open(ns, o)
 }
 
-// noRecord remembers nothing. Without a record only a DEL may release addresses.
+// noRecord remembers nothing.
 type noRecord struct{}
 
-func (noRecord) Fact(string) json.RawMessage                { return nil }
-func (noRecord) Note(string, any) error                     { return nil }
-func (noRecord) NoteSoon(string, any) error                 { return nil }
-func (noRecord) Others(string) ([]Noted, error)             { return nil, nil }
-func (noRecord) InUse() ([]netip.Addr, error)               { return nil, nil }
-func (noRecord) Claim(netip.Addr)                           {}
-func (noRecord) Released(string)                            {}
-func (noRecord) MayRelease(string, string, netip.Addr) bool { return false }
+func (noRecord) Fact(string) json.RawMessage    { return nil }
+func (noRecord) Note(string, any) error         { return nil }
+func (noRecord) NoteSoon(string, any) error     { return nil }
+func (noRecord) Others(string) ([]Noted, error) { return nil, nil }
+func (noRecord) InUse() ([]netip.Addr, error)   { return nil, nil }
+func (noRecord) Claim(netip.Addr)               {}
+func (noRecord) Released(string)                {}
 
 // loWasUp is the key of the note that lo was up before the ADD of the plugin
 // loopback.

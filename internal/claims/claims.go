@@ -142,15 +142,13 @@ func (r *Releases) Begin(dir string, sync func(dir string) error) {
 		r.dirs = make(map[string]bool)
 	}
 	r.dirs[dir] = true
-	r.running.Add(1)
-	go func() {
-		defer r.running.Done()
+	r.running.Go(func() {
 		if err := sync(dir); err != nil {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.errs = append(r.errs, err)
 		}
-	}()
+	})
 }
 
 // Has reports whether Begin was called for a directory.

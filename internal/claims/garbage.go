@@ -3,6 +3,7 @@ package claims
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -41,23 +42,14 @@ func FindGarbage(known map[record.Key]record.Known, wanted func(record.Key) bool
 
 // Keys returns the attachments in order.
 func (g *Garbage) Keys() []record.Key {
-	keys := make([]record.Key, 0, len(g.Known))
-	for key := range g.Known {
-		keys = append(keys, key)
-	}
-	slices.SortFunc(keys, func(a, b record.Key) int {
+	return slices.SortedFunc(maps.Keys(g.Known), func(a, b record.Key) int {
 		return slices.Compare([]string{string(a.ContainerID), a.Network, a.IfName}, []string{string(b.ContainerID), b.Network, b.IfName})
 	})
-	return keys
 }
 
-// MayRelease reports whether a reservation is garbage: the ledger names its
-// container, interface and address, and no record has the address. It is false
-// for a nil Garbage.
-func (g *Garbage) MayRelease(network string, r ipamdir.Reservation) bool {
-	if g == nil {
-		return false
-	}
+// names reports whether a reservation is garbage: the ledger names its
+// container, interface and address, and no record has the address.
+func (g *Garbage) names(network string, r ipamdir.Reservation) bool {
 	k, ok := g.Known[keyOf(network, r)]
 	return ok && k.Names(r.Addr) && !g.isHeld(network, r.Addr)
 }
@@ -101,7 +93,7 @@ func (g *Garbage) Release(ctx context.Context, dirsOf func(record.Key, record.Kn
 // empty one must be of the attachment's time.
 func (g *Garbage) cameBack(network string, r ipamdir.Reservation) bool {
 	if r.IfName != "" {
-		return g.Known[keyOf(network, r)].Gone && g.MayRelease(network, r)
+		return g.Known[keyOf(network, r)].Gone && g.names(network, r)
 	}
 	for key, k := range g.Known {
 		during := !k.Since.IsZero() && r.MadeBetween(k.Since, k.Until)
@@ -122,7 +114,7 @@ func (g *Garbage) Others(network string, dirs []string) (all []types.GCAttachmen
 			return nil, foreign, err
 		}
 		for _, r := range others {
-			if !g.MayRelease(network, r) {
+			if !g.names(network, r) {
 				all = append(all, types.GCAttachment{ContainerID: r.ContainerID, IfName: r.IfName})
 			}
 		}

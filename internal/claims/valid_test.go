@@ -8,6 +8,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -20,10 +21,7 @@ func TestValid(t *testing.T) {
 	}}}
 	damaged := record.Found{Err: record.ErrBad, Record: &record.Record{ContainerID: "c2", Attachments: []record.Attachment{{IfName: "eth0"}}}}
 	cached := []*libcni.NetworkAttachment{{Network: "a", ContainerID: "warm-1", IfName: "eth0"}, {Network: "c", ContainerID: "c3", IfName: "eth0"}}
-	v, err := FindValid([]record.Found{whole, damaged}, []string{"a", "b"}, cached)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := expect.Value(FindValid([]record.Found{whole, damaged}, []string{"a", "b"}, cached))(t)
 	other := types.GCAttachment{ContainerID: "other", IfName: "eth0"}
 	for network, want := range map[string][]types.GCAttachment{
 		"a": {{ContainerID: "warm-1", IfName: "eth0"}, {ContainerID: "c2", IfName: "eth0"}, other},

@@ -8,15 +8,14 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
 func request(t *testing.T, result string) *plugin.Request {
 	t.Helper()
 	r := &plugin.Request{IfName: "eth0", NetNS: "/run/netns/c1", PrevResult: &types100.Result{}}
-	if err := json.Unmarshal([]byte(result), r.PrevResult); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal([]byte(result), r.PrevResult))
 	return r
 }
 

@@ -196,10 +196,8 @@ func TestAWatchThatCannotBeHad(t *testing.T) {
 // TestAWatchThatHasMissedChanges: the kernel queues so many and no more.
 func TestAWatchThatHasMissedChanges(t *testing.T) {
 	d := watched(t)
-	text, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
-	expect.NoError(t, err)
-	most, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	expect.NoError(t, err)
+	text := expect.Value(os.ReadFile("/proc/sys/fs/inotify/max_queued_events"))(t)
+	most := expect.Value(strconv.Atoi(strings.TrimSpace(string(text))))(t)
 	d.write("a", "")
 	a, b := d.path("a"), d.path("b")
 	for range most/2 + 10 { // two events each
@@ -241,9 +239,7 @@ func TestAFileThatIsThereIsNeverMissing(t *testing.T) {
 			}
 			stop := make(chan struct{})
 			var writer, callers sync.WaitGroup
-			writer.Add(1)
-			go func() {
-				defer writer.Done()
+			writer.Go(func() {
 				for n := 0; ; n++ {
 					select {
 					case <-stop:
@@ -259,22 +255,20 @@ func TestAFileThatIsThereIsNeverMissing(t *testing.T) {
 						t.Error(err)
 					}
 				}
-			}()
+			})
 			for range 3 {
 				wanted := make([]int, 60)
 				for n := range wanted {
 					wanted[n] = random.IntN(stable)
 				}
-				callers.Add(1)
-				go func() {
-					defer callers.Done()
+				callers.Go(func() {
 					for _, i := range wanted {
 						got, err := d.having(fmt.Sprint(i))
 						if err != nil || !slices.Equal(got, []string{fmt.Sprint("stays", i)}) {
 							t.Errorf("%d: %q, %v", i, got, err)
 						}
 					}
-				}()
+				})
 			}
 			callers.Wait()
 			close(stop)

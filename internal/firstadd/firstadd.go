@@ -15,8 +15,6 @@ package firstadd
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,7 +23,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/shared"
 )
 
@@ -43,8 +40,8 @@ const (
 	longestWaits = 3 * longestAlone
 )
 
-// Key is a network on a host. Two hosts are two network namespaces, or two
-// boots of one; a network whose configuration has changed is another network.
+// Key is a network on a host. Two hosts are two network namespaces; a network whose
+// configuration has changed is another network.
 //
 // Some plugins make shared rules on first use, not with the first container: portmap
 // with the first one that has a port. So each combination of capabilities has a first
@@ -53,138 +50,76 @@ type Key struct {
 	Network      string
 	IfName       string   // of one of several networks of that name; else empty
 	Host         string   // identity of the namespace the plugins run in
-	Boot         string   // of the machine; empty: it is asked for
-	Config       [][]byte // of the plugins
+	Config       []string // of the plugins
 	Capabilities []string // that the ADD is given, sorted
+}
 
-	// Types returns the types of the plugins that must not create their shared
-	// parts at the same time. It is called only if the ADD is the first.
-	Types func() []string
+// String returns a text that differs for other keys. None of the parts has a NUL.
+func (k Key) String() string {
+	parts := slices.Concat([]string{k.Network, k.IfName, k.Host}, k.Config, []string{""}, k.Capabilities)
+	return strings.Join(parts, "\x00")
 }
 
 // Tracker remembers which networks had their first ADD in this process.
 type Tracker struct {
 	locks       *lock.Space
 	alone, wait time.Duration
-	ref         *shared.Ref[memory]
+	*memory
 }
 
 // memory is what the Trackers of one lock file have in common: some programs make a
 // Runtime for each container.
 type memory struct {
-	mu   sync.Mutex
-	seen map[string]string // Key.name → mark
-	none map[string]bool   // of Once: those that have made nothing
+	mu    sync.Mutex
+	known map[string]bool // of whom nobody waits any more
 }
 
-func (m *memory) knows(f *First) bool {
+func (m *memory) knows(of string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.seen[f.name] == f.mark
+	return m.known[of]
 }
 
-func (m *memory) remember(f *First) {
+func (m *memory) remember(of string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.seen == nil {
-		m.seen = make(map[string]string)
-	}
-	m.seen[f.name] = f.mark
+	m.known[of] = true
 }
+
+func newMemory() *memory { return &memory{known: make(map[string]bool)} }
 
 var memories shared.Values[string, memory] // by the path of the lock file
 
 // New returns a tracker. Nothing is touched before the first Begin.
 func New(locks *lock.Space) *Tracker {
-	ref := memories.Get(locks.Path(), func() *memory { return &memory{} })
-	return &Tracker{locks: locks, alone: longestAlone, wait: longestWait, ref: ref}
+	return &Tracker{locks: locks, alone: longestAlone, wait: longestWait, memory: memories.Get(locks.Path(), newMemory)}
 }
 
 // Within sets how long an ADD is alone, and how long another waits for that. It
 // is for tests, and must be called before anything else.
 func (t *Tracker) Within(alone, wait time.Duration) { t.alone, t.wait = alone, wait }
 
-// First is a running ADD. The first ADD of its network is alone for a short
-// time.
-type First struct {
-	tracker *Tracker
-	name    string
-	mark    string
-	first   bool
-	types   []string // with which it has had a turn, or waited for one
-	turn    *Turn    // nil: not alone
-}
-
 // Begin waits until the ADD may run. The first ADD of a network runs alone
 // among the first ADDs that have a plugin type in common with it, since plugins
 // race by type, not by network. Both the wait and the time alone are limited.
-// Call End when the ADD is over.
-func (t *Tracker) Begin(ctx context.Context, key Key) (*First, error) {
-	mark, err := key.mark()
-	if err != nil {
-		return nil, err
+//
+// types returns the types of the plugins that must not create their shared parts at the
+// same time. It is called only if the ADD is the first.
+//
+// Call end when the ADD is over; only the first call counts. After a success nobody in
+// this process waits again.
+func (t *Tracker) Begin(ctx context.Context, key Key, types func() []string) (end func(ok bool) error, err error) {
+	a := aloneness{of: key.String(), wait: t.wait, there: func() bool { return false }}
+	a.keys = func() (keys []lock.Key) {
+		for _, typ := range types() {
+			keys = append(keys, lock.Key{Name: "first/" + typ})
+		}
+		return keys
 	}
-	f := &First{tracker: t, name: key.name(), mark: mark}
-	if t.ref.Value.knows(f) {
-		return f, nil
-	}
-	f.first, f.types = true, key.Types()
-	if f.turn, err = t.Take(ctx, f.types); err != nil {
+	if end, err = t.begin(ctx, a); err != nil {
 		return nil, fmt.Errorf("wait for the first ADD of network %q: %w", key.Network, err)
 	}
-	if t.ref.Value.knows(f) { // while waiting, another one has been the first
-		f.first, f.types = false, nil
-		err = f.turn.End()
-		f.turn = nil
-	}
-	return f, err
-}
-
-// Took reports whether the ADD took a turn with a type, or waited for one in
-// vain. It is false for nil.
-func (f *First) Took(typ string) bool { return f != nil && slices.Contains(f.types, typ) }
-
-// End says how the ADD went. After a success nobody in this process waits again.
-func (f *First) End(ok bool) error {
-	if !f.first {
-		return nil
-	}
-	f.first = false
-	if ok {
-		f.tracker.ref.Value.remember(f)
-	}
-	return f.turn.End()
-}
-
-// Turn is a limited time during which no other Turn has the same types of
-// plugins.
-type Turn struct {
-	over  *time.Timer
-	leave func() error
-}
-
-// Take waits until no other Turn has one of the types. If that takes too long,
-// or there are no types, the Turn is nil, and others may run at the same time.
-func (t *Tracker) Take(ctx context.Context, types []string) (*Turn, error) {
-	if len(types) == 0 {
-		return nil, nil
-	}
-	return t.take(ctx, t.wait, keys(types))
-}
-
-func (t *Tracker) take(ctx context.Context, wait time.Duration, keys []lock.Key) (*Turn, error) {
-	waiting, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	held, err := t.locks.LockAll(waiting, keys)
-	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	turn := &Turn{leave: sync.OnceValue(held.Release)}
-	turn.over = time.AfterFunc(t.alone, func() { _ = turn.leave() }) // End returns the same error
-	return turn, nil
+	return end, nil
 }
 
 // Once waits until a plugin of a type may make what it shares with others, unless there
@@ -193,74 +128,64 @@ func (t *Tracker) take(ctx context.Context, wait time.Duration, keys []lock.Key)
 // well and made nothing of it, nobody waits for them. Call end when the plugin has ended; ok
 // says whether it has succeeded.
 func (t *Tracker) Once(ctx context.Context, typ, of string, there func() bool) (end func(ok bool) error, err error) {
-	m := t.ref.Value
-	m.mu.Lock()
-	none := m.none[of]
-	m.mu.Unlock()
-	nothing := func(bool) error { return nil }
-	if none || there() {
-		return nothing, nil
-	}
-	turn, err := t.take(ctx, longestWaits, []lock.Key{{Name: "shared/" + typ}})
-	if err != nil {
+	keys := []lock.Key{{Name: "shared/" + typ}}
+	a := aloneness{of: of, wait: longestWaits, there: there, keys: func() []lock.Key { return keys }}
+	if end, err = t.begin(ctx, a); err != nil {
 		return nil, fmt.Errorf("wait for another ADD of plugin %q: %w", typ, err)
 	}
-	if there() {
-		return nothing, turn.End()
+	return end, nil
+}
+
+// aloneness is a limited time during which nobody else has one of the keys.
+type aloneness struct {
+	of    string // whom nobody waits for once one has ended well, and there is false
+	there func() bool
+	keys  func() []lock.Key
+	wait  time.Duration
+}
+
+// begin waits until nobody else has one of the keys. If that takes too long, or there are
+// no keys, others may run at the same time.
+func (t *Tracker) begin(ctx context.Context, a aloneness) (end func(ok bool) error, err error) {
+	nothing := func(bool) error { return nil }
+	if t.knows(a.of) || a.there() {
+		return nothing, nil
 	}
-	return func(ok bool) error {
-		if ok && !there() {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			if m.none == nil {
-				m.none = make(map[string]bool)
-			}
-			m.none[of] = true
+	leave := func() error { return nil }
+	if keys := a.keys(); len(keys) > 0 {
+		if leave, err = t.take(ctx, a.wait, keys); err != nil {
+			return nil, err
 		}
-		return turn.End()
+	}
+	if t.knows(a.of) || a.there() { // by one that was waited for
+		return nothing, leave()
+	}
+	ended := false
+	return func(ok bool) error {
+		if !ended && ok && !a.there() {
+			t.remember(a.of)
+		}
+		ended = true
+		return leave()
 	}, nil
 }
 
-// End lets others take their turn.
-func (t *Turn) End() error {
-	if t == nil {
-		return nil
+// take locks the keys for a limited time, at most until leave is called. After too long a
+// wait it locks nothing.
+func (t *Tracker) take(ctx context.Context, wait time.Duration, keys []lock.Key) (leave func() error, err error) {
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	held, err := t.locks.LockAll(waiting, keys)
+	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		return func() error { return nil }, nil
 	}
-	t.over.Stop()
-	return t.leave()
-}
-
-// name identifies the network and the capabilities that have a first ADD of
-// their own. No network's name has a newline or a slash.
-func (k Key) name() string {
-	network := k.Network
-	if k.IfName != "" {
-		network += "/" + k.IfName
+	if err != nil {
+		return nil, err
 	}
-	return strings.Join(append([]string{network}, k.Capabilities...), "\n")
-}
-
-// mark is the content of a mark, which must be equal for an earlier ADD to count.
-func (k Key) mark() (string, error) {
-	id := k.Boot
-	if id == "" {
-		var err error
-		if id, err = proc.BootID(); err != nil {
-			return "", err
-		}
-	}
-	h := sha256.New()
-	for _, part := range k.Config {
-		fmt.Fprintf(h, "%d:", len(part))
-		h.Write(part)
-	}
-	return strings.Join([]string{k.Network, id, k.Host, hex.EncodeToString(h.Sum(nil))}, "\n"), nil
-}
-
-func keys(types []string) []lock.Key {
-	var keys []lock.Key
-	for _, typ := range slices.Compact(slices.Sorted(slices.Values(types))) {
-		keys = append(keys, lock.Key{Name: "first/" + typ})
-	}
-	return keys
+	release := sync.OnceValue(held.Release)
+	over := time.AfterFunc(t.alone, func() { _ = release() }) // leave returns the same error
+	return func() error {
+		over.Stop()
+		return release()
+	}, nil
 }

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/shared"
 )
 
 // patience limits the wait for events that must happen, blink for those that
@@ -19,8 +19,14 @@ const (
 	blink    = 20 * time.Millisecond
 )
 
-func key(network string, types ...string) Key {
-	return Key{Network: network, Host: "4:1", Types: func() []string { return types }, Config: [][]byte{[]byte(network)}}
+// adding is an ADD, and the types of its plugins.
+type adding struct {
+	Key
+	types []string
+}
+
+func key(network string, types ...string) adding {
+	return adding{Key{Network: network, Host: "4:1", Config: []string{network}}, types}
 }
 
 // newTracker returns another tracker of the process.
@@ -33,58 +39,60 @@ func newTracker(dir string) *Tracker {
 // newProcess returns a tracker of another process: only the locks are common.
 func newProcess(dir string) *Tracker {
 	t := newTracker(dir)
-	t.ref = &shared.Ref[memory]{Value: &memory{}}
+	t.memory = newMemory()
 	return t
 }
 
 // begin returns the outcome of a Begin: "first", "later", or "waits".
-func begin(t *testing.T, tracker *Tracker, k Key) (*First, string) {
-	t.Helper()
-	return beginWithin(t, tracker, k, patience)
-}
-
-func beginWithin(t *testing.T, tracker *Tracker, k Key, limit time.Duration) (*First, string) {
+func begin(t *testing.T, tracker *Tracker, a adding, limit time.Duration) (end func(bool) error, outcome string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	f, err := tracker.Begin(ctx, k)
+	end, err := tracker.Begin(ctx, a.Key, func() []string { return a.types })
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return nil, "waits"
 	case err != nil:
 		t.Fatal(err)
-	case f.first:
-		return f, "first"
+	case tracker.knows(a.String()):
+		return end, "later"
 	}
-	return f, "later"
+	return end, "first"
 }
 
 // want checks the outcome of a Begin, and ends it with ok.
-func want(t *testing.T, tracker *Tracker, k Key, ok bool, wanted string) {
+func want(t *testing.T, tracker *Tracker, a adding, ok bool, wanted string) {
 	t.Helper()
 	limit := patience
 	if wanted == "waits" {
 		limit = blink
 	}
-	f, got := beginWithin(t, tracker, k, limit)
+	end, got := begin(t, tracker, a, limit)
 	if got != wanted {
-		t.Errorf("the ADD of %s: %s, want %s", k.Network, got, wanted)
+		t.Errorf("the ADD of %s: %s, want %s", a.Network, got, wanted)
 	}
-	if f == nil {
+	if end == nil {
 		return
 	}
-	if err := f.End(ok); err != nil {
+	if err := end(ok); err != nil {
 		t.Error(err)
 	}
+}
+
+// first begins an ADD that is the first, which the caller ends.
+func first(t *testing.T, tracker *Tracker, a adding) (end func(bool) error) {
+	t.Helper()
+	end, got := begin(t, tracker, a, patience)
+	if got != "first" {
+		t.Fatalf("the ADD of %s is %s", a.Network, got)
+	}
+	return end
 }
 
 func TestFirstADDBlocksNetworksWithACommonPluginType(t *testing.T) {
 	dir := t.TempDir()
 	tracker, other := newTracker(dir), newProcess(dir)
-	f, got := begin(t, tracker, key("podnet", "bridge", "portmap", "portmap"))
-	if got != "first" {
-		t.Fatalf("the first ADD is %s", got)
-	}
+	end := first(t, tracker, key("podnet", "bridge", "portmap", "portmap"))
 	for _, process := range []*Tracker{tracker, other} {
 		want(t, process, key("podnet", "bridge", "portmap"), true, "waits")
 		want(t, process, key("second", "macvlan", "portmap"), true, "waits")
@@ -92,9 +100,7 @@ func TestFirstADDBlocksNetworksWithACommonPluginType(t *testing.T) {
 		want(t, process, key("fourth", "macvlan", "tuning"), false, "first")
 		want(t, process, key("fifth"), false, "first")
 	}
-	if err := f.End(true); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, end(true))
 	want(t, other, key("second", "macvlan", "portmap"), true, "first")
 }
 
@@ -102,16 +108,7 @@ func TestAfterASuccessNobodyWaits(t *testing.T) {
 	dir := t.TempDir()
 	tracker := newTracker(dir)
 	want(t, tracker, key("podnet", "bridge"), true, "first")
-	for name, same := range map[string]*Tracker{"the same": tracker, "another": newTracker(dir)} {
-		one, got := begin(t, same, key("podnet", "bridge"))
-		two, again := begin(t, same, key("podnet", "bridge"))
-		if got != "later" || again != "later" {
-			t.Fatalf("of %s Runtime: %s and %s", name, got, again)
-		}
-		if err := errors.Join(one.End(true), two.End(false)); err != nil {
-			t.Error(err)
-		}
-	}
+	want(t, tracker, key("podnet", "bridge"), false, "later")
 	want(t, newTracker(dir), key("podnet", "bridge"), true, "later") // a later failure changes nothing
 }
 
@@ -119,14 +116,9 @@ func TestAfterASuccessNobodyWaits(t *testing.T) {
 func TestEachProcessHasAFirst(t *testing.T) {
 	dir := t.TempDir()
 	one, other := newProcess(dir), newProcess(dir)
-	f, got := begin(t, one, key("podnet", "bridge"))
-	if got != "first" {
-		t.Fatal(got)
-	}
+	end := first(t, one, key("podnet", "bridge"))
 	want(t, other, key("podnet", "bridge"), true, "waits")
-	if err := f.End(true); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, end(true))
 	want(t, other, key("podnet", "bridge"), true, "first")
 	want(t, other, key("podnet", "bridge"), true, "later")
 }
@@ -142,13 +134,13 @@ func TestAFailedFirstLeavesTheNextOneFirst(t *testing.T) {
 
 func TestKeysWithAFirstOfTheirOwn(t *testing.T) {
 	base := key("podnet", "bridge")
-	for _, change := range map[string]func(*Key){
-		"a capability":       func(k *Key) { k.Capabilities = []string{"portMappings"} },
-		"two capabilities":   func(k *Key) { k.Capabilities = []string{"bandwidth", "portMappings"} },
-		"another host":       func(k *Key) { k.Host = "4:2" },
-		"another config":     func(k *Key) { k.Config = [][]byte{[]byte("podnet ")} },
-		"other plugins' cut": func(k *Key) { k.Config = [][]byte{[]byte("pod"), []byte("net")} },
-		"another network":    func(k *Key) { k.Network = "podnet2" },
+	for _, change := range map[string]func(*adding){
+		"a capability":       func(k *adding) { k.Capabilities = []string{"portMappings"} },
+		"two capabilities":   func(k *adding) { k.Capabilities = []string{"bandwidth", "portMappings"} },
+		"another host":       func(k *adding) { k.Host = "4:2" },
+		"another config":     func(k *adding) { k.Config = []string{"podnet "} },
+		"other plugins' cut": func(k *adding) { k.Config = []string{"pod", "net"} },
+		"another network":    func(k *adding) { k.Network = "podnet2" },
 	} {
 		dir := t.TempDir()
 		want(t, newTracker(dir), base, true, "first")
@@ -163,7 +155,7 @@ func TestKeysWithAFirstOfTheirOwn(t *testing.T) {
 // make the other the first again, container after container.
 func TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach(t *testing.T) {
 	v4, v6 := key("podnet", "bridge"), key("podnet", "bridge")
-	v4.IfName, v6.IfName, v6.Config = "eth0", "eth2", [][]byte{[]byte("IPv6")}
+	v4.IfName, v6.IfName, v6.Config = "eth0", "eth2", []string{"IPv6"}
 	dir := t.TempDir()
 	for _, wanted := range []string{"first", "later", "later"} {
 		want(t, newTracker(dir), v4, true, wanted)
@@ -185,26 +177,25 @@ func TestOfACrowdOneIsFirst(t *testing.T) {
 	)
 	for i := range 20 {
 		tracker := newTracker(dir)
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			f, err := tracker.Begin(ctx, key("podnet", "bridge"))
+		wg.Go(func() {
+			a := key("podnet", "bridge")
+			end, err := tracker.Begin(ctx, a.Key, func() []string { return a.types })
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			mu.Lock()
-			if f.first {
+			if !tracker.knows(a.String()) {
 				firsts++
 				over = true // under the lock that excludes the others
 			} else if !over {
 				t.Errorf("%d runs while the first one does", i)
 			}
 			mu.Unlock()
-			if err := f.End(true); err != nil {
+			if err := end(true); err != nil {
 				t.Error(err)
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	if firsts != 1 {
@@ -214,71 +205,56 @@ func TestOfACrowdOneIsFirst(t *testing.T) {
 
 func TestBeginEndsWithItsContext(t *testing.T) {
 	tracker := newTracker(t.TempDir())
-	f, _ := begin(t, tracker, key("podnet", "bridge"))
+	end := first(t, tracker, key("podnet", "bridge"))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := tracker.Begin(ctx, key("podnet", "bridge")); !errors.Is(err, context.Canceled) {
+	if _, err := tracker.Begin(ctx, key("podnet", "bridge").Key, func() []string { return []string{"bridge"} }); !errors.Is(err, context.Canceled) {
 		t.Errorf("Begin: %v", err)
 	}
-	if err := f.End(true); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, end(true))
 	want(t, tracker, key("podnet", "bridge"), true, "later")
-}
-
-// began fails the test unless Begin returns, with or without a turn.
-func began(t *testing.T, tracker *Tracker, k Key, alone bool) *First {
-	t.Helper()
-	f, got := begin(t, tracker, k)
-	if got != "first" || (f.turn != nil) != alone {
-		t.Fatalf("the ADD of %s is %s, turn %v; want it first, and alone: %t", k.Network, got, f != nil && f.turn != nil, alone)
-	}
-	return f
 }
 
 func TestFault_F31_NobodyIsAloneForLongerThanAMoment(t *testing.T) {
 	dir := t.TempDir()
-	hangs, other, process := newTracker(dir), newTracker(dir), newTracker(dir)
+	hangs := newTracker(dir)
 	hangs.Within(time.Millisecond, time.Hour)
-	first := began(t, hangs, key("podnet", "bridge"), true)
+	end := first(t, hangs, key("podnet", "bridge"))
 	// Neither waits for the end of the first.
-	second := began(t, hangs, key("second", "bridge"), true)
-	third := began(t, other, key("third", "bridge"), true)
-	if err := errors.Join(third.End(true), second.End(true), first.End(true)); err != nil {
+	want(t, hangs, key("second", "bridge"), true, "first")
+	want(t, newTracker(dir), key("third", "bridge"), true, "first")
+	if err := end(true); err != nil {
 		t.Error(err)
 	}
-	want(t, process, key("podnet", "bridge"), true, "later")
+	want(t, newTracker(dir), key("podnet", "bridge"), true, "later")
 }
 
 func TestFault_F31_NobodyWaitsLongerThanAMoment(t *testing.T) {
 	dir := t.TempDir()
-	first := began(t, newTracker(dir), key("podnet", "bridge"), true) // as a process of an earlier version
+	end := first(t, newTracker(dir), key("podnet", "bridge")) // as a process of an earlier version
 	impatient := newTracker(dir)
 	impatient.Within(time.Hour, time.Millisecond)
-	beside := began(t, impatient, key("podnet", "bridge"), false)
-	if err := beside.End(true); err != nil {
-		t.Error(err)
-	}
+	want(t, impatient, key("podnet", "bridge"), true, "first")
 	want(t, impatient, key("podnet", "bridge"), true, "later")
-	if err := first.End(false); err != nil {
+	if err := end(false); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestFault_F31_AnADDWithoutSharedObjectsDoesNotWait(t *testing.T) {
 	tracker := newTracker(t.TempDir())
-	first := began(t, tracker, key("podnet", "bridge"), true)
-	beside := began(t, tracker, key("second"), false)
-	if err := errors.Join(beside.End(true), first.End(true)); err != nil {
+	end := first(t, tracker, key("podnet", "bridge"))
+	want(t, tracker, key("second"), true, "first")
+	if err := end(true); err != nil {
 		t.Error(err)
 	}
-	want(t, tracker, key("second"), true, "later")
 }
 
 func TestATypeIsNotAskedForOnceThereWasAFirst(t *testing.T) {
 	tracker := newTracker(t.TempDir())
 	want(t, tracker, key("podnet", "bridge"), true, "first")
-	k := key("podnet")
-	k.Types = func() []string { t.Error("asked"); return nil }
-	want(t, tracker, k, true, "later")
+	end, err := tracker.Begin(t.Context(), key("podnet").Key, func() []string { t.Error("asked"); return nil })
+	if err != nil || end(true) != nil {
+		t.Error(err)
+	}
 }

@@ -132,8 +132,7 @@ func TestCompare(t *testing.T) {
 		"nothing is asked if it is": {"1.0.0", "nosuch0", `{"type": "x"}`, nil, []string{`x interface nosuch0: interface nosuch0 of network "net" is gone: not attached`, "lacks"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := compareWith(t, tt.version, tt.ifName, tt.plugins, tt.builtIn)
-			expect.NoError(t, err)
+			p := expect.Value(compareWith(t, tt.version, tt.ifName, tt.plugins, tt.builtIn))(t)
 			expect.Same(t, "names", p.Network+" "+p.IfName, "net "+tt.ifName)
 			expect.Same(t, "part", lines(p), tt.want)
 		})
@@ -142,8 +141,7 @@ func TestCompare(t *testing.T) {
 
 // TestTheMissingInterfaceIsNotAttached, for callers.
 func TestTheMissingInterfaceIsNotAttached(t *testing.T) {
-	p, err := compareWith(t, "1.0.0", "nosuch0", `{"type": "one"}`, nil)
-	expect.NoError(t, err)
+	p := expect.Value(compareWith(t, "1.0.0", "nosuch0", `{"type": "one"}`, nil))(t)
 	expect.Is(t, p.Differences[0].Err, container.ErrNotAttached)
 }
 

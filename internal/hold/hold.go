@@ -83,7 +83,7 @@ func In(stateDir string) Store { return Open(filepath.Join(stateDir, "embedcni",
 // repaired by itself.
 const LockName = "holds"
 
-const ext, tmpExt = ".json", ".new"
+const ext = ".json"
 
 // path returns the path of a hold.
 func (s Store) path(h Hold) string { return filepath.Join(s.dir, nameOf(h.Container, h.Network)) }
@@ -104,23 +104,10 @@ func (s Store) Put(h Hold) error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return fmt.Errorf("hold: %w", err)
 	}
-	path := s.path(h)
-	if err := write(path+tmpExt, data); err != nil {
-		return fmt.Errorf("hold: %w", errors.Join(err, missing(os.Remove(path+tmpExt))))
-	}
-	if err := os.Rename(path+tmpExt, path); err != nil {
-		return fmt.Errorf("hold: %w", errors.Join(err, missing(os.Remove(path+tmpExt))))
+	if err := plainfile.Replace(s.path(h), data, 0o600); err != nil {
+		return fmt.Errorf("hold: %w", err)
 	}
 	return s.sync()
-}
-
-func write(path string, data []byte) error {
-	f, err := plainfile.Open(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // sync makes names survive a power cut.

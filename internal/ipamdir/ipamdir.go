@@ -49,8 +49,8 @@ func (r Reservation) String() string { return "address " + r.file + " in " + r.D
 // longestReservation is more than host-local writes.
 const longestReservation = 4096
 
-// lineBreak separates the container ID and the interface name.
-const lineBreak = "\r\n"
+// LineBreak separates the container ID and the interface name.
+const LineBreak = "\r\n"
 
 // readReservation reads a file. A file that host-local cannot have made is no
 // reservation.
@@ -76,21 +76,21 @@ func readReservation(dir, name string) (r Reservation, ok bool, err error) {
 	}
 	r.content = string(data)
 	r.Made, r.changed, r.private = made(info)
-	r.ContainerID, r.IfName, _ = strings.Cut(strings.TrimSpace(r.content), lineBreak)
+	r.ContainerID, r.IfName, _ = strings.Cut(strings.TrimSpace(r.content), LineBreak)
 	return r, true, nil
 }
 
 // Remove deletes the file durably, under host-local's own lock, unless the file has
 // changed since it was found: another container may have the address by now.
-func (r Reservation) Remove(context.Context) (err error) {
-	unlock, err := lockDir(r.Dir)
+func (r Reservation) Remove(ctx context.Context) (err error) {
+	lock, err := Lock(ctx, r.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("release %s: %w", r, err)
 	}
-	defer func() { err = errors.Join(err, unlock()) }()
+	defer func() { err = errors.Join(err, lock.Close()) }()
 	now, ok, err := readReservation(r.Dir, r.file)
 	if err == nil && (!ok || now.content != r.content || r.content == "" && now != r) {
 		return nil
@@ -204,7 +204,7 @@ func Foreign(dir string) (foreign []string, others []Reservation, err error) {
 	for _, name := range names {
 		r, ok, err := readReservation(dir, name)
 		errs = append(errs, err)
-		if ok && r.IfName != "" && r.content == r.ContainerID+lineBreak+r.IfName {
+		if ok && r.IfName != "" && r.content == r.ContainerID+LineBreak+r.IfName {
 			others = append(others, r)
 		} else if err == nil {
 			foreign = append(foreign, filepath.Join(dir, name))
@@ -249,5 +249,5 @@ func candidates(dir string, thorough bool, addresses []netip.Addr) ([]string, er
 // versions have no interface name.
 func holds(content, id, ifName string) bool {
 	content = strings.TrimSpace(content)
-	return content == id+lineBreak+ifName || content == id
+	return content == id+LineBreak+ifName || content == id
 }

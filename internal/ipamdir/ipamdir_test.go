@@ -26,12 +26,10 @@ func reserve(t *testing.T, files map[string]string) (dir string) {
 // reserved is the opposite of reserve, without the lock.
 func reserved(t *testing.T, dir string) map[string]string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	expect.NoError(t, err)
+	entries := expect.Value(os.ReadDir(dir))(t)
 	files := map[string]string{}
 	for _, e := range entries {
-		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		expect.NoError(t, err)
+		data := expect.Value(os.ReadFile(filepath.Join(dir, e.Name())))(t)
 		if e.Name() != "lock" {
 			files[e.Name()] = string(data)
 		}
@@ -122,8 +120,7 @@ func heldIn(dir string) Search {
 func wantAddresses(t *testing.T, name string, target Search, want []string) {
 	t.Helper()
 	for _, want := range [][]string{want, nil} {
-		items, err := Find(target)
-		expect.NoError(t, err)
+		items := expect.Value(Find(target))(t)
 		var got []string
 		for _, item := range items {
 			got = append(got, item.String())

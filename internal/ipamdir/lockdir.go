@@ -1,33 +1,67 @@
 package ipamdir
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
-// lockDir takes host-local's lock of a directory: the exclusive lock of the file
+// The kernel has no wait for a lock that a context ends, so Lock asks for it repeatedly.
+// A holder needs about a millisecond.
+const (
+	firstPause = 100 * time.Microsecond
+	lastPause  = 5 * time.Millisecond
+)
+
+// Lock takes host-local's lock of a directory: the exclusive lock of the file
 // "lock" in it. Like host-local it creates a missing file, with the same mode.
-// It waits for the holder of the lock. It does not create the directory: without
-// one there is nothing to lock, and the error is [fs.ErrNotExist].
+// It waits for the holder of the lock, until the context ends. It does not create the
+// directory: without one there is nothing to lock, and the error is [fs.ErrNotExist].
+// Closing the file unlocks: nobody else has the description.
 //
 // It does not use host-local's own package: that module would add all
 // requirements of the reference plugins to every importer's module graph.
-func lockDir(dir string) (unlock func() error, err error) {
+func Lock(ctx context.Context, dir string) (*os.File, error) {
 	path := filepath.Join(dir, "lock")
-	info, err := os.Stat(path)
-	if err == nil && !info.Mode().IsRegular() {
-		return nil, &fs.PathError{Op: "lock", Path: path, Err: plainfile.ErrNotRegular}
+	for {
+		f, err := plainfile.Open(path, os.O_CREATE|os.O_RDONLY, 0o750)
+		if err != nil {
+			return nil, err
+		}
+		if err = awaitLock(ctx, f); err != nil {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+		}
+		mine, err := f.Stat()
+		now, nerr := os.Stat(path)
+		if err == nil && nerr == nil && os.SameFile(mine, now) {
+			return f, nil
+		}
+		if errors.Is(nerr, fs.ErrNotExist) {
+			nerr = nil // it was deleted meanwhile, so that others lock another one
+		}
+		if err = errors.Join(err, nerr, f.Close()); err != nil {
+			return nil, err
+		}
 	}
-	f, err := plainfile.Open(path, os.O_CREATE|os.O_RDONLY, 0o750)
-	if err != nil {
-		return nil, err
+}
+
+func awaitLock(ctx context.Context, f *os.File) error {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		if ok, err := tryLock(f); ok || err != nil {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("another process holds it: %w", context.Cause(ctx))
+		}
 	}
-	if err := lockWhole(f); err != nil {
-		return nil, errors.Join(&fs.PathError{Op: "lock", Path: path, Err: err}, f.Close())
-	}
-	return f.Close, nil // closing unlocks: nobody else has the description
 }

@@ -9,12 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockWhole waits for the exclusive flock(2) of a file.
-func lockWhole(f *os.File) error {
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
-		if !errors.Is(err, unix.EINTR) {
-			return err
-		}
+// tryLock takes the exclusive flock(2) of a file, and reports whether it did.
+func tryLock(f *os.File) (bool, error) {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+		return false, nil
 	}
+	return err == nil, err
 }

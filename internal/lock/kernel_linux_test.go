@@ -124,8 +124,7 @@ func startHelper(t *testing.T, mode string, args ...string) (*exec.Cmd, io.Close
 	c := exec.Command("/proc/self/exe", args...)
 	c.Env = helperEnviron(mode)
 	c.Stderr = os.Stderr
-	in, err := c.StdinPipe()
-	expect.NoError(t, err)
+	in := expect.Value(c.StdinPipe())(t)
 	out, err := c.StdoutPipe()
 	expect.NoError(t, err)
 	expect.NoError(t, c.Start())
@@ -147,8 +146,7 @@ func helperEnviron(mode string) []string {
 
 func fds(t *testing.T) int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	expect.NoError(t, err)
+	entries := expect.Value(os.ReadDir("/proc/self/fd"))(t)
 	return len(entries)
 }
 
@@ -165,8 +163,7 @@ func TestLockExcludesProcesses(t *testing.T) {
 	for _, c := range running {
 		expect.NoError(t, c.Wait())
 	}
-	got, err := os.ReadFile(counter)
-	expect.NoError(t, err)
+	got := expect.Value(os.ReadFile(counter))(t)
 	if want := strconv.Itoa(processes * countRounds); string(got) != want {
 		t.Errorf("counted %s, want %s", got, want)
 	}
@@ -202,8 +199,7 @@ func TestReleaseFreesAnInheritedLock(t *testing.T) {
 	c := exec.Command("/proc/self/exe")
 	c.Env = helperEnviron("child")
 	c.ExtraFiles = []*os.File{h.File()}
-	in, err := c.StdinPipe()
-	expect.NoError(t, err)
+	in := expect.Value(c.StdinPipe())(t)
 	expect.NoError(t, c.Start())
 	defer c.Wait()
 	defer in.Close()
@@ -251,9 +247,7 @@ func TestManySharedWaitersShareOneThread(t *testing.T) {
 	const n = 50
 	var wg sync.WaitGroup
 	for range n {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			h, err := s.LockAll(context.Background(), []Key{{Name: "k", Shared: true}})
 			if err != nil {
 				t.Error(err)
@@ -262,7 +256,7 @@ func TestManySharedWaitersShareOneThread(t *testing.T) {
 			if err := h.Release(); err != nil {
 				t.Error(err)
 			}
-		}()
+		})
 	}
 	expect.Eventually(t, "one waits in the kernel", func() bool { return len(inKernel(s)) == 1 })
 	expect.NoError(t, in.Close())
@@ -355,8 +349,7 @@ func TestAnUnusableFile(t *testing.T) {
 					t.Fatalf("got %v, %v; want ErrUnavailable and %v", h, err, tt.cause)
 				}
 			}
-			h, err := s.LockLocal(context.Background(), []Key{{Name: "k"}})
-			expect.NoError(t, err)
+			h := expect.Value(s.LockLocal(context.Background(), []Key{{Name: "k"}}))(t)
 			if h.File() != nil {
 				t.Error("a local lock has a file")
 			}
@@ -375,10 +368,8 @@ func TestTheFileIsPrivateAndEmpty(t *testing.T) {
 		mode os.FileMode
 		size int64
 	}
-	info, err := os.Stat(s.path)
-	expect.NoError(t, err)
-	parent, err := os.Stat(filepath.Dir(s.path))
-	expect.NoError(t, err)
+	info := expect.Value(os.Stat(s.path))(t)
+	parent := expect.Value(os.Stat(filepath.Dir(s.path)))(t)
 	if got, want := (entry{info.Mode(), info.Size()}), (entry{0o600, 0}); got != want {
 		t.Errorf("the file is %+v, want %+v", got, want)
 	}

@@ -24,8 +24,7 @@ func wantLives(t *testing.T, s *Space, name string, lives, known bool) {
 
 func mustLive(t *testing.T, s *Space) string {
 	t.Helper()
-	name, err := s.Life()
-	expect.NoError(t, err)
+	name := expect.Value(s.Life())(t)
 	return name
 }
 
@@ -139,8 +138,7 @@ func TestLifeCostsOneDescriptor(t *testing.T) {
 // fdLinks returns the targets of this process's descriptors.
 func fdLinks(t *testing.T) []string {
 	t.Helper()
-	paths, err := filepath.Glob("/proc/self/fd/*")
-	expect.NoError(t, err)
+	paths := expect.Value(filepath.Glob("/proc/self/fd/*"))(t)
 	var links []string
 	for _, path := range paths {
 		if link, err := os.Readlink(path); err == nil { // the one used for the listing is gone
@@ -154,8 +152,7 @@ func TestTryLockAll(t *testing.T) {
 	s := newSpace(t)
 	try := func(s *Space, keys ...Key) *Held {
 		t.Helper()
-		h, err := s.TryLockAll(keys)
-		expect.NoError(t, err)
+		h := expect.Value(s.TryLockAll(keys))(t)
 		return h
 	}
 	exclusive, shared, other := Key{Name: "k"}, Key{Name: "k", Shared: true}, Key{Name: "other"}

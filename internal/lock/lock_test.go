@@ -28,8 +28,7 @@ func mustLock(t testing.TB, s *Space, keys ...Key) *Held {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	h, err := s.LockAll(ctx, keys)
-	expect.NoError(t, err)
+	h := expect.Value(s.LockAll(ctx, keys))(t)
 	return h
 }
 
@@ -75,9 +74,7 @@ func TestLockExcludesGoroutines(t *testing.T) {
 	var wg sync.WaitGroup
 	counter := 0 // only the lock protects it: the race detector watches too
 	for range goroutines {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for range rounds {
 				h, err := s.Lock(context.Background(), "container")
 				if err != nil {
@@ -89,7 +86,7 @@ func TestLockExcludesGoroutines(t *testing.T) {
 					t.Error(err)
 				}
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	if counter != goroutines*rounds {
@@ -109,9 +106,7 @@ func TestLockIsFirstComeFirstServed(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range n {
 		want = append(want, i)
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			h, err := s.Lock(context.Background(), "k")
 			if err != nil {
 				t.Error(err)
@@ -123,7 +118,7 @@ func TestLockIsFirstComeFirstServed(t *testing.T) {
 			if err := h.Release(); err != nil {
 				t.Error(err)
 			}
-		}()
+		})
 		expect.Eventually(t, "the next one waits", func() bool { return waiting(s, "k") == i+1 })
 	}
 	mustRelease(t, first)
@@ -306,16 +301,6 @@ func isFreeHere(s *Space, name string) bool {
 	s.local.mu.Lock()
 	defer s.local.mu.Unlock()
 	return s.local.lines[Byte(name)] == nil
-}
-
-func TestMemoryStaysFlat(t *testing.T) {
-	s := newSpace(t)
-	for i := range 10_000 {
-		mustRelease(t, mustLock(t, s, Key{Name: fmt.Sprintf("container-%d", i)}, Key{Name: "gc", Shared: true}))
-	}
-	if !idle(s) {
-		t.Error("the queue keeps unused keys")
-	}
 }
 
 func TestFirstIsTakenBeforeAllOthers(t *testing.T) {

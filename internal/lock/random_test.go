@@ -30,14 +30,12 @@ func TestRandomInterleaving(t *testing.T) {
 			}
 		})
 		for g := range goroutines {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				rnd := rand.New(rand.NewPCG(seed, uint64(p*goroutines+g)))
 				for range rounds {
 					in.visit(t, s, rnd)
 				}
-			}()
+			})
 		}
 		if runtime.GOOS != "linux" {
 			break // only there do several spaces exclude each other

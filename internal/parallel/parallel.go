@@ -17,13 +17,11 @@ func Each(n, atOnce int, work func(i int)) {
 	var group sync.WaitGroup
 	var next atomic.Int64
 	for range min(atOnce, n) {
-		group.Add(1)
-		go func() {
-			defer group.Done()
+		group.Go(func() {
 			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
 				work(i)
 			}
-		}()
+		})
 	}
 	group.Wait()
 }

@@ -35,8 +35,7 @@ func TestReadReturnsWhatAppendWrote(t *testing.T) {
 
 func TestOpenIsThatOfOS(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	f, err := Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400)
-	expect.NoError(t, err)
+	f := expect.Value(Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400))(t)
 	if f.Name() != path {
 		t.Errorf("name %q, want %q", f.Name(), path)
 	}

@@ -13,16 +13,14 @@ import (
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	expect.NoError(t, err)
+	data := expect.Value(os.ReadFile(path))(t)
 	return string(data)
 }
 
 // wantOnly fails the test unless the directory has that one file.
 func wantOnly(t *testing.T, dir, name string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	expect.NoError(t, err)
+	entries := expect.Value(os.ReadDir(dir))(t)
 	if len(entries) != 1 || entries[0].Name() != name {
 		t.Errorf("left in the directory: %v", entries)
 	}
@@ -33,8 +31,7 @@ func TestWriteReplacesTheFile(t *testing.T) {
 	path := filepath.Join(dir, "hosts")
 	for _, content := range []string{"", "one\n", "two\n", "longer than before\n", "short\n"} {
 		expect.NoError(t, Replace(path, []byte(content), 0o644))
-		info, err := os.Stat(path)
-		expect.NoError(t, err)
+		info := expect.Value(os.Stat(path))(t)
 		if got := read(t, path); got != content || info.Mode() != 0o644 {
 			t.Errorf("%q with mode %v, want %q with 0644", got, info.Mode(), content)
 		}
@@ -48,8 +45,7 @@ func TestAFileWithTheContentStays(t *testing.T) {
 	stat := func() fs.FileInfo {
 		t.Helper()
 		expect.NoError(t, Replace(path, []byte("same\n"), 0o644))
-		info, err := os.Stat(path)
-		expect.NoError(t, err)
+		info := expect.Value(os.Stat(path))(t)
 		return info
 	}
 	first := stat()
@@ -101,15 +97,13 @@ func TestReadersSeeWholeContents(t *testing.T) {
 	expect.NoError(t, Replace(path, contents[0], 0o644))
 	var writers sync.WaitGroup
 	for _, content := range contents {
-		writers.Add(1)
-		go func() {
-			defer writers.Done()
+		writers.Go(func() {
 			for range 50 {
 				if err := Replace(path, content, 0o644); err != nil {
 					t.Error(err)
 				}
 			}
-		}()
+		})
 	}
 	done := make(chan struct{})
 	go func() { writers.Wait(); close(done) }()

@@ -13,8 +13,7 @@ import (
 
 func entries(t *testing.T, dir string) []string {
 	t.Helper()
-	found, err := os.ReadDir(dir)
-	expect.NoError(t, err)
+	found := expect.Value(os.ReadDir(dir))(t)
 	names := []string{}
 	for _, e := range found {
 		names = append(names, e.Name())
@@ -28,11 +27,9 @@ func TestAnUnnamedFileAppearsWhole(t *testing.T) {
 	path := filepath.Join(dir, "a")
 	u := plainfile.Prepare(dir, 0o600)
 	expect.Same(t, "files before it has a name", entries(t, dir), []string{})
-	f, err := u.Publish(path, []byte("one"))
-	expect.NoError(t, err)
+	f := expect.Value(u.Publish(path, []byte("one")))(t)
 	expect.NoError(t, f.Close())
-	data, err := os.ReadFile(path)
-	expect.NoError(t, err)
+	data := expect.Value(os.ReadFile(path))(t)
 	expect.Same(t, "content", string(data), "one")
 	info, err := os.Lstat(path)
 	expect.NoError(t, err)
@@ -66,7 +63,6 @@ func TestAnUnnamedFileThatCannotBePublishedLeavesNothing(t *testing.T) {
 	_, err := (*plainfile.Unnamed)(nil).Publish(path, nil)
 	expect.Is(t, err, errors.ErrUnsupported)
 	expect.Same(t, "files", entries(t, dir), []string{"a"})
-	data, err := os.ReadFile(path)
-	expect.NoError(t, err)
+	data := expect.Value(os.ReadFile(path))(t)
 	expect.Same(t, "content of the other", string(data), "another")
 }

@@ -29,7 +29,7 @@ type Cache struct {
 	records *record.Store
 	logger  *slog.Logger
 	configs conflist.Cache // of the networks in the files
-	files   *shared.Ref[dirwatch.Files[[]slot]]
+	files   *dirwatch.Files[[]slot]
 }
 
 // Cached is an attachment in the cache.
@@ -55,7 +55,7 @@ func (c *Cache) Find(wanted []ports.Claim) (found []Cached, err error) {
 	if len(wanted) == 0 {
 		return nil, nil
 	}
-	names, err := having(c.files.Value, wanted, func(name string) ([]slot, bool) {
+	names, err := having(c.files, wanted, func(name string) ([]slot, bool) {
 		data, sure := c.read(name)
 		return slotsIn(data), sure
 	})

@@ -13,7 +13,6 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/shared"
 )
 
 const (
@@ -40,7 +39,7 @@ func newCache(t testing.TB) *cacheDir {
 // again makes the Cache of another process.
 func (c *cacheDir) again() {
 	c.cache = OpenCache(c.dir, c.records, slog.New(slog.DiscardHandler))
-	c.cache.files = &shared.Ref[dirwatch.Files[[]slot]]{Value: dirwatch.NewFiles[[]slot](c.cache.dir, "", dirwatch.Open)}
+	c.cache.files = dirwatch.NewFiles[[]slot](c.cache.dir, "", dirwatch.Open)
 }
 
 // record puts a container on record.
@@ -103,11 +102,9 @@ func TestFindsWhatIsOnlyInTheCache(t *testing.T) {
 	expect.Same(t, "one is new", c.has(), "[c1]")
 	c.add("a1", forwarding, 8080)
 	expect.Same(t, "in order", c.has(), "[a1 c1]")
-	got, err := c.cache.Find([]ports.Claim{{Protocol: "tcp", Port: 8081}})
-	expect.NoError(t, err)
+	got := expect.Value(c.cache.Find([]ports.Claim{{Protocol: "tcp", Port: 8081}}))(t)
 	expect.Same(t, "attachments", got, []Cached{{"other", "net", "eth0", "/run/netns/other", []ports.Claim{{Protocol: "tcp", Port: 8081}}}})
-	none, err := c.cache.Find(nil)
-	expect.NoError(t, err)
+	none := expect.Value(c.cache.Find(nil))(t)
 	expect.Same(t, "nothing wanted", len(none), 0)
 
 	expect.NoError(t, os.Remove(path))

@@ -32,7 +32,6 @@ type Index struct {
 	records *record.Store
 	logger  *slog.Logger
 	*state
-	ref *shared.Ref[state]
 }
 
 // state is what the process knows of a directory. Without it in common, a program with a
@@ -58,8 +57,7 @@ var states shared.Values[string, state] // by the directory of the records
 // Open returns the index of the records. It touches nothing. What is in memory is shared
 // with the other Indexes of the directory.
 func Open(records *record.Store, logger *slog.Logger) *Index {
-	ref := states.Get(records.Dir(), func() *state { return newState(records.Dir(), dirwatch.OpenNames) })
-	return &Index{records, logger, ref.Value, ref}
+	return &Index{records, logger, states.Get(records.Dir(), func() *state { return newState(records.Dir(), dirwatch.OpenNames) })}
 }
 
 func newState(dir string, watch func(dir string) (*dirwatch.Watch, error)) *state {

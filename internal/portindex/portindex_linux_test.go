@@ -131,8 +131,7 @@ func TestRecordsThatCannotBeUsed(t *testing.T) {
 	h.write(recordOf("newer", []uint16{80}))
 	spoil := func(id record.ID, change func(string) string) {
 		path := h.store.Path(record.Name(id))
-		data, err := os.ReadFile(path)
-		expect.NoError(t, err)
+		data := expect.Value(os.ReadFile(path))(t)
 		expect.NoError(t, os.WriteFile(path, []byte(change(string(data))), 0o600))
 	}
 	spoil("bad", func(s string) string { return strings.Replace(s, "boot", "toob", 1) })
@@ -187,8 +186,7 @@ func testIndex(t *testing.T, h *host) {
 				want = append(want, holdersIn(rec, wanted)...)
 			}
 			found += len(want)
-			holders, err := h.index.Find(wanted)
-			expect.NoError(t, err)
+			holders := expect.Value(h.index.Find(wanted))(t)
 			if got := rendered(holders); !slices.Equal(got, rendered(want)) {
 				t.Fatalf("step %d: %v has %q, want %q", step, wanted, got, rendered(want))
 			}
@@ -212,10 +210,8 @@ func testManyAtOnce(t *testing.T, h *host) {
 	var wg sync.WaitGroup
 	for i := range 4 {
 		dir := h.store.Dir()
-		index := &Index{record.Open(dir), h.index.logger, newState(dir, dirwatch.OpenNames), nil} // of another process
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		index := &Index{record.Open(dir), h.index.logger, newState(dir, dirwatch.OpenNames)} // of another process
+		wg.Go(func() {
 			for n := range 200 {
 				port := uint16(100*(1+i) + n%7)
 				rec := recordOf(fmt.Sprint("c", i), []uint16{port})
@@ -232,7 +228,7 @@ func testManyAtOnce(t *testing.T, h *host) {
 					}
 				}
 			}
-		}()
+		})
 	}
 	for range 200 { // a record that is replaced is never missing
 		h.write(again)
@@ -266,8 +262,7 @@ func testFree(t *testing.T, h *host) {
 	h.write(recordOf("c2", []uint16{7003}))
 	avoid := func(port uint16) bool { return port == 7005 }
 	for i, want := range [][]uint16{{7006, 7000}, {7002, 7006}, {7000, 7002}} {
-		free, err := h.index.Free([]string{"udp", "tcp"}, 7000, 7006, 2, avoid)
-		expect.NoError(t, err)
+		free := expect.Value(h.index.Free([]string{"udp", "tcp"}, 7000, 7006, 2, avoid))(t)
 		expect.Same(t, fmt.Sprint("search ", i), free, want)
 	}
 	free, err := h.index.Free([]string{"tcp"}, 7000, 7006, 4, avoid)
@@ -289,30 +284,6 @@ func TestWithinIsOfOneHost(t *testing.T) {
 	far := recordOf("far", []uint16{7003})
 	far.Host = "elsewhere"
 	h.write(far)
-	holders, err := h.index.Within(own, []string{"tcp"}, 7000, 7005)
-	expect.NoError(t, err)
+	holders := expect.Value(h.index.Within(own, []string{"tcp"}, 7000, 7005))(t)
 	expect.Same(t, "holders", rendered(holders), []string{"other/eth0 tcp 7001", "own/eth0 tcp 7000"})
-}
-
-// BenchmarkFind beside records of containers with a port each, by the same process and by
-// a new one.
-func BenchmarkFind(b *testing.B) {
-	for _, n := range []int{10, 150, 1_000, 10_000} {
-		h := newHost(b)
-		for i := range n {
-			h.write(recordOf(fmt.Sprint("c", i), []uint16{uint16(1_000 + i)}))
-		}
-		h.find(80)
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			for b.Loop() {
-				h.find(80)
-			}
-		})
-		b.Run(fmt.Sprint(n, ", new process"), func(b *testing.B) {
-			for b.Loop() {
-				h.index.state = newState(h.store.Dir(), dirwatch.OpenNames)
-				h.find(80)
-			}
-		})
-	}
 }

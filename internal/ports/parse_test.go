@@ -29,12 +29,10 @@ func TestParse(t *testing.T) {
 		"80-81/udp":             {{Container: 80, Protocols: []string{"udp"}}, {Container: 81, Protocols: []string{"udp"}}},
 		"5-5:7":                 {{Host: 5, Container: 7, Protocols: tcp}},
 	} {
-		got, err := Parse(text)
-		expect.NoError(t, err)
+		got := expect.Value(Parse(text))(t)
 		expect.Same(t, text, got, want)
 	}
-	all, err := Parse("1-65535:1-65535")
-	expect.NoError(t, err)
+	all := expect.Value(Parse("1-65535:1-65535"))(t)
 	expect.Same(t, "all ports", len(all), 65535)
 }
 

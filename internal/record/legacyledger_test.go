@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // ledgerOf writes a ledger as earlier versions did, and returns it.
@@ -14,8 +16,7 @@ func ledgerOf(t testing.TB, s *Store, ext string, lines ...Line) Ledger {
 	l := s.Ledger("me")
 	var data []byte
 	for _, line := range lines {
-		text, err := encodeLine(line)
-		check(t, err)
+		text := expect.Value(encodeLine(line))(t)
 		data = append(data, text...)
 	}
 	check(t, os.WriteFile(l.path+ext, data, 0o600))
@@ -24,8 +25,7 @@ func ledgerOf(t testing.TB, s *Store, ext string, lines ...Line) Ledger {
 
 func gone(t testing.TB, l Ledger) map[Key]bool {
 	t.Helper()
-	known, err := l.Read()
-	check(t, err)
+	known := expect.Value(l.Read())(t)
 	all := map[Key]bool{}
 	for key, k := range known {
 		all[key] = k.Gone
@@ -35,8 +35,7 @@ func gone(t testing.TB, l Ledger) map[Key]bool {
 
 func filesOf(t testing.TB, s *Store) (names []string) {
 	t.Helper()
-	paths, err := filepath.Glob(s.dir + "/ledger.*")
-	check(t, err)
+	paths := expect.Value(filepath.Glob(s.dir + "/ledger.*"))(t)
 	for _, path := range paths {
 		names = append(names, filepath.Ext(path))
 	}
@@ -94,8 +93,7 @@ func TestLedgerNamesAddresses(t *testing.T) {
 	l := ledgerOf(t, Open(t.TempDir()), ".claims",
 		Line{Key: keyA, Dirs: []string{"/ipam/net"}, Time: at}, Line{Key: keyA, Addresses: []netip.Addr{one}},
 		Line{Key: keyA, Addresses: []netip.Addr{one, two}, Doubtful: []netip.Addr{two}}, Line{Key: keyA, Gone: true, Time: at.Add(time.Hour)})
-	known, err := l.Read()
-	check(t, err)
+	known := expect.Value(l.Read())(t)
 	want(t, "known", known, map[Key]Known{keyA: {
 		Gone: true, Dirs: []string{"/ipam/net"}, Addresses: []netip.Addr{one, two}, Doubtful: []netip.Addr{two}, Since: at, Until: at.Add(time.Hour),
 	}})
@@ -104,8 +102,7 @@ func TestLedgerNamesAddresses(t *testing.T) {
 
 func TestLedgerLinesThatAreTornAreNoOthers(t *testing.T) {
 	l := ledgerOf(t, Open(t.TempDir()), ".claims", Line{Key: keyA}, Line{Key: keyB})
-	data, err := os.ReadFile(l.path + ".claims")
-	check(t, err)
+	data := expect.Value(os.ReadFile(l.path + ".claims"))(t)
 	check(t, os.WriteFile(l.path+".claims", data[:len(data)-9], 0o600))
 	check(t, l.Forget([]Key{keyC}))
 	want(t, "ledger", gone(t, l), map[Key]bool{keyA: false})

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestFault_F39_NoFileThatWasThereIsLaterThanNow: otherwise an
@@ -17,13 +19,8 @@ func TestFault_F39_NoFileThatWasThereIsLaterThanTheLedgersNow(t *testing.T) {
 	changing, there, next := filepath.Join(dir, "changing"), filepath.Join(dir, "there"), filepath.Join(dir, "next")
 	made := func(path string) time.Time {
 		t.Helper()
-		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(path, []byte("x"), 0o600))
+		info := expect.Value(os.Stat(path))(t)
 		return info.ModTime()
 	}
 	for range 200 {
@@ -35,11 +32,7 @@ func TestFault_F39_NoFileThatWasThereIsLaterThanTheLedgersNow(t *testing.T) {
 		if before.After(now) || after.Before(now) {
 			t.Fatalf("a file was made at %v, then it was %v, and another was made at %v", before, now, after)
 		}
-		if err := os.Remove(there); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Remove(next); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.Remove(there))
+		expect.NoError(t, os.Remove(next))
 	}
 }

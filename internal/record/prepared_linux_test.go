@@ -4,6 +4,8 @@ import (
 	"errors"
 	"os"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestAPreparedFileIsTheRecords: a first record is written to the file that was prepared
@@ -28,8 +30,7 @@ func TestAPreparedFileIsTheRecords(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := Open(t.TempDir())
 			named := func() bool {
-				there, err := s.Exists(Name("c1"))
-				check(t, err)
+				there := expect.Value(s.Exists(Name("c1")))(t)
 				return there
 			}
 			var syncs []bool // whether the record had its name
@@ -39,8 +40,7 @@ func TestAPreparedFileIsTheRecords(t *testing.T) {
 			}
 			check(t, begin(s, sample("c1")))
 			want(t, "named when synced", syncs, map[string][]bool{"durable": {false}, "soon": {true}}[name])
-			got, err := s.Load("c1")
-			check(t, err)
+			got := expect.Value(s.Load("c1"))(t)
 			expected := sample("c1")
 			expected.Generation = 1
 			want(t, "record", got, expected)
@@ -49,11 +49,9 @@ func TestAPreparedFileIsTheRecords(t *testing.T) {
 			syncs = nil
 			check(t, begin(s, got))
 			want(t, "syncs of a record that replaces another", syncs, []bool{true})
-			again, err := s.Load("c1")
-			check(t, err)
+			again := expect.Value(s.Load("c1"))(t)
 			want(t, "generation", again.Generation, 2)
-			files, err := os.ReadDir(s.Dir())
-			check(t, err)
+			files := expect.Value(os.ReadDir(s.Dir()))(t)
 			want(t, "files", len(files), 1)
 		})
 	}
@@ -67,10 +65,8 @@ func TestARecordIsSeenBeforeItIsSynced(t *testing.T) {
 		<-seen
 		return f.Sync()
 	}
-	pending, err := s.BeginSoon(sample("c1"))
-	check(t, err)
-	r, err := s.Load("c1")
-	check(t, err)
+	pending := expect.Value(s.BeginSoon(sample("c1")))(t)
+	r := expect.Value(s.Load("c1"))(t)
 	check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
 	close(seen)
 	check(t, pending.Wait())
@@ -97,7 +93,6 @@ func TestAFailingSyncLeavesNoRecord(t *testing.T) {
 	if err := s.Begin(sample("c1")); !errors.Is(err, full) {
 		t.Errorf("error %v", err)
 	}
-	files, err := os.ReadDir(s.Dir())
-	check(t, err)
+	files := expect.Value(os.ReadDir(s.Dir()))(t)
 	want(t, "files", len(files), 0)
 }

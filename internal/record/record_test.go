@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func sample(id string) *Record {
@@ -32,9 +34,7 @@ func sample(id string) *Record {
 
 func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 }
 
 func want(t testing.TB, what string, got, want any) {
@@ -48,12 +48,10 @@ func TestRecordComesBackAsItWasWritten(t *testing.T) {
 	s := Open(filepath.Join(t.TempDir(), "not", "there", "yet"))
 	r := sample("c1")
 	check(t, s.Begin(r))
-	got, err := s.Load("c1")
-	check(t, err)
+	got := expect.Value(s.Load("c1"))(t)
 	want(t, "record", got, r)
 	want(t, "generation", got.Generation, 1)
-	other, err := s.Load("c2")
-	check(t, err)
+	other := expect.Value(s.Load("c2"))(t)
 	want(t, "a container that was never recorded", other, (*Record)(nil))
 }
 
@@ -65,8 +63,7 @@ func TestLogBringsTheRecordUpToDate(t *testing.T) {
 	check(t, s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"second":2}`), State: Added}))
 	check(t, s.Append(r, Entry{IfName: "eth0", State: Deleting}))
 	check(t, s.Append(r, Entry{IfName: "eth1", State: Deleting, Error: "busy"})) // was never added
-	got, err := s.Load("c1")
-	check(t, err)
+	got := expect.Value(s.Load("c1"))(t)
 	want(t, "eth0", []any{got.Attachments[0].State, string(got.Attachments[0].Result), got.Attachments[0].Answered()}, []any{Deleting, `{"second":2}`, true})
 	want(t, "eth1", []any{got.Attachments[1].State, got.Attachments[1].Result, got.Attachments[1].Answered()}, []any{Planned, json.RawMessage(nil), false})
 	for i, failures := range []int{0, 1} {
@@ -75,8 +72,7 @@ func TestLogBringsTheRecordUpToDate(t *testing.T) {
 			[]any{failures, []string{"", "busy"}[i], failures == 0})
 	}
 	check(t, s.Begin(got))
-	again, err := s.Load("c1")
-	check(t, err)
+	again := expect.Value(s.Load("c1"))(t)
 	want(t, "failures in the next base", []any{again.Attachments[1].Failures, again.Attachments[1].LastError, again.Attachments[1].LastTry.Equal(got.Attachments[1].LastTry)},
 		[]any{1, "busy", true})
 }
@@ -87,8 +83,7 @@ func TestEntriesOfAnEarlierGenerationDoNotCount(t *testing.T) {
 	check(t, s.Begin(r))
 	check(t, s.Append(r, Entry{IfName: "eth0", State: Added, Error: "old"}))
 	check(t, s.Begin(r))
-	got, err := s.Load("c1")
-	check(t, err)
+	got := expect.Value(s.Load("c1"))(t)
 	want(t, "record", got, r)
 	want(t, "generation", got.Generation, 2)
 }
@@ -102,15 +97,13 @@ func TestDeleteLeavesNoFile(t *testing.T) {
 	check(t, s.Delete("c1"))
 	check(t, s.Delete("c1"))
 	want(t, "files", names(t, dir), []string(nil))
-	none, err := s.Load("c1")
-	check(t, err)
+	none := expect.Value(s.Load("c1"))(t)
 	want(t, "record", none, (*Record)(nil))
 }
 
 func names(t *testing.T, dir string) (all []string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	check(t, err)
+	entries := expect.Value(os.ReadDir(dir))(t)
 	for _, e := range entries {
 		all = append(all, e.Name())
 	}
@@ -128,8 +121,7 @@ func TestAFileThatIsUsedAgainTellsNothingOfBefore(t *testing.T) {
 		check(t, s.Delete(before.ContainerID))
 		now := sample("c1")
 		check(t, s.Begin(now))
-		got, err := s.Load("c1")
-		check(t, err)
+		got := expect.Value(s.Load("c1"))(t)
 		want(t, "record", got, now)
 		want(t, "files", names(t, dir), []string{Name("c1") + FileExt})
 		check(t, s.Delete("c1"))
@@ -144,19 +136,15 @@ func TestTheNameOfADeletedRecordThatComesBack(t *testing.T) {
 	old, now := sample("old"), sample("now")
 	check(t, s.Begin(old))
 	check(t, s.Append(old, Entry{IfName: "eth0", State: Added}))
-	before, err := os.ReadFile(s.path("old"))
-	check(t, err)
+	before := expect.Value(os.ReadFile(s.path("old")))(t)
 	check(t, s.Delete("old"))
 	check(t, s.Begin(now))
-	after, err := os.ReadFile(s.path("now"))
-	check(t, err)
+	after := expect.Value(os.ReadFile(s.path("now")))(t)
 	after = bytes.TrimRight(after, "\n")
 	check(t, os.WriteFile(s.path("old"), after, 0o600))
-	none, err := s.Load("old")
-	check(t, err)
+	none := expect.Value(s.Load("old"))(t)
 	want(t, "record", none, (*Record)(nil))
-	strays, err := s.Strays()
-	check(t, err)
+	strays := expect.Value(s.Strays())(t)
 	want(t, "strays", strays, []string{s.path("old")})
 
 	// Only a part of it has reached the disk: it is then the old one, damaged.
@@ -186,9 +174,7 @@ func TestListingBesideReuse(t *testing.T) {
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	for w := range 4 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			s := Open(dir)
 			for i := 0; ; i++ {
 				select {
@@ -202,12 +188,11 @@ func TestListingBesideReuse(t *testing.T) {
 					return
 				}
 			}
-		}()
+		})
 	}
 	s := Open(dir)
 	for range 300 {
-		found, err := s.List()
-		check(t, err)
+		found := expect.Value(s.List())(t)
 		stays := 0
 		for _, f := range found {
 			if f.Err != nil {
@@ -225,8 +210,7 @@ func TestListingBesideReuse(t *testing.T) {
 
 func TestStraysAreFilesWithoutARecord(t *testing.T) {
 	s := Open(filepath.Join(t.TempDir(), "records"))
-	none, err := s.Strays()
-	check(t, err)
+	none := expect.Value(s.Strays())(t)
 	want(t, "strays without a directory", none, []string(nil))
 	for _, id := range []string{"whole", "replaced", "deleted"} {
 		r := sample(id)
@@ -238,8 +222,7 @@ func TestStraysAreFilesWithoutARecord(t *testing.T) {
 	check(t, os.WriteFile(strays[0], []byte("torn"), 0o600))
 	check(t, os.WriteFile(strays[1], nil, 0o600))
 	check(t, os.WriteFile(strays[2], []byte("a deleted record, which an earlier version kept"), 0o600))
-	got, err := s.Strays()
-	check(t, err)
+	got := expect.Value(s.Strays())(t)
 	slices.Sort(strays)
 	want(t, "strays", got, strays)
 }
@@ -255,8 +238,7 @@ func TestFileNamesAreHashes(t *testing.T) {
 	}
 	r := sample("/../../x")
 	check(t, s.Begin(r))
-	entries, err := os.ReadDir(dir)
-	check(t, err)
+	entries := expect.Value(os.ReadDir(dir))(t)
 	want(t, "entries beside the store", len(entries), 1)
 }
 
@@ -268,14 +250,12 @@ func TestEveryDamageIsNoticed(t *testing.T) {
 	check(t, s.Begin(r))
 	check(t, s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"ips":[]}`)}))
 	path := s.path("c1")
-	whole, err := os.ReadFile(path)
-	check(t, err)
+	whole := expect.Value(os.ReadFile(path))(t)
 	good, log, _ := bytes.Cut(whole, []byte("\n"))
 	damaged := func(what string, base []byte) {
 		t.Helper()
 		check(t, os.WriteFile(path, slices.Concat(base, []byte("\n"), log), 0o600))
-		found, err := s.List()
-		check(t, err)
+		found := expect.Value(s.List())(t)
 		if len(found) != 1 || !errors.Is(found[0].Err, ErrBad) || found[0].Record == nil || found[0].Record.ContainerID != "c1" {
 			t.Fatalf("%s: %+v", what, found)
 		}
@@ -302,16 +282,13 @@ func TestTornLogLosesOnlyTheTornLine(t *testing.T) {
 		check(t, s.Begin(r))
 		check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
 		log := s.path("c1")
-		first, err := os.Stat(log)
-		check(t, err)
+		first := expect.Value(os.Stat(log))(t)
 		check(t, s.Append(r, Entry{IfName: "eth1", State: Added}))
-		whole, err := os.Stat(log)
-		check(t, err)
+		whole := expect.Value(os.Stat(log))(t)
 		cut := first.Size() + rng.Int64N(whole.Size()-first.Size()-1)
 		check(t, os.Truncate(log, cut))
 		check(t, s.Append(r, Entry{IfName: "eth0", Error: "after"}))
-		got, err := s.Load("c1")
-		check(t, err)
+		got := expect.Value(s.Load("c1"))(t)
 		want(t, fmt.Sprint("cut at ", cut), []any{got.Attachments[0].State, got.Attachments[1].State, got.Attachments[0].LastError},
 			[]any{Added, Planned, "after"})
 	}
@@ -327,16 +304,12 @@ func TestBeginThatFailsKeepsTheOldRecord(t *testing.T) {
 	if err := s.Begin(sample("c1")); err == nil {
 		t.Fatal("Begin over a directory succeeded")
 	}
-	got, err := s.Load("c1")
-	check(t, err)
+	got := expect.Value(s.Load("c1"))(t)
 	want(t, "record", got, r)
 }
 
 func FuzzDecode(f *testing.F) {
-	data, err := encodeBase(sample("c1"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	data := expect.Value(encodeBase(sample("c1")))(f)
 	f.Add(data)
 	f.Add([]byte("0123456789abcdef {}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -349,27 +322,4 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 	})
-}
-
-func BenchmarkBegin(b *testing.B) {
-	s := Open(b.TempDir())
-	r := sample("c1")
-	for b.Loop() {
-		if err := s.Begin(r); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkAppend(b *testing.B) {
-	s := Open(b.TempDir())
-	r := sample("c1")
-	if err := s.Begin(r); err != nil {
-		b.Fatal(err)
-	}
-	for b.Loop() {
-		if err := s.Append(r, Entry{IfName: "eth0", Result: json.RawMessage(`{"ips":[]}`)}); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -9,13 +9,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // line returns a line with its checksum.
 func line(t testing.TB, data string) []byte {
 	t.Helper()
-	l, err := encodeLine(json.RawMessage(data))
-	check(t, err)
+	l := expect.Value(encodeLine(json.RawMessage(data)))(t)
 	return l
 }
 
@@ -47,14 +48,12 @@ func TestFault_F43_ARecordOfALaterFormatIsNotDamaged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := Open(t.TempDir())
 			check(t, os.WriteFile(s.path("c1"), line(t, tt.line), 0o600))
-			found, err := s.List()
-			check(t, err)
+			found := expect.Value(s.List())(t)
 			if len(found) != 1 || !errors.Is(found[0].Err, ErrNewer) || errors.Is(found[0].Err, ErrBad) {
 				t.Fatalf("found %+v, want one that is newer", found)
 			}
 			want(t, "record", found[0].Record, tt.want)
-			strays, err := s.Strays()
-			check(t, err)
+			strays := expect.Value(s.Strays())(t)
 			want(t, "strays", strays, []string(nil))
 		})
 	}
@@ -87,8 +86,7 @@ func TestFault_F44_AnErrorOfReadingIsNotDamage(t *testing.T) {
 			}
 			return read(path)
 		}
-		found, err := s.List()
-		check(t, err)
+		found := expect.Value(s.List())(t)
 		want(t, "records", len(found), 2)
 		for _, f := range found {
 			if f.File == Name("c2") {
@@ -100,8 +98,7 @@ func TestFault_F44_AnErrorOfReadingIsNotDamage(t *testing.T) {
 				t.Errorf("%v: %v, want that it cannot be read", cause, f.Err)
 			}
 		}
-		strays, err := s.Strays()
-		check(t, err)
+		strays := expect.Value(s.Strays())(t)
 		want(t, "strays", strays, []string(nil))
 		r, err := s.Load("c1")
 		want(t, "record", r, &Record{ContainerID: "c1"})
@@ -120,8 +117,7 @@ func TestALogWithoutABaseNamesItsOwner(t *testing.T) {
 	for _, ifName := range []string{"eth1", "eth0"} {
 		check(t, s.Append(r, Entry{IfName: ifName, State: Added}))
 	}
-	data, err := os.ReadFile(s.path("c1"))
-	check(t, err)
+	data := expect.Value(os.ReadFile(s.path("c1")))(t)
 	data[0] ^= 1
 	check(t, os.WriteFile(s.path("c1"), data, 0o600))
 	got, err := s.Load("c1")

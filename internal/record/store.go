@@ -60,10 +60,15 @@ func (s *Store) Begin(r *Record) error {
 	if err == nil {
 		err = errors.Join(f.Close(), plainfile.SyncDir(s.dir))
 	}
-	if err != nil {
-		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+	return r.inRecord(err)
+}
+
+// inRecord completes an error about the file.
+func (r *Record) inRecord(err error) error {
+	if err == nil {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 }
 
 // BeginSoon is Begin, but does not wait for the disk. All processes see the
@@ -80,15 +85,13 @@ func (s *Store) BeginSoon(r *Record, prepared ...*plainfile.Unnamed) (*Pending, 
 	}
 	f, err := s.begin(r, false, prepared)
 	if err != nil {
-		return nil, fmt.Errorf("record of container %s: %w", r.ContainerID, err)
+		return nil, r.inRecord(err)
 	}
 	p := &Pending{done: make(chan struct{}), failed: new(error)}
 	go func() {
 		defer close(p.done)
 		// One after the other: some file systems take twice as long for both at once.
-		if err := errors.Join(s.Sync(f), f.Close(), plainfile.SyncDir(s.dir)); err != nil {
-			*p.failed = fmt.Errorf("record of container %s: %w", r.ContainerID, err)
-		}
+		*p.failed = r.inRecord(errors.Join(s.Sync(f), f.Close(), plainfile.SyncDir(s.dir)))
 	}()
 	return p, nil
 }
@@ -107,10 +110,7 @@ func (s *Store) BeginVolatile(r *Record, prepared ...*plainfile.Unnamed) error {
 	if err == nil {
 		err = f.Close()
 	}
-	if err != nil {
-		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
-	}
-	return nil
+	return r.inRecord(err)
 }
 
 // Prepare begins to make the file of a container's first record, for [Store.BeginSoon] or
@@ -172,10 +172,7 @@ func (s *Store) Append(r *Record, e Entry) error {
 		// part of it. A single write keeps the lines of parallel networks apart.
 		err = plainfile.Append(s.path(r.ContainerID), append([]byte("\n"), line...))
 	}
-	if err != nil {
-		return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
-	}
-	return nil
+	return r.inRecord(err)
 }
 
 // Load returns the container's record with its log applied, or nil if there is

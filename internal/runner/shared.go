@@ -18,9 +18,8 @@ import (
 
 // Begin waits until the ADD may begin: the first ADD of a network runs alone for a
 // moment if two of its plugins at the same time could create shared objects twice.
-func (r *Runner) Begin(ctx context.Context, key firstadd.Key) (*firstadd.First, error) {
-	key.Types = func() []string { return r.contended(ctx) }
-	return r.First.Begin(ctx, key)
+func (r *Runner) Begin(ctx context.Context, key firstadd.Key) (end func(ok bool) error, err error) {
+	return r.First.Begin(ctx, key, func() []string { return r.contended(ctx) })
 }
 
 // contended returns the types in the chain whose plugins must not create at the same time

@@ -6,50 +6,42 @@ package shared
 import (
 	"runtime"
 	"sync"
+	"weak"
 )
 
-// Values has one value for each key, as long as somebody has a Ref to it. The zero Values
-// has none, and is safe for concurrent use.
+// Values has one value for each key, as long as somebody has a pointer to it. The zero
+// Values has none, and is safe for concurrent use.
 type Values[K comparable, V any] struct {
 	mu  sync.Mutex
-	all map[K]*entry[V]
+	all map[K]weak.Pointer[V]
 }
-
-type entry[V any] struct {
-	value *V
-	refs  int
-}
-
-// Ref keeps a value for those who ask for it later. Whoever uses the value keeps the Ref,
-// and need not give it back: the garbage collector finds that nobody has it any more.
-type Ref[V any] struct{ Value *V }
 
 // Get returns the value of a key. It calls make, which must not call Get, if there is none.
-func (v *Values[K, V]) Get(key K, make func() *V) *Ref[V] {
+// Nobody need give the value back: the garbage collector finds that nobody has it any more.
+func (v *Values[K, V]) Get(key K, make func() *V) *V {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	e := v.all[key]
-	if e == nil {
-		e = &entry[V]{value: make()}
-		v.set(key, e)
+	if value := v.all[key].Value(); value != nil {
+		return value
 	}
-	e.refs++
-	r := &Ref[V]{e.value}
-	runtime.SetFinalizer(r, func(*Ref[V]) { v.drop(key, e) })
-	return r
+	value := make()
+	v.set(key, weak.Make(value))
+	runtime.AddCleanup(value, v.forget, key)
+	return value
 }
 
-func (v *Values[K, V]) set(key K, e *entry[V]) {
+func (v *Values[K, V]) set(key K, value weak.Pointer[V]) {
 	if v.all == nil {
-		v.all = make(map[K]*entry[V])
+		v.all = make(map[K]weak.Pointer[V])
 	}
-	v.all[key] = e
+	v.all[key] = value
 }
 
-func (v *Values[K, V]) drop(key K, e *entry[V]) {
+// forget deletes the entry of a value that nobody has, unless there is a new value.
+func (v *Values[K, V]) forget(key K) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if e.refs--; e.refs == 0 {
+	if v.all[key].Value() == nil {
 		delete(v.all, key)
 	}
 }

@@ -1,8 +1,9 @@
 package shared
 
 import (
-	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,59 +13,51 @@ import (
 )
 
 func TestValuesAreSharedWhileSomebodyHasThem(t *testing.T) {
-	var v Values[string, int]
+	var v Values[string, [64]byte]
 	made := 0
-	get := func(key string) *Ref[int] {
-		return v.Get(key, func() *int { made++; return &made })
+	get := func(key string) *[64]byte {
+		return v.Get(key, func() *[64]byte { made++; return &[64]byte{} })
 	}
 	a, b, other := get("a"), get("a"), get("b")
 	expect.Same(t, "values made", made, 2)
-	if a.Value != b.Value {
+	if a != b {
 		t.Error("one key has two values")
 	}
-	runtime.KeepAlive(a)
-	collected(t, &v, "a of one user", map[string]int{"a": 1, "b": 1})
-	runtime.KeepAlive(b)
 	runtime.KeepAlive(other)
-	collected(t, &v, "of nobody", map[string]int{})
+	collected(t, &v, "those that somebody has", []string{"a"})
+	runtime.KeepAlive(a)
+	collected(t, &v, "of nobody", nil)
 	a = get("a")
 	expect.Same(t, "values made afterwards", made, 3)
-	collected(t, &v, "again", map[string]int{"a": 1})
+	collected(t, &v, "again", []string{"a"})
 	runtime.KeepAlive(a)
 }
 
-// collected waits until the values have as many users.
-func collected(t *testing.T, v *Values[string, int], what string, want map[string]int) {
+// collected waits until only the values of these keys are left.
+func collected(t *testing.T, v *Values[string, [64]byte], what string, want []string) {
 	t.Helper()
-	users := func() map[string]int {
+	keys := func() []string {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		got := make(map[string]int)
-		for key, e := range v.all {
-			got[key] = e.refs
-		}
-		return got
+		return slices.Sorted(maps.Keys(v.all))
 	}
-	for end := time.Now().Add(10 * time.Second); fmt.Sprint(users()) != fmt.Sprint(want) && time.Now().Before(end); {
-		runtime.GC() // finalizers run some time after it
+	for end := time.Now().Add(10 * time.Second); !slices.Equal(keys(), want) && time.Now().Before(end); {
+		runtime.GC() // cleanups run some time after it
 		runtime.Gosched()
 	}
-	expect.Same(t, what, users(), want)
+	expect.Same(t, what, keys(), want)
 }
 
 func TestManyGetAtOnce(t *testing.T) {
 	var v Values[int, atomic.Int64]
 	var wg sync.WaitGroup
 	for i := range 8 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for n := range 1000 {
-				r := v.Get((i+n)%3, func() *atomic.Int64 { return &atomic.Int64{} })
-				r.Value.Add(1)
+				v.Get((i+n)%3, func() *atomic.Int64 { return &atomic.Int64{} }).Add(1)
 			}
 			runtime.GC()
-		}()
+		})
 	}
 	wg.Wait()
 }

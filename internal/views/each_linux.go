@@ -34,14 +34,12 @@ func eachNamespace(n int, work func(i int, r *reader)) {
 	e := &each{n: n, work: work}
 	var workers sync.WaitGroup
 	for range min(n, runtime.GOMAXPROCS(0)) {
-		workers.Add(1)
-		go func() {
-			defer workers.Done()
+		workers.Go(func() {
 			if err := thread.OnTour(e.onTour); err != nil {
 				// The rest is work for any thread.
 				e.run(&reader{}, func() error { return nil })
 			}
-		}()
+		})
 	}
 	workers.Wait()
 }

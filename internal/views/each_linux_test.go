@@ -243,25 +243,3 @@ func threads(t *testing.T) map[string]netns.ID {
 	}
 	return all
 }
-
-func BenchmarkRead(b *testing.B) {
-	for _, n := range []int{1, 100, 1000} {
-		host, paths := hostWith(b, n)
-		b.Run(fmt.Sprint("host-", n), func(b *testing.B) {
-			for range b.N {
-				expect.Value(ReadNamespace(host))(b)
-			}
-		})
-		b.Run(fmt.Sprint("containers-", n), func(b *testing.B) {
-			b.ReportAllocs()
-			for range b.N {
-				newOpener(paths).readEach(func(_ int, _ *Namespace, err error) {
-					if err != nil {
-						b.Error(err)
-					}
-				})
-			}
-			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*n), "µs/container")
-		})
-	}
-}

@@ -71,14 +71,11 @@ func TestAFailedListIsAnError(t *testing.T) {
 // TestAppendingChangesNothing: an element that a caller appends is the
 // caller's alone.
 func TestAppendingChangesNothing(t *testing.T) {
-	n, err := read(scripted{})
-	expect.NoError(t, err)
+	n := expect.Value(read(scripted{}))(t)
 	for range 3 {
-		all, err := n.Routes(2)
-		expect.NoError(t, err)
+		all := expect.Value(n.Routes(2))(t)
 		_ = append(all, links.Route{Interface: 9})
 	}
-	again, err := n.Routes(2)
-	expect.NoError(t, err)
+	again := expect.Value(n.Routes(2))(t)
 	expect.Same(t, "routes", again, []links.Route{{Interface: 2}})
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firewalldtest"
 	"github.com/embedcni/cni/internal/netfilter"
@@ -102,9 +103,7 @@ func TestFirewalldHasForgotten(t *testing.T) {
 	compared := func(extent plugintest.Extent) (found, left string) {
 		t.Helper()
 		found, left, err = plugintest.Compared(ctx, h.Host, lookup, c, extent)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return found, left
 	}
 	if found, _ := compared(plugintest.RepairHost); found != "" {
@@ -165,9 +164,7 @@ func TestAnUnknownBackend(t *testing.T) {
 	compared := func() (found, left string) {
 		t.Helper()
 		found, left, err := plugintest.Compared(ctx, h.Host, lookup, c, plugintest.RepairHost)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return found, left
 	}
 	theirs.Must(t, "ADD", c)

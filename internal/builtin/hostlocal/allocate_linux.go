@@ -68,7 +68,7 @@ func (h *held) reserveNext(set rangeSet, i int, mine []netip.Addr, id, holder st
 			continue
 		}
 		// The index may have missed that the file was removed or rewritten.
-		content, err := readFile(h.dir, addr.String())
+		content, err := readFile(h.file(addr.String()))
 		if content = strings.TrimSpace(content); err == nil && (content == strings.TrimSpace(holder) || content == strings.TrimSpace(id)) {
 			return netip.Addr{}, fmt.Errorf("container %q has the address %s already, and no second ADD is allowed: "+
 				"run DEL first, which removes the file %s/%s", id, addr, h.path, addr)
@@ -79,7 +79,7 @@ func (h *held) reserveNext(set rangeSet, i int, mine []netip.Addr, id, holder st
 		if certain {
 			// Addresses that seem to be taken may be stale in the index too.
 			h.memo.forget()
-			if err := h.refresh(); err != nil {
+			if err := h.memo.refresh(h.path); err != nil {
 				return netip.Addr{}, err
 			}
 		}
@@ -123,22 +123,6 @@ func (h *held) releaseHeld(before int, id, holder string) error {
 	}
 	_, err = h.releaseAll(slices.Clone(h.memo.holders[old]), old)
 	return err
-}
-
-// releaseStale removes the address files that are stale, by holder and address.
-func (h *held) releaseStale(stale func(holder string, addr netip.Addr) bool) error {
-	var found []netip.Addr
-	for addr, e := range h.memo.entries {
-		if stale(e.holder, addr) {
-			found = append(found, addr)
-		}
-	}
-	var errs []error
-	for _, addr := range found {
-		_, err := h.releaseIf(addr, h.memo.entries[addr].holder)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }
 
 // heldBy returns the addresses of a holder, and of the container without an

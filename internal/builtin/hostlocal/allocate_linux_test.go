@@ -15,6 +15,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -39,10 +40,7 @@ func files(t testing.TB, dir string) map[string]string {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := expect.Value(os.ReadFile(filepath.Join(dir, e.Name())))(t)
 		all[e.Name()] = string(data)
 	}
 	return all
@@ -50,19 +48,13 @@ func files(t testing.TB, dir string) map[string]string {
 
 func asJSON(t testing.TB, v any) string {
 	t.Helper()
-	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := expect.Value(json.Marshal(v))(t)
 	return string(data)
 }
 
 func add(t testing.TB, p *Plugin, r *plugin.Request) []string {
 	t.Helper()
-	result, err := p.Add(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	result := expect.Value(p.Add(t.Context(), r))(t)
 	var all []string
 	for _, ip := range result.IPs {
 		all = append(all, ip.Address.String()+" via "+ip.Gateway.String())
@@ -172,10 +164,8 @@ func TestAnAddressRemovedByHandIsFree(t *testing.T) {
 	p := New()
 	add(t, p, call(config, "a"))
 	add(t, p, call(config, "b"))
-	if err := os.Remove(dir + "/10.1.0.2"); err != nil {
-		t.Fatal(err)
-	}
-	d := p.dirs[dir].Value
+	expect.NoError(t, os.Remove(dir+"/10.1.0.2"))
+	d := p.dirs[dir]
 	d.memo.entries[netip.MustParseAddr("10.1.0.2")] = entry{holder: "x"}
 	d.memo.stamp = stamp{} // as if the change had gone unnoticed
 	if got := add(t, p, call(config, "c")); !slices.Equal(got, []string{"10.1.0.2/24 via 10.1.0.1"}) {
@@ -192,9 +182,7 @@ func TestEmptyFilesHaveNoOwner(t *testing.T) {
 	config := configFor(base, dual)
 	add(t, p, call(config, "a"))
 	for name, content := range map[string]string{"10.1.0.3": "", "10.1.0.4": "", "last_reserved_ip.0": "", "notes": "a\r\neth0"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	want := []string{"10.1.0.5/24 via 10.1.0.1", "fd00::3/64 via fd00::1"}
 	if got := add(t, p, call(config, "b")); !slices.Equal(got, want) {

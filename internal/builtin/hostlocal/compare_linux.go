@@ -35,7 +35,7 @@ func (p *Plugin) Compare(ctx context.Context, r *plugin.Request, _ *compare.View
 	err = p.locked(ctx, r, c, false, func(h *held) (err error) {
 		claimed := compare.AddressesOf(r.PrevResult)
 		if claimed == nil && h != nil {
-			if err := h.reread(); err != nil {
+			if err := h.memo.reread(h.path); err != nil {
 				return err
 			}
 			claimed = h.memo.heldBy(r.ContainerID, holderOf(r.ContainerID, r.IfName))
@@ -110,7 +110,7 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 	if c.held == nil {
 		return d, false
 	}
-	content, err := readFile(c.held.dir, addr.String())
+	content, err := readFile(c.held.file(addr.String()))
 	text := strings.TrimSpace(content)
 	switch {
 	case err != nil:
@@ -136,7 +136,7 @@ func (c *comparison) reserveAgain(ctx context.Context, addr netip.Addr) error {
 		if ok || err != nil {
 			return err
 		}
-		content, err := readFile(h.dir, addr.String())
+		content, err := readFile(h.file(addr.String()))
 		if err == nil && strings.TrimSpace(content) != c.holder() {
 			err = fmt.Errorf("the address %s is reserved for %q by now", addr, strings.TrimSpace(content))
 		}

@@ -58,7 +58,7 @@ host-local host reservation "fd00::2": wanted "a\r\neth0", found ""; fix`,
 				fill(t, dir, tt.files)
 			}
 			var claims []string
-			record := claiming{releasing{caller.From(t.Context()).Record, nil}, func(addr netip.Addr) {
+			record := claiming{caller.From(t.Context()).Record, func(addr netip.Addr) {
 				if len(claims) == 0 || claims[len(claims)-1] != addr.String() { // each Fix is called twice
 					claims = append(claims, addr.String())
 				}

@@ -92,7 +92,7 @@ func parse(r *plugin.Request) (*config, error) {
 		return nil, err
 	}
 	sets := n.RuntimeConfig.IPRanges
-	if n.IPAM.Subnet.IP != nil {
+	if n.IPAM.Subnet.IsValid() {
 		sets = append(sets, []rangeConf{n.IPAM.rangeConf})
 	}
 	if c.sets, err = rangeSets(append(sets, n.IPAM.Ranges...), r.CNIVersion); err != nil {

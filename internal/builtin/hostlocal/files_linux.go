@@ -5,10 +5,14 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/ipamdir"
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // A file of host-local has a few hundred bytes at most; a longer one is foreign.
@@ -19,13 +23,9 @@ const maxContent = 4096
 // removes the file with the container's others.
 const unfinished = ".embedcni-unfinished"
 
-// lineBreak separates the container ID and the interface name in an address
-// file.
-const lineBreak = "\r\n"
-
 // holderOf returns the content of an attachment's address files.
 func holderOf(id, ifName string) string {
-	return strings.TrimSpace(id) + lineBreak + ifName
+	return strings.TrimSpace(id) + ipamdir.LineBreak + ifName
 }
 
 // reserve creates the address file, and reports whether it did: it does not if
@@ -44,75 +44,59 @@ func (h *held) reserve(addr netip.Addr, holder string) (bool, error) {
 		return false, fmt.Errorf("reserve %s in %s: %w", name, h.path, err)
 	}
 	h.changed = true
-	e := entry{holder: strings.TrimSpace(holder)}
-	var st unix.Stat_t
-	if unix.Fstatat(h.dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
-		e.ino, e.ctime = st.Ino, st.Ctim // without them the next refresh reads the file again
-	}
+	e := entryOf(h.file(name)) // if it is unknown, the next refresh reads the file again
+	e.holder = strings.TrimSpace(holder)
 	h.memo.put(addr, e)
 	return true, nil
 }
 
+func (h *held) file(name string) string { return h.path + "/" + name }
+
 // publish creates a file with this content in one step.
 func (h *held) publish(name, content string) error {
-	if f := h.prepared.Take(); f != nil {
-		defer f.Close() // written
-		// It may be on another mount than h.dir: it was opened by path, in the mount
-		// namespace of the process rather than the caller's.
-		if err := h.publishAs(int(f.Fd()), name, content); err == nil || errors.Is(err, unix.EEXIST) {
+	// The prepared file may be on another mount: it was opened in the mount namespace of
+	// the process rather than the caller's. Or there was no directory yet.
+	for range 2 {
+		if h.prepared == nil {
+			h.prepared = plainfile.Prepare(h.path, 0o600)
+		}
+		f, err := h.prepared.Publish(h.file(name), []byte(content))
+		h.prepared = nil
+		if err == nil {
+			return f.Close()
+		}
+		if errors.Is(err, unix.EEXIST) {
 			return err
 		}
 	}
-	fd, err := retry(func() (int, error) {
-		return unix.Openat(h.dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
-	})
-	if err != nil {
-		return h.publishByLink(name, content)
-	}
-	defer unix.Close(fd)
-	return h.publishAs(fd, name, content)
-}
-
-// publishAs is publish of an open file without a name.
-func (h *held) publishAs(fd int, name, content string) error {
-	if err := write(fd, content); err != nil {
-		return err
-	}
-	err := unix.Linkat(unix.AT_FDCWD, descriptorPath(fd), h.dir, name, unix.AT_SYMLINK_FOLLOW)
-	if errors.Is(err, unix.ENOENT) { // there is no /proc
-		return h.publishByLink(name, content)
-	}
-	return err
+	return h.publishByLink(name, content)
 }
 
 // publishByLink is publish by way of a temporary name.
 func (h *held) publishByLink(name, content string) (err error) {
-	fd, err := retry(func() (int, error) {
-		return unix.Openat(h.dir, unfinished, unix.O_CREAT|unix.O_TRUNC|unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
-	})
-	if err != nil {
-		return err
-	}
+	h.changed = true
+	temporary := h.file(unfinished)
 	defer func() {
-		h.changed = true
-		err = errors.Join(err, unix.Close(fd), unix.Unlinkat(h.dir, unfinished, 0))
+		if gone := os.Remove(temporary); !errors.Is(gone, fs.ErrNotExist) {
+			err = errors.Join(err, gone)
+		}
 	}()
-	if err := write(fd, content); err != nil {
+	if err := plainfile.Write(temporary, []byte(content), 0o600); err != nil {
 		return err
 	}
-	return unix.Linkat(h.dir, unfinished, h.dir, name, 0)
+	return unix.Link(temporary, h.file(name))
 }
 
 // releaseIf removes the address file if it belongs to the holder, and reports
 // whether it did.
 func (h *held) releaseIf(addr netip.Addr, holder string) (bool, error) {
 	name := addr.String()
-	content, err := readFile(h.dir, name)
+	content, err := readFile(h.file(name))
 	if errors.Is(err, unix.ENOENT) || err == nil && strings.TrimSpace(content) != holder {
 		return false, nil
 	}
 	if err == nil {
-		err = unix.Unlinkat(h.dir, name, 0)
+		err = unix.Unlink(h.file(name))
 	}
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return false, fmt.Errorf("release %s in %s: %w", name, h.path, err)
@@ -125,7 +109,7 @@ func (h *held) releaseIf(addr netip.Addr, holder string) (bool, error) {
 // lastReserved returns the address of a range set that was assigned last. A
 // missing or invalid file only loses the order.
 func (h *held) lastReserved(set int) netip.Addr {
-	text, err := readFile(h.dir, lastReservedName(set))
+	text, err := readFile(h.file(lastReservedName(set)))
 	if err != nil {
 		return netip.Addr{}
 	}
@@ -136,38 +120,22 @@ func (h *held) lastReserved(set int) netip.Addr {
 	return addr.Unmap()
 }
 
-func (h *held) setLastReserved(set int, addr netip.Addr) (err error) {
-	name := lastReservedName(set)
-	fd, err := retry(func() (int, error) {
-		return unix.Openat(h.dir, name, unix.O_CREAT|unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
-	})
+func (h *held) setLastReserved(set int, addr netip.Addr) error {
+	f, err := plainfile.Open(h.file(lastReservedName(set)), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		return pathError("open", h.path+"/"+name, err)
+		return err
 	}
-	defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	text := addr.String()
-	if err := write(fd, text); err != nil {
-		return pathError("write", h.path+"/"+name, err)
-	}
-	return unix.Ftruncate(fd, int64(len(text)))
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Truncate(int64(len(text))), f.Close())
 }
 
 func lastReservedName(set int) string { return "last_reserved_ip." + strconv.Itoa(set) }
 
-func write(fd int, content string) error {
-	n, err := retry(func() (int, error) { return unix.Write(fd, []byte(content)) })
-	if err == nil && n < len(content) {
-		err = unix.ENOSPC
-	}
-	return err
-}
-
 // readFile returns the beginning of a file. It never waits, even if the path
 // leads to no regular file.
-func readFile(dir int, name string) (string, error) {
-	fd, err := retry(func() (int, error) {
-		return unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	})
+func readFile(path string) (string, error) {
+	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) })
 	if err != nil {
 		return "", err
 	}
@@ -178,9 +146,5 @@ func readFile(dir int, name string) (string, error) {
 	}
 	return string(buf[:n]), nil
 }
-
-// descriptorPath returns the path of an open file, for system calls that need
-// one.
-func descriptorPath(fd int) string { return "/proc/thread-self/fd/" + strconv.Itoa(fd) }
 
 func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }

@@ -7,10 +7,8 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
 
-	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/caller"
@@ -23,27 +21,21 @@ import (
 // Plugin is the plugin "host-local". A Plugin that is kept need not read a
 // network's files again. It does not depend on that memory for correctness.
 type Plugin struct {
-	open func(path string) *shared.Ref[directory]
+	memory *shared.Values[string, directory]
 
 	mu   sync.Mutex
-	dirs map[string]*shared.Ref[directory]
+	dirs map[string]*directory
 }
 
 // New returns a plugin with empty memory.
-func New() *Plugin {
-	return &Plugin{open: func(path string) *shared.Ref[directory] { return &shared.Ref[directory]{Value: newDirectory(path)} }}
-}
+func New() *Plugin { return &Plugin{memory: &shared.Values[string, directory]{}} }
 
 // directories have the memory of the process.
 var directories shared.Values[string, directory]
 
 // Shared returns a plugin with the memory of all shared ones: a program may have one for
 // each container.
-func Shared() *Plugin {
-	return &Plugin{open: func(path string) *shared.Ref[directory] {
-		return directories.Get(path, func() *directory { return newDirectory(path) })
-	}}
-}
+func Shared() *Plugin { return &Plugin{memory: &directories} }
 
 // Add reserves an address of each range set: the requested one if there is one,
 // else the next free one. It reserves all or none.
@@ -68,7 +60,7 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 		return nil, err
 	}
 	err = p.locked(ctx, r, c, true, func(h *held) error {
-		if err := h.refresh(); err != nil {
+		if err := h.memo.refresh(h.path); err != nil {
 			return err
 		}
 		h.prepared = prepared
@@ -102,39 +94,11 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 			return err
 		}
 		if released < len(c.sets) {
-			if err := h.reread(); err != nil {
+			if err := h.memo.reread(h.path); err != nil {
 				return err
 			}
 		}
 		return h.releaseHeld(released, r.ContainerID, holder)
-	})
-}
-
-// GC releases the addresses of attachments that are not valid, if the runtime
-// confirms that they are its own and gone: other programs may have addresses in
-// the same directory, and an administrator may exclude some. The reference
-// plugin has no GC; the specification requires it.
-func (p *Plugin) GC(ctx context.Context, r *plugin.Request, valid []types.GCAttachment) error {
-	c, err := parse(r)
-	if err != nil {
-		return err
-	}
-	return p.locked(ctx, r, c, false, func(h *held) error {
-		if h == nil {
-			return nil
-		}
-		if err := h.reread(); err != nil {
-			return err
-		}
-		keep := make(map[string]bool)
-		for _, a := range valid {
-			keep[holderOf(a.ContainerID, a.IfName)] = true
-		}
-		mine := caller.From(ctx).Record
-		return h.releaseStale(func(holder string, addr netip.Addr) bool {
-			id, ifName, ok := strings.Cut(holder, lineBreak)
-			return ok && !keep[holder] && mine.MayRelease(id, ifName, addr)
-		})
 	})
 }
 
@@ -149,7 +113,7 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 		if h == nil {
 			return nil // the first Add creates it
 		}
-		if err := h.refresh(); err != nil {
+		if err := h.memo.refresh(h.path); err != nil {
 			return err
 		}
 		for _, set := range c.sets {
@@ -197,12 +161,12 @@ func (p *Plugin) directory(path string) *directory {
 	d := p.dirs[path]
 	if d == nil {
 		if p.dirs == nil {
-			p.dirs = make(map[string]*shared.Ref[directory])
+			p.dirs = make(map[string]*directory)
 		}
-		d = p.open(path)
+		d = p.memory.Get(path, func() *directory { return newDirectory(path) })
 		p.dirs[path] = d
 	}
-	return d.Value
+	return d
 }
 
 // ipConfig returns an address in the form of a result.

@@ -1,7 +1,6 @@
 package hostlocal
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -34,10 +34,7 @@ func TestBesideTheReference(t *testing.T) {
 	const workers, each = 4, 12
 	base := t.TempDir()
 	dir := base + "/podnet"
-	host, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := expect.Value(netns.Current())(t)
 	defer host.Close()
 	p := New()
 	sides := []plugintest.Side{
@@ -56,9 +53,7 @@ func TestBesideTheReference(t *testing.T) {
 	var wg sync.WaitGroup
 	for i, side := range sides {
 		for w := range workers {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				for n := range each {
 					id := fmt.Sprintf("%d-%d-%d", i, w, n)
 					out, err := side.Run(t.Context(), "ADD", call(id))
@@ -78,16 +73,13 @@ func TestBesideTheReference(t *testing.T) {
 						mu.Unlock()
 					}
 				}
-			}()
+			})
 		}
 	}
 	wg.Wait()
 	owner := make(map[string]string)
 	for id, out := range results {
-		r, err := plugintest.Result(out)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := expect.Value(plugintest.Result(out))(t)
 		for _, ip := range r.IPs {
 			addr := ip.Address.IP.String()
 			if other := owner[addr]; other != "" {
@@ -118,16 +110,11 @@ func TestBesideTheReference(t *testing.T) {
 }
 
 func TestResultsAreEqual(t *testing.T) {
-	host, err := netns.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := expect.Value(netns.Current())(t)
 	defer host.Close()
 	_, pin := plugintest.NetNS(t)
 	resolv := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(resolv, []byte("nameserver 10.0.0.53\nsearch a b\noptions x\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(resolv, []byte("nameserver 10.0.0.53\nsearch a b\noptions x\n"), 0o600))
 	for _, version := range []string{"0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		ipam := dual + fmt.Sprintf(`, "resolvConf": %q, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "fd01::/16", "gw": "fd00::9"}]`, resolv)
 		sides := []plugintest.Side{plugintest.Ours(host, func(string) plugin.Plugin { return New() }), plugintest.Theirs(t, host)}
@@ -149,9 +136,7 @@ func result(t testing.TB, addrs ...string) *types100.Result {
 	r := &types100.Result{}
 	for _, a := range addrs {
 		ip, n, err := net.ParseCIDR(a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		n.IP = ip
 		r.IPs = append(r.IPs, &types100.IPConfig{Address: *n})
 	}
@@ -160,13 +145,9 @@ func result(t testing.TB, addrs ...string) *types100.Result {
 
 func fill(t testing.TB, dir string, contents map[string]string) {
 	t.Helper()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.MkdirAll(dir, 0o755))
 	for name, content := range contents {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 }
 
@@ -197,9 +178,7 @@ func TestDel(t *testing.T) {
 			if tt.prev != nil {
 				r.PrevResult = result(t, tt.prev...)
 			}
-			if err := New().Del(t.Context(), r); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, New().Del(t.Context(), r))
 			left := files(t, dir)
 			delete(left, "lock")
 			if got := slices.Sorted(maps.Keys(left)); !slices.Equal(got, tt.left) {
@@ -260,55 +239,9 @@ func TestCheckDetects(t *testing.T) {
 	})
 }
 
-// releasing is a runtime that may release only these reservations.
-type releasing struct {
-	caller.Record
-	mine func(id, ifName string, addr netip.Addr) bool
-}
-
-func (r releasing) MayRelease(id, ifName string, addr netip.Addr) bool {
-	return r.mine(id, ifName, addr)
-}
-
-// TestFault_F39_GCReleasesOnlyTheRuntimesOwnReservations: absence from the list
-// of attachments is not enough.
-func TestFault_F39_GCReleasesOnlyTheRuntimesOwnReservations(t *testing.T) {
-	base := t.TempDir()
-	dir := base + "/podnet"
-	before := map[string]string{
-		"10.1.0.2": "a\r\neth0", "fd00::2": "a\r\neth0", "10.1.0.3": "a\r\neth1", "10.1.0.4": "b\r\neth0",
-		"10.1.0.5": "a", "10.1.0.6": "b", "10.1.0.7": "", "10.9.0.1": "c\r\neth0", "10.1.0.8": "b\r\neth0",
-		"10.1.0.9": "kept for the printer", "last_reserved_ip.0": "10.1.0.7",
-	}
-	fill(t, dir, before)
-	valid := []types.GCAttachment{{ContainerID: "a", IfName: "eth0"}}
-	gc := func(ctx context.Context) []string {
-		t.Helper()
-		if err := New().GC(ctx, call(configFor(base, dual), ""), valid); err != nil {
-			t.Fatal(err)
-		}
-		return slices.Sorted(maps.Keys(files(t, dir)))
-	}
-	want := slices.Sorted(maps.Keys(before))
-	want = append(want, "lock")
-	if left := gc(t.Context()); !slices.Equal(left, want) {
-		t.Errorf("without a runtime: left %q, want %q", left, want)
-	}
-	ctx := caller.With(t.Context(), caller.Given{Record: releasing{caller.From(t.Context()).Record, func(id, ifName string, addr netip.Addr) bool {
-		return id == "a" || id == "b" && ifName == "eth0" && addr == netip.MustParseAddr("10.1.0.4")
-	}}})
-	want = slices.DeleteFunc(want, func(name string) bool { return name == "10.1.0.3" || name == "10.1.0.4" })
-	if left := gc(ctx); !slices.Equal(left, want) {
-		t.Errorf("left %q, want %q", left, want)
-	}
-	if err := New().GC(ctx, call(configFor(t.TempDir(), dual), ""), nil); err != nil {
-		t.Error(err)
-	}
-}
-
 // claiming is a runtime that checks the directory when an address is claimed.
 type claiming struct {
-	releasing
+	caller.Record
 	claim func(addr netip.Addr)
 }
 
@@ -319,16 +252,13 @@ func (c claiming) Claim(addr netip.Addr) { c.claim(addr) }
 func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
 	base := t.TempDir()
 	var claimed []string
-	ctx := caller.With(t.Context(), caller.Given{Record: claiming{releasing{caller.From(t.Context()).Record, nil}, func(addr netip.Addr) {
+	ctx := caller.With(t.Context(), caller.Given{Record: claiming{caller.From(t.Context()).Record, func(addr netip.Addr) {
 		claimed = append(claimed, addr.String())
 		if found, err := filepath.Glob(filepath.Join(base, "*", addr.String())); len(found) > 0 || err != nil {
 			t.Errorf("%s is there before it was claimed: %v, %v", addr, found, err)
 		}
 	}}})
-	result, err := New().Add(ctx, call(configFor(base, dual), "a"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	result := expect.Value(New().Add(ctx, call(configFor(base, dual), "a")))(t)
 	var got []string
 	for _, ip := range result.IPs {
 		got = append(got, ip.Address.IP.String())
@@ -343,13 +273,9 @@ func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
 func TestFault_F50_AResolvConfThatIsNoFileBlocksNobody(t *testing.T) {
 	base := t.TempDir()
 	fifo := filepath.Join(base, "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Mkfifo(fifo, 0o600))
 	long := filepath.Join(base, "long")
-	if err := errors.Join(os.WriteFile(long, nil, 0o600), os.Truncate(long, maxResolvConf+1)); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(os.WriteFile(long, nil, 0o600), os.Truncate(long, maxResolvConf+1)))
 	for path, want := range map[string]error{fifo: plainfile.ErrNotRegular, "/dev/zero": plainfile.ErrNotRegular, long: plainfile.ErrTooLong, base: unix.EISDIR} {
 		ended := make(chan error, 1)
 		go func() {
@@ -375,19 +301,15 @@ func TestFault_F50_AResolvConfThatIsNoFileBlocksNobody(t *testing.T) {
 func TestFault_F50_FIFOsInPlaceOfTheNetworksFilesBlockNobody(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.MkdirAll(dir, 0o755))
 	for _, name := range []string{"10.1.0.2", "10.1.0.3", "last_reserved_ip.0", "lock"} {
-		if err := unix.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, unix.Mkfifo(filepath.Join(dir, name), 0o600))
 	}
 	ended := make(chan error, 1)
 	go func() {
 		p, r := New(), call(configFor(base, `"subnet": "10.1.0.0/24"`), "a")
 		_, err := p.Add(t.Context(), r)
-		ended <- errors.Join(err, p.GC(t.Context(), r, nil), p.Del(t.Context(), r), p.Status(t.Context(), r))
+		ended <- errors.Join(err, p.Del(t.Context(), r), p.Status(t.Context(), r))
 	}()
 	select {
 	case err := <-ended:

@@ -1,9 +1,10 @@
 package hostlocal
 
 import (
-	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"time"
 
@@ -42,9 +43,9 @@ type stamp struct {
 	ctime, mtime unix.Timespec
 }
 
-func stampOf(dir int) (stamp, error) {
+func stampOf(dir string) (stamp, error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(dir, &st); err != nil {
+	if err := unix.Stat(dir, &st); err != nil {
 		return stamp{}, err
 	}
 	return stamp{dev: uint64(st.Dev), ino: st.Ino, ctime: st.Ctim, mtime: st.Mtim}, nil
@@ -56,13 +57,13 @@ const past = time.Second
 
 // mark gives the directory a time in the past, and returns its new stamp. It
 // returns the zero stamp, which no directory has, if the time is not reliable.
-func mark(dir int) stamp {
+func mark(dir string) stamp {
 	if !keepsTime(dir) {
 		return stamp{}
 	}
 	t := unix.NsecToTimespec(time.Now().Add(-past).UnixNano())
 	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, t}
-	if err := unix.UtimesNanoAt(unix.AT_FDCWD, descriptorPath(dir), times, 0); err != nil {
+	if err := unix.UtimesNanoAt(unix.AT_FDCWD, dir, times, 0); err != nil {
 		return stamp{} // another user owns it
 	}
 	s, err := stampOf(dir)
@@ -73,20 +74,17 @@ func mark(dir int) stamp {
 }
 
 // refresh updates the index. The first time it reads every file.
-func (x *index) refresh(dir int) error {
+func (x *index) refresh(dir string) error {
 	now, err := stampOf(dir)
-	if err != nil {
-		return err
-	}
-	if x.entries != nil && x.stamp == now {
+	if err == nil && x.entries != nil && x.stamp == now {
 		return nil
 	}
-	if x.entries == nil {
-		*x = index{entries: make(map[netip.Addr]entry), holders: make(map[string][]netip.Addr)}
+	if err == nil {
+		err = x.read(dir)
 	}
-	if err := x.read(dir); err != nil {
+	if err != nil {
 		x.forget()
-		return err
+		return fmt.Errorf("look into %s: %w", dir, err)
 	}
 	x.stamp = mark(dir)
 	return nil
@@ -94,7 +92,7 @@ func (x *index) refresh(dir int) error {
 
 // reread is refresh for files that may have been rewritten in place, which the
 // directory's time does not show. It takes a system call for each file.
-func (x *index) reread(dir int) error {
+func (x *index) reread(dir string) error {
 	x.stamp = stamp{}
 	return x.refresh(dir)
 }
@@ -105,38 +103,42 @@ func (x *index) forget() { *x = index{} }
 // known reports whether the index has entries worth a refresh.
 func (x *index) known() bool { return x.entries != nil }
 
-// read updates the entries from the directory. It reads a file if its name,
+// read makes the entries anew from the directory. It reads a file if its name,
 // inode number or time is new: file systems reuse inode numbers.
-func (x *index) read(dir int) error {
-	gone := make(map[netip.Addr]bool, len(x.entries))
-	for addr := range x.entries {
-		gone[addr] = true
+func (x *index) read(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
 	}
-	err := list(dir, func(ino uint64, name string) error {
+	defer d.Close() // it was only read
+	files, err := d.ReadDir(-1)
+	if err != nil {
+		return err
+	}
+	fresh := index{entries: make(map[netip.Addr]entry), holders: make(map[string][]netip.Addr)}
+	for _, f := range files {
+		name := f.Name()
 		addr, err := netip.ParseAddr(name)
-		if err != nil || addr.String() != name {
-			return nil // lock, last_reserved_ip.0, or a foreign file
+		if err != nil || addr.String() != name || !f.Type().IsRegular() {
+			continue // lock, last_reserved_ip.0, or a foreign file
 		}
-		old, ok := x.entries[addr]
-		if ok && old.ino == ino && old.ctime == ctimeOf(dir, name) {
-			delete(gone, addr)
-			return nil
+		e, old := entryOf(dir+"/"+name), x.entries[addr]
+		if e.holder = old.holder; e == old && e.ino != 0 {
+			fresh.put(addr, e)
+			continue
 		}
-		content, err := readFile(dir, name)
+		content, err := readFile(dir + "/" + name)
 		if errors.Is(err, unix.ENOENT) {
-			return nil // removed by a program that ignores the lock
+			continue // removed by a program that ignores the lock
 		}
 		if err != nil {
 			return pathError("read", name, err)
 		}
-		delete(gone, addr)
-		x.put(addr, entry{ino: ino, ctime: ctimeOf(dir, name), holder: strings.TrimSpace(content)})
-		return nil
-	})
-	for addr := range gone {
-		x.remove(addr)
+		e.holder = strings.TrimSpace(content)
+		fresh.put(addr, e)
 	}
-	return err
+	*x = fresh
+	return nil
 }
 
 func (x *index) put(addr netip.Addr, e entry) {
@@ -165,22 +167,22 @@ func (x *index) remove(addr netip.Addr) {
 	}
 }
 
-// ctimeOf returns the time of a file's last change, or the zero time, which no
+// entryOf returns the identity of a file's present content, or the zero entry, which no
 // file has, if it is unknown.
-func ctimeOf(dir int, name string) unix.Timespec {
+func entryOf(path string) entry {
 	var st unix.Stat_t
-	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return unix.Timespec{}
+	if err := unix.Lstat(path, &st); err != nil {
+		return entry{}
 	}
-	return st.Ctim
+	return entry{ino: st.Ino, ctime: st.Ctim}
 }
 
 // keepsTime reports whether the directory's file system takes its times from
 // this kernel at once. Those of a network file system come from a server, and
 // are cached.
-func keepsTime(dir int) bool {
+func keepsTime(dir string) bool {
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(dir, &st); err != nil {
+	if err := unix.Statfs(dir, &st); err != nil {
 		return false
 	}
 	switch int64(st.Type) {
@@ -188,31 +190,4 @@ func keepsTime(dir int) bool {
 		return true
 	}
 	return false
-}
-
-// list calls f for each regular file in a directory. The offsets are those of
-// struct linux_dirent64, getdents64(2).
-func list(dir int, f func(ino uint64, name string) error) error {
-	const inode, length, kind, text = 0, 16, 18, 19
-	if _, err := unix.Seek(dir, 0, unix.SEEK_SET); err != nil {
-		return err
-	}
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := retry(func() (int, error) { return unix.Getdents(dir, buf) })
-		if err != nil || n == 0 {
-			return err
-		}
-		for rest := buf[:n]; len(rest) > text; {
-			record := rest[:binary.NativeEndian.Uint16(rest[length:])]
-			rest = rest[len(record):]
-			if t := record[kind]; t != unix.DT_REG && t != unix.DT_UNKNOWN {
-				continue
-			}
-			name, _, _ := strings.Cut(string(record[text:]), "\x00")
-			if err := f(binary.NativeEndian.Uint64(record[inode:]), name); err != nil {
-				return err
-			}
-		}
-	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -24,26 +25,19 @@ func TestTheLockIsWaitedFor(t *testing.T) {
 	config := configFor(base, dual)
 	p := New()
 	add(t, p, call(config, "a"))
-	lock, err := os.Open(base + "/podnet/lock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := expect.Value(os.Open(base + "/podnet/lock"))(t)
 	defer lock.Close()
 	// The reference plugin locks it like this, and the oracle compares that.
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	var wg sync.WaitGroup
 	for range 3 { // one waits in the kernel, the others in line
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			if _, err := p.Add(ctx, call(config, "b")); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v", err)
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	done := make(chan error)
@@ -51,9 +45,7 @@ func TestTheLockIsWaitedFor(t *testing.T) {
 		_, err := p.Add(t.Context(), call(config, "b"))
 		done <- err
 	}()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
@@ -92,9 +84,7 @@ func TestNoFileIsEverEmpty(t *testing.T) {
 // TestPublishByLink covers file systems without unnamed files.
 func TestPublishByLink(t *testing.T) {
 	h, err := newDirectory(t.TempDir()).acquire(t.Context(), true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	fill(t, h.path, map[string]string{unfinished: "left by a process that was killed, and long"})
 	for range 2 {
 		err = h.publishByLink("10.1.0.2", "a\r\neth0")
@@ -113,14 +103,9 @@ func TestPublishByLink(t *testing.T) {
 
 // TestAPreparedFileOfAnotherMount is not used: it was opened in another mount namespace.
 func TestAPreparedFileOfAnotherMount(t *testing.T) {
-	h, err := newDirectory(t.TempDir()).acquire(t.Context(), true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := expect.Value(newDirectory(t.TempDir()).acquire(t.Context(), true))(t)
 	other := t.TempDir()
-	if err := unix.Mount("tmpfs", other, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Mount("tmpfs", other, "tmpfs", 0, ""))
 	h.prepared = plainfile.Prepare(other, 0o600)
 	if err := h.publish("10.1.0.2", "a\r\neth0"); err != nil {
 		t.Error(err)
@@ -142,8 +127,6 @@ func TestDirectoryRemovedMeanwhile(t *testing.T) {
 		if got := add(t, p, call(configFor(base, dual), "a")); !slices.Equal(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
-		if err := os.RemoveAll(base); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.RemoveAll(base))
 	}
 }

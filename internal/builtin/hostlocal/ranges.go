@@ -3,11 +3,8 @@ package hostlocal
 import (
 	"fmt"
 	"iter"
-	"net"
 	"net/netip"
 	"strings"
-
-	"github.com/containernetworking/cni/pkg/types"
 )
 
 // addressRange is the addresses from first to last, both included. The gateway
@@ -24,67 +21,49 @@ type rangeSet []addressRange
 
 // rangeConf is a configured range. Missing fields are derived from the subnet.
 type rangeConf struct {
-	RangeStart net.IP      `json:"rangeStart"`
-	RangeEnd   net.IP      `json:"rangeEnd"`
-	Subnet     types.IPNet `json:"subnet"`
-	Gateway    net.IP      `json:"gateway"`
+	RangeStart netip.Addr   `json:"rangeStart"`
+	RangeEnd   netip.Addr   `json:"rangeEnd"`
+	Subnet     netip.Prefix `json:"subnet"`
+	Gateway    netip.Addr   `json:"gateway"`
 }
 
 // canonical validates a range and completes it: the gateway is the subnet's
 // first address, and the range is everything from there to the last address,
-// without an IPv4 broadcast address.
+// without an IPv4 broadcast address. The subnet must be a network's address with
+// room for hosts.
 func (c rangeConf) canonical() (addressRange, error) {
-	var r addressRange
-	subnet, err := prefixOf(c.Subnet)
-	if err != nil {
-		return r, err
+	network := c.Subnet.Addr()
+	switch {
+	case !c.Subnet.IsValid():
+		return addressRange{}, fmt.Errorf("subnet is missing, or no network")
+	case network.Is4In6():
+		return addressRange{}, fmt.Errorf("subnet %s is an IPv4 network with the mask of an IPv6 network", c.Subnet)
+	case c.Subnet.Bits() > network.BitLen()-2:
+		return addressRange{}, fmt.Errorf("subnet %s is too small: it has no address beside the network's and the gateway's", c.Subnet)
+	case c.Subnet.Masked() != c.Subnet:
+		return addressRange{}, fmt.Errorf("subnet %s has host bits set: the network is %s", c.Subnet, c.Subnet.Masked())
 	}
-	r.subnet = subnet
-	network := subnet.Addr()
-	r.gateway, r.first, r.last = network.Next(), network.Next(), lastOf(subnet)
+	r := addressRange{subnet: c.Subnet, gateway: network.Next(), first: network.Next(), last: lastOf(c.Subnet)}
 	for _, field := range []struct {
 		name   string
-		value  net.IP
+		value  netip.Addr
 		target *netip.Addr
 	}{{"gateway", c.Gateway, &r.gateway}, {"rangeStart", c.RangeStart, &r.first}, {"rangeEnd", c.RangeEnd, &r.last}} {
-		if field.value == nil {
+		if !field.value.IsValid() {
 			continue
 		}
-		addr, ok := netip.AddrFromSlice(field.value)
-		if !ok {
-			return r, fmt.Errorf("%s is no address", field.name)
+		*field.target = field.value.Unmap()
+		if field.value.Zone() != "" {
+			return r, fmt.Errorf("%s %s has a zone", field.name, field.value)
 		}
-		*field.target = addr.Unmap()
-		if field.name != "gateway" && !subnet.Contains(addr.Unmap()) {
-			return r, fmt.Errorf("%s %s is not in the subnet %s", field.name, addr.Unmap(), subnet)
+		if field.name != "gateway" && !r.subnet.Contains(*field.target) {
+			return r, fmt.Errorf("%s %s is not in the subnet %s", field.name, *field.target, r.subnet)
 		}
 	}
 	if r.last.Less(r.first) {
-		return r, fmt.Errorf("the range from %s to %s in the subnet %s is empty", r.first, r.last, subnet)
+		return r, fmt.Errorf("the range from %s to %s in the subnet %s is empty", r.first, r.last, r.subnet)
 	}
 	return r, nil
-}
-
-// prefixOf converts a subnet, which must be a network's address with room for
-// hosts.
-func prefixOf(subnet types.IPNet) (netip.Prefix, error) {
-	addr, ok := netip.AddrFromSlice(subnet.IP)
-	if !ok {
-		return netip.Prefix{}, fmt.Errorf("subnet is missing, or no network")
-	}
-	addr = addr.Unmap()
-	ones, bits := subnet.Mask.Size()
-	switch {
-	case bits != addr.BitLen():
-		return netip.Prefix{}, fmt.Errorf("subnet %s/%d is an IPv4 network with the mask of an IPv6 network", addr, ones)
-	case ones > bits-2:
-		return netip.Prefix{}, fmt.Errorf("subnet %s/%d is too small: it has no address beside the network's and the gateway's", addr, ones)
-	}
-	prefix := netip.PrefixFrom(addr, ones)
-	if prefix.Masked() != prefix {
-		return netip.Prefix{}, fmt.Errorf("subnet %s has host bits set: the network is %s", prefix, prefix.Masked())
-	}
-	return prefix, nil
 }
 
 // lastOf returns the last address of a network that an interface can have.

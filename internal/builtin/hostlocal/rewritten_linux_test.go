@@ -7,31 +7,20 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containernetworking/cni/pkg/types"
-
-	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
-
-// anyones is a runtime to which every reservation belongs as garbage.
-type anyones struct{ caller.Record }
-
-func (anyones) MayRelease(string, string, netip.Addr) bool { return true }
 
 // TestAFileThatIsRewrittenInPlaceIsNoticed, for example after an
 // administrator's edit: only the file itself shows the change.
 func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 	for what, test := range map[string]func(t *testing.T, p *Plugin, base string, config string){
 		"by a DEL without the result": func(t *testing.T, p *Plugin, base, config string) {
-			if err := p.Del(t.Context(), call(config, "new")); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, p.Del(t.Context(), call(config, "new")))
 			wantFiles(t, base, "10.1.0.3")
 		},
 		"by a DEL of who had it": func(t *testing.T, p *Plugin, base, config string) {
-			if err := p.Del(t.Context(), call(config, "old")); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, p.Del(t.Context(), call(config, "old")))
 			wantFiles(t, base, "10.1.0.2", "10.1.0.3")
 		},
 		"by a CHECK without the result": func(t *testing.T, p *Plugin, base, config string) {
@@ -48,14 +37,6 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 			}
 			wantFiles(t, base, "10.1.0.2", "10.1.0.3", "10.1.0.4")
 		},
-		"by a GC": func(t *testing.T, p *Plugin, base, config string) {
-			ctx := caller.With(t.Context(), caller.Given{Record: anyones{caller.From(t.Context()).Record}})
-			valid := []types.GCAttachment{{ContainerID: "old", IfName: "eth0"}, {ContainerID: "other", IfName: "eth0"}}
-			if err := p.GC(ctx, call(config, ""), valid); err != nil {
-				t.Fatal(err)
-			}
-			wantFiles(t, base, "10.1.0.3")
-		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			base := t.TempDir()
@@ -67,10 +48,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 				}
 			}
 			file := filepath.Join(base, "podnet", "10.1.0.2")
-			before, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := expect.Value(os.ReadFile(file))(t)
 			after := strings.Replace(string(before), "old", "new", 1)
 			if err := os.WriteFile(file, []byte(after), 0o600); err != nil || after == string(before) {
 				t.Fatal(err, after)
@@ -83,10 +61,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 // wantFiles compares the reserved addresses.
 func wantFiles(t *testing.T, base string, want ...string) {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(base, "podnet", "10.*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := expect.Value(filepath.Glob(filepath.Join(base, "podnet", "10.*")))(t)
 	var got []string
 	for _, f := range files {
 		got = append(got, filepath.Base(f))
@@ -105,22 +80,15 @@ func TestADelWithTheResultReadsNoOtherFile(t *testing.T) {
 	var r *plugin.Request
 	for _, id := range []string{"other", "c1"} {
 		r = call(config, id)
-		result, err := p.Add(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		result := expect.Value(p.Add(t.Context(), r))(t)
 		r.PrevResult = result
 	}
 	others := filepath.Join(base, "podnet", "10.1.0.2")
-	if err := os.WriteFile(others, []byte("rewritten"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Del(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(others, []byte("rewritten"), 0o600))
+	expect.NoError(t, p.Del(t.Context(), r))
 	wantFiles(t, base, "10.1.0.2")
 	for _, d := range p.dirs {
-		if e := d.Value.memo.entries[netip.MustParseAddr("10.1.0.2")]; !strings.HasPrefix(e.holder, "other") {
+		if e := d.memo.entries[netip.MustParseAddr("10.1.0.2")]; !strings.HasPrefix(e.holder, "other") {
 			t.Errorf("the file of another container was read: %q", e.holder)
 		}
 	}

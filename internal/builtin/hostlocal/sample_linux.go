@@ -1,8 +1,6 @@
 package hostlocal
 
 import (
-	"net"
-
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/plugin"
@@ -18,10 +16,7 @@ func (*Plugin) Sample(r *plugin.Request) (*types100.Result, error) {
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: c.routes}
 	for _, set := range c.sets {
 		for _, of := range set {
-			result.IPs = append(result.IPs, &types100.IPConfig{
-				Address: net.IPNet{IP: of.first.AsSlice(), Mask: net.CIDRMask(of.subnet.Bits(), of.first.BitLen())},
-				Gateway: of.gateway.AsSlice(),
-			})
+			result.IPs = append(result.IPs, ipConfig(of.first, of))
 		}
 	}
 	return result, nil

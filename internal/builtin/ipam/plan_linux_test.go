@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -20,9 +21,7 @@ import (
 func parsed(t *testing.T, text string) *types100.Result {
 	t.Helper()
 	r := &types100.Result{}
-	if err := json.Unmarshal([]byte(text), r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal([]byte(text), r))
 	return r
 }
 
@@ -30,9 +29,7 @@ func TestPlan(t *testing.T) {
 	got, err := plan(parsed(t, `{"cniVersion": "1.1.0",
 		"ips": [{"address": "10.1.0.2/24"}, {"address": "10.2.0.2/24", "gateway": "10.2.0.1"}, {"address": "10.3.0.2/24", "gateway": "10.3.0.1"}, {"address": "fd00::2/64", "gateway": "fd00::1"}],
 		"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.7.1.0/16", "gw": "10.1.0.9", "mtu": 1400, "advmss": 1300, "priority": 5, "table": 7, "scope": 253}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	want := wanted{
 		addresses: []netip.Prefix{
 			netip.MustParsePrefix("10.1.0.2/24"), netip.MustParsePrefix("10.2.0.2/24"),

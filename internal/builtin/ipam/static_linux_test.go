@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -41,14 +42,9 @@ func TestAdd(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		data, err := json.Marshal(result)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := expect.Value(json.Marshal(result))(t)
 		var got, want map[string]any
-		if err := errors.Join(json.Unmarshal(data, &got), json.Unmarshal([]byte(test.want), &want)); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, errors.Join(json.Unmarshal(data, &got), json.Unmarshal([]byte(test.want), &want)))
 		want["cniVersion"] = types100.ImplementedSpecVersion
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %s\nwant %s", name, data, test.want)
@@ -105,9 +101,7 @@ func TestCheck(t *testing.T) {
 	for name, test := range tests {
 		r := request(conf, "")
 		r.PrevResult = &types100.Result{}
-		if err := json.Unmarshal([]byte(`{"cniVersion": "1.0.0", "ips": `+test.ips+`}`), r.PrevResult); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, json.Unmarshal([]byte(`{"cniVersion": "1.0.0", "ips": `+test.ips+`}`), r.PrevResult))
 		got := ""
 		if err := (Static{}).Check(t.Context(), r); err != nil {
 			got = err.Error()

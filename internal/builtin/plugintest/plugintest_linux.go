@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,7 +19,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/nettest"
@@ -122,21 +120,6 @@ func (s Side) Must(t testing.TB, verb string, c Call) []byte {
 		t.Fatalf("%s: %s of %s: %v", s.Name, verb, c.Type, err)
 	}
 	return out
-}
-
-// releasing is a runtime to which every reservation is garbage.
-type releasing struct{ caller.Record }
-
-func (releasing) MayRelease(string, string, netip.Addr) bool { return true }
-
-// MustGC runs GC for a runtime that knows only the valid attachments, and fails
-// the test on an error.
-func (s Side) MustGC(t testing.TB, c Call) {
-	t.Helper()
-	ctx := caller.With(context.Background(), caller.Given{Record: releasing{caller.From(context.Background()).Record}})
-	if out, err := s.Run(ctx, "GC", c); err != nil {
-		t.Fatalf("GC: %v: %s", err, out)
-	}
 }
 
 // MustFail runs a verb that must fail, and returns the error.

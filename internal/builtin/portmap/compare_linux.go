@@ -95,21 +95,22 @@ type router interface {
 // compareLocalnet compares the setting of the interface that leads to the container, if
 // that is the attachment's own: a bridge that was made again, or an end of a veth pair.
 // Without it the route leads to an interface of the host's, whose setting is not ours.
-func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *compare.View) (_ []compare.Difference, err error) {
 	if !c.want.SNAT || !c.want.V4.IsValid() {
 		return nil, nil
 	}
-	to := c.want.V4.Addr()
-	index, err := interfaceTo(ctx, r, v, to)
-	if err != nil || index == 0 {
+	routes, ok := v.Host.(router)
+	if !ok {
+		conn, berr := caller.From(ctx).Conns.Borrow(r.Host)
+		if berr != nil {
+			return nil, berr
+		}
+		defer func() { err = errors.Join(err, conn.Close()) }()
+		routes = conn
+	}
+	link, there, err := interfaceTo(routes, v.Host, c.want.V4.Addr())
+	if err != nil || !there {
 		return nil, err
-	}
-	link, err := v.Host.LinkByIndex(index)
-	if links.NotFound(err) { // the view is older than the route
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("snat: the host's interface to %s: %w", to, err)
 	}
 	want := localnetOf(link.Name)
 	if link.Has(want) || !slices.ContainsFunc(r.PrevResult.Interfaces, func(i *types100.Interface) bool {
@@ -134,25 +135,23 @@ func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *comp
 	}}, nil
 }
 
-// interfaceTo returns the index of the interface to an address, 0 if there is no route.
-func interfaceTo(ctx context.Context, r *plugin.Request, v *compare.View, to netip.Addr) (index int, err error) {
-	routes, ok := v.Host.(router)
-	if !ok {
-		conn, err := caller.From(ctx).Conns.Borrow(r.Host)
-		if err != nil {
-			return 0, err
-		}
-		defer func() { err = errors.Join(err, conn.Close()) }()
-		routes = conn
-	}
-	index, err = routes.InterfaceTo(to)
-	if unreachable(err) {
-		return 0, nil
+// interfaceTo returns the host's interface that leads to an address. There is none if no
+// route leads there, or if the list of interfaces is older than the route.
+func interfaceTo(routes router, host compare.Net, to netip.Addr) (link links.Link, there bool, err error) {
+	index, err := routes.InterfaceTo(to)
+	if unreachable(err) || err == nil && index == 0 {
+		return link, false, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("snat: route to %s: %w", to, err)
+		return link, false, fmt.Errorf("snat: route to %s: %w", to, err)
 	}
-	return index, nil
+	if link, err = host.LinkByIndex(index); links.NotFound(err) {
+		return link, false, nil
+	}
+	if err != nil {
+		return link, false, fmt.Errorf("snat: the host's interface to %s: %w", to, err)
+	}
+	return link, true, nil
 }
 
 // localnetOf returns the setting that lets packets from loopback addresses leave by an

@@ -32,9 +32,7 @@ var backends = map[string]struct{ variant, options string }{
 func compared(t *testing.T, h plugintest.Host, c plugintest.Call, extent plugintest.Extent) (found, left string) {
 	t.Helper()
 	found, left, err := plugintest.Compared(t.Context(), h.Host, lookup, c, extent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return found, left
 }
 
@@ -323,7 +321,5 @@ func TestAViewWithoutRouting(t *testing.T) {
 		}
 		return errors.Join(err, done())
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 }

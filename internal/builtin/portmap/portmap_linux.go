@@ -78,16 +78,9 @@ func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr)
 		return err
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
-	index, err := host.InterfaceTo(container)
-	if unreachable(err) || err == nil && index == 0 {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("snat: route to %s: %w", container, err)
-	}
-	link, err := host.LinkByIndex(index)
-	if err != nil {
-		return fmt.Errorf("snat: the host's interface to %s: %w", container, err)
+	link, there, err := interfaceTo(host, host, container)
+	if err != nil || !there {
+		return err
 	}
 	return setLocalnet(host, link)
 }
