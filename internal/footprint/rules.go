@@ -121,8 +121,7 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 func (a *Attachment) SharedRules() (all fwrules.Rules, err error) {
 	wants, err := a.Wants()
 	for _, w := range wants {
-		all.Masquerade = append(all.Masquerade, w.Rules.Masquerade...)
-		all.HostPorts = append(all.HostPorts, w.Rules.HostPorts...)
+		all = all.Join(w.Rules)
 	}
 	return all, err
 }
@@ -139,8 +138,7 @@ func Siblings(network string, others []*Attachment) (s fwrules.Siblings, err err
 			continue
 		}
 		rules, err := b.SharedRules()
-		s.Rules.Masquerade = append(s.Rules.Masquerade, rules.Masquerade...)
-		s.Rules.HostPorts = append(s.Rules.HostPorts, rules.HostPorts...)
+		s.Rules = s.Rules.Join(rules)
 		if err != nil {
 			s.Unknown = true
 			errs = append(errs, fmt.Errorf("interface %s: %w", b.IfName, err))

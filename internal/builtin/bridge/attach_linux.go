@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter/reference"
 )
 
 // containerInterface is the index of the container's interface in the result,
@@ -80,11 +79,8 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 		return err
 	}
 	if a.MACSpoofChk { // before it can send
-		err := spoofCheck(caller.From(ctx), a.Request, func(s reference.SpoofCheck) error {
-			return s.Add(ctx, a.Host.Name, a.Container.MAC)
-		})
-		if err != nil {
-			return err
+		if err := atOnce(ctx, a.Request).Add(ctx, spoofRules(a.Request, a.Host.Name, a.Container.MAC)); err != nil {
+			return spoofError(err)
 		}
 	}
 	if err := a.configureContainer(ctx); err != nil {
@@ -272,7 +268,7 @@ func (a *attachment) settle(ctx context.Context) error {
 func (a *attachment) Undo(ctx context.Context) error {
 	err := a.Ends.Undo(ctx)
 	if a.MACSpoofChk {
-		err = errors.Join(err, removeSpoofCheck(context.WithoutCancel(ctx), caller.From(ctx), a.Request))
+		err = errors.Join(err, spoofError(atOnce(ctx, a.Request).Remove(context.WithoutCancel(ctx), spoofRules(a.Request, "", nil))))
 	}
 	return err
 }

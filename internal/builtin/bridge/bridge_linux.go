@@ -106,10 +106,7 @@ func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if !c.MACSpoofChk {
 		return err
 	}
-	// The host's namespace outlives the request, because the runtime has opened
-	// it.
-	g := caller.From(ctx)
-	return errors.Join(err, g.Batch.Later(ctx, func(ctx context.Context) error { return removeSpoofCheck(ctx, g, r) }))
+	return errors.Join(err, spoofError(caller.From(ctx).Firewalls(r.Host).Remove(ctx, spoofRules(r, "", nil))))
 }
 
 // Status asks the IPAM plugin.

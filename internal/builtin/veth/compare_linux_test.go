@@ -174,7 +174,7 @@ bridge container route "10.9.0.0/16 on eth0": wanted "10.9.0.0/16 via 10.1.0.7",
 		}},
 		{attaching{name: "spoofing", typ: "bridge", conf: `"macspoofchk": true, ` + static4}, []damage{
 			{"no rules", "host", "nft flush ruleset", ``},
-			{"no jump", "host", "nft flush chain bridge nat PREROUTING", ``},
+			{"no jump", "host", "nft flush chain bridge embedcni spoofing", ``},
 		}},
 		{attaching{name: "modes", typ: "bridge", conf: `"hairpinMode": true, "portIsolation": true, ` + static4}, []damage{
 			{"hairpin", "host", "bridge link set dev VETH hairpin off", `bridge host bridge port "vethX": wanted "hairpin", found ""; fix`},
