@@ -62,22 +62,8 @@ func (a *Attachment) ForwardsPorts() bool {
 // look for flows takes the kernel through the whole table of connections, which
 // takes ten times as long as removing a container.
 func (a *Attachment) knownWithoutUDP() bool {
-	if !a.Recorded {
-		return false
-	}
-	var ports []struct {
-		Protocol string `json:"protocol"`
-	}
-	data, err := json.Marshal(a.CapabilityArgs[portMappings])
-	if err != nil || json.Unmarshal(data, &ports) != nil {
-		return false
-	}
-	for _, p := range ports {
-		if strings.EqualFold(p.Protocol, "udp") {
-			return false
-		}
-	}
-	return true
+	ports, err := hostPorts(a.CapabilityArgs[portMappings])
+	return a.Recorded && err == nil && !slices.ContainsFunc(ports, func(p fwrules.HostPort) bool { return p.Protocol == "udp" })
 }
 
 // The reference plugins name the chains of an attachment, for masquerading and for
