@@ -100,8 +100,8 @@ func exprsNFT() []string {
 		hostport = ` ip6? cni_hostport`
 		masq     = ` inet cni_plugins_masquerade`
 		spoof    = ` bridge nat`
-		own      = ` inet embedcni`
-		fixed    = `(containers[46]|hostports[46]|hostips[46]|bridges|isolated|same_bridge|(subnets|hairpin)[46]_\d+)`
+		own      = ` (inet|bridge) embedcni`
+		fixed    = `(containers[46]|hostports[46]|hostips[46]|bridges|isolated|same_bridge|(subnets|hairpin)[46]_\d+|ports|senders)`
 		hook     = ` type \w+ hook .*`
 	)
 	return []string{
@@ -122,8 +122,8 @@ func exprsNFT() []string {
 		`nft table` + own + `( comment ".*")?`,
 		`nft (set|map)` + own + ` ` + fixed + `( type .*)?`,
 		`nft chain` + own + ` (hostports|subnets|hairpin|containers)`,
-		`nft chain` + own + ` (prerouting|output|postrouting|forward)(` + hook + `)?`,
-		`nft rule` + own + ` (hostports|subnets|hairpin|containers|prerouting|output|postrouting|forward) .* comment "` + fixed + `?(hairpin|hostports|subnets|masquerade|multicast[46])?"`,
+		`nft chain` + own + ` (prerouting|output|postrouting|forward|spoofing)(` + hook + `)?`,
+		`nft rule` + own + ` (hostports|subnets|hairpin|containers|prerouting|output|postrouting|forward|spoofing) .* comment "` + fixed + `?(hairpin|hostports|subnets|masquerade|multicast[46])?"`,
 		// A policy belongs to the bridge and stays, like the policies of
 		// iptables.
 		`nft element` + own + ` (bridges|isolated|same_bridge) .*`,

@@ -34,17 +34,6 @@ func Restore(ctx context.Context, r *plugin.Request, m fwrules.Missing) error {
 	return given.Firewalls(r.Host).Restore(ctx, m.Rules)
 }
 
-// MissingSpoofCheck is [MissingRules] for the rules against other MAC addresses.
-func MissingSpoofCheck(ctx context.Context, r *plugin.Request, v *View, want fwrules.SpoofCheck, explain func(error) error) ([]Difference, error) {
-	missing, err := v.Rules.MissingSpoofCheck(ctx, want)
-	if err != nil {
-		return nil, explain(err)
-	}
-	return differences(Rule, missing, explain, func(ctx context.Context, _ fwrules.Missing) error {
-		return caller.From(ctx).Firewalls(r.Host).RestoreSpoofCheck(ctx, want)
-	}), nil
-}
-
 // Why returns why a part cannot be made again, or "".
 func Why(m fwrules.Missing) string {
 	if m.Why == "" && m.Found != "" {

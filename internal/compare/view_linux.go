@@ -43,8 +43,6 @@ type Rules interface {
 	// Missing returns the rules of r that do not exist. An error means that the
 	// rules cannot be read.
 	Missing(ctx context.Context, r fwrules.Rules) ([]fwrules.Missing, error)
-	// MissingSpoofCheck is Missing for the rules against other MAC addresses.
-	MissingSpoofCheck(ctx context.Context, s fwrules.SpoofCheck) ([]fwrules.Missing, error)
 }
 
 // Queues are the queues of the interfaces of a network namespace. [links.Conn] has them.

@@ -113,7 +113,7 @@ func formDamages() []damage {
 		{name: "subnets deleted", to: sets, do: nft("flush set inet embedcni subnets4_24; flush set inet embedcni subnets6_64")},
 		{name: "jump to the ports deleted", to: sets, do: nft("flush chain inet embedcni prerouting")},
 		{name: "jump to the masquerading deleted", to: sets, do: nft("flush chain inet embedcni postrouting")},
-		{name: "spoofing allowed", to: form.bridged, do: nft("delete table bridge nat")},
+		{name: "spoofing allowed", to: form.bridged, do: nft("add table bridge nat; delete table bridge nat; add table bridge embedcni; delete table bridge embedcni")},
 	}
 	for i := range all {
 		all[i].shared = true

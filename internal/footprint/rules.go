@@ -62,22 +62,8 @@ func (a *Attachment) ForwardsPorts() bool {
 // look for flows takes the kernel through the whole table of connections, which
 // takes ten times as long as removing a container.
 func (a *Attachment) knownWithoutUDP() bool {
-	if !a.Recorded {
-		return false
-	}
-	var ports []struct {
-		Protocol string `json:"protocol"`
-	}
-	data, err := json.Marshal(a.CapabilityArgs[portMappings])
-	if err != nil || json.Unmarshal(data, &ports) != nil {
-		return false
-	}
-	for _, p := range ports {
-		if strings.EqualFold(p.Protocol, "udp") {
-			return false
-		}
-	}
-	return true
+	ports, err := hostPorts(a.CapabilityArgs[portMappings])
+	return a.Recorded && err == nil && !slices.ContainsFunc(ports, func(p fwrules.HostPort) bool { return p.Protocol == "udp" })
 }
 
 // The reference plugins name the chains of an attachment, for masquerading and for
@@ -121,8 +107,7 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 func (a *Attachment) SharedRules() (all fwrules.Rules, err error) {
 	wants, err := a.Wants()
 	for _, w := range wants {
-		all.Masquerade = append(all.Masquerade, w.Rules.Masquerade...)
-		all.HostPorts = append(all.HostPorts, w.Rules.HostPorts...)
+		all = all.Join(w.Rules)
 	}
 	return all, err
 }
@@ -139,8 +124,7 @@ func Siblings(network string, others []*Attachment) (s fwrules.Siblings, err err
 			continue
 		}
 		rules, err := b.SharedRules()
-		s.Rules.Masquerade = append(s.Rules.Masquerade, rules.Masquerade...)
-		s.Rules.HostPorts = append(s.Rules.HostPorts, rules.HostPorts...)
+		s.Rules = s.Rules.Join(rules)
 		if err != nil {
 			s.Unknown = true
 			errs = append(errs, fmt.Errorf("interface %s: %w", b.IfName, err))

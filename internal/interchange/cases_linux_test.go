@@ -92,8 +92,8 @@ func templates() []template {
 		{name: "static", network: network{plugins: []string{`{"type": "static", STATIC}`}}},
 		{name: "bridge", network: network{plugins: []string{`{"type": "bridge", "bridge": "cni0", IPAM}`}}},
 		{name: "bridge static", network: network{plugins: []string{`{"type": "bridge", "bridge": "cni0", "isGateway": true, STATIC}`}}},
-		{name: "bridge macspoofchk", network: network{plugins: []string{
-			`{"type": "bridge", "bridge": "cni0", "isGateway": true, "macspoofchk": true, "portIsolation": true, "hairpinMode": true, IPAM}`}}},
+		{name: "bridge modes", network: network{plugins: []string{
+			`{"type": "bridge", "bridge": "cni0", "isGateway": true, "portIsolation": true, "hairpinMode": true, IPAM}`}}},
 		{name: "bridge layer 2", network: network{plugins: []string{`{"type": "bridge", "bridge": "cni0"}`},
 			faults: []fault{{"bridge", "CHECK", "no plugin name provided"}}}, families: []string{"dual"}},
 		{name: "ptp", network: network{plugins: []string{`{"type": "ptp", IPAM}`}}},

@@ -65,8 +65,6 @@ func bridgeConfigurations() []configuration {
 		bridge("hairpinMode", `, "hairpinMode": true, IPAM`),
 		bridge("promiscMode", `, "promiscMode": true, IPAM`),
 		bridge("portIsolation", `, "portIsolation": true, IPAM`),
-		bridge("macspoofchk", `, "macspoofchk": true, IPAM`),
-		bridge("macspoofchk twice", `, "macspoofchk": true, IPAM`).with(func(c *configuration) { c.containers = 2 }),
 		bridge("enabledad", `, "enabledad": true, IPAM`),
 		bridge("preserveDefaultVlan", `, "preserveDefaultVlan": false, IPAM`),
 		vlans(bridge("vlan", `, "vlan": 100, IPAM`)),

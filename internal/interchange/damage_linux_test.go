@@ -30,7 +30,7 @@ type damage struct {
 }
 
 func damages() []damage {
-	return slices.Concat(linkDamages(), chainDamages(), ruleDamages())
+	return slices.Concat(linkDamages(), chainDamages())
 }
 
 // linkDamages affect the plugins that attach, and their IPAM.
@@ -79,11 +79,6 @@ func chainDamages() []damage {
 		{name: "limit of the other direction gone", on: "bandwidth v4", host: func() error { return eachLink("bwp", deleteRootQdisc) }, unseen: true},
 		{name: "limiting device gone", on: "bandwidth v4", host: func() error { return eachLink("bwp", netlink.LinkDel) }},
 	}
-}
-
-// ruleDamages affect packet filters.
-func ruleDamages() []damage {
-	return []damage{{name: "spoofing allowed", on: "bridge macspoofchk v4", host: tool("nft", "flush", "ruleset"), unseen: true}}
 }
 
 // TestCheckDetectsDamage attaches with one side's plugins and damages one

@@ -3,7 +3,6 @@ package iptables
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 )
@@ -31,10 +30,16 @@ type Rule struct {
 //	-A POSTROUTING -s 10.1.0.2/32 -m comment --comment "id: \"c1\"" -j CNI-6f8bb2e8
 //	COMMIT
 func ParseSave(out string) ([]Ruleset, error) {
+	return ParseSome(out, func(string) bool { return true })
+}
+
+// ParseSome is ParseSave without the rules that keep, which is called with their lines,
+// does not keep.
+func ParseSome(out string, keep func(line string) bool) ([]Ruleset, error) {
 	var sets []Ruleset
 	for out != "" {
 		var line string
-		line, out = CutLine(out)
+		line, out = cutLine(out)
 		if line == "" || line[0] == '#' || line == "COMMIT" {
 			continue
 		}
@@ -51,7 +56,10 @@ func ParseSave(out string) ([]Ruleset, error) {
 			set.Chains[name] = true
 			continue
 		}
-		r, err := ParseRule(line)
+		if strings.HasPrefix(line, "-A ") && !keep(line) {
+			continue
+		}
+		r, err := parseRule(line)
 		if err != nil {
 			return nil, err
 		}
@@ -60,9 +68,9 @@ func ParseSave(out string) ([]Ruleset, error) {
 	return sets, nil
 }
 
-// CutLine returns the first line of text and the rest. A rule's line can
+// cutLine returns the first line of text and the rest. A rule's line can
 // continue after a line feed inside a comment.
-func CutLine(text string) (line, rest string) {
+func cutLine(text string) (line, rest string) {
 	quoted, isRule := false, strings.HasPrefix(text, "-")
 	for i := 0; i < len(text); i++ {
 		switch {
@@ -77,8 +85,8 @@ func CutLine(text string) (line, rest string) {
 	return text, ""
 }
 
-// ParseRule reads a line of iptables-save that is a rule.
-func ParseRule(line string) (Rule, error) {
+// parseRule reads a line of iptables-save that is a rule.
+func parseRule(line string) (Rule, error) {
 	spec, ok := strings.CutPrefix(line, "-A ")
 	if !ok {
 		return Rule{}, fmt.Errorf("neither table, chain nor rule: %q", line)
@@ -160,55 +168,6 @@ func (r Rule) Value(option string) string {
 	}
 	return ""
 }
-
-// Has reports whether an option of the rule has the value, and is not negated.
-func (r Rule) Has(option, value string) bool {
-	for i := 0; i+1 < len(r.Args); i++ {
-		if r.Args[i] == option && r.Args[i+1] == value && (i == 0 || r.Args[i-1] != "!") {
-			return true
-		}
-		if r.Args[i] == "--comment" {
-			i++
-		}
-	}
-	return false
-}
-
-// About reports whether the rule names one of the addresses: from it, to it or
-// translated to it. A network that contains the address does not count.
-func (r Rule) About(addrs []netip.Addr) bool {
-	for i := 0; i+1 < len(r.Args); i++ {
-		var addr netip.Addr
-		switch r.Args[i] {
-		case "-s", "-d":
-			if i == 0 || r.Args[i-1] != "!" {
-				addr, _ = SingleAddress(r.Args[i+1])
-			}
-		case "--to-destination":
-			if ap, err := netip.ParseAddrPort(r.Args[i+1]); err == nil {
-				addr = ap.Addr()
-			}
-		case "--comment":
-			i++ // a value can look like an option
-		}
-		if addr.IsValid() && slices.Contains(addrs, addr) {
-			return true
-		}
-	}
-	return false
-}
-
-// SingleAddress returns the address of a prefix that contains no other.
-func SingleAddress(s string) (netip.Addr, bool) {
-	p, err := netip.ParsePrefix(s)
-	if err != nil || !p.IsSingleIP() {
-		return netip.Addr{}, false
-	}
-	return p.Addr(), true
-}
-
-// Is reports whether the rule has exactly these words.
-func (r Rule) Is(args ...string) bool { return slices.Equal(r.Args, args) }
 
 // ChainID names a chain.
 type ChainID struct{ Table, Chain string }

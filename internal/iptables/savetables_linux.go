@@ -27,40 +27,29 @@ func (x Tool) SaveTables(ctx context.Context, tables []string) (out string, hidd
 		out, err = x.Run(ctx, "", "save")
 		return out, nil, err
 	}
-	before, existing, err := x.nftTables(ctx, tables)
-	if err != nil || len(existing) == 0 {
-		return "", nil, err
-	}
-	if out, err = x.Run(ctx, "", "save"); err != nil {
-		return "", nil, err
-	}
-	hidden = slices.DeleteFunc(existing, func(t string) bool { return strings.Contains("\n"+out, "\n*"+t+"\n") })
-	after, _, err := x.nftTables(ctx, nil)
-	if err == nil && after != before {
-		err = nft.ErrChanged
-	}
-	return out, hidden, err
-}
-
-// nftTables returns those of the tables that the nf_tables variant has, and the
-// generation.
-func (x Tool) nftTables(ctx context.Context, tables []string) (generation uint32, existing []string, err error) {
 	asked := make([]nft.Chain, len(tables))
 	for i, t := range tables {
 		asked[i] = nft.Chain{Table: t}
 	}
 	err = x.Sockets.Do(ctx, func(c *nft.Conn) error {
-		var exist []bool
-		generation, exist, err = c.Exist(x.nftFamily(), asked...)
-		for i, t := range tables {
-			if err == nil && exist[i] {
-				existing = append(existing, t)
+		return c.InOneGeneration(func() error {
+			_, exist, err := c.Exist(x.nftFamily(), asked...)
+			if err != nil || !slices.Contains(exist, true) {
+				return err
 			}
-		}
-		return err
+			if out, err = x.Run(ctx, "", "save"); err != nil {
+				return err
+			}
+			for i, t := range tables {
+				if exist[i] && !strings.Contains("\n"+out, "\n*"+t+"\n") {
+					hidden = append(hidden, t)
+				}
+			}
+			return nil
+		})
 	})
 	if errors.Is(err, nft.ErrNotSupported) {
-		return 0, nil, nil
+		err = nil
 	}
-	return generation, existing, err
+	return out, hidden, err
 }

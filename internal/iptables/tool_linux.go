@@ -55,9 +55,6 @@ func (x Tool) Save(ctx context.Context, chains []ChainID) (string, error) {
 	return out, x.checkComplete(ctx, out, before)
 }
 
-// ErrNotFound means that a tool is not installed.
-var ErrNotFound = exec.ErrNotFound
-
 // ErrHidden means that rules exist that the tool does not show.
 var ErrHidden = errors.New("the tool does not show the chain, probably because its table has rules that nft has made")
 
@@ -65,22 +62,12 @@ var ErrHidden = errors.New("the tool does not show the chain, probably because i
 // tool leaves out a table with a rule that it cannot express, with only a
 // warning and exit status 0.
 func (x Tool) checkComplete(ctx context.Context, out string, chains []ChainID) error {
-	sets, err := ParseSave(out)
-	if err != nil {
-		return err
-	}
-	shown := make(map[ChainID]bool)
-	for _, s := range sets {
-		for name := range s.Chains {
-			shown[ChainID{s.Table, name}] = true
-		}
-	}
-	hidden := slices.DeleteFunc(chains, func(id ChainID) bool { return shown[id] })
+	hidden := slices.DeleteFunc(chains, func(id ChainID) bool { return strings.Contains("\n"+out, "\n*"+id.Table+"\n") })
 	if len(hidden) == 0 {
 		return nil
 	}
 	// Another process may have deleted it before the tool looked.
-	hidden, err = x.nftHas(ctx, hidden)
+	hidden, err := x.nftHas(ctx, hidden)
 	if err == nil && len(hidden) > 0 {
 		err = fmt.Errorf("table %s, chain %s: %w", hidden[0].Table, hidden[0].Chain, ErrHidden)
 	}

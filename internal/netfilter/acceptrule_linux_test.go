@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -69,7 +70,7 @@ func (h *host) acceptExprs() map[string]string {
 		x := iptables.Tool{Family: family}
 		expect.NoError(h.t, x.Rules(h.t.Context(), iptables.ChainID{Table: tableFilter, Chain: chainForward}, nil, func(r nft.Rule) error {
 			if comment := iptables.NFTRuleOf(r).MatchComment; strings.HasPrefix(comment, "embedcni ") {
-				all[comment] = r.Exprs.String()
+				all[comment] = fmt.Sprintf("%x", r.Exprs.List())
 			}
 			return nil
 		}))

@@ -97,14 +97,3 @@ func (p Plan) Apply(ctx context.Context) error {
 	}
 	return errors.Join(errs...)
 }
-
-// MissingSpoofCheck returns the rules as one part, without a backend and rules, if any
-// of them does not exist.
-func (fw *Firewalls) MissingSpoofCheck(ctx context.Context, s fwrules.SpoofCheck) ([]fwrules.Missing, error) {
-	return fw.SpoofCheck(s.ContainerID, s.IfName).Missing(ctx, s.Port, s.MAC)
-}
-
-// SpoofCheck returns the rules against other MAC addresses of a container's interface.
-func (fw *Firewalls) SpoofCheck(id, ifName string) reference.SpoofCheck {
-	return reference.NewSpoofCheck(fw.sockets, id, ifName)
-}

@@ -97,7 +97,6 @@ type sight struct {
 	native     once[*native.Table]
 	forwarding once[[]forwarding]
 	reference  once[*reference.Sight]
-	spoofs     once[*reference.Sight]
 }
 
 // missingNative returns the parts that this module's table lacks, for fw's attachment. If

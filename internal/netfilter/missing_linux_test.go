@@ -30,6 +30,7 @@ func newDamaged(t *testing.T) *damaged {
 		r := everything(id, 4+i)
 		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, wanted(id, "10.1.0.2/24", "fd00:1::2/64", uint16(3000+i)).HostPorts[0].Ports...)
 		r.Forward[0].Ingress, r.Forward[0].Bridge, r.Forward[0].IngressOnly = "isolated", "br1", true
+		r.Spoof = []fwrules.SpoofCheck{{Owner: r.HostPorts[0].Owner, Port: "veth" + id, MAC: []byte{2, 0, 0, 0, 0, byte(i)}}}
 		d.rules = append(d.rules, r)
 	}
 	d.admin = `insert rule inet embedcni subnets counter comment admin
@@ -217,11 +218,11 @@ func (d *damaged) ofTables(tables ...nft.Table) (scripts []string) {
 }
 
 func (d *damaged) ofNative() []string {
-	scripts := d.ofTables(nativeTable())
-	element := regexp.MustCompile(`^nft element inet embedcni (\S+) (.*?)( comment ".*?")?( : .*)?$`)
+	scripts := d.ofTables(nativeTable(), nft.Table{Family: nft.FamilyBridge, Name: "embedcni"})
+	element := regexp.MustCompile(`^nft element (\S+ embedcni \S+) (.*?)( comment ".*?")?( : .*)?$`)
 	for _, line := range d.filters() {
 		if e := element.FindStringSubmatch(line); e != nil && !strings.Contains(line, "c2") {
-			scripts = append(scripts, fmt.Sprintf("nft 'delete element inet embedcni %s { %s }'", e[1], e[2]))
+			scripts = append(scripts, fmt.Sprintf("nft 'delete element %s { %s }'", e[1], e[2]))
 		}
 	}
 	return scripts

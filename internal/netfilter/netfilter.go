@@ -18,7 +18,7 @@
 //	                                every jump to them
 //	  with nftables                 rules of ip and ip6 cni_hostport with the container's id as comment
 //	firewall                        the two rules of CNI-FORWARD for each of [fwrules.Target.Addresses]
-//	this module's own plugins       elements of inet embedcni with the computed comment, and the two rules of
+//	this module's own plugins       elements of inet and bridge embedcni with the computed comment, and the two rules of
 //	                                CNI-FORWARD for each of [fwrules.Target.Subnets] that nobody needs any more
 //
 // Rules that containers share stay: the chains CNI-HOSTPORT-*, CNI-FORWARD,

@@ -35,16 +35,6 @@ func (*Firewalls) Restore(context.Context, fwrules.Rules) error {
 	return ErrNotSupported
 }
 
-// MissingSpoofCheck fails with [ErrNotSupported].
-func (*Firewalls) MissingSpoofCheck(context.Context, fwrules.SpoofCheck) ([]fwrules.Missing, error) {
-	return nil, ErrNotSupported
-}
-
-// RestoreSpoofCheck fails with [ErrNotSupported].
-func (*Firewalls) RestoreSpoofCheck(context.Context, fwrules.SpoofCheck) error {
-	return ErrNotSupported
-}
-
 // Snapshot is empty off Linux.
 type Snapshot struct{}
 
@@ -56,11 +46,6 @@ func (s *Snapshot) For(Options) *Snapshot { return s }
 
 // Missing fails with [ErrNotSupported].
 func (*Snapshot) Missing(context.Context, fwrules.Rules) ([]fwrules.Missing, error) {
-	return nil, ErrNotSupported
-}
-
-// MissingSpoofCheck fails with [ErrNotSupported].
-func (*Snapshot) MissingSpoofCheck(context.Context, fwrules.SpoofCheck) ([]fwrules.Missing, error) {
 	return nil, ErrNotSupported
 }
 

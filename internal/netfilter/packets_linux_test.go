@@ -292,3 +292,35 @@ func TestPacketsBetweenBridges(t *testing.T) {
 	n.expect([]packet{fromHost,
 		{"within an isolated bridge", n.c1, outside4, 8080, ""}, {"within an isolated bridge", n.c1, outside6, 8080, ""}})
 }
+
+// TestFramesWithAnotherAddress do not leave a container whose MAC address is checked, and
+// its neighbour's do.
+func TestFramesWithAnotherAddress(t *testing.T) {
+	n := newTopology(t)
+	n.serve(n.ns, 7000)
+	n.serve(n.c1, 80)
+	n.serve(n.c2, 9000)
+	n.serve(n.client, 9000)
+	n.settle()
+	in := "nsenter --net=" + filepath.Join(n.dir, "netns", "c1")
+	var own net.HardwareAddr
+	must(t, n.c1.Do(func() error {
+		i, err := net.InterfaceByName("eth0")
+		if err == nil {
+			own = i.HardwareAddr
+		}
+		return err
+	}))
+	check := fwrules.SpoofCheck{Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Port: "veth1", MAC: own}
+	r := fwrules.Rules{Spoof: []fwrules.SpoofCheck{check}}
+	must(t, n.fw.Add(t.Context(), r))
+	reaches := []packet{{"the container", n.c1, bridge4, 7000, container4}, {"the neighbour", n.c2, bridge4, 7000, "10.1.0.3"}}
+	n.expect(reaches)
+	change := func(a net.HardwareAddr) {
+		n.sh(in + " ip link set eth0 address " + a.String() + "; " + in + " ip route replace default via " + bridge4 + "; ip neigh flush dev br1")
+	}
+	change(net.HardwareAddr{2, 0, 0, 0, 0, 9})
+	n.expect([]packet{{"another address", n.c1, bridge4, 7000, ""}, reaches[1]})
+	must(t, n.fw.Remove(t.Context(), fwrules.Rules{Spoof: []fwrules.SpoofCheck{{Owner: check.Owner}}}))
+	n.expect(reaches)
+}

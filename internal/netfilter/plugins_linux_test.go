@@ -3,6 +3,7 @@ package netfilter
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // setup is a network that leaves something in a packet filter.
@@ -119,6 +121,80 @@ func TestSweepOfPartsLeavesNothing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTheEffectOfThePluginsRules: none of a container's rules is missing, whichever plugins
+// made them, and each that goes is.
+func TestTheEffectOfThePluginsRules(t *testing.T) {
+	for name, s := range setups() {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, s.variant)
+			a := h.mustAdd(h.network("podnet", "1", s.plugins), "c1", "eth0", fewMappings(3000))
+			o := a.target().Owner
+			v4, v6 := netip.PrefixFrom(a.addr[0], 24), netip.PrefixFrom(a.addr[1], 64)
+			r := fwrules.Rules{
+				Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+				HostPorts: []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, MasqAll: strings.Contains(name, "bridge iptables-legacy"),
+					SNAT: name != "ptp iptables-nft" && name != "ptp nftables", Ports: []fwrules.HostPort{
+						{HostPort: 3000, ContainerPort: 80, Protocol: "tcp"},
+						{HostPort: 3000, ContainerPort: 53, Protocol: "udp", HostIP: netip.MustParseAddr("127.0.0.1")},
+					}}},
+				Forward: []fwrules.Forward{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+			}
+			state := h.dump()
+			missing := func() string {
+				all, err := h.fw.Missing(t.Context(), r)
+				must(t, err)
+				return textOfMissing(all)
+			}
+			if lost := missing(); lost != "" {
+				t.Fatalf("missing:\n%s", lost)
+			}
+			for i := range h.deletions(a, r.HostPorts[0].SNAT) {
+				line := h.deletions(a, r.HostPorts[0].SNAT)[i] // handles are new each time
+				h.sh(line)
+				if missing() == "" {
+					t.Errorf("nothing is missing after %s", line)
+				}
+				h.load(state)
+			}
+		})
+	}
+}
+
+// deletions returns a command for each rule that has an effect for an attachment.
+func (h *host) deletions(a attachment, snat bool) (scripts []string) {
+	h.t.Helper()
+	for _, line := range strings.Split(h.find(a.target()).String(), "\n") {
+		if strings.HasPrefix(line, "nft delete rule") && !strings.Contains(line, "macspoofchk") {
+			scripts = append(scripts, line)
+		}
+	}
+	words := []string{a.target().Chains()[0].Name, a.target().Chains()[1].Name, "-j CNI-FORWARD", a.addr[0].String() + "/", a.addr[1].String() + "/", "CNI-HOSTPORT-DNAT"}
+	if snat {
+		words = append(words, "CNI-HOSTPORT-")
+	}
+	for _, tool := range tools() {
+		for _, table := range []string{"nat", "filter"} {
+			out, err := exec.Command(tool, "-t", table, "-S").Output()
+			if err != nil {
+				h.t.Fatalf("%s: %v", tool, err)
+			}
+			for _, line := range strings.Split(string(out), "\n") {
+				rule, ok := strings.CutPrefix(line, "-A ")
+				if strings.HasPrefix(tool, "ip6") && strings.Contains(line, "-p udp ") {
+					continue // of an IPv4 address of the host
+				}
+				if ok && slices.ContainsFunc(words, func(w string) bool { return strings.Contains(line, w) }) {
+					scripts = append(scripts, fmt.Sprintf("%s -t %s -D %s", tool, table, rule))
+				}
+			}
+		}
+	}
+	if len(scripts) < 10 {
+		h.t.Errorf("only %q", scripts)
+	}
+	return scripts
 }
 
 // removeSome runs some commands of the plan. A chain that is in use stays.

@@ -39,16 +39,3 @@ func (s *Snapshot) Missing(ctx context.Context, r fwrules.Rules) ([]fwrules.Miss
 	}
 	return all, nil
 }
-
-// MissingSpoofCheck is [Firewalls.MissingSpoofCheck].
-func (s *Snapshot) MissingSpoofCheck(ctx context.Context, c fwrules.SpoofCheck) ([]fwrules.Missing, error) {
-	seen, err := s.sight.spoofs.do(ctx, s.fw.reference.ReadSpoofChecks)
-	if err != nil {
-		return nil, err
-	}
-	all := s.fw.SpoofCheck(c.ContainerID, c.IfName).MissingIn(seen, c.Port, c.MAC)
-	if len(all) > 0 && !seen.Steady {
-		return s.fw.MissingSpoofCheck(ctx, c)
-	}
-	return all, nil
-}

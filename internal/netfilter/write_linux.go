@@ -7,7 +7,6 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/netfilter/native"
-	"github.com/embedcni/cni/internal/netfilter/reference"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -23,7 +22,6 @@ const (
 	adding changeKind = iota
 	removing
 	restoring
-	restoringSpoofChecks
 )
 
 // changed is the rules of an attachment that are to be changed.
@@ -80,9 +78,7 @@ func (fw *Firewalls) join(ctx context.Context, kind changeKind, r fwrules.Rules,
 	return batch.Join(ctx, fw.Batch, change{kind, fw.namespace()}, changed{fw, r}, func(ctx context.Context, all []changed) error {
 		var together fwrules.Rules
 		for _, one := range all {
-			together.Masquerade = append(together.Masquerade, one.rules.Masquerade...)
-			together.HostPorts = append(together.HostPorts, one.rules.HostPorts...)
-			together.Forward = append(together.Forward, one.rules.Forward...)
+			together = together.Join(one.rules)
 		}
 		return do(ctx, all, together)
 	})
@@ -101,13 +97,6 @@ func acceptAll(ctx context.Context, all []changed) error {
 		}
 	}
 	return nil
-}
-
-// RestoreSpoofCheck adds those of the rules that do not exist, when Batch is flushed if
-// there is one. Batches of several attachments do so together, as those of Restore.
-func (fw *Firewalls) RestoreSpoofCheck(ctx context.Context, s fwrules.SpoofCheck) error {
-	one := reference.SpoofRestoring{SpoofCheck: fw.SpoofCheck(s.ContainerID, s.IfName), Port: s.Port, MAC: s.MAC}
-	return batch.Join(ctx, fw.Batch, change{restoringSpoofChecks, fw.namespace()}, one, reference.RestoreSpoofChecks)
 }
 
 // namespace returns the identity of the namespace, or zero for that of the thread.

@@ -3,11 +3,9 @@ package nft
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -60,38 +58,6 @@ func (e Exprs) List() (list []Expr) {
 	return list
 }
 
-// String returns all of the expression, as text to compare.
-func (x Expr) String() string { return x.Name + " " + hex.EncodeToString(withoutNested(x.data)) }
-
-// withoutNested clears the flag of nested attributes, which the kernel takes but
-// does not list.
-func withoutNested(attrs []byte) []byte {
-	attrs = slices.Clone(attrs)
-	for b := attrs; len(b) >= attributeHeader; {
-		size, typ := int(binary.NativeEndian.Uint16(b)), binary.NativeEndian.Uint16(b[2:])
-		if size < attributeHeader || size > len(b) {
-			break
-		}
-		if typ&unix.NLA_F_NESTED != 0 {
-			binary.NativeEndian.PutUint16(b[2:], typ&^unix.NLA_F_NESTED)
-			copy(b[attributeHeader:], withoutNested(b[attributeHeader:size]))
-		}
-		b = b[min((size+3)&^3, len(b)):]
-	}
-	return attrs
-}
-
-// String returns the expressions but for counters, as text to compare: two rules
-// with the same text do the same.
-func (e Exprs) String() string {
-	list := e.List()
-	words := make([]string, len(list))
-	for i, x := range list {
-		words[i] = x.String()
-	}
-	return strings.Join(words, ", ")
-}
-
 // constant returns the attribute that holds the value or verdict of an expression
 // that has one.
 func (x Expr) constant() []byte {
@@ -106,14 +72,6 @@ func (x Expr) constant() []byte {
 
 // Value returns the value that the expression compares with or loads.
 func (x Expr) Value() []byte { return attribute(x.constant(), unix.NFTA_DATA_VALUE) }
-
-// Mask returns the mask of a bitwise expression.
-func (x Expr) Mask() []byte {
-	if x.Name != "bitwise" {
-		return nil
-	}
-	return attribute(attribute(x.data, unix.NFTA_BITWISE_MASK), unix.NFTA_DATA_VALUE)
-}
 
 // Jump returns the chain that the expression jumps or goes to.
 func (x Expr) Jump() string {
@@ -174,6 +132,23 @@ func readElements(answer []byte) (all []Element) {
 func (c *Conn) Generation() (uint32, error) {
 	generation, _, err := c.generationAnd(nil)
 	return generation, err
+}
+
+// InOneGeneration calls read, whose lists take several messages, and fails with
+// [ErrChanged] if rules change meanwhile.
+func (c *Conn) InOneGeneration(read func() error) error {
+	before, err := c.Generation()
+	if err != nil {
+		return err
+	}
+	if err := read(); err != nil {
+		return err
+	}
+	after, err := c.Generation()
+	if err == nil && after != before {
+		err = ErrChanged
+	}
+	return err
 }
 
 // generationAnd asks for the generation and then for other objects, with one
@@ -291,24 +266,18 @@ func (c *Conn) Sets(t Table) (names []string, err error) {
 	return names, err
 }
 
-// Elements returns those of the table's elements that have one of the keys, and
-// all elements of the sets, with a generation from before the look. If elements change
-// meanwhile, it returns beside [ErrChanged] those that it has seen.
-func (c *Conn) Elements(t Table, keys []Element, sets []string) ([]Element, uint32, error) {
-	generation, err := c.Generation()
-	if err != nil {
-		return nil, 0, err
-	}
+// Elements returns those of the table's elements that have one of the keys, and all
+// elements of the sets. If elements change meanwhile, it returns beside [ErrChanged] those
+// that it has seen.
+func (c *Conn) Elements(t Table, keys []Element, sets []string) (found []Element, changed error) {
 	msgs := make([]Message, len(keys))
 	for i, k := range keys {
 		msgs[i] = k.message(t, unix.NFT_MSG_GETSETELEM, false)
 	}
 	answers, err := c.ask(msgs)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	var found []Element
-	var changed error
 	for _, a := range answers {
 		found = append(found, readElements(a)...)
 	}
@@ -321,25 +290,8 @@ func (c *Conn) Elements(t Table, keys []Element, sets []string) ([]Element, uint
 			return nil
 		})
 		if changed = errors.Join(changed, err); err != nil && !errors.Is(err, ErrChanged) {
-			return nil, 0, err
+			return nil, err
 		}
 	}
-	return found, generation, changed
+	return found, changed
 }
-
-// DeleteElements deletes the elements, all or none, as [Conn.Transact] does.
-func (c *Conn) DeleteElements(t Table, generation uint32, elements []Element) error {
-	msgs := make([]Message, len(elements))
-	for i, e := range elements {
-		msgs[i] = DeleteElement(t, e).About(elementOf{t, e})
-	}
-	return c.Transact(msgs, &generation)
-}
-
-// elementOf names an element by its key, which is in bytes.
-type elementOf struct {
-	table Table
-	Element
-}
-
-func (e elementOf) String() string { return fmt.Sprintf("element %v %s %x", e.table, e.Set, e.Key) }

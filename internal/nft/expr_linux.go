@@ -96,14 +96,6 @@ func (e Exprs) Mapped(set string) Exprs {
 	})
 }
 
-// Load puts a value into the register.
-func (e Exprs) Load(to Register, value []byte) Exprs {
-	return e.expr("immediate", func(b []byte) []byte {
-		b = appendNumber(b, unix.NFTA_IMMEDIATE_DREG, uint32(to))
-		return appendValue(b, unix.NFTA_IMMEDIATE_DATA, value)
-	})
-}
-
 // Counter counts packets and bytes.
 func (e Exprs) Counter() Exprs {
 	return e.expr("counter", func(b []byte) []byte { return b })
@@ -128,24 +120,19 @@ func (e Exprs) Verdict(verdict int32, chain string) Exprs {
 func (e Exprs) Jump(chain string) Exprs { return e.Verdict(unix.NFT_JUMP, chain) }
 func (e Exprs) Accept() Exprs           { return e.Verdict(verdictAccept, "") }
 func (e Exprs) Drop() Exprs             { return e.Verdict(verdictDrop, "") }
-func (e Exprs) Return() Exprs           { return e.Verdict(unix.NFT_RETURN, "") }
 
 func (e Exprs) Masquerade() Exprs {
 	return e.expr("masq", func(b []byte) []byte { return b })
 }
 
 // DNAT sends the packet to the address in the first register and the port in
-// another; nft sets the flags NF_NAT_RANGE.
-func (e Exprs) DNAT(family uint8, port Register, flags uint32) Exprs {
+// another.
+func (e Exprs) DNAT(family uint8, port Register) Exprs {
 	return e.expr("nat", func(b []byte) []byte {
 		b = appendNumber(b, unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT)
 		b = appendNumber(b, unix.NFTA_NAT_FAMILY, uint32(family))
 		b = appendNumber(b, unix.NFTA_NAT_REG_ADDR_MIN, uint32(Reg(0)))
-		b = appendNumber(b, unix.NFTA_NAT_REG_PROTO_MIN, uint32(port))
-		if flags != 0 {
-			b = appendNumber(b, unix.NFTA_NAT_FLAGS, flags)
-		}
-		return b
+		return appendNumber(b, unix.NFTA_NAT_REG_PROTO_MIN, uint32(port))
 	})
 }
 
@@ -159,16 +146,7 @@ const (
 
 // Match is a match of iptables; info is its struct.
 func (e Exprs) Match(name string, revision uint32, info []byte) Exprs {
-	return e.extension("match", name, revision, info)
-}
-
-// Target is a target of iptables; info is its struct.
-func (e Exprs) Target(name string, revision uint32, info []byte) Exprs {
-	return e.extension("target", name, revision, info)
-}
-
-func (e Exprs) extension(kind, name string, revision uint32, info []byte) Exprs {
-	return e.expr(kind, func(b []byte) []byte {
+	return e.expr("match", func(b []byte) []byte {
 		b = appendString(b, extensionName, name)
 		b = appendNumber(b, extensionRevision, revision)
 		return appendAttr(b, extensionInfo, info)
@@ -224,18 +202,6 @@ func (e Exprs) Protocol(to Register) Exprs { return e.Meta(unix.NFT_META_L4PROTO
 // Port loads the destination port.
 func (e Exprs) Port(to Register) Exprs {
 	return e.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, to)
-}
-
-// Within compares the address at an offset of the network header with the prefix.
-// Like nft, it loads as few bytes as possible.
-func (e Exprs) Within(offset uint32, op uint32, p netip.Prefix) Exprs {
-	addr := p.Masked().Addr().AsSlice()
-	if p.Bits()%8 == 0 && p.Bits() > 0 {
-		n := p.Bits() / 8
-		return e.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, uint32(n), Reg(0)).Compare(Reg(0), op, addr[:n])
-	}
-	return e.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, uint32(len(addr)), Reg(0)).
-		Mask(Reg(0), PrefixMask(p.Bits(), len(addr))).Compare(Reg(0), op, addr)
 }
 
 // PrefixMask returns a mask of that many bits in size bytes.

@@ -22,13 +22,6 @@ func (m Message) About(object fmt.Stringer) Message {
 	return m
 }
 
-// Exclusive returns the message with the condition that its object is new: the kernel
-// refuses with EEXIST if the object exists.
-func (m Message) Exclusive() Message {
-	m.flags |= unix.NLM_F_EXCL
-	return m
-}
-
 // text is the name of an object.
 type text string
 

@@ -16,11 +16,8 @@ const (
 	FamilyIPv6   uint8 = 10
 )
 
-// Attributes of linux/netfilter/nf_tables.h that the package unix does not have.
-const (
-	attrTableUserdata = 6
-	attrChainUserdata = 12
-)
+// attrTableUserdata is of linux/netfilter/nf_tables.h; the package unix does not have it.
+const attrTableUserdata = 6
 
 // Table names a table.
 type Table struct {
@@ -56,7 +53,6 @@ type Hook struct {
 	Type     string // "nat", "filter"
 	Number   uint32
 	Priority int32
-	Accept   bool // set the policy to accept, which it is for a new chain
 }
 
 // DestinationNAT is a hook at nft's priority dstnat, for a chain that changes where
@@ -87,7 +83,7 @@ func inChain(t Table, chain string, tableAttr, chainAttr uint16) []byte {
 
 // NewChain creates the chain if it is missing. A chain without a hook is only
 // jumped to.
-func NewChain(t Table, name string, h *Hook, comment string) Message {
+func NewChain(t Table, name string, h *Hook) Message {
 	b := inChain(t, name, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
 	if h != nil {
 		b = appendString(b, unix.NFTA_CHAIN_TYPE, h.Type)
@@ -95,12 +91,6 @@ func NewChain(t Table, name string, h *Hook, comment string) Message {
 			b = appendNumber(b, unix.NFTA_HOOK_HOOKNUM, h.Number)
 			return appendNumber(b, unix.NFTA_HOOK_PRIORITY, uint32(h.Priority))
 		})
-		if h.Accept {
-			b = appendNumber(b, unix.NFTA_CHAIN_POLICY, verdictAccept)
-		}
-	}
-	if comment != "" {
-		b = appendAttr(b, attrChainUserdata, userComment(comment))
 	}
 	return Message{unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family, b, text("chain " + t.String() + " " + name)}
 }
@@ -108,12 +98,6 @@ func NewChain(t Table, name string, h *Hook, comment string) Message {
 func getChain(t Table, name string) Message {
 	b := inChain(t, name, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
 	return Message{unix.NFT_MSG_GETCHAIN, 0, t.Family, b, text("chain " + t.String() + " " + name)}
-}
-
-// FlushChain deletes the rules of the chain.
-func FlushChain(t Table, name string) Message {
-	b := inChain(t, name, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
-	return Message{unix.NFT_MSG_DELRULE, 0, t.Family, b, text("rules of chain " + t.String() + " " + name)}
 }
 
 // NewRule adds a rule at the end of the chain.
@@ -126,13 +110,6 @@ func NewRule(t Table, chain string, e Exprs, comment string) Message {
 		object = fmt.Sprintf("%s comment %q", object, comment)
 	}
 	return Message{unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE | unix.NLM_F_APPEND, t.Family, b, text(object)}
-}
-
-// InsertRule adds a rule at the beginning of the chain.
-func InsertRule(t Table, chain string, e Exprs, comment string) Message {
-	m := NewRule(t, chain, e, comment)
-	m.flags &^= unix.NLM_F_APPEND
-	return m
 }
 
 // Object is a rule to delete, or a chain with its rules if Handle is 0.

@@ -111,10 +111,7 @@ func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if !c.MACSpoofChk {
 		return err
 	}
-	// The host's namespace outlives the request, because the runtime has opened
-	// it.
-	check := spoofCheck(ctx, r)
-	return errors.Join(err, caller.From(ctx).Batch.Later(ctx, func(ctx context.Context) error { return spoofError(check.Remove(ctx)) }))
+	return errors.Join(err, spoofError(caller.From(ctx).Firewalls(r.Host).Remove(ctx, spoofRules(r, "", nil))))
 }
 
 // Status asks the IPAM plugin.

@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -279,21 +278,13 @@ func (c *config) restorePort(_ context.Context, conn *links.Conn, port links.Lin
 
 // spoofing compares the rules against other MAC addresses. They name the host's
 // end, so they have no effect once that is renamed. Without that end, or the
-// recorded address, the rules cannot be made again.
+// recorded address, it is not known which rules there should be; what differs then is the
+// pair.
 func (c *comparison) spoofing(ctx context.Context) error {
-	if !c.MACSpoofChk {
+	if !c.MACSpoofChk || !c.host.Ours || !c.inside.Ours {
 		return nil
 	}
-	want := fwrules.SpoofCheck{ContainerID: c.r.ContainerID, IfName: c.r.IfName}
-	if c.host.Ours && c.inside.Ours {
-		want.Port, want.MAC = c.host.Name, c.inside.MAC
-	}
-	all, err := compare.MissingSpoofCheck(ctx, c.r, c.v, want, spoofError)
-	for i := range all {
-		if want.Port == "" {
-			all[i].Fix, all[i].Why = nil, "the pair is not the recorded one"
-		}
-	}
+	all, err := compare.MissingRules(ctx, c.r, c.v, compare.Rule, spoofRules(c.r, c.host.Name, c.inside.MAC), spoofError)
 	c.found = append(c.found, all...)
 	return err
 }

@@ -2,27 +2,34 @@ package bridge
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"net"
 
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/netfilter/reference"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
 
-// spoofCheck returns the rules against other MAC addresses.
-func spoofCheck(ctx context.Context, r *plugin.Request) reference.SpoofCheck {
-	return caller.From(ctx).Firewalls(r.Host).SpoofCheck(r.ContainerID, r.IfName)
+// spoofRules are the rules against other MAC addresses than that of the container's
+// interface. To remove them, port and address need not be known.
+func spoofRules(r *plugin.Request, port string, mac net.HardwareAddr) fwrules.Rules {
+	owner := fwrules.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
+	return fwrules.Rules{Spoof: []fwrules.SpoofCheck{{Owner: owner, Port: port, MAC: mac}}}
 }
 
-// spoofError names the field of the configuration in an error of the rules against other
-// MAC addresses.
+// spoofError names the field of the configuration in an error.
 func spoofError(err error) error {
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case errors.Is(err, reference.ErrLongComment):
-		return invalid(`"macspoofchk": %v`, err)
 	}
 	return fmt.Errorf(`"macspoofchk": %w`, err)
+}
+
+// atOnce returns the packet filters of the host without the batch, which would have rules
+// made and deleted at the end of the ADD.
+func atOnce(ctx context.Context, r *plugin.Request) *netfilter.Firewalls {
+	fw := caller.From(ctx).Firewalls(r.Host)
+	fw.Batch = nil
+	return fw
 }

@@ -57,6 +57,9 @@ func (r Rules) Parts() (parts []Part) {
 			add(one.object(), Rules{Forward: []Forward{one}})
 		}
 	}
+	for _, s := range r.Spoof {
+		add("check of the MAC address", Rules{Spoof: []SpoofCheck{s}})
+	}
 	return parts
 }
 

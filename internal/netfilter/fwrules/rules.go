@@ -138,11 +138,30 @@ type Forward struct {
 	IngressOnly bool
 }
 
+// SpoofCheck drops the frames that the container sends with another MAC address than its
+// own.
+type SpoofCheck struct {
+	Owner
+	Port string // the interface's end on the bridge
+	MAC  net.HardwareAddr
+}
+
 // Rules are the rules of an attachment.
 type Rules struct {
 	Masquerade []Masquerade
 	HostPorts  []HostPorts
 	Forward    []Forward
+	Spoof      []SpoofCheck
+}
+
+// Join returns the rules of both.
+func (r Rules) Join(more Rules) Rules {
+	return Rules{
+		Masquerade: slices.Concat(r.Masquerade, more.Masquerade),
+		HostPorts:  slices.Concat(r.HostPorts, more.HostPorts),
+		Forward:    slices.Concat(r.Forward, more.Forward),
+		Spoof:      slices.Concat(r.Spoof, more.Spoof),
+	}
 }
 
 // Siblings are the other attachments of the same container that stay. They
@@ -175,12 +194,4 @@ type Missing struct {
 	Found  string // the rule in its place that must not be replaced; empty if there is none
 	Why    string // why it cannot be made again otherwise
 	Err    error  // the error of a Check, an [ErrMissing]
-}
-
-// SpoofCheck stands for the rules that drop frames a container sends with another MAC
-// address than its own.
-type SpoofCheck struct {
-	ContainerID, IfName string
-	Port                string // the interface's end on the bridge
-	MAC                 net.HardwareAddr
 }

@@ -70,20 +70,6 @@ func (t Target) Normal() (Target, error) {
 	return t, nil
 }
 
-// Whole reports whether sets of the native table are searched as a whole, because
-// keys are not known.
-func (t Target) Whole() bool { return t.Thorough || len(t.Addresses) == 0 }
-
-// Everything returns all that an attachment can have in nftables, without the
-// addresses, whose subnets are not known.
-func (t Target) Everything() Rules {
-	ports := HostPorts{Owner: t.Owner}
-	if !t.Whole() {
-		ports.Ports = t.Ports
-	}
-	return Rules{Masquerade: []Masquerade{{Owner: t.Owner}}, HostPorts: []HostPorts{ports}}
-}
-
 // Found are rules of a target that exist in one packet filter.
 type Found interface {
 	// Lines are commands that would delete them, in order.

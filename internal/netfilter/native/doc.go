@@ -1,6 +1,6 @@
 // Package native has the rules of attachments as elements of sets and maps in the
-// table inet embedcni, which is this module's own. A packet and a change cost the same for
-// any number of containers.
+// tables inet embedcni and bridge embedcni, which are this module's own. A packet and a
+// change cost the same for any number of containers.
 //
 // An address belongs to one attachment at a time: an ADD takes over the elements that
 // another attachment left with the address, and the late DEL of that attachment leaves them
@@ -27,6 +27,11 @@
 //	set hairpin4_24, hairpin4_8, …     address . first address of a network whose packets to a forwarded port
 //	                                   are masqueraded: the container's subnet, 127.0.0.0/8, or all (_0)
 //	set bridges, isolated, same_bridge interfaces with an ingress policy; these are per bridge, and stay
+//
+// The first container whose frames are checked creates the table for bridges:
+//
+//	set ports                          interfaces on a bridge that take frames only from …
+//	set senders                        … these: interface . MAC address
 //
 // Every other element has its attachment as the comment: a hash of it, network,
 // interface and container ID. The comment alone decides whose an element is.

@@ -35,6 +35,13 @@ func elementsOf(r fwrules.Rules) ([]element, error) {
 		}
 		all = append(all, some...)
 	}
+	for _, s := range r.Spoof {
+		some, err := spoofElements(s)
+		if err != nil {
+			return nil, fmt.Errorf("check of the MAC address: %w", err)
+		}
+		all = append(all, some...)
+	}
 	return once(all)
 }
 
@@ -179,4 +186,21 @@ func ingressElements(f fwrules.Forward) ([]element, error) {
 		return nil, fmt.Errorf("ingressPolicy %s: %w", f.Ingress, err)
 	}
 	return []element{{Set: "bridges", Key: link}, {Set: pair, Key: link + link}}, nil
+}
+
+func spoofElements(s fwrules.SpoofCheck) ([]element, error) {
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	link, err := nft.InterfaceName(s.Port)
+	if err == nil && len(s.MAC) != 6 {
+		err = fmt.Errorf("hardware address %q has not 6 bytes", s.MAC)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return []element{
+		{Set: portsSet, Key: link, Comment: s.Comment()},
+		{Set: sendersSet, Key: link + string(s.MAC) + "\x00\x00", Comment: s.Comment()},
+	}, nil
 }

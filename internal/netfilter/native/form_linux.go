@@ -17,7 +17,6 @@ type Form struct {
 	Sockets  nft.Sockets
 	Siblings func() fwrules.Siblings // called only if they matter
 	Displace func() error            // called before Add replaces the element of another attachment
-	fake     elementTable            // of tests: instead of the kernel
 }
 
 // Add makes the elements in one transaction, without a look before: the kernel
@@ -75,15 +74,25 @@ func inTheWay(err error) bool {
 // which they are missing. They replace elements that differ, after a call of displace, or an
 // error names the first of these.
 func toAdd(c *nft.Conn, wanted []element, displace func() error, siblings func(e element, comment string) bool) ([]nft.Message, uint32, error) {
-	found, generation, err := c.Elements(table, wanted, nil)
+	generation, err := c.Generation()
 	if err != nil {
-		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", table, err)
+		return nil, 0, wrapNFT(err)
 	}
-	lay, err := readLayout(c)
+	found, err := elementsOn(c, wanted, nil)
 	if err != nil {
-		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", table, err)
+		return nil, 0, wrapNFT(err)
 	}
-	msgs, _ := lay.missing(setsOf(wanted))
+	sets := setsOf(wanted)
+	tables := tablesOf(sets)
+	lay, err := readLayout(c, tables)
+	if err != nil {
+		return nil, 0, wrapNFT(err)
+	}
+	var msgs []nft.Message
+	for _, t := range tables {
+		missing, _ := lay.missing(t, sets)
+		msgs = append(msgs, missing...)
+	}
 	present := byKey(found)
 	for _, e := range wanted {
 		there, ok := present[keyOf(e)]
@@ -98,10 +107,12 @@ func toAdd(c *nft.Conn, wanted []element, displace func() error, siblings func(e
 		default:
 			// The other attachment has left it, or has the same address on a network of
 			// its own.
-			if err := displace(); err != nil {
-				return nil, 0, err
+			if tableOf(e.Set) == table {
+				if err := displace(); err != nil {
+					return nil, 0, err
+				}
 			}
-			msgs = append(msgs, nft.DeleteElement(table, there).About(elementText(there)))
+			msgs = append(msgs, deleteElement(there))
 		}
 		msgs = append(msgs, addElement(e))
 	}

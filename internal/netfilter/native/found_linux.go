@@ -11,36 +11,33 @@ import (
 
 // Find returns the target's elements that exist.
 func (f Form) Find(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
-	err = f.onElements(ctx, func(k elementTable) error {
-		elements, err := ownedByTarget(t).search(ctx, k)
+	err = f.onElements(ctx, func(c *nft.Conn) error {
+		elements, err := ownedByTarget(t).search(ctx, c)
 		if len(elements) > 0 {
 			all = append(all, Found{f, elements})
 		}
 		return err
 	})
-	if errors.Is(err, nft.ErrNotSupported) {
-		return nil, nil
-	}
 	return all, err
 }
 
 // Remove deletes the elements with the owners' comments. It leaves those of an
 // attachment that has been given the same address since.
 func (f Form) Remove(ctx context.Context, r fwrules.Rules) error {
-	return f.onElements(ctx, func(k elementTable) error {
-		o := ownedBy(r)
-		if len(o.comments) == 0 {
-			return nil
-		}
-		return o.remove(ctx, k)
-	})
+	o := ownedBy(r)
+	if len(o.comments) == 0 {
+		return nil
+	}
+	return f.onElements(ctx, func(c *nft.Conn) error { return o.remove(ctx, c) })
 }
 
-func (f Form) onElements(ctx context.Context, fn func(elementTable) error) error {
-	if f.fake != nil {
-		return fn(f.fake)
+// onElements runs fn with a Conn. A kernel without nf_tables has no elements.
+func (f Form) onElements(ctx context.Context, fn func(*nft.Conn) error) error {
+	err := f.Sockets.Do(ctx, fn)
+	if errors.Is(err, nft.ErrNotSupported) {
+		return nil
 	}
-	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return fn(c) })
+	return wrapNFT(err)
 }
 
 // Found are elements of a target.
@@ -65,5 +62,5 @@ func (w Found) Apply(ctx context.Context) error {
 	for _, e := range w.elements {
 		o.comments[e.Comment] = true
 	}
-	return w.form.onElements(ctx, func(k elementTable) error { return o.remove(ctx, k) })
+	return w.form.onElements(ctx, func(c *nft.Conn) error { return o.remove(ctx, c) })
 }

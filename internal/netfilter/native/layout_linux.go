@@ -12,6 +12,7 @@ import (
 
 // chain is a chain that the table always has.
 type chain struct {
+	table nft.Table
 	name  string
 	hook  *nft.Hook
 	rules []rule
@@ -79,12 +80,27 @@ func chains() []chain {
 		{name: "postrouting", hook: nft.SourceNAT(), rules: postrouting},
 		{name: "forward", hook: &nft.Hook{Type: "filter", Number: unix.NF_INET_FORWARD}, rules: ingressRules()},
 	}
-	for _, c := range all {
-		for i := range c.rules {
-			c.rules[i].chain = c.name
-		}
+	for i := range all {
+		all[i].table = table
 	}
-	return all
+	return append(all, spoofChain())
+}
+
+// spoofChain drops frames with a wrong source address, before anything else sees them.
+//
+//	iifname . ether saddr @senders accept
+//	iifname @ports drop
+func spoofChain() chain {
+	port := func() nft.Exprs { return nft.Exprs(nil).Meta(unix.NFT_META_IIFNAME, nft.Reg(0)) }
+	return chain{
+		table: bridgeTable, name: "spoofing",
+		hook: &nft.Hook{Type: "filter", Number: 0, Priority: -300}, // NF_BR_PRE_ROUTING, <linux/netfilter_bridge.h>
+		rules: []rule{
+			// The source address is bytes 6 to 11 of a frame.
+			{comment: sendersSet, exprs: port().Payload(unix.NFT_PAYLOAD_LL_HEADER, 6, 6, nft.Reg(16)).In(sendersSet).Accept()},
+			{comment: portsSet, exprs: port().In(portsSet).Drop()},
+		},
+	}
 }
 
 // forwardingExprs is that of the rule for the ports in the map.
@@ -101,7 +117,7 @@ func forwardingExprs(family uint8, set string, byAddress bool) nft.Exprs {
 		c = c.Destination(family, nft.Reg(at))
 		at += size
 	}
-	return c.Port(nft.Reg(at)).Mapped(set).DNAT(family, nft.Reg(size), 0)
+	return c.Port(nft.Reg(at)).Mapped(set).DNAT(family, nft.Reg(size))
 }
 
 // ingressRules are the policies of bridges.
@@ -154,7 +170,7 @@ func lengthRule(set string) rule {
 func newSet(name string, id uint32) nft.Message {
 	kind, _ := kindOf(name)
 	return nft.NewSet(nft.Set{
-		Table: table, Name: name,
+		Table: tableOf(name), Name: name,
 		KeyType: kind.key.typ(), KeySize: uint32(kind.key.size()),
 		DataType: kind.value.typ(), DataSize: uint32(kind.value.size()),
 		HostByteOrder: slices.Equal(kind.key, fields{fieldLink}),
@@ -167,29 +183,29 @@ type layout struct {
 	rules map[string][]nft.Object // by chain
 }
 
-// missing returns the messages that make the missing part of the layout that elements
-// in these sets need. The error names the first missing part.
-func (l layout) missing(sets []string) (msgs []nft.Message, err error) {
-	id := uint32(0)
+// missing returns the messages that make the missing part of a table that elements in these
+// sets of it need. The error names the first missing part.
+func (l layout) missing(of nft.Table, sets []string) (msgs []nft.Message, err error) {
+	id := uint32(of.Family) << 8
 	set := func(name string) {
 		if !l.sets[name] {
 			id++
 			msgs = append(msgs, newSet(name, id))
 			if err == nil {
-				err = fmt.Errorf("set %v %s is missing", table, name)
+				err = fmt.Errorf("set %v %s is missing", of, name)
 			}
 		}
 	}
-	for _, name := range fixedSets() {
+	for _, name := range fixedSets(of) {
 		set(name)
 	}
-	missing := l.missingChains(&err)
+	missing := l.missingChains(of, &err)
 	if len(msgs) > 0 || len(missing) > 0 {
-		msgs = append([]nft.Message{nft.NewTable(table, "containers' addresses and host ports, by github.com/embedcni/cni")}, msgs...)
+		msgs = append([]nft.Message{nft.NewTable(of, "containers' addresses and host ports, by github.com/embedcni/cni")}, msgs...)
 	}
 	msgs = append(msgs, missing...)
 	for _, name := range l.withExisting(sets) {
-		if _, _, _, ok := perLength(name); !ok {
+		if _, _, _, ok := perLength(name); !ok || of != table {
 			continue
 		}
 		set(name)
@@ -216,10 +232,14 @@ func (l layout) withExisting(sets []string) []string {
 	return all
 }
 
-// missingChains returns the messages that make again the chains that are missing, and the
-// rules of those that someone has changed. Rules of others stay, before these.
-func (l layout) missingChains(err *error) (msgs []nft.Message) {
+// missingChains returns the messages that make again the chains of a table that are
+// missing, and the rules of those that someone has changed. Rules of others stay, before
+// these.
+func (l layout) missingChains(of nft.Table, err *error) (msgs []nft.Message) {
 	for _, c := range chains() {
+		if c.table != of {
+			continue
+		}
 		all, exists := l.rules[c.name]
 		ours := slices.DeleteFunc(slices.Clone(all), func(o nft.Object) bool {
 			return !slices.ContainsFunc(c.rules, func(r rule) bool { return r.is(o) })
@@ -230,14 +250,14 @@ func (l layout) missingChains(err *error) (msgs []nft.Message) {
 			continue
 		}
 		if *err == nil {
-			*err = fmt.Errorf("chain %v %s is not as it was made: it has rules %q, want %q", table, c.name, comments(ours), wanted(c.rules))
+			*err = fmt.Errorf("chain %v %s is not as it was made: it has rules %q, want %q", c.table, c.name, comments(ours), wanted(c.rules))
 		}
-		msgs = append(msgs, nft.NewChain(table, c.name, c.hook, ""))
+		msgs = append(msgs, nft.NewChain(c.table, c.name, c.hook))
 		for _, o := range ours {
 			msgs = append(msgs, o.Deletion())
 		}
 		for _, r := range c.rules {
-			msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, r.comment))
+			msgs = append(msgs, nft.NewRule(c.table, c.name, r.exprs, r.comment))
 		}
 	}
 	return msgs
@@ -253,26 +273,54 @@ func (l layout) kinds() (sets []string) {
 	return sets
 }
 
-// readLayout returns the sets, chains and rules of the native table. If they change
-// meanwhile, it returns beside [nft.ErrChanged] what it has seen.
-func readLayout(c *nft.Conn) (layout, error) {
+// readLayout returns the sets, chains and rules of the tables. If they change meanwhile, it
+// returns beside [nft.ErrChanged] what it has seen.
+func readLayout(c *nft.Conn, tables []nft.Table) (layout, error) {
 	l := layout{sets: make(map[string]bool), rules: make(map[string][]nft.Object)}
-	sets, changed := c.Sets(table)
-	for _, name := range sets {
-		l.sets[name] = true
+	var errs []error
+	for _, t := range tables {
+		sets, err := c.Sets(t)
+		names, chainsErr := c.Chains(t)
+		for _, name := range sets {
+			l.sets[name] = true
+		}
+		for _, name := range names {
+			l.rules[name] = nil
+		}
+		errs = append(errs, err, chainsErr, c.Rules(t, "", nil, func(r nft.Rule) error {
+			l.rules[r.Chain] = append(l.rules[r.Chain], r.Object(t))
+			return nil
+		}))
 	}
-	if changed != nil && !errors.Is(changed, nft.ErrChanged) {
-		return l, changed
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, nft.ErrChanged) {
+			return l, fmt.Errorf("look at table %v: %w", table, err)
+		}
 	}
-	names, err := c.Chains(table)
-	for _, name := range names {
-		l.rules[name] = nil
+	return l, errors.Join(errs...)
+}
+
+// tablesOf returns the tables of the sets, each once.
+func tablesOf(sets []string) (tables []nft.Table) {
+	for _, set := range sets {
+		if t := tableOf(set); !slices.Contains(tables, t) {
+			tables = append(tables, t)
+		}
 	}
-	if err != nil && !errors.Is(err, nft.ErrChanged) {
-		return l, err
+	return tables
+}
+
+// elementsOn returns those of the elements that have one of the keys, and all of the sets,
+// like [nft.Conn.Elements], from both tables.
+func elementsOn(c *nft.Conn, keys []element, sets []string) (all []element, changed error) {
+	for _, t := range tablesOf(append(setsOf(keys), sets...)) {
+		some := slices.DeleteFunc(slices.Clone(keys), func(k element) bool { return tableOf(k.Set) != t })
+		whole := slices.DeleteFunc(slices.Clone(sets), func(set string) bool { return tableOf(set) != t })
+		found, err := c.Elements(t, some, whole)
+		if changed = errors.Join(changed, err); err != nil && !errors.Is(err, nft.ErrChanged) {
+			return nil, fmt.Errorf("look at table %v: %w", t, err)
+		}
+		all = append(all, found...)
 	}
-	return l, errors.Join(changed, err, c.Rules(table, "", nil, func(r nft.Rule) error {
-		l.rules[r.Chain] = append(l.rules[r.Chain], nft.Object{Table: table, Chain: r.Chain, Handle: r.Handle, Comment: r.Comment})
-		return nil
-	}))
+	return all, changed
 }

@@ -13,24 +13,26 @@ import (
 type sight struct {
 	layout   layout
 	elements map[elementKey]element
-	broken   error // names the first part that is missing whatever the elements are
+	broken   map[nft.Table]error // names the first part that is missing whatever the elements are
 }
 
-func newSight(l layout, elements []element) sight {
-	s := sight{layout: l, elements: byKey(elements)}
-	_, s.broken = l.missing(nil)
+func newSight(l layout, tables []nft.Table, elements []element) sight {
+	s := sight{layout: l, elements: byKey(elements), broken: make(map[nft.Table]error)}
+	for _, t := range tables {
+		_, s.broken[t] = l.missing(t, nil)
+	}
 	return s
 }
 
 // lacks returns an error that names the first of the sets, chains and rules that is
 // missing for elements in the sets.
 func (s sight) lacks(sets []string) error {
-	if s.broken != nil {
-		return s.broken
-	}
 	for _, name := range sets {
+		if err := s.broken[tableOf(name)]; err != nil {
+			return err
+		}
 		if !s.layout.sets[name] { // else it has its rule
-			return fmt.Errorf("set %v %s is missing", table, name)
+			return fmt.Errorf("set %v %s is missing", tableOf(name), name)
 		}
 	}
 	return nil
@@ -46,7 +48,7 @@ func (f Form) Look(ctx context.Context, r fwrules.Rules) (t *Table, err error) {
 	}
 	err = f.Sockets.Do(ctx, func(c *nft.Conn) error {
 		return nft.UntilUnchanged(ctx, func() error {
-			s, err := look(c, wanted, func(layout) []string { return nil })
+			s, err := look(c, tablesOf(setsOf(wanted)), wanted, func(layout) []string { return nil })
 			t = &Table{s, true}
 			return err
 		})
@@ -54,41 +56,33 @@ func (f Form) Look(ctx context.Context, r fwrules.Rules) (t *Table, err error) {
 	return t, err
 }
 
-// look reads the elements with the keys, and all of the sets. It fails with
-// [nft.ErrChanged] unless all is of one generation; then the sight may lack something.
-func look(c *nft.Conn, keys []element, sets func(layout) []string) (s sight, err error) {
-	before, err := c.Generation()
-	if err != nil {
-		return s, wrapNFT(err)
-	}
-	lay, changed := readLayout(c)
-	if changed != nil && !errors.Is(changed, nft.ErrChanged) {
-		return s, fmt.Errorf("nftables: look at table %v: %w", table, changed)
-	}
-	found, after, err := c.Elements(table, keys, sets(lay))
-	if err != nil && !errors.Is(err, nft.ErrChanged) {
-		return s, fmt.Errorf("nftables: look at table %v: %w", table, err)
-	}
-	if err = errors.Join(changed, err); err == nil {
-		after, err = c.Generation()
-	}
-	if err == nil && after != before {
-		err = nft.ErrChanged
-	}
-	return newSight(lay, found), err
+// look reads the elements with the keys, and all of the sets, and what the tables have for
+// them. It fails with [nft.ErrChanged] unless all is of one generation; then the sight may
+// lack something.
+func look(c *nft.Conn, tables []nft.Table, keys []element, sets func(layout) []string) (s sight, err error) {
+	err = c.InOneGeneration(func() error {
+		lay, changed := readLayout(c, tables)
+		if changed != nil && !errors.Is(changed, nft.ErrChanged) {
+			return changed
+		}
+		found, err := elementsOn(c, keys, sets(lay))
+		s = newSight(lay, tables, found)
+		return errors.Join(changed, err)
+	})
+	return s, wrapNFT(err)
 }
 
-// Table is the content of the table at one time. It is safe for concurrent use.
+// Table is the content of the tables at one time. It is safe for concurrent use.
 type Table struct {
 	sight  sight
 	Steady bool // all of it is of one generation; else something may be missing from it
 }
 
-// Read reads the table. It reads it again if that changes meanwhile, a few times.
+// Read reads the tables. It reads them again if they change meanwhile, a few times.
 func (f Form) Read(ctx context.Context) (t *Table, err error) {
 	err = f.Sockets.Do(ctx, func(c *nft.Conn) error {
 		return nft.Repeat(ctx, nft.MostReads, func() error {
-			s, err := look(c, nil, layout.kinds)
+			s, err := look(c, tables(), nil, layout.kinds)
 			t = &Table{s, err == nil}
 			return err
 		})

@@ -2,10 +2,10 @@ package native
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
@@ -19,43 +19,46 @@ type owned struct {
 	// addrs stand for their keys in the sets of containers, and in each set that is
 	// for one length of prefix.
 	addrs  []netip.Addr
-	inSets func(set string) bool // nil: none
+	inSets map[string]bool // by the name of a set, without family and length
+	whole  bool            // all sets
 }
 
 // ownedBy describes the elements of the rules. A rule that cannot be added has
 // none.
 func ownedBy(r fwrules.Rules) owned {
-	o := owned{comments: make(map[string]bool)}
-	searched := make(map[string]bool) // by prefix
+	o := owned{comments: make(map[string]bool), inSets: make(map[string]bool)}
 	for _, m := range r.Masquerade {
 		o.comments[m.Comment()] = true
 		if elements, err := masqueradeElements(m); err == nil {
 			o.keys = append(o.keys, elements...)
 		}
 		if len(m.Addresses) == 0 {
-			searched["containers"], searched[subnetsPrefix] = true, true
+			o.inSets["containers"], o.inSets[subnetsPrefix] = true, true
 		}
 	}
 	for _, h := range r.HostPorts {
 		o.comments[h.Comment()] = true
 		o.keys = append(o.keys, hostPortKeys(h)...)
 		if len(h.Ports) == 0 {
-			searched["hostports"], searched["hostips"] = true, true
+			o.inSets["hostports"], o.inSets["hostips"] = true, true
 		}
 		if !h.V4.IsValid() && !h.V6.IsValid() {
-			searched[hairpinPrefix] = true
+			o.inSets[hairpinPrefix] = true
 		}
 	}
-	if len(searched) > 0 {
-		o.inSets = func(set string) bool {
-			prefix, _, _, ok := perLength(set)
-			if !ok {
-				prefix = set[:len(set)-1]
-			}
-			return searched[prefix]
-		}
+	for _, c := range r.Spoof {
+		o.comments[c.Comment()] = true
+		o.inSets[portsSet], o.inSets[sendersSet] = true, true
 	}
 	return o
+}
+
+// searches reports whether a set is searched as a whole.
+func (o owned) searches(set string) bool {
+	if prefix, _, _, ok := perLength(set); ok {
+		return o.whole || o.inSets[prefix]
+	}
+	return o.whole || o.inSets[strings.TrimRight(set, "46")]
 }
 
 // hostPortKeys returns the keys of all elements that the ports may have, whether
@@ -79,42 +82,32 @@ func hostPortKeys(h fwrules.HostPorts) (all []element) {
 	return all
 }
 
-// elementTable is where elements are looked for and deleted: an [nft.Conn].
-type elementTable interface {
-	Sets(t nft.Table) ([]string, error)
-	Elements(t nft.Table, keys []element, sets []string) ([]element, uint32, error)
-	DeleteElements(t nft.Table, generation uint32, elements []element) error
-}
-
 // find returns the elements that are there.
-func (o owned) find(t elementTable) ([]element, uint32, error) {
+func (o owned) find(c *nft.Conn) ([]element, uint32, error) {
+	generation, err := c.Generation()
+	if err != nil {
+		return nil, 0, err
+	}
 	keys, sets := o.keys, []string(nil)
-	if o.inSets != nil || len(o.addrs) > 0 {
-		names, err := t.Sets(table)
-		if errors.Is(err, nft.ErrNotSupported) {
-			return nil, 0, nil
-		}
-		if err != nil {
-			return nil, 0, fmt.Errorf("nftables: list the sets of table %v: %w", table, err)
-		}
-		for _, name := range names {
-			if _, ok := kindOf(name); ok && o.inSets != nil && o.inSets(name) {
-				sets = append(sets, name)
+	if o.whole || len(o.inSets)+len(o.addrs) > 0 {
+		for _, t := range tables() {
+			names, err := c.Sets(t)
+			if err != nil {
+				return nil, 0, fmt.Errorf("list the sets of table %v: %w", t, err)
 			}
-			keys = slices.Concat(keys, o.keysIn(name))
+			for _, name := range names {
+				if _, ok := kindOf(name); ok && o.searches(name) {
+					sets = append(sets, name)
+				}
+				keys = slices.Concat(keys, o.keysIn(name))
+			}
 		}
 	}
 	keys = slices.DeleteFunc(slices.Clone(keys), func(k element) bool { return slices.Contains(sets, k.Set) })
-	found, generation, err := t.Elements(table, keys, sets)
-	if errors.Is(err, nft.ErrNotSupported) {
-		return nil, 0, nil
-	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("nftables: look at table %v: %w", table, err)
-	}
+	found, err := elementsOn(c, keys, sets)
 	found = slices.DeleteFunc(found, func(e element) bool { return !o.comments[e.Comment] })
 	slices.SortFunc(found, compareElements)
-	return slices.Compact(found), generation, nil
+	return slices.Compact(found), generation, err
 }
 
 // keysIn returns the keys that the addresses have in a set.
@@ -136,32 +129,35 @@ func (o owned) keysIn(set string) (keys []element) {
 }
 
 // remove deletes the elements, all or none.
-func (o owned) remove(ctx context.Context, t elementTable) error {
+func (o owned) remove(ctx context.Context, c *nft.Conn) error {
 	return nft.UntilUnchanged(ctx, func() error {
-		found, generation, err := o.find(t)
+		found, generation, err := o.find(c)
 		if err != nil || len(found) == 0 {
 			return err
 		}
-		if err := t.DeleteElements(table, generation, found); err != nil {
-			return fmt.Errorf("nftables: delete from table %v: %w", table, err)
+		var msgs []nft.Message
+		for _, e := range found {
+			msgs = append(msgs, deleteElement(e))
 		}
-		return nil
+		return c.Transact(msgs, &generation)
 	})
 }
 
 // ownedByTarget describes all elements of the target.
 func ownedByTarget(t fwrules.Target) owned {
-	o := ownedBy(t.Everything())
-	if !t.Whole() {
-		o.addrs, o.inSets = t.Addresses, nil
+	o := owned{comments: map[string]bool{t.Comment(): true}}
+	if o.whole = t.Thorough || len(t.Addresses) == 0; o.whole {
+		return o
 	}
+	o.addrs, o.keys = t.Addresses, hostPortKeys(fwrules.HostPorts{Owner: t.Owner, Ports: t.Ports})
+	o.inSets = map[string]bool{portsSet: true, sendersSet: true} // the interface on the bridge is not known
 	return o
 }
 
 // search returns the elements that are there.
-func (o owned) search(ctx context.Context, t elementTable) (found []element, err error) {
+func (o owned) search(ctx context.Context, c *nft.Conn) (found []element, err error) {
 	err = nft.UntilUnchanged(ctx, func() error {
-		found, _, err = o.find(t)
+		found, _, err = o.find(c)
 		return err
 	})
 	return found, err

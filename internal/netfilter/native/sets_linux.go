@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -13,9 +14,28 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// table is the table of this module's own. Its sets are described in
-// the documentation of the package.
-var table = nft.Table{Family: nft.FamilyInet, Name: "embedcni"}
+// The tables of this module's own. Their sets are described in the documentation of the
+// package. A name is that of one set, or one chain, of both tables.
+var (
+	table       = nft.Table{Family: nft.FamilyInet, Name: "embedcni"}
+	bridgeTable = nft.Table{Family: nft.FamilyBridge, Name: "embedcni"}
+)
+
+// The sets of the table for bridges.
+const (
+	portsSet   = "ports"
+	sendersSet = "senders"
+)
+
+func tables() []nft.Table { return []nft.Table{table, bridgeTable} }
+
+// tableOf returns the table of a set.
+func tableOf(set string) nft.Table {
+	if set == portsSet || set == sendersSet {
+		return bridgeTable
+	}
+	return table
+}
 
 // field is a part of an element's key or value.
 type field uint32
@@ -25,6 +45,7 @@ type field uint32
 const (
 	fieldIPv4     field = 7
 	fieldIPv6     field = 8
+	fieldMAC      field = 9
 	fieldProtocol field = 12
 	fieldPort     field = 13
 	fieldLink     field = 41
@@ -36,6 +57,8 @@ func (f field) size() int {
 	switch f {
 	case fieldIPv6, fieldLink:
 		return 16
+	case fieldMAC:
+		return 8
 	}
 	return 4
 }
@@ -46,6 +69,8 @@ func (f field) text(b []byte) string {
 	case fieldIPv4, fieldIPv6:
 		a, _ := netip.AddrFromSlice(b)
 		return a.String()
+	case fieldMAC:
+		return net.HardwareAddr(b[:6]).String()
 	case fieldProtocol:
 		return protocolName(b[0])
 	case fieldPort:
@@ -100,9 +125,11 @@ const (
 	hairpinPrefix = "hairpin"
 )
 
-// fixedSets are those that are always there, in the order in which they are
-// made.
-func fixedSets() []string {
+// fixedSets are those that the table always has, in the order in which they are made.
+func fixedSets(of nft.Table) []string {
+	if of == bridgeTable {
+		return []string{portsSet, sendersSet}
+	}
 	return []string{
 		"containers4", "containers6", "hostports4", "hostports6", "hostips4", "hostips6",
 		"bridges", "isolated", "same_bridge",
@@ -123,10 +150,12 @@ func kindOf(set string) (setKind, bool) {
 		return setKind{fields{fieldProtocol, fieldPort}, fields{addr, fieldPort}}, true
 	case "hostips4", "hostips6":
 		return setKind{fields{fieldProtocol, addr, fieldPort}, fields{addr, fieldPort}}, true
-	case "bridges":
+	case "bridges", portsSet:
 		return setKind{key: fields{fieldLink}}, true
 	case "isolated", "same_bridge":
 		return setKind{key: fields{fieldLink, fieldLink}}, true
+	case sendersSet:
+		return setKind{key: fields{fieldLink, fieldMAC}}, true
 	}
 	_, v6, bits, ok := perLength(set)
 	switch {
@@ -178,7 +207,7 @@ type elementText element
 
 func (e elementText) String() string {
 	kind, _ := kindOf(e.Set)
-	s := fmt.Sprintf("element %v %s { %s", table, e.Set, kind.key.text([]byte(e.Key)))
+	s := fmt.Sprintf("element %v %s { %s", tableOf(e.Set), e.Set, kind.key.text([]byte(e.Key)))
 	if e.Comment != "" {
 		s += fmt.Sprintf(` comment "%s"`, e.Comment)
 	}
@@ -191,7 +220,12 @@ func (e elementText) String() string {
 // addElement returns the message that adds an element, if its key is free. What
 // is per bridge and exists already stays.
 func addElement(e element) nft.Message {
-	return nft.NewElement(table, e, e.Comment != "").About(elementText(e))
+	return nft.NewElement(tableOf(e.Set), e, e.Comment != "").About(elementText(e))
+}
+
+// deleteElement returns the message that deletes an element.
+func deleteElement(e element) nft.Message {
+	return nft.DeleteElement(tableOf(e.Set), e).About(elementText(e))
 }
 
 func compareElements(e, f element) int {

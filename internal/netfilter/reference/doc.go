@@ -16,8 +16,8 @@
 //	ip, ip6 cni_hostport          portmap                the container ID as comment
 //	bridge nat                    bridge: macspoofchk    chains and a comment of the interface
 //
-// A footprint and a search describe the rules that belong to an attachment, by chain,
-// comment and address. A Sight is all rules at one time; it recognises a rule by the values
-// that identify it, because versions of the tools write the rest differently.
-// [SpoofCheck] also makes its rules: nobody has them in another form.
+// A search describes the rules that belong to an attachment in nftables, by chain, comment
+// and address; find has the commands that delete those of iptables. A Sight is all rules at
+// one time; it recognises a rule by the values that identify it, because versions of the
+// tools write the rest differently.
 package reference

@@ -3,6 +3,7 @@ package reference
 import (
 	"errors"
 	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -43,11 +44,11 @@ func filter(lines ...string) string { return table("filter", lines) }
 
 func table(name string, lines []string) string {
 	text := "*" + name + "\n:POSTROUTING ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
-	return words().Replace(text)
+	return names().Replace(text)
 }
 
-func words() *strings.Replacer {
-	return strings.NewReplacer("{masq}", masqC1, "{dnat}", dnatC1, "{snat}", snatC1, "{comment}", masqComment, "{dnat comment}", dnatComm)
+func names() *strings.Replacer {
+	return strings.NewReplacer("{masq}", masqC1, "{mas}", masqC1[:len(masqC1)-1], "{dnat}", dnatC1, "{snat}", snatC1, "{comment}", masqComment, "{dnat comment}", dnatComm)
 }
 
 type findTest struct {
@@ -72,12 +73,12 @@ iptables-nft -t nat -X {masq}
 			want: `
 iptables-nft -t nat -D POSTROUTING -j {masq}
 iptables-nft -t nat -D POSTROUTING -j {masq}
-iptables-nft -t nat -D OWN -s 10.0.0.0/8 -g {masq}
 iptables-nft -t nat -D POSTROUTING -m comment --comment mine -j {masq}
+iptables-nft -t nat -D OWN -s 10.0.0.0/8 -g {masq}
 iptables-nft -t nat -X {masq}
 `},
 		"port mappings, of an old portmap too": {
-			rules: nat(":CNI-HOSTPORT-DNAT - [0:0]", ":CNI-HOSTPORT-SNAT - [0:0]", ":{dnat} - [0:0]", ":{snat} - [0:0]",
+			rules: nat(":CNI-HOSTPORT-DNAT - [0:0]", ":CNI-HOSTPORT-SNAT - [0:0]", ":CNI-HOSTPORT-SETMARK - [0:0]", ":{dnat} - [0:0]", ":{snat} - [0:0]",
 				"-A CNI-HOSTPORT-DNAT -p tcp {dnat comment} -m multiport --dports 80 -j {dnat}", "-A {dnat} -s 127.0.0.1/32 -j CNI-HOSTPORT-SETMARK", "-A CNI-HOSTPORT-SNAT -j {snat}"),
 			want: `
 iptables-nft -t nat -D CNI-HOSTPORT-DNAT -p tcp {dnat comment} -m multiport --dports 80 -j {dnat}
@@ -86,7 +87,7 @@ iptables-nft -t nat -X {dnat}
 iptables-nft -t nat -D CNI-HOSTPORT-SNAT -j {snat}
 iptables-nft -t nat -X {snat}
 `},
-		"near misses in nat": {rules: nat(":{masq}x - [0:0]", ":CNI-DN-0 - [0:0]", "-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}x",
+		"near misses in nat": {rules: nat(":{mas} - [0:0]", ":CNI-DN-0 - [0:0]", "-A POSTROUTING -s 10.1.0.2/32 {comment} -j {mas}",
 			"-A POSTROUTING {comment} -j MASQUERADE", `-A POSTROUTING -m comment --comment "-j {masq}"`, "-A POSTROUTING -m comment --comment -j -m comment --comment {masq}")},
 		"the name in another table": {rules: filter(":{masq} - [0:0]", "-A FORWARD -j {masq}")},
 		"firewall, every copy": {
@@ -106,7 +107,7 @@ iptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT
 			change: func(t *fwrules.Target) { t.Siblings = addrs("10.1.0.2") }},
 		"firewall, addresses unknown": {rules: forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
 			change: func(t *fwrules.Target) { t.Addresses = nil }},
-		"near misses in filter": {rules: forward("-A FORWARD -s 10.1.0.2/32 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.0/24 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.20/32 -j ACCEPT",
+		"near misses in filter": {rules: forward(":CNI-ADMIN - [0:0]", "-A FORWARD -s 10.1.0.2/32 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.0/24 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.20/32 -j ACCEPT",
 			"-A CNI-FORWARD -d 10.1.0.2/32 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.2/32 -p tcp -j ACCEPT", "-A CNI-FORWARD ! -s 10.1.0.2/32 -j ACCEPT",
 			`-A CNI-FORWARD -m comment --comment "-s 10.1.0.2/32 -j ACCEPT"`, "-A CNI-FORWARD -s 10.1.0.2/32 -j DROP", "-A CNI-FORWARD -j CNI-ADMIN")},
 		"a rule in use elsewhere is no reason for the masquerade to stay": {rules: masq,
@@ -116,7 +117,7 @@ iptables-nft -t nat -F {masq}
 iptables-nft -t nat -X {masq}
 `},
 		"the container has another interface on the network": {
-			rules: nat(":{masq} - [0:0]", ":{dnat} - [0:0]", "-A {masq} -d 10.1.0.0/24 {comment} -j ACCEPT", "-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}", "-A POSTROUTING -s 10.1.0.3/32 {comment} -j {masq}",
+			rules: nat(":CNI-HOSTPORT-DNAT - [0:0]", ":{masq} - [0:0]", ":{dnat} - [0:0]", "-A {masq} -d 10.1.0.0/24 {comment} -j ACCEPT", "-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}", "-A POSTROUTING -s 10.1.0.3/32 {comment} -j {masq}",
 				"-A CNI-HOSTPORT-DNAT {dnat comment} -j {dnat}", "-A {dnat} -p tcp -j DNAT --to-destination 10.1.0.2:80", "-A {dnat} -p tcp -j DNAT --to-destination 10.1.0.3:80"),
 			change: func(t *fwrules.Target) { t.Siblings = addrs("10.1.0.3") }, want: `
 iptables-nft -t nat -D POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}
@@ -131,93 +132,86 @@ iptables-nft -t nat -D {masq} -d 10.1.0.0/24 {comment} -j ACCEPT
 	}
 }
 
+// inNamespace runs the test in a network namespace with the rules of a tool.
+func inNamespace(t *testing.T) {
+	t.Helper()
+	nettest.Enter(t, nettest.At(t, filepath.Join(t.TempDir(), "host")))
+}
+
+func run(t *testing.T, input, program string, args ...string) {
+	t.Helper()
+	cmd := exec.Command(program, args...)
+	cmd.Stdin, cmd.Env = strings.NewReader(input), append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v: %s\n%s", program, args, err, out, input)
+	}
+}
+
+func text(all []fwrules.Found) string {
+	var b strings.Builder
+	for _, f := range all {
+		b.WriteString(strings.Join(f.Lines(), "\n") + "\n")
+	}
+	return b.String()
+}
+
 func TestFindInIPTables(t *testing.T) {
 	for name, tt := range findTests() {
 		t.Run(name, func(t *testing.T) {
+			inNamespace(t)
 			target := c1()
 			if tt.change != nil {
 				tt.change(&target)
 			}
-			fake := newFakeTool("iptables-nft", tt.rules)
-			plan, err := find(t, target, fake)
+			target, err := target.Normal()
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := strings.TrimPrefix(words().Replace(tt.want), "\n")
-			if got := plan.text(); got != want {
+			tool, err := iptables.LookPath("iptables-nft-restore")
+			if err != nil {
+				t.Fatal(err)
+			}
+			run(t, tt.rules, tool)
+			all, err := Form{}.Find(t.Context(), target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := text(all), strings.TrimPrefix(names().Replace(tt.want), "\n"); got != want {
 				t.Errorf("got\n%s\nwant\n%s", got, want)
 			}
-			if (len(plan) == 0) != (want == "") {
-				t.Errorf("empty: %t", len(plan) == 0)
+			for _, f := range all {
+				if err := f.Apply(t.Context()); err != nil {
+					t.Error(err)
+				}
 			}
-			if err := plan.Apply(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if n := len(fake.restored); n > 1 {
-				t.Errorf("it took %d transactions", n)
-			}
-			if again, err := find(t, target, fake); err != nil || len(again) > 0 {
-				t.Errorf("afterwards: %v\n%s", err, again)
+			if again, err := (Form{}).Find(t.Context(), target); err != nil || len(again) > 0 {
+				t.Errorf("afterwards: %v\n%s", err, text(again))
 			}
 		})
-	}
-}
-
-// TestFindInBothFamilies: each family's rules are for its addresses, and each
-// tool finds the chains of its family.
-func TestFindInBothFamilies(t *testing.T) {
-	v4 := newFakeTool("iptables-legacy", filter(":CNI-FORWARD - [0:0]", "-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT")+nat(":{masq} - [0:0]"))
-	v6 := newFakeTool("ip6tables-nft", filter(":CNI-FORWARD - [0:0]", "-A CNI-FORWARD -s fd00::2/128 -j ACCEPT", "-A CNI-FORWARD -s fd00::20/128 -j ACCEPT")+nat(":{masq} - [0:0]"))
-	plan, err := find(t, c1(), v4, v6)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := words().Replace(`iptables-legacy -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT
-iptables-legacy -t nat -X {masq}
-ip6tables-nft -t filter -D CNI-FORWARD -s fd00::2/128 -j ACCEPT
-ip6tables-nft -t nat -X {masq}
-`)
-	if got := plan.text(); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-}
-
-// TestFindGoesOnAfterAnError: a tool that fails does not hide the others.
-func TestFindGoesOnAfterAnError(t *testing.T) {
-	broken := errors.New("broken")
-	bad := newFakeTool("iptables-nft", "")
-	bad.saveErr = broken
-	good := newFakeTool("ip6tables-nft", nat(":{masq} - [0:0]"))
-	plan, err := find(t, c1(), bad, good)
-	if got, want := plan.text(), "ip6tables-nft -t nat -X "+masqC1+"\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if want := "iptables-nft: list the rules: broken"; err == nil || err.Error() != want || !errors.Is(err, broken) {
-		t.Errorf("got %v, want %s", err, want)
 	}
 }
 
 // TestFindWithoutTheTools: a missing tool is an error only if there may be
 // rules that it would show.
 func TestFindWithoutTheTools(t *testing.T) {
-	nettest.Enter(t, nettest.At(t, filepath.Join(t.TempDir(), "host")))
-	missing := iptables.Tool{Family: "iptables-of-nowhere"}
-	f := Form{fakes: []tool{{missing, false, false}, {iptables.Tool{Family: missing.Family, Legacy: true}, false, true}}}
-	run := func(line string) {
-		t.Helper()
-		if out, err := exec.Command("sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; "+line).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v: %s", line, err, out)
+	inNamespace(t)
+	look := func() (found int, err error) {
+		for _, legacy := range []bool{false, true} {
+			commands, one := find(t.Context(), iptables.Tool{Family: "iptables-of-nowhere", Legacy: legacy}, c1())
+			found, err = found+len(commands), errors.Join(err, one)
 		}
+		return found, err
 	}
+	sh := func(line string) { run(t, "", "sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; "+line) }
 	for _, others := range []string{"", "iptables-legacy -t nat -N X", "iptables-nft -t nat -N X"} {
-		run(others)
-		if found, err := f.findSaved(t.Context(), c1()); err != nil || len(found) > 0 {
+		sh(others)
+		if found, err := look(); err != nil || found > 0 {
 			t.Errorf("after %q: %v, %v", others, found, err)
 		}
 	}
-	run("iptables-nft -t nat -N " + masqC1)
-	run("iptables-legacy -t nat -N " + masqC1)
-	_, err := f.findSaved(t.Context(), c1())
+	sh("iptables-nft -t nat -N " + masqC1)
+	sh("iptables-legacy -t nat -N " + masqC1)
+	_, err := look()
 	if !errors.Is(err, exec.ErrNotFound) {
 		t.Errorf("got %v, want %v", err, exec.ErrNotFound)
 	}

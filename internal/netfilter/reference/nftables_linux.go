@@ -4,22 +4,129 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
+// The tables and chains of the plugins in nftables, of pkg/ip/ipmasq_nftables_linux.go,
+// portmap_nftables.go and pkg/link/spoofcheck.go.
+const (
+	chainChecks       = "masq_checks"
+	chainHostports    = "hostports"
+	chainOldHostports = "hostip_hostports"
+	chainAllHostports = "hostports_all"
+	chainMasquerading = "masquerading"
+	chainSpoof        = "PREROUTING"
+)
+
+func masqueradeTable() nft.Table {
+	return nft.Table{Family: nft.FamilyInet, Name: "cni_plugins_masquerade"}
+}
+
+func hostportTable(family uint8) nft.Table { return nft.Table{Family: family, Name: "cni_hostport"} }
+
+func spoofTable() nft.Table { return nft.Table{Family: nft.FamilyBridge, Name: "nat"} }
+
+// search describes the rules of an attachment in a table of the reference plugins.
+type search struct {
+	table   nft.Table
+	in      []string // the chains with its rules; nil: any
+	comment string   // of its rules
+	own     []string // the container's own chains
+	others  []netip.Addr
+}
+
+// searches describes the rules of the target. The comment of portmap's is the container
+// ID, the same for all of the container's networks: a rule with an address of a sibling
+// is not the target's.
+func searches(t fwrules.Target) []search {
+	hostports := []string{chainHostports, chainOldHostports, chainMasquerading}
+	spoof, chains := fwrules.SpoofNames(t.ContainerID, t.IfName)
+	return []search{
+		{table: masqueradeTable(), in: []string{chainChecks}, comment: t.Comment()},
+		{table: hostportTable(nft.FamilyIPv4), in: hostports, comment: t.ContainerID, others: t.Siblings},
+		{table: hostportTable(nft.FamilyIPv6), in: hostports, comment: t.ContainerID, others: t.Siblings},
+		{table: spoofTable(), comment: spoof, own: chains},
+	}
+}
+
+func (s search) matches(r nft.Rule) bool {
+	if s.in != nil && !slices.Contains(s.in, r.Chain) {
+		return false
+	}
+	if r.Comment == s.comment {
+		return !hasAddr(s.table.Family, r, s.others)
+	}
+	return slices.Contains(s.own, r.Jump())
+}
+
+// hasAddr reports whether a rule compares with one of the addresses, or loads
+// it. nft compares source and destination at once where it can.
+func hasAddr(family uint8, r nft.Rule, addrs []netip.Addr) bool {
+	size := map[uint8]int{nft.FamilyIPv4: 4, nft.FamilyIPv6: 16}[family]
+	for _, value := range r.Values() {
+		if len(addrs) == 0 || size == 0 || len(value)%size != 0 {
+			continue
+		}
+		for one := range slices.Chunk(value, size) {
+			if a, ok := netip.AddrFromSlice(one); ok && slices.Contains(addrs, a) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// find returns the rules that exist, and behind them, as they may jump there, the
+// container's own chains.
+func (s search) find(c *nft.Conn) (objects []nft.Object, err error) {
+	var containing [][]byte
+	for _, name := range append(s.own, s.comment) {
+		containing = append(containing, []byte(name))
+	}
+	err = c.Rules(s.table, "", containing, func(r nft.Rule) error {
+		if s.matches(r) {
+			objects = append(objects, r.Object(s.table))
+		}
+		return nil
+	})
+	if err != nil || len(s.own) == 0 {
+		return objects, err
+	}
+	chains := make([]nft.Chain, len(s.own))
+	for i, name := range s.own {
+		chains[i] = nft.Chain{Table: s.table.Name, Name: name}
+	}
+	_, exist, err := c.Exist(s.table.Family, chains...)
+	for i, name := range s.own {
+		if err == nil && exist[i] {
+			objects = append(objects, nft.Object{Table: s.table, Chain: name})
+		}
+	}
+	return objects, err
+}
+
 // findNFTables returns the rules of the target in nftables, by table.
 func (f Form) findNFTables(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
-	searches := append(searchesOf(t.Everything(), t.Siblings), NewSpoofCheck(f.Sockets, t.ContainerID, t.IfName).search(""))
-	err = f.onRules(ctx, func(k ruleTable) error {
+	err = f.Sockets.Do(ctx, func(c *nft.Conn) error {
 		var errs []error
-		for _, search := range searches {
-			objects, err := search.findSteadily(ctx, k)
-			errs = append(errs, err)
-			if len(objects) > 0 {
-				all = append(all, listed{f, search.table, objects})
+		for _, s := range searches(t) {
+			var objects []nft.Object
+			err := nft.UntilUnchanged(ctx, func() error {
+				return c.InOneGeneration(func() (err error) {
+					objects, err = s.find(c)
+					return err
+				})
+			})
+			switch {
+			case errors.Is(err, nft.ErrNotSupported):
+			case err != nil:
+				errs = append(errs, fmt.Errorf("nftables: list the rules of table %v: %w", s.table, err))
+			case len(objects) > 0:
+				all = append(all, listed{f, s, objects})
 			}
 		}
 		return errors.Join(errs...)
@@ -30,23 +137,15 @@ func (f Form) findNFTables(ctx context.Context, t fwrules.Target) (all []fwrules
 	return all, err
 }
 
-func (f Form) onRules(ctx context.Context, fn func(ruleTable) error) error {
-	if f.fake != nil {
-		return fn(f.fake)
-	}
-	return f.Sockets.Do(ctx, func(c *nft.Conn) error { return fn(c) })
-}
-
 // listed are rules and chains of a target in one table.
 type listed struct {
 	form    Form
-	table   nft.Table
+	search  search
 	objects []nft.Object
 }
 
 // Lines returns a command of nft's for each.
-func (w listed) Lines() []string {
-	var lines []string
+func (w listed) Lines() (lines []string) {
 	for _, o := range w.objects {
 		lines = append(lines, "nft "+o.String())
 	}
@@ -55,65 +154,37 @@ func (w listed) Lines() []string {
 
 // Apply deletes the objects in one transaction, or one by one if that fails.
 func (w listed) Apply(ctx context.Context) error {
-	err := w.remove(ctx, w.objects)
-	if err == nil {
-		return nil
-	}
-	if ctx.Err() != nil || len(w.objects) == 1 {
-		return err
-	}
-	var errs []error
-	for _, o := range w.objects {
-		errs = append(errs, w.remove(ctx, []nft.Object{o}))
-	}
-	return errors.Join(errs...)
+	return w.form.Sockets.Do(ctx, func(c *nft.Conn) error {
+		err := w.remove(ctx, c, w.objects)
+		if err == nil || ctx.Err() != nil || len(w.objects) == 1 {
+			return err
+		}
+		var errs []error
+		for _, o := range w.objects {
+			errs = append(errs, w.remove(ctx, c, []nft.Object{o}))
+		}
+		return errors.Join(errs...)
+	})
 }
 
 // remove deletes those of the objects that exist. Handles mean nothing in a table
 // that was deleted and made again, so it looks at the rules first, and deletes only
 // if none has changed since.
-func (w listed) remove(ctx context.Context, objects []nft.Object) error {
-	return w.form.onRules(ctx, func(k ruleTable) error {
-		return nft.UntilUnchanged(ctx, func() error {
-			left, generation, err := w.left(k, objects)
-			if err != nil || len(left) == 0 {
-				return err
-			}
-			err = k.Delete(generation, left)
-			switch {
-			case err == nil:
-				return nil
-			case len(left) == 1:
-				return fmt.Errorf("nftables: %v: %w", left[0], err)
-			}
-			return fmt.Errorf("nftables: delete %d rules and chains of table %v: %w", len(left), w.table, err)
-		})
-	})
-}
-
-// left returns those of the objects that exist, and the generation in which they
-// were seen.
-func (w listed) left(k ruleTable, objects []nft.Object) (left []nft.Object, generation uint32, err error) {
-	generation, err = k.Generation()
-	there := make(map[nft.Object]bool)
-	looked := make(map[string]bool)
-	for _, o := range objects {
-		switch {
-		case err != nil:
-		case o.Handle == 0:
-			var exist []bool
-			_, exist, err = k.Exist(o.Table.Family, nft.Chain{Table: o.Table.Name, Name: o.Chain})
-			there[o] = err == nil && exist[0]
-		case !looked[o.Chain]:
-			looked[o.Chain] = true
-			err = k.Rules(w.table, o.Chain, nil, func(r nft.Rule) error {
-				there[r.Object(w.table)] = true
-				return nil
-			})
+func (w listed) remove(ctx context.Context, c *nft.Conn, objects []nft.Object) error {
+	err := nft.UntilUnchanged(ctx, func() error {
+		generation, err := c.Generation()
+		if err != nil {
+			return err
 		}
-	}
+		found, err := w.search.find(c)
+		left := slices.DeleteFunc(found, func(o nft.Object) bool { return !slices.Contains(objects, o) })
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		return c.Delete(generation, left)
+	})
 	if err != nil {
-		return nil, 0, fmt.Errorf("nftables: list the rules of table %v: %w", w.table, err)
+		return fmt.Errorf("nftables: %w", err)
 	}
-	return slices.DeleteFunc(slices.Clone(objects), func(o nft.Object) bool { return !there[o] }), generation, nil
+	return nil
 }

@@ -1,137 +1,52 @@
 package reference
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// The tables and chains of the plugins in nftables, of pkg/ip/ipmasq_nftables_linux.go and
-// portmap_nftables.go.
-const (
-	tableMasquerade = "cni_plugins_masquerade"
-	tableHostport   = "cni_hostport"
-
-	chainChecks       = "masq_checks"
-	chainHostports    = "hostports"
-	chainOldHostports = "hostip_hostports"
-	chainAllHostports = "hostports_all"
-	chainMasquerading = "masquerading"
-)
-
 // Sight is the plugins' rules at one time, in all forms. It is safe for concurrent use.
 type Sight struct {
-	saved  []*savedRules
-	tables sight
-	Steady bool // nothing has changed meanwhile; else something may be missing
+	rules  map[place][]rule
+	hidden map[place]bool // tables that a tool may not show
+	Steady bool           // nothing has changed meanwhile; else something may be missing
 }
 
-// Read reads the rules: those that can be of r, or all if r is nil. It reads them again
-// if they change meanwhile, a few times.
-func (f Form) Read(ctx context.Context, r *fwrules.Rules) (*Sight, error) {
-	s := &Sight{Steady: true}
-	keep := func(string) bool { return true }
-	wanted := keep
-	if r != nil {
-		keep, wanted = linesOf(*r), commentsOf(*r)
-	}
-	if err := f.readTables(ctx, s, wanted, nft.Table{Family: nft.FamilyInet, Name: tableMasquerade},
-		nft.Table{Family: nft.FamilyIPv4, Name: tableHostport}, nft.Table{Family: nft.FamilyIPv6, Name: tableHostport}); err != nil {
-		return nil, err
-	}
-	err := f.in(func() error {
-		for _, t := range f.tools() {
-			read, steady, err := readSaved(ctx, t, keep)
-			if err != nil {
-				return err
-			}
-			s.saved, s.Steady = append(s.saved, read), s.Steady && steady
-		}
-		return nil
-	})
-	return s, err
+// place is where a rule is looked for: a chain, and a word of the rule, which for nftables
+// is its comment.
+type place struct{ tool, table, chain, word string }
+
+// rule is a rule as far as it identifies itself: versions of the tools write the rest
+// differently.
+type rule interface {
+	// has reports whether the rule has the values.
+	has(values ...string) bool
 }
 
-// ReadSpoofChecks reads the rules of all spoof checks.
-func (f Form) ReadSpoofChecks(ctx context.Context) (*Sight, error) {
-	s := &Sight{Steady: true}
-	return s, f.readTables(ctx, s, func(string) bool { return true }, spoofTable())
+// words are those of a rule of iptables, without comments: "-s=10.1.0.2/32",
+// "--dport=8080", "!-i=cni0", and "-d=any" if it names no destination.
+type words []string
+
+func (w words) has(values ...string) bool {
+	return !slices.ContainsFunc(values, func(v string) bool { return !slices.Contains(w, v) })
 }
 
-func (f Form) readTables(ctx context.Context, s *Sight, wanted func(comment string) bool, tables ...nft.Table) error {
-	err := f.onRules(ctx, func(k ruleTable) error {
-		return nft.Repeat(ctx, nft.MostReads, func() (err error) {
-			s.tables, _, err = look(k, tables, wanted)
-			return err
-		})
-	})
-	switch {
-	case errors.Is(err, nft.ErrChanged):
-		s.Steady = false
-	case err != nil && !errors.Is(err, nft.ErrNotSupported):
-		return err
-	}
-	return nil
-}
+// constants are the values that a rule of nftables compares with and loads and the chains
+// that it jumps to, one after the other, which has takes in their order.
+type constants string
 
-// Has returns nil if the rules of a part are there in one of the forms, and lead to where
-// they have effect.
-func (s *Sight) Has(part fwrules.Part) error {
-	missing := []error{errNoRules, errNoRules, s.tables.has(part.Rules)} // iptables-nft, iptables-legacy, nftables
-	hidden := error(nil)
-	for i, legacy := range []bool{false, true} {
-		for _, d := range s.saved {
-			if d.tool.legacy != legacy {
-				continue
-			}
-			err := d.has(part.Rules)
-			if err != errNoRules && (missing[i] == nil || missing[i] == errNoRules) {
-				missing[i] = err
-			}
-			if err != nil && err != errNoRules && hidden == nil {
-				hidden = d.hides(part.Rules)
-			}
-		}
-	}
-	if slices.Contains(missing, nil) {
-		return nil
-	}
-	if hidden != nil {
-		return hidden
-	}
-	return fwrules.AsMissing(fmt.Errorf("%w; %w; %w", missing[0], missing[1], missing[2]))
-}
-
-// foundRule holds the constants of a rule: the values that it compares with and
-// loads and the chains that it jumps to, one after the other.
-type foundRule struct {
-	chain, comment string
-	constants      []byte
-	drops          bool
-}
-
-func found(r nft.Rule) foundRule {
-	f := foundRule{chain: r.Chain, comment: r.Comment}
-	for _, x := range r.Exprs.List() {
-		f.constants = append(append(f.constants, x.Value()...), x.Jump()...)
-		f.drops = f.drops || x.Drops()
-	}
-	return f
-}
-
-// has reports whether the constants of the rule have the values in order. They identify
-// the rule: the rest depends on the version of nft that compiled it.
-func (r foundRule) has(values ...[]byte) bool {
-	rest := r.constants
+func (c constants) has(values ...string) bool {
+	rest := string(c)
 	for _, v := range values {
-		i := bytes.Index(rest, v)
+		i := strings.Index(rest, v)
 		if i < 0 {
 			return false
 		}
@@ -140,146 +55,210 @@ func (r foundRule) has(values ...[]byte) bool {
 	return true
 }
 
-// place is where a rule is looked for.
-type place struct {
-	table          nft.Table
-	chain, comment string
-}
-
-// sight is the rules of some tables of nftables at one time: all, or those with some
-// comments.
-type sight map[place][]foundRule
-
-// look reads the rules of the tables, with one of the comments or any, and returns a
-// generation from before. It fails with [nft.ErrChanged] unless all is of that
-// generation; then the sight may lack something.
-func look(k ruleTable, tables []nft.Table, wanted func(comment string) bool) (sight, uint32, error) {
-	before, err := k.Generation()
-	if err != nil {
-		return nil, 0, wrap(err)
+// Read reads the rules: those that can be of r, or all if r is nil. It reads them again
+// if they change meanwhile, a few times.
+func (f Form) Read(ctx context.Context, r *fwrules.Rules) (*Sight, error) {
+	s := &Sight{rules: make(map[place][]rule), hidden: make(map[place]bool), Steady: true}
+	if err := f.readTables(ctx, s, r); err != nil {
+		return nil, err
 	}
-	s := make(sight)
-	var changed error
-	for _, t := range tables {
-		err := k.Rules(t, "", nil, func(r nft.Rule) error {
-			if wanted(r.Comment) {
-				at := place{t, r.Chain, r.Comment}
-				s[at] = append(s[at], found(r))
+	return s, f.in(func() error {
+		for _, t := range f.tools() {
+			if err := s.readSaved(ctx, t, r); err != nil {
+				return err
 			}
-			return nil
-		})
-		if changed = errors.Join(changed, err); err != nil && !errors.Is(err, nft.ErrChanged) {
-			return nil, 0, wrap(err)
 		}
-	}
-	after := before
-	if changed == nil {
-		after, changed = k.Generation()
-	}
-	if changed == nil && after != before {
-		changed = nft.ErrChanged
-	}
-	return s, before, wrap(changed)
+		return nil
+	})
 }
 
-func wrap(err error) error {
-	if err != nil {
+// readTables reads the rules in nftables.
+func (f Form) readTables(ctx context.Context, s *Sight, only *fwrules.Rules) error {
+	wanted := func(string) bool { return true }
+	if only != nil {
+		comments := commentsOf(*only)
+		wanted = func(comment string) bool { return slices.Contains(comments, comment) }
+	}
+	err := f.Sockets.Do(ctx, func(c *nft.Conn) error {
+		return nft.Repeat(ctx, nft.MostReads, func() error {
+			clear(s.rules)
+			return c.InOneGeneration(func() error {
+				var errs []error
+				for _, t := range []nft.Table{masqueradeTable(), hostportTable(nft.FamilyIPv4), hostportTable(nft.FamilyIPv6), spoofTable()} {
+					errs = append(errs, c.Rules(t, "", nil, func(r nft.Rule) error {
+						if wanted(r.Comment) {
+							at := place{"", t.String(), r.Chain, r.Comment}
+							s.rules[at] = append(s.rules[at], constantsOf(r))
+						}
+						return nil
+					}))
+				}
+				return errors.Join(errs...)
+			})
+		})
+	})
+	if errors.Is(err, nft.ErrChanged) {
+		s.Steady, err = false, nil
+	}
+	if err != nil && !errors.Is(err, nft.ErrNotSupported) {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	return nil
 }
 
-// commentsOf returns a function that reports whether a rule with a comment can be of r.
-func commentsOf(r fwrules.Rules) func(comment string) bool {
-	comments := []string{""} // of rules for all containers
+// drops stands for the verdict of a rule.
+const drops = "drop"
+
+func constantsOf(r nft.Rule) (c constants) {
+	for _, x := range r.Exprs.List() {
+		if c += constants(x.Value()) + constants(x.Jump()); x.Drops() {
+			c += drops
+		}
+	}
+	return c
+}
+
+// commentsOf returns the comments of the rules, and of those for all containers.
+func commentsOf(r fwrules.Rules) []string {
+	comments := []string{""}
 	for _, m := range r.Masquerade {
 		comments = append(comments, m.Comment())
 	}
 	for _, h := range r.HostPorts {
 		comments = append(comments, h.ContainerID)
 	}
-	return func(comment string) bool { return slices.Contains(comments, comment) }
-}
-
-// rule returns an error unless a chain has a rule with the comment and the values.
-func (s sight) rule(t nft.Table, chain, comment string, values ...[]byte) error {
-	if slices.ContainsFunc(s[place{t, chain, comment}], func(r foundRule) bool { return r.has(values...) }) {
-		return nil
+	for _, s := range r.Spoof {
+		spoof, _ := fwrules.SpoofNames(s.ContainerID, s.IfName)
+		comments = append(comments, spoof)
 	}
-	return fmt.Errorf("nftables: rule %v %s is missing, with comment %q and values %x", t, chain, comment, values)
+	return comments
 }
 
-// has returns an error that names the first of the rules that is not there.
-func (s sight) has(r fwrules.Rules) error {
-	var errs []error
-	for _, m := range r.Masquerade {
-		for _, p := range m.Addresses {
-			p, err := fwrules.PlainPrefix(p)
-			table := nft.Table{Family: nft.FamilyInet, Name: tableMasquerade}
-			errs = append(errs, err, s.rule(table, "postrouting", "", []byte(chainChecks)),
-				s.rule(table, chainChecks, m.Comment(), p.Addr().AsSlice(), p.Masked().Addr().AsSlice()[:p.Bits()/8]))
+// readSaved reads the rules that a tool of iptables shows.
+func (s *Sight) readSaved(ctx context.Context, t iptables.Tool, only *fwrules.Rules) error {
+	tables := []string{tableNAT, tableFilter}
+	var out string
+	var hidden []string
+	err := nft.Repeat(ctx, nft.MostReads, func() (err error) {
+		out, hidden, err = t.SaveTables(ctx, tables)
+		return err
+	})
+	if errors.Is(err, nft.ErrChanged) {
+		s.Steady, err = false, nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: list the rules: %w", t.Name(), err)
+	}
+	for _, table := range hidden {
+		s.hidden[place{tool: t.Name(), table: table}] = true
+	}
+	keep := linesOf(only)
+	sets, err := iptables.ParseSome(out, func(line string) bool {
+		chain, _, _ := strings.Cut(strings.TrimPrefix(line, "-A "), " ")
+		return (builtIn(chain) || strings.HasPrefix(chain, "CNI-")) && keep(line)
+	})
+	for _, set := range sets {
+		for _, r := range set.Rules {
+			if slices.Contains(tables, set.Table) {
+				s.add(place{tool: t.Name(), table: set.Table, chain: r.Chain}, wordsOf(r))
+			}
 		}
+	}
+	return err
+}
+
+// add adds a rule under each word by which one is looked for.
+func (s *Sight) add(at place, w words) {
+	for _, word := range w {
+		option, _, _ := strings.Cut(word, "=")
+		switch option {
+		case "-j", "-s", "-d", "--dport":
+			at.word = word
+			s.rules[at] = append(s.rules[at], w)
+		}
+	}
+}
+
+// builtIn reports whether a chain is there whenever its table is.
+func builtIn(chain string) bool {
+	switch chain {
+	case "PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING":
+		return true
+	}
+	return false
+}
+
+// linesOf returns a function that reports whether a line of iptables-save can be of r; nil:
+// any.
+func linesOf(r *fwrules.Rules) func(line string) bool {
+	if r == nil {
+		return func(string) bool { return true }
+	}
+	shared := []string{"CNI-HOSTPORT-", "-j " + chainForward, "CNI-ISOLATION-"}
+	var own []string
+	for _, m := range r.Masquerade {
+		own = append(own, m.Chains()[0].Name)
 	}
 	for _, h := range r.HostPorts {
-		for _, to := range []netip.Prefix{h.V4, h.V6} {
-			if to.IsValid() {
-				errs = append(errs, s.hasPorts(h, to.Addr().Unmap()))
-			}
+		own = append(own, h.Chains()[1].Name)
+	}
+	for _, f := range r.Forward {
+		for _, p := range f.Addresses {
+			own = append(own, p.Addr().Unmap().String())
 		}
 	}
-	if len(r.Forward) > 0 {
-		errs = append(errs, errors.New("nftables: the plugin firewall has no such form"))
+	return func(line string) bool {
+		has := func(w string) bool { return strings.Contains(line, w) }
+		return slices.ContainsFunc(own, has) ||
+			!strings.HasPrefix(line, "-A "+chainHostPort+" ") && slices.ContainsFunc(shared, has) // which has a rule for each container
 	}
-	return first(errs)
 }
 
-// loopback is the address of the host from which packets to a forwarded port are
-// masqueraded.
-func loopback() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
+// notTranslated is a word of each rule that does not translate the destination.
+const notTranslated = "-j!=DNAT"
 
-// errNoRules means that a form has no rules for a part, or for a family.
-var errNoRules = errors.New("the form has no such rules")
-
-// first returns the first error, which is errNoRules if nothing was asked.
-func first(errs []error) error {
-	if len(errs) == 0 {
-		return errNoRules
-	}
-	for _, err := range errs {
-		if err != nil {
-			return err
+// wordsOf returns the words of a rule.
+func wordsOf(r iptables.Rule) (w words) {
+	not, ends := "", map[string]bool{}
+	for i, arg := range r.Args {
+		if i+1 == len(r.Args) || i > 0 && r.Args[i-1] == "--comment" {
+			continue // a comment can look like an option
 		}
-	}
-	return nil
-}
-
-// hasPorts is has for the ports of one family.
-//
-//	ip daddr 192.0.2.1 tcp dport 8080 dnat to 10.1.0.2:80 comment "c1"
-//	ip saddr 10.1.0.2 ip daddr 10.1.0.2 masquerade comment "c1"
-func (s sight) hasPorts(h fwrules.HostPorts, to netip.Addr) error {
-	table := nft.Table{Family: nft.FamilyOf(to), Name: tableHostport}
-	var errs []error
-	for _, p := range h.Ports {
-		host, protocol, ok, err := p.Match(to.Is4())
-		if err != nil || !ok {
-			errs = append(errs, err)
+		value := r.Args[i+1]
+		switch {
+		case arg == "!":
+			not = "!"
 			continue
-		}
-		var values [][]byte
-		if host.IsValid() {
-			values = append(values, host.AsSlice())
-		}
-		values = append(values, []byte{protocol}, binary.BigEndian.AppendUint16(nil, p.HostPort),
-			to.AsSlice(), binary.BigEndian.AppendUint16(nil, p.ContainerPort))
-		errs = append(errs, s.rule(table, "prerouting", "", []byte(chainAllHostports)), s.rule(table, "output", "", []byte(chainAllHostports)),
-			s.rule(table, chainAllHostports, "", []byte(chainHostports)), s.rule(table, chainHostports, h.ContainerID, values...))
-		if h.SNAT {
-			errs = append(errs, s.rule(table, chainMasquerading, h.ContainerID, to.AsSlice(), to.AsSlice()))
-			if to.Is4() {
-				errs = append(errs, s.rule(table, chainMasquerading, h.ContainerID, loopback().AsSlice(), to.AsSlice()))
+		case arg == "--comment" || !strings.HasPrefix(arg, "-"):
+		case arg == "-g":
+			w = append(w, "-j="+value)
+		case arg == "--dports":
+			for port := range strings.SplitSeq(value, ",") {
+				w = append(w, not+"--dport="+port)
 			}
+		default:
+			ends[arg] = true
+			w = append(w, not+arg+"="+value)
+		}
+		not = ""
+	}
+	for _, end := range []string{"-s", "-d"} {
+		if !ends[end] {
+			w = append(w, end+"=any")
 		}
 	}
-	return first(errs)
+	if !w.has("-j=DNAT") {
+		w = append(w, notTranslated)
+	}
+	return w
+}
+
+// about reports whether the rule names one of the addresses: from it, to it or translated
+// to it. A network that contains the address does not count.
+func (w words) about(addrs []netip.Addr) bool {
+	return slices.ContainsFunc(addrs, func(a netip.Addr) bool {
+		translated := "--to-destination=" + strings.TrimSuffix(netip.AddrPortFrom(a, 0).String(), "0")
+		return w.has(toHost("-s", a)) || w.has(toHost("-d", a)) ||
+			slices.ContainsFunc(w, func(word string) bool { return strings.HasPrefix(word, translated) })
+	})
 }

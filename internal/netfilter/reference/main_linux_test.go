@@ -1,0 +1,10 @@
+package reference
+
+import (
+	"os"
+	"testing"
+
+	"github.com/embedcni/cni/internal/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
