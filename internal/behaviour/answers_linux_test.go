@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 )
 
@@ -22,17 +21,4 @@ func TestAttachmentsAreInTheOrderOfIDs(t *testing.T) {
 		got = append(got, a.ContainerID)
 	}
 	expect.Same(t, "IDs", got, want)
-}
-
-// TestGCAdoptsOnlyWhatIsAttached: a list of containers to keep may have some that were never
-// attached, or no longer.
-func TestGCAdoptsOnlyWhatIsAttached(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(s.declaring("net", "p"))
-	for _, id := range []string{"c1", "c2"} {
-		expect.Value(r.Setup(t.Context(), id, s.Container(id)))(t)
-	}
-	report := expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"none", "c1"}}))(t)
-	expect.Same(t, "adopted", report.Adopted, []string{"c1"})
-	expect.Same(t, "removed", report.Removed, []string{"c2"})
 }

@@ -44,22 +44,6 @@ func TestAttachmentsHaveTheParametersOfTheSetup(t *testing.T) {
 	expect.Same(t, "number", len(all), 2)
 }
 
-func TestMetadataIsSmall(t *testing.T) {
-	s, r, path := threeNetworks(t)
-	for what, values := range map[string]map[string]string{
-		"an empty key":    {"": "x"},
-		"a long value":    {"k": strings.Repeat("x", 4096)},
-		"many short ones": {"a": strings.Repeat("x", 2048), "b": strings.Repeat("x", 2048)},
-	} {
-		_, err := r.Setup(t.Context(), "c1", path, cni.WithMetadata(values))
-		expect.Is(t, err, cni.ErrInvalidArgument)
-		expect.Same(t, what+": on record", testhost.Recorded(t, r), []string{})
-	}
-	_, err := r.Setup(t.Context(), "c1", path, cni.WithMetadata(map[string]string{"k": strings.Repeat("x", 4095)}))
-	expect.NoError(t, err)
-	s.TakeCalls()
-}
-
 // TestAnAttachmentHasOnlyItsOwnFailure: the failure of one network is not that of the
 // others, which stay on record only because of it.
 func TestAnAttachmentHasOnlyItsOwnFailure(t *testing.T) {

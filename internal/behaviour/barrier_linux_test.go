@@ -3,9 +3,7 @@ package behaviour_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -85,44 +83,6 @@ func TestFault_F59_AGCThatWaitsBlocksNobodyForLong(t *testing.T) {
 	}
 	through()
 	expect.NoError(t, expect.Await(t, "GC", collecting))
-}
-
-// TestGCGetsItsTurnAmongCallsThatOverlap in another process and in its own.
-func TestGCGetsItsTurnAmongCallsThatOverlap(t *testing.T) {
-	s := newStage(t)
-	slow := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error {
-		time.Sleep(300 * time.Millisecond)
-		return nil
-	}}}
-	opts := []cni.Opt{cni.WithPlugin("slow", slow), testhost.ListOfTypes("net", "slow")}
-	rts := []*cni.Runtime{s.Runtime(opts...), s.Runtime(opts...)}
-	expect.NoError(t, testhost.SetUp(t.Context(), rts[0], "first", s.Container("first"))())
-	ctx, stop := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	for i := range 4 {
-		path := s.Container(fmt.Sprint("c", i))
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for ctx.Err() == nil {
-				if err := testhost.SetUp(t.Context(), rts[i%2], fmt.Sprint("c", i), path)(); err != nil {
-					t.Error(err)
-				}
-				if err := rts[i%2].Remove(t.Context(), fmt.Sprint("c", i), ""); err != nil {
-					t.Error(err)
-				}
-			}
-		}()
-	}
-	gc := s.Runtime(cni.WithOwner("tester"))
-	for range 3 {
-		expect.NoError(t, expect.Await(t, "GC", testhost.Begin(func() error {
-			_, err := gc.GC(t.Context(), cni.GCOptions{KeepNone: true})
-			return err
-		})))
-	}
-	stop()
-	wg.Wait()
 }
 
 // TestFault_F52_RecoverBehindAHungPluginBlocksNobody: removing stray files is

@@ -250,33 +250,6 @@ func TestPortsThatMapNothing(t *testing.T) {
 	expect.NoError(t, deaf.Remove(t.Context(), "c1", c1, chosen("http")))
 }
 
-// TestAFailedSetupChoosesAgain: each attempt has the ports on record before its plugins
-// run, and gives them back.
-func TestAFailedSetupChoosesAgain(t *testing.T) {
-	s := newStage(t)
-	fails := 2
-	var r *cni.Runtime
-	p := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error {
-		all, err := r.Attachments()
-		if err != nil || len(all) != 1 || len(all[0].Requested) != 1 || all[0].Requested[0].HostPort == 0 {
-			t.Errorf("on record while the plugin runs: %+v, %v", all, err)
-		}
-		if fails--; fails >= 0 {
-			return &types.Error{Code: types.ErrTryAgainLater, Msg: "no"}
-		}
-		return nil
-	}}}
-	r = s.Runtime(cni.WithPlugin("p", p), cni.WithPortRange(7000, 7000), cni.WithRetry(cni.Retry{Attempts: 2}),
-		cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "p", "capabilities": {"portMappings": true}}]}`)))
-	c1 := s.Container("c1")
-	_, err := r.Setup(t.Context(), "c1", c1, chosen("http"))
-	expect.Same(t, "refused", errors.As(err, new(*types.Error)), true)
-	expect.Same(t, "on record", len(testhost.Recorded(t, r)), 0)
-	res, err := r.Setup(t.Context(), "c1", c1, chosen("http"))
-	expect.NoError(t, err)
-	expect.Same(t, "port", got(t, res, "http"), int32(7000))
-}
-
 // TestAKilledRuntimeKeepsItsPorts until Recover removes the container: it was killed after
 // the ports were chosen, while the first plugin ran.
 func TestAKilledRuntimeKeepsItsPorts(t *testing.T) {

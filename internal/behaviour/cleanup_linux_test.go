@@ -1,14 +1,11 @@
 package behaviour_test
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
@@ -132,31 +129,4 @@ func (s *stage) wantCleanBut(before audit.Lines, path string) {
 	added, gone := s.Since(before)
 	expect.Same(s.T, "left", strings.Join(added.Without(audit.Shared).Without(own), "\n"), "")
 	expect.Same(s.T, "gone", strings.Join(gone.Without(own), "\n"), "")
-}
-
-func TestRealUndeletableLeftoversAreListed(t *testing.T) {
-	h := newRealHost(t)
-	r := h.Real(cni.WithConfListBytes(h.BridgeList("podnet", "10.22.1")))
-	path := h.Container("c1")
-	dir := h.Path("ipam")
-	expect.NoError(t, os.MkdirAll(dir, 0o755))
-	expect.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
-	t.Cleanup(func() { expect.NoError(t, unix.Unmount(dir, 0)) })
-	before := h.Audit()
-	_, err := r.Setup(t.Context(), "c1", path, onePort)
-	expect.NoError(t, err)
-	expect.NoError(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	err = r.Remove(t.Context(), "c1", path)
-	var left *cni.LeftoverError
-	if !errors.As(err, &left) {
-		t.Fatalf("error %v, want a LeftoverError", err)
-	}
-	expect.Is(t, left, unix.EROFS)
-	left.Err = nil
-	expect.Same(t, "left", *left, cni.LeftoverError{ContainerID: "c1", Left: []string{"address 10.22.1.2 in " + filepath.Join(dir, "podnet")}})
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
-	expect.NoError(t, unix.Mount("", dir, "", unix.MS_REMOUNT, ""))
-	expect.NoError(t, r.Remove(t.Context(), "c1", path))
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
-	h.WantClean(before)
 }

@@ -50,44 +50,6 @@ func (h *firewalldHost) recordedBackend(id string) string {
 	return ""
 }
 
-// TestFault_F54_AReloadIsNoticed: a reload makes firewalld forget sources and
-// flush the rules of iptables. The container keeps working and is removed
-// without a trace.
-func TestFault_F54_AReloadIsNoticed(t *testing.T) {
-	h, r := builtInHost(t)
-	world := h.Outside()
-	h.Serve(world, 80)
-	before := h.audit()
-	a := h.attach(r, "a")
-	h.firewalld.Reload()
-	if _, err := h.Ask(a.path, "tcp", testhost.HostPort("192.0.2.2", 80), testhost.AnswerWait); err == nil {
-		t.Error("firewalld lets packets pass of an address that it has forgotten")
-	}
-	err := r.Check(t.Context(), "a", a.path)
-	if err == nil || !strings.Contains(err.Error(), sourceV4+` is not in zone "trusted" of firewalld`) {
-		t.Errorf("CHECK says %v", err)
-	}
-	restarted := h.builtIn(h.filtered("podnet", anyway))
-	report, err := restarted.Recover(t.Context(), cni.ReportBroken)
-	expect.NoError(t, err)
-	expect.Same(t, "adopted", report.Adopted, []string{"a"})
-	if report.Kept["a"] == nil {
-		t.Error("Recover takes the container for healthy")
-	}
-	b := h.attach(r, "b")
-	h.WantAnswers(testhost.Both(b.path, testhost.HostPort("192.0.2.2", 80), "192.0.2.1"))
-	expect.NoError(t, r.Check(t.Context(), "b", b.path))
-	expect.Same(t, "trusted", h.trusted(), "10.77.0.3/32 fd77::3/128")
-	report, err = restarted.Recover(t.Context())
-	expect.NoError(t, err)
-	expect.NoError(t, report.Kept["a"])
-	expect.Same(t, "trusted", h.trusted(), "10.77.0.2/32 10.77.0.3/32 fd77::2/128 fd77::3/128")
-	h.WantAnswers(testhost.Both(a.path, testhost.HostPort("192.0.2.2", 80), "192.0.2.1"))
-	h.detach(r, "a")
-	h.detach(r, "b")
-	h.wantClean(before)
-}
-
 // TestFault_F54_AFirewalldThatStopsOrStartsInBetween does not change how a
 // container is removed: the detected backend is recorded.
 func TestFault_F54_AFirewalldThatStopsOrStartsInBetween(t *testing.T) {
@@ -275,20 +237,3 @@ func TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers(t *testing.
 	h.detach(other, "o0")
 	h.wantClean(before)
 }
-
-// TestFault_F54_NomadsOwnListOfTwoFamilies has the backend "ip6tables".
-func TestFault_F54_NomadsOwnListOfTwoFamilies(t *testing.T) {
-	h := &firewalldHost{realHost: newRealHost(t)}
-	for _, r := range []*cni.Runtime{h.Real(h.filtered("podnet", nomads)), h.builtIn(h.filtered("podnet", nomads))} {
-		before := h.realHost.Audit()
-		a := h.attach(r, "a")
-		expect.NoError(t, r.Check(t.Context(), "a", a.path))
-		h.detach(r, "a")
-		left, gone := h.Left(before)
-		left = left.Without(func(l string) bool { return strings.Contains(l, "NOMAD-ADMIN") }) // an administrator's source
-		expect.Same(t, "left and gone", len(left)+len(gone), 0)
-		expect.NoError(t, netns.Remove(a.path))
-	}
-}
-
-const nomads = `{"type": "firewall", "backend": "ip6tables", "iptablesAdminChainName": "NOMAD-ADMIN"}`

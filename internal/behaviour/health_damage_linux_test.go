@@ -3,8 +3,6 @@ package behaviour_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -14,53 +12,11 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// damages are ways to break a container on a bridge, by what a verdict has to name.
-var damages = map[string]struct {
-	kind    string
-	happens func(t *testing.T, h *realHost, port string)
-}{
-	"off its bridge": {"bridge port", func(t *testing.T, _ *realHost, port string) {
-		change(t, port, netlink.LinkSetNoMaster)
-	}},
-	"the port is down": {"interface", func(t *testing.T, _ *realHost, port string) {
-		change(t, port, netlink.LinkSetDown)
-	}},
-	"the bridge without its address": {"address", func(t *testing.T, _ *realHost, _ string) {
-		change(t, "cni0", func(l netlink.Link) error { return netlink.AddrDel(l, address(t, l)) })
-	}},
-	"flushed masquerading": {"rule", func(t *testing.T, h *realHost, _ string) {
-		flushRules(t)
-	}},
-	"without its reservation": {"reservation", func(t *testing.T, h *realHost, _ string) {
-		expect.NoError(t, os.Remove(h.Path("ipam", "net", "10.77.0.2")))
-	}},
-}
-
 func change(t *testing.T, name string, to func(netlink.Link) error) {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
 	expect.NoError(t, err)
 	expect.NoError(t, to(l))
-}
-
-// address returns the first IPv4 address of an interface.
-func address(t *testing.T, l netlink.Link) *netlink.Addr {
-	t.Helper()
-	all, err := netlink.AddrList(l, netlink.FAMILY_V4)
-	expect.NoError(t, err)
-	if len(all) == 0 {
-		t.Fatalf("%s has no address", l.Attrs().Name)
-	}
-	return &all[0]
-}
-
-func flushRules(t *testing.T) {
-	t.Helper()
-	for _, command := range [][]string{{"iptables", "-t", "nat", "-F"}, {"nft", "flush", "ruleset"}} {
-		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v: %s", command, err, out)
-		}
-	}
 }
 
 // attachedBridge attaches c1 to a bridge, by the built-in plugins or by executables, and
@@ -85,33 +41,6 @@ func attachedBridge(t *testing.T, executables bool, version string) (h *realHost
 		}
 	}
 	return h, r, port
-}
-
-// TestHealthComparesTheRecordWithTheKernel, whoever has attached the container, and also
-// where the version has no CHECK.
-func TestHealthComparesTheRecordWithTheKernel(t *testing.T) {
-	for _, executables := range []bool{false, true} {
-		for version, some := range map[string][]string{"0.3.1": {"off its bridge"}, "1.0.0": {
-			"the port is down", "the bridge without its address", "flushed masquerading", "without its reservation"}} {
-			for _, what := range some {
-				t.Run(fmt.Sprintf("executables=%t/%s/%s", executables, version, what), func(t *testing.T) {
-					damage := damages[what]
-					h, r, port := attachedBridge(t, executables, version)
-					well, _ := healthOf(t, r, cni.HealthOptions{})
-					expect.Same(t, "before", well, cni.Health{ContainerID: "c1", State: cni.StateHealthy})
-					damage.happens(t, h, port)
-					h1, report := healthOf(t, r, cni.HealthOptions{WithoutCheck: true})
-					t.Log(report)
-					expect.Same(t, "state", h1.State, cni.StateBroken)
-					named := slices.ContainsFunc(h1.Differences, func(d cni.Difference) bool {
-						return d.Kind == damage.kind && !d.Inside && d.Repairable && d.Network == "net" && d.IfName == "eth0"
-					})
-					expect.Same(t, "named", named, true)
-					wantEncoded(t, h1)
-				})
-			}
-		}
-	}
 }
 
 // TestRecoverAndBrokenContainers: repaired, reported or removed.

@@ -113,33 +113,6 @@ func TestStatusAndGCAreAskedInProcess(t *testing.T) {
 	expect.Same(t, "asked", asked, []string{"STATUS", "GC"})
 }
 
-// TestLoopbackWithoutPlugins: the built-in plugin detaches containers of the
-// executable and the other way round.
-func TestLoopbackWithoutPlugins(t *testing.T) {
-	h := newRealHost(t)
-	onDisk := func() *cni.Runtime { return h.Real(cni.WithLoNetwork, cni.WithoutBuiltinPlugins()) }
-	inProcess := func() *cni.Runtime { return h.Runtime(cni.WithLoNetwork, cni.WithPluginDir(nil)) }
-	var results []string
-	for name, pair := range map[string][2]func() *cni.Runtime{
-		"in process": {inProcess, inProcess}, "then on disk": {inProcess, onDisk}, "then in process": {onDisk, inProcess},
-	} {
-		path := h.Container(name)
-		before := h.Audit()
-		first, second := pair[0](), pair[1]()
-		result, err := first.Setup(t.Context(), "c1", path)
-		expect.NoError(t, err)
-		said := expect.Value(json.Marshal(result))(t)
-		results = append(results, strings.ReplaceAll(string(said), path, "PATH"))
-		expect.Same(t, name+": kernel", h.KernelContents(path, testhost.SaidContents(result.Raw()[0], testhost.ContentLink{})), testhost.SaidContents(result.Raw()[0], testhost.ContentLink{}))
-		expect.NoError(t, first.Check(t.Context(), "c1", path))
-		h.ForgetKinds("c1") // otherwise the plugin that attached would run again
-		expect.NoError(t, second.Check(t.Context(), "c1", path))
-		expect.NoError(t, second.Remove(t.Context(), "c1", path))
-		h.WantClean(before)
-	}
-	expect.Same(t, "results", results[1:], []string{results[0], results[0]})
-}
-
 // TestDelegateIsChosenLikeAnyPlugin: it gets the same parameters except the
 // verb, and runs in the host's namespace under the container's lock.
 func TestDelegateIsChosenLikeAnyPlugin(t *testing.T) {

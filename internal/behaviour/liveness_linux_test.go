@@ -10,11 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -60,6 +57,11 @@ func TestFault_F30_NoCallWaitsLongForADeadRuntimesPlugin(t *testing.T) {
 		},
 		"GC": func(s *stage, r *cni.Runtime) error {
 			_, err := r.GC(context.Background(), cni.GCOptions{KeepNone: true})
+			return err
+		},
+		"Recover": func(s *stage, r *cni.Runtime) error {
+			report, err := r.Recover(context.Background())
+			expect.Same(s.T, "removed", report.Removed, []string{"c1"})
 			return err
 		},
 		"CleanUp": func(s *stage, r *cni.Runtime) error {
@@ -126,21 +128,24 @@ func TestNobodyEndsThePluginsOfARuntimeThatLives(t *testing.T) {
 }
 
 // TestFault_F59_RecoverDoesNotWaitForAStoppedProcess of its owner, even if that
-// process holds many containers' locks.
+// process holds many containers' locks, and others are examined meanwhile.
 func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
 	s := newStage(t)
+	conf := s.Network("net", "1.0.0", "p")
+	r := s.Runtime(cni.WithConfListBytes(conf)) // the same owner as the other process
+	testhost.MustSetUp(t, r, "c2", s.Container("c2"))
+	s.AddLink("c2", "eth0")
 	gate := s.Gate("p")
 	s.On("p", "ADD", scripted.Action{Block: gate})
-	conf := s.Network("net", "1.0.0", "p")
 	process, done := s.Process(conf, "ADD", "c1", s.Container("c1"))
 	letGo := s.Arrive(gate)
 	expect.NoError(t, process.Signal(syscall.SIGSTOP))
 	var status syscall.WaitStatus
 	_, err := syscall.Wait4(process.Pid, &status, syscall.WUNTRACED, nil) // until it has stopped
 	expect.NoError(t, err)
-	r := s.Runtime(cni.WithConfListBytes(conf))
 	promptly(t, "Recover", func() error {
 		report, err := r.Recover(t.Context())
+		expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2"}, Skipped: report.Skipped})
 		expect.Is(t, report.Skipped["c1"], cni.ErrBusy)
 		if text := report.Skipped["c1"].Error(); !strings.Contains(text, fmt.Sprintf("in process %d (", process.Pid)) || !strings.Contains(text, ", stopped)") {
 			t.Errorf("error %q does not name the stopped process %d", text, process.Pid)
@@ -150,42 +155,5 @@ func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
 	expect.NoError(t, process.Signal(syscall.SIGCONT))
 	letGo()
 	expect.Same(t, "Setup", expect.Await(t, "Setup", done), "")
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
-}
-
-// TestFault_F59_APoolIsAliveInEveryPIDNamespace: no process there has the
-// number of the pool's process.
-func TestFault_F59_APoolIsAliveInEveryPIDNamespace(t *testing.T) {
-	for what, life := range map[string]bool{"by its byte": true, "by its number": false} {
-		t.Run(what, func(t *testing.T) {
-			s := newStage(t)
-			r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-			s.Pooled(r, "warm-1", "")
-			s.ChangeRecord("warm-1", func(rec *record.Record) {
-				rec.Life, rec.Runtime = s.Life(r)
-				if !life {
-					rec.Life = ""
-				}
-			})
-			_, done := s.ProcessFor(testhost.Job{Verb: "RECOVER", Owner: "tester", NewProc: true, Conf: s.Network("other", "1.0.0", "p")},
-				&syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS})
-			expect.Same(t, "Recover there", expect.Await(t, "Recover there", done), fmt.Sprint(cni.Report{}))
-			expect.Same(t, "on record", testhost.Recorded(t, r), []string{"warm-1/eth0 attached"})
-			s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Life, rec.Runtime = "", "1:1" })
-			testhost.WantRecover(t, r, cni.Report{Removed: []string{"warm-1"}})
-		})
-	}
-}
-
-// TestFault_F62_PID1ReclaimsTheLastBootsWarmContainers: as a machine's init it
-// may have the number and the start time, in ticks, of the one before, and by
-// chance the same byte.
-func TestFault_F62_PID1ReclaimsTheLastBootsWarmContainers(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	s.Pooled(r, "warm-1", "")
-	s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Life, rec.Runtime = s.Life(r) })
-	testhost.WantRecover(t, r, cni.Report{})
-	s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Boot = "another boot" })
-	testhost.WantRecover(t, r, cni.Report{Removed: []string{"warm-1"}})
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached", "c2/eth0 attached"})
 }

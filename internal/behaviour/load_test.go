@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -85,35 +83,6 @@ func TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T)
 		if skipped := r.GetConfig().Skipped; skipped != nil {
 			t.Errorf("%s: skipped %+v", name, skipped)
 		}
-	}
-}
-
-// TestDuty_R2_AnEmptyNameIsTakenAtLoad by the loaders of one configuration, as
-// in go-cni. No container can be attached to it, so a directory's loader skips
-// such a file.
-func TestDuty_R2_AnEmptyNameIsTakenAtLoad(t *testing.T) {
-	dir := testhost.ConfDir(t, map[string]string{"1.conflist": testhost.ListOf(""), "2.conf": testhost.ConfOf(""), "3.conf": `{"type": "a"}`})
-	for loader, opt := range map[string]cni.Opt{
-		"WithConf": cni.WithConf([]byte(testhost.ConfOf(""))), "WithConf without the key": cni.WithConf([]byte(`{"type": "a"}`)),
-		"WithConfFile":      cni.WithConfFile(filepath.Join(dir, "2.conf")),
-		"WithConfListBytes": cni.WithConfListBytes([]byte(testhost.ListOf(""))), "WithConfListFile": cni.WithConfListFile(filepath.Join(dir, "1.conflist")),
-	} {
-		r, err := cni.New(opt)
-		if err != nil || len(r.Networks()) != 1 {
-			t.Errorf("%s: %v", loader, err)
-			continue
-		}
-		if err := r.Status(); !cni.IsInvalidConfig(err) {
-			t.Errorf("%s: Status is %v, want ErrInvalidConfig: nothing can be attached", loader, err)
-		}
-	}
-	if _, err := cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf); !cni.IsInvalidConfig(err) {
-		t.Errorf("a directory of such: %v, want ErrInvalidConfig", err)
-	}
-	expect.NoError(t, os.WriteFile(filepath.Join(dir, "4.conf"), []byte(testhost.ConfOf("a")), 0o644))
-	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf))(t)
-	if got, want := loaded(r), "a=eth0"; got != want || len(r.GetConfig().Skipped) != 3 {
-		t.Errorf("loaded %s, skipped %+v; want %s and the others passed over", got, r.GetConfig().Skipped, want)
 	}
 }
 
@@ -195,51 +164,6 @@ func TestNetworkByName(t *testing.T) {
 	if _, err := cni.New(conf, cni.WithNetworkName("../a")); !cni.IsInvalidConfig(err) || cni.IsNotFound(err) {
 		t.Errorf("no name: %v", err)
 	}
-}
-
-// TestSettingsApplyInAnyOrder: settings may stand anywhere among the loaders,
-// in New and in Load, without changing the configuration.
-func TestSettingsApplyInAnyOrder(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0))
-	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("a"), "20-b.conf": testhost.ConfOf("b"), "30-c.conf": testhost.ConfOf("c")})
-	settings := []cni.Opt{
-		cni.WithPluginConfDir(dir), cni.WithPluginMaxConfNum(2), cni.WithInterfacePrefix("net"),
-		cni.WithPluginDir([]string{"/x"}), cni.WithMinNetworkCount(4),
-	}
-	loaders := []cni.Opt{cni.WithLoNetwork, cni.WithConfListBytes([]byte(testhost.ListOf("bytes"))), cni.WithDefaultConf}
-	want := expect.Value(cni.New(append(settings, loaders...)...))(t).GetConfig()
-	for range 100 {
-		opts := shuffledAmong(rnd, settings, loaders)
-		if got := expect.Value(cni.New(opts...))(t).GetConfig(); !reflect.DeepEqual(got, want) {
-			t.Fatalf("New: %+v, want %+v", got, want)
-		}
-		r := expect.Value(cni.New())(t)
-		if err := r.Load(opts...); err != nil || !reflect.DeepEqual(r.GetConfig(), want) {
-			t.Fatalf("Load: %v, %+v, want %+v", err, r.GetConfig(), want)
-		}
-	}
-}
-
-// shuffledAmong puts the settings at random places among the loaders, whose
-// order stays.
-func shuffledAmong(rnd *rand.Rand, settings, loaders []cni.Opt) []cni.Opt {
-	isLoader := make([]bool, len(settings)+len(loaders))
-	for i := range loaders {
-		isLoader[i] = true
-	}
-	rnd.Shuffle(len(isLoader), func(i, j int) { isLoader[i], isLoader[j] = isLoader[j], isLoader[i] })
-	order := rnd.Perm(len(settings))
-	var opts []cni.Opt
-	for _, loader := range isLoader {
-		if loader {
-			opts, loaders = append(opts, loaders[0]), loaders[1:]
-		} else {
-			opts, order = append(opts, settings[order[0]]), order[1:]
-		}
-	}
-	return opts
 }
 
 // TestFault_F24_WorldWritableConfigurationThroughLoad: refused by name, skipped

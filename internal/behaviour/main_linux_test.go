@@ -18,7 +18,7 @@ func init() { runtime.LockOSThread() }
 
 // TestMain runs the tests in their own namespaces. It builds the reference
 // plugins first, outside, where there is a network. Started by a test, the test
-// binary is another runtime, or one process of a crowd.
+// binary is another runtime.
 func TestMain(m *testing.M) {
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{
 		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, replaceVerb: replaceMain,
@@ -29,9 +29,6 @@ func TestMain(m *testing.M) {
 	}
 	if os.Getenv(sevenEnv) != "" {
 		sevenMain()
-	}
-	if os.Getenv(crowdProcess) != "" {
-		os.Exit(crowdMain())
 	}
 	os.Exit(refplugins.Main(m, refplugins.WithScripted(), sandbox.Shards(4)))
 }

@@ -2,12 +2,9 @@ package behaviour_test
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"testing"
-
-	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -106,63 +103,6 @@ func wantLeftover(t *testing.T, err error) {
 	t.Helper()
 	if left := (*cni.LeftoverError)(nil); !errors.As(err, &left) || left.ContainerID != "c1" {
 		t.Errorf("got %v, want a LeftoverError of c1", err)
-	}
-}
-
-// TestFault_F51_AMistypedIPAMTypeKeepsNoID: the IPAM plugin's type is wrong.
-// The main plugin runs, of either kind, and fails in ADD and in DEL.
-func TestFault_F51_AMistypedIPAMTypeKeepsNoID(t *testing.T) {
-	for _, main := range []string{"bridge", "ptp", "macvlan"} {
-		for kind, opt := range map[string]cni.Opt{"executable": cni.WithoutBuiltinPlugins(), "built in": cni.WithBuiltinPlugins()} {
-			for _, how := range []string{"not found", "not executable", "exec format error", "interpreter not found"} {
-				t.Run(main+"/"+kind+"/"+how, func(t *testing.T) {
-					h := newRealHost(t)
-					expect.NoError(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up0"}, PeerName: "up1"}))
-					expect.NoError(t, os.MkdirAll(h.Path("bin"), 0o755))
-					unstartable(t, h.Path("bin"), "host-locl", how)
-					conf := func(ipam string) cni.Opt {
-						return cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
-							{"type": %q, "master": "up0", "ipMasq": true, "ipam": {"type": %q, "subnet": "10.1.0.0/24", "dataDir": %q}}]}`,
-							main, ipam, h.Path("ipam")))
-					}
-					dirs := cni.WithPluginDir([]string{h.Path("bin"), testhost.ReferencePlugins(t)})
-					path := h.Container("c1")
-					_, err := h.Runtime(dirs, opt, conf("host-locl")).Setup(t.Context(), "c1", path)
-					if left := (*cni.LeftoverError)(nil); err == nil || errors.As(err, &left) {
-						t.Errorf("Setup: %v", err)
-					}
-					mended := h.Runtime(dirs, opt, conf("host-local"))
-					_, err = mended.Setup(t.Context(), "c1", path)
-					expect.NoError(t, err)
-					expect.NoError(t, mended.Remove(t.Context(), "c1", path))
-				})
-			}
-		}
-	}
-}
-
-// TestFault_F51_AnAbsentDeviceKeepsNoID: the device of host-device is absent.
-// It was not moved, so it is not moved back.
-func TestFault_F51_AnAbsentDeviceKeepsNoID(t *testing.T) {
-	for kind, opt := range map[string]cni.Opt{"executable": cni.WithoutBuiltinPlugins(), "built in": cni.WithBuiltinPlugins()} {
-		t.Run(kind, func(t *testing.T) {
-			h := newRealHost(t)
-			conf := func(device string) cni.Opt {
-				return cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
-					{"type": "host-device", "device": %q, "ipam": {"type": "host-local", "subnet": "10.1.0.0/24", "dataDir": %q}}]}`,
-					device, h.Path("ipam")))
-			}
-			expect.NoError(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "up0"}, PeerName: "up1"}))
-			path := h.Container("c1")
-			_, err := h.Real(opt, conf("absent")).Setup(t.Context(), "c1", path)
-			if left := (*cni.LeftoverError)(nil); err == nil || errors.As(err, &left) {
-				t.Errorf("Setup: %v", err)
-			}
-			mended := h.Real(opt, conf("up0"))
-			_, err = mended.Setup(t.Context(), "c1", path)
-			expect.NoError(t, err)
-			expect.NoError(t, mended.Remove(t.Context(), "c1", path))
-		})
 	}
 }
 

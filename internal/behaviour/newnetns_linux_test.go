@@ -2,7 +2,6 @@ package behaviour_test
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -216,86 +215,6 @@ func TestASetupThatFailsDeletesTheNamespaceThatItMade(t *testing.T) {
 	}
 }
 
-// TestARuntimeKilledAnywhereLeavesNoNamespace: each step of a Setup and of a Remove
-// after which a runtime can be killed, as it looks to the next one.
-func TestARuntimeKilledAnywhereLeavesNoNamespace(t *testing.T) {
-	unpin := func(m *maker, path string) {
-		if path != m.Pin("c1") {
-			expect.NoError(m.T, netns.Unpin(path))
-		}
-	}
-	steps := map[string]func(m *maker, path string){
-		"the record is written": func(m *maker, path string) {
-			expect.NoError(m.T, errors.Join(netns.Remove(m.Pin("c1")), netns.Remove(path)))
-		},
-		"the pin is mounted": func(m *maker, path string) {
-			if path != m.Pin("c1") {
-				expect.NoError(m.T, netns.Remove(path))
-			}
-		},
-		"the file has its name, or is unmounted": unpin,
-		"all is mounted":                         func(*maker, string) {},
-		"the pin is removed": func(m *maker, path string) {
-			if path != m.Pin("c1") {
-				expect.NoError(m.T, netns.Remove(m.Pin("c1")))
-			}
-		},
-		"the pin is removed, and the path unmounted": func(m *maker, path string) {
-			if path != m.Pin("c1") {
-				expect.NoError(m.T, errors.Join(netns.Remove(m.Pin("c1")), netns.Unpin(path)))
-			} else {
-				expect.NoError(m.T, netns.Unpin(path))
-			}
-		},
-	}
-	next := map[string]func(m *maker, path string){
-		"Recover": func(m *maker, _ string) {
-			report, err := m.Recover(m.T.Context())
-			expect.NoError(m.T, err)
-			expect.Same(m.T, "removed", report.Removed, []string{"c1"})
-		},
-		"GC": func(m *maker, _ string) {
-			_, err := m.GC(m.T.Context(), cni.GCOptions{KeepNone: true})
-			expect.NoError(m.T, err)
-		},
-		"Remove": func(m *maker, _ string) { expect.NoError(m.T, m.Remove(m.T.Context(), "c1", "")) },
-		"Setup": func(m *maker, path string) {
-			result, err := m.Setup("c1", path)
-			expect.NoError(m.T, err)
-			expect.Same(m.T, "namespace", m.idAt(result.NetNS), m.recordedAs("c1"))
-			expect.NoError(m.T, m.Remove(m.T.Context(), "c1", ""))
-		},
-		"Setup at another path": func(m *maker, _ string) {
-			_, err := m.Setup("c1", m.Path("netns", "c1-again"))
-			expect.NoError(m.T, err)
-			expect.NoError(m.T, m.Remove(m.T.Context(), "c1", ""))
-		},
-	}
-	m := newMaker(t)
-	mounted := mountedNetNS(t)
-	for step, make := range steps {
-		for verb, call := range next {
-			for _, state := range []record.State{record.Planned, record.Deleting} {
-				for _, path := range []string{"", m.Path("netns", "c1")} {
-					result, err := m.Setup("c1", path)
-					expect.NoError(t, err)
-					m.ChangeRecord("c1", func(rec *record.Record) {
-						rec.Runtime, rec.Life, rec.Attachments[0].State = "1:1", "", state
-					})
-					make(m, result.NetNS)
-					call(m, path)
-					what := fmt.Sprintf("after %q, %q at %q: %s", step, state, path, verb)
-					expect.Same(t, what+": path", exists(t, m.Path("netns", "c1")), false)
-					expect.Same(t, what+": pin", exists(t, m.Pin("c1")), false)
-					expect.Same(t, what+": mounts", mountedNetNS(t), mounted)
-					expect.Same(t, what+": on record", testhost.Recorded(t, m.Runtime), []string{})
-				}
-			}
-		}
-	}
-	m.WantClean(m.before)
-}
-
 // TestANamespaceOutlivesItsAttachments if the container is attached in it again: by a
 // Setup with its path, after the interface was lost, and by a replacement.
 func TestANamespaceOutlivesItsAttachments(t *testing.T) {
@@ -313,14 +232,6 @@ func TestANamespaceOutlivesItsAttachments(t *testing.T) {
 			m.WantClean(m.before)
 		}
 	}
-}
-
-// mountedNetNS counts the mounts of namespaces.
-func mountedNetNS(t *testing.T) int {
-	t.Helper()
-	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
-	expect.NoError(t, err)
-	return strings.Count(string(mounts), " - nsfs ")
 }
 
 // TestOnlyTheRecordedNamespaceIsDeleted: whatever else is at its path by now stays.

@@ -95,22 +95,6 @@ func TestANamespaceOfAUserNamespace(t *testing.T) {
 	}
 }
 
-// TestRootOfTheUserNamespaceMayChangeIt, and not that of another.
-func TestRootOfTheUserNamespaceMayChangeIt(t *testing.T) {
-	user, another := userNS(t), userNS(t)
-	m := newMaker(t)
-	result, err := m.Runtime.Setup(t.Context(), "c1", "", cni.WithNewNetNSIn(user))
-	expect.NoError(t, err)
-	for _, f := range []*os.File{user, another} {
-		out, err := exec.Command("nsenter", "--user="+f.Name(), "--net="+result.NetNS, "ip", "link", "set", "lo", "down").CombinedOutput()
-		if (err == nil) != (f == user) {
-			t.Errorf("%s: %v: %s", f.Name(), err, out)
-		}
-	}
-	expect.NoError(t, m.Remove(t.Context(), "c1", ""))
-	m.WantClean(m.before)
-}
-
 func TestAUserNamespaceThatCannotOwnIsRefused(t *testing.T) {
 	m := newMaker(t)
 	another, err := os.Open(m.Container("another"))

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -18,6 +19,7 @@ import (
 // executables, to prove that it would notice them. The network of WithLoNetwork is in
 // process even with executables, and a configuration like it is not.
 func TestInProcessStartsNoProcess(t *testing.T) {
+	plugintest.UseIPTables(t, "nft") // which has rules that are changed and read without it
 	h := newRealHost(t)
 	cycle := func(r *cni.Runtime, id string) func() error {
 		path := h.Container(id)
@@ -33,14 +35,22 @@ func TestInProcessStartsNoProcess(t *testing.T) {
 	expect.Same(t, "a process was started", startsProcess(t, cycle(h.Real(own), "c4")), true)
 	expect.Same(t, "a process was started", startsProcess(t, cycle(h.Real(own, cni.WithBuiltinPlugins("loopback")), "c5")), false)
 
-	for i, backend := range []string{``, `, "ipMasqBackend": "nftables"`} {
+	for i, backend := range []string{``, `, "ipMasqBackend": "nftables"`, ``} {
+		firewall := ""
+		if i == 2 { // whose rules a network's first container gets from iptables
+			firewall = `, {"type": "firewall"}`
+		}
 		conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net%d", "plugins": [
 			{"type": "bridge", "bridge": "noproc%d", "isGateway": true, "ipMasq": true%s,
 			 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.%d.0.0/24"}], [{"subnet": "fd%d::/64"}]]}},
-			{"type": "portmap"%s, "capabilities": {"portMappings": true}}, {"type": "tuning"}]}`,
-			i, i, backend, h.Path("ipam"), 80+i, 80+i, strings.Replace(backend, "ipMasqBackend", "backend", 1))
+			{"type": "portmap"%s, "capabilities": {"portMappings": true}}, {"type": "tuning"}%s]}`,
+			i, i, backend, h.Path("ipam"), 80+i, 80+i, strings.Replace(backend, "ipMasqBackend", "backend", 1), firewall)
 		id := fmt.Sprint("nat", i)
-		expect.Same(t, "a process was started", startsProcess(t, cycle(h.Runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes([]byte(conf))), id)), false)
+		r := h.Runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes([]byte(conf)))
+		if firewall != "" {
+			testhost.MustSetUp(t, r, "first", h.Container("first"))
+		}
+		expect.Same(t, "a process was started", startsProcess(t, cycle(r, id)), false)
 	}
 }
 

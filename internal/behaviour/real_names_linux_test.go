@@ -131,7 +131,8 @@ func eachPair(t *testing.T, test func(t *testing.T, l *twoLists)) {
 
 // TestFault_F32_TwoListsOfOneNameKeepSharedObjects: the reference plugins use
 // names made from network and container, which both lists share. When either
-// list is removed, the other keeps its ports and its masquerading.
+// list is removed, the other keeps its ports and its masquerading; also by a runtime
+// that follows, from the record and without the executables.
 func TestFault_F32_TwoListsOfOneNameKeepSharedObjects(t *testing.T) {
 	eachPair(t, func(t *testing.T, l *twoLists) {
 		r := l.load()
@@ -152,11 +153,20 @@ func TestFault_F32_TwoListsOfOneNameKeepSharedObjects(t *testing.T) {
 			if l.families[1] == "6" {
 				l.wantWorking(1)
 			}
-			expect.NoError(t, r.Remove(t.Context(), "c1", l.container, l.only(first)))
-			stays := 1 - first
-			expect.NoError(t, r.Check(t.Context(), "c1", l.container, l.only(stays)))
+			stays, path := 1-first, l.container
+			if first == 1 {
+				l.installPlugins(false)
+				r, path = l.Runtime(), ""
+				report, err := r.Recover(t.Context())
+				expect.NoError(t, err)
+				expect.Same(t, "adopted", report.Adopted, []string{"c1"})
+			}
+			expect.NoError(t, r.Remove(t.Context(), "c1", path, l.only(first)))
+			if first == 0 {
+				expect.NoError(t, r.Check(t.Context(), "c1", path, l.only(stays)))
+			}
 			l.wantWorking(stays)
-			expect.NoError(t, r.Remove(t.Context(), "c1", l.container))
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 			l.WantClean(before)
 		}
 	})
@@ -200,24 +210,4 @@ func TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables(t *testing.T) {
 	}
 	expect.NoError(t, r.Remove(t.Context(), "c1", l.container))
 	l.WantClean(before)
-}
-
-// TestFault_F32_ARuntimeThatFollowsRemovesOneOfTwoLists from their records,
-// without the executables.
-func TestFault_F32_ARuntimeThatFollowsRemovesOneOfTwoLists(t *testing.T) {
-	eachPair(t, func(t *testing.T, l *twoLists) {
-		before := l.Audit()
-		_, err := l.load().SetupSerially(t.Context(), "c1", l.container, l.options()...)
-		expect.NoError(t, err)
-		l.Serve(l.container, 80)
-		l.installPlugins(false)
-		r := l.Runtime()
-		report, err := r.Recover(t.Context())
-		expect.NoError(t, err)
-		expect.Same(t, "adopted", report.Adopted, []string{"c1"})
-		expect.NoError(t, r.Remove(t.Context(), "c1", "", l.only(0)))
-		l.wantWorking(1)
-		expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-		l.WantClean(before)
-	})
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
-	"github.com/embedcni/cni/netns"
 )
 
 // leasing returns a stage with containers on a network with host-local's
@@ -183,36 +182,6 @@ func TestGCReclaimsTheAddressesOfALostRecord(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD p c2/eth0"})
 }
 
-// TestGCLeavesAPooledContainerWhoseRecordWasLost: the ledger has the ID under which a
-// pool made it, and Keep has the caller's. Only the record connects them.
-func TestGCLeavesAPooledContainerWhoseRecordWasLost(t *testing.T) {
-	s := newStage(t)
-	result := `{"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.2/24"}]}`
-	s.On("bridge", "ADD", scripted.Action{Stdout: &result})
-	r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(fmt.Appendf(nil,
-		`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "script": %q, "ipam": {"type": "host-local", "dataDir": %q}}]}`,
-		s.Plugin(s.Scripts["bridge"], "bridge"), s.Path("ipam"))))
-	path := s.Pooled(r, "warm-1", "c1")
-	leave := s.inhabit(path) // otherwise nobody is in it, and it goes
-	t.Cleanup(func() { expect.NoError(t, netns.Remove(path)) })
-	s.hold(map[string]string{"10.9.0.2": filepath.Base(path) + "\r\neth0"})
-	s.entered(filepath.Base(path), "10.9.0.2", false)
-	s.Unrecord("c1")
-	expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
-
-	for _, dry := range []bool{true, false} {
-		report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}, DryRun: dry})
-		expect.NoError(t, err)
-		expect.Same(t, "left", report.Left, []string{filepath.Base(path) + ` eth0 on network "net": ` +
-			`a pool made it, and it may be a container in Keep that is on no record: c1; if it is not, call GC without that one in Keep`})
-	}
-	expect.Same(t, "of a container to keep", s.held(), []string{"10.9.0.2"})
-	leave()
-	_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
-	expect.Same(t, "of a container that nobody wants", s.held(), []string{})
-}
-
 // TestFault_F39_ExecutablesGetOthersReservationsAsValid: their list includes
 // the reservations that no recorded attachment has and that an executable would
 // release.
@@ -273,90 +242,11 @@ func TestFault_F39_AnAdministratorsEmptyReservationStays(t *testing.T) {
 	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.22"})
 }
 
-// TestFault_F39_AnEmptyReservationThatMayBeEithersStays: the plugins were killed with
-// their runtime, and the file's time does not show its owner.
-func TestFault_F39_AnEmptyReservationThatMayBeEithersStays(t *testing.T) {
-	s, r := leasing(t)
-	gate := s.Gate("add")
-	s.On("p", "ADD", scripted.Action{Block: gate, Exit: 1})
-	adding := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", s.Container("c1")))
-	letGo := s.Arrive(gate)
-	s.hold(map[string]string{"10.9.0.20": "", "10.9.0.21": ""})
-	dir := filepath.Join(s.Path("ipam"), "net")
-	later := time.Now().Add(time.Hour) // after a correction of the clock
-	expect.NoError(t, os.Chtimes(filepath.Join(dir, "10.9.0.20"), later, later))
-	rec, err := s.Records().Load("c1")
-	expect.NoError(t, err)
-	since := rec.Attachments[0].Since
-	expect.NoError(t, os.Chtimes(filepath.Join(dir, "10.9.0.21"), since, since))
-	letGo()
-	if err := expect.Await(t, "Setup", adding); err == nil {
-		t.Fatal("Setup succeeded")
-	}
-	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
-	expect.Same(t, "report", *report, cni.Report{})
-	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.21"})
-}
-
 // waitForTick waits until a new file gets a later time than an existing one.
 func waitForTick(t *testing.T) {
 	t.Helper()
 	for began := plainfile.Now(); !plainfile.Now().After(began); {
 		runtime.Gosched()
-	}
-}
-
-// TestFault_F39_GCByTheSpecificationLeavesOthersAddresses: the built-in plugins
-// run GC for 1.1.0 networks beside programs with other state directories.
-func TestFault_F39_GCByTheSpecificationLeavesOthersAddresses(t *testing.T) {
-	testhost.LeavesNothingRunning(t)
-	h := newRealHost(t)
-	list := cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.1.0", "name": "net", "plugins": [
-		{"type": "bridge", "bridge": "br-gc", "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.23.0.0/24"}]]}}]}`, h.Path("ipam")))
-	with := func(state string) *cni.Runtime {
-		return h.Runtime(cni.WithBuiltinPlugins(), cni.WithHostNetNS(h.Path("netns", "host")), cni.WithStateDir(h.Path(state)), list)
-	}
-	mine, other := with("state"), with("other")
-	expect.NoError(t, testhost.SetUp(t.Context(), other, "theirs", h.Container("theirs"))())
-	expect.NoError(t, testhost.SetUp(t.Context(), mine, "c1", h.Container("c1"))())
-	dir := h.Path("ipam", "net")
-	write := func(name, content string) {
-		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
-	}
-	write("10.23.0.50", "")
-	write("10.23.0.51", "the printer's")
-	names := func() (all []string) {
-		entries, err := os.ReadDir(dir)
-		expect.NoError(t, err)
-		for _, e := range entries {
-			if _, err := netip.ParseAddr(e.Name()); err == nil {
-				all = append(all, e.Name())
-			}
-		}
-		return all
-	}
-	before := names()
-	expect.Same(t, "files", before, []string{"10.23.0.2", "10.23.0.3", "10.23.0.50", "10.23.0.51"})
-	_, err := mine.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
-	expect.NoError(t, err)
-	expect.Same(t, "files", names(), before)
-
-	// A reservation of an earlier version that has come back is removed again.
-	expect.NoError(t, mine.Remove(t.Context(), "c1", ""))
-	write("10.23.0.3", "c1\r\neth0")
-	h.Entered(filepath.Base(os.Args[0]), record.Line{
-		Key: record.Key{ContainerID: "c1", Network: "net", IfName: "eth0"}, Gone: true, Dirs: []string{dir},
-		Addresses: []netip.Addr{netip.MustParseAddr("10.23.0.3")}, Time: time.Now(),
-	})
-	report, err := mine.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
-	expect.Same(t, "reclaimed", report.Reclaimed, []string{"address 10.23.0.3 in " + dir})
-	expect.Same(t, "files", names(), []string{"10.23.0.2", "10.23.0.50", "10.23.0.51"})
-	expect.NoError(t, other.Check(t.Context(), "theirs", h.Path("netns", "theirs")))
-	expect.NoError(t, other.Remove(t.Context(), "theirs", ""))
-	for _, name := range []string{"10.23.0.50", "10.23.0.51"} {
-		expect.NoError(t, os.Remove(filepath.Join(dir, name)))
 	}
 }
 

@@ -95,6 +95,8 @@ func TestReconcile(t *testing.T) {
 			state: cni.StateNotAttached, repaired: cni.ErrNotAttached, withoutAddress: true},
 		"a damaged record": {happens: func(h *realHost, _ *cni.Runtime) { h.SpoilBase("c1", "{") },
 			state: cni.StateUnknown, repaired: cni.ErrNotRepairable, replaced: record.ErrBad},
+		"go-cni's": {happens: func(h *realHost, _ *cni.Runtime) { h.Unrecord("c1") }, // as for Setup, only libcni's cache knows it
+			state: cni.StateUnknown, repaired: cni.ErrNotAttached, replaced: cni.ErrAlreadyAttached},
 		"another owner's": {happens: func(h *realHost, r *cni.Runtime) {
 			again(h, r)
 			h.ChangeRecord("c1", func(rec *record.Record) { rec.Owner = "other" })
@@ -381,23 +383,6 @@ func TestReconcileLeavesWhatIsHeld(t *testing.T) {
 	h.WantClean(before)
 	expect.NoError(t, reconciled(h, r, "c1", always(reconcile.Repair)).Err)
 	expect.Same(t, "decision", reconciled(h, r, "c1", reconcile.Options{}).Decision, reconcile.Decision(""))
-}
-
-// TestReconcileLeavesWhatGoCNIHasAttached: only libcni's cache knows it, as for Setup.
-func TestReconcileLeavesWhatGoCNIHasAttached(t *testing.T) {
-	h := newRealHost(t)
-	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
-	path, before := h.Container("c1"), h.Audit()
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
-	h.Unrecord("c1")
-	unrecorded := h.Audit()
-	one := reconciled(h, r, "c1", always(reconcile.Replace))
-	expect.Same(t, "state", one.Health.State, cni.StateUnknown)
-	expect.Is(t, one.Err, cni.ErrAlreadyAttached)
-	h.WantClean(unrecorded)
-	expect.NoError(t, r.Remove(t.Context(), "c1", path))
-	h.WantClean(before)
 }
 
 const replaceVerb = "REPLACE"

@@ -186,6 +186,8 @@ func TestWithoutARecordRemoveAsksLibcnisCache(t *testing.T) {
 	expect.Same(t, "cache", s.Cached(), []string{})
 }
 
+// TestOneContainerInTwoSetupsRemovedInPartsAndWhole: the record says which attachments are
+// gone, so that a restarted program has only the others.
 func TestOneContainerInTwoSetupsRemovedInPartsAndWhole(t *testing.T) {
 	for _, parts := range []bool{true, false} {
 		s, r, path := attached(t)
@@ -201,42 +203,14 @@ func TestOneContainerInTwoSetupsRemovedInPartsAndWhole(t *testing.T) {
 			expect.Is(t, r.Check(t.Context(), "c1", path, cni.WithNetwork("one", cni.WithInterfaceName("eth7"))), cni.ErrNotAttached)
 			expect.NoError(t, r.Remove(t.Context(), "c1", path, cni.WithNetwork("one")))
 			expect.Same(t, "kept", s.Pinned("c1"), true)
+			r = s.Runtime()
+			expect.Same(t, "attachments", testhost.Recorded(t, r), []string{"c1/eth1 attached"})
 			want = []string{"DEL p c1/eth7", "CHECK p c1/eth0", "CHECK q c1/eth1", "DEL p c1/eth0", "DEL q c1/eth1"}
 		}
 		expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 		expect.Same(t, "calls", s.Took(), want)
 		expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 		expect.Same(t, "kept", s.Pinned("c1"), false)
-	}
-}
-
-// TestARestartedProgramHasOnlyTheAttachmentsThatWereNotRemoved: the record says which
-// ones are gone. The memory of the process that removed them is not asked.
-func TestARestartedProgramHasOnlyTheAttachmentsThatWereNotRemoved(t *testing.T) {
-	for removed, stays := range map[string]string{"one": "eth1", "two": "eth0"} {
-		t.Run(removed, func(t *testing.T) {
-			s, r, path := attached(t)
-			expect.NoError(t, r.Remove(t.Context(), "c1", path, cni.WithNetwork(removed)))
-			s.TakeCalls()
-
-			rec, err := s.Records().Load("c1")
-			expect.NoError(t, err)
-			var left []string
-			for _, n := range rec.Attachments {
-				if n.State != record.Deleted {
-					left = append(left, n.IfName)
-				}
-			}
-			expect.Same(t, "on record", left, []string{stays})
-
-			restarted := s.Runtime()
-			expect.Same(t, "attachments", testhost.Recorded(t, restarted), []string{"c1/" + stays + " attached"})
-			testhost.WantRecover(t, restarted, adopted)
-			expect.NoError(t, restarted.Remove(t.Context(), "c1", ""))
-			for _, c := range s.TakeCalls() {
-				expect.Same(t, c.Verb+" after the restart", c.IfName, stays)
-			}
-		})
 	}
 }
 

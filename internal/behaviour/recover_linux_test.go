@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -263,13 +262,6 @@ func TestAFailedRemovalOfAnAttachmentLeavesTheContainer(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 }
 
-func TestRecoverLeavesOtherOwnersAlone(t *testing.T) {
-	s, r, conf := inhabited(t, "c1")
-	testhost.WantRecover(t, s.restarted(conf, cni.WithOwner("other")), cni.Report{})
-	expect.Same(t, "calls", s.Took(), []string{})
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
-}
-
 func TestDamagedRecordsOfOtherOwnersAreLeftAloneToo(t *testing.T) {
 	s, r, conf := inhabited(t, "c1")
 	s.SpoilBase("c1", "{")
@@ -357,38 +349,6 @@ func TestSetupOverADamagedRecord(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 }
 
-// TestRecoverLeavesALockedContainerForLast: another process's call that hangs
-// on one container blocks no other container, and is reported.
-func TestRecoverLeavesALockedContainerForLast(t *testing.T) {
-	s := newStage(t)
-	conf := s.Network("net", "1.0.0", "p", "q")
-	r := s.Runtime(cni.WithConfListBytes(conf)) // the same owner as the other process
-	for _, id := range []string{"c2", "c3"} {
-		expect.NoError(t, testhost.SetUp(t.Context(), r, id, s.Container(id))())
-		s.AddLink(id, "eth0")
-	}
-	gate := s.Gate("p")
-	s.On("p", "ADD", scripted.Action{Block: gate})
-	process, done := s.Process(conf, "ADD", "c1", s.Container("c1"))
-	letGo := s.Arrive(gate)
-	expect.NoError(t, process.Signal(syscall.SIGSTOP)) // it neither ends nor gives up
-	s.TakeCalls()
-	start := time.Now()
-	report, err := r.Recover(t.Context())
-	expect.NoError(t, err)
-	if took := time.Since(start); took > expect.Patience {
-		t.Errorf("Recover took %v", took)
-	}
-	slices.Sort(report.Adopted)
-	why := report.Skipped["c1"]
-	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2", "c3"}, Skipped: map[string]error{"c1": why}})
-	expect.Is(t, why, cni.ErrBusy)
-	expect.Same(t, "calls", len(s.Took()), 4) // CHECK of both plugins for both
-	expect.NoError(t, process.Signal(syscall.SIGCONT))
-	letGo()
-	expect.Same(t, "the other runtime", expect.Await(t, "its end", done), "")
-}
-
 // killedRuntime returns a stage whose runtime was killed while its plugin p ran
 // the action add for c1.
 func killedRuntime(t *testing.T, add scripted.Action) (s *stage, r *cni.Runtime, letGo func()) {
@@ -419,17 +379,6 @@ func TestFault_F1_AnOrphanPluginIsWaitedFor(t *testing.T) {
 	expect.Same(t, "report", *report, removed)
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0", "end of DEL p c1/eth0"})
 	expect.Same(t, "processes", testhost.Children(t), nil)
-}
-
-func TestFault_F1_AnOrphanPluginThatHangsIsKilled(t *testing.T) {
-	s, r, letGo := killedRuntime(t, scripted.Action{Hang: true, Fork: true})
-	letGo()
-	start := time.Now()
-	testhost.WantRecover(t, r, removed)
-	t.Logf("recovered in %v", time.Since(start))
-	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
-	expect.Same(t, "processes", testhost.Children(t), nil)
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }
 
 func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {

@@ -65,32 +65,6 @@ func TestFault_F48_TheLimitOfASiblingStays(t *testing.T) {
 	}
 }
 
-// TestFault_F48_TheLimitOfACollidingNameStays: network "pod" and container
-// "net1x" make the same device name as "podn" and "et1x".
-func TestFault_F48_TheLimitOfACollidingNameStays(t *testing.T) {
-	for kind, opt := range kindsOf() {
-		for name, limits := range map[string]cni.BandWidth{"no limit": {}, "egress": sending} {
-			t.Run(kind+"/"+name, func(t *testing.T) {
-				h := newRealHost(t)
-				r := h.mixed(opt, h.shaping("pod"), h.shaping("podn"))
-				h.Container("net1x")
-				h.Container("et1x")
-				before := h.Audit()
-				h.mustSetup(r, "net1x", h.Path("netns", "net1x"), shaped("pod", "eth0", sending))
-				first := h.shapers()
-				_, err := r.Setup(t.Context(), "et1x", h.Path("netns", "et1x"), shaped("podn", "eth0", limits))
-				if refused := kind == "executables" && name == "egress"; refused != (err != nil) {
-					t.Errorf("Setup of et1x: %v", err)
-				}
-				expect.NoError(t, r.Remove(t.Context(), "et1x", h.Path("netns", "et1x")))
-				expect.Same(t, "devices", h.shapers(), first)
-				expect.NoError(t, r.Remove(t.Context(), "net1x", h.Path("netns", "net1x")))
-				h.WantClean(before)
-			})
-		}
-	}
-}
-
 // TestFault_F48_TheDeviceOfAKilledAddGoes: an ADD killed before its answer
 // leaves a device that no result names. It is removed, unless it belongs to a
 // sibling.

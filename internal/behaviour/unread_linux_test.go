@@ -18,7 +18,6 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -143,26 +142,6 @@ func recoverWithFew(t *testing.T, damaged bool) {
 	for _, id := range []string{"c1", "c2", "c3"} {
 		expect.Same(t, "kept", s.Pinned(id), true)
 	}
-}
-
-// TestFault_F59_AWarmContainerOfARecordThatCannotBeReadStays: a runtime killed
-// between two steps of taking it from a pool has left both records.
-func TestFault_F59_AWarmContainerOfARecordThatCannotBeReadStays(t *testing.T) {
-	s, _, conf := inhabited(t, "c1", "warm-1")
-	s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Warm, rec.Runtime, rec.Life = true, "1:1", "" })
-	s.ChangeRecord("c1", func(rec *record.Record) { rec.PluginID = "warm-1" })
-	mend := testhost.Unread()[syscall.EISDIR](s.Host, s.RecordFile("c1")+".json")
-	r := s.restarted(conf)
-	report, err := r.Recover(t.Context())
-	expect.NoError(t, err)
-	expect.Same(t, "removed", report.Removed, nil)
-	if report.Skipped["warm-1"] == nil {
-		t.Error("the report lacks the warm container")
-	}
-	expect.Same(t, "calls", s.Took(), []string{})
-	mend()
-	testhost.WantRecover(t, r, adopted)
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 }
 
 // age rewrites a container's record as a later version would, and returns the
