@@ -9,7 +9,6 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -53,8 +52,7 @@ func TestSetupTakesTheAddressOfADeadContainer(t *testing.T) {
 						h.ChangeRecord("dead", func(rec *record.Record) { rec.Boot = boot })
 					}
 					path := h.Container("c1" + boot)
-					result, err := r.Setup(t.Context(), "c1", path, want...)
-					expect.NoError(t, err)
+					result := testhost.MustSetUp(t, r, "c1", path, want...)
 					expect.Same(t, "address", result.Interfaces["eth0"].IPConfigs[0].IP.String(), static)
 					expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 					expect.NoError(t, r.Remove(t.Context(), "c1", path))
@@ -66,7 +64,7 @@ func TestSetupTakesTheAddressOfADeadContainer(t *testing.T) {
 }
 
 // TestSetupLeavesAHolderOfItsAddress that is not its to remove, and says who it is. The
-// holder is unchanged.
+// holder is unchanged. TestSetupLeavesAHolderThatIsNotItsToRemove has more of them.
 func TestSetupLeavesAHolderOfItsAddress(t *testing.T) {
 	want := wants()["args"]
 	for what, test := range map[string]struct {
@@ -75,25 +73,7 @@ func TestSetupLeavesAHolderOfItsAddress(t *testing.T) {
 		opts []cni.Opt
 	}{
 		"it lives": {keep: func(t *testing.T, h *realHost, r *cni.Runtime) {
-			_, err := r.Setup(t.Context(), "c1", h.Container("c1"), want...)
-			expect.NoError(t, err)
-		}},
-		"it is another owner's": {keep: func(t *testing.T, h *realHost, _ *cni.Runtime) {
-			dies(t, h.staticNetwork(false, cni.WithOwner("another program"), cni.WithoutReaping()), "c1", want...)
-		}},
-		"it is another owner's, of another boot": {keep: func(t *testing.T, h *realHost, _ *cni.Runtime) {
-			dies(t, h.staticNetwork(false, cni.WithOwner("another program"), cni.WithoutReaping()), "c1", want...)
-			h.ChangeRecord("c1", func(rec *record.Record) { rec.Boot = "another" })
-		}},
-		"another call has it": {keep: func(t *testing.T, h *realHost, _ *cni.Runtime) {
-			dies(t, h.staticNetwork(false, cni.WithoutReaping()), "c1", want...)
-			held, err := lock.Open(h.Path("state", "embedcni", "locks")).Lock(t.Context(), "container/c1")
-			expect.NoError(t, err)
-			t.Cleanup(func() { expect.NoError(t, held.Release()) })
-		}},
-		"its record is of another mount namespace": {keep: func(t *testing.T, h *realHost, _ *cni.Runtime) {
-			dies(t, h.staticNetwork(false, cni.WithoutReaping()), "c1", want...)
-			h.ChangeRecord("c1", func(rec *record.Record) { rec.NetNS.View = "another" })
+			testhost.MustSetUp(t, r, "c1", h.Container("c1"), want...)
 		}},
 		"its record cannot be read": {
 			keep: func(t *testing.T, h *realHost, _ *cni.Runtime) {

@@ -28,8 +28,7 @@ func TestAttachmentsHaveTheParametersOfTheSetup(t *testing.T) {
 			t.Errorf("%s of %s has the caller's metadata: %s", c.Verb, c.Type, c.Stdin)
 		}
 	}
-	all, err := s.Runtime().Attachments()
-	expect.NoError(t, err)
+	all := expect.Value(s.Runtime().Attachments())(t)
 	args := map[string]string{"K8S_POD_NAME": "web", "tier": "front"}
 	other := maps.Clone(args)
 	other["K8S_POD_NAME"] = "other"
@@ -48,12 +47,11 @@ func TestAttachmentsHaveTheParametersOfTheSetup(t *testing.T) {
 // others, which stay on record only because of it.
 func TestAnAttachmentHasOnlyItsOwnFailure(t *testing.T) {
 	s, r, path := threeNetworks(t)
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	s.TakeCalls()
 	s.On("q", "DEL", testhost.Says(5, "stuck"))
 	expect.Same(t, "errors", testhost.Messages(r.Remove(t.Context(), "c1", "")), []string{"q: stuck"})
-	all, err := r.Attachments()
-	expect.NoError(t, err)
+	all := expect.Value(r.Attachments())(t)
 	for _, a := range all {
 		failed := a.Network == "two"
 		if state := map[bool]cni.AttachmentState{true: cni.Failed, false: cni.Detaching}[failed]; a.State != state {
@@ -68,8 +66,7 @@ func TestAnAttachmentHasOnlyItsOwnFailure(t *testing.T) {
 	// Who restarts after the failure, removes all of them, and not before the failed
 	// one is due.
 	restarted := s.Runtime()
-	report, err := restarted.Recover(t.Context())
-	expect.NoError(t, err)
+	report := expect.Value(restarted.Recover(t.Context()))(t)
 	expect.Same(t, "adopted", report.Adopted, nil)
 	expect.Same(t, "failed", len(report.Failed), 1)
 	s.On("q", "DEL", scripted.Action{})

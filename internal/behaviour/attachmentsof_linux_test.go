@@ -13,26 +13,23 @@ import (
 // TestAttachmentsOfOneContainer: they are those of the list, whatever state the record is in.
 func TestAttachmentsOfOneContainer(t *testing.T) {
 	s, r, path := threeNetworks(t)
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	for _, id := range []string{"damaged", "newer"} {
-		expect.NoError(t, testhost.SetUp(t.Context(), r, id, s.Container(id))())
+		testhost.MustSetUp(t, r, id, s.Container(id))
 	}
 	s.TakeCalls()
 	s.SpoilBase("damaged", "{")
 	s.SpoilBase("newer", `{"format": 99, "containerId": "newer"}`)
-	all, err := r.Attachments()
-	expect.NoError(t, err)
+	all := expect.Value(r.Attachments())(t)
 	for id, n := range map[string]int{"c1": 3, "damaged": 1, "newer": 1, "none": 0} {
-		of, err := r.AttachmentsOf(id)
-		expect.NoError(t, err)
+		of := expect.Value(r.AttachmentsOf(id))(t)
 		want := slices.DeleteFunc(slices.Clone(all), func(a cni.Attachment) bool { return a.ContainerID != id })
 		if n > 0 {
 			expect.Same(t, id, of, want)
 		}
 		expect.Same(t, id, []int{len(of), len(want)}, []int{n, n})
 	}
-	_, err = r.AttachmentsOf("../c1")
-	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Is(t, errOf(r.AttachmentsOf("../c1")), cni.ErrInvalidArgument)
 	for _, id := range []string{"damaged", "newer"} {
 		expect.NoError(t, os.Remove(s.RecordFile(id)+".json"))
 	}

@@ -25,8 +25,7 @@ func onBridge(h *realHost, opts ...cni.Opt) *cni.Runtime {
 // macOf returns the hardware address of an interface on the host.
 func macOf(t *testing.T, name string) net.HardwareAddr {
 	t.Helper()
-	link, err := netlink.LinkByName(name)
-	expect.NoError(t, err)
+	link := expect.Value(netlink.LinkByName(name))(t)
 	return link.Attrs().HardwareAddr
 }
 
@@ -47,7 +46,7 @@ func TestADeletedBridgeComesBackWithItsAddress(t *testing.T) {
 	defer flow.Close()
 	was := macOf(t, "br0")
 	for i, by := range []*cni.Runtime{r, other} {
-		expect.NoError(t, deleteLink("br0"))
+		change(t, "br0", netlink.LinkDel)
 		id := fmt.Sprint("new", i)
 		testhost.MustSetUp(t, by, id, h.Container(id))
 		expect.Same(t, "the bridge's address", macOf(t, "br0").String(), was.String())
@@ -62,8 +61,7 @@ func TestADeletedBridgeComesBackWithItsAddress(t *testing.T) {
 		_, err := flow.Read(make([]byte, 64))
 		return err == nil
 	})
-	health, err := r.Health(t.Context(), cni.HealthOptions{})
-	expect.NoError(t, err)
+	health := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
 	expect.Same(t, "healthy", health.Count(cni.StateHealthy), len(health.Containers)-1) // new0 is not on the bridge any more
 	expect.NoError(t, r.Check(t.Context(), "c1", c1))
 }
@@ -71,7 +69,7 @@ func TestADeletedBridgeComesBackWithItsAddress(t *testing.T) {
 // TestABridgeThatNobodyKnowsIsNew: no container of this host and boot is on record that an
 // ADD made it for.
 func TestABridgeThatNobodyKnowsIsNew(t *testing.T) {
-	for what, change := range map[string]func(h *realHost, r *cni.Runtime){
+	for what, happens := range map[string]func(h *realHost, r *cni.Runtime){
 		"all were removed": func(h *realHost, r *cni.Runtime) { expect.NoError(h.T, r.Remove(h.T.Context(), "c1", "")) },
 		"of another boot": func(h *realHost, _ *cni.Runtime) {
 			h.ChangeRecord("c1", func(rec *record.Record) { rec.Boot = "another" })
@@ -90,8 +88,8 @@ func TestABridgeThatNobodyKnowsIsNew(t *testing.T) {
 			r := onBridge(h, cni.WithoutReaping())
 			testhost.MustSetUp(t, r, "c1", h.Container("c1"))
 			was := macOf(t, "br0")
-			change(h, r)
-			expect.NoError(t, deleteLink("br0"))
+			happens(h, r)
+			change(t, "br0", netlink.LinkDel)
 			testhost.MustSetUp(t, r, "c2", h.Container("c2"))
 			if now := macOf(t, "br0"); now.String() == was.String() {
 				t.Errorf("the bridge has the address %v again", now)
@@ -112,7 +110,7 @@ func TestTheNewestRecordKnowsTheBridge(t *testing.T) {
 	})
 	testhost.MustSetUp(t, r, "c2", h.Container("c2"))
 	was := macOf(t, "br0")
-	expect.NoError(t, deleteLink("br0"))
+	change(t, "br0", netlink.LinkDel)
 	testhost.MustSetUp(t, r, "c3", h.Container("c3"))
 	expect.Same(t, "the bridge's address", macOf(t, "br0").String(), was.String())
 }
@@ -124,12 +122,4 @@ func (h *realHost) replaceInResult(id, old, new string) {
 		n := &rec.Attachments[0]
 		n.Result = []byte(strings.ReplaceAll(string(n.Result), old, new))
 	})
-}
-
-func deleteLink(name string) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	return netlink.LinkDel(link)
 }

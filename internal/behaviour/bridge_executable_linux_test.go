@@ -12,20 +12,16 @@ import (
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/testhost"
 )
 
 // newExecutedHost is newGuardedHost for containers of the reference plugins on a bridge.
 // The script runs before the first is attached.
 func newExecutedHost(t *testing.T, n int, script string) *guardedHost {
 	t.Helper()
-	h := &guardedHost{realHost: newRealHost(t), t: t, wake: make(chan struct{}, 1)}
-	h.outside = h.Outside()
-	h.Serve(h.outside, 7)
-	h.shell(script)
-	h.r = h.Real(cni.WithConfListBytes([]byte(strings.ReplaceAll(guardConf(false, ""), "IPAM", h.Path("ipam")))), cni.WithHostNetNS(h.Path("netns", "host")))
-	for i := range n {
-		h.attach(i)
-	}
+	h := newBareHost(t)
+	h.sh(script)
+	h.attachAll(guardConf(false, ""), n, cni.WithPluginDir([]string{testhost.ReferencePlugins(t)}))
 	h.back("at first")
 	return h
 }
@@ -33,8 +29,7 @@ func newExecutedHost(t *testing.T, n int, script string) *guardedHost {
 // verdicts returns the verdict on each container as text.
 func (h *guardedHost) verdicts() string {
 	h.t.Helper()
-	report, err := h.r.Health(h.t.Context(), cni.HealthOptions{Containers: h.ids})
-	expect.NoError(h.t, err)
+	report := expect.Value(h.r.Health(h.t.Context(), cni.HealthOptions{Containers: h.ids}))(h.t)
 	var lines []string
 	for _, one := range report.Containers {
 		lines = append(lines, one.String())
@@ -60,8 +55,7 @@ func (h *guardedHost) repair() error {
 	h.t.Helper()
 	var errs []error
 	for _, id := range h.ids {
-		report, err := h.r.Repair(h.t.Context(), id, cni.RepairOptions{})
-		expect.NoError(h.t, err)
+		report := expect.Value(h.r.Repair(h.t.Context(), id, cni.RepairOptions{}))(h.t)
 		errs = append(errs, report.Err())
 	}
 	return errors.Join(errs...)
@@ -91,7 +85,7 @@ func TestFault_F65_ABridgeThatAnExecutableMadeComesBack(t *testing.T) {
 			h := newExecutedHost(t, 2, "")
 			h.wantHealthy("before")
 			before := h.addresses()
-			h.shell(damage)
+			h.sh(damage)
 			h.cutOff(damage)
 			expect.NoError(t, h.repair())
 			took := h.back(damage)
@@ -103,7 +97,7 @@ func TestFault_F65_ABridgeThatAnExecutableMadeComesBack(t *testing.T) {
 			h := newExecutedHost(t, 2, "")
 			before := h.addresses()
 			h.guard(h.r, guard.Options{})
-			h.shell(damage)
+			h.sh(damage)
 			took := h.back(damage)
 			h.quiet()
 			h.wantHealthy("after")
@@ -113,19 +107,6 @@ func TestFault_F65_ABridgeThatAnExecutableMadeComesBack(t *testing.T) {
 		})
 	}
 	t.Logf("traffic is back:\n%s", strings.Join(table, "\n"))
-}
-
-// TestFault_F65_ABridgeOutlivesTheContainerThatMadeIt: the record of the other container
-// is enough, in another process too, and whoever attached the first.
-func TestFault_F65_ABridgeOutlivesTheContainerThatMadeIt(t *testing.T) {
-	h := newExecutedHost(t, 2, "")
-	expect.NoError(t, h.r.Remove(t.Context(), "c0", h.Path("netns", "c0")))
-	was := macOf(t, "br0")
-	h.shell("ip link del br0")
-	report, err := h.r.Repair(t.Context(), "c1", cni.RepairOptions{})
-	expect.NoError(t, err, report.Err())
-	expect.Eventually(t, "traffic of the other container", func() bool { return h.reaches(1) == nil })
-	expect.Same(t, "hardware address", macOf(t, "br0").String(), was.String())
 }
 
 // TestFault_F65_ACrowdMakesOneBridge: executables that run at the same time on a host without
@@ -149,7 +130,7 @@ func TestFault_F65_ACrowdMakesOneBridge(t *testing.T) {
 	}
 	h.back("at first")
 	for range 2 { // also if the containers of the first round have made it again
-		h.shell("ip link del br0")
+		h.sh("ip link del br0")
 		expect.NoError(t, h.repair())
 		h.back("deleted")
 	}
@@ -180,7 +161,7 @@ func TestFault_F65_ABridgeOfTheHostStaysTheHosts(t *testing.T) {
 			if tt.change != nil {
 				h.ChangeRecord("c0", tt.change)
 			}
-			h.shell(tt.damage)
+			h.sh(tt.damage)
 			err := h.repair()
 			if err == nil || !errors.Is(err, cni.ErrNotRepairable) || !strings.Contains(err.Error(), tt.why) {
 				t.Errorf("Repair: got %v, want an error with %q", err, tt.why)

@@ -24,13 +24,13 @@ func TestFault_F66_AGuardPutsPortsOnABridgeThatIsMadeAgain(t *testing.T) {
 			h := newExecutedHost(t, 2, tt.before)
 			h.guard(h.r, guard.Options{})
 			h.taken()
-			h.shell("ip link del br0")
+			h.sh("ip link del br0")
 			if tt.before != "" { // nobody but the administrator can help
 				expect.Eventually(t, "the guard leaves the bridge", func() bool { return strings.Contains(h.story(), "left") })
 				h.quiet()
 			}
 			// A guard may be faster with one that an ADD has made.
-			h.shell("ip link add br0 type bridge || true; ip addr add 10.77.0.1/16 dev br0 || true; ip link set br0 up")
+			h.sh("ip link add br0 type bridge || true; ip addr add 10.77.0.1/16 dev br0 || true; ip link set br0 up")
 			t.Logf("traffic is back after %v", h.back("made again"))
 			h.quiet()
 			if text := h.verdicts(); strings.Contains(text, "broken") {
@@ -49,12 +49,11 @@ func TestFault_F66_HealthAndRepairAgree(t *testing.T) {
 			if text := h.verdicts(); strings.Count(text, ": healthy") != 2 {
 				t.Errorf("before: %s", text)
 			}
-			h.shell("ip link del br0; " + strings.Replace(byHand, ":66", ":67", 1))
+			h.sh("ip link del br0; " + strings.Replace(byHand, ":66", ":67", 1))
 			h.cutOff("made again")
 			expect.NoError(t, h.repair())
 			h.back("repaired")
-			report, err := h.r.Health(t.Context(), cni.HealthOptions{})
-			expect.NoError(t, err)
+			report := expect.Value(h.r.Health(t.Context(), cni.HealthOptions{}))(t)
 			t.Log(report)
 			expect.Same(t, "healthy", report.Count(cni.StateHealthy), 2)
 			for _, one := range report.Containers {
@@ -63,8 +62,7 @@ func TestFault_F66_HealthAndRepairAgree(t *testing.T) {
 					t.Errorf("%s: the note is %v", one.ContainerID, one.Reason)
 				}
 			}
-			recovered, err := h.r.Recover(t.Context())
-			expect.NoError(t, err)
+			recovered := expect.Value(h.r.Recover(t.Context()))(t)
 			expect.Same(t, "kept", len(recovered.Kept), 0)
 			expect.Same(t, "adopted", recovered.Adopted, []string{"c0", "c1"})
 		})

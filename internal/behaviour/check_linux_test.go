@@ -28,16 +28,14 @@ func TestFault_F37_RecoverDoubtsAContainerThatIsAsItsChainMadeIt(t *testing.T) {
 		return s.Runtime(cni.WithOwner("tester"), cni.WithBuiltinPlugins(), cni.WithConfListBytes(chain), cni.WithConfListBytes(lo))
 	}
 	path := s.Container("c1")
-	_, err := open().Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, open(), "c1", path)
 
 	r := open()
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
 	testhost.WantRecover(t, r, adopted)
 
 	// The last plugin's own configuration is still checked.
-	ns, err := netns.Open(path)
-	expect.NoError(t, err)
+	ns := expect.Value(netns.Open(path))(t)
 	expect.NoError(t, ns.Do(func() error {
 		eth0, err := netlink.LinkByName("eth0")
 		if err != nil {

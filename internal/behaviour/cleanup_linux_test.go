@@ -3,7 +3,6 @@ package behaviour_test
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -24,12 +23,7 @@ type swappable struct {
 func newSwappable(t *testing.T) *swappable {
 	t.Helper()
 	h := newRealHost(t)
-	plugins, err := filepath.Glob(filepath.Join(testhost.ReferencePlugins(t), "*"))
-	expect.NoError(t, err)
-	expect.NoError(t, os.MkdirAll(h.Path("bin"), 0o755))
-	for _, plugin := range plugins {
-		expect.NoError(t, os.Symlink(plugin, h.Path("bin", filepath.Base(plugin))))
-	}
+	h.linkPlugins()
 	c := testhost.Everything()
 	conf := string(c.Conf("podnet", "1.0.0", h.Path("ipam")))
 	for _, typ := range []string{"bridge", "portmap", "bandwidth", "firewall"} {
@@ -56,8 +50,7 @@ func (h *swappable) wantSwapped(what string, swap func(), opts ...cni.Opt) error
 	expect.NoError(h.T, err)
 	path := h.Container("c1")
 	before := h.Audit()
-	_, err = r.Setup(h.T.Context(), "c1", path, onePort)
-	expect.NoError(h.T, err)
+	testhost.MustSetUp(h.T, r, "c1", path, onePort)
 	swap()
 	err = r.Remove(h.T.Context(), "c1", path)
 	left, gone := h.Left(before)
@@ -106,7 +99,7 @@ func TestAFailedDELOfAnUnknownPlugin(t *testing.T) {
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path := s.Container("c1")
 	before := s.Audit()
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	s.On("p", "DEL", testhost.Says(5, "stuck"))
 	for range 2 {
 		expect.Same(t, "errors", testhost.Messages(r.Remove(t.Context(), "c1", path)), []string{"p: stuck"})

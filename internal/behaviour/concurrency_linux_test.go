@@ -21,8 +21,7 @@ func warmed(t *testing.T) (s *stage, r *cni.Runtime, conf []cni.Opt) {
 	conf = []cni.Opt{cni.WithConfListBytes(s.Network("net", "1.1.0", "p")), cni.WithConfListBytes(s.Network("two", "1.1.0", "q"))}
 	r = s.Runtime(conf...)
 	path := s.Container("warm")
-	_, err := r.Setup(t.Context(), "warm", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "warm", path)
 	expect.NoError(t, r.Remove(t.Context(), "warm", path))
 	s.TakeCalls()
 	return s, r, conf
@@ -50,8 +49,8 @@ func TestDuty_R24_OperationsOnAContainerNeverOverlap(t *testing.T) {
 		}
 	}
 	// Neither blocks other containers.
-	expect.NoError(t, testhost.SetUp(ctx, r, "c2", s.Container("c2"), testhost.OnTwo)())
-	expect.NoError(t, testhost.SetUp(ctx, other, "c3", s.Container("c3"), testhost.OnTwo)())
+	testhost.MustSetUp(t, r, "c2", s.Container("c2"), testhost.OnTwo)
+	testhost.MustSetUp(t, other, "c3", s.Container("c3"), testhost.OnTwo)
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD q c2/eth1", "end of ADD q c2/eth1", "ADD q c3/eth1", "end of ADD q c3/eth1"})
 	letGo()
 	expect.NoError(t, expect.Await(t, "the first Setup", first))
@@ -104,10 +103,7 @@ func TestDuty_R24_OperationsOfTwoProcessesNeverOverlap(t *testing.T) {
 func TestDuty_R24_AWaitForAContainerEndsWithItsContext(t *testing.T) {
 	s, r, _ := warmed(t)
 	path := s.Container("c1")
-	gate := s.Gate("p")
-	s.On("p", "ADD", scripted.Action{Block: gate})
-	first := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path, testhost.OnNet))
-	letGo := s.Arrive(gate)
+	first, letGo := s.heldUp("p", "ADD", testhost.SetUp(t.Context(), r, "c1", path, testhost.OnNet))
 	ctx, cancel := context.WithCancelCause(t.Context())
 	second := testhost.Begin(testhost.SetUp(ctx, r, "c1", path, testhost.OnTwo))
 	impatient := errors.New("impatient")
@@ -122,7 +118,7 @@ func TestDuty_R24_AWaitForAContainerEndsWithItsContext(t *testing.T) {
 // The first group starts no plugin.
 func unrelated(s *stage, r *cni.Runtime, conf []cni.Opt) (still, running map[string]func() error) {
 	ctx, b, c := s.T.Context(), s.Container("b"), s.Container("c")
-	expect.NoError(s.T, testhost.SetUp(ctx, r, "c", c, testhost.OnTwo)())
+	testhost.MustSetUp(s.T, r, "c", c, testhost.OnTwo)
 	still = map[string]func() error{
 		"Status":    r.Status, // their versions have no STATUS
 		"GetConfig": func() error { r.GetConfig(); return nil },
@@ -141,7 +137,7 @@ func TestFault_F15_AHungPluginBlocksNoOtherContainer(t *testing.T) {
 	conf := []cni.Opt{cni.WithConfListBytes(s.Network("net", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q"))}
 	r := s.Runtime(conf...)
 	ctx, a := t.Context(), s.Container("a")
-	expect.NoError(t, testhost.SetUp(ctx, r, "warm", s.Container("warm"))())
+	testhost.MustSetUp(t, r, "warm", s.Container("warm"))
 	still, running := unrelated(s, r, conf)
 	gate := s.Gate("a")
 	s.On("p", "ADD", scripted.Action{Block: strings.Replace(gate, "gate-a", "gate-$CNI_CONTAINERID", 1)})
@@ -169,10 +165,7 @@ func TestFault_F15_AHungPluginBlocksNoOtherContainer(t *testing.T) {
 
 func TestFault_F15_AHungSTATUSHoldsUpNoSetup(t *testing.T) {
 	s, r, conf := warmed(t)
-	gate := s.Gate("p")
-	s.On("p", "STATUS", scripted.Action{Block: gate})
-	status := testhost.Begin(r.Status)
-	letGo := s.Arrive(gate)
+	status, letGo := s.heldUp("p", "STATUS", r.Status)
 	path := s.Container("c1")
 	expect.NoError(t, expect.Await(t, "Setup", testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))))
 	expect.NoError(t, expect.Await(t, "Load", testhost.Begin(func() error { return r.Load(conf...) })))
@@ -183,11 +176,8 @@ func TestFault_F15_AHungSTATUSHoldsUpNoSetup(t *testing.T) {
 
 func TestLoadDuringASetupLeavesItItsConfiguration(t *testing.T) {
 	s, r, _ := warmed(t)
-	gate := s.Gate("p")
-	s.On("p", "ADD", scripted.Action{Block: gate})
 	path := s.Container("c1")
-	done := testhost.Begin(func() error { _, err := r.SetupSerially(t.Context(), "c1", path); return err })
-	letGo := s.Arrive(gate)
+	done, letGo := s.heldUp("p", "ADD", func() error { _, err := r.SetupSerially(t.Context(), "c1", path); return err })
 	expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("new", "1.0.0", "z")), cni.WithPluginDir([]string{s.Path("nowhere")})))
 	letGo()
 	expect.NoError(t, expect.Await(t, "Setup", done))

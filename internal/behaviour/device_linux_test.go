@@ -2,8 +2,6 @@ package behaviour_test
 
 import (
 	"errors"
-	"fmt"
-	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,10 +20,8 @@ import (
 // netlinkIn runs f with a netlink handle in a container's namespace.
 func (h *realHost) netlinkIn(path string, f func(*netlink.Handle) error) {
 	h.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(h.T, err)
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Open(path))(h.T)
+	nl := expect.Value(netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd())))(h.T)
 	defer nl.Close()
 	expect.NoError(h.T, errors.Join(f(nl), ns.Close()))
 }
@@ -86,11 +82,11 @@ func TestFault_F47_ARenamedInterfaceIsRemoved(t *testing.T) {
 					r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 					neighbour := h.Container("c2")
 					if name != "host-device" {
-						h.mustSetup(r, "c2", neighbour)
+						testhost.MustSetUp(h.T, r, "c2", neighbour)
 					}
 					path := h.Container("c1")
 					before := h.Audit()
-					h.mustSetup(r, "c1", path)
+					testhost.MustSetUp(h.T, r, "c1", path)
 					h.netlinkIn(path, func(nl *netlink.Handle) error {
 						err := disguise(nl, "eth0", "hidden")
 						if inPlace != "" {
@@ -116,17 +112,10 @@ func TestFault_F47_ARenamedInterfaceIsRemoved(t *testing.T) {
 
 // nested starts a process in a new network namespace, as a container's root
 // can, and returns the namespace's path.
-func (h *realHost) nested(path string) string { return h.process(path, syscall.CLONE_NEWNET) }
-
-// process starts a process in a container and returns the path of its
-// namespace.
-func (h *realHost) process(path string, flags uintptr) string {
+func (h *realHost) nested(path string) (inner string) {
 	h.T.Helper()
-	cmd := exec.Command("sleep", "600")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
-	h.Inside(path, cmd.Start)
-	h.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	return fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
+	inner, _ = inhabitIn(h.T, path, syscall.CLONE_NEWNET)
+	return inner
 }
 
 // TestFault_F47_AnInterfaceMovedOnIsFound: the interface is in a namespace that
@@ -140,7 +129,7 @@ func TestFault_F47_AnInterfaceMovedOnIsFound(t *testing.T) {
 				r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 				path := h.Container("c1")
 				before := h.Audit()
-				h.mustSetup(r, "c1", path)
+				testhost.MustSetUp(h.T, r, "c1", path)
 				inner := h.nested(path)
 				h.moveOn(path, "eth0", inner)
 				expect.NoError(t, r.Remove(t.Context(), "c1", path))
@@ -153,8 +142,7 @@ func TestFault_F47_AnInterfaceMovedOnIsFound(t *testing.T) {
 
 func (h *realHost) moveOn(from, name, to string) {
 	h.T.Helper()
-	ns, err := netns.Open(to)
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Open(to))(h.T)
 	defer ns.Close()
 	h.netlinkIn(from, func(nl *netlink.Handle) error {
 		l, err := nl.LinkByName(name)
@@ -176,7 +164,7 @@ func TestFault_F47_AnInterfaceThatIsNotBackIsReported(t *testing.T) {
 			r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 			path, unseen := h.Container("c1"), h.Container("unseen") // no process is inside
 			before := h.Audit()
-			h.mustSetup(r, "c1", path)
+			testhost.MustSetUp(h.T, r, "c1", path)
 			h.moveOn(path, "eth0", unseen)
 			for range 2 {
 				err := r.Remove(t.Context(), "c1", path)
@@ -204,7 +192,7 @@ func TestFault_F47_AnInterfaceThatIsBackByAnotherNameGetsItsOwn(t *testing.T) {
 			r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 			path := h.Container("c1")
 			before := h.Audit()
-			h.mustSetup(r, "c1", path)
+			testhost.MustSetUp(h.T, r, "c1", path)
 			h.moveOn(path, "eth0", h.Path("netns", "host"))
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 			h.WantClean(before)
@@ -225,7 +213,7 @@ func TestFault_F47_ARetriedDelLeavesAnInterfaceThatIsLentAgain(t *testing.T) {
 				c := testhost.Case{Plugins: []string{`{"type": "host-device", "device": "up0"}`, `{"type": "stuck", "script": "` + script + `"}`}}
 				r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 				path, other := h.Container("c1"), h.Container("c2")
-				h.mustSetup(r, "c1", path)
+				testhost.MustSetUp(h.T, r, "c1", path)
 				if err := r.Remove(t.Context(), "c1", path); err == nil {
 					t.Fatal("Remove succeeded, though a plugin failed")
 				}
@@ -236,7 +224,7 @@ func TestFault_F47_ARetriedDelLeavesAnInterfaceThatIsLentAgain(t *testing.T) {
 					})
 				}
 				h.Plugin(scripted.Script{}, "stuck")
-				h.mustSetup(r, "c2", other)
+				testhost.MustSetUp(h.T, r, "c2", other)
 				expect.NoError(t, r.Remove(t.Context(), "c1", path))
 				expect.Same(t, "interfaces of c2", h.linksOf(other), []string{"eth0"})
 				expect.NoError(t, r.Remove(t.Context(), "c2", other))
@@ -258,13 +246,12 @@ func TestFault_F47_InterfacesThatAreLikeItStay(t *testing.T) {
 				c.Prepare(h.RealHost)
 				r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 				path, neighbour := h.Container("c1"), h.Container("c2")
-				h.process(neighbour, 0)
-				h.mustSetup(r, "c1", path)
-				h.mustSetup(r, "c2", neighbour)
+				inhabit(t, neighbour)
+				testhost.MustSetUp(h.T, r, "c1", path)
+				testhost.MustSetUp(h.T, r, "c2", neighbour)
 				a := netlink.NewLinkAttrs()
 				a.Name = "net1"
-				up0, err := netlink.LinkByName("up0")
-				expect.NoError(t, err)
+				up0 := expect.Value(netlink.LinkByName("up0"))(t)
 				a.ParentIndex = up0.Attrs().Index
 				expect.NoError(t, netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}))
 				h.moveOn(h.Path("netns", "host"), "net1", path)

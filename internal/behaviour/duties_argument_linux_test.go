@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -79,8 +78,7 @@ func TestDuty_R2_NetworkNamesAtLoadAndAtEveryVerb(t *testing.T) {
 	path := s.Container("c1")
 	s.refusedByAll(r, "a network without a name", "c1", path, cni.ErrNotFound, cni.WithNetwork(""))
 	for _, name := range []string{".", "..", "-a", "_a", "a b", "../x", "a/b", "a\x00", "a\n", "é", strings.Repeat("a", 181)} {
-		err := r.Load(cni.WithConfListBytes(s.Network(name, "1.0.0", "p")))
-		expect.Is(t, err, cni.ErrInvalidConfig, cni.ErrLoad)
+		expect.Is(t, r.Load(cni.WithConfListBytes(s.Network(name, "1.0.0", "p"))), cni.ErrInvalidConfig, cni.ErrLoad)
 		s.refusedByAll(r, "network "+name, "c1", path, cni.ErrNotFound, cni.WithNetwork(name))
 	}
 	for _, name := range []string{"0", "A._-", strings.Repeat("a", 180)} {
@@ -103,8 +101,7 @@ func TestDuty_R3_F12_ContainerIDsAtEveryVerb(t *testing.T) {
 	long := strings.Repeat("a", 255-len("net--eth0"))
 	s.neverAttached(r, "a byte too long", long+"a", path)
 	for _, id := range []string{long, "0", "A.b_c-D"} {
-		_, err := r.Setup(t.Context(), id, path)
-		expect.NoError(t, err)
+		testhost.MustSetUp(t, r, id, path)
 		expect.NoError(t, r.Check(t.Context(), id, path))
 		expect.NoError(t, r.Remove(t.Context(), id, path))
 		expect.Same(t, "calls", s.Took(), []string{"ADD p " + id + "/eth0", "CHECK p " + id + "/eth0", "DEL p " + id + "/eth0"})
@@ -129,14 +126,12 @@ func TestDuty_R4_InterfaceNamesAtEveryVerbAndThePrefix(t *testing.T) {
 	long := s.Runtime(cni.WithInterfacePrefix(strings.Repeat("a", 14)), cni.WithConfIndex([]byte(testhost.ConfOf("net")), 10))
 	s.neverAttached(long, "number", "c2", path)
 	for _, name := range []string{"a", "net-1.100", strings.Repeat("a", 15)} {
-		_, err := r.SetupSerially(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithInterfaceName(name)))
-		expect.NoError(t, err)
+		expect.Value(r.SetupSerially(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithInterfaceName(name))))(t)
 		expect.NoError(t, r.Remove(t.Context(), "c1", path))
 		expect.Same(t, "calls", s.Took(), []string{"ADD p c1/" + name, "DEL p c1/" + name})
 	}
 	// A record of an earlier version may have a name that the kernel fills in.
-	_, err := r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth%d"})
-	expect.NoError(t, err)
+	expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth%d"}))(t)
 }
 
 // notNetNS returns paths that are not a container's network namespace.
@@ -195,48 +190,6 @@ func TestDuty_R23_AHostNamespaceThatIsNoneIsRefused(t *testing.T) {
 	}
 }
 
-// namespacesOfCalls returns the namespaces of the calls since the last time.
-func (s *stage) namespacesOfCalls() []string {
-	s.T.Helper()
-	var ids []string
-	for _, c := range s.TakeCalls() {
-		ids = append(ids, c.NetNo)
-	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
-}
-
-func TestDuty_R13_PluginsRunInTheCallersNamespace(t *testing.T) {
-	s := newStage(t)
-	confs := []cni.Opt{cni.WithStatusCache(0)}
-	for _, typ := range []string{"p", "q", "r", "s"} {
-		confs = append(confs, cni.WithConfListBytes(s.Network("net-"+typ, "1.1.0", typ, typ)))
-	}
-	r := s.Host.Runtime(confs...)
-	path := s.Container("c1")
-	life := func(id string) {
-		t.Helper()
-		_, err := r.Setup(t.Context(), id, path)
-		expect.NoError(t, err)
-		expect.NoError(t, r.Check(t.Context(), id, path))
-		expect.NoError(t, r.Status())
-		expect.NoError(t, r.Remove(t.Context(), id, path))
-		_, err = r.SetupSerially(t.Context(), id, path)
-		expect.NoError(t, err)
-		expect.NoError(t, r.Remove(t.Context(), id, path))
-	}
-	here, err := os.Readlink("/proc/thread-self/ns/net")
-	expect.NoError(t, err)
-	life("c1")
-	expect.Same(t, "namespaces", s.namespacesOfCalls(), []string{here})
-
-	expect.NoError(t, r.Load(append(confs, cni.WithHostNetNS("/proc/self/ns/net"))...))
-	process, err := os.Readlink("/proc/self/ns/net")
-	expect.NoError(t, err)
-	life("c2")
-	expect.Same(t, "namespaces with WithHostNetNS", s.namespacesOfCalls(), []string{process})
-}
-
 func TestDuty_R13_TheThreadsOfTheProcessStayWhereTheyWere(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q")))
@@ -257,8 +210,7 @@ func TestDuty_R13_TheThreadsOfTheProcessStayWhereTheyWere(t *testing.T) {
 		expect.Same(t, "namespace of the thread", after, before)
 		return err
 	})))
-	tasks, err := os.ReadDir("/proc/self/task")
-	expect.NoError(t, err)
+	tasks := expect.Value(os.ReadDir("/proc/self/task"))(t)
 	mine := unix.Gettid()
 	counts := map[string]int{}
 	for _, task := range tasks {
@@ -267,8 +219,7 @@ func TestDuty_R13_TheThreadsOfTheProcessStayWhereTheyWere(t *testing.T) {
 			counts[ns]++
 		}
 	}
-	process, err := os.Readlink("/proc/self/ns/net")
-	expect.NoError(t, err)
+	process := expect.Value(os.Readlink("/proc/self/ns/net"))(t)
 	delete(counts, process)
 	expect.Same(t, "threads elsewhere", counts, map[string]int{})
 }

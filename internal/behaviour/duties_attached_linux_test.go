@@ -3,7 +3,6 @@ package behaviour_test
 import (
 	"errors"
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/embedcni/cni"
@@ -18,8 +17,7 @@ func attached(t *testing.T) (s *stage, r *cni.Runtime, path string) {
 	s = newStage(t)
 	r = s.Runtime(cni.WithConfListBytes(s.Network("one", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q")))
 	path = s.Container("c1")
-	_, err := r.SetupSerially(t.Context(), "c1", path, cni.WithArgs("K", "v"))
-	expect.NoError(t, err)
+	expect.Value(r.SetupSerially(t.Context(), "c1", path, cni.WithArgs("K", "v")))(t)
 	s.AddLink("c1", "eth0")
 	s.AddLink("c1", "eth1")
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD q c1/eth1"})
@@ -61,13 +59,11 @@ func TestDuty_R16_NoSecondADDWithoutADEL(t *testing.T) {
 		expect.Is(t, err, cni.ErrAlreadyAttached)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})
-	_, err := r.Setup(ctx, "c1", path, cni.WithNetwork("two", cni.WithInterfaceName("eth2")))
-	expect.NoError(t, err)
+	expect.Value(r.Setup(ctx, "c1", path, cni.WithNetwork("two", cni.WithInterfaceName("eth2"))))(t)
 	expect.NoError(t, r.Remove(ctx, "c1", path))
 	s.DelLink("c1", "eth0")
 	s.DelLink("c1", "eth1")
-	_, err = r.Setup(ctx, "c1", path)
-	expect.NoError(t, err)
+	expect.Value(r.Setup(ctx, "c1", path))(t)
 }
 
 func TestDuty_R16_ADeadAttachmentIsRemovedFirst(t *testing.T) {
@@ -90,8 +86,7 @@ func TestDuty_R16_ADeadAttachmentIsRemovedFirst(t *testing.T) {
 			s, r, _ := attached(t)
 			die.how(s)
 			path := s.Container("c2")
-			_, err := r.SetupSerially(t.Context(), "c1", path)
-			expect.NoError(t, err)
+			expect.Value(r.SetupSerially(t.Context(), "c1", path))(t)
 			calls := s.TakeCalls()
 			expect.Same(t, "calls", testhost.Rendered(calls), cleaned)
 			for _, c := range calls[:2] {
@@ -111,8 +106,7 @@ func TestDuty_R16_ADeadAttachmentWhosePathIsTheHostsByNow(t *testing.T) {
 	link := s.Path("netns", "c1")
 	expect.NoError(t, os.Symlink(s.Path("netns", "host"), link))
 	t.Cleanup(func() { expect.NoError(t, os.Remove(link)) })
-	_, err := r.SetupSerially(t.Context(), "c1", s.Container("c2"))
-	expect.NoError(t, err)
+	expect.Value(r.SetupSerially(t.Context(), "c1", s.Container("c2")))(t)
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth1", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth1"})
 	expect.Same(t, "CNI_NETNS at DEL", calls[0].NetNS, s.Pin("c1"))
@@ -125,9 +119,7 @@ func TestDuty_R16_ADeadAttachmentThatCannotBeCleanedIsAnError(t *testing.T) {
 	_, err := r.Setup(t.Context(), "c1", s.Container("c2"))
 	expect.Same(t, "errors", testhost.Messages(err), []string{"p: stuck"})
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth1", "DEL p c1/eth0"})
-	if !strings.Contains(err.Error(), "remove an earlier attachment") {
-		t.Errorf("error %q does not name the attempt", err)
-	}
+	says(t, err, "remove an earlier attachment")
 }
 
 func TestDuty_R16_LoopbackAloneLivesWithItsNamespace(t *testing.T) {
@@ -135,11 +127,8 @@ func TestDuty_R16_LoopbackAloneLivesWithItsNamespace(t *testing.T) {
 	s.Network("unused", "1.0.0", "loopback")
 	r := s.Runtime(cni.WithLoNetwork)
 	path := s.Container("c1")
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
-	_, err = r.Setup(t.Context(), "c1", path)
-	expect.Is(t, err, cni.ErrAlreadyAttached)
+	testhost.MustSetUp(t, r, "c1", path)
+	expect.Is(t, errOf(r.Setup(t.Context(), "c1", path)), cni.ErrAlreadyAttached)
 	s.RemoveNetNS("c1")
-	_, err = r.Setup(t.Context(), "c1", s.Container("c2"))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", s.Container("c2"))
 }

@@ -40,8 +40,7 @@ func (s *stage) shellPlugins(types ...string) {
 
 func (s *stage) takeLines() string {
 	s.T.Helper()
-	data, err := os.ReadFile(s.Path("lines"))
-	expect.NoError(s.T, err)
+	data := expect.Value(os.ReadFile(s.Path("lines")))(s.T)
 	expect.NoError(s.T, os.Remove(s.Path("lines")))
 	return strings.ReplaceAll(strings.TrimSpace(string(data)), "\n", ", ")
 }

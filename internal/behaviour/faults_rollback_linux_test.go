@@ -21,8 +21,7 @@ func TestFault_F4_ADELErrorIsNotJudgedByItsText(t *testing.T) {
 		s := newStage(t)
 		r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 		path := s.Container("c1")
-		_, err := r.Setup(t.Context(), "c1", path)
-		expect.NoError(t, err)
+		testhost.MustSetUp(t, r, "c1", path)
 		s.On("p", "DEL", testhost.Says(999, text))
 		expect.Same(t, text, testhost.Messages(r.Remove(t.Context(), "c1", path)), []string{"p: " + text})
 		expect.NoError(t, r.Check(t.Context(), "c1", path)) // still recorded
@@ -80,9 +79,7 @@ func TestFault_F8_AnErrorOfTheRollbackIsPartOfTheError(t *testing.T) {
 	s.On("p", "DEL", testhost.Says(7, "stuck too"))
 	_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
 	expect.Same(t, "errors", testhost.Messages(err), []string{"q: no", "q: stuck", "p: stuck too"})
-	if !strings.Contains(err.Error(), "roll back: ") {
-		t.Errorf("error %q does not say that it was the rollback", err)
-	}
+	says(t, err, "roll back: ")
 }
 
 func TestFault_F14_TheCallersContextEndsDuringADD(t *testing.T) {
@@ -112,8 +109,7 @@ func TestFault_F14_ASetupWhoseContextIsOverRunsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	path := s.Container("c1")
-	_, err := r.Setup(ctx, "c1", path)
-	expect.Is(t, err, context.Canceled)
+	expect.Is(t, errOf(r.Setup(ctx, "c1", path)), context.Canceled)
 	expect.Is(t, r.Check(ctx, "c1", path), context.Canceled)
 	expect.Same(t, "calls", s.Took(), []string{})
 }
@@ -122,8 +118,7 @@ func TestFault_F14_RemoveWithACancelledContextRunsEverything(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("one", "1.0.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.0.0", "r")))
 	path := s.Container("c1")
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
 	s.TakeCalls()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -137,14 +132,13 @@ func TestFault_F9_EveryPluginOfEveryNetworkRunsDespiteFailures(t *testing.T) {
 	r := s.Runtime(cni.WithTimeouts(cni.Timeouts{Del: 3 * time.Second}),
 		cni.WithConfListBytes(s.Network("one", "1.0.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.0.0", "r", "s", "t")))
 	path := s.Container("c1")
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
 	s.TakeCalls()
 	s.On("t", "DEL", scripted.Action{Hang: true})
 	s.On("s", "DEL", scripted.Action{Signal: 11})
 	s.On("q", "DEL", scripted.Action{Exit: 2})
 	expect.NoError(t, os.Remove(s.Path("bin", "r")))
-	err = expect.Await(t, "Remove", testhost.Begin(func() error { return r.Remove(t.Context(), "c1", path) }))
+	err := expect.Await(t, "Remove", testhost.Begin(func() error { return r.Remove(t.Context(), "c1", path) }))
 	expect.Is(t, err, context.DeadlineExceeded, cni.ErrPluginNotFound)
 	expect.Same(t, "plugins with errors", testhost.Messages(err), []string{"t: ", "s: ", "r: ", "q: "})
 	expect.Same(t, "calls", s.Took(), []string{"DEL t c1/eth1", "DEL s c1/eth1", "DEL q c1/eth0", "DEL p c1/eth0"})
@@ -189,9 +183,7 @@ func TestFault_F13_APluginsChildHoldsStdoutPastTheDeadline(t *testing.T) {
 		expect.Same(t, "calls", s.Took(), rolledBack)
 		timed := s.Runtime(conf, cni.WithTimeouts(cni.Timeouts{Add: inTime}))
 		err := overshoot(t, what+", WithTimeouts", testhost.SetUp(t.Context(), timed, "c1", path))
-		if want := "took longer than the 2s that a plugin has for ADD"; !strings.Contains(err.Error(), want) {
-			t.Errorf("error %q, want %q in it", err, want)
-		}
+		says(t, err, "took longer than the 2s that a plugin has for ADD")
 		expect.Same(t, "calls", s.Took(), rolledBack)
 	}
 	expect.Same(t, "cache", s.Cached(), []string{})

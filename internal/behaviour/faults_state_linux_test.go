@@ -52,8 +52,7 @@ func TestFault_F21_SetupOnAReadOnlyStateDirectoryRunsNothing(t *testing.T) {
 	s, r, _ := smallState(t)
 	path := s.Container("c1")
 	s.makeReadOnly()
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.Is(t, err, syscall.EROFS)
+	expect.Is(t, errOf(r.Setup(t.Context(), "c1", path)), syscall.EROFS)
 	expect.Is(t, r.Check(t.Context(), "c1", path), syscall.EROFS)
 	expect.Same(t, "calls", s.Took(), []string{})
 }
@@ -61,22 +60,21 @@ func TestFault_F21_SetupOnAReadOnlyStateDirectoryRunsNothing(t *testing.T) {
 func TestFault_F21_SetupOnAFullStateDirectoryRunsNothing(t *testing.T) {
 	s, r, _ := smallState(t)
 	path := s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "warm", s.Container("warm"))())
+	testhost.MustSetUp(t, r, "warm", s.Container("warm"))
 	s.TakeCalls()
 	s.fill()
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.Is(t, err, syscall.ENOSPC)
+	expect.Is(t, errOf(r.Setup(t.Context(), "c1", path)), syscall.ENOSPC)
 	expect.Same(t, "calls", s.Took(), []string{})
 	expect.Same(t, "cache", s.Cached(), []string{"net-warm-eth0"})
 	expect.NoError(t, r.Remove(t.Context(), "warm", ""))
 	expect.NoError(t, os.Remove(s.Path("state", "ballast")))
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 }
 
 func TestFault_F21_RemoveOnAReadOnlyStateDirectoryGoesOnAndLogs(t *testing.T) {
 	s, r, log := smallState(t)
 	path := s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithArgs("K", "v"))())
+	testhost.MustSetUp(t, r, "c1", path, cni.WithArgs("K", "v"))
 	s.TakeCalls()
 	s.makeReadOnly()
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
@@ -112,7 +110,7 @@ func spoil(t *testing.T, content string) (s *stage, r *cni.Runtime, log *testhos
 	s, log = newStage(t), &testhost.Log{}
 	r = s.Runtime(log.Logger(), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path = s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	s.TakeCalls()
 	s.Unrecord("c1")
 	s.Write("state/results/net-c1-eth0", content)
@@ -134,7 +132,7 @@ func wantWarned(t *testing.T, what string, log *testhost.Log) {
 func TestFault_F21_SetupOverACacheThatCannotBeReadCleansFirst(t *testing.T) {
 	for what, content := range spoiled {
 		s, r, log, path := spoil(t, content)
-		expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+		testhost.MustSetUp(t, r, "c1", path)
 		calls := s.TakeCalls()
 		expect.Same(t, what, testhost.Rendered(calls), []string{"DEL p c1/eth0", "ADD p c1/eth0"})
 		expect.Same(t, what+": CNI_NETNS at DEL", calls[0].NetNS, path)
@@ -186,7 +184,7 @@ func TestDuty_R32_ASpoiledCacheDoesNotMatterWhereThereIsARecord(t *testing.T) {
 		s, log := newStage(t), &testhost.Log{}
 		r := s.Runtime(log.Logger(), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 		path := s.Container("c1")
-		expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+		testhost.MustSetUp(t, r, "c1", path)
 		s.AddLink("c1", "eth0")
 		s.TakeCalls()
 		s.Write("state/results/net-c1-eth0", content)

@@ -31,8 +31,7 @@ func newFirewalldHost(t testing.TB) *firewalldHost {
 // current returns the namespace of the test's thread.
 func (h *realHost) current() *netns.Handle {
 	h.T.Helper()
-	ns, err := netns.Current()
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Current())(h.T)
 	h.T.Cleanup(func() { expect.NoError(h.T, ns.Close()) })
 	return ns
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -39,8 +38,7 @@ func (h *firewalldHost) builtIn(opts ...cni.Opt) *cni.Runtime {
 // detected.
 func (h *firewalldHost) recordedBackend(id string) string {
 	h.T.Helper()
-	rec, err := record.Open(h.Path("state", "embedcni", "attachments")).Load(record.ID(id))
-	expect.NoError(h.T, err)
+	rec := expect.Value(record.Open(h.Path("state", "embedcni", "attachments")).Load(record.ID(id)))(h.T)
 	for _, p := range rec.Attachments[0].Plugins {
 		if p.Type == "firewall" {
 			return p.Backend
@@ -58,18 +56,14 @@ func TestFault_F54_AFirewalldThatStopsOrStartsInBetween(t *testing.T) {
 	a := h.attach(r, "a")
 	expect.Same(t, "recorded", h.recordedBackend("a"), "firewalld")
 	h.firewalld.StopFirewalld()
-	if err := r.Check(t.Context(), "a", a.path); err == nil || !strings.Contains(err.Error(), "no firewalld answers on the D-Bus") {
-		t.Errorf("CHECK without firewalld says %v", err)
-	}
+	says(t, r.Check(t.Context(), "a", a.path), "no firewalld answers on the D-Bus")
 	h.detach(r, "a")
 	b := h.attach(r, "b")
 	expect.Same(t, "recorded", h.recordedBackend("b"), "iptables")
 	c := h.attach(r, "c")
 	h.firewalld.StartFirewalld()
 	// The reload has flushed the rules of iptables that CHECK looks for.
-	if err := r.Check(t.Context(), "b", b.path); err == nil || !strings.Contains(err.Error(), "chain FORWARD does not lead to CNI-FORWARD") {
-		t.Errorf("CHECK with a firewalld that came later says %v", err)
-	}
+	says(t, r.Check(t.Context(), "b", b.path), "chain FORWARD does not lead to CNI-FORWARD")
 	h.detach(r, "b")
 	h.firewalld.AddSource("trusted", hostAddress(c.v4)) // an administrator's source, for a container that does not have it
 	h.detach(r, "c")
@@ -108,8 +102,7 @@ func TestFault_F54_AnAddressOfTwoStaysUntilTheLastIsGone(t *testing.T) {
 		r := h.builtIn(h.filtered("podnet", anyway), h.filtered("othernet", anyway))
 		path := map[string]string{"a": h.Container("a"), "b": h.Container("b")}
 		for id, network := range map[string]string{"a": "podnet", "b": "othernet"} {
-			result, err := r.Setup(t.Context(), id, path[id], cni.WithNetwork(network))
-			expect.NoError(t, err)
+			result := testhost.MustSetUp(t, r, id, path[id], cni.WithNetwork(network))
 			expect.Same(t, "address", result.IPv4().IP().String()+"/32", sourceV4)
 		}
 		last := map[string]string{"a": "b", "b": "a"}[first]
@@ -129,11 +122,11 @@ func TestFault_F54_TheSweepLooksIntoTheZone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newFirewalldHost(t)
 			h.firewalld.AddSource("trusted", "10.77.0.9/32") // a neighbour's address
-			bin := h.pluginCopies()
-			r := h.Runtime(h.filtered("podnet", firewall), cni.WithPluginDir([]string{bin}))
+			h.linkPlugins()
+			r := h.Runtime(h.filtered("podnet", firewall), cni.WithPluginDir([]string{h.Path("bin")}))
 			before := h.audit()
 			h.attach(r, "a")
-			own := filepath.Join(bin, "firewall")
+			own := h.Path("bin", "firewall")
 			expect.NoError(t, os.Remove(own))
 			expect.NoError(t, os.WriteFile(own, []byte("#!/bin/sh\nexit 0\n"), 0o755))
 			h.detach(r, "a")
@@ -144,27 +137,12 @@ func TestFault_F54_TheSweepLooksIntoTheZone(t *testing.T) {
 	}
 }
 
-// pluginCopies returns a directory of reference plugins that can be replaced
-// one by one.
-func (h *firewalldHost) pluginCopies() string {
-	h.T.Helper()
-	bin := h.Path("copies")
-	expect.NoError(h.T, os.Mkdir(bin, 0o755))
-	plugins, err := os.ReadDir(testhost.ReferencePlugins(h.T))
-	expect.NoError(h.T, err)
-	for _, p := range plugins {
-		expect.NoError(h.T, os.Symlink(filepath.Join(testhost.ReferencePlugins(h.T), p.Name()), filepath.Join(bin, p.Name())))
-	}
-	return bin
-}
-
 // TestFault_F54_ANamespaceThatIsGone: a missing namespace, of the container or
 // of the host, does not keep an address in the zone.
 func TestFault_F54_ANamespaceThatIsGone(t *testing.T) {
 	h := newFirewalldHost(t)
 	detached := h.Path("netns", "detached")
-	ns, err := netns.Create(detached)
-	expect.NoError(t, err)
+	ns := expect.Value(netns.Create(detached))(t)
 	r := h.builtIn(h.filtered("podnet", anyway), cni.WithHostNetNS(detached))
 	a := h.attach(r, "a")
 	expect.Same(t, "trusted", h.trusted(), bothOfOne)
@@ -181,15 +159,13 @@ func TestFault_F54_ANamespaceThatIsGone(t *testing.T) {
 func TestFault_F54_CleanUpFindsTheZone(t *testing.T) {
 	h, r := builtInHost(t)
 	h.attach(r, "a")
-	found, err := r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "a", Network: "podnet", IfName: "eth0", DryRun: true})
-	expect.NoError(t, err)
+	found := expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "a", Network: "podnet", IfName: "eth0", DryRun: true}))(t)
 	for _, want := range []string{"firewall-cmd --zone=trusted --remove-source=" + sourceV4, "firewall-cmd --zone=trusted --remove-source=" + sourceV6} {
 		if !strings.Contains(strings.Join(found, "\n"), want) {
 			t.Errorf("CleanUp would remove\n%s\nand not %s", strings.Join(found, "\n"), want)
 		}
 	}
-	_, err = r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "a", Network: "podnet", IfName: "eth0"})
-	expect.NoError(t, err)
+	expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "a", Network: "podnet", IfName: "eth0"}))(t)
 	expect.Same(t, "trusted", h.trusted(), "")
 }
 

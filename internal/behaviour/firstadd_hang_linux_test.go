@@ -59,8 +59,7 @@ func TestFault_F31_AHangingFirstADDOfAnotherProcessBlocksNobody(t *testing.T) {
 func TestFault_F31_AnEarlierVersionsFirstADDBlocksNobody(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	held, err := lock.Open(s.Path("state", "embedcni", "locks")).Lock(t.Context(), "first/p")
-	expect.NoError(t, err)
+	held := expect.Value(lock.Open(s.Path("state", "embedcni", "locks")).Lock(t.Context(), "first/p"))(t)
 	expect.Soon(t, "a Setup", testhost.SetUp(t.Context(), r, "c1", s.Container("c1"), testhost.OnNet))
 	expect.NoError(t, held.Release())
 }

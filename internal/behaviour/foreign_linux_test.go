@@ -158,8 +158,7 @@ func (s *stage) run(i sevenMethods) string {
 	i.StateDir, i.PluginDir = s.Path("state"), s.Path("bin")
 	i.Parked = s.Write("netns/parked", "")
 	defer func() { expect.NoError(s.T, netns.Remove(i.Parked)) }()
-	exe, err := os.Executable()
-	expect.NoError(s.T, err)
+	exe := expect.Value(os.Executable())(s.T)
 	cmd := exec.CommandContext(s.T.Context(), exe)
 	cmd.Env = append(os.Environ(), sevenEnv+"="+string(encoded(i)))
 	var out bytes.Buffer
@@ -173,8 +172,7 @@ func (s *stage) run(i sevenMethods) string {
 
 func (s *stage) wantLoUp() {
 	s.T.Helper()
-	lo, err := net.InterfaceByName("lo")
-	expect.NoError(s.T, err)
+	lo := expect.Value(net.InterfaceByName("lo"))(s.T)
 	expect.Same(s.T, "the host's lo is up", lo.Flags&net.FlagUp != 0, true)
 }
 
@@ -338,7 +336,7 @@ func (i *sevenMethods) loses(r cni.CNI) error {
 // container from outside may have one thread inside, other than the leading
 // one.
 func TestFault_F29_AContainerThatOnlyAThreadIsInLives(t *testing.T) {
-	s, conf, leave := elsewhereMountedWith(t, (*stage).inhabitByThread)
+	s, conf, leave := elsewhereMountedWith(t, inhabitByThread)
 	r := s.restarted(conf)
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c2"))(), cni.ErrAlreadyAttached)
 	testhost.WantRecover(t, r, adopted)
@@ -347,17 +345,16 @@ func TestFault_F29_AContainerThatOnlyAThreadIsInLives(t *testing.T) {
 }
 
 // inhabitByThread is inhabit with a thread of this process.
-func (s *stage) inhabitByThread(path string) (leave func()) {
-	s.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(s.T, err)
+func inhabitByThread(t testing.TB, path string) (leave func()) {
+	t.Helper()
+	ns := expect.Value(netns.Open(path))(t)
 	arrived, leaving := make(chan struct{}), make(chan struct{})
 	left := testhost.Begin(func() error {
 		return errors.Join(ns.Do(func() error { close(arrived); <-leaving; return nil }), ns.Close())
 	})
-	expect.Await(s.T, "the thread", arrived)
+	expect.Await(t, "the thread", arrived)
 	return func() {
 		close(leaving)
-		expect.NoError(s.T, expect.Await(s.T, "the thread's end", left))
+		expect.NoError(t, expect.Await(t, "the thread's end", left))
 	}
 }

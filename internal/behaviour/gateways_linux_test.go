@@ -42,8 +42,7 @@ func TestGatewaysAreThoseOfResults(t *testing.T) {
 			r := h.Runtime(cni.WithPluginDir(nil), cni.WithLoNetwork,
 				cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{%s, "ipam": {%s}}]}`, tt.plugin, ipam)))
 			before := h.Audit()
-			got, err := r.Gateways("net")
-			expect.NoError(t, err)
+			got := expect.Value(r.Gateways("net"))(t)
 			h.WantClean(before)
 			var text []string
 			for _, g := range got {
@@ -54,8 +53,7 @@ func TestGatewaysAreThoseOfResults(t *testing.T) {
 			}
 			expect.Same(t, "gateways", strings.Join(text, " "), tt.want)
 
-			result, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-			expect.NoError(t, err)
+			result := testhost.MustSetUp(t, r, "c1", h.Container("c1"))
 			var reported []netip.Addr
 			for _, ip := range result.Raw()[1].IPs {
 				if addr, ok := netip.AddrFromSlice(ip.Gateway); ok {
@@ -75,8 +73,7 @@ func TestGatewaysAreThoseOfResults(t *testing.T) {
 // isOfHost reports whether the host has an address.
 func isOfHost(t *testing.T, addr netip.Addr) bool {
 	t.Helper()
-	all, err := net.InterfaceAddrs()
-	expect.NoError(t, err)
+	all := expect.Value(net.InterfaceAddrs())(t)
 	return slices.ContainsFunc(all, func(a net.Addr) bool { return a.(*net.IPNet).IP.Equal(addr.AsSlice()) })
 }
 
@@ -105,8 +102,7 @@ func TestGatewaysThatNobodyKnows(t *testing.T) {
 	}
 	_, err := r.Gateways("lacking")
 	expect.Is(t, err, cni.ErrNotFound)
-	got, err := r.Gateways("several")
-	expect.NoError(t, err)
+	got := expect.Value(r.Gateways("several"))(t)
 	var want []cni.Gateway
 	for _, p := range []string{"10.77.0.1/24", "10.78.0.1/24", "fd00:77::1/64"} {
 		want = append(want, cni.Gateway{Prefix: netip.MustParsePrefix(p), OnHost: true})

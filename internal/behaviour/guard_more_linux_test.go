@@ -3,8 +3,6 @@ package behaviour_test
 import (
 	"context"
 	"errors"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/guard"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
@@ -128,13 +127,7 @@ func TestGuardCollects(t *testing.T) {
 // legacyHost returns a host with attached containers whose rules are in legacy tables.
 func legacyHost(t *testing.T) (h *guardedHost) {
 	t.Helper()
-	bin := t.TempDir()
-	for _, family := range []string{"iptables", "ip6tables"} {
-		tool, err := exec.LookPath(family + "-legacy")
-		expect.NoError(t, err)
-		expect.NoError(t, os.Symlink(tool, bin+"/"+family))
-	}
-	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	plugintest.UseIPTables(t, "legacy")
 	h = newGuardedHost(t, false, "iptables", 2)
 	h.back("at first")
 	return h
@@ -152,7 +145,7 @@ func TestGuardReadsLegacyTables(t *testing.T) {
 		t.Run(damage, func(t *testing.T) {
 			h := legacyHost(t)
 			h.guard(h.r, guard.Options{LegacyInterval: time.Second})
-			h.shell(damage) // perhaps before the first time
+			h.sh(damage) // perhaps before the first time
 			h.wait(guard.Repaired, "")
 			h.back(damage)
 			h.quiet()
@@ -164,7 +157,7 @@ func TestGuardReadsLegacyTables(t *testing.T) {
 			if damage == everything {
 				return // its rules were put back in another table
 			}
-			h.shell(everything)
+			h.sh(everything)
 			h.wait(guard.Repaired, "")
 			h.back("a flush")
 			h.quiet()

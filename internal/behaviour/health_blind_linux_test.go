@@ -66,8 +66,7 @@ func (h *realHost) wantLeftAlone(r *cni.Runtime) {
 	repaired, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
 	expect.NoError(t, err, repaired.Err())
 	for _, broken := range [][]cni.RecoverOption{nil, {cni.ReportBroken}, {cni.RemoveBroken}} {
-		report, err := r.Recover(t.Context(), broken...)
-		expect.NoError(t, err)
+		report := expect.Value(r.Recover(t.Context(), broken...))(t)
 		expect.Same(t, "recovered", *report, cni.Report{Adopted: []string{"c1"}})
 	}
 	one := reconciled(h, r, "c1", reconcile.Options{})
@@ -79,7 +78,7 @@ func (h *realHost) wantLeftAlone(r *cni.Runtime) {
 		return reconcile.Report
 	}})
 	expect.Same(t, "replaced", one.Result == nil, true)
-	expect.Same(t, "attached", isIn(h, "c1"), true)
+	expect.Same(t, "attached", hasLinkAt(h.T, h.Path("netns", "c1"), "eth0"), true)
 }
 
 // TestFault_F67_ABrokenContainerIsBroken although its CHECK would fail in any case: the

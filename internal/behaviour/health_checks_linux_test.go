@@ -16,23 +16,20 @@ import (
 func TestHealthCountsChecks(t *testing.T) {
 	s, _, conf := inhabited(t, "c1", "c2")
 	r := s.restarted(conf)
-	report, err := r.Health(t.Context(), cni.HealthOptions{})
-	expect.NoError(t, err)
+	report := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
 	report.Checks.Took = 0
 	expect.Same(t, "all well", report.Checks, cni.HealthChecks{Asked: 4})
 	expect.Same(t, "healthy", report.Count(cni.StateHealthy), 2)
 
 	s.On("q", "CHECK", testhost.Says(5, "no"))
 	s.On("p", "CHECK", scripted.Action{})
-	report, err = r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c2", "c1", "c2"}})
-	expect.NoError(t, err)
+	report = expect.Value(r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c2", "c1", "c2"}}))(t)
 	report.Checks.Took = 0
 	expect.Same(t, "one fails", report.Checks, cni.HealthChecks{Asked: 4, Failed: 2})
 	expect.Same(t, "order", []string{report.Containers[0].ContainerID, report.Containers[1].ContainerID}, []string{"c1", "c2"})
 
 	s.On("p", "CHECK", scripted.Action{Signal: 9})
-	report, err = r.Health(t.Context(), cni.HealthOptions{})
-	expect.NoError(t, err)
+	report = expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
 	report.Checks.Took = 0
 	expect.Same(t, "one is killed", report.Checks, cni.HealthChecks{Asked: 2, Unanswered: 2})
 	if text := report.String(); !strings.Contains(text, "c1: unknown: ") || !strings.Contains(text, "CHECK: 2 asked, 0 failed, 2 gave no answer; 0 attachments not asked") {
@@ -53,7 +50,7 @@ func TestHealthWithoutCheck(t *testing.T) {
 	s = newStage(t) // or the administrator forbids to ask them
 	conf = []byte(strings.Replace(string(s.Network("net", "1.1.0", "p", "q")), "{", `{"disableCheck": true, `, 1))
 	r := s.restarted(conf)
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c1"))())
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
 	s.AddLink("c1", "eth0")
 	s.TakeCalls()
 	h, _ = healthOf(t, r, cni.HealthOptions{})
@@ -65,7 +62,7 @@ func TestHealthWithoutCheck(t *testing.T) {
 func TestHealthBeforeCheckWasIntroduced(t *testing.T) {
 	s := newStage(t)
 	r := s.restarted(s.Network("net", "0.3.1", "p"))
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c1"))())
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
 	s.AddLink("c1", "eth0")
 	h, _ := healthOf(t, r, cni.HealthOptions{})
 	expect.Same(t, "state", h.State, cni.StateUnknown)
@@ -94,10 +91,7 @@ func TestHealthStopsAskingAfterItsBudget(t *testing.T) {
 func TestHealthDuringARemove(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	r := s.restarted(conf)
-	gate := s.Gate("del")
-	s.On("q", "DEL", scripted.Action{Block: gate})
-	done := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
-	letGo := s.Arrive(gate)
+	done, letGo := s.heldUp("q", "DEL", func() error { return r.Remove(t.Context(), "c1", "") })
 	s.DelLink("c1", "eth0") // as the plugins do
 	h, _ := healthOf(t, s.restarted(conf), cni.HealthOptions{Containers: []string{"c1"}})
 	expect.Same(t, "state", h.State, cni.StateUnknown)
@@ -112,20 +106,17 @@ func TestHealthDuringARemove(t *testing.T) {
 // TestHealthRefusesAnIDThatIsNone before it looks at anything.
 func TestHealthRefusesAnIDThatIsNone(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
-	_, err := s.restarted(conf).Health(t.Context(), cni.HealthOptions{Containers: []string{"c1", "../c1"}})
-	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Is(t, errOf(s.restarted(conf).Health(t.Context(), cni.HealthOptions{Containers: []string{"c1", "../c1"}})), cni.ErrInvalidArgument)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = s.restarted(conf).Health(ctx, cni.HealthOptions{})
-	expect.Is(t, err, context.Canceled)
+	expect.Is(t, errOf(s.restarted(conf).Health(ctx, cni.HealthOptions{})), context.Canceled)
 }
 
 // TestHealthOfOthers: without IDs only this owner's attachments are looked at.
 func TestHealthOfOthers(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	other := s.restarted(conf, cni.WithOwner("other"))
-	report, err := other.Health(t.Context(), cni.HealthOptions{})
-	expect.NoError(t, err)
+	report := expect.Value(other.Health(t.Context(), cni.HealthOptions{}))(t)
 	expect.Same(t, "containers", len(report.Containers), 0)
 	h, _ := healthOf(t, other, cni.HealthOptions{Containers: []string{"c1"}})
 	expect.Same(t, "by its ID", h.State, cni.StateHealthy)

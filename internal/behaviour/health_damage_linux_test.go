@@ -14,8 +14,7 @@ import (
 
 func change(t *testing.T, name string, to func(netlink.Link) error) {
 	t.Helper()
-	l, err := netlink.LinkByName(name)
-	expect.NoError(t, err)
+	l := expect.Value(netlink.LinkByName(name))(t)
 	expect.NoError(t, to(l))
 }
 
@@ -32,8 +31,7 @@ func attachedBridge(t *testing.T, executables bool, version string) (h *realHost
 		{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
 		 "ipam": {"type": "host-local", "dataDir": %q, "subnet": "10.77.0.0/24"}}]}`, version, h.Path("ipam"))
 	r = h.Runtime(cni.WithPluginDir(dirs), cni.WithConfListBytes(list))
-	result, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-	expect.NoError(t, err)
+	result := testhost.MustSetUp(t, r, "c1", h.Container("c1"))
 	t.Cleanup(func() { expect.NoError(t, r.Remove(t.Context(), "c1", "")) })
 	for name, i := range result.Interfaces {
 		if i.Sandbox == "" && name != "cni0" {
@@ -58,8 +56,7 @@ func TestRecoverAndBrokenContainers(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			_, r, port := attachedBridge(t, false, "1.0.0")
 			change(t, port, netlink.LinkSetNoMaster)
-			report, err := r.Recover(t.Context(), tt.opts...)
-			expect.NoError(t, err)
+			report := expect.Value(r.Recover(t.Context(), tt.opts...))(t)
 			t.Log(report)
 			expect.Same(t, "adopted", len(report.Adopted) == 1, !tt.removed)
 			expect.Same(t, "removed", len(report.Removed) == 1, tt.removed)
@@ -76,13 +73,11 @@ func TestRecoverAndBrokenContainers(t *testing.T) {
 func TestRecoverRemovesNoContainerForACheck(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	s.On("p", "CHECK", testhost.Says(5, "no"))
-	report, err := s.restarted(conf).Recover(t.Context(), cni.RemoveBroken)
-	expect.NoError(t, err)
+	report := expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t)
 	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
 	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
 	s.DelLink("c1", "eth0")
-	report, err = s.restarted(conf).Recover(t.Context(), cni.RemoveBroken)
-	expect.NoError(t, err)
+	report = expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t)
 	expect.Same(t, "report", *report, removed)
 }
 
@@ -95,13 +90,11 @@ func TestRecoverRemovesNoContainerForASettingOfTheHost(t *testing.T) {
 	expect.Same(t, "state", h.State, cni.StateBroken)
 	expect.Same(t, "differences", len(h.Differences), 1)
 	expect.Same(t, "kind", h.Differences[0].Kind, "sysctl")
-	report, err := r.Recover(t.Context(), cni.RemoveBroken)
-	expect.NoError(t, err)
+	report := expect.Value(r.Recover(t.Context(), cni.RemoveBroken))(t)
 	expect.Same(t, "adopted", len(report.Adopted), 1)
 	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
 	expect.NoError(t, r.Check(t.Context(), "c1", host.Path("netns", "c1")))
 	change(t, port, netlink.LinkSetNoMaster)
-	report, err = r.Recover(t.Context(), cni.RemoveBroken)
-	expect.NoError(t, err)
+	report = expect.Value(r.Recover(t.Context(), cni.RemoveBroken))(t)
 	expect.Same(t, "removed", report.Removed, []string{"c1"})
 }

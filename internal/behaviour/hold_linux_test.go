@@ -44,14 +44,14 @@ func TestHoldStopsTheGuard(t *testing.T) {
 			h := newGuardedHost(t, false, "", 2)
 			h.guard(h.r, guard.Options{})
 			expect.NoError(t, hold.Begin(t.Context(), h.r))
-			h.shell("nft flush ruleset")
+			h.sh("nft flush ruleset")
 			h.wait(guard.Held, "c0")
 			h.wait(guard.Repaired, "c1")
 			h.quiet()
 			if events := h.taken(); slices.ContainsFunc(events, func(e guard.Event) bool { return e.Kind == guard.Repaired && e.ContainerID == "c0" }) {
 				t.Errorf("repaired although it is held: %q", events)
 			}
-			expect.NoError(t, hold.End(t.Context(), h.runtime(false, ""))) // by another process
+			expect.NoError(t, hold.End(t.Context(), h.another())) // by another process
 			h.back("released")
 		})
 	}
@@ -61,7 +61,7 @@ func TestHoldStopsTheGuard(t *testing.T) {
 		expect.NoError(t, guard.Hold{Network: "net"}.Begin(t.Context(), h.r))
 		h.quiet()
 		h.taken()
-		h.shell("ip link set br0 down; nft flush ruleset")
+		h.sh("ip link set br0 down; nft flush ruleset")
 		h.wait(guard.Held, "c0")
 		h.wait(guard.Held, "c1")
 		h.quiet()
@@ -78,29 +78,24 @@ func TestHoldStopsTheGuard(t *testing.T) {
 func TestHoldLasts(t *testing.T) {
 	h := newGuardedHost(t, false, "", 2)
 	expect.NoError(t, guard.Hold{ContainerID: "c0", Reason: "maintenance"}.Begin(t.Context(), h.r))
-	other := h.runtime(false, "")
-	holds, err := guard.Holds(other)
-	expect.NoError(t, err)
+	other := h.another()
+	holds := expect.Value(guard.Holds(other))(t)
 	if len(holds) != 1 || holds[0].ContainerID != "c0" || holds[0].Reason != "maintenance" || holds[0].Since.IsZero() || holds[0].Owner == "" {
 		t.Errorf("holds %+v", holds)
 	}
-	h.shell("nft flush ruleset")
-	report, err := other.Recover(t.Context())
-	expect.NoError(t, err)
+	h.sh("nft flush ruleset")
+	report := expect.Value(other.Recover(t.Context()))(t)
 	if len(report.Repaired["c0"]) > 0 || len(report.Repaired["c1"]) == 0 || report.Kept["c0"] == nil {
 		t.Errorf("recovered: %v", report)
 	}
-	repaired, err := other.Repair(t.Context(), "c0", cni.RepairOptions{})
-	expect.NoError(t, err)
+	repaired := expect.Value(other.Repair(t.Context(), "c0", cni.RepairOptions{}))(t)
 	if len(repaired.Repaired) == 0 {
 		t.Errorf("a Repair that was asked for has done nothing: %v", repaired)
 	}
 	expect.NoError(t, h.r.Remove(t.Context(), "c0", ""))
-	holds, err = guard.Holds(other)
-	expect.NoError(t, err)
+	holds = expect.Value(guard.Holds(other))(t)
 	expect.Same(t, "holds of a removed container", len(holds), 0)
-	files, err := filepath.Glob(h.Path("state", "embedcni", "holds", "*"))
-	expect.NoError(t, err)
+	files := expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)
 	expect.Same(t, "files", len(files), 0)
 }
 
@@ -131,8 +126,7 @@ func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
 	for _, hold := range []guard.Hold{{ContainerID: "c0"}, {ContainerID: "c0", Network: "net"}} {
 		expect.NoError(t, hold.Begin(t.Context(), h.r))
 	}
-	files, err := filepath.Glob(h.Path("state", "embedcni", "holds", "*"))
-	expect.NoError(t, err)
+	files := expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)
 	expect.Same(t, "files", len(files), 2)
 	for _, file := range files {
 		expect.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
@@ -142,7 +136,7 @@ func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
 		t.Error("a hold that cannot be read is no error")
 	}
 	h.guard(h.r, guard.Options{})
-	h.shell("nft flush ruleset")
+	h.sh("nft flush ruleset")
 	h.wait(guard.Held, "c0")
 	h.wait(guard.Repaired, "c1")
 	h.quiet()
@@ -151,8 +145,7 @@ func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
 	}
 	expect.NoError(t, guard.Hold{ContainerID: "c0"}.End(t.Context(), h.r))
 	expect.NoError(t, h.r.Remove(t.Context(), "c0", ""))
-	files, err = filepath.Glob(h.Path("state", "embedcni", "holds", "*"))
-	expect.NoError(t, err)
+	files = expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)
 	expect.Same(t, "files of the removed container", len(files), 1)
 }
 
@@ -161,19 +154,19 @@ func TestGuardLeavesWhatIsContested(t *testing.T) {
 	h := newGuardedHost(t, false, "", 2)
 	h.guard(h.r, guard.Options{})
 	for range 2 {
-		h.shell("ip link set br0 down")
+		h.sh("ip link set br0 down")
 		h.back("set down")
 		h.quiet()
 	}
 	h.taken()
-	h.shell("ip link set br0 down")
+	h.sh("ip link set br0 down")
 	h.wait(guard.Contested, "")
 	h.quiet()
 	events := h.taken()
 	if n := count(events, guard.Repaired); n > 0 {
 		t.Errorf("repaired %d parts although they are contested: %q", n, events)
 	}
-	h.shell("ip link set br0 up") // somebody puts it back
+	h.sh("ip link set br0 up") // somebody puts it back
 	h.back("set up")
 	for _, id := range h.ids {
 		expect.NoError(t, h.r.Remove(t.Context(), id, ""))

@@ -69,8 +69,7 @@ func TestFault_F38_ACallFromAnotherHostNamespaceEntersTheRecorded(t *testing.T) 
 // netNo returns the namespace as a process in it sees it: "net:[4026532231]".
 func netNo(h *testhost.Host, name string) string {
 	h.T.Helper()
-	ns, err := netns.Open(h.Path("netns", name))
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Open(h.Path("netns", name)))(h.T)
 	expect.NoError(h.T, ns.Close())
 	_, number, _ := strings.Cut(ns.ID().String(), ":")
 	return "net:[" + number + "]"
@@ -84,16 +83,14 @@ func TestFault_F38_AnUnreachableHostNamespaceIsRefused(t *testing.T) {
 		rec.Host, rec.HostPath, rec.PIDNS = "4:99", "/run/detached/netns", 1 // of processes that are invisible here
 	})
 	path := s.Path("netns", "c1")
-	for what, err := range map[string]error{
+	for _, err := range map[string]error{
 		"Remove": there.Remove(t.Context(), "c1", path),
 		"Check":  there.Check(t.Context(), "c1", path),
 		"Setup":  testhost.SetUp(t.Context(), there, "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth7")))(),
 	} {
 		expect.Is(t, err, cni.ErrHostNetNS)
 		for _, named := range []string{"4:99 (/run/detached/netns)", s.Path("netns", "elsewhere"), "WithHostNetNS"} {
-			if err == nil || !strings.Contains(err.Error(), named) {
-				t.Errorf("%s: error %v does not say %q", what, err, named)
-			}
+			says(t, err, named)
 		}
 	}
 	for what, call := range map[string]func() (*cni.Report, error){
@@ -103,8 +100,7 @@ func TestFault_F38_AnUnreachableHostNamespaceIsRefused(t *testing.T) {
 			return there.GC(t.Context(), cni.GCOptions{KeepNone: true})
 		},
 	} {
-		report, err := call()
-		expect.NoError(t, err)
+		report := expect.Value(call())(t)
 		expect.Is(t, report.Skipped["c1"], cni.ErrHostNetNS)
 		expect.Same(t, what+": report", *report, cni.Report{Skipped: map[string]error{"c1": report.Skipped["c1"]}})
 	}
@@ -140,8 +136,7 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 	before := h.Audit()
 	host, path := h.Path("netns", "detached"), h.Path("netns", "c1")
 	for _, p := range []string{host, path} {
-		ns, err := netns.Create(p)
-		expect.NoError(t, err)
+		ns := expect.Value(netns.Create(p))(t)
 		expect.NoError(t, ns.Close())
 	}
 	// A search in the background would have the namespace open for a moment longer.
@@ -154,8 +149,7 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 	expect.Is(t, here.Remove(t.Context(), "c1", ""), cni.ErrHostNetNS)
 	expect.NoError(t, netns.Remove(path))
 	expect.NoError(t, netns.Remove(h.Pin("c1")))
-	report, err := here.Recover(t.Context())
-	expect.NoError(t, err)
+	report := expect.Value(here.Recover(t.Context()))(t)
 	expect.Is(t, report.Skipped["c1"], cni.ErrHostNetNS)
 	expect.NoError(t, here.Remove(t.Context(), "c1", ""))
 	expect.Same(t, "on record", testhost.Recorded(t, here), []string{"c2/eth0 attached"})
@@ -173,7 +167,6 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 
 func addressOf(t testing.TB, r *cni.Runtime, id string) string {
 	t.Helper()
-	result, err := r.Lookup(id)
-	expect.NoError(t, err)
+	result := expect.Value(r.Lookup(id))(t)
 	return result.IPv4().Prefix.String()
 }

@@ -25,8 +25,7 @@ func (h *realHost) byLibcni(id, path string, port int) (detach func()) {
 	rt := &libcni.RuntimeConf{ContainerID: id, NetNS: path, IfName: "eth0", CapabilityArgs: map[string]any{
 		"portMappings": []map[string]any{{"hostPort": port, "containerPort": 80, "protocol": "tcp"}},
 	}}
-	_, err = c.AddNetworkList(h.T.Context(), list, rt)
-	expect.NoError(h.T, err)
+	expect.Value(c.AddNetworkList(h.T.Context(), list, rt))(h.T)
 	return func() { expect.NoError(h.T, c.DelNetworkList(h.T.Context(), list, rt)) }
 }
 
@@ -48,22 +47,18 @@ func TestAContainerOfAnotherProgramHasAPort(t *testing.T) {
 					t.Errorf("beside a living container: %v", err)
 				}
 			}
-			_, err := r.Setup(t.Context(), "c1", path, mapped(mapping("tcp", "", 8081)))
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, r, "c1", path, mapped(mapping("tcp", "", 8081)))
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 
 			expect.NoError(t, netns.Remove(theirs))
-			_, err = strict.Setup(t.Context(), "c1", path, web())
-			expect.Is(t, err, cni.ErrPortInUse)
-			result, err := r.Setup(t.Context(), "c1", path, web())
-			expect.NoError(t, err)
+			expect.Is(t, errOf(strict.Setup(t.Context(), "c1", path, web())), cni.ErrPortInUse)
+			result := testhost.MustSetUp(t, r, "c1", path, web())
 			if len(result.PortWarnings) != 1 || result.PortWarnings[0].ContainerID != "theirs" {
 				t.Errorf("beside a dead container: warnings %v", result.PortWarnings)
 			}
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 			detach()
-			_, err = strict.Setup(t.Context(), "c1", path, web())
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, strict, "c1", path, web())
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 		})
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -32,8 +31,7 @@ func deadHolder(t *testing.T, b portBackend, opts ...cni.Opt) (h *realHost, r *c
 func dies(t *testing.T, r *cni.Runtime, id string, opts ...cni.NamespaceOpts) {
 	t.Helper()
 	k := testhost.NewTask(t)
-	_, err := r.Setup(t.Context(), id, k.Path(), opts...)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, id, k.Path(), opts...)
 	k.Kill()
 }
 
@@ -47,14 +45,12 @@ func TestSetupTakesThePortOfADeadContainer(t *testing.T) {
 				dies(t, r, fmt.Sprint("d", i), web())
 			}
 			path := h.Container("c2")
-			_, err := r.Setup(t.Context(), "c2", path, web())
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, r, "c2", path, web())
 			expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c2/eth0 attached"})
 			h.Serve(path, 80)
 			alone := h.Audit()
 			expect.NoError(t, r.Remove(t.Context(), "c2", path))
-			_, err = r.Setup(t.Context(), "c2", path, web())
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, r, "c2", path, web())
 			// Without the addresses and interfaces, of which each Setup has others.
 			lines := func(all audit.Lines) int {
 				return len(all.Without(func(l string) bool { return strings.Contains(l, "/attachments/") }))
@@ -74,8 +70,7 @@ func TestSetupTakesSeveralPortsOfTheDead(t *testing.T) {
 	dies(t, r, "c1", mapped(mapping("tcp", "127.0.0.1", 8080)))
 	dies(t, r, "c2", mapped(mapping("tcp", "127.0.0.2", 8080)))
 	dies(t, r, "c3", mapped(mapping("udp", "", 53)))
-	_, err := r.Setup(t.Context(), "c4", h.Container("c4"), mapped(mapping("tcp", "", 8080), mapping("udp", "", 53)))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c4", h.Container("c4"), mapped(mapping("tcp", "", 8080), mapping("udp", "", 53)))
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c4/eth0 attached"})
 	expect.NoError(t, r.Remove(t.Context(), "c4", ""))
 }
@@ -100,8 +95,7 @@ func TestSetupGoesOnWhereACrashLeftADeadContainer(t *testing.T) {
 			h, _ := deadHolder(t, b)
 			h.ChangeRecord("c1", func(rec *record.Record) { change(h, rec) })
 			next := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins())
-			_, err := next.Setup(t.Context(), "c2", h.Container("c2"), web())
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, next, "c2", h.Container("c2"), web())
 			expect.Same(t, "on record", testhost.Recorded(t, next), []string{"c2/eth0 attached"})
 			expect.NoError(t, next.Remove(t.Context(), "c2", ""))
 		})
@@ -114,15 +108,13 @@ func TestSetupLeavesAHolderThatIsNotItsToRemove(t *testing.T) {
 	b := portBackends()[0]
 	for what, keep := range map[string]func(t *testing.T, h *realHost, r *cni.Runtime) (then func()){
 		"it lives": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
-			_, err := r.Setup(t.Context(), "c1", h.Container("c1"), web())
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, r, "c1", h.Container("c1"), web())
 			return func() { expect.NoError(t, r.Remove(t.Context(), "c1", "")) }
 		},
 		"a process is in it": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
 			path := h.Mortal("c1")
-			_, err := r.Setup(t.Context(), "c1", path, web())
-			expect.NoError(t, err)
-			stop := h.inhabited(path)
+			testhost.MustSetUp(t, r, "c1", path, web())
+			stop := inhabit(t, path)
 			expect.NoError(t, netns.Remove(path))
 			return stop
 		},
@@ -142,8 +134,7 @@ func TestSetupLeavesAHolderThatIsNotItsToRemove(t *testing.T) {
 		},
 		"another call has it": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
 			dies(t, r, "c1", web())
-			held, err := lock.Open(h.Path("state", "embedcni", "locks")).Lock(t.Context(), "container/c1")
-			expect.NoError(t, err)
+			held := expect.Value(lock.Open(h.Path("state", "embedcni", "locks")).Lock(t.Context(), "container/c1"))(t)
 			return func() { expect.NoError(t, held.Release()) }
 		},
 		"its record is of another mount namespace": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
@@ -181,10 +172,7 @@ func TestSetupLeavesAHolderThatIsNotItsToRemove(t *testing.T) {
 func TestSetupWaitsForNoPluginOfADeadContainer(t *testing.T) {
 	b := portBackends()[3]
 	h := newRealHost(t)
-	expect.NoError(t, os.Mkdir(h.Path("bin"), 0o755))
-	for _, name := range []string{"bridge", "host-local", "portmap"} {
-		expect.NoError(t, os.Symlink(filepath.Join(testhost.ReferencePlugins(t), name), h.Path("bin", name)))
-	}
+	h.linkPlugins()
 	r := h.Runtime(h.portNetwork("net", "1", b), cni.WithPluginDir([]string{h.Path("bin")}), cni.WithTimeouts(cni.Timeouts{Del: 15 * time.Second}))
 	dies(t, r, "c1", web())
 	expect.NoError(t, os.Remove(h.Path("bin", "portmap")))
@@ -202,21 +190,6 @@ func TestSetupWaitsForNoPluginOfADeadContainer(t *testing.T) {
 		return err == nil
 	})
 	expect.NoError(t, r.Remove(t.Context(), "c2", path))
-}
-
-// inhabited runs a process in the namespace at path.
-func (h *realHost) inhabited(path string) (stop func()) {
-	h.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(h.T, err)
-	cmd := exec.Command("sleep", "600")
-	expect.NoError(h.T, ns.Do(cmd.Start), ns.Close())
-	stop = func() {
-		_ = cmd.Process.Kill() // or it was killed before
-		_ = cmd.Wait()         // it was killed
-	}
-	h.T.Cleanup(stop)
-	return stop
 }
 
 // TestSetupsThatWantEachOthersPortsOfTheDead: each is set up again with the port that the

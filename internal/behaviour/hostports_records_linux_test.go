@@ -31,14 +31,13 @@ func web() cni.NamespaceOpts { return mapped(mapping("tcp", "", 8080)) }
 func TestADeadContainerHoldsItsPorts(t *testing.T) {
 	s, runtime := portStage(t, cni.WithoutReaping())
 	r := runtime()
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c1"), web())())
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"), web())
 	s.RemoveNetNS("c1")
 	c2 := s.Container("c2")
-	err := testhost.SetUp(t.Context(), r, "c2", c2, web())()
-	expect.Is(t, err, cni.ErrPortInUse)
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c1"), web())())
+	expect.Is(t, testhost.SetUp(t.Context(), r, "c2", c2, web())(), cni.ErrPortInUse)
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"), web())
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c2", c2, web())())
+	testhost.MustSetUp(t, r, "c2", c2, web())
 }
 
 // TestAFailedSetupGivesItsPortsBack, and one that was refused has none.
@@ -57,9 +56,9 @@ func TestAFailedSetupGivesItsPortsBack(t *testing.T) {
 	c1, c2 := s.Container("c1"), s.Container("c2")
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", c1, web())(), fail)
 	failing = false
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c2", c2, web())())
+	testhost.MustSetUp(t, r, "c2", c2, web())
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", c1, mapped(mapping("tcp", "", 8080), mapping("tcp", "", 8081)))(), cni.ErrPortInUse)
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", c1, mapped(mapping("tcp", "", 8081)))())
+	testhost.MustSetUp(t, r, "c1", c1, mapped(mapping("tcp", "", 8081)))
 	expect.Same(t, "recorded", testhost.Recorded(t, r), []string{"c1/eth0 attached", "c2/eth0 attached"})
 }
 

@@ -36,8 +36,7 @@ func TestRegisteredPluginIsOneOfTheChain(t *testing.T) {
 	}
 	p := testhost.Acting{On: map[string]testhost.Action{"ADD": note("ADD"), "DEL": note("DEL"), "CHECK": note("CHECK")}}
 	r := s.Runtime(cni.WithPlugin("own", p), cni.WithConfListBytes(s.Network("net", "1.0.0", "first", "own", "last")))
-	result, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	result := testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	expect.Same(t, "told", told, []string{
@@ -106,10 +105,8 @@ func TestStatusAndGCAreAskedInProcess(t *testing.T) {
 	p := testhost.Acting{On: map[string]testhost.Action{"STATUS": note("STATUS"), "GC [{c1 eth0}]": note("GC")}}
 	r := s.Runtime(cni.WithPlugin("p", p), testhost.ListOfTypes("net", "p"))
 	expect.NoError(t, r.Status())
-	_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
-	expect.NoError(t, err)
-	_, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
+	expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))(t)
 	expect.Same(t, "asked", asked, []string{"STATUS", "GC"})
 }
 
@@ -149,8 +146,7 @@ func TestDelegateIsChosenLikeAnyPlugin(t *testing.T) {
 	s.On("disk", "DEL", testhost.Says(3, "unknown: nothing to clean"))
 	r := s.Runtime(cni.WithPlugin("main", main), cni.WithPlugin("own", ipam), testhost.ListOfTypes("net", "main"))
 	path := s.Container("c1")
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	expect.Same(t, "in process", inner, []string{
 		`ADD own c1/eth0 {"cniVersion": "0.3.1", "name": "x"}`, `DEL own c1/eth0 {"cniVersion": "0.3.1", "name": "x"}`})
@@ -224,6 +220,5 @@ func TestDelegateHasNoMoreTimeThanThePlugin(t *testing.T) {
 	}}}
 	r := s.Runtime(cni.WithPlugin("main", main), testhost.ListOfTypes("net", "main"), cni.WithTimeouts(cni.Timeouts{Add: 300 * time.Millisecond}))
 	path := s.Container("c1")
-	err := expect.Await(t, "Setup", testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path)))
-	expect.Is(t, err, context.DeadlineExceeded)
+	expect.Is(t, expect.Await(t, "Setup", testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))), context.DeadlineExceeded)
 }

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -15,8 +14,7 @@ import (
 func TestANamespaceIsKeptByADescriptorWhereMountsAreNotAllowed(t *testing.T) {
 	s, r, conf := inhabited(t)
 	path := s.Container("c1")
-	container, err := netns.Open(path)
-	expect.NoError(t, err)
+	container := expect.Value(netns.Open(path))(t)
 	id := container.ID()
 	expect.NoError(t, container.Close())
 	expect.NoError(t, testhost.UnableToMount(testhost.SetUp(t.Context(), r, "c1", path)))
@@ -24,16 +22,12 @@ func TestANamespaceIsKeptByADescriptorWhereMountsAreNotAllowed(t *testing.T) {
 	s.TakeCalls()
 	s.RemoveNetNS("c1")
 
-	gate := s.Gate("p")
-	s.On("q", "DEL", scripted.Action{Block: gate})
-	done := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
-	letGo := s.Arrive(gate)
+	done, letGo := s.heldUp("q", "DEL", func() error { return r.Remove(t.Context(), "c1", "") })
 	told := s.TakeCalls()[0].NetNS
 	if want := fmt.Sprintf("/proc/%d/fd/", os.Getpid()); !strings.HasPrefix(told, want) {
 		t.Errorf("CNI_NETNS %q, want it to begin with %q", told, want)
 	}
-	kept, err := netns.Open(told)
-	expect.NoError(t, err)
+	kept := expect.Value(netns.Open(told))(t)
 	expect.Same(t, "the namespace there", kept.ID(), id)
 	expect.NoError(t, kept.Close())
 	letGo()

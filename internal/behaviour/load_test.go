@@ -133,21 +133,6 @@ func TestDuty_R9_BadFileIsPassedOverAndReported(t *testing.T) {
 	}
 }
 
-// TestDirectoryOfBadFilesOnly leaves the Runtime uninitialized, like an empty
-// directory, and wraps go-cni's sentinel for invalid configurations.
-func TestDirectoryOfBadFilesOnly(t *testing.T) {
-	dir := testhost.ConfDir(t, map[string]string{"10-bad.conf": `{`, "20-bad.conflist": `[]`})
-	_, err := cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf)
-	if !cni.IsCNINotInitialized(err) || !cni.IsInvalidConfig(err) {
-		t.Errorf("error %v, want ErrCNINotInitialized and ErrInvalidConfig", err)
-	}
-	for _, file := range []string{"10-bad.conf", "20-bad.conflist"} {
-		if !strings.Contains(err.Error(), filepath.Join(dir, file)) {
-			t.Errorf("error %v does not name %s", err, file)
-		}
-	}
-}
-
 func TestNetworkByName(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"10-bad.conf": "{", "20-a.conf": testhost.ConfOf("a"), "30-b.conflist": testhost.ListOf("b"), "40-b.conf": testhost.ConfOf("b")})
 	conf := cni.WithPluginConfDir(dir)
@@ -163,35 +148,5 @@ func TestNetworkByName(t *testing.T) {
 	}
 	if _, err := cni.New(conf, cni.WithNetworkName("../a")); !cni.IsInvalidConfig(err) || cni.IsNotFound(err) {
 		t.Errorf("no name: %v", err)
-	}
-}
-
-// TestFault_F24_WorldWritableConfigurationThroughLoad: refused by name, skipped
-// in a directory, and unchanged if it is loaded already.
-func TestFault_F24_WorldWritableConfigurationThroughLoad(t *testing.T) {
-	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("a"), "20-b.conflist": testhost.ListOf("b")})
-	file := filepath.Join(dir, "10-a.conflist")
-	chmod := func(mode os.FileMode) {
-		t.Helper()
-		expect.NoError(t, os.Chmod(file, mode))
-	}
-	chmod(0o666)
-	if _, err := cni.New(cni.WithConfListFile(file)); !errors.Is(err, cni.ErrInsecureFile) || !strings.Contains(err.Error(), file) {
-		t.Errorf("by file: %v, want ErrInsecureFile", err)
-	}
-	if r := expect.Value(cni.New(cni.WithInsecureFiles(), cni.WithConfListFile(file)))(t); loaded(r) != "a=eth0" {
-		t.Errorf("allowed: loaded %s", loaded(r))
-	}
-	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf))(t)
-	if skipped := r.GetConfig().Skipped; loaded(r) != "b=eth0" || len(skipped) != 1 || skipped[0].Path != file {
-		t.Errorf("in a directory: loaded %s, skipped %+v", loaded(r), skipped)
-	}
-	chmod(0o644)
-	if err := r.Load(cni.WithAllConf); err != nil || loaded(r) != "a=eth0 b=eth1" {
-		t.Errorf("mended: %v, loaded %s", err, loaded(r))
-	}
-	chmod(0o646)
-	if err := r.Load(cni.WithAllConf); !errors.Is(err, cni.ErrInsecureFile) || loaded(r) != "a=eth0 b=eth1" {
-		t.Errorf("while it is loaded: %v, loaded %s; want ErrInsecureFile and the previous networks", err, loaded(r))
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/testhost"
 )
 
 // dualList is a bridge with addresses of both families.
@@ -46,29 +47,24 @@ func TestLookupAddrFindsTheContainer(t *testing.T) {
 	r, other := h.Runtime(opts...), h.Runtime(append(opts, cni.WithOwner("other"))...)
 	addrs := map[string]cni.Address{}
 	for _, id := range []string{"c1", "c2"} {
-		result, err := r.Setup(t.Context(), id, h.Container(id))
-		expect.NoError(t, err)
+		result := testhost.MustSetUp(t, r, id, h.Container(id))
 		addrs[id] = result.IPv4()
 		expect.Same(t, "IPv4", whoHas(t, other, result.IPv4().IP().String()), []string{id + "/eth1"})
 		expect.Same(t, "IPv6", whoHas(t, other, result.IPv6().IP().String()), []string{id + "/eth1"})
 		expect.Same(t, "mapped", whoHas(t, r, "::ffff:"+result.IPv4().IP().String()), []string{id + "/eth1"})
 		expect.Same(t, "the host's", whoHas(t, other, result.IPv4().Gateway.String()), nil)
 	}
-	all, err := other.LookupAddr(addrs["c2"].IP())
-	expect.NoError(t, err)
-	listed, err := other.Attachments()
-	expect.NoError(t, err)
+	all := expect.Value(other.LookupAddr(addrs["c2"].IP()))(t)
+	listed := expect.Value(other.Attachments())(t)
 	i := slices.IndexFunc(listed, func(a cni.Attachment) bool { return a.ContainerID == "c2" && a.IfName == "eth1" })
 	expect.Same(t, "attachment", all, listed[i:i+1])
 
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	expect.Same(t, "removed", whoHas(t, other, addrs["c1"].IP().String()), nil)
 	for _, addr := range []string{"127.0.0.1", "::1", "0.0.0.0", "::", "224.0.0.1", "ff02::1"} {
-		_, err := r.LookupAddr(netip.MustParseAddr(addr))
-		expect.Is(t, err, cni.ErrInvalidArgument)
+		expect.Is(t, errOf(r.LookupAddr(netip.MustParseAddr(addr))), cni.ErrInvalidArgument)
 	}
-	_, err = r.LookupAddr(netip.Addr{})
-	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Is(t, errOf(r.LookupAddr(netip.Addr{})), cni.ErrInvalidArgument)
 
 	h.ChangeRecord("c2", func(rec *record.Record) { rec.Boot = "another" })
 	expect.Same(t, "of an earlier boot", whoHas(t, other, addrs["c2"].IP().String()), nil)
@@ -79,11 +75,9 @@ func TestLookupAddrFindsTheContainer(t *testing.T) {
 func TestLookupAddrOfADamagedRecord(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
-	result, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-	expect.NoError(t, err)
+	result := testhost.MustSetUp(t, r, "c1", h.Container("c1"))
 	h.SpoilBase("c1", "{")
-	all, err := r.LookupAddr(result.IPv4().IP())
-	expect.NoError(t, err)
+	all := expect.Value(r.LookupAddr(result.IPv4().IP()))(t)
 	expect.Same(t, "state", []any{len(all), all[0].ContainerID, all[0].State}, []any{1, "c1", cni.Unknown})
 	expect.NoError(t, r.Remove(t.Context(), "c1", h.Path("netns", "c1")))
 }
@@ -102,7 +96,6 @@ func (h *realHost) inside(id string, f func(eth0 netlink.Link) error) {
 
 func recordSize(h *realHost, id string) int64 {
 	h.T.Helper()
-	info, err := os.Stat(h.RecordFile(id) + ".json")
-	expect.NoError(h.T, err)
+	info := expect.Value(os.Stat(h.RecordFile(id) + ".json"))(h.T)
 	return info.Size()
 }

@@ -55,8 +55,7 @@ func TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp(t *testing.T) {
 				want("after a Setup that failed", up)
 
 				s.On("p", "ADD", scripted.Action{})
-				_, err := r.Setup(ctx, "c1", path)
-				expect.NoError(t, err)
+				expect.Value(r.Setup(ctx, "c1", path))(t)
 				want("attached", true)
 				s.On("p", "DEL", testhost.Says(100, "refused"))
 				if err := r.Remove(ctx, "c1", path); err == nil {
@@ -74,8 +73,7 @@ func TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp(t *testing.T) {
 // lo calls fn for the loopback interface of a namespace.
 func (s *stage) lo(path string, fn func(netlink.Link) error) {
 	s.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(s.T, err)
+	ns := expect.Value(netns.Open(path))(s.T)
 	expect.NoError(s.T, ns.Do(func() error {
 		lo, err := netlink.LinkByName("lo")
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
 )
 
 // newManyPorts is a host with one container that has n ports, none of which leads
@@ -25,11 +26,10 @@ func newManyPorts(t *testing.T, backend string, n int) *guardedHost {
 		ports[i] = cni.PortMapping{HostPort: int32(8000 + i), ContainerPort: 80, Protocol: "tcp"}
 	}
 	path := h.Container("c0")
-	_, err := h.r.Setup(t.Context(), "c0", path, cni.WithCapabilityPortMap(ports))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, h.r, "c0", path, cni.WithCapabilityPortMap(ports))
 	h.Serve(path, 80)
 	h.ids = []string{"c0"}
-	h.shell("nft flush ruleset")
+	h.sh("nft flush ruleset")
 	return h
 }
 
@@ -52,8 +52,7 @@ func afterUserTime(t *testing.T, d time.Duration) <-chan os.Signal {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGVTALRM)
 	t.Cleanup(func() { signal.Stop(signals) })
-	_, err := unix.Setitimer(unix.ItimerVirtual, unix.Itimerval{Value: unix.NsecToTimeval(int64(d))})
-	expect.NoError(t, err)
+	expect.Value(unix.Setitimer(unix.ItimerVirtual, unix.Itimerval{Value: unix.NsecToTimeval(int64(d))}))(t)
 	return signals
 }
 
@@ -68,13 +67,11 @@ func TestFault_F69_FlushedPortsCostLinearTime(t *testing.T) {
 				t.Run(fmt.Sprint(n), func(t *testing.T) {
 					h := newManyPorts(t, backend, n)
 					begun := spent(t)
-					health, err := h.r.Health(t.Context(), cni.HealthOptions{WithoutCheck: true})
-					expect.NoError(t, err)
+					health := expect.Value(h.r.Health(t.Context(), cni.HealthOptions{WithoutCheck: true}))(t)
 					judged[n] = spent(t) - begun
 					expect.Same(t, "differences: the ports and masquerading", len(health.Containers[0].Differences), n+1)
 					begun = spent(t)
-					report, err := h.r.Repair(t.Context(), "c0", cni.RepairOptions{})
-					expect.NoError(t, err)
+					report := expect.Value(h.r.Repair(t.Context(), "c0", cni.RepairOptions{}))(t)
 					repaired[n] = spent(t) - begun
 					expect.NoError(t, report.Err())
 					expect.Same(t, "repaired", len(report.Repaired), n+1)

@@ -14,8 +14,7 @@ import (
 // metadataOf returns the metadata of a container's attachments, by interface.
 func metadataOf(t *testing.T, r *cni.Runtime, id string) map[string]map[string]string {
 	t.Helper()
-	all, err := r.Attachments()
-	expect.NoError(t, err)
+	all := expect.Value(r.Attachments())(t)
 	found := map[string]map[string]string{}
 	for _, a := range all {
 		if a.ContainerID == id {
@@ -34,10 +33,8 @@ func TestSetMetadata(t *testing.T) {
 	other := h.Runtime(cni.WithPluginDir(nil), cni.WithOwner("other"), cni.WithInterfacePrefix("net"), list)
 	before := h.Audit()
 	path := h.Container("c1")
-	_, err := r.Setup(t.Context(), "c1", path, cni.WithMetadata(map[string]string{"pod": "p", "pid": ""}))
-	expect.NoError(t, err)
-	_, err = other.Setup(t.Context(), "c1", path, cni.WithMetadata(map[string]string{"pid": "other's"}))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path, cni.WithMetadata(map[string]string{"pod": "p", "pid": ""}))
+	testhost.MustSetUp(t, other, "c1", path, cni.WithMetadata(map[string]string{"pid": "other's"}))
 
 	size := recordSize(h, "c1")
 	for range 3 { // once is enough
@@ -55,8 +52,7 @@ func TestSetMetadata(t *testing.T) {
 	for _, values := range []map[string]string{
 		{"": "x"}, {"pod": strings.Repeat("x", 4096)}, {"a": strings.Repeat("x", 2048), "b": strings.Repeat("x", 2048)},
 	} {
-		_, err := r.Setup(t.Context(), "c2", path, cni.WithMetadata(values))
-		expect.Is(t, err, cni.ErrInvalidArgument)
+		expect.Is(t, errOf(r.Setup(t.Context(), "c2", path, cni.WithMetadata(values))), cni.ErrInvalidArgument)
 		expect.Is(t, r.SetMetadata(t.Context(), "c1", values), cni.ErrInvalidArgument)
 	}
 	expect.Is(t, r.SetMetadata(t.Context(), "c1", map[string]string{"pod": strings.Repeat("x", 4090)}), cni.ErrInvalidArgument) // with the others
@@ -65,7 +61,7 @@ func TestSetMetadata(t *testing.T) {
 
 	third := h.Runtime(cni.WithPluginDir(nil), cni.WithOwner("third"), cni.WithInterfacePrefix("aux"), list)
 	expect.Is(t, third.SetMetadata(t.Context(), "c1", want), cni.ErrNotAttached)
-	_, err = third.Setup(t.Context(), "c1", path) // it writes the record anew
+	_, err := third.Setup(t.Context(), "c1", path) // it writes the record anew
 	expect.NoError(t, err)
 	wantAll["aux0"] = nil
 	expect.Same(t, "in a new record", metadataOf(t, r, "c1"), wantAll)
@@ -83,7 +79,7 @@ func TestSetMetadata(t *testing.T) {
 func TestSetMetadataOfADamagedRecord(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", h.Container("c1"))())
+	testhost.MustSetUp(t, r, "c1", h.Container("c1"))
 	h.SpoilBase("c1", "{")
 	expect.Is(t, r.SetMetadata(t.Context(), "c1", map[string]string{"pid": "7"}), record.ErrBad)
 }

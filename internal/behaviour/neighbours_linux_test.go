@@ -56,7 +56,7 @@ func TestFault_F42_ARetriedDelLeavesTheRulesOfTheAddressesNewOwner(t *testing.T)
 				conf, stick := h.stuckConf(`{"type": "firewall", "backend": "iptables"}`)
 				r := h.mixed(opt, cni.WithConfListBytes(conf))
 				path := h.Container("c1")
-				h.mustSetup(r, "c1", path)
+				testhost.MustSetUp(h.T, r, "c1", path)
 				stick(true)
 				if err := r.Remove(t.Context(), "c1", path); err == nil {
 					t.Fatal("Remove succeeded, though a plugin failed")
@@ -66,7 +66,7 @@ func TestFault_F42_ARetriedDelLeavesTheRulesOfTheAddressesNewOwner(t *testing.T)
 				}
 				stick(false)
 				other := h.mixed(opt, cni.WithConfListBytes(conf), cni.WithStateDir(h.Path(state)), cni.WithOwner("other"))
-				h.mustSetup(other, "c2", h.Container("c2"))
+				testhost.MustSetUp(h.T, other, "c2", h.Container("c2"))
 				about := "10.77.0.2" // an executable's rules are the container's
 				if kind == "built in" {
 					about = "10.77.0.0/24" // a built-in plugin's are the network's
@@ -93,10 +93,10 @@ func TestFault_F42_TheFirstDelAfterARebootLeavesThemToo(t *testing.T) {
 			conf, _ := h.stuckConf(`{"type": "firewall", "backend": "iptables"}`)
 			r := h.mixed(opt, cni.WithConfListBytes(conf))
 			path := h.Mortal("c1")
-			h.mustSetup(r, "c1", path)
+			testhost.MustSetUp(h.T, r, "c1", path)
 			h.reboot(path)
 			expect.NoError(t, os.Remove(h.Path("ipam", "podnet", "10.77.0.2"))) // as if /var/lib/cni is in memory
-			h.mustSetup(r, "c2", h.Container("c2"))
+			testhost.MustSetUp(h.T, r, "c2", h.Container("c2"))
 			about := "10.77.0.2" // an executable's rules are the container's
 			if kind == "built in" {
 				about = "10.77.0.0/24" // a built-in plugin's are the network's

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/embedcni/cni"
@@ -39,15 +38,13 @@ func addresses(res *cni.Result) []string {
 func TestNetworksAreSelectedPerCallInTheOrderTheyAreNamed(t *testing.T) {
 	s, r, path := threeNetworks(t)
 	selected := []cni.NamespaceOpts{cni.WithNetwork("three", cni.WithInterfaceName("net0")), cni.WithNetwork("one")}
-	res, err := r.SetupSerially(t.Context(), "c1", path, selected...)
-	expect.NoError(t, err)
+	res := expect.Value(r.SetupSerially(t.Context(), "c1", path, selected...))(t)
 	expect.Same(t, "results", addresses(res), []string{"three net0 10.0.2.1/24", "one eth0 10.0.0.1/24"})
 	expect.NoError(t, r.Check(t.Context(), "c1", path, selected...))
 	expect.NoError(t, r.Remove(t.Context(), "c1", path, selected...))
 	expect.Same(t, "calls", s.Took(), []string{"ADD r c1/net0", "ADD p c1/eth0", "CHECK r c1/net0", "CHECK p c1/eth0",
 		"DEL p c1/eth0", "DEL r c1/net0"})
-	res, err = r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	res = testhost.MustSetUp(t, r, "c1", path)
 	expect.Same(t, "results of all", addresses(res), []string{"one eth0 10.0.0.1/24", "two eth1 10.0.1.1/24", "three eth2 10.0.2.1/24"})
 }
 
@@ -55,8 +52,7 @@ func TestANetworkTwiceIsAttachedTwiceInOrder(t *testing.T) {
 	s, r, path := threeNetworks(t)
 	s.LogEnds("p")
 	twice := []cni.NamespaceOpts{cni.WithNetwork("one"), cni.WithNetwork("one", cni.WithInterfaceName("eth9"))}
-	res, err := r.Setup(t.Context(), "c1", path, twice...)
-	expect.NoError(t, err)
+	res := testhost.MustSetUp(t, r, "c1", path, twice...)
 	expect.Same(t, "results", addresses(res), []string{"one eth0 10.0.0.1/24", "one eth9 10.0.0.1/24"})
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "end of ADD p c1/eth0", "ADD p c1/eth9", "end of ADD p c1/eth9"})
 	expect.Same(t, "cache", s.Cached(), []string{"one-c1-eth0", "one-c1-eth9"})
@@ -113,16 +109,14 @@ func TestAllThatIsWrongIsInTheError(t *testing.T) {
 		cni.WithNetwork("two", cni.WithArgs("x", "a;b")))
 	expect.Is(t, err, cni.ErrNotFound, cni.ErrInvalidArgument)
 	for _, text := range []string{`"four" is not loaded`, `"a/b"`, `"x"="a;b"`} {
-		if !strings.Contains(err.Error(), text) {
-			t.Errorf("error %q, want %q in it", err, text)
-		}
+		says(t, err, text)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
 func TestSetupRunsNetworksInParallel(t *testing.T) {
 	s, r, path := threeNetworks(t)
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "warm", s.Container("warm"))())
+	testhost.MustSetUp(t, r, "warm", s.Container("warm"))
 	gates := map[string]string{"p": s.Gate("p"), "q": s.Gate("q"), "r": s.Gate("r")}
 	for typ, gate := range gates {
 		action := gives("10.0.0.1/24")
@@ -146,25 +140,22 @@ func TestOneNetworkByItself(t *testing.T) {
 	ns := namespaceOf(t, r, "c1", path, cni.WithArgs("K", "v"))
 	expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("new", "1.0.0", "z")))) // two stays usable
 	expect.Is(t, two.Check(t.Context(), ns), cni.ErrNotAttached)
-	raw, err := two.Attach(t.Context(), ns)
-	expect.NoError(t, err)
+	raw := expect.Value(two.Attach(t.Context(), ns))(t)
 	expect.Same(t, "address", raw.IPs[0].Address.String(), "10.0.1.1/24")
 	s.AddLink("c1", "eth1")
-	_, err = two.Attach(t.Context(), ns)
-	expect.Is(t, err, cni.ErrAlreadyAttached)
+	expect.Is(t, errOf(two.Attach(t.Context(), ns)), cni.ErrAlreadyAttached)
 	expect.NoError(t, two.Check(t.Context(), ns))
 	expect.NoError(t, two.Remove(t.Context(), ns))
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"ADD q c1/eth1", "CHECK q c1/eth1", "DEL q c1/eth1"})
 	expect.Same(t, "arguments", calls[0].Args, "K=v")
 	bad := namespaceOf(t, r, "../c1", path)
-	_, err = two.Attach(t.Context(), bad)
-	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Is(t, errOf(two.Attach(t.Context(), bad)), cni.ErrInvalidArgument)
 }
 
 func TestRemoveTwiceAndWithoutAnAttachment(t *testing.T) {
 	s, r, path := threeNetworks(t)
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	s.TakeCalls()
 	dels := []string{"DEL r c1/eth2", "DEL q c1/eth1", "DEL p c1/eth0"}
 	for range 2 {

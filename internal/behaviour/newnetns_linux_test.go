@@ -8,13 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
@@ -41,8 +39,7 @@ func (m *maker) Setup(id, path string, opts ...cni.NamespaceOpts) (*cni.Result, 
 
 func (m *maker) idAt(path string) netns.ID {
 	m.T.Helper()
-	h, err := netns.Open(path)
-	expect.NoError(m.T, err)
+	h := expect.Value(netns.Open(path))(m.T)
 	expect.NoError(m.T, h.Close())
 	return h.ID()
 }
@@ -50,8 +47,7 @@ func (m *maker) idAt(path string) netns.ID {
 // recordedAs returns the identity of the recorded namespace.
 func (m *maker) recordedAs(id string) netns.ID {
 	m.T.Helper()
-	rec, err := m.Records().Load(record.ID(id))
-	expect.NoError(m.T, err)
+	rec := expect.Value(m.Records().Load(record.ID(id)))(m.T)
 	return rec.NetNS.ID()
 }
 
@@ -63,53 +59,35 @@ func TestSetupMakesTheNamespaceThatRemoveDeletes(t *testing.T) {
 			path = m.Path("netns", "c1")
 			want = path
 		}
-		result, err := m.Setup("c1", path)
-		expect.NoError(t, err)
+		result := expect.Value(m.Setup("c1", path))(t)
 		expect.Same(t, "path", result.NetNS, want)
 		expect.Same(t, "namespace", m.idAt(want), m.recordedAs("c1"))
-		looked, err := m.Lookup("c1")
-		expect.NoError(t, err)
+		looked := expect.Value(m.Lookup("c1"))(t)
 		expect.Same(t, "Lookup", looked, result)
 		calls := m.Calls()
 		expect.Same(t, "CNI_NETNS", calls[len(calls)-1].NetNS, want)
-		all, err := m.Attachments()
-		expect.NoError(t, err)
+		all := expect.Value(m.Attachments())(t)
 		expect.Same(t, "Attachments", all[0].NetNS, want)
 		expect.NoError(t, m.Check(t.Context(), "c1", want))
 
 		// It is the container's as if the caller had made it.
-		m.link(want, "eth0") // the scripted plugin makes none
-		_, err = m.Setup("c1", path)
+		m.addLinkAt(want, "eth0") // the scripted plugin makes none
+		expect.Is(t, errOf(m.Setup("c1", path)), cni.ErrAlreadyAttached)
+		_, err := m.Setup("c1", "", cni.WithNetwork("net", cni.WithInterfaceName("eth7")))
 		expect.Is(t, err, cni.ErrAlreadyAttached)
-		_, err = m.Setup("c1", "", cni.WithNetwork("net", cni.WithInterfaceName("eth7")))
-		expect.Is(t, err, cni.ErrAlreadyAttached)
-		ns, err := netns.Open(want)
-		expect.NoError(t, err)
-		more, err := m.Runtime.Setup(t.Context(), "c1", m.elsewhere(ns), cni.WithNetwork("net", cni.WithInterfaceName("eth7")))
-		expect.NoError(t, err)
+		ns := expect.Value(netns.Open(want))(t)
+		more := testhost.MustSetUp(t, m.Runtime, "c1", m.elsewhere(ns), cni.WithNetwork("net", cni.WithInterfaceName("eth7")))
 		expect.Same(t, "path of one more interface", more.NetNS, want)
 		expect.NoError(t, ns.Close())
 		expect.NoError(t, netns.Remove(m.Path("netns", "elsewhere")))
 
-		report, err := m.Recover(t.Context())
-		expect.NoError(t, err)
+		report := expect.Value(m.Recover(t.Context()))(t)
 		expect.Same(t, "Recover", report.Adopted, []string{"c1"})
 		for range 2 {
 			expect.NoError(t, m.Remove(t.Context(), "c1", ""))
 		}
 		m.WantClean(m.before)
 	}
-}
-
-// link makes an interface in a namespace.
-func (m *maker) link(path, name string) {
-	m.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(m.T, err)
-	nettest.Inside(m.T, ns, func(nl *netlink.Handle) error {
-		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: nettest.Attrs(name)})
-	})
-	expect.NoError(m.T, ns.Close())
 }
 
 // elsewhere mounts a namespace at another path.
@@ -135,16 +113,13 @@ func TestAPathThatExistsIsRefused(t *testing.T) {
 		expect.Same(t, path+": calls", len(m.Calls()), 0)
 		expect.Same(t, path+": on record", testhost.Recorded(t, m.Runtime), []string{})
 	}
-	_, err := m.Runtime.Setup(t.Context(), "c1", "", cni.WithNetwork("net", cni.WithNewNetNS()))
-	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Is(t, errOf(m.Runtime.Setup(t.Context(), "c1", "", cni.WithNetwork("net", cni.WithNewNetNS()))), cni.ErrInvalidArgument)
 	expect.Same(t, "the empty file", exists(t, m.Path("empty")), true)
 	// Of two containers that want one path, the second is refused.
 	path := m.Path("netns", "new")
-	_, err = m.Setup("c1", path)
-	expect.NoError(t, err)
+	expect.Value(m.Setup("c1", path))(t)
 	want := m.idAt(path)
-	_, err = m.Setup("c2", path)
-	expect.Is(t, err, fs.ErrExist)
+	expect.Is(t, errOf(m.Setup("c2", path)), fs.ErrExist)
 	expect.Same(t, "the first one's", m.idAt(path), want)
 	expect.NoError(t, m.Remove(t.Context(), "c2", path))
 	expect.Same(t, "the first one's, after the second was removed", m.idAt(path), want)
@@ -172,11 +147,10 @@ func TestThePathThatSetupChoseMayBeGiven(t *testing.T) {
 		expect.Is(t, err, cni.ErrInvalidNetNS)
 		expect.Same(t, "calls", len(m.Calls()), 0)
 		for _, path := range []string{own, spelled, filepath.Dir(own) + "/./" + filepath.Base(own), own + "/"} {
-			result, err := m.Setup("c1", path)
-			expect.NoError(t, err)
+			result := expect.Value(m.Setup("c1", path))(t)
 			expect.Same(t, "path", result.NetNS, own)
 			expect.Same(t, "namespace", m.idAt(own), m.recordedAs("c1"))
-			m.link(own, "eth0")
+			m.addLinkAt(own, "eth0")
 			_, err = m.Setup("c1", path)
 			expect.Is(t, err, cni.ErrAlreadyAttached)
 			expect.NoError(t, m.Remove(t.Context(), "c1", path))
@@ -184,8 +158,7 @@ func TestThePathThatSetupChoseMayBeGiven(t *testing.T) {
 		}
 		// The file alone is left after a reboot.
 		expect.NoError(t, os.WriteFile(own, nil, 0o444))
-		_, err = m.Setup("c1", own)
-		expect.NoError(t, err)
+		expect.Value(m.Setup("c1", own))(t)
 		expect.NoError(t, m.Remove(t.Context(), "c1", own))
 		m.WantClean(m.before)
 	}
@@ -222,9 +195,8 @@ func TestANamespaceOutlivesItsAttachments(t *testing.T) {
 		for _, chosen := range []bool{false, true} {
 			m := newMaker(t)
 			path, want := m.made(chosen)
-			leave := m.inhabit(path)
-			result, err := again(t.Context(), m, path)
-			expect.NoError(t, err)
+			leave := inhabit(m.T, path)
+			result := expect.Value(again(t.Context(), m, path))(t)
 			expect.Same(t, what+": path", result.NetNS, path)
 			expect.Same(t, what+": namespace", m.idAt(path), want)
 			leave()
@@ -272,8 +244,7 @@ func TestOnlyTheRecordedNamespaceIsDeleted(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			m := newMaker(t)
-			_, err := m.Setup("c1", path(m))
-			expect.NoError(t, err)
+			expect.Value(m.Setup("c1", path(m)))(t)
 			tt.happens(m)
 			before, _ := os.Lstat(path(m))
 			expect.NoError(t, m.Remove(t.Context(), "c1", path(m)))
@@ -291,13 +262,11 @@ func TestOnlyTheRecordedNamespaceIsDeleted(t *testing.T) {
 func TestAProcessInTheNamespaceOutlivesRemove(t *testing.T) {
 	m := newMaker(t)
 	path := m.Path("netns", "c1")
-	_, err := m.Setup("c1", path)
-	expect.NoError(t, err)
-	leave := m.inhabit(path)
+	expect.Value(m.Setup("c1", path))(t)
+	leave := inhabit(m.T, path)
 	defer leave()
 	// In use, and on record, it is not swept either.
-	report, err := m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
-	expect.NoError(t, err)
+	report := expect.Value(m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"}))(t)
 	expect.Same(t, "swept", len(report.Removed), 0)
 	expect.NoError(t, m.Remove(t.Context(), "c1", ""))
 	expect.Same(t, "path", exists(t, path), false)
@@ -309,19 +278,14 @@ func TestAProcessInTheNamespaceOutlivesRemove(t *testing.T) {
 func TestSweepNetNSKeepsWhatIsOnRecord(t *testing.T) {
 	m := newMaker(t)
 	t.Cleanup(func() { expect.NoError(t, netns.Remove(m.Path("netns", "c1"))) })
-	_, err := m.Setup("c1", m.Path("netns", "c1"))
-	expect.NoError(t, err)
-	_, err = m.Runtime.Setup(t.Context(), "c2", m.Container("c2"))
-	expect.NoError(t, err)
-	report, err := m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
-	expect.NoError(t, err)
+	expect.Value(m.Setup("c1", m.Path("netns", "c1")))(t)
+	testhost.MustSetUp(t, m.Runtime, "c2", m.Container("c2"))
+	report := expect.Value(m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"}))(t)
 	expect.Same(t, "removed", len(report.Removed), 0)
 	for _, id := range []string{"c1", "c2"} {
 		expect.Same(t, "kept", report.Kept[m.Path("netns", id)].Error(), "container "+id+" is on record: "+netns.ErrBusy.Error())
 	}
 	expect.NoError(t, os.WriteFile(m.RecordFile("c3")+".json", []byte("damaged"), 0o600))
-	_, err = m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
-	if err == nil || !strings.Contains(err.Error(), "damaged") {
-		t.Errorf("with a damaged record: %v", err)
-	}
+	_, err := m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
+	says(t, err, "damaged")
 }

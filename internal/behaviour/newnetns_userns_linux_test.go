@@ -30,18 +30,15 @@ func userNS(t *testing.T) *os.File {
 		expect.NoError(t, cmd.Process.Kill())
 		_ = cmd.Wait() // it was killed
 	})
-	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid))
-	expect.NoError(t, err)
+	f := expect.Value(os.Open(fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid)))(t)
 	t.Cleanup(func() { expect.NoError(t, f.Close()) })
 	return f
 }
 
 func (m *maker) ownerOf(path string) netns.UserNS {
 	m.T.Helper()
-	h, err := netns.Open(path)
-	expect.NoError(m.T, err)
-	owner, err := h.Owner()
-	expect.NoError(m.T, err)
+	h := expect.Value(netns.Open(path))(m.T)
+	owner := expect.Value(h.Owner())(m.T)
 	expect.NoError(m.T, h.Close())
 	return owner
 }
@@ -56,8 +53,7 @@ func identity(t *testing.T, f *os.File) netns.ID {
 // TestANamespaceOfAUserNamespace belongs to it, after an attempt that failed too, and goes
 // with the container.
 func TestANamespaceOfAUserNamespace(t *testing.T) {
-	own, err := os.Open("/proc/thread-self/ns/user")
-	expect.NoError(t, err)
+	own := expect.Value(os.Open("/proc/thread-self/ns/user"))(t)
 	defer own.Close() // was only looked at
 	for what, user := range map[string]*os.File{"the container's": userNS(t), "the runtime's own": own} {
 		for _, chosen := range []bool{false, true} {
@@ -76,8 +72,7 @@ func TestANamespaceOfAUserNamespace(t *testing.T) {
 			if chosen {
 				path = m.Path("netns", "c1")
 			}
-			result, err := m.Runtime.Setup(t.Context(), "c1", path, cni.WithNewNetNSIn(user))
-			expect.NoError(t, err)
+			result := testhost.MustSetUp(t, m.Runtime, "c1", path, cni.WithNewNetNSIn(user))
 			want := identity(t, user)
 			expect.Same(t, what+": owners in the attempts", owners, []netns.ID{want, want})
 			expect.Same(t, what+": owner", m.ownerOf(result.NetNS).ID, want)
@@ -87,8 +82,7 @@ func TestANamespaceOfAUserNamespace(t *testing.T) {
 			m.ChangeRecord("c1", func(rec *record.Record) {
 				rec.Runtime, rec.Life, rec.Attachments[0].State = "1:1", "", record.Planned
 			})
-			report, err := m.Recover(t.Context())
-			expect.NoError(t, err)
+			report := expect.Value(m.Recover(t.Context()))(t)
 			expect.Same(t, what+": removed", report.Removed, []string{"c1"})
 			m.WantClean(m.before)
 		}
@@ -97,12 +91,9 @@ func TestANamespaceOfAUserNamespace(t *testing.T) {
 
 func TestAUserNamespaceThatCannotOwnIsRefused(t *testing.T) {
 	m := newMaker(t)
-	another, err := os.Open(m.Container("another"))
-	expect.NoError(t, err)
-	plain, err := os.Open(m.Write("plain", "text"))
-	expect.NoError(t, err)
-	closed, err := os.Open("/proc/self/ns/user")
-	expect.NoError(t, err)
+	another := expect.Value(os.Open(m.Container("another")))(t)
+	plain := expect.Value(os.Open(m.Write("plain", "text")))(t)
+	closed := expect.Value(os.Open("/proc/self/ns/user"))(t)
 	expect.NoError(t, closed.Close())
 	m.before = m.Audit()
 	for what, tt := range map[string]struct {
@@ -120,11 +111,10 @@ func TestAUserNamespaceThatCannotOwnIsRefused(t *testing.T) {
 		if tt.opt != nil {
 			opt = tt.opt(opt)
 		}
-		_, err := m.Runtime.Setup(t.Context(), "c1", m.Path("netns", "c1"), opt)
-		expect.Is(t, err, tt.want)
+		expect.Is(t, errOf(m.Runtime.Setup(t.Context(), "c1", m.Path("netns", "c1"), opt)), tt.want)
 		expect.Same(t, what+": calls", len(m.Calls()), 0)
 		expect.Same(t, what+": on record", testhost.Recorded(t, m.Runtime), []string{})
-		_, err = os.Lstat(m.Path("netns", "c1"))
+		_, err := os.Lstat(m.Path("netns", "c1"))
 		expect.Is(t, err, fs.ErrNotExist)
 	}
 	expect.NoError(t, another.Close())

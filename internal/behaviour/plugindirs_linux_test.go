@@ -46,14 +46,12 @@ func TestTheOrderOfPluginDirectories(t *testing.T) {
 		{[]string{dirs[2], s.Path()}, "a a:b"},
 	} {
 		r := start()
-		_, err := r.Setup(t.Context(), "c1", path, cni.WithPluginDirOrder(c.order...))
-		expect.NoError(t, err)
+		testhost.MustSetUp(t, r, "c1", path, cni.WithPluginDirOrder(c.order...))
 		expect.NoError(t, start().Check(t.Context(), "c1", path))
 		expect.NoError(t, start().Remove(t.Context(), "c1", path, cni.WithPluginDirOrder(dirs...)))
 		expect.Same(t, fmt.Sprint(c.order), s.takeRuns(), "ADD "+c.want+", CHECK "+c.want+", DEL "+c.want)
 	}
-	_, err := start().Setup(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithPluginDirOrder(dirs[1])))
-	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Is(t, errOf(start().Setup(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithPluginDirOrder(dirs[1])))), cni.ErrInvalidArgument)
 }
 
 // TestAnOrderThatChangesNothing is not kept: a client's CNI_PATH usually names the daemon's
@@ -64,10 +62,8 @@ func TestAnOrderThatChangesNothing(t *testing.T) {
 	dirs := s.dirs("a", "b")
 	r := s.Runtime(cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p")), cni.WithPluginDir(dirs))
 	for _, order := range [][]string{dirs, {"/foreign", dirs[0] + "/"}, {"/foreign"}} {
-		_, err := r.Setup(t.Context(), "c1", path, cni.WithPluginDirOrder(order...))
-		expect.NoError(t, err)
-		rec, err := s.Records().Load("c1")
-		expect.NoError(t, err)
+		testhost.MustSetUp(t, r, "c1", path, cni.WithPluginDirOrder(order...))
+		rec := expect.Value(s.Records().Load("c1"))(t)
 		expect.Same(t, fmt.Sprint("on record with ", order), rec.Attachments[0].PluginDirs, nil)
 		expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	}
@@ -80,8 +76,7 @@ func TestADirectoryOfTheOrderThatIsNoneAnyMore(t *testing.T) {
 	dirs := s.dirs("a", "b")
 	path := s.Container("c1")
 	conf := cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p"))
-	_, err := s.Runtime(conf, cni.WithPluginDir(dirs)).Setup(t.Context(), "c1", path, cni.WithPluginDirOrder(dirs[1]))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, s.Runtime(conf, cni.WithPluginDir(dirs)), "c1", path, cni.WithPluginDirOrder(dirs[1]))
 	s.takeRuns()
 	expect.NoError(t, s.Runtime(conf, cni.WithPluginDir(dirs[:1])).Remove(t.Context(), "c1", path))
 	expect.Same(t, "calls", s.takeRuns(), "DEL b a:b")

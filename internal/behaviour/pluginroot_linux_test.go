@@ -73,8 +73,7 @@ func TestPluginsRunInAnotherRoot(t *testing.T) {
 	root := newHostRoot(h, t, h.Dir)
 	before := h.Audit()
 	r := h.rooted(root.dir, cni.WithoutBuiltinPlugins())
-	result, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	result := testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
 	if got := result.Interfaces["eth0"]; got == nil || len(got.IPConfigs) != 1 {
 		t.Fatalf("result %+v", result)
@@ -89,8 +88,7 @@ func TestPluginsRunInAnotherRoot(t *testing.T) {
 	h.WantClean(before)
 
 	// A daemon that moves out of its container finds its containers' executables.
-	_, err = r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
 	moved := h.rooted("/")
 	expect.NoError(t, moved.Remove(t.Context(), "c1", path))
 	h.WantClean(before)
@@ -103,8 +101,7 @@ func TestAPluginStartsInItsRoot(t *testing.T) {
 	root := newHostRoot(h, t, h.Path("netns"))
 	root.script("p", `[ $CNI_COMMAND != ADD ] || echo "$PWD $0 $CNI_PATH" "$(cd /; echo *)" >/said; cat >/dev/null; echo '{"cniVersion": "1.0.0"}'`)
 	r := h.Runtime(cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p")), cni.WithPluginDir([]string{"/opt/cni/bin"}), root.option())
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
 	said := string(expect.Value(os.ReadFile(filepath.Join(root.dir, "said")))(t))
 	if want := "/ /opt/cni/bin/p /opt/cni/bin bin lib opt proc"; !strings.HasPrefix(said, want) {
 		t.Errorf("it sees %q, want %q", said, want)
@@ -112,51 +109,17 @@ func TestAPluginStartsInItsRoot(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }
 
-// TestARootThatIsMissing is no reason to run a built-in plugin. Plugins in process do not
-// need it.
-func TestARootThatIsMissing(t *testing.T) {
-	h := newRealHost(t)
-	path := h.Container("c1")
-	before := h.Audit()
-	none := h.Path("none")
-	_, err := h.rooted(none).Setup(t.Context(), "c1", path)
-	expect.Is(t, err, fs.ErrNotExist)
-	if err == nil || !strings.Contains(err.Error(), none) {
-		t.Errorf("error %v, want %s in it", err, none)
-	}
-	h.WantClean(before)
-
-	inProcess := h.rooted(none, cni.WithBuiltinPlugins())
-	testhost.MustSetUp(t, inProcess, "c1", path)
-	expect.NoError(t, inProcess.Remove(t.Context(), "c1", path))
-	h.WantClean(before)
-}
-
-// TestAPluginThatIsMissingInTheRoot is not found, though there is one at the path outside.
-func TestAPluginThatIsMissingInTheRoot(t *testing.T) {
-	h := newRealHost(t)
-	path := h.Container("c1")
-	root := newHostRoot(h, t, h.Dir)
-	outside := t.TempDir()
-	expect.NoError(t, os.WriteFile(filepath.Join(outside, "p"), []byte("#!/bin/sh\n"), 0o755))
-	before := h.Audit()
-	r := h.Runtime(cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p")), cni.WithPluginDir([]string{outside}), root.option())
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.Is(t, err, cni.ErrPluginNotFound)
-	if err == nil || !strings.Contains(err.Error(), root.dir) {
-		t.Errorf("error %v, want %s in it", err, root.dir)
-	}
-	h.WantClean(before)
-}
-
-// TestARootWithOtherFiles: a plugin is not run if it would find another namespace, or if
-// nobody outside saw the addresses that it reserves.
-func TestARootWithOtherFiles(t *testing.T) {
+// TestARootInWhichNothingRuns: a plugin is not run if it is not in the root, or would find
+// another namespace there, or if nobody outside saw the addresses that it reserves.
+func TestARootInWhichNothingRuns(t *testing.T) {
 	for name, c := range map[string]struct {
 		shared func(h *realHost) []string
 		change func(h *realHost, root hostRoot)
 		says   string
 	}{
+		"no plugin": {func(h *realHost) []string { return []string{h.Dir} }, func(h *realHost, root hostRoot) {
+			expect.NoError(h.T, os.Remove(filepath.Join(root.dir, "lib/plugins/bridge")))
+		}, "failed to find plugin"},
 		"no namespaces": {func(h *realHost) []string { return []string{h.Path("ipam")} }, nil, "network namespace"},
 		"another namespace at the path": {func(h *realHost) []string { return []string{h.Path("ipam")} }, func(h *realHost, root hostRoot) {
 			h.Container("other")
@@ -202,7 +165,7 @@ func TestARootThatIsGoneAtTheEnd(t *testing.T) {
 	h.WantClean(before)
 }
 
-// TestPluginRootsThatAreRefused: by New, by Setup if others can replace it, and by Release.
+// TestPluginRootsThatAreRefused: by New, and by Setup if it is missing or others can replace it.
 func TestPluginRootsThatAreRefused(t *testing.T) {
 	h := newRealHost(t)
 	path := h.Container("c1")
@@ -217,11 +180,12 @@ func TestPluginRootsThatAreRefused(t *testing.T) {
 			expect.Is(t, err, cni.ErrInvalidArgument)
 		}
 	}
+	none := h.rooted(h.Path("none")) // no reason to run a built-in plugin
+	expect.Is(t, errOf(none.Setup(t.Context(), "c1", path)), fs.ErrNotExist)
 	root := newHostRoot(h, t, h.Dir)
 	r := h.rooted(root.dir)
 	expect.NoError(t, os.Chmod(root.dir, 0o777))
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.Is(t, err, cni.ErrInsecureFile)
+	expect.Is(t, errOf(r.Setup(t.Context(), "c1", path)), cni.ErrInsecureFile)
 	expect.NoError(t, os.Chmod(root.dir, 0o755))
 	testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))

@@ -38,14 +38,7 @@ func (h *realHost) lives(j testhost.Job, capabilities ...uintptr) string {
 // user can execute.
 func (h *realHost) giveAway() {
 	h.T.Helper()
-	expect.NoError(h.T, os.MkdirAll(h.Path("bin"), 0o755))
-	plugins, err := filepath.Glob(filepath.Join(testhost.ReferencePlugins(h.T), "*"))
-	expect.NoError(h.T, err)
-	for _, path := range plugins {
-		data, err := os.ReadFile(path)
-		expect.NoError(h.T, err)
-		expect.NoError(h.T, os.WriteFile(h.Path("bin", filepath.Base(path)), data, 0o755))
-	}
+	expect.NoError(h.T, os.CopyFS(h.Path("bin"), os.DirFS(testhost.ReferencePlugins(h.T))))
 	expect.NoError(h.T, os.Chmod(filepath.Dir(h.Dir), 0o755)) // t.TempDir reserves it for root
 	for _, dir := range []string{"state", "ipam"} {
 		expect.NoError(h.T, os.MkdirAll(h.Path(dir), 0o755))
@@ -53,59 +46,48 @@ func (h *realHost) giveAway() {
 	}
 }
 
-// TestFault_F61_LegacyIPTablesByAnOrdinaryUser: legacy iptables needs one more
-// capability and its lock.
-func TestFault_F61_LegacyIPTablesByAnOrdinaryUser(t *testing.T) {
-	h := newRealHost(t)
-	h.giveAway()
+// useLegacy makes legacy iptables the plain name, with a lock of the ordinary user's.
+func (h *realHost) useLegacy(t *testing.T) {
+	h.T.Helper()
 	lock := h.Write("xtables.lock", "")
-	expect.NoError(t, os.Chown(lock, ordinary, ordinary))
+	expect.NoError(t, os.Chown(lock, ordinary, ordinary), os.Mkdir(h.Path("sbin"), 0o755))
 	for _, tool := range []string{"iptables", "ip6tables"} {
 		for _, what := range []string{"", "-save", "-restore"} {
-			path, err := exec.LookPath(tool + "-legacy" + what)
-			expect.NoError(t, err)
-			expect.NoError(t, os.MkdirAll(h.Path("sbin"), 0o755))
+			path := expect.Value(exec.LookPath(tool + "-legacy" + what))(t)
 			expect.NoError(t, os.Symlink(path, h.Path("sbin", tool+what)))
 		}
 	}
 	t.Setenv("PATH", h.Path("sbin")+":"+os.Getenv("PATH"))
 	t.Setenv("XTABLES_LOCKFILE", lock)
-	conf := testhost.Case{Plugins: []string{
-		testhost.BridgeConf(`"ipMasq": true, "ipMasqBackend": "iptables", ` + testhost.HostLocal(testhost.V4Range)),
-		`{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}`}}
-	path := h.Container("c1")
-	before := h.Audit()
-	said := h.lives(testhost.Job{
-		Verb: "LIFE", ID: "c1", NetNS: path, Conf: conf.Conf("podnet", "1.1.0", h.Path("ipam")),
-		StateDir: h.Path("state"), PluginDir: h.Path("bin"), HostNetNS: h.Path("netns", "host"),
-	}, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN, unix.CAP_NET_RAW)
-	if said != "" {
-		t.Errorf("as user %d: %s", ordinary, said)
-	}
-	h.WantClean(before)
 }
 
 // TestFault_F61_TheCapabilitiesThatAreNamedSuffice: README's list of privileges
-// is complete. A user other than root needs CAP_NET_ADMIN and CAP_SYS_ADMIN.
+// is complete. A user other than root needs CAP_NET_ADMIN and CAP_SYS_ADMIN; legacy iptables
+// needs one more capability and its lock.
 func TestFault_F61_TheCapabilitiesThatAreNamedSuffice(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		inProcess bool
 		backend   string // of the packet filter
-		legacy    bool   // legacy iptables already has tables
+		legacy    string // the host's iptables: "" nft, "beside" with tables of others, or "used"
 	}{
-		{"in process, nftables", true, "nftables", false},
-		{"in process, none named", true, "", false},
-		{"in process, legacy tables beside", true, "nftables", true},
-		{"executables, nftables", false, "nftables", false},
-		{"executables, legacy tables beside", false, "nftables", true},
+		{"in process, nftables", true, "nftables", ""},
+		{"in process, none named", true, "", ""},
+		{"in process, legacy tables beside", true, "nftables", "beside"},
+		{"executables, nftables", false, "nftables", ""},
+		{"executables, legacy tables beside", false, "nftables", "beside"},
+		{"executables, legacy iptables", false, "iptables", "used"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newRealHost(t)
 			h.giveAway()
-			if c.legacy {
-				h.run("iptables-legacy", "-t", "nat", "-N", "ANOTHERS")
-				h.run("iptables-legacy", "-t", "filter", "-N", "ANOTHERS")
+			capabilities := []uintptr{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
+			switch c.legacy {
+			case "beside":
+				h.sh("iptables-legacy -t nat -N ANOTHERS; iptables-legacy -t filter -N ANOTHERS")
+			case "used":
+				h.useLegacy(t)
+				capabilities = append(capabilities, unix.CAP_NET_RAW)
 			}
 			masq, portmap := "", ""
 			if c.backend != "" {
@@ -119,10 +101,8 @@ func TestFault_F61_TheCapabilitiesThatAreNamedSuffice(t *testing.T) {
 			said := h.lives(testhost.Job{
 				Verb: "LIFE", ID: "c1", NetNS: path, Conf: conf.Conf("podnet", "1.1.0", h.Path("ipam")),
 				StateDir: h.Path("state"), PluginDir: h.Path("bin"), HostNetNS: h.Path("netns", "host"), InProcess: c.inProcess,
-			}, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN)
-			if said != "" {
-				t.Errorf("as user %d: %s", ordinary, said)
-			}
+			}, capabilities...)
+			expect.Same(t, fmt.Sprint("error as user ", ordinary), said, "")
 			h.WantClean(before)
 		})
 	}

@@ -31,9 +31,7 @@ func reasons(t *testing.T, r *cni.Runtime) []error {
 		t.Fatalf("got %T: %v", err, err)
 	}
 	for _, reason := range all.Unwrap() {
-		if !strings.Contains(err.Error(), reason.Error()) {
-			t.Errorf("%q is not in the text %q", reason, err)
-		}
+		says(t, err, reason.Error())
 	}
 	return all.Unwrap()
 }
@@ -127,9 +125,7 @@ func TestReadySeesMissingCapabilities(t *testing.T) {
 		}
 		done <- r.Ready(t.Context())
 	}()
-	if err := <-done; err == nil || !strings.Contains(err.Error(), "plugins need CAP_NET_ADMIN, which this process lacks") {
-		t.Errorf("got %v", err)
-	}
+	says(t, <-done, "plugins need CAP_NET_ADMIN, which this process lacks")
 	expect.Same(t, "reasons with it", testhost.Messages(r.Ready(t.Context())), nil)
 }
 
@@ -155,8 +151,7 @@ func TestReadySeesAKernelWithoutNFTables(t *testing.T) {
 		job := testhost.Job{Verb: readyWithoutNFTables, StateDir: s.Path("state"), PluginDir: s.Path("bin"), Conf: conf, InProcess: true}
 		cmd := job.Command(t)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
-		out, err := cmd.CombinedOutput()
-		expect.NoError(t, err)
+		out := expect.Value(cmd.CombinedOutput())(t)
 		if got := string(out); !strings.Contains(got, want) || want == "" && got != "" {
 			t.Errorf("%s: got %q, want %q in it", plugins, got, want)
 		}
@@ -178,7 +173,7 @@ func TestReadyAsksForReferencePlugins(t *testing.T) {
 	h.WantClean(before)
 
 	full := h.Real(list("10.1.0.0/30"))
-	expect.NoError(t, testhost.SetUp(t.Context(), full, "c1", h.Container("c1"))())
+	testhost.MustSetUp(t, full, "c1", h.Container("c1"))
 	for what, tt := range map[string]struct {
 		r    *cni.Runtime
 		text string

@@ -25,8 +25,7 @@ func (h *realHost) reboot(containers ...string) {
 		expect.NoError(h.T, netns.Remove(path))
 	}
 	h.Unpin()
-	found, err := h.Records().List()
-	expect.NoError(h.T, err)
+	found := expect.Value(h.Records().List())(h.T)
 	for _, f := range found {
 		h.ChangeRecord(string(f.Record.ContainerID), func(rec *record.Record) { rec.Boot = "another" })
 	}
@@ -50,8 +49,7 @@ func TestFault_F26_RealSetupAfterReboot(t *testing.T) {
 	}
 	h.reboot(path)
 	h.Mortal("c1")
-	result, err := r.Setup(context.Background(), "c1", path, onePort)
-	expect.NoError(t, err)
+	result := testhost.MustSetUp(t, r, "c1", path, onePort)
 	h.WantAsSaid(result, path, &c)
 	if err := r.Check(context.Background(), "c1", path); err != nil {
 		t.Error(err)

@@ -20,8 +20,7 @@ import (
 // reserved returns the addresses that host-local has allocated in a network.
 func (h *realHost) reserved(network string) []string {
 	h.T.Helper()
-	entries, err := os.ReadDir(h.Path("ipam", network))
-	expect.NoError(h.T, err)
+	entries := expect.Value(os.ReadDir(h.Path("ipam", network)))(h.T)
 	var addresses []string
 	for _, e := range entries {
 		if addr, err := netip.ParseAddr(e.Name()); err == nil {
@@ -77,8 +76,7 @@ func (c *goneCase) remove(t *testing.T, way string) {
 	path := h.Mortal("c1")
 	before := h.Audit()
 	links := h.links() - len(c.taken)
-	_, err := r.Setup(context.Background(), "c1", path, onePort)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path, onePort)
 	expect.NoError(t, netns.Remove(path))
 	var taken audit.Lines
 	switch way {
@@ -100,8 +98,7 @@ func (c *goneCase) remove(t *testing.T, way string) {
 // links counts the host's links that die with a container.
 func (h *realHost) links() int {
 	h.T.Helper()
-	list, err := audit.Dump(netlink.LinkList)
-	expect.NoError(h.T, err)
+	list := expect.Value(audit.Dump(netlink.LinkList))(h.T)
 	n := 0
 	for _, l := range list {
 		if l.Type() == "veth" {
@@ -129,12 +126,10 @@ func TestASetupClearsWhatGoCNIHasLeft(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
 	path, before := h.Container("c1"), h.Audit()
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
 	h.Unrecord("c1")
 	h.inside("c1", netlink.LinkDel)
-	_, err = r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	h.WantClean(before)
 }

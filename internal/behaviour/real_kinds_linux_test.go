@@ -2,7 +2,6 @@ package behaviour_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
@@ -29,9 +28,16 @@ func (h *realHost) installPlugins(installed bool) {
 	if os.Rename(away, bin) == nil {
 		return
 	}
-	expect.NoError(h.T, os.Mkdir(bin, 0o755))
+	h.linkPlugins()
+}
+
+// linkPlugins makes the host's plugin directory of links to the reference plugins, so that they
+// can be replaced one by one.
+func (h *realHost) linkPlugins() {
+	h.T.Helper()
+	expect.NoError(h.T, os.MkdirAll(h.Path("bin"), 0o755))
 	for _, name := range refplugins.Names() {
-		expect.NoError(h.T, os.Symlink(filepath.Join(testhost.ReferencePlugins(h.T), name), filepath.Join(bin, name)))
+		expect.NoError(h.T, os.Symlink(filepath.Join(testhost.ReferencePlugins(h.T), name), h.Path("bin", name)))
 	}
 }
 
@@ -47,63 +53,6 @@ func (h *realHost) unnamedBackends() cni.Opt {
 func portOf(n int) cni.NamespaceOpts {
 	return cni.WithCapabilityPortMap([]cni.PortMapping{
 		{HostPort: int32(8000 + n), ContainerPort: 80, Protocol: "tcp"}, {HostPort: int32(9000 + n), ContainerPort: 80, Protocol: "udp"}})
-}
-
-// TestFault_F57_PluginsThatAreInstalledOrGoneBetweenTwoRuns: three programs
-// share a host. Each start finds other plugins, or prefers others.
-func TestFault_F57_PluginsThatAreInstalledOrGoneBetweenTwoRuns(t *testing.T) {
-	h := newRealHost(t)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	conf := h.unnamedBackends()
-	start := func(owner string) *cni.Runtime {
-		opts := []cni.Opt{conf, cni.WithOwner(owner)}
-		if random.IntN(2) == 0 {
-			opts = append(opts, cni.WithBuiltinPlugins())
-		}
-		return h.Runtime(opts...)
-	}
-	owners, owned := []string{"one", "two", "three"}, map[string][]string{}
-	programs := map[string]*cni.Runtime{}
-	for _, o := range owners {
-		programs[o] = start(o)
-	}
-	paths := map[string]string{}
-	for i := range 6 {
-		paths[fmt.Sprint("c", i)] = h.Container(fmt.Sprint("c", i))
-	}
-	before := h.Audit()
-	for restart := range 10 {
-		h.installPlugins(random.IntN(2) == 0)
-		owner := owners[restart%len(owners)]
-		programs[owner] = start(owner)
-		report, err := programs[owner].Recover(t.Context())
-		expect.NoError(t, err)
-		if len(report.Removed)+len(report.Kept)+len(report.Failed)+len(report.Skipped) > 0 || len(report.Adopted) != len(owned[owner]) {
-			t.Fatalf("restart %d of %s, which has %q: %+v", restart, owner, owned[owner], report)
-		}
-		for owner, ids := range owned {
-			for _, id := range ids {
-				if err := programs[owner].Check(t.Context(), id, paths[id]); err != nil {
-					t.Fatalf("restart %d: %s of %s: %v", restart, id, owner, err)
-				}
-			}
-		}
-		if restart < 6 {
-			id := fmt.Sprint("c", restart)
-			_, err := programs[owner].Setup(t.Context(), id, paths[id], portOf(restart))
-			expect.NoError(t, err)
-			owned[owner] = append(owned[owner], id)
-		}
-	}
-	for owner, ids := range owned {
-		for _, id := range ids {
-			h.installPlugins(random.IntN(2) == 0)
-			expect.NoError(t, programs[owner].Remove(t.Context(), id, ""))
-		}
-	}
-	h.WantClean(before)
 }
 
 // TestFault_F57_GoCNIsContainersWithoutTheirExecutables, and ours without a
@@ -131,11 +80,9 @@ func TestFault_F57_GoCNIsContainersWithoutTheirExecutables(t *testing.T) {
 				neighbour := h.Container("c2")
 				h.installPlugins(tt.installed)
 				first := h.Runtime(conf)
-				_, err := first.Setup(t.Context(), "c2", neighbour, portOf(2))
-				expect.NoError(t, err)
+				testhost.MustSetUp(t, first, "c2", neighbour, portOf(2))
 				before := h.Audit()
-				_, err = first.Setup(t.Context(), "c1", path, portOf(1))
-				expect.NoError(t, err)
+				testhost.MustSetUp(t, first, "c1", path, portOf(1))
 				tt.old(h.Host, "c1")
 				h.installPlugins(tt.later)
 				opts := []cni.Opt{conf}
@@ -174,8 +121,7 @@ func TestFault_F57_TheVariantOfIptablesIsTheRecorded(t *testing.T) {
 				path := h.Container("c1")
 				plugintest.UseIPTables(t, variant)
 				before := h.Audit()
-				_, err := r.Setup(t.Context(), "c1", path, portOf(1))
-				expect.NoError(t, err)
+				testhost.MustSetUp(t, r, "c1", path, portOf(1))
 				plugintest.UseIPTables(t, variants[1-i])
 				if kind == "built in" {
 					expect.NoError(t, r.Check(t.Context(), "c1", path))

@@ -138,8 +138,7 @@ func TestFault_F32_TwoListsOfOneNameKeepSharedObjects(t *testing.T) {
 		r := l.load()
 		before := l.Audit()
 		for first := range 2 {
-			res, err := r.Setup(t.Context(), "c1", l.container, l.options()...)
-			expect.NoError(t, err)
+			res := testhost.MustSetUp(t, r, "c1", l.container, l.options()...)
 			for i := range 2 {
 				if got := res.Interfaces[l.side(i).ifName]; got == nil || len(got.IPConfigs) != 1 || got.Sandbox != l.container {
 					t.Fatalf("%s is %+v", l.side(i).ifName, got)
@@ -157,8 +156,7 @@ func TestFault_F32_TwoListsOfOneNameKeepSharedObjects(t *testing.T) {
 			if first == 1 {
 				l.installPlugins(false)
 				r, path = l.Runtime(), ""
-				report, err := r.Recover(t.Context())
-				expect.NoError(t, err)
+				report := expect.Value(r.Recover(t.Context()))(t)
 				expect.Same(t, "adopted", report.Adopted, []string{"c1"})
 			}
 			expect.NoError(t, r.Remove(t.Context(), "c1", path, l.only(first)))
@@ -178,8 +176,7 @@ func TestFault_F32_GoCNIsTwoListsKeepSharedObjects(t *testing.T) {
 	for _, families := range [][2]string{{"4", "6"}, {"4", "4"}} {
 		l := newTwoLists(t, "executable", "nft", "", families)
 		before, r := l.Audit(), l.load()
-		_, err := r.Setup(t.Context(), "c1", l.container, l.options()...)
-		expect.NoError(t, err)
+		testhost.MustSetUp(t, r, "c1", l.container, l.options()...)
 		l.Unrecord("c1")
 		l.Serve(l.container, 80)
 		expect.NoError(t, r.Remove(t.Context(), "c1", l.container, l.only(0)))
@@ -195,8 +192,7 @@ func TestFault_F32_GoCNIsTwoListsKeepSharedObjects(t *testing.T) {
 func TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables(t *testing.T) {
 	l := newTwoLists(t, "built in", "nft", "", [2]string{"4", "6"})
 	before := l.Audit()
-	_, err := l.load().Setup(t.Context(), "c1", l.container, l.options()...)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, l.load(), "c1", l.container, l.options()...)
 	l.Serve(l.container, 80)
 	l.ForgetKinds("c1")
 	l.installPlugins(true)

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -43,7 +42,7 @@ func leasingBy(t *testing.T, version string, ids ...string) (s *stage, r *cni.Ru
 		result := fmt.Sprintf(`{"cniVersion": %q, "interfaces": [{"name": "eth0", "sandbox": %q}], "ips": [{"interface": 0, "address": "10.9.0.%d/24"}]}`,
 			version, path, 2+i)
 		s.On("p", "ADD", scripted.Action{Stdout: &result})
-		expect.NoError(t, testhost.SetUp(t.Context(), r, id, path)())
+		testhost.MustSetUp(t, r, id, path)
 		s.AddLink(id, "eth0")
 	}
 	s.On("p", "ADD", scripted.Action{})
@@ -63,8 +62,7 @@ func (s *stage) hold(files map[string]string) {
 // held returns the names of the files.
 func (s *stage) held() []string {
 	s.T.Helper()
-	entries, err := os.ReadDir(filepath.Join(s.Path("ipam"), "net"))
-	expect.NoError(s.T, err)
+	entries := expect.Value(os.ReadDir(filepath.Join(s.Path("ipam"), "net")))(s.T)
 	names := []string{}
 	for _, e := range entries {
 		if e.Name() != "lock" {
@@ -106,33 +104,28 @@ func TestGCReclaimsAddressesThatCameBack(t *testing.T) {
 	s.hold(files)
 	stale := "address 10.9.0.2 in " + filepath.Join(s.Path("ipam"), "net")
 
-	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}, DryRun: true})
-	expect.NoError(t, err)
+	report := expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}, DryRun: true}))(t)
 	expect.Same(t, "dry run", *report, cni.Report{Reclaimed: []string{stale}})
 	expect.Same(t, "files", s.held(), slices.Sorted(maps.Keys(files)))
 
-	report, err = s.Runtime(cni.WithOwner("other")).GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
+	report = expect.Value(s.Runtime(cni.WithOwner("other")).GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 	expect.Same(t, "another owner's", *report, cni.Report{})
 
-	report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
-	expect.NoError(t, err)
+	report = expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}}))(t)
 	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2"}, Reclaimed: []string{stale}})
 	delete(files, "10.9.0.2")
 	expect.Same(t, "files", s.held(), slices.Sorted(maps.Keys(files)))
 
 	// It does not search for it for ever.
 	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0"})
-	report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
-	expect.NoError(t, err)
+	report = expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}}))(t)
 	expect.Same(t, "the next report", *report, cni.Report{Adopted: []string{"c2"}})
 	expect.Same(t, "ledgers", s.ledgers(), []string(nil))
 }
 
 func (s *stage) ledgers() []string {
 	s.T.Helper()
-	found, err := filepath.Glob(s.Path("state", "embedcni", "attachments", "ledger.*"))
-	expect.NoError(s.T, err)
+	found := expect.Value(filepath.Glob(s.Path("state", "embedcni", "attachments", "ledger.*")))(s.T)
 	return found
 }
 
@@ -145,8 +138,7 @@ func TestARemovedAttachmentLeavesTheLedger(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0"})
 	gc := func(keep ...string) {
-		report, err := r.GC(t.Context(), cni.GCOptions{Keep: keep, KeepNone: len(keep) == 0})
-		expect.NoError(t, err)
+		report := expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: keep, KeepNone: len(keep) == 0}))(t)
 		expect.Same(t, "reclaimed", report.Reclaimed, []string(nil))
 	}
 	gc("c2")
@@ -166,15 +158,13 @@ func TestGCReclaimsTheAddressesOfALostRecord(t *testing.T) {
 	for _, id := range []string{"c1", "c2"} {
 		s.Unrecord(id)
 	}
-	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
+	report := expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 	const why = ` eth0 on network "net": it is on no record, but in libcni's cache, perhaps by another program, and nothing shows whether it lives; ` +
 		`call Remove if the container is gone`
 	expect.Same(t, "what may be attached, as libcni's cache says", *report, cni.Report{Left: []string{"c1" + why, "c2" + why}})
 	expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
 
-	report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
-	expect.NoError(t, err)
+	report = expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}}))(t)
 	expect.Same(t, "report", *report, cni.Report{
 		Reclaimed: []string{"c1 eth0: address 10.9.0.2 in " + filepath.Join(s.Path("ipam"), "net")},
 	})
@@ -192,16 +182,14 @@ func TestFault_F39_ExecutablesGetOthersReservationsAsValid(t *testing.T) {
 	s.TakeCalls()
 	files := map[string]string{"10.9.0.3": "c2\r\neth0", "10.9.0.6": "stranger\r\nnet1", "10.9.0.2": "c1\r\neth0"}
 	s.hold(files)
-	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
-	expect.NoError(t, err)
+	report := expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}}))(t)
 	dir := filepath.Join(s.Path("ipam"), "net")
 	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2"}, Reclaimed: []string{"address 10.9.0.2 in " + dir}})
 	expect.Same(t, "valid attachments", valid(t, s.TakeCalls()), []string{"c2/eth0 stranger/net1"})
 
 	for name, content := range map[string]string{"10.9.0.9": "for the printer", "10.9.0.10": "", "10.9.0.11": "c7"} {
 		s.hold(map[string]string{name: content})
-		report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
-		expect.NoError(t, err)
+		report = expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}}))(t)
 		expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2"}, Left: []string{
 			`network "net": plugins were not asked to collect garbage, since an executable host-local would release ` +
 				filepath.Join(dir, name) + `, a reservation that names no attachment; delete it if nobody uses it`}})
@@ -233,11 +221,9 @@ func TestFault_F39_AnAdministratorsEmptyReservationStays(t *testing.T) {
 	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.22"})
 
 	// CleanUp and GC find nothing either.
-	found, err := r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"})
-	expect.NoError(t, err)
+	found := expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"}))(t)
 	expect.Same(t, "found", found, []string(nil))
-	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
+	report := expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 	expect.Same(t, "report", *report, cni.Report{})
 	expect.Same(t, "files", s.held(), []string{"10.9.0.20", "10.9.0.22"})
 }
@@ -262,9 +248,7 @@ func TestFault_F50_StateThatIsNoFileBlocksNobody(t *testing.T) {
 			_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 			return err
 		})
-		if err := expect.Await(t, "GC", done); err == nil || !strings.Contains(err.Error(), path) {
-			t.Errorf("error %v, want one that names %s", err, path)
-		}
+		says(t, expect.Await(t, "GC", done), path)
 		expect.NoError(t, os.Remove(path))
 		if aside == nil {
 			expect.NoError(t, os.Rename(path+".aside", path))

@@ -129,13 +129,11 @@ func TestFault_F73_GCLeavesALostRecordsContainerThatLives(t *testing.T) {
 		}
 		_, err := r.Setup(t.Context(), "c1", path, onePort)
 		expect.NoError(t, err, r.Remove(t.Context(), "c1", path))
-		_, err = others.Setup(t.Context(), "c1", path, onePort)
-		expect.NoError(t, err)
+		testhost.MustSetUp(t, others, "c1", path, onePort)
 		unchanged(nil)
 		expect.NoError(t, others.Remove(t.Context(), "c1", path))
 
-		_, err = r.Setup(t.Context(), "c1", path, onePort)
-		expect.NoError(t, err)
+		testhost.MustSetUp(t, r, "c1", path, onePort)
 		h.enteredPod()
 		unchanged([]string{`c1 eth0 on network "podnet": it is on no record, but in libcni's cache, perhaps by another program, and it lives; ` +
 			`call Remove if the container is gone`})
@@ -146,7 +144,6 @@ func TestFault_F73_GCLeavesALostRecordsContainerThatLives(t *testing.T) {
 // moveNetNS mounts a namespace at another path.
 func (h *realHost) moveNetNS(from, to string) {
 	h.T.Helper()
-	ns, err := netns.Open(from)
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Open(from))(h.T)
 	expect.NoError(h.T, netns.Pin(ns, to), ns.Close(), netns.Remove(from))
 }

@@ -22,8 +22,7 @@ import (
 // locked has another call work on a container until the returned function is called.
 func (h *guardedHost) locked(id string) (release func()) {
 	h.t.Helper()
-	held, err := lock.Open(h.Path("state", "embedcni", "locks")).Lock(h.t.Context(), "container/"+id)
-	expect.NoError(h.t, err)
+	held := expect.Value(lock.Open(h.Path("state", "embedcni", "locks")).Lock(h.t.Context(), "container/"+id))(h.t)
 	return func() { expect.NoError(h.t, held.Release()) }
 }
 
@@ -49,7 +48,7 @@ func TestGuardLeavesABusyContainerOut(t *testing.T) {
 			h.taken()
 			for _, damage := range []string{"nft flush ruleset", "ip link del br0"} {
 				release := h.locked(h.ids[busy])
-				h.shell(damage)
+				h.sh(damage)
 				h.othersBack(busy)
 				// Events do not tell: that of an earlier repair may come after its end.
 				if h.reaches(busy) == nil {
@@ -72,10 +71,9 @@ func TestRecoverRepairsManyTogether(t *testing.T) {
 		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
 			h := newGuardedHost(t, false, backend, n)
 			expect.NoError(t, guard.Hold{ContainerID: h.ids[held]}.Begin(t.Context(), h.r))
-			h.shell("nft flush ruleset; ip link del br0")
+			h.sh("nft flush ruleset; ip link del br0")
 			release := h.locked(h.ids[busy])
-			report, err := h.runtime(false, backend).Recover(t.Context())
-			expect.NoError(t, err)
+			report := expect.Value(h.another().Recover(t.Context()))(t)
 			release()
 			bridges := 0
 			for i, id := range h.ids {
@@ -100,12 +98,10 @@ func TestRecoverRepairsManyTogether(t *testing.T) {
 				}
 			}
 			expect.Same(t, "containers for which the bridge was made", bridges, 1)
-			report, err = h.runtime(false, backend).Recover(t.Context())
-			expect.NoError(t, err)
+			report = expect.Value(h.another().Recover(t.Context()))(t)
 			expect.Same(t, "repaired the next time", len(report.Repaired), 1)
 			expect.NoError(t, guard.Hold{ContainerID: h.ids[held]}.End(t.Context(), h.r))
-			_, err = h.runtime(false, backend).Recover(t.Context())
-			expect.NoError(t, err)
+			expect.Value(h.another().Recover(t.Context()))(t)
 			h.back("recovered")
 		})
 	}
@@ -121,7 +117,7 @@ func TestGuardWhileContainersComeAndGo(t *testing.T) {
 		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))
 			h := newGuardedHost(t, false, backend, 6)
-			other := h.runtime(false, backend)
+			other := h.another()
 			h.guard(h.r, guard.Options{})
 			h.guard(other, guard.Options{})
 			for i := range 3 {
@@ -147,8 +143,7 @@ func TestGuardWhileContainersComeAndGo(t *testing.T) {
 			for _, id := range h.ids {
 				expect.NoError(t, h.r.Remove(t.Context(), id, ""))
 			}
-			links, err := netlink.LinkList()
-			expect.NoError(t, err)
+			links := expect.Value(netlink.LinkList())(t)
 			for _, l := range links {
 				if l.Type() == "veth" && l.Attrs().MasterIndex != 0 {
 					t.Errorf("left: %s", l.Attrs().Name)
@@ -187,14 +182,13 @@ func TestANeighbourIsAskedAgain(t *testing.T) {
 					h.patient(at)
 				}
 				end := h.hostEnd(0)
-				h.shell(map[string]string{"ip link set END down": "ip link set " + end + " down", "ip link set br0 down": damage}[damage])
+				h.sh(map[string]string{"ip link set END down": "ip link set " + end + " down", "ip link set br0 down": damage}[damage])
 				for begun := time.Now(); time.Since(begun) < 50*time.Millisecond; { // both ask
 					if h.reaches(0) == nil {
 						t.Fatal("it is not broken")
 					}
 				}
-				report, err := h.r.Repair(t.Context(), h.ids[0], cni.RepairOptions{})
-				expect.NoError(t, err)
+				report := expect.Value(h.r.Repair(t.Context(), h.ids[0], cni.RepairOptions{}))(t)
 				expect.NoError(t, report.Err())
 				h.back(damage)
 			})

@@ -21,8 +21,7 @@ import (
 // repaired is the report on a container.
 func (s *stage) repaired(r *cni.Runtime, id string) *cni.RepairReport {
 	s.T.Helper()
-	report, err := r.Repair(s.T.Context(), id, cni.RepairOptions{})
-	expect.NoError(s.T, err)
+	report := expect.Value(r.Repair(s.T.Context(), id, cni.RepairOptions{}))(s.T)
 	return report
 }
 
@@ -117,11 +116,8 @@ func TestRepairLeavesAnAttachmentThatIsBeingRemoved(t *testing.T) {
 // allows.
 func TestRepairWaitsForOtherCalls(t *testing.T) {
 	s := newStage(t)
-	gate := s.Gate("p")
-	s.On("p", "ADD", scripted.Action{Block: gate})
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", s.Container("c1")))
-	letGo := s.Arrive(gate)
+	done, letGo := s.heldUp("p", "ADD", testhost.SetUp(t.Context(), r, "c1", s.Container("c1")))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := r.Repair(ctx, "c1", cni.RepairOptions{})
@@ -148,7 +144,7 @@ func TestRepairIsReported(t *testing.T) {
 		cni.WithObserver(func(_ context.Context, e cni.Event) { events = append(events, e) }))
 	before := h.Audit()
 	h.attach(r, "c1")
-	h.run("nft", "flush", "ruleset")
+	h.sh("nft flush ruleset")
 	log.Reset()
 	events = nil
 	report, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})

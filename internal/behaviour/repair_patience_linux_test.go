@@ -39,8 +39,7 @@ func TestRepairLeavesALongDetectionToTheKernel(t *testing.T) {
 				testhost.Uplink(h.RealHost)
 				c := testhost.Case{Plugins: []string{conf}}
 				r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(c.Conf("net", "1.0.0", h.Path("ipam"))))
-				_, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-				expect.NoError(t, err)
+				testhost.MustSetUp(t, r, "c1", h.Container("c1"))
 				h.inside("c1", func(eth0 netlink.Link) error {
 					for setting, value := range map[string]string{"dad_transmits": "1000", "accept_dad": "1"} {
 						if err := os.WriteFile("/proc/sys/net/ipv6/conf/eth0/"+setting, []byte(value), 0o644); err != nil {
@@ -50,8 +49,7 @@ func TestRepairLeavesALongDetectionToTheKernel(t *testing.T) {
 					return damage(eth0)
 				})
 				begun := time.Now()
-				report, err := r.Repair(t.Context(), "c1", cni.RepairOptions{Inside: true})
-				expect.NoError(t, err)
+				report := expect.Value(r.Repair(t.Context(), "c1", cni.RepairOptions{Inside: true}))(t)
 				t.Logf("%v: %v", time.Since(begun), report)
 				if took := time.Since(begun); took > most {
 					t.Errorf("it took %v:\n%v", took, report)
@@ -61,8 +59,7 @@ func TestRepairLeavesALongDetectionToTheKernel(t *testing.T) {
 						t.Errorf("it remains: %v: %v", left.Difference, left.Reason)
 					}
 				}
-				again, err := r.Repair(t.Context(), "c1", cni.RepairOptions{Inside: true})
-				expect.NoError(t, err)
+				again := expect.Value(r.Repair(t.Context(), "c1", cni.RepairOptions{Inside: true}))(t)
 				expect.Same(t, "repaired the second time", len(again.Repaired), 0)
 				expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 			})

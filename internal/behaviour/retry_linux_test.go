@@ -87,7 +87,7 @@ func TestDuty_R41_NeverAnADDOnTopOfOneThatCouldNotBeUndone(t *testing.T) {
 	// The next Setup begins with the leftovers of this one.
 	s.On("p", "DEL", scripted.Action{})
 	s.On("q", "ADD", scripted.Action{})
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth0"})
 }
 

@@ -44,7 +44,7 @@ func TestFault_F48_TheLimitOfASiblingStays(t *testing.T) {
 				r := h.mixed(opt, h.shaping("podnet"))
 				path := h.Container("c1")
 				before := h.Audit()
-				h.mustSetup(r, "c1", path, shaped("podnet", "eth0", sending))
+				testhost.MustSetUp(h.T, r, "c1", path, shaped("podnet", "eth0", sending))
 				first := h.shapers()
 				expect.Same(t, "devices", len(first), 1)
 				_, err := r.Setup(t.Context(), "c1", path, shaped("podnet", "eth1", limits))
@@ -74,7 +74,7 @@ func TestFault_F48_TheDeviceOfAKilledAddGoes(t *testing.T) {
 			h := newRealHost(t)
 			r := h.mixed(opt, h.shaping("podnet"))
 			path := h.Container("c1")
-			h.mustSetup(r, "c1", path, shaped("podnet", "eth0", sending))
+			testhost.MustSetUp(h.T, r, "c1", path, shaped("podnet", "eth0", sending))
 			h.ChangeRecord("c1", func(rec *record.Record) {
 				rec.Attachments[0].State, rec.Attachments[0].Result = record.Planned, nil
 			})

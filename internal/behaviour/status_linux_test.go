@@ -96,11 +96,8 @@ func TestDuty_R40_StatusEndsAtItsDeadlineAndKillsThePlugin(t *testing.T) {
 func TestDuty_R40_StatusContextEndsWithItsContextAndOthersGetTheAnswer(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.1.0", "p")))
-	gate := s.Gate("p")
-	s.On("p", "STATUS", scripted.Action{Block: gate})
 	ctx, cancel := context.WithCancelCause(t.Context())
-	first := testhost.Begin(func() error { return r.StatusContext(ctx) })
-	letGo := s.Arrive(gate)
+	first, letGo := s.heldUp("p", "STATUS", func() error { return r.StatusContext(ctx) })
 	second := testhost.Begin(r.Status)
 	why := errors.New("asked for something else")
 	cancel(why)

@@ -25,8 +25,7 @@ type nicState struct {
 
 func (h *realHost) nic(name string) nicState {
 	h.T.Helper()
-	l, err := netlink.LinkByName(name)
-	expect.NoError(h.T, err)
+	l := expect.Value(netlink.LinkByName(name))(h.T)
 	a := l.Attrs()
 	return nicState{a.Name, a.HardwareAddr.String(), a.MTU, a.TxQLen, a.Promisc != 0, a.Allmulti != 0}
 }
@@ -40,8 +39,7 @@ func (h *realHost) tuningConf() string {
 
 func (h *realHost) wantNoBackup() {
 	h.T.Helper()
-	files, err := filepath.Glob(h.Path("tuning", "*"))
-	expect.NoError(h.T, err)
+	files := expect.Value(filepath.Glob(h.Path("tuning", "*")))(h.T)
 	expect.Same(h.T, "backups", len(files), 0)
 }
 
@@ -67,7 +65,7 @@ func TestFault_F46_AnInterfaceOfTheHostsIsBackAsItWas(t *testing.T) {
 				path := h.Container("c1")
 				before, audited := h.nic("up0"), h.Audit()
 				r := h.mixed(opt, conf)
-				h.mustSetup(r, "c1", path)
+				testhost.MustSetUp(h.T, r, "c1", path)
 				h.stickTuning("c1", del)
 				expect.NoError(t, r.Remove(t.Context(), "c1", path))
 				expect.Same(t, "interface", h.nic("up0"), before)
@@ -95,7 +93,7 @@ func TestFault_F46_AnInterfaceThatWasHiddenIsBackAsItWas(t *testing.T) {
 				r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 				path := h.Container("c1")
 				before := h.nic("up0")
-				h.mustSetup(r, "c1", path)
+				testhost.MustSetUp(h.T, r, "c1", path)
 				hide(h, path)
 				expect.NoError(t, r.Remove(t.Context(), "c1", path))
 				expect.Same(t, "interface", h.nic("up0"), before)
@@ -118,7 +116,7 @@ func TestFault_F46_NoBackupIsLeft(t *testing.T) {
 			conf := cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
 			path := h.Container("c1")
 			r := h.mixed(conf)
-			h.mustSetup(r, "c1", path)
+			testhost.MustSetUp(h.T, r, "c1", path)
 			h.stickTuning("c1", scripted.Action{Signal: 9})
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 			h.wantNoBackup()
@@ -142,7 +140,7 @@ func TestFault_F46_TheSweepDoesNotCoverUnknownInterfaces(t *testing.T) {
 		return errors.Join(err, nl.LinkSetName(l, "eth0"))
 	})
 	r := h.mixed(conf)
-	h.mustSetup(r, "c1", path)
+	testhost.MustSetUp(h.T, r, "c1", path)
 	h.moveOn(path, "eth0", h.Path("netns", "host")) // as the plugin's DEL would
 	h.stickTuning("c1", scripted.Action{Signal: 9})
 	if err := r.Remove(t.Context(), "c1", path); err == nil {
@@ -161,7 +159,7 @@ func TestFault_F46_AFailedRestoreIsReported(t *testing.T) {
 	c := testhost.Case{Plugins: []string{`{"type": "host-device", "device": "up0"}`, h.tuningConf()}}
 	r := h.mixed(cni.WithBuiltinPlugins(), cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 	path := h.Container("c1")
-	h.mustSetup(r, "c1", path)
+	testhost.MustSetUp(h.T, r, "c1", path)
 	file := h.Path("tuning", "c1_eth0.json")
 	expect.NoError(t, os.WriteFile(file, []byte(`{"mtu": 1}`), 0o600))
 	for range 2 {
@@ -170,7 +168,6 @@ func TestFault_F46_AFailedRestoreIsReported(t *testing.T) {
 			t.Fatalf("error %v, want a LeftoverError", err)
 		}
 	}
-	_, err := r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"})
-	expect.NoError(t, err)
+	expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}))(t)
 	h.wantNoBackup()
 }

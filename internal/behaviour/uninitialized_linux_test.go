@@ -45,7 +45,7 @@ func TestDuty_R18_ACheckOfAStrangerIsNotAttachedWhateverThePath(t *testing.T) {
 		expect.Is(t, r.Check(t.Context(), "c2", path), cni.ErrNotAttached)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	for _, path := range []string{"", "/nowhere", file} { // one that is attached has a namespace
 		expect.Is(t, r.Check(t.Context(), "c1", path), cni.ErrInvalidNetNS)
 	}

@@ -97,32 +97,6 @@ func watchTable() map[string]struct {
 			expect.NoError(w.t, os.Chmod(w.path(file), 0o644))
 			w.until(netconf.Unchanged, "a=eth0")
 		}},
-		"a burst": {nil, func(w *watched) {
-			for n := range 500 {
-				w.place(file, fmt.Sprint("n", n))
-			}
-			w.until(netconf.Loaded, "n499=eth0")
-		}},
-		"the directory is removed and made again": {nil, func(w *watched) {
-			for _, network := range []string{"b", "c"} {
-				w.remove(dir)
-				w.until(netconf.Unloaded, "")
-				w.list(file, network)
-				w.until(netconf.Loaded, network+"=eth0")
-			}
-			w.place(file, "d")
-			w.until(netconf.Loaded, "d=eth0")
-		}},
-		"the directories above are removed and made again": {nil, func(w *watched) {
-			for _, above := range []string{"a/b", "a"} {
-				w.remove(above)
-				w.until(netconf.Unloaded, "")
-				w.list(file, "b")
-				w.until(netconf.Loaded, "b=eth0")
-				w.place(file, "c")
-				w.until(netconf.Loaded, "c=eth0")
-			}
-		}},
 		"directories are renamed away, and others into their places": {nil, func(w *watched) {
 			for n, part := range []string{"a/b/net.d", "a/b", "a"} {
 				was := strings.TrimPrefix(file, part)
@@ -172,17 +146,6 @@ func watchTable() map[string]struct {
 			w.until(netconf.Unloaded, "")
 			w.list("real/2/10-a.conflist", "d")
 			w.until(netconf.Loaded, "d=eth0")
-		}},
-		"a directory above is a symbolic link to another": {func(w *watched) {
-			w.list("v1/b/net.d/10-a.conflist", "a")
-			w.list("v2/b/net.d/10-a.conflist", "b")
-			w.symlink("current", "a")
-			w.symlink(w.path("v1"), "current")
-		}, func(w *watched) {
-			w.relink("v2", "current")
-			w.until(netconf.Loaded, "b=eth0")
-			w.relink(w.path("v1"), "a")
-			w.until(netconf.Loaded, "a=eth0")
 		}},
 		"a symbolic link that leads to itself": {nil, func(w *watched) {
 			w.remove("a/b")
