@@ -2,14 +2,22 @@ package behaviour_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/lock"
 )
 
 // shapedHost returns a host with containers whose traffic is limited in both directions.
@@ -112,4 +120,196 @@ func (h *guardedHost) awaitRepair(what string) (repaired guard.Event) {
 		return false
 	})
 	return repaired
+}
+
+// locked has another call work on a container until the returned function is called.
+func (h *guardedHost) locked(id string) (release func()) {
+	h.t.Helper()
+	held := expect.Value(lock.Open(h.Path("state", "embedcni", "locks")).Lock(h.t.Context(), "container/"+id))(h.t)
+	return func() { expect.NoError(h.t, held.Release()) }
+}
+
+// othersBack waits until all containers but one reach the outside and are reached.
+func (h *guardedHost) othersBack(but int) {
+	h.t.Helper()
+	for i := range h.ids {
+		if i != but {
+			expect.Eventually(h.t, fmt.Sprint(h.ids[i], " is back"), func() bool { return h.reaches(i) == nil })
+		}
+	}
+}
+
+// TestGuardLeavesABusyContainerOut of those that it repairs together, and repairs it when
+// the other call has ended.
+func TestGuardLeavesABusyContainerOut(t *testing.T) {
+	const busy = 2
+	for _, backend := range []string{"", "nftables", "iptables"} {
+		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
+			h := newGuardedHost(t, false, backend, 6)
+			h.guard(h.r, guard.Options{})
+			h.quiet()
+			h.taken()
+			for _, damage := range []string{"nft flush ruleset", "ip link del br0"} {
+				release := h.locked(h.ids[busy])
+				h.sh(damage)
+				h.othersBack(busy)
+				// Events do not tell: that of an earlier repair may come after its end.
+				if h.reaches(busy) == nil {
+					t.Errorf("%s: %s was repaired beside another call", damage, h.ids[busy])
+				}
+				release()
+				h.back(damage)
+				h.quiet()
+				h.wantNoFlapping(damage, h.taken())
+			}
+		})
+	}
+}
+
+// TestRecoverRepairsManyTogether: all but the one that another call works on, which is
+// repaired the next time, and the one that is held.
+func TestRecoverRepairsManyTogether(t *testing.T) {
+	const n, busy, held = 12, 3, 5
+	for _, backend := range []string{"", "nftables", "iptables"} {
+		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
+			h := newGuardedHost(t, false, backend, n)
+			expect.NoError(t, guard.Hold{ContainerID: h.ids[held]}.Begin(t.Context(), h.r))
+			h.sh("nft flush ruleset; ip link del br0")
+			release := h.locked(h.ids[busy])
+			report := expect.Value(h.another().Recover(t.Context()))(t)
+			release()
+			bridges := 0
+			for i, id := range h.ids {
+				repaired := report.Repaired[id]
+				switch i {
+				case busy:
+					expect.Is(t, report.Skipped[id], cni.ErrBusy)
+					expect.Same(t, "repaired of the busy one", len(repaired), 0)
+				case held:
+					if report.Kept[id] == nil || len(repaired) > 0 {
+						t.Errorf("held: kept because of %v, repaired %v", report.Kept[id], repaired)
+					}
+				default:
+					if report.Kept[id] != nil || len(repaired) < 3 { // its port on the bridge, masquerading, forwarding
+						t.Errorf("%s: kept because of %v, repaired %v", id, report.Kept[id], repaired)
+					}
+				}
+				for _, d := range repaired {
+					if d.Kind == "bridge" {
+						bridges++
+					}
+				}
+			}
+			expect.Same(t, "containers for which the bridge was made", bridges, 1)
+			report = expect.Value(h.another().Recover(t.Context()))(t)
+			expect.Same(t, "repaired the next time", len(report.Repaired), 1)
+			expect.NoError(t, guard.Hold{ContainerID: h.ids[held]}.End(t.Context(), h.r))
+			expect.Value(h.another().Recover(t.Context()))(t)
+			h.back("recovered")
+		})
+	}
+}
+
+// TestGuardWhileContainersComeAndGo: two guards repair what is lost again and again,
+// while other containers are attached and removed. All that live have everything in the
+// end, and nothing is left of the others.
+func TestGuardWhileContainersComeAndGo(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for _, backend := range []string{"", "nftables", "iptables"} {
+		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 0))
+			h := newGuardedHost(t, false, backend, 6)
+			other := h.another()
+			h.guard(h.r, guard.Options{})
+			h.guard(other, guard.Options{})
+			for i := range 3 {
+				h.Container(fmt.Sprint("g", i))
+			}
+			ended := make(chan error, 1)
+			ctx, stop := context.WithCancel(t.Context())
+			go func() { ended <- h.comeAndGo(ctx, other) }()
+			for range 6 {
+				damage := []string{"nft flush ruleset", "ip link set br0 down", "iptables -F -t nat", "ip link del br0"}[random.IntN(4)]
+				// It fails if there is nothing to damage, since that is contested by now.
+				_ = exec.CommandContext(t.Context(), "sh", "-c", damage).Run()
+				h.quiet()
+			}
+			stop()
+			expect.NoError(t, expect.Await(t, "the last removal", ended))
+			expect.Eventually(t, "healthy containers", func() bool {
+				report, err := h.r.Recover(t.Context()) // what is contested is not the guards' any more
+				expect.NoError(t, err)
+				return len(report.Kept) == 0 && len(report.Adopted) == len(h.ids)
+			})
+			h.back("in the end")
+			for _, id := range h.ids {
+				expect.NoError(t, h.r.Remove(t.Context(), id, ""))
+			}
+			links := expect.Value(netlink.LinkList())(t)
+			for _, l := range links {
+				if l.Type() == "veth" && l.Attrs().MasterIndex != 0 {
+					t.Errorf("left: %s", l.Attrs().Name)
+				}
+			}
+		})
+	}
+}
+
+// comeAndGo attaches and removes containers until the context ends. A Setup may fail
+// because something that it needs is deleted meanwhile, a Remove may not.
+func (h *guardedHost) comeAndGo(ctx context.Context, r *cni.Runtime) error {
+	for i := 0; ctx.Err() == nil; i++ {
+		id := fmt.Sprint("g", i%3)
+		_, _ = r.Setup(context.Background(), id, h.Path("netns", id),
+			cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: int32(9000 + i%3), ContainerPort: 80, Protocol: "tcp"}}))
+		if err := r.Remove(context.Background(), id, h.Path("netns", id)); err != nil && !errors.Is(err, cni.ErrNotAttached) {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestANeighbourIsAskedAgain: an end of a pair that comes back serves at once packets
+// that were sent while it was down; the kernel asks again after a second.
+func TestANeighbourIsAskedAgain(t *testing.T) {
+	for _, ptp := range []bool{false, true} {
+		for _, damage := range []string{"ip link set END down", "ip link set br0 down"} {
+			if ptp && damage != "ip link set END down" {
+				continue
+			}
+			t.Run(fmt.Sprintf("ptp %v, %s", ptp, damage), func(t *testing.T) {
+				h := newGuardedHost(t, ptp, "", 1)
+				h.back("at first")
+				for _, at := range []string{h.Path("netns", "host"), h.Path("netns", h.ids[0])} {
+					h.patient(at)
+				}
+				end := h.hostEnd(0)
+				h.sh(map[string]string{"ip link set END down": "ip link set " + end + " down", "ip link set br0 down": damage}[damage])
+				for begun := time.Now(); time.Since(begun) < 50*time.Millisecond; { // both ask
+					if h.reaches(0) == nil {
+						t.Fatal("it is not broken")
+					}
+				}
+				report := expect.Value(h.r.Repair(t.Context(), h.ids[0], cni.RepairOptions{}))(t)
+				expect.NoError(t, report.Err())
+				h.back(damage)
+			})
+		}
+	}
+}
+
+// patient has the kernel of a namespace wait for an hour before it repeats a question for
+// a hardware address.
+func (h *guardedHost) patient(netns string) {
+	h.t.Helper()
+	h.Inside(netns, func() error {
+		links, err := net.Interfaces()
+		for _, l := range links {
+			if l.Name != "lo" && err == nil {
+				err = os.WriteFile("/proc/sys/net/ipv4/neigh/"+l.Name+"/retrans_time_ms", []byte("3600000"), 0)
+			}
+		}
+		return err
+	})
 }

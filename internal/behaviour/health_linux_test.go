@@ -4,12 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -150,4 +153,239 @@ func left(state record.State, dead bool) func(*stage) {
 			}
 		})
 	}
+}
+
+// TestHealthCountsChecks apart from the comparison.
+func TestHealthCountsChecks(t *testing.T) {
+	s, _, conf := inhabited(t, "c1", "c2")
+	r := s.restarted(conf)
+	report := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
+	report.Checks.Took = 0
+	expect.Same(t, "all well", report.Checks, cni.HealthChecks{Asked: 4})
+	expect.Same(t, "healthy", report.Count(cni.StateHealthy), 2)
+
+	s.On("q", "CHECK", testhost.Says(5, "no"))
+	s.On("p", "CHECK", scripted.Action{})
+	report = expect.Value(r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c2", "c1", "c2"}}))(t)
+	report.Checks.Took = 0
+	expect.Same(t, "one fails", report.Checks, cni.HealthChecks{Asked: 4, Failed: 2})
+	expect.Same(t, "order", []string{report.Containers[0].ContainerID, report.Containers[1].ContainerID}, []string{"c1", "c2"})
+
+	s.On("p", "CHECK", scripted.Action{Signal: 9})
+	report = expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
+	report.Checks.Took = 0
+	expect.Same(t, "one is killed", report.Checks, cni.HealthChecks{Asked: 2, Unanswered: 2})
+	if text := report.String(); !strings.Contains(text, "c1: unknown: ") || !strings.Contains(text, "CHECK: 2 asked, 0 failed, 2 gave no answer; 0 attachments not asked") {
+		t.Error(text)
+	}
+}
+
+// TestHealthWithoutCheck: parts of other programs' plugins are listed as not compared, if
+// nobody wants to hear from them.
+func TestHealthWithoutCheck(t *testing.T) {
+	want := cni.Health{ContainerID: "c1", State: cni.StateHealthy, Uncompared: []string{"p", "q"}}
+	s, _, conf := inhabited(t, "c1")
+	h, report := healthOf(t, s.restarted(conf), cni.HealthOptions{WithoutCheck: true})
+	expect.Same(t, "verdict", h, want)
+	expect.Same(t, "checks", report.Checks, cni.HealthChecks{})
+	expect.Same(t, "calls", s.Took(), []string{})
+
+	s = newStage(t) // or the administrator forbids to ask them
+	conf = []byte(strings.Replace(string(s.Network("net", "1.1.0", "p", "q")), "{", `{"disableCheck": true, `, 1))
+	r := s.restarted(conf)
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
+	s.AddLink("c1", "eth0")
+	s.TakeCalls()
+	h, _ = healthOf(t, r, cni.HealthOptions{})
+	expect.Same(t, "verdict with disableCheck", h, want)
+	expect.Same(t, "calls", s.Took(), []string{})
+}
+
+// TestHealthBeforeCheckWasIntroduced: nobody can tell about another program's plugin.
+func TestHealthBeforeCheckWasIntroduced(t *testing.T) {
+	s := newStage(t)
+	r := s.restarted(s.Network("net", "0.3.1", "p"))
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
+	s.AddLink("c1", "eth0")
+	h, _ := healthOf(t, r, cni.HealthOptions{})
+	expect.Same(t, "state", h.State, cni.StateUnknown)
+	expect.Is(t, h.Reason, cni.ErrNoCheck)
+	s.DelLink("c1", "eth0")
+	h, _ = healthOf(t, r, cni.HealthOptions{})
+	expect.Same(t, "state without the interface", h.State, cni.StateBroken)
+}
+
+// TestHealthStopsAskingAfterItsBudget: a plugin that hangs holds up nobody for longer.
+func TestHealthStopsAskingAfterItsBudget(t *testing.T) {
+	s, _, conf := inhabited(t, "c1", "c2")
+	s.On("p", "CHECK", scripted.Action{Hang: true})
+	begun := time.Now()
+	h, report := healthOf(t, s.restarted(conf), cni.HealthOptions{CheckBudget: 300 * time.Millisecond})
+	if took := time.Since(begun); took > expect.Patience {
+		t.Errorf("took %s", took)
+	}
+	expect.Same(t, "state", h.State, cni.StateUnknown)
+	expect.Is(t, h.Reason, context.DeadlineExceeded)
+	expect.Same(t, "not asked", report.Checks.NotAsked, 2)
+	expect.Same(t, "failed", report.Checks.Failed+report.Checks.Unanswered, 0)
+}
+
+// TestHealthDuringARemove does not take the work of the other call for damage.
+func TestHealthDuringARemove(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	r := s.restarted(conf)
+	done, letGo := s.heldUp("q", "DEL", func() error { return r.Remove(t.Context(), "c1", "") })
+	s.DelLink("c1", "eth0") // as the plugins do
+	h, _ := healthOf(t, s.restarted(conf), cni.HealthOptions{Containers: []string{"c1"}})
+	expect.Same(t, "state", h.State, cni.StateUnknown)
+	expect.Is(t, h.Reason, cni.ErrBusy)
+	letGo()
+	expect.NoError(t, expect.Await(t, "Remove", done))
+	h, _ = healthOf(t, r, cni.HealthOptions{Containers: []string{"c1"}})
+	expect.Same(t, "afterwards", h, cni.Health{ContainerID: "c1", State: cni.StateNotAttached})
+	expect.Is(t, h.Err(), cni.ErrNotAttached)
+}
+
+// TestHealthRefusesAnIDThatIsNone before it looks at anything.
+func TestHealthRefusesAnIDThatIsNone(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	expect.Is(t, errOf(s.restarted(conf).Health(t.Context(), cni.HealthOptions{Containers: []string{"c1", "../c1"}})), cni.ErrInvalidArgument)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	expect.Is(t, errOf(s.restarted(conf).Health(ctx, cni.HealthOptions{})), context.Canceled)
+}
+
+// TestHealthOfOthers: without IDs only this owner's attachments are looked at.
+func TestHealthOfOthers(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	other := s.restarted(conf, cni.WithOwner("other"))
+	report := expect.Value(other.Health(t.Context(), cni.HealthOptions{}))(t)
+	expect.Same(t, "containers", len(report.Containers), 0)
+	h, _ := healthOf(t, other, cni.HealthOptions{Containers: []string{"c1"}})
+	expect.Same(t, "by its ID", h.State, cni.StateHealthy)
+}
+
+func change(t *testing.T, name string, to func(netlink.Link) error) {
+	t.Helper()
+	l := expect.Value(netlink.LinkByName(name))(t)
+	expect.NoError(t, to(l))
+}
+
+// attachedBridge attaches c1 to a bridge, by the built-in plugins or by executables, and
+// returns the host's end of its interface.
+func attachedBridge(t *testing.T, executables bool, version string) (h *realHost, r *cni.Runtime, port string) {
+	t.Helper()
+	h = newRealHost(t)
+	dirs := []string(nil)
+	if executables {
+		dirs = []string{testhost.ReferencePlugins(t)}
+	}
+	list := fmt.Appendf(nil, `{"cniVersion": %q, "name": "net", "plugins": [
+		{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
+		 "ipam": {"type": "host-local", "dataDir": %q, "subnet": "10.77.0.0/24"}}]}`, version, h.Path("ipam"))
+	r = h.Runtime(cni.WithPluginDir(dirs), cni.WithConfListBytes(list))
+	result := testhost.MustSetUp(t, r, "c1", h.Container("c1"))
+	t.Cleanup(func() { expect.NoError(t, r.Remove(t.Context(), "c1", "")) })
+	for name, i := range result.Interfaces {
+		if i.Sandbox == "" && name != "cni0" {
+			port = name
+		}
+	}
+	return h, r, port
+}
+
+// TestRecoverAndBrokenContainers: repaired, reported or removed.
+func TestRecoverAndBrokenContainers(t *testing.T) {
+	for what, tt := range map[string]struct {
+		opts                    []cni.RecoverOption
+		kept, repaired, removed bool
+		after                   cni.HealthState
+	}{
+		"by default": {nil, false, true, false, cni.StateHealthy},
+		"repaired":   {nil, false, true, false, cni.StateHealthy},
+		"reported":   {[]cni.RecoverOption{cni.ReportBroken}, true, false, false, cni.StateBroken},
+		"removed":    {[]cni.RecoverOption{cni.RemoveBroken}, false, false, true, cni.StateNotAttached},
+	} {
+		t.Run(what, func(t *testing.T) {
+			_, r, port := attachedBridge(t, false, "1.0.0")
+			change(t, port, netlink.LinkSetNoMaster)
+			report := expect.Value(r.Recover(t.Context(), tt.opts...))(t)
+			t.Log(report)
+			expect.Same(t, "adopted", len(report.Adopted) == 1, !tt.removed)
+			expect.Same(t, "removed", len(report.Removed) == 1, tt.removed)
+			expect.Same(t, "kept", report.Kept["c1"] != nil, tt.kept)
+			expect.Same(t, "repaired", len(report.Repaired["c1"]) > 0, tt.repaired)
+			h, _ := healthOf(t, r, cni.HealthOptions{Containers: []string{"c1"}})
+			expect.Same(t, "afterwards", h.State, tt.after)
+		})
+	}
+}
+
+// TestRecoverRemovesNoContainerForACheck: only a comparison proves that something is
+// missing.
+func TestRecoverRemovesNoContainerForACheck(t *testing.T) {
+	s, _, conf := inhabited(t, "c1")
+	s.On("p", "CHECK", testhost.Says(5, "no"))
+	report := expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t)
+	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
+	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
+	s.DelLink("c1", "eth0")
+	report = expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t)
+	expect.Same(t, "report", *report, removed)
+}
+
+// TestRecoverRemovesNoContainerForASettingOfTheHost: a host that does not forward cuts
+// off all containers, and their removal would not help.
+func TestRecoverRemovesNoContainerForASettingOfTheHost(t *testing.T) {
+	host, r, port := attachedBridge(t, false, "1.0.0")
+	expect.NoError(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0))
+	h, _ := healthOf(t, r, cni.HealthOptions{})
+	expect.Same(t, "state", h.State, cni.StateBroken)
+	expect.Same(t, "differences", len(h.Differences), 1)
+	expect.Same(t, "kind", h.Differences[0].Kind, "sysctl")
+	report := expect.Value(r.Recover(t.Context(), cni.RemoveBroken))(t)
+	expect.Same(t, "adopted", len(report.Adopted), 1)
+	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
+	expect.NoError(t, r.Check(t.Context(), "c1", host.Path("netns", "c1")))
+	change(t, port, netlink.LinkSetNoMaster)
+	report = expect.Value(r.Recover(t.Context(), cni.RemoveBroken))(t)
+	expect.Same(t, "removed", report.Removed, []string{"c1"})
+}
+
+// TestFault_F37_RecoverDoubtsAContainerThatIsAsItsChainMadeIt: CHECK in the
+// next process reads the notes that the chain's plugins made at ADD. Of two
+// tuning plugins, the first does not expect its values back. An interface that
+// loopback has not made is not missed either, as with CRI-O's
+// 200-loopback.conflist.
+func TestFault_F37_RecoverDoubtsAContainerThatIsAsItsChainMadeIt(t *testing.T) {
+	s := newStage(t)
+	chain := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+		{"type": "ptp", "mtu": 1420, "ipam": {"type": "host-local", "dataDir": %q, "subnet": "10.77.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]}},
+		{"type": "tuning", "dataDir": %q, "mtu": 1400, "txQLen": 100, "sysctl": {"net.core.somaxconn": "500"}},
+		{"type": "tuning", "dataDir": %[2]q, "mtu": 1300, "sysctl": {"net.core.somaxconn": "600"}}]}`, s.Path("ipam"), s.Path("tuning"))
+	lo := []byte(`{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`)
+	open := func() *cni.Runtime {
+		return s.Runtime(cni.WithOwner("tester"), cni.WithBuiltinPlugins(), cni.WithConfListBytes(chain), cni.WithConfListBytes(lo))
+	}
+	path := s.Container("c1")
+	testhost.MustSetUp(t, open(), "c1", path)
+
+	r := open()
+	expect.NoError(t, r.Check(t.Context(), "c1", path))
+	testhost.WantRecover(t, r, adopted)
+
+	// The last plugin's own configuration is still checked.
+	ns := expect.Value(netns.Open(path))(t)
+	expect.NoError(t, ns.Do(func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetTxQLen(eth0, 101)
+	}))
+	expect.NoError(t, ns.Close())
+	if err := r.Check(t.Context(), "c1", path); err == nil {
+		t.Error("CHECK does not notice another length of the queue")
+	}
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }

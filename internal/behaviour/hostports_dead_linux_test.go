@@ -1,6 +1,8 @@
 package behaviour_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -9,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
+
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
@@ -16,6 +20,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
 )
 
 // deadHolder is a container with host port 8080 that has died, without a Remove.
@@ -219,5 +224,171 @@ func TestSetupsThatWantEachOthersPortsOfTheDead(t *testing.T) {
 			expect.NoError(t, r.Remove(t.Context(), fmt.Sprint("c", i), ""))
 		}
 		expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+	}
+}
+
+// portStage is a host with a registered plugin that takes ports and does nothing: only
+// the records decide.
+func portStage(t *testing.T, opts ...cni.Opt) (s *stage, runtime func(opts ...cni.Opt) *cni.Runtime) {
+	t.Helper()
+	s = newStage(t)
+	conf := cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "idle", "capabilities": {"portMappings": true}}]}`))
+	return s, func(more ...cni.Opt) *cni.Runtime {
+		return s.Runtime(append(append([]cni.Opt{conf, cni.WithPlugin("idle", testhost.Idle{})}, opts...), more...)...)
+	}
+}
+
+func web() cni.NamespaceOpts { return mapped(mapping("tcp", "", 8080)) }
+
+// TestADeadContainerHoldsItsPorts until it is removed: its rules still forward them.
+// The same container takes them over.
+func TestADeadContainerHoldsItsPorts(t *testing.T) {
+	s, runtime := portStage(t, cni.WithoutReaping())
+	r := runtime()
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"), web())
+	s.RemoveNetNS("c1")
+	c2 := s.Container("c2")
+	expect.Is(t, testhost.SetUp(t.Context(), r, "c2", c2, web())(), cni.ErrPortInUse)
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"), web())
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	testhost.MustSetUp(t, r, "c2", c2, web())
+}
+
+// TestAFailedSetupGivesItsPortsBack, and one that was refused has none.
+func TestAFailedSetupGivesItsPortsBack(t *testing.T) {
+	s := newStage(t)
+	fail := errors.New("no")
+	failing := true
+	p := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error {
+		if failing {
+			return fail
+		}
+		return nil
+	}}}
+	r := s.Runtime(cni.WithPlugin("p", p), cni.WithRetry(cni.Retry{Attempts: 3, Delay: time.Hour}),
+		cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "p", "capabilities": {"portMappings": true}}]}`)))
+	c1, c2 := s.Container("c1"), s.Container("c2")
+	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", c1, web())(), fail)
+	failing = false
+	testhost.MustSetUp(t, r, "c2", c2, web())
+	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", c1, mapped(mapping("tcp", "", 8080), mapping("tcp", "", 8081)))(), cni.ErrPortInUse)
+	testhost.MustSetUp(t, r, "c1", c1, mapped(mapping("tcp", "", 8081)))
+	expect.Same(t, "recorded", testhost.Recorded(t, r), []string{"c1/eth0 attached", "c2/eth0 attached"})
+}
+
+// TestOfTwoProcessesOneGetsThePort: their plugins are executables.
+func TestOfTwoProcessesOneGetsThePort(t *testing.T) {
+	s := newStage(t)
+	s.On("p", "ADD", gives("10.0.0.1/24"))
+	s.Network("net", "1.0.0", "p")
+	conf := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "p", "script": %q, "capabilities": {"portMappings": true}}]}`, s.Path("script-p"))
+	r := s.Runtime(cni.WithConfListBytes(conf))
+	const n = 4
+	var paths []string
+	for i := range n {
+		paths = append(paths, s.Container(fmt.Sprint("c", i)))
+	}
+	for range 5 {
+		var done []<-chan string
+		for i := range n {
+			_, d := s.ProcessFor(testhost.Job{Verb: "ADD WEB", ID: fmt.Sprint("c", i), NetNS: paths[i], Conf: conf}, nil)
+			done = append(done, d)
+		}
+		attached := ""
+		for i, d := range done {
+			out := expect.Await(t, "a process", d)
+			switch {
+			case out == "" && attached != "":
+				t.Errorf("%s and c%d have the port", attached, i)
+			case out == "":
+				attached = fmt.Sprint("c", i)
+			case out != "in use":
+				t.Error(out)
+			}
+		}
+		if attached == "" {
+			t.Fatal("nobody has the port")
+		}
+		expect.NoError(t, r.Remove(t.Context(), attached, ""))
+	}
+}
+
+// addWeb is a job for another process: a Setup with a port.
+func addWeb(ctx context.Context, r *cni.Runtime, j testhost.Job) error {
+	_, err := r.Setup(ctx, j.ID, j.NetNS, web())
+	if errors.Is(err, cni.ErrPortInUse) {
+		return errors.New("in use")
+	}
+	return err
+}
+
+// byLibcni attaches a container as a program does that uses libcni directly, in the state
+// directory of the library. It returns the function that detaches it.
+func (h *realHost) byLibcni(id, path string, port int) (detach func()) {
+	h.T.Helper()
+	list, err := libcni.ConfListFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "theirs", "plugins": [
+		{"type": "bridge", "bridge": "br-theirs", "isGateway": true, "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.9.0.0/24"}]]}},
+		{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}]}`, h.Path("ipam")))
+	expect.NoError(h.T, err)
+	c := libcni.NewCNIConfigWithCacheDir([]string{testhost.ReferencePlugins(h.T)}, h.Path("state"), nil)
+	rt := &libcni.RuntimeConf{ContainerID: id, NetNS: path, IfName: "eth0", CapabilityArgs: map[string]any{
+		"portMappings": []map[string]any{{"hostPort": port, "containerPort": 80, "protocol": "tcp"}},
+	}}
+	expect.Value(c.AddNetworkList(h.T.Context(), list, rt))(h.T)
+	return func() { expect.NoError(h.T, c.DelNetworkList(h.T.Context(), list, rt)) }
+}
+
+// TestAContainerOfAnotherProgramHasAPort: it is only in libcni's cache. While it lives, its
+// port is refused. Then its rules may still forward it, of which Setup warns.
+func TestAContainerOfAnotherProgramHasAPort(t *testing.T) {
+	for _, b := range portBackends()[:2] {
+		t.Run(b.name, func(t *testing.T) {
+			h := newRealHost(t)
+			theirs := h.Mortal("theirs")
+			detach := h.byLibcni("theirs", theirs, 8080)
+			opts := []cni.Opt{h.portNetwork("net", "1", b), cni.WithBuiltinPlugins()}
+			r, strict := h.forwarding(b, opts...), h.forwarding(b, append(opts, cni.WithStrictPorts())...)
+			path := h.Container("c1")
+			for _, r := range []*cni.Runtime{r, strict} {
+				_, err := r.Setup(t.Context(), "c1", path, web())
+				var e *cni.PortError
+				if !errors.Is(err, cni.ErrPortInUse) || !errors.As(err, &e) || e.ContainerID != "theirs" || e.Network != "theirs" || e.IfName != "eth0" {
+					t.Errorf("beside a living container: %v", err)
+				}
+			}
+			testhost.MustSetUp(t, r, "c1", path, mapped(mapping("tcp", "", 8081)))
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+
+			expect.NoError(t, netns.Remove(theirs))
+			expect.Is(t, errOf(strict.Setup(t.Context(), "c1", path, web())), cni.ErrPortInUse)
+			result := testhost.MustSetUp(t, r, "c1", path, web())
+			if len(result.PortWarnings) != 1 || result.PortWarnings[0].ContainerID != "theirs" {
+				t.Errorf("beside a dead container: warnings %v", result.PortWarnings)
+			}
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+			detach()
+			testhost.MustSetUp(t, strict, "c1", path, web())
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+		})
+	}
+}
+
+// TestOwnContainersInTheCacheAreNotAnothers: libcni's cache has them too, also under the ID
+// of a pool of an earlier version.
+func TestOwnContainersInTheCacheAreNotAnothers(t *testing.T) {
+	h := newRealHost(t)
+	b := portBackends()[0]
+	r := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins())
+	for id, attach := range map[string]func() error{
+		"c1": testhost.SetUp(t.Context(), r, "c1", h.Container("c1"), web()),
+		"c2": func() error { h.Pooled(r, "warm-2", "c2", web()); return nil },
+	} {
+		expect.NoError(t, attach())
+		_, err := r.Setup(t.Context(), "c3", h.Container("at-"+id), web())
+		var e *cni.PortError
+		if !errors.As(err, &e) || e.ContainerID != id || e.Owner == "" {
+			t.Errorf("beside %s: %v", id, err)
+		}
+		expect.NoError(t, r.Remove(t.Context(), id, ""))
 	}
 }
