@@ -169,18 +169,14 @@ func TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp(t *testing.T) {
 				ctx, r := context.Background(), open()
 
 				s.On("p", "ADD", testhost.Says(100, "refused"))
-				if _, err := r.SetupSerially(ctx, "c1", path); err == nil {
-					t.Fatal("Setup succeeded")
-				}
+				fails(t, errOf(r.SetupSerially(ctx, "c1", path)))
 				want("after a Setup that failed", up)
 
 				s.On("p", "ADD", scripted.Action{})
 				expect.Value(r.Setup(ctx, "c1", path))(t)
 				want("attached", true)
 				s.On("p", "DEL", testhost.Says(100, "refused"))
-				if err := r.Remove(ctx, "c1", path); err == nil {
-					t.Fatal("Remove succeeded")
-				}
+				fails(t, r.Remove(ctx, "c1", path))
 				want("after a Remove that failed", up)
 				s.On("p", "DEL", scripted.Action{})
 				expect.NoError(t, open().Remove(ctx, "c1", path))
@@ -284,14 +280,8 @@ func TestFault_F69_HealthAndRepairEndWithTheirContext(t *testing.T) {
 		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
 			h := newManyPorts(t, backend, 4000)
 			for what, do := range map[string]func(context.Context) error{
-				"Health": func(ctx context.Context) error {
-					_, err := h.r.Health(ctx, cni.HealthOptions{WithoutCheck: true})
-					return err
-				},
-				"Repair": func(ctx context.Context) error {
-					_, err := h.r.Repair(ctx, "c0", cni.RepairOptions{})
-					return err
-				},
+				"Health": func(ctx context.Context) error { return errOf(h.r.Health(ctx, cni.HealthOptions{WithoutCheck: true})) },
+				"Repair": func(ctx context.Context) error { return errOf(h.r.Repair(ctx, "c0", cni.RepairOptions{})) },
 			} {
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error, 1)

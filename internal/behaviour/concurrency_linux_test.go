@@ -180,7 +180,7 @@ func TestFault_F15_AHungSTATUSHoldsUpNoSetup(t *testing.T) {
 func TestLoadDuringASetupLeavesItItsConfiguration(t *testing.T) {
 	s, r, _ := warmed(t)
 	path := s.Container("c1")
-	done, letGo := s.heldUp("p", "ADD", func() error { _, err := r.SetupSerially(t.Context(), "c1", path); return err })
+	done, letGo := s.heldUp("p", "ADD", func() error { return errOf(r.SetupSerially(t.Context(), "c1", path)) })
 	expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("new", "1.0.0", "z")), cni.WithPluginDir([]string{s.Path("nowhere")})))
 	letGo()
 	expect.NoError(t, expect.Await(t, "Setup", done))
@@ -238,10 +238,9 @@ func TestFault_F31_AHangingFirstADDOfAnotherProcessBlocksNobody(t *testing.T) {
 // TestFault_F31_AnEarlierVersionsFirstADDBlocksNobody: a process of an
 // earlier version holds the lock while its plugin hangs.
 func TestFault_F31_AnEarlierVersionsFirstADDBlocksNobody(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	s, r, path := oneNetwork(t, "p")
 	held := expect.Value(lock.Open(s.Path("state", "embedcni", "locks")).Lock(t.Context(), "first/p"))(t)
-	expect.Soon(t, "a Setup", testhost.SetUp(t.Context(), r, "c1", s.Container("c1"), testhost.OnNet))
+	expect.Soon(t, "a Setup", testhost.SetUp(t.Context(), r, "c1", path, testhost.OnNet))
 	expect.NoError(t, held.Release())
 }
 
@@ -292,10 +291,7 @@ func longest(t *testing.T, r *cni.Runtime, id, path string, during time.Duration
 func TestFault_F59_AGCThatWaitsBlocksNobodyForLong(t *testing.T) {
 	s, r, through := hanging(t)
 	other := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))) // as in another process
-	collecting := testhost.Begin(func() error {
-		_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})
-		return err
-	})
+	collecting := testhost.Begin(func() error { return errOf(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}})) })
 	t.Run("calls", func(t *testing.T) {
 		for id, beside := range map[string]*cni.Runtime{"in-the-process": r, "in-another": other} {
 			path := s.Container(id)
@@ -377,7 +373,7 @@ func TestFault_F52_APluginThatCallsBackIsRefused(t *testing.T) {
 		{"ADD", testhost.SetUp(t.Context(), r, "c1", s.Container("c1"))},
 		{"CHECK", func() error { return r.Check(t.Context(), "c1", s.Path("netns", "c1")) }},
 		{"DEL", func() error { return r.Remove(t.Context(), "c1", "") }},
-		{"GC", func() error { _, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true}); return err }},
+		{"GC", func() error { return errOf(r.GC(t.Context(), cni.GCOptions{KeepNone: true})) }},
 	} {
 		said = nil
 		expect.NoError(t, expect.Await(t, step.verb, testhost.Begin(step.run)))

@@ -36,7 +36,7 @@ func TestDuty_R37_StrictlyAnUndeclaredCapabilityIsAnErrorAndNothingRuns(t *testi
 	for _, setup := range []string{"Setup", "SetupSerially"} {
 		err := s.everyVerb(r, "c1", path, cni.WithCapabilityBandWidth(cni.BandWidth{IngressRate: 1}))[setup]
 		expect.Is(t, err, cni.ErrInvalidArgument)
-		says(t, err, `capability "bandwidth" is declared by no plugin`)
+		fails(t, err, `capability "bandwidth" is declared by no plugin`)
 	}
 	for _, c := range s.Calls() {
 		if c.Verb == "ADD" {
@@ -163,7 +163,7 @@ func TestFault_F70_AnOptionThatNoNetworkTakesIsAnError(t *testing.T) {
 			continue
 		}
 		expect.Is(t, err, cni.ErrInvalidArgument)
-		says(t, err, c.want)
+		fails(t, err, c.want)
 		_, perr := r.Plan("c1", path, c.opts...)
 		expect.Is(t, perr, cni.ErrInvalidArgument)
 		expect.Same(t, what+": calls", testhost.Rendered(s.TakeCalls()), []string{})

@@ -132,9 +132,18 @@ func wantWarned(t *testing.T, what string, log *testhost.Log) {
 	t.Errorf("%s: warnings %q, want one that begins with %q", what, log.Lines("WARN"), want)
 }
 
-func TestFault_F21_SetupOverACacheThatCannotBeReadCleansFirst(t *testing.T) {
+// TestFault_F21_CallsOverACacheThatCannotBeRead: Setup cleans first, and so does Remove.
+func TestFault_F21_CallsOverACacheThatCannotBeRead(t *testing.T) {
 	for what, content := range spoiled {
 		s, r, log, path := spoil(t, content)
+		expect.Is(t, r.Check(t.Context(), "c1", path), cni.ErrNotAttached)
+		expect.Same(t, what, s.Took(), []string{})
+		expect.NoError(t, r.Remove(t.Context(), "c1", path))
+		expect.Same(t, what, s.Took(), []string{"DEL p c1/eth0"})
+		expect.Same(t, what+": cache", s.Cached(), []string{})
+		wantWarned(t, what, log)
+
+		s, r, log, path = spoil(t, content)
 		testhost.MustSetUp(t, r, "c1", path)
 		calls := s.TakeCalls()
 		expect.Same(t, what, testhost.Rendered(calls), []string{"DEL p c1/eth0", "ADD p c1/eth0"})
@@ -148,18 +157,6 @@ func TestFault_F21_ALivingAttachmentIsSafeWhenItsCacheCannotBeRead(t *testing.T)
 	s.AddLink("c1", "eth0")
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path)(), cni.ErrAlreadyAttached)
 	expect.Same(t, "calls", s.Took(), []string{})
-}
-
-func TestFault_F21_RemoveAndCheckOverACacheThatCannotBeRead(t *testing.T) {
-	for what, content := range spoiled {
-		s, r, log, path := spoil(t, content)
-		expect.Is(t, r.Check(t.Context(), "c1", path), cni.ErrNotAttached)
-		expect.Same(t, what, s.Took(), []string{})
-		expect.NoError(t, r.Remove(t.Context(), "c1", path))
-		expect.Same(t, what, s.Took(), []string{"DEL p c1/eth0"})
-		expect.Same(t, what+": cache", s.Cached(), []string{})
-		wantWarned(t, what, log)
-	}
 }
 
 func TestFault_F21_ACachedResultThatIsNoneKeepsNoPluginFromBeingAsked(t *testing.T) {
@@ -226,10 +223,7 @@ func removeInAllWays(t *testing.T, s *stage, netNS, typ, field string) {
 	if err != nil {
 		return
 	}
-	setUp := func() error {
-		_, err := r.Setup(ctx, "c1", netNS)
-		return err
-	}
+	setUp := func() error { return errOf(r.Setup(ctx, "c1", netNS)) }
 	expect.NoError(t, setUp())
 	expect.NoError(t, r.Remove(ctx, "c1", netNS))
 	expect.NoError(t, setUp())

@@ -267,13 +267,8 @@ func (s *stage) ownThread() string    { return "/proc/thread-self/ns/net" }
 // hostsProcess returns the path of a process on the host, as if its number had
 // belonged to a container before.
 func (s *stage) hostsProcess() string {
-	cmd := exec.Command("sleep", "600")
-	expect.NoError(s.T, cmd.Start())
-	s.T.Cleanup(func() {
-		_ = cmd.Process.Kill() // it cannot have ended
-		_ = cmd.Wait()         // it was killed
-	})
-	return fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
+	path, _ := inhabitIn(s.T, s.Path("netns", "host"), 0)
+	return path
 }
 
 // TestFault_F29_AContainerThatTheLeadingThreadIsInLives: neither path nor pin

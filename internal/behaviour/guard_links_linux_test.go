@@ -2,15 +2,9 @@ package behaviour_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -208,108 +202,4 @@ func TestRecoverRepairsManyTogether(t *testing.T) {
 			h.back("recovered")
 		})
 	}
-}
-
-// TestGuardWhileContainersComeAndGo: two guards repair what is lost again and again,
-// while other containers are attached and removed. All that live have everything in the
-// end, and nothing is left of the others.
-func TestGuardWhileContainersComeAndGo(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	for _, backend := range []string{"", "nftables", "iptables"} {
-		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
-			random := rand.New(rand.NewPCG(seed, 0))
-			h := newGuardedHost(t, false, backend, 6)
-			other := h.another()
-			h.guard(h.r, guard.Options{})
-			h.guard(other, guard.Options{})
-			for i := range 3 {
-				h.Container(fmt.Sprint("g", i))
-			}
-			ended := make(chan error, 1)
-			ctx, stop := context.WithCancel(t.Context())
-			go func() { ended <- h.comeAndGo(ctx, other) }()
-			for range 6 {
-				damage := []string{"nft flush ruleset", "ip link set br0 down", "iptables -F -t nat", "ip link del br0"}[random.IntN(4)]
-				// It fails if there is nothing to damage, since that is contested by now.
-				_ = exec.CommandContext(t.Context(), "sh", "-c", damage).Run()
-				h.quiet()
-			}
-			stop()
-			expect.NoError(t, expect.Await(t, "the last removal", ended))
-			expect.Eventually(t, "healthy containers", func() bool {
-				report, err := h.r.Recover(t.Context()) // what is contested is not the guards' any more
-				expect.NoError(t, err)
-				return len(report.Kept) == 0 && len(report.Adopted) == len(h.ids)
-			})
-			h.back("in the end")
-			for _, id := range h.ids {
-				expect.NoError(t, h.r.Remove(t.Context(), id, ""))
-			}
-			links := expect.Value(netlink.LinkList())(t)
-			for _, l := range links {
-				if l.Type() == "veth" && l.Attrs().MasterIndex != 0 {
-					t.Errorf("left: %s", l.Attrs().Name)
-				}
-			}
-		})
-	}
-}
-
-// comeAndGo attaches and removes containers until the context ends. A Setup may fail
-// because something that it needs is deleted meanwhile, a Remove may not.
-func (h *guardedHost) comeAndGo(ctx context.Context, r *cni.Runtime) error {
-	for i := 0; ctx.Err() == nil; i++ {
-		id := fmt.Sprint("g", i%3)
-		_, _ = r.Setup(context.Background(), id, h.Path("netns", id),
-			cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: int32(9000 + i%3), ContainerPort: 80, Protocol: "tcp"}}))
-		if err := r.Remove(context.Background(), id, h.Path("netns", id)); err != nil && !errors.Is(err, cni.ErrNotAttached) {
-			return err
-		}
-	}
-	return nil
-}
-
-// TestANeighbourIsAskedAgain: an end of a pair that comes back serves at once packets
-// that were sent while it was down; the kernel asks again after a second.
-func TestANeighbourIsAskedAgain(t *testing.T) {
-	for _, ptp := range []bool{false, true} {
-		for _, damage := range []string{"ip link set END down", "ip link set br0 down"} {
-			if ptp && damage != "ip link set END down" {
-				continue
-			}
-			t.Run(fmt.Sprintf("ptp %v, %s", ptp, damage), func(t *testing.T) {
-				h := newGuardedHost(t, ptp, "", 1)
-				h.back("at first")
-				for _, at := range []string{h.Path("netns", "host"), h.Path("netns", h.ids[0])} {
-					h.patient(at)
-				}
-				end := h.hostEnd(0)
-				h.sh(map[string]string{"ip link set END down": "ip link set " + end + " down", "ip link set br0 down": damage}[damage])
-				for begun := time.Now(); time.Since(begun) < 50*time.Millisecond; { // both ask
-					if h.reaches(0) == nil {
-						t.Fatal("it is not broken")
-					}
-				}
-				report := expect.Value(h.r.Repair(t.Context(), h.ids[0], cni.RepairOptions{}))(t)
-				expect.NoError(t, report.Err())
-				h.back(damage)
-			})
-		}
-	}
-}
-
-// patient has the kernel of a namespace wait for an hour before it repeats a question for
-// a hardware address.
-func (h *guardedHost) patient(netns string) {
-	h.t.Helper()
-	h.Inside(netns, func() error {
-		links, err := net.Interfaces()
-		for _, l := range links {
-			if l.Name != "lo" && err == nil {
-				err = os.WriteFile("/proc/sys/net/ipv4/neigh/"+l.Name+"/retrans_time_ms", []byte("3600000"), 0)
-			}
-		}
-		return err
-	})
 }

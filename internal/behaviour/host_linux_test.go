@@ -95,7 +95,7 @@ func TestFault_F38_AnUnreachableHostNamespaceIsRefused(t *testing.T) {
 	} {
 		expect.Is(t, err, cni.ErrHostNetNS)
 		for _, named := range []string{"4:99 (/run/detached/netns)", s.Path("netns", "elsewhere"), "WithHostNetNS"} {
-			says(t, err, named)
+			fails(t, err, named)
 		}
 	}
 	for what, call := range map[string]func() (*cni.Report, error){
@@ -216,8 +216,7 @@ func TestFault_F30_NoCallWaitsLongForADeadRuntimesPlugin(t *testing.T) {
 			return testhost.SetUp(context.Background(), r, "c1", s.Path("netns", "c1"))()
 		},
 		"GC": func(s *stage, r *cni.Runtime) error {
-			_, err := r.GC(context.Background(), cni.GCOptions{KeepNone: true})
-			return err
+			return errOf(r.GC(context.Background(), cni.GCOptions{KeepNone: true}))
 		},
 		"Recover": func(s *stage, r *cni.Runtime) error {
 			report, err := r.Recover(context.Background())

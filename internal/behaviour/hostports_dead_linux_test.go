@@ -215,10 +215,7 @@ func TestSetupsThatWantEachOthersPortsOfTheDead(t *testing.T) {
 			paths = append(paths, h.Container(fmt.Sprintf("round%d-%d", round, i)))
 		}
 		wants := random.Perm(n)
-		err := testhost.InParallel(n, func(i int) error {
-			_, err := r.Setup(t.Context(), fmt.Sprint("c", i), paths[i], port(wants[i]))
-			return err
-		})
+		err := testhost.InParallel(n, func(i int) error { return errOf(r.Setup(t.Context(), fmt.Sprint("c", i), paths[i], port(wants[i]))) })
 		expect.NoError(t, err)
 		for i := range n {
 			expect.NoError(t, r.Remove(t.Context(), fmt.Sprint("c", i), ""))

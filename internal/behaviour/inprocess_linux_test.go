@@ -84,17 +84,6 @@ func TestInProcessPluginIsStoppedAtItsDeadline(t *testing.T) {
 	}
 }
 
-func TestInProcessPluginIsNotStartedWhenTheCallIsOver(t *testing.T) {
-	s := newStage(t)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	reason := errors.New("changed my mind")
-	first := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error { cancel(reason); return nil }}}
-	second := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error { t.Error("called"); return nil }}}
-	_, err := s.Runtime(cni.WithPlugin("a", first), cni.WithPlugin("b", second), testhost.ListOfTypes("net", "a", "b")).Setup(ctx, "c1", s.Container("c1"))
-	expect.Is(t, err, reason)
-	expect.Same(t, "plugin", testhost.AsError(t, err).Plugin, "b")
-}
-
 // TestStatusAndGCAreAskedInProcess: GC gets the attachments.
 func TestStatusAndGCAreAskedInProcess(t *testing.T) {
 	s := newStage(t)
@@ -198,8 +187,7 @@ func TestPluginThatRanIsAskedToDelete(t *testing.T) {
 	failure := errors.New("cannot delete")
 	main := testhost.Acting{On: map[string]testhost.Action{
 		"ADD": func(ctx context.Context, r *plugin.Request) error {
-			_, err := r.Delegate(ctx, "ADD", "none", r.Config)
-			return err
+			return errOf(r.Delegate(ctx, "ADD", "none", r.Config))
 		},
 		"DEL": func(ctx context.Context, r *plugin.Request) error {
 			_, err := r.Delegate(ctx, "DEL", "none", r.Config)

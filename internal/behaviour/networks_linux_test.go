@@ -112,7 +112,7 @@ func TestAllThatIsWrongIsInTheError(t *testing.T) {
 		cni.WithNetwork("two", cni.WithArgs("x", "a;b")))
 	expect.Is(t, err, cni.ErrNotFound, cni.ErrInvalidArgument)
 	for _, text := range []string{`"four" is not loaded`, `"a/b"`, `"x"="a;b"`} {
-		says(t, err, text)
+		fails(t, err, text)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})
 }

@@ -97,9 +97,7 @@ func TestANamespaceStaysOnRecordWhereverAnAttemptFails(t *testing.T) {
 					m := newMaker(t)
 					path, id := m.made(chosen)
 					for range 2 {
-						if _, err := again(fail(m, t.Context()), m, path); err == nil {
-							t.Error("it has succeeded")
-						}
+						fails(t, errOf(again(fail(m, t.Context()), m, path)))
 						m.wantOnRecord("after a failure", path, id)
 						m.On("first", "ADD", scripted.Action{})
 						m.On("first", "DEL", scripted.Action{})
@@ -127,10 +125,7 @@ func TestAnUnattachedNamespaceGoes(t *testing.T) {
 			testhost.WantRecover(m.T, m.Runtime, cni.Report{Removed: []string{"c1"}})
 			return nil
 		},
-		"GC": func(m *maker, _ string) error {
-			_, err := m.GC(m.T.Context(), cni.GCOptions{KeepNone: true})
-			return err
-		},
+		"GC": func(m *maker, _ string) error { return errOf(m.GC(m.T.Context(), cni.GCOptions{KeepNone: true})) },
 		"Setup in a new one": func(m *maker, path string) error {
 			at := ""
 			if path != m.Pin("c1") {

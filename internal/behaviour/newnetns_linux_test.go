@@ -292,7 +292,7 @@ func TestSweepNetNSKeepsWhatIsOnRecord(t *testing.T) {
 	}
 	expect.NoError(t, os.WriteFile(m.RecordFile("c3")+".json", []byte("damaged"), 0o600))
 	_, err := m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
-	says(t, err, "damaged")
+	fails(t, err, "damaged")
 }
 
 // userNS starts a process in a user namespace, which ends with the test, and opens that.

@@ -106,9 +106,8 @@ func hasInterface(path string) error {
 
 // daemon is a daemon with one container.
 type daemon struct {
-	process *os.Process
-	gate    *os.File
-	done    <-chan string
+	gate *os.File
+	done <-chan string
 }
 
 // daemon starts a daemon in a mount namespace of its own, and waits until its container
@@ -119,7 +118,7 @@ func (h *realHost) daemon(j testhost.Job) *daemon {
 	gate := gateOf(h.Path("state"), j.ID)
 	expect.NoError(h.T, syscall.Mkfifo(gate, 0o600))
 	d := &daemon{}
-	d.process, d.done = h.start(j, unix.CLONE_NEWNS)
+	_, d.done = h.start(j, unix.CLONE_NEWNS)
 	opened := make(chan *os.File, 1)
 	go func() {
 		f, err := os.OpenFile(gate, os.O_WRONLY, 0)
@@ -151,14 +150,6 @@ func (h *realHost) wantWhole(d *daemon) {
 	h.T.Helper()
 	expect.NoError(h.T, d.gate.Close())
 	expect.Same(h.T, "the daemon says", expect.Await(h.T, "the daemon", d.done), "")
-}
-
-// kill kills the daemon, and with it its mounts and the container's namespace.
-func (h *realHost) kill(d *daemon) {
-	h.T.Helper()
-	expect.NoError(h.T, d.process.Kill())
-	expect.Await(h.T, "the daemon's end", d.done)
-	expect.NoError(h.T, d.gate.Close())
 }
 
 // unseenCase is a network whose containers no path leads to.
@@ -229,10 +220,7 @@ func TestFault_F63_AContainerOfAnotherMountNamespaceLives(t *testing.T) {
 				report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
 				return errors.Join(err, report.Err())
 			},
-			"Reconcile": func() error {
-				_, err := reconcile.Run(t.Context(), r, nil, reconcile.Options{})
-				return err
-			},
+			"Reconcile": func() error { return errOf(reconcile.Run(t.Context(), r, nil, reconcile.Options{})) },
 			"Health": func() error {
 				report := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
 				for _, one := range report.Containers {

@@ -9,7 +9,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -120,12 +119,7 @@ func (h *realHost) links() int {
 // happens some time after the last reference is gone.
 func (h *realHost) waitForLinks(want int) {
 	h.T.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for tick := time.NewTicker(5 * time.Millisecond); h.links() != want; <-tick.C {
-		if time.Now().After(deadline) {
-			h.T.Fatalf("%d links, want %d", h.links(), want)
-		}
-	}
+	expect.Eventually(h.T, fmt.Sprint(want, " links"), func() bool { return h.links() == want })
 }
 
 // TestASetupClearsWhatGoCNIHasLeft of a container that has died: only libcni's cache has

@@ -102,9 +102,7 @@ func TestRepairLeavesAnAttachmentThatIsBeingRemoved(t *testing.T) {
 	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
 	s.AddLink("c1", "eth0")
 	s.AddLink("c1", "eth1")
-	if err := r.Remove(t.Context(), "c1", "", testhost.OnNet); err == nil {
-		t.Fatal("Remove has not failed")
-	}
+	fails(t, r.Remove(t.Context(), "c1", "", testhost.OnNet))
 	s.TakeCalls()
 	report := s.repaired(r, "c1")
 	expect.Is(t, report.Err(), cni.ErrNotRepairable)
@@ -118,17 +116,13 @@ func TestRepairLeavesAnAttachmentThatIsBeingRemoved(t *testing.T) {
 // TestRepairWaitsForOtherCalls for the container and for GC, as long as its context
 // allows.
 func TestRepairWaitsForOtherCalls(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	done, letGo := s.heldUp("p", "ADD", testhost.SetUp(t.Context(), r, "c1", s.Container("c1")))
+	s, r, path := oneNetwork(t, "p")
+	done, letGo := s.heldUp("p", "ADD", testhost.SetUp(t.Context(), r, "c1", path))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := r.Repair(ctx, "c1", cni.RepairOptions{})
 	expect.Is(t, err, context.DeadlineExceeded)
-	repairing := testhost.Begin(func() error {
-		_, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
-		return err
-	})
+	repairing := testhost.Begin(func() error { return errOf(r.Repair(t.Context(), "c1", cni.RepairOptions{})) })
 	letGo()
 	expect.NoError(t, expect.Await(t, "Setup", done))
 	s.AddLink("c1", "eth0")
@@ -265,9 +259,7 @@ func TestFault_F67_ACheckThatFailsForHealthyContainers(t *testing.T) {
 			conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net", "plugins": [%s]}`, strings.ReplaceAll(tt.plugins, "TUNING", h.Path("tuning")))
 			r := h.Real(cni.WithConfListBytes([]byte(conf)))
 			testhost.MustSetUp(t, r, "c1", h.Container("c1"))
-			if err := r.Check(t.Context(), "c1", h.Path("netns", "c1")); err == nil {
-				t.Error("CHECK has learnt to succeed")
-			}
+			fails(t, r.Check(t.Context(), "c1", h.Path("netns", "c1")))
 			one, report := healthOf(t, r, cni.HealthOptions{})
 			t.Log(report)
 			expect.Same(t, "state", one.State, cni.StateUnknown)

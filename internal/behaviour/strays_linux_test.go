@@ -213,9 +213,7 @@ func TestFault_F59_ANumberThatIsGivenAgainIsNoContainer(t *testing.T) {
 		t.Errorf("report %+v, want that it cannot be told", report)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})
-	if err := testhost.SetUp(t.Context(), r, "c1", s.Container("c2"))(); err == nil {
-		t.Error("it was set up again")
-	}
+	fails(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c2"))())
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
@@ -284,10 +282,7 @@ func onCopiedMounts(f func() error) error {
 func hasLinkAt(t testing.TB, path, name string) bool {
 	t.Helper()
 	ns := expect.Value(netns.Open(path))(t)
-	err := ns.Do(func() error {
-		_, err := net.InterfaceByName(name)
-		return err
-	})
+	err := ns.Do(func() error { return errOf(net.InterfaceByName(name)) })
 	expect.NoError(t, ns.Close())
 	return err == nil
 }
