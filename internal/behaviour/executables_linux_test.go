@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -78,7 +79,6 @@ func TestRulesOfReferencePluginsAreRemovedWithoutThem(t *testing.T) {
 // executables, to prove that it would notice them. The network of WithLoNetwork is in
 // process even with executables, and a configuration like it is not.
 func TestInProcessStartsNoProcess(t *testing.T) {
-	plugintest.UseIPTables(t, "nft") // which has rules that are changed and read without it
 	h := newRealHost(t)
 	cycle := func(r *cni.Runtime, id string) func() error {
 		path := h.Container(id)
@@ -94,22 +94,76 @@ func TestInProcessStartsNoProcess(t *testing.T) {
 	expect.Same(t, "a process was started", startsProcess(t, cycle(h.Real(own), "c4")), true)
 	expect.Same(t, "a process was started", startsProcess(t, cycle(h.Real(own, cni.WithBuiltinPlugins("loopback")), "c5")), false)
 
-	for i, backend := range []string{``, `, "ipMasqBackend": "nftables"`, ``} {
-		firewall := ""
-		if i == 2 { // whose rules a network's first container gets from iptables
-			firewall = `, {"type": "firewall"}`
-		}
+	for i, backend := range []string{``, `, "ipMasqBackend": "nftables"`} {
 		conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net%d", "plugins": [
 			{"type": "bridge", "bridge": "noproc%d", "isGateway": true, "ipMasq": true%s,
 			 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.%d.0.0/24"}], [{"subnet": "fd%d::/64"}]]}},
-			{"type": "portmap"%s, "capabilities": {"portMappings": true}}, {"type": "tuning"}%s]}`,
-			i, i, backend, h.Path("ipam"), 80+i, 80+i, strings.Replace(backend, "ipMasqBackend", "backend", 1), firewall)
+			{"type": "portmap"%s, "capabilities": {"portMappings": true}}, {"type": "tuning"}]}`,
+			i, i, backend, h.Path("ipam"), 80+i, 80+i, strings.Replace(backend, "ipMasqBackend", "backend", 1))
 		id := fmt.Sprint("nat", i)
-		r := h.Runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes([]byte(conf)))
-		if firewall != "" {
-			testhost.MustSetUp(t, r, "first", h.Container("first"))
+		expect.Same(t, "a process was started", startsProcess(t, cycle(h.Runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes([]byte(conf))), id)), false)
+	}
+}
+
+// TestDefaultConflistStartsNoProcess: on a host with iptables-nft, the plugins of the
+// configuration that runtimes install, none of which names a backend, change and read
+// rules of iptables without it.
+func TestDefaultConflistStartsNoProcess(t *testing.T) {
+	h := newRealHost(t)
+	plugintest.UseIPTables(t, "nft")
+	h.installPlugins(false)
+	c := testhost.Case{Plugins: []string{
+		testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range)),
+		`{"type": "portmap", "capabilities": {"portMappings": true}}`, `{"type": "firewall"}`,
+		`{"type": "tuning"}`}}
+	r := h.Runtime(cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+	c1, c2 := h.Container("c1"), h.Container("c2")
+	before, started := h.Audit(), h.toolsStarted()
+	step := func(what string, err error) {
+		t.Helper()
+		expect.NoError(t, err)
+		if notes := started(); notes != "" {
+			t.Errorf("%s started\n%s", what, notes)
 		}
-		expect.Same(t, "a process was started", startsProcess(t, cycle(r, id)), false)
+	}
+	setup := func(id, path string, port int) error {
+		_, err := r.Setup(t.Context(), id, path, portOf(port))
+		return err
+	}
+	step("the first ADD", setup("c1", c1, 1))
+	step("ADD", setup("c2", c2, 2))
+	step("CHECK", r.Check(t.Context(), "c1", c1))
+	step("DEL", r.Remove(t.Context(), "c1", c1))
+	step("CHECK", r.Check(t.Context(), "c2", c2))
+	step("the last DEL", r.Remove(t.Context(), "c2", c2))
+	h.WantClean(before)
+}
+
+// toolsStarted has each tool of a packet filter note that it was started, and returns
+// a function that returns these notes since its last call.
+func (h *realHost) toolsStarted() func() string {
+	h.T.Helper()
+	log := h.Path("started")
+	tools := []string{"nft"}
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, variant := range []string{"nft", "legacy"} {
+			tools = append(tools, family+"-"+variant+"-save", family+"-"+variant+"-restore")
+		}
+	}
+	for _, name := range tools {
+		tool, err := exec.LookPath(name)
+		expect.NoError(h.T, err)
+		path := h.Write("noting/"+name, fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >>%s\nexec %s \"$@\"\n", name, log, tool))
+		expect.NoError(h.T, os.Chmod(path, 0o755))
+	}
+	h.T.Setenv("PATH", h.Path("noting")+":"+os.Getenv("PATH"))
+	return func() string {
+		notes, err := os.ReadFile(log)
+		if errors.Is(err, fs.ErrNotExist) {
+			return ""
+		}
+		expect.NoError(h.T, err, os.Remove(log))
+		return string(notes)
 	}
 }
 
