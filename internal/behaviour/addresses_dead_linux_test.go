@@ -1,17 +1,25 @@
 package behaviour_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
 )
 
 const static = "10.77.0.50"
@@ -53,8 +61,7 @@ func TestSetupTakesTheAddressOfADeadContainer(t *testing.T) {
 						h.ChangeRecord("dead", func(rec *record.Record) { rec.Boot = boot })
 					}
 					path := h.Container("c1" + boot)
-					result, err := r.Setup(t.Context(), "c1", path, want...)
-					expect.NoError(t, err)
+					result := testhost.MustSetUp(t, r, "c1", path, want...)
 					expect.Same(t, "address", result.Interfaces["eth0"].IPConfigs[0].IP.String(), static)
 					expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 					expect.NoError(t, r.Remove(t.Context(), "c1", path))
@@ -66,7 +73,7 @@ func TestSetupTakesTheAddressOfADeadContainer(t *testing.T) {
 }
 
 // TestSetupLeavesAHolderOfItsAddress that is not its to remove, and says who it is. The
-// holder is unchanged.
+// holder is unchanged. TestSetupLeavesAHolderThatIsNotItsToRemove has more of them.
 func TestSetupLeavesAHolderOfItsAddress(t *testing.T) {
 	want := wants()["args"]
 	for what, test := range map[string]struct {
@@ -75,25 +82,7 @@ func TestSetupLeavesAHolderOfItsAddress(t *testing.T) {
 		opts []cni.Opt
 	}{
 		"it lives": {keep: func(t *testing.T, h *realHost, r *cni.Runtime) {
-			_, err := r.Setup(t.Context(), "c1", h.Container("c1"), want...)
-			expect.NoError(t, err)
-		}},
-		"it is another owner's": {keep: func(t *testing.T, h *realHost, _ *cni.Runtime) {
-			dies(t, h.staticNetwork(false, cni.WithOwner("another program"), cni.WithoutReaping()), "c1", want...)
-		}},
-		"it is another owner's, of another boot": {keep: func(t *testing.T, h *realHost, _ *cni.Runtime) {
-			dies(t, h.staticNetwork(false, cni.WithOwner("another program"), cni.WithoutReaping()), "c1", want...)
-			h.ChangeRecord("c1", func(rec *record.Record) { rec.Boot = "another" })
-		}},
-		"another call has it": {keep: func(t *testing.T, h *realHost, _ *cni.Runtime) {
-			dies(t, h.staticNetwork(false, cni.WithoutReaping()), "c1", want...)
-			held, err := lock.Open(h.Path("state", "embedcni", "locks")).Lock(t.Context(), "container/c1")
-			expect.NoError(t, err)
-			t.Cleanup(func() { expect.NoError(t, held.Release()) })
-		}},
-		"its record is of another mount namespace": {keep: func(t *testing.T, h *realHost, _ *cni.Runtime) {
-			dies(t, h.staticNetwork(false, cni.WithoutReaping()), "c1", want...)
-			h.ChangeRecord("c1", func(rec *record.Record) { rec.NetNS.View = "another" })
+			testhost.MustSetUp(t, r, "c1", h.Container("c1"), want...)
 		}},
 		"its record cannot be read": {
 			keep: func(t *testing.T, h *realHost, _ *cni.Runtime) {
@@ -142,6 +131,180 @@ func TestSetupLeavesAHolderOfItsAddress(t *testing.T) {
 			if _, err := os.Stat(h.Path("ipam", "net", static)); err != nil {
 				t.Error(err)
 			}
+		})
+	}
+}
+
+// TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp: an lo that was up before
+// the Setup belongs to a process in the namespace. Neither a failed Setup nor a
+// Remove sets it down. An lo that was down is set down again.
+func TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp(t *testing.T) {
+	for kind, opts := range map[string][]cni.Opt{
+		"built in":   {cni.WithBuiltinPlugins("loopback")},
+		"executable": {nil, cni.WithoutBuiltinPlugins()},
+	} {
+		for _, up := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, up %t", kind, up), func(t *testing.T) {
+				s := newStage(t)
+				if kind == "executable" {
+					opts[0] = cni.WithPluginDir([]string{s.Path("bin"), testhost.ReferencePlugins(t)})
+				}
+				lo := []byte(`{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`)
+				open := func() *cni.Runtime {
+					return s.Runtime(append(slices.Clone(opts), cni.WithOwner("tester"), cni.WithConfListBytes(lo), cni.WithConfListBytes(s.Network("own", "1.0.0", "p")))...)
+				}
+				path := s.Container("c1")
+				if up {
+					s.lo(path, netlink.LinkSetUp)
+				}
+				want := func(when string, up bool) {
+					t.Helper()
+					s.lo(path, func(l netlink.Link) error {
+						if got := l.Attrs().RawFlags&1 != 0; got != up {
+							t.Errorf("%s: lo is up: %t, want %t", when, got, up)
+						}
+						return nil
+					})
+				}
+				ctx, r := context.Background(), open()
+
+				s.On("p", "ADD", testhost.Says(100, "refused"))
+				fails(t, errOf(r.SetupSerially(ctx, "c1", path)))
+				want("after a Setup that failed", up)
+
+				s.On("p", "ADD", scripted.Action{})
+				expect.Value(r.Setup(ctx, "c1", path))(t)
+				want("attached", true)
+				s.On("p", "DEL", testhost.Says(100, "refused"))
+				fails(t, r.Remove(ctx, "c1", path))
+				want("after a Remove that failed", up)
+				s.On("p", "DEL", scripted.Action{})
+				expect.NoError(t, open().Remove(ctx, "c1", path))
+				want("after a Remove by the next runtime", up)
+			})
+		}
+	}
+}
+
+// lo calls fn for the loopback interface of a namespace.
+func (s *stage) lo(path string, fn func(netlink.Link) error) {
+	s.T.Helper()
+	ns := expect.Value(netns.Open(path))(s.T)
+	expect.NoError(s.T, ns.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return fn(lo)
+	}))
+	expect.NoError(s.T, ns.Close())
+}
+
+// newManyPorts is a host with one container that has n ports, none of which leads
+// anywhere: somebody has flushed all rules.
+func newManyPorts(t *testing.T, backend string, n int) *guardedHost {
+	t.Helper()
+	h := newGuardedHost(t, false, backend, 0)
+	ports := make([]cni.PortMapping, n)
+	for i := range ports {
+		ports[i] = cni.PortMapping{HostPort: int32(8000 + i), ContainerPort: 80, Protocol: "tcp"}
+	}
+	path := h.Container("c0")
+	testhost.MustSetUp(t, h.r, "c0", path, cni.WithCapabilityPortMap(ports))
+	h.Serve(path, 80)
+	h.ids = []string{"c0"}
+	h.sh("nft flush ruleset")
+	return h
+}
+
+// spent is the time that all CPUs have spent on this process and its children, which a
+// busy machine does not lengthen.
+func spent(t *testing.T) (sum time.Duration) {
+	t.Helper()
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var used unix.Rusage
+		expect.NoError(t, unix.Getrusage(who, &used))
+		sum += time.Duration(used.Utime.Nano() + used.Stime.Nano())
+	}
+	return sum
+}
+
+// afterUserTime returns a channel that gets a signal when this process has spent so much
+// more time in user mode.
+func afterUserTime(t *testing.T, d time.Duration) <-chan os.Signal {
+	t.Helper()
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGVTALRM)
+	t.Cleanup(func() { signal.Stop(signals) })
+	expect.Value(unix.Setitimer(unix.ItimerVirtual, unix.Itimerval{Value: unix.NsecToTimeval(int64(d))}))(t)
+	return signals
+}
+
+// TestFault_F69_FlushedPortsCostLinearTime: to judge and to repair four times as many
+// ports takes about four times as long, not sixteen times.
+func TestFault_F69_FlushedPortsCostLinearTime(t *testing.T) {
+	const few, most, floor = 1000, 9, 50 * time.Millisecond
+	for _, backend := range []string{"", "nftables"} {
+		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
+			judged, repaired := make(map[int]time.Duration), make(map[int]time.Duration)
+			for _, n := range []int{few, 4 * few} {
+				t.Run(fmt.Sprint(n), func(t *testing.T) {
+					h := newManyPorts(t, backend, n)
+					begun := spent(t)
+					health := expect.Value(h.r.Health(t.Context(), cni.HealthOptions{WithoutCheck: true}))(t)
+					judged[n] = spent(t) - begun
+					expect.Same(t, "differences: the ports and masquerading", len(health.Containers[0].Differences), n+1)
+					begun = spent(t)
+					report := expect.Value(h.r.Repair(t.Context(), "c0", cni.RepairOptions{}))(t)
+					repaired[n] = spent(t) - begun
+					expect.NoError(t, report.Err())
+					expect.Same(t, "repaired", len(report.Repaired), n+1)
+					h.back("repaired")
+				})
+			}
+			for what, took := range map[string]map[int]time.Duration{"judge": judged, "repair": repaired} {
+				t.Logf("to %s %d ports takes %v of CPU, %d ports %v", what, few, took[few], 4*few, took[4*few])
+				if took[4*few] > most*max(took[few], floor) {
+					t.Errorf("to %s four times as many ports takes %.1f times as long", what, float64(took[4*few])/float64(took[few]))
+				}
+			}
+		})
+	}
+}
+
+// TestFault_F69_HealthAndRepairEndWithTheirContext, whatever they have yet to do. The
+// limit is CPU time: a process that waits for a busy machine is not late.
+func TestFault_F69_HealthAndRepairEndWithTheirContext(t *testing.T) {
+	const limit = 500 * time.Millisecond
+	for _, backend := range []string{"", "nftables"} {
+		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
+			h := newManyPorts(t, backend, 4000)
+			for what, do := range map[string]func(context.Context) error{
+				"Health": func(ctx context.Context) error { return errOf(h.r.Health(ctx, cni.HealthOptions{WithoutCheck: true})) },
+				"Repair": func(ctx context.Context) error { return errOf(h.r.Repair(ctx, "c0", cni.RepairOptions{})) },
+			} {
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- do(ctx) }()
+				select {
+				case <-afterUserTime(t, 20*time.Millisecond): // it is under way
+				case err := <-ended:
+					ended <- err
+				}
+				begun, used := time.Now(), spent(t)
+				cancel()
+				if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+					t.Errorf("%s: %v", what, err)
+				}
+				used = spent(t) - used
+				t.Logf("%s ends after %v, %v of CPU", what, time.Since(begun), used)
+				if used > limit {
+					t.Errorf("%s ends %v of CPU after its context", what, used)
+				}
+			}
+			_, err := h.r.Repair(t.Context(), "c0", cni.RepairOptions{}) // the rest
+			expect.NoError(t, err)
+			h.back("repaired after all")
 		})
 	}
 }

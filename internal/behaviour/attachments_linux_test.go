@@ -1,12 +1,19 @@
 package behaviour_test
 
 import (
+	"fmt"
 	"maps"
+	"net/netip"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -28,8 +35,7 @@ func TestAttachmentsHaveTheParametersOfTheSetup(t *testing.T) {
 			t.Errorf("%s of %s has the caller's metadata: %s", c.Verb, c.Type, c.Stdin)
 		}
 	}
-	all, err := s.Runtime().Attachments()
-	expect.NoError(t, err)
+	all := expect.Value(s.Runtime().Attachments())(t)
 	args := map[string]string{"K8S_POD_NAME": "web", "tier": "front"}
 	other := maps.Clone(args)
 	other["K8S_POD_NAME"] = "other"
@@ -44,32 +50,15 @@ func TestAttachmentsHaveTheParametersOfTheSetup(t *testing.T) {
 	expect.Same(t, "number", len(all), 2)
 }
 
-func TestMetadataIsSmall(t *testing.T) {
-	s, r, path := threeNetworks(t)
-	for what, values := range map[string]map[string]string{
-		"an empty key":    {"": "x"},
-		"a long value":    {"k": strings.Repeat("x", 4096)},
-		"many short ones": {"a": strings.Repeat("x", 2048), "b": strings.Repeat("x", 2048)},
-	} {
-		_, err := r.Setup(t.Context(), "c1", path, cni.WithMetadata(values))
-		expect.Is(t, err, cni.ErrInvalidArgument)
-		expect.Same(t, what+": on record", testhost.Recorded(t, r), []string{})
-	}
-	_, err := r.Setup(t.Context(), "c1", path, cni.WithMetadata(map[string]string{"k": strings.Repeat("x", 4095)}))
-	expect.NoError(t, err)
-	s.TakeCalls()
-}
-
 // TestAnAttachmentHasOnlyItsOwnFailure: the failure of one network is not that of the
 // others, which stay on record only because of it.
 func TestAnAttachmentHasOnlyItsOwnFailure(t *testing.T) {
 	s, r, path := threeNetworks(t)
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	s.TakeCalls()
 	s.On("q", "DEL", testhost.Says(5, "stuck"))
 	expect.Same(t, "errors", testhost.Messages(r.Remove(t.Context(), "c1", "")), []string{"q: stuck"})
-	all, err := r.Attachments()
-	expect.NoError(t, err)
+	all := expect.Value(r.Attachments())(t)
 	for _, a := range all {
 		failed := a.Network == "two"
 		if state := map[bool]cni.AttachmentState{true: cni.Failed, false: cni.Detaching}[failed]; a.State != state {
@@ -84,11 +73,211 @@ func TestAnAttachmentHasOnlyItsOwnFailure(t *testing.T) {
 	// Who restarts after the failure, removes all of them, and not before the failed
 	// one is due.
 	restarted := s.Runtime()
-	report, err := restarted.Recover(t.Context())
-	expect.NoError(t, err)
+	report := expect.Value(restarted.Recover(t.Context()))(t)
 	expect.Same(t, "adopted", report.Adopted, nil)
 	expect.Same(t, "failed", len(report.Failed), 1)
 	s.On("q", "DEL", scripted.Action{})
 	expect.NoError(t, restarted.Remove(t.Context(), "c1", ""))
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+}
+
+// TestAttachmentsOfOneContainer: they are those of the list, whatever state the record is in.
+func TestAttachmentsOfOneContainer(t *testing.T) {
+	s, r, path := threeNetworks(t)
+	testhost.MustSetUp(t, r, "c1", path)
+	for _, id := range []string{"damaged", "newer"} {
+		testhost.MustSetUp(t, r, id, s.Container(id))
+	}
+	s.TakeCalls()
+	s.SpoilBase("damaged", "{")
+	s.SpoilBase("newer", `{"format": 99, "containerId": "newer"}`)
+	all := expect.Value(r.Attachments())(t)
+	for id, n := range map[string]int{"c1": 3, "damaged": 1, "newer": 1, "none": 0} {
+		of := expect.Value(r.AttachmentsOf(id))(t)
+		want := slices.DeleteFunc(slices.Clone(all), func(a cni.Attachment) bool { return a.ContainerID != id })
+		if n > 0 {
+			expect.Same(t, id, of, want)
+		}
+		expect.Same(t, id, []int{len(of), len(want)}, []int{n, n})
+	}
+	expect.Is(t, errOf(r.AttachmentsOf("../c1")), cni.ErrInvalidArgument)
+	for _, id := range []string{"damaged", "newer"} {
+		expect.NoError(t, os.Remove(s.RecordFile(id)+".json"))
+	}
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	s.TakeCalls()
+}
+
+// TestAttachmentsAreInTheOrderOfIDs, whatever the order of their files.
+func TestAttachmentsAreInTheOrderOfIDs(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(s.declaring("net", "p"))
+	var got, want []string
+	for i := range 12 {
+		id := fmt.Sprintf("c%02d", (i*7)%12)
+		expect.Value(r.Setup(t.Context(), id, s.Container(id)))(t)
+		want = append(want, fmt.Sprintf("c%02d", i))
+	}
+	for _, a := range expect.Value(r.Attachments())(t) {
+		got = append(got, a.ContainerID)
+	}
+	expect.Same(t, "IDs", got, want)
+}
+
+// metadataOf returns the metadata of a container's attachments, by interface.
+func metadataOf(t *testing.T, r *cni.Runtime, id string) map[string]map[string]string {
+	t.Helper()
+	all := expect.Value(r.Attachments())(t)
+	found := map[string]map[string]string{}
+	for _, a := range all {
+		if a.ContainerID == id {
+			found[a.IfName] = a.Metadata
+		}
+	}
+	return found
+}
+
+// TestSetMetadata: values of the caller's are on record until the container is removed,
+// in each process, and only those of its own attachments change.
+func TestSetMetadata(t *testing.T) {
+	h := newRealHost(t)
+	list := cni.WithConfListBytes(dualList(h))
+	r := h.Runtime(cni.WithPluginDir(nil), cni.WithLoopback, list)
+	other := h.Runtime(cni.WithPluginDir(nil), cni.WithOwner("other"), cni.WithInterfacePrefix("net"), list)
+	before := h.Audit()
+	path := h.Container("c1")
+	testhost.MustSetUp(t, r, "c1", path, cni.WithMetadata(map[string]string{"pod": "p", "pid": ""}))
+	testhost.MustSetUp(t, other, "c1", path, cni.WithMetadata(map[string]string{"pid": "other's"}))
+
+	size := recordSize(h, "c1")
+	for range 3 { // once is enough
+		expect.NoError(t, r.SetMetadata(t.Context(), "c1", map[string]string{"pid": "7", "pidfd": "x"}))
+	}
+	if grown := recordSize(h, "c1") - size; grown <= 0 || grown > 2048 {
+		t.Errorf("the record has grown by %d bytes", grown)
+	}
+	want := map[string]string{"pod": "p", "pid": "7", "pidfd": "x"}
+	others := map[string]string{"pid": "other's"}
+	wantAll := map[string]map[string]string{"lo": want, "eth0": want, "net0": others}
+	restarted := h.Runtime(cni.WithPluginDir(nil), cni.WithLoopback, list)
+	expect.Same(t, "after a restart", metadataOf(t, restarted, "c1"), wantAll)
+
+	for _, values := range []map[string]string{
+		{"": "x"}, {"pod": strings.Repeat("x", 4096)}, {"a": strings.Repeat("x", 2048), "b": strings.Repeat("x", 2048)},
+	} {
+		expect.Is(t, errOf(r.Setup(t.Context(), "c2", path, cni.WithMetadata(values))), cni.ErrInvalidArgument)
+		expect.Is(t, r.SetMetadata(t.Context(), "c1", values), cni.ErrInvalidArgument)
+	}
+	expect.Is(t, r.SetMetadata(t.Context(), "c1", map[string]string{"pod": strings.Repeat("x", 4090)}), cni.ErrInvalidArgument) // with the others
+	expect.NoError(t, r.SetMetadata(t.Context(), "c1", nil))
+	expect.Same(t, "after invalid values", metadataOf(t, r, "c1"), wantAll)
+
+	third := h.Runtime(cni.WithPluginDir(nil), cni.WithOwner("third"), cni.WithInterfacePrefix("aux"), list)
+	expect.Is(t, third.SetMetadata(t.Context(), "c1", want), cni.ErrNotAttached)
+	_, err := third.Setup(t.Context(), "c1", path) // it writes the record anew
+	expect.NoError(t, err)
+	wantAll["aux0"] = nil
+	expect.Same(t, "in a new record", metadataOf(t, r, "c1"), wantAll)
+	changed := maps.Clone(want)
+	changed["pid"] = "8"
+	expect.NoError(t, restarted.SetMetadata(t.Context(), "c1", map[string]string{"pid": "8"}))
+	expect.Same(t, "changed", metadataOf(t, r, "c1")["eth0"], changed)
+
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	expect.Is(t, r.SetMetadata(t.Context(), "c1", want), cni.ErrNotAttached)
+	h.WantClean(before)
+}
+
+// TestSetMetadataOfADamagedRecord says so.
+func TestSetMetadataOfADamagedRecord(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
+	testhost.MustSetUp(t, r, "c1", h.Container("c1"))
+	h.SpoilBase("c1", "{")
+	expect.Is(t, r.SetMetadata(t.Context(), "c1", map[string]string{"pid": "7"}), record.ErrBad)
+}
+
+// dualList is a bridge with addresses of both families.
+func dualList(h *realHost) []byte {
+	return fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
+		{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
+		 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd00:77::/64"}]]}},
+		{"type": "firewall"}]}`, h.Path("ipam"))
+}
+
+// whoHas returns the containers that have an address, as "c1/eth0".
+func whoHas(t *testing.T, r *cni.Runtime, addr string) []string {
+	t.Helper()
+	all, err := r.LookupAddr(netip.MustParseAddr(addr))
+	if all == nil {
+		expect.Is(t, err, cni.ErrNotAttached)
+		return nil
+	}
+	expect.NoError(t, err)
+	var names []string
+	for _, a := range all {
+		names = append(names, a.ContainerID+"/"+a.IfName)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestLookupAddrFindsTheContainer, in another process too, whatever that has seen before.
+func TestLookupAddrFindsTheContainer(t *testing.T) {
+	h := newRealHost(t)
+	opts := []cni.Opt{cni.WithPluginDir(nil), cni.WithLoNetwork, cni.WithConfListBytes(dualList(h))}
+	r, other := h.Runtime(opts...), h.Runtime(append(opts, cni.WithOwner("other"))...)
+	addrs := map[string]cni.Address{}
+	for _, id := range []string{"c1", "c2"} {
+		result := testhost.MustSetUp(t, r, id, h.Container(id))
+		addrs[id] = result.IPv4()
+		expect.Same(t, "IPv4", whoHas(t, other, result.IPv4().IP().String()), []string{id + "/eth1"})
+		expect.Same(t, "IPv6", whoHas(t, other, result.IPv6().IP().String()), []string{id + "/eth1"})
+		expect.Same(t, "mapped", whoHas(t, r, "::ffff:"+result.IPv4().IP().String()), []string{id + "/eth1"})
+		expect.Same(t, "the host's", whoHas(t, other, result.IPv4().Gateway.String()), nil)
+	}
+	all := expect.Value(other.LookupAddr(addrs["c2"].IP()))(t)
+	listed := expect.Value(other.Attachments())(t)
+	i := slices.IndexFunc(listed, func(a cni.Attachment) bool { return a.ContainerID == "c2" && a.IfName == "eth1" })
+	expect.Same(t, "attachment", all, listed[i:i+1])
+
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	expect.Same(t, "removed", whoHas(t, other, addrs["c1"].IP().String()), nil)
+	for _, addr := range []string{"127.0.0.1", "::1", "0.0.0.0", "::", "224.0.0.1", "ff02::1"} {
+		expect.Is(t, errOf(r.LookupAddr(netip.MustParseAddr(addr))), cni.ErrInvalidArgument)
+	}
+	expect.Is(t, errOf(r.LookupAddr(netip.Addr{})), cni.ErrInvalidArgument)
+
+	h.ChangeRecord("c2", func(rec *record.Record) { rec.Boot = "another" })
+	expect.Same(t, "of an earlier boot", whoHas(t, other, addrs["c2"].IP().String()), nil)
+	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
+}
+
+// TestLookupAddrOfADamagedRecord: the address may be in use.
+func TestLookupAddrOfADamagedRecord(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
+	result := testhost.MustSetUp(t, r, "c1", h.Container("c1"))
+	h.SpoilBase("c1", "{")
+	all := expect.Value(r.LookupAddr(result.IPv4().IP()))(t)
+	expect.Same(t, "state", []any{len(all), all[0].ContainerID, all[0].State}, []any{1, "c1", cni.Unknown})
+	expect.NoError(t, r.Remove(t.Context(), "c1", h.Path("netns", "c1")))
+}
+
+// inside runs f with a handle in a container's namespace.
+func (h *realHost) inside(id string, f func(eth0 netlink.Link) error) {
+	h.T.Helper()
+	h.Inside(h.Path("netns", id), func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return f(link)
+	})
+}
+
+func recordSize(h *realHost, id string) int64 {
+	h.T.Helper()
+	info := expect.Value(os.Stat(h.RecordFile(id) + ".json"))(h.T)
+	return info.Size()
 }

@@ -1,14 +1,14 @@
 package behaviour_test
 
 import (
-	"errors"
 	"fmt"
+	"net"
 	"os"
-	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
@@ -27,12 +27,7 @@ type swappable struct {
 func newSwappable(t *testing.T) *swappable {
 	t.Helper()
 	h := newRealHost(t)
-	plugins, err := filepath.Glob(filepath.Join(testhost.ReferencePlugins(t), "*"))
-	expect.NoError(t, err)
-	expect.NoError(t, os.MkdirAll(h.Path("bin"), 0o755))
-	for _, plugin := range plugins {
-		expect.NoError(t, os.Symlink(plugin, h.Path("bin", filepath.Base(plugin))))
-	}
+	h.linkPlugins()
 	c := testhost.Everything()
 	conf := string(c.Conf("podnet", "1.0.0", h.Path("ipam")))
 	for _, typ := range []string{"bridge", "portmap", "bandwidth", "firewall"} {
@@ -59,8 +54,7 @@ func (h *swappable) wantSwapped(what string, swap func(), opts ...cni.Opt) error
 	expect.NoError(h.T, err)
 	path := h.Container("c1")
 	before := h.Audit()
-	_, err = r.Setup(h.T.Context(), "c1", path, onePort)
-	expect.NoError(h.T, err)
+	testhost.MustSetUp(h.T, r, "c1", path, onePort)
 	swap()
 	err = r.Remove(h.T.Context(), "c1", path)
 	left, gone := h.Left(before)
@@ -104,59 +98,196 @@ func TestTeardownErrorsAreReportedIfAskedFor(t *testing.T) {
 	expect.Same(t, "errors", testhost.Messages(err), []string{"portmap: stuck"})
 }
 
-func TestAFailedDELOfAnUnknownPlugin(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	path := s.Container("c1")
-	before := s.Audit()
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
-	s.On("p", "DEL", testhost.Says(5, "stuck"))
-	for range 2 {
-		expect.Same(t, "errors", testhost.Messages(r.Remove(t.Context(), "c1", path)), []string{"p: stuck"})
-		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
-		expect.Same(t, "kept", s.Pinned("c1"), true)
-	}
-	s.On("p", "DEL", scripted.Action{})
-	expect.NoError(t, r.Remove(t.Context(), "c1", path))
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
-	s.TakeCalls() // the file does not belong to the container
-	s.wantCleanBut(before, s.Path("script-p"))
+// kindsOf lists the ways to run the reference types.
+func kindsOf() map[string]cni.Opt {
+	return map[string]cni.Opt{"built in": cni.WithBuiltinPlugins(), "executables": cni.WithoutBuiltinPlugins()}
 }
 
-// wantCleanBut is wantClean for a test that changes a file itself.
-func (s *stage) wantCleanBut(before audit.Lines, path string) {
-	s.T.Helper()
-	own := func(line string) bool {
-		return strings.Contains(line, path) || strings.Contains(line, s.Path("state", "embedcni"))
-	}
-	added, gone := s.Since(before)
-	expect.Same(s.T, "left", strings.Join(added.Without(audit.Shared).Without(own), "\n"), "")
-	expect.Same(s.T, "gone", strings.Join(gone.Without(own), "\n"), "")
+// mixed returns a Runtime with the reference plugins and scripted ones.
+func (h *realHost) mixed(opts ...cni.Opt) *cni.Runtime {
+	h.T.Helper()
+	return h.Runtime(append([]cni.Opt{cni.WithPluginDir([]string{testhost.ReferencePlugins(h.T), h.Path("bin")})}, opts...)...)
 }
 
-func TestRealUndeletableLeftoversAreListed(t *testing.T) {
-	h := newRealHost(t)
-	r := h.Real(cni.WithConfListBytes(h.BridgeList("podnet", "10.22.1")))
-	path := h.Container("c1")
-	dir := h.Path("ipam")
-	expect.NoError(t, os.MkdirAll(dir, 0o755))
-	expect.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
-	t.Cleanup(func() { expect.NoError(t, unix.Unmount(dir, 0)) })
-	before := h.Audit()
-	_, err := r.Setup(t.Context(), "c1", path, onePort)
-	expect.NoError(t, err)
-	expect.NoError(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	err = r.Remove(t.Context(), "c1", path)
-	var left *cni.LeftoverError
-	if !errors.As(err, &left) {
-		t.Fatalf("error %v, want a LeftoverError", err)
+// rulesAbout returns the rules that name an address.
+func (h *realHost) rulesAbout(addr string) audit.Lines {
+	h.T.Helper()
+	return h.Audit().Without(func(l string) bool {
+		return !strings.HasPrefix(l, "ip") || !strings.Contains(l, " -A ") || !strings.Contains(l, addr)
+	})
+}
+
+// stuckConf is a network with one address, whose last plugin fails on request,
+// so that the DELs of the others must run again.
+func (h *realHost) stuckConf(plugins ...string) (conf []byte, stick func(bool)) {
+	h.T.Helper()
+	const one = `[{"subnet": "10.77.0.0/24", "rangeStart": "10.77.0.2", "rangeEnd": "10.77.0.2"}]`
+	script := h.Plugin(scripted.Script{}, "stuck")
+	c := testhost.Case{Plugins: append([]string{testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(one))}, plugins...)}
+	c.Plugins = append(c.Plugins, `{"type": "stuck", "script": "`+script+`"}`)
+	return c.Conf("podnet", "1.0.0", h.Path("ipam")), func(on bool) {
+		s := scripted.Script{}
+		if on {
+			s.Verbs = map[string]scripted.Action{"DEL": testhost.Says(5, "stuck")}
+		}
+		h.Plugin(s, "stuck")
 	}
-	expect.Is(t, left, unix.EROFS)
-	left.Err = nil
-	expect.Same(t, "left", *left, cni.LeftoverError{ContainerID: "c1", Left: []string{"address 10.22.1.2 in " + filepath.Join(dir, "podnet")}})
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
-	expect.NoError(t, unix.Mount("", dir, "", unix.MS_REMOUNT, ""))
+}
+
+func TestFault_F42_ARetriedDelLeavesTheRulesOfTheAddressesNewOwner(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		for where, state := range map[string]string{"on record": "state", "of another program": "other"} {
+			t.Run(kind+"/"+where, func(t *testing.T) {
+				h := newRealHost(t)
+				conf, stick := h.stuckConf(`{"type": "firewall", "backend": "iptables"}`)
+				r := h.mixed(opt, cni.WithConfListBytes(conf))
+				path := h.Container("c1")
+				testhost.MustSetUp(h.T, r, "c1", path)
+				stick(true)
+				fails(t, r.Remove(t.Context(), "c1", path))
+				if rules := h.rulesAbout("10.77.0.2"); len(rules) > 0 {
+					t.Fatalf("left of c1: %q", rules)
+				}
+				stick(false)
+				other := h.mixed(opt, cni.WithConfListBytes(conf), cni.WithStateDir(h.Path(state)), cni.WithOwner("other"))
+				testhost.MustSetUp(h.T, other, "c2", h.Container("c2"))
+				about := "10.77.0.2" // an executable's rules are the container's
+				if kind == "built in" {
+					about = "10.77.0.0/24" // a built-in plugin's are the network's
+				}
+				rules := h.rulesAbout(about)
+				if len(rules) < 2 {
+					t.Fatalf("c2 has the rules %q", rules)
+				}
+				expect.NoError(t, r.Remove(t.Context(), "c1", path))
+				expect.Same(t, "rules of c2", h.rulesAbout(about), rules)
+				expect.NoError(t, other.Remove(t.Context(), "c2", h.Path("netns", "c2")))
+				expect.Same(t, "rules of nobody", len(h.rulesAbout(about)), 0)
+			})
+		}
+	}
+}
+
+// TestFault_F42_TheFirstDelAfterARebootLeavesThemToo: after a reboot other
+// containers may have the addresses before any Remove.
+func TestFault_F42_TheFirstDelAfterARebootLeavesThemToo(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		t.Run(kind, func(t *testing.T) {
+			h := newRealHost(t)
+			conf, _ := h.stuckConf(`{"type": "firewall", "backend": "iptables"}`)
+			r := h.mixed(opt, cni.WithConfListBytes(conf))
+			path := h.Mortal("c1")
+			testhost.MustSetUp(h.T, r, "c1", path)
+			h.reboot(path)
+			expect.NoError(t, os.Remove(h.Path("ipam", "podnet", "10.77.0.2"))) // as if /var/lib/cni is in memory
+			testhost.MustSetUp(h.T, r, "c2", h.Container("c2"))
+			about := "10.77.0.2" // an executable's rules are the container's
+			if kind == "built in" {
+				about = "10.77.0.0/24" // a built-in plugin's are the network's
+			}
+			rules := h.rulesAbout(about)
+			if len(rules) < 2 {
+				t.Fatalf("c2 has the rules %q", rules)
+			}
+			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+			expect.Same(t, "rules of c2", h.rulesAbout(about), rules)
+		})
+	}
+}
+
+// loIsUp reports whether a container's loopback interface is up.
+func (h *realHost) loIsUp(path string) (up bool) {
+	h.T.Helper()
+	h.Inside(path, func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err == nil {
+			up = lo.Attrs().Flags&net.FlagUp != 0
+		}
+		return err
+	})
+	return up
+}
+
+// TestFault_F40_ASecondRemoveDoesNotHarmThePathsNewOwner: a path now leads to
+// another container's namespace, as a /proc/PID/ns/net can. The previous
+// container is removed once more, or cleared before its next Setup. The running
+// container keeps its interfaces, however little is known about it.
+func TestFault_F40_ASecondRemoveDoesNotHarmThePathsNewOwner(t *testing.T) {
+	for name, spoil := range map[string]func(h *realHost){
+		"on record":              func(*realHost) {},
+		"damaged":                func(h *realHost) { h.SpoilBase("c2", "{") },
+		"known to go-cni's only": func(h *realHost) { h.Unrecord("c2") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newRealHost(t)
+			c := testhost.Case{Plugins: []string{testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range))}}
+			var log testhost.Log
+			r := h.Runtime(log.Logger(), cni.WithBuiltinPlugins(), cni.WithLoNetwork, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+			link := h.Path("path")
+			first, second := h.Container("one"), h.Container("two")
+			expect.NoError(t, os.Symlink(first, link))
+			testhost.MustSetUp(t, r, "c1", link)
+			expect.NoError(t, r.Remove(t.Context(), "c1", link))
+
+			expect.NoError(t, os.Remove(link))
+			expect.NoError(t, os.Symlink(second, link))
+			testhost.MustSetUp(t, r, "c2", link)
+			spoil(h)
+			before := h.Audit()
+
+			expect.NoError(t, r.Remove(t.Context(), "c1", link))
+			h.WantClean(before)
+			if warned := strings.Join(log.Lines("WARN"), "\n"); !strings.Contains(warned, "another container's by now") {
+				t.Errorf("warnings: %q", warned)
+			}
+			if !h.loIsUp(second) {
+				t.Error("Remove of c1 took down the loopback interface of c2")
+			}
+			expect.NoError(t, r.Remove(t.Context(), "c2", link))
+		})
+	}
+}
+
+// nerdctl removes before each Setup, with the path of a new namespace.
+func TestARemoveBeforeTheFirstSetupGetsThePath(t *testing.T) {
+	s, r, path := oneNetwork(t, "p")
+	other := s.Container("c2")
+	testhost.MustSetUp(t, r, "c2", other)
+	s.TakeCalls()
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
-	h.WantClean(before)
+	expect.NoError(t, r.Remove(t.Context(), "c1", other))
+	var got []string
+	for _, c := range s.TakeCalls() {
+		got = append(got, fmt.Sprintf("%s %s %s", c.Verb, c.ContainerID, c.NetNS))
+	}
+	expect.Same(t, "calls", got, []string{"DEL c1 " + path, "DEL c1 "})
+
+	// This reads no record, however many there are.
+	testhost.Unread()[syscall.EISDIR](s.Host, s.RecordFile("c2")+".json")
+	var log testhost.Log
+	expect.NoError(t, s.Runtime(log.Logger(), cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))).Remove(t.Context(), "c1", path))
+	expect.Same(t, "warnings", log.Lines("WARN"), []string{})
+	expect.Same(t, "CNI_NETNS", s.TakeCalls()[0].NetNS, path)
+}
+
+// TestFault_F40_SetupClearsNothingInAnothersNamespace: for go-cni's attachments
+// only libcni's cache has a path. Setup clears dead attachments before it
+// attaches, and the path may now belong to another container.
+func TestFault_F40_SetupClearsNothingInAnothersNamespace(t *testing.T) {
+	s, r, path := oneNetwork(t, "p")
+	link := s.Path("path")
+	old, other := s.Container("old"), s.Container("c2")
+	expect.NoError(t, os.Symlink(old, link))
+	testhost.MustSetUp(t, r, "c1", link)
+	s.Unrecord("c1")
+	expect.NoError(t, os.Remove(link))
+	expect.NoError(t, os.Symlink(other, link))
+	testhost.MustSetUp(t, r, "c2", other)
+	s.TakeCalls()
+	testhost.MustSetUp(t, r, "c1", path)
+	var got []string
+	for _, c := range s.TakeCalls() {
+		got = append(got, fmt.Sprintf("%s %s %s", c.Verb, c.ContainerID, c.NetNS))
+	}
+	expect.Same(t, "calls", got, []string{"DEL c1 ", "ADD c1 " + path})
 }

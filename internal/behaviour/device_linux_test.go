@@ -2,8 +2,9 @@ package behaviour_test
 
 import (
 	"errors"
-	"fmt"
-	"os/exec"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,10 +23,8 @@ import (
 // netlinkIn runs f with a netlink handle in a container's namespace.
 func (h *realHost) netlinkIn(path string, f func(*netlink.Handle) error) {
 	h.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(h.T, err)
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Open(path))(h.T)
+	nl := expect.Value(netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd())))(h.T)
 	defer nl.Close()
 	expect.NoError(h.T, errors.Join(f(nl), ns.Close()))
 }
@@ -86,11 +85,11 @@ func TestFault_F47_ARenamedInterfaceIsRemoved(t *testing.T) {
 					r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 					neighbour := h.Container("c2")
 					if name != "host-device" {
-						h.mustSetup(r, "c2", neighbour)
+						testhost.MustSetUp(h.T, r, "c2", neighbour)
 					}
 					path := h.Container("c1")
 					before := h.Audit()
-					h.mustSetup(r, "c1", path)
+					testhost.MustSetUp(h.T, r, "c1", path)
 					h.netlinkIn(path, func(nl *netlink.Handle) error {
 						err := disguise(nl, "eth0", "hidden")
 						if inPlace != "" {
@@ -116,36 +115,35 @@ func TestFault_F47_ARenamedInterfaceIsRemoved(t *testing.T) {
 
 // nested starts a process in a new network namespace, as a container's root
 // can, and returns the namespace's path.
-func (h *realHost) nested(path string) string { return h.process(path, syscall.CLONE_NEWNET) }
-
-// process starts a process in a container and returns the path of its
-// namespace.
-func (h *realHost) process(path string, flags uintptr) string {
+func (h *realHost) nested(path string) (inner string) {
 	h.T.Helper()
-	cmd := exec.Command("sleep", "600")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
-	h.Inside(path, cmd.Start)
-	h.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	return fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
+	inner, _ = inhabitIn(h.T, path, syscall.CLONE_NEWNET)
+	return inner
 }
 
 // TestFault_F47_AnInterfaceMovedOnIsFound: the interface is in a namespace that
-// the container made. It is found through the visible processes.
+// the container made, and is found through the visible processes. Or the kernel has returned
+// a physical device to the host, under the name that it had in the container.
 func TestFault_F47_AnInterfaceMovedOnIsFound(t *testing.T) {
+	host := func(h *realHost, _ string) string { return h.Path("netns", "host") }
 	for kind, opt := range kindsOf() {
-		for _, name := range []string{"macvlan", "host-device"} {
-			t.Run(kind+"/"+name, func(t *testing.T) {
-				h, c := newRealHost(t), deviceCases()[name]
-				c.Prepare(h.RealHost)
-				r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+		for _, c := range []struct {
+			name  string
+			inner func(h *realHost, path string) string
+			left  []string
+		}{{"macvlan", (*realHost).nested, nil}, {"host-device", (*realHost).nested, nil}, {"host-device", host, []string{"up1", "up0"}}} {
+			t.Run(kind+"/"+c.name, func(t *testing.T) {
+				h, network := newRealHost(t), deviceCases()[c.name]
+				network.Prepare(h.RealHost)
+				r := h.mixed(opt, cni.WithConfListBytes(network.Conf("podnet", "1.0.0", h.Path("ipam"))))
 				path := h.Container("c1")
 				before := h.Audit()
-				h.mustSetup(r, "c1", path)
-				inner := h.nested(path)
+				testhost.MustSetUp(h.T, r, "c1", path)
+				inner := c.inner(h, path)
 				h.moveOn(path, "eth0", inner)
 				expect.NoError(t, r.Remove(t.Context(), "c1", path))
 				h.WantClean(before)
-				expect.Same(t, "interfaces of the inner namespace", len(h.linksOf(inner)), 0)
+				expect.Same(t, "interfaces of the inner namespace", h.linksOf(inner), c.left)
 			})
 		}
 	}
@@ -153,8 +151,7 @@ func TestFault_F47_AnInterfaceMovedOnIsFound(t *testing.T) {
 
 func (h *realHost) moveOn(from, name, to string) {
 	h.T.Helper()
-	ns, err := netns.Open(to)
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Open(to))(h.T)
 	defer ns.Close()
 	h.netlinkIn(from, func(nl *netlink.Handle) error {
 		l, err := nl.LinkByName(name)
@@ -176,7 +173,7 @@ func TestFault_F47_AnInterfaceThatIsNotBackIsReported(t *testing.T) {
 			r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 			path, unseen := h.Container("c1"), h.Container("unseen") // no process is inside
 			before := h.Audit()
-			h.mustSetup(r, "c1", path)
+			testhost.MustSetUp(h.T, r, "c1", path)
 			h.moveOn(path, "eth0", unseen)
 			for range 2 {
 				err := r.Remove(t.Context(), "c1", path)
@@ -187,25 +184,6 @@ func TestFault_F47_AnInterfaceThatIsNotBackIsReported(t *testing.T) {
 				expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
 			}
 			h.moveOn(unseen, "eth0", path)
-			expect.NoError(t, r.Remove(t.Context(), "c1", path))
-			h.WantClean(before)
-		})
-	}
-}
-
-// TestFault_F47_AnInterfaceThatIsBackByAnotherNameGetsItsOwn: the kernel
-// returns a physical device to the host under the name that it had in the
-// container.
-func TestFault_F47_AnInterfaceThatIsBackByAnotherNameGetsItsOwn(t *testing.T) {
-	for kind, opt := range kindsOf() {
-		t.Run(kind, func(t *testing.T) {
-			h, c := newRealHost(t), deviceCases()["host-device"]
-			c.Prepare(h.RealHost)
-			r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
-			path := h.Container("c1")
-			before := h.Audit()
-			h.mustSetup(r, "c1", path)
-			h.moveOn(path, "eth0", h.Path("netns", "host"))
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 			h.WantClean(before)
 		})
@@ -225,10 +203,8 @@ func TestFault_F47_ARetriedDelLeavesAnInterfaceThatIsLentAgain(t *testing.T) {
 				c := testhost.Case{Plugins: []string{`{"type": "host-device", "device": "up0"}`, `{"type": "stuck", "script": "` + script + `"}`}}
 				r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 				path, other := h.Container("c1"), h.Container("c2")
-				h.mustSetup(r, "c1", path)
-				if err := r.Remove(t.Context(), "c1", path); err == nil {
-					t.Fatal("Remove succeeded, though a plugin failed")
-				}
+				testhost.MustSetUp(h.T, r, "c1", path)
+				fails(t, r.Remove(t.Context(), "c1", path))
 				if forget {
 					h.ChangeRecord("c1", func(rec *record.Record) {
 						fact := strings.Replace(string(rec.Attachments[0].Facts["interface"]), `,"settled":true`, "", 1)
@@ -236,7 +212,7 @@ func TestFault_F47_ARetriedDelLeavesAnInterfaceThatIsLentAgain(t *testing.T) {
 					})
 				}
 				h.Plugin(scripted.Script{}, "stuck")
-				h.mustSetup(r, "c2", other)
+				testhost.MustSetUp(h.T, r, "c2", other)
 				expect.NoError(t, r.Remove(t.Context(), "c1", path))
 				expect.Same(t, "interfaces of c2", h.linksOf(other), []string{"eth0"})
 				expect.NoError(t, r.Remove(t.Context(), "c2", other))
@@ -258,13 +234,12 @@ func TestFault_F47_InterfacesThatAreLikeItStay(t *testing.T) {
 				c.Prepare(h.RealHost)
 				r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 				path, neighbour := h.Container("c1"), h.Container("c2")
-				h.process(neighbour, 0)
-				h.mustSetup(r, "c1", path)
-				h.mustSetup(r, "c2", neighbour)
+				inhabit(t, neighbour)
+				testhost.MustSetUp(h.T, r, "c1", path)
+				testhost.MustSetUp(h.T, r, "c2", neighbour)
 				a := netlink.NewLinkAttrs()
 				a.Name = "net1"
-				up0, err := netlink.LinkByName("up0")
-				expect.NoError(t, err)
+				up0 := expect.Value(netlink.LinkByName("up0"))(t)
 				a.ParentIndex = up0.Attrs().Index
 				expect.NoError(t, netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}))
 				h.moveOn(h.Path("netns", "host"), "net1", path)
@@ -280,4 +255,158 @@ func TestFault_F47_InterfacesThatAreLikeItStay(t *testing.T) {
 			})
 		}
 	}
+}
+
+// nicState holds the settings of an interface that tuning changes.
+type nicState struct {
+	Name, MAC       string
+	MTU, TxQLen     int
+	Promisc, Allmul bool
+}
+
+func (h *realHost) nic(name string) nicState {
+	h.T.Helper()
+	l := expect.Value(netlink.LinkByName(name))(h.T)
+	a := l.Attrs()
+	return nicState{a.Name, a.HardwareAddr.String(), a.MTU, a.TxQLen, a.Promisc != 0, a.Allmulti != 0}
+}
+
+// tuningConf changes everything that tuning can change. It includes a script
+// for a scripted replacement.
+func (h *realHost) tuningConf() string {
+	return `{"type": "tuning", "mac": "0a:58:0a:4d:00:02", "mtu": 1400, "promisc": true, "txQLen": 77, "allmulti": true,
+		"dataDir": "` + h.Path("tuning") + `", "script": "` + h.Path("script-tuning") + `"}`
+}
+
+func (h *realHost) wantNoBackup() {
+	h.T.Helper()
+	files := expect.Value(filepath.Glob(h.Path("tuning", "*")))(h.T)
+	expect.Same(h.T, "backups", len(files), 0)
+}
+
+// stickTuning replaces tuning by a scripted plugin, whose DEL for the attached
+// container does nothing but this action.
+func (h *realHost) stickTuning(id string, del scripted.Action) {
+	h.T.Helper()
+	h.Plugin(scripted.Script{Verbs: map[string]scripted.Action{"DEL": del}}, "tuning")
+	h.ChangeRecord(id, func(rec *record.Record) {
+		i := slices.IndexFunc(rec.Attachments[0].Plugins, func(p record.Plugin) bool { return p.Type == "tuning" })
+		rec.Attachments[0].Plugins[i].Kind, rec.Attachments[0].Plugins[i].Path = string("executable"), h.Path("bin", "tuning")
+	})
+}
+
+func TestFault_F46_AnInterfaceOfTheHostsIsBackAsItWas(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		for name, del := range map[string]scripted.Action{"killed": {Signal: 9}, "does nothing": {}, "fails": testhost.Says(5, "stuck")} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				h := newRealHost(t)
+				h.VethPair("up0", "up1")
+				c := testhost.Case{Plugins: []string{`{"type": "host-device", "device": "up0", ` + testhost.HostLocal(testhost.V4Range) + `}`, h.tuningConf()}}
+				conf := cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
+				path := h.Container("c1")
+				before, audited := h.nic("up0"), h.Audit()
+				r := h.mixed(opt, conf)
+				testhost.MustSetUp(h.T, r, "c1", path)
+				h.stickTuning("c1", del)
+				expect.NoError(t, r.Remove(t.Context(), "c1", path))
+				expect.Same(t, "interface", h.nic("up0"), before)
+				h.wantNoBackup()
+				h.WantClean(audited)
+			})
+		}
+	}
+}
+
+// TestFault_F46_AnInterfaceThatWasHiddenIsBackAsItWas: the container has
+// renamed the interface or moved it on.
+func TestFault_F46_AnInterfaceThatWasHiddenIsBackAsItWas(t *testing.T) {
+	for kind, opt := range kindsOf() {
+		for name, hide := range map[string]func(h *realHost, path string){
+			"renamed": func(h *realHost, path string) {
+				h.netlinkIn(path, func(nl *netlink.Handle) error { return disguise(nl, "eth0", "hidden") })
+			},
+			"moved on": func(h *realHost, path string) { h.moveOn(path, "eth0", h.nested(path)) },
+		} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				h := newRealHost(t)
+				h.VethPair("up0", "up1")
+				c := testhost.Case{Plugins: []string{`{"type": "host-device", "device": "up0"}`, h.tuningConf()}}
+				r := h.mixed(opt, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+				path := h.Container("c1")
+				before := h.nic("up0")
+				testhost.MustSetUp(h.T, r, "c1", path)
+				hide(h, path)
+				expect.NoError(t, r.Remove(t.Context(), "c1", path))
+				expect.Same(t, "interface", h.nic("up0"), before)
+				h.wantNoBackup()
+			})
+		}
+	}
+}
+
+// TestFault_F46_NoBackupIsLeft if the interface disappears with the attachment.
+func TestFault_F46_NoBackupIsLeft(t *testing.T) {
+	for name, first := range map[string]string{
+		"bridge":  testhost.BridgeConf(testhost.HostLocal(testhost.V4Range)),
+		"macvlan": `{"type": "macvlan", "master": "up0", ` + testhost.HostLocal(testhost.V4Range) + `}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newRealHost(t)
+			testhost.Uplink(h.RealHost)
+			c := testhost.Case{Plugins: []string{first, h.tuningConf()}}
+			conf := cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
+			path := h.Container("c1")
+			r := h.mixed(conf)
+			testhost.MustSetUp(h.T, r, "c1", path)
+			h.stickTuning("c1", scripted.Action{Signal: 9})
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+			h.wantNoBackup()
+		})
+	}
+}
+
+// TestFault_F46_TheSweepDoesNotCoverUnknownInterfaces: nobody knows
+// the state of an interface that another plugin has made. The failure of tuning
+// is reported once.
+func TestFault_F46_TheSweepDoesNotCoverUnknownInterfaces(t *testing.T) {
+	h := newRealHost(t)
+	h.VethPair("up0", "up1")
+	first := h.Plugin(scripted.Script{}, "first")
+	c := testhost.Case{Plugins: []string{`{"type": "first", "script": "` + first + `"}`, h.tuningConf()}}
+	conf := cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
+	path := h.Container("c1")
+	h.MoveLink("up0", path)
+	h.netlinkIn(path, func(nl *netlink.Handle) error {
+		l, err := nl.LinkByName("up0")
+		return errors.Join(err, nl.LinkSetName(l, "eth0"))
+	})
+	r := h.mixed(conf)
+	testhost.MustSetUp(h.T, r, "c1", path)
+	h.moveOn(path, "eth0", h.Path("netns", "host")) // as the plugin's DEL would
+	h.stickTuning("c1", scripted.Action{Signal: 9})
+	fails(t, r.Remove(t.Context(), "c1", path))
+	h.Plugin(scripted.Script{}, "tuning")
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+	h.wantNoBackup()
+}
+
+// TestFault_F46_AFailedRestoreIsReported: its backup stays with the record
+// until CleanUp.
+func TestFault_F46_AFailedRestoreIsReported(t *testing.T) {
+	h := newRealHost(t)
+	h.VethPair("up0", "up1")
+	c := testhost.Case{Plugins: []string{`{"type": "host-device", "device": "up0"}`, h.tuningConf()}}
+	r := h.mixed(cni.WithBuiltinPlugins(), cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
+	path := h.Container("c1")
+	testhost.MustSetUp(h.T, r, "c1", path)
+	file := h.Path("tuning", "c1_eth0.json")
+	expect.NoError(t, os.WriteFile(file, []byte(`{"mtu": 1}`), 0o600))
+	for range 2 {
+		var left *cni.LeftoverError
+		if err := r.Remove(t.Context(), "c1", path); !errors.As(err, &left) {
+			t.Fatalf("error %v, want a LeftoverError", err)
+		}
+	}
+	expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}))(t)
+	h.wantNoBackup()
 }

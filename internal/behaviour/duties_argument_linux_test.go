@@ -1,11 +1,11 @@
 package behaviour_test
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -79,8 +79,7 @@ func TestDuty_R2_NetworkNamesAtLoadAndAtEveryVerb(t *testing.T) {
 	path := s.Container("c1")
 	s.refusedByAll(r, "a network without a name", "c1", path, cni.ErrNotFound, cni.WithNetwork(""))
 	for _, name := range []string{".", "..", "-a", "_a", "a b", "../x", "a/b", "a\x00", "a\n", "é", strings.Repeat("a", 181)} {
-		err := r.Load(cni.WithConfListBytes(s.Network(name, "1.0.0", "p")))
-		expect.Is(t, err, cni.ErrInvalidConfig, cni.ErrLoad)
+		expect.Is(t, r.Load(cni.WithConfListBytes(s.Network(name, "1.0.0", "p"))), cni.ErrInvalidConfig, cni.ErrLoad)
 		s.refusedByAll(r, "network "+name, "c1", path, cni.ErrNotFound, cni.WithNetwork(name))
 	}
 	for _, name := range []string{"0", "A._-", strings.Repeat("a", 180)} {
@@ -89,9 +88,7 @@ func TestDuty_R2_NetworkNamesAtLoadAndAtEveryVerb(t *testing.T) {
 }
 
 func TestDuty_R3_F12_ContainerIDsAtEveryVerb(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	path := s.Container("c1")
+	s, r, path := oneNetwork(t, "p")
 	s.Write("x", "a file that an id points at")
 	s.Write("state/results/net-a-eth0", "a file that an id points at")
 	for _, id := range []string{"", ".", "..", "/../../x", "/../x", "a/../../../x", "../x", "a/b", "-a", "_a", ".a", "a b",
@@ -103,8 +100,7 @@ func TestDuty_R3_F12_ContainerIDsAtEveryVerb(t *testing.T) {
 	long := strings.Repeat("a", 255-len("net--eth0"))
 	s.neverAttached(r, "a byte too long", long+"a", path)
 	for _, id := range []string{long, "0", "A.b_c-D"} {
-		_, err := r.Setup(t.Context(), id, path)
-		expect.NoError(t, err)
+		testhost.MustSetUp(t, r, id, path)
 		expect.NoError(t, r.Check(t.Context(), id, path))
 		expect.NoError(t, r.Remove(t.Context(), id, path))
 		expect.Same(t, "calls", s.Took(), []string{"ADD p " + id + "/eth0", "CHECK p " + id + "/eth0", "DEL p " + id + "/eth0"})
@@ -129,14 +125,12 @@ func TestDuty_R4_InterfaceNamesAtEveryVerbAndThePrefix(t *testing.T) {
 	long := s.Runtime(cni.WithInterfacePrefix(strings.Repeat("a", 14)), cni.WithConfIndex([]byte(testhost.ConfOf("net")), 10))
 	s.neverAttached(long, "number", "c2", path)
 	for _, name := range []string{"a", "net-1.100", strings.Repeat("a", 15)} {
-		_, err := r.SetupSerially(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithInterfaceName(name)))
-		expect.NoError(t, err)
+		expect.Value(r.SetupSerially(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithInterfaceName(name))))(t)
 		expect.NoError(t, r.Remove(t.Context(), "c1", path))
 		expect.Same(t, "calls", s.Took(), []string{"ADD p c1/" + name, "DEL p c1/" + name})
 	}
 	// A record of an earlier version may have a name that the kernel fills in.
-	_, err := r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth%d"})
-	expect.NoError(t, err)
+	expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth%d"}))(t)
 }
 
 // notNetNS returns paths that are not a container's network namespace.
@@ -151,8 +145,7 @@ func (s *stage) notNetNS() map[string]string {
 }
 
 func TestDuty_R23_AnInvalidNetNSIsRefusedBeforeAnythingRuns(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	s, r, _ := oneNetwork(t, "p")
 	paths := s.notNetNS()
 	paths["empty"] = ""
 	for what, path := range paths {
@@ -195,48 +188,6 @@ func TestDuty_R23_AHostNamespaceThatIsNoneIsRefused(t *testing.T) {
 	}
 }
 
-// namespacesOfCalls returns the namespaces of the calls since the last time.
-func (s *stage) namespacesOfCalls() []string {
-	s.T.Helper()
-	var ids []string
-	for _, c := range s.TakeCalls() {
-		ids = append(ids, c.NetNo)
-	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
-}
-
-func TestDuty_R13_PluginsRunInTheCallersNamespace(t *testing.T) {
-	s := newStage(t)
-	confs := []cni.Opt{cni.WithStatusCache(0)}
-	for _, typ := range []string{"p", "q", "r", "s"} {
-		confs = append(confs, cni.WithConfListBytes(s.Network("net-"+typ, "1.1.0", typ, typ)))
-	}
-	r := s.Host.Runtime(confs...)
-	path := s.Container("c1")
-	life := func(id string) {
-		t.Helper()
-		_, err := r.Setup(t.Context(), id, path)
-		expect.NoError(t, err)
-		expect.NoError(t, r.Check(t.Context(), id, path))
-		expect.NoError(t, r.Status())
-		expect.NoError(t, r.Remove(t.Context(), id, path))
-		_, err = r.SetupSerially(t.Context(), id, path)
-		expect.NoError(t, err)
-		expect.NoError(t, r.Remove(t.Context(), id, path))
-	}
-	here, err := os.Readlink("/proc/thread-self/ns/net")
-	expect.NoError(t, err)
-	life("c1")
-	expect.Same(t, "namespaces", s.namespacesOfCalls(), []string{here})
-
-	expect.NoError(t, r.Load(append(confs, cni.WithHostNetNS("/proc/self/ns/net"))...))
-	process, err := os.Readlink("/proc/self/ns/net")
-	expect.NoError(t, err)
-	life("c2")
-	expect.Same(t, "namespaces with WithHostNetNS", s.namespacesOfCalls(), []string{process})
-}
-
 func TestDuty_R13_TheThreadsOfTheProcessStayWhereTheyWere(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q")))
@@ -257,8 +208,7 @@ func TestDuty_R13_TheThreadsOfTheProcessStayWhereTheyWere(t *testing.T) {
 		expect.Same(t, "namespace of the thread", after, before)
 		return err
 	})))
-	tasks, err := os.ReadDir("/proc/self/task")
-	expect.NoError(t, err)
+	tasks := expect.Value(os.ReadDir("/proc/self/task"))(t)
 	mine := unix.Gettid()
 	counts := map[string]int{}
 	for _, task := range tasks {
@@ -267,8 +217,129 @@ func TestDuty_R13_TheThreadsOfTheProcessStayWhereTheyWere(t *testing.T) {
 			counts[ns]++
 		}
 	}
-	process, err := os.Readlink("/proc/self/ns/net")
-	expect.NoError(t, err)
+	process := expect.Value(os.Readlink("/proc/self/ns/net"))(t)
 	delete(counts, process)
 	expect.Same(t, "threads elsewhere", counts, map[string]int{})
+}
+
+// attached sets up c1 on two networks, with the interfaces that the plugins
+// would have made.
+func attached(t *testing.T) (s *stage, r *cni.Runtime, path string) {
+	t.Helper()
+	s = newStage(t)
+	r = s.Runtime(cni.WithConfListBytes(s.Network("one", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q")))
+	path = s.Container("c1")
+	expect.Value(r.SetupSerially(t.Context(), "c1", path, cni.WithArgs("K", "v")))(t)
+	s.AddLink("c1", "eth0")
+	s.AddLink("c1", "eth1")
+	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "ADD q c1/eth1"})
+	return s, r, path
+}
+
+// namespaceOf returns the argument of Network's methods, which only options
+// receive.
+func namespaceOf(t *testing.T, r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) (ns *cni.Namespace) {
+	t.Helper()
+	seen := errors.New("seen")
+	err := r.Check(t.Context(), id, path, append(opts, func(given *cni.Namespace) error {
+		ns = given
+		return seen
+	})...)
+	expect.Is(t, err, seen)
+	return ns
+}
+
+func TestDuty_R16_NoSecondADDWithoutADEL(t *testing.T) {
+	s, r, path := attached(t)
+	otherPath := s.Container("c2")
+	ctx := t.Context()
+	for what, setup := range map[string]func() error{
+		"all":         func() error { return errOf(r.Setup(ctx, "c1", path)) },
+		"serially":    func() error { return errOf(r.SetupSerially(ctx, "c1", path)) },
+		"one of them": func() error { return errOf(r.Setup(ctx, "c1", path, cni.WithNetwork("two"))) },
+		"one network": func() error { return errOf(r.Networks()[0].Attach(ctx, namespaceOf(t, r, "c1", path))) },
+		"its interface": func() error {
+			return errOf(r.Setup(ctx, "c1", path, cni.WithNetwork("two", cni.WithInterfaceName("eth0"))))
+		},
+		"elsewhere": func() error { return errOf(r.Setup(ctx, "c1", otherPath)) },
+	} {
+		err := setup()
+		if err == nil {
+			t.Errorf("%s: no error", what)
+		}
+		expect.Is(t, err, cni.ErrAlreadyAttached)
+	}
+	expect.Same(t, "calls", s.Took(), []string{})
+	expect.Value(r.Setup(ctx, "c1", path, cni.WithNetwork("two", cni.WithInterfaceName("eth2"))))(t)
+	expect.NoError(t, r.Remove(ctx, "c1", path))
+	s.DelLink("c1", "eth0")
+	s.DelLink("c1", "eth1")
+	expect.Value(r.Setup(ctx, "c1", path))(t)
+}
+
+func TestDuty_R16_ADeadAttachmentIsRemovedFirst(t *testing.T) {
+	cleaned := []string{"DEL q c1/eth1", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth1"}
+	for what, die := range map[string]struct {
+		how  func(s *stage)
+		told func(s *stage) string // CNI_NETNS at DEL
+	}{
+		"its namespace is gone": {func(s *stage) { s.RemoveNetNS("c1") }, func(s *stage) string { return s.Pin("c1") }},
+		"its namespace is gone, the file stays": {func(s *stage) {
+			s.RemoveNetNS("c1")
+			s.Write("netns/c1", "")
+		}, func(s *stage) string { return s.Pin("c1") }},
+		"its interfaces are gone": {func(s *stage) {
+			s.DelLink("c1", "eth0")
+			s.DelLink("c1", "eth1")
+		}, func(s *stage) string { return s.Path("netns", "c1") }},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, r, _ := attached(t)
+			die.how(s)
+			path := s.Container("c2")
+			expect.Value(r.SetupSerially(t.Context(), "c1", path))(t)
+			calls := s.TakeCalls()
+			expect.Same(t, "calls", testhost.Rendered(calls), cleaned)
+			for _, c := range calls[:2] {
+				expect.Same(t, "DEL: arguments and namespace", []string{c.Args, c.NetNS}, []string{"K=v", die.told(s)})
+				if _, ok := testhost.Request(t, c)["prevResult"]; !ok {
+					t.Errorf("DEL %s without prevResult", c.Type)
+				}
+			}
+		})
+	}
+}
+
+func TestDuty_R16_ADeadAttachmentWhosePathIsTheHostsByNow(t *testing.T) {
+	s, r, _ := attached(t)
+	s.RemoveNetNS("c1")
+	// Like a /proc/PID/ns/net whose PID now belongs to a process of the host.
+	link := s.Path("netns", "c1")
+	expect.NoError(t, os.Symlink(s.Path("netns", "host"), link))
+	t.Cleanup(func() { expect.NoError(t, os.Remove(link)) })
+	expect.Value(r.SetupSerially(t.Context(), "c1", s.Container("c2")))(t)
+	calls := s.TakeCalls()
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth1", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth1"})
+	expect.Same(t, "CNI_NETNS at DEL", calls[0].NetNS, s.Pin("c1"))
+}
+
+func TestDuty_R16_ADeadAttachmentThatCannotBeCleanedIsAnError(t *testing.T) {
+	s, r, _ := attached(t)
+	s.On("p", "DEL", testhost.Says(5, "stuck"))
+	s.RemoveNetNS("c1")
+	_, err := r.Setup(t.Context(), "c1", s.Container("c2"))
+	expect.Same(t, "errors", testhost.Messages(err), []string{"p: stuck"})
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth1", "DEL p c1/eth0"})
+	fails(t, err, "remove an earlier attachment")
+}
+
+func TestDuty_R16_LoopbackAloneLivesWithItsNamespace(t *testing.T) {
+	s := newStage(t)
+	s.Network("unused", "1.0.0", "loopback")
+	r := s.Runtime(cni.WithLoNetwork)
+	path := s.Container("c1")
+	testhost.MustSetUp(t, r, "c1", path)
+	expect.Is(t, errOf(r.Setup(t.Context(), "c1", path)), cni.ErrAlreadyAttached)
+	s.RemoveNetNS("c1")
+	testhost.MustSetUp(t, r, "c1", s.Container("c2"))
 }

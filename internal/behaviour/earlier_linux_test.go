@@ -53,10 +53,8 @@ type earlierHost struct {
 func newEarlierHost(t *testing.T) *earlierHost {
 	t.Helper()
 	h := &earlierHost{realHost: newRealHost(t)}
-	packed, err := os.Open("testdata/earlier.json.gz")
-	expect.NoError(t, err)
-	plain, err := gzip.NewReader(packed)
-	expect.NoError(t, err)
+	packed := expect.Value(os.Open("testdata/earlier.json.gz"))(t)
+	plain := expect.Value(gzip.NewReader(packed))(t)
 	expect.NoError(t, json.NewDecoder(plain).Decode(h))
 	expect.NoError(t, packed.Close())
 	h.mount()
@@ -71,8 +69,7 @@ func (h *earlierHost) mount() {
 	h.Dir = "/mnt/host"
 	expect.NoError(h.T, os.MkdirAll(h.Path("netns"), 0o755))
 	h.Host.NewNetNS("host")
-	host, err := netns.Open(h.Path("netns", "host"))
-	expect.NoError(h.T, err)
+	host := expect.Value(netns.Open(h.Path("netns", "host")))(h.T)
 	nettest.Enter(h.T, host)
 	nettest.SetUp(h.T, host, "lo")
 	expect.NoError(h.T, host.Close())
@@ -163,15 +160,12 @@ func (h *earlierHost) present() (now func(record string) string) {
 	other := &testhost.Host{T: h.T, Dir: h.T.TempDir()}
 	r := other.Runtime(cni.WithHostNetNS(h.Path("netns", "host")), cni.WithLoNetwork, cni.WithoutReaping())
 	path := other.Container("c1")
-	_, err := r.Setup(h.T.Context(), "c1", path)
-	expect.NoError(h.T, err)
-	rec, err := other.Records().Load("c1")
-	expect.NoError(h.T, err)
+	testhost.MustSetUp(h.T, r, "c1", path)
+	rec := expect.Value(other.Records().Load("c1"))(h.T)
 	expect.NoError(h.T, r.Remove(h.T.Context(), "c1", path))
 	ids := map[string]string{} // of namespaces, then and now
 	for _, ns := range h.Namespaces {
-		opened, err := netns.Open(ns.Path)
-		expect.NoError(h.T, err)
+		opened := expect.Value(netns.Open(ns.Path))(h.T)
 		ids[ns.ID] = fmt.Sprintf("%d:%d", opened.ID().Dev, opened.ID().Ino)
 		expect.NoError(h.T, opened.Close())
 	}
@@ -229,20 +223,17 @@ func TestAnEarlierVersionsContainers(t *testing.T) {
 	all := h.all()
 	expect.Same(t, "containers", len(all), 97)
 
-	report, err := r.Recover(t.Context())
-	expect.NoError(t, err)
+	report := expect.Value(r.Recover(t.Context()))(t)
 	slices.Sort(report.Adopted)
 	expect.Same(t, "adopted", report.Adopted, all)
 	expect.Same(t, "removed", len(report.Removed), 3) // the pool's
 	expect.Same(t, "kept", report.Kept, map[string]error(nil))
 	expect.Same(t, "repaired", report.Repaired, map[string][]cni.Difference(nil))
 	expect.Same(t, "failed and skipped", len(report.Failed)+len(report.Skipped), 0)
-	health, err := r.Health(t.Context(), cni.HealthOptions{})
-	expect.NoError(t, err)
+	health := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
 	expect.Same(t, "healthy", health.Count(cni.StateHealthy), len(all))
 
-	holds, err := guard.Holds(r)
-	expect.NoError(t, err)
+	holds := expect.Value(guard.Holds(r))(t)
 	expect.Same(t, "holds", len(holds), 1)
 	h.wantServed(r)
 
@@ -251,10 +242,8 @@ func TestAnEarlierVersionsContainers(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	_, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
-	holds, err = guard.Holds(r)
-	expect.NoError(t, err)
+	expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
+	holds = expect.Value(guard.Holds(r))(t)
 	expect.Same(t, "holds of nobody", len(holds), 0)
 	h.WantClean(before)
 }
@@ -263,22 +252,18 @@ func TestAnEarlierVersionsContainers(t *testing.T) {
 // flushes to come back.
 func (h *earlierHost) wantServed(r *cni.Runtime) {
 	t := h.T
-	found, err := r.Lookup("chosen-1")
-	expect.NoError(t, err)
+	found := expect.Value(r.Lookup("chosen-1"))(t)
 	web, _ := found.Port("web")
 	if web.HostPort == 0 {
 		t.Error("the port that Setup had chosen is not known any more")
 	}
 	path := h.Container("new")
 	for _, taken := range []int32{web.HostPort, 20001} {
-		_, err = r.Setup(t.Context(), "new", path, testhost.MapPort(taken))
-		expect.Is(t, err, cni.ErrPortInUse)
+		expect.Is(t, errOf(r.Setup(t.Context(), "new", path, testhost.MapPort(taken))), cni.ErrPortInUse)
 	}
-	found, err = r.Setup(t.Context(), "new", path)
-	expect.NoError(t, err)
+	found = testhost.MustSetUp(t, r, "new", path)
 	for _, a := range []netip.Addr{found.IPv4().IP(), found.IPv6().IP()} {
-		who, err := r.LookupAddr(a)
-		expect.NoError(t, err)
+		who := expect.Value(r.LookupAddr(a))(t)
 		if len(who) != 1 || who[0].ContainerID != "new" {
 			t.Errorf("%s is the address of %v", a, who)
 		}
@@ -286,15 +271,14 @@ func (h *earlierHost) wantServed(r *cni.Runtime) {
 	expect.NoError(t, r.Remove(t.Context(), "new", path))
 
 	for _, flush := range []string{"nft flush ruleset", "iptables-legacy -t nat -F", "iptables-legacy -F FORWARD"} {
-		h.run("sh", "-c", flush)
+		h.sh(flush)
 	}
 	each(h.all(), func(id string) {
 		if _, err := r.Repair(t.Context(), id, cni.RepairOptions{}); err != nil {
 			t.Errorf("repair of %s: %v", id, err)
 		}
 	})
-	health, err := r.Health(t.Context(), cni.HealthOptions{})
-	expect.NoError(t, err)
+	health := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
 	if n := health.Count(cni.StateHealthy); n != len(h.all()) {
 		t.Errorf("%d are healthy after the repairs", n)
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 
@@ -54,11 +54,9 @@ func TestLogHasALineForEachCall(t *testing.T) {
 	var log testhost.Log
 	r := s.Runtime(log.Logger(), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path := s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	s.On("p", "DEL", scripted.Action{Stdout: testhost.Says(5, "no").Stdout, Exit: 1, Stderr: "why"})
-	if err := r.Remove(t.Context(), "c1", path); err == nil {
-		t.Error("no error")
-	}
+	fails(t, r.Remove(t.Context(), "c1", path))
 	const common = `network=net plugin=p kind=executable container=c1 interface=eth0`
 	expect.Same(t, "debug", log.Lines("DEBUG"), []string{`msg="plugin call" operation=ADD ` + common})
 	expect.Same(t, "info", log.Lines("INFO"), []string{`msg="plugin call" operation=DEL ` + common +
@@ -72,7 +70,7 @@ func TestTimeoutsBoundEachVerbByItself(t *testing.T) {
 	conf := cni.WithConfListBytes(s.Network("net", "1.1.0", "p"))
 	path, other := s.Container("c1"), s.Container("c2")
 	ctx := t.Context()
-	expect.NoError(t, testhost.SetUp(ctx, s.Runtime(conf), "c1", path)())
+	testhost.MustSetUp(t, s.Runtime(conf), "c1", path)
 	const limit = time.Second // the plugin must get as far as its log
 	for _, tt := range []struct {
 		verb     string
@@ -90,10 +88,207 @@ func TestTimeoutsBoundEachVerbByItself(t *testing.T) {
 		err := expect.Await(t, tt.verb, testhost.Begin(func() error { return tt.run(s.Runtime(conf, cni.WithTimeouts(tt.timeouts))) }))
 		expect.Is(t, err, context.DeadlineExceeded)
 		want := fmt.Sprintf("killed: took longer than the %v that a plugin has for %s (see WithTimeouts)", limit, tt.verb)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v, want %q in it", tt.verb, err, want)
-		}
+		fails(t, err, want)
 		expect.Same(t, tt.verb+": calls", s.Took(), tt.calls)
 		s.On("p", tt.verb, scripted.Action{})
+	}
+}
+
+// retrying returns a stage with a network of plugins p and q, and a Runtime
+// that makes three attempts, with the longest pauses in between.
+func retrying(t *testing.T) (s *stage, r *cni.Runtime, path string) {
+	t.Helper()
+	s = newStage(t)
+	r = s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q")),
+		cni.WithRetry(cni.Retry{Attempts: 3, Delay: time.Hour, MaxDelay: time.Millisecond}))
+	return s, r, s.Container("c1")
+}
+
+var oneAttempt = []string{"ADD p c1/eth0", "ADD q c1/eth0", "DEL q c1/eth0", "DEL p c1/eth0"}
+
+func TestDuty_R41_TransientErrorsAreRetriedAfterADEL(t *testing.T) {
+	busy := testhost.Says(100, "failed to create bridge: could not add \"br0\": File exists")
+	for what, failure := range map[string]scripted.Action{"code 11": testhost.Says(11, "not now"), "the bridge's race": busy} {
+		s, r, path := retrying(t)
+		gate := s.Gate("q")
+		failure.Block = gate
+		s.On("q", "ADD", failure)
+		done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
+		letGo := s.Arrive(gate)
+		s.On("q", "ADD", scripted.Action{}) // for the next attempt
+		letGo()
+		expect.NoError(t, expect.Await(t, "Setup", done))
+		expect.Same(t, what, s.Took(), append(slices.Clone(oneAttempt), "ADD p c1/eth0", "ADD q c1/eth0"))
+		expect.Same(t, what+": on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
+		expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	}
+}
+
+func TestDuty_R41_AttemptsAreBounded(t *testing.T) {
+	s, r, path := retrying(t)
+	s.On("q", "ADD", testhost.Says(11, "not now"))
+	err := testhost.SetUp(t.Context(), r, "c1", path)()
+	expect.Same(t, "errors", testhost.Messages(err), []string{"q: not now"})
+	expect.Same(t, "calls", s.Took(), slices.Concat(oneAttempt, oneAttempt, oneAttempt))
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+	expect.Same(t, "kept", s.Pinned("c1"), false)
+}
+
+func TestDuty_R41_PermanentErrorsAreNotRetried(t *testing.T) {
+	s, r, path := retrying(t)
+	s.On("q", "ADD", testhost.Says(5, "no"))
+	expect.Same(t, "errors", testhost.Messages(testhost.SetUp(t.Context(), r, "c1", path)()), []string{"q: no"})
+	expect.Same(t, "calls", s.Took(), oneAttempt)
+
+	s.On("q", "ADD", testhost.Says(11, "not now"))
+	expect.NoError(t, r.Load(cni.WithRetry(cni.Retry{}), cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))))
+	expect.Same(t, "errors", testhost.Messages(testhost.SetUp(t.Context(), r, "c1", path)()), []string{"q: not now"})
+	expect.Same(t, "calls without the option", s.Took(), oneAttempt)
+}
+
+func TestDuty_R41_NotTriedAgainIfOneOfSeveralDoesNotPass(t *testing.T) {
+	s, r, path := retrying(t)
+	expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("one", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q"))))
+	s.On("p", "ADD", testhost.Says(11, "not now"))
+	s.On("q", "ADD", testhost.Says(5, "no"))
+	expect.Same(t, "errors", testhost.Messages(testhost.SetUp(t.Context(), r, "c1", path)()), []string{"p: not now", "q: no"})
+	calls := s.Took()
+	expect.Same(t, "DELs", calls[2:], []string{"DEL q c1/eth1", "DEL p c1/eth0"})
+}
+
+func TestDuty_R41_NeverAnADDOnTopOfOneThatCouldNotBeUndone(t *testing.T) {
+	s, r, path := retrying(t)
+	s.On("q", "ADD", testhost.Says(11, "not now"))
+	s.On("p", "DEL", testhost.Says(11, "stuck"))
+	err := testhost.SetUp(t.Context(), r, "c1", path)()
+	expect.Same(t, "errors", testhost.Messages(err), []string{"q: not now", "p: stuck"})
+	expect.Same(t, "calls", s.Took(), oneAttempt)
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
+
+	// The next Setup begins with the leftovers of this one.
+	s.On("p", "DEL", scripted.Action{})
+	s.On("q", "ADD", scripted.Action{})
+	testhost.MustSetUp(t, r, "c1", path)
+	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth0"})
+}
+
+func TestDuty_R41_TheContextBoundsThePauses(t *testing.T) {
+	s, r, path := retrying(t)
+	s.On("q", "ADD", testhost.Says(11, "not now"))
+	expect.NoError(t, r.Load(cni.WithRetry(cni.Retry{Attempts: 3, Delay: time.Hour, MaxDelay: time.Hour}),
+		cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := testhost.Begin(testhost.SetUp(ctx, r, "c1", path))
+	expect.Same(t, "pauses", s.Blocked(".waitFor", 1), 1)
+	expect.Same(t, "on record in the pause", testhost.Recorded(t, r), []string{})
+	cancel()
+	expect.Same(t, "errors", testhost.Messages(expect.Await(t, "Setup", done)), []string{"q: not now"})
+	expect.Same(t, "calls", s.Took(), oneAttempt)
+}
+
+func TestRetriesThatAreNoneAreRefused(t *testing.T) {
+	for _, r := range []cni.Retry{{Attempts: -1}, {Delay: -1}, {MaxDelay: -1}} {
+		_, err := cni.New(cni.WithRetry(r))
+		if !errors.Is(err, cni.ErrInvalidArgument) {
+			t.Errorf("%+v: error %v", r, err)
+		}
+	}
+}
+
+func TestDuty_R40_StatusAsksThePluginsOfVersion110(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithStatusCache(0), cni.WithConfListBytes(s.Network("old", "1.0.0", "o")),
+		cni.WithConfListBytes(s.Network("net", "1.1.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.1.0", "r")))
+	expect.NoError(t, r.Status())
+	expect.Same(t, "calls", s.Took(), []string{"STATUS p /", "STATUS q /", "STATUS r /"})
+	s.On("q", "STATUS", testhost.Says(50, "no route"))
+	got := testhost.AsError(t, r.Status())
+	got.Err = nil
+	expect.Same(t, "error", *got, cni.Error{Op: "STATUS", Network: "net", Plugin: "q", PluginKind: "executable", Code: 50, Msg: "no route"})
+	expect.Same(t, "calls", s.Took(), []string{"STATUS p /", "STATUS q /"})
+}
+
+func TestDuty_R40_StatusBelowTheMinimumRunsNoPlugin(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithMinNetworkCount(2), cni.WithConfListBytes(s.Network("net", "1.1.0", "p")))
+	expect.Is(t, r.Status(), cni.ErrCNINotInitialized)
+	expect.Same(t, "calls", s.Took(), []string{})
+}
+
+func TestDuty_R40_AGoodStatusIsKeptForAWhileAnErrorIsNot(t *testing.T) {
+	s := newStage(t)
+	conf := []cni.Opt{cni.WithStatusCache(time.Hour), cni.WithConfListBytes(s.Network("net", "1.1.0", "p"))}
+	r := s.Runtime(conf...)
+	s.On("p", "STATUS", testhost.Says(50, "no route"))
+	for range 2 {
+		expect.Same(t, "code", testhost.AsError(t, r.Status()).Code, 50)
+	}
+	s.On("p", "STATUS", scripted.Action{})
+	for range 5 {
+		expect.NoError(t, r.Status())
+	}
+	expect.Same(t, "calls", s.Took(), []string{"STATUS p /", "STATUS p /", "STATUS p /"})
+	expect.NoError(t, r.Load(conf...)) // forgets it
+	expect.NoError(t, r.Status())
+	expect.Same(t, "calls", s.Took(), []string{"STATUS p /"})
+}
+
+func TestDuty_R40_StatusOfAnotherNamespaceIsAnotherAnswer(t *testing.T) {
+	s := newStage(t)
+	r := s.Host.Runtime(cni.WithStatusCache(time.Hour), cni.WithConfListBytes(s.Network("net", "1.1.0", "p")))
+	expect.NoError(t, r.Status())                                          // on this thread's host
+	expect.NoError(t, expect.Await(t, "Status", testhost.Begin(r.Status))) // in the process's namespace
+	expect.Same(t, "calls", s.Took(), []string{"STATUS p /", "STATUS p /"})
+}
+
+func TestDuty_R40_StatusesAtOnceShareOneRun(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.1.0", "p")))
+	gate := s.Gate("p")
+	s.On("p", "STATUS", scripted.Action{Block: gate, Stdout: testhost.Says(50, "no route").Stdout, Exit: 1})
+	first := testhost.Begin(r.Status)
+	letGo := s.Arrive(gate)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var all []<-chan error
+	for range 50 {
+		all = append(all, testhost.Begin(r.Status))
+	}
+	expect.Is(t, r.StatusContext(ctx), context.Canceled) // only this caller gives up
+	joined := s.Blocked(".(*snapshot).askStatus", 51)
+	letGo()
+	for _, done := range append(all, first) {
+		expect.Same(t, "code", testhost.AsError(t, expect.Await(t, "Status", done)).Code, 50)
+	}
+	expect.Same(t, "callers of one run", joined, 51)
+	expect.Same(t, "calls", s.Took(), []string{"STATUS p /"})
+}
+
+func TestDuty_R40_StatusEndsAtItsDeadlineAndKillsThePlugin(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithTimeouts(cni.Timeouts{Status: 100 * time.Millisecond}),
+		cni.WithConfListBytes(s.Network("net", "1.1.0", "p")))
+	s.On("p", "STATUS", scripted.Action{Fork: true, Hang: true})
+	start := time.Now()
+	err := expect.Await(t, "Status", testhost.Begin(r.Status))
+	t.Logf("STATUS with a deadline of 100ms took %v", time.Since(start))
+	expect.Is(t, err, context.DeadlineExceeded)
+	expect.Same(t, "processes", testhost.Children(t), nil)
+}
+
+func TestDuty_R40_StatusContextEndsWithItsContextAndOthersGetTheAnswer(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.1.0", "p")))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	first, letGo := s.heldUp("p", "STATUS", func() error { return r.StatusContext(ctx) })
+	second := testhost.Begin(r.Status)
+	why := errors.New("asked for something else")
+	cancel(why)
+	expect.Is(t, expect.Await(t, "the one that gave up", first), why)
+	letGo()
+	expect.NoError(t, expect.Await(t, "the other", second))
+	expect.NoError(t, r.Status())
+	if n := len(s.Took()); n > 2 { // the second call may start after the first has ended
+		t.Errorf("%d calls", n)
 	}
 }

@@ -1,116 +1,47 @@
 package behaviour_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-
-	"go.opentelemetry.io/otel/trace"
+	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// allocated returns the number of bytes that f allocates.
-func allocated(f func()) uint64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	f()
-	runtime.ReadMemStats(&after)
-	return after.TotalAlloc - before.TotalAlloc
-}
-
-func TestFault_F17_OutputIsBounded(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	path := s.Container("c1")
-	const most = 64 << 20 // bytes: four MiB of output, grown and copied a few times
-
+func TestFault_F17_TooMuchOutputIsATypedErrorAndRolledBack(t *testing.T) {
+	s, r, path := oneNetwork(t, "p")
 	s.On("p", "ADD", scripted.Action{StdoutBytes: 96 << 20})
-	bytes := allocated(func() {
-		_, err := r.Setup(t.Context(), "c1", path)
-		expect.Is(t, err, cni.ErrPluginOutput)
-		expect.Same(t, "plugin", testhost.AsError(t, err).Plugin, "p")
-	})
-	t.Logf("96 MiB on stdout: %d KiB allocated", bytes>>10)
-	if bytes > most {
-		t.Errorf("%d bytes allocated, want at most %d", bytes, most)
-	}
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.Is(t, err, cni.ErrPluginOutput)
+	expect.Same(t, "plugin", testhost.AsError(t, err).Plugin, "p")
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "DEL p c1/eth0"})
 
 	s.On("p", "ADD", scripted.Action{StderrBytes: 96 << 20})
-	bytes = allocated(func() {
-		_, err := r.Setup(t.Context(), "c1", path)
-		expect.NoError(t, err)
-	})
-	t.Logf("96 MiB on stderr: %d KiB allocated", bytes>>10)
-	if bytes > most {
-		t.Errorf("%d bytes allocated, want at most %d", bytes, most)
-	}
+	testhost.MustSetUp(t, r, "c1", path)
 	s.On("p", "DEL", scripted.Action{StdoutBytes: 96 << 20})
 	expect.Is(t, r.Remove(t.Context(), "c1", path), cni.ErrPluginOutput)
 	expect.Same(t, "processes", testhost.Children(t), nil)
 }
 
-// busyPlugin is a copy of the scripted plugin that stays open for writing.
-func (s *stage) busyPlugin(typ string) *os.File {
-	s.T.Helper()
-	data, err := os.ReadFile(refplugins.Scripted())
-	expect.NoError(s.T, err)
-	expect.NoError(s.T, os.MkdirAll(s.Path("bin"), 0o755))
-	f, err := os.OpenFile(s.Path("bin", typ), os.O_CREATE|os.O_WRONLY, 0o755)
-	expect.NoError(s.T, err)
-	_, err = f.Write(data)
-	expect.NoError(s.T, err)
-	return f
-}
-
-func TestFault_F18_ABusyExecutableIsTriedAgainUntilItIsFree(t *testing.T) {
-	s := newStage(t)
-	f := s.busyPlugin("p")
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", s.Container("c1")))
-	expect.Same(t, "waiting", s.Blocked("/internal/invoke.start", 1), 1)
-	expect.NoError(t, f.Close())
-	expect.NoError(t, expect.Await(t, "Setup", done))
-	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0"})
-}
-
-func TestFault_F18_AnExecutableThatStaysBusyIsAnErrorThatSaysSo(t *testing.T) {
-	s := newStage(t)
-	f := s.busyPlugin("p")
-	r := s.Runtime(cni.WithTimeouts(cni.Timeouts{Del: 1}), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
-	expect.Is(t, err, syscall.ETXTBSY)
-	expect.Same(t, "plugin", testhost.AsError(t, err).Plugin, "p")
-	expect.NoError(t, f.Close())
-}
-
 func TestFault_F22_BadPortsAreRefusedBeforeAnythingRuns(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	path := s.Container("c1")
+	s, r, path := oneNetwork(t, "p")
 	port := func(host, container int32, protocol, ip string) cni.PortMapping {
 		return cni.PortMapping{HostPort: host, ContainerPort: container, Protocol: protocol, HostIP: ip}
 	}
-	// The table of the package's own tests has more.
-	for what, ports := range map[string][]cni.PortMapping{
-		"on all and one address": {port(80, 1, "tcp", ""), port(80, 2, "tcp", "127.0.0.1")},
-		"a name":                 {port(80, 1, "tcp", "localhost")},
-		"no host port":           {port(0, 1, "tcp", "")},
-		"another protocol":       {port(80, 1, "icmp", "")},
+	ports := []cni.PortMapping{port(80, 1, "tcp", ""), port(80, 2, "tcp", "127.0.0.1")} // the package's own tests have more
+	for what, opt := range map[string]cni.NamespaceOpts{
+		"by the option": cni.WithCapabilityPortMap(ports), "by name": cni.WithCapability("portMappings", ports),
+		"for one network": cni.WithNetwork("net", cni.WithCapabilityPortMap(ports)),
 	} {
-		s.refusedByAll(r, what, "c1", path, cni.ErrInvalidArgument, cni.WithCapabilityPortMap(ports))
-		s.refusedByAll(r, what+", by name", "c1", path, cni.ErrInvalidArgument, cni.WithCapability("portMappings", ports))
-		s.refusedByAll(r, what+", for one network", "c1", path, cni.ErrInvalidArgument,
-			cni.WithNetwork("net", cni.WithCapabilityPortMap(ports)))
+		s.refusedByAll(r, what, "c1", path, cni.ErrInvalidArgument, opt)
 	}
 	_, err := r.Setup(t.Context(), "c1", path, cni.WithCapabilityPortMap([]cni.PortMapping{port(80, 1, "tcp", "10.0.0.1"),
 		port(80, 1, "tcp", "10.0.0.2"), port(80, 1, "udp", "10.0.0.1"), port(80, 1, "tcp", "::"), port(81, 1, "tcp", "")}))
@@ -159,18 +90,6 @@ func (s *stage) cleared(names ...string) {
 	}
 }
 
-func TestFault_F23_ATraceIsPassedOn(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(s.only(`"x":1`))
-	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: 1})
-	_, err := r.Setup(trace.ContextWithSpanContext(t.Context(), span), "c1", s.Container("c1"))
-	expect.NoError(t, err)
-	want := fmt.Sprintf("TRACEPARENT=00-%s-%s-01", span.TraceID(), span.SpanID())
-	if env := s.TakeCalls()[0].Env; !slices.Contains(env, want) {
-		t.Errorf("environment %v, want %s in it", env, want)
-	}
-}
-
 func TestFault_F24_APluginThatEverybodyMayWriteIsNotRun(t *testing.T) {
 	s := newStage(t)
 	s.shellPlugins("p")
@@ -187,17 +106,219 @@ func TestFault_F24_APluginThatEverybodyMayWriteIsNotRun(t *testing.T) {
 		expect.NoError(t, os.Chmod(tt.path, tt.mode))
 		_, err := s.Runtime(conf).Setup(t.Context(), "c1", path)
 		expect.Is(t, err, cni.ErrInsecureFile)
-		if want := "chmod o-w"; err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v, want %q in it", what, err, want)
-		}
+		fails(t, err, "chmod o-w")
 		if _, err := os.Stat(s.Path("lines")); !os.IsNotExist(err) {
 			t.Errorf("%s: it ran (%v)", what, err)
 		}
 		insecure := s.Runtime(conf, cni.WithInsecureFiles())
-		_, err = insecure.Setup(t.Context(), "c1", path)
-		expect.NoError(t, err)
+		testhost.MustSetUp(t, insecure, "c1", path)
 		expect.NoError(t, insecure.Remove(t.Context(), "c1", path))
 		expect.Same(t, what+": calls", s.takeLines(), "ADD p, DEL p")
 		expect.NoError(t, os.Chmod(tt.path, tt.mended))
 	}
+}
+
+// noResults are outputs of a successful ADD that are not a result. %q is the
+// configuration's version. The table of internal/chain has more.
+var noResults = map[string]string{
+	"unknown version":       `{"cniVersion":"9.9.9","ips":[{"version":"4","address":"10.0.0.1/24"}]}`,
+	"version is a number":   `{"cniVersion":1,"ips":[{"version":"4","address":"10.0.0.1/24"}]}`,
+	"version is no version": `{"cniVersion":"latest","ips":[]}`,
+	"null":                  `null`,
+	"nothing":               ``,
+	"HTML":                  `<html><body>502 Bad Gateway</body></html>`,
+	"two results":           `{"cniVersion":%q} {"cniVersion":%q}`,
+	"cut off":               `{"cniVersion":%q,"ips":[{"addr`,
+	"log line before":       "configuring…\n" + `{"cniVersion":%q}`,
+	"null route":            `{"cniVersion":%q,"ip4":{"ip":"10.0.0.1/24","routes":[null]},"routes":[null]}`,
+}
+
+// shellPlugins are plugins that cost a tenth of the test binary. They print the
+// file <type>.out at ADD, and append "ADD p" to the file lines.
+func (s *stage) shellPlugins(types ...string) {
+	s.T.Helper()
+	for _, typ := range types {
+		path := s.Write("bin/"+typ, fmt.Sprintf("#!/bin/sh\necho \"$CNI_COMMAND %s\" >> %s\n"+
+			"[ $CNI_COMMAND != ADD ] || exec cat \"$0.out\"\n", typ, s.Path("lines")))
+		expect.NoError(s.T, os.Chmod(path, 0o755))
+	}
+}
+
+func (s *stage) takeLines() string {
+	s.T.Helper()
+	data := expect.Value(os.ReadFile(s.Path("lines")))(s.T)
+	expect.NoError(s.T, os.Remove(s.Path("lines")))
+	return strings.ReplaceAll(strings.TrimSpace(string(data)), "\n", ", ")
+}
+
+func TestFault_F10_AResultThatIsNoneIsATypedErrorAndRolledBack(t *testing.T) {
+	s := newStage(t)
+	s.shellPlugins("p", "q")
+	calls := map[string]string{"p": "ADD p, DEL q, DEL p", "q": "ADD p, ADD q, DEL q, DEL p"}
+	path := s.Container("c1")
+	for _, version := range []string{"0.2.0", "0.4.0", "1.1.0"} { // one of each form
+		r := s.Runtime(cni.WithConfListBytes(testhost.Conflist("net", version, nil, "p", "q")))
+		for what, format := range noResults {
+			bad := []string{"p", "q"}[len(what)%2]
+			s.Write("bin/p.out", "{}")
+			s.Write("bin/"+bad+".out", strings.ReplaceAll(format, "%q", fmt.Sprintf("%q", version)))
+			_, err := r.Setup(t.Context(), "c1", path)
+			where := fmt.Sprintf("version %s, plugin %s, %s", version, bad, what)
+			if !errors.Is(err, cni.ErrInvalidResult) {
+				t.Errorf("%s: error %v, want one that is %q", where, err, cni.ErrInvalidResult)
+			} else if e := testhost.AsError(t, err); e.Plugin != bad || strings.Contains(err.Error(), "panic") {
+				t.Errorf("%s: error of plugin %q: %v", where, e.Plugin, err)
+			}
+			expect.Same(t, where+": calls", s.takeLines(), calls[bad])
+			expect.Same(t, where+": cache", s.Cached(), []string{})
+		}
+	}
+}
+
+func TestFault_F4_ADELErrorIsNotJudgedByItsText(t *testing.T) {
+	for _, text := range []string{"iptables: executable file not found in $PATH", "not found", "no such file or directory",
+		"unknown FS magic on \"/run/netns/x\": 1021994", "already deleted"} {
+		s, r, path := oneNetwork(t, "p")
+		testhost.MustSetUp(t, r, "c1", path)
+		s.On("p", "DEL", testhost.Says(999, text))
+		expect.Same(t, text, testhost.Messages(r.Remove(t.Context(), "c1", path)), []string{"p: " + text})
+		expect.NoError(t, r.Check(t.Context(), "c1", path)) // still recorded
+	}
+}
+
+func TestFault_F8_OneOfSeveralNetworksFails(t *testing.T) {
+	for _, serially := range []bool{false, true} {
+		s := newStage(t)
+		r := s.Runtime(cni.WithConfListBytes(s.Network("one", "1.0.0", "p")), cni.WithConfListBytes(s.Network("two", "1.0.0", "q", "r")),
+			cni.WithConfListBytes(s.Network("three", "1.0.0", "s")))
+		s.On("p", "ADD", gives("10.0.0.1/24"))
+		s.On("q", "ADD", gives("10.0.0.2/24"))
+		s.On("r", "ADD", testhost.Says(5, "no"))
+		setup := r.Setup
+		if serially {
+			setup = r.SetupSerially
+		}
+		_, err := setup(t.Context(), "c1", s.Container("c1"))
+		expect.Same(t, "errors", testhost.Messages(err), []string{"r: no"})
+		calls := s.TakeCalls()
+		dels := slices.DeleteFunc(slices.Clone(calls), func(c scripted.Call) bool { return c.Verb != "DEL" })
+		want := []string{"DEL r 10.0.0.2/24", "DEL q 10.0.0.2/24", "DEL p 10.0.0.1/24"}
+		if serially { // stops at the failure and undoes earlier work
+			expect.Same(t, "calls", testhost.Rendered(calls), []string{"ADD p c1/eth0", "ADD q c1/eth1", "ADD r c1/eth1",
+				"DEL r c1/eth1", "DEL q c1/eth1", "DEL p c1/eth0"})
+		} else {
+			want = slices.Insert(want, 0, "DEL s 10.9.0.2/24")
+		}
+		expect.Same(t, "prevResult at DEL", prevResults(t, dels), want)
+		expect.Same(t, "cache", s.Cached(), []string{})
+	}
+}
+
+func TestFault_F8_AnErrorOfTheRollbackIsPartOfTheError(t *testing.T) {
+	s, r, path := oneNetwork(t, "p", "q")
+	s.On("q", "ADD", testhost.Says(5, "no"))
+	s.On("q", "DEL", testhost.Says(6, "stuck"))
+	s.On("p", "DEL", testhost.Says(7, "stuck too"))
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.Same(t, "errors", testhost.Messages(err), []string{"q: no", "q: stuck", "p: stuck too"})
+	fails(t, err, "roll back: ")
+}
+
+func TestFault_F14_TheCallersContextEndsDuringADD(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("one", "1.0.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.0.0", "r")))
+	s.On("p", "ADD", gives("10.0.0.1/24"))
+	s.On("q", "ADD", scripted.Action{Fork: true, Block: s.Gate("q")})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	path := s.Container("c1")
+	done := testhost.Begin(func() error { return errOf(r.SetupSerially(ctx, "c1", path)) })
+	letGo := s.Arrive(s.Path("gate-q"))
+	why := errors.New("the pod was deleted")
+	cancel(why)
+	err := expect.Await(t, "Setup", done)
+	letGo()
+	expect.Is(t, err, context.Canceled, why)
+	expect.Same(t, "plugin", testhost.AsError(t, err).Plugin, "q")
+	expect.Same(t, "calls", prevResults(t, s.TakeCalls()), []string{"ADD p none", "ADD q 10.0.0.1/24",
+		"DEL q 10.0.0.1/24", "DEL p 10.0.0.1/24"})
+	expect.Same(t, "processes", testhost.Children(t), nil)
+	expect.Same(t, "cache", s.Cached(), []string{})
+}
+
+func TestFault_F14_ASetupWhoseContextIsOverRunsNothing(t *testing.T) {
+	s, r, path := oneNetwork(t, "p")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	expect.Is(t, errOf(r.Setup(ctx, "c1", path)), context.Canceled)
+	expect.Is(t, r.Check(ctx, "c1", path), context.Canceled)
+	expect.Same(t, "calls", s.Took(), []string{})
+}
+
+func TestFault_F14_RemoveWithACancelledContextRunsEverything(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("one", "1.0.0", "p", "q")), cni.WithConfListBytes(s.Network("two", "1.0.0", "r")))
+	path := s.Container("c1")
+	testhost.MustSetUp(t, r, "c1", path)
+	s.TakeCalls()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	expect.NoError(t, r.Remove(ctx, "c1", path))
+	expect.Same(t, "calls", s.Took(), []string{"DEL r c1/eth1", "DEL q c1/eth0", "DEL p c1/eth0"})
+	expect.Same(t, "cache", s.Cached(), []string{})
+}
+
+// inTime is a deadline in which two plugins begin, on a slow machine too.
+const inTime = 2 * time.Second
+
+// overshoot calls f, which has a deadline. It returns long before what hangs ends, and no
+// process may remain. How much later than the deadline is measured by M7, on a quiet
+// machine.
+func overshoot(t *testing.T, what string, f func() error) error {
+	t.Helper()
+	start := time.Now()
+	err := expect.Await(t, what, testhost.Begin(f))
+	over := time.Since(start) - inTime
+	t.Logf("M7: %s: %v over a deadline of %v", what, over, inTime)
+	if over < 0 || over > expect.Patience/2 {
+		t.Errorf("%s took %v over its deadline", what, over)
+	}
+	expect.Is(t, err, context.DeadlineExceeded)
+	expect.Same(t, "processes", testhost.Children(t), nil)
+	return err
+}
+
+func TestFault_F13_APluginsChildHoldsStdoutPastTheDeadline(t *testing.T) {
+	s := newStage(t)
+	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))
+	path := s.Container("c1")
+	rolledBack := []string{"ADD p c1/eth0", "ADD q c1/eth0", "DEL q c1/eth0", "DEL p c1/eth0"}
+	for what, hang := range map[string]scripted.Action{
+		"the plugin and its child hang": {Fork: true, Hang: true},
+		"the plugin hangs":              {Hang: true},
+	} {
+		s.On("q", "ADD", hang)
+		overshoot(t, what+", the caller's context", func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), inTime)
+			defer cancel()
+			return testhost.SetUp(ctx, s.Runtime(conf), "c1", path)()
+		})
+		expect.Same(t, "calls", s.Took(), rolledBack)
+		timed := s.Runtime(conf, cni.WithTimeouts(cni.Timeouts{Add: inTime}))
+		err := overshoot(t, what+", WithTimeouts", testhost.SetUp(t.Context(), timed, "c1", path))
+		fails(t, err, "took longer than the 2s that a plugin has for ADD")
+		expect.Same(t, "calls", s.Took(), rolledBack)
+	}
+	expect.Same(t, "cache", s.Cached(), []string{})
+}
+
+func TestFault_F13_TheChildOfAFailedPluginBlocksNobody(t *testing.T) {
+	s, r, path := oneNetwork(t, "p")
+	s.On("p", "ADD", scripted.Action{Fork: true, Exit: 1, Stdout: testhost.Says(5, "no").Stdout})
+	start := time.Now()
+	_, err := r.Setup(t.Context(), "c1", path)
+	expect.Same(t, "errors", testhost.Messages(err), []string{"p: no"})
+	if took := time.Since(start); took > expect.Patience/2 {
+		t.Errorf("took %v", took)
+	}
+	expect.Same(t, "processes", testhost.Children(t), nil)
 }

@@ -1,6 +1,7 @@
 package behaviour_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -8,10 +9,12 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -52,8 +55,7 @@ func TestFault_F21_SetupOnAReadOnlyStateDirectoryRunsNothing(t *testing.T) {
 	s, r, _ := smallState(t)
 	path := s.Container("c1")
 	s.makeReadOnly()
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.Is(t, err, syscall.EROFS)
+	expect.Is(t, errOf(r.Setup(t.Context(), "c1", path)), syscall.EROFS)
 	expect.Is(t, r.Check(t.Context(), "c1", path), syscall.EROFS)
 	expect.Same(t, "calls", s.Took(), []string{})
 }
@@ -61,22 +63,21 @@ func TestFault_F21_SetupOnAReadOnlyStateDirectoryRunsNothing(t *testing.T) {
 func TestFault_F21_SetupOnAFullStateDirectoryRunsNothing(t *testing.T) {
 	s, r, _ := smallState(t)
 	path := s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "warm", s.Container("warm"))())
+	testhost.MustSetUp(t, r, "warm", s.Container("warm"))
 	s.TakeCalls()
 	s.fill()
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.Is(t, err, syscall.ENOSPC)
+	expect.Is(t, errOf(r.Setup(t.Context(), "c1", path)), syscall.ENOSPC)
 	expect.Same(t, "calls", s.Took(), []string{})
 	expect.Same(t, "cache", s.Cached(), []string{"net-warm-eth0"})
 	expect.NoError(t, r.Remove(t.Context(), "warm", ""))
 	expect.NoError(t, os.Remove(s.Path("state", "ballast")))
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 }
 
 func TestFault_F21_RemoveOnAReadOnlyStateDirectoryGoesOnAndLogs(t *testing.T) {
 	s, r, log := smallState(t)
 	path := s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithArgs("K", "v"))())
+	testhost.MustSetUp(t, r, "c1", path, cni.WithArgs("K", "v"))
 	s.TakeCalls()
 	s.makeReadOnly()
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
@@ -112,7 +113,7 @@ func spoil(t *testing.T, content string) (s *stage, r *cni.Runtime, log *testhos
 	s, log = newStage(t), &testhost.Log{}
 	r = s.Runtime(log.Logger(), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path = s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	s.TakeCalls()
 	s.Unrecord("c1")
 	s.Write("state/results/net-c1-eth0", content)
@@ -131,10 +132,19 @@ func wantWarned(t *testing.T, what string, log *testhost.Log) {
 	t.Errorf("%s: warnings %q, want one that begins with %q", what, log.Lines("WARN"), want)
 }
 
-func TestFault_F21_SetupOverACacheThatCannotBeReadCleansFirst(t *testing.T) {
+// TestFault_F21_CallsOverACacheThatCannotBeRead: Setup cleans first, and so does Remove.
+func TestFault_F21_CallsOverACacheThatCannotBeRead(t *testing.T) {
 	for what, content := range spoiled {
 		s, r, log, path := spoil(t, content)
-		expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+		expect.Is(t, r.Check(t.Context(), "c1", path), cni.ErrNotAttached)
+		expect.Same(t, what, s.Took(), []string{})
+		expect.NoError(t, r.Remove(t.Context(), "c1", path))
+		expect.Same(t, what, s.Took(), []string{"DEL p c1/eth0"})
+		expect.Same(t, what+": cache", s.Cached(), []string{})
+		wantWarned(t, what, log)
+
+		s, r, log, path = spoil(t, content)
+		testhost.MustSetUp(t, r, "c1", path)
 		calls := s.TakeCalls()
 		expect.Same(t, what, testhost.Rendered(calls), []string{"DEL p c1/eth0", "ADD p c1/eth0"})
 		expect.Same(t, what+": CNI_NETNS at DEL", calls[0].NetNS, path)
@@ -147,18 +157,6 @@ func TestFault_F21_ALivingAttachmentIsSafeWhenItsCacheCannotBeRead(t *testing.T)
 	s.AddLink("c1", "eth0")
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path)(), cni.ErrAlreadyAttached)
 	expect.Same(t, "calls", s.Took(), []string{})
-}
-
-func TestFault_F21_RemoveAndCheckOverACacheThatCannotBeRead(t *testing.T) {
-	for what, content := range spoiled {
-		s, r, log, path := spoil(t, content)
-		expect.Is(t, r.Check(t.Context(), "c1", path), cni.ErrNotAttached)
-		expect.Same(t, what, s.Took(), []string{})
-		expect.NoError(t, r.Remove(t.Context(), "c1", path))
-		expect.Same(t, what, s.Took(), []string{"DEL p c1/eth0"})
-		expect.Same(t, what+": cache", s.Cached(), []string{})
-		wantWarned(t, what, log)
-	}
 }
 
 func TestFault_F21_ACachedResultThatIsNoneKeepsNoPluginFromBeingAsked(t *testing.T) {
@@ -186,7 +184,7 @@ func TestDuty_R32_ASpoiledCacheDoesNotMatterWhereThereIsARecord(t *testing.T) {
 		s, log := newStage(t), &testhost.Log{}
 		r := s.Runtime(log.Logger(), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 		path := s.Container("c1")
-		expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+		testhost.MustSetUp(t, r, "c1", path)
 		s.AddLink("c1", "eth0")
 		s.TakeCalls()
 		s.Write("state/results/net-c1-eth0", content)
@@ -197,4 +195,223 @@ func TestDuty_R32_ASpoiledCacheDoesNotMatterWhereThereIsARecord(t *testing.T) {
 		expect.Same(t, what+": warnings", log.Lines("WARN"), []string{})
 		expect.Same(t, what+": cache", s.Cached(), []string{})
 	}
+}
+
+// TestFault_F49_FieldsOfAnotherTypeKeepAnAttachmentFromBeingRemoved: a plugin's
+// configuration is its own. A configuration that go-cni loads can be loaded,
+// attached, and removed: by Remove, by CleanUp, by GC, and by a Setup that
+// fails.
+func TestFault_F49_FieldsOfAnotherTypeKeepAnAttachmentFromBeingRemoved(t *testing.T) {
+	s := newStage(t)
+	netNS := s.Container("c1")
+	for _, typ := range []string{"own", "bridge", "portmap"} {
+		for _, field := range testhost.OddFields() {
+			t.Run(typ+"/"+field, func(t *testing.T) { removeInAllWays(t, s, netNS, typ, field) })
+		}
+	}
+}
+
+func removeInAllWays(t *testing.T, s *stage, netNS, typ, field string) {
+	ctx, path := context.Background(), s.Plugin(scripted.Script{}, typ)
+	list := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "n1", "plugins": [{"type": %q, "script": %q, %s}]}`, typ, path, field)
+	_, theirs := libcni.ConfListFromBytes(list) // like go-cni; the oracle compares both
+	r := s.Runtime()
+	err := r.Load(cni.WithConfListBytes(list))
+	if (err == nil) != (theirs == nil) {
+		t.Fatalf("Load: got %v, libcni %v", err, theirs)
+	}
+	if err != nil {
+		return
+	}
+	setUp := func() error { return errOf(r.Setup(ctx, "c1", netNS)) }
+	expect.NoError(t, setUp())
+	expect.NoError(t, r.Remove(ctx, "c1", netNS))
+	expect.NoError(t, setUp())
+	found, err := r.CleanUp(ctx, cni.CleanUpTarget{ContainerID: "c1", Network: "n1", IfName: "eth0"})
+	if err != nil || len(found) == 0 {
+		t.Errorf("CleanUp: found %v, %v", found, err)
+	}
+	s.On(typ, "ADD", testhost.Says(100, "refused"))
+	if err := setUp(); err == nil || errors.As(err, new(*cni.LeftoverError)) {
+		t.Errorf("Setup that fails: %v", err)
+	}
+	s.On(typ, "ADD", scripted.Action{})
+	expect.NoError(t, setUp())
+	if report, err := r.GC(ctx, cni.GCOptions{KeepNone: true}); err != nil || report.Err() != nil {
+		t.Errorf("GC: %v, %v", err, report.Err())
+	}
+	if all, err := r.Attachments(); err != nil || len(all) > 0 {
+		t.Errorf("left on record: %v, %v", all, err)
+	}
+}
+
+// TestFault_F49_ArgsThatAreNoObjectKeepTheIDForEver: the caller's arguments
+// cannot be merged into args that are not an object. ADD reports that, and the
+// plugins before that one are still undone.
+func TestFault_F49_ArgsThatAreNoObjectKeepTheIDForEver(t *testing.T) {
+	ctx, s := context.Background(), newStage(t)
+	path := s.Plugin(scripted.Script{}, "first", "second")
+	list := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "n1", "plugins": [
+		{"type": "first", "script": %q}, {"type": "second", "script": %q, "args": "none"}]}`, path, path)
+	r := s.Runtime(cni.WithConfListBytes(list))
+	netNS := s.Container("c1")
+	if _, err := r.Setup(ctx, "c1", netNS, cni.WithConfigArgs("mac", "02:00:00:00:00:01")); err == nil || errors.As(err, new(*cni.LeftoverError)) {
+		t.Errorf("got %v, want an error, and nothing left", err)
+	}
+	expect.Same(t, "calls", s.Took(), []string{"ADD first c1/eth0", "DEL second c1/eth0", "DEL first c1/eth0"})
+	if _, err := r.Setup(ctx, "c1", netNS); err != nil {
+		t.Errorf("Setup without them: %v", err)
+	}
+}
+
+// TestFault_F49_ABuiltInPluginThatRefusesAFieldKeepsTheIDForEver: a built-in
+// plugin that refuses a field of the wrong type has made nothing. Its undoing
+// adds no other error.
+func TestFault_F49_ABuiltInPluginThatRefusesAFieldKeepsTheIDForEver(t *testing.T) {
+	for _, fields := range []string{
+		`"type": "host-device", "device": 5`, `"type": "tuning", "mtu": "big"`, `"type": "tuning", "dataDir": []`, `"type": "bridge", "mtu": "big"`,
+		`"type": "ptp", "ipMasq": "auto"`, `"type": "macvlan", "master": 5`, `"type": "portmap", "snat": "no"`, `"type": "firewall", "backend": 5`,
+		`"type": "bandwidth", "ingressRate": "fast"`, `"type": "bridge", "ipam": {"type": "static", "addresses": 5}`,
+	} {
+		t.Run(fields, func(t *testing.T) {
+			ctx, s := context.Background(), newStage(t)
+			r := s.Runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "n1", "plugins": [{%s}]}`, fields)))
+			netNS := s.Container("c1")
+			if _, err := r.Setup(ctx, "c1", netNS); err == nil || errors.As(err, new(*cni.LeftoverError)) {
+				t.Errorf("got %v, want an error, and nothing left", err)
+			}
+			if all, err := r.Attachments(); err != nil || len(all) > 0 {
+				t.Errorf("left on record: %v, %v", all, err)
+			}
+		})
+	}
+}
+
+// unstartable puts an executable of that type into dir that cannot be started.
+func unstartable(t *testing.T, dir, typ, how string) {
+	t.Helper()
+	path := dir + "/" + typ
+	expect.NoError(t, os.RemoveAll(path))
+	switch how {
+	case "not found":
+	case "not executable":
+		expect.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o644))
+	case "writable by everybody":
+		expect.NoError(t, errors.Join(os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755), os.Chmod(path, 0o777)))
+	case "exec format error":
+		expect.NoError(t, os.WriteFile(path, []byte("\x00 no program"), 0o755))
+	case "interpreter not found":
+		expect.NoError(t, os.WriteFile(path, []byte("#!/nonexistent/sh\n"), 0o755))
+	default:
+		t.Fatal(how)
+	}
+}
+
+// TestFault_F51_APluginThatCannotBeStartedKeepsNoID: a plugin that never ran
+// has nothing to undo. It delays neither the failing Setup nor a program that
+// finds the leftovers of a killed one.
+func TestFault_F51_APluginThatCannotBeStartedKeepsNoID(t *testing.T) {
+	for _, how := range []string{"not found", "not executable", "writable by everybody", "exec format error", "interpreter not found"} {
+		t.Run(how, func(t *testing.T) {
+			s := newStage(t)
+			conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "first", "second", "third"))
+			unstartable(t, s.Path("bin"), "second", how)
+			unstartable(t, s.Path("bin"), "third", "not found")
+			path := s.Container("c1")
+			_, err := s.Runtime(conf).Setup(t.Context(), "c1", path)
+			if err == nil {
+				t.Fatal("Setup succeeded")
+			}
+			if left := (*cni.LeftoverError)(nil); errors.As(err, &left) {
+				t.Errorf("left after Setup: %v", left)
+			}
+			expect.Same(t, "calls", s.Took(), []string{"ADD first c1/eth0", "DEL first c1/eth0"})
+			expect.Same(t, "on record", testhost.Recorded(t, s.Runtime(conf)), []string{})
+		})
+	}
+}
+
+// TestFault_F51_TheRecordNamesPluginsThatNeverRan, so that other processes know it.
+func TestFault_F51_TheRecordNamesPluginsThatNeverRan(t *testing.T) {
+	for name, remove := range removals() {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "first", "second"))
+			unstartable(t, s.Path("bin"), "second", "not found")
+			s.On("first", "DEL", testhost.Says(11, "later"))
+			path := s.Container("c1")
+			_, err := s.Runtime(conf).Setup(t.Context(), "c1", path)
+			wantLeftover(t, err)
+			expect.Same(t, "errors", testhost.Messages(err), []string{"second: ", "first: later"})
+			s.On("first", "DEL", scripted.Action{})
+			expect.Eventually(t, "another attempt", func() bool {
+				err = remove(t, s.Runtime(conf), path)
+				if err == nil || !strings.Contains(err.Error(), "not tried again yet") {
+					return true
+				}
+				wantLeftover(t, err)
+				return false
+			})
+			expect.NoError(t, err)
+			expect.Same(t, "on record", testhost.Recorded(t, s.Runtime(conf)), []string{})
+		})
+	}
+}
+
+// removals lists every way to remove a container, with a corrected
+// configuration.
+func removals() map[string]func(*testing.T, *cni.Runtime, string) error {
+	return map[string]func(*testing.T, *cni.Runtime, string) error{
+		"Remove": func(t *testing.T, r *cni.Runtime, path string) error { return r.Remove(t.Context(), "c1", path) },
+		"Recover": func(t *testing.T, r *cni.Runtime, _ string) error {
+			report, err := r.Recover(t.Context())
+			return errors.Join(err, report.Err())
+		},
+		"GC": func(t *testing.T, r *cni.Runtime, _ string) error {
+			report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
+			return errors.Join(err, report.Err())
+		},
+	}
+}
+
+func wantLeftover(t *testing.T, err error) {
+	t.Helper()
+	if left := (*cni.LeftoverError)(nil); !errors.As(err, &left) || left.ContainerID != "c1" {
+		t.Errorf("got %v, want a LeftoverError of c1", err)
+	}
+}
+
+// TestAFailedADDOfHostDeviceKeepsWhatItMoved: a device that reached the
+// container is not forgotten.
+func TestAFailedADDOfHostDeviceKeepsWhatItMoved(t *testing.T) {
+	s := newStage(t)
+	s.On("host-device", "ADD", testhost.Says(999, "late"))
+	s.On("host-device", "DEL", testhost.Says(999, "stuck"))
+	r := s.Runtime(cni.WithoutBuiltinPlugins(), cni.WithConfListBytes(s.Network("net", "1.0.0", "host-device")))
+	path := s.Container("c1")
+	s.AddLink("c1", "up0")
+	_, err := r.Setup(t.Context(), "c1", path)
+	wantLeftover(t, err)
+	s.DelLink("c1", "up0")
+	expect.NoError(t, r.Remove(t.Context(), "c1", path))
+}
+
+// TestFault_F51_ANameTooLongBesideDoesNotKeepAContainerAttached: a container on
+// one network is removed even if the ID and another loaded network's name are
+// together too long for libcni's cache.
+func TestFault_F51_ANameTooLongBesideDoesNotKeepAContainerAttached(t *testing.T) {
+	s := newStage(t)
+	short, long := s.Network("a", "1.0.0", "p"), s.Network(strings.Repeat("b", 180), "1.0.0", "q")
+	r := s.Runtime(cni.WithConfListBytes(short))
+	id, path := strings.Repeat("c", 90), s.Container("c1")
+	testhost.MustSetUp(t, r, id, path)
+	expect.NoError(t, r.Load(cni.WithConfListBytes(short), cni.WithConfListBytes(long)))
+	s.Took()
+
+	expect.Is(t, errOf(r.Setup(t.Context(), id, path)), cni.ErrInvalidArgument)
+	expect.NoError(t, r.Remove(t.Context(), id, path))
+	expect.Same(t, "calls", s.Took(), []string{"DEL p " + id + "/eth0"})
+	// Once more without a record.
+	expect.NoError(t, r.Remove(t.Context(), id, path))
+	expect.Same(t, "calls", s.Took(), []string{"DEL p " + id + "/eth0"})
 }

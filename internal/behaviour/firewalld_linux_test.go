@@ -2,14 +2,18 @@ package behaviour_test
 
 import (
 	"context"
+	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalldtest"
+	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -31,8 +35,7 @@ func newFirewalldHost(t testing.TB) *firewalldHost {
 // current returns the namespace of the test's thread.
 func (h *realHost) current() *netns.Handle {
 	h.T.Helper()
-	ns, err := netns.Current()
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Current())(h.T)
 	h.T.Cleanup(func() { expect.NoError(h.T, ns.Close()) })
 	return ns
 }
@@ -88,5 +91,202 @@ func TestFault_F54_FirewalldDropsNothingOfAContainerThatIsAttached(t *testing.T)
 	expect.Same(t, "trusted", h.trusted(), a.v4+"/32 "+a.v6+"/128")
 	expect.NoError(t, r.Check(context.Background(), "a", a.path))
 	h.detach(r, "a")
+	h.wantClean(before)
+}
+
+const (
+	sourceV4  = "10.77.0.2/32"
+	sourceV6  = "fd77::2/128"
+	bothOfOne = sourceV4 + " " + sourceV6
+	anyway    = `{"type": "firewall"}`
+)
+
+// builtInHost returns a firewalldHost and a runtime with built-in plugins.
+func builtInHost(t testing.TB) (*firewalldHost, *cni.Runtime) {
+	t.Helper()
+	h := newFirewalldHost(t)
+	return h, h.builtIn(h.filtered("podnet", anyway))
+}
+
+func (h *firewalldHost) builtIn(opts ...cni.Opt) *cni.Runtime {
+	h.T.Helper()
+	return h.Runtime(append([]cni.Opt{cni.WithBuiltinPlugins()}, opts...)...)
+}
+
+// recordedBackend returns the recorded backend, which the firewall plugin
+// detected.
+func (h *firewalldHost) recordedBackend(id string) string {
+	h.T.Helper()
+	rec := expect.Value(record.Open(h.Path("state", "embedcni", "attachments")).Load(record.ID(id)))(h.T)
+	for _, p := range rec.Attachments[0].Plugins {
+		if p.Type == "firewall" {
+			return p.Backend
+		}
+	}
+	h.T.Fatal("no firewall is recorded")
+	return ""
+}
+
+// TestFault_F54_AFirewalldThatStopsOrStartsInBetween does not change how a
+// container is removed: the detected backend is recorded.
+func TestFault_F54_AFirewalldThatStopsOrStartsInBetween(t *testing.T) {
+	h, r := builtInHost(t)
+	before := h.realHost.Audit()
+	a := h.attach(r, "a")
+	expect.Same(t, "recorded", h.recordedBackend("a"), "firewalld")
+	h.firewalld.StopFirewalld()
+	fails(t, r.Check(t.Context(), "a", a.path), "no firewalld answers on the D-Bus")
+	h.detach(r, "a")
+	b := h.attach(r, "b")
+	expect.Same(t, "recorded", h.recordedBackend("b"), "iptables")
+	c := h.attach(r, "c")
+	h.firewalld.StartFirewalld()
+	// The reload has flushed the rules of iptables that CHECK looks for.
+	fails(t, r.Check(t.Context(), "b", b.path), "chain FORWARD does not lead to CNI-FORWARD")
+	h.detach(r, "b")
+	h.firewalld.AddSource("trusted", hostAddress(c.v4)) // an administrator's source, for a container that does not have it
+	h.detach(r, "c")
+	expect.Same(t, "trusted", h.trusted(), hostAddress(c.v4))
+	h.attach(r, "d")
+	expect.Same(t, "recorded", h.recordedBackend("d"), "firewalld")
+	h.firewalld.StopBus()
+	h.detach(r, "d")
+	left, _ := h.realHost.Left(before)
+	if len(left.Without(func(l string) bool { return strings.Contains(l, " inet firewalld ") })) > 0 {
+		t.Errorf("left:\n%s", strings.Join(left, "\n"))
+	}
+}
+
+func hostAddress(addr string) string { return addr + "/32" }
+
+// TestFault_F54_AnAdministratorsSourceStays: it is in the zone before the
+// container gets the address. Neither DEL nor the sweep removes it.
+func TestFault_F54_AnAdministratorsSourceStays(t *testing.T) {
+	h, r := builtInHost(t)
+	h.firewalld.AddSource("trusted", sourceV4)
+	before := h.audit()
+	a := h.attach(r, "a")
+	expect.Same(t, "trusted", h.trusted(), bothOfOne)
+	expect.NoError(t, r.Check(t.Context(), "a", a.path))
+	h.detach(r, "a")
+	expect.Same(t, "trusted", h.trusted(), sourceV4)
+	h.wantClean(before)
+}
+
+// TestFault_F54_AnAddressOfTwoStaysUntilTheLastIsGone: firewalld only knows
+// addresses. Containers on separate networks may share one.
+func TestFault_F54_AnAddressOfTwoStaysUntilTheLastIsGone(t *testing.T) {
+	for _, first := range []string{"a", "b"} {
+		h := newFirewalldHost(t)
+		r := h.builtIn(h.filtered("podnet", anyway), h.filtered("othernet", anyway))
+		path := map[string]string{"a": h.Container("a"), "b": h.Container("b")}
+		for id, network := range map[string]string{"a": "podnet", "b": "othernet"} {
+			result := testhost.MustSetUp(t, r, id, path[id], cni.WithNetwork(network))
+			expect.Same(t, "address", result.IPv4().IP().String()+"/32", sourceV4)
+		}
+		last := map[string]string{"a": "b", "b": "a"}[first]
+		expect.NoError(t, r.Remove(t.Context(), first, path[first]))
+		expect.Same(t, "trusted", h.trusted(), bothOfOne)
+		expect.NoError(t, r.Check(t.Context(), last, path[last], cni.WithNetwork(map[string]string{"a": "podnet", "b": "othernet"}[last])))
+		expect.NoError(t, r.Remove(t.Context(), last, path[last]))
+		expect.Same(t, "trusted", h.trusted(), "")
+	}
+}
+
+// TestFault_F54_TheSweepLooksIntoTheZone after a DEL that did not finish.
+func TestFault_F54_TheSweepLooksIntoTheZone(t *testing.T) {
+	for name, firewall := range map[string]string{
+		"found": anyway, "named": `{"type": "firewall", "backend": "firewalld", "firewalldZone": "internal"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newFirewalldHost(t)
+			h.firewalld.AddSource("trusted", "10.77.0.9/32") // a neighbour's address
+			h.linkPlugins()
+			r := h.Runtime(h.filtered("podnet", firewall), cni.WithPluginDir([]string{h.Path("bin")}))
+			before := h.audit()
+			h.attach(r, "a")
+			own := h.Path("bin", "firewall")
+			expect.NoError(t, os.Remove(own))
+			expect.NoError(t, os.WriteFile(own, []byte("#!/bin/sh\nexit 0\n"), 0o755))
+			h.detach(r, "a")
+			expect.Same(t, "trusted", h.trusted(), "10.77.0.9/32")
+			expect.Same(t, "internal", strings.Join(h.firewalld.Sources("internal"), " "), "")
+			h.wantClean(before)
+		})
+	}
+}
+
+// TestFault_F54_ANamespaceThatIsGone: a missing namespace, of the container or
+// of the host, does not keep an address in the zone.
+func TestFault_F54_ANamespaceThatIsGone(t *testing.T) {
+	h := newFirewalldHost(t)
+	detached := h.Path("netns", "detached")
+	ns := expect.Value(netns.Create(detached))(t)
+	r := h.builtIn(h.filtered("podnet", anyway), cni.WithHostNetNS(detached))
+	a := h.attach(r, "a")
+	expect.Same(t, "trusted", h.trusted(), bothOfOne)
+	for _, path := range []string{detached, a.path, h.Pin("a")} {
+		expect.NoError(t, netns.Remove(path))
+	}
+	expect.NoError(t, ns.Close())
+	expect.NoError(t, h.builtIn(h.filtered("podnet", anyway)).Remove(t.Context(), "a", ""))
+	expect.Same(t, "trusted", h.trusted(), "")
+}
+
+// TestFault_F54_CleanUpFindsTheZone and removes the container's address from
+// it.
+func TestFault_F54_CleanUpFindsTheZone(t *testing.T) {
+	h, r := builtInHost(t)
+	h.attach(r, "a")
+	found := expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "a", Network: "podnet", IfName: "eth0", DryRun: true}))(t)
+	for _, want := range []string{"firewall-cmd --zone=trusted --remove-source=" + sourceV4, "firewall-cmd --zone=trusted --remove-source=" + sourceV6} {
+		if !strings.Contains(strings.Join(found, "\n"), want) {
+			t.Errorf("CleanUp would remove\n%s\nand not %s", strings.Join(found, "\n"), want)
+		}
+	}
+	expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "a", Network: "podnet", IfName: "eth0"}))(t)
+	expect.Same(t, "trusted", h.trusted(), "")
+}
+
+// TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers and blocks no
+// others.
+func TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers(t *testing.T) {
+	h := newFirewalldHost(t)
+	r := h.builtIn(h.filtered("podnet", anyway), cni.WithTimeouts(cni.Timeouts{Del: time.Second}))
+	other := h.builtIn(h.filtered("othernet", `{"type": "firewall", "backend": "iptables"}`))
+	before := h.audit()
+	a := h.attach(r, "a")
+	h.attach(other, "o0")
+
+	thaw := h.firewalld.FreezeFirewalld()
+	hanging, path := make(chan error, 1), h.Container("b")
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := r.Setup(ctx, "b", path)
+		hanging <- err
+	}()
+	h.attach(other, "o1")
+	h.detach(other, "o1")
+	cancel()
+	fails(t, <-hanging)
+	var left *cni.LeftoverError
+	if err := r.Remove(t.Context(), "a", a.path); err == nil || !errors.As(err, &left) || !strings.Contains(err.Error(), "firewalld") {
+		t.Errorf("Remove with a firewalld that hangs: %v", err)
+	}
+	thaw()
+	expect.NoError(t, r.Remove(t.Context(), "a", a.path))
+	expect.NoError(t, r.Remove(t.Context(), "b", path))
+	expect.Same(t, "trusted", h.trusted(), "")
+
+	thaw = h.firewalld.FreezeBus()
+	h.attach(other, "o2")
+	h.detach(other, "o2")
+	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := r.Setup(ctx, "c", h.Container("c")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Setup with a bus that hangs: %v", err)
+	}
+	thaw()
+	h.detach(other, "o0")
 	h.wantClean(before)
 }

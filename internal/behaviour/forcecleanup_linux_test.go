@@ -45,7 +45,7 @@ func forget(t *testing.T, network, ipam string, c testhost.Case) *orphaned {
 	}
 	o := &orphaned{realHost: h, reader: h.Real(cni.WithConfListBytes(c.Conf(network, "1.0.0", ipam))), blind: h.Runtime()}
 	// The neighbour comes first, so that all shared parts exist.
-	h.mustSetup(o.reader, "c11", h.Container("c11"), udpPort(8081))
+	testhost.MustSetUp(h.T, o.reader, "c11", h.Container("c11"), udpPort(8081))
 	o.before = h.Audit()
 	var err error
 	if o.other, err = o.reader.Lookup("c11"); err != nil {
@@ -53,7 +53,7 @@ func forget(t *testing.T, network, ipam string, c testhost.Case) *orphaned {
 	}
 	pins := h.pins()
 	path := h.Mortal("c1")
-	result := h.mustSetup(o.reader, "c1", path, udpPort(8080))
+	result := testhost.MustSetUp(h.T, o.reader, "c1", path, udpPort(8080))
 	for _, pin := range h.pins() {
 		if !slices.Contains(pins, pin) {
 			err = errors.Join(err, netns.Remove(pin))
@@ -74,16 +74,9 @@ func forget(t *testing.T, network, ipam string, c testhost.Case) *orphaned {
 // interrupted by another removal.
 func (h *realHost) waitForNoLink(name string) {
 	h.T.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for tick := time.NewTicker(5 * time.Millisecond); ; <-tick.C {
-		_, err := netlink.LinkByName(name)
-		if errors.As(err, &netlink.LinkNotFoundError{}) {
-			return
-		}
-		if err != nil || time.Now().After(deadline) {
-			h.T.Fatalf("link %s is still there: %v", name, err)
-		}
-	}
+	expect.Eventually(h.T, "the end of link "+name, func() bool {
+		return errors.As(errOf(netlink.LinkByName(name)), &netlink.LinkNotFoundError{})
+	})
 }
 
 func everythingConf(network, ipam string) []byte {
@@ -108,17 +101,9 @@ func (o *orphaned) wantOther() {
 	}
 }
 
-func (h *realHost) mustSetup(r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) *cni.Result {
-	h.T.Helper()
-	result, err := r.Setup(context.Background(), id, path, opts...)
-	expect.NoError(h.T, err)
-	return result
-}
-
 func (h *realHost) pins() []string {
 	h.T.Helper()
-	pins, err := filepath.Glob(h.Path("state", "embedcni", "attachments", "netns", "*"))
-	expect.NoError(h.T, err)
+	pins := expect.Value(filepath.Glob(h.Path("state", "embedcni", "attachments", "netns", "*")))(h.T)
 	return pins
 }
 
@@ -238,9 +223,9 @@ func TestCleanUpOfOneOfTwoAttachments(t *testing.T) {
 	r := h.Real(cni.WithConfListBytes(second.Conf("second", "1.0.0", h.Path("ipam"))),
 		cni.WithConfListBytes(everythingConf("podnet", h.Path("ipam"))))
 	path := h.Container("c1")
-	h.mustSetup(r, "c1", path, cni.WithNetwork("second"))
+	testhost.MustSetUp(h.T, r, "c1", path, cni.WithNetwork("second"))
 	before := h.Audit().Without(func(l string) bool { return strings.Contains(l, "/attachments/") })
-	h.mustSetup(r, "c1", path, cni.WithNetwork("podnet"), udpPort(8080))
+	testhost.MustSetUp(h.T, r, "c1", path, cni.WithNetwork("podnet"), udpPort(8080))
 
 	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth1"}
 	found, err := h.Runtime().CleanUp(context.Background(), target)
@@ -269,7 +254,7 @@ func TestCleanUpThatIsNotComplete(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Real(cni.WithConfListBytes(everythingConf("podnet", h.Path("ipam"))))
 	before := h.Audit()
-	h.mustSetup(r, "c1", h.Container("c1"), udpPort(8080))
+	testhost.MustSetUp(h.T, r, "c1", h.Container("c1"), udpPort(8080))
 	stuck := h.Path("ipam/podnet/10.77.0.2")
 	if err := unix.Mount(stuck, stuck, "", unix.MS_BIND, ""); err != nil { // a mount point cannot be unlinked
 		t.Fatal(err)
@@ -299,16 +284,6 @@ func TestCleanUpThatIsNotComplete(t *testing.T) {
 	}
 }
 
-func TestCleanUpOfAnUnknownAttachment(t *testing.T) {
-	h := newRealHost(t)
-	before := h.Audit()
-	target := cni.CleanUpTarget{ContainerID: "never", Network: "podnet", IfName: "eth0"}
-	if found, err := h.Runtime().CleanUp(context.Background(), target); found != nil || err != nil {
-		t.Errorf("found %q, %v", found, err)
-	}
-	h.WantClean(before)
-}
-
 func TestCleanUpValidatesBeforeAnything(t *testing.T) {
 	h := newRealHost(t)
 	before := h.Audit()
@@ -332,15 +307,16 @@ func TestCleanUpValidatesBeforeAnything(t *testing.T) {
 			t.Errorf("%s: found %q, %v, want %v", name, found, err, c.want)
 		}
 	}
-	if now := h.Audit(); !slices.Equal(now, before) {
-		t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(now, "\n"))
-	}
+	added, removed := audit.Diff(before, h.Audit())
+	expect.Unchanged(t, "host", added, removed)
+	found := expect.Value(h.Runtime().CleanUp(context.Background(), good))(t) // it is not known
+	expect.Same(t, "found", found, nil)
+	h.WantClean(before)
 }
 
 func TestCleanUpWaitsForOtherCallsOfTheContainer(t *testing.T) {
 	h := newRealHost(t)
-	held, err := lock.Open(h.Path("state", "embedcni", "locks")).Lock(context.Background(), "container/c1")
-	expect.NoError(t, err)
+	held := expect.Value(lock.Open(h.Path("state", "embedcni", "locks")).Lock(context.Background(), "container/c1"))(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0", DryRun: true}
@@ -374,12 +350,10 @@ func TestCleanUpWithAConfigurationInPlaceOfTheRecorded(t *testing.T) {
 	s.hold(map[string]string{"10.9.0.2": "c1\r\neth0", "10.9.0.3": "c2\r\neth0"})
 	s.ChangeRecord("c1", func(rec *record.Record) { rec.Attachments[0].Config = []byte("{}") })
 	target := cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"}
-	_, err := r.CleanUp(t.Context(), target)
-	expect.Is(t, err, cni.ErrInvalidConfig)
+	expect.Is(t, errOf(r.CleanUp(t.Context(), target)), cni.ErrInvalidConfig)
 	target.Config = fmt.Appendf(nil,
 		`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "x", "ipam": {"type": "host-local", "dataDir": %q}}]}`, s.Path("ipam"))
-	found, err := r.CleanUp(t.Context(), target)
-	expect.NoError(t, err)
+	found := expect.Value(r.CleanUp(t.Context(), target))(t)
 	expect.Same(t, "found", found, []string{
 		"address 10.9.0.2 in " + filepath.Join(s.Path("ipam"), "net"),
 		"attachment record in " + s.Path("state", "embedcni", "attachments"),

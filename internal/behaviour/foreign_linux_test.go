@@ -158,8 +158,7 @@ func (s *stage) run(i sevenMethods) string {
 	i.StateDir, i.PluginDir = s.Path("state"), s.Path("bin")
 	i.Parked = s.Write("netns/parked", "")
 	defer func() { expect.NoError(s.T, netns.Remove(i.Parked)) }()
-	exe, err := os.Executable()
-	expect.NoError(s.T, err)
+	exe := expect.Value(os.Executable())(s.T)
 	cmd := exec.CommandContext(s.T.Context(), exe)
 	cmd.Env = append(os.Environ(), sevenEnv+"="+string(encoded(i)))
 	var out bytes.Buffer
@@ -173,8 +172,7 @@ func (s *stage) run(i sevenMethods) string {
 
 func (s *stage) wantLoUp() {
 	s.T.Helper()
-	lo, err := net.InterfaceByName("lo")
-	expect.NoError(s.T, err)
+	lo := expect.Value(net.InterfaceByName("lo"))(s.T)
 	expect.Same(s.T, "the host's lo is up", lo.Flags&net.FlagUp != 0, true)
 }
 
@@ -269,13 +267,8 @@ func (s *stage) ownThread() string    { return "/proc/thread-self/ns/net" }
 // hostsProcess returns the path of a process on the host, as if its number had
 // belonged to a container before.
 func (s *stage) hostsProcess() string {
-	cmd := exec.Command("sleep", "600")
-	expect.NoError(s.T, cmd.Start())
-	s.T.Cleanup(func() {
-		_ = cmd.Process.Kill() // it cannot have ended
-		_ = cmd.Wait()         // it was killed
-	})
-	return fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
+	path, _ := inhabitIn(s.T, s.Path("netns", "host"), 0)
+	return path
 }
 
 // TestFault_F29_AContainerThatTheLeadingThreadIsInLives: neither path nor pin
@@ -338,7 +331,7 @@ func (i *sevenMethods) loses(r cni.CNI) error {
 // container from outside may have one thread inside, other than the leading
 // one.
 func TestFault_F29_AContainerThatOnlyAThreadIsInLives(t *testing.T) {
-	s, conf, leave := elsewhereMountedWith(t, (*stage).inhabitByThread)
+	s, conf, leave := elsewhereMountedWith(t, inhabitByThread)
 	r := s.restarted(conf)
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c2"))(), cni.ErrAlreadyAttached)
 	testhost.WantRecover(t, r, adopted)
@@ -347,17 +340,52 @@ func TestFault_F29_AContainerThatOnlyAThreadIsInLives(t *testing.T) {
 }
 
 // inhabitByThread is inhabit with a thread of this process.
-func (s *stage) inhabitByThread(path string) (leave func()) {
-	s.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(s.T, err)
+func inhabitByThread(t testing.TB, path string) (leave func()) {
+	t.Helper()
+	ns := expect.Value(netns.Open(path))(t)
 	arrived, leaving := make(chan struct{}), make(chan struct{})
 	left := testhost.Begin(func() error {
 		return errors.Join(ns.Do(func() error { close(arrived); <-leaving; return nil }), ns.Close())
 	})
-	expect.Await(s.T, "the thread", arrived)
+	expect.Await(t, "the thread", arrived)
 	return func() {
 		close(leaving)
-		expect.NoError(s.T, expect.Await(s.T, "the thread's end", left))
+		expect.NoError(t, expect.Await(t, "the thread's end", left))
 	}
+}
+
+func TestANamespaceIsKeptByADescriptorWhereMountsAreNotAllowed(t *testing.T) {
+	s, r, conf := inhabited(t)
+	path := s.Container("c1")
+	container := expect.Value(netns.Open(path))(t)
+	id := container.ID()
+	expect.NoError(t, container.Close())
+	expect.NoError(t, testhost.UnableToMount(testhost.SetUp(t.Context(), r, "c1", path)))
+	expect.Same(t, "pinned", s.Pinned("c1"), false)
+	s.TakeCalls()
+	s.RemoveNetNS("c1")
+
+	done, letGo := s.heldUp("q", "DEL", func() error { return r.Remove(t.Context(), "c1", "") })
+	told := s.TakeCalls()[0].NetNS
+	if want := fmt.Sprintf("/proc/%d/fd/", os.Getpid()); !strings.HasPrefix(told, want) {
+		t.Errorf("CNI_NETNS %q, want it to begin with %q", told, want)
+	}
+	kept := expect.Value(netns.Open(told))(t)
+	expect.Same(t, "the namespace there", kept.ID(), id)
+	expect.NoError(t, kept.Close())
+	letGo()
+	expect.NoError(t, expect.Await(t, "Remove", done))
+	expect.Same(t, "on record", testhost.Recorded(t, s.restarted(conf)), []string{})
+}
+
+func TestADescriptorDoesNotOutliveTheProcess(t *testing.T) {
+	s, r, conf := inhabited(t)
+	expect.NoError(t, testhost.UnableToMount(testhost.SetUp(t.Context(), r, "c1", s.Container("c1"))))
+	s.TakeCalls()
+	s.RemoveNetNS("c1")
+	testhost.WantRecover(t, s.restarted(conf), removed)
+	calls := s.TakeCalls()
+	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
+	expect.Same(t, "CNI_NETNS", calls[0].NetNS, "")
+	expect.NoError(t, r.Remove(t.Context(), "c1", "")) // closes the descriptor
 }

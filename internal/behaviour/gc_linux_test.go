@@ -26,7 +26,7 @@ func inhabited(t *testing.T, ids ...string) (s *stage, r *cni.Runtime, conf []by
 	conf = s.Network("net", "1.1.0", "p", "q")
 	r = s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(conf))
 	for _, id := range ids {
-		expect.NoError(t, testhost.SetUp(t.Context(), r, id, s.Container(id))())
+		testhost.MustSetUp(t, r, id, s.Container(id))
 		s.AddLink(id, "eth0")
 	}
 	s.TakeCalls()
@@ -55,7 +55,7 @@ func valid(t testing.TB, calls []scripted.Call) []string {
 
 func TestDuty_R21_R22_GCRemovesFirstAndListsValidAttachments(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2", "c3")
-	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2", "c3"}})
+	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"none", "c2", "c3"}}) // "none" was never attached
 	expect.NoError(t, err)
 	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2", "c3"}, Removed: []string{"c1"}})
 	calls := s.TakeCalls()
@@ -65,11 +65,9 @@ func TestDuty_R21_R22_GCRemovesFirstAndListsValidAttachments(t *testing.T) {
 
 func TestFault_F25_GCWithAnEmptyListIsRefused(t *testing.T) {
 	s, r, _ := inhabited(t, "c1")
-	_, err := r.GC(t.Context(), cni.GCOptions{})
-	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Is(t, errOf(r.GC(t.Context(), cni.GCOptions{})), cni.ErrInvalidArgument)
 	expect.Same(t, "calls", s.Took(), []string{})
-	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
+	report := expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 	expect.Same(t, "report", *report, cni.Report{Removed: []string{"c1"}})
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth0", "DEL p c1/eth0", "GC p /", "GC q /"})
@@ -79,8 +77,7 @@ func TestFault_F25_GCWithAnEmptyListIsRefused(t *testing.T) {
 func TestFault_F25_GCTouchesOnlyItsOwnersContainers(t *testing.T) {
 	s, r, conf := inhabited(t, "c1")
 	other := s.Runtime(cni.WithOwner("other"), cni.WithConfListBytes(conf))
-	report, err := other.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
+	report := expect.Value(other.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 	expect.Same(t, "report", *report, cni.Report{})
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"GC p /", "GC q /"})
@@ -89,8 +86,7 @@ func TestFault_F25_GCTouchesOnlyItsOwnersContainers(t *testing.T) {
 
 	// An attachment that is only in libcni's cache belongs to another runtime.
 	s.Unrecord("c1")
-	_, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
+	expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 	calls = s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"GC p /", "GC q /"})
 	expect.Same(t, "valid attachments", valid(t, calls), []string{"c1/eth0", "c1/eth0"})
@@ -102,10 +98,9 @@ func TestDuty_R7_DisableGCAndNetworksWithoutGC(t *testing.T) {
 	r := s.Runtime(cni.WithConfListBytes(s.Network("old", "1.0.0", "q")), cni.WithConfListBytes(fmt.Appendf(nil,
 		`{"cniVersion": "1.1.0", "name": "net", "disableGC": true, "plugins": [{"type": "p", "script": %q}]}`, script)))
 	path := s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithNetwork("net"))())
+	testhost.MustSetUp(t, r, "c1", path, cni.WithNetwork("net"))
 	s.TakeCalls()
-	_, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
+	expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 	expect.Same(t, "calls", s.Took(), []string{"DEL p c1/eth1"})
 }
 
@@ -115,7 +110,7 @@ func TestDuty_R35_GCAsksAllAndReturnsAllErrors(t *testing.T) {
 	s.On("p", "GC", testhost.Says(5, "no"))
 	s.On("r", "GC", testhost.Says(6, "neither"))
 	path := s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	s.On("p", "DEL", testhost.Says(7, "stuck"))
 	s.TakeCalls()
 	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
@@ -134,9 +129,7 @@ func TestDuty_R35_GCReportsUnreadableRecords(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2")
 	expect.NoError(t, os.WriteFile(s.RecordFile("c1")+".json", []byte("{"), 0o600))
 	_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
-	if err == nil || !strings.Contains(err.Error(), "the list of attachments is incomplete") {
-		t.Errorf("error %v, want that the attachments are unknown", err)
-	}
+	fails(t, err, "the list of attachments is incomplete")
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
@@ -146,15 +139,13 @@ func TestGCKeepsTheAttachmentsOfADamagedRecord(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2")
 	expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
 	s.SpoilBase("c1", "{")
-	_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
-	expect.NoError(t, err)
+	expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}}))(t)
 	expect.Same(t, "valid attachments", valid(t, s.TakeCalls()), []string{"c1/eth0 c2/eth0", "c1/eth0 c2/eth0"})
 }
 
 func TestGCDryRunRemovesNothing(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2")
-	report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}, DryRun: true})
-	expect.NoError(t, err)
+	report := expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c2"}, DryRun: true}))(t)
 	expect.Same(t, "report", *report, cni.Report{Removed: []string{"c1"}})
 	expect.Same(t, "calls", s.Took(), []string{})
 	expect.Same(t, "on record", len(testhost.Recorded(t, r)), 2)
@@ -167,10 +158,7 @@ func TestDuty_R25_GCWaitsForADDAndDELAndTheyForIt(t *testing.T) {
 	s.On("p", "ADD", scripted.Action{Block: add})
 	s.On("p", "DEL", scripted.Action{Block: del})
 	s.On("p", "GC", scripted.Action{Block: gc})
-	collect := func() error {
-		_, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})
-		return err
-	}
+	collect := func() error { return errOf(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}})) }
 
 	adding := s.Elsewhere(conf, "ADD", "c2", s.Container("c2"))
 	added := s.Arrive(add)
@@ -178,8 +166,7 @@ func TestDuty_R25_GCWaitsForADDAndDELAndTheyForIt(t *testing.T) {
 	removed := s.Arrive(del)
 	short, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("impatient"))
 	defer cancel()
-	_, err := r.GC(short, cni.GCOptions{KeepNone: true})
-	expect.Is(t, err, context.DeadlineExceeded)
+	expect.Is(t, errOf(r.GC(short, cni.GCOptions{KeepNone: true})), context.DeadlineExceeded)
 	collecting := testhost.Begin(collect)
 	added()
 	removed()
@@ -211,38 +198,13 @@ func lastOf(lines []string) string {
 	return lines[len(lines)-1]
 }
 
-func TestDuty_R25_GCInAnotherProcessWaitsAndIsWaitedFor(t *testing.T) {
-	s, r, conf := inhabited(t, "c1")
-	s.LogEnds("p")
-	add, gc := s.Gate("add"), s.Gate("gc")
-	s.On("p", "ADD", scripted.Action{Block: add})
-	s.On("p", "GC", scripted.Action{Block: gc})
-	adding := testhost.Begin(testhost.SetUp(t.Context(), r, "c2", s.Container("c2")))
-	added := s.Arrive(add)
-	collecting := s.Elsewhere(conf, "GC", "c1", "")
-	expect.Same(t, "calls", s.Took(), []string{"ADD p c2/eth0"})
-	added()
-	expect.NoError(t, expect.Await(t, "ADD", adding))
-	letGo := s.Arrive(gc)
-	short, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("impatient"))
-	defer cancel()
-	expect.Is(t, testhost.SetUp(short, r, "c3", s.Container("c3"))(), context.DeadlineExceeded)
-	expect.Same(t, "calls", s.Took(), []string{"end of ADD p c2/eth0", "ADD q c2/eth0", "GC p /"})
-	letGo()
-	expect.Same(t, "the other process", expect.Await(t, "GC", collecting), "")
-	expect.Same(t, "on record", len(testhost.Recorded(t, r)), 2) // it is another owner
-}
-
 func TestDuty_R25_GCAndRemovalsOfTheSameContainersDoNotBlockEachOther(t *testing.T) {
 	ids := []string{"c1", "c2", "c3", "c4", "c5", "c6"} // their locks are on both sides of GC's
 	s, r, _ := inhabited(t, ids...)
 	all, err := r.Attachments() // in GC's order
 	expect.NoError(t, err)
-	gate := s.Gate("del")
-	s.On("q", "DEL", scripted.Action{Block: gate})
 	var report *cni.Report
-	collecting := testhost.Begin(func() (err error) { report, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true}); return err })
-	letGo := s.Arrive(gate)
+	collecting, letGo := s.heldUp("q", "DEL", func() (err error) { report, err = r.GC(t.Context(), cni.GCOptions{KeepNone: true}); return err })
 	s.On("q", "DEL", scripted.Action{})
 	var removing []<-chan error
 	for _, a := range all[1:] {

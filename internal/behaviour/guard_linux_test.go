@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"net"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -32,6 +31,7 @@ type guardedHost struct {
 	*realHost
 	t       *testing.T
 	r       *cni.Runtime
+	opts    []cni.Opt // of r
 	outside string
 	ids     []string
 
@@ -59,33 +59,45 @@ func guardConf(ptp bool, backend string) string {
 		{"type": "portmap", ` + named + `"snat": true, "capabilities": {"portMappings": true}}]}`
 }
 
-func newGuardedHost(t *testing.T, ptp bool, backend string, n int) *guardedHost {
+// newBareHost returns a host with an outside, and without containers.
+func newBareHost(t *testing.T) *guardedHost {
 	t.Helper()
 	h := &guardedHost{realHost: newRealHost(t), t: t, wake: make(chan struct{}, 1)}
 	h.outside = h.Outside()
 	h.Serve(h.outside, 7)
-	h.r = h.runtime(ptp, backend)
-	for i := range n {
-		h.attach(i)
+	return h
+}
+
+func newGuardedHost(t *testing.T, ptp bool, backend string, n int) *guardedHost {
+	t.Helper()
+	h := newBareHost(t)
+	if backend == "iptables" { // which is the executables'
+		h.attachAll(guardConf(ptp, backend), n, cni.WithPluginDir([]string{testhost.ReferencePlugins(t)}), cni.WithBuiltinPlugins())
+	} else {
+		h.attachAll(guardConf(ptp, backend), n, cni.WithBuiltinPlugins())
 	}
 	return h
 }
 
-func (h *guardedHost) runtime(ptp bool, backend string) *cni.Runtime {
-	opts := []cni.Opt{cni.WithConfListBytes([]byte(strings.ReplaceAll(guardConf(ptp, backend), "IPAM", h.Path("ipam")))), cni.WithBuiltinPlugins(),
-		cni.WithHostNetNS(h.Path("netns", "host"))}
-	if backend == "iptables" { // which is the executables'
-		opts = append(opts, cni.WithPluginDir([]string{testhost.ReferencePlugins(h.t)}))
+// attachAll attaches n containers to a network.
+func (h *guardedHost) attachAll(conf string, n int, opts ...cni.Opt) {
+	h.t.Helper()
+	conf = strings.ReplaceAll(conf, "IPAM", h.Path("ipam"))
+	h.opts = append(opts, cni.WithConfListBytes([]byte(conf)), cni.WithHostNetNS(h.Path("netns", "host")))
+	h.r = h.another()
+	for i := range n {
+		h.attach(i)
 	}
-	return h.Runtime(opts...)
 }
+
+// another returns a Runtime like r.
+func (h *guardedHost) another() *cni.Runtime { return h.Runtime(h.opts...) }
 
 func (h *guardedHost) attach(i int) {
 	h.t.Helper()
 	id := fmt.Sprintf("c%d", i)
 	path := h.Container(id)
-	_, err := h.r.Setup(context.Background(), id, path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: int32(8000 + i), ContainerPort: 80, Protocol: "tcp"}}))
-	expect.NoError(h.t, err)
+	testhost.MustSetUp(h.t, h.r, id, path, testhost.MapPort(int32(8000+i)))
 	h.Serve(path, 80)
 	h.ids = append(h.ids, id)
 }
@@ -254,11 +266,9 @@ func (h *guardedHost) addresses() (lines []string) {
 			return nil
 		})
 	}
-	links, err := netlink.LinkList()
-	expect.NoError(h.t, err)
+	links := expect.Value(netlink.LinkList())(h.t)
 	for _, l := range links {
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
-		expect.NoError(h.t, err)
+		addrs := expect.Value(netlink.AddrList(l, netlink.FAMILY_V4))(h.t)
 		lines = append(lines, fmt.Sprint("host ", l.Attrs().Name, l.Attrs().HardwareAddr, addrs))
 	}
 	slices.Sort(lines)
@@ -276,17 +286,8 @@ func (h *guardedHost) hostEnd(i int) string {
 		}
 		return err
 	})
-	l, err := netlink.LinkByIndex(index)
-	expect.NoError(h.t, err)
+	l := expect.Value(netlink.LinkByIndex(index))(h.t)
 	return l.Attrs().Name
-}
-
-func (h *guardedHost) shell(script string) {
-	h.t.Helper()
-	out, err := exec.CommandContext(context.Background(), "sh", "-ec", script).CombinedOutput()
-	if err != nil {
-		h.t.Fatalf("%s: %v: %s", script, err, out)
-	}
 }
 
 // wantNoFlapping: each part was made again once, by one of the guards.
@@ -332,7 +333,7 @@ func TestGuardBringsTrafficBack(t *testing.T) {
 				h := newGuardedHost(t, ptp, backend, *guardContainers)
 				h.back("at first")
 				h.guard(h.r, guard.Options{})
-				h.guard(h.runtime(ptp, backend), guard.Options{})
+				h.guard(h.another(), guard.Options{})
 				h.quiet()
 				h.wantNoFlapping("at first", h.taken())
 				before := h.addresses()
@@ -340,7 +341,7 @@ func TestGuardBringsTrafficBack(t *testing.T) {
 					if d.ptp != ptp {
 						continue
 					}
-					h.shell(strings.ReplaceAll(d.script, "END", h.hostEnd(len(h.ids)/2)))
+					h.sh(strings.ReplaceAll(d.script, "END", h.hostEnd(len(h.ids)/2)))
 					took := h.back(d.script)
 					h.quiet()
 					events := h.taken()
@@ -366,7 +367,7 @@ func TestGuardNamesWhoChangedRules(t *testing.T) {
 	for range 2 {
 		h.attach(len(h.ids))
 		h.taken()
-		h.shell("nft flush ruleset")
+		h.sh("nft flush ruleset")
 		h.back("a flush")
 		h.quiet()
 		named := map[string]bool{}
@@ -381,30 +382,36 @@ func TestGuardNamesWhoChangedRules(t *testing.T) {
 
 // TestOwnChangesWakeNobody: Setup, of this and of another Runtime, has nothing looked at.
 // A Remove has, since the kernel does not say who has deleted an interface, and nothing is
-// repaired.
+// repaired; nor is it after changes of queues of other programs.
 func TestOwnChangesWakeNobody(t *testing.T) {
-	for _, ptp := range []bool{false, true} {
-		for _, backend := range []string{"", "nftables"} {
-			t.Run(fmt.Sprintf("ptp %v, backend %q", ptp, backend), func(t *testing.T) {
-				h := newGuardedHost(t, ptp, backend, 2)
-				h.guard(h.r, guard.Options{})
-				h.quiet()
-				h.taken()
-				for i := 10; i < 16; i++ {
-					h.attach(i)
-				}
-				h.quiet()
-				if events := h.taken(); len(events) > 0 {
-					t.Errorf("Setup caused %q", events)
-				}
-				other := h.runtime(ptp, backend)
-				for i, id := range h.ids {
-					expect.NoError(t, []*cni.Runtime{h.r, other}[i%2].Remove(context.Background(), id, ""))
-				}
-				h.quiet()
-				h.wantOnlyLooks("Remove", h.taken())
-			})
-		}
+	for name, attached := range map[string]func(t *testing.T) *guardedHost{
+		"bridge":           func(t *testing.T) *guardedHost { return newGuardedHost(t, false, "", 2) },
+		"bridge, nftables": func(t *testing.T) *guardedHost { return newGuardedHost(t, false, "nftables", 2) },
+		"ptp":              func(t *testing.T) *guardedHost { return newGuardedHost(t, true, "", 2) },
+		"ptp, nftables":    func(t *testing.T) *guardedHost { return newGuardedHost(t, true, "nftables", 2) },
+		"queues":           func(t *testing.T) *guardedHost { return shapedHost(t, 2) },
+		"port modes":       func(t *testing.T) *guardedHost { return isolatedHost(t, 2) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := attached(t)
+			h.guard(h.r, guard.Options{})
+			h.quiet()
+			h.taken()
+			for i := 10; i < 16; i++ {
+				h.attach(i)
+			}
+			h.quiet()
+			if events := h.taken(); len(events) > 0 {
+				t.Errorf("Setup caused %q", events)
+			}
+			other := h.another()
+			for i, id := range h.ids {
+				expect.NoError(t, []*cni.Runtime{h.r, other}[i%2].Remove(context.Background(), id, ""))
+			}
+			h.sh("ip link add vm0 type veth peer name vm1; tc qdisc add dev vm0 root tbf rate 1mbit burst 100k latency 25ms; tc qdisc del dev vm0 root; ip link del vm0")
+			h.quiet()
+			h.wantOnlyLooks("Remove and a queue of another interface", h.taken())
+		})
 	}
 }
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/guard"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
@@ -34,9 +35,7 @@ func TestGuardRepeatsRemovals(t *testing.T) {
 		s, r, h := guardedStage(t)
 		s.On("p", "DEL", testhost.Says(100, "stuck"))
 		remove := func() {
-			if err := r.Remove(t.Context(), "c1", ""); err == nil {
-				t.Error("the removal has not failed")
-			}
+			fails(t, r.Remove(t.Context(), "c1", ""))
 		}
 		if before {
 			remove()
@@ -57,9 +56,7 @@ func TestGuardRepeatsRemovals(t *testing.T) {
 func TestGuardWithoutRetries(t *testing.T) {
 	s, r, h := guardedStage(t)
 	s.On("p", "DEL", testhost.Says(100, "stuck"))
-	if err := r.Remove(t.Context(), "c1", ""); err == nil {
-		t.Error("the removal has not failed")
-	}
+	fails(t, r.Remove(t.Context(), "c1", ""))
 	s.On("p", "DEL", scripted.Action{})
 	s.Took()
 	collected := make(chan struct{}, 100)
@@ -128,13 +125,7 @@ func TestGuardCollects(t *testing.T) {
 // legacyHost returns a host with attached containers whose rules are in legacy tables.
 func legacyHost(t *testing.T) (h *guardedHost) {
 	t.Helper()
-	bin := t.TempDir()
-	for _, family := range []string{"iptables", "ip6tables"} {
-		tool, err := exec.LookPath(family + "-legacy")
-		expect.NoError(t, err)
-		expect.NoError(t, os.Symlink(tool, bin+"/"+family))
-	}
-	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	plugintest.UseIPTables(t, "legacy")
 	h = newGuardedHost(t, false, "iptables", 2)
 	h.back("at first")
 	return h
@@ -152,7 +143,7 @@ func TestGuardReadsLegacyTables(t *testing.T) {
 		t.Run(damage, func(t *testing.T) {
 			h := legacyHost(t)
 			h.guard(h.r, guard.Options{LegacyInterval: time.Second})
-			h.shell(damage) // perhaps before the first time
+			h.sh(damage) // perhaps before the first time
 			h.wait(guard.Repaired, "")
 			h.back(damage)
 			h.quiet()
@@ -164,7 +155,7 @@ func TestGuardReadsLegacyTables(t *testing.T) {
 			if damage == everything {
 				return // its rules were put back in another table
 			}
-			h.shell(everything)
+			h.sh(everything)
 			h.wait(guard.Repaired, "")
 			h.back("a flush")
 			h.quiet()
@@ -179,4 +170,163 @@ func TestGuardTellsOfLegacyTables(t *testing.T) {
 	h := legacyHost(t)
 	h.guard(h.r, guard.Options{})
 	expect.Is(t, h.event(guard.Unguarded).Err, guard.ErrUnguarded)
+}
+
+// wait waits for an event of that kind about a container, "" for any.
+func (h *guardedHost) wait(kind guard.Kind, id string) {
+	h.t.Helper()
+	for end := time.After(expect.Patience); ; {
+		h.mu.Lock()
+		there := slices.ContainsFunc(h.events, func(e guard.Event) bool {
+			return e.Kind == kind && (id == "" || e.ContainerID == id)
+		})
+		h.mu.Unlock()
+		if there {
+			return
+		}
+		select {
+		case <-h.wake:
+		case <-end:
+			h.t.Fatalf("no event %q about %q:\n%s", kind, id, h.story())
+		}
+	}
+}
+
+// TestHoldStopsTheGuard, of the container or network alone, until it is released.
+func TestHoldStopsTheGuard(t *testing.T) {
+	for what, tt := range map[string]struct {
+		hold   guard.Hold
+		damage string
+		held   []string
+	}{
+		"the container":  {guard.Hold{ContainerID: "c0"}, "nft flush ruleset", []string{"c0"}},
+		"the attachment": {guard.Hold{ContainerID: "c0", Network: "net"}, "nft flush ruleset", []string{"c0"}},
+		"the network":    {guard.Hold{Network: "net"}, "ip link set br0 down; nft flush ruleset", []string{"c0", "c1"}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newGuardedHost(t, false, "", 2)
+			h.guard(h.r, guard.Options{})
+			expect.NoError(t, tt.hold.Begin(t.Context(), h.r))
+			h.quiet()
+			h.taken()
+			h.sh(tt.damage)
+			for _, id := range h.ids {
+				h.wait(map[bool]guard.Kind{true: guard.Held, false: guard.Repaired}[slices.Contains(tt.held, id)], id)
+			}
+			h.quiet()
+			if events := h.taken(); slices.ContainsFunc(events, func(e guard.Event) bool { return e.Kind == guard.Repaired && slices.Contains(tt.held, e.ContainerID) }) {
+				t.Errorf("repaired although it is held: %q", events)
+			}
+			expect.NoError(t, tt.hold.End(t.Context(), h.another())) // by another process
+			h.back("released")
+		})
+	}
+}
+
+// TestHoldLasts: another process knows it, Recover honours it, a Repair that is asked for
+// does not, and it ends with its container.
+func TestHoldLasts(t *testing.T) {
+	h := newGuardedHost(t, false, "", 2)
+	expect.NoError(t, guard.Hold{ContainerID: "c0", Reason: "maintenance"}.Begin(t.Context(), h.r))
+	other := h.another()
+	holds := expect.Value(guard.Holds(other))(t)
+	if len(holds) != 1 || holds[0].ContainerID != "c0" || holds[0].Reason != "maintenance" || holds[0].Since.IsZero() || holds[0].Owner == "" {
+		t.Errorf("holds %+v", holds)
+	}
+	h.sh("nft flush ruleset")
+	report := expect.Value(other.Recover(t.Context()))(t)
+	if len(report.Repaired["c0"]) > 0 || len(report.Repaired["c1"]) == 0 || report.Kept["c0"] == nil {
+		t.Errorf("recovered: %v", report)
+	}
+	repaired := expect.Value(other.Repair(t.Context(), "c0", cni.RepairOptions{}))(t)
+	if len(repaired.Repaired) == 0 {
+		t.Errorf("a Repair that was asked for has done nothing: %v", repaired)
+	}
+	expect.NoError(t, h.r.Remove(t.Context(), "c0", ""))
+	holds = expect.Value(guard.Holds(other))(t)
+	expect.Same(t, "holds of a removed container", len(holds), 0)
+	files := expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)
+	expect.Same(t, "files", len(files), 0)
+}
+
+// TestHoldRefuses.
+func TestHoldRefuses(t *testing.T) {
+	h := newGuardedHost(t, false, "", 1)
+	for what, c := range map[string]struct {
+		hold guard.Hold
+		want error
+	}{
+		"nothing":               {guard.Hold{}, cni.ErrInvalidArgument},
+		"an unknown container":  {guard.Hold{ContainerID: "c9"}, cni.ErrNotAttached},
+		"an unknown attachment": {guard.Hold{ContainerID: "c0", Network: "other"}, cni.ErrNotAttached},
+		"an impossible ID":      {guard.Hold{ContainerID: "../x"}, cni.ErrInvalidArgument},
+	} {
+		if err := c.hold.Begin(t.Context(), h.r); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", what, err, c.want)
+		}
+	}
+	if err := (guard.Hold{ContainerID: "c0"}).End(t.Context(), h.r); !errors.Is(err, guard.ErrNotHeld) {
+		t.Errorf("not held: %v", err)
+	}
+}
+
+// TestADamagedHoldHoldsItsOwnContainer, until the container's end, and no other.
+func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
+	h := newGuardedHost(t, false, "", 2)
+	for _, hold := range []guard.Hold{{ContainerID: "c0"}, {ContainerID: "c0", Network: "net"}} {
+		expect.NoError(t, hold.Begin(t.Context(), h.r))
+	}
+	files := expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)
+	expect.Same(t, "files", len(files), 2)
+	for _, file := range files {
+		expect.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
+	}
+	h.Write("state/embedcni/holds/"+strings.Repeat("0", 32)+".json", "{") // of one that is gone
+	fails(t, errOf(guard.Holds(h.r)))
+	h.guard(h.r, guard.Options{})
+	h.sh("nft flush ruleset")
+	h.wait(guard.Held, "c0")
+	h.wait(guard.Repaired, "c1")
+	h.quiet()
+	if events := h.taken(); slices.ContainsFunc(events, func(e guard.Event) bool { return e.Kind == guard.Repaired && e.ContainerID == "c0" }) {
+		t.Errorf("repaired although it is held: %q", events)
+	}
+	expect.NoError(t, guard.Hold{ContainerID: "c0"}.End(t.Context(), h.r))
+	expect.NoError(t, h.r.Remove(t.Context(), "c0", ""))
+	files = expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)
+	expect.Same(t, "files of the removed container", len(files), 1)
+}
+
+// TestGuardLeavesWhatIsContested: what is undone again and again is left.
+func TestGuardLeavesWhatIsContested(t *testing.T) {
+	h := newGuardedHost(t, false, "", 2)
+	h.guard(h.r, guard.Options{})
+	for range 2 {
+		h.sh("ip link set br0 down")
+		h.back("set down")
+		h.quiet()
+	}
+	h.taken()
+	h.sh("ip link set br0 down")
+	h.wait(guard.Contested, "")
+	h.quiet()
+	events := h.taken()
+	if n := count(events, guard.Repaired); n > 0 {
+		t.Errorf("repaired %d parts although they are contested: %q", n, events)
+	}
+	h.sh("ip link set br0 up") // somebody puts it back
+	h.back("set up")
+	for _, id := range h.ids {
+		expect.NoError(t, h.r.Remove(t.Context(), id, ""))
+	}
+}
+
+// TestGuardOptionsRefused.
+func TestGuardOptionsRefused(t *testing.T) {
+	h := newRealHost(t)
+	for _, o := range []guard.Options{{Classes: 0x80}, {GCInterval: time.Second}} {
+		if err := guard.Run(t.Context(), h.Runtime(), o); !errors.Is(err, cni.ErrInvalidArgument) {
+			t.Errorf("%+v: %v", o.Classes, err)
+		}
+	}
 }

@@ -1,14 +1,19 @@
 package behaviour_test
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -69,8 +74,7 @@ func TestFault_F38_ACallFromAnotherHostNamespaceEntersTheRecorded(t *testing.T) 
 // netNo returns the namespace as a process in it sees it: "net:[4026532231]".
 func netNo(h *testhost.Host, name string) string {
 	h.T.Helper()
-	ns, err := netns.Open(h.Path("netns", name))
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Open(h.Path("netns", name)))(h.T)
 	expect.NoError(h.T, ns.Close())
 	_, number, _ := strings.Cut(ns.ID().String(), ":")
 	return "net:[" + number + "]"
@@ -84,16 +88,14 @@ func TestFault_F38_AnUnreachableHostNamespaceIsRefused(t *testing.T) {
 		rec.Host, rec.HostPath, rec.PIDNS = "4:99", "/run/detached/netns", 1 // of processes that are invisible here
 	})
 	path := s.Path("netns", "c1")
-	for what, err := range map[string]error{
+	for _, err := range map[string]error{
 		"Remove": there.Remove(t.Context(), "c1", path),
 		"Check":  there.Check(t.Context(), "c1", path),
 		"Setup":  testhost.SetUp(t.Context(), there, "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth7")))(),
 	} {
 		expect.Is(t, err, cni.ErrHostNetNS)
 		for _, named := range []string{"4:99 (/run/detached/netns)", s.Path("netns", "elsewhere"), "WithHostNetNS"} {
-			if err == nil || !strings.Contains(err.Error(), named) {
-				t.Errorf("%s: error %v does not say %q", what, err, named)
-			}
+			fails(t, err, named)
 		}
 	}
 	for what, call := range map[string]func() (*cni.Report, error){
@@ -103,8 +105,7 @@ func TestFault_F38_AnUnreachableHostNamespaceIsRefused(t *testing.T) {
 			return there.GC(t.Context(), cni.GCOptions{KeepNone: true})
 		},
 	} {
-		report, err := call()
-		expect.NoError(t, err)
+		report := expect.Value(call())(t)
 		expect.Is(t, report.Skipped["c1"], cni.ErrHostNetNS)
 		expect.Same(t, what+": report", *report, cni.Report{Skipped: map[string]error{"c1": report.Skipped["c1"]}})
 	}
@@ -140,8 +141,7 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 	before := h.Audit()
 	host, path := h.Path("netns", "detached"), h.Path("netns", "c1")
 	for _, p := range []string{host, path} {
-		ns, err := netns.Create(p)
-		expect.NoError(t, err)
+		ns := expect.Value(netns.Create(p))(t)
 		expect.NoError(t, ns.Close())
 	}
 	// A search in the background would have the namespace open for a moment longer.
@@ -154,8 +154,7 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 	expect.Is(t, here.Remove(t.Context(), "c1", ""), cni.ErrHostNetNS)
 	expect.NoError(t, netns.Remove(path))
 	expect.NoError(t, netns.Remove(h.Pin("c1")))
-	report, err := here.Recover(t.Context())
-	expect.NoError(t, err)
+	report := expect.Value(here.Recover(t.Context()))(t)
 	expect.Is(t, report.Skipped["c1"], cni.ErrHostNetNS)
 	expect.NoError(t, here.Remove(t.Context(), "c1", ""))
 	expect.Same(t, "on record", testhost.Recorded(t, here), []string{"c2/eth0 attached"})
@@ -173,7 +172,194 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 
 func addressOf(t testing.TB, r *cni.Runtime, id string) string {
 	t.Helper()
-	result, err := r.Lookup(id)
-	expect.NoError(t, err)
+	result := expect.Value(r.Lookup(id))(t)
 	return result.IPv4().Prefix.String()
+}
+
+// soon is much longer than a call waits for orphans, and much less than it
+// waits for a running runtime.
+const soon = 30 * time.Second
+
+// neighbour attaches another container in another process, which waits at a
+// gate. through opens the gate and checks that the call succeeds.
+func (s *stage) neighbour() (through func()) {
+	s.T.Helper()
+	gate := s.Gate("neighbour")
+	s.On("n", "ADD", scripted.Action{Block: gate})
+	done := s.Elsewhere(s.Network("neighbours", "1.0.0", "n"), "ADD", "c2", s.Container("c2"))
+	letGo := s.Arrive(gate)
+	return func() {
+		s.T.Helper()
+		letGo()
+		expect.Same(s.T, "the neighbour", expect.Await(s.T, "the neighbour", done), "")
+	}
+}
+
+// promptly checks that f returns nil soon, but not before plugins that end by
+// themselves had their time.
+func promptly(t *testing.T, what string, f func() error) {
+	t.Helper()
+	start := time.Now()
+	expect.NoError(t, expect.Await(t, what, testhost.Begin(f)))
+	if took := time.Since(start); took > soon || took < time.Second {
+		t.Errorf("%s took %v", what, took)
+	}
+}
+
+// TestFault_F30_NoCallWaitsLongForADeadRuntimesPlugin: the next call does
+// not wait long, whichever it is, in a process that never calls Recover.
+func TestFault_F30_NoCallWaitsLongForADeadRuntimesPlugin(t *testing.T) {
+	for what, call := range map[string]func(s *stage, r *cni.Runtime) error{
+		"Remove": func(s *stage, r *cni.Runtime) error { return r.Remove(context.Background(), "c1", "") },
+		"Setup": func(s *stage, r *cni.Runtime) error {
+			s.On("p", "ADD", scripted.Action{})
+			return testhost.SetUp(context.Background(), r, "c1", s.Path("netns", "c1"))()
+		},
+		"GC": func(s *stage, r *cni.Runtime) error {
+			return errOf(r.GC(context.Background(), cni.GCOptions{KeepNone: true}))
+		},
+		"Recover": func(s *stage, r *cni.Runtime) error {
+			report, err := r.Recover(context.Background())
+			expect.Same(s.T, "removed", report.Removed, []string{"c1"})
+			return err
+		},
+		"CleanUp": func(s *stage, r *cni.Runtime) error {
+			_, err := r.CleanUp(context.Background(), cni.CleanUpTarget{ContainerID: "c1", Network: "net", IfName: "eth0"})
+			return err
+		},
+		"Remove of a damaged record": func(s *stage, r *cni.Runtime) error {
+			s.SpoilBase("c1", "{")
+			return r.Remove(context.Background(), "c1", "")
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s, r, letGo := killedRuntime(t, scripted.Action{Hang: true, Fork: true})
+			letGo()
+			through := func() {}
+			if what != "GC" { // which also waits for the neighbour
+				through = s.neighbour()
+			}
+			promptly(t, what, func() error { return call(s, r) })
+			if what != "Setup" {
+				expect.Same(t, "of c1 on record", slices.DeleteFunc(testhost.Recorded(t, r), func(line string) bool {
+					return !strings.HasPrefix(line, "c1/")
+				}), []string{})
+			}
+			through()
+			expect.Same(t, "processes", testhost.Children(t), nil)
+		})
+	}
+}
+
+// TestNobodyEndsThePluginsOfARuntimeThatLives, whatever the record says. A
+// CHECK writes no record, so the record may name a dead runtime. A damaged
+// record names none.
+func TestNobodyEndsThePluginsOfARuntimeThatLives(t *testing.T) {
+	for what, spoil := range map[string]func(*stage){
+		"the record names another":    func(*stage) {},
+		"the record is damaged":       func(s *stage) { s.SpoilBase("c1", "{") },
+		"it is of an earlier version": func(s *stage) { expect.NoError(s.T, os.Remove(s.Path("state", "embedcni", "alive"))) },
+		"of an earlier one and damaged": func(s *stage) {
+			s.SpoilBase("c1", "{")
+			expect.NoError(s.T, os.Remove(s.Path("state", "embedcni", "alive")))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newStage(t)
+			conf := s.Network("net", "1.0.0", "p", "q")
+			path := s.Container("c1")
+			expect.Same(t, "Setup", expect.Await(t, "Setup", s.Elsewhere(conf, "ADD", "c1", path)), "")
+			gate := s.Gate("check")
+			s.On("p", "CHECK", scripted.Action{Block: gate})
+			checking := s.Elsewhere(conf, "CHECK", "c1", path)
+			letGo := s.Arrive(gate)
+			spoil(s)
+			r := s.Runtime(cni.WithConfListBytes(conf))
+			removing := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
+			report, err := r.Recover(t.Context()) // which checks as often as Remove
+			expect.NoError(t, err)
+			expect.Is(t, report.Skipped["c1"], cni.ErrBusy)
+			letGo()
+			expect.Same(t, "CHECK", expect.Await(t, "CHECK", checking), "")
+			expect.NoError(t, expect.Await(t, "Remove", removing))
+		})
+	}
+}
+
+// TestFault_F59_RecoverDoesNotWaitForAStoppedProcess of its owner, even if that
+// process holds many containers' locks, and others are examined meanwhile.
+func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
+	s := newStage(t)
+	conf := s.Network("net", "1.0.0", "p")
+	r := s.Runtime(cni.WithConfListBytes(conf)) // the same owner as the other process
+	testhost.MustSetUp(t, r, "c2", s.Container("c2"))
+	s.AddLink("c2", "eth0")
+	gate := s.Gate("p")
+	s.On("p", "ADD", scripted.Action{Block: gate})
+	process, done := s.Process(conf, "ADD", "c1", s.Container("c1"))
+	letGo := s.Arrive(gate)
+	expect.NoError(t, process.Signal(syscall.SIGSTOP))
+	var status syscall.WaitStatus
+	_, err := syscall.Wait4(process.Pid, &status, syscall.WUNTRACED, nil) // until it has stopped
+	expect.NoError(t, err)
+	promptly(t, "Recover", func() error {
+		report, err := r.Recover(t.Context())
+		expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2"}, Skipped: report.Skipped})
+		expect.Is(t, report.Skipped["c1"], cni.ErrBusy)
+		if text := report.Skipped["c1"].Error(); !strings.Contains(text, fmt.Sprintf("in process %d (", process.Pid)) || !strings.Contains(text, ", stopped)") {
+			t.Errorf("error %q does not name the stopped process %d", text, process.Pid)
+		}
+		return err
+	})
+	expect.NoError(t, process.Signal(syscall.SIGCONT))
+	letGo()
+	expect.Same(t, "Setup", expect.Await(t, "Setup", done), "")
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached", "c2/eth0 attached"})
+}
+
+// byReaper runs a verb in a process that reaps all its children. It returns the
+// printed error, or nothing.
+func (s *stage) byReaper(how, verb string, conf []byte, path string) string {
+	s.T.Helper()
+	out, err := testhost.Job{
+		Verb: verb, ID: "c1", NetNS: path, Conf: conf, Reaps: how,
+		StateDir: s.Path("state"), PluginDir: s.Path("bin"), HostNetNS: s.Path("netns", "host"),
+	}.Command(s.T).CombinedOutput()
+	expect.NoError(s.T, err)
+	return string(out)
+}
+
+// TestFault_F52_AReapedPluginIsJudgedByItsResult: a program that reaps all its
+// children takes the plugins' exit status. An ADD then counts by its result, a
+// DEL if the sweep covers the plugin, a CHECK never.
+func TestFault_F52_AReapedPluginIsJudgedByItsResult(t *testing.T) {
+	const lost = "its exit status is lost"
+	for _, how := range []string{"ignores SIGCHLD", "waits for all"} {
+		t.Run(how, func(t *testing.T) {
+			s := newStage(t)
+			swept, other := s.Network("net", "1.0.0", "portmap"), s.Network("net", "1.0.0", "p")
+			path := s.Container("c1")
+			expect.Same(t, "ADD", s.byReaper(how, "ADD", swept, path), "")
+			if said := s.byReaper(how, "CHECK", swept, path); how == "ignores SIGCHLD" && !strings.Contains(said, lost) {
+				t.Errorf("CHECK: %q", said)
+			}
+			expect.Same(t, "DEL of a plugin that the sweep covers", s.byReaper(how, "DEL", swept, path), "")
+
+			s.On("portmap", "ADD", testhost.Says(7, "no"))
+			if said := s.byReaper(how, "ADD", swept, path); !strings.Contains(said, "no (code 7)") {
+				t.Errorf("ADD that fails: %q", said)
+			}
+			half := `{"cniVersion": "1.0.0", "ips": [{"address": "10.1.`
+			s.On("portmap", "ADD", scripted.Action{Stdout: &half})
+			if said := s.byReaper(how, "ADD", swept, path); said == "" {
+				t.Error("half a result counts")
+			}
+
+			expect.Same(t, "ADD of another plugin", s.byReaper(how, "ADD", other, path), "")
+			if said := s.byReaper(how, "DEL", other, path); how == "ignores SIGCHLD" && !strings.Contains(said, lost) {
+				t.Errorf("DEL of another plugin: %q", said)
+			}
+			expect.NoError(t, s.Runtime().Remove(t.Context(), "c1", path))
+		})
+	}
 }

@@ -1,14 +1,17 @@
 package behaviour_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
@@ -17,6 +20,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
 )
 
 // deadHolder is a container with host port 8080 that has died, without a Remove.
@@ -32,8 +36,7 @@ func deadHolder(t *testing.T, b portBackend, opts ...cni.Opt) (h *realHost, r *c
 func dies(t *testing.T, r *cni.Runtime, id string, opts ...cni.NamespaceOpts) {
 	t.Helper()
 	k := testhost.NewTask(t)
-	_, err := r.Setup(t.Context(), id, k.Path(), opts...)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, id, k.Path(), opts...)
 	k.Kill()
 }
 
@@ -47,14 +50,12 @@ func TestSetupTakesThePortOfADeadContainer(t *testing.T) {
 				dies(t, r, fmt.Sprint("d", i), web())
 			}
 			path := h.Container("c2")
-			_, err := r.Setup(t.Context(), "c2", path, web())
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, r, "c2", path, web())
 			expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c2/eth0 attached"})
 			h.Serve(path, 80)
 			alone := h.Audit()
 			expect.NoError(t, r.Remove(t.Context(), "c2", path))
-			_, err = r.Setup(t.Context(), "c2", path, web())
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, r, "c2", path, web())
 			// Without the addresses and interfaces, of which each Setup has others.
 			lines := func(all audit.Lines) int {
 				return len(all.Without(func(l string) bool { return strings.Contains(l, "/attachments/") }))
@@ -74,8 +75,7 @@ func TestSetupTakesSeveralPortsOfTheDead(t *testing.T) {
 	dies(t, r, "c1", mapped(mapping("tcp", "127.0.0.1", 8080)))
 	dies(t, r, "c2", mapped(mapping("tcp", "127.0.0.2", 8080)))
 	dies(t, r, "c3", mapped(mapping("udp", "", 53)))
-	_, err := r.Setup(t.Context(), "c4", h.Container("c4"), mapped(mapping("tcp", "", 8080), mapping("udp", "", 53)))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c4", h.Container("c4"), mapped(mapping("tcp", "", 8080), mapping("udp", "", 53)))
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c4/eth0 attached"})
 	expect.NoError(t, r.Remove(t.Context(), "c4", ""))
 }
@@ -100,8 +100,7 @@ func TestSetupGoesOnWhereACrashLeftADeadContainer(t *testing.T) {
 			h, _ := deadHolder(t, b)
 			h.ChangeRecord("c1", func(rec *record.Record) { change(h, rec) })
 			next := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins())
-			_, err := next.Setup(t.Context(), "c2", h.Container("c2"), web())
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, next, "c2", h.Container("c2"), web())
 			expect.Same(t, "on record", testhost.Recorded(t, next), []string{"c2/eth0 attached"})
 			expect.NoError(t, next.Remove(t.Context(), "c2", ""))
 		})
@@ -114,15 +113,13 @@ func TestSetupLeavesAHolderThatIsNotItsToRemove(t *testing.T) {
 	b := portBackends()[0]
 	for what, keep := range map[string]func(t *testing.T, h *realHost, r *cni.Runtime) (then func()){
 		"it lives": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
-			_, err := r.Setup(t.Context(), "c1", h.Container("c1"), web())
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, r, "c1", h.Container("c1"), web())
 			return func() { expect.NoError(t, r.Remove(t.Context(), "c1", "")) }
 		},
 		"a process is in it": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
 			path := h.Mortal("c1")
-			_, err := r.Setup(t.Context(), "c1", path, web())
-			expect.NoError(t, err)
-			stop := h.inhabited(path)
+			testhost.MustSetUp(t, r, "c1", path, web())
+			stop := inhabit(t, path)
 			expect.NoError(t, netns.Remove(path))
 			return stop
 		},
@@ -142,8 +139,7 @@ func TestSetupLeavesAHolderThatIsNotItsToRemove(t *testing.T) {
 		},
 		"another call has it": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
 			dies(t, r, "c1", web())
-			held, err := lock.Open(h.Path("state", "embedcni", "locks")).Lock(t.Context(), "container/c1")
-			expect.NoError(t, err)
+			held := expect.Value(lock.Open(h.Path("state", "embedcni", "locks")).Lock(t.Context(), "container/c1"))(t)
 			return func() { expect.NoError(t, held.Release()) }
 		},
 		"its record is of another mount namespace": func(t *testing.T, h *realHost, r *cni.Runtime) func() {
@@ -181,10 +177,7 @@ func TestSetupLeavesAHolderThatIsNotItsToRemove(t *testing.T) {
 func TestSetupWaitsForNoPluginOfADeadContainer(t *testing.T) {
 	b := portBackends()[3]
 	h := newRealHost(t)
-	expect.NoError(t, os.Mkdir(h.Path("bin"), 0o755))
-	for _, name := range []string{"bridge", "host-local", "portmap"} {
-		expect.NoError(t, os.Symlink(filepath.Join(testhost.ReferencePlugins(t), name), h.Path("bin", name)))
-	}
+	h.linkPlugins()
 	r := h.Runtime(h.portNetwork("net", "1", b), cni.WithPluginDir([]string{h.Path("bin")}), cni.WithTimeouts(cni.Timeouts{Del: 15 * time.Second}))
 	dies(t, r, "c1", web())
 	expect.NoError(t, os.Remove(h.Path("bin", "portmap")))
@@ -202,21 +195,6 @@ func TestSetupWaitsForNoPluginOfADeadContainer(t *testing.T) {
 		return err == nil
 	})
 	expect.NoError(t, r.Remove(t.Context(), "c2", path))
-}
-
-// inhabited runs a process in the namespace at path.
-func (h *realHost) inhabited(path string) (stop func()) {
-	h.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(h.T, err)
-	cmd := exec.Command("sleep", "600")
-	expect.NoError(h.T, ns.Do(cmd.Start), ns.Close())
-	stop = func() {
-		_ = cmd.Process.Kill() // or it was killed before
-		_ = cmd.Wait()         // it was killed
-	}
-	h.T.Cleanup(stop)
-	return stop
 }
 
 // TestSetupsThatWantEachOthersPortsOfTheDead: each is set up again with the port that the
@@ -237,14 +215,177 @@ func TestSetupsThatWantEachOthersPortsOfTheDead(t *testing.T) {
 			paths = append(paths, h.Container(fmt.Sprintf("round%d-%d", round, i)))
 		}
 		wants := random.Perm(n)
-		err := testhost.InParallel(n, func(i int) error {
-			_, err := r.Setup(t.Context(), fmt.Sprint("c", i), paths[i], port(wants[i]))
-			return err
-		})
+		err := testhost.InParallel(n, func(i int) error { return errOf(r.Setup(t.Context(), fmt.Sprint("c", i), paths[i], port(wants[i]))) })
 		expect.NoError(t, err)
 		for i := range n {
 			expect.NoError(t, r.Remove(t.Context(), fmt.Sprint("c", i), ""))
 		}
 		expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+	}
+}
+
+// portStage is a host with a registered plugin that takes ports and does nothing: only
+// the records decide.
+func portStage(t *testing.T, opts ...cni.Opt) (s *stage, runtime func(opts ...cni.Opt) *cni.Runtime) {
+	t.Helper()
+	s = newStage(t)
+	conf := cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "idle", "capabilities": {"portMappings": true}}]}`))
+	return s, func(more ...cni.Opt) *cni.Runtime {
+		return s.Runtime(append(append([]cni.Opt{conf, cni.WithPlugin("idle", testhost.Idle{})}, opts...), more...)...)
+	}
+}
+
+func web() cni.NamespaceOpts { return mapped(mapping("tcp", "", 8080)) }
+
+// TestADeadContainerHoldsItsPorts until it is removed: its rules still forward them.
+// The same container takes them over.
+func TestADeadContainerHoldsItsPorts(t *testing.T) {
+	s, runtime := portStage(t, cni.WithoutReaping())
+	r := runtime()
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"), web())
+	s.RemoveNetNS("c1")
+	c2 := s.Container("c2")
+	expect.Is(t, testhost.SetUp(t.Context(), r, "c2", c2, web())(), cni.ErrPortInUse)
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"), web())
+	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+	testhost.MustSetUp(t, r, "c2", c2, web())
+}
+
+// TestAFailedSetupGivesItsPortsBack, and one that was refused has none.
+func TestAFailedSetupGivesItsPortsBack(t *testing.T) {
+	s := newStage(t)
+	fail := errors.New("no")
+	failing := true
+	p := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error {
+		if failing {
+			return fail
+		}
+		return nil
+	}}}
+	r := s.Runtime(cni.WithPlugin("p", p), cni.WithRetry(cni.Retry{Attempts: 3, Delay: time.Hour}),
+		cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "p", "capabilities": {"portMappings": true}}]}`)))
+	c1, c2 := s.Container("c1"), s.Container("c2")
+	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", c1, web())(), fail)
+	failing = false
+	testhost.MustSetUp(t, r, "c2", c2, web())
+	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", c1, mapped(mapping("tcp", "", 8080), mapping("tcp", "", 8081)))(), cni.ErrPortInUse)
+	testhost.MustSetUp(t, r, "c1", c1, mapped(mapping("tcp", "", 8081)))
+	expect.Same(t, "recorded", testhost.Recorded(t, r), []string{"c1/eth0 attached", "c2/eth0 attached"})
+}
+
+// TestOfTwoProcessesOneGetsThePort: their plugins are executables.
+func TestOfTwoProcessesOneGetsThePort(t *testing.T) {
+	s := newStage(t)
+	s.On("p", "ADD", gives("10.0.0.1/24"))
+	s.Network("net", "1.0.0", "p")
+	conf := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "p", "script": %q, "capabilities": {"portMappings": true}}]}`, s.Path("script-p"))
+	r := s.Runtime(cni.WithConfListBytes(conf))
+	const n = 4
+	var paths []string
+	for i := range n {
+		paths = append(paths, s.Container(fmt.Sprint("c", i)))
+	}
+	for range 5 {
+		var done []<-chan string
+		for i := range n {
+			_, d := s.ProcessFor(testhost.Job{Verb: "ADD WEB", ID: fmt.Sprint("c", i), NetNS: paths[i], Conf: conf}, nil)
+			done = append(done, d)
+		}
+		attached := ""
+		for i, d := range done {
+			out := expect.Await(t, "a process", d)
+			switch {
+			case out == "" && attached != "":
+				t.Errorf("%s and c%d have the port", attached, i)
+			case out == "":
+				attached = fmt.Sprint("c", i)
+			case out != "in use":
+				t.Error(out)
+			}
+		}
+		if attached == "" {
+			t.Fatal("nobody has the port")
+		}
+		expect.NoError(t, r.Remove(t.Context(), attached, ""))
+	}
+}
+
+// addWeb is a job for another process: a Setup with a port.
+func addWeb(ctx context.Context, r *cni.Runtime, j testhost.Job) error {
+	_, err := r.Setup(ctx, j.ID, j.NetNS, web())
+	if errors.Is(err, cni.ErrPortInUse) {
+		return errors.New("in use")
+	}
+	return err
+}
+
+// byLibcni attaches a container as a program does that uses libcni directly, in the state
+// directory of the library. It returns the function that detaches it.
+func (h *realHost) byLibcni(id, path string, port int) (detach func()) {
+	h.T.Helper()
+	list, err := libcni.ConfListFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "theirs", "plugins": [
+		{"type": "bridge", "bridge": "br-theirs", "isGateway": true, "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.9.0.0/24"}]]}},
+		{"type": "portmap", "backend": "iptables", "capabilities": {"portMappings": true}}]}`, h.Path("ipam")))
+	expect.NoError(h.T, err)
+	c := libcni.NewCNIConfigWithCacheDir([]string{testhost.ReferencePlugins(h.T)}, h.Path("state"), nil)
+	rt := &libcni.RuntimeConf{ContainerID: id, NetNS: path, IfName: "eth0", CapabilityArgs: map[string]any{
+		"portMappings": []map[string]any{{"hostPort": port, "containerPort": 80, "protocol": "tcp"}},
+	}}
+	expect.Value(c.AddNetworkList(h.T.Context(), list, rt))(h.T)
+	return func() { expect.NoError(h.T, c.DelNetworkList(h.T.Context(), list, rt)) }
+}
+
+// TestAContainerOfAnotherProgramHasAPort: it is only in libcni's cache. While it lives, its
+// port is refused. Then its rules may still forward it, of which Setup warns.
+func TestAContainerOfAnotherProgramHasAPort(t *testing.T) {
+	for _, b := range portBackends()[:2] {
+		t.Run(b.name, func(t *testing.T) {
+			h := newRealHost(t)
+			theirs := h.Mortal("theirs")
+			detach := h.byLibcni("theirs", theirs, 8080)
+			opts := []cni.Opt{h.portNetwork("net", "1", b), cni.WithBuiltinPlugins()}
+			r, strict := h.forwarding(b, opts...), h.forwarding(b, append(opts, cni.WithStrictPorts())...)
+			path := h.Container("c1")
+			for _, r := range []*cni.Runtime{r, strict} {
+				_, err := r.Setup(t.Context(), "c1", path, web())
+				var e *cni.PortError
+				if !errors.Is(err, cni.ErrPortInUse) || !errors.As(err, &e) || e.ContainerID != "theirs" || e.Network != "theirs" || e.IfName != "eth0" {
+					t.Errorf("beside a living container: %v", err)
+				}
+			}
+			testhost.MustSetUp(t, r, "c1", path, mapped(mapping("tcp", "", 8081)))
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+
+			expect.NoError(t, netns.Remove(theirs))
+			expect.Is(t, errOf(strict.Setup(t.Context(), "c1", path, web())), cni.ErrPortInUse)
+			result := testhost.MustSetUp(t, r, "c1", path, web())
+			if len(result.PortWarnings) != 1 || result.PortWarnings[0].ContainerID != "theirs" {
+				t.Errorf("beside a dead container: warnings %v", result.PortWarnings)
+			}
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+			detach()
+			testhost.MustSetUp(t, strict, "c1", path, web())
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
+		})
+	}
+}
+
+// TestOwnContainersInTheCacheAreNotAnothers: libcni's cache has them too, also under the ID
+// of a pool of an earlier version.
+func TestOwnContainersInTheCacheAreNotAnothers(t *testing.T) {
+	h := newRealHost(t)
+	b := portBackends()[0]
+	r := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins())
+	for id, attach := range map[string]func() error{
+		"c1": testhost.SetUp(t.Context(), r, "c1", h.Container("c1"), web()),
+		"c2": func() error { h.Pooled(r, "warm-2", "c2", web()); return nil },
+	} {
+		expect.NoError(t, attach())
+		_, err := r.Setup(t.Context(), "c3", h.Container("at-"+id), web())
+		var e *cni.PortError
+		if !errors.As(err, &e) || e.ContainerID != id || e.Owner == "" {
+			t.Errorf("beside %s: %v", id, err)
+		}
+		expect.NoError(t, r.Remove(t.Context(), id, ""))
 	}
 }

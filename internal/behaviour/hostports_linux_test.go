@@ -72,8 +72,7 @@ func TestAHostPortIsOneContainers(t *testing.T) {
 			c1, c2 := h.Container("c1"), h.Container("c2")
 			before := h.Audit()
 			held := []cni.PortMapping{mapping("tcp", "", 8080), mapping("udp", "127.0.0.1", 8080), mapping("tcp", "::1", 8081), mapping("tcp", "0.0.0.0", 8082)}
-			_, err := r.Setup(t.Context(), "c1", c1, mapped(held...))
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, r, "c1", c1, mapped(held...))
 			attached := h.Audit()
 			ran := len(o.Events)
 			for _, tt := range []struct {
@@ -101,14 +100,12 @@ func TestAHostPortIsOneContainers(t *testing.T) {
 			expect.Same(t, "host", h.Normalize(h.Audit()), h.Normalize(attached))
 
 			others := []cni.PortMapping{mapping("udp", "::1", 8080), mapping("tcp", "", 8083), mapping("tcp", "127.0.0.1", 8081), mapping("tcp", "::", 8082)}
-			_, err = r.Setup(t.Context(), "c2", c2, mapped(others...))
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, r, "c2", c2, mapped(others...))
 			expect.NoError(t, r.Check(t.Context(), "c1", c1))
 			expect.NoError(t, r.Check(t.Context(), "c2", c2))
 			expect.NoError(t, r.Remove(t.Context(), "c2", c2))
 			expect.NoError(t, r.Remove(t.Context(), "c1", c1))
-			_, err = r.Setup(t.Context(), "c2", c2, mapped(held...))
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, r, "c2", c2, mapped(held...))
 			expect.NoError(t, r.Remove(t.Context(), "c2", c2))
 			h.WantClean(before)
 		})
@@ -144,8 +141,7 @@ func (h *realHost) listenElsewhere(protocol, addr string, port int) (end func())
 	h.T.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), listenEnv+"="+fmt.Sprintf("%s %s %d", protocol, addr, port))
-	out, err := cmd.StdoutPipe()
-	expect.NoError(h.T, err)
+	out := expect.Value(cmd.StdoutPipe())(h.T)
 	cmd.Stderr = os.Stderr
 	expect.NoError(h.T, cmd.Start()) // in the host's namespace, as the test's thread is
 	end = sync.OnceFunc(func() {
@@ -255,8 +251,7 @@ func TestFault_F56_APortThatAProcessOfTheHostUses(t *testing.T) {
 					expect.Same(t, what, err.Error(), `set up container "c1": `+wanted[0])
 					h.WantClean(before)
 				}
-				res, err := r.Setup(t.Context(), "c1", c1, mapped(tt.wanted))
-				expect.NoError(t, err)
+				res := testhost.MustSetUp(t, r, "c1", c1, mapped(tt.wanted))
 				expect.Same(t, what, warned(res), wanted)
 				expect.NoError(t, r.Check(t.Context(), "c1", c1))
 				expect.NoError(t, r.Remove(t.Context(), "c1", c1))
@@ -274,7 +269,7 @@ func TestFault_F56_AnAddressThatTheHostDoesNotHave(t *testing.T) {
 	b := portBackends()[0]
 	network := h.portNetwork("one", "81", b)
 	c1 := h.Container("c1")
-	h.run("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
+	h.sh("ip address add 192.0.2.1/32 dev lo")
 	all := []cni.PortMapping{mapping("tcp", "192.0.2.1", 80), mapping("tcp", "127.0.0.7", 80), mapping("udp", "192.0.2.2", 80),
 		mapping("tcp", "::1", 81), mapping("tcp", "2001:db8::1", 81), mapping("sctp", "0.0.0.0", 82), mapping("sctp", "::", 83)}
 	wanted := []string{"host port udp 192.0.2.2:80: 192.0.2.2 is not an address of the host",
@@ -283,11 +278,9 @@ func TestFault_F56_AnAddressThatTheHostDoesNotHave(t *testing.T) {
 	expect.Is(t, err, cni.ErrNotHostAddress)
 	expect.Same(t, "error", err.Error(), `set up container "c1": `+strings.Join(wanted, "\n"))
 	r := h.Runtime(network)
-	res, err := r.Setup(t.Context(), "c1", c1, mapped(all...))
-	expect.NoError(t, err)
+	res := testhost.MustSetUp(t, r, "c1", c1, mapped(all...))
 	expect.Same(t, "warnings", warned(res), wanted)
-	data, err := json.Marshal(res)
-	expect.NoError(t, err)
+	data := expect.Value(json.Marshal(res))(t)
 	var again cni.Result
 	expect.NoError(t, json.Unmarshal(data, &again))
 	expect.Same(t, "warnings in JSON", len(again.PortWarnings), 2)
@@ -302,8 +295,7 @@ func TestAPortReservedByItsCaller(t *testing.T) {
 	c1 := h.Container("c1")
 	defer h.listen("tcp", "0.0.0.0", 8080)()
 	defer h.listen("udp", "::1", 8080)()
-	res, err := r.Setup(t.Context(), "c1", c1, mapped(mapping("tcp", "", 8080), mapping("udp", "", 8080)))
-	expect.NoError(t, err)
+	res := testhost.MustSetUp(t, r, "c1", c1, mapped(mapping("tcp", "", 8080), mapping("udp", "", 8080)))
 	expect.Same(t, "warnings", warned(res), []string{})
 	expect.NoError(t, r.Remove(t.Context(), "c1", c1))
 }
@@ -322,8 +314,7 @@ func TestAContainerOnTwoNetworksWithOnePort(t *testing.T) {
 				port := mapping("tcp", "", 8080)
 				got := map[string][]cni.PortMapping{}
 				setUp := func(opts ...cni.NamespaceOpts) {
-					res, err := r.Setup(t.Context(), "c1", c1, append(opts, mapped(port))...)
-					expect.NoError(t, err)
+					res := testhost.MustSetUp(t, r, "c1", c1, append(opts, mapped(port))...)
 					for _, n := range res.Networks {
 						got[n.Name] = n.Ports
 					}
@@ -335,22 +326,19 @@ func TestAContainerOnTwoNetworksWithOnePort(t *testing.T) {
 					setUp(cni.WithNetwork("two"))
 				}
 				expect.Same(t, "forwarded", got, map[string][]cni.PortMapping{"one": {port}, "two": nil})
-				recorded, err := r.Lookup("c1")
-				expect.NoError(t, err)
+				recorded := expect.Value(r.Lookup("c1"))(t)
 				for _, n := range recorded.Networks {
 					expect.Same(t, "forwarded by the record to "+n.Name, n.Ports, got[n.Name])
 				}
 				h.WantAnswers([]testhost.Question{{Network: "tcp", To: "127.0.0.1:8080", Want: "10.81.0.1"}})
 				expect.NoError(t, r.Check(t.Context(), "c1", c1))
 
-				_, err = r.Setup(t.Context(), "c2", h.Container("c2"), cni.WithNetwork("two"), mapped(port))
-				expect.Is(t, err, cni.ErrPortInUse)
+				expect.Is(t, errOf(r.Setup(t.Context(), "c2", h.Container("c2"), cni.WithNetwork("two"), mapped(port))), cni.ErrPortInUse)
 
 				expect.NoError(t, r.Remove(t.Context(), "c1", c1, cni.WithNetwork("one")))
 				h.WantAnswers([]testhost.Question{{Network: "tcp", To: "127.0.0.1:8080", Want: "10.82.0.1"}})
 				expect.NoError(t, r.Check(t.Context(), "c1", c1, cni.WithNetwork("two")))
-				recorded, err = r.Lookup("c1")
-				expect.NoError(t, err)
+				recorded = expect.Value(r.Lookup("c1"))(t)
 				expect.Same(t, "forwarded to the second", recorded.Networks[0].Ports, []cni.PortMapping{port})
 				expect.NoError(t, r.Remove(t.Context(), "c1", c1))
 				h.WantClean(before)

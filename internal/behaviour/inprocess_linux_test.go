@@ -36,8 +36,7 @@ func TestRegisteredPluginIsOneOfTheChain(t *testing.T) {
 	}
 	p := testhost.Acting{On: map[string]testhost.Action{"ADD": note("ADD"), "DEL": note("DEL"), "CHECK": note("CHECK")}}
 	r := s.Runtime(cni.WithPlugin("own", p), cni.WithConfListBytes(s.Network("net", "1.0.0", "first", "own", "last")))
-	result, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	result := testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	expect.Same(t, "told", told, []string{
@@ -85,17 +84,6 @@ func TestInProcessPluginIsStoppedAtItsDeadline(t *testing.T) {
 	}
 }
 
-func TestInProcessPluginIsNotStartedWhenTheCallIsOver(t *testing.T) {
-	s := newStage(t)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	reason := errors.New("changed my mind")
-	first := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error { cancel(reason); return nil }}}
-	second := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error { t.Error("called"); return nil }}}
-	_, err := s.Runtime(cni.WithPlugin("a", first), cni.WithPlugin("b", second), testhost.ListOfTypes("net", "a", "b")).Setup(ctx, "c1", s.Container("c1"))
-	expect.Is(t, err, reason)
-	expect.Same(t, "plugin", testhost.AsError(t, err).Plugin, "b")
-}
-
 // TestStatusAndGCAreAskedInProcess: GC gets the attachments.
 func TestStatusAndGCAreAskedInProcess(t *testing.T) {
 	s := newStage(t)
@@ -106,38 +94,9 @@ func TestStatusAndGCAreAskedInProcess(t *testing.T) {
 	p := testhost.Acting{On: map[string]testhost.Action{"STATUS": note("STATUS"), "GC [{c1 eth0}]": note("GC")}}
 	r := s.Runtime(cni.WithPlugin("p", p), testhost.ListOfTypes("net", "p"))
 	expect.NoError(t, r.Status())
-	_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
-	expect.NoError(t, err)
-	_, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
+	expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))(t)
 	expect.Same(t, "asked", asked, []string{"STATUS", "GC"})
-}
-
-// TestLoopbackWithoutPlugins: the built-in plugin detaches containers of the
-// executable and the other way round.
-func TestLoopbackWithoutPlugins(t *testing.T) {
-	h := newRealHost(t)
-	onDisk := func() *cni.Runtime { return h.Real(cni.WithLoNetwork, cni.WithoutBuiltinPlugins()) }
-	inProcess := func() *cni.Runtime { return h.Runtime(cni.WithLoNetwork, cni.WithPluginDir(nil)) }
-	var results []string
-	for name, pair := range map[string][2]func() *cni.Runtime{
-		"in process": {inProcess, inProcess}, "then on disk": {inProcess, onDisk}, "then in process": {onDisk, inProcess},
-	} {
-		path := h.Container(name)
-		before := h.Audit()
-		first, second := pair[0](), pair[1]()
-		result, err := first.Setup(t.Context(), "c1", path)
-		expect.NoError(t, err)
-		said := expect.Value(json.Marshal(result))(t)
-		results = append(results, strings.ReplaceAll(string(said), path, "PATH"))
-		expect.Same(t, name+": kernel", h.KernelContents(path, testhost.SaidContents(result.Raw()[0], testhost.ContentLink{})), testhost.SaidContents(result.Raw()[0], testhost.ContentLink{}))
-		expect.NoError(t, first.Check(t.Context(), "c1", path))
-		h.ForgetKinds("c1") // otherwise the plugin that attached would run again
-		expect.NoError(t, second.Check(t.Context(), "c1", path))
-		expect.NoError(t, second.Remove(t.Context(), "c1", path))
-		h.WantClean(before)
-	}
-	expect.Same(t, "results", results[1:], []string{results[0], results[0]})
 }
 
 // TestDelegateIsChosenLikeAnyPlugin: it gets the same parameters except the
@@ -176,8 +135,7 @@ func TestDelegateIsChosenLikeAnyPlugin(t *testing.T) {
 	s.On("disk", "DEL", testhost.Says(3, "unknown: nothing to clean"))
 	r := s.Runtime(cni.WithPlugin("main", main), cni.WithPlugin("own", ipam), testhost.ListOfTypes("net", "main"))
 	path := s.Container("c1")
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	expect.Same(t, "in process", inner, []string{
 		`ADD own c1/eth0 {"cniVersion": "0.3.1", "name": "x"}`, `DEL own c1/eth0 {"cniVersion": "0.3.1", "name": "x"}`})
@@ -229,8 +187,7 @@ func TestPluginThatRanIsAskedToDelete(t *testing.T) {
 	failure := errors.New("cannot delete")
 	main := testhost.Acting{On: map[string]testhost.Action{
 		"ADD": func(ctx context.Context, r *plugin.Request) error {
-			_, err := r.Delegate(ctx, "ADD", "none", r.Config)
-			return err
+			return errOf(r.Delegate(ctx, "ADD", "none", r.Config))
 		},
 		"DEL": func(ctx context.Context, r *plugin.Request) error {
 			_, err := r.Delegate(ctx, "DEL", "none", r.Config)
@@ -251,6 +208,5 @@ func TestDelegateHasNoMoreTimeThanThePlugin(t *testing.T) {
 	}}}
 	r := s.Runtime(cni.WithPlugin("main", main), testhost.ListOfTypes("net", "main"), cni.WithTimeouts(cni.Timeouts{Add: 300 * time.Millisecond}))
 	path := s.Container("c1")
-	err := expect.Await(t, "Setup", testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path)))
-	expect.Is(t, err, context.DeadlineExceeded)
+	expect.Is(t, expect.Await(t, "Setup", testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))), context.DeadlineExceeded)
 }

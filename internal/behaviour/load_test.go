@@ -2,15 +2,14 @@ package behaviour_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -88,35 +87,6 @@ func TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T)
 	}
 }
 
-// TestDuty_R2_AnEmptyNameIsTakenAtLoad by the loaders of one configuration, as
-// in go-cni. No container can be attached to it, so a directory's loader skips
-// such a file.
-func TestDuty_R2_AnEmptyNameIsTakenAtLoad(t *testing.T) {
-	dir := testhost.ConfDir(t, map[string]string{"1.conflist": testhost.ListOf(""), "2.conf": testhost.ConfOf(""), "3.conf": `{"type": "a"}`})
-	for loader, opt := range map[string]cni.Opt{
-		"WithConf": cni.WithConf([]byte(testhost.ConfOf(""))), "WithConf without the key": cni.WithConf([]byte(`{"type": "a"}`)),
-		"WithConfFile":      cni.WithConfFile(filepath.Join(dir, "2.conf")),
-		"WithConfListBytes": cni.WithConfListBytes([]byte(testhost.ListOf(""))), "WithConfListFile": cni.WithConfListFile(filepath.Join(dir, "1.conflist")),
-	} {
-		r, err := cni.New(opt)
-		if err != nil || len(r.Networks()) != 1 {
-			t.Errorf("%s: %v", loader, err)
-			continue
-		}
-		if err := r.Status(); !cni.IsInvalidConfig(err) {
-			t.Errorf("%s: Status is %v, want ErrInvalidConfig: nothing can be attached", loader, err)
-		}
-	}
-	if _, err := cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf); !cni.IsInvalidConfig(err) {
-		t.Errorf("a directory of such: %v, want ErrInvalidConfig", err)
-	}
-	expect.NoError(t, os.WriteFile(filepath.Join(dir, "4.conf"), []byte(testhost.ConfOf("a")), 0o644))
-	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf))(t)
-	if got, want := loaded(r), "a=eth0"; got != want || len(r.GetConfig().Skipped) != 3 {
-		t.Errorf("loaded %s, skipped %+v; want %s and the others passed over", got, r.GetConfig().Skipped, want)
-	}
-}
-
 // TestDuty_R2_R5_AtLoad: every loader refuses such names and plugin types,
 // before any container exists.
 func TestDuty_R2_R5_AtLoad(t *testing.T) {
@@ -164,21 +134,6 @@ func TestDuty_R9_BadFileIsPassedOverAndReported(t *testing.T) {
 	}
 }
 
-// TestDirectoryOfBadFilesOnly leaves the Runtime uninitialized, like an empty
-// directory, and wraps go-cni's sentinel for invalid configurations.
-func TestDirectoryOfBadFilesOnly(t *testing.T) {
-	dir := testhost.ConfDir(t, map[string]string{"10-bad.conf": `{`, "20-bad.conflist": `[]`})
-	_, err := cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf)
-	if !cni.IsCNINotInitialized(err) || !cni.IsInvalidConfig(err) {
-		t.Errorf("error %v, want ErrCNINotInitialized and ErrInvalidConfig", err)
-	}
-	for _, file := range []string{"10-bad.conf", "20-bad.conflist"} {
-		if !strings.Contains(err.Error(), filepath.Join(dir, file)) {
-			t.Errorf("error %v does not name %s", err, file)
-		}
-	}
-}
-
 func TestNetworkByName(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"10-bad.conf": "{", "20-a.conf": testhost.ConfOf("a"), "30-b.conflist": testhost.ListOf("b"), "40-b.conf": testhost.ConfOf("b")})
 	conf := cni.WithPluginConfDir(dir)
@@ -197,77 +152,54 @@ func TestNetworkByName(t *testing.T) {
 	}
 }
 
-// TestSettingsApplyInAnyOrder: settings may stand anywhere among the loaders,
-// in New and in Load, without changing the configuration.
-func TestSettingsApplyInAnyOrder(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0))
-	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("a"), "20-b.conf": testhost.ConfOf("b"), "30-c.conf": testhost.ConfOf("c")})
-	settings := []cni.Opt{
-		cni.WithPluginConfDir(dir), cni.WithPluginMaxConfNum(2), cni.WithInterfacePrefix("net"),
-		cni.WithPluginDir([]string{"/x"}), cni.WithMinNetworkCount(4),
+// TestConfigurationInAnyForm: the option loads what the option for that form loads, and
+// says what it took.
+func TestConfigurationInAnyForm(t *testing.T) {
+	dir := testhost.ConfDir(t, map[string]string{
+		"one.conf": testhost.ConfOf("a"), "one.conflist": testhost.ConfOf("a"),
+		"list.conflist": testhost.ListOf("b"), "list.conf": testhost.ListOf("b"), "beside.conflist": `{"cniVersion": "1.1.0", "name": "c"}`,
+	})
+	expect.NoError(t, os.Mkdir(filepath.Join(dir, "c"), 0o755), os.WriteFile(filepath.Join(dir, "c", "1.conf"), []byte(`{"type": "x"}`), 0o644))
+	file := func(name string) string { return filepath.Join(dir, name) }
+	for name, test := range map[string]struct {
+		any, plain cni.Opt
+		form       string
+		path       string
+	}{
+		"bytes of one plugin":            {cni.WithConfiguration([]byte(testhost.ConfOf("a"))), cni.WithConf([]byte(testhost.ConfOf("a"))), "conf", ""},
+		"bytes of a list":                {cni.WithConfiguration([]byte(testhost.ListOf("b"))), cni.WithConfListBytes([]byte(testhost.ListOf("b"))), "conflist", ""},
+		"file of one plugin":             {cni.WithConfiguration(file("one.conf")), cni.WithConfFile(file("one.conf")), "conf", file("one.conf")},
+		"one plugin in a .conflist":      {cni.WithConfiguration(file("one.conflist")), cni.WithConfFile(file("one.conflist")), "conf", file("one.conflist")},
+		"file of a list":                 {cni.WithConfiguration(file("list.conflist")), cni.WithConfListFile(file("list.conflist")), "conflist", file("list.conflist")},
+		"a list in a .conf":              {cni.WithConfiguration(file("list.conf")), cni.WithConfListFile(file("list.conf")), "conflist", file("list.conf")},
+		"a list with its plugins beside": {cni.WithConfiguration(file("beside.conflist")), cni.WithConfListFile(file("beside.conflist")), "conflist", file("beside.conflist")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := expect.Value(cni.New(test.any))(t).GetConfig().Networks[0]
+			want := *expect.Value(cni.New(test.plain))(t).GetConfig().Networks[0]
+			want.Form, want.Path = test.form, test.path
+			expect.Same(t, "network", expect.Value(json.Marshal(got))(t), expect.Value(json.Marshal(want))(t))
+		})
 	}
-	loaders := []cni.Opt{cni.WithLoNetwork, cni.WithConfListBytes([]byte(testhost.ListOf("bytes"))), cni.WithDefaultConf}
-	want := expect.Value(cni.New(append(settings, loaders...)...))(t).GetConfig()
-	for range 100 {
-		opts := shuffledAmong(rnd, settings, loaders)
-		if got := expect.Value(cni.New(opts...))(t).GetConfig(); !reflect.DeepEqual(got, want) {
-			t.Fatalf("New: %+v, want %+v", got, want)
-		}
-		r := expect.Value(cni.New())(t)
-		if err := r.Load(opts...); err != nil || !reflect.DeepEqual(r.GetConfig(), want) {
-			t.Fatalf("Load: %v, %+v, want %+v", err, r.GetConfig(), want)
-		}
-	}
-}
-
-// shuffledAmong puts the settings at random places among the loaders, whose
-// order stays.
-func shuffledAmong(rnd *rand.Rand, settings, loaders []cni.Opt) []cni.Opt {
-	isLoader := make([]bool, len(settings)+len(loaders))
-	for i := range loaders {
-		isLoader[i] = true
-	}
-	rnd.Shuffle(len(isLoader), func(i, j int) { isLoader[i], isLoader[j] = isLoader[j], isLoader[i] })
-	order := rnd.Perm(len(settings))
-	var opts []cni.Opt
-	for _, loader := range isLoader {
-		if loader {
-			opts, loaders = append(opts, loaders[0]), loaders[1:]
-		} else {
-			opts, order = append(opts, settings[order[0]]), order[1:]
-		}
-	}
-	return opts
-}
-
-// TestFault_F24_WorldWritableConfigurationThroughLoad: refused by name, skipped
-// in a directory, and unchanged if it is loaded already.
-func TestFault_F24_WorldWritableConfigurationThroughLoad(t *testing.T) {
-	dir := testhost.ConfDir(t, map[string]string{"10-a.conflist": testhost.ListOf("a"), "20-b.conflist": testhost.ListOf("b")})
-	file := filepath.Join(dir, "10-a.conflist")
-	chmod := func(mode os.FileMode) {
-		t.Helper()
-		expect.NoError(t, os.Chmod(file, mode))
-	}
-	chmod(0o666)
-	if _, err := cni.New(cni.WithConfListFile(file)); !errors.Is(err, cni.ErrInsecureFile) || !strings.Contains(err.Error(), file) {
-		t.Errorf("by file: %v, want ErrInsecureFile", err)
-	}
-	if r := expect.Value(cni.New(cni.WithInsecureFiles(), cni.WithConfListFile(file)))(t); loaded(r) != "a=eth0" {
-		t.Errorf("allowed: loaded %s", loaded(r))
-	}
-	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithAllConf))(t)
-	if skipped := r.GetConfig().Skipped; loaded(r) != "b=eth0" || len(skipped) != 1 || skipped[0].Path != file {
-		t.Errorf("in a directory: loaded %s, skipped %+v", loaded(r), skipped)
-	}
-	chmod(0o644)
-	if err := r.Load(cni.WithAllConf); err != nil || loaded(r) != "a=eth0 b=eth1" {
-		t.Errorf("mended: %v, loaded %s", err, loaded(r))
-	}
-	chmod(0o646)
-	if err := r.Load(cni.WithAllConf); !errors.Is(err, cni.ErrInsecureFile) || loaded(r) != "a=eth0 b=eth1" {
-		t.Errorf("while it is loaded: %v, loaded %s; want ErrInsecureFile and the previous networks", err, loaded(r))
+	r := expect.Value(cni.New(cni.WithLoNetwork, cni.WithConfiguration(file("one.conf")), cni.WithConfiguration(file("list.conf"))))(t)
+	expect.Same(t, "interfaces", loaded(r), "cni-loopback=lo a=eth1 b=eth2")
+	for name, test := range map[string]struct {
+		opt  cni.Opt
+		kind error
+		text string
+	}{
+		"content as a string": {cni.WithConfiguration(" " + testhost.ConfOf("a")), cni.ErrInvalidArgument, "as bytes"},
+		"no file":             {cni.WithConfiguration(file("none")), cni.ErrRead, file("none")},
+		"a directory":         {cni.WithConfiguration(dir), cni.ErrRead, "not a regular file"},
+		"no JSON":             {cni.WithConfiguration([]byte("{")), cni.ErrInvalidConfig, "parsing"},
+		"neither":             {cni.WithConfiguration([]byte(`{"name": "x", "cniVersion": "1.0.0"}`)), cni.ErrInvalidConfig, "no plugins"},
+		"nothing":             {cni.WithConfiguration([]byte(nil)), cni.ErrInvalidConfig, "parsing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := cni.New(test.opt)
+			if !errors.Is(err, test.kind) || !strings.Contains(err.Error(), test.text) {
+				t.Errorf("got %v, want %v with %q", err, test.kind, test.text)
+			}
+		})
 	}
 }

@@ -4,13 +4,67 @@ import (
 	"context"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
+	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
+
+// stage is a host for scripted plugins, with methods for this package's tests.
+type stage struct{ *testhost.Stage }
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	return &stage{testhost.NewStage(t)}
+}
+
+// oneNetwork returns a stage with one network of these plugins, which r has loaded, and the
+// path of container c1.
+func oneNetwork(t *testing.T, types ...string) (s *stage, r *cni.Runtime, path string) {
+	t.Helper()
+	s = newStage(t)
+	return s, s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", types...))), s.Container("c1")
+}
+
+// heldUp begins a call, and waits until it is held up by a plugin's verb. letGo lets the plugin
+// continue.
+func (s *stage) heldUp(typ, verb string, call func() error) (done <-chan error, letGo func()) {
+	s.T.Helper()
+	gate := s.Gate(typ + verb)
+	s.On(typ, verb, scripted.Action{Block: gate})
+	done = testhost.Begin(call)
+	return done, s.Arrive(gate)
+}
+
+// realHost is a host for the reference plugins, with methods for this package's
+// tests.
+type realHost struct{ *testhost.RealHost }
+
+func newRealHost(t testing.TB) *realHost {
+	t.Helper()
+	return &realHost{testhost.NewReal(t)}
+}
+
+// fails checks that there is an error, and that its text has these parts.
+func fails(t testing.TB, err error, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Error("no error")
+		return
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("error %v, want %q in it", err, part)
+		}
+	}
+}
+
+// errOf returns the error of a call.
+func errOf[T any](_ T, err error) error { return err }
 
 // init reserves the leading thread for TestMain. A test on it that changed its
 // network namespace would change the process's.
@@ -18,7 +72,7 @@ func init() { runtime.LockOSThread() }
 
 // TestMain runs the tests in their own namespaces. It builds the reference
 // plugins first, outside, where there is a network. Started by a test, the test
-// binary is another runtime, or one process of a crowd.
+// binary is another runtime.
 func TestMain(m *testing.M) {
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{
 		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, replaceVerb: replaceMain,
@@ -29,9 +83,6 @@ func TestMain(m *testing.M) {
 	}
 	if os.Getenv(sevenEnv) != "" {
 		sevenMain()
-	}
-	if os.Getenv(crowdProcess) != "" {
-		os.Exit(crowdMain())
 	}
 	os.Exit(refplugins.Main(m, refplugins.WithScripted(), sandbox.Shards(4)))
 }

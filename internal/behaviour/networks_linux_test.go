@@ -3,6 +3,8 @@ package behaviour_test
 import (
 	"fmt"
 	"maps"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -39,15 +41,13 @@ func addresses(res *cni.Result) []string {
 func TestNetworksAreSelectedPerCallInTheOrderTheyAreNamed(t *testing.T) {
 	s, r, path := threeNetworks(t)
 	selected := []cni.NamespaceOpts{cni.WithNetwork("three", cni.WithInterfaceName("net0")), cni.WithNetwork("one")}
-	res, err := r.SetupSerially(t.Context(), "c1", path, selected...)
-	expect.NoError(t, err)
+	res := expect.Value(r.SetupSerially(t.Context(), "c1", path, selected...))(t)
 	expect.Same(t, "results", addresses(res), []string{"three net0 10.0.2.1/24", "one eth0 10.0.0.1/24"})
 	expect.NoError(t, r.Check(t.Context(), "c1", path, selected...))
 	expect.NoError(t, r.Remove(t.Context(), "c1", path, selected...))
 	expect.Same(t, "calls", s.Took(), []string{"ADD r c1/net0", "ADD p c1/eth0", "CHECK r c1/net0", "CHECK p c1/eth0",
 		"DEL p c1/eth0", "DEL r c1/net0"})
-	res, err = r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	res = testhost.MustSetUp(t, r, "c1", path)
 	expect.Same(t, "results of all", addresses(res), []string{"one eth0 10.0.0.1/24", "two eth1 10.0.1.1/24", "three eth2 10.0.2.1/24"})
 }
 
@@ -55,8 +55,7 @@ func TestANetworkTwiceIsAttachedTwiceInOrder(t *testing.T) {
 	s, r, path := threeNetworks(t)
 	s.LogEnds("p")
 	twice := []cni.NamespaceOpts{cni.WithNetwork("one"), cni.WithNetwork("one", cni.WithInterfaceName("eth9"))}
-	res, err := r.Setup(t.Context(), "c1", path, twice...)
-	expect.NoError(t, err)
+	res := testhost.MustSetUp(t, r, "c1", path, twice...)
 	expect.Same(t, "results", addresses(res), []string{"one eth0 10.0.0.1/24", "one eth9 10.0.0.1/24"})
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0", "end of ADD p c1/eth0", "ADD p c1/eth9", "end of ADD p c1/eth9"})
 	expect.Same(t, "cache", s.Cached(), []string{"one-c1-eth0", "one-c1-eth9"})
@@ -113,16 +112,14 @@ func TestAllThatIsWrongIsInTheError(t *testing.T) {
 		cni.WithNetwork("two", cni.WithArgs("x", "a;b")))
 	expect.Is(t, err, cni.ErrNotFound, cni.ErrInvalidArgument)
 	for _, text := range []string{`"four" is not loaded`, `"a/b"`, `"x"="a;b"`} {
-		if !strings.Contains(err.Error(), text) {
-			t.Errorf("error %q, want %q in it", err, text)
-		}
+		fails(t, err, text)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
 func TestSetupRunsNetworksInParallel(t *testing.T) {
 	s, r, path := threeNetworks(t)
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "warm", s.Container("warm"))())
+	testhost.MustSetUp(t, r, "warm", s.Container("warm"))
 	gates := map[string]string{"p": s.Gate("p"), "q": s.Gate("q"), "r": s.Gate("r")}
 	for typ, gate := range gates {
 		action := gives("10.0.0.1/24")
@@ -146,25 +143,22 @@ func TestOneNetworkByItself(t *testing.T) {
 	ns := namespaceOf(t, r, "c1", path, cni.WithArgs("K", "v"))
 	expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("new", "1.0.0", "z")))) // two stays usable
 	expect.Is(t, two.Check(t.Context(), ns), cni.ErrNotAttached)
-	raw, err := two.Attach(t.Context(), ns)
-	expect.NoError(t, err)
+	raw := expect.Value(two.Attach(t.Context(), ns))(t)
 	expect.Same(t, "address", raw.IPs[0].Address.String(), "10.0.1.1/24")
 	s.AddLink("c1", "eth1")
-	_, err = two.Attach(t.Context(), ns)
-	expect.Is(t, err, cni.ErrAlreadyAttached)
+	expect.Is(t, errOf(two.Attach(t.Context(), ns)), cni.ErrAlreadyAttached)
 	expect.NoError(t, two.Check(t.Context(), ns))
 	expect.NoError(t, two.Remove(t.Context(), ns))
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"ADD q c1/eth1", "CHECK q c1/eth1", "DEL q c1/eth1"})
 	expect.Same(t, "arguments", calls[0].Args, "K=v")
 	bad := namespaceOf(t, r, "../c1", path)
-	_, err = two.Attach(t.Context(), bad)
-	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Is(t, errOf(two.Attach(t.Context(), bad)), cni.ErrInvalidArgument)
 }
 
 func TestRemoveTwiceAndWithoutAnAttachment(t *testing.T) {
 	s, r, path := threeNetworks(t)
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	s.TakeCalls()
 	dels := []string{"DEL r c1/eth2", "DEL q c1/eth1", "DEL p c1/eth0"}
 	for range 2 {
@@ -176,5 +170,106 @@ func TestRemoveTwiceAndWithoutAnAttachment(t *testing.T) {
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL r never/eth2", "DEL q never/eth1", "DEL p never/eth0"})
 	for _, c := range calls {
 		expect.Same(t, c.Type+": CNI_NETNS and prevResult", []string{c.NetNS, testhost.Request(t, c)["prevResult"]}, []string{"", ""})
+	}
+}
+
+// TestGatewaysAreThoseOfResults: known before a container is attached, and true of the
+// first that is. A gateway on the host is an address of the host then.
+func TestGatewaysAreThoseOfResults(t *testing.T) {
+	for what, tt := range map[string]struct {
+		plugin string // without its IPAM
+		ipam   string
+		want   string
+	}{
+		"a bridge of both families": {`"type": "bridge", "isGateway": true`,
+			`"type": "host-local", "ranges": [[{"subnet": "10.77.0.0/16"}], [{"subnet": "fd00:77::/64"}]]`, "10.77.0.1/16 fd00:77::1/64 on the host"},
+		"a default gateway": {`"type": "bridge", "isDefaultGateway": true`,
+			`"type": "host-local", "subnet": "10.77.0.0/24", "gateway": "10.77.0.254"`, "10.77.0.254/24 on the host"},
+		"a bridge that is no gateway": {`"type": "bridge"`,
+			`"type": "host-local", "subnet": "10.77.0.0/24", "gateway": "10.77.0.9"`, "10.77.0.9/24"},
+		"ptp": {`"type": "ptp"`, `"type": "host-local", "subnet": "10.77.0.0/24"`, "10.77.0.1/24 on the host"},
+		"an address given, on a gateway": {`"type": "bridge", "isGateway": true`,
+			`"type": "static", "addresses": [{"address": "10.77.3.4/16"}]`, "10.77.0.1/16 on the host"},
+		"an address given with its gateway": {`"type": "bridge"`,
+			`"type": "static", "addresses": [{"address": "10.77.3.4/16", "gateway": "10.77.9.9"}, {"address": "fd00:77::4/64"}]`, "10.77.9.9/16"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newRealHost(t)
+			ipam := tt.ipam
+			if strings.Contains(ipam, "host-local") {
+				ipam += fmt.Sprintf(`, "dataDir": %q`, h.Path("ipam"))
+			}
+			r := h.Runtime(cni.WithPluginDir(nil), cni.WithLoNetwork,
+				cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [{%s, "ipam": {%s}}]}`, tt.plugin, ipam)))
+			before := h.Audit()
+			got := expect.Value(r.Gateways("net"))(t)
+			h.WantClean(before)
+			var text []string
+			for _, g := range got {
+				text = append(text, g.Prefix.String())
+			}
+			if got[0].OnHost {
+				text = append(text, "on the host")
+			}
+			expect.Same(t, "gateways", strings.Join(text, " "), tt.want)
+
+			result := testhost.MustSetUp(t, r, "c1", h.Container("c1"))
+			var reported []netip.Addr
+			for _, ip := range result.Raw()[1].IPs {
+				if addr, ok := netip.AddrFromSlice(ip.Gateway); ok {
+					reported = append(reported, addr.Unmap())
+				}
+			}
+			for i, g := range got {
+				expect.Same(t, "reported", reported[i], g.Prefix.Addr())
+				expect.Same(t, "on the host", isOfHost(t, g.Prefix.Addr()), g.OnHost)
+			}
+			expect.Same(t, "number", len(got), len(reported))
+			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+		})
+	}
+}
+
+// isOfHost reports whether the host has an address.
+func isOfHost(t *testing.T, addr netip.Addr) bool {
+	t.Helper()
+	all := expect.Value(net.InterfaceAddrs())(t)
+	return slices.ContainsFunc(all, func(a net.Addr) bool { return a.(*net.IPNet).IP.Equal(addr.AsSlice()) })
+}
+
+func TestGatewaysThatNobodyKnows(t *testing.T) {
+	h := newRealHost(t)
+	list := func(name, plugin string) cni.Opt {
+		return cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, name, plugin))
+	}
+	opts := []cni.Opt{
+		list("none", `{"type": "bridge"}`),
+		list("dhcp", `{"type": "bridge", "ipam": {"type": "dhcp"}}`),
+		list("other", `{"type": "calico", "ipam": {"type": "host-local", "subnet": "10.77.0.0/24"}}`),
+		list("given", `{"type": "bridge", "capabilities": {"ipRanges": true}, "ipam": {"type": "host-local"}}`),
+		list("without", `{"type": "bridge", "ipam": {"type": "static", "addresses": [{"address": "10.77.3.4/16"}]}}`),
+		list("wrong", `{"type": "bridge", "isGateway": "yes", "ipam": {"type": "host-local", "subnet": "10.77.0.0/24"}}`),
+		list("several", `{"type": "bridge", "isGateway": true, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.77.0.0/24"}, {"subnet": "10.78.0.0/24"}]]}}`),
+		list("several", `{"type": "bridge", "isGateway": true, "ipam": {"type": "host-local", "subnet": "fd00:77::/64"}}`),
+	}
+	r := h.Runtime(opts...)
+	for _, name := range []string{"none", "dhcp", "other", "given", "without", "wrong"} {
+		got, err := r.Gateways(name)
+		if got != nil {
+			t.Errorf("%s: %v", name, got)
+		}
+		expect.Is(t, err, cni.ErrNotFound)
+	}
+	_, err := r.Gateways("lacking")
+	expect.Is(t, err, cni.ErrNotFound)
+	got := expect.Value(r.Gateways("several"))(t)
+	var want []cni.Gateway
+	for _, p := range []string{"10.77.0.1/24", "10.78.0.1/24", "fd00:77::1/64"} {
+		want = append(want, cni.Gateway{Prefix: netip.MustParsePrefix(p), OnHost: true})
+	}
+	expect.Same(t, "several", got, want)
+	for _, typ := range []string{"bridge", "host-local"} { // the caller's own may mean something else
+		_, err = h.Runtime(append(opts, cni.WithPlugin(typ, testhost.Idle{}))...).Gateways("several")
+		expect.Is(t, err, cni.ErrNotFound)
 	}
 }

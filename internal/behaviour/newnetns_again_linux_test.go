@@ -39,8 +39,7 @@ func (m *maker) made(chosen bool) (path string, id netns.ID) {
 	if chosen {
 		path = m.Path("netns", "c1")
 	}
-	result, err := m.Setup("c1", path)
-	expect.NoError(m.T, err)
+	result := expect.Value(m.Setup("c1", path))(m.T)
 	return result.NetNS, m.idAt(result.NetNS)
 }
 
@@ -48,8 +47,7 @@ func (m *maker) made(chosen bool) (path string, id netns.ID) {
 func (m *maker) wantOnRecord(what, path string, id netns.ID) {
 	m.T.Helper()
 	expect.Same(m.T, what+": at its path", m.idAt(path), id)
-	rec, err := m.Records().Load("c1")
-	expect.NoError(m.T, err)
+	rec := expect.Value(m.Records().Load("c1"))(m.T)
 	if rec == nil {
 		m.T.Errorf("%s: the namespace at %s is on no record", what, path)
 		return
@@ -99,18 +97,15 @@ func TestANamespaceStaysOnRecordWhereverAnAttemptFails(t *testing.T) {
 					m := newMaker(t)
 					path, id := m.made(chosen)
 					for range 2 {
-						if _, err := again(fail(m, t.Context()), m, path); err == nil {
-							t.Error("it has succeeded")
-						}
+						fails(t, errOf(again(fail(m, t.Context()), m, path)))
 						m.wantOnRecord("after a failure", path, id)
 						m.On("first", "ADD", scripted.Action{})
 						m.On("first", "DEL", scripted.Action{})
 					}
-					result, err := again(t.Context(), m, path)
-					expect.NoError(t, err)
+					result := expect.Value(again(t.Context(), m, path))(t)
 					expect.Same(t, "path that Setup made", result.NetNS, path)
 					m.wantOnRecord("attached again", path, id)
-					_, err = again(fail(m, t.Context()), m, path)
+					_, err := again(fail(m, t.Context()), m, path)
 					expect.Same(t, "failed again", err != nil, true)
 					m.On("first", "DEL", scripted.Action{})
 					expect.NoError(t, m.Remove(t.Context(), "c1", path))
@@ -130,10 +125,7 @@ func TestAnUnattachedNamespaceGoes(t *testing.T) {
 			testhost.WantRecover(m.T, m.Runtime, cni.Report{Removed: []string{"c1"}})
 			return nil
 		},
-		"GC": func(m *maker, _ string) error {
-			_, err := m.GC(m.T.Context(), cni.GCOptions{KeepNone: true})
-			return err
-		},
+		"GC": func(m *maker, _ string) error { return errOf(m.GC(m.T.Context(), cni.GCOptions{KeepNone: true})) },
 		"Setup in a new one": func(m *maker, path string) error {
 			at := ""
 			if path != m.Pin("c1") {
@@ -178,11 +170,9 @@ func TestAnUnattachedNamespaceGoes(t *testing.T) {
 			expect.Same(t, "attachments", testhost.Recorded(t, m.Runtime), []string{})
 			_, err = m.Lookup("c1")
 			expect.Is(t, err, cni.ErrNotAttached)
-			health, err := m.Health(t.Context(), cni.HealthOptions{Containers: []string{"c1"}})
-			expect.NoError(t, err)
+			health := expect.Value(m.Health(t.Context(), cni.HealthOptions{Containers: []string{"c1"}}))(t)
 			expect.Same(t, "state", health.Containers[0].State, cni.StateNotAttached)
-			_, err = m.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
-			expect.NoError(t, err)
+			expect.Value(m.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))(t)
 			m.wantOnRecord("kept by GC", path, id)
 
 			expect.NoError(t, end(m, path))
@@ -222,29 +212,25 @@ func TestARuntimeKilledInAReplacement(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, chosen path %v", step, chosen), func(t *testing.T) {
 				m := newMaker(t)
 				path, id := m.made(chosen)
-				leave := m.inhabit(path)
+				leave := inhabit(m.T, path)
 				defer leave()
 				kill(m, path)
 				for range 2 {
-					report, err := m.Recover(t.Context())
-					expect.NoError(t, err)
+					report := expect.Value(m.Recover(t.Context()))(t)
 					expect.Is(t, report.Kept["c1"], cni.ErrNotAttached)
 					expect.Same(t, "adopted", report.Adopted, []string{"c1"})
 					m.wantOnRecord("while the task lives", path, id)
 				}
 				for way, again := range attachings() {
-					result, err := again(t.Context(), m, path)
-					expect.NoError(t, err)
+					result := expect.Value(again(t.Context(), m, path))(t)
 					expect.Same(t, way+": path", result.NetNS, path)
 					expect.NoError(t, m.Check(t.Context(), "c1", path))
 					kill(m, path)
-					_, err = m.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
-					expect.NoError(t, err)
+					expect.Value(m.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))(t)
 					m.wantOnRecord("after a GC that keeps it", path, id)
 				}
 				leave()
-				report, err := m.Recover(t.Context())
-				expect.NoError(t, err)
+				report := expect.Value(m.Recover(t.Context()))(t)
 				expect.Same(t, "removed", report.Removed, []string{"c1"})
 				expect.Same(t, "path", exists(t, path), false)
 				m.WantClean(m.before)
@@ -258,12 +244,10 @@ func TestARuntimeKilledInAReplacement(t *testing.T) {
 func TestARemoveThatIsKilled(t *testing.T) {
 	m := newMaker(t)
 	path, _ := m.made(true)
-	_, err := m.Runtime.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
-	leave := m.inhabit(path)
+	testhost.MustSetUp(t, m.Runtime, "c1", path)
+	leave := inhabit(m.T, path)
 	defer leave()
-	rec, err := m.Records().Load("c1")
-	expect.NoError(t, err)
+	rec := expect.Value(m.Records().Load("c1"))(t)
 	expect.Same(t, "in use", rec.NetNS.InUse, true)
 	m.On("first", "DEL", testhost.Says(5, "no"))
 	expect.Same(t, "failed", m.Remove(t.Context(), "c1", "") != nil, true)

@@ -1,24 +1,26 @@
 package behaviour_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/plugin"
 )
 
 // maker is a stage with a network, for containers in namespaces that Setup makes.
@@ -42,8 +44,7 @@ func (m *maker) Setup(id, path string, opts ...cni.NamespaceOpts) (*cni.Result, 
 
 func (m *maker) idAt(path string) netns.ID {
 	m.T.Helper()
-	h, err := netns.Open(path)
-	expect.NoError(m.T, err)
+	h := expect.Value(netns.Open(path))(m.T)
 	expect.NoError(m.T, h.Close())
 	return h.ID()
 }
@@ -51,8 +52,7 @@ func (m *maker) idAt(path string) netns.ID {
 // recordedAs returns the identity of the recorded namespace.
 func (m *maker) recordedAs(id string) netns.ID {
 	m.T.Helper()
-	rec, err := m.Records().Load(record.ID(id))
-	expect.NoError(m.T, err)
+	rec := expect.Value(m.Records().Load(record.ID(id)))(m.T)
 	return rec.NetNS.ID()
 }
 
@@ -64,53 +64,35 @@ func TestSetupMakesTheNamespaceThatRemoveDeletes(t *testing.T) {
 			path = m.Path("netns", "c1")
 			want = path
 		}
-		result, err := m.Setup("c1", path)
-		expect.NoError(t, err)
+		result := expect.Value(m.Setup("c1", path))(t)
 		expect.Same(t, "path", result.NetNS, want)
 		expect.Same(t, "namespace", m.idAt(want), m.recordedAs("c1"))
-		looked, err := m.Lookup("c1")
-		expect.NoError(t, err)
+		looked := expect.Value(m.Lookup("c1"))(t)
 		expect.Same(t, "Lookup", looked, result)
 		calls := m.Calls()
 		expect.Same(t, "CNI_NETNS", calls[len(calls)-1].NetNS, want)
-		all, err := m.Attachments()
-		expect.NoError(t, err)
+		all := expect.Value(m.Attachments())(t)
 		expect.Same(t, "Attachments", all[0].NetNS, want)
 		expect.NoError(t, m.Check(t.Context(), "c1", want))
 
 		// It is the container's as if the caller had made it.
-		m.link(want, "eth0") // the scripted plugin makes none
-		_, err = m.Setup("c1", path)
+		m.addLinkAt(want, "eth0") // the scripted plugin makes none
+		expect.Is(t, errOf(m.Setup("c1", path)), cni.ErrAlreadyAttached)
+		_, err := m.Setup("c1", "", cni.WithNetwork("net", cni.WithInterfaceName("eth7")))
 		expect.Is(t, err, cni.ErrAlreadyAttached)
-		_, err = m.Setup("c1", "", cni.WithNetwork("net", cni.WithInterfaceName("eth7")))
-		expect.Is(t, err, cni.ErrAlreadyAttached)
-		ns, err := netns.Open(want)
-		expect.NoError(t, err)
-		more, err := m.Runtime.Setup(t.Context(), "c1", m.elsewhere(ns), cni.WithNetwork("net", cni.WithInterfaceName("eth7")))
-		expect.NoError(t, err)
+		ns := expect.Value(netns.Open(want))(t)
+		more := testhost.MustSetUp(t, m.Runtime, "c1", m.elsewhere(ns), cni.WithNetwork("net", cni.WithInterfaceName("eth7")))
 		expect.Same(t, "path of one more interface", more.NetNS, want)
 		expect.NoError(t, ns.Close())
 		expect.NoError(t, netns.Remove(m.Path("netns", "elsewhere")))
 
-		report, err := m.Recover(t.Context())
-		expect.NoError(t, err)
+		report := expect.Value(m.Recover(t.Context()))(t)
 		expect.Same(t, "Recover", report.Adopted, []string{"c1"})
 		for range 2 {
 			expect.NoError(t, m.Remove(t.Context(), "c1", ""))
 		}
 		m.WantClean(m.before)
 	}
-}
-
-// link makes an interface in a namespace.
-func (m *maker) link(path, name string) {
-	m.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(m.T, err)
-	nettest.Inside(m.T, ns, func(nl *netlink.Handle) error {
-		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: nettest.Attrs(name)})
-	})
-	expect.NoError(m.T, ns.Close())
 }
 
 // elsewhere mounts a namespace at another path.
@@ -136,16 +118,13 @@ func TestAPathThatExistsIsRefused(t *testing.T) {
 		expect.Same(t, path+": calls", len(m.Calls()), 0)
 		expect.Same(t, path+": on record", testhost.Recorded(t, m.Runtime), []string{})
 	}
-	_, err := m.Runtime.Setup(t.Context(), "c1", "", cni.WithNetwork("net", cni.WithNewNetNS()))
-	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Is(t, errOf(m.Runtime.Setup(t.Context(), "c1", "", cni.WithNetwork("net", cni.WithNewNetNS()))), cni.ErrInvalidArgument)
 	expect.Same(t, "the empty file", exists(t, m.Path("empty")), true)
 	// Of two containers that want one path, the second is refused.
 	path := m.Path("netns", "new")
-	_, err = m.Setup("c1", path)
-	expect.NoError(t, err)
+	expect.Value(m.Setup("c1", path))(t)
 	want := m.idAt(path)
-	_, err = m.Setup("c2", path)
-	expect.Is(t, err, fs.ErrExist)
+	expect.Is(t, errOf(m.Setup("c2", path)), fs.ErrExist)
 	expect.Same(t, "the first one's", m.idAt(path), want)
 	expect.NoError(t, m.Remove(t.Context(), "c2", path))
 	expect.Same(t, "the first one's, after the second was removed", m.idAt(path), want)
@@ -173,11 +152,10 @@ func TestThePathThatSetupChoseMayBeGiven(t *testing.T) {
 		expect.Is(t, err, cni.ErrInvalidNetNS)
 		expect.Same(t, "calls", len(m.Calls()), 0)
 		for _, path := range []string{own, spelled, filepath.Dir(own) + "/./" + filepath.Base(own), own + "/"} {
-			result, err := m.Setup("c1", path)
-			expect.NoError(t, err)
+			result := expect.Value(m.Setup("c1", path))(t)
 			expect.Same(t, "path", result.NetNS, own)
 			expect.Same(t, "namespace", m.idAt(own), m.recordedAs("c1"))
-			m.link(own, "eth0")
+			m.addLinkAt(own, "eth0")
 			_, err = m.Setup("c1", path)
 			expect.Is(t, err, cni.ErrAlreadyAttached)
 			expect.NoError(t, m.Remove(t.Context(), "c1", path))
@@ -185,8 +163,7 @@ func TestThePathThatSetupChoseMayBeGiven(t *testing.T) {
 		}
 		// The file alone is left after a reboot.
 		expect.NoError(t, os.WriteFile(own, nil, 0o444))
-		_, err = m.Setup("c1", own)
-		expect.NoError(t, err)
+		expect.Value(m.Setup("c1", own))(t)
 		expect.NoError(t, m.Remove(t.Context(), "c1", own))
 		m.WantClean(m.before)
 	}
@@ -216,86 +193,6 @@ func TestASetupThatFailsDeletesTheNamespaceThatItMade(t *testing.T) {
 	}
 }
 
-// TestARuntimeKilledAnywhereLeavesNoNamespace: each step of a Setup and of a Remove
-// after which a runtime can be killed, as it looks to the next one.
-func TestARuntimeKilledAnywhereLeavesNoNamespace(t *testing.T) {
-	unpin := func(m *maker, path string) {
-		if path != m.Pin("c1") {
-			expect.NoError(m.T, netns.Unpin(path))
-		}
-	}
-	steps := map[string]func(m *maker, path string){
-		"the record is written": func(m *maker, path string) {
-			expect.NoError(m.T, errors.Join(netns.Remove(m.Pin("c1")), netns.Remove(path)))
-		},
-		"the pin is mounted": func(m *maker, path string) {
-			if path != m.Pin("c1") {
-				expect.NoError(m.T, netns.Remove(path))
-			}
-		},
-		"the file has its name, or is unmounted": unpin,
-		"all is mounted":                         func(*maker, string) {},
-		"the pin is removed": func(m *maker, path string) {
-			if path != m.Pin("c1") {
-				expect.NoError(m.T, netns.Remove(m.Pin("c1")))
-			}
-		},
-		"the pin is removed, and the path unmounted": func(m *maker, path string) {
-			if path != m.Pin("c1") {
-				expect.NoError(m.T, errors.Join(netns.Remove(m.Pin("c1")), netns.Unpin(path)))
-			} else {
-				expect.NoError(m.T, netns.Unpin(path))
-			}
-		},
-	}
-	next := map[string]func(m *maker, path string){
-		"Recover": func(m *maker, _ string) {
-			report, err := m.Recover(m.T.Context())
-			expect.NoError(m.T, err)
-			expect.Same(m.T, "removed", report.Removed, []string{"c1"})
-		},
-		"GC": func(m *maker, _ string) {
-			_, err := m.GC(m.T.Context(), cni.GCOptions{KeepNone: true})
-			expect.NoError(m.T, err)
-		},
-		"Remove": func(m *maker, _ string) { expect.NoError(m.T, m.Remove(m.T.Context(), "c1", "")) },
-		"Setup": func(m *maker, path string) {
-			result, err := m.Setup("c1", path)
-			expect.NoError(m.T, err)
-			expect.Same(m.T, "namespace", m.idAt(result.NetNS), m.recordedAs("c1"))
-			expect.NoError(m.T, m.Remove(m.T.Context(), "c1", ""))
-		},
-		"Setup at another path": func(m *maker, _ string) {
-			_, err := m.Setup("c1", m.Path("netns", "c1-again"))
-			expect.NoError(m.T, err)
-			expect.NoError(m.T, m.Remove(m.T.Context(), "c1", ""))
-		},
-	}
-	m := newMaker(t)
-	mounted := mountedNetNS(t)
-	for step, make := range steps {
-		for verb, call := range next {
-			for _, state := range []record.State{record.Planned, record.Deleting} {
-				for _, path := range []string{"", m.Path("netns", "c1")} {
-					result, err := m.Setup("c1", path)
-					expect.NoError(t, err)
-					m.ChangeRecord("c1", func(rec *record.Record) {
-						rec.Runtime, rec.Life, rec.Attachments[0].State = "1:1", "", state
-					})
-					make(m, result.NetNS)
-					call(m, path)
-					what := fmt.Sprintf("after %q, %q at %q: %s", step, state, path, verb)
-					expect.Same(t, what+": path", exists(t, m.Path("netns", "c1")), false)
-					expect.Same(t, what+": pin", exists(t, m.Pin("c1")), false)
-					expect.Same(t, what+": mounts", mountedNetNS(t), mounted)
-					expect.Same(t, what+": on record", testhost.Recorded(t, m.Runtime), []string{})
-				}
-			}
-		}
-	}
-	m.WantClean(m.before)
-}
-
 // TestANamespaceOutlivesItsAttachments if the container is attached in it again: by a
 // Setup with its path, after the interface was lost, and by a replacement.
 func TestANamespaceOutlivesItsAttachments(t *testing.T) {
@@ -303,9 +200,8 @@ func TestANamespaceOutlivesItsAttachments(t *testing.T) {
 		for _, chosen := range []bool{false, true} {
 			m := newMaker(t)
 			path, want := m.made(chosen)
-			leave := m.inhabit(path)
-			result, err := again(t.Context(), m, path)
-			expect.NoError(t, err)
+			leave := inhabit(m.T, path)
+			result := expect.Value(again(t.Context(), m, path))(t)
 			expect.Same(t, what+": path", result.NetNS, path)
 			expect.Same(t, what+": namespace", m.idAt(path), want)
 			leave()
@@ -313,14 +209,6 @@ func TestANamespaceOutlivesItsAttachments(t *testing.T) {
 			m.WantClean(m.before)
 		}
 	}
-}
-
-// mountedNetNS counts the mounts of namespaces.
-func mountedNetNS(t *testing.T) int {
-	t.Helper()
-	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
-	expect.NoError(t, err)
-	return strings.Count(string(mounts), " - nsfs ")
 }
 
 // TestOnlyTheRecordedNamespaceIsDeleted: whatever else is at its path by now stays.
@@ -361,8 +249,7 @@ func TestOnlyTheRecordedNamespaceIsDeleted(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			m := newMaker(t)
-			_, err := m.Setup("c1", path(m))
-			expect.NoError(t, err)
+			expect.Value(m.Setup("c1", path(m)))(t)
 			tt.happens(m)
 			before, _ := os.Lstat(path(m))
 			expect.NoError(t, m.Remove(t.Context(), "c1", path(m)))
@@ -380,13 +267,11 @@ func TestOnlyTheRecordedNamespaceIsDeleted(t *testing.T) {
 func TestAProcessInTheNamespaceOutlivesRemove(t *testing.T) {
 	m := newMaker(t)
 	path := m.Path("netns", "c1")
-	_, err := m.Setup("c1", path)
-	expect.NoError(t, err)
-	leave := m.inhabit(path)
+	expect.Value(m.Setup("c1", path))(t)
+	leave := inhabit(m.T, path)
 	defer leave()
 	// In use, and on record, it is not swept either.
-	report, err := m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
-	expect.NoError(t, err)
+	report := expect.Value(m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"}))(t)
 	expect.Same(t, "swept", len(report.Removed), 0)
 	expect.NoError(t, m.Remove(t.Context(), "c1", ""))
 	expect.Same(t, "path", exists(t, path), false)
@@ -398,19 +283,116 @@ func TestAProcessInTheNamespaceOutlivesRemove(t *testing.T) {
 func TestSweepNetNSKeepsWhatIsOnRecord(t *testing.T) {
 	m := newMaker(t)
 	t.Cleanup(func() { expect.NoError(t, netns.Remove(m.Path("netns", "c1"))) })
-	_, err := m.Setup("c1", m.Path("netns", "c1"))
-	expect.NoError(t, err)
-	_, err = m.Runtime.Setup(t.Context(), "c2", m.Container("c2"))
-	expect.NoError(t, err)
-	report, err := m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
-	expect.NoError(t, err)
+	expect.Value(m.Setup("c1", m.Path("netns", "c1")))(t)
+	testhost.MustSetUp(t, m.Runtime, "c2", m.Container("c2"))
+	report := expect.Value(m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"}))(t)
 	expect.Same(t, "removed", len(report.Removed), 0)
 	for _, id := range []string{"c1", "c2"} {
 		expect.Same(t, "kept", report.Kept[m.Path("netns", id)].Error(), "container "+id+" is on record: "+netns.ErrBusy.Error())
 	}
 	expect.NoError(t, os.WriteFile(m.RecordFile("c3")+".json", []byte("damaged"), 0o600))
-	_, err = m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
-	if err == nil || !strings.Contains(err.Error(), "damaged") {
-		t.Errorf("with a damaged record: %v", err)
+	_, err := m.SweepNetNS(m.Path("netns"), netns.SweepOptions{Prefix: "c"})
+	fails(t, err, "damaged")
+}
+
+// userNS starts a process in a user namespace, which ends with the test, and opens that.
+func userNS(t *testing.T) *os.File {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	root := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
+	expect.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		expect.NoError(t, cmd.Process.Kill())
+		_ = cmd.Wait() // it was killed
+	})
+	f := expect.Value(os.Open(fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid)))(t)
+	t.Cleanup(func() { expect.NoError(t, f.Close()) })
+	return f
+}
+
+func (m *maker) ownerOf(path string) netns.UserNS {
+	m.T.Helper()
+	h := expect.Value(netns.Open(path))(m.T)
+	owner := expect.Value(h.Owner())(m.T)
+	expect.NoError(m.T, h.Close())
+	return owner
+}
+
+func identity(t *testing.T, f *os.File) netns.ID {
+	t.Helper()
+	var st unix.Stat_t
+	expect.NoError(t, unix.Fstat(int(f.Fd()), &st))
+	return netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}
+}
+
+// TestANamespaceOfAUserNamespace belongs to it, after an attempt that failed too, and goes
+// with the container.
+func TestANamespaceOfAUserNamespace(t *testing.T) {
+	own := expect.Value(os.Open("/proc/thread-self/ns/user"))(t)
+	defer own.Close() // was only looked at
+	for what, user := range map[string]*os.File{"the container's": userNS(t), "the runtime's own": own} {
+		for _, chosen := range []bool{false, true} {
+			m := newMaker(t)
+			var owners []netns.ID
+			add := func(_ context.Context, r *plugin.Request) error {
+				owner, err := r.Container.Owner()
+				if owners = append(owners, owner.ID); err == nil && len(owners) == 1 {
+					err = plugin.Errorf(11, "try again later")
+				}
+				return err
+			}
+			m.Runtime = m.stage.Runtime(cni.WithOwner("tester"), cni.WithRetry(cni.Retry{Attempts: 2, Delay: 1}), testhost.ListOfTypes("net", "p"),
+				cni.WithPlugin("p", testhost.Acting{On: map[string]testhost.Action{"ADD": add}}))
+			path := ""
+			if chosen {
+				path = m.Path("netns", "c1")
+			}
+			result := testhost.MustSetUp(t, m.Runtime, "c1", path, cni.WithNewNetNSIn(user))
+			want := identity(t, user)
+			expect.Same(t, what+": owners in the attempts", owners, []netns.ID{want, want})
+			expect.Same(t, what+": owner", m.ownerOf(result.NetNS).ID, want)
+			expect.Same(t, what+": on record", m.idAt(result.NetNS), m.recordedAs("c1"))
+
+			// A runtime that is killed leaves it to the next.
+			m.ChangeRecord("c1", func(rec *record.Record) {
+				rec.Runtime, rec.Life, rec.Attachments[0].State = "1:1", "", record.Planned
+			})
+			report := expect.Value(m.Recover(t.Context()))(t)
+			expect.Same(t, what+": removed", report.Removed, []string{"c1"})
+			m.WantClean(m.before)
+		}
 	}
+}
+
+func TestAUserNamespaceThatCannotOwnIsRefused(t *testing.T) {
+	m := newMaker(t)
+	another := expect.Value(os.Open(m.Container("another")))(t)
+	plain := expect.Value(os.Open(m.Write("plain", "text")))(t)
+	closed := expect.Value(os.Open("/proc/self/ns/user"))(t)
+	expect.NoError(t, closed.Close())
+	m.before = m.Audit()
+	for what, tt := range map[string]struct {
+		owner *os.File
+		opt   func(cni.NamespaceOpts) cni.NamespaceOpts
+		want  error
+	}{
+		"none":                {nil, nil, cni.ErrInvalidArgument},
+		"a network namespace": {another, nil, cni.ErrInvalidNetNS},
+		"a file":              {plain, nil, cni.ErrInvalidNetNS},
+		"a closed file":       {closed, nil, cni.ErrInvalidNetNS},
+		"inside WithNetwork":  {userNS(t), func(o cni.NamespaceOpts) cni.NamespaceOpts { return cni.WithNetwork("net", o) }, cni.ErrInvalidArgument},
+	} {
+		opt := cni.WithNewNetNSIn(tt.owner)
+		if tt.opt != nil {
+			opt = tt.opt(opt)
+		}
+		expect.Is(t, errOf(m.Runtime.Setup(t.Context(), "c1", m.Path("netns", "c1"), opt)), tt.want)
+		expect.Same(t, what+": calls", len(m.Calls()), 0)
+		expect.Same(t, what+": on record", testhost.Recorded(t, m.Runtime), []string{})
+		_, err := os.Lstat(m.Path("netns", "c1"))
+		expect.Is(t, err, fs.ErrNotExist)
+	}
+	expect.NoError(t, another.Close())
+	expect.NoError(t, plain.Close())
 }

@@ -1,7 +1,6 @@
 package behaviour_test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -32,12 +31,10 @@ func threeConfigs(t *testing.T) (s *stage, r *cni.Runtime, path string, two, thr
 func TestNetworksOfOneCallStandBesideLoadedOnes(t *testing.T) {
 	s, r, path, two, three := threeConfigs(t)
 	opts := []cni.NamespaceOpts{cni.WithNetworkConfig(two, cni.WithInterfaceName("net0")), cni.WithNetwork("one"), cni.WithNetworkConfig(three)}
-	res, err := r.SetupSerially(t.Context(), "c1", path, opts...)
-	expect.NoError(t, err)
+	res := expect.Value(r.SetupSerially(t.Context(), "c1", path, opts...))(t)
 	want := []string{"two net0 10.0.1.1/24", "one eth0 10.0.0.1/24", "three eth2 10.0.2.1/24"}
 	expect.Same(t, "results", addresses(res), want)
-	found, err := r.Lookup("c1")
-	expect.NoError(t, err)
+	found := expect.Value(r.Lookup("c1"))(t)
 	expect.Same(t, "looked up", addresses(found), want)
 	s.Took()
 
@@ -63,10 +60,8 @@ func TestNetworksOfOneCallStandBesideLoadedOnes(t *testing.T) {
 func TestNetworksOfOneCallNeedNoneLoaded(t *testing.T) {
 	s, _, path, two, three := threeConfigs(t)
 	r := s.Runtime()
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.Is(t, err, cni.ErrCNINotInitialized)
-	_, err = r.Setup(t.Context(), "c1", path, cni.WithNetworkConfig(two), cni.WithNetworkConfig(three))
-	expect.NoError(t, err)
+	expect.Is(t, errOf(r.Setup(t.Context(), "c1", path)), cni.ErrCNINotInitialized)
+	testhost.MustSetUp(t, r, "c1", path, cni.WithNetworkConfig(two), cni.WithNetworkConfig(three))
 	s.AddLink("c1", "eth0")
 	s.AddLink("c1", "eth1")
 	s.Took()
@@ -74,19 +69,16 @@ func TestNetworksOfOneCallNeedNoneLoaded(t *testing.T) {
 	later := s.Runtime(cni.WithConfListBytes(s.Network("other", "1.1.0", "x")))
 	testhost.WantRecover(t, later, cni.Report{Adopted: []string{"c1"}})
 	expect.Same(t, "Recover", s.Took(), []string{"CHECK q c1/eth0", "CHECK r c1/eth1"})
-	health, err := later.Health(t.Context(), cni.HealthOptions{})
-	expect.NoError(t, err)
+	health := expect.Value(later.Health(t.Context(), cni.HealthOptions{}))(t)
 	if len(health.Containers) != 1 || health.Containers[0].State != cni.StateHealthy {
 		t.Errorf("health: %v", health)
 	}
 	expect.NoError(t, s.repaired(later, "c1").Err())
-	got, err := reconcile.Run(t.Context(), later, []reconcile.Expected{{ContainerID: "c1", NetNS: path}}, reconcile.Options{})
-	expect.NoError(t, err)
+	got := expect.Value(reconcile.Run(t.Context(), later, []reconcile.Expected{{ContainerID: "c1", NetNS: path}}, reconcile.Options{}))(t)
 	expect.Same(t, "unexpected", len(got.Unexpected), 0)
 	expect.Same(t, "verdict", got.Containers[0].Health.State, cni.StateHealthy)
 	s.Took()
-	report, err := later.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
-	expect.NoError(t, err)
+	report := expect.Value(later.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))(t)
 	expect.Same(t, "GC", *report, cni.Report{Adopted: []string{"c1"}})
 	expect.Same(t, "GC asks the loaded network alone", s.Took(), []string{"GC x /"})
 	expect.Is(t, later.Check(t.Context(), "c1", path, cni.WithNetwork("other")), cni.ErrNotAttached)
@@ -103,12 +95,11 @@ func TestNetworksOfOneCallNeedNoneLoaded(t *testing.T) {
 
 func TestNetworksOfOneCallAreRolledBackTogether(t *testing.T) {
 	s, r, path, two, three := threeConfigs(t)
-	_, err := r.SetupSerially(t.Context(), "c1", path, cni.WithNetworkConfig(two))
-	expect.NoError(t, err)
+	expect.Value(r.SetupSerially(t.Context(), "c1", path, cni.WithNetworkConfig(two)))(t)
 	s.AddLink("c1", "eth0")
 	s.Took()
 	s.On("r", "ADD", testhost.Says(7, "no"))
-	_, err = r.SetupSerially(t.Context(), "c1", path, cni.WithNetworkConfig(two, cni.WithInterfaceName("net1")),
+	_, err := r.SetupSerially(t.Context(), "c1", path, cni.WithNetworkConfig(two, cni.WithInterfaceName("net1")),
 		cni.WithNetworkConfig(three, cni.WithInterfaceName("net2")))
 	expect.Same(t, "errors", testhost.Messages(err), []string{"r: no"})
 	expect.Same(t, "code", cni.AsCNIError(err).Code, uint(7))
@@ -146,8 +137,7 @@ func TestConfigurationsOfOneCallAreRefusedBeforeAnythingRuns(t *testing.T) {
 	} {
 		s.refusedByAll(r, what, "c1", path, tt.kind, tt.opts...)
 	}
-	_, err := s.Runtime().Setup(t.Context(), "c1", path, cni.WithNetworkConfig([]byte("{")))
-	expect.Is(t, err, cni.ErrInvalidConfig) // rather than that no network is loaded
+	expect.Is(t, errOf(s.Runtime().Setup(t.Context(), "c1", path, cni.WithNetworkConfig([]byte("{")))), cni.ErrInvalidConfig) // rather than that no network is loaded
 }
 
 // given is the previous result that a plugin got, in short.
@@ -186,8 +176,7 @@ func TestAPrevResultOfTheCaller(t *testing.T) {
 	expect.Same(t, "a failed ADD", got(), []string{"ADD p 0.4.0 10.9.0.1/24", "DEL q 0.4.0 10.9.0.1/24", "DEL p 0.4.0 10.9.0.1/24"})
 
 	s.On("p", "ADD", gives("10.9.0.7/24"))
-	res, err := r.Setup(t.Context(), "c1", path, cni.WithNetworkConfig(link, prev))
-	expect.NoError(t, err)
+	res := testhost.MustSetUp(t, r, "c1", path, cni.WithNetworkConfig(link, prev))
 	expect.Same(t, "result", addresses(res), []string{"link eth0 10.9.0.7/24"})
 	later := s.Runtime()
 	expect.NoError(t, later.Check(t.Context(), "c1", path))
@@ -206,8 +195,7 @@ func TestRealInterfacesOfAPrevResultAreOthers(t *testing.T) {
 	h.VethPair("vethhost", "peer")
 	path := h.Container("c1")
 	h.MoveLink("peer", path)
-	l, err := netlink.LinkByName("vethhost")
-	expect.NoError(t, err)
+	l := expect.Value(netlink.LinkByName("vethhost"))(t)
 	prev := fmt.Sprintf(`{"cniVersion": "1.0.0", "interfaces": [{"name": "vethhost", "mac": %q}, {"name": "peer", "sandbox": %q}],
 		"ips": [{"interface": 1, "address": "10.9.0.1/24"}]}`, l.Attrs().HardwareAddr, path)
 	before := h.Audit()
@@ -238,12 +226,10 @@ func TestRealNetworksOfOneCallAreRepaired(t *testing.T) {
 	config := c.Conf("podnet", "1.0.0", h.Path("ipam"))
 	before := h.Audit()
 	path := h.Container("c1")
-	result, err := h.Real().Setup(context.Background(), "c1", path, cni.WithNetworkConfig(config, cni.WithInterfaceName("net1")))
-	expect.NoError(t, err)
-	h.run("iptables", "-F", "CNI-FORWARD")
+	result := testhost.MustSetUp(t, h.Real(), "c1", path, cni.WithNetworkConfig(config, cni.WithInterfaceName("net1")))
+	h.sh("iptables -F CNI-FORWARD")
 	later := h.Real()
-	report, err := later.Repair(t.Context(), "c1", cni.RepairOptions{})
-	expect.NoError(t, err)
+	report := expect.Value(later.Repair(t.Context(), "c1", cni.RepairOptions{}))(t)
 	expect.NoError(t, report.Err())
 	if len(report.Repaired) == 0 {
 		t.Error("nothing was repaired")
@@ -276,8 +262,7 @@ func TestGCOfACallsNetworksAsksTheirPluginsAlone(t *testing.T) {
 	} {
 		for _, o := range []cni.GCOptions{{KeepNone: true}, {KeepIf: keeping()}} {
 			o.Configs = c.configs
-			_, err := r.GC(t.Context(), o)
-			expect.NoError(t, err)
+			expect.Value(r.GC(t.Context(), o))(t)
 			expect.Same(t, "calls", testhost.Rendered(s.TakeCalls()), c.want)
 		}
 	}
@@ -290,23 +275,19 @@ func TestGCByPairsRemovesSingleInterfaces(t *testing.T) {
 	path2 := s.Container("c2")
 	both := []cni.NamespaceOpts{cni.WithNetworkConfig(two), cni.WithNetworkConfig(three)}
 	for id, path := range map[string]string{"c1": path, "c2": path2} {
-		_, err := r.SetupSerially(t.Context(), id, path, both...)
-		expect.NoError(t, err)
+		expect.Value(r.SetupSerially(t.Context(), id, path, both...))(t)
 		s.AddLink(id, "eth0")
 		s.AddLink(id, "eth1")
 	}
-	_, err := others.Setup(t.Context(), "c2", path2, cni.WithNetworkConfig(two, cni.WithInterfaceName("net9")))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, others, "c2", path2, cni.WithNetworkConfig(two, cni.WithInterfaceName("net9")))
 	s.AddLink("c2", "net9")
 	s.Took()
 
-	report, err := r.GC(t.Context(), cni.GCOptions{KeepIf: keeping("c1/eth0"), DryRun: true})
-	expect.NoError(t, err)
+	report := expect.Value(r.GC(t.Context(), cni.GCOptions{KeepIf: keeping("c1/eth0"), DryRun: true}))(t)
 	expect.Same(t, "a dry run", *report, cni.Report{Adopted: []string{"c1"}, Removed: []string{"c2"}})
 	expect.Same(t, "a dry run's calls", s.Took(), []string{})
 
-	report, err = r.GC(t.Context(), cni.GCOptions{KeepIf: keeping("c1/eth0"), Configs: [][]byte{two}})
-	expect.NoError(t, err)
+	report = expect.Value(r.GC(t.Context(), cni.GCOptions{KeepIf: keeping("c1/eth0"), Configs: [][]byte{two}}))(t)
 	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Removed: []string{"c2"}})
 	calls := s.TakeCalls()
 	got := testhost.Rendered(calls)
@@ -315,11 +296,9 @@ func TestGCByPairsRemovesSingleInterfaces(t *testing.T) {
 	expect.Same(t, "valid attachments", valid(t, calls), []string{"c1/eth0 c2/net9"})
 	expect.NoError(t, others.Check(t.Context(), "c2", path2, cni.WithNetwork("two", cni.WithInterfaceName("net9"))))
 
-	report, err = r.GC(t.Context(), cni.GCOptions{KeepIf: keeping("c1/eth0")})
-	expect.NoError(t, err)
+	report = expect.Value(r.GC(t.Context(), cni.GCOptions{KeepIf: keeping("c1/eth0")}))(t)
 	expect.Same(t, "again", *report, cni.Report{Adopted: []string{"c1"}})
-	report, err = r.GC(t.Context(), cni.GCOptions{KeepIf: keeping()})
-	expect.NoError(t, err)
+	report = expect.Value(r.GC(t.Context(), cni.GCOptions{KeepIf: keeping()}))(t)
 	expect.Same(t, "none is wanted", *report, cni.Report{Removed: []string{"c1"}})
 	expect.NoError(t, others.Remove(t.Context(), "c2", path2))
 	expect.Same(t, "attachments", len(testhost.Recorded(t, r)), 0)
@@ -342,23 +321,19 @@ func TestStatusOfNetworksThatAreNotLoaded(t *testing.T) {
 func TestGCByPairsLeavesWhatItCannotRead(t *testing.T) {
 	s, _, path, two, _ := threeConfigs(t)
 	r := s.Runtime(cni.WithOwner("us"))
-	_, err := r.Setup(t.Context(), "c1", path, cni.WithNetworkConfig(two))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path, cni.WithNetworkConfig(two))
 	s.AddLink("c1", "eth0")
 	s.SpoilBase("c1", "not a record\n")
 	s.Took()
-	report, err := r.GC(t.Context(), cni.GCOptions{KeepIf: keeping()})
-	expect.NoError(t, err)
+	report := expect.Value(r.GC(t.Context(), cni.GCOptions{KeepIf: keeping()}))(t)
 	expect.Same(t, "skipped", len(report.Skipped), 1)
 	expect.Same(t, "calls", s.Took(), []string{})
 	for _, o := range []cni.GCOptions{
 		{KeepIf: keeping(), Keep: []string{"c1"}}, {KeepIf: keeping(), KeepNone: true},
 	} {
-		_, err := r.GC(t.Context(), o)
-		expect.Is(t, err, cni.ErrInvalidArgument)
+		expect.Is(t, errOf(r.GC(t.Context(), o)), cni.ErrInvalidArgument)
 	}
-	_, err = r.GC(t.Context(), cni.GCOptions{KeepIf: keeping(), Configs: [][]byte{[]byte("{")}})
-	expect.Is(t, err, cni.ErrInvalidConfig)
+	expect.Is(t, errOf(r.GC(t.Context(), cni.GCOptions{KeepIf: keeping(), Configs: [][]byte{[]byte("{")}})), cni.ErrInvalidConfig)
 	expect.Same(t, "calls", s.Took(), []string{})
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }

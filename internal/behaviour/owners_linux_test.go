@@ -1,10 +1,7 @@
 package behaviour_test
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,9 +25,9 @@ func twoOwners(t *testing.T) (s *stage, first, second *cni.Runtime) {
 	first = s.Runtime(cni.WithOwner("first"), one, more)
 	second = s.Runtime(cni.WithOwner("second"), more, one)
 	path := s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), first, "c1", path, cni.WithNetwork("net"))())
+	testhost.MustSetUp(t, first, "c1", path, cni.WithNetwork("net"))
 	s.AddLink("c1", "eth0")
-	expect.NoError(t, testhost.SetUp(t.Context(), second, "c1", path, cni.WithNetwork("more", cni.WithInterfaceName("eth7")))())
+	testhost.MustSetUp(t, second, "c1", path, cni.WithNetwork("more", cni.WithInterfaceName("eth7")))
 	s.AddLink("c1", "eth7")
 	s.TakeCalls()
 	return s, first, second
@@ -38,16 +35,14 @@ func twoOwners(t *testing.T) (s *stage, first, second *cni.Runtime) {
 
 func collectAll(t testing.TB, r *cni.Runtime) cni.Report {
 	t.Helper()
-	report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
+	report := expect.Value(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 	return *report
 }
 
 // owners renders attachments with their owners: "c1/eth0 first".
 func owners(t testing.TB, r *cni.Runtime) []string {
 	t.Helper()
-	all, err := r.Attachments()
-	expect.NoError(t, err)
+	all := expect.Value(r.Attachments())(t)
 	lines := []string{}
 	for _, a := range all {
 		lines = append(lines, fmt.Sprintf("%s/%s %s", a.ContainerID, a.IfName, a.Owner))
@@ -60,8 +55,7 @@ func owners(t testing.TB, r *cni.Runtime) []string {
 func TestFault_F41_AnAttachmentHasAnOwnerOfItsOwn(t *testing.T) {
 	s, first, second := twoOwners(t)
 	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first", "c1/eth7 second"})
-	rec, err := s.Records().Load("c1")
-	expect.NoError(t, err)
+	rec := expect.Value(s.Records().Load("c1"))(t)
 	expect.Same(t, "the owner that earlier versions see", rec.Owner, "first")
 	testhost.WantRecover(t, first, adopted)
 	expect.Same(t, "calls of the first", s.Took(), []string{"CHECK p c1/eth0"})
@@ -104,8 +98,7 @@ func TestFault_F41_AnOwnersHalfDoneAttachment(t *testing.T) {
 			s, first, second := twoOwners(t)
 			s.ChangeRecord("c1", func(rec *record.Record) { spoil(rec.Find("eth7")) })
 			testhost.WantRecover(t, first, adopted)
-			report, err := first.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
-			expect.NoError(t, err)
+			report := expect.Value(first.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))(t)
 			expect.Same(t, "GC of the first", *report, adopted)
 			expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth0"})
 			testhost.WantRecover(t, second, removed)
@@ -124,13 +117,13 @@ func TestFault_F41_ASetupLeavesAnotherOwnersAttachment(t *testing.T) {
 	s.DelLink("c1", "eth0")
 	s.TakeCalls()
 	beside := cni.WithNetwork("more", cni.WithInterfaceName("eth8"))
-	expect.NoError(t, testhost.SetUp(t.Context(), second, "c1", s.Path("netns", "c1"), beside)())
+	testhost.MustSetUp(t, second, "c1", s.Path("netns", "c1"), beside)
 	expect.Same(t, "calls", s.Took(), []string{"ADD r c1/eth8"})
 	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first", "c1/eth8 second"})
 
 	// A namespace that is gone belonged to both owners, with everything in it.
 	s.RemoveNetNS("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), second, "c1", s.Container("c1"), beside)())
+	testhost.MustSetUp(t, second, "c1", s.Container("c1"), beside)
 	expect.Same(t, "calls", s.Took(), []string{"DEL r c1/eth8", "DEL p c1/eth0", "ADD r c1/eth8"})
 	expect.Same(t, "owners", owners(t, first), []string{"c1/eth8 second"})
 }
@@ -154,8 +147,7 @@ func TestFault_F41_ADamagedRecordOfTwoOwnersIsNotSwept(t *testing.T) {
 	s, first, second := twoOwners(t)
 	s.SpoilBase("c1", "{")
 	for _, r := range []*cni.Runtime{first, second} {
-		report, err := r.Recover(t.Context())
-		expect.NoError(t, err)
+		report := expect.Value(r.Recover(t.Context()))(t)
 		expect.Same(t, "removed", report.Removed, nil)
 		expect.Same(t, "skipped", len(report.Skipped), 1)
 		collected := collectAll(t, r)
@@ -181,13 +173,11 @@ func TestFault_F52_AClockThatWasAheadDelaysNothing(t *testing.T) {
 	})
 	s.On("p", "DEL", testhost.Says(5, "stuck again"))
 	r := s.restarted(conf)
-	report, err := r.Recover(t.Context())
-	expect.NoError(t, err)
+	report := expect.Value(r.Recover(t.Context()))(t)
 	expect.Same(t, "failed", testhost.Messages(report.Failed["c1"]), []string{"p: stuck again"})
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
 	// From then on the delay counts from a time in the past.
-	report, err = r.Recover(t.Context())
-	expect.NoError(t, err)
+	report = expect.Value(r.Recover(t.Context()))(t)
 	expect.Same(t, "calls", s.Took(), []string{})
 	s.On("p", "DEL", scripted.Action{})
 	if report.Failed["c1"] == nil {
@@ -201,70 +191,39 @@ func TestFault_F52_AClockThatWasAheadDelaysNothing(t *testing.T) {
 // on purpose.
 func TestTheDefaultOwnerIsReportedBesideOthers(t *testing.T) {
 	s, _, _ := twoOwners(t)
-	var log bytes.Buffer
-	logger := cni.WithLogger(slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})))
-	warned := func() (lines []string) {
-		t.Helper()
-		for dec := json.NewDecoder(&log); dec.More(); {
-			var line struct {
-				Msg, Owner string
-				Others     []string
-			}
-			expect.NoError(t, dec.Decode(&line))
-			lines = append(lines, fmt.Sprintf("%s: %s beside %s", line.Msg, line.Owner, line.Others))
-		}
-		return lines
-	}
 	own := filepath.Base(os.Args[0])
-	const text = "attachments of other owners are left alone; the owner is the name of the executable, unless WithOwner sets it"
-	for _, tt := range []struct {
-		name   string
-		opts   []cni.Opt
-		others []string
-	}{
-		{"by default", nil, []string{"first", "second"}},
-		{"one of them", []cni.Opt{cni.WithOwner("second")}, nil},
-		{"a third", []cni.Opt{cni.WithOwner("third")}, nil},
-		{"the default, chosen", []cni.Opt{cni.WithOwner(own)}, nil},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			r := s.Runtime(append(tt.opts, logger)...)
+	const text = `msg="attachments of other owners are left alone; the owner is the name of the executable, unless WithOwner sets it"`
+	warned := func(log *testhost.Log) []string {
+		return slices.DeleteFunc(log.Lines("WARN"), func(line string) bool { return !strings.HasPrefix(line, text) })
+	}
+	for owner, others := range map[string][]string{"": {"first", "second"}, "second": nil, "third": nil, own: nil} {
+		t.Run("owner "+owner, func(t *testing.T) {
+			var log testhost.Log
+			opts := []cni.Opt{log.Logger()}
+			want := []string{}
+			if owner != "" {
+				opts = append(opts, cni.WithOwner(owner))
+			} else {
+				want = slices.Repeat([]string{fmt.Sprintf(`%s owner=%s others="[first second]"`, text, own)}, 3)
+			}
+			r := s.Runtime(opts...)
 			expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))) // settings stay
-			var want []string
-			if tt.others != nil {
-				want = []string{fmt.Sprintf("%s: %s beside %s", text, own, tt.others)}
-			}
-			report, err := r.Recover(t.Context())
-			expect.NoError(t, err)
-			expect.Same(t, "others of Recover", report.OtherOwners, tt.others)
-			expect.Same(t, "warnings of Recover", withText(warned(), text), want)
-			expect.Same(t, "in print", strings.Contains(report.String(), "first, second"), tt.others != nil)
+			report := expect.Value(r.Recover(t.Context()))(t)
+			expect.Same(t, "others of Recover", report.OtherOwners, others)
+			expect.Same(t, "in print", strings.Contains(report.String(), "first, second"), others != nil)
 			for _, dry := range []bool{true, false} {
-				report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}, DryRun: dry})
-				expect.NoError(t, err)
-				expect.Same(t, "others of GC", report.OtherOwners, tt.others)
-				expect.Same(t, "warnings of GC", withText(warned(), text), want)
+				report := expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}, DryRun: dry}))(t)
+				expect.Same(t, "others of GC", report.OtherOwners, others)
 			}
+			expect.Same(t, "warnings", warned(&log), want)
 		})
 	}
 	expect.Same(t, "owners", owners(t, s.Runtime()), []string{"c1/eth0 first", "c1/eth7 second"})
 
+	var log testhost.Log
 	alone := newStage(t)
-	r := alone.Runtime(logger, cni.WithConfListBytes(alone.Network("net", "1.0.0", "p")))
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", alone.Container("c1"))())
-	log.Reset()
-	report, err := r.Recover(t.Context())
-	expect.NoError(t, err)
-	expect.Same(t, "others, alone", report.OtherOwners, nil)
-	expect.Same(t, "warnings, alone", withText(warned(), text), nil)
-}
-
-// withText returns the lines that begin with a text.
-func withText(lines []string, text string) (found []string) {
-	for _, line := range lines {
-		if strings.HasPrefix(line, text) {
-			found = append(found, line)
-		}
-	}
-	return found
+	r := alone.Runtime(log.Logger(), cni.WithConfListBytes(alone.Network("net", "1.0.0", "p")))
+	testhost.MustSetUp(t, r, "c1", alone.Container("c1"))
+	expect.Same(t, "others, alone", expect.Value(r.Recover(t.Context()))(t).OtherOwners, nil)
+	expect.Same(t, "warnings, alone", warned(&log), []string{})
 }

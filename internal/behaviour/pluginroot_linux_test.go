@@ -1,6 +1,7 @@
 package behaviour_test
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -73,8 +74,7 @@ func TestPluginsRunInAnotherRoot(t *testing.T) {
 	root := newHostRoot(h, t, h.Dir)
 	before := h.Audit()
 	r := h.rooted(root.dir, cni.WithoutBuiltinPlugins())
-	result, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	result := testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
 	if got := result.Interfaces["eth0"]; got == nil || len(got.IPConfigs) != 1 {
 		t.Fatalf("result %+v", result)
@@ -89,8 +89,7 @@ func TestPluginsRunInAnotherRoot(t *testing.T) {
 	h.WantClean(before)
 
 	// A daemon that moves out of its container finds its containers' executables.
-	_, err = r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
 	moved := h.rooted("/")
 	expect.NoError(t, moved.Remove(t.Context(), "c1", path))
 	h.WantClean(before)
@@ -103,8 +102,7 @@ func TestAPluginStartsInItsRoot(t *testing.T) {
 	root := newHostRoot(h, t, h.Path("netns"))
 	root.script("p", `[ $CNI_COMMAND != ADD ] || echo "$PWD $0 $CNI_PATH" "$(cd /; echo *)" >/said; cat >/dev/null; echo '{"cniVersion": "1.0.0"}'`)
 	r := h.Runtime(cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p")), cni.WithPluginDir([]string{"/opt/cni/bin"}), root.option())
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
 	said := string(expect.Value(os.ReadFile(filepath.Join(root.dir, "said")))(t))
 	if want := "/ /opt/cni/bin/p /opt/cni/bin bin lib opt proc"; !strings.HasPrefix(said, want) {
 		t.Errorf("it sees %q, want %q", said, want)
@@ -112,51 +110,17 @@ func TestAPluginStartsInItsRoot(t *testing.T) {
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }
 
-// TestARootThatIsMissing is no reason to run a built-in plugin. Plugins in process do not
-// need it.
-func TestARootThatIsMissing(t *testing.T) {
-	h := newRealHost(t)
-	path := h.Container("c1")
-	before := h.Audit()
-	none := h.Path("none")
-	_, err := h.rooted(none).Setup(t.Context(), "c1", path)
-	expect.Is(t, err, fs.ErrNotExist)
-	if err == nil || !strings.Contains(err.Error(), none) {
-		t.Errorf("error %v, want %s in it", err, none)
-	}
-	h.WantClean(before)
-
-	inProcess := h.rooted(none, cni.WithBuiltinPlugins())
-	testhost.MustSetUp(t, inProcess, "c1", path)
-	expect.NoError(t, inProcess.Remove(t.Context(), "c1", path))
-	h.WantClean(before)
-}
-
-// TestAPluginThatIsMissingInTheRoot is not found, though there is one at the path outside.
-func TestAPluginThatIsMissingInTheRoot(t *testing.T) {
-	h := newRealHost(t)
-	path := h.Container("c1")
-	root := newHostRoot(h, t, h.Dir)
-	outside := t.TempDir()
-	expect.NoError(t, os.WriteFile(filepath.Join(outside, "p"), []byte("#!/bin/sh\n"), 0o755))
-	before := h.Audit()
-	r := h.Runtime(cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p")), cni.WithPluginDir([]string{outside}), root.option())
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.Is(t, err, cni.ErrPluginNotFound)
-	if err == nil || !strings.Contains(err.Error(), root.dir) {
-		t.Errorf("error %v, want %s in it", err, root.dir)
-	}
-	h.WantClean(before)
-}
-
-// TestARootWithOtherFiles: a plugin is not run if it would find another namespace, or if
-// nobody outside saw the addresses that it reserves.
-func TestARootWithOtherFiles(t *testing.T) {
+// TestARootInWhichNothingRuns: a plugin is not run if it is not in the root, or would find
+// another namespace there, or if nobody outside saw the addresses that it reserves.
+func TestARootInWhichNothingRuns(t *testing.T) {
 	for name, c := range map[string]struct {
 		shared func(h *realHost) []string
 		change func(h *realHost, root hostRoot)
 		says   string
 	}{
+		"no plugin": {func(h *realHost) []string { return []string{h.Dir} }, func(h *realHost, root hostRoot) {
+			expect.NoError(h.T, os.Remove(filepath.Join(root.dir, "lib/plugins/bridge")))
+		}, "failed to find plugin"},
 		"no namespaces": {func(h *realHost) []string { return []string{h.Path("ipam")} }, nil, "network namespace"},
 		"another namespace at the path": {func(h *realHost) []string { return []string{h.Path("ipam")} }, func(h *realHost, root hostRoot) {
 			h.Container("other")
@@ -202,7 +166,7 @@ func TestARootThatIsGoneAtTheEnd(t *testing.T) {
 	h.WantClean(before)
 }
 
-// TestPluginRootsThatAreRefused: by New, by Setup if others can replace it, and by Release.
+// TestPluginRootsThatAreRefused: by New, and by Setup if it is missing or others can replace it.
 func TestPluginRootsThatAreRefused(t *testing.T) {
 	h := newRealHost(t)
 	path := h.Container("c1")
@@ -217,11 +181,12 @@ func TestPluginRootsThatAreRefused(t *testing.T) {
 			expect.Is(t, err, cni.ErrInvalidArgument)
 		}
 	}
+	none := h.rooted(h.Path("none")) // no reason to run a built-in plugin
+	expect.Is(t, errOf(none.Setup(t.Context(), "c1", path)), fs.ErrNotExist)
 	root := newHostRoot(h, t, h.Dir)
 	r := h.rooted(root.dir)
 	expect.NoError(t, os.Chmod(root.dir, 0o777))
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.Is(t, err, cni.ErrInsecureFile)
+	expect.Is(t, errOf(r.Setup(t.Context(), "c1", path)), cni.ErrInsecureFile)
 	expect.NoError(t, os.Chmod(root.dir, 0o755))
 	testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
@@ -239,4 +204,64 @@ func TestADeadContainerInAnotherRoot(t *testing.T) {
 	expect.NoError(t, unix.Unmount(path, unix.MNT_DETACH)) // the root still has it
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	h.WantClean(before)
+}
+
+// dirs makes plugin directories, which have a plugin p each that notes its directory, the
+// verb and CNI_PATH.
+func (s *stage) dirs(names ...string) (paths []string) {
+	s.T.Helper()
+	for _, name := range names {
+		p := s.Write(name+"/p", fmt.Sprintf("#!/bin/sh\necho \"$CNI_COMMAND %s $CNI_PATH\" >>%s\ncat >/dev/null\n"+
+			`[ $CNI_COMMAND != ADD ] || echo '{"cniVersion": "1.0.0"}'`+"\n", name, s.Path("lines")))
+		expect.NoError(s.T, os.Chmod(p, 0o755))
+		paths = append(paths, s.Path(name))
+	}
+	return paths
+}
+
+// takeRuns returns the notes of the plugins without the host's directory.
+func (s *stage) takeRuns() string { return strings.ReplaceAll(s.takeLines(), s.Path()+"/", "") }
+
+// TestTheOrderOfPluginDirectories is that of the Setup until the end, in other processes
+// too, and whatever a later call wants. Others of its directories do not count, and an order
+// that changes nothing is not kept: a client's CNI_PATH usually names the daemon's directories.
+func TestTheOrderOfPluginDirectories(t *testing.T) {
+	s := newStage(t)
+	dirs := s.dirs("a", "b", "foreign")
+	path := s.Container("c1")
+	conf := cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p"))
+	start := func() *cni.Runtime { return s.Runtime(conf, cni.WithPluginDir(dirs[:2])) }
+	for _, c := range []struct {
+		order []string
+		want  string
+	}{
+		{nil, "a a:b"},
+		{[]string{dirs[1]}, "b b:a"},
+		{[]string{dirs[1] + "/", dirs[0]}, "b b:a"},
+		{dirs[:2], "a a:b"},
+		{[]string{dirs[2], dirs[0] + "/"}, "a a:b"},
+		{[]string{dirs[2], s.Path()}, "a a:b"},
+	} {
+		r := start()
+		testhost.MustSetUp(t, r, "c1", path, cni.WithPluginDirOrder(c.order...))
+		rec := expect.Value(s.Records().Load("c1"))(t)
+		expect.Same(t, "on record", rec.Attachments[0].PluginDirs != nil, c.want != "a a:b")
+		expect.NoError(t, start().Check(t.Context(), "c1", path))
+		expect.NoError(t, start().Remove(t.Context(), "c1", path, cni.WithPluginDirOrder(dirs...)))
+		expect.Same(t, fmt.Sprint(c.order), s.takeRuns(), "ADD "+c.want+", CHECK "+c.want+", DEL "+c.want)
+	}
+	expect.Is(t, errOf(start().Setup(t.Context(), "c1", path, cni.WithNetwork("net", cni.WithPluginDirOrder(dirs[1])))), cni.ErrInvalidArgument)
+}
+
+// TestADirectoryOfTheOrderThatIsNoneAnyMore: the executable runs where it was, and the
+// directory has lost its precedence for others.
+func TestADirectoryOfTheOrderThatIsNoneAnyMore(t *testing.T) {
+	s := newStage(t)
+	dirs := s.dirs("a", "b")
+	path := s.Container("c1")
+	conf := cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p"))
+	testhost.MustSetUp(t, s.Runtime(conf, cni.WithPluginDir(dirs)), "c1", path, cni.WithPluginDirOrder(dirs[1]))
+	s.takeRuns()
+	expect.NoError(t, s.Runtime(conf, cni.WithPluginDir(dirs[:1])).Remove(t.Context(), "c1", path))
+	expect.Same(t, "calls", s.takeRuns(), "DEL b a:b")
 }

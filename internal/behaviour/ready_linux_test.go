@@ -31,9 +31,7 @@ func reasons(t *testing.T, r *cni.Runtime) []error {
 		t.Fatalf("got %T: %v", err, err)
 	}
 	for _, reason := range all.Unwrap() {
-		if !strings.Contains(err.Error(), reason.Error()) {
-			t.Errorf("%q is not in the text %q", reason, err)
-		}
+		fails(t, err, reason.Error())
 	}
 	return all.Unwrap()
 }
@@ -110,8 +108,7 @@ func TestReadySeesWhereNothingCanBeWritten(t *testing.T) {
 
 // TestReadySeesMissingCapabilities drops one on a thread that ends with the goroutine.
 func TestReadySeesMissingCapabilities(t *testing.T) {
-	s := newStage(t)
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+	_, r, _ := oneNetwork(t, "p")
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread()
@@ -127,9 +124,7 @@ func TestReadySeesMissingCapabilities(t *testing.T) {
 		}
 		done <- r.Ready(t.Context())
 	}()
-	if err := <-done; err == nil || !strings.Contains(err.Error(), "plugins need CAP_NET_ADMIN, which this process lacks") {
-		t.Errorf("got %v", err)
-	}
+	fails(t, <-done, "plugins need CAP_NET_ADMIN, which this process lacks")
 	expect.Same(t, "reasons with it", testhost.Messages(r.Ready(t.Context())), nil)
 }
 
@@ -155,8 +150,7 @@ func TestReadySeesAKernelWithoutNFTables(t *testing.T) {
 		job := testhost.Job{Verb: readyWithoutNFTables, StateDir: s.Path("state"), PluginDir: s.Path("bin"), Conf: conf, InProcess: true}
 		cmd := job.Command(t)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
-		out, err := cmd.CombinedOutput()
-		expect.NoError(t, err)
+		out := expect.Value(cmd.CombinedOutput())(t)
 		if got := string(out); !strings.Contains(got, want) || want == "" && got != "" {
 			t.Errorf("%s: got %q, want %q in it", plugins, got, want)
 		}
@@ -178,7 +172,7 @@ func TestReadyAsksForReferencePlugins(t *testing.T) {
 	h.WantClean(before)
 
 	full := h.Real(list("10.1.0.0/30"))
-	expect.NoError(t, testhost.SetUp(t.Context(), full, "c1", h.Container("c1"))())
+	testhost.MustSetUp(t, full, "c1", h.Container("c1"))
 	for what, tt := range map[string]struct {
 		r    *cni.Runtime
 		text string
@@ -187,9 +181,7 @@ func TestReadyAsksForReferencePlugins(t *testing.T) {
 		if len(got) != 1 || !strings.Contains(got[0].Error(), tt.text) {
 			t.Errorf("%s: reasons %q, want one that names %s", what, got, tt.text)
 		}
-		if err := testhost.SetUp(t.Context(), tt.r, "c2", h.Container(strings.ReplaceAll(what, " ", "-")))(); err == nil {
-			t.Errorf("%s: Setup succeeds", what)
-		}
+		fails(t, testhost.SetUp(t.Context(), tt.r, "c2", h.Container(strings.ReplaceAll(what, " ", "-")))())
 	}
 	expect.NoError(t, full.Remove(t.Context(), "c1", ""))
 
@@ -197,4 +189,46 @@ func TestReadyAsksForReferencePlugins(t *testing.T) {
 	s.Plugin(scripted.Script{}, "bridge", "host-local")
 	theirs := s.Runtime(list("10.3.0/24"), cni.WithPluginDir([]string{s.Path("bin")}))
 	expect.Same(t, "reasons of somebody else's plugins", len(reasons(t, theirs)), 0)
+}
+
+// TestNotInitializedHasTheErrorOfTheLastLoad: a program that goes on after a failed
+// Load hears the reason from every call.
+func TestNotInitializedHasTheErrorOfTheLastLoad(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime()
+	expect.Same(t, "text", r.Status().Error(), "cni plugin not initialized")
+	s.Write("net.d/10-bad.conflist", `{"name": "net"}`)
+	loaded := r.Load(cni.WithPluginConfDir(s.Path("net.d")), cni.WithDefaultConf)
+	expect.Is(t, loaded, cni.ErrInvalidConfig)
+	_, setup := r.Setup(t.Context(), "c1", s.Container("c1"))
+	for what, err := range map[string]error{
+		"Status": r.Status(), "Setup": setup, "Check": r.Check(t.Context(), "c1", ""),
+	} {
+		expect.Is(t, err, cni.ErrCNINotInitialized)
+		expect.Is(t, err, cni.ErrInvalidConfig)
+		if !strings.HasPrefix(err.Error(), "cni plugin not initialized: ") || !strings.Contains(err.Error(), "10-bad.conflist") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	expect.NoError(t, r.Load(cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))))
+	expect.NoError(t, r.Status())
+	expect.NoError(t, r.Load()) // loads nothing, and is no failure
+	expect.Same(t, "text", r.Status().Error(), "cni plugin not initialized")
+}
+
+// TestDuty_R18_ACheckOfAStrangerIsNotAttachedWhateverThePath: who asks about a container that
+// was never attached need not have a namespace.
+func TestDuty_R18_ACheckOfAStrangerIsNotAttachedWhateverThePath(t *testing.T) {
+	s, r, path := threeNetworks(t)
+	file := s.Path("file")
+	expect.NoError(t, os.WriteFile(file, nil, 0o600))
+	for _, path := range []string{path, "", "/nowhere", file} {
+		expect.Is(t, r.Check(t.Context(), "c2", path), cni.ErrNotAttached)
+	}
+	expect.Same(t, "calls", s.Took(), []string{})
+	testhost.MustSetUp(t, r, "c1", path)
+	for _, path := range []string{"", "/nowhere", file} { // one that is attached has a namespace
+		expect.Is(t, r.Check(t.Context(), "c1", path), cni.ErrInvalidNetNS)
+	}
+	s.TakeCalls()
 }

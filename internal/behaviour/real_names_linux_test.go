@@ -1,7 +1,10 @@
 package behaviour_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -131,14 +134,14 @@ func eachPair(t *testing.T, test func(t *testing.T, l *twoLists)) {
 
 // TestFault_F32_TwoListsOfOneNameKeepSharedObjects: the reference plugins use
 // names made from network and container, which both lists share. When either
-// list is removed, the other keeps its ports and its masquerading.
+// list is removed, the other keeps its ports and its masquerading; also by a runtime
+// that follows, from the record and without the executables.
 func TestFault_F32_TwoListsOfOneNameKeepSharedObjects(t *testing.T) {
 	eachPair(t, func(t *testing.T, l *twoLists) {
 		r := l.load()
 		before := l.Audit()
 		for first := range 2 {
-			res, err := r.Setup(t.Context(), "c1", l.container, l.options()...)
-			expect.NoError(t, err)
+			res := testhost.MustSetUp(t, r, "c1", l.container, l.options()...)
 			for i := range 2 {
 				if got := res.Interfaces[l.side(i).ifName]; got == nil || len(got.IPConfigs) != 1 || got.Sandbox != l.container {
 					t.Fatalf("%s is %+v", l.side(i).ifName, got)
@@ -152,11 +155,19 @@ func TestFault_F32_TwoListsOfOneNameKeepSharedObjects(t *testing.T) {
 			if l.families[1] == "6" {
 				l.wantWorking(1)
 			}
-			expect.NoError(t, r.Remove(t.Context(), "c1", l.container, l.only(first)))
-			stays := 1 - first
-			expect.NoError(t, r.Check(t.Context(), "c1", l.container, l.only(stays)))
+			stays, path := 1-first, l.container
+			if first == 1 {
+				l.installPlugins(false)
+				r, path = l.Runtime(), ""
+				report := expect.Value(r.Recover(t.Context()))(t)
+				expect.Same(t, "adopted", report.Adopted, []string{"c1"})
+			}
+			expect.NoError(t, r.Remove(t.Context(), "c1", path, l.only(first)))
+			if first == 0 {
+				expect.NoError(t, r.Check(t.Context(), "c1", path, l.only(stays)))
+			}
 			l.wantWorking(stays)
-			expect.NoError(t, r.Remove(t.Context(), "c1", l.container))
+			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 			l.WantClean(before)
 		}
 	})
@@ -168,8 +179,7 @@ func TestFault_F32_GoCNIsTwoListsKeepSharedObjects(t *testing.T) {
 	for _, families := range [][2]string{{"4", "6"}, {"4", "4"}} {
 		l := newTwoLists(t, "executable", "nft", "", families)
 		before, r := l.Audit(), l.load()
-		_, err := r.Setup(t.Context(), "c1", l.container, l.options()...)
-		expect.NoError(t, err)
+		testhost.MustSetUp(t, r, "c1", l.container, l.options()...)
 		l.Unrecord("c1")
 		l.Serve(l.container, 80)
 		expect.NoError(t, r.Remove(t.Context(), "c1", l.container, l.only(0)))
@@ -185,8 +195,7 @@ func TestFault_F32_GoCNIsTwoListsKeepSharedObjects(t *testing.T) {
 func TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables(t *testing.T) {
 	l := newTwoLists(t, "built in", "nft", "", [2]string{"4", "6"})
 	before := l.Audit()
-	_, err := l.load().Setup(t.Context(), "c1", l.container, l.options()...)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, l.load(), "c1", l.container, l.options()...)
 	l.Serve(l.container, 80)
 	l.ForgetKinds("c1")
 	l.installPlugins(true)
@@ -202,22 +211,85 @@ func TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables(t *testing.T) {
 	l.WantClean(before)
 }
 
-// TestFault_F32_ARuntimeThatFollowsRemovesOneOfTwoLists from their records,
-// without the executables.
-func TestFault_F32_ARuntimeThatFollowsRemovesOneOfTwoLists(t *testing.T) {
-	eachPair(t, func(t *testing.T, l *twoLists) {
-		before := l.Audit()
-		_, err := l.load().SetupSerially(t.Context(), "c1", l.container, l.options()...)
-		expect.NoError(t, err)
-		l.Serve(l.container, 80)
-		l.installPlugins(false)
-		r := l.Runtime()
-		report, err := r.Recover(t.Context())
-		expect.NoError(t, err)
-		expect.Same(t, "adopted", report.Adopted, []string{"c1"})
-		expect.NoError(t, r.Remove(t.Context(), "c1", "", l.only(0)))
-		l.wantWorking(1)
-		expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-		l.WantClean(before)
+// removeUntil removes the first list with a runtime that calls deleted when the
+// executable portmap has removed the objects of both lists. If deleted does not
+// return, the runtime ends there.
+func (l *twoLists) removeUntil(deleted func()) error {
+	l.T.Helper()
+	observe := cni.WithObserver(func(_ context.Context, e cni.Event) {
+		if e.Operation == "DEL" && e.Plugin == "portmap" && e.PluginKind == "executable" {
+			deleted()
+		}
 	})
+	r := l.Runtime(observe, cni.WithHostNetNS(l.Path("netns", "host")))
+	done := make(chan error, 1)
+	go func() {
+		err := errors.New("it has not returned")
+		defer func() { done <- err }()
+		err = r.Remove(context.Background(), "c1", "", l.only(0))
+	}()
+	return expect.Await(l.T, "Remove", done)
+}
+
+// bothAttached returns two lists attached by executables, both of which have
+// worked.
+func bothAttached(t *testing.T, variant string, families [2]string) *twoLists {
+	t.Helper()
+	l := newTwoLists(t, "executable", variant, "iptables", families)
+	testhost.MustSetUp(t, l.load(), "c1", l.container, l.options()...)
+	l.Serve(l.container, 80)
+	return l
+}
+
+// TestFault_F32_ARuntimeIsKilledBeforeItMends the executable's damage: Recover
+// does, and so does a repeated Remove.
+func TestFault_F32_ARuntimeIsKilledBeforeItMends(t *testing.T) {
+	for name, again := range map[string]func(t *testing.T, l *twoLists, r *cni.Runtime){
+		"Recover": func(t *testing.T, _ *twoLists, r *cni.Runtime) {
+			report := expect.Value(r.Recover(t.Context()))(t)
+			expect.Same(t, "adopted", report.Adopted, []string{"c1"})
+		},
+		"Remove": func(t *testing.T, l *twoLists, r *cni.Runtime) {
+			expect.NoError(t, r.Remove(t.Context(), "c1", "", l.only(0)))
+		},
+	} {
+		for _, families := range [][2]string{{"4", "6"}, {"4", "4"}} {
+			t.Run(name+", IPv"+families[1], func(t *testing.T) {
+				l := bothAttached(t, "nft", families)
+				if err := l.removeUntil(runtime.Goexit); err == nil || err.Error() != "it has not returned" {
+					t.Fatalf("Remove returned %v", err)
+				}
+				r := l.load()
+				fails(t, r.Check(t.Context(), "c1", l.container, l.only(1)))
+				again(t, l, r)
+				expect.NoError(t, r.Check(t.Context(), "c1", l.container, l.only(1)))
+				l.wantWorking(1)
+				expect.Is(t, r.Check(t.Context(), "c1", l.container, l.only(0)), cni.ErrNotAttached)
+				expect.NoError(t, r.Remove(t.Context(), "c1", l.container))
+			})
+		}
+	}
+}
+
+// TestFault_F32_AFailedRepairIsReported in an error that names the damaged
+// interface. The next Remove repairs it. Somebody else has the port meanwhile.
+func TestFault_F32_AFailedRepairIsReported(t *testing.T) {
+	l := bothAttached(t, "legacy", [2]string{"4", "6"})
+	err := l.removeUntil(func() { // in a goroutine that is not in the host's namespace
+		l.sh("nsenter --net=" + l.Path("netns", "host") + ` nft -f - <<EOF
+			add table inet embedcni
+			add map inet embedcni hostports6 { type inet_proto . inet_service : ipv6_addr . inet_service; }
+			add element inet embedcni hostports6 { tcp . 8080 comment "x" : fd99::1 . 80 }
+EOF`)
+	})
+	l.sh("nft delete table inet embedcni")
+	if left := (*cni.LeftoverError)(nil); !errors.As(err, &left) {
+		t.Fatalf("Remove: %v, want a LeftoverError", err)
+	}
+	fails(t, err, `rules of interface eth2 on network "podnet", which stays, went too and could not be made again: `)
+	r := l.load()
+	expect.NoError(t, r.Remove(t.Context(), "c1", "", l.only(0)))
+	expect.NoError(t, r.Check(t.Context(), "c1", l.container, l.only(1)))
+	l.wantWorking(1)
+	expect.NoError(t, r.Remove(t.Context(), "c1", l.container))
 }

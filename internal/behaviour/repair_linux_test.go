@@ -6,23 +6,25 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/reconcile"
 )
 
 // repaired is the report on a container.
 func (s *stage) repaired(r *cni.Runtime, id string) *cni.RepairReport {
 	s.T.Helper()
-	report, err := r.Repair(s.T.Context(), id, cni.RepairOptions{})
-	expect.NoError(s.T, err)
+	report := expect.Value(r.Repair(s.T.Context(), id, cni.RepairOptions{}))(s.T)
 	return report
 }
 
@@ -100,9 +102,7 @@ func TestRepairLeavesAnAttachmentThatIsBeingRemoved(t *testing.T) {
 	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
 	s.AddLink("c1", "eth0")
 	s.AddLink("c1", "eth1")
-	if err := r.Remove(t.Context(), "c1", "", testhost.OnNet); err == nil {
-		t.Fatal("Remove has not failed")
-	}
+	fails(t, r.Remove(t.Context(), "c1", "", testhost.OnNet))
 	s.TakeCalls()
 	report := s.repaired(r, "c1")
 	expect.Is(t, report.Err(), cni.ErrNotRepairable)
@@ -116,20 +116,13 @@ func TestRepairLeavesAnAttachmentThatIsBeingRemoved(t *testing.T) {
 // TestRepairWaitsForOtherCalls for the container and for GC, as long as its context
 // allows.
 func TestRepairWaitsForOtherCalls(t *testing.T) {
-	s := newStage(t)
-	gate := s.Gate("p")
-	s.On("p", "ADD", scripted.Action{Block: gate})
-	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", s.Container("c1")))
-	letGo := s.Arrive(gate)
+	s, r, path := oneNetwork(t, "p")
+	done, letGo := s.heldUp("p", "ADD", testhost.SetUp(t.Context(), r, "c1", path))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := r.Repair(ctx, "c1", cni.RepairOptions{})
 	expect.Is(t, err, context.DeadlineExceeded)
-	repairing := testhost.Begin(func() error {
-		_, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
-		return err
-	})
+	repairing := testhost.Begin(func() error { return errOf(r.Repair(t.Context(), "c1", cni.RepairOptions{})) })
 	letGo()
 	expect.NoError(t, expect.Await(t, "Setup", done))
 	s.AddLink("c1", "eth0")
@@ -148,7 +141,7 @@ func TestRepairIsReported(t *testing.T) {
 		cni.WithObserver(func(_ context.Context, e cni.Event) { events = append(events, e) }))
 	before := h.Audit()
 	h.attach(r, "c1")
-	h.run("nft", "flush", "ruleset")
+	h.sh("nft flush ruleset")
 	log.Reset()
 	events = nil
 	report, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
@@ -179,4 +172,158 @@ func (h *realHost) repairedAgain(r *cni.Runtime, id string) error {
 		err = fmt.Errorf("there was something to repair: %v", report)
 	}
 	return err
+}
+
+// TestRepairLeavesALongDetectionToTheKernel: an administrator has it look for duplicates
+// for minutes. Repair waits for a moment once, whatever is missing; the addresses are
+// there, and the next Repair finds nothing to do.
+func TestRepairLeavesALongDetectionToTheKernel(t *testing.T) {
+	const most = 20 * time.Second // of which the detection may take 3, on a loaded machine
+	damages := map[string]func(eth0 netlink.Link) error{
+		"down": netlink.LinkSetDown,
+		"without addresses": func(eth0 netlink.Link) error {
+			all, err := netlink.AddrList(eth0, netlink.FAMILY_ALL)
+			for _, a := range all {
+				if err == nil && a.IP.IsGlobalUnicast() {
+					err = netlink.AddrDel(eth0, &a)
+				}
+			}
+			return err
+		},
+	}
+	both := testhost.HostLocal(testhost.V4Range + `, [{"subnet": "fd77::/64"}], [{"subnet": "fd78::/64"}]`)
+	for kind, conf := range map[string]string{
+		"bridge": testhost.BridgeConf(both), "ptp": testhost.PtpConf(both), "macvlan": `{"type": "macvlan", "master": "up0", ` + both + `}`,
+	} {
+		for what, damage := range damages {
+			t.Run(kind+", "+what, func(t *testing.T) {
+				h := newRealHost(t)
+				testhost.Uplink(h.RealHost)
+				c := testhost.Case{Plugins: []string{conf}}
+				r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(c.Conf("net", "1.0.0", h.Path("ipam"))))
+				testhost.MustSetUp(t, r, "c1", h.Container("c1"))
+				h.inside("c1", func(eth0 netlink.Link) error {
+					for setting, value := range map[string]string{"dad_transmits": "1000", "accept_dad": "1"} {
+						if err := os.WriteFile("/proc/sys/net/ipv6/conf/eth0/"+setting, []byte(value), 0o644); err != nil {
+							return err
+						}
+					}
+					return damage(eth0)
+				})
+				begun := time.Now()
+				report := expect.Value(r.Repair(t.Context(), "c1", cni.RepairOptions{Inside: true}))(t)
+				t.Logf("%v: %v", time.Since(begun), report)
+				if took := time.Since(begun); took > most {
+					t.Errorf("it took %v:\n%v", took, report)
+				}
+				for _, left := range report.Remaining {
+					if left.Kind == "address" || left.Kind == "interface" {
+						t.Errorf("it remains: %v: %v", left.Difference, left.Reason)
+					}
+				}
+				again := expect.Value(r.Repair(t.Context(), "c1", cni.RepairOptions{Inside: true}))(t)
+				expect.Same(t, "repaired the second time", len(again.Repaired), 0)
+				expect.NoError(t, r.Remove(t.Context(), "c1", ""))
+			})
+		}
+	}
+}
+
+// blind are networks of the reference plugins whose CHECK fails for each healthy container.
+var blind = []struct {
+	name, plugins, says string
+}{
+	{name: "bridge without an IPAM plugin", plugins: `{"type": "bridge", "bridge": "br0"}`, says: "without an IPAM plugin"},
+	{name: "bridge with an interface that is down", plugins: `{"type": "bridge", "bridge": "br0", "disableContainerInterface": true}`, says: "without an IPAM plugin"},
+	{name: "a route in another table", plugins: `{"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": {"type": "static", "addresses": [{"address": "10.77.0.2/24"}],
+		"routes": [{"dst": "10.8.0.0/16", "table": 300}]}}`, says: "finds nothing wrong"},
+	{name: "ptp with a route in another table", plugins: `{"type": "ptp", "ipam": {"type": "static", "addresses": [{"address": "10.77.0.2/24", "gateway": "10.77.0.1"}],
+		"routes": [{"dst": "10.8.0.0/16", "table": 300}]}}`, says: "finds nothing wrong"},
+	{name: "macvlan with a single address", plugins: `{"type": "macvlan", "master": "up0", "ipam": {"type": "static", "addresses": [{"address": "10.77.0.2/32"}]}}`, says: "finds nothing wrong"},
+	{name: "sysctl of several numbers", plugins: `{"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": {"type": "static", "addresses": [{"address": "10.77.0.2/24"}]}},
+		{"type": "tuning", "dataDir": "TUNING", "sysctl": {"net.ipv4.ip_local_port_range": "2000 3000"}}`, says: "finds nothing wrong"},
+	{name: "hardware address in capitals", plugins: `{"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": {"type": "static", "addresses": [{"address": "10.77.0.2/24"}]}},
+		{"type": "tuning", "dataDir": "TUNING", "mac": "0A:58:0A:4D:00:02"}`, says: "finds nothing wrong"},
+	{name: "bandwidth without limits", plugins: `{"type": "macvlan", "master": "up0", "ipam": {"type": "static", "addresses": [{"address": "10.77.0.2/24"}]}},
+		{"type": "bandwidth", "capabilities": {"bandwidth": true}}`, says: "finds nothing wrong"},
+}
+
+// TestFault_F67_ACheckThatFailsForHealthyContainers makes none of them broken: the state is
+// unknown, and nobody is repaired, replaced or removed for it, or kept in doubt.
+func TestFault_F67_ACheckThatFailsForHealthyContainers(t *testing.T) {
+	for _, tt := range blind {
+		t.Run(tt.name, func(t *testing.T) {
+			h := newRealHost(t)
+			h.VethPair("up0", "up1")
+			h.LinkUp("up0", "up1")
+			conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "net", "plugins": [%s]}`, strings.ReplaceAll(tt.plugins, "TUNING", h.Path("tuning")))
+			r := h.Real(cni.WithConfListBytes([]byte(conf)))
+			testhost.MustSetUp(t, r, "c1", h.Container("c1"))
+			fails(t, r.Check(t.Context(), "c1", h.Path("netns", "c1")))
+			one, report := healthOf(t, r, cni.HealthOptions{})
+			t.Log(report)
+			expect.Same(t, "state", one.State, cni.StateUnknown)
+			expect.Same(t, "differences", len(one.Differences), 0)
+			expect.Same(t, "failed", report.Checks.Failed, 0)
+			if one.Reason == nil || !strings.Contains(one.Reason.Error(), tt.says) || !strings.Contains(one.Reason.Error(), "failed (check)") {
+				t.Errorf("reason: got %v, want %q and the error of CHECK", one.Reason, tt.says)
+			}
+			h.wantLeftAlone(r)
+		})
+	}
+}
+
+// wantLeftAlone: whatever is done about broken containers is not done to c1.
+func (h *realHost) wantLeftAlone(r *cni.Runtime) {
+	t := h.T
+	t.Helper()
+	repaired, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
+	expect.NoError(t, err, repaired.Err())
+	for _, broken := range [][]cni.RecoverOption{nil, {cni.ReportBroken}, {cni.RemoveBroken}} {
+		report := expect.Value(r.Recover(t.Context(), broken...))(t)
+		expect.Same(t, "recovered", *report, cni.Report{Adopted: []string{"c1"}})
+	}
+	one := reconciled(h, r, "c1", reconcile.Options{})
+	expect.Same(t, "decision", one.Decision, reconcile.Report)
+	one = reconciled(h, r, "c1", reconcile.Options{Decide: func(h cni.Health) reconcile.Decision {
+		if h.State == cni.StateBroken {
+			return reconcile.Replace
+		}
+		return reconcile.Report
+	}})
+	expect.Same(t, "replaced", one.Result == nil, true)
+	expect.Same(t, "attached", hasLinkAt(h.T, h.Path("netns", "c1"), "eth0"), true)
+}
+
+// TestFault_F67_ABrokenContainerIsBroken although its CHECK would fail in any case: the
+// comparison finds the damage, and Repair brings the traffic back.
+func TestFault_F67_ABrokenContainerIsBroken(t *testing.T) {
+	h := newRealHost(t)
+	r := h.Real(cni.WithConfListBytes([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]}`)))
+	for i, id := range []string{"c1", "c2"} {
+		path := h.Container(id)
+		testhost.MustSetUp(t, r, id, path)
+		h.Inside(path, func() error { // nobody gives out addresses
+			l, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			addr, err := netlink.ParseAddr(fmt.Sprintf("10.77.0.%d/24", i+1))
+			if err != nil {
+				return err
+			}
+			return netlink.AddrAdd(l, addr)
+		})
+	}
+	h.Serve(h.Path("netns", "c1"), 80)
+	answer := testhost.Both(h.Path("netns", "c2"), "10.77.0.1:80", "10.77.0.2")
+	h.WantAnswers(answer)
+	change(t, hostEnd(t, r, "c1"), netlink.LinkSetNoMaster)
+	one, _ := healthOf(t, r, cni.HealthOptions{Containers: []string{"c1"}})
+	expect.Same(t, "state", one.State, cni.StateBroken)
+	report, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
+	expect.NoError(t, err, report.Err())
+	h.WantAnswers(answer)
+	one, _ = healthOf(t, r, cni.HealthOptions{Containers: []string{"c1"}})
+	expect.Same(t, "state after the repair", one.State, cni.StateUnknown)
 }

@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -40,37 +42,38 @@ func poolOfTheDead(t *testing.T) (s *stage, conf []byte, path string) {
 // address.
 func (s *stage) addLinkAt(path, name string) (mac string) {
 	s.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(s.T, err)
+	ns := expect.Value(netns.Open(path))(s.T)
 	defer ns.Close()
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()))
-	expect.NoError(s.T, err)
+	nl := expect.Value(netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd())))(s.T)
 	defer nl.Close()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	expect.NoError(s.T, nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
-	link, err := nl.LinkByName(name)
-	expect.NoError(s.T, err)
+	link := expect.Value(nl.LinkByName(name))(s.T)
 	return link.Attrs().HardwareAddr.String()
 }
 
 // inhabit runs a process in the namespace at path until leave is called.
-func (s *stage) inhabit(path string) (leave func()) {
-	s.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(s.T, err)
-	cmd := exec.Command("sleep", "600")
-	expect.NoError(s.T, errors.Join(ns.Do(cmd.Start), ns.Close()))
-	left := false
-	leave = func() {
-		if !left {
-			left = true
-			_ = cmd.Process.Kill() // it cannot have ended
-			_ = cmd.Wait()         // it was killed
-		}
-	}
-	s.T.Cleanup(leave)
+func inhabit(t testing.TB, path string) (leave func()) {
+	t.Helper()
+	_, leave = inhabitIn(t, path, 0)
 	return leave
+}
+
+// inhabitIn is inhabit with a process in new namespaces of its own. It also returns the path
+// of its network namespace.
+func inhabitIn(t testing.TB, path string, flags uintptr) (inner string, leave func()) {
+	t.Helper()
+	ns := expect.Value(netns.Open(path))(t)
+	cmd := exec.Command("sleep", "600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
+	expect.NoError(t, ns.Do(cmd.Start), ns.Close())
+	leave = sync.OnceFunc(func() {
+		_ = cmd.Process.Kill() // it cannot have ended
+		_ = cmd.Wait()         // it was killed
+	})
+	t.Cleanup(leave)
+	return fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid), leave
 }
 
 // isNetNS reports whether a namespace is mounted at path.
@@ -96,8 +99,7 @@ func TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool(t *testing.T) {
 					return // its own program cannot find it by the record
 				}
 				r := s.restarted(conf, cni.WithStateDir(s.Path("link")), cni.WithOwner(owner))
-				report, err := r.Recover(t.Context())
-				expect.NoError(t, err)
+				report := expect.Value(r.Recover(t.Context()))(t)
 				expect.Same(t, owner+": c1 is removed", slices.Contains(report.Removed, "c1"), false)
 				expect.Same(t, owner+": the container's namespace is mounted", isNetNS(path), true)
 			}
@@ -112,8 +114,7 @@ func TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool(t *testing.T) {
 // of them.
 func TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool(t *testing.T) {
 	s, conf, path := poolOfTheDead(t)
-	whole, err := os.ReadFile(s.RecordFile("c1") + ".json")
-	expect.NoError(t, err)
+	whole := expect.Value(os.ReadFile(s.RecordFile("c1") + ".json"))(t)
 	s.SpoilBase("c1", "{")
 	var log testhost.Log
 	testhost.WantRecover(t, s.restarted(conf, cni.WithOwner("other"), log.Logger()), cni.Report{})
@@ -138,7 +139,7 @@ func TestFault_F59_NoNamespaceWithAProcessInItIsAStray(t *testing.T) {
 	pin := filepath.Join(filepath.Dir(s.Pin("c2")), testhost.Hashed("c2"))
 	ns, err := netns.Create(pin)
 	expect.NoError(t, errors.Join(err, ns.Close()))
-	leave, leavePin := s.inhabit(path), s.inhabit(pin)
+	leave, leavePin := inhabit(t, path), inhabit(t, pin)
 	r := s.restarted(conf, cni.WithOwner("other"))
 	testhost.WantRecover(t, r, cni.Report{})
 	expect.Same(t, "mounted, with processes", []bool{isNetNS(path), isNetNS(pin)}, []bool{true, true})
@@ -148,26 +149,15 @@ func TestFault_F59_NoNamespaceWithAProcessInItIsAStray(t *testing.T) {
 	expect.Same(t, "there, without them", []bool{exists(t, path), exists(t, pin)}, []bool{false, false})
 }
 
-// TestRemoveLeavesANamespaceThatIsAnothersNow at the path of a pool's
-// container.
-func TestRemoveLeavesANamespaceThatIsAnothersNow(t *testing.T) {
-	s, conf, path := poolOfTheDead(t)
-	expect.NoError(t, netns.Remove(path))
-	ns, err := netns.Create(path)
-	expect.NoError(t, errors.Join(err, ns.Close()))
-	expect.NoError(t, s.restarted(conf).Remove(t.Context(), "c1", ""))
-	expect.Same(t, "the other one is mounted", isNetNS(path), true)
-}
-
 // elsewhereMounted returns a stage on which c1 lives with a process inside, but
 // its path and pin are invisible, as for a program restarted in another mount
 // namespace.
 func elsewhereMounted(t *testing.T) (s *stage, conf []byte, leave func()) {
 	t.Helper()
-	return elsewhereMountedWith(t, (*stage).inhabit)
+	return elsewhereMountedWith(t, inhabit)
 }
 
-func elsewhereMountedWith(t *testing.T, inhabit func(s *stage, path string) (leave func())) (s *stage, conf []byte, leave func()) {
+func elsewhereMountedWith(t *testing.T, inhabit func(t testing.TB, path string) (leave func())) (s *stage, conf []byte, leave func()) {
 	t.Helper()
 	s = newStage(t)
 	path := s.Container("c1")
@@ -175,9 +165,9 @@ func elsewhereMountedWith(t *testing.T, inhabit func(s *stage, path string) (lea
 	conf = s.Network("net", "1.1.0", "p", "q")
 	result := fmt.Sprintf(`{"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "mac": %q, "sandbox": %q}], "ips": [{"address": "10.9.0.2/24", "interface": 0}]}`, mac, path)
 	s.On("p", "ADD", scripted.Action{Stdout: &result})
-	expect.NoError(t, testhost.SetUp(t.Context(), s.restarted(conf), "c1", path)())
+	testhost.MustSetUp(t, s.restarted(conf), "c1", path)
 	s.TakeCalls()
-	leave = inhabit(s, path)
+	leave = inhabit(t, path)
 	s.hide("c1")
 	return s, conf, leave
 }
@@ -199,10 +189,7 @@ func TestFault_F59_AContainerThatIsMountedElsewhereLives(t *testing.T) {
 
 	// Its DEL runs inside.
 	s.hide("c1")
-	gate := s.Gate("q")
-	s.On("q", "DEL", scripted.Action{Block: gate})
-	done := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
-	letGo := s.Arrive(gate)
+	done, letGo := s.heldUp("q", "DEL", func() error { return r.Remove(t.Context(), "c1", "") })
 	told := s.TakeCalls()[0].NetNS
 	expect.Same(t, "CNI_NETNS leads to the container", hasLinkAt(t, told, "eth0"), true)
 	letGo()
@@ -220,16 +207,13 @@ func TestFault_F59_ANumberThatIsGivenAgainIsNoContainer(t *testing.T) {
 		rec.Attachments[0].Result = []byte(strings.Replace(string(rec.Attachments[0].Result), `"mac":"`, `"mac":"02:00:00:00:00:99","was":"`, 1))
 	})
 	r := s.restarted(conf)
-	report, err := r.Recover(t.Context())
-	expect.NoError(t, err)
+	report := expect.Value(r.Recover(t.Context()))(t)
 	expect.Same(t, "removed", report.Removed, []string(nil))
 	if why := report.Skipped["c1"]; why == nil || !strings.Contains(why.Error(), "nothing shows whether it lives") {
 		t.Errorf("report %+v, want that it cannot be told", report)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})
-	if err := testhost.SetUp(t.Context(), r, "c1", s.Container("c2"))(); err == nil {
-		t.Error("it was set up again")
-	}
+	fails(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c2"))())
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
@@ -251,14 +235,13 @@ func TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll(t *testin
 	s, r, _ := inhabited(t, "c1")
 	expect.Same(t, "kept", isNetNS(s.Pin("c1")), true)
 	expect.NoError(t, onCopiedMounts(func() error { return r.Remove(t.Context(), "c1", "") }))
-	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
-	expect.NoError(t, err)
+	mounts := expect.Value(os.ReadFile("/proc/thread-self/mountinfo"))(t)
 	if dir := filepath.Dir(s.Pin("c1")); strings.Contains(string(mounts), dir) {
 		t.Errorf("something is mounted in %s still", dir)
 	}
 	expect.Same(t, "the file is there", exists(t, s.Pin("c1")), false)
 	s.RemoveNetNS("c1")
-	expect.NoError(t, testhost.SetUp(t.Context(), r, "c2", s.Container("c2"))())
+	testhost.MustSetUp(t, r, "c2", s.Container("c2"))
 	expect.Same(t, "kept", isNetNS(s.Pin("c2")), true)
 	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
 }
@@ -298,12 +281,8 @@ func onCopiedMounts(f func() error) error {
 // hasLinkAt reports whether the namespace at path has an interface.
 func hasLinkAt(t testing.TB, path, name string) bool {
 	t.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(t, err)
-	err = ns.Do(func() error {
-		_, err := net.InterfaceByName(name)
-		return err
-	})
+	ns := expect.Value(netns.Open(path))(t)
+	err := ns.Do(func() error { return errOf(net.InterfaceByName(name)) })
 	expect.NoError(t, ns.Close())
 	return err == nil
 }

@@ -1,10 +1,13 @@
 package behaviour_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
+	"sync"
+	"testing"
 
 	"golang.org/x/sys/unix"
 
@@ -97,32 +100,6 @@ func watchTable() map[string]struct {
 			expect.NoError(w.t, os.Chmod(w.path(file), 0o644))
 			w.until(netconf.Unchanged, "a=eth0")
 		}},
-		"a burst": {nil, func(w *watched) {
-			for n := range 500 {
-				w.place(file, fmt.Sprint("n", n))
-			}
-			w.until(netconf.Loaded, "n499=eth0")
-		}},
-		"the directory is removed and made again": {nil, func(w *watched) {
-			for _, network := range []string{"b", "c"} {
-				w.remove(dir)
-				w.until(netconf.Unloaded, "")
-				w.list(file, network)
-				w.until(netconf.Loaded, network+"=eth0")
-			}
-			w.place(file, "d")
-			w.until(netconf.Loaded, "d=eth0")
-		}},
-		"the directories above are removed and made again": {nil, func(w *watched) {
-			for _, above := range []string{"a/b", "a"} {
-				w.remove(above)
-				w.until(netconf.Unloaded, "")
-				w.list(file, "b")
-				w.until(netconf.Loaded, "b=eth0")
-				w.place(file, "c")
-				w.until(netconf.Loaded, "c=eth0")
-			}
-		}},
 		"directories are renamed away, and others into their places": {nil, func(w *watched) {
 			for n, part := range []string{"a/b/net.d", "a/b", "a"} {
 				was := strings.TrimPrefix(file, part)
@@ -172,17 +149,6 @@ func watchTable() map[string]struct {
 			w.until(netconf.Unloaded, "")
 			w.list("real/2/10-a.conflist", "d")
 			w.until(netconf.Loaded, "d=eth0")
-		}},
-		"a directory above is a symbolic link to another": {func(w *watched) {
-			w.list("v1/b/net.d/10-a.conflist", "a")
-			w.list("v2/b/net.d/10-a.conflist", "b")
-			w.symlink("current", "a")
-			w.symlink(w.path("v1"), "current")
-		}, func(w *watched) {
-			w.relink("v2", "current")
-			w.until(netconf.Loaded, "b=eth0")
-			w.relink(w.path("v1"), "a")
-			w.until(netconf.Loaded, "a=eth0")
 		}},
 		"a symbolic link that leads to itself": {nil, func(w *watched) {
 			w.remove("a/b")
@@ -239,4 +205,195 @@ func watchTable() map[string]struct {
 			w.until(netconf.Loaded, "a=eth0")
 		}},
 	}
+}
+
+// TestWatchSeesAFolderThatComesLater: a list whose plugins are in files beside it could not
+// be loaded without them.
+func TestWatchSeesAFolderThatComesLater(t *testing.T) {
+	const list = `{"cniVersion": "1.0.0", "name": "a"}`
+	const plugin = `{"type": "p"}`
+	for from, opt := range map[string]func(w *watched) cni.Opt{
+		"WithConfListFile":  func(w *watched) cni.Opt { return cni.WithConfListFile(w.path("conf/a.conflist")) },
+		"WithConfiguration": func(w *watched) cni.Opt { return cni.WithConfiguration(w.path("conf/a.conflist")) },
+		"WithAllConf":       func(*watched) cni.Opt { return cni.WithAllConf },
+		"WithNetworkName":   func(*watched) cni.Opt { return cni.WithNetworkName("a") },
+	} {
+		for what, tt := range map[string]struct {
+			before, comes func(w *watched)
+		}{
+			"a directory": {nil, func(w *watched) { w.write("conf/a/10.conf", plugin) }},
+			"a file in it": {
+				func(w *watched) { expect.NoError(t, os.MkdirAll(w.path("conf/a"), 0o755)) },
+				func(w *watched) { w.write("conf/a/10.conf", plugin) },
+			},
+			"a directory, by renaming": {
+				func(w *watched) { w.write("conf.new/a/10.conf", plugin) },
+				func(w *watched) { w.rename("conf.new/a", "conf/a") },
+			},
+			"a symbolic link": {
+				func(w *watched) { w.write("elsewhere/a/10.conf", plugin) },
+				func(w *watched) { w.symlink("../elsewhere/a", "conf/a") },
+			},
+			"the target of a symbolic link": {
+				func(w *watched) { w.symlink("../elsewhere/deep/a", "conf/a") },
+				func(w *watched) { w.write("elsewhere/deep/a/10.conf", plugin) },
+			},
+			"the target of a file's symbolic link": {
+				func(w *watched) { w.symlink("../../elsewhere/10.conf", "conf/a/10.conf") },
+				func(w *watched) { w.write("elsewhere/10.conf", plugin) },
+			},
+		} {
+			t.Run(from+", "+what, func(t *testing.T) {
+				testhost.LeavesNothingRunning(t)
+				w := &watched{t: t, dir: t.TempDir()}
+				w.write("conf/a.conflist", list)
+				if tt.before != nil {
+					tt.before(w)
+				}
+				r := expect.Value(cni.New(cni.WithPluginConfDir(w.path("conf")), cni.WithStateDir(w.path("state"))))(t)
+				fails(t, r.Load(opt(w)))
+				w = watch(t, w.dir, r)
+				w.until(netconf.Kept, "")
+				tt.comes(w)
+				w.until(netconf.Loaded, "a=eth0")
+				w.write("conf/a/20.conf", `{"type": "q"}`)
+				e := w.until(netconf.Loaded, "a=eth0")
+				expect.Same(t, "changed", e.Changed, []string{"a"})
+			})
+		}
+	}
+}
+
+// TestWatchFollowsTheFolderOfAnotherName: the file, which cannot be loaded yet, names
+// another network before its folder comes.
+func TestWatchFollowsTheFolderOfAnotherName(t *testing.T) {
+	testhost.LeavesNothingRunning(t)
+	w := &watched{t: t, dir: t.TempDir()}
+	w.write("conf/a.conflist", `{"cniVersion": "1.0.0", "name": "a"}`)
+	r := expect.Value(cni.New(cni.WithStateDir(w.path("state"))))(t)
+	fails(t, r.Load(cni.WithConfListFile(w.path("conf/a.conflist"))))
+	w = watch(t, w.dir, r)
+	w.until(netconf.Kept, "")
+	w.write("conf/a.conflist", `{"cniVersion": "1.0.0", "name": "b"}`)
+	w.until(netconf.Kept, "")
+	w.write("conf/b/10.conf", `{"type": "p"}`)
+	w.until(netconf.Loaded, "b=eth0")
+}
+
+// takeDescriptors leaves this process none, not even those that others close meanwhile:
+// its own limit is below all that are open. The limit of inotify instances would be the
+// whole machine's.
+func takeDescriptors(t *testing.T) (restore func()) {
+	t.Helper()
+	var was unix.Rlimit
+	expect.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	restore = sync.OnceFunc(func() { expect.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was)) })
+	const standard = 3 // in, out and error
+	expect.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: standard, Max: was.Max}))
+	if fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0); !errors.Is(err, unix.EMFILE) {
+		restore()
+		t.Fatalf("got descriptor %d, %v", fd, err)
+	}
+	return restore
+}
+
+// TestWatchThatCannotBegin returns the reason.
+func TestWatchThatCannotBegin(t *testing.T) {
+	dir := t.TempDir()
+	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithStateDir(dir)))(t)
+	restore := takeDescriptors(t)
+	err := netconf.Watch(t.Context(), r, netconf.WatchOptions{})
+	restore()
+	expect.Is(t, err, unix.EMFILE)
+	fails(t, err, "max_user_instances")
+}
+
+// TestWatchWithoutDescriptors keeps the networks, says that it does not notice every
+// change, and recovers.
+func TestWatchWithoutDescriptors(t *testing.T) {
+	w := &watched{t: t, dir: t.TempDir()}
+	w.list("net.d/10-a.conflist", "a")
+	w.list("net.d/new", "b")
+	opts := []cni.Opt{cni.WithPluginConfDir(w.path("net.d")), cni.WithStateDir(w.path("state")), cni.WithDefaultConf}
+	w = watch(t, w.dir, expect.Value(cni.New(opts...))(t))
+	w.until(netconf.Unchanged, "a=eth0")
+	restore := takeDescriptors(t)
+	defer restore()
+	w.rename("net.d/new", "net.d/10-a.conflist")
+	failed, kept := expect.Await(t, "an event", w.events), expect.Await(t, "another", w.events)
+	expect.Same(t, "kinds", []netconf.WatchKind{failed.Kind, kept.Kind}, []netconf.WatchKind{netconf.Failed, netconf.Kept})
+	expect.Is(t, failed.Err, unix.EMFILE)
+	expect.Is(t, kept.Err, unix.EMFILE, cni.ErrRead)
+	expect.Same(t, "loaded", loaded(w.Runtime), "a=eth0")
+	why := w.Ready(t.Context())
+	restore()
+	expect.Is(t, why, unix.EMFILE, cni.ErrLoad)
+	w.until(netconf.Loaded, "b=eth0") // by itself
+	if err := w.Ready(t.Context()); errors.Is(err, unix.EMFILE) || errors.Is(err, cni.ErrLoad) {
+		t.Errorf("Ready still has %v", err)
+	}
+}
+
+// TestWatchBesideEverythingElse: calls meet it in any order, and what is on disk in the
+// end is loaded.
+func TestWatchBesideEverythingElse(t *testing.T) {
+	w := &watched{t: t, dir: t.TempDir()}
+	w.list("net.d/10-a.conflist", "a")
+	dir := cni.WithPluginConfDir(w.path("net.d"))
+	w = watch(t, w.dir, expect.Value(cni.New(dir, cni.WithStateDir(w.path("state")), cni.WithDefaultConf))(t))
+	other := watch(t, w.dir, w.Runtime)
+	ctx, stop := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	for _, call := range []func() error{
+		func() error { return w.Load(cni.WithDefaultConf) },
+		func() error { return w.Load(cni.WithLoNetwork, cni.WithAllConf) },
+		w.Status,
+		func() error {
+			if err := w.Ready(ctx); err != nil && !strings.HasPrefix(err.Error(), "not ready\n") {
+				return err
+			}
+			return nil
+		},
+		func() error { w.GetConfig(); return nil },
+		func() error {
+			if _, err := w.Setup(ctx, "c1", "/nowhere"); !errors.Is(err, cni.ErrInvalidNetNS) {
+				return err
+			}
+			return nil
+		},
+	} {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for ctx.Err() == nil {
+				if err := call(); err != nil && !errors.Is(err, cni.ErrCNINotInitialized) &&
+					!errors.Is(err, cni.ErrInvalidConfig) && !errors.Is(err, cni.ErrRead) {
+					t.Error(err)
+					return
+				}
+			}
+		}()
+	}
+	for n := range 20 {
+		switch n % 4 {
+		case 0:
+			w.remove("net.d")
+		case 1:
+			w.write("net.d/10-a.conflist", "{")
+		default:
+			w.list("net.d/10-a.conflist", fmt.Sprint("n", n))
+			w.place("net.d/20-b.conflist", fmt.Sprint("m", n))
+		}
+		for _, one := range []*watched{w, other} {
+			expect.Await(t, "an event", one.events)
+			for len(one.events) > 0 {
+				<-one.events
+			}
+		}
+	}
+	stop()
+	group.Wait()
+	expect.NoError(t, os.RemoveAll(w.path("net.d")))
+	w.place("net.d/10-a.conflist", "last")
+	expect.Eventually(t, "the last network", func() bool { return strings.HasSuffix(loaded(w.Runtime), "last=eth0") })
 }

@@ -19,10 +19,11 @@ func SetUp(ctx context.Context, r *cni.Runtime, id, path string, opts ...cni.Nam
 var OnNet, OnTwo = cni.WithNetwork("net"), cni.WithNetwork("two")
 
 // MustSetUp is a Setup that must succeed.
-func MustSetUp(t testing.TB, r *cni.Runtime, id, path string) {
+func MustSetUp(t testing.TB, r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) *cni.Result {
 	t.Helper()
-	_, err := r.Setup(context.Background(), id, path)
+	result, err := r.Setup(context.Background(), id, path, opts...)
 	expect.NoError(t, err)
+	return result
 }
 
 // WantRecover compares the report of Recover.
