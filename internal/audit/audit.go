@@ -91,17 +91,13 @@ func (l Lines) Without(pred func(string) bool) Lines {
 	return kept
 }
 
+// IsRule reports whether a line is of a packet filter.
+func IsRule(line string) bool {
+	what, _, _ := strings.Cut(line, " ")
+	return what == "nft" || strings.HasPrefix(what, "iptables") || strings.HasPrefix(what, "ip6tables")
+}
+
 // line joins the words that are not empty.
 func line(words ...string) string {
-	var b strings.Builder
-	for _, w := range words {
-		if w == "" {
-			continue
-		}
-		if b.Len() > 0 {
-			b.WriteByte(' ')
-		}
-		b.WriteString(w)
-	}
-	return b.String()
+	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), " ")
 }

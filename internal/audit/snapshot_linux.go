@@ -32,7 +32,7 @@ func Snapshot(ctx context.Context, o Options) (Lines, error) {
 	if !o.WithoutProcess {
 		parts = append(parts,
 			part{"mounts", func() ([]string, error) { return listMounts(slices.Concat(o.StateDirs, o.NetNSDirs)) }},
-			part{"processes", listProcesses},
+			part{"processes", Processes},
 			part{"file descriptors", listDescriptors})
 	}
 	var all Lines
