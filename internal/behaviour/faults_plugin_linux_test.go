@@ -77,7 +77,7 @@ func TestFault_F18_ABusyExecutableIsTriedAgainUntilItIsFree(t *testing.T) {
 	f := s.busyPlugin("p")
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	done := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", s.Container("c1")))
-	expect.Same(t, "waiting", s.Blocked("/internal/invoke.start", 1), 1)
+	expect.Same(t, "waiting", s.blocked("/internal/invoke.start", 1), 1)
 	expect.NoError(t, f.Close())
 	expect.NoError(t, expect.Await(t, "Setup", done))
 	expect.Same(t, "calls", s.Took(), []string{"ADD p c1/eth0"})

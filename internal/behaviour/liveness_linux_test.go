@@ -160,7 +160,7 @@ func TestFault_F59_APoolIsAliveInEveryPIDNamespace(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			s := newStage(t)
 			r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-			s.Pooled(r, "warm-1", "")
+			pooled(s.Host, r, "warm-1", "")
 			s.ChangeRecord("warm-1", func(rec *record.Record) {
 				rec.Life, rec.Runtime = s.Life(r)
 				if !life {
@@ -183,7 +183,7 @@ func TestFault_F59_APoolIsAliveInEveryPIDNamespace(t *testing.T) {
 func TestFault_F62_PID1ReclaimsTheLastBootsWarmContainers(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
-	s.Pooled(r, "warm-1", "")
+	pooled(s.Host, r, "warm-1", "")
 	s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Life, rec.Runtime = s.Life(r) })
 	testhost.WantRecover(t, r, cni.Report{})
 	s.ChangeRecord("warm-1", func(rec *record.Record) { rec.Boot = "another boot" })

@@ -192,7 +192,7 @@ func TestGCLeavesAPooledContainerWhoseRecordWasLost(t *testing.T) {
 	r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(fmt.Appendf(nil,
 		`{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "script": %q, "ipam": {"type": "host-local", "dataDir": %q}}]}`,
 		s.Plugin(s.Scripts["bridge"], "bridge"), s.Path("ipam"))))
-	path := s.Pooled(r, "warm-1", "c1")
+	path := pooled(s.Host, r, "warm-1", "c1")
 	leave := s.inhabit(path) // otherwise nobody is in it, and it goes
 	t.Cleanup(func() { expect.NoError(t, netns.Remove(path)) })
 	s.hold(map[string]string{"10.9.0.2": filepath.Base(path) + "\r\neth0"})

@@ -98,7 +98,7 @@ func TestDuty_R41_TheContextBoundsThePauses(t *testing.T) {
 		cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := testhost.Begin(testhost.SetUp(ctx, r, "c1", path))
-	expect.Same(t, "pauses", s.Blocked(".waitFor", 1), 1)
+	expect.Same(t, "pauses", s.blocked(".waitFor", 1), 1)
 	expect.Same(t, "on record in the pause", testhost.Recorded(t, r), []string{})
 	cancel()
 	expect.Same(t, "errors", testhost.Messages(expect.Await(t, "Setup", done)), []string{"q: not now"})

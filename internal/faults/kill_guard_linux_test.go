@@ -167,7 +167,9 @@ func guardAloud(ctx context.Context, r *cni.Runtime) error {
 // unrecorded is the audit without records and what belongs to them, which say who has
 // worked on a container.
 func (l *living) unrecorded() audit.Lines {
-	return l.audit().Without(func(line string) bool { return strings.Contains(line, "/attachments/") || l.moves && isRule(line) })
+	return l.audit().Without(func(line string) bool {
+		return strings.Contains(line, "/attachments/") || l.moves && audit.IsRule(line)
+	})
 }
 
 // guardUntilHealthy runs a guard until nothing is missing.

@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // network is a chain of plugins with a runtime's arguments for each attachment.
@@ -90,15 +91,11 @@ func (h *host) attachment(n *network, id string) *attachment {
 	text := fmt.Sprintf(`{"cniVersion": %q, "name": %q, "plugins": [%s]}`,
 		orElse(n.version, "1.0.0"), networkName, strings.Join(n.plugins, ",\n"))
 	list, err := libcni.NetworkConfFromBytes([]byte(strings.ReplaceAll(text, "STATE", h.path("state"))))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	expect.NoError(h.t, err)
 	a.list = list
 	a.rt = &libcni.RuntimeConf{ContainerID: id, NetNS: a.c.path, IfName: orElse(n.ifName, "eth0"), Args: n.args}
 	if n.caps != "" {
-		if err := json.Unmarshal([]byte(n.caps), &a.rt.CapabilityArgs); err != nil {
-			h.t.Fatal(err)
-		}
+		expect.NoError(h.t, json.Unmarshal([]byte(n.caps), &a.rt.CapabilityArgs))
 	}
 	return a
 }

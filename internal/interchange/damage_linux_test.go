@@ -14,6 +14,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // damage is one change that somebody makes to the state of a matrix case.
@@ -139,9 +140,7 @@ func (dmg *damage) live(t *testing.T, n *network, d direction) {
 func (dmg *damage) do(t *testing.T, a *attachment) {
 	t.Helper()
 	if dmg.wreck != nil {
-		if err := dmg.wreck(a); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, dmg.wreck(a))
 	}
 	if dmg.host != nil {
 		a.h.do(dmg.host)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalldtest"
 )
 
@@ -133,9 +134,7 @@ func addressesOf(t *testing.T, result string) (all []string) {
 	var r struct {
 		IPs []struct{ Address netip.Prefix }
 	}
-	if err := json.Unmarshal([]byte(result), &r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal([]byte(result), &r))
 	for _, ip := range r.IPs {
 		all = append(all, ip.Address.Addr().String())
 	}

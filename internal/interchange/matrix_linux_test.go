@@ -102,12 +102,8 @@ func (n *network) newHost(t testing.TB) *host {
 	}
 	for _, f := range n.files {
 		path := h.path("state", f[0])
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(f[1]), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		expect.NoError(t, os.WriteFile(path, []byte(f[1]), 0o644))
 	}
 	return h
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // state lists every setting of the host and the containers that a plugin could
@@ -31,7 +32,7 @@ func (h *host) state(n *normaliser, containers ...*container) audit.Lines {
 		h.noneMissing(found)
 		// Rules appear as in an audit. The other lines have more details here.
 		for _, l := range found {
-			if tool, _, _ := strings.Cut(l, " "); strings.Contains(tool, "tables") || tool == "nft" || tool == "rule" || tool == "neigh" {
+			if tool, _, _ := strings.Cut(l, " "); audit.IsRule(l) || tool == "rule" || tool == "neigh" {
 				lines = append(lines, l)
 			}
 		}
@@ -40,9 +41,7 @@ func (h *host) state(n *normaliser, containers ...*container) audit.Lines {
 		return err
 	})
 	files, err := fileLines(h.path("state"))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	expect.NoError(h.t, err)
 	lines = append(lines, files...)
 	for _, c := range containers {
 		c.do(h, func() error {

@@ -86,7 +86,7 @@ func TestCompat_18_NamesThatGoCNITakesAtLoad(t *testing.T) {
 // found" as "nothing to delete", even a missing iptables.
 func TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("net", "1.0.0", testhost.Refusing("DEL", "exec: iptables: executable file not found in $PATH"), "x"))
+	b := h.bothOn(h.scriptedList("net", "1.0.0", refusing("DEL", "exec: iptables: executable file not found in $PATH"), "x"))
 	if err := b.theirs.Remove(context.Background(), "c1", ""); err != nil {
 		t.Errorf("go-cni: %v", err)
 	}
@@ -97,7 +97,7 @@ func TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText(t *testing.T) {
 
 func TestCompatDiffers_RemoveAsksEveryNetworkLastFirst(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("n1", "1.0.0", testhost.Refusing("DEL", "boom"), "a1", "a2"), h.ScriptedList("n2", "1.0.0", scripted.Script{}, "b"))
+	b := h.bothOn(h.scriptedList("n1", "1.0.0", refusing("DEL", "boom"), "a1", "a2"), h.scriptedList("n2", "1.0.0", scripted.Script{}, "b"))
 	if err := b.theirs.Remove(context.Background(), "c1", ""); err == nil {
 		t.Error("go-cni: no error")
 	}
@@ -114,7 +114,7 @@ func TestCompatDiffers_RemoveAsksEveryNetworkLastFirst(t *testing.T) {
 
 func TestCompatDiffers_SetupRollsBack(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("n1", "1.0.0", scripted.Script{}, "good"), h.ScriptedList("n2", "1.0.0", testhost.Refusing("ADD", "boom"), "bad"))
+	b := h.bothOn(h.scriptedList("n1", "1.0.0", scripted.Script{}, "good"), h.scriptedList("n2", "1.0.0", refusing("ADD", "boom"), "bad"))
 	path := h.Container("c")
 	if _, err := b.theirs.SetupSerially(context.Background(), "c1", path); err == nil {
 		t.Error("go-cni: no error")
@@ -188,7 +188,7 @@ func TestCompatDiffers_LoIsNotInTheCache(t *testing.T) {
 
 func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := b.theirs.Remove(ctx, "c1", ""); err == nil || len(h.TakeCalls()) > 0 {
@@ -207,7 +207,7 @@ func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
 func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
 	h := &host{testhost.New(t)}
 	path := h.Container("c")
-	list := h.ScriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n"}}}, "x")
+	list := h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n"}}}, "x")
 	processStderr := func(run func()) string {
 		r, w, err := os.Pipe()
 		expect.NoError(t, err)
@@ -226,7 +226,7 @@ func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
 	if got := processStderr(func() { expect.Value(h.bothOn(list).ours.Setup(context.Background(), "c2", path))(t) }); got != "" {
 		t.Errorf("ours: stderr %q", got)
 	}
-	h.ScriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n", Exit: 1}}}, "x")
+	h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n", Exit: 1}}}, "x")
 	_, err := h.bothOn(list).ours.Setup(context.Background(), "c3", path)
 	if e := (*cni.Error)(nil); !errors.As(err, &e) || e.Stderr != "the plugin's last words\n" {
 		t.Errorf("ours: error %+v", err)
@@ -237,7 +237,7 @@ func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
 	h := &host{testhost.New(t)}
 	path := h.Container("c")
 	const out = `{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}], "ips": [{"interface": 1, "address": "10.0.0.2/24"}]}`
-	b := h.bothOn(h.ScriptedList("net", "1.0.0", testhost.Answering("ADD", out, 0), "x"))
+	b := h.bothOn(h.scriptedList("net", "1.0.0", answering("ADD", out, 0), "x"))
 	func() {
 		defer func() {
 			if recover() == nil {
@@ -255,7 +255,7 @@ func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
 // (R44).
 func TestCompatDiffers_CapabilitiesOnTheWire(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
 	path := h.Container("c")
 	expect.Value(b.theirs.Setup(context.Background(), "c1", path, gocni.WithCapabilityPortMap([]gocni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
 		gocni.WithCapabilityIPRanges([]gocni.IPRanges{{Subnet: "10.0.0.0/8"}})))(t)
@@ -279,7 +279,7 @@ func TestCompatDiffers_CapabilitiesOnTheWire(t *testing.T) {
 // runs nothing if the attachment lives, and removes a dead one first.
 func TestCompatDiffers_SecondSetup(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
 	ctx := context.Background()
 	path := h.Path("netns", "c")
 	ns := expect.Value(netns.Create(path))(t)

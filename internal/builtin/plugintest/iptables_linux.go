@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
@@ -43,8 +42,5 @@ func Filters(t testing.TB, ns *netns.Handle) audit.Lines {
 		return err
 	})
 	expect.NoError(t, err)
-	return lines.Without(func(l string) bool {
-		what, _, _ := strings.Cut(l, " ")
-		return what != "nft" && !strings.HasPrefix(what, "iptables") && !strings.HasPrefix(what, "ip6tables")
-	})
+	return lines.Without(func(l string) bool { return !audit.IsRule(l) })
 }
