@@ -51,6 +51,8 @@ type Options struct {
 	// WithoutProcess omits mounts, processes and file descriptors, which belong
 	// to neither the network namespace nor the directories.
 	WithoutProcess bool
+	// Complete has Snapshot fail, instead of a line, if a tool is missing.
+	Complete bool
 }
 
 // Lines are the sorted lines of a snapshot. A repeated line stands for as many

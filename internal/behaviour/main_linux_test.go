@@ -22,7 +22,7 @@ func init() { runtime.LockOSThread() }
 func TestMain(m *testing.M) {
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{
 		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, replaceVerb: replaceMain,
-		daemonVerb: daemonMain, restartVerb + "ADD": restartMain, restartVerb + "RECOVER": restartMain,
+		"LIFE": life, daemonVerb: daemonMain, restartVerb + "ADD": restartMain, restartVerb + "RECOVER": restartMain,
 	})
 	if os.Getenv(listenEnv) != "" {
 		listenMain()

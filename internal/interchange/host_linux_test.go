@@ -107,11 +107,10 @@ func (h *host) audit(c *container) audit.Lines {
 	var lines audit.Lines
 	h.do(func() error {
 		all, err := audit.Snapshot(context.Background(), audit.Options{
-			StateDirs: []string{h.path("state"), h.path("cache")}, WithoutProcess: true})
+			StateDirs: []string{h.path("state"), h.path("cache")}, WithoutProcess: true, Complete: true})
 		lines = all
 		return err
 	})
-	h.noneMissing(lines)
 	// The container's rules are not listed: a plugin that made rules there by
 	// mistake lacks them on the host.
 	c.do(h, func() error {
@@ -124,16 +123,6 @@ func (h *host) audit(c *container) audit.Lines {
 		return err
 	})
 	return lines
-}
-
-// noneMissing checks that the audit sees everything.
-func (h *host) noneMissing(lines audit.Lines) {
-	h.t.Helper()
-	for _, l := range lines {
-		if strings.HasPrefix(l, "missing ") {
-			h.t.Fatalf("the audit is blind: %s: install iptables and nftables", l)
-		}
-	}
 }
 
 // shared reports whether a line stays after the last container. The audit knows

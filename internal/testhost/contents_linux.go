@@ -12,8 +12,6 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/netns"
 )
 
 // contents is a container's network according to the kernel or to a result.
@@ -40,7 +38,7 @@ func (h *RealHost) WantAsSaid(result *cni.Result, path string, c *Case) {
 		said.add(raw, unsaid)
 	}
 	var got contents
-	h.with(path, func(ns *netns.Handle) { expect.NoError(h.T, ns.Do(func() error { return got.read(said) })) })
+	h.Inside(path, func() error { return got.read(said) })
 	got.sort()
 	if said.sort(); !reflect.DeepEqual(got, said) {
 		h.T.Errorf("in the container:\n%+v\nthe result says:\n%+v", got, said)

@@ -44,7 +44,7 @@ func (h *RealHost) Container(name string) string {
 // Inside runs fn in the namespace at path.
 func (h *RealHost) Inside(path string, fn func() error) {
 	h.T.Helper()
-	h.with(path, func(ns *netns.Handle) { expect.NoError(h.T, ns.Do(fn)) })
+	expect.NoError(h.T, netns.Do(path, fn))
 }
 
 // Real returns a Runtime with the reference plugins.
@@ -57,16 +57,10 @@ func (h *RealHost) Real(opts ...cni.Opt) *cni.Runtime {
 // and the pins of namespaces, which belong to the test.
 func (h *RealHost) Audit() audit.Lines {
 	h.T.Helper()
-	return h.Host.Audit().Without(func(line string) bool {
-		what, _, _ := strings.Cut(line, " ")
-		switch what {
-		case "missing":
-			h.T.Fatalf("the audit is blind: %s: install iptables and nftables", line)
-		case "process", "fd", "mount", "netns":
-			return true
-		}
-		return false
-	})
+	lines, err := audit.Snapshot(context.Background(), audit.Options{
+		StateDirs: []string{h.Path("state"), h.Path("ipam")}, WithoutProcess: true, Complete: true})
+	expect.NoError(h.T, err)
+	return lines
 }
 
 // Left returns the lines that were added and removed since an audit, except
@@ -89,12 +83,9 @@ func (h *RealHost) WantClean(before audit.Lines) {
 func WantProcessAsBefore(t *testing.T) {
 	t.Helper()
 	snapshot := func() audit.Lines {
-		lines, err := audit.Snapshot(context.Background(), audit.Options{})
+		lines, err := audit.Process()
 		expect.NoError(t, err)
-		return lines.Without(func(line string) bool {
-			what, _, _ := strings.Cut(line, " ")
-			return what != "process" && what != "fd" && what != "mount"
-		})
+		return lines
 	}
 	before := snapshot()
 	t.Cleanup(func() {

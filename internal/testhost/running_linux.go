@@ -1,11 +1,7 @@
 package testhost
 
 import (
-	"errors"
-	"os"
-	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,16 +36,19 @@ func LeavesNothingRunning(t *testing.T) {
 
 func measure(t testing.TB) load {
 	t.Helper()
-	r, w, err := os.Pipe() // the first pipe opens the poller, which stays
-	expect.NoError(t, errors.Join(err, r.Close(), w.Close()))
-	fds, err := os.ReadDir("/proc/thread-self/fd")
+	lines, err := audit.Process()
 	expect.NoError(t, err)
-	fds = slices.DeleteFunc(fds, func(fd os.DirEntry) bool {
-		// A Runtime keeps its liveness file open until it is garbage.
-		target, err := os.Readlink(filepath.Join("/proc/thread-self/fd", fd.Name()))
-		return err == nil && strings.Contains(target, "/embedcni/alive")
-	})
-	return load{runtime.NumGoroutine(), len(fds), len(Children(t))}
+	now := load{goroutines: runtime.NumGoroutine()}
+	for _, line := range lines {
+		switch {
+		case strings.HasPrefix(line, "process "):
+			now.processes++
+		case isDescriptor(line) && !strings.Contains(line, "/embedcni/alive"):
+			// A Runtime keeps its liveness file open until it is garbage.
+			now.descriptors++
+		}
+	}
+	return now
 }
 
 // Children returns the living processes below this one, including orphans,

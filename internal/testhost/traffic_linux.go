@@ -28,11 +28,7 @@ func (h *RealHost) At(path string, fn func() error) error {
 	if path == "" {
 		return fn()
 	}
-	ns, err := netns.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(ns.Do(fn), ns.Close())
+	return netns.Do(path, fn)
 }
 
 // ProbeIPv6 makes package net detect IPv6 here, where the loopback interface is

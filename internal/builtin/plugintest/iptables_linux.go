@@ -1,7 +1,6 @@
 package plugintest
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,11 +35,5 @@ func UseIPTables(t testing.TB, variant string) {
 // Filters lists the packet filters of a namespace.
 func Filters(t testing.TB, ns *netns.Handle) audit.Lines {
 	t.Helper()
-	var lines audit.Lines
-	err := ns.Do(func() (err error) {
-		lines, err = audit.Snapshot(context.Background(), audit.Options{})
-		return err
-	})
-	expect.NoError(t, err)
-	return lines.Without(func(l string) bool { return !audit.IsRule(l) })
+	return snapshot(t, ns, audit.Options{}).Without(func(l string) bool { return !audit.IsRule(l) })
 }
