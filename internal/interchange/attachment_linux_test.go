@@ -1,6 +1,7 @@
 package interchange
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -89,22 +90,15 @@ func (h *host) attachment(n *network, id string) *attachment {
 		a.c.do(h, n.inside)
 	}
 	text := fmt.Sprintf(`{"cniVersion": %q, "name": %q, "plugins": [%s]}`,
-		orElse(n.version, "1.0.0"), networkName, strings.Join(n.plugins, ",\n"))
+		cmp.Or(n.version, "1.0.0"), networkName, strings.Join(n.plugins, ",\n"))
 	list, err := libcni.NetworkConfFromBytes([]byte(strings.ReplaceAll(text, "STATE", h.path("state"))))
 	expect.NoError(h.t, err)
 	a.list = list
-	a.rt = &libcni.RuntimeConf{ContainerID: id, NetNS: a.c.path, IfName: orElse(n.ifName, "eth0"), Args: n.args}
+	a.rt = &libcni.RuntimeConf{ContainerID: id, NetNS: a.c.path, IfName: cmp.Or(n.ifName, "eth0"), Args: n.args}
 	if n.caps != "" {
 		expect.NoError(h.t, json.Unmarshal([]byte(n.caps), &a.rt.CapabilityArgs))
 	}
 	return a
-}
-
-func orElse(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
 }
 
 // run calls libcni with the plugins of a side. In-process plugins' deferred
