@@ -110,9 +110,7 @@ func TestCompat_08_Status(t *testing.T) {
 			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("%s: %v, want %q", who, err, test.err)
 			}
-			if got := strings.Join(testhost.Verbs(h.TakeCalls()), " "); got != test.calls {
-				t.Errorf("%s: calls %q, want %q", who, got, test.calls)
-			}
+			expect.Same(t, who, strings.Join(testhost.Verbs(h.TakeCalls()), " "), test.calls)
 		}
 	}
 	two := h.Runtime(cni.WithMinNetworkCount(2), cni.WithConfListBytes(old))

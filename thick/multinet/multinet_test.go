@@ -185,9 +185,7 @@ func TestStatuses(t *testing.T) {
 	if got := multinet.Statuses("none", nil, true); len(got) != 1 || !got[0].Default {
 		t.Errorf("without a result: %+v", got)
 	}
-	if got := multinet.StatusValue(nil); got != "[]" {
-		t.Errorf("no status: %s", got)
-	}
+	expect.Same(t, "no status", multinet.StatusValue(nil), "[]")
 }
 
 // FuzzParse: parsing does not panic; and what it accepts is well-formed, and can be written
