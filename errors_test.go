@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/perm"
 )
@@ -78,9 +79,7 @@ func TestErrorText(t *testing.T) {
 		"blank stderr": {with(func(e *Error) { e.Msg, e.Stderr = "boom", " \n\n" }), head + "boom"},
 	}
 	for name, test := range tests {
-		if got := test.err.Error(); got != test.want {
-			t.Errorf("%s: %s\nwant %s", name, got, test.want)
-		}
+		expect.Same(t, name, test.err.Error(), test.want)
 	}
 }
 
@@ -115,9 +114,7 @@ func TestErrorFormats(t *testing.T) {
 		{"%+v", quiet, `add network "n": why`}, {"%.3s", quiet, "add"}, {"%25s|", quiet, `     add network "n": why|`},
 	}
 	for _, test := range tests {
-		if got := fmt.Sprintf(test.format, test.arg); got != test.want {
-			t.Errorf("%s: %q, want %q", test.format, got, test.want)
-		}
+		expect.Same(t, test.format, fmt.Sprintf(test.format, test.arg), test.want)
 	}
 }
 
@@ -237,9 +234,7 @@ func TestAsCNIErrorHasTheCodeThatFits(t *testing.T) {
 			t.Errorf("%s: got code %d, %q, %q; want %d, %q, %q", name, got.Code, got.Msg, got.Details, tt.code, tt.msg, tt.more)
 		}
 	}
-	if got := AsCNIError(nil); got != nil {
-		t.Errorf("nil: got %v", got)
-	}
+	expect.Same(t, "of nil", AsCNIError(nil), nil)
 }
 
 func TestHintsAtArgumentsAndCapabilities(t *testing.T) {

@@ -34,9 +34,9 @@ func TestSetupFollowsAPathThatBecameAnothersWhileItWaited(t *testing.T) {
 
 	first := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
 	expect.Await(t, "the plugin", arrived)
-	alone := testhost.OpenAs(t, before) // by the call and its plugin
+	alone := openAs(t, before) // by the call and its plugin
 	second := testhost.Begin(testhost.SetUp(t.Context(), r, "c1", path))
-	expect.Eventually(t, "the second call to open the namespace", func() bool { return testhost.OpenAs(t, before) != alone })
+	expect.Eventually(t, "the second call to open the namespace", func() bool { return openAs(t, before) != alone })
 	s.RemoveNetNS("c1")
 	s.Container("c1")
 	after := idAt(t, path)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -183,9 +182,7 @@ func wantNothingLost(t *testing.T, out []byte, r *Result) {
 	}
 	slices.SortFunc(want, comparePrefix)
 	slices.SortFunc(got, comparePrefix)
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%q: addresses %v became %v", out, want, got)
-	}
+	expect.Same(t, string(out), got, want)
 	if len(network.Interfaces) < len(plugin.Interfaces) || len(r.Routes) != len(plugin.Routes) || r.Interfaces["eth0"] == nil {
 		t.Errorf("%q: %d interfaces became %d, %d routes %d", out, len(plugin.Interfaces), len(network.Interfaces), len(plugin.Routes), len(r.Routes))
 	}

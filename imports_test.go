@@ -134,9 +134,7 @@ func TestOnlyInvokeStartsPlugins(t *testing.T) {
 		if goos == "linux" {
 			want = append(want, ours+"/internal/iptables")
 		}
-		if !slices.Equal(users, want) {
-			t.Errorf("%s: os/exec is imported by %v, want %v", goos, users, want)
-		}
+		expect.Same(t, goos, users, want)
 	}
 }
 
@@ -199,9 +197,7 @@ func TestInitWorkIsFound(t *testing.T) {
 		"type t struct{}; func (t) init() {}":     "",
 		"var x, y = errors.New(`x`), os.Getpid()": "x.go: variable made by os.Getpid",
 	} {
-		if got := strings.Join(initWork(t, "x.go", "package x\n"+source), "\n"); got != want {
-			t.Errorf("%s: found %q, want %q", source, got, want)
-		}
+		expect.Same(t, source, strings.Join(initWork(t, "x.go", "package x\n"+source), "\n"), want)
 	}
 }
 

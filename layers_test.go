@@ -29,7 +29,7 @@ var floors = [][]string{
 		"internal/firstadd", "internal/invoke", "netns",
 	},
 	{
-		"internal/audit", "internal/firewalld", "internal/firewalldtest", "internal/nettest",
+		"internal/audit", "internal/firewalld", "internal/nettest",
 		"internal/nsfind", "internal/record", "internal/sandbox", "internal/thread", "plugin",
 		"thick/internal/delqueue",
 	},
@@ -44,7 +44,7 @@ var floors = [][]string{
 		"internal/hostns", "internal/iptables", "internal/netfilter/native",
 	},
 	{
-		"internal/netfilter/reference", "internal/portindex",
+		"internal/firewalldtest", "internal/netfilter/reference", "internal/portindex",
 	},
 	{
 		"internal/container", "internal/netfilter",

@@ -149,8 +149,6 @@ func TestNumbersAreFound(t *testing.T) {
 		"func TestTable() { _ = []string{`F3x`} }":   "[]",
 		"func TestTable() { t.Run(`M7`, f) }":        "[M7]",
 	} {
-		if got := fmt.Sprint(numbersIn(t, "x_test.go", "package x\n"+source)); got != want {
-			t.Errorf("%s: found %q, want %q", source, got, want)
-		}
+		expect.Same(t, source, fmt.Sprint(numbersIn(t, "x_test.go", "package x\n"+source)), want)
 	}
 }

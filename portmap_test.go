@@ -3,7 +3,7 @@ package cni
 import (
 	"encoding/json"
 	"errors"
-	"slices"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -25,9 +25,7 @@ func TestClaimsOfMappingsAreThoseOfTheirJSON(t *testing.T) {
 		data, err := json.Marshal([]wirePort{m})
 		expect.NoError(t, err)
 		got, want := claimsOf([]wirePort{m}), ports.Of(json.RawMessage(data))
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: claims %v, by its JSON %v", m, got, want)
-		}
+		expect.Same(t, fmt.Sprint(m), got, want)
 	}
 }
 

@@ -102,11 +102,11 @@ func TestFault_F33_ADescriptorIsLetGo(t *testing.T) {
 	expect.NoError(t, testhost.UnableToMount(testhost.SetUp(t.Context(), r, "c1", path)))
 	expect.Same(t, "kept by a mount", keeps(h.Host, "c1"), false)
 	expect.NoError(t, netns.Remove(path))
-	if testhost.OpenAs(t, id) == 0 {
+	if openAs(t, id) == 0 {
 		t.Error("no descriptor keeps the namespace")
 	}
 	h.eventuallyReaped(r)
-	expect.Same(t, "descriptors", testhost.OpenAs(t, id), 0)
+	expect.Same(t, "descriptors", openAs(t, id), 0)
 }
 
 // TestFault_F33_AnInterruptedSetupOrRemoveIsFinished as Recover does.

@@ -276,9 +276,7 @@ func TestResultThatGoCNIWrote(t *testing.T) {
 	expect.NoError(t, json.Unmarshal([]byte(persisted), &r))
 	wantShown(t, "primary", r.Primary(), &Interface{Name: "eth0", Sandbox: "/ns", Mac: "m2",
 		Addresses: []Address{prefix("2001:db8::3/128"), via("10.1.2.3/32", "10.1.2.1")}})
-	if got, want := r.IPv4(), via("10.1.2.3/32", "10.1.2.1"); got != want {
-		t.Errorf("IPv4 %v, want %v", got, want)
-	}
+	expect.Same(t, "IPv4", r.IPv4(), via("10.1.2.3/32", "10.1.2.1"))
 }
 
 func TestAddressOfAnyShape(t *testing.T) {
@@ -298,9 +296,7 @@ func TestAddressOfAnyShape(t *testing.T) {
 		"no address":                 {net.IPNet{}, "invalid Prefix"},
 	}
 	for name, test := range tests {
-		if got := newAddress(test.ip, nil).Prefix.String(); got != test.want {
-			t.Errorf("%s: %s, want %s", name, got, test.want)
-		}
+		expect.Same(t, name, newAddress(test.ip, nil).Prefix.String(), test.want)
 	}
 }
 

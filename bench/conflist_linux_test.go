@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"reflect"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestConflist(t *testing.T) {
@@ -25,18 +27,14 @@ func TestConflist(t *testing.T) {
 			{"type":"portmap","capabilities":{"portMappings":true}},{"type":"firewall"},{"type":"tuning"}]`},
 	} {
 		got, err := conflist(tt.work, tt.backend, 2, "/d")
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		wantJSON(t, name, got, `{"cniVersion":"1.0.0","name":"bench2","plugins":`+tt.want+`}`)
 	}
 }
 
 func TestNetavarkGetsAddressesOfItsNetwork(t *testing.T) {
 	got, err := netavarkConfig(container{ID: "c", Network: 1, N: 256, Ports: []uint16{8000}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var config struct {
 		Networks map[string]struct {
 			IPs []string `json:"static_ips"`
@@ -45,9 +43,7 @@ func TestNetavarkGetsAddressesOfItsNetwork(t *testing.T) {
 			Subnets []map[string]string
 		} `json:"network_info"`
 	}
-	if err := json.Unmarshal(got, &config); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal(got, &config))
 	if ips, want := config.Networks["bench1"].IPs, []string{"10.101.1.2"}; !reflect.DeepEqual(ips, want) {
 		t.Errorf("addresses %v, want %v", ips, want)
 	}
@@ -60,12 +56,8 @@ func TestNetavarkGetsAddressesOfItsNetwork(t *testing.T) {
 func wantJSON(t *testing.T, name string, got []byte, want string) {
 	t.Helper()
 	var a, b any
-	if err := json.Unmarshal(got, &a); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal([]byte(want), &b); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal(got, &a))
+	expect.NoError(t, json.Unmarshal([]byte(want), &b))
 	if !reflect.DeepEqual(a, b) {
 		t.Errorf("%s:\n got %s\nwant %s", name, got, want)
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
@@ -25,24 +26,16 @@ import (
 //	go test -run '^$' -bench Pair -benchtime 200x
 func BenchmarkPair(b *testing.B) {
 	plugins, err := refplugins.Dir(b.Context(), io.Discard)
-	if err != nil {
-		b.Fatal(err)
-	}
+	expect.NoError(b, err)
 	for _, work := range []work{workBridge, workPtpNAT, workDefault} {
 		b.Run(string(work), func(b *testing.B) {
 			cmd, err := workerCommand(spec{Contender: oneLine, Work: work, Dir: b.TempDir(), RunDir: "/run/" + b.Name(), Plugins: plugins})
-			if err != nil {
-				b.Fatal(err)
-			}
+			expect.NoError(b, err)
 			cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d", pairVariable, b.N))
 			out, err := cmd.Output()
-			if err != nil {
-				b.Fatal(err)
-			}
+			expect.NoError(b, err)
 			var all pairs
-			if err := json.Unmarshal(out, &all); err != nil {
-				b.Fatal(err)
-			}
+			expect.NoError(b, json.Unmarshal(out, &all))
 			b.ReportMetric(0, "ns/op")
 			for _, verb := range []string{verbADD, verbDEL} {
 				reportPairs(b, strings.ToLower(verb), all[verb])

@@ -3,6 +3,8 @@ package main
 import (
 	"slices"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestPlan(t *testing.T) {
@@ -19,9 +21,7 @@ func TestPlan(t *testing.T) {
 	}
 	want := []string{"default", "loopback", "bridge", "nat", "default8", "default64", "crowd64",
 		"default-attached", "default-attached8", "ports", "attached", "many"}
-	if !slices.Equal(got, want) {
-		t.Errorf("scenarios %q, want %q", got, want)
-	}
+	expect.Same(t, "scenarios", got, want)
 }
 
 func TestSelected(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // sample has contenders whose ratios are easy to check.
@@ -98,13 +100,9 @@ func TestTablesAreRectangular(t *testing.T) {
 func TestResultsSurviveTheFile(t *testing.T) {
 	r := sample()
 	data, err := r.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	again, err := parseResults(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if got, want := again.markdown(), r.markdown(); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
@@ -157,20 +155,14 @@ func TestReplaceSection(t *testing.T) {
 func TestCommittedFilesAreGeneratedFromTheFigures(t *testing.T) {
 	read := func(name string) string {
 		data, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return string(data)
 	}
 	r, err := parseResults([]byte(read(filepath.Join("results", "results.json"))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	readme := read(filepath.Join("..", "README.md"))
 	section, err := replaceSection(readme, r.summarySection())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	want := r.files()
 	delete(want, "results.txt")
 	want["README.md"] = section
@@ -180,9 +172,7 @@ func TestCommittedFilesAreGeneratedFromTheFigures(t *testing.T) {
 			path = filepath.Join("..", name)
 		}
 		committed, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		if string(committed) != text {
 			t.Errorf("%s differs from results.json: run go run . -render -readme ../README.md", path)
 		}

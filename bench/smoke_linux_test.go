@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 )
 
@@ -38,9 +39,7 @@ func (l logger) Write(p []byte) (int, error) {
 func TestEveryContenderDoesEveryScenario(t *testing.T) {
 	o := options{dir: t.TempDir(), seed: 1, budget: 10 * time.Minute, effort: smokeEffort}
 	r, err := measureAll(t.Context(), o, logger{t})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if err := r.complete(); err != nil {
 		t.Error(err)
 	}

@@ -78,9 +78,7 @@ func TestAuditOfAContainerIsItsAdditions(t *testing.T) {
 			if len(of) != 1 || strings.Contains(came, "\n- ") || strings.Count(came, "\n") < 10 {
 				t.Fatalf("attachments %+v, and there came\n%s", of, came)
 			}
-			if got := cnitest.Diff(nil, h.audit(of)); got != came {
-				t.Errorf("about c1:\n%s\nwith c1 came:\n%s", got, came)
-			}
+			expect.Same(t, "the lines about c1", cnitest.Diff(nil, h.audit(of)), came)
 		})
 	}
 }
@@ -123,9 +121,7 @@ func TestAuditAddsRequestedParts(t *testing.T) {
 			t.Errorf("%q: %d lines, and %d with %+v", c.prefix, without, with, c.options)
 		}
 	}
-	if got := count(cnitest.Options{}, "netns "+h.Path("netns")); got != 2 {
-		t.Errorf("%d pinned namespaces, want the host's and the container's", got)
-	}
+	expect.Same(t, "pinned namespaces", count(cnitest.Options{}, "netns "+h.Path("netns")), 2)
 }
 
 func TestAttachmentsHaveTheResultsValues(t *testing.T) {
@@ -140,9 +136,7 @@ func TestAttachmentsHaveTheResultsValues(t *testing.T) {
 	for _, a := range cnitest.Attachments("c1", result) {
 		got = append(got, fmt.Sprint(a))
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("attachments %q, want %q", got, want)
-	}
+	expect.Same(t, "attachments", got, want)
 }
 
 // addLink makes a pair of interfaces in the calling thread's namespace.

@@ -48,9 +48,7 @@ func TestHostHasBuiltInPlugins(t *testing.T) {
 	expect.NoError(t, rt.Load(cni.WithDefaultConf))
 	result, err := rt.Setup(context.Background(), "c1", path)
 	expect.NoError(t, err)
-	if got := result.IPv4().Prefix.String(); got != "10.7.0.2/24" {
-		t.Errorf("address %s", got)
-	}
+	expect.Same(t, "address", result.IPv4().Prefix.String(), "10.7.0.2/24")
 	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, "built in")
 	expect.NoError(t, rt.Remove(context.Background(), "c1", path))
 }

@@ -51,6 +51,8 @@ type Options struct {
 	// WithoutProcess omits mounts, processes and file descriptors, which belong
 	// to neither the network namespace nor the directories.
 	WithoutProcess bool
+	// Complete has Snapshot fail, instead of a line, if a tool is missing.
+	Complete bool
 }
 
 // Lines are the sorted lines of a snapshot. A repeated line stands for as many
@@ -91,17 +93,13 @@ func (l Lines) Without(pred func(string) bool) Lines {
 	return kept
 }
 
+// IsRule reports whether a line is of a packet filter.
+func IsRule(line string) bool {
+	what, _, _ := strings.Cut(line, " ")
+	return what == "nft" || strings.HasPrefix(what, "iptables") || strings.HasPrefix(what, "ip6tables")
+}
+
 // line joins the words that are not empty.
 func line(words ...string) string {
-	var b strings.Builder
-	for _, w := range words {
-		if w == "" {
-			continue
-		}
-		if b.Len() > 0 {
-			b.WriteByte(' ')
-		}
-		b.WriteString(w)
-	}
-	return b.String()
+	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), " ")
 }

@@ -1,7 +1,6 @@
 package audit
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -25,20 +25,15 @@ const maxHashed = 64 << 10
 // container.
 const ofHostLocal = "host-local"
 
-// isLedger reports whether a file belongs to an owner's ledger, of this version
-// or an earlier one: .claims, .claims.new, .claims.prev-1; .old.
-func isLedger(name string) bool {
-	owner := "ledger." + strings.Repeat("[0-9a-f]", 16)
-	for _, pattern := range []string{"", ".old", ".claims", ".claims.new", ".claims.prev-[0-9]*"} {
-		if ok, err := filepath.Match(owner+pattern, name); err == nil && ok {
-			return true
-		}
-	}
-	return false
-}
+var (
+	// ledger matches the name of an owner's ledger, of this version or an earlier one.
+	ledger = regexp.MustCompile(`^ledger\.[0-9a-f]{16}(\.old|\.claims(\.new|\.prev-\d.*)?)?$`)
+	// ofNetwork matches host-local's files of a network: the lock, and the last address of
+	// a range.
+	ofNetwork = regexp.MustCompile(`^(lock|last_reserved_ip\.\d.*)$`)
+)
 
-func listFiles(dirs []string) ([]string, error) {
-	var lines []string
+func listFiles(dirs []string) (lines []string, err error) {
 	for _, dir := range dirs {
 		more, _, err := listDir(dir)
 		if err != nil {
@@ -65,34 +60,33 @@ func listDir(dir string) (lines []string, hostLocal bool, err error) {
 	hostLocal = len(entries) > 0
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		if !e.IsDir() {
-			hostLocal = hostLocal && network
-			if isLedger(e.Name()) && e.Type().IsRegular() {
-				lines = append(lines, "file "+path+" "+ofLedger)
-				continue
-			}
-			text, err := describe(path, e)
+		var text, mark string
+		switch {
+		case e.IsDir():
+			below, of, err := listDir(path)
 			if err != nil {
 				return nil, false, err
 			}
-			if text != "" && network && (e.Name() == "lock" || lastReserved(e.Name())) {
-				text += " " + ofHostLocal
+			lines = append(lines, below...)
+			if text = "dir " + path + "/"; of {
+				mark = ofHostLocal
 			}
-			lines = append(lines, text)
-			continue
+			hostLocal = hostLocal && of
+		case ledger.MatchString(e.Name()) && e.Type().IsRegular():
+			text, mark = "file "+path, ofLedger
+		case network && ofNetwork.MatchString(e.Name()):
+			text, mark = "file "+path, ofHostLocal
+		default:
+			if text, err = describe(path, e); err != nil {
+				return nil, false, err
+			}
 		}
-		below, of, err := listDir(path)
-		if err != nil {
-			return nil, false, err
+		hostLocal = hostLocal && (network || e.IsDir())
+		if text != "" {
+			lines = append(lines, line(text, mark))
 		}
-		hostLocal = hostLocal && of
-		text := "dir " + path + "/"
-		if of {
-			text += " " + ofHostLocal
-		}
-		lines = append(append(lines, text), below...)
 	}
-	return Lines(lines).Without(func(l string) bool { return l == "" }), hostLocal, nil
+	return lines, hostLocal, nil
 }
 
 // isNetworkDir reports whether the entries are those of a host-local network
@@ -101,43 +95,33 @@ func listDir(dir string) (lines []string, hostLocal bool, err error) {
 func isNetworkDir(entries []fs.DirEntry) bool {
 	lock := false
 	for _, e := range entries {
-		name := e.Name()
-		_, err := netip.ParseAddr(name)
-		if !e.Type().IsRegular() || name != "lock" && !lastReserved(name) && err != nil {
+		_, err := netip.ParseAddr(e.Name())
+		if !e.Type().IsRegular() || err != nil && !ofNetwork.MatchString(e.Name()) {
 			return false
 		}
-		lock = lock || name == "lock"
+		lock = lock || e.Name() == "lock"
 	}
 	return lock
-}
-
-func lastReserved(name string) bool {
-	ok, err := filepath.Match("last_reserved_ip.[0-9]*", name)
-	return err == nil && ok
 }
 
 // describe returns the line for a file, or nothing if the file has just
 // disappeared.
 func describe(path string, e fs.DirEntry) (string, error) {
-	switch e.Type() {
-	case 0:
-		return describeRegular(path)
-	case fs.ModeSymlink:
+	if e.Type() == fs.ModeSymlink {
 		target, err := os.Readlink(path)
 		if err != nil {
 			return "", unlessGone(err)
 		}
 		return "symlink " + path + " " + target, nil
 	}
-	return fmt.Sprintf("special %s %v", path, e.Type()), nil
-}
-
-func describeRegular(path string) (string, error) {
+	if !e.Type().IsRegular() {
+		return fmt.Sprintf("special %s %v", path, e.Type()), nil
+	}
 	// A pinned namespace is a regular file that cannot be read.
 	if h, err := netns.Open(path); err == nil {
 		return "file " + path + " netns " + h.ID().String(), h.Close()
 	}
-	info, err := os.Lstat(path)
+	info, err := e.Info()
 	if err != nil {
 		return "", unlessGone(err)
 	}
@@ -164,20 +148,26 @@ func unlessGone(err error) error {
 	return err
 }
 
-// listMounts lists all namespace mounts, and all mounts at or below dirs.
-func listMounts(dirs []string) ([]string, error) {
+// listMounts lists all namespace mounts, and all mounts at or below dirs. It reads a
+// mountinfo, see proc_pid_mountinfo(5). The number of fields before the dash varies:
+//
+//	36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 - ext3 /dev/root rw
+func listMounts(dirs []string) (lines []string, err error) {
 	text, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
-	var lines []string
-	for _, m := range parseMountinfo(string(text)) {
-		listed := m.fstype == "nsfs"
-		for _, dir := range dirs {
-			listed = listed || within(m.path, filepath.Clean(dir))
+	// The kernel escapes separator characters.
+	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	for l := range strings.Lines(string(text)) {
+		head, tail, _ := strings.Cut(l, " - ")
+		fields, types := strings.Fields(head), strings.Fields(tail)
+		if len(fields) < 5 || len(types) < 1 {
+			continue
 		}
-		if listed {
-			lines = append(lines, "mount "+m.fstype+" "+m.path)
+		path := unescape.Replace(fields[4])
+		if types[0] == "nsfs" || slices.ContainsFunc(dirs, func(dir string) bool { return within(path, filepath.Clean(dir)) }) {
+			lines = append(lines, "mount "+types[0]+" "+path)
 		}
 	}
 	return lines, nil
@@ -187,34 +177,9 @@ func within(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-type mount struct{ fstype, path string }
-
-// parseMountinfo reads a mountinfo, see proc_pid_mountinfo(5). The number of
-// fields before the dash varies:
-//
-//	36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 - ext3 /dev/root rw
-func parseMountinfo(text string) []mount {
-	var mounts []mount
-	for l := range strings.Lines(text) {
-		head, tail, _ := strings.Cut(l, " - ")
-		fields, types := strings.Fields(head), strings.Fields(tail)
-		if len(fields) < 5 || len(types) < 1 {
-			continue
-		}
-		mounts = append(mounts, mount{fstype: types[0], path: unescape(fields[4])})
-	}
-	return mounts
-}
-
-// unescape undoes the kernel's escapes of separator characters.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
-}
-
 // listNetNS lists the files in the directories where namespaces are pinned. A
 // file that pins none is the leftover of an interrupted removal.
-func listNetNS(dirs []string) ([]string, error) {
-	var lines []string
+func listNetNS(dirs []string) (lines []string, err error) {
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrPermission) {
@@ -227,15 +192,13 @@ func listNetNS(dirs []string) ([]string, error) {
 			h, err := netns.Open(path)
 			switch {
 			case err == nil:
-				lines = append(lines, "netns "+path+" "+h.ID().String())
-				if err := h.Close(); err != nil {
-					return nil, err
-				}
+				lines, err = append(lines, "netns "+path+" "+h.ID().String()), h.Close()
 			case errors.Is(err, netns.ErrNotNetNS):
-				lines = append(lines, "netns "+path+" none")
+				lines, err = append(lines, "netns "+path+" none"), nil
 			case errors.Is(err, fs.ErrPermission):
-				lines = append(lines, "unreadable "+path)
-			case unlessGone(err) != nil:
+				lines, err = append(lines, "unreadable "+path), nil
+			}
+			if unlessGone(err) != nil {
 				return nil, err
 			}
 		}
@@ -274,9 +237,4 @@ func listDescriptors() ([]string, error) {
 		lines = append(lines, "fd "+numbered.ReplaceAllString(target, "$1"))
 	}
 	return lines, nil
-}
-
-// commandLine joins the arguments of /proc/PID/cmdline.
-func commandLine(cmdline []byte) string {
-	return strings.TrimSpace(string(bytes.ReplaceAll(cmdline, []byte{0}, []byte(" "))))
 }

@@ -121,25 +121,23 @@ func chainProperty(text string) bool {
 	return strings.HasPrefix(text, "comment ") || strings.HasPrefix(text, "type ") && strings.Contains(text, " hook ")
 }
 
+var (
+	quoted = regexp.MustCompile(`"[^"]*"`)
+	// element matches an element of a list, which may have commas in comments.
+	element = regexp.MustCompile(`([^,"]|"[^"]*")+`)
+	expires = regexp.MustCompile(` expires \S+`)
+)
+
 // elements returns a line for each element of a set or map. It drops an
 // element's remaining time to live.
-func elements(path []string, text string) []string {
+func elements(path []string, text string) (lines []string) {
 	where := block(path)
 	if _, name, ok := strings.Cut(strings.TrimPrefix(where, "nft "), " "); ok {
 		where = "nft element " + name
 	}
 	text = strings.TrimSuffix(strings.TrimPrefix(text, "elements = {"), "}")
-	expires := regexp.MustCompile(` expires \S+`)
-	var lines []string
-	start, quoted := 0, false
-	for i := 0; i <= len(text); i++ {
-		if i < len(text) && text[i] == '"' {
-			quoted = !quoted
-		}
-		if i == len(text) || text[i] == ',' && !quoted {
-			lines = append(lines, line(where, expires.ReplaceAllString(strings.TrimSpace(text[start:i]), "")))
-			start = i + 1
-		}
+	for _, one := range element.FindAllString(text, -1) {
+		lines = append(lines, line(where, expires.ReplaceAllString(strings.TrimSpace(one), "")))
 	}
 	return lines
 }
@@ -147,17 +145,6 @@ func elements(path []string, text string) []string {
 // elementsEnd reports whether the braces in text are balanced. It ignores those
 // in comments, which nft prints in quotes and without escapes.
 func elementsEnd(text string) bool {
-	depth, quoted := 0, false
-	for _, r := range text {
-		switch {
-		case r == '"':
-			quoted = !quoted
-		case quoted:
-		case r == '{':
-			depth++
-		case r == '}':
-			depth--
-		}
-	}
-	return depth == 0
+	text = quoted.ReplaceAllString(text, "")
+	return strings.Count(text, "{") == strings.Count(text, "}")
 }

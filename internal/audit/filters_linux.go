@@ -21,19 +21,12 @@ func listFilters(ctx context.Context) ([]string, error) {
 	var lines []string
 	seen := make(map[string]bool) // nft tables that iptables has listed
 	for _, f := range filterFamilies() {
-		legacy, listed, err := f.legacyTables()
+		legacy, err := f.legacyTables()
 		if err != nil {
 			return nil, err
 		}
-		t := tables{legacy: legacy, has: map[string]bool{
-			"-nft":    blind || hasTable(ruleset, f.nft),
-			"-legacy": len(legacy) > 0,
-		}}
-		t.has[""] = t.has["-nft"] || t.has["-legacy"]
-		if listed {
-			t.legacy = nil
-		}
-		rules, err := listIPTables(ctx, f, t, seen)
+		nft := blind || strings.Contains("\n"+ruleset, "\ntable "+f.nft+" ")
+		rules, err := f.rules(ctx, nft, legacy, seen)
 		if err != nil {
 			return nil, err
 		}
@@ -45,39 +38,36 @@ func listFilters(ctx context.Context) ([]string, error) {
 	return append(lines, parseRuleset(ruleset, seen)...), nil
 }
 
-// tables are the tables of a family that the kernel has.
-type tables struct {
-	has    map[string]bool // by variant of the tool
-	legacy []string        // those that a tool must be asked for by name
-}
-
-// listIPTables lists the rules of one family with each variant of the tool that
+// rules lists the rules of one family with each variant of the tool that
 // has tables. It adds nft's tables among them to seen.
-func listIPTables(ctx context.Context, f filterFamily, t tables, seen map[string]bool) ([]string, error) {
-	var lines []string
+func (f filterFamily) rules(ctx context.Context, nft bool, legacy []string, seen map[string]bool) (lines []string, err error) {
 	found := false
 	// The plain name is the same as one of the variants, if those exist.
 	for _, variant := range []string{"-nft", "-legacy", ""} {
-		if variant == "" && found {
-			continue
-		}
 		tool := f.tool + variant
-		if _, err := lookPath(tool + "-save"); errors.Is(err, exec.ErrNotFound) {
+		if _, err := lookPath(tool + "-save"); errors.Is(err, exec.ErrNotFound) || variant == "" && found {
 			continue
 		}
 		found = true
-		if !t.has[variant] {
-			continue
+		calls := [][]string{{}} // all tables
+		switch {
+		case variant == "-legacy": // by name: the tool may be unable to read the list
+			calls = nil
+			for _, table := range legacy {
+				calls = append(calls, []string{"-t", table})
+			}
+		case !nft && (variant == "-nft" || len(legacy) == 0):
+			calls = nil
 		}
-		out, err := t.save(ctx, tool, variant)
-		if err != nil {
-			return nil, err
-		}
-		rules, names := parseSave(tool, out)
-		lines = append(lines, rules...)
-		if variant == "-nft" || strings.Contains(out, "(nf_tables)") {
+		for _, args := range calls {
+			out, err := run(ctx, tool+"-save", args...)
+			if err != nil {
+				return nil, err
+			}
+			rules, names := parseSave(tool, out)
+			lines = append(lines, rules...)
 			for _, table := range names {
-				seen[f.nft+" "+table] = true
+				seen[f.nft+" "+table] = seen[f.nft+" "+table] || variant == "-nft" || strings.Contains(out, "(nf_tables)")
 			}
 		}
 	}
@@ -85,32 +75,6 @@ func listIPTables(ctx context.Context, f filterFamily, t tables, seen map[string
 		lines = append(lines, "missing "+f.tool+"-save")
 	}
 	return lines, nil
-}
-
-// save returns the rules of a variant.
-func (t tables) save(ctx context.Context, tool, variant string) (string, error) {
-	if variant != "-legacy" || t.legacy == nil {
-		return run(ctx, tool+"-save")
-	}
-	var all strings.Builder
-	for _, table := range t.legacy {
-		out, err := run(ctx, tool+"-save", "-t", table)
-		if err != nil {
-			return "", err
-		}
-		all.WriteString(out)
-	}
-	return all.String(), nil
-}
-
-// hasTable reports whether nft's ruleset has a table of the family.
-func hasTable(ruleset, family string) bool {
-	for line := range strings.Lines(ruleset) {
-		if strings.HasPrefix(line, "table "+family+" ") {
-			return true
-		}
-	}
-	return false
 }
 
 // run runs a tool in the calling thread's namespaces and returns its output.
@@ -134,14 +98,10 @@ func run(ctx context.Context, tool string, args ...string) (string, error) {
 // lookPath also searches the usual directories of these tools, which are
 // missing in a user's PATH on systems like Debian.
 func lookPath(tool string) (string, error) {
-	path, err := exec.LookPath(tool)
-	if err == nil {
-		return path, nil
-	}
-	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin"} {
+	for _, dir := range []string{"", "/usr/local/sbin", "/usr/sbin", "/sbin"} {
 		if path, err := exec.LookPath(filepath.Join(dir, tool)); err == nil {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("%w: %w", exec.ErrNotFound, err)
+	return "", fmt.Errorf("%s: %w", tool, exec.ErrNotFound)
 }

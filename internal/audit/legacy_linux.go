@@ -27,52 +27,31 @@ func filterFamilies() []filterFamily {
 // lists them in a file that does not exist while there are none. The file belongs to the
 // root user of the time when the namespace was made: of the machine, if the namespace is
 // older than the mappings of its user namespace. Then nobody in it can read the file, nor
-// can the tools, and listed is false. The kernel is asked for each table instead, which
-// makes an empty one of it.
-func (f filterFamily) legacyTables() (tables []string, listed bool, err error) {
+// can the tools. The kernel is asked for each table instead, which makes an empty one of it.
+func (f filterFamily) legacyTables() (tables []string, err error) {
 	names, err := os.ReadFile("/proc/thread-self/net/" + f.names)
-	switch {
-	case err == nil:
-		return strings.Fields(string(names)), true, nil
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, true, nil
-	case !errors.Is(err, fs.ErrPermission):
-		return nil, false, err
+	if !errors.Is(err, fs.ErrPermission) {
+		return strings.Fields(string(names)), unlessGone(err)
 	}
 	fd, err := unix.Socket(f.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	for _, table := range []string{"filter", "mangle", "nat", "raw", "security"} {
-		there, terr := f.hasLegacyTable(fd, table)
-		if there {
+		// struct ipt_getinfo, and ip6t_getinfo: IPT_SO_GET_INFO of <linux/netfilter_ipv4/ip_tables.h>.
+		var info [84]byte
+		copy(info[:], table)
+		const getInfo = 64
+		length := uint32(len(info))
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(f.level), getInfo,
+			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&length)), 0)
+		switch errno {
+		case 0:
 			tables = append(tables, table)
+		case unix.ENOENT, unix.ENOPROTOOPT: // no such table; no legacy iptables at all
+		default:
+			err = errors.Join(err, os.NewSyscallError("getsockopt", errno))
 		}
-		err = errors.Join(err, terr)
 	}
-	return tables, false, errors.Join(err, unix.Close(fd))
-}
-
-// getInfo is IPT_SO_GET_INFO of <linux/netfilter_ipv4/ip_tables.h>, and its IPv6 twin.
-const getInfo = 64
-
-// tableInfo is struct ipt_getinfo, and ip6t_getinfo.
-type tableInfo struct {
-	name [32]byte
-	_    [13]uint32
-}
-
-func (f filterFamily) hasLegacyTable(fd int, table string) (bool, error) {
-	var info tableInfo
-	copy(info.name[:], table)
-	length := uint32(unsafe.Sizeof(info))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(f.level), getInfo,
-		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&length)), 0)
-	switch errno {
-	case 0:
-		return true, nil
-	case unix.ENOENT, unix.ENOPROTOOPT: // no such table; no legacy iptables at all
-		return false, nil
-	}
-	return false, os.NewSyscallError("getsockopt", errno)
+	return tables, errors.Join(err, unix.Close(fd))
 }

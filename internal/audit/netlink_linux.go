@@ -34,12 +34,12 @@ func listNetlink() (lines []string, err error) {
 	for _, l := range links {
 		lines = append(lines, v.link(l))
 	}
-	for _, part := range []struct {
-		name string
-		list func() ([]string, error)
-	}{
-		{"addresses", v.addrs}, {"routes", v.routes}, {"rules", v.rules},
-		{"neighbours", v.neighs}, {"qdiscs", v.qdiscs},
+	for _, part := range []part{
+		{"addresses", listed(func() ([]netlink.Addr, error) { return handle.AddrList(nil, netlink.FAMILY_ALL) }, v.addr)},
+		{"routes", v.routes},
+		{"rules", listed(func() ([]netlink.Rule, error) { return handle.RuleList(netlink.FAMILY_ALL) }, rule)},
+		{"neighbours", listed(func() ([]netlink.Neigh, error) { return handle.NeighList(0, netlink.FAMILY_ALL) }, v.neigh)},
+		{"qdiscs", listed(func() ([]netlink.Qdisc, error) { return handle.QdiscList(nil) }, v.qdisc)},
 	} {
 		more, err := part.list()
 		if err != nil {
@@ -48,6 +48,20 @@ func listNetlink() (lines []string, err error) {
 		lines = append(lines, more...)
 	}
 	return lines, nil
+}
+
+// listed returns a function that lists objects, a line for each one. No line stands for
+// one that does not count.
+func listed[T any](list func() ([]T, error), text func(T) string) func() ([]string, error) {
+	return func() (lines []string, err error) {
+		all, err := Dump(list)
+		for _, one := range all {
+			if l := text(one); l != "" {
+				lines = append(lines, l)
+			}
+		}
+		return lines, err
+	}
 }
 
 // Dump repeats an interrupted netlink listing, because the kernel may have
@@ -112,23 +126,15 @@ func (v *view) link(l netlink.Link) string {
 		fmt.Sprintf("mtu %d", a.MTU), state, word("alias", a.Alias))
 }
 
-func (v *view) addrs() ([]string, error) {
-	addrs, err := Dump(func() ([]netlink.Addr, error) { return v.handle.AddrList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
-		return nil, err
+func (v *view) addr(a netlink.Addr) string {
+	if automatic(a) {
+		return ""
 	}
-	var lines []string
-	for _, a := range addrs {
-		if automatic(a) {
-			continue
-		}
-		peer := ""
-		if a.Peer != nil && a.Peer.String() != a.IPNet.String() {
-			peer = a.Peer.String()
-		}
-		lines = append(lines, line("addr", v.dev(a.LinkIndex), a.IPNet.String(), word("peer", peer)))
+	peer := ""
+	if a.Peer != nil && a.Peer.String() != a.IPNet.String() {
+		peer = a.Peer.String()
 	}
-	return lines, nil
+	return line("addr", v.dev(a.LinkIndex), a.IPNet.String(), word("peer", peer))
 }
 
 // automatic reports whether the kernel created the address by itself, some time
@@ -142,33 +148,20 @@ func automatic(a netlink.Addr) bool {
 	return ip[11] == 0xff && ip[12] == 0xfe || a.Flags&unix.IFA_F_STABLE_PRIVACY != 0
 }
 
-func (v *view) rules() ([]string, error) {
-	rules, err := Dump(func() ([]netlink.Rule, error) { return v.handle.RuleList(netlink.FAMILY_ALL) })
-	if err != nil {
-		return nil, err
+func rule(r netlink.Rule) string {
+	if r.Priority == 0 || r.Table == unix.RT_TABLE_MAIN && r.Priority == 32766 ||
+		r.Table == unix.RT_TABLE_DEFAULT && r.Priority == 32767 {
+		return "" // present in every new namespace
 	}
-	var lines []string
-	for _, r := range rules {
-		if r.Priority == 0 || r.Table == unix.RT_TABLE_MAIN && r.Priority == 32766 ||
-			r.Table == unix.RT_TABLE_DEFAULT && r.Priority == 32767 {
-			continue // present in every new namespace
-		}
-		mark := ""
-		if r.Mark != 0 {
-			mark = fmt.Sprintf("%#x", r.Mark)
-		}
-		lines = append(lines, line("rule", family(r.Family), fmt.Sprint(r.Priority), word("from", prefix(r.Src)),
-			word("to", prefix(r.Dst)), word("iif", r.IifName), word("oif", r.OifName), word("mark", mark),
-			fmt.Sprintf("table %d", r.Table)))
+	family, mark := "inet", ""
+	if r.Family == unix.AF_INET6 {
+		family = "inet6"
 	}
-	return lines, nil
-}
-
-func family(f int) string {
-	if f == unix.AF_INET6 {
-		return "inet6"
+	if r.Mark != 0 {
+		mark = fmt.Sprintf("%#x", r.Mark)
 	}
-	return "inet"
+	return line("rule", family, fmt.Sprint(r.Priority), word("from", prefix(r.Src)), word("to", prefix(r.Dst)),
+		word("iif", r.IifName), word("oif", r.OifName), word("mark", mark), fmt.Sprintf("table %d", r.Table))
 }
 
 func prefix(n *net.IPNet) string {
@@ -178,41 +171,24 @@ func prefix(n *net.IPNet) string {
 	return n.String()
 }
 
-func (v *view) neighs() ([]string, error) {
-	neighs, err := Dump(func() ([]netlink.Neigh, error) { return v.handle.NeighList(0, netlink.FAMILY_ALL) })
-	if err != nil {
-		return nil, err
+func (v *view) neigh(n netlink.Neigh) string {
+	// Other entries come and go with traffic.
+	if n.State&unix.NUD_PERMANENT == 0 || n.IP == nil {
+		return ""
 	}
-	var lines []string
-	for _, n := range neighs {
-		// Other entries come and go with traffic.
-		if n.State&unix.NUD_PERMANENT == 0 || n.IP == nil {
-			continue
-		}
-		lines = append(lines, line("neigh", v.name(n.LinkIndex), n.IP.String(), n.HardwareAddr.String()))
-	}
-	return lines, nil
+	return line("neigh", v.name(n.LinkIndex), n.IP.String(), n.HardwareAddr.String())
 }
 
-func (v *view) qdiscs() ([]string, error) {
-	qdiscs, err := Dump(func() ([]netlink.Qdisc, error) { return v.handle.QdiscList(nil) })
-	if err != nil {
-		return nil, err
+func (v *view) qdisc(q netlink.Qdisc) string {
+	a := q.Attrs()
+	// Handle 0 is a default that the kernel attached with the link.
+	if a.Handle == 0 {
+		return ""
 	}
-	var lines []string
-	for _, q := range qdiscs {
-		a := q.Attrs()
-		// Handle 0 is a default that the kernel attached with the link.
-		if a.Handle == 0 {
-			continue
-		}
-		handle := netlink.HandleStr(a.Handle)
-		// The kernel allocates handles from the upper half.
-		if a.Handle>>31 != 0 && a.Handle < netlink.HANDLE_INGRESS&0xffff0000 {
-			handle = "auto"
-		}
-		lines = append(lines, line("qdisc", v.name(a.LinkIndex), q.Type(), handle,
-			word("parent", netlink.HandleStr(a.Parent))))
+	handle := netlink.HandleStr(a.Handle)
+	// The kernel allocates handles from the upper half.
+	if a.Handle>>31 != 0 && a.Handle < netlink.HANDLE_INGRESS&0xffff0000 {
+		handle = "auto"
 	}
-	return lines, nil
+	return line("qdisc", v.name(a.LinkIndex), q.Type(), handle, word("parent", netlink.HandleStr(a.Parent)))
 }

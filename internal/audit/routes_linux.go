@@ -8,21 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (v *view) routes() ([]string, error) {
-	all := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
-	var lines []string
+func (v *view) routes() (lines []string, err error) {
 	for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := Dump(func() ([]netlink.Route, error) {
+		more, err := listed(func() ([]netlink.Route, error) {
+			all := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
 			return v.handle.RouteListFiltered(fam, all, netlink.RT_FILTER_TABLE)
-		})
+		}, func(r netlink.Route) string { return v.route(r, fam) })()
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range routes {
-			if !implied(r) {
-				lines = append(lines, v.route(r, fam))
-			}
-		}
+		lines = append(lines, more...)
 	}
 	return lines, nil
 }
@@ -44,6 +39,9 @@ func implied(r netlink.Route) bool {
 }
 
 func (v *view) route(r netlink.Route, fam int) string {
+	if implied(r) {
+		return ""
+	}
 	words := []string{"route", routeType(r.Type), destination(r.Dst, fam)}
 	words = append(words, v.hop(r.Gw, r.Via, r.LinkIndex, r.Flags)...)
 	for _, hop := range r.MultiPath {
@@ -100,25 +98,13 @@ func destination(dst *net.IPNet, fam int) string {
 
 // routeType returns the type's name, or nothing for a unicast route.
 func routeType(t int) string {
-	switch t {
-	case unix.RTN_UNICAST:
-		return ""
-	case unix.RTN_LOCAL:
-		return "local"
-	case unix.RTN_BROADCAST:
-		return "broadcast"
-	case unix.RTN_ANYCAST:
-		return "anycast"
-	case unix.RTN_MULTICAST:
-		return "multicast"
-	case unix.RTN_BLACKHOLE:
-		return "blackhole"
-	case unix.RTN_UNREACHABLE:
-		return "unreachable"
-	case unix.RTN_PROHIBIT:
-		return "prohibit"
-	case unix.RTN_THROW:
-		return "throw"
+	names := map[int]string{
+		unix.RTN_UNICAST: "", unix.RTN_LOCAL: "local", unix.RTN_BROADCAST: "broadcast", unix.RTN_ANYCAST: "anycast",
+		unix.RTN_MULTICAST: "multicast", unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable",
+		unix.RTN_PROHIBIT: "prohibit", unix.RTN_THROW: "throw",
+	}
+	if name, ok := names[t]; ok {
+		return name
 	}
 	return fmt.Sprintf("type-%d", t)
 }

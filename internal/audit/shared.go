@@ -3,7 +3,6 @@ package audit
 import (
 	"regexp"
 	"strings"
-	"sync"
 )
 
 // ofLedger marks a ledger of this library. Its content does not count: it
@@ -39,11 +38,9 @@ func Shared(line string) bool {
 	case "file":
 		return strings.HasSuffix(line, " host-local") || strings.HasSuffix(line, " "+ofLedger)
 	case "nft":
-		return sharedNFT().MatchString(line)
-	case "iptables", "iptables-nft", "iptables-legacy", "ip6tables", "ip6tables-nft", "ip6tables-legacy":
-		return sharedIPTables().MatchString(rule)
+		return sharedNFT.MatchString(line)
 	}
-	return false
+	return IsRule(line) && sharedIPTables.MatchString(rule)
 }
 
 // sharedLink checks the words at their positions, because a link can have any
@@ -58,11 +55,7 @@ func sharedLink(line string) bool {
 	return len(f) > 7 && f[2] == "dev" && f[4] == "type" && f[5] == "bridge" && f[6] == "proto" && f[7] == "kernel"
 }
 
-// Compiled on first use and never changed.
-var (
-	sharedIPTables = sync.OnceValue(func() *regexp.Regexp { return anyOf(exprsIPTables()) })
-	sharedNFT      = sync.OnceValue(func() *regexp.Regexp { return anyOf(exprsNFT()) })
-)
+var sharedIPTables, sharedNFT = anyOf(exprsIPTables()), anyOf(exprsNFT())
 
 // anyOf returns an expression that matches whole texts that one of exprs
 // matches.

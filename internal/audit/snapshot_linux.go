@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 )
 
 // Snapshot lists the current state of the calling thread's network namespace,
@@ -30,12 +31,30 @@ func Snapshot(ctx context.Context, o Options) (Lines, error) {
 		{"network namespaces", func() ([]string, error) { return listNetNS(o.NetNSDirs) }},
 	}
 	if !o.WithoutProcess {
-		parts = append(parts,
-			part{"mounts", func() ([]string, error) { return listMounts(slices.Concat(o.StateDirs, o.NetNSDirs)) }},
-			part{"processes", listProcesses},
-			part{"file descriptors", listDescriptors})
+		parts = append(parts, ofProcess(slices.Concat(o.StateDirs, o.NetNSDirs))...)
 	}
-	var all Lines
+	all, err := list(parts)
+	for _, line := range all {
+		if tool, blind := strings.CutPrefix(line, "missing "); blind && o.Complete {
+			return nil, fmt.Errorf("the audit is blind without %s: install iptables and nftables", tool)
+		}
+	}
+	return all, err
+}
+
+// Process lists the part of a snapshot that belongs to the process: namespaces that are
+// mounted, processes and file descriptors.
+func Process() (Lines, error) { return list(ofProcess(nil)) }
+
+func ofProcess(dirs []string) []part {
+	return []part{
+		{"mounts", func() ([]string, error) { return listMounts(dirs) }},
+		{"processes", Processes},
+		{"file descriptors", listDescriptors},
+	}
+}
+
+func list(parts []part) (all Lines, err error) {
 	for _, part := range parts {
 		lines, err := part.list()
 		if err != nil {

@@ -17,8 +17,13 @@ import (
 func TestObserverIsToldOfEachPluginsCall(t *testing.T) {
 	s := newStage(t)
 	var o testhost.Observer
-	r := s.Runtime(cni.WithObserver(o.Observe), cni.WithConfListBytes(s.Network("net", "1.1.0", "p", "q")))
-	ctx := context.WithValue(t.Context(), testhost.CtxKey{}, "the caller's")
+	type key struct{}
+	observe := func(ctx context.Context, e cni.Event) {
+		expect.Same(t, "context of "+e.Plugin, ctx.Value(key{}), any("the caller's"))
+		o.Observe(ctx, e)
+	}
+	r := s.Runtime(cni.WithObserver(observe), cni.WithConfListBytes(s.Network("net", "1.1.0", "p", "q")))
+	ctx := context.WithValue(t.Context(), key{}, "the caller's")
 	path := s.Container("c1")
 	s.On("q", "ADD", testhost.Says(5, "no"))
 	s.On("q", "DEL", testhost.Says(3, "unknown"))
@@ -44,9 +49,6 @@ func TestObserverIsToldOfEachPluginsCall(t *testing.T) {
 	want := []cni.Event{status("p"), status("q"), event("ADD", "p"), event("ADD", "q"), event("DEL", "q"), event("DEL", "p")}
 	want[3].Err, want[4].Err = add, del
 	expect.Same(t, "events", o.Events, want)
-	for i, v := range o.Values {
-		expect.Same(t, fmt.Sprint("context of event ", i), v, any("the caller's"))
-	}
 }
 
 func TestLogHasALineForEachCall(t *testing.T) {
@@ -179,7 +181,7 @@ func TestDuty_R41_TheContextBoundsThePauses(t *testing.T) {
 		cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := testhost.Begin(testhost.SetUp(ctx, r, "c1", path))
-	expect.Same(t, "pauses", s.Blocked(".waitFor", 1), 1)
+	expect.Same(t, "pauses", s.blocked(".waitFor", 1), 1)
 	expect.Same(t, "on record in the pause", testhost.Recorded(t, r), []string{})
 	cancel()
 	expect.Same(t, "errors", testhost.Messages(expect.Await(t, "Setup", done)), []string{"q: not now"})
@@ -255,7 +257,7 @@ func TestDuty_R40_StatusesAtOnceShareOneRun(t *testing.T) {
 		all = append(all, testhost.Begin(r.Status))
 	}
 	expect.Is(t, r.StatusContext(ctx), context.Canceled) // only this caller gives up
-	joined := s.Blocked(".(*snapshot).askStatus", 51)
+	joined := s.blocked(".(*snapshot).askStatus", 51)
 	letGo()
 	for _, done := range append(all, first) {
 		expect.Same(t, "code", testhost.AsError(t, expect.Await(t, "Status", done)).Code, 50)

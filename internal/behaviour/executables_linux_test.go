@@ -357,3 +357,34 @@ func TestFault_F61_TheCapabilitiesThatAreNamedSuffice(t *testing.T) {
 		})
 	}
 }
+
+// life makes every call of a runtime on a container, with each way to remove it
+// once.
+func life(ctx context.Context, r *cni.Runtime, j testhost.Job) error {
+	id, path := j.ID, j.NetNS
+	for _, remove := range []func() error{
+		func() error { return r.Remove(ctx, id, path) },
+		func() error {
+			report, err := r.GC(ctx, cni.GCOptions{KeepNone: true})
+			return errors.Join(err, report.Err())
+		},
+	} {
+		if _, err := r.Setup(ctx, id, path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}})); err != nil {
+			return err
+		}
+		if err := r.Check(ctx, id, path); err != nil {
+			return err
+		}
+		report, err := r.Recover(ctx)
+		if err = errors.Join(err, report.Err()); err != nil {
+			return err
+		}
+		if err := r.Check(ctx, id, path); err != nil {
+			return fmt.Errorf("after Recover (%+v): %w", report, err)
+		}
+		if err := remove(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -161,17 +161,15 @@ func try(network, address, want string) error {
 	if err := c.SetDeadline(time.Now().Add(moment)); err != nil {
 		return err
 	}
-	if network == "udp" {
-		if _, err := c.Write([]byte("?")); err != nil {
-			return err
-		}
+	if _, err := c.Write([]byte("?")); err != nil {
+		return err
 	}
 	buf := make([]byte, 64)
 	n, err := c.Read(buf)
 	if err != nil {
 		return err
 	}
-	if got := strings.TrimSpace(string(buf[:n])); want != "" && got != want {
+	if got, _, _ := strings.Cut(string(buf[:n]), "\n"); want != "" && got != want {
 		return fmt.Errorf("answered %q, want %q", got, want)
 	}
 	return nil

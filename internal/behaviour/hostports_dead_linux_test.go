@@ -378,7 +378,7 @@ func TestOwnContainersInTheCacheAreNotAnothers(t *testing.T) {
 	r := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins())
 	for id, attach := range map[string]func() error{
 		"c1": testhost.SetUp(t.Context(), r, "c1", h.Container("c1"), web()),
-		"c2": func() error { h.Pooled(r, "warm-2", "c2", web()); return nil },
+		"c2": func() error { pooled(h.Host, r, "warm-2", "c2", web()); return nil },
 	} {
 		expect.NoError(t, attach())
 		_, err := r.Setup(t.Context(), "c3", h.Container("at-"+id), web())

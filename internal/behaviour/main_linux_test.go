@@ -2,12 +2,14 @@ package behaviour_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"
@@ -76,7 +78,7 @@ func init() { runtime.LockOSThread() }
 func TestMain(m *testing.M) {
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{
 		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, replaceVerb: replaceMain,
-		daemonVerb: daemonMain, restartVerb + "ADD": restartMain, restartVerb + "RECOVER": restartMain,
+		"LIFE": life, daemonVerb: daemonMain, restartVerb + "ADD": restartMain, restartVerb + "RECOVER": restartMain,
 	})
 	if os.Getenv(listenEnv) != "" {
 		listenMain()
@@ -85,4 +87,17 @@ func TestMain(m *testing.M) {
 		sevenMain()
 	}
 	os.Exit(refplugins.Main(m, refplugins.WithScripted(), sandbox.Shards(4)))
+}
+
+// blocked waits until n goroutines wait in a select of this function of the
+// module, and returns the number of such goroutines.
+func (s *stage) blocked(function string, n int) int {
+	s.T.Helper()
+	stacks := make([]byte, 16<<20)
+	found := 0
+	expect.Eventually(s.T, fmt.Sprintf("%d goroutines in %s", n, function), func() bool {
+		found = strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "[select]:\ngithub.com/embedcni/cni"+function+"(")
+		return found >= n
+	})
+	return found
 }

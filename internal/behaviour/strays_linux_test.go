@@ -33,7 +33,7 @@ func poolOfTheDead(t *testing.T) (s *stage, conf []byte, path string) {
 	t.Helper()
 	s = newStage(t)
 	conf = s.Network("net", "1.0.0", "p")
-	path = s.Pooled(s.Runtime(cni.WithConfListBytes(conf)), "warm-1", "c1")
+	path = pooled(s.Host, s.Runtime(cni.WithConfListBytes(conf)), "warm-1", "c1")
 	s.addLinkAt(path, "eth0")
 	return s, conf, path
 }

@@ -12,15 +12,6 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// serve echoes on a port of the namespace at path, until the test ends.
-func serve(h *testhost.RealHost, path string, port int) {
-	h.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(h.T, err)
-	plugintest.Echo(h.T, ns, port)
-	expect.NoError(h.T, ns.Close())
-}
-
 // way is a way of packets: from the namespace at path, or the host, to a server.
 type way struct{ from, address string }
 

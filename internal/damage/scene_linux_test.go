@@ -146,7 +146,7 @@ func newScene(t *testing.T, f form) *scene {
 	switch {
 	case f.paired():
 		s.world = s.Outside()
-		serve(s.RealHost, s.world, 7)
+		s.Serve(s.world, 7)
 		s.one, s.other = s.attach("c1", 8080), s.attach("c2", 8081)
 		s.strange()
 	case f.typ == "loopback":
@@ -172,27 +172,8 @@ func (s *scene) lan() {
 	s.VethPair("up0", "up1")
 	s.MoveLink("up1", s.world)
 	s.LinkUp("up0")
-	s.Inside(s.world, func() error {
-		return configure("up1", "10.77.0.1/24", "fd77::1/64")
-	})
-	serve(s.RealHost, s.world, 7)
-}
-
-func configure(name string, addresses ...string) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	for _, text := range addresses {
-		address, err := netlink.ParseAddr(text)
-		if err != nil {
-			return err
-		}
-		if err := netlink.AddrAdd(link, address); err != nil {
-			return err
-		}
-	}
-	return netlink.LinkSetUp(link)
+	s.Configure(s.world, "up1", "10.77.0.1/24", "fd77::1/64")
+	s.Serve(s.world, 7)
 }
 
 // attach attaches a container, and opens its connections: from the world to its port of
@@ -207,7 +188,7 @@ func (s *scene) attach(id string, port int32) *guest {
 	}
 	result, err := s.rt.Setup(context.Background(), id, g.path, opts...)
 	expect.NoError(s.T, err)
-	serve(s.RealHost, g.path, 80)
+	s.Serve(g.path, 80)
 	switch {
 	case s.paired():
 		for _, i := range result.Raw()[0].Interfaces {
@@ -233,7 +214,7 @@ func (s *scene) attach(id string, port int32) *guest {
 func (s *scene) strange() {
 	s.T.Helper()
 	s.VethPair("admin0", "admin1")
-	expect.NoError(s.T, configure("admin0", "198.51.100.1/24"))
+	s.Configure("", "admin0", "198.51.100.1/24")
 	if s.bridged() {
 		s.VethPair("vm0", "vm1")
 		expect.NoError(s.T, s.plug("vm0"))
@@ -259,7 +240,7 @@ func (s *scene) look() audit.Lines {
 	s.T.Helper()
 	lines := s.Audit().Without(func(l string) bool {
 		// The kernel's route to an address of the host itself leads nowhere else.
-		if !s.ours && isRule(l) {
+		if !s.ours && audit.IsRule(l) {
 			return true // a repair puts what it did into this module's form
 		}
 		own := s.routed() && strings.HasPrefix(l, "route fd77::1/128 ") && strings.Contains(l, " proto kernel ")
@@ -280,11 +261,6 @@ func (s *scene) look() audit.Lines {
 	}
 	slices.Sort(lines)
 	return lines
-}
-
-// isRule reports whether a line of an audit is of a packet filter.
-func isRule(line string) bool {
-	return strings.HasPrefix(line, "nft ") || strings.HasPrefix(line, "iptables") || strings.HasPrefix(line, "ip6tables")
 }
 
 // sysctl returns a setting of the container, with the index of its interface, which

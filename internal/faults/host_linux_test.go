@@ -167,21 +167,11 @@ func (h *host) runtime(s settings) *cni.Runtime {
 func (h *host) audit() audit.Lines {
 	h.t.Helper()
 	lines, err := audit.Snapshot(context.Background(), audit.Options{
-		StateDirs: []string{h.path("state"), h.path("ipam")}, NetNSDirs: []string{h.path("netns")},
-	})
+		StateDirs: []string{h.path("state"), h.path("ipam")}, WithoutProcess: true, Complete: true}) // the process is checked elsewhere
 	expect.NoError(h.t, err)
 	return lines.Without(audit.Shared).Without(func(line string) bool {
-		what, _, _ := strings.Cut(line, " ")
-		switch what {
-		case "missing":
-			h.t.Fatalf("the audit is blind: %s: install iptables and nftables", line)
-		case "process", "fd", "mount", "netns":
-			return true // of the whole process, checked elsewhere
-		case "dir":
-			return true
-		}
 		own := h.path("state", "embedcni") // locks and marks belong to the host
-		return strings.Contains(line, own+"/locks") || strings.Contains(line, own+"/alive") || strings.Contains(line, own+"/networks/")
+		return strings.HasPrefix(line, "dir ") || strings.Contains(line, own+"/locks") || strings.Contains(line, own+"/alive") || strings.Contains(line, own+"/networks/")
 	})
 }
 
@@ -204,12 +194,7 @@ func (h *host) left(before audit.Lines, id string) audit.Lines {
 // exists.
 func (h *host) inside(id string) (links audit.Lines) {
 	h.t.Helper()
-	ns, err := netns.Open(h.netns(id))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	expect.NoError(h.t, err)
-	err = ns.Do(func() error {
+	err := netns.Do(h.netns(id), func() error {
 		all, err := audit.Dump(netlink.LinkList)
 		for _, l := range all {
 			if l.Attrs().Name != "lo" {
@@ -218,7 +203,9 @@ func (h *host) inside(id string) (links audit.Lines) {
 		}
 		return err
 	})
-	expect.NoError(h.t, errors.Join(err, ns.Close()))
+	if !errors.Is(err, os.ErrNotExist) { // else there is no such namespace
+		expect.NoError(h.t, err)
+	}
 	return links
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -26,32 +25,9 @@ const guardsPerHost = 6
 // next guard, or Recover, completes it; nothing of any container is lost, and nothing is
 // left after their removal.
 func (b *board) killGuards(t *testing.T) {
-	kinds := []string{ourNFTables, builtIn, executables, ourIPTables}
-	var c count
-	t.Run("hosts", func(t *testing.T) {
-		for first := 0; first < *guardKills; first += guardsPerHost {
-			t.Run(fmt.Sprint(first), func(t *testing.T) {
-				t.Parallel()
-				kind := kinds[first/guardsPerHost%len(kinds)]
-				l := b.newLiving(t, 18<<32+uint64(first), func(*rand.Rand) string { return kind })
-				l.moves = kind == executables || kind == ourIPTables
-				l.round(func(l *living) {
-					l.attach("c1", "c2", "c3", "c4", "c5") // so many are repaired from one look
-					attached := l.unrecorded()
-					for n := first; n < min(first+guardsPerHost, *guardKills) && l.harmed()+len(l.wrong) == 0; n++ {
-						c.add("kills", 1)
-						if l.killGuard(attached) {
-							c.add("in the middle", 1)
-						}
-					}
-				}, &c)
-			})
-		}
-	})
-	b.figure(t, "M16", "guard killed, guarded or recovered again",
-		fmt.Sprintf("%d of %d harmed, %d leaks or other faults in %d kills (%d in the middle)",
-			c.get("harmed"), c.get("living"), c.get("wrong"), c.get("kills"), c.get("in the middle")),
-		"0", c.get("harmed")+c.get("wrong") == 0 && c.get("kills") > 0)
+	// So many are repaired from one look.
+	b.killRepairing(t, "guard killed, guarded or recovered again", 18, *guardKills, guardsPerHost,
+		[]string{"c1", "c2", "c3", "c4", "c5"}, (*living).killGuard)
 }
 
 // killGuard breaks the containers, kills the guard that repairs them at a random moment,
@@ -167,7 +143,9 @@ func guardAloud(ctx context.Context, r *cni.Runtime) error {
 // unrecorded is the audit without records and what belongs to them, which say who has
 // worked on a container.
 func (l *living) unrecorded() audit.Lines {
-	return l.audit().Without(func(line string) bool { return strings.Contains(line, "/attachments/") || l.moves && isRule(line) })
+	return l.audit().Without(func(line string) bool {
+		return strings.Contains(line, "/attachments/") || l.moves && audit.IsRule(line)
+	})
 }
 
 // guardUntilHealthy runs a guard until nothing is missing.

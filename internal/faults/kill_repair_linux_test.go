@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 )
 
@@ -66,20 +67,28 @@ func (h *home) onHostEnd(do func(netlink.Link) error) error {
 // it is killed. The next repair completes it; nothing of any container is lost, and
 // nothing is left after their removal.
 func (b *board) killRepairs(t *testing.T) {
+	b.killRepairing(t, "runtime killed in Repair, repaired again", 17, *repairKills, repairsPerHost, []string{"c1", "c2"},
+		func(l *living, _ audit.Lines) bool { return l.killRepair() })
+}
+
+// killRepairing attaches containers on hosts with each kind of plugins, and kills on each
+// of them some runtimes that repair the containers.
+func (b *board) killRepairing(t *testing.T, what string, stream uint64, kills, perHost int, ids []string, kill func(l *living, attached audit.Lines) (hit bool)) {
 	kinds := []string{ourNFTables, builtIn, executables, ourIPTables}
 	var c count
 	t.Run("hosts", func(t *testing.T) {
-		for first := 0; first < *repairKills; first += repairsPerHost {
+		for first := 0; first < kills; first += perHost {
 			t.Run(fmt.Sprint(first), func(t *testing.T) {
 				t.Parallel()
-				kind := kinds[first/repairsPerHost%len(kinds)]
-				l := b.newLiving(t, 17<<32+uint64(first), func(*rand.Rand) string { return kind })
+				kind := kinds[first/perHost%len(kinds)]
+				l := b.newLiving(t, stream<<32+uint64(first), func(*rand.Rand) string { return kind })
 				l.moves = kind == executables || kind == ourIPTables
 				l.round(func(l *living) {
-					l.attach("c1", "c2")
-					for n := first; n < min(first+repairsPerHost, *repairKills) && l.harmed()+len(l.wrong) == 0; n++ {
+					l.attach(ids...)
+					attached := l.unrecorded()
+					for n := first; n < min(first+perHost, kills) && l.harmed()+len(l.wrong) == 0; n++ {
 						c.add("kills", 1)
-						if l.killRepair() {
+						if kill(l, attached) {
 							c.add("in the middle", 1)
 						}
 					}
@@ -87,7 +96,7 @@ func (b *board) killRepairs(t *testing.T) {
 			})
 		}
 	})
-	b.figure(t, "M16", "runtime killed in Repair, repaired again",
+	b.figure(t, "M16", what,
 		fmt.Sprintf("%d of %d harmed, %d leaks or other faults in %d kills (%d in the middle)",
 			c.get("harmed"), c.get("living"), c.get("wrong"), c.get("kills"), c.get("in the middle")),
 		"0", c.get("harmed")+c.get("wrong") == 0 && c.get("kills") > 0)

@@ -96,18 +96,13 @@ func (l *living) settleAt(id, path, address string) *home {
 func (l *living) about(before audit.Lines) audit.Lines {
 	l.t.Helper()
 	added, _ := audit.Diff(before, l.audit())
-	added = added.Without(func(line string) bool { return l.moves && isRule(line) })
+	added = added.Without(func(line string) bool { return l.moves && audit.IsRule(line) })
 	for i, line := range added {
 		if strings.Contains(line, "/attachments/") {
 			added[i], _, _ = strings.Cut(line, " sha256:")
 		}
 	}
 	return added
-}
-
-// isRule reports whether a line of an audit is of the packet filter.
-func isRule(line string) bool {
-	return strings.HasPrefix(line, "iptables-") || strings.HasPrefix(line, "ip6tables-") || strings.HasPrefix(line, "nft ")
 }
 
 // photographAll updates the photographs after changes that are part of the

@@ -102,18 +102,14 @@ func (j job) turns(ctx context.Context, r *cni.Runtime) error {
 
 // hasEth0 returns an error unless the container at path has its network.
 func hasEth0(id, path string) error {
-	ns, err := netns.Open(path)
-	if err != nil {
-		return fmt.Errorf("%s: %w", id, err)
-	}
-	err = ns.Do(func() error {
+	err := netns.Do(path, func() error {
 		_, err := net.InterfaceByName("eth0")
 		return err
 	})
 	if err != nil {
-		err = fmt.Errorf("%s at %s: %w", id, filepath.Base(path), err)
+		return fmt.Errorf("%s at %s: %w", id, filepath.Base(path), err)
 	}
-	return errors.Join(err, ns.Close())
+	return nil
 }
 
 // beginHolder starts a runtime that makes the containers' namespaces, and returns when it

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -20,6 +18,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -179,36 +178,16 @@ func (l *living) twoLists() {
 	l.wantNothing("both were removed")
 }
 
-// task starts a process in a new namespace, which is a container's.
-func (l *living) task() (path string, end func()) {
-	l.t.Helper()
-	cmd := exec.Command("sleep", "600")
-	// Start waits for the exec, so the process is in the namespace when Start
-	// returns.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
-	expect.NoError(l.t, cmd.Start())
-	end = func() {
-		_ = cmd.Process.Kill() // or it was killed before
-		_ = cmd.Wait()         // it was killed
-	}
-	l.t.Cleanup(end)
-	path = fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
-	ns, err := netns.Open(path)
-	expect.NoError(l.t, err)
-	expect.NoError(l.t, errors.Join(ns.Do(nettest.NoAddressDetection), ns.Close()))
-	return path, end
-}
-
 // neverRemoved: tasks end, and nobody removes their containers or recovers. The
 // program attaches others, possibly after a restart, as faasd does.
 func (l *living) neverRemoved() {
 	r, ctx := l.runtime(l.set), context.Background()
 	for n := range 3 {
 		id := fmt.Sprint("gone", n)
-		path, end := l.task()
-		_, err := r.Setup(ctx, id, path, ports(int32(20000+n))...)
+		task := testhost.NewTask(l.t)
+		_, err := r.Setup(ctx, id, task.Path(), ports(int32(20000+n))...)
 		expect.NoError(l.t, err)
-		end()
+		task.Kill()
 		if l.sometimes() {
 			r = l.runtime(l.set)
 		}

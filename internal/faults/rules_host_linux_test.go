@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"net"
-	"os"
 	"os/exec"
 	"strings"
 	"sync"
@@ -15,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/guard"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 )
@@ -56,15 +54,7 @@ type ruleHome struct {
 
 func newRuleHost(t *testing.T, f ruleForm, containers int) *ruleHost {
 	t.Helper()
-	bin := t.TempDir()
-	for _, family := range []string{"iptables", "ip6tables"} {
-		for _, purpose := range []string{"", "-save", "-restore"} {
-			tool, err := exec.LookPath(family + "-" + f.variant + purpose)
-			expect.NoError(t, err)
-			expect.NoError(t, os.Symlink(tool, bin+"/"+family+purpose))
-		}
-	}
-	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	plugintest.UseIPTables(t, f.variant)
 	h := &ruleHost{RealHost: testhost.NewReal(t), t: t, form: f}
 	h.outside = h.Outside()
 	h.Serve(h.outside, 7)
@@ -120,27 +110,10 @@ type question struct{ from, network, to, want string }
 // ask asks once, for a moment: a lost packet is only sent again after a second.
 func (h *ruleHost) ask(q question) error {
 	const moment = 30 * time.Millisecond
-	err := h.At(q.from, func() error {
-		c, err := net.DialTimeout(q.network, q.to, moment)
-		if err != nil {
-			return err
-		}
-		defer c.Close() // everything has been sent
-		if err := c.SetDeadline(time.Now().Add(moment)); err != nil {
-			return err
-		}
-		if q.network == "udp" {
-			if _, err := io.WriteString(c, "?"); err != nil {
-				return err
-			}
-		}
-		buf := make([]byte, 64)
-		n, err := c.Read(buf)
-		if got := strings.TrimSpace(string(buf[:n])); err == nil && q.want != "" && got != q.want {
-			err = fmt.Errorf("answered %q, want %q", got, q.want)
-		}
-		return err
-	})
+	got, err := h.Ask(q.from, q.network, q.to, moment)
+	if err == nil && q.want != "" && got != q.want {
+		err = fmt.Errorf("answered %q, want %q", got, q.want)
+	}
 	if err != nil {
 		return fmt.Errorf("from %q to %s: %w", q.from, q.to, err)
 	}

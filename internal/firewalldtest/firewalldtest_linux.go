@@ -4,10 +4,8 @@ package firewalldtest
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,12 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/netns"
 )
-
-// patience limits each wait. firewalld is written in Python, and takes a second
-// to start on an idle machine.
-const patience = 2 * time.Minute
 
 const (
 	busName   = "org.fedoraproject.FirewallD1"
@@ -46,7 +41,6 @@ type Server struct {
 	bus       *process
 	firewalld *process
 	conn      *dbus.Conn
-	owners    chan *dbus.Signal
 }
 
 // StartBus starts a D-Bus without a firewalld. It ends with the test.
@@ -65,10 +59,10 @@ func StartBus(t testing.TB, ns *netns.Handle) *Server {
 	expect.NoError(t, w.Close())
 	line, err := bufio.NewReader(r).ReadString('\n')
 	if err := errors.Join(err, r.Close()); err != nil {
-		t.Fatalf("the D-Bus did not start: %v: %s", err, s.bus.output.String())
+		t.Fatalf("the D-Bus did not start: %v: %s", err, s.bus.output(t))
 	}
 	s.Address = strings.TrimSpace(line)
-	s.watch()
+	s.connect()
 	return s
 }
 
@@ -94,20 +88,14 @@ func shortDir(t testing.TB) string {
 	return dir
 }
 
-// watch connects to the bus for the test's own calls and for changes of the
-// name's owner.
-func (s *Server) watch() {
+// connect connects to the bus for the test's own calls.
+func (s *Server) connect() {
 	s.t.Helper()
 	var err error
 	if s.conn, err = dbus.Connect(s.Address, dbus.WithAuth(dbus.AuthExternal(fmt.Sprint(os.Geteuid())))); err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = s.conn.Close() }) // the bus may have closed it
-	err = s.conn.AddMatchSignal(dbus.WithMatchInterface("org.freedesktop.DBus"),
-		dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, busName))
-	expect.NoError(s.t, err)
-	s.owners = make(chan *dbus.Signal, 16)
-	s.conn.Signal(s.owners)
 }
 
 // StartFirewalld starts a firewalld, and returns when it answers.
@@ -126,27 +114,17 @@ func (s *Server) StartFirewalld() {
 	s.mustCall(busName+".getDefaultZone", nil)
 }
 
-// awaitOwner waits until firewalld has taken its name, or has released it.
+// awaitOwner waits until firewalld has taken its name, or has released it. firewalld is
+// written in Python, and takes a second to start on an idle machine.
 func (s *Server) awaitOwner(owned bool) {
 	s.t.Helper()
-	ended := make(chan struct{})
-	if owned {
-		ended = s.firewalld.ended
-	}
-	for {
-		select {
-		case change := <-s.owners:
-			var name, before, after string
-			expect.NoError(s.t, dbus.Store(change.Body, &name, &before, &after))
-			if (after != "") == owned {
-				return
-			}
-		case <-ended:
-			s.t.Fatalf("firewalld has ended: %s", s.firewalld.output.String())
-		case <-time.After(patience):
-			s.t.Fatalf("firewalld has not changed its name on the bus after %v: %s", patience, s.firewalld.output.String())
+	expect.Eventually(s.t, fmt.Sprintf("a bus with firewalld: %t", owned), func() (has bool) {
+		if owned && s.firewalld.hasEnded() {
+			s.t.Fatalf("firewalld has ended: %s", s.firewalld.output(s.t))
 		}
-	}
+		expect.NoError(s.t, s.conn.BusObject().Call("org.freedesktop.DBus.NameHasOwner", 0, busName).Store(&has))
+		return has == owned
+	})
 }
 
 // StopFirewalld stops firewalld with SIGTERM, as a system's shutdown does.
@@ -230,52 +208,37 @@ func (s *Server) Connections() int {
 // test fails instead of being skipped silently.
 func tool(t testing.TB, name string) string {
 	t.Helper()
-	path, err := exec.LookPath(name)
-	if err == nil {
-		return path
+	path, err := iptables.LookPath(name)
+	if err != nil {
+		t.Fatalf("%v: install it (make deps does)", err)
 	}
-	for _, dir := range []string{"/usr/sbin", "/sbin"} {
-		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
-			return path
-		}
-	}
-	t.Fatalf("%v: install it (make deps does)", err)
-	return ""
+	return path
 }
 
-// process is a process that the test has started.
+// process is a process that the test has started. It writes to a file, which may be read
+// while it runs.
 type process struct {
-	cmd    *exec.Cmd
-	output *output
-	ended  chan struct{}
+	cmd   *exec.Cmd
+	file  string
+	ended chan struct{}
 }
 
-// output collects the output of a process. It may be read while the process
-// runs.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
+func (p *process) output(t testing.TB) string {
+	t.Helper()
+	text, err := os.ReadFile(p.file)
+	expect.NoError(t, err)
+	return string(text)
 }
 
 // start starts a process in the namespace. It ends with the test at the latest.
 func start(t testing.TB, ns *netns.Handle, cmd *exec.Cmd) *process {
 	t.Helper()
-	p := &process{cmd: cmd, output: &output{}, ended: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = p.output, p.output
+	p := &process{cmd: cmd, file: filepath.Join(t.TempDir(), "output"), ended: make(chan struct{})}
+	out, err := os.Create(p.file)
+	expect.NoError(t, err)
+	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	expect.NoError(t, ns.Do(cmd.Start))
+	expect.NoError(t, ns.Do(cmd.Start), out.Close())
 	go func() {
 		_ = cmd.Wait() // it is ended by signals
 		close(p.ended)
@@ -284,21 +247,28 @@ func start(t testing.TB, ns *netns.Handle, cmd *exec.Cmd) *process {
 	return p
 }
 
+func (p *process) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // stop ends the process, and waits until it has ended.
 func (p *process) stop(t testing.TB, signal syscall.Signal) {
 	t.Helper()
-	select {
-	case <-p.ended:
+	if p.hasEnded() {
 		return
-	default:
 	}
 	if err := p.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		t.Error(err)
 	}
 	select {
 	case <-p.ended:
-	case <-time.After(patience):
-		t.Errorf("%s has not ended %v after %v: %s", p.cmd.Path, patience, signal, p.output.String())
+	case <-time.After(expect.Patience):
+		t.Errorf("%s has not ended %v after %v: %s", p.cmd.Path, expect.Patience, signal, p.output(t))
 		_ = p.cmd.Process.Kill()
 	}
 }
@@ -308,37 +278,18 @@ func (p *process) freeze(t testing.TB) (thaw func()) {
 	t.Helper()
 	pid := p.cmd.Process.Pid
 	expect.NoError(t, unix.Kill(pid, unix.SIGSTOP))
-	expect.Eventually(t, "a stopped process", func() bool { return standing(t, pid) })
-	var once sync.Once
-	thaw = func() {
-		once.Do(func() {
-			if err := unix.Kill(pid, unix.SIGCONT); err != nil {
-				t.Error(err)
-			}
-		})
+	err := error(unix.EINTR)
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED|unix.WNOWAIT, nil)
 	}
+	expect.NoError(t, err)
+	thaw = sync.OnceFunc(func() {
+		if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Cleanup(thaw)
 	return thaw
-}
-
-// standing reports whether all threads of a process are stopped.
-func standing(t testing.TB, pid int) bool {
-	t.Helper()
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	expect.NoError(t, err)
-	for _, task := range tasks {
-		text, err := os.ReadFile(task)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			continue
-		}
-		expect.NoError(t, err)
-		// 4711 (name) T …
-		_, rest, _ := strings.Cut(string(text), ") ")
-		if !strings.HasPrefix(rest, "T") {
-			return false
-		}
-	}
-	return true
 }
 
 // busConfig configures a bus without access control.

@@ -1,6 +1,7 @@
 package interchange
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // network is a chain of plugins with a runtime's arguments for each attachment.
@@ -88,26 +90,15 @@ func (h *host) attachment(n *network, id string) *attachment {
 		a.c.do(h, n.inside)
 	}
 	text := fmt.Sprintf(`{"cniVersion": %q, "name": %q, "plugins": [%s]}`,
-		orElse(n.version, "1.0.0"), networkName, strings.Join(n.plugins, ",\n"))
+		cmp.Or(n.version, "1.0.0"), networkName, strings.Join(n.plugins, ",\n"))
 	list, err := libcni.NetworkConfFromBytes([]byte(strings.ReplaceAll(text, "STATE", h.path("state"))))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	expect.NoError(h.t, err)
 	a.list = list
-	a.rt = &libcni.RuntimeConf{ContainerID: id, NetNS: a.c.path, IfName: orElse(n.ifName, "eth0"), Args: n.args}
+	a.rt = &libcni.RuntimeConf{ContainerID: id, NetNS: a.c.path, IfName: cmp.Or(n.ifName, "eth0"), Args: n.args}
 	if n.caps != "" {
-		if err := json.Unmarshal([]byte(n.caps), &a.rt.CapabilityArgs); err != nil {
-			h.t.Fatal(err)
-		}
+		expect.NoError(h.t, json.Unmarshal([]byte(n.caps), &a.rt.CapabilityArgs))
 	}
 	return a
-}
-
-func orElse(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
 }
 
 // run calls libcni with the plugins of a side. In-process plugins' deferred

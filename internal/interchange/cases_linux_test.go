@@ -120,7 +120,10 @@ func fill(conf, family string) string {
 func cases() []matrixCase {
 	var all []matrixCase
 	for _, t := range templates() {
-		for _, family := range orAll(t.families, families()) {
+		if t.families == nil {
+			t.families = families()
+		}
+		for _, family := range t.families {
 			c := matrixCase{name: t.name + " " + family, family: family, network: t.network}
 			c.network.plugins = nil
 			for _, p := range t.network.plugins {
@@ -130,11 +133,4 @@ func cases() []matrixCase {
 		}
 	}
 	return all
-}
-
-func orAll(some, all []string) []string {
-	if some == nil {
-		return all
-	}
-	return some
 }

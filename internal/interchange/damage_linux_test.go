@@ -14,6 +14,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // damage is one change that somebody makes to the state of a matrix case.
@@ -96,7 +97,7 @@ func TestCheckDetectsDamage(t *testing.T) {
 		if n == nil {
 			t.Fatalf("the matrix has no case %q", dmg.on)
 		}
-		for _, d := range directions(n.types(t)) {
+		for _, d := range directions() {
 			if dmg.unseen && d.deleter.name == "theirs" {
 				continue
 			}
@@ -134,9 +135,7 @@ func (dmg *damage) live(t *testing.T, n *network, d direction) {
 func (dmg *damage) do(t *testing.T, a *attachment) {
 	t.Helper()
 	if dmg.wreck != nil {
-		if err := dmg.wreck(a); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, dmg.wreck(a))
 	}
 	if dmg.host != nil {
 		a.h.do(dmg.host)

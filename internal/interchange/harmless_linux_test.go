@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -220,9 +221,7 @@ func (c change) make(t *testing.T, a *attachment) {
 		a.c.do(a.h, script(c.guest))
 	}
 	if c.do != nil {
-		if err := c.do(a); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, c.do(a))
 	}
 	if name, inside := strings.CutPrefix(c.sniff, "container "); inside {
 		a.c.do(a.h, func() error { return sniff(t, name) })
@@ -234,9 +233,7 @@ func (c change) make(t *testing.T, a *attachment) {
 // hostEnd returns the host's end of the pair, or nothing if there is none.
 func (a *attachment) hostEnd() string {
 	links, err := netlink.LinkList()
-	if err != nil {
-		a.h.t.Fatal(err)
-	}
+	expect.NoError(a.h.t, err)
 	for _, l := range links {
 		if l.Type() == "veth" && strings.HasPrefix(l.Attrs().Name, "veth") {
 			return l.Attrs().Name

@@ -20,9 +20,7 @@ func wantOutsideAsBefore(t *testing.T) {
 	t.Helper()
 	look := func() audit.Lines {
 		lines, err := audit.Snapshot(context.Background(), audit.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return lines
 	}
 	before := look()
@@ -37,13 +35,9 @@ func wantOutsideAsBefore(t *testing.T) {
 func wantThreadsHome(t *testing.T) {
 	t.Helper()
 	home, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	threads, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for _, thread := range threads {
 		// A thread that has just ended is nowhere.
 		at, err := os.Readlink("/proc/self/task/" + thread.Name() + "/ns/net")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
@@ -62,9 +63,7 @@ func routedLAN(t *testing.T, typ, config string, with func(*netns.Handle) plugin
 	lan.Cable(t, host, "lan0")
 	if typ == "host-device" {
 		mac, err := net.ParseMAC(slaacMAC)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		nettest.Change(t, host, "lan0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetHardwareAddr(l, mac) })
 	}
 	nettest.SetUp(t, host, "lan0")
@@ -82,9 +81,7 @@ func awaitSLAAC(t *testing.T, router, container *netns.Handle) string {
 	t.Helper()
 	announce := newRouter(t, router)
 	watch, err := links.WatchAddresses(container)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer watch.Close()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
 		if text, ready := described(t, container); ready {
@@ -126,9 +123,7 @@ func described(t *testing.T, ns *netns.Handle) (string, bool) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return strings.Join(lines, "\n"), found && !tentative
 }
 
@@ -150,9 +145,7 @@ func newRouter(t *testing.T, ns *netns.Handle) (announce func()) {
 		conn, err = config.ListenPacket(t.Context(), "ip6:ipv6-icmp", "fe80::99%switch")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	message := []byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, // for 1800 s
 		3, 4, 64, 0xc0, 0, 0, 0x0e, 0x10, 0, 0, 0x07, 0x08, 0, 0, 0, 0, // on the link, for addresses

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // state lists every setting of the host and the containers that a plugin could
@@ -24,14 +25,13 @@ func (h *host) state(n *normaliser, containers ...*container) audit.Lines {
 	h.t.Helper()
 	var lines audit.Lines
 	h.do(func() error {
-		found, err := audit.Snapshot(context.Background(), audit.Options{WithoutProcess: true})
+		found, err := audit.Snapshot(context.Background(), audit.Options{WithoutProcess: true, Complete: true})
 		if err != nil {
 			return err
 		}
-		h.noneMissing(found)
 		// Rules appear as in an audit. The other lines have more details here.
 		for _, l := range found {
-			if tool, _, _ := strings.Cut(l, " "); strings.Contains(tool, "tables") || tool == "nft" || tool == "rule" || tool == "neigh" {
+			if tool, _, _ := strings.Cut(l, " "); audit.IsRule(l) || tool == "rule" || tool == "neigh" {
 				lines = append(lines, l)
 			}
 		}
@@ -40,9 +40,7 @@ func (h *host) state(n *normaliser, containers ...*container) audit.Lines {
 		return err
 	})
 	files, err := fileLines(h.path("state"))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	expect.NoError(h.t, err)
 	lines = append(lines, files...)
 	for _, c := range containers {
 		c.do(h, func() error {

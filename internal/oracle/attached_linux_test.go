@@ -21,7 +21,7 @@ import (
 func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 	testhost.LeavesNothingRunning(t)
 	h := &host{testhost.New(t)}
-	conf := h.ScriptedList("net", "1.0.0", scripted.Script{}, "p")
+	conf := h.scriptedList("net", "1.0.0", scripted.Script{}, "p")
 	const id = "by-go-cni"
 	path, ctx := h.Path("netns", "c1"), context.Background()
 	ns := expect.Value(netns.Create(path))(t)

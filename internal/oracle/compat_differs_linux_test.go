@@ -32,12 +32,8 @@ import (
 func TestCompatDiffers_SettingsApplyWhereverTheyStand(t *testing.T) {
 	theirs := expect.Value(gocni.New(gocni.WithConfListBytes([]byte(testhost.ListOf("net"))), gocni.WithInterfacePrefix("net")))(t)
 	ours := expect.Value(cni.New(cni.WithConfListBytes([]byte(testhost.ListOf("net"))), cni.WithInterfacePrefix("net")))(t)
-	if got := theirs.GetConfig().Networks[0].IFName; got != "eth0" {
-		t.Errorf("go-cni: %s", got)
-	}
-	if got := ours.GetConfig().Networks[0].IFName; got != "net0" {
-		t.Errorf("ours: %s, want net0", got)
-	}
+	expect.Same(t, "go-cni", theirs.GetConfig().Networks[0].IFName, "eth0")
+	expect.Same(t, "ours", ours.GetConfig().Networks[0].IFName, "net0")
 }
 
 func TestCompatDiffers_FailedLoadKeepsTheLastGoodConfiguration(t *testing.T) {
@@ -86,7 +82,7 @@ func TestCompat_18_NamesThatGoCNITakesAtLoad(t *testing.T) {
 // found" as "nothing to delete", even a missing iptables.
 func TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("net", "1.0.0", testhost.Refusing("DEL", "exec: iptables: executable file not found in $PATH"), "x"))
+	b := h.bothOn(h.scriptedList("net", "1.0.0", refusing("DEL", "exec: iptables: executable file not found in $PATH"), "x"))
 	if err := b.theirs.Remove(context.Background(), "c1", ""); err != nil {
 		t.Errorf("go-cni: %v", err)
 	}
@@ -97,37 +93,29 @@ func TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText(t *testing.T) {
 
 func TestCompatDiffers_RemoveAsksEveryNetworkLastFirst(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("n1", "1.0.0", testhost.Refusing("DEL", "boom"), "a1", "a2"), h.ScriptedList("n2", "1.0.0", scripted.Script{}, "b"))
+	b := h.bothOn(h.scriptedList("n1", "1.0.0", refusing("DEL", "boom"), "a1", "a2"), h.scriptedList("n2", "1.0.0", scripted.Script{}, "b"))
 	if err := b.theirs.Remove(context.Background(), "c1", ""); err == nil {
 		t.Error("go-cni: no error")
 	}
-	if got := strings.Join(testhost.Verbs(h.TakeCalls()), " "); got != "DEL a2" {
-		t.Errorf("go-cni: %s", got)
-	}
+	expect.Same(t, "go-cni", strings.Join(testhost.Verbs(h.TakeCalls()), " "), "DEL a2")
 	if err := b.ours.Remove(context.Background(), "c1", ""); err == nil {
 		t.Error("ours: no error")
 	}
-	if got, want := strings.Join(testhost.Verbs(h.TakeCalls()), " "), "DEL b DEL a2 DEL a1"; got != want {
-		t.Errorf("ours: %s, want %s", got, want)
-	}
+	expect.Same(t, "ours", strings.Join(testhost.Verbs(h.TakeCalls()), " "), "DEL b DEL a2 DEL a1")
 }
 
 func TestCompatDiffers_SetupRollsBack(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("n1", "1.0.0", scripted.Script{}, "good"), h.ScriptedList("n2", "1.0.0", testhost.Refusing("ADD", "boom"), "bad"))
+	b := h.bothOn(h.scriptedList("n1", "1.0.0", scripted.Script{}, "good"), h.scriptedList("n2", "1.0.0", refusing("ADD", "boom"), "bad"))
 	path := h.Container("c")
 	if _, err := b.theirs.SetupSerially(context.Background(), "c1", path); err == nil {
 		t.Error("go-cni: no error")
 	}
-	if got := strings.Join(testhost.Verbs(h.TakeCalls()), " "); got != "ADD good ADD bad" {
-		t.Errorf("go-cni: %s", got)
-	}
+	expect.Same(t, "go-cni", strings.Join(testhost.Verbs(h.TakeCalls()), " "), "ADD good ADD bad")
 	if _, err := b.ours.SetupSerially(context.Background(), "c1", path); err == nil {
 		t.Error("ours: no error")
 	}
-	if got, want := strings.Join(testhost.Verbs(h.TakeCalls()), " "), "ADD good ADD bad DEL bad DEL good"; got != want {
-		t.Errorf("ours: %s, want %s", got, want)
-	}
+	expect.Same(t, "ours", strings.Join(testhost.Verbs(h.TakeCalls()), " "), "ADD good ADD bad DEL bad DEL good")
 }
 
 // TestCompatDiffers_CheckWithLoopback: go-cni's loopback has version 0.3.1,
@@ -188,7 +176,7 @@ func TestCompatDiffers_LoIsNotInTheCache(t *testing.T) {
 
 func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := b.theirs.Remove(ctx, "c1", ""); err == nil || len(h.TakeCalls()) > 0 {
@@ -197,9 +185,7 @@ func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
 	if err := b.ours.Remove(ctx, "c1", ""); err != nil {
 		t.Errorf("ours: %v", err)
 	}
-	if got := strings.Join(testhost.Verbs(h.TakeCalls()), " "); got != "DEL x" {
-		t.Errorf("ours: calls %s", got)
-	}
+	expect.Same(t, "ours: calls", strings.Join(testhost.Verbs(h.TakeCalls()), " "), "DEL x")
 }
 
 // TestCompatDiffers_StderrOfPlugins appears in the error instead of the
@@ -207,7 +193,7 @@ func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
 func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
 	h := &host{testhost.New(t)}
 	path := h.Container("c")
-	list := h.ScriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n"}}}, "x")
+	list := h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n"}}}, "x")
 	processStderr := func(run func()) string {
 		r, w, err := os.Pipe()
 		expect.NoError(t, err)
@@ -223,10 +209,8 @@ func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
 	if got := processStderr(func() { expect.Value(h.bothOn(list).theirs.Setup(context.Background(), "c1", path))(t) }); !strings.Contains(got, "last words") {
 		t.Errorf("go-cni: stderr %q", got)
 	}
-	if got := processStderr(func() { expect.Value(h.bothOn(list).ours.Setup(context.Background(), "c2", path))(t) }); got != "" {
-		t.Errorf("ours: stderr %q", got)
-	}
-	h.ScriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n", Exit: 1}}}, "x")
+	expect.Same(t, "ours: stderr", processStderr(func() { expect.Value(h.bothOn(list).ours.Setup(context.Background(), "c2", path))(t) }), "")
+	h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n", Exit: 1}}}, "x")
 	_, err := h.bothOn(list).ours.Setup(context.Background(), "c3", path)
 	if e := (*cni.Error)(nil); !errors.As(err, &e) || e.Stderr != "the plugin's last words\n" {
 		t.Errorf("ours: error %+v", err)
@@ -237,7 +221,7 @@ func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
 	h := &host{testhost.New(t)}
 	path := h.Container("c")
 	const out = `{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}], "ips": [{"interface": 1, "address": "10.0.0.2/24"}]}`
-	b := h.bothOn(h.ScriptedList("net", "1.0.0", testhost.Answering("ADD", out, 0), "x"))
+	b := h.bothOn(h.scriptedList("net", "1.0.0", answering("ADD", out, 0), "x"))
 	func() {
 		defer func() {
 			if recover() == nil {
@@ -255,7 +239,7 @@ func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
 // (R44).
 func TestCompatDiffers_CapabilitiesOnTheWire(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
 	path := h.Container("c")
 	expect.Value(b.theirs.Setup(context.Background(), "c1", path, gocni.WithCapabilityPortMap([]gocni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
 		gocni.WithCapabilityIPRanges([]gocni.IPRanges{{Subnet: "10.0.0.0/8"}})))(t)
@@ -279,7 +263,7 @@ func TestCompatDiffers_CapabilitiesOnTheWire(t *testing.T) {
 // runs nothing if the attachment lives, and removes a dead one first.
 func TestCompatDiffers_SecondSetup(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
 	ctx := context.Background()
 	path := h.Path("netns", "c")
 	ns := expect.Value(netns.Create(path))(t)
@@ -288,17 +272,13 @@ func TestCompatDiffers_SecondSetup(t *testing.T) {
 	}
 	expect.Value(b.ours.Setup(ctx, "ours", path))(t)
 	h.addLink(ns, "eth0")
-	if got := fmt.Sprint(testhost.Verbs(h.TakeCalls())); got != "[ADD x ADD x ADD x]" {
-		t.Errorf("calls %s", got)
-	}
+	expect.Same(t, "calls", fmt.Sprint(testhost.Verbs(h.TakeCalls())), "[ADD x ADD x ADD x]")
 	if _, err := b.ours.Setup(ctx, "ours", path); !errors.Is(err, cni.ErrAlreadyAttached) || len(h.TakeCalls()) > 0 {
 		t.Errorf("it lives: %v, want ErrAlreadyAttached and no calls", err)
 	}
 	expect.NoError(t, errors.Join(netns.Remove(path), ns.Close()))
 	expect.Value(b.ours.Setup(ctx, "ours", h.Container("c2")))(t)
-	if got := fmt.Sprint(testhost.Verbs(h.TakeCalls())); got != "[DEL x ADD x]" {
-		t.Errorf("it is dead: calls %s, want DEL, then ADD", got)
-	}
+	expect.Same(t, "it is dead: calls", fmt.Sprint(testhost.Verbs(h.TakeCalls())), "[DEL x ADD x]")
 }
 
 // addLink makes an interface in a namespace, for plugins that only claim to

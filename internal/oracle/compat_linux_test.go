@@ -32,12 +32,34 @@ func (h *host) bothOn(lists ...[]byte) bothPackages {
 	return bothPackages{theirs, h.Runtime(our...)}
 }
 
+// scriptedList returns the configuration of a network of plugins that all
+// follow the script.
+func (h *host) scriptedList(name, version string, script scripted.Script, types ...string) []byte {
+	h.T.Helper()
+	path := h.Plugin(script, types...)
+	scripts := map[string]string{}
+	for _, typ := range types {
+		scripts[typ] = path
+	}
+	return testhost.Conflist(name, version, scripts, types...)
+}
+
+// answering returns a script that prints answer for a verb and exits with code.
+func answering(verb, answer string, code int) scripted.Script {
+	return scripted.Script{Verbs: map[string]scripted.Action{verb: {Stdout: &answer, Exit: code}}}
+}
+
+// refusing returns a script that fails a verb with a plugin's error.
+func refusing(verb, msg string) scripted.Script {
+	return answering(verb, `{"cniVersion": "1.0.0", "code": 100, "msg": "`+msg+`"}`, 1)
+}
+
 // TestCompat_05_ResultIsInLoadOrder: each network has a DNS entry and a raw
 // result in the order of the networks, although they ran in parallel.
 func TestCompat_05_ResultIsInLoadOrder(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("first", "0.2.0", scripted.Script{}, "old"),
-		h.ScriptedList("second", "1.0.0", scripted.Script{}, "new"))
+	b := h.bothOn(h.scriptedList("first", "0.2.0", scripted.Script{}, "old"),
+		h.scriptedList("second", "1.0.0", scripted.Script{}, "new"))
 	path := h.Container("n1")
 	want, err := b.theirs.Setup(context.Background(), "theirs", path)
 	expect.NoError(t, err)
@@ -54,7 +76,7 @@ func TestCompat_05_ResultIsInLoadOrder(t *testing.T) {
 // TestCompat_05_DefaultInterfaceIsAlwaysThere, empty if no plugin reported it.
 func TestCompat_05_DefaultInterfaceIsAlwaysThere(t *testing.T) {
 	h := &host{testhost.New(t)}
-	list := h.ScriptedList("net", "1.0.0", testhost.Answering("ADD", `{"cniVersion": "1.0.0"}`, 0), "silent")
+	list := h.scriptedList("net", "1.0.0", answering("ADD", `{"cniVersion": "1.0.0"}`, 0), "silent")
 	r := h.Runtime(cni.WithInterfacePrefix("net"), cni.WithConfListBytes(list))
 	got, err := r.Setup(context.Background(), "c1", h.Container("n1"))
 	expect.NoError(t, err)
@@ -67,9 +89,9 @@ func TestCompat_05_DefaultInterfaceIsAlwaysThere(t *testing.T) {
 // a 1.1.0 configuration.
 func TestCompat_08_Status(t *testing.T) {
 	h := &host{testhost.New(t)}
-	old := h.ScriptedList("old", "1.0.0", testhost.Refusing("STATUS", "is never asked"), "old")
-	good := h.ScriptedList("good", "1.1.0", scripted.Script{}, "good")
-	bad := h.ScriptedList("bad", "1.1.0", testhost.Answering("STATUS", `{"cniVersion": "1.1.0", "code": 50, "msg": "no capacity"}`, 1), "bad")
+	old := h.scriptedList("old", "1.0.0", refusing("STATUS", "is never asked"), "old")
+	good := h.scriptedList("good", "1.1.0", scripted.Script{}, "good")
+	bad := h.scriptedList("bad", "1.1.0", answering("STATUS", `{"cniVersion": "1.1.0", "code": 50, "msg": "no capacity"}`, 1), "bad")
 	tests := []struct {
 		lists [][]byte
 		calls string
@@ -88,9 +110,7 @@ func TestCompat_08_Status(t *testing.T) {
 			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("%s: %v, want %q", who, err, test.err)
 			}
-			if got := strings.Join(testhost.Verbs(h.TakeCalls()), " "); got != test.calls {
-				t.Errorf("%s: calls %q, want %q", who, got, test.calls)
-			}
+			expect.Same(t, who, strings.Join(testhost.Verbs(h.TakeCalls()), " "), test.calls)
 		}
 	}
 	two := h.Runtime(cni.WithMinNetworkCount(2), cni.WithConfListBytes(old))
@@ -104,7 +124,7 @@ func TestCompat_08_Status(t *testing.T) {
 // gone: the plugins then get the pin's path.
 func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 	h := &host{testhost.New(t)}
-	b := h.bothOn(h.ScriptedList("net", "1.0.0", scripted.Script{}, "a", "b"))
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "a", "b"))
 	for who, remove := range map[string]func(context.Context, string, string) error{
 		"ours":   func(ctx context.Context, id, path string) error { return b.ours.Remove(ctx, id, path) },
 		"go-cni": func(ctx context.Context, id, path string) error { return b.theirs.Remove(ctx, id, path) },
@@ -144,11 +164,11 @@ func TestCompat_10_Texts(t *testing.T) {
 	ctx := context.Background()
 	empty, half := t.TempDir(), testhost.ConfDir(t, map[string]string{"10.conf": `{"name": "net", `})
 	pair := func(script scripted.Script, version string) bothPackages {
-		return h.bothOn(h.ScriptedList("net", version, script, "x"))
+		return h.bothOn(h.scriptedList("net", version, script, "x"))
 	}
 	none := bothPackages{expect.Value(gocni.New())(t), h.Runtime()}
 	add := func(msg string) [2]error {
-		b := pair(testhost.Refusing("ADD", msg), "1.0.0")
+		b := pair(refusing("ADD", msg), "1.0.0")
 		_, ours := b.ours.Setup(ctx, "ours", path)
 		_, theirs := b.theirs.Setup(ctx, "theirs", path)
 		return [2]error{ours, theirs}
@@ -158,7 +178,7 @@ func TestCompat_10_Texts(t *testing.T) {
 		_, theirs := gocni.New(gocni.WithConf([]byte(`{`)))
 		return [2]error{ours, theirs}
 	}
-	del := pair(testhost.Refusing("DEL", "boom"), "1.0.0")
+	del := pair(refusing("DEL", "boom"), "1.0.0")
 	delErrs := [2]error{del.ours.Remove(ctx, "ours", path), del.theirs.Remove(ctx, "theirs", path)}
 	old := pair(scripted.Script{}, "0.3.1")
 	tests := map[string]struct {
@@ -212,7 +232,7 @@ func TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread(t *testing.T) {
 	}
 	var lists [][]byte
 	for _, name := range []string{"n1", "n2", "n3", "n4"} {
-		lists = append(lists, h.ScriptedList(name, "1.1.0", scripted.Script{}, "p-"+name))
+		lists = append(lists, h.scriptedList(name, "1.1.0", scripted.Script{}, "p-"+name))
 	}
 	b := h.bothOn(lists...)
 	path := h.Container("c")

@@ -33,9 +33,7 @@ func TestCompat_01_SevenMethods(t *testing.T) {
 	}
 	want := []string{"Check", "GetConfig", "Load", "Remove", "Setup", "SetupSerially", "Status"}
 	for _, i := range []reflect.Type{reflect.TypeFor[cni.CNI](), reflect.TypeFor[gocni.CNI]()} {
-		if got := methods(i); !reflect.DeepEqual(got, want) {
-			t.Errorf("%v has %v, want %v", i, got, want)
-		}
+		expect.Same(t, fmt.Sprint(i), methods(i), want)
 	}
 }
 
@@ -44,15 +42,11 @@ func TestCompat_01_SevenMethods(t *testing.T) {
 func TestCompat_02_LoadersAreOptionValues(t *testing.T) {
 	opts := []cni.Opt{cni.WithLoNetwork, cni.WithDefaultConf, cni.WithAllConf}
 	opts = append(opts, cni.WithConfListBytes([]byte(`{}`)))
-	if got := len(opts); got != 4 {
-		t.Errorf("%d options", got)
-	}
+	expect.Same(t, "options", len(opts), 4)
 	type constants [5]any
 	got := constants{cni.DefaultNetDir, cni.DefaultCNIDir, cni.DefaultMaxConfNum, cni.DefaultPrefix, cni.CNIPluginName}
 	want := constants{gocni.DefaultNetDir, gocni.DefaultCNIDir, gocni.DefaultMaxConfNum, gocni.DefaultPrefix, gocni.CNIPluginName}
-	if got != want {
-		t.Errorf("constants %v, want %v", got, want)
-	}
+	expect.Same(t, "constants", got, want)
 	if reflect.TypeFor[cni.CNIOpt]() != reflect.TypeFor[cni.Opt]() || reflect.TypeFor[cni.CNIResult]() != reflect.TypeFor[cni.Result]() {
 		t.Error("the aliases are other types")
 	}

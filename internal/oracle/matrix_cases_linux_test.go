@@ -7,6 +7,11 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
+const staticBoth = `"ipam": {"type": "static",
+	"addresses": [{"address": "10.77.0.9/24", "gateway": "10.77.0.1"}, {"address": "fd77::9/64", "gateway": "fd77::1"}],
+	"routes": [{"dst": "198.51.100.0/24"}, {"dst": "192.0.2.0/24", "gw": "10.77.0.254"}, {"dst": "2001:db8::/32"}],
+	"dns": {"nameservers": ["10.77.0.1"], "domain": "pod.example", "search": ["example"], "options": ["ndots:2"]}}`
+
 var specVersions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
 // another are the cases of plugins that other cases try in every version.
@@ -70,7 +75,7 @@ func singleCases() []testhost.Case {
 		{Name: "bridge IPv6", Plugins: []string{testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V6Range))}},
 		{Name: "bridge both", Plugins: []string{testhost.BridgeConf(`"ipMasq": true, "hairpinMode": true, "mtu": 1450, ` +
 			testhost.HostLocal(testhost.V4Range+","+testhost.V6Range))}},
-		{Name: "bridge static", Plugins: []string{testhost.BridgeConf(testhost.StaticBoth)}},
+		{Name: "bridge static", Plugins: []string{testhost.BridgeConf(staticBoth)}},
 		{Name: "ptp IPv4", Plugins: []string{testhost.PtpConf(testhost.HostLocal(testhost.V4Range, "0.0.0.0/0"))},
 			Routes: []string{"10.77.0.1/32", "10.77.0.0/24 via 10.77.0.1"}},
 		{Name: "ptp IPv6", Plugins: []string{testhost.PtpConf(testhost.HostLocal(testhost.V6Range, "::/0"))},
@@ -79,7 +84,7 @@ func singleCases() []testhost.Case {
 			Routes: []string{"10.77.0.1/32", "10.77.0.0/24 via 10.77.0.1", "fd77::1/128", "fd77::/64 via fd77::1"}},
 		{Name: "macvlan", Plugins: []string{`{"type": "macvlan", "master": "up0", ` +
 			testhost.HostLocal(testhost.V4Range+","+testhost.V6Range, "0.0.0.0/0") + `}`}, Prepare: testhost.Uplink},
-		{Name: "host-device", Plugins: []string{`{"type": "host-device", "device": "up0", ` + testhost.StaticBoth + `}`},
+		{Name: "host-device", Plugins: []string{`{"type": "host-device", "device": "up0", ` + staticBoth + `}`},
 			Prepare: func(h *testhost.RealHost) { h.VethPair("up0", "up1"); h.LinkUp("up1") }},
 	}
 }

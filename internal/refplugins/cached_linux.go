@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/embedcni/cni/internal/lock"
 )
 
 // complete is written last. It exists if and only if every plugin does.
@@ -38,21 +39,17 @@ func cached(ctx context.Context, progress io.Writer) (string, error) {
 	if isComplete(filled) {
 		return filled, nil
 	}
-	if _, err := exec.LookPath("go"); err != nil {
-		return withoutGo(fmt.Errorf("%w: %w", errNoGo, err))
-	}
 	if err := os.MkdirAll(filled, 0o755); err != nil {
 		return "", err
 	}
-	unlock, err := lock(ctx, filled)
+	held, err := lock.Open(filled+".lock").Lock(ctx, "build")
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("wait for another process that builds them: %w", err)
 	}
-	defer unlock()
-	if isComplete(filled) { // by the previous holder of the lock
-		return filled, nil
+	if !isComplete(filled) { // else by the previous holder of the lock
+		err = build(ctx, dir, filled, version, progress)
 	}
-	return filled, build(ctx, dir, filled, version, progress)
+	return filled, errors.Join(err, held.Release())
 }
 
 // withoutGo returns the plugins' directory if none can be built.
@@ -68,12 +65,7 @@ func withoutGo(err error) (string, error) {
 func key(version string) string {
 	name := strings.Join([]string{version, runtime.GOOS, runtime.GOARCH, runtime.Version()}, "-")
 	// A development version of Go has spaces and colons in its name.
-	return strings.Map(func(r rune) rune {
-		if strings.ContainsRune(" :/", r) {
-			return '_'
-		}
-		return r
-	}, name)
+	return strings.NewReplacer(" ", "_", ":", "_", "/", "_").Replace(name)
 }
 
 // isComplete does not rely on the marker alone, because cleaners of caches
@@ -97,7 +89,7 @@ func required(ctx context.Context) (dir, version string, err error) {
 		}
 	}
 	out, lerr := goCommand(ctx, dir, "list", "-m", "-f",
-		"{{.Version}}{{with .Replace}} replaced {{.Path}} {{.Version}}{{end}}", module)
+		"{{with .Replace}}{{.Path}}@{{.Version}}{{else}}{{.Version}}{{end}}", module)
 	if lerr != nil && dir == "" {
 		return "", "", fmt.Errorf("%w (go list: %w); or run from a checkout of the module", ErrNotRequired, lerr)
 	}
@@ -108,81 +100,42 @@ func required(ctx context.Context) (dir, version string, err error) {
 	return dir, version, err
 }
 
-// parseVersion parses the output of go list:
+// parseVersion parses the output of go list, whose last line is for a module that is
+// replaced by a directory:
 //
 //	v1.9.1
-//	v1.9.1 replaced example.org/fork v1.9.2
-//	v1.9.1 replaced ../plugins
+//	example.org/fork@v1.9.2
+//	../plugins@
 func parseVersion(out string) (string, error) {
-	fields := strings.Fields(out)
-	switch {
-	case len(fields) == 1:
-		return fields[0], nil
-	case len(fields) == 4 && fields[1] == "replaced":
-		return fields[2] + "@" + fields[3], nil
-	case len(fields) == 3 && fields[1] == "replaced":
+	version := strings.TrimSpace(out)
+	if dir, replaced := strings.CutSuffix(version, "@"); replaced {
 		// Its content may change at any time, so it cannot be cached.
 		return "", fmt.Errorf("%s is replaced by the directory %s: build it there, and set %s to the result",
-			module, fields[2], dirVariable)
+			module, dir, dirVariable)
 	}
-	return "", fmt.Errorf("go list printed %q for the version of %s", out, module)
-}
-
-// lock makes the caller the only one that fills dir, until it calls unlock or
-// ends.
-func lock(ctx context.Context, dir string) (unlock func(), err error) {
-	f, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
+	if version == "" {
+		return "", fmt.Errorf("go list printed no version of %s", module)
 	}
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			// Closing unlocks. The empty file has nothing to lose.
-			return func() { _ = f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
-		}
-		// Polled, because a blocking flock cannot be cancelled.
-		select {
-		case <-ctx.Done():
-			err := fmt.Errorf("wait for another process that builds them: %w", context.Cause(ctx))
-			return nil, errors.Join(err, f.Close())
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
+	return version, nil
 }
 
 // build fills dir with the plugins that the module in from requires.
-func build(ctx context.Context, from, dir, version string, progress io.Writer) (err error) {
-	say := func(format string, args ...any) {
-		// A failed write of progress does not stop the build.
-		_, _ = fmt.Fprintf(progress, format, args...)
-	}
-	say("building the reference CNI plugins %s (about a minute, once) …\n", version)
+func build(ctx context.Context, from, dir, version string, progress io.Writer) error {
+	// A failed write of progress does not stop the build.
+	_, _ = fmt.Fprintf(progress, "building the reference CNI plugins %s (about a minute, once) …\n", version)
 	begin := time.Now()
-
-	// Within dir, because rename does not cross file systems.
-	tmp, err := os.MkdirTemp(dir, ".build-")
-	if err != nil {
+	marker := filepath.Join(dir, complete) // while files are written, none
+	if err := os.Remove(marker); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
-
-	args := append([]string{"build", "-trimpath", "-o", tmp + string(filepath.Separator)}, packages()...)
+	args := append([]string{"build", "-trimpath", "-o", dir + string(filepath.Separator)}, packages()...)
 	if _, err := goCommand(ctx, from, args...); err != nil {
 		return err
 	}
-	for _, name := range Names() {
-		if err := os.Rename(filepath.Join(tmp, name), filepath.Join(dir, name)); err != nil {
-			return err
-		}
-	}
-	if err := os.WriteFile(filepath.Join(dir, complete), []byte(version+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(marker, []byte(version+"\n"), 0o644); err != nil {
 		return err
 	}
-	say("built the reference CNI plugins in %.0f s: %s\n", time.Since(begin).Seconds(), dir)
+	_, _ = fmt.Fprintf(progress, "built the reference CNI plugins in %.0f s: %s\n", time.Since(begin).Seconds(), dir)
 	return nil
 }
 

@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/embedcni/cni/internal/sandbox"
@@ -39,30 +41,22 @@ const (
 )
 
 // Names returns the names of the plugins, sorted.
-func Names() []string {
-	return []string{
-		"bandwidth", "bridge", "firewall", "host-device", "host-local", "ipvlan", "loopback",
-		"macvlan", "portmap", "ptp", "static", "tuning", "vlan",
+func Names() (names []string) {
+	for _, p := range packages() {
+		names = append(names, path.Base(p))
 	}
+	slices.Sort(names)
+	return names
 }
 
-// packages returns the packages to build for Names, which mains lists as tools.
+// packages returns the packages to build, which mains lists as tools.
 func packages() []string {
-	return []string{
-		module + "/plugins/ipam/host-local",
-		module + "/plugins/ipam/static",
-		module + "/plugins/main/bridge",
-		module + "/plugins/main/host-device",
-		module + "/plugins/main/ipvlan",
-		module + "/plugins/main/loopback",
-		module + "/plugins/main/macvlan",
-		module + "/plugins/main/ptp",
-		module + "/plugins/main/vlan",
-		module + "/plugins/meta/bandwidth",
-		module + "/plugins/meta/firewall",
-		module + "/plugins/meta/portmap",
-		module + "/plugins/meta/tuning",
+	var all []string
+	for _, name := range strings.Fields("ipam/host-local ipam/static main/bridge main/host-device main/ipvlan main/loopback " +
+		"main/macvlan main/ptp main/vlan meta/bandwidth meta/firewall meta/portmap meta/tuning") {
+		all = append(all, module+"/plugins/"+name)
 	}
+	return all
 }
 
 // Dir returns a directory that contains all plugins of Names.

@@ -24,36 +24,30 @@ const ownNetworkAndMounts = unix.CLONE_NEWNET | unix.CLONE_NEWNS
 // user and group, which needs privilege; with the caller alone, as root; and,
 // for a root caller who may not make user namespaces, without one.
 func attempts() []*syscall.SysProcAttr {
-	single := &syscall.SysProcAttr{
-		Cloneflags:   unix.CLONE_NEWUSER,
-		Unshareflags: ownNetworkAndMounts,
-		Pdeathsig:    unix.SIGKILL,
-		UidMappings:  []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
-		GidMappings:  []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
-		// An unprivileged process may map its group only after giving up
-		// setgroups (CVE-2014-8989).
-		GidMappingsEnableSetgroups: false,
-	}
+	ways := []*syscall.SysProcAttr{mapped(
+		[]syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
+		[]syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
+	)}
 	if os.Geteuid() != 0 {
-		return []*syscall.SysProcAttr{single}
+		return ways
 	}
-	plain := &syscall.SysProcAttr{Unshareflags: ownNetworkAndMounts, Pdeathsig: unix.SIGKILL}
-
 	uids, uidErr := loadMap("/proc/self/uid_map")
 	gids, gidErr := loadMap("/proc/self/gid_map")
-	if uidErr != nil || gidErr != nil {
-		// Not a reason to fail: the single mapping needs no file.
-		return []*syscall.SysProcAttr{single, plain}
+	if uidErr == nil && gidErr == nil { // not a reason to fail: the single mapping needs no file
+		full := mapped(uids, gids)
+		// An unprivileged process may map its group only after giving up
+		// setgroups (CVE-2014-8989).
+		full.GidMappingsEnableSetgroups = true
+		ways = []*syscall.SysProcAttr{full, ways[0]}
 	}
-	full := &syscall.SysProcAttr{
-		Cloneflags:                 unix.CLONE_NEWUSER,
-		Unshareflags:               ownNetworkAndMounts,
-		Pdeathsig:                  unix.SIGKILL,
-		UidMappings:                uids,
-		GidMappings:                gids,
-		GidMappingsEnableSetgroups: true,
+	return append(ways, &syscall.SysProcAttr{Unshareflags: ownNetworkAndMounts, Pdeathsig: unix.SIGKILL})
+}
+
+func mapped(uids, gids []syscall.SysProcIDMap) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER, Unshareflags: ownNetworkAndMounts, Pdeathsig: unix.SIGKILL,
+		UidMappings: uids, GidMappings: gids,
 	}
-	return []*syscall.SysProcAttr{full, single, plain}
 }
 
 func loadMap(path string) ([]syscall.SysProcIDMap, error) {

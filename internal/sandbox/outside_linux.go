@@ -87,45 +87,19 @@ func refused(err error) bool {
 // wait waits for cmd and forwards signals to it. Meanwhile it waits for every
 // other child that ends: an orphan, if this process adopts them.
 func wait(cmd *exec.Cmd, signals <-chan os.Signal) (int, error) {
-	type end struct {
-		status syscall.WaitStatus
-		err    error
-	}
-	done := make(chan end, 1)
 	go func() {
-		status, err := waitFor(cmd.Process.Pid)
-		done <- end{status, err}
-	}()
-	for {
-		select {
-		case sig := <-signals:
-			// A process that has just ended needs no signal.
-			err := cmd.Process.Signal(sig)
-			if err != nil && !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, unix.ESRCH) {
-				return 1, fmt.Errorf("pass on %v: %w", sig, err)
-			}
-		case ended := <-done:
-			if err := cmd.Process.Release(); err != nil {
-				return 1, err
-			}
-			if ended.err != nil {
-				return 1, fmt.Errorf("wait for the inner process: %w", ended.err)
-			}
-			return exitCode(ended.status), nil
+		for sig := range signals {
+			_ = cmd.Process.Signal(sig) // a process that has just ended needs no signal
 		}
-	}
-}
-
-// waitFor waits for any child until it was pid.
-func waitFor(pid int) (syscall.WaitStatus, error) {
+	}()
 	for {
 		var status syscall.WaitStatus
 		switch ended, err := syscall.Wait4(-1, &status, 0, nil); {
 		case errors.Is(err, syscall.EINTR):
 		case err != nil:
-			return 0, err
-		case ended == pid:
-			return status, nil
+			return 1, fmt.Errorf("wait for the inner process: %w", err)
+		case ended == cmd.Process.Pid:
+			return exitCode(status), nil
 		}
 	}
 }

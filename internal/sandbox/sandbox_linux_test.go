@@ -222,9 +222,7 @@ func TestExitCodeAndOutputPass(t *testing.T) {
 			if cmd.ProcessState == nil {
 				t.Fatal(err)
 			}
-			if got := cmd.ProcessState.ExitCode(); got != want.code {
-				t.Errorf("exit code %d, want %d", got, want.code)
-			}
+			expect.Same(t, "exit code", cmd.ProcessState.ExitCode(), want.code)
 			if !strings.HasPrefix(stderr.String(), want.stderr) {
 				t.Errorf("stderr %q, want %q", stderr.String(), want.stderr)
 			}
@@ -261,9 +259,7 @@ func TestSignalsPass(t *testing.T) {
 			t.Errorf("got %q, %v, want %q", line, err, want)
 		}
 		_ = cmd.Wait() // the test checks the exit code
-		if got := cmd.ProcessState.ExitCode(); got != 3 {
-			t.Errorf("%v: exit code %d, want 3", sig, got)
-		}
+		expect.Same(t, fmt.Sprint(sig), cmd.ProcessState.ExitCode(), 3)
 	}
 }
 
@@ -340,9 +336,7 @@ func TestWithoutUserNamespaces(t *testing.T) {
 		if cmd.ProcessState == nil {
 			t.Fatal(err)
 		}
-		if got := cmd.ProcessState.ExitCode(); got != 1 {
-			t.Errorf("exit code %d, want 1", got)
-		}
+		expect.Same(t, "exit code", cmd.ProcessState.ExitCode(), 1)
 		for _, want := range []string{"error: start the sandbox: ", "kernel.apparmor_restrict_unprivileged_userns=0", "kernel.unprivileged_userns_clone=1", "no space left on device"} {
 			if !strings.Contains(string(out), want) {
 				t.Errorf("%q lacks %q", out, want)

@@ -17,26 +17,25 @@ import (
 // around runs the real plugin, and the verb's action before, during or after it.
 func (s Script) around(stdin []byte, network string) (code int, err error) {
 	verb := os.Getenv("CNI_COMMAND")
-	action, on := s.Verbs[verb]
-	on = on && (s.Network == "" || s.Network == network)
-	if err := s.copy(verb + " before"); err != nil {
-		return 0, err
+	action := s.Verbs[verb]
+	if s.Network != "" && s.Network != network {
+		action = Action{}
 	}
-	if on && action.At == "before" {
-		if err := action.do(); err != nil || action.ends() {
-			return action.Exit, err
+	var out []byte
+	for _, moment := range []string{"before", "during", "after"} {
+		if moment == "during" {
+			if out, code, err = s.runReal(stdin, action); err != nil {
+				return 0, err
+			}
+			continue
 		}
-	}
-	out, code, err := s.runReal(stdin, action, on && action.At == "during")
-	if err != nil {
-		return 0, err
-	}
-	if err := s.copy(verb + " after"); err != nil {
-		return 0, err
-	}
-	if on && action.At == "after" {
-		if err := action.do(); err != nil || action.ends() {
-			return action.Exit, err
+		if err := s.copy(verb + " " + moment); err != nil {
+			return 0, err
+		}
+		if action.At == moment {
+			if err := action.do(); err != nil || action.ends() {
+				return action.Exit, err
+			}
 		}
 	}
 	_, err = os.Stdout.Write(out)
@@ -47,7 +46,7 @@ func (s Script) around(stdin []byte, network string) (code int, err error) {
 func (a Action) ends() bool { return a.Exit != 0 || a.Stdout != nil }
 
 // runReal runs the real plugin to its end, unless it is killed.
-func (s Script) runReal(stdin []byte, a Action, during bool) (out []byte, code int, err error) {
+func (s Script) runReal(stdin []byte, a Action) (out []byte, code int, err error) {
 	cmd := exec.Command(s.Real)
 	cmd.Stdin = bytes.NewReader(stdin)
 	var stdout bytes.Buffer
@@ -59,7 +58,7 @@ func (s Script) runReal(stdin []byte, a Action, during bool) (out []byte, code i
 	if err := cmd.Start(); err != nil {
 		return nil, 0, err
 	}
-	if during {
+	if a.At == "during" {
 		timer := time.AfterFunc(a.Delay, func() { a.interrupt(cmd.Process) })
 		defer timer.Stop()
 	}

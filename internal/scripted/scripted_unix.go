@@ -18,6 +18,7 @@ package scripted
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -125,10 +126,7 @@ func run() (code int, err error) {
 	if err := json.Unmarshal(stdin, &conf); err != nil {
 		return 0, fmt.Errorf("configuration: %w", err)
 	}
-	script, err := Load(conf.Script)
-	if conf.Script == "" {
-		script, err = beside(os.Args[0])
-	}
+	script, err := load(conf.Script)
 	if err != nil {
 		return 0, err
 	}
@@ -158,30 +156,21 @@ func run() (code int, err error) {
 	return action.Exit, nil
 }
 
-// Load reads a script. A missing script does nothing special.
-func Load(path string) (Script, error) {
-	var s Script
-	if path == "" {
-		return s, nil
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return s, fmt.Errorf("script: %w", err)
-	}
-	return s, json.Unmarshal(data, &s)
-}
-
 // Beside is added to a plugin's path for the script that it follows if its
 // configuration names none.
 const Beside = ".script"
 
-// beside reads the script of a plugin whose configuration names none.
-func beside(plugin string) (Script, error) {
-	s, err := Load(plugin + Beside)
-	if errors.Is(err, fs.ErrNotExist) {
-		return Script{}, nil
+// load reads a script: the one that the configuration names, or else the one beside the
+// plugin, which does nothing special if there is none.
+func load(named string) (s Script, err error) {
+	data, err := os.ReadFile(cmp.Or(named, os.Args[0]+Beside))
+	if named == "" && errors.Is(err, fs.ErrNotExist) {
+		return s, nil
 	}
-	return s, err
+	if err != nil {
+		return s, fmt.Errorf("script: %w", err)
+	}
+	return s, json.Unmarshal(data, &s)
 }
 
 // Save writes the script to path.
@@ -219,10 +208,7 @@ func (s Script) log(call Call) error {
 		return err
 	}
 	_, err = f.Write(append(line, '\n')) // one write, so that lines of parallel plugins do not mix
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	return err
+	return errors.Join(err, f.Close())
 }
 
 // lockFds returns the lock files among the open descriptors, without those that the Go
@@ -279,11 +265,10 @@ func (a Action) do() error {
 			return err
 		}
 	}
-	if err := flood(os.Stderr, a.StderrBytes); err != nil {
+	if _, err := os.Stderr.WriteString(strings.Repeat("x", a.StderrBytes) + a.Stderr); err != nil {
 		return err
 	}
-	fmt.Fprint(os.Stderr, a.Stderr)
-	if err := flood(os.Stdout, a.StdoutBytes); err != nil {
+	if _, err := os.Stdout.WriteString(strings.Repeat("x", a.StdoutBytes)); err != nil {
 		return err
 	}
 	if a.Stdout != nil {
@@ -294,18 +279,6 @@ func (a Action) do() error {
 	}
 	if a.Signal != 0 {
 		return syscall.Kill(os.Getpid(), syscall.Signal(a.Signal))
-	}
-	return nil
-}
-
-func flood(w io.Writer, n int) error {
-	chunk := []byte(strings.Repeat("x", 1<<16))
-	for n > 0 {
-		k := min(n, len(chunk))
-		if _, err := w.Write(chunk[:k]); err != nil {
-			return err
-		}
-		n -= k
 	}
 	return nil
 }

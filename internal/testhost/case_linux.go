@@ -51,11 +51,6 @@ func HostLocal(ranges string, routes ...string) string {
 		ranges, strings.Join(dst, ", "))
 }
 
-const StaticBoth = `"ipam": {"type": "static",
-	"addresses": [{"address": "10.77.0.9/24", "gateway": "10.77.0.1"}, {"address": "fd77::9/64", "gateway": "fd77::1"}],
-	"routes": [{"dst": "198.51.100.0/24"}, {"dst": "192.0.2.0/24", "gw": "10.77.0.254"}, {"dst": "2001:db8::/32"}],
-	"dns": {"nameservers": ["10.77.0.1"], "domain": "pod.example", "search": ["example"], "options": ["ndots:2"]}}`
-
 func BridgeConf(more string) string {
 	return `{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, ` + more + `}`
 }

@@ -1,6 +1,7 @@
 package testhost
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -111,6 +112,15 @@ func (h *Host) Container(name string) string {
 	h.T.Helper()
 	h.NewNetNS(name)
 	return h.Path("netns", name)
+}
+
+// with calls f with the namespace at path, or the thread's if path is empty.
+func (h *Host) with(path string, f func(ns *netns.Handle)) {
+	h.T.Helper()
+	ns, err := netns.Open(cmp.Or(path, "/proc/thread-self/ns/net"))
+	expect.NoError(h.T, err)
+	defer ns.Close()
+	f(ns)
 }
 
 // Path returns a path in the host's directory.

@@ -48,18 +48,14 @@ func (l *Log) Logger() cni.Opt {
 	})))
 }
 
-// CtxKey is the key of the context values that an Observer keeps.
-type CtxKey struct{}
-
 // Observer keeps events without their durations.
 type Observer struct {
 	mu     sync.Mutex
 	Events []cni.Event
-	Values []any // of CtxKey in the contexts
 }
 
 // Observe is the function for cni.WithObserver.
-func (o *Observer) Observe(ctx context.Context, e cni.Event) {
+func (o *Observer) Observe(_ context.Context, e cni.Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if e.Duration <= 0 {
@@ -67,5 +63,4 @@ func (o *Observer) Observe(ctx context.Context, e cni.Event) {
 	}
 	e.Duration = 0
 	o.Events = append(o.Events, e)
-	o.Values = append(o.Values, ctx.Value(CtxKey{}))
 }

@@ -1,11 +1,10 @@
 package testhost
 
 import (
-	"errors"
-
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -16,25 +15,21 @@ func (h *RealHost) Outside() string {
 	path := h.Container("outside")
 	h.VethPair("wan0", "wan1")
 	h.MoveLink("wan1", path)
-	configure := func(link, v4, v6 string) error {
-		l, err := netlink.LinkByName(link)
-		if err != nil {
-			return err
-		}
-		for _, text := range []string{v4, v6} {
-			addr, err := netlink.ParseAddr(text)
-			if err != nil {
-				return err
-			}
-			if err := netlink.AddrAdd(l, addr); err != nil {
-				return err
-			}
-		}
-		return netlink.LinkSetUp(l)
-	}
-	expect.NoError(h.T, configure("wan0", "192.0.2.1/24", "2001:db8::1/64"))
-	h.Inside(path, func() error { return configure("wan1", "192.0.2.2/24", "2001:db8::2/64") })
+	h.Configure("", "wan0", "192.0.2.1/24", "2001:db8::1/64")
+	h.Configure(path, "wan1", "192.0.2.2/24", "2001:db8::2/64")
 	return path
+}
+
+// Configure gives addresses to an interface of the namespace at path, or of the host if
+// path is empty, and sets it up.
+func (h *RealHost) Configure(path, link string, addresses ...string) {
+	h.T.Helper()
+	h.with(path, func(ns *netns.Handle) {
+		for _, address := range addresses {
+			nettest.AddAddress(h.T, ns, link, address)
+		}
+		nettest.SetUp(h.T, ns, link)
+	})
 }
 
 // MoveLink moves an interface of the host into the namespace at path.
@@ -42,7 +37,5 @@ func (h *RealHost) MoveLink(name, path string) {
 	h.T.Helper()
 	link, err := netlink.LinkByName(name)
 	expect.NoError(h.T, err)
-	ns, err := netns.Open(path)
-	expect.NoError(h.T, err)
-	expect.NoError(h.T, errors.Join(netlink.LinkSetNsFd(link, int(ns.File().Fd())), ns.Close()))
+	h.with(path, func(ns *netns.Handle) { expect.NoError(h.T, netlink.LinkSetNsFd(link, int(ns.File().Fd()))) })
 }

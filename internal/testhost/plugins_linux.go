@@ -54,28 +54,6 @@ func Verbs(calls []scripted.Call) []string {
 	return s
 }
 
-// ScriptedList returns the configuration of a network of plugins that all
-// follow the script.
-func (h *Host) ScriptedList(name, version string, script scripted.Script, types ...string) []byte {
-	h.T.Helper()
-	path := h.Plugin(script, types...)
-	scripts := map[string]string{}
-	for _, typ := range types {
-		scripts[typ] = path
-	}
-	return Conflist(name, version, scripts, types...)
-}
-
-// Answering returns a script that prints answer for a verb and exits with code.
-func Answering(verb, answer string, code int) scripted.Script {
-	return scripted.Script{Verbs: map[string]scripted.Action{verb: {Stdout: &answer, Exit: code}}}
-}
-
-// Refusing returns a script that fails a verb with a plugin's error.
-func Refusing(verb, msg string) scripted.Script {
-	return Answering(verb, `{"cniVersion": "1.0.0", "code": 100, "msg": "`+msg+`"}`, 1)
-}
-
 // Conflist makes a list of scripted plugins: each of types with its script.
 func Conflist(name, version string, scripts map[string]string, types ...string) []byte {
 	var plugins []map[string]any

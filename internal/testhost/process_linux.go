@@ -98,8 +98,6 @@ func (j Job) do(more map[string]func(context.Context, *cni.Runtime, Job) error) 
 		}
 	case "GC":
 		_, err = r.GC(ctx, cni.GCOptions{Keep: []string{j.ID}})
-	case "LIFE":
-		err = life(ctx, r, j.ID, j.NetNS)
 	default:
 		err = fmt.Errorf("no such job: %q", j.Verb)
 		if do := more[j.Verb]; do != nil {
@@ -121,36 +119,6 @@ func (j Job) Command(t testing.TB) *exec.Cmd {
 	cmd.Env = append(os.Environ(), otherRuntimeEnv+"=1")
 	cmd.Stdin = bytes.NewReader(input)
 	return cmd
-}
-
-// life makes every call of a runtime on a container, with each way to remove it
-// once.
-func life(ctx context.Context, r *cni.Runtime, id, path string) error {
-	for _, remove := range []func() error{
-		func() error { return r.Remove(ctx, id, path) },
-		func() error {
-			report, err := r.GC(ctx, cni.GCOptions{KeepNone: true})
-			return errors.Join(err, report.Err())
-		},
-	} {
-		if _, err := r.Setup(ctx, id, path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}})); err != nil {
-			return err
-		}
-		if err := r.Check(ctx, id, path); err != nil {
-			return err
-		}
-		report, err := r.Recover(ctx)
-		if err = errors.Join(err, report.Err()); err != nil {
-			return err
-		}
-		if err := r.Check(ctx, id, path); err != nil {
-			return fmt.Errorf("after Recover (%+v): %w", report, err)
-		}
-		if err := remove(); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // Elsewhere starts a verb in another process. The channel gets that process's

@@ -44,9 +44,7 @@ func (h *RealHost) Container(name string) string {
 // Inside runs fn in the namespace at path.
 func (h *RealHost) Inside(path string, fn func() error) {
 	h.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(h.T, err)
-	expect.NoError(h.T, errors.Join(ns.Do(fn), ns.Close()))
+	expect.NoError(h.T, netns.Do(path, fn))
 }
 
 // Real returns a Runtime with the reference plugins.
@@ -59,24 +57,11 @@ func (h *RealHost) Real(opts ...cni.Opt) *cni.Runtime {
 // and the pins of namespaces, which belong to the test.
 func (h *RealHost) Audit() audit.Lines {
 	h.T.Helper()
-	lines := h.Host.Audit()
-	for i, l := range lines {
-		// host-local's last address belongs to the network, and changes.
-		lines[i] = lastReserved.ReplaceAllString(l, "$1 host-local")
-	}
-	return lines.Without(func(line string) bool {
-		what, _, _ := strings.Cut(line, " ")
-		switch what {
-		case "missing":
-			h.T.Fatalf("the audit is blind: %s: install iptables and nftables", line)
-		case "process", "fd", "mount", "netns":
-			return true
-		}
-		return false
-	})
+	lines, err := audit.Snapshot(context.Background(), audit.Options{
+		StateDirs: []string{h.Path("state"), h.Path("ipam")}, WithoutProcess: true, Complete: true})
+	expect.NoError(h.T, err)
+	return lines
 }
-
-var lastReserved = regexp.MustCompile(`(/last_reserved_ip\.\d+) sha256:\w+ host-local$`)
 
 // Left returns the lines that were added and removed since an audit, except
 // those that plugins keep for the network or the host.
@@ -98,12 +83,9 @@ func (h *RealHost) WantClean(before audit.Lines) {
 func WantProcessAsBefore(t *testing.T) {
 	t.Helper()
 	snapshot := func() audit.Lines {
-		lines, err := audit.Snapshot(context.Background(), audit.Options{})
+		lines, err := audit.Process()
 		expect.NoError(t, err)
-		return lines.Without(func(line string) bool {
-			what, _, _ := strings.Cut(line, " ")
-			return what != "process" && what != "fd" && what != "mount"
-		})
+		return lines
 	}
 	before := snapshot()
 	t.Cleanup(func() {
@@ -129,11 +111,7 @@ func (h *RealHost) VethPair(name, peer string) {
 
 func (h *RealHost) LinkUp(names ...string) {
 	h.T.Helper()
-	for _, name := range names {
-		link, err := netlink.LinkByName(name)
-		expect.NoError(h.T, err)
-		expect.NoError(h.T, netlink.LinkSetUp(link))
-	}
+	h.with("", func(ns *netns.Handle) { nettest.SetUp(h.T, ns, names...) })
 }
 
 // ReferencePlugins returns the reference plugins' directory.

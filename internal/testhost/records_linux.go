@@ -87,13 +87,23 @@ func (h *Host) Pinned(id string) bool {
 // without capabilities.
 func (h *Host) WithoutOverride() (restore func()) {
 	h.T.Helper()
+	undo, err := without(unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH)
+	expect.NoError(h.T, err)
+	return func() { expect.NoError(h.T, undo()) }
+}
+
+// without takes capabilities from the thread.
+func without(capabilities ...int) (restore func() error, err error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var have [2]unix.CapUserData
-	expect.NoError(h.T, unix.Capget(&header, &have[0]))
+	if err := unix.Capget(&header, &have[0]); err != nil {
+		return nil, err
+	}
 	less := have
-	less[0].Effective &^= 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
-	expect.NoError(h.T, unix.Capset(&header, &less[0]))
-	return func() { expect.NoError(h.T, unix.Capset(&header, &have[0])) }
+	for _, c := range capabilities {
+		less[0].Effective &^= 1 << c
+	}
+	return func() error { return unix.Capset(&header, &have[0]) }, unix.Capset(&header, &less[0])
 }
 
 // Unread lists ways to make a record's file unreadable, by the kernel's error.

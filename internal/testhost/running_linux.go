@@ -1,23 +1,15 @@
 package testhost
 
 import (
-	"bytes"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/netns"
 )
 
 // load counts goroutines, descriptors and processes.
@@ -44,53 +36,28 @@ func LeavesNothingRunning(t *testing.T) {
 
 func measure(t testing.TB) load {
 	t.Helper()
-	r, w, err := os.Pipe() // the first pipe opens the poller, which stays
-	expect.NoError(t, errors.Join(err, r.Close(), w.Close()))
-	fds, err := os.ReadDir("/proc/thread-self/fd")
+	lines, err := audit.Process()
 	expect.NoError(t, err)
-	fds = slices.DeleteFunc(fds, func(fd os.DirEntry) bool {
-		// A Runtime keeps its liveness file open until it is garbage.
-		target, err := os.Readlink(filepath.Join("/proc/thread-self/fd", fd.Name()))
-		return err == nil && strings.Contains(target, "/embedcni/alive")
-	})
-	return load{runtime.NumGoroutine(), len(fds), len(Children(t))}
+	now := load{goroutines: runtime.NumGoroutine()}
+	for _, line := range lines {
+		switch {
+		case strings.HasPrefix(line, "process "):
+			now.processes++
+		case isDescriptor(line) && !strings.Contains(line, "/embedcni/alive"):
+			// A Runtime keeps its liveness file open until it is garbage.
+			now.descriptors++
+		}
+	}
+	return now
 }
 
 // Children returns the living processes below this one, including orphans,
 // because the sandbox makes it their parent.
 func Children(t testing.TB) []string {
 	t.Helper()
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	found, err := audit.Processes()
 	expect.NoError(t, err)
-	var found []string
-	for _, path := range stats {
-		data, err := os.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			continue
-		}
-		expect.NoError(t, err)
-		// 123 (name) S 1 …: the name may contain anything but ends at the
-		// last ')'.
-		rest := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-		if rest[1] == fmt.Sprint(os.Getpid()) && rest[0] != "Z" && rest[0] != "X" {
-			found = append(found, string(data))
-		}
-	}
 	return found
-}
-
-// OpenAs counts this process's descriptors of the namespace.
-func OpenAs(t *testing.T, id netns.ID) (n int) {
-	t.Helper()
-	fds, err := filepath.Glob("/proc/self/fd/*")
-	expect.NoError(t, err)
-	for _, fd := range fds {
-		var st unix.Stat_t
-		if unix.Stat(fd, &st) == nil && (netns.ID{Dev: uint64(st.Dev), Ino: st.Ino}) == id {
-			n++
-		}
-	}
-	return n
 }
 
 // UnableToMount runs f on a separate thread that may not mount. The thread ends
@@ -99,13 +66,7 @@ func UnableToMount(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		var data [2]unix.CapUserData
-		err := unix.Capget(&header, &data[0])
-		if err == nil {
-			data[0].Effective &^= 1 << unix.CAP_SYS_ADMIN
-			err = unix.Capset(&header, &data[0])
-		}
+		_, err := without(unix.CAP_SYS_ADMIN)
 		if err == nil {
 			err = f()
 		}

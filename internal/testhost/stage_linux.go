@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -222,28 +221,17 @@ func Begin(f func() error) <-chan error {
 // AddLink gives a container an interface, as a real plugin would.
 func (s *Stage) AddLink(container, name string) {
 	s.T.Helper()
-	s.InContainer(container, func(nl *netlink.Handle) error {
-		return nl.LinkAdd(&netlink.Bridge{LinkAttrs: nettest.Attrs(name)})
-	})
+	s.with(s.Path("netns", container), func(ns *netns.Handle) { nettest.AddBridge(s.T, ns, name) })
 }
 
 func (s *Stage) DelLink(container, name string) {
 	s.T.Helper()
-	s.InContainer(container, func(nl *netlink.Handle) error {
-		link, err := nl.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return nl.LinkDel(link)
-	})
+	s.with(s.Path("netns", container), func(ns *netns.Handle) { nettest.Change(s.T, ns, name, (*netlink.Handle).LinkDel) })
 }
 
 func (s *Stage) InContainer(container string, f func(*netlink.Handle) error) {
 	s.T.Helper()
-	ns, err := netns.Open(s.Path("netns", container))
-	expect.NoError(s.T, err)
-	defer ns.Close()
-	nettest.Inside(s.T, ns, f)
+	s.with(s.Path("netns", container), func(ns *netns.Handle) { nettest.Inside(s.T, ns, f) })
 }
 
 // RemoveNetNS removes a container's namespace, so that another can use its
@@ -251,17 +239,4 @@ func (s *Stage) InContainer(container string, f func(*netlink.Handle) error) {
 func (s *Stage) RemoveNetNS(container string) {
 	s.T.Helper()
 	expect.NoError(s.T, netns.Remove(s.Path("netns", container)))
-}
-
-// Blocked waits until n goroutines wait in a select of this function of the
-// module, and returns the number of such goroutines.
-func (s *Stage) Blocked(function string, n int) int {
-	s.T.Helper()
-	stacks := make([]byte, 16<<20)
-	found := 0
-	expect.Eventually(s.T, fmt.Sprintf("%d goroutines in %s", n, function), func() bool {
-		found = strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "[select]:\ngithub.com/embedcni/cni"+function+"(")
-		return found >= n
-	})
-	return found
 }

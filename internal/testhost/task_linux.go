@@ -1,8 +1,6 @@
 package testhost
 
 import (
-	"bufio"
-	"errors"
 	"fmt"
 	"os/exec"
 	"syscall"
@@ -16,24 +14,19 @@ import (
 // Task is a container's process in a network namespace that only the process
 // keeps alive.
 type Task struct {
-	t   *testing.T
 	cmd *exec.Cmd
 }
 
 // NewTask starts a task, which is killed when the test ends.
-func NewTask(t *testing.T) *Task {
+func NewTask(t testing.TB) *Task {
 	t.Helper()
-	cmd := exec.Command("sh", "-c", "echo; exec sleep 600")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
-	out, err := cmd.StdoutPipe()
-	expect.NoError(t, errors.Join(err, cmd.Start()))
-	k := &Task{t, cmd}
+	// Start waits for the exec, so the process is in the namespace when Start
+	// returns.
+	k := &Task{exec.Command("sleep", "600")}
+	k.cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
+	expect.NoError(t, k.cmd.Start())
 	t.Cleanup(k.Kill)
-	_, err = bufio.NewReader(out).ReadString('\n')
-	expect.NoError(t, err)
-	ns, err := netns.Open(k.Path())
-	expect.NoError(t, err)
-	expect.NoError(t, errors.Join(ns.Do(nettest.NoAddressDetection), ns.Close()))
+	expect.NoError(t, netns.Do(k.Path(), nettest.NoAddressDetection))
 	return k
 }
 

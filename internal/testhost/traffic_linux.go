@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -27,11 +28,7 @@ func (h *RealHost) At(path string, fn func() error) error {
 	if path == "" {
 		return fn()
 	}
-	ns, err := netns.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(ns.Do(fn), ns.Close())
+	return netns.Do(path, fn)
 }
 
 // ProbeIPv6 makes package net detect IPv6 here, where the loopback interface is
@@ -44,66 +41,14 @@ func (h *RealHost) ProbeIPv6() {
 	expect.NoError(h.T, l.Close())
 }
 
-// Serve answers on the port, over TCP and UDP, IPv4 and IPv6, with the client's
-// visible address.
+// Serve is [nettest.Serve] in the namespace at path, or on the host if path is empty.
 func (h *RealHost) Serve(path string, port int) {
 	h.T.Helper()
 	h.ProbeIPv6()
-	var tcp net.Listener
-	var udp net.PacketConn
-	err := h.At(path, func() (err error) {
-		if tcp, err = net.Listen("tcp", fmt.Sprintf(":%d", port)); err != nil {
-			return err
-		}
-		udp, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
-		return err
-	})
-	expect.NoError(h.T, err)
-	done := make(chan struct{}, 2)
-	go func() { serveTCP(tcp); done <- struct{}{} }()
-	go func() { serveUDP(udp); done <- struct{}{} }()
-	h.T.Cleanup(func() {
-		if err := errors.Join(tcp.Close(), udp.Close()); err != nil {
-			h.T.Error(err)
-		}
-		<-done
-		<-done
-	})
+	h.with(path, func(ns *netns.Handle) { nettest.Serve(h.T, ns, port) })
 }
 
-// serveTCP and serveUDP end when their socket is closed. Only the client needs
-// to know about a broken connection.
-func serveTCP(l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		_, _ = io.WriteString(c, hostOf(c.RemoteAddr())+"\n")
-		_ = c.Close()
-	}
-}
-
-func serveUDP(c net.PacketConn) {
-	buf := make([]byte, 64)
-	for {
-		_, from, err := c.ReadFrom(buf)
-		if err != nil {
-			return
-		}
-		_, _ = c.WriteTo([]byte(hostOf(from)+"\n"), from)
-	}
-}
-
-func hostOf(addr net.Addr) string {
-	host, _, err := net.SplitHostPort(addr.String())
-	if err != nil {
-		return err.Error()
-	}
-	return strings.TrimPrefix(host, "::ffff:")
-}
-
-// Ask returns the answer of [RealHost.Serve].
+// Ask returns the client's address as [RealHost.Serve] sees it.
 func (h *RealHost) Ask(path, network, address string, wait time.Duration) (answer string, err error) {
 	err = h.At(path, func() error {
 		c, err := (&net.Dialer{Timeout: wait}).Dial(network, address)
@@ -114,14 +59,12 @@ func (h *RealHost) Ask(path, network, address string, wait time.Duration) (answe
 		if err := c.SetDeadline(time.Now().Add(wait)); err != nil {
 			return err
 		}
-		if network == "udp" {
-			if _, err := io.WriteString(c, "who am I?"); err != nil {
-				return err
-			}
+		if _, err := io.WriteString(c, "who am I?"); err != nil {
+			return err
 		}
 		buf := make([]byte, 64)
 		n, err := c.Read(buf)
-		answer = strings.TrimSpace(string(buf[:n]))
+		answer, _, _ = strings.Cut(string(buf[:n]), "\n")
 		return err
 	})
 	return answer, err

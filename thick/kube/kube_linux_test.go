@@ -120,18 +120,14 @@ func (a *api) fails(verb string, n int, err error) {
 func (a *api) replace(t *testing.T, by *corev1.Pod) {
 	t.Helper()
 	pods := corev1.SchemeGroupVersion.WithResource("pods")
-	if err := errors.Join(a.Tracker().Delete(pods, by.Namespace, by.Name), a.Tracker().Add(by)); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(a.Tracker().Delete(pods, by.Namespace, by.Name), a.Tracker().Add(by)))
 }
 
 // status returns the status of the pod that is there.
 func (a *api) status(t *testing.T) string {
 	t.Helper()
 	pod, err := a.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), "shop", "web")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return pod.(*corev1.Pod).Annotations[multinet.StatusAnnotation]
 }
 
@@ -143,9 +139,7 @@ func newPods(t *testing.T, a *api, change ...func(*kube.Options)) *kube.Pods {
 		c(&o)
 	}
 	pods, err := kube.New(a, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return pods
 }
 
@@ -398,9 +392,7 @@ func TestTheStatusIsWritten(t *testing.T) {
 			case c.meanwhile != nil:
 				a.replace(t, c.meanwhile)
 			case c.gone:
-				if err := a.Tracker().Delete(deleted, "shop", "web"); err != nil {
-					t.Fatal(err)
-				}
+				expect.NoError(t, a.Tracker().Delete(deleted, "shop", "web"))
 			}
 			err := pods.SetStatus(t.Context(), request("uid-1"), "[]")
 			if c.code != 0 {
@@ -481,9 +473,7 @@ func TestNetworkAttachmentDefinitions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(aPod("uid-1"))
 			networks, err := newDefinitions(objects...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, err)
 			pods := newPods(t, a, func(o *kube.Options) {
 				o.Networks = networks
 				if c.options != nil {
@@ -509,9 +499,7 @@ func TestNetworkAttachmentDefinitions(t *testing.T) {
 // TestDefinitionsAreCached: when they are, the API server is not asked.
 func TestDefinitionsAreCached(t *testing.T) {
 	networks, err := newDefinitions(definition("shop", "storage", map[string]any{"config": "{}"}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var asked atomic.Int32
 	networks.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		asked.Add(1)
@@ -567,9 +555,7 @@ func TestAServerFindsTheUID(t *testing.T) {
 	a := newAPI(aPod("uid-1"))
 	b := seen{pods: make(chan server.Pod, 1)}
 	s, err := server.New(b, server.Options{Kubernetes: true, PodUID: newPods(t, a).UID})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	post := func(name string) *httptest.ResponseRecorder {
 		body := fmt.Sprintf(`{"env": {"CNI_COMMAND": "CHECK", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/run/netns/c1",
 			"CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=%s;K8S_POD_INFRA_CONTAINER_ID=c1"},

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/thick/metrics"
 	"github.com/embedcni/cni/thick/server"
 )
@@ -25,9 +26,7 @@ func registered(t testing.TB) (*metrics.Metrics, *prometheus.Registry) {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	m, err := metrics.New(registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return m, registry
 }
 
@@ -53,9 +52,7 @@ func (full) Status(context.Context, *server.Request) error { return nil }
 func TestRequestsOfAServerAreCounted(t *testing.T) {
 	m, registry := registered(t)
 	s, err := server.New(full{}, server.Options{Observe: m.Request})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	ask := func(method, path, verb string) {
 		body := fmt.Sprintf(`{"env":{"CNI_COMMAND":%q,"CNI_CONTAINERID":"c1","CNI_NETNS":"/n"},"config":{"cniVersion":"1.0.0","name":"n"}}`, verb)
 		s.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(method, path, strings.NewReader(body)))
@@ -171,9 +168,7 @@ func TestAttachmentsAreCountedAtEachCollection(t *testing.T) {
 	m, registry := registered(t)
 	var all []cni.Attachment
 	var fail error
-	if err := m.Attachments(func() ([]cni.Attachment, error) { return all, fail }); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, m.Attachments(func() ([]cni.Attachment, error) { return all, fail }))
 	number := func(attached, failed, containers int) string {
 		return fmt.Sprintf(`
 # HELP embedcni_attached_containers Containers with at least one interface that is attached.
@@ -212,16 +207,10 @@ embedcni_attachments{state="unknown"} 0
 func TestADaemonIsScraped(t *testing.T) {
 	m, registry := registered(t)
 	rt, err := cni.New(cni.WithObserver(m.Plugin), cni.WithStateDir(t.TempDir()), cni.WithRecordDir(filepath.Join(t.TempDir(), "records")), cni.WithoutReaping())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Attachments(rt.Attachments); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
+	expect.NoError(t, m.Attachments(rt.Attachments))
 	s, err := server.New(full{}, server.Options{Observe: m.Request})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	s.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/readyz", nil))
 	w := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
@@ -233,9 +222,7 @@ func TestADaemonIsScraped(t *testing.T) {
 		}
 	}
 	problems, err := testutil.GatherAndLint(registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}

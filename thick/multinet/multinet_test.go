@@ -11,6 +11,7 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/thick/multinet"
 )
 
@@ -44,9 +45,7 @@ func TestBothFormsAreRead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := multinet.Parse(c.value, "pods")
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, err)
 			if !reflect.DeepEqual(got, c.want) {
 				t.Errorf("%+v\nwant %+v", got, c.want)
 			}
@@ -118,9 +117,7 @@ func TestWhatIsNoAnnotationIsRefused(t *testing.T) {
 func decoded(t *testing.T, text string) *types100.Result {
 	t.Helper()
 	var r types100.Result
-	if err := json.Unmarshal([]byte(text), &r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal([]byte(text), &r))
 	return &r
 }
 
@@ -188,9 +185,7 @@ func TestStatuses(t *testing.T) {
 	if got := multinet.Statuses("none", nil, true); len(got) != 1 || !got[0].Default {
 		t.Errorf("without a result: %+v", got)
 	}
-	if got := multinet.StatusValue(nil); got != "[]" {
-		t.Errorf("no status: %s", got)
-	}
+	expect.Same(t, "no status", multinet.StatusValue(nil), "[]")
 }
 
 // FuzzParse: parsing does not panic; and what it accepts is well-formed, and can be written

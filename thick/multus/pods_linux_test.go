@@ -1,9 +1,9 @@
 package multus
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"os"
@@ -246,8 +246,11 @@ func ask(t *testing.T, ns *netns.Handle, device, address string) (answer string)
 		if err := conn.SetDeadline(time.Now().Add(testhost.AnswerWait)); err != nil {
 			return err
 		}
-		said, err := io.ReadAll(conn)
-		answer = strings.TrimSpace(string(said))
+		if _, err := conn.Write([]byte("?")); err != nil {
+			return err
+		}
+		said, err := bufio.NewReader(conn).ReadString('\n')
+		answer = strings.TrimSpace(said)
 		return err
 	}))
 	return answer

@@ -30,9 +30,7 @@ func TestEveryVerbIsAnswered(t *testing.T) {
 	success(t, post(s, "/cni", request("DEL", "c1", variable("CNI_NETNS", ""))), "")
 	success(t, post(s, "/cni", request("STATUS", "")), "")
 	success(t, post(s, "/cni", request("GC", "", configured(`{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":[]}`))), "")
-	if got, want := b.calls, []string{"ADD", "CHECK", "DEL", "STATUS", "GC"}; !reflect.DeepEqual(got, want) {
-		t.Errorf("the backend was asked for %v, want %v", got, want)
-	}
+	expect.Same(t, "the backend was asked for", b.calls, []string{"ADD", "CHECK", "DEL", "STATUS", "GC"})
 	w := post(s, "/cni", []byte(`{"env":{"CNI_COMMAND":"VERSION"}}`))
 	var v struct {
 		CNIVersion        string
@@ -94,9 +92,7 @@ func TestErrorsOfTheBackend(t *testing.T) {
 		t.Errorf("status %d: %s", w.Code, w.Body)
 	}
 	b.do = func(context.Context, string, *server.Request) (types.Result, error) { panic("oh") }
-	if got := refused(t, post(s, "/cni", request("ADD", "c1")), 400, 999); got != "panic: oh" {
-		t.Errorf("a panic is answered by %s", got)
-	}
+	expect.Same(t, "a panic is answered by", refused(t, post(s, "/cni", request("ADD", "c1")), 400, 999), "panic: oh")
 	b.do = func(context.Context, string, *server.Request) (types.Result, error) { return nil, nil }
 	if w := post(s, "/cni", request("ADD", "c1")); w.Code != 400 || w.Body.String() != "no result\n" {
 		t.Errorf("no result: status %d: %s", w.Code, w.Body)

@@ -293,9 +293,7 @@ func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 	late := d.dial(t)
 	send(t, late, "/cni", request("DEL", "c1"))
 	expect.Eventually(t, "connections up to the limit are accepted", func() bool { return sockets(t) == before+limit+1+limit })
-	if got := b.count("DEL"); got != 0 {
-		t.Errorf("%d DELs ran", got)
-	}
+	expect.Same(t, "DELs ran", b.count("DEL"), 0)
 	expect.NoError(t, conns[0].Close())
 	if status, body := answerOf(t, late); status != 200 {
 		t.Errorf("status %d: %s", status, body)

@@ -140,9 +140,7 @@ func TestAnAnswerIsInMultusFormToTheByte(t *testing.T) {
 		got := string(expect.Value(io.ReadAll(conn))(t))
 		before, after, _ := strings.Cut(got, "Date: ")
 		_, after, _ = strings.Cut(after, "\r\n")
-		if got := before + "Date: *\r\n" + after; got != want {
-			t.Errorf("%s: %q\nwant %q", verb, got, want)
-		}
+		expect.Same(t, verb, before+"Date: *\r\n"+after, want)
 	}
 }
 
@@ -211,9 +209,7 @@ func TestDeadClientsEndTheirCalls(t *testing.T) {
 			expect.Eventually(t, "the second ADD has left", func() bool { return server.Waiting(d.Server) == 0 })
 			expect.NoError(t, leave(runs))
 			expect.Is(t, expect.Await(t, "the end of the first ADD", b.ended), context.Canceled)
-			if got := b.count("ADD"); got != 1 {
-				t.Errorf("%d ADDs reached the backend, want 1", got)
-			}
+			expect.Same(t, "ADDs reached the backend", b.count("ADD"), 1)
 		})
 	}
 }
@@ -299,9 +295,7 @@ func TestShutdownFinishesWhatRunsAndRefusesNewADDs(t *testing.T) {
 		t.Errorf("a new ADD: status %d: %s", status, body)
 	}
 	send(t, detaches, "/cni", request("DEL", "c4"))
-	if got := expect.Await(t, "DEL during the shutdown", b.entered); got != "c4" {
-		t.Errorf("%s was asked for", got)
-	}
+	expect.Same(t, "the container that was asked for", expect.Await(t, "DEL during the shutdown", b.entered), "c4")
 	select {
 	case err := <-down:
 		t.Fatalf("Shutdown returned %v while calls run", err)
@@ -314,9 +308,7 @@ func TestShutdownFinishesWhatRunsAndRefusesNewADDs(t *testing.T) {
 		}
 	}
 	expect.NoError(t, expect.Await(t, "the end of Shutdown", down))
-	if got := b.count("ADD"); got != 1 {
-		t.Errorf("%d ADDs reached the backend, want 1", got)
-	}
+	expect.Same(t, "ADDs reached the backend", b.count("ADD"), 1)
 	if conn, err := net.Dial("unix", d.path); err == nil {
 		conn.Close()
 		t.Error("somebody still listens")
@@ -383,9 +375,7 @@ func TestAReadinessFileHoldsADDsBack(t *testing.T) {
 	expect.NoError(t, os.Mkdir(filepath.Dir(ofServer), 0o755))
 	expect.NoError(t, os.WriteFile(ofServer, nil, 0o644))
 	expect.Eventually(t, "the other file is waited for", func() bool { return server.Awaited(d.Server, ofConfig) == 50 })
-	if got := b.count("ADD"); got != 0 {
-		t.Errorf("%d ADDs ran before the second file was there", got)
-	}
+	expect.Same(t, "ADDs ran before the second file was there", b.count("ADD"), 0)
 	if status, body := d.ask(t, "/cni", request("STATUS", "")); status != 200 {
 		t.Errorf("STATUS: status %d: %s", status, body)
 	}

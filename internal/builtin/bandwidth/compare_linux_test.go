@@ -273,7 +273,7 @@ func TestFlowsLiveThroughARepair(t *testing.T) {
 			nettest.AddAddress(t, h.Container, "eth0", "10.1.0.2/24")
 			side, c := ours(h), callFor(h, both)
 			c.Prev = side.Must(t, "ADD", c)
-			plugintest.Echo(t, h.Container, 7)
+			nettest.Serve(t, h.Container, 7)
 			flows := map[string]*plugintest.Flow{}
 			for _, network := range []string{"tcp", "udp"} {
 				flows[network] = plugintest.NewFlow(t, h.Host, network, netip.MustParseAddrPort("10.1.0.2:7"))

@@ -224,7 +224,7 @@ func TestFlowsLiveThroughARepair(t *testing.T) {
 			side, c := plugintest.Ours(h.Host, lookup), call(h, "c1", `, "backend": "iptables"`, "10.1.0.2/24")
 			side.Must(t, "ADD", c)
 			nettest.Shell(t, h.Host, "iptables -P FORWARD DROP") // what firewall is for
-			plugintest.Echo(t, client, 7)
+			nettest.Serve(t, client, 7)
 			var flows []*plugintest.Flow
 			for _, network := range []string{"tcp", "udp"} {
 				flows = append(flows, plugintest.NewFlow(t, h.Container, network, netip.MustParseAddrPort("192.0.2.2:7")))

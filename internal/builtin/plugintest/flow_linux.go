@@ -2,7 +2,6 @@ package plugintest
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -10,14 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
-
-// noProbes keeps connections silent while nobody uses them. Without the tables of nat the
-// kernel translates nothing, so that a probe at that moment, on a slow machine, would
-// break a connection that no repair could save.
-const noProbes = -1
 
 // Flow is a connection, or the UDP packets between two sockets.
 type Flow struct {
@@ -25,64 +19,12 @@ type Flow struct {
 	n    int
 }
 
-// Echo answers on a port of all addresses of a namespace, with TCP and UDP, until the
-// test ends.
-func Echo(t testing.TB, ns *netns.Handle, port int) {
-	t.Helper()
-	var listener net.Listener
-	var packets net.PacketConn
-	err := ns.Do(func() (err error) {
-		if listener, err = (&net.ListenConfig{KeepAlive: noProbes}).Listen(context.Background(), "tcp", fmt.Sprint(":", port)); err != nil {
-			return err
-		}
-		packets, err = net.ListenPacket("udp", fmt.Sprint(":", port))
-		return err
-	})
-	expect.NoError(t, err)
-	t.Cleanup(func() {
-		if err := errors.Join(listener.Close(), packets.Close()); err != nil {
-			t.Error(err)
-		}
-	})
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return // the test ends
-			}
-			go func() {
-				defer conn.Close()
-				buf := make([]byte, 64)
-				for {
-					n, err := conn.Read(buf)
-					if err != nil {
-						return
-					}
-					if _, err := conn.Write(buf[:n]); err != nil {
-						return
-					}
-				}
-			}()
-		}
-	}()
-	go func() {
-		buf := make([]byte, 64)
-		for {
-			n, from, err := packets.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			_, _ = packets.WriteTo(buf[:n], from) // the other end may be gone
-		}
-	}()
-}
-
-// NewFlow begins a flow from a namespace to an [Echo].
+// NewFlow begins a flow from a namespace to a port of [nettest.Serve].
 func NewFlow(t testing.TB, from *netns.Handle, network string, to netip.AddrPort) *Flow {
 	t.Helper()
 	f := &Flow{}
 	if err := from.Do(func() (err error) {
-		f.conn, err = (&net.Dialer{Timeout: connectTime, KeepAlive: noProbes}).Dial(network, to.String())
+		f.conn, err = (&net.Dialer{Timeout: connectTime, KeepAlive: nettest.NoProbes}).Dial(network, to.String())
 		return err
 	}); err != nil {
 		t.Fatal(err)

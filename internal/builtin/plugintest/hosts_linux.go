@@ -33,9 +33,9 @@ func NewHost(t testing.TB) Host {
 	h.Container, h.NetNS = NetNS(t)
 	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
 		a := netlink.NewLinkAttrs()
-		a.Name, a.HardwareAddr = "veth0", parseMAC(t, HostMAC)
+		a.Name, a.HardwareAddr = "veth0", expect.Value(net.ParseMAC(HostMAC))(t)
 		return nl.LinkAdd(&netlink.Veth{
-			LinkAttrs: a, PeerName: "eth0", PeerHardwareAddr: parseMAC(t, ContainerMAC),
+			LinkAttrs: a, PeerName: "eth0", PeerHardwareAddr: expect.Value(net.ParseMAC(ContainerMAC))(t),
 			PeerNamespace: netlink.NsFd(h.Container.File().Fd()),
 		})
 	})
@@ -58,11 +58,4 @@ func (h Host) Result() []byte {
 func (h Host) Portable(t testing.TB, out []byte) string {
 	t.Helper()
 	return strings.ReplaceAll(JSON(t, out), h.NetNS, "PIN")
-}
-
-func parseMAC(t testing.TB, text string) net.HardwareAddr {
-	t.Helper()
-	mac, err := net.ParseMAC(text)
-	expect.NoError(t, err)
-	return mac
 }

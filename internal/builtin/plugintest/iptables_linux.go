@@ -1,11 +1,9 @@
 package plugintest
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
@@ -37,14 +35,5 @@ func UseIPTables(t testing.TB, variant string) {
 // Filters lists the packet filters of a namespace.
 func Filters(t testing.TB, ns *netns.Handle) audit.Lines {
 	t.Helper()
-	var lines audit.Lines
-	err := ns.Do(func() (err error) {
-		lines, err = audit.Snapshot(context.Background(), audit.Options{})
-		return err
-	})
-	expect.NoError(t, err)
-	return lines.Without(func(l string) bool {
-		what, _, _ := strings.Cut(l, " ")
-		return what != "nft" && !strings.HasPrefix(what, "iptables") && !strings.HasPrefix(what, "ip6tables")
-	})
+	return snapshot(t, ns, audit.Options{}).Without(func(l string) bool { return !audit.IsRule(l) })
 }

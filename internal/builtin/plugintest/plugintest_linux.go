@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -167,16 +166,17 @@ func NetNS(t testing.TB) (*netns.Handle, string) {
 // the process, because concurrent tests change it.
 func Audit(t testing.TB, ns *netns.Handle, dirs ...string) audit.Lines {
 	t.Helper()
-	var lines audit.Lines
-	err := ns.Do(func() (err error) {
-		lines, err = audit.Snapshot(context.Background(), audit.Options{StateDirs: dirs})
+	return snapshot(t, ns, audit.Options{StateDirs: dirs}).Without(audit.Shared)
+}
+
+func snapshot(t testing.TB, ns *netns.Handle, o audit.Options) (lines audit.Lines) {
+	t.Helper()
+	o.WithoutProcess = true
+	expect.NoError(t, ns.Do(func() (err error) {
+		lines, err = audit.Snapshot(context.Background(), o)
 		return err
-	})
-	expect.NoError(t, err)
-	return lines.Without(func(line string) bool {
-		what, _, _ := strings.Cut(line, " ")
-		return what == "fd" || what == "process" || what == "mount" || audit.Shared(line)
-	})
+	}))
+	return lines
 }
 
 // NoLeak compares two audits.

@@ -280,7 +280,7 @@ func TestFlowsLiveThroughARepair(t *testing.T) {
 			ports := `{"hostPort": 8001, "containerPort": 7, "protocol": "tcp"}, {"hostPort": 8001, "containerPort": 7, "protocol": "udp"}`
 			c := call(h, b.options, ports, v4)
 			plugintest.Theirs(t, h.Host).Must(t, "ADD", c)
-			plugintest.Echo(t, h.Container, 7)
+			nettest.Serve(t, h.Container, 7)
 			flows := map[string]*plugintest.Flow{}
 			for _, network := range []string{"tcp", "udp"} {
 				flows[network] = plugintest.NewFlow(t, h.Host, network, netip.MustParseAddrPort("10.1.0.1:8001"))

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 const (
@@ -31,9 +33,7 @@ type goMod struct {
 
 func readGoMod(t *testing.T, dir string) (m goMod) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(goCommand(t, dir, nil, "mod", "edit", "-json")), &m); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal([]byte(goCommand(t, dir, nil, "mod", "edit", "-json")), &m))
 	return m
 }
 

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestCompat_21_ModuleGraphOfAnImporter compares the module graph of a small
@@ -50,9 +52,7 @@ func TestCompat_21_ModuleGraphOfAnImporter(t *testing.T) {
 func importer(t *testing.T, path, v, dir string) string {
 	t.Helper()
 	source, err := os.ReadFile("testdata/importer/main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	if strings.Count(string(source), strconv.Quote(goCNI)) != 1 {
 		t.Fatalf("the program has not one import line:\n%s", source)
 	}
@@ -65,9 +65,7 @@ func importer(t *testing.T, path, v, dir string) string {
 		"main.go": strings.Replace(string(source), strconv.Quote(goCNI), strconv.Quote(path), 1),
 		"go.mod":  module,
 	} {
-		if err := os.WriteFile(filepath.Join(made, name), []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(filepath.Join(made, name), []byte(content), 0o644))
 	}
 	goCommand(t, made, nil, "mod", "tidy")
 	for _, goos := range []string{"linux", "windows", "darwin"} {
@@ -91,9 +89,7 @@ func graphOf(t *testing.T, dir string) (versions map[string]string, goLine strin
 func absolute(t *testing.T, path string) string {
 	t.Helper()
 	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return path
 }
 

@@ -16,6 +16,7 @@ import (
 	types040 "github.com/containernetworking/cni/pkg/types/040"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/thick/internal/wire"
 )
 
@@ -33,9 +34,7 @@ func TestARequestInMultusFormIsReadAndWrittenToTheByte(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, err := wire.DecodeRequest(strings.NewReader(multus+tail), wire.MaxRequest)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, err)
 			if string(r.Config) != config {
 				t.Errorf("the configuration is %s", r.Config)
 			}
@@ -117,9 +116,7 @@ func result() *types100.Result {
 
 func TestResultOfEveryVersionIsAnsweredAsMultusDoes(t *testing.T) {
 	old, err := result().GetAsVersion("0.4.0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	want := `{"Result":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/run/netns/a"}],"ips":[{"address":"10.1.0.7/16","interface":0}]}}`
 	for _, r := range []types.Result{result(), old.(*types040.Result)} {
 		body, err := wire.EncodeResult(r)
@@ -127,9 +124,7 @@ func TestResultOfEveryVersionIsAnsweredAsMultusDoes(t *testing.T) {
 			t.Errorf("%s, %v; want %s", body, err, want)
 		}
 		back, err := wire.DecodeResult(body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		if again, err := wire.EncodeResult(back); err != nil || string(again) != want {
 			t.Errorf("%s, %v; want %s", again, err, want)
 		}
@@ -200,9 +195,7 @@ func FuzzDecodeRequest(f *testing.F) {
 			return
 		}
 		encoded, err := json.Marshal(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		back, err := wire.DecodeRequest(bytes.NewReader(encoded), wire.MaxRequest)
 		if err != nil {
 			t.Fatalf("%s: %v", encoded, err)
