@@ -76,7 +76,7 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 // TestFault_F6_RealRemoveKnowsNothingButTheID: the caller of Remove passes nothing but
 // the ID, and no port mappings.
 func TestFault_F6_RealRemoveKnowsNothingButTheID(t *testing.T) {
-	testhost.WantProcessAsBefore(t)
+	testhost.LeavesNothingRunning(t)
 	h := newRealHost(t)
 	path := h.Container("c1")
 	before := h.Audit()
