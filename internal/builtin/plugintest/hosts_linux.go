@@ -57,5 +57,5 @@ func (h Host) Result() []byte {
 // Portable returns JSON without the parts that differ between hosts.
 func (h Host) Portable(t testing.TB, out []byte) string {
 	t.Helper()
-	return strings.ReplaceAll(JSON(t, out), h.NetNS, "PIN")
+	return strings.ReplaceAll(expect.JSON(t, out), h.NetNS, "PIN")
 }
