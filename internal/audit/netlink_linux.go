@@ -4,42 +4,33 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// view is the network namespace seen through one netlink socket.
-type view struct {
-	handle *netlink.Handle
-	links  map[int]netlink.Link
-}
+// view has the links of the thread's network namespace, by index.
+type view map[int]netlink.Link
 
 func listNetlink() (lines []string, err error) {
-	// The socket belongs to the thread's current namespace.
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink: %w", err)
-	}
-	defer handle.Close()
-	v := &view{handle: handle, links: make(map[int]netlink.Link)}
-
-	links, err := Dump(handle.LinkList)
+	links, err := Dump(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
+	v := view{}
 	for _, l := range links {
-		v.links[l.Attrs().Index] = l
+		v[l.Attrs().Index] = l
 	}
 	for _, l := range links {
 		lines = append(lines, v.link(l))
 	}
 	for _, part := range []part{
-		{"addresses", listed(func() ([]netlink.Addr, error) { return handle.AddrList(nil, netlink.FAMILY_ALL) }, v.addr)},
+		{"addresses", listed(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) }, v.addr)},
 		{"routes", v.routes},
-		{"rules", listed(func() ([]netlink.Rule, error) { return handle.RuleList(netlink.FAMILY_ALL) }, rule)},
-		{"neighbours", listed(func() ([]netlink.Neigh, error) { return handle.NeighList(0, netlink.FAMILY_ALL) }, v.neigh)},
-		{"qdiscs", listed(func() ([]netlink.Qdisc, error) { return handle.QdiscList(nil) }, v.qdisc)},
+		{"rules", listed(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_ALL) }, rule)},
+		{"neighbours", listed(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) }, v.neigh)},
+		{"qdiscs", listed(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(nil) }, v.qdisc)},
 	} {
 		more, err := part.list()
 		if err != nil {
@@ -77,26 +68,25 @@ func Dump[T any](list func() ([]T, error)) ([]T, error) {
 	return list()
 }
 
-// word returns "key value", or nothing if the value is empty.
-func word(key, value string) string {
-	if value == "" {
-		return ""
-	}
-	return key + " " + value
-}
-
-// name returns a link's name, or nothing if the link is not in this namespace.
-func (v *view) name(index int) string {
-	if l, ok := v.links[index]; ok {
-		return l.Attrs().Name
+// word returns "key value", or nothing if the value is empty. Package net prints an
+// address or a network that is nil as "<nil>".
+func word(key string, value any) string {
+	if text := fmt.Sprint(value); text != "" && text != "<nil>" {
+		return key + " " + text
 	}
 	return ""
 }
 
+// name returns a link's name, or nothing if the link is not in this namespace.
+func (v view) name(index int) string {
+	name, _, _ := strings.Cut(v.dev(index), " ")
+	return name
+}
+
 // dev returns the words for a link's name and kind. [Shared] uses the kind to
 // distinguish bridges from containers' interfaces.
-func (v *view) dev(index int) string {
-	l, ok := v.links[index]
+func (v view) dev(index int) string {
+	l, ok := v[index]
 	if !ok {
 		return ""
 	}
@@ -110,7 +100,7 @@ func kind(l netlink.Link) string {
 	return l.Type()
 }
 
-func (v *view) link(l netlink.Link) string {
+func (v view) link(l netlink.Link) string {
 	a := l.Attrs()
 	state := "down"
 	if a.Flags&net.FlagUp != 0 {
@@ -126,13 +116,13 @@ func (v *view) link(l netlink.Link) string {
 		fmt.Sprintf("mtu %d", a.MTU), state, word("alias", a.Alias))
 }
 
-func (v *view) addr(a netlink.Addr) string {
+func (v view) addr(a netlink.Addr) string {
 	if automatic(a) {
 		return ""
 	}
-	peer := ""
-	if a.Peer != nil && a.Peer.String() != a.IPNet.String() {
-		peer = a.Peer.String()
+	peer := a.Peer.String()
+	if peer == a.IPNet.String() {
+		peer = ""
 	}
 	return line("addr", v.dev(a.LinkIndex), a.IPNet.String(), word("peer", peer))
 }
@@ -160,18 +150,11 @@ func rule(r netlink.Rule) string {
 	if r.Mark != 0 {
 		mark = fmt.Sprintf("%#x", r.Mark)
 	}
-	return line("rule", family, fmt.Sprint(r.Priority), word("from", prefix(r.Src)), word("to", prefix(r.Dst)),
+	return line("rule", family, fmt.Sprint(r.Priority), word("from", r.Src), word("to", r.Dst),
 		word("iif", r.IifName), word("oif", r.OifName), word("mark", mark), fmt.Sprintf("table %d", r.Table))
 }
 
-func prefix(n *net.IPNet) string {
-	if n == nil {
-		return ""
-	}
-	return n.String()
-}
-
-func (v *view) neigh(n netlink.Neigh) string {
+func (v view) neigh(n netlink.Neigh) string {
 	// Other entries come and go with traffic.
 	if n.State&unix.NUD_PERMANENT == 0 || n.IP == nil {
 		return ""
@@ -179,7 +162,7 @@ func (v *view) neigh(n netlink.Neigh) string {
 	return line("neigh", v.name(n.LinkIndex), n.IP.String(), n.HardwareAddr.String())
 }
 
-func (v *view) qdisc(q netlink.Qdisc) string {
+func (v view) qdisc(q netlink.Qdisc) string {
 	a := q.Attrs()
 	// Handle 0 is a default that the kernel attached with the link.
 	if a.Handle == 0 {

@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (v *view) routes() (lines []string, err error) {
+func (v view) routes() (lines []string, err error) {
 	for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		more, err := listed(func() ([]netlink.Route, error) {
 			all := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
-			return v.handle.RouteListFiltered(fam, all, netlink.RT_FILTER_TABLE)
-		}, func(r netlink.Route) string { return v.route(r, fam) })()
+			return netlink.RouteListFiltered(fam, all, netlink.RT_FILTER_TABLE)
+		}, v.route)()
 		if err != nil {
 			return nil, err
 		}
@@ -32,27 +32,28 @@ func implied(r netlink.Route) bool {
 		return true
 	case unix.RTPROT_KERNEL:
 		local := r.Table == unix.RT_TABLE_LOCAL
-		return local || r.Dst != nil && (r.Dst.IP.IsLinkLocalUnicast() && r.Dst.IP.To4() == nil || r.Dst.IP.IsMulticast())
+		return local || r.Dst.IP.IsLinkLocalUnicast() && r.Dst.IP.To4() == nil || r.Dst.IP.IsMulticast()
 	}
 	// Older kernels mark a link's multicast route with protocol boot.
-	return r.Protocol == unix.RTPROT_BOOT && r.Table == unix.RT_TABLE_LOCAL && r.Dst != nil && r.Dst.IP.IsMulticast()
+	return r.Protocol == unix.RTPROT_BOOT && r.Table == unix.RT_TABLE_LOCAL && r.Dst.IP.IsMulticast()
 }
 
-func (v *view) route(r netlink.Route, fam int) string {
+// route describes a route. Netlink gives a default route the destination 0.0.0.0/0 or ::/0.
+func (v view) route(r netlink.Route) string {
 	if implied(r) {
 		return ""
 	}
-	words := []string{"route", routeType(r.Type), destination(r.Dst, fam)}
+	words := []string{"route", routeType(r.Type), r.Dst.String()}
 	words = append(words, v.hop(r.Gw, r.Via, r.LinkIndex, r.Flags)...)
 	for _, hop := range r.MultiPath {
 		words = append(words, "nexthop")
 		words = append(words, v.hop(hop.Gw, hop.Via, hop.LinkIndex, hop.Flags)...)
 	}
 	words = append(words, "proto "+r.Protocol.String())
-	if fam == netlink.FAMILY_V4 {
+	if r.Dst.IP.To4() != nil {
 		words = append(words, "scope "+r.Scope.String())
 	}
-	words = append(words, word("src", address(r.Src)))
+	words = append(words, word("src", r.Src))
 	if r.Priority != 0 {
 		words = append(words, fmt.Sprintf("metric %d", r.Priority))
 	}
@@ -67,8 +68,8 @@ func (v *view) route(r netlink.Route, fam int) string {
 
 // hop describes a next hop. Of the flags only onlink is configuration. The
 // others are states.
-func (v *view) hop(gw net.IP, via netlink.Destination, index, flags int) []string {
-	words := []string{word("via", address(gw))}
+func (v view) hop(gw net.IP, via netlink.Destination, index, flags int) []string {
+	words := []string{word("via", gw)}
 	if via != nil {
 		words = append(words, "via "+via.String())
 	}
@@ -77,23 +78,6 @@ func (v *view) hop(gw net.IP, via netlink.Destination, index, flags int) []strin
 		words = append(words, "onlink")
 	}
 	return words
-}
-
-func address(ip net.IP) string {
-	if ip == nil {
-		return ""
-	}
-	return ip.String()
-}
-
-func destination(dst *net.IPNet, fam int) string {
-	if dst == nil {
-		dst = &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
-		if fam == netlink.FAMILY_V6 {
-			dst = &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
-		}
-	}
-	return dst.String()
 }
 
 // routeType returns the type's name, or nothing for a unicast route.

@@ -22,7 +22,7 @@ func TestDuty_R37_RuntimeConfigHasDeclaredAndGivenCapabilities(t *testing.T) {
 	calls := s.wholeLife(r, cni.WithCapabilityBandWidth(cni.BandWidth{IngressRate: 1}), cni.WithCapability("aliases", nil),
 		cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}}))
 	for _, c := range calls {
-		expect.Same(t, c.Verb, testhost.Canonical(t, testhost.Request(t, c)["runtimeConfig"]),
+		expect.Same(t, c.Verb, expect.JSON(t, testhost.Request(t, c)["runtimeConfig"]),
 			`{"portMappings":[{"containerPort":80,"hostPort":8080,"protocol":"tcp"}]}`)
 	}
 	expect.Same(t, "warnings", log.Lines("WARN"), []string{

@@ -197,9 +197,7 @@ func (h *guardedHost) back(what string) time.Duration {
 	next := make(chan int)
 	var group sync.WaitGroup
 	for range 8 {
-		group.Add(1)
-		go func() {
-			defer group.Done()
+		group.Go(func() {
 			for i := range next {
 				for {
 					if errs[i] = h.reaches(i); errs[i] == nil || time.Since(begun) > *guardLimit {
@@ -207,7 +205,7 @@ func (h *guardedHost) back(what string) time.Duration {
 					}
 				}
 			}
-		}()
+		})
 	}
 	for i := range h.ids {
 		next <- i

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
@@ -76,7 +77,7 @@ func TestFault_F35_HealthSaysWhyAndRecoverKeepsLivingContainers(t *testing.T) {
 			before := s.Audit()
 			h, report := healthOf(t, r, cni.HealthOptions{Containers: []string{"c1"}})
 			t.Log(report)
-			added, removed := s.Since(before)
+			added, removed := audit.Diff(before, s.Audit())
 			expect.Unchanged(t, "host", added, removed)
 			expect.Same(t, "state", h.State, tt.state)
 			expect.Same(t, "differences", len(h.Differences) > 0, tt.state == cni.StateBroken)

@@ -75,7 +75,7 @@ func TestOptionsForOneNetworkWinOverThoseForAll(t *testing.T) {
 	var got []string
 	for _, c := range s.TakeCalls() {
 		keys := testhost.Request(t, c)
-		got = append(got, c.Args+" "+keys["args"]+" "+testhost.Canonical(t, keys["runtimeConfig"]))
+		got = append(got, c.Args+" "+keys["args"]+" "+expect.JSON(t, keys["runtimeConfig"]))
 	}
 	expect.Same(t, "what the plugins got", got, []string{
 		`A=all;B=all {"cni":{"k":"all"}} {"portMappings":[{"containerPort":1,"hostPort":1,"protocol":"tcp"}]}`,

@@ -76,7 +76,7 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 // TestFault_F6_RealRemoveKnowsNothingButTheID: the caller of Remove passes nothing but
 // the ID, and no port mappings.
 func TestFault_F6_RealRemoveKnowsNothingButTheID(t *testing.T) {
-	testhost.WantProcessAsBefore(t)
+	testhost.LeavesNothingRunning(t)
 	h := newRealHost(t)
 	path := h.Container("c1")
 	before := h.Audit()
@@ -138,8 +138,8 @@ func TestDuty_R17_R19_R20_R28_DELAndCHECKAsTheADDWas(t *testing.T) {
 	var got []string
 	for _, c := range s.TakeCalls()[1:] {
 		keys := testhost.Request(t, c)
-		got = append(got, strings.Join([]string{c.Verb, c.NetNS, c.Args, keys["mtu"], testhost.Canonical(t, keys["args"]), testhost.Canonical(t, keys["runtimeConfig"])}, " "))
-		expect.Same(t, "prevResult", testhost.Canonical(t, keys["prevResult"]), testhost.Canonical(t, fmt.Sprintf(`{"cniVersion": "1.0.0",
+		got = append(got, strings.Join([]string{c.Verb, c.NetNS, c.Args, keys["mtu"], expect.JSON(t, keys["args"]), expect.JSON(t, keys["runtimeConfig"])}, " "))
+		expect.Same(t, "prevResult", expect.JSON(t, keys["prevResult"]), expect.JSON(t, fmt.Sprintf(`{"cniVersion": "1.0.0",
 			"interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": %q}],
 			"ips": [{"interface": 0, "address": "10.9.0.2/24", "gateway": "10.9.0.1"}],
 			"routes": [{"dst": "0.0.0.0/0", "gw": "10.9.0.1"}]}`, path)))

@@ -198,7 +198,7 @@ func TestFault_F32_GCOfOneListKeepsTheOthersAttachments(t *testing.T) {
 	valid := map[string]string{}
 	for _, call := range s.TakeCalls() {
 		if !call.Ended {
-			valid[call.Verb+" "+call.Type] = testhost.Canonical(t, testhost.Request(t, call)["cni.dev/valid-attachments"])
+			valid[call.Verb+" "+call.Type] = expect.JSON(t, testhost.Request(t, call)["cni.dev/valid-attachments"])
 		}
 	}
 	both := "[" + c1 + `"eth0"},` + c1 + `"eth2"}]`

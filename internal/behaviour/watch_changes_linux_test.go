@@ -362,9 +362,7 @@ func TestWatchBesideEverythingElse(t *testing.T) {
 			return nil
 		},
 	} {
-		group.Add(1)
-		go func() {
-			defer group.Done()
+		group.Go(func() {
 			for ctx.Err() == nil {
 				if err := call(); err != nil && !errors.Is(err, cni.ErrCNINotInitialized) &&
 					!errors.Is(err, cni.ErrInvalidConfig) && !errors.Is(err, cni.ErrRead) {
@@ -372,7 +370,7 @@ func TestWatchBesideEverythingElse(t *testing.T) {
 					return
 				}
 			}
-		}()
+		})
 	}
 	for n := range 20 {
 		switch n % 4 {

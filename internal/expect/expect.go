@@ -2,6 +2,8 @@
 package expect
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"reflect"
 	"strings"
@@ -99,4 +101,20 @@ func Soon(t testing.TB, what string, call func() error) {
 	if took > neighbourly {
 		t.Errorf("%s took %v, want at most %v", what, took, neighbourly)
 	}
+}
+
+// JSON returns JSON with sorted keys and without white space, for comparison.
+func JSON[T string | []byte](t testing.TB, data T) string {
+	t.Helper()
+	dec := json.NewDecoder(bytes.NewReader([]byte(data)))
+	dec.UseNumber() // all digits count
+	var value any
+	if err := dec.Decode(&value); err != nil {
+		t.Fatalf("%q: %v", data, err)
+	}
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	NoError(t, enc.Encode(value))
+	return strings.TrimSpace(b.String())
 }

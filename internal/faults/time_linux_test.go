@@ -129,11 +129,9 @@ func (b *board) crowd(t *testing.T) {
 		errs := make([]error, len(ids))
 		var wg sync.WaitGroup
 		for i, id := range ids {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				errs[i] = f(i, id)
-			}()
+			})
 		}
 		wg.Wait()
 		for _, err := range errs {

@@ -3,7 +3,6 @@
 package firewalldtest
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -14,7 +13,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
@@ -46,23 +44,21 @@ type Server struct {
 // StartBus starts a D-Bus without a firewalld. It ends with the test.
 func StartBus(t testing.TB, ns *netns.Handle) *Server {
 	t.Helper()
-	s := &Server{t: t, ns: ns, dir: shortDir(t)}
-	conf := filepath.Join(s.dir, "bus.conf")
-	text := fmt.Sprintf(busConfig, filepath.Join(s.dir, "bus"))
-	expect.NoError(t, os.WriteFile(conf, []byte(text), 0o644))
-	// The bus prints its address when it listens.
-	r, w, err := os.Pipe()
+	dir, err := os.MkdirTemp("", "bus") // a test's own directory has too long a path for a socket
 	expect.NoError(t, err)
-	cmd := exec.Command(tool(t, "dbus-daemon"), "--config-file="+conf, "--nofork", "--nopidfile", "--print-address=3")
-	cmd.ExtraFiles = []*os.File{w}
-	s.bus = start(t, ns, cmd)
-	expect.NoError(t, w.Close())
-	line, err := bufio.NewReader(r).ReadString('\n')
-	if err := errors.Join(err, r.Close()); err != nil {
-		t.Fatalf("the D-Bus did not start: %v: %s", err, s.bus.output(t))
-	}
-	s.Address = strings.TrimSpace(line)
-	s.connect()
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	s := &Server{t: t, ns: ns, dir: dir, Address: "unix:path=" + filepath.Join(dir, "bus")}
+	// A session's bus has no access control.
+	s.bus = start(t, ns, exec.Command(tool(t, "dbus-daemon"), "--session", "--address="+s.Address, "--nofork", "--nopidfile"))
+	expect.Eventually(t, "a D-Bus that listens", func() (listens bool) {
+		s.conn, err = dbus.Connect(s.Address, dbus.WithAuth(dbus.AuthExternal(fmt.Sprint(os.Geteuid()))))
+		return err == nil
+	})
+	t.Cleanup(func() { _ = s.conn.Close() }) // the bus may have closed it
 	return s
 }
 
@@ -74,28 +70,6 @@ func Start(t testing.TB, ns *netns.Handle) *Server {
 	s := StartBus(t, ns)
 	s.StartFirewalld()
 	return s
-}
-
-// shortDir makes a directory whose path is short enough for a socket in it.
-func shortDir(t testing.TB) string {
-	dir, err := os.MkdirTemp("", "bus")
-	expect.NoError(t, err)
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
-// connect connects to the bus for the test's own calls.
-func (s *Server) connect() {
-	s.t.Helper()
-	var err error
-	if s.conn, err = dbus.Connect(s.Address, dbus.WithAuth(dbus.AuthExternal(fmt.Sprint(os.Geteuid())))); err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() { _ = s.conn.Close() }) // the bus may have closed it
 }
 
 // StartFirewalld starts a firewalld, and returns when it answers.
@@ -119,9 +93,6 @@ func (s *Server) StartFirewalld() {
 func (s *Server) awaitOwner(owned bool) {
 	s.t.Helper()
 	expect.Eventually(s.t, fmt.Sprintf("a bus with firewalld: %t", owned), func() (has bool) {
-		if owned && s.firewalld.hasEnded() {
-			s.t.Fatalf("firewalld has ended: %s", s.firewalld.output(s.t))
-		}
 		expect.NoError(s.t, s.conn.BusObject().Call("org.freedesktop.DBus.NameHasOwner", 0, busName).Store(&has))
 		return has == owned
 	})
@@ -215,30 +186,19 @@ func tool(t testing.TB, name string) string {
 	return path
 }
 
-// process is a process that the test has started. It writes to a file, which may be read
-// while it runs.
+// process is a process that the test has started. Its output is the test's.
 type process struct {
 	cmd   *exec.Cmd
-	file  string
 	ended chan struct{}
-}
-
-func (p *process) output(t testing.TB) string {
-	t.Helper()
-	text, err := os.ReadFile(p.file)
-	expect.NoError(t, err)
-	return string(text)
 }
 
 // start starts a process in the namespace. It ends with the test at the latest.
 func start(t testing.TB, ns *netns.Handle, cmd *exec.Cmd) *process {
 	t.Helper()
-	p := &process{cmd: cmd, file: filepath.Join(t.TempDir(), "output"), ended: make(chan struct{})}
-	out, err := os.Create(p.file)
-	expect.NoError(t, err)
-	cmd.Stdout, cmd.Stderr = out, out
+	p := &process{cmd: cmd, ended: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	expect.NoError(t, ns.Do(cmd.Start), out.Close())
+	expect.NoError(t, ns.Do(cmd.Start))
 	go func() {
 		_ = cmd.Wait() // it is ended by signals
 		close(p.ended)
@@ -247,30 +207,13 @@ func start(t testing.TB, ns *netns.Handle, cmd *exec.Cmd) *process {
 	return p
 }
 
-func (p *process) hasEnded() bool {
-	select {
-	case <-p.ended:
-		return true
-	default:
-		return false
-	}
-}
-
 // stop ends the process, and waits until it has ended.
 func (p *process) stop(t testing.TB, signal syscall.Signal) {
 	t.Helper()
-	if p.hasEnded() {
-		return
-	}
 	if err := p.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		t.Error(err)
 	}
-	select {
-	case <-p.ended:
-	case <-time.After(expect.Patience):
-		t.Errorf("%s has not ended %v after %v: %s", p.cmd.Path, expect.Patience, signal, p.output(t))
-		_ = p.cmd.Process.Kill()
-	}
+	expect.Await(t, fmt.Sprint(p.cmd.Path, " to end after ", signal), p.ended)
 }
 
 // freeze stops the process, and returns when all its threads are stopped.
@@ -291,19 +234,3 @@ func (p *process) freeze(t testing.TB) (thaw func()) {
 	t.Cleanup(thaw)
 	return thaw
 }
-
-// busConfig configures a bus without access control.
-const busConfig = `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
- "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
-<busconfig>
-  <listen>unix:path=%s</listen>
-  <auth>EXTERNAL</auth>
-  <policy context="default">
-    <allow user="*"/>
-    <allow own="*"/>
-    <allow send_destination="*" eavesdrop="false"/>
-    <allow send_type="method_call"/>
-    <allow receive_sender="*"/>
-  </policy>
-</busconfig>
-`

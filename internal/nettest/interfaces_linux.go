@@ -14,18 +14,9 @@ import (
 // SetUp sets interfaces of a namespace up.
 func SetUp(t testing.TB, ns *netns.Handle, names ...string) {
 	t.Helper()
-	Inside(t, ns, func(nl *netlink.Handle) error {
-		for _, name := range names {
-			link, err := nl.LinkByName(name)
-			if err != nil {
-				return err
-			}
-			if err := nl.LinkSetUp(link); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	for _, name := range names {
+		Change(t, ns, name, (*netlink.Handle).LinkSetUp)
+	}
 }
 
 // Attrs returns the attributes of a new interface.

@@ -25,7 +25,7 @@ func TestRealPluginsInEveryVersion(t *testing.T) {
 	// Under the race detector go-cni has locks that search for deadlocks. With
 	// an unknown version of Go they mistake all goroutines for one.
 	deadlock.Opts.Disable = true
-	testhost.WantProcessAsBefore(t)
+	testhost.LeavesNothingRunning(t)
 	seen := &seenDifferences{}
 	all := 0
 	t.Run("group", func(t *testing.T) {

@@ -46,11 +46,9 @@ func TestDirBuildsOnceForAll(t *testing.T) {
 		errs     [3]error
 	)
 	for i := range dirs {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			dirs[i], errs[i] = Dir(t.Context(), &progress[i])
-		}()
+		})
 	}
 	wg.Wait()
 	expect.NoError(t, errors.Join(errs[:]...))

@@ -40,9 +40,7 @@ func runShards(n int, env []string) (int, error) {
 	}
 	close(queue)
 	for range n {
-		group.Add(1)
-		go func() {
-			defer group.Done()
+		group.Go(func() {
 			// A child is killed when the thread that started it ends.
 			runtime.LockOSThread()
 			for chunk := range queue {
@@ -56,7 +54,7 @@ func runShards(n int, env []string) (int, error) {
 				}
 				mu.Unlock()
 			}
-		}()
+		})
 	}
 	group.Wait()
 	return code, failed

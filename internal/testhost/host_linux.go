@@ -7,10 +7,8 @@ import (
 	"encoding/hex"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
@@ -27,6 +25,8 @@ import (
 type Host struct {
 	T   testing.TB
 	Dir string
+
+	withoutPins bool // its audits omit the pins of namespaces
 }
 
 // New makes a host and enters it. The thread is never unlocked and ends with
@@ -147,45 +147,31 @@ func (h *Host) Runtime(opts ...cni.Opt) *cni.Runtime {
 	return r
 }
 
-// Audit lists everything on this host.
+// Audit lists everything on this host. [LeavesNothingRunning] is for the process.
 func (h *Host) Audit() audit.Lines {
 	h.T.Helper()
-	lines, err := audit.Snapshot(context.Background(), audit.Options{
-		StateDirs: []string{h.Path("state"), h.Path("ipam")}, NetNSDirs: []string{h.Path("netns")},
-	})
+	o := audit.Options{StateDirs: []string{h.Path("state"), h.Path("ipam")}, WithoutProcess: true, Complete: true}
+	if !h.withoutPins {
+		o.NetNSDirs = []string{h.Path("netns")}
+	}
+	lines, err := audit.Snapshot(context.Background(), o)
 	expect.NoError(h.T, err)
 	return lines
 }
 
-// isDescriptor reports whether a line of an audit is a descriptor of this
-// process.
-func isDescriptor(line string) bool { return strings.HasPrefix(line, "fd ") }
-
-// Since compares with an earlier audit. A runtime keeps descriptors for a
-// moment after a call: sockets to the packet filters, and the host's namespace
-// to search for abandoned containers. Since waits until its own are closed. It
-// ignores those that an earlier test has closed.
-func (h *Host) Since(before audit.Lines) (added, removed audit.Lines) {
+// Left returns the lines that were added and removed since an audit, except
+// those that plugins keep for the network or the host.
+func (h *Host) Left(before audit.Lines) (left, gone audit.Lines) {
 	h.T.Helper()
-	added, removed = audit.Diff(before, h.Audit())
-	for end := time.Now().Add(expect.Patience); slices.ContainsFunc(added, isDescriptor) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		added, removed = audit.Diff(before, h.Audit())
-	}
-	return added, removed.Without(func(line string) bool {
-		// The file by which a Runtime lives is open until that is garbage. The search
-		// of an earlier test's Runtime keeps the host's namespace open until it rests; one
-		// that was opened by a mount is "/" when that is gone.
-		return line == "fd socket" || line == "fd net" || line == "fd /" || strings.HasPrefix(line, "fd ") && strings.Contains(line, "/embedcni/alive")
-	})
+	left, gone = audit.Diff(before, h.Audit())
+	own := h.Path("state", "embedcni") // locks and marks belong to the host
+	return left.Without(audit.Shared).Without(func(l string) bool { return strings.Contains(l, own) }), gone
 }
 
 // WantClean compares with an earlier audit: nothing of a container may have
 // been added, and nothing may be missing.
 func (h *Host) WantClean(before audit.Lines) {
 	h.T.Helper()
-	added, removed := h.Since(before)
-	added = added.Without(audit.Shared).Without(func(line string) bool {
-		return strings.Contains(line, h.Path("state", "embedcni")) // locks and marks belong to the host
-	})
-	expect.Unchanged(h.T, "host", added, removed)
+	left, gone := h.Left(before)
+	expect.Unchanged(h.T, "host", left, gone)
 }

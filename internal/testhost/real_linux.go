@@ -5,31 +5,28 @@ import (
 	"errors"
 	"os"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
 )
 
-// RealHost is a host for the reference plugins. Several may be in use at once,
-// so its audits omit everything that belongs to the whole process: pins,
-// processes and descriptors.
+// RealHost is a host for the reference plugins. Its audits omit the pins of
+// namespaces, which belong to the test.
 type RealHost struct{ *Host }
 
 func NewReal(t testing.TB) *RealHost {
 	t.Helper()
 	h := &RealHost{New(t)}
+	h.withoutPins = true
 	expect.NoError(t, nettest.NoAddressDetection())
 	return h
 }
@@ -51,56 +48,6 @@ func (h *RealHost) Inside(path string, fn func() error) {
 func (h *RealHost) Real(opts ...cni.Opt) *cni.Runtime {
 	h.T.Helper()
 	return h.Runtime(append([]cni.Opt{cni.WithPluginDir([]string{ReferencePlugins(h.T)})}, opts...)...)
-}
-
-// Audit lists everything on this host, except the lines of the whole process
-// and the pins of namespaces, which belong to the test.
-func (h *RealHost) Audit() audit.Lines {
-	h.T.Helper()
-	lines, err := audit.Snapshot(context.Background(), audit.Options{
-		StateDirs: []string{h.Path("state"), h.Path("ipam")}, WithoutProcess: true, Complete: true})
-	expect.NoError(h.T, err)
-	return lines
-}
-
-// Left returns the lines that were added and removed since an audit, except
-// those that plugins keep for the network or the host.
-func (h *RealHost) Left(before audit.Lines) (left, gone audit.Lines) {
-	h.T.Helper()
-	left, gone = audit.Diff(before, h.Audit())
-	own := h.Path("state", "embedcni") // locks and marks belong to the host
-	return left.Without(audit.Shared).Without(func(l string) bool { return strings.Contains(l, own) }), gone
-}
-
-func (h *RealHost) WantClean(before audit.Lines) {
-	h.T.Helper()
-	left, gone := h.Left(before)
-	expect.Unchanged(h.T, "host", left, gone)
-}
-
-// WantProcessAsBefore compares processes, descriptors and mounts after the test
-// and its subtests. The audits of single hosts omit them.
-func WantProcessAsBefore(t *testing.T) {
-	t.Helper()
-	snapshot := func() audit.Lines {
-		lines, err := audit.Process()
-		expect.NoError(t, err)
-		return lines
-	}
-	before := snapshot()
-	t.Cleanup(func() {
-		// A runtime keeps sockets to the packet filters for a moment, and one
-		// of an earlier test may have existed before. The file of lives is
-		// open until the Runtime is garbage.
-		added, _ := audit.Diff(before, snapshot())
-		for end := time.Now().Add(expect.Patience); len(added) > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			runtime.GC()
-			added, _ = audit.Diff(before, snapshot())
-		}
-		if len(added) > 0 {
-			t.Errorf("the process has, and had not:\n%s", strings.Join(added, "\n"))
-		}
-	})
 }
 
 // VethPair makes a pair on the host with both ends down.

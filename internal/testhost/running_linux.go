@@ -12,40 +12,40 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// load counts goroutines, descriptors and processes.
-type load struct{ goroutines, descriptors, processes int }
-
-// LeavesNothingRunning fails the test if more runs at its end than now. Call it
-// before anything else registers a cleanup. It waits: the search for abandoned
-// containers keeps a descriptor until its last pass, for seconds.
+// LeavesNothingRunning fails the test if more goroutines, descriptors, processes or
+// mounted namespaces exist at its end than now. Call it before anything else registers
+// a cleanup. It waits: the search for abandoned containers keeps a descriptor until its
+// last pass, for seconds.
 func LeavesNothingRunning(t *testing.T) {
 	t.Helper()
 	before := measure(t)
 	t.Cleanup(func() {
-		var now load
+		var now map[string]int
 		for end := time.Now().Add(expect.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			now = measure(t)
-			if now.goroutines <= before.goroutines && now.descriptors <= before.descriptors && now.processes <= before.processes {
+			more := false
+			for kind, n := range now {
+				more = more || n > before[kind]
+			}
+			if !more {
 				return
 			}
 		}
 		stacks := make([]byte, 1<<20)
-		t.Errorf("left running: %+v, before the test %+v\n%s", now, before, stacks[:runtime.Stack(stacks, true)])
+		t.Errorf("left running: %v, before the test %v\n%s", now, before, stacks[:runtime.Stack(stacks, true)])
 	})
 }
 
-func measure(t testing.TB) load {
+// measure counts what the process has, by kind.
+func measure(t testing.TB) map[string]int {
 	t.Helper()
 	lines, err := audit.Process()
 	expect.NoError(t, err)
-	now := load{goroutines: runtime.NumGoroutine()}
+	now := map[string]int{"goroutine": runtime.NumGoroutine()}
 	for _, line := range lines {
-		switch {
-		case strings.HasPrefix(line, "process "):
-			now.processes++
-		case isDescriptor(line) && !strings.Contains(line, "/embedcni/alive"):
-			// A Runtime keeps its liveness file open until it is garbage.
-			now.descriptors++
+		// A Runtime keeps its liveness file open until it is garbage.
+		if kind, _, _ := strings.Cut(line, " "); kind != "fd" || !strings.Contains(line, "/embedcni/alive") {
+			now[kind]++
 		}
 	}
 	return now

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -70,11 +69,9 @@ func InParallel(n int, fn func(i int) error) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			errs[i] = fn(i)
-		}()
+		})
 	}
 	wg.Wait()
 	return errors.Join(errs...)
@@ -153,23 +150,6 @@ func Request(t testing.TB, c scripted.Call) map[string]string {
 		values[k] = string(v)
 	}
 	return values
-}
-
-// Canonical returns JSON with sorted keys and without white space, for
-// comparison.
-func Canonical(t testing.TB, data string) string {
-	t.Helper()
-	dec := json.NewDecoder(strings.NewReader(data))
-	dec.UseNumber() // all digits count
-	var value any
-	if err := dec.Decode(&value); err != nil {
-		t.Fatalf("%q: %v", data, err)
-	}
-	var b strings.Builder
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	expect.NoError(t, enc.Encode(value))
-	return strings.TrimSpace(b.String())
 }
 
 // AsError returns the first *cni.Error in err.

@@ -276,7 +276,7 @@ func TestNetworksOfTheAnnotation(t *testing.T) {
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"ADD p c1/eth0", "ADD q c1/storage", "ADD r c1/net2"})
 	first, second := testhost.Request(t, calls[1]), testhost.Request(t, calls[2])
-	expect.Same(t, "capabilities", testhost.Canonical(t, first["runtimeConfig"]), testhost.Canonical(t, `{"ips": ["10.0.1.1/24"], "mac": "02:00:00:00:00:01",
+	expect.Same(t, "capabilities", expect.JSON(t, first["runtimeConfig"]), expect.JSON(t, `{"ips": ["10.0.1.1/24"], "mac": "02:00:00:00:00:01",
 		"infinibandGUID": "02:00:00:00:00:00:00:01", "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}],
 		"bandwidth": {"ingressRate": 8, "ingressBurst": 9}, "deviceID": "d"}`))
 	expect.Same(t, "arguments", first["args"]+first["name"], `{"cni":{"k":[1]}}"a"`)

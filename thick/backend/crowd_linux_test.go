@@ -88,9 +88,7 @@ func (s *site) crowd(n int) {
 func watchFamily(pid int) (stop func() (kib, processes int)) {
 	end, watched := make(chan struct{}), sync.WaitGroup{}
 	most, processes := 0, 0
-	watched.Add(1)
-	go func() {
-		defer watched.Done()
+	watched.Go(func() {
 		for tick := time.NewTicker(20 * time.Millisecond); ; {
 			all := descendants(pid)
 			sum := proportional(pid)
@@ -105,7 +103,7 @@ func watchFamily(pid int) (stop func() (kib, processes int)) {
 				return
 			}
 		}
-	}()
+	})
 	return func() (int, int) {
 		close(end)
 		watched.Wait()

@@ -97,13 +97,11 @@ func TestFiveHundredAtOnce(t *testing.T) {
 	var clients sync.WaitGroup
 	failed := make(chan error, crowd)
 	for i := range crowd {
-		clients.Add(1)
-		go func() {
-			defer clients.Done()
+		clients.Go(func() {
 			if err := add(path, fmt.Sprint("c", i)); err != nil {
 				failed <- err
 			}
-		}()
+		})
 	}
 	expect.Value(fmt.Fscan(stdout, &at))(t)
 	clients.Wait()

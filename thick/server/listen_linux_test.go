@@ -130,9 +130,7 @@ func TestOfDaemonsThatStartTogetherOneListens(t *testing.T) {
 	var all sync.WaitGroup
 	for range 16 {
 		s := newServer(t, &backend{}, server.Options{})
-		all.Add(1)
-		go func() {
-			defer all.Done()
+		all.Go(func() {
 			l, err := s.Listen(path)
 			if err != nil {
 				if !errors.Is(err, syscall.EADDRINUSE) {
@@ -143,7 +141,7 @@ func TestOfDaemonsThatStartTogetherOneListens(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			winners = append(winners, l)
-		}()
+		})
 	}
 	all.Wait()
 	if len(winners) != 1 {

@@ -122,7 +122,7 @@ func TestResultsAreEqual(t *testing.T) {
 		for i, side := range sides {
 			config := strings.Replace(configFor(t.TempDir(), ipam), `"1.0.0"`, `"`+version+`"`, 1)
 			c := plugintest.Call{Type: "host-local", ID: "c1", IfName: "eth0", NetNS: pin, Config: config, Args: "IP=10.1.0.9"}
-			got[i] = plugintest.JSON(t, side.Must(t, "ADD", c))
+			got[i] = expect.JSON(t, side.Must(t, "ADD", c))
 		}
 		if got[0] != got[1] {
 			t.Errorf("version %s: got %s\nwant %s", version, got[0], got[1])

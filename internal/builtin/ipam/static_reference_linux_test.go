@@ -46,7 +46,7 @@ func TestAddressesAreThoseOfTheReference(t *testing.T) {
 		if (err == nil) != (refused == nil) {
 			t.Errorf("%s: ours %v, the reference's %v", entry, err, refused)
 		} else if err == nil {
-			expect.Same(t, entry, plugintest.JSON(t, got), plugintest.JSON(t, want))
+			expect.Same(t, entry, expect.JSON(t, got), expect.JSON(t, want))
 		}
 	}
 

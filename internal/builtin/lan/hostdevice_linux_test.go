@@ -241,7 +241,7 @@ func TestHostDeviceUserSpace(t *testing.T) {
 	side := plugintest.Ours(h.Host, lookupWith(HostDevice{sys: fakeSys(t)}))
 	c := deviceCall(h, dir, `"pciBusID": "0000:02", "ipam": {"type": "host-local", "dataDir": "DIR", "subnet": "10.1.0.0/24"}`)
 	c.Prev = side.Must(t, "ADD", c)
-	want := plugintest.JSON(t, []byte(`{"cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "PIN"}],
+	want := expect.JSON(t, []byte(`{"cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "PIN"}],
 		"ips": [{"interface": 0, "address": "10.1.0.2/24", "gateway": "10.1.0.1"}]}`))
 	if got := h.Portable(t, c.Prev); got != want {
 		t.Errorf("got %s, want %s", got, want)

@@ -101,7 +101,7 @@ func Repair(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compa
 			}
 			for range 2 {
 				if err := d.Fix(ctx); err != nil {
-					return left, fmt.Errorf("%s: %w", Line(d), err)
+					return left, fmt.Errorf("%s: %w", Lines([]compare.Difference{d}), err)
 				}
 			}
 			fixed = true
@@ -113,42 +113,30 @@ func Repair(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compa
 	return left, fmt.Errorf("there is more to repair after %d rounds: %s", mostRounds, Lines(left))
 }
 
-// Lines describes differences, one a line.
-func Lines(all []compare.Difference) string {
-	var lines []string
-	for _, d := range all {
-		lines = append(lines, Line(d))
-	}
-	return strings.Join(lines, "\n")
-}
+// Lines describes differences, one a line: what each is, whether it can be repaired, and
+// the error of CHECK.
+func Lines(all []compare.Difference) string { return describe(all, true) }
 
 // Short is [Lines] without the errors of CHECK.
-func Short(all []compare.Difference) string {
+func Short(all []compare.Difference) string { return describe(all, false) }
+
+func describe(all []compare.Difference, withErrors bool) string {
 	var lines []string
 	for _, d := range all {
-		lines = append(lines, short(d))
+		where, fix := "host", "fix"
+		if d.Inside {
+			where = "container"
+		}
+		if d.Fix == nil {
+			fix = "no fix: " + d.Why
+		}
+		line := fmt.Sprintf("%s %s %s %q: wanted %q, found %q; %s", d.Plugin, where, d.Kind, d.Object, d.Wanted, d.Found, fix)
+		if withErrors && d.Err != nil {
+			line += "; " + d.Err.Error()
+		}
+		lines = append(lines, line)
 	}
 	return strings.Join(lines, "\n")
-}
-
-// Line describes a difference: what it is, whether it can be repaired, and the
-// error of CHECK.
-func Line(d compare.Difference) string {
-	if d.Err == nil {
-		return short(d)
-	}
-	return short(d) + "; " + d.Err.Error()
-}
-
-func short(d compare.Difference) string {
-	where, fix := "host", "fix"
-	if d.Inside {
-		where = "container"
-	}
-	if d.Fix == nil {
-		fix = "no fix: " + d.Why
-	}
-	return fmt.Sprintf("%s %s %s %q: wanted %q, found %q; %s", d.Plugin, where, d.Kind, d.Object, d.Wanted, d.Found, fix)
 }
 
 // The parts of a listing that change by themselves, as a carrier comes and goes, or

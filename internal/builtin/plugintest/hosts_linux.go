@@ -32,8 +32,8 @@ func NewHost(t testing.TB) Host {
 	h.Host, _ = NetNS(t)
 	h.Container, h.NetNS = NetNS(t)
 	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
-		a := netlink.NewLinkAttrs()
-		a.Name, a.HardwareAddr = "veth0", expect.Value(net.ParseMAC(HostMAC))(t)
+		a := nettest.Attrs("veth0")
+		a.HardwareAddr = expect.Value(net.ParseMAC(HostMAC))(t)
 		return nl.LinkAdd(&netlink.Veth{
 			LinkAttrs: a, PeerName: "eth0", PeerHardwareAddr: expect.Value(net.ParseMAC(ContainerMAC))(t),
 			PeerNamespace: netlink.NsFd(h.Container.File().Fd()),
@@ -57,5 +57,5 @@ func (h Host) Result() []byte {
 // Portable returns JSON without the parts that differ between hosts.
 func (h Host) Portable(t testing.TB, out []byte) string {
 	t.Helper()
-	return strings.ReplaceAll(JSON(t, out), h.NetNS, "PIN")
+	return strings.ReplaceAll(expect.JSON(t, out), h.NetNS, "PIN")
 }

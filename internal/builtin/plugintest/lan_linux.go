@@ -38,13 +38,9 @@ func (l *LAN) Cable(t testing.TB, host *netns.Handle, name string) {
 	t.Helper()
 	l.cables++
 	port := fmt.Sprint("port", l.cables)
-	nettest.Inside(t, l.Machine, func(nl *netlink.Handle) error {
-		br, err := nl.LinkByName("switch")
-		if err != nil {
-			return err
-		}
-		a := netlink.NewLinkAttrs()
-		a.Name, a.MasterIndex = port, br.Attrs().Index
+	nettest.Change(t, l.Machine, "switch", func(nl *netlink.Handle, br netlink.Link) error {
+		a := nettest.Attrs(port)
+		a.MasterIndex = br.Attrs().Index
 		return nl.LinkAdd(&netlink.Veth{LinkAttrs: a, PeerName: name, PeerNamespace: netlink.NsFd(host.File().Fd())})
 	})
 	nettest.SetUp(t, l.Machine, port)
@@ -61,13 +57,9 @@ func (l *LAN) Bridge(t testing.TB, host *netns.Handle, name string) {
 	machine, own := net.IPv4(10, 1, 0, 99), net.IPv4(10, 1, 0, byte(100+l.cables))
 	nettest.AddAddress(t, host, cable, own.String()+"/24")
 	tunnel := func(ns *netns.Handle, name, master string, remote net.IP) {
-		nettest.Inside(t, ns, func(nl *netlink.Handle) error {
-			br, err := nl.LinkByName(master)
-			if err != nil {
-				return err
-			}
-			a := netlink.NewLinkAttrs()
-			a.Name, a.MasterIndex = name, br.Attrs().Index
+		nettest.Change(t, ns, master, func(nl *netlink.Handle, br netlink.Link) error {
+			a := nettest.Attrs(name)
+			a.MasterIndex = br.Attrs().Index
 			return nl.LinkAdd(&netlink.Vxlan{LinkAttrs: a, VxlanId: l.cables, Group: remote, Port: 4789, Learning: true})
 		})
 		nettest.SetUp(t, ns, name)

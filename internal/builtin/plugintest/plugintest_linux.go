@@ -140,18 +140,6 @@ func Result(out []byte) (*types100.Result, error) {
 	return types100.GetResult(r)
 }
 
-// JSON returns a plugin's output in canonical form for comparisons.
-func JSON(t testing.TB, out []byte) string {
-	t.Helper()
-	var v any
-	if err := json.Unmarshal(out, &v); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	canonical, err := json.MarshalIndent(v, "", " ")
-	expect.NoError(t, err)
-	return string(canonical)
-}
-
 // NetNS makes a namespace that lives until the test ends, and returns the path
 // of its pin.
 func NetNS(t testing.TB) (*netns.Handle, string) {

@@ -387,9 +387,7 @@ func TestManyAtOnce(t *testing.T) {
 	q := Open(filepath.Join(t.TempDir(), "dels"))
 	var all sync.WaitGroup
 	for n := range 50 {
-		all.Add(1)
-		go func() {
-			defer all.Done()
+		all.Go(func() {
 			for nanos := range 4 {
 				if err := q.Put(del(fmt.Sprint("c", n%25), "eth0", int64(nanos))); err != nil {
 					t.Error(err)
@@ -398,7 +396,7 @@ func TestManyAtOnce(t *testing.T) {
 					t.Error(err)
 				}
 			}
-		}()
+		})
 	}
 	all.Wait()
 	newest := map[string]int64{}
