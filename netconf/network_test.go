@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -315,9 +314,7 @@ func TestNetworksThatRuntimesWrite(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, want := effect(t, expect.Value(test.network.Render())(t)), effect(t, []byte(test.want))
-			if !reflect.DeepEqual(got, want) {
-				t.Errorf("got  %v\nwant %v", got, want)
-			}
+			expect.Same(t, "subnets", got, want)
 		})
 	}
 }

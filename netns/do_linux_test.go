@@ -84,8 +84,7 @@ func TestDoAtAPath(t *testing.T) {
 // openNamespaces counts the descriptors of namespaces that this process has open.
 func openNamespaces(t *testing.T) (n int) {
 	t.Helper()
-	fds, err := os.ReadDir("/proc/self/fd")
-	expect.NoError(t, err)
+	fds := expect.Value(os.ReadDir("/proc/self/fd"))(t)
 	for _, fd := range fds {
 		if link, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && (strings.HasPrefix(link, "net:") || strings.HasSuffix(link, "/ns")) {
 			n++
@@ -143,8 +142,7 @@ func TestDoRestoresThreads(t *testing.T) {
 // checkThreads fails unless every thread of the process is in the namespace.
 func checkThreads(t *testing.T, want netns.ID) {
 	t.Helper()
-	tasks, err := os.ReadDir("/proc/self/task")
-	expect.NoError(t, err)
+	tasks := expect.Value(os.ReadDir("/proc/self/task"))(t)
 	for _, task := range tasks {
 		h, err := netns.Open("/proc/self/task/" + task.Name() + "/ns/net")
 		if errors.Is(err, os.ErrNotExist) {
@@ -180,7 +178,7 @@ func TestDoNests(t *testing.T) {
 func TestDoLeavesTheLeadingThreadAlone(t *testing.T) {
 	h, _ := newNS(t)
 	for range 200 {
-		err := h.Do(func() error {
+		expect.NoError(t, h.Do(func() error {
 			if unix.Gettid() == unix.Getpid() {
 				return errors.New("on the leading thread")
 			}
@@ -192,8 +190,7 @@ func TestDoLeavesTheLeadingThreadAlone(t *testing.T) {
 				return errors.New("the leading thread is inside")
 			}
 			return leading.Close()
-		})
-		expect.NoError(t, err)
+		}))
 	}
 }
 

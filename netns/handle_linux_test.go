@@ -20,8 +20,7 @@ import (
 func newNS(t *testing.T) (*netns.Handle, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ns")
-	h, err := netns.Create(path)
-	expect.NoError(t, err)
+	h := expect.Value(netns.Create(path))(t)
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			t.Error(err)
@@ -35,9 +34,7 @@ func newNS(t *testing.T) (*netns.Handle, string) {
 
 func currentID(t *testing.T) netns.ID {
 	t.Helper()
-	id, err := netns.CurrentID()
-	expect.NoError(t, err)
-	return id
+	return expect.Value(netns.CurrentID())(t)
 }
 
 func TestIdentityIsTheSameByEveryWay(t *testing.T) {
@@ -50,17 +47,15 @@ func TestIdentityIsTheSameByEveryWay(t *testing.T) {
 		"Open by symlink":    link,
 		"Open by descriptor": fmt.Sprintf("/proc/self/fd/%d", h.File().Fd()),
 	} {
-		o, err := netns.Open(p)
-		expect.NoError(t, err)
+		o := expect.Value(netns.Open(p))(t)
 		ids[name] = o.ID()
 		expect.NoError(t, o.Close())
 	}
-	err := h.Do(func() error {
+	expect.NoError(t, h.Do(func() error {
 		id, err := netns.CurrentID()
 		ids["CurrentID inside"] = id
 		return err
-	})
-	expect.NoError(t, err)
+	}))
 	for name, id := range ids {
 		if id != h.ID() {
 			t.Errorf("%s: got %s, want %s", name, id, h.ID())
@@ -69,11 +64,9 @@ func TestIdentityIsTheSameByEveryWay(t *testing.T) {
 }
 
 func TestCurrentAndProcessAgreeOutside(t *testing.T) {
-	h, err := netns.Current()
-	expect.NoError(t, err)
+	h := expect.Value(netns.Current())(t)
 	defer h.Close()
-	process, err := netns.ProcessID()
-	expect.NoError(t, err)
+	process := expect.Value(netns.ProcessID())(t)
 	if got := [2]netns.ID{h.ID(), currentID(t)}; got != [2]netns.ID{process, process} {
 		t.Errorf("Current and CurrentID: got %v, want %s", got, process)
 	}
@@ -90,8 +83,7 @@ func TestOpenRejectsOtherFiles(t *testing.T) {
 	fifo := filepath.Join(dir, "fifo")
 	expect.NoError(t, unix.Mkfifo(fifo, 0o600))
 	socket := filepath.Join(dir, "socket")
-	listener, err := net.Listen("unix", socket)
-	expect.NoError(t, err)
+	listener := expect.Value(net.Listen("unix", socket))(t)
 	defer listener.Close()
 	loop := filepath.Join(dir, "loop")
 	expect.NoError(t, os.Symlink("loop", loop))
@@ -131,19 +123,12 @@ func TestOpenRejectsOtherFiles(t *testing.T) {
 
 func TestCloseIsIdempotent(t *testing.T) {
 	h, path := newNS(t)
-	o, err := netns.Open(path)
-	expect.NoError(t, err)
+	o := expect.Value(netns.Open(path))(t)
 	for range 2 {
-		if err := o.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, o.Close())
 	}
-	if o.ID() != h.ID() {
-		t.Errorf("after Close: got %s, want %s", o.ID(), h.ID())
-	}
-	if err := o.Do(func() error { return nil }); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("Do after Close: got %v, want %v", err, os.ErrClosed)
-	}
+	expect.Same(t, "after Close", o.ID(), h.ID())
+	expect.Is(t, o.Do(func() error { return nil }), os.ErrClosed)
 }
 
 func TestHandleKeepsNamespaceWithoutPin(t *testing.T) {
@@ -163,8 +148,7 @@ func TestNoDescriptorIsLeaked(t *testing.T) {
 	dir := t.TempDir()
 	round := func() {
 		path := filepath.Join(dir, "ns")
-		h, err := netns.Create(path)
-		expect.NoError(t, err)
+		h := expect.Value(netns.Create(path))(t)
 		_, _ = netns.Create(path)
 		_, _ = netns.Open(dir)
 		_, _ = netns.Open("/proc/self/ns/uts")
@@ -182,14 +166,10 @@ func TestNoDescriptorIsLeaked(t *testing.T) {
 	for range 20 {
 		round()
 	}
-	if after := openFiles(t); after != before {
-		t.Errorf("%d open files before, %d after", before, after)
-	}
+	expect.Same(t, "open files", openFiles(t), before)
 }
 
 func openFiles(t *testing.T) int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	expect.NoError(t, err)
-	return len(entries)
+	return len(expect.Value(os.ReadDir("/proc/self/fd"))(t))
 }

@@ -4,13 +4,12 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
 
 func TestIDString(t *testing.T) {
-	if got, want := (netns.ID{Dev: 4, Ino: 4026531840}).String(), "4:4026531840"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Same(t, "text", (netns.ID{Dev: 4, Ino: 4026531840}).String(), "4:4026531840")
 }
 
 func TestErrNotSupportedIsErrUnsupported(t *testing.T) {

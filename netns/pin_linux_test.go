@@ -19,31 +19,25 @@ import (
 func tree(t *testing.T, dir string) string {
 	t.Helper()
 	var names []string
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	expect.NoError(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err == nil && path != dir {
 			names = append(names, e.Type().String()+" "+strings.TrimPrefix(path, dir+"/"))
 		}
 		return err
-	})
-	expect.NoError(t, err)
+	}))
 	return strings.Join(names, "\n")
 }
 
 func TestCreateMakesDirectoriesAndRemoveTakesThePin(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a", "b", "ns")
-	h, err := netns.Create(path)
-	expect.NoError(t, err)
+	h := expect.Value(netns.Create(path))(t)
 	defer h.Close()
 	const dirs = "d--------- a\nd--------- a/b"
-	if got, want := tree(t, dir), dirs+"\n---------- a/b/ns"; got != want {
-		t.Errorf("after Create:\n%s\nwant:\n%s", got, want)
-	}
+	expect.Same(t, "after Create", tree(t, dir), dirs+"\n---------- a/b/ns")
 	for range 2 {
 		expect.NoError(t, netns.Remove(path))
-		if got := tree(t, dir); got != dirs {
-			t.Errorf("after Remove:\n%s\nwant:\n%s", got, dirs)
-		}
+		expect.Same(t, "after Remove", tree(t, dir), dirs)
 	}
 }
 
@@ -57,9 +51,7 @@ func TestCreateLeavesExistingFiles(t *testing.T) {
 		if _, err := netns.Create(path); !errors.Is(err, fs.ErrExist) {
 			t.Errorf("%s: got %v, want %v", path, err, fs.ErrExist)
 		}
-		if after := tree(t, dir); after != before {
-			t.Errorf("%s: before:\n%s\nafter:\n%s", path, before, after)
-		}
+		expect.Same(t, path, tree(t, dir), before)
 	}
 	if h, err := netns.Open(pinned); err != nil {
 		t.Errorf("the neighbour's pin: %v", err)
@@ -77,9 +69,7 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 		if _, err := netns.Create(filepath.Join(file, "a", "ns")); !errors.Is(err, unix.ENOTDIR) {
 			t.Errorf("got %v, want %v", err, unix.ENOTDIR)
 		}
-		if got, want := tree(t, dir), "---------- file"; got != want {
-			t.Errorf("left: %s, want %s", got, want)
-		}
+		expect.Same(t, "left", tree(t, dir), "---------- file")
 	})
 	// A name that is too long fails after the directories were made.
 	t.Run("after the directories", func(t *testing.T) {
@@ -88,15 +78,12 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 		if _, err := netns.Create(path); !errors.Is(err, unix.ENAMETOOLONG) {
 			t.Errorf("got %v, want %v", err, unix.ENAMETOOLONG)
 		}
-		if got := tree(t, dir); got != "" {
-			t.Errorf("left: %s", got)
-		}
+		expect.Same(t, "left", tree(t, dir), "")
 	})
 	// Only the limit prevents the unshare, even for root.
 	t.Run("after the file", func(t *testing.T) {
 		const limit = "/proc/sys/user/max_net_namespaces"
-		was, err := os.ReadFile(limit)
-		expect.NoError(t, err)
+		was := expect.Value(os.ReadFile(limit))(t)
 		if err := os.WriteFile(limit, []byte("0"), 0); err != nil {
 			t.Skip("the limit is not ours to set: no user namespace")
 		}
@@ -109,9 +96,7 @@ func TestCreateThatFailsLeavesNothing(t *testing.T) {
 		if _, err := netns.Create(filepath.Join(dir, "a", "ns")); !errors.Is(err, unix.ENOSPC) {
 			t.Errorf("got %v, want %v", err, unix.ENOSPC)
 		}
-		if got := tree(t, dir); got != "" {
-			t.Errorf("left: %s", got)
-		}
+		expect.Same(t, "left", tree(t, dir), "")
 	})
 	checkThreads(t, outside)
 }
@@ -128,9 +113,7 @@ func TestCreateInParallelInOneNewDirectory(t *testing.T) {
 				defer wg.Done()
 				if i%2 == 0 {
 					_, err := netns.Create(filepath.Join(dir, strings.Repeat("x", 256)))
-					if !errors.Is(err, unix.ENAMETOOLONG) {
-						t.Errorf("got %v, want %v", err, unix.ENAMETOOLONG)
-					}
+					expect.Is(t, err, unix.ENAMETOOLONG)
 					return
 				}
 				path := filepath.Join(dir, string(rune('a'+i)))
@@ -174,12 +157,8 @@ func TestCreateOfOnePathInParallelSucceedsOnce(t *testing.T) {
 			t.Errorf("got %v, want %v", err, fs.ErrExist)
 		}
 	}
-	if succeeded != 1 {
-		t.Errorf("%d succeeded, want 1", succeeded)
-	}
-	if err := netns.Remove(path); err != nil {
-		t.Error(err)
-	}
+	expect.Same(t, "calls that succeeded", succeeded, 1)
+	expect.NoError(t, netns.Remove(path))
 }
 
 func TestRemoveInterruptedAnywhere(t *testing.T) {
@@ -195,14 +174,10 @@ func TestRemoveInterruptedAnywhere(t *testing.T) {
 			path := filepath.Join(dir, "ns")
 			expect.NoError(t, prepare(path))
 			expect.NoError(t, netns.Remove(path))
-			if got := tree(t, dir); got != "" {
-				t.Errorf("left: %s", got)
-			}
+			expect.Same(t, "left", tree(t, dir), "")
 		})
 	}
-	if err := netns.Remove(filepath.Join(t.TempDir(), "no", "directory")); err != nil {
-		t.Errorf("without the directory: %v", err)
-	}
+	expect.NoError(t, netns.Remove(filepath.Join(t.TempDir(), "no", "directory")))
 }
 
 func stack(source, path string, n int) error {
@@ -216,8 +191,7 @@ func stack(source, path string, n int) error {
 func TestRemoveInParallel(t *testing.T) {
 	for range 20 {
 		path := filepath.Join(t.TempDir(), "ns")
-		h, err := netns.Create(path)
-		expect.NoError(t, err)
+		h := expect.Value(netns.Create(path))(t)
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Add(1)
@@ -237,7 +211,7 @@ func TestRemoveRefusesOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	_, pinned := newNS(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
-	err := errors.Join(
+	expect.NoError(t, errors.Join(
 		os.WriteFile(at("file"), []byte("mine"), 0o600),
 		os.Mkdir(at("directory"), 0o755),
 		os.Symlink(pinned, at("symlink")),
@@ -246,8 +220,7 @@ func TestRemoveRefusesOtherFiles(t *testing.T) {
 		unix.Mount("/proc/self/ns/uts", at("uts"), "", unix.MS_BIND, ""),
 		os.Mkdir(at("tmpfs"), 0o755),
 		unix.Mount("tmpfs", at("tmpfs"), "tmpfs", 0, ""),
-	)
-	expect.NoError(t, err)
+	))
 	defer func() {
 		if err := errors.Join(unix.Unmount(at("uts"), 0), unix.Unmount(at("tmpfs"), 0)); err != nil {
 			t.Error(err)
@@ -261,9 +234,7 @@ func TestRemoveRefusesOtherFiles(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", path, err, netns.ErrNotNetNS)
 		}
 	}
-	if after := tree(t, dir); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
+	expect.Same(t, "afterwards", tree(t, dir), before)
 	if h, err := netns.Open(pinned); err != nil {
 		t.Errorf("the symlink's target: %v", err)
 	} else {
@@ -274,8 +245,7 @@ func TestRemoveRefusesOtherFiles(t *testing.T) {
 func TestUnpinLeavesTheFileForPin(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "ns")
-	h, err := netns.Create(path)
-	expect.NoError(t, err)
+	h := expect.Value(netns.Create(path))(t)
 	defer h.Close()
 	if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil { // two, one above the other
 		t.Fatal(err)
@@ -285,27 +255,20 @@ func TestUnpinLeavesTheFileForPin(t *testing.T) {
 		if _, err := netns.Open(path); !errors.Is(err, netns.ErrNotNetNS) {
 			t.Errorf("after Unpin: %v, want %v", err, netns.ErrNotNetNS)
 		}
-		if got, want := tree(t, dir), "---------- ns"; got != want {
-			t.Errorf("after Unpin:\n%s\nwant:\n%s", got, want)
-		}
+		expect.Same(t, "after Unpin", tree(t, dir), "---------- ns")
 	}
 	expect.NoError(t, netns.Pin(h, path))
-	again, err := netns.Open(path)
-	expect.NoError(t, err)
+	again := expect.Value(netns.Open(path))(t)
 	defer again.Close()
 	if again.ID() != h.ID() {
 		t.Errorf("pinned again: %v, want %v", again.ID(), h.ID())
 	}
 	expect.NoError(t, netns.Remove(path))
-	if err := netns.Unpin(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without a file: %v, want %v", err, fs.ErrNotExist)
-	}
+	expect.Is(t, netns.Unpin(path), fs.ErrNotExist)
 }
 
 func TestUnpinRefusesOtherFiles(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	expect.NoError(t, os.WriteFile(file, []byte("mine"), 0o600))
-	if err := netns.Unpin(file); !errors.Is(err, netns.ErrNotNetNS) {
-		t.Errorf("got %v, want %v", err, netns.ErrNotNetNS)
-	}
+	expect.Is(t, netns.Unpin(file), netns.ErrNotNetNS)
 }

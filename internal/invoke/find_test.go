@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
 	"testing"
 
 	"go.opentelemetry.io/otel/baggage"
@@ -192,20 +191,15 @@ func TestFault_F23_Environ(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := Environ(tt.base, tt.allow, tt.cni); !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("got  %q\nwant %q", got, tt.want)
-			}
+			expect.Same(t, "environment", Environ(tt.base, tt.allow, tt.cni), tt.want)
 		})
 	}
 }
 
 func TestTraceEnv(t *testing.T) {
-	state, err := trace.ParseTraceState("vendor=1")
-	expect.NoError(t, err)
-	member, err := baggage.NewMember("tenant", "blue")
-	expect.NoError(t, err)
-	bag, err := baggage.New(member)
-	expect.NoError(t, err)
+	state := expect.Value(trace.ParseTraceState("vendor=1"))(t)
+	member := expect.Value(baggage.NewMember("tenant", "blue"))(t)
+	bag := expect.Value(baggage.New(member))(t)
 	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
 	traced := trace.ContextWithSpanContext(context.Background(), span)
 	const parent = "TRACEPARENT=00-01000000000000000000000000000000-0200000000000000-01"
@@ -225,9 +219,7 @@ func TestTraceEnv(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := TraceEnv(tt.ctx); !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("got  %q\nwant %q", got, tt.want)
-			}
+			expect.Same(t, "environment", TraceEnv(tt.ctx), tt.want)
 		})
 	}
 }

@@ -67,9 +67,7 @@ func TestRun(t *testing.T) {
 			req := scripted(t, tt.script)
 			req.Stdin = tt.stdin
 			got, err := Run(context.Background(), req, Limits{})
-			if !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("got  %q\nwant %q", got, tt.want)
-			}
+			expect.Same(t, "error", got, tt.want)
 			var exit *ExitError
 			errors.As(err, &exit)
 			if tt.exit != nil {
@@ -92,9 +90,7 @@ func TestExitErrorNamesTheCause(t *testing.T) {
 		{ExitError{Path: "/opt/cni/bin/bridge", Code: -1, Signal: syscall.SIGSEGV}, "/opt/cni/bin/bridge: killed by signal 11 (segmentation fault)"},
 	}
 	for _, tt := range tests {
-		if got := tt.err.Error(); got != tt.want {
-			t.Errorf("got %s, want %s", got, tt.want)
-		}
+		expect.Same(t, "result", tt.err.Error(), tt.want)
 	}
 }
 
@@ -134,8 +130,7 @@ func TestInheritedFiles(t *testing.T) {
 	noLeak(t)
 	path := filepath.Join(t.TempDir(), "lock")
 	expect.NoError(t, os.WriteFile(path, []byte("inherited"), 0o600))
-	f, err := os.Open(path)
-	expect.NoError(t, err)
+	f := expect.Value(os.Open(path))(t)
 	defer f.Close()
 	req := scripted(t, "fd3")
 	req.Inherit = []*os.File{f}
@@ -249,9 +244,7 @@ func TestFault_F13_OutputInThePipeIsRead(t *testing.T) {
 	defer r.Close()
 	defer w.Close() // not before the end: a child holds it
 	want := numbered(t, 0, 60_000)
-	if _, err := w.Write(want); err != nil {
-		t.Fatal(err)
-	}
+	expect.Value(w.Write(want))(t)
 	expect.NoError(t, r.SetDeadline(time.Unix(1, 0)))
 	var got []byte
 	read(r, func(p []byte) bool { got = append(got, p...); return true })
@@ -292,9 +285,7 @@ func TestDuty_R43_StderrIsKeptAndBounded(t *testing.T) {
 	out, err := Run(context.Background(), req, Limits{Stderr: 1000})
 	log := append(numbered(t, 0, 80_000), "no more addresses\n"...)
 	want := Output{Stderr: log[len(log)-1000:], StderrDropped: int64(len(log) - 1000)}
-	if !reflect.DeepEqual(out, want) {
-		t.Errorf("got %+v, want %+v", out, want)
-	}
+	expect.Same(t, "output", out, want)
 	if exit := new(ExitError); !errors.As(err, &exit) {
 		t.Errorf("got %v, want an ExitError", err)
 	}

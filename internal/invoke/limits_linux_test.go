@@ -54,9 +54,7 @@ func TestFault_F17_ADaemonThatPrintsTooMuch(t *testing.T) {
 	req.Path = script
 	req.Env = append(req.Env, "PATH=/usr/bin:/bin")
 	_, err := Run(context.Background(), req, Limits{Stdout: 100_000, KillWait: 5 * time.Second})
-	if !errors.Is(err, ErrOutputTooLarge) {
-		t.Errorf("got %v, want ErrOutputTooLarge", err)
-	}
+	expect.Is(t, err, ErrOutputTooLarge)
 	noSurvivors(t, req)
 }
 
@@ -90,11 +88,8 @@ func TestFault_F17_StderrWithoutEnd(t *testing.T) {
 func busyPlugin(t *testing.T) (path string, writer *os.File) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "plugin")
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o700)
-	expect.NoError(t, err)
-	if _, err := f.WriteString("#!/bin/sh\necho attached\n"); err != nil {
-		t.Fatal(err)
-	}
+	f := expect.Value(os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o700))(t)
+	expect.Value(f.WriteString("#!/bin/sh\necho attached\n"))(t)
 	t.Cleanup(func() { f.Close() })
 	return path, f
 }

@@ -69,8 +69,7 @@ func nameOf(ns *netns.Handle) string { return fmt.Sprintf("net:[%d]", ns.ID().In
 
 func ownNetNS(t *testing.T) *netns.Handle {
 	t.Helper()
-	own, err := netns.Current()
-	expect.NoError(t, err)
+	own := expect.Value(netns.Current())(t)
 	t.Cleanup(func() { expect.NoError(t, own.Close()) })
 	return own
 }
@@ -102,9 +101,7 @@ func TestDuty_R13_TheNetNSOfTheCallingThread(t *testing.T) {
 	if nameOf(own) == nameOf(other) {
 		t.Fatal("there is one namespace only")
 	}
-	if got, want := runIn(t, nil), nameOf(own); got != want {
-		t.Errorf("on an ordinary thread: %s, want %s", got, want)
-	}
+	expect.Same(t, "on an ordinary thread", runIn(t, nil), nameOf(own))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -114,16 +111,10 @@ func TestDuty_R13_TheNetNSOfTheCallingThread(t *testing.T) {
 			return
 		}
 		for range 5 {
-			if got, want := runIn(t, nil), nameOf(other); got != want {
-				t.Errorf("on a thread in another namespace: %s, want %s", got, want)
-			}
+			expect.Same(t, "on a thread in another namespace", runIn(t, nil), nameOf(other))
 		}
-		if got, want := runIn(t, own), nameOf(own); got != want {
-			t.Errorf("sent back: %s, want %s", got, want)
-		}
-		if got, want := runIn(t, nil), nameOf(other); got != want {
-			t.Errorf("afterwards the thread is in %s, want %s", got, want)
-		}
+		expect.Same(t, "sent back", runIn(t, own), nameOf(own))
+		expect.Same(t, "afterwards the thread is in", runIn(t, nil), nameOf(other))
 	}()
 	<-done
 }
@@ -141,9 +132,7 @@ func TestDuty_R13_AGivenNetNS(t *testing.T) {
 			wg.Add(1)
 			go func() {
 				defer wg.Done()
-				if got := runIn(t, ns); got != name {
-					t.Errorf("in %v: %s, want %s", ns, got, name)
-				}
+				expect.Same(t, fmt.Sprint("in ", ns), runIn(t, ns), name)
 			}()
 		}
 	}
@@ -153,8 +142,7 @@ func TestDuty_R13_AGivenNetNS(t *testing.T) {
 
 func threadsElsewhere(t *testing.T, own *netns.Handle) int {
 	t.Helper()
-	links, err := filepath.Glob("/proc/self/task/*/ns/net")
-	expect.NoError(t, err)
+	links := expect.Value(filepath.Glob("/proc/self/task/*/ns/net"))(t)
 	n := 0
 	for _, link := range links {
 		if name, err := os.Readlink(link); err == nil && name != nameOf(own) {
@@ -177,7 +165,5 @@ func TestANamespaceThatCannotBeEntered(t *testing.T) {
 	if len(out.Stdout) != 0 || !errors.Is(err, os.ErrClosed) || !errors.Is(err, ErrNotStarted) || !strings.Contains(err.Error(), req.Path) {
 		t.Errorf("got %q, %v, want os.ErrClosed", out.Stdout, err)
 	}
-	if n := threadsElsewhere(t, own); n != 0 {
-		t.Errorf("%d threads are elsewhere", n)
-	}
+	expect.Same(t, "threads elsewhere", threadsElsewhere(t, own), 0)
 }

@@ -152,17 +152,14 @@ func numbered(t *testing.T, from, to int) []byte {
 	t.Helper()
 	r := newNumbers()
 	r.at = from % len(r.period)
-	b, err := io.ReadAll(io.LimitReader(r, int64(to-from)))
-	expect.NoError(t, err)
-	return b
+	return expect.Value(io.ReadAll(io.LimitReader(r, int64(to-from))))(t)
 }
 
 // scripted returns a request to the scripted plugin. At the test's end this
 // process must have no leftovers of it, and leftover processes are killed.
 func scripted(t *testing.T, script string) Request {
 	t.Helper()
-	exe, err := os.Executable()
-	expect.NoError(t, err)
+	exe := expect.Value(os.Executable())(t)
 	mark := fmt.Sprintf("%s=%s-%d", markEnv, t.Name(), time.Now().UnixNano())
 	t.Cleanup(func() {
 		for _, pid := range survivors(t, mark) {
@@ -175,16 +172,14 @@ func scripted(t *testing.T, script string) Request {
 // survivors returns the living processes of a request.
 func survivors(t *testing.T, mark string) []int {
 	t.Helper()
-	environs, err := filepath.Glob("/proc/[0-9]*/environ")
-	expect.NoError(t, err)
+	environs := expect.Value(filepath.Glob("/proc/[0-9]*/environ"))(t)
 	var pids []int
 	for _, file := range environs {
 		env, err := os.ReadFile(file) // fails, or is empty, after the process has ended
 		if err != nil || !bytes.Contains(env, []byte(mark)) {
 			continue
 		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		expect.NoError(t, err)
+		pid := expect.Value(strconv.Atoi(filepath.Base(filepath.Dir(file))))(t)
 		pids = append(pids, pid)
 	}
 	return pids
@@ -215,9 +210,7 @@ func noLeak(t *testing.T) {
 
 func openFiles(t *testing.T) int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	expect.NoError(t, err)
-	return len(entries)
+	return len(expect.Value(os.ReadDir("/proc/self/fd"))(t))
 }
 
 // whenReady calls f when the plugin performs "ready". It returns the file that

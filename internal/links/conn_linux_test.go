@@ -42,12 +42,8 @@ func TestASocketIsBorrowedAgain(t *testing.T) {
 		t.Error("a socket of another namespace")
 	}
 	again, got := borrowed(t, &all, a)
-	if got != fd {
-		t.Errorf("descriptor %d, want %d again", got, fd)
-	}
-	if _, err := again.Link("lo"); err != nil {
-		t.Error(err)
-	}
+	expect.Same(t, "the descriptor again", got, fd)
+	expect.Value(again.Link("lo"))(t)
 	if _, got := borrowed(t, &all, a); got == fd {
 		t.Error("a socket that was given back twice is used by two")
 	}
@@ -205,9 +201,7 @@ func TestAllAddressesAreThoseOfEach(t *testing.T) {
 	for _, a := range must[[]Placed](t)(c.AllAddresses()) {
 		got[a.Interface] = append(got[a.Interface], a.Address)
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %v\nwant %v", got, want)
-	}
+	expect.Same(t, "requests", got, want)
 }
 
 func TestOtherNamesFindAnInterface(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -64,21 +63,15 @@ func TestConnectPutsThePairInPlace(t *testing.T) {
 		State: State{Flags: inside.Flags &^ unix.IFF_UP, OperState: inside.OperState},
 		Peer:  Peer{Index: outside.Index, Elsewhere: true, NetNS: must[int](t)(c.NetNS(host))}, Settings: inside.Settings,
 	}
-	if !reflect.DeepEqual(inside, want) {
-		t.Errorf("in the container: got %+v, want %+v", inside, want)
-	}
+	expect.Same(t, "in the container", inside, want)
 	want = Link{
 		Index: pair.Host.Index, Name: pair.Host.Name, Type: Type{Kind: "veth"}, MAC: pair.Host.MAC, MTU: 1400, QueueLength: outside.QueueLength,
 		State: State{Flags: outside.Flags | unix.IFF_UP, OperState: outside.OperState},
 		Peer:  Peer{Index: inside.Index, Elsewhere: true, NetNS: must[int](t)(h.NetNS(container))},
 		Port:  Port{Master: br.Index, Number: 1}, Settings: outside.Settings,
 	}
-	if !reflect.DeepEqual(outside, want) {
-		t.Errorf("on the host: got %+v, want %+v", outside, want)
-	}
-	if pair.Container.Index != inside.Index {
-		t.Errorf("Connect says index %d, it is %d", pair.Container.Index, inside.Index)
-	}
+	expect.Same(t, "on the host", outside, want)
+	expect.Same(t, "the index that Connect returns", pair.Container.Index, inside.Index)
 }
 
 // TestAPortHasNoLinkLocalAddress: only interfaces outside a bridge have one.
@@ -102,9 +95,7 @@ func TestAPortHasNoLinkLocalAddress(t *testing.T) {
 				break
 			}
 		}
-		if len(have) != tt.want {
-			t.Errorf("%s: the host's end has %v, want %d", tt.veth.Name, have, tt.want)
-		}
+		expect.Same(t, tt.veth.Name+": the host's end", len(have), tt.want)
 	}
 }
 
@@ -128,9 +119,7 @@ func TestLinkThatIsNotThere(t *testing.T) {
 	if _, err := c.LinkByIndex(99); !NotFound(err) {
 		t.Errorf("index 99: got %v", err)
 	}
-	if err := c.Delete(99); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, c.Delete(99))
 }
 
 // TestLinksAreAll: the list is complete even if it needs several reads, and a
@@ -147,13 +136,9 @@ func TestLinksAreAll(t *testing.T) {
 		want[fmt.Sprint("new", i)] = Link{Name: fmt.Sprint("new", i), Alias: alias, MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}, MTU: 1400 + i, QueueLength: length}
 	}
 	got := must[[]Link](t)(c.Links())
-	if len(got) != len(want) {
-		t.Errorf("got %d interfaces, want %d", len(got), len(want))
-	}
+	expect.Same(t, "interfaces", len(got), len(want))
 	for _, l := range got {
-		if alone := must[Link](t)(c.Link(l.Name)); !reflect.DeepEqual(l, alone) {
-			t.Errorf("in the list: %+v, alone: %+v", l, alone)
-		}
+		expect.Same(t, l.Name+" in the list", l, must[Link](t)(c.Link(l.Name)))
 		w := want[l.Name]
 		if l.Alias != w.Alias || l.MAC.String() != w.MAC.String() || l.MTU != w.MTU || l.QueueLength != w.QueueLength {
 			t.Errorf("got %+v, want %+v", l, w)
@@ -203,9 +188,7 @@ func TestLinksAreListedAgain(t *testing.T) {
 
 func TestNetNSWithoutANumber(t *testing.T) {
 	ns, other := newNS(t, "ns"), newNS(t, "other")
-	if got := must[int](t)(mustDial(t, ns).NetNS(other)); got != -1 {
-		t.Errorf("got %d, want -1", got)
-	}
+	expect.Same(t, "index", must[int](t)(mustDial(t, ns).NetNS(other)), -1)
 }
 
 func TestKernelErrorHasTheKernelsWords(t *testing.T) {
@@ -218,9 +201,7 @@ func TestKernelErrorHasTheKernelsWords(t *testing.T) {
 	// The socket still works afterwards.
 	must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	_, err = Bridge{Name: "br0"}.Create(c)
-	if !errors.Is(err, unix.EEXIST) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, err, unix.EEXIST)
 }
 
 func TestAddressesAreUsableAtOnce(t *testing.T) {
@@ -233,21 +214,15 @@ func TestAddressesAreUsableAtOnce(t *testing.T) {
 	}
 	for _, a := range want {
 		expect.NoError(t, c.AddAddress(br.Index, a.Prefix, 0))
-		if err := c.AddAddress(br.Index, a.Prefix, 0); !errors.Is(err, unix.EEXIST) {
-			t.Errorf("again: %v", err)
-		}
+		expect.Is(t, c.AddAddress(br.Index, a.Prefix, 0), unix.EEXIST)
 	}
-	if got := must[[]Address](t)(c.Addresses(br.Index)); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	expect.Same(t, "addresses", must[[]Address](t)(c.Addresses(br.Index)), want)
 	if got := must[[]Address](t)(c.Addresses(br.Index + 1)); got != nil {
 		t.Errorf("the neighbour has %v", got)
 	}
 	for range 2 {
 		for _, a := range want {
-			if err := c.DeleteAddress(br.Index, a.Prefix); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, c.DeleteAddress(br.Index, a.Prefix))
 		}
 	}
 	if got := must[[]Address](t)(c.Addresses(br.Index)); got != nil {
@@ -261,9 +236,7 @@ func TestDetectLeavesAnAddressTentative(t *testing.T) {
 	p := netip.MustParsePrefix("fd00::1/64")
 	expect.NoError(t, c.AddAddress(br.Index, p, Detect))
 	want := []Address{{Prefix: p, Tentative: true}}
-	if got := must[[]Address](t)(c.Addresses(br.Index)); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	expect.Same(t, "addresses", must[[]Address](t)(c.Addresses(br.Index)), want)
 }
 
 func TestRoutesAreThoseOfTheInterface(t *testing.T) {
@@ -288,9 +261,7 @@ func TestRoutesAreThoseOfTheInterface(t *testing.T) {
 	}
 	for _, r := range routes {
 		expect.NoError(t, c.AddRoute(pair.Container.Index, r, false))
-		if err := c.AddRoute(pair.Container.Index, r, false); !errors.Is(err, unix.EEXIST) {
-			t.Errorf("again: %v", err)
-		}
+		expect.Is(t, c.AddRoute(pair.Container.Index, r, false), unix.EEXIST)
 	}
 	expect.NoError(t, c.AddRoute(other.Container.Index, Route{Dst: netip.MustParsePrefix("10.8.0.0/16")}, true))
 	got := map[string]Route{}
@@ -304,9 +275,7 @@ func TestRoutesAreThoseOfTheInterface(t *testing.T) {
 		r.MTU, r.AdvMSS, r.Interface = 0, 0, pair.Container.Index // the first two are not read
 		want[r.Dst.String()] = r
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
-	}
+	expect.Same(t, "all", got, want)
 	expect.NoError(t, c.DeleteRoute(pair.Container.Index, Route{Dst: routes[0].Dst, Scope: unix.RT_SCOPE_NOWHERE}))
 }
 
@@ -317,9 +286,7 @@ func TestSysctls(t *testing.T) {
 		{Path: "net/ipv6/conf/none/accept_ra", Value: "0", Optional: true},
 	}
 	c := mustDial(t, ns, all...)
-	if err := setSysctls(c, ns, all...); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, setSysctls(c, ns, all...))
 	if v4, v6 := c.Forwarding(false), c.Forwarding(true); !v4 || v6 {
 		t.Errorf("got forwarding of IPv4 %t, of IPv6 %t, want only the first", v4, v6)
 	}
@@ -367,9 +334,7 @@ func TestDumpInSeveralParts(t *testing.T) {
 	for _, a := range must[[]Address](t)(c.Addresses(br.Index)) {
 		got[a.Prefix] = true
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %d addresses, want %d", len(got), len(want))
-	}
+	expect.Same(t, "number of addresses", got, want)
 }
 
 func TestGroupsHaveThoseOfAddresses(t *testing.T) {

@@ -76,9 +76,7 @@ func TestListenHearsWhatIsLost(t *testing.T) {
 	// A port that leaves its bridge is not a deleted interface.
 	nettest.Shell(t, ns, "ip link set veth0 master br0; ip link set veth0 nomaster; ip link del veth0")
 	all, _ := hears(t, l, isGone("veth0"))
-	if n := len(slices.DeleteFunc(all, func(h Announcement) bool { return !isGone("veth0")(h) })); n != 1 {
-		t.Errorf("heard %d deletions of one interface", n)
-	}
+	expect.Same(t, "deletions of one interface", len(slices.DeleteFunc(all, func(h Announcement) bool { return !isGone("veth0")(h) })), 1)
 	nettest.Shell(t, ns, "ip link del br0")
 	hears(t, l, isGone("br0"))
 }
@@ -258,9 +256,7 @@ func TestListenEndsWithTheContext(t *testing.T) {
 		done <- err
 	}()
 	cancel(why)
-	if err := <-done; !errors.Is(err, why) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, <-done, why)
 }
 
 // TestListenChoosesGroups: a listener for links hears of no address.
@@ -317,18 +313,14 @@ func TestWatchEndsWithTheContext(t *testing.T) {
 	go func() { done <- w.Wait(ctx) }()
 	cancel(why)
 	for range 2 {
-		if err := <-done; !errors.Is(err, why) {
-			t.Errorf("got %v", err)
-		}
+		expect.Is(t, <-done, why)
 		go func() { done <- w.Wait(ctx) }()
 	}
 	<-done
 	// It does not end the next one.
 	c := mustDial(t, ns)
 	must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	if err := w.Wait(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, w.Wait(t.Context()))
 }
 
 func addTunnel(t *testing.T, ns *netns.Handle, name string, bridge int) {
@@ -346,19 +338,13 @@ func TestDetectionTime(t *testing.T) {
 	ns := newNS(t, "host")
 	c := mustDial(t, ns)
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	if got := br.DetectionTime(); got != 2*time.Second {
-		t.Errorf("got %s with the kernel's settings", got)
-	}
-	if err := WriteSysctls(ns,
+	expect.Same(t, "with the kernel's settings", br.DetectionTime(), 2*time.Second)
+	expect.NoError(t, WriteSysctls(ns,
 		Sysctl{Path: "net/ipv6/conf/br0/dad_transmits", Value: "3"},
 		Sysctl{Path: "net/ipv6/conf/br0/router_solicitation_delay", Value: "0"},
 		Sysctl{Path: "net/ipv6/neigh/br0/retrans_time_ms", Value: "500"},
-	); err != nil {
-		t.Fatal(err)
-	}
-	if got := must[Link](t)(c.Link("br0")).DetectionTime(); got != 1500*time.Millisecond {
-		t.Errorf("got %s", got)
-	}
+	))
+	expect.Same(t, "detection time", must[Link](t)(c.Link("br0")).DetectionTime(), 1500*time.Millisecond)
 }
 
 func TestLinkLocal(t *testing.T) {
@@ -373,9 +359,7 @@ func TestLinkLocal(t *testing.T) {
 	if len(have) != 1 || have[0].Prefix != first || have[0].Tentative {
 		t.Errorf("got %v, want %s", have, first)
 	}
-	if got := linkLocal([6]byte{2, 0x42, 0xac, 0x11, 0, 2}).String(); got != "fe80::42:acff:fe11:2/64" {
-		t.Errorf("got %s", got)
-	}
+	expect.Same(t, "the link-local address", linkLocal([6]byte{2, 0x42, 0xac, 0x11, 0, 2}).String(), "fe80::42:acff:fe11:2/64")
 	expect.NoError(t, WriteSysctls(ns, Sysctl{Path: "net/ipv6/conf/default/disable_ipv6", Value: "1"}))
 	for name, b := range map[string]Bridge{"disabled": {Name: "br1"}, "small": {Name: "br2", MTU: 1279}} {
 		if got, err := c.LinkLocal(ns, must[Link](t)(b.Create(c))); err != nil || got.IsValid() {
@@ -390,9 +374,7 @@ func TestHasUplink(t *testing.T) {
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	want := func(want bool, when string) {
 		t.Helper()
-		if got := must[bool](t)(c.HasUplink(br.Index)); got != want {
-			t.Errorf("%s: got %v", when, got)
-		}
+		expect.Same(t, when, must[bool](t)(c.HasUplink(br.Index)), want)
 	}
 	want(false, "no ports")
 	container := newNS(t, "container")

@@ -197,9 +197,7 @@ func TestAnnounceAsideIsHeard(t *testing.T) {
 		expect.NoError(t, s.c.AnnounceAside(shared, s.ns, s.link, []netip.Addr{announced}))
 		s.wantHeard(t, what)
 	}
-	if n := len(conns.sending); n != 1 {
-		t.Errorf("Close waits for %d announcements, want 1", n)
-	}
+	expect.Same(t, "announcements that Close waits for", len(conns.sending), 1)
 	expect.NoError(t, conns.Close())
 }
 

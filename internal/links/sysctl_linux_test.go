@@ -2,6 +2,7 @@ package links
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -26,8 +27,7 @@ func told(t *testing.T, v4, v6 map[int]uint32) Link {
 	if v6 != nil { // from an old kernel
 		families = append(families, nest(unix.AF_INET6, u32(unix.IFLA_INET6_FLAGS, 5), data(unix.IFLA_INET6_CONF, array(30, v6)...)))
 	}
-	l := expect.Value(parseLink(body(request(unix.RTM_NEWLINK, 0, ifinfo(7, 0, 0), str(unix.IFLA_IFNAME, "eth0"), nest(unix.IFLA_AF_SPEC, families...)))))(t)
-	return l
+	return expect.Value(parseLink(body(request(unix.RTM_NEWLINK, 0, ifinfo(7, 0, 0), str(unix.IFLA_IFNAME, "eth0"), nest(unix.IFLA_AF_SPEC, families...)))))(t)
 }
 
 func TestHas(t *testing.T) {
@@ -56,9 +56,7 @@ func TestHas(t *testing.T) {
 		"the kernel says nothing": {Link{Name: "eth0"}, Sysctl{Path: "net/ipv6/conf/eth0/accept_ra", Value: "0", Optional: true}, false},
 	}
 	for name, test := range tests {
-		if got := test.link.Has(test.s); got != test.want {
-			t.Errorf("%s: got %t", name, got)
-		}
+		expect.Same(t, name, test.link.Has(test.s), test.want)
 	}
 }
 
@@ -120,9 +118,7 @@ func TestForwarding(t *testing.T) {
 			if want {
 				expect.NoError(t, setSysctls(c, ns, Forward(v6)))
 			}
-			if got := c.Forwarding(v6); got != want {
-				t.Errorf("IPv6 %t: got %t, want %t", v6, got, want)
-			}
+			expect.Same(t, fmt.Sprint("forwarding, IPv6 ", v6), c.Forwarding(v6), want)
 		}
 	}
 }
@@ -145,9 +141,7 @@ func TestInterfaceTo(t *testing.T) {
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	expect.NoError(t, c.Change(br.Index, Change{Set: unix.IFF_UP}))
 	expect.NoError(t, c.AddAddress(br.Index, netip.MustParsePrefix("10.1.0.1/24"), 0))
-	if got := must[int](t)(c.InterfaceTo(netip.MustParseAddr("10.1.0.9"))); got != br.Index {
-		t.Errorf("got %d, want %d", got, br.Index)
-	}
+	expect.Same(t, "index", must[int](t)(c.InterfaceTo(netip.MustParseAddr("10.1.0.9"))), br.Index)
 	if _, err := c.InterfaceTo(netip.MustParseAddr("10.9.0.9")); !errors.Is(err, unix.ENETUNREACH) {
 		t.Errorf("got %v", err)
 	}

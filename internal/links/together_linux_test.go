@@ -70,9 +70,7 @@ func (c *crowd) together(t *testing.T, d *Deletions, from int) (errs []error) {
 	}
 	all.Wait()
 	expect.NoError(t, conns.Close())
-	if len(d.in) != 0 {
-		t.Errorf("left: %v", d.in)
-	}
+	expect.Same(t, "left", len(d.in), 0)
 	return errs
 }
 

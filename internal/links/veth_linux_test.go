@@ -68,17 +68,13 @@ func TestMacvlanOnKernelsThatLookAtTheHost(t *testing.T) {
 	}
 	// A name that is taken after all leaves nothing under the random one.
 	before := got.Index
-	if err := v.createAndRename(outside, container); !errors.Is(err, unix.EEXIST) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, v.createAndRename(outside, container), unix.EEXIST)
 	for index := before + 1; index < before+4; index++ {
 		if l, err := inside.LinkByIndex(index); err == nil {
 			t.Errorf("left %+v", l)
 		}
 	}
-	if err := v.Create(outside, container); !errors.Is(err, unix.EEXIST) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, v.Create(outside, container), unix.EEXIST)
 }
 
 // TestDuty_R4_NoInterfaceIsMadeUnderANumberedName: the kernel would make br0
@@ -120,7 +116,5 @@ func TestABridgeIsFull(t *testing.T) {
 	if !errors.Is(err, unix.EXFULL) || !strings.Contains(err.Error(), "bridge has 1023 interfaces, and the kernel takes no more") {
 		t.Errorf("got %v", err)
 	}
-	if after := len(must[[]Link](t)(h.Links())); after != before {
-		t.Errorf("%d interfaces instead of %d", after, before)
-	}
+	expect.Same(t, "interfaces afterwards", len(must[[]Link](t)(h.Links())), before)
 }

@@ -146,8 +146,7 @@ func helperEnviron(mode string) []string {
 
 func fds(t *testing.T) int {
 	t.Helper()
-	entries := expect.Value(os.ReadDir("/proc/self/fd"))(t)
-	return len(entries)
+	return len(expect.Value(os.ReadDir("/proc/self/fd"))(t))
 }
 
 func TestLockExcludesProcesses(t *testing.T) {
@@ -164,9 +163,7 @@ func TestLockExcludesProcesses(t *testing.T) {
 		expect.NoError(t, c.Wait())
 	}
 	got := expect.Value(os.ReadFile(counter))(t)
-	if want := strconv.Itoa(processes * countRounds); string(got) != want {
-		t.Errorf("counted %s, want %s", got, want)
-	}
+	expect.Same(t, "counted", string(got), strconv.Itoa(processes*countRounds))
 }
 
 func TestAKilledHolderFreesItsLocks(t *testing.T) {
@@ -183,9 +180,7 @@ func TestAChildKeepsTheLocksOfAKilledHolder(t *testing.T) {
 	s := newSpace(t)
 	c, in := helper(t, "hold-with-child", s.path)
 	expect.NoError(t, c.Process.Signal(syscall.SIGKILL))
-	if _, err := c.Process.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	expect.Value(c.Process.Wait())(t)
 	if isFree(t, s, Key{Name: "k"}) {
 		t.Error("free, though a child still has the file")
 	}
@@ -373,7 +368,5 @@ func TestTheFileIsPrivateAndEmpty(t *testing.T) {
 	if got, want := (entry{info.Mode(), info.Size()}), (entry{0o600, 0}); got != want {
 		t.Errorf("the file is %+v, want %+v", got, want)
 	}
-	if got, want := parent.Mode(), os.ModeDir|0o700; got != want {
-		t.Errorf("its directory is %v, want %v", got, want)
-	}
+	expect.Same(t, "its directory", parent.Mode(), os.ModeDir|0o700)
 }

@@ -24,8 +24,7 @@ func wantLives(t *testing.T, s *Space, name string, lives, known bool) {
 
 func mustLive(t *testing.T, s *Space) string {
 	t.Helper()
-	name := expect.Value(s.Life())(t)
-	return name
+	return expect.Value(s.Life())(t)
 }
 
 func wantState(t *testing.T, s *Space, name string, want State) {
@@ -41,9 +40,7 @@ func TestLifeEndsWithTheProcessDespiteItsChildren(t *testing.T) {
 	wantLives(t, s, name, true, true)
 	wantState(t, s, "k", Kept)
 	expect.NoError(t, c.Process.Signal(syscall.SIGKILL))
-	if _, err := c.Process.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	expect.Value(c.Process.Wait())(t)
 	wantLives(t, s, name, false, true)
 	wantState(t, s, "k", Inherited)
 	if err := in.Close(); err != nil { // the child ends
@@ -57,9 +54,7 @@ func TestLifeOfThisProcess(t *testing.T) {
 	wantState(t, s, "k", Free) // and the file does not exist yet
 	wantLives(t, s, "1:1", false, false)
 	name := mustLive(t, s)
-	if again := mustLive(t, s); again != name {
-		t.Errorf("named %q, then %q", name, again)
-	}
+	expect.Same(t, "the name again", mustLive(t, s), name)
 	wantLives(t, s, name, true, true)
 	other := Open(s.path)
 	if mustLive(t, other) == name {
@@ -94,9 +89,7 @@ func TestLifeInADeletedFile(t *testing.T) {
 	wantLives(t, s, before, false, false)
 	wantLives(t, s, after, true, true)
 	wantLives(t, other, mustLive(t, s), true, true)
-	if len(s.life.earlier) != 1 {
-		t.Errorf("%d deleted files stay open, want 1: its inode number would be used again", len(s.life.earlier))
-	}
+	expect.Same(t, "deleted files that stay open, so that no inode number is used again", len(s.life.earlier), 1)
 	runtime.KeepAlive(other)
 }
 
@@ -130,9 +123,7 @@ func TestLifeCostsOneDescriptor(t *testing.T) {
 			open++
 		}
 	}
-	if open != 1 {
-		t.Errorf("%d descriptors are open, want 1", open)
-	}
+	expect.Same(t, "open descriptors", open, 1)
 }
 
 // fdLinks returns the targets of this process's descriptors.
@@ -152,8 +143,7 @@ func TestTryLockAll(t *testing.T) {
 	s := newSpace(t)
 	try := func(s *Space, keys ...Key) *Held {
 		t.Helper()
-		h := expect.Value(s.TryLockAll(keys))(t)
-		return h
+		return expect.Value(s.TryLockAll(keys))(t)
 	}
 	exclusive, shared, other := Key{Name: "k"}, Key{Name: "k", Shared: true}, Key{Name: "other"}
 	for what, second := range map[string]*Space{"in the process": s, "in another": Open(s.path)} {

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"reflect"
 	"runtime"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -28,8 +26,7 @@ func mustLock(t testing.TB, s *Space, keys ...Key) *Held {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	h := expect.Value(s.LockAll(ctx, keys))(t)
-	return h
+	return expect.Value(s.LockAll(ctx, keys))(t)
 }
 
 func mustRelease(t testing.TB, h *Held) {
@@ -89,9 +86,7 @@ func TestLockExcludesGoroutines(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if counter != goroutines*rounds {
-		t.Errorf("counted %d, want %d", counter, goroutines*rounds)
-	}
+	expect.Same(t, "counted", counter, goroutines*rounds)
 	if !idle(s) {
 		t.Error("the queue keeps unused keys")
 	}
@@ -123,9 +118,7 @@ func TestLockIsFirstComeFirstServed(t *testing.T) {
 	}
 	mustRelease(t, first)
 	wg.Wait()
-	if !slices.Equal(order, want) {
-		t.Errorf("served in the order %v, want %v", order, want)
-	}
+	expect.Same(t, "served in the order", order, want)
 }
 
 func TestGivingUpIsPromptAndLeavesNothing(t *testing.T) {
@@ -240,9 +233,7 @@ func TestAnExclusiveWaiterThatGivesUpLetsSharedOnesThrough(t *testing.T) {
 	}()
 	expect.Eventually(t, "the shared one waits", func() bool { return waiting(s, "gc") == 2 })
 	cancel()
-	if err := <-result; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want context.Canceled", err)
-	}
+	expect.Is(t, <-result, context.Canceled)
 	mustRelease(t, <-got)
 	mustRelease(t, r)
 }
@@ -269,15 +260,11 @@ func TestClaims(t *testing.T) {
 			for _, c := range claimsOf(tt.keys) {
 				got = append(got, row{c.name, c.shared})
 			}
-			if !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("got %v, want %v", got, tt.want)
-			}
+			expect.Same(t, "result", got, tt.want)
 		})
 	}
 	forth, back := claimsOf([]Key{{Name: "a"}, {Name: "b"}, {Name: "c"}}), claimsOf([]Key{{Name: "c"}, {Name: "a"}, {Name: "b"}})
-	if !reflect.DeepEqual(forth, back) {
-		t.Errorf("the order of the keys matters: %v and %v", forth, back)
-	}
+	expect.Same(t, "claims of the keys in another order", forth, back)
 	for i := range 1000 {
 		if off := Byte(fmt.Sprint(i)); off < 0 || off&1 != 0 {
 			t.Fatalf("offset of %d is %d, want an even one that is not negative", i, off)

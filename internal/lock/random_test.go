@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
@@ -10,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestRandomInterleaving lets several "processes" (spaces on one file), each
@@ -84,9 +85,7 @@ func (in *census) visit(t *testing.T, s *Space, rnd *rand.Rand) {
 	defer cancel()
 	h, err := s.LockAll(ctx, keys)
 	if err != nil {
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Error(err)
-		}
+		expect.Is(t, err, context.DeadlineExceeded)
 		in.mu.Lock()
 		in.gaveUp++
 		in.mu.Unlock()
@@ -95,9 +94,7 @@ func (in *census) visit(t *testing.T, s *Space, rnd *rand.Rand) {
 	in.count(t, want, +1)
 	runtime.Gosched()
 	in.count(t, want, -1)
-	if err := h.Release(); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, h.Release())
 }
 
 func (in *census) count(t *testing.T, keys map[int]bool, by int) {

@@ -26,19 +26,19 @@ func TestMessagesMakeTheRulesOfIPTables(t *testing.T) {
 	}
 	rules := fwrules.Rules{Forward: []fwrules.Forward{f}}
 	h := newHost(t, "nft")
-	must(t, h.fw.Add(t.Context(), rules))
+	expect.NoError(t, h.fw.Add(t.Context(), rules))
 	lines, byProcess := h.filters(), h.acceptExprs()
 	h.sh("iptables -F CNI-FORWARD; ip6tables -F CNI-FORWARD; iptables -A CNI-FORWARD -j CNI-ADMIN; ip6tables -A CNI-FORWARD -j CNI-ADMIN")
 	h.sh("for x in iptables ip6tables; do $x -R CNI-FORWARD 1 -m comment --comment 'CNI firewall plugin admin overrides' -j CNI-ADMIN; done")
 	failing := h.dir + "/failing-nft"
-	must(t, os.WriteFile(failing, []byte("#!/bin/sh\nexit 1\n"), 0o755))
+	expect.NoError(t, os.WriteFile(failing, []byte("#!/bin/sh\nexit 1\n"), 0o755))
 	for _, family := range []string{"iptables", "ip6tables"} {
-		must(t, os.Rename(h.dir+"/bin/"+family, h.dir+"/"+family))
-		must(t, os.Symlink(failing, h.dir+"/bin/"+family))
+		expect.NoError(t, os.Rename(h.dir+"/bin/"+family, h.dir+"/"+family))
+		expect.NoError(t, os.Symlink(failing, h.dir+"/bin/"+family))
 	}
-	must(t, h.fw.Add(t.Context(), rules))
+	expect.NoError(t, h.fw.Add(t.Context(), rules))
 	for _, family := range []string{"iptables", "ip6tables"} {
-		must(t, os.Rename(h.dir+"/"+family, h.dir+"/bin/"+family))
+		expect.NoError(t, os.Rename(h.dir+"/"+family, h.dir+"/bin/"+family))
 	}
 	h.wantFilters(lines)
 	for comment, exprs := range h.acceptExprs() {

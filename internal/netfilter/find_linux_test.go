@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
@@ -46,9 +47,7 @@ func TestFindRefusesAnIncompleteTarget(t *testing.T) {
 func TestFindEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := (Plan{}).Apply(ctx); err != nil {
-		t.Errorf("the empty plan: %v", err)
-	}
+	expect.NoError(t, (Plan{}).Apply(ctx))
 	if _, err := Find(ctx, Open(nil, Options{}), c1()); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}

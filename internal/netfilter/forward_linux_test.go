@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
@@ -97,20 +98,18 @@ func TestTheLastOfANetworkTakesItsRulesAlong(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host) {
 		all := &records{}
 		for _, id := range []string{"c1", "c2"} {
-			must(t, Open(h.ns, Options{Notes: all.of(id)}).Add(t.Context(), forwarded()))
+			expect.NoError(t, Open(h.ns, Options{Notes: all.of(id)}).Add(t.Context(), forwarded()))
 		}
 		with := h.filters()
-		must(t, all.leave(t.Context(), h.fw, "c1"))
+		expect.NoError(t, all.leave(t.Context(), h.fw, "c1"))
 		h.wantFilters(with)
-		must(t, h.fw.Check(t.Context(), forwarded()))
-		must(t, all.leave(t.Context(), h.fw, "c2"))
+		expect.NoError(t, h.fw.Check(t.Context(), forwarded()))
+		expect.NoError(t, all.leave(t.Context(), h.fw, "c2"))
 		if left := h.filters().Without(audit.Shared); len(left) > 0 {
 			t.Errorf("left:\n%s", strings.Join(left, "\n"))
 		}
-		if err := h.fw.Check(t.Context(), forwarded()); !errors.Is(err, fwrules.ErrMissing) {
-			t.Errorf("without the rules: %v", err)
-		}
-		must(t, all.leave(t.Context(), h.fw, "c2")) // once more
+		expect.Is(t, h.fw.Check(t.Context(), forwarded()), fwrules.ErrMissing)
+		expect.NoError(t, all.leave(t.Context(), h.fw, "c2")) // once more
 	})
 }
 
@@ -120,13 +119,13 @@ func TestProgramsWithRecordsOfTheirOwn(t *testing.T) {
 	one, other := &records{}, &records{}
 	options := func(r *records) Options { return Options{Notes: r.of("c1"), Records: t.TempDir()} }
 	first := Open(h.ns, options(one))
-	must(t, first.Add(t.Context(), forwarded()))
+	expect.NoError(t, first.Add(t.Context(), forwarded()))
 	alone := h.filters()
 	second := Open(h.ns, options(other))
-	must(t, second.Add(t.Context(), forwarded()))
-	must(t, other.leave(t.Context(), second, "c1"))
+	expect.NoError(t, second.Add(t.Context(), forwarded()))
+	expect.NoError(t, other.leave(t.Context(), second, "c1"))
 	h.wantFilters(alone)
-	must(t, first.Check(t.Context(), forwarded()))
+	expect.NoError(t, first.Check(t.Context(), forwarded()))
 }
 
 // TestComingAndGoingAtOnce: whoever has come has the rules, while others come and go at
@@ -188,7 +187,7 @@ func TestProcessesMakeTheRulesOnce(t *testing.T) {
 		if err := errors.Join(errs...); err != nil {
 			t.Fatalf("%v: %s", err, slices.Concat(outputs...))
 		}
-		must(t, h.fw.Check(t.Context(), forwarded()))
+		expect.NoError(t, h.fw.Check(t.Context(), forwarded()))
 		lines := h.filters()
 		if once := slices.Compact(slices.Clone(lines)); len(once) != len(lines) {
 			t.Errorf("something is there twice:\n%s", strings.Join(lines, "\n"))
@@ -200,7 +199,7 @@ func TestProcessesMakeTheRulesOnce(t *testing.T) {
 func TestTheIsolationOfExecutablesComesFirst(t *testing.T) {
 	h := newHost(t, "nft")
 	h.sh("iptables -N CNI-ISOLATION-STAGE-1; iptables -A FORWARD -p icmp -j ACCEPT; iptables -A FORWARD -j CNI-ISOLATION-STAGE-1")
-	must(t, h.fw.Add(t.Context(), forwarded()))
+	expect.NoError(t, h.fw.Add(t.Context(), forwarded()))
 	h.sh(`test "$(iptables -S FORWARD | sed -n '/-j CNI-/s/.*-j //p' | tr '\n' ' ')" = 'CNI-ISOLATION-STAGE-1 CNI-FORWARD '`)
 }
 
@@ -209,12 +208,10 @@ func TestTheIsolationOfExecutablesComesFirst(t *testing.T) {
 func TestUnreadableRecordsAreAnError(t *testing.T) {
 	h := newHost(t, "nft")
 	file := t.TempDir() + "/file"
-	must(t, os.WriteFile(file, nil, 0o600))
+	expect.NoError(t, os.WriteFile(file, nil, 0o600))
 	all := &records{}
 	fw := Open(h.ns, Options{Notes: all.of("c1"), Records: file + "/records"})
-	if err := fw.Add(t.Context(), forwarded()); !errors.Is(err, unix.ENOTDIR) {
-		t.Errorf("an ADD: %v", err)
-	}
+	expect.Is(t, fw.Add(t.Context(), forwarded()), unix.ENOTDIR)
 	if _, err := Find(t.Context(), fw, fwrules.Target{Owner: fwrules.Owner{Network: "net", ContainerID: "c1", IfName: "eth0"}, Subnets: Subnets(forwarded().Forward[0].Addresses)}); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("a search: %v", err)
 	}

@@ -37,10 +37,7 @@ type host struct {
 // or "legacy", by the plain name.
 func newHost(t testing.TB, variant string) *host {
 	t.Helper()
-	plugins, err := refplugins.Dir(t.Context(), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	plugins := expect.Value(refplugins.Dir(t.Context(), io.Discard))(t)
 	h := &host{t: t, dir: t.TempDir(), plugins: plugins, fw: Open(nil, Options{})}
 	bin := filepath.Join(h.dir, "bin")
 	for _, family := range []string{"iptables", "ip6tables"} {
@@ -48,12 +45,8 @@ func newHost(t testing.TB, variant string) *host {
 		if err != nil {
 			t.Fatalf("these tests need both variants of iptables: %v", err)
 		}
-		if err := os.MkdirAll(bin, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(tool, filepath.Join(bin, family)); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.MkdirAll(bin, 0o755))
+		expect.NoError(t, os.Symlink(tool, filepath.Join(bin, family)))
 	}
 	t.Setenv("PATH", bin+":/usr/sbin:/sbin:"+os.Getenv("PATH"))
 	h.ns = h.newNetNS("host")
@@ -88,11 +81,7 @@ func (h *host) network(name, subnet, plugins string) *libcni.NetworkConfigList {
 	ipam := fmt.Sprintf(`{"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.%s.0.0/24"}], [{"subnet": "fd00:%s::/64"}]]}`,
 		filepath.Join(h.dir, "ipam"), subnet, subnet)
 	plugins = strings.NewReplacer("IPAM", ipam, "BRIDGE", "br"+subnet).Replace(plugins)
-	list, err := libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, name, plugins))
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return list
+	return expect.Value(libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": %q, "plugins": [%s]}`, name, plugins)))(h.t)
 }
 
 // attachment is the result of an ADD.
@@ -126,9 +115,7 @@ func (h *host) attachment(list *libcni.NetworkConfigList, id, ifName, ports stri
 	a := attachment{list: list, rt: &libcni.RuntimeConf{ContainerID: id, NetNS: pin, IfName: ifName}}
 	if ports != "" {
 		var mappings []map[string]any
-		if err := json.Unmarshal([]byte(ports), &mappings); err != nil {
-			h.t.Fatal(err)
-		}
+		expect.NoError(h.t, json.Unmarshal([]byte(ports), &mappings))
 		a.rt.CapabilityArgs = map[string]any{"portMappings": mappings}
 	}
 	return a
@@ -160,20 +147,13 @@ func (h *host) libcni() *libcni.CNIConfig {
 
 func (h *host) mustAdd(list *libcni.NetworkConfigList, id, ifName, ports string) attachment {
 	h.t.Helper()
-	a, err := h.add(list, id, ifName, ports)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return a
+	return expect.Value(h.add(list, id, ifName, ports))(h.t)
 }
 
 // filters returns the audit's lines of packet filters.
 func (h *host) filters() audit.Lines {
 	h.t.Helper()
-	lines, err := audit.Snapshot(h.t.Context(), audit.Options{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	lines := expect.Value(audit.Snapshot(h.t.Context(), audit.Options{}))(h.t)
 	return lines.Without(func(l string) bool {
 		what, _, _ := strings.Cut(l, " ")
 		return what != "nft" && !strings.HasPrefix(what, "iptables") && !strings.HasPrefix(what, "ip6tables")
@@ -191,19 +171,13 @@ func (h *host) sweep(target fwrules.Target) Plan {
 	if again := h.find(target); !again.Empty() {
 		h.t.Errorf("after the sweep there is still:\n%s", again)
 	}
-	if err := plan.Apply(h.t.Context()); err != nil {
-		h.t.Errorf("apply again: %v", err)
-	}
+	expect.NoError(h.t, plan.Apply(h.t.Context()))
 	return plan
 }
 
 func (h *host) find(target fwrules.Target) Plan {
 	h.t.Helper()
-	plan, err := Find(h.t.Context(), h.fw, target)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return plan
+	return expect.Value(Find(h.t.Context(), h.fw, target))(h.t)
 }
 
 // wantFilters compares the packet filters' lines.

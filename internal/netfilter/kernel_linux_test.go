@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
@@ -178,9 +179,7 @@ func TestFindNothingAfterDEL(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, s.variant)
 			a := h.mustAdd(h.network("podnet", "1", s.plugins), "c1", "eth0", fewMappings(1000))
-			if err := h.libcni().DelNetworkList(t.Context(), a.list, a.rt); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, h.libcni().DelNetworkList(t.Context(), a.list, a.rt))
 			if plan := h.find(a.target()); !plan.Empty() {
 				t.Errorf("found:\n%s", plan)
 			}
@@ -214,17 +213,13 @@ func TestOpenOfAnotherNamespace(t *testing.T) {
 	h := newHost(t, "nft")
 	ns := h.newNetNS("another")
 	h.fw = Open(ns, Options{})
-	if err := ns.Do(func() error {
+	expect.NoError(t, ns.Do(func() error {
 		h.sh("iptables-nft -t nat -N " + masqC1 + "; ip6tables-legacy -t nat -N " + masqC1 +
 			"; nft 'add table ip cni_hostport; add chain ip cni_hostport hostports; add rule ip cni_hostport hostports drop comment c1'")
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	want := "iptables-nft -t nat -X " + masqC1 + "\nip6tables-legacy -t nat -X " + masqC1 + "\nnft delete rule ip cni_hostport hostports handle 2 # \"c1\"\n"
-	if plan := h.sweep(c1()); plan.String() != want {
-		t.Errorf("got\n%s\nwant\n%s", plan, want)
-	}
+	expect.Same(t, "plan", h.sweep(c1()).String(), want)
 }
 
 // TestApplyToAChangedKernel: somebody makes changes between the search and the
@@ -242,12 +237,8 @@ func TestApplyToAChangedKernel(t *testing.T) {
 			t.Errorf("error %v lacks %q", err, want)
 		}
 	}
-	if !errors.Is(err, unix.EBUSY) {
-		t.Errorf("no EBUSY in %v", err)
-	}
-	if n := strings.Count(err.Error(), "\n"); n != 1 {
-		t.Errorf("more than two errors: %v", err)
-	}
+	expect.Is(t, err, unix.EBUSY)
+	expect.Same(t, "errors after the first", strings.Count(err.Error(), "\n"), 1)
 	// A later addition belongs to the container too.
 	want := "iptables-nft -t nat -D POSTROUTING -j " + chains[0].Name + "\niptables-nft -t nat -X " + chains[0].Name + "\n"
 	if got := h.sweep(a.target()).String(); !strings.HasPrefix(got, want) || strings.Count(got, "\n") != 4 {
@@ -270,9 +261,7 @@ func TestApplyToATableMadeAgain(t *testing.T) {
 	}
 	other := c1()
 	other.ContainerID = "c2"
-	if left, want := h.find(other).String(), strings.Replace(plan.String(), `"c1"`, `"c2"`, 1); left != want {
-		t.Errorf("left %q, want %q", left, want)
-	}
+	expect.Same(t, "left", h.find(other).String(), strings.Replace(plan.String(), `"c1"`, `"c2"`, 1))
 }
 
 // TestApplyWaitsForTheLock of legacy iptables until the context ends.
@@ -280,14 +269,9 @@ func TestApplyWaitsForTheLock(t *testing.T) {
 	h := newHost(t, "legacy")
 	h.sh("iptables-legacy -t nat -N " + masqC1)
 	plan := h.find(c1())
-	lock, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := expect.Value(os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDWR, 0o600))(t)
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	begin := time.Now()
@@ -297,12 +281,8 @@ func TestApplyWaitsForTheLock(t *testing.T) {
 	if d := time.Since(begin); d > 5*time.Second {
 		t.Errorf("it took %v", d)
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
-	if err := plan.Apply(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
+	expect.NoError(t, plan.Apply(t.Context()))
 }
 
 // TestFindIsNotBlind: iptables-nft-save omits a table that has a rule of nft's
@@ -320,14 +300,5 @@ func TestFindIsNotBlind(t *testing.T) {
 	}
 	if err != nil && (!errors.Is(err, iptables.ErrHidden) || !strings.Contains(err.Error(), "iptables-nft: list the rules: table nat, chain "+masqC1)) {
 		t.Error(err)
-	}
-}
-
-func BenchmarkFindNothing(b *testing.B) {
-	h := newHost(b, "nft")
-	for b.Loop() {
-		if plan, err := Find(b.Context(), h.fw, c1()); err != nil || !plan.Empty() {
-			b.Fatal(plan, err)
-		}
 	}
 }

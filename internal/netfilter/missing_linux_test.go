@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
@@ -47,7 +48,7 @@ func (d *damaged) reset() {
 	d.t.Helper()
 	d.sh("nft flush ruleset")
 	for _, r := range d.rules {
-		must(d.t, d.fw.Add(d.t.Context(), r))
+		expect.NoError(d.t, d.fw.Add(d.t.Context(), r))
 	}
 	d.feed(d.admin, "nft", "-f", "-")
 }
@@ -72,9 +73,9 @@ func (d *damaged) missing(what string) (all []fwrules.Missing) {
 	snapshot := Read(d.fw)
 	for _, r := range d.rules {
 		some, err := d.fw.Missing(d.t.Context(), r)
-		must(d.t, err)
+		expect.NoError(d.t, err)
 		seen, err := snapshot.Missing(d.t.Context(), r)
-		must(d.t, err)
+		expect.NoError(d.t, err)
 		wantSameMissing(d.t, what, seen, some)
 		all = append(all, some...)
 	}
@@ -125,7 +126,7 @@ func (d *damaged) try(damage string, before audit.Lines, restore func([]fwrules.
 		d.t.Errorf("%s: still missing after it was restored:\n%s", damage, textOfMissing(left))
 	}
 	for _, r := range d.rules { // again, and whole
-		must(d.t, d.fw.Restore(d.t.Context(), r))
+		expect.NoError(d.t, d.fw.Restore(d.t.Context(), r))
 	}
 	wantLines(d.t, damage+", restored", d.lines(), want)
 }
@@ -134,7 +135,7 @@ func (d *damaged) try(damage string, before audit.Lines, restore func([]fwrules.
 func (d *damaged) each(all []fwrules.Missing) {
 	d.t.Helper()
 	for _, m := range all {
-		must(d.t, d.fw.Restore(d.t.Context(), m.Rules))
+		expect.NoError(d.t, d.fw.Restore(d.t.Context(), m.Rules))
 	}
 }
 
@@ -142,7 +143,7 @@ func (d *damaged) each(all []fwrules.Missing) {
 func (d *damaged) together(all []fwrules.Missing) {
 	d.t.Helper()
 	for _, err := range d.flush(all) {
-		must(d.t, err)
+		expect.NoError(d.t, err)
 	}
 }
 
@@ -152,7 +153,7 @@ func (d *damaged) flush(all []fwrules.Missing) []error {
 	var batches []*batch.Batch
 	for _, m := range all {
 		b := &batch.Batch{}
-		must(d.t, Open(nil, Options{Batch: b}).Restore(d.t.Context(), m.Rules))
+		expect.NoError(d.t, Open(nil, Options{Batch: b}).Restore(d.t.Context(), m.Rules))
 		batches = append(batches, b)
 	}
 	return batch.FlushTogether(d.t.Context(), batches)
@@ -239,10 +240,10 @@ func TestRestoreLeavesRulesOfOthersInItsTable(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDamaged(t)
-			must(t, d.fw.Add(t.Context(), d.rules[0]))
+			expect.NoError(t, d.fw.Add(t.Context(), d.rules[0]))
 			d.feed(script+"\n", "nft", "-f", "-")
 			all, err := d.fw.Missing(t.Context(), d.rules[0])
-			must(t, err)
+			expect.NoError(t, err)
 			if harmless := name == "before" || name == "behind"; harmless != (len(all) == 0) {
 				t.Errorf("missing: %s", textOfMissing(all))
 			}
@@ -250,10 +251,10 @@ func TestRestoreLeavesRulesOfOthersInItsTable(t *testing.T) {
 				if m.Found != "" {
 					t.Errorf("%s cannot be repaired: there is %s", m.Object, m.Found)
 				}
-				must(t, d.fw.Restore(t.Context(), m.Rules))
+				expect.NoError(t, d.fw.Restore(t.Context(), m.Rules))
 			}
 			all, err = d.fw.Missing(t.Context(), d.rules[0])
-			must(t, err)
+			expect.NoError(t, err)
 			if len(all) > 0 {
 				t.Errorf("still missing: %s", textOfMissing(all))
 			}
@@ -281,18 +282,16 @@ func TestRestoreReplacesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newDamaged(t)
 			d.rules[0].HostPorts[0].SNAT = false // these elements are in other sets
-			must(t, d.fw.Add(t.Context(), d.rules[0]))
+			expect.NoError(t, d.fw.Add(t.Context(), d.rules[0]))
 			d.feed(tt.script+"\n", "nft", "-f", "-")
 			before := d.lines()
 			all, err := d.fw.Missing(t.Context(), d.rules[0])
-			must(t, err)
+			expect.NoError(t, err)
 			i := slices.IndexFunc(all, func(m fwrules.Missing) bool { return m.Object == tt.object })
 			if i < 0 || all[i].Found == "" {
 				t.Fatalf("got %s", textOfMissing(all))
 			}
-			if err := d.fw.Restore(t.Context(), all[i].Rules); !errors.Is(err, tt.want) {
-				t.Errorf("got %v, want %v", err, tt.want)
-			}
+			expect.Is(t, d.fw.Restore(t.Context(), all[i].Rules), tt.want)
 			wantLines(t, "afterwards", d.lines(), before)
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
@@ -37,16 +38,12 @@ func wanted(id, v4, v6 string, port uint16) fwrules.Rules {
 
 func (h *host) mustWrite(r fwrules.Rules) {
 	h.t.Helper()
-	if err := h.fw.Add(h.t.Context(), r); err != nil {
-		h.t.Fatal(err)
-	}
+	expect.NoError(h.t, h.fw.Add(h.t.Context(), r))
 }
 
 func (h *host) mustRemove(r fwrules.Rules) {
 	h.t.Helper()
-	if err := h.fw.Remove(h.t.Context(), r); err != nil {
-		h.t.Fatal(err)
-	}
+	expect.NoError(h.t, h.fw.Remove(h.t.Context(), r))
 }
 
 // TestNativeTable compares the table in nft's syntax. nft can also read its own
@@ -77,9 +74,7 @@ func TestNativeTable(t *testing.T) {
 	}
 	slices.Sort(want)
 	made := minus(h.filters(), before)
-	if got := made.Without(audit.Shared); !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	expect.Same(t, "elements", made.Without(audit.Shared), want)
 	shared := strings.Join(minus(made, made.Without(audit.Shared)), "\n")
 	for _, line := range []string{
 		`nft element inet embedcni bridges "br1"`,
@@ -97,9 +92,7 @@ func TestNativeTable(t *testing.T) {
 	full := h.filters()
 	h.feed(h.dumpTables([]nft.Table{nativeTable()}), "nft", "-f", "-")
 	h.wantFilters(full)
-	if err := h.fw.Check(t.Context(), r); err != nil {
-		t.Errorf("after nft has read what it listed: %v", err)
-	}
+	expect.NoError(t, h.fw.Check(t.Context(), r))
 	h.mustWrite(r) // again
 	h.wantFilters(full)
 	h.mustRemove(r)
@@ -197,16 +190,12 @@ func TestNativeAddressGivenAgain(t *testing.T) {
 	old, young := wanted("old", "10.1.0.2/24", "fd00:1::2/64", 1000), wanted("young", "10.1.0.2/24", "fd00:1::2/64", 2000)
 	h.mustWrite(old)
 	h.mustWrite(young)
-	if err := h.fw.Check(t.Context(), young); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, h.fw.Check(t.Context(), young))
 	if err := h.fw.Check(t.Context(), old); err == nil {
 		t.Error("the old attachment is said to be complete")
 	}
 	h.mustRemove(old)
-	if err := h.fw.Check(t.Context(), young); err != nil {
-		t.Errorf("after the late DEL: %v", err)
-	}
+	expect.NoError(t, h.fw.Check(t.Context(), young))
 	for _, line := range h.filters().Without(audit.Shared) {
 		if !strings.Contains(line, "id: young") {
 			t.Errorf("left: %s", line)
@@ -228,9 +217,7 @@ func TestNativePortTaken(t *testing.T) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	h.wantFilters(before)
-	if err := h.fw.Remove(t.Context(), second); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, h.fw.Remove(t.Context(), second))
 	h.wantFilters(before)
 	// Of one address and of all are two ports, as they are for the plugins.
 	second.HostPorts[0].Ports = []fwrules.HostPort{{HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
@@ -238,9 +225,7 @@ func TestNativePortTaken(t *testing.T) {
 	// Twice in one request it is refused, too.
 	third := wanted("third", "10.1.0.4/24", "fd00:1::4/64", 9000)
 	third.HostPorts[0].Ports = []fwrules.HostPort{{HostPort: 1, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 1, ContainerPort: 81, Protocol: "tcp"}}
-	if err := h.fw.Add(t.Context(), third); !errors.Is(err, fwrules.ErrHostPortTaken) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, h.fw.Add(t.Context(), third), fwrules.ErrHostPortTaken)
 }
 
 // TestNativeOwnElementsAreReplaced: the container of the same name restarts
@@ -251,9 +236,7 @@ func TestNativeOwnElementsAreReplaced(t *testing.T) {
 	h.mustWrite(r)
 	r = wanted("c1", "10.1.0.9/24", "fd00:1::9/64", 8080)
 	h.mustWrite(r)
-	if err := h.fw.Check(t.Context(), r); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, h.fw.Check(t.Context(), r))
 }
 
 func TestNativeRefusesUnsupportedRules(t *testing.T) {
@@ -325,9 +308,7 @@ func TestNativeWithoutPrivilege(t *testing.T) {
 		}
 		return Open(nil, Options{}).Add(t.Context(), wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
 	})
-	if !errors.Is(err, unix.EPERM) {
-		t.Errorf("got %v, want %v", err, unix.EPERM)
-	}
+	expect.Is(t, err, unix.EPERM)
 }
 
 // TestNativeManyPorts: a transaction larger than the socket's usual buffer.
@@ -338,9 +319,7 @@ func TestNativeManyPorts(t *testing.T) {
 		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, fwrules.HostPort{HostPort: uint16(20000 + i), ContainerPort: 1, Protocol: "tcp", HostIP: netip.IPv4Unspecified()})
 	}
 	h.mustWrite(r)
-	if err := h.fw.Check(t.Context(), r); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, h.fw.Check(t.Context(), r))
 	h.mustRemove(r)
 	if left := h.filters().Without(audit.Shared); len(left) > 0 {
 		t.Errorf("left %d lines", len(left))

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
@@ -71,13 +72,8 @@ func raceInThisProcess(ctx context.Context, fw *Firewalls, from int) error {
 // without the table. None is lost, and none is left over.
 func TestNativeRace(t *testing.T) {
 	if from := os.Getenv(raceVariable); from != "" {
-		n, err := strconv.Atoi(from)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := raceInThisProcess(t.Context(), Open(nil, Options{}), n); err != nil {
-			t.Fatal(err)
-		}
+		n := expect.Value(strconv.Atoi(from))(t)
+		expect.NoError(t, raceInThisProcess(t.Context(), Open(nil, Options{}), n))
 		return
 	}
 	for _, kept := range []bool{true, false} {
@@ -100,9 +96,7 @@ func TestNativeRace(t *testing.T) {
 			if err := other.Start(); err != nil { // in the host's namespace, like this thread
 				t.Fatal(err)
 			}
-			if err := raceInThisProcess(t.Context(), fw, 0); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, raceInThisProcess(t.Context(), fw, 0))
 			if err := other.Wait(); err != nil {
 				t.Fatalf("the other process: %v\n%s", err, out.String())
 			}
@@ -114,9 +108,7 @@ func TestNativeRace(t *testing.T) {
 					}
 				}
 			}
-			if n := len(h.filters().Without(audit.Shared)); n != 5*racers {
-				t.Errorf("%d elements are there, want %d", n, 5*racers)
-			}
+			expect.Same(t, "elements", len(h.filters().Without(audit.Shared)), 5*racers)
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
@@ -70,7 +71,7 @@ echo 1 >/proc/sys/net/ipv4/conf/br1/route_localnet`)
 // address. It closes its sockets when the test ends.
 func (n *topology) serve(ns *netns.Handle, port int) {
 	n.t.Helper()
-	err := ns.Do(func() error {
+	expect.NoError(n.t, ns.Do(func() error {
 		l, err := net.Listen("tcp", fmt.Sprintf("[::]:%d", port))
 		if err != nil {
 			return err
@@ -102,10 +103,7 @@ func (n *topology) serve(ns *netns.Handle, port int) {
 			}
 		}()
 		return nil
-	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	}))
 }
 
 func seen(a net.Addr) string {
@@ -234,13 +232,9 @@ func TestPackets(t *testing.T) {
 	for port, hostIP := range map[uint16]string{8080: "", 8081: outside4, 8082: outside6, 8083: "127.0.0.1"} {
 		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, both(port, hostIP)...)
 	}
-	if err := n.fw.Add(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, n.fw.Add(t.Context(), r))
 	n.expect(n.packets())
-	if err := n.fw.Remove(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, n.fw.Remove(t.Context(), r))
 	n.expect([]packet{
 		{"afterwards", n.client, outside4, 8080, ""},
 		{"afterwards", n.c1, client4, 9000, ""},
@@ -248,9 +242,7 @@ func TestPackets(t *testing.T) {
 	// With MasqAll, everything to a forwarded port is masqueraded as
 	// the host.
 	r.HostPorts[0].MasqAll = true
-	if err := n.fw.Add(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, n.fw.Add(t.Context(), r))
 	n.expect([]packet{
 		{"masqAll", n.client, outside4, 8080, bridge4},
 		{"masqAll", n.client, outside6, 8080, bridge6},
@@ -304,7 +296,7 @@ func TestFramesWithAnotherAddress(t *testing.T) {
 	n.settle()
 	in := "nsenter --net=" + filepath.Join(n.dir, "netns", "c1")
 	var own net.HardwareAddr
-	must(t, n.c1.Do(func() error {
+	expect.NoError(t, n.c1.Do(func() error {
 		i, err := net.InterfaceByName("eth0")
 		if err == nil {
 			own = i.HardwareAddr
@@ -313,7 +305,7 @@ func TestFramesWithAnotherAddress(t *testing.T) {
 	}))
 	check := fwrules.SpoofCheck{Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Port: "veth1", MAC: own}
 	r := fwrules.Rules{Spoof: []fwrules.SpoofCheck{check}}
-	must(t, n.fw.Add(t.Context(), r))
+	expect.NoError(t, n.fw.Add(t.Context(), r))
 	reaches := []packet{{"the container", n.c1, bridge4, 7000, container4}, {"the neighbour", n.c2, bridge4, 7000, "10.1.0.3"}}
 	n.expect(reaches)
 	change := func(a net.HardwareAddr) {
@@ -321,6 +313,6 @@ func TestFramesWithAnotherAddress(t *testing.T) {
 	}
 	change(net.HardwareAddr{2, 0, 0, 0, 0, 9})
 	n.expect([]packet{{"another address", n.c1, bridge4, 7000, ""}, reaches[1]})
-	must(t, n.fw.Remove(t.Context(), fwrules.Rules{Spoof: []fwrules.SpoofCheck{{Owner: check.Owner}}}))
+	expect.NoError(t, n.fw.Remove(t.Context(), fwrules.Rules{Spoof: []fwrules.SpoofCheck{{Owner: check.Owner}}}))
 	n.expect(reaches)
 }

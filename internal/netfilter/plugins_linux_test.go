@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
@@ -144,7 +145,7 @@ func TestTheEffectOfThePluginsRules(t *testing.T) {
 			state := h.dump()
 			missing := func() string {
 				all, err := h.fw.Missing(t.Context(), r)
-				must(t, err)
+				expect.NoError(t, err)
 				return textOfMissing(all)
 			}
 			if lost := missing(); lost != "" {
@@ -220,10 +221,7 @@ func (h *host) duplicateSome(random *rand.Rand, a attachment) {
 // dump writes all packet filters to files, which load reads.
 func (h *host) dump() string {
 	h.t.Helper()
-	dir, err := os.MkdirTemp(h.dir, "state")
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	dir := expect.Value(os.MkdirTemp(h.dir, "state"))(h.t)
 	for _, tool := range tools() {
 		h.sh(fmt.Sprintf("%s-save >%s", tool, filepath.Join(dir, tool)))
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestSweepWhileOthersAreAdded: sweeps run beside ADDs of others. Each
@@ -70,7 +71,5 @@ func (h *host) together(sweep, add []attachment) {
 		}()
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		h.t.Error(err)
-	}
+	expect.NoError(h.t, errors.Join(errs...))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
@@ -47,7 +48,7 @@ func (c *restored) restoreAll(rules []fwrules.Rules) []error {
 	var batches []*batch.Batch
 	for _, r := range rules {
 		b := &batch.Batch{}
-		must(c.t, Open(c.ns, Options{Batch: b}).Restore(c.t.Context(), r))
+		expect.NoError(c.t, Open(c.ns, Options{Batch: b}).Restore(c.t.Context(), r))
 		batches = append(batches, b)
 	}
 	return batch.FlushTogether(c.t.Context(), batches)
@@ -62,7 +63,7 @@ func TestManyAreRestoredTogether(t *testing.T) {
 			c.lose()
 		}
 		for _, err := range c.restoreAll(c.rules) {
-			must(t, err)
+			expect.NoError(t, err)
 		}
 		wantLines(t, "together", c.lines(), ours(c.before))
 	}
@@ -75,7 +76,7 @@ func TestOneThatCannotBeRestored(t *testing.T) {
 	c.lose()
 	another := everything("another", 4+bad)
 	another.Forward = nil
-	must(t, c.fw.Add(t.Context(), another))
+	expect.NoError(t, c.fw.Add(t.Context(), another))
 	for i, err := range c.restoreAll(c.rules) {
 		if (err != nil) != (i == bad) {
 			t.Errorf("container %d: %v", i, err)
@@ -83,7 +84,7 @@ func TestOneThatCannotBeRestored(t *testing.T) {
 	}
 	for i, r := range c.rules {
 		all, err := c.fw.Missing(t.Context(), r)
-		must(t, err)
+		expect.NoError(t, err)
 		if (len(all) > 0) != (i == bad) {
 			t.Errorf("container %d lacks\n%s", i, textOfMissing(all))
 		}
@@ -109,7 +110,7 @@ func TestSeveralRestoreAtOnce(t *testing.T) {
 			}()
 		}
 		group.Wait()
-		must(t, errors.Join(errs...))
+		expect.NoError(t, errors.Join(errs...))
 		wantLines(t, "restored by several", c.lines(), ours(c.before))
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
@@ -23,13 +24,6 @@ func everything(id string, n int) fwrules.Rules {
 		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
 		HostPorts:  []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, Ports: ports, SNAT: true}},
 		Forward:    []fwrules.Forward{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -53,18 +47,13 @@ func (h *host) listing() []string {
 	var all struct {
 		Nftables []map[string]map[string]any `json:"nftables"`
 	}
-	if err := json.Unmarshal(out, &all); err != nil {
-		h.t.Fatal(err)
-	}
+	expect.NoError(h.t, json.Unmarshal(out, &all))
 	var lines []string
 	for _, thing := range all.Nftables {
 		for _, properties := range thing {
 			delete(properties, "handle")
 		}
-		line, err := json.Marshal(thing)
-		if err != nil {
-			h.t.Fatal(err)
-		}
+		line := expect.Value(json.Marshal(thing))(h.t)
 		if _, about := thing["metainfo"]; !about {
 			lines = append(lines, string(line))
 		}
@@ -75,15 +64,12 @@ func (h *host) listing() []string {
 // rulesOf returns the rules of a table.
 func (h *host) rulesOf(table nft.Table) (all []nft.Object) {
 	h.t.Helper()
-	err := h.fw.sockets.Do(h.t.Context(), func(c *nft.Conn) error {
+	expect.NoError(h.t, h.fw.sockets.Do(h.t.Context(), func(c *nft.Conn) error {
 		return c.Rules(table, "", nil, func(r nft.Rule) error {
 			all = append(all, r.Object(table))
 			return nil
 		})
-	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	}))
 	return all
 }
 

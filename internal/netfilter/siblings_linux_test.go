@@ -1,10 +1,10 @@
 package netfilter
 
 import (
-	"errors"
 	"net/netip"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
@@ -37,22 +37,18 @@ func TestFault_F32_APortOfASiblingIsTheContainers(t *testing.T) {
 	h := newHost(t, "nft")
 	fw := Open(h.ns, Options{})
 	eth0, eth1, beside0, beside1 := twoInterfaces()
-	must(t, h.beside(beside0).Add(t.Context(), eth0))
-	if err := fw.Add(t.Context(), eth1); !errors.Is(err, fwrules.ErrHostPortTaken) {
-		t.Errorf("without siblings: %v, want ErrHostPortTaken", err)
-	}
-	must(t, h.beside(beside1).Add(t.Context(), eth1))
-	must(t, h.beside(beside0).Check(t.Context(), eth0))
-	must(t, h.beside(beside1).Check(t.Context(), eth1))
+	expect.NoError(t, h.beside(beside0).Add(t.Context(), eth0))
+	expect.Is(t, fw.Add(t.Context(), eth1), fwrules.ErrHostPortTaken)
+	expect.NoError(t, h.beside(beside1).Add(t.Context(), eth1))
+	expect.NoError(t, h.beside(beside0).Check(t.Context(), eth0))
+	expect.NoError(t, h.beside(beside1).Check(t.Context(), eth1))
 	stranger := everything("c2", 9)
 	stranger.HostPorts[0].Ports = eth0.HostPorts[0].Ports
-	if err := fw.Add(t.Context(), stranger); !errors.Is(err, fwrules.ErrHostPortTaken) {
-		t.Errorf("another container: %v, want ErrHostPortTaken", err)
-	}
-	must(t, h.beside(beside0).Remove(t.Context(), eth0))
+	expect.Is(t, fw.Add(t.Context(), stranger), fwrules.ErrHostPortTaken)
+	expect.NoError(t, h.beside(beside0).Remove(t.Context(), eth0))
 	if err := fw.Check(t.Context(), eth1); err == nil {
 		t.Error("nobody has the port, and CHECK passes")
 	}
-	must(t, fw.Add(t.Context(), eth1))
-	must(t, fw.Check(t.Context(), eth1))
+	expect.NoError(t, fw.Add(t.Context(), eth1))
+	expect.NoError(t, fw.Check(t.Context(), eth1))
 }

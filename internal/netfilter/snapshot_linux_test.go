@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -70,6 +73,31 @@ func TestSnapshotIsReadOnce(t *testing.T) {
 	ask()
 	d.sh("nft flush ruleset")
 	ask()
+}
+
+// crowd adds so many attachments, hundreds in a transaction.
+func (h *host) crowd(n int) {
+	h.t.Helper()
+	for from := 0; from < n; from += 300 {
+		var r fwrules.Rules
+		for i := from; i < min(n, from+300); i++ {
+			one := crowdRules(i)
+			r.Masquerade = append(r.Masquerade, one.Masquerade...)
+			r.HostPorts = append(r.HostPorts, one.HostPorts...)
+		}
+		expect.NoError(h.t, h.fw.Add(h.t.Context(), r))
+	}
+}
+
+// crowdRules are a masquerade and one port, as of the container of that number.
+func crowdRules(i int) fwrules.Rules {
+	o := fwrules.Owner{Network: "podnet", ContainerID: fmt.Sprintf("%064x", i), IfName: "eth0"}
+	addr := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 16)
+	return fwrules.Rules{
+		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{addr}}},
+		HostPorts: []fwrules.HostPorts{{Owner: o, V4: addr, SNAT: true,
+			Ports: []fwrules.HostPort{{HostPort: uint16(10000 + i), ContainerPort: 80, Protocol: "tcp"}}}},
+	}
 }
 
 // TestSnapshotWhileRulesChange: others add and remove rules all the time. A rule that

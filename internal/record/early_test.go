@@ -39,7 +39,6 @@ func TestALateLoadSeesEveryChange(t *testing.T) {
 	expect.Is(t, err, ErrBad)
 
 	expect.NoError(t, os.Remove(s.Path(Name("c1"))))
-	late, err = s.LoadLate("c1", early)
-	expect.NoError(t, err)
+	late = expect.Value(s.LoadLate("c1", early))(t)
 	expect.Same(t, "a deleted record", late == nil, true)
 }

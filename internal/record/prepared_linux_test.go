@@ -30,8 +30,7 @@ func TestAPreparedFileIsTheRecords(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := Open(t.TempDir())
 			named := func() bool {
-				there := expect.Value(s.Exists(Name("c1")))(t)
-				return there
+				return expect.Value(s.Exists(Name("c1")))(t)
 			}
 			var syncs []bool // whether the record had its name
 			s.Sync = func(f *os.File) error {
@@ -79,9 +78,7 @@ func TestARecordIsSeenBeforeItIsSynced(t *testing.T) {
 	pending, err = s.BeginSoon(sample("c2"))
 	check(t, err)
 	for range 2 {
-		if err := pending.Wait(); !errors.Is(err, full) {
-			t.Errorf("error %v", err)
-		}
+		expect.Is(t, pending.Wait(), full)
 	}
 }
 
@@ -90,9 +87,7 @@ func TestAFailingSyncLeavesNoRecord(t *testing.T) {
 	s := Open(t.TempDir())
 	full := errors.New("no space")
 	s.Sync = func(*os.File) error { return full }
-	if err := s.Begin(sample("c1")); !errors.Is(err, full) {
-		t.Errorf("error %v", err)
-	}
+	expect.Is(t, s.Begin(sample("c1")), full)
 	files := expect.Value(os.ReadDir(s.Dir()))(t)
 	want(t, "files", len(files), 0)
 }

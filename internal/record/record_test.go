@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -39,9 +38,7 @@ func check(t testing.TB, err error) {
 
 func want(t testing.TB, what string, got, want any) {
 	t.Helper()
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%s:\ngot  %+v\nwant %+v", what, got, want)
-	}
+	expect.Same(t, what, got, want)
 }
 
 func TestRecordComesBackAsItWasWritten(t *testing.T) {

@@ -16,8 +16,7 @@ import (
 // line returns a line with its checksum.
 func line(t testing.TB, data string) []byte {
 	t.Helper()
-	l := expect.Value(encodeLine(json.RawMessage(data)))(t)
-	return l
+	return expect.Value(encodeLine(json.RawMessage(data)))(t)
 }
 
 // TestFault_F43_ARecordOfALaterFormatIsNotDamaged: its owner and its
@@ -102,9 +101,7 @@ func TestFault_F44_AnErrorOfReadingIsNotDamage(t *testing.T) {
 		want(t, "strays", strays, []string(nil))
 		r, err := s.Load("c1")
 		want(t, "record", r, &Record{ContainerID: "c1"})
-		if !errors.Is(err, ErrUnread) {
-			t.Errorf("Load: %v, want that it cannot be read", err)
-		}
+		expect.Is(t, err, ErrUnread)
 	}
 }
 
@@ -180,8 +177,6 @@ func TestRetryIn(t *testing.T) {
 		{0, 0, 0}, {1, 0, time.Second}, {3, time.Second, 3 * time.Second}, {40, time.Minute, 59 * time.Minute}, {5, -time.Second, 0},
 	} {
 		a := &Attachment{Failures: tt.failures, LastTry: now.Add(-tt.since)}
-		if got := a.RetryIn(now); got != tt.want {
-			t.Errorf("%d failures, the last %v ago: %v, want %v", tt.failures, tt.since, got, tt.want)
-		}
+		expect.Same(t, fmt.Sprint(tt.failures, " failures, the last ", tt.since, " ago"), a.RetryIn(now), tt.want)
 	}
 }

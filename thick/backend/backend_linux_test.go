@@ -69,8 +69,7 @@ func delegating(name string, delegates ...string) string {
 func addresses(t *testing.T, result types.Result, err error) (all []string) {
 	t.Helper()
 	expect.NoError(t, err)
-	r, err := types100.NewResultFromResult(result)
-	expect.NoError(t, err)
+	r := expect.Value(types100.NewResultFromResult(result))(t)
 	for _, ip := range r.IPs {
 		all = append(all, ip.Address.String())
 	}
@@ -89,8 +88,7 @@ func code(t *testing.T, err error) uint {
 
 func (s *stage) recorded() (all []string) {
 	s.T.Helper()
-	found, err := s.runtime.Attachments()
-	expect.NoError(s.T, err)
+	found := expect.Value(s.runtime.Attachments())(s.T)
 	for _, a := range found {
 		all = append(all, fmt.Sprintf("%s/%s %s", a.ContainerID, a.IfName, a.Network))
 	}
@@ -112,8 +110,7 @@ func TestDelegatesAreAttachedInOrder(t *testing.T) {
 	expect.Same(t, "version and name", testhost.Request(t, calls[0])["cniVersion"]+testhost.Request(t, calls[0])["name"], `"1.1.0""node"`)
 	expect.Same(t, "version of its own", testhost.Request(t, calls[1])["cniVersion"], `"1.0.0"`)
 	expect.Same(t, "recorded", s.recorded(), []string{"c1/eth5 node", "c1/net1 list", "c1/net2 third"})
-	ledger, err := b.Attachments(t.Context())
-	expect.NoError(t, err)
+	ledger := expect.Value(b.Attachments(t.Context()))(t)
 	expect.Same(t, "ledger", ledger, []server.Attachment{{ContainerID: "c1", IfName: "eth5", Network: "node", NetNS: r.NetNS, Began: "then"}})
 
 	_, err = b.Add(t.Context(), r)
@@ -125,8 +122,7 @@ func TestDelegatesAreAttachedInOrder(t *testing.T) {
 	expect.Same(t, "CHECK and DEL by the record", s.Took(), []string{"CHECK p c1/eth5", "CHECK q c1/net1", "CHECK r c1/net1", "CHECK r c1/net2",
 		"DEL r c1/net2", "DEL r c1/net1", "DEL q c1/net1", "DEL p c1/eth5"})
 	expect.Same(t, "CHECK of nothing", code(t, later.Check(t.Context(), r)), types.ErrUnknownContainer)
-	ledger, err = later.Attachments(t.Context())
-	expect.NoError(t, err)
+	ledger = expect.Value(later.Attachments(t.Context()))(t)
 	expect.Same(t, "ledger", len(ledger), 0)
 }
 
@@ -141,8 +137,7 @@ func TestCheckLeavesOutNetworksWithoutIt(t *testing.T) {
 	r := s.request("c1", "eth0", delegating("node", old("a", "p"), delegate("b", "q"), old("c", "r")))
 	none := s.request("c2", "eth0", delegating("node", old("a", "p"), old("c", "r")))
 	for _, one := range []*server.Request{r, none} {
-		_, err := b.Add(t.Context(), one)
-		expect.NoError(t, err)
+		expect.Value(b.Add(t.Context(), one))(t)
 	}
 	s.Took()
 	expect.NoError(t, b.Check(t.Context(), r))
@@ -329,17 +324,14 @@ func TestDelIsForOneInterface(t *testing.T) {
 	first := s.request("c1", "eth0", delegating("one", delegate("", "p")))
 	second := s.request("c1", "eth1", delegating("two", delegate("", "q")))
 	for _, r := range []*server.Request{first, second} {
-		_, err := b.Add(t.Context(), r)
-		expect.NoError(t, err)
+		expect.Value(b.Add(t.Context(), r))(t)
 		s.AddLink("c1", r.IfName)
 	}
 	plugged := s.request("c1", "hot0", `{"cniVersion": "1.1.0", "name": "hot", "type": "r"}`)
-	_, err := b.DelegateAdd(t.Context(), plugged, nil)
-	expect.NoError(t, err)
+	expect.Value(b.DelegateAdd(t.Context(), plugged, nil))(t)
 	s.AddLink("c1", "hot0")
-	_, err = s.Runtime(cni.WithOwner("them")).Setup(t.Context(), "c1", first.NetNS,
-		cni.WithNetworkConfig([]byte(`{"cniVersion": "1.1.0", "name": "theirs", "type": "r"}`), cni.WithInterfaceName("eth9")))
-	expect.NoError(t, err)
+	expect.Value(s.Runtime(cni.WithOwner("them")).Setup(t.Context(), "c1", first.NetNS,
+		cni.WithNetworkConfig([]byte(`{"cniVersion": "1.1.0", "name": "theirs", "type": "r"}`), cni.WithInterfaceName("eth9"))))(t)
 	s.AddLink("c1", "eth9")
 	s.Took()
 
@@ -358,8 +350,7 @@ func TestDelegateAttachesToALivingContainer(t *testing.T) {
 	s := newStage(t)
 	b := backend.New(s.runtime, backend.Options{})
 	pod := s.request("c1", "eth0", delegating("node", delegate("cluster", "p"), delegate("more", "q")))
-	_, err := b.Add(t.Context(), pod)
-	expect.NoError(t, err)
+	expect.Value(b.Add(t.Context(), pod))(t)
 	s.AddLink("c1", "eth0")
 	s.AddLink("c1", "net1")
 	s.Took()
@@ -415,8 +406,7 @@ func TestGCIsByPairsOfContainerAndInterface(t *testing.T) {
 		r := s.request(id, ifName, config)
 		// Two requests for one container have extra networks of other names.
 		r.Config = json.RawMessage(strings.Replace(string(r.Config), `"more"`, fmt.Sprintf(`"more%s"`, ifName), 1))
-		_, err := b.Add(t.Context(), r)
-		expect.NoError(t, err)
+		expect.Value(b.Add(t.Context(), r))(t)
 		for _, a := range s.recorded() {
 			if name, _, _ := strings.Cut(a, " "); strings.HasPrefix(name, id+"/") && !slices.Contains(s.links(id), strings.TrimPrefix(name, id+"/")) {
 				s.AddLink(id, strings.TrimPrefix(name, id+"/"))
@@ -429,13 +419,11 @@ func TestGCIsByPairsOfContainerAndInterface(t *testing.T) {
 	}
 	for _, id := range []string{"c2", "c3"} {
 		hot := s.request(id, "hot0", `{"cniVersion": "1.1.0", "name": "hot", "type": "r"}`)
-		_, err := b.DelegateAdd(t.Context(), hot, nil)
-		expect.NoError(t, err)
+		expect.Value(b.DelegateAdd(t.Context(), hot, nil))(t)
 		s.AddLink(id, "hot0")
 	}
 	them := s.Runtime(cni.WithOwner("them"))
-	_, err := backend.New(them, backend.Options{}).Add(t.Context(), s.request("c4", "eth0", node))
-	expect.NoError(t, err)
+	expect.Value(backend.New(them, backend.Options{}).Add(t.Context(), s.request("c4", "eth0", node)))(t)
 	s.Took()
 
 	s.gc(b, node, "c1/eth0", "c3/eth0")
@@ -454,8 +442,7 @@ func TestGCIsByPairsOfContainerAndInterface(t *testing.T) {
 	s.gc(b, node)
 	s.gc(b, other)
 	expect.Same(t, "none is valid", s.recorded(), []string{"c4/eth0 cluster", "c4/net1 more"})
-	_, err = them.GC(t.Context(), cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err)
+	expect.Value(them.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 }
 
 // links returns the interfaces of a container.

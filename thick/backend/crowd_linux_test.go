@@ -41,8 +41,7 @@ func (s *site) crowd(n int) {
 	first := start(t, s.settings)
 	_, err := s.call("ADD", "c0", paths[0], 20000) // makes what plugins keep for the network
 	expect.NoError(t, err)
-	_, err = s.call("DEL", "c0", paths[0], 20000)
-	expect.NoError(t, err)
+	expect.Value(s.call("DEL", "c0", paths[0], 20000))(t)
 	first.stop()
 	clean := s.Audit()
 

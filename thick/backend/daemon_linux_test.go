@@ -105,8 +105,7 @@ type daemon struct {
 // start starts a daemon, and waits until it serves.
 func start(t testing.TB, c settings) *daemon {
 	t.Helper()
-	config, err := json.Marshal(c)
-	expect.NoError(t, err)
+	config := expect.Value(json.Marshal(c))(t)
 	d := &daemon{Cmd: exec.Command("/proc/self/exe"), t: t}
 	d.Env = append(os.Environ(), daemonEnv+"="+string(config))
 	d.Stderr = os.Stderr

@@ -49,13 +49,11 @@ func killDaemons(t *testing.T, executed bool) {
 	k := &killer{site: newSite(t, executed), random: rand.New(rand.NewPCG(seed, 0)), whole: map[string]time.Duration{}}
 	k.daemon = start(t, k.settings)
 	k.alive = k.Container("alive")
-	_, err := k.call("ADD", "alive", k.alive, 30000)
-	expect.NoError(t, err)
+	expect.Value(k.call("ADD", "alive", k.alive, 30000))(t)
 	warm := k.Container("warm")
 	for _, verb := range []string{"ADD", "DEL"} {
 		begin := time.Now()
-		_, err := k.call(verb, "warm", warm, 30001)
-		expect.NoError(t, err)
+		expect.Value(k.call(verb, "warm", warm, 30001))(t)
 		k.whole[verb] = time.Since(begin)
 	}
 	k.before = k.Audit()
@@ -68,9 +66,7 @@ func killDaemons(t *testing.T, executed bool) {
 		}
 	}
 	t.Logf("%d kills, %d of them before the call was answered, %d DELs from the queue", *kills, hits, queued)
-	if _, err := k.call("DEL", "alive", k.alive, 30000); err != nil {
-		t.Error(err)
-	}
+	expect.Value(k.call("DEL", "alive", k.alive, 30000))(t)
 	k.daemon.stop()
 	left, _ := k.Left(k.before)
 	expect.Same(t, "left in the end", left, audit.Lines(nil))
@@ -84,12 +80,10 @@ func (k *killer) kill(n int) (hit, queued int) {
 	vanishes, noDaemon := n/2%2 == 1, n/4%2 == 1
 	id, port := fmt.Sprint("k", n), 31000+n%1000
 	path := k.Path("netns", id)
-	ns, err := netns.Create(path)
-	expect.NoError(t, err)
+	ns := expect.Value(netns.Create(path))(t)
 	expect.NoError(t, ns.Close())
 	if verb == "DEL" {
-		_, err := k.call("ADD", id, path, port)
-		expect.NoError(t, err)
+		expect.Value(k.call("ADD", id, path, port))(t)
 	}
 	delay := time.Duration(k.random.Int64N(2 * int64(k.whole[verb]))) // also after the call
 	moment := fmt.Sprintf("kill %d, %s after %v, namespace gone: %v, DEL without a daemon: %v", n, verb, delay, vanishes, noDaemon)
@@ -128,8 +122,7 @@ func (k *killer) kill(n int) (hit, queued int) {
 // wantForgotten checks that the records have nothing but the living container.
 func (k *killer) wantForgotten(moment, id string) {
 	k.T.Helper()
-	found, err := k.Records().List()
-	expect.NoError(k.T, err)
+	found := expect.Value(k.Records().List())(k.T)
 	for _, f := range found {
 		if f.Err != nil || f.Record.ContainerID != "alive" {
 			k.T.Errorf("%s: container %s is on record: %v", moment, f.Record.ContainerID, f.Err)

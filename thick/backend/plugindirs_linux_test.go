@@ -28,8 +28,7 @@ func TestTheClientsCNIPathDecidesTheOrder(t *testing.T) {
 		{[]string{more}, more + ":" + bin},
 		{[]string{s.Path(), bin + "/below"}, bin + ":" + more},
 	} {
-		_, err := b.Add(t.Context(), asked(c.add...))
-		expect.NoError(t, err)
+		expect.Value(b.Add(t.Context(), asked(c.add...)))(t)
 		expect.NoError(t, b.Check(t.Context(), asked(bin)))
 		expect.NoError(t, b.Del(t.Context(), asked(more, bin)))
 		var paths []string

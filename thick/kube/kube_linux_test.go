@@ -191,9 +191,7 @@ func TestAPodIsCached(t *testing.T) {
 	if value, err := pods.Networks(t.Context(), request("uid-1")); value != "storage-uid-1" || err != nil {
 		t.Errorf("networks %q, %v", value, err)
 	}
-	if asked := a.asked.Load() - before; asked != 0 {
-		t.Errorf("%d GETs", asked)
-	}
+	expect.Same(t, "GETs", a.asked.Load()-before, 0)
 	for _, action := range a.Actions() {
 		var fields string
 		switch action := action.(type) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -44,11 +43,8 @@ func TestBothFormsAreRead(t *testing.T) {
 		"before Multus 3.2": {`[{"name": "a", "interfaceRequest": "net7"}]`, []multinet.Selection{{Namespace: "pods", Name: "a", Interface: "net7"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := multinet.Parse(c.value, "pods")
-			expect.NoError(t, err)
-			if !reflect.DeepEqual(got, c.want) {
-				t.Errorf("%+v\nwant %+v", got, c.want)
-			}
+			got := expect.Value(multinet.Parse(c.value, "pods"))(t)
+			expect.Same(t, "selections", got, c.want)
 		})
 	}
 }
@@ -175,9 +171,7 @@ func TestStatuses(t *testing.T) {
     ],
     "dns": {}
 }]`
-	if got := multinet.StatusValue(all); got != want {
-		t.Errorf("%s\nwant %s", got, want)
-	}
+	expect.Same(t, "status", multinet.StatusValue(all), want)
 	defaults := multinet.Statuses("two", two, true)
 	if defaults[0].Default || !defaults[1].Default {
 		t.Errorf("default: %+v", defaults)

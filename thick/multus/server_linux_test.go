@@ -2,7 +2,6 @@ package multus
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -96,9 +95,7 @@ func serve(t *testing.T, b server.Backend) (shutdown func()) {
 	t.Cleanup(func() {
 		shutdown()
 		expect.NoError(t, expect.Await(t, "the end of the shutdown", ended))
-		if err := expect.Await(t, "the end of Serve", served); !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
+		expect.Is(t, expect.Await(t, "the end of Serve", served), http.ErrServerClosed)
 	})
 	return shutdown
 }

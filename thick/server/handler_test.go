@@ -44,8 +44,7 @@ func TestEveryVerbIsAnswered(t *testing.T) {
 func TestTheBackendGetsACheckedRequest(t *testing.T) {
 	b := &backend{}
 	s := newServer(t, b, server.Options{PluginDirs: []string{"/opt/cni/bin/", "/usr/lib/cni"}})
-	before, err := delqueue.Now()
-	expect.NoError(t, err)
+	before := expect.Value(delqueue.Now())(t)
 	odd := "{ \"name\": \"podnet\",\t\"cniVersion\":\"0.3.1\", \"n\": 9007199254740993 }"
 	success(t, post(s, "/cni", request("ADD", "c1", configured("%s", odd), variable("CNI_IFNAME", ""),
 		variable("CNI_PATH", "/tmp/evil:/usr/lib/cni/more:/opt/cni/bin/../../evil:/opt/cni/bin/:/opt/cni/binary:bin:/opt/cni/bin"),
@@ -60,9 +59,7 @@ func TestTheBackendGetsACheckedRequest(t *testing.T) {
 	if began, err := delqueue.ParseMoment(b.last.Began); err != nil || began.Boot != before.Boot || began.Nanos < before.Nanos {
 		t.Errorf("began at %v, %v, which is before %v", began, err, before)
 	}
-	if !reflect.DeepEqual(b.last, want) {
-		t.Errorf("%+v\nwant %+v", b.last, want)
-	}
+	expect.Same(t, "ADD", b.last, want)
 	success(t, post(newServer(t, b, server.Options{}), "/cni", request("ADD", "c1")), answered)
 	if b.last.PluginDirs != nil {
 		t.Errorf("without plugin directories, CNI_PATH counts: %v", b.last.PluginDirs)
@@ -72,9 +69,7 @@ func TestTheBackendGetsACheckedRequest(t *testing.T) {
 		PluginDirs: []string{"/opt/cni/bin"}, Network: "n", CNIVersion: "1.1.0", Config: b.last.Config,
 		Valid: []types.GCAttachment{{ContainerID: "a", IfName: "eth0"}},
 	}
-	if !reflect.DeepEqual(b.last, want) {
-		t.Errorf("GC: %+v\nwant %+v", b.last, want)
-	}
+	expect.Same(t, "GC", b.last, want)
 }
 
 func TestErrorsOfTheBackend(t *testing.T) {
@@ -175,9 +170,7 @@ func TestDelegate(t *testing.T) {
 	success(t, post(s, "/delegate", request("DEL", "c1")), "")
 	success(t, post(s, "/delegate", request("STATUS", "")), "")
 	wanted := []string{"delegate ADD", "delegate ADD", "delegate CHECK", "delegate DEL", "STATUS"}
-	if !reflect.DeepEqual(d.calls, wanted) {
-		t.Errorf("the backend was asked for %v, want %v", d.calls, wanted)
-	}
+	expect.Same(t, "the backend was asked for", d.calls, wanted)
 	refused(t, post(s, "/delegate", request("GC", "")), 400, 4)
 	if got := refused(t, post(s, "/delegate", request("DEL", "c1", variable("CNI_IFNAME", ""))), 400, 4); !strings.Contains(got, "CNI_IFNAME") {
 		t.Errorf("without an interface: %s", got)
@@ -268,7 +261,5 @@ func TestObservation(t *testing.T) {
 		{Path: "/readyz", Method: "POST", Status: 200},
 		{Method: "POST", Status: 404},
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v\nwant %+v", got, want)
-	}
+	expect.Same(t, "observations", got, want)
 }

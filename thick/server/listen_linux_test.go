@@ -133,9 +133,7 @@ func TestOfDaemonsThatStartTogetherOneListens(t *testing.T) {
 		all.Go(func() {
 			l, err := s.Listen(path)
 			if err != nil {
-				if !errors.Is(err, syscall.EADDRINUSE) {
-					t.Error(err)
-				}
+				expect.Is(t, err, syscall.EADDRINUSE)
 				return
 			}
 			mu.Lock()
@@ -144,9 +142,7 @@ func TestOfDaemonsThatStartTogetherOneListens(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if len(winners) != 1 {
-		t.Errorf("%d daemons listen, want 1", len(winners))
-	}
+	expect.Same(t, "daemons that listen", len(winners), 1)
 	for _, l := range winners {
 		expect.NoError(t, l.Close())
 	}

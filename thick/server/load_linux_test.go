@@ -56,8 +56,7 @@ func serve(t testing.TB, b server.Backend, o server.Options) *daemon {
 
 func (d *daemon) dial(t testing.TB) *net.UnixConn {
 	t.Helper()
-	conn, err := net.Dial("unix", d.path)
-	expect.NoError(t, err)
+	conn := expect.Value(net.Dial("unix", d.path))(t)
 	t.Cleanup(func() { conn.Close() })
 	return conn.(*net.UnixConn)
 }
@@ -70,8 +69,7 @@ func head(path string, length int) string {
 // send writes a whole request.
 func send(t testing.TB, conn net.Conn, path string, body []byte) {
 	t.Helper()
-	_, err := conn.Write(append([]byte(head(path, len(body))), body...))
-	expect.NoError(t, err)
+	expect.Value(conn.Write(append([]byte(head(path, len(body))), body...)))(t)
 }
 
 // answerOf reads an answer.
@@ -435,7 +433,6 @@ func TestOtherPathsHaveADeadline(t *testing.T) {
 		ended <- struct{}{}
 	})
 	d := serve(t, newHeld(), server.Options{Other: other, Limits: server.Limits{Deadline: time.Second}})
-	_, err := io.WriteString(d.dial(t), head("/profile", 10))
-	expect.NoError(t, err)
+	expect.Value(io.WriteString(d.dial(t), head("/profile", 10)))(t)
 	expect.Await(t, "the handler's end", ended)
 }

@@ -60,14 +60,10 @@ func TestDrainGivesUp(t *testing.T) {
 	r = drain(t, s, q)
 	expect.Same(t, "then", names(r.Refused), map[string]bool{"seldom": true})
 	for _, e := range expect.Value(q.List())(t) {
-		if tries := map[string]int{"new": 2, "young": 102, "boot": 11}[e.Env["CNI_CONTAINERID"]]; e.Tries != tries {
-			t.Errorf("%s was tried %d times, want %d", e.Env["CNI_CONTAINERID"], e.Tries, tries)
-		}
+		expect.Same(t, "tries of "+e.Env["CNI_CONTAINERID"], e.Tries, map[string]int{"new": 2, "young": 102, "boot": 11}[e.Env["CNI_CONTAINERID"]])
 	}
 	l.do = usual
 	r = drain(t, s, q)
 	expect.Same(t, "ended", []int{len(r.Ended), len(r.Failed), q.left(t)}, []int{3, 0, 0})
-	if _, err := os.Stat(aside[0]); err != nil {
-		t.Error(err)
-	}
+	expect.Value(os.Stat(aside[0]))(t)
 }

@@ -184,9 +184,7 @@ func (n *node) kill(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	expect.NoError(t, n.server.Shutdown(ctx))
-	if err := <-n.served; !errors.Is(err, http.ErrServerClosed) {
-		t.Error(err)
-	}
+	expect.Is(t, <-n.served, http.ErrServerClosed)
 	n.server = nil
 }
 

@@ -20,16 +20,12 @@ import (
 // queued returns the entries of a directory.
 func queued(t *testing.T, dir string) []*delqueue.Entry {
 	t.Helper()
-	all, err := delqueue.Open(dir).List()
-	expect.NoError(t, err)
-	return all
+	return expect.Value(delqueue.Open(dir).List())(t)
 }
 
 func TestADELWithoutADaemonIsQueued(t *testing.T) {
-	before, err := delqueue.Now()
-	expect.NoError(t, err)
-	own, err := netns.Current()
-	expect.NoError(t, err)
+	before := expect.Value(delqueue.Now())(t)
+	own := expect.Value(netns.Current())(t)
 	defer own.Close()
 	dead := filepath.Join(t.TempDir(), "multus.sock")
 	expect.NoError(t, unix.Close(listenWithBacklog(t, dead, 10)))
@@ -129,8 +125,7 @@ func TestADaemonThatStartsWhileADELIsQueued(t *testing.T) {
 			asked.Add(1)
 			return okEmpty
 		}}
-		ln, err := net.Listen("unix", s.socket())
-		expect.NoError(t, err)
+		ln := expect.Value(net.Listen("unix", s.socket()))(t)
 		drained := len(queued(t, o.QueueDir))
 		go s.serve(ln)
 		got := expect.Await(t, "DEL", done)

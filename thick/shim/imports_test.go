@@ -11,8 +11,7 @@ import (
 
 // TestTheShimStaysSmall: it is started for every CNI call.
 func TestTheShimStaysSmall(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", ".").Output()
-	expect.NoError(t, err)
+	out := expect.Value(exec.Command("go", "list", "-deps", ".").Output())(t)
 	deps := strings.Fields(string(out))
 	for _, heavy := range []string{
 		"github.com/embedcni/cni", "github.com/embedcni/cni/thick/server", "github.com/containernetworking/cni/libcni",

@@ -2,7 +2,6 @@ package shim
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -44,8 +43,7 @@ func awaitWatch(t *testing.T, dir string) {
 	expect.NoError(t, unix.Stat(dir, &st))
 	watch := fmt.Sprintf(" ino:%x ", st.Ino)
 	expect.Eventually(t, "a watch on "+dir, func() bool {
-		fds, err := filepath.Glob("/proc/self/fdinfo/*")
-		expect.NoError(t, err)
+		fds := expect.Value(filepath.Glob("/proc/self/fdinfo/*"))(t)
 		for _, fd := range fds {
 			if data, err := os.ReadFile(fd); err == nil && strings.Contains(string(data), "inotify wd:") && strings.Contains(string(data), watch) {
 				return true
@@ -77,8 +75,7 @@ func TestADaemonThatComesLater(t *testing.T) {
 			s.listen(t)
 		},
 		"renamed to its name": func(t *testing.T, s *scripted) {
-			ln, err := net.Listen("unix", filepath.Join(s.dir, "x"))
-			expect.NoError(t, err)
+			ln := expect.Value(net.Listen("unix", filepath.Join(s.dir, "x")))(t)
 			t.Cleanup(func() { ln.Close() })
 			go s.serve(ln)
 			expect.NoError(t, os.Rename(filepath.Join(s.dir, "x"), s.socket()))
@@ -94,8 +91,7 @@ func TestADaemonThatComesLater(t *testing.T) {
 		"bound, and listening later": func(t *testing.T, s *scripted) {
 			fd := listenWithBacklog(t, s.socket(), -1)
 			expect.NoError(t, unix.Listen(fd, 10))
-			ln, err := net.FileListener(os.NewFile(uintptr(fd), ""))
-			expect.NoError(t, err)
+			ln := expect.Value(net.FileListener(os.NewFile(uintptr(fd), "")))(t)
 			t.Cleanup(func() { ln.Close() })
 			go s.serve(ln)
 		},
@@ -133,11 +129,8 @@ func TestTheSocketIsNoticedAtOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	// The context has ended, so only what has already happened can be noticed.
-	if err := w.watch.Wait(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("wait: %v", err)
-	}
-	changes, err := w.watch.Now()
-	expect.NoError(t, err)
+	expect.Is(t, w.watch.Wait(ctx), context.Canceled)
+	changes := expect.Value(w.watch.Now())(t)
 	expect.Same(t, "changes", changes.Names, []string{"multus.sock"})
 }
 

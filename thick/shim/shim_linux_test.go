@@ -65,8 +65,7 @@ func (s *scripted) socket() string { return filepath.Join(s.dir, "multus.sock") 
 
 func (s *scripted) listen(t *testing.T) {
 	t.Helper()
-	ln, err := net.Listen("unix", s.socket())
-	expect.NoError(t, err)
+	ln := expect.Value(net.Listen("unix", s.socket()))(t)
 	s.ln = ln
 	t.Cleanup(func() { ln.Close() })
 	go s.serve(ln)
@@ -281,9 +280,7 @@ func TestArguments(t *testing.T) {
 	} {
 		before := s.count("/cni")
 		wantError(t, c.name, run(Options{Socket: s.socket()}, c.env, c.config), c.code, c.contains)
-		if s.count("/cni") != before {
-			t.Errorf("%s: the daemon was asked", c.name)
-		}
+		expect.Same(t, c.name+": calls of the daemon", s.count("/cni"), before)
 	}
 	wantError(t, "without a socket", run(Options{}, env("ADD"), conf("1.0.0")), 7, "socket")
 }
@@ -314,8 +311,7 @@ func TestErrorsOfTheDaemonKeepCodeAndDetails(t *testing.T) {
 			{Code: 7, Msg: "missing network name", Details: "x"}, {Code: 11, Msg: "later"}, {Code: 101, Msg: "a plugin's own", Details: "line 1\nline 2"},
 			{Code: 51, Msg: "not available"},
 		} {
-			object, err := json.Marshal(want)
-			expect.NoError(t, err)
+			object := expect.Value(json.Marshal(want))(t)
 			answer = status(400, string(object))
 			expect.Same(t, verb, *wantError(t, verb, call(), want.Code), want)
 			answer = status(500, string(object))
@@ -427,8 +423,7 @@ func TestADaemonThatAcceptsNothing(t *testing.T) {
 		expect.NoError(t, conn.Close())
 	}
 	s := &scripted{dir: dir, answer: readyAnd(okEmpty), asked: map[string]int{}}
-	ln, err := net.FileListener(os.NewFile(uintptr(fd), path))
-	expect.NoError(t, err)
+	ln := expect.Value(net.FileListener(os.NewFile(uintptr(fd), path)))(t)
 	defer ln.Close()
 	go s.serve(ln)
 	wantSilence(t, "DEL", expect.Await(t, "DEL", done))

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nettest"
@@ -163,26 +164,13 @@ func TestFindInIPTables(t *testing.T) {
 			if tt.change != nil {
 				tt.change(&target)
 			}
-			target, err := target.Normal()
-			if err != nil {
-				t.Fatal(err)
-			}
-			tool, err := iptables.LookPath("iptables-nft-restore")
-			if err != nil {
-				t.Fatal(err)
-			}
+			target = expect.Value(target.Normal())(t)
+			tool := expect.Value(iptables.LookPath("iptables-nft-restore"))(t)
 			run(t, tt.rules, tool)
-			all, err := Form{}.Find(t.Context(), target)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got, want := text(all), strings.TrimPrefix(names().Replace(tt.want), "\n"); got != want {
-				t.Errorf("got\n%s\nwant\n%s", got, want)
-			}
+			all := expect.Value(Form{}.Find(t.Context(), target))(t)
+			expect.Same(t, "plan", text(all), strings.TrimPrefix(names().Replace(tt.want), "\n"))
 			for _, f := range all {
-				if err := f.Apply(t.Context()); err != nil {
-					t.Error(err)
-				}
+				expect.NoError(t, f.Apply(t.Context()))
 			}
 			if again, err := (Form{}).Find(t.Context(), target); err != nil || len(again) > 0 {
 				t.Errorf("afterwards: %v\n%s", err, text(again))
@@ -212,9 +200,7 @@ func TestFindWithoutTheTools(t *testing.T) {
 	sh("iptables-nft -t nat -N " + masqC1)
 	sh("iptables-legacy -t nat -N " + masqC1)
 	_, err := look()
-	if !errors.Is(err, exec.ErrNotFound) {
-		t.Errorf("got %v, want %v", err, exec.ErrNotFound)
-	}
+	expect.Is(t, err, exec.ErrNotFound)
 	for _, want := range []string{"iptables-of-nowhere-nft: list the rules: ", "iptables-of-nowhere-legacy: list the rules: "} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v lacks %q", err, want)

@@ -77,16 +77,13 @@ func put(t *testing.T, q *Queue, e *Entry) *Entry {
 // listed returns the entries of the queue. Nothing in it may be damaged.
 func listed(t *testing.T, q *Queue) []*Entry {
 	t.Helper()
-	all, err := q.List()
-	expect.NoError(t, err)
-	return all
+	return expect.Value(q.List())(t)
 }
 
 // files returns the names in a directory.
 func files(t *testing.T, dir string) (names []string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	expect.NoError(t, err)
+	entries := expect.Value(os.ReadDir(dir))(t)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -94,8 +91,7 @@ func files(t *testing.T, dir string) (names []string) {
 }
 
 func TestEntriesComeBackInOrder(t *testing.T) {
-	now, err := Now()
-	expect.NoError(t, err)
+	now := expect.Value(Now())(t)
 	q := Open(filepath.Join(t.TempDir(), "a", "dels"))
 	expect.Same(t, "before the first", listed(t, q), nil)
 	late, early, other := del("c1", "eth0", 7), del("c2", "eth0", 5), del("c1", "eth1", 6)
@@ -105,15 +101,12 @@ func TestEntriesComeBackInOrder(t *testing.T) {
 		put(t, q, e)
 	}
 	all := listed(t, q)
-	if !reflect.DeepEqual(all, []*Entry{early, other, late, last}) {
-		t.Errorf("got %+v", all)
-	}
+	expect.Same(t, "entries", all, []*Entry{early, other, late, last})
 	for _, e := range all {
 		expect.NoError(t, q.Remove(e), q.Remove(e))
 	}
 	expect.Same(t, "at the end", listed(t, q), nil)
-	info, err := os.Stat(q.dir)
-	expect.NoError(t, err)
+	info := expect.Value(os.Stat(q.dir))(t)
 	expect.Same(t, "mode", info.Mode(), fs.ModeDir|0o700)
 }
 
@@ -135,9 +128,7 @@ func TestALaterDELReplacesAnEarlierOne(t *testing.T) {
 	rebooted := del("c1", "eth0", 1)
 	rebooted.At.Boot = "another"
 	put(t, q, rebooted)
-	if all := listed(t, q); len(all) != 5 {
-		t.Errorf("got %+v", all)
-	}
+	expect.Same(t, "entries", len(listed(t, q)), 5)
 }
 
 func TestEnds(t *testing.T) {
@@ -173,8 +164,7 @@ func TestEnds(t *testing.T) {
 // TestKilledAtAnyStep: afterwards the entry is there or not, never a part of it, and an
 // earlier one of the same attachment is not lost.
 func TestKilledAtAnyStep(t *testing.T) {
-	self, err := os.Executable()
-	expect.NoError(t, err)
+	self := expect.Value(os.Executable())(t)
 	for _, earlier := range []bool{false, true} {
 		steps := 0
 		for killed := true; killed; steps++ {
@@ -243,8 +233,7 @@ func TestAnyDamageIsFound(t *testing.T) {
 	q := Open(dir)
 	want := put(t, q, del("c1", "eth0", 5))
 	path := filepath.Join(dir, want.file)
-	whole, err := os.ReadFile(path)
-	expect.NoError(t, err)
+	whole := expect.Value(os.ReadFile(path))(t)
 	newer := 0
 	try := func(name string, data []byte) {
 		t.Helper()
@@ -403,9 +392,7 @@ func TestManyAtOnce(t *testing.T) {
 	for _, e := range listed(t, q) {
 		newest[e.Env["CNI_CONTAINERID"]] = max(newest[e.Env["CNI_CONTAINERID"]], e.At.Nanos)
 	}
-	if len(newest) != 25 {
-		t.Errorf("%d containers", len(newest))
-	}
+	expect.Same(t, "containers", len(newest), 25)
 	for id, nanos := range newest {
 		if nanos != 3 {
 			t.Errorf("the last DEL of %s is lost", id)
@@ -414,10 +401,8 @@ func TestManyAtOnce(t *testing.T) {
 }
 
 func TestMoments(t *testing.T) {
-	first, err := Now()
-	expect.NoError(t, err)
-	second, err := Now()
-	expect.NoError(t, err)
+	first := expect.Value(Now())(t)
+	second := expect.Value(Now())(t)
 	if first.Boot != second.Boot || first.Nanos > second.Nanos || first.Nanos <= 0 {
 		t.Errorf("%v, then %v", first, second)
 	}
@@ -433,19 +418,14 @@ func TestMoments(t *testing.T) {
 
 // TestAnotherTimeNamespace has the same time since boot.
 func TestAnotherTimeNamespace(t *testing.T) {
-	self, err := os.Executable()
-	expect.NoError(t, err)
-	before, err := Now()
-	expect.NoError(t, err)
+	self := expect.Value(os.Executable())(t)
+	before := expect.Value(Now())(t)
 	child := exec.Command("unshare", "--fork", "--time", "--boottime", "86400", self)
 	child.Env = append(os.Environ(), printNow+"=1")
 	child.Stderr = os.Stderr
-	out, err := child.Output()
-	expect.NoError(t, err)
-	inside, err := ParseMoment(string(out))
-	expect.NoError(t, err)
-	after, err := Now()
-	expect.NoError(t, err)
+	out := expect.Value(child.Output())(t)
+	inside := expect.Value(ParseMoment(string(out)))(t)
+	after := expect.Value(Now())(t)
 	if inside.Boot != before.Boot || inside.Nanos < before.Nanos || inside.Nanos > after.Nanos {
 		t.Errorf("%v is not between %v and %v", inside, before, after)
 	}
@@ -486,8 +466,7 @@ func TestAFailedNoteLosesNothing(t *testing.T) {
 		if aside || len(all) != 1 || all[0].Tries != 0 || len(files(t, q.dir)) != 1 {
 			t.Errorf("%s: set aside: %v; left: %+v, files %v", step, aside, all, files(t, q.dir))
 		}
-		_, err = q.Failed(all[0], Moment{thisBoot, 20})
-		expect.NoError(t, err)
+		expect.Value(q.Failed(all[0], Moment{thisBoot, 20}))(t)
 		if all = listed(t, q); len(all) != 1 || all[0].Tries != 1 || all[0].FirstTry != (Moment{thisBoot, 20}) {
 			t.Errorf("%s: noted %+v", step, all)
 		}

@@ -2,10 +2,10 @@ package wire_test
 
 import (
 	"maps"
-	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/thick/internal/wire"
 )
 
@@ -70,9 +70,7 @@ func TestArgumentsAreTyped(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !reflect.DeepEqual(*got, c.want) {
-				t.Errorf("%+v\nwant %+v", *got, c.want)
-			}
+			expect.Same(t, "arguments", *got, c.want)
 		})
 	}
 }

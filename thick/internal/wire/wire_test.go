@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"maps"
 	"net"
 	"reflect"
 	"strings"
@@ -33,11 +32,8 @@ func TestARequestInMultusFormIsReadAndWrittenToTheByte(t *testing.T) {
 		"no args":  `,"interfaceAttributes":{"cni-args":null}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, err := wire.DecodeRequest(strings.NewReader(multus+tail), wire.MaxRequest)
-			expect.NoError(t, err)
-			if string(r.Config) != config {
-				t.Errorf("the configuration is %s", r.Config)
-			}
+			r := expect.Value(wire.DecodeRequest(strings.NewReader(multus+tail), wire.MaxRequest))(t)
+			expect.Same(t, "the configuration", string(r.Config), config)
 			back, err := json.Marshal(r)
 			if err != nil || string(back) != multus+tail {
 				t.Errorf("%s, %v; want %s", back, err, multus+tail)
@@ -85,9 +81,7 @@ func TestDecodeReadsNoMoreThanItsLimit(t *testing.T) {
 	if _, err := wire.DecodeRequest(rest, int64(len(body))); !errors.Is(err, wire.ErrTooLarge) {
 		t.Errorf("%v is not ErrTooLarge", err)
 	}
-	if rest.Len() != 999 {
-		t.Errorf("%d bytes were left unread, want 999", rest.Len())
-	}
+	expect.Same(t, "bytes left unread", rest.Len(), 999)
 	gone := errors.New("gone")
 	if _, err := wire.DecodeRequest(iotest.ErrReader(gone), 10); !errors.Is(err, gone) {
 		t.Errorf("%v is not the reader's error", err)
@@ -100,9 +94,7 @@ func TestDecodeReadsNoMoreThanItsLimit(t *testing.T) {
 func TestEnvironKeepsOnlyVariablesOfCNI(t *testing.T) {
 	got := wire.Environ([]string{"CNI_COMMAND=ADD", "PATH=/bin", "CNI_ARGS=a=b;c=d", "CNI_EMPTY=", "CNI_NOTHING", "AWS_SECRET=x", "=C:=C:"})
 	want := map[string]string{"CNI_COMMAND": "ADD", "CNI_ARGS": "a=b;c=d", "CNI_EMPTY": ""}
-	if !maps.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
+	expect.Same(t, "fields", got, want)
 }
 
 func result() *types100.Result {
@@ -115,16 +107,14 @@ func result() *types100.Result {
 }
 
 func TestResultOfEveryVersionIsAnsweredAsMultusDoes(t *testing.T) {
-	old, err := result().GetAsVersion("0.4.0")
-	expect.NoError(t, err)
+	old := expect.Value(result().GetAsVersion("0.4.0"))(t)
 	want := `{"Result":{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"/run/netns/a"}],"ips":[{"address":"10.1.0.7/16","interface":0}]}}`
 	for _, r := range []types.Result{result(), old.(*types040.Result)} {
 		body, err := wire.EncodeResult(r)
 		if err != nil || string(body) != want {
 			t.Errorf("%s, %v; want %s", body, err, want)
 		}
-		back, err := wire.DecodeResult(body)
-		expect.NoError(t, err)
+		back := expect.Value(wire.DecodeResult(body))(t)
 		if again, err := wire.EncodeResult(back); err != nil || string(again) != want {
 			t.Errorf("%s, %v; want %s", again, err, want)
 		}
@@ -194,8 +184,7 @@ func FuzzDecodeRequest(f *testing.F) {
 		if err != nil {
 			return
 		}
-		encoded, err := json.Marshal(r)
-		expect.NoError(t, err)
+		encoded := expect.Value(json.Marshal(r))(t)
 		back, err := wire.DecodeRequest(bytes.NewReader(encoded), wire.MaxRequest)
 		if err != nil {
 			t.Fatalf("%s: %v", encoded, err)
