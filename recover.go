@@ -297,7 +297,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 		e.Parts, err = op.compareAll(ctx, &views.Looks{}, staying)
 	}
 	if err == nil && c.broken == repairBroken && e.IsRepairable() {
-		j.repaired, e.Parts, err = op.repairBroken(ctx, staying)
+		j.repaired, err = op.repairBroken(ctx, staying, e)
 	}
 	for _, part := range e.Parts {
 		if a := op.attachments.named(part.IfName); part.WantsCheck() {
