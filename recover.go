@@ -325,7 +325,7 @@ func (c *recovery) repairTogether(ctx context.Context) {
 	if len(broken) < health.DumpFor {
 		return
 	}
-	for id, report := range c.repairAll(ctx, c.host, slices.Sorted(maps.Keys(broken)), RepairOptions{Unheld: true}) {
+	for id, report := range c.repairAll(ctx, slices.Sorted(maps.Keys(broken)), RepairOptions{Unheld: true}) {
 		c.repaired[id] = report.Repaired
 	}
 	var again []record.Found

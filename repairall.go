@@ -8,7 +8,6 @@ import (
 
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hold"
-	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -26,20 +25,13 @@ func (r *Runtime) RepairAll(ctx context.Context, ids []string, o RepairOptions) 
 	if err := s.refuseInside(ctx); err != nil {
 		return nil, fmt.Errorf("repair: %w", err)
 	}
-	host, err := s.Hosts.Open(s.hostNetNS)
-	if err != nil {
-		return nil, fmt.Errorf("repair: %w", err)
-	}
 	all := make([]record.ID, len(ids))
 	for i, id := range ids {
 		all[i] = record.ID(id)
 	}
-	done := s.repairAll(ctx, host, all, o)
+	done := s.repairAll(ctx, all, o)
 	for _, id := range all {
 		reports = append(reports, done[id])
-	}
-	if err := host.Close(); err != nil {
-		return reports, fmt.Errorf("repair: %w", err)
 	}
 	return reports, nil
 }
@@ -54,17 +46,13 @@ const (
 // together is a repair of several containers in progress.
 type together struct {
 	*snapshot
-	host    *hostns.NetNS // in which their plugins ran
 	options RepairOptions
 	done    map[record.ID]*RepairReport
-	// elsewhere are the containers whose plugins ran in another namespace. Each is repaired
-	// by itself.
-	elsewhere []record.ID
 }
 
 // repairAll repairs the attachments of this owner to containers.
-func (s *snapshot) repairAll(ctx context.Context, host *hostns.NetNS, ids []record.ID, o RepairOptions) map[record.ID]*RepairReport {
-	t := &together{snapshot: s, host: host, options: o, done: make(map[record.ID]*RepairReport)}
+func (s *snapshot) repairAll(ctx context.Context, ids []record.ID, o RepairOptions) map[record.ID]*RepairReport {
+	t := &together{snapshot: s, options: o, done: make(map[record.ID]*RepairReport)}
 	for left := slices.Clone(ids); len(left) > 0; {
 		if ctx.Err() != nil {
 			t.fail(left, context.Cause(ctx))
@@ -72,13 +60,6 @@ func (s *snapshot) repairAll(ctx context.Context, host *hostns.NetNS, ids []reco
 		}
 		t.group(ctx, left)
 		left = slices.DeleteFunc(left, func(id record.ID) bool { return t.done[id] != nil })
-	}
-	for _, id := range t.elsewhere {
-		report, err := s.repair(ctx, id, o, false)
-		if report != nil {
-			t.done[id] = report
-		}
-		t.fail([]record.ID{id}, err)
 	}
 	return t.done
 }
@@ -157,10 +138,6 @@ func (t *together) repairLocked(ctx context.Context, locked []*operation, holds 
 		err := op.recallToRepair()
 		t.fail([]record.ID{op.ID}, err)
 		if err != nil {
-			continue
-		}
-		if op.Host.ID() != t.host.ID() {
-			t.elsewhere = append(t.elsewhere, op.ID)
 			continue
 		}
 		for _, a := range op.attachments {

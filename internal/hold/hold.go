@@ -51,11 +51,6 @@ func (h Hold) Err() error {
 	return h.damaged.err
 }
 
-// Is reports whether two holds are of the same container and network.
-func (h Hold) Is(other Hold) bool {
-	return h.Container == other.Container && h.Network == other.Network
-}
-
 // Holds reports whether it is about a container's attachment to a network. A damaged hold
 // may be of an earlier container of the same ID.
 func (h Hold) Holds(rec *record.Record, network string) bool {
