@@ -69,14 +69,12 @@ func (g *guard) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.host.close()) }()
-	holds, err := hold.In(g.config.StateDir).Watch()
+	holds, err := watchDir(hold.In(g.config.StateDir).Dir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, holds.Close()) }()
-	sources := append(g.host.sources(g), func(ctx context.Context) error {
-		return holds.Follow(ctx, func() { g.hear() }) // after the end of one, its parts may be repaired
-	})
+	sources := append(g.host.sources(g), func(ctx context.Context) error { return g.followHolds(ctx, holds) })
 	return g.until(ctx, append(sources, g.jobs()...))
 }
 
