@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -169,18 +168,19 @@ func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool)
 	all := make([]outcome, len(ids))
 	parallel.Each(len(ids), workers, func(i int) {
 		if ctx.Err() == nil {
-			all[i] = c.one(ctx, asking, ids[i], last)
+			err := parallel.Try(func() error {
+				all[i] = c.one(ctx, asking, ids[i], last)
+				return nil
+			})
+			if err != nil {
+				all[i] = outcome{id: string(ids[i]), err: err}
+			}
 		}
 	})
 	return slices.DeleteFunc(all, func(o outcome) bool { return o.id == "" })
 }
 
 func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o outcome) {
-	defer func() {
-		if v := recover(); v != nil { // in this goroutine it would end the program
-			o = outcome{id: string(id), err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
-		}
-	}()
 	o.id = string(id)
 	op, err := c.beginRecovery(ctx, c.host, id, last)
 	if o.setAside(err) {

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"time"
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/netns"
@@ -62,23 +62,26 @@ const DumpFor = 4
 func compareAll(ctx context.Context, all []*Repairing) {
 	if len(all) < DumpFor {
 		for _, r := range all {
-			r.now, r.Err = r.compare(ctx, &views.Looks{})
+			r.look(ctx, &views.Looks{})
 		}
 		return
 	}
 	looks := views.Dumps()
-	looks.Each(len(all), func(i int, its *views.Looks) { all[i].now, all[i].Err = all[i].compare(ctx, its) })
+	looks.Each(len(all), func(i int, its *views.Looks) { all[i].look(ctx, its) })
 	if err := looks.Close(); err != nil {
 		all[0].Runner.Logger.Error("close network namespace", "error", err)
 	}
 }
 
+// look compares the attachment anew.
+func (r *Repairing) look(ctx context.Context, looks *views.Looks) {
+	r.Err = parallel.Try(func() (err error) {
+		r.now, err = r.compare(ctx, looks)
+		return err
+	})
+}
+
 func (r *Repairing) compare(ctx context.Context, looks *views.Looks) (c *Part, err error) {
-	defer func() {
-		if v := recover(); v != nil { // in this goroutine it would end the program
-			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
-		}
-	}()
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
