@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -191,6 +190,7 @@ func checkFailed(c *health.Part) Difference {
 // notAsked notes why the plugins were not asked. That matters only for a part that
 // was not compared either.
 func notAsked(c *health.Part, why error) {
+	c.Asked.Missed = true
 	if len(c.Uncompared) > 0 {
 		c.Asked.Unknown = fmt.Errorf("interface %s of network %q: CHECK was not asked: %w", c.IfName, c.Network, why)
 	}
@@ -219,29 +219,27 @@ func (s *snapshot) askAll(ctx context.Context, host *hostns.NetNS, all []*health
 	begun := time.Now()
 	ctx, cancel := withinBudget(ctx, budget)
 	defer cancel()
-	var sum HealthChecks
-	var adding sync.Mutex
 	all = slices.DeleteFunc(slices.Clone(all), func(e *health.Container) bool { return !e.WantsCheck() })
-	parallel.Each(len(all), atOnce, func(i int) {
-		one := s.askOne(ctx, host, all[i])
-		adding.Lock()
-		defer adding.Unlock()
-		sum.add(one)
-	})
-	sum.Took = time.Since(begun)
+	parallel.Each(len(all), atOnce, func(i int) { s.askOne(ctx, host, all[i]) })
+	sum := HealthChecks{Took: time.Since(begun)}
+	for _, e := range all {
+		for _, c := range e.Parts {
+			sum.Asked += c.Asked.Plugins
+			sum.Unanswered += c.Asked.Unanswered
+			if c.Asked.Failed != nil {
+				sum.Failed++
+			}
+			if c.Asked.Missed {
+				sum.NotAsked++
+			}
+		}
+	}
 	return sum
-}
-
-func (h *HealthChecks) add(o HealthChecks) {
-	h.Asked += o.Asked
-	h.Failed += o.Failed
-	h.Unanswered += o.Unanswered
-	h.NotAsked += o.NotAsked
 }
 
 // askOne asks the plugins of a container, which it locks: the specification forbids
 // operations of one container that overlap.
-func (s *snapshot) askOne(ctx context.Context, host *hostns.NetNS, e *health.Container) (sum HealthChecks) {
+func (s *snapshot) askOne(ctx context.Context, host *hostns.NetNS, e *health.Container) {
 	op, all, err := s.beginAsking(ctx, host, e)
 	if op != nil {
 		defer op.end()
@@ -250,19 +248,15 @@ func (s *snapshot) askOne(ctx context.Context, host *hostns.NetNS, e *health.Con
 		if !c.WantsCheck() {
 			continue
 		}
-		a := all.named(c.IfName)
-		switch {
+		switch a := all.named(c.IfName); {
 		case err != nil:
 			notAsked(c, err)
-			sum.NotAsked++
 		case a == nil || a.unfinished() != nil:
 			notAsked(c, fmt.Errorf("it changes: %w", ErrBusy))
-			sum.NotAsked++
 		default:
-			sum.add(a.ask(ctx, c))
+			a.ask(ctx, c)
 		}
 	}
-	return sum
 }
 
 // beginAsking locks a container for CHECK, and reads its record again. The operation,
@@ -302,23 +296,23 @@ func (all attachments) named(ifName string) *attachment {
 
 // ask asks those plugins of the attachment for CHECK that can say more than the
 // comparison, up to the first that does not confirm it. The container is locked.
-func (a *attachment) ask(ctx context.Context, c *health.Part) (sum HealthChecks) {
+func (a *attachment) ask(ctx context.Context, c *health.Part) {
 	list := a.chain()
 	switch {
 	case list.List.DisableCheck:
-		return sum
+		return
 	case !list.CanCheck():
 		if len(c.Uncompared) > 0 {
 			old := fmt.Errorf("configuration version %q %w", list.List.CNIVersion, libcni.ErrorCheckNotSupp)
 			c.Asked.Unknown = a.errors("CHECK", &tagged{old, ErrNoCheck})
 		}
-		return sum
+		return
 	}
 	run := list.Run
 	list.Run = func(ctx context.Context, call chain.Call) (chain.Output, error) {
-		sum.Asked++
+		c.Asked.Plugins++
 		out, err := run(ctx, call)
-		if err != nil && a.excuses(ctx, c, call, err, &sum) {
+		if err != nil && a.excuses(ctx, c, call, err) {
 			return chain.Output{}, nil // the plugins behind it are asked too
 		}
 		return out, err
@@ -327,25 +321,21 @@ func (a *attachment) ask(ctx context.Context, c *health.Part) (sum HealthChecks)
 	switch {
 	case errors.Is(err, errBudget):
 		notAsked(c, err)
-		sum.NotAsked++
-		return sum
+		return
 	case err == nil:
+	case unanswered(err) != nil:
+		c.Asked.Unknown = unanswered(err)
+		c.Asked.Unanswered++
 	default:
-		if c.Asked.Unknown = unanswered(err); c.Asked.Unknown != nil {
-			sum.Unanswered++
-		} else {
-			c.Asked.Failed = err
-			sum.Failed++
-		}
+		c.Asked.Failed = err
 	}
 	c.Asked.Done = true
-	return sum
 }
 
 // excuses reports whether the CHECK of a plugin has failed although nothing is wrong, and
 // notes that. The attachment is compared anew: if something is wrong with it, the plugin
 // may be right.
-func (a *attachment) excuses(ctx context.Context, c *health.Part, call chain.Call, failed error, sum *HealthChecks) bool {
+func (a *attachment) excuses(ctx context.Context, c *health.Part, call chain.Call, failed error) bool {
 	failed = a.errors("CHECK", failed)
 	if unanswered(failed) != nil {
 		return false
@@ -359,7 +349,7 @@ func (a *attachment) excuses(ctx context.Context, c *health.Part, call chain.Cal
 		return false
 	case e.Blind:
 		c.Asked.Blind = join(c.Asked.Blind, why)
-		sum.Unanswered++
+		c.Asked.Unanswered++
 	default:
 		c.Asked.Noted = join(c.Asked.Noted, why)
 	}

@@ -1,23 +1,13 @@
 package cni
 
 import (
-	"context"
 	"slices"
 
 	"github.com/embedcni/cni/internal/hold"
-	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 )
 
 func (s *snapshot) holds() hold.Store { return hold.In(s.stateDir) }
-
-// lockHolds waits until no hold is being changed. Until it is released, none is.
-func (s *snapshot) lockHolds(ctx context.Context) (*lock.Held, error) {
-	if err := s.refuseInside(ctx); err != nil {
-		return nil, err
-	}
-	return s.Locks.LockAll(ctx, []lock.Key{{Name: hold.LockName, Shared: true}})
-}
 
 // isHeld reports whether a container's attachment to a network is held.
 func isHeld(holds []hold.Hold, rec *record.Record, network string) bool {

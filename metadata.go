@@ -59,7 +59,7 @@ func (r *Runtime) SetMetadata(ctx context.Context, id string, values map[string]
 }
 
 func (s *snapshot) setMetadata(ctx context.Context, id record.ID, values map[string]string) error {
-	op, err := s.beginRepair(ctx, id)
+	op, err := s.beginRepair(ctx, id, true)
 	if err != nil {
 		return err
 	}

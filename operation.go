@@ -130,10 +130,8 @@ func (s *snapshot) look(ctx context.Context, host *hostns.NetNS, found []record.
 }
 
 func (s *snapshot) looking(ctx context.Context, host *hostns.NetNS, own bool) *health.Look {
-	return &health.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: s.logger, Examine: func(c *health.Container, looks *views.Looks) {
-		if err := s.examine(ctx, host, c, own, looks); err != nil {
-			c.State, c.Reason = health.Unknown, err
-		}
+	return &health.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: s.logger, Examine: func(c *health.Container, looks *views.Looks) error {
+		return s.examine(ctx, host, c, own, looks)
 	}}
 }
 

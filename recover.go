@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -162,32 +160,27 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 
 // each recovers containers in parallel. It returns the outcomes, in order, of the
 // containers that it reached before ctx ended. asking is the context of CHECKs.
-func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool) (reached []outcome) {
+func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool) []outcome {
 	workers := atOnce
 	if last {
 		workers = lockedAtOnce
 	}
-	all := make([]*outcome, len(ids))
+	all := make([]outcome, len(ids))
 	parallel.Each(len(ids), workers, func(i int) {
 		if ctx.Err() == nil {
-			o := c.one(ctx, asking, ids[i], last)
-			all[i] = &o
+			err := parallel.Try(func() error {
+				all[i] = c.one(ctx, asking, ids[i], last)
+				return nil
+			})
+			if err != nil {
+				all[i] = outcome{id: string(ids[i]), err: err}
+			}
 		}
 	})
-	for _, o := range all {
-		if o != nil {
-			reached = append(reached, *o)
-		}
-	}
-	return reached
+	return slices.DeleteFunc(all, func(o outcome) bool { return o.id == "" })
 }
 
 func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o outcome) {
-	defer func() {
-		if v := recover(); v != nil { // in this goroutine it would end the program
-			o = outcome{id: string(id), err: fmt.Errorf("panic: %v\n%s", v, debug.Stack())}
-		}
-	}()
 	o.id = string(id)
 	op, err := c.beginRecovery(ctx, c.host, id, last)
 	if o.setAside(err) {
@@ -297,7 +290,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 		e.Parts, err = op.compareAll(ctx, &views.Looks{}, staying)
 	}
 	if err == nil && c.broken == repairBroken && e.IsRepairable() {
-		j.repaired, e.Parts, err = op.repairBroken(ctx, staying)
+		j.repaired, err = op.repairBroken(ctx, staying, e)
 	}
 	for _, part := range e.Parts {
 		if a := op.attachments.named(part.IfName); part.WantsCheck() {
@@ -316,21 +309,19 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 // repairTogether repairs those containers that a look has found to be broken, many at
 // once, and looks at them again. What it could not repair is left to the recovery of each.
 func (c *recovery) repairTogether(ctx context.Context) {
-	broken := make(map[record.ID]record.Found)
+	var broken []record.ID
 	for id, e := range c.looked {
 		if e.State == health.Compared && e.Settled && e.IsRepairable() {
-			broken[id] = e.Found
+			broken = append(broken, id)
 		}
 	}
 	if len(broken) < health.DumpFor {
 		return
 	}
-	for id, report := range c.repairAll(ctx, c.host, slices.Sorted(maps.Keys(broken)), RepairOptions{Unheld: true}) {
-		c.repaired[id] = report.Repaired
-	}
 	var again []record.Found
-	for _, f := range broken {
-		if now := c.Records.Reload(f); now.Record != nil {
+	for id, report := range c.repairAll(ctx, broken, RepairOptions{Unheld: true}) {
+		c.repaired[id] = report.Repaired
+		if now := c.Records.Reload(c.looked[id].Found); now.Record != nil {
 			again = append(again, now)
 		}
 	}

@@ -192,7 +192,7 @@ func (op *operation) giveBack(ctx context.Context, addrs []netip.Addr) {
 		}
 		return true
 	})
-	for _, report := range op.repairAll(ctx, op.Host, ids, RepairOptions{Unheld: true}) {
+	for _, report := range op.repairAll(ctx, ids, RepairOptions{Unheld: true}) {
 		err = join(err, report.Err())
 	}
 	if err != nil {

@@ -144,9 +144,10 @@ func (r Remaining) MarshalJSON() ([]byte, error) {
 	}{r.Difference, textOf(r.Reason)})
 }
 
-// repair repairs a container, and asks its plugins for CHECK if asks is set.
+// repair repairs a container, and asks its plugins for CHECK if asks is set. The report is
+// valid with an error.
 func (s *snapshot) repair(ctx context.Context, id record.ID, o RepairOptions, asks bool) (*RepairReport, error) {
-	op, err := s.beginRepair(ctx, id)
+	op, err := s.beginRepair(ctx, id, true)
 	if err != nil {
 		return nil, err
 	}
@@ -154,32 +155,29 @@ func (s *snapshot) repair(ctx context.Context, id record.ID, o RepairOptions, as
 	if err := op.recallToRepair(); err != nil {
 		return nil, err
 	}
-	var holds []hold.Hold
-	if o.Unheld {
-		var release func()
-		if holds, release, err = op.heldNow(ctx); err != nil {
-			return nil, err
-		}
-		defer release()
-	}
-	report := &RepairReport{ContainerID: string(id)}
-	return report, op.repair(ctx, op.attachments, o, holds, asks, report)
-}
-
-// beginRepair locks the container, as for an ADD.
-func (s *snapshot) beginRepair(ctx context.Context, id record.ID) (*operation, error) {
-	op, err := s.newRepair(id)
+	holds, release, err := op.heldNow(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	if err := op.lock(ctx, container.Access{}); err != nil {
-		return nil, join(err, op.Host.Close())
+	defer release()
+	report := &RepairReport{ContainerID: string(id)}
+	var all attachments
+	for _, a := range op.attachments {
+		if n := a.entry(); n == nil || op.Record.IsUnfinished(n) {
+			report.Unknown = append(report.Unknown, a.error(repairOp, errUnfinished))
+		} else {
+			all = append(all, a)
+		}
 	}
-	return op, nil
+	for _, r := range repairLocked(ctx, all, o, holds, asks, map[record.ID]*RepairReport{id: report}) {
+		err = join(err, r.Err)
+	}
+	return report, err
 }
 
-// newRepair returns an operation on a container that is not locked.
-func (s *snapshot) newRepair(id record.ID) (*operation, error) {
+// beginRepair locks the container, as for an ADD. Unless it waits, it returns nil for one
+// that is locked.
+func (s *snapshot) beginRepair(ctx context.Context, id record.ID, waits bool) (*operation, error) {
 	if err := validateID(id); err != nil {
 		return nil, err
 	}
@@ -187,7 +185,16 @@ func (s *snapshot) newRepair(id record.ID) (*operation, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &operation{snapshot: s, Container: s.New(id, host)}, nil
+	op, locked := &operation{snapshot: s, Container: s.New(id, host)}, true
+	if waits {
+		err = op.lock(ctx, container.Access{})
+	} else {
+		locked, err = op.TryLock()
+	}
+	if !locked || err != nil {
+		return nil, join(err, host.Close())
+	}
+	return op, nil
 }
 
 // recallToRepair finds the attachments in the record. It refuses a container that
@@ -225,35 +232,30 @@ func (op *operation) refuseDead() error {
 // errUnfinished: an attachment cannot be expected to be whole.
 var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has begun; Remove or Recover ends it", ErrNotRepairable)
 
-// repair repairs attachments of a locked container that lives. The error is the reason
-// why some could not be repaired to the end; the report is valid with it.
-func (op *operation) repair(ctx context.Context, all attachments, o RepairOptions, holds []hold.Hold, asks bool, report *RepairReport) error {
-	var g []*repairing
-	var options []health.RepairOptions
+// repairLocked repairs attachments of locked containers together, and adds the outcomes to
+// the reports, by container. The Err of each is the reason why it could not be repaired to
+// the end; the report is valid with it. With asks, it asks the plugins for CHECK.
+func repairLocked(ctx context.Context, all attachments, o RepairOptions, holds []hold.Hold, asks bool, reports map[record.ID]*RepairReport) (repairs []*repairing) {
+	var group []*health.Repairing
 	var in []context.Context
 	var end []func(error)
 	for _, a := range all {
-		if n := a.entry(); n == nil || op.Record.IsUnfinished(n) {
-			report.Unknown = append(report.Unknown, a.error(repairOp, errUnfinished))
-			continue
-		}
 		its, span := spans.Network(ctx, "cni.repairNetwork", a.network.config.Name, a.IfName)
-		r := a.repairing()
-		g, in = append(g, r), append(in, its)
-		end = append(end, func(err error) { spans.End(span, err) })
-		options = append(options, r.options(o, holds))
+		in, end = append(in, its), append(end, func(err error) { spans.End(span, err) })
+		r := a.repairing(o, holds)
+		repairs, group = append(repairs, r), append(group, r.Repairing)
 	}
-	var errs []error
-	for i, result := range runRepairs(ctx, g, options) {
-		g[i].report(in[i], result.Outcome, report)
-		err := result.Err
-		if err == nil && asks {
-			err = g[i].ask(in[i], report) // nobody else can compare the parts of these plugins
+	health.Repair(ctx, group)
+	for i, r := range repairs {
+		report := reports[r.op.ID]
+		r.report(in[i], report)
+		if r.Err == nil && asks {
+			r.Err = r.ask(in[i], report) // nobody else can compare the parts of these plugins
 		}
-		end[i](err)
-		errs = append(errs, g[i].errors(repairOp, err))
+		end[i](r.Err)
+		r.Err = r.errors(repairOp, r.Err)
 	}
-	return join(errs...)
+	return repairs
 }
 
 // repairOp is the Op of a repair's errors and events.
@@ -262,8 +264,8 @@ const repairOp = runner.VerbRepair
 // repairing is the repair of one attachment.
 type repairing struct {
 	*attachment
-	parts *health.Repairing
-	held  bool // nothing of it is wanted, since it is held
+	*health.Repairing
+	held bool // nothing of it is wanted, since it is held
 }
 
 // repairPatience is the time for which the repair of one container waits, in all, for
@@ -271,41 +273,36 @@ type repairing struct {
 // seconds, and for as long as an administrator likes.
 const repairPatience = 3 * time.Second
 
-func (a *attachment) repairing() *repairing {
+func (a *attachment) repairing(o RepairOptions, holds []hold.Hold) *repairing {
 	if a.op.patience == nil {
 		a.op.patience = caller.NewPatience(repairPatience)
 	}
-	r := a.runner()
-	r.Given.Patience = a.op.patience
-	return &repairing{attachment: a, parts: &health.Repairing{Runner: r, Host: a.op.Host, Container: a.inside(), Compare: a.compare}}
-}
-
-// runRepairs repairs attachments of locked containers together. The results are in their
-// order.
-func runRepairs(ctx context.Context, all []*repairing, options []health.RepairOptions) []health.RepairResult {
-	group := make(health.Repairs, len(all))
-	for i, r := range all {
-		group[i] = r.parts
+	its := a.runner()
+	its.Given.Patience = a.op.patience
+	r := &repairing{attachment: a, Repairing: &health.Repairing{
+		Runner: its, Host: a.op.Host, Container: a.inside(), Compare: a.compare, Inside: o.Inside,
+	}}
+	r.held = o.Unheld && isHeld(holds, a.op.Record, a.network.config.Name)
+	if r.held || o.Want != nil {
+		r.Want = func(d compare.Difference) bool { return !r.held && o.Want(string(a.op.ID), r.difference(d)) }
 	}
-	return health.Repair(ctx, group, options)
+	return r
 }
 
 // report adds the outcome to the report, and reports it to the log and the observer.
-func (r *repairing) report(ctx context.Context, out health.Outcome, report *RepairReport) {
+func (r *repairing) report(ctx context.Context, report *RepairReport) {
 	log := r.op.log().With("network", r.network.config.Name, "interface", r.IfName)
-	for _, d := range out.Repaired {
+	for _, d := range r.Repaired {
 		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
 		report.Repaired = append(report.Repaired, r.difference(d))
 	}
-	failed := make(map[string][]error)
-	for _, left := range out.Left {
+	for _, left := range r.Left {
 		if left.Failed {
 			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
-			failed[left.Plugin] = append(failed[left.Plugin], left.Reason)
 		}
 		report.Remaining = append(report.Remaining, Remaining{r.difference(left.Difference), r.asPublic(left.Reason)})
 	}
-	r.parts.Report(ctx, failed)
+	r.Report(ctx)
 }
 
 func (r *repairing) difference(d compare.Difference) Difference {
@@ -334,7 +331,7 @@ var errOwnPlugin = fmt.Errorf("%w: only the plugin itself knows its part, and th
 // wrong, and those that give no answer about a part that nobody else can compare. It
 // returns the cause if ctx ends.
 func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
-	last := r.parts.Last()
+	last := r.Last
 	if last.Err != nil {
 		report.Unknown = append(report.Unknown, r.errors(repairOp, last.Err))
 	}

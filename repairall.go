@@ -6,12 +6,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hold"
-	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/views"
 )
 
 // RepairAll repairs this owner's attachments of several containers, as Repair does, but
@@ -27,20 +25,13 @@ func (r *Runtime) RepairAll(ctx context.Context, ids []string, o RepairOptions) 
 	if err := s.refuseInside(ctx); err != nil {
 		return nil, fmt.Errorf("repair: %w", err)
 	}
-	host, err := s.Hosts.Open(s.hostNetNS)
-	if err != nil {
-		return nil, fmt.Errorf("repair: %w", err)
-	}
 	all := make([]record.ID, len(ids))
 	for i, id := range ids {
 		all[i] = record.ID(id)
 	}
-	done := s.repairAll(ctx, host, all, o)
+	done := s.repairAll(ctx, all, o)
 	for _, id := range all {
 		reports = append(reports, done[id])
-	}
-	if err := host.Close(); err != nil {
-		return reports, fmt.Errorf("repair: %w", err)
 	}
 	return reports, nil
 }
@@ -55,17 +46,13 @@ const (
 // together is a repair of several containers in progress.
 type together struct {
 	*snapshot
-	host    *hostns.NetNS // in which their plugins ran
 	options RepairOptions
 	done    map[record.ID]*RepairReport
-	// elsewhere are the containers whose plugins ran in another namespace. Each is repaired
-	// by itself.
-	elsewhere []record.ID
 }
 
 // repairAll repairs the attachments of this owner to containers.
-func (s *snapshot) repairAll(ctx context.Context, host *hostns.NetNS, ids []record.ID, o RepairOptions) map[record.ID]*RepairReport {
-	t := &together{snapshot: s, host: host, options: o, done: make(map[record.ID]*RepairReport)}
+func (s *snapshot) repairAll(ctx context.Context, ids []record.ID, o RepairOptions) map[record.ID]*RepairReport {
+	t := &together{snapshot: s, options: o, done: make(map[record.ID]*RepairReport)}
 	for left := slices.Clone(ids); len(left) > 0; {
 		if ctx.Err() != nil {
 			t.fail(left, context.Cause(ctx))
@@ -73,13 +60,6 @@ func (s *snapshot) repairAll(ctx context.Context, host *hostns.NetNS, ids []reco
 		}
 		t.group(ctx, left)
 		left = slices.DeleteFunc(left, func(id record.ID) bool { return t.done[id] != nil })
-	}
-	for _, id := range t.elsewhere {
-		report, err := s.repair(ctx, id, o, false)
-		if report != nil {
-			t.done[id] = report
-		}
-		t.fail([]record.ID{id}, err)
 	}
 	return t.done
 }
@@ -99,7 +79,7 @@ func (t *together) fail(ids []record.ID, err error) {
 // group repairs as many containers together as it can lock at once, up to groupSize. If it
 // can lock none, it waits for lockedGrace for one. It has tried at least one.
 func (t *together) group(ctx context.Context, ids []record.ID) {
-	holds, release, err := t.heldNow(ctx)
+	holds, release, err := t.heldNow(ctx, t.options)
 	if err != nil {
 		t.fail(ids, err)
 		return
@@ -117,79 +97,53 @@ func (t *together) group(ctx context.Context, ids []record.ID) {
 
 // lock locks containers, and notes which of them it cannot lock.
 func (t *together) lock(ctx context.Context, ids []record.ID) (locked []*operation) {
-	var busy []record.ID
-	try := func(id record.ID) {
-		switch op, err := t.tryRepair(id); {
-		case err != nil:
-			t.fail([]record.ID{id}, err)
-		case op == nil:
-			busy = append(busy, id)
-		default:
-			locked = append(locked, op)
+	try := func(ids []record.ID) (busy []record.ID) {
+		for _, id := range ids {
+			switch op, err := t.beginRepair(ctx, id, false); {
+			case err != nil:
+				t.fail([]record.ID{id}, err)
+			case op == nil:
+				busy = append(busy, id)
+			default:
+				locked = append(locked, op)
+			}
+			if len(locked) == groupSize {
+				break
+			}
 		}
+		return busy
 	}
-	for _, id := range ids {
-		if try(id); len(locked) == groupSize {
-			return locked
-		}
-	}
+	busy := try(ids)
 	if len(locked) > 0 || len(busy) == 0 {
 		return locked
 	}
 	// Nobody waits for a container while others are kept waiting.
-	first, others := busy[0], busy[1:]
 	brief, stop := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer stop()
-	if op, err := t.beginRepair(brief, first); err != nil {
-		t.fail([]record.ID{first}, err)
+	if op, err := t.beginRepair(brief, busy[0], true); err != nil {
+		t.fail(busy[:1], err)
 	} else {
 		locked = append(locked, op)
 	}
-	busy = nil
-	for _, id := range others {
-		if try(id); len(locked) == groupSize {
-			break
-		}
-	}
-	for _, id := range busy {
+	for _, id := range try(busy[1:]) {
 		t.fail([]record.ID{id}, fmt.Errorf("container %q: %w", id, ErrBusy))
 	}
 	return locked
 }
 
-// tryRepair is beginRepair, but returns nil if it would have to wait.
-func (s *snapshot) tryRepair(id record.ID) (*operation, error) {
-	op, err := s.newRepair(id)
-	if err != nil {
-		return nil, err
-	}
-	if ok, err := op.TryLock(); !ok || err != nil {
-		return nil, join(err, op.Host.Close())
-	}
-	return op, nil
-}
-
 // repairLocked repairs locked containers.
 func (t *together) repairLocked(ctx context.Context, locked []*operation, holds []hold.Hold) {
-	var g []*repairing
-	var options []health.RepairOptions
+	var all attachments
 	for _, op := range locked {
 		err := op.recallToRepair()
 		t.fail([]record.ID{op.ID}, err)
 		if err != nil {
 			continue
 		}
-		if op.Host.ID() != t.host.ID() {
-			t.elsewhere = append(t.elsewhere, op.ID)
-			continue
-		}
 		for _, a := range op.attachments {
-			if !a.own() || op.Record.IsUnfinished(a.entry()) {
-				continue
+			if a.own() && !op.Record.IsUnfinished(a.entry()) {
+				all = append(all, a)
 			}
-			r := a.repairing()
-			g = append(g, r)
-			options = append(options, r.options(t.options, holds))
 		}
 	}
 	if len(locked) > 1 {
@@ -197,28 +151,18 @@ func (t *together) repairLocked(ctx context.Context, locked []*operation, holds 
 		ctx, cancel = context.WithTimeout(ctx, groupTime)
 		defer cancel()
 	}
-	for i, result := range runRepairs(ctx, g, options) {
-		report := t.done[g[i].op.ID]
-		g[i].report(ctx, result.Outcome, report)
-		if result.Err != nil {
-			report.Unknown = append(report.Unknown, g[i].errors(repairOp, result.Err))
-		}
+	for _, r := range repairLocked(ctx, all, t.options, holds, false, t.done) {
+		t.fail([]record.ID{r.op.ID}, r.Err)
 	}
 }
 
-// options returns the options for one attachment.
-func (r *repairing) options(o RepairOptions, holds []hold.Hold) health.RepairOptions {
-	r.held = o.Unheld && isHeld(holds, r.op.Record, r.network.config.Name)
-	its := health.RepairOptions{Inside: o.Inside}
-	if r.held || o.Want != nil {
-		its.Want = func(d compare.Difference) bool { return !r.held && o.Want(string(r.op.ID), r.difference(d)) }
+// heldNow returns what is held, as far as a repair with these options leaves it. Until
+// release is called, nobody can hold anything else.
+func (s *snapshot) heldNow(ctx context.Context, o RepairOptions) (holds []hold.Hold, release func(), err error) {
+	if !o.Unheld {
+		return nil, func() {}, nil
 	}
-	return its
-}
-
-// heldNow returns what is held. Until release is called, nobody can hold anything else.
-func (s *snapshot) heldNow(ctx context.Context) (holds []hold.Hold, release func(), err error) {
-	kept, err := s.lockHolds(ctx)
+	kept, err := s.Locks.LockAll(ctx, []lock.Key{{Name: hold.LockName, Shared: true}})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -234,15 +178,22 @@ func (s *snapshot) heldNow(ctx context.Context) (holds []hold.Hold, release func
 	return holds, release, nil
 }
 
-// repairBroken adds missing parts of attachments on the host, unless they are held. It
-// returns that, and the attachments as they are then.
-func (op *operation) repairBroken(ctx context.Context, all attachments) (repaired []Difference, parts []*health.Part, err error) {
-	report := &RepairReport{}
-	holds, release, err := op.heldNow(ctx)
-	if err == nil { // else all may be held
-		err = op.repair(ctx, all, RepairOptions{Unheld: true}, holds, false, report)
-		release()
+// repairBroken adds missing parts of attachments on the host, unless they are held, and
+// compares them anew. It returns the parts that were missing.
+func (op *operation) repairBroken(ctx context.Context, all attachments, e *health.Container) ([]Difference, error) {
+	o := RepairOptions{Unheld: true}
+	holds, release, err := op.heldNow(ctx, o)
+	if err != nil { // all may be held
+		return nil, err
 	}
-	parts, cerr := op.compareAll(ctx, &views.Looks{}, all)
-	return report.Repaired, parts, join(err, cerr)
+	defer release()
+	report := &RepairReport{}
+	e.Parts = nil
+	for _, r := range repairLocked(ctx, all, o, holds, false, map[record.ID]*RepairReport{op.ID: report}) {
+		err = join(err, r.Err)
+		if r.Last != nil {
+			e.Parts = append(e.Parts, r.Last)
+		}
+	}
+	return report.Repaired, err
 }

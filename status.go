@@ -95,7 +95,7 @@ func (c *statusCache) join(ctx context.Context, s *snapshot, host *hostns.NetNS)
 	run := &statusRun{done: make(chan struct{})}
 	c.running = run
 	go func() {
-		run.err = join(s.runStatus(context.WithoutCancel(ctx), host), host.Close())
+		run.err = join(s.statusOf(context.WithoutCancel(ctx), host, s.networks), host.Close())
 		c.finish(run)
 		close(run.done)
 	}()
@@ -114,13 +114,9 @@ func (c *statusCache) finish(run *statusRun) {
 	}
 }
 
-// runStatus asks the networks in order and stops at the first that cannot serve.
+// statusOf asks networks in order and stops at the first that cannot serve.
 // All of them share the time of one STATUS, because a caller such as a health
 // probe cannot use a later answer.
-func (s *snapshot) runStatus(ctx context.Context, host *hostns.NetNS) error {
-	return s.statusOf(ctx, host, s.networks)
-}
-
 func (s *snapshot) statusOf(ctx context.Context, host *hostns.NetNS, networks []*Network) error {
 	ctx, cancel := s.runner.Bound(ctx, "STATUS")
 	defer cancel()

@@ -159,18 +159,28 @@ func (all interfaces) take(a links.Announcement, g *guard) {
 		delete(all, a.Link.Index)
 		g.hear()
 	case a.Link != nil:
-		all.change(*a.Link, g)
-	case a.BridgePort != nil:
-		p, known := all[a.BridgePort.Interface]
-		before := p
-		if p.vlans = a.BridgePort.VLANs; a.BridgePort.Mode != nil {
-			p.Port.PortMode = *a.BridgePort.Mode
+		now := port{Link: *a.Link}
+		before, known := all[now.Index]
+		if before.Port.Master == now.Port.Master {
+			now.vlans = before.vlans
 		}
-		if !known || p.Port.Master == 0 {
+		all[now.Index] = now
+		if !known {
+			g.appeared()
+		} else if all.hasLost(before, now) {
+			g.hear()
+		}
+	case a.BridgePort != nil:
+		before, known := all[a.BridgePort.Interface]
+		now := before
+		if now.vlans = a.BridgePort.VLANs; a.BridgePort.Mode != nil {
+			now.Port.PortMode = *a.BridgePort.Mode
+		}
+		if !known || now.Port.Master == 0 {
 			return // it has left the bridge, or is the bridge itself
 		}
-		all[p.Index] = p
-		if hasLostMode(before, p) || hasLostVLAN(before.vlans, p.vlans, all[p.Port.Master].DefaultVLAN) {
+		all[now.Index] = now
+		if all.hasLost(before, now) {
 			g.hear()
 		}
 	case a.Gone && (a.Queue == nil || isPlugins(a.Queue)):
@@ -178,26 +188,8 @@ func (all interfaces) take(a links.Announcement, g *guard) {
 	}
 }
 
-// change takes in how an interface is now. One that appears may be the bridge that
-// containers lack, so that their ports can be repaired now.
-func (all interfaces) change(l links.Link, g *guard) {
-	before, known := all[l.Index]
-	now := port{Link: l}
-	if known && before.Port.Master == l.Port.Master {
-		now.vlans = before.vlans
-	}
-	all[l.Index] = now
-	switch {
-	case !known:
-		g.appeared()
-	case before.Name != l.Name, before.Up() && !l.Up(), before.Port.Master != 0 && before.Port.Master != l.Port.Master:
-		g.hear()
-	case before.Port.Master != 0 && hasLostMode(before, now):
-		g.hear()
-	}
-}
-
-// appeared takes in that there is a new interface.
+// appeared takes in that there is a new interface. It may be the bridge that containers
+// lack, so that their ports can be repaired now.
 func (g *guard) appeared() {
 	g.mu.Lock()
 	open := g.items.areOpen()
@@ -207,9 +199,17 @@ func (g *guard) appeared() {
 	}
 }
 
-func hasLostMode(before, now port) bool {
-	a, b := before.Port.PortMode, now.Port.PortMode
-	return a.Hairpin && !b.Hairpin || a.Isolated && !b.Isolated
+// hasLost reports whether an interface has lost something since before.
+func (all interfaces) hasLost(before, now port) bool {
+	switch was, is := before.Port, now.Port; {
+	case before.Name != now.Name, before.Up() && !now.Up():
+		return true
+	case was.Master == 0:
+		return false
+	case was.Master != is.Master, was.Hairpin && !is.Hairpin, was.Isolated && !is.Isolated:
+		return true
+	}
+	return hasLostVLAN(before.vlans, now.vlans, all[now.Port.Master].DefaultVLAN)
 }
 
 // hasLostVLAN reports whether a port has lost a VLAN that a plugin may have given to it.

@@ -89,19 +89,37 @@ func (g *guard) tellUnguarded() func(context.Context) {
 // ErrUnguarded is the error of an Unguarded event.
 var ErrUnguarded = errors.New("containers have rules in legacy tables of iptables, which are not guarded without a LegacyInterval")
 
+// watchDir begins to watch a directory, which it creates. The caller closes the Watch.
+func watchDir(dir string) (*dirwatch.Watch, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return dirwatch.Open(dir)
+}
+
+// followHolds has all containers looked at after each change of the holds: after the end
+// of one, its parts may be repaired.
+func (g *guard) followHolds(ctx context.Context, w *dirwatch.Watch) error {
+	for {
+		if err := w.Wait(ctx); err != nil {
+			return err
+		}
+		if _, err := w.Now(); err != nil {
+			return err
+		}
+		g.hear()
+	}
+}
+
 // retryRemovals repeats removals that failed, when it is time. Only the records say that
 // there are any, so it looks at these when it begins, and at those that change.
 func (g *guard) retryRemovals(ctx context.Context) (err error) {
-	dir := g.config.RecordDir
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	w, err := dirwatch.Open(dir)
+	w, err := watchDir(g.config.RecordDir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
-	records := record.Open(dir)
+	records := record.Open(g.config.RecordDir)
 	told := ""
 	for pending := true; ; {
 		if pending {

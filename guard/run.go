@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -69,14 +68,12 @@ func (g *guard) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.host.close()) }()
-	holds, err := hold.In(g.config.StateDir).Watch()
+	holds, err := watchDir(hold.In(g.config.StateDir).Dir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, holds.Close()) }()
-	sources := append(g.host.sources(g), func(ctx context.Context) error {
-		return holds.Follow(ctx, func() { g.hear() }) // after the end of one, its parts may be repaired
-	})
+	sources := append(g.host.sources(g), func(ctx context.Context) error { return g.followHolds(ctx, holds) })
 	return g.until(ctx, append(sources, g.jobs()...))
 }
 
@@ -88,7 +85,7 @@ func (g *guard) until(ctx context.Context, sources []source) error {
 		group.Add(1)
 		go func() {
 			defer group.Done()
-			if err := guarded(func() error { return watch(inner) }); err != nil && inner.Err() == nil {
+			if err := parallel.Try(func() error { return watch(inner) }); err != nil && inner.Err() == nil {
 				cancel(err)
 			}
 		}()
@@ -101,17 +98,6 @@ func (g *guard) until(ctx context.Context, sources []source) error {
 		err = context.Cause(inner)
 	}
 	return err
-}
-
-// guarded turns a panic, which would end the program in a goroutine of the guard, into an
-// error.
-func guarded(do func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
-		}
-	}()
-	return do()
 }
 
 // hear takes in that something may have been lost, so that all containers are to be looked
@@ -313,7 +299,7 @@ func (g *guard) repairSome(ctx context.Context, ids []string) {
 	bound, cancel := context.WithTimeout(ctx, repairTime)
 	defer cancel()
 	var reports []*cni.RepairReport
-	err := guarded(func() (err error) {
+	err := parallel.Try(func() (err error) {
 		reports, err = g.rt.RepairAll(bound, ids, cni.RepairOptions{Unheld: true, Want: g.wants})
 		return err
 	})

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -172,12 +171,18 @@ func (r *run) act(ctx context.Context, expected []Expected, all []Container) (er
 	parallel.Each(len(changes), atOnce, func(i int) {
 		one := &all[changes[i]]
 		do := func() error {
-			r.one(ctx, expected[changes[i]], one)
-			return nil
+			return parallel.Try(func() error {
+				r.one(ctx, expected[changes[i]], one)
+				return nil
+			})
 		}
+		var err error
 		if here == nil {
-			_ = do() // other systems have no namespaces
-		} else if err := here.Do(do); err != nil {
+			err = do() // other systems have no namespaces
+		} else {
+			err = here.Do(do)
+		}
+		if err != nil {
 			one.Err = errors.Join(one.Err, err)
 		}
 	})
@@ -185,11 +190,6 @@ func (r *run) act(ctx context.Context, expected []Expected, all []Container) (er
 }
 
 func (r *run) one(ctx context.Context, e Expected, one *Container) {
-	defer func() {
-		if v := recover(); v != nil { // in this goroutine it would end the program
-			one.Err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
-		}
-	}()
 	switch {
 	case ctx.Err() != nil:
 		one.Err = context.Cause(ctx)

@@ -10,9 +10,8 @@
 //	   └── something fixed ──┘
 //
 // A [Look] locks no container, and repairs nothing: it is for the verdict of Health, for
-// Recover, and for a guard. [Repair] decides which differences of a
-// [Group] are repaired, in which order, and when to stop; it touches no kernel. One round is
-// often not enough: a comparison can see that a bridge is gone, but not that the new one
-// will lack an address and a port. [Repairs] are attachments of locked containers, which
-// built-in plugins compare and mend.
+// Recover, and for a guard. [Repair] decides which differences of attachments of locked
+// containers are repaired, in which order, and when to stop; built-in plugins compare and
+// mend them. One round is often not enough: a comparison can see that a bridge is gone, but
+// not that the new one will lack an address and a port.
 package health

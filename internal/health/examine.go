@@ -64,11 +64,14 @@ type Part struct {
 
 // Asked is the outcome of the CHECKs of an attachment's plugins.
 type Asked struct {
-	Done    bool
-	Failed  error // of the plugin that said that something is wrong
-	Unknown error // why no plugin said anything
-	Blind   error // of the plugins whose CHECK fails for healthy containers too
-	Noted   error // of the plugins whose CHECK fails over something that does not matter
+	Done       bool
+	Missed     bool  // another call had the container locked, or the time was used up
+	Plugins    int   // that were asked
+	Unanswered int   // of these, that said nothing about the container
+	Failed     error // of the plugin that said that something is wrong
+	Unknown    error // why no plugin said anything
+	Blind      error // of the plugins whose CHECK fails for healthy containers too
+	Noted      error // of the plugins whose CHECK fails over something that does not matter
 }
 
 // Covers reports whether the comparison covers the parts of these types.

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
-	"runtime/debug"
 
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/views"
 )
@@ -17,8 +17,9 @@ type Look struct {
 	Records  *record.Store
 	IsLocked func(record.ID) (bool, error)
 	// Examine compares one container with its record, by views from looks. It fills in
-	// State and what follows from it. It is called by several goroutines, and may panic.
-	Examine func(c *Container, looks *views.Looks)
+	// State and what follows from it; with an error the container is Unknown. It is called
+	// by several goroutines, and may panic.
+	Examine func(c *Container, looks *views.Looks) error
 	Logger  *slog.Logger
 	// Brief has a suspect settled by the first look, for a caller that looks at suspects
 	// again itself. Otherwise a suspect is looked at twice: what others take away for a
@@ -104,13 +105,10 @@ func (l *Look) once(found []record.Found) []*Container {
 	return all
 }
 
-func (l *Look) one(f record.Found, looks *views.Looks) (c *Container) {
-	c = &Container{Found: f}
-	defer func() {
-		if v := recover(); v != nil { // in this goroutine it would end the program
-			c.State, c.Reason = Unknown, fmt.Errorf("panic: %v\n%s", v, debug.Stack())
-		}
-	}()
-	l.Examine(c, looks)
+func (l *Look) one(f record.Found, looks *views.Looks) *Container {
+	c := &Container{Found: f}
+	if err := parallel.Try(func() error { return l.Examine(c, looks) }); err != nil {
+		c.State, c.Reason = Unknown, err
+	}
 	return c
 }

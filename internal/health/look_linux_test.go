@@ -29,9 +29,10 @@ func newLookedAt(t *testing.T, see func(l *lookedAt, c *Container)) *lookedAt {
 	l.look = &Look{
 		Records:  record.Open(t.TempDir()),
 		IsLocked: func(record.ID) (bool, error) { return l.locked() },
-		Examine: func(c *Container, _ *views.Looks) {
+		Examine: func(c *Container, _ *views.Looks) error {
 			l.looks++
 			see(l, c)
+			return nil
 		},
 		Logger: slog.Default(),
 	}
@@ -141,11 +142,12 @@ func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 	looks := make(chan record.ID, 100)
 	l := &Look{
 		Records: record.Open(t.TempDir()), IsLocked: func(record.ID) (bool, error) { return false, nil }, Logger: slog.Default(),
-		Examine: func(c *Container, _ *views.Looks) {
+		Examine: func(c *Container, _ *views.Looks) error {
 			looks <- c.Found.Record.ContainerID
 			if c.Found.Record.Owner == "broken" {
 				broken(c)
 			}
+			return nil
 		},
 	}
 	const n = 20

@@ -12,7 +12,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/hostns"
@@ -29,151 +28,137 @@ func (verbose) Fail(f runner.Failure) error {
 	return fmt.Errorf("[%s %s] %w", f.Verb, f.Plugin, f.Err)
 }
 
-// group is attachments of containers in this process's namespace.
-type group struct {
-	Repairs
-	limit  time.Duration // of a plugin's time
-	events []string
+// bench repairs attachments of containers in this process's namespace.
+type bench struct {
+	host    *hostns.NetNS
+	runtime *runner.Runtime
+	limit   time.Duration // of a plugin's time
+	events  []string
 }
 
-func newGroup(t *testing.T, n int, against func(ctx context.Context, member int) *Part) *group {
+func newBench(t *testing.T) *bench {
 	t.Helper()
-	host := expect.Value(hostns.NewFinder().Open(""))(t)
-	t.Cleanup(func() { expect.NoError(t, host.Close()) })
-	g := &group{limit: time.Minute}
-	runtime := &runner.Runtime{
+	b := &bench{host: expect.Value(hostns.NewFinder().Open(""))(t), limit: time.Minute}
+	t.Cleanup(func() { expect.NoError(t, b.host.Close()) })
+	b.runtime = &runner.Runtime{
 		Choice: runner.Choice{BuiltIn: func(string) plugin.Plugin { return nil }},
-		Limit:  func(string) time.Duration { return g.limit },
+		Limit:  func(string) time.Duration { return b.limit },
 		Observe: func(_ context.Context, e runner.Event) {
-			g.events = append(g.events, fmt.Sprintf("%s %s: %v", e.Verb, e.Plugin, e.Err))
+			b.events = append(b.events, fmt.Sprintf("%s %s: %v", e.Verb, e.Plugin, e.Err))
 		},
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
-	for i := range n {
-		g.Repairs = append(g.Repairs, &Repairing{
-			Runner: &runner.Runner{
-				Runtime: runtime, Plugins: &runner.Plugins{}, Network: &libcni.NetworkConfigList{Name: "net"}, Attachment: verbose{},
-			},
-			Host: host, Container: host.Handle,
-			Compare: func(ctx context.Context, v *views.View) *Part {
-				if there, err := v.HasLink("lo"); !there || err != nil {
-					t.Errorf("lo: %v, %v", there, err)
-				}
-				return against(ctx, i)
-			},
-		})
-	}
-	return g
+	return b
 }
 
-// numbers returns the numbers from first to last.
-func sequence(first, last int) (all []int) {
-	for i := first; i <= last; i++ {
-		all = append(all, i)
+// attachment returns one whose comparisons find differences.
+func (b *bench) attachment(finds func(context.Context) []compare.Difference) *Repairing {
+	return &Repairing{
+		Runner: &runner.Runner{
+			Runtime: b.runtime, Plugins: &runner.Plugins{}, Network: &libcni.NetworkConfigList{Name: "net"}, Attachment: verbose{},
+		},
+		Host: b.host, Container: b.host.Handle,
+		Compare: func(ctx context.Context, _ *views.View) *Part { return &Part{Differences: finds(ctx)} },
+	}
+}
+
+// attachments returns several.
+func (b *bench) attachments(n int, finds func(ctx context.Context, member int) []compare.Difference) (all []*Repairing) {
+	for i := range n {
+		all = append(all, b.attachment(func(ctx context.Context) []compare.Difference { return finds(ctx, i) }))
 	}
 	return all
 }
 
-// TestAGroupIsCompared: of few attachments and of many, in the order of the numbers.
+// TestAGroupIsCompared: of few attachments and of many, each has its own differences.
 func TestAGroupIsCompared(t *testing.T) {
-	g := newGroup(t, 12, func(_ context.Context, member int) *Part {
-		return &Part{Differences: []compare.Difference{{Object: fmt.Sprint(member)}}}
-	})
-	expect.Same(t, "before", g.Repairs[0].Last(), nil)
-	for _, members := range [][]int{{3}, {11, 2}, sequence(1, DumpFor), sequence(0, 11)} {
-		found := g.Compare(t.Context(), members)
-		expect.Same(t, "results", len(found), len(members))
-		for i, c := range found {
-			expect.NoError(t, c.Err)
-			expect.Same(t, "difference", c.Differences[0].Object, fmt.Sprint(members[i]))
-			expect.Same(t, "the last", g.Repairs[members[i]].Last().Differences[0].Object, fmt.Sprint(members[i]))
+	b := newBench(t)
+	for _, n := range []int{1, 2, DumpFor, 12} {
+		all := b.attachments(n, func(_ context.Context, member int) []compare.Difference {
+			return []compare.Difference{{Object: fmt.Sprint(member)}}
+		})
+		Repair(t.Context(), all)
+		for i, r := range all {
+			expect.NoError(t, r.Err)
+			expect.Same(t, "difference", r.Left[0].Object, fmt.Sprint(i))
+			expect.Same(t, "the last", r.Last.Differences[0].Object, fmt.Sprint(i))
 		}
 	}
 }
 
 // TestAComparisonThatFailsIsOneAttachments: the others are compared.
 func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
+	b := newBench(t)
 	for _, n := range []int{2, 2 * DumpFor} {
-		g := newGroup(t, n, func(_ context.Context, member int) *Part {
+		all := b.attachments(n, func(_ context.Context, member int) []compare.Difference {
 			if member == 1 {
 				panic("oops")
 			}
-			return &Part{}
+			return nil
 		})
-		g.Repairs[0].Container = nil
-		for i, c := range g.Compare(t.Context(), sequence(0, n-1)) {
+		all[0].Container = nil
+		Repair(t.Context(), all)
+		for i, r := range all {
 			switch i {
 			case 0:
-				expect.Is(t, c.Err, hostns.ErrInvalid)
+				expect.Is(t, r.Err, hostns.ErrInvalid)
 			case 1:
-				if c.Err == nil || !strings.HasPrefix(c.Err.Error(), "panic: oops\n") {
-					t.Errorf("error %v", c.Err)
+				if r.Err == nil || !strings.HasPrefix(r.Err.Error(), "panic: oops\n") {
+					t.Errorf("error %v", r.Err)
 				}
 			default:
-				expect.NoError(t, c.Err)
+				expect.NoError(t, r.Err)
 			}
 		}
-		expect.Same(t, "the last of one that failed", g.Repairs[1].Last(), nil)
+		expect.Same(t, "the last of one that failed", all[1].Last, nil)
 	}
 }
 
 // TestAComparisonThatTakesTooLong counts neither as whole nor as missing.
 func TestAComparisonThatTakesTooLong(t *testing.T) {
-	g := newGroup(t, 1, func(ctx context.Context, _ int) *Part {
+	b := newBench(t)
+	b.limit = time.Millisecond
+	all := b.attachments(2, func(ctx context.Context, _ int) []compare.Difference {
 		<-ctx.Done()
-		return &Part{}
+		return nil
 	})
-	g.limit = time.Millisecond
-	expect.Is(t, g.Compare(t.Context(), []int{0})[0].Err, context.DeadlineExceeded)
-	expect.Same(t, "the last", g.Repairs[0].Last(), nil)
+	Repair(t.Context(), all[:1])
+	expect.Is(t, all[0].Err, context.DeadlineExceeded)
+	expect.Same(t, "the last", all[0].Last, nil)
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(enough)
-	expect.Is(t, g.Compare(ctx, []int{0})[0].Err, enough)
+	Repair(ctx, all[1:])
+	expect.Is(t, all[1].Err, enough)
 }
 
-// TestFix: changes that may be delayed are made by Apply, for all attachments, and the
-// failures of an attachment are its own. Each plugin's repairs are one event.
-func TestFix(t *testing.T) {
-	g := newGroup(t, 2, nil)
-	no := errors.New("no")
-	var done []string
-	fixes := func(name string, err error) compare.Difference {
-		return compare.Difference{Plugin: name, Fix: func(ctx context.Context) error {
-			return caller.From(ctx).Batch.Later(ctx, func(context.Context) error {
-				done = append(done, name)
-				return err
-			})
-		}}
-	}
-	expect.NoError(t, g.Fix(t.Context(), 0, fixes("one", nil), false))
-	expect.Same(t, "at once", done, []string{"one"})
-	expect.Is(t, g.Fix(t.Context(), 0, fixes("two", no), false), no)
-	expect.NoError(t, g.Fix(t.Context(), 0, fixes("one", nil), true), g.Fix(t.Context(), 1, fixes("three", no), true))
-	expect.Same(t, "delayed", done, []string{"one", "two"})
-	errs := g.Apply(t.Context(), []int{1, 0})
-	expect.Is(t, errs[0], no)
-	expect.NoError(t, errs[1])
-	expect.Same(t, "applied", len(done), 4)
-	g.Repairs[0].Report(t.Context(), map[string][]error{"two": {no}})
-	expect.Same(t, "events", g.events, []string{"REPAIR one: <nil>", "REPAIR two: no"})
-}
-
-// TestAnnounce calls the Announce of a difference. The attachment is repaired without it,
-// so that an error is in the log.
-func TestAnnounce(t *testing.T) {
-	g := newGroup(t, 1, nil)
+// TestEachPluginsRepairsAreOneEvent, and an error of an Announce is in the log alone: the
+// attachment is repaired without it.
+func TestEachPluginsRepairsAreOneEvent(t *testing.T) {
+	b := newBench(t)
 	var log strings.Builder
-	g.Repairs[0].Runner.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	b.runtime.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	no := errors.New("no")
-	for _, want := range []bool{true, false} {
-		d := compare.Difference{Plugin: "one", Announce: func(_ context.Context, unanswered bool) error {
-			expect.Same(t, "unanswered", unanswered, want)
+	missing, asked := true, []bool{}
+	r := b.attachment(func(context.Context) (found []compare.Difference) {
+		fix := func(context.Context) error {
+			missing = false
+			return nil
+		}
+		announce := func(_ context.Context, unanswered bool) error {
+			asked = append(asked, unanswered)
 			return no
-		}}
-		g.Announce(t.Context(), 0, d, want)
-	}
+		}
+		if missing {
+			for _, object := range []string{"a", "b"} {
+				found = append(found, compare.Difference{Plugin: "one", Object: object, Fix: fix, Announce: announce})
+			}
+		}
+		return append(found, compare.Difference{Plugin: "two", Fix: func(context.Context) error { return no }})
+	})
+	Repair(t.Context(), []*Repairing{r})
+	r.Report(t.Context())
+	expect.Same(t, "events", b.events, []string{"REPAIR one: <nil>", "REPAIR two: [REPAIR two] no"})
+	expect.Same(t, "asked again", asked, []bool{false, true})
 	expect.Same(t, "errors in the log", strings.Count(log.String(), "[REPAIR one] no"), 2)
-	g.Repairs[0].Report(t.Context(), nil)
-	expect.Same(t, "events", len(g.events), 0)
 }

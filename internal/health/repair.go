@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/parallel"
 )
@@ -25,42 +26,13 @@ var (
 	ErrNotVerified = errors.New("not known to be repaired")
 )
 
-// Group is the attachments that are repaired together, by their numbers from 0. Nobody
-// else changes their records meanwhile.
-type Group interface {
-	// Compare compares attachments with their records anew. The results are in the
-	// order of the numbers.
-	Compare(ctx context.Context, members []int) []Comparison
-	// Fix calls the Fix of a difference that Compare returned last for an attachment.
-	// If together, the change may be delayed until Apply. Fix is called for several
-	// attachments at once, and for each one after the other.
-	Fix(ctx context.Context, member int, d compare.Difference, together bool) error
-	// Apply makes the delayed changes of attachments, all together. It returns an error
-	// for each of them, in their order: if one is not nil, some of its changes may have
-	// been made.
-	Apply(ctx context.Context, members []int) []error
-	// Announce calls the Announce of a difference. It reports an error itself: the
-	// attachment is repaired without it.
-	Announce(ctx context.Context, member int, d compare.Difference, unanswered bool)
-}
-
-// Comparison is the result of a comparison.
-type Comparison struct {
-	Differences []compare.Difference
-	Err         error // it could not be compared
-}
-
-// RepairOptions configure a repair.
-type RepairOptions struct {
-	Inside bool // repair the container's namespace too
-	// Want reports whether a difference that could be repaired is to be; nil: all are.
-	Want func(compare.Difference) bool
-}
-
 // Outcome is the result of a repair.
 type Outcome struct {
 	Repaired []compare.Difference // that were missing, and are verified to be there again
 	Left     []Left
+	// Err is the reason why the attachment could not be compared with its record to the
+	// end. The rest is valid with it.
+	Err error
 }
 
 // Left is a difference that remains, and why.
@@ -85,48 +57,27 @@ const (
 // errSlow: a Fix in a group took too long.
 var errSlow = errors.New("it takes too long for a repair of several containers at once")
 
-// RepairResult is the result of the repair of one attachment of a group.
-type RepairResult struct {
-	Outcome
-	// Err is the reason why the attachment could not be compared with its record to the
-	// end. The outcome is valid with it.
-	Err error
-}
-
-// Repair repairs the attachments of a group, whose options are in their order. One that
-// cannot be repaired does not keep the others from it.
-func Repair(ctx context.Context, g Group, options []RepairOptions) []RepairResult {
-	var all, active []*run
-	for i, o := range options {
-		all = append(all, &run{Group: g, number: i, grouped: len(options) > 1, RepairOptions: o, tried: make(map[key]bool), fixed: make(map[key]int), failed: make(map[key]error)})
+// Repair repairs attachments together. Nobody else changes their records meanwhile. One
+// that cannot be repaired does not keep the others from it.
+func Repair(ctx context.Context, all []*Repairing) {
+	for _, r := range all {
+		r.grouped = len(all) > 1
+		r.tried, r.fixed, r.failed = make(map[key]bool), make(map[key]int), make(map[key]error)
 	}
-	for active = all; len(active) > 0; {
-		found := g.Compare(ctx, numbers(active))
-		var going, ended []*run
-		for i, r := range active {
-			if r.take(found[i]); r.ended {
+	for active := all; len(active) > 0; {
+		compareAll(ctx, active)
+		var going, ended []*Repairing
+		for _, r := range active {
+			if r.take(); r.ended {
 				ended = append(ended, r)
 			} else {
 				going = append(going, r)
 			}
 		}
-		each(ended, func(r *run) { r.announceAgain(ctx) })
-		fix(ctx, g, going)
+		each(ended, func(r *Repairing) { r.announceAgain(ctx) })
+		fix(ctx, going)
 		active = going
 	}
-	results := make([]RepairResult, len(all))
-	for i, r := range all {
-		results[i] = r.result
-	}
-	return results
-}
-
-func numbers(runs []*run) []int {
-	all := make([]int, len(runs))
-	for i, r := range runs {
-		all[i] = r.number
-	}
-	return all
 }
 
 // atOnce is the number of attachments in whose repairs Fix is called at the same time.
@@ -134,29 +85,26 @@ const atOnce = 16
 
 // fix repairs what the attachments are to do now. The failure of one thing does not keep
 // the others from being repaired.
-func fix(ctx context.Context, g Group, runs []*run) {
+func fix(ctx context.Context, all []*Repairing) {
 	made := make(map[key]bool)
-	for _, r := range runs {
+	for _, r := range all {
 		r.fixShared(ctx, made)
 	}
-	each(runs, func(r *run) { r.fixOwn(ctx) })
-	delaying := slices.DeleteFunc(slices.Clone(runs), func(r *run) bool { return len(r.delayed) == 0 })
-	if len(delaying) > 0 {
-		errs := g.Apply(ctx, numbers(delaying))
-		for i, r := range delaying {
-			if errs[i] == nil {
-				r.made = append(r.made, r.delayed...)
-			} else {
-				r.fixDelayed(ctx)
-			}
+	each(all, func(r *Repairing) { r.fixOwn(ctx) })
+	delaying := slices.DeleteFunc(slices.Clone(all), func(r *Repairing) bool { return len(r.delayed) == 0 })
+	for i, err := range apply(ctx, delaying) {
+		if r := delaying[i]; err == nil {
+			r.made = append(r.made, r.delayed...)
+		} else {
+			r.fixDelayed(ctx)
 		}
 	}
-	each(runs, func(r *run) { r.note(ctx) })
+	each(all, func(r *Repairing) { r.note(ctx) })
 }
 
 // each calls do for all of the attachments, several at once.
-func each(runs []*run, do func(*run)) {
-	parallel.Each(len(runs), atOnce, func(i int) { do(runs[i]) })
+func each(all []*Repairing, do func(*Repairing)) {
+	parallel.Each(len(all), atOnce, func(i int) { do(all[i]) })
 }
 
 // same reports whether two comparisons found the same differences.
@@ -174,51 +122,55 @@ type key struct {
 
 func keyOf(d compare.Difference) key { return key{d.Plugin, d.Kind, d.Inside, d.Object, d.Wanted} }
 
-// run is the repair of one attachment in progress.
-type run struct {
-	Group
-	number  int
+// progress is that of the repair of one attachment.
+type progress struct {
 	grouped bool // with others
-	RepairOptions
-	rounds int
-	last   []compare.Difference // of the last comparison
-	order  []compare.Difference // that were to be fixed, each once
-	tried  map[key]bool         // is in order
-	fixed  map[key]int          // how often
-	failed map[key]error        // of the last attempt
+	ended   bool
+	rounds  int
+	now     *Part                // what the comparison of this round has found
+	order   []compare.Difference // that were to be fixed, each once
+	tried   map[key]bool         // is in order
+	fixed   map[key]int          // how often
+	failed  map[key]error        // of the last attempt
 
 	todo, delayed []compare.Difference // of this round
 	made          []compare.Difference
 	announced     []compare.Difference // of all rounds
 
-	ended  bool
-	result RepairResult
+	batch batch.Batch // delayed changes of packet filters
+	took  []typeTook  // in the order of the first repairs
 }
 
 // take takes a comparison in, and decides what to repair now.
-func (r *run) take(c Comparison) {
-	if c.Err != nil {
-		r.end(r.last, c.Err)
+func (r *Repairing) take() {
+	before := r.differences()
+	if r.Err != nil {
+		r.end(before)
 		return
 	}
+	r.Last = r.now
+	found := r.differences()
 	stuck := r.rounds > 0 && len(r.made) == 0 // a Fix that failed may have made a part of it
-	r.todo = r.choose(c.Differences)
-	if r.rounds == mostRounds || len(r.todo) == 0 || stuck && same(c.Differences, r.last) {
-		r.end(c.Differences, nil)
+	r.todo = r.choose(found)
+	if r.rounds == mostRounds || len(r.todo) == 0 || stuck && same(found, before) {
+		r.end(found)
 		return
 	}
 	r.rounds++
-	r.last, r.delayed, r.made = c.Differences, nil, nil
+	r.delayed, r.made = nil, nil
 }
 
-func (r *run) end(found []compare.Difference, unknown error) {
-	r.ended = true
-	r.result = RepairResult{r.outcome(found, unknown), unknown}
+// differences returns those that the last comparison has found.
+func (r *Repairing) differences() []compare.Difference {
+	if r.Last == nil {
+		return nil
+	}
+	return r.Last.Differences
 }
 
 // choose returns the differences to repair now. The order stays: the plugins of a chain
 // rely on those before them.
-func (r *run) choose(found []compare.Difference) []compare.Difference {
+func (r *Repairing) choose(found []compare.Difference) []compare.Difference {
 	var todo []compare.Difference
 	for _, d := range found {
 		switch {
@@ -234,7 +186,7 @@ func (r *run) choose(found []compare.Difference) []compare.Difference {
 // fixShared repairs what all attachments share, unless another one of the group has. It
 // precedes what each has for itself: a bridge its ports. The second time each tries: one
 // that knows better may succeed.
-func (r *run) fixShared(ctx context.Context, made map[key]bool) {
+func (r *Repairing) fixShared(ctx context.Context, made map[key]bool) {
 	for _, d := range r.todo {
 		k := keyOf(d)
 		k.plugin = "" // bridge and portmap may both want a setting of the bridge
@@ -250,7 +202,7 @@ func (r *run) fixShared(ctx context.Context, made map[key]bool) {
 }
 
 // fixOwn repairs the rest, or delays it.
-func (r *run) fixOwn(ctx context.Context) {
+func (r *Repairing) fixOwn(ctx context.Context) {
 	for _, d := range r.todo {
 		if !d.Shared && r.attempt(ctx, d, true) {
 			r.delayed = append(r.delayed, d)
@@ -260,7 +212,7 @@ func (r *run) fixOwn(ctx context.Context) {
 
 // fixDelayed repairs what was delayed in vain. It is unknown which of the changes
 // failed. Each can be repeated.
-func (r *run) fixDelayed(ctx context.Context) {
+func (r *Repairing) fixDelayed(ctx context.Context) {
 	for _, d := range r.delayed {
 		if r.attempt(ctx, d, false) {
 			r.made = append(r.made, d)
@@ -269,7 +221,7 @@ func (r *run) fixDelayed(ctx context.Context) {
 }
 
 // attempt makes or delays the repair of one difference, unless ctx has ended.
-func (r *run) attempt(ctx context.Context, d compare.Difference, together bool) bool {
+func (r *Repairing) attempt(ctx context.Context, d compare.Difference, together bool) bool {
 	err := context.Cause(ctx)
 	if err == nil {
 		if k := keyOf(d); !r.tried[k] {
@@ -285,17 +237,26 @@ func (r *run) attempt(ctx context.Context, d compare.Difference, together bool) 
 	return err == nil
 }
 
-func (r *run) fixIn(ctx context.Context, d compare.Difference, together bool) error {
+// fixIn makes or delays the repair of one difference. Together, it may be delayed until
+// apply.
+func (r *Repairing) fixIn(ctx context.Context, d compare.Difference, together bool) error {
 	if r.grouped {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, slow, errSlow)
 		defer cancel()
 	}
-	return r.Fix(ctx, r.number, d, together)
+	var b *batch.Batch
+	if together {
+		b = &r.batch
+	}
+	begun := time.Now()
+	err := r.Runner.Fix(ctx, d, b)
+	r.spent(d.Plugin, time.Since(begun))
+	return err
 }
 
 // note notes what was repaired, and announces it.
-func (r *run) note(ctx context.Context) {
+func (r *Repairing) note(ctx context.Context) {
 	told := make(map[string]bool)
 	for _, d := range r.made {
 		r.fixed[keyOf(d)]++
@@ -304,42 +265,41 @@ func (r *run) note(ctx context.Context) {
 		}
 		told[d.Plugin] = true
 		r.announced = append(r.announced, d)
-		r.Announce(ctx, r.number, d, false)
+		r.announce(ctx, d, false)
 	}
 }
 
 // announceAgain has those asked again who have not answered by now: the other end of a
 // pair may take a moment to notice that it can send.
-func (r *run) announceAgain(ctx context.Context) {
+func (r *Repairing) announceAgain(ctx context.Context) {
 	told := make(map[string]bool)
 	for _, d := range slices.Backward(r.announced) {
 		if !told[d.Plugin] && ctx.Err() == nil {
 			told[d.Plugin] = true
-			r.Announce(ctx, r.number, d, true)
+			r.announce(ctx, d, true)
 		}
 	}
 }
 
-// outcome returns the outcome after the last comparison, which found these differences.
-// Later ones may exist if unknown, the error of a later comparison, is not nil.
-func (r *run) outcome(found []compare.Difference, unknown error) Outcome {
-	var o Outcome
+// end sets the outcome after the last comparison, which found these differences. Later
+// ones may exist if a later comparison has failed.
+func (r *Repairing) end(found []compare.Difference) {
+	r.ended = true
 	remains := make(map[key]bool, len(found))
 	for _, d := range found {
 		remains[keyOf(d)] = true
 		_, failed := r.failed[keyOf(d)]
-		o.Left = append(o.Left, Left{d, r.reason(d, unknown), failed})
+		r.Left = append(r.Left, Left{d, r.reason(d), failed})
 	}
 	for _, d := range r.order {
 		if !remains[keyOf(d)] {
-			o.Repaired = append(o.Repaired, d)
+			r.Repaired = append(r.Repaired, d)
 		}
 	}
-	return o
 }
 
 // reason returns why a difference remains.
-func (r *run) reason(d compare.Difference, unknown error) error {
+func (r *Repairing) reason(d compare.Difference) error {
 	switch failed := r.failed[keyOf(d)]; {
 	case failed != nil:
 		return failed
@@ -349,8 +309,8 @@ func (r *run) reason(d compare.Difference, unknown error) error {
 		return ErrNotAddable
 	case d.Inside && !r.Inside:
 		return ErrNotAsked
-	case unknown != nil:
-		return fmt.Errorf("%w: %w", ErrNotVerified, unknown)
+	case r.Err != nil:
+		return fmt.Errorf("%w: %w", ErrNotVerified, r.Err)
 	case r.Want != nil && r.fixed[keyOf(d)] == 0:
 		return ErrNotWanted
 	case r.fixed[keyOf(d)] == 0:

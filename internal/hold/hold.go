@@ -4,7 +4,6 @@
 package hold
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -17,7 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -51,11 +49,6 @@ func (h Hold) Err() error {
 	return h.damaged.err
 }
 
-// Is reports whether two holds are of the same container and network.
-func (h Hold) Is(other Hold) bool {
-	return h.Container == other.Container && h.Network == other.Network
-}
-
 // Holds reports whether it is about a container's attachment to a network. A damaged hold
 // may be of an earlier container of the same ID.
 func (h Hold) Holds(rec *record.Record, network string) bool {
@@ -70,14 +63,11 @@ func (h Hold) Holds(rec *record.Record, network string) bool {
 	return h.Container == "" || h.Container == rec.ContainerID && h.Attached.Equal(rec.Since)
 }
 
-// Store is a directory of holds.
-type Store struct{ dir string }
-
-// Open returns the store in dir. The first hold creates the directory.
-func Open(dir string) Store { return Store{dir} }
+// Store is a directory of holds. The first hold creates it.
+type Store struct{ Dir string }
 
 // In returns the store of a state directory.
-func In(stateDir string) Store { return Open(filepath.Join(stateDir, "embedcni", "holds")) }
+func In(stateDir string) Store { return Store{filepath.Join(stateDir, "embedcni", "holds")} }
 
 // LockName is the name of the lock that keeps holds from being changed while something is
 // repaired by itself.
@@ -86,7 +76,7 @@ const LockName = "holds"
 const ext = ".json"
 
 // path returns the path of a hold.
-func (s Store) path(h Hold) string { return filepath.Join(s.dir, nameOf(h.Container, h.Network)) }
+func (s Store) path(h Hold) string { return filepath.Join(s.Dir, nameOf(h.Container, h.Network)) }
 
 // nameOf returns the name of a hold's file. A name of any characters becomes a hash.
 func nameOf(container record.ID, network string) string {
@@ -101,7 +91,7 @@ func (s Store) Put(h Hold) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return fmt.Errorf("hold: %w", err)
 	}
 	if err := plainfile.Replace(s.path(h), data, 0o600); err != nil {
@@ -112,7 +102,7 @@ func (s Store) Put(h Hold) error {
 
 // sync makes names survive a power cut.
 func (s Store) sync() error {
-	if err := plainfile.SyncDir(s.dir); err != nil {
+	if err := plainfile.SyncDir(s.Dir); err != nil {
 		return fmt.Errorf("hold: %w", err)
 	}
 	return nil
@@ -133,7 +123,7 @@ func (s Store) Delete(h Hold) (bool, error) {
 // List returns all holds, in the order of their files, with those that cannot be read; see
 // [Hold.Err]. With an error none is known, so that anything may be held.
 func (s Store) List() (all []Hold, err error) {
-	entries, err := os.ReadDir(s.dir)
+	entries, err := os.ReadDir(s.Dir)
 	if err != nil {
 		return nil, missing(err)
 	}
@@ -141,7 +131,7 @@ func (s Store) List() (all []Hold, err error) {
 		if !strings.HasSuffix(e.Name(), ext) {
 			continue // being written
 		}
-		path := filepath.Join(s.dir, e.Name())
+		path := filepath.Join(s.Dir, e.Name())
 		data, err := plainfile.Read(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // deleted since
@@ -179,38 +169,6 @@ func (s Store) Forget(id record.ID, networks ...string) error {
 	}
 	return err
 }
-
-// Watch watches for holds that come and go.
-type Watch struct{ dir *dirwatch.Watch }
-
-// Watch begins to watch for holds. It creates the directory. The caller closes the Watch.
-func (s Store) Watch() (*Watch, error) {
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return nil, err
-	}
-	w, err := dirwatch.Open(s.dir)
-	if err != nil {
-		return nil, err
-	}
-	return &Watch{w}, nil
-}
-
-// Follow calls changed after each change since Watch, until ctx ends. The error is then
-// its cause.
-func (w *Watch) Follow(ctx context.Context, changed func()) error {
-	for {
-		if err := w.dir.Wait(ctx); err != nil {
-			return err
-		}
-		if _, err := w.dir.Now(); err != nil {
-			return err
-		}
-		changed()
-	}
-}
-
-// Close stops watching.
-func (w *Watch) Close() error { return w.dir.Close() }
 
 // missing returns nil for an error that there is no such file.
 func missing(err error) error {

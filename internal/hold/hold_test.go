@@ -23,7 +23,7 @@ func sorted(t *testing.T, s Store) []Hold {
 }
 
 func TestStore(t *testing.T) {
-	s := Open(filepath.Join(t.TempDir(), "embedcni", "holds"))
+	s := Store{filepath.Join(t.TempDir(), "embedcni", "holds")}
 	expect.Same(t, "at first", sorted(t, s), nil)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	holds := []Hold{
@@ -49,14 +49,14 @@ func TestStore(t *testing.T) {
 	}
 	expect.NoError(t, s.Forget("c1"))
 	expect.Same(t, "the rest", sorted(t, s), []Hold{holds[0], holds[4]})
-	left := expect.Value(filepath.Glob(filepath.Join(s.dir, ".*")))(t)
+	left := expect.Value(filepath.Glob(filepath.Join(s.Dir, ".*")))(t)
 	expect.Same(t, "unfinished files", len(left), 0)
 }
 
 // TestUnreadable: a hold that cannot be read holds what its file was made for, and nothing
 // else, and ends with its container.
 func TestUnreadable(t *testing.T) {
-	s := Open(t.TempDir())
+	s := Store{t.TempDir()}
 	good := Hold{Network: "net", Since: time.Unix(1, 0).UTC()}
 	expect.NoError(t, s.Put(good))
 	for _, of := range []Hold{{Container: "c1"}, {Container: "c1", Network: "other"}, {Network: "other"}} {
@@ -88,7 +88,7 @@ func TestUnreadable(t *testing.T) {
 	}
 	expect.Same(t, "the other", sorted(t, s), []Hold{good})
 	// One that is being written is none yet.
-	expect.NoError(t, os.WriteFile(filepath.Join(s.dir, "."+filepath.Base(s.path(good))+".123"), []byte("{"), 0o600))
+	expect.NoError(t, os.WriteFile(filepath.Join(s.Dir, "."+filepath.Base(s.path(good))+".123"), []byte("{"), 0o600))
 	expect.Same(t, "half written", sorted(t, s), []Hold{good})
 }
 
@@ -117,15 +117,15 @@ func TestHolds(t *testing.T) {
 func TestRefused(t *testing.T) {
 	dir := t.TempDir()
 	expect.NoError(t, os.WriteFile(filepath.Join(dir, "holds"), nil, 0o600))
-	if err := Open(filepath.Join(dir, "holds")).Put(Hold{Network: "net"}); err == nil {
+	if err := (Store{filepath.Join(dir, "holds")}).Put(Hold{Network: "net"}); err == nil {
 		t.Error("wrote below a file")
 	}
-	s := Open(filepath.Join(dir, "store"))
+	s := Store{filepath.Join(dir, "store")}
 	h := Hold{Network: "net"}
 	expect.NoError(t, os.MkdirAll(s.path(h), 0o700)) // in the way
 	if err := s.Put(h); err == nil {
 		t.Error("replaced a directory")
 	}
-	left := expect.Value(filepath.Glob(filepath.Join(s.dir, ".*")))(t)
+	left := expect.Value(filepath.Glob(filepath.Join(s.Dir, ".*")))(t)
 	expect.Same(t, "unfinished files", len(left), 0)
 }

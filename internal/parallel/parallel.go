@@ -2,6 +2,8 @@
 package parallel
 
 import (
+	"fmt"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 )
@@ -24,4 +26,14 @@ func Each(n, atOnce int, work func(i int)) {
 		})
 	}
 	group.Wait()
+}
+
+// Try calls do, and returns a panic as an error: one container must not end the program.
+func Try(do func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return do()
 }

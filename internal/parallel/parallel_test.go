@@ -1,7 +1,9 @@
 package parallel
 
 import (
+	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -43,4 +45,14 @@ func TestEachBeginsInOrder(t *testing.T) {
 	var called []int
 	Each(4, 1, func(i int) { called = append(called, i) })
 	expect.Same(t, "calls", called, []int{0, 1, 2, 3})
+}
+
+func TestTryReturnsAPanicAsAnError(t *testing.T) {
+	err := Try(func() error { panic("oops") })
+	if err == nil || !strings.HasPrefix(err.Error(), "panic: oops\n") {
+		t.Errorf("got %v", err)
+	}
+	if want := errors.New("no"); Try(func() error { return want }) != want {
+		t.Error("another error")
+	}
 }

@@ -2,14 +2,13 @@ package runner
 
 import (
 	"context"
-	"fmt"
-	"runtime/debug"
 	"time"
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // VerbRepair stands for the verb in the failures and events of a repair. The
@@ -24,19 +23,8 @@ func (r *Runner) Fix(ctx context.Context, d compare.Difference, b *batch.Batch) 
 	defer cancel()
 	lender := *r
 	lender.Given.Batch = b
-	err := guarded(func() error { return d.Fix(lender.Lend(ctx, d.Plugin)) })
+	err := parallel.Try(func() error { return d.Fix(lender.Lend(ctx, d.Plugin)) })
 	return r.failed(failure(chain.Call{Verb: VerbRepair, Plugin: d.Plugin}, BuiltIn, invoke.Output{}, stopped(ctx, err)))
-}
-
-// guarded turns a panic into an error, because one container's record must not end the
-// program.
-func guarded(do func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
-		}
-	}()
-	return do()
 }
 
 // ReportRepair reports the repair of the part of one plugin to the log and the

@@ -14,7 +14,6 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -86,11 +85,11 @@ func (o *opener) close(i int) error {
 
 // readEach reads all namespaces, and calls use for each.
 func (o *opener) readEach(use func(i int, seen *Namespace, err error)) {
-	eachNamespace(len(o.paths), func(i int, r *reader) {
+	Dumps().Each(len(o.paths), func(i int, r *Looks) {
 		ns, err := o.at(i)
 		var seen *Namespace
 		if err == nil {
-			seen, err = r.Read(ns)
+			seen, err = r.read(ns)
 		}
 		use(i, seen, errors.Join(err, o.close(i)))
 	})
@@ -179,9 +178,9 @@ func TestWorkersWithoutAThread(t *testing.T) {
 	_, paths := hostWith(t, 10)
 	o := newOpener(paths)
 	var done []int
-	e := &each{n: len(paths), work: func(i int, r *reader) {
+	e := &each{n: len(paths), work: func(i int, r *Looks) {
 		ns := expect.Value(o.at(i))(t)
-		expect.Value(r.Read(ns))(t)
+		expect.Value(r.read(ns))(t)
 		expect.NoError(t, ns.Close())
 		done = append(done, i)
 	}}
@@ -192,10 +191,9 @@ func TestWorkersWithoutAThread(t *testing.T) {
 		}
 		return nil
 	}
-	err := thread.OnTour(func(tour *thread.Tour) error { return e.run(&reader{tour}, lost) })
-	expect.Is(t, err, reason)
+	expect.Is(t, e.run(Dumps(), lost), reason)
 	expect.Same(t, "done before", done, []int{0, 1, 2})
-	expect.NoError(t, e.run(&reader{}, func() error { return nil }))
+	expect.NoError(t, e.run(Dumps(), func() error { return nil }))
 	expect.Same(t, "done in all", done, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
 }
 

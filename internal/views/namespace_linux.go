@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -29,6 +30,15 @@ type Namespace struct {
 // ReadNamespace reads a namespace.
 func ReadNamespace(ns *netns.Handle) (*Namespace, error) {
 	c, err := links.Dial(ns)
+	if err != nil {
+		return nil, err
+	}
+	return readAndClose(ns, c)
+}
+
+// readOn is ReadNamespace on the thread of a tour, and takes less time.
+func readOn(tour *thread.Tour, ns *netns.Handle) (*Namespace, error) {
+	c, err := links.DialOn(tour, ns)
 	if err != nil {
 		return nil, err
 	}

@@ -3,12 +3,16 @@ package views
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/parallel"
+	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -32,9 +36,38 @@ func Dumps() *Looks {
 }
 
 // Each calls work for the numbers below n, several at once, with Looks that share what
-// they have read; see [eachNamespace]. Views of containers open faster there.
+// they have read. There are as many workers as Go runs threads. Each has a thread for
+// itself, which is in the namespace of the process except while it opens a view: views
+// of containers open faster there.
 func (l *Looks) Each(n int, work func(i int, its *Looks)) {
-	eachNamespace(n, func(i int, r *reader) { work(i, &Looks{l.dumps, r.Read}) })
+	e := &each{n: n, work: work}
+	workers := min(n, runtime.GOMAXPROCS(0))
+	parallel.Each(workers, workers, func(int) {
+		err := thread.OnTour(func(tour *thread.Tour) error {
+			return e.run(&Looks{l.dumps, func(ns *netns.Handle) (*Namespace, error) { return readOn(tour, ns) }}, tour.Lost)
+		})
+		if err != nil { // the rest is work for any thread
+			_ = e.run(&Looks{l.dumps, ReadNamespace}, func() error { return nil })
+		}
+	})
+}
+
+// each is the work of several workers.
+type each struct {
+	n    int
+	next atomic.Int64
+	work func(i int, its *Looks)
+}
+
+// run works until nothing is left to do, or the thread is lost.
+func (e *each) run(its *Looks, lost func() error) error {
+	for i := int(e.next.Add(1)) - 1; i < e.n; i = int(e.next.Add(1)) - 1 {
+		e.work(i, its)
+		if err := lost(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // dump is one look at a host's namespace.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 )
 
@@ -25,68 +27,38 @@ type part struct {
 
 // fake is an attachment in a fake kernel.
 type fake struct {
+	*bench
 	parts    []part
 	has      map[string]bool
 	vanished map[string]int
 
-	delayed  []string
-	applied  error // of Apply
+	together error // of changes that are made together
 	fixed    []string
 	compared int
-	broken   map[int]error // of the comparison of that number
+	failing  int           // the number of the comparison that ends the repair
 	after    func(f *fake) // after each fix
 }
 
-func newFake(parts ...part) *fake {
-	return &fake{parts: parts, has: map[string]bool{}, vanished: map[string]int{}}
+func newFake(b *bench, parts ...part) *fake {
+	return &fake{bench: b, parts: parts, has: map[string]bool{}, vanished: map[string]int{}}
 }
 
 func (f *fake) hasAll(names []string) bool {
 	return !slices.ContainsFunc(names, func(n string) bool { return !f.has[n] })
 }
 
-// fakes is a group of fake attachments.
-type fakes []*fake
-
-func (g fakes) Compare(ctx context.Context, members []int) []Comparison {
-	all := make([]Comparison, len(members))
-	for i, n := range members {
-		all[i].Differences, all[i].Err = g[n].compare(ctx)
-	}
-	return all
-}
-
-func (g fakes) Fix(ctx context.Context, n int, d compare.Difference, together bool) error {
-	return g[n].fix(ctx, d, together)
-}
-
-func (g fakes) Apply(_ context.Context, members []int) []error {
-	errs := make([]error, len(members))
-	for i, n := range members {
-		errs[i] = g[n].apply()
-	}
-	return errs
-}
-
-func (g fakes) Announce(context.Context, int, compare.Difference, bool) {}
-
-func (f *fake) compare(ctx context.Context) ([]compare.Difference, error) {
-	f.compared++
-	if err := errors.Join(ctx.Err(), f.broken[f.compared]); err != nil {
-		return nil, err
-	}
-	var all []compare.Difference
+func (f *fake) compare() (all []compare.Difference) {
 	for _, p := range f.parts {
 		if f.has[p.name] || !f.hasAll(p.needs) {
 			continue
 		}
 		d := compare.Difference{Plugin: "fake", Kind: compare.Rule, Inside: p.inside, Object: p.name, Why: "it differs"}
 		if !p.differs {
-			d.Why, d.Fix = "", func(context.Context) error { return f.add(p) }
+			d.Why, d.Fix = "", func(ctx context.Context) error { return f.fix(ctx, p) }
 		}
 		all = append(all, d)
 	}
-	return all, nil
+	return all
 }
 
 func (f *fake) add(p part) error {
@@ -107,24 +79,20 @@ func (f *fake) add(p part) error {
 	return p.said
 }
 
-func (f *fake) fix(ctx context.Context, d compare.Difference, together bool) error {
-	f.fixed = append(f.fixed, d.Object)
+func (f *fake) fix(ctx context.Context, p part) error {
+	f.fixed = append(f.fixed, p.name)
 	if f.after != nil {
 		defer f.after(f)
 	}
-	if together && f.applied != nil {
-		f.delayed = append(f.delayed, d.Object)
-		return nil
+	if f.together == nil {
+		return f.add(p)
 	}
-	return d.Fix(ctx)
-}
-
-func (f *fake) apply() error {
-	if len(f.delayed) == 0 {
-		return nil
-	}
-	f.delayed = nil
-	return f.applied
+	return batch.Join(ctx, caller.From(ctx).Batch, "parts", p, func(_ context.Context, all []part) error {
+		if len(all) > 1 {
+			return f.together
+		}
+		return f.add(all[0])
+	})
 }
 
 // outcome is an Outcome in a form that can be compared.
@@ -134,13 +102,18 @@ type outcome struct {
 	Fixed    []string
 }
 
-func (f *fake) run(ctx context.Context, o RepairOptions) (outcome, error) {
-	f.fixed = nil
-	result := Repair(ctx, fakes{f}, []RepairOptions{o})[0]
-	return f.outcome(result), result.Err
-}
-
-func (f *fake) outcome(r RepairResult) outcome {
+func (f *fake) run(ctx context.Context, inside bool) (outcome, error) {
+	f.fixed, f.compared = nil, 0
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	r := f.attachment(func(context.Context) []compare.Difference {
+		if f.compared++; f.compared == f.failing {
+			cancel(errUnread)
+		}
+		return f.compare()
+	})
+	r.Inside = inside
+	Repair(ctx, []*Repairing{r})
 	got := outcome{Fixed: f.fixed}
 	for _, d := range r.Repaired {
 		got.Repaired = append(got.Repaired, d.Object)
@@ -151,7 +124,7 @@ func (f *fake) outcome(r RepairResult) outcome {
 		}
 		got.Left[l.Object] = l.Reason
 	}
-	return got
+	return got, r.Err
 }
 
 // same compares reasons with errors.Is.
@@ -168,16 +141,17 @@ func (o outcome) same(want outcome) bool {
 	return reflect.DeepEqual(o, want)
 }
 
-var errRefused = errors.New("refused")
+var errRefused, errUnread = errors.New("refused"), errors.New("no netlink")
 
 func TestRunRepairsWhatMayBeAdded(t *testing.T) {
+	b := newBench(t)
 	bridge := part{name: "bridge"}
 	port := part{name: "port", needs: []string{"bridge"}}
 	rule := part{name: "rule"}
 	for what, test := range map[string]struct {
-		parts []part
-		o     RepairOptions
-		want  outcome
+		parts  []part
+		inside bool
+		want   outcome
 	}{
 		"nothing": {},
 		"a bridge, and then its port": {
@@ -193,11 +167,11 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 			want:  outcome{Repaired: []string{"rule"}, Left: map[string]error{"route": ErrNotAsked}, Fixed: []string{"rule"}},
 		},
 		"the container too": {
-			parts: []part{{name: "route", inside: true}, rule}, o: RepairOptions{Inside: true},
+			parts: []part{{name: "route", inside: true}, rule}, inside: true,
 			want: outcome{Repaired: []string{"route", "rule"}, Fixed: []string{"route", "rule"}},
 		},
 		"not what differs": {
-			parts: []part{{name: "mtu", differs: true}, {name: "mac", differs: true, inside: true}, rule}, o: RepairOptions{Inside: true},
+			parts: []part{{name: "mtu", differs: true}, {name: "mac", differs: true, inside: true}, rule}, inside: true,
 			want: outcome{Repaired: []string{"rule"}, Left: map[string]error{"mtu": ErrNotAddable, "mac": ErrNotAddable}, Fixed: []string{"rule"}},
 		},
 		"the others if one is refused": {
@@ -222,12 +196,12 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 			want:  outcome{Repaired: []string{"rule"}, Left: map[string]error{"fought": ErrReturned}, Fixed: []string{"fought", "rule", "fought"}},
 		},
 	} {
-		f := newFake(test.parts...)
-		got, err := f.run(context.Background(), test.o)
+		f := newFake(b, test.parts...)
+		got, err := f.run(context.Background(), test.inside)
 		if err != nil || !got.same(test.want) {
 			t.Errorf("%s: got %+v, %v\nwant %+v", what, got, err, test.want)
 		}
-		if again, err := f.run(context.Background(), test.o); err != nil || len(again.Repaired) > 0 {
+		if again, err := f.run(context.Background(), test.inside); err != nil || len(again.Repaired) > 0 {
 			t.Errorf("%s: again: got %+v, %v", what, again, err)
 		}
 	}
@@ -235,6 +209,7 @@ func TestRunRepairsWhatMayBeAdded(t *testing.T) {
 
 // TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid, and the next repair goes on.
 func TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid(t *testing.T) {
+	b := newBench(t)
 	var parts []part
 	for i := range mostRounds + 2 {
 		p := part{name: fmt.Sprint(i)}
@@ -243,12 +218,12 @@ func TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid(t *testing.T) {
 		}
 		parts = append(parts, p)
 	}
-	f := newFake(parts...)
-	got, err := f.run(context.Background(), RepairOptions{})
+	f := newFake(b, parts...)
+	got, err := f.run(context.Background(), false)
 	if left := got.Left[fmt.Sprint(mostRounds)]; err != nil || len(got.Repaired) != mostRounds || !errors.Is(left, ErrNotVerified) {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	if got, err := f.run(context.Background(), RepairOptions{}); err != nil || len(got.Repaired) != 2 || got.Left != nil {
+	if got, err := f.run(context.Background(), false); err != nil || len(got.Repaired) != 2 || got.Left != nil {
 		t.Errorf("again: got %+v, %v", got, err)
 	}
 }
@@ -256,9 +231,9 @@ func TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid(t *testing.T) {
 // TestAFailedBatchIsMadeOneByOne, so that one bad rule does not keep the others from
 // being repaired.
 func TestAFailedBatchIsMadeOneByOne(t *testing.T) {
-	f := newFake(part{name: "a"}, part{name: "b", refused: errRefused}, part{name: "c"})
-	f.applied = errors.New("one of them")
-	got, err := f.run(context.Background(), RepairOptions{})
+	f := newFake(newBench(t), part{name: "a"}, part{name: "b", refused: errRefused}, part{name: "c"})
+	f.together = errors.New("one of them")
+	got, err := f.run(context.Background(), false)
 	want := outcome{Repaired: []string{"a", "c"}, Left: map[string]error{"b": errRefused}, Fixed: []string{"a", "b", "c", "a", "b", "c", "b", "b"}}
 	if err != nil || !got.same(want) {
 		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
@@ -268,15 +243,15 @@ func TestAFailedBatchIsMadeOneByOne(t *testing.T) {
 // TestAComparisonThatFails ends the repair. Only what was verified is reported as
 // repaired.
 func TestAComparisonThatFails(t *testing.T) {
-	broken := errors.New("no netlink")
+	b := newBench(t)
 	for at, want := range map[int]outcome{
 		1: {},
 		2: {Left: map[string]error{"bridge": ErrNotVerified}, Fixed: []string{"bridge"}},
 		3: {Repaired: []string{"bridge"}, Left: map[string]error{"port": ErrNotVerified}, Fixed: []string{"bridge", "port"}},
 	} {
-		f := newFake(part{name: "bridge"}, part{name: "port", needs: []string{"bridge"}})
-		f.broken = map[int]error{at: broken}
-		if got, err := f.run(context.Background(), RepairOptions{}); !errors.Is(err, broken) || !got.same(want) {
+		f := newFake(b, part{name: "bridge"}, part{name: "port", needs: []string{"bridge"}})
+		f.failing = at
+		if got, err := f.run(context.Background(), false); !errors.Is(err, errUnread) || !got.same(want) {
 			t.Errorf("comparison %d: got %+v, %v\nwant %+v", at, got, err, want)
 		}
 	}
@@ -285,9 +260,10 @@ func TestAComparisonThatFails(t *testing.T) {
 // TestRepairEndsWithItsContext after each fix: nothing else is fixed, and another
 // repair completes it.
 func TestRepairEndsWithItsContext(t *testing.T) {
+	b := newBench(t)
 	stopped := errors.New("stopped")
 	for after := range 4 {
-		f := newFake(part{name: "bridge"}, part{name: "port", needs: []string{"bridge"}}, part{name: "rule"}, part{name: "queue"})
+		f := newFake(b, part{name: "bridge"}, part{name: "port", needs: []string{"bridge"}}, part{name: "rule"}, part{name: "queue"})
 		ctx, cancel := context.WithCancelCause(context.Background())
 		f.after = func(f *fake) {
 			if len(f.fixed) == after {
@@ -297,7 +273,7 @@ func TestRepairEndsWithItsContext(t *testing.T) {
 		if after == 0 {
 			cancel(stopped)
 		}
-		got, err := f.run(ctx, RepairOptions{})
+		got, err := f.run(ctx, false)
 		if err == nil || len(got.Fixed) != after {
 			t.Errorf("after %d: got %+v, %v", after, got, err)
 		}
@@ -307,7 +283,7 @@ func TestRepairEndsWithItsContext(t *testing.T) {
 			}
 		}
 		f.after = nil
-		got, err = f.run(context.Background(), RepairOptions{})
+		got, err = f.run(context.Background(), false)
 		if err != nil || got.Left != nil || !f.hasAll([]string{"bridge", "port", "rule", "queue"}) {
 			t.Errorf("after %d: again: got %+v, %v, has %v", after, got, err, f.has)
 		}

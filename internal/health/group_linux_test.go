@@ -10,29 +10,33 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/batch"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/hostns"
 )
 
 // bridgeHost is a fake host with a bridge, and containers that each have a port on it
 // and a rule.
 type bridgeHost struct {
+	*bench
 	mu      sync.Mutex
 	bridge  bool
 	ports   []bool
 	rules   []bool
 	ours    []bool  // the container's record says that the bridge is ours
 	refused []error // the container's rule
-	unread  []error // the container
-	delayed [][]int // the rules of each Apply
+	applied [][]int // the rules that were made together
 	fixed   map[string]int
 	told    [][]bool // announcements by container, and whether only to those who have not answered
 	after   func()   // after each fix
+	instead func(ctx context.Context, n int, d compare.Difference) (done bool, err error)
 }
 
-func newBridgeHost(n int) *bridgeHost {
+func newBridgeHost(b *bench, n int) *bridgeHost {
 	h := &bridgeHost{
-		ports: make([]bool, n), rules: make([]bool, n), ours: make([]bool, n), refused: make([]error, n), unread: make([]error, n),
+		bench: b, ports: make([]bool, n), rules: make([]bool, n), ours: make([]bool, n), refused: make([]error, n),
 		fixed: map[string]int{}, told: make([][]bool, n),
 	}
 	for i := range n {
@@ -41,42 +45,52 @@ func newBridgeHost(n int) *bridgeHost {
 	return h
 }
 
-func (h *bridgeHost) Compare(ctx context.Context, members []int) []Comparison {
+// all returns the attachments.
+func (h *bridgeHost) all() []*Repairing {
+	return h.attachments(len(h.ports), func(_ context.Context, n int) []compare.Difference { return h.compare(n) })
+}
+
+func (h *bridgeHost) compare(n int) (all []compare.Difference) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	all := make([]Comparison, len(members))
-	for i, n := range members {
-		if all[i].Err = errors.Join(ctx.Err(), h.unread[n]); all[i].Err != nil {
+	for _, d := range []compare.Difference{
+		{Kind: compare.Bridge, Object: "br0", Shared: true},
+		{Kind: compare.BridgePort, Object: fmt.Sprint("veth", n)},
+		{Kind: compare.Rule, Object: fmt.Sprint("rule", n)},
+	} {
+		if *h.has(n, d) {
 			continue
 		}
-		announce := func(context.Context, bool) error { return nil }
-		add := func(d compare.Difference, set *bool) {
-			d.Plugin, d.Announce = "bridge", announce
-			if d.Object != "br0" || h.ours[n] {
-				d.Fix = func(context.Context) error {
-					if d.Object != "br0" && d.Kind == compare.BridgePort && !h.bridge {
-						return errors.New("no bridge")
-					}
-					*set = true
-					return nil
-				}
-			}
-			all[i].Differences = append(all[i].Differences, d)
+		d.Plugin, d.Announce = "bridge", func(_ context.Context, unanswered bool) error {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.told[n] = append(h.told[n], unanswered)
+			return nil
 		}
-		if !h.bridge {
-			add(compare.Difference{Kind: compare.Bridge, Object: "br0", Shared: true}, &h.bridge)
+		if !d.Shared || h.ours[n] {
+			d.Fix = func(ctx context.Context) error { return h.fix(ctx, n, d) }
 		}
-		if !h.ports[n] {
-			add(compare.Difference{Kind: compare.BridgePort, Object: fmt.Sprint("veth", n)}, &h.ports[n])
-		}
-		if !h.rules[n] {
-			add(compare.Difference{Kind: compare.Rule, Object: fmt.Sprint("rule", n)}, &h.rules[n])
-		}
+		all = append(all, d)
 	}
 	return all
 }
 
-func (h *bridgeHost) Fix(ctx context.Context, n int, d compare.Difference, together bool) error {
+func (h *bridgeHost) has(n int, d compare.Difference) *bool {
+	switch d.Kind {
+	case compare.Bridge:
+		return &h.bridge
+	case compare.BridgePort:
+		return &h.ports[n]
+	}
+	return &h.rules[n]
+}
+
+func (h *bridgeHost) fix(ctx context.Context, n int, d compare.Difference) error {
+	if h.instead != nil {
+		if done, err := h.instead(ctx, n, d); done {
+			return err
+		}
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if ctx.Err() != nil {
@@ -86,52 +100,56 @@ func (h *bridgeHost) Fix(ctx context.Context, n int, d compare.Difference, toget
 	if h.after != nil {
 		defer h.after()
 	}
-	if d.Kind != compare.Rule {
-		return d.Fix(ctx)
+	if d.Kind == compare.Rule {
+		if b := caller.From(ctx).Batch; b != nil {
+			return batch.Join(ctx, b, "rules", n, h.apply)
+		}
+		return h.addRules([]int{n})
 	}
-	if together {
-		return nil
+	if d.Kind == compare.BridgePort && !h.bridge {
+		return errors.New("no bridge")
 	}
-	if h.refused[n] == nil {
-		return d.Fix(ctx)
-	}
-	return h.refused[n]
+	*h.has(n, d) = true
+	return nil
 }
 
-func (h *bridgeHost) Apply(ctx context.Context, members []int) []error {
+func (h *bridgeHost) apply(ctx context.Context, members []int) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.delayed = append(h.delayed, slices.Clone(members))
-	errs := make([]error, len(members))
-	for i, n := range members {
-		if errs[i] = errors.Join(ctx.Err(), h.refused[n]); errs[i] == nil {
-			h.rules[n] = true
+	h.applied = append(h.applied, slices.Clone(members))
+	return errors.Join(ctx.Err(), h.addRules(members))
+}
+
+// addRules adds all of the rules, or none.
+func (h *bridgeHost) addRules(members []int) error {
+	for _, n := range members {
+		if h.refused[n] != nil {
+			return h.refused[n]
 		}
 	}
-	return errs
-}
-
-func (h *bridgeHost) Announce(_ context.Context, n int, _ compare.Difference, unanswered bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.told[n] = append(h.told[n], unanswered)
+	for _, n := range members {
+		h.rules[n] = true
+	}
+	return nil
 }
 
 // TestAGroupIsRepairedTogether: what all share once, the rules in one go, and one that
 // is refused is its own container's failure.
 func TestAGroupIsRepairedTogether(t *testing.T) {
 	const n, bad, unread = 40, 7, 9
-	h := newBridgeHost(n)
-	h.refused[bad], h.unread[unread] = errRefused, errors.New("no netlink")
+	h := newBridgeHost(newBench(t), n)
+	h.refused[bad] = errRefused
 	h.ours[0] = false // an earlier version made its attachment
-	results := Repair(t.Context(), h, make([]RepairOptions, n))
+	all := h.all()
+	all[unread].Container = nil
+	Repair(t.Context(), all)
 	expect.Same(t, "repairs of the bridge", h.fixed["br0"], 1)
-	expect.Same(t, "calls of Apply with all", len(h.delayed[0]), n-1)
+	expect.Same(t, "rules that were made together", len(h.applied[0]), n-1)
 	bridges := 0
-	for i, r := range results {
+	for i, r := range all {
 		switch i {
 		case unread:
-			expect.Is(t, r.Err, h.unread[i])
+			expect.Is(t, r.Err, hostns.ErrInvalid)
 			continue
 		case bad:
 			expect.Same(t, "left", len(r.Left), 1)
@@ -153,10 +171,19 @@ func TestAGroupIsRepairedTogether(t *testing.T) {
 // TestOneThatHangsDelaysTheOthersLittle, and is its own failure.
 func TestOneThatHangsDelaysTheOthersLittle(t *testing.T) {
 	const n, bad = 20, 3
-	h := newBridgeHost(n)
+	h := newBridgeHost(newBench(t), n)
 	h.bridge = true
+	h.instead = func(ctx context.Context, n int, d compare.Difference) (bool, error) {
+		if n != bad || d.Kind != compare.BridgePort {
+			return false, nil
+		}
+		<-ctx.Done()
+		return true, ctx.Err()
+	}
 	begun := time.Now()
-	for i, r := range Repair(t.Context(), hanging{h, bad}, make([]RepairOptions, n)) {
+	all := h.all()
+	Repair(t.Context(), all)
+	for i, r := range all {
 		expect.NoError(t, r.Err)
 		want := 0
 		if i == bad {
@@ -170,41 +197,18 @@ func TestOneThatHangsDelaysTheOthersLittle(t *testing.T) {
 	}
 }
 
-// hanging is a host on which the repair of one container's port takes for ever.
-type hanging struct {
-	*bridgeHost
-	container int
-}
-
-func (g hanging) Fix(ctx context.Context, n int, d compare.Difference, together bool) error {
-	if n == g.container && d.Kind == compare.BridgePort {
-		<-ctx.Done()
-		return context.Cause(ctx)
-	}
-	return g.bridgeHost.Fix(ctx, n, d, together)
-}
-
 // TestWhoeverKnowsBetterRepairsWhatIsShared: the first container's repair changes
 // nothing, because its record is of an older bridge.
 func TestWhoeverKnowsBetterRepairsWhatIsShared(t *testing.T) {
-	h := newBridgeHost(2)
+	h := newBridgeHost(newBench(t), 2)
 	h.rules = []bool{true, true}
-	g := stale{h}
-	results := Repair(t.Context(), g, make([]RepairOptions, 2))
-	for i, r := range results {
+	h.instead = func(_ context.Context, n int, d compare.Difference) (bool, error) { return n == 0 && d.Shared, nil }
+	all := h.all()
+	Repair(t.Context(), all)
+	for i, r := range all {
 		expect.NoError(t, r.Err)
 		expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), 0)
 	}
-}
-
-// stale is a host whose first container's repair of the bridge does nothing.
-type stale struct{ *bridgeHost }
-
-func (g stale) Fix(ctx context.Context, n int, d compare.Difference, together bool) error {
-	if n == 0 && d.Shared {
-		return nil
-	}
-	return g.bridgeHost.Fix(ctx, n, d, together)
 }
 
 // TestRandomGroups: whatever is broken and refused, and wherever it is stopped, the next
@@ -213,9 +217,10 @@ func TestRandomGroups(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
+	b := newBench(t)
 	for range 300 {
 		n := 1 + random.IntN(30)
-		h := newBridgeHost(n)
+		h := newBridgeHost(b, n)
 		h.bridge = random.IntN(2) == 0
 		anybody := h.bridge
 		for i := range n {
@@ -233,10 +238,12 @@ func TestRandomGroups(t *testing.T) {
 				cancel()
 			}
 		}
-		Repair(ctx, h, make([]RepairOptions, n))
+		Repair(ctx, h.all())
 		cancel()
 		h.after = nil
-		for i, r := range Repair(t.Context(), h, make([]RepairOptions, n)) {
+		all := h.all()
+		Repair(t.Context(), all)
+		for i, r := range all {
 			want := 0
 			if !anybody {
 				want++ // the bridge

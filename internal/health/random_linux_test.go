@@ -15,9 +15,10 @@ func TestRandomAttachments(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	for range 2000 {
-		f, o := randomFake(random)
-		wanted := f.reachable(o)
+	b := newBench(t)
+	for range 500 {
+		f, inside := randomFake(b, random)
+		wanted := f.reachable(inside)
 		ctx, cancel := context.WithCancel(context.Background())
 		stop := random.IntN(len(f.parts) + 1)
 		f.after = func(f *fake) {
@@ -25,30 +26,30 @@ func TestRandomAttachments(t *testing.T) {
 				cancel()
 			}
 		}
-		_, _ = f.run(ctx, o) // it may have been stopped
+		_, _ = f.run(ctx, inside) // it may have been stopped
 		cancel()
 		f.after = nil
 		var got outcome
 		for range 3 { // a chain may be longer than the rounds of one repair
 			var err error
-			if got, err = f.run(context.Background(), o); err != nil {
+			if got, err = f.run(context.Background(), inside); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, p := range f.parts {
 			switch {
 			case f.has[p.name] != wanted[p.name]:
-				t.Fatalf("%+v, %+v: %s is there: %t, want %t; %+v", o, f.parts, p.name, f.has[p.name], wanted[p.name], got)
+				t.Fatalf("inside %t, %+v: %s is there: %t, want %t; %+v", inside, f.parts, p.name, f.has[p.name], wanted[p.name], got)
 			case f.has[p.name] && got.Left[p.name] != nil, len(got.Repaired) > 0:
-				t.Fatalf("%+v, %+v: repaired once, and then: %+v", o, f.parts, got)
+				t.Fatalf("inside %t, %+v: repaired once, and then: %+v", inside, f.parts, got)
 			case !f.has[p.name] && f.hasAll(p.needs) && got.Left[p.name] == nil:
-				t.Fatalf("%+v, %+v: %s is missing without a reason: %+v", o, f.parts, p.name, got)
+				t.Fatalf("inside %t, %+v: %s is missing without a reason: %+v", inside, f.parts, p.name, got)
 			}
 		}
 	}
 }
 
-func randomFake(random *rand.Rand) (*fake, RepairOptions) {
+func randomFake(b *bench, random *rand.Rand) (f *fake, inside bool) {
 	var parts []part
 	for i := range 1 + random.IntN(10) {
 		p := part{name: fmt.Sprint(i), inside: random.IntN(4) == 0, differs: random.IntN(6) == 0}
@@ -61,15 +62,15 @@ func randomFake(random *rand.Rand) (*fake, RepairOptions) {
 		parts = append(parts, p)
 	}
 	random.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
-	f := newFake(parts...)
+	f = newFake(b, parts...)
 	for _, p := range parts {
 		f.has[p.name] = random.IntN(2) == 0
 	}
-	return f, RepairOptions{Inside: random.IntN(2) == 0}
+	return f, random.IntN(2) == 0
 }
 
 // reachable returns the parts that are there after a repair.
-func (f *fake) reachable(o RepairOptions) map[string]bool {
+func (f *fake) reachable(inside bool) map[string]bool {
 	all := make(map[string]bool)
 	for name, has := range f.has {
 		all[name] = has
@@ -77,7 +78,7 @@ func (f *fake) reachable(o RepairOptions) map[string]bool {
 	for range f.parts {
 		for _, p := range f.parts {
 			needs := !slices.ContainsFunc(p.needs, func(n string) bool { return !all[n] })
-			if needs && !p.differs && p.refused == nil && (!p.inside || o.Inside) {
+			if needs && !p.differs && p.refused == nil && (!p.inside || inside) {
 				all[p.name] = true
 			}
 		}
