@@ -103,7 +103,7 @@ func (x Tool) nftHas(ctx context.Context, chains []ChainID) (found []ChainID, er
 // Exist reports, in order, which of the chains the nf_tables variant has.
 func (x Tool) Exist(ctx context.Context, chains []ChainID) (exist []bool, err error) {
 	err = x.Sockets.Do(ctx, func(c *nft.Conn) error {
-		_, exist, err = c.Exist(x.nftFamily(), nftChains(chains)...)
+		exist, err = c.Exist(x.nftFamily(), nftChains(chains)...)
 		return err
 	})
 	return exist, err

@@ -375,7 +375,7 @@ func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all 
 			if !slices.ContainsFunc(fw.acceptRules(subnet), func(r acceptRule) bool { return len(now.accepts[r.comment]) > 0 }) {
 				continue
 			}
-			needed, err := left.needed(subnet)
+			needed, err := t.InNetwork(subnet)
 			if err != nil {
 				return all, err
 			}
@@ -396,13 +396,6 @@ type foundForwarding struct {
 	tool      iptables.Tool
 	subnets   []netip.Prefix
 	inNetwork func(netip.Prefix) (bool, error)
-}
-
-func (f foundForwarding) needed(subnet netip.Prefix) (bool, error) {
-	if f.inNetwork == nil {
-		return false, nil
-	}
-	return f.inNetwork(subnet)
 }
 
 // Lines implements [fwrules.Found].
@@ -433,7 +426,7 @@ func (f foundForwarding) Apply(ctx context.Context) (err error) {
 // unneeded calls fn for each rule of the subnets that nobody needs.
 func (f foundForwarding) unneeded(fn func(acceptRule) error) error {
 	for _, subnet := range f.subnets {
-		needed, err := f.needed(subnet)
+		needed, err := f.inNetwork(subnet)
 		if err != nil {
 			return err
 		}

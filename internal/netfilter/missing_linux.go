@@ -92,7 +92,7 @@ func (fw *Firewalls) missingOwn(ctx context.Context, part fwrules.Part, in *sigh
 // sight is the rules of a namespace, each form read once, when it is first asked for.
 type sight struct {
 	fw   *Firewalls
-	only *fwrules.Rules // of which the forms are read; nil: all
+	only *fwrules.Rules // of which this module's own are read; nil: all
 
 	native     once[*native.Table]
 	forwarding once[[]forwarding]
@@ -135,9 +135,7 @@ func (s *sight) readForwarding(ctx context.Context) ([]forwarding, error) {
 }
 
 func (s *sight) readReference(ctx context.Context) (*reference.Sight, error) {
-	return s.reference.do(ctx, func(ctx context.Context) (*reference.Sight, error) {
-		return s.fw.reference.Read(ctx, s.only)
-	})
+	return s.reference.do(ctx, s.fw.reference.Read)
 }
 
 // once is a value that the first caller reads. If that fails, the next one tries again.
