@@ -194,16 +194,12 @@ func (x Tool) lookPath(ctx context.Context, purpose string) (string, error) {
 	if err == nil {
 		return path, nil
 	}
-	plain, plainErr := LookPath(x.Family)
-	if plainErr != nil {
+	plain := Tool{Family: x.Family, Held: x.Held}
+	switch plainErr := plain.Detect(ctx); {
+	case errors.Is(plainErr, exec.ErrNotFound), plainErr == nil && plain.Legacy != x.Legacy:
 		return "", err
-	}
-	version, versionErr := x.runTool(ctx, "", plain, "--version")
-	if versionErr != nil {
-		return "", versionErr
-	}
-	if strings.Contains(version, "(nf_tables)") == x.Legacy {
-		return "", err
+	case plainErr != nil:
+		return "", plainErr
 	}
 	return LookPath(x.Family + suffix)
 }
