@@ -25,6 +25,21 @@ type Tool struct {
 	Held    []*os.File // open in all processes that it starts
 }
 
+// Variants returns the tools of both variants of both families. held is open in all
+// processes that they start; nil: none is.
+func Variants(sockets nft.Sockets, held *os.File) (all []Tool) {
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, legacy := range []bool{false, true} {
+			x := Tool{Family: family, Legacy: legacy, Sockets: sockets}
+			if held != nil {
+				x.Held = []*os.File{held}
+			}
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
 // V6 reports whether the tool is for IPv6.
 func (x Tool) V6() bool { return x.Family == "ip6tables" }
 

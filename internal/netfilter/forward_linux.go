@@ -347,16 +347,6 @@ func (fw *Firewalls) missingForward(all []forwarding, f fwrules.Forward) (missin
 	return missing
 }
 
-// allTools are both variants of both families, those of the nf_tables variant first.
-func (fw *Firewalls) allTools() (all []iptables.Tool) {
-	for _, legacy := range []bool{false, true} {
-		for _, family := range []string{"iptables", "ip6tables"} {
-			all = append(all, iptables.Tool{Family: family, Legacy: legacy, Sockets: fw.sockets})
-		}
-	}
-	return all
-}
-
 // findForwarding returns the rules of a target's subnets that nobody needs any more.
 func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
 	if len(t.Subnets) == 0 {
@@ -365,7 +355,7 @@ func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all 
 	if _, err := fw.statRecords(); err != nil {
 		return nil, err
 	}
-	for _, tool := range fw.allTools() {
+	for _, tool := range iptables.Variants(fw.sockets, fw.Held) {
 		now, err := readForwarding(ctx, tool)
 		if err != nil {
 			return all, err

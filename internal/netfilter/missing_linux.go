@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/netfilter/native"
 	"github.com/embedcni/cni/internal/netfilter/reference"
@@ -123,7 +124,7 @@ func (s *sight) missingNative(ctx context.Context, fw *Firewalls, r fwrules.Rule
 // readForwarding reads the chains of all variants and families.
 func (s *sight) readForwarding(ctx context.Context) ([]forwarding, error) {
 	return s.forwarding.do(ctx, func(ctx context.Context) (all []forwarding, err error) {
-		for _, tool := range s.fw.allTools() {
+		for _, tool := range iptables.Variants(s.fw.sockets, s.fw.Held) {
 			now, err := readForwarding(ctx, tool)
 			if err != nil {
 				return nil, err

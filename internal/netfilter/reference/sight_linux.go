@@ -61,7 +61,7 @@ func (f Form) Read(ctx context.Context) (*Sight, error) {
 		return nil, err
 	}
 	return s, f.in(func() error {
-		for _, t := range f.tools() {
+		for _, t := range iptables.Variants(f.Sockets, f.Held) {
 			if err := s.readSaved(ctx, t); err != nil {
 				return err
 			}
