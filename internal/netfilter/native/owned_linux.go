@@ -133,12 +133,3 @@ func ownedByTarget(t fwrules.Target) owned {
 	o.addrs, o.keys, o.spoof = t.Addresses, portKeys(t.Ports), true
 	return o
 }
-
-// search returns the elements that are there.
-func (o owned) search(ctx context.Context, c *nft.Conn) (found []element, err error) {
-	err = nft.UntilUnchanged(ctx, func() error {
-		found, _, err = o.find(c)
-		return err
-	})
-	return found, err
-}
