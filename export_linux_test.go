@@ -6,27 +6,24 @@ import (
 )
 
 // Reap examines all records for abandoned containers, in the foreground.
-// Background rounds do the same, with pauses.
-func (r *Runtime) Reap(ctx context.Context) error {
+// Looks in the background do the same, with pauses.
+func (r *Runtime) Reap(context.Context) error {
 	s := r.current.Load()
 	host, err := s.Hosts.Open(s.hostNetNS)
 	if err != nil {
 		return err
 	}
-	return join(s.abandoned.Round(ctx, s.forAbandoned(), host), host.Close())
+	return join(s.abandoned.Look(s.forAbandoned(), host), host.Close())
 }
 
-// Reaped reports whether any call has requested a round.
+// Reaped reports whether any call has requested a look.
 func (r *Runtime) Reaped() bool {
-	return !reflect.ValueOf(r.current.Load().abandoned).Elem().FieldByName("rounds").Elem().IsZero()
+	return reflect.ValueOf(r.current.Load().abandoned).Elem().FieldByName("begun").Bool()
 }
 
 // SearchesWith reports whether two Runtimes look for abandoned containers together.
 func (r *Runtime) SearchesWith(other *Runtime) bool {
-	rounds := func(r *Runtime) uintptr {
-		return reflect.ValueOf(r.current.Load().abandoned).Elem().FieldByName("rounds").Pointer()
-	}
-	return rounds(r) == rounds(other)
+	return r.current.Load().abandoned == other.current.Load().abandoned
 }
 
 // ReadRecordsBy calls told for each record that is read.

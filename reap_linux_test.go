@@ -189,7 +189,7 @@ func TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers(t *testing.T) {
 	}
 }
 
-// TestFault_F33_OneInACrowd is found by a background round, which reads in parts.
+// TestFault_F33_OneInACrowd is found by a look in the background, which reads in parts.
 func TestFault_F33_OneInACrowd(t *testing.T) {
 	h := newRealHost(t)
 	r := h.bridged(cni.WithOwner("tester"))

@@ -201,11 +201,11 @@ func (r reaper) Keeps(id record.ID) bool { return r.Pins.Keeps(id) }
 func (r reaper) Tend(file string, host *hostns.NetNS) (step abandoned.Step, err error) {
 	rec, err := r.Records.LoadFile(file)
 	if err != nil || rec == nil {
-		return step, nil // removed since, or damaged, which Recover reports
+		return step, host.Close() // removed since, or damaged, which Recover reports
 	}
-	op, err := r.tryBegin(rec.ContainerID, host)
-	if op == nil {
-		return step, err
+	op := &operation{snapshot: r.snapshot, Container: r.New(rec.ContainerID, host)}
+	if locked, err := op.TryLock(); !locked { // no look waits for a lock
+		return step, join(err, host.Close())
 	}
 	defer op.end()
 	return r.tend(op, host.ID())
@@ -304,20 +304,6 @@ func (s *snapshot) endDead(ctx context.Context, rec *record.Record) (ended bool)
 		s.logger.Warn("remove a container that is gone and has ports or addresses that another wants", "container", rec.ContainerID, "error", err)
 	}
 	return ended
-}
-
-// tryBegin locks a container as for Remove. It returns nil if it would have to wait
-// for the lock.
-func (r reaper) tryBegin(id record.ID, from *hostns.NetNS) (*operation, error) {
-	host, err := from.Dup()
-	if err != nil {
-		return nil, err
-	}
-	op := &operation{snapshot: r.snapshot, Container: r.New(id, host)}
-	if locked, err := op.TryLock(); !locked {
-		return nil, join(err, host.Close())
-	}
-	return op, nil
 }
 
 // finishAbandoned removes attachments of an abandoned container. It returns nil

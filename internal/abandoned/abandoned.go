@@ -30,15 +30,15 @@ type Alike struct {
 }
 
 // Containers are the containers on record, as one Runtime sees them. Its type must be
-// comparable: a Search keeps a set of them.
+// comparable: a Search notes each once.
 type Containers interface {
 	// Keeps reports whether this process keeps the namespace of a container alive.
 	Keeps(record.ID) bool
 
 	// Tend does the next step for the container of a record file if the container is
-	// abandoned. If that fails, a later round tries again. With a *NoEndError the
+	// abandoned. If that fails, a later look tries again. With a *NoEndError the
 	// container stays as it is. Plugins run in the recorded host namespace, or else in
-	// host.
+	// host, which Tend takes over.
 	Tend(file string, host *hostns.NetNS) (Step, error)
 }
 

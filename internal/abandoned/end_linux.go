@@ -3,6 +3,7 @@ package abandoned
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/embedcni/cni/internal/hostns"
@@ -27,13 +28,18 @@ type Tend func(ctx context.Context, host *hostns.NetNS) (step Step, ended bool, 
 func End(ctx context.Context, host *hostns.NetNS, tend Tend) (ended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, endWithin)
 	defer cancel()
+	return end(ctx, host, &atomic.Int32{}, tend)
+}
+
+// end is End with another limit. It counts a step as stuck that takes longer.
+func end(ctx context.Context, host *hostns.NetNS, stuck *atomic.Int32, tend Tend) (ended bool, err error) {
 	watch, err := links.WatchAddresses(host.Handle) // before anything vanishes
 	if err != nil {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, watch.Close()) }()
 	for range mostSteps {
-		step, ended, err := tend.within(ctx, host)
+		step, ended, err := tend.within(ctx, host, stuck)
 		if ended || err != nil {
 			return ended, err
 		}
@@ -48,7 +54,7 @@ func End(ctx context.Context, host *hostns.NetNS, tend Tend) (ended bool, err er
 }
 
 // within is one step on another goroutine, for which it does not wait when ctx ends.
-func (tend Tend) within(ctx context.Context, host *hostns.NetNS) (step Step, ended bool, err error) {
+func (tend Tend) within(ctx context.Context, host *hostns.NetNS, stuck *atomic.Int32) (step Step, ended bool, err error) {
 	own, err := host.Dup()
 	if err != nil {
 		return step, false, err
@@ -59,7 +65,9 @@ func (tend Tend) within(ctx context.Context, host *hostns.NetNS) (step Step, end
 		err   error
 	}
 	done := make(chan outcome, 1)
+	stuck.Add(1)
 	go func() {
+		defer stuck.Add(-1)
 		var o outcome
 		o.err = guarded(func() (err error) {
 			o.step, o.ended, err = tend(ctx, own)

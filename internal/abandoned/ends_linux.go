@@ -154,16 +154,8 @@ func (p place) endInside(ifName string, host *links.Conn) (index int, err error)
 	if p.container == nil {
 		return 0, nil
 	}
-	c, err := p.host.Conns.Borrow(p.container)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	own, err := c.Link(ifName)
-	if links.NotFound(err) || err == nil && (own.Kind != "veth" || !own.Peer.Elsewhere) {
-		return 0, nil
-	}
-	if err != nil {
+	own, err := p.host.Conns.Lookup(p.container, ifName)
+	if err != nil || own == nil || own.Kind != "veth" || !own.Peer.Elsewhere {
 		return 0, err
 	}
 	l, err := host.LinkByIndex(own.Peer.Index)

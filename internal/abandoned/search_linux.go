@@ -4,141 +4,129 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/shared"
 )
 
-// These limits keep the background work from slowing down calls. A round looks at all
-// records. It reads for lookFor and then pauses for lookRest, so that reading takes a
-// twentieth of the time; after work on a container it pauses workRest times as long. The
-// next round begins after longestRest at most, or after restFor times the time of reading.
-// A round stops waiting for a container after stuckFor, for example because an executable
-// hangs. While mostStuck containers are stuck, no work is started.
+// These limits keep the background work from slowing down calls. A look reads all records.
+// It works for lookFor and then pauses for lookRest, so that reading takes a twentieth of
+// the time. The next look begins after restFor times the time that this one took, within
+// limits. While mostStuck containers are stuck, for example because an executable hangs, no
+// work is started.
 const (
 	lookFor      = 2 * time.Millisecond
 	lookRest     = 40 * time.Millisecond
-	workRest     = 10
-	restFor      = 100
+	restFor      = 5
 	shortestRest = 100 * time.Millisecond
 	longestRest  = 10 * time.Second
-	endsFor      = 2 * time.Second
 	stuckFor     = 2 * time.Second
 	mostStuck    = 4
 )
 
-// Search looks for the abandoned containers of one directory of records.
+// Search looks for the abandoned containers of one directory of records. Each call that
+// requests a look gets one that begins after the call.
 type Search struct {
-	*rounds // the process's, or the Search's own
+	mu      sync.Mutex
+	begun   bool         // Setup has been called
+	waiting bool         // a look will begin
+	runtime Runtime      // of the last request: it has the newest configuration
+	asked   []Containers // those of all requests since a look began: each may keep namespaces alive
+
+	looking  sync.Mutex     // held during a look
+	next     time.Time      // before which no look begins
+	reported map[string]int // the generation of each record file that was reported
+	stuck    atomic.Int32   // containers that no look waits for any more
 }
 
-var allRounds shared.Values[Alike, rounds]
+var searches shared.Values[Alike, Search]
 
-// Open returns a Search that shares its rounds with those of all Runtimes that are alike.
-// Each round reads all records, and a program may have a Runtime for each container.
-func Open(a Alike) *Search {
-	return &Search{allRounds.Get(a, func() *rounds { return &rounds{} })}
-}
+// Open returns the Search of all Runtimes that are alike. Each look reads all records, and
+// a program may have a Runtime for each container.
+func Open(a Alike) *Search { return searches.Get(a, New) }
 
-// New returns a Search that shares nothing.
-func New() *Search { return &Search{rounds: &rounds{}} }
+// New returns a Search that is shared with nobody.
+func New() *Search { return &Search{} }
 
-// Request asks for a scan of all records in the background; setup says that Setup
-// asks, before which no scan begins. It does not wait. Plugins run in the recorded
+// Request asks for a look at all records in the background; setup says that Setup
+// asks, before which no look begins. It does not wait. Plugins run in the recorded
 // host namespace, or else in host, which the Search opens once more.
 func (s *Search) Request(r Runtime, host *hostns.NetNS, setup bool) {
-	wait, yes := s.want(r, setup)
-	if !yes {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.begun = s.begun || setup; !s.begun {
+		return
+	}
+	s.runtime = r
+	if !slices.Contains(s.asked, r.Containers) {
+		s.asked = append(s.asked, r.Containers)
+	}
+	if s.waiting {
 		return
 	}
 	own, err := host.Dup()
 	if err != nil {
-		s.more(0, true)
 		r.Logger.Warn("look for abandoned containers", "error", err)
 		return
 	}
-	s.roundAfter(wait, own)
+	s.waiting = true
+	time.AfterFunc(0, func() { s.inBackground(own) })
 }
 
-// roundAfter makes a round after a time, and another while one is wanted. Between two
-// rounds a timer runs, but no goroutine.
-func (s *Search) roundAfter(wait time.Duration, host *hostns.NetNS) {
-	time.AfterFunc(wait, func() {
-		r := &round{Runtime: s.begin(), rounds: s.rounds, host: host, rests: true}
-		err := r.all()
-		if err != nil {
-			r.Logger.Warn("look for abandoned containers", "error", err)
-		}
-		if wait, yes := s.more(r.read, err != nil); yes {
-			s.roundAfter(wait, host)
-			return
-		}
-		if err := host.Close(); err != nil {
-			r.Logger.Error("close network namespace", "error", err)
-		}
-	})
-}
-
-// Round makes a round in the foreground, without pauses, after the one that is under
-// way.
-func (s *Search) Round(ctx context.Context, by Runtime, host *hostns.NetNS) error {
-	for started := false; !started; {
-		if s.idle() { // otherwise want would request another round behind it
-			_, started = s.want(by, true)
-			continue
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(time.Millisecond):
-		}
+// inBackground looks once, after the look that is under way and the rest. Between two looks
+// a timer runs, but no goroutine.
+func (s *Search) inBackground(host *hostns.NetNS) {
+	s.looking.Lock()
+	defer s.looking.Unlock()
+	if wait := time.Until(s.next); wait > 0 {
+		time.AfterFunc(wait, func() { s.inBackground(host) })
+		return
 	}
-	for {
-		r := &round{Runtime: s.begin(), rounds: s.rounds, host: host}
-		err := r.all()
-		if _, yes := s.more(0, err != nil); !yes {
-			return err
-		}
+	l, begun := s.begin(host), time.Now()
+	l.rests = true
+	if err := errors.Join(guarded(l.all), host.Close()); err != nil {
+		l.Logger.Warn("look for abandoned containers", "error", err)
 	}
+	s.next = time.Now().Add(restAfter(time.Since(begun)))
 }
 
-// round is one look at all records.
-type round struct {
+// restAfter returns the time from the end of a look to the next one.
+func restAfter(took time.Duration) time.Duration {
+	return min(max(restFor*took, shortestRest), longestRest)
+}
+
+// begin begins a look for those that have requested one, and forgets them: a Runtime must
+// not be kept from being collected.
+func (s *Search) begin(host *hostns.NetNS) *look {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := &look{Runtime: s.runtime, search: s, asked: s.asked, host: host}
+	s.runtime, s.asked, s.waiting = Runtime{}, nil, false
+	return l
+}
+
+// Look looks in the foreground, without pauses, after the look that is under way.
+func (s *Search) Look(by Runtime, host *hostns.NetNS) error {
+	s.looking.Lock()
+	defer s.looking.Unlock()
+	return guarded((&look{Runtime: by, search: s, host: host}).all)
+}
+
+// look is one look at all records.
+type look struct {
 	Runtime
-	rounds *rounds
+	search *Search
+	asked  []Containers
 	host   *hostns.NetNS
-	rests  bool          // in the background
-	read   time.Duration // that reading has taken
-
-	watch  *links.Listener      // nil until there is work
-	ending map[*candidate][]int // whose namespaces were let go, and the interfaces that vanish with them
-}
-
-// candidate is a container that needs work, as a look at its record found it.
-type candidate struct {
-	file string
-	rec  *record.Record
-	by   Containers // the Runtime that tends it
-}
-
-// all looks at all records, lets go of the namespaces of abandoned containers, and removes
-// the containers whose namespaces end in time.
-func (r *round) all() error {
-	host, err := r.host.Dup() // for its sockets
-	if err != nil {
-		return err
-	}
-	r.host, r.ending = host, make(map[*candidate][]int)
-	err = guarded(r.scan)
-	if r.watch != nil {
-		err = errors.Join(err, r.watch.Close())
-	}
-	return errors.Join(err, host.Close())
+	rests  bool // in the background
 }
 
 // guarded calls f and returns a panic of it as an error. f runs on a goroutine of the
@@ -152,149 +140,77 @@ func guarded(f func() error) (err error) {
 	return f()
 }
 
-func (r *round) scan() error {
-	files, err := r.Records.Files()
+// all looks at all records, and removes the containers that are abandoned.
+func (l *look) all() error {
+	files, err := l.Records.Files()
 	if err != nil {
 		return err
 	}
-	r.rounds.forget(files)
+	maps.DeleteFunc(l.search.reported, func(file string, _ int) bool {
+		_, exists := slices.BinarySearch(files, file)
+		return !exists
+	})
 	view, begun := nsfind.View(), time.Now() // of any thread: Tend judges each container again
 	for _, file := range files {
-		c := r.needsWork(file, view)
-		took := time.Since(begun)
-		if c != nil {
-			r.read += took
-			if err := r.work(c); err != nil {
-				return err
-			}
-			begun = time.Now()
-		} else if took > lookFor {
-			r.read += took
-			r.rest(lookRest)
+		if rec, by := l.needsWork(file, view); by != nil {
+			l.work(file, rec, by)
+		}
+		if l.rests && time.Since(begun) > lookFor {
+			time.Sleep(lookRest) // it waits for nothing, and leaves the processors to calls
 			begun = time.Now()
 		}
 	}
-	r.read += time.Since(begun)
-	return r.await()
-}
-
-// rest pauses in the background, to leave the processors to calls. It waits for nothing.
-func (r *round) rest(d time.Duration) {
-	if r.rests {
-		time.Sleep(d)
-	}
-}
-
-// work does the next step for a container, unless too many are stuck.
-func (r *round) work(c *candidate) (err error) {
-	if r.rounds.addStuck(0) >= mostStuck {
-		r.rounds.again()
-		return nil
-	}
-	if r.watch == nil { // before anything vanishes
-		if r.watch, err = links.WatchAddresses(r.host.Handle); err != nil {
-			return err
-		}
-	}
-	begun := time.Now()
-	if step := r.tend(c); step.Again {
-		r.ending[c] = step.Ends
-	}
-	r.rest(min(workRest*time.Since(begun), longestRest))
 	return nil
 }
 
-// await removes containers as their namespaces end. Those that do not end in time are left
-// to the next round.
-func (r *round) await() error {
-	ctx, cancel := context.WithTimeout(context.Background(), endsFor)
+// needsWork returns the record in a file, and the Runtime that is to tend the container if
+// it needs work: it is abandoned, and either its namespace has not been let go, or the
+// namespace has ended or may have. That is the Runtime of the last request, unless another
+// still keeps the namespace.
+func (l *look) needsWork(file, view string) (*record.Record, Containers) {
+	rec, err := l.Records.LoadFile(file)
+	if err != nil || rec == nil || !isFrom(view, rec, l.Owner, l.Boot) {
+		return nil, nil
+	}
+	if before, ok := l.search.reported[file]; ok && before == rec.Generation {
+		return nil, nil
+	}
+	if rec.LetGo == nil || rec.Host != l.host.String() || l.Keeps(rec.ContainerID) {
+		return rec, l.Containers
+	}
+	if i := slices.IndexFunc(l.asked, func(c Containers) bool { return c.Keeps(rec.ContainerID) }); i >= 0 {
+		return rec, l.asked[i]
+	}
+	if left, err := l.host.Lasting(rec.LetGo.Ends); len(left) > 0 || err != nil {
+		return nil, nil
+	}
+	return rec, l.Containers
+}
+
+// work removes a container, unless too many are stuck. It logs why the container stays, or
+// is left for later.
+func (l *look) work(file string, rec *record.Record, by Containers) {
+	if l.search.stuck.Load() >= mostStuck {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stuckFor)
 	defer cancel()
-	for len(r.ending) > 0 {
-		for c, ends := range r.ending {
-			left, err := r.host.Lasting(ends)
-			if err != nil {
-				return err
-			}
-			if len(left) == 0 {
-				delete(r.ending, c)
-				if err := r.work(c); err != nil {
-					return err
-				}
-			}
-		}
-		if len(r.ending) == 0 {
-			break
-		}
-		if err := r.watch.Wait(ctx); err != nil {
-			r.rounds.again()
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
-		}
-	}
-	return nil
-}
-
-// needsWork returns the container of a record that needs work: it is abandoned, and either
-// its namespace has not been let go, or the namespace has ended or may have. The work is
-// for the Runtime of the last request, unless another still keeps the namespace.
-func (r *round) needsWork(file, view string) *candidate {
-	rec, err := r.Records.LoadFile(file)
-	if err != nil || rec == nil || !isFrom(view, rec, r.Owner, r.Boot) || r.rounds.isReported(file, rec.Generation) {
-		return nil
-	}
-	if rec.LetGo == nil || rec.Host != r.host.String() || r.Keeps(rec.ContainerID) {
-		return &candidate{file, rec, r.Containers}
-	}
-	if by := r.rounds.keeper(rec.ContainerID); by != nil {
-		return &candidate{file, rec, by}
-	}
-	if left, err := r.host.Lasting(rec.LetGo.Ends); len(left) > 0 || err != nil {
-		return nil
-	}
-	return &candidate{file, rec, r.Containers}
-}
-
-// tend calls Tend on another goroutine. It logs the error, and stops waiting after
-// stuckFor.
-func (r *round) tend(c *candidate) Step {
-	done := make(chan Step, 1)
-	go func() {
-		var step Step
-		err := guarded(func() (err error) {
-			step, err = c.by.Tend(c.file, r.host)
-			return err
-		})
-		r.log(c, err)
-		done <- step
-	}()
-	late := time.NewTimer(stuckFor)
-	defer late.Stop()
-	select {
-	case step := <-done:
-		return step
-	case <-late.C:
-		r.rounds.addStuck(1)
-		go func() {
-			<-done
-			r.rounds.addStuck(-1)
-		}()
-		return Step{}
-	}
-}
-
-// log reports that a container stays, or is left for later.
-func (r *round) log(c *candidate, err error) {
+	_, err := end(ctx, l.host, &l.search.stuck, func(_ context.Context, host *hostns.NetNS) (Step, bool, error) {
+		step, err := by.Tend(file, host)
+		return step, !step.Again, err
+	})
 	var none *NoEndError
 	switch {
 	case err == nil:
 	case !errors.As(err, &none):
-		r.Logger.Warn("an abandoned container is left for later", "record", c.file, "error", err)
+		l.Logger.Warn("an abandoned container is left for later", "record", file, "error", err)
 	default: // and is not looked at again until its record changes
-		r.rounds.report(c.file, c.rec.Generation)
-		r.Logger.Warn("a container is abandoned, and stays as it is",
-			"container", c.rec.ContainerID, "path", c.rec.NetNS.Path, "reason", none)
+		if l.search.reported == nil {
+			l.search.reported = make(map[string]int)
+		}
+		l.search.reported[file] = rec.Generation
+		l.Logger.Warn("a container is abandoned, and stays as it is",
+			"container", rec.ContainerID, "path", rec.NetNS.Path, "reason", none)
 	}
 }
 

@@ -41,7 +41,8 @@ func newFake(t *testing.T, store *record.Store) *fake {
 
 func (f *fake) Keeps(record.ID) bool { return !f.keepsNone }
 
-func (f *fake) Tend(file string, _ *hostns.NetNS) (Step, error) {
+func (f *fake) Tend(file string, host *hostns.NetNS) (Step, error) {
+	defer host.Close()
 	rec, err := f.Records.LoadFile(file)
 	f.tended = append(f.tended, rec.ContainerID)
 	if err == nil && f.tend != nil {
@@ -50,13 +51,13 @@ func (f *fake) Tend(file string, _ *hostns.NetNS) (Step, error) {
 	return Step{}, err
 }
 
-// round runs a round in the test's namespace.
-func (f *fake) round(t *testing.T, s *Search) error {
+// look looks in the test's namespace.
+func (f *fake) look(t *testing.T, s *Search) error {
 	t.Helper()
 	host, err := hostns.NewFinder().Open("")
 	expect.NoError(t, err)
 	defer host.Close()
-	return s.Round(t.Context(), f.Runtime, host)
+	return s.Look(f.Runtime, host)
 }
 
 // abandonedRecord is a record whose path leads nowhere.
@@ -113,8 +114,8 @@ func TestIs(t *testing.T) {
 	}
 }
 
-// TestARoundTendsAbandonedContainers among many records, and skips none.
-func TestARoundTendsAbandonedContainers(t *testing.T) {
+// TestALookTendsAbandonedContainers among many records, and skips none.
+func TestALookTendsAbandonedContainers(t *testing.T) {
 	store := record.Open(t.TempDir())
 	store.Sync = func(*os.File) error { return nil }
 	var want []record.ID
@@ -128,7 +129,7 @@ func TestARoundTendsAbandonedContainers(t *testing.T) {
 		begin(t, store, rec)
 	}
 	f := newFake(t, store)
-	err := f.round(t, New())
+	err := f.look(t, New())
 	slices.Sort(f.tended)
 	if err != nil || !slices.Equal(f.tended, want) {
 		t.Errorf("tended %q, want %q: %v", f.tended, want, err)
@@ -136,43 +137,43 @@ func TestARoundTendsAbandonedContainers(t *testing.T) {
 }
 
 // TestAStayingContainerIsReportedOnce for each generation of the record. A failure is
-// retried in each round.
+// retried in each look.
 func TestAStayingContainerIsReportedOnce(t *testing.T) {
 	store := record.Open(t.TempDir())
 	rec := abandonedRecord("c1")
 	begin(t, store, rec)
 	f, s := newFake(t, store), New()
-	rounds := func(n int) {
+	looks := func(n int) {
 		for range n {
-			if err := f.round(t, s); err != nil {
+			if err := f.look(t, s); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	f.tend = func(string) (Step, error) { return Step{}, &NoEndError{"net", "nobody knows"} }
-	rounds(3)
+	looks(3)
 	if n := strings.Count(f.log.String(), "stays as it is"); n != 1 || len(f.tended) != 1 {
 		t.Errorf("reported %d times, tended %d times:\n%s", n, len(f.tended), &f.log)
 	}
 	expect.NoError(t, store.Delete("c1"))
-	rounds(1)
-	if len(s.rounds.reported) > 0 {
-		t.Errorf("reports are kept without a record: %v", s.rounds.reported)
+	looks(1)
+	if len(s.reported) > 0 {
+		t.Errorf("reports are kept without a record: %v", s.reported)
 	}
 	begin(t, store, rec)
 	f.tend = func(string) (Step, error) { return Step{}, errors.New("not now") }
-	rounds(3)
+	looks(3)
 	if n := strings.Count(f.log.String(), "left for later"); n != 3 || len(f.tended) != 4 {
 		t.Errorf("reported %d times, tended %d times:\n%s", n, len(f.tended), &f.log)
 	}
 	f.tend = func(string) (Step, error) { panic("oops") }
-	rounds(1)
+	looks(1)
 	if !strings.Contains(f.log.String(), "panic: oops") {
 		t.Errorf("no panic in the log:\n%s", &f.log)
 	}
 }
 
-// TestTheLastRequestDecides which configuration a round uses.
+// TestTheLastRequestDecides which configuration a look uses.
 func TestTheLastRequestDecides(t *testing.T) {
 	store := record.Open(t.TempDir())
 	begin(t, store, abandonedRecord("c1"))
@@ -181,7 +182,7 @@ func TestTheLastRequestDecides(t *testing.T) {
 	expect.NoError(t, err)
 	defer host.Close()
 	s := New()
-	s.rounds.next = time.Now().Add(50 * time.Millisecond)
+	s.next = time.Now().Add(50 * time.Millisecond)
 	s.Request(before.Runtime, host, true)
 	done := make(chan struct{})
 	after.tend = func(string) (Step, error) { close(done); return Step{}, nil }
@@ -196,8 +197,19 @@ func TestTheLastRequestDecides(t *testing.T) {
 	}
 }
 
+// idle reports whether a request would start a look at once.
+func (s *Search) idle() bool {
+	if !s.looking.TryLock() {
+		return false
+	}
+	defer s.looking.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.waiting
+}
+
 // TestSearchesThatAreAlikeReadOnce: many Runtimes that ask at once have the records read
-// twice, since the first round may have begun before the last has asked.
+// twice, since the first look may have begun before the last has asked.
 func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 	const records, runtimes = 20, 100
 	store := record.Open(t.TempDir())
@@ -222,7 +234,7 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 		s.Request(newFake(t, store).Runtime, host, true)
 		searches = append(searches, s)
 	}
-	expect.Eventually(t, "the end of the rounds", searches[0].idle)
+	expect.Eventually(t, "the end of the looks", searches[0].idle)
 	if n := reads.Load(); n < records || n > 2*records {
 		t.Errorf("%d records were read %d times", records, n)
 	}
@@ -230,10 +242,10 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.asked != nil || s.runtime.Containers != nil {
-		t.Errorf("Runtimes are kept after the last round: %v, %v", s.asked, s.runtime)
+		t.Errorf("Runtimes are kept after the last look: %v, %v", s.asked, s.runtime)
 	}
 	like.Host = "/elsewhere"
-	if Open(like).rounds == s.rounds || New().rounds == s.rounds {
+	if Open(like) == s || New() == s {
 		t.Error("Searches that are not alike have one in common")
 	}
 }
@@ -257,51 +269,41 @@ func TestWhoeverKeepsANamespaceLetsItGo(t *testing.T) {
 	s.next = time.Now().Add(50 * time.Millisecond)
 	s.Request(keeper.Runtime, host, true)
 	s.Request(newer.Runtime, host, true)
-	expect.Eventually(t, "the end of the rounds", s.idle)
+	expect.Eventually(t, "the end of the looks", s.idle)
 	if !slices.Equal(keeper.tended, []record.ID{"c1"}) || len(newer.tended) > 0 {
 		t.Errorf("the keeper tended %q, and the other %q", keeper.tended, newer.tended)
 	}
 }
 
-// TestRequests: no round runs before the first Setup. Each request causes a
-// round if none is waiting. After a failure no round runs until the next
-// request.
+// TestRequests: no look begins before the first Setup. Each request causes a look if none
+// is waiting.
 func TestRequests(t *testing.T) {
-	var r rounds
-	ask := func(setup bool) bool { _, yes := r.want(Runtime{}, setup); return yes }
-	end := func(failed bool) bool { r.begin(); _, yes := r.more(0, failed); return yes }
-	steps := []bool{ask(false), ask(true), ask(false), end(false), ask(false)}
-	r.begin()
-	steps = append(steps, ask(false)) // during a round
-	_, yes := r.more(0, false)
-	steps = append(steps, yes, end(true), ask(false))
-	if want := []bool{false, true, false, false, true, false, true, false, true}; !slices.Equal(steps, want) {
-		t.Errorf("got %v, want %v", steps, want)
-	}
-}
-
-// TestPauses between rounds grow with the time of reading, within limits.
-func TestPauses(t *testing.T) {
-	for what, test := range map[string]struct {
-		read  time.Duration
-		stuck int
-		want  time.Duration
-	}{
-		"little was read": {time.Microsecond, 0, shortestRest},
-		"much was read":   {20 * time.Millisecond, 0, 2 * time.Second},
-		"a hung disk":     {time.Hour, 0, longestRest},
-		"clogged":         {0, mostStuck, stuckFor},
-	} {
-		r := &rounds{stuck: test.stuck}
-		if wait, _ := r.more(test.read, false); wait != test.want {
-			t.Errorf("%s: %v", what, wait)
+	host, err := hostns.NewFinder().Open("")
+	expect.NoError(t, err)
+	defer host.Close()
+	f, s := newFake(t, record.Open(t.TempDir())), New()
+	for n, want := range [][]bool{{false, true, true}, {true, true, true}} {
+		s.looking.Lock() // as during a look
+		for i, setup := range []bool{false, true, false} {
+			s.Request(f.Runtime, host, setup)
+			expect.Same(t, fmt.Sprintf("after request %d of look %d, waits", i, n), s.waiting, want[i])
 		}
+		s.looking.Unlock()
+		expect.Eventually(t, "the end of the look", s.idle)
 	}
 }
 
-// TestAStuckContainerHoldsUpNoRound: a round does not wait for a container that
-// hangs.
-func TestAStuckContainerHoldsUpNoRound(t *testing.T) {
+// TestPauses between looks grow with the time that a look took, within limits.
+func TestPauses(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{
+		time.Microsecond: shortestRest, 200 * time.Millisecond: time.Second, time.Hour: longestRest,
+	} {
+		expect.Same(t, took.String(), restAfter(took), want)
+	}
+}
+
+// TestAStuckContainerHoldsUpNoLook: a look does not wait for a container that hangs.
+func TestAStuckContainerHoldsUpNoLook(t *testing.T) {
 	store := record.Open(t.TempDir())
 	begin(t, store, abandonedRecord("c1"))
 	f, hangs := newFake(t, store), make(chan struct{})
@@ -309,20 +311,10 @@ func TestAStuckContainerHoldsUpNoRound(t *testing.T) {
 	s := New()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*stuckFor)
 	defer cancel()
-	if err := f.round(t, s); err != nil || ctx.Err() != nil {
-		t.Fatalf("the round waits: %v, %v", err, ctx.Err())
+	if err := f.look(t, s); err != nil || ctx.Err() != nil {
+		t.Fatalf("the look waits: %v, %v", err, ctx.Err())
 	}
-	if s.rounds.mu.Lock(); s.rounds.stuck != 1 {
-		t.Errorf("%d are stuck", s.rounds.stuck)
-	}
-	s.rounds.mu.Unlock()
+	expect.Same(t, "stuck", s.stuck.Load(), 1)
 	close(hangs)
-	for s.rounds.mu.Lock(); s.rounds.stuck > 0 && ctx.Err() == nil; s.rounds.mu.Lock() {
-		s.rounds.mu.Unlock()
-		time.Sleep(time.Millisecond)
-	}
-	s.rounds.mu.Unlock()
-	if ctx.Err() != nil {
-		t.Error("it stays stuck")
-	}
+	expect.Eventually(t, "the end of what was stuck", func() bool { return s.stuck.Load() == 0 })
 }

@@ -143,17 +143,11 @@ type Note struct {
 // in the same host namespace since the same boot, with those of the newest record last.
 // What is being removed does not count.
 func (o *Others) Notes(key string) (all []Note, err error) {
-	err = o.Records.Each(func(f record.Found) bool {
-		if f.Record.Host != o.Host || f.Record.Boot != o.Boot || f.Record.ContainerID != o.ContainerID && !o.isOther(f.Record.ContainerID) {
-			return true
+	_, err = o.any(func(rec *record.Record, n *record.Attachment) bool {
+		if rec.Host == o.Host && rec.Boot == o.Boot && n.Facts[key] != nil && n.State == record.Added {
+			all = append(all, Note{n.Facts[key], n.Result, rec.Since})
 		}
-		for _, n := range f.Record.Attachments {
-			own := f.Record.ContainerID == o.ContainerID && n.IfName == o.IfName
-			if !own && n.Facts[key] != nil && n.State == record.Added {
-				all = append(all, Note{n.Facts[key], n.Result, f.Record.Since})
-			}
-		}
-		return true
+		return false // all of them
 	})
 	slices.SortStableFunc(all, func(a, b Note) int { return a.since.Compare(b.since) })
 	return all, err

@@ -51,13 +51,6 @@ func hostPorts(mappings any) ([]fwrules.HostPort, error) {
 	return ports, nil
 }
 
-// ForwardsPorts reports whether ports of the host may be forwarded to the
-// attachment.
-func (a *Attachment) ForwardsPorts() bool {
-	ports, err := hostPorts(a.CapabilityArgs[portMappings])
-	return len(ports) > 0 || err != nil
-}
-
 // knownWithoutUDP reports whether the attachment is known to have no UDP port. To
 // look for flows takes the kernel through the whole table of connections, which
 // takes ten times as long as removing a container.

@@ -6,6 +6,9 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -44,12 +47,8 @@ func (a *Attachment) zones() (zones []string, certain bool) {
 	if a.IsCallers(known.Firewall) {
 		return nil, false
 	}
-	var configs []json.RawMessage
-	for _, p := range a.List.Plugins {
-		configs = append(configs, p.Bytes)
-	}
 	ran, _ := a.Plugin(known.Firewall)
-	return zonesOf(configs, ran)
+	return zonesOf(a.List.Plugins, ran)
 }
 
 // IsZoned reports whether a DEL certainly removes the addresses from a zone.
@@ -60,10 +59,8 @@ func (a *Attachment) IsZoned() bool {
 
 // maybeZoned reports whether a recorded attachment may have addresses in a zone.
 func maybeZoned(n *record.Attachment) bool {
-	var list struct {
-		Plugins []json.RawMessage `json:"plugins"`
-	}
-	if json.Unmarshal(n.Config, &list) != nil {
+	list, err := conflist.Parse(n.Config)
+	if err != nil {
 		return true // unknown
 	}
 	var ran record.Plugin
@@ -78,14 +75,13 @@ func maybeZoned(n *record.Attachment) bool {
 
 // zonesOf is zones for plugins with these configurations. ran is the record of the
 // plugin firewall.
-func zonesOf(configs []json.RawMessage, ran record.Plugin) (zones []string, certain bool) {
-	for _, config := range configs {
+func zonesOf(plugins []*libcni.PluginConfig, ran record.Plugin) (zones []string, certain bool) {
+	for _, p := range plugins {
 		var c struct {
-			Type    string          `json:"type"`
 			Backend json.RawMessage `json:"backend"`
 			Zone    json.RawMessage `json:"firewalldZone"`
 		}
-		if json.Unmarshal(config, &c) != nil || c.Type != known.Firewall {
+		if p.Network.Type != known.Firewall || json.Unmarshal(p.Bytes, &c) != nil {
 			continue
 		}
 		used := false // for certain

@@ -12,10 +12,8 @@ func Taken(s Search) (taken []netip.Addr, err error) {
 	var errs []error
 	for _, dir := range s.Dirs {
 		for _, addr := range s.Addresses {
-			r, ok, err := readReservation(dir, addr.String())
-			if err != nil {
-				errs = append(errs, fmt.Errorf("find the owner of the reserved address %s: %w", addr, err))
-			}
+			r, ok, err := Reserved(dir, addr)
+			errs = append(errs, err)
 			if ok && r.content != "" && !holds(r.content, s.ContainerID, s.IfName) {
 				taken = append(taken, addr)
 			}

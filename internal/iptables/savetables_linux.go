@@ -33,7 +33,7 @@ func (x Tool) SaveTables(ctx context.Context, tables []string) (out string, hidd
 	}
 	err = x.Sockets.Do(ctx, func(c *nft.Conn) error {
 		return c.InOneGeneration(func() error {
-			_, exist, err := c.Exist(x.nftFamily(), asked...)
+			exist, err := c.Exist(x.nftFamily(), asked...)
 			if err != nil || !slices.Contains(exist, true) {
 				return err
 			}

@@ -25,6 +25,21 @@ type Tool struct {
 	Held    []*os.File // open in all processes that it starts
 }
 
+// Variants returns the tools of both variants of both families. held is open in all
+// processes that they start; nil: none is.
+func Variants(sockets nft.Sockets, held *os.File) (all []Tool) {
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, legacy := range []bool{false, true} {
+			x := Tool{Family: family, Legacy: legacy, Sockets: sockets}
+			if held != nil {
+				x.Held = []*os.File{held}
+			}
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
 // V6 reports whether the tool is for IPv6.
 func (x Tool) V6() bool { return x.Family == "ip6tables" }
 
@@ -103,7 +118,7 @@ func (x Tool) nftHas(ctx context.Context, chains []ChainID) (found []ChainID, er
 // Exist reports, in order, which of the chains the nf_tables variant has.
 func (x Tool) Exist(ctx context.Context, chains []ChainID) (exist []bool, err error) {
 	err = x.Sockets.Do(ctx, func(c *nft.Conn) error {
-		_, exist, err = c.Exist(x.nftFamily(), nftChains(chains)...)
+		exist, err = c.Exist(x.nftFamily(), nftChains(chains)...)
 		return err
 	})
 	return exist, err
@@ -194,16 +209,12 @@ func (x Tool) lookPath(ctx context.Context, purpose string) (string, error) {
 	if err == nil {
 		return path, nil
 	}
-	plain, plainErr := LookPath(x.Family)
-	if plainErr != nil {
+	plain := Tool{Family: x.Family, Held: x.Held}
+	switch plainErr := plain.Detect(ctx); {
+	case errors.Is(plainErr, exec.ErrNotFound), plainErr == nil && plain.Legacy != x.Legacy:
 		return "", err
-	}
-	version, versionErr := x.runTool(ctx, "", plain, "--version")
-	if versionErr != nil {
-		return "", versionErr
-	}
-	if strings.Contains(version, "(nf_tables)") == x.Legacy {
-		return "", err
+	case plainErr != nil:
+		return "", plainErr
 	}
 	return LookPath(x.Family + suffix)
 }

@@ -347,16 +347,6 @@ func (fw *Firewalls) missingForward(all []forwarding, f fwrules.Forward) (missin
 	return missing
 }
 
-// allTools are both variants of both families, those of the nf_tables variant first.
-func (fw *Firewalls) allTools() (all []iptables.Tool) {
-	for _, legacy := range []bool{false, true} {
-		for _, family := range []string{"iptables", "ip6tables"} {
-			all = append(all, iptables.Tool{Family: family, Legacy: legacy, Sockets: fw.sockets})
-		}
-	}
-	return all
-}
-
 // findForwarding returns the rules of a target's subnets that nobody needs any more.
 func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
 	if len(t.Subnets) == 0 {
@@ -365,7 +355,7 @@ func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all 
 	if _, err := fw.statRecords(); err != nil {
 		return nil, err
 	}
-	for _, tool := range fw.allTools() {
+	for _, tool := range iptables.Variants(fw.sockets, fw.Held) {
 		now, err := readForwarding(ctx, tool)
 		if err != nil {
 			return all, err
@@ -375,7 +365,7 @@ func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all 
 			if !slices.ContainsFunc(fw.acceptRules(subnet), func(r acceptRule) bool { return len(now.accepts[r.comment]) > 0 }) {
 				continue
 			}
-			needed, err := left.needed(subnet)
+			needed, err := t.InNetwork(subnet)
 			if err != nil {
 				return all, err
 			}
@@ -396,13 +386,6 @@ type foundForwarding struct {
 	tool      iptables.Tool
 	subnets   []netip.Prefix
 	inNetwork func(netip.Prefix) (bool, error)
-}
-
-func (f foundForwarding) needed(subnet netip.Prefix) (bool, error) {
-	if f.inNetwork == nil {
-		return false, nil
-	}
-	return f.inNetwork(subnet)
 }
 
 // Lines implements [fwrules.Found].
@@ -433,7 +416,7 @@ func (f foundForwarding) Apply(ctx context.Context) (err error) {
 // unneeded calls fn for each rule of the subnets that nobody needs.
 func (f foundForwarding) unneeded(fn func(acceptRule) error) error {
 	for _, subnet := range f.subnets {
-		needed, err := f.needed(subnet)
+		needed, err := f.inNetwork(subnet)
 		if err != nil {
 			return err
 		}

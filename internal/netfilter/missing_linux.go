@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/netfilter/native"
 	"github.com/embedcni/cni/internal/netfilter/reference"
@@ -92,7 +93,7 @@ func (fw *Firewalls) missingOwn(ctx context.Context, part fwrules.Part, in *sigh
 // sight is the rules of a namespace, each form read once, when it is first asked for.
 type sight struct {
 	fw   *Firewalls
-	only *fwrules.Rules // of which the forms are read; nil: all
+	only *fwrules.Rules // of which this module's own are read; nil: all
 
 	native     once[*native.Table]
 	forwarding once[[]forwarding]
@@ -123,7 +124,7 @@ func (s *sight) missingNative(ctx context.Context, fw *Firewalls, r fwrules.Rule
 // readForwarding reads the chains of all variants and families.
 func (s *sight) readForwarding(ctx context.Context) ([]forwarding, error) {
 	return s.forwarding.do(ctx, func(ctx context.Context) (all []forwarding, err error) {
-		for _, tool := range s.fw.allTools() {
+		for _, tool := range iptables.Variants(s.fw.sockets, s.fw.Held) {
 			now, err := readForwarding(ctx, tool)
 			if err != nil {
 				return nil, err
@@ -135,9 +136,7 @@ func (s *sight) readForwarding(ctx context.Context) ([]forwarding, error) {
 }
 
 func (s *sight) readReference(ctx context.Context) (*reference.Sight, error) {
-	return s.reference.do(ctx, func(ctx context.Context) (*reference.Sight, error) {
-		return s.fw.reference.Read(ctx, s.only)
-	})
+	return s.reference.do(ctx, s.fw.reference.Read)
 }
 
 // once is a value that the first caller reads. If that fails, the next one tries again.

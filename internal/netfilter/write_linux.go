@@ -12,17 +12,9 @@ import (
 
 // change identifies the changes that go in one transaction.
 type change struct {
-	kind changeKind
+	kind string // "add", "remove" or "restore"
 	ns   netns.ID
 }
-
-type changeKind int
-
-const (
-	adding changeKind = iota
-	removing
-	restoring
-)
 
 // changed is the rules of an attachment that are to be changed.
 type changed struct {
@@ -32,7 +24,7 @@ type changed struct {
 
 // Add makes the rules, when Batch is flushed if there is one.
 func (fw *Firewalls) Add(ctx context.Context, r fwrules.Rules) error {
-	return fw.join(ctx, adding, r, func(ctx context.Context, all []changed, r fwrules.Rules) error {
+	return fw.join(ctx, "add", r, func(ctx context.Context, all []changed, r fwrules.Rules) error {
 		if err := fw.native.Add(ctx, r); err != nil {
 			return err
 		}
@@ -43,7 +35,7 @@ func (fw *Firewalls) Add(ctx context.Context, r fwrules.Rules) error {
 // Remove deletes the rules, when Batch is flushed if there is one. It leaves those that
 // accept the packets of a network to [Find], which knows who needs them.
 func (fw *Firewalls) Remove(ctx context.Context, r fwrules.Rules) error {
-	return fw.join(ctx, removing, r, func(ctx context.Context, _ []changed, r fwrules.Rules) error {
+	return fw.join(ctx, "remove", r, func(ctx context.Context, _ []changed, r fwrules.Rules) error {
 		if err := fw.native.Remove(ctx, r); err != nil {
 			return err
 		}
@@ -60,7 +52,7 @@ func (fw *Firewalls) Remove(ctx context.Context, r fwrules.Rules) error {
 // Batches of several attachments restore their rules together, see
 // [batch.FlushTogether]. If that fails, some may have been added.
 func (fw *Firewalls) Restore(ctx context.Context, r fwrules.Rules) error {
-	return fw.join(ctx, restoring, r, func(ctx context.Context, all []changed, r fwrules.Rules) error {
+	return fw.join(ctx, "restore", r, func(ctx context.Context, all []changed, r fwrules.Rules) error {
 		var parts []native.Restoring
 		for _, one := range all {
 			parts = append(parts, native.Restoring{Siblings: one.fw.siblings, Rules: one.rules})
@@ -74,7 +66,7 @@ func (fw *Firewalls) Restore(ctx context.Context, r fwrules.Rules) error {
 
 // join calls do with the rules of all attachments whose changes of the kind go together,
 // one by one and as a whole.
-func (fw *Firewalls) join(ctx context.Context, kind changeKind, r fwrules.Rules, do func(context.Context, []changed, fwrules.Rules) error) error {
+func (fw *Firewalls) join(ctx context.Context, kind string, r fwrules.Rules, do func(context.Context, []changed, fwrules.Rules) error) error {
 	return batch.Join(ctx, fw.Batch, change{kind, fw.namespace()}, changed{fw, r}, func(ctx context.Context, all []changed) error {
 		var together fwrules.Rules
 		for _, one := range all {

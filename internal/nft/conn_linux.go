@@ -19,9 +19,6 @@ var (
 	// listed, or while they were.
 	ErrChanged = errors.New("the rules have changed meanwhile")
 
-	// ErrStop ends the calls of [Conn.Rules] early, without an error.
-	ErrStop = errors.New("stop listing rules")
-
 	// ErrUncertain means that a transaction was sent and its outcome is unknown.
 	ErrUncertain = errors.New("the packet filter may have changed or not")
 

@@ -175,9 +175,8 @@ func (c *Conn) generationAnd(others []Message) (uint32, [][]byte, error) {
 // Chain names a chain of a family, or a table if Name is "".
 type Chain struct{ Table, Name string }
 
-// Exist returns the generation and reports, in order, which of the chains and
-// tables exist, with one system call.
-func (c *Conn) Exist(family uint8, chains ...Chain) (generation uint32, exist []bool, err error) {
+// Exist reports, in order, which of the chains and tables exist, with one system call.
+func (c *Conn) Exist(family uint8, chains ...Chain) (exist []bool, err error) {
 	exist = make([]bool, len(chains))
 	var msgs []Message
 	var asked []int
@@ -194,39 +193,28 @@ func (c *Conn) Exist(family uint8, chains ...Chain) (generation uint32, exist []
 		}
 		msgs, asked = append(msgs, m), append(asked, i)
 	}
-	generation, answers, err := c.generationAnd(msgs)
+	_, answers, err := c.generationAnd(msgs)
 	for i, answer := range answers {
 		exist[asked[i]] = answer != nil
 	}
-	return generation, exist, err
+	return exist, err
 }
 
 // Rules calls each with the rules of a chain in order, or with those of the
 // whole table if chain is "". If byte strings are given, it skips rules that
 // contain none of them: most rules are other containers', and decoding them
 // would take most of the time.
-//
-// If each returns [ErrStop], it is not called again.
 func (c *Conn) Rules(t Table, chain string, containing [][]byte, each func(Rule) error) error {
-	stopped := false
-	err := c.dump(getRules(t, chain), func(data []byte) error {
-		if stopped || !containsAny(data, containing) {
+	return c.dump(getRules(t, chain), func(data []byte) error {
+		if !containsAny(data, containing) {
 			return nil
 		}
 		r := readRule(data)
 		if chain != "" && r.Chain != chain { // old kernels list all chains
 			return nil
 		}
-		err := each(r)
-		if stopped = errors.Is(err, ErrStop); stopped {
-			return nil
-		}
-		return err
+		return each(r)
 	})
-	if stopped && errors.Is(err, ErrChanged) {
-		return nil // the rest of the list did not matter
-	}
-	return err
 }
 
 // containsAny reports whether data contains one of the byte strings, or there are none.

@@ -102,7 +102,7 @@ func TestTheErrorNamesTheObject(t *testing.T) {
 
 func TestExist(t *testing.T) {
 	inConn(t, oneRule, func(_ *netns.Handle, c *Conn) {
-		_, exist, err := c.Exist(FamilyIPv4, Chain{"t", ""}, Chain{"t", strings.Repeat("x", unix.NFT_NAME_MAXLEN)}, Chain{"t", "c"}, Chain{"t", "d"}, Chain{"u", ""})
+		exist, err := c.Exist(FamilyIPv4, Chain{"t", ""}, Chain{"t", strings.Repeat("x", unix.NFT_NAME_MAXLEN)}, Chain{"t", "c"}, Chain{"t", "d"}, Chain{"u", ""})
 		if want := []bool{true, false, true, false, false}; err != nil || !slices.Equal(exist, want) {
 			t.Errorf("got %v, %v, want %v", exist, err, want)
 		}
@@ -173,11 +173,11 @@ func TestInterruptedAndStoppedLists(t *testing.T) {
 			t.Errorf("interrupted: %v, want %v", err, ErrChanged)
 		}
 		var p Pool
-		n := 0
+		n, stop := 0, errors.New("stop")
 		err = p.Do(ns, func(c *Conn) error {
-			return c.Rules(ipTable(), "c", nil, func(Rule) error { n++; return ErrStop })
+			return c.Rules(ipTable(), "c", nil, func(Rule) error { n++; return stop })
 		})
-		if err != nil || n != 1 {
+		if !errors.Is(err, stop) || n != 1 {
 			t.Errorf("stopped: %d rules, %v", n, err)
 		}
 		err = p.Do(ns, func(c *Conn) error {

@@ -231,21 +231,16 @@ func (t *Target) leaves(ns *netns.Handle, where string, l links.Link) Item {
 // onHost is the device if it is on the host under another name, as the kernel
 // leaves a physical one when its namespace goes. It notes whether it is missing:
 // whether it exists, and is not there.
-func (t *search) onHost() (_ Item, err error) {
+func (t *search) onHost() (Item, error) {
 	d := t.identity()
 	t.missing = false
 	if !d.Traceable() {
 		return nil, nil
 	}
-	conn, err := t.Conns.Borrow(t.Host)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	if l, err := conn.Link(d.HostName); err == nil && d.isBack(l) {
+	if l, err := t.Conns.Lookup(t.Host, d.HostName); err == nil && l != nil && d.isBack(*l) {
 		return nil, nil
 	}
-	all, err := conn.Links()
+	all, err := t.Conns.Links(t.Host)
 	if err != nil {
 		return nil, err
 	}

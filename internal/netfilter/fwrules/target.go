@@ -39,7 +39,8 @@ type Target struct {
 	Ports []HostPort
 
 	// Subnets are those whose packets the host forwards for the attachment's network,
-	// and InNetwork reports whether another attachment needs that for one of them.
+	// and InNetwork reports whether another attachment needs that for one of them; nil:
+	// none does.
 	Subnets   []netip.Prefix
 	InNetwork func(netip.Prefix) (bool, error)
 
@@ -49,8 +50,8 @@ type Target struct {
 	Thorough bool
 }
 
-// Normal returns the target with its addresses in the form that rules have
-// them in.
+// Normal returns the target with its addresses in the form that rules have them in, and
+// with InNetwork.
 func (t Target) Normal() (Target, error) {
 	if err := t.Validate(); err != nil {
 		return t, err
@@ -66,6 +67,9 @@ func (t Target) Normal() (Target, error) {
 			}
 		}
 		*list = addrs
+	}
+	if t.InNetwork == nil {
+		t.InNetwork = func(netip.Prefix) (bool, error) { return false, nil }
 	}
 	return t, nil
 }

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -14,35 +15,32 @@ import (
 // order that does not depend on that of the rules.
 func elementsOf(r fwrules.Rules) ([]element, error) {
 	var all []element
-	for _, m := range r.Masquerade {
-		some, err := masqueradeElements(m)
-		if err != nil {
-			return nil, fmt.Errorf("masquerade: %w", err)
-		}
-		all = append(all, some...)
-	}
-	for _, h := range r.HostPorts {
-		some, err := hostPortElements(h)
-		if err != nil {
-			return nil, fmt.Errorf("host ports: %w", err)
-		}
-		all = append(all, some...)
-	}
-	for _, f := range r.Forward {
-		some, err := ingressElements(f)
-		if err != nil {
-			return nil, fmt.Errorf("firewall: %w", err)
-		}
-		all = append(all, some...)
-	}
-	for _, s := range r.Spoof {
-		some, err := spoofElements(s)
-		if err != nil {
-			return nil, fmt.Errorf("check of the MAC address: %w", err)
-		}
-		all = append(all, some...)
+	err := cmp.Or(
+		addElements(&all, "masquerade", r.Masquerade, masqueradeElements),
+		addElements(&all, "host ports", r.HostPorts, hostPortElements),
+		addElements(&all, "firewall", r.Forward, ingressElements),
+		addElements(&all, "check of the MAC address", r.Spoof, spoofElements),
+	)
+	if err != nil {
+		return nil, err
 	}
 	return once(all)
+}
+
+// addElements adds the elements of the rules of one kind.
+func addElements[R interface{ Validate() error }](all *[]element, kind string, rules []R, of func(R) ([]element, error)) error {
+	for _, r := range rules {
+		err := r.Validate()
+		if err == nil {
+			var some []element
+			some, err = of(r)
+			*all = append(*all, some...)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", kind, err)
+		}
+	}
+	return nil
 }
 
 // once returns the elements sorted, each once. Two cannot have one key.
@@ -58,9 +56,6 @@ func once(all []element) ([]element, error) {
 }
 
 func masqueradeElements(m fwrules.Masquerade) ([]element, error) {
-	if err := m.Validate(); err != nil {
-		return nil, err
-	}
 	var all []element
 	for _, p := range m.Addresses {
 		p, err := fwrules.PlainPrefix(p)
@@ -88,9 +83,6 @@ func pairElement(prefix string, addr netip.Addr, network netip.Prefix, comment s
 }
 
 func hostPortElements(h fwrules.HostPorts) ([]element, error) {
-	if err := h.Validate(); err != nil {
-		return nil, err
-	}
 	if len(h.ConditionsV4)+len(h.ConditionsV6) > 0 {
 		return nil, fmt.Errorf("conditions: %w", fwrules.ErrOnlyExecutable)
 	}
@@ -168,9 +160,6 @@ func loopback4() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{
 // ingressElements returns the elements of the bridge's policy. They have no owner,
 // as they are for all containers on the bridge.
 func ingressElements(f fwrules.Forward) ([]element, error) {
-	if err := f.Validate(); err != nil {
-		return nil, err
-	}
 	pair := "isolated"
 	switch f.Ingress {
 	case "", "open":
@@ -189,9 +178,6 @@ func ingressElements(f fwrules.Forward) ([]element, error) {
 }
 
 func spoofElements(s fwrules.SpoofCheck) ([]element, error) {
-	if err := s.Validate(); err != nil {
-		return nil, err
-	}
 	link, err := nft.InterfaceName(s.Port)
 	if err == nil && len(s.MAC) != 6 {
 		err = fmt.Errorf("hardware address %q has not 6 bytes", s.MAC)

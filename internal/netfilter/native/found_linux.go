@@ -11,13 +11,17 @@ import (
 
 // Find returns the target's elements that exist.
 func (f Form) Find(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
+	o := ownedByTarget(t)
+	var elements []element
 	err = f.onElements(ctx, func(c *nft.Conn) error {
-		elements, err := ownedByTarget(t).search(ctx, c)
-		if len(elements) > 0 {
-			all = append(all, Found{f, elements})
-		}
-		return err
+		return nft.UntilUnchanged(ctx, func() (err error) {
+			elements, _, err = o.find(c)
+			return err
+		})
 	})
+	if len(elements) > 0 {
+		all = append(all, Found{f, elements})
+	}
 	return all, err
 }
 

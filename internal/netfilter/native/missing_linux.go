@@ -9,29 +9,23 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// sight is the state of the table at one time: all elements, or those with some keys.
-type sight struct {
+// Table is the content of the tables at one time: all elements, or those with some keys. It
+// is safe for concurrent use.
+type Table struct {
 	layout   layout
 	elements map[elementKey]element
 	broken   map[nft.Table]error // names the first part that is missing whatever the elements are
-}
-
-func newSight(l layout, tables []nft.Table, elements []element) sight {
-	s := sight{layout: l, elements: byKey(elements), broken: make(map[nft.Table]error)}
-	for _, t := range tables {
-		_, s.broken[t] = l.missing(t, nil)
-	}
-	return s
+	Steady   bool                // all of it is of one generation; else something may be missing from it
 }
 
 // lacks returns an error that names the first of the sets, chains and rules that is
 // missing for elements in the sets.
-func (s sight) lacks(sets []string) error {
+func (t *Table) lacks(sets []string) error {
 	for _, name := range sets {
-		if err := s.broken[tableOf(name)]; err != nil {
+		if err := t.broken[tableOf(name)]; err != nil {
 			return err
 		}
-		if !s.layout.sets[name] { // else it has its rule
+		if !t.layout.sets[name] { // else it has its rule
 			return fmt.Errorf("set %v %s is missing", tableOf(name), name)
 		}
 	}
@@ -48,8 +42,7 @@ func (f Form) Look(ctx context.Context, r fwrules.Rules) (t *Table, err error) {
 	}
 	err = f.Sockets.Do(ctx, func(c *nft.Conn) error {
 		return nft.UntilUnchanged(ctx, func() error {
-			s, err := look(c, tablesOf(setsOf(wanted)), wanted, func(layout) []string { return nil })
-			t = &Table{s, true}
+			t, err = look(c, tablesOf(setsOf(wanted)), wanted, func(layout) []string { return nil })
 			return err
 		})
 	})
@@ -57,33 +50,30 @@ func (f Form) Look(ctx context.Context, r fwrules.Rules) (t *Table, err error) {
 }
 
 // look reads the elements with the keys, and all of the sets, and what the tables have for
-// them. It fails with [nft.ErrChanged] unless all is of one generation; then the sight may
+// them. It fails with [nft.ErrChanged] unless all is of one generation; then the Table may
 // lack something.
-func look(c *nft.Conn, tables []nft.Table, keys []element, sets func(layout) []string) (s sight, err error) {
-	err = c.InOneGeneration(func() error {
-		lay, changed := readLayout(c, tables)
-		if changed != nil && !errors.Is(changed, nft.ErrChanged) {
+func look(c *nft.Conn, tables []nft.Table, keys []element, sets func(layout) []string) (*Table, error) {
+	t := &Table{broken: make(map[nft.Table]error)}
+	err := c.InOneGeneration(func() (changed error) {
+		if t.layout, changed = readLayout(c, tables); changed != nil && !errors.Is(changed, nft.ErrChanged) {
 			return changed
 		}
-		found, err := elementsOn(c, keys, sets(lay))
-		s = newSight(lay, tables, found)
+		found, err := elementsOn(c, keys, sets(t.layout))
+		t.elements = byKey(found)
+		for _, of := range tables {
+			_, t.broken[of] = t.layout.missing(of, nil)
+		}
 		return errors.Join(changed, err)
 	})
-	return s, wrapNFT(err)
-}
-
-// Table is the content of the tables at one time. It is safe for concurrent use.
-type Table struct {
-	sight  sight
-	Steady bool // all of it is of one generation; else something may be missing from it
+	t.Steady = err == nil
+	return t, wrapNFT(err)
 }
 
 // Read reads the tables. It reads them again if they change meanwhile, a few times.
 func (f Form) Read(ctx context.Context) (t *Table, err error) {
 	err = f.Sockets.Do(ctx, func(c *nft.Conn) error {
 		return nft.Repeat(ctx, nft.MostReads, func() error {
-			s, err := look(c, tables(), nil, layout.kinds)
-			t = &Table{s, err == nil}
+			t, err = look(c, tables(), nil, layout.kinds)
 			return err
 		})
 	})
@@ -108,7 +98,7 @@ func (f Form) MissingIn(ctx context.Context, t *Table, r fwrules.Rules) (all []f
 		if err != nil {
 			return nil, err
 		}
-		if found, err := f.absent(wanted, t.sight); err != nil {
+		if found, err := f.absent(wanted, t); err != nil {
 			all = append(all, fwrules.Missing{
 				Rules: part.Rules, Object: part.Object, Found: found, Err: fwrules.AsMissing(err),
 			})
@@ -120,11 +110,11 @@ func (f Form) MissingIn(ctx context.Context, t *Table, r fwrules.Rules) (all []f
 // absent returns an error that names the first of the elements that is missing, or
 // the first part of the layout that it needs. found is the first element that is
 // in the place of one.
-func (f Form) absent(wanted []element, s sight) (found string, err error) {
+func (f Form) absent(wanted []element, t *Table) (found string, err error) {
 	if len(wanted) == 0 {
 		return "", nil
 	}
-	if err = s.lacks(setsOf(wanted)); err != nil {
+	if err = t.lacks(setsOf(wanted)); err != nil {
 		err = fmt.Errorf("nftables: %w", err)
 	}
 	first := func(text string, e error) {
@@ -136,7 +126,7 @@ func (f Form) absent(wanted []element, s sight) (found string, err error) {
 		}
 	}
 	for _, e := range wanted {
-		there, ok := s.elements[keyOf(e)]
+		there, ok := t.elements[keyOf(e)]
 		switch {
 		case !ok:
 			first("", fmt.Errorf("nftables: %v is missing", elementText(e)))

@@ -5,77 +5,57 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// owned describes the elements of some attachments: those with the comments, among
-// the elements with the keys, and among whole sets where keys are not known.
+// owned describes the elements of some attachments: those with the comments, among the
+// elements with the keys, and among whole sets where keys are not known.
 type owned struct {
 	comments map[string]bool
 	keys     []element
 	// addrs stand for their keys in the sets of containers, and in each set that is
 	// for one length of prefix.
-	addrs  []netip.Addr
-	inSets map[string]bool // by the name of a set, without family and length
-	whole  bool            // all sets
+	addrs []netip.Addr
+	spoof bool // the sets of the table for bridges: the interface on the bridge is not known
+	whole bool // all sets
 }
 
 // ownedBy describes the elements of the rules. A rule that cannot be added has
 // none.
 func ownedBy(r fwrules.Rules) owned {
-	o := owned{comments: make(map[string]bool), inSets: make(map[string]bool)}
+	o := owned{comments: make(map[string]bool), spoof: len(r.Spoof) > 0}
+	add := func(owner fwrules.Owner, addrs ...netip.Prefix) {
+		o.comments[owner.Comment()] = true
+		known := false
+		for _, p := range addrs {
+			if p, err := fwrules.PlainPrefix(p); err == nil {
+				o.addrs, known = append(o.addrs, p.Addr()), true
+			}
+		}
+		o.whole = o.whole || !known
+	}
 	for _, m := range r.Masquerade {
-		o.comments[m.Comment()] = true
-		if elements, err := masqueradeElements(m); err == nil {
-			o.keys = append(o.keys, elements...)
-		}
-		if len(m.Addresses) == 0 {
-			o.inSets["containers"], o.inSets[subnetsPrefix] = true, true
-		}
+		add(m.Owner, m.Addresses...)
 	}
 	for _, h := range r.HostPorts {
-		o.comments[h.Comment()] = true
-		o.keys = append(o.keys, hostPortKeys(h)...)
-		if len(h.Ports) == 0 {
-			o.inSets["hostports"], o.inSets["hostips"] = true, true
-		}
-		if !h.V4.IsValid() && !h.V6.IsValid() {
-			o.inSets[hairpinPrefix] = true
-		}
+		add(h.Owner, h.V4, h.V6)
+		o.keys, o.whole = append(o.keys, portKeys(h.Ports)...), o.whole || len(h.Ports) == 0
 	}
 	for _, c := range r.Spoof {
 		o.comments[c.Comment()] = true
-		o.inSets[portsSet], o.inSets[sendersSet] = true, true
 	}
 	return o
 }
 
-// searches reports whether a set is searched as a whole.
-func (o owned) searches(set string) bool {
-	if prefix, _, _, ok := perLength(set); ok {
-		return o.whole || o.inSets[prefix]
-	}
-	return o.whole || o.inSets[strings.TrimRight(set, "46")]
-}
-
-// hostPortKeys returns the keys of all elements that the ports may have, whether
-// or not the address that they were forwarded to is known.
-func hostPortKeys(h fwrules.HostPorts) (all []element) {
-	for _, p := range h.Ports {
+// portKeys returns the keys of all elements that the ports may have, whether or not the
+// address that they were forwarded to is known.
+func portKeys(ports []fwrules.HostPort) (all []element) {
+	for _, p := range ports {
 		for _, v4 := range []bool{true, false} {
 			if e, ok, err := portKey(p, v4); ok && err == nil {
 				all = append(all, e)
-			}
-		}
-	}
-	for _, masqAll := range []bool{false, true} {
-		h.MasqAll = masqAll
-		for _, to := range []netip.Prefix{h.V4, h.V6} {
-			if p, err := fwrules.PlainPrefix(to); err == nil {
-				all = append(all, hairpinElements(h, p)...)
 			}
 		}
 	}
@@ -89,18 +69,19 @@ func (o owned) find(c *nft.Conn) ([]element, uint32, error) {
 		return nil, 0, err
 	}
 	keys, sets := o.keys, []string(nil)
-	if o.whole || len(o.inSets)+len(o.addrs) > 0 {
-		for _, t := range tables() {
-			names, err := c.Sets(t)
-			if err != nil {
-				return nil, 0, fmt.Errorf("list the sets of table %v: %w", t, err)
+	for _, t := range tables() {
+		if t == bridgeTable && !o.spoof && !o.whole {
+			continue
+		}
+		names, err := c.Sets(t)
+		if err != nil {
+			return nil, 0, fmt.Errorf("list the sets of table %v: %w", t, err)
+		}
+		for _, name := range names {
+			if _, ok := kindOf(name); ok && (o.whole || t == bridgeTable) {
+				sets = append(sets, name)
 			}
-			for _, name := range names {
-				if _, ok := kindOf(name); ok && o.searches(name) {
-					sets = append(sets, name)
-				}
-				keys = slices.Concat(keys, o.keysIn(name))
-			}
+			keys = slices.Concat(keys, o.keysIn(name))
 		}
 	}
 	keys = slices.DeleteFunc(slices.Clone(keys), func(k element) bool { return slices.Contains(sets, k.Set) })
@@ -149,16 +130,6 @@ func ownedByTarget(t fwrules.Target) owned {
 	if o.whole = t.Thorough || len(t.Addresses) == 0; o.whole {
 		return o
 	}
-	o.addrs, o.keys = t.Addresses, hostPortKeys(fwrules.HostPorts{Owner: t.Owner, Ports: t.Ports})
-	o.inSets = map[string]bool{portsSet: true, sendersSet: true} // the interface on the bridge is not known
+	o.addrs, o.keys, o.spoof = t.Addresses, portKeys(t.Ports), true
 	return o
-}
-
-// search returns the elements that are there.
-func (o owned) search(ctx context.Context, c *nft.Conn) (found []element, err error) {
-	err = nft.UntilUnchanged(ctx, func() error {
-		found, _, err = o.find(c)
-		return err
-	})
-	return found, err
 }

@@ -19,26 +19,12 @@ type Form struct {
 // in runs fn on a thread in the namespace, where processes are started.
 func (f Form) in(fn func() error) error { return nft.In(f.Sockets.NS, fn) }
 
-// tools are both variants of both families.
-func (f Form) tools() (all []iptables.Tool) {
-	for _, family := range []string{"iptables", "ip6tables"} {
-		for _, legacy := range []bool{false, true} {
-			x := iptables.Tool{Family: family, Legacy: legacy, Sockets: f.Sockets}
-			if f.Held != nil {
-				x.Held = []*os.File{f.Held}
-			}
-			all = append(all, x)
-		}
-	}
-	return all
-}
-
 // Find returns the rules of the target that exist. With an error, it returns all others
 // that it found.
 func (f Form) Find(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
 	err = f.in(func() error {
 		var errs []error
-		for _, tool := range f.tools() {
+		for _, tool := range iptables.Variants(f.Sockets, f.Held) {
 			commands, err := find(ctx, tool, t)
 			errs = append(errs, err)
 			if len(commands) > 0 {

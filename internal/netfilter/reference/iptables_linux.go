@@ -95,7 +95,7 @@ func forwards(ctx context.Context, tool iptables.Tool, addrs []netip.Addr) (can 
 	}
 	err := tool.Rules(ctx, iptables.ChainID{Table: tableFilter, Chain: chainForward}, values, func(nft.Rule) error {
 		can = true
-		return nft.ErrStop
+		return nil
 	})
 	return can || err != nil
 }

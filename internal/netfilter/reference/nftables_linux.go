@@ -100,7 +100,7 @@ func (s search) find(c *nft.Conn) (objects []nft.Object, err error) {
 	for i, name := range s.own {
 		chains[i] = nft.Chain{Table: s.table.Name, Name: name}
 	}
-	_, exist, err := c.Exist(s.table.Family, chains...)
+	exist, err := c.Exist(s.table.Family, chains...)
 	for i, name := range s.own {
 		if err == nil && exist[i] {
 			objects = append(objects, nft.Object{Table: s.table, Chain: name})

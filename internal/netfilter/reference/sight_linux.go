@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -55,16 +54,15 @@ func (c constants) has(values ...string) bool {
 	return true
 }
 
-// Read reads the rules: those that can be of r, or all if r is nil. It reads them again
-// if they change meanwhile, a few times.
-func (f Form) Read(ctx context.Context, r *fwrules.Rules) (*Sight, error) {
+// Read reads the rules. It reads them again if they change meanwhile, a few times.
+func (f Form) Read(ctx context.Context) (*Sight, error) {
 	s := &Sight{rules: make(map[place][]rule), hidden: make(map[place]bool), Steady: true}
-	if err := f.readTables(ctx, s, r); err != nil {
+	if err := f.readTables(ctx, s); err != nil {
 		return nil, err
 	}
 	return s, f.in(func() error {
-		for _, t := range f.tools() {
-			if err := s.readSaved(ctx, t, r); err != nil {
+		for _, t := range iptables.Variants(f.Sockets, f.Held) {
+			if err := s.readSaved(ctx, t); err != nil {
 				return err
 			}
 		}
@@ -73,12 +71,7 @@ func (f Form) Read(ctx context.Context, r *fwrules.Rules) (*Sight, error) {
 }
 
 // readTables reads the rules in nftables.
-func (f Form) readTables(ctx context.Context, s *Sight, only *fwrules.Rules) error {
-	wanted := func(string) bool { return true }
-	if only != nil {
-		comments := commentsOf(*only)
-		wanted = func(comment string) bool { return slices.Contains(comments, comment) }
-	}
+func (f Form) readTables(ctx context.Context, s *Sight) error {
 	err := f.Sockets.Do(ctx, func(c *nft.Conn) error {
 		return nft.Repeat(ctx, nft.MostReads, func() error {
 			clear(s.rules)
@@ -86,10 +79,8 @@ func (f Form) readTables(ctx context.Context, s *Sight, only *fwrules.Rules) err
 				var errs []error
 				for _, t := range []nft.Table{masqueradeTable(), hostportTable(nft.FamilyIPv4), hostportTable(nft.FamilyIPv6), spoofTable()} {
 					errs = append(errs, c.Rules(t, "", nil, func(r nft.Rule) error {
-						if wanted(r.Comment) {
-							at := place{"", t.String(), r.Chain, r.Comment}
-							s.rules[at] = append(s.rules[at], constantsOf(r))
-						}
+						at := place{"", t.String(), r.Chain, r.Comment}
+						s.rules[at] = append(s.rules[at], constantsOf(r))
 						return nil
 					}))
 				}
@@ -118,24 +109,8 @@ func constantsOf(r nft.Rule) (c constants) {
 	return c
 }
 
-// commentsOf returns the comments of the rules, and of those for all containers.
-func commentsOf(r fwrules.Rules) []string {
-	comments := []string{""}
-	for _, m := range r.Masquerade {
-		comments = append(comments, m.Comment())
-	}
-	for _, h := range r.HostPorts {
-		comments = append(comments, h.ContainerID)
-	}
-	for _, s := range r.Spoof {
-		spoof, _ := fwrules.SpoofNames(s.ContainerID, s.IfName)
-		comments = append(comments, spoof)
-	}
-	return comments
-}
-
 // readSaved reads the rules that a tool of iptables shows.
-func (s *Sight) readSaved(ctx context.Context, t iptables.Tool, only *fwrules.Rules) error {
+func (s *Sight) readSaved(ctx context.Context, t iptables.Tool) error {
 	tables := []string{tableNAT, tableFilter}
 	var out string
 	var hidden []string
@@ -152,10 +127,9 @@ func (s *Sight) readSaved(ctx context.Context, t iptables.Tool, only *fwrules.Ru
 	for _, table := range hidden {
 		s.hidden[place{tool: t.Name(), table: table}] = true
 	}
-	keep := linesOf(only)
 	sets, err := iptables.ParseSome(out, func(line string) bool {
 		chain, _, _ := strings.Cut(strings.TrimPrefix(line, "-A "), " ")
-		return (builtIn(chain) || strings.HasPrefix(chain, "CNI-")) && keep(line)
+		return builtIn(chain) || strings.HasPrefix(chain, "CNI-")
 	})
 	for _, set := range sets {
 		for _, r := range set.Rules {
@@ -186,32 +160,6 @@ func builtIn(chain string) bool {
 		return true
 	}
 	return false
-}
-
-// linesOf returns a function that reports whether a line of iptables-save can be of r; nil:
-// any.
-func linesOf(r *fwrules.Rules) func(line string) bool {
-	if r == nil {
-		return func(string) bool { return true }
-	}
-	shared := []string{"CNI-HOSTPORT-", "-j " + chainForward, "CNI-ISOLATION-"}
-	var own []string
-	for _, m := range r.Masquerade {
-		own = append(own, m.Chains()[0].Name)
-	}
-	for _, h := range r.HostPorts {
-		own = append(own, h.Chains()[1].Name)
-	}
-	for _, f := range r.Forward {
-		for _, p := range f.Addresses {
-			own = append(own, p.Addr().Unmap().String())
-		}
-	}
-	return func(line string) bool {
-		has := func(w string) bool { return strings.Contains(line, w) }
-		return slices.ContainsFunc(own, has) ||
-			!strings.HasPrefix(line, "-A "+chainHostPort+" ") && slices.ContainsFunc(shared, has) // which has a rule for each container
-	}
 }
 
 // notTranslated is a word of each rule that does not translate the destination.
