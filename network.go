@@ -88,10 +88,7 @@ func (b *build) next() string { return ifName(b.settings.prefix, len(b.networks)
 func withLoader(load func(b *build) error) Opt { return withOrigin(origin{}, load) }
 
 func withOrigin(from origin, load func(b *build) error) Opt {
-	return func(c *config) error {
-		c.loaders = append(c.loaders, loader{load, from})
-		return nil
-	}
+	return set(func(c *config) { c.loaders = append(c.loaders, loader{load, from}) })
 }
 
 // loopbackConf has version 0.4.0, the lowest with CHECK, which old loopback plugins
