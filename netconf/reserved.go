@@ -87,7 +87,7 @@ func (s reservations) Save(r *reservation) error {
 		err = plainfile.Replace(s.path(r.ConfDir, r.Network), append(data, '\n'), 0o600)
 	}
 	if err == nil {
-		err = syncDir(s.Dir)
+		err = plainfile.SyncDir(s.Dir)
 	}
 	if err != nil {
 		return fmt.Errorf("reserve subnets for network %q: %w", r.Network, err)
@@ -127,12 +127,4 @@ func (s reservations) Others(confDir, network string) ([]netip.Prefix, error) {
 		return nil, fmt.Errorf("reservations of subnets: %w", err)
 	}
 	return all, nil
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

@@ -200,7 +200,7 @@ func delegatedResult(typ string, config, out []byte, kind Kind) (*types100.Resul
 	}
 	var result *types100.Result
 	if err == nil {
-		result, err = inprocess.DecodeResult(conf.CNIVersion, out)
+		result, err = chain.DecodeGiven(conf.CNIVersion, out)
 	}
 	if err != nil {
 		return nil, plugin.Errorf(types.ErrDecodingFailure, "result of plugin %q: %w", typ, err)
