@@ -1,7 +1,6 @@
 package netconf
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -97,7 +96,7 @@ func (d Dir) write(ctx context.Context, file string, n Network) (w Written, err 
 		d.chosen()
 	}
 	w = Written{Path: filepath.Join(d.Path, file), Network: n}
-	w.Changed = !isWritten(w.Path, data)
+	w.Changed = !plainfile.Has(w.Path, data, 0o644)
 	return w, plainfile.Replace(w.Path, data, 0o644)
 }
 
@@ -145,16 +144,6 @@ func validateFile(name string) error {
 		return fmt.Errorf("%w: file %q: it must be a name without a directory that ends in .conflist", ErrInvalid, name)
 	}
 	return nil
-}
-
-// isWritten reports whether the file is as Write makes it.
-func isWritten(path string, data []byte) bool {
-	fi, err := os.Lstat(path)
-	if err != nil || fi.Mode() != 0o644 {
-		return false
-	}
-	now, err := plainfile.Read(path)
-	return err == nil && bytes.Equal(now, data)
 }
 
 // own is the directory of the runtimes' own state.
