@@ -37,6 +37,9 @@ func DecodeGiven(configVersion string, data json.RawMessage) (*types100.Result, 
 	if len(data) == 0 || string(data) == "null" {
 		return nil, nil
 	}
+	if err := json.Unmarshal(data, &struct{}{}); err != nil {
+		return nil, err // it says what there is in place of an object
+	}
 	versioned, err := withVersion(data, configVersion)
 	if err != nil {
 		return nil, err
