@@ -60,20 +60,16 @@ type DNS struct {
 // The value must encode as the JSON that its plugins expect. Values of this package's types (PortMapping, IPRanges, BandWidth,
 // DNS) are validated and converted as by their own options.
 func WithCapability(name string, capability any) NamespaceOpts {
-	return func(ns *Namespace) error {
+	return give(func(ns *Namespace) {
 		ns.capabilityArgs[name] = capability
 		delete(ns.required, name)
-		return nil
-	}
+	})
 }
 
 // requireCapability is WithCapability for the options that go-cni does not have: it is an
 // error if no network declares the capability.
 func requireCapability(name string, capability any) NamespaceOpts {
-	return func(ns *Namespace) error {
-		ns.capabilityArgs[name], ns.required[name] = capability, true
-		return nil
-	}
+	return give(func(ns *Namespace) { ns.capabilityArgs[name], ns.required[name] = capability, true })
 }
 
 // WithCapabilityPortMap forwards ports of the host to the container.

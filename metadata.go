@@ -18,10 +18,7 @@ const maxMetadata = 4096
 // must not be empty. Other calls than Setup ignore it. Values that are known only later
 // are for [Runtime.SetMetadata].
 func WithMetadata(values map[string]string) NamespaceOpts {
-	return func(ns *Namespace) error {
-		maps.Copy(ns.metadata, values)
-		return nil
-	}
+	return give(func(ns *Namespace) { maps.Copy(ns.metadata, values) })
 }
 
 // checkMetadata refuses metadata that is no small map.

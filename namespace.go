@@ -56,6 +56,14 @@ type selection struct {
 // NamespaceOpts is an option of Setup, Remove and Check.
 type NamespaceOpts func(s *Namespace) error
 
+// give returns an option that cannot fail.
+func give(change func(ns *Namespace)) NamespaceOpts {
+	return func(ns *Namespace) error {
+		change(ns)
+		return nil
+	}
+}
+
 func newScope() scope {
 	return scope{
 		args:           make(map[string]string),
@@ -171,30 +179,21 @@ func WithInterfaceName(name string) NamespaceOpts {
 
 // WithLabels adds labels to CNI_ARGS, as WithArgs does.
 func WithLabels(labels map[string]string) NamespaceOpts {
-	return func(ns *Namespace) error {
-		maps.Copy(ns.args, labels)
-		return nil
-	}
+	return give(func(ns *Namespace) { maps.Copy(ns.args, labels) })
 }
 
 // WithArgs adds k=v to CNI_ARGS. Neither may contain ';', '=', a newline or a NUL
 // byte: CNI_ARGS cannot quote them, and a value with a semicolon would set another
 // argument, such as an address.
 func WithArgs(k, v string) NamespaceOpts {
-	return func(ns *Namespace) error {
-		ns.args[k] = v
-		return nil
-	}
+	return give(func(ns *Namespace) { ns.args[k] = v })
 }
 
 // WithConfigArgs sets a key of "args": {"cni": {…}} in the configuration passed to
 // plugins, the successor of CNI_ARGS (CONVENTIONS.md): a plugin that knows the key
 // must ignore its counterpart in CNI_ARGS. value is encoded as JSON.
 func WithConfigArgs(key string, value any) NamespaceOpts {
-	return func(ns *Namespace) error {
-		ns.configArgs[key] = value
-		return nil
-	}
+	return give(func(ns *Namespace) { ns.configArgs[key] = value })
 }
 
 // sortedArgs validates the arguments and sorts them by key, so that equal calls

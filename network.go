@@ -73,11 +73,15 @@ func (b *build) reader() conflist.Reader {
 	return conflist.Reader{AllowInsecure: b.settings.allowInsecure}
 }
 
-// add binds a configuration to an interface name. Several configurations may have the
-// same network name, such as the IPv4 and the IPv6 list of a network. The interface
-// name, which is unique in a container, distinguishes their attachments.
-func (b *build) add(list *libcni.NetworkConfigList, ifName, path string) error {
-	b.networks = append(b.networks, &Network{config: list, ifName: ifName, path: path})
+// add adds a network, unless err is why its configuration could not be read. Several
+// configurations may have the same network name, such as the IPv4 and the IPv6 list of a
+// network. The interface name, which is unique in a container, distinguishes their
+// attachments.
+func (b *build) add(n *Network, err error) error {
+	if err != nil {
+		return configError(err)
+	}
+	b.networks = append(b.networks, n)
 	return nil
 }
 
@@ -88,10 +92,7 @@ func (b *build) next() string { return ifName(b.settings.prefix, len(b.networks)
 func withLoader(load func(b *build) error) Opt { return withOrigin(origin{}, load) }
 
 func withOrigin(from origin, load func(b *build) error) Opt {
-	return func(c *config) error {
-		c.loaders = append(c.loaders, loader{load, from})
-		return nil
-	}
+	return set(func(c *config) { c.loaders = append(c.loaders, loader{load, from}) })
 }
 
 // loopbackConf has version 0.4.0, the lowest with CHECK, which old loopback plugins
@@ -127,12 +128,7 @@ func WithLoopback(c *config) error {
 
 func (b *build) addLoopback() error {
 	list, err := conflist.Parse([]byte(loopbackConf))
-	if err != nil {
-		return err
-	}
-	err = b.add(list, "lo", "")
-	b.networks[len(b.networks)-1].isLo = true
-	return err
+	return b.add(&Network{config: list, ifName: "lo", isLo: true}, err)
 }
 
 // WithConf loads a single plugin's configuration from bytes. Its interface is
@@ -145,10 +141,7 @@ func WithConfIndex(bytes []byte, index int) Opt {
 	bytes = slices.Clone(bytes)
 	return withLoader(func(b *build) error {
 		list, err := conflist.ParseSingle(bytes)
-		if err != nil {
-			return configError(err)
-		}
-		return b.add(list, ifName(b.settings.prefix, index), "")
+		return b.add(&Network{config: list, ifName: ifName(b.settings.prefix, index)}, err)
 	})
 }
 
@@ -157,10 +150,7 @@ func WithConfIndex(bytes []byte, index int) Opt {
 func WithConfFile(fileName string) Opt {
 	return withOrigin(origin{file: fileName}, func(b *build) error {
 		list, err := b.reader().Single(fileName)
-		if err != nil {
-			return configError(err)
-		}
-		return b.add(list, ifName(b.settings.prefix, 0), fileName)
+		return b.add(&Network{config: list, ifName: ifName(b.settings.prefix, 0), path: fileName}, err)
 	})
 }
 
@@ -173,10 +163,7 @@ func WithConfListBytes(bytes []byte) Opt {
 		if err == nil {
 			err = conflist.RequirePlugins(list)
 		}
-		if err != nil {
-			return configError(err)
-		}
-		return b.add(list, b.next(), "")
+		return b.add(&Network{config: list, ifName: b.next()}, err)
 	})
 }
 
@@ -187,10 +174,7 @@ func WithConfListBytes(bytes []byte) Opt {
 func WithConfListFile(fileName string) Opt {
 	return withOrigin(origin{file: fileName}, func(b *build) error {
 		list, err := b.reader().List(fileName)
-		if err != nil {
-			return configError(err)
-		}
-		return b.add(list, b.next(), fileName)
+		return b.add(&Network{config: list, ifName: b.next(), path: fileName}, err)
 	})
 }
 
@@ -219,13 +203,10 @@ func WithConfiguration[S string | []byte](source S) Opt {
 }
 
 func (b *build) addAny(list *libcni.NetworkConfigList, form conflist.Form, path string, err error) error {
-	if err != nil {
-		return configError(err)
+	if err == nil {
+		b.settings.logger.Debug("configuration", "network", list.Name, "form", form, "path", path)
 	}
-	b.settings.logger.Debug("configuration", "network", list.Name, "form", form, "path", path)
-	err = b.add(list, b.next(), path)
-	b.networks[len(b.networks)-1].form = string(form)
-	return err
+	return b.add(&Network{config: list, ifName: b.next(), path: path, form: string(form)}, err)
 }
 
 // WithNetworkName loads the network of that name from the configuration
@@ -237,10 +218,7 @@ func WithNetworkName(name string) Opt {
 		if errors.Is(err, conflist.ErrNone) {
 			return fmt.Errorf("%w: %w", configError(err), ErrNotFound)
 		}
-		if err != nil {
-			return configError(err)
-		}
-		return b.add(found.List, b.next(), found.Path)
+		return b.add(&Network{config: found.List, ifName: b.next(), path: found.Path}, err)
 	})
 }
 
@@ -271,9 +249,7 @@ func (b *build) directory(max int) error {
 		b.skipped = append(b.skipped, SkippedFile{Path: s.Path, Reason: s.Err.Error()})
 	}
 	for i, f := range found {
-		if err := b.add(f.List, ifName(b.settings.prefix, i), f.Path); err != nil {
-			return err
-		}
+		b.networks = append(b.networks, &Network{config: f.List, ifName: ifName(b.settings.prefix, i), path: f.Path})
 	}
 	return nil
 }

@@ -156,6 +156,14 @@ func (t Timeouts) over(defaults Timeouts) Timeouts {
 	}
 }
 
+// set returns an option that cannot fail.
+func set(change func(c *config)) Opt {
+	return func(c *config) error {
+		change(c)
+		return nil
+	}
+}
+
 // WithInterfacePrefix sets the prefix of interface names, "eth" by default.
 // The prefix with a digit must be a valid interface name.
 func WithInterfacePrefix(prefix string) Opt {
@@ -171,36 +179,24 @@ func WithInterfacePrefix(prefix string) Opt {
 // WithPluginDir sets the directories that are searched for plugins, in order.
 // They need not exist yet.
 func WithPluginDir(dirs []string) Opt {
-	return func(c *config) error {
-		c.pluginDirs = slices.Clone(dirs)
-		return nil
-	}
+	return set(func(c *config) { c.pluginDirs = slices.Clone(dirs) })
 }
 
 // WithPluginConfDir sets the directory of the network configurations.
 func WithPluginConfDir(dir string) Opt {
-	return func(c *config) error {
-		c.pluginConfDir = dir
-		return nil
-	}
+	return set(func(c *config) { c.pluginConfDir = dir })
 }
 
 // WithPluginMaxConfNum sets how many configurations WithDefaultConf loads; zero
 // or less means all.
 func WithPluginMaxConfNum(maxConfigs int) Opt {
-	return func(c *config) error {
-		c.pluginMaxConfNum = maxConfigs
-		return nil
-	}
+	return set(func(c *config) { c.pluginMaxConfNum = maxConfigs })
 }
 
 // WithMinNetworkCount sets how many networks must be loaded before the Runtime
 // counts as initialized; 1 by default.
 func WithMinNetworkCount(count int) Opt {
-	return func(c *config) error {
-		c.minNetworks = count
-		return nil
-	}
+	return set(func(c *config) { c.minNetworks = count })
 }
 
 // WithStateDir sets the directory for results and locks, /var/lib/cni by default.
@@ -220,10 +216,7 @@ func WithStateDir(dir string) Opt {
 // namespaces; by default it is in the state directory. It must survive a reboot;
 // otherwise files of attachments from before the reboot cannot be cleaned up.
 func WithRecordDir(dir string) Opt {
-	return func(c *config) error {
-		c.recordDir = dir
-		return nil
-	}
+	return set(func(c *config) { c.recordDir = dir })
 }
 
 // WithOwner sets the owner of new attachments. Recover and GC touch only their own
@@ -232,45 +225,30 @@ func WithRecordDir(dir string) Opt {
 // executable was renamed, a program no longer finds its own. So with the default, Recover
 // and GC log the other owners of attachments and list them in Report.OtherOwners.
 func WithOwner(name string) Opt {
-	return func(c *config) error {
-		c.owner, c.ownerNamed = name, true
-		return nil
-	}
+	return set(func(c *config) { c.owner, c.ownerNamed = name, true })
 }
 
 // WithTeardownErrors makes Remove return the error of a failed DEL even if the sweep
 // has removed everything. By default the error is logged and Remove succeeds.
 func WithTeardownErrors() Opt {
-	return func(c *config) error {
-		c.teardownErrors = true
-		return nil
-	}
+	return set(func(c *config) { c.teardownErrors = true })
 }
 
 // WithHostNetNS sets the network namespace in which plugins run, by path. The
 // default is the calling thread's.
 func WithHostNetNS(path string) Opt {
-	return func(c *config) error {
-		c.hostNetNS = path
-		return nil
-	}
+	return set(func(c *config) { c.hostNetNS = path })
 }
 
 // WithTimeouts limits the duration of plugin calls; see Timeouts.
 func WithTimeouts(t Timeouts) Opt {
-	return func(c *config) error {
-		c.timeouts = t.over(c.timeouts)
-		return nil
-	}
+	return set(func(c *config) { c.timeouts = t.over(c.timeouts) })
 }
 
 // WithStatusCache sets how long a successful Status is cached, one second by
 // default; zero disables the cache. Errors are not cached.
 func WithStatusCache(ttl time.Duration) Opt {
-	return func(c *config) error {
-		c.statusTTL = ttl
-		return nil
-	}
+	return set(func(c *config) { c.statusTTL = ttl })
 }
 
 // WithPluginEnv passes more variables of the runtime's environment to plugins, by
@@ -278,10 +256,7 @@ func WithStatusCache(ttl time.Duration) Opt {
 // PATH, and those that iptables and firewalld read. Other variables, which may hold
 // secrets, are not passed.
 func WithPluginEnv(names ...string) Opt {
-	return func(c *config) error {
-		c.envAllow = append(slices.Clone(c.envAllow), names...)
-		return nil
-	}
+	return set(func(c *config) { c.envAllow = append(slices.Clone(c.envAllow), names...) })
 }
 
 // WithInsecureFiles accepts plugins and configurations that users other than root
@@ -291,20 +266,14 @@ func WithPluginEnv(names ...string) Opt {
 // sticky bit makes a directory safe), or if the owner of one of these is neither root
 // nor this process's user. Write permission of a group is accepted.
 func WithInsecureFiles() Opt {
-	return func(c *config) error {
-		c.allowInsecure = true
-		return nil
-	}
+	return set(func(c *config) { c.allowInsecure = true })
 }
 
 // WithStrictCapabilities makes a capability that no plugin declares an error, for
 // example port mappings without portmap in the configuration. By default it is an error
 // only for some options; see WithCapability.
 func WithStrictCapabilities() Opt {
-	return func(c *config) error {
-		c.strictCaps = true
-		return nil
-	}
+	return set(func(c *config) { c.strictCaps = true })
 }
 
 // WithStrictPorts makes Setup refuse to forward a port of the host that another process
@@ -320,10 +289,7 @@ func WithStrictCapabilities() Opt {
 // not serve. For TCP a connection that the host has opened from a port in that range counts.
 // A port of another container is always refused.
 func WithStrictPorts() Opt {
-	return func(c *config) error {
-		c.strictPorts = true
-		return nil
-	}
+	return set(func(c *config) { c.strictPorts = true })
 }
 
 // WithPortRange sets the ports of the host from which Setup chooses those that WithPorts
@@ -352,13 +318,12 @@ func WithPortRange(first, last int) Opt {
 // without effect (see WithCapability): slog's default logger gets the first warning about
 // each. Nil logs nothing at all.
 func WithLogger(logger *slog.Logger) Opt {
-	return func(c *config) error {
+	return set(func(c *config) {
 		if logger == nil {
 			logger = slog.New(slog.DiscardHandler)
 		}
 		c.logger, c.loggerSet = logger, true
-		return nil
-	}
+	})
 }
 
 // WithoutReaping turns off the background removal of abandoned containers. Only
@@ -390,8 +355,5 @@ func WithLogger(logger *slog.Logger) Opt {
 // abandoned container, which it removes itself; it waits for a second at most. If the
 // process ends during a removal, a later process continues it.
 func WithoutReaping() Opt {
-	return func(c *config) error {
-		c.withoutReaping = true
-		return nil
-	}
+	return set(func(c *config) { c.withoutReaping = true })
 }

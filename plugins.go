@@ -72,11 +72,10 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 // executable of the type, although the built-in plugin is preferred; if there is
 // none, Setup returns an error that says what to do.
 func WithBuiltinPlugins(types ...string) Opt {
-	return func(c *config) error {
+	return set(func(c *config) {
 		c.choosing.Prefer = append(c.choosing.Prefer, types...)
 		c.choosing.PreferAll = c.choosing.PreferAll || len(types) == 0
-		return nil
-	}
+	})
 }
 
 // WithoutBuiltinPlugins prevents this module's own plugins from attaching
@@ -85,10 +84,7 @@ func WithBuiltinPlugins(types ...string) Opt {
 // Containers that built-in plugins have attached before, according to their
 // record, are still checked and removed by them.
 func WithoutBuiltinPlugins() Opt {
-	return func(c *config) error {
-		c.choosing.Without = true
-		return nil
-	}
+	return set(func(c *config) { c.choosing.Without = true })
 }
 
 // WithPluginRoot runs executed plugins with another root directory (chroot(2)), for a
@@ -305,10 +301,7 @@ func (r Retry) pause(n int) time.Duration {
 // and traces. It is called by several goroutines at once, and the operation waits
 // for it. ctx is the operation's.
 func WithObserver(observe func(ctx context.Context, e Event)) Opt {
-	return func(c *config) error {
-		c.observe = observe
-		return nil
-	}
+	return set(func(c *config) { c.observe = observe })
 }
 
 // Event describes one plugin call. Calls that an in-process plugin delegates, for

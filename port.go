@@ -76,10 +76,7 @@ func (p Port) String() string {
 // ignore ports that Setup has chosen: the record has them.
 func WithPorts(all ...Port) NamespaceOpts {
 	all = slices.Clone(all)
-	return func(ns *Namespace) error {
-		ns.ports = append(ns.ports, all...)
-		return nil
-	}
+	return give(func(ns *Namespace) { ns.ports = append(ns.ports, all...) })
 }
 
 // Port returns the port of that label as the container got it. ok is false if Setup was

@@ -50,11 +50,7 @@ func (d Dir) adopt(n Network, wanting []wanting, into *reservation) (bool, error
 			has = append(has, p)
 		}
 	}
-	var wishes []wish
-	for _, r := range wanting {
-		wishes = append(wishes, wish{Pools: r.Pools, Bits: r.Bits})
-	}
-	adopted := into.Take(wishes, mergePrefixes(has))
+	adopted := into.Take(wanting, mergePrefixes(has))
 	return adopted, refuseBridge(n, wanting, into, bridged)
 }
 
@@ -86,8 +82,7 @@ func (n Network) bridge() (Bridge, bool) {
 func refuseBridge(n Network, wanting []wanting, has *reservation, bridged []netip.Prefix) error {
 	given := n.given()
 	for _, r := range wanting {
-		w := wish{Pools: r.Pools, Bits: r.Bits}
-		of := *has.Of(w)
+		of := *has.Of(r)
 		if r.nth < len(of) {
 			continue
 		}

@@ -30,7 +30,7 @@ type Firewall struct {
 // longestChain is a chain's longest name, in bytes (<linux/netfilter/x_tables.h>).
 const longestChain = 28
 
-func (f Firewall) render(n Network) (object, error) {
+func (f Firewall) render(n Network) (any, error) {
 	var o object
 	o.set("type", known.Firewall)
 	setIf(&o, "backend", f.Backend)
@@ -71,7 +71,7 @@ type PortMap struct {
 	Extra map[string]any
 }
 
-func (p PortMap) render(Network) (object, error) {
+func (p PortMap) render(Network) (any, error) {
 	var o object
 	o.set("type", known.Portmap)
 	o.declare(p.Extra, known.Portmap)
@@ -97,7 +97,7 @@ type Bandwidth struct {
 	Extra map[string]any
 }
 
-func (b Bandwidth) render(Network) (object, error) {
+func (b Bandwidth) render(Network) (any, error) {
 	var o object
 	o.set("type", known.Bandwidth)
 	o.declare(b.Extra, known.Bandwidth)
@@ -130,7 +130,7 @@ type Tuning struct {
 	Extra map[string]any
 }
 
-func (t Tuning) render(Network) (object, error) {
+func (t Tuning) render(Network) (any, error) {
 	var o object
 	o.set("type", known.Tuning)
 	o.declare(t.Extra, known.Tuning)

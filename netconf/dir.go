@@ -1,7 +1,6 @@
 package netconf
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -81,13 +80,7 @@ func (d Dir) write(ctx context.Context, file string, n Network) (w Written, err 
 	if err := os.MkdirAll(d.Path, 0o755); err != nil {
 		return w, err
 	}
-	if d.Path, err = filepath.EvalSymlinks(d.Path); err == nil {
-		d.Path, err = filepath.Abs(d.Path)
-	}
-	if err != nil {
-		return w, err
-	}
-	held, err := lock.Open(filepath.Join(d.own(), "locks")).Lock(ctx, "network configurations")
+	held, err := d.lock(ctx)
 	if err != nil {
 		return w, err
 	}
@@ -103,7 +96,7 @@ func (d Dir) write(ctx context.Context, file string, n Network) (w Written, err 
 		d.chosen()
 	}
 	w = Written{Path: filepath.Join(d.Path, file), Network: n}
-	w.Changed = !isWritten(w.Path, data)
+	w.Changed = !plainfile.Has(w.Path, data, 0o644)
 	return w, plainfile.Replace(w.Path, data, 0o644)
 }
 
@@ -115,13 +108,7 @@ func (d Dir) Remove(ctx context.Context, file, network string) (err error) {
 	if err := validateFile(file); err != nil {
 		return fail(err)
 	}
-	if resolved, err := filepath.EvalSymlinks(d.Path); err == nil {
-		d.Path = resolved
-	}
-	if d.Path, err = filepath.Abs(d.Path); err != nil {
-		return fail(err)
-	}
-	held, err := lock.Open(filepath.Join(d.own(), "locks")).Lock(ctx, "network configurations")
+	held, err := d.lock(ctx)
 	if err != nil {
 		return fail(err)
 	}
@@ -135,6 +122,21 @@ func (d Dir) Remove(ctx context.Context, file, network string) (err error) {
 	return nil
 }
 
+// lock excludes other programs, and resolves the path of the directory if it exists.
+func (d *Dir) lock(ctx context.Context) (*lock.Held, error) {
+	if resolved, err := filepath.EvalSymlinks(d.Path); err == nil {
+		d.Path = resolved
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	path, err := filepath.Abs(d.Path)
+	if err != nil {
+		return nil, err
+	}
+	d.Path = path
+	return lock.Open(filepath.Join(d.own(), "locks")).Lock(ctx, "network configurations")
+}
+
 // validateFile checks a file's name. Runtimes load other extensions in another form, and
 // no hidden file.
 func validateFile(name string) error {
@@ -142,16 +144,6 @@ func validateFile(name string) error {
 		return fmt.Errorf("%w: file %q: it must be a name without a directory that ends in .conflist", ErrInvalid, name)
 	}
 	return nil
-}
-
-// isWritten reports whether the file is as Write makes it.
-func isWritten(path string, data []byte) bool {
-	fi, err := os.Lstat(path)
-	if err != nil || fi.Mode() != 0o644 {
-		return false
-	}
-	now, err := plainfile.Read(path)
-	return err == nil && bytes.Equal(now, data)
 }
 
 // own is the directory of the runtimes' own state.
@@ -178,10 +170,9 @@ func (d Dir) choose(n Network) (Network, error) {
 	}
 	var used []netip.Prefix // read once it is needed
 	for _, r := range wanting {
-		w := wish{Pools: r.Pools, Bits: r.Bits}
-		of := reserved.Of(w)
+		of := reserved.Of(r)
 		if r.nth < len(*of) {
-			if r.Subnet = (*of)[r.nth]; !w.Allows(r.Subnet) {
+			if r.Subnet = (*of)[r.nth]; !r.allows(r.Subnet) {
 				return n, fmt.Errorf("%w: subnet %s is reserved for it, which is not of length %d in %v: Remove the network first",
 					ErrInvalid, r.Subnet, r.Bits, r.Pools)
 			}
@@ -192,7 +183,7 @@ func (d Dir) choose(n Network) (Network, error) {
 				return n, err
 			}
 		}
-		p, ok := chooseSubnet(fmt.Sprintf("%s %s %d", d.Path, n.Name, r.nth), w, slices.Concat(used, reserved.V4, reserved.V6))
+		p, ok := chooseSubnet(fmt.Sprintf("%s %s %d", d.Path, n.Name, r.nth), *r.Range, slices.Concat(used, reserved.V4, reserved.V6))
 		if !ok {
 			return n, fmt.Errorf("%w of length %d in %v: all overlap addresses, routes, other networks or reservations", ErrNoFreeSubnet, r.Bits, r.Pools)
 		}
@@ -333,7 +324,7 @@ func (n Network) validate() error {
 			}
 		}
 		var ok bool
-		if r.Subnet, ok = chooseSubnet("", wish{Pools: r.Pools, Bits: r.Bits}, given); !ok {
+		if r.Subnet, ok = chooseSubnet("", *r.Range, given); !ok {
 			return fmt.Errorf("network %q: %w of length %d in %v beside its other ranges", n.Name, ErrNoFreeSubnet, r.Bits, r.Pools)
 		}
 		given = append(given, r.Subnet)

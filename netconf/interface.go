@@ -43,7 +43,7 @@ type Bridge struct {
 	Extra map[string]any
 }
 
-func (b Bridge) render(n Network) (object, error) {
+func (b Bridge) render(n Network) (any, error) {
 	var o object
 	o.set("type", known.Bridge)
 	o.set("bridge", b.Name)
@@ -84,7 +84,7 @@ type PTP struct {
 	Extra map[string]any
 }
 
-func (p PTP) render(n Network) (object, error) {
+func (p PTP) render(n Network) (any, error) {
 	var o object
 	o.set("type", known.PTP)
 	errs := []error{pair{known.PTP, p.Masquerade, p.MasqueradeBackend, p.MTU, p.IPAM, p.DNS, p.Extra}.render(n, &o)}
@@ -118,7 +118,7 @@ func (p pair) render(n Network, o *object) error {
 	if p.ipam != nil {
 		ipam, err := p.ipam.render(n)
 		o.set("ipam", ipam)
-		types = append(types, ipam.typ()) // run with the same configuration
+		types = append(types, typeOf(p.ipam)) // run with the same configuration
 		errs = append(errs, err)
 		if h, ok := p.ipam.(HostLocal); ok && h.hasIPv6() {
 			least = 1280 // RFC 8200

@@ -13,8 +13,8 @@ import (
 
 // IPAM assigns addresses: HostLocal, or RawIPAM for another plugin.
 type IPAM interface {
-	// render validates the configuration and returns it.
-	render(n Network) (object, error)
+	// render validates the configuration and returns what is its JSON.
+	render(n Network) (any, error)
 }
 
 // HostLocal assigns addresses from ranges, and keeps them on disk.
@@ -73,7 +73,7 @@ type Route struct {
 	MTU, AdvMSS, Priority int
 }
 
-func (h HostLocal) render(n Network) (object, error) {
+func (h HostLocal) render(n Network) (any, error) {
 	var o object
 	o.set("type", known.HostLocal)
 	var errs []error
@@ -294,4 +294,4 @@ func (r Route) render(n Network) (o object, err error) {
 // RawIPAM is the configuration of any IPAM plugin, as a JSON object with a "type".
 type RawIPAM []byte
 
-func (r RawIPAM) render(n Network) (object, error) { return Raw(r).render(n) }
+func (r RawIPAM) render(n Network) (any, error) { return Raw(r).render(n) }

@@ -40,8 +40,8 @@ type Network struct {
 // Plugin is the configuration of one plugin: Bridge, PTP, Firewall, PortMap, Bandwidth,
 // Tuning or Raw.
 type Plugin interface {
-	// render validates the configuration and returns it.
-	render(n Network) (object, error)
+	// render validates the configuration and returns what is its JSON.
+	render(n Network) (any, error)
 }
 
 // Render returns the configuration as JSON, the same for the same Network. It is valid
@@ -66,7 +66,7 @@ func (n Network) render() ([]byte, error) {
 	o.set("name", n.Name)
 	setIf(&o, "disableCheck", n.DisableCheck)
 	setIf(&o, "disableGC", n.DisableGC)
-	var plugins []object
+	var plugins []any
 	var errs []error
 	for i, p := range n.Plugins {
 		rendered, err := p.render(n)
@@ -154,28 +154,13 @@ func (d DNS) render(o *object) error {
 // Raw is the configuration of any plugin, as a JSON object with a "type".
 type Raw json.RawMessage
 
-func (r Raw) render(Network) (object, error) {
+func (r Raw) render(Network) (any, error) {
+	if !bytes.HasPrefix(bytes.TrimLeft(r, " \t\r\n"), []byte("{")) {
+		return nil, errors.New("the plugin's Raw is no JSON object")
+	}
 	dec := json.NewDecoder(bytes.NewReader(r))
-	token, err := dec.Token()
-	if err == nil && token != json.Delim('{') {
-		err = fmt.Errorf("it begins with %v", token)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("the plugin's Raw is no JSON object: %w", err)
-	}
-	var o object
-	for dec.More() {
-		key, err := dec.Token()
-		if err != nil {
-			return nil, fmt.Errorf("plugin's Raw: %w", err)
-		}
-		var value json.RawMessage
-		if err := dec.Decode(&value); err != nil {
-			return nil, fmt.Errorf("plugin's Raw: %w", err)
-		}
-		o.set(key.(string), value)
-	}
-	if _, err := dec.Token(); err != nil {
+	var o json.RawMessage
+	if err := dec.Decode(&o); err != nil {
 		return nil, fmt.Errorf("plugin's Raw: %w", err)
 	}
 	if dec.More() {

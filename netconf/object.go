@@ -1,7 +1,6 @@
 package netconf
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -21,18 +20,15 @@ type member struct {
 // set adds a member.
 func (o *object) set(key string, value any) { *o = append(*o, member{key, value}) }
 
-// typ returns the object's "type", if it is a string.
-func (o object) typ() (typ string) {
-	i := slices.IndexFunc(o, func(m member) bool { return m.key == "type" })
-	if i < 0 {
-		return ""
+// typeOf returns the type of an IPAM plugin.
+func typeOf(ipam IPAM) string {
+	raw, ok := ipam.(RawIPAM)
+	if !ok {
+		return known.HostLocal
 	}
-	if raw, ok := o[i].value.(json.RawMessage); ok {
-		_ = json.Unmarshal(raw, &typ) // of a RawIPAM; a type that is no string is the plugin's to refuse
-		return typ
-	}
-	typ, _ = o[i].value.(string)
-	return typ
+	var conf struct{ Type string }
+	_ = json.Unmarshal(raw, &conf) // a type that is no string is the plugin's to refuse
+	return conf.Type
 }
 
 // declare adds the capabilities that plugins of these types read, unless extra sets them.
@@ -72,24 +68,17 @@ func (o *object) extend(extra map[string]any) error {
 
 // MarshalJSON implements [json.Marshaler].
 func (o object) MarshalJSON() ([]byte, error) {
-	var b bytes.Buffer
+	b := []byte{'{'}
 	for i, m := range o {
-		key, err := json.Marshal(m.key)
-		if err != nil {
-			return nil, err
-		}
 		value, err := json.Marshal(m.value)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", m.key, err)
 		}
-		b.WriteString(map[bool]string{true: "{", false: ","}[i == 0])
-		b.Write(key)
-		b.WriteByte(':')
-		b.Write(value)
+		key, _ := json.Marshal(m.key) // never fails
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = slices.Concat(b, key, []byte{':'}, value)
 	}
-	if len(o) == 0 {
-		return []byte("{}"), nil
-	}
-	b.WriteByte('}')
-	return b.Bytes(), nil
+	return append(b, '}'), nil
 }

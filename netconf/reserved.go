@@ -27,21 +27,21 @@ type reservation struct {
 	V4, V6 []netip.Prefix `json:",omitempty"`
 }
 
-// Of returns the subnets of the family that a wish is for.
-func (r *reservation) Of(w wish) *[]netip.Prefix {
-	if len(w.Pools) > 0 && w.Pools[0].Addr().Is4() {
+// Of returns the subnets of the family that a range asks for.
+func (r *reservation) Of(w wanting) *[]netip.Prefix {
+	if w.Pools[0].Addr().Is4() {
 		return &r.V4
 	}
 	return &r.V6
 }
 
-// Take gives each wish, in order, a subnet that it allows out of those that the network
-// has, unless an earlier wish of its family got none. It reports whether it has given any.
-func (r *reservation) Take(wishes []wish, has []netip.Prefix) (taken bool) {
+// Take gives each range, in order, a subnet that it allows out of those that the network
+// has, unless an earlier range of its family got none. It reports whether it has given any.
+func (r *reservation) Take(all []wanting, has []netip.Prefix) (taken bool) {
 	missed := map[*[]netip.Prefix]bool{}
-	for _, w := range wishes {
+	for _, w := range all {
 		of := r.Of(w)
-		i := slices.IndexFunc(has, w.Allows)
+		i := slices.IndexFunc(has, w.allows)
 		if i < 0 || missed[of] {
 			missed[of] = true
 			continue
@@ -87,7 +87,7 @@ func (s reservations) Save(r *reservation) error {
 		err = plainfile.Replace(s.path(r.ConfDir, r.Network), append(data, '\n'), 0o600)
 	}
 	if err == nil {
-		err = syncDir(s.Dir)
+		err = plainfile.SyncDir(s.Dir)
 	}
 	if err != nil {
 		return fmt.Errorf("reserve subnets for network %q: %w", r.Network, err)
@@ -127,12 +127,4 @@ func (s reservations) Others(confDir, network string) ([]netip.Prefix, error) {
 		return nil, fmt.Errorf("reservations of subnets: %w", err)
 	}
 	return all, nil
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

@@ -7,15 +7,9 @@ import (
 	"slices"
 )
 
-// wish is a subnet to be found: one of that length, in one of the pools.
-type wish struct {
-	Pools []netip.Prefix
-	Bits  int
-}
-
-// Allows reports whether a subnet is what is wished for.
-func (w wish) Allows(p netip.Prefix) bool {
-	return p.Bits() == w.Bits && slices.ContainsFunc(w.Pools, func(pool netip.Prefix) bool {
+// allows reports whether a subnet is what the range asks for.
+func (r Range) allows(p netip.Prefix) bool {
+	return p.Bits() == r.Bits && slices.ContainsFunc(r.Pools, func(pool netip.Prefix) bool {
 		return pool.Bits() <= p.Bits() && pool.Contains(p.Addr())
 	})
 }
@@ -24,12 +18,12 @@ func (w wish) Allows(p netip.Prefix) bool {
 // how many one after the other then. A pool of IPv4 has no more than that.
 const probes, mostSteps = 256, 1 << 22
 
-// chooseSubnet returns a subnet that overlaps none of those in use. It is the same for the
-// same name while nothing gets in its way, so that several hosts are likely to agree. The
-// pools are tried in order.
-func chooseSubnet(name string, w wish, used []netip.Prefix) (netip.Prefix, bool) {
-	for _, pool := range w.Pools {
-		if p, ok := chooseFrom(name, pool.Masked(), w.Bits, within(pool, used)); ok {
+// chooseSubnet returns a subnet for a range that overlaps none of those in use. It is the
+// same for the same name while nothing gets in its way, so that several hosts are likely to
+// agree. The pools are tried in order.
+func chooseSubnet(name string, r Range, used []netip.Prefix) (netip.Prefix, bool) {
+	for _, pool := range r.Pools {
+		if p, ok := chooseFrom(name, pool.Masked(), r.Bits, within(pool, used)); ok {
 			return p, true
 		}
 	}

@@ -36,10 +36,10 @@ func TestNth(t *testing.T) {
 
 // TestChooseFollowsFromTheName: these must not change, because hosts agree on them.
 func TestChooseFollowsFromTheName(t *testing.T) {
-	v4, v6 := wish{prefixes("10.0.0.0/8", "172.16.0.0/12"), 24}, wish{prefixes("fd00::/8"), 64}
+	v4, v6 := Range{Pools: prefixes("10.0.0.0/8", "172.16.0.0/12"), Bits: 24}, Range{Pools: prefixes("fd00::/8"), Bits: 64}
 	for _, test := range []struct {
 		name string
-		wish wish
+		wish Range
 		used []netip.Prefix
 		want string
 	}{
@@ -61,7 +61,7 @@ func TestChooseRandomly(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	for range 300 {
 		pool := netip.MustParsePrefix("10.64.0.0/16")
-		w := wish{[]netip.Prefix{pool}, 16 + rnd.IntN(11)}
+		w := Range{Pools: []netip.Prefix{pool}, Bits: 16 + rnd.IntN(11)}
 		var used []netip.Prefix
 		for range rnd.IntN(300) {
 			bits := 15 + rnd.IntN(18)
@@ -87,7 +87,7 @@ func TestChooseRandomly(t *testing.T) {
 			continue
 		}
 		for _, u := range used {
-			if u.Overlaps(got) || !w.Allows(got) || got != got.Masked() {
+			if u.Overlaps(got) || !w.allows(got) || got != got.Masked() {
 				t.Fatalf("%v overlaps %v, or is not in %v", got, u, w)
 			}
 		}
@@ -95,9 +95,9 @@ func TestChooseRandomly(t *testing.T) {
 }
 
 func TestAllows(t *testing.T) {
-	w := wish{prefixes("10.0.0.0/8", "192.168.0.0/16"), 24}
+	w := Range{Pools: prefixes("10.0.0.0/8", "192.168.0.0/16"), Bits: 24}
 	for s, want := range map[string]bool{"10.1.2.0/24": true, "192.168.9.0/24": true, "10.1.0.0/16": false, "172.16.1.0/24": false, "fd00::/24": false} {
-		expect.Same(t, s, w.Allows(netip.MustParsePrefix(s)), want)
+		expect.Same(t, s, w.allows(netip.MustParsePrefix(s)), want)
 	}
 }
 

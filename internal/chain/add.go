@@ -96,7 +96,9 @@ func (c *Chain) added(out Output) (last, prev json.RawMessage, err error) {
 	if err := ValidateResult(out.Stdout, c.List.CNIVersion); err != nil {
 		return nil, nil, err
 	}
-	last = withVersion(out.Stdout, c.List.CNIVersion)
+	if last, err = withVersion(out.Stdout, c.List.CNIVersion); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)
+	}
 	known, err := create.CreateFromBytes(last)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)

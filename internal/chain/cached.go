@@ -1,7 +1,6 @@
 package chain
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,15 +9,10 @@ import (
 	"path/filepath"
 
 	"github.com/containernetworking/cni/libcni"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 
 	"github.com/embedcni/cni/internal/plainfile"
 )
-
-// ErrNotCached means that libcni's cache lacks an ADD, or has different content
-// for it.
-var ErrNotCached = errors.New("not in libcni's cache")
 
 // AllCached returns the attachments in libcni's cache: those of the container,
 // or all if id is empty. A FIFO among the files is an error, because libcni
@@ -158,67 +152,4 @@ func (c Cached) result() (result Partial, err error) {
 		return err
 	})
 	return result, err
-}
-
-// Has returns nil if a DEL by libcni alone would give the plugins that result.
-// Otherwise the error wraps ErrNotCached and names the file. libcni ignores a file
-// that it cannot use, and its plugins then leave behind everything that they find
-// by the result.
-func (c Cached) Has(result json.RawMessage) error {
-	if err := c.has(result); err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrNotCached, filepath.Base(c.path()), err)
-	}
-	return nil
-}
-
-func (c Cached) has(result json.RawMessage) error {
-	data, err := plainfile.Read(c.path())
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("there is no such file in %s", filepath.Dir(c.path()))
-	}
-	if err != nil {
-		return err
-	}
-	if c.belongsToOther(data) {
-		return errors.New("the file is another attachment's")
-	}
-	k, err := c.decode(data)
-	if err != nil {
-		return err
-	}
-	if len(k.Config) == 0 {
-		return errors.New("it has no configuration")
-	}
-	cached, err := c.result()
-	if err != nil {
-		return err
-	}
-	same, err := sameResult(json.RawMessage(cached), result)
-	if err == nil && !same {
-		err = errors.New("it has another result than the record")
-	}
-	return err
-}
-
-// sameResult reports whether two results, of any versions, are the same.
-func sameResult(a, b json.RawMessage) (same bool, err error) {
-	var texts [2][]byte
-	for i, data := range []json.RawMessage{a, b} {
-		err := guard(func() error {
-			r, err := create.CreateFromBytes(data)
-			if err != nil {
-				return err
-			}
-			current, err := types100.NewResultFromResult(r)
-			if err != nil {
-				return err
-			}
-			texts[i], err = json.Marshal(current)
-			return err
-		})
-		if err != nil {
-			return false, fmt.Errorf("result: %w", err)
-		}
-	}
-	return bytes.Equal(texts[0], texts[1]), nil
 }

@@ -30,6 +30,27 @@ func Decode(data json.RawMessage) *types100.Result {
 	return result
 }
 
+// DecodeGiven reads the result that a plugin is given, or has returned; nil if there is
+// none. It should have the configuration's version, and is read as that if it states none.
+// After a change of the configuration it may state another version, and is read as that one.
+func DecodeGiven(configVersion string, data json.RawMessage) (*types100.Result, error) {
+	if len(data) == 0 || string(data) == "null" {
+		return nil, nil
+	}
+	if err := json.Unmarshal(data, &struct{}{}); err != nil {
+		return nil, err // it says what there is in place of an object
+	}
+	versioned, err := withVersion(data, configVersion)
+	if err != nil {
+		return nil, err
+	}
+	r, err := decodeResult(versioned)
+	if err != nil {
+		return nil, err
+	}
+	return types100.NewResultFromResult(r)
+}
+
 // encodedPrefix begins a result of version 1.x as built-in plugins and the CNI project's
 // library write it.
 const encodedPrefix = `{"cniVersion":"1.`
@@ -53,7 +74,11 @@ func Previous(result []byte, configVersion string) (Partial, error) {
 	}
 	var prev Partial
 	err := guard(func() error {
-		r, err := create.CreateFromBytes(withVersion(result, configVersion))
+		versioned, err := withVersion(result, configVersion)
+		if err != nil {
+			return err
+		}
+		r, err := create.CreateFromBytes(versioned)
 		if err == nil {
 			r, err = r.GetAsVersion(cmp.Or(configVersion, "0.1.0"))
 		}

@@ -1,6 +1,7 @@
 package chain
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -130,27 +131,20 @@ func validateIP(ip *shapeIP, interfaces int) error {
 
 // withVersion adds the configuration's version to a result without one, as
 // libcni does. A DEL gives the result back to the plugins.
-func withVersion(out []byte, configVersion string) json.RawMessage {
+func withVersion(out []byte, configVersion string) (json.RawMessage, error) {
 	o, err := objectOrEmpty(out)
 	if err != nil {
-		return nil // not an object: ValidateResult or libcni says so
+		return nil, err
 	}
 	raw, _ := o.get("cniVersion")
 	var said string
 	if err := json.Unmarshal(raw, &said); err == nil && said != "" {
-		return out
+		return out, nil
 	}
-	if configVersion == "" {
-		configVersion = "0.1.0"
-	}
-	quoted, err := json.Marshal(configVersion)
+	quoted, err := json.Marshal(cmp.Or(configVersion, "0.1.0"))
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	o.set("cniVersion", quoted)
-	data, err := o.bytes()
-	if err != nil {
-		return nil
-	}
-	return data
+	return o.bytes()
 }

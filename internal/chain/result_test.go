@@ -65,8 +65,9 @@ func TestResultGetsTheConfigurationsVersion(t *testing.T) {
 		{`[]`, "1.0.0", ""},
 	}
 	for _, test := range tests {
-		if got := string(withVersion([]byte(test.out), test.version)); got != test.want {
-			t.Errorf("%s: %s, want %s", test.out, got, test.want)
+		got, err := withVersion([]byte(test.out), test.version)
+		if string(got) != test.want || (err == nil) != (test.want != "") {
+			t.Errorf("%s: %s, %v, want %s", test.out, got, err, test.want)
 		}
 	}
 }

@@ -44,13 +44,7 @@ type Reader struct {
 
 // Single reads a file with one plugin's configuration.
 func (r Reader) Single(path string) (*libcni.NetworkConfigList, error) {
-	return inFile(path, func() (*libcni.NetworkConfigList, error) {
-		data, err := r.read(path)
-		if err != nil {
-			return nil, err
-		}
-		return ParseSingle(data)
-	})
+	return r.parse(path, ParseSingle)
 }
 
 // List reads a file with a list of plugins, and appends the plugins of the
@@ -58,13 +52,7 @@ func (r Reader) Single(path string) (*libcni.NetworkConfigList, error) {
 // loadOnlyInlinedPlugins. The name is validated before it becomes a path.
 // Without a name there is no such directory.
 func (r Reader) List(path string) (*libcni.NetworkConfigList, error) {
-	return inFile(path, func() (*libcni.NetworkConfigList, error) {
-		data, err := r.read(path)
-		if err != nil {
-			return nil, err
-		}
-		return r.list(path, data)
-	})
+	return r.parse(path, func(data []byte) (*libcni.NetworkConfigList, error) { return r.list(path, data) })
 }
 
 // Folder returns the directory in which the list of a file has its plugins' files, whether
@@ -158,11 +146,7 @@ func ParseAny(data []byte) (*libcni.NetworkConfigList, Form, error) {
 
 // Any reads a file of either form, told apart by its content.
 func (r Reader) Any(path string) (list *libcni.NetworkConfigList, form Form, err error) {
-	list, err = inFile(path, func() (*libcni.NetworkConfigList, error) {
-		data, err := r.read(path)
-		if err != nil {
-			return nil, err
-		}
+	list, err = r.parse(path, func(data []byte) (*libcni.NetworkConfigList, error) {
 		if form = FormOf(data); form == OnePlugin {
 			return ParseSingle(data)
 		}
@@ -246,8 +230,13 @@ func (r Reader) read(path string) ([]byte, error) {
 	return data, nil
 }
 
-func inFile(path string, f func() (*libcni.NetworkConfigList, error)) (*libcni.NetworkConfigList, error) {
-	list, err := f()
+// parse reads a file with a parser. Errors name the file.
+func (r Reader) parse(path string, parser func(data []byte) (*libcni.NetworkConfigList, error)) (*libcni.NetworkConfigList, error) {
+	data, err := r.read(path)
+	var list *libcni.NetworkConfigList
+	if err == nil {
+		list, err = parser(data)
+	}
 	if err != nil {
 		return nil, &FileError{Path: path, Err: err}
 	}

@@ -38,16 +38,6 @@ type Watch struct {
 	// Settle is how long nothing must change before Look is called. While changes
 	// continue, Look is called after ten times as long.
 	Settle time.Duration
-	// Open opens what announces changes; nil is fsnotify.
-	Open func() (Notifier, error)
-}
-
-// Notifier is what a Watch needs of fsnotify.
-type Notifier interface {
-	Add(dir string) error
-	Events() <-chan fsnotify.Event
-	Errors() <-chan error
-	Close() error
 }
 
 // first and last are the pauses between attempts to watch after a failure.
@@ -55,46 +45,48 @@ const first, last = time.Second, time.Minute
 
 // Run calls Look once, and then after each change until ctx ends. It returns an error
 // only if it cannot begin. Afterwards nothing that it started or opened is left.
-func (w *Watch) Run(ctx context.Context) (err error) {
-	r := &run{Watch: w, pause: first}
-	if err := r.arm(); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, r.notifier.Close()) }()
-	w.Look()
-	for r.wait(ctx); ctx.Err() == nil; r.wait(ctx) {
-		if err := r.arm(); err != nil {
-			w.Failed(err)
-			r.retry = time.After(r.pause)
-			r.pause = min(2*r.pause, last)
-		} else {
-			r.retry, r.pause = nil, first
-			w.Failed(nil)
-		}
-		w.Look()
-	}
-	return nil
+func (w *Watch) Run(ctx context.Context) error {
+	r := &run{Watch: w, pause: first, open: fsnotify.NewWatcher, add: (*fsnotify.Watcher).Add}
+	return r.until(ctx)
 }
 
 // run is a Watch that runs.
 type run struct {
 	*Watch
-	notifier Notifier
+	open     func() (*fsnotify.Watcher, error)
+	add      func(w *fsnotify.Watcher, dir string) error
+	notifier *fsnotify.Watcher
 	places   places
 	seen     stamps
 	retry    <-chan time.Time // after a failure
 	pause    time.Duration
 }
 
+func (r *run) until(ctx context.Context) (err error) {
+	if err := r.arm(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.notifier.Close()) }()
+	r.Look()
+	for r.wait(ctx); ctx.Err() == nil; r.wait(ctx) {
+		if err := r.arm(); err != nil {
+			r.Failed(err)
+			r.retry = time.After(r.pause)
+			r.pause = min(2*r.pause, last)
+		} else {
+			r.retry, r.pause = nil, first
+			r.Failed(nil)
+		}
+		r.Look()
+	}
+	return nil
+}
+
 // arm watches every directory on the way to the sources with a new notifier, and then
 // notes how the sources look. An old notifier may watch directories that have moved. It
 // is closed only when the new one is complete.
 func (r *run) arm() error {
-	open := r.Open
-	if open == nil {
-		open = openFsnotify
-	}
-	fresh, err := open()
+	fresh, err := r.open()
 	if errors.Is(err, syscall.EMFILE) {
 		err = fmt.Errorf("%w (fs.inotify.max_user_instances, or this process's limit)", err)
 	}
@@ -102,7 +94,7 @@ func (r *run) arm() error {
 		return fmt.Errorf("watch configurations: %w", err)
 	}
 	sources := r.Sources()
-	found, err := find(sources, fresh.Add)
+	found, err := find(sources, func(dir string) error { return r.add(fresh, dir) })
 	if errors.Is(err, syscall.ENOSPC) {
 		err = fmt.Errorf("%w (fs.inotify.max_user_watches)", err)
 	}
@@ -128,11 +120,11 @@ func (r *run) wait(ctx context.Context) {
 	}
 	for {
 		select {
-		case e := <-r.notifier.Events():
+		case e := <-r.notifier.Events:
 			if r.places.concern(e) {
 				touched()
 			}
-		case err := <-r.notifier.Errors():
+		case err := <-r.notifier.Errors:
 			if !errors.Is(err, fsnotify.ErrEventOverflow) {
 				r.Failed(fmt.Errorf("watch configurations: %w", err))
 			}
@@ -152,20 +144,6 @@ func (r *run) wait(ctx context.Context) {
 		}
 	}
 }
-
-// watcher adapts fsnotify.
-type watcher struct{ *fsnotify.Watcher }
-
-func openFsnotify() (Notifier, error) {
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		return nil, err
-	}
-	return watcher{w}, nil
-}
-
-func (w watcher) Events() <-chan fsnotify.Event { return w.Watcher.Events }
-func (w watcher) Errors() <-chan error          { return w.Watcher.Errors }
 
 // concern reports whether an event is about something on the way to a source.
 func (p places) concern(e fsnotify.Event) bool {

@@ -14,22 +14,9 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// announcer is a Notifier that announces only what a test says.
-type announcer struct {
-	add    func(dir string) error
-	events chan fsnotify.Event
-	errors chan error
-	closed bool
-}
-
-func (a *announcer) Add(dir string) error          { return a.add(dir) }
-func (a *announcer) Events() <-chan fsnotify.Event { return a.events }
-func (a *announcer) Errors() <-chan error          { return a.errors }
-func (a *announcer) Close() error                  { a.closed = true; return nil }
-
-// fixture is a Watch of one directory.
+// fixture is a Watch of one directory. Only the test announces changes.
 type fixture struct {
-	*Watch
+	*run
 	t      *testing.T
 	dir    string
 	events chan fsnotify.Event
@@ -37,7 +24,7 @@ type fixture struct {
 	looks  chan struct{}
 	failed chan error
 	add    func(dir string) error
-	opened []*announcer
+	opened []*fsnotify.Watcher
 }
 
 func start(t *testing.T) *fixture {
@@ -48,7 +35,7 @@ func start(t *testing.T) *fixture {
 		add: func(string) error { return nil },
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	f.Watch = &Watch{
+	watch := &Watch{
 		Sources: func() []Source { return []Source{{f.dir, true}, {filepath.Join(f.dir, "elsewhere", "file"), false}} },
 		Look: func() {
 			select {
@@ -63,21 +50,25 @@ func start(t *testing.T) *fixture {
 			}
 		},
 		Settle: 5 * time.Millisecond,
-		Open: func() (Notifier, error) {
-			a := &announcer{add: func(dir string) error { return f.add(dir) }, events: f.events, errors: f.errors}
-			f.opened = append(f.opened, a)
-			return a, nil
+	}
+	f.run = &run{
+		Watch: watch, pause: first, add: func(_ *fsnotify.Watcher, dir string) error { return f.add(dir) },
+		open: func() (*fsnotify.Watcher, error) {
+			w, err := fsnotify.NewWatcher()
+			if err == nil {
+				w.Events, w.Errors = f.events, f.errors
+				f.opened = append(f.opened, w)
+			}
+			return w, err
 		},
 	}
 	ended := make(chan error)
-	go func() { ended <- f.Run(ctx) }()
+	go func() { ended <- f.until(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		expect.NoError(t, expect.Await(t, "the end", ended))
-		for n, a := range f.opened {
-			if !a.closed {
-				t.Errorf("notifier %d of %d is open", n, len(f.opened))
-			}
+		for _, w := range f.opened {
+			expect.Is(t, w.Add(f.dir), fsnotify.ErrClosed)
 		}
 	})
 	f.look("at first")

@@ -6,37 +6,35 @@ import (
 	"path/filepath"
 )
 
-// stamps are how sources looked. A comparison of two finds changes that were not
-// announced, except for a file that was changed in place, to content of the same length,
-// within the clock tick of the file system.
-type stamps struct {
-	dirs  map[string]os.FileInfo // watched; nil if there is none
-	files map[string]os.FileInfo
-}
+// stamps are how sources looked, and the directories that are watched for them; nil if
+// there is nothing. A comparison of two finds changes that were not announced, except for
+// a file that was changed in place, to content of the same length, within the clock tick
+// of the file system.
+type stamps map[string]os.FileInfo
 
 // stampsOf looks at the sources, and at the directories that are watched for them.
 func stampsOf(sources []Source, watched places) stamps {
-	s := stamps{map[string]os.FileInfo{}, map[string]os.FileInfo{}}
+	s := stamps{}
 	for dir := range watched {
-		s.dirs[dir] = stat(dir)
+		s.take(dir)
 	}
 	for _, src := range sources {
+		s.take(src.Path)
 		if src.Dir {
-			s.dirs[src.Path] = stat(src.Path)
 			s.takeAll(src.Path, true)
-		} else {
-			s.files[src.Path] = stat(src.Path)
 		}
 	}
 	return s
 }
 
-func stat(path string) os.FileInfo {
+// take takes one file or directory, and reports whether it is a directory.
+func (s stamps) take(path string) bool {
 	fi, err := os.Stat(path)
 	if err != nil {
-		return nil
+		fi = nil
 	}
-	return fi
+	s[path] = fi
+	return fi != nil && fi.IsDir()
 }
 
 // takeAll takes the files of a directory, and those of its subdirectories.
@@ -46,33 +44,18 @@ func (s stamps) takeAll(dir string, below bool) {
 		return // the directory's own stamp says as much
 	}
 	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		fi := stat(path)
-		if fi == nil || !fi.IsDir() {
-			s.files[path] = fi
-			continue
-		}
-		s.dirs[path] = fi
-		if below {
+		if path := filepath.Join(dir, e.Name()); s.take(path) && below {
 			s.takeAll(path, false)
 		}
 	}
 }
 
-func (s stamps) same(o stamps) bool {
-	return maps.EqualFunc(s.dirs, o.dirs, sameFile) && maps.EqualFunc(s.files, o.files, sameContent)
-}
+func (s stamps) same(o stamps) bool { return maps.EqualFunc(s, o, same) }
 
-func sameFile(a, b os.FileInfo) bool {
+// same compares directories by identity alone: their entries have stamps of their own.
+func same(a, b os.FileInfo) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return os.SameFile(a, b)
-}
-
-func sameContent(a, b os.FileInfo) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return os.SameFile(a, b) && a.Size() == b.Size() && a.Mode() == b.Mode() && a.ModTime().Equal(b.ModTime())
+	return os.SameFile(a, b) && (a.IsDir() || a.Size() == b.Size() && a.Mode() == b.Mode() && a.ModTime().Equal(b.ModTime()))
 }

@@ -11,10 +11,9 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -45,7 +44,7 @@ func Request(p plugin.Plugin, c Call) (*plugin.Request, error) {
 		return nil, err
 	}
 	var err error
-	if r.PrevResult, err = DecodeResult(r.CNIVersion, conf.PrevResult); err != nil {
+	if r.PrevResult, err = chain.DecodeGiven(r.CNIVersion, conf.PrevResult); err != nil {
 		return nil, plugin.Errorf(types.ErrDecodingFailure, "prevResult: %w", err)
 	}
 	if r.NetNS != "" && c.Container != nil {
@@ -76,44 +75,6 @@ func complete(r *plugin.Request, verb string) error {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, "configuration of plugin %q has no network name", r.Type)
 	}
 	return nil
-}
-
-// DecodeResult reads a previous result; nil if there is none. It should have the
-// configuration's version, and is read as that if it states none. After a change
-// of the configuration it may state another version, and is read as that one.
-func DecodeResult(configVersion string, data json.RawMessage) (*types100.Result, error) {
-	if len(data) == 0 || string(data) == "null" {
-		return nil, nil
-	}
-	var said struct {
-		CNIVersion string `json:"cniVersion"`
-	}
-	if err := json.Unmarshal(data, &said); err != nil {
-		return nil, err
-	}
-	if said.CNIVersion == "" {
-		var err error
-		said.CNIVersion = configVersion
-		if data, err = withVersion(data, configVersion); err != nil {
-			return nil, err
-		}
-	}
-	result, err := create.Create(said.CNIVersion, data)
-	if err != nil {
-		return nil, err
-	}
-	return types100.NewResultFromResult(result)
-}
-
-// withVersion adds a version to a result. Before 1.0.0 a result may lack one,
-// but cannot be decoded without it.
-func withVersion(result []byte, version string) ([]byte, error) {
-	var keys map[string]any
-	if err := json.Unmarshal(result, &keys); err != nil {
-		return nil, err
-	}
-	keys["cniVersion"] = version
-	return json.Marshal(keys)
 }
 
 // open opens the container's namespace, which may be gone for a DEL. Off Linux

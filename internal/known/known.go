@@ -120,12 +120,6 @@ var table = map[string]Type{
 // Of returns the description of a type, the zero Type if it is not known.
 func Of(typ string) Type { return table[typ] }
 
-// Has reports whether a type is in the table.
-func Has(typ string) bool {
-	_, ok := table[typ]
-	return ok
-}
-
 // KernelOnly reports whether plugins and their IPAM plugins write no file, so that a
 // power cut undoes their ADDs. is reports whether the plugin of a type is the built-in or
 // the reference plugin.

@@ -77,7 +77,8 @@ func named(t *testing.T, path string) (found []string) {
 	}
 	ast.Inspect(file, func(n ast.Node) bool {
 		if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
-			if text, err := strconv.Unquote(lit.Value); err == nil && Has(text) {
+			text, err := strconv.Unquote(lit.Value)
+			if _, known := table[text]; known && err == nil {
 				found = append(found, text)
 			}
 		}

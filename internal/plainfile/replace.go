@@ -17,7 +17,7 @@ import (
 // was a symbolic link. A process that is killed in between leaves a file with the name of
 // path, a point before it, and a random end.
 func Replace(path string, data []byte, perm fs.FileMode) error {
-	if has(path, data, perm) {
+	if Has(path, data, perm) {
 		return nil
 	}
 	dir, name := filepath.Split(path)
@@ -38,8 +38,8 @@ func Replace(path string, data []byte, perm fs.FileMode) error {
 	return nil
 }
 
-// has reports whether there is a regular file with that content and mode.
-func has(path string, data []byte, perm fs.FileMode) bool {
+// Has reports whether there is a regular file with that content and mode.
+func Has(path string, data []byte, perm fs.FileMode) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode() != perm || info.Size() != int64(len(data)) {
 		return false

@@ -47,14 +47,7 @@ func (r *Runner) flush(ctx context.Context, b *batch.Batch, verb string) (f flus
 		if errs = append(errs, err); f.code == 0 {
 			f.code = said.Code
 		}
-		e := Event{
-			Verb: verb, Network: r.Network.Name, Plugin: one.Plugin, Kind: BuiltIn,
-			ContainerID: string(r.ContainerID), IfName: r.IfName, Took: time.Since(begun), Err: err,
-		}
-		r.log(ctx, "batched changes failed", e, invoke.Output{})
-		if r.Observe != nil {
-			r.Observe(ctx, e)
-		}
+		r.report(ctx, "batched changes failed", r.event(verb, one.Plugin, BuiltIn, time.Since(begun), err), invoke.Output{})
 	}
 	f.err = errors.Join(errs...)
 	return f

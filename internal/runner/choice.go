@@ -36,11 +36,8 @@ type Choice struct {
 	AllowInsecure bool        // accept executables that other users can replace
 }
 
-// Same reports whether two choices run the same plugins ahead of time. Registered
-// plugins never run then, so only their types matter.
-func (c Choice) Same(other Choice) bool { return c.Key() == other.Key() }
-
-// Key is equal for choices that are the same.
+// Key is equal for choices that run the same plugins. Of registered plugins only their
+// types matter.
 func (c Choice) Key() string {
 	return fmt.Sprintf("%q %t %t %q %q %t %q", c.Prefer, c.PreferAll, c.Without, c.Root, c.Dirs, c.AllowInsecure,
 		slices.Sorted(maps.Keys(c.Registered)))

@@ -154,10 +154,7 @@ func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p Provide
 		out.Stderr = inner.stderr
 	}
 	d.keepStderr(out.Stderr)
-	d.log(ctx, "delegated plugin call", Event{
-		Verb: call.Verb, Network: d.Network.Name, Plugin: call.Plugin, Kind: p.Kind,
-		ContainerID: string(d.ContainerID), IfName: d.IfName, Took: time.Since(begun), Err: err,
-	}, out)
+	d.log(ctx, "delegated plugin call", d.event(call.Verb, call.Plugin, p.Kind, time.Since(begun), err), out)
 	if late.err != nil {
 		return out.Stdout, errors.Join(late.err, err)
 	}
@@ -203,7 +200,7 @@ func delegatedResult(typ string, config, out []byte, kind Kind) (*types100.Resul
 	}
 	var result *types100.Result
 	if err == nil {
-		result, err = inprocess.DecodeResult(conf.CNIVersion, out)
+		result, err = chain.DecodeGiven(conf.CNIVersion, out)
 	}
 	if err != nil {
 		return nil, plugin.Errorf(types.ErrDecodingFailure, "result of plugin %q: %w", typ, err)

@@ -30,8 +30,5 @@ func (r *Runner) Fix(ctx context.Context, d compare.Difference, b *batch.Batch) 
 // ReportRepair reports the repair of the part of one plugin to the log and the
 // observer.
 func (r *Runner) ReportRepair(ctx context.Context, typ string, took time.Duration, err error) {
-	r.report(ctx, Event{
-		Verb: VerbRepair, Network: r.Network.Name, Plugin: typ, Kind: BuiltIn,
-		ContainerID: string(r.ContainerID), IfName: r.IfName, Took: took, Err: err,
-	}, invoke.Output{})
+	r.report(ctx, "plugin call", r.event(VerbRepair, typ, BuiltIn, took, err), invoke.Output{})
 }

@@ -126,10 +126,7 @@ func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missin
 	}
 	said := failure(call, p.Kind, out, err)
 	err = r.failed(said)
-	r.report(ctx, Event{
-		Verb: call.Verb, Network: r.Network.Name, Plugin: call.Plugin, Kind: p.Kind,
-		ContainerID: string(r.ContainerID), IfName: r.IfName, Took: time.Since(begun), Err: err,
-	}, out)
+	r.report(ctx, "plugin call", r.event(call.Verb, call.Plugin, p.Kind, time.Since(begun), err), out)
 	r.Plugins.ended(call, started, err != nil)
 	if call.Verb == "DEL" && said.is(unknownContainer) {
 		err = nil // the code means that there is nothing to clean
@@ -291,9 +288,16 @@ func isResult(request, stdout []byte) bool {
 		chain.ValidateResult(stdout, config.CNIVersion) == nil
 }
 
+func (r *Runner) event(verb, plugin string, kind Kind, took time.Duration, err error) Event {
+	return Event{
+		Verb: verb, Network: r.Network.Name, Plugin: plugin, Kind: kind,
+		ContainerID: string(r.ContainerID), IfName: r.IfName, Took: took, Err: err,
+	}
+}
+
 // report reports a plugin's call to the log and the observer.
-func (r *Runner) report(ctx context.Context, e Event, out invoke.Output) {
-	r.log(ctx, "plugin call", e, out)
+func (r *Runner) report(ctx context.Context, title string, e Event, out invoke.Output) {
+	r.log(ctx, title, e, out)
 	if r.Observe != nil {
 		r.Observe(ctx, e)
 	}
