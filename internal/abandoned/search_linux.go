@@ -156,7 +156,7 @@ func (l *look) all() error {
 			l.work(file, rec, by)
 		}
 		if l.rests && time.Since(begun) > lookFor {
-			time.Sleep(lookRest) // it waits for nothing, and leaves the processors to calls
+			time.Sleep(lookRest) // a limit on the use of processors; there is no event to wait for
 			begun = time.Now()
 		}
 	}

@@ -79,7 +79,7 @@ func TestGuardRepairsLinks(t *testing.T) {
 			h.guard(h.r, guard.Options{Classes: guard.Links})
 			h.quiet()
 			h.wantNoFlapping("at first", h.taken())
-			for i, script := range tt.scripts { // each to another container, since what is lost often is contested
+			for i, script := range tt.scripts { // a container for each: a part that is lost three times is contested
 				if strings.Contains(script, "LIMITER") {
 					script = strings.ReplaceAll(script, "LIMITER", h.limiter(i))
 				}

@@ -297,7 +297,7 @@ func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
 	expect.Same(t, "files of the removed container", len(files), 1)
 }
 
-// TestGuardLeavesWhatIsContested: what is undone again and again is left.
+// TestGuardLeavesWhatIsContested: a guard leaves a part that is deleted after each of its repairs.
 func TestGuardLeavesWhatIsContested(t *testing.T) {
 	h := newGuardedHost(t, false, "", 2)
 	h.guard(h.r, guard.Options{})

@@ -152,8 +152,8 @@ func TestNetworkByName(t *testing.T) {
 	}
 }
 
-// TestConfigurationInAnyForm: the option loads what the option for that form loads, and
-// says what it took.
+// TestConfigurationInAnyForm: WithConfiguration loads a list as WithConfListBytes does and
+// a single plugin as WithConf does, and GetConfig says which it was.
 func TestConfigurationInAnyForm(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{
 		"one.conf": testhost.ConfOf("a"), "one.conflist": testhost.ConfOf("a"),

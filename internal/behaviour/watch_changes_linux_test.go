@@ -334,8 +334,8 @@ func TestWatchWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// TestWatchBesideEverythingElse: calls meet it in any order, and what is on disk in the
-// end is loaded.
+// TestWatchBesideEverythingElse: two Watches and other calls run at once; afterwards the
+// networks are those of the files.
 func TestWatchBesideEverythingElse(t *testing.T) {
 	w := &watched{t: t, dir: t.TempDir()}
 	w.list("net.d/10-a.conflist", "a")

@@ -38,7 +38,7 @@ func DecodeGiven(configVersion string, data json.RawMessage) (*types100.Result, 
 		return nil, nil
 	}
 	if err := json.Unmarshal(data, &struct{}{}); err != nil {
-		return nil, err // it says what there is in place of an object
+		return nil, err // of encoding/json, which names the kind of value that is not an object
 	}
 	versioned, err := withVersion(data, configVersion)
 	if err != nil {

@@ -127,7 +127,7 @@ type progress struct {
 	grouped bool // with others
 	ended   bool
 	rounds  int
-	now     *Part                // what the comparison of this round has found
+	now     *Part                // the result of this round's comparison
 	order   []compare.Difference // that were to be fixed, each once
 	tried   map[key]bool         // is in order
 	fixed   map[key]int          // how often

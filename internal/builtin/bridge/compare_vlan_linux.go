@@ -61,8 +61,8 @@ func (c *comparison) reportedMAC(name string) net.HardwareAddr {
 	return mac
 }
 
-// restoreVLANInterface makes the interface again, or what it lacks, unless somebody has
-// replaced the bridge.
+// restoreVLANInterface makes the bridge's interface in the VLAN, or adds the parts that the
+// interface lacks. It does nothing if somebody has replaced the bridge.
 func (c *comparison) restoreVLANInterface(ctx context.Context, conn *links.Conn, _ links.Link) error {
 	br, err := conn.Link(c.Bridge)
 	if err == nil {
