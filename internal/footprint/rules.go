@@ -100,7 +100,7 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 func (a *Attachment) SharedRules() (all fwrules.Rules, err error) {
 	wants, err := a.Wants()
 	for _, w := range wants {
-		all = all.Join(w.Rules)
+		all.Add(w.Rules)
 	}
 	return all, err
 }
@@ -117,7 +117,7 @@ func Siblings(network string, others []*Attachment) (s fwrules.Siblings, err err
 			continue
 		}
 		rules, err := b.SharedRules()
-		s.Rules = s.Rules.Join(rules)
+		s.Rules.Add(rules)
 		if err != nil {
 			s.Unknown = true
 			errs = append(errs, fmt.Errorf("interface %s: %w", b.IfName, err))

@@ -70,7 +70,7 @@ func (fw *Firewalls) join(ctx context.Context, kind string, r fwrules.Rules, do 
 	return batch.Join(ctx, fw.Batch, change{kind, fw.namespace()}, changed{fw, r}, func(ctx context.Context, all []changed) error {
 		var together fwrules.Rules
 		for _, one := range all {
-			together = together.Join(one.rules)
+			together.Add(one.rules)
 		}
 		return do(ctx, all, together)
 	})

@@ -154,14 +154,13 @@ type Rules struct {
 	Spoof      []SpoofCheck
 }
 
-// Join returns the rules of both.
-func (r Rules) Join(more Rules) Rules {
-	return Rules{
-		Masquerade: slices.Concat(r.Masquerade, more.Masquerade),
-		HostPorts:  slices.Concat(r.HostPorts, more.HostPorts),
-		Forward:    slices.Concat(r.Forward, more.Forward),
-		Spoof:      slices.Concat(r.Spoof, more.Spoof),
-	}
+// Add appends the rules of another attachment. The slices of r must be its own, as those
+// of the zero value are.
+func (r *Rules) Add(more Rules) {
+	r.Masquerade = append(r.Masquerade, more.Masquerade...)
+	r.HostPorts = append(r.HostPorts, more.HostPorts...)
+	r.Forward = append(r.Forward, more.Forward...)
+	r.Spoof = append(r.Spoof, more.Spoof...)
 }
 
 // Siblings are the other attachments of the same container that stay. They
