@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/lock"
@@ -176,6 +177,8 @@ func TestSetupLeavesAHolderThatIsNotItsToRemove(t *testing.T) {
 // is refused the port soon, and gets it when the DEL was given up.
 func TestSetupWaitsForNoPluginOfADeadContainer(t *testing.T) {
 	b := portBackends()[3]
+	defer func(d time.Duration) { abandoned.EndWithin = d }(abandoned.EndWithin)
+	abandoned.EndWithin = time.Second
 	h := newRealHost(t)
 	h.linkPlugins()
 	r := h.Runtime(h.portNetwork("net", "1", b), cni.WithPluginDir([]string{h.Path("bin")}), cni.WithTimeouts(cni.Timeouts{Del: 15 * time.Second}))
