@@ -214,30 +214,26 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// TestOneThatLeavesNeedsItsNetworkNoMore, but takes the rules along, which others must not
-// miss.
+// TestOneThatLeavesNeedsItsNetworkNoMore: whoever is last takes the rules along.
 func TestOneThatLeavesNeedsItsNetworkNoMore(t *testing.T) {
 	subnet, other := netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/16")
 	for what, tt := range map[string]struct {
-		state         record.State
-		note          string
-		needs, leaves bool
+		state record.State
+		note  string
+		needs bool
 	}{
-		"attached":                {record.Added, `{"subnets": ["10.1.0.0/16"]}`, true, true},
-		"being attached":          {record.Planned, `{"subnets": ["10.1.0.0/16"]}`, true, true},
-		"about to leave":          {record.Added, `{"subnets": ["10.1.0.0/16"], "leaving": true}`, false, true},
-		"being removed":           {record.Deleting, `{"subnets": ["10.1.0.0/16"]}`, false, true},
-		"being removed, and left": {record.Deleting, `{"subnets": ["10.1.0.0/16"], "leaving": true}`, false, true},
-		"removed":                 {record.Deleted, `{"subnets": ["10.1.0.0/16"]}`, false, false},
+		"attached":                {record.Added, `{"subnets": ["10.1.0.0/16"]}`, true},
+		"being attached":          {record.Planned, `{"subnets": ["10.1.0.0/16"]}`, true},
+		"about to leave":          {record.Added, `{"subnets": ["10.1.0.0/16"], "leaving": true}`, false},
+		"being removed":           {record.Deleting, `{"subnets": ["10.1.0.0/16"]}`, false},
+		"being removed, and left": {record.Deleting, `{"subnets": ["10.1.0.0/16"], "leaving": true}`, false},
+		"removed":                 {record.Deleted, `{"subnets": ["10.1.0.0/16"]}`, false},
 	} {
 		n := record.Attachment{IfName: "eth0", State: tt.state, Plugins: []record.Plugin{{Type: "bridge"}}, Facts: map[string]json.RawMessage{"firewall.subnets": json.RawMessage(tt.note)}}
 		others := Others{ContainerID: "c1", Plugins: "c1", IfName: "eth0", Records: records{{Record: &record.Record{ContainerID: "c2", Attachments: []record.Attachment{n}}}}}
-		for leaving, want := range map[bool]bool{false: tt.needs, true: tt.leaves} {
-			if got, err := others.InNetwork(subnet, leaving); err != nil || got != want {
-				t.Errorf("%s, leaving %v: %v, %v", what, leaving, got, err)
-			}
-			if got, err := others.InNetwork(other, leaving); err != nil || got {
-				t.Errorf("%s, leaving %v: it is in another network: %v", what, leaving, err)
+		for of, want := range map[netip.Prefix]bool{subnet: tt.needs, other: false} {
+			if got, err := others.InNetwork(of); err != nil || got != want {
+				t.Errorf("%s: needs %v: %v, %v", what, of, got, err)
 			}
 		}
 	}

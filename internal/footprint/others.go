@@ -106,20 +106,19 @@ func (o *Others) HaveDevice(d *Device) (bool, error) {
 
 // InNetwork reports whether another attachment needs the host to forward the packets of a
 // subnet: it has noted that, or it is attached there by a chain with the plugin firewall,
-// whoever made its rules. An ADD under way notes it first. One that is being removed counts
-// only with leaving: of several that leave at once, the last to note that takes the rules
-// along, and the others must not miss that.
-func (o *Others) InNetwork(subnet netip.Prefix, leaving bool) (yes bool, err error) {
+// whoever made its rules. An ADD under way notes it first. One that is being removed does
+// not count: of several that leave at once, the last to note that takes the rules along.
+func (o *Others) InNetwork(subnet netip.Prefix) (yes bool, err error) {
 	found, anyErr := o.any(func(rec *record.Record, n *record.Attachment) bool {
-		if rec.Host != o.Host || rec.Boot != o.Boot {
+		if rec.Host != o.Host || rec.Boot != o.Boot || n.State == record.Deleting {
 			return false
 		}
-		subnets, readErr := netfilter.NotedSubnets(n.Facts[netfilter.SubnetsFact], leaving)
+		subnets, readErr := netfilter.NotedSubnets(n.Facts[netfilter.SubnetsFact], false)
 		err = errors.Join(err, readErr)
-		if (n.State == record.Added || leaving) && maybeForwarded(n) {
+		if n.State == record.Added && maybeForwarded(n) {
 			subnets = append(subnets, netfilter.Subnets(compare.PrefixesOf(chain.Decode(n.Result)))...)
 		}
-		return (leaving || n.State != record.Deleting) && slices.Contains(subnets, subnet)
+		return slices.Contains(subnets, subnet)
 	})
 	return found, errors.Join(err, anyErr)
 }

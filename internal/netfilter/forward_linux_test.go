@@ -73,16 +73,20 @@ func forwarded() fwrules.Rules {
 	}}}
 }
 
+// leaving is an attachment that is being removed.
+func (r *records) leaving(id string) fwrules.Target {
+	return fwrules.Target{
+		Owner:   fwrules.Owner{Network: "podnet", ContainerID: id, IfName: "eth0"},
+		Subnets: Subnets(forwarded().Forward[0].Addresses), InNetwork: r.inNetwork(id),
+	}
+}
+
 // leave removes an attachment.
 func (r *records) leave(ctx context.Context, fw *Firewalls, id string) error {
 	if err := Leave(r.of(id)); err != nil {
 		return err
 	}
-	plan, err := Find(ctx, fw, fwrules.Target{
-		Owner:   fwrules.Owner{Network: "podnet", ContainerID: id, IfName: "eth0"},
-		Subnets: Subnets(forwarded().Forward[0].Addresses), InNetwork: r.inNetwork(id),
-	})
-	return errors.Join(err, plan.Apply(ctx))
+	return fw.LeaveSubnets(ctx, r.leaving(id))
 }
 
 // eachVariant runs a test on a host with each variant of iptables.
@@ -104,6 +108,10 @@ func TestTheLastOfANetworkTakesItsRulesAlong(t *testing.T) {
 		expect.NoError(t, all.leave(t.Context(), h.fw, "c1"))
 		h.wantFilters(with)
 		expect.NoError(t, h.fw.Check(t.Context(), forwarded()))
+		plan := expect.Value(Find(t.Context(), h.fw, all.leaving("c2")))(t)
+		if got := strings.Count(plan.String(), "-D CNI-FORWARD "); got != 4 {
+			t.Errorf("the last one's plan has %d rules:\n%s", got, plan)
+		}
 		expect.NoError(t, all.leave(t.Context(), h.fw, "c2"))
 		if left := h.filters().Without(audit.Shared); len(left) > 0 {
 			t.Errorf("left:\n%s", strings.Join(left, "\n"))

@@ -12,135 +12,148 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// findForwarding returns the rules of a target's subnets that nobody needs any more.
-func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
-	if len(t.Subnets) == 0 {
-		return nil, nil
-	}
-	if _, err := fw.statRecords(); err != nil {
-		return nil, err
-	}
-	for _, tool := range iptables.Variants(fw.sockets, fw.Held) {
-		now, err := readForwarding(ctx, tool)
-		if err != nil {
-			return all, err
-		}
-		left := foundForwarding{fw: fw, tool: tool, inNetwork: t.InNetwork}
-		for _, subnet := range inFamily(tool, t.Subnets) {
-			if !slices.ContainsFunc(fw.acceptRules(subnet), func(r acceptRule) bool { return len(now.accepts[r.comment]) > 0 }) {
-				continue
-			}
-			needed, err := t.InNetwork(subnet)
-			if err != nil {
-				return all, err
-			}
-			if !needed {
-				left.subnets = append(left.subnets, subnet)
-			}
-		}
-		if len(left.subnets) > 0 {
-			all = append(all, left)
-		}
-	}
-	return all, nil
-}
-
-// foundForwarding are the rules of subnets in one variant and family.
-type foundForwarding struct {
-	fw        *Firewalls
-	tool      iptables.Tool
-	subnets   []netip.Prefix
-	inNetwork func(netip.Prefix) (bool, error)
-}
-
-// Lines implements [fwrules.Found].
-func (f foundForwarding) Lines() (lines []string) {
-	for _, subnet := range f.subnets {
-		for _, r := range f.fw.acceptRules(subnet) {
-			lines = append(lines, fmt.Sprintf("%s -t %s -D %s %s", f.tool.Name(), tableFilter, chainForward, r))
-		}
-	}
-	return lines
-}
-
-// Apply deletes the rules of those subnets that still nobody needs.
-func (f foundForwarding) Apply(ctx context.Context) (err error) {
-	unlock, err := iptables.LockNamespace(ctx, f.fw.sockets.NS, true)
+// LeaveSubnets deletes the rules of those of the target's subnets that nobody needs any
+// more. An attachment that leaves them calls it after [Leave]: of several that leave at
+// once, the last to note that finds the others gone. Only one at a time asks who needs the
+// subnets, and only while there are rules, because that can take reading all records.
+func (fw *Firewalls) LeaveSubnets(ctx context.Context, t fwrules.Target) error {
+	t, err := t.Normal()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, unlock()) }()
-	return nft.In(f.fw.sockets.NS, func() error {
-		if f.tool.Legacy {
-			return f.deleteByProcess(ctx)
+	return fw.eachLeft(t, func(d deserted) error {
+		d.needed = func(netip.Prefix) (bool, error) { return false, nil }
+		there, _, err := d.rules(ctx)
+		if len(there) == 0 || err != nil {
+			return err
 		}
-		return nft.UntilUnchanged(ctx, func() error { return f.deleteHandles(ctx) })
+		d.needed = t.InNetwork
+		return d.Apply(ctx)
 	})
 }
 
-// unneeded calls fn for each rule of the subnets that nobody needs.
-func (f foundForwarding) unneeded(fn func(acceptRule) error) error {
-	for _, subnet := range f.subnets {
-		needed, err := f.inNetwork(subnet)
-		if err != nil {
+// findForwarding returns the rules of a target's subnets that nobody needs any more.
+func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
+	err = fw.eachLeft(t, func(d deserted) (err error) {
+		if d.found, _, err = d.rules(ctx); len(d.found) > 0 {
+			all = append(all, d)
+		}
+		return err
+	})
+	return all, err
+}
+
+// eachLeft calls do with the target's subnets in each variant and family, until it fails.
+func (fw *Firewalls) eachLeft(t fwrules.Target, do func(deserted) error) error {
+	if len(t.Subnets) == 0 {
+		return nil
+	}
+	if _, err := fw.statRecords(); err != nil {
+		return err
+	}
+	for _, tool := range iptables.Variants(fw.sockets, fw.Held) {
+		if err := do(deserted{fw: fw, tool: tool, subnets: inFamily(tool, t.Subnets), needed: t.InNetwork}); err != nil {
 			return err
-		}
-		if needed {
-			continue
-		}
-		for _, r := range f.fw.acceptRules(subnet) {
-			if err := fn(r); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
 }
 
+// deserted are subnets that an attachment leaves, in one variant and family.
+type deserted struct {
+	fw      *Firewalls
+	tool    iptables.Tool
+	subnets []netip.Prefix
+	needed  func(netip.Prefix) (bool, error)
+	found   []acceptRule
+}
+
+// Lines implements [fwrules.Found].
+func (d deserted) Lines() (lines []string) {
+	for _, r := range d.found {
+		lines = append(lines, fmt.Sprintf("%s -t %s -D %s %s", d.tool.Name(), tableFilter, chainForward, r))
+	}
+	return lines
+}
+
+// rules returns the rules that are there and that nobody needs. It asks about a subnet only
+// if it has rules, because that can take reading all records.
+func (d deserted) rules(ctx context.Context) (rules []acceptRule, now forwarding, err error) {
+	if now, err = readForwarding(ctx, d.tool); err != nil {
+		return nil, now, err
+	}
+	for _, subnet := range d.subnets {
+		there := slices.DeleteFunc(d.fw.acceptRules(subnet), func(r acceptRule) bool { return len(now.accepts[r.comment]) == 0 })
+		if len(there) == 0 {
+			continue
+		}
+		if needed, err := d.needed(subnet); err != nil {
+			return nil, now, err
+		} else if !needed {
+			rules = append(rules, there...)
+		}
+	}
+	return rules, now, nil
+}
+
+// Apply deletes the rules that still nobody needs.
+func (d deserted) Apply(ctx context.Context) (err error) {
+	unlock, err := iptables.LockNamespace(ctx, d.fw.sockets.NS, true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	return nft.In(d.fw.sockets.NS, func() error {
+		if d.tool.Legacy {
+			return d.deleteByProcess(ctx)
+		}
+		return nft.UntilUnchanged(ctx, func() error { return d.deleteHandles(ctx) })
+	})
+}
+
 // deleteHandles deletes the rules in one transaction. The handles are of the rules that
 // are there, as long as nothing changes.
-func (f foundForwarding) deleteHandles(ctx context.Context) (err error) {
+func (d deserted) deleteHandles(ctx context.Context) (err error) {
 	var generation uint32
-	err = f.tool.Sockets.Do(ctx, func(c *nft.Conn) error {
+	err = d.tool.Sockets.Do(ctx, func(c *nft.Conn) error {
 		generation, err = c.Generation()
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	now, err := readForwarding(ctx, f.tool)
+	rules, now, err := d.rules(ctx)
 	if err != nil {
 		return err
 	}
-	var rules []nft.Object
-	err = f.unneeded(func(r acceptRule) error {
+	var objects []nft.Object
+	for _, r := range rules {
 		for _, handle := range now.accepts[r.comment] {
-			rules = append(rules, nft.Object{Table: f.tool.Table(tableFilter), Chain: chainForward, Handle: handle, Comment: r.comment})
+			objects = append(objects, nft.Object{Table: d.tool.Table(tableFilter), Chain: chainForward, Handle: handle, Comment: r.comment})
 		}
-		return nil
-	})
-	if err != nil || len(rules) == 0 {
-		return err
 	}
-	return f.tool.Sockets.Do(ctx, func(c *nft.Conn) error { return c.Delete(generation, rules) })
+	if len(objects) == 0 {
+		return nil
+	}
+	return d.tool.Sockets.Do(ctx, func(c *nft.Conn) error { return c.Delete(generation, objects) })
 }
 
 // deleteByProcess deletes the rules from a legacy table.
-func (f foundForwarding) deleteByProcess(ctx context.Context) error {
-	now, err := readForwarding(ctx, f.tool)
+func (d deserted) deleteByProcess(ctx context.Context) error {
+	rules, now, err := d.rules(ctx)
 	if err != nil {
 		return err
 	}
-	x, err := openTool(ctx, f.tool)
+	x, err := openTool(ctx, d.tool)
 	if err != nil {
 		return err
 	}
-	return f.unneeded(func(r acceptRule) error {
+	for _, r := range rules {
 		for range now.accepts[r.comment] {
 			if err := x.DeleteIfExists(tableFilter, chainForward, r.words()...); err != nil {
-				return fmt.Errorf("%s: delete a rule of %v: %w", f.tool.Name(), r.subnet, err)
+				return fmt.Errorf("%s: delete a rule of %v: %w", d.tool.Name(), r.subnet, err)
 			}
 		}
-		return nil
-	})
+	}
+	return nil
 }

@@ -55,6 +55,9 @@ func (*Firewalls) Usable(context.Context) error { return ErrNotSupported }
 // Detect returns fwrules.DetectedNative.
 func Detect() string { return fwrules.DetectedNative }
 
+// LeaveSubnets fails with [ErrNotSupported].
+func (*Firewalls) LeaveSubnets(context.Context, fwrules.Target) error { return ErrNotSupported }
+
 // Find fails with [ErrNotSupported].
 func Find(context.Context, *Firewalls, fwrules.Target) (Plan, error) { return Plan{}, ErrNotSupported }
 

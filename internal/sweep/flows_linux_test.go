@@ -129,7 +129,7 @@ func flowing(host *netns.Handle, others Others, list ...string) Target {
 type using func() ([]netip.Addr, error)
 
 func (u using) InUse() ([]netip.Addr, error)             { return u() }
-func (using) InNetwork(netip.Prefix, bool) (bool, error) { return false, nil }
+func (using) InNetwork(netip.Prefix) (bool, error)       { return false, nil }
 func (using) InZones() ([]netip.Addr, error)             { return nil, nil }
 func (using) HaveShaper(string, string) (bool, error)    { return false, nil }
 func (using) HaveDevice(*footprint.Device) (bool, error) { return false, nil }

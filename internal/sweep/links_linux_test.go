@@ -170,7 +170,7 @@ func TestFault_F48_TheShaperOfAnotherStays(t *testing.T) {
 type maker bool
 
 func (maker) InUse() ([]netip.Addr, error)               { return nil, nil }
-func (maker) InNetwork(netip.Prefix, bool) (bool, error) { return false, nil }
+func (maker) InNetwork(netip.Prefix) (bool, error)       { return false, nil }
 func (maker) InZones() ([]netip.Addr, error)             { return nil, nil }
 func (m maker) HaveShaper(string, string) (bool, error)  { return bool(m), nil }
 func (maker) HaveDevice(*footprint.Device) (bool, error) { return false, nil }

@@ -36,12 +36,24 @@ func (s *search) rules(ctx context.Context) ([]Item, error) {
 func (t *Target) RulesTarget() fwrules.Target {
 	var inNetwork func(netip.Prefix) (bool, error)
 	if t.Others != nil {
-		inNetwork = func(subnet netip.Prefix) (bool, error) { return t.Others.InNetwork(subnet, t.How.Removed) }
+		inNetwork = t.Others.InNetwork
 	}
 	return fwrules.Target{
 		Owner: t.Owner, Subnets: t.Subnets, InNetwork: inNetwork,
 		Addresses: t.Addresses, Siblings: t.Siblings.Addresses, Ports: t.Rules.Ports, Thorough: t.How.Thorough,
 		Own: t.Own, Kept: t.Siblings.Rules, KeptUnknown: t.Siblings.Unknown,
+	}
+}
+
+// leaveSubnets deletes the rules of subnets that nobody needs any more. It goes before the
+// search for leftovers, and looks at fewer records: of many attachments that leave at once,
+// the last one reads all records, and the others find no rules any more.
+func (t *Target) leaveSubnets(ctx context.Context) {
+	if !t.Rules.Possible || t.How.FilesOnly || t.Host == nil {
+		return
+	}
+	if err := netfilter.Open(t.Host, t.Filters).LeaveSubnets(ctx, t.RulesTarget()); err == nil {
+		t.Subnets = nil // else they are searched for, which reports what is wrong
 	}
 }
 

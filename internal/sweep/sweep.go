@@ -60,9 +60,6 @@ type Manner struct {
 	// not in the container. It must not be set if the interface can be another
 	// container's by now.
 	Lost bool
-	// Removed means that what was found has been removed: of what is still there, that is
-	// left to others which they take along themselves when they are removed.
-	Removed bool
 	// GiveUp has a backup of tuning's deleted although it cannot be restored.
 	GiveUp bool
 }
@@ -72,8 +69,8 @@ type Manner struct {
 type Others interface {
 	InUse() ([]netip.Addr, error) // the addresses of other containers
 	// InNetwork reports whether another attachment needs the host to forward a subnet's
-	// packets; with leaving also if it is being removed.
-	InNetwork(subnet netip.Prefix, leaving bool) (bool, error)
+	// packets.
+	InNetwork(subnet netip.Prefix) (bool, error)
 	InZones() ([]netip.Addr, error) // those that may be in a zone of firewalld
 	HaveShaper(name, mac string) (bool, error)
 	HaveDevice(*footprint.Device) (bool, error)
@@ -172,6 +169,7 @@ const Limit = time.Minute
 func All(ctx context.Context, t Target, log *slog.Logger) (left []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Limit)
 	defer cancel()
+	t.leaveSubnets(ctx)
 	found, err := Find(ctx, t)
 	if err != nil {
 		return nil, err
@@ -186,8 +184,9 @@ func All(ctx context.Context, t Target, log *slog.Logger) (left []string, err er
 func Clear(ctx context.Context, t Target, found []Item, log *slog.Logger) (left []string, err error) {
 	if len(found) > 0 {
 		log.Info("removing leftovers of DEL", "network", t.Network, "left", Lines(found))
-		err = Remove(ctx, found)
-		t.How.Removed = true
+		if err = Remove(ctx, found); err == nil {
+			t.Subnets = nil // their rules are left to others, who take them along
+		}
 		if still, ferr := Find(ctx, t); ferr != nil || len(still) > 0 {
 			return Lines(still), errors.Join(err, ferr)
 		}
