@@ -94,13 +94,13 @@ func (loopback) Compare(_ context.Context, r *plugin.Request, v *compare.View) (
 	if lo.Up() {
 		return nil, nil
 	}
-	return compare.Of(r.Type, []compare.Difference{{
+	return []compare.Difference{{
 		Kind: compare.Interface, Inside: true, Object: loName, Wanted: "up", Found: "down",
 		Err: errors.New("loopback interface is down"),
 		Fix: func(ctx context.Context) error {
 			return inContainer(ctx, r, func(c *links.Conn) error { return c.Up(loIndex) })
 		},
-	}}), nil
+	}}, nil
 }
 
 // inContainer calls do with a socket in the container.

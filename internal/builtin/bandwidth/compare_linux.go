@@ -9,7 +9,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -26,7 +25,7 @@ func (Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]
 	host, err := findHostEnd(r, v.Container, v.Host)
 	if lost := (noPair{}); errors.As(err, &lost) {
 		return []compare.Difference{{
-			Plugin: known.Bandwidth, Kind: compare.Interface, Inside: lost.inside, Object: r.IfName, Wanted: "a veth pair", Err: err,
+			Kind: compare.Interface, Inside: lost.inside, Object: r.IfName, Wanted: "a veth pair", Err: err,
 			Why: "bandwidth limits the interface of another plugin, and makes none",
 		}}, nil
 	}
@@ -55,7 +54,7 @@ type comparison struct {
 }
 
 func (c *comparison) add(d compare.Difference, err error) {
-	d.Plugin, d.Err = known.Bandwidth, fmt.Errorf("%s: %w", c.about, err)
+	d.Err = fmt.Errorf("%s: %w", c.about, err)
 	c.found = append(c.found, d)
 }
 

@@ -35,7 +35,7 @@ func (*Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 	}
 	c := &comparison{config: conf, r: r, v: v}
 	for _, part := range []func(context.Context) error{
-		c.container, c.bridge, c.port, c.gateway, c.spoofing, c.masquerading,
+		c.container, c.bridge, c.port, c.gateway, c.spoofing,
 	} {
 		if err := part(ctx); err != nil {
 			return nil, err
@@ -44,7 +44,8 @@ func (*Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 	if c.IsGateway {
 		compare.Announced(c.found, c.announce)
 	}
-	return compare.Of(r.Type, c.found), nil
+	rules, err := veth.CompareMasquerade(ctx, r, v)
+	return append(c.found, rules...), err
 }
 
 // announce has the host, which is the gateway, and the container find each other.
@@ -284,13 +285,7 @@ func (c *comparison) spoofing(ctx context.Context) error {
 	if !c.MACSpoofChk || !c.host.Ours || !c.inside.Ours {
 		return nil
 	}
-	all, err := compare.MissingRules(ctx, c.r, c.v, compare.Rule, spoofRules(c.r, c.host.Name, c.inside.MAC), spoofError)
-	c.found = append(c.found, all...)
-	return err
-}
-
-func (c *comparison) masquerading(ctx context.Context) error {
-	all, err := veth.CompareMasquerade(ctx, c.r, c.v)
+	all, err := compare.MissingRules(ctx, c.r, c.v, spoofRules(c.r, c.host.Name, c.inside.MAC), spoofError)
 	c.found = append(c.found, all...)
 	return err
 }

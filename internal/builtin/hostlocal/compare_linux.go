@@ -46,7 +46,7 @@ func (p *Plugin) Compare(ctx context.Context, r *plugin.Request, _ *compare.View
 	for i := range all {
 		all[i].Err = fmt.Errorf("network %q: %w", r.Name, all[i].Err)
 	}
-	return compare.Of(r.Type, all), err
+	return all, err
 }
 
 // comparison compares the reservations of one attachment.

@@ -143,7 +143,7 @@ func (p HostDevice) Compare(_ context.Context, r *plugin.Request, v *compare.Vie
 		},
 	}
 	_, all, err := own.Compare(r, v)
-	return compare.Of(r.Type, all), err
+	return all, err
 }
 
 // inUserSpace reports whether the device has no interface that could be missing.

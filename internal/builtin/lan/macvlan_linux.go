@@ -140,7 +140,7 @@ func (MACVLAN) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 		},
 	}
 	_, all, err := own.Compare(r, v)
-	return compare.Of(r.Type, all), err
+	return all, err
 }
 
 func (c *macvlanConfig) mismatches(v *compare.View, own links.Link, said *types100.Interface) ([]ipam.Mismatch, error) {

@@ -54,7 +54,7 @@ func (PTP) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]c
 	if host.Exists {
 		off, err = CompareForwarding(v, host.Link, compare.PrefixesOf(compare.OwnResult(r)))
 	}
-	return compare.Of(r.Type, slices.Concat(all, onHost, rules, off)), err
+	return slices.Concat(all, onHost, rules, off), err
 }
 
 // subnetRoutes returns the routes of the container's addresses.

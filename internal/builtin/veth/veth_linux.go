@@ -114,7 +114,7 @@ func CompareMasquerade(ctx context.Context, r *plugin.Request, v *compare.View) 
 	if err != nil || want.Masquerade == nil {
 		return nil, err
 	}
-	return compare.MissingRules(ctx, r, v, compare.Rule, want, masqueradeError)
+	return compare.MissingRules(ctx, r, v, want, masqueradeError)
 }
 
 // addresses returns the addresses of a result, which may be nil, together with
