@@ -4,7 +4,6 @@ package portmap
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -72,17 +71,14 @@ func Wants(r *plugin.Request) (fwrules.Rules, error) {
 // the interface that leads to the container. The kernel drops them elsewhere as
 // martians. The setting stays, because others use the interface too. If the host
 // has no route to the container, there is nothing to do.
-func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr) (err error) {
-	host, err := caller.From(ctx).Conns.Borrow(r.Host)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, host.Close()) }()
-	link, there, err := interfaceTo(host, host, container)
-	if err != nil || !there {
-		return err
-	}
-	return setLocalnet(host, link)
+func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr) error {
+	return caller.On(ctx, r.Host, func(host *links.Conn) error {
+		link, there, err := interfaceTo(host, host, container)
+		if err != nil || !there {
+			return err
+		}
+		return setLocalnet(host, link)
+	})
 }
 
 // setLocalnet lets packets from loopback addresses leave by an interface. Usually they
