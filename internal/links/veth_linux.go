@@ -202,21 +202,12 @@ func randomMAC() (net.HardwareAddr, error) {
 type Macvlan struct {
 	Name   string
 	Parent int              // the parent's index
-	Mode   uint32           // MacvlanBridge or another one
+	Mode   uint32           // nl.MACVLAN_MODE_*
 	MAC    net.HardwareAddr // nil lets the kernel choose
 	MTU    int              // 0 is the parent's
 	// BroadcastQueue limits the waiting broadcasts; 0 is the kernel's default.
 	BroadcastQueue uint32
 }
-
-// The modes of a macvlan decide how macvlans on one parent reach each other
-// (MACVLAN_MODE_*, <linux/if_link.h>).
-const (
-	MacvlanPrivate  = 1
-	MacvlanVEPA     = 2
-	MacvlanBridge   = 4
-	MacvlanPassthru = 8
-)
 
 // Create creates the interface in a container, down, on a parent in the
 // namespace of c. The error wraps EEXIST if the container has an interface of

@@ -87,10 +87,10 @@ func (x Expr) Drops() bool {
 
 // Extension returns the name and the struct of a match or target of iptables.
 func (x Expr) Extension() (name string, info []byte) {
-	if x.Name != "match" && x.Name != "target" {
+	if x.Name != "match" && x.Name != "target" { // whose attributes have the same numbers
 		return "", nil
 	}
-	return unix.ByteSliceToString(attribute(x.data, extensionName)), attribute(x.data, extensionInfo)
+	return unix.ByteSliceToString(attribute(x.data, unix.NFTA_MATCH_NAME)), attribute(x.data, unix.NFTA_MATCH_INFO)
 }
 
 // Values returns the values that the rule compares with and loads, in order.

@@ -69,13 +69,8 @@ func (c rangeConf) canonical() (addressRange, error) {
 // lastOf returns the last address of a network that an interface can have.
 func lastOf(network netip.Prefix) netip.Addr {
 	bytes := network.Addr().AsSlice()
-	for i := range bytes {
-		switch ones := network.Bits() - i*8; {
-		case ones <= 0:
-			bytes[i] = 0xff
-		case ones < 8:
-			bytes[i] |= 0xff >> ones
-		}
+	for i := network.Bits(); i < len(bytes)*8; i++ {
+		bytes[i/8] |= 0x80 >> (i % 8)
 	}
 	last, _ := netip.AddrFromSlice(bytes)
 	if last.Is4() {

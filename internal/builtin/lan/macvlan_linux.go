@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink/nl"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/caller"
@@ -148,7 +149,7 @@ func (c *macvlanConfig) mismatches(v *compare.View, own links.Link, said *types1
 		return []ipam.Mismatch{{Wanted: "macvlan", Found: own.Kind, Err: fmt.Errorf("it is of type %q, not macvlan", own.Kind)}}, nil
 	}
 	var all []ipam.Mismatch
-	if c.mode != links.MacvlanPassthru { // with passthru it has the master's address
+	if c.mode != nl.MACVLAN_MODE_PASSTHRU { // with passthru it has the master's address
 		all = ipam.SameMAC(own, said)
 	}
 	if own.MacvlanMode != c.mode {
