@@ -157,7 +157,7 @@ func (c *inside) setUp(ctx context.Context, conn *links.Conn, _ links.Link) erro
 		if s.Address.Addr().Is6() {
 			continue
 		}
-		if err := s.replace(conn, c.own.Index); err != nil {
+		if err := s.Replace(conn, c.own.Index, true); err != nil {
 			return err
 		}
 	}
@@ -190,7 +190,7 @@ func (c *inside) replaceUsable(ctx context.Context, conn *links.Conn, s SubnetRo
 	if err := Await(ctx, conn, c.own.Index, []netip.Prefix{s.Address}); err != nil {
 		return err
 	}
-	return s.replace(conn, c.own.Index)
+	return s.Replace(conn, c.own.Index, true)
 }
 
 // subnets returns the routes that replace those of the kernel.

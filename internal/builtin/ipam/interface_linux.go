@@ -131,9 +131,9 @@ func IPv4(result *types100.Result) (addrs []netip.Addr) {
 // Await waits until neighbours can find the IPv6 addresses of an interface: the
 // kernel answers for an address only after deferred work. If Await is called
 // last, that is usually finished. A neighbour that asks earlier waits for a
-// second.
+// second. It passes over other addresses, and the zero Prefix.
 func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) error {
-	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Prefix) bool { return a.Addr().Is4() })
+	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Prefix) bool { return !a.Addr().Is6() })
 	if len(addrs) == 0 {
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -118,7 +119,14 @@ func Resolve(ctx context.Context, r *plugin.Request, conn *links.Conn, host, con
 		}
 		brief, cancel := context.WithTimeout(ctx, mostWait)
 		defer cancel()
-		if err := links.AwaitRunning(brief, r.Container, container); err != nil && brief.Err() == nil {
+		err = caller.On(brief, r.Container, func(inside *links.Conn) error {
+			link, err := inside.LinkByIndex(container)
+			if err != nil || !link.Up() {
+				return err
+			}
+			return awaitRunning(brief, inside, container)
+		})
+		if err != nil && brief.Err() == nil {
 			return err
 		}
 	}

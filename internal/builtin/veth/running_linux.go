@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/embedcni/cni/internal/links"
 )
 
 // runTime limits the time until the kernel notices that both ends are up. Only
@@ -13,10 +15,18 @@ const runTime = 3 * time.Second
 // AwaitRunning waits until packets pass the host's end. Since Linux 6.8 they do
 // when the first answer arrives.
 func (e *Ends) AwaitRunning(ctx context.Context) error {
+	if e.Host.Running() {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, runTime)
 	defer cancel()
-	for !e.Host.Running() {
-		link, err := e.OnHost.LinkByIndex(e.Host.Index)
+	return awaitRunning(ctx, e.OnHost, e.Host.Index)
+}
+
+// awaitRunning waits until an interface in the namespace of conn can send.
+func awaitRunning(ctx context.Context, conn *links.Conn, index int) error {
+	for {
+		link, err := conn.LinkByIndex(index)
 		if err != nil || link.Running() {
 			return err
 		}
@@ -26,5 +36,4 @@ func (e *Ends) AwaitRunning(ctx context.Context) error {
 		case <-time.After(time.Millisecond):
 		}
 	}
-	return nil
 }
