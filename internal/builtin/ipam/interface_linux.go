@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 )
 
@@ -115,17 +116,9 @@ func Configure(conn *links.Conn, index int, result *types100.Result, how How) er
 	return nil
 }
 
-// IPv4 returns the IPv4 addresses of a result that [Configure] could assign.
-func IPv4(result *types100.Result) (addrs []netip.Addr) {
-	for _, ip := range result.IPs {
-		if ip == nil {
-			continue
-		}
-		if p, err := links.Prefix(ip.Address); err == nil && p.Addr().Is4() {
-			addrs = append(addrs, p.Addr())
-		}
-	}
-	return addrs
+// IPv4 returns the IPv4 addresses of a result.
+func IPv4(result *types100.Result) []netip.Addr {
+	return slices.DeleteFunc(compare.AddressesOf(result), netip.Addr.Is6)
 }
 
 // Await waits until neighbours can find the IPv6 addresses of an interface: the

@@ -87,12 +87,8 @@ func (a *hostDevice) Undo(ctx context.Context) error {
 // the container.
 func (HostDevice) Del(ctx context.Context, r *plugin.Request) error {
 	// A configuration that Add refused must not prevent the rest of DEL, so Del
-	// reads only the IPAM plugin from it.
-	var c struct {
-		IPAM struct {
-			Type string `json:"type"`
-		} `json:"ipam"`
-	}
+	// reads only what libcni has read.
+	var c ipam.Config
 	if err := r.Decode(&c); err != nil {
 		return err
 	}
