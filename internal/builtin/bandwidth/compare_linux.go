@@ -75,8 +75,7 @@ func (c *comparison) bucket(link links.Link, l limit, fix func(context.Context) 
 	d := compare.Difference{Kind: compare.Queue, Object: "tbf of " + link.Name, Wanted: want.String()}
 	switch {
 	case root.Kind == "tbf":
-		got := bucket{rate: root.Bucket.Rate, limit: root.Bucket.Limit, buffer: root.Bucket.Buffer}
-		if got != want {
+		if got := root.Bucket; got != want {
 			d.Found, d.Why = got.String(), "somebody has changed the limit"
 			c.add(d, fmt.Errorf("interface %q has a tbf with %s, and not %s", link.Name, got, want))
 		}

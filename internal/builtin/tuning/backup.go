@@ -28,8 +28,6 @@ type attributes struct {
 	TxQLen   *int   `json:"txQLen,omitempty"`
 }
 
-func (a attributes) any() bool { return a != attributes{} }
-
 // of returns the values for the attributes that another list has.
 func (a attributes) of(other attributes) attributes {
 	mine, others := reflect.ValueOf(&a).Elem(), reflect.ValueOf(other)
