@@ -125,7 +125,7 @@ func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *comp
 // route leads there, or if the list of interfaces is older than the route.
 func interfaceTo(routes *links.Conn, host compare.Net, to netip.Addr) (link links.Link, there bool, err error) {
 	index, err := routes.InterfaceTo(to)
-	if unreachable(err) || err == nil && index == 0 {
+	if err == nil && index == 0 {
 		return link, false, nil
 	}
 	if err != nil {

@@ -23,10 +23,7 @@ type Plugin struct{}
 
 // Add forwards the ports, if there are any, and returns the previous result.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	c, err := parse(r)
-	if err == nil {
-		err = c.onlyExecutable()
-	}
+	c, err := load(r)
 	if err != nil {
 		return nil, err
 	}
@@ -95,11 +92,8 @@ func setLocalnet(host *links.Conn, link links.Link) error {
 
 // Status refuses a configuration that every Add refuses.
 func (Plugin) Status(_ context.Context, r *plugin.Request) error {
-	c, err := parse(r)
-	if err != nil {
-		return err
-	}
-	return c.onlyExecutable()
+	_, err := load(r)
+	return err
 }
 
 // OnlyExecutable returns an error if only the executable carries out a configuration.
@@ -109,15 +103,8 @@ func (Plugin) OnlyExecutable(config json.RawMessage) error {
 		return nil // an Add reports an invalid configuration
 	}
 	only, err := c.onlyExecutable()
-	if err != nil {
+	if err != nil || only == "" {
 		return nil
 	}
-	return request{only: only}.onlyExecutable()
-}
-
-func (c request) onlyExecutable() error {
-	if c.only == "" {
-		return nil
-	}
-	return compare.OnlyExecutable(known.Portmap, c.only)
+	return compare.OnlyExecutable(known.Portmap, only)
 }
