@@ -93,8 +93,8 @@ func TestResolve(t *testing.T) {
 func TestResolve6(t *testing.T) {
 	s := newSegment(t)
 	addr := netip.MustParseAddr("fd00:9::2")
-	expect.NoError(t, s.c.AddAddress(s.link.Index, netip.PrefixFrom(addr, 64), unix.IFA_F_NODAD))
-	expect.NoError(t, s.listener.AddAddress(s.index, netip.MustParsePrefix("fd00:9::3/64"), unix.IFA_F_NODAD))
+	expect.NoError(t, s.c.AddAddress(s.link.Index, netip.PrefixFrom(addr, 64), false))
+	expect.NoError(t, s.listener.AddAddress(s.index, netip.MustParsePrefix("fd00:9::3/64"), false))
 	expect.Eventually(t, "the neighbour's hardware address", func() bool {
 		expect.NoError(t, s.listener.Resolve(s.index, []netip.Addr{addr}, true))
 		return neighbourOf(t, s.listener, s.index, addr).MAC.String() == s.link.MAC.String()
@@ -124,7 +124,7 @@ func newSegment(t *testing.T) *segment {
 	s.c, s.listener = mustDial(t, s.ns), mustDial(t, listening)
 	up := func(ns *netns.Handle, c *Conn, addr string) Pair {
 		pair := must[Pair](t)(Veth{Name: "eth0", Master: br.Index}.Create(h, ns))
-		expect.NoError(t, c.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), 0))
+		expect.NoError(t, c.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), false))
 		expect.NoError(t, c.Up(pair.Container.Index))
 		return pair
 	}

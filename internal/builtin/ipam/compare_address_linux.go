@@ -49,11 +49,7 @@ func (c *inside) assign(ctx context.Context, conn *links.Conn, want netip.Prefix
 	if err != nil {
 		return err
 	}
-	var flags links.AddressFlag
-	if c.Detect {
-		flags = links.Detect
-	}
-	if err := conn.AddAddress(c.own.Index, want, flags); err != nil {
+	if err := conn.AddAddress(c.own.Index, want, c.Detect); err != nil {
 		if errors.Is(err, unix.EEXIST) {
 			return nil
 		}

@@ -80,12 +80,8 @@ func Configure(conn *links.Conn, index int, result *types100.Result, how How) er
 		}
 	}
 	add := func(addrs []netip.Prefix) error {
-		var flags links.AddressFlag
-		if how.Detect {
-			flags = links.Detect
-		}
 		for _, a := range addrs {
-			if err := conn.AddAddress(index, a, flags); err != nil {
+			if err := conn.AddAddress(index, a, how.Detect); err != nil {
 				return err
 			}
 		}

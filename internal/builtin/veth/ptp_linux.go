@@ -225,7 +225,7 @@ func (a *pointToPoint) configureHost(ends []endpoint) error {
 func addGateways(conn *links.Conn, index int, ends []endpoint) (gateways []netip.Prefix, err error) {
 	for _, e := range ends {
 		gateways = append(gateways, single(e.gateway))
-		if err := conn.AddAddress(index, single(e.gateway), 0, unix.EEXIST); err != nil {
+		if err := conn.AddAddress(index, single(e.gateway), false, unix.EEXIST); err != nil {
 			return nil, err
 		}
 	}
