@@ -18,9 +18,10 @@ import (
 // for comparisons.
 type Interface struct {
 	Up bool // it should be up
-	// Fits returns the properties that differ from the interface of the ADD. If
-	// there is one, it may be another interface, and nothing in it is made again.
-	Fits func(own links.Link, said *types100.Interface) ([]Mismatch, error)
+	// Fits returns the properties that differ from the interface of the ADD: what was
+	// wanted, what was found, and the error. If there is one, it may be another interface,
+	// and nothing in it is made again.
+	Fits func(own links.Link, said *types100.Interface) ([]compare.Difference, error)
 	// Gone says why a missing interface cannot be made again.
 	Gone string
 	// Detect is [How.Detect].
@@ -33,17 +34,11 @@ type Interface struct {
 	Routes func(own *types100.Result) ([]SubnetRoutes, error)
 }
 
-// Mismatch is a property of an interface that is not as the ADD made it.
-type Mismatch struct {
-	Wanted, Found string
-	Err           error
-}
-
 // Found is the attachment's interface in the container.
 type Found struct {
 	links.Link
 	Exists bool
-	Ours   bool // it has no mismatch
+	Ours   bool // it fits
 }
 
 // Compare compares the interface, its addresses and routes with the previous
@@ -69,11 +64,10 @@ func (i Interface) Compare(r *plugin.Request, v *compare.View) (found Found, all
 		return found, nil, inContainer(r, err)
 	}
 	found.Ours = len(mismatches) == 0
-	for _, m := range mismatches {
-		all = append(all, compare.Difference{
-			Kind: compare.Interface, Inside: true, Object: r.IfName, Wanted: m.Wanted, Found: m.Found,
-			Err: inContainer(r, m.Err), Why: "it differs, and may be another interface",
-		})
+	for _, d := range mismatches {
+		d.Kind, d.Inside, d.Object = compare.Interface, true, r.IfName
+		d.Err, d.Why = inContainer(r, d.Err), "it differs, and may be another interface"
+		all = append(all, d)
 	}
 	rest, err := (&inside{Interface: i, r: r, v: v, own: found}).compare()
 	return found, append(all, rest...), err
@@ -83,14 +77,14 @@ func inContainer(r *plugin.Request, err error) error {
 	return fmt.Errorf("interface %q in the container: %w", r.IfName, err)
 }
 
-// SameMAC returns a mismatch unless an interface has the reported hardware
+// SameMAC returns a difference unless an interface has the reported hardware
 // address.
-func SameMAC(own links.Link, said *types100.Interface) []Mismatch {
+func SameMAC(own links.Link, said *types100.Interface) []compare.Difference {
 	if compare.SameMAC(said.Mac, own.MAC) {
 		return nil
 	}
 	has := own.MAC.String()
-	return []Mismatch{{said.Mac, has, fmt.Errorf("its MAC address is %s, not %s", has, said.Mac)}}
+	return []compare.Difference{{Wanted: said.Mac, Found: has, Err: fmt.Errorf("its MAC address is %s, not %s", has, said.Mac)}}
 }
 
 // inside compares an interface that exists.

@@ -134,7 +134,7 @@ func (p HostDevice) Compare(_ context.Context, r *plugin.Request, v *compare.Vie
 	}
 	own := ipam.Interface{
 		Up: true, Detect: true, Gone: "the device is not in the container: moving it there again needs Remove and Setup",
-		Fits: func(own links.Link, said *types100.Interface) ([]ipam.Mismatch, error) {
+		Fits: func(own links.Link, said *types100.Interface) ([]compare.Difference, error) {
 			return ipam.SameMAC(own, said), nil
 		},
 	}
