@@ -63,6 +63,26 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	return nil
 }
 
+// errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
+const errNotAvailable = 50
+
+// Status refuses a configuration that every Add refuses. If the configuration
+// names firewalld, Status fails unless one runs.
+func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
+	w, err := parse(ctx, r)
+	if err != nil || w.named() != fwrules.DetectedFirewalld {
+		return err
+	}
+	running, err := w.given.Bus.Running(ctx, r.Host)
+	if err != nil {
+		return plugin.Errorf(errNotAvailable, "plugin firewall: %w", err)
+	}
+	if !running {
+		return plugin.Errorf(errNotAvailable, `plugin firewall: "backend" is "firewalld", and no firewalld runs: start it`)
+	}
+	return nil
+}
+
 // anyBackend means that the detected backend is unknown: a reference plugin may
 // have made the rules.
 const anyBackend = ""
