@@ -134,23 +134,20 @@ func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) 
 	})
 }
 
-// Settle waits until no address of an interface is tentative. As with Await,
+// Settle waits until no address of an interface but the kernel's own is tentative. As with Await,
 // neighbours can then find them.
 func Settle(ctx context.Context, c *links.Conn, index int) error {
-	return wait(ctx, func() (bool, error) { return detected(c, index) })
-}
-
-// detected reports whether no address except the kernel's own is tentative.
-func detected(c *links.Conn, index int) (bool, error) {
-	addrs, err := c.Addresses(index)
-	for _, a := range addrs {
-		if a.Duplicate {
-			return false, fmt.Errorf("address %s is another machine's too: the detection of duplicates failed", a.Prefix)
+	return wait(ctx, func() (bool, error) {
+		addrs, err := c.Addresses(index)
+		settled := true
+		for _, a := range addrs {
+			if a.Duplicate {
+				return false, fmt.Errorf("address %s is another machine's too: the detection of duplicates failed", a.Prefix)
+			}
+			settled = settled && (!a.Tentative || a.Addr().IsLinkLocalUnicast())
 		}
-	}
-	return !slices.ContainsFunc(addrs, func(a links.Address) bool {
-		return a.Tentative && !a.Addr().IsLinkLocalUnicast()
-	}), err
+		return settled, err
+	})
 }
 
 // The kernel sends no message when an address becomes usable. The detection
