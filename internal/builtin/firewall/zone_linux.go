@@ -131,21 +131,16 @@ func (w work) compareZone(ctx context.Context) (found []compare.Difference, err 
 		if d.Found != "" {
 			d.Why = "somebody has put the address into another zone"
 		} else {
-			d.Fix = w.fixZone(addr)
+			d.Fix = func(ctx context.Context) error { // as Add does
+				one := w
+				one.given = caller.From(ctx)
+				one.forward.Addresses = []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
+				return one.enterZone(ctx)
+			}
 		}
 		found = append(found, d)
 	}
 	return found, nil
-}
-
-// fixZone adds an address to the zone as Add does.
-func (w work) fixZone(addr netip.Addr) func(context.Context) error {
-	return func(ctx context.Context) error {
-		one := w
-		one.given = caller.From(ctx)
-		one.forward.Addresses = []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
-		return one.enterZone(ctx)
-	}
 }
 
 func (w work) dial(ctx context.Context) (*firewalld.Conn, error) {

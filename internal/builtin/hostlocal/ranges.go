@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -114,14 +115,7 @@ func canonicalSet(confs []rangeConf) (rangeSet, error) {
 }
 
 func (s rangeSet) overlaps(other rangeSet) bool {
-	for _, r := range s {
-		for _, o := range other {
-			if r.overlaps(o) {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(s, func(r addressRange) bool { return slices.ContainsFunc(other, r.overlaps) })
 }
 
 // find returns the range that contains the address.

@@ -69,24 +69,19 @@ func (p Plugin) compareSysctls(r *plugin.Request, sysctls []sysctl) (found []com
 					continue
 				}
 				d.Err = fmt.Errorf("sysctl %q is %q, and not %q as configured", s.key, d.Found, want)
-				d.Fix = p.fixSysctl(r, s)
+				d.Fix = func(context.Context) error { // if the administrator still allows it
+					one := []sysctl{s}
+					if err := p.allow(one); err != nil {
+						return err
+					}
+					return writeSysctls(r, one)
+				}
 			}
 			found = append(found, d)
 		}
 		return nil
 	})
 	return found, err
-}
-
-// fixSysctl writes a sysctl if the administrator still allows it.
-func (p Plugin) fixSysctl(r *plugin.Request, s sysctl) func(context.Context) error {
-	return func(context.Context) error {
-		one := []sysctl{s}
-		if err := p.allow(one); err != nil {
-			return err
-		}
-		return writeSysctls(r, one)
-	}
 }
 
 // compareAttributes compares an interface with the configuration. It ignores
