@@ -52,20 +52,15 @@ func (loopback) Add(ctx context.Context, r *plugin.Request) (*types100.Result, e
 		CNIVersion: types100.ImplementedSpecVersion,
 		Interfaces: []*types100.Interface{{Name: loName, Mac: "00:00:00:00:00:00", Sandbox: r.NetNS}},
 	}
-	for _, v6 := range []bool{false, true} {
-		first := true
-		for _, a := range addrs {
-			if a.Addr().Is6() != v6 {
-				continue
-			}
-			if !a.Addr().IsLoopback() {
-				return nil, fmt.Errorf("interface lo has the address %s, which is not a loopback address", a.Addr())
-			}
-			if first {
-				ip := net.IPNet{IP: a.Addr().AsSlice(), Mask: net.CIDRMask(a.Bits(), a.Addr().BitLen())}
-				result.IPs = append(result.IPs, &types100.IPConfig{Interface: types100.Int(0), Address: ip})
-			}
-			first = false
+	seen := make(map[bool]bool) // by family; the kernel lists IPv4 first
+	for _, a := range addrs {
+		if !a.Addr().IsLoopback() {
+			return nil, fmt.Errorf("interface lo has the address %s, which is not a loopback address", a.Addr())
+		}
+		if v6 := a.Addr().Is6(); !seen[v6] {
+			ip := net.IPNet{IP: a.Addr().AsSlice(), Mask: net.CIDRMask(a.Bits(), a.Addr().BitLen())}
+			result.IPs = append(result.IPs, &types100.IPConfig{Interface: types100.Int(0), Address: ip})
+			seen[v6] = true
 		}
 	}
 	return result, nil
@@ -94,13 +89,13 @@ func (loopback) Compare(_ context.Context, r *plugin.Request, v *compare.View) (
 	if lo.Up() {
 		return nil, nil
 	}
-	return compare.Of(r.Type, []compare.Difference{{
+	return []compare.Difference{{
 		Kind: compare.Interface, Inside: true, Object: loName, Wanted: "up", Found: "down",
 		Err: errors.New("loopback interface is down"),
 		Fix: func(ctx context.Context) error {
 			return inContainer(ctx, r, func(c *links.Conn) error { return c.Up(loIndex) })
 		},
-	}}), nil
+	}}, nil
 }
 
 // inContainer calls do with a socket in the container.

@@ -37,7 +37,7 @@ const (
 
 // Difference is a part of an attachment that is missing or different.
 type Difference struct {
-	Plugin string // the type of the plugin whose part it is
+	Plugin string // the type of the plugin whose part it is, which the caller of Compare sets
 	Kind   Kind
 	Inside bool   // it is in the container's namespace; else it is on the host
 	Object string // its name: "vethab12", "10.1.0.1/24 on cni0", "tcp 8080"
@@ -85,14 +85,6 @@ type Excuse struct {
 	// Blind means that the CHECK says nothing about the attachment: it fails for healthy
 	// ones too. Otherwise it is about a difference that does not matter.
 	Blind bool
-}
-
-// Of sets the type of the plugin whose differences these are.
-func Of(typ string, all []Difference) []Difference {
-	for i := range all {
-		all[i].Plugin = typ
-	}
-	return all
 }
 
 // Announced sets the Announce of those differences that are in the way of packets on the

@@ -10,16 +10,21 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// MissingRules returns the missing ones of an attachment's rules as differences of one
-// kind. explain completes the error of CHECK.
-func MissingRules(ctx context.Context, r *plugin.Request, v *View, kind Kind, want fwrules.Rules, explain func(error) error) ([]Difference, error) {
+// MissingRules returns the missing ones of an attachment's rules. explain completes their
+// errors, and returns nil for nil.
+func MissingRules(ctx context.Context, r *plugin.Request, v *View, want fwrules.Rules, explain func(error) error) (all []Difference, err error) {
 	missing, err := v.Rules.Missing(ctx, want)
 	if err != nil {
 		return nil, explain(err)
 	}
-	return differences(kind, missing, explain, func(ctx context.Context, m fwrules.Missing) error {
-		return Restore(ctx, r, m)
-	}), nil
+	for _, m := range missing {
+		d := Difference{Kind: Rule, Object: m.Object, Wanted: m.Object, Found: m.Found, Err: explain(m.Err)}
+		if d.Why = Why(m); d.Why == "" {
+			d.Fix = func(ctx context.Context) error { return explain(Restore(ctx, r, m)) }
+		}
+		all = append(all, d)
+	}
+	return all, nil
 }
 
 // Restore makes a missing part of the rules again, in this module's own form, whoever
@@ -40,22 +45,6 @@ func Why(m fwrules.Missing) string {
 		return "another rule is in its place"
 	}
 	return m.Why
-}
-
-func differences(kind Kind, missing []fwrules.Missing, explain func(error) error, restore func(context.Context, fwrules.Missing) error) (all []Difference) {
-	for _, m := range missing {
-		d := Difference{Kind: kind, Object: m.Object, Wanted: m.Object, Found: m.Found, Err: explain(m.Err)}
-		if d.Why = Why(m); d.Why == "" {
-			d.Fix = func(ctx context.Context) error {
-				if err := restore(ctx, m); err != nil {
-					return explain(err)
-				}
-				return nil
-			}
-		}
-		all = append(all, d)
-	}
-	return all
 }
 
 // OnlyExecutable is the error for a field of a configuration that only the executable of

@@ -52,9 +52,6 @@ func Open(address string) *Bus {
 	return &Bus{address: cmp.Or(address, defaultAddress), slots: make(chan struct{}, mostConnections)}
 }
 
-// Address returns the address of the bus.
-func (b *Bus) Address() string { return b.address }
-
 // Source returns an address in the form that the zones of firewalld have.
 func Source(addr netip.Addr) string {
 	addr = addr.Unmap().WithZone("")

@@ -12,9 +12,6 @@ import (
 // Conn is a connection to a bus. There is none off Linux.
 type Conn struct{}
 
-// Running reports whether a firewalld runs: not off Linux.
-func (b *Bus) Running(context.Context, *netns.Handle) (bool, error) { return false, nil }
-
 // Dial returns ErrNotRunning.
 func (b *Bus) Dial(context.Context, *netns.Handle) (*Conn, error) { return nil, ErrNotRunning }
 

@@ -73,7 +73,11 @@ func (x Tool) kernelHasAny(table string, chains []ChainID) (bool, error) {
 	if len(chains) == 0 {
 		return false, nil
 	}
-	fd, err := x.socket()
+	family := unix.AF_INET
+	if x.V6() {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0) // the kernel answers about tables on it
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return false, nil
 	}
@@ -83,15 +87,6 @@ func (x Tool) kernelHasAny(table string, chains []ChainID) (bool, error) {
 	rules, err := x.entries(fd, table)
 	found := slices.ContainsFunc(chains, func(id ChainID) bool { return bytes.Contains(rules, append([]byte(id.Chain), 0)) })
 	return found, errors.Join(err, unix.Close(fd))
-}
-
-// socket opens a socket of the family, which the kernel answers about tables on.
-func (x Tool) socket() (int, error) {
-	family := unix.AF_INET
-	if x.V6() {
-		family = unix.AF_INET6
-	}
-	return unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 }
 
 // IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES in <linux/netfilter_ipv4/ip_tables.h>

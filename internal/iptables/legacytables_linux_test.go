@@ -19,7 +19,7 @@ func TestFault_F61_TheKernelKnowsTheChainsOfLegacyTables(t *testing.T) {
 	const chain = "CNI-6f8bb2e8c1a5"
 	for _, family := range []string{"iptables", "ip6tables"} {
 		x := Tool{Family: family, Legacy: true}
-		wanted := []ChainID{{"nat", chain}, {"filter", "CNI-FORWARD"}}
+		wanted := []ChainID{{Table: "nat", Chain: chain}, {Table: "filter", Chain: "CNI-FORWARD"}}
 		sh := func(args string) {
 			t.Helper()
 			if out, err := exec.Command(family+"-legacy", strings.Fields(args)...).CombinedOutput(); err != nil {

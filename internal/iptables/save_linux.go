@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/embedcni/cni/internal/nft"
 )
 
 // Ruleset is the content of a table.
@@ -136,6 +138,28 @@ func splitWords(s string) ([]string, error) {
 	return words, nil
 }
 
+// JoinWords writes words in the form that iptables-restore reads. splitWords
+// undoes it.
+func JoinWords(words []string) string {
+	quoted := make([]string, len(words))
+	for i, w := range words {
+		quoted[i] = w
+		if w == "" || strings.ContainsFunc(w, special) {
+			quoted[i] = `"` + strings.ReplaceAll(strings.ReplaceAll(w, `\`, `\\`), `"`, `\"`) + `"`
+		}
+	}
+	return strings.Join(quoted, " ")
+}
+
+// special reports whether a word with r in it needs quotes.
+func special(r rune) bool {
+	switch {
+	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9':
+		return false
+	}
+	return !strings.ContainsRune("-_./:,!", r)
+}
+
 // JumpsTo reports whether the rule's target is the chain. A chain takes no
 // options, so it is the last word; the word before could only be "-j" as the
 // value of an option, and then the last would have to be one.
@@ -170,4 +194,4 @@ func (r Rule) Value(option string) string {
 }
 
 // ChainID names a chain.
-type ChainID struct{ Table, Chain string }
+type ChainID = nft.Chain

@@ -118,18 +118,10 @@ func (x Tool) nftHas(ctx context.Context, chains []ChainID) (found []ChainID, er
 // Exist reports, in order, which of the chains the nf_tables variant has.
 func (x Tool) Exist(ctx context.Context, chains []ChainID) (exist []bool, err error) {
 	err = x.Sockets.Do(ctx, func(c *nft.Conn) error {
-		exist, err = c.Exist(x.nftFamily(), nftChains(chains)...)
+		exist, err = c.Exist(x.nftFamily(), chains...)
 		return err
 	})
 	return exist, err
-}
-
-func nftChains(ids []ChainID) []nft.Chain {
-	chains := make([]nft.Chain, len(ids))
-	for i, id := range ids {
-		chains[i] = nft.Chain{Table: id.Table, Name: id.Chain}
-	}
-	return chains
 }
 
 // nftFamily returns the family of the nf_tables variant's tables.

@@ -20,30 +20,19 @@ type Address struct {
 	Tentative, Duplicate bool
 }
 
-// AddressFlag changes how the kernel adds an address.
-type AddressFlag uint32
-
-const (
-	// Detect lets the interface (accept_dad) decide about duplicate address
-	// detection for an IPv6 address, during which it is tentative for 1 to 2 s.
-	// Without Detect there is none: no other machine has an address that was
-	// allocated for this one. The kernel announces only an address that was
-	// tentative, however shortly (ndisc_notify).
-	Detect AddressFlag = 1 << iota
-	// NoSubnet adds no route to the address's subnet.
-	NoSubnet
-)
-
 // AddAddress adds an address to an interface. The error wraps EEXIST if the
 // interface has it already. It ignores the errors in fine.
-func (c *Conn) AddAddress(index int, p netip.Prefix, flags AddressFlag, fine ...error) error {
+//
+// Detect lets the interface (accept_dad) decide about duplicate address
+// detection for an IPv6 address, during which it is tentative for 1 to 2 s.
+// Without detect there is none: no other machine has an address that was
+// allocated for this one. The kernel announces only an address that was
+// tentative, however shortly (ndisc_notify).
+func (c *Conn) AddAddress(index int, p netip.Prefix, detect bool, fine ...error) error {
 	m := addressMessage(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, index, p)
 	var kernel uint32
-	if p.Addr().Is6() && flags&Detect == 0 {
-		kernel |= unix.IFA_F_NODAD
-	}
-	if flags&NoSubnet != 0 {
-		kernel |= unix.IFA_F_NOPREFIXROUTE
+	if p.Addr().Is6() && !detect {
+		kernel = unix.IFA_F_NODAD
 	}
 	m.AddData(u32(unix.IFA_FLAGS, kernel))
 	return c.do(m, nil, fmt.Sprintf("add address %s", p), fine...)
@@ -215,7 +204,7 @@ func (c *Conn) LinkLocal(ns *netns.Handle, l Link) (netip.Prefix, error) {
 		return netip.Prefix{}, WriteSysctls(ns, Sysctl{Path: "net/ipv6/conf/" + l.Name + "/accept_dad", Value: "0", Optional: true})
 	}
 	p := linkLocal([6]byte(l.MAC))
-	err := c.AddAddress(l.Index, p, 0)
+	err := c.AddAddress(l.Index, p, false)
 	switch {
 	case err == nil, errors.Is(err, unix.EEXIST):
 		return p, nil

@@ -26,11 +26,7 @@ func (b Bridge) Create(c *Conn) (Link, error) {
 		return Link{}, fmt.Errorf("create bridge %q: %w", b.Name, err)
 	}
 	if b.MAC == nil {
-		mac, err := randomMAC()
-		if err != nil {
-			return Link{}, err
-		}
-		b.MAC = mac
+		b.MAC = randomMAC()
 	}
 	var own []attribute
 	if b.VLANFiltering {

@@ -32,8 +32,15 @@ type Conn struct {
 
 // Dial opens a socket in a namespace. It sets the sysctls in the same visit,
 // because both need a thread inside.
-func Dial(ns *netns.Handle, sysctls ...Sysctl) (c *Conn, err error) {
-	err = thread.In(ns, func() (err error) {
+func Dial(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
+	return dialBy(thread.In, ns, sysctls...)
+}
+
+// DialOn opens a socket in a namespace that the tour visits.
+func DialOn(tour *thread.Tour, ns *netns.Handle) (*Conn, error) { return dialBy(tour.In, ns) }
+
+func dialBy(in func(*netns.Handle, func() error) error, ns *netns.Handle, sysctls ...Sysctl) (c *Conn, err error) {
+	err = in(ns, func() (err error) {
 		if c, err = dial(); err != nil {
 			return err
 		}
@@ -41,27 +48,12 @@ func Dial(ns *netns.Handle, sysctls ...Sysctl) (c *Conn, err error) {
 		if err == nil {
 			err = writeSysctls(missing)
 		}
-		if err != nil {
-			return errors.Join(err, c.Close())
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("in namespace %s: %w", ns.ID(), err)
-	}
-	return c, nil
-}
-
-// DialOn opens a socket in a namespace that the tour visits.
-func DialOn(tour *thread.Tour, ns *netns.Handle) (c *Conn, err error) {
-	err = tour.In(ns, func() (err error) {
-		c, err = dial()
 		return err
 	})
 	if err == nil {
 		return c, nil
 	}
-	if c != nil { // the thread cannot return from the namespace
+	if c != nil {
 		err = errors.Join(err, c.Close())
 	}
 	return nil, fmt.Errorf("in namespace %s: %w", ns.ID(), err)

@@ -192,8 +192,8 @@ func TestAllAddressesAreThoseOfEach(t *testing.T) {
 	for i := range 5 {
 		br := must[Link](t)(Bridge{Name: fmt.Sprint("br", i)}.Create(c))
 		for k := range 60 {
-			expect.NoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(k), 1}), 24), 0))
-			expect.NoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(i), 14: byte(k)}), 112), 0))
+			expect.NoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(k), 1}), 24), false))
+			expect.NoError(t, c.AddAddress(br.Index, netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 13: byte(i), 14: byte(k)}), 112), false))
 		}
 		want[br.Index] = must[[]Address](t)(c.Addresses(br.Index))
 	}

@@ -45,7 +45,7 @@ type Type struct {
 	// VLAN of its new ports, or 0.
 	VLANFiltering bool
 	DefaultVLAN   uint16
-	// MacvlanMode is one of the modes of [Macvlan].
+	// MacvlanMode is the Mode of a [Macvlan].
 	MacvlanMode uint32
 }
 

@@ -213,8 +213,8 @@ func TestAddressesAreUsableAtOnce(t *testing.T) {
 		{Prefix: netip.MustParsePrefix("fd00::1/64")},
 	}
 	for _, a := range want {
-		expect.NoError(t, c.AddAddress(br.Index, a.Prefix, 0))
-		expect.Is(t, c.AddAddress(br.Index, a.Prefix, 0), unix.EEXIST)
+		expect.NoError(t, c.AddAddress(br.Index, a.Prefix, false))
+		expect.Is(t, c.AddAddress(br.Index, a.Prefix, false), unix.EEXIST)
 	}
 	expect.Same(t, "addresses", must[[]Address](t)(c.Addresses(br.Index)), want)
 	if got := must[[]Address](t)(c.Addresses(br.Index + 1)); got != nil {
@@ -234,7 +234,7 @@ func TestDetectLeavesAnAddressTentative(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	p := netip.MustParsePrefix("fd00::1/64")
-	expect.NoError(t, c.AddAddress(br.Index, p, Detect))
+	expect.NoError(t, c.AddAddress(br.Index, p, true))
 	want := []Address{{Prefix: p, Tentative: true}}
 	expect.Same(t, "addresses", must[[]Address](t)(c.Addresses(br.Index)), want)
 }
@@ -246,7 +246,9 @@ func TestRoutesAreThoseOfTheInterface(t *testing.T) {
 	other := must[Pair](t)(Veth{Name: "eth1"}.Create(h, container))
 	up := func(p Pair, addrs ...string) {
 		for _, a := range addrs {
-			expect.NoError(t, c.AddAddress(p.Container.Index, netip.MustParsePrefix(a), NoSubnet))
+			m := addressMessage(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_ACK, p.Container.Index, netip.MustParsePrefix(a))
+			m.AddData(u32(unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)) // without a route to the subnet
+			expect.NoError(t, c.execute(m, nil))
 		}
 		expect.NoError(t, c.Change(p.Container.Index, Change{Set: unix.IFF_UP}))
 	}
@@ -328,7 +330,7 @@ func TestDumpInSeveralParts(t *testing.T) {
 	for i := range 500 {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i / 250), byte(i%250 + 1)}), 32)
 		want[p] = true
-		expect.NoError(t, c.AddAddress(br.Index, p, 0))
+		expect.NoError(t, c.AddAddress(br.Index, p, false))
 	}
 	got := map[netip.Prefix]bool{}
 	for _, a := range must[[]Address](t)(c.Addresses(br.Index)) {
@@ -342,7 +344,7 @@ func TestGroupsHaveThoseOfAddresses(t *testing.T) {
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	p := netip.MustParsePrefix("fd00::12:3456/64")
 	expect.NoError(t, c.Change(br.Index, Change{Set: unix.IFF_UP}))
-	expect.NoError(t, c.AddAddress(br.Index, p, 0))
+	expect.NoError(t, c.AddAddress(br.Index, p, false))
 	want := netip.MustParseAddr("ff02::1:ff12:3456")
 	if got := Solicited(p.Addr()); got != want {
 		t.Errorf("got %s, want %s", got, want)

@@ -2,7 +2,6 @@ package links
 
 import (
 	"context"
-	"errors"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -86,31 +85,6 @@ func (l *Listener) Next(ctx context.Context, each func(Announcement)) (lost bool
 
 // Close ends the listener.
 func (l *Listener) Close() error { return l.socket.Close() }
-
-// AwaitRunning waits until an interface of a namespace can send: a moment after the other
-// end of its pair was set up the kernel notices that. It does not wait for an interface
-// that is down. If the context ends, the error is its cause.
-func AwaitRunning(ctx context.Context, ns *netns.Handle, index int) (err error) {
-	l, err := Listen(ns, Changes{Links: true})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
-	c, err := Dial(ns)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	for {
-		link, err := c.LinkByIndex(index)
-		if err != nil || link.Running() || !link.Up() {
-			return err
-		}
-		if err := l.Wait(ctx); err != nil {
-			return err
-		}
-	}
-}
 
 // readAnnouncement reads an announcement. ok is false if it is about something else.
 func readAnnouncement(m notify.Message) (h Announcement, ok bool, err error) {

@@ -266,7 +266,7 @@ func TestListenChoosesGroups(t *testing.T) {
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	l := must[*Listener](t)(Listen(ns, Changes{Links: true}))
 	defer l.Close()
-	expect.NoError(t, errors.Join(c.AddAddress(br.Index, netip.MustParsePrefix("10.1.0.1/24"), 0), c.Delete(br.Index)))
+	expect.NoError(t, errors.Join(c.AddAddress(br.Index, netip.MustParsePrefix("10.1.0.1/24"), false), c.Delete(br.Index)))
 	all, _ := hears(t, l, isGone("br0"))
 	for _, h := range all {
 		if h.Link == nil {
@@ -289,7 +289,7 @@ func TestWatchHearsOfChanges(t *testing.T) {
 		}
 	}
 	for what, change := range map[string]func() error{
-		"an address": func() error { return c.AddAddress(br.Index, netip.MustParsePrefix("fd00::1/64"), 0) },
+		"an address": func() error { return c.AddAddress(br.Index, netip.MustParsePrefix("fd00::1/64"), false) },
 		"a link":     func() error { return c.Change(br.Index, Change{Set: unix.IFF_UP}) },
 	} {
 		expect.NoError(t, change())
@@ -298,7 +298,7 @@ func TestWatchHearsOfChanges(t *testing.T) {
 	// More than the socket's buffer holds: the kernel reports a loss.
 	for i := range 2000 {
 		p := netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 1: 1, 14: byte(i >> 8), 15: byte(i)}), 64)
-		expect.NoError(t, c.AddAddress(br.Index, p, 0))
+		expect.NoError(t, c.AddAddress(br.Index, p, false))
 	}
 	wait("many")
 }

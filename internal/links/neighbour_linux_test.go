@@ -1,7 +1,6 @@
 package links
 
 import (
-	"context"
 	"net"
 	"net/netip"
 	"os"
@@ -94,33 +93,12 @@ func TestResolve(t *testing.T) {
 func TestResolve6(t *testing.T) {
 	s := newSegment(t)
 	addr := netip.MustParseAddr("fd00:9::2")
-	expect.NoError(t, s.c.AddAddress(s.link.Index, netip.PrefixFrom(addr, 64), unix.IFA_F_NODAD))
-	expect.NoError(t, s.listener.AddAddress(s.index, netip.MustParsePrefix("fd00:9::3/64"), unix.IFA_F_NODAD))
+	expect.NoError(t, s.c.AddAddress(s.link.Index, netip.PrefixFrom(addr, 64), false))
+	expect.NoError(t, s.listener.AddAddress(s.index, netip.MustParsePrefix("fd00:9::3/64"), false))
 	expect.Eventually(t, "the neighbour's hardware address", func() bool {
 		expect.NoError(t, s.listener.Resolve(s.index, []netip.Addr{addr}, true))
 		return neighbourOf(t, s.listener, s.index, addr).MAC.String() == s.link.MAC.String()
 	})
-}
-
-// TestAwaitRunning: until the other end is up, and not for an end that is down itself.
-func TestAwaitRunning(t *testing.T) {
-	host, ns := mustDial(t, newNS(t, "host")), newNS(t, "c")
-	c := mustDial(t, ns)
-	pair := must[Pair](t)(Veth{Name: "eth0"}.Create(host, ns))
-	expect.NoError(t, AwaitRunning(t.Context(), ns, pair.Container.Index)) // it is down
-	expect.NoError(t, c.Change(pair.Container.Index, Change{Set: unix.IFF_UP}))
-	expect.NoError(t, host.Change(pair.Host.Index, Change{Clear: unix.IFF_UP}))
-	expect.Eventually(t, "no carrier", func() bool { return !must[Link](t)(c.LinkByIndex(pair.Container.Index)).Running() })
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	expect.Is(t, AwaitRunning(ended, ns, pair.Container.Index), context.Canceled)
-	done := make(chan error, 1)
-	go func() { done <- AwaitRunning(t.Context(), ns, pair.Container.Index) }()
-	expect.NoError(t, host.Change(pair.Host.Index, Change{Set: unix.IFF_UP}))
-	expect.NoError(t, expect.Await(t, "the carrier", done))
-	if !must[Link](t)(c.LinkByIndex(pair.Container.Index)).Running() {
-		t.Error("it is not running")
-	}
 }
 
 // segment is a bridge with two containers, c and a listener.
@@ -146,7 +124,7 @@ func newSegment(t *testing.T) *segment {
 	s.c, s.listener = mustDial(t, s.ns), mustDial(t, listening)
 	up := func(ns *netns.Handle, c *Conn, addr string) Pair {
 		pair := must[Pair](t)(Veth{Name: "eth0", Master: br.Index}.Create(h, ns))
-		expect.NoError(t, c.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), 0))
+		expect.NoError(t, c.AddAddress(pair.Container.Index, netip.MustParsePrefix(addr), false))
 		expect.NoError(t, c.Up(pair.Container.Index))
 		return pair
 	}

@@ -30,6 +30,10 @@ type Bucket struct {
 	Buffer uint32 // the burst, in ticks of the packet scheduler
 }
 
+func (b Bucket) String() string {
+	return fmt.Sprintf("rate %d, limit %d, buffer %d", b.Rate, b.Limit, b.Buffer)
+}
+
 // Redirect is a u32 filter that makes another interface send the packets that an
 // interface receives.
 type Redirect struct {

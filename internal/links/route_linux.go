@@ -52,7 +52,7 @@ func (c *Conn) DeleteRoute(index int, route Route, fine ...error) error {
 }
 
 // InterfaceTo returns the index of the interface that the kernel uses for
-// packets to an address. Without a route, the error is the kernel's.
+// packets to an address, or 0 without a route.
 func (c *Conn) InterfaceTo(to netip.Addr) (index int, err error) {
 	index, _, err = c.routeTo(to)
 	return index, err
@@ -62,13 +62,11 @@ func (c *Conn) InterfaceTo(to netip.Addr) (index int, err error) {
 // 127.0.0.0/8 are.
 func (c *Conn) IsLocal(addr netip.Addr) (bool, error) {
 	_, typ, err := c.routeTo(addr)
-	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
-		return false, nil // no route, or one that refuses packets
-	}
 	return typ == unix.RTN_LOCAL, err
 }
 
-// routeTo returns the interface and the type of the route to an address.
+// routeTo returns the interface and the type of the route to an address. They are 0
+// without a route, or if it refuses packets.
 func (c *Conn) routeTo(to netip.Addr) (index int, typ byte, err error) {
 	fixed := &nl.RtMsg{RtMsg: unix.RtMsg{Family: family(to), Dst_len: uint8(to.BitLen())}}
 	err = c.execute(request(unix.RTM_GETROUTE, 0, fixed, data(unix.RTA_DST, to.AsSlice()...)), func(body []byte) error {
@@ -79,6 +77,9 @@ func (c *Conn) routeTo(to netip.Addr) (index int, typ byte, err error) {
 		}
 		return r.err
 	})
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
+		return 0, 0, nil
+	}
 	return index, typ, err
 }
 

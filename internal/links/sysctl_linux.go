@@ -198,7 +198,7 @@ func numbers(b []byte) (all []uint32) {
 }
 
 // value returns the value of a setting, if the kernel sent it.
-func (s Settings) value(v6 bool, name string) (value string, ok bool) {
+func (s Settings) value(v6 bool, name string) (value int32, ok bool) {
 	all, n, ok := s.v6, uint16(0), false
 	if v6 {
 		n, ok = number6(name)
@@ -208,9 +208,9 @@ func (s Settings) value(v6 bool, name string) (value string, ok bool) {
 		n--
 	}
 	if !ok || int(n) >= len(all) {
-		return "", false
+		return 0, false
 	}
-	return strconv.Itoa(int(int32(all[n]))), true
+	return int32(all[n]), true
 }
 
 // DetectionTime returns the longest time that the kernel takes to detect
@@ -219,11 +219,8 @@ func (s Settings) value(v6 bool, name string) (value string, ok bool) {
 // default settings, and begins when there is a carrier.
 func (l Link) DetectionTime() time.Duration {
 	ms := func(name string) time.Duration {
-		n, _ := number6(name)
-		if int(n) >= len(l.Settings.v6) {
-			return 0
-		}
-		return time.Duration(int32(l.Settings.v6[n]))
+		value, _ := l.Settings.value(true, name)
+		return time.Duration(value)
 	}
 	return (ms("router_solicitation_delay") + ms("dad_transmits")*time.Duration(l.Settings.retransmit)) * time.Millisecond
 }
@@ -239,7 +236,7 @@ func (l Link) Has(s Sysctl) bool {
 		return true
 	}
 	value, ok := l.Settings.value(v6, setting)
-	return ok && value == s.Value
+	return ok && strconv.Itoa(int(value)) == s.Value
 }
 
 // ofInterface splits the path of an interface's setting.

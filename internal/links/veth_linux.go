@@ -57,20 +57,12 @@ func (v Veth) Create(c *Conn, container *netns.Handle) (Pair, error) {
 	if err := validName(v.Name); err != nil {
 		return Pair{}, fmt.Errorf("create interface %q: %w", v.Name, err)
 	}
-	hostMAC, err := randomMAC()
-	if err != nil {
-		return Pair{}, err
-	}
 	if v.MAC == nil {
-		if v.MAC, err = randomMAC(); err != nil {
-			return Pair{}, err
-		}
+		v.MAC = randomMAC()
 	}
+	hostMAC := randomMAC()
 	for range mostNames {
-		name, err := randomName()
-		if err != nil {
-			return Pair{}, err
-		}
+		name := randomName()
 		host, err := v.create(c, container, name, hostMAC)
 		if errors.Is(err, unix.EEXIST) {
 			if err := absent(container, v.Name); err != nil {
@@ -178,23 +170,19 @@ func create(c *Conn, m *nl.NetlinkRequest, name string) (Link, error) {
 
 // randomName returns a name like those of the reference plugins: "veth" and
 // eight hexadecimal digits.
-func randomName() (string, error) {
+func randomName() string {
 	var b [4]byte
-	if _, err := rand.Read(b[:]); err != nil {
-		return "", fmt.Errorf("random name: %w", err)
-	}
-	return fmt.Sprintf("veth%x", b), nil
+	_, _ = rand.Read(b[:]) // it does not fail
+	return fmt.Sprintf("veth%x", b)
 }
 
 // randomMAC returns a locally administered unicast address (IEEE 802, section
 // 8.4).
-func randomMAC() (net.HardwareAddr, error) {
+func randomMAC() net.HardwareAddr {
 	mac := make(net.HardwareAddr, 6)
-	if _, err := rand.Read(mac); err != nil {
-		return nil, fmt.Errorf("random MAC address: %w", err)
-	}
+	_, _ = rand.Read(mac) // it does not fail
 	mac[0] = mac[0]&^1 | 2
-	return mac, nil
+	return mac
 }
 
 // Macvlan is an interface that shares another one, its parent, but has a MAC
@@ -202,21 +190,12 @@ func randomMAC() (net.HardwareAddr, error) {
 type Macvlan struct {
 	Name   string
 	Parent int              // the parent's index
-	Mode   uint32           // MacvlanBridge or another one
+	Mode   uint32           // nl.MACVLAN_MODE_*
 	MAC    net.HardwareAddr // nil lets the kernel choose
 	MTU    int              // 0 is the parent's
 	// BroadcastQueue limits the waiting broadcasts; 0 is the kernel's default.
 	BroadcastQueue uint32
 }
-
-// The modes of a macvlan decide how macvlans on one parent reach each other
-// (MACVLAN_MODE_*, <linux/if_link.h>).
-const (
-	MacvlanPrivate  = 1
-	MacvlanVEPA     = 2
-	MacvlanBridge   = 4
-	MacvlanPassthru = 8
-)
 
 // Create creates the interface in a container, down, on a parent in the
 // namespace of c. The error wraps EEXIST if the container has an interface of
@@ -261,10 +240,7 @@ func (v Macvlan) create(c *Conn, container *netns.Handle, name string) error {
 }
 
 func (v Macvlan) createAndRename(c *Conn, container *netns.Handle) (err error) {
-	name, err := randomName()
-	if err != nil {
-		return err
-	}
+	name := randomName()
 	if err := v.create(c, container, name); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -187,4 +188,13 @@ func (h *host) wantFilters(want audit.Lines) {
 	if len(left)+len(gone) > 0 {
 		h.t.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
 	}
+}
+
+// Check returns an error unless all of the rules exist: that of the first missing one.
+func (fw *Firewalls) Check(ctx context.Context, r fwrules.Rules) error {
+	all, err := fw.Missing(ctx, r)
+	if err == nil && len(all) > 0 {
+		err = all[0].Err
+	}
+	return err
 }

@@ -12,16 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/netfilter/reference"
 )
 
-// Check returns an error unless all of the rules exist. It is an [fwrules.ErrMissing]
-// that names the first missing rule, or that of a packet filter that cannot be read.
-func (fw *Firewalls) Check(ctx context.Context, r fwrules.Rules) error {
-	all, err := fw.Missing(ctx, r)
-	if err == nil && len(all) > 0 {
-		err = all[0].Err
-	}
-	return err
-}
-
 // Missing returns the parts of the rules that have no effect, in the order of the rules:
 // they exist in none of the forms, or no rule leads to them. An error means that the rules
 // cannot be read.

@@ -81,13 +81,7 @@ func TestNativeRace(t *testing.T) {
 			h := newHost(t, "nft")
 			fw := Open(h.ns, Options{})
 			if kept {
-				sockets := &nft.Pool{}
-				defer func() {
-					if err := sockets.Close(); err != nil {
-						t.Error(err)
-					}
-				}()
-				fw = Open(h.ns, Options{Sockets: sockets})
+				fw = Open(h.ns, Options{Sockets: &nft.Pool{}})
 			}
 			var out strings.Builder
 			other := exec.Command("/proc/self/exe", "-test.run", "^TestNativeRace$")

@@ -17,14 +17,6 @@ type Firewalls struct{}
 // Open returns Firewalls whose methods fail with [ErrNotSupported].
 func Open(*netns.Handle, Options) *Firewalls { return &Firewalls{} }
 
-// Add fails with [ErrNotSupported].
-func (*Firewalls) Add(context.Context, fwrules.Rules) error { return ErrNotSupported }
-
-// Check fails with [ErrNotSupported].
-func (*Firewalls) Check(context.Context, fwrules.Rules) error {
-	return ErrNotSupported
-}
-
 // Missing fails with [ErrNotSupported].
 func (*Firewalls) Missing(context.Context, fwrules.Rules) ([]fwrules.Missing, error) {
 	return nil, ErrNotSupported
@@ -35,25 +27,8 @@ func (*Firewalls) Restore(context.Context, fwrules.Rules) error {
 	return ErrNotSupported
 }
 
-// Snapshot is empty off Linux.
-type Snapshot struct{}
-
-// Read returns a Snapshot whose methods fail with [ErrNotSupported].
-func Read(*Firewalls) *Snapshot { return &Snapshot{} }
-
-// For returns s.
-func (s *Snapshot) For(Options) *Snapshot { return s }
-
-// Missing fails with [ErrNotSupported].
-func (*Snapshot) Missing(context.Context, fwrules.Rules) ([]fwrules.Missing, error) {
-	return nil, ErrNotSupported
-}
-
 // Usable fails with [ErrNotSupported].
 func (*Firewalls) Usable(context.Context) error { return ErrNotSupported }
-
-// Detect returns fwrules.DetectedNative.
-func Detect() string { return fwrules.DetectedNative }
 
 // LeaveSubnets fails with [ErrNotSupported].
 func (*Firewalls) LeaveSubnets(context.Context, fwrules.Target) error { return ErrNotSupported }

@@ -87,10 +87,10 @@ func (x Expr) Drops() bool {
 
 // Extension returns the name and the struct of a match or target of iptables.
 func (x Expr) Extension() (name string, info []byte) {
-	if x.Name != "match" && x.Name != "target" {
+	if x.Name != "match" && x.Name != "target" { // whose attributes have the same numbers
 		return "", nil
 	}
-	return unix.ByteSliceToString(attribute(x.data, extensionName)), attribute(x.data, extensionInfo)
+	return unix.ByteSliceToString(attribute(x.data, unix.NFTA_MATCH_NAME)), attribute(x.data, unix.NFTA_MATCH_INFO)
 }
 
 // Values returns the values that the rule compares with and loads, in order.
@@ -172,8 +172,8 @@ func (c *Conn) generationAnd(others []Message) (uint32, [][]byte, error) {
 	return binary.BigEndian.Uint32(id), answers[1:], nil
 }
 
-// Chain names a chain of a family, or a table if Name is "".
-type Chain struct{ Table, Name string }
+// Chain names a chain of a family, or a table if Chain is "".
+type Chain struct{ Table, Chain string }
 
 // Exist reports, in order, which of the chains and tables exist, with one system call.
 func (c *Conn) Exist(family uint8, chains ...Chain) (exist []bool, err error) {
@@ -181,15 +181,15 @@ func (c *Conn) Exist(family uint8, chains ...Chain) (exist []bool, err error) {
 	var msgs []Message
 	var asked []int
 	for i, chain := range chains {
-		if len(chain.Name) >= unix.NFT_NAME_MAXLEN {
+		if len(chain.Chain) >= unix.NFT_NAME_MAXLEN {
 			continue // the kernel would take the message for invalid
 		}
 		t := Table{family, chain.Table}
 		m := Message{unix.NFT_MSG_GETTABLE, 0, family, nil, text("table " + t.String())}
-		if chain.Name == "" {
+		if chain.Chain == "" {
 			m.attrs = appendString(nil, unix.NFTA_TABLE_NAME, t.Name)
 		} else {
-			m = getChain(t, chain.Name)
+			m = getChain(t, chain.Chain)
 		}
 		msgs, asked = append(msgs, m), append(asked, i)
 	}

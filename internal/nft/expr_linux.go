@@ -2,6 +2,7 @@ package nft
 
 import (
 	"encoding/binary"
+	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -136,20 +137,12 @@ func (e Exprs) DNAT(family uint8, port Register) Exprs {
 	})
 }
 
-// Of linux/netfilter/nf_tables.h: enum nft_match_attributes, and
-// nft_target_attributes, which has the same numbers.
-const (
-	extensionName     = 1
-	extensionRevision = 2
-	extensionInfo     = 3
-)
-
 // Match is a match of iptables; info is its struct.
 func (e Exprs) Match(name string, revision uint32, info []byte) Exprs {
 	return e.expr("match", func(b []byte) []byte {
-		b = appendString(b, extensionName, name)
-		b = appendNumber(b, extensionRevision, revision)
-		return appendAttr(b, extensionInfo, info)
+		b = appendString(b, unix.NFTA_MATCH_NAME, name)
+		b = appendNumber(b, unix.NFTA_MATCH_REV, revision)
+		return appendAttr(b, unix.NFTA_MATCH_INFO, info)
 	})
 }
 
@@ -205,13 +198,7 @@ func (e Exprs) Port(to Register) Exprs {
 }
 
 // PrefixMask returns a mask of that many bits in size bytes.
-func PrefixMask(bits, size int) []byte {
-	mask := make([]byte, size)
-	for i := range bits {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
-	return mask
-}
+func PrefixMask(bits, size int) []byte { return net.CIDRMask(bits, 8*size) }
 
 // Native32 returns a number in the byte order that a register has it in.
 func Native32(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }

@@ -16,13 +16,10 @@ type Listener struct {
 	takes  bool // the transaction whose announcements come now takes something away
 }
 
-// groupTables is NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h.
-const groupTables = 7
-
 // Listen begins to watch for changes in a namespace. The caller closes the Listener.
 // The size of the buffer is that of [notify.Open].
 func Listen(ns *netns.Handle, buffer int) (*Listener, error) {
-	s, err := notify.Open(ns, unix.NETLINK_NETFILTER, 1<<(groupTables-1), buffer)
+	s, err := notify.Open(ns, unix.NETLINK_NETFILTER, 1<<(unix.NFNLGRP_NFTABLES-1), buffer)
 	if err != nil {
 		return nil, err
 	}

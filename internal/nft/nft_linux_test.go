@@ -43,14 +43,10 @@ func inConn(t *testing.T, setup string, fn func(ns *netns.Handle, c *Conn)) {
 	t.Helper()
 	ns := nettest.New(t)
 	nft(t, ns, setup)
-	var p Pool
-	err := p.Do(ns, func(c *Conn) error {
+	expect.NoError(t, (*Pool)(nil).Do(ns, func(c *Conn) error {
 		fn(ns, c)
 		return nil
-	})
-	if err := errors.Join(err, p.Close()); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 const oneRule = "add table ip t; add chain ip t c; add rule ip t c drop comment c1\n"
@@ -187,12 +183,19 @@ func TestInterruptedAndStoppedLists(t *testing.T) {
 		if left := len(p.idle[ns.ID()]); err != nil || left != 1 {
 			t.Errorf("after the stop: %d idle sockets, %v", left, err)
 		}
-		expect.NoError(t, p.Close())
+		closeIdle(t, &p)
 	})
 }
 
-// TestSocketsAreClosed: sockets are kept for a moment and then closed, or by
-// Close. Sockets returned after Close are closed too.
+// closeIdle closes the sockets that a pool keeps, without a wait.
+func closeIdle(t *testing.T, p *Pool) {
+	t.Helper()
+	for _, old := range p.expired(time.Now()) {
+		expect.NoError(t, old.Close())
+	}
+}
+
+// TestSocketsAreClosed: sockets are kept for a moment and then closed.
 func TestSocketsAreClosed(t *testing.T) {
 	ns := nettest.New(t)
 	before, err := audit.Snapshot(t.Context(), audit.Options{})
@@ -231,14 +234,7 @@ func TestSocketsAreClosed(t *testing.T) {
 	if n := idle(sockets); n < 1 || n > mostIdle {
 		t.Errorf("%d sockets are kept", n)
 	}
-	late := sockets.take(ns.ID())
-	if err := errors.Join(sockets.Close(), sockets.give(ns.ID(), late)); err != nil {
-		t.Error(err)
-	}
-	if late := sockets.take(ns.ID()); late != nil {
-		t.Error("a socket is kept after Close")
-	}
-	// Without Close they close themselves.
+	closeIdle(t, sockets)
 	sockets = &Pool{}
 	many(sockets)
 	expect.Eventually(t, "the end of all sockets", func() bool { return idle(sockets) == 0 })

@@ -17,14 +17,13 @@ import (
 // namespace, which takes about ten milliseconds, and until then no one else can
 // change rules, or delete interfaces. After that moment, closing does not wait.
 //
-// It is safe for concurrent use. The zero Pool is ready for use, and need not be
-// closed, as its sockets close by themselves. A nil Pool closes each socket after
-// its use. An open socket keeps its network namespace in existence.
+// It is safe for concurrent use. The zero Pool is ready for use. A nil Pool closes each
+// socket after its use. An open socket keeps its network namespace in existence.
 type Pool struct {
 	mu     sync.Mutex
 	idle   map[netns.ID][]idleConn
 	timer  *time.Timer // runs if any is idle
-	closed bool
+	closed bool        // none is kept
 }
 
 type idleConn struct {
@@ -64,7 +63,11 @@ func (p *Pool) Do(ns *netns.Handle, fn func(*Conn) error) error {
 		}
 	}
 	// Answers that a failed call leaves unread have other sequence numbers.
-	return errors.Join(fn(c), p.give(id, c))
+	err = fn(c)
+	if !p.keep(id, c) {
+		err = errors.Join(err, c.Close())
+	}
+	return err
 }
 
 // Sockets opens sockets in one network namespace.
@@ -111,14 +114,7 @@ func (p *Pool) take(id netns.ID) *Conn {
 	return last.Conn
 }
 
-// give keeps the socket, or closes it.
-func (p *Pool) give(id netns.ID, c *Conn) error {
-	if p.keep(id, c) {
-		return nil
-	}
-	return c.Close()
-}
-
+// keep takes the socket back, unless enough of the namespace are idle.
 func (p *Pool) keep(id netns.ID, c *Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -159,16 +155,4 @@ func (p *Pool) expired(before time.Time) (old []idleConn) {
 		}
 	}
 	return old
-}
-
-// Close closes the idle sockets now, and those in use after their use.
-func (p *Pool) Close() error {
-	p.mu.Lock()
-	p.closed = true
-	p.mu.Unlock()
-	var errs []error
-	for _, old := range p.expired(time.Now()) {
-		errs = append(errs, old.Close())
-	}
-	return errors.Join(errs...)
 }

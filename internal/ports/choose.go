@@ -96,23 +96,20 @@ func (r Range) excludes(kernel Local, port uint16) bool {
 func (p *Picked) Avoids(port uint16) bool { return p.avoid[port] }
 
 // Use adds ports that must not be chosen: sockets have them.
-func (p *Picked) Use(all []uint16) {
-	for _, port := range all {
-		if !p.avoid[port] {
-			p.avoid[port] = true
-			p.InUse++
-		}
-	}
-}
+func (p *Picked) Use(all []uint16) { p.InUse += len(p.add(all)) }
 
 // Avoid adds ports that must not be chosen: containers have them.
-func (p *Picked) Avoid(all []uint16) {
+func (p *Picked) Avoid(all []uint16) { p.refused = append(p.refused, p.add(all)...) }
+
+// add adds ports that must not be chosen, and returns those that could be before.
+func (p *Picked) add(all []uint16) (added []uint16) {
 	for _, port := range all {
 		if !p.avoid[port] {
 			p.avoid[port] = true
-			p.refused = append(p.refused, port)
+			added = append(added, port)
 		}
 	}
+	return added
 }
 
 // Claims returns the claims of ports of the range, at all addresses.

@@ -30,22 +30,19 @@ type Namespace struct {
 // ReadNamespace reads a namespace.
 func ReadNamespace(ns *netns.Handle) (*Namespace, error) {
 	c, err := links.Dial(ns)
-	if err != nil {
-		return nil, err
-	}
-	return readAndClose(ns, c)
+	return readAndClose(ns, c, err)
 }
 
 // readOn is ReadNamespace on the thread of a tour, and takes less time.
 func readOn(tour *thread.Tour, ns *netns.Handle) (*Namespace, error) {
 	c, err := links.DialOn(tour, ns)
+	return readAndClose(ns, c, err)
+}
+
+func readAndClose(ns *netns.Handle, c *links.Conn, err error) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	return readAndClose(ns, c)
-}
-
-func readAndClose(ns *netns.Handle, c *links.Conn) (*Namespace, error) {
 	n, err := read(c)
 	if err != nil {
 		err = fmt.Errorf("in namespace %s: %w", ns.ID(), err)

@@ -9,7 +9,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -26,7 +25,7 @@ func (Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]
 	host, err := findHostEnd(r, v.Container, v.Host)
 	if lost := (noPair{}); errors.As(err, &lost) {
 		return []compare.Difference{{
-			Plugin: known.Bandwidth, Kind: compare.Interface, Inside: lost.inside, Object: r.IfName, Wanted: "a veth pair", Err: err,
+			Kind: compare.Interface, Inside: lost.inside, Object: r.IfName, Wanted: "a veth pair", Err: err,
 			Why: "bandwidth limits the interface of another plugin, and makes none",
 		}}, nil
 	}
@@ -55,7 +54,7 @@ type comparison struct {
 }
 
 func (c *comparison) add(d compare.Difference, err error) {
-	d.Plugin, d.Err = known.Bandwidth, fmt.Errorf("%s: %w", c.about, err)
+	d.Err = fmt.Errorf("%s: %w", c.about, err)
 	c.found = append(c.found, d)
 }
 
@@ -76,8 +75,7 @@ func (c *comparison) bucket(link links.Link, l limit, fix func(context.Context) 
 	d := compare.Difference{Kind: compare.Queue, Object: "tbf of " + link.Name, Wanted: want.String()}
 	switch {
 	case root.Kind == "tbf":
-		got := bucket{rate: root.Bucket.Rate, limit: root.Bucket.Limit, buffer: root.Bucket.Buffer}
-		if got != want {
+		if got := root.Bucket; got != want {
 			d.Found, d.Why = got.String(), "somebody has changed the limit"
 			c.add(d, fmt.Errorf("interface %q has a tbf with %s, and not %s", link.Name, got, want))
 		}

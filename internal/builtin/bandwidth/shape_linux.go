@@ -58,7 +58,7 @@ func tbf(index int, l limit) *netlink.Tbf {
 			Handle:    netlink.MakeHandle(1, 0),
 			Parent:    netlink.HANDLE_ROOT,
 		},
-		Rate: b.rate, Limit: b.limit, Buffer: b.buffer,
+		Rate: b.Rate, Limit: b.Limit, Buffer: b.Buffer,
 	}
 }
 

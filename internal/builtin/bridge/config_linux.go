@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"net"
 	"slices"
 	"strings"
 
@@ -8,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -133,4 +135,42 @@ func (c *config) vlans() []links.VLAN {
 		all = append(all, links.VLAN{ID: 1, Access: true})
 	}
 	return all
+}
+
+// macConfig has the fields, besides CNI_ARGS, that can set the MAC address of
+// the container's end.
+type macConfig struct {
+	Args struct {
+		CNI struct {
+			MAC string `json:"mac"`
+		} `json:"cni"`
+	} `json:"args"`
+	RuntimeConfig struct {
+		MAC string `json:"mac"`
+	} `json:"runtimeConfig"`
+
+	mac net.HardwareAddr // nil: a random one
+}
+
+// readMAC chooses the address from the runtime, the arguments in the
+// configuration, or CNI_ARGS, in this order.
+func (c *macConfig) readMAC(r *plugin.Request) error {
+	arg, err := caller.MAC(r)
+	if err != nil {
+		return err
+	}
+	for _, from := range []struct{ field, mac string }{
+		{"runtimeConfig.mac", c.RuntimeConfig.MAC},
+		{"args.cni.mac", c.Args.CNI.MAC},
+		{"MAC in CNI_ARGS", arg},
+	} {
+		if from.mac == "" {
+			continue
+		}
+		if c.mac, err = net.ParseMAC(from.mac); err != nil || len(c.mac) != 6 {
+			return invalid(`%q: %q is not the MAC address of an Ethernet interface`, from.field, from.mac)
+		}
+		return nil
+	}
+	return nil
 }

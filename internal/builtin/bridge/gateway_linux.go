@@ -82,10 +82,6 @@ func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
 // it. Many attachments may do this at once. It returns the addresses that it
 // added; if detect is set, the kernel detects their duplicates.
 func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
-	var flags links.AddressFlag
-	if detect {
-		flags = links.Detect
-	}
 	for _, want := range wanted {
 		present, others := conflicts(have, want)
 		if present {
@@ -100,7 +96,7 @@ func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.A
 				return nil, err
 			}
 		}
-		if err := conn.AddAddress(br.Index, want, flags); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := conn.AddAddress(br.Index, want, detect); err != nil && !errors.Is(err, unix.EEXIST) {
 			return nil, fmt.Errorf("interface %q: %w", br.Name, err)
 		}
 		have = append(have, links.Address{Prefix: want})

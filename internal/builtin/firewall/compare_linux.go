@@ -8,7 +8,6 @@ import (
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -89,7 +88,7 @@ func (w work) lacksAll(missing []fwrules.Missing) bool {
 func (w work) differences(missing []fwrules.Missing) (found []compare.Difference) {
 	for _, m := range missing {
 		d := compare.Difference{
-			Plugin: known.Firewall, Kind: compare.Rule, Object: m.Object, Wanted: "accepted", Found: m.Found, Err: m.Err,
+			Kind: compare.Rule, Object: m.Object, Wanted: "accepted", Found: m.Found, Err: m.Err,
 		}
 		for _, f := range m.Rules.Forward {
 			if f.IngressOnly {

@@ -3,7 +3,9 @@
 package firewall
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 
@@ -13,8 +15,10 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -59,6 +63,26 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	}
 	if w.backend == fwrules.DetectedFirewalld {
 		return w.leaveZone(ctx)
+	}
+	return nil
+}
+
+// errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
+const errNotAvailable = 50
+
+// Status refuses a configuration that every Add refuses. If the configuration
+// names firewalld, Status fails unless one runs.
+func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
+	w, err := parse(ctx, r)
+	if err != nil || w.named() != fwrules.DetectedFirewalld {
+		return err
+	}
+	running, err := w.given.Bus.Running(ctx, r.Host)
+	if err != nil {
+		return plugin.Errorf(errNotAvailable, "plugin firewall: %w", err)
+	}
+	if !running {
+		return plugin.Errorf(errNotAvailable, `plugin firewall: "backend" is "firewalld", and no firewalld runs: start it`)
 	}
 	return nil
 }
@@ -145,3 +169,55 @@ func (c conf) forward(result *types100.Result) (fwrules.Forward, error) {
 	f.Bridge = result.Interfaces[0].Name
 	return f, nil
 }
+
+// conf is the configuration; FirewallNetConf in the reference plugin's
+// firewall.go.
+type conf struct {
+	Backend                string `json:"backend"`
+	IPTablesAdminChainName string `json:"iptablesAdminChainName"`
+	FirewalldZone          string `json:"firewalldZone"`
+	IngressPolicy          string `json:"ingressPolicy"`
+}
+
+// named returns the backend that the configuration names, or "" if it names
+// none. The reference plugin treats any other word as none: Nomad's own
+// configurations say "ip6tables".
+func (c conf) named() string {
+	switch c.Backend {
+	case "iptables":
+		return fwrules.DetectedIPTables
+	case "firewalld":
+		return fwrules.DetectedFirewalld
+	}
+	return ""
+}
+
+// Detect returns the backend of an ADD in the namespace host if the
+// configuration names none, and "" if it names one.
+func (Plugin) Detect(ctx context.Context, host *netns.Handle, config json.RawMessage) (string, error) {
+	var c conf
+	if json.Unmarshal(config, &c) != nil || c.named() != "" {
+		return "", nil // ADD reports an invalid configuration
+	}
+	return c.detect(ctx, caller.From(ctx).Bus, host)
+}
+
+// detect finds out which packet filter decides on this host: a running
+// firewalld, else iptables if it is installed, else nf_tables. A packet that one
+// packet filter accepts can still be dropped by another.
+func (c conf) detect(ctx context.Context, bus *firewalld.Bus, host *netns.Handle) (string, error) {
+	running, err := bus.Running(ctx, host)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf(`whether a firewalld runs, which may drop the container's packets, cannot be found out: %w; `+
+			`mend the D-Bus, or set "backend" to "firewalld" or "iptables"`, err)
+	case running:
+		return fwrules.DetectedFirewalld, nil
+	case c.Backend != "" || c.IPTablesAdminChainName != "":
+		return fwrules.DetectedIPTables, nil
+	}
+	return netfilter.Detect(), nil
+}
+
+// zone returns the zone of firewalld in which the addresses are accepted.
+func (c conf) zone() string { return cmp.Or(c.FirewalldZone, firewalld.DefaultZone) }

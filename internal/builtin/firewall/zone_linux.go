@@ -10,7 +10,6 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/known"
 )
 
 // This file corresponds to firewalld.go of the reference plugin. That plugin
@@ -121,7 +120,7 @@ func (w work) compareZone(ctx context.Context) (found []compare.Difference, err 
 			continue
 		}
 		d := compare.Difference{
-			Plugin: known.Firewall, Kind: compare.Zone, Object: firewalld.Source(addr), Wanted: w.zone(),
+			Kind: compare.Zone, Object: firewalld.Source(addr), Wanted: w.zone(),
 			Err: fmt.Errorf("%s is not in zone %[2]q of firewalld, which may drop its packets; "+
 				"firewalld has forgotten it if it was reloaded or restarted: firewall-cmd --zone=%[2]s --add-source=%[1]s puts it back",
 				firewalld.Source(addr), w.zone()),
@@ -132,21 +131,16 @@ func (w work) compareZone(ctx context.Context) (found []compare.Difference, err 
 		if d.Found != "" {
 			d.Why = "somebody has put the address into another zone"
 		} else {
-			d.Fix = w.fixZone(addr)
+			d.Fix = func(ctx context.Context) error { // as Add does
+				one := w
+				one.given = caller.From(ctx)
+				one.forward.Addresses = []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
+				return one.enterZone(ctx)
+			}
 		}
 		found = append(found, d)
 	}
 	return found, nil
-}
-
-// fixZone adds an address to the zone as Add does.
-func (w work) fixZone(addr netip.Addr) func(context.Context) error {
-	return func(ctx context.Context) error {
-		one := w
-		one.given = caller.From(ctx)
-		one.forward.Addresses = []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
-		return one.enterZone(ctx)
-	}
 }
 
 func (w work) dial(ctx context.Context) (*firewalld.Conn, error) {

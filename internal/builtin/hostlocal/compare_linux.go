@@ -40,13 +40,13 @@ func (p *Plugin) Compare(ctx context.Context, r *plugin.Request, _ *compare.View
 			}
 			claimed = h.memo.heldBy(r.ContainerID, holderOf(r.ContainerID, r.IfName))
 		}
-		all, err = (&comparison{Plugin: p, config: c, r: r, held: h}).compare(claimed)
-		return err
+		all = (&comparison{Plugin: p, config: c, r: r, held: h}).compare(claimed)
+		return nil
 	})
 	for i := range all {
 		all[i].Err = fmt.Errorf("network %q: %w", r.Name, all[i].Err)
 	}
-	return compare.Of(r.Type, all), err
+	return all, err
 }
 
 // comparison compares the reservations of one attachment.
@@ -59,7 +59,7 @@ type comparison struct {
 
 // compare returns the sets of which the attachment holds none of the claimed
 // addresses. A further one in a set may come from a later plugin.
-func (c *comparison) compare(claimed []netip.Addr) (all []compare.Difference, err error) {
+func (c *comparison) compare(claimed []netip.Addr) (all []compare.Difference) {
 	for i, set := range c.sets {
 		var inSet []compare.Difference
 		found := false
@@ -89,7 +89,7 @@ func (c *comparison) compare(claimed []netip.Addr) (all []compare.Difference, er
 		}
 		all = append(all, d)
 	}
-	return all, nil
+	return all
 }
 
 func (c *comparison) holder() string { return strings.TrimSpace(holderOf(c.r.ContainerID, c.r.IfName)) }

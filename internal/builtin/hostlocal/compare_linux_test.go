@@ -67,7 +67,7 @@ host-local host reservation "fd00::2": wanted "a\r\neth0", found ""; fix`,
 			r := call(configFor(base, dual), "a")
 			r.Type = "host-local"
 			r.PrevResult = result(t, "10.1.0.2/24", "fd00::2/64")
-			p := New()
+			p := plugintest.Named{Comparer: New()}
 			all := expect.Value(p.Compare(ctx, r, nil))(t)
 			expect.Same(t, "differences", plugintest.Short(all), tt.want)
 			left := expect.Value(plugintest.Repair(ctx, r, p, nil, false))(t)

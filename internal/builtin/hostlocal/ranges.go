@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -69,13 +70,8 @@ func (c rangeConf) canonical() (addressRange, error) {
 // lastOf returns the last address of a network that an interface can have.
 func lastOf(network netip.Prefix) netip.Addr {
 	bytes := network.Addr().AsSlice()
-	for i := range bytes {
-		switch ones := network.Bits() - i*8; {
-		case ones <= 0:
-			bytes[i] = 0xff
-		case ones < 8:
-			bytes[i] |= 0xff >> ones
-		}
+	for i := network.Bits(); i < len(bytes)*8; i++ {
+		bytes[i/8] |= 0x80 >> (i % 8)
 	}
 	last, _ := netip.AddrFromSlice(bytes)
 	if last.Is4() {
@@ -119,14 +115,7 @@ func canonicalSet(confs []rangeConf) (rangeSet, error) {
 }
 
 func (s rangeSet) overlaps(other rangeSet) bool {
-	for _, r := range s {
-		for _, o := range other {
-			if r.overlaps(o) {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(s, func(r addressRange) bool { return slices.ContainsFunc(other, r.overlaps) })
 }
 
 // find returns the range that contains the address.

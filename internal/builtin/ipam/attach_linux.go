@@ -58,9 +58,15 @@ func Attach(ctx context.Context, r *plugin.Request, typ string, m Maker) (*types
 // waits for duplicate address detection if there is a carrier within the time;
 // see [Detect].
 func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.Result, how How, carrier time.Duration) error {
-	sysctls, err := settings(r.IfName, typ, result, how)
-	if err != nil {
-		return err
+	var sysctls []links.Sysctl
+	if typ != "" {
+		var err error
+		if sysctls, err = Sysctls(r.IfName, result); err != nil {
+			return err
+		}
+		if how.Announce { // also the IPv6 addresses that come from routers
+			sysctls = append(sysctls, Announced(r.IfName))
+		}
 	}
 	return caller.On(ctx, r.Container, func(conn *links.Conn) error {
 		own, err := conn.Link(r.IfName)
@@ -76,20 +82,6 @@ func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.
 		}
 		return Detect(ctx, r.Container, conn, own.Index, result, carrier)
 	}, sysctls...)
-}
-
-// settings returns the settings that the interface needs before it has
-// addresses. The announced addresses include the IPv6 addresses that come from
-// routers.
-func settings(ifName, typ string, result *types100.Result, how How) ([]links.Sysctl, error) {
-	if typ == "" {
-		return nil, nil
-	}
-	all, err := Sysctls(ifName, result)
-	if how.Announce {
-		all = append(all, Announced(ifName))
-	}
-	return all, err
 }
 
 // Only lists the attachment's interface as the only one of a result, with all of

@@ -8,7 +8,9 @@ import (
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -18,9 +20,10 @@ import (
 // for comparisons.
 type Interface struct {
 	Up bool // it should be up
-	// Fits returns the properties that differ from the interface of the ADD. If
-	// there is one, it may be another interface, and nothing in it is made again.
-	Fits func(own links.Link, said *types100.Interface) ([]Mismatch, error)
+	// Fits returns the properties that differ from the interface of the ADD: what was
+	// wanted, what was found, and the error. If there is one, it may be another interface,
+	// and nothing in it is made again.
+	Fits func(own links.Link, said *types100.Interface) ([]compare.Difference, error)
 	// Gone says why a missing interface cannot be made again.
 	Gone string
 	// Detect is [How.Detect].
@@ -33,17 +36,11 @@ type Interface struct {
 	Routes func(own *types100.Result) ([]SubnetRoutes, error)
 }
 
-// Mismatch is a property of an interface that is not as the ADD made it.
-type Mismatch struct {
-	Wanted, Found string
-	Err           error
-}
-
 // Found is the attachment's interface in the container.
 type Found struct {
 	links.Link
 	Exists bool
-	Ours   bool // it has no mismatch
+	Ours   bool // it fits
 }
 
 // Compare compares the interface, its addresses and routes with the previous
@@ -69,11 +66,10 @@ func (i Interface) Compare(r *plugin.Request, v *compare.View) (found Found, all
 		return found, nil, inContainer(r, err)
 	}
 	found.Ours = len(mismatches) == 0
-	for _, m := range mismatches {
-		all = append(all, compare.Difference{
-			Kind: compare.Interface, Inside: true, Object: r.IfName, Wanted: m.Wanted, Found: m.Found,
-			Err: inContainer(r, m.Err), Why: "it differs, and may be another interface",
-		})
+	for _, d := range mismatches {
+		d.Kind, d.Inside, d.Object = compare.Interface, true, r.IfName
+		d.Err, d.Why = inContainer(r, d.Err), "it differs, and may be another interface"
+		all = append(all, d)
 	}
 	rest, err := (&inside{Interface: i, r: r, v: v, own: found}).compare()
 	return found, append(all, rest...), err
@@ -83,14 +79,14 @@ func inContainer(r *plugin.Request, err error) error {
 	return fmt.Errorf("interface %q in the container: %w", r.IfName, err)
 }
 
-// SameMAC returns a mismatch unless an interface has the reported hardware
+// SameMAC returns a difference unless an interface has the reported hardware
 // address.
-func SameMAC(own links.Link, said *types100.Interface) []Mismatch {
+func SameMAC(own links.Link, said *types100.Interface) []compare.Difference {
 	if compare.SameMAC(said.Mac, own.MAC) {
 		return nil
 	}
 	has := own.MAC.String()
-	return []Mismatch{{said.Mac, has, fmt.Errorf("its MAC address is %s, not %s", has, said.Mac)}}
+	return []compare.Difference{{Wanted: said.Mac, Found: has, Err: fmt.Errorf("its MAC address is %s, not %s", has, said.Mac)}}
 }
 
 // inside compares an interface that exists.
@@ -157,7 +153,7 @@ func (c *inside) setUp(ctx context.Context, conn *links.Conn, _ links.Link) erro
 		if s.Address.Addr().Is6() {
 			continue
 		}
-		if err := s.replace(conn, c.own.Index); err != nil {
+		if err := s.Replace(conn, c.own.Index, true); err != nil {
 			return err
 		}
 	}
@@ -190,7 +186,7 @@ func (c *inside) replaceUsable(ctx context.Context, conn *links.Conn, s SubnetRo
 	if err := Await(ctx, conn, c.own.Index, []netip.Prefix{s.Address}); err != nil {
 		return err
 	}
-	return s.replace(conn, c.own.Index)
+	return s.Replace(conn, c.own.Index, true)
 }
 
 // subnets returns the routes that replace those of the kernel.
@@ -199,4 +195,67 @@ func (c *inside) subnets(result *types100.Result) ([]SubnetRoutes, error) {
 		return nil, nil
 	}
 	return c.Routes(result)
+}
+
+// addresses compares the addresses, which must be usable. Others are the
+// container's own.
+func (c *inside) addresses(w wanted) (all []compare.Difference, err error) {
+	have, err := c.v.Container.Addresses(c.own.Index)
+	if err != nil {
+		return nil, err
+	}
+	for _, want := range w.addresses {
+		object := fmt.Sprintf("%s on %s", want, c.r.IfName)
+		at := slices.IndexFunc(have, func(a links.Address) bool { return a.Prefix == want })
+		other := slices.IndexFunc(have, func(a links.Address) bool { return a.Addr() == want.Addr() })
+		missing := fmt.Errorf("address %s is missing", want)
+		switch {
+		case at >= 0 && !have[at].Duplicate:
+		case at >= 0:
+			all = append(all, c.lacks(compare.Address, object, want.String(), "duplicate",
+				fmt.Errorf("address %s is another machine's too", want), nil))
+		case other >= 0:
+			all = append(all, c.lacks(compare.Address, object, want.String(), have[other].Prefix.String(), missing, nil))
+		default:
+			all = append(all, c.lacks(compare.Address, object, want.String(), "", missing,
+				func(ctx context.Context, conn *links.Conn, _ links.Link) error { return c.assign(ctx, conn, want) }))
+		}
+	}
+	return all, nil
+}
+
+// assign adds an address, as the ADD did. It removes one that another machine
+// has by now. If the detection takes longer than the caller's patience, it leaves that to
+// the kernel.
+func (c *inside) assign(ctx context.Context, conn *links.Conn, want netip.Prefix) error {
+	subnets, err := c.subnets(compare.OwnResult(c.r))
+	if err != nil {
+		return err
+	}
+	if err := conn.AddAddress(c.own.Index, want, c.Detect); err != nil {
+		if errors.Is(err, unix.EEXIST) {
+			return nil
+		}
+		return err
+	}
+	for _, s := range subnets {
+		if s.Address != want || !c.Up {
+			continue
+		}
+		if err := c.replaceUsable(ctx, conn, s); err != nil {
+			return err
+		}
+	}
+	if want.Addr().Is4() {
+		return nil
+	}
+	if !c.Detect {
+		return Await(ctx, conn, c.own.Index, []netip.Prefix{want})
+	}
+	// Without a carrier the kernel looks for duplicates later.
+	err = DetectAll(ctx, c.r.Container, conn, c.own.Index, []netip.Prefix{want}, 0)
+	if err == nil || errors.Is(err, caller.ErrEnough) {
+		return nil
+	}
+	return errors.Join(err, conn.DeleteAddress(c.own.Index, want))
 }

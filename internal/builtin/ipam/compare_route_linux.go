@@ -21,12 +21,12 @@ type SubnetRoutes struct {
 	Routes  []links.Route
 }
 
-// replace deletes the route to the subnet that the kernel added, and adds the
-// others. Without their source address, which an IPv6 route loses with the
-// interface's address, they are added anew.
-func (s SubnetRoutes) replace(conn *links.Conn, index int) error {
+// Replace deletes the route to the subnet that the kernel added, and adds the others.
+// Again is for others that may be there: without their source address, which an IPv6
+// route loses with the interface's address, they are added anew.
+func (s SubnetRoutes) Replace(conn *links.Conn, index int, again bool) error {
 	old := []links.Route{{Dst: s.Address.Masked()}}
-	if s.Address.Addr().Is6() {
+	if again && s.Address.Addr().Is6() {
 		for _, route := range s.Routes {
 			old = append(old, links.Route{Dst: route.Dst, Via: route.Via})
 		}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 )
 
@@ -79,12 +80,8 @@ func Configure(conn *links.Conn, index int, result *types100.Result, how How) er
 		}
 	}
 	add := func(addrs []netip.Prefix) error {
-		var flags links.AddressFlag
-		if how.Detect {
-			flags = links.Detect
-		}
 		for _, a := range addrs {
-			if err := conn.AddAddress(index, a, flags); err != nil {
+			if err := conn.AddAddress(index, a, how.Detect); err != nil {
 				return err
 			}
 		}
@@ -115,25 +112,17 @@ func Configure(conn *links.Conn, index int, result *types100.Result, how How) er
 	return nil
 }
 
-// IPv4 returns the IPv4 addresses of a result that [Configure] could assign.
-func IPv4(result *types100.Result) (addrs []netip.Addr) {
-	for _, ip := range result.IPs {
-		if ip == nil {
-			continue
-		}
-		if p, err := links.Prefix(ip.Address); err == nil && p.Addr().Is4() {
-			addrs = append(addrs, p.Addr())
-		}
-	}
-	return addrs
+// IPv4 returns the IPv4 addresses of a result.
+func IPv4(result *types100.Result) []netip.Addr {
+	return slices.DeleteFunc(compare.AddressesOf(result), netip.Addr.Is6)
 }
 
 // Await waits until neighbours can find the IPv6 addresses of an interface: the
 // kernel answers for an address only after deferred work. If Await is called
 // last, that is usually finished. A neighbour that asks earlier waits for a
-// second.
+// second. It passes over other addresses, and the zero Prefix.
 func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) error {
-	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Prefix) bool { return a.Addr().Is4() })
+	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Prefix) bool { return !a.Addr().Is6() })
 	if len(addrs) == 0 {
 		return nil
 	}
@@ -145,23 +134,20 @@ func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) 
 	})
 }
 
-// Settle waits until no address of an interface is tentative. As with Await,
+// Settle waits until no address of an interface but the kernel's own is tentative. As with Await,
 // neighbours can then find them.
 func Settle(ctx context.Context, c *links.Conn, index int) error {
-	return wait(ctx, func() (bool, error) { return detected(c, index) })
-}
-
-// detected reports whether no address except the kernel's own is tentative.
-func detected(c *links.Conn, index int) (bool, error) {
-	addrs, err := c.Addresses(index)
-	for _, a := range addrs {
-		if a.Duplicate {
-			return false, fmt.Errorf("address %s is another machine's too: the detection of duplicates failed", a.Prefix)
+	return wait(ctx, func() (bool, error) {
+		addrs, err := c.Addresses(index)
+		settled := true
+		for _, a := range addrs {
+			if a.Duplicate {
+				return false, fmt.Errorf("address %s is another machine's too: the detection of duplicates failed", a.Prefix)
+			}
+			settled = settled && (!a.Tentative || a.Addr().IsLinkLocalUnicast())
 		}
-	}
-	return !slices.ContainsFunc(addrs, func(a links.Address) bool {
-		return a.Tentative && !a.Addr().IsLinkLocalUnicast()
-	}), err
+		return settled, err
+	})
 }
 
 // The kernel sends no message when an address becomes usable. The detection

@@ -243,7 +243,7 @@ func (Static) Compare(_ context.Context, r *plugin.Request, _ *compare.View) (al
 			})
 		}
 	}
-	return compare.Of(r.Type, all), nil
+	return all, nil
 }
 
 // Status refuses a configuration that every Add refuses.

@@ -7,6 +7,7 @@ import (
 	"net"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
@@ -70,7 +71,7 @@ func (c *macvlanConfig) check() (err error) {
 // modes are the modes, which decide how containers on the same master reach each
 // other. They are never changed.
 var modes = map[string]uint32{
-	"bridge": links.MacvlanBridge, "private": links.MacvlanPrivate, "vepa": links.MacvlanVEPA, "passthru": links.MacvlanPassthru,
+	"bridge": nl.MACVLAN_MODE_BRIDGE, "private": nl.MACVLAN_MODE_PRIVATE, "vepa": nl.MACVLAN_MODE_VEPA, "passthru": nl.MACVLAN_MODE_PASSTHRU,
 }
 
 // modeName returns the name of a mode, or its number.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink/nl"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/caller"
@@ -135,34 +136,34 @@ func (MACVLAN) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 	}
 	own := ipam.Interface{
 		Up: true, Detect: true, Gone: "it is gone, perhaps with its master: a new one needs Remove and Setup",
-		Fits: func(own links.Link, said *types100.Interface) ([]ipam.Mismatch, error) {
+		Fits: func(own links.Link, said *types100.Interface) ([]compare.Difference, error) {
 			return c.mismatches(v, own, said)
 		},
 	}
 	_, all, err := own.Compare(r, v)
-	return compare.Of(r.Type, all), err
+	return all, err
 }
 
-func (c *macvlanConfig) mismatches(v *compare.View, own links.Link, said *types100.Interface) ([]ipam.Mismatch, error) {
+func (c *macvlanConfig) mismatches(v *compare.View, own links.Link, said *types100.Interface) ([]compare.Difference, error) {
 	if own.Kind != "macvlan" {
-		return []ipam.Mismatch{{Wanted: "macvlan", Found: own.Kind, Err: fmt.Errorf("it is of type %q, not macvlan", own.Kind)}}, nil
+		return []compare.Difference{{Wanted: "macvlan", Found: own.Kind, Err: fmt.Errorf("it is of type %q, not macvlan", own.Kind)}}, nil
 	}
-	var all []ipam.Mismatch
-	if c.mode != links.MacvlanPassthru { // with passthru it has the master's address
+	var all []compare.Difference
+	if c.mode != nl.MACVLAN_MODE_PASSTHRU { // with passthru it has the master's address
 		all = ipam.SameMAC(own, said)
 	}
 	if own.MacvlanMode != c.mode {
-		all = append(all, ipam.Mismatch{Wanted: "mode " + modeName(c.mode), Found: "mode " + modeName(own.MacvlanMode), Err: fmt.Errorf("its mode is not %q", c.Mode)})
+		all = append(all, compare.Difference{Wanted: "mode " + modeName(c.mode), Found: "mode " + modeName(own.MacvlanMode), Err: fmt.Errorf("its mode is not %q", c.Mode)})
 	}
 	other, err := c.otherMaster(v, own)
 	return append(all, other...), err
 }
 
-// otherMaster returns a mismatch unless the interface is on the configured
+// otherMaster returns a difference unless the interface is on the configured
 // master. The kernel deletes the interface with its master, so the master
 // exists, perhaps under another name. A master that is not configured was the
 // interface of the default route at the time, which may have changed.
-func (c *macvlanConfig) otherMaster(v *compare.View, own links.Link) ([]ipam.Mismatch, error) {
+func (c *macvlanConfig) otherMaster(v *compare.View, own links.Link) ([]compare.Difference, error) {
 	if c.Master == "" {
 		return nil, nil
 	}
@@ -177,7 +178,7 @@ func (c *macvlanConfig) otherMaster(v *compare.View, own links.Link) ([]ipam.Mis
 	if err != nil || own.Peer.Index == master.Index {
 		return nil, err
 	}
-	return []ipam.Mismatch{{
+	return []compare.Difference{{
 		Wanted: fmt.Sprint("master ", master.Name), Found: fmt.Sprint("master ", own.Peer.Index),
 		Err: fmt.Errorf("its master is interface %d, not %d, which is %q", own.Peer.Index, master.Index, master.Name),
 	}}, nil

@@ -80,7 +80,18 @@ func (p probe) Check(ctx context.Context, r *plugin.Request) error {
 	if !ok {
 		return fmt.Errorf("plugin %q does not compare", r.Type)
 	}
-	return p.do(ctx, r, c)
+	return p.do(ctx, r, Named{c})
+}
+
+// Named sets the type of the plugin in the differences, as the runner does.
+type Named struct{ compare.Comparer }
+
+func (n Named) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	all, err := n.Comparer.Compare(ctx, r, v)
+	for i := range all {
+		all[i].Plugin = r.Type
+	}
+	return all, err
 }
 
 // mostRounds is more rounds than any repair needs.

@@ -2,7 +2,6 @@ package portmap
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
@@ -54,7 +52,7 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 // difference describes a port that is not forwarded, or not to the container.
 func difference(r *plugin.Request, m fwrules.Missing, leadsTo string) compare.Difference {
 	d := compare.Difference{
-		Plugin: known.Portmap, Kind: compare.Port, Object: m.Object, Wanted: leadsTo, Found: m.Found, Err: m.Err,
+		Kind: compare.Port, Object: m.Object, Wanted: leadsTo, Found: m.Found, Err: m.Err,
 	}
 	if m.Found != "" {
 		d.Why = "the port belongs to somebody else now"
@@ -86,29 +84,20 @@ func (c request) leadsTo() map[string]string {
 	return texts
 }
 
-// router finds the interface for packets to an address. A view of the kernel that is a
-// list of routes need not be one.
-type router interface {
-	InterfaceTo(to netip.Addr) (index int, err error)
-}
-
 // compareLocalnet compares the setting of the interface that leads to the container, if
 // that is the attachment's own: a bridge that was made again, or an end of a veth pair.
-// Without it the route leads to an interface of the host's, whose setting is not ours.
-func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *compare.View) (_ []compare.Difference, err error) {
+// Without it the route leads to an interface of the host's, whose setting is not ours. The
+// kernel says which route it uses: the view may be a list of them.
+func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
 	if !c.want.SNAT || !c.want.V4.IsValid() {
 		return nil, nil
 	}
-	routes, ok := v.Host.(router)
-	if !ok {
-		conn, berr := caller.From(ctx).Conns.Borrow(r.Host)
-		if berr != nil {
-			return nil, berr
-		}
-		defer func() { err = errors.Join(err, conn.Close()) }()
-		routes = conn
-	}
-	link, there, err := interfaceTo(routes, v.Host, c.want.V4.Addr())
+	var link links.Link
+	there := false
+	err := caller.On(ctx, r.Host, func(host *links.Conn) (err error) {
+		link, there, err = interfaceTo(host, v.Host, c.want.V4.Addr())
+		return err
+	})
 	if err != nil || !there {
 		return nil, err
 	}
@@ -119,27 +108,24 @@ func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *comp
 		return nil, nil
 	}
 	return []compare.Difference{{
-		Plugin: known.Portmap, Kind: compare.Sysctl, Object: want.Path, Wanted: want.Value, Found: "0", Shared: link.Kind == "bridge",
-		Fix: func(ctx context.Context) (err error) {
-			host, err := caller.From(ctx).Conns.Borrow(r.Host)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, host.Close()) }()
-			now, err := host.Link(link.Name)
-			if err != nil {
-				return err
-			}
-			return setLocalnet(host, now)
+		Kind: compare.Sysctl, Object: want.Path, Wanted: want.Value, Found: "0", Shared: link.Kind == "bridge",
+		Fix: func(ctx context.Context) error {
+			return caller.On(ctx, r.Host, func(host *links.Conn) error {
+				now, err := host.Link(link.Name)
+				if err != nil {
+					return err
+				}
+				return setLocalnet(host, now)
+			})
 		},
 	}}, nil
 }
 
 // interfaceTo returns the host's interface that leads to an address. There is none if no
 // route leads there, or if the list of interfaces is older than the route.
-func interfaceTo(routes router, host compare.Net, to netip.Addr) (link links.Link, there bool, err error) {
+func interfaceTo(routes *links.Conn, host compare.Net, to netip.Addr) (link links.Link, there bool, err error) {
 	index, err := routes.InterfaceTo(to)
-	if unreachable(err) || err == nil && index == 0 {
+	if err == nil && index == 0 {
 		return link, false, nil
 	}
 	if err != nil {

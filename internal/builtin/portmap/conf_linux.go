@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/plugin"
 )
@@ -52,6 +52,15 @@ func (c request) rules() fwrules.Rules {
 
 // nowhere reports whether the container has no address for the ports.
 func (c request) nowhere() bool { return !c.want.V4.IsValid() && !c.want.V6.IsValid() }
+
+// load is parse for an ADD: it refuses what only the executable carries out.
+func load(r *plugin.Request) (request, error) {
+	c, err := parse(r)
+	if err == nil && c.only != "" {
+		err = compare.OnlyExecutable(known.Portmap, c.only)
+	}
+	return c, err
+}
 
 // parse reads and validates the request. An error has the code 7, "invalid
 // network config".
@@ -207,10 +216,4 @@ func (m mapping) hostPort() (fwrules.HostPort, error) {
 	}
 	p.HostIP = ip.Unmap()
 	return p, nil
-}
-
-// unreachable reports whether an error means that there is no route.
-func unreachable(err error) bool {
-	return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) ||
-		errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)
 }

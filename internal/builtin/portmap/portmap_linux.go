@@ -4,7 +4,6 @@ package portmap
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -24,10 +23,7 @@ type Plugin struct{}
 
 // Add forwards the ports, if there are any, and returns the previous result.
 func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	c, err := parse(r)
-	if err == nil {
-		err = c.onlyExecutable()
-	}
+	c, err := load(r)
 	if err != nil {
 		return nil, err
 	}
@@ -72,17 +68,14 @@ func Wants(r *plugin.Request) (fwrules.Rules, error) {
 // the interface that leads to the container. The kernel drops them elsewhere as
 // martians. The setting stays, because others use the interface too. If the host
 // has no route to the container, there is nothing to do.
-func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr) (err error) {
-	host, err := caller.From(ctx).Conns.Borrow(r.Host)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, host.Close()) }()
-	link, there, err := interfaceTo(host, host, container)
-	if err != nil || !there {
-		return err
-	}
-	return setLocalnet(host, link)
+func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr) error {
+	return caller.On(ctx, r.Host, func(host *links.Conn) error {
+		link, there, err := interfaceTo(host, host, container)
+		if err != nil || !there {
+			return err
+		}
+		return setLocalnet(host, link)
+	})
 }
 
 // setLocalnet lets packets from loopback addresses leave by an interface. Usually they
@@ -99,11 +92,8 @@ func setLocalnet(host *links.Conn, link links.Link) error {
 
 // Status refuses a configuration that every Add refuses.
 func (Plugin) Status(_ context.Context, r *plugin.Request) error {
-	c, err := parse(r)
-	if err != nil {
-		return err
-	}
-	return c.onlyExecutable()
+	_, err := load(r)
+	return err
 }
 
 // OnlyExecutable returns an error if only the executable carries out a configuration.
@@ -113,15 +103,8 @@ func (Plugin) OnlyExecutable(config json.RawMessage) error {
 		return nil // an Add reports an invalid configuration
 	}
 	only, err := c.onlyExecutable()
-	if err != nil {
+	if err != nil || only == "" {
 		return nil
 	}
-	return request{only: only}.onlyExecutable()
-}
-
-func (c request) onlyExecutable() error {
-	if c.only == "" {
-		return nil
-	}
-	return compare.OnlyExecutable(known.Portmap, c.only)
+	return compare.OnlyExecutable(known.Portmap, only)
 }

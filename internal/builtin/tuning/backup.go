@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 
 	"github.com/embedcni/cni/internal/plainfile"
 )
@@ -27,24 +28,13 @@ type attributes struct {
 	TxQLen   *int   `json:"txQLen,omitempty"`
 }
 
-func (a attributes) any() bool { return a != attributes{} }
-
 // of returns the values for the attributes that another list has.
 func (a attributes) of(other attributes) attributes {
-	if other.Mac == "" {
-		a.Mac = ""
-	}
-	if other.Promisc == nil {
-		a.Promisc = nil
-	}
-	if other.Mtu == 0 {
-		a.Mtu = 0
-	}
-	if other.Allmulti == nil {
-		a.Allmulti = nil
-	}
-	if other.TxQLen == nil {
-		a.TxQLen = nil
+	mine, others := reflect.ValueOf(&a).Elem(), reflect.ValueOf(other)
+	for i := range mine.NumField() {
+		if others.Field(i).IsZero() {
+			mine.Field(i).SetZero()
+		}
 	}
 	return a
 }

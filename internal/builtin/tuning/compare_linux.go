@@ -10,7 +10,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -39,7 +38,7 @@ func (p Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View)
 	link, err := v.Container.Link(r.IfName)
 	if links.NotFound(err) {
 		return append(found, compare.Difference{
-			Plugin: known.Tuning, Kind: compare.Interface, Inside: true, Object: r.IfName, Wanted: "an interface to change", Err: err,
+			Kind: compare.Interface, Inside: true, Object: r.IfName, Wanted: "an interface to change", Err: err,
 			Why: "tuning changes the interface of another plugin, and makes none",
 		}), nil
 	}
@@ -58,7 +57,7 @@ func (p Plugin) compareSysctls(r *plugin.Request, sysctls []sysctl) (found []com
 	err = r.Container.Do(func() error {
 		for _, s := range sysctls {
 			want := canonical(s.value)
-			d := compare.Difference{Plugin: known.Tuning, Kind: compare.Sysctl, Inside: true, Object: s.key, Wanted: want}
+			d := compare.Difference{Kind: compare.Sysctl, Inside: true, Object: s.key, Wanted: want}
 			data, err := os.ReadFile(s.file)
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
@@ -70,24 +69,19 @@ func (p Plugin) compareSysctls(r *plugin.Request, sysctls []sysctl) (found []com
 					continue
 				}
 				d.Err = fmt.Errorf("sysctl %q is %q, and not %q as configured", s.key, d.Found, want)
-				d.Fix = p.fixSysctl(r, s)
+				d.Fix = func(context.Context) error { // if the administrator still allows it
+					one := []sysctl{s}
+					if err := p.allow(one); err != nil {
+						return err
+					}
+					return writeSysctls(r, one)
+				}
 			}
 			found = append(found, d)
 		}
 		return nil
 	})
 	return found, err
-}
-
-// fixSysctl writes a sysctl if the administrator still allows it.
-func (p Plugin) fixSysctl(r *plugin.Request, s sysctl) func(context.Context) error {
-	return func(context.Context) error {
-		one := []sysctl{s}
-		if err := p.allow(one); err != nil {
-			return err
-		}
-		return writeSysctls(r, one)
-	}
 }
 
 // compareAttributes compares an interface with the configuration. It ignores
@@ -103,7 +97,7 @@ func compareAttributes(r *plugin.Request, has attributes, want []attribute) (fou
 			continue
 		}
 		found = append(found, compare.Difference{
-			Plugin: known.Tuning, Kind: compare.Interface, Inside: true,
+			Kind: compare.Interface, Inside: true,
 			Object: a.name + " of " + r.IfName, Wanted: a.value, Found: is,
 			Err: fmt.Errorf("interface %q: %s is %v, and not %v as configured", r.IfName, a.name, is, a.value),
 			Fix: func(ctx context.Context) error { // the backup of the former value is the ADD's

@@ -45,7 +45,7 @@ func (p Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, e
 	if err := noteSet(ctx, c); err != nil {
 		return nil, err
 	}
-	if !c.attributes.any() {
+	if c.attributes == (attributes{}) {
 		return result, nil
 	}
 	err = on(ctx, r, func(conn *links.Conn, link links.Link) error {

@@ -3,8 +3,10 @@ package veth
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -77,4 +79,34 @@ func (e *Ends) Undo(context.Context) error {
 func (e *Ends) Interfaces() (host, container *types100.Interface) {
 	return &types100.Interface{Name: e.Host.Name, Mac: e.Host.MAC.String()},
 		&types100.Interface{Name: e.Container.Name, Mac: e.Container.MAC.String(), Sandbox: e.Request.NetNS}
+}
+
+// runTime limits the time until the kernel notices that both ends are up. Only
+// old kernels under load need any.
+const runTime = 3 * time.Second
+
+// AwaitRunning waits until packets pass the host's end. Since Linux 6.8 they do
+// when the first answer arrives.
+func (e *Ends) AwaitRunning(ctx context.Context) error {
+	if e.Host.Running() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, runTime)
+	defer cancel()
+	return awaitRunning(ctx, e.OnHost, e.Host.Index)
+}
+
+// awaitRunning waits until an interface in the namespace of conn can send.
+func awaitRunning(ctx context.Context, conn *links.Conn, index int) error {
+	for {
+		link, err := conn.LinkByIndex(index)
+		if err != nil || link.Running() {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("interface %q is up, but has no carrier (operational state %d): %w", link.Name, link.OperState, context.Cause(ctx))
+		case <-time.After(time.Millisecond):
+		}
+	}
 }

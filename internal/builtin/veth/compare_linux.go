@@ -11,6 +11,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -25,24 +26,21 @@ const Again = "a new interface needs Remove and Setup"
 // the result: the reference plugin tuning reports it in no version of the
 // specification.
 func Container(up bool) ipam.Interface {
-	return ipam.Interface{Up: up, Gone: Again, Fits: func(own links.Link, said *types100.Interface) ([]ipam.Mismatch, error) {
+	return ipam.Interface{Up: up, Gone: Again, Fits: func(own links.Link, said *types100.Interface) ([]compare.Difference, error) {
 		if own.Kind != "veth" {
-			return []ipam.Mismatch{notVeth(own)}, nil
+			return []compare.Difference{notVeth(own)}, nil
 		}
 		return ipam.SameMAC(own, said), nil
 	}}
 }
 
-func notVeth(link links.Link) ipam.Mismatch {
-	return ipam.Mismatch{Wanted: "veth", Found: link.Kind, Err: fmt.Errorf("it is not a veth interface, but %q", link.Kind)}
+func notVeth(link links.Link) compare.Difference {
+	return compare.Difference{Wanted: "veth", Found: link.Kind, Err: fmt.Errorf("it is not a veth interface, but %q", link.Kind)}
 }
 
-// Host is the host's end of a pair, as a comparison found it.
-type Host struct {
-	links.Link
-	Exists bool
-	Ours   bool // it has the name or the hardware address of the ADD
-}
+// Host is the host's end of a pair, as a comparison found it. It is Ours if it has the name
+// or the hardware address of the ADD.
+type Host ipam.Found
 
 // CompareHost compares the host's end of the pair, which must be up and the peer
 // of the container's end. The kernel knows the peer: an administrator or udev
@@ -72,7 +70,7 @@ func CompareHost(r *plugin.Request, v *compare.View, container ipam.Found, setUp
 	m := notVeth(host.Link)
 	if host.Kind == "veth" {
 		host.Exists = host.Peer.Index == container.Index
-		m = ipam.Mismatch{Wanted: "the peer of " + r.IfName, Found: host.Name, Err: fmt.Errorf("it is not the other end of the container's %q", container.Name)}
+		m = compare.Difference{Wanted: "the peer of " + r.IfName, Found: host.Name, Err: fmt.Errorf("it is not the other end of the container's %q", container.Name)}
 	}
 	host.Ours = host.Exists && (host.Name == said.Name || compare.SameMAC(said.Mac, host.MAC) && said.Mac != "")
 	if host.Exists && host.Up() {
@@ -80,7 +78,7 @@ func CompareHost(r *plugin.Request, v *compare.View, container ipam.Found, setUp
 	}
 	d.Object = host.Name
 	if host.Exists {
-		m, d.Why = ipam.Mismatch{Wanted: "up", Found: "down", Err: errors.New("it is down")}, ""
+		m, d.Why = compare.Difference{Wanted: "up", Found: "down", Err: errors.New("it is down")}, ""
 		d = host.Place(r).Lacks(d, setUp)
 	}
 	d.Wanted, d.Found, d.Err = m.Wanted, m.Found, fmt.Errorf("interface %q on the host: %w", host.Name, m.Err)
@@ -118,7 +116,14 @@ func Resolve(ctx context.Context, r *plugin.Request, conn *links.Conn, host, con
 		}
 		brief, cancel := context.WithTimeout(ctx, mostWait)
 		defer cancel()
-		if err := links.AwaitRunning(brief, r.Container, container); err != nil && brief.Err() == nil {
+		err = caller.On(brief, r.Container, func(inside *links.Conn) error {
+			link, err := inside.LinkByIndex(container)
+			if err != nil || !link.Up() {
+				return err
+			}
+			return awaitRunning(brief, inside, container)
+		})
+		if err != nil && brief.Err() == nil {
 			return err
 		}
 	}

@@ -26,7 +26,7 @@ func TestMasquerade(t *testing.T) {
 				first.id = "first"
 				h.namespace(first.id)
 				h.namespace(c.id)
-				if err := netfilter.Open(h.ns, netfilter.Options{}).Check(t.Context(), fwrules.Rules{}); err != nil {
+				if _, err := netfilter.Open(h.ns, netfilter.Options{}).Missing(t.Context(), fwrules.Rules{}); err != nil {
 					h.refused(c, err)
 					return
 				}

@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
@@ -54,17 +52,7 @@ func (PTP) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]c
 	if host.Exists {
 		off, err = CompareForwarding(v, host.Link, compare.PrefixesOf(compare.OwnResult(r)))
 	}
-	return compare.Of(r.Type, slices.Concat(all, onHost, rules, off)), err
-}
-
-// subnetRoutes returns the routes of the container's addresses.
-func subnetRoutes(result *types100.Result) (all []ipam.SubnetRoutes, err error) {
-	ends, err := endpoints(result)
-	for _, e := range ends {
-		toGateway, toSubnet := e.routes()
-		all = append(all, ipam.SubnetRoutes{Address: e.address, Routes: []links.Route{toGateway, toSubnet}})
-	}
-	return all, err
+	return slices.Concat(all, onHost, rules, off), err
 }
 
 // compareHost compares the host's end, and its addresses and routes.

@@ -95,7 +95,7 @@ func (a *pointToPoint) Configure(ctx context.Context, result *types100.Result) e
 	if err != nil {
 		return err
 	}
-	if err := a.configureContainer(ctx, result, ends); err != nil {
+	if err := a.configureContainer(ctx, result); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
 	}
 	if err := a.configureHost(ends); err != nil {
@@ -111,7 +111,7 @@ func (a *pointToPoint) Configure(ctx context.Context, result *types100.Result) e
 func (a *pointToPoint) settle(ctx context.Context, result *types100.Result, ends []endpoint) error {
 	var container, host []netip.Prefix
 	if ipam.HasIPv6(result) {
-		container, host = valid(a.linkLocal.container), valid(a.linkLocal.host)
+		container, host = []netip.Prefix{a.linkLocal.container}, []netip.Prefix{a.linkLocal.host}
 	}
 	for _, e := range ends {
 		container = append(container, e.address)
@@ -124,14 +124,6 @@ func (a *pointToPoint) settle(ctx context.Context, result *types100.Result, ends
 		return fmt.Errorf("interface %q on the host: %w", a.Host.Name, err)
 	}
 	return a.AwaitRunning(ctx)
-}
-
-// valid returns p in a list, or nil if p is the zero Prefix.
-func valid(p netip.Prefix) []netip.Prefix {
-	if !p.IsValid() {
-		return nil
-	}
-	return []netip.Prefix{p}
 }
 
 // endpoint is an address of the container, in its subnet, with its gateway on
@@ -159,12 +151,16 @@ func endpoints(result *types100.Result) ([]endpoint, error) {
 	return all, nil
 }
 
-// routes returns the container's routes to the gateway and, through it, to the
-// rest of the subnet, whose addresses are on other links.
-func (e endpoint) routes() (toGateway, toSubnet links.Route) {
-	toGateway = links.Route{Dst: single(e.gateway), Src: e.address.Addr(), Scope: unix.RT_SCOPE_LINK}
-	toSubnet = links.Route{Dst: e.address.Masked(), Via: e.gateway, Src: e.address.Addr()}
-	return toGateway, toSubnet
+// subnetRoutes returns the container's routes to the gateways and, through them, to the
+// rest of the subnets, whose addresses are on other links.
+func subnetRoutes(result *types100.Result) (all []ipam.SubnetRoutes, err error) {
+	ends, err := endpoints(result)
+	for _, e := range ends {
+		toGateway := links.Route{Dst: single(e.gateway), Src: e.address.Addr(), Scope: unix.RT_SCOPE_LINK}
+		toSubnet := links.Route{Dst: e.address.Masked(), Via: e.gateway, Src: e.address.Addr()}
+		all = append(all, ipam.SubnetRoutes{Address: e.address, Routes: []links.Route{toGateway, toSubnet}})
+	}
+	return all, err
 }
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
@@ -172,7 +168,7 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 // configureContainer sets the container's end up. An address adds a route to its
 // subnet, as if the subnet were on the link. The kernel may require it for the
 // routes of the IPAM plugin; it is replaced afterwards.
-func (a *pointToPoint) configureContainer(ctx context.Context, result *types100.Result, ends []endpoint) error {
+func (a *pointToPoint) configureContainer(ctx context.Context, result *types100.Result) error {
 	sysctls, err := ipam.Sysctls(a.Request.IfName, result)
 	if err != nil {
 		return err
@@ -193,19 +189,13 @@ func (a *pointToPoint) configureContainer(ctx context.Context, result *types100.
 	if err := ipam.Configure(conn, index, result, ipam.How{}); err != nil {
 		return err
 	}
-	for _, e := range ends {
-		// Two addresses of a subnet share its route.
-		if err := conn.DeleteRoute(index, links.Route{Dst: e.address.Masked(), Scope: unix.RT_SCOPE_NOWHERE}, unix.ESRCH); err != nil {
+	subnets, err := subnetRoutes(result)
+	for _, s := range subnets {
+		if err := s.Replace(conn, index, false); err != nil {
 			return err
 		}
-		toGateway, toSubnet := e.routes()
-		for _, route := range []links.Route{toGateway, toSubnet} {
-			if err := conn.AddRoute(index, route, false, unix.EEXIST); err != nil {
-				return err
-			}
-		}
 	}
-	return nil
+	return err
 }
 
 // configureHost assigns the addresses of the gateways to the host's end, adds
@@ -235,7 +225,7 @@ func (a *pointToPoint) configureHost(ends []endpoint) error {
 func addGateways(conn *links.Conn, index int, ends []endpoint) (gateways []netip.Prefix, err error) {
 	for _, e := range ends {
 		gateways = append(gateways, single(e.gateway))
-		if err := conn.AddAddress(index, single(e.gateway), 0, unix.EEXIST); err != nil {
+		if err := conn.AddAddress(index, single(e.gateway), false, unix.EEXIST); err != nil {
 			return nil, err
 		}
 	}

@@ -23,9 +23,9 @@ import (
 
 // Config is the part of a configuration that these plugins share.
 type Config struct {
-	IPMasq        bool    `json:"ipMasq"`
-	IPMasqBackend *string `json:"ipMasqBackend"`
-	MTU           int     `json:"mtu"`
+	IPMasq        bool   `json:"ipMasq"`
+	IPMasqBackend string `json:"ipMasqBackend"`
+	MTU           int    `json:"mtu"`
 	ipam.Config
 }
 
@@ -35,28 +35,20 @@ func (c Config) Validate() error {
 	if c.MTU < 0 {
 		return plugin.Errorf(types.ErrInvalidNetworkConfig, `"mtu": %d is negative`, c.MTU)
 	}
-	if !c.IPMasq || slices.Contains([]string{"", iptables, "nftables"}, c.backend()) {
+	if !c.IPMasq || slices.Contains([]string{"", iptables, "nftables"}, c.IPMasqBackend) {
 		return nil
 	}
-	return plugin.Errorf(types.ErrInvalidNetworkConfig, `"ipMasqBackend": unknown backend %q: use "iptables" or "nftables"`, *c.IPMasqBackend)
+	return plugin.Errorf(types.ErrInvalidNetworkConfig, `"ipMasqBackend": unknown backend %q: use "iptables" or "nftables"`, c.IPMasqBackend)
 }
 
 // iptables is the backend that only executables have.
 const iptables = "iptables"
 
-// backend returns the named backend of the rules, or "".
-func (c Config) backend() string {
-	if c.IPMasqBackend == nil {
-		return ""
-	}
-	return *c.IPMasqBackend
-}
-
 // OnlyExecutable returns an error if only the executable of a type carries out a
 // configuration.
 func OnlyExecutable(typ string, config json.RawMessage) error {
 	var c Config
-	if json.Unmarshal(config, &c) == nil && c.IPMasq && c.backend() == iptables {
+	if json.Unmarshal(config, &c) == nil && c.IPMasq && c.IPMasqBackend == iptables {
 		return compare.OnlyExecutable(typ, `"ipMasqBackend": "iptables"`)
 	}
 	return nil // an Add reports an invalid configuration
@@ -114,7 +106,7 @@ func CompareMasquerade(ctx context.Context, r *plugin.Request, v *compare.View) 
 	if err != nil || want.Masquerade == nil {
 		return nil, err
 	}
-	return compare.MissingRules(ctx, r, v, compare.Rule, want, masqueradeError)
+	return compare.MissingRules(ctx, r, v, want, masqueradeError)
 }
 
 // addresses returns the addresses of a result, which may be nil, together with

@@ -14,8 +14,7 @@ type Chain struct {
 	// Comment is the comment of the container's jumps to the chain, and of the
 	// rules of bridge and ptp in it.
 	Comment string
-	// format returns the comment for a network and a container ID.
-	format func(network, id string) string
+	format  string // of the comment, for a network and a container ID
 }
 
 // Chains returns the chains for the container on the network: of bridge and ptp,
@@ -23,11 +22,13 @@ type Chain struct {
 func (o Owner) Chains() []Chain {
 	chains := []Chain{
 		{Name: chainName("", o.Network, o.ContainerID), format: jumpComment},
-		{Name: chainName("DN-", o.Network, o.ContainerID), format: dnatComment},
-		{Name: chainName("SN-", o.Network, o.ContainerID), format: snatComment},
+		// fillDnatRules in portmap_iptables.go: the quotes are no Go syntax, and a quote in
+		// a name stays as it is.
+		{Name: chainName("DN-", o.Network, o.ContainerID), format: `dnat name: "%s" id: "%s"`},
+		{Name: chainName("SN-", o.Network, o.ContainerID), format: `snat name: "%s" id: "%s"`},
 	}
 	for i := range chains {
-		chains[i].Comment = chains[i].format(o.Network, o.ContainerID)
+		chains[i].Comment = chains[i].comment(o.Network, o.ContainerID)
 	}
 	return chains
 }
@@ -46,9 +47,17 @@ func hashOf(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// jumpComment is that of bridge's and ptp's jumps and rules in iptables.
-func jumpComment(network, id string) string {
-	return fmt.Sprintf("name: %q id: %q", network, id)
+// jumpComment is the format of bridge's and ptp's comments in iptables.
+const jumpComment = "name: %q id: %q"
+
+// comment returns the comment for a network and a container ID. Portmap trims its own: the
+// comment match can hold 255 bytes.
+func (c Chain) comment(network, id string) string {
+	s := fmt.Sprintf(c.format, network, id)
+	if len(s) <= 255 || c.format == jumpComment {
+		return s
+	}
+	return s[:253] + "..."
 }
 
 // Others returns the comments of all other containers whose chain has the same
@@ -58,30 +67,11 @@ func (c Chain) Others(o Owner) map[string]bool {
 	both := o.Network + o.ContainerID
 	comments := make(map[string]bool)
 	for i := range len(both) {
-		if other := c.format(both[:i], both[i:]); other != c.Comment {
+		if other := c.comment(both[:i], both[i:]); other != c.Comment {
 			comments[other] = true
 		}
 	}
 	return comments
-}
-
-// dnatComment is that of portmap's jumps, fillDnatRules in portmap_iptables.go.
-// Its quotes are no Go syntax: a quote in a name stays as it is.
-func dnatComment(network, id string) string {
-	return trimComment(fmt.Sprintf(`dnat name: "%s" id: "%s"`, network, id))
-}
-
-// snatComment is that of portmap before v0.7.
-func snatComment(network, id string) string {
-	return trimComment(fmt.Sprintf(`snat name: "%s" id: "%s"`, network, id))
-}
-
-// trimComment is portmap's: the comment match can hold 255 bytes.
-func trimComment(s string) string {
-	if len(s) <= 255 {
-		return s
-	}
-	return s[:253] + "..."
 }
 
 // Comment is the comment of the attachment's elements in the native table, and of

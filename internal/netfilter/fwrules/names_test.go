@@ -20,7 +20,7 @@ func TestNamesAreThoseOfThePlugins(t *testing.T) {
 	for _, a := range attachments {
 		got := []string{
 			chainName("", a.Network, a.ID), chainName("DN-", a.Network, a.ID), chainName("SN-", a.Network, a.ID),
-			jumpComment(a.Network, a.ID), hashOf(a.Network)[:16],
+			Owner{Network: a.Network, ContainerID: a.ID}.Chains()[0].Comment, hashOf(a.Network)[:16],
 		}
 		expect.Same(t, a.Network+" "+a.ID, got, a.Names)
 	}

@@ -128,11 +128,18 @@ func wrapNFT(err error) error {
 
 // setsOf returns the sets of the elements, each once.
 func setsOf(elements []element) []string {
-	var sets []string
-	for _, e := range elements {
-		if !slices.Contains(sets, e.Set) {
-			sets = append(sets, e.Set)
+	return eachOnce(elements, func(e element) string { return e.Set })
+}
+
+// tablesOf returns the tables of the sets, each once.
+func tablesOf(sets []string) []nft.Table { return eachOnce(sets, tableOf) }
+
+// eachOnce returns what of returns for the values, each once, in their order.
+func eachOnce[T any, K comparable](all []T, of func(T) K) (found []K) {
+	for _, one := range all {
+		if k := of(one); !slices.Contains(found, k) {
+			found = append(found, k)
 		}
 	}
-	return sets
+	return found
 }

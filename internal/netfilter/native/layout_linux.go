@@ -300,16 +300,6 @@ func readLayout(c *nft.Conn, tables []nft.Table) (layout, error) {
 	return l, errors.Join(errs...)
 }
 
-// tablesOf returns the tables of the sets, each once.
-func tablesOf(sets []string) (tables []nft.Table) {
-	for _, set := range sets {
-		if t := tableOf(set); !slices.Contains(tables, t) {
-			tables = append(tables, t)
-		}
-	}
-	return tables
-}
-
 // elementsOn returns those of the elements that have one of the keys, and all of the sets,
 // like [nft.Conn.Elements], from both tables.
 func elementsOn(c *nft.Conn, keys []element, sets []string) (all []element, changed error) {

@@ -98,7 +98,7 @@ func (s search) find(c *nft.Conn) (objects []nft.Object, err error) {
 	}
 	chains := make([]nft.Chain, len(s.own))
 	for i, name := range s.own {
-		chains[i] = nft.Chain{Table: s.table.Name, Name: name}
+		chains[i] = nft.Chain{Table: s.table.Name, Chain: name}
 	}
 	exist, err := c.Exist(s.table.Family, chains...)
 	for i, name := range s.own {

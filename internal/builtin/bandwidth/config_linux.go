@@ -7,6 +7,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -75,17 +76,6 @@ func newLimit(direction string, rate, burst *uint64) (limit, error) {
 	return l, nil
 }
 
-// bucket is a limit in units of the kernel.
-type bucket struct {
-	rate   uint64 // bytes a second
-	limit  uint32 // bytes in the queue
-	buffer uint32 // the burst, in ticks of the packet scheduler
-}
-
-func (b bucket) String() string {
-	return fmt.Sprintf("rate %d, limit %d, buffer %d", b.rate, b.limit, b.buffer)
-}
-
 // latency is the longest time that a packet waits for tokens, in microseconds:
 // 25 ms, as in the reference plugin.
 const latency = 25_000
@@ -95,12 +85,12 @@ const second = 1_000_000
 
 // bucketOf converts a limit as the reference plugin does, with its rounding,
 // because its CHECK compares the values.
-func bucketOf(l limit, ticksPerMicrosecond float64) bucket {
+func bucketOf(l limit, ticksPerMicrosecond float64) links.Bucket {
 	rate, burst := l.rate/8, uint32(l.burst/8)
 	microseconds := uint32(float64(burst) * second / float64(rate))
-	return bucket{
-		rate:   rate,
-		limit:  uint32(float64(rate)*latency/second) + burst,
-		buffer: uint32(float64(microseconds) * ticksPerMicrosecond),
+	return links.Bucket{
+		Rate:   rate,
+		Limit:  uint32(float64(rate)*latency/second) + burst,
+		Buffer: uint32(float64(microseconds) * ticksPerMicrosecond),
 	}
 }

@@ -3,6 +3,7 @@ package bandwidth
 import (
 	"testing"
 
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -41,7 +42,7 @@ func TestParse(t *testing.T) {
 func TestBucket(t *testing.T) {
 	// 8 Mbit/s with bursts of 1 MiB: tokens for more than a second.
 	got := bucketOf(limit{rate: 8_000_000, burst: 8 << 20}, 15.625)
-	if want := (bucket{rate: 1_000_000, limit: 25_000 + 1<<20, buffer: 16_384_000}); got != want {
+	if want := (links.Bucket{Rate: 1_000_000, Limit: 25_000 + 1<<20, Buffer: 16_384_000}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
