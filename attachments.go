@@ -105,17 +105,14 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 		return []Attachment{{ContainerID: string(rec.ContainerID), Owner: rec.Owner, State: Unknown, LastError: bad.Error()}}
 	}
 	var all []Attachment
-	for _, n := range rec.Attachments {
-		if n.State == record.Deleted {
-			continue
-		}
+	for n := range rec.Present() {
 		a := Attachment{
 			ContainerID: string(rec.ContainerID), Network: n.Network, IfName: n.IfName, NetNS: rec.NetNS.Path,
-			Owner: rec.OwnerOf(&n), Since: rec.Since, State: stateOf(rec, &n),
+			Owner: rec.OwnerOf(n), Since: rec.Since, State: stateOf(rec, n),
 			Metadata: n.Metadata, Failures: n.Failures, LastTry: n.LastTry, LastError: n.LastError,
 		}
-		a.Ports, a.Args, a.Plugins = parametersOf(&n)
-		a.Requested = recordedPorts(&n)
+		a.Ports, a.Args, a.Plugins = parametersOf(n)
+		a.Requested = recordedPorts(n)
 		if result := chain.Decode(n.Result); result != nil {
 			a.Addresses = containerAddresses(newNetworkResult(source{network: n.Network, ifName: n.IfName, result: result}))
 		}

@@ -197,11 +197,7 @@ func (op *operation) enterRecorded(mustStop bool) (attachments, error) {
 // fromRecord returns the attachments of the record, with the configuration of
 // their ADD rather than the loaded one.
 func (op *operation) fromRecord() (all attachments, err error) {
-	for i := range op.Record.Attachments {
-		n := &op.Record.Attachments[i]
-		if n.State == record.Deleted {
-			continue
-		}
+	for n := range op.Record.Present() {
 		a, err := op.fromEntry(n)
 		if err != nil {
 			return nil, err

@@ -128,7 +128,7 @@ func (a *attachment) siblings() (attachments, error) {
 	var err error
 	if rec := a.op.Record; rec != nil && !a.op.Damaged {
 		// Most attachments have none. The record then need not be parsed.
-		if !slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool { return n.State != record.Deleted && stays(n.IfName) }) {
+		if !rec.Has(func(n *record.Attachment) bool { return stays(n.IfName) }) {
 			return nil, nil
 		}
 		all, err = a.op.fromRecord()
@@ -298,9 +298,7 @@ func (s *snapshot) isDead(rec *record.Record) bool {
 // isRebooted reports whether all attachments of a record are of this owner, and of
 // another boot.
 func (s *snapshot) isRebooted(rec *record.Record) bool {
-	return rec.Boot != "" && s.Boot != "" && rec.Boot != s.Boot && !slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool {
-		return n.State != record.Deleted && rec.OwnerOf(&n) != s.owner
-	})
+	return rec.Boot != "" && s.Boot != "" && rec.Boot != s.Boot && rec.IsOnly(s.owner)
 }
 
 // endDead removes a dead container that has something which another wants. It returns
