@@ -137,12 +137,6 @@ func stateOf(rec *record.Record, n *record.Attachment) AttachmentState {
 // parametersOf returns the parameters of an attachment as its caller gave them.
 func parametersOf(n *record.Attachment) (ports []PortMapping, args map[string]string, plugins map[string]string) {
 	ports = mappingsIn(n.Capabilities[capPortMappings])
-	for _, arg := range n.Args {
-		if args == nil {
-			args = make(map[string]string, len(n.Args))
-		}
-		args[arg[0]] = arg[1]
-	}
 	for _, p := range n.Plugins {
 		if plugins == nil {
 			plugins = make(map[string]string, len(n.Plugins))
@@ -151,7 +145,18 @@ func parametersOf(n *record.Attachment) (ports []PortMapping, args map[string]st
 			plugins[p.Type] = string(p.Kind)
 		}
 	}
-	return ports, args, plugins
+	return ports, argsOf(n.Args), plugins
+}
+
+// argsOf returns arguments by their names; nil if there are none.
+func argsOf(list [][2]string) (args map[string]string) {
+	for _, arg := range list {
+		if args == nil {
+			args = make(map[string]string, len(list))
+		}
+		args[arg[0]] = arg[1]
+	}
+	return args
 }
 
 // containerAddresses returns the addresses of interfaces in the sandbox, or all

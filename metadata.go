@@ -61,11 +61,7 @@ func (s *snapshot) setMetadata(ctx context.Context, id record.ID, values map[str
 		return err
 	}
 	defer op.end()
-	damage, err := op.load()
-	if err == nil {
-		err = damage
-	}
-	if err == nil && (op.Record == nil || op.Record.Warm) {
+	if err = op.loadWhole(); err == nil && (op.Record == nil || op.Record.Warm) {
 		err = ErrNotAttached
 	}
 	if err != nil {

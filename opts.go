@@ -53,7 +53,8 @@ type CNIOpt = Opt
 // Deprecated: use sync.RWMutex.
 type RWMutex = sync.RWMutex
 
-// config collects the options of one New or Load.
+// config collects the options of one New or Load. Reading its networks twice may give
+// different ones.
 type config struct {
 	settings
 	loaders  []loader

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
-
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
@@ -77,10 +75,7 @@ func (o *Others) cached() (all []netip.Addr, err error) {
 		if !o.isOther(record.ID(c.ContainerID)) {
 			continue
 		}
-		in := chain.Cached{
-			Dir: o.CacheDir, List: &libcni.NetworkConfigList{Name: c.Network},
-			Attachment: &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: c.ContainerID, IfName: c.IfName}},
-		}
+		in := chain.CachedAs(o.CacheDir, c.Network, c.ContainerID, c.IfName)
 		all = append(all, Addresses([]byte(in.Result()))...)
 	}
 	return all, nil
