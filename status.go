@@ -252,7 +252,7 @@ func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []erro
 		if n.hasStatus() || found.Kind == runner.BuiltIn {
 			asked = append(asked, asking{p, false})
 		}
-		if found.Kind == runner.Executable && a.isReference(ctx, p) {
+		if found.Kind == runner.Executable && a.runner().AreReference(ctx, p.Network.Type, p.Network.IPAM.Type) {
 			asked = append(asked, asking{p, true})
 		}
 	}
@@ -265,13 +265,6 @@ func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []erro
 		}
 	}
 	return reasons
-}
-
-// isReference reports whether a plugin and its IPAM plugin are known to be the reference
-// plugins.
-func (a *attachment) isReference(ctx context.Context, p *libcni.PluginConfig) bool {
-	r := a.runner()
-	return r.IsReference(ctx, p.Network.Type) && (p.Network.IPAM.Type == "" || r.IsReference(ctx, p.Network.IPAM.Type))
 }
 
 // askStatus asks one plugin of a network for STATUS, or the built-in plugins of its types
