@@ -380,15 +380,11 @@ func (a *attachment) excuse(ctx context.Context, call chain.Call) (e compare.Exc
 // unanswered returns the error of a CHECK with its kind, if it says nothing about the
 // container; nil if it is the plugin's own answer.
 func unanswered(err error) error {
-	for _, kind := range []error{context.DeadlineExceeded, context.Canceled, ErrPluginNotFound, ErrInsecureFile} {
-		if errors.Is(err, kind) {
-			return err
-		}
-	}
 	var e *Error
 	var exit *invoke.ExitError
+	kinds := []error{context.DeadlineExceeded, context.Canceled, ErrPluginNotFound, ErrInsecureFile}
 	switch {
-	case !errors.As(err, &e):
+	case slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) }), !errors.As(err, &e):
 		return err
 	case e.Code == types.ErrTryAgainLater || e.Code == codeNotAvailable:
 		return &tagged{err, ErrPluginNotReady}

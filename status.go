@@ -213,14 +213,9 @@ func (s *snapshot) lackOfKernel(ctx context.Context, host *hostns.NetNS) error {
 // makesRules reports whether a plugin of the loaded networks makes rules in a packet
 // filter.
 func (s *snapshot) makesRules() bool {
-	for _, n := range s.networks {
-		for _, p := range n.config.Plugins {
-			if known.Of(p.Network.Type).Rules != known.NoRules {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.networks, func(n *Network) bool {
+		return slices.ContainsFunc(n.config.Plugins, func(p *libcni.PluginConfig) bool { return known.Of(p.Network.Type).Rules != known.NoRules })
+	})
 }
 
 // ready returns the reasons why the network's plugins cannot attach a container.
