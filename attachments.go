@@ -202,8 +202,8 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	if err == nil {
 		result.NetNS = madeNetNS(rec)
 		result.notePorts(nil, sources)
-		for i := range rec.Attachments {
-			if n := &rec.Attachments[i]; n.Answered() {
+		for n := range rec.Present() {
+			if n.Answered() {
 				result.addRequested(recordedPorts(n))
 			}
 		}

@@ -68,8 +68,7 @@ func (s *snapshot) setMetadata(ctx context.Context, id record.ID, values map[str
 		return err
 	}
 	var own []*record.Attachment
-	for i := range op.Record.Attachments {
-		n := &op.Record.Attachments[i]
+	for n := range op.Record.Present() {
 		if !n.Answered() || op.Record.OwnerOf(n) != s.owner {
 			continue
 		}

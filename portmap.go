@@ -334,8 +334,7 @@ func recordedMappings(n *record.Attachment) []PortMapping {
 // earlier call.
 func (op *operation) earlier() (sources []source) {
 	own := op.attachments.names()
-	for i := range op.Record.Attachments {
-		n := &op.Record.Attachments[i]
+	for n := range op.Record.Present() {
 		if own[n.IfName] || !n.Answered() {
 			continue
 		}
