@@ -105,17 +105,14 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 		return []Attachment{{ContainerID: string(rec.ContainerID), Owner: rec.Owner, State: Unknown, LastError: bad.Error()}}
 	}
 	var all []Attachment
-	for _, n := range rec.Attachments {
-		if n.State == record.Deleted {
-			continue
-		}
+	for n := range rec.Present() {
 		a := Attachment{
 			ContainerID: string(rec.ContainerID), Network: n.Network, IfName: n.IfName, NetNS: rec.NetNS.Path,
-			Owner: rec.OwnerOf(&n), Since: rec.Since, State: stateOf(rec, &n),
+			Owner: rec.OwnerOf(n), Since: rec.Since, State: stateOf(rec, n),
 			Metadata: n.Metadata, Failures: n.Failures, LastTry: n.LastTry, LastError: n.LastError,
 		}
-		a.Ports, a.Args, a.Plugins = parametersOf(&n)
-		a.Requested = recordedPorts(&n)
+		a.Ports, a.Args, a.Plugins = parametersOf(n)
+		a.Requested = recordedPorts(n)
 		if result := chain.Decode(n.Result); result != nil {
 			a.Addresses = containerAddresses(newNetworkResult(source{network: n.Network, ifName: n.IfName, result: result}))
 		}
@@ -140,12 +137,6 @@ func stateOf(rec *record.Record, n *record.Attachment) AttachmentState {
 // parametersOf returns the parameters of an attachment as its caller gave them.
 func parametersOf(n *record.Attachment) (ports []PortMapping, args map[string]string, plugins map[string]string) {
 	ports = mappingsIn(n.Capabilities[capPortMappings])
-	for _, arg := range n.Args {
-		if args == nil {
-			args = make(map[string]string, len(n.Args))
-		}
-		args[arg[0]] = arg[1]
-	}
 	for _, p := range n.Plugins {
 		if plugins == nil {
 			plugins = make(map[string]string, len(n.Plugins))
@@ -154,7 +145,18 @@ func parametersOf(n *record.Attachment) (ports []PortMapping, args map[string]st
 			plugins[p.Type] = string(p.Kind)
 		}
 	}
-	return ports, args, plugins
+	return ports, argsOf(n.Args), plugins
+}
+
+// argsOf returns arguments by their names; nil if there are none.
+func argsOf(list [][2]string) (args map[string]string) {
+	for _, arg := range list {
+		if args == nil {
+			args = make(map[string]string, len(list))
+		}
+		args[arg[0]] = arg[1]
+	}
+	return args
 }
 
 // containerAddresses returns the addresses of interfaces in the sandbox, or all
@@ -200,8 +202,8 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	if err == nil {
 		result.NetNS = madeNetNS(rec)
 		result.notePorts(nil, sources)
-		for i := range rec.Attachments {
-			if n := &rec.Attachments[i]; n.Answered() {
+		for n := range rec.Present() {
+			if n.Answered() {
 				result.addRequested(recordedPorts(n))
 			}
 		}

@@ -51,25 +51,13 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 	if errors.Is(err, ErrInvalidNetNS) && !s.isKnown(ns.id) {
 		err = fmt.Errorf("%w; and it is %w", err, ErrNotAttached)
 	}
+	if err == nil {
+		defer op.end()
+		s.reap(op.Host, false)
+		err = op.recallToCheck(ctx)
+	}
 	if err != nil {
 		return fmt.Errorf("check container %q: %w", ns.id, err)
-	}
-	defer op.end()
-	s.reap(op.Host, false)
-	if err := op.lock(ctx, container.Access{Waiting: container.Looking}); err != nil {
-		return fmt.Errorf("check container %q: %w", ns.id, err)
-	}
-	damage, err := op.load()
-	if err = join(err, damage); err != nil {
-		return fmt.Errorf("check container %q: %w", ns.id, err)
-	}
-	if rec := op.Record; rec != nil && rec.Boot == op.Boot {
-		if err := op.EnterHost(false); err != nil {
-			return fmt.Errorf("check container %q: %w", ns.id, err)
-		}
-		if op.HostGone {
-			return fmt.Errorf("check container %q: the host network namespace %s is gone: %w", ns.id, op.RecordedHost(), ErrHostNetNS)
-		}
 	}
 	for _, a := range op.attachments {
 		if err := a.check(ctx); err != nil {
@@ -77,6 +65,22 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 		}
 	}
 	return nil
+}
+
+// recallToCheck locks the container, reads its record, and enters the namespace in which
+// its plugins ran.
+func (op *operation) recallToCheck(ctx context.Context) error {
+	err := op.lock(ctx, container.Access{Waiting: container.Looking})
+	if err == nil {
+		err = op.loadWhole()
+	}
+	if err == nil && op.Record != nil && op.Record.Boot == op.Boot {
+		err = op.EnterHost(false)
+	}
+	if err == nil && op.HostGone {
+		return fmt.Errorf("the host network namespace %s is gone: %w", op.RecordedHost(), ErrHostNetNS)
+	}
+	return err
 }
 
 // isKnown reports whether a container may be attached: it is on record, or in libcni's
@@ -273,8 +277,7 @@ func (s *snapshot) beginAsking(ctx context.Context, host *hostns.NetNS, e *healt
 		op.Close()
 		return nil, nil, err
 	}
-	damage, err := op.load()
-	if err = join(err, damage); err != nil || op.Record == nil {
+	if err := op.loadWhole(); err != nil || op.Record == nil {
 		return op, nil, err
 	}
 	all, err := op.enterRecorded(false)
@@ -377,15 +380,11 @@ func (a *attachment) excuse(ctx context.Context, call chain.Call) (e compare.Exc
 // unanswered returns the error of a CHECK with its kind, if it says nothing about the
 // container; nil if it is the plugin's own answer.
 func unanswered(err error) error {
-	for _, kind := range []error{context.DeadlineExceeded, context.Canceled, ErrPluginNotFound, ErrInsecureFile} {
-		if errors.Is(err, kind) {
-			return err
-		}
-	}
 	var e *Error
 	var exit *invoke.ExitError
+	kinds := []error{context.DeadlineExceeded, context.Canceled, ErrPluginNotFound, ErrInsecureFile}
 	switch {
-	case !errors.As(err, &e):
+	case slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) }), !errors.As(err, &e):
 		return err
 	case e.Code == types.ErrTryAgainLater || e.Code == codeNotAvailable:
 		return &tagged{err, ErrPluginNotReady}

@@ -219,22 +219,16 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 // inCache returns the configuration with which libcni cached the attachment, or
 // nil if it did not. An unreadable one is empty.
 func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error) {
-	all, err := chain.AllCached(op.stateDir, string(op.PluginID()))
-	if err != nil {
+	c, err := chain.CachedAs(op.stateDir, t.Network, string(op.PluginID()), t.IfName).Find()
+	if c == nil || err != nil {
 		return nil, err
 	}
-	for _, c := range all {
-		if c.Network != t.Network || c.IfName != t.IfName {
-			continue
-		}
-		list, err := conflist.Parse(c.Config)
-		if err != nil {
-			op.logger.Warn("cached configuration cannot be used", "container", op.ID, "network", c.Network, "error", err)
-			return &libcni.NetworkConfigList{Name: t.Network}, nil
-		}
-		return list, nil
+	list, err := conflist.Parse(c.Config)
+	if err != nil {
+		op.logger.Warn("cached configuration cannot be used", "container", op.ID, "network", c.Network, "error", err)
+		return &libcni.NetworkConfigList{Name: t.Network}, nil
 	}
-	return nil, nil
+	return list, nil
 }
 
 // forcedTarget is target with the addresses that the caller knows, and those

@@ -100,7 +100,7 @@ type Runtime struct {
 	// outdated is why the networks in use are not those of the files, since a Reload.
 	outdated atomic.Pointer[error]
 	loading  sync.Mutex // one Load at a time; never held while a plugin runs
-	wanted   *wanted    // by the last New or Load; guarded by loading
+	wanted   *config    // by the last New or Load; guarded by loading
 }
 
 // New returns a Runtime with the settings and networks of the options. It searches
@@ -152,16 +152,9 @@ func (r *Runtime) store(s *snapshot) {
 	r.outdated.Store(nil)
 }
 
-// wanted has the networks that the options of a New or Load name. Reading it twice may give
-// different networks.
-type wanted struct {
-	settings settings
-	loaders  []loader
-}
-
 // newWanted applies the settings among the options. Networks are loaded afterwards, so
 // that the position of a setting does not matter.
-func newWanted(base settings, opts []Opt) (*wanted, error) {
+func newWanted(base settings, opts []Opt) (*config, error) {
 	c := &config{settings: base}
 	for _, o := range opts {
 		if err := o(c); err != nil {
@@ -175,7 +168,7 @@ func newWanted(base settings, opts []Opt) (*wanted, error) {
 	if err := c.checkPluginRoot(); err != nil {
 		return nil, err
 	}
-	return &wanted{c.settings, c.loaders}, nil
+	return c, nil
 }
 
 // ready returns ErrCNINotInitialized, with the reason if that is known, if too few

@@ -64,7 +64,7 @@ func (s *snapshot) collectAttachments(ctx context.Context, f record.Found, o GCO
 		became.removed = true
 	default:
 		var err error
-		became.removed, err = s.removeAgain(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) {
+		became.removed, err = s.removeAgain(ctx, f.Record.ContainerID, container.Access{Waiting: container.Hurried, HasBarrier: true}, func(op *operation) (attachments, bool) {
 			if op.Damaged {
 				return nil, false
 			}
@@ -72,7 +72,7 @@ func (s *snapshot) collectAttachments(ctx context.Context, f record.Found, o GCO
 			if stay {
 				op.KeepInUse()
 			}
-			return slices.DeleteFunc(op.attachments, func(a *attachment) bool { return !going[a.IfName] }), len(going) > 0
+			return op.recorded(func(n *record.Attachment) bool { return going[n.IfName] }), len(going) > 0
 		})
 		became.setAside(err)
 	}
@@ -82,8 +82,10 @@ func (s *snapshot) collectAttachments(ctx context.Context, f record.Found, o GCO
 // removeAgain removes those of this owner's attachments of a container that choose
 // returns, unless choose leaves the container alone. It reports whether it has removed
 // anything.
-func (s *snapshot) removeAgain(ctx context.Context, id record.ID, choose func(op *operation) (attachments, bool)) (removed bool, err error) {
-	op, err := s.beginTeardown(ctx, id, container.Access{Waiting: container.Hurried, HasBarrier: true})
+func (s *snapshot) removeAgain(
+	ctx context.Context, id record.ID, how container.Access, choose func(op *operation) (attachments, bool),
+) (removed bool, err error) {
+	op, err := s.beginTeardown(ctx, id, how)
 	if err != nil {
 		return false, err
 	}
@@ -112,10 +114,7 @@ func (op *operation) unsettled(keep bool) (attachments, bool) {
 		return nil, false // not legible enough
 	}
 	op.KeepInUse()
-	return slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool {
-		n := op.Record.Find(a.IfName)
-		return n.State != record.Deleting && n.Failures == 0
-	}), true
+	return op.recorded(func(n *record.Attachment) bool { return n.State == record.Deleting || n.Failures > 0 }), true
 }
 
 // unkept returns the interfaces of this owner's attachments on a record that a GC

@@ -101,8 +101,8 @@ func (u *unrecorded) judge(c *libcni.NetworkAttachment) (lives, ended bool, err 
 	if err != nil {
 		return false, false, fmt.Errorf("its cached configuration: %w", err)
 	}
-	of := &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: c.ContainerID, IfName: c.IfName}}
-	cached := chain.Cached{Dir: u.stateDir, List: list, Attachment: of}
+	cached := chain.CachedAs(u.stateDir, c.Network, c.ContainerID, c.IfName)
+	cached.List = list
 	return container.Remains(u.host, c.NetNS, record.Attachment{
 		Network: c.Network, IfName: c.IfName, Result: json.RawMessage(cached.Result()),
 	})

@@ -1,18 +1,11 @@
 package cni
 
 import (
-	"slices"
-
 	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/record"
 )
 
 func (s *snapshot) holds() hold.Store { return hold.In(s.stateDir) }
-
-// isHeld reports whether a container's attachment to a network is held.
-func isHeld(holds []hold.Hold, rec *record.Record, network string) bool {
-	return slices.ContainsFunc(holds, func(h hold.Hold) bool { return h.Holds(rec, network) })
-}
 
 // forgetHolds deletes the holds of a container that is gone. If that fails, a later
 // container of the same ID is not held.

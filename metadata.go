@@ -61,19 +61,14 @@ func (s *snapshot) setMetadata(ctx context.Context, id record.ID, values map[str
 		return err
 	}
 	defer op.end()
-	damage, err := op.load()
-	if err == nil {
-		err = damage
-	}
-	if err == nil && (op.Record == nil || op.Record.Warm) {
+	if err = op.loadWhole(); err == nil && (op.Record == nil || op.Record.Warm) {
 		err = ErrNotAttached
 	}
 	if err != nil {
 		return err
 	}
 	var own []*record.Attachment
-	for i := range op.Record.Attachments {
-		n := &op.Record.Attachments[i]
+	for n := range op.Record.Present() {
 		if !n.Answered() || op.Record.OwnerOf(n) != s.owner {
 			continue
 		}

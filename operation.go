@@ -79,30 +79,20 @@ func (s *snapshot) beginTeardown(ctx context.Context, id record.ID, how containe
 	if err != nil {
 		return nil, err
 	}
-	return s.beginTeardownFrom(ctx, id, host, how)
+	return (&operation{snapshot: s}).open(ctx, id, host, how)
 }
 
-// beginTeardownFrom is beginTeardown for plugins that run in host, which it
-// takes over.
-func (s *snapshot) beginTeardownFrom(ctx context.Context, id record.ID, host *hostns.NetNS, how container.Access) (*operation, error) {
-	op := &operation{snapshot: s}
-	if err := op.open(ctx, id, host, how); err != nil {
-		return nil, err
-	}
-	return op, nil
-}
-
-// open locks the container for a removal. It takes over host.
-func (op *operation) open(ctx context.Context, id record.ID, host *hostns.NetNS, how container.Access) error {
+// open locks the container for a removal, by plugins that run in host, which it takes over.
+func (op *operation) open(ctx context.Context, id record.ID, host *hostns.NetNS, how container.Access) (*operation, error) {
 	op.Container = op.New(id, host)
 	err := op.refuseInside(ctx)
 	if err == nil {
 		err = op.LockForTeardown(ctx, how)
 	}
 	if err != nil {
-		return join(err, host.Close())
+		return nil, join(err, host.Close())
 	}
-	return nil
+	return op, nil
 }
 
 // lock waits until no other call for the container is in progress. It refuses a
@@ -217,6 +207,12 @@ func (op *operation) log() *slog.Logger { return op.logger.With("container", op.
 func (op *operation) load() (damage, err error) {
 	damage, err = op.Load()
 	return damage, recordError(op.Records, op.ID, record.Name(op.ID), err)
+}
+
+// loadWhole is load for a call that can do nothing with a damaged record.
+func (op *operation) loadWhole() error {
+	damage, err := op.load()
+	return join(err, damage)
 }
 
 // attachment is one network of an operation.

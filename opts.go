@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -53,7 +54,8 @@ type CNIOpt = Opt
 // Deprecated: use sync.RWMutex.
 type RWMutex = sync.RWMutex
 
-// config collects the options of one New or Load.
+// config collects the options of one New or Load. Reading its networks twice may give
+// different ones.
 type config struct {
 	settings
 	loaders  []loader
@@ -98,7 +100,7 @@ func defaultSettings() settings {
 		minNetworks:      1,
 		stateDir:         conflist.StateDir,
 		owner:            filepath.Base(os.Args[0]),
-		timeouts:         defaultTimeouts(),
+		timeouts:         Timeouts{Add: 3 * time.Minute, Del: time.Minute, Check: time.Minute, Status: 10 * time.Second},
 		statusTTL:        time.Second,
 		portRange:        ports.Range{First: 20000, Last: 29999},
 		choice:           runner.Choice{BuiltIn: builtin.New()},
@@ -119,15 +121,6 @@ type Timeouts struct {
 	Status time.Duration // default 10 seconds
 }
 
-func defaultTimeouts() Timeouts {
-	return Timeouts{
-		Add:    3 * time.Minute,
-		Del:    time.Minute,
-		Check:  time.Minute,
-		Status: 10 * time.Second,
-	}
-}
-
 func (t Timeouts) of(verb string) time.Duration {
 	switch verb {
 	case "ADD":
@@ -142,17 +135,11 @@ func (t Timeouts) of(verb string) time.Duration {
 }
 
 func (t Timeouts) over(defaults Timeouts) Timeouts {
-	or := func(d, otherwise time.Duration) time.Duration {
-		if d == 0 {
-			return otherwise
-		}
-		return d
-	}
 	return Timeouts{
-		Add:    or(t.Add, defaults.Add),
-		Del:    or(t.Del, defaults.Del),
-		Check:  or(t.Check, defaults.Check),
-		Status: or(t.Status, defaults.Status),
+		Add:    cmp.Or(t.Add, defaults.Add),
+		Del:    cmp.Or(t.Del, defaults.Del),
+		Check:  cmp.Or(t.Check, defaults.Check),
+		Status: cmp.Or(t.Status, defaults.Status),
 	}
 }
 

@@ -138,8 +138,8 @@ func (s *snapshot) withRecorded(ns *Namespace) (*Namespace, error) {
 // ownOf returns selections of the attachments on a record whose configuration was that of
 // their Setup.
 func (s *snapshot) ownOf(rec *record.Record) (all []selection, err error) {
-	for _, n := range rec.Attachments {
-		if !n.OwnConfig || n.State == record.Deleted {
+	for n := range rec.Present() {
+		if !n.OwnConfig {
 			continue
 		}
 		list, err := conflist.Parse(n.Config)

@@ -101,21 +101,9 @@ func (s *snapshot) planned(ns *Namespace) (*Plan, error) {
 
 func (a *attachment) planned() (p PlannedAttachment, err error) {
 	p = PlannedAttachment{Network: a.network.config.Name, IfName: a.IfName, Ports: a.mappings(), Metadata: a.metadata}
-	p.PrevResult = json.RawMessage(a.prev)
-	if p.Config, err = conflist.Whole(a.network.config); err != nil {
+	p.PrevResult, p.Args = json.RawMessage(a.prev), argsOf(a.Args)
+	if p.Config, p.Capabilities, p.ConfigArgs, err = a.encoded(); err != nil {
 		return p, err
-	}
-	if p.Capabilities, err = rawMap(a.CapabilityArgs); err != nil {
-		return p, fmt.Errorf("network %q: capability %w", p.Network, err)
-	}
-	if p.ConfigArgs, err = rawMap(a.ConfigArgs); err != nil {
-		return p, fmt.Errorf("network %q: args.cni.%w", p.Network, err)
-	}
-	for _, arg := range a.Args {
-		if p.Args == nil {
-			p.Args = make(map[string]string, len(a.Args))
-		}
-		p.Args[arg[0]] = arg[1]
 	}
 	if a.ports != nil {
 		p.Requested = a.ports.asked

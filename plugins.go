@@ -268,16 +268,9 @@ func isTransient(err error) bool {
 }
 
 func (e *Error) isTransient() bool {
-	if e.Code == types.ErrTryAgainLater {
-		return true
-	}
 	text := strings.ToLower(e.Msg + " " + e.Details)
-	for _, words := range transientWords() {
-		if strings.Contains(text, words) {
-			return true
-		}
-	}
-	return false
+	return e.Code == types.ErrTryAgainLater ||
+		slices.ContainsFunc(transientWords(), func(words string) bool { return strings.Contains(text, words) })
 }
 
 // pause returns the delay before attempt n (2, 3, …). It is random, so that

@@ -173,10 +173,7 @@ func (a *attachment) askPorts(asked *askedPorts) error {
 
 // mapPorts sets the capability from the ports that the attachment was given.
 func (a *attachment) mapPorts() error {
-	var all []PortMapping
-	for _, p := range a.mapped {
-		all = append(all, PortMapping(p))
-	}
+	all := asMappings(a.mapped)
 	for _, p := range a.ports.given {
 		if p.HostPort != 0 {
 			all = append(all, p.mappings()...)
@@ -226,12 +223,9 @@ var errUnmappedPorts = fmt.Errorf("ports are asked for, and no plugin declares t
 
 // requested returns the ports of WithPorts, each once.
 func (all attachments) requested() (requested []Port) {
-	var seen []*askedPorts
-	for _, a := range all {
-		if a.ports != nil && !slices.Contains(seen, a.ports) {
-			seen = append(seen, a.ports)
-			requested = append(requested, a.ports.given...)
-		}
+	sets, _, _ := all.openPorts()
+	for _, set := range sets {
+		requested = append(requested, set.given...)
 	}
 	return requested
 }

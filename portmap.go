@@ -66,9 +66,7 @@ func (m PortMapping) wire() (wirePort, error) {
 	invalid := func(format string, args ...any) (wirePort, error) {
 		return wirePort{}, fmt.Errorf("port mapping %s: %s: %w", p, fmt.Sprintf(format, args...), ErrInvalidArgument)
 	}
-	switch p.Protocol {
-	case "tcp", "udp", "sctp":
-	default:
+	if !slices.Contains(ports.Protocols(), p.Protocol) {
 		return invalid("protocol %q is none of tcp, udp, sctp", m.Protocol)
 	}
 	if m.HostPort < 1 || m.HostPort > 65535 {
@@ -78,12 +76,8 @@ func (m PortMapping) wire() (wirePort, error) {
 		return invalid("container port %d is not 1 to 65535", m.ContainerPort)
 	}
 	if m.HostIP != "" {
-		addr, err := netip.ParseAddr(m.HostIP)
-		if err != nil {
-			return invalid("host address %q is not an IP address", m.HostIP)
-		}
-		if addr.Zone() != "" {
-			return invalid("host address %q has a zone, which no rule can match", m.HostIP)
+		if _, err := ports.ParseAddr(m.HostIP); err != nil {
+			return invalid("host address %q %v", m.HostIP, err)
 		}
 	}
 	return p, nil
@@ -340,8 +334,7 @@ func recordedMappings(n *record.Attachment) []PortMapping {
 // earlier call.
 func (op *operation) earlier() (sources []source) {
 	own := op.attachments.names()
-	for i := range op.Record.Attachments {
-		n := &op.Record.Attachments[i]
+	for n := range op.Record.Present() {
 		if own[n.IfName] || !n.Answered() {
 			continue
 		}

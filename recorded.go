@@ -88,16 +88,24 @@ func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
 	var err error
 	n.Result, n.Facts = json.RawMessage(a.prev), a.facts.All()
 	n.OwnConfig, n.PrevResult, n.PluginDirs = a.ownConfig, json.RawMessage(a.prev), a.dirs
-	if n.Config, err = conflist.Whole(a.network.config); err != nil {
+	if n.Config, n.Capabilities, n.ConfigArgs, err = a.encoded(); err != nil {
 		return n, err
 	}
-	if n.Capabilities, err = rawMap(a.CapabilityArgs); err != nil {
-		return n, fmt.Errorf("network %q: capability %w", n.Network, err)
-	}
-	if n.ConfigArgs, err = rawMap(a.ConfigArgs); err != nil {
-		return n, fmt.Errorf("network %q: args.cni.%w", n.Network, err)
-	}
 	return n, a.recordPorts(&n)
+}
+
+// encoded returns the network's configuration, as one list, and the parameters that are JSON.
+func (a *attachment) encoded() (config json.RawMessage, capabilities, configArgs map[string]json.RawMessage, err error) {
+	if config, err = conflist.Whole(a.network.config); err != nil {
+		return nil, nil, nil, err
+	}
+	if capabilities, err = rawMap(a.CapabilityArgs); err != nil {
+		return nil, nil, nil, fmt.Errorf("network %q: capability %w", a.network.config.Name, err)
+	}
+	if configArgs, err = rawMap(a.ConfigArgs); err != nil {
+		err = fmt.Errorf("network %q: args.cni.%w", a.network.config.Name, err)
+	}
+	return config, capabilities, configArgs, err
 }
 
 func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
@@ -197,11 +205,7 @@ func (op *operation) enterRecorded(mustStop bool) (attachments, error) {
 // fromRecord returns the attachments of the record, with the configuration of
 // their ADD rather than the loaded one.
 func (op *operation) fromRecord() (all attachments, err error) {
-	for i := range op.Record.Attachments {
-		n := &op.Record.Attachments[i]
-		if n.State == record.Deleted {
-			continue
-		}
+	for n := range op.Record.Present() {
 		a, err := op.fromEntry(n)
 		if err != nil {
 			return nil, err

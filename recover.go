@@ -236,12 +236,13 @@ func (s *snapshot) beginRecovery(ctx context.Context, host *hostns.NetNS, id rec
 	if err != nil {
 		return nil, err
 	}
-	if last {
-		return s.beginTeardownFrom(ctx, id, own, container.Access{Waiting: container.Hurried})
+	how := container.Access{Waiting: container.Hurried}
+	if !last {
+		brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
+		defer cancel()
+		ctx, how = brief, container.Access{}
 	}
-	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
-	defer cancel()
-	return s.beginTeardownFrom(brief, id, own, container.Access{})
+	return (&operation{snapshot: s}).open(ctx, id, own, how)
 }
 
 // going returns the attachments that Recover must remove: all, if the
@@ -264,10 +265,11 @@ func (op *operation) going() attachments {
 
 // unfinished returns the attachments that a Remove has begun to remove, and
 // those of an unfinished Setup, about which its caller has learned nothing.
-func (op *operation) unfinished() attachments {
-	return slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool {
-		return !op.Record.IsUnfinished(a.entry())
-	})
+func (op *operation) unfinished() attachments { return op.recorded(op.Record.IsUnfinished) }
+
+// recorded returns the attachments whose entries in the record are so.
+func (op *operation) recorded(is func(*record.Attachment) bool) attachments {
+	return slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return !is(a.entry()) })
 }
 
 // judged is the verdict on the attachments of a container that stay.

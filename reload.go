@@ -100,7 +100,7 @@ func (s *snapshot) withNetworks() *snapshot {
 // isGone reports whether nothing exists any more of what the options name: a directory
 // without a file that may be meant, a file that does not exist. Something that cannot
 // be read is not gone.
-func (want *wanted) isGone(previous *snapshot) bool {
+func (want *config) isGone(previous *snapshot) bool {
 	found := false
 	for _, l := range want.loaders {
 		if l.from == (origin{}) {

@@ -56,7 +56,7 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
 	}
-	if err := op.open(ctx, ns.id, host, container.Access{}); err != nil {
+	if _, err := op.open(ctx, ns.id, host, container.Access{}); err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
 	}
 	defer op.end()

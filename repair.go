@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -282,7 +283,7 @@ func (a *attachment) repairing(o RepairOptions, holds []hold.Hold) *repairing {
 	r := &repairing{attachment: a, Repairing: &health.Repairing{
 		Runner: its, Host: a.op.Host, Container: a.inside(), Compare: a.compare, Inside: o.Inside,
 	}}
-	r.held = o.Unheld && isHeld(holds, a.op.Record, a.network.config.Name)
+	r.held = o.Unheld && slices.ContainsFunc(holds, func(h hold.Hold) bool { return h.Holds(a.op.Record, a.network.config.Name) })
 	if r.held || o.Want != nil {
 		r.Want = func(d compare.Difference) bool { return !r.held && o.Want(string(a.op.ID), r.difference(d)) }
 	}

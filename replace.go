@@ -64,52 +64,27 @@ func (r *Runtime) replace(ctx context.Context, s *snapshot, report *HealthReport
 		return nil, fmt.Errorf("the report is of no Health whose options name the container: %w", ErrInvalidArgument)
 	}
 	ns.makes = false // its task lives in the one that it has
-	return (&replacement{snapshot: s, ns: ns, seen: seen}).run(ctx)
+	p := &replacement{seen: seen}
+	return s.withoutHolders(ctx, func() (*Result, error) {
+		op, err := s.begin(ns, "ADD")
+		if err != nil {
+			return nil, err
+		}
+		defer op.end()
+		op.freeAddresses(ctx)
+		p.operation = op
+		if err := op.makeRoom(ctx, p.clear); err != nil {
+			return nil, err
+		}
+		return op.attachWith(ctx, p.before)
+	})
 }
 
 // replacement is a Replace in progress.
 type replacement struct {
-	*snapshot
-	ns   *Namespace
-	seen *record.Record // when it was decided; nil if there was none
-
-	before []formerly // the addresses of what it has removed
-}
-
-// run is repeated, as a Setup is, after containers that are gone and have its ports were
-// removed.
-func (p *replacement) run(ctx context.Context) (result *Result, err error) {
-	for range mostHolders {
-		if result, err = p.once(ctx); err == nil || !p.endHolders(ctx, err) {
-			break
-		}
-	}
-	return result, err
-}
-
-func (p *replacement) once(ctx context.Context) (*Result, error) {
-	op, err := p.begin(p.ns, "ADD")
-	if err != nil {
-		return nil, err
-	}
-	defer op.end()
-	op.freeAddresses(ctx)
-	if err := op.lock(ctx, container.Access{}); err != nil {
-		return nil, err
-	}
-	if err := op.Follow(); err != nil {
-		return nil, err
-	}
-	if err := p.clear(ctx, op); err != nil {
-		return nil, err
-	}
-	for _, a := range op.attachments {
-		a.ContainerID = string(op.PluginID())
-	}
-	if err := op.refuseTaken(); err != nil {
-		return nil, err
-	}
-	return op.attachWith(ctx, p.before)
+	*operation
+	seen   *record.Record // when it was decided; nil if there was none
+	before []formerly     // the addresses of what it has removed
 }
 
 // formerly are the addresses of one of a container's attachments.
@@ -123,17 +98,9 @@ var errChanged = fmt.Errorf("it has changed since the verdict: %w", ErrBusy)
 
 // clear removes all attachments of the container, and notes their addresses. It removes
 // nothing if the container is not as it was seen, or if the Setup that follows could not
-// succeed. Meanwhile the container is where its record says.
-func (p *replacement) clear(ctx context.Context, op *operation) error {
-	wanted := op.Depart()
-	defer func() {
-		op.Return(wanted)
-		op.endRemoval()
-	}()
-	all, err := op.recallAttached(ctx, wanted)
-	if err != nil {
-		return err
-	}
+// succeed.
+func (p *replacement) clear(ctx context.Context, wanted container.Place, all attachments) error {
+	op := p.operation
 	if op.Damaged {
 		return fmt.Errorf("its record is damaged; call Remove if the container is gone: %w", record.ErrBad)
 	}
@@ -188,20 +155,7 @@ func (op *operation) refuseReplacing(all attachments, wanted *container.Place) e
 	if op.SameNetNS(wanted.Path) == nil {
 		going = all.names()
 	}
-	for _, a := range op.attachments {
-		if !a.network.makesInterface() || going[a.IfName] {
-			continue
-		}
-		taken, err := wanted.HasLink(a.IfName)
-		if err != nil {
-			return fmt.Errorf("look up interface %s in %s: %w", a.IfName, wanted.Path, err)
-		}
-		if taken {
-			return fmt.Errorf("interface %s of network %q: there is one in %s that is not of this container's record: %w",
-				a.IfName, a.network.config.Name, wanted.Path, ErrAlreadyAttached)
-		}
-	}
-	return nil
+	return op.refuseTaken(wanted, going)
 }
 
 // attachWith attaches the container with the addresses that it had, where a network can

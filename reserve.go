@@ -160,11 +160,21 @@ func (all attachments) reopenPorts(sets []*askedPorts) error {
 	for _, set := range sets {
 		set.given = set.asked
 	}
+	return all.mapPorts(nil)
+}
+
+// mapPorts has the attachments ask for the ports that they were given, and notes them in a
+// record, if there is one.
+func (all attachments) mapPorts(rec *record.Record) error {
 	for _, a := range all {
 		if a.ports == nil {
 			continue
 		}
-		if err := a.mapPorts(); err != nil {
+		err := a.mapPorts()
+		if err == nil && rec != nil {
+			err = a.recordPorts(rec.Find(a.IfName))
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -184,18 +194,7 @@ func (op *operation) givePorts(rec *record.Record, sets []*askedPorts, chosen []
 	for _, set := range sets {
 		chosen = set.give(chosen)
 	}
-	for _, a := range op.attachments {
-		if a.ports == nil {
-			continue
-		}
-		if err := a.mapPorts(); err != nil {
-			return err
-		}
-		if err := a.recordPorts(rec.Find(a.IfName)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return op.attachments.mapPorts(rec)
 }
 
 // choosePorts returns n ports of the range that nobody seems to have. The index of

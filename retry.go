@@ -51,27 +51,12 @@ func (r *Runtime) RetryRemovals(ctx context.Context) (*Report, error) {
 func (s *snapshot) removeFailed(ctx context.Context, id record.ID) (removed bool, err error) {
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
-	op, err := s.beginTeardown(brief, id, container.Access{})
-	if err != nil {
-		return false, err
-	}
-	defer op.end()
-	if err := op.recallOwn(); err != nil {
-		return false, err
-	}
-	if op.Record == nil || op.Damaged {
-		return false, nil // removed since, or not legible enough
-	}
-	var going attachments
-	for _, a := range op.attachments {
-		if n := a.entry(); n != nil && n.Failures > 0 {
-			going = append(going, a)
+	return s.removeAgain(brief, id, container.Access{}, func(op *operation) (attachments, bool) {
+		if op.Damaged {
+			return nil, false // not legible enough
 		}
-	}
-	if len(going) == 0 {
-		return false, nil
-	}
-	op.KeepInhabited()
-	err = op.finish(ctx, going)
-	return err == nil, err
+		op.KeepInhabited()
+		going := op.recorded(func(n *record.Attachment) bool { return n.Failures > 0 })
+		return going, len(going) > 0
+	})
 }

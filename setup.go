@@ -58,40 +58,56 @@ func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []Names
 
 // setup attaches the container. Containers that are gone and have its ports are removed
 // first.
-func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (result *Result, err error) {
-	for range mostHolders {
-		if result, err = s.setupOnce(ctx, ns, serially); err == nil || !s.endHolders(ctx, err) {
-			break
+func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Result, error) {
+	return s.withoutHolders(ctx, func() (*Result, error) {
+		op, err := s.begin(ns, "ADD")
+		if err == nil {
+			defer op.end()
+			op.PrepareRecord()
+			op.freeAddresses(ctx)
+			s.reap(op.Host, true)
+			err = op.makeRoom(ctx, op.clearDead)
 		}
-	}
-	return result, err
+		if err != nil {
+			return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+		}
+		return op.tryAll(ctx, serially)
+	})
 }
 
-func (s *snapshot) setupOnce(ctx context.Context, ns *Namespace, serially bool) (*Result, error) {
-	op, err := s.begin(ns, "ADD")
-	if err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
-	}
-	defer op.end()
-	op.PrepareRecord()
-	op.freeAddresses(ctx)
-	s.reap(op.Host, true)
+// makeRoom locks the container to attach it. remove removes those of its earlier attachments
+// that are in the way.
+func (op *operation) makeRoom(ctx context.Context, remove clearing) error {
 	if err := op.lock(ctx, container.Access{}); err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+		return err
 	}
 	if err := op.Follow(); err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+		return err
 	}
-	if err := op.clearDead(ctx); err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+	if err := op.clear(ctx, remove); err != nil {
+		return err
 	}
 	for _, a := range op.attachments {
 		a.ContainerID = string(op.PluginID())
 	}
-	if err := op.refuseTaken(); err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", ns.id, err)
+	return op.refuseTaken(&op.Place, nil)
+}
+
+// clearing removes earlier attachments of a container that is to be attached at wanted.
+// Meanwhile the container is where its record says.
+type clearing func(ctx context.Context, wanted container.Place, earlier attachments) error
+
+func (op *operation) clear(ctx context.Context, remove clearing) error {
+	wanted := op.Depart()
+	defer func() {
+		op.Return(wanted)
+		op.endRemoval()
+	}()
+	earlier, err := op.recallAttached(ctx, wanted)
+	if err != nil {
+		return err
 	}
-	return op.tryAll(ctx, serially)
+	return remove(ctx, wanted, earlier)
 }
 
 // tryAll is try with the attempts of WithRetry.
@@ -110,18 +126,8 @@ func (op *operation) tryAll(ctx context.Context, serially bool) (*Result, error)
 
 // clearDead refuses to attach interfaces that are attached. It first removes the
 // leftovers of an attachment that has died: its namespace is gone or replaced,
-// or the interface in it is gone, as after a reboot or a crash. Meanwhile the
-// container is where its record says.
-func (op *operation) clearDead(ctx context.Context) error {
-	wanted := op.Depart()
-	defer func() {
-		op.Return(wanted)
-		op.endRemoval()
-	}()
-	earlier, err := op.recallAttached(ctx, wanted)
-	if err != nil {
-		return err
-	}
+// or the interface in it is gone, as after a reboot or a crash.
+func (op *operation) clearDead(ctx context.Context, wanted container.Place, earlier attachments) error {
 	if len(earlier) == 0 && op.Record == nil {
 		return nil
 	}
@@ -220,19 +226,19 @@ func (op *operation) leaves(a *attachment) bool {
 // refuseTaken refuses to make an interface that exists but is not on this
 // container's record, for example because the path leads to another container's
 // namespace by now. The ADD could only fail, and the DEL that undoes it would
-// delete the other interface.
-func (op *operation) refuseTaken() error {
+// delete the other interface. Those in going are about to be removed.
+func (op *operation) refuseTaken(at *container.Place, going map[string]bool) error {
 	for _, a := range op.attachments {
-		if !a.network.makesInterface() {
+		if !a.network.makesInterface() || going[a.IfName] {
 			continue
 		}
-		taken, err := op.HasLink(a.IfName)
+		taken, err := at.HasLink(a.IfName)
 		if err != nil {
-			return fmt.Errorf("look up interface %s in %s: %w", a.IfName, a.NetNS, err)
+			return fmt.Errorf("look up interface %s in %s: %w", a.IfName, at.Path, err)
 		}
 		if taken {
 			return fmt.Errorf("interface %s of network %q: there is one in %s that is not of this container's record: %w",
-				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
+				a.IfName, a.network.config.Name, at.Path, ErrAlreadyAttached)
 		}
 	}
 	return nil
@@ -313,11 +319,7 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]source, error
 	}
 	var wg sync.WaitGroup
 	for _, group := range groups {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			run(group)
-		}()
+		wg.Go(func() { run(group) })
 	}
 	wg.Wait()
 	return results, join(errs...)

@@ -25,7 +25,7 @@ import (
 type snapshot struct {
 	settings
 	*container.Store
-	wanted    *wanted // the options that it was made by
+	wanted    *config // the options that it was made by
 	networks  []*Network
 	last      *snapshot // the last one with networks, if a Reload found that theirs are gone
 	skipped   []SkippedFile
@@ -51,7 +51,7 @@ var (
 )
 
 // newSnapshot reads the networks.
-func newSnapshot(want *wanted, previous *snapshot) (*snapshot, error) {
+func newSnapshot(want *config, previous *snapshot) (*snapshot, error) {
 	b := &build{settings: &want.settings, previous: previous}
 	for _, load := range want.loaders {
 		if err := load.load(b); err != nil {
@@ -62,7 +62,7 @@ func newSnapshot(want *wanted, previous *snapshot) (*snapshot, error) {
 }
 
 // snapshot makes a configuration of the networks that were read.
-func (b *build) snapshot(want *wanted) *snapshot {
+func (b *build) snapshot(want *config) *snapshot {
 	previous := b.previous
 	s := &snapshot{settings: want.settings, wanted: want, networks: b.networks, skipped: b.skipped, parsed: &conflist.Cache{}}
 	env := invoke.Environ(os.Environ(), s.envAllow, nil)

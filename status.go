@@ -213,14 +213,9 @@ func (s *snapshot) lackOfKernel(ctx context.Context, host *hostns.NetNS) error {
 // makesRules reports whether a plugin of the loaded networks makes rules in a packet
 // filter.
 func (s *snapshot) makesRules() bool {
-	for _, n := range s.networks {
-		for _, p := range n.config.Plugins {
-			if known.Of(p.Network.Type).Rules != known.NoRules {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.networks, func(n *Network) bool {
+		return slices.ContainsFunc(n.config.Plugins, func(p *libcni.PluginConfig) bool { return known.Of(p.Network.Type).Rules != known.NoRules })
+	})
 }
 
 // ready returns the reasons why the network's plugins cannot attach a container.
@@ -252,7 +247,7 @@ func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []erro
 		if n.hasStatus() || found.Kind == runner.BuiltIn {
 			asked = append(asked, asking{p, false})
 		}
-		if found.Kind == runner.Executable && a.isReference(ctx, p) {
+		if found.Kind == runner.Executable && a.runner().AreReference(ctx, p.Network.Type, p.Network.IPAM.Type) {
 			asked = append(asked, asking{p, true})
 		}
 	}
@@ -265,13 +260,6 @@ func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []erro
 		}
 	}
 	return reasons
-}
-
-// isReference reports whether a plugin and its IPAM plugin are known to be the reference
-// plugins.
-func (a *attachment) isReference(ctx context.Context, p *libcni.PluginConfig) bool {
-	r := a.runner()
-	return r.IsReference(ctx, p.Network.Type) && (p.Network.IPAM.Type == "" || r.IsReference(ctx, p.Network.IPAM.Type))
 }
 
 // askStatus asks one plugin of a network for STATUS, or the built-in plugins of its types

@@ -128,7 +128,7 @@ func (a *attachment) siblings() (attachments, error) {
 	var err error
 	if rec := a.op.Record; rec != nil && !a.op.Damaged {
 		// Most attachments have none. The record then need not be parsed.
-		if !slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool { return n.State != record.Deleted && stays(n.IfName) }) {
+		if !rec.Has(func(n *record.Attachment) bool { return stays(n.IfName) }) {
 			return nil, nil
 		}
 		all, err = a.op.fromRecord()
@@ -249,7 +249,7 @@ func (r reaper) tend(op *operation, host netns.ID) (step abandoned.Step, err err
 func (r reaper) end(ctx context.Context, of *record.Record, host *hostns.NetNS) (bool, error) {
 	return abandoned.End(ctx, host, func(ctx context.Context, host *hostns.NetNS) (step abandoned.Step, ended bool, err error) {
 		at := host.ID()
-		op, err := r.beginTeardownFrom(ctx, of.ContainerID, host, container.Access{})
+		op, err := (&operation{snapshot: r.snapshot}).open(ctx, of.ContainerID, host, container.Access{})
 		if err != nil {
 			return step, false, err
 		}
@@ -265,6 +265,17 @@ func (r reaper) end(ctx context.Context, of *record.Record, host *hostns.NetNS) 
 // mostHolders limits how often one Setup is tried again after it has removed containers
 // that had its ports: of several that have one port, it learns of one at a time.
 const mostHolders = 8
+
+// withoutHolders repeats an attempt to attach a container after containers that are gone and
+// have its ports were removed.
+func (s *snapshot) withoutHolders(ctx context.Context, attempt func() (*Result, error)) (result *Result, err error) {
+	for range mostHolders {
+		if result, err = attempt(); err == nil || !s.endHolders(ctx, err) {
+			break
+		}
+	}
+	return result, err
+}
 
 // endHolders removes the containers that have the ports which a Setup was refused, if all
 // of them are abandoned; see WithoutReaping. The caller holds no lock: a container is
@@ -287,9 +298,7 @@ func (s *snapshot) isDead(rec *record.Record) bool {
 // isRebooted reports whether all attachments of a record are of this owner, and of
 // another boot.
 func (s *snapshot) isRebooted(rec *record.Record) bool {
-	return rec.Boot != "" && s.Boot != "" && rec.Boot != s.Boot && !slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool {
-		return n.State != record.Deleted && rec.OwnerOf(&n) != s.owner
-	})
+	return rec.Boot != "" && s.Boot != "" && rec.Boot != s.Boot && rec.IsOnly(s.owner)
 }
 
 // endDead removes a dead container that has something which another wants. It returns

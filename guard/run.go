@@ -82,13 +82,11 @@ func (g *guard) until(ctx context.Context, sources []source) error {
 	inner, cancel := context.WithCancelCause(ctx)
 	var group sync.WaitGroup
 	for _, watch := range sources {
-		group.Add(1)
-		go func() {
-			defer group.Done()
+		group.Go(func() {
 			if err := parallel.Try(func() error { return watch(inner) }); err != nil && inner.Err() == nil {
 				cancel(err)
 			}
-		}()
+		})
 	}
 	g.tell(Event{Kind: Begun})
 	err := g.loop(inner)
@@ -108,12 +106,9 @@ func (g *guard) hear() {
 	g.pace.hear(time.Now())
 	news := before.IsZero()
 	g.mu.Unlock()
-	if news {
-		g.awake()
+	if !news {
+		return
 	}
-}
-
-func (g *guard) awake() {
 	select {
 	case g.wake <- struct{}{}:
 	default:
@@ -205,12 +200,8 @@ func (g *guard) judge(report *cni.HealthReport, ids []string) (broken []string) 
 // unknown takes in that a container could not be compared. What nothing can be done about
 // here is a matter of Recover.
 func (g *guard) unknown(h cni.Health) {
-	for _, reason := range []error{cni.ErrHostNetNS, cni.ErrInvalidNetNS, cni.ErrNotRepairable} {
-		if errors.Is(h.Reason, reason) {
-			return
-		}
-	}
-	if !errors.As(h.Reason, new(*cni.RecordError)) {
+	final := slices.ContainsFunc([]error{cni.ErrHostNetNS, cni.ErrInvalidNetNS, cni.ErrNotRepairable}, func(reason error) bool { return errors.Is(h.Reason, reason) })
+	if !final && !errors.As(h.Reason, new(*cni.RecordError)) {
 		g.fail(h.ContainerID, h.Reason)
 	}
 }

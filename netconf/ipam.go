@@ -184,12 +184,7 @@ func everything(is4 bool) netip.Prefix {
 }
 
 func (h HostLocal) hasIPv6() bool {
-	for _, r := range h.all() {
-		if r.family().Is6() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(h.all(), func(r Range) bool { return r.family().Is6() })
 }
 
 // family returns an address of the range's family.

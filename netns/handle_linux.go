@@ -58,6 +58,11 @@ func open(path string) (*Handle, error) {
 	if err != nil {
 		return nil, withoutPath(err)
 	}
+	return handleOf(file)
+}
+
+// handleOf takes over an open file, which must be a network namespace.
+func handleOf(file *os.File) (*Handle, error) {
 	id, err := identify(file)
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
@@ -257,12 +262,7 @@ func OpenFD(fd uintptr) (_ *Handle, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("duplicate: %w", err)
 		}
-		file := os.NewFile(uintptr(own), unnamed)
-		id, err := identify(file)
-		if err != nil {
-			return nil, errors.Join(err, file.Close())
-		}
-		return &Handle{file: file, id: id}, nil
+		return handleOf(os.NewFile(uintptr(own), unnamed))
 	}
 	h, err := openProcess(pid)
 	if err != nil {

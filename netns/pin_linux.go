@@ -59,7 +59,11 @@ func Pin(h *Handle, path string) (err error) {
 			return perr
 		}
 		if pinned {
-			return samePin(h, path)
+			there, err := idAt(path)
+			if err == nil && there != h.ID() {
+				err = fmt.Errorf("namespace %s is pinned there: %w", there, fs.ErrExist)
+			}
+			return err
 		}
 		err = nil
 	}
@@ -67,17 +71,6 @@ func Pin(h *Handle, path string) (err error) {
 		return err
 	}
 	return mountAt(h, path)
-}
-
-func samePin(h *Handle, path string) error {
-	there, err := open(path)
-	if err != nil {
-		return err
-	}
-	if there.ID() != h.ID() {
-		err = fmt.Errorf("namespace %s is pinned there: %w", there.ID(), fs.ErrExist)
-	}
-	return errors.Join(err, there.Close())
 }
 
 // mountAt mounts the namespace on the file at path, in the mount namespace of the

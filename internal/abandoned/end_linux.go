@@ -8,6 +8,7 @@ import (
 
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // EndWithin limits the time for which End waits. Tests on a busy machine allow it more.
@@ -69,7 +70,7 @@ func (tend Tend) within(ctx context.Context, host *hostns.NetNS, stuck *atomic.I
 	go func() {
 		defer stuck.Add(-1)
 		var o outcome
-		o.err = guarded(func() (err error) {
+		o.err = parallel.Try(func() (err error) {
 			o.step, o.ended, err = tend(ctx, own)
 			return err
 		})

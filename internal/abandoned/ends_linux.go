@@ -133,8 +133,10 @@ func (p place) hostEnd(a *footprint.Attachment) (index int, err error) {
 			return l.Index, nil
 		} // else the bridge, which may have the address of another container's end
 	}
-	if index, err := p.endInside(a.IfName, c); index != 0 || err != nil {
-		return index, err
+	if p.container != nil { // results of old CNI versions list no interfaces
+		if index, err := p.host.EndOf(p.container, a.IfName); index != 0 || err != nil {
+			return index, err
+		}
 	}
 	all, err := c.Links()
 	if err != nil {
@@ -146,23 +148,6 @@ func (p place) hostEnd(a *footprint.Attachment) (index int, err error) {
 		}
 	}
 	return 0, p.vanished(a, macs)
-}
-
-// endInside finds the host's end through its peer in the container's namespace.
-// Results of old CNI versions list no interfaces.
-func (p place) endInside(ifName string, host *links.Conn) (index int, err error) {
-	if p.container == nil {
-		return 0, nil
-	}
-	own, err := p.host.Conns.Lookup(p.container, ifName)
-	if err != nil || own == nil || own.Kind != "veth" || !own.Peer.Elsewhere {
-		return 0, err
-	}
-	l, err := host.LinkByIndex(own.Peer.Index)
-	if links.NotFound(err) || err == nil && (l.Kind != "veth" || l.Peer.Index != own.Index || !l.Peer.Elsewhere) {
-		return 0, nil
-	}
-	return l.Index, err
 }
 
 // vanished returns nil if the end on the host, which was not found, has certainly

@@ -3,9 +3,7 @@ package abandoned
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/shared"
 )
@@ -92,7 +91,7 @@ func (s *Search) inBackground(host *hostns.NetNS) {
 	}
 	l, begun := s.begin(host), time.Now()
 	l.rests = true
-	if err := errors.Join(guarded(l.all), host.Close()); err != nil {
+	if err := errors.Join(parallel.Try(l.all), host.Close()); err != nil {
 		l.Logger.Warn("look for abandoned containers", "error", err)
 	}
 	s.next = time.Now().Add(restAfter(time.Since(begun)))
@@ -117,7 +116,7 @@ func (s *Search) begin(host *hostns.NetNS) *look {
 func (s *Search) Look(by Runtime, host *hostns.NetNS) error {
 	s.looking.Lock()
 	defer s.looking.Unlock()
-	return guarded((&look{Runtime: by, search: s, host: host}).all)
+	return parallel.Try((&look{Runtime: by, search: s, host: host}).all)
 }
 
 // look is one look at all records.
@@ -127,17 +126,6 @@ type look struct {
 	asked  []Containers
 	host   *hostns.NetNS
 	rests  bool // in the background
-}
-
-// guarded calls f and returns a panic of it as an error. f runs on a goroutine of the
-// library, where the program could not recover from the panic.
-func guarded(f func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
-		}
-	}()
-	return f()
 }
 
 // all looks at all records, and removes the containers that are abandoned.
@@ -228,15 +216,5 @@ func isFrom(view string, rec *record.Record, owner, boot string) bool {
 		rec.Warm || rec.NetNS.Ours || rec.NetNS.Ino == 0 {
 		return false
 	}
-	attached := false
-	for i := range rec.Attachments {
-		if rec.Attachments[i].State == record.Deleted {
-			continue
-		}
-		if rec.OwnerOf(&rec.Attachments[i]) != owner {
-			return false
-		}
-		attached = true
-	}
-	return attached && nsfind.LeadsAway(rec.NetNS.Path, rec.NetNS.ID())
+	return !rec.IsEmpty() && rec.IsOnly(owner) && nsfind.LeadsAway(rec.NetNS.Path, rec.NetNS.ID())
 }

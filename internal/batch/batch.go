@@ -168,12 +168,10 @@ func FlushTogether(ctx context.Context, all []*Batch) []error {
 	for i, w := range works {
 		tasks[i] = make([]error, len(w.tasks))
 		for j, t := range w.tasks {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				tasks[i][j] = errEnded // unless it returns or panics
 				tasks[i][j] = run(ctx, t.do)
-			}()
+			})
 		}
 	}
 	ofKinds := make([]Failures, len(all))

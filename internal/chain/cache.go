@@ -26,6 +26,12 @@ type Cached struct {
 	Attachment *Attachment
 }
 
+// CachedAs names an attachment in a cache whose configuration is not known: that suffices to
+// find it.
+func CachedAs(dir, network, containerID, ifName string) Cached {
+	return Cached{dir, &libcni.NetworkConfigList{Name: network}, &Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: containerID, IfName: ifName}}}
+}
+
 func (c *Chain) cached(a *Attachment) Cached { return Cached{c.CacheDir, c.List, a} }
 
 // content is the content of a file of libcni's cache.

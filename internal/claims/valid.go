@@ -28,11 +28,9 @@ func FindValid(found []record.Found, loaded []string, cached []*libcni.NetworkAt
 		if f.Err != nil && (!errors.Is(f.Err, record.ErrBad) || len(f.Record.Attachments) == 0) {
 			return nil, fmt.Errorf("the list of attachments is incomplete: %w", f.Err)
 		}
-		for _, n := range f.Record.Attachments {
+		for n := range f.Record.Present() {
 			networks := []string{n.Network}
-			if n.State == record.Deleted {
-				continue
-			} else if n.Network == "" {
+			if n.Network == "" {
 				networks = loaded
 			}
 			for _, network := range networks {

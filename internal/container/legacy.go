@@ -33,15 +33,11 @@ func formerFiles(own, records string) (paths []string, err error) {
 		}
 		paths = append(paths, dir)
 	}
-	if path := filepath.Join(own, "cachedports"); exists(path) {
+	path := filepath.Join(own, "cachedports")
+	if _, err := os.Lstat(path); err == nil {
 		paths = append(paths, path)
 	}
 	return paths, nil
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
 }
 
 // Pools are the namespaces that pools of earlier versions have made, in a directory for

@@ -275,8 +275,8 @@ func (p *Place) hostEnds(rec *record.Record) (lives, ended bool, err error) {
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	var missing []recordedEnd
-	for i := range rec.Attachments {
-		for _, end := range endsOf(&rec.Attachments[i]) {
+	for n := range rec.Present() {
+		for _, end := range endsOf(n) {
 			l, err := c.Link(end.name)
 			switch {
 			case links.NotFound(err):
@@ -324,7 +324,7 @@ type recordedEnd struct {
 // that its first plugin was given.
 func endsOf(n *record.Attachment) (ends []recordedEnd) {
 	result, given := chain.Decode(n.Result), chain.Decode(n.PrevResult)
-	if result == nil || n.State == record.Deleted {
+	if result == nil {
 		return nil
 	}
 	var inside []net.HardwareAddr

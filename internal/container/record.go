@@ -149,10 +149,8 @@ func (c *Container) NewRecord(owner string) (*record.Record, error) {
 		if !before.IsEmpty() {
 			rec.Since = before.Since
 		}
-		for _, n := range before.Attachments {
-			if n.State != record.Deleted {
-				rec.Attachments = append(rec.Attachments, n)
-			}
+		for n := range before.Present() {
+			rec.Attachments = append(rec.Attachments, *n)
 		}
 		if len(rec.Attachments) > 0 {
 			rec.Owner = before.Owner // earlier versions know no other
@@ -323,11 +321,7 @@ func (b *ByAddress) read(name string) (addrs []netip.Addr, sure bool) {
 	if rec == nil {
 		return nil, true // removed meanwhile, or not a record
 	}
-	for i := range rec.Attachments {
-		n := &rec.Attachments[i]
-		if n.State == record.Deleted {
-			continue
-		}
+	for n := range rec.Present() {
 		if result := chain.Decode(n.Result); result != nil {
 			for _, ip := range result.IPs {
 				if addr, ok := netip.AddrFromSlice(ip.Address.IP); ok {

@@ -64,35 +64,22 @@ func (k Key) String() string {
 type Tracker struct {
 	locks       *lock.Space
 	alone, wait time.Duration
-	*memory
+	// memory has of whom nobody waits any more. The Trackers of one lock file have it in
+	// common: some programs make a Runtime for each container.
+	memory *sync.Map
 }
 
-// memory is what the Trackers of one lock file have in common: some programs make a
-// Runtime for each container.
-type memory struct {
-	mu    sync.Mutex
-	known map[string]bool // of whom nobody waits any more
-}
-
-func (m *memory) knows(of string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.known[of]
-}
-
-func (m *memory) remember(of string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.known[of] = true
-}
-
-func newMemory() *memory { return &memory{known: make(map[string]bool)} }
-
-var memories shared.Values[string, memory] // by the path of the lock file
+var memories shared.Values[string, sync.Map] // by the path of the lock file
 
 // New returns a tracker. Nothing is touched before the first Begin.
 func New(locks *lock.Space) *Tracker {
-	return &Tracker{locks: locks, alone: longestAlone, wait: longestWait, memory: memories.Get(locks.Path(), newMemory)}
+	memory := memories.Get(locks.Path(), func() *sync.Map { return &sync.Map{} })
+	return &Tracker{locks: locks, alone: longestAlone, wait: longestWait, memory: memory}
+}
+
+func (t *Tracker) knows(of string) bool {
+	_, known := t.memory.Load(of)
+	return known
 }
 
 // Within sets how long an ADD is alone, and how long another waits for that. It
@@ -163,7 +150,7 @@ func (t *Tracker) begin(ctx context.Context, a aloneness) (end func(ok bool) err
 	ended := false
 	return func(ok bool) error {
 		if !ended && ok && !a.there() {
-			t.remember(a.of)
+			t.memory.Store(a.of, true)
 		}
 		ended = true
 		return leave()

@@ -39,7 +39,7 @@ func newTracker(dir string) *Tracker {
 // newProcess returns a tracker of another process: only the locks are common.
 func newProcess(dir string) *Tracker {
 	t := newTracker(dir)
-	t.memory = newMemory()
+	t.memory = &sync.Map{}
 	return t
 }
 

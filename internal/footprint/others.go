@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
-
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
@@ -51,8 +49,8 @@ func (o *Others) inUse(counts func(*record.Attachment) bool) (all []netip.Addr, 
 	whole := true
 	err = o.Records.Each(func(f record.Found) bool {
 		if o.isOther(f.Record.ContainerID) {
-			for _, n := range f.Record.Attachments {
-				if n.State != record.Deleted && counts(&n) {
+			for n := range f.Record.Present() {
+				if counts(n) {
 					all = append(all, Addresses(n.Result)...)
 				}
 			}
@@ -77,10 +75,7 @@ func (o *Others) cached() (all []netip.Addr, err error) {
 		if !o.isOther(record.ID(c.ContainerID)) {
 			continue
 		}
-		in := chain.Cached{
-			Dir: o.CacheDir, List: &libcni.NetworkConfigList{Name: c.Network},
-			Attachment: &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: c.ContainerID, IfName: c.IfName}},
-		}
+		in := chain.CachedAs(o.CacheDir, c.Network, c.ContainerID, c.IfName)
 		all = append(all, Addresses([]byte(in.Result()))...)
 	}
 	return all, nil
@@ -158,9 +153,9 @@ func (o *Others) any(is func(*record.Record, *record.Attachment) bool) (yes bool
 		if own := f.Record.ContainerID == o.ContainerID; !own && !o.isOther(f.Record.ContainerID) {
 			return true // this container, made ahead of time
 		}
-		yes = slices.ContainsFunc(f.Record.Attachments, func(n record.Attachment) bool {
+		yes = f.Record.Has(func(n *record.Attachment) bool {
 			own := f.Record.ContainerID == o.ContainerID && n.IfName == o.IfName
-			return !own && n.State != record.Deleted && is(f.Record, &n)
+			return !own && is(f.Record, n)
 		})
 		return !yes
 	})

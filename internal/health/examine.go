@@ -1,6 +1,7 @@
 package health
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/embedcni/cni/internal/compare"
@@ -85,12 +86,7 @@ func (p *Part) IsWhole() bool { return len(p.Differences) == 0 && p.Err == nil }
 // WantsCheck reports whether a CHECK of a plugin of the attachment can say more than the
 // comparison.
 func (p *Part) WantsCheck() bool {
-	for _, asks := range p.Asks {
-		if asks {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(slices.Collect(maps.Values(p.Asks)), true)
 }
 
 // Unjudged returns the types of plugins whose part nobody has judged, because CHECK is

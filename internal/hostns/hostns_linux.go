@@ -103,6 +103,27 @@ func (h *NetNS) HasLink(ns *netns.Handle, name string) (bool, error) {
 	return err == nil && l != nil, err
 }
 
+// EndOf returns the index of the end that an interface of another namespace has here, if
+// both are the ends of a pair; else 0.
+func (h *NetNS) EndOf(ns *netns.Handle, name string) (index int, err error) {
+	own, err := h.Conns.Lookup(ns, name)
+	if err != nil || own == nil || own.Kind != "veth" || !own.Peer.Elsewhere {
+		return 0, err
+	}
+	c, err := h.Conns.Borrow(h.Handle)
+	if err != nil {
+		return 0, err
+	}
+	l, err := c.LinkByIndex(own.Peer.Index)
+	if err == nil && l.Kind == "veth" && l.Peer.Elsewhere && l.Peer.Index == own.Index {
+		index = l.Index
+	}
+	if links.NotFound(err) {
+		err = nil
+	}
+	return index, errors.Join(err, c.Close())
+}
+
 // HasAddress reports whether an address is one of the namespace's own.
 func (h *NetNS) HasAddress(addr netip.Addr) (has bool, err error) {
 	c, err := h.Conns.Borrow(h.Handle)

@@ -43,6 +43,9 @@ func (*NetNS) Close() error { return nil }
 // String returns no identity.
 func (*NetNS) String() string { return "" }
 
+// EndOf finds none.
+func (*NetNS) EndOf(*netns.Handle, string) (int, error) { return 0, nil }
+
 // HasAddress returns true: nobody knows.
 func (*NetNS) HasAddress(netip.Addr) (bool, error) { return true, nil }
 

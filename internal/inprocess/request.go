@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -30,9 +31,9 @@ func Request(p plugin.Plugin, c Call) (*plugin.Request, error) {
 		return nil, plugin.Errorf(types.ErrDecodingFailure, "configuration of plugin %q: %w", c.Type, err)
 	}
 	r := &plugin.Request{
-		ContainerID: lookup(c.Env, "CONTAINERID"), IfName: lookup(c.Env, "IFNAME"),
-		Args: lookup(c.Env, "ARGS"), NetNS: lookup(c.Env, "NETNS"),
-		Path: filepath.SplitList(lookup(c.Env, "PATH")),
+		ContainerID: invoke.Variable(c.Env, "CNI_CONTAINERID"), IfName: invoke.Variable(c.Env, "CNI_IFNAME"),
+		Args: invoke.Variable(c.Env, "CNI_ARGS"), NetNS: invoke.Variable(c.Env, "CNI_NETNS"),
+		Path: filepath.SplitList(invoke.Variable(c.Env, "CNI_PATH")),
 		Host: c.Host, Delegate: c.Delegate,
 		Name: conf.Name, Type: c.Type, Config: c.Stdin,
 		CNIVersion: cmp.Or(conf.CNIVersion, "0.1.0"), // the version that did not ask for it
@@ -120,14 +121,4 @@ func validAttachments(config []byte) ([]types.GCAttachment, error) {
 		return nil, plugin.Errorf(types.ErrDecodingFailure, "cni.dev/valid-attachments: %w", err)
 	}
 	return conf.Valid, nil
-}
-
-// lookup finds a CNI_* variable. Of several, the last counts.
-func lookup(env []string, name string) string {
-	for _, kv := range slices.Backward(env) {
-		if value, ok := strings.CutPrefix(kv, "CNI_"+name+"="); ok {
-			return value
-		}
-	}
-	return ""
 }

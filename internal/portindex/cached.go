@@ -16,6 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/shared"
+	"github.com/embedcni/cni/netns"
 )
 
 // Cache is libcni's cache, where the attachments of programs are that use libcni directly,
@@ -137,4 +138,19 @@ func (c *Cache) Conflicts(host *hostns.NetNS, wanted []ports.Claim, known func(c
 		}
 	}
 	return found, err
+}
+
+// livesOn reports whether the attachment certainly lives, and on this host: its path leads
+// to a namespace in which its interface is one end of a pair, and the other end is here.
+// The cache does not say from which namespace plugins ran.
+func (a Cached) livesOn(host *hostns.NetNS) (bool, error) {
+	if a.NetNS == "" {
+		return false, nil
+	}
+	ns, err := netns.Open(a.NetNS)
+	if err != nil {
+		return false, nil // gone, or out of reach
+	}
+	end, err := host.EndOf(ns, a.IfName)
+	return end != 0, errors.Join(err, ns.Close())
 }

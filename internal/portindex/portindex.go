@@ -113,11 +113,7 @@ func (x *Index) Find(wanted []ports.Claim) (holders []Holder, err error) {
 }
 
 func holdersIn(rec *record.Record, wanted []ports.Claim) (holders []Holder) {
-	for i := range rec.Attachments {
-		a := &rec.Attachments[i]
-		if a.State == record.Deleted {
-			continue
-		}
+	for a := range rec.Present() {
 		for _, c := range Claims(a, nil) {
 			if slices.ContainsFunc(wanted, c.Overlaps) {
 				holders = append(holders, Holder{rec, a, c})

@@ -17,31 +17,19 @@ type Request struct {
 	Protocols []string // in lower case, each once
 }
 
-// SyntaxError says which part of a text is wrong.
-type SyntaxError struct {
-	Text   string // the whole
-	Part   string // one of the following
-	Value  string // as it stands in the text
-	Reason string
-}
-
-// Parts of a text.
+// The parts of a port that an error names.
 const (
-	PartAddr      = "host address"
-	PartHost      = "host port"
-	PartContainer = "container port"
-	PartProtocol  = "protocol"
+	partAddr      = "host address"
+	partHost      = "host port"
+	partContainer = "container port"
+	partProtocol  = "protocol"
 )
-
-func (e *SyntaxError) Error() string {
-	return fmt.Sprintf("port %q: %s %q %s", e.Text, e.Part, e.Value, e.Reason)
-}
 
 // Parse reads a port as people write it, or a range of ports:
 //
 //	80  :80  8080:80  127.0.0.1:8080:80/udp  [::1]::53/tcp+udp  8000-8010:9000-9010
 //
-// The error is a *SyntaxError.
+// The error names the part that is wrong.
 func Parse(text string) ([]Request, error) {
 	p := parser{text}
 	rest, protocols, named := strings.Cut(text, "/")
@@ -61,17 +49,17 @@ func Parse(text string) ([]Request, error) {
 	if !both {
 		host, container = "", rest
 	}
-	first, last, err := p.ports(PartContainer, container)
+	first, last, err := p.ports(partContainer, container)
 	if err != nil {
 		return nil, err
 	}
 	var from, to uint16
 	if host != "" {
-		if from, to, err = p.ports(PartHost, host); err != nil {
+		if from, to, err = p.ports(partHost, host); err != nil {
 			return nil, err
 		}
 		if to-from != last-first {
-			return nil, p.wrong(PartHost, host, "has %d ports for %d of the container", int(to-from)+1, int(last-first)+1)
+			return nil, p.wrong(partHost, host, "has %d ports for %d of the container", int(to-from)+1, int(last-first)+1)
 		}
 	}
 	var all []Request
@@ -91,7 +79,7 @@ func Parse(text string) ([]Request, error) {
 type parser struct{ text string }
 
 func (p parser) wrong(part, value, reason string, args ...any) error {
-	return &SyntaxError{p.text, part, value, fmt.Sprintf(reason, args...)}
+	return fmt.Errorf("port %q: %s %q %s", p.text, part, value, fmt.Sprintf(reason, args...))
 }
 
 func (p parser) protocols(text string) (all []string, err error) {
@@ -99,9 +87,9 @@ func (p parser) protocols(text string) (all []string, err error) {
 		name := strings.ToLower(one)
 		switch {
 		case !slices.Contains(Protocols(), name):
-			return nil, p.wrong(PartProtocol, one, "is none of tcp, udp, sctp")
+			return nil, p.wrong(partProtocol, one, "is none of tcp, udp, sctp")
 		case slices.Contains(all, name):
-			return nil, p.wrong(PartProtocol, one, "is named twice")
+			return nil, p.wrong(partProtocol, one, "is named twice")
 		}
 		all = append(all, name)
 	}
@@ -114,11 +102,11 @@ func (p parser) cutAddr(text string) (addr netip.Addr, rest string, err error) {
 	if strings.HasPrefix(text, "[") {
 		closed := false
 		if name, rest, closed = strings.Cut(text[1:], "]"); !closed {
-			return addr, "", p.wrong(PartAddr, text, "has no closing bracket")
+			return addr, "", p.wrong(partAddr, text, "has no closing bracket")
 		}
 		ported := false
 		if rest, ported = strings.CutPrefix(rest, ":"); !ported || !strings.Contains(rest, ":") {
-			return addr, "", p.wrong(PartAddr, "["+name+"]", "must be followed by :HOST:CONTAINER, or ::CONTAINER for a host port to choose")
+			return addr, "", p.wrong(partAddr, "["+name+"]", "must be followed by :HOST:CONTAINER, or ::CONTAINER for a host port to choose")
 		}
 	} else {
 		colons := strings.Count(text, ":")
@@ -127,12 +115,12 @@ func (p parser) cutAddr(text string) (addr netip.Addr, rest string, err error) {
 		}
 		if colons > 2 {
 			name = beforePorts(text)
-			return addr, "", p.wrong(PartAddr, name, "needs brackets if it is an IPv6 address, and is none of IPv4")
+			return addr, "", p.wrong(partAddr, name, "needs brackets if it is an IPv6 address, and is none of IPv4")
 		}
 		name, rest, _ = strings.Cut(text, ":")
 	}
 	if addr, err = ParseAddr(name); err != nil {
-		return addr, "", p.wrong(PartAddr, name, "%v", err)
+		return addr, "", p.wrong(partAddr, name, "%v", err)
 	}
 	return addr, rest, nil
 }
@@ -173,7 +161,7 @@ func (p parser) ports(part, text string) (first, last uint16, err error) {
 func (p parser) port(part, whole, text string) (uint16, error) {
 	n, err := strconv.ParseUint(text, 10, 16)
 	switch {
-	case err == nil && n == 0 && part == PartHost:
+	case err == nil && n == 0 && part == partHost:
 		return 0, p.wrong(part, whole, "is not 1 to 65535; leave it out to have one chosen")
 	case err != nil || n == 0:
 		return 0, p.wrong(part, whole, "is not 1 to 65535, or a range FIRST-LAST of them")

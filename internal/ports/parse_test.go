@@ -1,7 +1,7 @@
 package ports
 
 import (
-	"errors"
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -69,13 +69,7 @@ func TestSyntaxErrorsNameThePart(t *testing.T) {
 		"[localhost]:80:80": `host address "localhost" is not an IP address`,
 	} {
 		_, err := Parse(text)
-		var e *SyntaxError
-		if !errors.As(err, &e) {
-			t.Errorf("%s: %v", text, err)
-			continue
-		}
-		expect.Same(t, text, err.Error(), `port "`+text+`": `+want)
-		expect.Same(t, text, e.Text, text)
+		expect.Same(t, text, fmt.Sprint(err), `port "`+text+`": `+want)
 	}
 }
 
@@ -87,9 +81,6 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		all, err := Parse(text)
 		if err != nil {
-			if !errors.As(err, new(*SyntaxError)) {
-				t.Errorf("%q: %v", text, err)
-			}
 			return
 		}
 		if len(all) > 64 {

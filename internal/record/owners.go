@@ -18,52 +18,39 @@ func (r *Record) OwnerOf(n *Attachment) string {
 // Owned reports whether the owner has an attachment in the record. A record
 // without attachments belongs to the record's owner.
 func (r *Record) Owned(owner string) bool {
-	attached := false
-	for i := range r.Attachments {
-		if r.Attachments[i].State == Deleted {
-			continue
-		}
-		if attached = true; r.OwnerOf(&r.Attachments[i]) == owner {
-			return true
-		}
+	if r.IsEmpty() {
+		return r.Owner == owner
 	}
-	return !attached && r.Owner == owner
+	return r.Has(func(n *Attachment) bool { return r.OwnerOf(n) == owner })
 }
 
 // IsEmpty reports whether no attachments are in the record: it is of a namespace that was
 // made for the container.
-func (r *Record) IsEmpty() bool {
-	return !slices.ContainsFunc(r.Attachments, func(n Attachment) bool { return n.State != Deleted })
+func (r *Record) IsEmpty() bool { return !r.Has(func(*Attachment) bool { return true }) }
+
+// IsOnly reports whether no attachments of another owner are in the record.
+func (r *Record) IsOnly(owner string) bool {
+	return !r.Has(func(n *Attachment) bool { return r.OwnerOf(n) != owner })
 }
 
 // Shared reports whether attachments of more than one owner are in the record.
-func (r *Record) Shared() bool {
-	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
-		return n.State != Deleted && r.OwnerOf(&n) != r.Owner
-	})
-}
+func (r *Record) Shared() bool { return !r.IsOnly(r.Owner) }
 
 // IsUnsettled reports whether attachments of an owner are in the record whose removal
 // has begun.
 func (r *Record) IsUnsettled(owner string) bool {
-	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
-		return r.OwnerOf(&n) == owner && (n.State == Deleting || n.State != Deleted && n.Failures > 0)
-	})
+	return r.Has(func(n *Attachment) bool { return r.OwnerOf(n) == owner && (n.State == Deleting || n.Failures > 0) })
 }
 
 // HasFailed reports whether the removal of an owner's attachment has failed.
 func (r *Record) HasFailed(owner string) bool {
-	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
-		return n.State != Deleted && n.Failures > 0 && r.OwnerOf(&n) == owner
-	})
+	return r.Has(func(n *Attachment) bool { return r.OwnerOf(n) == owner && n.Failures > 0 })
 }
 
 // IsDue reports whether it is time to repeat a failed removal of an owner's attachment;
 // see [Attachment.RetryIn].
 func (r *Record) IsDue(owner string, now time.Time) bool {
-	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
-		return n.State != Deleted && n.Failures > 0 && r.OwnerOf(&n) == owner && n.RetryIn(now) <= 0
-	})
+	return r.Has(func(n *Attachment) bool { return r.OwnerOf(n) == owner && n.Failures > 0 && n.RetryIn(now) <= 0 })
 }
 
 // OtherOwners returns the owners of the attachments in the records, in order, but for
@@ -78,10 +65,8 @@ func OtherOwners(found []Found, owner string) (others []string) {
 		if len(f.Record.Attachments) == 0 {
 			add(f.Record.Owner)
 		}
-		for i := range f.Record.Attachments {
-			if n := &f.Record.Attachments[i]; n.State != Deleted {
-				add(f.Record.OwnerOf(n))
-			}
+		for n := range f.Record.Present() {
+			add(f.Record.OwnerOf(n))
 		}
 	}
 	slices.Sort(others)

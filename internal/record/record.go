@@ -14,6 +14,7 @@ package record
 import (
 	"encoding/json"
 	"errors"
+	"iter"
 	"log/slog"
 	"slices"
 	"time"
@@ -252,7 +253,28 @@ func (r *Record) IsUnfinished(n *Attachment) bool {
 // HasOthers reports whether attachments are in the record under other interface names
 // than these.
 func (r *Record) HasOthers(names map[string]bool) bool {
-	return slices.ContainsFunc(r.Attachments, func(n Attachment) bool { return n.State != Deleted && !names[n.IfName] })
+	return r.Has(func(n *Attachment) bool { return !names[n.IfName] })
+}
+
+// Present returns the attachments that were not removed.
+func (r *Record) Present() iter.Seq[*Attachment] {
+	return func(yield func(*Attachment) bool) {
+		for i := range r.Attachments {
+			if n := &r.Attachments[i]; n.State != Deleted && !yield(n) {
+				return
+			}
+		}
+	}
+}
+
+// Has reports whether is returns true for an attachment that was not removed.
+func (r *Record) Has(is func(*Attachment) bool) bool {
+	for n := range r.Present() {
+		if is(n) {
+			return true
+		}
+	}
+	return false
 }
 
 // Find returns the attachment with that interface name, or nil.

@@ -82,7 +82,7 @@ func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *vi
 			return e, err
 		}
 	}
-	if r.IsReference(ctx, call.Plugin) && (ipam == "" || r.IsReference(ctx, ipam)) {
+	if r.AreReference(ctx, call.Plugin, ipam) {
 		e = compare.Excuse{Why: "the comparison with the kernel, which covers all that this plugin's CHECK does, finds nothing wrong", Blind: true}
 		switch known.Of(call.Plugin).Rules {
 		case known.Forward, known.HostPorts:
@@ -90,6 +90,12 @@ func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *vi
 		}
 	}
 	return e, nil
+}
+
+// AreReference reports whether the executables of a type and of its IPAM plugin, if it has
+// one, are known to be the reference plugins.
+func (r *Runner) AreReference(ctx context.Context, typ, ipam string) bool {
+	return r.IsReference(ctx, typ) && (ipam == "" || r.IsReference(ctx, ipam))
 }
 
 // IsReference reports whether the executable of a type is known to be the reference

@@ -20,8 +20,7 @@ const module = "github.com/containernetworking/plugins"
 // References finds out which executables are reference plugins, and their
 // versions. It is safe for concurrent use. The zero References is ready to use.
 type References struct {
-	mu   sync.Mutex
-	seen map[string]seen // by root, type and path
+	seen sync.Map // of a seen, by root, type and path
 }
 
 type seen struct {
@@ -60,30 +59,15 @@ func (v *References) of(ctx context.Context, root invoke.Root, typ, path string)
 		return ""
 	}
 	key := string(root) + " " + typ + " " + path
-	if s, ok := v.known(key); ok && os.SameFile(s.file, file) && s.file.ModTime().Equal(file.ModTime()) && s.file.Size() == file.Size() {
+	before, _ := v.seen.Load(key)
+	if s, ok := before.(seen); ok && os.SameFile(s.file, file) && s.file.ModTime().Equal(file.ModTime()) && s.file.Size() == file.Size() {
 		return s.version
 	}
 	version := ask(ctx, root, typ, path)
 	if ctx.Err() == nil {
-		v.note(key, seen{file, version})
+		v.seen.Store(key, seen{file, version})
 	}
 	return version
-}
-
-func (v *References) known(key string) (s seen, ok bool) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	s, ok = v.seen[key]
-	return s, ok
-}
-
-func (v *References) note(key string, s seen) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.seen == nil {
-		v.seen = make(map[string]seen)
-	}
-	v.seen[key] = s
 }
 
 // ask reads the version from the build information in the executable. If that
