@@ -159,8 +159,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, own []*Network, rep
 		became := outcome{id: nameOf(f), adopted: keep, skipped: left}
 		if left == nil {
 			var err error
-			became.removed, err = s.removeAgain(ctx, f.Record.ContainerID, container.Access{Waiting: container.Hurried, HasBarrier: true},
-				func(op *operation) (attachments, bool) { return op.unsettled(keep) })
+			became.removed, err = s.removeAgain(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) { return op.unsettled(keep) })
 			became.setAside(err)
 		}
 		report.add(became)

@@ -64,7 +64,7 @@ func (s *snapshot) collectAttachments(ctx context.Context, f record.Found, o GCO
 		became.removed = true
 	default:
 		var err error
-		became.removed, err = s.removeAgain(ctx, f.Record.ContainerID, container.Access{Waiting: container.Hurried, HasBarrier: true}, func(op *operation) (attachments, bool) {
+		became.removed, err = s.removeAgain(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) {
 			if op.Damaged {
 				return nil, false
 			}
@@ -79,16 +79,19 @@ func (s *snapshot) collectAttachments(ctx context.Context, f record.Found, o GCO
 	return became
 }
 
-// removeAgain removes those of this owner's attachments of a container that choose
-// returns, unless choose leaves the container alone. It reports whether it has removed
-// anything.
-func (s *snapshot) removeAgain(
-	ctx context.Context, id record.ID, how container.Access, choose func(op *operation) (attachments, bool),
-) (removed bool, err error) {
-	op, err := s.beginTeardown(ctx, id, how)
+// removeAgain is removeChosen for a container of a GC.
+func (s *snapshot) removeAgain(ctx context.Context, id record.ID, choose func(op *operation) (attachments, bool)) (removed bool, err error) {
+	op, err := s.beginTeardown(ctx, id, container.Access{Waiting: container.Hurried, HasBarrier: true})
 	if err != nil {
 		return false, err
 	}
+	return op.removeChosen(ctx, choose)
+}
+
+// removeChosen removes those of this owner's attachments of a container that choose
+// returns, unless choose leaves the container alone, and ends the operation. It reports
+// whether it has removed anything.
+func (op *operation) removeChosen(ctx context.Context, choose func(op *operation) (attachments, bool)) (removed bool, err error) {
 	defer op.end()
 	if err := op.recallOwn(); err != nil {
 		return false, err

@@ -51,7 +51,11 @@ func (r *Runtime) RetryRemovals(ctx context.Context) (*Report, error) {
 func (s *snapshot) removeFailed(ctx context.Context, id record.ID) (removed bool, err error) {
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
-	return s.removeAgain(brief, id, container.Access{}, func(op *operation) (attachments, bool) {
+	op, err := s.beginTeardown(brief, id, container.Access{})
+	if err != nil {
+		return false, err
+	}
+	return op.removeChosen(ctx, func(op *operation) (attachments, bool) {
 		if op.Damaged {
 			return nil, false // not legible enough
 		}
