@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -51,6 +53,43 @@ func TestCallersPluginIsNotSwept(t *testing.T) {
 		expect.NoError(t, testhost.SetUp(t.Context(), r, id, path)())
 		err := r.Remove(t.Context(), id, path)
 		expect.Same(t, "failure of the "+string(kind), errors.Is(err, failure), kind == "registered")
+	}
+}
+
+// slow is a built-in plugin whose first DEL fails. It notes how long a DEL may take.
+type slow struct {
+	testhost.Idle
+	dels *int
+	may  *time.Duration
+}
+
+func (p slow) Del(ctx context.Context, _ *plugin.Request) error {
+	if *p.dels++; *p.dels == 1 {
+		return errors.New("cannot delete")
+	}
+	deadline, _ := ctx.Deadline()
+	*p.may = time.Until(deadline)
+	return nil
+}
+
+// TestRetryRemovalsWaitsForPlugins: only for a lock does it wait shortly.
+func TestRetryRemovalsWaitsForPlugins(t *testing.T) {
+	s := testhost.NewStage(t)
+	var dels int
+	var may time.Duration
+	r := s.Runtime(cni.WithBuiltins(map[string]plugin.Plugin{"p": slow{dels: &dels, may: &may}}), testhost.ListOfTypes("net", "p"),
+		cni.WithTimeouts(cni.Timeouts{Del: time.Hour}))
+	path := s.Container("c1")
+	testhost.MustSetUp(t, r, "c1", path)
+	if err := r.Remove(t.Context(), "c1", path); err == nil {
+		t.Fatal("Remove did not fail")
+	}
+	expect.Eventually(t, "the removal", func() bool {
+		report := expect.Value(r.RetryRemovals(t.Context()))(t)
+		return slices.Equal(report.Removed, []string{"c1"})
+	})
+	if may < time.Hour/2 {
+		t.Errorf("the DEL could take %v", may)
 	}
 }
 

@@ -41,6 +41,13 @@ func dies(t *testing.T, r *cni.Runtime, id string, opts ...cni.NamespaceOpts) {
 	k.Kill()
 }
 
+// impatient has a Setup wait no longer than it does in a program.
+func impatient(t *testing.T) {
+	before := abandoned.EndWithin
+	abandoned.EndWithin = time.Second
+	t.Cleanup(func() { abandoned.EndWithin = before })
+}
+
 // TestSetupTakesThePortOfADeadContainer, on every way of forwarding, and removes the dead
 // one to the last line. It does so however often.
 func TestSetupTakesThePortOfADeadContainer(t *testing.T) {
@@ -151,6 +158,7 @@ func TestSetupLeavesAHolderThatIsNotItsToRemove(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
+			impatient(t)
 			h := newRealHost(t)
 			r := h.forwarding(b, h.portNetwork("net", "1", b), cni.WithBuiltinPlugins())
 			then := keep(t, h, r)
@@ -177,8 +185,7 @@ func TestSetupLeavesAHolderThatIsNotItsToRemove(t *testing.T) {
 // is refused the port soon, and gets it when the DEL was given up.
 func TestSetupWaitsForNoPluginOfADeadContainer(t *testing.T) {
 	b := portBackends()[3]
-	defer func(d time.Duration) { abandoned.EndWithin = d }(abandoned.EndWithin)
-	abandoned.EndWithin = time.Second
+	impatient(t)
 	h := newRealHost(t)
 	h.linkPlugins()
 	r := h.Runtime(h.portNetwork("net", "1", b), cni.WithPluginDir([]string{h.Path("bin")}), cni.WithTimeouts(cni.Timeouts{Del: 15 * time.Second}))
