@@ -71,7 +71,6 @@ func (r *Runtime) replace(ctx context.Context, s *snapshot, report *HealthReport
 			return nil, err
 		}
 		defer op.end()
-		op.freeAddresses(ctx)
 		p.operation = op
 		if err := op.makeRoom(ctx, p.clear); err != nil {
 			return nil, err

@@ -1,22 +1,17 @@
 package cni
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"github.com/embedcni/cni/internal/abandoned"
-	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/portindex"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/plugin"
 )
 
 // beginRecord writes the record. It refuses ports of the host that another
@@ -260,104 +255,4 @@ func (op *operation) noneLeft(picked *ports.Picked, holders []portindex.Holder, 
 		return gone
 	}
 	return e
-}
-
-// askedAddress is an address that a Setup asks host-local for, and that is reserved for
-// another attachment, or nobody.
-type askedAddress struct {
-	network string
-	addr    netip.Addr
-	ipamdir.Reservation
-}
-
-// reservedAddresses returns the addresses that this call asks for in vain, as it is now.
-func (op *operation) reservedAddresses() (all []askedAddress) {
-	for _, a := range op.attachments {
-		for i, p := range a.network.config.Plugins {
-			if p.Network.IPAM.Type == "" || !a.mayAskForAddresses(p.Bytes) {
-				continue
-			}
-			request, err := a.chain().Request(i, &a.Attachment)
-			if err != nil {
-				continue // the plugin is not run with it either
-			}
-			dir, addrs := builtin.Requested(p.Network.IPAM.Type, &plugin.Request{
-				Type: p.Network.IPAM.Type, Name: a.network.config.Name, CNIVersion: a.network.config.CNIVersion,
-				ContainerID: a.ContainerID, IfName: a.IfName, Args: a.CNIArgs(), Config: request,
-			})
-			for _, addr := range addrs {
-				r, ok, err := ipamdir.Reserved(dir, addr)
-				if err != nil {
-					op.logger.Warn("see who has an address", "container", op.ID, "error", err)
-				}
-				if ok && r.ContainerID != string(op.PluginID()) {
-					all = append(all, askedAddress{a.network.config.Name, addr, r})
-				}
-			}
-		}
-	}
-	return all
-}
-
-// mayAskForAddresses reports whether the caller or the configuration of a plugin may ask
-// for addresses. Parsing all would cost each Setup.
-func (a *attachment) mayAskForAddresses(config []byte) bool {
-	return len(a.Args) > 0 || len(a.ConfigArgs) > 0 || a.CapabilityArgs[capIPs] != nil || bytes.Contains(config, []byte(`"ips"`))
-}
-
-// freeAddresses removes the containers that have addresses which this call asks host-local
-// for, if they are dead. The caller holds no lock. What cannot be removed stays, and the
-// plugin will refuse the address.
-func (op *operation) freeAddresses(ctx context.Context) {
-	if op.withoutReaping {
-		return
-	}
-	for _, asked := range op.reservedAddresses() {
-		if rec := op.recordOf(record.PluginID(asked.ContainerID)); rec != nil && op.isDead(rec) {
-			op.endDead(ctx, rec)
-		}
-	}
-}
-
-// explained adds to the error of a Setup who has the addresses that it asks for.
-func (op *operation) explained(err error) error {
-	if err == nil {
-		return nil
-	}
-	var who []error
-	for _, asked := range op.reservedAddresses() {
-		holder := "nobody: the file is empty"
-		if id := asked.ContainerID; id != "" {
-			holder = fmt.Sprintf("container %q, interface %q", id, asked.IfName)
-			switch rec := op.recordOf(record.PluginID(id)); {
-			case rec == nil:
-				holder += ", which is not on record"
-			case string(rec.ContainerID) != id:
-				holder += fmt.Sprintf(", which is the plugins' name of container %q", rec.ContainerID)
-			}
-		}
-		who = append(who, fmt.Errorf("address %s of network %q is reserved in %s for %s", asked.addr, asked.network, asked.Dir, holder))
-	}
-	if len(who) == 0 {
-		return err
-	}
-	return join(append([]error{err}, who...)...)
-}
-
-// recordOf returns the record of the container that plugins know under an ID, or nil if
-// there is none that can be used.
-func (s *snapshot) recordOf(id record.PluginID) *record.Record {
-	if f := s.Records.Find(record.ID(id)); f.Err == nil && f.Record != nil && f.Record.Plugins() == id {
-		return f.Record
-	}
-	all, err := s.Records.List() // a pool's containers have IDs of their own
-	if err != nil {
-		s.logger.Warn("see who has an address", "error", err)
-	}
-	for _, f := range all {
-		if f.Err == nil && f.Record != nil && f.Record.Plugins() == id {
-			return f.Record
-		}
-	}
-	return nil
 }

@@ -64,7 +64,6 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 		if err == nil {
 			defer op.end()
 			op.PrepareRecord()
-			op.freeAddresses(ctx)
 			s.reap(op.Host, true)
 			err = op.makeRoom(ctx, op.clearDead)
 		}
@@ -115,7 +114,7 @@ func (op *operation) tryAll(ctx context.Context, serially bool) (*Result, error)
 	for attempt := 1; ; attempt++ {
 		result, err := op.try(ctx, serially)
 		if err == nil || attempt >= op.retry.Attempts || !isTransient(err) {
-			return result, op.explained(err)
+			return result, err
 		}
 		op.logger.Info("trying again", "container", op.ID, "attempt", attempt+1, "error", err)
 		if werr := waitFor(ctx, op.retry.pause(attempt+1)); werr != nil {

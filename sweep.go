@@ -223,9 +223,6 @@ func (r reaper) tend(op *operation, host netns.ID) (step abandoned.Step, err err
 	if op.Record == nil || op.Damaged {
 		return step, nil
 	}
-	if op.isRebooted(op.Record) && op.Gone() {
-		return step, op.finishAbandoned(op.attachments)
-	}
 	if !abandoned.Is(op.Record, op.owner, op.Boot) {
 		return step, nil
 	}
@@ -289,20 +286,8 @@ func (s *snapshot) endHolders(ctx context.Context, err error) bool {
 	return !slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !s.endDead(ctx, rec) })
 }
 
-// isDead reports whether a record describes a container of this owner alone that is dead
-// for certain: it is abandoned, or of another boot of the machine.
-func (s *snapshot) isDead(rec *record.Record) bool {
-	return abandoned.Is(rec, s.owner, s.Boot) || s.isRebooted(rec)
-}
-
-// isRebooted reports whether all attachments of a record are of this owner, and of
-// another boot.
-func (s *snapshot) isRebooted(rec *record.Record) bool {
-	return rec.Boot != "" && s.Boot != "" && rec.Boot != s.Boot && rec.IsOnly(s.owner)
-}
-
-// endDead removes a dead container that has something which another wants. It returns
-// false if the container stays.
+// endDead removes a dead container that has ports which another wants. It returns false if
+// the container stays.
 func (s *snapshot) endDead(ctx context.Context, rec *record.Record) (ended bool) {
 	host, err := s.Hosts.Open(s.hostNetNS)
 	if err == nil {
@@ -310,7 +295,7 @@ func (s *snapshot) endDead(ctx context.Context, rec *record.Record) (ended bool)
 		err = join(err, host.Close())
 	}
 	if err != nil {
-		s.logger.Warn("remove a container that is gone and has ports or addresses that another wants", "container", rec.ContainerID, "error", err)
+		s.logger.Warn("remove a container that is gone and has ports that another wants", "container", rec.ContainerID, "error", err)
 	}
 	return ended
 }

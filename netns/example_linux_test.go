@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -93,17 +92,6 @@ func ExampleShare() {
 	// Output:
 	// blue
 	// <nil>
-}
-
-func ExampleOpenPID() {
-	ns, err := netns.OpenPID(os.Getpid())
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer ns.Close()
-	own, err := netns.ProcessID()
-	fmt.Println(ns.ID() == own, err)
-	// Output: true <nil>
 }
 
 func ExampleSweep() {

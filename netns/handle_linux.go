@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -58,11 +56,6 @@ func open(path string) (*Handle, error) {
 	if err != nil {
 		return nil, withoutPath(err)
 	}
-	return handleOf(file)
-}
-
-// handleOf takes over an open file, which must be a network namespace.
-func handleOf(file *os.File) (*Handle, error) {
 	id, err := identify(file)
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
@@ -226,82 +219,6 @@ func withoutPath(err error) error {
 // idOf converts the fields, whose types differ between architectures.
 func idOf(st *unix.Stat_t) ID {
 	return ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}
-}
-
-// OpenPID opens the network namespace of a process: the one that its leading thread is
-// in. The error is [fs.ErrNotExist] if there is no such process, or it has ended.
-//
-// The number of a process that was waited for may be another's. For one that is not a
-// child of the caller's, open it with pidfd_open(2), verify that it is the one that is
-// meant, and use [OpenFD].
-func OpenPID(pid int) (_ *Handle, err error) {
-	defer naming(&err, "open the network namespace of process %d", pid)
-	return openProcess(strconv.Itoa(pid))
-}
-
-func openProcess(pid string) (*Handle, error) {
-	h, err := open("/proc/" + pid + "/ns/net")
-	if errors.Is(err, unix.ESRCH) { // it ended meanwhile
-		err = fs.ErrNotExist
-	}
-	return h, err
-}
-
-// OpenFD opens the network namespace that a descriptor refers to, or that the process
-// is in to which a descriptor of pidfd_open(2) refers. The caller keeps fd. The error
-// is [ErrNotNetNS] if it refers to something else, and [fs.ErrNotExist] if the process
-// has ended.
-func OpenFD(fd uintptr) (_ *Handle, err error) {
-	defer naming(&err, "open the network namespace of descriptor %d", fd)
-	pid, err := processOf(fd)
-	if err != nil {
-		return nil, err
-	}
-	if pid == "" {
-		own, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			return nil, fmt.Errorf("duplicate: %w", err)
-		}
-		return handleOf(os.NewFile(uintptr(own), unnamed))
-	}
-	h, err := openProcess(pid)
-	if err != nil {
-		return nil, err
-	}
-	// It has not been waited for, so the number was its own all the time.
-	if now, err := processOf(fd); err != nil || now != pid {
-		return nil, errors.Join(err, fs.ErrNotExist, h.Close())
-	}
-	return h, nil
-}
-
-// processOf returns the number of the process that a pidfd refers to; empty if fd is
-// something else. The error is fs.ErrNotExist if the process has been waited for.
-//
-//	Pid:	4711
-func processOf(fd uintptr) (pid string, err error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/thread-self/fdinfo/%d", fd))
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", unix.EBADF
-	}
-	if err != nil {
-		return "", err
-	}
-	for _, line := range strings.Split(string(data), "\n") {
-		value, ok := strings.CutPrefix(line, "Pid:")
-		if !ok {
-			continue
-		}
-		pid = strings.TrimSpace(value)
-		if pid == "-1" { // it has been waited for
-			return "", fs.ErrNotExist
-		}
-		if pid == "0" {
-			return "", errors.New("the process is in a PID namespace that is not visible from here")
-		}
-		return pid, nil
-	}
-	return "", nil
 }
 
 // Owner returns the user namespace that the network namespace belongs to. The error is

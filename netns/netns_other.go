@@ -31,12 +31,6 @@ func New() (*Handle, error) { return nil, ErrNotSupported }
 // NewIn fails with [ErrNotSupported].
 func NewIn(*os.File) (*Handle, error) { return nil, ErrNotSupported }
 
-// OpenPID fails with [ErrNotSupported].
-func OpenPID(int) (*Handle, error) { return nil, ErrNotSupported }
-
-// OpenFD fails with [ErrNotSupported].
-func OpenFD(uintptr) (*Handle, error) { return nil, ErrNotSupported }
-
 // Share fails with [ErrNotSupported].
 func Share(string) error { return ErrNotSupported }
 

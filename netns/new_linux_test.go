@@ -137,60 +137,6 @@ func TestNewInRefusesWhatIsNoUserNamespace(t *testing.T) {
 	expect.Same(t, "descriptors", openFiles(t), before)
 }
 
-func TestOpenPIDAndOpenFDOfAProcess(t *testing.T) {
-	pidfd := -1
-	cmd := sleeper(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, PidFD: &pidfd})
-	pid := cmd.Process.Pid
-	want := fileID(t, fmt.Sprintf("/proc/%d/ns/net", pid))
-	h, err := netns.OpenPID(pid)
-	expect.NoError(t, err)
-	expect.Same(t, "by number", h.ID(), want)
-	byFD, err := netns.OpenFD(h.File().Fd())
-	expect.NoError(t, err)
-	expect.Same(t, "by descriptor", byFD.ID(), want)
-	expect.NoError(t, byFD.Close())
-	if _, err := h.Owner(); err != nil {
-		t.Errorf("after closing the duplicate: %v", err)
-	}
-	byPidFD, err := netns.OpenFD(uintptr(pidfd))
-	expect.NoError(t, err)
-	expect.Same(t, "by descriptor of the process", byPidFD.ID(), want)
-	expect.NoError(t, errors.Join(byPidFD.Close(), h.Close()))
-
-	expect.NoError(t, cmd.Process.Kill())
-	for _, state := range []string{"killed", "waited for"} {
-		if state == "waited for" {
-			_ = cmd.Wait() // it was killed
-		} else {
-			var info unix.Siginfo
-			expect.NoError(t, unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT, nil))
-		}
-		if _, err := netns.OpenPID(pid); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: got %v, want %v", state, err, fs.ErrNotExist)
-		}
-		if _, err := netns.OpenFD(uintptr(pidfd)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s, by descriptor: got %v, want %v", state, err, fs.ErrNotExist)
-		}
-	}
-	expect.NoError(t, unix.Close(pidfd))
-}
-
-func TestOpenFDRefusesOtherDescriptors(t *testing.T) {
-	before := openFiles(t)
-	for _, path := range []string{"/dev/null", "/proc/self/ns/uts", t.TempDir()} {
-		f, err := os.Open(path)
-		expect.NoError(t, err)
-		if _, err := netns.OpenFD(f.Fd()); !errors.Is(err, netns.ErrNotNetNS) {
-			t.Errorf("%s: got %v, want %v", path, err, netns.ErrNotNetNS)
-		}
-		expect.NoError(t, f.Close())
-	}
-	if _, err := netns.OpenFD(1 << 20); !errors.Is(err, unix.EBADF) {
-		t.Errorf("a closed one: got %v, want %v", err, unix.EBADF)
-	}
-	expect.Same(t, "descriptors", openFiles(t), before)
-}
-
 // TestSharedPinsAreSeenElsewhere, in a mount namespace that is made afterwards, and by
 // iproute2; and their removal too.
 func TestSharedPinsAreSeenElsewhere(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/plugin"
 )
@@ -92,13 +91,4 @@ func gatewaysOf(list *libcni.NetworkConfigList, p *libcni.PluginConfig, is func(
 		}
 	}
 	return all, nil
-}
-
-// Requested returns the addresses that a plugin's request asks its IPAM plugin for, if
-// that is host-local, and the directory in which it has a file for each.
-func Requested(ipam string, r *plugin.Request) (dir string, addrs []netip.Addr) {
-	if ipam != known.HostLocal {
-		return "", nil
-	}
-	return hostlocal.Requested(r)
 }

@@ -7,16 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/embedcni/cni/internal/plainfile"
-)
-
-// The kernel has no wait for a lock that a context ends, so Lock asks for it repeatedly.
-// A holder needs about a millisecond.
-const (
-	firstPause = 100 * time.Microsecond
-	lastPause  = 5 * time.Millisecond
 )
 
 // Lock takes host-local's lock of a directory: the exclusive lock of the file
@@ -34,7 +26,7 @@ func Lock(ctx context.Context, dir string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err = awaitLock(ctx, f); err != nil {
+		if err = plainfile.Flock(ctx, f, true); err != nil {
 			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
 		}
 		mine, err := f.Stat()
@@ -47,21 +39,6 @@ func Lock(ctx context.Context, dir string) (*os.File, error) {
 		}
 		if err = errors.Join(err, nerr, f.Close()); err != nil {
 			return nil, err
-		}
-	}
-}
-
-func awaitLock(ctx context.Context, f *os.File) error {
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		if ok, err := tryLock(f); ok || err != nil {
-			return err
-		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return fmt.Errorf("another process holds it: %w", context.Cause(ctx))
 		}
 	}
 }

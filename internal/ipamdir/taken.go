@@ -12,21 +12,14 @@ func Taken(s Search) (taken []netip.Addr, err error) {
 	var errs []error
 	for _, dir := range s.Dirs {
 		for _, addr := range s.Addresses {
-			r, ok, err := Reserved(dir, addr)
-			errs = append(errs, err)
+			r, ok, err := readReservation(dir, addr.String())
+			if err != nil {
+				errs = append(errs, fmt.Errorf("find the owner of the reserved address %s: %w", addr, err))
+			}
 			if ok && r.content != "" && !holds(r.content, s.ContainerID, s.IfName) {
 				taken = append(taken, addr)
 			}
 		}
 	}
 	return taken, errors.Join(errs...)
-}
-
-// Reserved returns the reservation of an address in a directory, if there is one.
-func Reserved(dir string, addr netip.Addr) (r Reservation, ok bool, err error) {
-	r, ok, err = readReservation(dir, addr.String())
-	if err != nil {
-		err = fmt.Errorf("find the owner of the reserved address %s: %w", addr, err)
-	}
-	return r, ok, err
 }
