@@ -31,8 +31,7 @@ func reap(t *testing.T, r *cni.Runtime) {
 // released.
 func letGoOf(h *testhost.Host, id string) bool {
 	h.T.Helper()
-	rec, err := h.Records().Load(record.ID(id))
-	expect.NoError(h.T, err)
+	rec := expect.Value(h.Records().Load(record.ID(id)))(h.T)
 	if rec == nil {
 		h.T.Fatalf("%s is on no record", id)
 	}
@@ -62,8 +61,7 @@ func (h *realHost) bridged(opts ...cni.Opt) *cni.Runtime {
 // returns that path.
 func (h *realHost) moveMount(path, to string) string {
 	h.T.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Open(path))(h.T)
 	to = h.Path("netns", to)
 	expect.NoError(h.T, errors.Join(netns.Pin(ns, to), ns.Close(), netns.Remove(path)))
 	h.T.Cleanup(func() { expect.NoError(h.T, netns.Remove(to)) })
@@ -80,12 +78,10 @@ func TestFault_F33_AContainerThatAnotherProcessKeepsLives(t *testing.T) {
 			before := h.Audit()
 			k := testhost.NewTask(t)
 			path, other := k.Path(), ""
-			ns, err := netns.Open(path)
-			expect.NoError(t, err)
+			ns := expect.Value(netns.Open(path))(t)
 			path = h.Path("netns", "c1")
 			expect.NoError(t, errors.Join(netns.Pin(ns, path), ns.Close()))
-			result, err := r.Setup(t.Context(), "c1", path)
-			expect.NoError(t, err)
+			result := expect.Value(r.Setup(t.Context(), "c1", path))(t)
 			switch who {
 			case "a process":
 				expect.NoError(t, netns.Remove(path))
@@ -106,8 +102,7 @@ func TestFault_F33_AContainerThatAnotherProcessKeepsLives(t *testing.T) {
 				expect.Same(t, "kept", keeps(h.Host, "c1"), false)
 				expect.Same(t, "let go", letGoOf(h.Host, "c1"), true)
 			}
-			report, err := r.Recover(t.Context())
-			expect.NoError(t, err)
+			report := expect.Value(r.Recover(t.Context()))(t)
 			expect.Same(t, "removed", report.Removed, nil)
 			if _, skipped := report.Skipped["c1"]; skipped != (who == "a mount") {
 				t.Errorf("report %+v", report)
@@ -209,8 +204,7 @@ func TestFault_F33_AContainerWithoutAVisibleEndIsReported(t *testing.T) {
 			if len(warned) != 1 {
 				t.Errorf("%q is in the log %d times: %q", c.want, len(warned), log.Lines("WARN"))
 			}
-			report, err := r.Recover(t.Context())
-			expect.NoError(t, err)
+			report := expect.Value(r.Recover(t.Context()))(t)
 			expect.Is(t, report.Kept["c1"], cni.ErrInvalidNetNS)
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 		})

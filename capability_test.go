@@ -76,10 +76,7 @@ func TestCapabilityThatCannotBe(t *testing.T) {
 func TestCapabilitiesAreCopied(t *testing.T) {
 	ports, sets, ips := []PortMapping{{HostPort: 1, ContainerPort: 2}}, [][]IPRanges{{{Subnet: "10.0.0.0/8"}}}, []string{"10.0.0.1"}
 	opts := []NamespaceOpts{WithCapabilityPortMap(ports), WithCapabilityIPRangeSets(sets), WithCapabilityIPs(ips...)}
-	before, err := wireOf(opts...)
-	expect.NoError(t, err)
+	before := expect.Value(wireOf(opts...))(t)
 	ports[0].HostPort, sets[0][0].Subnet, ips[0] = 9, "192.168.0.0/16", "10.0.0.9"
-	if after, err := wireOf(opts...); err != nil || after != before {
-		t.Errorf("after: %s, %v\nbefore: %s", after, err, before)
-	}
+	expect.Same(t, "after the others", expect.Value(wireOf(opts...))(t), before)
 }

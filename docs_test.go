@@ -18,21 +18,18 @@ import (
 // cannot look up explains nothing.
 func TestExportedDocumentationCitesNothingUnexported(t *testing.T) {
 	for _, dir := range []string{".", "plugin", "netns", "netconf", "guard", "reconcile", "cnitest"} {
-		names, err := filepath.Glob(filepath.Join(dir, "*.go"))
-		expect.NoError(t, err)
+		names := expect.Value(filepath.Glob(filepath.Join(dir, "*.go")))(t)
 		set := token.NewFileSet()
 		var files []*ast.File
 		for _, name := range names {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}
-			f, err := parser.ParseFile(set, name, nil, parser.ParseComments)
-			expect.NoError(t, err)
+			f := expect.Value(parser.ParseFile(set, name, nil, parser.ParseComments))(t)
 			files = append(files, f)
 		}
 		hidden := unexported(files)
-		p, err := doc.NewFromFiles(set, files, dir)
-		expect.NoError(t, err)
+		p := expect.Value(doc.NewFromFiles(set, files, dir))(t)
 		docs := exportedDocs(p)
 		if dir == "." && !hidden["newSnapshot"] || len(docs) < 2 {
 			t.Fatalf("%s: %d unexported names, %d comments", dir, len(hidden), len(docs))

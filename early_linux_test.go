@@ -56,8 +56,7 @@ func TestDurableStateIsMadeAfterTheRecord(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attaching"})
 	files := func() (all []string) {
 		for _, pattern := range []string{h.Path("ipam", "net", "*"), h.Path("state", "results", "*")} {
-			found, err := filepath.Glob(pattern)
-			expect.NoError(t, err)
+			found := expect.Value(filepath.Glob(pattern))(t)
 			all = append(all, found...)
 		}
 		return all
@@ -139,8 +138,7 @@ func TestPluginsThatMayWriteFilesWaitForTheRecord(t *testing.T) {
 			synced = true
 			return nil
 		})
-		_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
-		expect.NoError(t, err)
+		expect.Value(r.Setup(t.Context(), "c1", s.Container("c1")))(t)
 		expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 		s.RemoveNetNS("c1")
 	}
@@ -194,8 +192,7 @@ func TestARecordOfPluginsThatWriteNoFileIsNotSynced(t *testing.T) {
 				path = s.Container("c1")
 				before = s.Audit()
 			}
-			_, err := r.Setup(t.Context(), "c1", path, tt.opts...)
-			expect.NoError(t, err)
+			expect.Value(r.Setup(t.Context(), "c1", path, tt.opts...))(t)
 			expect.Same(t, "syncs", synced, tt.want)
 			if rec, err := s.Records().Load("c1"); rec == nil || err != nil || !rec.WasAttached() {
 				t.Errorf("record %+v, %v", rec, err)
@@ -222,13 +219,10 @@ func TestLoIsNotCached(t *testing.T) {
 			s.Plugin(scripted.Script{}, "loopback")
 			r := s.Runtime(tt.load...)
 			path := s.Container("c1")
-			_, err := r.Setup(t.Context(), "c1", path)
-			expect.NoError(t, err)
-			found, err := filepath.Glob(s.Path("state", "results/*"))
-			expect.NoError(t, err)
+			expect.Value(r.Setup(t.Context(), "c1", path))(t)
+			found := expect.Value(filepath.Glob(s.Path("state", "results/*")))(t)
 			expect.Same(t, "cached", len(found), tt.cached)
-			rec, err := s.Records().Load("c1")
-			expect.NoError(t, err)
+			rec := expect.Value(s.Records().Load("c1"))(t)
 			for _, n := range rec.Attachments {
 				expect.Same(t, "state of "+n.IfName, n.State, record.Added)
 				if len(n.Result) == 0 {
@@ -277,12 +271,10 @@ func TestFault_F39_AReleaseIsOnTheDiskBeforeTheRecordGoes(t *testing.T) {
 	})
 	done := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
 	dir := expect.Await(t, "the sync", begun)
-	found, err := filepath.Glob(filepath.Join(dir, "*.*.*.*"))
-	expect.NoError(t, err)
+	found := expect.Value(filepath.Glob(filepath.Join(dir, "*.*.*.*")))(t)
 	expect.Same(t, "addresses when it began", found, []string(nil))
 	expect.Eventually(t, "a DEL while the release is on its way", func() bool { return !h.hasPort() })
-	rec, err := h.Records().Load("c1")
-	expect.NoError(t, err)
+	rec := expect.Value(h.Records().Load("c1"))(t)
 	if rec == nil {
 		t.Error("the record is gone, and the release is not on the disk")
 	}

@@ -166,8 +166,7 @@ func TestFault_F31_RealPluginsThatShareNothingAreNotHeldUp(t *testing.T) {
 	expect.NoError(t, os.WriteFile(dir+"/portmap", []byte(script), 0o755))
 	c := testhost.Case{Plugins: []string{testhost.BridgeConf(testhost.HostLocal(testhost.V4Range)), `{"type": "portmap", "capabilities": {"portMappings": true}}`}}
 	r := h.Runtime(cni.WithHostNetNS(h.Path("netns", "host")), cni.WithPluginDir([]string{dir}), cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
-	_, err := r.Setup(t.Context(), "c1", h.Container("c1"), testhost.MapPort(8080))
-	expect.NoError(t, err)
+	expect.Value(r.Setup(t.Context(), "c1", h.Container("c1"), testhost.MapPort(8080)))(t)
 	letGo := h.Hanging(r.Patiently(), "hangs", gate, testhost.MapPort(8081))
 	expect.Soon(t, "another", func() error {
 		_, err := r.Setup(t.Context(), "c2", h.Container("c2"), testhost.MapPort(8082))

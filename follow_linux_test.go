@@ -41,9 +41,7 @@ func TestSetupFollowsAPathThatBecameAnothersWhileItWaited(t *testing.T) {
 	s.Container("c1")
 	after := idAt(t, path)
 	close(letGo)
-	if err := expect.Await(t, "the first call", first); err == nil {
-		t.Error("the first call succeeded")
-	}
+	expect.Fails(t, "the first call succeeded", expect.Await(t, "the first call", first))
 	expect.NoError(t, expect.Await(t, "the second call", second))
 	expect.Same(t, "the plugin's namespaces", seen, []netns.ID{before, after})
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
@@ -51,8 +49,7 @@ func TestSetupFollowsAPathThatBecameAnothersWhileItWaited(t *testing.T) {
 
 func idAt(t *testing.T, path string) netns.ID {
 	t.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(t, err)
+	ns := expect.Value(netns.Open(path))(t)
 	expect.NoError(t, ns.Close())
 	return ns.ID()
 }

@@ -17,7 +17,7 @@ func TestFault_F29_NothingIsReadFromTheLeadingThread(t *testing.T) {
 	allowed := []string{"/proc/self/uid_map", "/proc/self/timens_offsets", "/proc/self/gid_map", "/proc/self/exe", "\"/proc/self\"", "/proc/self/ns/pid",
 		"{\"/proc/self/\", "} // prefixes of paths that are not followed
 	support := []string{"bench", "examples", "cnitest", "internal/audit", "internal/sandbox", "internal/scripted", "internal/faults", "internal/testhost"}
-	err := filepath.WalkDir(".", func(path string, entry os.DirEntry, err error) error {
+	expect.NoError(t, filepath.WalkDir(".", func(path string, entry os.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -45,6 +45,5 @@ func TestFault_F29_NothingIsReadFromTheLeadingThread(t *testing.T) {
 			}
 		}
 		return nil
-	})
-	expect.NoError(t, err)
+	}))
 }

@@ -31,9 +31,7 @@ func FuzzArgs(f *testing.F) {
 		given := map[string]string{k1: v1, k2: v2}
 		sorted, err := sortedArgs(given)
 		if err != nil {
-			if !errors.Is(err, ErrInvalidArgument) {
-				t.Errorf("%v is not ErrInvalidArgument", err)
-			}
+			expect.Is(t, err, ErrInvalidArgument)
 			return
 		}
 		var pairs, keys []string

@@ -35,8 +35,7 @@ b: broken: another call for the container is under way
 c: unknown: killed
 d: not attached
 CHECK: 4 asked, 1 failed, 1 gave no answer; 2 attachments not asked`)
-	data, err := json.Marshal(report.Containers[1])
-	expect.NoError(t, err)
+	data := expect.Value(json.Marshal(report.Containers[1]))(t)
 	expect.Same(t, "JSON", string(data), `{"ContainerID":"b","State":"broken","Differences":[`+
 		`{"Network":"net","IfName":"eth0","Plugin":"bridge","Kind":"address","Inside":false,"Object":"10.1.0.1/24 on cni0","Wanted":"","Found":"","Repairable":true,"Why":"","Err":"no address"},`+
 		`{"Network":"net","IfName":"eth0","Plugin":"bridge","Kind":"interface","Inside":true,"Object":"eth0","Wanted":"up","Found":"down","Repairable":false,"Why":"it differs","Err":"it is down"},`+

@@ -151,8 +151,7 @@ func TestOnlyLinksTalksRtnetlink(t *testing.T) {
 			importers = append(importers, p.ImportPath)
 		}
 		for _, name := range p.GoFiles {
-			source, err := os.ReadFile(filepath.Join(p.Dir, name))
-			expect.NoError(t, err)
+			source := expect.Value(os.ReadFile(filepath.Join(p.Dir, name)))(t)
 			if strings.Contains(string(source), "NETLINK_ROUTE") && !slices.Contains(users, p.ImportPath) {
 				users = append(users, p.ImportPath)
 			}
@@ -175,8 +174,7 @@ func TestNothingRunsBeforeNew(t *testing.T) {
 				continue
 			}
 			for _, name := range p.GoFiles {
-				source, err := os.ReadFile(filepath.Join(p.Dir, name))
-				expect.NoError(t, err)
+				source := expect.Value(os.ReadFile(filepath.Join(p.Dir, name)))(t)
 				for _, what := range initWork(t, name, string(source)) {
 					t.Errorf("%s: %s: %s", goos, p.ImportPath, what)
 				}
@@ -204,8 +202,7 @@ func TestInitWorkIsFound(t *testing.T) {
 // initWork lists the code of a file that runs before main.
 func initWork(t *testing.T, name, source string) (found []string) {
 	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), name, source, 0)
-	expect.NoError(t, err)
+	file := expect.Value(parser.ParseFile(token.NewFileSet(), name, source, 0))(t)
 	for _, decl := range file.Decls {
 		switch d := decl.(type) {
 		case *ast.FuncDecl:

@@ -79,8 +79,7 @@ func TestFault_F57_CHECKAndDELAreOfTheKindThatAttached(t *testing.T) {
 			var ran []string
 			base := []cni.Opt{conf, builtIns(testhost.Idle{}, nil), ranKinds(&ran)}
 			install(0)
-			_, err := s.Runtime(append(tt.first, base...)...).Setup(t.Context(), "c1", s.Container("c1"))
-			expect.NoError(t, err)
+			expect.Value(s.Runtime(append(tt.first, base...)...).Setup(t.Context(), "c1", s.Container("c1")))(t)
 			install(1)
 			later := s.Runtime(append(tt.later, base...)...)
 			take(&ran)
@@ -101,8 +100,7 @@ func TestFault_F57_AnotherPluginOfTheSameNameIsNotAsked(t *testing.T) {
 	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"tuning": heard(&calls, "built in")})
 	first := s.Runtime(conf, builtIn, cni.WithPlugin("tuning", heard(&calls, "registered")))
 	path := s.Container("c1")
-	_, err := first.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	expect.Value(first.Setup(t.Context(), "c1", path))(t)
 	later := s.Runtime(conf, builtIn)
 	for verb, err := range map[string]error{
 		"check":  later.Check(t.Context(), "c1", path),
@@ -135,8 +133,7 @@ func TestFault_F57_AnExecutableIsTheOneAtTheRecordedPath(t *testing.T) {
 		return cni.WithPluginDir(dirs)
 	}
 	path := s.Container("c1")
-	_, err := s.Runtime(conf, dirs("old", "bin")).Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	expect.Value(s.Runtime(conf, dirs("old", "bin")).Setup(t.Context(), "c1", path))(t)
 	// The intended plugin logs its calls to another file.
 	later := s.Runtime(conf, dirs("bin"))
 	s.TakeCalls()
@@ -184,8 +181,7 @@ func TestFault_F57_WithoutARecordedKindEitherMayHaveAttached(t *testing.T) {
 					first, second = ours, disk
 				}
 				r, path := s.Runtime(opts...), s.Container("c1")
-				_, err := r.Setup(t.Context(), "c1", path)
-				expect.NoError(t, err)
+				expect.Value(r.Setup(t.Context(), "c1", path))(t)
 				old(s)
 				check := func() error {
 					take(&ran)
@@ -241,8 +237,7 @@ func TestFault_F57_AnADDRunsTheRecordedPlugin(t *testing.T) {
 	}}}
 	var ran []string
 	r := s.Runtime(cni.WithConfListBytes(conf), builtIns(installs, testhost.Idle{}), ranKinds(&ran))
-	_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
-	expect.NoError(t, err)
+	expect.Value(r.Setup(t.Context(), "c1", s.Container("c1")))(t)
 	expect.Same(t, "ran", take(&ran), []string{"ADD p built in", "ADD q built in"})
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 }
@@ -290,8 +285,7 @@ func TestFault_F57_ADelegateIsRecordedBeforeItRuns(t *testing.T) {
 	}}}
 	opts := []cni.Opt{cni.WithPlugin("main", main), cni.WithPlugin("own", own), testhost.ListOfTypes("net", "main")}
 	path := s.Container("c1")
-	_, err := s.Runtime(opts...).Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	expect.Value(s.Runtime(opts...).Setup(t.Context(), "c1", path))(t)
 	expect.Same(t, "recorded", plugins, []record.Plugin{{Type: "main", Kind: "registered"},
 		{Type: "disk", Kind: "executable", Path: s.Path("bin", "disk")}, {Type: "own", Kind: "registered"}})
 	s.TakeCalls()
@@ -325,14 +319,12 @@ func TestFault_F57_TheDetectedBackendIsTheRecorded(t *testing.T) {
 		}
 	}
 	r, path := s.Runtime(builtIns(own, nil), testhost.ListOfTypes("net", "p")), s.Container("c1")
-	_, err := r.Setup(t.Context(), "c1", path)
-	expect.NoError(t, err)
+	expect.Value(r.Setup(t.Context(), "c1", path))(t)
 	now = fwrules.DetectedIPTables
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	expect.Same(t, "chosen", take(&chosen), []string{"ADD native", "CHECK native", "DEL native"})
-	_, err = r.Setup(t.Context(), "c2", s.Container("c2"))
-	expect.NoError(t, err)
+	expect.Value(r.Setup(t.Context(), "c2", s.Container("c2")))(t)
 	now = fwrules.DetectedNative
 	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
 	expect.Same(t, "chosen", take(&chosen), []string{"ADD iptables", "DEL iptables"})

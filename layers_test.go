@@ -135,8 +135,7 @@ func inModule(path string) string {
 
 // TestDesignListsThePackages compares DESIGN's table with the packages.
 func TestDesignListsThePackages(t *testing.T) {
-	design, err := os.ReadFile("DESIGN.md")
-	expect.NoError(t, err)
+	design := expect.Value(os.ReadFile("DESIGN.md"))(t)
 	_, section, ok := strings.Cut(string(design), "\n## The packages\n")
 	section, _, end := strings.Cut(section, "\n## ")
 	if !ok || !end {

@@ -46,8 +46,7 @@ func TestAPinThatOutlivesAPowerCutIsMadeAfterTheRecord(t *testing.T) {
 			}
 			return nil
 		})
-		_, err := r.Setup(t.Context(), "c1", path, cni.WithNewNetNS())
-		expect.NoError(t, err)
+		expect.Value(r.Setup(t.Context(), "c1", path, cni.WithNewNetNS()))(t)
 		expect.Same(t, "made", isMade(), true)
 		expect.Same(t, "synced", synced, true)
 		r.SyncRecordsBy((*os.File).Sync) // Remove syncs the release of the address
@@ -93,11 +92,9 @@ func TestANamespaceStaysOnRecordIfTheDiskFails(t *testing.T) {
 	broken := errors.New("the disk is broken")
 	syncs := 0
 	r.SyncRecordsBy(func(f *os.File) error { return f.Sync() })
-	result, err := r.Setup(t.Context(), "c1", "", cni.WithNewNetNS())
-	expect.NoError(t, err)
+	result := expect.Value(r.Setup(t.Context(), "c1", "", cni.WithNewNetNS()))(t)
 	path := result.NetNS
-	ns, err := netns.Open(path)
-	expect.NoError(t, err)
+	ns := expect.Value(netns.Open(path))(t)
 	defer ns.Close() // was only looked at
 	attempt := func(failing int) error {
 		nettest.Inside(t, ns, func(nl *netlink.Handle) error {
@@ -120,13 +117,11 @@ func TestANamespaceStaysOnRecordIfTheDiskFails(t *testing.T) {
 	failed := 0
 	for n := 1; ; n++ {
 		err := attempt(n)
-		rec, lerr := h.Records().Load("c1")
-		expect.NoError(t, lerr)
+		rec := expect.Value(h.Records().Load("c1"))(t)
 		if rec == nil || rec.NetNS.ID() != ns.ID() || !rec.NetNS.Ours {
 			t.Fatalf("write %d fails: record %+v of namespace %v", n, rec, ns.ID())
 		}
-		now, oerr := netns.Open(path)
-		expect.NoError(t, oerr)
+		now := expect.Value(netns.Open(path))(t)
 		expect.Same(t, "namespace", now.ID(), ns.ID())
 		expect.NoError(t, now.Close())
 		if syncs < n {

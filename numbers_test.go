@@ -24,8 +24,7 @@ const numbersDocument = "docs/duties-faults-figures.md"
 // TestFigure_M11_EveryNumberHasATestAndALine: the document and the tests agree
 // on the numbers and on the packages that have tests of each.
 func TestFigure_M11_EveryNumberHasATestAndALine(t *testing.T) {
-	data, err := os.ReadFile(numbersDocument)
-	expect.NoError(t, err)
+	data := expect.Value(os.ReadFile(numbersDocument))(t)
 	lines := numberLines(t, string(data))
 	tested := testedNumbers(t)
 	for number, packages := range tested {
@@ -36,9 +35,7 @@ func TestFigure_M11_EveryNumberHasATestAndALine(t *testing.T) {
 	for number, line := range lines {
 		switch got := strings.Join(tested[number], ", "); {
 		case line == "not yet" || line == "not ours":
-			if got != "" {
-				t.Errorf("%s is marked %q, and has tests in %s", number, line, got)
-			}
+			expect.Same(t, number+" is marked "+line+", and has tests in", got, "")
 		case got != line:
 			t.Errorf("%s has tests in %q, the document says %q", number, got, line)
 		}
@@ -74,7 +71,7 @@ func numberLines(t *testing.T, document string) map[string]string {
 func testedNumbers(t *testing.T) map[string][]string {
 	t.Helper()
 	found := map[string]map[string]bool{}
-	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+	expect.NoError(t, filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
@@ -90,8 +87,7 @@ func testedNumbers(t *testing.T) map[string][]string {
 			found[number][dir] = true
 		}
 		return nil
-	})
-	expect.NoError(t, err)
+	}))
 	packages := map[string][]string{}
 	for number, dirs := range found {
 		packages[number] = slices.Sorted(maps.Keys(dirs))
@@ -112,8 +108,7 @@ var (
 // string literals, as in the rows of a test's table. Fuzz tests belong to M10.
 func numbersIn(t *testing.T, path, source string) (numbers []string) {
 	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), path, source, 0)
-	expect.NoError(t, err)
+	file := expect.Value(parser.ParseFile(token.NewFileSet(), path, source, 0))(t)
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.FuncDecl:

@@ -2,7 +2,6 @@ package cni_test
 
 import (
 	"encoding/json"
-	"errors"
 	"net"
 	"testing"
 
@@ -50,8 +49,7 @@ func TestPlanHasWhatSetupWouldAsk(t *testing.T) {
 
 func asJSON(t *testing.T, v any) string {
 	t.Helper()
-	data, err := json.MarshalIndent(v, "", " ")
-	expect.NoError(t, err)
+	data := expect.Value(json.MarshalIndent(v, "", " "))(t)
 	return string(data)
 }
 
@@ -77,9 +75,7 @@ func TestPlanRefusesWhatSetupRefuses(t *testing.T) {
 		})
 	}
 	empty := expect.Value(cni.New())(t)
-	if _, err := empty.Plan("c1", ""); !errors.Is(err, cni.ErrCNINotInitialized) {
-		t.Errorf("without networks: %v", err)
-	}
+	expect.Is(t, expect.Err(empty.Plan("c1", "")), cni.ErrCNINotInitialized)
 }
 
 func TestPlanConvertsResultsAsSetup(t *testing.T) {

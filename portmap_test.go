@@ -22,8 +22,7 @@ func TestClaimsOfMappingsAreThoseOfTheirJSON(t *testing.T) {
 		{HostPort: 0}, {HostPort: -1}, {HostPort: 65536}, {HostPort: 80, Protocol: "icmp"},
 		{HostPort: 80, HostIP: "fe80::1%eth0"}, {HostPort: 80, HostIP: "no address"},
 	} {
-		data, err := json.Marshal([]wirePort{m})
-		expect.NoError(t, err)
+		data := expect.Value(json.Marshal([]wirePort{m}))(t)
 		got, want := claimsOf([]wirePort{m}), ports.Of(json.RawMessage(data))
 		expect.Same(t, fmt.Sprint(m), got, want)
 	}

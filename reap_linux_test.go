@@ -73,8 +73,7 @@ func TestFault_F33_APathThatHasBecomeAnotherThing(t *testing.T) {
 func TestFault_F33_TheNextProcessGoesOn(t *testing.T) {
 	h, _ := abandonedContainer(t)
 	ends := h.veths()
-	rec, err := h.Records().Load("c1")
-	expect.NoError(t, err)
+	rec := expect.Value(h.Records().Load("c1"))(t)
 	expect.NoError(t, h.Records().Append(rec, record.Entry{LetGo: &record.LetGo{Ends: ends}}))
 	expect.Same(t, "kept", keeps(h.Host, "c1"), true)
 	h.eventuallyReaped(h.bridged())
@@ -83,8 +82,7 @@ func TestFault_F33_TheNextProcessGoesOn(t *testing.T) {
 // veths returns the indexes of the host's ends of veth pairs.
 func (h *realHost) veths() (all []int) {
 	h.T.Helper()
-	list, err := audit.Dump(netlink.LinkList)
-	expect.NoError(h.T, err)
+	list := expect.Value(audit.Dump(netlink.LinkList))(h.T)
 	for _, l := range list {
 		if l.Type() == "veth" {
 			all = append(all, l.Attrs().Index)
@@ -159,11 +157,9 @@ func TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers(t *testing.T) {
 			r := h.bridged()
 			k := testhost.NewTask(t)
 			testhost.MustSetUp(t, r, "c2", k.Path())
-			_, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-			expect.NoError(t, err)
+			expect.Value(r.Setup(t.Context(), "c1", h.Container("c1")))(t)
 			// As if c2 had the number and, by chance, the path that c1 had.
-			rec, err := h.Records().Load("c1")
-			expect.NoError(t, err)
+			rec := expect.Value(h.Records().Load("c1"))(t)
 			id := idAt(t, k.Path())
 			rec.NetNS.Path, rec.NetNS.Dev, rec.NetNS.Ino = k.Path(), id.Dev, id.Ino
 			rec.LetGo = &record.LetGo{Ends: []int{1 << 20}}
@@ -200,8 +196,7 @@ func TestFault_F33_OneInACrowd(t *testing.T) {
 	lives := h.Container("c2")
 	testhost.MustSetUp(t, r, "c2", lives)
 	expect.Eventually(h.T, "the end of c1", func() bool {
-		rec, err := h.Records().Load("c1")
-		expect.NoError(t, err)
+		rec := expect.Value(h.Records().Load("c1"))(t)
 		return rec == nil
 	})
 	expect.NoError(t, r.Remove(t.Context(), "c2", lives))
@@ -215,10 +210,8 @@ func TestFault_F33_ABridgeWithThePortsAddressHidesNoEnd(t *testing.T) {
 	r := h.bridged()
 	lives := h.Container("c2")
 	testhost.MustSetUp(t, r, "c2", lives)
-	bridge, err := netlink.LinkByName("cni0")
-	expect.NoError(t, err)
-	port, err := netlink.LinkByIndex(h.veths()[0])
-	expect.NoError(t, err)
+	bridge := expect.Value(netlink.LinkByName("cni0"))(t)
+	port := expect.Value(netlink.LinkByIndex(h.veths()[0]))(t)
 	expect.NoError(t, netlink.LinkSetHardwareAddr(port, bridge.Attrs().HardwareAddr))
 	path := h.Mortal("c1")
 	testhost.MustSetUp(t, r, "c1", path)
@@ -236,10 +229,8 @@ func (h *realHost) crowd(r *cni.Runtime, n int) {
 	h.T.Helper()
 	path := h.Container("crowd")
 	testhost.MustSetUp(h.T, r, "crowd", path)
-	base, err := h.Records().Load("crowd")
-	expect.NoError(h.T, err)
-	ns, err := netns.Open(path)
-	expect.NoError(h.T, err)
+	base := expect.Value(h.Records().Load("crowd"))(h.T)
+	ns := expect.Value(netns.Open(path))(h.T)
 	defer ns.Close()
 	for i := range n {
 		rec := *base

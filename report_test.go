@@ -14,8 +14,7 @@ func TestAReportIsEncodedWithItsErrors(t *testing.T) {
 		Kept: map[string]error{"b": errors.New("CHECK failed")}, Failed: map[string]error{"e": errors.New("stuck"), "d": errors.New("busy")},
 		Reclaimed: []string{"address 10.1.0.2"}, Left: []string{"a file"},
 	}
-	data, err := json.Marshal(&r)
-	expect.NoError(t, err)
+	data := expect.Value(json.Marshal(&r))(t)
 	expect.Same(t, "JSON", string(data), `{"Adopted":["a","b"],"Removed":["c"],"Reclaimed":["address 10.1.0.2"],"Left":["a file"],`+
 		`"Kept":{"b":"CHECK failed"},"Failed":{"d":"busy","e":"stuck"},"Skipped":null}`)
 	expect.Same(t, "text", r.String(), `a: adopted

@@ -30,8 +30,7 @@ func resultOf(t testing.TB, texts ...string) *Result {
 	for i, text := range texts {
 		sources = append(sources, source{network: ifName("n", i), ifName: ifName("eth", i), result: raw(t, text)})
 	}
-	r, err := newResult(sources, "eth0")
-	expect.NoError(t, err)
+	r := expect.Value(newResult(sources, "eth0"))(t)
 	return r
 }
 
@@ -45,16 +44,13 @@ func via(s, gateway string) Address {
 // and pointers are followed.
 func show(t testing.TB, v any) string {
 	t.Helper()
-	data, err := json.MarshalIndent(v, "", " ")
-	expect.NoError(t, err)
+	data := expect.Value(json.MarshalIndent(v, "", " "))(t)
 	return string(data)
 }
 
 func wantShown(t *testing.T, name string, got, want any) {
 	t.Helper()
-	if g, w := show(t, got), show(t, want); g != w {
-		t.Errorf("%s: %s\nwant %s", name, g, w)
-	}
+	expect.Same(t, name, show(t, got), show(t, want))
 }
 
 const (
@@ -240,9 +236,7 @@ func TestMergedDNS(t *testing.T) {
 		`{"dns": {"nameservers": ["8.8.8.8", "9.9.9.9"], "domain": "first", "search": ["b", "a"]}}`,
 		`{"dns": {"domain": "second", "options": ["x", "y"]}}`)
 	want := types.DNS{Nameservers: []string{"1.1.1.1", "8.8.8.8", "9.9.9.9"}, Domain: "first", Search: []string{"a", "b"}, Options: []string{"x", "y"}}
-	if got := r.MergedDNS(); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
+	expect.Same(t, "MergedDNS", r.MergedDNS(), want)
 	if r.DNS[0].Nameservers[1] != "8.8.8.8" || len(r.DNS) != 4 || len(r.DNS[0].Nameservers) != 2 {
 		t.Errorf("merging changed %+v", r.DNS)
 	}
@@ -253,8 +247,7 @@ func TestResultComesBackFromJSON(t *testing.T) {
 	for name, r := range map[string]*Result{
 		"usual": resultOf(t, loopbackResult, bridgeResult), "empty": resultOf(t), "no gateway": resultOf(t, `{"ips": [{"address": "10.0.0.2/24"}]}`),
 	} {
-		data, err := json.Marshal(r)
-		expect.NoError(t, err)
+		data := expect.Value(json.Marshal(r))(t)
 		var back Result
 		if err := json.Unmarshal(data, &back); err != nil {
 			t.Fatalf("%s: %v: %s", name, err, data)

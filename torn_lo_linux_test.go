@@ -25,8 +25,7 @@ func tornLo(t *testing.T, torn func(whole []byte) []byte) *realHost {
 	testhost.MustSetUp(t, h.Real(cni.WithLoNetwork, cni.WithOwner("tester")), "c1", path)
 	h.Unpin()
 	file := h.RecordFile("c1") + ".json"
-	whole, err := os.ReadFile(file)
-	expect.NoError(t, err)
+	whole := expect.Value(os.ReadFile(file))(t)
 	expect.NoError(t, os.WriteFile(file, torn(whole), 0o600))
 	expect.NoError(t, netns.Remove(path))
 	h.Container("c1")
@@ -105,8 +104,7 @@ func TestATornRecordThatMayBeOfMoreThanLoIsKept(t *testing.T) {
 			})
 		},
 		"a kept namespace": func(h *realHost) {
-			ns, err := netns.Open(h.Path("netns", "c1"))
-			expect.NoError(h.T, err)
+			ns := expect.Value(netns.Open(h.Path("netns", "c1")))(h.T)
 			expect.NoError(h.T, netns.Pin(ns, h.Pin("c1")))
 			expect.NoError(h.T, ns.Close())
 		},
@@ -131,11 +129,9 @@ func (h *realHost) entry(e record.Entry) {
 	s := record.Open(dir)
 	r := &record.Record{ContainerID: e.ContainerID, Attachments: []record.Attachment{{IfName: e.IfName}}}
 	expect.NoError(h.T, s.Begin(r))
-	before, err := os.ReadFile(s.Path(record.Name(e.ContainerID)))
-	expect.NoError(h.T, err)
+	before := expect.Value(os.ReadFile(s.Path(record.Name(e.ContainerID))))(h.T)
 	expect.NoError(h.T, s.Append(r, e))
-	after, err := os.ReadFile(s.Path(record.Name(e.ContainerID)))
-	expect.NoError(h.T, err)
+	after := expect.Value(os.ReadFile(s.Path(record.Name(e.ContainerID))))(h.T)
 	expect.NoError(h.T, os.WriteFile(h.RecordFile("c1")+".json", after[len(before):], 0o600))
 }
 
@@ -146,8 +142,7 @@ func TestRecoverDeletesManyTornRecordsAtOnce(t *testing.T) {
 	r := h.Real(lo, cni.WithBuiltinPlugins(), cni.WithOwner("tester"))
 	cached := func(want int) {
 		t.Helper()
-		files, err := os.ReadDir(h.Path("state", "results"))
-		expect.NoError(t, err)
+		files := expect.Value(os.ReadDir(h.Path("state", "results")))(t)
 		expect.Same(t, "files of libcni's cache", len(files), want)
 	}
 	var want []string
@@ -161,8 +156,7 @@ func TestRecoverDeletesManyTornRecordsAtOnce(t *testing.T) {
 	h.Unpin()
 	var log testhost.Log
 	r = h.Real(lo, cni.WithBuiltinPlugins(), cni.WithOwner("tester"), log.Logger())
-	report, err := r.Recover(t.Context())
-	expect.NoError(t, err)
+	report := expect.Value(r.Recover(t.Context()))(t)
 	slices.Sort(want)
 	slices.Sort(report.Left)
 	expect.Same(t, "left", report.Left, want)

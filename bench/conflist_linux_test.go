@@ -26,15 +26,13 @@ func TestConflist(t *testing.T) {
 			"ipam":{"type":"host-local","dataDir":"/d","ranges":[[{"subnet":"10.102.0.0/16"}]],"routes":[{"dst":"0.0.0.0/0"}]}},
 			{"type":"portmap","capabilities":{"portMappings":true}},{"type":"firewall"},{"type":"tuning"}]`},
 	} {
-		got, err := conflist(tt.work, tt.backend, 2, "/d")
-		expect.NoError(t, err)
+		got := expect.Value(conflist(tt.work, tt.backend, 2, "/d"))(t)
 		wantJSON(t, name, got, `{"cniVersion":"1.0.0","name":"bench2","plugins":`+tt.want+`}`)
 	}
 }
 
 func TestNetavarkGetsAddressesOfItsNetwork(t *testing.T) {
-	got, err := netavarkConfig(container{ID: "c", Network: 1, N: 256, Ports: []uint16{8000}})
-	expect.NoError(t, err)
+	got := expect.Value(netavarkConfig(container{ID: "c", Network: 1, N: 256, Ports: []uint16{8000}}))(t)
 	var config struct {
 		Networks map[string]struct {
 			IPs []string `json:"static_ips"`
@@ -44,13 +42,9 @@ func TestNetavarkGetsAddressesOfItsNetwork(t *testing.T) {
 		} `json:"network_info"`
 	}
 	expect.NoError(t, json.Unmarshal(got, &config))
-	if ips, want := config.Networks["bench1"].IPs, []string{"10.101.1.2"}; !reflect.DeepEqual(ips, want) {
-		t.Errorf("addresses %v, want %v", ips, want)
-	}
+	expect.Same(t, "addresses", config.Networks["bench1"].IPs, []string{"10.101.1.2"})
 	want := []map[string]string{{"subnet": "10.101.0.0/16", "gateway": "10.101.0.1"}}
-	if nets := config.Info["bench1"].Subnets; !reflect.DeepEqual(nets, want) {
-		t.Errorf("subnets %v, want %v", nets, want)
-	}
+	expect.Same(t, "subnets", config.Info["bench1"].Subnets, want)
 }
 
 func wantJSON(t *testing.T, name string, got []byte, want string) {

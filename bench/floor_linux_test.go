@@ -35,10 +35,8 @@ func TestFloorIsCompleteAndLeavesNothing(t *testing.T) {
 		t.Run(string(work), func(t *testing.T) {
 			dir := t.TempDir()
 			one := container{N: 9, Network: 2, ID: "c0", Path: filepath.Join(dir, "netns", "c1"), Ports: []uint16{8000, 8001}}
-			ns, err := netns.Create(one.Path)
-			expect.NoError(t, err)
-			h, err := newHost(spec{Contender: bare, Work: work, Dir: dir})
-			expect.NoError(t, err)
+			ns := expect.Value(netns.Create(one.Path))(t)
+			h := expect.Value(newHost(spec{Contender: bare, Work: work, Dir: dir}))(t)
 			expect.NoError(t, h.do(t.Context(), verbADD, one)) // creates the shared parts that stay
 			expect.NoError(t, h.do(t.Context(), verbDEL, one))
 			before := listBoth(t, ns, dir)
@@ -54,10 +52,8 @@ func TestFloorIsCompleteAndLeavesNothing(t *testing.T) {
 				}
 			}
 			if tt.hairpin {
-				port, err := netlink.LinkByName("floor9")
-				expect.NoError(t, err)
-				mode, err := netlink.LinkGetProtinfo(port)
-				expect.NoError(t, err)
+				port := expect.Value(netlink.LinkByName("floor9"))(t)
+				mode := expect.Value(netlink.LinkGetProtinfo(port))(t)
 				expect.Same(t, "hairpin mode", mode.Hairpin, true)
 			}
 			expect.NoError(t, h.do(t.Context(), verbDEL, one))
@@ -85,8 +81,7 @@ func TestFloorIsCompleteAndLeavesNothing(t *testing.T) {
 // listBoth lists the lines of the host and of the container.
 func listBoth(t *testing.T, container *netns.Handle, dir string) (lines [2]audit.Lines) {
 	t.Helper()
-	all, err := audit.Snapshot(t.Context(), audit.Options{StateDirs: []string{dir}})
-	expect.NoError(t, err)
+	all := expect.Value(audit.Snapshot(t.Context(), audit.Options{StateDirs: []string{dir}}))(t)
 	// host-local allocates the next address from there, so the file stays.
 	lines[0] = all.Without(func(l string) bool { return strings.Contains(l, "last_reserved_ip.") })
 	expect.NoError(t, container.Do(func() (err error) {

@@ -25,8 +25,7 @@ import (
 //
 //	go test -run '^$' -bench Pair -benchtime 200x
 func BenchmarkPair(b *testing.B) {
-	plugins, err := refplugins.Dir(b.Context(), io.Discard)
-	expect.NoError(b, err)
+	plugins := expect.Value(refplugins.Dir(b.Context(), io.Discard))(b)
 	for _, work := range []work{workBridge, workPtpNAT, workDefault} {
 		b.Run(string(work), func(b *testing.B) {
 			cmd, err := workerCommand(spec{Contender: oneLine, Work: work, Dir: b.TempDir(), RunDir: "/run/" + b.Name(), Plugins: plugins})

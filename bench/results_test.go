@@ -99,13 +99,9 @@ func TestTablesAreRectangular(t *testing.T) {
 
 func TestResultsSurviveTheFile(t *testing.T) {
 	r := sample()
-	data, err := r.encode()
-	expect.NoError(t, err)
-	again, err := parseResults(data)
-	expect.NoError(t, err)
-	if got, want := again.markdown(), r.markdown(); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
+	data := expect.Value(r.encode())(t)
+	again := expect.Value(parseResults(data))(t)
+	expect.Same(t, "markdown", again.markdown(), r.markdown())
 	if strings.Contains(string(data), "[\n\t\t\t\t100000") {
 		t.Error("durations take a line each")
 	}
@@ -124,18 +120,14 @@ func TestRequiredContenders(t *testing.T) {
 	r.Absent = append(r.Absent, absent{Scenario: "nat", Contender: oursSets, Why: "no plugin"})
 	err := r.complete()
 	for _, want := range []string{"ours in process, nftables sets: no plugin"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v does not tell of %q", err, want)
-		}
+		expect.Says(t, "does tell", err, want)
 	}
 }
 
 func TestFiguresAreInTheFormatOfBenchstat(t *testing.T) {
 	r := &results{Machine: machine{CPU: "a processor"}, Series: []series{{Scenario: "x", Contender: oursSets, Verb: verbADD, Attached: 10, AtOnce: 2, Wall: []int64{3000}}}}
 	want := "goos: linux\ncpu: a processor\nBenchmarkADD/scenario=x/attached=10/contender=ours_in_process,_nftables_sets 2 1500000 ns/op\n"
-	if got := r.benchmarks(); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
+	expect.Same(t, "benchmarks", r.benchmarks(), want)
 }
 
 func TestReplaceSection(t *testing.T) {
@@ -154,15 +146,12 @@ func TestReplaceSection(t *testing.T) {
 // agree with results.json.
 func TestCommittedFilesAreGeneratedFromTheFigures(t *testing.T) {
 	read := func(name string) string {
-		data, err := os.ReadFile(name)
-		expect.NoError(t, err)
+		data := expect.Value(os.ReadFile(name))(t)
 		return string(data)
 	}
-	r, err := parseResults([]byte(read(filepath.Join("results", "results.json"))))
-	expect.NoError(t, err)
+	r := expect.Value(parseResults([]byte(read(filepath.Join("results", "results.json")))))(t)
 	readme := read(filepath.Join("..", "README.md"))
-	section, err := replaceSection(readme, r.summarySection())
-	expect.NoError(t, err)
+	section := expect.Value(replaceSection(readme, r.summarySection()))(t)
 	want := r.files()
 	delete(want, "results.txt")
 	want["README.md"] = section
@@ -171,8 +160,7 @@ func TestCommittedFilesAreGeneratedFromTheFigures(t *testing.T) {
 		if name == "README.md" {
 			path = filepath.Join("..", name)
 		}
-		committed, err := os.ReadFile(path)
-		expect.NoError(t, err)
+		committed := expect.Value(os.ReadFile(path))(t)
 		if string(committed) != text {
 			t.Errorf("%s differs from results.json: run go run . -render -readme ../README.md", path)
 		}

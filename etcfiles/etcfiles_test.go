@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 const localhost = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -32,9 +33,7 @@ func twoNetworks(t *testing.T) *cni.Result {
 func resultOf(t *testing.T, stored string) *cni.Result {
 	t.Helper()
 	r := &cni.Result{}
-	if err := json.Unmarshal([]byte(stored), r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, json.Unmarshal([]byte(stored), r))
 	return r
 }
 
@@ -46,9 +45,7 @@ func TestResolvConfIsTheMergedDNS(t *testing.T) {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}
 	path := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := WriteResolvConf(path, r); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, WriteResolvConf(path, r))
 	if got, err := os.ReadFile(path); err != nil || string(got) != want {
 		t.Errorf("written %q, %v", got, err)
 	}
@@ -64,12 +61,8 @@ func TestAResolvConfWithoutServersIsNotWritten(t *testing.T) {
 		}
 	}
 	bad := &cni.Result{DNS: []types.DNS{{Nameservers: []string{"10.1.0.1"}, Search: []string{"x\nnameserver 6.6.6.6"}}}}
-	if err := WriteResolvConf(path, bad); !errors.Is(err, cni.ErrInvalidResult) {
-		t.Errorf("%v, want ErrInvalidResult", err)
-	}
-	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("there is a file: %v", err)
-	}
+	expect.Is(t, WriteResolvConf(path, bad), cni.ErrInvalidResult)
+	expect.Is(t, expect.Err(os.Lstat(path)), os.ErrNotExist)
 }
 
 func TestHostsHasTheContainersAddresses(t *testing.T) {
@@ -81,9 +74,7 @@ func TestHostsHasTheContainersAddresses(t *testing.T) {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}
 	path := filepath.Join(t.TempDir(), "hosts")
-	if err := WriteHosts(path, r, []string{"web-1", "web"}, more); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, WriteHosts(path, r, []string{"web-1", "web"}, more))
 	if got, err := os.ReadFile(path); err != nil || string(got) != want {
 		t.Errorf("written %q, %v", got, err)
 	}

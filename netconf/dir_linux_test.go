@@ -398,16 +398,12 @@ func TestUnreadable(t *testing.T) {
 	h := newHost(t)
 	expect.NoError(t, os.MkdirAll(filepath.Join(h.Path, "net.conflist.d"), 0o755), syscall.Mkfifo(filepath.Join(h.Path, "x.conflist"), 0o644))
 	_, err := h.Write(t.Context(), "apps.conflist", wanted("apps", few()))
-	if err == nil || !strings.Contains(err.Error(), "subnets are unknown") {
-		t.Errorf("got %v", err)
-	}
+	expect.Says(t, "error", err, "subnets are unknown")
 	expect.NoError(t, os.Remove(filepath.Join(h.Path, "x.conflist")))
 	h.put("apps.conflist", wanted("apps", few()))
 	reserved := expect.Value(filepath.Glob(filepath.Join(h.reservations().Dir, "*.json")))(t)
 	expect.NoError(t, os.WriteFile(reserved[0], []byte("{"), 0o600))
-	if _, err := h.Write(t.Context(), "apps.conflist", wanted("apps", few())); err == nil || !strings.Contains(err.Error(), reserved[0]) {
-		t.Errorf("got %v, want one that names the file", err)
-	}
+	expect.Says(t, "a name that is reserved", expect.Err(h.Write(t.Context(), "apps.conflist", wanted("apps", few()))), reserved[0])
 	expect.NoError(t, h.Remove(t.Context(), "apps.conflist", "apps"))
 	h.put("apps.conflist", wanted("apps", few()))
 	ended, cancel := context.WithCancel(t.Context())
@@ -482,9 +478,7 @@ func TestKilledBetweenChoiceAndFile(t *testing.T) {
 	expect.Same(t, "its word", expect.Value(out.ReadString('\n'))(t), "chosen\n")
 	reserved := expect.Value(h.reservations().Load(h.Path, "apps"))(t)
 	expect.NoError(t, cmd.Process.Kill())
-	if err := cmd.Wait(); err == nil {
-		t.Error("it was not killed")
-	}
+	expect.Fails(t, "it was not killed", cmd.Wait())
 	if files, err := os.ReadDir(h.Path); err != nil || len(files) > 0 {
 		t.Errorf("in the directory: %v, %v", files, err)
 	}

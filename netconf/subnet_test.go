@@ -129,13 +129,9 @@ func TestReservations(t *testing.T) {
 	// A damaged file keeps what is legible, and its network gets no other subnet.
 	expect.NoError(t, os.WriteFile(s.path("/etc/b", "net"), []byte(`{"V4":["10.9.0.0/16","10.8.`), 0o600))
 	expect.Same(t, "others", expect.Value(s.Others("/etc/a", "net"))(t), prefixes("10.9.0.0/16"))
-	if _, err := s.Load("/etc/b", "net"); err == nil {
-		t.Error("a damaged reservation is no error")
-	}
+	expect.Fails(t, "a damaged reservation is no error", expect.Err(s.Load("/etc/b", "net")))
 	expect.NoError(t, os.Rename(s.path("/etc/a", "net"), s.path("/etc/b", "net")))
-	if _, err := s.Load("/etc/b", "net"); err == nil {
-		t.Error("another network's reservation is no error")
-	}
+	expect.Fails(t, "another network's reservation is no error", expect.Err(s.Load("/etc/b", "net")))
 	expect.NoError(t, s.Delete("/etc/b", "net"), s.Delete("/etc/b", "net"))
 	expect.Same(t, "nothing is left", len(expect.Value(os.ReadDir(s.Dir))(t)), 0)
 }

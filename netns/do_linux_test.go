@@ -113,9 +113,7 @@ func TestDoRestoresThreads(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for i := range 64 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			h := handles[i%len(handles)]
 			for range 20 {
 				err := h.Do(func() error {
@@ -133,7 +131,7 @@ func TestDoRestoresThreads(t *testing.T) {
 					t.Errorf("after Do in %s, %v, want %s", id, err, outside)
 				}
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	checkThreads(t, outside)

@@ -25,9 +25,7 @@ func newNS(t *testing.T) (*netns.Handle, string) {
 		if err := h.Close(); err != nil {
 			t.Error(err)
 		}
-		if err := netns.Remove(path); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, netns.Remove(path))
 	})
 	return h, path
 }

@@ -23,14 +23,12 @@ func pins(t *testing.T, names ...string) (dir string, ids map[string]ID) {
 	t.Helper()
 	dir, ids = t.TempDir(), map[string]ID{}
 	for _, name := range names {
-		h, err := Create(filepath.Join(dir, name))
-		expect.NoError(t, err)
+		h := expect.Value(Create(filepath.Join(dir, name)))(t)
 		ids[name] = h.ID()
 		expect.NoError(t, h.Close())
 	}
 	t.Cleanup(func() {
-		all, err := List(dir)
-		expect.NoError(t, err)
+		all := expect.Value(List(dir))(t)
 		for _, e := range all {
 			expect.NoError(t, Remove(e.Path))
 		}
@@ -46,38 +44,29 @@ func TestListFindsPinsAndTheFilesThatTheyLeave(t *testing.T) {
 	expect.NoError(t, os.Symlink(at("a"), at("link")))
 	expect.NoError(t, os.Mkdir(at("dir"), 0o700))
 	expect.NoError(t, unix.Mkfifo(at("fifo"), 0o600))
-	got, err := List(dir)
-	expect.NoError(t, err)
+	got := expect.Value(List(dir))(t)
 	expect.Same(t, "list", got, []Entry{{at("a"), ids["a"]}, {at("b"), ids["b"]}, {Path: at("empty")}})
-	got, err = List(at("missing"))
-	expect.NoError(t, err)
+	got = expect.Value(List(at("missing")))(t)
 	expect.Same(t, "a missing directory", len(got), 0)
-	if _, err := List(at("full")); !errors.Is(err, unix.ENOTDIR) {
-		t.Errorf("a file: got %v, want %v", err, unix.ENOTDIR)
-	}
+	expect.Is(t, expect.Err(List(at("full"))), unix.ENOTDIR)
 }
 
 func TestRemoveIfTakesOnlyThatNamespace(t *testing.T) {
 	dir, ids := pins(t, "ns", "other")
 	path, other := filepath.Join(dir, "ns"), filepath.Join(dir, "other")
-	removed, err := RemoveIf(path, ids["other"])
-	expect.NoError(t, err)
+	removed := expect.Value(RemoveIf(path, ids["other"]))(t)
 	expect.Same(t, "another's", removed, false)
 	// Another on top hides it.
 	expect.NoError(t, unix.Mount(other, path, "", unix.MS_BIND, ""))
-	removed, err = RemoveIf(path, ids["ns"])
-	expect.NoError(t, err)
+	removed = expect.Value(RemoveIf(path, ids["ns"]))(t)
 	expect.Same(t, "below another", removed, false)
 	// On top of another, the other stays.
-	removed, err = RemoveIf(path, ids["other"])
-	expect.NoError(t, err)
+	removed = expect.Value(RemoveIf(path, ids["other"]))(t)
 	expect.Same(t, "on top", removed, true)
-	id, err := idAt(path)
-	expect.NoError(t, err)
+	id := expect.Value(idAt(path))(t)
 	expect.Same(t, "below", id, ids["ns"])
 	expect.NoError(t, unix.Mount(path, path, "", unix.MS_BIND, "")) // twice the same
-	removed, err = RemoveIf(path, ids["ns"])
-	expect.NoError(t, err)
+	removed = expect.Value(RemoveIf(path, ids["ns"]))(t)
 	expect.Same(t, "alone", removed, true)
 	for _, what := range []string{"gone", "an empty file", "a directory", "a link"} {
 		switch what {
@@ -88,15 +77,13 @@ func TestRemoveIfTakesOnlyThatNamespace(t *testing.T) {
 		case "a link":
 			expect.NoError(t, os.Symlink(other, path))
 		}
-		removed, err = RemoveIf(path, ids["other"])
-		expect.NoError(t, err)
+		removed = expect.Value(RemoveIf(path, ids["other"]))(t)
 		expect.Same(t, what, removed, false)
 		if what != "gone" {
 			expect.NoError(t, os.Remove(path))
 		}
 	}
-	id, err = idAt(other)
-	expect.NoError(t, err)
+	id = expect.Value(idAt(other))(t)
 	expect.Same(t, "the other", id, ids["other"])
 }
 
@@ -108,14 +95,9 @@ const removeEnv = "EMBEDCNI_TEST_REMOVE"
 // namespace inherits.
 func TestAPinOfAMorePrivilegedMountNamespaceIsBusy(t *testing.T) {
 	if path := os.Getenv(removeEnv); path != "" {
-		id, err := idAt(path)
-		expect.NoError(t, err)
-		if err := Remove(path); !errors.Is(err, ErrBusy) {
-			t.Errorf("Remove: got %v, want %v", err, ErrBusy)
-		}
-		if _, err := RemoveIf(path, id); !errors.Is(err, ErrBusy) {
-			t.Errorf("RemoveIf: got %v, want %v", err, ErrBusy)
-		}
+		id := expect.Value(idAt(path))(t)
+		expect.Is(t, Remove(path), ErrBusy)
+		expect.Is(t, expect.Err(RemoveIf(path, id)), ErrBusy)
 		return
 	}
 	dir, ids := pins(t, "ns")
@@ -149,8 +131,7 @@ func start(t *testing.T, path, script string, attr *syscall.SysProcAttr) (pid in
 	t.Helper()
 	cmd := exec.Command("sh", "-c", script+"; echo; exec sleep 600")
 	cmd.SysProcAttr = attr
-	out, err := cmd.StdoutPipe()
-	expect.NoError(t, err)
+	out := expect.Value(cmd.StdoutPipe())(t)
 	begin := cmd.Start
 	if path != "" {
 		begin = func() error {
@@ -166,9 +147,7 @@ func start(t *testing.T, path, script string, attr *syscall.SysProcAttr) (pid in
 		_ = cmd.Process.Kill() // it cannot have ended
 		_ = cmd.Wait()
 	})
-	if _, err := out.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	expect.Value(out.Read(make([]byte, 1)))(t)
 	return cmd.Process.Pid
 }
 
@@ -177,8 +156,7 @@ func TestSweepTakesOnlyWhatNobodyUses(t *testing.T) {
 		"x-wanted", "x-free", "x-copied", "y-free")
 	at := func(name string) string { return filepath.Join(dir, name) }
 	inhabitant := start(t, at("x-inhabited"), "true", nil)
-	open, err := Open(at("x-open"))
-	expect.NoError(t, err)
+	open := expect.Value(Open(at("x-open")))(t)
 	t.Cleanup(func() { expect.NoError(t, open.Close()) })
 	holder := start(t, "", "exec 7<"+at("x-open-elsewhere"), nil)
 	expect.NoError(t, os.WriteFile(at("z"), nil, 0o444))
@@ -199,8 +177,7 @@ func TestSweepTakesOnlyWhatNobodyUses(t *testing.T) {
 	}}
 	removed := []Entry{{at("x-copied"), ids["x-copied"]}, {Path: at("x-empty")}, {at("x-free"), ids["x-free"]}}
 	for _, o.DryRun = range []bool{true, false} {
-		report, err := sweep(dir, proc, o)
-		expect.NoError(t, err)
+		report := expect.Value(sweep(dir, proc, o))(t)
 		expect.Same(t, "removed", report.Removed, removed)
 		reasons := map[string]string{}
 		for path, why := range report.Kept {
@@ -218,8 +195,7 @@ func TestSweepTakesOnlyWhatNobodyUses(t *testing.T) {
 			"x-wanted":            "wanted",
 		})
 	}
-	left, err := List(dir)
-	expect.NoError(t, err)
+	left := expect.Value(List(dir))(t)
 	var names []string
 	for _, e := range left {
 		names = append(names, filepath.Base(e.Path))
@@ -238,12 +214,10 @@ func TestSweepTakesNothingWhileAProcessCannotBeExamined(t *testing.T) {
 	secret := filepath.Join(proc, "7", "task", "7", "ns", "net") // no link: EINVAL stands for EACCES
 	expect.NoError(t, os.MkdirAll(filepath.Dir(secret), 0o700))
 	expect.NoError(t, os.WriteFile(secret, nil, 0o600))
-	report, err := sweep(dir, proc, SweepOptions{Prefix: "x"})
-	expect.NoError(t, err)
+	report := expect.Value(sweep(dir, proc, SweepOptions{Prefix: "x"}))(t)
 	expect.Same(t, "removed", len(report.Removed), 0)
 	expect.Is(t, report.Kept[filepath.Join(dir, "x")], ErrBusy)
-	id, err := idAt(filepath.Join(dir, "x"))
-	expect.NoError(t, err)
+	id := expect.Value(idAt(filepath.Join(dir, "x")))(t)
 	expect.Same(t, "the namespace", id, ids["x"])
 }
 
@@ -252,24 +226,19 @@ func TestSweepThroughALink(t *testing.T) {
 	dir, ids := pins(t, "x")
 	link := filepath.Join(t.TempDir(), "link")
 	expect.NoError(t, os.Symlink(dir, link))
-	report, err := sweep(link, procOf(t), SweepOptions{Prefix: "x"})
-	expect.NoError(t, err)
+	report := expect.Value(sweep(link, procOf(t), SweepOptions{Prefix: "x"}))(t)
 	expect.Same(t, "removed", report.Removed, []Entry{{filepath.Join(link, "x"), ids["x"]}})
 }
 
 func TestSweepOfNothing(t *testing.T) {
-	if _, err := Sweep(t.TempDir(), SweepOptions{}); err == nil {
-		t.Error("an empty prefix was accepted")
-	}
-	report, err := Sweep(filepath.Join(t.TempDir(), "missing"), SweepOptions{Prefix: "x"})
-	expect.NoError(t, err)
+	expect.Fails(t, "an empty prefix was accepted", expect.Err(Sweep(t.TempDir(), SweepOptions{})))
+	report := expect.Value(Sweep(filepath.Join(t.TempDir(), "missing"), SweepOptions{Prefix: "x"}))(t)
 	expect.Same(t, "a missing directory", *report, SweepReport{})
 }
 
 func TestPinKeepsTheNamespaceWhenItsOwnPathIsGone(t *testing.T) {
 	dir := t.TempDir()
-	h, err := Create(filepath.Join(dir, "own"))
-	expect.NoError(t, err)
+	h := expect.Value(Create(filepath.Join(dir, "own")))(t)
 	want := h.ID()
 	kept := filepath.Join(dir, "deep", "down", "kept")
 	for range 2 { // the second call finds it done
@@ -278,8 +247,7 @@ func TestPinKeepsTheNamespaceWhenItsOwnPathIsGone(t *testing.T) {
 	for _, err := range []error{Remove(filepath.Join(dir, "own")), h.Close()} {
 		expect.NoError(t, err)
 	}
-	again, err := Open(kept)
-	expect.NoError(t, err)
+	again := expect.Value(Open(kept))(t)
 	if again.ID() != want {
 		t.Errorf("namespace %s, want %s", again.ID(), want)
 	}
@@ -288,9 +256,7 @@ func TestPinKeepsTheNamespaceWhenItsOwnPathIsGone(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := os.Lstat(kept); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("after Remove: %v", err)
-	}
+	expect.Is(t, expect.Err(os.Lstat(kept)), fs.ErrNotExist)
 }
 
 func TestPinUsesAnEmptyFileAndRefusesAnotherNamespace(t *testing.T) {
@@ -299,14 +265,11 @@ func TestPinUsesAnEmptyFileAndRefusesAnotherNamespace(t *testing.T) {
 	expect.NoError(t, os.WriteFile(path, nil, 0o600))
 	var handles []*Handle
 	for _, name := range []string{"a", "b"} {
-		h, err := Create(filepath.Join(dir, name))
-		expect.NoError(t, err)
+		h := expect.Value(Create(filepath.Join(dir, name)))(t)
 		handles = append(handles, h)
 	}
 	expect.NoError(t, Pin(handles[0], path))
-	if err := Pin(handles[1], path); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("pin over another namespace: %v, want fs.ErrExist", err)
-	}
+	expect.Is(t, Pin(handles[1], path), fs.ErrExist)
 	for _, err := range []error{
 		Remove(path), Remove(filepath.Join(dir, "a")), Remove(filepath.Join(dir, "b")),
 		handles[0].Close(), handles[1].Close(),

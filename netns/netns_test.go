@@ -13,7 +13,5 @@ func TestIDString(t *testing.T) {
 }
 
 func TestErrNotSupportedIsErrUnsupported(t *testing.T) {
-	if !errors.Is(netns.ErrNotSupported, errors.ErrUnsupported) {
-		t.Errorf("%v is no errors.ErrUnsupported", netns.ErrNotSupported)
-	}
+	expect.Is(t, netns.ErrNotSupported, errors.ErrUnsupported)
 }

@@ -36,8 +36,7 @@ func userNS(t *testing.T) *os.File {
 	t.Helper()
 	root := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
 	cmd := sleeper(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: root, GidMappings: root})
-	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid))
-	expect.NoError(t, err)
+	f := expect.Value(os.Open(fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid)))(t)
 	t.Cleanup(func() { expect.NoError(t, f.Close()) })
 	return f
 }
@@ -51,8 +50,7 @@ func fileID(t *testing.T, path string) netns.ID {
 
 func TestNewHasNoNameUntilItIsPinned(t *testing.T) {
 	outside := currentID(t)
-	h, err := netns.New()
-	expect.NoError(t, err)
+	h := expect.Value(netns.New())(t)
 	if h.ID() == outside || currentID(t) != outside {
 		t.Errorf("made %s from %s, and is now in %s", h.ID(), outside, currentID(t))
 	}
@@ -60,8 +58,7 @@ func TestNewHasNoNameUntilItIsPinned(t *testing.T) {
 	expect.NoError(t, netns.Pin(h, path))
 	t.Cleanup(func() { expect.NoError(t, netns.Remove(path)) })
 	expect.NoError(t, h.Close())
-	again, err := netns.Open(path)
-	expect.NoError(t, err)
+	again := expect.Value(netns.Open(path))(t)
 	expect.Same(t, "pinned", again.ID(), h.ID())
 	expect.NoError(t, again.Close())
 	checkThreads(t, outside)
@@ -69,8 +66,7 @@ func TestNewHasNoNameUntilItIsPinned(t *testing.T) {
 
 func TestOwnerIsTheUserNamespaceOfTheMaker(t *testing.T) {
 	h, _ := newNS(t)
-	owner, err := h.Owner()
-	expect.NoError(t, err)
+	owner := expect.Value(h.Owner())(t)
 	expect.Same(t, "owner", owner.ID, fileID(t, "/proc/self/ns/user"))
 }
 
@@ -79,9 +75,7 @@ func TestNewInBelongsToThatUserNamespace(t *testing.T) {
 	want := fileID(t, user.Name())
 	var wg sync.WaitGroup
 	for range 8 { // the fork must not mind what other threads do
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for range 8 {
 				h, err := netns.NewIn(user)
 				if err != nil {
@@ -96,7 +90,7 @@ func TestNewInBelongsToThatUserNamespace(t *testing.T) {
 					t.Error(err)
 				}
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	children, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", os.Getpid()))
@@ -118,21 +112,14 @@ func TestNewInBelongsToThatUserNamespace(t *testing.T) {
 func TestNewInRefusesWhatIsNoUserNamespace(t *testing.T) {
 	before := openFiles(t)
 	h, _ := newNS(t)
-	if _, err := netns.NewIn(h.File()); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("a network namespace: %v, want %v", err, unix.EINVAL)
-	}
-	gone, err := os.Open("/proc/self/ns/user")
-	expect.NoError(t, err)
-	own, err := netns.NewIn(gone)
-	expect.NoError(t, err)
-	owner, err := own.Owner()
-	expect.NoError(t, err)
+	expect.Is(t, expect.Err(netns.NewIn(h.File())), unix.EINVAL)
+	gone := expect.Value(os.Open("/proc/self/ns/user"))(t)
+	own := expect.Value(netns.NewIn(gone))(t)
+	owner := expect.Value(own.Owner())(t)
 	expect.Same(t, "owner", owner.ID, fileID(t, "/proc/self/ns/user"))
 	expect.NoError(t, own.Close())
 	expect.NoError(t, gone.Close())
-	if _, err := netns.NewIn(gone); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("a closed file: %v, want %v", err, os.ErrClosed)
-	}
+	expect.Is(t, expect.Err(netns.NewIn(gone)), os.ErrClosed)
 	expect.NoError(t, h.Close())
 	expect.Same(t, "descriptors", openFiles(t), before)
 }
@@ -144,13 +131,11 @@ func TestSharedPinsAreSeenElsewhere(t *testing.T) {
 	for range 2 {
 		expect.NoError(t, netns.Share(netns.RunDir))
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	expect.NoError(t, err)
+	mounts := expect.Value(os.ReadFile("/proc/self/mountinfo"))(t)
 	expect.Same(t, "mounts", strings.Count(string(mounts), " "+netns.RunDir+" "), 1)
 	other := sleeper(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS})
 	path := filepath.Join(netns.RunDir, "blue")
-	h, err := netns.Create(path)
-	expect.NoError(t, err)
+	h := expect.Value(netns.Create(path))(t)
 	there := fmt.Sprintf("/proc/%d/root%s", other.Process.Pid, path)
 	expect.Same(t, "elsewhere", fileID(t, there), h.ID())
 	if out, err := exec.Command("ip", "netns", "list").CombinedOutput(); err != nil || strings.Fields(string(out))[0] != "blue" {
@@ -158,22 +143,16 @@ func TestSharedPinsAreSeenElsewhere(t *testing.T) {
 	}
 	expect.NoError(t, h.Close())
 	expect.NoError(t, netns.Remove(path))
-	if _, err := os.Stat(there); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("elsewhere, after the removal: %v", err)
-	}
-	if err := netns.Share("/dev/null"); !errors.Is(err, unix.ENOTDIR) {
-		t.Errorf("a file: got %v, want %v", err, unix.ENOTDIR)
-	}
+	expect.Is(t, expect.Err(os.Stat(there)), fs.ErrNotExist)
+	expect.Is(t, netns.Share("/dev/null"), unix.ENOTDIR)
 }
 
 // TestTheFileOfACreatedNamespaceHasItsPath: callers give the name on, as CNI_NETNS for
 // example. One without a path must not have that of another namespace.
 func TestTheFileOfACreatedNamespaceHasItsPath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "netns")
-	created, err := netns.Create(path)
-	expect.NoError(t, err)
-	made, err := netns.New()
-	expect.NoError(t, err)
+	created := expect.Value(netns.Create(path))(t)
+	made := expect.Value(netns.New())(t)
 	t.Cleanup(func() { expect.NoError(t, created.Close(), made.Close(), netns.Remove(path)) })
 	expect.Same(t, "name of the created one's file", created.File().Name(), path)
 	if name := made.File().Name(); filepath.IsAbs(name) {

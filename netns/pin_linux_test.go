@@ -108,9 +108,7 @@ func TestCreateInParallelInOneNewDirectory(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "a", "b")
 		var wg sync.WaitGroup
 		for i := range 16 {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				if i%2 == 0 {
 					_, err := netns.Create(filepath.Join(dir, strings.Repeat("x", 256)))
 					expect.Is(t, err, unix.ENAMETOOLONG)
@@ -125,7 +123,7 @@ func TestCreateInParallelInOneNewDirectory(t *testing.T) {
 				if err := errors.Join(h.Close(), netns.Remove(path)); err != nil {
 					t.Error(err)
 				}
-			}()
+			})
 		}
 		wg.Wait()
 	}
@@ -138,15 +136,13 @@ func TestCreateOfOnePathInParallelSucceedsOnce(t *testing.T) {
 		got [8]error
 	)
 	for i := range got {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			h, err := netns.Create(path)
 			if err == nil {
 				err = h.Close()
 			}
 			got[i] = err
-		}()
+		})
 	}
 	wg.Wait()
 	succeeded := 0
@@ -194,13 +190,11 @@ func TestRemoveInParallel(t *testing.T) {
 		h := expect.Value(netns.Create(path))(t)
 		var wg sync.WaitGroup
 		for range 4 {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				if err := netns.Remove(path); err != nil {
 					t.Error(err)
 				}
-			}()
+			})
 		}
 		wg.Wait()
 		h.Close()

@@ -22,9 +22,7 @@ func TestErrorfIsAnErrorOfTheSpecificationAndItsCause(t *testing.T) {
 	if !errors.As(coded, &got) || *got != want || coded.Error() != want.Msg {
 		t.Errorf("got %+v, %q; want %+v", got, coded, want)
 	}
-	if !errors.Is(coded, fs.ErrNotExist) {
-		t.Error("the cause is lost")
-	}
+	expect.Is(t, coded, fs.ErrNotExist)
 	if errors.As(coded, new(*net.OpError)) {
 		t.Error("it is an error of every kind")
 	}
@@ -42,9 +40,7 @@ func TestErrorfGivesACodeToAnErrorThatHasAnother(t *testing.T) {
 	if want := (types.Error{Code: 100, Msg: "outer: inner; why"}); !errors.As(outer, &got) || *got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	if !errors.Is(outer, inner) {
-		t.Error("the inner error is lost")
-	}
+	expect.Is(t, outer, inner)
 }
 
 func TestDecode(t *testing.T) {
@@ -80,16 +76,14 @@ func result() *types100.Result {
 
 func asJSON(t *testing.T, v any) string {
 	t.Helper()
-	data, err := json.Marshal(v)
-	expect.NoError(t, err)
+	data := expect.Value(json.Marshal(v))(t)
 	return string(data)
 }
 
 // TestChainedIsACopyThatSharesNothing changes every part of the copy.
 func TestChainedIsACopyThatSharesNothing(t *testing.T) {
 	r := &Request{Type: "mark", PrevResult: result()}
-	chained, err := r.Chained()
-	expect.NoError(t, err)
+	chained := expect.Value(r.Chained())(t)
 	want := asJSON(t, result())
 	if got := asJSON(t, chained); got != want {
 		t.Fatalf("got  %s\nwant %s", got, want)
@@ -98,9 +92,7 @@ func TestChainedIsACopyThatSharesNothing(t *testing.T) {
 	if changed := asJSON(t, chained); changed == want {
 		t.Fatal("nothing was changed")
 	}
-	if got := asJSON(t, r.PrevResult); got != want {
-		t.Errorf("the previous result has become %s", got)
-	}
+	expect.Same(t, "the previous result has become", asJSON(t, r.PrevResult), want)
 }
 
 // scribble changes every reachable number, byte and string.

@@ -7,6 +7,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/footprint"
 )
 
@@ -49,7 +50,5 @@ func TestTiedToHost(t *testing.T) {
 		}
 	}
 	_, err := hostEnds(nil, nil, []*footprint.Attachment{attached("loopback")})
-	if err == nil || !strings.Contains(err.Error(), "no interface but lo") {
-		t.Errorf("only lo: %v", err)
-	}
+	expect.Says(t, "only lo", err, "no interface but lo")
 }

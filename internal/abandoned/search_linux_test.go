@@ -54,8 +54,7 @@ func (f *fake) Tend(file string, host *hostns.NetNS) (Step, error) {
 // look looks in the test's namespace.
 func (f *fake) look(t *testing.T, s *Search) error {
 	t.Helper()
-	host, err := hostns.NewFinder().Open("")
-	expect.NoError(t, err)
+	host := expect.Value(hostns.NewFinder().Open(""))(t)
 	defer host.Close()
 	return s.Look(f.Runtime, host)
 }
@@ -101,9 +100,7 @@ func TestIs(t *testing.T) {
 	} {
 		rec := abandonedRecord("c1")
 		test.change(rec)
-		if got := isFrom(nsfind.View(), rec, "tester", boot); got != test.want {
-			t.Errorf("%s: got %v", what, got)
-		}
+		expect.Same(t, what, isFrom(nsfind.View(), rec, "tester", boot), test.want)
 	}
 	if rec := abandonedRecord("c1"); isFrom("", rec, "tester", boot) {
 		t.Error("the view is not known")
@@ -145,9 +142,7 @@ func TestAStayingContainerIsReportedOnce(t *testing.T) {
 	f, s := newFake(t, store), New()
 	looks := func(n int) {
 		for range n {
-			if err := f.look(t, s); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, f.look(t, s))
 		}
 	}
 	f.tend = func(string) (Step, error) { return Step{}, &NoEndError{"net", "nobody knows"} }
@@ -178,8 +173,7 @@ func TestTheLastRequestDecides(t *testing.T) {
 	store := record.Open(t.TempDir())
 	begin(t, store, abandonedRecord("c1"))
 	before, after := newFake(t, store), newFake(t, store)
-	host, err := hostns.NewFinder().Open("")
-	expect.NoError(t, err)
+	host := expect.Value(hostns.NewFinder().Open(""))(t)
 	defer host.Close()
 	s := New()
 	s.next = time.Now().Add(50 * time.Millisecond)
@@ -224,8 +218,7 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 		reads.Add(1)
 		return plainfile.Read(path)
 	}
-	host, err := hostns.NewFinder().Open("")
-	expect.NoError(t, err)
+	host := expect.Value(hostns.NewFinder().Open(""))(t)
 	defer host.Close()
 	like := Alike{Dir: store.Dir(), Owner: "tester", Boot: boot}
 	var searches []*Search
@@ -254,8 +247,7 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 // namespace of an abandoned container open.
 func TestWhoeverKeepsANamespaceLetsItGo(t *testing.T) {
 	store := record.Open(t.TempDir())
-	host, err := hostns.NewFinder().Open("")
-	expect.NoError(t, err)
+	host := expect.Value(hostns.NewFinder().Open(""))(t)
 	defer host.Close()
 	rec := abandonedRecord("c1")
 	rec.Host = host.String()
@@ -278,8 +270,7 @@ func TestWhoeverKeepsANamespaceLetsItGo(t *testing.T) {
 // TestRequests: no look begins before the first Setup. Each request causes a look if none
 // is waiting.
 func TestRequests(t *testing.T) {
-	host, err := hostns.NewFinder().Open("")
-	expect.NoError(t, err)
+	host := expect.Value(hostns.NewFinder().Open(""))(t)
 	defer host.Close()
 	f, s := newFake(t, record.Open(t.TempDir())), New()
 	for n, want := range [][]bool{{false, true, true}, {true, true, true}} {

@@ -4,15 +4,15 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestDiffCountsLines(t *testing.T) {
 	before := Lines{"a", "a", "b", "c"}
 	after := Lines{"a", "c", "c", "d", "d"}
 	added, removed := Diff(before, after)
-	if got, want := [2]Lines{added, removed}, ([2]Lines{{"c", "d", "d"}, {"a", "b"}}); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	expect.Same(t, "difference", [2]Lines{added, removed}, ([2]Lines{{"c", "d", "d"}, {"a", "b"}}))
 	if added, removed := Diff(before, before); added != nil || removed != nil {
 		t.Errorf("of equals: %v, %v", added, removed)
 	}

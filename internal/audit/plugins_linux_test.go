@@ -29,22 +29,19 @@ const conflist = `{
 // TestSharedAreTheReferencePluginsLeftovers compares Shared with the reference
 // plugins: DEL removes everything that ADD made except the shared lines.
 func TestSharedAreTheReferencePluginsLeftovers(t *testing.T) {
-	plugins, err := refplugins.Dir(t.Context(), io.Discard)
-	expect.NoError(t, err)
+	plugins := expect.Value(refplugins.Dir(t.Context(), io.Discard))(t)
 	for _, backend := range []string{"iptables", "nftables"} {
 		t.Run(backend, func(t *testing.T) {
 			state := t.TempDir()
 			pin := filepath.Join(t.TempDir(), "container")
-			container, err := netns.Create(pin)
-			expect.NoError(t, err)
+			container := expect.Value(netns.Create(pin))(t)
 			defer func() {
 				container.Close()
 				if err := netns.Remove(pin); err != nil {
 					t.Error(err)
 				}
 			}()
-			list, err := libcni.NetworkConfFromBytes([]byte(strings.NewReplacer("BACKEND", backend, "STATE", state).Replace(conflist)))
-			expect.NoError(t, err)
+			list := expect.Value(libcni.NetworkConfFromBytes([]byte(strings.NewReplacer("BACKEND", backend, "STATE", state).Replace(conflist))))(t)
 			config := libcni.NewCNIConfigWithCacheDir([]string{plugins}, filepath.Join(state, "cache"), nil)
 			rt := &libcni.RuntimeConf{ContainerID: "c1", NetNS: pin, IfName: "eth0", CapabilityArgs: map[string]any{
 				"portMappings": []map[string]any{
@@ -55,9 +52,7 @@ func TestSharedAreTheReferencePluginsLeftovers(t *testing.T) {
 			inNS(t, func() {
 				o := Options{StateDirs: []string{filepath.Join(state, "ipam"), filepath.Join(state, "cache")}}
 				start := snapshot(t, o)
-				if _, err := config.AddNetworkList(t.Context(), list, rt); err != nil {
-					t.Fatal(err)
-				}
+				expect.Value(config.AddNetworkList(t.Context(), list, rt))(t)
 				attached := snapshot(t, o)
 				expect.NoError(t, config.DelNetworkList(t.Context(), list, rt))
 				checkShared(t, start, attached, snapshot(t, o))

@@ -20,8 +20,7 @@ import (
 func inNS(t *testing.T, fn func()) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ns")
-	h, err := netns.Create(path)
-	expect.NoError(t, err)
+	h := expect.Value(netns.Create(path))(t)
 	defer func() {
 		if err := errors.Join(h.Close(), netns.Remove(path)); err != nil {
 			t.Error(err)
@@ -40,8 +39,7 @@ func sh(t *testing.T, script string) {
 
 func snapshot(t *testing.T, o Options) Lines {
 	t.Helper()
-	lines, err := Snapshot(t.Context(), o)
-	expect.NoError(t, err)
+	lines := expect.Value(Snapshot(t.Context(), o))(t)
 	return lines
 }
 
@@ -113,8 +111,7 @@ func TestSnapshotShowsExactlyTheChange(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := Options{StateDirs: []string{t.TempDir()}, NetNSDirs: []string{t.TempDir()}}
 			inNS(t, func() {
-				id, err := netns.CurrentID()
-				expect.NoError(t, err)
+				id := expect.Value(netns.CurrentID())(t)
 				fill := strings.NewReplacer("DIR/", o.StateDirs[0]+"/", "NS/", o.NetNSDirs[0]+"/", " ID", " "+id.String())
 				sh(t, fill.Replace(tt.setup))
 				before := snapshot(t, o)
@@ -177,10 +174,8 @@ func TestSnapshotIsStableWhileTheKernelSettles(t *testing.T) {
 
 func TestSnapshotShowsDescriptors(t *testing.T) {
 	before := snapshot(t, Options{})
-	file, err := os.Open("/dev/zero")
-	expect.NoError(t, err)
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	expect.NoError(t, err)
+	file := expect.Value(os.Open("/dev/zero"))(t)
+	fd := expect.Value(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0))(t)
 	added, removed := Diff(before, snapshot(t, Options{}))
 	if want := (Lines{"fd /dev/zero", "fd socket"}); !reflect.DeepEqual(added, want) || removed != nil {
 		t.Errorf("added:\n%s\nremoved:\n%s\nwant:\n%s", text(added), text(removed), text(want))
@@ -194,16 +189,12 @@ func TestSnapshotShowsDescriptors(t *testing.T) {
 func TestSnapshotEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Snapshot(ctx, Options{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want %v", err, context.Canceled)
-	}
+	expect.Is(t, expect.Err(Snapshot(ctx, Options{})), context.Canceled)
 }
 
 func TestSnapshotNamesMissingTools(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	if _, err := lookPath("no-such-tool"); !errors.Is(err, exec.ErrNotFound) {
-		t.Errorf("got %v, want %v", err, exec.ErrNotFound)
-	}
+	expect.Is(t, expect.Err(lookPath("no-such-tool")), exec.ErrNotFound)
 	if _, err := lookPath("nft"); err != nil {
 		t.Errorf("not found where Debian has it: %v", err)
 	}

@@ -121,9 +121,7 @@ func TestWithoutABatchAllIsDoneAtOnce(t *testing.T) {
 		b.Later(ctx, func(context.Context) error { return failure }),
 		Join(ctx, b, kind("a"), 1, func(context.Context, []int) error { return failure }),
 	} {
-		if !errors.Is(err, failure) {
-			t.Errorf("got %v", err)
-		}
+		expect.Is(t, err, failure)
 	}
 }
 

@@ -45,9 +45,7 @@ func TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp(t *testing.T) {
 				want := func(when string, up bool) {
 					t.Helper()
 					s.lo(path, func(l netlink.Link) error {
-						if got := l.Attrs().RawFlags&1 != 0; got != up {
-							t.Errorf("%s: lo is up: %t, want %t", when, got, up)
-						}
+						expect.Same(t, when+": lo is up", l.Attrs().RawFlags&1 != 0, up)
 						return nil
 					})
 				}

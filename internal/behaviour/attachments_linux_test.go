@@ -61,9 +61,7 @@ func TestAnAttachmentHasOnlyItsOwnFailure(t *testing.T) {
 	all := expect.Value(r.Attachments())(t)
 	for _, a := range all {
 		failed := a.Network == "two"
-		if state := map[bool]cni.AttachmentState{true: cni.Failed, false: cni.Detaching}[failed]; a.State != state {
-			t.Errorf("network %s is %s, want %s", a.Network, a.State, state)
-		}
+		expect.Same(t, "network "+a.Network, a.State, map[bool]cni.AttachmentState{true: cni.Failed, false: cni.Detaching}[failed])
 		if has := strings.Contains(a.LastError, "stuck"); has != failed || (a.Failures > 0) != failed || a.LastTry.IsZero() == failed {
 			t.Errorf("network %s: %d failures, the last %v: %q", a.Network, a.Failures, a.LastTry, a.LastError)
 		}

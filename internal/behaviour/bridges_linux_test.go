@@ -343,9 +343,7 @@ func TestFault_F66_HealthAndRepairAgree(t *testing.T) {
 			expect.Same(t, "healthy", report.Count(cni.StateHealthy), 2)
 			for _, one := range report.Containers {
 				expect.NoError(t, one.Err())
-				if one.Reason == nil || !strings.Contains(one.Reason.Error(), "hardware address") {
-					t.Errorf("%s: the note is %v", one.ContainerID, one.Reason)
-				}
+				expect.Says(t, one.ContainerID+": the note", one.Reason, "hardware address")
 			}
 			recovered := expect.Value(h.r.Recover(t.Context()))(t)
 			expect.Same(t, "kept", len(recovered.Kept), 0)

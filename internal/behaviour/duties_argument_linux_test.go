@@ -23,7 +23,7 @@ import (
 func (s *stage) tree() []string {
 	s.T.Helper()
 	var files []string
-	err := filepath.WalkDir(s.Dir, func(path string, d fs.DirEntry, err error) error {
+	expect.NoError(s.T, filepath.WalkDir(s.Dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -37,8 +37,7 @@ func (s *stage) tree() []string {
 		}
 		files = append(files, line)
 		return nil
-	})
-	expect.NoError(s.T, err)
+	}))
 	return files
 }
 
@@ -151,9 +150,7 @@ func TestDuty_R23_AnInvalidNetNSIsRefusedBeforeAnythingRuns(t *testing.T) {
 	for what, path := range paths {
 		errs := s.everyVerb(r, "c1", path)
 		for _, verb := range []string{"Setup", "SetupSerially", "Check"} {
-			if errs[verb] == nil {
-				t.Errorf("%s with %s: no error", verb, what)
-			}
+			expect.Fails(t, verb+" with "+what+": no error", errs[verb])
 			expect.Is(t, errs[verb], cni.ErrInvalidNetNS)
 		}
 		if errs["Remove"] != nil {
@@ -264,9 +261,7 @@ func TestDuty_R16_NoSecondADDWithoutADEL(t *testing.T) {
 		"elsewhere": func() error { return errOf(r.Setup(ctx, "c1", otherPath)) },
 	} {
 		err := setup()
-		if err == nil {
-			t.Errorf("%s: no error", what)
-		}
+		expect.Fails(t, what+": no error", err)
 		expect.Is(t, err, cni.ErrAlreadyAttached)
 	}
 	expect.Same(t, "calls", s.Took(), []string{})

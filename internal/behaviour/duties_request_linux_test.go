@@ -23,9 +23,7 @@ func (s *stage) wholeLife(r *cni.Runtime, opts ...cni.NamespaceOpts) []scripted.
 	s.T.Helper()
 	path := s.Container("c1")
 	ctx := s.T.Context()
-	if _, err := r.Setup(ctx, "c1", path, opts...); err != nil {
-		s.T.Fatal(err)
-	}
+	expect.Value(r.Setup(ctx, "c1", path, opts...))(s.T)
 	expect.NoError(s.T, r.Check(ctx, "c1", path, opts...))
 	expect.NoError(s.T, r.Remove(ctx, "c1", path, opts...))
 	return s.TakeCalls()

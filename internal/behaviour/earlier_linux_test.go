@@ -279,7 +279,5 @@ func (h *earlierHost) wantServed(r *cni.Runtime) {
 		}
 	})
 	health := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
-	if n := health.Count(cni.StateHealthy); n != len(h.all()) {
-		t.Errorf("%d are healthy after the repairs", n)
-	}
+	expect.Same(t, "healthy after repairs", health.Count(cni.StateHealthy), len(h.all()))
 }

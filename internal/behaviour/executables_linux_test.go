@@ -122,9 +122,7 @@ func TestDefaultConflistStartsNoProcess(t *testing.T) {
 	step := func(what string, err error) {
 		t.Helper()
 		expect.NoError(t, err)
-		if notes := started(); notes != "" {
-			t.Errorf("%s started\n%s", what, notes)
-		}
+		expect.Same(t, what+" started", started(), "")
 	}
 	setup := func(id, path string, port int) error {
 		_, err := r.Setup(t.Context(), id, path, portOf(port))
@@ -151,8 +149,7 @@ func (h *realHost) toolsStarted() func() string {
 		}
 	}
 	for _, name := range tools {
-		tool, err := exec.LookPath(name)
-		expect.NoError(h.T, err)
+		tool := expect.Value(exec.LookPath(name))(h.T)
 		path := h.Write("noting/"+name, fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >>%s\nexec %s \"$@\"\n", name, log, tool))
 		expect.NoError(h.T, os.Chmod(path, 0o755))
 	}

@@ -72,9 +72,7 @@ func (h *firewalldHost) wantClean(before audit.Lines) {
 	left, gone := audit.Diff(before, h.audit())
 	own := h.Path("state", "embedcni")
 	left = left.Without(audit.Shared).Without(func(l string) bool { return strings.Contains(l, own) })
-	if len(left)+len(gone) > 0 {
-		h.T.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
-	}
+	expect.Unchanged(h.T, "left behind", left, gone)
 }
 
 // TestFault_F54_FirewalldDropsNothingOfAContainerThatIsAttached: the reference
@@ -283,9 +281,7 @@ func TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers(t *testing.
 	h.detach(other, "o2")
 	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := r.Setup(ctx, "c", h.Container("c")); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Setup with a bus that hangs: %v", err)
-	}
+	expect.Is(t, expect.Err(r.Setup(ctx, "c", h.Container("c"))), context.DeadlineExceeded)
 	thaw()
 	h.detach(other, "o0")
 	h.wantClean(before)

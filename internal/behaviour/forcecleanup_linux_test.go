@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -93,9 +92,7 @@ func udpPort(port int32) cni.NamespaceOpts {
 func (o *orphaned) wantOther() {
 	o.T.Helper()
 	o.WantClean(o.before)
-	if got, err := o.reader.Lookup("c11"); err != nil || !reflect.DeepEqual(got, o.other) {
-		o.T.Errorf("the neighbour is recorded as %+v, %v, want %+v", got, err, o.other)
-	}
+	expect.Same(o.T, "the neighbour is recorded as", expect.Value(o.reader.Lookup("c11"))(o.T), o.other)
 	if err := o.reader.Check(context.Background(), "c11", o.Path("netns", "c11")); err != nil {
 		o.T.Errorf("the neighbour: %v", err)
 	}
@@ -197,11 +194,7 @@ func (o *orphaned) wantCleanUp(target cni.CleanUpTarget, want []string) {
 // default directory only.
 func TestCleanUpWithoutConfiguration(t *testing.T) {
 	const dir = "/var/lib/cni/networks" // private to the sandbox
-	t.Cleanup(func() {
-		if err := os.RemoveAll(filepath.Join(dir, "cleanupnet")); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { expect.NoError(t, os.RemoveAll(filepath.Join(dir, "cleanupnet"))) })
 	o := forget(t, "cleanupnet", dir, testhost.Everything())
 	expect.NoError(t, os.Remove(o.Path("state/results/cleanupnet-c1-eth0")))
 	o.wantCleanUp(cni.CleanUpTarget{ContainerID: "c1", Network: "cleanupnet", IfName: "eth0"},
@@ -320,9 +313,7 @@ func TestCleanUpWaitsForOtherCallsOfTheContainer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0", DryRun: true}
-	if _, err := h.Runtime().CleanUp(ctx, target); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("with the container locked: %v", err)
-	}
+	expect.Is(t, expect.Err(h.Runtime().CleanUp(ctx, target)), context.DeadlineExceeded)
 	expect.NoError(t, held.Release())
 	if _, err := h.Runtime().CleanUp(context.Background(), target); err != nil {
 		t.Error(err)

@@ -397,9 +397,7 @@ func TestOwnChangesWakeNobody(t *testing.T) {
 				h.attach(i)
 			}
 			h.quiet()
-			if events := h.taken(); len(events) > 0 {
-				t.Errorf("Setup caused %q", events)
-			}
+			expect.Empty(t, "Setup caused", h.taken())
 			other := h.another()
 			for i, id := range h.ids {
 				expect.NoError(t, []*cni.Runtime{h.r, other}[i%2].Remove(context.Background(), id, ""))

@@ -265,9 +265,7 @@ func TestHoldRefuses(t *testing.T) {
 			t.Errorf("%s: %v, want %v", what, err, c.want)
 		}
 	}
-	if err := (guard.Hold{ContainerID: "c0"}).End(t.Context(), h.r); !errors.Is(err, guard.ErrNotHeld) {
-		t.Errorf("not held: %v", err)
-	}
+	expect.Is(t, (guard.Hold{ContainerID: "c0"}).End(t.Context(), h.r), guard.ErrNotHeld)
 }
 
 // TestADamagedHoldHoldsItsOwnContainer, until the container's end, and no other.

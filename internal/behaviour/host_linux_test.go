@@ -163,9 +163,7 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 	}
 	left, missing := h.Left(before)
 	missing = missing.Without(func(l string) bool { return strings.Contains(l, h.Path("state", "embedcni")) })
-	if len(left)+len(missing) > 0 {
-		t.Errorf("left: %q, gone: %q", left, missing)
-	}
+	expect.Unchanged(t, "left", left, missing)
 	expect.NoError(t, here.Check(t.Context(), "c2", h.Path("netns", "c2")))
 	expect.NoError(t, here.Remove(t.Context(), "c2", ""))
 }

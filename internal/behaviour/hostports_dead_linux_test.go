@@ -36,9 +36,9 @@ func deadHolder(t *testing.T, b portBackend, opts ...cni.Opt) (h *realHost, r *c
 // dies attaches a container that dies.
 func dies(t *testing.T, r *cni.Runtime, id string, opts ...cni.NamespaceOpts) {
 	t.Helper()
-	k := testhost.NewTask(t)
-	testhost.MustSetUp(t, r, id, k.Path(), opts...)
-	k.Kill()
+	path, kill := testhost.NewTask(t)
+	testhost.MustSetUp(t, r, id, path, opts...)
+	kill()
 }
 
 // impatient has a Setup wait no longer than it does in a program.

@@ -78,9 +78,7 @@ func TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T)
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if got := loaded(r); got != tt.want {
-			t.Errorf("%s: %s, want %s", name, got, tt.want)
-		}
+		expect.Same(t, name, loaded(r), tt.want)
 		if skipped := r.GetConfig().Skipped; skipped != nil {
 			t.Errorf("%s: skipped %+v", name, skipped)
 		}
@@ -114,16 +112,12 @@ func TestDuty_R9_BadFileIsPassedOverAndReported(t *testing.T) {
 	var log bytes.Buffer
 	r := expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))))(t)
 	expect.NoError(t, r.Load(cni.WithAllConf))
-	if got, want := loaded(r), "net=eth0 b=eth1"; got != want {
-		t.Errorf("loaded %s, want %s", got, want)
-	}
+	expect.Same(t, "loaded", loaded(r), "net=eth0 b=eth1")
 	want := []cni.SkippedFile{
 		{Path: filepath.Join(dir, "05-bad.conflist"), Reason: "error parsing configuration list: unexpected end of JSON input"},
 		{Path: filepath.Join(dir, "30-bad.conf"), Reason: "error parsing configuration: missing 'type'"},
 	}
-	if got := r.GetConfig().Skipped; !reflect.DeepEqual(got, want) {
-		t.Errorf("skipped %+v, want %+v", got, want)
-	}
+	expect.Same(t, "skipped", r.GetConfig().Skipped, want)
 	for _, f := range want {
 		if line := "level=WARN msg=\"configuration file passed over\" path=" + f.Path; !strings.Contains(log.String(), line) {
 			t.Errorf("log\n%s\nlacks %s", log.String(), line)
@@ -138,9 +132,7 @@ func TestNetworkByName(t *testing.T) {
 	dir := testhost.ConfDir(t, map[string]string{"10-bad.conf": "{", "20-a.conf": testhost.ConfOf("a"), "30-b.conflist": testhost.ListOf("b"), "40-b.conf": testhost.ConfOf("b")})
 	conf := cni.WithPluginConfDir(dir)
 	r := expect.Value(cni.New(cni.WithLoNetwork, cni.WithNetworkName("b"), cni.WithNetworkName("a"), conf))(t)
-	if got, want := loaded(r), "cni-loopback=lo b=eth1 a=eth2"; got != want {
-		t.Errorf("loaded %s, want %s", got, want)
-	}
+	expect.Same(t, "loaded", loaded(r), "cni-loopback=lo b=eth1 a=eth2")
 	if n := len(r.GetConfig().Networks[1].Config.Plugins); n != 2 {
 		t.Errorf("b has %d plugins: it is not of the first file that defines it", n)
 	}

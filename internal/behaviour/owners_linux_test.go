@@ -180,9 +180,7 @@ func TestFault_F52_AClockThatWasAheadDelaysNothing(t *testing.T) {
 	report = expect.Value(r.Recover(t.Context()))(t)
 	expect.Same(t, "calls", s.Took(), []string{})
 	s.On("p", "DEL", scripted.Action{})
-	if report.Failed["c1"] == nil {
-		t.Error("tried again at once")
-	}
+	expect.Fails(t, "tried again at once", report.Failed["c1"])
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 }
 

@@ -22,16 +22,14 @@ func pooled(h *testhost.Host, r *cni.Runtime, pluginID, id string, opts ...cni.N
 	pool := h.Path("state", "embedcni", "attachments", "pool", "1:1")
 	expect.NoError(h.T, os.MkdirAll(pool, 0o700))
 	path = pool + "/" + pluginID
-	ns, err := netns.Create(path)
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Create(path))(h.T)
 	expect.NoError(h.T, ns.Close())
 	h.T.Cleanup(func() {
 		if err := netns.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			h.T.Error(err)
 		}
 	})
-	_, err = r.Setup(context.Background(), pluginID, path, opts...)
-	expect.NoError(h.T, err)
+	expect.Value(r.Setup(context.Background(), pluginID, path, opts...))(h.T)
 	expect.NoError(h.T, netns.Remove(h.Pin(pluginID))) // the path was the pin
 	h.ChangeRecord(pluginID, func(rec *record.Record) {
 		rec.NetNS.Ours, rec.NetNS.Pin = true, ""
@@ -41,8 +39,7 @@ func pooled(h *testhost.Host, r *cni.Runtime, pluginID, id string, opts ...cni.N
 		}
 	})
 	if id != "" {
-		rec, err := h.Records().Load(record.ID(id))
-		expect.NoError(h.T, err)
+		rec := expect.Value(h.Records().Load(record.ID(id)))(h.T)
 		for _, n := range rec.Attachments { // as a log that survives damage before it
 			expect.NoError(h.T, h.Records().Append(rec, record.Entry{IfName: n.IfName, State: n.State}))
 		}

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -285,9 +284,7 @@ func TestFault_F26_RealSetupAfterReboot(t *testing.T) {
 	r := h.Real(cni.WithLoNetwork, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 	path := h.Mortal("c1")
 	files := h.Audit()
-	if _, err := r.Setup(context.Background(), "c1", path, onePort); err != nil {
-		t.Fatal(err)
-	}
+	expect.Value(r.Setup(context.Background(), "c1", path, onePort))(t)
 	h.reboot(path)
 	h.Mortal("c1")
 	result := testhost.MustSetUp(t, r, "c1", path, onePort)
@@ -295,9 +292,7 @@ func TestFault_F26_RealSetupAfterReboot(t *testing.T) {
 	if err := r.Check(context.Background(), "c1", path); err != nil {
 		t.Error(err)
 	}
-	if got, want := h.reserved("podnet"), []string{result.IPv4().IP().String(), result.IPv6().IP().String()}; !reflect.DeepEqual(got, want) {
-		t.Errorf("reserved %q, want %q", got, want)
-	}
+	expect.Same(t, "reserved", h.reserved("podnet"), []string{result.IPv4().IP().String(), result.IPv6().IP().String()})
 	if err := r.Remove(context.Background(), "c1", path); err != nil {
 		t.Error(err)
 	}

@@ -269,9 +269,7 @@ func TestFault_F44_APanicCostsOneContainer(t *testing.T) {
 	s.DelLink("c1", "eth0")
 	report := expect.Value(s.restarted(conf, cni.WithLogger(slog.New(panics{at: "not known to be healthy"}))).Recover(t.Context()))(t)
 	expect.Same(t, "adopted", report.Adopted, []string{"c2"})
-	if failed := report.Failed["c1"]; failed == nil || !strings.Contains(failed.Error(), "could not be removed: panic: ") {
-		t.Errorf("c1: %v, want the panic", failed)
-	}
+	expect.Says(t, "a panic", report.Failed["c1"], "could not be removed: panic: ")
 }
 
 // TestFault_F59_ANamespaceThatCannotBeOpenedIsNotGone if the record is damaged

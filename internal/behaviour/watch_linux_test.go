@@ -260,9 +260,7 @@ func TestWatchFollowsTheLastLoad(t *testing.T) {
 	w.until(netconf.Unloaded, "")
 	w.list("file/x.conf", "e")
 	w.until(netconf.Loaded, "e=net0 fixed=net1")
-	if err := w.Load(cni.WithPortRange(2, 1)); !errors.Is(err, cni.ErrInvalidArgument) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, w.Load(cni.WithPortRange(2, 1)), cni.ErrInvalidArgument)
 	w.place("file/x.conf", "f") // an option that cannot be applied changes nothing
 	w.until(netconf.Loaded, "f=net0 fixed=net1")
 	expect.NoError(t, w.Load(cni.WithConfListBytes([]byte(testhost.ListOf("fixed")))))

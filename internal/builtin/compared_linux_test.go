@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firewalldtest"
 	"github.com/embedcni/cni/internal/known"
@@ -132,9 +133,7 @@ func (d damaging) repaired(t *testing.T, typ string) (host, inside []string) {
 		c.Type = d.ipam
 	}
 	result, err := plugintest.Result(c.Prev)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	kinds := [2]map[string]bool{{}, {}}
 	look := func() {
 		t.Helper()
@@ -192,16 +191,13 @@ func master(t *testing.T, host *netns.Handle) {
 
 func differences(ctx context.Context, t *testing.T, host *netns.Handle, c plugintest.Call) (all []compare.Difference) {
 	t.Helper()
-	err := plugintest.Comparing(ctx, host, Lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
+	expect.NoError(t, plugintest.Comparing(ctx, host, Lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
 		v, done, err := compare.Kernel(ctx, r)
 		if err != nil {
 			return err
 		}
 		all, err = p.Compare(ctx, r, v)
 		return errors.Join(err, done())
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return all
 }

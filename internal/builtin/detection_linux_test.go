@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"net"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nettest"
 )
@@ -23,9 +23,7 @@ const taken99 = `{"type": "static", "addresses": [{"address": "fd00::99/64"}]}`
 func (m *machine) wantNothingLeft(t *testing.T, add func() error, want string) {
 	t.Helper()
 	host, container := plugintest.Audit(t, m.host), plugintest.Audit(t, m.container, m.dir)
-	if err := add(); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	expect.Says(t, "ADD", add(), want)
 	plugintest.NoLeak(t, container, plugintest.Audit(t, m.container, m.dir))
 	plugintest.NoLeak(t, host, plugintest.Audit(t, m.host))
 }
@@ -33,14 +31,8 @@ func (m *machine) wantNothingLeft(t *testing.T, add func() error, want string) {
 // whenThere calls fn as soon as the container has its interface.
 func (m *machine) whenThere(t *testing.T, fn func()) (done chan struct{}) {
 	t.Helper()
-	watch, err := links.WatchAddresses(m.container)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn, err := links.Dial(m.container)
-	if err != nil {
-		t.Fatal(err)
-	}
+	watch := expect.Value(links.WatchAddresses(m.container))(t)
+	conn := expect.Value(links.Dial(m.container))(t)
 	done = make(chan struct{})
 	go func() {
 		defer close(done)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
@@ -52,19 +53,10 @@ func newMachine(t *testing.T, lan *plugintest.LAN, typ, ipam string) *machine {
 // addresses returns those of the container's interface.
 func (m *machine) addresses(t *testing.T) []links.Address {
 	t.Helper()
-	c, err := links.Dial(m.container)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := expect.Value(links.Dial(m.container))(t)
 	defer c.Close()
-	link, err := c.Link(m.call.IfName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := c.Addresses(link.Index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	link := expect.Value(c.Link(m.call.IfName))(t)
+	all := expect.Value(c.Addresses(link.Index))(t)
 	return all
 }
 
@@ -158,10 +150,7 @@ func TestFault_F53_DetectionGoesOnWhereThereWasNoCarrier(t *testing.T) {
 			if took := time.Since(begin); took > carrierBound {
 				t.Errorf("ADD waited %s for a carrier that never comes", took)
 			}
-			watch, err := links.WatchAddresses(m.container)
-			if err != nil {
-				t.Fatal(err)
-			}
+			watch := expect.Value(links.WatchAddresses(m.container))(t)
 			defer watch.Close()
 			nettest.SetUp(t, lan.Machine, "port1")
 			for {

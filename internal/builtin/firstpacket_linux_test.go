@@ -15,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
@@ -63,10 +64,7 @@ func newSite(t *testing.T, typ string, set ...string) *site {
 		s.container[i], c.NetNS = plugintest.NetNS(t)
 		configureDefaults(t, s.container[i], set)
 		c.Config = strings.ReplaceAll(`{"cniVersion": "1.0.0", "name": "podnet", `+routed[typ]+`}`, "DIR", dir)
-		result, err := plugintest.Result(side.Must(t, "ADD", c))
-		if err != nil {
-			t.Fatal(err)
-		}
+		result := expect.Value(plugintest.Result(side.Must(t, "ADD", c)))(t)
 		for family, ip := range result.IPs {
 			s.addr[i][family] = addrOf(ip.Address.IP)
 			s.gateway[family] = addrOf(ip.Gateway)
@@ -81,9 +79,7 @@ func configureDefaults(t *testing.T, ns *netns.Handle, set []string) {
 	for _, s := range set {
 		name, value, _ := strings.Cut(s, "=")
 		write := func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/"+name, []byte(value), 0o644) }
-		if err := ns.Do(write); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, ns.Do(write))
 	}
 }
 
@@ -160,10 +156,7 @@ func TestFault_F55_NoDuplicateDetectionForLinkLocalAddresses(t *testing.T) {
 // detection. Ports of a bridge need none.
 func wantLinkLocals(t *testing.T, ns *netns.Handle, ofMAC bool) {
 	t.Helper()
-	watch, err := links.WatchAddresses(ns)
-	if err != nil {
-		t.Fatal(err)
-	}
+	watch := expect.Value(links.WatchAddresses(ns))(t)
 	defer watch.Close()
 	nettest.Inside(t, ns, func(nl *netlink.Handle) error {
 		all, err := nl.LinkList()
@@ -181,10 +174,7 @@ func wantLinkLocal(t *testing.T, ns *netns.Handle, nl *netlink.Handle, watch *li
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for {
-		addrs, err := nl.AddrList(l, netlink.FAMILY_V6)
-		if err != nil {
-			t.Fatal(err)
-		}
+		addrs := expect.Value(nl.AddrList(l, netlink.FAMILY_V6))(t)
 		var own []netlink.Addr
 		for _, a := range addrs {
 			if a.IP.IsLinkLocalUnicast() {
@@ -214,13 +204,10 @@ func wantLinkLocal(t *testing.T, ns *netns.Handle, nl *netlink.Handle, watch *li
 func setting(t *testing.T, ns *netns.Handle, ifName, name string) string {
 	t.Helper()
 	var value []byte
-	err := ns.Do(func() (err error) {
+	expect.NoError(t, ns.Do(func() (err error) {
 		value, err = os.ReadFile("/proc/sys/net/ipv6/conf/" + ifName + "/" + name)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return strings.TrimSpace(string(value))
 }
 

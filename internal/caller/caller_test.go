@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestTheZeroGivenWorks: a plugin without a runtime has nothing to wait for, and
@@ -30,9 +32,7 @@ func TestTheZeroGivenWorks(t *testing.T) {
 func TestFromReturnsTheInnermostValue(t *testing.T) {
 	broken := errors.New("the disk is broken")
 	ctx := With(With(t.Context(), Given{}), Given{Durable: func() error { return broken }})
-	if err := From(ctx).Durable(); !errors.Is(err, broken) {
-		t.Errorf("got %v, want %v", err, broken)
-	}
+	expect.Is(t, From(ctx).Durable(), broken)
 }
 
 // TestPatience: it ends after all waits together.
@@ -59,9 +59,7 @@ func TestPatience(t *testing.T) {
 	cancel()
 	ctx, stop = NewPatience(time.Hour).Wait(ended)
 	defer stop()
-	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("the caller's context: %v", err)
-	}
+	expect.Is(t, context.Cause(ctx), context.Canceled)
 	ctx, stop = (*Patience)(nil).Wait(t.Context())
 	defer stop()
 	if _, limited := ctx.Deadline(); limited {

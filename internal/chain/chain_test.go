@@ -3,7 +3,6 @@ package chain
 import (
 	"context"
 	"encoding/json"
-	"reflect"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -38,8 +37,7 @@ func (r *recorder) names() (names []string) {
 
 func newChain(t testing.TB, r *recorder, list string) *Chain {
 	t.Helper()
-	parsed, err := conflist.Parse([]byte(list))
-	expect.NoError(t, err)
+	parsed := expect.Value(conflist.Parse([]byte(list)))(t)
 	return &Chain{List: parsed, CacheDir: t.TempDir(), Path: []string{"/plugins"}, Run: r.run}
 }
 
@@ -72,9 +70,7 @@ func TestDuty_R10_ThroughLibcni(t *testing.T) {
 		}
 	}
 	wantEnv := []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c1", "CNI_NETNS=/run/netns/c1", "CNI_IFNAME=eth0", "CNI_ARGS=", "CNI_PATH=/plugins"}
-	if got := r.calls[0].Env; !reflect.DeepEqual(got, wantEnv) {
-		t.Errorf("environment %q, want %q", got, wantEnv)
-	}
+	expect.Same(t, "environment", r.calls[0].Env, wantEnv)
 }
 
 // TestAKnownResultIsPassedOnUnchanged: to the next plugin, to the
@@ -91,15 +87,11 @@ func TestAKnownResultIsPassedOnUnchanged(t *testing.T) {
 	if err != nil || result.IPs[0].Address.String() != "10.0.0.3/24" || string(partial) != last {
 		t.Errorf("got %v, %s, %v", result, partial, err)
 	}
-	if want := []string{first, last}; !reflect.DeepEqual(told, want) {
-		t.Errorf("told %q, want %q", told, want)
-	}
+	expect.Same(t, "calls", told, []string{first, last})
 	var request struct{ PrevResult json.RawMessage }
 	if err := json.Unmarshal(r.calls[1].Stdin, &request); err != nil || string(request.PrevResult) != first {
 		t.Errorf("b got %s, %v, want %s", request.PrevResult, err, first)
 	}
 	cached := c.cached(container("eth0")).Result()
-	if got := string(cached); got != `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.3/24"}]}` {
-		t.Errorf("cached %s", got)
-	}
+	expect.Same(t, "cached", string(cached), `{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.3/24"}]}`)
 }

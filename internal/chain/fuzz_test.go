@@ -80,11 +80,9 @@ func wantMerged(t *testing.T, config, got object, args map[string]any) {
 	t.Helper()
 	cni := func(o object) object {
 		raw, _ := o.get("args")
-		outer, err := objectOrEmpty(raw)
-		expect.NoError(t, err)
+		outer := expect.Value(objectOrEmpty(raw))(t)
 		raw, _ = outer.get("cni")
-		inner, err := objectOrEmpty(raw)
-		expect.NoError(t, err)
+		inner := expect.Value(objectOrEmpty(raw))(t)
 		return inner
 	}
 	was, is := cni(config), cni(got)

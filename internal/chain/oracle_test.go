@@ -89,9 +89,7 @@ func (x *comparison) run(t *testing.T, verb string, a *Attachment) (failed bool)
 	case "ADD":
 		var got, expected any
 		got, expected, err, want = x.add(ctx, a)
-		if !reflect.DeepEqual(got, expected) {
-			t.Errorf("result %v, libcni's %v", got, expected)
-		}
+		expect.Same(t, "result, beside libcni", got, expected)
 	case "DEL":
 		err, want = x.c.Del(ctx, a, nil), x.libcni.DelNetworkList(ctx, x.c.List, &a.RuntimeConf)
 	case "CHECK":
@@ -153,9 +151,7 @@ func (x *comparison) compareCache(t *testing.T, a *Attachment) {
 		}
 		return decoded(t, data)
 	}
-	if got, want := read(x.c), read(&Chain{List: x.c.List, CacheDir: x.dir}); !reflect.DeepEqual(got, want) {
-		t.Errorf("cached\n%v\nlibcni's\n%v", got, want)
-	}
+	expect.Same(t, "cached, beside libcni", read(x.c), read(&Chain{List: x.c.List, CacheDir: x.dir}))
 }
 
 // TestVerbsAreThoseOfLibcni compares every verb with libcni, for every version

@@ -55,8 +55,7 @@ func TestForgetUnneeded(t *testing.T) {
 	slices.Sort(want)
 	for range 2 {
 		expect.NoError(t, ForgetUnneeded(dir, is("a-b"), unneeded))
-		entries, err := os.ReadDir(results)
-		expect.NoError(t, err)
+		entries := expect.Value(os.ReadDir(results))(t)
 		var left []string
 		for _, e := range entries {
 			left = append(left, e.Name())

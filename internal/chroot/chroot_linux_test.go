@@ -49,13 +49,11 @@ func TestPathsAreThoseOfTheRoot(t *testing.T) {
 				}
 			}
 			for range 4 {
-				threads.Add(1)
-				go func() {
-					defer threads.Done()
+				threads.Go(func() {
 					if _, err := os.Stat(root); err != nil {
 						t.Error(err)
 					}
-				}()
+				})
 			}
 			threads.Wait()
 			return failed

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -218,9 +217,7 @@ func TestGarbage(t *testing.T) {
 		}
 	}
 	delete(files, "10.1.0.2")
-	if !reflect.DeepEqual(left, files) {
-		t.Errorf("left are %q, want %q", left, files)
-	}
+	expect.Same(t, "left", left, files)
 	expect.NoError(t, os.WriteFile(filepath.Join(dir, "10.1.0.8"), []byte("x"), 0o600))
 	if _, unnamed, err := g.Others("net", []string{dir}); err != nil || !slices.Equal(unnamed, []string{filepath.Join(dir, "10.1.0.8")}) {
 		t.Errorf("unnamed are %q, %v", unnamed, err)

@@ -1,8 +1,6 @@
 package claims
 
 import (
-	"errors"
-	"reflect"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -29,16 +27,12 @@ func TestValid(t *testing.T) {
 		"c": {{ContainerID: "c3", IfName: "eth0"}, other},
 		"d": {other},
 	} {
-		if got := v.With(network, []types.GCAttachment{want[0], other, other}); !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: got %v, want %v", network, got, want)
-		}
+		expect.Same(t, network, v.With(network, []types.GCAttachment{want[0], other, other}), want)
 	}
 	if v.Has(record.Key{ContainerID: "warm-1", Network: "a", IfName: "eth1"}) {
 		t.Error("an attachment that was removed is valid")
 	}
 	for _, f := range []record.Found{{Err: record.ErrUnread, Record: whole.Record}, {Err: record.ErrBad, Record: &record.Record{}}} {
-		if _, err := FindValid([]record.Found{f}, nil, nil); !errors.Is(err, f.Err) {
-			t.Errorf("got %v, want %v", err, f.Err)
-		}
+		expect.Is(t, expect.Err(FindValid([]record.Found{f}, nil, nil)), f.Err)
 	}
 }

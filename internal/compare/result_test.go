@@ -34,9 +34,7 @@ func TestReported(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want the MAC address %q", name, i, err, test.want)
 		}
 	}
-	if _, err := Reported(&plugin.Request{IfName: "eth0"}); err == nil {
-		t.Error("found an interface without a result")
-	}
+	expect.Fails(t, "found an interface without a result", expect.Err(Reported(&plugin.Request{IfName: "eth0"})))
 }
 
 // TestFault_F37_CheckWantsTheAddressesOfALaterPlugin: a later plugin's
@@ -63,9 +61,7 @@ func TestSameMAC(t *testing.T) {
 		"": true, "0a:58:0a:01:00:02": true, "0A:58:0A:01:00:02": true, "0a-58-0a-01-00-02": true, "0a58.0a01.0002": true,
 		"0a:58:0a:01:00:03": false, "none": false,
 	} {
-		if got := SameMAC(said, has); got != want {
-			t.Errorf("%q: got %t, want %t", said, got, want)
-		}
+		expect.Same(t, said, SameMAC(said, has), want)
 	}
 	if !SameMAC("c0:00:02:01", net.HardwareAddr{0xc0, 0, 2, 1}) {
 		t.Error("the address of a tunnel is not the same as itself")

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -40,15 +39,12 @@ func TestFilesAreThoseOfTheExtensionsInNameOrder(t *testing.T) {
 	})
 	expect.NoError(t, os.Symlink("gone", filepath.Join(dir, "30.conf")))
 	expect.NoError(t, syscall.Mkfifo(filepath.Join(dir, "40.conf"), 0o644))
-	got, err := conflist.Files(dir)
-	expect.NoError(t, err)
+	got := expect.Value(conflist.Files(dir))(t)
 	var want []string
 	for _, name := range []string{"10.conflist", "100.conf", "15.json", "20.conf", "30.conf", "40.conf"} {
 		want = append(want, filepath.Join(dir, name))
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("files %q, want %q", got, want)
-	}
+	expect.Same(t, "files", got, want)
 }
 
 func TestFilesOfADirectoryThatIsNotThere(t *testing.T) {
@@ -88,9 +84,7 @@ func TestDuty_R9_OneBrokenFileNeverTakesTheOthersDown(t *testing.T) {
 	for _, f := range found {
 		gotFound = append(gotFound, [2]string{filepath.Base(f.Path), f.List.Name})
 	}
-	if !reflect.DeepEqual(gotFound, wantFound) {
-		t.Errorf("found %v, want %v", gotFound, wantFound)
-	}
+	expect.Same(t, "found", gotFound, wantFound)
 	wantSkipped := [][2]string{
 		{"01-fifo.conf", "cannot be read: not a regular file but p---------"},
 		{"02-device.conf", "cannot be read: not a regular file but Dc---------"},
@@ -107,9 +101,7 @@ func TestDuty_R9_OneBrokenFileNeverTakesTheOthersDown(t *testing.T) {
 	for _, s := range skipped {
 		gotSkipped = append(gotSkipped, [2]string{filepath.Base(s.Path), s.Err.Error()})
 	}
-	if !reflect.DeepEqual(gotSkipped, wantSkipped) {
-		t.Errorf("skipped\n%q\nwant\n%q", gotSkipped, wantSkipped)
-	}
+	expect.Same(t, "skipped", gotSkipped, wantSkipped)
 }
 
 // TestDirStopsAtMax: it does not read later files.

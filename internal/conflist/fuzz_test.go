@@ -3,7 +3,6 @@ package conflist_test
 import (
 	"bytes"
 	"encoding/json"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -103,7 +102,5 @@ func wantSameAgain(t *testing.T, list *libcni.NetworkConfigList) {
 	if err != nil {
 		t.Fatalf("its own bytes are refused: %v: %s", err, list.Bytes)
 	}
-	if !reflect.DeepEqual(summary(again), summary(list)) {
-		t.Errorf("read again it is %+v, was %+v", summary(again), summary(list))
-	}
+	expect.Same(t, "read again", summary(again), summary(list))
 }

@@ -2,7 +2,6 @@ package conflist_test
 
 import (
 	"encoding/json"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -34,15 +33,12 @@ func TestParseKeepsEveryPluginToTheByte(t *testing.T) {
 	const second = "{\"type\" : \"tuning\",\n\t\"text\": \"<&>\\u0041é\", \"dup\": 1, \"dup\": 2, \"nested\": {\"z\": 1, \"a\": [18446744073709551616]}}"
 	const list = `{"cniVersion": "1.0.0", "name": "net", "disableCheck": true, "disableGC": "true", "plugins": [` +
 		first + " , " + second + `]}`
-	got, err := conflist.Parse([]byte(list))
-	expect.NoError(t, err)
+	got := expect.Value(conflist.Parse([]byte(list)))(t)
 	want := parsed{
 		Name: "net", Version: "1.0.0", DisableCheck: true, DisableGC: true, Types: []string{"bridge", "tuning"},
 		Plugins: []string{first, second},
 	}
-	if got := summary(got); !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
-	}
+	expect.Same(t, "summary", summary(got), want)
 	if string(got.Bytes) != list {
 		t.Errorf("the list's own bytes became %s", got.Bytes)
 	}
@@ -50,15 +46,12 @@ func TestParseKeepsEveryPluginToTheByte(t *testing.T) {
 
 func TestParseSingleMakesAListOfOne(t *testing.T) {
 	const conf = "\n{\"type\": \"bridge\", \"name\": \"net\", \"cniVersion\": \"0.4.0\", \"disableCheck\": true, \"big\": 9007199254740993}\n"
-	got, err := conflist.ParseSingle([]byte(conf))
-	expect.NoError(t, err)
+	got := expect.Value(conflist.ParseSingle([]byte(conf)))(t)
 	want := parsed{
 		Name: "net", Version: "0.4.0", DisableCheck: true,
 		Types: []string{"bridge"}, Plugins: []string{strings.TrimSpace(conf)},
 	}
-	if got := summary(got); !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
-	}
+	expect.Same(t, "summary", summary(got), want)
 	var again map[string]any
 	if err := json.Unmarshal(got.Bytes, &again); err != nil {
 		t.Errorf("the list that was made is not JSON: %v: %s", err, got.Bytes)
@@ -102,9 +95,7 @@ func wantVersion(t *testing.T, kind string, list *libcni.NetworkConfigList, err 
 	t.Helper()
 	switch {
 	case wantErr != "":
-		if err == nil || !strings.Contains(err.Error(), wantErr) {
-			t.Errorf("%s: error %v, want one with %q", kind, err, wantErr)
-		}
+		expect.Says(t, kind, err, wantErr)
 	case err != nil:
 		t.Errorf("%s: %v", kind, err)
 	case list.CNIVersion != want:
@@ -131,9 +122,7 @@ func TestDuty_R5_PluginTypeIsAFileName(t *testing.T) {
 				t.Errorf("%s: list accepts %s; would run %q", where, plugin, list.Plugins[1].Network.Type)
 			}
 			single := `{"name": "net",` + strings.TrimPrefix(plugin, "{")
-			if _, err := conflist.ParseSingle([]byte(single)); err == nil {
-				t.Errorf("%s: single accepts %s", where, single)
-			}
+			expect.Fails(t, where+": single accepts "+single, expect.Err(conflist.ParseSingle([]byte(single))))
 		}
 	}
 	for _, typ := range []string{"bridge", "a.b", "...", "a b", "ü", "host-local", "x.exe"} {

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -178,15 +177,11 @@ func TestDuty_R8_PluginsOfTheNetworksOwnDirectory(t *testing.T) {
 			path := write(t, dir, "10-net.conflist", `{"cniVersion": "1.1.0", "name": "net", `+test.list+`}`)
 			list, err := conflist.Reader{}.File(path)
 			if test.err != "" {
-				if err == nil || !strings.Contains(err.Error(), test.err) {
-					t.Errorf("error %v, want one with %q", err, test.err)
-				}
+				expect.Says(t, "error", err, test.err)
 				return
 			}
 			expect.NoError(t, err)
-			if got := summary(list).Types; !reflect.DeepEqual(got, test.want) {
-				t.Errorf("plugins %q, want %q", got, test.want)
-			}
+			expect.Same(t, "plugins", summary(list).Types, test.want)
 		})
 	}
 }
@@ -212,10 +207,7 @@ func TestDuty_R10_PluginOfADirectoryIsKeptToTheByte(t *testing.T) {
 	const plugin = "{ \"type\": \"a\", \"big\": 9007199254740993, \"s\": \"<&>\" }\n"
 	dir := t.TempDir()
 	write(t, dir, "net/10-a.conf", plugin)
-	list, err := conflist.Reader{}.File(write(t, dir, "net.conflist", good))
-	expect.NoError(t, err)
+	list := expect.Value(conflist.Reader{}.File(write(t, dir, "net.conflist", good)))(t)
 	want := []string{`{"type": "bridge", "n": "<&>"}`, plugin}
-	if got := summary(list).Plugins; !reflect.DeepEqual(got, want) {
-		t.Errorf("plugins %q, want %q", got, want)
-	}
+	expect.Same(t, "plugins", summary(list).Plugins, want)
 }

@@ -44,8 +44,7 @@ func TestAPinIsANameOfTheLockFile(t *testing.T) {
 			its, err := os.Lstat(pin)
 			expect.Same(t, "there is a file", err == nil, test.left)
 			if test.linked {
-				lock, err := os.Stat(lockFile)
-				expect.NoError(t, err)
+				lock := expect.Value(os.Stat(lockFile))(t)
 				expect.Same(t, "it is the lock file", os.SameFile(its, lock), true)
 			}
 		})

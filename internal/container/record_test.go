@@ -80,9 +80,7 @@ func TestByAddressOfRecordsThatCannotBeUsed(t *testing.T) {
 	if err == nil {
 		err = s.Append(r, record.Entry{IfName: "eth0", Result: addrResult("10.0.0.1")})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	path := s.Path(record.Name("c1"))
 	data := expect.Value(os.ReadFile(path))(t)
 	data[0] ^= 1

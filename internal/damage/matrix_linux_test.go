@@ -175,8 +175,7 @@ func (s *scene) wantHealthy(when string, asked bool) {
 // each of them a process, only if asked.
 func (s *scene) health(asked bool) cni.Health {
 	s.T.Helper()
-	report, err := s.rt.Health(context.Background(), cni.HealthOptions{Containers: []string{"c1"}, WithoutCheck: !asked})
-	expect.NoError(s.T, err)
+	report := expect.Value(s.rt.Health(context.Background(), cni.HealthOptions{Containers: []string{"c1"}, WithoutCheck: !asked}))(s.T)
 	health, ok := report.Of("c1")
 	if !ok {
 		s.T.Fatalf("no verdict in %v", report)
@@ -189,8 +188,7 @@ func (s *scene) health(asked bool) cni.Health {
 func (s *scene) wantLeftInside(d *damage) {
 	s.T.Helper()
 	damaged := s.look()
-	report, err := s.rt.Repair(context.Background(), "c1", cni.RepairOptions{})
-	expect.NoError(s.T, err)
+	report := expect.Value(s.rt.Repair(context.Background(), "c1", cni.RepairOptions{}))(s.T)
 	if len(report.Repaired) > 0 || !errors.Is(report.Err(), cni.ErrInContainer) {
 		s.T.Errorf("%s: not asked: %v", d.name, report)
 	}
@@ -201,8 +199,7 @@ func (s *scene) wantLeftInside(d *damage) {
 // wantLeft checks that Repair leaves the damage to the administrator, who mends it.
 func (s *scene) wantLeft(d *damage) {
 	s.T.Helper()
-	report, err := s.rt.Repair(context.Background(), "c1", cni.RepairOptions{})
-	expect.NoError(s.T, err)
+	report := expect.Value(s.rt.Repair(context.Background(), "c1", cni.RepairOptions{}))(s.T)
 	if !errors.Is(report.Err(), cni.ErrNotRepairable) {
 		s.T.Errorf("%s: to be left: %v", d.name, report)
 	}
@@ -213,14 +210,12 @@ func (s *scene) wantLeft(d *damage) {
 // nothing to do.
 func (s *scene) wantRepaired(d *damage, id string, o cni.RepairOptions) {
 	s.T.Helper()
-	report, err := s.rt.Repair(context.Background(), id, o)
-	expect.NoError(s.T, err)
+	report := expect.Value(s.rt.Repair(context.Background(), id, o))(s.T)
 	mended := d.left != nil && d.left(s.form)
 	if err := report.Err(); err != nil || len(report.Repaired) == 0 && id == "c1" && !mended {
 		s.T.Errorf("%s: %s: %v", d.name, id, report)
 	}
-	again, err := s.rt.Repair(context.Background(), id, o)
-	expect.NoError(s.T, err)
+	again := expect.Value(s.rt.Repair(context.Background(), id, o))(s.T)
 	if again.Err() != nil || len(again.Repaired) > 0 {
 		s.T.Errorf("%s: %s again: %v", d.name, id, again)
 	}

@@ -130,8 +130,7 @@ func newScene(t *testing.T, f form) *scene {
 	s := &scene{RealHost: testhost.NewReal(t), form: f}
 	s.ProbeIPv6()
 	if f.zoned {
-		host, err := netns.Open("/proc/thread-self/ns/net")
-		expect.NoError(t, err)
+		host := expect.Value(netns.Open("/proc/thread-self/ns/net"))(t)
 		t.Cleanup(func() { expect.NoError(t, host.Close()) })
 		s.zones = firewalldtest.Start(t, host)
 		expect.NoError(t, s.useZones())
@@ -186,8 +185,7 @@ func (s *scene) attach(id string, port int32) *guest {
 		opts = append(opts, cni.WithCapabilityPortMap([]cni.PortMapping{
 			{HostPort: port, ContainerPort: 80, Protocol: "tcp"}, {HostPort: port, ContainerPort: 80, Protocol: "udp"}}))
 	}
-	result, err := s.rt.Setup(context.Background(), id, g.path, opts...)
-	expect.NoError(s.T, err)
+	result := expect.Value(s.rt.Setup(context.Background(), id, g.path, opts...))(s.T)
 	s.Serve(g.path, 80)
 	switch {
 	case s.paired():

@@ -113,9 +113,7 @@ func TestWait(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	go func() { done <- w.Wait(ctx) }()
 	cancel(why)
-	if err := <-done; !errors.Is(err, why) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, <-done, why)
 	write(t, dir, "b") // a wait that was ended does not end the next
 	expect.NoError(t, w.Wait(t.Context()))
 }

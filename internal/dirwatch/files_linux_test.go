@@ -64,8 +64,7 @@ func (d *folder) write(name, content string) {
 // age makes all files so old that their times say whether they have changed.
 func (d *folder) age() {
 	d.t.Helper()
-	all, err := filepath.Glob(d.path("*"))
-	expect.NoError(d.t, err)
+	all := expect.Value(filepath.Glob(d.path("*")))(d.t)
 	old := time.Now().Add(-time.Hour)
 	for _, path := range all {
 		expect.NoError(d.t, os.Chtimes(path, old, old))
@@ -97,8 +96,7 @@ func (d *folder) having(content string) (names []string, err error) {
 
 func (d *folder) want(what, content string, names ...string) {
 	d.t.Helper()
-	got, err := d.having(content)
-	expect.NoError(d.t, err)
+	got := expect.Value(d.having(content))(d.t)
 	expect.Same(d.t, what, got, names)
 }
 

@@ -61,6 +61,33 @@ func Is(t testing.TB, err error, kinds ...error) {
 	}
 }
 
+// Says checks that an error's text contains want.
+func Says(t testing.TB, what string, err error, want string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%s: error %v, want %q in it", what, err, want)
+	}
+}
+
+// Fails checks that a call has failed. what says that it succeeded.
+func Fails(t testing.TB, what string, err error) {
+	t.Helper()
+	if err == nil {
+		t.Error(what)
+	}
+}
+
+// Empty checks that there is nothing in a list.
+func Empty[T any](t testing.TB, what string, got []T) {
+	t.Helper()
+	if len(got) > 0 {
+		t.Errorf("%s: %v", what, got)
+	}
+}
+
+// Err returns the error of a call whose value does not count: Is(t, Err(f()), kind).
+func Err[T any](_ T, err error) error { return err }
+
 // Await receives a value that must come within [Patience].
 func Await[T any](t testing.TB, what string, from <-chan T) T {
 	t.Helper()

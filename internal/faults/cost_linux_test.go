@@ -28,8 +28,7 @@ func (b *board) cost(t *testing.T) {
 	h := newHost(t)
 	path := h.container("m13")
 	disk, add := h.costIn(path, h.path("cost"))
-	memory, err := os.MkdirTemp("/run", "cost")
-	expect.NoError(t, err)
+	memory := expect.Value(os.MkdirTemp("/run", "cost"))(t)
 	t.Cleanup(func() { expect.NoError(t, os.RemoveAll(memory)) })
 	_, inMemory := h.costIn(path, memory)
 	b.figure(t, "M13", "cost of the record per ADD, median",
@@ -59,12 +58,9 @@ func (h *host) payAdd(store *record.Store, id, path string) {
 	if earlier, err := store.Load(record.ID(id)); earlier != nil || err != nil {
 		h.t.Fatal(earlier, err)
 	}
-	bootID, err := proc.BootID()
-	expect.NoError(h.t, err)
-	self, err := proc.Self()
-	expect.NoError(h.t, err)
-	ns, err := netns.Open(path)
-	expect.NoError(h.t, err)
+	bootID := expect.Value(proc.BootID())(h.t)
+	self := expect.Value(proc.Self())(h.t)
+	ns := expect.Value(netns.Open(path))(h.t)
 	pin := filepath.Join(store.Dir(), "netns", id)
 	r := &record.Record{ContainerID: record.ID(id), Owner: "faults", Boot: bootID, Runtime: self, Since: time.Now(),
 		NetNS:       record.NetNS{Path: path, Dev: ns.ID().Dev, Ino: ns.ID().Ino, Pin: pin},

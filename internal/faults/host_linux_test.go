@@ -31,8 +31,7 @@ type host struct {
 
 func newHost(t testing.TB) *host {
 	t.Helper()
-	real, err := refplugins.Dir(context.Background(), os.Stderr)
-	expect.NoError(t, err)
+	real := expect.Value(refplugins.Dir(context.Background(), os.Stderr))(t)
 	h := &host{t: t, dir: t.TempDir(), real: real}
 	t.Cleanup(h.letGo)
 	h.enter("host")
@@ -44,8 +43,7 @@ func newHost(t testing.TB) *host {
 // unlocked and ends with the goroutine.
 func (h *host) enter(name string) {
 	h.t.Helper()
-	ns, err := netns.Create(h.netns(name))
-	expect.NoError(h.t, err)
+	ns := expect.Value(netns.Create(h.netns(name)))(h.t)
 	nettest.Enter(h.t, ns)
 	nettest.SetUp(h.t, ns, "lo")
 	expect.NoError(h.t, nettest.NoAddressDetection(), ns.Close())
@@ -81,8 +79,7 @@ func (h *host) netns(name string) string { return h.path("netns", name) }
 // container makes a container's namespace and returns its path.
 func (h *host) container(name string) string {
 	h.t.Helper()
-	ns, err := netns.Create(h.netns(name))
-	expect.NoError(h.t, err)
+	ns := expect.Value(netns.Create(h.netns(name)))(h.t)
 	expect.NoError(h.t, errors.Join(ns.Do(nettest.NoAddressDetection), ns.Close()))
 	return h.netns(name)
 }
@@ -95,7 +92,7 @@ func (h *host) link(faulty ...string) {
 	for _, name := range refplugins.Names() {
 		target := filepath.Join(h.real, name)
 		if slices.Contains(faulty, name) {
-			target = refplugins.Scripted()
+			target = expect.Value(filepath.Abs(faultyPlugin))(h.t)
 		}
 		link := h.path("bin", name)
 		if now, err := os.Readlink(link); err == nil && now == target {
@@ -158,8 +155,7 @@ func (h *host) settings(networks int) settings {
 
 func (h *host) runtime(s settings) *cni.Runtime {
 	h.t.Helper()
-	r, err := s.runtime()
-	expect.NoError(h.t, err)
+	r := expect.Value(s.runtime())(h.t)
 	return r
 }
 
@@ -213,8 +209,7 @@ func (h *host) inside(id string) (links audit.Lines) {
 // container.
 func processesOf(t testing.TB, id string) []string {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/environ")
-	expect.NoError(t, err)
+	files := expect.Value(filepath.Glob("/proc/[0-9]*/environ"))(t)
 	variable := []byte("CNI_CONTAINERID=" + id + "\x00")
 	var found []string
 	for _, file := range files {

@@ -185,7 +185,6 @@ func (l *living) missing(unless ...error) (n int) {
 
 func (l *living) health() *cni.HealthReport {
 	l.t.Helper()
-	report, err := l.runtime(l.set).Health(context.Background(), cni.HealthOptions{WithoutCheck: true})
-	expect.NoError(l.t, err)
+	report := expect.Value(l.runtime(l.set).Health(context.Background(), cni.HealthOptions{WithoutCheck: true}))(l.t)
 	return report
 }

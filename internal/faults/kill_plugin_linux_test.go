@@ -37,8 +37,7 @@ func (b *board) subject(t *testing.T, stream uint64, networks int) *subject {
 	set.Timeouts = cni.Timeouts{Add: hangs, Del: hangs, Check: hangs}
 	s.brief = s.host.runtime(set)
 	path := s.container("warm")
-	_, err := s.runtime.Setup(context.Background(), "warm", path, ports(9000)...)
-	expect.NoError(t, err)
+	expect.Value(s.runtime.Setup(context.Background(), "warm", path, ports(9000)...))(t)
 	expect.NoError(t, s.runtime.Remove(context.Background(), "warm", path))
 	expect.NoError(t, netns.Remove(path))
 	s.before = s.audit()
@@ -128,8 +127,7 @@ func (s *subject) killPlugin(n int, c *count) {
 	path := s.container(id)
 	ctx := context.Background()
 	if verb == "DEL" {
-		_, err := s.runtime.Setup(ctx, id, path, ports(int32(10000+n))...)
-		expect.NoError(s.t, err)
+		expect.Value(s.runtime.Setup(ctx, id, path, ports(int32(10000+n))...))(s.t)
 		s.spoil(plugin, f)
 	} else {
 		s.spoil(plugin, f)
@@ -174,9 +172,7 @@ func (s *subject) failPartly(n int) {
 	path := s.container(id)
 	s.spoil(plugin, f)
 	_, err := s.runtime.Setup(context.Background(), id, path, ports(int32(10000+n))...)
-	if err == nil {
-		s.t.Errorf("%s: Setup succeeded", what)
-	}
+	expect.Fails(s.t, what+": Setup succeeded", err)
 	s.wantNothing(what, nil, s.left(s.before, id))
 	s.heal()
 	expect.NoError(s.t, netns.Remove(path))

@@ -53,8 +53,7 @@ func (l *living) attachBy(s settings, ids ...string) {
 	for _, id := range ids {
 		before := l.audit()
 		port := int32(10000 + len(l.homes))
-		result, err := l.setup(s, id, ports(port)...)
-		expect.NoError(l.t, err)
+		result := expect.Value(l.setup(s, id, ports(port)...))(l.t)
 		home := l.settle(id, l.netns(id), result)
 		home.port = port
 		home.host = l.about(before)
@@ -79,8 +78,7 @@ func addressOf(result *cni.Result, ifName string) string {
 
 func (l *living) settleAt(id, path, address string) *home {
 	l.t.Helper()
-	ns, err := netns.Open(path)
-	expect.NoError(l.t, err)
+	ns := expect.Value(netns.Open(path))(l.t)
 	h := &home{l: l, id: id, path: path, ns: ns}
 	l.t.Cleanup(h.close)
 	l.homes = append(l.homes, h)
@@ -269,8 +267,7 @@ func (h *home) close() {
 // containers returns the names of the host's namespaces.
 func (h *host) containers() (names []string) {
 	h.t.Helper()
-	paths, err := filepath.Glob(h.netns("*"))
-	expect.NoError(h.t, err)
+	paths := expect.Value(filepath.Glob(h.netns("*")))(h.t)
 	for _, path := range paths {
 		names = append(names, filepath.Base(path))
 	}

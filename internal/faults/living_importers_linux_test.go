@@ -85,8 +85,7 @@ func (l *living) pass() {
 	r, ctx := l.runtime(l.set), context.Background()
 	for n := range 2 {
 		id := fmt.Sprint("gone", n)
-		_, err := r.Setup(ctx, id, l.container(id))
-		expect.NoError(l.t, err)
+		expect.Value(r.Setup(ctx, id, l.container(id)))(l.t)
 		expect.NoError(l.t, netns.Remove(l.netns(id)))
 		l.untilGone(func() error { return r.Remove(ctx, "nobody", "") }, id)
 	}
@@ -106,8 +105,7 @@ func (l *living) endless() {
 	} {
 		before := l.audit()
 		s.Confs = [][]byte{conf}
-		_, err := l.setup(s, id)
-		expect.NoError(l.t, err)
+		expect.Value(l.setup(s, id))(l.t)
 		expect.NoError(l.t, l.settle(id, l.netns(id), nil).abandon(before))
 	}
 	l.attach("c1")

@@ -44,8 +44,7 @@ func (l *living) twoMachines() {
 	devices := []string{macvlan, lent}
 	first, _ := machine("first", devices[l.random.IntN(2)])
 	path := l.asking("c1")
-	result, err := l.runtime(first).Setup(context.Background(), "c1", path)
-	expect.NoError(l.t, err)
+	result := expect.Value(l.runtime(first).Setup(context.Background(), "c1", path))(l.t)
 	home := l.settle("c1", path, nil)
 	home.connect(lan.Machine, addressOf(result, "eth0"))
 	home.photograph()
@@ -108,8 +107,7 @@ func (h *home) connect(machine *netns.Handle, address string) {
 // zoned: firewalld only knows addresses, and another container may have the
 // same one.
 func (l *living) zoned() {
-	here, err := netns.Current()
-	expect.NoError(l.t, err)
+	here := expect.Value(netns.Current())(l.t)
 	defer here.Close()
 	server := firewalldtest.Start(l.t, here)
 	l.set.Bus = server.Address
@@ -117,8 +115,7 @@ func (l *living) zoned() {
 	setup := func(s settings, id string, port int32) *cni.Result {
 		l.t.Helper()
 		expect.NoError(l.t, elsewhere(l.t, job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: port, Settings: s}))
-		result, err := l.runtime(s).Lookup(id)
-		expect.NoError(l.t, err)
+		result := expect.Value(l.runtime(s).Lookup(id))(l.t)
 		return result
 	}
 	trusted := func(address string) bool {
@@ -172,8 +169,7 @@ func (l *living) zoned() {
 	if left := server.Sources("trusted"); len(left) > 0 {
 		l.say("left in the zone: %v", left)
 	}
-	br, err := netlink.LinkByName("br9")
-	expect.NoError(l.t, err)
+	br := expect.Value(netlink.LinkByName("br9"))(l.t)
 	expect.NoError(l.t, netlink.LinkDel(br))
 	server.StopFirewalld() // and its table
 }

@@ -17,8 +17,7 @@ import (
 func (l *living) rewrite(id string, change func(base []byte) []byte) (restore func()) {
 	l.t.Helper()
 	path := l.recordFile(id)
-	whole, err := os.ReadFile(path)
-	expect.NoError(l.t, err)
+	whole := expect.Value(os.ReadFile(path))(l.t)
 	base, log, _ := bytes.Cut(whole, []byte("\n"))
 	expect.NoError(l.t, os.WriteFile(path, slices.Concat(change(base), []byte("\n"), log), 0o600))
 	return func() { expect.NoError(l.t, os.WriteFile(path, whole, 0o600)) }

@@ -101,16 +101,13 @@ func (l *living) uplinked() {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "br0"
 	expect.NoError(l.t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
-	br, err := netlink.LinkByName("br0")
-	expect.NoError(l.t, err)
-	address, err := netlink.ParseAddr("10.70.0.1/16")
-	expect.NoError(l.t, err)
+	br := expect.Value(netlink.LinkByName("br0"))(l.t)
+	address := expect.Value(netlink.ParseAddr("10.70.0.1/16"))(l.t)
 	expect.NoError(l.t, netlink.AddrAdd(br, address))
 	l.base = l.audit()
 	l.edit(`"isGateway": true, "isDefaultGateway": true, `, ``) // an address would fix its hardware address
 	l.attach("c1", "c2")
-	br, err = netlink.LinkByName("br0")
-	expect.NoError(l.t, err)
+	br = expect.Value(netlink.LinkByName("br0"))(l.t)
 	uplink := l.cable("uplink")
 	expect.NoError(l.t, netlink.LinkSetHardwareAddr(uplink, []byte{2, 0, 0, 0, 0, 1})) // lower than any that veth makes
 	expect.NoError(l.t, netlink.LinkSetMaster(uplink, br))
@@ -131,8 +128,7 @@ func (h *host) cable(name string) netlink.Link {
 	cable := &netlink.Veth{LinkAttrs: attrs, PeerName: name + "-end"}
 	expect.NoError(h.t, netlink.LinkAdd(cable))
 	for _, end := range []string{name, name + "-end"} {
-		link, err := netlink.LinkByName(end)
-		expect.NoError(h.t, err)
+		link := expect.Value(netlink.LinkByName(end))(h.t)
 		expect.NoError(h.t, netlink.LinkSetUp(link))
 	}
 	return cable
@@ -151,8 +147,7 @@ func (l *living) hidden() {
 	l.attach("c1", "c2")
 	for _, home := range l.homes {
 		home.inhabit()
-		pins, err := filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*"))
-		expect.NoError(l.t, err)
+		pins := expect.Value(filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*")))(l.t)
 		for _, path := range append(pins, home.path) {
 			if ns, err := netns.Open(path); err == nil {
 				expect.NoError(l.t, errors.Join(ns.Close(), netns.Unpin(path)))
@@ -188,8 +183,7 @@ func (l *living) ordinary() {
 		before := l.audit()
 		as(job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: int32(20000 + i)})
 		if id == "c1" {
-			result, err := l.runtime(l.set).Lookup(id)
-			expect.NoError(l.t, err)
+			result := expect.Value(l.runtime(l.set).Lookup(id))(l.t)
 			home := l.settle(id, l.netns(id), result)
 			home.host = l.about(before)
 		}

@@ -124,8 +124,7 @@ func (l *living) beginHolder(s settings, ids ...string) *process {
 	}
 	r := l.runtime(l.set)
 	for i, path := range strings.Fields(line) {
-		found, err := r.Lookup(ids[i])
-		expect.NoError(l.t, err)
+		found := expect.Value(r.Lookup(ids[i]))(l.t)
 		l.settle(ids[i], path, found)
 	}
 	return p

@@ -40,5 +40,5 @@ func TestMain(m *testing.M) {
 	if isRuntime() {
 		runtimeMain()
 	}
-	os.Exit(refplugins.Main(m, refplugins.WithScripted(), sandbox.OrphansOutside(), sandbox.Shards(2)))
+	os.Exit(refplugins.Main(m, sandbox.OrphansOutside(), sandbox.Shards(2)))
 }

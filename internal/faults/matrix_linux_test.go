@@ -86,8 +86,7 @@ func (s *subject) fault(k kind, verb, plugin, id string) (clean bool) {
 		k.f.Delay = 0 // it takes almost no time
 	}
 	if verb != "ADD" {
-		_, err := s.runtime.Setup(context.Background(), id, path, ports(10000)...)
-		expect.NoError(s.t, err)
+		expect.Value(s.runtime.Setup(context.Background(), id, path, ports(10000)...))(s.t)
 	}
 	s.spoil(plugin, k.f)
 	if k.parent {

@@ -40,8 +40,7 @@ func twists() []twist {
 		{"the process's", func(s *subject, path string) string { return "/proc/self/ns/net" }},
 		{"another container's", func(s *subject, path string) string {
 			expect.NoError(s.t, netns.Remove(path))
-			ns, err := netns.Open(s.netns("neighbour"))
-			expect.NoError(s.t, err)
+			ns := expect.Value(netns.Open(s.netns("neighbour")))(s.t)
 			expect.NoError(s.t, errors.Join(netns.Pin(ns, path), ns.Close()))
 			return path
 		}},
@@ -54,8 +53,7 @@ func (b *board) namespaces(t *testing.T) {
 	s := b.subject(t, 6<<32, 1)
 	alone := s.before
 	neighbour := s.container("neighbour")
-	_, err := s.runtime.Setup(context.Background(), "neighbour", neighbour, ports(9999)...)
-	expect.NoError(t, err)
+	expect.Value(s.runtime.Setup(context.Background(), "neighbour", neighbour, ports(9999)...))(t)
 	s.before = s.audit()
 	inside := fmt.Sprint(s.inside("neighbour"))
 	cases, changes := 0, 0
@@ -82,8 +80,7 @@ func (s *subject) twisted(tw twist, verb, id string) {
 	ctx, what := context.Background(), fmt.Sprintf("%s: %s, namespace is %s", id, verb, tw.name)
 	path := s.container(id)
 	if verb != "ADD" {
-		_, err := s.runtime.Setup(ctx, id, path, ports(10000)...)
-		expect.NoError(s.t, err)
+		expect.Value(s.runtime.Setup(ctx, id, path, ports(10000)...))(s.t)
 	}
 	now := tw.do(s, path)
 	var err error

@@ -17,7 +17,6 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -62,10 +61,10 @@ func (l *living) leading() {
 // hungAt waits until that plugin, and no other, works for the container.
 func (l *living) hungAt(id, plugin string) {
 	l.t.Helper()
-	argument := []byte(l.path("bin", plugin) + "\x00")
+	argument := []byte("\x00" + l.path("bin", plugin) + "\x00") // behind its interpreter
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 		for _, pid := range processesOf(l.t, id) {
-			if args, err := os.ReadFile("/proc/" + pid + "/cmdline"); err == nil && bytes.HasPrefix(args, argument) {
+			if args, err := os.ReadFile("/proc/" + pid + "/cmdline"); err == nil && bytes.Contains(args, argument) {
 				return
 			}
 		}
@@ -110,7 +109,7 @@ func (l *living) hanging(conf []byte, network string) (changed []byte, plugin st
 		return conf, plugin
 	}
 	hangs.Real = filepath.Join(l.real, "tuning") // which does nothing with this configuration
-	expect.NoError(l.t, errors.Join(os.Symlink(refplugins.Scripted(), l.path("bin", "own")), hangs.save(l.path("bin", "own"))))
+	expect.NoError(l.t, errors.Join(os.Symlink(expect.Value(filepath.Abs(faultyPlugin))(l.t), l.path("bin", "own")), hangs.save(l.path("bin", "own"))))
 	first := `"plugins": [`
 	if l.sometimes() {
 		return []byte(strings.Replace(string(conf), first, first+`{"type": "own"}, `, 1)), "own"
@@ -159,8 +158,7 @@ func (l *living) behindTheHanging() {
 // twoLists: when either is removed, the other keeps the shared objects.
 func (l *living) twoLists() {
 	l.set.Confs = append(l.set.Confs, []byte(strings.Replace(string(l.other(1)), `"net1"`, `"net0"`, 1)))
-	result, err := l.setup(l.set, "both", ports(10000)...)
-	expect.NoError(l.t, err)
+	result := expect.Value(l.setup(l.set, "both", ports(10000)...))(l.t)
 	both := []string{"eth0", "eth1"}
 	goes := l.random.IntN(2)
 	stays := both[1-goes]
@@ -184,17 +182,15 @@ func (l *living) neverRemoved() {
 	r, ctx := l.runtime(l.set), context.Background()
 	for n := range 3 {
 		id := fmt.Sprint("gone", n)
-		task := testhost.NewTask(l.t)
-		_, err := r.Setup(ctx, id, task.Path(), ports(int32(20000+n))...)
-		expect.NoError(l.t, err)
-		task.Kill()
+		path, kill := testhost.NewTask(l.t)
+		expect.Value(r.Setup(ctx, id, path, ports(int32(20000+n))...))(l.t)
+		kill()
 		if l.sometimes() {
 			r = l.runtime(l.set)
 		}
 	}
 	path := l.container("next")
-	_, err := r.Setup(ctx, "next", path)
-	expect.NoError(l.t, err)
+	expect.Value(r.Setup(ctx, "next", path))(l.t)
 	l.untilGone(func() error { return r.Check(ctx, "next", path) }, "gone0", "gone1", "gone2")
 	l.ok("remove", r.Remove(ctx, "next", path))
 	l.wantNothing("nobody removed anything but the last one")
@@ -230,8 +226,7 @@ func (l *living) untilGone(call func() error, ids ...string) {
 // pins returns the paths where this library pins namespaces.
 func (l *living) pins() (kept []string) {
 	l.t.Helper()
-	paths, err := filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*"))
-	expect.NoError(l.t, err)
+	paths := expect.Value(filepath.Glob(l.path("state", "embedcni", "attachments", "netns", "*")))(l.t)
 	for _, path := range paths {
 		if isNetNS(l.t, path) {
 			kept = append(kept, path)

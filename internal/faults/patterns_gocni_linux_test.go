@@ -60,8 +60,7 @@ func (l *living) thereAndBack() {
 		if l.container(id); id == "theirs" {
 			expect.NoError(l.t, l.byGoCNI("ADD", id, port))
 		} else {
-			_, err := l.setup(l.set, id, ports(port)...)
-			expect.NoError(l.t, err)
+			expect.Value(l.setup(l.set, id, ports(port)...))(l.t)
 		}
 	}
 	l.ok("remove what go-cni attached", l.runtime(l.set).Remove(context.Background(), "theirs", l.netns("theirs"), ports(20000)...))
@@ -83,12 +82,10 @@ func (l *living) thereAndBack() {
 // ends checks that a container's namespace ends with its path.
 func (l *living) ends(id string) {
 	l.t.Helper()
-	ns, err := netns.Open(l.netns(id))
-	expect.NoError(l.t, err)
+	ns := expect.Value(netns.Open(l.netns(id)))(l.t)
 	name := fmt.Sprintf("net:[%d]", ns.ID().Ino)
 	expect.NoError(l.t, errors.Join(ns.Close(), netns.Remove(l.netns(id))))
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	expect.NoError(l.t, err)
+	mounts := expect.Value(os.ReadFile("/proc/self/mountinfo"))(l.t)
 	if strings.Contains(string(mounts), name) {
 		l.say("the namespace of %s is kept although its path is gone", id)
 	}

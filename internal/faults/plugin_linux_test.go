@@ -1,10 +1,16 @@
 package faults_test
 
 import (
+	"cmp"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
 	"time"
-
-	"github.com/embedcni/cni/internal/scripted"
 )
+
+// faultyPlugin is the plugin that a fault describes.
+const faultyPlugin = "testdata/faulty.sh"
 
 // fault describes a fault plugin's actions, besides running the real one.
 type fault struct {
@@ -20,19 +26,28 @@ type fault struct {
 	Fork   bool          // a child that holds stdout and stderr, and hangs
 	Exit   int           // at At, with Stdout as output
 	Stdout *string       // replaces the real one's output
-	Stderr int           // bytes of stderr
 	Flood  int           // bytes of stdout
 	Signal int           // sent to the real one at "during", instead of SIGKILL
 	CopyTo string        // Copy is copied below it before and after the real one
 	Copy   []string
 }
 
-// save writes the fault for the scripted plugin at a path.
+// save writes the fault for the faulty plugin at a path.
 func (f fault) save(plugin string) error {
-	s := scripted.Script{Real: f.Real, Network: f.Network, CopyTo: f.CopyTo, Copy: f.Copy}
-	if f.Verb != "" {
-		s.Verbs = map[string]scripted.Action{f.Verb: {At: f.At, Delay: f.Delay, Kill: f.Kill, Hang: f.Hang, Fork: f.Fork,
-			Exit: f.Exit, Stdout: f.Stdout, StderrBytes: f.Stderr, StdoutBytes: f.Flood, Signal: f.Signal}}
+	if f.Hang {
+		f.Signal = int(syscall.SIGSTOP)
 	}
-	return s.Save(plugin + scripted.Beside)
+	stdout := ""
+	if f.Stdout != nil {
+		stdout = *f.Stdout
+	}
+	var settings strings.Builder
+	for name, value := range map[string]any{
+		"real": f.Real, "verb": f.Verb, "network": f.Network, "kill": f.Kill, "at": f.At, "delay": f.Delay.Seconds(), "hang": f.Hang, "fork": f.Fork,
+		"exit": f.Exit, "ends": f.Exit != 0 || f.Stdout != nil, "stdout": stdout, "flood": f.Flood, "signal": cmp.Or(f.Signal, int(syscall.SIGKILL)),
+		"copies": f.CopyTo, "copied": strings.Join(f.Copy, " "),
+	} {
+		fmt.Fprintf(&settings, "%s='%v'\n", name, value)
+	}
+	return os.WriteFile(plugin+".fault", []byte(settings.String()), 0o600)
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/scripted"
 )
 
 // powerCut is M12: the directories as a power cut leaves them, at each step of
@@ -124,8 +123,7 @@ func (h *host) cutAll(t *testing.T, steps []string, wanted func(cut) bool, most 
 			expect.NoError(t, os.WriteFile(bootID, fmt.Appendf(nil, "boot-%d\n", tried), 0o600))
 			err := recoverAll(context.Background(), h.runtime(set), false)
 			left := leftOf(before, h.audit())
-			files, rerr := os.ReadDir(h.path("homes"))
-			expect.NoError(t, rerr)
+			files := expect.Value(os.ReadDir(h.path("homes")))(t)
 			for _, f := range files {
 				left = append(left, "file of a namespace "+f.Name())
 			}
@@ -145,8 +143,7 @@ func (h *host) cutAll(t *testing.T, steps []string, wanted func(cut) bool, most 
 // mountsOf counts the mounts of namespaces.
 func mountsOf(t *testing.T) int {
 	t.Helper()
-	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
-	expect.NoError(t, err)
+	mounts := expect.Value(os.ReadFile("/proc/thread-self/mountinfo"))(t)
 	return strings.Count(string(mounts), " - nsfs ")
 }
 
@@ -172,8 +169,7 @@ func (h *host) record(home func(*host) (string, []cni.NamespaceOpts)) []string {
 	copies := h.path("steps")
 	h.spoilAll(fault{CopyTo: copies, Copy: dirs}, append(chain(), "host-local")...)
 	h.snapshot("00 nothing")
-	_, err := r.Setup(context.Background(), "m12", path, append(opts, ports(10000)...)...)
-	expect.NoError(h.t, err)
+	expect.Value(r.Setup(context.Background(), "m12", path, append(opts, ports(10000)...)...))(h.t)
 	h.snapshot("09 attached")
 	h.saveHomes()
 	expect.NoError(h.t, r.Remove(context.Background(), "m12", path))
@@ -185,9 +181,8 @@ func (h *host) record(home func(*host) (string, []cni.NamespaceOpts)) []string {
 // state in between.
 func (h *host) liveOnce(r *cni.Runtime, path string, opts []cni.NamespaceOpts) {
 	h.t.Helper()
-	_, err := r.Setup(context.Background(), "m12", path, opts...)
-	expect.NoError(h.t, err)
-	expect.NoError(h.t, scripted.CopyDir(h.path("state"), h.path("first", "state")))
+	expect.Value(r.Setup(context.Background(), "m12", path, opts...))(h.t)
+	expect.NoError(h.t, copyDir(h.path("state"), h.path("first", "state")))
 	expect.NoError(h.t, r.Remove(context.Background(), "m12", path))
 }
 
@@ -236,15 +231,43 @@ func (h *host) durable() []string { return []string{h.path("state"), h.path("ipa
 func (h *host) snapshot(name string) {
 	h.t.Helper()
 	for _, dir := range h.durable() {
-		expect.NoError(h.t, scripted.CopyDir(dir, h.path("steps", name, filepath.Base(dir))))
+		expect.NoError(h.t, copyDir(dir, h.path("steps", name, filepath.Base(dir))))
 	}
+}
+
+// copyDir copies the content of the disk: a mounted namespace becomes an empty
+// file.
+func copyDir(from, to string) error {
+	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, rel)
+		if e.IsDir() {
+			return os.MkdirAll(target, 0o700)
+		}
+		data, err := os.ReadFile(path)
+		if errors.Is(err, unix.EINVAL) {
+			data, err = nil, nil
+		}
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(target, data, 0o600)
+	})
 }
 
 // snapshots returns the paths of the copies in order.
 func (h *host) snapshots() (steps []string) {
 	h.t.Helper()
-	entries, err := os.ReadDir(h.path("steps"))
-	expect.NoError(h.t, err)
+	entries := expect.Value(os.ReadDir(h.path("steps")))(h.t)
 	for _, e := range entries {
 		steps = append(steps, h.path("steps", e.Name()))
 	}
@@ -269,8 +292,7 @@ func (h *host) saveHomes() {
 	expect.NoError(h.t, os.MkdirAll(h.path("homes", ".saved"), 0o755))
 	expect.NoError(h.t, os.Mkdir(below, 0o755))
 	expect.NoError(h.t, unix.Mount(h.path("homes"), below, "", unix.MS_BIND, ""))
-	files, err := os.ReadDir(below)
-	expect.NoError(h.t, err)
+	files := expect.Value(os.ReadDir(below))(h.t)
 	for _, f := range files {
 		if !f.IsDir() {
 			expect.NoError(h.t, os.Link(filepath.Join(below, f.Name()), filepath.Join(below, ".saved", f.Name())))
@@ -285,8 +307,7 @@ func (h *host) restore(step string) {
 	homes := h.path("homes")
 	expect.NoError(h.t, os.RemoveAll(homes))
 	expect.NoError(h.t, os.Mkdir(homes, 0o755))
-	files, err := os.ReadDir(filepath.Join(step, "homes"))
-	expect.NoError(h.t, err)
+	files := expect.Value(os.ReadDir(filepath.Join(step, "homes")))(h.t)
 	for _, f := range files {
 		if !f.IsDir() {
 			expect.NoError(h.t, os.Link(h.path("saved", f.Name()), filepath.Join(homes, f.Name())))
@@ -294,7 +315,7 @@ func (h *host) restore(step string) {
 	}
 	for _, dir := range []string{"state", "ipam"} {
 		expect.NoError(h.t, os.RemoveAll(h.path(dir)))
-		expect.NoError(h.t, scripted.CopyDir(filepath.Join(step, dir), h.path(dir)))
+		expect.NoError(h.t, copyDir(filepath.Join(step, dir), h.path(dir)))
 	}
 }
 
@@ -308,11 +329,9 @@ type cut struct {
 func (h *host) cuts(step string, random *rand.Rand) []cut {
 	h.t.Helper()
 	find := func(pattern string) []string {
-		paths, err := filepath.Glob(filepath.Join(step, pattern))
-		expect.NoError(h.t, err)
+		paths := expect.Value(filepath.Glob(filepath.Join(step, pattern)))(h.t)
 		for i, path := range paths {
-			rel, err := filepath.Rel(step, path)
-			expect.NoError(h.t, err)
+			rel := expect.Value(filepath.Rel(step, path))(h.t)
 			paths[i] = h.path(rel)
 		}
 		return paths
@@ -364,13 +383,10 @@ func (h *host) cutsOfReleases(step string, find func(pattern string) []string, a
 	h.t.Helper()
 	const records, addresses = "state/embedcni/attachments/*.json", "ipam/net0/10.*"
 	back := func(from, pattern string) (undo []func() error) {
-		files, err := filepath.Glob(filepath.Join(from, pattern))
-		expect.NoError(h.t, err)
+		files := expect.Value(filepath.Glob(filepath.Join(from, pattern)))(h.t)
 		for _, file := range files {
-			data, err := os.ReadFile(file)
-			expect.NoError(h.t, err)
-			rel, err := filepath.Rel(from, file)
-			expect.NoError(h.t, err)
+			data := expect.Value(os.ReadFile(file))(h.t)
+			rel := expect.Value(filepath.Rel(from, file))(h.t)
 			undo = append(undo, func() error { return os.WriteFile(h.path(rel), data, 0o600) })
 		}
 		return undo
@@ -477,8 +493,7 @@ func (h *host) nextBase(base []byte) []byte {
 	expect.NoError(h.t, json.Unmarshal(text, &line))
 	line.Record.ContainerID = "next"
 	expect.NoError(h.t, record.Open(dir).Begin(line.Record))
-	data, err := os.ReadFile(filepath.Join(dir, record.Name("next")+".json"))
-	expect.NoError(h.t, err)
+	data := expect.Value(os.ReadFile(filepath.Join(dir, record.Name("next")+".json")))(h.t)
 	return data
 }
 
@@ -492,10 +507,8 @@ func unlessMissing(err error) error {
 // fileOf returns the step's copy of a host's file.
 func (h *host) fileOf(step, path string) []byte {
 	h.t.Helper()
-	rel, err := filepath.Rel(h.dir, path)
-	expect.NoError(h.t, err)
-	data, err := os.ReadFile(filepath.Join(step, rel))
-	expect.NoError(h.t, err)
+	rel := expect.Value(filepath.Rel(h.dir, path))(h.t)
+	data := expect.Value(os.ReadFile(filepath.Join(step, rel)))(h.t)
 	return data
 }
 

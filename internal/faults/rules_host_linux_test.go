@@ -81,8 +81,7 @@ func newRuleHost(t *testing.T, f ruleForm, containers int) *ruleHost {
 	for i := range containers {
 		c := ruleHome{id: fmt.Sprintf("c%d", i), port: 8000 + i}
 		c.path = h.RealHost.Container(c.id)
-		_, err := h.r.Setup(t.Context(), c.id, c.path, testhost.MapPort(int32(c.port)))
-		expect.NoError(t, err)
+		expect.Value(h.r.Setup(t.Context(), c.id, c.path, testhost.MapPort(int32(c.port))))(t)
 		h.Serve(c.path, 80)
 		h.homes = append(h.homes, c)
 	}

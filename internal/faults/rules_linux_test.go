@@ -52,8 +52,7 @@ func (h *ruleHost) try(c ruleChange, homes []ruleHome) (traffic, health time.Dur
 		h.t.Errorf("%s: %v\nthe guard says:\n%s", c.what, err, h.story())
 	}
 	if err != nil {
-		_, err := h.r.Recover(h.t.Context())
-		expect.NoError(h.t, err)
+		expect.Value(h.r.Recover(h.t.Context()))(h.t)
 		return expect.Patience, expect.Patience
 	}
 	h.t.Logf("%-60s traffic after %4d ms, healthy after %4d ms", c.what, traffic.Milliseconds(), health.Milliseconds())

@@ -194,15 +194,13 @@ func beginAs(t testing.TB, j job, as *syscall.SysProcAttr) *process {
 // start is begin for a runtime that may fail to begin.
 func start(t testing.TB, j job, as *syscall.SysProcAttr) *process {
 	t.Helper()
-	in, err := json.Marshal(j)
-	expect.NoError(t, err)
+	in := expect.Value(json.Marshal(j))(t)
 	p := &process{t: t, cmd: exec.Command("/proc/self/exe")}
 	p.cmd.SysProcAttr = as
 	p.cmd.Env = append(os.Environ(), runtimeEnv+"=1")
 	p.cmd.Stdin = bytes.NewReader(in)
 	p.cmd.Stderr = os.Stderr
-	out, err := p.cmd.StdoutPipe()
-	expect.NoError(t, err)
+	out := expect.Value(p.cmd.StdoutPipe())(t)
 	expect.NoError(t, p.cmd.Start())
 	p.out = bufio.NewReader(out)
 	return p
@@ -226,9 +224,7 @@ func (p *process) wait() (killed bool, said string) {
 	p.t.Helper()
 	var text bytes.Buffer
 	// Plugins have their own pipes, so this one is not held open by them.
-	if _, err := text.ReadFrom(p.out); err != nil {
-		p.t.Fatal(err)
-	}
+	expect.Value(text.ReadFrom(p.out))(p.t)
 	err := p.cmd.Wait()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {

@@ -101,9 +101,7 @@ func (b *board) unrelated(t *testing.T) {
 		took = append(took, time.Since(start))
 	}
 	cancel()
-	if err := <-done; err == nil {
-		t.Error("Setup succeeded with a plugin that hangs")
-	}
+	expect.Fails(t, "Setup succeeded with a plugin that hangs", <-done)
 	s.remove("m8", "m8")
 	worst := median(took)
 	b.figure(t, "M8", "unrelated calls behind a hung plugin", fmt.Sprint(worst.Round(time.Microsecond), " (three calls, median of 50)"),
@@ -158,8 +156,7 @@ func (b *board) crowd(t *testing.T) {
 // everything is the audit including shared lines.
 func (h *host) everything() audit.Lines {
 	h.t.Helper()
-	lines, err := audit.Snapshot(context.Background(), audit.Options{StateDirs: []string{h.path("ipam")}})
-	expect.NoError(h.t, err)
+	lines := expect.Value(audit.Snapshot(context.Background(), audit.Options{StateDirs: []string{h.path("ipam")}}))(h.t)
 	return lines.Without(func(l string) bool { return l[:2] != "ip" && l[:3] != "nft" && l[:4] != "file" })
 }
 
@@ -178,9 +175,7 @@ func duplicates(lines audit.Lines) (n int) {
 func (h *host) wantSame(before audit.Lines) {
 	h.t.Helper()
 	added, gone := audit.Diff(before, h.audit())
-	if len(added)+len(gone) > 0 {
-		h.t.Errorf("left %q, gone %q", added, gone)
-	}
+	expect.Unchanged(h.t, "left", added, gone)
 	// Records, including unfinished ones. The owner's ledger stays.
 	if records, err := filepath.Glob(h.path("state", "embedcni", "attachments", "*.json*")); err != nil || len(records) > 0 {
 		h.t.Errorf("records %q, %v", records, err)

@@ -27,8 +27,7 @@ var address = netip.MustParseAddr("10.1.0.2")
 
 func dial(t testing.TB, s *firewalldtest.Server) *Conn {
 	t.Helper()
-	c, err := Open(s.Address).Dial(t.Context(), nil)
-	expect.NoError(t, err)
+	c := expect.Value(Open(s.Address).Dial(t.Context(), nil))(t)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -73,9 +72,7 @@ func TestSourcesOfAZone(t *testing.T) {
 			t.Errorf("another zone has %v: %v, %v", addr, has, err)
 		}
 	}
-	if got := fmt.Sprint(s.Sources("trusted")); got != "[10.1.0.2/32 fd00::2/128]" {
-		t.Errorf("trusted has %s", got)
-	}
+	expect.Same(t, "trusted", fmt.Sprint(s.Sources("trusted")), "[10.1.0.2/32 fd00::2/128]")
 	// In another zone it is another program's choice.
 	if err := c.Remove("internal", address); err != nil {
 		t.Errorf("Remove from another zone: %v", err)
@@ -85,9 +82,7 @@ func TestSourcesOfAZone(t *testing.T) {
 			t.Errorf("Remove: %v", err)
 		}
 	}
-	if got := fmt.Sprint(s.Sources("trusted")); got != "[10.1.0.2/32]" {
-		t.Errorf("trusted has %s", got)
-	}
+	expect.Same(t, "trusted", fmt.Sprint(s.Sources("trusted")), "[10.1.0.2/32]")
 }
 
 func TestErrorsSayWhatToDo(t *testing.T) {
@@ -129,11 +124,8 @@ func TestRunning(t *testing.T) {
 	want("firewalld", true)
 	s.StopFirewalld()
 	want("firewalld has ended", false)
-	c, err := b.Dial(t.Context(), ns)
-	expect.NoError(t, err)
-	if _, err := c.Has("trusted", address); !errors.Is(err, ErrNotRunning) {
-		t.Errorf("asked without a firewalld: %v", err)
-	}
+	c := expect.Value(b.Dial(t.Context(), ns))(t)
+	expect.Is(t, expect.Err(c.Has("trusted", address)), ErrNotRunning)
 	if err := c.Remove("trusted", address); err != nil {
 		t.Errorf("Remove without a firewalld: %v", err)
 	}
@@ -150,8 +142,7 @@ func TestWhereThereIsNoBus(t *testing.T) {
 	file := filepath.Join(dir, "file")
 	expect.NoError(t, os.WriteFile(file, nil, 0o600))
 	deaf := filepath.Join(dir, "deaf")
-	l, err := net.Listen("unix", deaf)
-	expect.NoError(t, err)
+	l := expect.Value(net.Listen("unix", deaf))(t)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	expect.NoError(t, l.Close())
 	for name, addr := range map[string]string{
@@ -260,11 +251,9 @@ func TestManyAtOnceAreNotTooManyForTheBus(t *testing.T) {
 	var group sync.WaitGroup
 	errs := make(chan error, 300)
 	for i := range cap(errs) {
-		group.Add(1)
-		go func() {
-			defer group.Done()
+		group.Go(func() {
 			errs <- b.once(t.Context(), netip.AddrFrom4([4]byte{10, 2, byte(i / 256), byte(i)}))
-		}()
+		})
 	}
 	group.Wait()
 	close(errs)
@@ -273,9 +262,7 @@ func TestManyAtOnceAreNotTooManyForTheBus(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := len(s.Sources("trusted")); n != 0 {
-		t.Errorf("%d addresses are left", n)
-	}
+	expect.Same(t, "addresses left", len(s.Sources("trusted")), 0)
 	wantNothingOpen(t, s)
 }
 
@@ -311,11 +298,10 @@ func TestFewDescriptorsAreNoSignOfNoFirewalld(t *testing.T) {
 func TestAnAbstractAddressIsTheNamespaces(t *testing.T) {
 	ns := nettest.New(t)
 	var l net.Listener
-	err := ns.Do(func() (err error) {
+	expect.NoError(t, ns.Do(func() (err error) {
 		l, err = net.Listen("unix", "@bus-of-a-test")
 		return err
-	})
-	expect.NoError(t, err)
+	}))
 	came := make(chan error, 1)
 	go func() {
 		c, err := l.Accept()
@@ -328,9 +314,7 @@ func TestAnAbstractAddressIsTheNamespaces(t *testing.T) {
 	if running, err := b.Running(t.Context(), nil); running || err != nil {
 		t.Errorf("from another namespace: %v, %v", running, err)
 	}
-	if _, err := b.Running(t.Context(), ns); err == nil {
-		t.Error("the bus broke off, and that is no error")
-	}
+	expect.Fails(t, "the bus broke off, and that is no error", expect.Err(b.Running(t.Context(), ns)))
 	if err := errors.Join(<-came, l.Close()); err != nil {
 		t.Error(err)
 	}

@@ -46,11 +46,7 @@ func StartBus(t testing.TB, ns *netns.Handle) *Server {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "bus") // a test's own directory has too long a path for a socket
 	expect.NoError(t, err)
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { expect.NoError(t, os.RemoveAll(dir)) })
 	s := &Server{t: t, ns: ns, dir: dir, Address: "unix:path=" + filepath.Join(dir, "bus")}
 	// A session's bus has no access control.
 	s.bus = start(t, ns, exec.Command(tool(t, "dbus-daemon"), "--session", "--address="+s.Address, "--nofork", "--nopidfile"))

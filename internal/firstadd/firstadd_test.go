@@ -68,9 +68,7 @@ func want(t *testing.T, tracker *Tracker, a adding, ok bool, wanted string) {
 		limit = blink
 	}
 	end, got := begin(t, tracker, a, limit)
-	if got != wanted {
-		t.Errorf("the ADD of %s: %s, want %s", a.Network, got, wanted)
-	}
+	expect.Same(t, "the ADD of "+a.Network, got, wanted)
 	if end == nil {
 		return
 	}
@@ -198,9 +196,7 @@ func TestOfACrowdOneIsFirst(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if firsts != 1 {
-		t.Errorf("%d were the first", firsts)
-	}
+	expect.Same(t, "first ones", firsts, 1)
 }
 
 func TestBeginEndsWithItsContext(t *testing.T) {
@@ -208,9 +204,7 @@ func TestBeginEndsWithItsContext(t *testing.T) {
 	end := first(t, tracker, key("podnet", "bridge"))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := tracker.Begin(ctx, key("podnet", "bridge").Key, func() []string { return []string{"bridge"} }); !errors.Is(err, context.Canceled) {
-		t.Errorf("Begin: %v", err)
-	}
+	expect.Is(t, expect.Err(tracker.Begin(ctx, key("podnet", "bridge").Key, func() []string { return []string{"bridge"} })), context.Canceled)
 	expect.NoError(t, end(true))
 	want(t, tracker, key("podnet", "bridge"), true, "later")
 }

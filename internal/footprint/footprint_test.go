@@ -3,7 +3,6 @@ package footprint
 import (
 	"encoding/json"
 	"net/netip"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -25,8 +24,7 @@ const result = `{"cniVersion": "1.0.0", "interfaces": [{"name": "br0"}, {"name":
 // plugins.
 func attachment(t *testing.T, plugins string) *Attachment {
 	t.Helper()
-	list, err := conflist.Parse([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [` + plugins + `]}`))
-	expect.NoError(t, err)
+	list := expect.Value(conflist.Parse([]byte(`{"cniVersion": "1.0.0", "name": "net", "plugins": [` + plugins + `]}`)))(t)
 	return &Attachment{
 		Attachment: chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", IfName: "eth0"}},
 		List:       list, Result: json.RawMessage(result), Recorded: true,
@@ -119,9 +117,7 @@ func TestOf(t *testing.T) {
 			c.with(a)
 		}
 		c.want.Owner, c.want.Addresses, c.want.Interface.HostEnds = a.Owner(), addresses, ends
-		if got := Of(a); !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%s:\ngot  %+v\nwant %+v", name, got, c.want)
-		}
+		expect.Same(t, name, Of(a), c.want)
 	}
 }
 
@@ -203,14 +199,10 @@ func TestOthers(t *testing.T) {
 		"in use":   {others.InUse, []netip.Addr{netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.3")}},
 		"in zones": {others.InZones, []netip.Addr{netip.MustParseAddr("10.1.0.2")}},
 	} {
-		if got, err := c.of(); err != nil || !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%s: %v, %v, want %v", name, got, err, c.want)
-		}
+		expect.Same(t, name, expect.Value(c.of())(t), c.want)
 	}
 	for addr, want := range map[string]bool{"10.1.0.1": false, "10.1.0.2": true, "10.1.0.4": false} {
-		if got, err := others.HaveDevice(&Device{Kind: "device", PermMAC: addr}); err != nil || got != want {
-			t.Errorf("another one has the device %s: %t, %v, want %t", addr, got, err, want)
-		}
+		expect.Same(t, "others have the device "+addr, expect.Value(others.HaveDevice(&Device{Kind: "device", PermMAC: addr}))(t), want)
 	}
 }
 
@@ -257,8 +249,6 @@ func TestMadeInterface(t *testing.T) {
 	} {
 		a := attachment(t, tt.plugins)
 		a.IfName, a.Result = tt.ifName, json.RawMessage(tt.result)
-		if got := a.MadeInterface(); got != tt.want {
-			t.Errorf("%s: %v", tt.name, got)
-		}
+		expect.Same(t, tt.name, a.MadeInterface(), tt.want)
 	}
 }

@@ -43,9 +43,7 @@ func TestStore(t *testing.T) {
 
 	for _, want := range []bool{true, false} {
 		there := expect.Value(s.Delete(Hold{Container: "c1net"}))(t)
-		if there != want {
-			t.Errorf("deleted: %v, want %v", there, want)
-		}
+		expect.Same(t, "deleted", there, want)
 	}
 	expect.NoError(t, s.Forget("c1"))
 	expect.Same(t, "the rest", sorted(t, s), []Hold{holds[0], holds[4]})
@@ -78,8 +76,7 @@ func TestUnreadable(t *testing.T) {
 			}
 		}
 		expect.NoError(t, s.Forget("c2", "other"))
-		_, err := os.Stat(file)
-		expect.NoError(t, err)
+		expect.Value(os.Stat(file))(t)
 		expect.NoError(t, s.Forget("c1", "other"))
 		if _, err := os.Stat(file); (err == nil) != (of.Container == "") {
 			t.Errorf("the file of %+v, after its container's end: %v", of, err)
@@ -107,9 +104,7 @@ func TestHolds(t *testing.T) {
 		"another container":          {Hold{Container: "c2", Attached: at}, false},
 		"an earlier one of its name": {Hold{Container: "c1", Attached: at.Add(-time.Hour)}, false},
 	} {
-		if got := c.hold.Holds(rec, "net"); got != c.want {
-			t.Errorf("%s: %v", what, got)
-		}
+		expect.Same(t, what, c.hold.Holds(rec, "net"), c.want)
 	}
 }
 
@@ -117,15 +112,11 @@ func TestHolds(t *testing.T) {
 func TestRefused(t *testing.T) {
 	dir := t.TempDir()
 	expect.NoError(t, os.WriteFile(filepath.Join(dir, "holds"), nil, 0o600))
-	if err := (Store{filepath.Join(dir, "holds")}).Put(Hold{Network: "net"}); err == nil {
-		t.Error("wrote below a file")
-	}
+	expect.Fails(t, "wrote below a file", (Store{filepath.Join(dir, "holds")}).Put(Hold{Network: "net"}))
 	s := Store{filepath.Join(dir, "store")}
 	h := Hold{Network: "net"}
 	expect.NoError(t, os.MkdirAll(s.path(h), 0o700)) // in the way
-	if err := s.Put(h); err == nil {
-		t.Error("replaced a directory")
-	}
+	expect.Fails(t, "replaced a directory", s.Put(h))
 	left := expect.Value(filepath.Glob(filepath.Join(s.Dir, ".*")))(t)
 	expect.Same(t, "unfinished files", len(left), 0)
 }

@@ -77,8 +77,7 @@ func bound80(t *testing.T, h *NetNS, protocol, addr string) bool {
 	if addr != "" {
 		c.Addr = netip.MustParseAddr(addr)
 	}
-	taken, err := h.Bound([]ports.Claim{c}, slog.New(slog.DiscardHandler))
-	expect.NoError(t, err)
+	taken := expect.Value(h.Bound([]ports.Claim{c}, slog.New(slog.DiscardHandler)))(t)
 	return len(taken) > 0
 }
 
@@ -160,8 +159,7 @@ func TestBoundByOthers(t *testing.T) {
 	ephemeral := listen(t, h.Handle, "udp", "127.0.0.1", 40000)
 	child := exec.Command("sleep", "60")
 	for _, fd := range []int{theirs, ephemeral} {
-		another, err := unix.Dup(fd)
-		expect.NoError(t, err)
+		another := expect.Value(unix.Dup(fd))(t)
 		child.ExtraFiles = append(child.ExtraFiles, os.NewFile(uintptr(another), "socket"))
 	}
 	expect.NoError(t, child.Start())
@@ -171,8 +169,7 @@ func TestBoundByOthers(t *testing.T) {
 	}()
 	for i, fd := range []int{theirs, ephemeral} { // from here on only the child has them
 		expect.NoError(t, child.ExtraFiles[i].Close())
-		null, err := os.Open(os.DevNull)
-		expect.NoError(t, err)
+		null := expect.Value(os.Open(os.DevNull))(t)
 		expect.NoError(t, unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC))
 		expect.NoError(t, null.Close())
 	}
@@ -181,22 +178,18 @@ func TestBoundByOthers(t *testing.T) {
 		{Protocol: "udp", Port: 40000}, {Protocol: "tcp", Port: 83},
 	}
 	log := slog.New(slog.DiscardHandler)
-	taken, err := h.Bound(claims, log)
-	expect.NoError(t, err)
+	taken := expect.Value(h.Bound(claims, log))(t)
 	expect.Same(t, "by anybody", taken, claims[:4])
-	taken, err = h.BoundByOthers(claims, log)
-	expect.NoError(t, err)
+	taken = expect.Value(h.BoundByOthers(claims, log))(t)
 	expect.Same(t, "by others", taken, claims[2:3])
 }
 
 func TestLocalPortsAreThoseOfTheNamespace(t *testing.T) {
 	h := host(t)
-	local, err := h.LocalPorts()
-	expect.NoError(t, err)
+	local := expect.Value(h.LocalPorts())(t)
 	expect.Same(t, "reserved in a new namespace", len(local.Reserved), 0)
 	nettest.Shell(t, h.Handle, "echo 40000 41000 > /proc/sys/net/ipv4/ip_local_port_range; echo 8080,9000-9002 > /proc/sys/net/ipv4/ip_local_reserved_ports")
-	local, err = h.LocalPorts()
-	expect.NoError(t, err)
+	local = expect.Value(h.LocalPorts())(t)
 	expect.Same(t, "local ports", local, ports.Local{Ephemeral: ports.Row{First: 40000, Last: 41000}, Reserved: []ports.Row{{First: 8080, Last: 8080}, {First: 9000, Last: 9002}}})
 	for port, want := range map[uint16][2]bool{8079: {}, 8080: {false, true}, 9001: {false, true}, 9003: {}, 40000: {true, false}, 41001: {}} {
 		expect.Same(t, "ephemeral and reserved", [2]bool{local.IsEphemeral(port), local.IsReserved(port)}, want)

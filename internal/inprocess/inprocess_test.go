@@ -113,9 +113,7 @@ func TestResultEqualsAnExecutablesInEveryVersion(t *testing.T) {
 			t.Errorf("version %q: %v", v, err)
 			continue
 		}
-		if got, want := decoded(t, out), decoded(t, printed(t, oneAddress(), want)); !reflect.DeepEqual(got, want) {
-			t.Errorf("version %q:\ngot  %v\nwant %v", v, got, want)
-		}
+		expect.Same(t, "version "+v, decoded(t, out), decoded(t, printed(t, oneAddress(), want)))
 	}
 }
 
@@ -148,9 +146,7 @@ func TestRequestHasAllThatAnExecutableIsTold(t *testing.T) {
 			t.Errorf("%s: %q, %v", verb, out, err)
 		}
 		want := []seen{{"c1", "eth0", "A=b;C=d=e", ownNetNS, []string{"/a", "/b"}, "n", "fake", "1.0.0", config, "p0", hasNetNS}}
-		if !reflect.DeepEqual(got, want) {
-			t.Errorf("%s:\ngot  %+v\nwant %+v", verb, got, want)
-		}
+		expect.Same(t, verb, got, want)
 	}
 }
 
@@ -159,14 +155,11 @@ func TestPreviousResultOfEveryVersion(t *testing.T) {
 	p := fake{other: func(_ string, r *plugin.Request) error { got = r.PrevResult; return nil }}
 	for _, v := range version.All.SupportedVersions() {
 		prev := printed(t, oneAddress(), v)
-		old, err := version.NewResult(v, []byte(prev))
-		expect.NoError(t, err)
-		want, err := types100.NewResultFromResult(old)
-		expect.NoError(t, err)
+		old := expect.Value(version.NewResult(v, []byte(prev)))(t)
+		want := expect.Value(types100.NewResultFromResult(old))(t)
 		unsaid := decoded(t, prev).(map[string]any)
 		delete(unsaid, "cniVersion")
-		without, err := json.Marshal(unsaid)
-		expect.NoError(t, err)
+		without := expect.Value(json.Marshal(unsaid))(t)
 		for what, config := range map[string]string{
 			"the configuration's version": fmt.Sprintf(`{"name":"n", "cniVersion":%q, "prevResult":%s}`, v, prev),
 			"no version":                  fmt.Sprintf(`{"name":"n", "cniVersion":%q, "prevResult":%s}`, v, without),
@@ -190,8 +183,7 @@ func TestPreviousResultOfEveryVersion(t *testing.T) {
 
 func asJSON(t *testing.T, v any) string {
 	t.Helper()
-	data, err := json.Marshal(v)
-	expect.NoError(t, err)
+	data := expect.Value(json.Marshal(v))(t)
 	return string(data)
 }
 
@@ -286,9 +278,7 @@ func TestResultThatIsNone(t *testing.T) {
 	p := fake{add: func(*plugin.Request) (*types100.Result, error) { return nil, nil }}
 	out, err := run1(p, "ADD", ownNetNS, `{"name":"n", "cniVersion":"1.0.0"}`)
 	wantError(t, "ADD", err, types.Error{Code: 999, Msg: `plugin "fake" returned no result`})
-	if out != "" {
-		t.Errorf("printed %q", out)
-	}
+	expect.Same(t, "printed", out, "")
 }
 
 func TestCallsThatAreNotComplete(t *testing.T) {

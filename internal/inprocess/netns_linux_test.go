@@ -2,7 +2,6 @@ package inprocess
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -63,8 +62,7 @@ func TestNamespaceThatIsNotThere(t *testing.T) {
 }
 
 func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
-	host, err := netns.Current()
-	expect.NoError(t, err)
+	host := expect.Value(netns.Current())(t)
 	defer host.Close()
 	var container *netns.Handle
 	p := fake{other: func(_ string, r *plugin.Request) error {
@@ -75,12 +73,8 @@ func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
 		return nil
 	}}
 	c := Call{Verb: "DEL", Type: "fake", Env: env(ownNetNS), Stdin: []byte(plain), Host: host}
-	if _, err := Run(context.Background(), p, c); err != nil {
-		t.Fatal(err)
-	}
-	if err := container.File().Close(); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("the container's namespace was left open: %v", err)
-	}
+	expect.Value(Run(context.Background(), p, c))(t)
+	expect.Is(t, container.File().Close(), os.ErrClosed)
 	if _, err := host.File().Stat(); err != nil {
 		t.Errorf("the host's namespace was closed: %v", err)
 	}
@@ -89,16 +83,13 @@ func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
 // TestHandleOfTheCallersIsLeftOpen and given to the plugin, instead of opening
 // another one.
 func TestHandleOfTheCallersIsLeftOpen(t *testing.T) {
-	own, err := netns.Current()
-	expect.NoError(t, err)
+	own := expect.Value(netns.Current())(t)
 	defer own.Close()
 	var got *netns.Handle
 	p := fake{other: func(_ string, r *plugin.Request) error { got = r.Container; return nil }}
 	for path, want := range map[string]*netns.Handle{ownNetNS: own, "": nil} {
 		c := Call{Verb: "DEL", Type: "fake", Env: env(path), Stdin: []byte(plain), Container: own}
-		if _, err := Run(context.Background(), p, c); err != nil {
-			t.Fatal(err)
-		}
+		expect.Value(Run(context.Background(), p, c))(t)
 		if got != want {
 			t.Errorf("path %q: got %v, want %v", path, got, want)
 		}
@@ -117,11 +108,7 @@ func TestInlineIsTheCallersGoroutine(t *testing.T) {
 		thread := 0
 		p := fake{other: func(string, *plugin.Request) error { thread = unix.Gettid(); return nil }}
 		c := Call{Verb: "DEL", Type: "fake", Env: env(""), Stdin: []byte(plain), Inline: inline}
-		if _, err := Run(context.Background(), p, c); err != nil {
-			t.Fatal(err)
-		}
-		if got := thread == unix.Gettid(); got != inline {
-			t.Errorf("inline %v: on the caller's goroutine is %v", inline, got)
-		}
+		expect.Value(Run(context.Background(), p, c))(t)
+		expect.Same(t, "on the goroutine of the caller", inline, thread == unix.Gettid())
 	}
 }

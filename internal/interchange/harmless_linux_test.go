@@ -232,8 +232,7 @@ func (c change) make(t *testing.T, a *attachment) {
 
 // hostEnd returns the host's end of the pair, or nothing if there is none.
 func (a *attachment) hostEnd() string {
-	links, err := netlink.LinkList()
-	expect.NoError(a.h.t, err)
+	links := expect.Value(netlink.LinkList())(a.h.t)
 	for _, l := range links {
 		if l.Type() == "veth" && strings.HasPrefix(l.Attrs().Name, "veth") {
 			return l.Attrs().Name
@@ -271,9 +270,7 @@ func TestFault_F37_ASnifferKeepsPromiscModeFromBeingSet(t *testing.T) {
 	h := n.newHost(t)
 	a := h.attachment(&n, "c1")
 	h.do(func() error { return sniff(t, "cni0") })
-	if _, err := a.add(ours()); err != nil {
-		t.Fatal(err)
-	}
+	expect.Value(a.add(ours()))(t)
 	h.do(func() error {
 		br, err := netlink.LinkByName("cni0")
 		if err == nil && br.Attrs().RawFlags&unix.IFF_PROMISC == 0 {

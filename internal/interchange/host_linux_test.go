@@ -42,8 +42,7 @@ func (h *host) builtin(typ string) plugin.Plugin {
 
 func newHost(t testing.TB) *host {
 	t.Helper()
-	plugins, err := refplugins.Dir(t.Context(), io.Discard)
-	expect.NoError(t, err)
+	plugins := expect.Value(refplugins.Dir(t.Context(), io.Discard))(t)
 	h := &host{t: t, dir: t.TempDir(), plugins: plugins, ours: map[string]plugin.Plugin{}}
 	h.ns = h.newNetNS("host")
 	nettest.SetUp(t, h.ns, "lo")

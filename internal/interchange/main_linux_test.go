@@ -19,8 +19,7 @@ func TestMain(m *testing.M) { os.Exit(refplugins.Main(m, sandbox.Shards(2))) }
 func wantOutsideAsBefore(t *testing.T) {
 	t.Helper()
 	look := func() audit.Lines {
-		lines, err := audit.Snapshot(context.Background(), audit.Options{})
-		expect.NoError(t, err)
+		lines := expect.Value(audit.Snapshot(context.Background(), audit.Options{}))(t)
 		return lines
 	}
 	before := look()
@@ -34,10 +33,8 @@ func wantOutsideAsBefore(t *testing.T) {
 // wantThreadsHome checks that no thread was left in a test's namespace.
 func wantThreadsHome(t *testing.T) {
 	t.Helper()
-	home, err := os.Readlink("/proc/self/ns/net")
-	expect.NoError(t, err)
-	threads, err := os.ReadDir("/proc/self/task")
-	expect.NoError(t, err)
+	home := expect.Value(os.Readlink("/proc/self/ns/net"))(t)
+	threads := expect.Value(os.ReadDir("/proc/self/task"))(t)
 	for _, thread := range threads {
 		// A thread that has just ended is nowhere.
 		at, err := os.Readlink("/proc/self/task/" + thread.Name() + "/ns/net")

@@ -62,8 +62,7 @@ func routedLAN(t *testing.T, typ, config string, with func(*netns.Handle) plugin
 	host, _ := plugintest.NetNS(t)
 	lan.Cable(t, host, "lan0")
 	if typ == "host-device" {
-		mac, err := net.ParseMAC(slaacMAC)
-		expect.NoError(t, err)
+		mac := expect.Value(net.ParseMAC(slaacMAC))(t)
 		nettest.Change(t, host, "lan0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetHardwareAddr(l, mac) })
 	}
 	nettest.SetUp(t, host, "lan0")
@@ -80,8 +79,7 @@ func routedLAN(t *testing.T, typ, config string, with func(*netns.Handle) plugin
 func awaitSLAAC(t *testing.T, router, container *netns.Handle) string {
 	t.Helper()
 	announce := newRouter(t, router)
-	watch, err := links.WatchAddresses(container)
-	expect.NoError(t, err)
+	watch := expect.Value(links.WatchAddresses(container))(t)
 	defer watch.Close()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
 		if text, ready := described(t, container); ready {
@@ -112,7 +110,7 @@ func described(t *testing.T, ns *netns.Handle) (string, bool) {
 		}
 		return err
 	})
-	err := ns.Do(func() error {
+	expect.NoError(t, ns.Do(func() error {
 		files, err := filepath.Glob("/proc/sys/net/ipv6/conf/eth0/*")
 		for _, f := range files {
 			value, err := os.ReadFile(f)
@@ -122,8 +120,7 @@ func described(t *testing.T, ns *netns.Handle) (string, bool) {
 			lines = append(lines, filepath.Base(f)+" = "+strings.TrimSpace(string(value)))
 		}
 		return err
-	})
-	expect.NoError(t, err)
+	}))
 	return strings.Join(lines, "\n"), found && !tentative
 }
 
@@ -132,7 +129,7 @@ func described(t *testing.T, ns *netns.Handle) (string, bool) {
 func newRouter(t *testing.T, ns *netns.Handle) (announce func()) {
 	t.Helper()
 	var conn net.PacketConn
-	err := ns.Do(func() (err error) {
+	expect.NoError(t, ns.Do(func() (err error) {
 		config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 			control := func(fd uintptr) {
 				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255)
@@ -144,16 +141,13 @@ func newRouter(t *testing.T, ns *netns.Handle) (announce func()) {
 		}}
 		conn, err = config.ListenPacket(t.Context(), "ip6:ipv6-icmp", "fe80::99%switch")
 		return err
-	})
-	expect.NoError(t, err)
+	}))
 	t.Cleanup(func() { conn.Close() })
 	message := []byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, // for 1800 s
 		3, 4, 64, 0xc0, 0, 0, 0x0e, 0x10, 0, 0, 0x07, 0x08, 0, 0, 0, 0, // on the link, for addresses
 		0x20, 0x01, 0x0d, 0xb8, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 	return func() {
 		t.Helper()
-		if _, err := conn.WriteTo(message, &net.IPAddr{IP: net.ParseIP("ff02::1"), Zone: "switch"}); err != nil {
-			t.Fatal(err)
-		}
+		expect.Value(conn.WriteTo(message, &net.IPAddr{IP: net.ParseIP("ff02::1"), Zone: "switch"}))(t)
 	}
 }

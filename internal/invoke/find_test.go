@@ -92,9 +92,7 @@ func TestFindNothing(t *testing.T) {
 	if want := `failed to find plugin "x" in path [/nonexistent/a /nonexistent/b]`; !errors.Is(err, ErrNotFound) || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
-	if _, err := Find("x", nil, false); !errors.Is(err, ErrNotFound) {
-		t.Errorf("got %v, want ErrNotFound", err)
-	}
+	expect.Is(t, expect.Err(Find("x", nil, false)), ErrNotFound)
 }
 
 func TestFindBelowARelativeDirectory(t *testing.T) {

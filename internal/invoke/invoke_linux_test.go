@@ -305,16 +305,14 @@ func TestManyAtOnce(t *testing.T) {
 	noLeak(t)
 	var wg sync.WaitGroup
 	for i := range 20 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			req := scripted(t, "cat")
 			req.Stdin = fmt.Appendf(nil, "%d", i)
 			out, err := Run(context.Background(), req, Limits{})
 			if err != nil || !bytes.Equal(out.Stdout, req.Stdin) {
 				t.Errorf("got %q, %v; want %q", out.Stdout, err, req.Stdin)
 			}
-		}()
+		})
 	}
 	wg.Wait()
 }

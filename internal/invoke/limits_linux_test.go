@@ -165,9 +165,7 @@ func TestARootSharesFiles(t *testing.T) {
 			t.Errorf("%s in the root itself: %v", path, err)
 		}
 	}
-	if err := Root(filepath.Join(root, "none")).Shares(shared); err == nil {
-		t.Error("a root that is missing shares files")
-	}
+	expect.Fails(t, "a root that is missing shares files", Root(filepath.Join(root, "none")).Shares(shared))
 }
 
 func write(t *testing.T, dir, name string) string {

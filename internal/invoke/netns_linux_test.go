@@ -129,11 +129,9 @@ func TestDuty_R13_AGivenNetNS(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 10 {
 		for ns, name := range want {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				expect.Same(t, fmt.Sprint("in ", ns), runIn(t, ns), name)
-			}()
+			})
 		}
 	}
 	wg.Wait()

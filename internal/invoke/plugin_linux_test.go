@@ -187,9 +187,7 @@ func survivors(t *testing.T, mark string) []int {
 
 func noSurvivors(t *testing.T, req Request) {
 	t.Helper()
-	if pids := survivors(t, req.Env[1]); len(pids) != 0 {
-		t.Errorf("processes %v are still alive", pids)
-	}
+	expect.Empty(t, "processes still alive", survivors(t, req.Env[1]))
 }
 
 // noLeak fails the test if goroutines or file descriptors are left at its end.

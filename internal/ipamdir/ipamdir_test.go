@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -104,9 +103,7 @@ func TestAddressesOfTheAttachment(t *testing.T) {
 			delete(left, file)
 		}
 		wantAddresses(t, c.name, target, want)
-		if got := reserved(t, dir); !reflect.DeepEqual(got, left) {
-			t.Errorf("%s: there is now %q, want %q", c.name, got, left)
-		}
+		expect.Same(t, c.name+": there is now", reserved(t, dir), left)
 	}
 }
 
@@ -142,9 +139,7 @@ func TestHeldAreTheAddressesWithAnOwner(t *testing.T) {
 	if want := addrs("10.1.0.2", "fd00::2"); err != nil || !slices.Equal(held, want) {
 		t.Errorf("held are %v, %v, want %v", held, err, want)
 	}
-	if got := reserved(t, dir); !reflect.DeepEqual(got, files) {
-		t.Errorf("there is now %q, was %q", got, files)
-	}
+	expect.Same(t, "there is now", reserved(t, dir), files)
 }
 
 // TestAnAddressThatHasChangedHandsStays: it may get a new owner between search
@@ -162,9 +157,7 @@ func TestAnAddressThatHasChangedHandsStays(t *testing.T) {
 		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	expect.NoError(t, Release(t.Context(), items))
-	if got := reserved(t, dir); !reflect.DeepEqual(got, after) {
-		t.Errorf("there is now %q, want %q", got, after)
-	}
+	expect.Same(t, "there is now", reserved(t, dir), after)
 }
 
 // TestOtherFilesAreNotReadUnlessThorough: a DEL on a network of thousands reads

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // TestDetect: the file at the end of the links decides, whichever link of the chain an
@@ -14,17 +16,11 @@ func TestDetect(t *testing.T) {
 	link := func(target, name string) {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := os.RemoveAll(path); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(target, path); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.RemoveAll(path))
+		expect.NoError(t, os.Symlink(target, path))
 	}
 	for _, tool := range []string{"xtables-nft-multi", "xtables-legacy-multi"} {
-		if err := os.WriteFile(filepath.Join(dir, tool), []byte("#!/bin/sh\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, tool), []byte("#!/bin/sh\n"), 0o755))
 	}
 	link("alternative", "iptables")
 	for target, legacy := range map[string]bool{"xtables-nft-multi": false, "xtables-legacy-multi": true} {

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 const root = "../.."
@@ -41,7 +43,7 @@ var otherMeanings = map[string][]string{
 // TestTypesAreNamedInTheTableOnly: outside this package and the plugin's own,
 // code asks for a type's properties or uses the constants.
 func TestTypesAreNamedInTheTableOnly(t *testing.T) {
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+	expect.NoError(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -63,19 +65,13 @@ func TestTypesAreNamedInTheTableOnly(t *testing.T) {
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // named lists the string literals of a file that are types.
 func named(t *testing.T, path string) (found []string) {
 	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := expect.Value(parser.ParseFile(token.NewFileSet(), path, nil, 0))(t)
 	ast.Inspect(file, func(n ast.Node) bool {
 		if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
 			text, err := strconv.Unquote(lit.Value)

@@ -63,9 +63,7 @@ func TestVLANsOfPorts(t *testing.T) {
 		t.Log("not run: this kernel's bridges do not know VLANs")
 		br, err = Bridge{Name: "br0"}.Create(c)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	nettest.Shell(t, ns, "ip link add veth0 type veth peer name veth1; ip link set veth0 master br0")
 	port := must[Link](t)(c.Link("veth0"))
 	var want VLANs

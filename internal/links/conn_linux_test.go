@@ -94,9 +94,7 @@ func TestBorrowAtOnce(t *testing.T) {
 	var all Conns
 	var users sync.WaitGroup
 	for range 8 {
-		users.Add(1)
-		go func() {
-			defer users.Done()
+		users.Go(func() {
 			for range 50 {
 				c, err := all.Borrow(ns)
 				if err != nil {
@@ -110,7 +108,7 @@ func TestBorrowAtOnce(t *testing.T) {
 					t.Error(err)
 				}
 			}
-		}()
+		})
 	}
 	users.Wait()
 	if n := len(all.idle[ns.ID()]); n < 1 || n > 8 {

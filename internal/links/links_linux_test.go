@@ -20,31 +20,21 @@ func newNS(t testing.TB, name string) *netns.Handle {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
 	ns := expect.Value(netns.Create(path))(t)
-	t.Cleanup(func() {
-		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { expect.NoError(t, errors.Join(netns.Remove(path), ns.Close())) })
 	return ns
 }
 
 func mustDial(t testing.TB, ns *netns.Handle, sysctls ...Sysctl) *Conn {
 	t.Helper()
 	c := expect.Value(Dial(ns, sysctls...))(t)
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { expect.NoError(t, c.Close()) })
 	return c
 }
 
 func must[T any](t testing.TB) func(T, error) T {
 	return func(v T, err error) T {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return v
 	}
 }

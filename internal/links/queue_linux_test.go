@@ -38,9 +38,7 @@ func TestUntranslatedFlows(t *testing.T) {
 			Forward: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, DstIP: host, DstPort: 53},
 			Reverse: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: net.ParseIP(answers), SrcPort: 53},
 		}
-		if got := f.MatchConntrackFlow(flow); got != want {
-			t.Errorf("a flow that %s answers: matched %t, want %t", answers, got, want)
-		}
+		expect.Same(t, "a flow that "+answers+" answers: matched", f.MatchConntrackFlow(flow), want)
 	}
 }
 
@@ -58,7 +56,7 @@ func shaped(t *testing.T) (c *Conn, h *netlink.Handle, host, ifb Link) {
 	h = expect.Value(netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE))(t)
 	t.Cleanup(h.Close)
 	host = pair.Host
-	err := errors.Join(
+	expect.NoError(t, errors.Join(
 		h.QdiscAdd(&netlink.Tbf{
 			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
 			Rate:       5 << 32, Limit: 1000, Buffer: 2000,
@@ -74,10 +72,7 @@ func shaped(t *testing.T) (c *Conn, h *netlink.Handle, host, ifb Link) {
 		h.FilterAdd(&netlink.U32{ // which does not redirect
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: host.Index, Parent: netlink.MakeHandle(0xffff, 0), Priority: 8, Protocol: unix.ETH_P_ALL},
 			ClassId:     netlink.MakeHandle(1, 3),
-		}))
-	if err != nil {
-		t.Fatal(err)
-	}
+		})))
 	return c, h, host, ifb
 }
 

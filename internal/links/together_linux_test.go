@@ -116,9 +116,7 @@ func TestTheKernelRefusesAGroup(t *testing.T) {
 			t.Errorf("pair %d: %v", i, err)
 		}
 	}
-	if got := c.onHost(t, "veth"); len(got) != 0 {
-		t.Errorf("left: %v", got)
-	}
+	expect.Empty(t, "left", c.onHost(t, "veth"))
 	must[Link](t)(mustDial(t, c.host).Link("lo"))
 }
 
@@ -134,9 +132,7 @@ func TestAMissingPairIsDeleted(t *testing.T) {
 				t.Errorf("pair %d: %v", i, err)
 			}
 		}
-		if got := c.onHost(t, "veth"); len(got) != 0 {
-			t.Errorf("left: %v", got)
-		}
+		expect.Empty(t, "left", c.onHost(t, "veth"))
 	}
 }
 
@@ -209,7 +205,5 @@ func TestFewDeleteAlone(t *testing.T) {
 func TestWithoutDeletions(t *testing.T) {
 	c := newCrowd(t, 1)
 	expect.NoError(t, (*Deletions)(nil).DeletePair(c.conns[0], c.links[0], nil, c.host))
-	if got := c.onHost(t, "veth"); len(got) != 0 {
-		t.Errorf("left: %v", got)
-	}
+	expect.Empty(t, "left", c.onHost(t, "veth"))
 }

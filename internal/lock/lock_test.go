@@ -160,9 +160,7 @@ func TestAnEndedContextTakesNothing(t *testing.T) {
 	s := newSpace(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := s.Lock(ctx, "k"); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want context.Canceled", err)
-	}
+	expect.Is(t, expect.Err(s.Lock(ctx, "k")), context.Canceled)
 	if !idle(s) {
 		t.Error("something was taken")
 	}

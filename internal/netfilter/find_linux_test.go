@@ -39,16 +39,12 @@ func TestFindRefusesAnIncompleteTarget(t *testing.T) {
 	}
 	target := c1()
 	target.InUse = []netip.Addr{{}}
-	if _, err := Find(t.Context(), &Firewalls{}, target); err == nil {
-		t.Error("no error for an invalid address")
-	}
+	expect.Fails(t, "no error for an invalid address", expect.Err(Find(t.Context(), &Firewalls{}, target)))
 }
 
 func TestFindEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	expect.NoError(t, (Plan{}).Apply(ctx))
-	if _, err := Find(ctx, Open(nil, Options{}), c1()); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	expect.Is(t, expect.Err(Find(ctx, Open(nil, Options{}), c1())), context.Canceled)
 }

@@ -143,9 +143,7 @@ func TestComingAndGoingAtOnce(t *testing.T) {
 		all := &records{}
 		var wg sync.WaitGroup
 		for i := range 4 {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				id := fmt.Sprint("c", i)
 				fw := Open(h.ns, Options{Notes: all.of(id)})
 				for range 6 {
@@ -154,7 +152,7 @@ func TestComingAndGoingAtOnce(t *testing.T) {
 						return
 					}
 				}
-			}()
+			})
 		}
 		wg.Wait()
 		if left := h.filters().Without(audit.Shared); len(left) > 0 {
@@ -182,14 +180,12 @@ func TestProcessesMakeTheRulesOnce(t *testing.T) {
 		for i := range outputs {
 			cmd := exec.Command("/proc/self/exe")
 			cmd.Env = append(os.Environ(), addVariable+"=1")
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				errs[i] = h.ns.Do(func() (err error) {
 					outputs[i], err = cmd.CombinedOutput()
 					return err
 				})
-			}()
+			})
 		}
 		wg.Wait()
 		if err := errors.Join(errs...); err != nil {

@@ -185,9 +185,7 @@ func (h *host) find(target fwrules.Target) Plan {
 func (h *host) wantFilters(want audit.Lines) {
 	h.t.Helper()
 	left, gone := audit.Diff(want, h.filters())
-	if len(left)+len(gone) > 0 {
-		h.t.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
-	}
+	expect.Unchanged(h.t, "left behind", left, gone)
 }
 
 // Check returns an error unless all of the rules exist: that of the first missing one.

@@ -3,7 +3,6 @@ package netfilter
 import (
 	"errors"
 	"fmt"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -72,10 +71,8 @@ func (d *damaged) missing(what string) (all []fwrules.Missing) {
 	d.t.Helper()
 	snapshot := Read(d.fw)
 	for _, r := range d.rules {
-		some, err := d.fw.Missing(d.t.Context(), r)
-		expect.NoError(d.t, err)
-		seen, err := snapshot.Missing(d.t.Context(), r)
-		expect.NoError(d.t, err)
+		some := expect.Value(d.fw.Missing(d.t.Context(), r))(d.t)
+		seen := expect.Value(snapshot.Missing(d.t.Context(), r))(d.t)
 		wantSameMissing(d.t, what, seen, some)
 		all = append(all, some...)
 	}
@@ -89,9 +86,7 @@ func wantSameMissing(t *testing.T, what string, seen, kernel []fwrules.Missing) 
 		return
 	}
 	for i := range seen {
-		if !reflect.DeepEqual(seen[i].Rules, kernel[i].Rules) {
-			t.Errorf("%s: %s: the snapshot would make %v, and the kernel's %v", what, seen[i].Object, seen[i].Rules, kernel[i].Rules)
-		}
+		expect.Same(t, what+": "+seen[i].Object+": the rules of the snapshot", seen[i].Rules, kernel[i].Rules)
 	}
 }
 
@@ -242,19 +237,15 @@ func TestRestoreLeavesRulesOfOthersInItsTable(t *testing.T) {
 			d := newDamaged(t)
 			expect.NoError(t, d.fw.Add(t.Context(), d.rules[0]))
 			d.feed(script+"\n", "nft", "-f", "-")
-			all, err := d.fw.Missing(t.Context(), d.rules[0])
-			expect.NoError(t, err)
+			all := expect.Value(d.fw.Missing(t.Context(), d.rules[0]))(t)
 			if harmless := name == "before" || name == "behind"; harmless != (len(all) == 0) {
 				t.Errorf("missing: %s", textOfMissing(all))
 			}
 			for _, m := range all {
-				if m.Found != "" {
-					t.Errorf("%s cannot be repaired: there is %s", m.Object, m.Found)
-				}
+				expect.Same(t, m.Object+" cannot be repaired", m.Found, "")
 				expect.NoError(t, d.fw.Restore(t.Context(), m.Rules))
 			}
-			all, err = d.fw.Missing(t.Context(), d.rules[0])
-			expect.NoError(t, err)
+			all = expect.Value(d.fw.Missing(t.Context(), d.rules[0]))(t)
 			if len(all) > 0 {
 				t.Errorf("still missing: %s", textOfMissing(all))
 			}
@@ -285,8 +276,7 @@ func TestRestoreReplacesNothing(t *testing.T) {
 			expect.NoError(t, d.fw.Add(t.Context(), d.rules[0]))
 			d.feed(tt.script+"\n", "nft", "-f", "-")
 			before := d.lines()
-			all, err := d.fw.Missing(t.Context(), d.rules[0])
-			expect.NoError(t, err)
+			all := expect.Value(d.fw.Missing(t.Context(), d.rules[0]))(t)
 			i := slices.IndexFunc(all, func(m fwrules.Missing) bool { return m.Object == tt.object })
 			if i < 0 || all[i].Found == "" {
 				t.Fatalf("got %s", textOfMissing(all))

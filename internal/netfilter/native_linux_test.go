@@ -97,9 +97,7 @@ func TestNativeTable(t *testing.T) {
 	h.wantFilters(full)
 	h.mustRemove(r)
 	h.mustRemove(r)
-	if left := h.filters().Without(audit.Shared); len(left) > 0 {
-		t.Errorf("left %q", left)
-	}
+	expect.Empty(t, "left", h.filters().Without(audit.Shared))
 }
 
 // TestNativeCheckFindsEachDamage: each element, each fixed rule, each chain and
@@ -177,9 +175,8 @@ func TestNativeSparesNeighbours(t *testing.T) {
 	for name, removed := range map[string]fwrules.Rules{"all is known": r, "nothing is known": unknown, "the ports are known": onlyPorts} {
 		h.mustWrite(r)
 		h.mustRemove(removed)
-		if left, gone := audit.Diff(before, h.filters()); len(left)+len(gone) > 0 {
-			t.Errorf("%s: left\n%s\ngone\n%s", name, strings.Join(left, "\n"), strings.Join(gone, "\n"))
-		}
+		left, gone := audit.Diff(before, h.filters())
+		expect.Unchanged(t, name, left, gone)
 	}
 }
 
@@ -191,9 +188,7 @@ func TestNativeAddressGivenAgain(t *testing.T) {
 	h.mustWrite(old)
 	h.mustWrite(young)
 	expect.NoError(t, h.fw.Check(t.Context(), young))
-	if err := h.fw.Check(t.Context(), old); err == nil {
-		t.Error("the old attachment is said to be complete")
-	}
+	expect.Fails(t, "the old attachment is said to be complete", h.fw.Check(t.Context(), old))
 	h.mustRemove(old)
 	expect.NoError(t, h.fw.Check(t.Context(), young))
 	for _, line := range h.filters().Without(audit.Shared) {
@@ -256,9 +251,7 @@ func TestNativeRefusesUnsupportedRules(t *testing.T) {
 	} {
 		r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 		change(&r)
-		if err := h.fw.Add(t.Context(), r); err == nil || !strings.Contains(err.Error(), field) {
-			t.Errorf("%s: %v", field, err)
-		}
+		expect.Says(t, "ADD", h.fw.Add(t.Context(), r), field)
 		if err := h.fw.Remove(t.Context(), r); err != nil {
 			t.Errorf("%s: remove: %v", field, err)
 		}

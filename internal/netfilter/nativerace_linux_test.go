@@ -35,11 +35,9 @@ func atOnce(from, n int, fn func(i int) error) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			errs[i] = fn(from + i)
-		}()
+		})
 	}
 	wg.Wait()
 	return errors.Join(errs...)

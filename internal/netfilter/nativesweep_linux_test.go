@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
@@ -61,7 +62,5 @@ func (h *host) wantFiltersAndShared(want audit.Lines) {
 	h.t.Helper()
 	left, gone := audit.Diff(want, h.filters())
 	left = audit.Lines(left).Without(audit.Shared)
-	if len(left)+len(gone) > 0 {
-		h.t.Errorf("left behind:\n%s\ngone:\n%s", strings.Join(left, "\n"), strings.Join(gone, "\n"))
-	}
+	expect.Unchanged(h.t, "left behind", left, gone)
 }

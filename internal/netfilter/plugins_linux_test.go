@@ -144,8 +144,7 @@ func TestTheEffectOfThePluginsRules(t *testing.T) {
 			}
 			state := h.dump()
 			missing := func() string {
-				all, err := h.fw.Missing(t.Context(), r)
-				expect.NoError(t, err)
+				all := expect.Value(h.fw.Missing(t.Context(), r))(t)
 				return textOfMissing(all)
 			}
 			if lost := missing(); lost != "" {

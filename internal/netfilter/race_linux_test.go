@@ -56,19 +56,15 @@ func (h *host) together(sweep, add []attachment) {
 	errs := make([]error, len(sweep)+len(add))
 	fw := Open(h.ns, Options{})
 	for i, a := range sweep {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			plan, err := Find(h.t.Context(), fw, a.target())
 			errs[i] = errors.Join(err, plan.Apply(h.t.Context()))
-		}()
+		})
 	}
 	for i := range add {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			errs[len(sweep)+i] = h.ns.Do(func() error { return h.run(&add[i]) })
-		}()
+		})
 	}
 	wg.Wait()
 	expect.NoError(h.t, errors.Join(errs...))

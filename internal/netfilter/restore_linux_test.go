@@ -83,8 +83,7 @@ func TestOneThatCannotBeRestored(t *testing.T) {
 		}
 	}
 	for i, r := range c.rules {
-		all, err := c.fw.Missing(t.Context(), r)
-		expect.NoError(t, err)
+		all := expect.Value(c.fw.Missing(t.Context(), r))(t)
 		if (len(all) > 0) != (i == bad) {
 			t.Errorf("container %d lacks\n%s", i, textOfMissing(all))
 		}
@@ -99,15 +98,13 @@ func TestSeveralRestoreAtOnce(t *testing.T) {
 		var group sync.WaitGroup
 		errs := make([]error, 4)
 		for i := range errs {
-			group.Add(1)
-			go func() {
-				defer group.Done()
+			group.Go(func() {
 				some := slices.Clone(c.rules)
 				if i%2 == 1 {
 					slices.Reverse(some)
 				}
 				errs[i] = errors.Join(c.restoreAll(some)...)
-			}()
+			})
 		}
 		group.Wait()
 		expect.NoError(t, errors.Join(errs...))

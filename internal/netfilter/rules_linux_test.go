@@ -31,9 +31,7 @@ func everything(id string, n int) fwrules.Rules {
 func wantLines(t *testing.T, what string, got, want audit.Lines) {
 	t.Helper()
 	more, less := audit.Diff(want, got)
-	if len(more)+len(less) > 0 {
-		t.Errorf("%s: too much:\n%s\nmissing:\n%s", what, strings.Join(more, "\n"), strings.Join(less, "\n"))
-	}
+	expect.Unchanged(t, what, more, less)
 }
 
 // listing returns the output of nft -j, one line for each object, without

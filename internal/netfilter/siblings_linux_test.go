@@ -46,9 +46,7 @@ func TestFault_F32_APortOfASiblingIsTheContainers(t *testing.T) {
 	stranger.HostPorts[0].Ports = eth0.HostPorts[0].Ports
 	expect.Is(t, fw.Add(t.Context(), stranger), fwrules.ErrHostPortTaken)
 	expect.NoError(t, h.beside(beside0).Remove(t.Context(), eth0))
-	if err := fw.Check(t.Context(), eth1); err == nil {
-		t.Error("nobody has the port, and CHECK passes")
-	}
+	expect.Fails(t, "nobody has the port, and CHECK passes", fw.Check(t.Context(), eth1))
 	expect.NoError(t, fw.Add(t.Context(), eth1))
 	expect.NoError(t, fw.Check(t.Context(), eth1))
 }

@@ -60,13 +60,11 @@ func TestSnapshotIsReadOnce(t *testing.T) {
 	ask := func() {
 		var wg sync.WaitGroup
 		for _, r := range d.rules {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				if all, err := snapshot.For(Options{}).Missing(t.Context(), r); err != nil || len(all) > 0 {
 					t.Errorf("missing %s, %v", textOfMissing(all), err)
 				}
-			}()
+			})
 		}
 		wg.Wait()
 	}
@@ -108,9 +106,7 @@ func TestSnapshotWhileRulesChange(t *testing.T) {
 	d.reset()
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
-	wg.Add(1)
-	go func() {
-		defer wg.Done()
+	wg.Go(func() {
 		fw := Open(d.ns, Options{Sockets: &nft.Pool{}})
 		other := crowdRules(9000)
 		for {
@@ -124,7 +120,7 @@ func TestSnapshotWhileRulesChange(t *testing.T) {
 				return
 			}
 		}
-	}()
+	})
 	for range 20 {
 		snapshot := Read(d.fw)
 		for _, r := range d.rules {

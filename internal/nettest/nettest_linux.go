@@ -27,13 +27,8 @@ func New(t testing.TB) *netns.Handle {
 // At makes a namespace at a path. Both live until the test ends.
 func At(t testing.TB, path string) *netns.Handle {
 	t.Helper()
-	ns, err := netns.Create(path)
-	expect.NoError(t, err)
-	t.Cleanup(func() {
-		if err := errors.Join(netns.Remove(path), ns.Close()); err != nil {
-			t.Error(err)
-		}
-	})
+	ns := expect.Value(netns.Create(path))(t)
+	t.Cleanup(func() { expect.NoError(t, errors.Join(netns.Remove(path), ns.Close())) })
 	return ns
 }
 
@@ -48,8 +43,7 @@ func Enter(t testing.TB, ns *netns.Handle) {
 // Inside runs f with a netlink handle in a namespace.
 func Inside(t testing.TB, ns *netns.Handle, f func(*netlink.Handle) error) {
 	t.Helper()
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
-	expect.NoError(t, err)
+	nl := expect.Value(netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER))(t)
 	defer nl.Close()
 	expect.NoError(t, f(nl))
 }

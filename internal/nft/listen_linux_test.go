@@ -17,15 +17,8 @@ import (
 
 func listen(t *testing.T, ns *netns.Handle, buffer int) *Listener {
 	t.Helper()
-	l, err := Listen(ns, buffer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	l := expect.Value(Listen(ns, buffer))(t)
+	t.Cleanup(func() { expect.NoError(t, l.Close()) })
 	return l
 }
 
@@ -86,8 +79,7 @@ func TestListenHearsWhatTakesSomethingAway(t *testing.T) {
 func TestListenLeavesOwnChangesOut(t *testing.T) {
 	inConn(t, oneRule, func(ns *netns.Handle, c *Conn) {
 		l := listen(t, ns, 0)
-		generation, err := c.Generation()
-		expect.NoError(t, err)
+		generation := expect.Value(c.Generation())(t)
 		expect.NoError(t, c.Delete(generation, rulesOf(t, c, ipTable(), "c")))
 		expect.Same(t, "changes", changedBy(t, ns, l), []string{})
 	})
@@ -128,9 +120,7 @@ func TestListenEndsWithTheContext(t *testing.T) {
 		done <- err
 	}()
 	cancel(why)
-	if err := <-done; !errors.Is(err, why) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, <-done, why)
 }
 
 // FuzzReadHeard: whatever arrives, reading it ends without a panic.

@@ -28,13 +28,10 @@ func nft(t *testing.T, ns *netns.Handle, script string) {
 
 func rulesOf(t *testing.T, c *Conn, table Table, chain string) (all []Object) {
 	t.Helper()
-	err := c.Rules(table, chain, nil, func(r Rule) error {
+	expect.NoError(t, c.Rules(table, chain, nil, func(r Rule) error {
 		all = append(all, r.Object(table))
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return all
 }
 
@@ -57,24 +54,17 @@ func ipTable() Table { return Table{FamilyIPv4, "t"} }
 // rules.
 func TestDeleteOfAnOldGeneration(t *testing.T) {
 	inConn(t, oneRule, func(ns *netns.Handle, c *Conn) {
-		generation, err := c.Generation()
-		if err != nil {
-			t.Fatal(err)
-		}
+		generation := expect.Value(c.Generation())(t)
 		objects := rulesOf(t, c, ipTable(), "c")
 		if len(objects) != 1 || objects[0].Comment != "c1" {
 			t.Fatalf("listed %v", objects)
 		}
 		nft(t, ns, "add table ip whatever\n")
-		if err := c.Delete(generation, objects); !errors.Is(err, ErrChanged) {
-			t.Errorf("got %v, want %v", err, ErrChanged)
-		}
+		expect.Is(t, c.Delete(generation, objects), ErrChanged)
 		if err := c.Delete(generation+1, objects); err != nil {
 			t.Error(err)
 		}
-		if left := rulesOf(t, c, ipTable(), "c"); len(left) > 0 {
-			t.Errorf("left %v", left)
-		}
+		expect.Empty(t, "left", rulesOf(t, c, ipTable(), "c"))
 	})
 }
 
@@ -118,26 +108,19 @@ func TestRulesAreReadAsMade(t *testing.T) {
 		for comment, e := range made {
 			msgs = append(msgs, NewRule(ipTable(), "c", e, comment))
 		}
-		if err := c.Transact(msgs, nil); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, c.Transact(msgs, nil))
 		read := func(chain string, containing ...string) (all []string) {
 			t.Helper()
 			var words [][]byte
 			for _, w := range containing {
 				words = append(words, []byte(w))
 			}
-			err := c.Rules(ipTable(), chain, words, func(r Rule) error {
+			expect.NoError(t, c.Rules(ipTable(), chain, words, func(r Rule) error {
 				want := Rule{Exprs: made[r.Comment]}
-				if got := fmt.Sprint(r.Values(), r.Jump()); got != fmt.Sprint(want.Values(), want.Jump()) {
-					t.Errorf("%s: got %s", r.Comment, got)
-				}
+				expect.Same(t, r.Comment, fmt.Sprint(r.Values(), r.Jump()), fmt.Sprint(want.Values(), want.Jump()))
 				all = append(all, r.Comment)
 				return nil
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))
 			slices.Sort(all)
 			return all
 		}
@@ -154,9 +137,7 @@ func TestInterruptedAndStoppedLists(t *testing.T) {
 		for i := range 2000 {
 			msgs = append(msgs, NewRule(ipTable(), "c", Exprs(nil).Accept(), fmt.Sprint("comment ", i)))
 		}
-		if err := c.Transact(msgs, nil); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, c.Transact(msgs, nil))
 		changed := false
 		err := c.Rules(ipTable(), "c", nil, func(Rule) error {
 			if !changed {
@@ -165,9 +146,7 @@ func TestInterruptedAndStoppedLists(t *testing.T) {
 			}
 			return nil
 		})
-		if !errors.Is(err, ErrChanged) {
-			t.Errorf("interrupted: %v, want %v", err, ErrChanged)
-		}
+		expect.Is(t, err, ErrChanged)
 		var p Pool
 		n, stop := 0, errors.New("stop")
 		err = p.Do(ns, func(c *Conn) error {
@@ -199,30 +178,24 @@ func closeIdle(t *testing.T, p *Pool) {
 func TestSocketsAreClosed(t *testing.T) {
 	ns := nettest.New(t)
 	before, err := audit.Snapshot(t.Context(), audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	many := func(p *Pool) {
 		t.Helper()
 		errs := make([]error, 2*mostIdle)
 		var wg, all sync.WaitGroup
 		all.Add(len(errs))
 		for i := range errs {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				errs[i] = p.Do(ns, func(c *Conn) error {
 					all.Done()
 					all.Wait() // so that each has one of its own
 					_, err := c.Generation()
 					return err
 				})
-			}()
+			})
 		}
 		wg.Wait()
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, errors.Join(errs...))
 	}
 	idle := func(p *Pool) int {
 		p.mu.Lock()
@@ -242,12 +215,9 @@ func TestSocketsAreClosed(t *testing.T) {
 	for deadline := time.Now().Add(expect.Patience); err == nil && !slices.Equal(before, after) && time.Now().Before(deadline); {
 		after, err = audit.Snapshot(t.Context(), audit.Options{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if left, gone := audit.Diff(before, after); len(left)+len(gone) > 0 {
-		t.Errorf("left %q, gone %q", left, gone)
-	}
+	expect.NoError(t, err)
+	left, gone := audit.Diff(before, after)
+	expect.Unchanged(t, "left", left, gone)
 }
 
 // TestSocketsStayWhileOneIsUsed: to close one could make everybody wait who changes rules.
@@ -286,9 +256,7 @@ func TestComments(t *testing.T) {
 	for comment, want := range map[string]string{
 		"": "", "c1": "c1", strings.Repeat("x", LongestComment+1): strings.Repeat("x", LongestComment),
 	} {
-		if got := readComment(userComment(comment)); got != want {
-			t.Errorf("%q: read %q", comment, got)
-		}
+		expect.Same(t, comment+": read", readComment(userComment(comment)), want)
 	}
 	tests := map[string]string{
 		"":                               "",
@@ -302,8 +270,6 @@ func TestComments(t *testing.T) {
 		"\x00\x06c1 c1\x00\x00\x02x\x00": "c1 c1",
 	}
 	for data, want := range tests {
-		if got := readComment([]byte(data)); got != want {
-			t.Errorf("%q: got %q, want %q", data, got, want)
-		}
+		expect.Same(t, data, readComment([]byte(data)), want)
 	}
 }

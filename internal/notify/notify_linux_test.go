@@ -42,23 +42,17 @@ func TestOpenRefused(t *testing.T) {
 	if s, err := Open(ns, 99, 1, 0); err == nil || s != nil {
 		t.Errorf("opened a socket of an unknown protocol: %v", err)
 	}
-	if now := sockets(t); now != before {
-		t.Errorf("%d descriptors, before %d", now, before)
-	}
+	expect.Same(t, "descriptors", sockets(t), before)
 }
 
 func TestClosed(t *testing.T) {
-	s, err := Open(nettest.New(t), unix.NETLINK_ROUTE, 1, 1<<20)
-	expect.NoError(t, err)
+	s := expect.Value(Open(nettest.New(t), unix.NETLINK_ROUTE, 1, 1<<20))(t)
 	expect.NoError(t, s.Close())
-	if _, err := s.Next(t.Context(), func(Message) {}); err == nil {
-		t.Error("a closed socket hears")
-	}
+	expect.Fails(t, "a closed socket hears", expect.Err(s.Next(t.Context(), func(Message) {})))
 }
 
 func sockets(t *testing.T) int {
 	t.Helper()
-	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", os.Getpid()))
-	expect.NoError(t, err)
+	fds := expect.Value(os.ReadDir(fmt.Sprintf("/proc/%d/fd", os.Getpid())))(t)
 	return len(fds)
 }

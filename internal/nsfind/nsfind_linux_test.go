@@ -44,9 +44,7 @@ func TestLeadsAway(t *testing.T) {
 		"relative to a thread":    {"/proc/thread-self/missing", false},
 		"a descriptor":            {"/dev/fd/1000", false},
 	} {
-		if got := LeadsAway(test.path, want); got != test.want {
-			t.Errorf("%s: got %v, want %v", what, got, test.want)
-		}
+		expect.Same(t, what, LeadsAway(test.path, want), test.want)
 	}
 }
 
@@ -139,8 +137,7 @@ func TestPrivateMountsAreFound(t *testing.T) {
 		{"private, and the first process may not be looked at", "/proc/0/ns/mnt", unix.MS_PRIVATE, false},
 	} {
 		expect.NoError(t, unix.Mount("", dir, "", tt.propagation, ""))
-		got, err := MountsArePrivate(dir, tt.first)
-		expect.NoError(t, err)
+		got := expect.Value(MountsArePrivate(dir, tt.first))(t)
 		expect.Same(t, tt.what, got, tt.want)
 	}
 }

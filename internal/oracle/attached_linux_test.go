@@ -36,9 +36,7 @@ func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 	h.addLink(ns, "eth0")
 	h.TakeCalls()
 
-	if _, err := r.Setup(ctx, id, path); !errors.Is(err, cni.ErrAlreadyAttached) {
-		t.Errorf("Setup of go-cni's container: %v", err)
-	}
+	expect.Is(t, expect.Err(r.Setup(ctx, id, path)), cni.ErrAlreadyAttached)
 	if err := r.Check(ctx, id, path); err != nil {
 		t.Error(err)
 	}
@@ -47,9 +45,7 @@ func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 	expect.NoError(t, errors.Join(netns.Remove(path), ns.Close()))
 	expect.Value(r.Setup(ctx, id, h.Container("c2")))(t)
 	del := h.wantCalls("DEL p "+id+"/eth0", "ADD p "+id+"/eth0")
-	if del.Args != "K=v" {
-		t.Errorf("arguments at DEL: %q", del.Args)
-	}
+	expect.Same(t, "arguments at DEL", del.Args, "K=v")
 	if err := r.Remove(ctx, id, h.Path("netns", "c2")); err != nil {
 		t.Error(err)
 	}

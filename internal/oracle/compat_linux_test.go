@@ -3,7 +3,6 @@ package oracle
 import (
 	"context"
 	"os"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -27,8 +26,7 @@ func (h *host) bothOn(lists ...[]byte) bothPackages {
 	for _, list := range lists {
 		their, our = append(their, gocni.WithConfListBytes(list)), append(our, cni.WithConfListBytes(list))
 	}
-	theirs, err := gocni.New(their...)
-	expect.NoError(h.T, err)
+	theirs := expect.Value(gocni.New(their...))(h.T)
 	return bothPackages{theirs, h.Runtime(our...)}
 }
 
@@ -61,10 +59,8 @@ func TestCompat_05_ResultIsInLoadOrder(t *testing.T) {
 	b := h.bothOn(h.scriptedList("first", "0.2.0", scripted.Script{}, "old"),
 		h.scriptedList("second", "1.0.0", scripted.Script{}, "new"))
 	path := h.Container("n1")
-	want, err := b.theirs.Setup(context.Background(), "theirs", path)
-	expect.NoError(t, err)
-	got, err := b.ours.Setup(context.Background(), "ours", path)
-	expect.NoError(t, err)
+	want := expect.Value(b.theirs.Setup(context.Background(), "theirs", path))(t)
+	got := expect.Value(b.ours.Setup(context.Background(), "ours", path))(t)
 	sameJSON(t, "raw results", got.Raw(), want.Raw())
 	got.Networks = nil
 	sameJSON(t, "result", got, want)
@@ -78,11 +74,8 @@ func TestCompat_05_DefaultInterfaceIsAlwaysThere(t *testing.T) {
 	h := &host{testhost.New(t)}
 	list := h.scriptedList("net", "1.0.0", answering("ADD", `{"cniVersion": "1.0.0"}`, 0), "silent")
 	r := h.Runtime(cni.WithInterfacePrefix("net"), cni.WithConfListBytes(list))
-	got, err := r.Setup(context.Background(), "c1", h.Container("n1"))
-	expect.NoError(t, err)
-	if want := map[string]*cni.Config{"net0": {}}; !reflect.DeepEqual(got.Interfaces, want) {
-		t.Errorf("interfaces %+v, want net0 without anything", got.Interfaces)
-	}
+	got := expect.Value(r.Setup(context.Background(), "c1", h.Container("n1")))(t)
+	expect.Same(t, "interfaces net0 without anything", got.Interfaces, map[string]*cni.Config{"net0": {}})
 }
 
 // TestCompat_08_Status: too few networks, otherwise the STATUS of plugins with
@@ -138,11 +131,8 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 		}
 	}
 	path := h.Path("netns", "gone")
-	ns, err := netns.Create(path)
-	expect.NoError(t, err)
-	if _, err := b.ours.Setup(context.Background(), "c1", path); err != nil {
-		t.Fatal(err)
-	}
+	ns := expect.Value(netns.Create(path))(t)
+	expect.Value(b.ours.Setup(context.Background(), "c1", path))(t)
 	expect.NoError(t, netns.Remove(path))
 	expect.NoError(t, ns.Close())
 	h.TakeCalls()
@@ -217,8 +207,7 @@ func TestCompat_10_Texts(t *testing.T) {
 // threads.
 func TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread(t *testing.T) {
 	h := &host{testhost.New(t)} // locks the thread and enters a namespace
-	here, err := os.Readlink("/proc/thread-self/ns/net")
-	expect.NoError(t, err)
+	here := expect.Value(os.Readlink("/proc/thread-self/ns/net"))(t)
 	var elsewhere string // as a goroutine on any other thread sees it
 	done := make(chan error)
 	go func() {
@@ -243,13 +232,9 @@ func TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		calls := h.TakeCalls()
-		if len(calls) != wantCalls {
-			t.Errorf("%s: %d calls, want %d", name, len(calls), wantCalls)
-		}
+		expect.Same(t, name+" calls", len(calls), wantCalls)
 		for _, c := range calls {
-			if c.NetNo != want {
-				t.Errorf("%s: %s of %s ran in %s, want %s", name, c.Verb, c.Type, c.NetNo, want)
-			}
+			expect.Same(t, name+": "+c.Verb+" of "+c.Type+" ran in", c.NetNo, want)
 		}
 	}
 	discard := func(_ any, err error) error { return err }

@@ -55,10 +55,8 @@ func TestCompat_02_LoadersAreOptionValues(t *testing.T) {
 // sameJSON compares JSON that importers store, byte for byte.
 func sameJSON(t *testing.T, name string, got, want any) {
 	t.Helper()
-	g, err := json.Marshal(got)
-	expect.NoError(t, err)
-	w, err := json.Marshal(want)
-	expect.NoError(t, err)
+	g := expect.Value(json.Marshal(got))(t)
+	w := expect.Value(json.Marshal(want))(t)
 	if !bytes.Equal(g, w) {
 		t.Errorf("%s: JSON\n%s\nwant\n%s", name, g, w)
 	}
@@ -114,10 +112,8 @@ var compatResults = map[string][]*types100.Result{
 // TestCompat_03_JSONOfResult: containerd stores it. Our additions follow the
 // existing fields, and only if they are not empty.
 func TestCompat_03_JSONOfResult(t *testing.T) {
-	theirs, err := gocni.New()
-	expect.NoError(t, err)
-	ours, err := cni.New()
-	expect.NoError(t, err)
+	theirs := expect.Value(gocni.New())(t)
+	ours := expect.Value(cni.New())(t)
 	converter := theirs.(interface {
 		GetCNIResultFromResults([]*types100.Result) (*gocni.Result, error)
 	})
@@ -182,10 +178,8 @@ func loadBoth(t testing.TB, steps ...string) bothPackages {
 			t.Fatalf("step %q", step)
 		}
 	}
-	theirs, err := gocni.New(their...)
-	expect.NoError(t, err)
-	ours, err := cni.New(our...)
-	expect.NoError(t, err)
+	theirs := expect.Value(gocni.New(their...))(t)
+	ours := expect.Value(cni.New(our...))(t)
 	return bothPackages{theirs, ours}
 }
 

@@ -127,8 +127,7 @@ func (h *matrixHost) goCNI(c *testhost.Case, version string) library {
 	} else {
 		opts = append(opts, gocni.WithConfListBytes(conf))
 	}
-	r, err := gocni.New(opts...)
-	expect.NoError(h.T, err)
+	r := expect.Value(gocni.New(opts...))(h.T)
 	var given []gocni.NamespaceOpts
 	if c.Ports != nil {
 		var ports []gocni.PortMapping
@@ -169,8 +168,7 @@ func (h *matrixHost) live(c *testhost.Case, version string, lib library) []strin
 	}
 	path := h.Container("c1")
 	before := h.Audit()
-	result, err := lib.setup("c1", path)
-	expect.NoError(h.T, err)
+	result := expect.Value(lib.setup("c1", path))(h.T)
 	lines := flatten("result", result)
 	made, _ := audit.Diff(before, h.Audit())
 	for _, l := range made.Without(h.private) {

@@ -339,9 +339,7 @@ func TestAnErrorOfNoNetworkIsTheMethodsStatus(t *testing.T) {
 			t.Errorf("%s: %q", s, s.Status().Description)
 		}
 	}
-	if len(spans) != 5 {
-		t.Errorf("%d spans", len(spans))
-	}
+	expect.Same(t, "spans", len(spans), 5)
 }
 
 // TestOnlyTheFourMethodsBeginATrace: the other calls that run plugins continue

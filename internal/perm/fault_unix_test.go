@@ -16,12 +16,11 @@ import (
 // put makes a file and its directory with these modes, ignoring the umask.
 func put(t *testing.T, path string, dir, file fs.FileMode) {
 	t.Helper()
-	err := errors.Join(
+	expect.NoError(t, errors.Join(
 		os.MkdirAll(filepath.Dir(path), 0o755),
 		os.WriteFile(path, nil, 0o644),
 		os.Chmod(path, file), os.Chmod(filepath.Dir(path), dir),
-	)
-	expect.NoError(t, err)
+	))
 }
 
 // stranger is a user other than root and the tests' user.

@@ -54,7 +54,6 @@ func TestWritableAsksTheDirectoryAbove(t *testing.T) {
 			t.Errorf("got %q, want %q", err, want)
 		}
 	}
-	entries, err := os.ReadDir(dir)
-	expect.NoError(t, err)
+	entries := expect.Value(os.ReadDir(dir))(t)
 	expect.Same(t, "entries", len(entries), 1)
 }

@@ -36,9 +36,7 @@ func TestReadReturnsWhatAppendWrote(t *testing.T) {
 func TestOpenIsThatOfOS(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	f := expect.Value(Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400))(t)
-	if f.Name() != path {
-		t.Errorf("name %q, want %q", f.Name(), path)
-	}
+	expect.Same(t, "name", f.Name(), path)
 	if _, err := f.WriteString("text"); err != nil {
 		t.Error(err)
 	}
@@ -49,9 +47,7 @@ func TestOpenIsThatOfOS(t *testing.T) {
 	if err != nil || string(got) != "text" {
 		t.Errorf("wrote %q, %v", got, err)
 	}
-	if _, err := Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("exclusive, where there is one: %v", err)
-	}
+	expect.Is(t, expect.Err(Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400)), fs.ErrExist)
 }
 
 // TestErrorsAreThoseOfOS: callers match them, and people read them.

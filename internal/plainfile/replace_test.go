@@ -70,9 +70,7 @@ func TestASymbolicLinkIsReplaced(t *testing.T) {
 			t.Errorf("%v, %v, want a regular file with %q", info, err, content)
 		}
 	}
-	if got := read(t, hosts); got != "the host's\n" {
-		t.Errorf("the file of the host is %q", got)
-	}
+	expect.Same(t, "the file of the host", read(t, hosts), "the host's\n")
 	wantOnly(t, dir, "hosts")
 }
 
@@ -80,13 +78,9 @@ func TestAFailedWriteLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "hosts")
 	expect.NoError(t, os.MkdirAll(filepath.Join(path, "sub"), 0o755))
-	if err := Replace(path, []byte("x"), 0o644); err == nil {
-		t.Error("a directory was replaced by a file")
-	}
+	expect.Fails(t, "a directory was replaced by a file", Replace(path, []byte("x"), 0o644))
 	wantOnly(t, dir, "hosts")
-	if err := Replace(filepath.Join(dir, "none", "hosts"), nil, 0o644); err == nil {
-		t.Error("written into a directory that does not exist")
-	}
+	expect.Fails(t, "written into a directory that does not exist", Replace(filepath.Join(dir, "none", "hosts"), nil, 0o644))
 }
 
 // TestReadersSeeWholeContents, whichever of several writers was last.

@@ -76,8 +76,7 @@ func (c *cacheDir) write(name string, data []byte) string {
 // has returns the containers that have TCP port 8080.
 func (c *cacheDir) has() string {
 	c.t.Helper()
-	found, err := c.cache.Find(claimsOf(8080))
-	expect.NoError(c.t, err)
+	found := expect.Value(c.cache.Find(claimsOf(8080)))(c.t)
 	var ids []string
 	for _, a := range found {
 		ids = append(ids, a.ContainerID)
@@ -134,9 +133,7 @@ func TestPortsAreSeenInAnyText(t *testing.T) {
 func TestACacheThatCannotBeListed(t *testing.T) {
 	c := newCache(t)
 	expect.NoError(t, os.WriteFile(filepath.Join(c.dir, "results"), nil, 0o600))
-	if _, err := c.cache.Find([]ports.Claim{{Protocol: "tcp", Port: 8080}}); err == nil {
-		t.Error("a file is listed")
-	}
+	expect.Fails(t, "a file is listed", expect.Err(c.cache.Find([]ports.Claim{{Protocol: "tcp", Port: 8080}})))
 }
 
 // FuzzCached: whatever is in the cache, and whoever wrote it.

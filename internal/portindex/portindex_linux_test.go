@@ -86,8 +86,7 @@ func (h *host) write(rec *record.Record) *record.Record {
 // find renders the holders of TCP ports: "c1/eth0 tcp 80".
 func (h *host) find(wanted ...uint16) []string {
 	h.t.Helper()
-	holders, err := h.index.Find(claimsOf(wanted...))
-	expect.NoError(h.t, err)
+	holders := expect.Value(h.index.Find(claimsOf(wanted...)))(h.t)
 	return rendered(holders)
 }
 
@@ -265,11 +264,9 @@ func testFree(t *testing.T, h *host) {
 		free := expect.Value(h.index.Free([]string{"udp", "tcp"}, 7000, 7006, 2, avoid))(t)
 		expect.Same(t, fmt.Sprint("search ", i), free, want)
 	}
-	free, err := h.index.Free([]string{"tcp"}, 7000, 7006, 4, avoid)
-	expect.NoError(t, err)
+	free := expect.Value(h.index.Free([]string{"tcp"}, 7000, 7006, 4, avoid))(t)
 	expect.Same(t, "more than there are", len(free), 3)
-	free, err = h.index.Free([]string{"udp"}, 7001, 7001, 1, avoid)
-	expect.NoError(t, err)
+	free = expect.Value(h.index.Free([]string{"udp"}, 7001, 7001, 1, avoid))(t)
 	expect.Same(t, "of another protocol", free, []uint16{7001})
 }
 

@@ -23,8 +23,7 @@ func wantKilled(t *testing.T, what string, cmd *exec.Cmd) {
 
 func holders(t *testing.T, path string, offset int64) []*Holder {
 	t.Helper()
-	found, err := Holders(path, offset)
-	expect.NoError(t, err)
+	found := expect.Value(Holders(path, offset))(t)
 	t.Cleanup(func() { CloseHolders(found) })
 	return found
 }
@@ -142,8 +141,6 @@ func TestParseFDInfo(t *testing.T) {
 	} {
 		var got parsed
 		got.CloseOnExec, got.Locks = parseFDInfo(tt.info)
-		if !reflect.DeepEqual(got, tt.want) {
-			t.Errorf("%s: got %+v, want %+v", what, got, tt.want)
-		}
+		expect.Same(t, what, got, tt.want)
 	}
 }

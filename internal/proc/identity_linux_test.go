@@ -43,8 +43,7 @@ func started(t *testing.T, cmd *exec.Cmd) *exec.Cmd {
 // open opens a lock file as a runtime does, and locks these bytes.
 func open(t *testing.T, path string, offsets ...int64) *os.File {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	expect.NoError(t, err)
+	f := expect.Value(os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600))(t)
 	t.Cleanup(func() { _ = f.Close() }) // it may be closed already
 	for _, off := range offsets {
 		lockByte(t, f, off)
@@ -70,14 +69,12 @@ func wantAlive(t *testing.T, identity string, want bool) {
 }
 
 func TestAliveKnowsARecycledNumber(t *testing.T) {
-	self, err := Self()
-	expect.NoError(t, err)
+	self := expect.Value(Self())(t)
 	wantAlive(t, self, true)
 	wantAlive(t, self+"0", false) // the same number with another start time
 
 	cmd := start(t, nil)
-	child, err := identify(cmd.Process.Pid)
-	expect.NoError(t, err)
+	child := expect.Value(identify(cmd.Process.Pid))(t)
 	wantAlive(t, child, true)
 	expect.NoError(t, cmd.Process.Kill())
 	if err := cmd.Wait(); err == nil {
@@ -109,9 +106,7 @@ func TestStartTimeIsFoundBehindAnyCommand(t *testing.T) {
 		if err != nil {
 			got = err.Error()
 		}
-		if got != want {
-			t.Errorf("startTime(%q) = %q, want %q", stat, got, want)
-		}
+		expect.Same(t, "startTime("+stat+")", got, want)
 	}
 }
 
@@ -119,8 +114,7 @@ func TestAliveInAnotherPIDNamespace(t *testing.T) {
 	cmd := exec.Command("sleep", "600")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	started(t, cmd)
-	here, err := identify(cmd.Process.Pid)
-	expect.NoError(t, err)
+	here := expect.Value(identify(cmd.Process.Pid))(t)
 	_, since, _ := strings.Cut(here, ":")
 	there := "1:" + since // the process's identity in its own namespace
 	if alive, err := Alive(there); alive || err != nil {
@@ -159,16 +153,12 @@ func TestNumbers(t *testing.T) {
 	if want := []string{"4711", "12", "1"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got := numbers("Name:\tNSpid:\n"); len(got) > 0 {
-		t.Errorf("got %q of a status without numbers", got)
-	}
+	expect.Empty(t, "a status without numbers", numbers("Name:\tNSpid:\n"))
 }
 
 func TestIDIsOneUUIDForTheWholeBoot(t *testing.T) {
-	first, err := BootID()
-	expect.NoError(t, err)
-	again, err := BootID()
-	expect.NoError(t, err)
+	first := expect.Value(BootID())(t)
+	again := expect.Value(BootID())(t)
 	uuid := regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	if first != again || !uuid.MatchString(first) {
 		t.Errorf("boot id %q, then %q", first, again)

@@ -124,14 +124,12 @@ func TestEachFindsThisThread(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var ours []Task
-	if _, err := EachTask("/proc", func(task Task) bool {
+	expect.Value(EachTask("/proc", func(task Task) bool {
 		if task.PID == os.Getpid() {
 			ours = append(ours, task)
 		}
 		return true
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	here := map[int]Task{}
 	for i, task := range ours {
 		here[task.TID] = task
@@ -143,8 +141,7 @@ func TestEachFindsThisThread(t *testing.T) {
 	if !ok || len(ours) < 2 {
 		t.Fatalf("thread %d is not among %+v", unix.Gettid(), ours)
 	}
-	got, err := os.Readlink(task.NetNS())
-	expect.NoError(t, err)
+	got := expect.Value(os.Readlink(task.NetNS()))(t)
 	if want, err := os.Readlink("/proc/thread-self/ns/net"); got != want || err != nil {
 		t.Errorf("in %s, want %s, %v", got, want, err)
 	}

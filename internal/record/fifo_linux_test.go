@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -30,9 +31,7 @@ func TestFault_F50_ARecordThatIsNoFileBlocksNobody(t *testing.T) {
 				t.Errorf("reading %d: %v", i, err)
 			}
 		}
-		if errs[2] == nil {
-			t.Error("writing succeeded")
-		}
+		expect.Fails(t, "writing succeeded", errs[2])
 	case <-time.After(time.Minute):
 		t.Fatal("a FIFO holds up the calls")
 	}

@@ -70,16 +70,13 @@ func TestDirBuildsOnceForAll(t *testing.T) {
 
 	// A plugin that a cleaner of caches removed is built again.
 	expect.NoError(t, os.Remove(filepath.Join(dirs[0], "bridge")))
-	if _, err := Dir(t.Context(), io.Discard); err != nil {
-		t.Fatal(err)
-	}
+	expect.Value(Dir(t.Context(), io.Discard))(t)
 	checkPlugins(t, dirs[0])
 }
 
 func goCache(t *testing.T) {
 	t.Helper()
-	out, err := exec.Command("go", "env", "GOCACHE").Output()
-	expect.NoError(t, err)
+	out := expect.Value(exec.Command("go", "env", "GOCACHE").Output())(t)
 	t.Setenv("GOCACHE", strings.TrimSpace(string(out)))
 }
 
@@ -138,9 +135,7 @@ func TestDirWithoutGo(t *testing.T) {
 	}
 	dir := fakePlugins(t, Names())
 	t.Setenv("CNI_PATH", strings.Join([]string{"", fakePlugins(t, Names()[1:]), dir}, ":"))
-	if got, err := Dir(t.Context(), io.Discard); err != nil || got != dir {
-		t.Errorf("with CNI_PATH: got %q, %v, want %q", got, err, dir)
-	}
+	expect.Same(t, "with CNI_PATH", expect.Value(Dir(t.Context(), io.Discard))(t), dir)
 }
 
 func TestDirOutsideACheckout(t *testing.T) {
@@ -169,18 +164,12 @@ func TestParseVersion(t *testing.T) {
 
 func TestPlainFlags(t *testing.T) {
 	const in = "-race -mod=mod --cover -covermode=atomic -tags=raceway"
-	if got, want := plainFlags(in), "-mod=mod -tags=raceway"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Same(t, "plainFlags", plainFlags(in), "-mod=mod -tags=raceway")
 }
 
 func TestLastLines(t *testing.T) {
-	if got, want := lastLines("a\nb\nc\n", 2), "(1 lines omitted); b; c"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if got, want := lastLines("a\n", 2), "a"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	expect.Same(t, "lastLines", lastLines("a\nb\nc\n", 2), "(1 lines omitted); b; c")
+	expect.Same(t, "lastLines", lastLines("a\n", 2), "a")
 }
 
 // TestRequiredByTheCallersModule: a module outside the checkout that lists the plugins
@@ -188,8 +177,7 @@ func TestLastLines(t *testing.T) {
 func TestRequiredByTheCallersModule(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"go.mod", "go.sum"} {
-		data, err := os.ReadFile(filepath.Join("mains", name))
-		expect.NoError(t, err)
+		data := expect.Value(os.ReadFile(filepath.Join("mains", name)))(t)
 		data = bytes.Replace(data, []byte("module "+checkout), []byte("module example.org/importer"), 1)
 		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o644))
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -66,9 +65,7 @@ func TestAFixThatFails(t *testing.T) {
 		},
 	} {
 		err := r.Fix(t.Context(), compare.Difference{Plugin: "ours", Fix: fix}, nil)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %s", err, want)
-		}
+		expect.Says(t, "error", err, want)
 	}
 }
 

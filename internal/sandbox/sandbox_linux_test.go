@@ -119,8 +119,7 @@ func scripted(what string, args ...string) *exec.Cmd {
 }
 
 func TestInsideIsElsewhere(t *testing.T) {
-	id, err := netns.CurrentID()
-	expect.NoError(t, err)
+	id := expect.Value(netns.CurrentID())(t)
 	if outer := os.Getenv("TEST_OUTER_NETNS"); outer == "" || outer == id.String() {
 		t.Errorf("outside in %q, inside in %s", outer, id)
 	}
@@ -141,21 +140,16 @@ func TestInsideKnowsIt(t *testing.T) {
 }
 
 func TestInsideHasLoopbackOnlyAndUp(t *testing.T) {
-	links, err := net.Interfaces()
-	expect.NoError(t, err)
+	links := expect.Value(net.Interfaces())(t)
 	var got []string
 	for _, l := range links {
 		got = append(got, fmt.Sprintf("%s up=%t", l.Name, l.Flags&net.FlagUp != 0))
 	}
-	if got, want := strings.Join(got, ", "), "lo up=true"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	expect.Same(t, "links", strings.Join(got, ", "), "lo up=true")
 }
 
 func TestInsideIsRootWithEmptyState(t *testing.T) {
-	if uid := os.Geteuid(); uid != 0 {
-		t.Errorf("user %d", uid)
-	}
+	expect.Same(t, "user", os.Geteuid(), 0)
 	for _, dir := range []string{"/run", "/var/lib"} {
 		entries, err := os.ReadDir(dir)
 		if err != nil || len(entries) != 0 {
@@ -169,8 +163,7 @@ func TestInsideIsRootWithEmptyState(t *testing.T) {
 }
 
 func TestInsideSharesNoMount(t *testing.T) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	expect.NoError(t, err)
+	text := expect.Value(os.ReadFile("/proc/self/mountinfo"))(t)
 	for line := range strings.Lines(string(text)) {
 		if strings.Contains(line, " shared:") || strings.Contains(line, " master:") {
 			t.Errorf("propagates: %s", line)
@@ -181,21 +174,13 @@ func TestInsideSharesNoMount(t *testing.T) {
 func TestInsideAdoptsOrphans(t *testing.T) {
 	// The shell ends at once, and prints the number of the process that it
 	// leaves behind.
-	out, err := exec.Command("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").Output()
-	expect.NoError(t, err)
+	out := expect.Value(exec.Command("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!").Output())(t)
 	var pid int
-	if _, err := fmt.Sscan(string(out), &pid); err != nil {
-		t.Fatal(err)
-	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	expect.NoError(t, err)
+	expect.Value(fmt.Sscan(string(out), &pid))(t)
+	stat := expect.Value(os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)))(t)
 	var parent int
-	if _, err := fmt.Sscan(strings.Fields(string(stat))[3], &parent); err != nil {
-		t.Fatal(err)
-	}
-	if parent != os.Getpid() {
-		t.Errorf("parent of the orphan is %d, want %d", parent, os.Getpid())
-	}
+	expect.Value(fmt.Sscan(strings.Fields(string(stat))[3], &parent))(t)
+	expect.Same(t, "parent of the orphan", parent, os.Getpid())
 	expect.NoError(t, unix.Kill(pid, unix.SIGKILL))
 	if _, err := unix.Wait4(pid, nil, 0, nil); err != nil {
 		t.Error(err)
@@ -238,15 +223,11 @@ func TestExitCodeAndOutputPass(t *testing.T) {
 func startWaiting(t *testing.T) (cmd *exec.Cmd, out *bufio.Reader, inner int) {
 	t.Helper()
 	cmd = scripted("wait")
-	pipe, err := cmd.StdoutPipe()
-	expect.NoError(t, err)
+	pipe := expect.Value(cmd.StdoutPipe())(t)
 	expect.NoError(t, cmd.Start())
 	out = bufio.NewReader(pipe)
-	line, err := out.ReadString('\n')
-	expect.NoError(t, err)
-	if _, err := fmt.Sscanf(line, "pid %d", &inner); err != nil {
-		t.Fatal(err)
-	}
+	line := expect.Value(out.ReadString('\n'))(t)
+	expect.Value(fmt.Sscanf(line, "pid %d", &inner))(t)
 	return cmd, out, inner
 }
 
@@ -284,10 +265,8 @@ func TestInnerDiesWithOuter(t *testing.T) {
 // TestStrayMarkerIsRefused: a marker that is set by mistake must not make the
 // program mount over the machine's directories.
 func TestStrayMarkerIsRefused(t *testing.T) {
-	id, err := netns.CurrentID()
-	expect.NoError(t, err)
-	before, err := os.ReadFile("/proc/self/mountinfo")
-	expect.NoError(t, err)
+	id := expect.Value(netns.CurrentID())(t)
+	before := expect.Value(os.ReadFile("/proc/self/mountinfo"))(t)
 	for name, marker := range map[string]string{
 		"same network namespace": id.String(),
 		"same mount namespace":   "1:1",
@@ -300,8 +279,7 @@ func TestStrayMarkerIsRefused(t *testing.T) {
 			t.Errorf("%s: exit code %d, output %q", name, got, out)
 		}
 	}
-	after, err := os.ReadFile("/proc/self/mountinfo")
-	expect.NoError(t, err)
+	after := expect.Value(os.ReadFile("/proc/self/mountinfo"))(t)
 	if string(after) != string(before) {
 		t.Errorf("mounts before:\n%s\nafter:\n%s", before, after)
 	}
@@ -311,8 +289,7 @@ func TestStrayMarkerIsRefused(t *testing.T) {
 // behaves like a kernel that refuses them.
 func TestWithoutUserNamespaces(t *testing.T) {
 	const limit = "/proc/sys/user/max_user_namespaces"
-	was, err := os.ReadFile(limit)
-	expect.NoError(t, err)
+	was := expect.Value(os.ReadFile(limit))(t)
 	expect.NoError(t, os.WriteFile(limit, []byte("0"), 0))
 	defer func() {
 		if err := os.WriteFile(limit, was, 0); err != nil {
@@ -348,8 +325,7 @@ func TestWithoutUserNamespaces(t *testing.T) {
 // TestInsideOwnsNetworkFiles: the files of a network namespace belong to the
 // root inside, even if that is an ordinary user outside.
 func TestInsideOwnsNetworkFiles(t *testing.T) {
-	info, err := os.Stat("/proc/net/stat")
-	expect.NoError(t, err)
+	info := expect.Value(os.Stat("/proc/net/stat"))(t)
 	if st, ok := info.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 {
 		t.Errorf("/proc/net/stat belongs to %+v", info.Sys())
 	}

@@ -28,10 +28,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
-	"time"
 )
 
 // Script defines the plugin's actions. A verb without one succeeds: ADD returns
@@ -40,29 +38,18 @@ type Script struct {
 	Log   string // a file to which each call is appended as a line of JSON
 	Ends  bool   // also log the end of each call
 	Verbs map[string]Action
-
-	// Real is the path of a plugin that does the work. The action of a verb happens
-	// at its At, and without one nothing but the work.
-	Real    string   `json:",omitempty"`
-	Network string   `json:",omitempty"` // with Real: the actions are for this network alone
-	CopyTo  string   `json:",omitempty"` // with Real: Copy is copied below it before and after
-	Copy    []string `json:",omitempty"`
 }
 
 // Action is the script of one verb, in the order of the fields.
 type Action struct {
-	At    string        // with Real: "before", "during" or "after" it
-	Delay time.Duration // its run time, for "during"
-
 	Fork        bool   // leave a child behind that holds stdout and stderr, and hangs
-	Kill        string // "self", "parent" or "group"
 	Block       string // a FIFO to read, until the test closes its end; $CNI_… is replaced
 	StderrBytes int
 	Stderr      string
 	StdoutBytes int
 	Stdout      *string // replaces the result or, with Exit, the error
 	Hang        bool
-	Signal      int // to itself, or during the real one to that, which SIGKILL gets otherwise
+	Signal      int // to itself
 	Exit        int
 }
 
@@ -119,7 +106,6 @@ func run() (code int, err error) {
 	var conf struct {
 		CNIVersion string          `json:"cniVersion"`
 		Script     string          `json:"script"`
-		Name       string          `json:"name"`
 		Type       string          `json:"type"`
 		PrevResult json.RawMessage `json:"prevResult"`
 	}
@@ -136,9 +122,6 @@ func run() (code int, err error) {
 	}
 	if err := script.log(call); err != nil {
 		return 0, err
-	}
-	if script.Real != "" {
-		return script.around(stdin, conf.Name)
 	}
 	action := script.Verbs[call.Verb]
 	if err := action.do(); err != nil {
@@ -191,7 +174,7 @@ func thisCall(typ string, stdin []byte) (Call, error) {
 		Verb: os.Getenv("CNI_COMMAND"), ContainerID: os.Getenv("CNI_CONTAINERID"), NetNS: os.Getenv("CNI_NETNS"),
 		IfName: os.Getenv("CNI_IFNAME"), Args: os.Getenv("CNI_ARGS"), Path: os.Getenv("CNI_PATH"),
 		Type: typ, Stdin: stdin, Exact: string(stdin),
-		Env: slices.Sorted(slices.Values(os.Environ())), NetNo: ns, Fds: len(lockFds()),
+		Env: slices.Sorted(slices.Values(os.Environ())), NetNo: ns, Fds: lockFds(),
 	}, nil
 }
 
@@ -211,20 +194,16 @@ func (s Script) log(call Call) error {
 	return errors.Join(err, f.Close())
 }
 
-// lockFds returns the lock files among the open descriptors, without those that the Go
+// lockFds counts the lock files among the open descriptors, without those that the Go
 // runtime opens for itself.
-func lockFds() (fds []uintptr) {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return nil
-	}
-	for _, e := range entries {
-		target, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name()))
-		if fd, aerr := strconv.Atoi(e.Name()); err == nil && aerr == nil && filepath.Base(target) == "locks" {
-			fds = append(fds, uintptr(fd))
+func lockFds() (n int) {
+	entries, _ := filepath.Glob("/proc/self/fd/*")
+	for _, fd := range entries {
+		if target, err := os.Readlink(fd); err == nil && filepath.Base(target) == "locks" {
+			n++
 		}
 	}
-	return fds
+	return n
 }
 
 // Calls reads the log at path.
@@ -256,9 +235,6 @@ func (a Action) do() error {
 		if err := child.Start(); err != nil {
 			return err
 		}
-	}
-	if err := a.kill(); err != nil {
-		return err
 	}
 	if a.Block != "" {
 		if _, err := os.ReadFile(os.ExpandEnv(a.Block)); err != nil {

@@ -71,21 +71,15 @@ func TestFault_F47_ADeviceIsFoundByUnforgeableAttributes(t *testing.T) {
 		"a veth on the host":          {veth, []links.Link{below("veth", 8, 4, -1, other)}, 0, 0, 8},
 		"another veth":                {veth, []links.Link{below("veth", 7, 5, -1, mac)}, 0, 0, 0},
 	} {
-		if got := indexOf((identity{c.device}).in(c.all)); got != c.in {
-			t.Errorf("%s: in the container it is %d, want %d", name, got, c.in)
-		}
-		if got := indexOf((identity{c.device}).outside(c.all, 3)); got != c.outside {
-			t.Errorf("%s: elsewhere it is %d, want %d", name, got, c.outside)
-		}
+		expect.Same(t, name+": in the container", indexOf((identity{c.device}).in(c.all)), c.in)
+		expect.Same(t, name+": elsewhere", indexOf((identity{c.device}).outside(c.all, 3)), c.outside)
 		got := 0
 		for _, l := range c.all {
 			if c.device.HostName != "" && (identity{c.device}).isBack(l) {
 				got = l.Index
 			}
 		}
-		if got != c.onHst {
-			t.Errorf("%s: on the host it is %d, want %d", name, got, c.onHst)
-		}
+		expect.Same(t, name+": on the host", got, c.onHst)
 		if got := indexOf((identity{c.device}).outside(c.all, -1)); got != 0 && !c.device.Physical() {
 			t.Errorf("%s: found %d where the host is not known", name, got)
 		}
@@ -99,8 +93,7 @@ func TestFault_F47_ADeviceIsFoundByUnforgeableAttributes(t *testing.T) {
 // going, is not taken for one that leads to the host, which may have none either.
 func TestLeadsToNoNamespaceWithoutANumber(t *testing.T) {
 	container, host := nettest.New(t), nettest.New(t)
-	conn, err := links.Dial(container)
-	expect.NoError(t, err)
+	conn := expect.Value(links.Dial(container))(t)
 	defer conn.Close()
 	const none = -1 // NETNSA_NSID_NOT_ASSIGNED
 	if number, err := conn.NetNS(host); number != none || err != nil {

@@ -18,8 +18,7 @@ import (
 
 func attrs(t *testing.T, name, mac string) netlink.LinkAttrs {
 	t.Helper()
-	hw, err := net.ParseMAC(mac)
-	expect.NoError(t, err)
+	hw := expect.Value(net.ParseMAC(mac))(t)
 	a := netlink.NewLinkAttrs()
 	a.Name, a.HardwareAddr = name, hw
 	return a
@@ -52,15 +51,13 @@ func delLink(t *testing.T, ns *netns.Handle, name string) {
 
 func hasLink(t *testing.T, ns *netns.Handle, name string) bool {
 	t.Helper()
-	l, err := (*links.Conns)(nil).Lookup(ns, name)
-	expect.NoError(t, err)
+	l := expect.Value((*links.Conns)(nil).Lookup(ns, name))(t)
 	return l != nil
 }
 
 func mustFind(t *testing.T, target Target) []Item {
 	t.Helper()
-	items, err := Find(t.Context(), target)
-	expect.NoError(t, err)
+	items := expect.Value(Find(t.Context(), target))(t)
 	return items
 }
 

@@ -93,11 +93,10 @@ func TestTheShaperOfTheRealPlugin(t *testing.T) {
 	cni := libcni.NewCNIConfigWithCacheDir([]string{pluginDir(t)}, filepath.Join(t.TempDir(), "cache"), nil)
 	for i, id := range []string{"c1", "c11"} {
 		rt := &libcni.RuntimeConf{ContainerID: id, NetNS: container.File().Name(), IfName: fmt.Sprintf("eth%d", i)}
-		err := host.Do(func() error {
+		expect.NoError(t, host.Do(func() error {
 			_, err := cni.AddNetworkList(context.Background(), list, rt)
 			return err
-		})
-		expect.NoError(t, err)
+		}))
 	}
 	target := reporting(host)
 	target.Network = long
@@ -115,8 +114,7 @@ func TestTheShaperOfTheRealPlugin(t *testing.T) {
 
 func pluginDir(t *testing.T) string {
 	t.Helper()
-	dir, err := refplugins.Dir(t.Context(), os.Stderr)
-	expect.NoError(t, err)
+	dir := expect.Value(refplugins.Dir(t.Context(), os.Stderr))(t)
 	return dir
 }
 

@@ -117,8 +117,7 @@ func (h *Host) Container(name string) string {
 // with calls f with the namespace at path, or the thread's if path is empty.
 func (h *Host) with(path string, f func(ns *netns.Handle)) {
 	h.T.Helper()
-	ns, err := netns.Open(cmp.Or(path, "/proc/thread-self/ns/net"))
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Open(cmp.Or(path, "/proc/thread-self/ns/net")))(h.T)
 	defer ns.Close()
 	f(ns)
 }
@@ -142,8 +141,7 @@ func (h *Host) Runtime(opts ...cni.Opt) *cni.Runtime {
 	h.T.Helper()
 	base := []cni.Opt{cni.WithStateDir(h.Path("state")), cni.WithPluginDir([]string{h.Path("bin")}),
 		cni.WithPluginConfDir(h.Path("net.d"))}
-	r, err := cni.New(append(base, opts...)...)
-	expect.NoError(h.T, err)
+	r := expect.Value(cni.New(append(base, opts...)...))(h.T)
 	return r
 }
 
@@ -154,8 +152,7 @@ func (h *Host) Audit() audit.Lines {
 	if !h.withoutPins {
 		o.NetNSDirs = []string{h.Path("netns")}
 	}
-	lines, err := audit.Snapshot(context.Background(), o)
-	expect.NoError(h.T, err)
+	lines := expect.Value(audit.Snapshot(context.Background(), o))(h.T)
 	return lines
 }
 

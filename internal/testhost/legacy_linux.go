@@ -31,14 +31,11 @@ func (h *Host) Entered(owner string, lines ...record.Line) (path string) {
 	sum := sha256.Sum256([]byte(owner))
 	path = h.Path("state", "embedcni", "attachments", fmt.Sprintf("ledger.%x.claims", sum[:8]))
 	expect.NoError(h.T, os.MkdirAll(filepath.Dir(path), 0o700))
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	expect.NoError(h.T, err)
+	f := expect.Value(os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600))(h.T)
 	for _, line := range lines {
-		data, err := json.Marshal(line)
-		expect.NoError(h.T, err)
+		data := expect.Value(json.Marshal(line))(h.T)
 		sum := sha256.Sum256(data)
-		_, err = fmt.Fprintf(f, "%x %s\n", sum[:8], data)
-		expect.NoError(h.T, err)
+		expect.Value(fmt.Fprintf(f, "%x %s\n", sum[:8], data))(h.T)
 	}
 	expect.NoError(h.T, f.Close())
 	return path

@@ -35,7 +35,6 @@ func (h *RealHost) Configure(path, link string, addresses ...string) {
 // MoveLink moves an interface of the host into the namespace at path.
 func (h *RealHost) MoveLink(name, path string) {
 	h.T.Helper()
-	link, err := netlink.LinkByName(name)
-	expect.NoError(h.T, err)
+	link := expect.Value(netlink.LinkByName(name))(h.T)
 	h.with(path, func(ns *netns.Handle) { expect.NoError(h.T, netlink.LinkSetNsFd(link, int(ns.File().Fd()))) })
 }

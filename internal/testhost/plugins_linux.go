@@ -30,8 +30,7 @@ func (h *Host) Plugin(script scripted.Script, types ...string) string {
 // Calls returns all calls of scripted plugins.
 func (h *Host) Calls() []scripted.Call {
 	h.T.Helper()
-	calls, err := scripted.Calls(h.Path("calls"))
-	expect.NoError(h.T, err)
+	calls := expect.Value(scripted.Calls(h.Path("calls")))(h.T)
 	return calls
 }
 

@@ -110,8 +110,7 @@ func (j Job) do(more map[string]func(context.Context, *cni.Runtime, Job) error) 
 // Command returns a process that runs the job. It is killed when the test ends.
 func (j Job) Command(t testing.TB) *exec.Cmd {
 	t.Helper()
-	input, err := json.Marshal(j)
-	expect.NoError(t, err)
+	input := expect.Value(json.Marshal(j))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, "/proc/self/exe") // an ordinary user may not be able to read the path

@@ -64,8 +64,7 @@ func (h *RealHost) LinkUp(names ...string) {
 // ReferencePlugins returns the reference plugins' directory.
 func ReferencePlugins(t testing.TB) string {
 	t.Helper()
-	dir, err := refplugins.Dir(context.Background(), os.Stderr)
-	expect.NoError(t, err)
+	dir := expect.Value(refplugins.Dir(context.Background(), os.Stderr))(t)
 	return dir
 }
 
@@ -93,14 +92,9 @@ func (h *RealHost) Normalize(lines []string) []string {
 func (h *RealHost) Mortal(name string) string {
 	h.T.Helper()
 	path := h.Path("netns", name)
-	ns, err := netns.Create(path)
-	expect.NoError(h.T, err)
+	ns := expect.Value(netns.Create(path))(h.T)
 	expect.NoError(h.T, errors.Join(ns.Do(nettest.NoAddressDetection), ns.Close()))
-	h.T.Cleanup(func() {
-		if err := netns.Remove(path); err != nil {
-			h.T.Error(err)
-		}
-	})
+	h.T.Cleanup(func() { expect.NoError(h.T, netns.Remove(path)) })
 	return path
 }
 

@@ -28,8 +28,7 @@ func (h *Host) Unrecord(id string) {
 func (h *Host) SpoilBase(id, content string) {
 	h.T.Helper()
 	path := h.RecordFile(id) + ".json"
-	data, err := os.ReadFile(path)
-	expect.NoError(h.T, err)
+	data := expect.Value(os.ReadFile(path))(h.T)
 	_, log, _ := bytes.Cut(data, []byte("\n"))
 	expect.NoError(h.T, os.WriteFile(path, slices.Concat([]byte(content), []byte("\n"), log), 0o600))
 }
@@ -39,8 +38,7 @@ func (h *Host) SpoilBase(id, content string) {
 func (h *Host) ForgetKinds(id string) {
 	h.T.Helper()
 	store := h.Records()
-	rec, err := store.Load(record.ID(id))
-	expect.NoError(h.T, err)
+	rec := expect.Value(store.Load(record.ID(id)))(h.T)
 	for i := range rec.Attachments {
 		rec.Attachments[i].Plugins = nil
 	}
@@ -50,8 +48,7 @@ func (h *Host) ForgetKinds(id string) {
 // Recorded renders the recorded attachments: "c1/eth0 attached".
 func Recorded(t testing.TB, r *cni.Runtime) []string {
 	t.Helper()
-	all, err := r.Attachments()
-	expect.NoError(t, err)
+	all := expect.Value(r.Attachments())(t)
 	lines := []string{}
 	for _, a := range all {
 		lines = append(lines, fmt.Sprintf("%s/%s %s", a.ContainerID, a.IfName, a.State))
@@ -67,8 +64,7 @@ func (h *Host) Records() *record.Store {
 // ChangeRecord rewrites a container's record.
 func (h *Host) ChangeRecord(id string, change func(*record.Record)) {
 	h.T.Helper()
-	rec, err := h.Records().Load(record.ID(id))
-	expect.NoError(h.T, err)
+	rec := expect.Value(h.Records().Load(record.ID(id)))(h.T)
 	change(rec)
 	expect.NoError(h.T, h.Records().Begin(rec))
 }
@@ -87,8 +83,7 @@ func (h *Host) Pinned(id string) bool {
 // without capabilities.
 func (h *Host) WithoutOverride() (restore func()) {
 	h.T.Helper()
-	undo, err := without(unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH)
-	expect.NoError(h.T, err)
+	undo := expect.Value(without(unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH))(h.T)
 	return func() { expect.NoError(h.T, undo()) }
 }
 

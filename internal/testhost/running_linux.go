@@ -39,8 +39,7 @@ func LeavesNothingRunning(t *testing.T) {
 // measure counts what the process has, by kind.
 func measure(t testing.TB) map[string]int {
 	t.Helper()
-	lines, err := audit.Process()
-	expect.NoError(t, err)
+	lines := expect.Value(audit.Process())(t)
 	now := map[string]int{"goroutine": runtime.NumGoroutine()}
 	for _, line := range lines {
 		// A Runtime keeps its liveness file open until it is garbage.
@@ -55,8 +54,7 @@ func measure(t testing.TB) map[string]int {
 // because the sandbox makes it their parent.
 func Children(t testing.TB) []string {
 	t.Helper()
-	found, err := audit.Processes()
-	expect.NoError(t, err)
+	found := expect.Value(audit.Processes())(t)
 	return found
 }
 

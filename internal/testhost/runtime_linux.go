@@ -21,15 +21,13 @@ var OnNet, OnTwo = cni.WithNetwork("net"), cni.WithNetwork("two")
 // MustSetUp is a Setup that must succeed.
 func MustSetUp(t testing.TB, r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) *cni.Result {
 	t.Helper()
-	result, err := r.Setup(context.Background(), id, path, opts...)
-	expect.NoError(t, err)
+	result := expect.Value(r.Setup(context.Background(), id, path, opts...))(t)
 	return result
 }
 
 // WantRecover compares the report of Recover.
 func WantRecover(t testing.TB, r *cni.Runtime, want cni.Report) {
 	t.Helper()
-	report, err := r.Recover(context.Background())
-	expect.NoError(t, err)
+	report := expect.Value(r.Recover(context.Background()))(t)
 	expect.Same(t, "report", *report, want)
 }

@@ -11,30 +11,22 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Task is a container's process in a network namespace that only the process
-// keeps alive.
-type Task struct {
-	cmd *exec.Cmd
-}
-
-// NewTask starts a task, which is killed when the test ends.
-func NewTask(t testing.TB) *Task {
+// NewTask starts a container's process in a network namespace that only the process
+// keeps alive. It returns the path of the namespace, and a function that ends the process
+// and with it the namespace, as the test's end does.
+func NewTask(t testing.TB) (path string, kill func()) {
 	t.Helper()
 	// Start waits for the exec, so the process is in the namespace when Start
 	// returns.
-	k := &Task{exec.Command("sleep", "600")}
-	k.cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
-	expect.NoError(t, k.cmd.Start())
-	t.Cleanup(k.Kill)
-	expect.NoError(t, netns.Do(k.Path(), nettest.NoAddressDetection))
-	return k
-}
-
-// Path returns the path of the namespace.
-func (k *Task) Path() string { return fmt.Sprintf("/proc/%d/ns/net", k.cmd.Process.Pid) }
-
-// Kill ends the process, and with it the namespace.
-func (k *Task) Kill() {
-	_ = k.cmd.Process.Kill() // or it was killed before
-	_ = k.cmd.Wait()         // it was killed
+	cmd := exec.Command("sleep", "600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
+	expect.NoError(t, cmd.Start())
+	kill = func() {
+		_ = cmd.Process.Kill() // or it was killed before
+		_ = cmd.Wait()         // it was killed
+	}
+	t.Cleanup(kill)
+	path = fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)
+	expect.NoError(t, netns.Do(path, nettest.NoAddressDetection))
+	return path, kill
 }

@@ -36,8 +36,7 @@ func (h *RealHost) At(path string, fn func() error) error {
 // it would see no IPv6 anywhere.
 func (h *RealHost) ProbeIPv6() {
 	h.T.Helper()
-	l, err := net.Listen("tcp", ":0")
-	expect.NoError(h.T, err)
+	l := expect.Value(net.Listen("tcp", ":0"))(h.T)
 	expect.NoError(h.T, l.Close())
 }
 

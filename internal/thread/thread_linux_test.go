@@ -22,24 +22,18 @@ func TestInStaysOnAThreadThatIsInside(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "other")
 	other, err := netns.Create(path)
 	expect.NoError(t, err)
-	t.Cleanup(func() {
-		if err := errors.Join(outside.Close(), other.Close(), netns.Remove(path)); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { expect.NoError(t, errors.Join(outside.Close(), other.Close(), netns.Remove(path))) })
 	type seen struct {
 		ns     netns.ID
 		thread int
 	}
 	look := func(ns *netns.Handle) (s seen) {
 		t.Helper()
-		if err := In(ns, func() (err error) {
+		expect.NoError(t, In(ns, func() (err error) {
 			s.thread = unix.Gettid()
 			s.ns, err = netns.CurrentID()
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return s
 	}
 	err = other.Do(func() error { // locks the thread
@@ -56,9 +50,7 @@ func TestInStaysOnAThreadThatIsInside(t *testing.T) {
 		t.Error(err)
 	}
 	failed := errors.New("failed")
-	if err := In(outside, func() error { return failed }); !errors.Is(err, failed) {
-		t.Errorf("got %v, want %v", err, failed)
-	}
+	expect.Is(t, In(outside, func() error { return failed }), failed)
 }
 
 // namespaces makes n namespaces that live until the test ends.
@@ -67,14 +59,9 @@ func namespaces(t *testing.T, n int) []*netns.Handle {
 	all := make([]*netns.Handle, n)
 	for i := range all {
 		path := filepath.Join(t.TempDir(), fmt.Sprint(i))
-		ns, err := netns.Create(path)
-		expect.NoError(t, err)
+		ns := expect.Value(netns.Create(path))(t)
 		all[i] = ns
-		t.Cleanup(func() {
-			if err := errors.Join(ns.Close(), netns.Remove(path)); err != nil {
-				t.Error(err)
-			}
-		})
+		t.Cleanup(func() { expect.NoError(t, errors.Join(ns.Close(), netns.Remove(path))) })
 	}
 	return all
 }
@@ -97,8 +84,7 @@ func here(t *testing.T) place {
 // home returns the namespace of this process.
 func home(t *testing.T) netns.ID {
 	t.Helper()
-	id, err := netns.ProcessID()
-	expect.NoError(t, err)
+	id := expect.Value(netns.ProcessID())(t)
 	return id
 }
 
@@ -116,18 +102,14 @@ func TestATourIsAtHomeBetweenVisits(t *testing.T) {
 				}
 				return failed
 			})
-			if !errors.Is(err, failed) {
-				t.Errorf("got %v, want %v", err, failed)
-			}
+			expect.Is(t, err, failed)
 			if got, want := here(t), (place{home, on}); got != want {
 				t.Errorf("then it is in %v, want %v", got, want)
 			}
 		}
 		return failed
 	})
-	if !errors.Is(err, failed) {
-		t.Errorf("got %v, want %v", err, failed)
-	}
+	expect.Is(t, err, failed)
 }
 
 // TestATourGoesOnWithoutANamespaceThatIsClosed: only that visit fails.
@@ -154,9 +136,7 @@ func TestALostTourVisitsNobody(t *testing.T) {
 		if !errors.Is(err, failed) || !errors.Is(err, os.ErrClosed) || !errors.Is(err, tour.Lost()) {
 			t.Errorf("got %v, lost: %v", err, tour.Lost())
 		}
-		if err := tour.In(all[1], func() error { t.Error("inside"); return nil }); !errors.Is(err, tour.Lost()) {
-			t.Errorf("then got %v", err)
-		}
+		expect.Is(t, tour.In(all[1], func() error { t.Error("inside"); return nil }), tour.Lost())
 		return nil
 	})
 	if err != nil {

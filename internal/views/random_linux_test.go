@@ -147,14 +147,13 @@ func batch(t *testing.T, ns *netns.Handle, lines []string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "batch")
 	expect.NoError(t, os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o600))
-	err := ns.Do(func() error {
+	expect.NoError(t, ns.Do(func() error {
 		out, err := exec.CommandContext(context.Background(), "ip", "-batch", path).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w: %s in\n%s", err, out, strings.Join(lines, "\n"))
 		}
 		return nil
-	})
-	expect.NoError(t, err)
+	}))
 }
 
 // contents are commands of ip, without that word.

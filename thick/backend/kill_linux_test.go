@@ -109,9 +109,7 @@ func (k *killer) kill(n int) (hit, queued int) {
 		t.Errorf("%s: the living container: %v", moment, err)
 	}
 	left, gone := k.Left(k.before)
-	if len(left)+len(gone) > 0 {
-		t.Errorf("%s: left:\n%s\ngone:\n%s", moment, strings.Join(left, "\n"), strings.Join(gone, "\n"))
-	}
+	expect.Unchanged(t, moment, left, gone)
 	k.wantForgotten(moment, id)
 	if !vanishes {
 		expect.NoError(t, netns.Remove(path))

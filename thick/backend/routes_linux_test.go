@@ -126,9 +126,7 @@ func TestDefaultRoutesThatPluginsDecide(t *testing.T) {
 		s.On("p", "ADD", action)
 		b := s.annotated(`[{"name": "b", "default-route": ["10.9.0.1"]}]`, backend.Options{})
 		_, err := b.Add(t.Context(), s.request("c1", "eth0", delegating("node", delegate("cluster", "p"))))
-		if err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: error %v, want %q", what, err, tt.want)
-		}
+		expect.Says(t, what, err, tt.want)
 		expect.Same(t, what+": recorded", len(s.recorded()), 0)
 	}
 }

@@ -126,8 +126,7 @@ func (a *api) replace(t *testing.T, by *corev1.Pod) {
 // status returns the status of the pod that is there.
 func (a *api) status(t *testing.T) string {
 	t.Helper()
-	pod, err := a.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), "shop", "web")
-	expect.NoError(t, err)
+	pod := expect.Value(a.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), "shop", "web"))(t)
 	return pod.(*corev1.Pod).Annotations[multinet.StatusAnnotation]
 }
 
@@ -138,8 +137,7 @@ func newPods(t *testing.T, a *api, change ...func(*kube.Options)) *kube.Pods {
 	for _, c := range change {
 		c(&o)
 	}
-	pods, err := kube.New(a, o)
-	expect.NoError(t, err)
+	pods := expect.Value(kube.New(a, o))(t)
 	return pods
 }
 
@@ -202,9 +200,7 @@ func TestAPodIsCached(t *testing.T) {
 		default:
 			continue
 		}
-		if want := "spec.nodeName=" + node; fields != want {
-			t.Errorf("%s of pods with the fields %q, want %q", action.GetVerb(), fields, want)
-		}
+		expect.Same(t, action.GetVerb()+" of pods with the fields", fields, "spec.nodeName="+node)
 	}
 }
 
@@ -470,8 +466,7 @@ func TestNetworkAttachmentDefinitions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(aPod("uid-1"))
-			networks, err := newDefinitions(objects...)
-			expect.NoError(t, err)
+			networks := expect.Value(newDefinitions(objects...))(t)
 			pods := newPods(t, a, func(o *kube.Options) {
 				o.Networks = networks
 				if c.options != nil {
@@ -552,8 +547,7 @@ func (s seen) Check(_ context.Context, r *server.Request) error {
 func TestAServerFindsTheUID(t *testing.T) {
 	a := newAPI(aPod("uid-1"))
 	b := seen{pods: make(chan server.Pod, 1)}
-	s, err := server.New(b, server.Options{Kubernetes: true, PodUID: newPods(t, a).UID})
-	expect.NoError(t, err)
+	s := expect.Value(server.New(b, server.Options{Kubernetes: true, PodUID: newPods(t, a).UID}))(t)
 	post := func(name string) *httptest.ResponseRecorder {
 		body := fmt.Sprintf(`{"env": {"CNI_COMMAND": "CHECK", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/run/netns/c1",
 			"CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=%s;K8S_POD_INFRA_CONTAINER_ID=c1"},

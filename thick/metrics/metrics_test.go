@@ -25,8 +25,7 @@ import (
 func registered(t testing.TB) (*metrics.Metrics, *prometheus.Registry) {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
-	m, err := metrics.New(registry)
-	expect.NoError(t, err)
+	m := expect.Value(metrics.New(registry))(t)
 	return m, registry
 }
 
@@ -51,8 +50,7 @@ func (full) Status(context.Context, *server.Request) error { return nil }
 
 func TestRequestsOfAServerAreCounted(t *testing.T) {
 	m, registry := registered(t)
-	s, err := server.New(full{}, server.Options{Observe: m.Request})
-	expect.NoError(t, err)
+	s := expect.Value(server.New(full{}, server.Options{Observe: m.Request}))(t)
 	ask := func(method, path, verb string) {
 		body := fmt.Sprintf(`{"env":{"CNI_COMMAND":%q,"CNI_CONTAINERID":"c1","CNI_NETNS":"/n"},"config":{"cniVersion":"1.0.0","name":"n"}}`, verb)
 		s.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(method, path, strings.NewReader(body)))
@@ -191,9 +189,7 @@ embedcni_attachments{state="unknown"} 0
 	}
 	compare(t, registry, number(3, 1, 2), names...)
 	fail = errors.New("the state directory is gone")
-	if _, err := registry.Gather(); err == nil || !strings.Contains(err.Error(), fail.Error()) {
-		t.Errorf("the collection reports %v", err)
-	}
+	expect.Says(t, "the collection reports", expect.Err(registry.Gather()), fail.Error())
 	if err := m.Attachments(nil); err == nil {
 		t.Error("a second Runtime was registered")
 	}

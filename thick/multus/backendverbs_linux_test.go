@@ -36,8 +36,7 @@ func TestMultusShimBeforeOurBackend(t *testing.T) {
 			}
 			must := func(verb string) string {
 				t.Helper()
-				stdout, err := run(verb)
-				expect.NoError(t, err)
+				stdout := expect.Value(run(verb))(t)
 				return stdout
 			}
 			works := func() {
@@ -72,9 +71,7 @@ func TestMultusShimBeforeOurBackend(t *testing.T) {
 			must("DEL")
 			expect.Same(t, "addresses after DEL", addresses(t, ns), map[string]string{})
 			expect.Same(t, "reservations after DEL", s.reserved(t), nil)
-			if _, err := run("CHECK"); err == nil {
-				t.Error("CHECK of a pod that is detached succeeds")
-			}
+			expect.Fails(t, "CHECK of a pod that is detached succeeds", expect.Err(run("CHECK")))
 
 			must("ADD")
 			gone := podCall("GC")
@@ -97,9 +94,7 @@ func TestMultusShimBeforeOurBackendThatIsNotReady(t *testing.T) {
 	runtime := startOurs(t, backend.Options{}, s.primary, t.TempDir(), cni.WithoutBuiltinPlugins()) // no plugins
 	for _, verb := range []string{"STATUS", "ADD"} {
 		_, _, err := podCall(verb).run(t, os.Getenv(shimVar))
-		if err == nil || !strings.Contains(err.Error(), `failed to find plugin "bridge"`) {
-			t.Errorf("%s: %v", verb, err)
-		}
+		expect.Says(t, verb, err, `failed to find plugin "bridge"`)
 	}
 	expect.Same(t, "addresses", addresses(t, ns), map[string]string{})
 	left, err := runtime.Attachments()

@@ -57,8 +57,7 @@ func BenchmarkShim(b *testing.B) {
 // contestants builds the programs.
 func contestants(b *testing.B) []*contestant {
 	b.Helper()
-	plugins, err := refplugins.Dir(b.Context(), io.Discard)
-	expect.NoError(b, err)
+	plugins := expect.Value(refplugins.Dir(b.Context(), io.Discard))(b)
 	dir := b.TempDir()
 	build := exec.Command("go", "build", "-trimpath", "-o", dir, module+"/cmd/multus-shim", "./ours")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -100,8 +99,7 @@ func report(b *testing.B, all []*contestant) {
 		took[c.name], cpu[c.name] = median(c.took), median(c.cpu)
 		b.ReportMetric(took[c.name], c.name+"-ms")
 		b.ReportMetric(cpu[c.name], c.name+"-cpu-ms")
-		info, err := os.Stat(c.path)
-		expect.NoError(b, err)
+		info := expect.Value(os.Stat(c.path))(b)
 		sizes += fmt.Sprintf(" %s %d", c.name, info.Size()>>10)
 	}
 	for _, other := range []string{"multus", "plugin"} {

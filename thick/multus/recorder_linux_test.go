@@ -42,9 +42,7 @@ func record(t testing.TB, answer func(path string, n int) (int, string)) *record
 	listener := expect.Value(net.Listen("unix", socket))(t)
 	r := &recorder{answer: answer}
 	var served sync.WaitGroup
-	served.Add(1)
-	go func() {
-		defer served.Done()
+	served.Go(func() {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
@@ -53,7 +51,7 @@ func record(t testing.TB, answer func(path string, n int) (int, string)) *record
 			served.Add(1)
 			go func() { defer served.Done(); r.serve(conn) }()
 		}
-	}()
+	})
 	t.Cleanup(func() {
 		expect.NoError(t, listener.Close())
 		served.Wait()
@@ -126,9 +124,7 @@ func exchange(t *testing.T, request []byte) []byte {
 	t.Helper()
 	conn := expect.Value(net.Dial("unix", socket))(t)
 	defer conn.Close()
-	if _, err := conn.Write(request); err != nil {
-		t.Fatal(err)
-	}
+	expect.Value(conn.Write(request))(t)
 	// A server without keep-alives ends the connection after its answer.
 	var answer bytes.Buffer
 	if _, err := io.Copy(&answer, conn); err != nil && !errors.Is(err, net.ErrClosed) {

@@ -121,9 +121,7 @@ func TestRequestsAreRefusedBeforeTheBackendIsAsked(t *testing.T) {
 			}
 		})
 	}
-	if len(b.calls) > 0 {
-		t.Errorf("the backend was asked for %v", b.calls)
-	}
+	expect.Empty(t, "the backend was asked for", b.calls)
 	large := request("ADD", "c1", configured(`{"name":"n","x":"%s"}`, strings.Repeat("x", 5000)))
 	if w := post(s, "/cni", large); w.Code != http.StatusRequestEntityTooLarge {
 		t.Errorf("status %d: %s", w.Code, w.Body)
@@ -144,9 +142,7 @@ func TestPathsAndMethods(t *testing.T) {
 		for i, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut} {
 			w := httptest.NewRecorder()
 			s.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader("null"))) // a Multus shim polls with null
-			if w.Code != want[i] {
-				t.Errorf("%s %s: status %d, want %d", method, path, w.Code, want[i])
-			}
+			expect.Same(t, method+" "+path+": status", w.Code, want[i])
 		}
 	}
 }
@@ -195,9 +191,7 @@ func TestOverride(t *testing.T) {
 			t.Errorf("%+v was accepted", o)
 		}
 	}
-	if _, err := server.New(nil, server.Options{}); err == nil {
-		t.Error("a server without a backend was made")
-	}
+	expect.Fails(t, "a server without a backend was made", expect.Err(server.New(nil, server.Options{})))
 }
 
 func TestUIDOfAPod(t *testing.T) {

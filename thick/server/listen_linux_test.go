@@ -268,9 +268,7 @@ func TestClientsWithoutCredentialsAreRefused(t *testing.T) {
 	if err != nil && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
 		t.Error(err)
 	}
-	if len(b.calls) > 0 {
-		t.Errorf("the backend was asked for %v", b.calls)
-	}
+	expect.Empty(t, "the backend was asked for", b.calls)
 	expect.NoError(t, conn.Close(), s.Shutdown(context.Background()))
 	expect.Is(t, expect.Await(t, "the end of Serve", served), http.ErrServerClosed)
 }

@@ -47,9 +47,7 @@ func serve(t testing.TB, b server.Backend, o server.Options) *daemon {
 		expect.Is(t, expect.Await(t, "the end of Serve", d.served), http.ErrServerClosed)
 		d.served <- http.ErrServerClosed
 		expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
-		if _, err := os.Lstat(d.path); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the socket is left: %v", err)
-		}
+		expect.Is(t, expect.Err(os.Lstat(d.path)), fs.ErrNotExist)
 	})
 	return d
 }
@@ -166,9 +164,7 @@ func TestSlowClientsAreDropped(t *testing.T) {
 			}
 		})
 	}
-	if len(b.calls) > 0 {
-		t.Errorf("the backend was asked for %v", b.calls)
-	}
+	expect.Empty(t, "the backend was asked for", b.calls)
 	honest := serve(t, b, server.Options{}) // with time enough on a slow machine
 	if status, _ := honest.ask(t, "/cni", body); status != 200 {
 		t.Errorf("an honest client gets status %d", status)

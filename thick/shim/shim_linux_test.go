@@ -361,9 +361,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 		for _, verb := range []string{"ADD", "DEL", "CHECK"} {
 			wantError(t, name+": "+verb, run(o, env(verb), conf("1.0.0")), types.ErrDecodingFailure)
 		}
-		if _, err := os.Stat(o.QueueDir); err == nil {
-			t.Errorf("%s: a DEL was queued although the daemon lives", name)
-		}
+		expect.Fails(t, name+": a DEL was queued although the daemon lives", expect.Err(os.Stat(o.QueueDir)))
 	}
 	for name, answer := range map[string]string{
 		"empty": okEmpty, "blank": ok(" \n"), "an object": ok("{}"), "null": ok(`{"Result": null}`),
@@ -389,9 +387,7 @@ func TestAHangingDaemon(t *testing.T) {
 		wantError(t, verb, run(o, env(verb), conf("1.1.0")), types.ErrTryAgainLater, "no answer within 50ms")
 	}
 	wantError(t, "STATUS", run(o, env("STATUS"), conf("1.1.0")), notAvailable, "no answer within 50ms")
-	if _, err := os.Stat(o.QueueDir); err == nil {
-		t.Error("a DEL was queued although the daemon lives")
-	}
+	expect.Fails(t, "a DEL was queued although the daemon lives", expect.Err(os.Stat(o.QueueDir)))
 }
 
 // TestADaemonThatAcceptsNothing: the connection succeeds, and more than the backlog holds

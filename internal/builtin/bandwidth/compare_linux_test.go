@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
 )
@@ -24,9 +25,7 @@ func lookup(string) plugin.Plugin { return Plugin{} }
 func compared(t *testing.T, h plugintest.Host, c plugintest.Call, extent plugintest.Extent) (found, left string) {
 	t.Helper()
 	found, left, err := plugintest.Compared(t.Context(), h.Host, lookup, c, extent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return found, left
 }
 
@@ -124,15 +123,9 @@ func TestEachDamageIsFoundAndRepaired(t *testing.T) {
 				if want := strings.ReplaceAll(strings.Join(tt.want, "\n"), "IFB", ifb); !strings.HasPrefix(found, want) {
 					t.Errorf("found\n%s\nwant\n%s", found, want)
 				}
-				if left != "" {
-					t.Errorf("left\n%s", left)
-				}
-				if now := described(t, h); now != was {
-					t.Errorf("now\n%s\nwas\n%s", now, was)
-				}
-				if now := nettest.Link(t, h.Host, ifb).Attrs().HardwareAddr.String(); now != mac {
-					t.Errorf("the ifb has %s, and had %s", now, mac)
-				}
+				expect.Same(t, "left", left, "")
+				expect.Same(t, "now", described(t, h), was)
+				expect.Same(t, "hardware address of the ifb", nettest.Link(t, h.Host, ifb).Attrs().HardwareAddr.String(), mac)
 				plugintest.Theirs(t, h.Host).Must(t, "CHECK", c)
 				side.Must(t, "CHECK", c)
 				side.Must(t, "DEL", c)
@@ -188,9 +181,7 @@ func TestOthersQueuesAreLeft(t *testing.T) {
 			if found != tt.want || left != tt.want {
 				t.Errorf("found\n%s\nleft\n%s\nwant\n%s", found, left, tt.want)
 			}
-			if now := described(t, h); now != was {
-				t.Errorf("now\n%s\nwas\n%s", now, was)
-			}
+			expect.Same(t, "now", described(t, h), was)
 		})
 	}
 }
@@ -237,7 +228,7 @@ func TestARepairThatIsRepeatedOrLate(t *testing.T) {
 	for _, d := range repairable()["nothing left"].damages {
 		nettest.Change(t, h.Host, strings.ReplaceAll(d.name, "IFB", Device("podnet", "c1")), d.do)
 	}
-	err := plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
+	expect.NoError(t, plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
 		v, done, err := compare.Kernel(ctx, r)
 		if err != nil {
 			return err
@@ -248,20 +239,13 @@ func TestARepairThatIsRepeatedOrLate(t *testing.T) {
 				err = errors.Join(err, d.Fix(ctx))
 			}
 		}
-		if now := described(t, h); now != was {
-			t.Errorf("now\n%s\nwas\n%s", now, was)
-		}
+		expect.Same(t, "now", described(t, h), was)
 		nettest.Change(t, h.Host, "veth0", deleteLink)
 		for _, d := range all {
-			if late := d.Fix(ctx); late == nil || !strings.Contains(late.Error(), "no such device") {
-				t.Errorf("%s: without the interface: %v", d.Object, late)
-			}
+			expect.Says(t, d.Object+": without the interface", d.Fix(ctx), "no such device")
 		}
 		return errors.Join(err, done())
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // TestFlowsLiveThroughARepair: nothing is deleted that packets pass.

@@ -3,6 +3,7 @@ package bandwidth
 import (
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -34,9 +35,7 @@ func TestParse(t *testing.T) {
 			}
 		})
 	}
-	if _, err := parse(&plugin.Request{Type: "bandwidth", Config: []byte(`{"egressRate": -1}`)}); err == nil {
-		t.Error("no error for a negative rate")
-	}
+	expect.Fails(t, "no error for a negative rate", expect.Err(parse(&plugin.Request{Type: "bandwidth", Config: []byte(`{"egressRate": -1}`)})))
 }
 
 func TestBucket(t *testing.T) {

@@ -48,8 +48,7 @@ func TestALostVLANOfAPortIsFound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			port := links.Link{Index: 7, Name: "veth0"}
 			port.Port.Master = 3
-			all, err := mustLoad(t, tt.conf, "").portVLANs(seen{vlans: tt.has}, port, &compare.Place{}, mustLoad(t, `{}`, "").restorePort)
-			expect.NoError(t, err)
+			all := expect.Value(mustLoad(t, tt.conf, "").portVLANs(seen{vlans: tt.has}, port, &compare.Place{}, mustLoad(t, `{}`, "").restorePort))(t)
 			var lines []string
 			for _, d := range all {
 				end := "; fix"

@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
@@ -35,9 +36,7 @@ func TestVLANs(t *testing.T) {
 		"empty trunk": {`{"vlanTrunk": []}`, nil},
 	}
 	for name, test := range tests {
-		if got := mustLoad(t, test.conf, "").vlans(); !reflect.DeepEqual(got, test.want) {
-			t.Errorf("%s: got %v, want %v", name, got, test.want)
-		}
+		expect.Same(t, name, mustLoad(t, test.conf, "").vlans(), test.want)
 	}
 }
 
@@ -45,9 +44,7 @@ func TestFiltersVLANs(t *testing.T) {
 	for conf, want := range map[string]bool{
 		`{}`: false, `{"vlan": 7}`: true, `{"vlanTrunk": []}`: true, `{"preserveDefaultVlan": true}`: false,
 	} {
-		if got := mustLoad(t, conf, "").filtersVLANs(); got != want {
-			t.Errorf("%s: got %t", conf, got)
-		}
+		expect.Same(t, conf, mustLoad(t, conf, "").filtersVLANs(), want)
 	}
 }
 
@@ -60,9 +57,7 @@ func TestMACIsTheNearestOne(t *testing.T) {
 		"runtime":  {`{` + args + `,` + runtime + `}`, "MAC=02:00:00:00:00:03", "02:00:00:00:00:01"},
 	}
 	for name, test := range tests {
-		if got := mustLoad(t, test.conf, test.args).mac.String(); got != test.want {
-			t.Errorf("%s: got %s, want %s", name, got, test.want)
-		}
+		expect.Same(t, name, mustLoad(t, test.conf, test.args).mac.String(), test.want)
 	}
 }
 
@@ -124,13 +119,9 @@ func TestSetGateways(t *testing.T) {
 		for _, b := range bridge {
 			texts = append(texts, b.String())
 		}
-		if !reflect.DeepEqual(texts, test.bridge) {
-			t.Errorf("%s: bridge: got %v, want %v", name, texts, test.bridge)
-		}
+		expect.Same(t, name+": bridge", texts, test.bridge)
 		got, err := json.Marshal(&test.in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		var a, b any
 		if json.Unmarshal(got, &a) != nil || json.Unmarshal([]byte(test.want), &b) != nil || !reflect.DeepEqual(a, b) {
 			t.Errorf("%s:\ngot  %s\nwant %s", name, got, test.want)

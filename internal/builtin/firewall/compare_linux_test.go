@@ -70,9 +70,7 @@ func TestAFlushedFirewallIsFoundAndRepaired(t *testing.T) {
 			side, c := plugintest.Ours(h.Host, lookup), both(h, tt.options)
 			run := func(verb string, c plugintest.Call) {
 				t.Helper()
-				if _, err := side.Run(ctx, verb, c); err != nil {
-					t.Fatal(err)
-				}
+				expect.Value(side.Run(ctx, verb, c))(t)
 			}
 			run("ADD", c)
 			was := plugintest.Filters(t, h.Host)
@@ -137,9 +135,7 @@ func TestFirewalldHasForgotten(t *testing.T) {
 	}
 	s.RemoveSource("drop", "10.1.0.2/32")
 	compared(plugintest.RepairHost)
-	if _, err := side.Run(ctx, "DEL", c); err != nil {
-		t.Fatal(err)
-	}
+	expect.Value(side.Run(ctx, "DEL", c))(t)
 	if now := s.Sources("trusted"); !slices.Equal(now, []string{"192.0.2.0/24"}) {
 		t.Errorf("after DEL there are %q", now)
 	}
@@ -185,9 +181,7 @@ func TestAnUnknownBackend(t *testing.T) {
 	if found, left := compared(); !slices.Contains(lines(found), lost6) || strings.Contains(found, "zone") || left != "" {
 		t.Errorf("with some rules: found\n%s\nleft\n%s", found, left)
 	}
-	if now := s.Sources("trusted"); len(now) > 0 {
-		t.Errorf("in the zone are %q", now)
-	}
+	expect.Empty(t, "in the zone", s.Sources("trusted"))
 	nettest.Shell(t, h.Host, flush)
 	found, left := compared()
 	want := []string{
@@ -230,9 +224,7 @@ func TestFlowsLiveThroughARepair(t *testing.T) {
 				flows = append(flows, plugintest.NewFlow(t, h.Container, network, netip.MustParseAddrPort("192.0.2.2:7")))
 			}
 			nettest.Shell(t, h.Host, flush)
-			if err := flows[1].Answer(200 * time.Millisecond); err == nil {
-				t.Error("packets pass without the rules")
-			}
+			expect.Fails(t, "packets pass without the rules", flows[1].Answer(200*time.Millisecond))
 			found, left, err := plugintest.Compared(t.Context(), h.Host, lookup, c, plugintest.RepairHost)
 			if err != nil || !slices.Equal(lines(found), []string{lost4}) || left != "" {
 				t.Errorf("found\n%s\nleft\n%s\n%v", found, left, err)

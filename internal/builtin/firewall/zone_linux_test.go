@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firewalldtest"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -37,13 +38,9 @@ func TestDetect(t *testing.T) {
 		`{"backend": "firewalld"}`:         {"", ""},
 		`{"backend": 5, "said by": "ADD"}`: {"", ""},
 	} {
-		if got := detect(config); got != want[0] {
-			t.Errorf("%s without a firewalld: %q, want %q", config, got, want[0])
-		}
+		expect.Same(t, config+" without a firewalld", detect(config), want[0])
 		defer func() {
-			if got := detect(config); got != want[1] {
-				t.Errorf("%s with a firewalld: %q, want %q", config, got, want[1])
-			}
+			expect.Same(t, config+" with a firewalld", detect(config), want[1])
 		}()
 	}
 	s.StartFirewalld()
@@ -79,9 +76,7 @@ func TestErrorsAboutFirewalld(t *testing.T) {
 	}
 	status := named
 	status.Prev = nil
-	if _, err := ours.Run(with, "STATUS", status); err == nil || !strings.Contains(err.Error(), "no firewalld runs") {
-		t.Errorf("STATUS without a firewalld: %v", err)
-	}
+	expect.Says(t, "STATUS without a firewalld", expect.Err(ours.Run(with, "STATUS", status)), "no firewalld runs")
 	thaw := s.FreezeBus()
 	defer thaw()
 	ctx, cancel := context.WithTimeout(with, 50*time.Millisecond)

@@ -135,9 +135,7 @@ func TestKnownFilesAreNotReadAgain(t *testing.T) {
 		t.Errorf("it was read again: %v", err)
 	}
 	// A new reader sees it.
-	if got := New().Check(t.Context(), call(config, "a")); got == nil {
-		t.Error("the file was not written")
-	}
+	expect.Fails(t, "the file was not written", New().Check(t.Context(), call(config, "a")))
 }
 
 // TestSharedPluginsHaveOneMemory: what one has read, another need not read.
@@ -204,9 +202,7 @@ func TestCancelled(t *testing.T) {
 	cancel()
 	base := t.TempDir()
 	_, err := New().Add(ctx, call(configFor(base, dual), "a"))
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, err, context.Canceled)
 	if left := files(t, base); len(left) > 0 {
 		t.Errorf("left %q", left)
 	}

@@ -3,8 +3,6 @@ package hostlocal
 import (
 	"context"
 	"net/netip"
-	"reflect"
-	"strings"
 	"testing"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
@@ -78,12 +76,8 @@ host-local host reservation "fd00::2": wanted "a\r\neth0", found ""; fix`,
 					got[file] = content
 				}
 			}
-			if !reflect.DeepEqual(got, tt.after) {
-				t.Errorf("files: got %q, want %q", got, tt.after)
-			}
-			if !reflect.DeepEqual(claims, tt.claims) {
-				t.Errorf("claims: got %q, want %q", claims, tt.claims)
-			}
+			expect.Same(t, "files", got, tt.after)
+			expect.Same(t, "claims", claims, tt.claims)
 		})
 	}
 }
@@ -102,8 +96,6 @@ func TestRepairLosesTheRace(t *testing.T) {
 	}
 	fill(t, dir, map[string]string{"10.1.0.2": "b\r\neth0"})
 	err := all[0].Fix(context.Background())
-	if err == nil || !strings.Contains(err.Error(), `the address 10.1.0.2 is reserved for "b\r\neth0" by now`) {
-		t.Errorf("got %v", err)
-	}
+	expect.Says(t, "error", err, `the address 10.1.0.2 is reserved for "b\r\neth0" by now`)
 	expect.Same(t, "the reservation", files(t, dir)["10.1.0.2"], "b\r\neth0")
 }

@@ -1,12 +1,12 @@
 package hostlocal
 
 import (
-	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -36,7 +36,5 @@ func TestResolvConf(t *testing.T) {
 		Nameservers: []string{"10.0.0.1", "fd00::1"}, Domain: "a.example",
 		Search: []string{"b", "c", "d"}, Options: []string{"ndots:2", "rotate"},
 	}
-	if got := parseResolvConf(text); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
+	expect.Same(t, "parseResolvConf", parseResolvConf(text), want)
 }

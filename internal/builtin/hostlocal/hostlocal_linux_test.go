@@ -92,9 +92,7 @@ func TestBesideTheReference(t *testing.T) {
 			}
 		}
 	}
-	if want := 2 * len(sides) * workers * each * 2 / 3; len(owner) != want {
-		t.Errorf("%d addresses, want %d", len(owner), want)
-	}
+	expect.Same(t, "addresses", len(owner), 2*len(sides)*workers*each*2/3)
 	i := 0
 	for id, out := range results {
 		c := call(id)
@@ -124,9 +122,7 @@ func TestResultsAreEqual(t *testing.T) {
 			c := plugintest.Call{Type: "host-local", ID: "c1", IfName: "eth0", NetNS: pin, Config: config, Args: "IP=10.1.0.9"}
 			got[i] = expect.JSON(t, side.Must(t, "ADD", c))
 		}
-		if got[0] != got[1] {
-			t.Errorf("version %s: got %s\nwant %s", version, got[0], got[1])
-		}
+		expect.Same(t, "version "+version, got[0], got[1])
 	}
 }
 
@@ -233,9 +229,7 @@ func TestCheckDetects(t *testing.T) {
 		})
 	}
 	t.Run("no directory", func(t *testing.T) {
-		if err := New().Check(t.Context(), call(configFor(t.TempDir(), dual), "a")); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("got %v", err)
-		}
+		expect.Is(t, New().Check(t.Context(), call(configFor(t.TempDir(), dual), "a")), fs.ErrNotExist)
 	})
 }
 

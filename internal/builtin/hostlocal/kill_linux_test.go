@@ -64,9 +64,7 @@ func TestKilled(t *testing.T) {
 		if err := cmd.Process.Kill(); err != nil {
 			t.Error(err)
 		}
-		if err := cmd.Wait(); err == nil {
-			t.Error("the victim ended by itself")
-		}
+		expect.Fails(t, "the victim ended by itself", cmd.Wait())
 		add(t, p, call(configFor(base, dual), "survivor"))
 		for name, content := range files(t, base+"/podnet") {
 			if _, err := netip.ParseAddr(name); err != nil {

@@ -34,9 +34,7 @@ func TestTheLockIsWaitedFor(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 3 { // one waits in the kernel, the others in line
 		wg.Go(func() {
-			if _, err := p.Add(ctx, call(config, "b")); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("got %v", err)
-			}
+			expect.Is(t, expect.Err(p.Add(ctx, call(config, "b"))), context.DeadlineExceeded)
 		})
 	}
 	wg.Wait()
@@ -89,9 +87,7 @@ func TestPublishByLink(t *testing.T) {
 	for range 2 {
 		err = h.publishByLink("10.1.0.2", "a\r\neth0")
 	}
-	if !errors.Is(err, fs.ErrExist) {
-		t.Errorf("the second: %v", err)
-	}
+	expect.Is(t, err, fs.ErrExist)
 	want := map[string]string{"lock": "", "10.1.0.2": "a\r\neth0"}
 	if got := files(t, h.path); !maps.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)

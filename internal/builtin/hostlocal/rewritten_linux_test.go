@@ -27,9 +27,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 			if err := p.Check(t.Context(), call(config, "new")); err != nil {
 				t.Error(err)
 			}
-			if err := p.Check(t.Context(), call(config, "old")); err == nil {
-				t.Error("CHECK of the previous holder succeeds")
-			}
+			expect.Fails(t, "CHECK of the previous holder succeeds", p.Check(t.Context(), call(config, "old")))
 		},
 		"by an ADD of who had it": func(t *testing.T, p *Plugin, base, config string) {
 			if _, err := p.Add(t.Context(), call(config, "old")); err != nil {
@@ -43,9 +41,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 			config := configFor(base, `"subnet": "10.1.0.0/24"`)
 			p := New()
 			for _, id := range []string{"old", "other"} {
-				if _, err := p.Add(t.Context(), call(config, id)); err != nil {
-					t.Fatal(err)
-				}
+				expect.Value(p.Add(t.Context(), call(config, id)))(t)
 			}
 			file := filepath.Join(base, "podnet", "10.1.0.2")
 			before := expect.Value(os.ReadFile(file))(t)

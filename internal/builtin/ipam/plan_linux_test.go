@@ -62,9 +62,7 @@ func TestPlanErrors(t *testing.T) {
 			t.Errorf("%s: got %v\nwant %s", text, err, want)
 		}
 	}
-	if _, err := plan(nil); err == nil {
-		t.Error("nothing is a plan")
-	}
+	expect.Fails(t, "nothing is a plan", expect.Err(plan(nil)))
 	noAddress := &types100.Result{IPs: []*types100.IPConfig{{}}}
 	if _, err := plan(noAddress); err == nil || err.Error() != `the result's address 0: invalid address "<nil>"` {
 		t.Errorf("got %v", err)

@@ -106,9 +106,7 @@ func TestCheck(t *testing.T) {
 		if err := (Static{}).Check(t.Context(), r); err != nil {
 			got = err.Error()
 		}
-		if got != test.want {
-			t.Errorf("%s: got %q, want %q", name, got, test.want)
-		}
+		expect.Same(t, name, got, test.want)
 	}
 	err := Static{}.Check(t.Context(), request(conf, ""))
 	if want := "prevResult is missing: there is nothing to check against"; err == nil || err.Error() != want {

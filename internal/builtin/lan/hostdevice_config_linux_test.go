@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -18,9 +19,7 @@ func fakeSys(t *testing.T) string {
 		"devices/pci0/net/dev0", "devices/pci1/virtio0/net/dev0", "devices/pci2", "devices/empty/net",
 		"bus/pci/drivers/e1000", "bus/pci/drivers/vfio-pci", "bus/pci/devices", "bus/auxiliary/devices/sf.0/net/dev0",
 	} {
-		if err := os.MkdirAll(filepath.Join(sys, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.MkdirAll(filepath.Join(sys, dir), 0o755))
 	}
 	for link, target := range map[string]string{
 		"bus/pci/devices/0000:00": "../../../devices/pci0", "devices/pci0/driver": "../../bus/pci/drivers/e1000",
@@ -28,9 +27,7 @@ func fakeSys(t *testing.T) string {
 		"bus/pci/devices/0000:02": "../../../devices/pci2", "devices/pci2/driver": "../../bus/pci/drivers/vfio-pci",
 		"bus/pci/devices/0000:03": "../../../devices/empty", "devices/empty/driver": "../../bus/pci/drivers/e1000",
 	} {
-		if err := os.Symlink(target, filepath.Join(sys, link)); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.Symlink(target, filepath.Join(sys, link)))
 	}
 	return sys
 }
@@ -70,8 +67,6 @@ func TestDevice(t *testing.T) {
 		if err != nil {
 			got = "error: " + strings.ReplaceAll(err.Error(), sys, "SYS")
 		}
-		if got != want {
-			t.Errorf("%s: got %s, want %s", config, got, want)
-		}
+		expect.Same(t, config, got, want)
 	}
 }

@@ -47,10 +47,7 @@ func deviceHost(t testing.TB) plugintest.Host {
 	h := plugintest.NewHost(t)
 	expect.NoError(t, h.Host.Do(nettest.NoAddressDetection))
 	expect.NoError(t, h.Container.Do(nettest.NoAddressDetection))
-	hw, err := net.ParseMAC(mac)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hw := expect.Value(net.ParseMAC(mac))(t)
 	nettest.Inside(t, h.Host, func(nl *netlink.Handle) error {
 		a := nettest.Attrs("dev0")
 		a.HardwareAddr = hw
@@ -98,15 +95,11 @@ func TestHostDeviceAddFails(t *testing.T) {
 			}
 			before, hostBefore := plugintest.Audit(t, h.Container, dir), plugintest.Audit(t, h.Host)
 			err := deviceSide(h).MustFail(t, "ADD", deviceCall(h, dir, tt.config))
-			if plugintest.Code(err) != tt.code {
-				t.Errorf("code %d, want %d", plugintest.Code(err), tt.code)
-			}
+			expect.Same(t, "code", plugintest.Code(err), tt.code)
 			t.Log(err)
 			plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
 			plugintest.NoLeak(t, hostBefore, plugintest.Audit(t, h.Host))
-			if alias := nettest.Link(t, h.Host, "dev0").Attrs().Alias; alias != "" {
-				t.Errorf("the alias is %q", alias)
-			}
+			expect.Same(t, "the alias", nettest.Link(t, h.Host, "dev0").Attrs().Alias, "")
 		})
 	}
 }
@@ -124,9 +117,7 @@ func TestHostDeviceAMoveThatFailsHalfway(t *testing.T) {
 	nettest.Link(t, h.Container, "dev0")
 	m := moved{hostName: "dev0", inside: []string{"net1", "dev0"}, wasUp: true}
 	for range 2 { // the second call finds it back
-		if err := m.back(h.Host, host, inside); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, m.back(h.Host, host, inside))
 		if nettest.Link(t, h.Host, "dev0").Attrs().Flags&net.FlagUp == 0 {
 			t.Error("dev0 is down")
 		}
@@ -140,15 +131,8 @@ func TestHostDeviceAMoveThatFailsHalfway(t *testing.T) {
 
 func dial(t *testing.T, ns *netns.Handle) *links.Conn {
 	t.Helper()
-	c, err := links.Dial(ns)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	c := expect.Value(links.Dial(ns))(t)
+	t.Cleanup(func() { expect.NoError(t, c.Close()) })
 	return c
 }
 
@@ -166,18 +150,13 @@ func TestHostDeviceNamesAreTakenElsewhere(t *testing.T) {
 	c.Prev = side.Must(t, "ADD", c)
 	side.Must(t, "CHECK", c)
 	side.Must(t, "DEL", c)
-	if got := nettest.Link(t, h.Host, "dev0").Attrs().HardwareAddr.String(); got != mac {
-		t.Errorf("dev0 has %s", got)
-	}
+	expect.Same(t, "hardware address", nettest.Link(t, h.Host, "dev0").Attrs().HardwareAddr.String(), mac)
 	nettest.Link(t, h.Host, "net1")
 }
 
 func TestHostDeviceDel(t *testing.T) {
 	files := func(t *testing.T, dir string) []string {
-		found, err := filepath.Glob(dir + "/podnet/10.*")
-		if err != nil {
-			t.Fatal(err)
-		}
+		found := expect.Value(filepath.Glob(dir + "/podnet/10.*"))(t)
 		return found
 	}
 	for name, prepare := range map[string]func(*testing.T, plugintest.Host, *plugintest.Call){
@@ -212,9 +191,7 @@ func TestHostDeviceDel(t *testing.T) {
 			return errors.Join(nl.LinkSetDown(l), nl.LinkSetName(l, "dev0"))
 		})
 		t.Log(side.MustFail(t, "DEL", c))
-		if got := nettest.Link(t, h.Container, "net1").Attrs().Alias; got != "dev0" {
-			t.Errorf("the alias is %q", got)
-		}
+		expect.Same(t, "the alias", nettest.Link(t, h.Container, "net1").Attrs().Alias, "dev0")
 		if left := files(t, dir); left != nil {
 			t.Errorf("left %q", left)
 		}
@@ -243,9 +220,7 @@ func TestHostDeviceUserSpace(t *testing.T) {
 	c.Prev = side.Must(t, "ADD", c)
 	want := expect.JSON(t, []byte(`{"cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "PIN"}],
 		"ips": [{"interface": 0, "address": "10.1.0.2/24", "gateway": "10.1.0.1"}]}`))
-	if got := h.Portable(t, c.Prev); got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	expect.Same(t, "previous result", h.Portable(t, c.Prev), want)
 	side.Must(t, "CHECK", c)
 	side.Must(t, "DEL", c)
 	side.MustFail(t, "CHECK", c)
@@ -261,8 +236,6 @@ func TestFault_F58_CheckWantsTheInterfaceOfADeviceThatHadNone(t *testing.T) {
 	c.Prev = side.Must(t, "ADD", c)
 	later := plugintest.Ours(h.Host, lookupWith(HostDevice{sys: t.TempDir()}))
 	later.Must(t, "CHECK", c)
-	if err := os.Remove(filepath.Join(dir, "podnet", "10.1.0.2")); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Remove(filepath.Join(dir, "podnet", "10.1.0.2")))
 	later.MustFail(t, "CHECK", c)
 }

@@ -86,9 +86,7 @@ func TestMACVLANAddFails(t *testing.T) {
 			}
 			before := plugintest.Audit(t, h.Container, dir)
 			err := side.MustFail(t, "ADD", c)
-			if plugintest.Code(err) != tt.code {
-				t.Errorf("code %d, want %d", plugintest.Code(err), tt.code)
-			}
+			expect.Same(t, "code", plugintest.Code(err), tt.code)
 			t.Log(err)
 			plugintest.NoLeak(t, before, plugintest.Audit(t, h.Container, dir))
 		})
@@ -141,10 +139,7 @@ func TestMACVLANWithoutACarrier(t *testing.T) {
 	side, c := macvlanSide(h), macvlanCall(h, dir, all)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	out, err := side.Run(ctx, "ADD", c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := expect.Value(side.Run(ctx, "ADD", c))(t)
 	c.Prev = out
 	side.Must(t, "CHECK", c)
 	side.Must(t, "DEL", c)

@@ -26,7 +26,9 @@ type Memory struct {
 }
 
 // NewMemory returns an empty record.
-func NewMemory() *Memory { return &Memory{Record: caller.From(context.Background()).Record} }
+func NewMemory() *Memory {
+	return &Memory{Record: caller.From(context.Background()).Record, facts: map[string]json.RawMessage{}}
+}
 
 func (m *Memory) Fact(key string) json.RawMessage {
 	m.mu.Lock()
@@ -43,9 +45,6 @@ func (m *Memory) Note(key string, value any) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.facts == nil {
-		m.facts = make(map[string]json.RawMessage)
-	}
 	m.facts[key] = text
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -23,12 +24,10 @@ type Flow struct {
 func NewFlow(t testing.TB, from *netns.Handle, network string, to netip.AddrPort) *Flow {
 	t.Helper()
 	f := &Flow{}
-	if err := from.Do(func() (err error) {
+	expect.NoError(t, from.Do(func() (err error) {
 		f.conn, err = (&net.Dialer{Timeout: connectTime, KeepAlive: nettest.NoProbes}).Dial(network, to.String())
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	t.Cleanup(f.Close)
 	if err := f.Answer(connectTime); err != nil {
 		t.Fatalf("a new %s flow to %v: %v", network, to, err)

@@ -96,8 +96,6 @@ func Connect(t testing.TB, from, to *netns.Handle, addr netip.Addr) time.Duratio
 	if err != nil {
 		t.Fatalf("after %s: %v", took, err)
 	}
-	if err := conn.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, conn.Close())
 	return took
 }

@@ -69,8 +69,7 @@ func Ours(host *netns.Handle, lookup func(typ string) plugin.Plugin) Side {
 // Theirs runs the executables of the reference plugins.
 func Theirs(t testing.TB, host *netns.Handle) Side {
 	t.Helper()
-	dir, err := refplugins.Dir(context.Background(), io.Discard)
-	expect.NoError(t, err)
+	dir := expect.Value(refplugins.Dir(context.Background(), io.Discard))(t)
 	s := Side{Name: "theirs", Host: host}
 	s.run = func(ctx context.Context, verb string, c Call, env []string, stdin []byte) ([]byte, error) {
 		cmd := exec.CommandContext(ctx, filepath.Join(dir, c.Type))

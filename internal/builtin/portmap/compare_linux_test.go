@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -72,12 +71,8 @@ func TestAFlushedFirewallIsFoundAndRepaired(t *testing.T) {
 				}
 				nettest.Shell(t, h.Host, flush)
 				found, left := compared(t, h, c, plugintest.RepairHost)
-				if got, want := withoutErrors(found), lostTCP+"\n"+lostUDP; got != want {
-					t.Errorf("found\n%s\nwant\n%s", got, want)
-				}
-				if left != "" {
-					t.Errorf("left\n%s", left)
-				}
+				expect.Same(t, "found", withoutErrors(found), lostTCP+"\n"+lostUDP)
+				expect.Same(t, "left", left, "")
 				plugintest.NoLeak(t, was, plugintest.Filters(t, h.Host))
 				side.Must(t, "CHECK", c)
 			})
@@ -290,9 +285,7 @@ func TestFlowsLiveThroughARepair(t *testing.T) {
 			if found, left := compared(t, h, c, plugintest.RepairHost); found == "" || left != "" {
 				t.Errorf("found %s, left %s", found, left)
 			}
-			if now := tracked(t, h.Host); !reflect.DeepEqual(now, before) {
-				t.Errorf("the flows are %v, and were %v", now, before)
-			}
+			expect.Same(t, "the flows were", tracked(t, h.Host), before)
 			for network, f := range flows {
 				if err := f.Answer(10 * time.Second); err != nil {
 					t.Errorf("%s: %v", network, err)
@@ -309,7 +302,7 @@ func TestAViewWithoutRouting(t *testing.T) {
 	side, c := plugintest.Ours(h.Host, lookup), call(h, "", twoPorts(), v4)
 	side.Must(t, "ADD", c)
 	nettest.Shell(t, h.Host, "echo 0 > /proc/sys/net/ipv4/conf/veth0/route_localnet")
-	err := plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
+	expect.NoError(t, plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
 		v, done, err := compare.Kernel(ctx, r)
 		if err != nil {
 			return err
@@ -320,6 +313,5 @@ func TestAViewWithoutRouting(t *testing.T) {
 			t.Errorf("found %s", plugintest.Lines(found))
 		}
 		return errors.Join(err, done())
-	})
-	expect.NoError(t, err)
+	}))
 }

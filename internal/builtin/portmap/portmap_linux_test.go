@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
@@ -116,9 +116,7 @@ func TestCall(t *testing.T) {
 			{HostIP: netip.MustParseAddr("fd00::1"), HostPort: 8081, ContainerPort: 81, Protocol: "sctp"},
 		},
 	}}
-	if got, err := c.call(); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
-	}
+	expect.Same(t, "call", expect.Value(c.call())(t), want)
 }
 
 // TestAddLetsLoopbackAddressesReachTheContainer: packets from loopback
@@ -127,13 +125,11 @@ func TestCall(t *testing.T) {
 func TestAddLetsLoopbackAddressesReachTheContainer(t *testing.T) {
 	read := func(h plugintest.Host, name string) (value string) {
 		t.Helper()
-		if err := h.Host.Do(func() error {
+		expect.NoError(t, h.Host.Do(func() error {
 			b, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + name + "/route_localnet")
 			value = strings.TrimSpace(string(b))
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return value
 	}
 	plugintest.UseIPTables(t, "nft")
@@ -210,16 +206,14 @@ func tracked(t *testing.T, ns *netns.Handle) (all []flow) {
 
 func conntrack(t *testing.T, ns *netns.Handle, fn func(*netlink.Handle) error) {
 	t.Helper()
-	if err := ns.Do(func() error {
+	expect.NoError(t, ns.Do(func() error {
 		nl, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 		if err != nil {
 			return err
 		}
 		defer nl.Close()
 		return fn(nl)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // TestFault_F28_UDPFlowsAreForgotten: UDP flows to a newly forwarded or no

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
 )
@@ -25,9 +26,7 @@ func changes() map[string]struct {
 } {
 	sysctl := func(file, value string) func(*testing.T, plugintest.Host) {
 		return func(t *testing.T, h plugintest.Host) {
-			if err := h.Container.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/"+file, []byte(value), 0o644) }); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, h.Container.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/"+file, []byte(value), 0o644) }))
 		}
 	}
 	link := func(f func(*netlink.Handle, netlink.Link) error) func(*testing.T, plugintest.Host) {
@@ -79,20 +78,14 @@ func TestEachChangeIsFoundAndRepairedIfAsked(t *testing.T) {
 				if err != nil || found != tt.want || left != tt.want {
 					t.Errorf("found\n%s\nleft\n%s\nwant\n%s\n%v", found, left, tt.want, err)
 				}
-				if now := described(t, h); now != changed {
-					t.Errorf("a repair of the host has changed the container: now %s, was %s", now, changed)
-				}
+				expect.Same(t, "a repair of the host has changed the container: now", described(t, h), changed)
 				if _, left, err = plugintest.Compared(t.Context(), h.Host, with(Plugin{}), c, plugintest.RepairAll); err != nil || left != "" {
 					t.Errorf("left\n%s\n%v", left, err)
 				}
-				if now := described(t, h); now != was {
-					t.Errorf("now %s, was %s", now, was)
-				}
+				expect.Same(t, "now", described(t, h), was)
 				side.Must(t, "CHECK", c)
 				side.Must(t, "DEL", c)
-				if now, want := described(t, h), strings.NewReplacer("[0", "[1", "32768 60999", "2000 3000").Replace(before); now != want {
-					t.Errorf("after DEL: %s, want %s", now, want)
-				}
+				expect.Same(t, "after DEL", described(t, h), strings.NewReplacer("[0", "[1", "32768 60999", "2000 3000").Replace(before))
 			})
 		}
 	}
@@ -120,14 +113,10 @@ func TestARepairObeysTheAllowlist(t *testing.T) {
 	c.Prev = side.Must(t, "ADD", c)
 	changes()["a sysctl"].change(t, h)
 	changed := described(t, h)
-	if err := os.WriteFile(list, []byte("^net\\.core\\.\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(list, []byte("^net\\.core\\.\n"), 0o600))
 	found, _, err := plugintest.Compared(t.Context(), h.Host, with(Plugin{allowlist: list}), c, plugintest.RepairAll)
 	if found != changes()["a sysctl"].want || err == nil || !strings.Contains(err.Error(), "matches no line of it") {
 		t.Errorf("found %s, %v", found, err)
 	}
-	if now := described(t, h); now != changed {
-		t.Errorf("now %s, was %s", now, changed)
-	}
+	expect.Same(t, "now", described(t, h), changed)
 }

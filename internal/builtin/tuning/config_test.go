@@ -9,6 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -66,9 +67,7 @@ func TestParseRefuses(t *testing.T) {
 		})
 	}
 	for _, config := range []string{`{`, `{"sysctl": {"net.a": "1", "net.a": "2"}}`, `{"sysctl": {"net.a": 1}}`, `{"mtu": "1"}`} {
-		if _, err := parse(request(config, "")); err == nil {
-			t.Errorf("%s: no error", config)
-		}
+		expect.Fails(t, config+": no error", expect.Err(parse(request(config, ""))))
 	}
 }
 
@@ -82,9 +81,7 @@ func TestAllowlist(t *testing.T) {
 		}
 	}
 	for _, list := range []string{"", "("} {
-		if err := allowed(list, []sysctl{{key: "net.a"}}); err == nil {
-			t.Errorf("the list %q allows something", list)
-		}
+		expect.Fails(t, "the list "+list+" allows something", allowed(list, []sysctl{{key: "net.a"}}))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
@@ -33,25 +34,17 @@ func callFor(h plugintest.Host, config string) plugintest.Call {
 // described returns the settings that tuning changes.
 func described(t testing.TB, h plugintest.Host) string {
 	t.Helper()
-	conn, err := links.Dial(h.Container)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := expect.Value(links.Dial(h.Container))(t)
 	defer conn.Close()
-	link, err := conn.Link("eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	link := expect.Value(conn.Link("eth0"))(t)
 	s := stateOf(link)
 	var sysctls []string
 	for _, file := range []string{"conf/eth0/arp_filter", "ip_local_port_range"} {
-		if err := h.Container.Do(func() error {
+		expect.NoError(t, h.Container.Do(func() error {
 			data, err := os.ReadFile("/proc/sys/net/ipv4/" + file)
 			sysctls = append(sysctls, strings.Join(strings.Fields(string(data)), " "))
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	return fmt.Sprint(s.Mac, " ", *s.Promisc, s.Mtu, *s.Allmulti, *s.TxQLen, sysctls)
 }
@@ -69,9 +62,7 @@ func TestDel(t *testing.T) {
 		},
 		"a file cut short": func(t *testing.T, _ plugintest.Host, _ *plugintest.Call, file string) {
 			for _, name := range []string{file, unfinished(file)} {
-				if err := os.WriteFile(name, []byte(`{"ma`), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				expect.NoError(t, os.WriteFile(name, []byte(`{"ma`), 0o600))
 			}
 		},
 	} {
@@ -98,22 +89,16 @@ func TestDelThatCannotPutBackKeepsTheFile(t *testing.T) {
 	side, c := ours(h), callFor(h, fmt.Sprintf(configured, dir))
 	c.Prev = side.Must(t, "ADD", c)
 	file := backupFile(dir, "c1", "eth0")
-	if err := os.WriteFile(file, []byte(`{"mac": "02:00:00:00:00:02", "mtu": 1, "txQLen": 1000}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, []byte(`{"mac": "02:00:00:00:00:02", "mtu": 1, "txQLen": 1000}`), 0o600))
 	err := side.MustFail(t, "DEL", c)
 	if want := `interface "eth0", its earlier settings: set mtu to 1: invalid argument`; !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	conn, err := links.Dial(h.Container)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	defer conn.Close()
 	link, err := conn.Link("eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	s := stateOf(link)
 	if s.Mac != plugintest.ContainerMAC || *s.TxQLen != 1000 {
 		t.Errorf("not put back: %+v", s)
@@ -123,9 +108,7 @@ func TestDelThatCannotPutBackKeepsTheFile(t *testing.T) {
 
 func TestAddRefuses(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "allowlist.conf")
-	if err := os.WriteFile(list, []byte("^net\\.core\\.\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(list, []byte("^net\\.core\\.\n"), 0o600))
 	h := plugintest.NewHost(t)
 	side := plugintest.Ours(h.Host, func(string) plugin.Plugin { return Plugin{allowlist: list} })
 	c := callFor(h, fmt.Sprintf(configured, t.TempDir()))
@@ -173,9 +156,7 @@ func TestFault_F37_CheckWantsSettingsThatALaterPluginReplaced(t *testing.T) {
 		return err
 	}
 	for _, c := range []*plugintest.Call{&first, &second} {
-		if err := run("ADD", *c); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, run("ADD", *c))
 	}
 	for name, c := range map[string]plugintest.Call{"first": first, "second": second} {
 		if err := run("CHECK", c); err != nil {
@@ -201,9 +182,7 @@ func TestFault_F37_CheckWantsAnotherMTUThanTheResultSays(t *testing.T) {
 	h := plugintest.NewHost(t)
 	c := callFor(h, fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "type": "tuning", "dataDir": %q, "mtu": 1400}`, t.TempDir()))
 	result, err := plugintest.Result(ours(h).Must(t, "ADD", c))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	nettest.Change(t, h.Container, "eth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetMTU(l, 1300) })
 	for mtu, passes := range map[int]bool{0: false, 1400: false, 1300: true} {
 		for _, i := range result.Interfaces {

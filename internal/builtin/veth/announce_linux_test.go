@@ -79,8 +79,6 @@ func neighbours(t *testing.T, ns *netns.Handle) string {
 	var out bytes.Buffer
 	cmd := exec.Command("ip", "neigh")
 	cmd.Stdout = &out
-	if err := ns.Do(cmd.Run); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, ns.Do(cmd.Run))
 	return out.String()
 }

@@ -169,15 +169,13 @@ func TestManyRepairOneBridge(t *testing.T) {
 	errs := make([]error, many)
 	left := make([]string, many)
 	for n, a := range all {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			errs[n] = a.tryCompare(func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) error {
 				all, err := plugintest.Repair(ctx, r, p, v, false)
 				left[n] = plugintest.Lines(all)
 				return err
 			})
-		}()
+		})
 	}
 	wg.Wait()
 	expect.NoError(t, errs...)

@@ -33,8 +33,7 @@ func (h *host) attach(a attaching, id string) *attached {
 	one := &attached{h: h, c: a.call(), memory: plugintest.NewMemory()}
 	one.c.id = id
 	h.namespace(id)
-	out, err := h.run(one.context(), "ADD", one.c)
-	expect.NoError(h.t, err)
+	out := expect.Value(h.run(one.context(), "ADD", one.c))(h.t)
 	one.c.prev = out
 	return one
 }
@@ -299,8 +298,7 @@ func (d damage) happens(h *host, side attaching) {
 // hostEnd returns the name of the host's end in a result.
 func (h *host) hostEnd(result []byte) string {
 	h.t.Helper()
-	r, err := plugintest.Result(result)
-	expect.NoError(h.t, err)
+	r := expect.Value(plugintest.Result(result))(h.t)
 	return veth.HostInterface(r, ifName).Name
 }
 

@@ -71,12 +71,10 @@ func reach(t *testing.T, from, to *netns.Handle, addrs ...string) {
 	t.Helper()
 	for _, addr := range addrs {
 		var l net.Listener
-		if err := to.Do(func() (err error) {
+		expect.NoError(t, to.Do(func() (err error) {
 			l, err = net.Listen("tcp", net.JoinHostPort(addr, "0"))
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		if err := from.Do(func() error {
 			c, err := net.DialTimeout("tcp", l.Addr().String(), 900*time.Millisecond)
 			if err != nil {
@@ -263,16 +261,12 @@ func each(t *testing.T, n int, fn func(i int) error) {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			errs[i] = fn(i)
-		}()
+		})
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(errs...))
 }
 
 // TestDelInABatch: in a batch, DEL returns before the kernel has deleted the
@@ -286,15 +280,11 @@ func TestDelInABatch(t *testing.T) {
 		clean := h.snapshot()
 		c.prev = h.must("ADD", c)
 		b := &batch.Batch{}
-		if _, err := h.run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
-			t.Fatal(err)
-		}
+		expect.Value(h.run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c))(t)
 		if before := h.inside(c.id); !strings.Contains(before, "link eth0") || strings.Contains(before, "addr eth0") {
 			t.Errorf("%s: before the flush there is\n%s", s.name, before)
 		}
-		if err := b.Flush(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, b.Flush(t.Context()))
 		h.wantClean(clean)
 	}
 }

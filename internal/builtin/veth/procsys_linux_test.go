@@ -7,20 +7,18 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // trapSysctls makes every use of a file below /proc/sys/net fail, with an error
 // that does not look like a missing or read-only setting. release ends that.
 func trapSysctls(t *testing.T) (release func()) {
 	t.Helper()
-	if err := unix.Mount("tmpfs", "/proc/sys", "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, unix.Mount("tmpfs", "/proc/sys", "tmpfs", 0, ""))
 	release = func() {
 		t.Helper()
-		if err := unix.Unmount("/proc/sys", unix.MNT_DETACH); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, unix.Unmount("/proc/sys", unix.MNT_DETACH))
 	}
 	if err := os.Symlink("net", "/proc/sys/net"); err != nil {
 		release()
@@ -54,9 +52,7 @@ func TestAddOpensNoSysctl(t *testing.T) {
 				_, err = h.run(t.Context(), "ADD", ports)
 				return err
 			}
-			if err := add("first", "8081", v4); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, add("first", "8081", v4))
 			trap := trapSysctls(t)
 			err := add("second", "8082", v4)
 			trapped := add("third", "8083", v6)

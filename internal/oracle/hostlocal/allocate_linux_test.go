@@ -164,8 +164,7 @@ func asJSON(t testing.TB, v any) string {
 // TestOthersChangesAreNoticed: another process's change to the directory is
 // noticed, even within the resolution of the file system's times.
 func TestOthersChangesAreNoticed(t *testing.T) {
-	memory, err := os.MkdirTemp("/run", "others")
-	expect.NoError(t, err)
+	memory := expect.Value(os.MkdirTemp("/run", "others"))(t)
 	defer os.RemoveAll(memory)
 	for name, base := range map[string]string{"tmpfs": memory, "disk": t.TempDir()} {
 		t.Run(name, func(t *testing.T) { othersChange(t, base) })

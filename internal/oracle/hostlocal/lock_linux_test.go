@@ -2,7 +2,6 @@ package hostlocal
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -27,9 +26,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	expect.NoError(t, theirs.Lock())
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := p.Add(ctx, call(config, "b")); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("ADD beside the reference's lock: %v", err)
-	}
+	expect.Is(t, expect.Err(p.Add(ctx, call(config, "b"))), context.DeadlineExceeded)
 	items, err := ipamdir.Stale(dir, func(r ipamdir.Reservation) bool { return r.Addr == netip.MustParseAddr("10.1.0.2") })
 	if err != nil || len(items) != 1 {
 		t.Fatalf("found %v, %v; want the address of a", items, err)

@@ -51,8 +51,7 @@ func TestCompat_21_ModuleGraphOfAnImporter(t *testing.T) {
 // importer makes the program's module in its own directory, and builds it.
 func importer(t *testing.T, path, v, dir string) string {
 	t.Helper()
-	source, err := os.ReadFile("testdata/importer/main.go")
-	expect.NoError(t, err)
+	source := expect.Value(os.ReadFile("testdata/importer/main.go"))(t)
 	if strings.Count(string(source), strconv.Quote(goCNI)) != 1 {
 		t.Fatalf("the program has not one import line:\n%s", source)
 	}
@@ -88,8 +87,7 @@ func graphOf(t *testing.T, dir string) (versions map[string]string, goLine strin
 
 func absolute(t *testing.T, path string) string {
 	t.Helper()
-	path, err := filepath.Abs(path)
-	expect.NoError(t, err)
+	path = expect.Value(filepath.Abs(path))(t)
 	return path
 }
 

@@ -37,14 +37,12 @@ func TestNamesAreThoseOfThePlugins(t *testing.T) {
 			utils.MustFormatHashWithPrefix(16, "", a.network),
 		}})
 	}
-	want, err := json.MarshalIndent(all, "", "\t")
-	expect.NoError(t, err)
+	want := expect.Value(json.MarshalIndent(all, "", "\t"))(t)
 	want = append(want, '\n')
 	if *write {
 		expect.NoError(t, os.WriteFile(golden, want, 0o644))
 	}
-	got, err := os.ReadFile(golden)
-	expect.NoError(t, err)
+	got := expect.Value(os.ReadFile(golden))(t)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s is not the plugins' any more: go test -write makes it anew:\n%s\nwant\n%s", golden, got, want)
 	}

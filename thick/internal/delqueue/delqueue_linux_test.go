@@ -275,9 +275,7 @@ func TestAnEntryUnderAnotherName(t *testing.T) {
 	e := put(t, q, del("c1", "eth0", 5))
 	expect.NoError(t, os.Rename(filepath.Join(q.dir, e.file), filepath.Join(q.dir, "x"+e.file)))
 	all, err := q.List()
-	if len(all) > 0 {
-		t.Errorf("got %v", all)
-	}
+	expect.Empty(t, "listed", all)
 	expect.Is(t, err, ErrBad)
 }
 
@@ -322,9 +320,7 @@ func TestLimits(t *testing.T) {
 	expect.Is(t, q.Put(long), ErrFull)
 	q.maxBytes = MaxBytes
 	long.Config = make([]byte, maxEntry)
-	if err := q.Put(long); err == nil {
-		t.Error("an entry was put that List would not read")
-	}
+	expect.Fails(t, "an entry was put that List would not read", q.Put(long))
 	if all := listed(t, q); len(all) != 3 {
 		t.Errorf("got %v", all)
 	}

@@ -78,17 +78,11 @@ func TestDecodeReadsNoMoreThanItsLimit(t *testing.T) {
 		t.Errorf("a request of the limit's size: %v", err)
 	}
 	rest := strings.NewReader(body + strings.Repeat(" ", 1000))
-	if _, err := wire.DecodeRequest(rest, int64(len(body))); !errors.Is(err, wire.ErrTooLarge) {
-		t.Errorf("%v is not ErrTooLarge", err)
-	}
+	expect.Is(t, expect.Err(wire.DecodeRequest(rest, int64(len(body)))), wire.ErrTooLarge)
 	expect.Same(t, "bytes left unread", rest.Len(), 999)
 	gone := errors.New("gone")
-	if _, err := wire.DecodeRequest(iotest.ErrReader(gone), 10); !errors.Is(err, gone) {
-		t.Errorf("%v is not the reader's error", err)
-	}
-	if _, err := wire.DecodeRequest(io.MultiReader(strings.NewReader(`{"env`), iotest.ErrReader(gone)), 100); !errors.Is(err, gone) {
-		t.Errorf("%v is not the reader's error", err)
-	}
+	expect.Is(t, expect.Err(wire.DecodeRequest(iotest.ErrReader(gone), 10)), gone)
+	expect.Is(t, expect.Err(wire.DecodeRequest(io.MultiReader(strings.NewReader(`{"env`), iotest.ErrReader(gone)), 100)), gone)
 }
 
 func TestEnvironKeepsOnlyVariablesOfCNI(t *testing.T) {
