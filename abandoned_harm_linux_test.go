@@ -76,8 +76,8 @@ func TestFault_F33_AContainerThatAnotherProcessKeepsLives(t *testing.T) {
 			h := newRealHost(t)
 			r := h.bridged()
 			before := h.Audit()
-			k := testhost.NewTask(t)
-			path, other := k.Path(), ""
+			own, kill := testhost.NewTask(t)
+			path, other := own, ""
 			ns := expect.Value(netns.Open(path))(t)
 			path = h.Path("netns", "c1")
 			expect.NoError(t, errors.Join(netns.Pin(ns, path), ns.Close()))
@@ -85,12 +85,12 @@ func TestFault_F33_AContainerThatAnotherProcessKeepsLives(t *testing.T) {
 			switch who {
 			case "a process":
 				expect.NoError(t, netns.Remove(path))
-				other = k.Path()
+				other = own
 			case "both":
 				other = h.moveMount(path, "moved")
 			default:
 				other = h.moveMount(path, "moved")
-				k.Kill()
+				kill()
 			}
 			answers := func() {
 				t.Helper()
@@ -111,7 +111,7 @@ func TestFault_F33_AContainerThatAnotherProcessKeepsLives(t *testing.T) {
 			expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 			answers()
 
-			k.Kill()
+			kill()
 			expect.NoError(t, netns.Remove(h.Path("netns", "moved")))
 			expect.Eventually(h.T, "the end of c1", func() bool {
 				reap(t, r)
@@ -287,8 +287,8 @@ func TestFault_F33_AnotherMountAndPIDNamespaceJudgesNothing(t *testing.T) {
 	conf := fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "net", "plugins": [%s]}`,
 		testhost.BridgeConf(strings.ReplaceAll(testhost.HostLocal(testhost.V4Range), "IPAM", h.Path("ipam"))))
 	r := s.Runtime(cni.WithOwner("tester"), cni.WithConfListBytes(conf))
-	k := testhost.NewTask(t)
-	testhost.MustSetUp(t, r, "c1", k.Path())
+	own, _ := testhost.NewTask(t)
+	testhost.MustSetUp(t, r, "c1", own)
 	next := s.Container("c2")
 	_, done := s.ProcessFor(testhost.Job{Verb: "REAP", ID: "c2", NetNS: next, Owner: "tester", NewProc: true, Conf: conf},
 		&syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS})

@@ -155,13 +155,13 @@ func TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			h := newRealHost(t)
 			r := h.bridged()
-			k := testhost.NewTask(t)
-			testhost.MustSetUp(t, r, "c2", k.Path())
+			own, _ := testhost.NewTask(t)
+			testhost.MustSetUp(t, r, "c2", own)
 			expect.Value(r.Setup(t.Context(), "c1", h.Container("c1")))(t)
 			// As if c2 had the number and, by chance, the path that c1 had.
 			rec := expect.Value(h.Records().Load("c1"))(t)
-			id := idAt(t, k.Path())
-			rec.NetNS.Path, rec.NetNS.Dev, rec.NetNS.Ino = k.Path(), id.Dev, id.Ino
+			id := idAt(t, own)
+			rec.NetNS.Path, rec.NetNS.Dev, rec.NetNS.Ino = own, id.Dev, id.Ino
 			rec.LetGo = &record.LetGo{Ends: []int{1 << 20}}
 			expect.NoError(t, h.Records().Begin(rec))
 			expect.NoError(t, netns.Remove(h.Pin("c1")))
@@ -179,8 +179,8 @@ func TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers(t *testing.T) {
 				reap(t, r)
 			}
 			expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c2/eth0 attached"})
-			expect.NoError(t, r.Check(t.Context(), "c2", k.Path()))
-			expect.NoError(t, r.Remove(t.Context(), "c2", k.Path()))
+			expect.NoError(t, r.Check(t.Context(), "c2", own))
+			expect.NoError(t, r.Remove(t.Context(), "c2", own))
 		})
 	}
 }
