@@ -245,7 +245,7 @@ func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, lef
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = join(err, unrecorded.close()) }()
+	defer func() { err = join(err, unrecorded.host.Close()) }()
 	report.Left = append(report.Left, unrecorded.ended(func(key record.Key) bool {
 		_, judged := entered[key] // below
 		return judged || recorded.Has(key) || slices.Contains(o.Keep, string(key.ContainerID))

@@ -43,8 +43,6 @@ func (s *snapshot) unrecordedAttachments(cached []*libcni.NetworkAttachment) (*u
 	return &unrecorded{s, host, cached}, err
 }
 
-func (u *unrecorded) close() error { return u.host.Close() }
-
 func keyOf(c *libcni.NetworkAttachment) record.Key {
 	return record.Key{ContainerID: record.PluginID(c.ContainerID), Network: c.Network, IfName: c.IfName}
 }

@@ -95,7 +95,7 @@ func (s *snapshot) forgetUndone(files map[string]error) (err error) {
 		return err
 	}
 	u := &unrecorded{snapshot: s, host: host}
-	defer func() { err = join(err, u.close()) }()
+	defer func() { err = join(err, u.host.Close()) }()
 	isOne := func(id string) bool { _, found := files[record.Name(record.ID(id))]; return found }
 	return chain.ForgetUnneeded(s.stateDir, isOne, func(c *libcni.NetworkAttachment) bool {
 		list, err := conflist.Parse(c.Config)

@@ -103,7 +103,7 @@ func WithoutBuiltinPlugins() Opt {
 //   - the directories of network namespaces, such as /run/netns and /proc. If CNI_NETNS
 //     does not lead to the container's namespace in dir, the plugin is not run.
 //   - the data directory of host-local (/var/lib/cni/networks by default), where this
-//     library looks for the addresses of dead containers. Else Setup does not run the plugin;
+//     library looks for addresses that are left. Else Setup does not run the plugin;
 //   - /run/xtables.lock, and the state directory, where this library pins namespaces.
 //
 // A dir that is missing or cannot be entered, or that other users can replace, is an error

@@ -334,7 +334,9 @@ func (all attachments) groups(serially bool) (groups [][]int) {
 		together := []int{i}
 		var apart [][]int
 		for _, g := range groups {
-			if serially || slices.ContainsFunc(g, func(j int) bool { return all[j].sharesName(a) || ports.Overlap(claims[j], claims[i]) }) {
+			if serially || slices.ContainsFunc(g, func(j int) bool {
+				return all[j].network.config.Name == a.network.config.Name || ports.Overlap(claims[j], claims[i])
+			}) {
 				together = append(together, g...)
 			} else {
 				apart = append(apart, g)
@@ -344,10 +346,6 @@ func (all attachments) groups(serially bool) (groups [][]int) {
 		groups = append(apart, together)
 	}
 	return groups
-}
-
-func (a *attachment) sharesName(b *attachment) bool {
-	return a.network.config.Name == b.network.config.Name
 }
 
 // add runs the ADD of one network. The first ADD of a network on a host runs alone for

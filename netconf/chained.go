@@ -47,15 +47,10 @@ func (f Firewall) render(n Network) (any, error) {
 	if !slices.Contains([]string{"", "open", "same-bridge", "isolated"}, f.IngressPolicy) {
 		errs = append(errs, fmt.Errorf(`field IngressPolicy is %q: it must be "open", "same-bridge" or "isolated"`, f.IngressPolicy))
 	}
-	if f.IngressPolicy != "" && f.IngressPolicy != "open" && slices.ContainsFunc(n.Plugins, isPTP) {
+	if f.IngressPolicy != "" && f.IngressPolicy != "open" && slices.ContainsFunc(n.Plugins, func(p Plugin) bool { _, ok := p.(PTP); return ok }) {
 		errs = append(errs, fmt.Errorf("field IngressPolicy is %q: it needs a Bridge", f.IngressPolicy))
 	}
 	return o, wrap(known.Firewall, append(errs, o.extend(f.Extra))...)
-}
-
-func isPTP(p Plugin) bool {
-	_, ok := p.(PTP)
-	return ok
 }
 
 // PortMap forwards ports of the host to the container, those that each Setup names.

@@ -120,7 +120,7 @@ func (p pair) render(n Network, o *object) error {
 		o.set("ipam", ipam)
 		types = append(types, typeOf(p.ipam)) // run with the same configuration
 		errs = append(errs, err)
-		if h, ok := p.ipam.(HostLocal); ok && h.hasIPv6() {
+		if h, ok := p.ipam.(HostLocal); ok && slices.ContainsFunc(h.all(), func(r Range) bool { return r.family().Is6() }) {
 			least = 1280 // RFC 8200
 		}
 	}

@@ -183,10 +183,6 @@ func everything(is4 bool) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-func (h HostLocal) hasIPv6() bool {
-	return slices.ContainsFunc(h.all(), func(r Range) bool { return r.family().Is6() })
-}
-
 // family returns an address of the range's family.
 func (r Range) family() netip.Addr {
 	if !r.Subnet.IsValid() && len(r.Pools) > 0 {

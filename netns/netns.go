@@ -5,8 +5,8 @@
 // /proc/PID/ns/net of a process. Two paths lead to the same namespace exactly if they
 // have the same [ID].
 //
-// [New] makes a namespace without a name, and [Create] one at a path. [Open], [OpenPID]
-// and [OpenFD] open one that exists, and [Current] that of the calling thread.
+// [New] makes a namespace without a name, and [Create] one at a path. [Open] opens
+// one that exists, and [Current] that of the calling thread.
 //
 // An OS thread is in a namespace, not a goroutine. Use [Do] or [Handle.Do] to enter one:
 // they cannot leave another goroutine on a thread in the wrong namespace.

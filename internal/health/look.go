@@ -82,11 +82,8 @@ func (l *Look) isUnchanged(f record.Found) bool {
 	if locked, err := l.IsLocked(f.Record.ContainerID); locked || err != nil {
 		return false
 	}
-	return isSame(f, l.Records.Reload(f))
-}
-
-func isSame(a, b record.Found) bool {
-	return b.Record != nil && reflect.DeepEqual(a.Record, b.Record) && (a.Err == nil) == (b.Err == nil)
+	now := l.Records.Reload(f)
+	return now.Record != nil && reflect.DeepEqual(f.Record, now.Record) && (f.Err == nil) == (now.Err == nil)
 }
 
 // once looks at the containers of records, at several at the same time, from one look at

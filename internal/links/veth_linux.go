@@ -97,7 +97,7 @@ func setPortUp(c *Conn, index int, mode PortMode) error {
 		}
 		return c.execute(request(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, unix.IFF_UP, unix.IFF_UP), attrs...), nil)
 	}
-	err := up(noLinkLocal())
+	err := up(nest(unix.IFLA_AF_SPEC, nest(unix.AF_INET6, data(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenNone))))
 	// A kernel without IPv6 assigns no addresses. Nor does one that has disabled
 	// IPv6 on the interface, for example because its MTU is too small.
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
@@ -107,11 +107,6 @@ func setPortUp(c *Conn, index int, mode PortMode) error {
 		return errors.Join(fmt.Errorf("set a bridge port up: %w", err), c.Delete(index))
 	}
 	return nil
-}
-
-// noLinkLocal makes the kernel assign no link-local IPv6 address to an interface.
-func noLinkLocal() attribute {
-	return nest(unix.IFLA_AF_SPEC, nest(unix.AF_INET6, data(unix.IFLA_INET6_ADDR_GEN_MODE, addrGenNone)))
 }
 
 // absent returns an error if there is an interface of this name.

@@ -96,7 +96,7 @@ func Claims(a *record.Attachment, configs *conflist.Cache) []ports.Claim {
 // Find returns the attachments, of all hosts and boots, whose claims overlap the
 // wanted ones. Of a record that cannot be used, the legible part counts.
 func (x *Index) Find(wanted []ports.Claim) (holders []Holder, err error) {
-	names, err := x.candidates(wanted)
+	names, err := having(x.files, wanted, x.read)
 	if err != nil {
 		return nil, fmt.Errorf("host ports on record: %w", err)
 	}
@@ -121,11 +121,6 @@ func holdersIn(rec *record.Record, wanted []ports.Claim) (holders []Holder) {
 		}
 	}
 	return holders
-}
-
-// candidates returns the names of the records that may claim one of the ports, in order.
-func (x *Index) candidates(wanted []ports.Claim) ([]string, error) {
-	return having(x.files, wanted, x.read)
 }
 
 // having returns the names of the files that name one of the ports, in order.

@@ -44,7 +44,7 @@ func (p HostDevice) device(c *deviceConfig, host *links.Conn) (string, error) {
 	case c.PCIBusID != "":
 		return sys.ofPCI(c.PCIBusID)
 	}
-	return sys.ofAuxiliary(c.auxiliary)
+	return firstIn("runtimeConfig.deviceID", sys.path(auxiliaryBus, c.auxiliary, "net"))
 }
 
 // byMAC searches all interfaces of the host: the kernel has no shorter way.

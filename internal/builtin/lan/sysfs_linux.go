@@ -56,12 +56,6 @@ func (s sysfs) ofPCI(id string) (string, error) {
 	return firstIn("pciBusID", dir)
 }
 
-// ofAuxiliary returns the name of the interface of a device on the auxiliary
-// bus.
-func (s sysfs) ofAuxiliary(id string) (string, error) {
-	return firstIn("runtimeConfig.deviceID", s.path(auxiliaryBus, id, "net"))
-}
-
 // ofPath returns the name of the interface of the device at a path below
 // /sys/devices.
 func (s sysfs) ofPath(path string) (string, error) {
