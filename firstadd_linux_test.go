@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/embedcni/cni"
@@ -167,10 +168,16 @@ func TestFault_F31_RealPluginsThatShareNothingAreNotHeldUp(t *testing.T) {
 	c := testhost.Case{Plugins: []string{testhost.BridgeConf(testhost.HostLocal(testhost.V4Range)), `{"type": "portmap", "capabilities": {"portMappings": true}}`}}
 	r := h.Runtime(cni.WithHostNetNS(h.Path("netns", "host")), cni.WithPluginDir([]string{dir}), cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 	expect.Value(r.Setup(t.Context(), "c1", h.Container("c1"), testhost.MapPort(8080)))(t)
-	letGo := h.Hanging(r.Patiently(), "hangs", gate, testhost.MapPort(8081))
+	expect.NoError(t, syscall.Mkfifo(gate, 0o600))
+	hangs := testhost.Begin(testhost.SetUp(t.Context(), r.Patiently(), "hangs", h.Container("hangs"), testhost.MapPort(8081)))
+	expect.Eventually(t, "somebody at "+gate, func() bool {
+		_, err := os.Stat(gate + ".there")
+		return err == nil
+	})
 	expect.Soon(t, "another", func() error {
 		_, err := r.Setup(t.Context(), "c2", h.Container("c2"), testhost.MapPort(8082))
 		return err
 	})
-	letGo()
+	expect.NoError(t, os.WriteFile(gate, nil, 0o600))
+	expect.NoError(t, expect.Await(t, "the one that hung", hangs))
 }

@@ -13,7 +13,8 @@ import (
 // the records.
 func TestThePlanOfGCReadsEachRecordOnce(t *testing.T) {
 	h := newRealHost(t)
-	r := h.Runtime(cni.WithoutReaping(), cni.WithPluginDir(nil), cni.WithConfListBytes(h.BridgeList("net", "10.88.0")))
+	c := testhost.Case{Plugins: []string{testhost.BridgeConf(testhost.HostLocal(testhost.V4Range)), `{"type": "firewall"}`}}
+	r := h.Runtime(cni.WithoutReaping(), cni.WithPluginDir(nil), cni.WithConfListBytes(c.Conf("net", "1.0.0", h.Path("ipam"))))
 	const n = 3
 	for i := range n {
 		id := fmt.Sprint("c", i)

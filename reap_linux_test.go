@@ -170,7 +170,7 @@ func TestFault_F33_TheNumberOfANamespaceThatHasEndedIsAnothers(t *testing.T) {
 			case "Remove":
 				expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 			case "Recover":
-				testhost.WantRecover(t, r, cni.Report{Adopted: []string{"c2"}, Removed: []string{"c1"}})
+				expect.Same(t, "report", *expect.Value(r.Recover(t.Context()))(t), cni.Report{Adopted: []string{"c2"}, Removed: []string{"c1"}})
 			case "Setup":
 				testhost.MustSetUp(t, r, "c1", h.Container("c3"))
 				expect.NoError(t, r.Remove(t.Context(), "c1", other))

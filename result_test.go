@@ -30,8 +30,7 @@ func resultOf(t testing.TB, texts ...string) *Result {
 	for i, text := range texts {
 		sources = append(sources, source{network: ifName("n", i), ifName: ifName("eth", i), result: raw(t, text)})
 	}
-	r := expect.Value(newResult(sources, "eth0"))(t)
-	return r
+	return expect.Value(newResult(sources, "eth0"))(t)
 }
 
 func prefix(s string) Address { return Address{Prefix: netip.MustParsePrefix(s)} }

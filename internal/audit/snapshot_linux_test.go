@@ -39,8 +39,7 @@ func sh(t *testing.T, script string) {
 
 func snapshot(t *testing.T, o Options) Lines {
 	t.Helper()
-	lines := expect.Value(Snapshot(t.Context(), o))(t)
-	return lines
+	return expect.Value(Snapshot(t.Context(), o))(t)
 }
 
 type change struct {

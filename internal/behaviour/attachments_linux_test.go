@@ -87,8 +87,8 @@ func TestAttachmentsOfOneContainer(t *testing.T) {
 		testhost.MustSetUp(t, r, id, s.Container(id))
 	}
 	s.TakeCalls()
-	s.SpoilBase("damaged", "{")
-	s.SpoilBase("newer", `{"format": 99, "containerId": "newer"}`)
+	spoilBase(s.Host, "damaged", "{")
+	spoilBase(s.Host, "newer", `{"format": 99, "containerId": "newer"}`)
 	all := expect.Value(r.Attachments())(t)
 	for id, n := range map[string]int{"c1": 3, "damaged": 1, "newer": 1, "none": 0} {
 		of := expect.Value(r.AttachmentsOf(id))(t)
@@ -191,7 +191,7 @@ func TestSetMetadataOfADamagedRecord(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
 	testhost.MustSetUp(t, r, "c1", h.Container("c1"))
-	h.SpoilBase("c1", "{")
+	spoilBase(h.Host, "c1", "{")
 	expect.Is(t, r.SetMetadata(t.Context(), "c1", map[string]string{"pid": "7"}), record.ErrBad)
 }
 
@@ -256,7 +256,7 @@ func TestLookupAddrOfADamagedRecord(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(dualList(h)))
 	result := testhost.MustSetUp(t, r, "c1", h.Container("c1"))
-	h.SpoilBase("c1", "{")
+	spoilBase(h.Host, "c1", "{")
 	all := expect.Value(r.LookupAddr(result.IPv4().IP()))(t)
 	expect.Same(t, "state", []any{len(all), all[0].ContainerID, all[0].State}, []any{1, "c1", cni.Unknown})
 	expect.NoError(t, r.Remove(t.Context(), "c1", h.Path("netns", "c1")))

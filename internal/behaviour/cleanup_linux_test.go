@@ -28,7 +28,7 @@ func newSwappable(t *testing.T) *swappable {
 	t.Helper()
 	h := newRealHost(t)
 	h.linkPlugins()
-	c := testhost.Everything()
+	c := everything()
 	conf := string(c.Conf("podnet", "1.0.0", h.Path("ipam")))
 	for _, typ := range []string{"bridge", "portmap", "bandwidth", "firewall"} {
 		key := fmt.Sprintf(`"type": %q`, typ)
@@ -215,7 +215,7 @@ func (h *realHost) loIsUp(path string) (up bool) {
 func TestFault_F40_ASecondRemoveDoesNotHarmThePathsNewOwner(t *testing.T) {
 	for name, spoil := range map[string]func(h *realHost){
 		"on record":              func(*realHost) {},
-		"damaged":                func(h *realHost) { h.SpoilBase("c2", "{") },
+		"damaged":                func(h *realHost) { spoilBase(h.Host, "c2", "{") },
 		"known to go-cni's only": func(h *realHost) { h.Unrecord("c2") },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestARemoveBeforeTheFirstSetupGetsThePath(t *testing.T) {
 	expect.Same(t, "calls", got, []string{"DEL c1 " + path, "DEL c1 "})
 
 	// This reads no record, however many there are.
-	testhost.Unread()[syscall.EISDIR](s.Host, s.RecordFile("c2")+".json")
+	unread()[syscall.EISDIR](s.Host, s.RecordFile("c2")+".json")
 	var log testhost.Log
 	expect.NoError(t, s.Runtime(log.Logger(), cni.WithConfListBytes(s.Network("net", "1.0.0", "p"))).Remove(t.Context(), "c1", path))
 	expect.Same(t, "warnings", log.Lines("WARN"), []string{})

@@ -142,7 +142,7 @@ func TestFault_F15_AHungPluginBlocksNoOtherContainer(t *testing.T) {
 	still, running := unrelated(s, r, conf)
 	gate := s.Gate("a")
 	s.On("p", "ADD", scripted.Action{Block: strings.Replace(gate, "gate-a", "gate-$CNI_CONTAINERID", 1)})
-	s.Write("gate-b", "") // b's plugin reads an empty file and continues
+	write(s.Host, "gate-b", "") // b's plugin reads an empty file and continues
 	hung := testhost.Begin(testhost.SetUp(ctx, r, "a", a, testhost.OnNet))
 	letGo := s.Arrive(gate)
 

@@ -88,8 +88,8 @@ func TestDuty_R2_NetworkNamesAtLoadAndAtEveryVerb(t *testing.T) {
 
 func TestDuty_R3_F12_ContainerIDsAtEveryVerb(t *testing.T) {
 	s, r, path := oneNetwork(t, "p")
-	s.Write("x", "a file that an id points at")
-	s.Write("state/results/net-a-eth0", "a file that an id points at")
+	write(s.Host, "x", "a file that an id points at")
+	write(s.Host, "state/results/net-a-eth0", "a file that an id points at")
 	for _, id := range []string{"", ".", "..", "/../../x", "/../x", "a/../../../x", "../x", "a/b", "-a", "_a", ".a", "a b",
 		"a\x00b", "a\nb", "a;b", "a=b", "a:b", "é", "a\\b", strings.Repeat("a", 256), strings.Repeat("a", 300)} {
 		s.refusedByAll(r, "id "+id, id, path, cni.ErrInvalidArgument)
@@ -138,7 +138,7 @@ func (s *stage) notNetNS() map[string]string {
 	fifo := s.Path("fifo")
 	expect.NoError(s.T, syscall.Mkfifo(fifo, 0o600))
 	return map[string]string{
-		"missing": s.Path("missing"), "regular file": s.Write("regular", ""), "FIFO": fifo, "directory": s.Dir,
+		"missing": s.Path("missing"), "regular file": write(s.Host, "regular", ""), "FIFO": fifo, "directory": s.Dir,
 		"UTS namespace": "/proc/self/ns/uts", "a link to nothing": "/proc/self/fd/9999",
 	}
 }
@@ -267,8 +267,8 @@ func TestDuty_R16_NoSecondADDWithoutADEL(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{})
 	expect.Value(r.Setup(ctx, "c1", path, cni.WithNetwork("two", cni.WithInterfaceName("eth2"))))(t)
 	expect.NoError(t, r.Remove(ctx, "c1", path))
-	s.DelLink("c1", "eth0")
-	s.DelLink("c1", "eth1")
+	s.delLink("c1", "eth0")
+	s.delLink("c1", "eth1")
 	expect.Value(r.Setup(ctx, "c1", path))(t)
 }
 
@@ -281,11 +281,11 @@ func TestDuty_R16_ADeadAttachmentIsRemovedFirst(t *testing.T) {
 		"its namespace is gone": {func(s *stage) { s.RemoveNetNS("c1") }, func(s *stage) string { return s.Pin("c1") }},
 		"its namespace is gone, the file stays": {func(s *stage) {
 			s.RemoveNetNS("c1")
-			s.Write("netns/c1", "")
+			write(s.Host, "netns/c1", "")
 		}, func(s *stage) string { return s.Pin("c1") }},
 		"its interfaces are gone": {func(s *stage) {
-			s.DelLink("c1", "eth0")
-			s.DelLink("c1", "eth1")
+			s.delLink("c1", "eth0")
+			s.delLink("c1", "eth1")
 		}, func(s *stage) string { return s.Path("netns", "c1") }},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -154,7 +154,7 @@ func (s *stage) everyVerb(r *cni.Runtime, id, path string, opts ...cni.Namespace
 func TestDuty_R30_PluginsAreFoundAlongThePathThatTheyAreTold(t *testing.T) {
 	s := newStage(t)
 	conf := s.Network("net", "1.0.0", "p")
-	s.Write("first/other", "not a plugin")
+	write(s.Host, "first/other", "not a plugin")
 	expect.NoError(t, os.MkdirAll(s.Path("third"), 0o755))
 	expect.NoError(t, os.Symlink(refplugins.Scripted(), s.Path("third", "p")))
 	dirs := []string{s.Path("first"), s.Path("missing"), s.Path("bin"), s.Path("third")}

@@ -275,7 +275,7 @@ func TestDuty_R40_StatusEndsAtItsDeadlineAndKillsThePlugin(t *testing.T) {
 	err := expect.Await(t, "Status", testhost.Begin(r.Status))
 	t.Logf("STATUS with a deadline of 100ms took %v", time.Since(start))
 	expect.Is(t, err, context.DeadlineExceeded)
-	expect.Same(t, "processes", testhost.Children(t), nil)
+	expect.Same(t, "processes", children(t), nil)
 }
 
 func TestDuty_R40_StatusContextEndsWithItsContextAndOthersGetTheAnswer(t *testing.T) {

@@ -150,7 +150,7 @@ func (h *realHost) toolsStarted() func() string {
 	}
 	for _, name := range tools {
 		tool := expect.Value(exec.LookPath(name))(h.T)
-		path := h.Write("noting/"+name, fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >>%s\nexec %s \"$@\"\n", name, log, tool))
+		path := write(h.Host, "noting/"+name, fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >>%s\nexec %s \"$@\"\n", name, log, tool))
 		expect.NoError(h.T, os.Chmod(path, 0o755))
 	}
 	h.T.Setenv("PATH", h.Path("noting")+":"+os.Getenv("PATH"))
@@ -174,9 +174,9 @@ func startsProcess(t *testing.T, fn func() error) bool {
 		expect.NoError(t, unix.Getrusage(unix.RUSAGE_CHILDREN, &u))
 		return int64(u.Minflt) + int64(u.Majflt)
 	}
-	before, used := testhost.Children(t), faults()
+	before, used := children(t), faults()
 	expect.NoError(t, fn())
-	return faults() != used || !slices.Equal(before, testhost.Children(t))
+	return faults() != used || !slices.Equal(before, children(t))
 }
 
 // TestFault_F16_RealCrowdOnAColdHostAndAfterAFlush: all are attached, with an address each. On
@@ -296,7 +296,7 @@ func (h *realHost) giveAway() {
 // useLegacy makes legacy iptables the plain name, with a lock of the ordinary user's.
 func (h *realHost) useLegacy(t *testing.T) {
 	h.T.Helper()
-	lock := h.Write("xtables.lock", "")
+	lock := write(h.Host, "xtables.lock", "")
 	expect.NoError(t, os.Chown(lock, ordinary, ordinary), os.Mkdir(h.Path("sbin"), 0o755))
 	for _, tool := range []string{"iptables", "ip6tables"} {
 		for _, what := range []string{"", "-save", "-restore"} {

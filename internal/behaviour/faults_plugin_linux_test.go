@@ -28,7 +28,7 @@ func TestFault_F17_TooMuchOutputIsATypedErrorAndRolledBack(t *testing.T) {
 	testhost.MustSetUp(t, r, "c1", path)
 	s.On("p", "DEL", scripted.Action{StdoutBytes: 96 << 20})
 	expect.Is(t, r.Remove(t.Context(), "c1", path), cni.ErrPluginOutput)
-	expect.Same(t, "processes", testhost.Children(t), nil)
+	expect.Same(t, "processes", children(t), nil)
 }
 
 func TestFault_F22_BadPortsAreRefusedBeforeAnythingRuns(t *testing.T) {
@@ -93,7 +93,7 @@ func (s *stage) cleared(names ...string) {
 func TestFault_F24_APluginThatEverybodyMayWriteIsNotRun(t *testing.T) {
 	s := newStage(t)
 	s.shellPlugins("p")
-	s.Write("bin/p.out", "{}")
+	write(s.Host, "bin/p.out", "{}")
 	conf := cni.WithConfListBytes(testhost.Conflist("net", "1.0.0", nil, "p"))
 	path := s.Container("c1")
 	for what, tt := range map[string]struct {
@@ -138,7 +138,7 @@ var noResults = map[string]string{
 func (s *stage) shellPlugins(types ...string) {
 	s.T.Helper()
 	for _, typ := range types {
-		path := s.Write("bin/"+typ, fmt.Sprintf("#!/bin/sh\necho \"$CNI_COMMAND %s\" >> %s\n"+
+		path := write(s.Host, "bin/"+typ, fmt.Sprintf("#!/bin/sh\necho \"$CNI_COMMAND %s\" >> %s\n"+
 			"[ $CNI_COMMAND != ADD ] || exec cat \"$0.out\"\n", typ, s.Path("lines")))
 		expect.NoError(s.T, os.Chmod(path, 0o755))
 	}
@@ -160,8 +160,8 @@ func TestFault_F10_AResultThatIsNoneIsATypedErrorAndRolledBack(t *testing.T) {
 		r := s.Runtime(cni.WithConfListBytes(testhost.Conflist("net", version, nil, "p", "q")))
 		for what, format := range noResults {
 			bad := []string{"p", "q"}[len(what)%2]
-			s.Write("bin/p.out", "{}")
-			s.Write("bin/"+bad+".out", strings.ReplaceAll(format, "%q", fmt.Sprintf("%q", version)))
+			write(s.Host, "bin/p.out", "{}")
+			write(s.Host, "bin/"+bad+".out", strings.ReplaceAll(format, "%q", fmt.Sprintf("%q", version)))
 			_, err := r.Setup(t.Context(), "c1", path)
 			where := fmt.Sprintf("version %s, plugin %s, %s", version, bad, what)
 			if !errors.Is(err, cni.ErrInvalidResult) {
@@ -241,7 +241,7 @@ func TestFault_F14_TheCallersContextEndsDuringADD(t *testing.T) {
 	expect.Same(t, "plugin", testhost.AsError(t, err).Plugin, "q")
 	expect.Same(t, "calls", prevResults(t, s.TakeCalls()), []string{"ADD p none", "ADD q 10.0.0.1/24",
 		"DEL q 10.0.0.1/24", "DEL p 10.0.0.1/24"})
-	expect.Same(t, "processes", testhost.Children(t), nil)
+	expect.Same(t, "processes", children(t), nil)
 	expect.Same(t, "cache", s.Cached(), []string{})
 }
 
@@ -283,7 +283,7 @@ func overshoot(t *testing.T, what string, f func() error) error {
 		t.Errorf("%s took %v over its deadline", what, over)
 	}
 	expect.Is(t, err, context.DeadlineExceeded)
-	expect.Same(t, "processes", testhost.Children(t), nil)
+	expect.Same(t, "processes", children(t), nil)
 	return err
 }
 
@@ -320,5 +320,5 @@ func TestFault_F13_TheChildOfAFailedPluginBlocksNobody(t *testing.T) {
 	if took := time.Since(start); took > expect.Patience/2 {
 		t.Errorf("took %v", took)
 	}
-	expect.Same(t, "processes", testhost.Children(t), nil)
+	expect.Same(t, "processes", children(t), nil)
 }

@@ -116,7 +116,7 @@ func spoil(t *testing.T, content string) (s *stage, r *cni.Runtime, log *testhos
 	testhost.MustSetUp(t, r, "c1", path)
 	s.TakeCalls()
 	s.Unrecord("c1")
-	s.Write("state/results/net-c1-eth0", content)
+	write(s.Host, "state/results/net-c1-eth0", content)
 	return s, r, log, path
 }
 
@@ -187,7 +187,7 @@ func TestDuty_R32_ASpoiledCacheDoesNotMatterWhereThereIsARecord(t *testing.T) {
 		testhost.MustSetUp(t, r, "c1", path)
 		s.AddLink("c1", "eth0")
 		s.TakeCalls()
-		s.Write("state/results/net-c1-eth0", content)
+		write(s.Host, "state/results/net-c1-eth0", content)
 		expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path)(), cni.ErrAlreadyAttached)
 		expect.NoError(t, r.Check(t.Context(), "c1", path))
 		expect.NoError(t, r.Remove(t.Context(), "c1", path))
@@ -392,7 +392,7 @@ func TestAFailedADDOfHostDeviceKeepsWhatItMoved(t *testing.T) {
 	s.AddLink("c1", "up0")
 	_, err := r.Setup(t.Context(), "c1", path)
 	wantLeftover(t, err)
-	s.DelLink("c1", "up0")
+	s.delLink("c1", "up0")
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }
 

@@ -79,7 +79,7 @@ func (h *realHost) waitForNoLink(name string) {
 }
 
 func everythingConf(network, ipam string) []byte {
-	c := testhost.Everything()
+	c := everything()
 	return c.Conf(network, "1.0.0", ipam)
 }
 
@@ -100,8 +100,7 @@ func (o *orphaned) wantOther() {
 
 func (h *realHost) pins() []string {
 	h.T.Helper()
-	pins := expect.Value(filepath.Glob(h.Path("state", "embedcni", "attachments", "netns", "*")))(h.T)
-	return pins
+	return expect.Value(filepath.Glob(h.Path("state", "embedcni", "attachments", "netns", "*")))(h.T)
 }
 
 // everythingOf returns the lines for c1 on the network of everything(), beside
@@ -148,7 +147,7 @@ func TestCleanUpRemovesForgottenLeftovers(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			o := forget(t, "podnet", "", testhost.Everything())
+			o := forget(t, "podnet", "", everything())
 			for _, file := range c.lose {
 				expect.NoError(t, os.Remove(o.Path(file)))
 			}
@@ -195,7 +194,7 @@ func (o *orphaned) wantCleanUp(target cni.CleanUpTarget, want []string) {
 func TestCleanUpWithoutConfiguration(t *testing.T) {
 	const dir = "/var/lib/cni/networks" // private to the sandbox
 	t.Cleanup(func() { expect.NoError(t, os.RemoveAll(filepath.Join(dir, "cleanupnet"))) })
-	o := forget(t, "cleanupnet", dir, testhost.Everything())
+	o := forget(t, "cleanupnet", dir, everything())
 	expect.NoError(t, os.Remove(o.Path("state/results/cleanupnet-c1-eth0")))
 	o.wantCleanUp(cni.CleanUpTarget{ContainerID: "c1", Network: "cleanupnet", IfName: "eth0"},
 		append(everythingOf("cleanupnet", "CNI-DN-304354b0d4b58098be47c", "bwp304354b0d4b5"),

@@ -156,7 +156,7 @@ func (i *sevenMethods) do() error {
 func (s *stage) run(i sevenMethods) string {
 	s.T.Helper()
 	i.StateDir, i.PluginDir = s.Path("state"), s.Path("bin")
-	i.Parked = s.Write("netns/parked", "")
+	i.Parked = write(s.Host, "netns/parked", "")
 	defer func() { expect.NoError(s.T, netns.Remove(i.Parked)) }()
 	exe := expect.Value(os.Executable())(s.T)
 	cmd := exec.CommandContext(s.T.Context(), exe)
@@ -334,7 +334,7 @@ func TestFault_F29_AContainerThatOnlyAThreadIsInLives(t *testing.T) {
 	s, conf, leave := elsewhereMountedWith(t, inhabitByThread)
 	r := s.restarted(conf)
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c2"))(), cni.ErrAlreadyAttached)
-	testhost.WantRecover(t, r, adopted)
+	wantRecover(t, r, adopted)
 	leave()
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 }
@@ -383,7 +383,7 @@ func TestADescriptorDoesNotOutliveTheProcess(t *testing.T) {
 	expect.NoError(t, testhost.UnableToMount(testhost.SetUp(t.Context(), r, "c1", s.Container("c1"))))
 	s.TakeCalls()
 	s.RemoveNetNS("c1")
-	testhost.WantRecover(t, s.restarted(conf), removed)
+	wantRecover(t, s.restarted(conf), removed)
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
 	expect.Same(t, "CNI_NETNS", calls[0].NetNS, "")

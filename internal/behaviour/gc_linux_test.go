@@ -138,7 +138,7 @@ func TestDuty_R35_GCReportsUnreadableRecords(t *testing.T) {
 func TestGCKeepsTheAttachmentsOfADamagedRecord(t *testing.T) {
 	s, r, _ := inhabited(t, "c1", "c2")
 	expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
-	s.SpoilBase("c1", "{")
+	spoilBase(s.Host, "c1", "{")
 	expect.Value(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1", "c2"}}))(t)
 	expect.Same(t, "valid attachments", valid(t, s.TakeCalls()), []string{"c1/eth0 c2/eth0", "c1/eth0 c2/eth0"})
 }

@@ -279,7 +279,7 @@ func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
 	for _, file := range files {
 		expect.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
 	}
-	h.Write("state/embedcni/holds/"+strings.Repeat("0", 32)+".json", "{") // of one that is gone
+	write(h.Host, "state/embedcni/holds/"+strings.Repeat("0", 32)+".json", "{") // of one that is gone
 	fails(t, errOf(guard.Holds(h.r)))
 	h.guard(h.r, guard.Options{})
 	h.sh("nft flush ruleset")

@@ -57,9 +57,9 @@ func TestFault_F35_HealthSaysWhyAndRecoverKeepsLivingContainers(t *testing.T) {
 		"the plugin is gone":         {happens: func(s *stage) { expect.NoError(s.T, os.Remove(s.Path("bin", "p"))) }, state: cni.StateUnknown, is: cni.ErrPluginNotFound, kept: true},
 		"the plugin is not safe":     {happens: func(s *stage) { s.replacePlugin("p", "#!/bin/sh\n", 0o777) }, state: cni.StateUnknown, is: cni.ErrInsecureFile, kept: true},
 		"the interpreter is gone":    {happens: func(s *stage) { s.replacePlugin("p", "#!/no/such\n", 0o755) }, state: cni.StateUnknown, is: cni.ErrNoAnswer, kept: true},
-		"the interface is gone":      {happens: func(s *stage) { s.DelLink("c1", "eth0") }, state: cni.StateBroken, is: cni.ErrNotAttached, kept: true},
+		"the interface is gone":      {happens: func(s *stage) { s.delLink("c1", "eth0") }, state: cni.StateBroken, is: cni.ErrNotAttached, kept: true},
 		"its path is gone":           {happens: func(s *stage) { s.RemoveNetNS("c1") }, state: cni.StateUnknown, is: cni.ErrInvalidNetNS, kept: true},
-		"the record is damaged":      {happens: func(s *stage) { s.SpoilBase("c1", "{") }, state: cni.StateUnknown, is: record.ErrBad, kept: true},
+		"the record is damaged":      {happens: func(s *stage) { spoilBase(s.Host, "c1", "{") }, state: cni.StateUnknown, is: record.ErrBad, kept: true},
 		"another boot":               {happens: inAnotherBoot, state: cni.StateGone, text: "before the machine was rebooted"},
 		"its namespace is gone":      {happens: func(s *stage) { s.RemoveNetNS("c1"); expect.NoError(s.T, netns.Remove(s.Pin("c1"))) }, state: cni.StateGone},
 		"a Setup is in progress":     {happens: left(record.Planned, false), state: cni.StateUnknown, is: cni.ErrBusy},
@@ -211,7 +211,7 @@ func TestHealthBeforeCheckWasIntroduced(t *testing.T) {
 	h, _ := healthOf(t, r, cni.HealthOptions{})
 	expect.Same(t, "state", h.State, cni.StateUnknown)
 	expect.Is(t, h.Reason, cni.ErrNoCheck)
-	s.DelLink("c1", "eth0")
+	s.delLink("c1", "eth0")
 	h, _ = healthOf(t, r, cni.HealthOptions{})
 	expect.Same(t, "state without the interface", h.State, cni.StateBroken)
 }
@@ -236,7 +236,7 @@ func TestHealthDuringARemove(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	r := s.restarted(conf)
 	done, letGo := s.heldUp("q", "DEL", func() error { return r.Remove(t.Context(), "c1", "") })
-	s.DelLink("c1", "eth0") // as the plugins do
+	s.delLink("c1", "eth0") // as the plugins do
 	h, _ := healthOf(t, s.restarted(conf), cni.HealthOptions{Containers: []string{"c1"}})
 	expect.Same(t, "state", h.State, cni.StateUnknown)
 	expect.Is(t, h.Reason, cni.ErrBusy)
@@ -330,7 +330,7 @@ func TestRecoverRemovesNoContainerForACheck(t *testing.T) {
 	report := expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t)
 	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
 	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
-	s.DelLink("c1", "eth0")
+	s.delLink("c1", "eth0")
 	report = expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t)
 	expect.Same(t, "report", *report, removed)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -36,7 +38,7 @@ func TestFault_F38_ACallFromAnotherHostNamespaceEntersTheRecorded(t *testing.T) 
 			return r.Check(t.Context(), "c1", s.Path("netns", "c1"))
 		},
 		"Recover": func(t *testing.T, s *stage, r *cni.Runtime) error {
-			testhost.WantRecover(t, r, adopted)
+			wantRecover(t, r, adopted)
 			return nil
 		},
 		"GC": func(t *testing.T, s *stage, r *cni.Runtime) error {
@@ -226,7 +228,7 @@ func TestFault_F30_NoCallWaitsLongForADeadRuntimesPlugin(t *testing.T) {
 			return err
 		},
 		"Remove of a damaged record": func(s *stage, r *cni.Runtime) error {
-			s.SpoilBase("c1", "{")
+			spoilBase(s.Host, "c1", "{")
 			return r.Remove(context.Background(), "c1", "")
 		},
 	} {
@@ -244,7 +246,7 @@ func TestFault_F30_NoCallWaitsLongForADeadRuntimesPlugin(t *testing.T) {
 				}), []string{})
 			}
 			through()
-			expect.Same(t, "processes", testhost.Children(t), nil)
+			expect.Same(t, "processes", children(t), nil)
 		})
 	}
 }
@@ -255,10 +257,10 @@ func TestFault_F30_NoCallWaitsLongForADeadRuntimesPlugin(t *testing.T) {
 func TestNobodyEndsThePluginsOfARuntimeThatLives(t *testing.T) {
 	for what, spoil := range map[string]func(*stage){
 		"the record names another":    func(*stage) {},
-		"the record is damaged":       func(s *stage) { s.SpoilBase("c1", "{") },
+		"the record is damaged":       func(s *stage) { spoilBase(s.Host, "c1", "{") },
 		"it is of an earlier version": func(s *stage) { expect.NoError(s.T, os.Remove(s.Path("state", "embedcni", "alive"))) },
 		"of an earlier one and damaged": func(s *stage) {
-			s.SpoilBase("c1", "{")
+			spoilBase(s.Host, "c1", "{")
 			expect.NoError(s.T, os.Remove(s.Path("state", "embedcni", "alive")))
 		},
 	} {
@@ -294,7 +296,7 @@ func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
 	s.AddLink("c2", "eth0")
 	gate := s.Gate("p")
 	s.On("p", "ADD", scripted.Action{Block: gate})
-	process, done := s.Process(conf, "ADD", "c1", s.Container("c1"))
+	process, done := s.ProcessFor(testhost.Job{Verb: "ADD", ID: "c1", NetNS: s.Container("c1"), Conf: conf}, nil)
 	letGo := s.Arrive(gate)
 	expect.NoError(t, process.Signal(syscall.SIGSTOP))
 	var status syscall.WaitStatus
@@ -315,14 +317,34 @@ func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached", "c2/eth0 attached"})
 }
 
+// reapsEnv makes the test binary reap all its children.
+const reapsEnv = "EMBEDCNI_TEST_REAPS"
+
+func reapChildren() {
+	switch os.Getenv(reapsEnv) {
+	case "ignores SIGCHLD":
+		signal.Ignore(syscall.SIGCHLD)
+	case "waits for all":
+		go func() {
+			for { // without a child there is nothing to wait for
+				if _, err := syscall.Wait4(-1, nil, 0, nil); err != nil {
+					runtime.Gosched()
+				}
+			}
+		}()
+	}
+}
+
 // byReaper runs a verb in a process that reaps all its children. It returns the
 // printed error, or nothing.
 func (s *stage) byReaper(how, verb string, conf []byte, path string) string {
 	s.T.Helper()
-	out, err := testhost.Job{
-		Verb: verb, ID: "c1", NetNS: path, Conf: conf, Reaps: how,
+	cmd := testhost.Job{
+		Verb: verb, ID: "c1", NetNS: path, Conf: conf,
 		StateDir: s.Path("state"), PluginDir: s.Path("bin"), HostNetNS: s.Path("netns", "host"),
-	}.Command(s.T).CombinedOutput()
+	}.Command(s.T)
+	cmd.Env = append(cmd.Env, reapsEnv+"="+how)
+	out, err := cmd.CombinedOutput()
 	expect.NoError(s.T, err)
 	return string(out)
 }

@@ -191,7 +191,7 @@ func TestSetupWaitsForNoPluginOfADeadContainer(t *testing.T) {
 	r := h.Runtime(h.portNetwork("net", "1", b), cni.WithPluginDir([]string{h.Path("bin")}), cni.WithTimeouts(cni.Timeouts{Del: 15 * time.Second}))
 	dies(t, r, "c1", web())
 	expect.NoError(t, os.Remove(h.Path("bin", "portmap")))
-	h.Write("bin/portmap", "#!/bin/sh\n[ $CNI_COMMAND != DEL ] || exec sleep 600\nexec "+filepath.Join(testhost.ReferencePlugins(t), "portmap")+"\n")
+	write(h.Host, "bin/portmap", "#!/bin/sh\n[ $CNI_COMMAND != DEL ] || exec sleep 600\nexec "+filepath.Join(testhost.ReferencePlugins(t), "portmap")+"\n")
 	expect.NoError(t, os.Chmod(h.Path("bin", "portmap"), 0o755))
 	path := h.Container("c2")
 	begun := time.Now()

@@ -4,18 +4,23 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/abandoned"
+	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
 )
 
 // stage is a host for scripted plugins, with methods for this package's tests.
@@ -78,6 +83,7 @@ func init() { runtime.LockOSThread() }
 // plugins first, outside, where there is a network. Started by a test, the test
 // binary is another runtime.
 func TestMain(m *testing.M) {
+	reapChildren()
 	testhost.OtherRuntime(map[string]func(context.Context, *cni.Runtime, testhost.Job) error{
 		"ADD WEB": addWeb, addChosen: addWithChosen, readyWithoutNFTables: askWithoutNFTables, replaceVerb: replaceMain,
 		"LIFE": life, daemonVerb: daemonMain, restartVerb + "ADD": restartMain, restartVerb + "RECOVER": restartMain,
@@ -103,4 +109,46 @@ func (s *stage) blocked(function string, n int) int {
 		return found >= n
 	})
 	return found
+}
+
+// wantRecover compares the report of Recover.
+func wantRecover(t testing.TB, r *cni.Runtime, want cni.Report) {
+	t.Helper()
+	expect.Same(t, "report", *expect.Value(r.Recover(context.Background()))(t), want)
+}
+
+// children returns the living processes below this one, including orphans, because the
+// sandbox makes it their parent.
+func children(t testing.TB) []string {
+	t.Helper()
+	return expect.Value(audit.Processes())(t)
+}
+
+// write makes a file in the host's directory, and returns its path.
+func write(h *testhost.Host, name, content string) string {
+	h.T.Helper()
+	path := h.Path(name)
+	expect.NoError(h.T, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644))
+	return path
+}
+
+func (s *stage) delLink(container, name string) {
+	s.T.Helper()
+	expect.NoError(s.T, netns.Do(s.Path("netns", container), func() error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(link)
+	}))
+}
+
+// everything returns a network that leaves something in every place that plugins can.
+func everything(last ...string) testhost.Case {
+	return testhost.Case{Plugins: append([]string{
+		testhost.BridgeConf(`"ipMasq": true, ` + testhost.HostLocal(testhost.V4Range+","+testhost.V6Range)),
+		`{"type": "portmap", "snat": true, "capabilities": {"portMappings": true}}`,
+		`{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000}`,
+		`{"type": "firewall", "backend": "iptables"}`,
+	}, last...)}
 }

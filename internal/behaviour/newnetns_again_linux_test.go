@@ -122,7 +122,7 @@ func TestAnUnattachedNamespaceGoes(t *testing.T) {
 	for what, end := range map[string]func(m *maker, path string) error{
 		"Remove": func(m *maker, _ string) error { return m.Remove(m.T.Context(), "c1", "") },
 		"Recover": func(m *maker, _ string) error {
-			testhost.WantRecover(m.T, m.Runtime, cni.Report{Removed: []string{"c1"}})
+			wantRecover(m.T, m.Runtime, cni.Report{Removed: []string{"c1"}})
 			return nil
 		},
 		"GC": func(m *maker, _ string) error { return errOf(m.GC(m.T.Context(), cni.GCOptions{KeepNone: true})) },
@@ -152,7 +152,7 @@ func TestAnUnattachedNamespaceGoes(t *testing.T) {
 			if pin := m.Pin("c1"); pin != path {
 				expect.NoError(m.T, netns.Unpin(pin))
 			}
-			testhost.WantRecover(m.T, m.Runtime, cni.Report{Removed: []string{"c1"}})
+			wantRecover(m.T, m.Runtime, cni.Report{Removed: []string{"c1"}})
 			return nil
 		},
 	} {
@@ -256,7 +256,7 @@ func TestARemoveThatIsKilled(t *testing.T) {
 		expect.Same(t, "in use, by Remove", rec.NetNS.InUse, false)
 		rec.Attachments[0].Failures = 0
 	})
-	testhost.WantRecover(t, m.Runtime, cni.Report{Removed: []string{"c1"}})
+	wantRecover(t, m.Runtime, cni.Report{Removed: []string{"c1"}})
 	expect.Same(t, "path", exists(t, path), false)
 	leave()
 	m.WantClean(m.before)

@@ -67,7 +67,7 @@ func TestNetworksOfOneCallNeedNoneLoaded(t *testing.T) {
 	s.Took()
 
 	later := s.Runtime(cni.WithConfListBytes(s.Network("other", "1.1.0", "x")))
-	testhost.WantRecover(t, later, cni.Report{Adopted: []string{"c1"}})
+	wantRecover(t, later, cni.Report{Adopted: []string{"c1"}})
 	expect.Same(t, "Recover", s.Took(), []string{"CHECK q c1/eth0", "CHECK r c1/eth1"})
 	health := expect.Value(later.Health(t.Context(), cni.HealthOptions{}))(t)
 	if len(health.Containers) != 1 || health.Containers[0].State != cni.StateHealthy {
@@ -323,7 +323,7 @@ func TestGCByPairsLeavesWhatItCannotRead(t *testing.T) {
 	r := s.Runtime(cni.WithOwner("us"))
 	testhost.MustSetUp(t, r, "c1", path, cni.WithNetworkConfig(two))
 	s.AddLink("c1", "eth0")
-	s.SpoilBase("c1", "not a record\n")
+	spoilBase(s.Host, "c1", "not a record\n")
 	s.Took()
 	report := expect.Value(r.GC(t.Context(), cni.GCOptions{KeepIf: keeping()}))(t)
 	expect.Same(t, "skipped", len(report.Skipped), 1)

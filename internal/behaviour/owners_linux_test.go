@@ -57,17 +57,17 @@ func TestFault_F41_AnAttachmentHasAnOwnerOfItsOwn(t *testing.T) {
 	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first", "c1/eth7 second"})
 	rec := expect.Value(s.Records().Load("c1"))(t)
 	expect.Same(t, "the owner that earlier versions see", rec.Owner, "first")
-	testhost.WantRecover(t, first, adopted)
+	wantRecover(t, first, adopted)
 	expect.Same(t, "calls of the first", s.Took(), []string{"CHECK p c1/eth0"})
-	testhost.WantRecover(t, second, adopted)
+	wantRecover(t, second, adopted)
 	expect.Same(t, "calls of the second", s.Took(), []string{"CHECK r c1/eth7"})
-	testhost.WantRecover(t, s.Runtime(cni.WithOwner("third")), cni.Report{})
+	wantRecover(t, s.Runtime(cni.WithOwner("third")), cni.Report{})
 
 	expect.Same(t, "GC of the second", collectAll(t, second), removed)
 	expect.Same(t, "calls of the second", s.Took(), []string{"DEL r c1/eth7"})
 	expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first"})
-	testhost.WantRecover(t, second, cni.Report{})
-	testhost.WantRecover(t, first, adopted)
+	wantRecover(t, second, cni.Report{})
+	wantRecover(t, first, adopted)
 	expect.Same(t, "kept", s.Pinned("c1"), true)
 }
 
@@ -77,8 +77,8 @@ func TestFault_F41_TheRestWhenTheFirstOwnerGoes(t *testing.T) {
 	expect.Same(t, "GC of the first", collectAll(t, first), removed)
 	expect.Same(t, "calls", s.Took(), []string{"DEL p c1/eth0"})
 	expect.Same(t, "owners", owners(t, second), []string{"c1/eth7 second"})
-	testhost.WantRecover(t, first, cni.Report{})
-	testhost.WantRecover(t, second, adopted)
+	wantRecover(t, first, cni.Report{})
+	wantRecover(t, second, adopted)
 	expect.Same(t, "kept", s.Pinned("c1"), true)
 	s.TakeCalls()
 	expect.Same(t, "GC of the second", collectAll(t, second), removed)
@@ -97,11 +97,11 @@ func TestFault_F41_AnOwnersHalfDoneAttachment(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			s, first, second := twoOwners(t)
 			s.ChangeRecord("c1", func(rec *record.Record) { spoil(rec.Find("eth7")) })
-			testhost.WantRecover(t, first, adopted)
+			wantRecover(t, first, adopted)
 			report := expect.Value(first.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))(t)
 			expect.Same(t, "GC of the first", *report, adopted)
 			expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth0"})
-			testhost.WantRecover(t, second, removed)
+			wantRecover(t, second, removed)
 			expect.Same(t, "calls", s.Took(), []string{"DEL r c1/eth7"})
 			expect.Same(t, "owners", owners(t, first), []string{"c1/eth0 first"})
 		})
@@ -113,8 +113,8 @@ func TestFault_F41_AnOwnersHalfDoneAttachment(t *testing.T) {
 func TestFault_F41_ASetupLeavesAnotherOwnersAttachment(t *testing.T) {
 	s, first, second := twoOwners(t)
 	expect.NoError(t, second.Remove(t.Context(), "c1", "", cni.WithNetwork("more")))
-	s.DelLink("c1", "eth7")
-	s.DelLink("c1", "eth0")
+	s.delLink("c1", "eth7")
+	s.delLink("c1", "eth0")
 	s.TakeCalls()
 	beside := cni.WithNetwork("more", cni.WithInterfaceName("eth8"))
 	testhost.MustSetUp(t, second, "c1", s.Path("netns", "c1"), beside)
@@ -145,7 +145,7 @@ func TestFault_F41_AFailedSetupOfASecondOwnerLeavesTheRecordTheFirsts(t *testing
 // remove the container.
 func TestFault_F41_ADamagedRecordOfTwoOwnersIsNotSwept(t *testing.T) {
 	s, first, second := twoOwners(t)
-	s.SpoilBase("c1", "{")
+	spoilBase(s.Host, "c1", "{")
 	for _, r := range []*cni.Runtime{first, second} {
 		report := expect.Value(r.Recover(t.Context()))(t)
 		expect.Same(t, "removed", report.Removed, nil)
@@ -154,7 +154,7 @@ func TestFault_F41_ADamagedRecordOfTwoOwnersIsNotSwept(t *testing.T) {
 		expect.Same(t, "removed", collected.Removed, nil)
 		expect.Same(t, "skipped", len(collected.Skipped), 1)
 	}
-	testhost.WantRecover(t, s.Runtime(cni.WithOwner("third")), cni.Report{})
+	wantRecover(t, s.Runtime(cni.WithOwner("third")), cni.Report{})
 	expect.Same(t, "calls", s.Took(), []string{})
 	expect.NoError(t, first.Remove(t.Context(), "c1", ""))
 	calls := s.Took()

@@ -211,7 +211,7 @@ func TestADeadContainerInAnotherRoot(t *testing.T) {
 func (s *stage) dirs(names ...string) (paths []string) {
 	s.T.Helper()
 	for _, name := range names {
-		p := s.Write(name+"/p", fmt.Sprintf("#!/bin/sh\necho \"$CNI_COMMAND %s $CNI_PATH\" >>%s\ncat >/dev/null\n"+
+		p := write(s.Host, name+"/p", fmt.Sprintf("#!/bin/sh\necho \"$CNI_COMMAND %s $CNI_PATH\" >>%s\ncat >/dev/null\n"+
 			`[ $CNI_COMMAND != ADD ] || echo '{"cniVersion": "1.0.0"}'`+"\n", name, s.Path("lines")))
 		expect.NoError(s.T, os.Chmod(p, 0o755))
 		paths = append(paths, s.Path(name))

@@ -40,7 +40,7 @@ func reasons(t *testing.T, r *cni.Runtime) []error {
 func TestReadyNamesEveryReason(t *testing.T) {
 	s := newStage(t)
 	s.Plugin(scripted.Script{}, "p")
-	expect.NoError(t, os.Chmod(s.Write("bin/open", "#!/bin/sh\n"), 0o777))
+	expect.NoError(t, os.Chmod(write(s.Host, "bin/open", "#!/bin/sh\n"), 0o777))
 	dirs := cni.WithPluginDir([]string{s.Path("bin"), s.Path("nowhere")})
 	list := func(version, plugins string) cni.Opt {
 		return cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": %q, "name": "net", "plugins": [%s]}`, version, plugins))
@@ -98,7 +98,7 @@ func TestReadySeesWhereNothingCanBeWritten(t *testing.T) {
 	s.makeReadOnly()
 	expect.Is(t, reasons(t, r)[0], syscall.EROFS)
 
-	file := s.Write("file", "")
+	file := write(s.Host, "file", "")
 	elsewhere := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")), cni.WithStateDir(s.Path("new", "state")), cni.WithRecordDir(file))
 	expect.Is(t, reasons(t, elsewhere)[0], syscall.ENOTDIR)
 	expect.Is(t, expect.Err(os.Stat(s.Path("new"))), os.ErrNotExist)
@@ -195,7 +195,7 @@ func TestNotInitializedHasTheErrorOfTheLastLoad(t *testing.T) {
 	s := newStage(t)
 	r := s.Runtime()
 	expect.Same(t, "text", r.Status().Error(), "cni plugin not initialized")
-	s.Write("net.d/10-bad.conflist", `{"name": "net"}`)
+	write(s.Host, "net.d/10-bad.conflist", `{"name": "net"}`)
 	loaded := r.Load(cni.WithPluginConfDir(s.Path("net.d")), cni.WithDefaultConf)
 	expect.Is(t, loaded, cni.ErrInvalidConfig)
 	_, setup := r.Setup(t.Context(), "c1", s.Container("c1"))

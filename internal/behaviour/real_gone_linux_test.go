@@ -50,7 +50,7 @@ func goneCases() []goneCase {
 		{name: "bridge nftables", network: testhost.Case{Plugins: []string{
 			testhost.BridgeConf(`"ipMasq": true, "ipMasqBackend": "nftables", ` + testhost.HostLocal(ranges))}}},
 		{name: "ptp", network: testhost.Case{Plugins: []string{testhost.PtpConf(testhost.HostLocal(ranges))}}},
-		{name: "everything", network: testhost.Everything()},
+		{name: "everything", network: everything()},
 		{name: "macvlan", network: testhost.Macvlan()},
 		// A software device dies with its namespace, and so does its peer. A
 		// hardware device returns to the initial namespace.
@@ -280,7 +280,7 @@ func (h *realHost) reboot(containers ...string) {
 // allocation is not allowed" (F26), so the leftovers are removed first.
 func TestFault_F26_RealSetupAfterReboot(t *testing.T) {
 	h := newRealHost(t)
-	c := testhost.Everything()
+	c := everything()
 	r := h.Real(cni.WithLoNetwork, cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 	path := h.Mortal("c1")
 	files := h.Audit()
@@ -288,7 +288,6 @@ func TestFault_F26_RealSetupAfterReboot(t *testing.T) {
 	h.reboot(path)
 	h.Mortal("c1")
 	result := testhost.MustSetUp(t, r, "c1", path, onePort)
-	h.WantAsSaid(result, path, &c)
 	if err := r.Check(context.Background(), "c1", path); err != nil {
 		t.Error(err)
 	}

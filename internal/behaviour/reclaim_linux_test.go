@@ -128,8 +128,7 @@ func TestGCReclaimsAddressesThatCameBack(t *testing.T) {
 
 func (s *stage) ledgers() []string {
 	s.T.Helper()
-	found := expect.Value(filepath.Glob(s.Path("state", "embedcni", "attachments", "ledger.*")))(s.T)
-	return found
+	return expect.Value(filepath.Glob(s.Path("state", "embedcni", "attachments", "ledger.*")))(s.T)
 }
 
 // TestGCReclaimsTheAddressesOfALostRecord: an earlier version's ledger names the container,
@@ -266,7 +265,7 @@ func lostRecords(t *testing.T, test func(t *testing.T, h *realHost, r func(opts 
 	for _, builtIn := range []bool{true, false} {
 		t.Run(fmt.Sprintf("built in %v", builtIn), func(t *testing.T) {
 			h := newRealHost(t)
-			everything := testhost.Everything()
+			everything := everything()
 			conf := cni.WithConfListBytes(everything.Conf("podnet", "1.0.0", h.Path("ipam")))
 			test(t, h, func(opts ...cni.Opt) *cni.Runtime {
 				opts = append([]cni.Opt{conf, cni.WithOwner("tester")}, opts...)

@@ -79,7 +79,7 @@ func TestReconcile(t *testing.T) {
 		}, state: cni.StateGone, repaired: cni.ErrNotRepairable},
 		"a Remove": {happens: func(h *realHost, r *cni.Runtime) { expect.NoError(h.T, r.Remove(h.T.Context(), "c1", "")) },
 			state: cni.StateNotAttached, repaired: cni.ErrNotAttached, withoutAddress: true},
-		"a damaged record": {happens: func(h *realHost, _ *cni.Runtime) { h.SpoilBase("c1", "{") },
+		"a damaged record": {happens: func(h *realHost, _ *cni.Runtime) { spoilBase(h.Host, "c1", "{") },
 			state: cni.StateUnknown, repaired: cni.ErrNotRepairable, replaced: record.ErrBad},
 		"go-cni's": {happens: func(h *realHost, _ *cni.Runtime) { h.Unrecord("c1") }, // as for Setup, only libcni's cache knows it
 			state: cni.StateUnknown, repaired: cni.ErrNotAttached, replaced: cni.ErrAlreadyAttached},
@@ -363,7 +363,7 @@ func TestAReplacementThatIsKilled(t *testing.T) {
 			r := s.Runtime(cni.WithConfListBytes(conf))
 			testhost.MustSetUp(t, r, "c1", path)
 			s.On("p", verb, scripted.Action{Block: gate})
-			process, done := s.Process(conf, replaceVerb, "c1", path)
+			process, done := s.ProcessFor(testhost.Job{Verb: replaceVerb, ID: "c1", NetNS: path, Conf: conf}, nil)
 			letGo := s.Arrive(gate)
 			expect.NoError(t, process.Kill())
 			expect.Await(t, "the process that is killed", done)

@@ -80,7 +80,11 @@ func TestFault_F6_RealRemoveKnowsNothingButTheID(t *testing.T) {
 	h := newRealHost(t)
 	path := h.Container("c1")
 	before := h.Audit()
-	h.Write("net.d/10-podnet.conflist", string(h.BridgeList("podnet", "10.22.1")))
+	write(h.Host, "net.d/10-podnet.conflist", fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "podnet", "plugins": [
+		{"type": "bridge", "bridge": "br-podnet", "isDefaultGateway": true, "ipMasq": true,
+		 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.22.1.0/24"}]]}},
+		{"type": "firewall"},
+		{"type": "portmap", "capabilities": {"portMappings": true}}]}`, h.Path("ipam")))
 	r := h.Real(cni.WithLoNetwork, cni.WithDefaultConf)
 	testhost.MustSetUp(t, r, "c1", path, onePort)
 	expect.Same(t, "kept", h.Pinned("c1"), true)
@@ -157,7 +161,7 @@ func TestFault_F11_AnotherNamespaceAtTheSamePathIsNeverTouched(t *testing.T) {
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth1", "DEL p c1/eth0"})
 	expect.Same(t, "CNI_NETNS", []string{calls[0].NetNS, calls[1].NetNS}, []string{s.Pin("c1"), s.Pin("c1")})
-	s.DelLink("c1", "eth0") // fails if it was swept
+	s.delLink("c1", "eth0") // fails if it was swept
 }
 
 func TestRecordOfAnotherBootLeadsToNoNamespace(t *testing.T) {

@@ -27,13 +27,13 @@ var adopted, removed = cni.Report{Adopted: []string{"c1"}}, cni.Report{Removed: 
 func TestRecoverAdoptsHealthyContainers(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	r := s.restarted(conf)
-	testhost.WantRecover(t, r, adopted)
+	wantRecover(t, r, adopted)
 	expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth0", "CHECK q c1/eth0"})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 
 	// If only a descriptor kept it, that was the last process's.
 	expect.NoError(t, netns.Remove(s.Pin("c1")))
-	testhost.WantRecover(t, r, adopted)
+	wantRecover(t, r, adopted)
 	expect.Same(t, "kept", s.Pinned("c1"), true)
 	s.TakeCalls()
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
@@ -46,7 +46,7 @@ func TestRecoverAdoptsWithoutCHECKWhereThereIsNone(t *testing.T) {
 	testhost.MustSetUp(t, s.restarted(conf), "c1", s.Container("c1"))
 	s.AddLink("c1", "eth0")
 	s.TakeCalls()
-	testhost.WantRecover(t, s.restarted(conf), adopted)
+	wantRecover(t, s.restarted(conf), adopted)
 	expect.Same(t, "calls", s.Took(), []string{})
 }
 
@@ -73,12 +73,12 @@ func TestRecoverRemovesDeadContainers(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			s, _, conf := inhabited(t, "c1")
 			tt.happens(s)
-			testhost.WantRecover(t, s.restarted(conf), removed)
+			wantRecover(t, s.restarted(conf), removed)
 			calls := s.TakeCalls()
 			expect.Same(t, "calls", testhost.Rendered(calls), dels)
 			expect.Same(t, "CNI_NETNS", calls[len(calls)-1].NetNS, map[string]string{"c1": s.Path("netns", "c1")}[tt.netNS])
 			expect.Same(t, "kept", s.Pinned("c1"), false)
-			testhost.WantRecover(t, s.restarted(conf), cni.Report{})
+			wantRecover(t, s.restarted(conf), cni.Report{})
 		})
 	}
 }
@@ -111,7 +111,7 @@ func TestFault_F58_AnInterfaceThatAddDidNotMakeIsNotMissed(t *testing.T) {
 			path := s.Container("c1")
 			testhost.MustSetUp(t, r, "c1", path)
 			expect.NoError(t, r.Check(t.Context(), "c1", path))
-			testhost.WantRecover(t, s.restarted(conf), adopted)
+			wantRecover(t, s.restarted(conf), adopted)
 			expect.Is(t, testhost.SetUp(t.Context(), s.restarted(conf), "c1", path)(), cni.ErrAlreadyAttached)
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 		})
@@ -137,7 +137,7 @@ func TestRecoverRemovesOnlyHalfDoneAttachments(t *testing.T) {
 		}, []string{"DEL r c1/eth7"}, false},
 		"the container is not well either": {func(s *stage) {
 			s.ChangeRecord("c1", func(rec *record.Record) { extra(rec).State = record.Deleting })
-			s.DelLink("c1", "eth0")
+			s.delLink("c1", "eth0")
 		}, []string{"DEL r c1/eth7"}, true},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -198,9 +198,9 @@ func TestAFailedRemovalOfAnAttachmentLeavesTheContainer(t *testing.T) {
 
 func TestDamagedRecordsOfOtherOwnersAreLeftAloneToo(t *testing.T) {
 	s, r, conf := inhabited(t, "c1")
-	s.SpoilBase("c1", "{")
+	spoilBase(s.Host, "c1", "{")
 	other := s.restarted(conf, cni.WithOwner("other"))
-	testhost.WantRecover(t, other, cni.Report{})
+	wantRecover(t, other, cni.Report{})
 	report := expect.Value(other.GC(t.Context(), cni.GCOptions{KeepNone: true}))(t)
 	expect.Same(t, "report", *report, cni.Report{})
 	calls := s.TakeCalls()
@@ -213,12 +213,12 @@ func TestRecoverSweepsADamagedRecord(t *testing.T) {
 	for what, content := range spoiled {
 		s, _, conf := inhabited(t, "c1")
 		expect.NoError(t, os.RemoveAll(s.Path("state", "results")))
-		s.SpoilBase("c1", content)
+		spoilBase(s.Host, "c1", content)
 		s.RemoveNetNS("c1")
 		expect.NoError(t, netns.Unpin(s.Pin("c1"))) // as after a reboot
 		r := s.restarted(conf)
 		expect.Same(t, what+": on record", testhost.Recorded(t, r), []string{"c1/ unknown"})
-		testhost.WantRecover(t, r, removed)
+		wantRecover(t, r, removed)
 		calls := s.TakeCalls()
 		expect.Same(t, what, prevResults(t, calls), []string{"DEL q 10.9.0.2/24", "DEL p 10.9.0.2/24"})
 		expect.Same(t, what+": CNI_NETNS", calls[0].NetNS, "")
@@ -231,7 +231,7 @@ func TestRecoverSweepsADamagedRecord(t *testing.T) {
 // whether the container lives.
 func TestRecoverKeepsADamagedRecordWithoutAMount(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
-	s.SpoilBase("c1", "{")
+	spoilBase(s.Host, "c1", "{")
 	expect.NoError(t, netns.Remove(s.Pin("c1")))
 	r := s.restarted(conf)
 	report := expect.Value(r.Recover(t.Context()))(t)
@@ -256,7 +256,7 @@ func TestRecoverDiscardsEmptyRecords(t *testing.T) {
 	expect.Same(t, "kept", s.Pinned("c1"), true)
 
 	expect.NoError(t, netns.Unpin(s.Pin("c1"))) // as after a reboot
-	testhost.WantRecover(t, r, cni.Report{Left: []string{
+	wantRecover(t, r, cni.Report{Left: []string{
 		name + " says nothing and was deleted; if its container is known, Remove or CleanUp finds the leftovers"}})
 	if lines := log.Lines("ERROR"); len(lines) != 1 || !strings.Contains(lines[0], "leftovers of their attachments are possible") {
 		t.Errorf("errors logged: %q", lines)
@@ -268,13 +268,13 @@ func TestRecoverDiscardsEmptyRecords(t *testing.T) {
 
 func TestSetupOverADamagedRecord(t *testing.T) {
 	s, r, _ := inhabited(t, "c1")
-	s.SpoilBase("c1", "{")
+	spoilBase(s.Host, "c1", "{")
 	path := s.Path("netns", "c1")
 	// It stays alive, whatever is added beside it.
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path)(), cni.ErrAlreadyAttached)
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth7")))(), cni.ErrAlreadyAttached)
 	expect.Same(t, "calls", s.Took(), []string{})
-	s.DelLink("c1", "eth0")
+	s.delLink("c1", "eth0")
 	testhost.MustSetUp(t, r, "c1", path)
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth0"})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
@@ -289,7 +289,7 @@ func killedRuntime(t *testing.T, add scripted.Action) (s *stage, r *cni.Runtime,
 	gate := s.Gate("p")
 	add.Block = gate
 	s.On("p", "ADD", add)
-	process, done := s.Process(conf, "ADD", "c1", s.Container("c1"))
+	process, done := s.ProcessFor(testhost.Job{Verb: "ADD", ID: "c1", NetNS: s.Container("c1"), Conf: conf}, nil)
 	letGo = s.Arrive(gate)
 	expect.NoError(t, process.Kill())
 	expect.Same(t, "the runtime", expect.Await(t, "the end of the runtime", done), "signal: killed")
@@ -309,7 +309,7 @@ func TestFault_F1_AnOrphanPluginIsWaitedFor(t *testing.T) {
 	expect.NoError(t, expect.Await(t, "Recover", done))
 	expect.Same(t, "report", *report, removed)
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0", "end of DEL p c1/eth0"})
-	expect.Same(t, "processes", testhost.Children(t), nil)
+	expect.Same(t, "processes", children(t), nil)
 }
 
 func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {
@@ -346,13 +346,13 @@ func TestAFailedRemovalStaysRecordedAndIsTriedEverLessOften(t *testing.T) {
 
 func TestFault_F26_RealRecoverAfterReboot(t *testing.T) {
 	h := newRealHost(t)
-	c := testhost.Everything()
+	c := everything()
 	conf := cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
 	path := h.Mortal("c1")
 	files := h.Audit()
 	testhost.MustSetUp(t, h.Real(conf), "c1", path, onePort)
 	h.reboot(path)
-	testhost.WantRecover(t, h.Real(), removed) // loads nothing
+	wantRecover(t, h.Real(), removed) // loads nothing
 	h.WantClean(files)
 }
 

@@ -24,8 +24,7 @@ import (
 // repaired is the report on a container.
 func (s *stage) repaired(r *cni.Runtime, id string) *cni.RepairReport {
 	s.T.Helper()
-	report := expect.Value(r.Repair(s.T.Context(), id, cni.RepairOptions{}))(s.T)
-	return report
+	return expect.Value(r.Repair(s.T.Context(), id, cni.RepairOptions{}))(s.T)
 }
 
 // TestRepairOfOtherPluginsOnlyAsks them for CHECK: the specification forbids a second
@@ -69,7 +68,7 @@ func TestRepairRefuses(t *testing.T) {
 		"its namespace is gone":    {func(s *stage, _ *cni.Runtime) { s.RemoveNetNS("c1"); s.Unpin() }, []error{cni.ErrNotRepairable}},
 		"its path leads nowhere":   {func(s *stage, _ *cni.Runtime) { s.RemoveNetNS("c1") }, []error{cni.ErrNotRepairable, cni.ErrInvalidNetNS}},
 		"its path leads to others": {func(s *stage, _ *cni.Runtime) { s.RemoveNetNS("c1"); s.Container("c1") }, []error{cni.ErrNotRepairable, cni.ErrInvalidNetNS}},
-		"its record is damaged":    {func(s *stage, _ *cni.Runtime) { s.SpoilBase("c1", "{") }, []error{cni.ErrNotRepairable}},
+		"its record is damaged":    {func(s *stage, _ *cni.Runtime) { spoilBase(s.Host, "c1", "{") }, []error{cni.ErrNotRepairable}},
 		"it is removed":            {func(s *stage, r *cni.Runtime) { expect.NoError(s.T, r.Remove(s.T.Context(), "c1", "")) }, []error{cni.ErrNotAttached}},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -115,9 +115,9 @@ func TestFault_F59_AStateDirectorySpelledAnotherWayHarmsNoPool(t *testing.T) {
 func TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool(t *testing.T) {
 	s, conf, path := poolOfTheDead(t)
 	whole := expect.Value(os.ReadFile(s.RecordFile("c1") + ".json"))(t)
-	s.SpoilBase("c1", "{")
+	spoilBase(s.Host, "c1", "{")
 	var log testhost.Log
-	testhost.WantRecover(t, s.restarted(conf, cni.WithOwner("other"), log.Logger()), cni.Report{})
+	wantRecover(t, s.restarted(conf, cni.WithOwner("other"), log.Logger()), cni.Report{})
 	expect.Same(t, "the container's namespace is mounted", isNetNS(path), true)
 	if lines := log.Lines("WARN"); len(lines) != 1 || !strings.Contains(lines[0], "left for later") {
 		t.Errorf("warnings: %q", lines)
@@ -126,7 +126,7 @@ func TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool(t *testing.T) {
 	stray := filepath.Join(filepath.Dir(path), "warm-stray")
 	ns, err := netns.Create(stray)
 	expect.NoError(t, errors.Join(err, ns.Close()))
-	testhost.WantRecover(t, s.restarted(conf, cni.WithOwner("other")), cni.Report{})
+	wantRecover(t, s.restarted(conf, cni.WithOwner("other")), cni.Report{})
 	expect.Same(t, "the stray beside it is there", exists(t, stray), false)
 	expect.Same(t, "the container's namespace is mounted", isNetNS(path), true)
 	expect.NoError(t, s.restarted(conf).Remove(t.Context(), "c1", ""))
@@ -141,11 +141,11 @@ func TestFault_F59_NoNamespaceWithAProcessInItIsAStray(t *testing.T) {
 	expect.NoError(t, errors.Join(err, ns.Close()))
 	leave, leavePin := inhabit(t, path), inhabit(t, pin)
 	r := s.restarted(conf, cni.WithOwner("other"))
-	testhost.WantRecover(t, r, cni.Report{})
+	wantRecover(t, r, cni.Report{})
 	expect.Same(t, "mounted, with processes", []bool{isNetNS(path), isNetNS(pin)}, []bool{true, true})
 	leave()
 	leavePin()
-	testhost.WantRecover(t, r, cni.Report{})
+	wantRecover(t, r, cni.Report{})
 	expect.Same(t, "there, without them", []bool{exists(t, path), exists(t, pin)}, []bool{false, false})
 }
 
@@ -183,7 +183,7 @@ func TestFault_F59_AContainerThatIsMountedElsewhereLives(t *testing.T) {
 	s, conf, leave := elsewhereMounted(t)
 	r := s.restarted(conf)
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c2"))(), cni.ErrAlreadyAttached)
-	testhost.WantRecover(t, r, adopted)
+	wantRecover(t, r, adopted)
 	expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth0", "CHECK q c1/eth0"})
 	expect.Same(t, "kept again", isNetNS(s.Pin("c1")), true)
 
@@ -225,7 +225,7 @@ func TestFault_F59_ANumberThatIsGivenAgainIsNoContainer(t *testing.T) {
 func TestAContainerThatNobodyIsInIsGone(t *testing.T) {
 	s, conf, leave := elsewhereMounted(t)
 	leave()
-	testhost.WantRecover(t, s.restarted(conf), removed)
+	wantRecover(t, s.restarted(conf), removed)
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
 }
 
@@ -254,7 +254,7 @@ func TestRecoverDeletesSpareFiles(t *testing.T) {
 	mounted, empty, record := filepath.Join(pins, "spare.0"), filepath.Join(pins, "spare.1"), filepath.Join(filepath.Dir(pins), "spare.0")
 	ns, err := netns.Create(mounted)
 	expect.NoError(t, errors.Join(err, ns.Close(), os.WriteFile(empty, nil, 0o600), os.WriteFile(record, []byte("a record"), 0o600)))
-	testhost.WantRecover(t, s.restarted(conf), adopted)
+	wantRecover(t, s.restarted(conf), adopted)
 	for _, path := range []string{mounted, empty, record} {
 		expect.Same(t, path+" is there", exists(t, path), false)
 	}

@@ -1,6 +1,7 @@
 package behaviour_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -62,7 +63,7 @@ func (s *stage) untouchedBy(r *cni.Runtime, newer bool, causes ...error) {
 // TestFault_F44_ARecordThatCannotBeReadCostsOneContainer: that one is kept, and
 // the others are managed as usual.
 func TestFault_F44_ARecordThatCannotBeReadCostsOneContainer(t *testing.T) {
-	for cause, spoil := range testhost.Unread() {
+	for cause, spoil := range unread() {
 		t.Run(unix.ErrnoName(cause), func(t *testing.T) {
 			s, r, conf := inhabited(t, "c1", "c2")
 			name := "record " + testhost.Hashed("c1")
@@ -88,7 +89,7 @@ func TestFault_F44_ARecordThatCannotBeReadCostsOneContainer(t *testing.T) {
 			expect.Same(t, "calls", s.Took(), []string{"DEL q c2/eth0", "DEL p c2/eth0"})
 
 			mend()
-			testhost.WantRecover(t, s.restarted(conf), adopted)
+			wantRecover(t, s.restarted(conf), adopted)
 			s.TakeCalls()
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 			expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0"})
@@ -106,7 +107,7 @@ func recoverWithFew(t *testing.T, damaged bool) {
 	s, r, conf := inhabited(t, "c1", "c2", "c3")
 	for _, id := range []string{"c1", "c2", "c3"} {
 		if damaged {
-			s.SpoilBase(id, "{")
+			spoilBase(s.Host, id, "{")
 		}
 	}
 	var all unix.Rlimit
@@ -162,7 +163,7 @@ func (s *stage) age(id string) []byte {
 func TestFault_F43_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
 	s, r, conf := inhabited(t, "c1", "c2")
 	content := s.age("c1")
-	testhost.WantRecover(t, s.restarted(conf, cni.WithOwner("other")), cni.Report{})
+	wantRecover(t, s.restarted(conf, cni.WithOwner("other")), cni.Report{})
 	report := expect.Value(s.restarted(conf).Recover(t.Context()))(t)
 	expect.Same(t, "adopted", report.Adopted, []string{"c2"})
 	expect.Same(t, "removed", report.Removed, nil)
@@ -183,7 +184,7 @@ func TestFault_F43_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c2/eth0", "DEL p c2/eth0"})
 	now := expect.Value(os.ReadFile(s.RecordFile("c1") + ".json"))(t)
 	expect.Same(t, "record", string(now), string(content))
-	s.DelLink("c1", "eth0") // fails if it was removed
+	s.delLink("c1", "eth0") // fails if it was removed
 }
 
 // panics is a caller's log handler that panics on messages like this one.
@@ -211,7 +212,7 @@ func TestFault_F44_APanicReleasesLocks(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			s, _, conf := inhabited(t, "c1")
 			r := s.restarted(conf, cni.WithLogger(slog.New(panics{at: "belongs to no record"})))
-			s.Write("state/embedcni/attachments/"+testhost.Hashed("c2")+".json.new", "")
+			write(s.Host, "state/embedcni/attachments/"+testhost.Hashed("c2")+".json.new", "")
 			func() {
 				defer func() {
 					if recover() == nil {
@@ -235,9 +236,9 @@ func TestFault_F62_SeveralThatRecoverAtOnce(t *testing.T) {
 	for round := range rounds {
 		for i := range things {
 			id := fmt.Sprint("gone-", i)
-			s.Write("state/embedcni/attachments/"+testhost.Hashed(id)+".json.new", "")
-			s.Write("state/embedcni/attachments/netns/"+testhost.Hashed(id), "")
-			s.Write(fmt.Sprintf("state/embedcni/attachments/pool/1:%d/warm-x", i+1), "") // of dead processes
+			write(s.Host, "state/embedcni/attachments/"+testhost.Hashed(id)+".json.new", "")
+			write(s.Host, "state/embedcni/attachments/netns/"+testhost.Hashed(id), "")
+			write(s.Host, fmt.Sprintf("state/embedcni/attachments/pool/1:%d/warm-x", i+1), "") // of dead processes
 		}
 		begun, done := make(chan struct{}), make(chan error, crowd)
 		for range crowd {
@@ -266,7 +267,7 @@ func TestFault_F62_SeveralThatRecoverAtOnce(t *testing.T) {
 // goroutines, where the caller could not recover from a panic.
 func TestFault_F44_APanicCostsOneContainer(t *testing.T) {
 	s, _, conf := inhabited(t, "c1", "c2")
-	s.DelLink("c1", "eth0")
+	s.delLink("c1", "eth0")
 	report := expect.Value(s.restarted(conf, cni.WithLogger(slog.New(panics{at: "not known to be healthy"}))).Recover(t.Context()))(t)
 	expect.Same(t, "adopted", report.Adopted, []string{"c2"})
 	expect.Says(t, "a panic", report.Failed["c1"], "could not be removed: panic: ")
@@ -276,7 +277,7 @@ func TestFault_F44_APanicCostsOneContainer(t *testing.T) {
 // and only the pin leads to it.
 func TestFault_F59_ANamespaceThatCannotBeOpenedIsNotGone(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
-	s.SpoilBase("c1", "{")
+	spoilBase(s.Host, "c1", "{")
 	expect.NoError(t, netns.Remove(s.Pin("c1")))
 	expect.NoError(t, os.Symlink(s.Pin("c1"), s.Pin("c1")))
 	defer func() { expect.NoError(t, os.Remove(s.Pin("c1"))) }()
@@ -284,4 +285,39 @@ func TestFault_F59_ANamespaceThatCannotBeOpenedIsNotGone(t *testing.T) {
 	expect.Same(t, "removed", report.Removed, nil)
 	expect.Is(t, report.Failed["c1"], syscall.ELOOP)
 	expect.Same(t, "calls", s.Took(), []string{})
+}
+
+// spoilBase replaces the first line of a container's record but not its log.
+func spoilBase(h *testhost.Host, id, content string) {
+	h.T.Helper()
+	path := h.RecordFile(id) + ".json"
+	_, log, _ := bytes.Cut(expect.Value(os.ReadFile(path))(h.T), []byte("\n"))
+	expect.NoError(h.T, os.WriteFile(path, slices.Concat([]byte(content), []byte("\n"), log), 0o600))
+}
+
+// unread lists ways to make a record's file unreadable, by the kernel's error.
+// Each returns a function that makes it readable again.
+func unread() map[syscall.Errno]func(h *testhost.Host, path string) func() {
+	replaced := func(by func(path string) error) func(h *testhost.Host, path string) func() {
+		return func(h *testhost.Host, path string) func() {
+			expect.NoError(h.T, os.Rename(path, path+".aside"))
+			expect.NoError(h.T, by(path))
+			return func() {
+				expect.NoError(h.T, os.Remove(path))
+				expect.NoError(h.T, os.Rename(path+".aside", path))
+			}
+		}
+	}
+	return map[syscall.Errno]func(h *testhost.Host, path string) func(){
+		syscall.EISDIR: replaced(func(path string) error { return os.Mkdir(path, 0o700) }),
+		syscall.ELOOP:  replaced(func(path string) error { return os.Symlink(filepath.Base(path), path) }),
+		// Nothing is mapped at address 0.
+		syscall.EIO: replaced(func(path string) error { return os.Symlink("/proc/self/mem", path) }),
+		syscall.EACCES: func(h *testhost.Host, path string) func() {
+			expect.NoError(h.T, os.Chmod(path, 0))
+			// Like a root without capabilities, the thread obeys the modes of files.
+			restore := expect.Value(testhost.Without(unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH))(h.T)
+			return func() { expect.NoError(h.T, restore(), os.Chmod(path, 0o600)) }
+		},
+	}
 }

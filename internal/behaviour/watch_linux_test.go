@@ -270,7 +270,7 @@ func TestWatchFollowsTheLastLoad(t *testing.T) {
 // TestRemoveAndCheckGoOnWithoutFiles: the containers stay attached.
 func TestRemoveAndCheckGoOnWithoutFiles(t *testing.T) {
 	s := newStage(t)
-	s.Write("net.d/10-a.conflist", string(s.Network("a", "1.0.0", "p")))
+	write(s.Host, "net.d/10-a.conflist", string(s.Network("a", "1.0.0", "p")))
 	r := s.Runtime(cni.WithDefaultConf)
 	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
 	s.Container("c2")
@@ -283,7 +283,7 @@ func TestRemoveAndCheckGoOnWithoutFiles(t *testing.T) {
 	expect.NoError(t, r.Check(t.Context(), "c1", s.Path("netns", "c1")))
 	expect.Is(t, r.Check(t.Context(), "c2", s.Path("netns", "c2")), cni.ErrNotAttached)
 	expect.NoError(t, r.Remove(t.Context(), "c1", s.Path("netns", "c1")))
-	expect.Same(t, "calls", testhost.Verbs(s.TakeCalls()), []string{"CHECK p", "DEL p"})
+	expect.Same(t, "calls", s.Took(), []string{"CHECK p c1/eth0", "DEL p c1/eth0"})
 	w.stop()
 }
 

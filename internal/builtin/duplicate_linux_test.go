@@ -56,8 +56,7 @@ func (m *machine) addresses(t *testing.T) []links.Address {
 	c := expect.Value(links.Dial(m.container))(t)
 	defer c.Close()
 	link := expect.Value(c.Link(m.call.IfName))(t)
-	all := expect.Value(c.Addresses(link.Index))(t)
-	return all
+	return expect.Value(c.Addresses(link.Index))(t)
 }
 
 // taken has pairs of IPAM configurations. Both machines of a pair give a

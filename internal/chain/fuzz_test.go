@@ -82,8 +82,7 @@ func wantMerged(t *testing.T, config, got object, args map[string]any) {
 		raw, _ := o.get("args")
 		outer := expect.Value(objectOrEmpty(raw))(t)
 		raw, _ = outer.get("cni")
-		inner := expect.Value(objectOrEmpty(raw))(t)
-		return inner
+		return expect.Value(objectOrEmpty(raw))(t)
 	}
 	was, is := cni(config), cni(got)
 	for key := range args {

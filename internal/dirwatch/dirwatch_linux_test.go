@@ -22,8 +22,7 @@ func opened(t *testing.T, dir string) *Watch {
 
 func now(t *testing.T, w *Watch) Changes {
 	t.Helper()
-	c := expect.Value(w.Now())(t)
-	return c
+	return expect.Value(w.Now())(t)
 }
 
 func write(t *testing.T, elem ...string) {

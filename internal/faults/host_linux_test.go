@@ -155,8 +155,7 @@ func (h *host) settings(networks int) settings {
 
 func (h *host) runtime(s settings) *cni.Runtime {
 	h.t.Helper()
-	r := expect.Value(s.runtime())(h.t)
-	return r
+	return expect.Value(s.runtime())(h.t)
 }
 
 // audit lists the parts of this host that belong to containers.

@@ -185,6 +185,5 @@ func (l *living) missing(unless ...error) (n int) {
 
 func (l *living) health() *cni.HealthReport {
 	l.t.Helper()
-	report := expect.Value(l.runtime(l.set).Health(context.Background(), cni.HealthOptions{WithoutCheck: true}))(l.t)
-	return report
+	return expect.Value(l.runtime(l.set).Health(context.Background(), cni.HealthOptions{WithoutCheck: true}))(l.t)
 }

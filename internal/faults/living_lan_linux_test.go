@@ -115,8 +115,7 @@ func (l *living) zoned() {
 	setup := func(s settings, id string, port int32) *cni.Result {
 		l.t.Helper()
 		expect.NoError(l.t, elsewhere(l.t, job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: port, Settings: s}))
-		result := expect.Value(l.runtime(s).Lookup(id))(l.t)
-		return result
+		return expect.Value(l.runtime(s).Lookup(id))(l.t)
 	}
 	trusted := func(address string) bool {
 		for _, source := range server.Sources("trusted") {

@@ -493,8 +493,7 @@ func (h *host) nextBase(base []byte) []byte {
 	expect.NoError(h.t, json.Unmarshal(text, &line))
 	line.Record.ContainerID = "next"
 	expect.NoError(h.t, record.Open(dir).Begin(line.Record))
-	data := expect.Value(os.ReadFile(filepath.Join(dir, record.Name("next")+".json")))(h.t)
-	return data
+	return expect.Value(os.ReadFile(filepath.Join(dir, record.Name("next")+".json")))(h.t)
 }
 
 func unlessMissing(err error) error {
@@ -508,8 +507,7 @@ func unlessMissing(err error) error {
 func (h *host) fileOf(step, path string) []byte {
 	h.t.Helper()
 	rel := expect.Value(filepath.Rel(h.dir, path))(h.t)
-	data := expect.Value(os.ReadFile(filepath.Join(step, rel)))(h.t)
-	return data
+	return expect.Value(os.ReadFile(filepath.Join(step, rel)))(h.t)
 }
 
 // cutsOf returns lengths at which to cut a log: each end of a line, the middle

@@ -19,8 +19,7 @@ func TestMain(m *testing.M) { os.Exit(refplugins.Main(m, sandbox.Shards(2))) }
 func wantOutsideAsBefore(t *testing.T) {
 	t.Helper()
 	look := func() audit.Lines {
-		lines := expect.Value(audit.Snapshot(context.Background(), audit.Options{}))(t)
-		return lines
+		return expect.Value(audit.Snapshot(context.Background(), audit.Options{}))(t)
 	}
 	before := look()
 	t.Cleanup(func() {

@@ -95,11 +95,11 @@ func TestCompatDiffers_RemoveAsksEveryNetworkLastFirst(t *testing.T) {
 	if err := b.theirs.Remove(context.Background(), "c1", ""); err == nil {
 		t.Error("go-cni: no error")
 	}
-	expect.Same(t, "go-cni", strings.Join(testhost.Verbs(h.TakeCalls()), " "), "DEL a2")
+	expect.Same(t, "go-cni", strings.Join(verbsOf(h.TakeCalls()), " "), "DEL a2")
 	if err := b.ours.Remove(context.Background(), "c1", ""); err == nil {
 		t.Error("ours: no error")
 	}
-	expect.Same(t, "ours", strings.Join(testhost.Verbs(h.TakeCalls()), " "), "DEL b DEL a2 DEL a1")
+	expect.Same(t, "ours", strings.Join(verbsOf(h.TakeCalls()), " "), "DEL b DEL a2 DEL a1")
 }
 
 func TestCompatDiffers_SetupRollsBack(t *testing.T) {
@@ -109,11 +109,11 @@ func TestCompatDiffers_SetupRollsBack(t *testing.T) {
 	if _, err := b.theirs.SetupSerially(context.Background(), "c1", path); err == nil {
 		t.Error("go-cni: no error")
 	}
-	expect.Same(t, "go-cni", strings.Join(testhost.Verbs(h.TakeCalls()), " "), "ADD good ADD bad")
+	expect.Same(t, "go-cni", strings.Join(verbsOf(h.TakeCalls()), " "), "ADD good ADD bad")
 	if _, err := b.ours.SetupSerially(context.Background(), "c1", path); err == nil {
 		t.Error("ours: no error")
 	}
-	expect.Same(t, "ours", strings.Join(testhost.Verbs(h.TakeCalls()), " "), "ADD good ADD bad DEL bad DEL good")
+	expect.Same(t, "ours", strings.Join(verbsOf(h.TakeCalls()), " "), "ADD good ADD bad DEL bad DEL good")
 }
 
 // TestCompatDiffers_CheckWithLoopback: go-cni's loopback has version 0.3.1,
@@ -181,7 +181,7 @@ func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
 	if err := b.ours.Remove(ctx, "c1", ""); err != nil {
 		t.Errorf("ours: %v", err)
 	}
-	expect.Same(t, "ours: calls", strings.Join(testhost.Verbs(h.TakeCalls()), " "), "DEL x")
+	expect.Same(t, "ours: calls", strings.Join(verbsOf(h.TakeCalls()), " "), "DEL x")
 }
 
 // TestCompatDiffers_StderrOfPlugins appears in the error instead of the
@@ -268,13 +268,13 @@ func TestCompatDiffers_SecondSetup(t *testing.T) {
 	}
 	expect.Value(b.ours.Setup(ctx, "ours", path))(t)
 	h.addLink(ns, "eth0")
-	expect.Same(t, "calls", fmt.Sprint(testhost.Verbs(h.TakeCalls())), "[ADD x ADD x ADD x]")
+	expect.Same(t, "calls", fmt.Sprint(verbsOf(h.TakeCalls())), "[ADD x ADD x ADD x]")
 	if _, err := b.ours.Setup(ctx, "ours", path); !errors.Is(err, cni.ErrAlreadyAttached) || len(h.TakeCalls()) > 0 {
 		t.Errorf("it lives: %v, want ErrAlreadyAttached and no calls", err)
 	}
 	expect.NoError(t, errors.Join(netns.Remove(path), ns.Close()))
 	expect.Value(b.ours.Setup(ctx, "ours", h.Container("c2")))(t)
-	expect.Same(t, "it is dead: calls", fmt.Sprint(testhost.Verbs(h.TakeCalls())), "[DEL x ADD x]")
+	expect.Same(t, "it is dead: calls", fmt.Sprint(verbsOf(h.TakeCalls())), "[DEL x ADD x]")
 }
 
 // addLink makes an interface in a namespace, for plugins that only claim to

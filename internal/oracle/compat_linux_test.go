@@ -103,7 +103,7 @@ func TestCompat_08_Status(t *testing.T) {
 			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("%s: %v, want %q", who, err, test.err)
 			}
-			expect.Same(t, who, strings.Join(testhost.Verbs(h.TakeCalls()), " "), test.calls)
+			expect.Same(t, who, strings.Join(verbsOf(h.TakeCalls()), " "), test.calls)
 		}
 	}
 	two := h.Runtime(cni.WithMinNetworkCount(2), cni.WithConfListBytes(old))
@@ -126,7 +126,7 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 			t.Errorf("%s: %v", who, err)
 		}
 		calls := h.TakeCalls()
-		if got := strings.Join(testhost.Verbs(calls), " "); got != "DEL b DEL a" || calls[0].NetNS != "" {
+		if got := strings.Join(verbsOf(calls), " "); got != "DEL b DEL a" || calls[0].NetNS != "" {
 			t.Errorf("%s: calls %s in %q", who, got, calls[0].NetNS)
 		}
 	}

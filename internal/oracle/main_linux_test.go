@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/scripted"
 )
 
 // init reserves the leading thread for TestMain. A test on it that changed its
@@ -16,4 +17,12 @@ func init() { runtime.LockOSThread() }
 // plugins first, outside.
 func TestMain(m *testing.M) {
 	os.Exit(refplugins.Main(m, refplugins.WithScripted()))
+}
+
+// verbsOf renders calls as "ADD a", "DEL a": verb and plugin type in order.
+func verbsOf(calls []scripted.Call) (s []string) {
+	for _, c := range calls {
+		s = append(s, c.Verb+" "+c.Type)
+	}
+	return s
 }

@@ -106,7 +106,7 @@ func (h *matrixHost) ourLibrary(c *testhost.Case, version string) library {
 			if err != nil {
 				return nil, err
 			}
-			h.WantAsSaid(result, path, c)
+			h.wantAsSaid(result, path, c)
 			return []any{result.Interfaces, result.DNS, result.Routes, result.Raw()}, nil
 		},
 		check:  func(id, path string) error { return r.Check(ctx, id, path) },

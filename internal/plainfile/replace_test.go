@@ -45,8 +45,7 @@ func TestAFileWithTheContentStays(t *testing.T) {
 	stat := func() fs.FileInfo {
 		t.Helper()
 		expect.NoError(t, Replace(path, []byte("same\n"), 0o644))
-		info := expect.Value(os.Stat(path))(t)
-		return info
+		return expect.Value(os.Stat(path))(t)
 	}
 	first := stat()
 	if !os.SameFile(first, stat()) {

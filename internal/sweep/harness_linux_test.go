@@ -57,8 +57,7 @@ func hasLink(t *testing.T, ns *netns.Handle, name string) bool {
 
 func mustFind(t *testing.T, target Target) []Item {
 	t.Helper()
-	items := expect.Value(Find(t.Context(), target))(t)
-	return items
+	return expect.Value(Find(t.Context(), target))(t)
 }
 
 // wantSwept checks that exactly these are found, in this order, and removed.

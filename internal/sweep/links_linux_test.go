@@ -114,8 +114,7 @@ func TestTheShaperOfTheRealPlugin(t *testing.T) {
 
 func pluginDir(t *testing.T) string {
 	t.Helper()
-	dir := expect.Value(refplugins.Dir(t.Context(), os.Stderr))(t)
-	return dir
+	return expect.Value(refplugins.Dir(t.Context(), os.Stderr))(t)
 }
 
 func shaping(t *testing.T, network string) *libcni.NetworkConfigList {

@@ -18,10 +18,7 @@ type Case struct {
 	Ports     []cni.PortMapping
 	Bandwidth cni.BandWidth
 
-	// Routes are those that a plugin adds without reporting them. Link is the
-	// interface if the result does not report it.
-	Routes []string
-	Link   ContentLink
+	Routes []string // those that a plugin adds without reporting them
 }
 
 // Single reports whether the network predates lists.
@@ -63,17 +60,6 @@ func Uplink(h *RealHost) {
 	h.LinkUp("up0", "up1")
 }
 
-// Everything returns a network that leaves something in every place that
-// plugins can.
-func Everything(last ...string) Case {
-	return Case{Plugins: append([]string{
-		BridgeConf(`"ipMasq": true, ` + HostLocal(V4Range+","+V6Range)),
-		`{"type": "portmap", "snat": true, "capabilities": {"portMappings": true}}`,
-		`{"type": "bandwidth", "ingressRate": 8000000, "ingressBurst": 8000000, "egressRate": 8000000, "egressBurst": 8000000}`,
-		`{"type": "firewall", "backend": "iptables"}`,
-	}, last...)}
-}
-
 // Macvlan returns a network whose interfaces have a cable of the host as their
 // master.
 func Macvlan() Case {
@@ -86,14 +72,4 @@ func HostDevice() Case {
 		Prepare: func(h *RealHost) { h.VethPair("up0", "up1"); h.LinkUp("up1") },
 		Plugins: []string{`{"type": "host-device", "device": "up0", ` + HostLocal(V4Range) + `}`},
 	}
-}
-
-// BridgeList returns a network with every plugin that leaves something on the
-// host.
-func (h *Host) BridgeList(name, subnet string) []byte {
-	return fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": %q, "plugins": [
-		{"type": "bridge", "bridge": "br-%s", "isDefaultGateway": true, "ipMasq": true,
-		 "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "%s.0/24"}]]}},
-		{"type": "firewall"},
-		{"type": "portmap", "capabilities": {"portMappings": true}}]}`, name, name, h.Path("ipam"), subnet)
 }

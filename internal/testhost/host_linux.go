@@ -127,22 +127,12 @@ func (h *Host) Path(elem ...string) string {
 	return filepath.Join(append([]string{h.Dir}, elem...)...)
 }
 
-// Write makes a file in the host's directory, and returns its path.
-func (h *Host) Write(name, content string) string {
-	h.T.Helper()
-	path := h.Path(name)
-	expect.NoError(h.T, os.MkdirAll(filepath.Dir(path), 0o755))
-	expect.NoError(h.T, os.WriteFile(path, []byte(content), 0o644))
-	return path
-}
-
 // Runtime returns a Runtime on this host. opts may override everything.
 func (h *Host) Runtime(opts ...cni.Opt) *cni.Runtime {
 	h.T.Helper()
 	base := []cni.Opt{cni.WithStateDir(h.Path("state")), cni.WithPluginDir([]string{h.Path("bin")}),
 		cni.WithPluginConfDir(h.Path("net.d"))}
-	r := expect.Value(cni.New(append(base, opts...)...))(h.T)
-	return r
+	return expect.Value(cni.New(append(base, opts...)...))(h.T)
 }
 
 // Audit lists everything on this host. [LeavesNothingRunning] is for the process.
@@ -152,8 +142,7 @@ func (h *Host) Audit() audit.Lines {
 	if !h.withoutPins {
 		o.NetNSDirs = []string{h.Path("netns")}
 	}
-	lines := expect.Value(audit.Snapshot(context.Background(), o))(h.T)
-	return lines
+	return expect.Value(audit.Snapshot(context.Background(), o))(h.T)
 }
 
 // Left returns the lines that were added and removed since an audit, except

@@ -30,8 +30,7 @@ func (h *Host) Plugin(script scripted.Script, types ...string) string {
 // Calls returns all calls of scripted plugins.
 func (h *Host) Calls() []scripted.Call {
 	h.T.Helper()
-	calls := expect.Value(scripted.Calls(h.Path("calls")))(h.T)
-	return calls
+	return expect.Value(scripted.Calls(h.Path("calls")))(h.T)
 }
 
 // TakeCalls returns the calls since the last TakeCalls.
@@ -42,15 +41,6 @@ func (h *Host) TakeCalls() []scripted.Call {
 		h.T.Fatal(err)
 	}
 	return calls
-}
-
-// Verbs renders calls as "ADD a", "DEL a": verb and plugin type in order.
-func Verbs(calls []scripted.Call) []string {
-	var s []string
-	for _, c := range calls {
-		s = append(s, c.Verb+" "+c.Type)
-	}
-	return s
 }
 
 // Conflist makes a list of scripted plugins: each of types with its script.

@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
-	"runtime"
 	"syscall"
 	"testing"
 
@@ -32,7 +30,6 @@ type Job struct {
 	Owner     string // empty: the program
 	NewProc   bool   // first mount the /proc of its PID namespace
 	InProcess bool
-	Reaps     string // children: "ignores SIGCHLD" or "waits for all"
 }
 
 // OtherRuntime runs the job on stdin, prints its error and exits, if a test has
@@ -58,18 +55,6 @@ func (j Job) do(more map[string]func(context.Context, *cni.Runtime, Job) error) 
 		if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, "")); err != nil {
 			return err
 		}
-	}
-	switch j.Reaps {
-	case "ignores SIGCHLD":
-		signal.Ignore(syscall.SIGCHLD)
-	case "waits for all":
-		go func() {
-			for { // without a child there is nothing to wait for
-				if _, err := syscall.Wait4(-1, nil, 0, nil); err != nil {
-					runtime.Gosched()
-				}
-			}
-		}()
 	}
 	opts := []cni.Opt{cni.WithStateDir(j.StateDir), cni.WithPluginDir([]string{j.PluginDir}),
 		cni.WithHostNetNS(j.HostNetNS), cni.WithConfListBytes(j.Conf)}
@@ -124,25 +109,17 @@ func (j Job) Command(t testing.TB) *exec.Cmd {
 // output: the error, or nothing.
 func (s *Stage) Elsewhere(conf []byte, verb, id, path string) <-chan string {
 	s.T.Helper()
-	_, done := s.Process(conf, verb, id, path)
+	_, done := s.ProcessFor(Job{Verb: verb, ID: id, NetNS: path, Conf: conf}, nil)
 	return done
-}
-
-// Process is [Stage.Elsewhere] for a test that kills the process, or adds to
-// its environment.
-func (s *Stage) Process(conf []byte, verb, id, path string, env ...string) (*os.Process, <-chan string) {
-	s.T.Helper()
-	return s.ProcessFor(Job{Verb: verb, ID: id, NetNS: path, Conf: conf}, nil, env...)
 }
 
 // ProcessFor starts a process for any job on the host, in new namespaces if attr says so.
 // Its plugins are those of [Host.Plugin], unless the job names a directory.
-func (h *Host) ProcessFor(j Job, attr *syscall.SysProcAttr, env ...string) (*os.Process, <-chan string) {
+func (h *Host) ProcessFor(j Job, attr *syscall.SysProcAttr) (*os.Process, <-chan string) {
 	h.T.Helper()
 	j.StateDir, j.PluginDir, j.HostNetNS = h.Path("state"), cmp.Or(j.PluginDir, h.Path("bin")), h.Path("netns", "host")
 	cmd := j.Command(h.T)
 	cmd.SysProcAttr = attr
-	cmd.Env = append(cmd.Env, env...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	expect.NoError(h.T, cmd.Start())

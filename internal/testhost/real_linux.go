@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -64,8 +63,7 @@ func (h *RealHost) LinkUp(names ...string) {
 // ReferencePlugins returns the reference plugins' directory.
 func ReferencePlugins(t testing.TB) string {
 	t.Helper()
-	dir := expect.Value(refplugins.Dir(context.Background(), os.Stderr))(t)
-	return dir
+	return expect.Value(refplugins.Dir(context.Background(), os.Stderr))(t)
 }
 
 var (
@@ -96,27 +94,6 @@ func (h *RealHost) Mortal(name string) string {
 	expect.NoError(h.T, errors.Join(ns.Do(nettest.NoAddressDetection), ns.Close()))
 	h.T.Cleanup(func() { expect.NoError(h.T, netns.Remove(path)) })
 	return path
-}
-
-// Hanging starts a Setup whose plugin waits at a gate, and returns a function
-// that opens the gate.
-func (h *RealHost) Hanging(r *cni.Runtime, id, gate string, opts ...cni.NamespaceOpts) (letGo func()) {
-	h.T.Helper()
-	expect.NoError(h.T, syscall.Mkfifo(gate, 0o600))
-	path := h.Container(id)
-	done := Begin(func() error {
-		_, err := r.Setup(context.Background(), id, path, opts...)
-		return err
-	})
-	expect.Eventually(h.T, "somebody at "+gate, func() bool {
-		_, err := os.Stat(gate + ".there")
-		return err == nil
-	})
-	return func() {
-		h.T.Helper()
-		expect.NoError(h.T, os.WriteFile(gate, nil, 0o600))
-		expect.NoError(h.T, expect.Await(h.T, "the one that hung", done))
-	}
 }
 
 // MapPort maps a TCP port of the host to port 80 of the container.

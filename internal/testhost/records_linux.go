@@ -1,15 +1,12 @@
 package testhost
 
 import (
-	"bytes"
+	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -24,25 +21,15 @@ func (h *Host) Unrecord(id string) {
 	expect.NoError(h.T, netns.Remove(h.Pin(id)))
 }
 
-// SpoilBase replaces the first line of a container's record but not its log.
-func (h *Host) SpoilBase(id, content string) {
-	h.T.Helper()
-	path := h.RecordFile(id) + ".json"
-	data := expect.Value(os.ReadFile(path))(h.T)
-	_, log, _ := bytes.Cut(data, []byte("\n"))
-	expect.NoError(h.T, os.WriteFile(path, slices.Concat([]byte(content), []byte("\n"), log), 0o600))
-}
-
 // ForgetKinds removes the kinds of plugins from a record: early versions
 // recorded none.
 func (h *Host) ForgetKinds(id string) {
 	h.T.Helper()
-	store := h.Records()
-	rec := expect.Value(store.Load(record.ID(id)))(h.T)
-	for i := range rec.Attachments {
-		rec.Attachments[i].Plugins = nil
-	}
-	expect.NoError(h.T, store.Begin(rec))
+	h.ChangeRecord(id, func(rec *record.Record) {
+		for i := range rec.Attachments {
+			rec.Attachments[i].Plugins = nil
+		}
+	})
 }
 
 // Recorded renders the recorded attachments: "c1/eth0 attached".
@@ -72,57 +59,22 @@ func (h *Host) ChangeRecord(id string, change func(*record.Record)) {
 // Pinned reports whether a container's namespace is pinned.
 func (h *Host) Pinned(id string) bool {
 	h.T.Helper()
-	_, err := os.Lstat(h.Pin(id))
-	if err != nil && !os.IsNotExist(err) {
-		h.T.Fatal(err)
-	}
-	return err == nil
+	return len(expect.Value(filepath.Glob(h.Pin(id)))(h.T)) > 0
 }
 
-// WithoutOverride makes the test's thread obey the modes of files, like a root
-// without capabilities.
-func (h *Host) WithoutOverride() (restore func()) {
+// Entered notes attachments in an owner's ledger, as earlier versions did. It returns the
+// path of the file.
+func (h *Host) Entered(owner string, lines ...record.Line) (path string) {
 	h.T.Helper()
-	undo := expect.Value(without(unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH))(h.T)
-	return func() { expect.NoError(h.T, undo()) }
-}
-
-// without takes capabilities from the thread.
-func without(capabilities ...int) (restore func() error, err error) {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var have [2]unix.CapUserData
-	if err := unix.Capget(&header, &have[0]); err != nil {
-		return nil, err
+	sum := sha256.Sum256([]byte(owner))
+	path = h.Path("state", "embedcni", "attachments", fmt.Sprintf("ledger.%x.claims", sum[:8]))
+	expect.NoError(h.T, os.MkdirAll(filepath.Dir(path), 0o700))
+	f := expect.Value(os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600))(h.T)
+	for _, line := range lines {
+		data := expect.Value(json.Marshal(line))(h.T)
+		sum := sha256.Sum256(data)
+		expect.Value(fmt.Fprintf(f, "%x %s\n", sum[:8], data))(h.T)
 	}
-	less := have
-	for _, c := range capabilities {
-		less[0].Effective &^= 1 << c
-	}
-	return func() error { return unix.Capset(&header, &have[0]) }, unix.Capset(&header, &less[0])
-}
-
-// Unread lists ways to make a record's file unreadable, by the kernel's error.
-// Each returns a function that makes it readable again.
-func Unread() map[syscall.Errno]func(h *Host, path string) func() {
-	replaced := func(by func(path string) error) func(h *Host, path string) func() {
-		return func(h *Host, path string) func() {
-			expect.NoError(h.T, os.Rename(path, path+".aside"))
-			expect.NoError(h.T, by(path))
-			return func() {
-				expect.NoError(h.T, os.Remove(path))
-				expect.NoError(h.T, os.Rename(path+".aside", path))
-			}
-		}
-	}
-	return map[syscall.Errno]func(h *Host, path string) func(){
-		syscall.EISDIR: replaced(func(path string) error { return os.Mkdir(path, 0o700) }),
-		syscall.ELOOP:  replaced(func(path string) error { return os.Symlink(filepath.Base(path), path) }),
-		// Nothing is mapped at address 0.
-		syscall.EIO: replaced(func(path string) error { return os.Symlink("/proc/self/mem", path) }),
-		syscall.EACCES: func(h *Host, path string) func() {
-			expect.NoError(h.T, os.Chmod(path, 0))
-			restore := h.WithoutOverride()
-			return func() { restore(); expect.NoError(h.T, os.Chmod(path, 0o600)) }
-		},
-	}
+	expect.NoError(h.T, f.Close())
+	return path
 }

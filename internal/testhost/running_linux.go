@@ -50,25 +50,31 @@ func measure(t testing.TB) map[string]int {
 	return now
 }
 
-// Children returns the living processes below this one, including orphans,
-// because the sandbox makes it their parent.
-func Children(t testing.TB) []string {
-	t.Helper()
-	found := expect.Value(audit.Processes())(t)
-	return found
-}
-
 // UnableToMount runs f on a separate thread that may not mount. The thread ends
 // with it.
 func UnableToMount(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		_, err := without(unix.CAP_SYS_ADMIN)
+		_, err := Without(unix.CAP_SYS_ADMIN)
 		if err == nil {
 			err = f()
 		}
 		done <- err
 	}()
 	return <-done
+}
+
+// Without takes capabilities from the thread.
+func Without(capabilities ...int) (restore func() error, err error) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var have [2]unix.CapUserData
+	if err := unix.Capget(&header, &have[0]); err != nil {
+		return nil, err
+	}
+	less := have
+	for _, c := range capabilities {
+		less[0].Effective &^= 1 << c
+	}
+	return func() error { return unix.Capset(&header, &have[0]) }, unix.Capset(&header, &less[0])
 }

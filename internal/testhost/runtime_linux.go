@@ -21,13 +21,5 @@ var OnNet, OnTwo = cni.WithNetwork("net"), cni.WithNetwork("two")
 // MustSetUp is a Setup that must succeed.
 func MustSetUp(t testing.TB, r *cni.Runtime, id, path string, opts ...cni.NamespaceOpts) *cni.Result {
 	t.Helper()
-	result := expect.Value(r.Setup(context.Background(), id, path, opts...))(t)
-	return result
-}
-
-// WantRecover compares the report of Recover.
-func WantRecover(t testing.TB, r *cni.Runtime, want cni.Report) {
-	t.Helper()
-	report := expect.Value(r.Recover(context.Background()))(t)
-	expect.Same(t, "report", *report, want)
+	return expect.Value(r.Setup(context.Background(), id, path, opts...))(t)
 }

@@ -10,8 +10,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
@@ -54,13 +52,9 @@ func Messages(err error) []string {
 // Cached returns the files of libcni's cache.
 func (h *Host) Cached() []string {
 	h.T.Helper()
-	entries, err := os.ReadDir(h.Path("state", "results"))
-	if err != nil && !os.IsNotExist(err) {
-		h.T.Fatal(err)
-	}
 	names := []string{}
-	for _, e := range entries {
-		names = append(names, e.Name())
+	for _, path := range expect.Value(filepath.Glob(h.Path("state", "results", "*")))(h.T) {
+		names = append(names, filepath.Base(path))
 	}
 	return names
 }
@@ -202,16 +196,6 @@ func Begin(f func() error) <-chan error {
 func (s *Stage) AddLink(container, name string) {
 	s.T.Helper()
 	s.with(s.Path("netns", container), func(ns *netns.Handle) { nettest.AddBridge(s.T, ns, name) })
-}
-
-func (s *Stage) DelLink(container, name string) {
-	s.T.Helper()
-	s.with(s.Path("netns", container), func(ns *netns.Handle) { nettest.Change(s.T, ns, name, (*netlink.Handle).LinkDel) })
-}
-
-func (s *Stage) InContainer(container string, f func(*netlink.Handle) error) {
-	s.T.Helper()
-	s.with(s.Path("netns", container), func(ns *netns.Handle) { nettest.Inside(s.T, ns, f) })
 }
 
 // RemoveNetNS removes a container's namespace, so that another can use its

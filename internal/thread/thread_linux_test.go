@@ -84,8 +84,7 @@ func here(t *testing.T) place {
 // home returns the namespace of this process.
 func home(t *testing.T) netns.ID {
 	t.Helper()
-	id := expect.Value(netns.ProcessID())(t)
-	return id
+	return expect.Value(netns.ProcessID())(t)
 }
 
 func TestATourIsAtHomeBetweenVisits(t *testing.T) {

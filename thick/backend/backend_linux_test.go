@@ -16,8 +16,10 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/thick/backend"
 	"github.com/embedcni/cni/thick/multinet"
 	"github.com/embedcni/cni/thick/server"
@@ -444,7 +446,9 @@ func TestGCIsByPairsOfContainerAndInterface(t *testing.T) {
 // links returns the interfaces of a container.
 func (s *stage) links(id string) (names []string) {
 	s.T.Helper()
-	s.InContainer(id, linksTo(&names))
+	ns := expect.Value(netns.Open(s.Path("netns", id)))(s.T)
+	defer ns.Close()
+	nettest.Inside(s.T, ns, linksTo(&names))
 	return names
 }
 

@@ -137,8 +137,7 @@ func newPods(t *testing.T, a *api, change ...func(*kube.Options)) *kube.Pods {
 	for _, c := range change {
 		c(&o)
 	}
-	pods := expect.Value(kube.New(a, o))(t)
-	return pods
+	return expect.Value(kube.New(a, o))(t)
 }
 
 // run fills the cache and keeps it until the test ends. Afterwards nothing runs.

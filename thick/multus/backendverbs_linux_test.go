@@ -36,8 +36,7 @@ func TestMultusShimBeforeOurBackend(t *testing.T) {
 			}
 			must := func(verb string) string {
 				t.Helper()
-				stdout := expect.Value(run(verb))(t)
-				return stdout
+				return expect.Value(run(verb))(t)
 			}
 			works := func() {
 				t.Helper()

@@ -156,8 +156,7 @@ func TestHostDeviceNamesAreTakenElsewhere(t *testing.T) {
 
 func TestHostDeviceDel(t *testing.T) {
 	files := func(t *testing.T, dir string) []string {
-		found := expect.Value(filepath.Glob(dir + "/podnet/10.*"))(t)
-		return found
+		return expect.Value(filepath.Glob(dir + "/podnet/10.*"))(t)
 	}
 	for name, prepare := range map[string]func(*testing.T, plugintest.Host, *plugintest.Call){
 		"without a result":    func(_ *testing.T, _ plugintest.Host, c *plugintest.Call) { c.Prev = nil },
