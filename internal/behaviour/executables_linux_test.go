@@ -41,7 +41,7 @@ func (h *realHost) libcni() *libcni.CNIConfig {
 // TestReferencePluginsDetachWhatBuiltInPluginsAttached: their DELs succeed, although they
 // know none of the rules. Remove deletes these then, and those of nobody else.
 func TestReferencePluginsDetachWhatBuiltInPluginsAttached(t *testing.T) {
-	for _, variant := range plugintest.Variants() {
+	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			plugintest.UseIPTables(t, variant)
 			h := newRealHost(t)
@@ -184,7 +184,7 @@ func startsProcess(t *testing.T, fn func() error) bool {
 // docker, the executables may make copies of the rules that they share, which do no more
 // than one of them.
 func TestFault_F16_RealCrowdOnAColdHostAndAfterAFlush(t *testing.T) {
-	for _, variant := range plugintest.Variants() {
+	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			plugintest.UseIPTables(t, variant)
 			h := newRealHost(t)

@@ -2,6 +2,8 @@ package builtin_test
 
 import (
 	"context"
+	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -38,7 +40,7 @@ func newMachine(t *testing.T, lan *plugintest.LAN, typ, ipam string) *machine {
 	m := &machine{dir: t.TempDir()}
 	m.host, _ = plugintest.NetNS(t)
 	if typ == "bridge" {
-		lan.Bridge(t, m.host, "lan0")
+		onBridge(t, lan, m.host)
 	} else {
 		lan.Cable(t, m.host, "lan0")
 		nettest.SetUp(t, m.host, "lan0")
@@ -48,6 +50,30 @@ func newMachine(t *testing.T, lan *plugintest.LAN, typ, ipam string) *machine {
 	m.container, m.call.NetNS = plugintest.NetNS(t)
 	m.call.Config = strings.ReplaceAll(`{"cniVersion": "1.0.0", "name": "podnet", `+lanTypes[typ]+`, "ipam": `+ipam+`}`, "DIR", m.dir)
 	return m
+}
+
+// onBridge gives a host the bridge lan0 with an uplink that is on the LAN as far as IPv6
+// is concerned: a tunnel to the LAN's own bridge. A cable is a veth, so it
+// would look like a container's.
+func onBridge(t testing.TB, l *plugintest.LAN, host *netns.Handle) {
+	t.Helper()
+	l.Cable(t, host, "cable")
+	nettest.SetUp(t, host, "cable")
+	number := nettest.Link(t, host, "cable").Attrs().ParentIndex
+	machine, own := net.IPv4(10, 1, 0, 99), net.IPv4(10, 1, 0, byte(100+number))
+	nettest.AddAddress(t, host, "cable", own.String()+"/24")
+	tunnel := func(ns *netns.Handle, name, master string, remote net.IP) {
+		nettest.Change(t, ns, master, func(nl *netlink.Handle, br netlink.Link) error {
+			a := nettest.Attrs(name)
+			a.MasterIndex = br.Attrs().Index
+			return nl.LinkAdd(&netlink.Vxlan{LinkAttrs: a, VxlanId: number, Group: remote, Port: 4789, Learning: true})
+		})
+		nettest.SetUp(t, ns, name)
+	}
+	nettest.AddBridge(t, host, "lan0")
+	nettest.SetUp(t, host, "lan0")
+	tunnel(host, "lan0-up", "lan0", machine)
+	tunnel(l.Machine, fmt.Sprint("tunnel", number), "switch", own)
 }
 
 // addresses returns those of the container's interface.
@@ -202,7 +228,7 @@ func TestABridgeOfContainersAsksNobody(t *testing.T) {
 			lan, dir := plugintest.NewLAN(t), t.TempDir()
 			host, _ := plugintest.NetNS(t)
 			if tt.uplink {
-				lan.Bridge(t, host, "lan0")
+				onBridge(t, lan, host)
 			}
 			side := plugintest.Ours(host, builtin.New())
 			for i := range 2 {

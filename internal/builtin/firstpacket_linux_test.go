@@ -54,9 +54,7 @@ func newSite(t *testing.T, typ string, set ...string) *site {
 	nettest.SetUp(t, s.host, "lan0")
 	for i, a := range []string{"10.1.0.1/24", "fd00::1/64"} {
 		nettest.AddAddress(t, s.host, "lan0", a)
-		via := netip.MustParsePrefix(a).Addr()
-		to := netip.MustParsePrefix([]string{"10.2.0.0/24", "fd00:2::/64"}[i])
-		nettest.AddRoute(t, s.lan, to, via)
+		nettest.Shell(t, s.lan, []string{"ip route add 10.2.0.0/24 via 10.1.0.1", "ip route add fd00:2::/64 via fd00::1"}[i])
 	}
 	side, dir := plugintest.Ours(s.host, builtin.New()), t.TempDir()
 	for i, id := range []string{"c1", "c2"} {

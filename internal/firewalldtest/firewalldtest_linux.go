@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -23,9 +22,9 @@ import (
 )
 
 const (
-	busName   = "org.fedoraproject.FirewallD1"
+	BusName   = "org.fedoraproject.FirewallD1"
 	busPath   = "/org/fedoraproject/FirewallD1"
-	zoneCalls = busName + ".zone."
+	zoneCalls = BusName + ".zone."
 )
 
 // Server is a D-Bus, with a firewalld unless that was stopped.
@@ -81,7 +80,7 @@ func (s *Server) StartFirewalld() {
 	cmd.Env = append(os.Environ(), "DBUS_SYSTEM_BUS_ADDRESS="+s.Address)
 	s.firewalld = start(s.t, s.ns, cmd)
 	s.awaitOwner(true)
-	s.mustCall(busName+".getDefaultZone", nil)
+	s.mustCall(BusName+".getDefaultZone", nil)
 }
 
 // awaitOwner waits until firewalld has taken its name, or has released it. firewalld is
@@ -89,7 +88,7 @@ func (s *Server) StartFirewalld() {
 func (s *Server) awaitOwner(owned bool) {
 	s.t.Helper()
 	expect.Eventually(s.t, fmt.Sprintf("a bus with firewalld: %t", owned), func() (has bool) {
-		expect.NoError(s.t, s.conn.BusObject().Call("org.freedesktop.DBus.NameHasOwner", 0, busName).Store(&has))
+		expect.NoError(s.t, s.conn.BusObject().Call("org.freedesktop.DBus.NameHasOwner", 0, BusName).Store(&has))
 		return has == owned
 	})
 }
@@ -117,7 +116,7 @@ func (s *Server) FreezeFirewalld() (thaw func()) { return s.firewalld.freeze(s.t
 // Reload is firewall-cmd --reload.
 func (s *Server) Reload() {
 	s.t.Helper()
-	s.mustCall(busName+".reload", nil)
+	s.mustCall(BusName+".reload", nil)
 }
 
 // AddSource is firewall-cmd --add-source, as an administrator uses it.
@@ -143,7 +142,7 @@ func (s *Server) Sources(zone string) []string {
 
 func (s *Server) mustCall(method string, result any, args ...any) {
 	s.t.Helper()
-	call := s.conn.Object(busName, busPath).Call(method, 0, args...)
+	call := s.conn.Object(BusName, busPath).Call(method, 0, args...)
 	err := call.Err
 	if err == nil && result != nil {
 		err = call.Store(result)
@@ -153,22 +152,11 @@ func (s *Server) mustCall(method string, result any, args ...any) {
 	}
 }
 
-// Connections returns the number of connections to the bus, without the test's
-// own and firewalld's.
-func (s *Server) Connections() int {
+// Names returns the names on the bus.
+func (s *Server) Names() (names []string) {
 	s.t.Helper()
-	var names []string
 	expect.NoError(s.t, s.conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names))
-	n := -1
-	for _, name := range names {
-		if strings.HasPrefix(name, ":") {
-			n++
-		}
-	}
-	if slices.Contains(names, busName) {
-		n--
-	}
-	return n
+	return names
 }
 
 // tool returns the path of a program that "make deps" installs. Without it the

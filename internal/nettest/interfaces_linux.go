@@ -1,8 +1,6 @@
 package nettest
 
 import (
-	"net"
-	"net/netip"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -67,14 +65,5 @@ func AddAddress(t testing.TB, ns *netns.Handle, name, address string) {
 			a.Flags = unix.IFA_F_NODAD
 		}
 		return nl.AddrAdd(link, a)
-	})
-}
-
-// AddRoute adds a route.
-func AddRoute(t testing.TB, ns *netns.Handle, to netip.Prefix, via netip.Addr) {
-	t.Helper()
-	Inside(t, ns, func(nl *netlink.Handle) error {
-		dst := &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}
-		return nl.RouteAdd(&netlink.Route{Dst: dst, Gw: via.AsSlice()})
 	})
 }

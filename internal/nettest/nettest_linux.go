@@ -51,16 +51,10 @@ func Inside(t testing.TB, ns *netns.Handle, f func(*netlink.Handle) error) {
 // Shell runs a script in a namespace. The script must succeed.
 func Shell(t testing.TB, ns *netns.Handle, script string) {
 	t.Helper()
-	Run(t, ns, "sh", "-ec", script)
-}
-
-// Run runs a command in a namespace. The command must succeed.
-func Run(t testing.TB, ns *netns.Handle, name string, args ...string) {
-	t.Helper()
 	expect.NoError(t, ns.Do(func() error {
-		out, err := exec.CommandContext(context.Background(), name, args...).CombinedOutput()
+		out, err := exec.CommandContext(context.Background(), "sh", "-ec", script).CombinedOutput()
 		if err != nil {
-			t.Errorf("%s %q: %s", name, args, out)
+			t.Errorf("%s: %s", script, out)
 		}
 		return err
 	}))

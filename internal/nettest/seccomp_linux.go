@@ -20,21 +20,12 @@ func RefuseNetfilter() error {
 	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
 		low = 4
 	}
-	load := func(at uint32) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
-	}
-	// Unless equal, it skips to the last instruction.
-	equal := func(value uint32, skip uint8) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: skip, K: value}
-	}
-	end := func(action uint32) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: action}
-	}
-	program := []unix.SockFilter{
-		load(number), equal(unix.SYS_SOCKET, 5),
-		load(first + low), equal(unix.AF_NETLINK, 3),
-		load(first + 2*eachArg + low), equal(unix.NETLINK_NETFILTER, 1),
-		end(unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)), end(unix.SECCOMP_RET_ALLOW),
+	const load, equal, end = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+	program := []unix.SockFilter{ // unless equal, it skips to the last instruction
+		{Code: load, K: number}, {Code: equal, Jf: 5, K: unix.SYS_SOCKET},
+		{Code: load, K: first + low}, {Code: equal, Jf: 3, K: unix.AF_NETLINK},
+		{Code: load, K: first + 2*eachArg + low}, {Code: equal, Jf: 1, K: unix.NETLINK_NETFILTER},
+		{Code: end, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)}, {Code: end, K: unix.SECCOMP_RET_ALLOW},
 	}
 	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&filter)))

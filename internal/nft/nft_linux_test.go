@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
 func nft(t *testing.T, ns *netns.Handle, script string) {
 	t.Helper()
-	nettest.Run(t, ns, "sh", "-c", "nft -f - <<'EOF'\n"+script+"EOF")
+	nettest.Shell(t, ns, "nft -f - <<'EOF'\n"+script+"EOF")
 }
 
 func rulesOf(t *testing.T, c *Conn, table Table, chain string) (all []Object) {

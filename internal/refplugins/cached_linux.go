@@ -52,10 +52,12 @@ func cached(ctx context.Context, progress io.Writer) (string, error) {
 	return filled, errors.Join(err, held.Release())
 }
 
-// withoutGo returns the plugins' directory if none can be built.
+// withoutGo returns the first directory of CNI_PATH that has all plugins, or err.
 func withoutGo(err error) (string, error) {
-	if dir, ok := fromCNIPath(os.Getenv("CNI_PATH")); ok {
-		return dir, nil
+	for _, dir := range filepath.SplitList(os.Getenv("CNI_PATH")) {
+		if dir != "" && len(missingIn(dir)) == 0 {
+			return dir, nil
+		}
 	}
 	return "", err
 }

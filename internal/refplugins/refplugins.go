@@ -69,23 +69,16 @@ func packages() []string {
 // that requirement, Dir returns the first directory in CNI_PATH that has all plugins.
 //
 // Call Dir outside a sandbox, because building can need the network; see [Env].
-func Dir(ctx context.Context, progress io.Writer) (string, error) {
-	dir, err := find(ctx, progress)
+func Dir(ctx context.Context, progress io.Writer) (dir string, err error) {
+	if dir = os.Getenv(dirVariable); dir == "" {
+		dir, err = cached(ctx, progress)
+	} else if missing := missingIn(dir); len(missing) > 0 {
+		err = fmt.Errorf("%s=%s has no %s: unset it to have them built", dirVariable, dir, strings.Join(missing, ", "))
+	}
 	if err != nil {
 		return "", fmt.Errorf("find the reference CNI plugins: %w", err)
 	}
 	return dir, nil
-}
-
-func find(ctx context.Context, progress io.Writer) (string, error) {
-	if dir := os.Getenv(dirVariable); dir != "" {
-		if missing := missingIn(dir); len(missing) > 0 {
-			return "", fmt.Errorf("%s=%s has no %s: unset it to have them built",
-				dirVariable, dir, strings.Join(missing, ", "))
-		}
-		return dir, nil
-	}
-	return cached(ctx, progress)
 }
 
 // Env returns an environment entry with the result of Dir, for a process in a
@@ -116,14 +109,4 @@ func missingIn(dir string) []string {
 		}
 	}
 	return missing
-}
-
-// fromCNIPath returns the first directory of a CNI_PATH that has all plugins.
-func fromCNIPath(cniPath string) (string, bool) {
-	for _, dir := range filepath.SplitList(cniPath) {
-		if dir != "" && len(missingIn(dir)) == 0 {
-			return dir, true
-		}
-	}
-	return "", false
 }

@@ -74,11 +74,7 @@ func (h *Host) stop() (resume func()) {
 // Unpin unpins the namespaces of containers that the test leaves attached, so
 // that their directory can be deleted.
 func (h *Host) Unpin() {
-	pins, err := filepath.Glob(h.Path("state", "embedcni", "attachments", "netns", "*"))
-	if err != nil {
-		h.T.Error(err)
-	}
-	for _, pin := range pins {
+	for _, pin := range expect.Value(filepath.Glob(h.Path("state", "embedcni", "attachments", "netns", "*")))(h.T) {
 		if err := netns.Remove(pin); err != nil {
 			h.T.Error(err)
 		}

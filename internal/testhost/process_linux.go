@@ -95,13 +95,12 @@ func (j Job) do(more map[string]func(context.Context, *cni.Runtime, Job) error) 
 // Command returns a process that runs the job. It is killed when the test ends.
 func (j Job) Command(t testing.TB) *exec.Cmd {
 	t.Helper()
-	input := expect.Value(json.Marshal(j))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, "/proc/self/exe") // an ordinary user may not be able to read the path
 	cmd.Args[0] = os.Args[0]                          // the program's name is the owner
 	cmd.Env = append(os.Environ(), otherRuntimeEnv+"=1")
-	cmd.Stdin = bytes.NewReader(input)
+	cmd.Stdin = bytes.NewReader(expect.Value(json.Marshal(j))(t))
 	return cmd
 }
 

@@ -35,9 +35,8 @@ func (h *Host) ForgetKinds(id string) {
 // Recorded renders the recorded attachments: "c1/eth0 attached".
 func Recorded(t testing.TB, r *cni.Runtime) []string {
 	t.Helper()
-	all := expect.Value(r.Attachments())(t)
 	lines := []string{}
-	for _, a := range all {
+	for _, a := range expect.Value(r.Attachments())(t) {
 		lines = append(lines, fmt.Sprintf("%s/%s %s", a.ContainerID, a.IfName, a.State))
 	}
 	return lines

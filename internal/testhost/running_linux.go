@@ -39,9 +39,8 @@ func LeavesNothingRunning(t *testing.T) {
 // measure counts what the process has, by kind.
 func measure(t testing.TB) map[string]int {
 	t.Helper()
-	lines := expect.Value(audit.Process())(t)
 	now := map[string]int{"goroutine": runtime.NumGoroutine()}
-	for _, line := range lines {
+	for _, line := range expect.Value(audit.Process())(t) {
 		// A Runtime keeps its liveness file open until it is garbage.
 		if kind, _, _ := strings.Cut(line, " "); kind != "fd" || !strings.Contains(line, "/embedcni/alive") {
 			now[kind]++

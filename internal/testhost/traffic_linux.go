@@ -36,8 +36,7 @@ func (h *RealHost) At(path string, fn func() error) error {
 // it would see no IPv6 anywhere.
 func (h *RealHost) ProbeIPv6() {
 	h.T.Helper()
-	l := expect.Value(net.Listen("tcp", ":0"))(h.T)
-	expect.NoError(h.T, l.Close())
+	expect.NoError(h.T, expect.Value(net.Listen("tcp", ":0"))(h.T).Close())
 }
 
 // Serve is [nettest.Serve] in the namespace at path, or on the host if path is empty.

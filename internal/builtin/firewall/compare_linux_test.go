@@ -205,7 +205,7 @@ func TestAnUnknownBackend(t *testing.T) {
 
 // TestFlowsLiveThroughARepair.
 func TestFlowsLiveThroughARepair(t *testing.T) {
-	for _, variant := range plugintest.Variants() {
+	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			plugintest.UseIPTables(t, variant)
 			h := plugintest.NewHost(t)
@@ -214,7 +214,7 @@ func TestFlowsLiveThroughARepair(t *testing.T) {
 			nettest.AddAddress(t, h.Host, "veth0", "10.1.0.1/24")
 			nettest.AddAddress(t, h.Container, "eth0", "10.1.0.2/24")
 			connect(t, h.Host, client)
-			nettest.AddRoute(t, h.Container, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.1.0.1"))
+			nettest.Shell(t, h.Container, "ip route add default via 10.1.0.1")
 			side, c := plugintest.Ours(h.Host, lookup), call(h, "c1", `, "backend": "iptables"`, "10.1.0.2/24")
 			side.Must(t, "ADD", c)
 			nettest.Shell(t, h.Host, "iptables -P FORWARD DROP") // what firewall is for
@@ -248,5 +248,5 @@ func connect(t *testing.T, host, client *netns.Handle) {
 	nettest.SetUp(t, client, "lan1")
 	nettest.AddAddress(t, host, "lan0", "192.0.2.1/24")
 	nettest.AddAddress(t, client, "lan1", "192.0.2.2/24")
-	nettest.AddRoute(t, client, netip.MustParsePrefix("10.1.0.0/24"), netip.MustParseAddr("192.0.2.1"))
+	nettest.Shell(t, client, "ip route add 10.1.0.0/24 via 192.0.2.1")
 }

@@ -219,7 +219,7 @@ func TestHostDeviceUserSpace(t *testing.T) {
 	c.Prev = side.Must(t, "ADD", c)
 	want := expect.JSON(t, []byte(`{"cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "PIN"}],
 		"ips": [{"interface": 0, "address": "10.1.0.2/24", "gateway": "10.1.0.1"}]}`))
-	expect.Same(t, "previous result", h.Portable(t, c.Prev), want)
+	expect.Same(t, "previous result", strings.ReplaceAll(expect.JSON(t, c.Prev), h.NetNS, "PIN"), want)
 	side.Must(t, "CHECK", c)
 	side.Must(t, "DEL", c)
 	side.MustFail(t, "CHECK", c)

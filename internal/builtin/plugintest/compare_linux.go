@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -21,39 +20,33 @@ import (
 // Memory is the record of one attachment, in memory.
 type Memory struct {
 	caller.Record
-	mu    sync.Mutex
-	facts map[string]json.RawMessage
+	facts sync.Map // of json.RawMessage, by key
 }
 
 // NewMemory returns an empty record.
-func NewMemory() *Memory {
-	return &Memory{Record: caller.From(context.Background()).Record, facts: map[string]json.RawMessage{}}
-}
+func NewMemory() *Memory { return &Memory{Record: caller.From(context.Background()).Record} }
 
 func (m *Memory) Fact(key string) json.RawMessage {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.facts[key]
+	text, _ := m.facts.Load(key)
+	fact, _ := text.(json.RawMessage) // nil if there is none
+	return fact
 }
 
 func (m *Memory) NoteSoon(key string, value any) error { return m.Note(key, value) }
 
 func (m *Memory) Note(key string, value any) error {
 	text, err := json.Marshal(value)
-	if err != nil {
-		return err
+	if err == nil {
+		m.facts.Store(key, json.RawMessage(text))
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.facts[key] = text
-	return nil
+	return err
 }
 
 // Keys lists the keys of the notes.
-func (m *Memory) Keys() []string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Sorted(maps.Keys(m.facts))
+func (m *Memory) Keys() (keys []string) {
+	m.facts.Range(func(key, _ any) bool { keys = append(keys, fmt.Sprint(key)); return true })
+	slices.Sort(keys)
+	return keys
 }
 
 // Comparing calls do with the request of a CHECK and the plugin, which must be a

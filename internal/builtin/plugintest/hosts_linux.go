@@ -53,9 +53,3 @@ func (h Host) Result() []byte {
 		"dns": {}
 	}`))
 }
-
-// Portable returns JSON without the parts that differ between hosts.
-func (h Host) Portable(t testing.TB, out []byte) string {
-	t.Helper()
-	return strings.ReplaceAll(expect.JSON(t, out), h.NetNS, "PIN")
-}

@@ -11,9 +11,6 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Variants returns the variants of iptables.
-func Variants() []string { return []string{"nft", "legacy"} }
-
 // UseIPTables selects the variant behind the plain names until the test ends.
 func UseIPTables(t testing.TB, variant string) {
 	t.Helper()

@@ -46,56 +46,28 @@ func (l *LAN) Cable(t testing.TB, host *netns.Handle, name string) {
 	nettest.SetUp(t, l.Machine, port)
 }
 
-// Bridge gives a host a bridge with an uplink that is on the LAN as far as IPv6
-// is concerned: a tunnel to the LAN's own bridge. A cable is a veth, so it
-// would look like a container's.
-func (l *LAN) Bridge(t testing.TB, host *netns.Handle, name string) {
-	t.Helper()
-	cable := name + "-cable"
-	l.Cable(t, host, cable)
-	nettest.SetUp(t, host, cable)
-	machine, own := net.IPv4(10, 1, 0, 99), net.IPv4(10, 1, 0, byte(100+l.cables))
-	nettest.AddAddress(t, host, cable, own.String()+"/24")
-	tunnel := func(ns *netns.Handle, name, master string, remote net.IP) {
-		nettest.Change(t, ns, master, func(nl *netlink.Handle, br netlink.Link) error {
-			a := nettest.Attrs(name)
-			a.MasterIndex = br.Attrs().Index
-			return nl.LinkAdd(&netlink.Vxlan{LinkAttrs: a, VxlanId: l.cables, Group: remote, Port: 4789, Learning: true})
-		})
-		nettest.SetUp(t, ns, name)
-	}
-	nettest.AddBridge(t, host, name)
-	nettest.SetUp(t, host, name)
-	tunnel(host, name+"-up", name, machine)
-	tunnel(l.Machine, fmt.Sprint("tunnel", l.cables), "switch", own)
-}
-
 // connectTime limits a connection. A lost first SYN is repeated after one
 // second, and again after two more.
 const connectTime = 10 * time.Second
 
 // Connect listens on an address of the namespace to, opens a TCP connection to
 // it from the namespace from, and returns the connection time.
-func Connect(t testing.TB, from, to *netns.Handle, addr netip.Addr) time.Duration {
+func Connect(t testing.TB, from, to *netns.Handle, addr netip.Addr) (took time.Duration) {
 	t.Helper()
 	var listener net.Listener
-	err := to.Do(func() (err error) {
+	expect.NoError(t, to.Do(func() (err error) {
 		listener, err = net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
 		return err
-	})
-	expect.NoError(t, err)
+	}))
 	defer listener.Close()
-	begin := time.Now()
-	var conn net.Conn
-	err = from.Do(func() (err error) {
-		begin = time.Now()
-		conn, err = net.DialTimeout("tcp", listener.Addr().String(), connectTime)
-		return err
-	})
-	took := time.Since(begin)
-	if err != nil {
-		t.Fatalf("after %s: %v", took, err)
-	}
-	expect.NoError(t, conn.Close())
+	expect.NoError(t, from.Do(func() error {
+		begin := time.Now()
+		conn, err := net.DialTimeout("tcp", listener.Addr().String(), connectTime)
+		took = time.Since(begin)
+		if err != nil {
+			return fmt.Errorf("after %s: %w", took, err)
+		}
+		return conn.Close()
+	}))
 	return took
 }

@@ -96,7 +96,7 @@ func TestASingleRuleIsFoundAndRepaired(t *testing.T) {
 		t.Fatalf("%d rules name the container:\n%s", len(all), strings.Join(was, "\n"))
 	}
 	for _, damage := range all {
-		nettest.Run(t, h.Host, "sh", append([]string{"-ec"}, damage...)...)
+		nettest.Shell(t, h.Host, damage)
 		found, left := compared(t, h, c, plugintest.RepairHost)
 		if !strings.HasPrefix(found, "portmap host port") || left != "" {
 			t.Errorf("%q: found %q, left %q", damage, found, left)
@@ -134,7 +134,7 @@ func TestRulesOfAnExecutable(t *testing.T) {
 				t.Fatalf("%d rules name the container:\n%s", len(all), strings.Join(was, "\n"))
 			}
 			for _, damage := range all {
-				nettest.Run(t, h.Host, "sh", append([]string{"-ec"}, damage...)...)
+				nettest.Shell(t, h.Host, damage)
 				found, left := compared()
 				if !strings.HasPrefix(found, "portmap host port") || left != "" {
 					t.Errorf("%q: found %q, left %q", damage, found, left)
@@ -174,7 +174,7 @@ func sweep(t *testing.T, h plugintest.Host, id string) {
 
 // damages returns arguments of sh that delete one rule or element of the container's
 // each.
-func damages(rules audit.Lines) (all [][]string) {
+func damages(rules audit.Lines) (all []string) {
 	seen := map[string]bool{}
 	for _, line := range rules {
 		words := strings.Fields(line)
@@ -191,16 +191,15 @@ func damages(rules audit.Lines) (all [][]string) {
 			// It takes a rule for another that differs in the port.
 		case words[0] != "nft":
 			if table, spec, ok := strings.Cut(strings.TrimPrefix(line, words[0]+" "), " -A "); ok {
-				all = append(all, []string{fmt.Sprintf("%s -t %s -D %s", words[0], table, spec)})
+				all = append(all, fmt.Sprintf("%s -t %s -D %s", words[0], table, spec))
 			}
 		case words[1] == "element":
 			key, _, _ := strings.Cut(strings.Join(words[5:], " "), " comment ")
-			all = append(all, []string{"nft delete element " + strings.Join(words[2:5], " ") + " { " + key + " }"})
+			all = append(all, "nft delete element "+strings.Join(words[2:5], " ")+" { "+key+" }")
 		case words[1] == "rule":
 			chain := strings.Join(words[2:5], " ")
-			all = append(all, []string{
-				fmt.Sprintf(`nft delete rule %s handle $(nft -a list chain %[1]s | grep -F "$0" | sed 's/.*# handle //')`, chain), strings.Join(words[5:], " "),
-			})
+			all = append(all, fmt.Sprintf(`nft delete rule %s handle $(nft -a list chain %[1]s | grep -F '%s' | sed 's/.*# handle //')`,
+				chain, strings.Join(words[5:], " ")))
 		}
 	}
 	return all
