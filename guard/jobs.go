@@ -175,7 +175,7 @@ func (g *guard) collect(ctx context.Context) {
 		}
 		return
 	}
-	bound, cancel := context.WithTimeout(ctx, g.options.GCInterval)
+	bound, cancel := context.WithTimeout(ctx, max(g.options.GCInterval, repairTime))
 	defer cancel()
 	report, err := g.rt.GC(bound, o)
 	if ctx.Err() == nil {
