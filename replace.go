@@ -83,7 +83,7 @@ func (r *Runtime) replace(ctx context.Context, s *snapshot, report *HealthReport
 type replacement struct {
 	*operation
 	seen   *record.Record // when it was decided; nil if there was none
-	before []formerly     // the addresses of what it has removed
+	before []formerly     // the addresses of the attachments that clear has removed
 }
 
 // formerly are the addresses of one of a container's attachments.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
@@ -52,8 +53,11 @@ func (t *Target) leaveSubnets(ctx context.Context) {
 	if !t.Rules.Possible || t.How.FilesOnly || t.Host == nil {
 		return
 	}
+	// Somebody who has stopped may hold the lock. Find needs it only for the last attachment.
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
 	if err := netfilter.Open(t.Host, t.Filters).LeaveSubnets(ctx, t.RulesTarget()); err == nil {
-		t.Subnets = nil // else they are searched for, which reports what is wrong
+		t.Subnets = nil // after an error, Find looks at them and reports what is wrong
 	}
 }
 

@@ -185,7 +185,7 @@ func Clear(ctx context.Context, t Target, found []Item, log *slog.Logger) (left 
 	if len(found) > 0 {
 		log.Info("removing leftovers of DEL", "network", t.Network, "left", Lines(found))
 		if err = Remove(ctx, found); err == nil {
-			t.Subnets = nil // their rules are left to others, who take them along
+			t.Subnets = nil // rules that are still there are needed by others, who delete them
 		}
 		if still, ferr := Find(ctx, t); ferr != nil || len(still) > 0 {
 			return Lines(still), errors.Join(err, ferr)

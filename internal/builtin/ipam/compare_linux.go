@@ -20,9 +20,9 @@ import (
 // for comparisons.
 type Interface struct {
 	Up bool // it should be up
-	// Fits returns the properties that differ from the interface of the ADD: what was
-	// wanted, what was found, and the error. If there is one, it may be another interface,
-	// and nothing in it is made again.
+	// Fits returns the differences from the interface that the ADD made. It sets Wanted,
+	// Found and Err. An interface that differs may be another one, so that a repair makes
+	// nothing in it.
 	Fits func(own links.Link, said *types100.Interface) ([]compare.Difference, error)
 	// Gone says why a missing interface cannot be made again.
 	Gone string
