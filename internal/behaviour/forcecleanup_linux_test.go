@@ -19,6 +19,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
@@ -351,4 +352,21 @@ func TestCleanUpWithAConfigurationInPlaceOfTheRecorded(t *testing.T) {
 	})
 	expect.Same(t, "files", s.held(), []string{"10.9.0.3"})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
+}
+
+// TestRemoveWaitsForNobodyWhoHoldsTheLockOfItsNetworksRules: a process was stopped while it
+// made rules. The last container of the network waits, as its rules are to be deleted.
+func TestRemoveWaitsForNobodyWhoHoldsTheLockOfItsNetworksRules(t *testing.T) {
+	h := newRealHost(t)
+	c := testhost.Case{Plugins: []string{testhost.BridgeConf(testhost.HostLocal(testhost.V4Range)), `{"type": "firewall"}`}}
+	r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(c.Conf("net", "1.0.0", h.Path("ipam"))))
+	before := h.Audit()
+	paths := map[string]string{"c1": h.Container("c1"), "c2": h.Container("c2")}
+	for id, path := range paths {
+		testhost.MustSetUp(t, r, id, path)
+	}
+	unlock := expect.Value(iptables.LockNamespace(t.Context(), h.current(), true))(t)
+	expect.Soon(t, "Remove", func() error { return r.Remove(t.Context(), "c1", paths["c1"]) })
+	expect.NoError(t, unlock(), r.Remove(t.Context(), "c2", paths["c2"]))
+	h.WantClean(before)
 }

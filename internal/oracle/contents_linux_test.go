@@ -21,7 +21,7 @@ type contents struct {
 	lines []string // "eth0 10.1.0.2/24", "0.0.0.0/0 via 10.1.0.1": addresses and routes, without the kernel's own
 }
 
-// link lacks what the result does not say.
+// link has what a result says of an interface; a field that it does not say is zero.
 type link struct {
 	mac string
 	mtu int
