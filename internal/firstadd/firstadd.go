@@ -135,9 +135,10 @@ type aloneness struct {
 // no keys, others may run at the same time.
 func (t *Tracker) begin(ctx context.Context, a aloneness) (end func(ok bool) error, err error) {
 	nothing := func(bool) error { return nil }
-	if t.knows(a.of) || a.there() {
+	if t.knows(a.of) {
 		return nothing, nil
 	}
+	// Only nobody's work is seen as a whole: there is asked with the keys.
 	leave := func() error { return nil }
 	if keys := a.keys(); len(keys) > 0 {
 		if leave, err = t.take(ctx, a.wait, keys); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -250,5 +251,33 @@ func TestATypeIsNotAskedForOnceThereWasAFirst(t *testing.T) {
 	end, err := tracker.Begin(t.Context(), key("podnet").Key, func() []string { t.Error("asked"); return nil })
 	if err != nil || end(true) != nil {
 		t.Error(err)
+	}
+}
+
+func TestOnceWaitsForTheOneThatMakes(t *testing.T) {
+	tracker := newTracker(t.TempDir())
+	var made atomic.Bool
+	end, err := tracker.Once(t.Context(), "firewall", "podnet", made.Load)
+	expect.NoError(t, err)
+	made.Store(true) // the first of what it makes is seen, the rest is to come
+	second := make(chan error, 1)
+	go func() {
+		end, err := tracker.Once(t.Context(), "firewall", "podnet", made.Load)
+		if err == nil {
+			err = end(true)
+		}
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		t.Fatal("a second one began while the first one made what they share: ", err)
+	case <-time.After(blink):
+	}
+	expect.NoError(t, end(true))
+	select {
+	case err := <-second:
+		expect.NoError(t, err)
+	case <-time.After(patience):
+		t.Fatal("the second one never began")
 	}
 }
