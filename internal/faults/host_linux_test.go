@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -204,6 +205,10 @@ func (h *host) inside(id string) (links audit.Lines) {
 	return links
 }
 
+// killed matches the status of a process with a pending SIGKILL, signal 9
+// (proc_pid_status(5)).
+var killed = regexp.MustCompile(`(?m)^(Sig|Shd)Pnd:\s[0-9a-f]*[13579bdf][0-9a-f]{2}$`)
+
 // processesOf returns the running processes that were started for the
 // container.
 func processesOf(t testing.TB, id string) []string {
@@ -213,8 +218,13 @@ func processesOf(t testing.TB, id string) []string {
 	var found []string
 	for _, file := range files {
 		// A zombie has no environment, and a process that has just ended has no
-		// file.
-		if env, err := os.ReadFile(file); err == nil && bytes.Contains(env, variable) {
+		// file. A killed one does nothing more, however late it gets to its end.
+		env, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(env, variable) {
+			continue
+		}
+		status, err := os.ReadFile(filepath.Join(filepath.Dir(file), "status"))
+		if err == nil && !killed.Match(status) {
 			found = append(found, filepath.Base(filepath.Dir(file)))
 		}
 	}

@@ -145,7 +145,7 @@ func (b *board) crowd(t *testing.T) {
 		return err
 	})
 	made, _ := audit.Diff(before, h.everything())
-	twice := duplicates(made)
+	twice := duplicates(t, made)
 	failures += all(func(_ int, id string) error { return r.Remove(context.Background(), id, h.netns(id)) })
 	h.letGo()
 	h.wantSame(before)
@@ -160,10 +160,11 @@ func (h *host) everything() audit.Lines {
 	return lines.Without(func(l string) bool { return l[:2] != "ip" && l[:3] != "nft" && l[:4] != "file" })
 }
 
-func duplicates(lines audit.Lines) (n int) {
+func duplicates(t *testing.T, lines audit.Lines) (n int) {
 	seen := map[string]bool{}
 	for _, l := range lines {
 		if seen[l] {
+			t.Log("twice:", l)
 			n++
 		}
 		seen[l] = true
