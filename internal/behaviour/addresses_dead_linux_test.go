@@ -85,9 +85,9 @@ func (s *stage) lo(path string, fn func(netlink.Link) error) {
 
 // newManyPorts is a host with one container that has n ports, none of which leads
 // anywhere: somebody has flushed all rules.
-func newManyPorts(t *testing.T, backend string, n int) *guardedHost {
+func newManyPorts(t *testing.T, n int) *guardedHost {
 	t.Helper()
-	h := newGuardedHost(t, false, backend, 0)
+	h := newGuardedHost(t, false, "", 0)
 	ports := make([]cni.PortMapping, n)
 	for i := range ports {
 		ports[i] = cni.PortMapping{HostPort: int32(8000 + i), ContainerPort: 80, Protocol: "tcp"}
@@ -127,31 +127,27 @@ func afterUserTime(t *testing.T, d time.Duration) <-chan os.Signal {
 // ports takes about four times as long, not sixteen times.
 func TestFault_F69_FlushedPortsCostLinearTime(t *testing.T) {
 	const few, most, floor = 1000, 9, 50 * time.Millisecond
-	for _, backend := range []string{"", "nftables"} {
-		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
-			judged, repaired := make(map[int]time.Duration), make(map[int]time.Duration)
-			for _, n := range []int{few, 4 * few} {
-				t.Run(fmt.Sprint(n), func(t *testing.T) {
-					h := newManyPorts(t, backend, n)
-					begun := spent(t)
-					health := expect.Value(h.r.Health(t.Context(), cni.HealthOptions{WithoutCheck: true}))(t)
-					judged[n] = spent(t) - begun
-					expect.Same(t, "differences: the ports and masquerading", len(health.Containers[0].Differences), n+1)
-					begun = spent(t)
-					report := expect.Value(h.r.Repair(t.Context(), "c0", cni.RepairOptions{}))(t)
-					repaired[n] = spent(t) - begun
-					expect.NoError(t, report.Err())
-					expect.Same(t, "repaired", len(report.Repaired), n+1)
-					h.back("repaired")
-				})
-			}
-			for what, took := range map[string]map[int]time.Duration{"judge": judged, "repair": repaired} {
-				t.Logf("to %s %d ports takes %v of CPU, %d ports %v", what, few, took[few], 4*few, took[4*few])
-				if took[4*few] > most*max(took[few], floor) {
-					t.Errorf("to %s four times as many ports takes %.1f times as long", what, float64(took[4*few])/float64(took[few]))
-				}
-			}
+	judged, repaired := make(map[int]time.Duration), make(map[int]time.Duration)
+	for _, n := range []int{few, 4 * few} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			h := newManyPorts(t, n)
+			begun := spent(t)
+			health := expect.Value(h.r.Health(t.Context(), cni.HealthOptions{WithoutCheck: true}))(t)
+			judged[n] = spent(t) - begun
+			expect.Same(t, "differences: the ports and masquerading", len(health.Containers[0].Differences), n+1)
+			begun = spent(t)
+			report := expect.Value(h.r.Repair(t.Context(), "c0", cni.RepairOptions{}))(t)
+			repaired[n] = spent(t) - begun
+			expect.NoError(t, report.Err())
+			expect.Same(t, "repaired", len(report.Repaired), n+1)
+			h.back("repaired")
 		})
+	}
+	for what, took := range map[string]map[int]time.Duration{"judge": judged, "repair": repaired} {
+		t.Logf("to %s %d ports takes %v of CPU, %d ports %v", what, few, took[few], 4*few, took[4*few])
+		if took[4*few] > most*max(took[few], floor) {
+			t.Errorf("to %s four times as many ports takes %.1f times as long", what, float64(took[4*few])/float64(took[few]))
+		}
 	}
 }
 
@@ -159,35 +155,31 @@ func TestFault_F69_FlushedPortsCostLinearTime(t *testing.T) {
 // limit is CPU time: a process that waits for a busy machine is not late.
 func TestFault_F69_HealthAndRepairEndWithTheirContext(t *testing.T) {
 	const limit = 500 * time.Millisecond
-	for _, backend := range []string{"", "nftables"} {
-		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
-			h := newManyPorts(t, backend, 4000)
-			for what, do := range map[string]func(context.Context) error{
-				"Health": func(ctx context.Context) error { return errOf(h.r.Health(ctx, cni.HealthOptions{WithoutCheck: true})) },
-				"Repair": func(ctx context.Context) error { return errOf(h.r.Repair(ctx, "c0", cni.RepairOptions{})) },
-			} {
-				ctx, cancel := context.WithCancel(t.Context())
-				ended := make(chan error, 1)
-				go func() { ended <- do(ctx) }()
-				select {
-				case <-afterUserTime(t, 20*time.Millisecond): // it is under way
-				case err := <-ended:
-					ended <- err
-				}
-				begun, used := time.Now(), spent(t)
-				cancel()
-				if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-					t.Errorf("%s: %v", what, err)
-				}
-				used = spent(t) - used
-				t.Logf("%s ends after %v, %v of CPU", what, time.Since(begun), used)
-				if used > limit {
-					t.Errorf("%s ends %v of CPU after its context", what, used)
-				}
-			}
-			_, err := h.r.Repair(t.Context(), "c0", cni.RepairOptions{}) // the rest
-			expect.NoError(t, err)
-			h.back("repaired after all")
-		})
+	h := newManyPorts(t, 4000)
+	for what, do := range map[string]func(context.Context) error{
+		"Health": func(ctx context.Context) error { return errOf(h.r.Health(ctx, cni.HealthOptions{WithoutCheck: true})) },
+		"Repair": func(ctx context.Context) error { return errOf(h.r.Repair(ctx, "c0", cni.RepairOptions{})) },
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- do(ctx) }()
+		select {
+		case <-afterUserTime(t, 20*time.Millisecond): // it is under way
+		case err := <-ended:
+			ended <- err
+		}
+		begun, used := time.Now(), spent(t)
+		cancel()
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", what, err)
+		}
+		used = spent(t) - used
+		t.Logf("%s ends after %v, %v of CPU", what, time.Since(begun), used)
+		if used > limit {
+			t.Errorf("%s ends %v of CPU after its context", what, used)
+		}
 	}
+	_, err := h.r.Repair(t.Context(), "c0", cni.RepairOptions{}) // the rest
+	expect.NoError(t, err)
+	h.back("repaired after all")
 }

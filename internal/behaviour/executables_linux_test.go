@@ -201,7 +201,7 @@ func TestFault_F16_RealCrowdOnAColdHostAndAfterAFlush(t *testing.T) {
 				"$f -F FORWARD; $f -t nat -F POSTROUTING; $f -t nat -F OUTPUT",
 			} {
 				h.sh("for f in iptables ip6tables; do " + flush + "; done")
-				h.crowd(r, round, 12)
+				h.crowd(r, round, 8)
 			}
 		})
 	}

@@ -13,12 +13,12 @@ import (
 
 // The numbers of rounds. The defaults are for everyday runs.
 var (
-	runtimeKills   = flag.Int("runtime-kills", 24, "M1: how often a runtime is killed")
-	pluginKills    = flag.Int("plugin-kills", 20, "M2: how often a plugin is killed, in ADD and again in DEL")
-	repairKills    = flag.Int("repair-kills", 16, "M16: how often a runtime is killed in Repair")
-	guardKills     = flag.Int("guard-kills", 24, "M16: how often a guard is killed while it repairs")
-	partials       = flag.Int("partials", 20, "M5: how often one of two networks fails")
-	crowdSize      = flag.Int("crowd", 30, "M9: how many containers come at once")
+	runtimeKills   = flag.Int("runtime-kills", 16, "M1: how often a runtime is killed")
+	pluginKills    = flag.Int("plugin-kills", 12, "M2: how often a plugin is killed, in ADD and again in DEL")
+	repairKills    = flag.Int("repair-kills", 12, "M16: how often a runtime is killed in Repair")
+	guardKills     = flag.Int("guard-kills", 16, "M16: how often a guard is killed while it repairs")
+	partials       = flag.Int("partials", 12, "M5: how often one of two networks fails")
+	crowdSize      = flag.Int("crowd", 24, "M9: how many containers come at once")
 	cutsPerStep    = flag.Int("cuts", 4, "M12: how many kinds of power cut are tried at each step; 0: all")
 	costRounds     = flag.Int("cost-rounds", 100, "M13: how often the record is written for the median")
 	livingRounds   = flag.Int("living-rounds", 1, "M16: how often each case is tried")
