@@ -30,8 +30,8 @@ func (r *results) summarySection() string {
 		table(&b, []string{"", "ADD", "DEL", "64 at once"}, rows)
 	}
 	m := r.Machine
-	fmt.Fprintf(&b, "\nOn %d cores of %s, Linux %s, state on %s. [All figures](bench/results/results.md), what was to be\nreached, and who is missing where; "+
-		"`make bench` measures it again, without touching the machine.\n", m.Cores, m.CPU, m.Kernel, m.FileSystem)
+	fmt.Fprintf(&b, "\nMeasured on %d cores (%s) with Linux %s and state on %s. [results.md](bench/results/results.md) has all\nfigures, the targets, and the contenders that are missing; "+
+		"`make bench` repeats the measurement without touching the machine.\n", m.Cores, m.CPU, m.Kernel, m.FileSystem)
 	return b.String()
 }
 

@@ -29,7 +29,7 @@ func (r *results) markdown() string {
 	for _, s := range plan(fullEffort) {
 		r.section(&b, s)
 	}
-	b.WriteString("\n## What was to be reached\n\nRatios are of medians of one run.\n\n")
+	b.WriteString("\n## Targets\n\nRatios are of medians of one run.\n\n")
 	var rows [][]string
 	for _, t := range targets() {
 		rows = append(rows, t.row(r))

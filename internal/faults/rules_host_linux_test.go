@@ -145,8 +145,8 @@ func (h *ruleHost) back(homes []ruleHome) (traffic, health time.Duration, err er
 	begun := time.Now()
 	late := func() bool { return time.Since(begun) > expect.Patience }
 	errs := make([]error, len(homes))
-	// Who is asked late may have been back for long: to ask a hundred one after another takes
-	// a third of a second.
+	// Asking a hundred containers in turn takes a third of a second, which would count as time
+	// without traffic.
 	parallel.Each(len(homes), 4, func(i int) {
 		for errs[i] = h.reaches(homes[i]); errs[i] != nil && !late(); {
 			errs[i] = h.reaches(homes[i])

@@ -109,9 +109,9 @@ func (t *Tracker) Begin(ctx context.Context, key Key, types func() []string) (en
 	return end, nil
 }
 
-// Once waits until a plugin of a type may make what it shares with others, unless there
-// reports that it is there: one plugin of the type does so at a time. Both the wait and the
-// time alone are limited. of identifies the plugins that make the same: once one has ended
+// Once waits until a plugin of a type may make the parts that containers share: one plugin
+// of the type does so at a time. If there reports that they exist, plugins run side by side.
+// Both the wait and the time alone are limited. of identifies the plugins that make the same: once one has ended
 // well and made nothing of it, nobody waits for them. Call end when the plugin has ended; ok
 // says whether it has succeeded.
 func (t *Tracker) Once(ctx context.Context, typ, of string, there func() bool) (end func(ok bool) error, err error) {
@@ -138,7 +138,7 @@ func (t *Tracker) begin(ctx context.Context, a aloneness) (end func(ok bool) err
 	if t.knows(a.of) {
 		return nothing, nil
 	}
-	// Only nobody's work is seen as a whole: there is asked with the keys.
+	// there is called with the keys held: whoever holds them may have made only a part so far.
 	leave := func() error { return nil }
 	if keys := a.keys(); len(keys) > 0 {
 		if leave, err = t.take(ctx, a.wait, keys); err != nil {

@@ -259,7 +259,7 @@ func TestOnceWaitsForTheOneThatMakes(t *testing.T) {
 	var made atomic.Bool
 	end, err := tracker.Once(t.Context(), "firewall", "podnet", made.Load)
 	expect.NoError(t, err)
-	made.Store(true) // the first of what it makes is seen, the rest is to come
+	made.Store(true) // a part is there, and the first plugin still makes the rest
 	second := make(chan error, 1)
 	go func() {
 		end, err := tracker.Once(t.Context(), "firewall", "podnet", made.Load)

@@ -57,7 +57,7 @@ func (t *Target) leaveSubnets(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if err := netfilter.Open(t.Host, t.Filters).LeaveSubnets(ctx, t.RulesTarget()); err == nil {
-		t.Subnets = nil // after an error, Find looks at them and reports what is wrong
+		t.Subnets = nil // done; after an error, Find searches again and returns the error
 	}
 }
 
