@@ -97,7 +97,8 @@ func eachVariant(t *testing.T, test func(t *testing.T, h *host)) {
 }
 
 // TestTheLastOfANetworkTakesItsRulesAlong, and not the next to last. The chains and the
-// jumps stay, as those of the reference plugins do.
+// jumps stay, as those of the reference plugins do. To ask who needs a subnet takes reading
+// all records: changes of other rules meanwhile do not have it asked again.
 func TestTheLastOfANetworkTakesItsRulesAlong(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host) {
 		all := &records{}
@@ -112,7 +113,15 @@ func TestTheLastOfANetworkTakesItsRulesAlong(t *testing.T) {
 		if got := strings.Count(plan.String(), "-D CNI-FORWARD "); got != 4 {
 			t.Errorf("the last one's plan has %d rules:\n%s", got, plan)
 		}
-		expect.NoError(t, all.leave(t.Context(), h.fw, "c2"))
+		expect.NoError(t, Leave(all.of("c2")))
+		last, asked := all.leaving("c2"), 0
+		last.InNetwork = func(subnet netip.Prefix) (bool, error) {
+			asked++
+			h.sh("nft add table inet others; nft delete table inet others")
+			return all.inNetwork("c2")(subnet)
+		}
+		expect.NoError(t, h.fw.LeaveSubnets(t.Context(), last))
+		expect.Same(t, "questions, one for each subnet", asked, 2)
 		if left := h.filters().Without(audit.Shared); len(left) > 0 {
 			t.Errorf("left:\n%s", strings.Join(left, "\n"))
 		}

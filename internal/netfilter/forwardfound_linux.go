@@ -45,14 +45,15 @@ func (fw *Firewalls) findForwarding(ctx context.Context, t fwrules.Target) (all 
 
 // eachLeft calls do with the target's subnets in each variant and family, until it fails.
 func (fw *Firewalls) eachLeft(t fwrules.Target, do func(deserted) error) error {
-	if len(t.Subnets) == 0 {
-		return nil
-	}
-	if _, err := fw.statRecords(); err != nil {
-		return err
-	}
 	for _, tool := range iptables.Variants(fw.sockets, fw.Held) {
-		if err := do(deserted{fw: fw, tool: tool, subnets: inFamily(tool, t.Subnets), needed: t.InNetwork}); err != nil {
+		subnets := inFamily(tool, t.Subnets)
+		if len(subnets) == 0 {
+			continue
+		}
+		if _, err := fw.statRecords(); err != nil {
+			return err
+		}
+		if err := do(deserted{fw: fw, tool: tool, subnets: subnets, needed: t.InNetwork}); err != nil {
 			return err
 		}
 	}
@@ -103,6 +104,17 @@ func (d deserted) Apply(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
+	ask, answers := d.needed, make(map[netip.Prefix]bool)
+	d.needed = func(subnet netip.Prefix) (bool, error) {
+		if needed, known := answers[subnet]; known {
+			return needed, nil
+		}
+		needed, err := ask(subnet)
+		if err == nil {
+			answers[subnet] = needed // under the lock, nobody comes who needs it
+		}
+		return needed, err
+	}
 	return nft.In(d.fw.sockets.NS, func() error {
 		if d.tool.Legacy {
 			return d.deleteByProcess(ctx)
