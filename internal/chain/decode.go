@@ -37,14 +37,16 @@ func DecodeGiven(configVersion string, data json.RawMessage) (*types100.Result, 
 	if len(data) == 0 || string(data) == "null" {
 		return nil, nil
 	}
-	if err := json.Unmarshal(data, &struct{}{}); err != nil {
-		return nil, err // of encoding/json, which names the kind of value that is not an object
+	if !bytes.HasPrefix(data, []byte(encodedPrefix)) {
+		if err := json.Unmarshal(data, &struct{}{}); err != nil {
+			return nil, err // of encoding/json, which names the kind of value that is not an object
+		}
+		var err error
+		if data, err = withVersion(data, configVersion); err != nil {
+			return nil, err
+		}
 	}
-	versioned, err := withVersion(data, configVersion)
-	if err != nil {
-		return nil, err
-	}
-	r, err := decodeResult(versioned)
+	r, err := decodeResult(data)
 	if err != nil {
 		return nil, err
 	}

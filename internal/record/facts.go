@@ -38,10 +38,7 @@ func (f *Facts) Get(key string) json.RawMessage {
 func (f *Facts) Set(key string, note json.RawMessage) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.noted == nil {
-		f.noted = make(map[string]json.RawMessage)
-	}
-	f.noted[key] = note
+	f.noted = merge(f.noted, map[string]json.RawMessage{key: note})
 }
 
 // SetSoon is Set for a note that the next entry of the log takes along.
@@ -49,10 +46,7 @@ func (f *Facts) SetSoon(key string, note json.RawMessage) {
 	f.Set(key, note)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.soon == nil {
-		f.soon = make(map[string]json.RawMessage)
-	}
-	f.soon[key] = note
+	f.soon = merge(f.soon, map[string]json.RawMessage{key: note})
 }
 
 // With returns the notes of an entry of the log with those that it takes along, once.
@@ -61,9 +55,14 @@ func (f *Facts) With(entry map[string]json.RawMessage) map[string]json.RawMessag
 	defer f.mu.Unlock()
 	soon := f.soon
 	f.soon = nil
-	if len(entry) == 0 {
-		return soon
+	return merge(entry, soon)
+}
+
+// merge adds what is in from to a map, and returns it; it makes the map if it is nil.
+func merge[V any](into, from map[string]V) map[string]V {
+	if into == nil {
+		return maps.Clone(from)
 	}
-	maps.Copy(entry, soon)
-	return entry
+	maps.Copy(into, from)
+	return into
 }

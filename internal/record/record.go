@@ -343,18 +343,7 @@ func (r *Record) apply(e Entry) {
 	if e.NeverRan != nil {
 		n.NeverRan = e.NeverRan
 	}
-	for key, value := range e.Metadata {
-		if n.Metadata == nil {
-			n.Metadata = make(map[string]string)
-		}
-		n.Metadata[key] = value
-	}
-	for key, value := range e.Facts {
-		if n.Facts == nil {
-			n.Facts = make(map[string]json.RawMessage)
-		}
-		n.Facts[key] = value
-	}
+	n.Metadata, n.Facts = merge(n.Metadata, e.Metadata), merge(n.Facts, e.Facts)
 	if e.Plugin != nil && !slices.ContainsFunc(n.Plugins, func(p Plugin) bool { return p.Type == e.Plugin.Type }) {
 		n.Plugins = append(n.Plugins, *e.Plugin)
 	}
