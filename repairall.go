@@ -39,7 +39,7 @@ func (r *Runtime) RepairAll(ctx context.Context, ids []string, o RepairOptions) 
 // groupSize is the number of containers that are repaired together at most, and groupTime
 // the time for it. Calls for each of them wait as long, and all if one of them hangs.
 const (
-	groupSize = 64
+	groupSize = 128
 	groupTime = 3 * time.Second
 )
 
