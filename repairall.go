@@ -37,7 +37,8 @@ func (r *Runtime) RepairAll(ctx context.Context, ids []string, o RepairOptions) 
 }
 
 // groupSize is the number of containers that are repaired together at most, and groupTime
-// the time for it. Calls for each of them wait as long, and all if one of them hangs.
+// the time for it. Calls for each of them wait as long, and all if one of them hangs. The
+// next group waits until this one has been compared anew, and its traffic with it.
 const (
 	groupSize = 128
 	groupTime = 3 * time.Second

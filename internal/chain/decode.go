@@ -37,7 +37,7 @@ func DecodeGiven(configVersion string, data json.RawMessage) (*types100.Result, 
 	if len(data) == 0 || string(data) == "null" {
 		return nil, nil
 	}
-	if !bytes.HasPrefix(data, []byte(encodedPrefix)) {
+	if !bytes.HasPrefix(data, []byte(encodedPrefix)) { // else it is an object that states its version
 		if err := json.Unmarshal(data, &struct{}{}); err != nil {
 			return nil, err // of encoding/json, which names the kind of value that is not an object
 		}

@@ -97,7 +97,8 @@ func (d deserted) rules(ctx context.Context) (rules []acceptRule, now forwarding
 	return rules, now, nil
 }
 
-// Apply deletes the rules that still nobody needs.
+// Apply deletes the rules that still nobody needs. It asks about each subnet once: that can
+// take reading all records, and other rules of the host may change all the time.
 func (d deserted) Apply(ctx context.Context) (err error) {
 	unlock, err := iptables.LockNamespace(ctx, d.fw.sockets.NS, true)
 	if err != nil {
@@ -111,7 +112,7 @@ func (d deserted) Apply(ctx context.Context) (err error) {
 		}
 		needed, err := ask(subnet)
 		if err == nil {
-			answers[subnet] = needed // under the lock, nobody comes who needs it
+			answers[subnet] = needed // an ADD notes its subnets under the shared lock
 		}
 		return needed, err
 	}

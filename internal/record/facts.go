@@ -58,7 +58,8 @@ func (f *Facts) With(entry map[string]json.RawMessage) map[string]json.RawMessag
 	return merge(entry, soon)
 }
 
-// merge adds what is in from to a map, and returns it; it makes the map if it is nil.
+// merge adds the entries of from to into and returns into. If into is nil, it returns a copy
+// of from.
 func merge[V any](into, from map[string]V) map[string]V {
 	if into == nil {
 		return maps.Clone(from)
