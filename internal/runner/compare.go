@@ -110,7 +110,7 @@ func (r *Runner) IsReference(ctx context.Context, typ string) bool {
 		}
 		path = found
 	}
-	return r.References.Knows(ctx, r.Root, typ, path)
+	return r.References.of(ctx, r.Root, typ, path) != ""
 }
 
 // comparedItself delegates nothing: the part of an IPAM plugin is compared by itself.
