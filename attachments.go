@@ -298,7 +298,7 @@ func (r *Runtime) Gateways(network string) ([]Gateway, error) {
 	}
 	var all []Gateway
 	for _, n := range found {
-		some, err := builtin.Gateways(n.config, func(typ string) bool { return !s.choice.IsRegistered(typ) })
+		some, err := builtin.Gateways(n.config, s.choice.BuiltIn, func(typ string) bool { return !s.choice.IsRegistered(typ) })
 		if err != nil {
 			return nil, fmt.Errorf("gateways of network %q: %w: %w", network, ErrNotFound, err)
 		}

@@ -14,12 +14,11 @@ import (
 func TestOptionsThatContradictEachOther(t *testing.T) {
 	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"bridge": testhost.Idle{}, "ptp": testhost.Idle{}})
 	for want, opts := range map[string][]cni.Opt{
-		`WithBuiltinPlugins: plugin "dhcp" is not built in`:                  {cni.WithBuiltinPlugins("bridge", "dhcp")},
-		`WithPlugin: plugin "x" is nil`:                                      {cni.WithPlugin("x", nil)},
-		`WithPlugin: plugin "x" is registered twice`:                         {cni.WithPlugin("x", testhost.Idle{}), cni.WithPlugin("x", testhost.Idle{})},
-		`WithPlugin: no plugin name provided`:                                {cni.WithPlugin("", testhost.Idle{})},
-		`WithPlugin: invalid plugin name: "../x"`:                            {cni.WithPlugin("../x", testhost.Idle{})},
-		`WithBuiltinPlugins and WithoutBuiltinPlugins contradict each other`: {cni.WithoutBuiltinPlugins(), cni.WithBuiltinPlugins()},
+		`WithBuiltinPlugins: plugin "dhcp" is not built in`: {cni.WithBuiltinPlugins("bridge", "dhcp")},
+		`WithPlugin: plugin "x" is nil`:                     {cni.WithPlugin("x", nil)},
+		`WithPlugin: plugin "x" is registered twice`:        {cni.WithPlugin("x", testhost.Idle{}), cni.WithPlugin("x", testhost.Idle{})},
+		`WithPlugin: no plugin name provided`:               {cni.WithPlugin("", testhost.Idle{})},
+		`WithPlugin: invalid plugin name: "../x"`:           {cni.WithPlugin("../x", testhost.Idle{})},
 		`plugin "ptp" is to be the one built in, with WithBuiltinPlugins, and registered, with WithPlugin`: {
 			cni.WithPlugin("ptp", testhost.Idle{}), cni.WithBuiltinPlugins("bridge", "ptp")},
 	} {
@@ -31,7 +30,6 @@ func TestOptionsThatContradictEachOther(t *testing.T) {
 		{cni.WithBuiltinPlugins()},
 		{cni.WithBuiltinPlugins("ptp"), cni.WithBuiltinPlugins("ptp", "bridge")},
 		{cni.WithBuiltinPlugins(), cni.WithPlugin("bridge", testhost.Idle{})},
-		{cni.WithoutBuiltinPlugins(), cni.WithPlugin("bridge", testhost.Idle{})},
 	} {
 		if _, err := cni.New(append([]cni.Opt{builtIn}, opts...)...); err != nil {
 			t.Error(err)
@@ -72,8 +70,6 @@ func TestWhichPluginRuns(t *testing.T) {
 			all{"bridge": ours, "bridge's IPAM": ours, "ptp": ours, "ptp's IPAM": ours, "own": disk, "nowhere": ""}},
 		"only one of them": {[]cni.Opt{cni.WithBuiltinPlugins("host-local")},
 			all{"bridge": disk, "bridge's IPAM": "", "ptp": ours, "ptp's IPAM": ours, "own": disk, "nowhere": ""}},
-		"none of them": {[]cni.Opt{cni.WithoutBuiltinPlugins()},
-			all{"bridge": disk, "bridge's IPAM": "", "ptp": "", "ptp's IPAM": "", "own": disk, "nowhere": ""}},
 		"registered before all": {[]cni.Opt{cni.WithBuiltinPlugins(), cni.WithPlugin("bridge", testhost.Idle{}), cni.WithPlugin("own", testhost.Idle{}),
 			cni.WithPlugin("nowhere", testhost.Idle{})},
 			all{"bridge": callers, "bridge's IPAM": ours, "ptp": ours, "ptp's IPAM": ours, "own": callers, "nowhere": callers}},
@@ -99,7 +95,7 @@ func TestLoadMayChooseAnew(t *testing.T) {
 	s := testhost.NewStage(t)
 	s.Plugin(scripted.Script{}, "bridge")
 	conf := cni.WithConfListBytes([]byte(choosing))
-	r := s.Runtime(cni.WithBuiltins(map[string]plugin.Plugin{"bridge": testhost.Idle{}, "ptp": testhost.Idle{}}), cni.WithPlugin("own", testhost.Idle{}), conf)
+	r := s.Runtime(cni.WithPlugin("own", testhost.Idle{}), conf)
 	for _, step := range []struct {
 		opt                cni.Opt
 		bridge, ptp, owned string
@@ -108,7 +104,8 @@ func TestLoadMayChooseAnew(t *testing.T) {
 		{cni.WithBuiltinPlugins("bridge"), "built in", "built in", "registered"},
 		{nil, "built in", "built in", "registered"},
 		{cni.WithBuiltinPlugins("ptp"), "executable", "built in", "registered"},
-		{cni.WithoutBuiltinPlugins(), "executable", "", "registered"},
+		{cni.WithBuiltinPlugins(), "built in", "built in", "registered"},
+		{cni.WithBuiltinFallback(), "executable", "built in", "registered"},
 		{cni.WithBuiltinPlugins(), "built in", "built in", "registered"},
 		{cni.WithPlugin("own", testhost.Idle{}), "built in", "built in", "registered"},
 		{cni.WithPlugin("ptp", testhost.Idle{}), "built in", "registered", "registered"},
@@ -130,23 +127,25 @@ func TestInsecureExecutableIsNotPassedOver(t *testing.T) {
 	s := testhost.NewStage(t)
 	conf := s.Network("net", "1.1.0", "p")
 	expect.NoError(t, os.Chmod(s.Path("bin"), 0o777))
-	r := s.Runtime(cni.WithBuiltins(map[string]plugin.Plugin{"p": testhost.Idle{}}), cni.WithConfListBytes(conf))
+	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"p": testhost.Idle{}})
+	r := s.Runtime(builtIn, cni.WithConfListBytes(conf))
 	expect.Is(t, r.Status(), cni.ErrInsecureFile)
 	expect.Same(t, "kinds", kinds(r), map[string]string{"p": ""})
-	expect.NoError(t, r.Load(cni.WithBuiltinPlugins(), cni.WithConfListBytes(conf)))
+	expect.NoError(t, r.Load(builtIn, cni.WithBuiltinPlugins(), cni.WithConfListBytes(conf)))
 	expect.NoError(t, r.Status())
 }
 
-func TestForbiddenPluginIsNotFound(t *testing.T) {
+func TestNoPluginIsBuiltInUnlessAnOptionNamesThem(t *testing.T) {
 	s := testhost.NewStage(t)
-	r := s.Runtime(cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "ptp"}]}`)),
-		cni.WithBuiltins(map[string]plugin.Plugin{"ptp": testhost.Idle{}}))
-	expect.NoError(t, r.Status())
-	expect.NoError(t, r.Load(cni.WithoutBuiltinPlugins(), cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "ptp"}]}`))))
+	s.NoBuiltins = true
+	conf := cni.WithConfListBytes([]byte(`{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "tuning"}]}`))
+	r := s.Runtime(conf)
 	err := r.Status()
 	expect.Is(t, err, cni.ErrPluginNotFound)
-	expect.Same(t, "error", err.Error(), `status network "net": plugin type="ptp" failed (status): failed to find plugin "ptp" in path [`+s.Path("bin")+
-		`]; it is built in, but WithoutBuiltinPlugins is set; install it there, or name its directory with WithPluginDir`)
+	expect.Same(t, "error", err.Error(), `status network "net": plugin type="tuning" failed (status): failed to find plugin "tuning" in path [`+s.Path("bin")+
+		`]; install it there, or name its directory with WithPluginDir`)
+	expect.NoError(t, r.Load(cni.WithBuiltinFallback(), conf))
+	expect.NoError(t, r.Status())
 }
 
 // TestTheLibrarysOwnLoopbackNetworkRunsInProcess whether or not there is an executable,
@@ -157,14 +156,12 @@ func TestTheLibrarysOwnLoopbackNetworkRunsInProcess(t *testing.T) {
 	for name, tt := range map[string]struct {
 		opts      []cni.Opt
 		installed bool
-		want      string // empty: the Setup fails
+		want      string
 	}{
 		"installed":                  {[]cni.Opt{cni.WithLoNetwork}, true, ours},
 		"WithLoopback":               {[]cni.Opt{cni.WithLoopback}, true, ours},
 		"not installed":              {[]cni.Opt{cni.WithLoNetwork}, false, ours},
 		"another type is preferred":  {[]cni.Opt{cni.WithLoNetwork, cni.WithBuiltinPlugins("bridge")}, true, ours},
-		"forbidden":                  {[]cni.Opt{cni.WithLoNetwork, cni.WithoutBuiltinPlugins()}, true, disk},
-		"forbidden, not installed":   {[]cni.Opt{cni.WithLoNetwork, cni.WithoutBuiltinPlugins()}, false, ""},
 		"registered":                 {[]cni.Opt{cni.WithLoNetwork, cni.WithPlugin("loopback", testhost.Idle{})}, true, callers},
 		"the caller's configuration": {[]cni.Opt{like}, true, disk},
 		"the caller's, preferred":    {[]cni.Opt{like, cni.WithBuiltinPlugins("loopback")}, true, ours},
@@ -179,10 +176,6 @@ func TestTheLibrarysOwnLoopbackNetworkRunsInProcess(t *testing.T) {
 			expect.Same(t, "GetConfig", kinds(r)["loopback"], tt.want)
 			path := s.Container("c1")
 			_, err := r.Setup(t.Context(), "c1", path)
-			if tt.want == "" {
-				expect.Is(t, err, cni.ErrPluginNotFound)
-				return
-			}
 			expect.NoError(t, err)
 			later := s.Runtime(cni.WithBuiltinPlugins("bridge"), ranKinds(&ran), tt.opts[0]) // another process, with other options
 			if tt.want != callers {

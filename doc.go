@@ -51,9 +51,9 @@
 // # Plugins
 //
 // A plugin that WithPlugin has registered for the type runs in process; else an
-// executable in the plugin directories; else a built-in plugin (see
-// WithBuiltinPlugins and WithoutBuiltinPlugins). Package plugin explains how to
-// write one.
+// executable in the plugin directories. With WithBuiltinPlugins this module's own
+// plugins run in process instead, and with WithBuiltinFallback those of the types that are
+// in no directory. Package plugin explains how to write one.
 //
 // # Concurrency
 //

@@ -168,7 +168,6 @@ func TestARecordOfPluginsThatWriteNoFileIsNotSynced(t *testing.T) {
 		"with the caller's values":         {[]cni.Opt{cni.WithLoNetwork}, []cni.NamespaceOpts{cni.WithMetadata(map[string]string{"pod": "a"})}, 1},
 		"lo and another network":           {[]cni.Opt{cni.WithLoNetwork, pods}, nil, 1},
 		"another network, selected":        {[]cni.Opt{cni.WithLoNetwork, pods}, []cni.NamespaceOpts{cni.WithNetwork("pods")}, 1},
-		"an executable of somebody else's": {[]cni.Opt{cni.WithLoNetwork, cni.WithoutBuiltinPlugins()}, nil, 1},
 		"a plugin of the caller's":         {[]cni.Opt{cni.WithLoNetwork, cni.WithPlugin("loopback", testhost.Idle{})}, nil, 1},
 		"a configuration of the caller's":  {[]cni.Opt{cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback")}, nil, 0},
 		"the same, with another plugin":    {[]cni.Opt{cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback", "tuning")}, nil, 1},
@@ -210,7 +209,6 @@ func TestLoIsNotCached(t *testing.T) {
 		cached int
 	}{
 		"WithLoNetwork":             {[]cni.Opt{cni.WithLoNetwork}, 0},
-		"its executable":            {[]cni.Opt{cni.WithLoNetwork, cni.WithoutBuiltinPlugins()}, 1},
 		"a list of the caller's":    {[]cni.Opt{cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback")}, 1},
 		"lo beside another network": {[]cni.Opt{cni.WithLoNetwork, cni.WithBuiltinPlugins(), testhost.ListOfTypes("net", "loopback", "bandwidth")}, 1},
 	} {

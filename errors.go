@@ -159,7 +159,7 @@ func (e *Error) Error() string {
 // hint returns the remedy, if one is known.
 func (e *Error) hint() string {
 	switch {
-	case errors.As(e.Err, new(*runner.UnregisteredError)):
+	case errors.As(e.Err, new(*runner.MissingError)):
 		return "" // the error has its own
 	case errors.Is(e.Err, ErrPluginNotFound):
 		return "; install it there, or name its directory with WithPluginDir"

@@ -303,7 +303,7 @@ func ExampleRuntime_Gateways() {
 	rt, err := cni.New(cni.WithConfListBytes([]byte(`{
 		"cniVersion": "1.0.0", "name": "podnet",
 		"plugins": [{"type": "bridge", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.88.0.0/16"}}]
-	}`)))
+	}`)), cni.WithBuiltinPlugins())
 	if err != nil {
 		log.Fatal(err)
 	}

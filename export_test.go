@@ -20,7 +20,7 @@ func (r *Runtime) Patiently() *Runtime {
 // WithBuiltins replaces the built-in plugins.
 func WithBuiltins(plugins map[string]plugin.Plugin) Opt {
 	return func(c *config) error {
-		c.choice.BuiltIn = func(typ string) plugin.Plugin { return plugins[typ] }
+		c.choosing.BuiltIn = func(typ string) plugin.Plugin { return plugins[typ] }
 		return nil
 	}
 }

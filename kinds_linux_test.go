@@ -60,8 +60,6 @@ func TestFault_F57_CHECKAndDELAreOfTheKindThatAttached(t *testing.T) {
 	}{
 		"installed since":             {nil, nil, []bool{false, true}, ours},
 		"no longer preferred":         {[]cni.Opt{cni.WithBuiltinPlugins()}, nil, []bool{true, true}, ours},
-		"forbidden since":             {nil, []cni.Opt{cni.WithoutBuiltinPlugins()}, []bool{false, true}, ours},
-		"forbidden, nothing on disk":  {nil, []cni.Opt{cni.WithoutBuiltinPlugins()}, []bool{false, false}, ours},
 		"registered since":            {nil, []cni.Opt{cni.WithPlugin("p", testhost.Idle{})}, []bool{false, false}, ours},
 		"preferred since":             {nil, []cni.Opt{cni.WithBuiltinPlugins()}, []bool{true, true}, disk},
 		"an executable, another runs": {nil, []cni.Opt{cni.WithPlugin("p", testhost.Idle{})}, []bool{true, true}, disk},
@@ -91,31 +89,42 @@ func TestFault_F57_CHECKAndDELAreOfTheKindThatAttached(t *testing.T) {
 	}
 }
 
-// TestFault_F57_AnotherPluginOfTheSameNameIsNotAsked: only the caller's plugin
-// knows the objects that it made.
+// TestFault_F57_AnotherPluginOfTheSameNameIsNotAsked: only the plugin that attached knows
+// the objects that it made. A program may no longer register it, or link it.
 func TestFault_F57_AnotherPluginOfTheSameNameIsNotAsked(t *testing.T) {
-	s := testhost.NewStage(t)
-	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "tuning"))
-	var calls []string
-	builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"tuning": heard(&calls, "built in")})
-	first := s.Runtime(conf, builtIn, cni.WithPlugin("tuning", heard(&calls, "registered")))
-	path := s.Container("c1")
-	expect.Value(first.Setup(t.Context(), "c1", path))(t)
-	later := s.Runtime(conf, builtIn)
-	for verb, err := range map[string]error{
-		"check":  later.Check(t.Context(), "c1", path),
-		"delete": later.Remove(t.Context(), "c1", path),
+	for who, why := range map[string]string{
+		"registered": "one registered with WithPlugin when the container was attached, and none is now; register it again",
+		"built in":   "the one built in when the container was attached, and none is now; name WithBuiltinPlugins or WithBuiltinFallback",
 	} {
-		expect.Is(t, err, cni.ErrPluginNotFound)
-		op := map[string]string{"check": "check", "delete": "del"}[verb]
-		expect.Same(t, verb, testhost.AsError(t, err).Error(), op+` network "net" of container c1, interface eth0: plugin type="tuning" failed (`+verb+`): `+
-			`plugin "tuning" was one registered with WithPlugin when the container was attached, and none is now; register it again`)
+		t.Run(who, func(t *testing.T) {
+			s := testhost.NewStage(t)
+			conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "tuning"))
+			var calls []string
+			builtIn := cni.WithBuiltins(map[string]plugin.Plugin{"tuning": heard(&calls, "built in")})
+			opts, laterOpts := []cni.Opt{conf, builtIn, cni.WithBuiltinPlugins()}, []cni.Opt{conf}
+			if who == "registered" {
+				opts[2], laterOpts = cni.WithPlugin("tuning", heard(&calls, who)), opts[:2]
+			}
+			s.NoBuiltins = true
+			first, later := s.Runtime(opts...), s.Runtime(laterOpts...)
+			path := s.Container("c1")
+			expect.Value(first.Setup(t.Context(), "c1", path))(t)
+			for verb, err := range map[string]error{
+				"check":  later.Check(t.Context(), "c1", path),
+				"delete": later.Remove(t.Context(), "c1", path),
+			} {
+				expect.Is(t, err, cni.ErrPluginNotFound)
+				op := map[string]string{"check": "check", "delete": "del"}[verb]
+				expect.Same(t, verb, testhost.AsError(t, err).Error(), op+` network "net" of container c1, interface eth0: plugin type="tuning" failed (`+verb+`): `+
+					`plugin "tuning" was `+why)
+			}
+			expect.Same(t, "calls", take(&calls), []string{who + " ADD"})
+			expect.Same(t, "executed", s.Took(), []string{})
+			expect.Same(t, "on record", testhost.Recorded(t, later), []string{"c1/eth0 failed"})
+			expect.NoError(t, first.Remove(t.Context(), "c1", path))
+			expect.Same(t, "calls", take(&calls), []string{who + " DEL"})
+		})
 	}
-	expect.Same(t, "calls", take(&calls), []string{"registered ADD"})
-	expect.Same(t, "executed", s.Took(), []string{})
-	expect.Same(t, "on record", testhost.Recorded(t, later), []string{"c1/eth0 failed"})
-	expect.NoError(t, first.Remove(t.Context(), "c1", path))
-	expect.Same(t, "calls", take(&calls), []string{"registered DEL"})
 }
 
 // TestFault_F57_AnExecutableIsTheOneAtTheRecordedPath while it exists. After

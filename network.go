@@ -109,8 +109,7 @@ const loopbackConf = `{
 // an Opt itself and is passed without a call.
 //
 // Its plugin is the built-in one, in process, even if there is an executable in the plugin
-// directories, unless WithoutBuiltinPlugins forbids that, or WithPlugin registers another
-// plugin "loopback". A configuration of the caller's with that plugin is like any other.
+// directories, unless WithPlugin registers another plugin "loopback". A configuration of the caller's with that plugin is like any other.
 //
 // As with go-cni, it counts as a network: a list that WithConfListBytes or
 // WithConfListFile loads after it gets eth1, and the Result has an eth0 without

@@ -103,7 +103,7 @@ func defaultSettings() settings {
 		timeouts:         Timeouts{Add: 3 * time.Minute, Del: time.Minute, Check: time.Minute, Status: 10 * time.Second},
 		statusTTL:        time.Second,
 		portRange:        ports.Range{First: 20000, Last: 29999},
-		choice:           runner.Choice{BuiltIn: builtin.New()},
+		choice:           runner.Choice{BuiltIn: builtin.Loopback},
 		envAllow:         invoke.DefaultAllow(),
 		logger:           slog.New(slog.DiscardHandler),
 	}

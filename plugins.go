@@ -12,6 +12,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/chroot"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/runner"
@@ -53,8 +54,10 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 
 // WithBuiltinPlugins runs this module's own plugins, in process, even if there are
 // executables in the plugin directories: all of them, or those of these types,
-// each of which must be built in. Without it executables are preferred, and the
-// built-in plugins are for the missing types and for the network of WithLoNetwork.
+// each of which must be built in. For the other types it is WithBuiltinFallback.
+//
+// A program that names neither option does not link the built-in plugins, but for
+// loopback, and a type that is in none of the plugin directories is ErrPluginNotFound.
 //
 // This applies to new attachments. A container is checked and removed by the
 // plugins that attached it, which are on record: by a built-in plugin even if an
@@ -63,7 +66,10 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 // its place, or else the built-in plugin, which knows the rules of the reference
 // plugin too. For a container without such a record, attached by an earlier
 // version or by go-cni, a CHECK succeeds if either the executable or the
-// built-in plugin succeeds, and a removal runs both.
+// built-in plugin succeeds, and a removal runs both. Health compares the containers of
+// executables with what the built-in plugin of the type wants, and Repair puts that back.
+// In a program without built-in plugins, Health asks the executables alone, Repair has
+// nothing to repair with, and a container of built-in plugins is an error that says so.
 //
 // Built-in plugins have their rules in a table of nftables of their own, whatever
 // backend the configuration names, and firewall's accept in iptables for each network.
@@ -73,18 +79,24 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 // none, Setup returns an error that says what to do.
 func WithBuiltinPlugins(types ...string) Opt {
 	return set(func(c *config) {
+		linkBuiltins(c)
 		c.choosing.Prefer = append(c.choosing.Prefer, types...)
 		c.choosing.PreferAll = c.choosing.PreferAll || len(types) == 0
 	})
 }
 
-// WithoutBuiltinPlugins prevents this module's own plugins from attaching
-// anything, so that a type that is in none of the plugin directories is
-// ErrPluginNotFound. Plugins that WithPlugin has registered still run.
-// Containers that built-in plugins have attached before, according to their
-// record, are still checked and removed by them.
-func WithoutBuiltinPlugins() Opt {
-	return set(func(c *config) { c.choosing.Without = true })
+// WithBuiltinFallback runs this module's own plugins for the types that are in none of the
+// plugin directories. WithBuiltinPlugins says more.
+func WithBuiltinFallback() Opt {
+	return set(linkBuiltins)
+}
+
+// linkBuiltins is all that leads to the built-in plugins, so that a program that names no
+// option of theirs does not have them.
+func linkBuiltins(c *config) {
+	if c.choosing.BuiltIn == nil {
+		c.choosing.BuiltIn = builtin.New()
+	}
 }
 
 // WithPluginRoot runs executed plugins with another root directory (chroot(2)), for a
@@ -193,17 +205,13 @@ func (c *config) checkPluginRoot() error {
 // chosen returns the choice after the options of one New or Load, which replace
 // earlier ones of the same kind.
 func chosen(before, options runner.Choice) (runner.Choice, error) {
-	prefers := len(options.Prefer) > 0 || options.PreferAll
-	if prefers && options.Without {
-		return before, fmt.Errorf("WithBuiltinPlugins and WithoutBuiltinPlugins contradict each other: %w", ErrInvalidArgument)
-	}
 	after := before
 	after.Registered = merge(before.Registered, options.Registered)
-	if prefers || options.Without {
-		after.Prefer, after.PreferAll, after.Without = slices.Clone(options.Prefer), options.PreferAll, options.Without
+	if options.BuiltIn != nil {
+		after.BuiltIn, after.Prefer, after.PreferAll = options.BuiltIn, slices.Clone(options.Prefer), options.PreferAll
 	}
 	for _, typ := range after.Prefer {
-		if before.BuiltIn(typ) == nil {
+		if after.BuiltIn(typ) == nil {
 			return before, fmt.Errorf("WithBuiltinPlugins: plugin %q is not built in: %w", typ, ErrInvalidArgument)
 		}
 		if after.Registered[typ] != nil {

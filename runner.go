@@ -63,7 +63,7 @@ func (a *attachment) runner() *runner.Runner {
 		own := *shared
 		own.Dirs = a.pluginDirs()
 		if a.standsIn {
-			own.PreferAll, own.Without = true, false
+			own.PreferAll = true
 		}
 		shared = &own
 	}

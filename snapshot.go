@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -95,7 +96,7 @@ func (b *build) snapshot(want *config) *snapshot {
 	s.runner.Root, s.runner.Dirs, s.runner.AllowInsecure = s.pluginRoot, s.pluginDirs, s.allowInsecure
 	s.abandoned = s.search(previous)
 	own := *s.runner
-	own.Choice = own.With(known.Loopback)
+	own.Prefer = append(slices.Clone(own.Prefer), known.Loopback)
 	s.loRunner = &own
 	for _, n := range s.networks {
 		n.snapshot = s

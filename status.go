@@ -247,7 +247,7 @@ func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []erro
 		if n.hasStatus() || found.Kind == runner.BuiltIn {
 			asked = append(asked, asking{p, false})
 		}
-		if found.Kind == runner.Executable && a.runner().AreReference(ctx, p.Network.Type, p.Network.IPAM.Type) {
+		if found.Kind == runner.Executable && n.snapshot.choice.BuiltIn(p.Network.Type) != nil && a.runner().AreReference(ctx, p.Network.Type, p.Network.IPAM.Type) {
 			asked = append(asked, asking{p, true})
 		}
 	}

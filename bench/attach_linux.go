@@ -153,7 +153,7 @@ func (s spec) oneLine(n int) (attachment, error) {
 func (s spec) ours(n int) (attachment, error) {
 	opts := []cni.Opt{cni.WithStateDir(filepath.Join(s.Dir, "state")), cni.WithOwner("bench"), cni.WithTeardownErrors()}
 	if s.Contender.Kind == kindDisk {
-		return s.runtime(n, append(opts, cni.WithPluginDir([]string{s.Plugins}), cni.WithoutBuiltinPlugins())...)
+		return s.runtime(n, append(opts, cni.WithPluginDir([]string{s.Plugins}))...)
 	}
 	// An empty directory, in case the library searches for an executable.
 	return s.runtime(n, append(opts, cni.WithPluginDir([]string{filepath.Join(s.Dir, "no-plugins")}), cni.WithBuiltinPlugins())...)

@@ -138,8 +138,8 @@ func (h *TestHost) Options() []cni.Opt {
 		cni.WithStateDir(h.StateDir), cni.WithPluginConfDir(h.ConfDir),
 		cni.WithPluginDir([]string{h.PluginDir}), cni.WithHostNetNS(h.NetNS),
 	}
-	if h.reference {
-		opts = append(opts, cni.WithoutBuiltinPlugins())
+	if !h.reference {
+		opts = append(opts, cni.WithBuiltinFallback())
 	}
 	return opts
 }

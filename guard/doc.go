@@ -7,7 +7,9 @@
 //		…
 //	}()
 //
-// Nothing is guarded unless [Run] is called; it ends with its context.
+// Nothing is guarded unless [Run] is called; it ends with its context. The Runtime needs
+// the built-in plugins, for executables' containers too: cni.WithBuiltinPlugins, or
+// cni.WithBuiltinFallback. They know what to compare and to put back.
 //
 //	announcements of the kernel ─► a loss by others? ─► quiet for 100 ms ─► rt.Health, all
 //	                                                                          │ differences

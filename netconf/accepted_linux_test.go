@@ -137,7 +137,7 @@ func TestAcceptedByPlugins(t *testing.T) {
 	h := testhost.NewReal(t)
 	for n := range 10 {
 		data := expect.Value(g.network(n, true, h.Path("ipam")).Render())(t)
-		for kind, opts := range map[string][]cni.Opt{"reference": {cni.WithoutBuiltinPlugins()}, "built-in": nil} {
+		for kind, opts := range map[string][]cni.Opt{"reference": nil, "built-in": {cni.WithBuiltinPlugins()}} {
 			id := fmt.Sprintf("c%d-%s", n, kind)
 			path := h.Container(id)
 			r := h.Real(append(opts, cni.WithConfiguration(data))...)
@@ -164,7 +164,7 @@ func TestASetupAsksForAddresses(t *testing.T) {
 	local := func(subnet string) netconf.HostLocal {
 		return netconf.HostLocal{Ranges: []netconf.Range{{Subnet: prefix(subnet)}}, DataDir: h.Path("ipam")}
 	}
-	for kind, opts := range map[string][]cni.Opt{"reference": {cni.WithoutBuiltinPlugins()}, "built-in": nil} {
+	for kind, opts := range map[string][]cni.Opt{"reference": nil, "built-in": {cni.WithBuiltinPlugins()}} {
 		for name, c := range map[string]struct {
 			plugins []netconf.Plugin
 			mac     string

@@ -67,7 +67,8 @@ func schedule(ctx context.Context, file string) error {
 		return err
 	}
 	rt, err := cni.New(cni.WithOwner(owner), cni.WithConfListBytes([]byte(network)), cni.WithRetry(cni.Retry{Attempts: 3}),
-		cni.WithStrictPorts()) // no port that another program listens on
+		cni.WithStrictPorts(), // no port that another program listens on
+		cni.WithBuiltinFallback())
 	if err != nil {
 		return err
 	}

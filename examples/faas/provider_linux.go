@@ -83,7 +83,7 @@ func newProvider(ctx context.Context, client *containerd.Client) (*Provider, err
 	if _, err := conf.Write(ctx, filepath.Base(confFile), defaultNetwork()); err != nil {
 		return nil, err
 	}
-	rt, err := cni.New(cni.WithPluginConfDir(confDir), cni.WithPluginDir(nil), cni.WithStateDir(stateDir))
+	rt, err := cni.New(cni.WithPluginConfDir(confDir), cni.WithBuiltinPlugins(), cni.WithStateDir(stateDir))
 	if err != nil {
 		return nil, err
 	}

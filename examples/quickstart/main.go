@@ -92,9 +92,11 @@ func story(ctx context.Context, out io.Writer, o options) (err error) {
 // newRuntime returns a Runtime with the loopback network and all networks of
 // the directory. Their interfaces are lo, eth0, eth1, …
 func newRuntime(o options) (*cni.Runtime, error) {
-	opts := []cni.Opt{cni.WithPluginConfDir(o.config), cni.WithBuiltinPlugins()}
+	opts := []cni.Opt{cni.WithPluginConfDir(o.config)}
 	if o.plugins != "" {
-		opts = append(opts, cni.WithPluginDir([]string{o.plugins}), cni.WithoutBuiltinPlugins())
+		opts = append(opts, cni.WithPluginDir([]string{o.plugins}))
+	} else {
+		opts = append(opts, cni.WithBuiltinPlugins())
 	}
 	if o.verbose {
 		opts = append(opts, cni.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))))

@@ -26,7 +26,7 @@ import (
 func TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp(t *testing.T) {
 	for kind, opts := range map[string][]cni.Opt{
 		"built in":   {cni.WithBuiltinPlugins("loopback")},
-		"executable": {nil, cni.WithoutBuiltinPlugins()},
+		"executable": {nil},
 	} {
 		for _, up := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, up %t", kind, up), func(t *testing.T) {

@@ -100,7 +100,7 @@ func TestTeardownErrorsAreReportedIfAskedFor(t *testing.T) {
 
 // kindsOf lists the ways to run the reference types.
 func kindsOf() map[string]cni.Opt {
-	return map[string]cni.Opt{"built in": cni.WithBuiltinPlugins(), "executables": cni.WithoutBuiltinPlugins()}
+	return map[string]cni.Opt{"built in": cni.WithBuiltinPlugins(), "executables": cni.WithBuiltinFallback()}
 }
 
 // mixed returns a Runtime with the reference plugins and scripted ones.

@@ -88,7 +88,6 @@ func TestInProcessStartsNoProcess(t *testing.T) {
 		}
 	}
 	expect.Same(t, "a process was started", startsProcess(t, cycle(h.Runtime(cni.WithLoNetwork, cni.WithPluginDir(nil)), "c1")), false)
-	expect.Same(t, "a process was started", startsProcess(t, cycle(h.Real(cni.WithLoNetwork, cni.WithoutBuiltinPlugins()), "c2")), true)
 	expect.Same(t, "a process was started", startsProcess(t, cycle(h.Real(cni.WithLoNetwork), "c3")), false)
 	own := cni.WithConfListBytes([]byte(`{"cniVersion": "0.4.0", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}`))
 	expect.Same(t, "a process was started", startsProcess(t, cycle(h.Real(own), "c4")), true)

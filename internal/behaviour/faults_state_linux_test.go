@@ -387,7 +387,7 @@ func TestAFailedADDOfHostDeviceKeepsWhatItMoved(t *testing.T) {
 	s := newStage(t)
 	s.On("host-device", "ADD", testhost.Says(999, "late"))
 	s.On("host-device", "DEL", testhost.Says(999, "stuck"))
-	r := s.Runtime(cni.WithoutBuiltinPlugins(), cni.WithConfListBytes(s.Network("net", "1.0.0", "host-device")))
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "host-device")))
 	path := s.Container("c1")
 	s.AddLink("c1", "up0")
 	_, err := r.Setup(t.Context(), "c1", path)

@@ -73,7 +73,7 @@ func TestPluginsRunInAnotherRoot(t *testing.T) {
 	path := h.Container("c1")
 	root := newHostRoot(h, t, h.Dir)
 	before := h.Audit()
-	r := h.rooted(root.dir, cni.WithoutBuiltinPlugins())
+	r := h.rooted(root.dir)
 	result := testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
 	if got := result.Interfaces["eth0"]; got == nil || len(got.IPConfigs) != 1 {
@@ -140,7 +140,8 @@ func TestARootInWhichNothingRuns(t *testing.T) {
 				c.change(h, root)
 			}
 			before := h.Audit()
-			r := h.rooted(root.dir, cni.WithoutBuiltinPlugins())
+			h.NoBuiltins = true
+			r := h.rooted(root.dir)
 			_, err := r.Setup(t.Context(), "c1", path)
 			if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), root.dir) {
 				t.Errorf("error %v, want %q and %s in it", err, c.says, root.dir)
@@ -159,7 +160,7 @@ func TestARootThatIsGoneAtTheEnd(t *testing.T) {
 	path := h.Container("c1")
 	root := newHostRoot(h, t, h.Dir)
 	before := h.Audit()
-	r := h.rooted(root.dir, cni.WithoutBuiltinPlugins())
+	r := h.rooted(root.dir)
 	testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, os.Rename(filepath.Join(root.dir, "lib"), filepath.Join(root.dir, "away")))
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
@@ -199,7 +200,7 @@ func TestADeadContainerInAnotherRoot(t *testing.T) {
 	path := h.Mortal("c1")
 	root := newHostRoot(h, t, h.Dir)
 	before := h.Audit()
-	r := h.rooted(root.dir, cni.WithoutBuiltinPlugins(), cni.WithoutReaping())
+	r := h.rooted(root.dir, cni.WithoutReaping())
 	testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, unix.Unmount(path, unix.MNT_DETACH)) // the root still has it
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))

@@ -14,6 +14,15 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
+// Loopback returns the plugin loopback for its type, and nil for any other. A program that
+// names no option of the built-in plugins has that one alone.
+func Loopback(typ string) plugin.Plugin {
+	if typ == known.Loopback {
+		return loopback{}
+	}
+	return nil
+}
+
 // plugins returns a new plugin of each type.
 func plugins() map[string]plugin.Plugin {
 	return map[string]plugin.Plugin{

@@ -77,7 +77,7 @@ var damagings = map[string]damaging{
 func TestTheTableSaysWhatIsRepaired(t *testing.T) {
 	for typ := range plugins() {
 		row := known.Of(typ)
-		if _, ok := Lookup(typ).(compare.Comparer); !ok || !row.Compared {
+		if _, ok := New()(typ).(compare.Comparer); !ok || !row.Compared {
 			t.Errorf("%s: it compares: %t, the table says %t", typ, ok, row.Compared)
 		}
 		d, ok := damagings[typ]
@@ -126,7 +126,7 @@ func (d damaging) repaired(t *testing.T, typ string) (host, inside []string) {
 	}
 	c.Config += "}"
 	var err error
-	if c.Prev, err = plugintest.Ours(h.Host, Lookup).Run(ctx, "ADD", c); err != nil {
+	if c.Prev, err = plugintest.Ours(h.Host, New()).Run(ctx, "ADD", c); err != nil {
 		t.Fatal(err)
 	}
 	if d.ipam != "" { // it gets the configuration of the other one
@@ -191,7 +191,7 @@ func master(t *testing.T, host *netns.Handle) {
 
 func differences(ctx context.Context, t *testing.T, host *netns.Handle, c plugintest.Call) (all []compare.Difference) {
 	t.Helper()
-	expect.NoError(t, plugintest.Comparing(ctx, host, Lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
+	expect.NoError(t, plugintest.Comparing(ctx, host, New(), c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
 		v, done, err := compare.Kernel(ctx, r)
 		if err != nil {
 			return err

@@ -36,14 +36,14 @@ type gatewayed interface {
 // Gateways returns the gateways that results of the network have, each once, by its
 // configuration alone. is reports whether the plugin of a type reads its configuration
 // like the built-in one. The error is the reason why they are not known.
-func Gateways(list *libcni.NetworkConfigList, is func(typ string) bool) (all []Gateway, err error) {
+func Gateways(list *libcni.NetworkConfigList, lookup func(typ string) plugin.Plugin, is func(typ string) bool) (all []Gateway, err error) {
 	found := false
 	for _, p := range list.Plugins {
 		if p.Network.IPAM.Type == "" {
 			continue
 		}
 		found = true
-		some, err := gatewaysOf(list, p, is)
+		some, err := gatewaysOf(list, p, lookup, is)
 		if err != nil {
 			return nil, err
 		}
@@ -63,9 +63,9 @@ func Gateways(list *libcni.NetworkConfigList, is func(typ string) bool) (all []G
 }
 
 // gatewaysOf is Gateways for one plugin with an IPAM plugin.
-func gatewaysOf(list *libcni.NetworkConfigList, p *libcni.PluginConfig, is func(typ string) bool) (all []Gateway, err error) {
+func gatewaysOf(list *libcni.NetworkConfigList, p *libcni.PluginConfig, lookup func(typ string) plugin.Plugin, is func(typ string) bool) (all []Gateway, err error) {
 	typ, ipam := p.Network.Type, p.Network.IPAM.Type
-	assigns, ok := Lookup(ipam).(sampler)
+	assigns, ok := lookup(ipam).(sampler)
 	if !ok || !is(ipam) {
 		return nil, fmt.Errorf("only the IPAM plugin %q knows", ipam)
 	}
@@ -78,7 +78,7 @@ func gatewaysOf(list *libcni.NetworkConfigList, p *libcni.PluginConfig, is func(
 		return nil, fmt.Errorf("IPAM plugin %q: %w", ipam, err)
 	}
 	onHost := false
-	if chooses, ok := Lookup(typ).(gatewayed); ok {
+	if chooses, ok := lookup(typ).(gatewayed); ok {
 		request.Type = typ
 		if onHost, err = chooses.Gateways(request, result); err != nil {
 			return nil, fmt.Errorf("plugin %q: %w", typ, err)

@@ -68,14 +68,14 @@ TYPE container route "0.0.0.0/0 on eth0": wanted "0.0.0.0/0 via 10.1.0.1", found
 			nettest.SetUp(t, host, "up0")
 			container, path := plugintest.NetNS(t)
 			c := plugintest.Call{Type: test.typ, ID: "c1", IfName: "eth0", NetNS: path, Config: test.conf}
-			c.Prev = plugintest.Ours(host, builtin.Lookup).Must(t, "ADD", c)
+			c.Prev = plugintest.Ours(host, builtin.New()).Must(t, "ADD", c)
 			before := plugintest.State(t, container)
 			nettest.Shell(t, container, test.script)
 			damaged := plugintest.State(t, container)
 
 			compared := func(do func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) ([]compare.Difference, error)) (text string) {
 				ctx := caller.With(t.Context(), caller.Given{})
-				err := plugintest.Comparing(ctx, host, builtin.Lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
+				err := plugintest.Comparing(ctx, host, builtin.New(), c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
 					v, done, err := compare.Kernel(ctx, r)
 					if err != nil {
 						return err

@@ -16,9 +16,6 @@ import (
 // Decode reads a recorded result of any version. It returns nil if there is no
 // usable one.
 func Decode(data json.RawMessage) *types100.Result {
-	if data == nil {
-		return nil
-	}
 	r, err := decodeResult(data)
 	if err != nil {
 		return nil

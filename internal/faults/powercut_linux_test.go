@@ -206,7 +206,7 @@ func (h *host) recordUnsynced(home func(*host) (string, []cni.NamespaceOpts), op
 		expect.NoError(h.t, os.MkdirAll(dir, 0o755))
 	}
 	s := h.settings(0)
-	r, err := cni.New(append(opts, cni.WithStateDir(s.StateDir), cni.WithOwner("faults"), cni.WithHostNetNS(s.HostNetNS),
+	r, err := cni.New(append(opts, cni.WithBuiltinFallback(), cni.WithStateDir(s.StateDir), cni.WithOwner("faults"), cni.WithHostNetNS(s.HostNetNS),
 		cni.WithObserver(func(_ context.Context, e cni.Event) {
 			h.snapshot(map[string]string{"ADD": "01 ADD", "DEL": "03 DEL"}[e.Operation])
 		}))...)

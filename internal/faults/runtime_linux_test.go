@@ -56,6 +56,8 @@ func (s settings) runtime() (*cni.Runtime, error) {
 		cni.WithHostNetNS(s.HostNetNS), cni.WithTimeouts(s.Timeouts)}
 	if s.BuiltIn {
 		opts = append(opts, cni.WithBuiltinPlugins())
+	} else {
+		opts = append(opts, cni.WithBuiltinFallback())
 	}
 	for _, conf := range s.Confs {
 		opts = append(opts, cni.WithConfListBytes(conf))

@@ -21,6 +21,7 @@ type host struct{ *testhost.Host }
 // bothOn returns the two packages with the same networks on this host.
 func (h *host) bothOn(lists ...[]byte) bothPackages {
 	h.T.Helper()
+	h.NoBuiltins = true // go-cni has none
 	their := []gocni.Opt{gocni.WithPluginDir([]string{h.Path("bin")})}
 	var our []cni.Opt
 	for _, list := range lists {

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -30,7 +31,6 @@ type Choice struct {
 	Registered    map[string]plugin.Plugin
 	Prefer        []string // types whose built-in plugin takes precedence over an executable
 	PreferAll     bool
-	Without       bool        // built-in plugins attach nothing
 	Root          invoke.Root // of executables
 	Dirs          []string    // of executables, in Root
 	AllowInsecure bool        // accept executables that other users can replace
@@ -39,17 +39,8 @@ type Choice struct {
 // Key is equal for choices that run the same plugins. Of registered plugins only their
 // types matter.
 func (c Choice) Key() string {
-	return fmt.Sprintf("%q %t %t %q %q %t %q", c.Prefer, c.PreferAll, c.Without, c.Root, c.Dirs, c.AllowInsecure,
-		slices.Sorted(maps.Keys(c.Registered)))
-}
-
-// With returns the choice that also prefers the built-in plugin of a type, unless built-in
-// plugins attach nothing.
-func (c Choice) With(typ string) Choice {
-	if !c.Without {
-		c.Prefer = append(slices.Clone(c.Prefer), typ)
-	}
-	return c
+	return fmt.Sprintf("%q %t %q %q %t %q %t", c.Prefer, c.PreferAll, c.Root, c.Dirs, c.AllowInsecure,
+		slices.Sorted(maps.Keys(c.Registered)), c.BuiltIn(known.Bridge) != nil)
 }
 
 // IsRegistered reports whether the caller has registered a plugin of the type.
@@ -101,8 +92,6 @@ func (c Choice) executable(typ string, own plugin.Plugin, otherwise Provider) (P
 		return Provider{Kind: Executable, Path: path}, nil
 	case own == nil || !errors.Is(err, invoke.ErrNotFound):
 		return Provider{}, err
-	case c.Without:
-		return Provider{}, fmt.Errorf("%w; it is built in, but WithoutBuiltinPlugins is set", err)
 	}
 	return otherwise, nil
 }
@@ -117,11 +106,12 @@ func (c Choice) recorded(p record.Plugin) (Provider, error) {
 		if now, ok := c.Registered[p.Type]; ok {
 			return Provider{Kind: Registered, plugin: now}, nil
 		}
-		return Provider{}, &UnregisteredError{p.Type}
+		return Provider{}, &MissingError{p.Type, "one registered with WithPlugin", "register it again"}
 	case BuiltIn:
 		if own != nil {
 			return Provider{Kind: BuiltIn, plugin: own, backend: p.Backend}, nil
 		}
+		return Provider{}, &MissingError{p.Type, "the one built in", "name WithBuiltinPlugins or WithBuiltinFallback"}
 	}
 	if p.Path != "" {
 		err := c.Root.Check(p.Type, p.Path, c.AllowInsecure)
@@ -142,11 +132,11 @@ func (c Choice) isDir(dir string) bool {
 // either returns the plugins that may have attached a container whose record has no
 // kinds, or which go-cni attached. A CHECK begins with the one that an ADD would
 // run now, a DEL with the executable. There is one if the caller has registered the
-// type, or forbids the built-in plugins.
+// type, or names no built-in plugins.
 func (c Choice) either(verb, typ string) ([]Provider, error) {
 	first, err := c.Find(typ)
 	own := c.BuiltIn(typ)
-	if err != nil || first.Kind == Registered || own == nil || c.Without {
+	if err != nil || first.Kind == Registered || own == nil {
 		return one(first, err)
 	}
 	path, err := c.Root.Find(typ, c.Dirs, c.AllowInsecure)
@@ -207,14 +197,13 @@ func (c Choice) suited(p Provider, typ string, config []byte) (Provider, error) 
 	return Provider{Kind: Executable, Path: path}, err
 }
 
-// UnregisteredError: the caller had registered the plugin that attached the
-// container, and no plugin is registered now. Any other of that name is another
-// plugin.
-type UnregisteredError struct{ Type string }
+// MissingError: the plugin that attached the container is not in this program. Any other
+// of that name is another plugin.
+type MissingError struct{ typ, was, do string }
 
-func (u *UnregisteredError) Error() string {
-	return fmt.Sprintf("plugin %q was one registered with WithPlugin when the container was attached, and none is now; register it again", u.Type)
+func (m *MissingError) Error() string {
+	return fmt.Sprintf("plugin %q was %s when the container was attached, and none is now; %s", m.typ, m.was, m.do)
 }
 
 // Is makes it an invoke.ErrNotFound.
-func (u *UnregisteredError) Is(target error) bool { return target == invoke.ErrNotFound }
+func (m *MissingError) Is(target error) bool { return target == invoke.ErrNotFound }

@@ -26,6 +26,8 @@ type Host struct {
 	T   testing.TB
 	Dir string
 
+	NoBuiltins bool // its Runtimes name no option of the built-in plugins
+
 	withoutPins bool // its audits omit the pins of namespaces
 }
 
@@ -128,6 +130,9 @@ func (h *Host) Runtime(opts ...cni.Opt) *cni.Runtime {
 	h.T.Helper()
 	base := []cni.Opt{cni.WithStateDir(h.Path("state")), cni.WithPluginDir([]string{h.Path("bin")}),
 		cni.WithPluginConfDir(h.Path("net.d"))}
+	if !h.NoBuiltins {
+		base = append(base, cni.WithBuiltinFallback())
+	}
 	return expect.Value(cni.New(append(base, opts...)...))(h.T)
 }
 

@@ -57,7 +57,7 @@ func (j Job) do(more map[string]func(context.Context, *cni.Runtime, Job) error) 
 		}
 	}
 	opts := []cni.Opt{cni.WithStateDir(j.StateDir), cni.WithPluginDir([]string{j.PluginDir}),
-		cni.WithHostNetNS(j.HostNetNS), cni.WithConfListBytes(j.Conf)}
+		cni.WithHostNetNS(j.HostNetNS), cni.WithConfListBytes(j.Conf), cni.WithBuiltinFallback()}
 	if j.Owner != "" {
 		opts = append(opts, cni.WithOwner(j.Owner))
 	}

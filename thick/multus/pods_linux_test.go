@@ -101,7 +101,7 @@ func startMultus(t *testing.T, c *cluster, s *site) {
 }
 
 func startOurDaemon(t *testing.T, c *cluster, s *site) {
-	startOurs(t, c.options(), s.primary, references(t), cni.WithoutBuiltinPlugins())
+	startOurs(t, c.options(), s.primary, references(t))
 }
 
 // stacks are the ones that are compared with Multus' own, which is the first.

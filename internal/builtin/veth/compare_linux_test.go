@@ -50,7 +50,7 @@ func (a *attached) compare(do func(ctx context.Context, r *plugin.Request, p com
 
 func (a *attached) tryCompare(do func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) error) error {
 	c := plugintest.Call{Type: a.c.typ, ID: "id-" + a.c.id, IfName: ifName, NetNS: a.h.path(a.c.id), Config: a.h.expand(a.c.conf), Prev: a.c.prev}
-	return plugintest.Comparing(a.context(), a.h.ns, builtin.Lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
+	return plugintest.Comparing(a.context(), a.h.ns, builtin.New(), c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
 		v, done, err := compare.Kernel(ctx, r)
 		if err != nil {
 			return err

@@ -44,7 +44,7 @@ func TestRepairAttachmentsOfTheReferencePlugins(t *testing.T) {
 			inside := plugintest.State(t, container)
 			h.sh(strings.ReplaceAll(test.script, "VETH", h.hostEnd(c.Prev)))
 			ctx := caller.With(t.Context(), caller.Given{Filters: netfilter.Options{Executable: true}})
-			err := plugintest.Comparing(ctx, h.ns, builtin.Lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
+			err := plugintest.Comparing(ctx, h.ns, builtin.New(), c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
 				v, done, err := compare.Kernel(ctx, r)
 				if err != nil {
 					return err

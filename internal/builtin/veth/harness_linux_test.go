@@ -37,7 +37,7 @@ func newHost(t testing.TB) *host {
 	t.Helper()
 	h := &host{t: t, dir: t.TempDir()}
 	h.ns = h.namespace("host")
-	h.side = plugintest.Ours(h.ns, builtin.Lookup)
+	h.side = plugintest.Ours(h.ns, builtin.New())
 	nettest.SetUp(t, h.ns, "lo")
 	return h
 }
