@@ -44,10 +44,7 @@ func WithPlugin(typ string, p plugin.Plugin) Opt {
 		case twice:
 			return fmt.Errorf("WithPlugin: plugin %q is registered twice: %w", typ, ErrInvalidArgument)
 		}
-		if c.choosing.Registered == nil {
-			c.choosing.Registered = map[string]plugin.Plugin{}
-		}
-		c.choosing.Registered[typ] = p
+		c.choosing.Registered = merge(c.choosing.Registered, map[string]plugin.Plugin{typ: p})
 		return nil
 	}
 }
