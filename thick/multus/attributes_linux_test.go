@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
