@@ -96,14 +96,8 @@ func (t *Tracker) Within(alone, wait time.Duration) { t.alone, t.wait = alone, w
 // Call end when the ADD is over; only the first call counts. After a success nobody in
 // this process waits again.
 func (t *Tracker) Begin(ctx context.Context, key Key, types func() []string) (end func(ok bool) error, err error) {
-	a := aloneness{of: key.String(), wait: t.wait, there: func() bool { return false }}
-	a.keys = func() (keys []lock.Key) {
-		for _, typ := range types() {
-			keys = append(keys, lock.Key{Name: "first/" + typ})
-		}
-		return keys
-	}
-	if end, err = t.begin(ctx, a); err != nil {
+	never := func() bool { return false }
+	if end, err = t.begin(ctx, key.String(), "first/", types, t.wait, never); err != nil {
 		return nil, fmt.Errorf("wait for the first ADD of network %q: %w", key.Network, err)
 	}
 	return end, nil
@@ -115,43 +109,37 @@ func (t *Tracker) Begin(ctx context.Context, key Key, types func() []string) (en
 // well and made nothing of it, nobody waits for them. Call end when the plugin has ended; ok
 // says whether it has succeeded.
 func (t *Tracker) Once(ctx context.Context, typ, of string, there func() bool) (end func(ok bool) error, err error) {
-	keys := []lock.Key{{Name: "shared/" + typ}}
-	a := aloneness{of: of, wait: longestWaits, there: there, keys: func() []lock.Key { return keys }}
-	if end, err = t.begin(ctx, a); err != nil {
+	types := func() []string { return []string{typ} }
+	if end, err = t.begin(ctx, of, "shared/", types, longestWaits, there); err != nil {
 		return nil, fmt.Errorf("wait for another ADD of plugin %q: %w", typ, err)
 	}
 	return end, nil
 }
 
-// aloneness is a limited time during which nobody else has one of the keys.
-type aloneness struct {
-	of    string // whom nobody waits for once one has ended well, and there is false
-	there func() bool
-	keys  func() []lock.Key
-	wait  time.Duration
-}
-
-// begin waits until nobody else has one of the keys. If that takes too long, or there are
-// no keys, others may run at the same time.
-func (t *Tracker) begin(ctx context.Context, a aloneness) (end func(ok bool) error, err error) {
+// begin waits until nobody else has the key of one of the types. If that takes too long, or
+// there are no types, others may run at the same time. of is whom nobody waits for once one
+// has ended well, and there is false.
+func (t *Tracker) begin(ctx context.Context, of, prefix string, types func() []string, wait time.Duration, there func() bool) (end func(ok bool) error, err error) {
 	nothing := func(bool) error { return nil }
-	if t.knows(a.of) {
+	if t.knows(of) {
 		return nothing, nil
 	}
-	// there is called with the keys held: whoever holds them may have made only a part so far.
-	leave := func() error { return nil }
-	if keys := a.keys(); len(keys) > 0 {
-		if leave, err = t.take(ctx, a.wait, keys); err != nil {
-			return nil, err
-		}
+	var keys []lock.Key
+	for _, typ := range types() {
+		keys = append(keys, lock.Key{Name: prefix + typ})
 	}
-	if t.knows(a.of) || a.there() { // by one that was waited for
+	leave, err := t.take(ctx, wait, keys)
+	if err != nil {
+		return nil, err
+	}
+	// there is called with the keys held: whoever holds them may have made only a part so far.
+	if t.knows(of) || there() { // by one that was waited for
 		return nothing, leave()
 	}
 	ended := false
 	return func(ok bool) error {
-		if !ended && ok && !a.there() {
-			t.memory.Store(a.of, true)
+		if !ended && ok && !there() {
+			t.memory.Store(of, true)
 		}
 		ended = true
 		return leave()
@@ -161,11 +149,15 @@ func (t *Tracker) begin(ctx context.Context, a aloneness) (end func(ok bool) err
 // take locks the keys for a limited time, at most until leave is called. After too long a
 // wait it locks nothing.
 func (t *Tracker) take(ctx context.Context, wait time.Duration, keys []lock.Key) (leave func() error, err error) {
+	nothing := func() error { return nil }
+	if len(keys) == 0 {
+		return nothing, nil
+	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	held, err := t.locks.LockAll(waiting, keys)
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-		return func() error { return nil }, nil
+		return nothing, nil
 	}
 	if err != nil {
 		return nil, err

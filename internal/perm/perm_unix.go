@@ -13,65 +13,45 @@ import (
 
 // check walks the path as the kernel does, so that no part of it goes unseen.
 func check(path string) error {
-	path, err := filepath.Abs(path)
+	rest, err := filepath.Abs(path)
 	if err != nil {
 		return err
 	}
-	w := &walk{self: uint32(os.Geteuid()), rest: path}
-	at, err := w.judged("/")
-	if err != nil {
-		return err
-	}
-	for w.rest != "" {
-		if at, err = w.step(at); err != nil {
+	w := &walk{self: uint32(os.Geteuid())}
+	at := "/"
+	_, err = w.look(at)
+	for links := 0; err == nil && rest != ""; {
+		var name, target string
+		var info fs.FileInfo
+		name, rest, _ = strings.Cut(strings.TrimLeft(rest, "/"), "/")
+		next, open := filepath.Join(at, name), w.open
+		if next == at {
+			continue
+		}
+		if info, err = w.look(next); err != nil || info.Mode()&fs.ModeSymlink == 0 {
+			at = next
+			continue
+		}
+		if links++; links > mostLinks {
+			return &fs.PathError{Op: "check", Path: next, Err: syscall.ELOOP}
+		}
+		if target, err = os.Readlink(next); err != nil {
 			return err
 		}
+		if rest = target + "/" + rest; filepath.IsAbs(target) {
+			at = "/"
+			_, err = w.look(at)
+		} else {
+			w.open = open
+		}
 	}
-	return nil
+	return err
 }
 
 type walk struct {
-	self  uint32
-	rest  string // the remaining path
-	links int
+	self uint32
 	// open: everybody may create an entry in the current directory, as in /tmp.
 	open bool
-}
-
-// step walks one part of the path and returns the new position.
-func (w *walk) step(at string) (string, error) {
-	var name string
-	name, w.rest, _ = strings.Cut(strings.TrimLeft(w.rest, "/"), "/")
-	switch name {
-	case "", ".":
-		return at, nil
-	case "..":
-		return w.judged(filepath.Dir(at))
-	}
-	next := filepath.Join(at, name)
-	open := w.open
-	info, err := w.look(next)
-	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
-		return next, err
-	}
-	if w.links++; w.links > mostLinks {
-		return "", &fs.PathError{Op: "check", Path: next, Err: syscall.ELOOP}
-	}
-	target, err := os.Readlink(next)
-	if err != nil {
-		return "", err
-	}
-	w.rest = target + "/" + w.rest
-	if filepath.IsAbs(target) {
-		return w.judged("/")
-	}
-	w.open = open
-	return at, nil
-}
-
-func (w *walk) judged(path string) (string, error) {
-	_, err := w.look(path)
-	return path, err
 }
 
 // look examines the file at path, and returns the reason if it is refused.
