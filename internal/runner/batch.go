@@ -7,7 +7,6 @@ import (
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 )
 
@@ -58,7 +57,7 @@ func flushFailure(verb, plugin string, err error) Failure {
 	f := failure(chain.Call{Verb: verb, Plugin: plugin}, BuiltIn, invoke.Output{}, err)
 	flush := &FlushError{err}
 	if !errors.As(err, new(*stoppedError)) {
-		said := inprocess.Said(err)
+		said := Said(err)
 		f.Code, f.Msg, f.Details = said.Code, flushWords+said.Msg, said.Details
 	}
 	f.Err = flush

@@ -28,7 +28,7 @@ func (r *Runner) contended(ctx context.Context) []string {
 	var types []string
 	for _, p := range r.Network.Plugins {
 		typ := p.Network.Type
-		c, _, _ := r.Plugins.get(typ)
+		c, _, _ := r.Plugins.Get(typ)
 		if kind := Kind(c.Kind); kind != BuiltIn && (kind != Executable || r.References.races(ctx, r.Root, typ, c.Path, p.Bytes)) {
 			types = append(types, typ)
 		}
