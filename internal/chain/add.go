@@ -1,10 +1,12 @@
 package chain
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 
+	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/plainfile"
@@ -16,6 +18,7 @@ import (
 // specification 1.1.0, section 3, "Add an attachment".
 func (c *Chain) Add(ctx context.Context, a *Attachment, prev Partial) (result *types100.Result, last Partial, err error) {
 	last = prev
+	given := c.previous(prev)
 	var cache *plainfile.Unnamed
 	if !c.Uncached {
 		cache = c.cached(a).prepare()
@@ -23,7 +26,7 @@ func (c *Chain) Add(ctx context.Context, a *Attachment, prev Partial) (result *t
 	}
 	err = guard(func() (err error) {
 		for i, p := range c.List.Plugins {
-			last, prev, err = c.add(ctx, i, a, last, prev)
+			last, given, err = c.add(ctx, i, a, last, given)
 			if err == nil && i == len(c.List.Plugins)-1 && c.OnEnd != nil {
 				err = c.OnEnd(ctx, "ADD")
 			}
@@ -32,11 +35,11 @@ func (c *Chain) Add(ctx context.Context, a *Attachment, prev Partial) (result *t
 			}
 		}
 		if !c.Uncached {
-			if err := c.cached(a).write(json.RawMessage(prev), cache); err != nil {
+			if err := c.cached(a).write(json.RawMessage(given.encoded), cache); err != nil {
 				return fmt.Errorf("failed to set network %q cached result: %w", c.List.Name, err)
 			}
 		}
-		if result, err = decode(json.RawMessage(prev)); err != nil {
+		if result, err = given.decoded(); err != nil {
 			return fmt.Errorf("%w: %w", ErrInvalidResult, err)
 		}
 		return nil
@@ -46,30 +49,30 @@ func (c *Chain) Add(ctx context.Context, a *Attachment, prev Partial) (result *t
 
 // add runs one plugin. It returns the result so far, as printed, and as given to the next
 // plugin: like libcni, with those fields only that the result's version knows.
-func (c *Chain) add(ctx context.Context, position int, a *Attachment, last, prev Partial) (_, _ Partial, err error) {
-	call, err := c.call("ADD", position, a, c.previous(prev))
+func (c *Chain) add(ctx context.Context, position int, a *Attachment, last Partial, given previous) (Partial, previous, error) {
+	call, err := c.call("ADD", position, a, given)
 	if err != nil {
-		return last, prev, err
+		return last, given, err
 	}
 	out, err := c.Run(ctx, call)
 	if err != nil {
-		return last, prev, err
+		return last, given, err
 	}
-	if out.Valid {
-		last, prev = out.Stdout, out.Stdout
-	} else {
-		printed, known, err := readResult(out.Stdout, c.List.CNIVersion)
-		var given []byte
-		if err == nil {
-			given, err = json.Marshal(known)
+	printed, next := out.Stdout, out.Stdout
+	if !out.Valid {
+		var known types.Result
+		if printed, known, err = readResult(out.Stdout, c.List.CNIVersion); err == nil {
+			next, err = json.Marshal(known)
 		}
 		if err != nil {
-			return last, prev, &ResultError{Plugin: call.Plugin, Err: err}
+			return last, given, &ResultError{Plugin: call.Plugin, Err: err}
 		}
-		last, prev = Partial(printed), given
 	}
-	if c.OnResult == nil {
-		return last, prev, nil
+	if !bytes.Equal(next, given.encoded) { // else it is decoded
+		given = c.previous(next)
 	}
-	return last, prev, c.OnResult(json.RawMessage(last))
+	if c.OnResult != nil {
+		err = c.OnResult(printed)
+	}
+	return printed, given, err
 }

@@ -197,7 +197,7 @@ func decode(data json.RawMessage) (*types100.Result, error) {
 
 // readResult validates a result, and returns it with its version, and decoded. The error
 // is an ErrInvalidResult.
-func readResult(data []byte, configVersion string) (versioned json.RawMessage, result types.Result, err error) {
+func readResult(data []byte, configVersion string) (versioned []byte, result types.Result, err error) {
 	if err := ValidateResult(data, configVersion); err != nil {
 		return nil, nil, err
 	}
