@@ -149,9 +149,8 @@ func (r *Runner) IsOurs(typ string) bool {
 
 // Different returns the caller's error for a difference in the part of a type.
 func (r *Runner) Different(typ string, err error) error {
-	said := Said(err)
 	c, _, _ := r.Plugins.Get(typ)
-	return r.Fail(Failure{
-		Verb: "CHECK", Plugin: typ, Kind: Kind(c.Kind), Code: said.Code, Msg: said.Msg, Details: said.Details, Err: err,
-	})
+	f := Failure{Verb: "CHECK", Plugin: typ, Kind: Kind(c.Kind), Err: err}
+	f.say()
+	return r.Fail(f)
 }

@@ -42,10 +42,15 @@ func failure(call chain.Call, kind Kind, out invoke.Output, err error) *Failure 
 		f.Err = executableError(out, err)
 	}
 	if errors.As(f.Err, new(*types.Error)) && !errors.As(err, new(*stoppedError)) {
-		said := Said(f.Err)
-		f.Code, f.Msg, f.Details = said.Code, said.Msg, said.Details
+		f.say()
 	}
 	return f
+}
+
+// say sets what the plugin said in its error.
+func (f *Failure) say() {
+	said := Said(f.Err)
+	f.Code, f.Msg, f.Details = said.Code, said.Msg, said.Details
 }
 
 // executableError returns the [*types.Error] that an executable printed when it failed, or
