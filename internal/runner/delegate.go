@@ -21,42 +21,51 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// delegation is one call of an in-process plugin, with the calls that it
-// delegates.
-type delegation struct {
+// execution is a plugin at work, with the calls that it delegates.
+type execution struct {
 	*Runner
-	call    chain.Call
-	chain   string // the verb of the chain; an ADD may delegate a DEL
-	depth   int
-	standIn bool // the plugin runs in place of an executable that may have attached the container
-	given   caller.Given
+	call  chain.Call
+	p     Provider
+	outer *execution // of the plugin that delegates to this one; nil: it is of the chain
+	given caller.Given
 
 	mu     sync.Mutex
 	stderr []byte // of executables to which it delegated
 }
 
-// runInProcess runs the plugin, and returns its output. Errors are *types.Errors, except
-// the error of a plugin that was stopped.
-func (d *delegation) runInProcess(ctx context.Context, p Provider) (out invoke.Output, err error) {
+// run runs the plugin. Errors of an in-process plugin are *types.Errors, except the error
+// of one that was stopped.
+func (e *execution) run(ctx context.Context) (out invoke.Output, err error) {
+	if e.p.Kind == Executable {
+		return e.start(ctx, e.call, e.p)
+	}
 	if ctx.Err() != nil {
 		return out, fmt.Errorf("not started: %w", context.Cause(ctx))
 	}
-	c := InProcess{Call: d.call, Host: d.Host, Container: d.Container, Inline: p.Kind == BuiltIn}
-	if p.Kind == Registered {
-		d.given.Batch = nil // it depends on the finished work of the plugins to which it delegates
+	c := InProcess{Call: e.call, Host: e.Host, Container: e.Container, Inline: e.p.Kind == BuiltIn}
+	e.given = e.lent(e.given, e.p)
+	if e.p.Kind == Registered {
+		e.given.Batch = nil // it depends on the finished work of the plugins to which it delegates
 		// It gets a handle and a result of its own, because it may do anything with them.
 		c.Container, c.Parsed = nil, nil
 	}
-	d.given = d.lent(d.given, p)
-	inner := caller.With(ctx, d.given)
-	if p.Kind == Registered {
-		inner = d.withPluginCall(inner, d.call.Verb, d.call.Plugin)
+	inner := caller.With(ctx, e.given)
+	if e.p.Kind == Registered {
+		inner = e.withPluginCall(inner, e.call.Verb, e.call.Plugin)
 	}
 	c.Delegate = func(inner context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
-		return d.delegate(inner, ctx, verb, typ, config)
+		return e.delegate(inner, ctx, verb, typ, config)
 	}
-	stdout, err := c.Run(inner, p.plugin)
-	return invoke.Output{Stdout: stdout, Stderr: d.stderr}, stopped(ctx, err)
+	stdout, err := c.Run(inner, e.p.plugin)
+	return invoke.Output{Stdout: stdout, Stderr: e.stderr}, stopped(ctx, err)
+}
+
+// chain returns the execution of the chain's plugin, and how many plugins have delegated.
+func (e *execution) chain() (first *execution, depth int) {
+	for first = e; first.outer != nil; depth++ {
+		first = first.outer
+	}
+	return first, depth
 }
 
 // mostDelegations limits the depth of delegation. The IPAM plugin of a main
@@ -65,33 +74,33 @@ const mostDelegations = 8
 
 // delegate is plugin.Request.Delegate: it runs another plugin with the same
 // parameters, in process or on disk. bound is the context of the delegating call.
-func (d *delegation) delegate(ctx, bound context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
+func (e *execution) delegate(ctx, bound context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
 	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "STATUS", "GC"}, verb) {
 		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "delegate to plugin %q: unknown verb %q", typ, verb)
 	}
-	if d.depth == mostDelegations {
-		return nil, plugin.Errorf(types.ErrInternal, "delegate to plugin %q: plugin %q is the %dth that delegates", typ, d.call.Plugin, d.depth)
+	if _, depth := e.chain(); depth == mostDelegations {
+		return nil, plugin.Errorf(types.ErrInternal, "delegate to plugin %q: plugin %q is the %dth that delegates", typ, e.call.Plugin, depth)
 	}
-	call := chain.Call{Verb: verb, Plugin: typ, Stdin: config, Env: invoke.WithVariable(d.call.Env, "CNI_COMMAND", verb)}
-	if bytes.Equal(config, d.call.Stdin) {
-		call.Parsed = d.call.Parsed
+	call := chain.Call{Verb: verb, Plugin: typ, Stdin: config, Env: invoke.WithVariable(e.call.Env, "CNI_COMMAND", verb)}
+	if bytes.Equal(config, e.call.Stdin) {
+		call.Parsed = e.call.Parsed
 	}
-	p, err := d.delegateOf(ctx, verb, typ)
+	p, err := e.delegateOf(ctx, verb, typ)
 	var out invoke.Output
 	switch {
 	case err != nil:
-		d.Plugins.notStarted(verb, typ)
+		e.Plugins.notStarted(verb, typ)
 		err = plugin.Errorf(types.ErrInternal, "%w", err)
 	case p.Kind == "":
 		return nil, nil // its ADD never ran
 	default:
 		ctx, cancel := within(ctx, bound)
 		defer cancel()
-		out, err = d.runDelegate(ctx, call, p)
+		out, err = e.runDelegate(ctx, call, p)
 	}
-	e := (*types.Error)(nil)
+	said := (*types.Error)(nil)
 	switch {
-	case verb == "DEL" && (errors.As(err, &e) && e.Code == unknownContainer || d.Plugins.NotRun(typ)):
+	case verb == "DEL" && (errors.As(err, &said) && said.Code == unknownContainer || e.Plugins.NotRun(typ)):
 		return nil, nil // nothing to clean
 	case err != nil || verb != "ADD":
 		return nil, err
@@ -102,11 +111,11 @@ func (d *delegation) delegate(ctx, bound context.Context, verb, typ string, conf
 // delegateOf finds the other plugin; its kind is empty if there is nothing to
 // run. An executable delegates to executables, so a plugin that runs in its
 // place does too, if it can.
-func (d *delegation) delegateOf(ctx context.Context, verb, typ string) (Provider, error) {
-	if d.standIn {
-		return d.recorded(record.Plugin{Type: typ, Kind: string(Executable)})
+func (e *execution) delegateOf(ctx context.Context, verb, typ string) (Provider, error) {
+	if e.p.standIn {
+		return e.recorded(record.Plugin{Type: typ, Kind: string(Executable)})
 	}
-	all, err := d.providers(ctx, verb, typ, nil)
+	all, err := e.providers(ctx, verb, typ, nil)
 	if err != nil || len(all) == 0 {
 		return Provider{}, err
 	}
@@ -114,39 +123,36 @@ func (d *delegation) delegateOf(ctx context.Context, verb, typ string) (Provider
 }
 
 // runDelegate runs the other plugin, and logs the call.
-func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p Provider) (out invoke.Output, err error) {
+func (e *execution) runDelegate(ctx context.Context, call chain.Call, p Provider) (out invoke.Output, err error) {
 	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
 	var late flushed
 	defer func() {
 		code := late.code
-		if e := (*types.Error)(nil); late.err == nil && errors.As(err, &e) {
-			code = e.Code
+		if said := (*types.Error)(nil); late.err == nil && errors.As(err, &said) {
+			code = said.Code
 		}
 		spans.EndPlugin(span, code, err)
 	}()
-	if call.Verb == d.chain && p.Kind != BuiltIn { // not for a DEL by which an ADD undoes its work
-		if late = d.flush(ctx, d.given.Batch, call.Verb); late.err != nil && call.Verb != "DEL" {
+	if first, _ := e.chain(); call.Verb == first.call.Verb && p.Kind != BuiltIn { // not for a DEL by which an ADD undoes its work
+		if late = e.flush(ctx, e.given.Batch, call.Verb); late.err != nil && call.Verb != "DEL" {
 			return out, late.err
 		}
 	}
-	if err = d.awaitRecord(call.Verb, call.Plugin, p); err != nil {
+	if err = e.awaitRecord(call.Verb, call.Plugin, p); err != nil {
 		return out, plugin.Errorf(types.ErrInternal, "%w", err)
 	}
 	begun := time.Now()
+	out, err = (&execution{Runner: e.Runner, call: call, p: p, outer: e, given: e.given}).run(ctx)
 	if p.Kind == Executable {
-		out, err = d.start(ctx, call, p)
 		if errors.Is(err, invoke.ErrNotStarted) {
-			d.Plugins.notStarted(call.Verb, call.Plugin)
+			e.Plugins.notStarted(call.Verb, call.Plugin)
 		}
 		err = delegateError(call, out, err)
-	} else {
-		inner := &delegation{Runner: d.Runner, call: call, chain: d.chain, depth: d.depth + 1, standIn: p.standIn, given: d.given}
-		out, err = inner.runInProcess(ctx, p)
 	}
-	d.mu.Lock()
-	d.stderr = append(d.stderr, out.Stderr...)
-	d.mu.Unlock()
-	d.log(ctx, "delegated plugin call", d.event(call.Verb, call.Plugin, p.Kind, time.Since(begun), err), out)
+	e.mu.Lock()
+	e.stderr = append(e.stderr, out.Stderr...)
+	e.mu.Unlock()
+	e.log(ctx, "delegated plugin call", e.event(call.Verb, call.Plugin, p.Kind, time.Since(begun), err), out)
 	if late.err != nil {
 		err = errors.Join(late.err, err)
 	}

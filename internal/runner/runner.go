@@ -221,15 +221,12 @@ func (r *Runner) witness(ctx context.Context, call chain.Call, p Provider) (afte
 func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
 	ctx, cancel := r.Bound(ctx, call.Verb)
 	defer cancel()
-	if p.Kind == Executable {
-		return r.start(ctx, call, p)
-	}
 	r.Given.Batch.For(call.Plugin)
-	d := &delegation{Runner: r, call: call, chain: call.Verb, standIn: p.standIn, given: r.Given}
+	e := &execution{Runner: r, call: call, p: p, given: r.Given}
 	if call.Verb != "ADD" && call.Verb != "DEL" {
-		d.given.Batch = nil
+		e.given.Batch = nil
 	}
-	return d.runInProcess(ctx, p)
+	return e.run(ctx)
 }
 
 // Bound limits a context to a plugin's time for a verb.
