@@ -26,7 +26,7 @@ var floors = [][]string{
 		"internal/proc", "internal/scripted/plugin",
 	},
 	{
-		"internal/firstadd", "internal/invoke", "netns",
+		"internal/invoke", "netns",
 	},
 	{
 		"internal/audit", "internal/firewalld", "internal/nettest",

@@ -20,7 +20,6 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
@@ -39,7 +38,7 @@ type Runtime struct {
 	Logger     *slog.Logger
 	Bus        *firewalld.Bus
 	Locks      *lock.Space
-	First      *firstadd.Tracker
+	First      *Firsts
 	References *References
 }
 
