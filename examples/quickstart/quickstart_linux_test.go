@@ -70,7 +70,7 @@ func withoutTools(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "PATH=/nonexistent"
 // without iptables and nft.
 func TestQuickstart(t *testing.T) {
 	for _, typ := range []string{"bridge", "host-local", "portmap", "ptp"} {
-		if builtin.Lookup(typ) == nil {
+		if builtin.New()(typ) == nil {
 			t.Fatalf("%s is not built in", typ)
 		}
 	}

@@ -23,7 +23,7 @@ func TestMatrixIsComplete(t *testing.T) {
 	}
 	var missing []string
 	for _, typ := range promised() {
-		if builtin.Lookup(typ) == nil {
+		if builtin.New()(typ) == nil {
 			t.Errorf("%s is not built in", typ)
 		}
 		for _, family := range families() {

@@ -35,7 +35,7 @@ type host struct {
 // runtime does, with their memory of earlier calls.
 func (h *host) builtin(typ string) plugin.Plugin {
 	if h.ours[typ] == nil {
-		h.ours[typ] = builtin.Lookup(typ)
+		h.ours[typ] = builtin.New()(typ)
 	}
 	return h.ours[typ]
 }

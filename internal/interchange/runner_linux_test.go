@@ -32,11 +32,11 @@ type side struct {
 func theirs() side { return side{"theirs", func(string) bool { return false }} }
 
 // ours selects all built-in plugins.
-func ours() side { return side{"ours", func(typ string) bool { return builtin.Lookup(typ) != nil }} }
+func ours() side { return side{"ours", func(typ string) bool { return builtin.New()(typ) != nil }} }
 
 // oursOnly selects the built-in plugins of these types.
 func oursOnly(name string, types ...string) side {
-	return side{name, func(typ string) bool { return slices.Contains(types, typ) && builtin.Lookup(typ) != nil }}
+	return side{name, func(typ string) bool { return slices.Contains(types, typ) && builtin.New()(typ) != nil }}
 }
 
 // runner runs libcni's plugins in a test.
