@@ -65,8 +65,19 @@ func (w *walk) look(path string) (fs.FileInfo, error) {
 		return nil, fmt.Errorf("%s: no owner is known", path)
 	}
 	trusted := !w.open || st.Uid == 0 || st.Uid == w.self || st.Uid == overflowUID && inUserNS()
-	w.open = info.IsDir() && info.Mode()&worldWritable != 0
-	return info, judge(path, info.Mode(), st.Uid, w.self, trusted)
+	mode := info.Mode()
+	writable := mode&worldWritable != 0
+	w.open = info.IsDir() && writable
+	why := ""
+	switch {
+	case mode&fs.ModeSymlink == 0 && writable && !(info.IsDir() && mode&fs.ModeSticky != 0):
+		why = "is writable by everybody: run chmod o-w on it"
+	case !trusted:
+		why = fmt.Sprintf("is in a directory where everybody makes files, and belongs neither to root nor to user %d, as which this program runs: run chown root on it", w.self)
+	default:
+		return info, nil
+	}
+	return info, &refusal{fmt.Sprintf("%s (mode %v, owner %d) %s", path, mode, st.Uid, why)}
 }
 
 // inUserNS reports whether this process is in a user namespace other than the
@@ -90,22 +101,6 @@ const mostLinks = 40
 // overflowUID is the owner that the kernel shows for an owner without a number
 // in the user namespace (/proc/sys/kernel/overflowuid).
 const overflowUID = 65534
-
-// judge returns the reason why a file or directory is refused, or nil. The owner
-// is trusted unless everybody could have created the entry.
-func judge(path string, mode fs.FileMode, uid, self uint32, trusted bool) error {
-	sticky := mode.IsDir() && mode&fs.ModeSticky != 0
-	var why string
-	switch {
-	case mode&fs.ModeSymlink == 0 && mode&worldWritable != 0 && !sticky:
-		why = "is writable by everybody: run chmod o-w on it"
-	case !trusted:
-		why = fmt.Sprintf("is in a directory where everybody makes files, and belongs neither to root nor to user %d, as which this program runs: run chown root on it", self)
-	default:
-		return nil
-	}
-	return &refusal{fmt.Sprintf("%s (mode %v, owner %d) %s", path, mode, uid, why)}
-}
 
 // refusal is an ErrInsecure that begins with the path.
 type refusal struct{ text string }
