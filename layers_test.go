@@ -26,7 +26,7 @@ var floors = [][]string{
 		"internal/proc", "internal/scripted/plugin",
 	},
 	{
-		"internal/firstadd", "internal/invoke", "netns",
+		"internal/invoke", "netns",
 	},
 	{
 		"internal/audit", "internal/firewalld", "internal/nettest",
@@ -34,7 +34,7 @@ var floors = [][]string{
 		"thick/internal/delqueue",
 	},
 	{
-		"internal/hold", "internal/inprocess", "internal/notify", "internal/refplugins", "thick/server",
+		"internal/hold", "internal/notify", "internal/refplugins", "thick/server",
 		"thick/shim",
 	},
 	{
@@ -57,14 +57,14 @@ var floors = [][]string{
 	},
 	{
 		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostlocal",
-		"internal/builtin/ipam", "internal/builtin/plugintest", "internal/builtin/portmap",
+		"internal/builtin/ipam", "internal/builtin/portmap",
 		"internal/builtin/tuning", "internal/views",
 	},
 	{
 		"internal/builtin/lan", "internal/builtin/veth", "internal/runner",
 	},
 	{
-		"internal/builtin/bridge", "internal/health",
+		"internal/builtin/bridge", "internal/builtin/plugintest", "internal/health",
 	},
 	{
 		"internal/builtin",

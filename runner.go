@@ -292,7 +292,7 @@ func (a hooks) withoutClaimed(call *chain.Call) error {
 	if err != nil {
 		return fmt.Errorf("find the present owners of the addresses: %w", err)
 	}
-	call.Stdin, err = chain.WithoutAddresses(call.Stdin, taken)
+	*call, err = call.WithoutAddresses(taken)
 	return err
 }
 

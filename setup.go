@@ -11,9 +11,9 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
 )
 
@@ -378,8 +378,8 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 	return result, a.errors("ADD", err)
 }
 
-func (a *attachment) firstKey() firstadd.Key {
-	key := firstadd.Key{Network: a.network.config.Name, Host: a.op.Host.String()}
+func (a *attachment) firstKey() runner.FirstKey {
+	key := runner.FirstKey{Network: a.network.config.Name, Host: a.op.Host.String()}
 	if a.op.shared(a.network) {
 		key.IfName = a.network.ifName
 	}

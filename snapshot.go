@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
@@ -76,13 +75,13 @@ func (b *build) snapshot(want *config) *snapshot {
 		shared = previous.Store
 	}
 	s.Store = container.Open(filepath.Join(s.own, "locks"), recordDir, s.hostNetNS, s.logger, shared)
-	var first *firstadd.Tracker
+	var first *runner.Firsts
 	var references *runner.References
 	if previous != nil && previous.Records == s.Records {
 		first, references, s.addresses = previous.runner.First, previous.runner.References, previous.addresses
 	} else {
 		s.addresses = container.NewByAddress(s.Records)
-		first, references = firstadd.New(s.Locks.Space), &runner.References{}
+		first, references = runner.NewFirsts(s.Locks.Space), &runner.References{}
 	}
 	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
 		s.cached = previous.cached

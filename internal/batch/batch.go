@@ -22,32 +22,25 @@ import (
 
 // Batch collects work. It is safe for concurrent use.
 type Batch struct {
-	mu     sync.Mutex
-	plugin string // whose work is collected now
-	groups map[any]*group
-	order  []any
-	tasks  []task
-
+	mu       sync.Mutex
+	plugin   string // whose work is collected now
+	items    []*item
 	flushing bool
 }
 
-// group is work of one kind, which one call does.
-type group struct {
-	items []item
-	do    func(ctx context.Context, items []any) error
-}
-
-// item is the part of one plugin in the work of a group.
+// item is work of one plugin.
 type item struct {
+	batch  *Batch
 	plugin string
+	kind   any // of work that is done in one call; nil: by itself
 	value  any
+	do     func(ctx context.Context, values []any) error
+	err    error // of the work of the plugin of that kind, at its first item
 }
 
-// task is work by itself.
-type task struct {
-	plugin string
-	do     func(context.Context) error
-}
+func (i *item) isOfBatch(other *item) bool { return i.batch == other.batch }
+
+func (i *item) isOfOwner(other *item) bool { return i.isOfBatch(other) && i.plugin == other.plugin }
 
 // Failed is work of a plugin that failed.
 type Failed struct {
@@ -85,62 +78,46 @@ func (b *Batch) For(plugin string) {
 // comparable value, best of a type of its own; its items have one type, and of
 // several functions the first is called. Without a batch, do is called at once.
 func Join[T any](ctx context.Context, b *Batch, kind any, one T, do func(ctx context.Context, items []T) error) error {
-	if !b.defers() {
-		return do(ctx, []T{one})
-	}
-	defer b.mu.Unlock()
-	g := b.groups[kind]
-	if g == nil {
-		if b.groups == nil {
-			b.groups = make(map[any]*group)
-		}
-		g = &group{do: func(ctx context.Context, items []any) error {
-			typed := make([]T, len(items))
-			for i, item := range items {
-				one, ok := item.(T)
-				if !ok {
-					return fmt.Errorf("work of kind %v is of two types: %T and %T", kind, one, item)
-				}
-				typed[i] = one
+	all := func(ctx context.Context, items []any) error {
+		typed := make([]T, len(items))
+		for i, item := range items {
+			one, ok := item.(T)
+			if !ok {
+				return fmt.Errorf("work of kind %v is of two types: %T and %T", kind, one, item)
 			}
-			return do(ctx, typed)
-		}}
-		b.groups[kind] = g
-		b.order = append(b.order, kind)
+			typed[i] = one
+		}
+		return do(ctx, typed)
 	}
-	g.items = append(g.items, item{b.plugin, one})
-	return nil
+	return b.add(ctx, &item{kind: kind, value: one, do: all})
 }
 
 // Later adds a task that waits for the kernel and on which nothing else depends.
 // It runs in parallel with the others at the flush, and without a batch at once.
 func (b *Batch) Later(ctx context.Context, do func(context.Context) error) error {
-	if !b.defers() {
-		return do(ctx)
-	}
-	defer b.mu.Unlock()
-	b.tasks = append(b.tasks, task{b.plugin, do})
-	return nil
+	return b.add(ctx, &item{do: func(ctx context.Context, _ []any) error { return do(ctx) }})
 }
 
-// defers reports whether work is deferred, and if so returns with the lock held.
-func (b *Batch) defers() bool {
-	if b == nil {
-		return false
-	}
-	b.mu.Lock()
-	if b.flushing {
+// add adds an item, or does it at once.
+func (b *Batch) add(ctx context.Context, one *item) error {
+	if b != nil {
+		b.mu.Lock()
+		if !b.flushing {
+			defer b.mu.Unlock()
+			one.batch, one.plugin = b, b.plugin
+			b.items = append(b.items, one)
+			return nil
+		}
 		b.mu.Unlock()
-		return false
 	}
-	return true
+	return one.do(ctx, []any{one.value})
 }
 
 // Empty reports whether there is no work.
 func (b *Batch) Empty() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.order)+len(b.tasks) == 0
+	return len(b.items) == 0
 }
 
 // Flush does all collected work and returns all errors as [Failures], those of the
@@ -157,147 +134,110 @@ func (b *Batch) Flush(ctx context.Context) error { return FlushTogether(ctx, []*
 // fails together, it is done again for each half of them, so that the failure of one
 // costs the others little; in the end for each by itself, as Flush does.
 func FlushTogether(ctx context.Context, all []*Batch) []error {
-	works := make([]work, len(all))
-	for i, b := range all {
-		works[i] = b.take()
-		defer b.flushed()
+	var items []*item
+	for _, b := range all {
+		items = append(items, b.begin()...)
+		defer b.end()
 	}
-	var wg sync.WaitGroup
-	defer wg.Wait() // also if work ends this goroutine
-	tasks := make([][]error, len(all))
-	for i, w := range works {
-		tasks[i] = make([]error, len(w.tasks))
-		for j, t := range w.tasks {
-			wg.Go(func() {
-				tasks[i][j] = errEnded // unless it returns or panics
-				tasks[i][j] = run(ctx, t.do)
+	var tasks sync.WaitGroup
+	defer tasks.Wait() // also if work ends this goroutine
+	kinds := []any{nil}
+	for _, one := range items {
+		if one.kind == nil {
+			tasks.Go(func() {
+				one.err = errEnded // unless it returns or panics
+				one.err = run(ctx, []*item{one})
 			})
+		} else if !slices.Contains(kinds, one.kind) {
+			kinds = append(kinds, one.kind)
 		}
 	}
-	ofKinds := make([]Failures, len(all))
-	for _, kind := range kindsOf(works) {
-		var some []int
-		for i, w := range works {
-			if w.groups[kind] != nil {
-				some = append(some, i)
-			}
-		}
-		together(ctx, works, kind, some, ofKinds)
+	for _, kind := range kinds[1:] {
+		together(ctx, those(items, func(one *item) bool { return one.kind == kind }))
 	}
-	wg.Wait()
+	tasks.Wait()
 	errs := make([]error, len(all))
-	for i, w := range works {
+	for i, b := range all {
 		var failed Failures
-		for j, err := range tasks[i] {
-			if err != nil {
-				failed = append(failed, Failed{w.tasks[j].plugin, err})
+		for _, kind := range kinds {
+			for _, one := range items {
+				if one.batch == b && one.kind == kind && one.err != nil {
+					failed = append(failed, Failed{one.plugin, one.err})
+				}
 			}
 		}
-		if failed = append(failed, ofKinds[i]...); len(failed) > 0 {
+		if len(failed) > 0 {
 			errs[i] = failed
 		}
 	}
 	return errs
 }
 
-// kindsOf returns the kinds of works, each once.
-func kindsOf(works []work) (kinds []any) {
-	for _, w := range works {
-		for _, kind := range w.order {
-			if !slices.Contains(kinds, kind) {
-				kinds = append(kinds, kind)
-			}
-		}
-	}
-	return kinds
+// begin empties the batch, and begins a flush.
+func (b *Batch) begin() []*item {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	items := b.items
+	b.items, b.flushing = nil, true
+	return items
 }
 
-// together does the work of one kind of some batches, and adds to what has failed.
-func together(ctx context.Context, works []work, kind any, some []int, failed []Failures) {
-	if len(some) == 1 || ctx.Err() != nil {
-		for _, i := range some {
-			failed[i] = append(failed[i], works[i].groups[kind].run(ctx)...)
-		}
-		return
-	}
-	var values []any
-	for _, i := range some {
-		for _, one := range works[i].groups[kind].items {
-			values = append(values, one.value)
-		}
-	}
-	first := works[some[0]].groups[kind]
-	if run(ctx, func(ctx context.Context) error { return first.do(ctx, values) }) == nil {
-		return
-	}
-	together(ctx, works, kind, some[:len(some)/2], failed)
-	together(ctx, works, kind, some[len(some)/2:], failed)
-}
-
-// flushed lets work be put off again.
-func (b *Batch) flushed() {
+// end lets work be put off again.
+func (b *Batch) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.flushing = false
 }
 
-// work has the collected changes.
-type work struct {
-	groups map[any]*group
-	order  []any
-	tasks  []task
-}
-
-// take empties the batch, and begins a flush.
-func (b *Batch) take() work {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	w := work{b.groups, b.order, b.tasks}
-	b.groups, b.order, b.tasks, b.flushing = nil, nil, nil, true
-	return w
-}
-
-func (g *group) run(ctx context.Context) (failed []Failed) {
-	err := g.runOf(ctx, func(string) bool { return true })
+// together does work of one kind, and notes what has failed.
+func together(ctx context.Context, items []*item) {
+	err := run(ctx, items)
 	if err == nil {
-		return nil
+		return
 	}
-	var plugins []string
-	for _, i := range g.items {
-		if !slices.Contains(plugins, i.plugin) {
-			plugins = append(plugins, i.plugin)
+	batches, owners := firsts(items, (*item).isOfBatch), firsts(items, (*item).isOfOwner)
+	switch {
+	case len(owners) == 1 || ctx.Err() != nil:
+		for _, one := range owners {
+			one.err = err
 		}
+	case len(batches) == 1:
+		for _, owner := range owners {
+			together(ctx, those(items, owner.isOfOwner))
+		}
+	default:
+		inHalf := func(one *item) bool { return slices.ContainsFunc(batches[:len(batches)/2], one.isOfBatch) }
+		together(ctx, those(items, inHalf))
+		together(ctx, those(items, func(one *item) bool { return !inHalf(one) }))
 	}
-	for _, plugin := range plugins {
-		if len(plugins) > 1 && ctx.Err() == nil {
-			err = g.runOf(ctx, func(of string) bool { return of == plugin })
-		}
-		if err != nil {
-			failed = append(failed, Failed{plugin, err})
-		}
-	}
-	return failed
 }
 
-// runOf does the work of some plugins.
-func (g *group) runOf(ctx context.Context, is func(plugin string) bool) error {
-	var values []any
-	for _, i := range g.items {
-		if is(i.plugin) {
-			values = append(values, i.value)
+// firsts returns the first of items that are alike.
+func firsts(items []*item, alike func(a, b *item) bool) (all []*item) {
+	for _, one := range items {
+		if !slices.ContainsFunc(all, func(other *item) bool { return alike(one, other) }) {
+			all = append(all, one)
 		}
 	}
-	return run(ctx, func(ctx context.Context) error { return g.do(ctx, values) })
+	return all
+}
+
+func those(items []*item, are func(*item) bool) []*item {
+	return slices.DeleteFunc(slices.Clone(items), func(one *item) bool { return !are(one) })
 }
 
 var errEnded = errors.New("deferred work ended its goroutine")
 
 // run turns a panic, which in a goroutine would end the program, into an error.
-func run(ctx context.Context, do func(context.Context) error) (err error) {
+func run(ctx context.Context, items []*item) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("deferred work panicked: %v\n%s", v, debug.Stack())
 		}
 	}()
-	return do(ctx)
+	var values []any
+	for _, one := range items {
+		values = append(values, one.value)
+	}
+	return items[0].do(ctx, values)
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -122,4 +123,166 @@ func (c Cached) Forget() error {
 		return fmt.Errorf("forget the cached attachment: %w", err)
 	}
 	return nil
+}
+
+// AllCached returns the attachments in libcni's cache: those of the container,
+// or all if id is empty. A FIFO among the files is an error, because libcni
+// would wait for its other end.
+func AllCached(cacheDir, id string) ([]*libcni.NetworkAttachment, error) {
+	dir := filepath.Join(cacheDir, "results")
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cached attachments: %w", err)
+	}
+	for _, e := range entries {
+		if e.Type()&(fs.ModeNamedPipe|fs.ModeSocket|fs.ModeDevice) == 0 {
+			continue // symbolic links are not followed: nobody links to a FIFO by mistake
+		}
+		return nil, fmt.Errorf("cached attachments: %w", &fs.PathError{Op: "read", Path: filepath.Join(dir, e.Name()), Err: plainfile.ErrNotRegular})
+	}
+	cached, err := libcni.NewCNIConfigWithCacheDir(nil, cacheDir, nil).GetCachedAttachments(id)
+	if err != nil {
+		return nil, fmt.Errorf("cached attachments: %w", err)
+	}
+	return cached, nil
+}
+
+// libcni returns libcni's reader of the cache.
+func (c Cached) libcni() *libcni.CNIConfig { return libcni.NewCNIConfigWithCacheDir(nil, c.Dir, nil) }
+
+// isReadable reports whether the file exists and is this attachment's. libcni would wait
+// for a FIFO.
+func (c Cached) isReadable() bool {
+	data, err := plainfile.Read(c.path())
+	return err == nil && !c.belongsToOther(data)
+}
+
+// Load returns the attachment with the parameters of its ADD, without the
+// namespace, or nil if no ADD is cached.
+func (c Cached) Load() (*Attachment, error) {
+	if !c.isReadable() {
+		return nil, nil
+	}
+	config, conf, err := c.libcni().GetNetworkListCachedConfig(c.List, &c.Attachment.RuntimeConf)
+	if err != nil || config == nil {
+		return nil, err
+	}
+	known := &Attachment{RuntimeConf: *conf}
+	text, ok := known.CapabilityArgs[configArgsKey].(string)
+	if ok {
+		var values map[string]json.RawMessage
+		if err := json.Unmarshal([]byte(text), &values); err != nil {
+			return nil, fmt.Errorf("cached args.cni: %w", err)
+		}
+		delete(known.CapabilityArgs, configArgsKey)
+		known.ConfigArgs = make(map[string]any, len(values))
+		for key, value := range values {
+			known.ConfigArgs[key] = value
+		}
+	}
+	return known, nil
+}
+
+// Find returns the attachment as libcni lists it, with the configuration and the
+// namespace path of the ADD, or nil if no ADD is cached.
+func (c Cached) Find() (*libcni.NetworkAttachment, error) {
+	all, err := AllCached(c.Dir, c.Attachment.ContainerID)
+	if err != nil {
+		return nil, err
+	}
+	for _, one := range all {
+		if one.Network == c.List.Name && one.IfName == c.Attachment.IfName {
+			return one, nil
+		}
+	}
+	return nil, nil
+}
+
+// added returns the result of the ADD, or an ErrNotAdded.
+func (c Cached) added() (Partial, error) {
+	ifName := c.Attachment.IfName
+	added, err := c.Load()
+	if err == nil && added == nil {
+		return nil, fmt.Errorf("%s of network %q %w", ifName, c.List.Name, ErrNotAdded)
+	}
+	var result Partial
+	if err == nil {
+		result, err = c.result()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s of network %q %w, as far as can be read: %w", ifName, c.List.Name, ErrNotAdded, err)
+	}
+	return result, nil
+}
+
+// Result returns the result of the ADD, or nil if it is missing or unusable.
+func (c Cached) Result() Partial {
+	result, err := c.result()
+	if err != nil {
+		return nil
+	}
+	return result
+}
+
+// result returns the result of the ADD in the configuration's version, or nil if
+// there is none.
+func (c Cached) result() (result Partial, err error) {
+	if !c.isReadable() {
+		return nil, nil
+	}
+	err = guard(func() error {
+		r, err := c.libcni().GetNetworkListCachedResult(c.List, &c.Attachment.RuntimeConf)
+		if err == nil && r != nil {
+			result, err = json.Marshal(r)
+		}
+		return err
+	})
+	return result, err
+}
+
+// ForgetUnneeded deletes the files of one container from libcni's cache that nobody needs:
+// those that libcni cannot read, and those of attachments that unneeded accepts.
+// isIt reports whether an ID is the container's. A file that a power cut has emptied is
+// known by its name, which contains the ID.
+func ForgetUnneeded(cacheDir string, isIt func(id string) bool, unneeded func(*libcni.NetworkAttachment) bool) error {
+	dir := filepath.Join(cacheDir, "results")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cached attachments: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if !e.Type().IsRegular() || !mayName(e.Name(), isIt) {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		data, err := plainfile.Read(path)
+		var k content
+		if err == nil && (json.Unmarshal(data, &k) != nil || isIt(k.ContainerID) && unneeded(&libcni.NetworkAttachment{
+			ContainerID: k.ContainerID, Network: k.NetworkName, IfName: k.IfName, Config: k.Config, NetNS: k.NetNS,
+		})) {
+			err = os.Remove(path)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("forget a cached attachment: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// mayName reports whether a file name of libcni's cache, which is the network, the ID and
+// the interface joined by hyphens, may contain the ID.
+func mayName(file string, isIt func(id string) bool) bool {
+	parts := strings.Split(file, "-")
+	for from := 1; from < len(parts)-1; from++ {
+		for to := from + 1; to < len(parts); to++ {
+			if isIt(strings.Join(parts[from:to], "-")) {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -29,14 +29,6 @@ var ErrNotAdded = errors.New("was never added, or was deleted since")
 // ErrInvalidResult: the output of a plugin is not a valid result.
 var ErrInvalidResult = errors.New("invalid result")
 
-// Call is the call of one plugin for one verb.
-type Call struct {
-	Verb   string   // CNI_COMMAND: ADD, DEL, CHECK, STATUS, GC
-	Plugin string   // the type
-	Stdin  []byte   // the request configuration
-	Env    []string // the CNI_* variables
-}
-
 // Output is a plugin's stdout.
 type Output struct {
 	Stdout []byte
@@ -89,9 +81,10 @@ func (c *Chain) Del(ctx context.Context, a *Attachment, result Partial) error {
 		}
 		result = cached
 	}
+	prev := c.previous(result)
 	var errs []error
 	for i := len(c.List.Plugins) - 1; i >= 0; i-- {
-		if err := c.ask(ctx, "DEL", i, a, prevResult(result)...); err != nil {
+		if err := c.ask(ctx, "DEL", i, a, prev); err != nil {
 			errs = append(errs, fmt.Errorf("plugin %s failed (delete): %w", describe(c.List.Plugins[i].Network), err))
 		}
 	}
@@ -130,14 +123,14 @@ func (c *Chain) CheckSome(ctx context.Context, a *Attachment, result Partial, as
 		}
 		result = added
 	}
-	return c.askUntilError(ctx, "CHECK", asks, a, prevResult(result)...)
+	return c.askUntilError(ctx, "CHECK", asks, a, c.previous(result))
 }
 
-// CheckCall returns the call of one plugin for CHECK. Unlike Check, it needs the
+// CheckCalls returns the calls of single plugins for CHECK. Unlike Check, it needs the
 // result of the ADD.
-func (c *Chain) CheckCall(position int, a *Attachment, result Partial) (Call, error) {
-	request, err := c.request(position, a, prevResult(result)...)
-	return Call{Verb: "CHECK", Plugin: c.List.Plugins[position].Network.Type, Stdin: request, Env: c.env("CHECK", a)}, err
+func (c *Chain) CheckCalls(a *Attachment, result Partial) func(position int) (Call, error) {
+	prev := c.previous(result)
+	return func(position int) (Call, error) { return c.call("CHECK", position, a, prev) }
 }
 
 // CanCheck reports whether the version of the configuration has CHECK.
@@ -153,7 +146,7 @@ func (c *Chain) Status(ctx context.Context) error {
 	if !c.since("1.1.0") {
 		return nil
 	}
-	return c.askUntilError(ctx, "STATUS", every, &Attachment{})
+	return c.askUntilError(ctx, "STATUS", every, &Attachment{}, c.previous(nil))
 }
 
 // GC asks the plugins of a network of version 1.1.0 or later to remove
@@ -176,7 +169,7 @@ func (c *Chain) GC(ctx context.Context, valid []types.GCAttachment) error {
 	var errs []error
 	for i, p := range c.List.Plugins {
 		// The second key is an earlier spelling, which libcni sends too.
-		err := c.ask(ctx, "GC", i, &Attachment{}, member{"cni.dev/valid-attachments", list}, member{"cni.dev/attachments", list})
+		err := c.ask(ctx, "GC", i, &Attachment{}, c.previous(nil), member{"cni.dev/valid-attachments", list}, member{"cni.dev/attachments", list})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("failed to GC plugin %s: %w", p.Network.Type, err))
 		}
@@ -193,12 +186,12 @@ func (c *Chain) since(v string) bool {
 	return err == nil && ok
 }
 
-func (c *Chain) askUntilError(ctx context.Context, verb string, asks func(position int) bool, a *Attachment, added ...member) error {
+func (c *Chain) askUntilError(ctx context.Context, verb string, asks func(position int) bool, a *Attachment, prev previous) error {
 	for i := range c.List.Plugins {
 		if !asks(i) {
 			continue
 		}
-		if err := c.ask(ctx, verb, i, a, added...); err != nil {
+		if err := c.ask(ctx, verb, i, a, prev); err != nil {
 			return err
 		}
 	}
@@ -206,17 +199,16 @@ func (c *Chain) askUntilError(ctx context.Context, verb string, asks func(positi
 }
 
 // ask runs one plugin for a verb that has no result.
-func (c *Chain) ask(ctx context.Context, verb string, position int, a *Attachment, added ...member) error {
-	request, err := c.request(position, a, added...)
+func (c *Chain) ask(ctx context.Context, verb string, position int, a *Attachment, prev previous, added ...member) error {
+	call, err := c.call(verb, position, a, prev, added...)
 	if err != nil && verb == "DEL" {
 		// The ADD failed for the same reason before it ran this plugin. But
 		// earlier plugins ran, and must be asked.
-		request, err = c.request(position, &Attachment{RuntimeConf: a.RuntimeConf}, added...)
+		call, err = c.call(verb, position, &Attachment{RuntimeConf: a.RuntimeConf}, prev)
 	}
 	if err != nil {
 		return err
 	}
-	call := Call{Verb: verb, Plugin: c.List.Plugins[position].Network.Type, Stdin: request, Env: c.env(verb, a)}
 	return guard(func() error {
 		_, err := c.Run(ctx, call)
 		return err

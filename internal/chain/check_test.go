@@ -8,8 +8,8 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// TestCheckCallIsTheCallOfCheck: a comparison gets the request that CHECK sends.
-func TestCheckCallIsTheCallOfCheck(t *testing.T) {
+// TestCheckCallsAreTheCallsOfCheck: a comparison gets the request that CHECK sends.
+func TestCheckCallsAreTheCallsOfCheck(t *testing.T) {
 	r := &recorder{}
 	c := newChain(t, r, `{"cniVersion": "1.0.0", "name": "net", "plugins": [
 		{"type": "a", "capabilities": {"mac": true}}, {"type": "b", "f": 1.0}]}`)
@@ -18,7 +18,8 @@ func TestCheckCallIsTheCallOfCheck(t *testing.T) {
 	result := Partial(`{"cniVersion":"1.0.0"}`)
 	expect.NoError(t, c.Check(context.Background(), a, result))
 	for i, want := range r.calls {
-		got := expect.Value(c.CheckCall(i, a, result))(t)
+		got := expect.Value(c.CheckCalls(a, result)(i))(t)
+		got.Parsed, want.Parsed = nil, nil // a function cannot be compared
 		expect.Same(t, "call", got, want)
 	}
 }

@@ -80,9 +80,9 @@ func wantMerged(t *testing.T, config, got object, args map[string]any) {
 	t.Helper()
 	cni := func(o object) object {
 		raw, _ := o.get("args")
-		outer := expect.Value(objectOrEmpty(raw))(t)
+		outer := expect.Value(parseObject(raw))(t)
 		raw, _ = outer.get("cni")
-		return expect.Value(objectOrEmpty(raw))(t)
+		return expect.Value(parseObject(raw))(t)
 	}
 	was, is := cni(config), cni(got)
 	for key := range args {

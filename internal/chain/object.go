@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"strings"
-	"unicode/utf8"
 )
 
 // object is a JSON object that keeps its values to the byte and its keys in
@@ -17,61 +15,30 @@ type member struct {
 	value json.RawMessage
 }
 
-// parseObject splits an object. The values are parts of data.
+// parseObject splits an object. Of null or nothing it makes an empty one.
 func parseObject(data []byte) (o object, err error) {
+	if len(data) == 0 || string(data) == "null" {
+		return nil, nil
+	}
 	if !json.Valid(data) {
 		return nil, json.Unmarshal(data, new(json.RawMessage)) // its syntax error
 	}
-	if data = bytes.TrimSpace(data); data[0] != '{' {
+	d := json.NewDecoder(bytes.NewReader(data))
+	if start, err := d.Token(); err != nil || start != json.Delim('{') {
 		return nil, errors.New("not a JSON object")
 	}
-	depth, start, key := 0, 1, ""
-	for i := 0; i < len(data); i++ {
-		switch c := data[i]; c {
-		case '"':
-			for i++; data[i] != '"'; i++ {
-				if data[i] == '\\' {
-					i++
-				}
-			}
-		case '{', '[':
-			depth++
-		case ':':
-			if depth == 1 {
-				if key, err = unquote(bytes.TrimSpace(data[start:i])); err != nil {
-					return nil, err
-				}
-				start = i + 1
-			}
-		case ',', '}', ']':
-			if value := bytes.TrimSpace(data[start:i]); depth == 1 && len(value) > 0 {
-				o.set(key, value)
-				start = i + 1
-			}
-			if c != ',' {
-				depth--
-			}
+	for d.More() {
+		var value json.RawMessage
+		key, err := d.Token()
+		if err == nil {
+			err = d.Decode(&value)
 		}
+		if err != nil {
+			return nil, err
+		}
+		o.set(key.(string), value)
 	}
 	return o, nil
-}
-
-// unquote returns the text of a valid JSON string.
-func unquote(quoted []byte) (text string, err error) {
-	if text = string(quoted[1 : len(quoted)-1]); !plain(text) {
-		err = json.Unmarshal(quoted, &text)
-	}
-	return text, err
-}
-
-// plain reports whether encoding/json writes the text as it is, between quotes.
-func plain(text string) bool {
-	for _, c := range []byte(text) {
-		if c < ' ' || c >= utf8.RuneSelf || strings.IndexByte(`"\<>&`, c) >= 0 {
-			return false
-		}
-	}
-	return true
 }
 
 func (o object) get(key string) (json.RawMessage, bool) {
@@ -93,33 +60,19 @@ func (o *object) set(key string, value json.RawMessage) {
 	*o = append(*o, member{key, value})
 }
 
-func (o object) bytes() ([]byte, error) {
-	size := len("{}")
-	for _, m := range o {
-		size += len(`"":,`) + len(m.key) + len(m.value)
-	}
-	b := append(make([]byte, 0, size), '{')
+func (o object) bytes() []byte {
+	b := []byte{'{'}
 	for i, m := range o {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		if plain(m.key) {
-			b = append(append(append(b, '"'), m.key...), '"')
-		} else {
-			key, err := json.Marshal(m.key)
-			if err != nil {
-				return nil, err
-			}
-			b = append(b, key...)
-		}
-		b = append(append(b, ':'), m.value...)
+		b = append(append(append(b, quoted(m.key)...), ':'), m.value...)
 	}
-	return append(b, '}'), nil
+	return append(b, '}')
 }
 
-func objectOrEmpty(raw json.RawMessage) (object, error) {
-	if len(raw) == 0 || string(raw) == "null" {
-		return nil, nil
-	}
-	return parseObject(raw)
+// quoted returns a text as JSON.
+func quoted(text string) json.RawMessage {
+	b, _ := json.Marshal(text) // no string is an error
+	return b
 }

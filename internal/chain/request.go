@@ -2,13 +2,70 @@ package chain
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
+	"sync"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
+
+// Call is the call of one plugin for one verb.
+type Call struct {
+	Verb   string   // CNI_COMMAND: ADD, DEL, CHECK, STATUS, GC
+	Plugin string   // the type
+	Stdin  []byte   // the request configuration
+	Env    []string // the CNI_* variables
+	Parsed *Parsed  // parts of Stdin; nil if they are not known
+}
+
+// Parsed has the parts of a request that every in-process plugin would decode from it.
+type Parsed struct {
+	Name, CNIVersion string
+	Prev             func() (*types100.Result, error) // shared by the plugins of a chain
+}
+
+// Parse reads the parts of a request.
+func Parse(request []byte) (*Parsed, error) {
+	var conf struct {
+		Name       string          `json:"name"`
+		CNIVersion string          `json:"cniVersion"`
+		PrevResult json.RawMessage `json:"prevResult"`
+	}
+	err := json.Unmarshal(request, &conf)
+	return &Parsed{conf.Name, conf.CNIVersion, func() (*types100.Result, error) {
+		return DecodeGiven(conf.CNIVersion, conf.PrevResult)
+	}}, err
+}
+
+// previous is the result that requests contain.
+type previous struct {
+	encoded Partial
+	decoded func() (*types100.Result, error)
+}
+
+func (c *Chain) previous(result Partial) previous {
+	return previous{result, sync.OnceValues(func() (*types100.Result, error) {
+		return DecodeGiven(c.List.CNIVersion, json.RawMessage(result))
+	})}
+}
+
+// call returns the call of a plugin of the list. Its request has more keys, depending on
+// the verb.
+func (c *Chain) call(verb string, position int, a *Attachment, prev previous, more ...member) (Call, error) {
+	if prev.encoded != nil {
+		more = append(more, member{"prevResult", json.RawMessage(prev.encoded)})
+	}
+	request, err := c.request(position, a, more...)
+	return Call{
+		Verb: verb, Plugin: c.List.Plugins[position].Network.Type, Stdin: request, Env: c.env(verb, a),
+		Parsed: &Parsed{c.List.Name, c.List.CNIVersion, prev.decoded},
+	}, err
+}
 
 // env returns the parameters of the protocol (CNI specification 1.1.0, section
 // 2, "Parameters").
@@ -38,18 +95,10 @@ func (c *Chain) Request(position int, a *Attachment) ([]byte, error) { return c.
 
 // request returns the request configuration of a plugin: its own configuration,
 // the runtime's additions (section 3, "Deriving request configuration from
-// plugin configuration"), and more keys, depending on the verb.
+// plugin configuration"), and more keys.
 func (c *Chain) request(position int, a *Attachment, more ...member) ([]byte, error) {
 	p := c.List.Plugins[position]
-	var added object
-	for _, m := range []struct{ key, value string }{{"cniVersion", c.List.CNIVersion}, {"name", c.List.Name}} {
-		value, err := json.Marshal(m.value)
-		if err != nil {
-			return nil, fmt.Errorf("request configuration: %s: %w", m.key, err)
-		}
-		added = append(added, member{m.key, value})
-	}
-	added = append(added, more...)
+	added := append(object{{"cniVersion", quoted(c.List.CNIVersion)}, {"name", quoted(c.List.Name)}}, more...)
 	given := map[string]any{}
 	for capability, declared := range p.Network.Capabilities {
 		if value, ok := a.CapabilityArgs[capability]; ok && declared {
@@ -64,14 +113,6 @@ func (c *Chain) request(position int, a *Attachment, more ...member) ([]byte, er
 		added = append(added, member{"runtimeConfig", value})
 	}
 	return derive(p.Bytes, added, a.ConfigArgs)
-}
-
-// prevResult returns a result as a key of a request; nil if there is none.
-func prevResult(result Partial) []member {
-	if result == nil {
-		return nil
-	}
-	return []member{{"prevResult", json.RawMessage(result)}}
 }
 
 // derive adds the runtime's keys to a plugin's configuration. It first drops the
@@ -94,29 +135,25 @@ func derive(plugin []byte, added object, configArgs map[string]any) ([]byte, err
 	for _, m := range added {
 		config.set(m.key, m.value)
 	}
-	return config.bytes()
+	return config.bytes(), nil
 }
 
 // Match reserved keys in any case, as a plugin written in Go does.
 func reserved(key string) bool {
-	for _, own := range []string{"runtimeConfig", "prevResult", "capabilities"} {
-		if strings.EqualFold(key, own) {
-			return true
-		}
-	}
 	const prefix = "cni.dev/"
-	return len(key) >= len(prefix) && strings.EqualFold(key[:len(prefix)], prefix)
+	return slices.ContainsFunc([]string{"runtimeConfig", "prevResult", "capabilities"}, func(own string) bool { return strings.EqualFold(key, own) }) ||
+		len(key) >= len(prefix) && strings.EqualFold(key[:len(prefix)], prefix)
 }
 
 // mergeArgs merges the caller's values into {"cni": {…}} of the configuration's
 // args. The caller's values win.
 func mergeArgs(args json.RawMessage, given map[string]any) (json.RawMessage, error) {
-	outer, err := objectOrEmpty(args)
+	outer, err := parseObject(args)
 	if err != nil {
 		return nil, fmt.Errorf("args: %w", err)
 	}
 	cni, _ := outer.get("cni")
-	inner, err := objectOrEmpty(cni)
+	inner, err := parseObject(cni)
 	if err != nil {
 		return nil, fmt.Errorf("args.cni: %w", err)
 	}
@@ -127,29 +164,25 @@ func mergeArgs(args json.RawMessage, given map[string]any) (json.RawMessage, err
 		}
 		inner.set(key, value)
 	}
-	merged, err := inner.bytes()
-	if err != nil {
-		return nil, err
-	}
-	outer.set("cni", merged)
-	return outer.bytes()
+	outer.set("cni", inner.bytes())
+	return outer.bytes(), nil
 }
 
-// WithoutAddresses returns a request without some of the addresses in its previous
+// WithoutAddresses returns a call without some of the addresses in its previous
 // result:
 //
 //	{"prevResult": {"ips": [{"address": "10.1.0.2/24"}]}}
-func WithoutAddresses(request []byte, taken []netip.Addr) ([]byte, error) {
+func (c Call) WithoutAddresses(taken []netip.Addr) (Call, error) {
 	var outer, result map[string]json.RawMessage
 	var ips []json.RawMessage
-	if err := json.Unmarshal(request, &outer); err != nil || outer["prevResult"] == nil {
-		return request, err
+	if err := json.Unmarshal(c.Stdin, &outer); err != nil || outer["prevResult"] == nil {
+		return c, err
 	}
 	if err := json.Unmarshal(outer["prevResult"], &result); err != nil || result["ips"] == nil {
-		return request, err
+		return c, err
 	}
 	if err := json.Unmarshal(result["ips"], &ips); err != nil {
-		return request, err
+		return c, err
 	}
 	kept := slices.DeleteFunc(slices.Clone(ips), func(raw json.RawMessage) bool {
 		var ip struct {
@@ -158,14 +191,12 @@ func WithoutAddresses(request []byte, taken []netip.Addr) ([]byte, error) {
 		return json.Unmarshal(raw, &ip) == nil && slices.Contains(taken, ip.Address.Addr().Unmap())
 	})
 	if len(kept) == len(ips) {
-		return request, nil
+		return c, nil
 	}
-	var err error
-	if result["ips"], err = json.Marshal(kept); err != nil {
-		return nil, err
-	}
-	if outer["prevResult"], err = json.Marshal(result); err != nil {
-		return nil, err
-	}
-	return json.Marshal(outer)
+	var errs [3]error
+	result["ips"], errs[0] = json.Marshal(kept)
+	outer["prevResult"], errs[1] = json.Marshal(result)
+	c.Stdin, errs[2] = json.Marshal(outer)
+	c.Parsed = nil
+	return c, errors.Join(errs[:]...)
 }

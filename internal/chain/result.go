@@ -1,6 +1,7 @@
 package chain
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/cni/pkg/version"
 )
 
@@ -132,7 +135,7 @@ func validateIP(ip *shapeIP, interfaces int) error {
 // withVersion adds the configuration's version to a result without one, as
 // libcni does. A DEL gives the result back to the plugins.
 func withVersion(out []byte, configVersion string) (json.RawMessage, error) {
-	o, err := objectOrEmpty(out)
+	o, err := parseObject(out)
 	if err != nil {
 		return nil, err
 	}
@@ -141,10 +144,111 @@ func withVersion(out []byte, configVersion string) (json.RawMessage, error) {
 	if err := json.Unmarshal(raw, &said); err == nil && said != "" {
 		return out, nil
 	}
-	quoted, err := json.Marshal(cmp.Or(configVersion, "0.1.0"))
+	o.set("cniVersion", quoted(cmp.Or(configVersion, "0.1.0")))
+	return o.bytes(), nil
+}
+
+// Decode reads a recorded result of any version. It returns nil if there is no
+// usable one.
+func Decode(data json.RawMessage) *types100.Result {
+	result, err := decode(data)
+	if err != nil || Walkable(result) != nil {
+		return nil
+	}
+	return result
+}
+
+// DecodeGiven reads the result that a plugin is given, or has returned; nil if there is
+// none. It should have the configuration's version, and is read as that if it states none.
+// After a change of the configuration it may state another version, and is read as that one.
+func DecodeGiven(configVersion string, data json.RawMessage) (*types100.Result, error) {
+	if len(data) == 0 || string(data) == "null" {
+		return nil, nil
+	}
+	if !bytes.HasPrefix(data, []byte(encodedPrefix)) { // else it is an object that states its version
+		if err := json.Unmarshal(data, &struct{}{}); err != nil {
+			return nil, err // of encoding/json, which names the kind of value that is not an object
+		}
+		var err error
+		if data, err = withVersion(data, configVersion); err != nil {
+			return nil, err
+		}
+	}
+	return decode(data)
+}
+
+// encodedPrefix begins a result of version 1.x as built-in plugins and the CNI project's
+// library write it.
+const encodedPrefix = `{"cniVersion":"1.`
+
+// decode decodes a result. [create.CreateFromBytes] does that twice: first for the version.
+func decode(data json.RawMessage) (*types100.Result, error) {
+	if bytes.HasPrefix(data, []byte(encodedPrefix)) {
+		if r, err := types100.NewResult(data); err == nil {
+			return types100.NewResultFromResult(r)
+		}
+	}
+	r, err := create.CreateFromBytes(data)
 	if err != nil {
 		return nil, err
 	}
-	o.set("cniVersion", quoted)
-	return o.bytes()
+	return types100.NewResultFromResult(r)
+}
+
+// readResult validates a result, and returns it with its version, and decoded. The error
+// is an ErrInvalidResult.
+func readResult(data []byte, configVersion string) (versioned []byte, result types.Result, err error) {
+	if err := ValidateResult(data, configVersion); err != nil {
+		return nil, nil, err
+	}
+	if versioned, err = withVersion(data, configVersion); err == nil {
+		result, err = create.CreateFromBytes(versioned)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidResult, err)
+	}
+	return versioned, result, nil
+}
+
+// Previous returns a result of any version as the previous result for plugins of a
+// configuration's version. The error is an ErrInvalidResult.
+func Previous(result []byte, configVersion string) (prev Partial, err error) {
+	err = guard(func() error {
+		_, r, err := readResult(result, configVersion)
+		if err != nil {
+			return err
+		}
+		if r, err = r.GetAsVersion(cmp.Or(configVersion, "0.1.0")); err == nil {
+			prev, err = json.Marshal(r)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalidResult, err)
+		}
+		return nil
+	})
+	return prev, err
+}
+
+// Walkable returns an error if a list in the result contains a null, or an index
+// points past its list. [ValidateResult] does the same for the output of a
+// plugin.
+func Walkable(result *types100.Result) error {
+	if result == nil {
+		return errors.New("there is no result")
+	}
+	if i := slices.Index(result.Interfaces, nil); i >= 0 {
+		return fmt.Errorf("interface %d is null", i)
+	}
+	if i := slices.Index(result.Routes, nil); i >= 0 {
+		return fmt.Errorf("route %d is null", i)
+	}
+	for i, ip := range result.IPs {
+		if ip == nil {
+			return fmt.Errorf("invalid IP configuration: address %d is null", i)
+		}
+		if n := len(result.Interfaces); ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= n) {
+			return fmt.Errorf("invalid IP configuration: address %d is of interface %d of %d", i, *ip.Interface, n)
+		}
+	}
+	return nil
 }

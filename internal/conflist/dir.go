@@ -39,16 +39,19 @@ func (r Reader) Dir(dir string, want Selection) (found []Found, skipped []*FileE
 		}
 		list, err := r.File(path)
 		if err == nil {
-			err = RequireName(list)
-		}
-		if err != nil {
-			if want.Must(path) {
-				return nil, nil, asFileError(path, err)
+			if err = RequireName(list); err != nil {
+				err = &FileError{Path: path, Err: err}
 			}
-			skipped = append(skipped, asFileError(path, err))
-			continue
 		}
-		found = append(found, Found{Path: path, List: list})
+		bad := (*FileError)(nil)
+		switch {
+		case !errors.As(err, &bad):
+			found = append(found, Found{Path: path, List: list})
+		case want.Must(path):
+			return nil, nil, bad
+		default:
+			skipped = append(skipped, bad)
+		}
 	}
 	if len(found) == 0 {
 		errs := []error{fmt.Errorf("%w in %s that is valid", ErrNone, dir)}
@@ -85,12 +88,4 @@ func (r Reader) Name(dir, name string) (Found, error) {
 	}
 	none := fmt.Errorf("%w: no network named %q in %s", ErrNone, name, dir)
 	return Found{}, errors.Join(append([]error{none}, bad...)...)
-}
-
-func asFileError(path string, err error) *FileError {
-	var fe *FileError
-	if errors.As(err, &fe) {
-		return fe
-	}
-	return &FileError{Path: path, Err: err}
 }

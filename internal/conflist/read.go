@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,7 +43,7 @@ type Reader struct {
 
 // Single reads a file with one plugin's configuration.
 func (r Reader) Single(path string) (*libcni.NetworkConfigList, error) {
-	return r.parse(path, ParseSingle)
+	return parse(r, path, ParseSingle)
 }
 
 // List reads a file with a list of plugins, and appends the plugins of the
@@ -52,7 +51,7 @@ func (r Reader) Single(path string) (*libcni.NetworkConfigList, error) {
 // loadOnlyInlinedPlugins. The name is validated before it becomes a path.
 // Without a name there is no such directory.
 func (r Reader) List(path string) (*libcni.NetworkConfigList, error) {
-	return r.parse(path, func(data []byte) (*libcni.NetworkConfigList, error) { return r.list(path, data) })
+	return parse(r, path, func(data []byte) (*libcni.NetworkConfigList, error) { return r.list(path, data) })
 }
 
 // Folder returns the directory in which the list of a file has its plugins' files, whether
@@ -120,37 +119,34 @@ const (
 	PluginList Form = "conflist"
 )
 
-// FormOf tells a single plugin's configuration, which has a type, from a list. A list may
-// lack plugins if they are in files beside it.
-func FormOf(data []byte) Form {
-	var keys map[string]json.RawMessage
-	if json.Unmarshal(data, &keys) == nil && keys["plugins"] == nil && keys["type"] != nil {
-		return OnePlugin
-	}
-	return PluginList
-}
-
 // ParseAny reads a configuration of either form.
 func ParseAny(data []byte) (*libcni.NetworkConfigList, Form, error) {
-	form := FormOf(data)
-	if form == OnePlugin {
+	return parseAny(data, func(data []byte) (*libcni.NetworkConfigList, error) {
+		list, err := Parse(data)
+		if err == nil {
+			err = RequirePlugins(list)
+		}
+		return list, err
+	})
+}
+
+// parseAny tells a single plugin's configuration, which has a type, from a list. A list may
+// lack plugins if they are in files beside it.
+func parseAny(data []byte, parseList func([]byte) (*libcni.NetworkConfigList, error)) (*libcni.NetworkConfigList, Form, error) {
+	var keys map[string]json.RawMessage
+	if json.Unmarshal(data, &keys) == nil && keys["plugins"] == nil && keys["type"] != nil {
 		list, err := ParseSingle(data)
-		return list, form, err
+		return list, OnePlugin, err
 	}
-	list, err := Parse(data)
-	if err == nil {
-		err = RequirePlugins(list)
-	}
-	return list, form, err
+	list, err := parseList(data)
+	return list, PluginList, err
 }
 
 // Any reads a file of either form, told apart by its content.
 func (r Reader) Any(path string) (list *libcni.NetworkConfigList, form Form, err error) {
-	list, err = r.parse(path, func(data []byte) (*libcni.NetworkConfigList, error) {
-		if form = FormOf(data); form == OnePlugin {
-			return ParseSingle(data)
-		}
-		return r.list(path, data)
+	list, err = parse(r, path, func(data []byte) (list *libcni.NetworkConfigList, err error) {
+		list, form, err = parseAny(data, func(data []byte) (*libcni.NetworkConfigList, error) { return r.list(path, data) })
+		return list, err
 	})
 	return list, form, err
 }
@@ -163,16 +159,15 @@ func (r Reader) plugins(dir string) ([]*libcni.PluginConfig, error) {
 	}
 	var plugins []*libcni.PluginConfig
 	for _, path := range files {
-		data, err := r.read(path)
+		plugin, err := parse(r, path, func(data []byte) (*libcni.PluginConfig, error) {
+			plugin, err := libcni.NetworkPluginConfFromBytes(data)
+			if err == nil {
+				err = validatePlugin(plugin)
+			}
+			return plugin, err
+		})
 		if err != nil {
-			return nil, &FileError{Path: path, Err: err}
-		}
-		plugin, err := libcni.NetworkPluginConfFromBytes(data)
-		if err == nil {
-			err = validatePlugin(plugin)
-		}
-		if err != nil {
-			return nil, &FileError{Path: path, Err: err}
+			return nil, err
 		}
 		plugins = append(plugins, plugin)
 	}
@@ -187,23 +182,11 @@ func Files(dir string) ([]string, error) {
 }
 
 func list(dir string, extensions ...string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	files, err := libcni.ConfFiles(dir, extensions)
 	if err != nil {
 		return nil, fmt.Errorf("%s %w: %w", dir, ErrRead, err)
 	}
-	var files []string
-	for _, entry := range entries {
-		name := entry.Name()
-		if entry.IsDir() || strings.HasPrefix(name, ".") || !slices.Contains(extensions, filepath.Ext(name)) {
-			continue
-		}
-		files = append(files, filepath.Join(dir, name))
-	}
-	slices.Sort(files)
-	return files, nil
+	return slices.DeleteFunc(files, func(path string) bool { return strings.HasPrefix(filepath.Base(path), ".") }), nil
 }
 
 // read returns a file's content without ever waiting for it: it refuses a FIFO,
@@ -230,15 +213,14 @@ func (r Reader) read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// parse reads a file with a parser. Errors name the file.
-func (r Reader) parse(path string, parser func(data []byte) (*libcni.NetworkConfigList, error)) (*libcni.NetworkConfigList, error) {
+// parse reads a file with a parser. The error is a *FileError.
+func parse[T any](r Reader, path string, parser func(data []byte) (T, error)) (parsed T, err error) {
 	data, err := r.read(path)
-	var list *libcni.NetworkConfigList
 	if err == nil {
-		list, err = parser(data)
+		parsed, err = parser(data)
 	}
 	if err != nil {
-		return nil, &FileError{Path: path, Err: err}
+		return *new(T), &FileError{Path: path, Err: err}
 	}
-	return list, nil
+	return parsed, nil
 }

@@ -39,14 +39,16 @@ func (a *Attachment) Compare(ctx context.Context, v *views.View) (*Part, error) 
 	p.Asks = make(map[int]bool)
 	r := *a.Runner
 	r.Given.Record = readOnly{r.Given.Record}
+	calls := a.Chain.CheckCalls(a.Attachment, a.Result)
 	for i, plugin := range a.Chain.List.Plugins {
+		call, unknown := calls(i)
 		types := []string{plugin.Network.Type}
 		if plugin.Network.IPAM.Type != "" {
 			types = append(types, plugin.Network.IPAM.Type)
 		}
 		for n, typ := range types {
 			p.Asks[i] = p.Asks[i] || gone == nil && !r.IsOurs(typ)
-			if !a.compareOne(ctx, &r, v, i, typ, p) {
+			if !a.compareOne(ctx, &r, v, typ, p, call, unknown) {
 				// The configuration that a plugin of another program passes to its IPAM
 				// plugin is not known either.
 				if p.Asks[i] = gone == nil; gone == nil {
@@ -82,13 +84,12 @@ func isInterface(d compare.Difference, ifName string) bool {
 	return d.Kind == compare.Interface && d.Inside && d.Object == ifName && d.Found == ""
 }
 
-// compareOne compares the part of one plugin. It reports whether a built-in plugin
-// could.
-func (a *Attachment) compareOne(ctx context.Context, r *runner.Runner, v *views.View, position int, typ string, p *Part) bool {
+// compareOne compares the part of one plugin by its call for CHECK, unless err is why there
+// is none. It reports whether a built-in plugin could.
+func (a *Attachment) compareOne(ctx context.Context, r *runner.Runner, v *views.View, typ string, p *Part, call chain.Call, err error) bool {
 	if !a.Chain.ListsInterfaces() {
 		return false // the result does not say what to compare
 	}
-	call, err := a.Chain.CheckCall(position, a.Attachment, a.Result)
 	var found []compare.Difference
 	ok := true
 	if err == nil {

@@ -17,9 +17,10 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
+	process "github.com/embedcni/cni/internal/runner"
 )
 
 // side selects the plugins that run in process. The others are executed.
@@ -81,8 +82,8 @@ func printed(out invoke.Output, err error) error {
 
 func (r *runner) inProcess(ctx context.Context, typ string, stdin []byte, env []string) ([]byte, error) {
 	ctx = caller.With(ctx, caller.Given{Batch: &r.batch, Bus: firewalld.Open(r.host.bus)})
-	return inprocess.Run(ctx, r.host.builtin(typ), inprocess.Call{
-		Verb: variable(env, "CNI_COMMAND"), Type: typ, Env: env, Stdin: stdin, Host: r.host.ns,
+	return process.InProcess{
+		Call: chain.Call{Verb: variable(env, "CNI_COMMAND"), Plugin: typ, Env: env, Stdin: stdin}, Host: r.host.ns,
 		Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
 			out, err := r.ExecPlugin(ctx, filepath.Join(r.host.plugins, typ), config, withVariable(env, "CNI_COMMAND", verb))
 			if err != nil || verb != "ADD" {
@@ -94,7 +95,7 @@ func (r *runner) inProcess(ctx context.Context, typ string, stdin []byte, env []
 			}
 			return types100.NewResultFromResult(result)
 		},
-	})
+	}.Run(ctx, r.host.builtin(typ))
 }
 
 func variable(env []string, name string) string {

@@ -17,58 +17,6 @@ import (
 // ErrNotFound means that no directory has an executable of that name.
 var ErrNotFound = errors.New("plugin not found")
 
-// Find returns the absolute path of a plugin type's executable: the first
-// regular file of that name, symbolic links followed, that may be executed.
-//
-// Unless allowInsecure, Find refuses with perm.ErrInsecure a file that other
-// users could have put there or written; see package perm. It does not try the
-// directories after it, because that would be another plugin than the configured
-// one.
-func Find(pluginType string, dirs []string, allowInsecure bool) (string, error) {
-	if err := CheckType(pluginType); err != nil {
-		return "", err
-	}
-	missing := &notFoundError{plugin: pluginType, dirs: dirs}
-	for _, dir := range dirs {
-		if dir == "" { // would mean the current directory
-			continue
-		}
-		for _, ext := range invoke.ExecutableFileExtensions {
-			path, err := filepath.Abs(filepath.Join(dir, pluginType) + ext)
-			if err != nil {
-				return "", fmt.Errorf("plugin %q: %w", pluginType, err)
-			}
-			if err := checkExecutable(path); err != nil {
-				missing.note(err)
-				continue
-			}
-			if err := checkPerm(pluginType, path, allowInsecure); err != nil {
-				return "", err
-			}
-			return path, nil
-		}
-	}
-	return "", missing
-}
-
-// Check returns nil if the previously found executable of a plugin type is still
-// one that Find would return, and ErrNotFound if it is gone.
-func Check(pluginType, path string, allowInsecure bool) error {
-	if err := checkExecutable(path); err != nil {
-		missing := &notFoundError{plugin: pluginType, dirs: []string{filepath.Dir(path)}}
-		missing.note(err)
-		return missing
-	}
-	return checkPerm(pluginType, path, allowInsecure)
-}
-
-func checkPerm(pluginType, path string, allowInsecure bool) error {
-	if err := perm.CheckUnless(allowInsecure, path); err != nil {
-		return fmt.Errorf("plugin %q: %w", pluginType, err)
-	}
-	return nil
-}
-
 // CheckType returns an error unless the plugin type is a valid file name.
 func CheckType(pluginType string) error {
 	switch {
@@ -123,20 +71,60 @@ func (e *notFoundError) Unwrap() []error { return e.near }
 // and plugin directories are then paths in it. The zero value is this process's own root.
 type Root string
 
-// Find is the function Find, in the root. A root that cannot be entered, or that other users
-// may replace, is no ErrNotFound: another plugin must not run in the place of one that
-// nobody has looked for.
+// Find returns the absolute path of a plugin type's executable: the first
+// regular file of that name, symbolic links followed, that may be executed.
+//
+// Unless allowInsecure, Find refuses with perm.ErrInsecure a file that other
+// users could have put there or written; see package perm. It does not try the
+// directories after it, because that would be another plugin than the configured
+// one. A root that cannot be entered, or that other users may replace, is no
+// ErrNotFound for the same reason.
 func (r Root) Find(pluginType string, dirs []string, allowInsecure bool) (path string, err error) {
-	err = r.trusted(allowInsecure, func() (err error) {
-		path, err = Find(pluginType, dirs, allowInsecure)
-		return err
-	})
-	return path, err
+	var candidates []string
+	for _, dir := range dirs {
+		if dir == "" { // would mean the current directory
+			continue
+		}
+		for _, ext := range invoke.ExecutableFileExtensions {
+			candidates = append(candidates, filepath.Join(dir, pluginType)+ext)
+		}
+	}
+	return r.first(pluginType, dirs, candidates, allowInsecure)
 }
 
-// Check is the function Check, in the root.
+// Check returns nil if the previously found executable of a plugin type is still
+// one that Find would return, and ErrNotFound if it is gone.
 func (r Root) Check(pluginType, path string, allowInsecure bool) error {
-	return r.trusted(allowInsecure, func() error { return Check(pluginType, path, allowInsecure) })
+	_, err := r.first(pluginType, []string{filepath.Dir(path)}, []string{path}, allowInsecure)
+	return err
+}
+
+// first returns the first of the candidates that can be executed.
+func (r Root) first(pluginType string, dirs, candidates []string, allowInsecure bool) (path string, err error) {
+	missing := &notFoundError{plugin: pluginType, dirs: dirs}
+	err = r.trusted(allowInsecure, func() error {
+		if err := CheckType(pluginType); err != nil {
+			return err
+		}
+		for _, path = range candidates {
+			if path, err = filepath.Abs(path); err != nil {
+				return fmt.Errorf("plugin %q: %w", pluginType, err)
+			}
+			if err := checkExecutable(path); err != nil {
+				missing.note(err)
+				continue
+			}
+			if err := perm.CheckUnless(allowInsecure, path); err != nil {
+				return fmt.Errorf("plugin %q: %w", pluginType, err)
+			}
+			return nil
+		}
+		return missing
+	})
+	if err != nil {
+		return "", err
+	}
+	return path, nil
 }
 
 // trusted is Do, unless other users may replace the root.

@@ -128,19 +128,22 @@ func Run(ctx context.Context, req Request, lim Limits) (Output, error) {
 	if ctx.Err() != nil {
 		return Output{}, &notStarted{fmt.Errorf("%s not started: %w", req.Path, ended(ctx))}
 	}
-	pipes, err := newStdio(lim)
-	if err != nil {
-		return Output{}, &notStarted{fmt.Errorf("start %s: %w", req.Path, err)}
+	run, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	p := &process{exited: make(chan struct{})}
+	var err error
+	p.printed, err = newPrinted(lim, func() { cancel(ErrOutputTooLarge); p.kill() })
+	if err == nil {
+		if err = p.start(ctx, req, lim.BusyWait); err != nil {
+			p.printed.discard()
+		}
 	}
-	cmd, err := start(ctx, req, pipes, lim.BusyWait)
 	if err != nil {
-		pipes.discard()
 		return Output{}, &notStarted{fmt.Errorf("start %s: %w", req.Path, req.Root.error(err))}
 	}
-	pipes.begin(req.Stdin)
-	p := &process{cmd: cmd, pipes: pipes, exited: make(chan struct{})}
-	err = p.finish(ctx, lim.KillWait)
-	return pipes.output(), err
+	p.printed.begin()
+	err = p.finish(run, lim.KillWait)
+	return p.printed.output(), err
 }
 
 // NotStarted returns an ErrNotStarted with the text of its cause.

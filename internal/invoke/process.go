@@ -1,25 +1,27 @@
 package invoke
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os/exec"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
 
 // process is a plugin that was started.
 type process struct {
-	cmd   *exec.Cmd
-	pipes *stdio
+	cmd     *exec.Cmd
+	printed *printed
 
 	exited  chan struct{} // closed when the two below are set
 	exit    exit
 	exitErr error // the plugin's exit is unknown: somebody else reaped it
 
-	killed bool
+	killed atomic.Bool
 }
 
 // exit is a process's exit.
@@ -33,35 +35,37 @@ type exit struct {
 // again. The writer may be an installer, or this program: if it writes a plugin
 // and forks in another thread at the same moment, the child has the file open
 // for writing until it execs.
-func start(ctx context.Context, req Request, pipes *stdio, busyWait time.Duration) (*exec.Cmd, error) {
+func (p *process) start(ctx context.Context, req Request, busyWait time.Duration) error {
 	const longest = 100 * time.Millisecond
-	giveUp := time.Now().Add(busyWait)
+	busy, cancel := context.WithTimeout(ctx, busyWait)
+	defer cancel()
 	in := req.In
 	if in == nil {
 		in = func(start func() error) error { return start() }
 	}
 	for pause := time.Millisecond; ; pause = min(2*pause, longest) {
-		cmd := command(req, pipes)
-		err := in(cmd.Start)
-		if err == nil {
-			return cmd, nil
+		p.cmd = command(req, p.printed)
+		err := in(p.cmd.Start)
+		if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
+			err = pe.Err // the caller names the path
 		}
-		if !errors.Is(err, syscall.ETXTBSY) || time.Now().After(giveUp) {
-			return nil, withoutPath(err)
+		if !errors.Is(err, syscall.ETXTBSY) {
+			return err
 		}
-		timer := time.NewTimer(pause)
 		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, fmt.Errorf("%w: %w", withoutPath(err), ended(ctx))
+		case <-time.After(pause):
+		case <-busy.Done():
+			if ctx.Err() != nil {
+				err = fmt.Errorf("%w: %w", err, ended(ctx))
+			}
+			return err
 		}
 	}
 }
 
 // command does not use exec.CommandContext, which kills only one process, and
 // waits for the pipes as long as any child holds them.
-func command(req Request, pipes *stdio) *exec.Cmd {
+func command(req Request, printed *printed) *exec.Cmd {
 	dir := "" // the runtime's
 	if req.Root != "" {
 		dir = "/" // after the chroot: else it would be outside of the root
@@ -71,28 +75,20 @@ func command(req Request, pipes *stdio) *exec.Cmd {
 		Path:        req.Path,
 		Args:        []string{req.Path},
 		Env:         append([]string{}, req.Env...), // nil would mean the runtime's own environment
-		Stdin:       pipes.child[0],
-		Stdout:      pipes.child[1],
-		Stderr:      pipes.child[2],
+		Stdin:       bytes.NewReader(req.Stdin),
+		Stdout:      printed.child[0],
+		Stderr:      printed.child[1],
 		ExtraFiles:  req.Inherit,
 		SysProcAttr: attributes(req.Root),
+		WaitDelay:   time.Millisecond, // for a child that does not read what a plugin has left of stdin
 	}
-}
-
-// withoutPath drops the path, which the caller's wrapping contains.
-func withoutPath(err error) error {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
-		return pe.Err
-	}
-	return err
 }
 
 // finish waits for the end of the plugin, kills it if necessary, and leaves no
 // process behind.
 func (p *process) finish(ctx context.Context, killWait time.Duration) error {
 	go func() {
-		p.exit, p.exitErr = awaitExit(p.cmd.Process)
+		p.exit, p.exitErr = awaitExit(p.cmd)
 		close(p.exited)
 	}()
 	var why error
@@ -100,14 +96,23 @@ func (p *process) finish(ctx context.Context, killWait time.Duration) error {
 	case <-p.exited:
 	case <-ctx.Done():
 		why = ended(ctx)
-	case <-p.pipes.tooLarge:
-		why = ErrOutputTooLarge
 	}
 	if why != nil || p.exit != (exit{}) {
 		p.kill()
 	}
-	giveUp := time.Now().Add(killWait)
-	why = p.drain(why, killWait)
+	// Wait for the exit and the end of the output, during which a child may print too much.
+	late, cancel := context.WithTimeout(context.Background(), killWait)
+	defer cancel()
+	for _, end := range []<-chan struct{}{p.exited, p.printed.done} {
+		select {
+		case <-end:
+		case <-late.Done():
+		}
+	}
+	p.printed.stop()
+	if p.printed.tooLarge && (why == nil || errors.Is(why, ErrOutputTooLarge)) {
+		why = ErrOutputTooLarge
+	}
 	select {
 	case <-p.exited:
 	default:
@@ -116,40 +121,10 @@ func (p *process) finish(ctx context.Context, killWait time.Duration) error {
 	}
 	group := p.cmd.Process.Pid // reap sets it to -1
 	p.reap()
-	if p.killed {
-		awaitGroup(group, giveUp)
+	if p.killed.Load() {
+		awaitGroup(late, group)
 	}
 	return p.verdict(why)
-}
-
-// drain waits at most killWait for the plugin's exit and the end of its output.
-// It also notices too much output, because a child may go on printing.
-func (p *process) drain(why error, killWait time.Duration) error {
-	timer := time.NewTimer(killWait)
-	defer timer.Stop()
-	exited, done, tooLarge := p.exited, p.pipes.done, p.pipes.tooLarge
-	if why != nil {
-		tooLarge = nil
-	}
-	for exited != nil || done != nil {
-		select {
-		case <-exited:
-			exited = nil
-		case <-done:
-			done = nil
-		case <-tooLarge:
-			tooLarge, why = nil, ErrOutputTooLarge
-			p.kill()
-		case <-timer.C:
-			exited, done = nil, nil
-		}
-	}
-	p.pipes.stop()
-	if why == nil && p.pipes.isTooLarge() { // found by the last read
-		why = ErrOutputTooLarge
-		p.kill()
-	}
-	return why
 }
 
 // verdict returns the error of a plugin that has ended.
@@ -175,19 +150,16 @@ func (p *process) kill() {
 		}
 	default:
 	}
-	p.killed = true
+	p.killed.Store(true)
 	killGroup(p.cmd.Process)
 }
 
 // awaitGroup waits until a killed group has no process left. They are not
 // children of this process, so nothing announces their end, and it has to ask
 // the kernel repeatedly. Usually the first answer is that they are gone.
-func awaitGroup(pgid int, giveUp time.Time) {
+func awaitGroup(late context.Context, pgid int) {
 	const longest = 20 * time.Millisecond
-	for pause := 250 * time.Microsecond; groupExists(pgid); pause = min(2*pause, longest) {
-		if time.Now().After(giveUp) {
-			return
-		}
+	for pause := 250 * time.Microsecond; late.Err() == nil && groupExists(pgid); pause = min(2*pause, longest) {
 		time.Sleep(pause)
 		// Zombies keep a group in existence until init reaps them, and in many
 		// containers init never does.

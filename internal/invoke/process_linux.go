@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,11 +30,11 @@ type childInfo struct {
 // awaitExit waits for the end of a process and leaves it a zombie. While it is
 // one, its number, which is the group's, belongs to nobody else, so killing the
 // group cannot hit a stranger.
-func awaitExit(proc *os.Process) (exit, error) {
+func awaitExit(cmd *exec.Cmd) (exit, error) {
 	const cldExited = 1 // CLD_EXITED of <signal.h>: by itself, not by a signal
 	var info unix.Siginfo
 	for {
-		err := unix.Waitid(unix.P_PID, proc.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil)
+		err := unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil)
 		if err == nil {
 			break
 		}

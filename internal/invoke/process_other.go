@@ -3,7 +3,7 @@
 package invoke
 
 import (
-	"os"
+	"os/exec"
 	"syscall"
 )
 
@@ -12,9 +12,10 @@ import (
 // and the killing of its group, another process might get its number, and lead a
 // group, if the group was empty. That takes a full cycle of the process numbers
 // within microseconds.
-func awaitExit(proc *os.Process) (exit, error) {
-	state, err := proc.Wait()
-	if err != nil {
+func awaitExit(cmd *exec.Cmd) (exit, error) {
+	err := cmd.Wait()
+	state := cmd.ProcessState
+	if state == nil {
 		return exit{}, err
 	}
 	e := exit{code: state.ExitCode()}

@@ -13,65 +13,45 @@ import (
 
 // check walks the path as the kernel does, so that no part of it goes unseen.
 func check(path string) error {
-	path, err := filepath.Abs(path)
+	rest, err := filepath.Abs(path)
 	if err != nil {
 		return err
 	}
-	w := &walk{self: uint32(os.Geteuid()), rest: path}
-	at, err := w.judged("/")
-	if err != nil {
-		return err
-	}
-	for w.rest != "" {
-		if at, err = w.step(at); err != nil {
+	w := &walk{self: uint32(os.Geteuid())}
+	at := "/"
+	_, err = w.look(at)
+	for links := 0; err == nil && rest != ""; {
+		var name, target string
+		var info fs.FileInfo
+		name, rest, _ = strings.Cut(strings.TrimLeft(rest, "/"), "/")
+		next, open := filepath.Join(at, name), w.open
+		if next == at {
+			continue
+		}
+		if info, err = w.look(next); err != nil || info.Mode()&fs.ModeSymlink == 0 {
+			at = next
+			continue
+		}
+		if links++; links > mostLinks {
+			return &fs.PathError{Op: "check", Path: next, Err: syscall.ELOOP}
+		}
+		if target, err = os.Readlink(next); err != nil {
 			return err
 		}
+		if rest = target + "/" + rest; filepath.IsAbs(target) {
+			at = "/"
+			_, err = w.look(at)
+		} else {
+			w.open = open
+		}
 	}
-	return nil
+	return err
 }
 
 type walk struct {
-	self  uint32
-	rest  string // the remaining path
-	links int
+	self uint32
 	// open: everybody may create an entry in the current directory, as in /tmp.
 	open bool
-}
-
-// step walks one part of the path and returns the new position.
-func (w *walk) step(at string) (string, error) {
-	var name string
-	name, w.rest, _ = strings.Cut(strings.TrimLeft(w.rest, "/"), "/")
-	switch name {
-	case "", ".":
-		return at, nil
-	case "..":
-		return w.judged(filepath.Dir(at))
-	}
-	next := filepath.Join(at, name)
-	open := w.open
-	info, err := w.look(next)
-	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
-		return next, err
-	}
-	if w.links++; w.links > mostLinks {
-		return "", &fs.PathError{Op: "check", Path: next, Err: syscall.ELOOP}
-	}
-	target, err := os.Readlink(next)
-	if err != nil {
-		return "", err
-	}
-	w.rest = target + "/" + w.rest
-	if filepath.IsAbs(target) {
-		return w.judged("/")
-	}
-	w.open = open
-	return at, nil
-}
-
-func (w *walk) judged(path string) (string, error) {
-	_, err := w.look(path)
-	return path, err
 }
 
 // look examines the file at path, and returns the reason if it is refused.
@@ -85,8 +65,19 @@ func (w *walk) look(path string) (fs.FileInfo, error) {
 		return nil, fmt.Errorf("%s: no owner is known", path)
 	}
 	trusted := !w.open || st.Uid == 0 || st.Uid == w.self || st.Uid == overflowUID && inUserNS()
-	w.open = info.IsDir() && info.Mode()&worldWritable != 0
-	return info, judge(path, info.Mode(), st.Uid, w.self, trusted)
+	mode := info.Mode()
+	writable := mode&worldWritable != 0
+	w.open = info.IsDir() && writable
+	why := ""
+	switch {
+	case mode&fs.ModeSymlink == 0 && writable && !(info.IsDir() && mode&fs.ModeSticky != 0):
+		why = "is writable by everybody: run chmod o-w on it"
+	case !trusted:
+		why = fmt.Sprintf("is in a directory where everybody makes files, and belongs neither to root nor to user %d, as which this program runs: run chown root on it", w.self)
+	default:
+		return info, nil
+	}
+	return info, &refusal{fmt.Sprintf("%s (mode %v, owner %d) %s", path, mode, st.Uid, why)}
 }
 
 // inUserNS reports whether this process is in a user namespace other than the
@@ -110,22 +101,6 @@ const mostLinks = 40
 // overflowUID is the owner that the kernel shows for an owner without a number
 // in the user namespace (/proc/sys/kernel/overflowuid).
 const overflowUID = 65534
-
-// judge returns the reason why a file or directory is refused, or nil. The owner
-// is trusted unless everybody could have created the entry.
-func judge(path string, mode fs.FileMode, uid, self uint32, trusted bool) error {
-	sticky := mode.IsDir() && mode&fs.ModeSticky != 0
-	var why string
-	switch {
-	case mode&fs.ModeSymlink == 0 && mode&worldWritable != 0 && !sticky:
-		why = "is writable by everybody: run chmod o-w on it"
-	case !trusted:
-		why = fmt.Sprintf("is in a directory where everybody makes files, and belongs neither to root nor to user %d, as which this program runs: run chown root on it", self)
-	default:
-		return nil
-	}
-	return &refusal{fmt.Sprintf("%s (mode %v, owner %d) %s", path, mode, uid, why)}
-}
 
 // refusal is an ErrInsecure that begins with the path.
 type refusal struct{ text string }

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/batch"
-	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 )
 
@@ -55,24 +53,18 @@ func (r *Runner) flush(ctx context.Context, b *batch.Batch, verb string) (f flus
 
 // flushFailure returns the failure of batched changes, as that of a call of the plugin.
 func flushFailure(verb, plugin string, err error) Failure {
-	f := failure(chain.Call{Verb: verb, Plugin: plugin}, BuiltIn, invoke.Output{}, err)
-	flush := &FlushError{err}
+	f := Failure{Verb: verb, Plugin: plugin, Kind: BuiltIn, Err: &FlushError{err}}
 	if !errors.As(err, new(*stoppedError)) {
-		said := inprocess.Said(err)
-		f.Code, f.Msg, f.Details = said.Code, flushWords+said.Msg, said.Details
+		f.say()
 	}
-	f.Err = flush
-	return *f
+	return f
 }
-
-// flushWords are how the error of batched changes begins.
-const flushWords = "apply batched changes: "
 
 // FlushError is the error of deferred changes of built-in plugins.
 type FlushError struct{ Err error }
 
 func (f *FlushError) Error() string {
-	return flushWords + f.Err.Error()
+	return "apply batched changes: " + f.Err.Error()
 }
 
 // Unwrap returns the cause.

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -65,42 +66,62 @@ func (c Choice) Find(typ string) (Provider, error) {
 	if p, ok := c.Registered[typ]; ok {
 		return Provider{Kind: Registered, plugin: p}, nil
 	}
-	own := c.BuiltIn(typ)
-	if own != nil && (c.PreferAll || slices.Contains(c.Prefer, typ)) {
-		return Provider{Kind: BuiltIn, plugin: own}, nil
+	own := c.builtIn(typ)
+	if own.plugin != nil && (c.PreferAll || slices.Contains(c.Prefer, typ)) {
+		return own, nil
 	}
-	return c.executable(typ, own, Provider{Kind: BuiltIn, plugin: own})
+	return c.executableOr(typ, own, nil)
 }
 
 // FindDelegate returns an error unless a plugin finds the one to which it delegates its
 // ADD. An executable finds only executables.
-func (c Choice) FindDelegate(p Provider, typ string) error {
-	if p.Kind != Executable {
-		_, err := c.Find(typ)
-		return err
+func (c Choice) FindDelegate(p Provider, typ string) (err error) {
+	if p.Kind == Executable {
+		_, err = c.executable(typ)
+	} else {
+		_, err = c.Find(typ)
 	}
-	_, err := c.Root.Find(typ, c.Dirs, c.AllowInsecure)
 	return err
 }
 
-// executable finds an executable in the plugin directories, or else returns the
-// built-in plugin.
-func (c Choice) executable(typ string, own plugin.Plugin, otherwise Provider) (Provider, error) {
+func (c Choice) builtIn(typ string) Provider {
+	return Provider{Kind: BuiltIn, plugin: c.BuiltIn(typ)}
+}
+
+// standIn returns a built-in plugin to run in place of an executable that may
+// have attached the container.
+func (c Choice) standIn(typ string) Provider {
+	p := c.builtIn(typ)
+	p.standIn = true
+	return p
+}
+
+// executable finds an executable in the plugin directories.
+func (c Choice) executable(typ string) (Provider, error) {
 	path, err := c.Root.Find(typ, c.Dirs, c.AllowInsecure)
-	switch {
-	case err == nil:
-		return Provider{Kind: Executable, Path: path}, nil
-	case own == nil || !errors.Is(err, invoke.ErrNotFound):
+	if err != nil {
 		return Provider{}, err
 	}
-	return otherwise, nil
+	return Provider{Kind: Executable, Path: path}, nil
+}
+
+// executableOr finds an executable, or else returns the built-in plugin, if there is one.
+// Otherwise the error is missing, or that of the executable.
+func (c Choice) executableOr(typ string, own Provider, missing error) (Provider, error) {
+	p, err := c.executable(typ)
+	if !errors.Is(err, invoke.ErrNotFound) {
+		return p, err
+	}
+	if own.plugin != nil {
+		return own, nil
+	}
+	return p, cmp.Or(missing, err)
 }
 
 // recorded finds the plugin that ran the ADD, whatever is preferred or installed
 // now. A built-in plugin runs in place of an executable that is gone: it can undo
 // the work of the reference plugin, and the sweep looks for the rules of both.
 func (c Choice) recorded(p record.Plugin) (Provider, error) {
-	own := c.BuiltIn(p.Type)
 	switch Kind(p.Kind) {
 	case Registered:
 		if now, ok := c.Registered[p.Type]; ok {
@@ -108,8 +129,9 @@ func (c Choice) recorded(p record.Plugin) (Provider, error) {
 		}
 		return Provider{}, &MissingError{p.Type, "one registered with WithPlugin", "register it again"}
 	case BuiltIn:
-		if own != nil {
-			return Provider{Kind: BuiltIn, plugin: own, backend: p.Backend}, nil
+		if own := c.builtIn(p.Type); own.plugin != nil {
+			own.backend = p.Backend
+			return own, nil
 		}
 		return Provider{}, &MissingError{p.Type, "the one built in", "name WithBuiltinPlugins or WithBuiltinFallback"}
 	}
@@ -119,7 +141,7 @@ func (c Choice) recorded(p record.Plugin) (Provider, error) {
 			return Provider{Kind: Executable, Path: p.Path, elsewhere: !c.isDir(filepath.Dir(p.Path))}, err
 		}
 	}
-	return c.executable(p.Type, own, standIn(own))
+	return c.executableOr(p.Type, c.standIn(p.Type), nil)
 }
 
 func (c Choice) isDir(dir string) bool {
@@ -135,25 +157,18 @@ func (c Choice) isDir(dir string) bool {
 // type, or names no built-in plugins.
 func (c Choice) either(verb, typ string) ([]Provider, error) {
 	first, err := c.Find(typ)
-	own := c.BuiltIn(typ)
-	if err != nil || first.Kind == Registered || own == nil {
+	own := c.standIn(typ)
+	if err != nil || first.Kind == Registered || own.plugin == nil {
 		return one(first, err)
 	}
-	path, err := c.Root.Find(typ, c.Dirs, c.AllowInsecure)
+	its, err := c.executable(typ)
 	if err != nil { // then first is the built-in plugin
-		return []Provider{standIn(own)}, nil
+		return []Provider{own}, nil
 	}
-	both := []Provider{{Kind: Executable, Path: path}, standIn(own)}
 	if verb == "CHECK" && first.Kind == BuiltIn {
-		slices.Reverse(both)
+		return []Provider{own, its}, nil
 	}
-	return both, nil
-}
-
-// standIn returns a built-in plugin to run in place of an executable that may
-// have attached the container.
-func standIn(own plugin.Plugin) Provider {
-	return Provider{Kind: BuiltIn, plugin: own, standIn: true}
+	return []Provider{its, own}, nil
 }
 
 func one(p Provider, err error) ([]Provider, error) {
@@ -190,11 +205,7 @@ func (c Choice) suited(p Provider, typ string, config []byte) (Provider, error) 
 	if reason == nil {
 		return p, nil
 	}
-	path, err := c.Root.Find(typ, c.Dirs, c.AllowInsecure)
-	if errors.Is(err, invoke.ErrNotFound) {
-		err = reason
-	}
-	return Provider{Kind: Executable, Path: path}, err
+	return c.executableOr(typ, Provider{}, reason)
 }
 
 // MissingError: the plugin that attached the container is not in this program. Any other

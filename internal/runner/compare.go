@@ -3,7 +3,6 @@ package runner
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"runtime/debug"
 
@@ -12,7 +11,6 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/plugin"
@@ -49,20 +47,13 @@ func (r *Runner) comparing(ctx context.Context, p Provider, call chain.Call, v *
 			err = fmt.Errorf("plugin %q panicked: %v\n%s", call.Plugin, panicked, debug.Stack())
 		}
 	}()
-	request, err := inprocess.Request(p.plugin, inprocess.Call{
-		Verb: call.Verb, Type: call.Plugin, Env: call.Env, Stdin: call.Stdin,
-		Host: r.Host, Container: r.Container, Delegate: comparedItself,
+	c := InProcess{Call: call, Host: r.Host, Container: r.Container, Delegate: comparedItself}
+	return c.with(p.plugin, func(request *plugin.Request) error {
+		given := r.lent(r.Given, p)
+		filters := given.Filters
+		filters.Notes = given.Record
+		return do(caller.With(ctx, given), request, v.For(filters))
 	})
-	if err != nil {
-		return err
-	}
-	if request.Container != nil && request.Container != r.Container {
-		defer func() { err = errors.Join(err, request.Container.Close()) }()
-	}
-	given := r.lent(p)
-	filters := given.Filters
-	filters.Notes = given.Record
-	return do(caller.With(ctx, given), request, v.For(filters))
 }
 
 // Excuse returns why the CHECK of an executable has failed although Compare finds no
@@ -101,7 +92,7 @@ func (r *Runner) AreReference(ctx context.Context, typ, ipam string) bool {
 // IsReference reports whether the executable of a type is known to be the reference
 // plugin.
 func (r *Runner) IsReference(ctx context.Context, typ string) bool {
-	c, _, _ := r.Plugins.get(typ)
+	c, _, _ := r.Plugins.Get(typ)
 	path := c.Path
 	if path == "" { // an executable runs the IPAM plugin that it finds
 		found, err := r.Root.Find(typ, r.Dirs, r.AllowInsecure)
@@ -110,7 +101,7 @@ func (r *Runner) IsReference(ctx context.Context, typ string) bool {
 		}
 		path = found
 	}
-	return r.References.of(ctx, r.Root, typ, path) != ""
+	return r.References.has(ctx, r.Root, typ, path)
 }
 
 // comparedItself delegates nothing: the part of an IPAM plugin is compared by itself.
@@ -122,41 +113,44 @@ func comparedItself(context.Context, string, string, json.RawMessage) (*types100
 // type.
 func (r *Runner) Lend(ctx context.Context, typ string) context.Context {
 	p, _ := r.comparer(typ)
-	return caller.With(ctx, r.lent(p))
+	return caller.With(ctx, r.lent(r.Given, p))
 }
 
-func (r *Runner) lent(p Provider) caller.Given {
-	given := r.Given
+// lent returns what a built-in plugin is given, with what it depends on which plugin runs.
+func (r *Runner) lent(given caller.Given, p Provider) caller.Given {
 	given.Bus, given.Durable = r.Bus, r.Durable
-	given.Filters.Executable, given.Filters.Detected = p.standIn, p.backend
+	if p.standIn || p.backend != "" {
+		given.Filters.Executable, given.Filters.Detected = p.standIn, p.backend
+	}
 	return given
 }
 
 // comparer returns the built-in plugin that compares the part of a type, or nil.
 func (r *Runner) comparer(typ string) (Provider, compare.Comparer) {
 	by, ok := r.BuiltIn(typ).(compare.Comparer)
-	c, recorded, known := r.Plugins.get(typ)
+	c, recorded, known := r.Plugins.Get(typ)
 	switch {
 	case !ok, recorded && Kind(c.Kind) == Registered, !known && r.IsRegistered(typ):
 		return Provider{}, nil
 	case recorded && Kind(c.Kind) == BuiltIn:
-		return Provider{Kind: BuiltIn, plugin: r.BuiltIn(typ), backend: c.Backend}, by
+		own := r.builtIn(typ)
+		own.backend = c.Backend
+		return own, by
 	}
-	return standIn(r.BuiltIn(typ)), by
+	return r.standIn(typ), by
 }
 
 // IsOurs reports whether a built-in plugin is known to have attached the container, so
 // that its CHECK says nothing that Compare does not say.
 func (r *Runner) IsOurs(typ string) bool {
-	c, ok, _ := r.Plugins.get(typ)
+	c, ok, _ := r.Plugins.Get(typ)
 	return ok && Kind(c.Kind) == BuiltIn
 }
 
 // Different returns the caller's error for a difference in the part of a type.
 func (r *Runner) Different(typ string, err error) error {
-	said := inprocess.Said(err)
-	c, _, _ := r.Plugins.get(typ)
-	return r.Fail(Failure{
-		Verb: "CHECK", Plugin: typ, Kind: Kind(c.Kind), Code: said.Code, Msg: said.Msg, Details: said.Details, Err: err,
-	})
+	c, _, _ := r.Plugins.Get(typ)
+	f := Failure{Verb: "CHECK", Plugin: typ, Kind: Kind(c.Kind), Err: err}
+	f.say()
+	return r.Fail(f)
 }

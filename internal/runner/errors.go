@@ -11,7 +11,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/plugin"
 )
@@ -33,46 +32,46 @@ const unknownContainer = types.ErrUnknownContainer
 
 func (f *Failure) is(code uint) bool { return f != nil && f.Code == code }
 
-// failure returns the failure of one plugin call, nil if it succeeded. A plugin that
-// exits with an error prints one on stdout; if it prints none, its exit status is
-// reported.
+// failure returns the failure of one plugin call, nil if it succeeded.
 func failure(call chain.Call, kind Kind, out invoke.Output, err error) *Failure {
 	if err == nil {
 		return nil
 	}
 	f := &Failure{Verb: call.Verb, Plugin: call.Plugin, Kind: kind, Stderr: string(out.Stderr), Err: err}
-	if said := (*types.Error)(nil); kind == Executable {
-		if said, f.Err = executableError(out, err); said != nil {
-			f.Code, f.Msg, f.Details = said.Code, said.Msg, said.Details
-			f.Err = said
-		}
-	} else if errors.As(err, &said) && !errors.As(err, new(*stoppedError)) {
-		said := inprocess.Said(err)
-		f.Code, f.Msg, f.Details = said.Code, said.Msg, said.Details
+	if kind == Executable {
+		f.Err = executableError(out, err)
+	}
+	if errors.As(f.Err, new(*types.Error)) && !errors.As(err, new(*stoppedError)) {
+		f.say()
 	}
 	return f
 }
 
-// executableError returns the error that an executable printed, or nil and a
-// description of its end.
-func executableError(out invoke.Output, err error) (*types.Error, error) {
+// say sets what the plugin said in its error.
+func (f *Failure) say() {
+	said := Said(f.Err)
+	f.Code, f.Msg, f.Details = said.Code, said.Msg, said.Details
+}
+
+// executableError returns the [*types.Error] that an executable printed when it failed, or
+// a description of its end. A plugin that exits with an error prints one on stdout; if it
+// prints none, its exit status is reported.
+func executableError(out invoke.Output, err error) error {
 	var said types.Error
-	if exit := (*invoke.ExitError)(nil); !errors.As(err, &exit) {
-		if errors.Is(err, invoke.ErrUnknownExit) && json.Unmarshal(out.Stdout, &said) == nil && said != (types.Error{}) {
-			return &said, err
-		}
-		return nil, err
-	}
-	switch uerr := json.Unmarshal(out.Stdout, &said); {
+	notRead := json.Unmarshal(out.Stdout, &said)
+	printed := notRead == nil && said != types.Error{}
+	exited := errors.As(err, new(*invoke.ExitError))
+	switch {
+	case printed && (exited || errors.Is(err, invoke.ErrUnknownExit)):
+		return &said
+	case !exited:
+		return err
 	case len(out.Stdout) == 0:
-		return nil, fmt.Errorf("ended without an error message: %w", err)
-	case uerr != nil:
-		return nil, fmt.Errorf("%w, and what it printed is no error: %s: %w", err, excerpt(out.Stdout), uerr)
-	case said == types.Error{}:
-		return nil, fmt.Errorf("%w, and what it printed is no error: %s", err, excerpt(out.Stdout))
-	default:
-		return &said, err
+		return fmt.Errorf("ended without an error message: %w", err)
+	case notRead != nil:
+		return fmt.Errorf("%w, and what it printed is no error: %s: %w", err, excerpt(out.Stdout), notRead)
 	}
+	return fmt.Errorf("%w, and what it printed is no error: %s", err, excerpt(out.Stdout))
 }
 
 // excerpt shortens a plugin's output for an error.
@@ -84,19 +83,20 @@ func excerpt(out []byte) string {
 	return fmt.Sprintf("%q… (%d bytes)", out[:most], len(out))
 }
 
-// delegateError returns the error that an executable printed, or describes its end.
+// delegateError returns the error of an executable to which a plugin delegates.
 func delegateError(call chain.Call, out invoke.Output, err error) error {
 	if err == nil {
 		return nil
 	}
-	said, err := executableError(out, err)
-	if said != nil && Trim(said.Error()) == "" {
-		said = &types.Error{Code: said.Code, Msg: NoMessage}
+	err = executableError(out, err)
+	said := (*types.Error)(nil)
+	switch {
+	case !errors.As(err, &said):
+		return plugin.Errorf(types.ErrInternal, "plugin type=%q failed (%s): %w", call.Plugin, Verb(call.Verb), err)
+	case Trim(said.Error()) == "":
+		return &types.Error{Code: said.Code, Msg: NoMessage}
 	}
-	if said != nil {
-		return said
-	}
-	return plugin.Errorf(types.ErrInternal, "plugin type=%q failed (%s): %w", call.Plugin, Verb(call.Verb), err)
+	return said
 }
 
 // NoMessage stands for the text of an error that has none.

@@ -1,209 +1,242 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
+	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/spans"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
-// delegation is one call of an in-process plugin, with the calls that it
-// delegates.
-type delegation struct {
-	*Runner
-	call    chain.Call
-	chain   string // the verb of the chain; an ADD may delegate a DEL
-	depth   int
-	standIn bool // the plugin runs in place of an executable that may have attached the container
-	given   caller.Given
+// InProcess is the call of a plugin that runs in this process the way an executable is
+// run: from the CNI_* environment and a request configuration to a printed result.
+type InProcess struct {
+	chain.Call
+	Host *netns.Handle // the namespace that an executable would have started in
 
-	mu     sync.Mutex
-	stderr []byte // of executables to which it delegated
+	// Container is the namespace at CNI_NETNS, if the caller has it open; the
+	// caller closes it. Otherwise one is opened for the plugin.
+	Container *netns.Handle
+
+	// Inline runs the plugin on the caller's goroutine, which saves two changes
+	// of threads. It is for plugins that are known neither to end their goroutine
+	// nor to leave it locked to a thread. A panic is still harmless.
+	Inline bool
+
+	// Delegate becomes [plugin.Request.Delegate].
+	Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
 }
 
-// runInProcess runs a plugin in process, and returns its output. Errors are
-// *types.Errors, except the error of a plugin that was stopped.
-func (d *delegation) runInProcess(ctx context.Context, call chain.Call, p Provider) ([]byte, error) {
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("not started: %w", context.Cause(ctx))
+// Run runs the plugin and returns the stdout of an equivalent executable. An
+// error is or wraps the [*types.Error] that the executable would print; see
+// [Said].
+//
+// Unless Inline, the plugin has a goroutine of its own, for which Run waits. So
+// nobody else is harmed by a plugin that panics, ends its goroutine, or leaves
+// it locked to a thread in another namespace. The first two become errors with
+// the code 999, a panic with its stack in the details. The thread of the third
+// ends with the goroutine.
+func (c InProcess) Run(ctx context.Context, p plugin.Plugin) (stdout []byte, err error) {
+	run := func() {
+		err = &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q ended its goroutine", c.Plugin)}
+		defer func() {
+			if v := recover(); v != nil {
+				err = &types.Error{
+					Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q panicked: %v", c.Plugin, v), Details: string(debug.Stack()),
+				}
+			}
+		}()
+		stdout, err = c.run(ctx, p)
 	}
-	container := d.Container
-	if p.Kind == Registered {
-		d.given.Batch = nil // it depends on the finished work of the plugins to which it delegates
-		// It gets a handle of its own, because it may do anything with it.
-		container = nil
+	if c.Inline {
+		run()
+	} else {
+		var running sync.WaitGroup
+		running.Go(run)
+		running.Wait()
 	}
-	inner := d.give(ctx, p)
-	if p.Kind == Registered {
-		inner = d.withPluginCall(inner, d.call.Verb, d.call.Plugin)
+	if err != nil && !errors.As(err, new(*types.Error)) {
+		err = plugin.Errorf(types.ErrInternal, "%w", err)
 	}
-	stdout, err := inprocess.Run(inner, p.plugin, inprocess.Call{
-		Verb: call.Verb, Type: call.Plugin, Env: call.Env, Stdin: call.Stdin,
-		Host: d.Host, Container: container, Inline: p.Kind == BuiltIn,
-		Delegate: func(inner context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
-			return d.delegate(inner, ctx, verb, typ, config)
-		},
+	return stdout, err
+}
+
+func (c InProcess) run(ctx context.Context, p plugin.Plugin) (stdout []byte, err error) {
+	err = c.with(p, func(r *plugin.Request) error {
+		result, err := c.dispatch(ctx, p, r)
+		if err != nil || c.Verb != "ADD" {
+			return err
+		}
+		if result == nil {
+			return plugin.Errorf(types.ErrInternal, "plugin %q returned no result", c.Plugin)
+		}
+		converted, err := result.GetAsVersion(r.CNIVersion)
+		if err != nil {
+			return plugin.Errorf(types.ErrIncompatibleCNIVersion, "result as version %s: %w", r.CNIVersion, err)
+		}
+		stdout, err = json.Marshal(converted)
+		return err
 	})
-	return stdout, stopped(ctx, err)
-}
-
-// give returns the context for an in-process plugin.
-func (d *delegation) give(ctx context.Context, p Provider) context.Context {
-	d.given.Bus, d.given.Durable = d.Bus, d.Durable
-	if p.standIn || p.backend != "" {
-		d.given.Filters.Executable, d.given.Filters.Detected = p.standIn, p.backend
-	}
-	return caller.With(ctx, d.given)
-}
-
-// mostDelegations limits the depth of delegation. The IPAM plugin of a main
-// plugin is the first. The limit stops a plugin that delegates to itself.
-const mostDelegations = 8
-
-// delegate is plugin.Request.Delegate: it runs another plugin with the same
-// parameters, in process or on disk. bound is the context of the delegating call.
-func (d *delegation) delegate(ctx, bound context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
-	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "STATUS", "GC"}, verb) {
-		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "delegate to plugin %q: unknown verb %q", typ, verb)
-	}
-	if d.depth == mostDelegations {
-		return nil, plugin.Errorf(types.ErrInternal, "delegate to plugin %q: plugin %q is the %dth that delegates", typ, d.call.Plugin, d.depth)
-	}
-	p, err := d.delegateOf(ctx, verb, typ)
 	if err != nil {
-		d.Plugins.notStarted(verb, typ)
-		return nil, d.unlessNotRun(verb, typ, plugin.Errorf(types.ErrInternal, "%w", err))
+		return nil, err
 	}
-	if p.Kind == "" {
-		return nil, nil // its ADD never ran
-	}
-	ctx, cancel := within(ctx, bound)
-	defer cancel()
-	call := chain.Call{Verb: verb, Plugin: typ, Stdin: config, Env: invoke.WithVariable(d.call.Env, "CNI_COMMAND", verb)}
-	out, err := d.runDelegate(ctx, call, p)
-	if e := (*types.Error)(nil); verb == "DEL" && errors.As(err, &e) && e.Code == unknownContainer {
-		return nil, nil // nothing to clean, as in a chain
-	}
-	if err != nil || verb != "ADD" {
-		return nil, d.unlessNotRun(verb, typ, err)
-	}
-	return delegatedResult(typ, config, out, p.Kind)
+	return stdout, nil
 }
 
-// unlessNotRun returns the error of a delegated plugin, or nil for a DEL after an ADD
-// that did not run.
-func (d *delegation) unlessNotRun(verb, typ string, err error) error {
-	if verb == "DEL" && d.Plugins.NotRun(typ) {
+func (c InProcess) dispatch(ctx context.Context, p plugin.Plugin, r *plugin.Request) (*types100.Result, error) {
+	switch c.Verb {
+	case "ADD":
+		return p.Add(ctx, r)
+	case "DEL":
+		return nil, p.Del(ctx, r)
+	case "CHECK":
+		return nil, p.Check(ctx, r)
+	case "STATUS":
+		if s, ok := p.(plugin.StatusChecker); ok {
+			return nil, s.Status(ctx, r)
+		}
+		return nil, nil
+	case "GC":
+		g, ok := p.(plugin.Collector)
+		if !ok {
+			return nil, nil
+		}
+		var conf struct {
+			Valid []types.GCAttachment `json:"cni.dev/valid-attachments"`
+		}
+		if err := json.Unmarshal(r.Config, &conf); err != nil {
+			return nil, plugin.Errorf(types.ErrDecodingFailure, "cni.dev/valid-attachments: %w", err)
+		}
+		return nil, g.GC(ctx, r, conf.Valid)
+	}
+	return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "unknown CNI_COMMAND %q", c.Verb)
+}
+
+// with calls do with the request that a plugin gets for the call. The request is valid
+// until do returns.
+func (c InProcess) with(p plugin.Plugin, do func(*plugin.Request) error) (err error) {
+	parsed := c.Parsed
+	if parsed == nil {
+		if parsed, err = chain.Parse(c.Stdin); err != nil {
+			return plugin.Errorf(types.ErrDecodingFailure, "configuration of plugin %q: %w", c.Plugin, err)
+		}
+	}
+	r := &plugin.Request{
+		ContainerID: invoke.Variable(c.Env, "CNI_CONTAINERID"), IfName: invoke.Variable(c.Env, "CNI_IFNAME"),
+		Args: invoke.Variable(c.Env, "CNI_ARGS"), NetNS: invoke.Variable(c.Env, "CNI_NETNS"),
+		Path: filepath.SplitList(invoke.Variable(c.Env, "CNI_PATH")),
+		Host: c.Host, Delegate: c.Delegate,
+		Name: parsed.Name, Type: c.Plugin, Config: c.Stdin,
+		CNIVersion: cmp.Or(parsed.CNIVersion, "0.1.0"), // the version that did not ask for it
+	}
+	if err := complete(r, c.Verb); err != nil {
+		return err
+	}
+	if err := negotiate(p, r.CNIVersion); err != nil {
+		return err
+	}
+	if r.PrevResult, err = parsed.Prev(); err != nil {
+		return plugin.Errorf(types.ErrDecodingFailure, "prevResult: %w", err)
+	}
+	switch {
+	case r.NetNS == "":
+	case c.Container != nil:
+		r.Container = c.Container
+	default:
+		if r.Container, err = open(r.NetNS, c.Verb); err != nil {
+			return err
+		}
+		if r.Container != nil {
+			defer func() { err = errors.Join(err, r.Container.Close()) }()
+		}
+	}
+	return do(r)
+}
+
+// complete refuses a call without the parameters that its verb requires
+// (CNI specification 1.1.0, section 2).
+func complete(r *plugin.Request, verb string) error {
+	var missing []string
+	require := func(name, value string, verbs ...string) {
+		if value == "" && slices.Contains(verbs, verb) {
+			missing = append(missing, "CNI_"+name)
+		}
+	}
+	require("CONTAINERID", r.ContainerID, "ADD", "DEL", "CHECK")
+	require("NETNS", r.NetNS, "ADD", "CHECK")
+	require("IFNAME", r.IfName, "ADD", "DEL", "CHECK")
+	if len(missing) > 0 {
+		return plugin.Errorf(types.ErrInvalidEnvironmentVariables,
+			"%s of plugin %q without %s", verb, r.Type, strings.Join(missing, ", "))
+	}
+	if r.Name == "" {
+		return plugin.Errorf(types.ErrInvalidNetworkConfig, "configuration of plugin %q has no network name", r.Type)
+	}
+	return nil
+}
+
+// open opens the container's namespace, which may be gone for a DEL. Off Linux
+// it opens nothing: there the path is opaque.
+func open(path, verb string) (*netns.Handle, error) {
+	ns, err := netns.Open(path)
+	switch {
+	case err == nil:
+		return ns, nil
+	case errors.Is(err, netns.ErrNotSupported):
+		return nil, nil
+	case verb == "DEL" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS)):
+		return nil, nil
+	default:
+		return nil, plugin.Errorf(types.ErrInvalidNetNS, "%w", err)
+	}
+}
+
+// negotiate refuses a version that the plugin does not support (section 3).
+func negotiate(p plugin.Plugin, wanted string) error {
+	supported := version.All.SupportedVersions()
+	if v, ok := p.(plugin.Versioner); ok {
+		supported = v.Versions()
+	}
+	if slices.Contains(supported, wanted) {
 		return nil
 	}
-	return err
+	return &types.Error{
+		Code: types.ErrIncompatibleCNIVersion, Msg: "incompatible CNI versions",
+		Details: fmt.Sprintf("config is %q, plugin supports %q", wanted, supported),
+	}
 }
 
-// delegateOf finds the other plugin; its kind is empty if there is nothing to
-// run. An executable delegates to executables, so a plugin that runs in its
-// place does too, if it can.
-func (d *delegation) delegateOf(ctx context.Context, verb, typ string) (Provider, error) {
-	if d.standIn {
-		return d.recorded(record.Plugin{Type: typ, Kind: string(Executable)})
+// Said returns the error that an executable would print for an error of [InProcess.Run].
+// Text that the plugin wraps around another error, such as a delegate's, is part of the
+// message; an executable loses it.
+func Said(err error) types.Error {
+	var e *types.Error
+	if !errors.As(err, &e) {
+		return types.Error{Code: types.ErrInternal, Msg: err.Error()}
 	}
-	all, err := d.providers(ctx, verb, typ, nil)
-	if err != nil || len(all) == 0 {
-		return Provider{}, err
+	said, text := *e, err.Error()
+	if around, ok := strings.CutSuffix(text, e.Error()); ok {
+		said.Msg = around + e.Msg
+		return said
 	}
-	return all[0], nil
-}
-
-// runDelegate runs the other plugin, and logs the call.
-func (d *delegation) runDelegate(ctx context.Context, call chain.Call, p Provider) (_ []byte, err error) {
-	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
-	var late flushed
-	defer func() { spans.EndPlugin(span, codeOf(late, err), err) }()
-	if call.Verb == d.chain && p.Kind != BuiltIn { // not for a DEL by which an ADD undoes its work
-		if late = d.flush(ctx, d.given.Batch, call.Verb); late.err != nil && call.Verb != "DEL" {
-			return nil, late.err
-		}
+	said.Msg = text
+	if strings.Contains(text, e.Details) {
+		said.Details = ""
 	}
-	if err = d.awaitRecord(call.Verb, call.Plugin, p); err != nil {
-		return nil, plugin.Errorf(types.ErrInternal, "%w", err)
-	}
-	begun := time.Now()
-	var out invoke.Output
-	if p.Kind == Executable {
-		out, err = d.start(ctx, call, p)
-		if errors.Is(err, invoke.ErrNotStarted) {
-			d.Plugins.notStarted(call.Verb, call.Plugin)
-		}
-		err = delegateError(call, out, err)
-	} else {
-		inner := &delegation{Runner: d.Runner, call: call, chain: d.chain, depth: d.depth + 1, standIn: p.standIn, given: d.given}
-		out.Stdout, err = inner.runInProcess(ctx, call, p)
-		out.Stderr = inner.stderr
-	}
-	d.keepStderr(out.Stderr)
-	d.log(ctx, "delegated plugin call", d.event(call.Verb, call.Plugin, p.Kind, time.Since(begun), err), out)
-	if late.err != nil {
-		return out.Stdout, errors.Join(late.err, err)
-	}
-	return out.Stdout, err
-}
-
-// codeOf returns the error code of a delegated call.
-func codeOf(late flushed, err error) uint {
-	if late.err != nil {
-		return late.code
-	}
-	if e := (*types.Error)(nil); errors.As(err, &e) {
-		return e.Code
-	}
-	return 0
-}
-
-func (d *delegation) keepStderr(stderr []byte) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.stderr = append(d.stderr, stderr...)
-}
-
-// within returns a context that also ends with bound.
-func within(ctx, bound context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(bound, func() { cancel(context.Cause(bound)) })
-	return ctx, func() { stop(); cancel(nil) }
-}
-
-// delegatedResult reads the output of a plugin for an ADD. As in a chain, that of a
-// built-in plugin is known to be valid and to state its version.
-func delegatedResult(typ string, config, out []byte, kind Kind) (*types100.Result, error) {
-	var conf struct {
-		CNIVersion string `json:"cniVersion"`
-	}
-	var err error
-	if kind != BuiltIn {
-		err = json.Unmarshal(config, &conf)
-		if err == nil {
-			err = chain.ValidateResult(out, conf.CNIVersion)
-		}
-	}
-	var result *types100.Result
-	if err == nil {
-		result, err = chain.DecodeGiven(conf.CNIVersion, out)
-	}
-	if err != nil {
-		return nil, plugin.Errorf(types.ErrDecodingFailure, "result of plugin %q: %w", typ, err)
-	}
-	return result, nil
+	return said
 }

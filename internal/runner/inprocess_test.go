@@ -15,7 +15,7 @@ func TestAPluginInProcessIsNotStartedWhenItsContextHasEnded(t *testing.T) {
 	stops := errors.New("the daemon stops")
 	cancel(stops)
 	for _, kind := range []Kind{BuiltIn, Registered} {
-		_, err := (&delegation{}).runInProcess(ctx, chain.Call{Verb: "ADD"}, Provider{Kind: kind})
+		_, err := (&execution{call: chain.Call{Verb: "ADD"}, p: Provider{Kind: kind}}).run(ctx)
 		if err == nil || err.Error() != "not started: the daemon stops" || !errors.Is(err, stops) {
 			t.Errorf("%v: got %v", kind, err)
 		}

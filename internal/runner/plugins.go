@@ -20,15 +20,15 @@ import (
 // living container would look damaged.
 type Plugins struct {
 	mu      sync.Mutex
-	chosen  []chosen     // one for each type; empty if no record has any
+	chosen  []Chosen     // one for each type; empty if no record has any
 	started []string     // types whose ADD was started
 	never   []string     // types whose ADD could not be started
 	failed  []chain.Call // DELs that failed
 
 }
 
-// chosen is the plugin of a type.
-type chosen struct {
+// Chosen is the plugin of a type.
+type Chosen struct {
 	record.Plugin          // Kind is empty if there was none, so that no ADD ran
 	found         Provider // for the ADD under way; zero if only the record is known
 	err           error    // why there is none
@@ -41,7 +41,7 @@ func (p *Plugins) Reset(recorded []record.Plugin, never []string) {
 	defer p.mu.Unlock()
 	p.chosen, p.started, p.never, p.failed = nil, nil, never, nil
 	for _, r := range recorded {
-		p.chosen = append(p.chosen, chosen{Plugin: r})
+		p.chosen = append(p.chosen, Chosen{Plugin: r})
 	}
 }
 
@@ -58,23 +58,17 @@ func (p *Plugins) Recorded() []record.Plugin {
 
 // Get returns the plugin of a type. known reports whether any plugin is known:
 // the record of an earlier version has none.
-func (p *Plugins) Get(typ string) (_ record.Plugin, ok, known bool) {
-	c, ok, known := p.get(typ)
-	return c.Plugin, ok, known
-}
-
-func (p *Plugins) get(typ string) (c chosen, ok, known bool) {
+func (p *Plugins) Get(typ string) (_ Chosen, ok, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i := p.index(typ)
-	if i < 0 {
-		return c, false, len(p.chosen) > 0
+	if i := p.index(typ); i >= 0 {
+		return p.chosen[i], true, true
 	}
-	return p.chosen[i], true, true
+	return Chosen{}, false, len(p.chosen) > 0
 }
 
 func (p *Plugins) index(typ string) int {
-	return slices.IndexFunc(p.chosen, func(c chosen) bool { return c.Type == typ })
+	return slices.IndexFunc(p.chosen, func(c Chosen) bool { return c.Type == typ })
 }
 
 // NotRun reports whether the ADD of a type is known not to have run. There is
@@ -119,29 +113,23 @@ func (p *Plugins) failedDel(typ string) (chain.Call, bool) {
 	return p.failed[i], true
 }
 
-// NoteNotRun notes in the record, for the DEL of another process, which plugins a
-// failed ADD did not start.
+// NoteNotRun notes in the record, for the DEL of another process, which plugins a failed
+// ADD did not start: those of the chain, and those to which no delegation was possible.
 func (r *Runner) NoteNotRun() error {
-	never := r.Plugins.settle(r.Types())
-	if len(never) == 0 {
-		return nil
-	}
-	return r.Attachment.Append(record.Entry{NeverRan: never})
-}
-
-// settle returns, and keeps, the plugins that an ADD has not started by its end:
-// those of the chain, and those to which no delegation was possible.
-func (p *Plugins) settle(wanted []string) []string {
+	p := r.Plugins
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	var never []string
-	for _, typ := range slices.Concat(p.never, wanted) {
+	for _, typ := range slices.Concat(p.never, r.Types()) {
 		if !slices.Contains(p.started, typ) && !slices.Contains(never, typ) {
 			never = append(never, typ)
 		}
 	}
 	p.never = never
-	return never
+	p.mu.Unlock()
+	if len(never) == 0 {
+		return nil
+	}
+	return r.Attachment.Append(record.Entry{NeverRan: never})
 }
 
 // Types returns the types of the chain's plugins.
@@ -160,59 +148,39 @@ func (r *Runner) Choose(ctx context.Context) {
 	r.Plugins.mu.Lock()
 	defer r.Plugins.mu.Unlock()
 	for _, p := range r.Network.Plugins {
-		c := r.Plugins.choose(r.Choice, p.Network.Type)
-		r.suit(c, p.Bytes)
-		r.detect(ctx, c, p.Bytes)
+		c := r.choose(ctx, p.Network.Type, p.Bytes)
 		if ipam := p.Network.IPAM.Type; ipam != "" && (c.Kind == string(BuiltIn) || c.Kind == string(Registered)) {
-			r.Plugins.choose(r.Choice, ipam)
+			r.choose(ctx, ipam, nil)
 		}
 	}
 }
 
-// choose returns the choice for a type, and makes it if there is none.
-func (p *Plugins) choose(from Choice, typ string) *chosen {
-	i := p.index(typ)
+// choose returns the choice for a type, and makes it if there is none. A built-in plugin
+// that does not carry out the configuration is replaced. Otherwise it says which backend
+// its ADD will use; if it cannot, it does not run.
+func (r *Runner) choose(ctx context.Context, typ string, config []byte) *Chosen {
+	i := r.Plugins.index(typ)
 	if i < 0 {
-		found, err := from.Find(typ)
-		c := chosen{Plugin: record.Plugin{Type: typ}, found: found, err: err}
-		if err == nil {
-			c.Kind, c.Path = string(found.Kind), found.Path
-		}
-		i = len(p.chosen)
-		p.chosen = append(p.chosen, c)
+		found, err := r.Find(typ)
+		i = len(r.Plugins.chosen)
+		r.Plugins.chosen = append(r.Plugins.chosen, Chosen{Plugin: record.Plugin{Type: typ}, found: found, err: err})
 	}
-	return &p.chosen[i]
-}
-
-// suit replaces a built-in plugin that does not carry out the configuration.
-func (r *Runner) suit(c *chosen, config []byte) {
-	if c.err != nil || c.found.Kind != BuiltIn {
-		return
+	c := &r.Plugins.chosen[i]
+	if c.err == nil && c.found.Kind == "" {
+		return c // on record
 	}
-	found, err := r.suited(c.found, c.Type, config)
-	if err != nil {
-		*c = chosen{Plugin: record.Plugin{Type: c.Type}, err: err}
-		return
+	if c.err == nil && config != nil {
+		c.found, c.err = r.suited(c.found, typ, config)
 	}
-	c.found, c.Kind, c.Path = found, string(found.Kind), found.Path
-}
-
-// detect asks the chosen plugin which backend its ADD will use, and notes it. A plugin
-// that cannot detect its backend does not run.
-func (r *Runner) detect(ctx context.Context, c *chosen, config []byte) {
-	if c.found.Kind != BuiltIn || c.Backend != "" || c.err != nil {
-		return
+	d, detects := c.found.plugin.(detector)
+	if c.err == nil && detects && c.found.Kind == BuiltIn && c.found.backend == "" {
+		c.found.backend, c.err = d.Detect(caller.With(ctx, caller.Given{Bus: r.Bus}), r.Host, config)
 	}
-	d, ok := r.BuiltIn(c.Type).(detector)
-	if !ok {
-		return
+	if c.err != nil {
+		c.found = Provider{}
 	}
-	backend, err := d.Detect(caller.With(ctx, caller.Given{Bus: r.Bus}), r.Host, config)
-	if err != nil {
-		*c = chosen{Plugin: record.Plugin{Type: c.Type}, err: err}
-		return
-	}
-	c.Backend, c.found.backend = backend, backend
+	c.Kind, c.Path, c.Backend = string(c.found.Kind), c.found.Path, c.found.backend
+	return c
 }
 
 // chooseDelegate chooses the plugin that an in-process plugin delegates its ADD to,
@@ -224,8 +192,7 @@ func (r *Runner) chooseDelegate(ctx context.Context, typ string) (Provider, erro
 		return r.Plugins.chosen[i].found, r.Plugins.chosen[i].err // chosen meanwhile
 	}
 	before := r.Plugins.chosen
-	c := r.Plugins.choose(r.Choice, typ)
-	r.detect(ctx, c, nil)
+	c := r.choose(ctx, typ, nil)
 	err := c.err
 	if err == nil {
 		err = r.Attachment.Append(record.Entry{Plugin: &c.Plugin})
@@ -241,7 +208,7 @@ func (r *Runner) chooseDelegate(ctx context.Context, typ string) (Provider, erro
 // or DEL without a recorded kind has each that may have run the ADD, and the DEL of
 // a plugin whose ADD never ran has none.
 func (r *Runner) providers(ctx context.Context, verb, typ string, config []byte) ([]Provider, error) {
-	c, ok, known := r.Plugins.get(typ)
+	c, ok, known := r.Plugins.Get(typ)
 	attached := verb == "DEL" || verb == "CHECK"
 	switch {
 	case verb == "ADD" && !ok:
@@ -253,7 +220,7 @@ func (r *Runner) providers(ctx context.Context, verb, typ string, config []byte)
 	case ok && c.Kind != "":
 		p, err := r.recorded(c.Plugin)
 		if own := r.BuiltIn(typ); verb == "CHECK" && p.Kind == Executable && own != nil && caller.Restored(r.Given.Record, typ) {
-			p, err = standIn(own), nil // the executable could only miss its own rules
+			p, err = r.standIn(typ), nil // the executable could only miss its own rules
 		}
 		return one(p, err)
 	case attached && !known:

@@ -17,15 +17,15 @@ import (
 // module is the path of the reference plugins' module.
 const module = "github.com/containernetworking/plugins"
 
-// References finds out which executables are reference plugins, and their
-// versions. It is safe for concurrent use. The zero References is ready to use.
+// References finds out which executables are reference plugins of a released version. It is
+// safe for concurrent use. The zero References is ready to use.
 type References struct {
 	seen sync.Map // of a seen, by root, type and path
 }
 
 type seen struct {
-	file    os.FileInfo
-	version string // empty if it is another plugin, or its version is unknown
+	file        os.FileInfo
+	isReference bool
 }
 
 // races reports whether two ADDs of the executable at the same time may make something
@@ -33,7 +33,7 @@ type seen struct {
 // does. About the chains of portmap and firewall, see Runner.alone.
 func (v *References) races(ctx context.Context, root invoke.Root, typ, path string, config []byte) bool {
 	t := known.Of(typ)
-	return !t.Concurrent || typ == known.Bridge && hasVLAN(config) || v.of(ctx, root, typ, path) == ""
+	return !t.Concurrent || typ == known.Bridge && hasVLAN(config) || !v.has(ctx, root, typ, path)
 }
 
 // hasVLAN reports whether the bridge's gateway may be in a VLAN, on an
@@ -43,29 +43,26 @@ func hasVLAN(config []byte) bool {
 	return json.Unmarshal(config, &conf) != nil || conf.VLAN != 0
 }
 
-// of returns the version of the reference plugin of a type at a path in root, without the
-// "v"; "" if that is another plugin, or of no released version.
-func (v *References) of(ctx context.Context, root invoke.Root, typ, path string) string {
+// has reports whether the executable of a type at a path in root is the reference plugin.
+func (v *References) has(ctx context.Context, root invoke.Root, typ, path string) bool {
 	var file os.FileInfo
 	if err := root.Do(func() (err error) {
 		file, err = os.Stat(path)
 		return err
 	}); err != nil {
-		return ""
+		return false
 	}
 	key := string(root) + " " + typ + " " + path
 	before, _ := v.seen.Load(key)
 	if s, ok := before.(seen); ok && os.SameFile(s.file, file) && s.file.ModTime().Equal(file.ModTime()) && s.file.Size() == file.Size() {
-		return s.version
+		return s.isReference
 	}
-	version := ""
-	if file.Size() <= 64<<20 { // a reference plugin has 3 to 6 MB, and 31 MB with the race detector
-		version = ask(ctx, root, typ, path)
-	}
+	// A reference plugin has 3 to 6 MB, and 31 MB with the race detector.
+	is := file.Size() <= 64<<20 && ask(ctx, root, typ, path)
 	if ctx.Err() == nil {
-		v.seen.Store(key, seen{file, version})
+		v.seen.Store(key, seen{file, is})
 	}
-	return version
+	return is
 }
 
 // infoStart begins the description of the module in a program that Go has built
@@ -74,12 +71,12 @@ func (v *References) of(ctx context.Context, root invoke.Root, typ, path string)
 const infoStart = "\x30\x77\xaf\x0c\x92\x74\x08\x02\x41\xe1\xc1\x07\xe6\xd6\x18\xe6"
 
 // ask reads the version from the build information in the executable. If that
-// names a reference plugin without a version, ask runs the plugin, which prints
+// names a reference plugin without a released version, ask runs the plugin, which prints
 // its version.
 //
 //	path	github.com/containernetworking/plugins/plugins/main/bridge
 //	mod	github.com/containernetworking/plugins	v1.9.1	h1:…
-func ask(ctx context.Context, root invoke.Root, typ, path string) string {
+func ask(ctx context.Context, root invoke.Root, typ, path string) bool {
 	var program []byte
 	err := root.Do(func() (err error) {
 		program, err = os.ReadFile(path)
@@ -88,12 +85,11 @@ func ask(ctx context.Context, root invoke.Root, typ, path string) string {
 	_, info, found := bytes.Cut(program, []byte(infoStart+"path\t"+module+"/plugins/"))
 	lines := strings.SplitN(string(info[:min(len(info), 1024)]), "\n", 4)
 	if err != nil || !found || len(lines) < 3 || !strings.HasSuffix(lines[0], "/"+typ) {
-		return ""
+		return false
 	}
-	if main := strings.Split(lines[1], "\t"); len(main) > 2 && main[0] == "mod" && main[1] == module && !strings.HasPrefix(lines[2], "=>") {
-		if version := parse(main[2]); version != "" {
-			return version
-		}
+	main := strings.Split(lines[1], "\t")
+	if len(main) > 2 && main[0] == "mod" && main[1] == module && !strings.HasPrefix(lines[2], "=>") && isRelease(main[2]) {
+		return true
 	}
 	// Without a command a plugin prints:
 	//
@@ -103,25 +99,16 @@ func ask(ctx context.Context, root invoke.Root, typ, path string) string {
 	ctx, cancel := context.WithTimeout(ctx, enough)
 	defer cancel()
 	out, err := invoke.Run(ctx, invoke.Request{Path: path, Root: root}, invoke.Limits{})
-	if err != nil {
-		return ""
-	}
 	first, _, _ := strings.Cut(string(out.Stderr), "\n")
-	version, ok := strings.CutPrefix(first, "CNI "+typ+" plugin ")
-	if !ok {
-		return ""
-	}
-	return parse(version)
+	said, ok := strings.CutPrefix(first, "CNI "+typ+" plugin ")
+	return err == nil && ok && isRelease(said)
 }
 
-// parse returns a released version without the "v" and a distribution's suffix,
-// and "" for any other version.
-func parse(version string) string {
+// isRelease reports whether a version is a released one, with or without a distribution's
+// suffix.
+func isRelease(version string) bool {
 	version, metadata, _ := strings.Cut(strings.TrimPrefix(version, "v"), "+")
 	var major, minor, patch int
 	n, err := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch)
-	if n != 3 || err != nil || version != fmt.Sprintf("%d.%d.%d", major, minor, patch) || strings.Contains(metadata, "dirty") {
-		return ""
-	}
-	return version
+	return n == 3 && err == nil && version == fmt.Sprintf("%d.%d.%d", major, minor, patch) && !strings.Contains(metadata, "dirty")
 }

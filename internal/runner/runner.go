@@ -20,7 +20,6 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
@@ -39,7 +38,7 @@ type Runtime struct {
 	Logger     *slog.Logger
 	Bus        *firewalld.Bus
 	Locks      *lock.Space
-	First      *firstadd.Tracker
+	First      *Firsts
 	References *References
 }
 
@@ -170,14 +169,14 @@ func (r *Runner) awaitRecord(verb, typ string, p Provider) error {
 // executables that is known of the reference plugins.
 func (r *Runner) StaysInKernel(ctx context.Context) bool {
 	return known.KernelOnly(r.Network.Plugins, func(typ string) bool {
-		one, _, _ := r.Plugins.get(typ)
+		one, _, _ := r.Plugins.Get(typ)
 		return one.found.Kind == BuiltIn || one.found.Kind != Registered && r.IsReference(ctx, typ)
 	})
 }
 
 // MakesOnlyLo reports whether the chain is the built-in plugin loopback alone.
 func (r *Runner) MakesOnlyLo() bool {
-	only, _, _ := r.Plugins.get(known.Loopback)
+	only, _, _ := r.Plugins.Get(known.Loopback)
 	return len(r.Network.Plugins) == 1 && r.Network.Plugins[0].Network.Type == known.Loopback && only.found.Kind == BuiltIn
 }
 
@@ -221,17 +220,12 @@ func (r *Runner) witness(ctx context.Context, call chain.Call, p Provider) (afte
 func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
 	ctx, cancel := r.Bound(ctx, call.Verb)
 	defer cancel()
-	switch {
-	case p.Kind == Executable:
-		return r.start(ctx, call, p)
-	}
 	r.Given.Batch.For(call.Plugin)
-	d := &delegation{Runner: r, call: call, chain: call.Verb, standIn: p.standIn, given: r.Given}
+	e := &execution{Runner: r, call: call, p: p, given: r.Given}
 	if call.Verb != "ADD" && call.Verb != "DEL" {
-		d.given.Batch = nil
+		e.given.Batch = nil
 	}
-	stdout, err := d.runInProcess(ctx, call, p)
-	return invoke.Output{Stdout: stdout, Stderr: d.stderr}, err
+	return e.run(ctx)
 }
 
 // Bound limits a context to a plugin's time for a verb.
@@ -335,7 +329,7 @@ func (r *Runner) log(ctx context.Context, title string, e Event, out invoke.Outp
 func (r *Runner) DeletesIPAM(ctx context.Context, typ, ipam string) bool {
 	all, err := r.providers(ctx, "DEL", ipam, nil)
 	if err != nil {
-		_, recorded, _ := r.Plugins.get(ipam) // if it is, it was there for the ADD
+		_, recorded, _ := r.Plugins.Get(ipam) // if it is, it was there for the ADD
 		return !recorded && errors.Is(err, invoke.ErrNotFound)
 	}
 	call, failed := r.Plugins.failedDel(typ)

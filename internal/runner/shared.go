@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
 )
@@ -18,7 +17,7 @@ import (
 
 // Begin waits until the ADD may begin: the first ADD of a network runs alone for a
 // moment if two of its plugins at the same time could create shared objects twice.
-func (r *Runner) Begin(ctx context.Context, key firstadd.Key) (end func(ok bool) error, err error) {
+func (r *Runner) Begin(ctx context.Context, key FirstKey) (end func(ok bool) error, err error) {
 	return r.First.Begin(ctx, key, func() []string { return r.contended(ctx) })
 }
 
@@ -28,7 +27,7 @@ func (r *Runner) contended(ctx context.Context) []string {
 	var types []string
 	for _, p := range r.Network.Plugins {
 		typ := p.Network.Type
-		c, _, _ := r.Plugins.get(typ)
+		c, _, _ := r.Plugins.Get(typ)
 		if kind := Kind(c.Kind); kind != BuiltIn && (kind != Executable || r.References.races(ctx, r.Root, typ, c.Path, p.Bytes)) {
 			types = append(types, typ)
 		}

@@ -18,10 +18,11 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/inprocess"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -50,8 +51,8 @@ func Ours(host *netns.Handle, lookup func(typ string) plugin.Plugin) Side {
 		if p == nil {
 			return nil, fmt.Errorf("no plugin of type %q", c.Type)
 		}
-		return inprocess.Run(ctx, p, inprocess.Call{
-			Verb: verb, Type: c.Type, Env: env, Stdin: stdin, Host: host,
+		return runner.InProcess{
+			Call: chain.Call{Verb: verb, Plugin: c.Type, Env: env, Stdin: stdin}, Host: host,
 			Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
 				c := c
 				c.Type = typ
@@ -61,7 +62,7 @@ func Ours(host *netns.Handle, lookup func(typ string) plugin.Plugin) Side {
 				}
 				return Result(out)
 			},
-		})
+		}.Run(ctx, p)
 	}
 	return s
 }

@@ -1,17 +1,4 @@
-// Package firstadd lets the first ADD of a network on a host run alone, for a
-// short time.
-//
-// When the first container comes, plugins create the parts that a network's
-// containers share: the top-level chains of portmap and firewall, a VRF. Some
-// check before they create, without a lock: thirty containers at once on a cold
-// host leave duplicate rules. Once one ADD has succeeded, the shared parts
-// exist, and no ADD of that process waits any more. Other processes do not hear of it:
-// the first ADD of each runs alone, if its plugins may race at all.
-//
-// A plugin that hangs must affect its own container only. So both the time
-// alone and the wait are limited. After that, ADDs run side by side, and the
-// caller removes the duplicates that they may leave.
-package firstadd
+package runner
 
 import (
 	"context"
@@ -25,6 +12,19 @@ import (
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/shared"
 )
+
+// The first ADD of a network on a host runs alone, for a short time.
+//
+// When the first container comes, plugins create the parts that a network's
+// containers share: the top-level chains of portmap and firewall, a VRF. Some
+// check before they create, without a lock: thirty containers at once on a cold
+// host leave duplicate rules. Once one ADD has succeeded, the shared parts
+// exist, and no ADD of that process waits any more. Other processes do not hear of it:
+// the first ADD of each runs alone, if its plugins may race at all.
+//
+// A plugin that hangs must affect its own container only. So both the time
+// alone and the wait are limited. After that, ADDs run side by side, and the
+// caller removes the duplicates that they may leave.
 
 const (
 	// longestAlone limits the time that an ADD runs alone. It is several times
@@ -40,13 +40,13 @@ const (
 	longestWaits = 3 * longestAlone
 )
 
-// Key is a network on a host. Two hosts are two network namespaces; a network whose
+// FirstKey is a network on a host. Two hosts are two network namespaces; a network whose
 // configuration has changed is another network.
 //
 // Some plugins make shared rules on first use, not with the first container: portmap
 // with the first one that has a port. So each combination of capabilities has a first
 // ADD of its own.
-type Key struct {
+type FirstKey struct {
 	Network      string
 	IfName       string   // of one of several networks of that name; else empty
 	Host         string   // identity of the namespace the plugins run in
@@ -55,36 +55,36 @@ type Key struct {
 }
 
 // String returns a text that differs for other keys. None of the parts has a NUL.
-func (k Key) String() string {
+func (k FirstKey) String() string {
 	parts := slices.Concat([]string{k.Network, k.IfName, k.Host}, k.Config, []string{""}, k.Capabilities)
 	return strings.Join(parts, "\x00")
 }
 
-// Tracker remembers which networks had their first ADD in this process.
-type Tracker struct {
+// Firsts remembers which networks had their first ADD in this process.
+type Firsts struct {
 	locks       *lock.Space
 	alone, wait time.Duration
-	// memory has of whom nobody waits any more. The Trackers of one lock file have it in
+	// memory has of whom nobody waits any more. The Firsts of one lock file have it in
 	// common: some programs make a Runtime for each container.
 	memory *sync.Map
 }
 
 var memories shared.Values[string, sync.Map] // by the path of the lock file
 
-// New returns a tracker. Nothing is touched before the first Begin.
-func New(locks *lock.Space) *Tracker {
+// NewFirsts returns those of a lock file. Nothing is touched before the first Begin.
+func NewFirsts(locks *lock.Space) *Firsts {
 	memory := memories.Get(locks.Path(), func() *sync.Map { return &sync.Map{} })
-	return &Tracker{locks: locks, alone: longestAlone, wait: longestWait, memory: memory}
+	return &Firsts{locks: locks, alone: longestAlone, wait: longestWait, memory: memory}
 }
 
-func (t *Tracker) knows(of string) bool {
+func (t *Firsts) knows(of string) bool {
 	_, known := t.memory.Load(of)
 	return known
 }
 
 // Within sets how long an ADD is alone, and how long another waits for that. It
 // is for tests, and must be called before anything else.
-func (t *Tracker) Within(alone, wait time.Duration) { t.alone, t.wait = alone, wait }
+func (t *Firsts) Within(alone, wait time.Duration) { t.alone, t.wait = alone, wait }
 
 // Begin waits until the ADD may run. The first ADD of a network runs alone
 // among the first ADDs that have a plugin type in common with it, since plugins
@@ -95,15 +95,9 @@ func (t *Tracker) Within(alone, wait time.Duration) { t.alone, t.wait = alone, w
 //
 // Call end when the ADD is over; only the first call counts. After a success nobody in
 // this process waits again.
-func (t *Tracker) Begin(ctx context.Context, key Key, types func() []string) (end func(ok bool) error, err error) {
-	a := aloneness{of: key.String(), wait: t.wait, there: func() bool { return false }}
-	a.keys = func() (keys []lock.Key) {
-		for _, typ := range types() {
-			keys = append(keys, lock.Key{Name: "first/" + typ})
-		}
-		return keys
-	}
-	if end, err = t.begin(ctx, a); err != nil {
+func (t *Firsts) Begin(ctx context.Context, key FirstKey, types func() []string) (end func(ok bool) error, err error) {
+	never := func() bool { return false }
+	if end, err = t.begin(ctx, key.String(), "first/", types, t.wait, never); err != nil {
 		return nil, fmt.Errorf("wait for the first ADD of network %q: %w", key.Network, err)
 	}
 	return end, nil
@@ -114,44 +108,38 @@ func (t *Tracker) Begin(ctx context.Context, key Key, types func() []string) (en
 // Both the wait and the time alone are limited. of identifies the plugins that make the same: once one has ended
 // well and made nothing of it, nobody waits for them. Call end when the plugin has ended; ok
 // says whether it has succeeded.
-func (t *Tracker) Once(ctx context.Context, typ, of string, there func() bool) (end func(ok bool) error, err error) {
-	keys := []lock.Key{{Name: "shared/" + typ}}
-	a := aloneness{of: of, wait: longestWaits, there: there, keys: func() []lock.Key { return keys }}
-	if end, err = t.begin(ctx, a); err != nil {
+func (t *Firsts) Once(ctx context.Context, typ, of string, there func() bool) (end func(ok bool) error, err error) {
+	types := func() []string { return []string{typ} }
+	if end, err = t.begin(ctx, of, "shared/", types, longestWaits, there); err != nil {
 		return nil, fmt.Errorf("wait for another ADD of plugin %q: %w", typ, err)
 	}
 	return end, nil
 }
 
-// aloneness is a limited time during which nobody else has one of the keys.
-type aloneness struct {
-	of    string // whom nobody waits for once one has ended well, and there is false
-	there func() bool
-	keys  func() []lock.Key
-	wait  time.Duration
-}
-
-// begin waits until nobody else has one of the keys. If that takes too long, or there are
-// no keys, others may run at the same time.
-func (t *Tracker) begin(ctx context.Context, a aloneness) (end func(ok bool) error, err error) {
+// begin waits until nobody else has the key of one of the types. If that takes too long, or
+// there are no types, others may run at the same time. of is whom nobody waits for once one
+// has ended well, and there is false.
+func (t *Firsts) begin(ctx context.Context, of, prefix string, types func() []string, wait time.Duration, there func() bool) (end func(ok bool) error, err error) {
 	nothing := func(bool) error { return nil }
-	if t.knows(a.of) {
+	if t.knows(of) {
 		return nothing, nil
 	}
-	// there is called with the keys held: whoever holds them may have made only a part so far.
-	leave := func() error { return nil }
-	if keys := a.keys(); len(keys) > 0 {
-		if leave, err = t.take(ctx, a.wait, keys); err != nil {
-			return nil, err
-		}
+	var keys []lock.Key
+	for _, typ := range types() {
+		keys = append(keys, lock.Key{Name: prefix + typ})
 	}
-	if t.knows(a.of) || a.there() { // by one that was waited for
+	leave, err := t.take(ctx, wait, keys)
+	if err != nil {
+		return nil, err
+	}
+	// there is called with the keys held: whoever holds them may have made only a part so far.
+	if t.knows(of) || there() { // by one that was waited for
 		return nothing, leave()
 	}
 	ended := false
 	return func(ok bool) error {
-		if !ended && ok && !a.there() {
-			t.memory.Store(a.of, true)
+		if !ended && ok && !there() {
+			t.memory.Store(of, true)
 		}
 		ended = true
 		return leave()
@@ -160,12 +148,16 @@ func (t *Tracker) begin(ctx context.Context, a aloneness) (end func(ok bool) err
 
 // take locks the keys for a limited time, at most until leave is called. After too long a
 // wait it locks nothing.
-func (t *Tracker) take(ctx context.Context, wait time.Duration, keys []lock.Key) (leave func() error, err error) {
+func (t *Firsts) take(ctx context.Context, wait time.Duration, keys []lock.Key) (leave func() error, err error) {
+	nothing := func() error { return nil }
+	if len(keys) == 0 {
+		return nothing, nil
+	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	held, err := t.locks.LockAll(waiting, keys)
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-		return func() error { return nil }, nil
+		return nothing, nil
 	}
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package inprocess
+package runner
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -72,8 +73,8 @@ func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
 		}
 		return nil
 	}}
-	c := Call{Verb: "DEL", Type: "fake", Env: env(ownNetNS), Stdin: []byte(plain), Host: host}
-	expect.Value(Run(context.Background(), p, c))(t)
+	c := InProcess{Call: chain.Call{Verb: "DEL", Plugin: "fake", Env: env(ownNetNS), Stdin: []byte(plain)}, Host: host}
+	expect.Value(c.Run(context.Background(), p))(t)
 	expect.Is(t, container.File().Close(), os.ErrClosed)
 	if _, err := host.File().Stat(); err != nil {
 		t.Errorf("the host's namespace was closed: %v", err)
@@ -88,8 +89,8 @@ func TestHandleOfTheCallersIsLeftOpen(t *testing.T) {
 	var got *netns.Handle
 	p := fake{other: func(_ string, r *plugin.Request) error { got = r.Container; return nil }}
 	for path, want := range map[string]*netns.Handle{ownNetNS: own, "": nil} {
-		c := Call{Verb: "DEL", Type: "fake", Env: env(path), Stdin: []byte(plain), Container: own}
-		expect.Value(Run(context.Background(), p, c))(t)
+		c := InProcess{Call: chain.Call{Verb: "DEL", Plugin: "fake", Env: env(path), Stdin: []byte(plain)}, Container: own}
+		expect.Value(c.Run(context.Background(), p))(t)
 		if got != want {
 			t.Errorf("path %q: got %v, want %v", path, got, want)
 		}
@@ -107,8 +108,8 @@ func TestInlineIsTheCallersGoroutine(t *testing.T) {
 	for _, inline := range []bool{true, false} {
 		thread := 0
 		p := fake{other: func(string, *plugin.Request) error { thread = unix.Gettid(); return nil }}
-		c := Call{Verb: "DEL", Type: "fake", Env: env(""), Stdin: []byte(plain), Inline: inline}
-		expect.Value(Run(context.Background(), p, c))(t)
+		c := InProcess{Call: chain.Call{Verb: "DEL", Plugin: "fake", Env: env(""), Stdin: []byte(plain)}, Inline: inline}
+		expect.Value(c.Run(context.Background(), p))(t)
 		expect.Same(t, "on the goroutine of the caller", inline, thread == unix.Gettid())
 	}
 }

@@ -1,4 +1,4 @@
-package firstadd
+package runner
 
 import (
 	"context"
@@ -22,34 +22,34 @@ const (
 
 // adding is an ADD, and the types of its plugins.
 type adding struct {
-	Key
+	FirstKey
 	types []string
 }
 
 func key(network string, types ...string) adding {
-	return adding{Key{Network: network, Host: "4:1", Config: []string{network}}, types}
+	return adding{FirstKey{Network: network, Host: "4:1", Config: []string{network}}, types}
 }
 
 // newTracker returns another tracker of the process.
-func newTracker(dir string) *Tracker {
-	t := New(lock.Open(filepath.Join(dir, "locks")))
+func newTracker(dir string) *Firsts {
+	t := NewFirsts(lock.Open(filepath.Join(dir, "locks")))
 	t.Within(time.Hour, time.Hour)
 	return t
 }
 
 // newProcess returns a tracker of another process: only the locks are common.
-func newProcess(dir string) *Tracker {
+func newProcess(dir string) *Firsts {
 	t := newTracker(dir)
 	t.memory = &sync.Map{}
 	return t
 }
 
 // begin returns the outcome of a Begin: "first", "later", or "waits".
-func begin(t *testing.T, tracker *Tracker, a adding, limit time.Duration) (end func(bool) error, outcome string) {
+func beginFirst(t *testing.T, tracker *Firsts, a adding, limit time.Duration) (end func(bool) error, outcome string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	end, err := tracker.Begin(ctx, a.Key, func() []string { return a.types })
+	end, err := tracker.Begin(ctx, a.FirstKey, func() []string { return a.types })
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return nil, "waits"
@@ -62,13 +62,13 @@ func begin(t *testing.T, tracker *Tracker, a adding, limit time.Duration) (end f
 }
 
 // want checks the outcome of a Begin, and ends it with ok.
-func want(t *testing.T, tracker *Tracker, a adding, ok bool, wanted string) {
+func want(t *testing.T, tracker *Firsts, a adding, ok bool, wanted string) {
 	t.Helper()
 	limit := patience
 	if wanted == "waits" {
 		limit = blink
 	}
-	end, got := begin(t, tracker, a, limit)
+	end, got := beginFirst(t, tracker, a, limit)
 	expect.Same(t, "the ADD of "+a.Network, got, wanted)
 	if end == nil {
 		return
@@ -79,9 +79,9 @@ func want(t *testing.T, tracker *Tracker, a adding, ok bool, wanted string) {
 }
 
 // first begins an ADD that is the first, which the caller ends.
-func first(t *testing.T, tracker *Tracker, a adding) (end func(bool) error) {
+func first(t *testing.T, tracker *Firsts, a adding) (end func(bool) error) {
 	t.Helper()
-	end, got := begin(t, tracker, a, patience)
+	end, got := beginFirst(t, tracker, a, patience)
 	if got != "first" {
 		t.Fatalf("the ADD of %s is %s", a.Network, got)
 	}
@@ -92,7 +92,7 @@ func TestFirstADDBlocksNetworksWithACommonPluginType(t *testing.T) {
 	dir := t.TempDir()
 	tracker, other := newTracker(dir), newProcess(dir)
 	end := first(t, tracker, key("podnet", "bridge", "portmap", "portmap"))
-	for _, process := range []*Tracker{tracker, other} {
+	for _, process := range []*Firsts{tracker, other} {
 		want(t, process, key("podnet", "bridge", "portmap"), true, "waits")
 		want(t, process, key("second", "macvlan", "portmap"), true, "waits")
 		want(t, process, key("third", "bridge"), true, "waits")
@@ -178,7 +178,7 @@ func TestOfACrowdOneIsFirst(t *testing.T) {
 		tracker := newTracker(dir)
 		wg.Go(func() {
 			a := key("podnet", "bridge")
-			end, err := tracker.Begin(ctx, a.Key, func() []string { return a.types })
+			end, err := tracker.Begin(ctx, a.FirstKey, func() []string { return a.types })
 			if err != nil {
 				t.Error(err)
 				return
@@ -205,7 +205,7 @@ func TestBeginEndsWithItsContext(t *testing.T) {
 	end := first(t, tracker, key("podnet", "bridge"))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	expect.Is(t, expect.Err(tracker.Begin(ctx, key("podnet", "bridge").Key, func() []string { return []string{"bridge"} })), context.Canceled)
+	expect.Is(t, expect.Err(tracker.Begin(ctx, key("podnet", "bridge").FirstKey, func() []string { return []string{"bridge"} })), context.Canceled)
 	expect.NoError(t, end(true))
 	want(t, tracker, key("podnet", "bridge"), true, "later")
 }
@@ -248,7 +248,7 @@ func TestFault_F31_AnADDWithoutSharedObjectsDoesNotWait(t *testing.T) {
 func TestATypeIsNotAskedForOnceThereWasAFirst(t *testing.T) {
 	tracker := newTracker(t.TempDir())
 	want(t, tracker, key("podnet", "bridge"), true, "first")
-	end, err := tracker.Begin(t.Context(), key("podnet").Key, func() []string { t.Error("asked"); return nil })
+	end, err := tracker.Begin(t.Context(), key("podnet").FirstKey, func() []string { t.Error("asked"); return nil })
 	if err != nil || end(true) != nil {
 		t.Error(err)
 	}

@@ -1,4 +1,4 @@
-package inprocess
+package runner
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
@@ -50,7 +51,7 @@ func env(netNS string) []string {
 }
 
 func run1(p plugin.Plugin, verb, netNS, config string) (string, error) {
-	out, err := Run(context.Background(), p, Call{Verb: verb, Type: "fake", Env: env(netNS), Stdin: []byte(config)})
+	out, err := InProcess{Call: chain.Call{Verb: verb, Plugin: "fake", Env: env(netNS), Stdin: []byte(config)}}.Run(context.Background(), p)
 	return string(out), err
 }
 
@@ -283,7 +284,7 @@ func TestResultThatIsNone(t *testing.T) {
 
 func TestCallsThatAreNotComplete(t *testing.T) {
 	p := fake{other: func(string, *plugin.Request) error { t.Error("called"); return nil }}
-	complete := Call{Type: "fake", Env: env(ownNetNS), Stdin: []byte(`{"name":"n", "cniVersion":"1.0.0"}`)}
+	complete := InProcess{Call: chain.Call{Plugin: "fake", Env: env(ownNetNS), Stdin: []byte(`{"name":"n", "cniVersion":"1.0.0"}`)}}
 	for _, tt := range []struct {
 		verb string
 		env  []string
@@ -310,7 +311,7 @@ func TestCallsThatAreNotComplete(t *testing.T) {
 		if tt.conf != "" {
 			c.Stdin = []byte(tt.conf)
 		}
-		_, err := Run(context.Background(), p, c)
+		_, err := c.Run(context.Background(), p)
 		wantError(t, tt.verb, err, tt.want)
 	}
 }

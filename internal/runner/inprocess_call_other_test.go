@@ -1,6 +1,6 @@
 //go:build !linux
 
-package inprocess
+package runner
 
 // ownNetNS is an example of a container's network on a platform other than
 // Linux.
