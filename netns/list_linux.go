@@ -95,12 +95,8 @@ func unmountIf(path string, id ID) (unmounted bool, err error) {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
-	var st unix.Stat_t
-	if err := restart(func() error { return unix.Fstat(fd, &st) }); err != nil {
+	if at, err := statFD(fd); err != nil || at != id {
 		return false, err
-	}
-	if idOf(&st) != id {
-		return false, nil
 	}
 	err = unix.Unmount(fmt.Sprintf("/proc/thread-self/fd/%d", fd), unix.MNT_DETACH)
 	if errors.Is(err, unix.EINVAL) {
