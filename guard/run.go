@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/parallel"
 )
 
@@ -77,13 +76,7 @@ func (g *guard) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.host.close()) }()
-	holds, err := watchDir(hold.In(g.config.StateDir).Dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, holds.Close()) }()
-	sources := append(g.host.sources(g), func(ctx context.Context) error { return g.followHolds(ctx, holds) })
-	return g.until(ctx, append(sources, g.jobs()...))
+	return g.until(ctx, append(g.host.sources(g), g.jobs()...))
 }
 
 // until watches and repairs until ctx ends, or until a source fails.
