@@ -218,7 +218,7 @@ type users struct {
 func usersOf(dir string) (*users, error) {
 	u := &users{refs: make(map[uint64][]proc.Ref)}
 	var err error
-	u.complete, err = proc.Scan(dir, func(r proc.Ref) bool {
+	u.complete, err = proc.Scan(dir, proc.Any, func(r proc.Ref) bool {
 		u.refs[r.Inode] = append(u.refs[r.Inode], r)
 		return true
 	})
