@@ -13,7 +13,6 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -376,7 +375,7 @@ func (s *snapshot) elsewhere(host *hostns.NetNS, e *health.Container, paths map[
 func (s *snapshot) isAt(host *hostns.NetNS, recorded record.NetNS, path string) (HealthState, error) {
 	h, _, err := host.OpenContainer(path, "CHECK")
 	switch {
-	case err != nil && !nsfind.LeadsNowhere(err) && errors.As(err, new(syscall.Errno)):
+	case err != nil && !hostns.LeadsNowhere(err) && errors.As(err, new(syscall.Errno)):
 		return StateUnknown, err
 	case err != nil:
 		return StateElsewhere, fmt.Errorf("it is attached in %s: %w", recorded.Path, err)

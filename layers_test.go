@@ -30,7 +30,7 @@ var floors = [][]string{
 	},
 	{
 		"internal/audit", "internal/firewalld", "internal/nettest",
-		"internal/nsfind", "internal/record", "internal/sandbox", "internal/thread", "plugin",
+		"internal/record", "internal/sandbox", "internal/thread", "plugin",
 		"thick/internal/delqueue",
 	},
 	{

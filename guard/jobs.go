@@ -6,11 +6,15 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/embedcni/cni/internal/dirwatch"
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/embedcni/cni/internal/confwatch"
+	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -24,8 +28,9 @@ const (
 	unguardedEvery = 10 * time.Second
 )
 
-// jobs are what a guard does at intervals.
+// jobs are what a guard does beside listening to the kernel.
 func (g *guard) jobs() (jobs []source) {
+	jobs = append(jobs, g.followHolds)
 	if g.options.Classes&Rules != 0 && g.options.LegacyInterval > 0 {
 		jobs = append(jobs, every(g.options.LegacyInterval, func(context.Context) { g.hear() }))
 	} else if g.options.Classes&Rules != 0 {
@@ -89,60 +94,71 @@ func (g *guard) tellUnguarded() func(context.Context) {
 // ErrUnguarded is the error of an Unguarded event.
 var ErrUnguarded = errors.New("containers have rules in legacy tables of iptables, which are not guarded without a LegacyInterval")
 
-// watchDir begins to watch a directory, which it creates. The caller closes the Watch.
-func watchDir(dir string) (*dirwatch.Watch, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	return dirwatch.Open(dir)
-}
-
 // followHolds has all containers looked at after each change of the holds: after the end
 // of one, its parts may be repaired.
-func (g *guard) followHolds(ctx context.Context, w *dirwatch.Watch) error {
-	for {
-		if err := w.Wait(ctx); err != nil {
-			return err
-		}
-		if _, err := w.Now(); err != nil {
-			return err
-		}
-		g.hear()
+func (g *guard) followHolds(ctx context.Context) error {
+	w := &confwatch.Watch{
+		Sources: func() []confwatch.Source {
+			return []confwatch.Source{{Path: hold.In(g.config.StateDir).Dir, Dir: true}}
+		},
+		Look: g.hear,
+		Failed: func(err error) {
+			if err != nil {
+				g.tell(Event{Kind: Failed, Err: err})
+			}
+		},
 	}
+	return w.Run(ctx)
 }
 
 // retryRemovals repeats removals that failed, when it is time. Only the records say that
 // there are any, so it looks at these when it begins, and at those that change.
 func (g *guard) retryRemovals(ctx context.Context) (err error) {
-	w, err := watchDir(g.config.RecordDir)
+	dir := g.config.RecordDir
+	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
-	records := record.Open(g.config.RecordDir)
-	told := ""
+	if err := errors.Join(os.MkdirAll(dir, 0o700), w.Add(dir)); err != nil {
+		return err
+	}
+	records, told := record.Open(dir), ""
 	for pending := true; ; {
 		if pending {
 			pending = g.retry(ctx, &told)
-		} else if err := w.Wait(ctx); err != nil {
-			return err
 		}
-		if !pause(ctx, retryEvery) {
-			return nil
-		}
-		changed, err := w.Now()
-		if err != nil {
-			return err
-		}
-		pending = pending || changed.Lost || slices.ContainsFunc(changed.Names, func(name string) bool {
-			file, ok := strings.CutSuffix(name, record.FileExt)
-			if !ok || file == "" {
-				return false
+		changed := make(map[string]bool)
+		for rest := time.After(retryEvery); rest != nil || !pending && len(changed) == 0; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case e := <-w.Events:
+				changed[filepath.Base(e.Name)] = true
+				if e.Name == dir {
+					pending = true
+					_ = w.Add(dir) // another one may be there by now
+				}
+			case <-w.Errors: // some changes are lost
+				pending = true
+			case <-rest:
+				rest = nil
 			}
-			rec, err := records.LoadFile(file)
-			return err == nil && rec != nil && rec.HasFailed(g.config.Owner)
-		})
+		}
+		for name := range changed {
+			pending = pending || g.hasFailed(records, name)
+		}
 	}
+}
+
+// hasFailed reports whether a file is the record of a container whose removal has failed.
+func (g *guard) hasFailed(records *record.Store, name string) bool {
+	file, ok := strings.CutSuffix(name, record.FileExt)
+	if !ok || file == "" {
+		return false
+	}
+	rec, err := records.LoadFile(file)
+	return err == nil && rec != nil && rec.HasFailed(g.config.Owner)
 }
 
 // retry repeats removals, and reports whether some have to be repeated later. Told is the

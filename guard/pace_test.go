@@ -13,12 +13,21 @@ var begin = time.Unix(1_000_000, 0)
 // after returns a time of the test.
 func after(d time.Duration) time.Time { return begin.Add(d) }
 
+// isDue reports whether a look is due, which then begins.
+func (p *pace) isDue(now time.Time) bool {
+	at := p.due()
+	if at.IsZero() || now.Before(at) {
+		return false
+	}
+	p.look()
+	return true
+}
+
 // begun returns the pace of a guard that has looked once.
 func begun(t *testing.T) *pace {
 	t.Helper()
-	p := newPace()
-	whole, _, _ := p.due(begin)
-	expect.Same(t, "the first look", whole, true)
+	p := &pace{again: begin}
+	expect.Same(t, "the first look", p.isDue(begin), true)
 	p.looked(begin, 0, nil)
 	return p
 }
@@ -35,14 +44,14 @@ func TestALookWaitsForQuiet(t *testing.T) {
 		"without rest": {50 * time.Millisecond, time.Minute, 1300 * time.Millisecond},
 	} {
 		p := begun(t)
-		whole := false
+		due := false
 		var now time.Time
-		for d := time.Second; !whole && d < 2*time.Second; d += 10 * time.Millisecond {
+		for d := time.Second; !due && d < 2*time.Second; d += 10 * time.Millisecond {
 			now = after(d)
 			if d <= tt.until && (d-time.Second)%tt.every == 0 {
 				p.hear(now)
 			}
-			whole, _, _ = p.due(now)
+			due = p.isDue(now)
 		}
 		expect.Same(t, what, now.Sub(begin), tt.want)
 	}
@@ -57,17 +66,13 @@ func TestLooksTakeAFifthOfTheTime(t *testing.T) {
 		now := begin
 		for now.Before(after(time.Minute)) {
 			p.hear(now)
-			whole, _, next := p.due(now)
-			switch {
-			case whole:
-				now = now.Add(took)
-				looking += took
-				p.looked(now, took, nil)
-			case next.IsZero():
-				t.Fatal("an announcement is followed by nothing")
-			default:
+			if !p.isDue(now) {
 				now = now.Add(time.Millisecond)
+				continue
 			}
+			now = now.Add(took)
+			looking += took
+			p.looked(now, took, nil)
 		}
 		if share := (looking - mostOwed/restFor - took).Seconds() / now.Sub(begin).Seconds(); share > 0.2 {
 			t.Errorf("looks of %v take %.2f of the time", took, share)
@@ -80,8 +85,7 @@ func TestLooksTakeAFifthOfTheTime(t *testing.T) {
 
 // TestNothingIsDueWithoutAnAnnouncement: an idle guard sleeps.
 func TestNothingIsDueWithoutAnAnnouncement(t *testing.T) {
-	whole, ids, next := begun(t).due(after(time.Hour))
-	expect.Same(t, "due", []any{whole, len(ids), next.IsZero()}, []any{false, 0, true})
+	expect.Same(t, "nothing is due", begun(t).due().IsZero(), true)
 }
 
 // TestFailuresAreRepeated more and more rarely.
@@ -89,24 +93,18 @@ func TestFailuresAreRepeated(t *testing.T) {
 	p := begun(t)
 	now := after(time.Second)
 	var pauses []time.Duration
-	for range 16 {
-		p.retry(now, "c1", lastRetry, "why")
-		_, none, next := p.due(now)
-		expect.Same(t, "at once", len(none), 0)
-		pauses = append(pauses, next.Sub(now))
-		now = next
-		_, ids, _ := p.due(now)
-		expect.Same(t, "suspects", ids, []string{"c1"})
+	for n := range 16 {
+		p.retry(now, n+1, lastRetry)
+		pauses = append(pauses, p.due().Sub(now))
+		now = p.due()
+		expect.Same(t, "it is due", p.isDue(now), true)
 	}
 	expect.Same(t, "pauses", []time.Duration{pauses[0], pauses[1], pauses[2], pauses[15]},
 		[]time.Duration{50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond, time.Minute})
-	p.settle("c1")
-	_, _, next := p.due(now)
-	expect.Same(t, "nothing is left", next.IsZero(), true)
+	expect.Same(t, "nothing is left", p.due().IsZero(), true)
 
 	p.looked(now, time.Millisecond, cni.ErrBusy)
-	whole, _, next := p.due(now)
-	expect.Same(t, "after a look that failed", []any{whole, next.Sub(now)}, []any{false, 2 * shortestRest})
+	expect.Same(t, "after a look that failed", p.due().Sub(now), 2*shortestRest)
 }
 
 // TestDecide: a part that is lost repeatedly is left until it is back, and each part that is left is

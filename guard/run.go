@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/parallel"
 )
 
@@ -28,7 +28,8 @@ import (
 // killed is repaired by the next one, which begins with a look at all containers.
 func Run(ctx context.Context, rt *cni.Runtime, o Options) error {
 	g := &guard{
-		rt: rt, options: o, pace: newPace(), items: make(items), wake: make(chan struct{}, 1), config: rt.GetConfig(),
+		rt: rt, options: o, config: rt.GetConfig(), wake: make(chan struct{}, 1),
+		pace: pace{again: time.Now()}, items: make(items), failed: make(map[string]failed),
 	}
 	if err := g.run(ctx); err != nil {
 		return fmt.Errorf("guard: %w", err)
@@ -45,10 +46,17 @@ type guard struct {
 	wake    chan struct{} // there may be something to do
 	telling sync.Mutex
 
-	mu    sync.Mutex // guards what follows
-	pace  *pace
-	items items
-	by    string // the process that was the last to change rules
+	mu     sync.Mutex // guards what follows
+	pace   pace
+	items  items
+	failed map[string]failed // containers that could not be compared or repaired
+	by     string            // the process that was the last to change rules
+}
+
+// failed is what became of a container lately.
+type failed struct {
+	times int    // in a row
+	told  string // the last failure
 }
 
 // source watches for something until ctx ends. It returns an error if it ends before that.
@@ -68,13 +76,7 @@ func (g *guard) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.host.close()) }()
-	holds, err := watchDir(hold.In(g.config.StateDir).Dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, holds.Close()) }()
-	sources := append(g.host.sources(g), func(ctx context.Context) error { return g.followHolds(ctx, holds) })
-	return g.until(ctx, append(sources, g.jobs()...))
+	return g.until(ctx, append(g.host.sources(g), g.jobs()...))
 }
 
 // until watches and repairs until ctx ends, or until a source fails.
@@ -102,9 +104,8 @@ func (g *guard) until(ctx context.Context, sources []source) error {
 // at.
 func (g *guard) hear() {
 	g.mu.Lock()
-	before := g.pace.settled()
+	news := g.pace.first.IsZero()
 	g.pace.hear(time.Now())
-	news := before.IsZero()
 	g.mu.Unlock()
 	if !news {
 		return
@@ -120,39 +121,37 @@ func (g *guard) hear() {
 func (g *guard) loop(ctx context.Context) error {
 	for ctx.Err() == nil {
 		g.mu.Lock()
-		now := time.Now()
-		whole, ids, next := g.pace.due(now)
+		at := g.pace.due()
+		now := !at.IsZero() && !time.Now().Before(at)
+		if now {
+			g.pace.look()
+		}
 		g.mu.Unlock()
-		if whole || len(ids) > 0 {
-			if err := g.follow(ctx, ids); errors.Is(err, cni.ErrInsidePlugin) {
+		if now {
+			if err := g.look(ctx); errors.Is(err, cni.ErrInsidePlugin) {
 				return err
 			}
 			continue
 		}
-		var at <-chan time.Time
-		if !next.IsZero() {
-			at = time.After(next.Sub(now))
+		var due <-chan time.Time
+		if !at.IsZero() {
+			due = time.After(time.Until(at))
 		}
 		select {
 		case <-ctx.Done():
 		case <-g.wake:
-		case <-at:
+		case <-due:
 		}
 	}
 	return nil
 }
 
-// follow looks at containers, at all if none is named, and repairs those that want it.
-func (g *guard) follow(ctx context.Context, ids []string) error {
+// look looks at all containers, and repairs those that want it.
+func (g *guard) look(ctx context.Context) error {
 	began := time.Now()
-	report, err := g.rt.Health(ctx, cni.HealthOptions{Containers: ids, Once: true, WithoutCheck: true})
+	report, err := g.rt.Health(ctx, cni.HealthOptions{Once: true, WithoutCheck: true})
 	g.mu.Lock()
 	g.pace.looked(time.Now(), time.Since(began), err)
-	if err != nil {
-		for _, id := range ids {
-			g.pace.retry(time.Now(), id, lastRetry, "")
-		}
-	}
 	g.mu.Unlock()
 	if err != nil {
 		if ctx.Err() == nil {
@@ -161,26 +160,16 @@ func (g *guard) follow(ctx context.Context, ids []string) error {
 		return err
 	}
 	g.tell(Event{Kind: Looked})
-	g.repair(ctx, g.judge(report, ids))
+	g.repair(ctx, g.judge(report))
 	return nil
 }
 
 // judge takes the verdicts in, and returns the containers to repair.
-func (g *guard) judge(report *cni.HealthReport, ids []string) (broken []string) {
+func (g *guard) judge(report *cni.HealthReport) (broken []string) {
 	g.mu.Lock()
-	looked := ids
-	if ids == nil {
-		for id := range g.items {
-			looked = append(looked, id)
-		}
-		for id := range g.pace.suspects {
-			looked = append(looked, id)
-		}
-	}
-	for _, id := range looked {
+	for _, id := range slices.AppendSeq(slices.Collect(maps.Keys(g.items)), maps.Keys(g.failed)) {
 		if h, ok := report.Of(id); !ok || h.State != cni.StateBroken && h.State != cni.StateUnknown {
-			g.items.compared(time.Now(), id, nil)
-			g.pace.settle(id)
+			g.settle(id, nil)
 		}
 	}
 	g.mu.Unlock()
@@ -195,6 +184,12 @@ func (g *guard) judge(report *cni.HealthReport, ids []string) (broken []string) 
 		}
 	}
 	return broken
+}
+
+// settle notes what a comparison has found that is left, and nothing to be done about it.
+func (g *guard) settle(id string, left []cni.Difference) {
+	g.items.compared(time.Now(), id, left)
+	delete(g.failed, id)
 }
 
 // unknown takes in that a container could not be compared. What nothing can be done about
@@ -218,7 +213,7 @@ func (g *guard) wantsAny(h cni.Health) (any bool) {
 	}
 	if !any {
 		g.mu.Lock()
-		g.pace.settle(h.ContainerID)
+		delete(g.failed, h.ContainerID)
 		g.mu.Unlock()
 	}
 	return any
@@ -261,24 +256,24 @@ const (
 // before come last and each by itself, so that one that hangs does not keep the others
 // waiting.
 func (g *guard) repair(ctx context.Context, broken []string) {
-	var failed, fresh []string
+	var fresh, again []string
 	g.mu.Lock()
 	for _, id := range broken {
-		if g.pace.hasFailed(id) {
-			failed = append(failed, id)
-		} else {
+		if g.failed[id].times == 0 {
 			fresh = append(fresh, id)
+		} else {
+			again = append(again, id)
 		}
 	}
 	g.mu.Unlock()
 	g.repairSome(ctx, fresh)
-	parallel.Each(len(failed), atOnce, func(i int) {
+	parallel.Each(len(again), atOnce, func(i int) {
 		err := g.host.do(func() error {
-			g.repairSome(ctx, failed[i:i+1])
+			g.repairSome(ctx, again[i:i+1])
 			return nil
 		})
 		if err != nil {
-			g.fail(failed[i], err)
+			g.fail(again[i], err)
 		}
 	})
 }
@@ -316,8 +311,7 @@ func (g *guard) repaired(r *cni.RepairReport) {
 	}
 	g.mu.Lock()
 	if err == nil {
-		g.items.compared(time.Now(), id, outside(left))
-		g.pace.settle(id)
+		g.settle(id, outside(left))
 	} else {
 		for _, d := range r.Repaired {
 			g.items.made(time.Now(), id, d)
@@ -363,8 +357,8 @@ func failure(r *cni.RepairReport) error {
 // container may be busy without a report: another guard's repair takes a moment.
 const busyFor = 4
 
-// fail has a container looked at again, and reports why: a failure when it is news, and
-// that the container is busy after 5, 9, 17 attempts in a row, and so on.
+// fail has the containers looked at again because of one, and reports why: a failure when
+// it is news, and that the container is busy after 5, 9, 17 attempts in a row, and so on.
 func (g *guard) fail(id string, err error) {
 	busy := errors.Is(err, cni.ErrBusy)
 	longest := lastRetry
@@ -372,10 +366,14 @@ func (g *guard) fail(id string, err error) {
 		longest = lastBusy
 	}
 	g.mu.Lock()
-	failures, news := g.pace.retry(time.Now(), id, longest, err.Error())
+	before := g.failed[id]
+	now := failed{before.times + 1, err.Error()}
+	g.failed[id] = now
+	g.pace.retry(time.Now(), now.times, longest)
 	g.mu.Unlock()
+	news := now.told != before.told
 	if busy {
-		news = failures > busyFor && bits.OnesCount(uint(failures-1)) == 1
+		news = now.times > busyFor && bits.OnesCount(uint(now.times-1)) == 1
 	}
 	if news {
 		g.tell(Event{Kind: Failed, ContainerID: id, Err: err})

@@ -20,24 +20,11 @@ import (
 // be attached to it in a subnet that is chosen, or those that are attached would lose their
 // gateway.
 func (d Dir) adopt(n Network, wanting []wanting, into *reservation) (bool, error) {
-	files, err := d.files()
+	has, others, err := d.configured(n)
 	if err != nil {
 		return false, err
 	}
-	var has, others []netip.Prefix
-	for _, f := range files {
-		if f.network == n.Name {
-			has = append(has, f.subnets...)
-		} else {
-			others = append(others, f.subnets...)
-		}
-	}
-	reserved, err := d.reservations().Others(d.Path, n.Name)
-	if err != nil {
-		return false, err
-	}
-	others = append(others, reserved...)
-	used, err := addressesOf(record.Open(d.records()), n.Name)
+	_, used, err := attachedNetworks(record.Open(d.records()), n.Name)
 	if err != nil {
 		return false, err
 	}

@@ -179,7 +179,7 @@ func (d Dir) choose(n Network) (Network, error) {
 			continue
 		}
 		if used == nil {
-			if used, err = d.used(n, store); err != nil {
+			if used, err = d.used(n); err != nil {
 				return n, err
 			}
 		}
@@ -201,61 +201,55 @@ type wanting struct {
 	nth int
 }
 
-// wanting returns a copy of the network, and its ranges that ask for a subnet.
+// wanting returns a copy of the network, and its ranges that ask for a subnet, in the order
+// of their sets.
 func (n Network) wanting() (Network, []wanting) {
 	var all []wanting
 	count := map[bool]int{}
 	n.Plugins = slices.Clone(n.Plugins)
 	for i, p := range n.Plugins {
-		var local HostLocal
-		switch p := p.(type) {
+		local, ok := ipamOf(p).(HostLocal)
+		if !ok {
+			continue
+		}
+		local.Ranges, local.Sets = slices.Clone(local.Ranges), slices.Clone(local.Sets)
+		for set := range local.Sets {
+			local.Sets[set] = slices.Clone(local.Sets[set])
+		}
+		for _, set := range append([][]Range{local.Ranges}, local.Sets...) {
+			for at := range set {
+				r := &set[at]
+				if is4 := r.family().Is4(); !r.Subnet.IsValid() && len(r.Pools) > 0 {
+					all = append(all, wanting{r, count[is4]})
+					count[is4]++
+				}
+			}
+		}
+		switch p := p.(type) { // it shares the copy
 		case Bridge:
-			local, p.IPAM = cloned(p.IPAM)
+			p.IPAM = local
 			n.Plugins[i] = p
 		case PTP:
-			local, p.IPAM = cloned(p.IPAM)
+			p.IPAM = local
 			n.Plugins[i] = p
-		}
-		for _, r := range local.pointers() {
-			if r.Subnet.IsValid() || len(r.Pools) == 0 {
-				continue
-			}
-			is4 := r.family().Is4()
-			all = append(all, wanting{r, count[is4]})
-			count[is4]++
 		}
 	}
 	return n, all
 }
 
-// cloned copies the ranges of a HostLocal. It returns another IPAM as it is.
-func cloned(ipam IPAM) (HostLocal, IPAM) {
-	local, ok := ipam.(HostLocal)
-	if !ok {
-		return HostLocal{}, ipam
+// ipamOf returns the IPAM of a plugin; nil if it has none.
+func ipamOf(p Plugin) IPAM {
+	switch p := p.(type) {
+	case Bridge:
+		return p.IPAM
+	case PTP:
+		return p.IPAM
 	}
-	local.Ranges, local.Sets = slices.Clone(local.Ranges), slices.Clone(local.Sets)
-	for i := range local.Sets {
-		local.Sets[i] = slices.Clone(local.Sets[i])
-	}
-	return local, local // they share the copy
-}
-
-// pointers returns all ranges, in the order of their sets.
-func (h HostLocal) pointers() (all []*Range) {
-	for i := range h.Ranges {
-		all = append(all, &h.Ranges[i])
-	}
-	for _, set := range h.Sets {
-		for i := range set {
-			all = append(all, &set[i])
-		}
-	}
-	return all
+	return nil
 }
 
 // used returns everything that a new subnet must not overlap.
-func (d Dir) used(n Network, store reservations) ([]netip.Prefix, error) {
+func (d Dir) used(n Network) ([]netip.Prefix, error) {
 	host, err := d.host()
 	if err != nil {
 		return nil, err
@@ -264,40 +258,24 @@ func (d Dir) used(n Network, store reservations) ([]netip.Prefix, error) {
 	if err = errors.Join(err, host.Close()); err != nil {
 		return nil, err
 	}
-	others, err := store.Others(d.Path, n.Name)
+	_, others, err := d.configured(n)
 	if err != nil {
 		return nil, err
 	}
-	attached, err := attachedAddresses(record.Open(d.records()))
+	attached, _, err := attachedNetworks(record.Open(d.records()), n.Name)
 	if err != nil {
 		return nil, err
 	}
-	files, err := d.files()
-	if err != nil {
-		return nil, err
-	}
-	var configured []netip.Prefix
-	for _, f := range files {
-		if f.network != n.Name {
-			configured = append(configured, f.subnets...)
-		}
-	}
-	return mergePrefixes(onHost, others, attached, configured, n.given()), nil
+	return mergePrefixes(onHost, others, attached, n.given()), nil
 }
 
 // given returns the subnets that the network has without being asked for one.
 func (n Network) given() (all []netip.Prefix) {
 	for _, p := range n.Plugins {
-		var ipam IPAM
-		switch p := p.(type) {
-		case Bridge:
-			ipam = p.IPAM
-		case PTP:
-			ipam = p.IPAM
-		case Raw:
-			all = append(all, scanPrefixes(p)...)
+		if raw, ok := p.(Raw); ok {
+			all = append(all, scanPrefixes(raw)...)
 		}
-		switch ipam := ipam.(type) {
+		switch ipam := ipamOf(p).(type) {
 		case HostLocal:
 			for _, r := range ipam.all() {
 				all = append(all, r.Subnet)
@@ -342,18 +320,13 @@ func (d Dir) host() (*netns.Handle, error) {
 	return netns.Current()
 }
 
-// configured is a configuration file of the directory.
-type configured struct {
-	network string // empty if the file is not valid
-	subnets []netip.Prefix
-}
-
-// files returns all configurations of the directory. A file that is not valid, such as
-// one that is being written, may become so, so its subnets count.
-func (d Dir) files() (all []configured, err error) {
+// configured returns the subnets in the directory's configurations of the network's name,
+// and those of other networks there or that are reserved. A file that is not valid, such as
+// one that is being written, may become so, so its subnets are another network's.
+func (d Dir) configured(n Network) (own, others []netip.Prefix, err error) {
 	paths, err := conflist.Files(d.Path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, path := range paths {
 		data, err := plainfile.Read(path)
@@ -361,13 +334,14 @@ func (d Dir) files() (all []configured, err error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: its subnets are unknown: %w", path, err)
+			return nil, nil, fmt.Errorf("%s: its subnets are unknown: %w", path, err)
 		}
-		c := configured{subnets: scanPrefixes(data)}
-		if list, _, err := conflist.ParseAny(data); err == nil {
-			c.network = list.Name
+		into := &others
+		if list, _, err := conflist.ParseAny(data); err == nil && list.Name == n.Name {
+			into = &own
 		}
-		all = append(all, c)
+		*into = append(*into, scanPrefixes(data)...)
 	}
-	return all, nil
+	reserved, err := d.reservations().Others(d.Path, n.Name)
+	return own, append(others, reserved...), err
 }

@@ -11,13 +11,13 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// attachedAddresses returns the networks of the containers on record, which may be attached to
-// networks that are configured no more.
-func attachedAddresses(records *record.Store) ([]netip.Prefix, error) {
-	var all []netip.Prefix
+// attachedNetworks returns the networks of the containers on record, which may be attached to
+// networks that are configured no more, and those of the addresses that they have on the
+// networks of one name.
+func attachedNetworks(records *record.Store, name string) (all, its []netip.Prefix, err error) {
 	var errs []error
 	scanned := map[string]bool{} // containers of one network have one configuration
-	err := records.Each(func(f record.Found) bool {
+	err = records.Each(func(f record.Found) bool {
 		if f.Err != nil {
 			data, err := plainfile.Read(records.Path(f.File))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -31,35 +31,20 @@ func attachedAddresses(records *record.Store) ([]netip.Prefix, error) {
 				all = append(all, scanPrefixes(a.Config)...)
 			}
 			all = append(all, scanPrefixes(a.Result)...)
+			var result struct {
+				IPs []struct{ Address netip.Prefix }
+			}
+			if a.Network != name || json.Unmarshal(a.Result, &result) != nil {
+				continue // its ADD has not answered
+			}
+			for _, ip := range result.IPs {
+				its = append(its, ip.Address)
+			}
 		}
 		return true
 	})
 	if err := errors.Join(append(errs, err)...); err != nil {
-		return nil, fmt.Errorf("networks of attached containers: %w", err)
+		return nil, nil, fmt.Errorf("networks of attached containers: %w", err)
 	}
-	return mergePrefixes(all), nil
-}
-
-// addressesOf returns the networks of the addresses that containers on record have on the
-// networks of one name.
-func addressesOf(records *record.Store, network string) ([]netip.Prefix, error) {
-	var all []netip.Prefix
-	err := records.Each(func(f record.Found) bool {
-		for _, a := range f.Record.Attachments {
-			var result struct {
-				IPs []struct{ Address netip.Prefix }
-			}
-			if a.Network != network || json.Unmarshal(a.Result, &result) != nil {
-				continue // its ADD has not answered
-			}
-			for _, ip := range result.IPs {
-				all = append(all, ip.Address)
-			}
-		}
-		return true
-	})
-	if err != nil {
-		return nil, fmt.Errorf("networks of attached containers: %w", err)
-	}
-	return mergePrefixes(all), nil
+	return mergePrefixes(all), mergePrefixes(its), nil
 }

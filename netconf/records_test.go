@@ -24,17 +24,28 @@ func records(t testing.TB, n int) *record.Store {
 }
 
 func TestAttached(t *testing.T) {
-	expect.Same(t, "none", expect.Value(attachedAddresses(record.Open(t.TempDir())))(t), nil)
-	got := expect.Value(attachedAddresses(records(t, 5)))(t)
-	expect.Same(t, "networks", got, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/16")})
-}
+	attached := func(s *record.Store, name string, all, its []netip.Prefix) {
+		t.Helper()
+		gotAll, gotIts, err := attachedNetworks(s, name)
+		expect.NoError(t, err)
+		expect.Same(t, "all networks", gotAll, all)
+		expect.Same(t, "those of "+name, gotIts, its)
+	}
+	attached(record.Open(t.TempDir()), "net", nil, nil)
+	two := prefixes("10.1.0.0/16", "10.2.0.0/16")
+	attached(records(t, 5), "net", two, two)
 
-func TestAddressesOf(t *testing.T) {
 	s := records(t, 3)
 	expect.NoError(t, s.Begin(&record.Record{ContainerID: "coming", Attachments: []record.Attachment{{Network: "net", IfName: "eth0"}}}))
 	expect.NoError(t, s.Begin(&record.Record{ContainerID: "elsewhere", Attachments: []record.Attachment{{Network: "other", IfName: "eth0",
 		Result: json.RawMessage(`{"ips": [{"address": "10.9.0.5/16"}], "routes": [{"dst": "10.8.0.0/16"}]}`)}}}))
-	expect.Same(t, "of net", expect.Value(addressesOf(s, "net"))(t), prefixes("10.1.0.0/16", "10.2.0.0/16"))
-	expect.Same(t, "of other", expect.Value(addressesOf(s, "other"))(t), prefixes("10.9.0.0/16"))
-	expect.Same(t, "of none", expect.Value(addressesOf(s, "none"))(t), nil)
+	_, its, err := attachedNetworks(s, "net")
+	expect.NoError(t, err)
+	expect.Same(t, "of net", its, two)
+	_, its, err = attachedNetworks(s, "other")
+	expect.NoError(t, err)
+	expect.Same(t, "of other", its, prefixes("10.9.0.0/16"))
+	_, its, err = attachedNetworks(s, "none")
+	expect.NoError(t, err)
+	expect.Same(t, "of none", its, nil)
 }

@@ -98,11 +98,14 @@ func identifyFD(fd int) (ID, error) {
 	if kind != unix.CLONE_NEWNET {
 		return ID{}, ErrNotNetNS
 	}
+	return statFD(fd)
+}
+
+// statFD returns the identity of an open file.
+func statFD(fd int) (ID, error) {
 	var st unix.Stat_t
-	if err := restart(func() error { return unix.Fstat(fd, &st) }); err != nil {
-		return ID{}, err
-	}
-	return idOf(&st), nil
+	err := restart(func() error { return unix.Fstat(fd, &st) })
+	return idOf(&st), err
 }
 
 // Current opens the network namespace of the calling OS thread. A goroutine
@@ -117,11 +120,9 @@ func current(name string) (*Handle, error) {
 		return nil, err
 	}
 	h := &Handle{file: os.NewFile(uintptr(fd), name)}
-	var st unix.Stat_t
-	if err := restart(func() error { return unix.Fstat(fd, &st) }); err != nil {
+	if h.id, err = statFD(fd); err != nil {
 		return nil, errors.Join(procError("look up the thread's network namespace", err), h.Close())
 	}
-	h.id = idOf(&st)
 	return h, nil
 }
 
@@ -239,10 +240,8 @@ func ownerOf(fd int) (owner UserNS, err error) {
 		return UserNS{}, err
 	}
 	defer func() { err = errors.Join(err, unix.Close(user)) }()
-	var st unix.Stat_t
-	if err := restart(func() error { return unix.Fstat(user, &st) }); err != nil {
-		return UserNS{}, err
+	if owner.ID, err = statFD(user); err == nil {
+		owner.UID, err = unix.IoctlGetUint32(user, unix.NS_GET_OWNER_UID)
 	}
-	uid, err := unix.IoctlGetUint32(user, unix.NS_GET_OWNER_UID)
-	return UserNS{ID: idOf(&st), UID: uid}, err
+	return owner, err
 }

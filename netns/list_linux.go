@@ -95,12 +95,8 @@ func unmountIf(path string, id ID) (unmounted bool, err error) {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
-	var st unix.Stat_t
-	if err := restart(func() error { return unix.Fstat(fd, &st) }); err != nil {
+	if at, err := statFD(fd); err != nil || at != id {
 		return false, err
-	}
-	if idOf(&st) != id {
-		return false, nil
 	}
 	err = unix.Unmount(fmt.Sprintf("/proc/thread-self/fd/%d", fd), unix.MNT_DETACH)
 	if errors.Is(err, unix.EINVAL) {
@@ -222,7 +218,7 @@ type users struct {
 func usersOf(dir string) (*users, error) {
 	u := &users{refs: make(map[uint64][]proc.Ref)}
 	var err error
-	u.complete, err = proc.Scan(dir, func(r proc.Ref) bool {
+	u.complete, err = proc.Scan(dir, proc.Any, func(r proc.Ref) bool {
 		u.refs[r.Inode] = append(u.refs[r.Inode], r)
 		return true
 	})

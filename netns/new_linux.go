@@ -71,16 +71,16 @@ func NewIn(owner *os.File) (h *Handle, err error) {
 
 // isOwnUserNS reports whether a file is the user namespace that the caller is in.
 func isOwnUserNS(f *os.File) (own bool, err error) {
-	var now, st unix.Stat_t
-	err = control(f, func(fd int) error { return restart(func() error { return unix.Fstat(fd, &st) }) })
+	var id ID
+	err = control(f, func(fd int) (err error) {
+		id, err = statFD(fd)
+		return err
+	})
 	if err != nil {
 		return false, err
 	}
-	const path = "/proc/thread-self/ns/user"
-	if err := restart(func() error { return unix.Stat(path, &now) }); err != nil {
-		return false, procError("look up the thread's user namespace", err)
-	}
-	return idOf(&st) == idOf(&now), nil
+	now, err := statID("look up the thread's user namespace", "/proc/thread-self/ns/user")
+	return id == now, err
 }
 
 // inside is a process in a user namespace and in a network namespace of its own. It

@@ -22,23 +22,33 @@ import (
 // which path's file system propagates.
 func Create(path string) (_ *Handle, err error) {
 	defer naming(&err, "create network namespace %q", path)
-	made, err := makeFile(path)
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, unmake(made))
+	var h *Handle
+	err = place(path, func() (err error) {
+		if h, err = newNamed(path); err != nil {
+			return err
 		}
-	}()
+		if err = mountAt(h, path); err != nil {
+			err = errors.Join(err, h.Close())
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
-	}
-	h, err := newNamed(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := mountAt(h, path); err != nil {
-		return nil, errors.Join(err, h.Close())
 	}
 	return h, nil
+}
+
+// place makes the file at path, and calls mount. If that fails, it removes all that it has
+// made.
+func place(path string, mount func() error) error {
+	made, err := makeFile(path)
+	if err == nil {
+		err = mount()
+	}
+	if err != nil {
+		err = errors.Join(err, unmake(made))
+	}
+	return err
 }
 
 // Pin keeps the namespace of h alive at path until [Remove], as Create does for
@@ -47,30 +57,22 @@ func Create(path string) (_ *Handle, err error) {
 // at path is [fs.ErrExist].
 func Pin(h *Handle, path string) (err error) {
 	defer naming(&err, "pin network namespace %s at %q", h.ID(), path)
-	made, err := makeFile(path)
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, unmake(made))
-		}
-	}()
-	if errors.Is(err, fs.ErrExist) {
-		pinned, perr := isPin(path)
-		if perr != nil {
-			return perr
-		}
-		if pinned {
-			there, err := idAt(path)
-			if err == nil && there != h.ID() {
-				err = fmt.Errorf("namespace %s is pinned there: %w", there, fs.ErrExist)
-			}
-			return err
-		}
-		err = nil
+	err = place(path, func() error { return mountAt(h, path) })
+	if !errors.Is(err, fs.ErrExist) {
+		return err
 	}
+	pinned, err := isPin(path)
 	if err != nil {
 		return err
 	}
-	return mountAt(h, path)
+	if !pinned {
+		return mountAt(h, path)
+	}
+	there, err := idAt(path)
+	if err == nil && there != h.ID() {
+		err = fmt.Errorf("namespace %s is pinned there: %w", there, fs.ErrExist)
+	}
+	return err
 }
 
 // mountAt mounts the namespace on the file at path, in the mount namespace of the

@@ -77,30 +77,24 @@ type run struct {
 func (r *run) run(ctx context.Context, expected []Expected) (_ *Result, err error) {
 	result := &Result{}
 	r.paths = make(map[string]string, len(expected))
+	var ids []string
 	for _, e := range expected {
 		if _, twice := r.paths[e.ContainerID]; twice {
 			return nil, fmt.Errorf("container %q is named twice: %w", e.ContainerID, cni.ErrInvalidArgument)
 		}
 		r.paths[e.ContainerID] = e.NetNS
+		ids = append(ids, e.ContainerID)
 	}
-	if len(expected) > 0 {
-		ids := make([]string, len(expected))
-		for i, e := range expected {
-			ids[i] = e.ContainerID
-		}
-		report, err := r.rt.Health(ctx, cni.HealthOptions{
+	if len(ids) > 0 {
+		r.health, err = r.rt.Health(ctx, cni.HealthOptions{
 			Containers: ids, NetNS: r.paths, WithoutCheck: r.options.WithoutCheck, CheckBudget: r.options.CheckBudget,
 		})
 		if err != nil {
 			return nil, err
 		}
-		r.health = report
-		verdicts := make(map[string]cni.Health, len(ids))
-		for _, h := range report.Containers {
-			verdicts[h.ContainerID] = h
-		}
 		for _, id := range ids {
-			result.Containers = append(result.Containers, Container{Health: verdicts[id]})
+			verdict, _ := r.health.Of(id)
+			result.Containers = append(result.Containers, Container{Health: verdict})
 		}
 	}
 	if result.Unexpected, err = r.unexpected(); err != nil {
@@ -161,27 +155,23 @@ func (r *run) act(ctx context.Context, expected []Expected, all []Container) (er
 	if len(changes) == 0 {
 		return nil
 	}
+	enter := func(fn func() error) error { return fn() } // other systems have no namespaces
 	here, err := netns.Current()
-	if err != nil && !errors.Is(err, netns.ErrNotSupported) {
-		return err
-	}
-	if err == nil {
+	switch {
+	case err == nil:
 		defer func() { err = errors.Join(err, here.Close()) }()
+		enter = here.Do
+	case !errors.Is(err, netns.ErrNotSupported):
+		return err
 	}
 	parallel.Each(len(changes), atOnce, func(i int) {
 		one := &all[changes[i]]
-		do := func() error {
+		err := enter(func() error {
 			return parallel.Try(func() error {
 				r.one(ctx, expected[changes[i]], one)
 				return nil
 			})
-		}
-		var err error
-		if here == nil {
-			err = do() // other systems have no namespaces
-		} else {
-			err = here.Do(do)
-		}
+		})
 		if err != nil {
 			one.Err = errors.Join(one.Err, err)
 		}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/shared"
@@ -138,7 +137,7 @@ func (l *look) all() error {
 		_, exists := slices.BinarySearch(files, file)
 		return !exists
 	})
-	view, begun := nsfind.View(), time.Now() // of any thread: Tend judges each container again
+	view, begun := hostns.View(), time.Now() // of any thread: Tend judges each container again
 	for _, file := range files {
 		if rec, by := l.needsWork(file, view); by != nil {
 			l.work(file, rec, by)
@@ -205,7 +204,7 @@ func (l *look) work(file string, rec *record.Record, by Containers) {
 // Is reports whether a record describes an abandoned container: all its attachments
 // are the owner's, and its path certainly no longer leads to its namespace.
 func Is(rec *record.Record, owner, boot string) (is bool) {
-	nsfind.WithView(func(view string) { is = isFrom(view, rec, owner, boot) })
+	hostns.WithView(func(view string) { is = isFrom(view, rec, owner, boot) })
 	return is
 }
 
@@ -216,5 +215,5 @@ func isFrom(view string, rec *record.Record, owner, boot string) bool {
 		rec.Warm || rec.NetNS.Ours || rec.NetNS.Ino == 0 {
 		return false
 	}
-	return !rec.IsEmpty() && rec.IsOnly(owner) && nsfind.LeadsAway(rec.NetNS.Path, rec.NetNS.ID())
+	return !rec.IsEmpty() && rec.IsOnly(owner) && hostns.LeadsAway(rec.NetNS.Path, rec.NetNS.ID())
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -63,7 +62,7 @@ func (f *fake) look(t *testing.T, s *Search) error {
 func abandonedRecord(id record.ID) *record.Record {
 	return &record.Record{
 		ContainerID: id, Owner: "tester", Boot: boot,
-		NetNS:       record.NetNS{Path: "/nowhere", Dev: 4, Ino: 4711, View: nsfind.View()},
+		NetNS:       record.NetNS{Path: "/nowhere", Dev: 4, Ino: 4711, View: hostns.View()},
 		Attachments: []record.Attachment{{Network: "net", IfName: "eth0", State: record.Added}},
 	}
 }
@@ -77,7 +76,7 @@ func begin(t *testing.T, s *record.Store, rec *record.Record) {
 func TestIs(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	expect.NoError(t, os.WriteFile(file, nil, 0o600))
-	id, _ := nsfind.At(file)
+	id, _ := hostns.At(file)
 	for what, test := range map[string]struct {
 		change func(*record.Record)
 		want   bool
@@ -100,13 +99,13 @@ func TestIs(t *testing.T) {
 	} {
 		rec := abandonedRecord("c1")
 		test.change(rec)
-		expect.Same(t, what, isFrom(nsfind.View(), rec, "tester", boot), test.want)
+		expect.Same(t, what, isFrom(hostns.View(), rec, "tester", boot), test.want)
 	}
 	if rec := abandonedRecord("c1"); isFrom("", rec, "tester", boot) {
 		t.Error("the view is not known")
 	}
 	rec := abandonedRecord("c1")
-	if rec.Boot = ""; isFrom(nsfind.View(), rec, "tester", "") {
+	if rec.Boot = ""; isFrom(hostns.View(), rec, "tester", "") {
 		t.Error("the boot is not known")
 	}
 }

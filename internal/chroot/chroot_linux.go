@@ -19,19 +19,14 @@ func Do(dir string, fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // for good: nobody else must get a thread with another root
-		if unix.Gettid() != unix.Getpid() {
-			done <- inside(dir, fn)
+		if unix.Gettid() == unix.Getpid() {
+			// This is the process's leading thread. It does not end with its goroutine, and
+			// /proc/self shows its root. While it is locked, another goroutine is elsewhere.
+			defer runtime.UnlockOSThread()
+			done <- Do(dir, fn)
 			return
 		}
-		// This is the process's leading thread. It does not end with its goroutine, and
-		// /proc/self shows its root. While it is locked, another goroutine is elsewhere.
-		defer runtime.UnlockOSThread()
-		elsewhere := make(chan error, 1)
-		go func() {
-			runtime.LockOSThread()
-			elsewhere <- inside(dir, fn)
-		}()
-		done <- <-elsewhere
+		done <- inside(dir, fn)
 	}()
 	return <-done
 }

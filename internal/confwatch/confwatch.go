@@ -1,19 +1,18 @@
-// Package confwatch notices changes of configuration files, whatever happens to the
-// directories and symbolic links on the way to them.
+// Package confwatch notices changes of files, configurations above all, whatever happens to
+// the directories and symbolic links on the way to them.
 package confwatch
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 )
 
-// Source is something that configurations are read from.
+// Source is something that is read.
 type Source struct {
 	Path string
 	// Dir marks a directory, with its files and those of its subdirectories. Otherwise
@@ -56,8 +55,7 @@ type run struct {
 	open     func() (*fsnotify.Watcher, error)
 	add      func(w *fsnotify.Watcher, dir string) error
 	notifier *fsnotify.Watcher
-	places   places
-	seen     stamps
+	sight    *sight           // what Look has seen, or more
 	retry    <-chan time.Time // after a failure
 	pause    time.Duration
 }
@@ -82,9 +80,9 @@ func (r *run) until(ctx context.Context) (err error) {
 	return nil
 }
 
-// arm watches every directory on the way to the sources with a new notifier, and then
-// notes how the sources look. An old notifier may watch directories that have moved. It
-// is closed only when the new one is complete.
+// arm watches every directory on the way to the sources with a new notifier, and notes
+// how they look. An old notifier may watch directories that have moved. It is closed only
+// when the new one is complete.
 func (r *run) arm() error {
 	fresh, err := r.open()
 	if errors.Is(err, syscall.EMFILE) {
@@ -93,8 +91,7 @@ func (r *run) arm() error {
 	if err != nil {
 		return fmt.Errorf("watch configurations: %w", err)
 	}
-	sources := r.Sources()
-	found, err := find(sources, func(dir string) error { return r.add(fresh, dir) })
+	seen, err := look(r.Sources(), func(dir string) error { return r.add(fresh, dir) })
 	if errors.Is(err, syscall.ENOSPC) {
 		err = fmt.Errorf("%w (fs.inotify.max_user_watches)", err)
 	}
@@ -102,7 +99,7 @@ func (r *run) arm() error {
 		return errors.Join(fmt.Errorf("watch configurations: %w", err), fresh.Close())
 	}
 	old := r.notifier
-	r.notifier, r.places, r.seen = fresh, found, stampsOf(sources, found)
+	r.notifier, r.sight = fresh, seen
 	if old != nil {
 		return old.Close()
 	}
@@ -121,7 +118,7 @@ func (r *run) wait(ctx context.Context) {
 	for {
 		select {
 		case e := <-r.notifier.Events:
-			if r.places.concern(e) {
+			if r.sight.includes(e.Name) {
 				touched()
 			}
 		case err := <-r.notifier.Errors:
@@ -130,7 +127,8 @@ func (r *run) wait(ctx context.Context) {
 			}
 			touched()
 		case <-r.Compare:
-			if !r.seen.same(stampsOf(r.Sources(), r.places)) {
+			now, err := look(r.Sources(), func(string) error { return nil })
+			if err == nil && !now.same(r.sight) {
 				touched()
 			}
 		case <-ctx.Done():
@@ -143,13 +141,4 @@ func (r *run) wait(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// concern reports whether an event is about something on the way to a source.
-func (p places) concern(e fsnotify.Event) bool {
-	if _, ok := p[e.Name]; ok {
-		return true
-	}
-	children, ok := p[filepath.Dir(e.Name)]
-	return ok && (children == nil || children[filepath.Base(e.Name)])
 }

@@ -147,10 +147,10 @@ func TestDirectoriesThatMayNotBeRead(t *testing.T) {
 			return nil
 		}
 	}
-	_, err := find([]Source{{dir, true}}, refuse(filepath.Dir(dir)))
+	_, err := look([]Source{{dir, true}}, refuse(filepath.Dir(dir)))
 	expect.NoError(t, err)
-	_, err = find([]Source{{dir, true}}, refuse(dir))
+	_, err = look([]Source{{dir, true}}, refuse(dir))
 	expect.Is(t, err, fs.ErrPermission)
-	_, err = find([]Source{{filepath.Join(dir, "file"), false}}, func(string) error { return syscall.EIO })
+	_, err = look([]Source{{filepath.Join(dir, "file"), false}}, func(string) error { return syscall.EIO })
 	expect.Is(t, err, syscall.EIO)
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -143,7 +142,7 @@ func (c *Container) Other(ns *netns.Handle, cacheDir string, doubts bool) (strin
 // mayKeep reports whether the namespace may belong to a record of which only the
 // file name is known.
 func (c *Container) mayKeep(file string, ns netns.ID) bool {
-	pinned, err := nsfind.Identify(c.in.Pins.File(file))
+	pinned, err := hostns.Identify(c.in.Pins.File(file))
 	return err != nil || pinned == ns
 }
 
@@ -155,7 +154,7 @@ func (c *Container) cached(ns *netns.Handle, cacheDir string, recorded map[recor
 		return "", fmt.Errorf("cached attachments: %w", err)
 	}
 	for _, a := range all {
-		if recorded[record.PluginID(a.ContainerID)] || !nsfind.LeadsTo(a.NetNS, ns) {
+		if recorded[record.PluginID(a.ContainerID)] || !hostns.LeadsTo(a.NetNS, ns) {
 			continue
 		}
 		if there, err := c.Host.HasLink(ns, a.IfName); there || err != nil {

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -19,7 +18,7 @@ import (
 // Follow opens the container's namespace again if its path leads to another one
 // by now, which can happen while the container is locked by another call.
 func (c *Container) Follow() error {
-	if c.NetNS == nil || c.fresh.isComing() || nsfind.LeadsTo(c.Path, c.NetNS) {
+	if c.NetNS == nil || c.fresh.isComing() || hostns.LeadsTo(c.Path, c.NetNS) {
 		return nil
 	}
 	return c.OpenPath(c.Path, "ADD")
@@ -35,7 +34,7 @@ func (c *Container) identify() (record.NetNS, error) {
 		return c.Record.NetNS, nil // whichever path leads there from the caller
 	}
 	id := c.NetNS.ID()
-	ns := record.NetNS{Path: c.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.ID), View: nsfind.View()}
+	ns := record.NetNS{Path: c.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.ID), View: hostns.View()}
 	return ns, c.fresh.identify(&ns)
 }
 
@@ -46,7 +45,7 @@ func (r *Recorded) SameNetNS(path string) error {
 	if r.Record == nil {
 		return nil
 	}
-	id, err := nsfind.Identify(path)
+	id, err := hostns.Identify(path)
 	if err != nil {
 		return fmt.Errorf("the container's network namespace: %w: %w", err, hostns.ErrInvalid)
 	}
@@ -64,7 +63,7 @@ func (c *Container) Pin() error {
 	switch {
 	case c.fresh.isComing():
 		return c.pinFresh()
-	case ns.Ours && ns.Pin == "" && nsfind.LeadsTo(ns.Path, c.NetNS):
+	case ns.Ours && ns.Pin == "" && hostns.LeadsTo(ns.Path, c.NetNS):
 		return nil // its path is a pin
 	case ns.Ours && (ns.Pin == "" || isFile(ns.Path, ns.File)):
 		// It was, in another mount namespace.
@@ -285,7 +284,7 @@ func removeOurs(ns record.NetNS, sameBoot bool) error {
 	}
 	// The file alone may be left, of a mount that was not made yet, or is gone.
 	if ns.Pin == "" {
-		_, err := nsfind.Identify(ns.Path)
+		_, err := hostns.Identify(ns.Path)
 		if errors.Is(err, netns.ErrNotNetNS) {
 			return netns.Remove(ns.Path) // in this library's directory
 		}

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -64,7 +64,7 @@ func (p *Pins) link(path string) bool {
 // warnOnce warns, the first time, if others do not see the mounts in a directory.
 func (p *Pins) warnOnce(dir string, logger *slog.Logger) {
 	p.warned.Do(func() {
-		if private, err := nsfind.MountsArePrivate(dir, nsfind.FirstMountNS); private || err != nil {
+		if private, err := hostns.MountsArePrivate(dir, hostns.FirstMountNS); private || err != nil {
 			logger.Warn("network namespaces made for containers will not be seen in the mount namespace of the machine, "+
 				"nor by this program when it is started again: share the mounts of the directory", "path", dir, "error", err)
 		}
@@ -109,7 +109,7 @@ func (p *Pins) Holds(ns *netns.Handle) bool {
 	if err != nil {
 		return !errors.Is(err, fs.ErrNotExist)
 	}
-	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return nsfind.LeadsTo(p.File(e.Name()), ns) })
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return hostns.LeadsTo(p.File(e.Name()), ns) })
 }
 
 // WasMounted reports whether a container's namespace was kept by a mount, which
@@ -123,7 +123,7 @@ func (p *Pins) WasMounted(id record.ID) bool {
 // of the record's file; empty if none is.
 func (p *Pins) At(file string) string {
 	path := p.File(file)
-	if _, err := nsfind.Identify(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
+	if _, err := hostns.Identify(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, netns.ErrNotNetNS) {
 		return ""
 	}
 	return path
@@ -135,7 +135,7 @@ func (p *Pins) Discard(file string) error { return netns.Remove(p.File(file)) }
 // Keeps reports whether the namespace of a container is kept alive by a mount or
 // by a descriptor of this process.
 func (p *Pins) Keeps(id record.ID) bool {
-	_, err := nsfind.Identify(p.path(id))
+	_, err := hostns.Identify(p.path(id))
 	return err == nil || p.openPath(id) != ""
 }
 
@@ -148,13 +148,13 @@ func (p *Pins) openPath(id record.ID) string {
 	if ns == nil {
 		return ""
 	}
-	return nsfind.DescriptorPath(ns)
+	return hostns.DescriptorPath(ns)
 }
 
 // Where returns a path that leads to the kept namespace of a container whose record
 // is damaged. It is empty if none is kept.
 func (p *Pins) Where(id record.ID) (string, error) {
-	_, err := nsfind.Identify(p.path(id))
+	_, err := hostns.Identify(p.path(id))
 	switch {
 	case err == nil:
 		return p.path(id), nil

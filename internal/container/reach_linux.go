@@ -15,7 +15,6 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
@@ -40,7 +39,7 @@ func (p *Place) reach(rec *record.Record, kept string) error {
 		}
 		found, err := netns.Open(place.path)
 		switch {
-		case nsfind.LeadsNowhere(err):
+		case hostns.LeadsNowhere(err):
 		case err != nil: // matters if no other path leads there
 			errs = append(errs, err)
 		case found.ID() == ns.ID():
@@ -72,7 +71,7 @@ func (p *Place) reachByProcess(rec *record.Record) error {
 	if whose, err := p.Host.WhoseHost(want, ""); whose != "" || err != nil {
 		return err // the host's namespace has its number now
 	}
-	found, err := nsfind.OpenInhabited(want)
+	found, _, err := hostns.Search(want, proc.Thread)
 	if found == nil || err != nil {
 		return err
 	}
@@ -89,7 +88,7 @@ func (p *Place) reachHeld(rec *record.Record, found *netns.Handle) error {
 	}
 	// The path is not the process's own: if the process ends meanwhile, its path
 	// could become another's.
-	p.NetNS, p.Path, p.Reached = found, nsfind.DescriptorPath(found), ByProcess
+	p.NetNS, p.Path, p.Reached = found, hostns.DescriptorPath(found), ByProcess
 	return nil
 }
 
@@ -180,16 +179,7 @@ func (p *Place) reachByReference(rec *record.Record) error {
 	if want.Ino == 0 {
 		return nil // a damaged record
 	}
-	var found *netns.Handle
-	complete, err := proc.EachPath("/proc", want.String(), func(path string) bool {
-		ns, err := netns.Open(path)
-		if err == nil && ns.ID() != want {
-			_ = ns.Close() // was only looked at
-		} else if err == nil {
-			found = ns
-		}
-		return found != nil
-	})
+	found, complete, err := hostns.Search(want, proc.Any)
 	switch {
 	case err != nil:
 		return err
@@ -204,8 +194,8 @@ func (p *Place) reachByReference(rec *record.Record) error {
 // isInhabited reports whether there is, or may be, a process in the container's
 // namespace.
 func (p *Place) isInhabited() bool {
-	all, err := nsfind.Inhabitants()
-	return err != nil || p.NetNS != nil && len(all[p.NetNS.ID()]) > 0
+	all, err := hostns.Inhabited()
+	return err != nil || p.NetNS != nil && all[p.NetNS.ID().Ino]
 }
 
 // Gone reports whether nothing leads to the recorded namespace any more.
@@ -216,7 +206,7 @@ func (p *Place) Gone() bool {
 // isRecordedHere reports whether the recorded path leads from here to where it led from
 // where it was recorded. Records of earlier versions do not say where that was.
 func (p *Place) isRecordedHere(rec *record.Record) bool {
-	return rec.NetNS.View == "" || rec.NetNS.View == nsfind.View()
+	return rec.NetNS.View == "" || rec.NetNS.View == hostns.View()
 }
 
 // AwaitEnd waits until a container that lives elsewhere has ended, but not beyond a time.

@@ -15,16 +15,17 @@ import (
 // strays are the leftovers of processes that were killed, and of power cuts, between
 // two steps of writing or deleting a record.
 type strays struct {
-	files      []string // that belong to no record, or are of no use since an earlier version
 	namespaces []string // paths where a namespace is mounted, or was, that belongs to no record
-	dirs       []string // of pools whose process is dead, with nothing else in them
+	// files belong to no record, or are of no use since an earlier version; so are
+	// directories, which come behind what is in them.
+	files []string
 }
 
 func (s *Store) strays() (strays, error) {
 	files, err := s.Records.Strays()
 	former, ferr := formerFiles(filepath.Dir(s.Locks.Path()), s.Records.Dir())
 	namespaces, dirs, nerr := s.strayNamespaces()
-	return strays{slices.Concat(files, former), namespaces, dirs}, errors.Join(err, ferr, nerr)
+	return strays{namespaces, slices.Concat(files, former, dirs)}, errors.Join(err, ferr, nerr)
 }
 
 // TidyAlone is Tidy while all others are kept out, if there is anything to do. If
@@ -32,7 +33,7 @@ func (s *Store) strays() (strays, error) {
 // hold up all calls that come meanwhile.
 func (s *Store) TidyAlone() (err error) {
 	found, err := s.strays()
-	if len(found.files)+len(found.namespaces)+len(found.dirs) == 0 {
+	if len(found.files)+len(found.namespaces) == 0 {
 		return err
 	}
 	held, err := s.Locks.TryLockAll([]lock.Key{{Name: Barrier}})
@@ -49,27 +50,16 @@ func (s *Store) TidyAlone() (err error) {
 func (s *Store) Tidy() error {
 	found, err := s.strays()
 	errs := []error{err}
-	for _, path := range found.files {
-		s.Logger.Info("deleting a file that belongs to no record", "path", path)
-		errs = append(errs, removeFile(path))
-	}
 	for _, path := range found.namespaces {
 		s.Logger.Info("letting go of a namespace that belongs to no record", "path", path)
 		errs = append(errs, netns.Remove(path))
 	}
-	for _, dir := range found.dirs {
-		// It stays if one of the namespaces does.
-		if err := removeFile(dir); !errors.Is(err, syscall.ENOTEMPTY) {
+	for _, path := range found.files {
+		s.Logger.Info("deleting a file that belongs to no record", "path", path)
+		// A directory stays if something in it does.
+		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// removeFile deletes a file, or an empty directory, unless another process did.
-func removeFile(path string) error {
-	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }

@@ -6,7 +6,7 @@ import (
 	"io/fs"
 	"path/filepath"
 
-	"github.com/embedcni/cni/internal/nsfind"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -91,7 +91,7 @@ func (s *Store) recordedNamespaces() (*knownNetNS, error) {
 func (known *knownNetNS) unclaimed(paths []string) (map[string]bool, error) {
 	stray, at := make(map[string]bool), make(map[netns.ID][]string)
 	for _, path := range paths {
-		id, err := nsfind.Identify(path)
+		id, err := hostns.Identify(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist), known.names[filepath.Base(path)], err == nil && known.ids[id]:
 		case errors.Is(err, netns.ErrNotNetNS):
@@ -106,12 +106,12 @@ func (known *knownNetNS) unclaimed(paths []string) (map[string]bool, error) {
 	if len(at) == 0 {
 		return stray, nil
 	}
-	inhabited, err := nsfind.Inhabitants()
+	inhabited, err := hostns.Inhabited()
 	if err != nil {
 		return nil, err
 	}
 	for id, paths := range at {
-		if len(inhabited[id]) > 0 {
+		if inhabited[id.Ino] {
 			for _, path := range paths {
 				delete(stray, path)
 			}

@@ -2,14 +2,12 @@ package dirwatch
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -125,35 +123,6 @@ func (w *Watch) drain(fd int, c *Changes, seen map[string]bool) error {
 			}
 		}
 	}
-}
-
-// Wait returns when something has changed that Now has not returned. It does not wait
-// for a directory to come that does not exist. If the context ends, the error is its
-// cause.
-func (w *Watch) Wait(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err := w.file.SetReadDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("watch %s: %w", w.dir, err)
-	}
-	stop := context.AfterFunc(ctx, func() { _ = w.file.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
-	raw, err := w.file.SyscallConn()
-	if err != nil {
-		return err
-	}
-	err = raw.Read(func(fd uintptr) bool {
-		n, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
-		return n > 0 || err != nil
-	})
-	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", w.dir, err)
-	}
-	return nil
 }
 
 // Close ends the watch.

@@ -1,12 +1,9 @@
 package dirwatch
 
 import (
-	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -92,29 +89,6 @@ func TestDirectoryComesAndGoes(t *testing.T) {
 	if c := now(t, w); len(c.Names) > 0 {
 		t.Errorf("a file: %+v", c)
 	}
-}
-
-func TestWait(t *testing.T) {
-	dir := t.TempDir()
-	w := opened(t, dir)
-	done := make(chan error, 1)
-	go func() { done <- w.Wait(t.Context()) }()
-	write(t, dir, "a")
-	select {
-	case err := <-done:
-		expect.NoError(t, err)
-	case <-time.After(expect.Patience):
-		t.Fatal("it waits for ever")
-	}
-	expect.NoError(t, w.Wait(t.Context())) // it is still there
-	now(t, w)
-	why := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	go func() { done <- w.Wait(ctx) }()
-	cancel(why)
-	expect.Is(t, <-done, why)
-	write(t, dir, "b") // a wait that was ended does not end the next
-	expect.NoError(t, w.Wait(t.Context()))
 }
 
 // TestNoWatchesLeft: without a watch, each call says that anything may have changed.

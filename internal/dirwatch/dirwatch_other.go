@@ -2,10 +2,7 @@
 
 package dirwatch
 
-import (
-	"context"
-	"errors"
-)
+import "errors"
 
 // Watch watches nothing off Linux.
 type Watch struct{}
@@ -27,6 +24,3 @@ func (*Watch) Now() (Changes, error) { return Changes{Lost: true}, nil }
 
 // Close does nothing.
 func (*Watch) Close() error { return nil }
-
-// Wait fails with [errors.ErrUnsupported].
-func (*Watch) Wait(context.Context) error { return errors.ErrUnsupported }

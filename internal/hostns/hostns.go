@@ -1,5 +1,6 @@
-// Package hostns opens and finds the network namespace in which plugins run, and
-// distinguishes it from containers' namespaces.
+// Package hostns opens and finds the network namespace in which plugins run, distinguishes
+// it from containers' namespaces, and finds these: by path, mount and descriptor, and by the
+// threads in them.
 package hostns
 
 import (
@@ -14,3 +15,7 @@ var (
 	// ErrNotSupported: only Linux has network namespaces.
 	ErrNotSupported = fmt.Errorf("needs Linux: %w", errors.ErrUnsupported)
 )
+
+// FirstMountNS is the path of the mount namespace of the first process of the
+// machine, or of the container in which this program runs.
+const FirstMountNS = "/proc/1/ns/mnt"

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
@@ -190,7 +189,7 @@ func (h *NetNS) WhoseHost(ns netns.ID, path string) (whose string, err error) {
 	if first, ok := h.finder.first(); ok && ns == first {
 		return "of process 1", nil
 	}
-	if nsfind.MountedAt(path, ns) {
+	if MountedAt(path, ns) {
 		return "", nil
 	}
 	own, err := netns.ProcessID()
@@ -206,7 +205,7 @@ type Finder struct {
 	mu    sync.Mutex
 	known map[netns.ID]string
 
-	first func() (netns.ID, bool) // nsfind.First, called once: it is slow, and process 1 does not move
+	first func() (netns.ID, bool) // First, called once: it is slow, and process 1 does not move
 
 	searching sync.Mutex
 	missed    map[string]miss // by identity, as records have it
@@ -216,7 +215,7 @@ type Finder struct {
 func NewFinder() *Finder {
 	return &Finder{
 		known: make(map[netns.ID]string), missed: make(map[string]miss),
-		first: sync.OnceValues(func() (netns.ID, bool) { return nsfind.First("/proc") }),
+		first: sync.OnceValues(func() (netns.ID, bool) { return First("/proc") }),
 	}
 }
 
@@ -241,14 +240,14 @@ func (f *Finder) PathTo(h *NetNS, configured string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	path, ok := f.known[h.ID()]
-	if ok && (path == "" || nsfind.LeadsTo(path, h.Handle)) {
+	if ok && (path == "" || LeadsTo(path, h.Handle)) {
 		return path
 	}
 	path = firstPath
-	if !nsfind.LeadsTo(path, h.Handle) {
+	if !LeadsTo(path, h.Handle) {
 		path = ""
 		for _, mounted := range proc.Mounts(h.ID().Ino) {
-			if nsfind.LeadsTo(mounted, h.Handle) {
+			if LeadsTo(mounted, h.Handle) {
 				path = mounted
 				break
 			}
@@ -266,22 +265,12 @@ const firstPath = "/proc/1/ns/net"
 // configured path too. If it returns nil, certain reports whether the namespace is
 // known to be gone.
 func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, certain bool, err error) {
-	isIt := func(path string) *netns.Handle {
-		h, err := netns.Open(path)
-		if err != nil {
-			return nil
-		}
-		if h.ID().String() != rec.Host {
-			_ = h.Close() // was only looked at
-			return nil
-		}
-		return h
+	var want netns.ID
+	if _, err := fmt.Sscanf(rec.Host, "%d:%d", &want.Dev, &want.Ino); err != nil {
+		return nil, false, fmt.Errorf("%q is not the identity of a namespace", rec.Host)
 	}
 	for _, path := range []string{rec.HostPath, configured, firstPath, "/proc/thread-self/ns/net"} {
-		if path == "" {
-			continue
-		}
-		if h := isIt(path); h != nil {
+		if h := OpenIf(path, want); h != nil {
 			return &NetNS{Handle: h, finder: f}, false, nil
 		}
 	}
@@ -290,15 +279,12 @@ func (f *Finder) Find(rec *record.Record, configured string) (found *NetNS, cert
 	if m, ok := f.missed[rec.Host]; ok && time.Since(m.at) < missFor {
 		return nil, m.complete && proc.SeesAll(rec.PIDNS), nil
 	}
-	complete, err := proc.EachPath("/proc", rec.Host, func(path string) bool {
-		h := isIt(path)
-		if h != nil {
-			found = &NetNS{Handle: h, finder: f}
-		}
-		return h != nil
-	})
-	if found != nil || err != nil {
-		return found, false, err
+	h, complete, err := Search(want, proc.Any)
+	if h != nil {
+		return &NetNS{Handle: h, finder: f}, false, nil
+	}
+	if err != nil {
+		return nil, false, err
 	}
 	f.missed[rec.Host] = miss{time.Now(), complete}
 	return nil, complete && proc.SeesAll(rec.PIDNS), nil

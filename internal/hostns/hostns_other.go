@@ -3,7 +3,9 @@
 package hostns
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 
@@ -72,3 +74,6 @@ func (*Finder) PathTo(*NetNS, string) string { return "" }
 
 // Find finds nothing.
 func (*Finder) Find(*record.Record, string) (*NetNS, bool, error) { return nil, false, nil }
+
+// LeadsNowhere reports whether an error says that nothing is at a path.
+func LeadsNowhere(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -2,17 +2,12 @@
 
 package proc
 
-import (
-	"fmt"
-)
+import "fmt"
 
 // Self returns no identity off Linux.
 func Self() (string, error) { return "", nil }
 
-// Alive reports every process as alive, so that none is killed.
-func Alive(string) (bool, error) { return true, nil }
-
-// AliveIn reports every process as alive.
+// AliveIn reports every process as alive, so that none is killed.
 func AliveIn(uint64, string) (bool, error) { return true, nil }
 
 // PIDNS returns no namespace.
@@ -23,9 +18,6 @@ type Holder struct {
 	PID    int
 	Opened bool
 }
-
-// Has returns false.
-func (*Holder) Has(int64) bool { return false }
 
 // Keys returns none.
 func (*Holder) Keys() []int64 { return nil }

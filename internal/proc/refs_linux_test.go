@@ -53,13 +53,16 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 	search := func(stop bool) (complete bool) {
 		t.Helper()
 		paths = nil
-		complete, err := EachPath(dir, "4:4026532231", func(path string) bool {
-			path, err := filepath.Rel(dir, path)
+		complete, err := Scan(dir, Any, func(r Ref) bool {
+			if r.Inode != 4026532231 {
+				return true
+			}
+			path, err := filepath.Rel(dir, r.Path)
 			if err != nil {
 				t.Error(err)
 			}
 			paths = append(paths, path)
-			return stop
+			return !stop
 		})
 		expect.NoError(t, err)
 		return complete
@@ -73,6 +76,12 @@ func TestANamespaceIsLookedForInProcessesMountsAndDescriptors(t *testing.T) {
 	if search(true); !slices.Equal(paths, want[:1]) {
 		t.Errorf("after the first: %q", paths)
 	}
+	threads := 0
+	expect.Value(Scan(dir, Thread, func(r Ref) bool {
+		threads += int(r.Kind)
+		return true
+	}))(t)
+	expect.Same(t, "threads alone", threads, 4*int(Thread))
 	// A process that has ended does not count, but one that may not be
 	// inspected does.
 	for _, more := range []struct {
@@ -99,7 +108,7 @@ func TestScanNamesTheKindOfEachReference(t *testing.T) {
 		"1/task/1/fd/5": "/dev/null", "1/task/1/fd/6": "/is/closed/by/now",
 	}, map[string]string{"1/task/1/mountinfo": "2 1 0:4 net:[7] /run/x rw - nsfs nsfs rw\n3 1 0:4 mnt:[7] /run/y rw - nsfs nsfs rw\n"})
 	var got []Ref
-	complete, err := Scan(dir, func(r Ref) bool {
+	complete, err := Scan(dir, Any, func(r Ref) bool {
 		r.Path, _ = filepath.Rel(dir, r.Path)
 		r.Task.Dir = ""
 		got = append(got, r)

@@ -4,8 +4,8 @@ import (
 	"fmt"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/nsfind"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -23,10 +23,10 @@ func (r *Runner) sees(call chain.Call) error {
 	if exists = r.Container != nil; exists {
 		want = r.Container.ID()
 	} else {
-		want, exists = nsfind.At(path)
+		want, exists = hostns.At(path)
 	}
 	err := r.Root.Do(func() error {
-		found, there = nsfind.At(path)
+		found, there = hostns.At(path)
 		return nil
 	})
 	if err == nil && (exists != there || found != want) {

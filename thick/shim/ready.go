@@ -6,12 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/dirwatch"
+	"github.com/embedcni/cni/internal/confwatch"
 	"github.com/embedcni/cni/thick/internal/wire"
 )
 
@@ -54,11 +53,9 @@ func (d *daemon) waitReady(ctx context.Context, within time.Duration) error {
 	if within < 0 || !mayBecomeReady(err) {
 		return err
 	}
-	w := watchNearest(filepath.Dir(d.socket))
-	defer func() { w.close() }()
+	appeared, stop := watchFor(d.socket)
+	defer stop()
 	for {
-		// The watch is older than this question, so a socket that appears after it wakes
-		// the wait.
 		if again := d.ready(bounded); bounded.Err() == nil || again == nil {
 			err = again
 		}
@@ -71,7 +68,12 @@ func (d *daemon) waitReady(ctx context.Context, within time.Duration) error {
 		if bounded.Err() != nil {
 			return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("the daemon was not ready within %v", cmp.Or(within, DefaultReadyWithin)), err.Error())
 		}
-		w = w.wait(bounded, filepath.Dir(d.socket))
+		// A socket has its name before its owner listens, and nothing announces that it does.
+		select {
+		case <-appeared:
+		case <-time.After(pollEvery):
+		case <-bounded.Done():
+		}
 	}
 }
 
@@ -81,57 +83,24 @@ func mayBecomeReady(err error) bool {
 		errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// nearest watches a directory for the file that is awaited in it, or the nearest
-// existing one above it.
-type nearest struct {
-	dir   string
-	watch *dirwatch.Watch // nil if there is none: then only the time wakes
-}
-
-func watchNearest(dir string) *nearest {
-	for {
-		at := existing(dir)
-		watch, err := dirwatch.OpenNames(at)
-		if err != nil {
-			return &nearest{at, nil}
-		}
-		if existing(dir) == at {
-			return &nearest{at, watch}
-		}
-		_ = watch.Close() // the directory has come or gone meanwhile
+// watchFor watches the way to a file until stop is called. Changed says once that the watch
+// has begun, and then that something has changed. Without a watch it says nothing.
+func watchFor(path string) (changed <-chan struct{}, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	said, ended := make(chan struct{}, 1), make(chan struct{})
+	watch := &confwatch.Watch{
+		Sources: func() []confwatch.Source { return []confwatch.Source{{Path: path}} },
+		Look: func() {
+			select {
+			case said <- struct{}{}:
+			default:
+			}
+		},
+		Failed: func(error) {},
 	}
-}
-
-// existing returns the directory, or the nearest above it that exists.
-func existing(dir string) string {
-	for {
-		if info, err := os.Stat(dir); err == nil && info.IsDir() || filepath.Dir(dir) == dir {
-			return dir
-		}
-		dir = filepath.Dir(dir)
-	}
-}
-
-// wait returns when something has changed in the directory, or after pollEvery: a socket
-// has its name before its owner listens, and nothing announces that it does. The result
-// is the watch to use from then on.
-func (n *nearest) wait(ctx context.Context, dir string) *nearest {
-	ctx, cancel := context.WithTimeout(ctx, pollEvery)
-	defer cancel()
-	if n.watch == nil || n.watch.Wait(ctx) != nil {
-		<-ctx.Done()
-	} else if _, err := n.watch.Now(); err != nil {
-		<-ctx.Done()
-	}
-	if existing(dir) == n.dir {
-		return n
-	}
-	n.close()
-	return watchNearest(dir)
-}
-
-func (n *nearest) close() {
-	if n.watch != nil {
-		_ = n.watch.Close() // it was only read
-	}
+	go func() {
+		defer close(ended)
+		_ = watch.Run(ctx) // the caller polls
+	}()
+	return said, func() { cancel(); <-ended }
 }

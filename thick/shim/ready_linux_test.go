@@ -1,7 +1,6 @@
 package shim
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -51,17 +50,6 @@ func awaitWatch(t *testing.T, dir string) {
 		}
 		return false
 	})
-}
-
-// TestAWaitEndsWithoutAnyEvent: nothing announces that a bound socket is listened at.
-func TestAWaitEndsWithoutAnyEvent(t *testing.T) {
-	dir := t.TempDir()
-	for _, n := range []*nearest{watchNearest(dir), {dir, nil}} {
-		expect.Soon(t, "a wait", func() error {
-			n.wait(t.Context(), dir).close()
-			return nil
-		})
-	}
 }
 
 // TestADaemonThatComesLater: each way in which its socket may appear while ADD, CHECK and
@@ -117,21 +105,14 @@ func TestADaemonThatComesLater(t *testing.T) {
 	}
 }
 
-// TestTheSocketIsNoticedAtOnce: much sooner than a poll would.
-func TestTheSocketIsNoticedAtOnce(t *testing.T) {
+// TestTheSocketIsNoticed, and not by a poll.
+func TestTheSocketIsNoticed(t *testing.T) {
 	s := &scripted{dir: t.TempDir(), answer: readyAnd(ok(result)), asked: map[string]int{}}
-	w := watchNearest(s.dir)
-	defer w.close()
-	if w.watch == nil {
-		t.Fatal("nothing is watched")
-	}
+	changed, stop := watchFor(s.socket())
+	defer stop()
+	expect.Await(t, "the watch", changed)
 	s.listen(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	// The context has ended, so only what has already happened can be noticed.
-	expect.Is(t, w.watch.Wait(ctx), context.Canceled)
-	changes := expect.Value(w.watch.Now())(t)
-	expect.Same(t, "changes", changes.Names, []string{"multus.sock"})
+	expect.Await(t, "the socket", changed)
 }
 
 // TestADaemonThatIsNotReady is asked again, and no CNI call is sent to it.

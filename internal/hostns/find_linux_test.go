@@ -1,4 +1,4 @@
-package nsfind
+package hostns
 
 import (
 	"bufio"
@@ -13,7 +13,6 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/proc"
-	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -52,7 +51,7 @@ func TestLeadsAway(t *testing.T) {
 func TestThisThreadIsFound(t *testing.T) {
 	own, err := netns.CurrentID()
 	expect.NoError(t, err)
-	ns, err := OpenInhabited(own)
+	ns, _, err := Search(own, proc.Thread)
 	if err != nil || ns == nil {
 		t.Fatalf("got %v, %v", ns, err)
 	}
@@ -60,14 +59,11 @@ func TestThisThreadIsFound(t *testing.T) {
 	if ns.ID() != own || !LeadsTo(DescriptorPath(ns), ns) {
 		t.Errorf("%s and %s are not %s", ns.ID(), DescriptorPath(ns), own)
 	}
-	all, err := Inhabitants()
-	expect.NoError(t, err)
-	for _, task := range all[own] {
-		if task.PID == os.Getpid() {
-			return
-		}
+	all := expect.Value(Inhabited())(t)
+	expect.Same(t, "a thread is in it", all[own.Ino], true)
+	if none, _, err := Search(netns.ID{Dev: own.Dev, Ino: 1}, proc.Any); none != nil || err != nil {
+		t.Errorf("a namespace that does not exist: %v, %v", none, err)
 	}
-	t.Errorf("no thread of this process in %v", map[netns.ID][]proc.Task(all))
 }
 
 // TestTheFirstProcesssNamespaceIsThatOfItsThreads, even if its leading thread
@@ -116,8 +112,6 @@ func procWith(t *testing.T, links map[string]string) string {
 	}
 	return dir
 }
-
-func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
 // TestPrivateMountsAreFound: a directory is on a private mount, in another
 // mount namespace than the first process's.

@@ -1,4 +1,4 @@
-package nsfind
+package hostns
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -131,17 +132,15 @@ func MountedAt(path string, ns netns.ID) bool {
 	return unix.Lstat(path, &st) == nil && ns == netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}
 }
 
-// Inhabitants returns the visible threads by network namespace. It looks at threads
-// rather than processes, since a program that serves a container from outside may
-// have a single thread in the namespace. It takes some microseconds for each thread
-// on the machine, so it is called only for namespaces that no path leads to.
-func Inhabitants() (map[netns.ID][]proc.Task, error) {
-	found := make(map[netns.ID][]proc.Task)
-	_, err := proc.EachTask("/proc", func(t proc.Task) bool {
-		// Threads that have ended, and those that may not be looked at, are left out.
-		if id, ok := At(t.NetNS()); ok {
-			found[id] = append(found[id], t)
-		}
+// Inhabited returns the inodes of the namespaces that a visible thread is in. It looks at
+// threads rather than processes, since a program that serves a container from outside may
+// have a single thread in the namespace. It is called only for namespaces that no path
+// leads to.
+func Inhabited() (map[uint64]bool, error) {
+	found := make(map[uint64]bool)
+	// Threads that may not be looked at are left out.
+	_, err := proc.Scan("/proc", proc.Thread, func(r proc.Ref) bool {
+		found[r.Inode] = true
 		return true
 	})
 	if err != nil {
@@ -150,29 +149,33 @@ func Inhabitants() (map[netns.ID][]proc.Task, error) {
 	return found, nil
 }
 
-// OpenInhabited opens the namespace with that identity through a thread in it. It
-// returns nil if no visible thread is in one. The kernel gives the number of a
+// Search opens the namespace with that identity through a thread in it or, by [proc.Any],
+// whatever a visible process refers to it by. It returns nil if there is none; complete
+// reports whether it could look at every process. The kernel gives the number of a
 // namespace that has ended to the next one, so the caller must verify which it is.
-func OpenInhabited(want netns.ID) (*netns.Handle, error) {
-	found, err := Inhabitants()
-	if err != nil {
-		return nil, err
-	}
-	for _, t := range found[want] {
-		ns, err := netns.Open(t.NetNS())
-		switch {
-		case proc.Gone(err):
-		case err != nil:
-			return nil, err
-		case ns.ID() == want:
-			return ns, nil
-		default:
-			if err := ns.Close(); err != nil {
-				return nil, err
-			}
+func Search(want netns.ID, by proc.RefKind) (found *netns.Handle, complete bool, err error) {
+	complete, err = proc.Scan("/proc", by, func(r proc.Ref) bool {
+		if r.Inode == want.Ino {
+			found = OpenIf(r.Path, want)
 		}
+		return found == nil
+	})
+	if err != nil {
+		return nil, false, fmt.Errorf("look for a namespace: %w", err)
 	}
-	return nil, nil
+	return found, complete, nil
+}
+
+// OpenIf opens the namespace to which a path leads, if it has that identity. Otherwise it
+// returns nil.
+func OpenIf(path string, want netns.ID) *netns.Handle {
+	ns, err := netns.Open(path)
+	if err == nil && ns.ID() != want {
+		_ = ns.Close() // was only looked at
+	} else if err == nil {
+		return ns
+	}
+	return nil
 }
 
 // DescriptorPath returns a path by which other processes reach a namespace that this
@@ -207,10 +210,11 @@ func MountsArePrivate(dir, first string) (bool, error) {
 	if unix.Stat(first, &other) != nil || own.Ino == other.Ino && own.Dev == other.Dev {
 		return false, nil
 	}
-	id, err := mountOf(dir)
-	if err != nil {
-		return false, err
+	var at unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, dir, 0, unix.STATX_MNT_ID, &at); err != nil {
+		return false, fmt.Errorf("look up the mount of %s: %w", dir, err)
 	}
+	id := strconv.FormatUint(at.Mnt_id, 10) // no mount's before Linux 5.8
 	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		return false, err
@@ -232,23 +236,4 @@ func MountsArePrivate(dir, first string) (bool, error) {
 		return true, nil
 	}
 	return false, nil
-}
-
-// mountOf returns the number of the mount that contains a directory.
-func mountOf(dir string) (string, error) {
-	fd, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", fmt.Errorf("open %s: %w", dir, err)
-	}
-	defer func() { _ = unix.Close(fd) }() // it was only asked about
-	info, err := os.ReadFile(fmt.Sprintf("/proc/thread-self/fdinfo/%d", fd))
-	if err != nil {
-		return "", err
-	}
-	for line := range bytes.Lines(info) {
-		if id, ok := strings.CutPrefix(string(line), "mnt_id:"); ok {
-			return strings.TrimSpace(id), nil
-		}
-	}
-	return "", nil
 }
