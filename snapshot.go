@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nft"
-	"github.com/embedcni/cni/internal/portindex"
+	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/runner"
 )
 
@@ -34,7 +34,7 @@ type snapshot struct {
 	runner    *runner.Runtime
 	loRunner  *runner.Runtime // runs the plugins of the loopback network; see runnerOf
 	addresses *container.ByAddress
-	cached    *portindex.Cache
+	ports     *ports.Index
 	abandoned *abandoned.Search
 	sockets   *nft.Pool
 	parsed    *conflist.Cache // of recorded configurations
@@ -84,11 +84,7 @@ func (b *build) snapshot(want *config) *snapshot {
 		s.addresses = container.NewByAddress(s.Records)
 		first, references = firstadd.New(s.Locks.Space), &runner.References{}
 	}
-	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
-		s.cached = previous.cached
-	} else {
-		s.cached = portindex.OpenCache(s.stateDir, s.Records, s.logger)
-	}
+	s.ports = ports.Open(s.Records, s.stateDir, s.logger)
 	s.runner = &runner.Runtime{
 		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,
 		Bus: s.bus, Locks: s.Locks.Space, First: first, References: references,

@@ -1,4 +1,4 @@
-package portindex
+package ports
 
 import (
 	"encoding/json"
@@ -9,9 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -25,7 +23,7 @@ type cacheDir struct {
 	t       testing.TB
 	dir     string
 	records *record.Store
-	cache   *Cache
+	index   *Index
 }
 
 func newCache(t testing.TB) *cacheDir {
@@ -36,10 +34,10 @@ func newCache(t testing.TB) *cacheDir {
 	return c
 }
 
-// again makes the Cache of another process.
+// again makes the Index of another process.
 func (c *cacheDir) again() {
-	c.cache = OpenCache(c.dir, c.records, slog.New(slog.DiscardHandler))
-	c.cache.files = dirwatch.NewFiles[[]slot](c.cache.dir, "", dirwatch.Open)
+	c.index = Open(c.records, c.dir, slog.New(slog.DiscardHandler))
+	c.index.state = dirs{c.records.Dir(), c.index.results}.watched()
 }
 
 // record puts a container on record.
@@ -76,12 +74,17 @@ func (c *cacheDir) write(name string, data []byte) string {
 // has returns the containers that have TCP port 8080.
 func (c *cacheDir) has() string {
 	c.t.Helper()
-	found := expect.Value(c.cache.Find(claimsOf(8080)))(c.t)
-	var ids []string
-	for _, a := range found {
-		ids = append(ids, a.ContainerID)
+	var ids []record.ID
+	for _, found := range c.find(claimsOf(8080)) {
+		ids = append(ids, found.Record.ContainerID)
 	}
 	return fmt.Sprint(ids)
+}
+
+// find returns the conflicts of a container with those that are only in the cache.
+func (c *cacheDir) find(wanted []Claim) []Conflict {
+	c.t.Helper()
+	return expect.Value(c.index.Unrecorded(&record.Record{ContainerID: "wants"}, wanted, nil))(c.t)
 }
 
 func TestFindsWhatIsOnlyInTheCache(t *testing.T) {
@@ -101,10 +104,17 @@ func TestFindsWhatIsOnlyInTheCache(t *testing.T) {
 	expect.Same(t, "one is new", c.has(), "[c1]")
 	c.add("a1", forwarding, 8080)
 	expect.Same(t, "in order", c.has(), "[a1 c1]")
-	got := expect.Value(c.cache.Find([]ports.Claim{{Protocol: "tcp", Port: 8081}}))(t)
-	expect.Same(t, "attachments", got, []Cached{{"other", "net", "eth0", "/run/netns/other", []ports.Claim{{Protocol: "tcp", Port: 8081}}}})
-	none := expect.Value(c.cache.Find(nil))(t)
-	expect.Same(t, "nothing wanted", len(none), 0)
+	got := c.find(claimsOf(8081))[0]
+	expect.Same(t, "attachment", []string{string(got.Record.ContainerID), got.Attachment.Network, got.Attachment.IfName, got.Record.NetNS.Path, got.Claim.String()},
+		[]string{"other", "net", "eth0", "/run/netns/other", "tcp 8081"})
+	expect.Same(t, "nothing wanted", len(c.find(nil)), 0)
+	c.add("wants", forwarding, 8082)
+	expect.Same(t, "the container's own", len(c.find(claimsOf(8082))), 0)
+	pooled := recordOf("taken", []uint16{8083})
+	pooled.PluginID = "warm-1"
+	expect.NoError(t, c.records.BeginVolatile(pooled))
+	c.add("warm-1", forwarding, 8083)
+	expect.Same(t, "one on record, by the ID that plugins know", len(c.find(claimsOf(8083))), 0)
 
 	expect.NoError(t, os.Remove(path))
 	expect.Same(t, "one is gone", c.has(), "[a1]")
@@ -133,7 +143,7 @@ func TestPortsAreSeenInAnyText(t *testing.T) {
 func TestACacheThatCannotBeListed(t *testing.T) {
 	c := newCache(t)
 	expect.NoError(t, os.WriteFile(filepath.Join(c.dir, "results"), nil, 0o600))
-	expect.Fails(t, "a file is listed", expect.Err(c.cache.Find([]ports.Claim{{Protocol: "tcp", Port: 8080}})))
+	expect.Fails(t, "a file is listed", expect.Err(c.index.Unrecorded(&record.Record{}, claimsOf(8080), nil)))
 }
 
 // FuzzCached: whatever is in the cache, and whoever wrote it.
@@ -141,8 +151,7 @@ func FuzzCached(f *testing.F) {
 	f.Add([]byte(`{"kind": "cniCacheV1", "containerId": "c1", "config": "e30=", "capabilityArgs": {"portMappings": [{"hostPort": 80}]}}`))
 	f.Add([]byte(`{"containerId": ["c1"]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var c Cache
-		if a := c.parse(data); len(a.Claims) > 0 && a.ContainerID == "" {
+		if rec := parseCached(data); rec.ContainerID == "" && len(ClaimsOf(&rec.Attachments[0], nil)) > 0 {
 			t.Errorf("%q claims ports for nobody", data)
 		}
 		slotsIn(data)

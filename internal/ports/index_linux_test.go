@@ -1,4 +1,4 @@
-package portindex
+package ports
 
 import (
 	"bytes"
@@ -15,9 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -33,7 +31,7 @@ func newHost(t testing.TB) *host {
 	h := &host{t: t, log: &bytes.Buffer{}}
 	h.store = record.Open(filepath.Join(t.TempDir(), "attachments"))
 	h.store.Sync = func(*os.File) error { return nil }
-	h.index = Open(h.store, slog.New(slog.NewTextHandler(h.log, nil)))
+	h.index = Open(h.store, t.TempDir(), slog.New(slog.NewTextHandler(h.log, nil)))
 	return h
 }
 
@@ -90,9 +88,9 @@ func (h *host) find(wanted ...uint16) []string {
 	return rendered(holders)
 }
 
-func claimsOf(all ...uint16) (claims []ports.Claim) {
+func claimsOf(all ...uint16) (claims []Claim) {
 	for _, p := range all {
-		claims = append(claims, ports.Claim{Protocol: "tcp", Port: p})
+		claims = append(claims, Claim{Protocol: "tcp", Port: p})
 	}
 	return claims
 }
@@ -209,7 +207,7 @@ func testManyAtOnce(t *testing.T, h *host) {
 	var wg sync.WaitGroup
 	for i := range 4 {
 		dir := h.store.Dir()
-		index := &Index{record.Open(dir), h.index.logger, newState(dir, dirwatch.OpenNames)} // of another process
+		index := &Index{records: record.Open(dir), logger: h.index.logger, state: dirs{records: dir}.watched()} // of another process
 		wg.Go(func() {
 			for n := range 200 {
 				port := uint16(100*(1+i) + n%7)
@@ -259,14 +257,17 @@ func testFree(t *testing.T, h *host) {
 	h.index.next = 4
 	h.write(recordOf("c1", []uint16{7001, 7004}))
 	h.write(recordOf("c2", []uint16{7003}))
-	avoid := func(port uint16) bool { return port == 7005 }
+	search := func(protocols []string, first, last uint16, n int) []uint16 {
+		p := &Picked{Range: Range{First: first, Last: last}, Protocols: protocols, avoid: map[uint16]bool{7005: true}}
+		return expect.Value(h.index.Free(p, n))(t)
+	}
 	for i, want := range [][]uint16{{7006, 7000}, {7002, 7006}, {7000, 7002}} {
-		free := expect.Value(h.index.Free([]string{"udp", "tcp"}, 7000, 7006, 2, avoid))(t)
+		free := search([]string{"udp", "tcp"}, 7000, 7006, 2)
 		expect.Same(t, fmt.Sprint("search ", i), free, want)
 	}
-	free := expect.Value(h.index.Free([]string{"tcp"}, 7000, 7006, 4, avoid))(t)
+	free := search([]string{"tcp"}, 7000, 7006, 4)
 	expect.Same(t, "more than there are", len(free), 3)
-	free = expect.Value(h.index.Free([]string{"udp"}, 7001, 7001, 1, avoid))(t)
+	free = search([]string{"udp"}, 7001, 7001, 1)
 	expect.Same(t, "of another protocol", free, []uint16{7001})
 }
 
@@ -281,6 +282,6 @@ func TestWithinIsOfOneHost(t *testing.T) {
 	far := recordOf("far", []uint16{7003})
 	far.Host = "elsewhere"
 	h.write(far)
-	holders := expect.Value(h.index.Within(own, []string{"tcp"}, 7000, 7005))(t)
+	holders := expect.Value(h.index.Within(own, &Picked{Range: Range{First: 7000, Last: 7005}, Protocols: []string{"tcp"}}))(t)
 	expect.Same(t, "holders", rendered(holders), []string{"other/eth0 tcp 7001", "own/eth0 tcp 7000"})
 }

@@ -1,18 +1,17 @@
-package portindex
+package ports
 
 import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 )
 
 // TestConflictsAreOtherContainersOnTheSameHost: a record without a host is of any, and
 // the first holder is named for each wanted port.
 func TestConflictsAreOtherContainersOnTheSameHost(t *testing.T) {
-	http, dns := ports.Claim{Protocol: "tcp", Port: 80}, ports.Claim{Protocol: "udp", Port: 53}
-	holder := func(id record.ID, boot, host string, c ports.Claim) Holder {
+	http, dns := Claim{Protocol: "tcp", Port: 80}, Claim{Protocol: "udp", Port: 53}
+	holder := func(id record.ID, boot, host string, c Claim) Holder {
 		return Holder{Record: &record.Record{ContainerID: id, Boot: boot, Host: host}, Claim: c}
 	}
 	own := &record.Record{ContainerID: "own", Boot: "b", Host: "h"}
@@ -30,7 +29,7 @@ func TestConflictsAreOtherContainersOnTheSameHost(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, c := range conflicts(own, []ports.Claim{http, dns}, tt.holders) {
+			for _, c := range conflicts(own, []Claim{http, dns}, tt.holders) {
 				got = append(got, c.Wanted.String()+": "+string(c.Record.ContainerID))
 			}
 			expect.Same(t, "conflicts", got, tt.want)
