@@ -22,7 +22,7 @@ var floors = [][]string{
 		"thick/internal/wire", "thick/multinet",
 	},
 	{
-		"internal/chain", "internal/conflist", "internal/dirwatch", "internal/ipamdir", "internal/lock",
+		"internal/chain", "internal/conflist", "internal/dirwatch", "internal/lock",
 		"internal/proc", "internal/scripted/plugin",
 	},
 	{
@@ -70,10 +70,7 @@ var floors = [][]string{
 		"internal/builtin",
 	},
 	{
-		"internal/footprint",
-	},
-	{
-		"internal/abandoned", "internal/claims", "internal/sweep",
+		"internal/leftovers",
 	},
 	{
 		"cni",

@@ -6,19 +6,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/footprint"
-	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -315,10 +312,10 @@ func (all attachments) about(i int, err error) error {
 }
 
 // ledger returns what earlier versions have noted about this owner's attachments.
-func (s *snapshot) ledger() record.Ledger { return s.Records.Ledger(s.owner) }
+func (s *snapshot) ledger() leftovers.Ledger { return leftovers.LedgerOf(s.Records, s.owner) }
 
-func (a *attachment) key() record.Key {
-	return record.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.network.config.Name, IfName: a.IfName}
+func (a *attachment) key() leftovers.Key {
+	return leftovers.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.network.config.Name, IfName: a.IfName}
 }
 
 // beginClaims notes the time at which attachments are about to be recorded.
@@ -339,7 +336,7 @@ func (op *operation) beginClaims() {
 // released their addresses, but those for which a built-in plugin has done so already.
 func (op *operation) syncReleases(all attachments) {
 	for _, a := range all {
-		for _, dir := range footprint.IPAMDirs(a.network.config) {
+		for _, dir := range leftovers.IPAMDirs(a.network.config) {
 			if !op.removal.releases.Has(dir) {
 				op.removal.releases.Begin(dir, op.Records.SyncDir)
 			}
@@ -359,7 +356,7 @@ func (op *operation) settleReleases(gone attachments) {
 	}
 }
 
-func (all attachments) keys() (keys []record.Key) {
+func (all attachments) keys() (keys []leftovers.Key) {
 	for _, a := range all {
 		keys = append(keys, a.key())
 	}
@@ -399,19 +396,7 @@ func (a *attachment) claimResult(result json.RawMessage) {
 	if len(claimed) > 0 || !slices.ContainsFunc(a.network.config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
 		return
 	}
-	if addrs := footprint.Addresses(result); len(addrs) > 0 {
+	if addrs := leftovers.Addresses(result); len(addrs) > 0 {
 		a.claims.Add(addrs...)
 	}
-}
-
-// emptied decides whether an empty reservation belongs to this attachment.
-func (a *attachment) emptied(addresses []netip.Addr) func(ipamdir.Reservation) bool {
-	judged := claims.Attachment{
-		Log: a.op.logger, Container: a.op.ID, Key: a.key(), Claims: &a.claims, Records: a.op.Records, Ledger: a.op.ledger(),
-		Addresses: addresses, Answered: a.state == record.Added,
-	}
-	if n := a.entry(); n != nil {
-		judged.Recorded = n.Since
-	}
-	return judged.Judge()
 }

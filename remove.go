@@ -12,14 +12,13 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
-	"github.com/embedcni/cni/internal/sweep"
 )
 
 // Remove detaches the container from all its networks, or from those selected with
@@ -169,7 +168,7 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 func (all attachments) displaced() (addrs []netip.Addr) {
 	for _, a := range all {
 		if a.Fact(netfilter.DisplacedFact) != nil {
-			addrs = append(addrs, footprint.Addresses(json.RawMessage(a.partial))...)
+			addrs = append(addrs, leftovers.Addresses(json.RawMessage(a.partial))...)
 		}
 	}
 	return addrs
@@ -186,7 +185,7 @@ func (op *operation) giveBack(ctx context.Context, addrs []netip.Addr) {
 	err := op.Records.Each(func(f record.Found) bool {
 		if f.Err == nil && f.Record.ContainerID != op.ID && f.Record.Host == host && f.Record.Boot == op.Boot &&
 			slices.ContainsFunc(f.Record.Attachments, func(n record.Attachment) bool {
-				return n.State == record.Added && slices.ContainsFunc(footprint.Addresses(n.Result), func(a netip.Addr) bool { return slices.Contains(addrs, a) })
+				return n.State == record.Added && slices.ContainsFunc(leftovers.Addresses(n.Result), func(a netip.Addr) bool { return slices.Contains(addrs, a) })
 			}) {
 			ids = append(ids, f.Record.ContainerID)
 		}
@@ -346,7 +345,7 @@ func (a *attachment) ipamUndone(ctx context.Context, typ, ipam string) bool {
 // to the Error of a DEL. A batched change without a plugin may be that of any plugin in
 // the chain.
 func (all attachments) failedTypes(e *Error) []string {
-	if errors.As(e.Err, new(*sweep.SiblingError)) {
+	if errors.As(e.Err, new(*leftovers.SiblingError)) {
 		return []string{""} // the sweep does not cover attachments that stay
 	}
 	if e.Plugin != "" || !errors.As(e.Err, new(*runner.FlushError)) {

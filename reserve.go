@@ -6,8 +6,8 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
@@ -243,7 +243,7 @@ func (op *operation) noneLeft(picked *ports.Picked, holders []ports.Holder, n, f
 		}
 		byOwner[owner][h.Claim.Port] = true
 		if len(gone.holders) < n && !slices.ContainsFunc(gone.holders, func(rec *record.Record) bool { return rec.ContainerID == h.Record.ContainerID }) &&
-			abandoned.Is(h.Record, op.owner, op.Boot) {
+			leftovers.IsAbandoned(h.Record, op.owner, op.Boot) {
 			gone.holders = append(gone.holders, h.Record)
 		}
 	}

@@ -8,13 +8,13 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firstadd"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/internal/ports"
@@ -35,7 +35,7 @@ type snapshot struct {
 	loRunner  *runner.Runtime // runs the plugins of the loopback network; see runnerOf
 	addresses *container.ByAddress
 	ports     *ports.Index
-	abandoned *abandoned.Search
+	abandoned *leftovers.Search
 	sockets   *nft.Pool
 	parsed    *conflist.Cache // of recorded configurations
 	deletions *links.Deletions
@@ -102,17 +102,15 @@ func (b *build) snapshot(want *config) *snapshot {
 
 // search returns the search for abandoned containers. Runtimes with the same settings
 // share one, except those with registered plugins: two such plugins cannot be compared.
-func (s *snapshot) search(previous *snapshot) *abandoned.Search {
+func (s *snapshot) search(previous *snapshot) *leftovers.Search {
 	if len(s.choice.Registered) == 0 {
-		return abandoned.Open(abandoned.Alike{
-			Dir: s.Records.Dir(), Owner: s.owner, Boot: s.Boot, Host: s.hostNetNS,
-			Plugins: s.runner.Key(), Env: strings.Join(s.runner.Env, "\x00"),
-		})
+		alike := append([]string{s.Records.Dir(), s.owner, s.Boot, s.hostNetNS, s.runner.Key()}, s.runner.Env...)
+		return leftovers.Open(strings.Join(alike, "\x00"))
 	}
 	if previous != nil && previous.Records == s.Records && len(previous.choice.Registered) > 0 {
 		return previous.abandoned
 	}
-	return abandoned.New()
+	return leftovers.Open("")
 }
 
 // runnerOf returns the settings under which the plugins of a network run. The network of

@@ -17,7 +17,8 @@ import (
 // an adversary, who can write the file and forge the sum.
 const sumLen = 16
 
-func encodeLine(v any) ([]byte, error) {
+// EncodeLine encodes a value as a line.
+func EncodeLine(v any) ([]byte, error) {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return nil, err
@@ -31,8 +32,8 @@ func sum(data []byte) []byte {
 	return hex.AppendEncode(nil, s[:sumLen/2])
 }
 
-// decodeLine reads a line, with or without its newline.
-func decodeLine(line []byte, v any) error {
+// DecodeLine reads a line, with or without its newline.
+func DecodeLine(line []byte, v any) error {
 	data, err := checked(line)
 	if err != nil {
 		return err
@@ -64,13 +65,13 @@ type base[R any] struct {
 
 func encodeBase(r *Record) ([]byte, error) {
 	if !r.HasUnknown() {
-		return encodeLine(base[*Record]{format, r})
+		return EncodeLine(base[*Record]{format, r})
 	}
 	data, err := r.marshal()
 	if err != nil {
 		return nil, err
 	}
-	return encodeLine(base[json.RawMessage]{format, data})
+	return EncodeLine(base[json.RawMessage]{format, data})
 }
 
 // decodeBase reads the first line. With ErrNewer it returns the fields that it
@@ -159,7 +160,7 @@ func decodeLog(data []byte) []Entry {
 	var entries []Entry
 	for line := range bytes.Lines(bytes.TrimLeft(data, "\n")) { // earlier versions padded the block with newlines
 		var e Entry
-		if decodeLine(line, &e) == nil {
+		if DecodeLine(line, &e) == nil {
 			entries = append(entries, e)
 		}
 	}

@@ -166,7 +166,7 @@ func (s *Store) Append(r *Record, e Entry) error {
 	if n := r.Find(e.IfName); n != nil {
 		e.IfOwner = n.Owner
 	}
-	line, err := encodeLine(e)
+	line, err := EncodeLine(e)
 	if err == nil {
 		// The leading newline ends a torn line, so that this line does not become
 		// part of it. A single write keeps the lines of parallel networks apart.
