@@ -34,7 +34,7 @@ var floors = [][]string{
 		"thick/internal/delqueue",
 	},
 	{
-		"internal/hold", "internal/inprocess", "internal/notify", "internal/ports", "internal/refplugins", "thick/server",
+		"internal/inprocess", "internal/notify", "internal/ports", "internal/refplugins", "thick/server",
 		"thick/shim",
 	},
 	{

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/parallel"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // Run repairs what others break, until ctx ends. It repairs by the rules of
@@ -68,7 +68,7 @@ func (g *guard) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.host.close()) }()
-	holds, err := watchDir(hold.In(g.config.StateDir).Dir)
+	holds, err := watchDir(record.HoldsIn(g.config.StateDir).Dir)
 	if err != nil {
 		return err
 	}

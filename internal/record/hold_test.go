@@ -1,4 +1,4 @@
-package hold
+package record
 
 import (
 	"cmp"
@@ -10,10 +10,9 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/record"
 )
 
-func sorted(t *testing.T, s Store) []Hold {
+func sortedHolds(t *testing.T, s Holds) []Hold {
 	t.Helper()
 	all := expect.Value(s.List())(t)
 	slices.SortFunc(all, func(a, b Hold) int {
@@ -22,9 +21,9 @@ func sorted(t *testing.T, s Store) []Hold {
 	return all
 }
 
-func TestStore(t *testing.T) {
-	s := Store{filepath.Join(t.TempDir(), "embedcni", "holds")}
-	expect.Same(t, "at first", sorted(t, s), nil)
+func TestHoldsOnDisk(t *testing.T) {
+	s := Holds{filepath.Join(t.TempDir(), "embedcni", "holds")}
+	expect.Same(t, "at first", sortedHolds(t, s), nil)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	holds := []Hold{
 		{Network: "net", Since: at},
@@ -39,22 +38,22 @@ func TestStore(t *testing.T) {
 	again := holds[1]
 	again.Reason = "another"
 	expect.NoError(t, s.Put(again)) // in its place
-	expect.Same(t, "all", sorted(t, s), []Hold{holds[0], holds[4], again, holds[2], holds[3]})
+	expect.Same(t, "all", sortedHolds(t, s), []Hold{holds[0], holds[4], again, holds[2], holds[3]})
 
 	for _, want := range []bool{true, false} {
 		there := expect.Value(s.Delete(Hold{Container: "c1net"}))(t)
 		expect.Same(t, "deleted", there, want)
 	}
 	expect.NoError(t, s.Forget("c1"))
-	expect.Same(t, "the rest", sorted(t, s), []Hold{holds[0], holds[4]})
+	expect.Same(t, "the rest", sortedHolds(t, s), []Hold{holds[0], holds[4]})
 	left := expect.Value(filepath.Glob(filepath.Join(s.Dir, ".*")))(t)
 	expect.Same(t, "unfinished files", len(left), 0)
 }
 
-// TestUnreadable: a hold that cannot be read holds what its file was made for, and nothing
+// TestAHoldThatCannotBeRead: a hold that cannot be read holds what its file was made for, and nothing
 // else, and ends with its container.
-func TestUnreadable(t *testing.T) {
-	s := Store{t.TempDir()}
+func TestAHoldThatCannotBeRead(t *testing.T) {
+	s := Holds{t.TempDir()}
 	good := Hold{Network: "net", Since: time.Unix(1, 0).UTC()}
 	expect.NoError(t, s.Put(good))
 	for _, of := range []Hold{{Container: "c1"}, {Container: "c1", Network: "other"}, {Network: "other"}} {
@@ -66,10 +65,10 @@ func TestUnreadable(t *testing.T) {
 			if len(all) != 2 || i < 0 || !strings.Contains(all[i].Err().Error(), file) {
 				t.Fatalf("%s: %+v", what, all)
 			}
-			for _, c := range []record.ID{"c1", "c2"} {
+			for _, c := range []ID{"c1", "c2"} {
 				for _, network := range []string{"other", "third"} {
 					want := (of.Container == "" || of.Container == c) && (of.Network == "" || of.Network == network)
-					if got := all[i].Holds(&record.Record{ContainerID: c}, network); got != want {
+					if got := all[i].Holds(&Record{ContainerID: c}, network); got != want {
 						t.Errorf("%s: %s of %+v is held on %s: %v, want %v", what, c, of, network, got, want)
 					}
 				}
@@ -81,17 +80,17 @@ func TestUnreadable(t *testing.T) {
 		if _, err := os.Stat(file); (err == nil) != (of.Container == "") {
 			t.Errorf("the file of %+v, after its container's end: %v", of, err)
 		}
-		expect.NoError(t, missing(os.Remove(file)))
+		expect.NoError(t, ignoreMissing(os.Remove(file)))
 	}
-	expect.Same(t, "the other", sorted(t, s), []Hold{good})
+	expect.Same(t, "the other", sortedHolds(t, s), []Hold{good})
 	// One that is being written is none yet.
 	expect.NoError(t, os.WriteFile(filepath.Join(s.Dir, "."+filepath.Base(s.path(good))+".123"), []byte("{"), 0o600))
-	expect.Same(t, "half written", sorted(t, s), []Hold{good})
+	expect.Same(t, "half written", sortedHolds(t, s), []Hold{good})
 }
 
 func TestHolds(t *testing.T) {
 	at := time.Unix(1000, 0)
-	rec := &record.Record{ContainerID: "c1", Since: at}
+	rec := &Record{ContainerID: "c1", Since: at}
 	for what, c := range map[string]struct {
 		hold Hold
 		want bool
@@ -108,12 +107,12 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// TestRefused: a hold that cannot be written is an error, and leaves nothing.
-func TestRefused(t *testing.T) {
+// TestAHoldIsRefused: a hold that cannot be written is an error, and leaves nothing.
+func TestAHoldIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	expect.NoError(t, os.WriteFile(filepath.Join(dir, "holds"), nil, 0o600))
-	expect.Fails(t, "wrote below a file", (Store{filepath.Join(dir, "holds")}).Put(Hold{Network: "net"}))
-	s := Store{filepath.Join(dir, "store")}
+	expect.Fails(t, "wrote below a file", (Holds{filepath.Join(dir, "holds")}).Put(Hold{Network: "net"}))
+	s := Holds{filepath.Join(dir, "store")}
 	h := Hold{Network: "net"}
 	expect.NoError(t, os.MkdirAll(s.path(h), 0o700)) // in the way
 	expect.Fails(t, "replaced a directory", s.Put(h))
