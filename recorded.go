@@ -13,7 +13,6 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
@@ -56,17 +55,17 @@ func (op *operation) write(ctx context.Context) error {
 //
 // A power cut leaves nothing of plugins that write no file. A torn record may leave a file in
 // libcni's cache, which Recover finds by the record's name; see deleteIllegible.
-func (op *operation) survival(ctx context.Context) container.Survival {
+func (op *operation) survival(ctx context.Context) record.Survival {
 	all := func(is func(a *attachment) bool) bool {
 		return !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !is(a) })
 	}
 	switch {
 	case op.OutlivesPowerCut():
-		return container.AtOnce
+		return record.AtOnce
 	case all(func(a *attachment) bool { return a.isPassing(ctx) }):
-		return container.Never
+		return record.Never
 	}
-	return container.Soon
+	return record.Soon
 }
 
 // isPassing reports whether the record of an attachment need not survive a power cut,

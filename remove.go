@@ -51,7 +51,7 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	ctx = context.WithoutCancel(ctx)
 	op := &operation{snapshot: s}
-	host, early, err := op.validateRemove(ns)
+	host, err := op.validateRemove(ns)
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
 	}
@@ -59,7 +59,6 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
 	}
 	defer op.end()
-	op.Early = early
 	s.reap(op.Host, false)
 	damage, err := op.load()
 	if err == nil {
@@ -77,12 +76,11 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 // validateRemove checks the caller's parameters before anything is touched, the
 // lock file included, and opens the namespace in which plugins run. A whole
 // record lists the container's attachments; otherwise they are planned here.
-func (op *operation) validateRemove(ns *Namespace) (_ *hostns.NetNS, early record.Early, err error) {
+func (op *operation) validateRemove(ns *Namespace) (*hostns.NetNS, error) {
 	if err := validateID(ns.id); err != nil {
-		return nil, early, err
+		return nil, err
 	}
-	early, err = op.Records.LoadEarly(ns.id)
-	rec, err := early.Record, recordError(op.Records, ns.id, record.Name(ns.id), err)
+	rec, err := loadRecord(op.Records, ns.id)
 	switch {
 	case errors.As(err, new(*RecordError)):
 		err = nil // recall returns it
@@ -92,16 +90,16 @@ func (op *operation) validateRemove(ns *Namespace) (_ *hostns.NetNS, early recor
 		op.attachments, err = op.plan(ns, "DEL")
 	}
 	if err != nil {
-		return nil, early, err
+		return nil, err
 	}
 	host, err := op.Hosts.Open(op.hostNetNS)
 	if err != nil {
-		return nil, early, err
+		return nil, err
 	}
 	if _, err := host.Validate(ns.path, "DEL"); err != nil {
-		return nil, early, join(err, host.Close())
+		return nil, join(err, host.Close())
 	}
-	return host, early, nil
+	return host, nil
 }
 
 // validateSelected refuses a network that is neither on the container's record

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/ports"
@@ -15,7 +14,7 @@ import (
 
 // beginRecord writes the record. It refuses ports of the host that another
 // container on record has, and chooses those that are left open.
-func (op *operation) beginRecord(ctx context.Context, rec *record.Record, survives container.Survival) error {
+func (op *operation) beginRecord(ctx context.Context, rec *record.Record, survives record.Survival) error {
 	op.portWarnings = nil
 	sets, open, protocols := op.attachments.openPorts()
 	if err := op.attachments.reopenPorts(sets); err != nil {
@@ -65,7 +64,7 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, surviv
 // runs meanwhile. It returns the chosen ports that are taken, by sockets too; others are
 // refused.
 func (op *operation) beginWithPorts(
-	ctx context.Context, rec *record.Record, survives container.Survival, picked *ports.Picked, chosen []uint16,
+	ctx context.Context, rec *record.Record, survives record.Survival, picked *ports.Picked, chosen []uint16,
 ) (taken []uint16, err error) {
 	wanted := op.attachments.hostPorts()
 	held, err := op.Locks.LockAll(ctx, portKeys(op.Host.String(), wanted))

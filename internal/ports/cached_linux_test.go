@@ -43,7 +43,7 @@ func (c *cacheDir) again() {
 // record puts a container on record.
 func (c *cacheDir) record(id string) {
 	c.t.Helper()
-	expect.NoError(c.t, c.records.BeginVolatile(&record.Record{ContainerID: record.ID(id)}))
+	expect.NoError(c.t, c.records.Begin(&record.Record{ContainerID: record.ID(id)}))
 }
 
 // add writes a file as libcni does.
@@ -112,7 +112,7 @@ func TestFindsWhatIsOnlyInTheCache(t *testing.T) {
 	expect.Same(t, "the container's own", len(c.find(claimsOf(8082))), 0)
 	pooled := recordOf("taken", []uint16{8083})
 	pooled.PluginID = "warm-1"
-	expect.NoError(t, c.records.BeginVolatile(pooled))
+	expect.NoError(t, c.records.Begin(pooled))
 	c.add("warm-1", forwarding, 8083)
 	expect.Same(t, "one on record, by the ID that plugins know", len(c.find(claimsOf(8083))), 0)
 

@@ -6,7 +6,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"strings"
+	"reflect"
+	"slices"
 )
 
 // A line is the checksum of the JSON, a space, and the JSON:
@@ -64,10 +65,10 @@ type base[R any] struct {
 }
 
 func encodeBase(r *Record) ([]byte, error) {
-	if !r.HasUnknown() {
+	if !r.later {
 		return EncodeLine(base[*Record]{format, r})
 	}
-	data, err := r.marshal()
+	data, err := encodeWhole(reflect.ValueOf(r).Elem())
 	if err != nil {
 		return nil, err
 	}
@@ -85,23 +86,26 @@ func decodeBase(line []byte) (*Record, error) {
 		return r, nil
 	}
 	var b base[json.RawMessage]
-	err = json.Unmarshal(data, &b)
+	err = json.Unmarshal(data, &b) // a damaged line has no valid checksum
 	switch {
-	case err != nil:
-		// A damaged line has no valid checksum.
-		return newer(b.Record), fmt.Errorf("%w: %w", ErrNewer, err)
-	case b.Format > format:
-		return newer(b.Record), fmt.Errorf("%w: format %d, known is %d", ErrNewer, b.Format, format)
-	case b.Format != format:
+	case err == nil && b.Format > format:
+		err = fmt.Errorf("format %d, known is %d", b.Format, format)
+	case err == nil && b.Format != format:
 		return nil, fmt.Errorf("%w: format %d, known is %d", ErrBad, b.Format, format)
 	}
 	r := &Record{}
-	if err := r.unmarshal(b.Record); err != nil {
-		return newer(b.Record), fmt.Errorf("%w: %w", ErrNewer, err)
+	if derr := decodeEach(b.Record, reflect.ValueOf(r).Elem()); err == nil {
+		err = derr
 	}
-	if r.ContainerID == "" {
+	switch {
+	case err != nil:
+		r.unknown = nil // nobody rewrites it
+		r.Attachments = slices.DeleteFunc(r.Attachments, func(n Attachment) bool { return n.IfName == "" })
+		return r, fmt.Errorf("%w: %w", ErrNewer, err)
+	case r.ContainerID == "":
 		return nil, fmt.Errorf("%w: no container", ErrBad)
 	}
+	r.later = true
 	return r, nil
 }
 
@@ -115,42 +119,6 @@ func plain(data []byte) *Record {
 		return nil
 	}
 	return b.Record
-}
-
-// newer reads those fields of a later format that this version knows, one by
-// one: a field of another type must not hide the others.
-func newer(data []byte) *Record {
-	r := &Record{}
-	var networks []json.RawMessage
-	for name, member := range membersOf(data) {
-		if strings.EqualFold(name, "networks") {
-			_ = json.Unmarshal(member, &networks) // nil if they cannot be read
-			continue
-		}
-		legible(name, member, r)
-	}
-	for _, data := range networks {
-		var n Attachment
-		for name, member := range membersOf(data) {
-			legible(name, member, &n)
-		}
-		if n.IfName != "" {
-			r.Attachments = append(r.Attachments, n)
-		}
-	}
-	return r
-}
-
-func membersOf(data []byte) (all members) {
-	_ = json.Unmarshal(data, &all) // empty if it cannot be read
-	return all
-}
-
-// legible sets the field of that name if the value has the field's type.
-func legible(name string, value json.RawMessage, of any) {
-	if one, err := json.Marshal(members{name: value}); err == nil {
-		_ = json.Unmarshal(one, of)
-	}
 }
 
 // decodeLog decodes the lines of a log and skips damaged ones: the power failed
