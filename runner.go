@@ -166,13 +166,7 @@ func (a hooks) Fail(f runner.Failure) error {
 }
 
 // Others implements [caller.Record].
-func (a hooks) Others(key string) (all []caller.Noted, err error) {
-	others, err := a.op.others(a.IfName).Notes(key)
-	for _, n := range others {
-		all = append(all, caller.Noted{Value: n.Value, Result: n.Result})
-	}
-	return all, err
-}
+func (a hooks) Others(key string) ([]caller.Noted, error) { return a.op.others(a.IfName).Notes(key) }
 
 // InUse implements [caller.Record].
 func (a hooks) InUse() ([]netip.Addr, error) {

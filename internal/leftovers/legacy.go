@@ -70,8 +70,6 @@ type Known struct {
 	// Since is the time at which it was last recorded, and Until the time at which
 	// it was last gone. Unknown times are zero.
 	Since, Until time.Time
-
-	released bool
 }
 
 // Names reports whether a reservation of that address can be the attachment's.
@@ -82,10 +80,7 @@ func (k Known) Names(addr netip.Addr) bool {
 }
 
 func (k Known) with(l Line) Known {
-	if l.Released {
-		return Known{released: true}
-	}
-	k.released, k.Gone = false, l.Gone
+	k.Gone = l.Gone
 	switch {
 	case l.Gone:
 		k.Until = l.Time
@@ -154,9 +149,12 @@ func (l Ledger) read() (known map[Key]Known, paths []string, err error) {
 	}
 	known = make(map[Key]Known)
 	for _, line := range append(sums, lines...) {
-		known[line.Key] = known[line.Key].with(line)
+		if line.Released {
+			delete(known, line.Key)
+		} else {
+			known[line.Key] = known[line.Key].with(line)
+		}
 	}
-	maps.DeleteFunc(known, func(_ Key, k Known) bool { return k.released })
 	return known, paths, nil
 }
 

@@ -1,12 +1,12 @@
 package leftovers
 
 import (
-	"encoding/json"
 	"errors"
 	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
@@ -130,23 +130,25 @@ func maybeForwarded(n *record.Attachment) bool {
 	return slices.ContainsFunc(n.Plugins, func(p record.Plugin) bool { return p.Type == known.Firewall && p.Kind != record.KindRegistered })
 }
 
-// Note is what an attachment has under a key.
-type Note struct {
-	Value, Result json.RawMessage // the note, and the attachment's result
-	since         time.Time
-}
-
 // Notes returns the notes under a key of attachments, this one excepted, whose plugins ran
 // in the same host namespace since the same boot, with those of the newest record last.
 // What is being removed does not count.
-func (o *Others) Notes(key string) (all []Note, err error) {
+func (o *Others) Notes(key string) (all []caller.Noted, err error) {
+	type dated struct {
+		caller.Noted
+		since time.Time
+	}
+	var found []dated
 	_, err = o.any(func(rec *record.Record, n *record.Attachment) bool {
 		if rec.Host == o.Host && rec.Boot == o.Boot && n.Facts[key] != nil && n.State == record.Added {
-			all = append(all, Note{n.Facts[key], n.Result, rec.Since})
+			found = append(found, dated{caller.Noted{Value: n.Facts[key], Result: n.Result}, rec.Since})
 		}
 		return false // all of them
 	})
-	slices.SortStableFunc(all, func(a, b Note) int { return a.since.Compare(b.since) })
+	slices.SortStableFunc(found, func(a, b dated) int { return a.since.Compare(b.since) })
+	for _, d := range found {
+		all = append(all, d.Noted)
+	}
 	return all, err
 }
 
