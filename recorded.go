@@ -37,10 +37,7 @@ func (op *operation) write(ctx context.Context) error {
 		}
 		rec.Attachments = append(rec.Attachments, n)
 	}
-	op.beginClaims()
-	for _, a := range op.attachments {
-		_, rec.Find(a.IfName).Since = a.claims.All()
-	}
+	op.beginClaims(rec)
 	if err := op.beginRecord(ctx, rec, op.survival(ctx)); err != nil {
 		return err
 	}
@@ -318,16 +315,17 @@ func (a *attachment) key() leftovers.Key {
 }
 
 // beginClaims notes the time at which attachments are about to be recorded.
-func (op *operation) beginClaims() {
+func (op *operation) beginClaims(rec *record.Record) {
 	var now time.Time
 	for _, a := range op.attachments {
+		a.claims.Restart()
 		if isLoAlone(a.network.config.Plugins) {
 			continue // lo's attachment holds no address
 		}
 		if now.IsZero() {
 			now = op.Records.Now()
 		}
-		a.claims.Restart(now)
+		rec.Find(a.IfName).Since = now
 	}
 }
 
@@ -391,8 +389,7 @@ func (a *attachment) NoteSoon(key string, value any) error {
 // claimResult notes the addresses in a result, because an executable may have
 // delegated their reservation.
 func (a *attachment) claimResult(result json.RawMessage) {
-	claimed, _ := a.claims.All()
-	if len(claimed) > 0 || !slices.ContainsFunc(a.network.config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
+	if len(a.claims.All()) > 0 || !slices.ContainsFunc(a.network.config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
 		return
 	}
 	if addrs := leftovers.Addresses(result); len(addrs) > 0 {

@@ -35,6 +35,7 @@ type Attachment struct {
 	Given        func() caller.Given // what its plugins are lent
 
 	Claims *Claims   // addresses that host-local has reserved in this call
+	Begun  bool      // this call has begun the ADD
 	Added  bool      // all plugins have answered the ADD, and no DEL has begun
 	Since  time.Time // when it was recorded, according to its record; zero if unknown
 

@@ -21,14 +21,13 @@ import (
 type Claims struct {
 	mu    sync.Mutex
 	addrs []netip.Addr
-	since time.Time // when this call recorded the attachment
 }
 
 // Restart forgets the claims of an attempt that was undone.
-func (c *Claims) Restart(since time.Time) {
+func (c *Claims) Restart() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.addrs, c.since = nil, since
+	c.addrs = nil
 }
 
 // Add adds addresses.
@@ -38,11 +37,11 @@ func (c *Claims) Add(addrs ...netip.Addr) {
 	c.addrs = append(c.addrs, addrs...)
 }
 
-// All returns the addresses, and the time at which this call recorded the attachment.
-func (c *Claims) All() (addrs []netip.Addr, since time.Time) {
+// All returns the addresses.
+func (c *Claims) All() []netip.Addr {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Clone(c.addrs), c.since
+	return slices.Clone(c.addrs)
 }
 
 // longestADD is the assumed longest time between the recording of an attachment
@@ -64,8 +63,7 @@ func (a *Attachment) Emptied(records *record.Store, ledger Ledger, log *slog.Log
 	doubtful := map[string]bool{} // already reported
 	return func(r Reservation) bool {
 		since, until := during()
-		claimed, _ := a.Claims.All()
-		all := slices.Concat(Addresses(a.Result), claimed)
+		all := slices.Concat(Addresses(a.Result), a.Claims.All())
 		of := slices.Contains(all, r.Addr) || len(all) == 0 && !a.Added
 		if !of || since.IsZero() || r.Made.Before(since) {
 			return false
@@ -85,19 +83,16 @@ func (a *Attachment) Emptied(records *record.Store, ledger Ledger, log *slog.Log
 // during returns when the attachment was recorded, zero if unknown, and the latest
 // possible end of its ADD.
 func (a *Attachment) during(records *record.Store, ledger Ledger, log *slog.Logger) (since, until time.Time) {
-	now := records.Now()
-	if _, since = a.Claims.All(); !since.IsZero() {
-		return since, now
-	}
-	if since = a.Since; since.IsZero() {
+	since, until = a.Since, records.Now()
+	if since.IsZero() {
 		entered, err := ledger.Read()
 		if err != nil {
 			log.Warn("read when an attachment was recorded", "error", err)
 		}
 		since = entered[a.Key()].Since
 	}
-	if until = since.Add(longestADD); until.After(now) {
-		until = now
+	if latest := since.Add(longestADD); !a.Begun && latest.Before(until) {
+		until = latest
 	}
 	return since, until
 }

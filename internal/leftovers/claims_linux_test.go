@@ -72,9 +72,10 @@ func TestJudge(t *testing.T) {
 		"no address, killed":            {claimed: before, want: []Reservation{mine, other}},
 		"no address, answered":          {claimed: before, answered: true},
 	} {
-		claims := &Claims{}
-		claims.Restart(c.claimed)
-		a := Attachment{Claims: claims, Added: c.answered, Since: c.recorded}
+		a := Attachment{Added: c.answered, Since: c.recorded}
+		if !c.claimed.IsZero() {
+			a.Since, a.Begun = c.claimed, true
+		}
 		for _, addr := range c.addresses {
 			a.Result = json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "` + addr.String() + `/24"}]}`)
 		}

@@ -72,7 +72,7 @@ func Of(a *Attachment) Footprint {
 		f.Subnets = netfilter.Subnets(compare.PrefixesOf(result))
 	}
 	var err error
-	f.Rules.Ports, err = hostPorts(a.CapabilityArgs[portMappings])
+	f.Rules.Ports, err = hostPorts(a.CapabilityArgs[ports.Capability])
 	f.Rules.AnyPort = err != nil
 	f.addPlugins(a)
 	f.addInterface(a, result)
@@ -164,9 +164,6 @@ func (a *Attachment) wasGiven(i *types100.Interface) bool {
 		return g.Name == i.Name && g.Sandbox == i.Sandbox
 	})
 }
-
-// portMappings is the capability of the plugin portmap.
-const portMappings = "portMappings"
 
 // hostPorts reads the capability portMappings, which the caller and the record have
 // in different types.

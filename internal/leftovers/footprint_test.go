@@ -14,6 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -36,7 +37,7 @@ func TestOf(t *testing.T) {
 	ends := []Link{{Name: "br0"}, {Name: "veth1", MAC: "0a:00:00:00:00:01"}}
 	port := fwrules.HostPort{HostPort: 53, ContainerPort: 5353, Protocol: "udp"}
 	udp := func(a *Attachment) {
-		a.CapabilityArgs = map[string]any{portMappings: json.RawMessage(`[{"hostPort": 53, "containerPort": 5353, "protocol": "UDP"}]`)}
+		a.CapabilityArgs = map[string]any{ports.Capability: json.RawMessage(`[{"hostPort": 53, "containerPort": 5353, "protocol": "UDP"}]`)}
 	}
 	lent := &Device{Kind: "device", PermMAC: "3c:ec:ef:00:00:01", HostName: "eno1"}
 	noted := func(d Device) func(*Attachment) {
@@ -69,7 +70,7 @@ func TestOf(t *testing.T) {
 		"no ports":              {plugins: `{"type": "other"}, {"type": "portmap"}`, want: Footprint{Rules: Rules{Possible: true}}},
 		"ports without portmap": {plugins: `{"type": "other"}`, with: udp, want: Footprint{Rules: Rules{Ports: []fwrules.HostPort{port}}}},
 		"ports that cannot be read": {
-			plugins: `{"type": "portmap"}`, with: func(a *Attachment) { a.CapabilityArgs = map[string]any{portMappings: "x"} },
+			plugins: `{"type": "portmap"}`, with: func(a *Attachment) { a.CapabilityArgs = map[string]any{ports.Capability: "x"} },
 			want: Footprint{Rules: Rules{Possible: true, UDP: true, AnyPort: true}},
 		},
 		"ports without a record": {
