@@ -76,37 +76,32 @@ func macOf(l links.Link) string {
 	return l.MAC.String()
 }
 
-// isThe reports whether an interface is the physical device, wherever it is.
-func (d *Device) isThe(l links.Link) bool {
-	return d.Physical() && kindOf(l) == d.Kind &&
-		l.Hardware.MAC.String() == d.PermMAC && l.Hardware.Name == d.Dev && l.Hardware.Bus == d.Bus
+// is reports whether an interface is the device: hardware by what nobody can change, another
+// by its kind and its parent, if it is placed where the device is looked for.
+func (d *Device) is(l links.Link, placed bool) bool {
+	switch {
+	case kindOf(l) != d.Kind:
+		return false
+	case d.Physical():
+		return l.Hardware.MAC.String() == d.PermMAC && l.Hardware.Name == d.Dev && l.Hardware.Bus == d.Bus
+	}
+	return placed && l.Peer.Index == d.Parent
 }
 
 // isInside reports whether an interface of the container is the device. Name, alias and
 // hardware address are the container's to change, and its index may, where it leaves and
 // comes back.
 func (d *Device) isInside(l links.Link) bool {
-	if d.Physical() {
-		return d.isThe(l)
-	}
-	return kindOf(l) == d.Kind && l.Peer.Index == d.Parent && (l.Index == d.Index || l.Peer.Elsewhere && d.like(l))
+	return d.is(l, l.Index == d.Index || l.Peer.Elsewhere && d.like(l))
 }
 
 // isBack reports whether an interface of the host is the device.
-func (d *Device) isBack(l links.Link) bool {
-	if d.Physical() {
-		return d.isThe(l)
-	}
-	return kindOf(l) == d.Kind && l.Peer.Index == d.Parent && !l.Peer.Elsewhere
-}
+func (d *Device) isBack(l links.Link) bool { return d.is(l, !l.Peer.Elsewhere) }
 
 // isOutside reports whether an interface is the device in a namespace that is not its
 // container's. host is the number that the host's namespace has there, or negative.
 func (d *Device) isOutside(l links.Link, host int) bool {
-	if d.Physical() {
-		return d.isThe(l)
-	}
-	return kindOf(l) == d.Kind && l.Peer.Elsewhere && host >= 0 && l.Peer.NetNS == host && l.Peer.Index == d.Parent && d.like(l)
+	return d.is(l, l.Peer.Elsewhere && host >= 0 && l.Peer.NetNS == host && d.like(l))
 }
 
 // like reports whether an interface with the device's parent is the device: by

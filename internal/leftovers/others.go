@@ -46,20 +46,11 @@ func (o *Others) InUse() ([]netip.Addr, error) {
 func (o *Others) InZones() ([]netip.Addr, error) { return o.inUse(maybeZoned) }
 
 func (o *Others) inUse(counts func(*record.Attachment) bool) (all []netip.Addr, err error) {
-	if o == nil {
-		return nil, nil
-	}
-	whole := true
-	err = o.Records.Each(func(f record.Found) bool {
-		if o.isOther(f.Record.ContainerID) {
-			for n := range f.Record.Present() {
-				if counts(n) {
-					all = append(all, Addresses(n.Result)...)
-				}
-			}
+	_, whole, err := o.each(func(rec *record.Record, n *record.Attachment) bool {
+		if rec.ContainerID != o.ContainerID && counts(n) {
+			all = append(all, Addresses(n.Result)...)
 		}
-		whole = whole && f.Err == nil
-		return true
+		return false // all of them
 	})
 	if err != nil || whole {
 		return all, err
@@ -153,19 +144,26 @@ func (o *Others) Notes(key string) (all []caller.Noted, err error) {
 }
 
 // any reports whether is returns true for another attachment.
-func (o *Others) any(is func(*record.Record, *record.Attachment) bool) (yes bool, err error) {
+func (o *Others) any(is func(*record.Record, *record.Attachment) bool) (bool, error) {
+	yes, _, err := o.each(is)
+	return yes, err
+}
+
+// each calls fn for each attachment but this one, those of the container included, until it
+// returns true. whole reports whether all records could be used.
+func (o *Others) each(fn func(*record.Record, *record.Attachment) bool) (stopped, whole bool, err error) {
+	whole = true
 	if o == nil {
-		return false, nil
+		return false, whole, nil
 	}
 	err = o.Records.Each(func(f record.Found) bool {
-		if own := f.Record.ContainerID == o.ContainerID; !own && !o.isOther(f.Record.ContainerID) {
+		whole = whole && f.Err == nil
+		own := f.Record.ContainerID == o.ContainerID
+		if !own && !o.isOther(f.Record.ContainerID) {
 			return true // this container, made ahead of time
 		}
-		yes = f.Record.Has(func(n *record.Attachment) bool {
-			own := f.Record.ContainerID == o.ContainerID && n.IfName == o.IfName
-			return !own && is(f.Record, n)
-		})
-		return !yes
+		stopped = f.Record.Has(func(n *record.Attachment) bool { return !(own && n.IfName == o.IfName) && fn(f.Record, n) })
+		return !stopped
 	})
-	return yes, err
+	return stopped, whole, err
 }
