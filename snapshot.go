@@ -105,12 +105,12 @@ func (b *build) snapshot(want *config) *snapshot {
 func (s *snapshot) search(previous *snapshot) *leftovers.Search {
 	if len(s.choice.Registered) == 0 {
 		alike := append([]string{s.Records.Dir(), s.owner, s.Boot, s.hostNetNS, s.runner.Key()}, s.runner.Env...)
-		return leftovers.Open(strings.Join(alike, "\x00"))
+		return leftovers.SearchOf(strings.Join(alike, "\x00"))
 	}
 	if previous != nil && previous.Records == s.Records && len(previous.choice.Registered) > 0 {
 		return previous.abandoned
 	}
-	return leftovers.Open("")
+	return leftovers.SearchOf("")
 }
 
 // runnerOf returns the settings under which the plugins of a network run. The network of

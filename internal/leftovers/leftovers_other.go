@@ -31,7 +31,7 @@ func Identify(_ *links.Conns, _, _ *netns.Handle, _ string, _ bool) (*Device, er
 // Search finds nothing.
 type Search struct{}
 
-func Open(string) *Search                                    { return &Search{} }
+func SearchOf(string) *Search                                { return &Search{} }
 func (*Search) Request(Runtime, *hostns.NetNS, bool)         {}
 func End(context.Context, *hostns.NetNS, Tend) (bool, error) { return false, nil }
 func IsAbandoned(*record.Record, string, string) bool        { return false }

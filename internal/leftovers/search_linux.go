@@ -51,10 +51,10 @@ type Search struct {
 
 var searches shared.Values[string, Search]
 
-// Open returns the Search of all Runtimes of a process that are alike, by all that decides
+// SearchOf returns the Search of all Runtimes of a process that are alike, by all that decides
 // which containers they remove with which plugins. Each look reads all records, and a program
 // may have a Runtime for each container. An empty text is like no other.
-func Open(alike string) *Search {
+func SearchOf(alike string) *Search {
 	if alike == "" {
 		return &Search{}
 	}

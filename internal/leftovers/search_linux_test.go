@@ -126,7 +126,7 @@ func TestALookTendsAbandonedContainers(t *testing.T) {
 		begin(t, store, rec)
 	}
 	f := newFake(t, store)
-	err := f.look(t, Open(""))
+	err := f.look(t, SearchOf(""))
 	slices.Sort(f.tended)
 	if err != nil || !slices.Equal(f.tended, want) {
 		t.Errorf("tended %q, want %q: %v", f.tended, want, err)
@@ -139,7 +139,7 @@ func TestAStayingContainerIsReportedOnce(t *testing.T) {
 	store := record.Open(t.TempDir())
 	rec := abandonedRecord("c1")
 	begin(t, store, rec)
-	f, s := newFake(t, store), Open("")
+	f, s := newFake(t, store), SearchOf("")
 	looks := func(n int) {
 		for range n {
 			expect.NoError(t, f.look(t, s))
@@ -175,7 +175,7 @@ func TestTheLastRequestDecides(t *testing.T) {
 	before, after := newFake(t, store), newFake(t, store)
 	host := expect.Value(hostns.NewFinder().Open(""))(t)
 	defer host.Close()
-	s := Open("")
+	s := SearchOf("")
 	s.next = time.Now().Add(50 * time.Millisecond)
 	s.Request(before.Runtime, host, true)
 	done := make(chan struct{})
@@ -223,7 +223,7 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 	like := store.Dir()
 	var searches []*Search
 	for range runtimes {
-		s := Open(like)
+		s := SearchOf(like)
 		s.Request(newFake(t, store).Runtime, host, true)
 		searches = append(searches, s)
 	}
@@ -237,7 +237,7 @@ func TestSearchesThatAreAlikeReadOnce(t *testing.T) {
 	if s.asked != nil || s.runtime.Containers != nil {
 		t.Errorf("Runtimes are kept after the last look: %v, %v", s.asked, s.runtime)
 	}
-	if Open(like+"\x00/elsewhere") == s || Open("") == s {
+	if SearchOf(like+"\x00/elsewhere") == s || SearchOf("") == s {
 		t.Error("Searches that are not alike have one in common")
 	}
 }
@@ -256,7 +256,7 @@ func TestWhoeverKeepsANamespaceLetsItGo(t *testing.T) {
 	}
 	keeper, newer := newFake(t, store), newFake(t, store)
 	newer.keepsNone = true
-	s := Open("")
+	s := SearchOf("")
 	s.next = time.Now().Add(50 * time.Millisecond)
 	s.Request(keeper.Runtime, host, true)
 	s.Request(newer.Runtime, host, true)
@@ -271,7 +271,7 @@ func TestWhoeverKeepsANamespaceLetsItGo(t *testing.T) {
 func TestRequests(t *testing.T) {
 	host := expect.Value(hostns.NewFinder().Open(""))(t)
 	defer host.Close()
-	f, s := newFake(t, record.Open(t.TempDir())), Open("")
+	f, s := newFake(t, record.Open(t.TempDir())), SearchOf("")
 	for n, want := range [][]bool{{false, true, true}, {true, true, true}} {
 		s.looking.Lock() // as during a look
 		for i, setup := range []bool{false, true, false} {
@@ -298,7 +298,7 @@ func TestAStuckContainerHoldsUpNoLook(t *testing.T) {
 	begin(t, store, abandonedRecord("c1"))
 	f, hangs := newFake(t, store), make(chan struct{})
 	f.tend = func(string) (Step, error) { <-hangs; return Step{}, nil }
-	s := Open("")
+	s := SearchOf("")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*stuckFor)
 	defer cancel()
 	if err := f.look(t, s); err != nil || ctx.Err() != nil {
