@@ -13,9 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/ipamdir"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/sweep"
 )
 
 // CleanUpTarget names the attachment for CleanUp.
@@ -62,7 +61,7 @@ func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error
 
 // cleanUp is CleanUp without the validation. If only the ledger of an
 // earlier version knows the attachment, it releases the addresses that the ledger names.
-func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record.Known, how container.Access) (found []string, err error) {
+func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *leftovers.Known, how container.Access) (found []string, err error) {
 	id := record.ID(t.ContainerID)
 	list, err := t.validate()
 	if err != nil {
@@ -90,14 +89,14 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *record
 		return nil, err
 	}
 	defer done()
-	ctx, cancel := context.WithTimeout(ctx, sweep.Limit)
+	ctx, cancel := context.WithTimeout(ctx, leftovers.Limit)
 	defer cancel()
-	items, err := sweep.Find(ctx, target)
-	found = append(sweep.Lines(items), known.lines()...)
+	items, err := leftovers.Find(ctx, target)
+	found = append(leftovers.Lines(items), known.lines()...)
 	if err != nil || t.DryRun {
 		return found, err
 	}
-	if left, err := sweep.Clear(ctx, target, items, op.log()); len(left) > 0 || err != nil {
+	if left, err := leftovers.Clear(ctx, target, items, op.log()); len(left) > 0 || err != nil {
 		return found, &LeftoverError{ContainerID: string(op.ID), Left: left, Err: err}
 	}
 	return found, a.forgetAll(known)
@@ -234,7 +233,7 @@ func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error)
 // forcedTarget is target with the addresses that the caller knows, and those
 // that host-local holds for the attachment. Without a configuration it has
 // everything that the reference plugins may have left.
-func (a *attachment) forcedTarget(given CleanUpTarget, entered *record.Known) (t sweep.Target, done func(), err error) {
+func (a *attachment) forcedTarget(given CleanUpTarget, entered *leftovers.Known) (t leftovers.Target, done func(), err error) {
 	t, done = a.target()
 	t.How.Thorough, t.How.GiveUp = true, true
 	if len(a.network.config.Plugins) == 0 {
@@ -246,7 +245,7 @@ func (a *attachment) forcedTarget(given CleanUpTarget, entered *record.Known) (t
 			t.IPAMDirs = entered.Dirs
 		}
 	}
-	held, err := ipamdir.Held(t.Reservations())
+	held, err := t.Held()
 	if err != nil {
 		done()
 		return t, nil, err

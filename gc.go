@@ -10,11 +10,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/footprint"
-	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 )
@@ -175,7 +173,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, own []*Network, rep
 
 // leftovers returns the garbage, and the attachments that are left, to which nobody adds
 // meanwhile.
-func (s *snapshot) leftovers(o GCOptions, report *Report) (*claims.Garbage, *attached, error) {
+func (s *snapshot) leftovers(o GCOptions, report *Report) (*leftovers.Garbage, *attached, error) {
 	entered, err := s.ledger().Read()
 	if err != nil {
 		return nil, nil, err
@@ -191,8 +189,8 @@ func (s *snapshot) leftovers(o GCOptions, report *Report) (*claims.Garbage, *att
 // collectByPlugins runs GC for each network of the call or, if it has none, for each
 // loaded one, unless one of a network's plugins would release another program's
 // reservation.
-func (s *snapshot) collectByPlugins(ctx context.Context, g *claims.Garbage, left *attached, own []*Network, report *Report) (err error) {
-	valid, err := claims.FindValid(left.found, s.loadedNames(own), left.cached)
+func (s *snapshot) collectByPlugins(ctx context.Context, g *leftovers.Garbage, left *attached, own []*Network, report *Report) (err error) {
+	valid, err := leftovers.FindValid(left.found, s.loadedNames(own), left.cached)
 	if err != nil {
 		return err
 	}
@@ -236,8 +234,8 @@ func (s *snapshot) loadedNames(others []*Network) (names []string) {
 // garbage returns the attachments that were entered in this owner's ledger, are not
 // wanted, are on no record of any owner, and do not live. It fails while a record cannot be read,
 // because anything may belong to that record's container.
-func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, left *attached, report *Report) (_ *claims.Garbage, err error) {
-	recorded, err := claims.FindValid(left.found, s.loadedNames(nil), nil)
+func (s *snapshot) garbage(o GCOptions, entered map[leftovers.Key]leftovers.Known, left *attached, report *Report) (_ *leftovers.Garbage, err error) {
+	recorded, err := leftovers.FindValid(left.found, s.loadedNames(nil), nil)
 	if err != nil {
 		return nil, fmt.Errorf("leftovers of containers that are no longer on record were not searched for: %w", err)
 	}
@@ -246,7 +244,7 @@ func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, lef
 		return nil, err
 	}
 	defer func() { err = join(err, unrecorded.host.Close()) }()
-	report.Left = append(report.Left, unrecorded.ended(func(key record.Key) bool {
+	report.Left = append(report.Left, unrecorded.ended(func(key leftovers.Key) bool {
 		_, judged := entered[key] // below
 		return judged || recorded.Has(key) || slices.Contains(o.Keep, string(key.ContainerID))
 	})...)
@@ -256,7 +254,7 @@ func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, lef
 	lost := slices.DeleteFunc(slices.Clone(o.Keep), func(id string) bool {
 		return slices.ContainsFunc(left.found, func(f record.Found) bool { return string(f.Record.ContainerID) == id })
 	})
-	return claims.FindGarbage(entered, func(key record.Key) bool {
+	return leftovers.FindGarbage(entered, func(key leftovers.Key) bool {
 		if recorded.Has(key) || slices.Contains(o.Keep, string(key.ContainerID)) {
 			return true
 		}
@@ -273,11 +271,11 @@ func (s *snapshot) garbage(o GCOptions, entered map[record.Key]record.Known, lef
 
 // reclaim removes the leftovers of garbage, and settles it in the ledger. The
 // directories are synced before, so that no power cut restores a reservation.
-func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, report *Report) error {
+func (s *snapshot) reclaim(ctx context.Context, g *leftovers.Garbage, dry bool, report *Report) error {
 	var errs []error
-	released, failed := g.Release(ctx, s.dirsOf, dry)
+	released, failed := g.Release(ctx, s.dirsOf, s.Records.SyncDir, dry)
 	report.Reclaimed = append(report.Reclaimed, released...)
-	var settled []record.Key
+	var settled []leftovers.Key
 	for _, key := range g.Keys() {
 		k := g.Known[key]
 		dirs := s.dirsOf(key, k)
@@ -285,7 +283,7 @@ func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, rep
 		if !k.Gone {
 			err = s.reclaimLost(ctx, key, k, dry, report)
 			for _, dir := range dirs {
-				err = join(err, ipamdir.SyncDir(dir))
+				err = join(err, s.Records.SyncDir(dir))
 			}
 		}
 		errs = append(errs, err)
@@ -296,8 +294,8 @@ func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, rep
 	for _, err := range failed {
 		errs = append(errs, err)
 	}
-	settled = slices.DeleteFunc(settled, func(key record.Key) bool {
-		left := claims.Doubtful(g.Known[key])
+	settled = slices.DeleteFunc(settled, func(key leftovers.Key) bool {
+		left := g.Known[key].StillDoubtful()
 		report.Left = append(report.Left, left...)
 		return len(left) > 0
 	})
@@ -311,7 +309,7 @@ func (s *snapshot) reclaim(ctx context.Context, g *claims.Garbage, dry bool, rep
 
 // reclaimLost removes all possible leftovers of an attachment whose record was
 // lost.
-func (s *snapshot) reclaimLost(ctx context.Context, key record.Key, k record.Known, dry bool, report *Report) error {
+func (s *snapshot) reclaimLost(ctx context.Context, key leftovers.Key, k leftovers.Known, dry bool, report *Report) error {
 	found, err := s.cleanUp(ctx, CleanUpTarget{
 		ContainerID: string(key.ContainerID), Network: key.Network, IfName: key.IfName, DryRun: dry,
 	}, &k, container.Access{HasBarrier: !dry})
@@ -326,17 +324,17 @@ func (s *snapshot) reclaimLost(ctx context.Context, key record.Key, k record.Kno
 
 // dirsOf returns the directories in which host-local keeps addresses of the
 // attachment. Earlier versions recorded none, so the loaded networks decide.
-func (s *snapshot) dirsOf(key record.Key, k record.Known) []string {
+func (s *snapshot) dirsOf(key leftovers.Key, k leftovers.Known) []string {
 	if len(k.Dirs) > 0 {
 		return k.Dirs
 	}
 	loaded, err := s.find(key.Network)
 	if err != nil {
-		return []string{footprint.DefaultIPAMDir(key.Network)} // not loaded any more
+		return []string{leftovers.DefaultIPAMDir(key.Network)} // not loaded any more
 	}
 	var dirs []string
 	for _, n := range loaded {
-		dirs = append(dirs, footprint.IPAMDirs(n.config)...)
+		dirs = append(dirs, leftovers.IPAMDirs(n.config)...)
 	}
 	slices.Sort(dirs)
 	return slices.Compact(dirs)
@@ -346,11 +344,11 @@ func (s *snapshot) dirsOf(key record.Key, k record.Known) []string {
 // network's host-local directories: an executable host-local would release these
 // in GC, because they are on no record here. If no list of attachments can name
 // one of them, left explains why GC of the network's plugins cannot run.
-func (n *Network) reservations(g *claims.Garbage) (all []types.GCAttachment, left string, err error) {
+func (n *Network) reservations(g *leftovers.Garbage) (all []types.GCAttachment, left string, err error) {
 	if !n.releasesByItself() {
 		return nil, "", nil
 	}
-	all, unnamed, err := g.Others(n.config.Name, footprint.IPAMDirs(n.config))
+	all, unnamed, err := g.Others(n.config.Name, leftovers.IPAMDirs(n.config))
 	if err != nil {
 		return nil, "", fmt.Errorf("network %q: plugins are not asked to collect garbage, since it is not known whose addresses are reserved: %w", n.config.Name, err)
 	}

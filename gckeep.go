@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -46,7 +46,7 @@ func (s *snapshot) collectIf(ctx context.Context, o GCOptions, own []*Network, r
 	if lerr != nil { // anything may be attached
 		return join(err, lerr)
 	}
-	return join(err, s.collectByPlugins(ctx, &claims.Garbage{}, left, own, report))
+	return join(err, s.collectByPlugins(ctx, &leftovers.Garbage{}, left, own, report))
 }
 
 // collectAttachments removes those attachments of a container that KeepIf does not keep.

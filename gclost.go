@@ -11,6 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -43,15 +44,11 @@ func (s *snapshot) unrecordedAttachments(cached []*libcni.NetworkAttachment) (*u
 	return &unrecorded{s, host, cached}, err
 }
 
-func keyOf(c *libcni.NetworkAttachment) record.Key {
-	return record.Key{ContainerID: record.PluginID(c.ContainerID), Network: c.Network, IfName: c.IfName}
-}
-
 // stays reports whether an attachment that is in an earlier version's ledger and on no
 // record must stay, because libcni's cache has it. left is the report's text for it. An
 // attachment that once left nothing behind is gone: the cache has another program's.
-func (u *unrecorded) stays(key record.Key, known record.Known) (left []string, stays bool) {
-	i := slices.IndexFunc(u.all, func(c *libcni.NetworkAttachment) bool { return keyOf(c) == key })
+func (u *unrecorded) stays(key leftovers.Key, known leftovers.Known) (left []string, stays bool) {
+	i := slices.IndexFunc(u.all, func(c *libcni.NetworkAttachment) bool { return leftovers.KeyOf(c) == key })
 	if i < 0 {
 		return nil, false
 	}
@@ -67,9 +64,9 @@ func (u *unrecorded) stays(key record.Key, known record.Known) (left []string, s
 
 // ended returns a line for each attachment that only libcni's cache has, unless it lives. Nobody
 // but the cache says whose it was, so it stays.
-func (u *unrecorded) ended(isKnown func(record.Key) bool) (left []string) {
+func (u *unrecorded) ended(isKnown func(leftovers.Key) bool) (left []string) {
 	for _, c := range u.all {
-		if key := keyOf(c); !isKnown(key) {
+		if key := leftovers.KeyOf(c); !isKnown(key) {
 			if lives, ended, err := u.judge(c); !lives || err != nil {
 				left = append(left, isLeft(key, lives, ended, err))
 			}
@@ -79,7 +76,7 @@ func (u *unrecorded) ended(isKnown func(record.Key) bool) (left []string) {
 }
 
 // isLeft returns the report's line about an attachment that stays.
-func isLeft(key record.Key, lives, ended bool, err error) string {
+func isLeft(key leftovers.Key, lives, ended bool, err error) string {
 	why := "nothing shows whether it lives"
 	switch {
 	case err != nil:

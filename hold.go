@@ -1,11 +1,8 @@
 package cni
 
-import (
-	"github.com/embedcni/cni/internal/hold"
-	"github.com/embedcni/cni/internal/record"
-)
+import "github.com/embedcni/cni/internal/record"
 
-func (s *snapshot) holds() hold.Store { return hold.In(s.stateDir) }
+func (s *snapshot) holds() record.Holds { return record.HoldsIn(s.stateDir) }
 
 // forgetHolds deletes the holds of a container that is gone. If that fails, a later
 // container of the same ID is not held.

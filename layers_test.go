@@ -18,11 +18,11 @@ var floors = [][]string{
 		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/chroot",
 		"internal/confwatch", "internal/damage", "internal/expect", "internal/faults", "internal/interchange",
 		"internal/known", "internal/netfilter/fwrules", "internal/parallel", "internal/perm",
-		"internal/plainfile", "internal/ports", "internal/scripted", "internal/shared", "internal/spans",
+		"internal/plainfile", "internal/scripted", "internal/shared", "internal/spans",
 		"thick/internal/wire", "thick/multinet",
 	},
 	{
-		"internal/chain", "internal/conflist", "internal/dirwatch", "internal/ipamdir", "internal/lock",
+		"internal/chain", "internal/conflist", "internal/dirwatch", "internal/lock",
 		"internal/proc", "internal/scripted/plugin",
 	},
 	{
@@ -34,7 +34,7 @@ var floors = [][]string{
 		"thick/internal/delqueue",
 	},
 	{
-		"internal/hold", "internal/notify", "internal/refplugins", "thick/server",
+		"internal/notify", "internal/ports", "internal/refplugins", "thick/server",
 		"thick/shim",
 	},
 	{
@@ -44,7 +44,7 @@ var floors = [][]string{
 		"internal/hostns", "internal/iptables", "internal/netfilter/native",
 	},
 	{
-		"internal/firewalldtest", "internal/netfilter/reference", "internal/portindex",
+		"internal/firewalldtest", "internal/netfilter/reference",
 	},
 	{
 		"internal/container", "internal/netfilter",
@@ -70,10 +70,7 @@ var floors = [][]string{
 		"internal/builtin",
 	},
 	{
-		"internal/footprint",
-	},
-	{
-		"internal/abandoned", "internal/claims", "internal/sweep",
+		"internal/leftovers",
 	},
 	{
 		"cni",

@@ -9,10 +9,10 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
@@ -36,7 +36,7 @@ type operation struct {
 type removal struct {
 	leaving map[string]bool // interfaces that are being torn down
 	// releases are on their way to the disk, where they must be before the record is deleted.
-	releases claims.Releases
+	releases leftovers.Releases
 	cached   *attachments // the container's, in libcni's cache; nil if not read
 }
 
@@ -221,10 +221,10 @@ type attachment struct {
 	op      *operation
 	network *Network
 	progress
-	facts   record.Facts   // notes of built-in plugins
-	plugins runner.Plugins // the plugins that run, or ran
-	lost    bool           // the interface was not in the container before its DEL
-	claims  claims.Claims  // addresses that host-local has reserved in this call
+	facts   record.Facts     // notes of built-in plugins
+	plugins runner.Plugins   // the plugins that run, or ran
+	lost    bool             // the interface was not in the container before its DEL
+	claims  leftovers.Claims // addresses that host-local has reserved in this call
 
 	mapped []wirePort  // by WithCapabilityPortMap, beside ports
 	ports  *askedPorts // by WithPorts; nil: none, or no plugin takes them

@@ -41,26 +41,19 @@ type Port struct {
 //
 // The error is ErrInvalidArgument, and names the part that cannot be read.
 func ParsePorts(text string) ([]Port, error) {
-	requests, err := ports.Parse(text)
+	parsed, err := ports.Parse(text)
 	if err != nil {
 		return nil, &tagged{err, ErrInvalidArgument}
 	}
-	all := make([]Port, len(requests))
-	for i, r := range requests {
-		all[i] = Port{HostPort: int32(r.Host), ContainerPort: int32(r.Container), Protocols: r.Protocols}
-		if r.Addr.IsValid() {
-			all[i].HostIP = r.Addr.String()
-		}
+	all := make([]Port, len(parsed))
+	for i, p := range parsed {
+		all[i] = Port(p)
 	}
 	return all, nil
 }
 
 // String returns the port as ParsePorts reads it, without the label.
-func (p Port) String() string {
-	r := ports.Request{Host: uint16(p.HostPort), Container: uint16(p.ContainerPort), Protocols: p.Protocols}
-	r.Addr, _ = ports.ParseAddr(p.HostIP)
-	return r.String()
-}
+func (p Port) String() string { return ports.Text(record.Port(p)) }
 
 // WithPorts forwards ports of the host to the container, beside those of
 // WithCapabilityPortMap. Plugins get them as the capability portMappings.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/portindex"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -193,7 +192,7 @@ type takenPorts struct {
 
 func (e *takenPorts) Unwrap() error { return e.error }
 
-func heldBy(h portindex.Holder, c ports.Claim) *PortError {
+func heldBy(h ports.Holder, c ports.Claim) *PortError {
 	return &PortError{
 		Protocol: c.Protocol, HostIP: c.Addr, HostPort: int(c.Port), HolderIP: h.Claim.Addr,
 		ContainerID: string(h.Record.ContainerID), Network: h.Attachment.Network, IfName: h.Attachment.IfName,
@@ -206,8 +205,7 @@ func heldBy(h portindex.Holder, c ports.Claim) *PortError {
 // because their rules may still forward the port, unless WithStrictPorts refuses them. It
 // returns the chosen ports that either has, and then does nothing else.
 func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chosen []uint16) (taken []uint16, err error) {
-	own := func(id string) bool { return id == string(rec.ContainerID) || id == string(rec.Plugins()) }
-	found, err := op.cached.Conflicts(op.Host, wanted, func(id string) bool { return own(id) || op.Ports.Knows(id, wanted) })
+	found, err := op.ports.Unrecorded(rec, wanted, op.Host.EndOf)
 	if err != nil {
 		op.logger.Warn("the host ports of containers that other programs attached are not known", "container", op.ID, "error", err)
 	}
@@ -223,7 +221,7 @@ func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chos
 	for _, c := range found {
 		e := &PortError{
 			Protocol: c.Wanted.Protocol, HostIP: c.Wanted.Addr, HostPort: int(c.Wanted.Port), HolderIP: c.Claim.Addr,
-			ContainerID: c.ContainerID, Network: c.Network, IfName: c.IfName, Err: ErrPortInUse,
+			ContainerID: string(c.Record.ContainerID), Network: c.Attachment.Network, IfName: c.Attachment.IfName, Err: ErrPortInUse,
 		}
 		if c.Lives || op.strictPorts {
 			errs = append(errs, e)
@@ -324,7 +322,7 @@ func (a *attachment) mappings() []PortMapping {
 
 // recordedMappings is mappings for an attachment on record.
 func recordedMappings(n *record.Attachment) []PortMapping {
-	if len(portindex.Claims(n, nil)) == 0 {
+	if len(ports.ClaimsOf(n, nil)) == 0 {
 		return nil
 	}
 	return mappingsIn(n.Capabilities[capPortMappings])

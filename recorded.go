@@ -6,19 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/claims"
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/footprint"
-	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -41,10 +37,7 @@ func (op *operation) write(ctx context.Context) error {
 		}
 		rec.Attachments = append(rec.Attachments, n)
 	}
-	op.beginClaims()
-	for _, a := range op.attachments {
-		_, rec.Find(a.IfName).Since = a.claims.All()
-	}
+	op.beginClaims(rec)
 	if err := op.beginRecord(ctx, rec, op.survival(ctx)); err != nil {
 		return err
 	}
@@ -59,17 +52,17 @@ func (op *operation) write(ctx context.Context) error {
 //
 // A power cut leaves nothing of plugins that write no file. A torn record may leave a file in
 // libcni's cache, which Recover finds by the record's name; see deleteIllegible.
-func (op *operation) survival(ctx context.Context) container.Survival {
+func (op *operation) survival(ctx context.Context) record.Survival {
 	all := func(is func(a *attachment) bool) bool {
 		return !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !is(a) })
 	}
 	switch {
 	case op.OutlivesPowerCut():
-		return container.AtOnce
+		return record.AtOnce
 	case all(func(a *attachment) bool { return a.isPassing(ctx) }):
-		return container.Never
+		return record.Never
 	}
-	return container.Soon
+	return record.Soon
 }
 
 // isPassing reports whether the record of an attachment need not survive a power cut,
@@ -315,23 +308,24 @@ func (all attachments) about(i int, err error) error {
 }
 
 // ledger returns what earlier versions have noted about this owner's attachments.
-func (s *snapshot) ledger() record.Ledger { return s.Records.Ledger(s.owner) }
+func (s *snapshot) ledger() leftovers.Ledger { return leftovers.LedgerOf(s.Records, s.owner) }
 
-func (a *attachment) key() record.Key {
-	return record.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.network.config.Name, IfName: a.IfName}
+func (a *attachment) key() leftovers.Key {
+	return leftovers.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.network.config.Name, IfName: a.IfName}
 }
 
 // beginClaims notes the time at which attachments are about to be recorded.
-func (op *operation) beginClaims() {
+func (op *operation) beginClaims(rec *record.Record) {
 	var now time.Time
 	for _, a := range op.attachments {
+		a.claims.Restart()
 		if isLoAlone(a.network.config.Plugins) {
 			continue // lo's attachment holds no address
 		}
 		if now.IsZero() {
 			now = op.Records.Now()
 		}
-		a.claims.Restart(now)
+		rec.Find(a.IfName).Since = now
 	}
 }
 
@@ -339,7 +333,7 @@ func (op *operation) beginClaims() {
 // released their addresses, but those for which a built-in plugin has done so already.
 func (op *operation) syncReleases(all attachments) {
 	for _, a := range all {
-		for _, dir := range footprint.IPAMDirs(a.network.config) {
+		for _, dir := range leftovers.IPAMDirs(a.network.config) {
 			if !op.removal.releases.Has(dir) {
 				op.removal.releases.Begin(dir, op.Records.SyncDir)
 			}
@@ -359,7 +353,7 @@ func (op *operation) settleReleases(gone attachments) {
 	}
 }
 
-func (all attachments) keys() (keys []record.Key) {
+func (all attachments) keys() (keys []leftovers.Key) {
 	for _, a := range all {
 		keys = append(keys, a.key())
 	}
@@ -395,23 +389,10 @@ func (a *attachment) NoteSoon(key string, value any) error {
 // claimResult notes the addresses in a result, because an executable may have
 // delegated their reservation.
 func (a *attachment) claimResult(result json.RawMessage) {
-	claimed, _ := a.claims.All()
-	if len(claimed) > 0 || !slices.ContainsFunc(a.network.config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
+	if len(a.claims.All()) > 0 || !slices.ContainsFunc(a.network.config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
 		return
 	}
-	if addrs := footprint.Addresses(result); len(addrs) > 0 {
+	if addrs := leftovers.Addresses(result); len(addrs) > 0 {
 		a.claims.Add(addrs...)
 	}
-}
-
-// emptied decides whether an empty reservation belongs to this attachment.
-func (a *attachment) emptied(addresses []netip.Addr) func(ipamdir.Reservation) bool {
-	judged := claims.Attachment{
-		Log: a.op.logger, Container: a.op.ID, Key: a.key(), Claims: &a.claims, Records: a.op.Records, Ledger: a.op.ledger(),
-		Addresses: addresses, Answered: a.state == record.Added,
-	}
-	if n := a.entry(); n != nil {
-		judged.Recorded = n.Since
-	}
-	return judged.Judge()
 }

@@ -12,14 +12,13 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
-	"github.com/embedcni/cni/internal/sweep"
 )
 
 // Remove detaches the container from all its networks, or from those selected with
@@ -52,7 +51,7 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	ctx = context.WithoutCancel(ctx)
 	op := &operation{snapshot: s}
-	host, early, err := op.validateRemove(ns)
+	host, err := op.validateRemove(ns)
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
 	}
@@ -60,7 +59,6 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
 	}
 	defer op.end()
-	op.Early = early
 	s.reap(op.Host, false)
 	damage, err := op.load()
 	if err == nil {
@@ -78,12 +76,11 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 // validateRemove checks the caller's parameters before anything is touched, the
 // lock file included, and opens the namespace in which plugins run. A whole
 // record lists the container's attachments; otherwise they are planned here.
-func (op *operation) validateRemove(ns *Namespace) (_ *hostns.NetNS, early record.Early, err error) {
+func (op *operation) validateRemove(ns *Namespace) (*hostns.NetNS, error) {
 	if err := validateID(ns.id); err != nil {
-		return nil, early, err
+		return nil, err
 	}
-	early, err = op.Records.LoadEarly(ns.id)
-	rec, err := early.Record, recordError(op.Records, ns.id, record.Name(ns.id), err)
+	rec, err := loadRecord(op.Records, ns.id)
 	switch {
 	case errors.As(err, new(*RecordError)):
 		err = nil // recall returns it
@@ -93,16 +90,16 @@ func (op *operation) validateRemove(ns *Namespace) (_ *hostns.NetNS, early recor
 		op.attachments, err = op.plan(ns, "DEL")
 	}
 	if err != nil {
-		return nil, early, err
+		return nil, err
 	}
 	host, err := op.Hosts.Open(op.hostNetNS)
 	if err != nil {
-		return nil, early, err
+		return nil, err
 	}
 	if _, err := host.Validate(ns.path, "DEL"); err != nil {
-		return nil, early, join(err, host.Close())
+		return nil, join(err, host.Close())
 	}
-	return host, early, nil
+	return host, nil
 }
 
 // validateSelected refuses a network that is neither on the container's record
@@ -169,7 +166,7 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 func (all attachments) displaced() (addrs []netip.Addr) {
 	for _, a := range all {
 		if a.Fact(netfilter.DisplacedFact) != nil {
-			addrs = append(addrs, footprint.Addresses(json.RawMessage(a.partial))...)
+			addrs = append(addrs, leftovers.Addresses(json.RawMessage(a.partial))...)
 		}
 	}
 	return addrs
@@ -186,7 +183,7 @@ func (op *operation) giveBack(ctx context.Context, addrs []netip.Addr) {
 	err := op.Records.Each(func(f record.Found) bool {
 		if f.Err == nil && f.Record.ContainerID != op.ID && f.Record.Host == host && f.Record.Boot == op.Boot &&
 			slices.ContainsFunc(f.Record.Attachments, func(n record.Attachment) bool {
-				return n.State == record.Added && slices.ContainsFunc(footprint.Addresses(n.Result), func(a netip.Addr) bool { return slices.Contains(addrs, a) })
+				return n.State == record.Added && slices.ContainsFunc(leftovers.Addresses(n.Result), func(a netip.Addr) bool { return slices.Contains(addrs, a) })
 			}) {
 			ids = append(ids, f.Record.ContainerID)
 		}
@@ -346,7 +343,7 @@ func (a *attachment) ipamUndone(ctx context.Context, typ, ipam string) bool {
 // to the Error of a DEL. A batched change without a plugin may be that of any plugin in
 // the chain.
 func (all attachments) failedTypes(e *Error) []string {
-	if errors.As(e.Err, new(*sweep.SiblingError)) {
+	if errors.As(e.Err, new(*leftovers.SiblingError)) {
 		return []string{""} // the sweep does not cover attachments that stay
 	}
 	if e.Plugin != "" || !errors.As(e.Err, new(*runner.FlushError)) {

@@ -14,7 +14,6 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/health"
-	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
@@ -236,7 +235,7 @@ var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has 
 // repairLocked repairs attachments of locked containers together, and adds the outcomes to
 // the reports, by container. The Err of each is the reason why it could not be repaired to
 // the end; the report is valid with it. With asks, it asks the plugins for CHECK.
-func repairLocked(ctx context.Context, all attachments, o RepairOptions, holds []hold.Hold, asks bool, reports map[record.ID]*RepairReport) (repairs []*repairing) {
+func repairLocked(ctx context.Context, all attachments, o RepairOptions, holds []record.Hold, asks bool, reports map[record.ID]*RepairReport) (repairs []*repairing) {
 	var group []*health.Repairing
 	var in []context.Context
 	var end []func(error)
@@ -274,7 +273,7 @@ type repairing struct {
 // seconds, and for as long as an administrator likes.
 const repairPatience = 3 * time.Second
 
-func (a *attachment) repairing(o RepairOptions, holds []hold.Hold) *repairing {
+func (a *attachment) repairing(o RepairOptions, holds []record.Hold) *repairing {
 	if a.op.patience == nil {
 		a.op.patience = caller.NewPatience(repairPatience)
 	}
@@ -283,7 +282,7 @@ func (a *attachment) repairing(o RepairOptions, holds []hold.Hold) *repairing {
 	r := &repairing{attachment: a, Repairing: &health.Repairing{
 		Runner: its, Host: a.op.Host, Container: a.inside(), Compare: a.compare, Inside: o.Inside,
 	}}
-	r.held = o.Unheld && slices.ContainsFunc(holds, func(h hold.Hold) bool { return h.Holds(a.op.Record, a.network.config.Name) })
+	r.held = o.Unheld && slices.ContainsFunc(holds, func(h record.Hold) bool { return h.Holds(a.op.Record, a.network.config.Name) })
 	if r.held || o.Want != nil {
 		r.Want = func(d compare.Difference) bool { return !r.held && o.Want(string(a.op.ID), r.difference(d)) }
 	}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/health"
-	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -133,7 +132,7 @@ func (t *together) lock(ctx context.Context, ids []record.ID) (locked []*operati
 }
 
 // repairLocked repairs locked containers.
-func (t *together) repairLocked(ctx context.Context, locked []*operation, holds []hold.Hold) {
+func (t *together) repairLocked(ctx context.Context, locked []*operation, holds []record.Hold) {
 	var all attachments
 	for _, op := range locked {
 		err := op.recallToRepair()
@@ -159,11 +158,11 @@ func (t *together) repairLocked(ctx context.Context, locked []*operation, holds 
 
 // heldNow returns what is held, as far as a repair with these options leaves it. Until
 // release is called, nobody can hold anything else.
-func (s *snapshot) heldNow(ctx context.Context, o RepairOptions) (holds []hold.Hold, release func(), err error) {
+func (s *snapshot) heldNow(ctx context.Context, o RepairOptions) (holds []record.Hold, release func(), err error) {
 	if !o.Unheld {
 		return nil, func() {}, nil
 	}
-	kept, err := s.Locks.LockAll(ctx, []lock.Key{{Name: hold.LockName, Shared: true}})
+	kept, err := s.Locks.LockAll(ctx, []lock.Key{{Name: record.HoldsLock, Shared: true}})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -6,17 +6,15 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/embedcni/cni/internal/abandoned"
-	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/portindex"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 )
 
 // beginRecord writes the record. It refuses ports of the host that another
 // container on record has, and chooses those that are left open.
-func (op *operation) beginRecord(ctx context.Context, rec *record.Record, survives container.Survival) error {
+func (op *operation) beginRecord(ctx context.Context, rec *record.Record, survives record.Survival) error {
 	op.portWarnings = nil
 	sets, open, protocols := op.attachments.openPorts()
 	if err := op.attachments.reopenPorts(sets); err != nil {
@@ -66,7 +64,7 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, surviv
 // runs meanwhile. It returns the chosen ports that are taken, by sockets too; others are
 // refused.
 func (op *operation) beginWithPorts(
-	ctx context.Context, rec *record.Record, survives container.Survival, picked *ports.Picked, chosen []uint16,
+	ctx context.Context, rec *record.Record, survives record.Survival, picked *ports.Picked, chosen []uint16,
 ) (taken []uint16, err error) {
 	wanted := op.attachments.hostPorts()
 	held, err := op.Locks.LockAll(ctx, portKeys(op.Host.String(), wanted))
@@ -77,11 +75,11 @@ func (op *operation) beginWithPorts(
 	if taken, err = op.usePorts(picked, chosen); len(taken) > 0 || err != nil {
 		return taken, err
 	}
-	conflicts, err := op.Ports.Conflicts(rec, wanted)
+	conflicts, err := op.ports.Conflicts(rec, wanted)
 	if err != nil {
 		return nil, err
 	}
-	var refused []portindex.Conflict
+	var refused []ports.Conflict
 	for _, c := range conflicts {
 		if slices.Contains(chosen, c.Wanted.Port) {
 			taken = append(taken, c.Wanted.Port)
@@ -125,7 +123,7 @@ func (op *operation) usePorts(picked *ports.Picked, candidates []uint16) (used [
 }
 
 // takenBy returns a PortError for each conflict.
-func takenBy(conflicts []portindex.Conflict) error {
+func takenBy(conflicts []ports.Conflict) error {
 	var errs []error
 	e := &takenPorts{}
 	for _, c := range conflicts {
@@ -195,11 +193,11 @@ func (op *operation) givePorts(rec *record.Record, sets []*askedPorts, chosen []
 // choosePorts returns n ports of the range that nobody seems to have. The index of
 // records may name ports that nobody has, so it is read exactly before none is left.
 func (op *operation) choosePorts(rec *record.Record, picked *ports.Picked, n int) ([]uint16, error) {
-	chosen, err := op.Ports.Free(picked.Protocols, picked.First, picked.Last, n, picked.Avoids)
+	chosen, err := op.ports.Free(picked, n)
 	if err != nil || len(chosen) == n {
 		return chosen, err
 	}
-	holders, err := op.Ports.Within(rec, picked.Protocols, picked.First, picked.Last)
+	holders, err := op.ports.Within(rec, picked)
 	if err != nil {
 		return nil, err
 	}
@@ -225,7 +223,7 @@ func (op *operation) choosePorts(rec *record.Record, picked *ports.Picked, n int
 
 // noneLeft returns the error for a range with too few free ports. Containers that are
 // gone and have some of them may be removed.
-func (op *operation) noneLeft(picked *ports.Picked, holders []portindex.Holder, n, free int) error {
+func (op *operation) noneLeft(picked *ports.Picked, holders []ports.Holder, n, free int) error {
 	e := &portRangeError{
 		First: int(picked.First), Last: int(picked.Last), Wanted: n, Free: free,
 		Processes: picked.InUse, Excluded: picked.Excluded,
@@ -233,7 +231,7 @@ func (op *operation) noneLeft(picked *ports.Picked, holders []portindex.Holder, 
 	byOwner := make(map[string]map[uint16]bool)
 	gone := &takenPorts{error: e}
 	for _, port := range picked.Refused() {
-		if !slices.ContainsFunc(holders, func(h portindex.Holder) bool { return h.Claim.Port == port }) {
+		if !slices.ContainsFunc(holders, func(h ports.Holder) bool { return h.Claim.Port == port }) {
 			e.Unrecorded++
 		}
 	}
@@ -244,7 +242,7 @@ func (op *operation) noneLeft(picked *ports.Picked, holders []portindex.Holder, 
 		}
 		byOwner[owner][h.Claim.Port] = true
 		if len(gone.holders) < n && !slices.ContainsFunc(gone.holders, func(rec *record.Record) bool { return rec.ContainerID == h.Record.ContainerID }) &&
-			abandoned.Is(h.Record, op.owner, op.Boot) {
+			leftovers.IsAbandoned(h.Record, op.owner, op.Boot) {
 			gone.holders = append(gone.holders, h.Record)
 		}
 	}

@@ -9,13 +9,12 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/sweep"
 )
 
 // chain returns the chain of the attachment's plugins, for one verb.
@@ -139,7 +138,7 @@ func (a hooks) sharesAddresses(call chain.Call, kind runner.Kind) error {
 	if kind != runner.Executable && runner.Kind(ipam.Kind) != runner.Executable {
 		return nil
 	}
-	for _, dir := range footprint.IPAMDirs(a.network.config) {
+	for _, dir := range leftovers.IPAMDirs(a.network.config) {
 		if err := a.op.pluginRoot.Shares(dir); err != nil {
 			return fmt.Errorf("data directory of %s: %w", known.HostLocal, err)
 		}
@@ -167,13 +166,7 @@ func (a hooks) Fail(f runner.Failure) error {
 }
 
 // Others implements [caller.Record].
-func (a hooks) Others(key string) (all []caller.Noted, err error) {
-	others, err := a.op.others(a.IfName).Notes(key)
-	for _, n := range others {
-		all = append(all, caller.Noted{Value: n.Value, Result: n.Result})
-	}
-	return all, err
-}
+func (a hooks) Others(key string) ([]caller.Noted, error) { return a.op.others(a.IfName).Notes(key) }
 
 // InUse implements [caller.Record].
 func (a hooks) InUse() ([]netip.Addr, error) {
@@ -181,7 +174,7 @@ func (a hooks) InUse() ([]netip.Addr, error) {
 	if err != nil || a.op.Record == nil {
 		return others, err
 	}
-	return append(others, footprint.AddressesOf(a.op.Record.Attachments, map[string]bool{a.IfName: true})...), nil
+	return append(others, leftovers.AddressesOf(a.op.Record.Attachments, map[string]bool{a.IfName: true})...), nil
 }
 
 // Claim implements [caller.Record]. It is called with host-local's lock
@@ -268,7 +261,7 @@ func (a hooks) mayUnshape() (bool, error) {
 	if t.Host == nil {
 		return true, nil
 	}
-	others, err := sweep.NotItsShaper(t)
+	others, err := t.NotItsShaper()
 	if others {
 		a.op.logger.Debug("DEL of bandwidth is left to the sweep: the device may be another attachment's",
 			"container", a.op.ID, "interface", a.IfName)
@@ -304,15 +297,9 @@ func (a hooks) noteDevice(call chain.Call, kind runner.Kind) {
 		kind == runner.Registered || a.inside() == nil || a.op.Host.Handle == nil {
 		return
 	}
-	var d *footprint.Device
-	var err error
-	if call.Plugin == known.HostDevice {
-		d, err = sweep.IdentifyLent(a.op.Host.Handle, a.inside(), a.IfName)
-	} else {
-		d, err = sweep.Identify(&a.op.Host.Conns, a.inside(), a.IfName)
-	}
+	d, err := leftovers.Identify(&a.op.Host.Conns, a.op.Host.Handle, a.inside(), a.IfName, call.Plugin == known.HostDevice)
 	if err == nil {
-		err = a.Note(footprint.DeviceFact, d)
+		err = a.Note(leftovers.DeviceFact, d)
 	}
 	if err != nil {
 		a.op.logger.Debug("the interface is known by its name alone", "container", a.op.ID, "interface", a.IfName, "error", err)
@@ -330,7 +317,7 @@ func (a *attachment) restoreDevice() {
 	if a.inside() == nil {
 		return
 	}
-	found, err := sweep.Restore(d, a.inside(), a.IfName, d.HostName != "" && !a.inDoubt())
+	found, err := d.Restore(a.inside(), a.IfName, d.HostName != "" && !a.inDoubt())
 	if err != nil {
 		a.op.logger.Warn("an interface that the container has renamed does not get its name back",
 			"container", a.op.ID, "interface", a.IfName, "error", err)
@@ -350,11 +337,11 @@ func (a *attachment) settle() {
 	if t.Interface.Device == nil {
 		return
 	}
-	gone, err := sweep.Settled(t)
+	gone, err := t.Settled()
 	if gone && err == nil {
 		settled := *t.Interface.Device
 		settled.Settled = true
-		err = a.Note(footprint.DeviceFact, settled)
+		err = a.Note(leftovers.DeviceFact, settled)
 	}
 	if err != nil {
 		a.op.logger.Warn("note that an interface is gone", "container", a.op.ID, "interface", a.IfName, "error", err)

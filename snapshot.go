@@ -8,15 +8,15 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nft"
-	"github.com/embedcni/cni/internal/portindex"
+	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/runner"
 )
 
@@ -33,8 +33,8 @@ type snapshot struct {
 	runner    *runner.Runtime
 	loRunner  *runner.Runtime // runs the plugins of the loopback network; see runnerOf
 	addresses *container.ByAddress
-	cached    *portindex.Cache
-	abandoned *abandoned.Search
+	ports     *ports.Index
+	abandoned *leftovers.Search
 	sockets   *nft.Pool
 	parsed    *conflist.Cache // of recorded configurations
 	deletions *links.Deletions
@@ -83,11 +83,7 @@ func (b *build) snapshot(want *config) *snapshot {
 		s.addresses = container.NewByAddress(s.Records)
 		first, references = runner.NewFirsts(s.Locks.Space), &runner.References{}
 	}
-	if previous != nil && previous.Records == s.Records && previous.stateDir == s.stateDir {
-		s.cached = previous.cached
-	} else {
-		s.cached = portindex.OpenCache(s.stateDir, s.Records, s.logger)
-	}
+	s.ports = ports.Open(s.Records, s.stateDir, s.logger)
 	s.runner = &runner.Runtime{
 		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,
 		Bus: s.bus, Locks: s.Locks.Space, First: first, References: references,
@@ -105,17 +101,15 @@ func (b *build) snapshot(want *config) *snapshot {
 
 // search returns the search for abandoned containers. Runtimes with the same settings
 // share one, except those with registered plugins: two such plugins cannot be compared.
-func (s *snapshot) search(previous *snapshot) *abandoned.Search {
+func (s *snapshot) search(previous *snapshot) *leftovers.Search {
 	if len(s.choice.Registered) == 0 {
-		return abandoned.Open(abandoned.Alike{
-			Dir: s.Records.Dir(), Owner: s.owner, Boot: s.Boot, Host: s.hostNetNS,
-			Plugins: s.runner.Key(), Env: strings.Join(s.runner.Env, "\x00"),
-		})
+		alike := append([]string{s.Records.Dir(), s.owner, s.Boot, s.hostNetNS, s.runner.Key()}, s.runner.Env...)
+		return leftovers.SearchOf(strings.Join(alike, "\x00"))
 	}
 	if previous != nil && previous.Records == s.Records && len(previous.choice.Registered) > 0 {
 		return previous.abandoned
 	}
-	return abandoned.New()
+	return leftovers.SearchOf("")
 }
 
 // runnerOf returns the settings under which the plugins of a network run. The network of

@@ -7,15 +7,13 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/sweep"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -38,7 +36,7 @@ func (all attachments) sweep(ctx context.Context) (outcomes []swept, clean bool)
 		clean = clean && len(o.left) == 0 && o.err == nil
 	}
 	if clean && len(all) > 0 {
-		outcomes[0].err = all[0].makeAgain(ctx, footprint.Inherited)
+		outcomes[0].err = all[0].makeAgain(ctx, leftovers.Inherited)
 		clean = outcomes[0].err == nil
 	}
 	return outcomes, clean
@@ -50,27 +48,32 @@ func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
 	}
 	t, done := a.target()
 	defer done()
-	return sweep.All(ctx, t, a.op.log())
+	return leftovers.Sweep(ctx, t, a.op.log())
 }
 
-// described returns the attachment as package footprint takes it.
-func (a *attachment) described() *footprint.Attachment {
-	return &footprint.Attachment{
+// described returns the attachment as package leftovers takes it.
+func (a *attachment) described() *leftovers.Attachment {
+	n := a.entry()
+	d := &leftovers.Attachment{
 		Attachment: a.Attachment, List: a.network.config,
-		Result: json.RawMessage(a.partial), PrevResult: json.RawMessage(a.prev), Device: a.Fact(footprint.DeviceFact),
-		Ran: a.plugins.Recorded(), IsRegistered: a.op.runner.IsRegistered,
-		Recorded: !a.op.Damaged && a.entry() != nil,
+		Result: json.RawMessage(a.partial), PrevResult: json.RawMessage(a.prev), Device: a.Fact(leftovers.DeviceFact),
+		Ran: a.plugins.Recorded(), IsRegistered: a.op.runner.IsRegistered, Given: a.given, Claims: &a.claims,
+		Begun: a.attempted, Added: a.state == record.Added, Recorded: !a.op.Damaged && n != nil,
 		Rebooted: a.op.Rebooted, HostGone: a.op.HostGone,
 	}
+	if n != nil {
+		d.Since = n.Since
+	}
+	return d
 }
 
 // target returns the attachment as a target of the sweep. The caller must call
 // done.
-func (a *attachment) target() (t sweep.Target, done func()) {
+func (a *attachment) target() (t leftovers.Target, done func()) {
 	d := a.described()
 	given := a.given()
-	t = sweep.Target{
-		Footprint: footprint.Of(d), Container: a.inside(), Others: a.op.others(a.IfName),
+	t = leftovers.Target{
+		Footprint: leftovers.Of(d), Container: a.inside(), Others: a.op.others(a.IfName),
 		Firewalld: a.op.bus, Filters: given.Filters, Conns: given.Conns,
 	}
 	if !a.op.HostGone {
@@ -79,7 +82,7 @@ func (a *attachment) target() (t sweep.Target, done func()) {
 	// host-local does not sync its files: a power cut leaves empty ones.
 	t.How.Thorough = a.state != record.Added || a.op.Rebooted || a.op.HostGone || t.Rules.AnyPort
 	t.How.FilesOnly = a.op.HostGone
-	t.How.Emptied = a.emptied(t.Addresses)
+	t.How.Emptied = d.Emptied(a.op.Records, a.op.ledger(), a.op.log())
 	// After a DEL has begun, the interface may be back on the host, and another
 	// container may have it.
 	t.How.Lost = t.Interface.Device != nil && a.lost && !a.inDoubt()
@@ -109,12 +112,12 @@ func (a *attachment) target() (t sweep.Target, done func()) {
 
 // others returns the other attachments of the host, for an attachment of the
 // container.
-func (op *operation) others(ifName string) *footprint.Others {
+func (op *operation) others(ifName string) *leftovers.Others {
 	var host string
 	if op.Host != nil {
 		host = op.Host.String()
 	}
-	return &footprint.Others{
+	return &leftovers.Others{
 		Records: op.Records, CacheDir: op.stateDir, Host: host, Boot: op.Boot,
 		ContainerID: op.ID, Plugins: op.PluginID(), IfName: ifName, Leaving: op.removal.leaving,
 	}
@@ -141,37 +144,37 @@ func (a *attachment) siblings() (attachments, error) {
 // Siblings returns the addresses, owners and rules of the siblings.
 func (a *attachment) Siblings() fwrules.Siblings {
 	all, err := a.siblings()
-	var described []*footprint.Attachment
+	var described []*leftovers.Attachment
 	for _, b := range all {
 		described = append(described, b.described())
 	}
-	s, rerr := footprint.Siblings(a.network.config.Name, described)
+	s, rerr := leftovers.Siblings(a.network.config.Name, described)
 	s.Unknown = s.Unknown || err != nil
 	if rerr != nil {
 		a.op.logger.Warn("the rules of another attachment of the container are not known; rules that it may share stay",
 			"container", a.op.ID, "network", a.network.config.Name, "error", rerr)
 	}
 	if a.op.Damaged {
-		s.Addresses = append(s.Addresses, footprint.AddressesOf(a.op.Record.Attachments, a.op.removal.leaving)...)
+		s.Addresses = append(s.Addresses, leftovers.AddressesOf(a.op.Record.Attachments, a.op.removal.leaving)...)
 	}
 	return s
 }
 
 // makeAgain makes the rules of siblings again that lost selects. It does nothing for a
 // container whose namespace is gone.
-func (a *attachment) makeAgain(ctx context.Context, lost footprint.Lost) error {
+func (a *attachment) makeAgain(ctx context.Context, lost leftovers.Lost) error {
 	recorded := a.op.Record != nil && !a.op.Damaged
 	if lost == nil || a.op.HostGone || a.op.Host.Handle == nil || recorded && a.op.Gone() {
 		return nil
 	}
 	all, err := a.siblings()
-	var staying []sweep.Sibling
+	var staying []*leftovers.Attachment
 	for _, b := range all {
 		if !recorded || b.state == record.Added { // others are being removed, or their ADD will make their rules
-			staying = append(staying, sweep.Sibling{Attachment: b.described(), Given: b.given()})
+			staying = append(staying, b.described())
 		}
 	}
-	err = join(err, sweep.MakeAgain(ctx, a.op.Host.Handle, staying, lost, a.op.log()))
+	err = join(err, leftovers.MakeAgain(ctx, a.op.Host.Handle, staying, lost, a.op.log()))
 	if err != nil {
 		return a.error("DEL", err)
 	}
@@ -186,19 +189,19 @@ func (s *snapshot) reap(host *hostns.NetNS, setup bool) {
 	}
 }
 
-func (s *snapshot) forAbandoned() abandoned.Runtime {
-	return abandoned.Runtime{Owner: s.owner, Boot: s.Boot, Records: s.Records, Logger: s.logger, Containers: reaper{s}}
+func (s *snapshot) forAbandoned() leftovers.Runtime {
+	return leftovers.Runtime{Owner: s.owner, Boot: s.Boot, Records: s.Records, Logger: s.logger, Containers: reaper{s}}
 }
 
 // reaper removes abandoned containers.
 type reaper struct{ *snapshot }
 
-// Keeps implements [abandoned.Containers].
+// Keeps implements [leftovers.Containers].
 func (r reaper) Keeps(id record.ID) bool { return r.Pins.Keeps(id) }
 
 // Tend finishes a removal that Setup or Remove had begun, removes the container if
 // its namespace has ended, or else lets go of the namespace.
-func (r reaper) Tend(file string, host *hostns.NetNS) (step abandoned.Step, err error) {
+func (r reaper) Tend(file string, host *hostns.NetNS) (step leftovers.Step, err error) {
 	rec, err := r.Records.LoadFile(file)
 	if err != nil || rec == nil {
 		return step, host.Close() // removed since, or damaged, which Recover reports
@@ -212,7 +215,7 @@ func (r reaper) Tend(file string, host *hostns.NetNS) (step abandoned.Step, err 
 }
 
 // tend is Tend for a container that is locked.
-func (r reaper) tend(op *operation, host netns.ID) (step abandoned.Step, err error) {
+func (r reaper) tend(op *operation, host netns.ID) (step leftovers.Step, err error) {
 	if err := op.recallOwn(); err != nil {
 		if isSkipped(err) {
 			r.logger.Debug("look for abandoned containers", "error", err)
@@ -223,7 +226,7 @@ func (r reaper) tend(op *operation, host netns.ID) (step abandoned.Step, err err
 	if op.Record == nil || op.Damaged {
 		return step, nil
 	}
-	if !abandoned.Is(op.Record, op.owner, op.Boot) {
+	if !leftovers.IsAbandoned(op.Record, op.owner, op.Boot) {
 		return step, nil
 	}
 	if going := op.unfinished(); len(going) > 0 {
@@ -232,11 +235,11 @@ func (r reaper) tend(op *operation, host netns.ID) (step abandoned.Step, err err
 	if op.Record.LetGo != nil && op.Gone() {
 		return step, op.finishAbandoned(op.attachments)
 	}
-	var all []*footprint.Attachment
+	var all []*leftovers.Attachment
 	for _, a := range op.attachments {
 		all = append(all, a.described())
 	}
-	step.Ends, err = abandoned.LetGo(op.Container, all, op.logger)
+	step.Ends, err = leftovers.LetGo(op.Container, all, op.logger)
 	step.Again = err == nil && op.Host.ID() == host
 	return step, err
 }
@@ -244,18 +247,19 @@ func (r reaper) tend(op *operation, host netns.ID) (step abandoned.Step, err err
 // end removes the abandoned container of a record now. It returns false if the container
 // stays as it is on record.
 func (r reaper) end(ctx context.Context, of *record.Record, host *hostns.NetNS) (bool, error) {
-	return abandoned.End(ctx, host, func(ctx context.Context, host *hostns.NetNS) (step abandoned.Step, ended bool, err error) {
+	return leftovers.End(ctx, host, func(ctx context.Context, host *hostns.NetNS) (step leftovers.Step, err error) {
 		at := host.ID()
 		op, err := (&operation{snapshot: r.snapshot}).open(ctx, of.ContainerID, host, container.Access{})
 		if err != nil {
-			return step, false, err
+			return step, err
 		}
 		defer op.end()
 		if step, err = r.tend(op, at); err != nil || step.Again {
-			return step, false, err
+			return step, err
 		}
 		now, err := r.Records.Load(of.ContainerID) // it may have been attached again
-		return step, err == nil && (now == nil || now.Generation != of.Generation || !now.Since.Equal(of.Since)), err
+		step.Ended = err == nil && (now == nil || now.Generation != of.Generation || !now.Since.Equal(of.Since))
+		return step, err
 	})
 }
 
@@ -280,7 +284,7 @@ func (s *snapshot) withoutHolders(ctx context.Context, attempt func() (*Result, 
 func (s *snapshot) endHolders(ctx context.Context, err error) bool {
 	var taken *takenPorts
 	if s.withoutReaping || !errors.As(err, &taken) ||
-		slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !abandoned.Is(rec, s.owner, s.Boot) }) {
+		slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !leftovers.IsAbandoned(rec, s.owner, s.Boot) }) {
 		return false
 	}
 	return !slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !s.endDead(ctx, rec) })

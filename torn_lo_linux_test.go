@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
@@ -96,7 +97,7 @@ func TestATornRecordThatMayBeOfMoreThanLoIsKept(t *testing.T) {
 			h.entry(record.Entry{ContainerID: "c1", Generation: 1, IfName: "eth0", State: record.Added})
 		},
 		"an attachment in the ledger": func(h *realHost) {
-			h.Entered("tester", record.Line{Key: record.Key{ContainerID: "c1", Network: "pods", IfName: "eth0"}})
+			h.Entered("tester", leftovers.Line{Key: leftovers.Key{ContainerID: "c1", Network: "pods", IfName: "eth0"}})
 		},
 		"another interface": func(h *realHost) {
 			h.Inside(h.Path("netns", "c1"), func() error {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
-	"github.com/embedcni/cni/internal/ipamdir"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -71,7 +71,9 @@ func (t *traces) hold(a Attachment, lines audit.Lines) error {
 		}
 	}
 	for _, dir := range dirs {
-		held, err := ipamdir.Held(ipamdir.Search{Dirs: []string{dir}, ContainerID: a.ContainerID, IfName: a.IfName})
+		held, err := leftovers.Target{Footprint: leftovers.Footprint{
+			Owner: fwrules.Owner{ContainerID: a.ContainerID, IfName: a.IfName}, IPAMDirs: []string{dir},
+		}}.Held()
 		if err != nil {
 			return err
 		}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
@@ -46,8 +45,8 @@ var ErrNotHeld = errors.New("not held")
 // cni.ErrInvalidArgument if h names neither.
 func (h Hold) Begin(ctx context.Context, rt *cni.Runtime) error {
 	c := rt.GetConfig()
-	put := hold.Hold{Network: h.Network, Reason: h.Reason, Owner: c.Owner, Since: time.Now().UTC()}
-	err := change(ctx, c.StateDir, func(s hold.Store) (err error) {
+	put := record.Hold{Network: h.Network, Reason: h.Reason, Owner: c.Owner, Since: time.Now().UTC()}
+	err := change(ctx, c.StateDir, func(s record.Holds) (err error) {
 		if h.ContainerID != "" {
 			put.Container = record.ID(h.ContainerID)
 			put.Attached, err = h.attached(rt)
@@ -85,8 +84,8 @@ func (h Hold) attached(rt *cni.Runtime) (since time.Time, err error) {
 // End ends a hold of the same container and network. The error is ErrNotHeld if there is
 // none.
 func (h Hold) End(ctx context.Context, rt *cni.Runtime) error {
-	err := change(ctx, rt.GetConfig().StateDir, func(s hold.Store) error {
-		there, err := s.Delete(hold.Hold{Container: record.ID(h.ContainerID), Network: h.Network})
+	err := change(ctx, rt.GetConfig().StateDir, func(s record.Holds) error {
+		there, err := s.Delete(record.Hold{Container: record.ID(h.ContainerID), Network: h.Network})
 		if err == nil && !there {
 			err = ErrNotHeld
 		}
@@ -99,24 +98,24 @@ func (h Hold) End(ctx context.Context, rt *cni.Runtime) error {
 }
 
 // change changes the holds of a state directory, while nothing is being repaired by itself.
-func change(ctx context.Context, stateDir string, do func(hold.Store) error) (err error) {
+func change(ctx context.Context, stateDir string, do func(record.Holds) error) (err error) {
 	locks := lock.Open(filepath.Join(stateDir, "embedcni", "locks"))
 	if call := runner.Inside(ctx, locks.Path()); call != nil {
 		return fmt.Errorf("%w: %q would wait for itself", cni.ErrInsidePlugin, call.Plugin)
 	}
-	held, err := locks.LockAll(ctx, []lock.Key{{Name: hold.LockName}})
+	held, err := locks.LockAll(ctx, []lock.Key{{Name: record.HoldsLock}})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, held.Release()) }()
-	return do(hold.In(stateDir))
+	return do(record.HoldsIn(stateDir))
 }
 
 // Holds returns the holds of every owner, in the order of time. With an error some
 // holds cannot be read. Such a hold holds the container or network that it was made for,
 // until End or the end of the container.
 func Holds(rt *cni.Runtime) ([]Hold, error) {
-	found, err := hold.In(rt.GetConfig().StateDir).List()
+	found, err := record.HoldsIn(rt.GetConfig().StateDir).List()
 	var all []Hold
 	for _, h := range found {
 		if h.Err() != nil {

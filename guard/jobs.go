@@ -14,7 +14,6 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/embedcni/cni/internal/confwatch"
-	"github.com/embedcni/cni/internal/hold"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -99,7 +98,7 @@ var ErrUnguarded = errors.New("containers have rules in legacy tables of iptable
 func (g *guard) followHolds(ctx context.Context) error {
 	w := &confwatch.Watch{
 		Sources: func() []confwatch.Source {
-			return []confwatch.Source{{Path: hold.In(g.config.StateDir).Dir, Dir: true}}
+			return []confwatch.Source{{Path: record.HoldsIn(g.config.StateDir).Dir, Dir: true}}
 		},
 		Look: g.hear,
 		Failed: func(err error) {

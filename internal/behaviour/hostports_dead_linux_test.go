@@ -14,9 +14,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
@@ -43,9 +43,9 @@ func dies(t *testing.T, r *cni.Runtime, id string, opts ...cni.NamespaceOpts) {
 
 // impatient has a Setup wait no longer than it does in a program.
 func impatient(t *testing.T) {
-	before := abandoned.EndWithin
-	abandoned.EndWithin = time.Second
-	t.Cleanup(func() { abandoned.EndWithin = before })
+	before := leftovers.EndWithin
+	leftovers.EndWithin = time.Second
+	t.Cleanup(func() { leftovers.EndWithin = before })
 }
 
 // TestSetupTakesThePortOfADeadContainer, on every way of forwarding, and removes the dead

@@ -13,9 +13,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/abandoned"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"
@@ -94,7 +94,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(sevenEnv) != "" {
 		sevenMain()
 	}
-	abandoned.EndWithin = time.Minute // a busy machine's kernel takes its time
+	leftovers.EndWithin = time.Minute // a busy machine's kernel takes its time
 	os.Exit(refplugins.Main(m, refplugins.WithScripted(), sandbox.Shards(4)))
 }
 

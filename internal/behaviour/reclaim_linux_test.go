@@ -18,6 +18,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
@@ -78,13 +79,13 @@ func (s *stage) held() []string {
 // entered notes an attachment and its address as earlier versions did.
 func (s *stage) entered(id, addr string, gone bool) {
 	s.T.Helper()
-	line := record.Line{
-		Key:  record.Key{ContainerID: record.PluginID(id), Network: "net", IfName: "eth0"},
+	line := leftovers.Line{
+		Key:  leftovers.Key{ContainerID: record.PluginID(id), Network: "net", IfName: "eth0"},
 		Dirs: []string{filepath.Join(s.Path("ipam"), "net")}, Addresses: []netip.Addr{netip.MustParseAddr(addr)}, Time: time.Now(),
 	}
 	s.Entered("tester", line)
 	if gone {
-		s.Entered("tester", record.Line{Key: line.Key, Gone: true, Time: time.Now()})
+		s.Entered("tester", leftovers.Line{Key: line.Key, Gone: true, Time: time.Now()})
 	}
 }
 
@@ -281,8 +282,8 @@ func lostRecords(t *testing.T, test func(t *testing.T, h *realHost, r func(opts 
 // enteredPod notes c1 on podnet as earlier versions did.
 func (h *realHost) enteredPod() {
 	h.T.Helper()
-	h.Entered("tester", record.Line{
-		Key:  record.Key{ContainerID: "c1", Network: "podnet", IfName: "eth0"},
+	h.Entered("tester", leftovers.Line{
+		Key:  leftovers.Key{ContainerID: "c1", Network: "podnet", IfName: "eth0"},
 		Dirs: []string{h.Path("ipam", "podnet")}, Time: time.Now(),
 	})
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/portindex"
 	"github.com/embedcni/cni/internal/proc"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
@@ -34,7 +33,6 @@ type Store struct {
 	Locks     *Locks
 	Pins      *Pins
 	Pools     Pools
-	Ports     *portindex.Index // of the host, that records claim
 	Hosts     *hostns.Finder
 	HostNetNS string // the configured namespace to run plugins in; empty: the caller's
 	Logger    *slog.Logger
@@ -50,10 +48,9 @@ func Open(lockFile, recordDir, hostNetNS string, logger *slog.Logger, previous *
 	}
 	var space *lock.Space
 	if previous != nil && previous.Locks.Path() == lockFile && previous.Records.Dir() == recordDir {
-		s.Records, s.Pins, space, s.Ports = previous.Records, previous.Pins, previous.Locks.Space, previous.Ports
+		s.Records, s.Pins, space = previous.Records, previous.Pins, previous.Locks.Space
 	} else {
 		s.Records, s.Pins, space = record.Open(recordDir), NewPins(recordDir, lockFile), lock.Open(lockFile)
-		s.Ports = portindex.Open(s.Records, logger)
 	}
 	s.Process = newProcess(space, logger)
 	s.Locks = &Locks{Space: space, records: s.Records, process: s.Process, logger: logger}

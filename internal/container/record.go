@@ -18,7 +18,6 @@ type Recorded struct {
 	ID      record.ID
 	Record  *record.Record // nil: there is none, or not yet
 	Damaged bool           // Record is only the legible part
-	Early   record.Early   // as it was read before the lock, if it was
 
 	records *record.Store
 	pending *record.Pending    // Record, on its way to the disk
@@ -28,8 +27,7 @@ type Recorded struct {
 // Load reads the record. It keeps the legible part of a damaged one, and returns that
 // error as damage. A record that is newer or cannot be read is an error.
 func (r *Recorded) Load() (damage, err error) {
-	rec, err := r.records.LoadLate(r.ID, r.Early)
-	r.Early = record.Early{} // the record is changed from now on
+	rec, err := r.records.Load(r.ID)
 	if err != nil && !errors.Is(err, record.ErrBad) {
 		return nil, err
 	}
@@ -55,32 +53,12 @@ func described(id, path string) string {
 	return id + " (" + path + ")"
 }
 
-// Survival is when a record survives a power cut.
-type Survival int
-
-const (
-	// AtOnce: before the first plugin runs.
-	AtOnce Survival = iota
-	// Soon: the first plugins make nothing that survives one; see [Recorded.Pending].
-	Soon
-	// Never: no plugin makes anything that survives one.
-	Never
-)
-
 // PrepareRecord begins to make the file of the container's first record.
 func (r *Recorded) PrepareRecord() { r.coming = r.records.Prepare() }
 
 // Begin writes a record before the first plugin runs.
-func (r *Recorded) Begin(rec *record.Record, survives Survival) (err error) {
-	switch survives {
-	case Soon:
-		r.pending, err = r.records.BeginSoon(rec, r.coming)
-	case Never:
-		r.pending, err = nil, r.records.BeginVolatile(rec, r.coming)
-	default:
-		err = r.records.Begin(rec)
-	}
-	if err == nil {
+func (r *Recorded) Begin(rec *record.Record, survives record.Survival) (err error) {
+	if r.pending, err = r.records.BeginAs(rec, survives, r.coming); err == nil {
 		r.Record = rec
 	}
 	return err

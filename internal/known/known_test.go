@@ -31,9 +31,8 @@ var otherMeanings = map[string][]string{
 	"internal/nft":              {Bridge},
 	"internal/netfilter/native": {Firewall}, // the beginning of an error
 	"internal/builtin/lan":      {Bridge, MACVLAN, HostDevice},
-	"internal/sweep":            {MACVLAN},
 	"capability.go":             {Bandwidth},
-	"internal/footprint":        {Bandwidth},
+	"internal/leftovers":        {Bandwidth, MACVLAN},
 	"internal/builtin/portmap":  {Bridge}, // a kind of link
 	"internal/compare":          {Bridge},
 	"netconf":                   {Bandwidth, Bridge, VLAN}, // a capability and fields

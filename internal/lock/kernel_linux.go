@@ -33,37 +33,24 @@ type waits struct {
 // hasFile reports that keys are locked in a file.
 const hasFile = true
 
-// lockFile takes the claims in order, on a file description of its own.
-func (s *Space) lockFile(ctx context.Context, claims []claim) (*os.File, error) {
-	return s.openFor(claims, os.O_CREATE, func(f *os.File) (bool, error) {
-		for _, c := range claims {
-			if err := s.lockKey(ctx, f, c); err != nil {
-				return false, fmt.Errorf("lock %q in %s: %w", c.name, s.path, err)
-			}
-		}
-		return true, nil
-	})
-}
-
-// tryFile is lockFile without waiting: it returns nil if any key is taken. A
-// shared key is taken through its gate too, so that it overtakes nobody. It creates
-// the file if create is os.O_CREATE. If that is 0 and the file is missing, the error
-// is fs.ErrNotExist.
-func (s *Space) tryFile(claims []claim, create int) (*os.File, error) {
-	return s.openFor(claims, create, func(f *os.File) (bool, error) { return tryClaims(f, claims) })
-}
-
-// openFor opens the lock file and calls take. It returns nil if take reports that
-// it did not take all claims. Closing the file then unlocks those taken so far,
-// unless an abandoned wait still has the description open.
-func (s *Space) openFor(claims []claim, create int, take func(*os.File) (bool, error)) (*os.File, error) {
+// lockFile takes the claims in order, on a file description of its own. Without wait it
+// returns nil if any key is taken. It creates the file if create is os.O_CREATE. If that is 0
+// and the file is missing, the error is fs.ErrNotExist.
+//
+// Closing the file unlocks the keys taken so far, unless an abandoned wait still has the
+// description open.
+func (s *Space) lockFile(ctx context.Context, claims []claim, wait bool, create int) (*os.File, error) {
 	for {
 		f, err := openFile(s.path, os.O_RDWR|create)
 		if err != nil {
 			return nil, fmt.Errorf("lock %s: %w: %w", describe(claims), ErrUnavailable, err)
 		}
-		if all, err := take(f); err != nil || !all {
-			return nil, errors.Join(err, unlockFile(f))
+		for _, c := range claims {
+			if ok, err := s.lockKey(ctx, f, c, wait); err != nil {
+				return nil, errors.Join(fmt.Errorf("lock %q in %s: %w", c.name, s.path, err), unlockFile(f))
+			} else if !ok {
+				return nil, unlockFile(f)
+			}
 		}
 		current, err := isCurrent(f, s.path)
 		if err == nil && current {
@@ -77,46 +64,28 @@ func (s *Space) openFor(claims []claim, create int, take func(*os.File) (bool, e
 	}
 }
 
-func tryClaims(f *os.File, claims []claim) (bool, error) {
-	for _, c := range claims {
-		gate := span{offset: c.offset | 1, shared: true}
-		if c.shared {
-			if ok, err := tryLock(f, gate); !ok || err != nil {
+// lockKey takes one key, and reports whether it did. The kernel grants shared locks past a
+// waiting exclusive one, so overlapping ADDs of one process would keep another process's GC
+// out for ever. The gate, the byte after the key's, prevents that: a caller that
+// wants the key shared locks and unlocks the gate first, even if it does not wait, and a
+// caller that waits for the key exclusively holds it.
+func (s *Space) lockKey(ctx context.Context, f *os.File, c claim, wait bool) (bool, error) {
+	key, gate := span{offset: c.offset, shared: c.shared}, span{offset: c.offset | 1, shared: c.shared}
+	if !c.shared {
+		if ok, err := tryLock(f, key); ok || err != nil || !wait {
+			return ok, err
+		}
+	}
+	for _, sp := range []span{gate, key} {
+		if wait {
+			if err := s.lockSpan(ctx, f, sp); err != nil {
 				return false, err
 			}
-		}
-		if ok, err := tryLock(f, span{offset: c.offset, shared: c.shared}); !ok || err != nil {
+		} else if ok, err := tryLock(f, sp); !ok || err != nil {
 			return false, err
 		}
-		if c.shared {
-			if err := unlockSpan(f, gate.offset, 1); err != nil {
-				return false, err
-			}
-		}
 	}
-	return true, nil
-}
-
-// lockKey takes one key. The kernel grants shared locks past a waiting exclusive
-// one, so overlapping ADDs of one process would keep another process's GC out
-// for ever. The gate, the byte after the key's, prevents that: a caller that
-// wants the key shared locks and unlocks the gate first, and a caller that waits
-// for the key exclusively holds it.
-func (s *Space) lockKey(ctx context.Context, f *os.File, c claim) error {
-	key := span{offset: c.offset, shared: c.shared}
-	if !c.shared {
-		if ok, err := tryLock(f, key); ok || err != nil {
-			return err
-		}
-	}
-	gate := span{offset: c.offset | 1, shared: c.shared}
-	if err := s.lockSpan(ctx, f, gate); err != nil {
-		return err
-	}
-	if err := s.lockSpan(ctx, f, key); err != nil {
-		return err
-	}
-	return unlockSpan(f, gate.offset, 1)
+	return true, unlockSpan(f, gate.offset, 1)
 }
 
 // lockSpan takes one byte, and waits for it if necessary.

@@ -13,16 +13,12 @@ type waits struct{}
 // lockFile takes nothing: other systems have no lock that belongs to an open
 // file and is inherited with it, and a lock that a stray close releases is worse
 // than none. Only the queue of this process excludes others.
-func (s *Space) lockFile(context.Context, []claim) (*os.File, error) {
+func (s *Space) lockFile(context.Context, []claim, bool, int) (*os.File, error) {
 	return nil, nil
 }
 
 // hasFile reports that no keys are locked in a file.
 const hasFile = false
-
-func (s *Space) tryFile([]claim, int) (*os.File, error) {
-	return nil, nil
-}
 
 func unlockFile(f *os.File) error {
 	return f.Close()

@@ -105,12 +105,18 @@ func (s *Space) LockAll(ctx context.Context, keys []Key) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	held.file, err = s.lockFile(ctx, held.claims)
-	if err != nil {
-		return nil, errors.Join(err, held.Release())
+	return held.inFile(ctx, true, os.O_CREATE)
+}
+
+// inFile locks the keys, which this process has locally, in the file too. Without
+// wait it returns nil if any is taken.
+func (h *Held) inFile(ctx context.Context, wait bool, create int) (*Held, error) {
+	f, err := h.space.lockFile(ctx, h.claims, wait, create)
+	if err != nil || f == nil && hasFile {
+		return nil, errors.Join(err, h.Release())
 	}
-	held.marked = s.mark(held.claims)
-	return held, nil
+	h.file, h.marked = f, h.space.mark(h.claims)
+	return h, nil
 }
 
 // TryLockAll takes all keys if it need not wait, and otherwise returns nil and
@@ -137,12 +143,7 @@ func (s *Space) try(keys []Key, create int) (*Held, error) {
 		}
 		held.claims = append(held.claims, c)
 	}
-	f, err := s.tryFile(held.claims, create)
-	if err != nil || f == nil && hasFile {
-		return nil, errors.Join(err, held.Release())
-	}
-	held.file, held.marked = f, s.mark(held.claims)
-	return held, nil
+	return held.inFile(context.Background(), false, create)
 }
 
 // LockLocal takes the keys within this process only. It is for a teardown that

@@ -1,6 +1,7 @@
 package ports
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -30,20 +31,14 @@ func (l Local) IsReserved(port uint16) bool {
 
 // ParseRows reads rows of ports as the kernel writes them: "8080,9148-9150".
 func ParseRows(text string) (all []Row, err error) {
-	for _, one := range strings.Split(strings.TrimSpace(text), ",") {
-		if one == "" {
-			continue
-		}
+	for _, one := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == '\n' }) {
 		first, last, ranged := strings.Cut(one, "-")
 		if !ranged {
 			last = first
 		}
 		from, err := strconv.ParseUint(first, 10, 16)
-		if err != nil {
-			return nil, fmt.Errorf("ports %q: %w", text, err)
-		}
-		to, err := strconv.ParseUint(last, 10, 16)
-		if err != nil {
+		to, terr := strconv.ParseUint(last, 10, 16)
+		if err := cmp.Or(err, terr); err != nil {
 			return nil, fmt.Errorf("ports %q: %w", text, err)
 		}
 		all = append(all, Row{uint16(from), uint16(to)})
@@ -74,22 +69,13 @@ func Pick(r Range, protocols []string, kernel Local) *Picked {
 	p := &Picked{Range: r, Protocols: protocols, avoid: make(map[uint16]bool)}
 	for _, s := range append(kernel.Reserved, kernel.Ephemeral) {
 		for port := int(max(s.First, r.First)); port <= int(min(s.Last, r.Last)); port++ {
-			if n := uint16(port); r.excludes(kernel, n) {
+			if n := uint16(port); !r.Named || !kernel.IsReserved(n) {
 				p.avoid[n] = true
 			}
 		}
 	}
 	p.Excluded = len(p.avoid)
 	return p
-}
-
-// excludes reports whether a port must not be chosen, whoever has it.
-func (r Range) excludes(kernel Local, port uint16) bool {
-	reserved := kernel.IsReserved(port)
-	if r.Named {
-		return kernel.IsEphemeral(port) && !reserved
-	}
-	return kernel.IsEphemeral(port) || reserved
 }
 
 // Avoids reports whether a port must not be chosen.

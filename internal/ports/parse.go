@@ -7,15 +7,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-)
 
-// Request is a port of a container that is wanted on the host.
-type Request struct {
-	Addr      netip.Addr // the zero Addr: all addresses of the host
-	Host      uint16     // 0: to be chosen
-	Container uint16
-	Protocols []string // in lower case, each once
-}
+	"github.com/embedcni/cni/internal/record"
+)
 
 // The parts of a port that an error names.
 const (
@@ -29,11 +23,12 @@ const (
 //
 //	80  :80  8080:80  127.0.0.1:8080:80/udp  [::1]::53/tcp+udp  8000-8010:9000-9010
 //
-// The error names the part that is wrong.
-func Parse(text string) ([]Request, error) {
+// The error names the part that is wrong. The host port is 0 if it is to be chosen.
+// Protocols are in lower case, each once.
+func Parse(text string) ([]record.Port, error) {
 	p := parser{text}
 	rest, protocols, named := strings.Cut(text, "/")
-	one := Request{Protocols: []string{"tcp"}}
+	one := record.Port{Protocols: []string{"tcp"}}
 	var err error
 	if named {
 		if one.Protocols, err = p.protocols(protocols); err != nil {
@@ -44,7 +39,9 @@ func Parse(text string) ([]Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	one.Addr = addr
+	if addr.IsValid() {
+		one.HostIP = addr.String()
+	}
 	host, container, both := strings.Cut(rest, ":")
 	if !both {
 		host, container = "", rest
@@ -62,13 +59,13 @@ func Parse(text string) ([]Request, error) {
 			return nil, p.wrong(partHost, host, "has %d ports for %d of the container", int(to-from)+1, int(last-first)+1)
 		}
 	}
-	var all []Request
-	for i := range int(last-first) + 1 {
+	var all []record.Port
+	for i := range int32(last-first) + 1 {
 		r := one
-		r.Container = first + uint16(i)
+		r.ContainerPort = int32(first) + i
 		r.Protocols = slices.Clone(one.Protocols)
 		if host != "" {
-			r.Host = from + uint16(i)
+			r.HostPort = int32(from) + i
 		}
 		all = append(all, r)
 	}
@@ -169,21 +166,23 @@ func (p parser) port(part, whole, text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// String returns a text that Parse reads as the request.
-func (r Request) String() string {
+// Text returns a text that Parse reads as the port. It leaves out the label, and an address
+// that is none.
+func Text(p record.Port) string {
 	var b strings.Builder
-	switch {
-	case r.Addr.Is6():
-		b.WriteString("[" + r.Addr.String() + "]:")
-	case r.Addr.IsValid():
-		b.WriteString(r.Addr.String() + ":")
+	switch addr, err := ParseAddr(p.HostIP); {
+	case err != nil:
+	case addr.Is6():
+		b.WriteString("[" + addr.String() + "]:")
+	default:
+		b.WriteString(addr.String() + ":")
 	}
-	if r.Host != 0 {
-		b.WriteString(strconv.Itoa(int(r.Host)))
+	if host := uint16(p.HostPort); host != 0 {
+		b.WriteString(strconv.Itoa(int(host)))
 	}
-	b.WriteString(":" + strconv.Itoa(int(r.Container)))
-	if !slices.Equal(r.Protocols, []string{"tcp"}) && len(r.Protocols) > 0 {
-		b.WriteString("/" + strings.Join(r.Protocols, "+"))
+	b.WriteString(":" + strconv.Itoa(int(uint16(p.ContainerPort))))
+	if !slices.Equal(p.Protocols, []string{"tcp"}) && len(p.Protocols) > 0 {
+		b.WriteString("/" + strings.Join(p.Protocols, "+"))
 	}
 	return b.String()
 }

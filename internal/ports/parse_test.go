@@ -2,32 +2,31 @@ package ports
 
 import (
 	"fmt"
-	"net/netip"
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/record"
 )
 
 func TestParse(t *testing.T) {
-	addr := netip.MustParseAddr
 	tcp := []string{"tcp"}
-	for text, want := range map[string][]Request{
-		"80":                    {{Container: 80, Protocols: tcp}},
-		":80":                   {{Container: 80, Protocols: tcp}},
-		"8080:80":               {{Host: 8080, Container: 80, Protocols: tcp}},
-		"8080:80/TCP":           {{Host: 8080, Container: 80, Protocols: tcp}},
-		"53:53/tcp+udp":         {{Host: 53, Container: 53, Protocols: []string{"tcp", "udp"}}},
-		"9:9/sctp":              {{Host: 9, Container: 9, Protocols: []string{"sctp"}}},
-		"127.0.0.1:8080:80/udp": {{addr("127.0.0.1"), 8080, 80, []string{"udp"}}},
-		"127.0.0.1::80":         {{addr("127.0.0.1"), 0, 80, tcp}},
-		"0.0.0.0:8080:80":       {{addr("0.0.0.0"), 8080, 80, tcp}},
-		"[::1]:53:53/udp":       {{addr("::1"), 53, 53, []string{"udp"}}},
-		"[::]::53":              {{addr("::"), 0, 53, tcp}},
-		"[192.0.2.1]:80:80":     {{addr("192.0.2.1"), 80, 80, tcp}},
-		"[::ffff:192.0.2.1]::1": {{addr("192.0.2.1"), 0, 1, tcp}},
-		"65534-65535:1-2":       {{Host: 65534, Container: 1, Protocols: tcp}, {Host: 65535, Container: 2, Protocols: tcp}},
-		"80-81/udp":             {{Container: 80, Protocols: []string{"udp"}}, {Container: 81, Protocols: []string{"udp"}}},
-		"5-5:7":                 {{Host: 5, Container: 7, Protocols: tcp}},
+	for text, want := range map[string][]record.Port{
+		"80":                    {{ContainerPort: 80, Protocols: tcp}},
+		":80":                   {{ContainerPort: 80, Protocols: tcp}},
+		"8080:80":               {{HostPort: 8080, ContainerPort: 80, Protocols: tcp}},
+		"8080:80/TCP":           {{HostPort: 8080, ContainerPort: 80, Protocols: tcp}},
+		"53:53/tcp+udp":         {{HostPort: 53, ContainerPort: 53, Protocols: []string{"tcp", "udp"}}},
+		"9:9/sctp":              {{HostPort: 9, ContainerPort: 9, Protocols: []string{"sctp"}}},
+		"127.0.0.1:8080:80/udp": {{HostIP: "127.0.0.1", HostPort: 8080, ContainerPort: 80, Protocols: []string{"udp"}}},
+		"127.0.0.1::80":         {{HostIP: "127.0.0.1", HostPort: 0, ContainerPort: 80, Protocols: tcp}},
+		"0.0.0.0:8080:80":       {{HostIP: "0.0.0.0", HostPort: 8080, ContainerPort: 80, Protocols: tcp}},
+		"[::1]:53:53/udp":       {{HostIP: "::1", HostPort: 53, ContainerPort: 53, Protocols: []string{"udp"}}},
+		"[::]::53":              {{HostIP: "::", HostPort: 0, ContainerPort: 53, Protocols: tcp}},
+		"[192.0.2.1]:80:80":     {{HostIP: "192.0.2.1", HostPort: 80, ContainerPort: 80, Protocols: tcp}},
+		"[::ffff:192.0.2.1]::1": {{HostIP: "192.0.2.1", HostPort: 0, ContainerPort: 1, Protocols: tcp}},
+		"65534-65535:1-2":       {{HostPort: 65534, ContainerPort: 1, Protocols: tcp}, {HostPort: 65535, ContainerPort: 2, Protocols: tcp}},
+		"80-81/udp":             {{ContainerPort: 80, Protocols: []string{"udp"}}, {ContainerPort: 81, Protocols: []string{"udp"}}},
+		"5-5:7":                 {{HostPort: 5, ContainerPort: 7, Protocols: tcp}},
 	} {
 		got := expect.Value(Parse(text))(t)
 		expect.Same(t, text, got, want)
@@ -87,11 +86,11 @@ func FuzzParse(f *testing.F) {
 			all = all[:64]
 		}
 		for _, r := range all {
-			again, err := Parse(r.String())
+			again, err := Parse(Text(r))
 			if err != nil {
-				t.Fatalf("%q became %q: %v", text, r, err)
+				t.Fatalf("%q became %q: %v", text, Text(r), err)
 			}
-			expect.Same(t, r.String(), again, []Request{r})
+			expect.Same(t, Text(r), again, []record.Port{r})
 		}
 	})
 }

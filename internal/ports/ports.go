@@ -1,5 +1,6 @@
-// Package ports describes the ports of the host that attachments claim, and decides
-// which claims exclude each other. It knows neither files nor the kernel.
+// Package ports finds out who has a port of the host: which claims exclude each other, who
+// claims a port on record or in libcni's cache, and which ports may be chosen. It does not
+// ask the kernel.
 package ports
 
 import (

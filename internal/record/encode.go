@@ -6,7 +6,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"strings"
+	"reflect"
+	"slices"
 )
 
 // A line is the checksum of the JSON, a space, and the JSON:
@@ -17,7 +18,8 @@ import (
 // an adversary, who can write the file and forge the sum.
 const sumLen = 16
 
-func encodeLine(v any) ([]byte, error) {
+// EncodeLine encodes a value as a line.
+func EncodeLine(v any) ([]byte, error) {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return nil, err
@@ -31,8 +33,8 @@ func sum(data []byte) []byte {
 	return hex.AppendEncode(nil, s[:sumLen/2])
 }
 
-// decodeLine reads a line, with or without its newline.
-func decodeLine(line []byte, v any) error {
+// DecodeLine reads a line, with or without its newline.
+func DecodeLine(line []byte, v any) error {
 	data, err := checked(line)
 	if err != nil {
 		return err
@@ -63,14 +65,14 @@ type base[R any] struct {
 }
 
 func encodeBase(r *Record) ([]byte, error) {
-	if !r.HasUnknown() {
-		return encodeLine(base[*Record]{format, r})
+	if !r.later {
+		return EncodeLine(base[*Record]{format, r})
 	}
-	data, err := r.marshal()
+	data, err := encodeWhole(reflect.ValueOf(r).Elem())
 	if err != nil {
 		return nil, err
 	}
-	return encodeLine(base[json.RawMessage]{format, data})
+	return EncodeLine(base[json.RawMessage]{format, data})
 }
 
 // decodeBase reads the first line. With ErrNewer it returns the fields that it
@@ -84,23 +86,26 @@ func decodeBase(line []byte) (*Record, error) {
 		return r, nil
 	}
 	var b base[json.RawMessage]
-	err = json.Unmarshal(data, &b)
+	err = json.Unmarshal(data, &b) // a damaged line has no valid checksum
 	switch {
-	case err != nil:
-		// A damaged line has no valid checksum.
-		return newer(b.Record), fmt.Errorf("%w: %w", ErrNewer, err)
-	case b.Format > format:
-		return newer(b.Record), fmt.Errorf("%w: format %d, known is %d", ErrNewer, b.Format, format)
-	case b.Format != format:
+	case err == nil && b.Format > format:
+		err = fmt.Errorf("format %d, known is %d", b.Format, format)
+	case err == nil && b.Format != format:
 		return nil, fmt.Errorf("%w: format %d, known is %d", ErrBad, b.Format, format)
 	}
 	r := &Record{}
-	if err := r.unmarshal(b.Record); err != nil {
-		return newer(b.Record), fmt.Errorf("%w: %w", ErrNewer, err)
+	if derr := decodeEach(b.Record, reflect.ValueOf(r).Elem()); err == nil {
+		err = derr
 	}
-	if r.ContainerID == "" {
+	switch {
+	case err != nil:
+		r.unknown = nil // nobody rewrites it
+		r.Attachments = slices.DeleteFunc(r.Attachments, func(n Attachment) bool { return n.IfName == "" })
+		return r, fmt.Errorf("%w: %w", ErrNewer, err)
+	case r.ContainerID == "":
 		return nil, fmt.Errorf("%w: no container", ErrBad)
 	}
+	r.later = true
 	return r, nil
 }
 
@@ -116,42 +121,6 @@ func plain(data []byte) *Record {
 	return b.Record
 }
 
-// newer reads those fields of a later format that this version knows, one by
-// one: a field of another type must not hide the others.
-func newer(data []byte) *Record {
-	r := &Record{}
-	var networks []json.RawMessage
-	for name, member := range membersOf(data) {
-		if strings.EqualFold(name, "networks") {
-			_ = json.Unmarshal(member, &networks) // nil if they cannot be read
-			continue
-		}
-		legible(name, member, r)
-	}
-	for _, data := range networks {
-		var n Attachment
-		for name, member := range membersOf(data) {
-			legible(name, member, &n)
-		}
-		if n.IfName != "" {
-			r.Attachments = append(r.Attachments, n)
-		}
-	}
-	return r
-}
-
-func membersOf(data []byte) (all members) {
-	_ = json.Unmarshal(data, &all) // empty if it cannot be read
-	return all
-}
-
-// legible sets the field of that name if the value has the field's type.
-func legible(name string, value json.RawMessage, of any) {
-	if one, err := json.Marshal(members{name: value}); err == nil {
-		_ = json.Unmarshal(one, of)
-	}
-}
-
 // decodeLog decodes the lines of a log and skips damaged ones: the power failed
 // while they were written, or the disk has lost them. The runtime can find the
 // content of a lost line again, but not that of the others.
@@ -159,7 +128,7 @@ func decodeLog(data []byte) []Entry {
 	var entries []Entry
 	for line := range bytes.Lines(bytes.TrimLeft(data, "\n")) { // earlier versions padded the block with newlines
 		var e Entry
-		if decodeLine(line, &e) == nil {
+		if DecodeLine(line, &e) == nil {
 			entries = append(entries, e)
 		}
 	}

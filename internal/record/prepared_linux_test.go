@@ -18,13 +18,14 @@ func TestAPreparedFileIsTheRecords(t *testing.T) {
 		"soon": func(s *Store, r *Record) error {
 			file := s.Prepare()
 			defer file.Discard()
-			pending, err := s.BeginSoon(r, file)
+			pending, err := s.BeginAs(r, Soon, file)
 			return errors.Join(err, pending.Wait())
 		},
 		"volatile": func(s *Store, r *Record) error {
 			file := s.Prepare()
 			defer file.Discard()
-			return s.BeginVolatile(r, file)
+			_, err := s.BeginAs(r, Never, file)
+			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -64,7 +65,7 @@ func TestARecordIsSeenBeforeItIsSynced(t *testing.T) {
 		<-seen
 		return f.Sync()
 	}
-	pending := expect.Value(s.BeginSoon(sample("c1")))(t)
+	pending := expect.Value(s.BeginAs(sample("c1"), Soon, nil))(t)
 	r := expect.Value(s.Load("c1"))(t)
 	check(t, s.Append(r, Entry{IfName: "eth0", State: Added}))
 	close(seen)
@@ -75,7 +76,7 @@ func TestARecordIsSeenBeforeItIsSynced(t *testing.T) {
 
 	full := errors.New("no space")
 	s.Sync = func(*os.File) error { return full }
-	pending, err = s.BeginSoon(sample("c2"))
+	pending, err = s.BeginAs(sample("c2"), Soon, nil)
 	check(t, err)
 	for range 2 {
 		expect.Is(t, pending.Wait(), full)

@@ -314,7 +314,7 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("record %v with error %v", r, err)
 		}
 		for _, e := range decodeLog(data) {
-			if _, err := encodeLine(e); err != nil {
+			if _, err := EncodeLine(e); err != nil {
 				t.Errorf("an entry that was decoded does not encode: %v", err)
 			}
 		}

@@ -16,7 +16,7 @@ import (
 // line returns a line with its checksum.
 func line(t testing.TB, data string) []byte {
 	t.Helper()
-	return expect.Value(encodeLine(json.RawMessage(data)))(t)
+	return expect.Value(EncodeLine(json.RawMessage(data)))(t)
 }
 
 // TestFault_F43_ARecordOfALaterFormatIsNotDamaged: its owner and its

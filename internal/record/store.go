@@ -51,16 +51,52 @@ func (s *Store) path(id ID) string { return s.Path(Name(id)) }
 // Path returns the path of the record with that file name.
 func (s *Store) Path(file string) string { return filepath.Join(s.dir, file+FileExt) }
 
+// Survival is when a record survives a power cut.
+type Survival int
+
+const (
+	// AtOnce: when it is written.
+	AtOnce Survival = iota
+	// Soon: when the Pending is over. Until then the caller may make only things that a
+	// power cut destroys too, such as interfaces and rules.
+	Soon
+	// Never: a power cut leaves it whole, torn or not at all, and undoes all that is made.
+	Never
+)
+
 // Begin writes the base of a record before its attachments are made. When it
 // returns nil, the record survives a power cut. It replaces an earlier base of
 // the container, so r must also contain everything in that base which is still
 // true. Begin increments Generation.
 func (s *Store) Begin(r *Record) error {
-	f, err := s.begin(r, true, nil)
-	if err == nil {
-		err = errors.Join(f.Close(), plainfile.SyncDir(s.dir))
+	_, err := s.BeginAs(r, AtOnce, nil)
+	return err
+}
+
+// BeginAs is Begin for a record that may survive later. All processes see it when BeginAs
+// returns. One that replaces another is durable by then: the other may be, and a power cut
+// must not tear the new one. The file of a first record may have been prepared; see
+// [Store.Prepare].
+func (s *Store) BeginAs(r *Record, survives Survival, prepared *plainfile.Unnamed) (p *Pending, err error) {
+	if r.Generation > 0 {
+		survives = AtOnce
 	}
-	return r.inRecord(err)
+	f, err := s.begin(r, survives == AtOnce, prepared)
+	switch {
+	case err != nil:
+	case survives == AtOnce:
+		err = errors.Join(f.Close(), plainfile.SyncDir(s.dir))
+	case survives == Never:
+		err = f.Close()
+	default:
+		p = &Pending{done: make(chan struct{})}
+		go func() {
+			defer close(p.done)
+			// One after the other: some file systems take twice as long for both at once.
+			p.failed = r.inRecord(errors.Join(s.Sync(f), f.Close(), plainfile.SyncDir(s.dir)))
+		}()
+	}
+	return p, r.inRecord(err)
 }
 
 // inRecord completes an error about the file.
@@ -71,69 +107,39 @@ func (r *Record) inRecord(err error) error {
 	return fmt.Errorf("record of container %s: %w", r.ContainerID, err)
 }
 
-// BeginSoon is Begin, but does not wait for the disk. All processes see the
-// record when it returns. Until Wait returns nil, the caller may make only
-// things that a power cut destroys too, such as interfaces and rules.
-//
-// A power cut can leave the new record torn, so a record that replaces another
-// is durable when BeginSoon returns.
-//
-// The file of a first record may have been prepared; see [Store.Prepare].
-func (s *Store) BeginSoon(r *Record, prepared ...*plainfile.Unnamed) (*Pending, error) {
-	if r.Generation > 0 {
-		return nil, s.Begin(r)
-	}
-	f, err := s.begin(r, false, prepared)
-	if err != nil {
-		return nil, r.inRecord(err)
-	}
-	p := &Pending{done: make(chan struct{}), failed: new(error)}
-	go func() {
-		defer close(p.done)
-		// One after the other: some file systems take twice as long for both at once.
-		*p.failed = r.inRecord(errors.Join(s.Sync(f), f.Close(), plainfile.SyncDir(s.dir)))
-	}()
-	return p, nil
+// Pending is a sync in progress, of a record.
+type Pending struct {
+	done   chan struct{}
+	failed error // set when done
 }
 
-// BeginVolatile is Begin for a record of which a power cut undoes everything: it is not
-// synced. A power cut leaves it whole, torn or not at all. All processes see the record
-// when it returns.
-//
-// A record that replaces another is durable all the same: the other may be, and must not
-// be torn.
-func (s *Store) BeginVolatile(r *Record, prepared ...*plainfile.Unnamed) error {
-	if r.Generation > 0 {
-		return s.Begin(r)
+// Wait returns nil when the data survives a power cut, or the reason why it does
+// not. A nil Pending has nothing to wait for.
+func (p *Pending) Wait() error {
+	if p == nil {
+		return nil
 	}
-	f, err := s.begin(r, false, prepared)
-	if err == nil {
-		err = f.Close()
-	}
-	return r.inRecord(err)
+	<-p.done
+	return p.failed
 }
 
-// Prepare begins to make the file of a container's first record, for [Store.BeginSoon] or
-// [Store.BeginVolatile], while the caller works out the content. The caller discards it at
-// the end.
+// Prepare begins to make the file of a container's first record, for [Store.BeginAs], while
+// the caller works out the content. The caller discards it at the end.
 func (s *Store) Prepare() *plainfile.Unnamed { return plainfile.Prepare(s.dir, 0o600) }
 
 // begin puts the base in place and returns the open file, which the caller
 // closes. If durably is set, it syncs the file first, so that a power cut leaves
 // either the old content or the new. It does not sync the directory.
-func (s *Store) begin(r *Record, durably bool, prepared []*plainfile.Unnamed) (*os.File, error) {
+func (s *Store) begin(r *Record, durably bool, prepared *plainfile.Unnamed) (*os.File, error) {
 	r.Generation++
 	data, err := encodeBase(r)
 	if err != nil {
 		return nil, err
 	}
-	if r.Generation > 1 || durably {
+	if !durably {
 		// A file without a name cannot replace another, and some file systems (btrfs)
 		// do not write it to the disk.
-		prepared = nil
-	}
-	for _, file := range prepared {
-		if f, err := file.Publish(s.path(r.ContainerID), data); err == nil {
+		if f, err := prepared.Publish(s.path(r.ContainerID), data); err == nil {
 			return f, nil
 		}
 	}
@@ -166,7 +172,7 @@ func (s *Store) Append(r *Record, e Entry) error {
 	if n := r.Find(e.IfName); n != nil {
 		e.IfOwner = n.Owner
 	}
-	line, err := encodeLine(e)
+	line, err := EncodeLine(e)
 	if err == nil {
 		// The leading newline ends a torn line, so that this line does not become
 		// part of it. A single write keeps the lines of parallel networks apart.
@@ -191,33 +197,27 @@ func (s *Store) Load(id ID) (*Record, error) {
 // writing another record to the file. So the record is damaged only if a second
 // read finds the same.
 func (s *Store) LoadFile(name string) (*Record, error) {
-	r, _, err := s.loadFile(name)
-	return r, err
-}
-
-// loadFile is LoadFile. It also returns the content of the file of a whole record.
-func (s *Store) loadFile(name string) (*Record, []byte, error) {
 	var before []byte
 	for {
 		data, err := s.Read(s.Path(name))
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil, nil
+			return nil, nil
 		}
 		if err != nil {
-			return &Record{}, nil, fmt.Errorf("%w: %w", ErrUnread, err)
+			return &Record{}, fmt.Errorf("%w: %w", ErrUnread, err)
 		}
 		r, err := decode(name, data)
 		switch {
 		case err == nil && Name(r.ContainerID) == name:
-			return r, data, nil
+			return r, nil
 		case before == nil || !bytes.Equal(before, data):
 			before = data
 		case err == nil:
 			// The file was reused, and a power cut has brought back the name of the
 			// deleted record.
-			return nil, nil, nil
+			return nil, nil
 		default:
-			return r, nil, fmt.Errorf("%s: %w", s.Path(name), err)
+			return r, fmt.Errorf("%s: %w", s.Path(name), err)
 		}
 	}
 }

@@ -2,9 +2,8 @@ package record
 
 import (
 	"encoding/json"
-	"maps"
+	"errors"
 	"reflect"
-	"slices"
 	"strings"
 )
 
@@ -13,119 +12,102 @@ import (
 // record.
 type members map[string]json.RawMessage
 
+// keeper is a struct that keeps the fields of its JSON which it lacks.
+type keeper interface{ kept() *members }
+
+func (r *Record) kept() *members     { return &r.unknown }
+func (n *NetNS) kept() *members      { return &n.unknown }
+func (a *Attachment) kept() *members { return &a.unknown }
+func (p *Plugin) kept() *members     { return &p.unknown }
+
 // Inherit takes over the unknown fields of an earlier record of the container.
 // Networks keep theirs when they are copied.
 func (r *Record) Inherit(from *Record) {
-	r.unknown = from.unknown
+	r.unknown, r.later = from.unknown, from.later
 	if r.NetNS.Dev == from.NetNS.Dev && r.NetNS.Ino == from.NetNS.Ino {
 		r.NetNS.unknown = from.NetNS.unknown
 	}
 }
 
-// unmarshal is json.Unmarshal, and keeps unknown members.
-func (r *Record) unmarshal(data []byte) error {
-	if err := json.Unmarshal(data, r); err != nil {
-		return err
-	}
-	var parts struct {
-		NetNS    json.RawMessage
-		Networks []json.RawMessage
-	}
-	if err := json.Unmarshal(data, &parts); err != nil {
-		return err
-	}
-	r.unknown = unknownIn(data, *r)
-	r.NetNS.unknown = unknownIn(parts.NetNS, r.NetNS)
-	for i := range r.Attachments {
-		r.Attachments[i].findUnknown(parts.Networks[i])
-	}
-	return nil
+// isList reports whether a value is a list of keepers.
+func isList(v reflect.Value) bool {
+	return v.Kind() == reflect.Slice && reflect.PointerTo(v.Type().Elem()).Implements(reflect.TypeFor[keeper]())
 }
 
-func (n *Attachment) findUnknown(data []byte) {
-	n.unknown = unknownIn(data, *n)
-	var parts struct{ Plugins []json.RawMessage }
-	_ = json.Unmarshal(data, &parts) // already decoded once without an error
-	for i := range n.Plugins {
-		n.Plugins[i].unknown = unknownIn(parts.Plugins[i], n.Plugins[i])
-	}
+// nameOf returns the name of a struct's field in JSON; empty if it is not there.
+func nameOf(v reflect.Value, i int) string {
+	name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+	return name
 }
 
-// unknownIn returns the fields of a JSON object that the struct lacks, or nil.
-// As in package json, the case of names does not matter.
-func unknownIn(data []byte, of any) members {
+// decodeEach is json.Unmarshal, but reads keepers field by field: one of another type does
+// not hide the others. As in package json, the case of names does not matter. The keepers
+// keep what they lack.
+func decodeEach(data []byte, v reflect.Value) error {
+	if isList(v) {
+		var parts []json.RawMessage
+		err := json.Unmarshal(data, &parts)
+		for i, part := range parts {
+			v.Set(reflect.Append(v, reflect.Zero(v.Type().Elem())))
+			err = errors.Join(err, decodeEach(part, v.Index(i)))
+		}
+		return err
+	}
+	k, ok := v.Addr().Interface().(keeper)
+	if !ok {
+		return json.Unmarshal(data, v.Addr().Interface())
+	}
 	var all members
-	if json.Unmarshal(data, &all) != nil {
-		return nil
+	err := json.Unmarshal(data, &all)
+	for i := range v.NumField() {
+		name := nameOf(v, i)
+		for member, value := range all {
+			if name != "" && strings.EqualFold(member, name) {
+				err = errors.Join(err, decodeEach(value, v.Field(i)))
+				delete(all, member)
+			}
+		}
 	}
-	fields := reflect.TypeOf(of)
-	for i := range fields.NumField() {
-		name, _, _ := strings.Cut(fields.Field(i).Tag.Get("json"), ",")
-		maps.DeleteFunc(all, func(member string, _ json.RawMessage) bool { return strings.EqualFold(member, name) })
+	if len(all) > 0 {
+		*k.kept() = all
 	}
-	if len(all) == 0 {
-		return nil
-	}
-	return all
+	return err
 }
 
-// marshal is json.Marshal and adds the unknown members.
-func (r *Record) marshal() (json.RawMessage, error) {
-	parts := struct {
-		*Record
-		NetNS    json.RawMessage   `json:"netns"`
-		Networks []json.RawMessage `json:"networks"`
-	}{Record: r}
-	var err error
-	if parts.NetNS, err = r.NetNS.unknown.layBack(r.NetNS); err != nil {
-		return nil, err
-	}
-	for i := range r.Attachments {
-		n, err := r.Attachments[i].marshal()
+// encodeWhole is json.Marshal, with what the keepers in a value keep.
+func encodeWhole(v reflect.Value) (json.RawMessage, error) {
+	if isList(v) {
+		parts := make([]json.RawMessage, v.Len())
+		var err error
+		for i := range parts {
+			part, perr := encodeWhole(v.Index(i))
+			parts[i], err = part, errors.Join(err, perr)
+		}
 		if err != nil {
 			return nil, err
 		}
-		parts.Networks = append(parts.Networks, n)
+		return json.Marshal(parts)
 	}
-	return r.unknown.layBack(parts)
-}
-
-func (n *Attachment) marshal() (json.RawMessage, error) {
-	parts := struct {
-		*Attachment
-		Plugins []json.RawMessage `json:"plugins,omitempty"`
-	}{Attachment: n}
-	for _, p := range n.Plugins {
-		plugin, err := p.unknown.layBack(p)
-		if err != nil {
-			return nil, err
-		}
-		parts.Plugins = append(parts.Plugins, plugin)
-	}
-	return n.unknown.layBack(parts)
-}
-
-// HasUnknown reports whether the record contains fields of a later version that
-// this version does not know.
-func (r *Record) HasUnknown() bool {
-	return r.unknown != nil || r.NetNS.unknown != nil || slices.ContainsFunc(r.Attachments, func(n Attachment) bool {
-		return n.unknown != nil || slices.ContainsFunc(n.Plugins, func(p Plugin) bool { return p.unknown != nil })
-	})
-}
-
-// layBack returns the JSON of a struct with the members appended to its fields.
-func (m members) layBack(v any) (json.RawMessage, error) {
-	data, err := json.Marshal(v)
-	if err != nil || len(m) == 0 {
+	data, err := json.Marshal(v.Addr().Interface())
+	k, ok := v.Addr().Interface().(keeper)
+	if !ok || err != nil {
 		return data, err
 	}
-	more, err := json.Marshal(m)
+	all := members{}
+	err = json.Unmarshal(data, &all)
+	for i := range v.NumField() {
+		name := nameOf(v, i)
+		if _, there := all[name]; there && name != "" {
+			var ferr error
+			all[name], ferr = encodeWhole(v.Field(i))
+			err = errors.Join(err, ferr)
+		}
+	}
+	for member, value := range *k.kept() {
+		all[member] = value
+	}
 	if err != nil {
 		return nil, err
 	}
-	if len(data) == len("{}") {
-		return more, nil
-	}
-	data[len(data)-1] = ','
-	return append(data, more[1:]...), nil
+	return json.Marshal(all)
 }

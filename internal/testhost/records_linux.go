@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -63,7 +64,7 @@ func (h *Host) Pinned(id string) bool {
 
 // Entered notes attachments in an owner's ledger, as earlier versions did. It returns the
 // path of the file.
-func (h *Host) Entered(owner string, lines ...record.Line) (path string) {
+func (h *Host) Entered(owner string, lines ...leftovers.Line) (path string) {
 	h.T.Helper()
 	sum := sha256.Sum256([]byte(owner))
 	path = h.Path("state", "embedcni", "attachments", fmt.Sprintf("ledger.%x.claims", sum[:8]))

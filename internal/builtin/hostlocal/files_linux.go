@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -25,7 +24,7 @@ const unfinished = ".embedcni-unfinished"
 
 // holderOf returns the content of an attachment's address files.
 func holderOf(id, ifName string) string {
-	return strings.TrimSpace(id) + ipamdir.LineBreak + ifName
+	return strings.TrimSpace(id) + LineBreak + ifName
 }
 
 // reserve creates the address file, and reports whether it did: it does not if

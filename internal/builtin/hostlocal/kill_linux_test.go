@@ -14,7 +14,6 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/ipamdir"
 )
 
 // victim is an environment variable. It makes this program add and delete in
@@ -70,7 +69,7 @@ func TestKilled(t *testing.T) {
 			if _, err := netip.ParseAddr(name); err != nil {
 				continue
 			}
-			id, ifName, _ := strings.Cut(content, ipamdir.LineBreak)
+			id, ifName, _ := strings.Cut(content, LineBreak)
 			if ifName != "eth0" {
 				t.Fatalf("round %d: %s contains %q", round, name, content)
 			}

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/ipamdir"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -62,7 +61,7 @@ func (d *directory) open(ctx context.Context, create bool) (*held, error) {
 				return nil, fmt.Errorf("directory of the addresses: %w", err)
 			}
 		}
-		lock, err := ipamdir.Lock(ctx, d.path)
+		lock, err := Lock(ctx, d.path)
 		if create && errors.Is(err, fs.ErrNotExist) {
 			continue // it was removed after MkdirAll
 		}

@@ -10,7 +10,8 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/ipamdir"
+	"github.com/embedcni/cni/internal/leftovers"
+	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // TestTheReferencesLockIsOurs: its holder blocks the plugin and the sweep,
@@ -27,7 +28,9 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	expect.Is(t, expect.Err(p.Add(ctx, call(config, "b"))), context.DeadlineExceeded)
-	items, err := ipamdir.Stale(dir, func(r ipamdir.Reservation) bool { return r.Addr == netip.MustParseAddr("10.1.0.2") })
+	items, err := leftovers.Find(t.Context(), leftovers.Target{How: leftovers.Manner{FilesOnly: true}, Footprint: leftovers.Footprint{
+		Owner: fwrules.Owner{ContainerID: "a", IfName: "eth0"}, IPAMDirs: []string{dir}, Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.2")},
+	}})
 	if err != nil || len(items) != 1 {
 		t.Fatalf("found %v, %v; want the address of a", items, err)
 	}
@@ -52,7 +55,7 @@ func TestTheSweepReadsTheReferencesFormat(t *testing.T) {
 	base := t.TempDir()
 	ref := reference{configFor(base, `"subnet": "10.1.0.0/24"`)}
 	expect.Value(ref.add("a"))(t)
-	foreign, others, err := ipamdir.Foreign(base + "/podnet")
+	foreign, others, err := leftovers.Foreign(base + "/podnet")
 	if err != nil || len(foreign) > 0 || len(others) != 1 {
 		t.Fatalf("foreign %v, others %v, %v; want one of the reference's", foreign, others, err)
 	}
