@@ -25,13 +25,12 @@ import (
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 )
 
 // Footprint describes the possible leftovers of an attachment.
 type Footprint struct {
-	fwrules.Owner
+	netfilter.Owner
 	Addresses []netip.Addr // of the container, as far as they are known
 	// Subnets are those whose packets the host forwards for the attachment's network.
 	Subnets   []netip.Prefix
@@ -57,10 +56,10 @@ type Link struct{ Name, MAC string }
 
 // Rules are the rules of the packet filter.
 type Rules struct {
-	Possible bool               // a plugin of the chain makes some
-	UDP      bool               // a forwarded port may be one of UDP, so that there may be flows
-	Ports    []fwrules.HostPort // that are forwarded
-	AnyPort  bool               // Ports may be incomplete
+	Possible bool                 // a plugin of the chain makes some
+	UDP      bool                 // a forwarded port may be one of UDP, so that there may be flows
+	Ports    []netfilter.HostPort // that are forwarded
+	AnyPort  bool                 // Ports may be incomplete
 }
 
 // Shaper is the device of the plugin bandwidth.

@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -23,7 +23,7 @@ const portMappings = "portMappings"
 // in different types.
 //
 //	[{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
-func hostPorts(mappings any) ([]fwrules.HostPort, error) {
+func hostPorts(mappings any) ([]netfilter.HostPort, error) {
 	data, err := json.Marshal(mappings)
 	if err != nil {
 		return nil, err
@@ -35,9 +35,9 @@ func hostPorts(mappings any) ([]fwrules.HostPort, error) {
 	if err := json.Unmarshal(data, &wire); err != nil {
 		return nil, err
 	}
-	var ports []fwrules.HostPort
+	var ports []netfilter.HostPort
 	for _, w := range wire {
-		p := fwrules.HostPort{HostPort: w.HostPort, ContainerPort: w.ContainerPort, Protocol: cmp.Or(strings.ToLower(w.Protocol), "tcp")}
+		p := netfilter.HostPort{HostPort: w.HostPort, ContainerPort: w.ContainerPort, Protocol: cmp.Or(strings.ToLower(w.Protocol), "tcp")}
 		if w.HostIP != "" {
 			if p.HostIP, err = netip.ParseAddr(w.HostIP); err != nil {
 				return nil, err
@@ -56,7 +56,7 @@ func hostPorts(mappings any) ([]fwrules.HostPort, error) {
 // takes ten times as long as removing a container.
 func (a *Attachment) knownWithoutUDP() bool {
 	ports, err := hostPorts(a.CapabilityArgs[portMappings])
-	return a.Recorded && err == nil && !slices.ContainsFunc(ports, func(p fwrules.HostPort) bool { return p.Protocol == "udp" })
+	return a.Recorded && err == nil && !slices.ContainsFunc(ports, func(p netfilter.HostPort) bool { return p.Protocol == "udp" })
 }
 
 // The reference plugins name the chains of an attachment, for masquerading and for
@@ -68,7 +68,7 @@ func (a *Attachment) knownWithoutUDP() bool {
 // Wanted has the rules that one plugin makes for an attachment.
 type Wanted struct {
 	Type  string
-	Rules fwrules.Rules
+	Rules []netfilter.Rule
 }
 
 // Wants returns the attachment's rules that name ports, or that are in chains which other
@@ -88,7 +88,7 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 				Type: w.Type, CNIVersion: a.List.CNIVersion, Config: config, PrevResult: result,
 			})
 		}
-		if errs = append(errs, err); err == nil && len(w.Rules.Masquerade)+len(w.Rules.HostPorts) > 0 {
+		if errs = append(errs, err); err == nil && len(w.Rules) > 0 {
 			all = append(all, w)
 		}
 	}
@@ -97,10 +97,10 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 
 // SharedRules returns the attachment's rules in chains that siblings may share. With
 // an error, some of them are unknown.
-func (a *Attachment) SharedRules() (all fwrules.Rules, err error) {
+func (a *Attachment) SharedRules() (all []netfilter.Rule, err error) {
 	wants, err := a.Wants()
 	for _, w := range wants {
-		all.Add(w.Rules)
+		all = append(all, w.Rules...)
 	}
 	return all, err
 }
@@ -108,7 +108,7 @@ func (a *Attachment) SharedRules() (all fwrules.Rules, err error) {
 // Siblings describes the other attachments of a container for the removal of one
 // from the network. The error names those whose rules are unknown; rules that they
 // may share then stay.
-func Siblings(network string, others []*Attachment) (s fwrules.Siblings, err error) {
+func Siblings(network string, others []*Attachment) (s netfilter.Siblings, err error) {
 	var errs []error
 	for _, b := range others {
 		s.Owners = append(s.Owners, b.Owner())
@@ -117,7 +117,7 @@ func Siblings(network string, others []*Attachment) (s fwrules.Siblings, err err
 			continue
 		}
 		rules, err := b.SharedRules()
-		s.Rules.Add(rules)
+		s.Rules = append(s.Rules, rules...)
 		if err != nil {
 			s.Unknown = true
 			errs = append(errs, fmt.Errorf("interface %s: %w", b.IfName, err))

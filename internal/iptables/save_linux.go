@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/embedcni/cni/internal/nft"
 )
 
 // Ruleset is the content of a table.
@@ -31,13 +29,9 @@ type Rule struct {
 //	:CNI-6f8bb2e8 - [0:0]
 //	-A POSTROUTING -s 10.1.0.2/32 -m comment --comment "id: \"c1\"" -j CNI-6f8bb2e8
 //	COMMIT
-func ParseSave(out string) ([]Ruleset, error) {
-	return ParseSome(out, func(string) bool { return true })
-}
-
-// ParseSome is ParseSave without the rules that keep, which is called with their lines,
-// does not keep.
-func ParseSome(out string, keep func(line string) bool) ([]Ruleset, error) {
+//
+// It leaves out rules whose lines keep, unless it is nil, does not accept.
+func ParseSave(out string, keep func(line string) bool) ([]Ruleset, error) {
 	var sets []Ruleset
 	for out != "" {
 		var line string
@@ -58,7 +52,7 @@ func ParseSome(out string, keep func(line string) bool) ([]Ruleset, error) {
 			set.Chains[name] = true
 			continue
 		}
-		if strings.HasPrefix(line, "-A ") && !keep(line) {
+		if keep != nil && strings.HasPrefix(line, "-A ") && !keep(line) {
 			continue
 		}
 		r, err := parseRule(line)
@@ -138,28 +132,6 @@ func splitWords(s string) ([]string, error) {
 	return words, nil
 }
 
-// JoinWords writes words in the form that iptables-restore reads. splitWords
-// undoes it.
-func JoinWords(words []string) string {
-	quoted := make([]string, len(words))
-	for i, w := range words {
-		quoted[i] = w
-		if w == "" || strings.ContainsFunc(w, special) {
-			quoted[i] = `"` + strings.ReplaceAll(strings.ReplaceAll(w, `\`, `\\`), `"`, `\"`) + `"`
-		}
-	}
-	return strings.Join(quoted, " ")
-}
-
-// special reports whether a word with r in it needs quotes.
-func special(r rune) bool {
-	switch {
-	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9':
-		return false
-	}
-	return !strings.ContainsRune("-_./:,!", r)
-}
-
 // JumpsTo reports whether the rule's target is the chain. A chain takes no
 // options, so it is the last word; the word before could only be "-j" as the
 // value of an option, and then the last would have to be one.
@@ -192,6 +164,3 @@ func (r Rule) Value(option string) string {
 	}
 	return ""
 }
-
-// ChainID names a chain.
-type ChainID = nft.Chain

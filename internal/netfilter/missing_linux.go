@@ -5,110 +5,147 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
-	"github.com/embedcni/cni/internal/netfilter/native"
-	"github.com/embedcni/cni/internal/netfilter/reference"
+	"github.com/embedcni/cni/internal/nft"
 )
 
-// Missing returns the parts of the rules that have no effect, in the order of the rules:
-// they exist in none of the forms, or no rule leads to them. An error means that the rules
+// Missing returns those of the rules that have no effect, in their order: they exist in none of the forms, or no rule leads to them. An error means that the rules
 // cannot be read.
-func (fw *Firewalls) Missing(ctx context.Context, r fwrules.Rules) ([]fwrules.Missing, error) {
-	return fw.missing(ctx, r, &sight{fw: fw, only: &r})
+func (fw *Firewalls) Missing(ctx context.Context, rules ...Rule) ([]Missing, error) {
+	if fw.sight == nil {
+		return fw.missing(ctx, rules, &sight{fw: fw, only: rules})
+	}
+	all, err := fw.missing(ctx, rules, fw.sight)
+	if err == nil && len(all) > 0 && fw.sight.torn.Load() {
+		return fw.missing(ctx, rules, &sight{fw: fw, only: rules})
+	}
+	return all, err
 }
 
-// missing looks first for this module's own rules, and for the reference plugins' only
-// where these are missing.
-func (fw *Firewalls) missing(ctx context.Context, r fwrules.Rules, in *sight) (all []fwrules.Missing, err error) {
-	for _, part := range r.Parts() {
+// Snapshot returns fw with the rules of the namespace as they are now, each form read once,
+// when it is first asked for. Comparing the rules of one attachment with it costs the same
+// for any number of attachments. It is safe for concurrent use.
+//
+// Rules that it has exist. If it lacks some, because they changed while it was read, it
+// asks the kernel: its answers are those of [Firewalls.Missing] at the time when it was
+// read, or later.
+func (fw *Firewalls) Snapshot() *Firewalls {
+	return &Firewalls{fw.Options, fw.sockets, &sight{fw: fw}}
+}
+
+// For returns the same snapshot for another attachment, of which o has the siblings
+// and notes.
+func (fw *Firewalls) For(o Options) *Firewalls {
+	one := Open(fw.sockets.NS, o)
+	one.sight = fw.sight
+	return one
+}
+
+func (fw *Firewalls) missing(ctx context.Context, rules []Rule, in *sight) (all []Missing, err error) {
+	for _, r := range rules {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		lost, err := fw.missingPart(ctx, part, in)
+		m, err := fw.missingOwn(ctx, r, in)
+		if err == nil && m.Err != nil {
+			err = fw.missingTheirs(ctx, &m, in)
+		}
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, lost...)
-	}
-	return all, nil
-}
-
-// missingPart returns the part unless it is there.
-func (fw *Firewalls) missingPart(ctx context.Context, part fwrules.Part, in *sight) ([]fwrules.Missing, error) {
-	all, err := fw.missingOwn(ctx, part, in)
-	if err != nil || len(all) == 0 {
-		return nil, err
-	}
-	theirs, err := in.readReference(ctx)
-	if err != nil {
-		return nil, err
-	}
-	switch err := theirs.Has(part); {
-	case err == nil:
-		return nil, nil
-	case !errors.Is(err, fwrules.ErrMissing):
-		return nil, err
-	default:
-		if fw.Executable {
-			all[0].Err = fwrules.AsMissing(fmt.Errorf("the rules are there in no form: %w; %w", all[0].Err, err))
+		if m.Err != nil {
+			all = append(all, m)
 		}
 	}
 	return all, nil
 }
 
-// missingOwn looks for this module's own rules of a part.
-func (fw *Firewalls) missingOwn(ctx context.Context, part fwrules.Part, in *sight) ([]fwrules.Missing, error) {
-	m := fwrules.Missing{Rules: part.Rules, Object: part.Object}
-	if f := part.Rules.Forward; len(f) == 1 && !f[0].IngressOnly {
+// missingOwn looks for this module's own form of a rule. It is there if the result has no
+// Err.
+func (fw *Firewalls) missingOwn(ctx context.Context, r Rule, in *sight) (m Missing, err error) {
+	m.Rule = r
+	if r.Kind == Accept {
 		now, err := in.readForwarding(ctx)
-		if err != nil {
-			return nil, err
+		if err == nil {
+			m.Err = AsMissing(fw.missingForward(now, r))
 		}
-		if err = fw.missingForward(now, f[0]); err == nil {
-			return nil, nil
-		}
-		m.Err = fwrules.AsMissing(err)
-		return []fwrules.Missing{m}, nil
+		return m, err
 	}
-	all, err := in.missingNative(ctx, fw, part.Rules)
-	if errors.Is(err, fwrules.ErrOnlyExecutable) {
+	wanted, err := elementsOf([]Rule{r})
+	if errors.Is(err, ErrOnlyExecutable) {
 		m.Err, m.Why = err, "only the plugin's executable makes rules with conditions: Remove and Setup attach the container again"
-		return []fwrules.Missing{m}, nil
+		return m, nil
 	}
-	return all, err
+	if err != nil || len(wanted) == 0 {
+		return m, err
+	}
+	s, err := in.readState(ctx)
+	if err == nil {
+		m.Found, m.Err = s.absent(wanted, fw.siblings)
+		m.Err = AsMissing(m.Err)
+	}
+	return m, err
+}
+
+// missingTheirs looks for the reference plugins' form of a rule, where this module's own
+// are missing.
+func (fw *Firewalls) missingTheirs(ctx context.Context, m *Missing, in *sight) error {
+	theirs, err := in.readTheirs(ctx)
+	if err != nil {
+		return err
+	}
+	switch err := theirs.has(m.Rule); {
+	case err == nil:
+		m.Err = nil
+	case !errors.Is(err, ErrMissing):
+		return err
+	case fw.Executable:
+		m.Err = AsMissing(fmt.Errorf("the rules are there in no form: %w; %w", m.Err, err))
+	}
+	return nil
 }
 
 // sight is the rules of a namespace, each form read once, when it is first asked for.
 type sight struct {
 	fw   *Firewalls
-	only *fwrules.Rules // of which this module's own are read; nil: all
+	only []Rule // of which this module's own are read; nil: all
 
-	native     once[*native.Table]
+	own        once[*state]
 	forwarding once[[]forwarding]
-	reference  once[*reference.Sight]
+	theirs     once[theirs]
+	torn       atomic.Bool // rules changed while they were read, so that something may be missing
 }
 
-// missingNative returns the parts that this module's table lacks, for fw's attachment. If
-// the table changed while it was read, it asks the kernel.
-func (s *sight) missingNative(ctx context.Context, fw *Firewalls, r fwrules.Rules) ([]fwrules.Missing, error) {
-	t, err := s.native.do(ctx, func(ctx context.Context) (*native.Table, error) {
+// readState reads this module's tables.
+func (s *sight) readState(ctx context.Context) (*state, error) {
+	return s.own.do(ctx, func(ctx context.Context) (now *state, err error) {
+		q, tries := query{tables: tables(), layout: true, more: func(set string) ([]element, bool) {
+			_, ours := setOf(set)
+			return nil, ours
+		}}, nft.MostReads
 		if s.only != nil {
-			return s.fw.native.Look(ctx, *s.only)
+			q, tries = query{layout: true}, nft.MostChanges
+			for _, r := range s.only {
+				if some, err := elementsOf([]Rule{r}); err == nil { // else missingOwn says why there are none
+					q.keys = append(q.keys, some...)
+				}
+			}
+			q.tables = tablesOf(q.keys)
 		}
-		return s.fw.native.Read(ctx)
+		err = s.fw.sockets.Do(ctx, func(c *nft.Conn) error {
+			return nft.Repeat(ctx, tries, func() error {
+				now, err = q.read(c)
+				return wrapNFT(err)
+			})
+		})
+		if errors.Is(err, nft.ErrChanged) && s.only == nil {
+			s.torn.Store(true)
+			err = nil
+		}
+		return now, err
 	})
-	if err != nil {
-		return nil, err
-	}
-	all, err := fw.native.MissingIn(ctx, t, r)
-	if err == nil && len(all) > 0 && !t.Steady {
-		if t, err = fw.native.Look(ctx, r); err == nil {
-			all, err = fw.native.MissingIn(ctx, t, r)
-		}
-	}
-	return all, err
 }
 
 // readForwarding reads the chains of all variants and families.
@@ -125,8 +162,16 @@ func (s *sight) readForwarding(ctx context.Context) ([]forwarding, error) {
 	})
 }
 
-func (s *sight) readReference(ctx context.Context) (*reference.Sight, error) {
-	return s.reference.do(ctx, s.fw.reference.Read)
+// readTheirs reads the reference plugins' rules.
+func (s *sight) readTheirs(ctx context.Context) (theirs, error) {
+	return s.theirs.do(ctx, func(ctx context.Context) (theirs, error) {
+		now, err := s.fw.readTheirs(ctx)
+		if errors.Is(err, nft.ErrChanged) {
+			s.torn.Store(true)
+			err = nil
+		}
+		return now, err
+	})
 }
 
 // once is a value that the first caller reads. If that fails, the next one tries again.

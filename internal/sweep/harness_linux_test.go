@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/footprint"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -94,5 +94,5 @@ func addrs(list ...string) (all []netip.Addr) {
 
 // attached returns the target of an attachment.
 func attached(id, ifName string) Target {
-	return Target{Footprint: footprint.Footprint{Owner: fwrules.Owner{Network: "podnet", ContainerID: id, IfName: ifName}}}
+	return Target{Footprint: footprint.Footprint{Owner: netfilter.Owner{Network: "podnet", ContainerID: id, IfName: ifName}}}
 }

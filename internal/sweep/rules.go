@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // rules finds the rules of the packet filter, as one item: they are removed in one
@@ -34,15 +33,14 @@ func (s *search) rules(ctx context.Context) ([]Item, error) {
 }
 
 // RulesTarget is the target as the packet filters are searched for it.
-func (t *Target) RulesTarget() fwrules.Target {
+func (t *Target) RulesTarget() netfilter.Target {
 	var inNetwork func(netip.Prefix) (bool, error)
 	if t.Others != nil {
 		inNetwork = t.Others.InNetwork
 	}
-	return fwrules.Target{
+	return netfilter.Target{
 		Owner: t.Owner, Subnets: t.Subnets, InNetwork: inNetwork,
-		Addresses: t.Addresses, Siblings: t.Siblings.Addresses, Ports: t.Rules.Ports, Thorough: t.How.Thorough,
-		Own: t.Own, Kept: t.Siblings.Rules, KeptUnknown: t.Siblings.Unknown,
+		Addresses: t.Addresses, Ports: t.Rules.Ports, Thorough: t.How.Thorough, Siblings: t.Siblings, Own: t.Own,
 	}
 }
 

@@ -59,7 +59,7 @@ func (s Sibling) makeAgain(ctx context.Context, host *netns.Handle, w footprint.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), Limit)
 	defer cancel()
 	fw := s.Given.Firewalls(host)
-	missing, err := fw.Missing(ctx, w.Rules)
+	missing, err := fw.Missing(ctx, w.Rules...)
 	if err != nil || len(missing) == 0 {
 		return err
 	}
@@ -73,10 +73,10 @@ func (s Sibling) makeAgain(ctx context.Context, host *netns.Handle, w footprint.
 	var errs []error
 	for _, m := range missing {
 		if m.Why != "" {
-			errs = append(errs, fmt.Errorf("%s: %s", m.Object, m.Why))
+			errs = append(errs, fmt.Errorf("%s: %s", m.Object(), m.Why))
 			continue
 		}
-		errs = append(errs, fw.Restore(ctx, m.Rules))
+		errs = append(errs, fw.Restore(ctx, m.Rule))
 	}
 	return errors.Join(errs...)
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -38,20 +38,18 @@ type mapping struct {
 	HostIP        string `json:"hostIP"`
 }
 
-// request is the attachment of a call and its ports.
+// request is the ports of a call.
 type request struct {
-	want fwrules.HostPorts
+	rules []netfilter.Rule // one for each port
+	to    []netip.Prefix   // the container's addresses, one of a family at most
+	snat  bool
 	// only names the field that only the executable carries out, if there is one. Earlier
 	// versions of this module had rules for it.
 	only string
 }
 
-func (c request) rules() fwrules.Rules {
-	return fwrules.Rules{HostPorts: []fwrules.HostPorts{c.want}}
-}
-
-// nowhere reports whether the container has no address for the ports.
-func (c request) nowhere() bool { return !c.want.V4.IsValid() && !c.want.V6.IsValid() }
+// none reports whether nothing is to be forwarded, or the container has no address for it.
+func (c request) none() bool { return len(c.rules) == 0 || len(c.to) == 0 }
 
 // load is parse for an ADD: it refuses what only the executable carries out.
 func load(r *plugin.Request) (request, error) {
@@ -91,19 +89,20 @@ func (conf conf) request(r *plugin.Request) (request, error) {
 	if err != nil {
 		return request{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: %w", err)
 	}
-	c.want.Owner = fwrules.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
 	if r.PrevResult != nil {
-		c.want.V4, c.want.V6 = compare.FirstAddresses(r.PrevResult, r.IfName)
+		v4, v6 := compare.FirstAddresses(r.PrevResult, r.IfName)
+		c.to = slices.DeleteFunc([]netip.Prefix{v4, v6}, func(p netip.Prefix) bool { return !p.IsValid() })
+	}
+	for i := range c.rules {
+		c.rules[i].Owner = netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
+		c.rules[i].Addresses = c.to
 	}
 	return c, nil
 }
 
 // call validates the configuration.
 func (conf conf) call() (request, error) {
-	c := request{want: fwrules.HostPorts{SNAT: true, MasqAll: conf.MasqAll}}
-	if conf.SNAT != nil {
-		c.want.SNAT = *conf.SNAT
-	}
+	c := request{snat: conf.SNAT == nil || *conf.SNAT}
 	if conf.MarkMasqBit != nil && conf.ExternalSetMarkChain != nil {
 		return c, errors.New("externalSetMarkChain and markMasqBit exclude each other")
 	}
@@ -114,13 +113,13 @@ func (conf conf) call() (request, error) {
 	if c.only, err = conf.onlyExecutable(); err != nil {
 		return c, err
 	}
-	c.want.ConditionsV4, c.want.ConditionsV6 = conditions(conf.ConditionsV4), conditions(conf.ConditionsV6)
+	conditional := strings.Join(slices.Concat(conf.ConditionsV4, conf.ConditionsV6), "") != ""
 	for _, m := range conf.RuntimeConfig.PortMappings {
 		p, err := m.hostPort()
 		if err != nil {
 			return c, err
 		}
-		c.want.Ports = append(c.want.Ports, p)
+		c.rules = append(c.rules, netfilter.Rule{Kind: netfilter.Publish, Port: p, SNAT: c.snat, MasqAll: conf.MasqAll, Conditional: conditional})
 	}
 	return c, nil
 }
@@ -173,14 +172,6 @@ func (conf conf) onlyExecutable() (field string, err error) {
 	return strconv.Quote(all[0]), nil
 }
 
-// conditions returns the conditions, and nil for a single empty one.
-func conditions(all []string) []string {
-	if slices.Equal(all, []string{""}) {
-		return nil
-	}
-	return all
-}
-
 // backendOf returns the backend of conditions, or "", by their first character: those of
 // iptables begin with a hyphen or an exclamation mark, and none of nft's do.
 func backendOf(all []string) string {
@@ -194,8 +185,8 @@ func backendOf(all []string) string {
 }
 
 // hostPort validates a mapping.
-func (m mapping) hostPort() (fwrules.HostPort, error) {
-	var p fwrules.HostPort
+func (m mapping) hostPort() (netfilter.HostPort, error) {
+	var p netfilter.HostPort
 	const most = 1<<16 - 1
 	if m.ContainerPort <= 0 || m.ContainerPort > most {
 		return p, fmt.Errorf("portMappings: invalid container port number: %d", m.ContainerPort)

@@ -1,60 +1,45 @@
-package reference
+package netfilter
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// Form finds rules in both variants of iptables, and in nftables.
-type Form struct {
-	Sockets nft.Sockets
-	Held    *os.File // open in all processes that it starts; nil: none is
-}
+// The reference plugins' rules, which this module looks for, finds and deletes, and never
+// makes. Until 2028 it does the same for what earlier versions of it have made in these
+// forms. iptables has a chain for each container and network, in chains that all containers
+// share:
+//
+//	CNI-<hash>                              bridge, ptp: ipMasq
+//	CNI-DN-<hash>, CNI-HOSTPORT-*           portmap
+//	CNI-FORWARD, CNI-ADMIN, CNI-ISOLATION-* firewall
+//
+// nftables has one rule for each address and port, in tables that all containers share:
+//
+//	inet cni_plugins_masquerade   bridge, ptp: ipMasq    the attachment's comment
+//	ip, ip6 cni_hostport          portmap                the container ID as comment
+//	bridge nat                    bridge: macspoofchk    chains and a comment of the interface
 
-// in runs fn on a thread in the namespace, where processes are started.
-func (f Form) in(fn func() error) error { return nft.In(f.Sockets.NS, fn) }
-
-// Find returns the rules of the target that exist. With an error, it returns all others
-// that it found.
-func (f Form) Find(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
-	err = f.in(func() error {
-		var errs []error
-		for _, tool := range iptables.Variants(f.Sockets, f.Held) {
-			commands, err := find(ctx, tool, t)
-			errs = append(errs, err)
-			if len(commands) > 0 {
-				all = append(all, saved{f, tool, t, commands})
-			}
-		}
-		return errors.Join(errs...)
-	})
-	more, moreErr := f.findNFTables(ctx, t)
-	return append(all, more...), errors.Join(err, moreErr)
-}
-
-// Sight is the plugins' rules at one time, in all forms. It is safe for concurrent use.
-type Sight struct {
-	rules  map[place][]rule
+// theirs are the plugins' rules at one time, in all forms. They are safe for concurrent use.
+type theirs struct {
+	rules  map[place][]shown
 	hidden map[place]bool // tables that a tool may not show
-	Steady bool           // nothing has changed meanwhile; else something may be missing
 }
 
 // place is where a rule is looked for: a chain, and a word of the rule, which for nftables
 // is its comment.
 type place struct{ tool, table, chain, word string }
 
-// rule is a rule as far as it identifies itself: versions of the tools write the rest
+// shown is a rule as far as it identifies itself: versions of the tools write the rest
 // differently.
-type rule interface {
+type shown interface {
 	// has reports whether the rule has the values.
 	has(values ...string) bool
 }
@@ -83,45 +68,45 @@ func (c constants) has(values ...string) bool {
 	return true
 }
 
-// Read reads the rules. It reads them again if they change meanwhile, a few times.
-func (f Form) Read(ctx context.Context) (*Sight, error) {
-	s := &Sight{rules: make(map[place][]rule), hidden: make(map[place]bool), Steady: true}
-	if err := f.readTables(ctx, s); err != nil {
-		return nil, err
-	}
-	return s, f.in(func() error {
-		for _, t := range iptables.Variants(f.Sockets, f.Held) {
-			if err := s.readSaved(ctx, t); err != nil {
-				return err
-			}
+// readTheirs reads the rules. It reads them again if they change meanwhile, a few times, and
+// then returns beside [nft.ErrChanged] what it has seen.
+func (fw *Firewalls) readTheirs(ctx context.Context) (t theirs, err error) {
+	read := func(tables func() error) error {
+		t = theirs{make(map[place][]shown), make(map[place]bool)}
+		if err := tables(); err != nil {
+			return wrapNFT(err)
 		}
-		return nil
+		return fw.in(func() error {
+			for _, tool := range iptables.Variants(fw.sockets, fw.Held) {
+				if err := t.readSaved(ctx, tool); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	err = fw.sockets.Do(ctx, func(c *nft.Conn) error {
+		return nft.Repeat(ctx, nft.MostReads, func() error {
+			return c.InOneGeneration(func(uint32) error { return read(func() error { return t.readTables(c) }) })
+		})
 	})
+	if errors.Is(err, nft.ErrNotSupported) {
+		err = read(func() error { return nil })
+	}
+	return t, err
 }
 
 // readTables reads the rules in nftables.
-func (f Form) readTables(ctx context.Context, s *Sight) error {
-	err := f.Sockets.Do(ctx, func(c *nft.Conn) error {
-		return nft.Repeat(ctx, nft.MostReads, func() error {
-			clear(s.rules)
-			return c.InOneGeneration(func() error {
-				var errs []error
-				for _, t := range []nft.Table{masqueradeTable(), hostportTable(nft.FamilyIPv4), hostportTable(nft.FamilyIPv6), spoofTable()} {
-					errs = append(errs, c.Rules(t, "", nil, func(r nft.Rule) error {
-						at := place{"", t.String(), r.Chain, r.Comment}
-						s.rules[at] = append(s.rules[at], constantsOf(r))
-						return nil
-					}))
-				}
-				return errors.Join(errs...)
-			})
+func (t theirs) readTables(c *nft.Conn) error {
+	for _, table := range []nft.Table{masqueradeTable(), hostportTable(nft.FamilyIPv4), hostportTable(nft.FamilyIPv6), spoofTable()} {
+		err := c.Rules(table, "", nil, func(r nft.Rule) error {
+			at := place{"", table.String(), r.Chain, r.Comment}
+			t.rules[at] = append(t.rules[at], constantsOf(r))
+			return nil
 		})
-	})
-	if errors.Is(err, nft.ErrChanged) {
-		s.Steady, err = false, nil
-	}
-	if err != nil && !errors.Is(err, nft.ErrNotSupported) {
-		return fmt.Errorf("nftables: %w", err)
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -139,45 +124,34 @@ func constantsOf(r nft.Rule) (c constants) {
 }
 
 // readSaved reads the rules that a tool of iptables shows.
-func (s *Sight) readSaved(ctx context.Context, t iptables.Tool) error {
-	tables := []string{tableNAT, tableFilter}
-	var out string
-	var hidden []string
-	err := nft.Repeat(ctx, nft.MostReads, func() (err error) {
-		out, hidden, err = t.SaveTables(ctx, tables)
-		return err
-	})
-	if errors.Is(err, nft.ErrChanged) {
-		s.Steady, err = false, nil
-	}
-	if err != nil {
-		return fmt.Errorf("%s: list the rules: %w", t.Name(), err)
-	}
-	for _, table := range hidden {
-		s.hidden[place{tool: t.Name(), table: table}] = true
-	}
-	sets, err := iptables.ParseSome(out, func(line string) bool {
+func (t theirs) readSaved(ctx context.Context, tool iptables.Tool) error {
+	tables := []iptables.ChainID{{Table: tableNAT}, {Table: tableFilter}}
+	sets, hidden, err := tool.Read(ctx, tables, func(line string) bool {
 		chain, _, _ := strings.Cut(strings.TrimPrefix(line, "-A "), " ")
 		return builtIn(chain) || strings.HasPrefix(chain, "CNI-")
 	})
+	if err != nil {
+		return fmt.Errorf("%s: list the rules: %w", tool.Name(), err)
+	}
+	for _, id := range hidden {
+		t.hidden[place{tool: tool.Name(), table: id.Table}] = true
+	}
 	for _, set := range sets {
 		for _, r := range set.Rules {
-			if slices.Contains(tables, set.Table) {
-				s.add(place{tool: t.Name(), table: set.Table, chain: r.Chain}, wordsOf(r))
-			}
+			t.add(place{tool: tool.Name(), table: set.Table, chain: r.Chain}, wordsOf(r))
 		}
 	}
-	return err
+	return nil
 }
 
 // add adds a rule under each word by which one is looked for.
-func (s *Sight) add(at place, w words) {
+func (t theirs) add(at place, w words) {
 	for _, word := range w {
 		option, _, _ := strings.Cut(word, "=")
 		switch option {
 		case "-j", "-s", "-d", "--dport":
 			at.word = word
-			s.rules[at] = append(s.rules[at], w)
+			t.rules[at] = append(t.rules[at], w)
 		}
 	}
 }

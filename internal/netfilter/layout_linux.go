@@ -1,8 +1,8 @@
-package native
+package netfilter
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -10,15 +10,14 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// chain is a chain that the table always has.
+// chain is a chain that a table always has.
 type chain struct {
-	table nft.Table
 	name  string
 	hook  *nft.Hook
 	rules []rule
 }
 
-// rule is a rule of the table. Its comment identifies it in its chain.
+// rule is a rule of a table. Its comment identifies it in its chain.
 type rule struct {
 	chain, comment string
 	exprs          nft.Exprs
@@ -27,27 +26,16 @@ type rule struct {
 // is reports whether a rule on the host is this one.
 func (r rule) is(o nft.Object) bool { return r.comment == o.Comment }
 
-func comments(all []nft.Object) (texts []string) {
-	for _, o := range all {
-		texts = append(texts, o.Comment)
-	}
-	return texts
-}
-
-func wanted(all []rule) (texts []string) {
-	for _, r := range all {
-		texts = append(texts, r.comment)
-	}
-	return texts
-}
-
-// chains are the chains in the order in which they are made, each after
+// chainsOf are the chains of a table in the order in which they are made, each after
 // those that it jumps to.
 //
 // No set has verdicts in it, which would spare the rule for each length of
 // prefix: the kernel follows all verdicts of a map again with each element that
 // is added, so that it would cost more with each container.
-func chains() []chain {
+func chainsOf(t nft.Table) []chain {
+	if t == bridgeTable {
+		return []chain{spoofChain()}
+	}
 	both := func(of func(family uint8, suffix string) rule) []rule {
 		return []rule{of(nft.FamilyIPv4, "4"), of(nft.FamilyIPv6, "6")}
 	}
@@ -71,7 +59,7 @@ func chains() []chain {
 			return rule{comment: "containers" + suffix,
 				exprs: nft.Exprs(nil).Family(family).Source(family, nft.Reg(0)).In("containers" + suffix).Jump("containers")}
 		})...)
-	all := []chain{
+	return []chain{
 		{name: "hostports", rules: hostports},
 		{name: "subnets"}, {name: "hairpin"},
 		{name: "containers", rules: containers},
@@ -80,10 +68,6 @@ func chains() []chain {
 		{name: "postrouting", hook: nft.SourceNAT(), rules: postrouting},
 		{name: "forward", hook: &nft.Hook{Type: "filter", Number: unix.NF_INET_FORWARD}, rules: ingressRules()},
 	}
-	for i := range all {
-		all[i].table = table
-	}
-	return append(all, spoofChain())
 }
 
 // spoofChain drops frames with a wrong source address, before anything else sees them.
@@ -93,7 +77,7 @@ func chains() []chain {
 func spoofChain() chain {
 	port := func() nft.Exprs { return nft.Exprs(nil).Meta(unix.NFT_META_IIFNAME, nft.Reg(0)) }
 	return chain{
-		table: bridgeTable, name: "spoofing",
+		name: "spoofing",
 		hook: &nft.Hook{Type: "filter", Number: 0, Priority: -300}, // NF_BR_PRE_ROUTING, <linux/netfilter_bridge.h>
 		rules: []rule{
 			// The source address is bytes 6 to 11 of a frame.
@@ -166,151 +150,93 @@ func lengthRule(set string) rule {
 	return rule{chain: prefix, comment: set, exprs: c}
 }
 
-// newSet returns the message that makes the set of that name.
-func newSet(name string, id uint32) nft.Message {
-	kind, _ := kindOf(name)
-	return nft.NewSet(nft.Set{
-		Table: tableOf(name), Name: name,
-		KeyType: kind.key.typ(), KeySize: uint32(kind.key.size()),
-		DataType: kind.value.typ(), DataSize: uint32(kind.value.size()),
-		HostByteOrder: slices.Equal(kind.key, fields{fieldLink}),
-	}, id)
-}
-
-// layout holds the existing sets, chains and rules of the table.
-type layout struct {
-	sets  map[string]bool
-	rules map[string][]nft.Object // by chain
-}
-
 // missing returns the messages that make the missing part of a table that elements in these
 // sets of it need. The error names the first missing part.
-func (l layout) missing(of nft.Table, sets []string) (msgs []nft.Message, err error) {
+func (s *state) missing(of nft.Table, names []string) (msgs []nft.Message, first error) {
+	lacks := func(format string, args ...any) {
+		if first == nil {
+			first = fmt.Errorf(format, args...)
+		}
+	}
 	id := uint32(of.Family) << 8
-	set := func(name string) {
-		if !l.sets[name] {
+	set := func(in set) {
+		if !s.sets[in.name] {
 			id++
-			msgs = append(msgs, newSet(name, id))
-			if err == nil {
-				err = fmt.Errorf("set %v %s is missing", of, name)
-			}
+			msgs = append(msgs, nft.NewSet(nft.Set{
+				Table: of, Name: in.name,
+				KeyType: in.key.typ(), KeySize: uint32(in.key.size()),
+				DataType: in.value.typ(), DataSize: uint32(in.value.size()),
+				HostByteOrder: slices.Equal(in.key, fields{fieldLink}),
+			}, id))
+			lacks("set %v %s is missing", of, in.name)
 		}
 	}
-	for _, name := range fixedSets(of) {
-		set(name)
+	for _, in := range fixedSets(of) {
+		set(in)
 	}
-	missing := l.missingChains(of, &err)
-	if len(msgs) > 0 || len(missing) > 0 {
-		msgs = append([]nft.Message{nft.NewTable(of, "containers' addresses and host ports, by github.com/embedcni/cni")}, msgs...)
+	for _, c := range chainsOf(of) {
+		if ours, same := s.has(c); !same {
+			lacks("chain %v %s is not as it was made: it has rules %q, want %q", of, c.name,
+				comments(ours, func(o nft.Object) string { return o.Comment }), comments(c.rules, func(r rule) string { return r.comment }))
+			msgs = append(msgs, c.again(of, ours)...)
+		}
 	}
-	msgs = append(msgs, missing...)
-	for _, name := range l.withExisting(sets) {
-		if _, _, _, ok := perLength(name); !ok || of != table {
+	if len(msgs) > 0 {
+		msgs = slices.Insert(msgs, 0, nft.NewTable(of, "containers' addresses and host ports, by github.com/embedcni/cni"))
+	}
+	if of == bridgeTable {
+		return msgs, first
+	}
+	for _, name := range s.withExisting(names) {
+		if _, _, _, ok := perLength(name); !ok {
 			continue
 		}
-		set(name)
-		if r := lengthRule(name); !slices.ContainsFunc(l.rules[r.chain], r.is) {
-			msgs = append(msgs, nft.NewRule(table, r.chain, r.exprs, r.comment))
-			if err == nil {
-				err = fmt.Errorf("rule %v %s for set %s is missing", table, r.chain, name)
-			}
+		in, _ := setOf(name)
+		set(in)
+		if r := lengthRule(name); !slices.ContainsFunc(s.rules[r.chain], r.is) {
+			msgs = append(msgs, nft.NewRule(of, r.chain, r.exprs, r.comment))
+			lacks("rule %v %s for set %s is missing", of, r.chain, name)
 		}
 	}
-	return msgs, err
+	return msgs, first
 }
 
-// withExisting returns the sets, and those that there are of one length, in an
-// order that does not change: each has a rule.
-func (l layout) withExisting(sets []string) []string {
-	all := slices.Clone(sets)
-	for name := range l.sets {
-		if !slices.Contains(all, name) {
-			all = append(all, name)
-		}
+func comments[T any](all []T, of func(T) string) (texts []string) {
+	for _, one := range all {
+		texts = append(texts, of(one))
 	}
+	return texts
+}
+
+// withExisting returns the sets, and those that there are, in an order that does not
+// change: each of one length has a rule.
+func (s *state) withExisting(names []string) []string {
+	all := slices.AppendSeq(slices.Clone(names), maps.Keys(s.sets))
 	slices.Sort(all)
-	return all
+	return slices.Compact(all)
 }
 
-// missingChains returns the messages that make again the chains of a table that are
-// missing, and the rules of those that someone has changed. Rules of others stay, before
-// these.
-func (l layout) missingChains(of nft.Table, err *error) (msgs []nft.Message) {
-	for _, c := range chains() {
-		if c.table != of {
-			continue
+// has reports whether a chain has its rules, and returns those that it has. Rules of others
+// stay, before these.
+func (s *state) has(c chain) (ours []nft.Object, same bool) {
+	all, exists := s.rules[c.name]
+	for _, o := range all {
+		if slices.ContainsFunc(c.rules, func(r rule) bool { return r.is(o) }) {
+			ours = append(ours, o)
 		}
-		all, exists := l.rules[c.name]
-		ours := slices.DeleteFunc(slices.Clone(all), func(o nft.Object) bool {
-			return !slices.ContainsFunc(c.rules, func(r rule) bool { return r.is(o) })
-		})
-		same := slices.EqualFunc(c.rules, ours, rule.is)
-		perLength := c.rules == nil // which have more rules than these
-		if exists && (perLength || same) {
-			continue
-		}
-		if *err == nil {
-			*err = fmt.Errorf("chain %v %s is not as it was made: it has rules %q, want %q", c.table, c.name, comments(ours), wanted(c.rules))
-		}
-		msgs = append(msgs, nft.NewChain(c.table, c.name, c.hook))
-		for _, o := range ours {
-			msgs = append(msgs, o.Deletion())
-		}
-		for _, r := range c.rules {
-			msgs = append(msgs, nft.NewRule(c.table, c.name, r.exprs, r.comment))
-		}
+	}
+	perLength := c.rules == nil // which have more rules than these
+	return ours, exists && (perLength || slices.EqualFunc(c.rules, ours, rule.is))
+}
+
+// again returns the messages that make a chain again, and its rules instead of these.
+func (c chain) again(of nft.Table, instead []nft.Object) []nft.Message {
+	msgs := []nft.Message{nft.NewChain(of, c.name, c.hook)}
+	for _, o := range instead {
+		msgs = append(msgs, o.Deletion())
+	}
+	for _, r := range c.rules {
+		msgs = append(msgs, nft.NewRule(of, c.name, r.exprs, r.comment))
 	}
 	return msgs
-}
-
-// kinds returns the sets that are this module's.
-func (l layout) kinds() (sets []string) {
-	for name := range l.sets {
-		if _, ok := kindOf(name); ok {
-			sets = append(sets, name)
-		}
-	}
-	return sets
-}
-
-// readLayout returns the sets, chains and rules of the tables. If they change meanwhile, it
-// returns beside [nft.ErrChanged] what it has seen.
-func readLayout(c *nft.Conn, tables []nft.Table) (layout, error) {
-	l := layout{sets: make(map[string]bool), rules: make(map[string][]nft.Object)}
-	var errs []error
-	for _, t := range tables {
-		sets, err := c.Sets(t)
-		names, chainsErr := c.Chains(t)
-		for _, name := range sets {
-			l.sets[name] = true
-		}
-		for _, name := range names {
-			l.rules[name] = nil
-		}
-		errs = append(errs, err, chainsErr, c.Rules(t, "", nil, func(r nft.Rule) error {
-			l.rules[r.Chain] = append(l.rules[r.Chain], r.Object(t))
-			return nil
-		}))
-	}
-	for _, err := range errs {
-		if err != nil && !errors.Is(err, nft.ErrChanged) {
-			return l, fmt.Errorf("look at table %v: %w", table, err)
-		}
-	}
-	return l, errors.Join(errs...)
-}
-
-// elementsOn returns those of the elements that have one of the keys, and all of the sets,
-// like [nft.Conn.Elements], from both tables.
-func elementsOn(c *nft.Conn, keys []element, sets []string) (all []element, changed error) {
-	for _, t := range tablesOf(append(setsOf(keys), sets...)) {
-		some := slices.DeleteFunc(slices.Clone(keys), func(k element) bool { return tableOf(k.Set) != t })
-		whole := slices.DeleteFunc(slices.Clone(sets), func(set string) bool { return tableOf(set) != t })
-		found, err := c.Elements(t, some, whole)
-		if changed = errors.Join(changed, err); err != nil && !errors.Is(err, nft.ErrChanged) {
-			return nil, fmt.Errorf("look at table %v: %w", t, err)
-		}
-		all = append(all, found...)
-	}
-	return all, changed
 }
