@@ -41,7 +41,7 @@ func isUsed(ctx context.Context, x iptables.Tool) (bool, error) {
 			}
 		}
 		for _, r := range t.Rules {
-			if r.Chain == firewallChain && r.Value("-s")+r.Value("-d") != "" {
+			if r.Chain == firewallChain && !r.Words.Has("-s=any", "-d=any") {
 				return true, nil
 			}
 		}

@@ -54,7 +54,7 @@ func TestFault_F61_TheKernelKnowsTheChainsOfLegacyTables(t *testing.T) {
 		sh("-t nat -A POSTROUTING -j " + chain)
 		expect.Same(t, family, []bool{has(wanted[0]), has(wanted[1])}, []bool{true, false})
 		sets, hidden, err := x.Read(t.Context(), wanted, nil)
-		if err != nil || len(hidden) > 0 || len(sets) != 1 || sets[0].Table != "nat" || len(sets[0].Rules) != 1 || !sets[0].Rules[0].JumpsTo(chain) {
+		if err != nil || len(hidden) > 0 || len(sets) != 1 || sets[0].Table != "nat" || len(sets[0].Rules) != 1 || sets[0].Rules[0].Words.Target() != chain {
 			t.Errorf("%s: %+v, %v, %v", family, sets, hidden, err)
 		}
 	}

@@ -63,7 +63,7 @@ func (f *form) want(r Rule) {
 
 // rule returns an error unless there is a rule with the values at the place.
 func (t theirs) rule(at place, values ...string) error {
-	if slices.ContainsFunc(t.rules[at], func(r shown) bool { return r.has(values...) }) {
+	if slices.ContainsFunc(t.rules[at], func(r shown) bool { return r.Has(values...) }) {
 		return nil
 	}
 	switch {
@@ -180,9 +180,9 @@ func (f *form) savedPort(r Rule, subnet netip.Prefix, host netip.Addr) {
 	}
 	for _, word := range from {
 		if r.MasqAll {
-			word = notTranslated
+			word = iptables.NotTranslated
 		}
-		f.saved(to, tableNAT, own, append(about, notTranslated, word)...)
+		f.saved(to, tableNAT, own, append(about, iptables.NotTranslated, word)...)
 	}
 	if f.rule(f.place(to, tableNAT, own, about[0]), append(about, "-j="+chainMark)...) == nil { // else it is an administrator's chain that marks
 		f.saved(to, tableNAT, chainMark, "-j=MARK")

@@ -64,7 +64,7 @@ func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err 
 			sets, _, err := tool.Read(ctx, []iptables.ChainID{{Table: tableFilter, Chain: chainForward}, {Table: tableFilter, Chain: chainStage1}}, nil)
 			for _, set := range sets {
 				for _, r := range set.Rules {
-					f.see(r.Chain, r.Value("-j"), strings.Join(r.Comments(), " "), 0)
+					f.see(r.Chain, r.Words.Target(), strings.Join(r.Comments, " "), 0)
 				}
 			}
 			return err

@@ -40,23 +40,15 @@ type place struct{ tool, table, chain, word string }
 // shown is a rule as far as it identifies itself: versions of the tools write the rest
 // differently.
 type shown interface {
-	// has reports whether the rule has the values.
-	has(values ...string) bool
-}
-
-// words are those of a rule of iptables, without comments: "-s=10.1.0.2/32",
-// "--dport=8080", "!-i=cni0", and "-d=any" if it names no destination.
-type words []string
-
-func (w words) has(values ...string) bool {
-	return !slices.ContainsFunc(values, func(v string) bool { return !slices.Contains(w, v) })
+	// Has reports whether the rule has the values.
+	Has(values ...string) bool
 }
 
 // constants are the values that a rule of nftables compares with and loads and the chains
-// that it jumps to, one after the other, which has takes in their order.
+// that it jumps to, one after the other, which Has takes in their order.
 type constants string
 
-func (c constants) has(values ...string) bool {
+func (c constants) Has(values ...string) bool {
 	rest := string(c)
 	for _, v := range values {
 		i := strings.Index(rest, v)
@@ -126,9 +118,10 @@ func constantsOf(r nft.Rule) (c constants) {
 // readSaved reads the rules that a tool of iptables shows.
 func (t theirs) readSaved(ctx context.Context, tool iptables.Tool) error {
 	tables := []iptables.ChainID{{Table: tableNAT}, {Table: tableFilter}}
+	builtIn := []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 	sets, hidden, err := tool.Read(ctx, tables, func(line string) bool {
 		chain, _, _ := strings.Cut(strings.TrimPrefix(line, "-A "), " ")
-		return builtIn(chain) || strings.HasPrefix(chain, "CNI-")
+		return slices.Contains(builtIn, chain) || strings.HasPrefix(chain, "CNI-")
 	})
 	if err != nil {
 		return fmt.Errorf("%s: list the rules: %w", tool.Name(), err)
@@ -138,14 +131,14 @@ func (t theirs) readSaved(ctx context.Context, tool iptables.Tool) error {
 	}
 	for _, set := range sets {
 		for _, r := range set.Rules {
-			t.add(place{tool: tool.Name(), table: set.Table, chain: r.Chain}, wordsOf(r))
+			t.add(place{tool: tool.Name(), table: set.Table, chain: r.Chain}, r.Words)
 		}
 	}
 	return nil
 }
 
 // add adds a rule under each word by which one is looked for.
-func (t theirs) add(at place, w words) {
+func (t theirs) add(at place, w iptables.Words) {
 	for _, word := range w {
 		option, _, _ := strings.Cut(word, "=")
 		switch option {
@@ -156,60 +149,12 @@ func (t theirs) add(at place, w words) {
 	}
 }
 
-// builtIn reports whether a chain is there whenever its table is.
-func builtIn(chain string) bool {
-	switch chain {
-	case "PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING":
-		return true
-	}
-	return false
-}
-
-// notTranslated is a word of each rule that does not translate the destination.
-const notTranslated = "-j!=DNAT"
-
-// wordsOf returns the words of a rule.
-func wordsOf(r iptables.Rule) (w words) {
-	not, ends := "", map[string]bool{}
-	for i, arg := range r.Args {
-		if i+1 == len(r.Args) || i > 0 && r.Args[i-1] == "--comment" {
-			continue // a comment can look like an option
-		}
-		value := r.Args[i+1]
-		switch {
-		case arg == "!":
-			not = "!"
-			continue
-		case arg == "--comment" || !strings.HasPrefix(arg, "-"):
-		case arg == "-g":
-			w = append(w, "-j="+value)
-		case arg == "--dports":
-			for port := range strings.SplitSeq(value, ",") {
-				w = append(w, not+"--dport="+port)
-			}
-		default:
-			ends[arg] = true
-			w = append(w, not+arg+"="+value)
-		}
-		not = ""
-	}
-	for _, end := range []string{"-s", "-d"} {
-		if !ends[end] {
-			w = append(w, end+"=any")
-		}
-	}
-	if !w.has("-j=DNAT") {
-		w = append(w, notTranslated)
-	}
-	return w
-}
-
 // about reports whether the rule names one of the addresses: from it, to it or translated
 // to it. A network that contains the address does not count.
-func (w words) about(addrs []netip.Addr) bool {
+func about(w iptables.Words, addrs []netip.Addr) bool {
 	return slices.ContainsFunc(addrs, func(a netip.Addr) bool {
 		translated := "--to-destination=" + strings.TrimSuffix(netip.AddrPortFrom(a, 0).String(), "0")
-		return w.has(toHost("-s", a)) || w.has(toHost("-d", a)) ||
+		return w.Has(toHost("-s", a)) || w.Has(toHost("-d", a)) ||
 			slices.ContainsFunc(w, func(word string) bool { return strings.HasPrefix(word, translated) })
 	})
 }

@@ -128,7 +128,7 @@ func ownChain(s iptables.Ruleset, c Chain, t Target, v6 bool) []command {
 	var jumps, body []iptables.Rule
 	for _, r := range s.Rules {
 		switch {
-		case r.JumpsTo(c.Name):
+		case r.Words.Target() == c.Name:
 			jumps = append(jumps, r)
 		case r.Chain == c.Name:
 			body = append(body, r)
@@ -137,19 +137,18 @@ func ownChain(s iptables.Ruleset, c Chain, t Target, v6 bool) []command {
 	all := slices.Concat(jumps, body)
 	others := c.Others(t.Owner)
 	kept := func(r iptables.Rule) bool {
-		w := wordsOf(r)
-		return w.about(t.Siblings.Addresses) || !w.about(t.Addresses) && concerns(t.Siblings.Rules, v6, w)
+		return about(r.Words, t.Siblings.Addresses) || !about(r.Words, t.Addresses) && concerns(t.Siblings.Rules, v6, r.Words)
 	}
 	sibling := t.Siblings.Unknown || slices.ContainsFunc(all, kept)
 	collision := slices.ContainsFunc(all, func(r iptables.Rule) bool {
-		return slices.ContainsFunc(r.Comments(), func(v string) bool { return others[v] })
+		return slices.ContainsFunc(r.Comments, func(v string) bool { return others[v] })
 	})
 	if sibling || collision {
 		return deleting(s, all, func(r iptables.Rule) bool {
 			// A sibling's comments are the same.
-			mine := !sibling && slices.Contains(r.Comments(), c.Comment)
-			own := !t.Siblings.Unknown && concerns(t.Own, v6, wordsOf(r)) // else it may be a sibling's too
-			return !kept(r) && (mine || own || wordsOf(r).about(t.Addresses))
+			mine := !sibling && slices.Contains(r.Comments, c.Comment)
+			own := !t.Siblings.Unknown && concerns(t.Own, v6, r.Words) // else it may be a sibling's too
+			return !kept(r) && (mine || own || about(r.Words, t.Addresses))
 		})
 	}
 	commands := deleting(s, jumps, func(iptables.Rule) bool { return true })
@@ -162,7 +161,7 @@ func ownChain(s iptables.Ruleset, c Chain, t Target, v6 bool) []command {
 
 // concerns reports whether a rule of the container's chain in one family, or a jump to it, is
 // one of the attachment's whose rules these are: by an address, a subnet, or a port.
-func concerns(by []Rule, v6 bool, w words) bool {
+func concerns(by []Rule, v6 bool, w iptables.Words) bool {
 	return slices.ContainsFunc(by, func(r Rule) bool {
 		return slices.ContainsFunc(r.Addresses, func(p netip.Prefix) bool {
 			p, err := PlainPrefix(p)
@@ -170,9 +169,9 @@ func concerns(by []Rule, v6 bool, w words) bool {
 				return false
 			}
 			if r.Kind == Publish {
-				return w.has(portWords(r.Port)...)
+				return w.Has(portWords(r.Port)...)
 			}
-			return w.about([]netip.Addr{p.Addr()}) || w.has("-d="+p.Masked().String()) || w.has("-j=MASQUERADE")
+			return about(w, []netip.Addr{p.Addr()}) || w.Has("-d="+p.Masked().String()) || w.Has("-j=MASQUERADE")
 		})
 	})
 }
