@@ -59,13 +59,16 @@ func chainsOf(t nft.Table) []chain {
 			return rule{comment: "containers" + suffix,
 				exprs: nft.Exprs(nil).Family(family).Source(family, nft.Reg(0)).In("containers" + suffix).Jump("containers")}
 		})...)
+	// The priorities are nft's dstnat and srcnat.
+	dnat := func(hook uint32) *nft.Hook { return &nft.Hook{Type: "nat", Number: hook, Priority: -100} }
+	toHost := []rule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}
 	return []chain{
 		{name: "hostports", rules: hostports},
 		{name: "subnets"}, {name: "hairpin"},
 		{name: "containers", rules: containers},
-		{name: "prerouting", hook: nft.DestinationNAT(unix.NF_INET_PRE_ROUTING), rules: []rule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
-		{name: "output", hook: nft.DestinationNAT(unix.NF_INET_LOCAL_OUT), rules: []rule{{comment: "hostports", exprs: nft.Exprs(nil).ToHost().Jump("hostports")}}},
-		{name: "postrouting", hook: nft.SourceNAT(), rules: postrouting},
+		{name: "prerouting", hook: dnat(unix.NF_INET_PRE_ROUTING), rules: toHost},
+		{name: "output", hook: dnat(unix.NF_INET_LOCAL_OUT), rules: toHost},
+		{name: "postrouting", hook: &nft.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}, rules: postrouting},
 		{name: "forward", hook: &nft.Hook{Type: "filter", Number: unix.NF_INET_FORWARD}, rules: ingressRules()},
 	}
 }

@@ -267,7 +267,8 @@ func (c *Conn) Elements(t Table, keys []Element, sets []string) (found []Element
 		if err != nil {
 			break
 		}
-		all := newMessage(unix.NFT_MSG_GETSETELEM, 0, t, fmt.Sprintf("set %v %s", t, set), elementAttrs(t, set))
+		all := newMessage(unix.NFT_MSG_GETSETELEM, 0, t, fmt.Sprintf("set %v %s", t, set),
+			str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name), str(unix.NFTA_SET_ELEM_LIST_SET, set))
 		err = c.dump(all, func(data []byte) error {
 			found = append(found, readElements(data)...)
 			return nil

@@ -151,19 +151,16 @@ func (e Exprs) Family(family uint8) Exprs {
 }
 
 // Source loads the packet's source address.
-func (e Exprs) Source(family uint8, to Register) Exprs {
-	if family == FamilyIPv4 {
-		return e.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 12, 4, to)
-	}
-	return e.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 8, 16, to)
-}
+func (e Exprs) Source(family uint8, to Register) Exprs { return e.address(family, 12, 8, to) }
 
 // Destination loads the packet's destination address.
-func (e Exprs) Destination(family uint8, to Register) Exprs {
+func (e Exprs) Destination(family uint8, to Register) Exprs { return e.address(family, 16, 24, to) }
+
+func (e Exprs) address(family uint8, in4, in6 uint32, to Register) Exprs {
 	if family == FamilyIPv4 {
-		return e.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4, to)
+		return e.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, in4, 4, to)
 	}
-	return e.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 24, 16, to)
+	return e.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, in6, 16, to)
 }
 
 // Protocol loads the number of the transport protocol.

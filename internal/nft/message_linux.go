@@ -93,8 +93,7 @@ const LongestComment = 128
 // zero byte.
 func userComment(comment string) []byte {
 	comment = comment[:min(len(comment), LongestComment)]
-	data := append([]byte{0, byte(len(comment) + 1)}, comment...)
-	return append(data, 0)
+	return slices.Concat([]byte{0, byte(len(comment) + 1)}, []byte(comment), []byte{0})
 }
 
 // readComment is the reverse of userComment. User data can hold more than the

@@ -55,17 +55,6 @@ type Hook struct {
 	Priority int32
 }
 
-// DestinationNAT is a hook at nft's priority dstnat, for a chain that changes where
-// packets go.
-func DestinationNAT(number uint32) *Hook {
-	return &Hook{Type: "nat", Number: number, Priority: -100}
-}
-
-// SourceNAT is the hook postrouting at nft's priority srcnat.
-func SourceNAT() *Hook {
-	return &Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}
-}
-
 // InterfaceName returns the name of an interface in the size that rules and sets
 // compare.
 func InterfaceName(name string) (string, error) {
@@ -180,17 +169,13 @@ func NewElement(t Table, e Element, exclusive bool) Message {
 func DeleteElement(t Table, e Element) Message { return e.message(t, unix.NFT_MSG_DELSETELEM, false) }
 
 func (e Element) message(t Table, typ int, whole bool) Message {
-	key := value(unix.NFTA_SET_ELEM_KEY, []byte(e.Key))
+	elem := append(make([][]byte, 0, 3), value(unix.NFTA_SET_ELEM_KEY, []byte(e.Key)))
 	if whole && e.Value != "" {
-		key = append(key, value(unix.NFTA_SET_ELEM_DATA, []byte(e.Value))...)
+		elem = append(elem, value(unix.NFTA_SET_ELEM_DATA, []byte(e.Value)))
 	}
 	if whole && e.Comment != "" {
-		key = append(key, attr(unix.NFTA_SET_ELEM_USERDATA, userComment(e.Comment))...)
+		elem = append(elem, attr(unix.NFTA_SET_ELEM_USERDATA, userComment(e.Comment)))
 	}
-	return newMessage(typ, 0, t, "", elementAttrs(t, e.Set), nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, nested(unix.NFTA_LIST_ELEM, key)))
-}
-
-// elementAttrs name a set in a message about elements.
-func elementAttrs(t Table, set string) []byte {
-	return slices.Concat(str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name), str(unix.NFTA_SET_ELEM_LIST_SET, set))
+	return newMessage(typ, 0, t, "", str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name), str(unix.NFTA_SET_ELEM_LIST_SET, e.Set),
+		nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, nested(unix.NFTA_LIST_ELEM, elem...)))
 }
