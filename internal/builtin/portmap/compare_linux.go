@@ -23,7 +23,7 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return com
 // Compare compares the rules of the forwarded ports, and the setting that lets packets
 // from the host's loopback addresses leave.
 func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
-	c, err := parse(r)
+	c, err := parse(r, false)
 	if err != nil {
 		return nil, err
 	}

@@ -53,33 +53,23 @@ func (c request) none() bool { return len(c.rules) == 0 || len(c.to) == 0 }
 
 // load is parse for an ADD: it refuses what only the executable carries out.
 func load(r *plugin.Request) (request, error) {
-	c, err := parse(r)
+	c, err := parse(r, false)
 	if err == nil && c.only != "" {
 		err = compare.OnlyExecutable(known.Portmap, c.only)
 	}
 	return c, err
 }
 
-// parse reads and validates the request. An error has the code 7, "invalid
-// network config".
-func parse(r *plugin.Request) (request, error) {
-	var conf conf
-	if err := r.Decode(&conf); err != nil {
-		return request{}, err
-	}
-	return conf.request(r)
-}
-
-// parseAny leaves out the ports that parse refuses. Nothing was made for them,
-// and if DEL failed because of them, the plugins in front in the chain would
-// never be deleted.
-func parseAny(r *plugin.Request) (request, error) {
+// parse reads and validates the request. An error has the code 7, "invalid network config".
+// For a DEL it leaves out invalid ports: nothing was made for them, and if DEL failed because
+// of them, the plugins in front in the chain would never be deleted.
+func parse(r *plugin.Request, del bool) (request, error) {
 	var conf conf
 	if err := r.Decode(&conf); err != nil {
 		return request{}, err
 	}
 	ports := &conf.RuntimeConfig.PortMappings
-	*ports = slices.DeleteFunc(*ports, func(m mapping) bool { _, err := m.hostPort(); return err != nil })
+	*ports = slices.DeleteFunc(*ports, func(m mapping) bool { _, err := m.hostPort(); return del && err != nil })
 	return conf.request(r)
 }
 
@@ -135,41 +125,30 @@ const (
 // backend, which is the named one if one is named.
 func (conf conf) onlyExecutable() (field string, err error) {
 	needs := map[string][]string{}
+	need := func(backend, field string) { needs[backend] = append(needs[backend], field) }
 	if conf.ExternalSetMarkChain != nil {
-		needs[iptables] = append(needs[iptables], "externalSetMarkChain")
+		need(iptables, "externalSetMarkChain")
 	}
-	for _, field := range []struct {
-		name       string
-		conditions []string
-	}{{"conditionsV4", conf.ConditionsV4}, {"conditionsV6", conf.ConditionsV6}} {
-		if b := backendOf(field.conditions); b != "" {
-			needs[b] = append(needs[b], field.name)
-		}
-	}
+	need(backendOf(conf.ConditionsV4), "conditionsV4")
+	need(backendOf(conf.ConditionsV6), "conditionsV6")
 	all := slices.Concat(needs[iptables], needs[nftables])
-	switch {
-	case conf.Backend == nil && len(needs[iptables]) > 0 && len(needs[nftables]) > 0:
+	other := map[string]string{iptables: nftables, nftables: iptables}
+	switch named := conf.Backend; {
+	case named != nil && other[*named] == "":
+		return "", fmt.Errorf(`backend is %q: it must be "iptables" or "nftables"`, *named)
+	case named != nil && len(needs[other[*named]]) > 0:
+		return "", fmt.Errorf("backend is %q, and %s for the other one", *named, strings.Join(needs[other[*named]], ", "))
+	case named != nil && *named == iptables:
+		return `"backend": "iptables"`, nil
+	case len(needs[iptables]) > 0 && len(needs[nftables]) > 0:
 		return "", fmt.Errorf("%s are for the backend iptables, and %s for nftables",
 			strings.Join(needs[iptables], ", "), strings.Join(needs[nftables], ", "))
-	case conf.Backend == nil:
-		if len(all) == 0 && conf.MarkMasqBit != nil {
-			all = []string{"markMasqBit"} // other rules of the administrator use it
-		}
-	case *conf.Backend == iptables || *conf.Backend == nftables:
-		other := map[string]string{iptables: nftables, nftables: iptables}[*conf.Backend]
-		if len(needs[other]) > 0 {
-			return "", fmt.Errorf("backend is %q, and %s for the other one", *conf.Backend, strings.Join(needs[other], ", "))
-		}
-		if *conf.Backend == iptables {
-			return `"backend": "iptables"`, nil
-		}
-	default:
-		return "", fmt.Errorf(`backend is %q: it must be "iptables" or "nftables"`, *conf.Backend)
+	case len(all) > 0:
+		return strconv.Quote(all[0]), nil
+	case named == nil && conf.MarkMasqBit != nil:
+		return `"markMasqBit"`, nil // other rules of the administrator use it
 	}
-	if len(all) == 0 {
-		return "", nil
-	}
-	return strconv.Quote(all[0]), nil
+	return "", nil
 }
 
 // backendOf returns the backend of conditions, or "", by their first character: those of

@@ -48,7 +48,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 // Del stops forwarding. It needs no previous result, because it finds the
 // container's rules by name.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	c, err := parseAny(r)
+	c, err := parse(r, true)
 	if err != nil || len(c.rules) == 0 {
 		return err
 	}
@@ -57,7 +57,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 
 // Wants returns the rules of an attachment whose ADD ended with the previous result.
 func Wants(r *plugin.Request) ([]netfilter.Rule, error) {
-	c, err := parseAny(r)
+	c, err := parse(r, true)
 	if err != nil || c.none() {
 		return nil, err
 	}
