@@ -232,36 +232,28 @@ func runCommands(ctx context.Context, tool iptables.Tool, t Target, commands []c
 
 // restore runs the commands as one. The error names the command if there is only
 // one.
-func restore(ctx context.Context, tool iptables.Tool, commands []command) error {
-	text, err := restoring(commands)
-	if err == nil {
-		err = tool.Restore(ctx, text)
+func restore(ctx context.Context, tool iptables.Tool, commands []command) (err error) {
+	var b strings.Builder
+	for i, c := range commands {
+		if strings.Contains(c.String(), "\n") { // the tool would take the rest for a command
+			err = fmt.Errorf("table %s: %q: a line feed in a rule", c.Table, c)
+		}
+		if i == 0 || commands[i-1].Table != c.Table {
+			b.WriteString("*" + c.Table + "\n")
+		}
+		b.WriteString(c.String() + "\n")
+		if i+1 == len(commands) || commands[i+1].Table != c.Table {
+			b.WriteString("COMMIT\n")
+		}
 	}
 	if err == nil {
+		err = tool.Restore(ctx, b.String())
+	}
+	switch {
+	case err == nil:
 		return nil
-	}
-	if len(commands) == 1 {
+	case len(commands) == 1:
 		return fmt.Errorf("%s -t %s %v: %w", tool.Name(), commands[0].Table, commands[0], err)
 	}
 	return fmt.Errorf("%s: delete %d rules and chains: %w", tool.Name(), len(commands), err)
-}
-
-// restoring returns the input of iptables-restore for the commands.
-func restoring(commands []command) (string, error) {
-	var b strings.Builder
-	table := ""
-	for _, c := range commands {
-		if strings.Contains(c.String(), "\n") { // the tool would take the rest for a command
-			return "", fmt.Errorf("table %s: %q: a line feed in a rule", c.Table, c)
-		}
-		if c.Table != table {
-			if table != "" {
-				b.WriteString("COMMIT\n")
-			}
-			table = c.Table
-			b.WriteString("*" + table + "\n")
-		}
-		b.WriteString(c.String() + "\n")
-	}
-	return b.String() + "COMMIT\n", nil
 }
