@@ -14,8 +14,8 @@ import (
 // ip6tables, each in the variants nf_tables and legacy. They are safe for concurrent use.
 type Firewalls struct {
 	Options
-	sockets nft.Sockets
-	sight   *sight // nil: the kernel
+	sockets  nft.Sockets
+	snapshot *snapshot // nil: the kernel
 }
 
 // Open returns the packet filters of the namespace, or with nil those of the

@@ -27,8 +27,8 @@ import (
 //	ip, ip6 cni_hostport          portmap                the container ID as comment
 //	bridge nat                    bridge: macspoofchk    chains and a comment of the interface
 
-// theirs are the plugins' rules at one time, in all forms. They are safe for concurrent use.
-type theirs struct {
+// reference are the plugins' rules at one time, in all forms. They are safe for concurrent use.
+type reference struct {
 	rules  map[place][]shown
 	hidden map[place]bool // tables that a tool may not show
 }
@@ -60,11 +60,11 @@ func (c constants) Has(values ...string) bool {
 	return true
 }
 
-// readTheirs reads the rules. It reads them again if they change meanwhile, a few times, and
+// readReference reads the rules. It reads them again if they change meanwhile, a few times, and
 // then returns beside [nft.ErrChanged] what it has seen.
-func (fw *Firewalls) readTheirs(ctx context.Context) (t theirs, err error) {
+func (fw *Firewalls) readReference(ctx context.Context) (t reference, err error) {
 	read := func(tables func() error) error {
-		t = theirs{make(map[place][]shown), make(map[place]bool)}
+		t = reference{make(map[place][]shown), make(map[place]bool)}
 		if err := tables(); err != nil {
 			return wrapNFT(err)
 		}
@@ -89,7 +89,7 @@ func (fw *Firewalls) readTheirs(ctx context.Context) (t theirs, err error) {
 }
 
 // readTables reads the rules in nftables.
-func (t theirs) readTables(c *nft.Conn) error {
+func (t reference) readTables(c *nft.Conn) error {
 	for _, table := range []nft.Table{masqueradeTable(), hostportTable(nft.FamilyIPv4), hostportTable(nft.FamilyIPv6), spoofTable()} {
 		err := c.Rules(table, "", nil, func(r nft.Rule) error {
 			at := place{"", table.String(), r.Chain, r.Comment}
@@ -116,7 +116,7 @@ func constantsOf(r nft.Rule) (c constants) {
 }
 
 // readSaved reads the rules that a tool of iptables shows.
-func (t theirs) readSaved(ctx context.Context, tool iptables.Tool) error {
+func (t reference) readSaved(ctx context.Context, tool iptables.Tool) error {
 	tables := []iptables.ChainID{{Table: tableNAT}, {Table: tableFilter}}
 	builtIn := []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 	sets, hidden, err := tool.Read(ctx, tables, func(line string) bool {
@@ -138,7 +138,7 @@ func (t theirs) readSaved(ctx context.Context, tool iptables.Tool) error {
 }
 
 // add adds a rule under each word by which one is looked for.
-func (t theirs) add(at place, w iptables.Words) {
+func (t reference) add(at place, w iptables.Words) {
 	for _, word := range w {
 		option, _, _ := strings.Cut(word, "=")
 		switch option {

@@ -14,10 +14,10 @@ import (
 )
 
 // has returns nil if a rule is there in one of the forms, and leads to where it has effect.
-func (t theirs) has(r Rule) error {
+func (t reference) has(r Rule) error {
 	var errs []error
 	for _, variant := range []string{"-nft", "-legacy", ""} {
-		f := form{theirs: t, variant: variant}
+		f := form{reference: t, variant: variant}
 		f.want(r)
 		if len(f.errs) == 0 {
 			f.errs = []error{errors.New("the form has no such rules")}
@@ -37,7 +37,7 @@ func (t theirs) has(r Rule) error {
 
 // form looks for rules in a variant of iptables, or in nftables.
 type form struct {
-	theirs
+	reference
 	variant string  // of iptables; empty: nftables
 	errs    []error // for each wanted rule: an error that names it, unless it is there
 }
@@ -62,7 +62,7 @@ func (f *form) want(r Rule) {
 }
 
 // rule returns an error unless there is a rule with the values at the place.
-func (t theirs) rule(at place, values ...string) error {
+func (t reference) rule(at place, values ...string) error {
 	if slices.ContainsFunc(t.rules[at], func(r shown) bool { return r.Has(values...) }) {
 		return nil
 	}

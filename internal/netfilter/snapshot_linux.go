@@ -14,12 +14,12 @@ import (
 // Missing returns those of the rules that have no effect, in their order: they exist in none of the forms, or no rule leads to them. An error means that the rules
 // cannot be read.
 func (fw *Firewalls) Missing(ctx context.Context, rules ...Rule) ([]Missing, error) {
-	if fw.sight == nil {
-		return fw.missing(ctx, rules, &sight{fw: fw, only: rules})
+	if fw.snapshot == nil {
+		return fw.missing(ctx, rules, &snapshot{fw: fw, only: rules})
 	}
-	all, err := fw.missing(ctx, rules, fw.sight)
-	if err == nil && len(all) > 0 && fw.sight.torn.Load() {
-		return fw.missing(ctx, rules, &sight{fw: fw, only: rules})
+	all, err := fw.missing(ctx, rules, fw.snapshot)
+	if err == nil && len(all) > 0 && fw.snapshot.torn.Load() {
+		return fw.missing(ctx, rules, &snapshot{fw: fw, only: rules})
 	}
 	return all, err
 }
@@ -32,25 +32,25 @@ func (fw *Firewalls) Missing(ctx context.Context, rules ...Rule) ([]Missing, err
 // asks the kernel: its answers are those of [Firewalls.Missing] at the time when it was
 // read, or later.
 func (fw *Firewalls) Snapshot() *Firewalls {
-	return &Firewalls{fw.Options, fw.sockets, &sight{fw: fw}}
+	return &Firewalls{fw.Options, fw.sockets, &snapshot{fw: fw}}
 }
 
 // For returns the same snapshot for another attachment, of which o has the siblings
 // and notes.
 func (fw *Firewalls) For(o Options) *Firewalls {
 	one := Open(fw.sockets.NS, o)
-	one.sight = fw.sight
+	one.snapshot = fw.snapshot
 	return one
 }
 
-func (fw *Firewalls) missing(ctx context.Context, rules []Rule, in *sight) (all []Missing, err error) {
+func (fw *Firewalls) missing(ctx context.Context, rules []Rule, in *snapshot) (all []Missing, err error) {
 	for _, r := range rules {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
 		m, err := fw.missingOwn(ctx, r, in)
 		if err == nil && m.Err != nil {
-			err = fw.missingTheirs(ctx, &m, in)
+			err = fw.missingReference(ctx, &m, in)
 		}
 		if err != nil {
 			return nil, err
@@ -64,7 +64,7 @@ func (fw *Firewalls) missing(ctx context.Context, rules []Rule, in *sight) (all 
 
 // missingOwn looks for this module's own form of a rule. It is there if the result has no
 // Err.
-func (fw *Firewalls) missingOwn(ctx context.Context, r Rule, in *sight) (m Missing, err error) {
+func (fw *Firewalls) missingOwn(ctx context.Context, r Rule, in *snapshot) (m Missing, err error) {
 	m.Rule = r
 	if r.Kind == Accept {
 		now, err := in.readForwarding(ctx)
@@ -89,14 +89,14 @@ func (fw *Firewalls) missingOwn(ctx context.Context, r Rule, in *sight) (m Missi
 	return m, err
 }
 
-// missingTheirs looks for the reference plugins' form of a rule, where this module's own
+// missingReference looks for the reference plugins' form of a rule, where this module's own
 // are missing.
-func (fw *Firewalls) missingTheirs(ctx context.Context, m *Missing, in *sight) error {
-	theirs, err := in.readTheirs(ctx)
+func (fw *Firewalls) missingReference(ctx context.Context, m *Missing, in *snapshot) error {
+	seen, err := in.readReference(ctx)
 	if err != nil {
 		return err
 	}
-	switch err := theirs.has(m.Rule); {
+	switch err := seen.has(m.Rule); {
 	case err == nil:
 		m.Err = nil
 	case !errors.Is(err, ErrMissing):
@@ -107,19 +107,19 @@ func (fw *Firewalls) missingTheirs(ctx context.Context, m *Missing, in *sight) e
 	return nil
 }
 
-// sight is the rules of a namespace, each form read once, when it is first asked for.
-type sight struct {
+// snapshot is the rules of a namespace, each form read once, when it is first asked for.
+type snapshot struct {
 	fw   *Firewalls
 	only []Rule // of which this module's own are read; nil: all
 
 	own        once[*state]
 	forwarding once[[]forwarding]
-	theirs     once[theirs]
+	reference  once[reference]
 	torn       atomic.Bool // rules changed while they were read, so that something may be missing
 }
 
 // readState reads this module's tables.
-func (s *sight) readState(ctx context.Context) (*state, error) {
+func (s *snapshot) readState(ctx context.Context) (*state, error) {
 	return s.own.do(ctx, func(ctx context.Context) (now *state, err error) {
 		q, tries := query{tables: tables(), layout: true, more: func(set string) ([]element, bool) {
 			_, ours := setOf(set)
@@ -149,7 +149,7 @@ func (s *sight) readState(ctx context.Context) (*state, error) {
 }
 
 // readForwarding reads the chains of all variants and families.
-func (s *sight) readForwarding(ctx context.Context) ([]forwarding, error) {
+func (s *snapshot) readForwarding(ctx context.Context) ([]forwarding, error) {
 	return s.forwarding.do(ctx, func(ctx context.Context) (all []forwarding, err error) {
 		for _, tool := range iptables.Variants(s.fw.sockets, s.fw.Held) {
 			now, err := readForwarding(ctx, tool)
@@ -162,10 +162,10 @@ func (s *sight) readForwarding(ctx context.Context) ([]forwarding, error) {
 	})
 }
 
-// readTheirs reads the reference plugins' rules.
-func (s *sight) readTheirs(ctx context.Context) (theirs, error) {
-	return s.theirs.do(ctx, func(ctx context.Context) (theirs, error) {
-		now, err := s.fw.readTheirs(ctx)
+// readReference reads the reference plugins' rules.
+func (s *snapshot) readReference(ctx context.Context) (reference, error) {
+	return s.reference.do(ctx, func(ctx context.Context) (reference, error) {
+		now, err := s.fw.readReference(ctx)
 		if errors.Is(err, nft.ErrChanged) {
 			s.torn.Store(true)
 			err = nil
