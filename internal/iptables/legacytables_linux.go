@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"encoding/binary"
 	"errors"
 	"io/fs"
 	"os"
@@ -26,29 +27,15 @@ func (x Tool) legacyTables() ([]string, error) {
 }
 
 // IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES in <linux/netfilter_ipv4/ip_tables.h>
-// and its IPv6 twin, at the level of the protocol.
+// and its IPv6 twin, at the level of the protocol, and what they fill.
 const (
 	getInfo    = 64
 	getEntries = 65
+
+	nameSize  = 32 // both begin with the name of the table
+	infoSize  = 84 // of struct ipt_getinfo, at whose end is the size of the entries
+	entriesAt = 40 // in struct ipt_get_entries, behind their size and padding
 )
-
-// tableInfo is struct ipt_getinfo, and ip6t_getinfo; of it only the size is used.
-type tableInfo struct {
-	name       [32]byte
-	hooks      uint32
-	entry      [5]uint32
-	underflow  [5]uint32
-	numEntries uint32
-	size       uint32
-}
-
-// entriesHeader is the head of struct ipt_get_entries: the table, the size of
-// the entries, and padding.
-type entriesHeader struct {
-	name [32]byte
-	size uint32
-	_    uint32
-}
 
 // kernelEntries returns the rules of a table in the kernel's encoding, and nothing if
 // there is no such table. A chain is an entry with its name, which ends with a zero byte.
@@ -68,22 +55,21 @@ func (x Tool) kernelEntries(table string) (entries []byte, err error) {
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	const mostTries = 10 // each time, another process has changed the table meanwhile
 	for try := 1; ; try++ {
-		info := tableInfo{}
-		copy(info.name[:], table)
-		err := getsockopt(fd, level, getInfo, unsafe.Pointer(&info), unsafe.Sizeof(info))
+		info := make([]byte, infoSize)
+		copy(info[:nameSize-1], table)
+		err := getsockopt(fd, level, getInfo, info)
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOPROTOOPT) {
 			return nil, nil // no such table; no legacy iptables at all
 		}
 		if err != nil {
 			return nil, err
 		}
-		const head = unsafe.Sizeof(entriesHeader{})
-		data := make([]byte, head+uintptr(info.size))
-		h := (*entriesHeader)(unsafe.Pointer(&data[0]))
-		h.name, h.size = info.name, info.size
-		err = getsockopt(fd, level, getEntries, unsafe.Pointer(&data[0]), uintptr(len(data)))
-		if err == nil {
-			return data[head:], nil
+		size := info[infoSize-4:]
+		data := make([]byte, entriesAt+binary.NativeEndian.Uint32(size))
+		copy(data, info[:nameSize])
+		copy(data[nameSize:], size)
+		if err = getsockopt(fd, level, getEntries, data); err == nil {
+			return data[entriesAt:], nil
 		}
 		if !errors.Is(err, unix.EAGAIN) || try == mostTries {
 			return nil, err
@@ -91,10 +77,10 @@ func (x Tool) kernelEntries(table string) (entries []byte, err error) {
 	}
 }
 
-func getsockopt(fd, level, option int, value unsafe.Pointer, size uintptr) error {
-	length := uint32(size)
+func getsockopt(fd, level, option int, value []byte) error {
+	length := uint32(len(value))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
-		uintptr(value), uintptr(unsafe.Pointer(&length)), 0)
+		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&length)), 0)
 	if errno != 0 {
 		return errno
 	}
