@@ -73,7 +73,7 @@ func (x Tool) Have(ctx context.Context, chains []ChainID) (there, unknown []Chai
 		return x.haveLegacy(chains)
 	}
 	err = x.Sockets.Do(ctx, func(c *nft.Conn) error {
-		exist, err := c.Exist(x.nftFamily(), chains...)
+		exist, err := c.Exist(x.Table("").Family, chains...)
 		for i, id := range chains {
 			if err == nil && exist[i] {
 				there = append(there, id)

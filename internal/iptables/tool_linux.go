@@ -56,16 +56,13 @@ func (x Tool) Restore(ctx context.Context, text string) error {
 	return err
 }
 
-// nftFamily returns the family of the nf_tables variant's tables.
-func (x Tool) nftFamily() uint8 {
-	if x.V6() {
-		return nft.FamilyIPv6
-	}
-	return nft.FamilyIPv4
-}
-
 // Table returns a table of the nf_tables variant.
-func (x Tool) Table(name string) nft.Table { return nft.Table{Family: x.nftFamily(), Name: name} }
+func (x Tool) Table(name string) nft.Table {
+	if x.V6() {
+		return nft.Table{Family: nft.FamilyIPv6, Name: name}
+	}
+	return nft.Table{Family: nft.FamilyIPv4, Name: name}
+}
 
 // outputDelay limits the time from the end of a process until its output has been
 // read. That takes seconds on an overloaded machine. The limit is for the children of a
@@ -74,7 +71,7 @@ const outputDelay = 5 * time.Second
 
 // Run runs the tool for a purpose, "save" or "restore", and returns its output.
 func (x Tool) Run(ctx context.Context, stdin, purpose string, args ...string) (string, error) {
-	path, err := x.lookPath(ctx, purpose)
+	path, err := x.Path(ctx, purpose)
 	if err != nil {
 		return "", err
 	}
@@ -121,12 +118,9 @@ func isWhole(out string) bool {
 	return strings.HasPrefix(last, "# Completed on ") || strings.Contains(last, "tables v")
 }
 
-// Path returns the variant's main program.
-func (x Tool) Path(ctx context.Context) (string, error) { return x.lookPath(ctx, "") }
-
-// lookPath returns the variant's tool for a purpose. If only one variant is installed, it
+// Path returns the variant's tool for a purpose, or its main program. If only one variant is installed, it
 // may have the plain name only.
-func (x Tool) lookPath(ctx context.Context, purpose string) (string, error) {
+func (x Tool) Path(ctx context.Context, purpose string) (string, error) {
 	suffix := ""
 	if purpose != "" {
 		suffix = "-" + purpose

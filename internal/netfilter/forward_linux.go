@@ -279,7 +279,7 @@ const longestWait = 10
 
 // openTool returns go-iptables for a variant.
 func openTool(ctx context.Context, tool iptables.Tool) (*goiptables.IPTables, error) {
-	path, err := tool.Path(ctx)
+	path, err := tool.Path(ctx, "")
 	if err != nil {
 		return nil, err
 	}
