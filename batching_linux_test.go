@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
 )
@@ -248,7 +248,7 @@ func TestAFlushHasADeadline(t *testing.T) {
 func TestAFailedFlushIsAnErrorLikeAllOthers(t *testing.T) {
 	s := testhost.NewStage(t)
 	e := &events{s: s}
-	taken := fmt.Errorf("nftables: %w: there is another", fwrules.ErrHostPortTaken)
+	taken := fmt.Errorf("nftables: %w: there is another", netfilter.ErrHostPortTaken)
 	gone := plugin.Errorf(5, "the socket is gone")
 	failing := testhost.Acting{On: map[string]testhost.Action{"ADD": later(taken), "DEL": later(gone)}}
 	var o testhost.Observer

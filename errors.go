@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/perm"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
@@ -336,7 +336,7 @@ func sentinels() []struct{ inner, outer error } {
 		{invoke.ErrNotFound, ErrPluginNotFound},
 		{invoke.ErrOutputTooLarge, ErrPluginOutput},
 		{perm.ErrInsecure, ErrInsecureFile},
-		{fwrules.ErrHostPortTaken, ErrPortInUse},
+		{netfilter.ErrHostPortTaken, ErrPortInUse},
 		{chain.ErrInvalidResult, ErrInvalidResult},
 		{chain.ErrNotAdded, ErrNotAttached},
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
@@ -318,7 +318,7 @@ func (d detecting) Detect(context.Context, *netns.Handle, json.RawMessage) (stri
 // while containers are attached.
 func TestFault_F57_TheDetectedBackendIsTheRecorded(t *testing.T) {
 	s := testhost.NewStage(t)
-	now := fwrules.DetectedNative
+	now := netfilter.DetectedNative
 	var chosen []string
 	own := detecting{testhost.Acting{On: map[string]testhost.Action{}}, &now}
 	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
@@ -329,12 +329,12 @@ func TestFault_F57_TheDetectedBackendIsTheRecorded(t *testing.T) {
 	}
 	r, path := s.Runtime(builtIns(own, nil), testhost.ListOfTypes("net", "p")), s.Container("c1")
 	expect.Value(r.Setup(t.Context(), "c1", path))(t)
-	now = fwrules.DetectedIPTables
+	now = netfilter.DetectedIPTables
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 	expect.Same(t, "chosen", take(&chosen), []string{"ADD native", "CHECK native", "DEL native"})
 	expect.Value(r.Setup(t.Context(), "c2", s.Container("c2")))(t)
-	now = fwrules.DetectedNative
+	now = netfilter.DetectedNative
 	expect.NoError(t, r.Remove(t.Context(), "c2", ""))
 	expect.Same(t, "chosen", take(&chosen), []string{"ADD iptables", "DEL iptables"})
 }

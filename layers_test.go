@@ -17,7 +17,7 @@ var floors = [][]string{
 	{
 		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/chroot",
 		"internal/confwatch", "internal/damage", "internal/expect", "internal/faults", "internal/interchange",
-		"internal/known", "internal/netfilter/fwrules", "internal/parallel", "internal/perm",
+		"internal/known", "internal/parallel", "internal/perm",
 		"internal/plainfile", "internal/scripted", "internal/shared", "internal/spans",
 		"thick/internal/wire", "thick/multinet",
 	},
@@ -41,10 +41,10 @@ var floors = [][]string{
 		"examples/thick/shim", "internal/links", "internal/nft",
 	},
 	{
-		"internal/hostns", "internal/iptables", "internal/netfilter/native",
+		"internal/hostns", "internal/iptables",
 	},
 	{
-		"internal/firewalldtest", "internal/netfilter/reference",
+		"internal/firewalldtest",
 	},
 	{
 		"internal/container", "internal/netfilter",

@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -142,7 +141,7 @@ func (a *attachment) siblings() (attachments, error) {
 }
 
 // Siblings returns the addresses, owners and rules of the siblings.
-func (a *attachment) Siblings() fwrules.Siblings {
+func (a *attachment) Siblings() netfilter.Siblings {
 	all, err := a.siblings()
 	var described []*leftovers.Attachment
 	for _, b := range all {

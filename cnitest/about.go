@@ -9,7 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/leftovers"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -46,7 +46,7 @@ func (a Attachment) traces() traces {
 	t := traces{
 		hostport: a.ContainerID, links: append([]string{bandwidth.Device(a.Network, a.ContainerID)}, a.Links...),
 	}
-	t.chains, t.comments = fwrules.Owner{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}.Names()
+	t.chains, t.comments = netfilter.Owner{Network: a.Network, ContainerID: a.ContainerID, IfName: a.IfName}.Names()
 	for _, addr := range a.Addresses {
 		t.addresses = append(t.addresses, addr.Unmap())
 	}
@@ -72,7 +72,7 @@ func (t *traces) hold(a Attachment, lines audit.Lines) error {
 	}
 	for _, dir := range dirs {
 		held, err := leftovers.Target{Footprint: leftovers.Footprint{
-			Owner: fwrules.Owner{ContainerID: a.ContainerID, IfName: a.IfName}, IPAMDirs: []string{dir},
+			Owner: netfilter.Owner{ContainerID: a.ContainerID, IfName: a.IfName}, IPAMDirs: []string{dir},
 		}}.Held()
 		if err != nil {
 			return err

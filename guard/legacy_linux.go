@@ -30,11 +30,10 @@ func (h *host) usesLegacyTables(ctx context.Context) (used bool, err error) {
 }
 
 func isUsed(ctx context.Context, x iptables.Tool) (bool, error) {
-	out, hidden, err := x.SaveTables(ctx, []string{"nat", "filter", "mangle"})
+	tables, hidden, err := x.Read(ctx, []iptables.ChainID{{Table: "nat"}, {Table: "filter"}, {Table: "mangle"}}, nil)
 	if err != nil || len(hidden) > 0 {
 		return len(hidden) > 0, err
 	}
-	tables, err := iptables.ParseSave(out)
 	for _, t := range tables {
 		for chain := range t.Chains {
 			if isContainers(chain) {
@@ -42,12 +41,12 @@ func isUsed(ctx context.Context, x iptables.Tool) (bool, error) {
 			}
 		}
 		for _, r := range t.Rules {
-			if r.Chain == firewallChain && r.Value("-s")+r.Value("-d") != "" {
+			if r.Chain == firewallChain && !r.Words.Has("-s=any", "-d=any") {
 				return true, nil
 			}
 		}
 	}
-	return false, err
+	return false, nil
 }
 
 // isContainers reports whether a chain is of the form that the plugins give to one

@@ -4,7 +4,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/portmap"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -12,9 +12,9 @@ import (
 // name after the network and the container alone.
 // Only portmap, bridge and ptp have such rules. The previous result must be the
 // result of the ADD.
-func Wants(r *plugin.Request) (fwrules.Rules, error) {
+func Wants(r *plugin.Request) ([]netfilter.Rule, error) {
 	if r.PrevResult == nil {
-		return fwrules.Rules{}, nil // the ADD did not get that far
+		return nil, nil // the ADD did not get that far
 	}
 	switch known.Of(r.Type).Rules {
 	case known.HostPorts:
@@ -22,5 +22,5 @@ func Wants(r *plugin.Request) (fwrules.Rules, error) {
 	case known.Masquerade:
 		return veth.Wants(r)
 	}
-	return fwrules.Rules{}, nil
+	return nil, nil
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -40,9 +40,9 @@ type Net interface {
 
 // Rules are the rules of the host's packet filters.
 type Rules interface {
-	// Missing returns the rules of r that do not exist. An error means that the
+	// Missing returns those of the rules that do not exist. An error means that the
 	// rules cannot be read.
-	Missing(ctx context.Context, r fwrules.Rules) ([]fwrules.Missing, error)
+	Missing(ctx context.Context, rules ...netfilter.Rule) ([]netfilter.Missing, error)
 }
 
 // Queues are the queues of the interfaces of a network namespace. [links.Conn] has them.

@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // forms returns the forms of attachments on a host with a variant of iptables.
@@ -79,7 +78,7 @@ func hideIPTables(t *testing.T) {
 	const links = "/etc/alternatives"
 	expect.NoError(t, unix.Mount("tmpfs", links, "tmpfs", 0, ""))
 	t.Cleanup(func() { expect.NoError(t, unix.Unmount(links, unix.MNT_DETACH)) })
-	if found := netfilter.Detect(); found != fwrules.DetectedNative {
+	if found := netfilter.Detect(); found != netfilter.DetectedNative {
 		t.Fatalf("the program iptables is no link in %s, and cannot be hidden: found %q", links, found)
 	}
 }

@@ -16,7 +16,7 @@ func TestStartedToolsHoldTheLock(t *testing.T) {
 	f, err := os.Create(path)
 	expect.NoError(t, err)
 	defer f.Close() // nothing is written
-	holding, without := Tool{Held: []*os.File{f}}, Tool{}
+	holding, without := Tool{Held: f}, Tool{}
 	got, err := holding.runTool(t.Context(), "", "/bin/sh", "-c", "readlink /proc/self/fd/3")
 	if err != nil || strings.TrimSpace(got) != path {
 		t.Errorf("the process has %q open, %v, want %s", got, err, path)

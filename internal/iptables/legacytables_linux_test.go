@@ -1,11 +1,13 @@
 package iptables
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/sandbox"
 )
@@ -26,27 +28,34 @@ func TestFault_F61_TheKernelKnowsTheChainsOfLegacyTables(t *testing.T) {
 				t.Fatalf("%v: %s", err, out)
 			}
 		}
-		saved, err := x.saveTables(t.Context(), wanted)
-		if err != nil || saved != "" {
-			t.Errorf("%s, without tables: %q, %v", family, saved, err)
+		has := func(id ChainID) bool {
+			t.Helper()
+			entries, err := x.kernelEntries(id.Table)
+			if err != nil {
+				t.Error(err)
+			}
+			return bytes.Contains(entries, append([]byte(id.Chain), 0))
+		}
+		for _, id := range wanted {
+			expect.Same(t, family+", without tables", has(id), false)
 		}
 		sh("-t nat -N " + chain[:len(chain)-1])
 		sh("-t filter -N ANOTHERS")
-		saved, err = x.saveTables(t.Context(), wanted)
-		if err != nil || saved != "" {
-			t.Errorf("%s, with others' chains: %q, %v", family, saved, err)
+		for _, id := range wanted {
+			expect.Same(t, family+", with others' chains", has(id), false)
 		}
 		path := os.Getenv("PATH")
 		t.Setenv("PATH", t.TempDir())
-		if saved, err = x.saveLegacy(t.Context(), wanted); err != nil || saved != "" {
-			t.Errorf("%s, which is not installed, with others' chains: %q, %v", family, saved, err)
+		if sets, hidden, err := x.Read(t.Context(), wanted, nil); err != nil || len(sets)+len(hidden) > 0 {
+			t.Errorf("%s, which is not installed, with others' chains: %v, %v, %v", family, sets, hidden, err)
 		}
 		t.Setenv("PATH", path)
 		sh("-t nat -N " + chain)
 		sh("-t nat -A POSTROUTING -j " + chain)
-		saved, err = x.saveTables(t.Context(), wanted)
-		if err != nil || !strings.Contains(saved, "-A POSTROUTING -j "+chain+"\n") || strings.Contains(saved, "*filter") {
-			t.Errorf("%s: %q, %v", family, saved, err)
+		expect.Same(t, family, []bool{has(wanted[0]), has(wanted[1])}, []bool{true, false})
+		sets, hidden, err := x.Read(t.Context(), wanted, nil)
+		if err != nil || len(hidden) > 0 || len(sets) != 1 || sets[0].Table != "nat" || len(sets[0].Rules) != 1 || sets[0].Rules[0].Words.Target() != chain {
+			t.Errorf("%s: %+v, %v, %v", family, sets, hidden, err)
 		}
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/embedcni/cni/internal/nft"
 )
 
 // Ruleset is the content of a table.
@@ -18,10 +16,33 @@ type Ruleset struct {
 
 // Rule is a rule in the syntax of iptables.
 type Rule struct {
-	Chain string
-	Spec  string   // the text after the chain, as iptables-save wrote it
-	Args  []string // the words of Spec
+	Chain    string
+	Spec     string // the text after the chain, as iptables-save wrote it
+	Words    Words
+	Comments []string // the values of its comment matches
 }
+
+// Words are those of a rule, without comments: "-s=10.1.0.2/32", "--dport=8080",
+// "!-i=cni0", and "-d=any" if it names no destination.
+type Words []string
+
+// Has reports whether all of the words are there.
+func (w Words) Has(words ...string) bool {
+	return !slices.ContainsFunc(words, func(v string) bool { return !slices.Contains(w, v) })
+}
+
+// Target is the chain or target that the rule leads to.
+func (w Words) Target() (to string) {
+	for _, word := range w {
+		if rest, ok := strings.CutPrefix(word, "-j="); ok {
+			to = rest
+		}
+	}
+	return to
+}
+
+// NotTranslated is a word of each rule that does not translate the destination.
+const NotTranslated = "-j!=DNAT"
 
 // ParseSave reads the output of iptables-save.
 //
@@ -31,13 +52,9 @@ type Rule struct {
 //	:CNI-6f8bb2e8 - [0:0]
 //	-A POSTROUTING -s 10.1.0.2/32 -m comment --comment "id: \"c1\"" -j CNI-6f8bb2e8
 //	COMMIT
-func ParseSave(out string) ([]Ruleset, error) {
-	return ParseSome(out, func(string) bool { return true })
-}
-
-// ParseSome is ParseSave without the rules that keep, which is called with their lines,
-// does not keep.
-func ParseSome(out string, keep func(line string) bool) ([]Ruleset, error) {
+//
+// It leaves out rules whose lines keep, unless it is nil, does not accept.
+func ParseSave(out string, keep func(line string) bool) ([]Ruleset, error) {
 	var sets []Ruleset
 	for out != "" {
 		var line string
@@ -58,7 +75,7 @@ func ParseSome(out string, keep func(line string) bool) ([]Ruleset, error) {
 			set.Chains[name] = true
 			continue
 		}
-		if strings.HasPrefix(line, "-A ") && !keep(line) {
+		if keep != nil && strings.HasPrefix(line, "-A ") && !keep(line) {
 			continue
 		}
 		r, err := parseRule(line)
@@ -98,7 +115,45 @@ func parseRule(line string) (Rule, error) {
 	if err != nil {
 		return Rule{}, fmt.Errorf("%w: %q", err, line)
 	}
-	return Rule{Chain: chain, Spec: spec, Args: args}, nil
+	r := Rule{Chain: chain, Spec: spec}
+	r.Words, r.Comments = wordsOf(args)
+	return r, nil
+}
+
+// wordsOf reads the arguments of a rule.
+func wordsOf(args []string) (w Words, comments []string) {
+	not, ends := "", map[string]bool{}
+	for i := 0; i+1 < len(args); i++ {
+		arg, value := args[i], args[i+1]
+		switch {
+		case arg == "!":
+			not = "!"
+			continue
+		case arg == "--comment":
+			comments = append(comments, value)
+			i++ // a comment can look like an option
+		case !strings.HasPrefix(arg, "-"):
+		case arg == "-g":
+			w = append(w, "-j="+value)
+		case arg == "--dports":
+			for port := range strings.SplitSeq(value, ",") {
+				w = append(w, not+"--dport="+port)
+			}
+		default:
+			ends[arg] = true
+			w = append(w, not+arg+"="+value)
+		}
+		not = ""
+	}
+	for _, end := range []string{"-s", "-d"} {
+		if !ends[end] {
+			w = append(w, end+"=any")
+		}
+	}
+	if !w.Has("-j=DNAT") {
+		w = append(w, NotTranslated)
+	}
+	return w, comments
 }
 
 // splitWords undoes xtables_save_string: a word that is not plain is in double
@@ -137,61 +192,3 @@ func splitWords(s string) ([]string, error) {
 	}
 	return words, nil
 }
-
-// JoinWords writes words in the form that iptables-restore reads. splitWords
-// undoes it.
-func JoinWords(words []string) string {
-	quoted := make([]string, len(words))
-	for i, w := range words {
-		quoted[i] = w
-		if w == "" || strings.ContainsFunc(w, special) {
-			quoted[i] = `"` + strings.ReplaceAll(strings.ReplaceAll(w, `\`, `\\`), `"`, `\"`) + `"`
-		}
-	}
-	return strings.Join(quoted, " ")
-}
-
-// special reports whether a word with r in it needs quotes.
-func special(r rune) bool {
-	switch {
-	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9':
-		return false
-	}
-	return !strings.ContainsRune("-_./:,!", r)
-}
-
-// JumpsTo reports whether the rule's target is the chain. A chain takes no
-// options, so it is the last word; the word before could only be "-j" as the
-// value of an option, and then the last would have to be one.
-func (r Rule) JumpsTo(chain string) bool {
-	n := len(r.Args)
-	return n >= 2 && r.Args[n-1] == chain && (r.Args[n-2] == "-j" || r.Args[n-2] == "-g")
-}
-
-// Comments returns the values of the rule's comment matches.
-func (r Rule) Comments() []string {
-	var values []string
-	for i := 0; i+3 < len(r.Args); i++ {
-		if slices.Equal(r.Args[i:i+3], []string{"-m", "comment", "--comment"}) {
-			values = append(values, r.Args[i+3])
-			i += 3 // a value can look like another match
-		}
-	}
-	return values
-}
-
-// Value returns the value of an option, or "".
-func (r Rule) Value(option string) string {
-	for i := 0; i+1 < len(r.Args); i++ {
-		switch r.Args[i] {
-		case option:
-			return r.Args[i+1]
-		case "--comment":
-			i++ // a value can look like an option
-		}
-	}
-	return ""
-}
-
-// ChainID names a chain.
-type ChainID = nft.Chain

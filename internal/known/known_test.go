@@ -26,17 +26,16 @@ var elsewhere = []string{
 // otherMeanings lists types whose names have another meaning in a directory or
 // file: kinds of links, families of nf_tables, capabilities.
 var otherMeanings = map[string][]string{
-	"internal/links":            {Bridge, MACVLAN, Dummy},
-	"internal/netfilter":        {Bridge},
-	"internal/nft":              {Bridge},
-	"internal/netfilter/native": {Firewall}, // the beginning of an error
-	"internal/builtin/lan":      {Bridge, MACVLAN, HostDevice},
-	"capability.go":             {Bandwidth},
-	"internal/leftovers":        {Bandwidth, MACVLAN},
-	"internal/builtin/portmap":  {Bridge}, // a kind of link
-	"internal/compare":          {Bridge},
-	"netconf":                   {Bandwidth, Bridge, VLAN}, // a capability and fields
-	"difference.go":             {Bridge},
+	"internal/links":           {Bridge, MACVLAN, Dummy},
+	"internal/netfilter":       {Bridge, Firewall}, // the beginning of an error
+	"internal/nft":             {Bridge},
+	"internal/builtin/lan":     {Bridge, MACVLAN, HostDevice},
+	"capability.go":            {Bandwidth},
+	"internal/leftovers":       {Bandwidth, MACVLAN},
+	"internal/builtin/portmap": {Bridge}, // a kind of link
+	"internal/compare":         {Bridge},
+	"netconf":                  {Bandwidth, Bridge, VLAN}, // a capability and fields
+	"difference.go":            {Bridge},
 }
 
 // TestTypesAreNamedInTheTableOnly: outside this package and the plugin's own,

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -45,8 +45,8 @@ type Attachment struct {
 }
 
 // Owner names the attachment in the rules of the firewall.
-func (a *Attachment) Owner() fwrules.Owner {
-	return fwrules.Owner{Network: a.List.Name, ContainerID: a.ContainerID, IfName: a.IfName}
+func (a *Attachment) Owner() netfilter.Owner {
+	return netfilter.Owner{Network: a.List.Name, ContainerID: a.ContainerID, IfName: a.IfName}
 }
 
 // Key names the attachment among all.

@@ -19,14 +19,13 @@ import (
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 )
 
 // Footprint describes the possible leftovers of an attachment.
 type Footprint struct {
-	fwrules.Owner
+	netfilter.Owner
 	Addresses []netip.Addr // of the container, as far as they are known
 	// Subnets are those whose packets the host forwards for the attachment's network.
 	Subnets   []netip.Prefix
@@ -52,10 +51,10 @@ type Link struct{ Name, MAC string }
 
 // Rules are the rules of the packet filter.
 type Rules struct {
-	Possible bool               // a plugin of the chain makes some
-	UDP      bool               // a forwarded port may be one of UDP, so that there may be flows
-	Ports    []fwrules.HostPort // that are forwarded
-	AnyPort  bool               // Ports may be incomplete
+	Possible bool                 // a plugin of the chain makes some
+	UDP      bool                 // a forwarded port may be one of UDP, so that there may be flows
+	Ports    []netfilter.HostPort // that are forwarded
+	AnyPort  bool                 // Ports may be incomplete
 }
 
 // Shaper is the device of the plugin bandwidth.
@@ -169,7 +168,7 @@ func (a *Attachment) wasGiven(i *types100.Interface) bool {
 // in different types.
 //
 //	[{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
-func hostPorts(mappings any) ([]fwrules.HostPort, error) {
+func hostPorts(mappings any) ([]netfilter.HostPort, error) {
 	data, err := json.Marshal(mappings)
 	if err != nil {
 		return nil, err
@@ -181,9 +180,9 @@ func hostPorts(mappings any) ([]fwrules.HostPort, error) {
 	if err := json.Unmarshal(data, &wire); err != nil {
 		return nil, err
 	}
-	var all []fwrules.HostPort
+	var all []netfilter.HostPort
 	for _, w := range wire {
-		p := fwrules.HostPort{HostPort: w.HostPort, ContainerPort: w.ContainerPort, Protocol: cmp.Or(strings.ToLower(w.Protocol), "tcp")}
+		p := netfilter.HostPort{HostPort: w.HostPort, ContainerPort: w.ContainerPort, Protocol: cmp.Or(strings.ToLower(w.Protocol), "tcp")}
 		if w.HostIP != "" {
 			if p.HostIP, err = netip.ParseAddr(w.HostIP); err != nil {
 				return nil, err
@@ -199,7 +198,7 @@ func hostPorts(mappings any) ([]fwrules.HostPort, error) {
 
 // isUDP: to look for flows takes the kernel through the whole table of connections, which
 // takes ten times as long as removing a container.
-func isUDP(p fwrules.HostPort) bool { return p.Protocol == "udp" }
+func isUDP(p netfilter.HostPort) bool { return p.Protocol == "udp" }
 
 // perhaps reports whether a field may be set: it is true, or no boolean.
 func perhaps(field json.RawMessage) bool {

@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -35,7 +35,7 @@ func attachment(t *testing.T, plugins string) *Attachment {
 func TestOf(t *testing.T) {
 	addresses := []netip.Addr{netip.MustParseAddr("10.1.0.2")}
 	ends := []Link{{Name: "br0"}, {Name: "veth1", MAC: "0a:00:00:00:00:01"}}
-	port := fwrules.HostPort{HostPort: 53, ContainerPort: 5353, Protocol: "udp"}
+	port := netfilter.HostPort{HostPort: 53, ContainerPort: 5353, Protocol: "udp"}
 	udp := func(a *Attachment) {
 		a.CapabilityArgs = map[string]any{ports.Capability: json.RawMessage(`[{"hostPort": 53, "containerPort": 5353, "protocol": "UDP"}]`)}
 	}
@@ -65,10 +65,10 @@ func TestOf(t *testing.T) {
 		"a bridge that is not first": {plugins: `{"type": "other"}, {"type": "bridge"}`},
 		"ports": {
 			plugins: `{"type": "other"}, {"type": "portmap"}`, with: udp,
-			want: Footprint{Rules: Rules{Possible: true, UDP: true, Ports: []fwrules.HostPort{port}}},
+			want: Footprint{Rules: Rules{Possible: true, UDP: true, Ports: []netfilter.HostPort{port}}},
 		},
 		"no ports":              {plugins: `{"type": "other"}, {"type": "portmap"}`, want: Footprint{Rules: Rules{Possible: true}}},
-		"ports without portmap": {plugins: `{"type": "other"}`, with: udp, want: Footprint{Rules: Rules{Ports: []fwrules.HostPort{port}}}},
+		"ports without portmap": {plugins: `{"type": "other"}`, with: udp, want: Footprint{Rules: Rules{Ports: []netfilter.HostPort{port}}}},
 		"ports that cannot be read": {
 			plugins: `{"type": "portmap"}`, with: func(a *Attachment) { a.CapabilityArgs = map[string]any{ports.Capability: "x"} },
 			want: Footprint{Rules: Rules{Possible: true, UDP: true, AnyPort: true}},
@@ -89,7 +89,7 @@ func TestOf(t *testing.T) {
 		"firewall without firewalld": {
 			plugins: `{"type": "firewall"}`,
 			with: func(a *Attachment) {
-				a.Ran = []record.Plugin{{Type: "firewall", Kind: record.KindBuiltIn, Backend: fwrules.DetectedIPTables}}
+				a.Ran = []record.Plugin{{Type: "firewall", Kind: record.KindBuiltIn, Backend: netfilter.DetectedIPTables}}
 			},
 			want: Footprint{Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, Rules: Rules{Possible: true}},
 		},

@@ -9,7 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -78,5 +78,5 @@ func wantSwept(t *testing.T, target Target, want ...string) {
 
 // targetOf returns the target of an attachment.
 func targetOf(id, ifName string) Target {
-	return Target{Footprint: Footprint{Owner: fwrules.Owner{Network: "podnet", ContainerID: id, IfName: ifName}}}
+	return Target{Footprint: Footprint{Owner: netfilter.Owner{Network: "podnet", ContainerID: id, IfName: ifName}}}
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/plainfile"
 )
 
@@ -46,7 +46,7 @@ func (r Reservation) String() string { return "address " + r.file + " in " + r.D
 
 // holds compares the file's content with its owner as host-local does. Files of its earliest
 // versions have no interface name.
-func (r Reservation) holds(its fwrules.Owner) bool {
+func (r Reservation) holds(its netfilter.Owner) bool {
 	content := strings.TrimSpace(r.content)
 	return content == its.ContainerID+hostlocal.LineBreak+its.IfName || content == its.ContainerID
 }

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 )
 
 // reserve makes files of host-local by name.
@@ -121,7 +121,7 @@ func TestAddressesOfTheAttachment(t *testing.T) {
 
 // heldIn searches a directory for c1 on eth0.
 func heldIn(dir string) Target {
-	return Target{Footprint: Footprint{Owner: fwrules.Owner{ContainerID: "c1", IfName: "eth0"}, IPAMDirs: []string{dir}}}
+	return Target{Footprint: Footprint{Owner: netfilter.Owner{ContainerID: "c1", IfName: "eth0"}, IPAMDirs: []string{dir}}}
 }
 
 // wantAddresses finds the wanted reservations, releases them, and then finds

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // rules finds the rules of the packet filter, as one item: they are removed in one
@@ -33,11 +32,10 @@ func (t *Target) rules(ctx context.Context) ([]Item, error) {
 }
 
 // rulesTarget is the target as the packet filters are searched for it.
-func (t *Target) rulesTarget() fwrules.Target {
-	return fwrules.Target{
+func (t *Target) rulesTarget() netfilter.Target {
+	return netfilter.Target{
 		Owner: t.Owner, Subnets: t.Subnets, InNetwork: t.Others.InNetwork,
-		Addresses: t.Addresses, Siblings: t.Siblings.Addresses, Ports: t.Rules.Ports, Thorough: t.How.Thorough,
-		Own: t.Own, Kept: t.Siblings.Rules, KeptUnknown: t.Siblings.Unknown,
+		Addresses: t.Addresses, Ports: t.Rules.Ports, Thorough: t.How.Thorough, Siblings: t.Siblings, Own: t.Own,
 	}
 }
 

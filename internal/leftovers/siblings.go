@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -24,7 +24,7 @@ import (
 // Wanted has the rules that one plugin makes for an attachment.
 type Wanted struct {
 	Type  string
-	Rules fwrules.Rules
+	Rules []netfilter.Rule
 }
 
 // Wants returns the attachment's rules that name ports, or that are in chains which other
@@ -44,7 +44,7 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 				Type: w.Type, CNIVersion: a.List.CNIVersion, Config: config, PrevResult: result,
 			})
 		}
-		if errs = append(errs, err); err == nil && len(w.Rules.Masquerade)+len(w.Rules.HostPorts) > 0 {
+		if errs = append(errs, err); err == nil && len(w.Rules) > 0 {
 			all = append(all, w)
 		}
 	}
@@ -53,10 +53,10 @@ func (a *Attachment) Wants() (all []Wanted, err error) {
 
 // SharedRules returns the attachment's rules in chains that siblings may share. With
 // an error, some of them are unknown.
-func (a *Attachment) SharedRules() (all fwrules.Rules, err error) {
+func (a *Attachment) SharedRules() (all []netfilter.Rule, err error) {
 	wants, err := a.Wants()
 	for _, w := range wants {
-		all.Add(w.Rules)
+		all = append(all, w.Rules...)
 	}
 	return all, err
 }
@@ -64,7 +64,7 @@ func (a *Attachment) SharedRules() (all fwrules.Rules, err error) {
 // Siblings describes the other attachments of a container for the removal of one
 // from the network. The error names those whose rules are unknown; rules that they
 // may share then stay.
-func Siblings(network string, others []*Attachment) (s fwrules.Siblings, err error) {
+func Siblings(network string, others []*Attachment) (s netfilter.Siblings, err error) {
 	var errs []error
 	for _, b := range others {
 		s.Owners = append(s.Owners, b.Owner())
@@ -73,7 +73,7 @@ func Siblings(network string, others []*Attachment) (s fwrules.Siblings, err err
 			continue
 		}
 		rules, err := b.SharedRules()
-		s.Rules.Add(rules)
+		s.Rules = append(s.Rules, rules...)
 		if err != nil {
 			s.Unknown = true
 			errs = append(errs, fmt.Errorf("interface %s: %w", b.IfName, err))
@@ -147,7 +147,7 @@ func (a *Attachment) makeAgain(ctx context.Context, host *netns.Handle, w Wanted
 	defer cancel()
 	given := a.Given()
 	fw := given.Firewalls(host)
-	missing, err := fw.Missing(ctx, w.Rules)
+	missing, err := fw.Missing(ctx, w.Rules...)
 	if err != nil || len(missing) == 0 {
 		return err
 	}
@@ -161,10 +161,10 @@ func (a *Attachment) makeAgain(ctx context.Context, host *netns.Handle, w Wanted
 	var errs []error
 	for _, m := range missing {
 		if m.Why != "" {
-			errs = append(errs, fmt.Errorf("%s: %s", m.Object, m.Why))
+			errs = append(errs, fmt.Errorf("%s: %s", m.Object(), m.Why))
 			continue
 		}
-		errs = append(errs, fw.Restore(ctx, m.Rules))
+		errs = append(errs, fw.Restore(ctx, m.Rule))
 	}
 	return errors.Join(errs...)
 }

@@ -7,13 +7,13 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
 
 // TestHostPorts: the ports come in the caller's form and in the record's.
 func TestHostPorts(t *testing.T) {
-	want := []fwrules.HostPort{
+	want := []netfilter.HostPort{
 		{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},
 		{HostPort: 53, ContainerPort: 5353, Protocol: "udp", HostIP: netip.MustParseAddr("fd00::1")},
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -27,10 +26,10 @@ type Target struct {
 	Filters netfilter.Options // of the packet filters that are searched
 	Conns   *links.Conns      // open sockets; nil: each Find opens its own
 
-	Siblings fwrules.Siblings // attachments of the container that stay
-	Own      fwrules.Rules    // the attachment's, in chains that it shares with siblings
-	Before   firewalld.Before // addresses that were in zones before the attachment, and stay
-	Others   *Others          // asked only if something was found that may be another's by now
+	Siblings netfilter.Siblings // attachments of the container that stay
+	Own      []netfilter.Rule   // the attachment's, in chains that it shares with siblings
+	Before   firewalld.Before   // addresses that were in zones before the attachment, and stay
+	Others   *Others            // asked only if something was found that may be another's by now
 
 	How Manner
 }

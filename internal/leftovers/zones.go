@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -153,7 +153,7 @@ func zonesOf(plugins []*libcni.PluginConfig, ran record.Plugin) (zones []string,
 		case backend == "firewalld":
 			used = true
 		case ran.Kind == record.KindBuiltIn && ran.Backend != "":
-			if used = ran.Backend == fwrules.DetectedFirewalld; !used {
+			if used = ran.Backend == netfilter.DetectedFirewalld; !used {
 				continue
 			}
 		}

@@ -2,10 +2,14 @@ package netfilter
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
+	"strings"
 
-	"github.com/embedcni/cni/internal/iptables"
+	"golang.org/x/sys/unix"
+
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -27,6 +31,18 @@ func (fw *Firewalls) acceptRules(subnet netip.Prefix) []acceptRule {
 	return []acceptRule{rule("to"), rule("from")}
 }
 
+// statRecords identifies the directory of the records; it is zero if there is none.
+func (fw *Firewalls) statRecords() (records unix.Stat_t, err error) {
+	err = unix.Stat(fw.Records, &records)
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	if err != nil {
+		err = fmt.Errorf("the rules of a network are named after the directory of the records: %s: %w", fw.Records, err)
+	}
+	return records, err
+}
+
 // words returns the rule as arguments of iptables.
 func (r acceptRule) words() []string {
 	words := []string{"-s", r.subnet.String()}
@@ -36,7 +52,12 @@ func (r acceptRule) words() []string {
 	return append(words, "-m", "comment", "--comment", r.comment, "-j", "ACCEPT")
 }
 
-func (r acceptRule) String() string { return iptables.JoinWords(r.words()) }
+// String returns the rule as iptables-save prints it: only the comment needs quotes.
+func (r acceptRule) String() string {
+	words := r.words()
+	words[len(words)-3] = strconv.Quote(r.comment)
+	return strings.Join(words, " ")
+}
 
 // exprs returns the rule as the nf_tables variant of iptables has it, with the structs of
 // linux/netfilter/xt_conntrack.h and xt_comment.h.

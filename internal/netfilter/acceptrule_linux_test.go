@@ -10,7 +10,6 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -20,13 +19,13 @@ import (
 // ends at a byte.
 func TestMessagesMakeTheRulesOfIPTables(t *testing.T) {
 	addresses := []string{"10.64.0.0/10", "10.1.0.0/16", "10.2.48.0/20", "10.3.0.9/32", "fd00:8000::/19", "fd00:1::/64", "fd00:2::10/124", "fd00:3::1/128"}
-	f := fwrules.Forward{Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}}
+	f := testForward{Owner: Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}}
 	for _, a := range addresses {
 		f.Addresses = append(f.Addresses, netip.MustParsePrefix(a))
 	}
-	rules := fwrules.Rules{Forward: []fwrules.Forward{f}}
+	rules := testRules{Forward: []testForward{f}}
 	h := newHost(t, "nft")
-	expect.NoError(t, h.fw.Add(t.Context(), rules))
+	expect.NoError(t, h.fw.Add(t.Context(), rules.rules()...))
 	lines, byProcess := h.filters(), h.acceptExprs()
 	h.sh("iptables -F CNI-FORWARD; ip6tables -F CNI-FORWARD; iptables -A CNI-FORWARD -j CNI-ADMIN; ip6tables -A CNI-FORWARD -j CNI-ADMIN")
 	h.sh("for x in iptables ip6tables; do $x -R CNI-FORWARD 1 -m comment --comment 'CNI firewall plugin admin overrides' -j CNI-ADMIN; done")
@@ -36,7 +35,7 @@ func TestMessagesMakeTheRulesOfIPTables(t *testing.T) {
 		expect.NoError(t, os.Rename(h.dir+"/bin/"+family, h.dir+"/"+family))
 		expect.NoError(t, os.Symlink(failing, h.dir+"/bin/"+family))
 	}
-	expect.NoError(t, h.fw.Add(t.Context(), rules))
+	expect.NoError(t, h.fw.Add(t.Context(), rules.rules()...))
 	for _, family := range []string{"iptables", "ip6tables"} {
 		expect.NoError(t, os.Rename(h.dir+"/"+family, h.dir+"/bin/"+family))
 	}
@@ -69,7 +68,7 @@ func (h *host) acceptExprs() map[string]string {
 	for _, family := range []string{"iptables", "ip6tables"} {
 		x := iptables.Tool{Family: family}
 		expect.NoError(h.t, x.Rules(h.t.Context(), iptables.ChainID{Table: tableFilter, Chain: chainForward}, nil, func(r nft.Rule) error {
-			if comment := iptables.NFTRuleOf(r).MatchComment; strings.HasPrefix(comment, "embedcni ") {
+			if comment := matchComment(r); strings.HasPrefix(comment, "embedcni ") {
 				all[comment] = fmt.Sprintf("%x", r.Exprs.List())
 			}
 			return nil

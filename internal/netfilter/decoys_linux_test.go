@@ -3,8 +3,6 @@ package netfilter
 import (
 	"os/exec"
 	"strings"
-
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // decoysIPTables are rules of Docker, of firewalld and of an administrator for
@@ -80,9 +78,9 @@ add rule bridge nat PREROUTING iifname "veth" jump cni-br-iface-c1-eth00 comment
 // the addresses 10.1.0.4 and fd00:1::4, in every packet filter.
 func (h *host) decoys() {
 	h.t.Helper()
-	masq := fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}.Chains()[0]
+	masq := Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}.Chains()[0]
 	names := strings.NewReplacer("{masq}", masq.Name, "{prefix}", masq.Name[:len(masq.Name)-1],
-		"{comment}", strings.ReplaceAll(masq.Comment, `"`, `\"`), "{nft}", fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}.Comment())
+		"{comment}", strings.ReplaceAll(masq.Comment, `"`, `\"`), "{nft}", Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}.Comment())
 	v4 := strings.NewReplacer("ADDR", "10.1.0.4", "NET", "10.1.0.0/24", "TO", "10.1.0.4:80")
 	v6 := strings.NewReplacer("ADDR", "fd00:1::4", "NET", "fd00:1::/64", "TO", "[fd00:1::4]:80")
 	for _, tool := range tools() {

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // The plugins' names for the target c1.
@@ -16,8 +15,8 @@ const (
 	nftC1  = "fa98a27bbcc17b2e-f4d01f2ef4b92245, net: podnet, if: eth0, id: c1"
 )
 
-func c1() fwrules.Target {
-	return fwrules.Target{Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: addrs("10.1.0.2", "fd00::2")}
+func c1() Target {
+	return Target{Owner: Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: addrs("10.1.0.2", "fd00::2")}
 }
 
 func addrs(s ...string) []netip.Addr {
@@ -29,11 +28,11 @@ func addrs(s ...string) []netip.Addr {
 }
 
 func TestFindRefusesAnIncompleteTarget(t *testing.T) {
-	for _, target := range []fwrules.Target{
-		{}, {Owner: fwrules.Owner{Network: "n", ContainerID: "c"}}, {Owner: fwrules.Owner{Network: "n", IfName: "i"}}, {Owner: fwrules.Owner{ContainerID: "c", IfName: "i"}},
+	for _, target := range []Target{
+		{}, {Owner: Owner{Network: "n", ContainerID: "c"}}, {Owner: Owner{Network: "n", IfName: "i"}}, {Owner: Owner{ContainerID: "c", IfName: "i"}},
 	} {
 		plan, err := Find(t.Context(), &Firewalls{}, target)
-		if !errors.Is(err, fwrules.ErrIncompleteTarget) || !plan.Empty() {
+		if !errors.Is(err, ErrIncompleteTarget) || !plan.Empty() {
 			t.Errorf("%+v: %v, plan %v", target, err, plan)
 		}
 	}

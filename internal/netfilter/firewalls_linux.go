@@ -6,9 +6,6 @@ import (
 	"fmt"
 
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
-	"github.com/embedcni/cni/internal/netfilter/native"
-	"github.com/embedcni/cni/internal/netfilter/reference"
 	"github.com/embedcni/cni/internal/nft"
 	"github.com/embedcni/cni/netns"
 )
@@ -17,9 +14,8 @@ import (
 // ip6tables, each in the variants nf_tables and legacy. They are safe for concurrent use.
 type Firewalls struct {
 	Options
-	sockets   nft.Sockets
-	native    native.Form
-	reference reference.Form
+	sockets  nft.Sockets
+	snapshot *snapshot // nil: the kernel
 }
 
 // Open returns the packet filters of the namespace, or with nil those of the
@@ -27,13 +23,11 @@ type Firewalls struct {
 // locked to its thread has that of the process. It opens nothing, so there is
 // nothing to close. The handle must stay open.
 func Open(ns *netns.Handle, o Options) *Firewalls {
-	sockets := nft.Sockets{Pool: o.Sockets, NS: ns}
-	return &Firewalls{
-		Options: o, sockets: sockets,
-		native:    native.Form{Sockets: sockets, Siblings: o.siblings, Displace: o.displace},
-		reference: reference.Form{Sockets: sockets, Held: o.Held},
-	}
+	return &Firewalls{Options: o, sockets: nft.Sockets{Pool: o.Sockets, NS: ns}}
 }
+
+// in runs fn on a thread in the namespace, where processes are started.
+func (fw *Firewalls) in(fn func() error) error { return nft.In(fw.sockets.NS, fn) }
 
 // Usable returns an error unless rules can be made: the kernel has nf_tables, or the
 // host's iptables is of the legacy variant.
@@ -58,9 +52,9 @@ func (fw *Firewalls) Usable(ctx context.Context) error {
 // packets, and else DetectedNative.
 func Detect() string {
 	if _, err := iptables.LookPath("iptables"); err != nil {
-		return fwrules.DetectedNative
+		return DetectedNative
 	}
-	return fwrules.DetectedIPTables
+	return DetectedIPTables
 }
 
 // Find returns the rules of t's attachment that exist, and nothing else.
@@ -70,18 +64,23 @@ func Detect() string {
 // and the tools are missing, that is an error (exec.ErrNotFound), and so is a
 // table that iptables-save hides because it has rules of nft's. With an error, the
 // plan holds everything else that was found.
-func Find(ctx context.Context, fw *Firewalls, t fwrules.Target) (plan Plan, err error) {
+func Find(ctx context.Context, fw *Firewalls, t Target) (plan Plan, err error) {
 	if t, err = t.Normal(); err != nil {
 		return plan, err
 	}
 	var errs []error
-	for _, find := range []func(context.Context, fwrules.Target) ([]fwrules.Found, error){
-		fw.reference.Find, fw.findForwarding, fw.native.Find,
-	} {
-		found, err := find(ctx, t)
-		plan.found = append(plan.found, found...)
-		errs = append(errs, err)
+	add := func(some []found, err error) {
+		plan.found, errs = append(plan.found, some...), append(errs, err)
 	}
+	errs = append(errs, fw.in(func() error {
+		for _, tool := range iptables.Variants(fw.sockets, fw.Held) {
+			add(fw.findSaved(ctx, tool, t))
+		}
+		return nil
+	}))
+	add(fw.findListed(ctx, t))
+	add(fw.findForwarding(ctx, t))
+	add(fw.findElements(ctx, t))
 	return plan, errors.Join(errs...)
 }
 
@@ -93,7 +92,7 @@ func Find(ctx context.Context, fw *Firewalls, t fwrules.Target) (plan Plan, err 
 func (p Plan) Apply(ctx context.Context) error {
 	var errs []error
 	for _, f := range p.found {
-		errs = append(errs, f.Apply(ctx))
+		errs = append(errs, f.apply(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -10,10 +11,8 @@ import (
 	"strings"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -28,15 +27,9 @@ import (
 //	-A CNI-FORWARD -s 10.1.0.0/24 -m comment --comment "embedcni 2f-1a: from 10.1.0.0/24" -j ACCEPT
 //
 // The network's first container has them made, and the last one takes them along: each
-// attachment notes its subnets in its record, so that the records say who is left. A lock
-// on the namespace is shared by those who note and look, and exclusive for those who make
-// or delete.
-const (
-	tableFilter  = "filter"
-	chainForward = "CNI-FORWARD"
-	chainAdmin   = "CNI-ADMIN"
-	chainStage1  = "CNI-ISOLATION-STAGE-1" // of executables with an ingress policy
-)
+// attachment notes its subnets in its record, so that the records say who is left. After
+// that it looks, with a lock on the namespace that is shared by those who look, and
+// exclusive for those who make or delete.
 
 // forwarding is a family and variant of iptables, and what FORWARD and CNI-FORWARD have.
 type forwarding struct {
@@ -45,44 +38,37 @@ type forwarding struct {
 	isolated int                 // the number of the rule in FORWARD that leads to the isolation of bridges, or 0
 	to       map[string]int      // the chains that CNI-FORWARD leads to
 	accepts  map[string][]uint64 // the comments of our rules: the handles of those that have it, 0 in legacy tables
+	rules    int                 // of FORWARD that were seen
+}
+
+// see takes a rule in.
+func (f *forwarding) see(chain, to, comment string, handle uint64) {
+	switch chain {
+	case "FORWARD":
+		f.rules++
+		f.led = f.led || to == chainForward
+		if to == chainStage1 {
+			f.isolated = f.rules
+		}
+	case chainForward:
+		f.to[to]++
+		f.accepts[comment] = append(f.accepts[comment], handle)
+	}
 }
 
 // readForwarding looks at both chains; without a process, unless a legacy table has them.
 func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err error) {
-	number := 0
-	rule := func(chain, to, comment string, handle uint64) {
-		switch chain {
-		case "FORWARD":
-			number++
-			f.led = f.led || to == chainForward
-			if to == chainStage1 {
-				f.isolated = number
-			}
-		case chainForward:
-			f.to[to]++
-			f.accepts[comment] = append(f.accepts[comment], handle)
-		}
-	}
-	begin := func() {
-		number, f = 0, forwarding{Tool: tool, to: make(map[string]int), accepts: make(map[string][]uint64)}
-	}
+	begin := func() { f = forwarding{Tool: tool, to: make(map[string]int), accepts: make(map[string][]uint64)} }
 	if begin(); tool.Legacy {
-		err = nft.In(tool.Sockets.NS, func() error { // of the thread that asks
-			out, err := tool.Save(ctx, []iptables.ChainID{{Table: tableFilter, Chain: chainForward}, {Table: tableFilter, Chain: chainStage1}})
-			if err != nil {
-				return err
-			}
-			tables, err := iptables.ParseSave(out)
-			for _, t := range tables {
-				for _, r := range t.Rules {
-					if t.Table == tableFilter {
-						rule(r.Chain, r.Value("-j"), strings.Join(r.Comments(), " "), 0)
-					}
+		return f, nft.In(tool.Sockets.NS, func() error { // of the thread that asks
+			sets, _, err := tool.Read(ctx, []iptables.ChainID{{Table: tableFilter, Chain: chainForward}, {Table: tableFilter, Chain: chainStage1}}, nil)
+			for _, set := range sets {
+				for _, r := range set.Rules {
+					f.see(r.Chain, r.Words.Target(), strings.Join(r.Comments, " "), 0)
 				}
 			}
 			return err
 		})
-		return f, err
 	}
 	err = nft.UntilUnchanged(ctx, func() error {
 		begin()
@@ -90,8 +76,7 @@ func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err 
 		words := [][]byte{[]byte("embedcni"), []byte("CNI firewall"), []byte("CNI-")}
 		for chain, words := range map[string][][]byte{"FORWARD": nil, chainForward: words} {
 			err := tool.Rules(ctx, iptables.ChainID{Table: tableFilter, Chain: chain}, words, func(r nft.Rule) error {
-				s := iptables.NFTRuleOf(r)
-				rule(chain, s.To, s.MatchComment, r.Handle)
+				f.see(chain, r.Jump(), matchComment(r), r.Handle)
 				return nil
 			})
 			if err != nil {
@@ -106,49 +91,131 @@ func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err 
 	return f, err
 }
 
-// statRecords identifies the directory of the records; it is zero if there is none.
-func (fw *Firewalls) statRecords() (records unix.Stat_t, err error) {
-	err = unix.Stat(fw.Records, &records)
-	if errors.Is(err, unix.ENOENT) {
-		err = nil
+// matchComment returns the comment of a rule that iptables has made.
+func matchComment(r nft.Rule) (comment string) {
+	for _, x := range r.Exprs.List() {
+		if name, info := x.Extension(); name == "comment" && x.Name == "match" {
+			text, _, _ := bytes.Cut(info, []byte{0})
+			comment = string(text)
+		}
 	}
-	if err != nil {
-		err = fmt.Errorf("the rules of a network are named after the directory of the records: %s: %w", fw.Records, err)
-	}
-	return records, err
+	return comment
 }
 
-// lacks returns an error that names the first missing rule for a subnet.
-func (fw *Firewalls) lacks(f forwarding, subnet netip.Prefix, admin string) error {
-	if !f.led {
-		return fmt.Errorf("%s: chain FORWARD does not lead to %s", f.Name(), chainForward)
-	}
-	if f.to[admin] == 0 {
-		return fmt.Errorf("%s: chain %s does not lead to %s", f.Name(), chainForward, admin)
-	}
-	for _, r := range fw.acceptRules(subnet) {
+// lacks returns those of the rules that are not there, and an error that names the first of
+// all that is missing for them.
+func (f forwarding) lacks(rules []acceptRule, admin string) (lost []acceptRule, err error) {
+	for _, r := range rules {
 		if len(f.accepts[r.comment]) == 0 {
-			return fmt.Errorf("%s: the rule -A %s %s is not there", f.Name(), chainForward, r)
+			lost = append(lost, r)
+		}
+	}
+	switch {
+	case !f.led:
+		err = fmt.Errorf("%s: chain FORWARD does not lead to %s", f.Name(), chainForward)
+	case f.to[admin] == 0:
+		err = fmt.Errorf("%s: chain %s does not lead to %s", f.Name(), chainForward, admin)
+	case len(lost) > 0:
+		err = fmt.Errorf("%s: the rule -A %s %s is not there", f.Name(), chainForward, lost[0])
+	}
+	return lost, err
+}
+
+// missingForward returns an error that names a rule without which packets of the
+// addresses are not accepted, in the variant that leads to the chain.
+func (fw *Firewalls) missingForward(all []forwarding, r Rule) (missing error) {
+	for _, subnet := range Subnets(r.Addresses) {
+		led := false
+		for _, now := range all {
+			if now.V6() != subnet.Addr().Is6() {
+				continue
+			}
+			_, err := now.lacks(fw.acceptRules(subnet), cmp.Or(r.AdminChain, chainAdmin))
+			if err == nil {
+				return nil
+			}
+			if missing == nil || now.led && !led {
+				missing, led = err, now.led
+			}
+		}
+	}
+	return missing
+}
+
+// accept has the host forward the packets of the subnets. It notes that first, so that
+// nobody takes rules away that this attachment finds.
+func (fw *Firewalls) accept(ctx context.Context, subnets []netip.Prefix, admin string) error {
+	tools, err := systemTools(ctx, fw.sockets, func(v6 bool) bool { return len(inFamily(v6, subnets)) > 0 })
+	if err != nil || len(tools) == 0 {
+		return err
+	}
+	if _, err := fw.statRecords(); err != nil {
+		return err
+	}
+	if err := fw.noteSubnets(subnets); err != nil {
+		return err
+	}
+	for _, exclusive := range []bool{false, true} {
+		accepted, err := fw.acceptLocked(ctx, tools, subnets, admin, exclusive)
+		if accepted || err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// inFamily returns the subnets of a tool's family.
-func inFamily(tool iptables.Tool, subnets []netip.Prefix) (some []netip.Prefix) {
-	for _, p := range subnets {
-		if p.Addr().Is6() == tool.V6() {
-			some = append(some, p)
+// noteSubnets adds the subnets to those noted: a repair restores one address after the other.
+func (fw *Firewalls) noteSubnets(subnets []netip.Prefix) error {
+	all, err := NotedSubnets(fw.fact(SubnetsFact), false)
+	before := len(all)
+	for _, subnet := range subnets {
+		if !slices.Contains(all, subnet) {
+			all = append(all, subnet)
 		}
 	}
-	return some
+	if err != nil || len(all) == before {
+		return err
+	}
+	return fw.note(SubnetsFact, noted{Subnets: all})
 }
 
-// systemTools returns the tools that the plain names mean, of the families of subnets.
-func (fw *Firewalls) systemTools(ctx context.Context, subnets []netip.Prefix) (tools []iptables.Tool, err error) {
+// acceptLocked reports whether the rules for the subnets are there. With the exclusive lock
+// it makes those that are not.
+func (fw *Firewalls) acceptLocked(ctx context.Context, tools []iptables.Tool, subnets []netip.Prefix, admin string, exclusive bool) (accepted bool, err error) {
+	unlock, err := iptables.LockNamespace(ctx, fw.sockets.NS, exclusive)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	for _, tool := range tools {
+		var rules []acceptRule
+		some := inFamily(tool.V6(), subnets)
+		for _, subnet := range some {
+			rules = append(rules, fw.acceptRules(subnet)...)
+		}
+		now, err := readForwarding(ctx, tool)
+		if err != nil {
+			return false, err
+		}
+		lost, missing := now.lacks(rules, admin)
+		if missing == nil {
+			continue
+		}
+		if !exclusive {
+			return false, nil
+		}
+		if err := fw.in(func() error { return now.add(ctx, lost, admin) }); err != nil {
+			return false, fmt.Errorf("%s: accept the packets of %v: %w", tool.Name(), some, err)
+		}
+	}
+	return true, nil
+}
+
+// systemTools returns the tools that the plain names mean, of the wanted families.
+func systemTools(ctx context.Context, sockets nft.Sockets, wanted func(v6 bool) bool) (tools []iptables.Tool, err error) {
 	for _, family := range []string{"iptables", "ip6tables"} {
-		tool := iptables.Tool{Family: family, Sockets: fw.sockets}
-		if len(inFamily(tool, subnets)) == 0 {
+		tool := iptables.Tool{Family: family, Sockets: sockets}
+		if !wanted(tool.V6()) {
 			continue
 		}
 		if err := tool.Detect(ctx); err != nil {
@@ -159,146 +226,41 @@ func (fw *Firewalls) systemTools(ctx context.Context, subnets []netip.Prefix) (t
 	return tools, nil
 }
 
-// accept has the host forward the packets of the addresses' subnets. It notes that first,
-// so that nobody takes rules away that this attachment finds.
-func (fw *Firewalls) accept(ctx context.Context, f fwrules.Forward) error {
-	subnets, admin := Subnets(f.Addresses), cmp.Or(f.AdminChain, chainAdmin)
-	tools, err := fw.systemTools(ctx, subnets)
-	if err != nil || len(tools) == 0 {
-		return err
-	}
-	if _, err := fw.statRecords(); err != nil {
-		return err
-	}
-	accepted, err := fw.noteAccepted(ctx, tools, subnets, admin)
-	if accepted || err != nil {
-		return err
-	}
-	unlock, err := iptables.LockNamespace(ctx, fw.sockets.NS, true)
-	if err != nil {
-		return err
-	}
-	return errors.Join(nft.In(fw.sockets.NS, func() error {
-		for _, tool := range tools {
-			if err := fw.makeForwarding(ctx, tool, inFamily(tool, subnets), admin); err != nil {
-				return err
-			}
-		}
-		return nil
-	}), unlock())
+// inFamily returns the subnets of a family.
+func inFamily(v6 bool, subnets []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(subnets), func(p netip.Prefix) bool { return p.Addr().Is6() != v6 })
 }
 
-// noteAccepted notes the subnets, and reports whether the rules are there.
-func (fw *Firewalls) noteAccepted(ctx context.Context, tools []iptables.Tool, subnets []netip.Prefix, admin string) (accepted bool, err error) {
-	unlock, err := iptables.LockNamespace(ctx, fw.sockets.NS, false)
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, unlock()) }()
-	before, err := NotedSubnets(fw.fact(SubnetsFact), false)
-	if err != nil {
-		return false, err
-	}
-	all := slices.Clone(before) // a repair restores one address after the other
-	for _, subnet := range subnets {
-		if !slices.Contains(all, subnet) {
-			all = append(all, subnet)
+// add makes the rules, and what leads to them, on a thread in the namespace. Where only
+// rules of the nf_tables variant are missing it starts no process: each container that is
+// alone in its network needs them.
+func (f forwarding) add(ctx context.Context, rules []acceptRule, admin string) error {
+	if !f.Legacy && f.led && f.to[admin] > 0 {
+		var msgs []nft.Message
+		for _, r := range rules {
+			msgs = append(msgs, nft.NewRule(f.Table(tableFilter), chainForward, r.exprs(), ""))
 		}
-	}
-	if len(all) > len(before) {
-		if err := fw.note(SubnetsFact, noted{Subnets: all}); err != nil {
-			return false, err
-		}
-	}
-	for _, tool := range tools {
-		f, err := readForwarding(ctx, tool)
-		if err != nil {
-			return false, err
-		}
-		for _, subnet := range inFamily(tool, subnets) {
-			if fw.lacks(f, subnet, admin) != nil {
-				return false, nil
-			}
-		}
-	}
-	return true, nil
-}
-
-// longestWait is for the lock of xtables, in seconds.
-const longestWait = 10
-
-// openTool returns go-iptables for a variant.
-func openTool(ctx context.Context, tool iptables.Tool) (*goiptables.IPTables, error) {
-	path, err := tool.Path(ctx)
-	if err != nil {
-		return nil, err
-	}
-	protocol := goiptables.ProtocolIPv4
-	if tool.V6() {
-		protocol = goiptables.ProtocolIPv6
-	}
-	return goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(path), goiptables.Timeout(longestWait))
-}
-
-// makeForwarding makes the missing rules for the subnets, on a thread in the namespace.
-func (fw *Firewalls) makeForwarding(ctx context.Context, tool iptables.Tool, subnets []netip.Prefix, admin string) error {
-	now, err := readForwarding(ctx, tool)
-	if err != nil {
-		return err
-	}
-	var accepts []acceptRule
-	for _, subnet := range subnets {
-		for _, r := range fw.acceptRules(subnet) {
-			if len(now.accepts[r.comment]) == 0 {
-				accepts = append(accepts, r)
-			}
-		}
-	}
-	if !tool.Legacy && now.led && now.to[admin] > 0 && len(accepts) > 0 {
-		err := appendRules(ctx, tool, accepts)
+		err := f.Sockets.Do(ctx, func(c *nft.Conn) error { return c.Transact(msgs, nil) })
 		if err == nil || ctx.Err() != nil || errors.Is(err, nft.ErrUncertain) {
 			return err
 		}
 		// The chain may have gone meanwhile: iptables makes it, or says what is wrong.
 	}
-	if err = makeByProcess(ctx, now, accepts, admin); err != nil {
-		err = fmt.Errorf("%s: accept the packets of %v: %w", tool.Name(), subnets, err)
-	}
-	return err
-}
-
-// appendRules appends the rules in one transaction, without a process: each container
-// that is alone in its network needs them.
-func appendRules(ctx context.Context, tool iptables.Tool, rules []acceptRule) error {
-	var msgs []nft.Message
-	for _, r := range rules {
-		msgs = append(msgs, nft.NewRule(tool.Table(tableFilter), chainForward, r.exprs(), ""))
-	}
-	return tool.Sockets.Do(ctx, func(c *nft.Conn) error { return c.Transact(msgs, nil) })
-}
-
-// makeByProcess makes what is missing, and the rules. The jump goes before the rules of
-// others, but behind the isolation of bridges, which it must not overrule.
-func makeByProcess(ctx context.Context, now forwarding, accepts []acceptRule, admin string) error {
-	x, err := openTool(ctx, now.Tool)
+	x, err := openTool(ctx, f.Tool)
 	if err != nil {
 		return err
 	}
-	var steps []func() error
-	for _, chain := range []string{chainForward, admin} {
-		steps = append(steps, func() error { return makeChain(x, chain) })
+	steps := []func() error{func() error { return makeChain(x, chainForward) }, func() error { return makeChain(x, admin) }}
+	// The jump goes before the rules of others, but behind the isolation of bridges, which it
+	// must not overrule.
+	jump := func(needed bool, from string, at int, comment, to string) {
+		if needed {
+			steps = append(steps, func() error { return x.Insert(tableFilter, from, at, "-m", "comment", "--comment", comment, "-j", to) })
+		}
 	}
-	if !now.led {
-		steps = append(steps, func() error {
-			return x.Insert(tableFilter, "FORWARD", now.isolated+1, "-m", "comment", "--comment", "CNI firewall plugin rules", "-j", chainForward)
-		})
-	}
-	if now.to[admin] == 0 {
-		steps = append(steps, func() error {
-			return x.Insert(tableFilter, chainForward, 1, "-m", "comment", "--comment", "CNI firewall plugin admin overrides", "-j", admin)
-		})
-	}
-	for _, r := range accepts {
+	jump(!f.led, "FORWARD", f.isolated+1, "CNI firewall plugin rules", chainForward)
+	jump(f.to[admin] == 0, chainForward, 1, "CNI firewall plugin admin overrides", admin)
+	for _, r := range rules {
 		steps = append(steps, func() error { return x.Append(tableFilter, chainForward, r.words()...) })
 	}
 	for _, step := range steps {
@@ -310,6 +272,22 @@ func makeByProcess(ctx context.Context, now forwarding, accepts []acceptRule, ad
 		}
 	}
 	return nil
+}
+
+// longestWait is for the lock of xtables, in seconds.
+const longestWait = 10
+
+// openTool returns go-iptables for a variant.
+func openTool(ctx context.Context, tool iptables.Tool) (*goiptables.IPTables, error) {
+	path, err := tool.Path(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	protocol := goiptables.ProtocolIPv4
+	if tool.V6() {
+		protocol = goiptables.ProtocolIPv6
+	}
+	return goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(path), goiptables.Timeout(longestWait))
 }
 
 // makeChain makes a chain, unless it is there. An executable may make it meanwhile.
@@ -324,25 +302,4 @@ func makeChain(x *goiptables.IPTables, chain string) error {
 		}
 	}
 	return err
-}
-
-// missingForward returns an error that names a rule without which packets of the
-// addresses are not accepted, in the variant that leads to the chain.
-func (fw *Firewalls) missingForward(all []forwarding, f fwrules.Forward) (missing error) {
-	for _, subnet := range Subnets(f.Addresses) {
-		led := false
-		for _, now := range all {
-			if now.V6() != subnet.Addr().Is6() {
-				continue
-			}
-			err := fw.lacks(now, subnet, cmp.Or(f.AdminChain, chainAdmin))
-			if err == nil {
-				return nil
-			}
-			if missing == nil || now.led && !led {
-				missing, led = err, now.led
-			}
-		}
-	}
-	return missing
 }

@@ -17,7 +17,6 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // records are the records of several attachments.
@@ -67,16 +66,16 @@ func (n *notebook) Note(_ string, value any) error {
 }
 
 // forwarded are the rules that accept the packets of a network of two subnets.
-func forwarded() fwrules.Rules {
-	return fwrules.Rules{Forward: []fwrules.Forward{{
-		Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24"), netip.MustParsePrefix("fd00:1::2/64")},
+func forwarded() testRules {
+	return testRules{Forward: []testForward{{
+		Owner: Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24"), netip.MustParsePrefix("fd00:1::2/64")},
 	}}}
 }
 
 // leaving is an attachment that is being removed.
-func (r *records) leaving(id string) fwrules.Target {
-	return fwrules.Target{
-		Owner:   fwrules.Owner{Network: "podnet", ContainerID: id, IfName: "eth0"},
+func (r *records) leaving(id string) Target {
+	return Target{
+		Owner:   Owner{Network: "podnet", ContainerID: id, IfName: "eth0"},
 		Subnets: Subnets(forwarded().Forward[0].Addresses), InNetwork: r.inNetwork(id),
 	}
 }
@@ -103,7 +102,7 @@ func TestTheLastOfANetworkTakesItsRulesAlong(t *testing.T) {
 	eachVariant(t, func(t *testing.T, h *host) {
 		all := &records{}
 		for _, id := range []string{"c1", "c2"} {
-			expect.NoError(t, Open(h.ns, Options{Notes: all.of(id)}).Add(t.Context(), forwarded()))
+			expect.NoError(t, Open(h.ns, Options{Notes: all.of(id)}).Add(t.Context(), forwarded().rules()...))
 		}
 		with := h.filters()
 		expect.NoError(t, all.leave(t.Context(), h.fw, "c1"))
@@ -125,7 +124,7 @@ func TestTheLastOfANetworkTakesItsRulesAlong(t *testing.T) {
 		if left := h.filters().Without(audit.Shared); len(left) > 0 {
 			t.Errorf("left:\n%s", strings.Join(left, "\n"))
 		}
-		expect.Is(t, h.fw.Check(t.Context(), forwarded()), fwrules.ErrMissing)
+		expect.Is(t, h.fw.Check(t.Context(), forwarded()), ErrMissing)
 		expect.NoError(t, all.leave(t.Context(), h.fw, "c2")) // once more
 	})
 }
@@ -136,10 +135,10 @@ func TestProgramsWithRecordsOfTheirOwn(t *testing.T) {
 	one, other := &records{}, &records{}
 	options := func(r *records) Options { return Options{Notes: r.of("c1"), Records: t.TempDir()} }
 	first := Open(h.ns, options(one))
-	expect.NoError(t, first.Add(t.Context(), forwarded()))
+	expect.NoError(t, first.Add(t.Context(), forwarded().rules()...))
 	alone := h.filters()
 	second := Open(h.ns, options(other))
-	expect.NoError(t, second.Add(t.Context(), forwarded()))
+	expect.NoError(t, second.Add(t.Context(), forwarded().rules()...))
 	expect.NoError(t, other.leave(t.Context(), second, "c1"))
 	h.wantFilters(alone)
 	expect.NoError(t, first.Check(t.Context(), forwarded()))
@@ -156,7 +155,7 @@ func TestComingAndGoingAtOnce(t *testing.T) {
 				id := fmt.Sprint("c", i)
 				fw := Open(h.ns, Options{Notes: all.of(id)})
 				for range 6 {
-					if err := errors.Join(fw.Add(t.Context(), forwarded()), fw.Check(t.Context(), forwarded()), all.leave(t.Context(), fw, id)); err != nil {
+					if err := errors.Join(fw.Add(t.Context(), forwarded().rules()...), fw.Check(t.Context(), forwarded()), all.leave(t.Context(), fw, id)); err != nil {
 						t.Errorf("%s: %v", id, err)
 						return
 					}
@@ -174,7 +173,7 @@ func TestComingAndGoingAtOnce(t *testing.T) {
 const addVariable = "NETFILTER_ADD"
 
 func addInProcess() int {
-	if err := Open(nil, Options{}).Add(context.Background(), forwarded()); err != nil {
+	if err := Open(nil, Options{}).Add(context.Background(), forwarded().rules()...); err != nil {
 		fmt.Println(err)
 		return 1
 	}
@@ -212,7 +211,7 @@ func TestProcessesMakeTheRulesOnce(t *testing.T) {
 func TestTheIsolationOfExecutablesComesFirst(t *testing.T) {
 	h := newHost(t, "nft")
 	h.sh("iptables -N CNI-ISOLATION-STAGE-1; iptables -A FORWARD -p icmp -j ACCEPT; iptables -A FORWARD -j CNI-ISOLATION-STAGE-1")
-	expect.NoError(t, h.fw.Add(t.Context(), forwarded()))
+	expect.NoError(t, h.fw.Add(t.Context(), forwarded().rules()...))
 	h.sh(`test "$(iptables -S FORWARD | sed -n '/-j CNI-/s/.*-j //p' | tr '\n' ' ')" = 'CNI-ISOLATION-STAGE-1 CNI-FORWARD '`)
 }
 
@@ -224,8 +223,8 @@ func TestUnreadableRecordsAreAnError(t *testing.T) {
 	expect.NoError(t, os.WriteFile(file, nil, 0o600))
 	all := &records{}
 	fw := Open(h.ns, Options{Notes: all.of("c1"), Records: file + "/records"})
-	expect.Is(t, fw.Add(t.Context(), forwarded()), unix.ENOTDIR)
-	if _, err := Find(t.Context(), fw, fwrules.Target{Owner: fwrules.Owner{Network: "net", ContainerID: "c1", IfName: "eth0"}, Subnets: Subnets(forwarded().Forward[0].Addresses)}); !errors.Is(err, unix.ENOTDIR) {
+	expect.Is(t, fw.Add(t.Context(), forwarded().rules()...), unix.ENOTDIR)
+	if _, err := Find(t.Context(), fw, Target{Owner: Owner{Network: "net", ContainerID: "c1", IfName: "eth0"}, Subnets: Subnets(forwarded().Forward[0].Addresses)}); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("a search: %v", err)
 	}
 }

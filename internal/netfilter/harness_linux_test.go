@@ -18,7 +18,6 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/netns"
@@ -93,8 +92,8 @@ type attachment struct {
 }
 
 // target returns the runtime's description of it.
-func (a attachment) target() fwrules.Target {
-	return fwrules.Target{Owner: fwrules.Owner{Network: a.list.Name, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}, Addresses: a.addr}
+func (a attachment) target() Target {
+	return Target{Owner: Owner{Network: a.list.Name, ContainerID: a.rt.ContainerID, IfName: a.rt.IfName}, Addresses: a.addr}
 }
 
 // add runs ADD with the real plugins. Containers differ by id. The ports are
@@ -163,7 +162,7 @@ func (h *host) filters() audit.Lines {
 
 // sweep finds and deletes the target's rules, and fails unless none are found
 // afterwards. It returns the plan.
-func (h *host) sweep(target fwrules.Target) Plan {
+func (h *host) sweep(target Target) Plan {
 	h.t.Helper()
 	plan := h.find(target)
 	if err := plan.Apply(h.t.Context()); err != nil {
@@ -176,7 +175,7 @@ func (h *host) sweep(target fwrules.Target) Plan {
 	return plan
 }
 
-func (h *host) find(target fwrules.Target) Plan {
+func (h *host) find(target Target) Plan {
 	h.t.Helper()
 	return expect.Value(Find(h.t.Context(), h.fw, target))(h.t)
 }
@@ -189,8 +188,8 @@ func (h *host) wantFilters(want audit.Lines) {
 }
 
 // Check returns an error unless all of the rules exist: that of the first missing one.
-func (fw *Firewalls) Check(ctx context.Context, r fwrules.Rules) error {
-	all, err := fw.Missing(ctx, r)
+func (fw *Firewalls) Check(ctx context.Context, r testRules) error {
+	all, err := fw.Missing(ctx, r.rules()...)
 	if err == nil && len(all) > 0 {
 		err = all[0].Err
 	}

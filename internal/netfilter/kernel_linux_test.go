@@ -15,7 +15,6 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // minus returns lines without the others.
@@ -52,7 +51,7 @@ func TestSweepSparesTheContainersOtherAttachments(t *testing.T) {
 					net1 = h.mustAdd(other, "c1", "net1", fewMappings(3000))
 				})
 				target := eth0.target()
-				target.Siblings = append(eth1.addr, net1.addr...)
+				target.Siblings.Addresses = append(eth1.addr, net1.addr...)
 				h.sweep(target)
 				left := h.filters()
 				if lost := minus(siblings, left); len(lost) > 0 {
@@ -65,7 +64,7 @@ func TestSweepSparesTheContainersOtherAttachments(t *testing.T) {
 				}
 				// Then the others: in the end only shared rules remain.
 				target = eth1.target()
-				target.Siblings = net1.addr
+				target.Siblings.Addresses = net1.addr
 				h.sweep(target)
 				h.sweep(net1.target())
 				if left := h.filters().Without(audit.Shared); len(left) > 0 {
@@ -227,7 +226,7 @@ func TestOpenOfAnotherNamespace(t *testing.T) {
 func TestApplyToAChangedKernel(t *testing.T) {
 	h := newHost(t, "nft")
 	a := h.mustAdd(h.network("podnet", "1", setups()["bridge iptables-nft"].plugins), "c1", "eth0", fewMappings(1000))
-	chains := fwrules.Owner{Network: "podnet", ContainerID: "c1"}.Chains()
+	chains := Owner{Network: "podnet", ContainerID: "c1"}.Chains()
 	plan := h.find(a.target())
 	h.sh("iptables-nft -t nat -D POSTROUTING 2; iptables-nft -t nat -A POSTROUTING -j " + chains[0].Name +
 		"; ip6tables-nft -t nat -F; ip6tables-nft -t nat -X; nft add rule bridge nat PREROUTING jump cni-br-iface-c1-eth0")

@@ -11,7 +11,6 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -20,7 +19,7 @@ import (
 type damaged struct {
 	*host
 	t     *testing.T
-	rules []fwrules.Rules
+	rules []testRules
 	admin string // the administrator's rules, as input of nft
 }
 
@@ -30,7 +29,7 @@ func newDamaged(t *testing.T) *damaged {
 		r := everything(id, 4+i)
 		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, wanted(id, "10.1.0.2/24", "fd00:1::2/64", uint16(3000+i)).HostPorts[0].Ports...)
 		r.Forward[0].Ingress, r.Forward[0].Bridge, r.Forward[0].IngressOnly = "isolated", "br1", true
-		r.Spoof = []fwrules.SpoofCheck{{Owner: r.HostPorts[0].Owner, Port: "veth" + id, MAC: []byte{2, 0, 0, 0, 0, byte(i)}}}
+		r.Spoof = []testSpoof{{Owner: r.HostPorts[0].Owner, Port: "veth" + id, MAC: []byte{2, 0, 0, 0, 0, byte(i)}}}
 		d.rules = append(d.rules, r)
 	}
 	d.admin = `insert rule inet embedcni subnets counter comment admin
@@ -47,7 +46,7 @@ func (d *damaged) reset() {
 	d.t.Helper()
 	d.sh("nft flush ruleset")
 	for _, r := range d.rules {
-		expect.NoError(d.t, d.fw.Add(d.t.Context(), r))
+		expect.NoError(d.t, d.fw.Add(d.t.Context(), r.rules()...))
 	}
 	d.feed(d.admin, "nft", "-f", "-")
 }
@@ -67,40 +66,40 @@ func ofAdmin(line string) bool {
 
 // missing returns the missing parts of all containers, and fails unless the snapshot
 // has the same.
-func (d *damaged) missing(what string) (all []fwrules.Missing) {
+func (d *damaged) missing(what string) (all []Missing) {
 	d.t.Helper()
-	snapshot := Read(d.fw)
+	snapshot := d.fw.Snapshot()
 	for _, r := range d.rules {
-		some := expect.Value(d.fw.Missing(d.t.Context(), r))(d.t)
-		seen := expect.Value(snapshot.Missing(d.t.Context(), r))(d.t)
+		some := expect.Value(d.fw.Missing(d.t.Context(), r.rules()...))(d.t)
+		seen := expect.Value(snapshot.Missing(d.t.Context(), r.rules()...))(d.t)
 		wantSameMissing(d.t, what, seen, some)
 		all = append(all, some...)
 	}
 	return all
 }
 
-func wantSameMissing(t *testing.T, what string, seen, kernel []fwrules.Missing) {
+func wantSameMissing(t *testing.T, what string, seen, kernel []Missing) {
 	t.Helper()
 	if got, want := textOfMissing(seen), textOfMissing(kernel); got != want {
 		t.Errorf("%s: the snapshot says\n%s\nthe kernel says\n%s", what, got, want)
 		return
 	}
 	for i := range seen {
-		expect.Same(t, what+": "+seen[i].Object+": the rules of the snapshot", seen[i].Rules, kernel[i].Rules)
+		expect.Same(t, what+": "+seen[i].Object()+": the rules of the snapshot", seen[i].Rule, kernel[i].Rule)
 	}
 }
 
-func textOfMissing(all []fwrules.Missing) string {
+func textOfMissing(all []Missing) string {
 	var b strings.Builder
 	for _, m := range all {
-		fmt.Fprintf(&b, "%s (found %q): %v\n", m.Object, m.Found, m.Err)
+		fmt.Fprintf(&b, "%s (found %q): %v\n", m.Object(), m.Found, m.Err)
 	}
 	return b.String()
 }
 
 // try damages the state, restores each missing part, and compares: what was ours is
 // back, once, and the administrator's rules that the damage spared are as they were.
-func (d *damaged) try(damage string, before audit.Lines, restore func([]fwrules.Missing)) {
+func (d *damaged) try(damage string, before audit.Lines, restore func([]Missing)) {
 	d.t.Helper()
 	d.sh(damage)
 	want := before
@@ -112,8 +111,8 @@ func (d *damaged) try(damage string, before audit.Lines, restore func([]fwrules.
 		d.t.Errorf("%s: nothing is missing", damage)
 	}
 	for _, m := range all {
-		if m.Found != "" || !errors.Is(m.Err, fwrules.ErrMissing) || m.Object == "" {
-			d.t.Errorf("%s: %s: found %q, %v", damage, m.Object, m.Found, m.Err)
+		if m.Found != "" || !errors.Is(m.Err, ErrMissing) || m.Object() == "" {
+			d.t.Errorf("%s: %s: found %q, %v", damage, m.Object(), m.Found, m.Err)
 		}
 	}
 	restore(all)
@@ -121,21 +120,21 @@ func (d *damaged) try(damage string, before audit.Lines, restore func([]fwrules.
 		d.t.Errorf("%s: still missing after it was restored:\n%s", damage, textOfMissing(left))
 	}
 	for _, r := range d.rules { // again, and whole
-		expect.NoError(d.t, d.fw.Restore(d.t.Context(), r))
+		expect.NoError(d.t, d.fw.Restore(d.t.Context(), r.rules()...))
 	}
 	wantLines(d.t, damage+", restored", d.lines(), want)
 }
 
 // each restores parts one after the other.
-func (d *damaged) each(all []fwrules.Missing) {
+func (d *damaged) each(all []Missing) {
 	d.t.Helper()
 	for _, m := range all {
-		expect.NoError(d.t, d.fw.Restore(d.t.Context(), m.Rules))
+		expect.NoError(d.t, d.fw.Restore(d.t.Context(), m.Rule))
 	}
 }
 
 // together restores the parts of all containers in one flush of their batches.
-func (d *damaged) together(all []fwrules.Missing) {
+func (d *damaged) together(all []Missing) {
 	d.t.Helper()
 	for _, err := range d.flush(all) {
 		expect.NoError(d.t, err)
@@ -143,12 +142,12 @@ func (d *damaged) together(all []fwrules.Missing) {
 }
 
 // flush restores parts in one flush, each in a batch of its own.
-func (d *damaged) flush(all []fwrules.Missing) []error {
+func (d *damaged) flush(all []Missing) []error {
 	d.t.Helper()
 	var batches []*batch.Batch
 	for _, m := range all {
 		b := &batch.Batch{}
-		expect.NoError(d.t, Open(nil, Options{Batch: b}).Restore(d.t.Context(), m.Rules))
+		expect.NoError(d.t, Open(nil, Options{Batch: b}).Restore(d.t.Context(), m.Rule))
 		batches = append(batches, b)
 	}
 	return batch.FlushTogether(d.t.Context(), batches)
@@ -235,17 +234,17 @@ func TestRestoreLeavesRulesOfOthersInItsTable(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDamaged(t)
-			expect.NoError(t, d.fw.Add(t.Context(), d.rules[0]))
+			expect.NoError(t, d.fw.Add(t.Context(), d.rules[0].rules()...))
 			d.feed(script+"\n", "nft", "-f", "-")
-			all := expect.Value(d.fw.Missing(t.Context(), d.rules[0]))(t)
+			all := expect.Value(d.fw.Missing(t.Context(), d.rules[0].rules()...))(t)
 			if harmless := name == "before" || name == "behind"; harmless != (len(all) == 0) {
 				t.Errorf("missing: %s", textOfMissing(all))
 			}
 			for _, m := range all {
-				expect.Same(t, m.Object+" cannot be repaired", m.Found, "")
-				expect.NoError(t, d.fw.Restore(t.Context(), m.Rules))
+				expect.Same(t, m.Object()+" cannot be repaired", m.Found, "")
+				expect.NoError(t, d.fw.Restore(t.Context(), m.Rule))
 			}
-			all = expect.Value(d.fw.Missing(t.Context(), d.rules[0]))(t)
+			all = expect.Value(d.fw.Missing(t.Context(), d.rules[0].rules()...))(t)
 			if len(all) > 0 {
 				t.Errorf("still missing: %s", textOfMissing(all))
 			}
@@ -266,22 +265,22 @@ func TestRestoreReplacesNothing(t *testing.T) {
 	}
 	for name, tt := range map[string]taken{
 		"a port": {`delete element inet embedcni hostports4 { tcp . 10004 }
-			add element inet embedcni hostports4 { tcp . 10004 comment "x" : 10.1.0.9 . 80 }`, "tcp 10004", fwrules.ErrHostPortTaken},
+			add element inet embedcni hostports4 { tcp . 10004 comment "x" : 10.1.0.9 . 80 }`, "tcp 10004", ErrHostPortTaken},
 		"an address": {`delete element inet embedcni containers4 { 10.1.0.4 }
-			add element inet embedcni containers4 { 10.1.0.4 comment "x" }`, "masquerading of 10.1.0.4", fwrules.ErrInPlace},
+			add element inet embedcni containers4 { 10.1.0.4 comment "x" }`, "masquerading of 10.1.0.4", ErrInPlace},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDamaged(t)
 			d.rules[0].HostPorts[0].SNAT = false // these elements are in other sets
-			expect.NoError(t, d.fw.Add(t.Context(), d.rules[0]))
+			expect.NoError(t, d.fw.Add(t.Context(), d.rules[0].rules()...))
 			d.feed(tt.script+"\n", "nft", "-f", "-")
 			before := d.lines()
-			all := expect.Value(d.fw.Missing(t.Context(), d.rules[0]))(t)
-			i := slices.IndexFunc(all, func(m fwrules.Missing) bool { return m.Object == tt.object })
+			all := expect.Value(d.fw.Missing(t.Context(), d.rules[0].rules()...))(t)
+			i := slices.IndexFunc(all, func(m Missing) bool { return m.Object() == tt.object })
 			if i < 0 || all[i].Found == "" {
 				t.Fatalf("got %s", textOfMissing(all))
 			}
-			expect.Is(t, d.fw.Restore(t.Context(), all[i].Rules), tt.want)
+			expect.Is(t, d.fw.Restore(t.Context(), all[i].Rule), tt.want)
 			wantLines(t, "afterwards", d.lines(), before)
 		})
 	}

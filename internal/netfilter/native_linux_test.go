@@ -14,7 +14,6 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -23,11 +22,11 @@ func nativeTable() nft.Table { return nft.Table{Family: nft.FamilyInet, Name: "e
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 // wanted are rules of every kind for one attachment.
-func wanted(id, v4, v6 string, port uint16) fwrules.Rules {
-	o := fwrules.Owner{Network: "podnet", ContainerID: id, IfName: "eth0"}
-	return fwrules.Rules{
-		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{prefix(v4), prefix(v6)}}},
-		HostPorts: []fwrules.HostPorts{{Owner: o, V4: prefix(v4), V6: prefix(v6), SNAT: true, Ports: []fwrules.HostPort{
+func wanted(id, v4, v6 string, port uint16) testRules {
+	o := Owner{Network: "podnet", ContainerID: id, IfName: "eth0"}
+	return testRules{
+		Masquerade: []testMasquerade{{Owner: o, Addresses: []netip.Prefix{prefix(v4), prefix(v6)}}},
+		HostPorts: []testPorts{{Owner: o, V4: prefix(v4), V6: prefix(v6), SNAT: true, Ports: []HostPort{
 			{HostPort: port, ContainerPort: 80, Protocol: "tcp"},
 			{HostPort: port, ContainerPort: 53, Protocol: "udp", HostIP: netip.MustParseAddr("127.0.0.1")},
 			{HostPort: port, ContainerPort: 54, Protocol: "sctp", HostIP: netip.MustParseAddr("fd00:99::1")},
@@ -36,14 +35,14 @@ func wanted(id, v4, v6 string, port uint16) fwrules.Rules {
 	}
 }
 
-func (h *host) mustWrite(r fwrules.Rules) {
+func (h *host) mustWrite(r testRules) {
 	h.t.Helper()
-	expect.NoError(h.t, h.fw.Add(h.t.Context(), r))
+	expect.NoError(h.t, h.fw.Add(h.t.Context(), r.rules()...))
 }
 
-func (h *host) mustRemove(r fwrules.Rules) {
+func (h *host) mustRemove(r testRules) {
 	h.t.Helper()
-	expect.NoError(h.t, h.fw.Remove(h.t.Context(), r))
+	expect.NoError(h.t, h.fw.Remove(h.t.Context(), r.rules()...))
 }
 
 // TestNativeTable compares the table in nft's syntax. nft can also read its own
@@ -52,7 +51,7 @@ func TestNativeTable(t *testing.T) {
 	h := newHost(t, "nft")
 	before := h.filters()
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
-	r.Forward = []fwrules.Forward{{Owner: r.Masquerade[0].Owner, Ingress: "isolated", Bridge: "br1"}}
+	r.Forward = []testForward{{Owner: r.Masquerade[0].Owner, Ingress: "isolated", Bridge: "br1"}}
 	h.mustWrite(r)
 	const owner = ` comment "` + nftC1 + `"`
 	want := []string{
@@ -105,7 +104,7 @@ func TestNativeTable(t *testing.T) {
 func TestNativeCheckFindsEachDamage(t *testing.T) {
 	h := newHost(t, "nft")
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/65", 8080)
-	r.Forward = []fwrules.Forward{{Owner: r.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br1"}}
+	r.Forward = []testForward{{Owner: r.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br1"}}
 	h.mustWrite(r)
 	var damages []string
 	element := regexp.MustCompile(`^nft element inet embedcni (\S+) (.*?)( comment ".*?")?( : .*)?$`)
@@ -154,7 +153,7 @@ func TestNativeCheckFindsEachDamage(t *testing.T) {
 // another port is not touched.
 func TestNativeSparesNeighbours(t *testing.T) {
 	h := newHost(t, "nft")
-	var neighbours []fwrules.Rules
+	var neighbours []testRules
 	for i, id := range []string{"c", "c11", "C1"} {
 		neighbours = append(neighbours, wanted(id, fmt.Sprintf("10.1.0.%d/24", 10+i), fmt.Sprintf("fd00:1::%x/64", 10+i), uint16(1000+i)))
 	}
@@ -167,12 +166,12 @@ func TestNativeSparesNeighbours(t *testing.T) {
 	}
 	before := h.filters()
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
-	unknown := fwrules.Rules{
-		Masquerade: []fwrules.Masquerade{{Owner: r.Masquerade[0].Owner}},
-		HostPorts:  []fwrules.HostPorts{{Owner: r.HostPorts[0].Owner}},
+	unknown := testRules{
+		Masquerade: []testMasquerade{{Owner: r.Masquerade[0].Owner}},
+		HostPorts:  []testPorts{{Owner: r.HostPorts[0].Owner}},
 	}
-	onlyPorts := fwrules.Rules{Masquerade: unknown.Masquerade, HostPorts: []fwrules.HostPorts{{Owner: r.HostPorts[0].Owner, Ports: r.HostPorts[0].Ports}}}
-	for name, removed := range map[string]fwrules.Rules{"all is known": r, "nothing is known": unknown, "the ports are known": onlyPorts} {
+	onlyPorts := testRules{Masquerade: unknown.Masquerade, HostPorts: []testPorts{{Owner: r.HostPorts[0].Owner, Ports: r.HostPorts[0].Ports}}}
+	for name, removed := range map[string]testRules{"all is known": r, "nothing is known": unknown, "the ports are known": onlyPorts} {
 		h.mustWrite(r)
 		h.mustRemove(removed)
 		left, gone := audit.Diff(before, h.filters())
@@ -205,22 +204,22 @@ func TestNativePortTaken(t *testing.T) {
 	first, second := wanted("first", "10.1.0.2/24", "fd00:1::2/64", 8080), wanted("second", "10.1.0.3/24", "fd00:1::3/64", 8080)
 	h.mustWrite(first)
 	before := h.filters()
-	err := h.fw.Add(t.Context(), second)
+	err := h.fw.Add(t.Context(), second.rules()...)
 	want := `the host port is taken: there is element inet embedcni hostips4 { udp . 127.0.0.1 . 8080 comment "` +
-		fwrules.Owner{Network: "podnet", ContainerID: "first", IfName: "eth0"}.Comment() + `" : 10.1.0.2 . 53 }`
-	if !errors.Is(err, fwrules.ErrHostPortTaken) || err.Error() != want {
+		Owner{Network: "podnet", ContainerID: "first", IfName: "eth0"}.Comment() + `" : 10.1.0.2 . 53 }`
+	if !errors.Is(err, ErrHostPortTaken) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	h.wantFilters(before)
-	expect.NoError(t, h.fw.Remove(t.Context(), second))
+	expect.NoError(t, h.fw.Remove(t.Context(), second.rules()...))
 	h.wantFilters(before)
 	// Of one address and of all are two ports, as they are for the plugins.
-	second.HostPorts[0].Ports = []fwrules.HostPort{{HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
+	second.HostPorts[0].Ports = []HostPort{{HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
 	h.mustWrite(second)
 	// Twice in one request it is refused, too.
 	third := wanted("third", "10.1.0.4/24", "fd00:1::4/64", 9000)
-	third.HostPorts[0].Ports = []fwrules.HostPort{{HostPort: 1, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 1, ContainerPort: 81, Protocol: "tcp"}}
-	expect.Is(t, h.fw.Add(t.Context(), third), fwrules.ErrHostPortTaken)
+	third.HostPorts[0].Ports = []HostPort{{HostPort: 1, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 1, ContainerPort: 81, Protocol: "tcp"}}
+	expect.Is(t, h.fw.Add(t.Context(), third.rules()...), ErrHostPortTaken)
 }
 
 // TestNativeOwnElementsAreReplaced: the container of the same name restarts
@@ -237,22 +236,22 @@ func TestNativeOwnElementsAreReplaced(t *testing.T) {
 func TestNativeRefusesUnsupportedRules(t *testing.T) {
 	h := newHost(t, "nft")
 	before := h.filters()
-	forward := func(f fwrules.Forward) func(*fwrules.Rules) {
-		return func(r *fwrules.Rules) { f.Owner = r.Masquerade[0].Owner; r.Forward = []fwrules.Forward{f} }
+	forward := func(f testForward) func(*testRules) {
+		return func(r *testRules) { f.Owner = r.Masquerade[0].Owner; r.Forward = []testForward{f} }
 	}
-	for field, change := range map[string]func(*fwrules.Rules){
-		"conditions":     func(r *fwrules.Rules) { r.HostPorts[0].ConditionsV4 = []string{"ip saddr 10.0.0.0/8"} },
-		"ingressPolicy":  forward(fwrules.Forward{Ingress: "shut"}),
-		"interface name": forward(fwrules.Forward{Ingress: "isolated", Bridge: "averyveryverylongname"}),
-		"protocol":       func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].Protocol = "icmp" },
-		"host port 0":    func(r *fwrules.Rules) { r.HostPorts[0].Ports[0].HostPort = 0 },
-		"container ID":   func(r *fwrules.Rules) { r.Masquerade[0].ContainerID = "" },
-		"not valid":      func(r *fwrules.Rules) { r.Masquerade[0].Addresses[0] = netip.Prefix{} },
+	for field, change := range map[string]func(*testRules){
+		"conditions":     func(r *testRules) { r.HostPorts[0].Conditional = true },
+		"ingressPolicy":  forward(testForward{Ingress: "shut"}),
+		"interface name": forward(testForward{Ingress: "isolated", Bridge: "averyveryverylongname"}),
+		"protocol":       func(r *testRules) { r.HostPorts[0].Ports[0].Protocol = "icmp" },
+		"host port 0":    func(r *testRules) { r.HostPorts[0].Ports[0].HostPort = 0 },
+		"container ID":   func(r *testRules) { r.Masquerade[0].ContainerID = "" },
+		"not valid":      func(r *testRules) { r.Masquerade[0].Addresses[0] = netip.Prefix{} },
 	} {
 		r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 		change(&r)
-		expect.Says(t, "ADD", h.fw.Add(t.Context(), r), field)
-		if err := h.fw.Remove(t.Context(), r); err != nil {
+		expect.Says(t, "ADD", h.fw.Add(t.Context(), r.rules()...), field)
+		if err := h.fw.Remove(t.Context(), r.rules()...); err != nil {
 			t.Errorf("%s: remove: %v", field, err)
 		}
 	}
@@ -283,7 +282,7 @@ func TestNativePrefixes(t *testing.T) {
 func TestNativeRefusalNamesTheElement(t *testing.T) {
 	h := newHost(t, "nft")
 	h.sh("nft 'add table inet embedcni; add set inet embedcni containers4 { type ipv6_addr; }; add map inet embedcni hostports4 { type ipv6_addr : ipv6_addr; }'")
-	err := h.fw.Add(t.Context(), wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+	err := h.fw.Add(t.Context(), wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080).rules()...)
 	want := `nftables: element inet embedcni containers4 { 10.1.0.2 comment "` + nftC1 + `" }: invalid argument`
 	if !errors.Is(err, unix.EINVAL) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -299,7 +298,7 @@ func TestNativeWithoutPrivilege(t *testing.T) {
 		if err := unix.Capset(&caps, &data[0]); err != nil {
 			return err
 		}
-		return Open(nil, Options{}).Add(t.Context(), wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))
+		return Open(nil, Options{}).Add(t.Context(), wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080).rules()...)
 	})
 	expect.Is(t, err, unix.EPERM)
 }
@@ -309,7 +308,7 @@ func TestNativeManyPorts(t *testing.T) {
 	h := newHost(t, "nft")
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 	for i := range 700 {
-		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, fwrules.HostPort{HostPort: uint16(20000 + i), ContainerPort: 1, Protocol: "tcp", HostIP: netip.IPv4Unspecified()})
+		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, HostPort{HostPort: uint16(20000 + i), ContainerPort: 1, Protocol: "tcp", HostIP: netip.IPv4Unspecified()})
 	}
 	h.mustWrite(r)
 	expect.NoError(t, h.fw.Check(t.Context(), r))

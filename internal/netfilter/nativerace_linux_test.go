@@ -14,19 +14,18 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
 // raceRules are those of attachment i, each with lengths of prefix that the
 // first ones have to make sets for.
-func raceRules(i int) fwrules.Rules {
-	o := fwrules.Owner{Network: "podnet", ContainerID: fmt.Sprint("c", i), IfName: "eth0"}
+func raceRules(i int) testRules {
+	o := Owner{Network: "podnet", ContainerID: fmt.Sprint("c", i), IfName: "eth0"}
 	v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 20+i%4)
-	return fwrules.Rules{
-		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4}}},
-		HostPorts: []fwrules.HostPorts{{Owner: o, V4: v4, SNAT: true,
-			Ports: []fwrules.HostPort{{HostPort: uint16(1000 + i), ContainerPort: 80, Protocol: "tcp"}}}},
+	return testRules{
+		Masquerade: []testMasquerade{{Owner: o, Addresses: []netip.Prefix{v4}}},
+		HostPorts: []testPorts{{Owner: o, V4: v4, SNAT: true,
+			Ports: []HostPort{{HostPort: uint16(1000 + i), ContainerPort: 80, Protocol: "tcp"}}}},
 	}
 }
 
@@ -52,7 +51,7 @@ const racers = 64
 // raceInThisProcess adds and checks 64 attachments concurrently, and removes
 // every other one while it does so again.
 func raceInThisProcess(ctx context.Context, fw *Firewalls, from int) error {
-	if err := atOnce(from, racers, func(i int) error { return fw.Add(ctx, raceRules(i)) }); err != nil {
+	if err := atOnce(from, racers, func(i int) error { return fw.Add(ctx, raceRules(i).rules()...) }); err != nil {
 		return err
 	}
 	if err := atOnce(from, racers, func(i int) error { return fw.Check(ctx, raceRules(i)) }); err != nil {
@@ -60,9 +59,9 @@ func raceInThisProcess(ctx context.Context, fw *Firewalls, from int) error {
 	}
 	return atOnce(from, racers, func(i int) error {
 		if i%2 == 0 {
-			return fw.Remove(ctx, raceRules(i))
+			return fw.Remove(ctx, raceRules(i).rules()...)
 		}
-		return fw.Add(ctx, raceRules(i))
+		return fw.Add(ctx, raceRules(i).rules()...)
 	})
 }
 

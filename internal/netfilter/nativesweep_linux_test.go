@@ -7,12 +7,11 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // nativeTarget returns the runtime's description of the attachment of [wanted].
-func nativeTarget() fwrules.Target {
-	t := fwrules.Target{Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: addrs("10.1.0.2", "fd00:1::2")}
+func nativeTarget() Target {
+	t := Target{Owner: Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: addrs("10.1.0.2", "fd00:1::2")}
 	t.Ports = wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080).HostPorts[0].Ports
 	return t
 }
@@ -20,15 +19,15 @@ func nativeTarget() fwrules.Target {
 // TestSweepOfNative: the dry run has a line for each element, and the sweep
 // removes exactly those, whether it finds them by key or by listing.
 func TestSweepOfNative(t *testing.T) {
-	for name, change := range map[string]func(*fwrules.Target){
-		"known":             func(*fwrules.Target) {},
-		"addresses unknown": func(t *fwrules.Target) { t.Addresses, t.Ports = nil, nil },
-		"ports unknown":     func(t *fwrules.Target) { t.Ports, t.Thorough = nil, true },
+	for name, change := range map[string]func(*Target){
+		"known":             func(*Target) {},
+		"addresses unknown": func(t *Target) { t.Addresses, t.Ports = nil, nil },
+		"ports unknown":     func(t *Target) { t.Ports, t.Thorough = nil, true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, "nft")
 			other := wanted("c2", "10.1.0.3/16", "fd00:1::3/64", 1000)
-			other.Forward = []fwrules.Forward{{Owner: other.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br2"}}
+			other.Forward = []testForward{{Owner: other.Masquerade[0].Owner, Ingress: "same-bridge", Bridge: "br2"}}
 			h.mustWrite(other)
 			before := h.filters()
 			h.mustWrite(wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080))

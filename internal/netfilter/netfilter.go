@@ -17,17 +17,17 @@
 //	portmap                         chains CNI-DN-<hash> and, from before v0.7, CNI-SN-<hash> in nat, and
 //	                                every jump to them
 //	  with nftables                 rules of ip and ip6 cni_hostport with the container's id as comment
-//	firewall                        the two rules of CNI-FORWARD for each of [fwrules.Target.Addresses]
+//	firewall                        the two rules of CNI-FORWARD for each of [Target.Addresses]
 //	this module's own plugins       elements of inet and bridge embedcni with the computed comment, and the two rules of
-//	                                CNI-FORWARD for each of [fwrules.Target.Subnets] that nobody needs any more
+//	                                CNI-FORWARD for each of [Target.Subnets] that nobody needs any more
 //
 // Rules that containers share stay: the chains CNI-HOSTPORT-*, CNI-FORWARD,
 // CNI-ADMIN and CNI-ISOLATION-*, their fixed rules, the jumps to them, and the
 // nftables tables with their base chains, sets and maps.
 //
-// Rules are made in one form: package native has them, in this module's own table, but for
-// the accept of a network's packets, which is in iptables. Package reference knows the rules
-// of the reference plugins, and makes none. A rule is missing only if it has its effect in none of the forms.
+// Rules are made in one form: elements of this module's own tables, but for the accept of a
+// network's packets, which is in iptables. A rule is missing only if it has its effect in
+// none of the forms, those of the reference plugins included.
 //
 // Find looks at both variants of iptables, nf_tables and legacy, for both
 // families. It starts iptables-save and iptables-restore (1.6.2 or later), which
@@ -48,18 +48,23 @@
 package netfilter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
-
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // ErrNotSupported is returned off Linux. It is an [errors.ErrUnsupported].
 var ErrNotSupported = fmt.Errorf("packet filters need Linux: %w", errors.ErrUnsupported)
 
 // Plan is a list of deletions, in order. The zero Plan is empty.
-type Plan struct{ found []fwrules.Found }
+type Plan struct{ found []found }
+
+// found are rules of a target that exist in one packet filter.
+type found struct {
+	lines []string                    // commands that would delete them, in order
+	apply func(context.Context) error // deletes them, and passes over rules that are gone
+}
 
 // Empty reports whether there is nothing to delete.
 func (p Plan) Empty() bool { return len(p.found) == 0 }
@@ -74,7 +79,7 @@ func (p Plan) Empty() bool { return len(p.found) == 0 }
 func (p Plan) String() string {
 	var b strings.Builder
 	for _, f := range p.found {
-		for _, line := range f.Lines() {
+		for _, line := range f.lines {
 			b.WriteString(line)
 			b.WriteByte('\n')
 		}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -18,12 +17,12 @@ type Firewalls struct{}
 func Open(*netns.Handle, Options) *Firewalls { return &Firewalls{} }
 
 // Missing fails with [ErrNotSupported].
-func (*Firewalls) Missing(context.Context, fwrules.Rules) ([]fwrules.Missing, error) {
+func (*Firewalls) Missing(context.Context, ...Rule) ([]Missing, error) {
 	return nil, ErrNotSupported
 }
 
 // Restore fails with [ErrNotSupported].
-func (*Firewalls) Restore(context.Context, fwrules.Rules) error {
+func (*Firewalls) Restore(context.Context, ...Rule) error {
 	return ErrNotSupported
 }
 
@@ -31,10 +30,10 @@ func (*Firewalls) Restore(context.Context, fwrules.Rules) error {
 func (*Firewalls) Usable(context.Context) error { return ErrNotSupported }
 
 // LeaveSubnets fails with [ErrNotSupported].
-func (*Firewalls) LeaveSubnets(context.Context, fwrules.Target) error { return ErrNotSupported }
+func (*Firewalls) LeaveSubnets(context.Context, Target) error { return ErrNotSupported }
 
 // Find fails with [ErrNotSupported].
-func Find(context.Context, *Firewalls, fwrules.Target) (Plan, error) { return Plan{}, ErrNotSupported }
+func Find(context.Context, *Firewalls, Target) (Plan, error) { return Plan{}, ErrNotSupported }
 
 // Apply does nothing if the plan is empty, as all are off Linux.
 func (p Plan) Apply(context.Context) error {

@@ -5,7 +5,6 @@ import (
 	"os"
 
 	"github.com/embedcni/cni/internal/batch"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -21,7 +20,7 @@ type Options struct {
 
 	// Siblings returns the siblings of the attachment. It is called only if they
 	// matter.
-	Siblings func() fwrules.Siblings
+	Siblings func() Siblings
 
 	// Records is the directory of the records. Programs with records of their own do not
 	// know each other's containers, so that each has rules of its own for a network.
@@ -35,7 +34,7 @@ type Options struct {
 	Batch *batch.Batch
 
 	// Detected is the packet filter that was detected for the attachment: a result of
-	// [Detect] or fwrules.DetectedFirewalld, or "" if it is not known.
+	// [Detect] or DetectedFirewalld, or "" if it is not known.
 	Detected string
 
 	// Executable means that a reference plugin may have made the attachment, so that
@@ -51,9 +50,9 @@ type Notes interface {
 	Note(key string, value any) error
 }
 
-func (o Options) siblings() fwrules.Siblings {
+func (o Options) siblings() Siblings {
 	if o.Siblings == nil {
-		return fwrules.Siblings{}
+		return Siblings{}
 	}
 	return o.Siblings()
 }
@@ -61,8 +60,6 @@ func (o Options) siblings() fwrules.Siblings {
 // DisplacedFact is the key of the note that another attachment's masquerading of an address
 // became this one's. If the other lives, it gets that back.
 const DisplacedFact = "netfilter.displaced"
-
-func (o Options) displace() error { return o.note(DisplacedFact, true) }
 
 func (o Options) fact(key string) json.RawMessage {
 	if o.Notes == nil {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -181,10 +180,10 @@ func (n *topology) expect(packets []packet) {
 }
 
 // both is the port for TCP and UDP.
-func both(port uint16, hostIP string) []fwrules.HostPort {
-	var ports []fwrules.HostPort
+func both(port uint16, hostIP string) []HostPort {
+	var ports []HostPort
 	for _, protocol := range []string{"tcp", "udp"} {
-		p := fwrules.HostPort{HostPort: port, ContainerPort: 80, Protocol: protocol}
+		p := HostPort{HostPort: port, ContainerPort: 80, Protocol: protocol}
 		if hostIP != "" {
 			p.HostIP = netip.MustParseAddr(hostIP)
 		}
@@ -223,18 +222,18 @@ func TestPackets(t *testing.T) {
 	n.serve(n.client, 9000)
 	n.serve(n.ns, 7000)
 	n.settle()
-	o := fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
+	o := Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
 	v4, v6 := prefix(container4+"/24"), prefix(container6+"/64")
-	r := fwrules.Rules{
-		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
-		HostPorts:  []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, SNAT: true}},
+	r := testRules{
+		Masquerade: []testMasquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+		HostPorts:  []testPorts{{Owner: o, V4: v4, V6: v6, SNAT: true}},
 	}
 	for port, hostIP := range map[uint16]string{8080: "", 8081: outside4, 8082: outside6, 8083: "127.0.0.1"} {
 		r.HostPorts[0].Ports = append(r.HostPorts[0].Ports, both(port, hostIP)...)
 	}
-	expect.NoError(t, n.fw.Add(t.Context(), r))
+	expect.NoError(t, n.fw.Add(t.Context(), r.rules()...))
 	n.expect(n.packets())
-	expect.NoError(t, n.fw.Remove(t.Context(), r))
+	expect.NoError(t, n.fw.Remove(t.Context(), r.rules()...))
 	n.expect([]packet{
 		{"afterwards", n.client, outside4, 8080, ""},
 		{"afterwards", n.c1, client4, 9000, ""},
@@ -242,7 +241,7 @@ func TestPackets(t *testing.T) {
 	// With MasqAll, everything to a forwarded port is masqueraded as
 	// the host.
 	r.HostPorts[0].MasqAll = true
-	expect.NoError(t, n.fw.Add(t.Context(), r))
+	expect.NoError(t, n.fw.Add(t.Context(), r.rules()...))
 	n.expect([]packet{
 		{"masqAll", n.client, outside4, 8080, bridge4},
 		{"masqAll", n.client, outside6, 8080, bridge6},
@@ -259,14 +258,14 @@ func TestPacketsBetweenBridges(t *testing.T) {
 	n.serve(n.client, 9000)
 	n.serve(n.ns, 7000)
 	n.settle()
-	o := fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
+	o := Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}
 	v4, v6 := prefix(container4+"/24"), prefix(container6+"/64")
-	n.mustWrite(fwrules.Rules{
-		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
-		HostPorts:  []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, SNAT: true, Ports: both(8080, "")}},
+	n.mustWrite(testRules{
+		Masquerade: []testMasquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+		HostPorts:  []testPorts{{Owner: o, V4: v4, V6: v6, SNAT: true, Ports: both(8080, "")}},
 	})
 	policy := func(policy, bridge string) {
-		n.mustWrite(fwrules.Rules{Forward: []fwrules.Forward{{Owner: o, Ingress: policy, Bridge: bridge}}})
+		n.mustWrite(testRules{Forward: []testForward{{Owner: o, Ingress: policy, Bridge: bridge}}})
 	}
 	fromHost := packet{"the host", n.ns, outside4, 8080, outside4}
 	open := []packet{fromHost,
@@ -303,9 +302,9 @@ func TestFramesWithAnotherAddress(t *testing.T) {
 		}
 		return err
 	}))
-	check := fwrules.SpoofCheck{Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Port: "veth1", MAC: own}
-	r := fwrules.Rules{Spoof: []fwrules.SpoofCheck{check}}
-	expect.NoError(t, n.fw.Add(t.Context(), r))
+	check := testSpoof{Owner: Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Port: "veth1", MAC: own}
+	r := testRules{Spoof: []testSpoof{check}}
+	expect.NoError(t, n.fw.Add(t.Context(), r.rules()...))
 	reaches := []packet{{"the container", n.c1, bridge4, 7000, container4}, {"the neighbour", n.c2, bridge4, 7000, "10.1.0.3"}}
 	n.expect(reaches)
 	change := func(a net.HardwareAddr) {
@@ -313,6 +312,6 @@ func TestFramesWithAnotherAddress(t *testing.T) {
 	}
 	change(net.HardwareAddr{2, 0, 0, 0, 0, 9})
 	n.expect([]packet{{"another address", n.c1, bridge4, 7000, ""}, reaches[1]})
-	expect.NoError(t, n.fw.Remove(t.Context(), fwrules.Rules{Spoof: []fwrules.SpoofCheck{{Owner: check.Owner}}}))
+	expect.NoError(t, n.fw.Remove(t.Context(), testRules{Spoof: []testSpoof{{Owner: check.Owner}}}.rules()...))
 	n.expect(reaches)
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // setup is a network that leaves something in a packet filter.
@@ -133,18 +132,18 @@ func TestTheEffectOfThePluginsRules(t *testing.T) {
 			a := h.mustAdd(h.network("podnet", "1", s.plugins), "c1", "eth0", fewMappings(3000))
 			o := a.target().Owner
 			v4, v6 := netip.PrefixFrom(a.addr[0], 24), netip.PrefixFrom(a.addr[1], 64)
-			r := fwrules.Rules{
-				Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
-				HostPorts: []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, MasqAll: strings.Contains(name, "bridge iptables-legacy"),
-					SNAT: name != "ptp iptables-nft" && name != "ptp nftables", Ports: []fwrules.HostPort{
+			r := testRules{
+				Masquerade: []testMasquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+				HostPorts: []testPorts{{Owner: o, V4: v4, V6: v6, MasqAll: strings.Contains(name, "bridge iptables-legacy"),
+					SNAT: name != "ptp iptables-nft" && name != "ptp nftables", Ports: []HostPort{
 						{HostPort: 3000, ContainerPort: 80, Protocol: "tcp"},
 						{HostPort: 3000, ContainerPort: 53, Protocol: "udp", HostIP: netip.MustParseAddr("127.0.0.1")},
 					}}},
-				Forward: []fwrules.Forward{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+				Forward: []testForward{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
 			}
 			state := h.dump()
 			missing := func() string {
-				all := expect.Value(h.fw.Missing(t.Context(), r))(t)
+				all := expect.Value(h.fw.Missing(t.Context(), r.rules()...))(t)
 				return textOfMissing(all)
 			}
 			if lost := missing(); lost != "" {

@@ -10,7 +10,6 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // restored is a host with the rules of many containers.
@@ -43,12 +42,12 @@ func (c *restored) lose() {
 func ours(lines audit.Lines) audit.Lines { return lines.Without(ofAdmin) }
 
 // restoreAll restores the rules of containers in one flush.
-func (c *restored) restoreAll(rules []fwrules.Rules) []error {
+func (c *restored) restoreAll(rules []testRules) []error {
 	c.t.Helper()
 	var batches []*batch.Batch
 	for _, r := range rules {
 		b := &batch.Batch{}
-		expect.NoError(c.t, Open(c.ns, Options{Batch: b}).Restore(c.t.Context(), r))
+		expect.NoError(c.t, Open(c.ns, Options{Batch: b}).Restore(c.t.Context(), r.rules()...))
 		batches = append(batches, b)
 	}
 	return batch.FlushTogether(c.t.Context(), batches)
@@ -76,14 +75,14 @@ func TestOneThatCannotBeRestored(t *testing.T) {
 	c.lose()
 	another := everything("another", 4+bad)
 	another.Forward = nil
-	expect.NoError(t, c.fw.Add(t.Context(), another))
+	expect.NoError(t, c.fw.Add(t.Context(), another.rules()...))
 	for i, err := range c.restoreAll(c.rules) {
 		if (err != nil) != (i == bad) {
 			t.Errorf("container %d: %v", i, err)
 		}
 	}
 	for i, r := range c.rules {
-		all := expect.Value(c.fw.Missing(t.Context(), r))(t)
+		all := expect.Value(c.fw.Missing(t.Context(), r.rules()...))(t)
 		if (len(all) > 0) != (i == bad) {
 			t.Errorf("container %d lacks\n%s", i, textOfMissing(all))
 		}

@@ -10,20 +10,19 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
 // everything returns the rules of a container whose network has all features.
-func everything(id string, n int) fwrules.Rules {
-	o := fwrules.Owner{Network: "podnet", ContainerID: id, IfName: "eth0"}
+func everything(id string, n int) testRules {
+	o := Owner{Network: "podnet", ContainerID: id, IfName: "eth0"}
 	v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(n >> 8), byte(n)}), 16)
 	v6 := netip.MustParsePrefix(fmt.Sprintf("fd00:1::%x/64", n))
-	ports := []fwrules.HostPort{{HostPort: uint16(10000 + n), ContainerPort: 80, Protocol: "tcp"}}
-	return fwrules.Rules{
-		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
-		HostPorts:  []fwrules.HostPorts{{Owner: o, V4: v4, V6: v6, Ports: ports, SNAT: true}},
-		Forward:    []fwrules.Forward{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+	ports := []HostPort{{HostPort: uint16(10000 + n), ContainerPort: 80, Protocol: "tcp"}}
+	return testRules{
+		Masquerade: []testMasquerade{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
+		HostPorts:  []testPorts{{Owner: o, V4: v4, V6: v6, Ports: ports, SNAT: true}},
+		Forward:    []testForward{{Owner: o, Addresses: []netip.Prefix{v4, v6}}},
 	}
 }
 

@@ -38,40 +38,21 @@ func HasShared(ctx context.Context, ns *netns.Handle, o Options, forward bool, r
 			chains = append(chains, iptables.ChainID{Table: tableFilter, Chain: chainStage1}, iptables.ChainID{Table: tableFilter, Chain: "CNI-ISOLATION-STAGE-2"})
 		}
 	}
-	for _, family := range []string{"iptables", "ip6tables"} {
-		tool := iptables.Tool{Family: family, Sockets: nft.Sockets{Pool: o.Sockets, NS: ns}}
-		has := func(ip struct{ Address netip.Prefix }) bool { return ip.Address.Addr().Is6() == tool.V6() }
-		if !slices.ContainsFunc(conf.PrevResult.IPs, has) {
-			continue
-		}
-		if err := tool.Detect(ctx); err != nil {
-			return false, err
-		}
-		there, err := hasAll(ctx, tool, chains)
-		if !there || err != nil {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
-// hasAll reports whether the tool has all of the chains; of the legacy variant, a process
-// says so.
-func hasAll(ctx context.Context, tool iptables.Tool, chains []iptables.ChainID) (yes bool, err error) {
-	if !tool.Legacy {
-		exist, err := tool.Exist(ctx, chains)
-		return !slices.Contains(exist, false), err
-	}
-	err = nft.In(tool.Sockets.NS, func() error {
-		out, err := tool.Save(ctx, chains)
-		if err != nil {
-			return err
-		}
-		tables, err := iptables.ParseSave(out)
-		yes = !slices.ContainsFunc(chains, func(id iptables.ChainID) bool {
-			return !slices.ContainsFunc(tables, func(t iptables.Ruleset) bool { return t.Table == id.Table && t.Chains[id.Chain] })
-		})
-		return err
+	tools, err := systemTools(ctx, nft.Sockets{Pool: o.Sockets, NS: ns}, func(v6 bool) bool {
+		return slices.ContainsFunc(conf.PrevResult.IPs, func(ip struct{ Address netip.Prefix }) bool { return ip.Address.Addr().Is6() == v6 })
 	})
-	return yes, err
+	if err != nil {
+		return false, err
+	}
+	there = true
+	err = nft.In(ns, func() error {
+		for _, tool := range tools {
+			some, _, err := tool.Have(ctx, chains)
+			if there = there && len(some) == len(chains); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return there && err == nil, err
 }

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -56,12 +55,12 @@ func (d *damaged) others() (scripts []string) {
 func TestSnapshotIsReadOnce(t *testing.T) {
 	d := newDamaged(t)
 	d.reset()
-	snapshot := Read(Open(d.ns, Options{}))
+	snapshot := Open(d.ns, Options{}).Snapshot()
 	ask := func() {
 		var wg sync.WaitGroup
 		for _, r := range d.rules {
 			wg.Go(func() {
-				if all, err := snapshot.For(Options{}).Missing(t.Context(), r); err != nil || len(all) > 0 {
+				if all, err := snapshot.For(Options{}).Missing(t.Context(), r.rules()...); err != nil || len(all) > 0 {
 					t.Errorf("missing %s, %v", textOfMissing(all), err)
 				}
 			})
@@ -77,24 +76,24 @@ func TestSnapshotIsReadOnce(t *testing.T) {
 func (h *host) crowd(n int) {
 	h.t.Helper()
 	for from := 0; from < n; from += 300 {
-		var r fwrules.Rules
+		var r testRules
 		for i := from; i < min(n, from+300); i++ {
 			one := crowdRules(i)
 			r.Masquerade = append(r.Masquerade, one.Masquerade...)
 			r.HostPorts = append(r.HostPorts, one.HostPorts...)
 		}
-		expect.NoError(h.t, h.fw.Add(h.t.Context(), r))
+		expect.NoError(h.t, h.fw.Add(h.t.Context(), r.rules()...))
 	}
 }
 
 // crowdRules are a masquerade and one port, as of the container of that number.
-func crowdRules(i int) fwrules.Rules {
-	o := fwrules.Owner{Network: "podnet", ContainerID: fmt.Sprintf("%064x", i), IfName: "eth0"}
+func crowdRules(i int) testRules {
+	o := Owner{Network: "podnet", ContainerID: fmt.Sprintf("%064x", i), IfName: "eth0"}
 	addr := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 16)
-	return fwrules.Rules{
-		Masquerade: []fwrules.Masquerade{{Owner: o, Addresses: []netip.Prefix{addr}}},
-		HostPorts: []fwrules.HostPorts{{Owner: o, V4: addr, SNAT: true,
-			Ports: []fwrules.HostPort{{HostPort: uint16(10000 + i), ContainerPort: 80, Protocol: "tcp"}}}},
+	return testRules{
+		Masquerade: []testMasquerade{{Owner: o, Addresses: []netip.Prefix{addr}}},
+		HostPorts: []testPorts{{Owner: o, V4: addr, SNAT: true,
+			Ports: []HostPort{{HostPort: uint16(10000 + i), ContainerPort: 80, Protocol: "tcp"}}}},
 	}
 }
 
@@ -115,16 +114,16 @@ func TestSnapshotWhileRulesChange(t *testing.T) {
 				return
 			default:
 			}
-			if err := errors.Join(fw.Add(t.Context(), other), fw.Remove(t.Context(), other)); err != nil {
+			if err := errors.Join(fw.Add(t.Context(), other.rules()...), fw.Remove(t.Context(), other.rules()...)); err != nil {
 				t.Error(err)
 				return
 			}
 		}
 	})
 	for range 20 {
-		snapshot := Read(d.fw)
+		snapshot := d.fw.Snapshot()
 		for _, r := range d.rules {
-			if all, err := snapshot.Missing(t.Context(), r); err != nil || len(all) > 0 {
+			if all, err := snapshot.Missing(t.Context(), r.rules()...); err != nil || len(all) > 0 {
 				t.Errorf("missing %s, %v", textOfMissing(all), err)
 			}
 		}

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"net/netip"
 	"slices"
-
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // SubnetsFact is the key of the note about the subnets whose packets the host forwards
@@ -44,7 +42,7 @@ func Leave(record Notes) error {
 // Subnets returns the subnets of addresses, each once.
 func Subnets(addrs []netip.Prefix) (subnets []netip.Prefix) {
 	for _, p := range addrs {
-		if p, err := fwrules.PlainPrefix(p); err == nil && !slices.Contains(subnets, p.Masked()) {
+		if p, err := PlainPrefix(p); err == nil && !slices.Contains(subnets, p.Masked()) {
 			subnets = append(subnets, p.Masked())
 		}
 	}

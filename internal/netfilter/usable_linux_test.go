@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/nft"
 )
@@ -30,11 +29,11 @@ func withoutNFTables(hide bool) (err error) {
 	ctx, fw := context.Background(), Open(nil, Options{})
 	r := wanted("c1", "10.1.0.2/24", "fd00:1::2/64", 8080)
 	fmt.Println("usable:", fw.Usable(ctx))
-	_, err = fw.Missing(ctx, r)
-	fmt.Println("missing:", err, errors.Is(err, nft.ErrNotSupported), errors.Is(err, fwrules.ErrMissing))
-	_, err = Read(fw).Missing(ctx, r)
+	_, err = fw.Missing(ctx, r.rules()...)
+	fmt.Println("missing:", err, errors.Is(err, nft.ErrNotSupported), errors.Is(err, ErrMissing))
+	_, err = fw.Snapshot().Missing(ctx, r.rules()...)
 	fmt.Println("in a snapshot:", err)
-	fmt.Println("restore:", fw.Restore(ctx, r))
+	fmt.Println("restore:", fw.Restore(ctx, r.rules()...))
 	return nil
 }
 

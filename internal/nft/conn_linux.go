@@ -50,6 +50,7 @@ type Conn struct {
 	fd       int
 	sequence uint32
 	out, in  []byte
+	watched  bool // by InOneGeneration, which notices what interrupts a list
 }
 
 // Open opens a Conn in the namespace of the calling thread. Most callers use
@@ -108,7 +109,7 @@ func (c *Conn) Close() error { return unix.Close(c.fd) }
 func (c *Conn) Transact(msgs []Message, generation *uint32) error {
 	begin := []byte(nil)
 	if generation != nil {
-		begin = appendNumber(nil, unix.NFNL_BATCH_GENID, *generation)
+		begin = number(unix.NFNL_BATCH_GENID, *generation)
 	}
 	first := c.sequence + 1
 	c.out = appendMessage(c.out[:0], unix.NFNL_MSG_BATCH_BEGIN, 0, first, ofTables(), begin)
@@ -255,7 +256,7 @@ func (c *Conn) dump(m Message, each func(data []byte) error) error {
 		}
 		return false
 	})
-	if err == nil && failed == nil && interrupted {
+	if err == nil && failed == nil && interrupted && !c.watched {
 		failed = ErrChanged
 	}
 	return errors.Join(err, failed)
@@ -335,13 +336,13 @@ func (c *Conn) receive(each func(h header, data []byte) bool) error {
 	}
 }
 
-// mostChanges limits the retries when others change the rules of the namespace
+// MostChanges limits the retries when others change the rules of the namespace
 // between a look and a change, which follow each other within a millisecond.
-const mostChanges = 1000
+const MostChanges = 1000
 
 // UntilUnchanged repeats fn while it fails with ErrChanged.
 func UntilUnchanged(ctx context.Context, fn func() error) (err error) {
-	return Repeat(ctx, mostChanges, fn)
+	return Repeat(ctx, MostChanges, fn)
 }
 
 // Repeat is UntilUnchanged with another limit, for a look that takes long.
@@ -355,6 +356,18 @@ func Repeat(ctx context.Context, most int, fn func() error) (err error) {
 		}
 	}
 	return fmt.Errorf("%w, %d times", err, most)
+}
+
+// Change applies the messages that find returns, all or none, if the rules of the namespace
+// are still of the generation that it returns beside them; else it asks again.
+func (c *Conn) Change(ctx context.Context, find func() ([]Message, uint32, error)) error {
+	return UntilUnchanged(ctx, func() error {
+		msgs, generation, err := find()
+		if err != nil || len(msgs) == 0 {
+			return err
+		}
+		return c.Transact(msgs, &generation)
+	})
 }
 
 // MostReads is how often a long list is read if rules change meanwhile. On a host

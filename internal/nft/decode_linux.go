@@ -135,13 +135,16 @@ func (c *Conn) Generation() (uint32, error) {
 }
 
 // InOneGeneration calls read, whose lists take several messages, and fails with
-// [ErrChanged] if rules change meanwhile.
-func (c *Conn) InOneGeneration(read func() error) error {
+// [ErrChanged] if rules change meanwhile, after read has seen all that came.
+func (c *Conn) InOneGeneration(read func(generation uint32) error) error {
 	before, err := c.Generation()
 	if err != nil {
 		return err
 	}
-	if err := read(); err != nil {
+	c.watched = true
+	err = read(before)
+	c.watched = false
+	if err != nil {
 		return err
 	}
 	after, err := c.Generation()
@@ -185,11 +188,9 @@ func (c *Conn) Exist(family uint8, chains ...Chain) (exist []bool, err error) {
 			continue // the kernel would take the message for invalid
 		}
 		t := Table{family, chain.Table}
-		m := Message{unix.NFT_MSG_GETTABLE, 0, family, nil, text("table " + t.String())}
+		m := getChain(t, chain.Chain)
 		if chain.Chain == "" {
-			m.attrs = appendString(nil, unix.NFTA_TABLE_NAME, t.Name)
-		} else {
-			m = getChain(t, chain.Chain)
+			m = newMessage(unix.NFT_MSG_GETTABLE, 0, t, "table "+t.String(), str(unix.NFTA_TABLE_NAME, t.Name))
 		}
 		msgs, asked = append(msgs, m), append(asked, i)
 	}
@@ -224,62 +225,54 @@ func containsAny(data []byte, some [][]byte) bool {
 
 // getRules lists the rules of a chain, or of the whole table if chain is "".
 func getRules(t Table, chain string) Message {
-	b := appendString(nil, unix.NFTA_RULE_TABLE, t.Name)
-	object := "rules of table " + t.String()
-	if chain != "" {
-		b = appendString(b, unix.NFTA_RULE_CHAIN, chain)
-		object = "rules of chain " + t.String() + " " + chain
+	if chain == "" {
+		return newMessage(unix.NFT_MSG_GETRULE, 0, t, "rules of table "+t.String(), str(unix.NFTA_RULE_TABLE, t.Name))
 	}
-	return Message{unix.NFT_MSG_GETRULE, 0, t.Family, b, text(object)}
+	return newMessage(unix.NFT_MSG_GETRULE, 0, t, "rules of chain "+t.String()+" "+chain, ruleAttrs(t, chain))
 }
 
 // Chains returns the names of the table's chains.
-func (c *Conn) Chains(t Table) (names []string, err error) {
-	err = c.dump(Message{unix.NFT_MSG_GETCHAIN, 0, t.Family, nil, text("chains of table " + t.String())}, func(data []byte) error {
-		if attrs := body(data); unix.ByteSliceToString(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == t.Name {
-			names = append(names, unix.ByteSliceToString(attribute(attrs, unix.NFTA_CHAIN_NAME)))
-		}
-		return nil
-	})
-	return names, err
+func (c *Conn) Chains(t Table) ([]string, error) {
+	return c.names(newMessage(unix.NFT_MSG_GETCHAIN, 0, t, "chains of table "+t.String()), t, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
 }
 
 // Sets returns the names of the table's sets and maps.
-func (c *Conn) Sets(t Table) (names []string, err error) {
-	attrs := appendString(nil, unix.NFTA_SET_TABLE, t.Name)
-	err = c.dump(Message{unix.NFT_MSG_GETSET, 0, t.Family, attrs, text("sets of table " + t.String())}, func(data []byte) error {
-		names = append(names, unix.ByteSliceToString(attribute(body(data), unix.NFTA_SET_NAME)))
+func (c *Conn) Sets(t Table) ([]string, error) {
+	return c.names(newMessage(unix.NFT_MSG_GETSET, 0, t, "sets of table "+t.String(), str(unix.NFTA_SET_TABLE, t.Name)), t, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)
+}
+
+// names returns the names of the listed objects of a table.
+func (c *Conn) names(m Message, t Table, table, name uint16) (names []string, err error) {
+	err = c.dump(m, func(data []byte) error {
+		if attrs := body(data); unix.ByteSliceToString(attribute(attrs, table)) == t.Name {
+			names = append(names, unix.ByteSliceToString(attribute(attrs, name)))
+		}
 		return nil
 	})
 	return names, err
 }
 
 // Elements returns those of the table's elements that have one of the keys, and all
-// elements of the sets. If elements change meanwhile, it returns beside [ErrChanged] those
-// that it has seen.
-func (c *Conn) Elements(t Table, keys []Element, sets []string) (found []Element, changed error) {
+// elements of the sets.
+func (c *Conn) Elements(t Table, keys []Element, sets []string) (found []Element, err error) {
 	msgs := make([]Message, len(keys))
 	for i, k := range keys {
 		msgs[i] = k.message(t, unix.NFT_MSG_GETSETELEM, false)
 	}
 	answers, err := c.ask(msgs)
-	if err != nil {
-		return nil, err
-	}
 	for _, a := range answers {
 		found = append(found, readElements(a)...)
 	}
 	for _, set := range sets {
-		b := appendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-		b = appendString(b, unix.NFTA_SET_ELEM_LIST_SET, set)
-		all := Message{unix.NFT_MSG_GETSETELEM, 0, t.Family, b, text(fmt.Sprintf("set %v %s", t, set))}
-		err := c.dump(all, func(data []byte) error {
+		if err != nil {
+			break
+		}
+		all := newMessage(unix.NFT_MSG_GETSETELEM, 0, t, fmt.Sprintf("set %v %s", t, set),
+			str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name), str(unix.NFTA_SET_ELEM_LIST_SET, set))
+		err = c.dump(all, func(data []byte) error {
 			found = append(found, readElements(data)...)
 			return nil
 		})
-		if changed = errors.Join(changed, err); err != nil && !errors.Is(err, ErrChanged) {
-			return nil, err
-		}
 	}
-	return found, changed
+	return found, err
 }

@@ -80,7 +80,7 @@ func TestListenLeavesOwnChangesOut(t *testing.T) {
 	inConn(t, oneRule, func(ns *netns.Handle, c *Conn) {
 		l := listen(t, ns, 0)
 		generation := expect.Value(c.Generation())(t)
-		expect.NoError(t, c.Delete(generation, rulesOf(t, c, ipTable(), "c")))
+		expect.NoError(t, c.Transact(deletions(rulesOf(t, c, ipTable(), "c")), &generation))
 		expect.Same(t, "changes", changedBy(t, ns, l), []string{})
 	})
 }

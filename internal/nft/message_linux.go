@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,39 +50,39 @@ func appendMessage(b []byte, typ, flags uint16, sequence uint32, header [4]byte,
 	return append(b, attrs...)
 }
 
-// appendAttr appends an attribute, padded to a multiple of four bytes.
-func appendAttr(b []byte, typ uint16, data []byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(attributeHeader+len(data)))
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	b = append(b, data...)
-	for len(b)%4 != 0 {
-		b = append(b, 0)
+// attr returns an attribute of these data, padded to a multiple of four bytes.
+func attr(typ uint16, data ...[]byte) []byte {
+	size := attributeHeader
+	for _, d := range data {
+		size += len(d)
 	}
-	return b
+	b := make([]byte, 0, (size+3)&^3)
+	b = binary.NativeEndian.AppendUint16(b, uint16(size))
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	for _, d := range data {
+		b = append(b, d...)
+	}
+	return b[:(size+3)&^3]
 }
 
-// appendString appends a string that ends with a zero byte.
-func appendString(b []byte, typ uint16, s string) []byte {
-	return appendAttr(b, typ, append([]byte(s), 0))
-}
+// str returns a string that ends with a zero byte.
+func str(typ uint16, s string) []byte { return attr(typ, []byte(s), []byte{0}) }
 
-// appendNumber appends a number in network byte order, which nf_tables uses.
-func appendNumber(b []byte, typ uint16, n uint32) []byte {
-	return appendAttr(b, typ, binary.BigEndian.AppendUint32(nil, n))
-}
+// number returns a number in network byte order, which nf_tables uses.
+func number(typ uint16, n uint32) []byte { return attr(typ, binary.BigEndian.AppendUint32(nil, n)) }
 
-// appendNested appends an attribute whose content fill appends.
-func appendNested(b []byte, typ uint16, fill func([]byte) []byte) []byte {
-	start := len(b)
-	b = binary.NativeEndian.AppendUint16(b, 0)
-	b = binary.NativeEndian.AppendUint16(b, typ|unix.NLA_F_NESTED)
-	b = fill(b)
-	binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
-	return b
-}
+// nested returns an attribute of attributes.
+func nested(typ uint16, attrs ...[]byte) []byte { return attr(typ|unix.NLA_F_NESTED, attrs...) }
 
-func appendValue(b []byte, typ uint16, value []byte) []byte {
-	return appendNested(b, typ, func(b []byte) []byte { return appendAttr(b, unix.NFTA_DATA_VALUE, value) })
+func value(typ uint16, value []byte) []byte { return nested(typ, attr(unix.NFTA_DATA_VALUE, value)) }
+
+// newMessage returns a request about an object of a table, of that name unless it is empty.
+func newMessage(typ int, flags uint16, t Table, object string, attrs ...[]byte) Message {
+	m := Message{typ: uint16(typ), flags: flags, family: t.Family, attrs: slices.Concat(attrs...)}
+	if object != "" {
+		m.object = text(object)
+	}
+	return m
 }
 
 // LongestComment is the longest comment that nft lists (NFTNL_UDATA_COMMENT_MAXLEN).
@@ -92,8 +93,7 @@ const LongestComment = 128
 // zero byte.
 func userComment(comment string) []byte {
 	comment = comment[:min(len(comment), LongestComment)]
-	data := append([]byte{0, byte(len(comment) + 1)}, comment...)
-	return append(data, 0)
+	return slices.Concat([]byte{0, byte(len(comment) + 1)}, []byte(comment), []byte{0})
 }
 
 // readComment is the reverse of userComment. User data can hold more than the

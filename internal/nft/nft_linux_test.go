@@ -36,6 +36,13 @@ func rulesOf(t *testing.T, c *Conn, table Table, chain string) (all []Object) {
 }
 
 // inConn runs fn with a Conn in a new namespace.
+func deletions(objects []Object) (msgs []Message) {
+	for _, o := range objects {
+		msgs = append(msgs, o.Deletion())
+	}
+	return msgs
+}
+
 func inConn(t *testing.T, setup string, fn func(ns *netns.Handle, c *Conn)) {
 	t.Helper()
 	ns := nettest.New(t)
@@ -60,8 +67,9 @@ func TestDeleteOfAnOldGeneration(t *testing.T) {
 			t.Fatalf("listed %v", objects)
 		}
 		nft(t, ns, "add table ip whatever\n")
-		expect.Is(t, c.Delete(generation, objects), ErrChanged)
-		if err := c.Delete(generation+1, objects); err != nil {
+		expect.Is(t, c.Transact(deletions(objects), &generation), ErrChanged)
+		generation++
+		if err := c.Transact(deletions(objects), &generation); err != nil {
 			t.Error(err)
 		}
 		expect.Empty(t, "left", rulesOf(t, c, ipTable(), "c"))

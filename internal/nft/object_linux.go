@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -40,12 +41,11 @@ func (t Table) String() string {
 
 // NewTable creates the table if it is missing.
 func NewTable(t Table, comment string) Message {
-	b := appendString(nil, unix.NFTA_TABLE_NAME, t.Name)
+	attrs := str(unix.NFTA_TABLE_NAME, t.Name)
 	if comment != "" {
-		b = appendNumber(b, unix.NFTA_TABLE_FLAGS, 0)
-		b = appendAttr(b, attrTableUserdata, userComment(comment))
+		attrs = slices.Concat(attrs, number(unix.NFTA_TABLE_FLAGS, 0), attr(attrTableUserdata, userComment(comment)))
 	}
-	return Message{unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family, b, text("table " + t.String())}
+	return newMessage(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t, "table "+t.String(), attrs)
 }
 
 // Hook is the place of a base chain in the packet's path.
@@ -53,17 +53,6 @@ type Hook struct {
 	Type     string // "nat", "filter"
 	Number   uint32
 	Priority int32
-}
-
-// DestinationNAT is a hook at nft's priority dstnat, for a chain that changes where
-// packets go.
-func DestinationNAT(number uint32) *Hook {
-	return &Hook{Type: "nat", Number: number, Priority: -100}
-}
-
-// SourceNAT is the hook postrouting at nft's priority srcnat.
-func SourceNAT() *Hook {
-	return &Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100}
 }
 
 // InterfaceName returns the name of an interface in the size that rules and sets
@@ -75,41 +64,38 @@ func InterfaceName(name string) (string, error) {
 	return name + strings.Repeat("\x00", unix.IFNAMSIZ-len(name)), nil
 }
 
-// inChain names a chain, by the attributes of a message about chains or rules.
-func inChain(t Table, chain string, tableAttr, chainAttr uint16) []byte {
-	b := appendString(make([]byte, 0, 256), tableAttr, t.Name)
-	return appendString(b, chainAttr, chain)
+// chainAttrs name a chain in a message about chains, and ruleAttrs in one about rules.
+func chainAttrs(t Table, chain string) []byte {
+	return slices.Concat(str(unix.NFTA_CHAIN_TABLE, t.Name), str(unix.NFTA_CHAIN_NAME, chain))
+}
+
+func ruleAttrs(t Table, chain string) []byte {
+	return slices.Concat(str(unix.NFTA_RULE_TABLE, t.Name), str(unix.NFTA_RULE_CHAIN, chain))
 }
 
 // NewChain creates the chain if it is missing. A chain without a hook is only
 // jumped to.
 func NewChain(t Table, name string, h *Hook) Message {
-	b := inChain(t, name, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
+	attrs := chainAttrs(t, name)
 	if h != nil {
-		b = appendString(b, unix.NFTA_CHAIN_TYPE, h.Type)
-		b = appendNested(b, unix.NFTA_CHAIN_HOOK, func(b []byte) []byte {
-			b = appendNumber(b, unix.NFTA_HOOK_HOOKNUM, h.Number)
-			return appendNumber(b, unix.NFTA_HOOK_PRIORITY, uint32(h.Priority))
-		})
+		attrs = slices.Concat(attrs, str(unix.NFTA_CHAIN_TYPE, h.Type), nested(unix.NFTA_CHAIN_HOOK,
+			number(unix.NFTA_HOOK_HOOKNUM, h.Number), number(unix.NFTA_HOOK_PRIORITY, uint32(h.Priority))))
 	}
-	return Message{unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family, b, text("chain " + t.String() + " " + name)}
+	return newMessage(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t, "chain "+t.String()+" "+name, attrs)
 }
 
 func getChain(t Table, name string) Message {
-	b := inChain(t, name, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
-	return Message{unix.NFT_MSG_GETCHAIN, 0, t.Family, b, text("chain " + t.String() + " " + name)}
+	return newMessage(unix.NFT_MSG_GETCHAIN, 0, t, "chain "+t.String()+" "+name, chainAttrs(t, name))
 }
 
 // NewRule adds a rule at the end of the chain.
 func NewRule(t Table, chain string, e Exprs, comment string) Message {
-	b := inChain(t, chain, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
-	b = appendNested(b, unix.NFTA_RULE_EXPRESSIONS, func(b []byte) []byte { return append(b, e...) })
-	object := "rule " + t.String() + " " + chain
+	attrs, object := slices.Concat(ruleAttrs(t, chain), nested(unix.NFTA_RULE_EXPRESSIONS, e)), "rule "+t.String()+" "+chain
 	if comment != "" {
-		b = appendAttr(b, unix.NFTA_RULE_USERDATA, userComment(comment))
+		attrs = append(attrs, attr(unix.NFTA_RULE_USERDATA, userComment(comment))...)
 		object = fmt.Sprintf("%s comment %q", object, comment)
 	}
-	return Message{unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE | unix.NLM_F_APPEND, t.Family, b, text(object)}
+	return newMessage(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t, object, attrs)
 }
 
 // Object is a rule to delete, or a chain with its rules if Handle is 0.
@@ -130,21 +116,10 @@ func (o Object) String() string {
 // Deletion deletes the object.
 func (o Object) Deletion() Message {
 	if o.Handle == 0 {
-		b := inChain(o.Table, o.Chain, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
-		return Message{unix.NFT_MSG_DELCHAIN, 0, o.Table.Family, b, o}
+		return newMessage(unix.NFT_MSG_DELCHAIN, 0, o.Table, "", chainAttrs(o.Table, o.Chain)).About(o)
 	}
-	b := inChain(o.Table, o.Chain, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN)
-	b = appendAttr(b, unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, o.Handle))
-	return Message{unix.NFT_MSG_DELRULE, 0, o.Table.Family, b, o}
-}
-
-// Delete deletes the objects, all or none, as [Conn.Transact] does.
-func (c *Conn) Delete(generation uint32, objects []Object) error {
-	msgs := make([]Message, len(objects))
-	for i, o := range objects {
-		msgs[i] = o.Deletion()
-	}
-	return c.Transact(msgs, &generation)
+	handle := attr(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, o.Handle))
+	return newMessage(unix.NFT_MSG_DELRULE, 0, o.Table, "", ruleAttrs(o.Table, o.Chain), handle).About(o)
 }
 
 // Set describes a set, or a map if its elements have values. The numbers of the
@@ -160,25 +135,18 @@ type Set struct {
 
 // NewSet creates the set if it is missing. The id is unique in its transaction.
 func NewSet(s Set, id uint32) Message {
-	b := appendString(nil, unix.NFTA_SET_TABLE, s.Table.Name)
-	b = appendString(b, unix.NFTA_SET_NAME, s.Name)
+	attrs := slices.Concat(str(unix.NFTA_SET_TABLE, s.Table.Name), str(unix.NFTA_SET_NAME, s.Name), number(unix.NFTA_SET_ID, id),
+		number(unix.NFTA_SET_KEY_TYPE, s.KeyType), number(unix.NFTA_SET_KEY_LEN, s.KeySize))
 	flags := uint32(0)
 	if s.DataSize > 0 {
 		flags = unix.NFT_SET_MAP
+		attrs = slices.Concat(attrs, number(unix.NFTA_SET_DATA_TYPE, s.DataType), number(unix.NFTA_SET_DATA_LEN, s.DataSize))
 	}
-	b = appendNumber(b, unix.NFTA_SET_FLAGS, flags)
-	b = appendNumber(b, unix.NFTA_SET_KEY_TYPE, s.KeyType)
-	b = appendNumber(b, unix.NFTA_SET_KEY_LEN, s.KeySize)
-	if s.DataSize > 0 {
-		b = appendNumber(b, unix.NFTA_SET_DATA_TYPE, s.DataType)
-		b = appendNumber(b, unix.NFTA_SET_DATA_LEN, s.DataSize)
-	}
-	b = appendNumber(b, unix.NFTA_SET_ID, id)
 	if s.HostByteOrder {
 		const keyByteOrder, host = 0, 1
-		b = appendAttr(b, unix.NFTA_SET_USERDATA, append([]byte{keyByteOrder, 4}, Native32(host)...))
+		attrs = append(attrs, attr(unix.NFTA_SET_USERDATA, []byte{keyByteOrder, 4}, Native32(host))...)
 	}
-	return Message{unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, s.Table.Family, b, text("set " + s.Table.String() + " " + s.Name)}
+	return newMessage(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, s.Table, "set "+s.Table.String()+" "+s.Name, attrs, number(unix.NFTA_SET_FLAGS, flags))
 }
 
 // Element is an element of a set or map. Key and Value are bytes.
@@ -200,20 +168,14 @@ func NewElement(t Table, e Element, exclusive bool) Message {
 // DeleteElement deletes the element that has e's key.
 func DeleteElement(t Table, e Element) Message { return e.message(t, unix.NFT_MSG_DELSETELEM, false) }
 
-func (e Element) message(t Table, typ uint16, whole bool) Message {
-	b := appendString(make([]byte, 0, 320), unix.NFTA_SET_ELEM_LIST_TABLE, t.Name)
-	b = appendString(b, unix.NFTA_SET_ELEM_LIST_SET, e.Set)
-	b = appendNested(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(b []byte) []byte {
-		return appendNested(b, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
-			b = appendValue(b, unix.NFTA_SET_ELEM_KEY, []byte(e.Key))
-			if whole && e.Value != "" {
-				b = appendValue(b, unix.NFTA_SET_ELEM_DATA, []byte(e.Value))
-			}
-			if whole && e.Comment != "" {
-				b = appendAttr(b, unix.NFTA_SET_ELEM_USERDATA, userComment(e.Comment))
-			}
-			return b
-		})
-	})
-	return Message{typ: typ, family: t.Family, attrs: b}
+func (e Element) message(t Table, typ int, whole bool) Message {
+	elem := append(make([][]byte, 0, 3), value(unix.NFTA_SET_ELEM_KEY, []byte(e.Key)))
+	if whole && e.Value != "" {
+		elem = append(elem, value(unix.NFTA_SET_ELEM_DATA, []byte(e.Value)))
+	}
+	if whole && e.Comment != "" {
+		elem = append(elem, attr(unix.NFTA_SET_ELEM_USERDATA, userComment(e.Comment)))
+	}
+	return newMessage(typ, 0, t, "", str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name), str(unix.NFTA_SET_ELEM_LIST_SET, e.Set),
+		nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, nested(unix.NFTA_LIST_ELEM, elem...)))
 }

@@ -75,7 +75,7 @@ type dump struct {
 	once  sync.Once
 	ns    *hostns.NetNS // of its own
 	net   *Namespace
-	rules *netfilter.Snapshot
+	rules *netfilter.Firewalls
 	torn  bool // see [Namespace.Torn]
 	err   error
 
@@ -93,7 +93,7 @@ func (d *dump) read(host *hostns.NetNS) {
 		return
 	}
 	d.torn = d.net.Torn()
-	d.rules = netfilter.Read(netfilter.Open(d.ns.Handle, netfilter.Options{}))
+	d.rules = netfilter.Open(d.ns.Handle, netfilter.Options{}).Snapshot()
 }
 
 // VLANs implements [compare.VLANs].
@@ -143,7 +143,7 @@ func (l *Looks) Close() error {
 // View is a view of the kernel for one container. It is not safe for concurrent use.
 type View struct {
 	host           *hostns.NetNS
-	rules          *netfilter.Snapshot // nil: the kernel has them
+	rules          *netfilter.Firewalls // nil: the kernel has them
 	net, container compare.Net
 	vlans          compare.VLANs
 	conn, inside   *links.Conn // open sockets; nil if they were not needed

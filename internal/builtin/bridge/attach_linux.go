@@ -76,7 +76,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 		return err
 	}
 	if a.MACSpoofChk { // before it can send
-		if err := atOnce(ctx, a.Request).Add(ctx, spoofRules(a.Request, a.Host.Name, a.Container.MAC)); err != nil {
+		if err := atOnce(ctx, a.Request).Add(ctx, spoofRule(a.Request, a.Host.Name, a.Container.MAC)); err != nil {
 			return spoofError(err)
 		}
 	}
@@ -257,7 +257,7 @@ func (a *attachment) settle(ctx context.Context) error {
 func (a *attachment) Undo(ctx context.Context) error {
 	err := a.Ends.Undo(ctx)
 	if a.MACSpoofChk {
-		err = errors.Join(err, spoofError(atOnce(ctx, a.Request).Remove(context.WithoutCancel(ctx), spoofRules(a.Request, "", nil))))
+		err = errors.Join(err, spoofError(atOnce(ctx, a.Request).Remove(context.WithoutCancel(ctx), spoofRule(a.Request, "", nil))))
 	}
 	return err
 }

@@ -45,7 +45,6 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -115,7 +114,7 @@ func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if !c.MACSpoofChk {
 		return err
 	}
-	return errors.Join(err, spoofError(caller.From(ctx).Firewalls(r.Host).Remove(ctx, spoofRules(r, "", nil))))
+	return errors.Join(err, spoofError(caller.From(ctx).Firewalls(r.Host).Remove(ctx, spoofRule(r, "", nil))))
 }
 
 // Status asks the IPAM plugin.
@@ -134,11 +133,11 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 
-// spoofRules are the rules against other MAC addresses than that of the container's
-// interface. To remove them, port and address need not be known.
-func spoofRules(r *plugin.Request, port string, mac net.HardwareAddr) fwrules.Rules {
-	owner := fwrules.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
-	return fwrules.Rules{Spoof: []fwrules.SpoofCheck{{Owner: owner, Port: port, MAC: mac}}}
+// spoofRule is the rule against other MAC addresses than that of the container's
+// interface. To remove it, port and address need not be known.
+func spoofRule(r *plugin.Request, port string, mac net.HardwareAddr) netfilter.Rule {
+	owner := netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
+	return netfilter.Rule{Owner: owner, Kind: netfilter.Spoof, Link: port, MAC: mac}
 }
 
 // spoofError names the field of the configuration in an error.

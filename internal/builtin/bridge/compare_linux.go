@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -285,7 +286,7 @@ func (c *comparison) spoofing(ctx context.Context) error {
 	if !c.MACSpoofChk || !c.host.Ours || !c.inside.Ours {
 		return nil
 	}
-	all, err := compare.MissingRules(ctx, c.r, c.v, spoofRules(c.r, c.host.Name, c.inside.MAC), spoofError)
+	all, err := compare.MissingRules(ctx, c.r, c.v, []netfilter.Rule{spoofRule(c.r, c.host.Name, c.inside.MAC)}, spoofError)
 	c.found = append(c.found, all...)
 	return err
 }

@@ -3,12 +3,13 @@ package firewall
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -26,12 +27,12 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: there is no previous result to check against")
 	}
 	switch w.backend {
-	case fwrules.DetectedFirewalld:
+	case netfilter.DetectedFirewalld:
 		return w.compareZoned(ctx, v)
 	case anyBackend:
 		return w.compareAny(ctx, v)
 	}
-	missing, err := v.Rules.Missing(ctx, w.rules())
+	missing, err := v.Rules.Missing(ctx, w.rules()...)
 	return w.differences(missing), err
 }
 
@@ -41,8 +42,8 @@ func (w work) compareZoned(ctx context.Context, v *compare.View) ([]compare.Diff
 	if err != nil {
 		return nil, err
 	}
-	w.backend = fwrules.DetectedFirewalld
-	missing, err := v.Rules.Missing(ctx, w.rules())
+	w.backend = netfilter.DetectedFirewalld
+	missing, err := v.Rules.Missing(ctx, w.rules()...)
 	return append(found, w.differences(missing)...), err
 }
 
@@ -50,13 +51,14 @@ func (w work) compareZoned(ctx context.Context, v *compare.View) ([]compare.Diff
 // the ADD may have found a firewalld. If nothing is left of either, it belongs where an
 // executable's ADD would put it now.
 func (w work) compareAny(ctx context.Context, v *compare.View) ([]compare.Difference, error) {
-	missing, err := v.Rules.Missing(ctx, w.rules())
+	missing, err := v.Rules.Missing(ctx, w.rules()...)
 	if err != nil || len(missing) == 0 {
 		return nil, err
 	}
 	inNoForm := missing[0].Err
 	rules := w.differences(missing)
-	if !w.lacksAll(missing) {
+	lost := slices.DeleteFunc(slices.Clone(missing), func(m netfilter.Missing) bool { return m.Kind != netfilter.Accept })
+	if len(lost) < len(w.addrs) {
 		return rules, nil
 	}
 	zoned, err := w.compareZoned(ctx, v)
@@ -71,29 +73,14 @@ func (w work) compareAny(ctx context.Context, v *compare.View) ([]compare.Differ
 	return zoned, nil
 }
 
-// lacksAll reports whether the rules of all addresses are missing.
-func (w work) lacksAll(missing []fwrules.Missing) bool {
-	n := 0
-	for _, m := range missing {
-		for _, f := range m.Rules.Forward {
-			if !f.IngressOnly {
-				n++
-			}
-		}
-	}
-	return n == len(w.forward.Addresses)
-}
-
 // differences describes missing rules.
-func (w work) differences(missing []fwrules.Missing) (found []compare.Difference) {
+func (w work) differences(missing []netfilter.Missing) (found []compare.Difference) {
 	for _, m := range missing {
 		d := compare.Difference{
-			Kind: compare.Rule, Object: m.Object, Wanted: "accepted", Found: m.Found, Err: m.Err,
+			Kind: compare.Rule, Object: m.Object(), Wanted: "accepted", Found: m.Found, Err: m.Err,
 		}
-		for _, f := range m.Rules.Forward {
-			if f.IngressOnly {
-				d.Wanted = f.Ingress
-			}
+		if m.Kind == netfilter.Ingress {
+			d.Wanted = m.Policy
 		}
 		if d.Why = compare.Why(m); d.Why == "" {
 			d.Fix = func(ctx context.Context) error { return compare.Restore(ctx, w.request, m) }

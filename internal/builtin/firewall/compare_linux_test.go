@@ -17,7 +17,6 @@ import (
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firewalldtest"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
@@ -59,9 +58,9 @@ func TestAFlushedFirewallIsFoundAndRepaired(t *testing.T) {
 		"iptables legacy":           {"legacy", `, "backend": "iptables"`, "", []string{lost4, lost6}},
 		"iptables, isolated":        {"nft", `, "backend": "iptables", "ingressPolicy": "isolated"`, "", []string{lost4, lost6, lostPolicy}},
 		"iptables legacy, isolated": {"legacy", `, "backend": "iptables", "ingressPolicy": "isolated"`, "", []string{lost4, lost6, lostPolicy}},
-		"detected iptables":         {"nft", ``, fwrules.DetectedIPTables, []string{lost4, lost6}},
-		"native":                    {"nft", ``, fwrules.DetectedNative, nil}, // it drops nothing, so it accepts nothing
-		"native, isolated":          {"nft", `, "ingressPolicy": "isolated"`, fwrules.DetectedNative, []string{lostPolicy}},
+		"detected iptables":         {"nft", ``, netfilter.DetectedIPTables, []string{lost4, lost6}},
+		"native":                    {"nft", ``, netfilter.DetectedNative, nil}, // it drops nothing, so it accepts nothing
+		"native, isolated":          {"nft", `, "ingressPolicy": "isolated"`, netfilter.DetectedNative, []string{lostPolicy}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			plugintest.UseIPTables(t, tt.variant)

@@ -17,7 +17,6 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -41,11 +40,11 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	if err != nil {
 		return nil, err
 	}
-	if w.backend == fwrules.DetectedFirewalld {
+	if w.backend == netfilter.DetectedFirewalld {
 		err = w.enterZone(ctx)
 	}
 	if err == nil {
-		err = w.filters().Add(ctx, w.rules())
+		err = w.given.Firewalls(r.Host).Add(ctx, w.rules()...)
 	}
 	if err != nil {
 		return nil, err
@@ -61,7 +60,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err != nil || r.PrevResult == nil {
 		return err
 	}
-	if w.backend == fwrules.DetectedFirewalld {
+	if w.backend == netfilter.DetectedFirewalld {
 		return w.leaveZone(ctx)
 	}
 	return nil
@@ -74,7 +73,7 @@ const errNotAvailable = 50
 // names firewalld, Status fails unless one runs.
 func (Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	w, err := parse(ctx, r)
-	if err != nil || w.named() != fwrules.DetectedFirewalld {
+	if err != nil || w.named() != netfilter.DetectedFirewalld {
 		return err
 	}
 	running, err := w.given.Bus.Running(ctx, r.Host)
@@ -96,8 +95,9 @@ type work struct {
 	conf
 	request *plugin.Request
 	given   *caller.Given
-	backend string // netfilter.Detected…, or anyBackend
-	forward fwrules.Forward
+	backend string         // netfilter.Detected…, or anyBackend
+	addrs   []netip.Prefix // the container's, as far as they are known
+	bridge  string         // with an ingress policy
 }
 
 // parse reads and validates the request. An error of the configuration has the
@@ -108,10 +108,12 @@ func parse(ctx context.Context, r *plugin.Request) (work, error) {
 	if err != nil {
 		return w, err
 	}
-	if w.forward, err = w.conf.forward(r.PrevResult); err != nil {
+	if r.PrevResult != nil {
+		w.addrs = compare.PrefixesOf(r.PrevResult)
+	}
+	if w.bridge, err = w.conf.bridge(r.PrevResult); err != nil {
 		return w, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: %w", err)
 	}
-	w.forward.Owner = fwrules.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
 	if w.backend = w.named(); w.backend != "" {
 		return w, nil
 	}
@@ -125,49 +127,42 @@ func parse(ctx context.Context, r *plugin.Request) (work, error) {
 	return w, nil
 }
 
-func (w work) filters() *netfilter.Firewalls { return w.given.Firewalls(w.request.Host) }
-
 // rules returns the rules. Packets are accepted in iptables if that decides about them:
 // it was detected, or the configuration names an administrator's chain or a backend, also
 // one that the reference plugin does not know, as there.
-func (w work) rules() fwrules.Rules {
-	f := w.forward
-	f.IngressOnly = w.backend == fwrules.DetectedFirewalld ||
-		w.backend == fwrules.DetectedNative && w.Backend == "" && w.IPTablesAdminChainName == ""
-	return fwrules.Rules{Forward: []fwrules.Forward{f}}
-}
-
-// addresses returns the container's addresses.
-func (w work) addresses() (all []netip.Addr) {
-	for _, p := range w.forward.Addresses {
-		all = append(all, p.Addr())
+func (w work) rules() (all []netfilter.Rule) {
+	owner := netfilter.Owner{Network: w.request.Name, ContainerID: w.request.ContainerID, IfName: w.request.IfName}
+	elsewhere := w.backend == netfilter.DetectedFirewalld ||
+		w.backend == netfilter.DetectedNative && w.Backend == "" && w.IPTablesAdminChainName == ""
+	for _, a := range w.addrs {
+		if !elsewhere {
+			all = append(all, netfilter.Rule{Owner: owner, Kind: netfilter.Accept, Addresses: []netip.Prefix{a}, AdminChain: w.IPTablesAdminChainName})
+		}
+	}
+	if w.bridge != "" {
+		all = append(all, netfilter.Rule{Owner: owner, Kind: netfilter.Ingress, Addresses: w.addrs, Policy: w.IngressPolicy, Bridge: w.bridge})
 	}
 	return all
 }
 
-// forward returns the rules for the addresses of the result, which may be
-// unknown.
-func (c conf) forward(result *types100.Result) (fwrules.Forward, error) {
-	f := fwrules.Forward{AdminChain: c.IPTablesAdminChainName, Ingress: c.IngressPolicy}
+// bridge returns the bridge that the ingress policy is for: the plugin bridge reports it
+// first. It is empty without a policy or a result.
+func (c conf) bridge(result *types100.Result) (string, error) {
 	switch c.IngressPolicy {
-	case "", "open", "same-bridge", "isolated":
+	case "", "open":
+		return "", nil
+	case "same-bridge", "isolated":
 	default:
-		return f, fmt.Errorf(`ingressPolicy is %q: it must be "open", "same-bridge" or "isolated"`, c.IngressPolicy)
+		return "", fmt.Errorf(`ingressPolicy is %q: it must be "open", "same-bridge" or "isolated"`, c.IngressPolicy)
 	}
 	if result == nil {
-		return f, nil
+		return "", nil
 	}
-	f.Addresses = compare.PrefixesOf(result)
-	if c.IngressPolicy == "" || c.IngressPolicy == "open" {
-		return f, nil
-	}
-	// The plugin bridge reports the bridge first.
 	if len(result.Interfaces) == 0 || result.Interfaces[0] == nil || result.Interfaces[0].Name == "" {
-		return f, fmt.Errorf(`ingressPolicy %q needs a bridge, which is the first interface of the result before: `+
+		return "", fmt.Errorf(`ingressPolicy %q needs a bridge, which is the first interface of the result before: `+
 			`let "firewall" follow "bridge"`, c.IngressPolicy)
 	}
-	f.Bridge = result.Interfaces[0].Name
-	return f, nil
+	return result.Interfaces[0].Name, nil
 }
 
 // conf is the configuration; FirewallNetConf in the reference plugin's
@@ -185,9 +180,9 @@ type conf struct {
 func (c conf) named() string {
 	switch c.Backend {
 	case "iptables":
-		return fwrules.DetectedIPTables
+		return netfilter.DetectedIPTables
 	case "firewalld":
-		return fwrules.DetectedFirewalld
+		return netfilter.DetectedFirewalld
 	}
 	return ""
 }
@@ -212,9 +207,9 @@ func (c conf) detect(ctx context.Context, bus *firewalld.Bus, host *netns.Handle
 		return "", fmt.Errorf(`whether a firewalld runs, which may drop the container's packets, cannot be found out: %w; `+
 			`mend the D-Bus, or set "backend" to "firewalld" or "iptables"`, err)
 	case running:
-		return fwrules.DetectedFirewalld, nil
+		return netfilter.DetectedFirewalld, nil
 	case c.Backend != "" || c.IPTablesAdminChainName != "":
-		return fwrules.DetectedIPTables, nil
+		return netfilter.DetectedIPTables, nil
 	}
 	return netfilter.Detect(), nil
 }

@@ -32,18 +32,9 @@ func (w work) enter(ctx context.Context) error {
 		return err
 	}
 	defer c.Close()
-	var missing []netip.Addr
-	var found []netip.Addr
-	for _, addr := range w.addresses() {
-		has, err := c.Has(w.zone(), addr)
-		switch {
-		case err != nil:
-			return err
-		case has:
-			found = append(found, addr)
-		default:
-			missing = append(missing, addr)
-		}
+	found, missing, err := w.look(c)
+	if err != nil {
+		return err
 	}
 	if err := w.note(found, missing); err != nil {
 		return err
@@ -54,6 +45,22 @@ func (w work) enter(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// look returns which of the addresses are in the zone, and which are not.
+func (w work) look(c *firewalld.Conn) (found, missing []netip.Addr, err error) {
+	for _, p := range w.addrs {
+		has, err := c.Has(w.zone(), p.Addr())
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case has:
+			found = append(found, p.Addr())
+		default:
+			missing = append(missing, p.Addr())
+		}
+	}
+	return found, missing, nil
 }
 
 // note notes which addresses were in the zone. An address that another
@@ -95,9 +102,9 @@ func (w work) leaveZone(ctx context.Context) error {
 	}
 	defer c.Close()
 	var errs []error
-	for _, addr := range w.addresses() {
-		if !before.Foreign(w.zone(), addr) {
-			errs = append(errs, c.Remove(w.zone(), addr))
+	for _, p := range w.addrs {
+		if !before.Foreign(w.zone(), p.Addr()) {
+			errs = append(errs, c.Remove(w.zone(), p.Addr()))
 		}
 	}
 	return errors.Join(errs...)
@@ -111,14 +118,11 @@ func (w work) compareZone(ctx context.Context) (found []compare.Difference, err 
 		return nil, err
 	}
 	defer c.Close()
-	for _, addr := range w.addresses() {
-		has, err := c.Has(w.zone(), addr)
-		if err != nil {
-			return nil, err
-		}
-		if has {
-			continue
-		}
+	_, missing, err := w.look(c)
+	if err != nil {
+		return nil, err
+	}
+	for _, addr := range missing {
 		d := compare.Difference{
 			Kind: compare.Zone, Object: firewalld.Source(addr), Wanted: w.zone(),
 			Err: fmt.Errorf("%s is not in zone %[2]q of firewalld, which may drop its packets; "+
@@ -134,7 +138,7 @@ func (w work) compareZone(ctx context.Context) (found []compare.Difference, err 
 			d.Fix = func(ctx context.Context) error { // as Add does
 				one := w
 				one.given = caller.From(ctx)
-				one.forward.Addresses = []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
+				one.addrs = []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
 				return one.enterZone(ctx)
 			}
 		}

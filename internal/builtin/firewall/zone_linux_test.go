@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firewalldtest"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 )
 
 // TestDetect compares the detected backend, and the backend that gets the
@@ -30,10 +30,10 @@ func TestDetect(t *testing.T) {
 		return got
 	}
 	for config, want := range map[string][2]string{ // without and with a firewalld
-		`{}`:                               {fwrules.DetectedIPTables, fwrules.DetectedFirewalld},
-		`{"backend": "ip6tables"}`:         {fwrules.DetectedIPTables, fwrules.DetectedFirewalld},
-		`{"iptablesAdminChainName": "A"}`:  {fwrules.DetectedIPTables, fwrules.DetectedFirewalld},
-		`{"firewalldZone": "pods"}`:        {fwrules.DetectedIPTables, fwrules.DetectedFirewalld},
+		`{}`:                               {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
+		`{"backend": "ip6tables"}`:         {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
+		`{"iptablesAdminChainName": "A"}`:  {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
+		`{"firewalldZone": "pods"}`:        {netfilter.DetectedIPTables, netfilter.DetectedFirewalld},
 		`{"backend": "iptables"}`:          {"", ""},
 		`{"backend": "firewalld"}`:         {"", ""},
 		`{"backend": 5, "said by": "ADD"}`: {"", ""},
@@ -52,8 +52,8 @@ func TestDetectWithoutIPTables(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	bus := caller.With(t.Context(), caller.Given{Bus: firewalld.Open("unix:path=" + filepath.Join(t.TempDir(), "none"))})
 	for config, want := range map[string]string{
-		`{"backend": "ip6tables"}`:        fwrules.DetectedIPTables,
-		`{"iptablesAdminChainName": "A"}`: fwrules.DetectedIPTables,
+		`{"backend": "ip6tables"}`:        netfilter.DetectedIPTables,
+		`{"iptablesAdminChainName": "A"}`: netfilter.DetectedIPTables,
 	} {
 		if got, err := (Plugin{}).Detect(bus, nil, []byte(config)); got != want || err != nil {
 			t.Errorf("%s: %q, %v, want %q", config, got, err, want)

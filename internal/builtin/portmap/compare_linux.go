@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -23,36 +23,32 @@ func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return com
 // Compare compares the rules of the forwarded ports, and the setting that lets packets
 // from the host's loopback addresses leave.
 func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
-	c, err := parse(r)
+	c, err := parse(r, false)
 	if err != nil {
 		return nil, err
 	}
 	if r.PrevResult == nil {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: there is no previous result to check against")
 	}
-	if len(c.want.Ports) == 0 || c.nowhere() {
+	if c.none() {
 		return nil, nil
 	}
-	missing, err := v.Rules.Missing(ctx, c.rules())
+	missing, err := v.Rules.Missing(ctx, c.rules...)
 	if err != nil {
 		return nil, err
 	}
 	var found []compare.Difference
-	var leadsTo map[string]string
-	if len(missing) > 0 {
-		leadsTo = c.leadsTo()
-	}
 	for _, m := range missing {
-		found = append(found, difference(r, m, leadsTo[m.Object]))
+		found = append(found, difference(r, m))
 	}
 	localnet, err := c.compareLocalnet(ctx, r, v)
 	return append(found, localnet...), err
 }
 
 // difference describes a port that is not forwarded, or not to the container.
-func difference(r *plugin.Request, m fwrules.Missing, leadsTo string) compare.Difference {
+func difference(r *plugin.Request, m netfilter.Missing) compare.Difference {
 	d := compare.Difference{
-		Kind: compare.Port, Object: m.Object, Wanted: leadsTo, Found: m.Found, Err: m.Err,
+		Kind: compare.Port, Object: m.Object(), Wanted: leadsTo(m.Rule), Found: m.Found, Err: m.Err,
 	}
 	if m.Found != "" {
 		d.Why = "the port belongs to somebody else now"
@@ -64,24 +60,16 @@ func difference(r *plugin.Request, m fwrules.Missing, leadsTo string) compare.Di
 	return d
 }
 
-// leadsTo returns the container's addresses and the port that each port of the host leads
-// to, by object: "10.1.0.2:80, [fd00::2]:80".
-func (c request) leadsTo() map[string]string {
-	all := make(map[string][]string)
-	for _, part := range c.rules().Parts() {
-		for _, p := range part.Rules.HostPorts[0].Ports {
-			for _, to := range []netip.Prefix{c.want.V4, c.want.V6} {
-				if _, _, ok, err := p.Match(to.Addr().Is4()); err == nil && ok && to.IsValid() {
-					all[part.Object] = append(all[part.Object], netip.AddrPortFrom(to.Addr(), p.ContainerPort).String())
-				}
-			}
+// leadsTo returns the container's addresses and the port that a port of the host leads to:
+// "10.1.0.2:80, [fd00::2]:80".
+func leadsTo(r netfilter.Rule) string {
+	var to []string
+	for _, p := range r.Addresses {
+		if _, _, ok, err := r.Port.Match(p.Addr().Is4()); err == nil && ok {
+			to = append(to, netip.AddrPortFrom(p.Addr(), r.Port.ContainerPort).String())
 		}
 	}
-	texts := make(map[string]string, len(all))
-	for object, to := range all {
-		texts[object] = strings.Join(to, ", ")
-	}
-	return texts
+	return strings.Join(to, ", ")
 }
 
 // compareLocalnet compares the setting of the interface that leads to the container, if
@@ -89,13 +77,14 @@ func (c request) leadsTo() map[string]string {
 // Without it the route leads to an interface of the host's, whose setting is not ours. The
 // kernel says which route it uses: the view may be a list of them.
 func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
-	if !c.want.SNAT || !c.want.V4.IsValid() {
+	to := c.to[0].Addr()
+	if !c.snat || !to.Is4() {
 		return nil, nil
 	}
 	var link links.Link
 	there := false
 	err := caller.On(ctx, r.Host, func(host *links.Conn) (err error) {
-		link, there, err = interfaceTo(host, v.Host, c.want.V4.Addr())
+		link, there, err = interfaceTo(host, v.Host, to)
 		return err
 	})
 	if err != nil || !there {

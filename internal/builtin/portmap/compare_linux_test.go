@@ -16,7 +16,6 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/plugin"
 )
@@ -167,7 +166,7 @@ func ours(line string) bool {
 // sweep deletes all rules of a container.
 func sweep(t *testing.T, h plugintest.Host, id string) {
 	t.Helper()
-	target := fwrules.Target{Owner: fwrules.Owner{Network: "podnet", ContainerID: id, IfName: "eth0"}, Thorough: true}
+	target := netfilter.Target{Owner: netfilter.Owner{Network: "podnet", ContainerID: id, IfName: "eth0"}, Thorough: true}
 	plan := expect.Value(netfilter.Find(t.Context(), netfilter.Open(h.Host, netfilter.Options{}), target))(t)
 	expect.NoError(t, plan.Apply(t.Context()))
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -38,50 +38,38 @@ type mapping struct {
 	HostIP        string `json:"hostIP"`
 }
 
-// request is the attachment of a call and its ports.
+// request is the ports of a call.
 type request struct {
-	want fwrules.HostPorts
+	rules []netfilter.Rule // one for each port
+	to    []netip.Prefix   // the container's addresses, one of a family at most
+	snat  bool
 	// only names the field that only the executable carries out, if there is one. Earlier
 	// versions of this module had rules for it.
 	only string
 }
 
-func (c request) rules() fwrules.Rules {
-	return fwrules.Rules{HostPorts: []fwrules.HostPorts{c.want}}
-}
-
-// nowhere reports whether the container has no address for the ports.
-func (c request) nowhere() bool { return !c.want.V4.IsValid() && !c.want.V6.IsValid() }
+// none reports whether nothing is to be forwarded, or the container has no address for it.
+func (c request) none() bool { return len(c.rules) == 0 || len(c.to) == 0 }
 
 // load is parse for an ADD: it refuses what only the executable carries out.
 func load(r *plugin.Request) (request, error) {
-	c, err := parse(r)
+	c, err := parse(r, false)
 	if err == nil && c.only != "" {
 		err = compare.OnlyExecutable(known.Portmap, c.only)
 	}
 	return c, err
 }
 
-// parse reads and validates the request. An error has the code 7, "invalid
-// network config".
-func parse(r *plugin.Request) (request, error) {
-	var conf conf
-	if err := r.Decode(&conf); err != nil {
-		return request{}, err
-	}
-	return conf.request(r)
-}
-
-// parseAny leaves out the ports that parse refuses. Nothing was made for them,
-// and if DEL failed because of them, the plugins in front in the chain would
-// never be deleted.
-func parseAny(r *plugin.Request) (request, error) {
+// parse reads and validates the request. An error has the code 7, "invalid network config".
+// For a DEL it leaves out invalid ports: nothing was made for them, and if DEL failed because
+// of them, the plugins in front in the chain would never be deleted.
+func parse(r *plugin.Request, del bool) (request, error) {
 	var conf conf
 	if err := r.Decode(&conf); err != nil {
 		return request{}, err
 	}
 	ports := &conf.RuntimeConfig.PortMappings
-	*ports = slices.DeleteFunc(*ports, func(m mapping) bool { _, err := m.hostPort(); return err != nil })
+	*ports = slices.DeleteFunc(*ports, func(m mapping) bool { _, err := m.hostPort(); return del && err != nil })
 	return conf.request(r)
 }
 
@@ -91,19 +79,20 @@ func (conf conf) request(r *plugin.Request) (request, error) {
 	if err != nil {
 		return request{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: %w", err)
 	}
-	c.want.Owner = fwrules.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
 	if r.PrevResult != nil {
-		c.want.V4, c.want.V6 = compare.FirstAddresses(r.PrevResult, r.IfName)
+		v4, v6 := compare.FirstAddresses(r.PrevResult, r.IfName)
+		c.to = slices.DeleteFunc([]netip.Prefix{v4, v6}, func(p netip.Prefix) bool { return !p.IsValid() })
+	}
+	for i := range c.rules {
+		c.rules[i].Owner = netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
+		c.rules[i].Addresses = c.to
 	}
 	return c, nil
 }
 
 // call validates the configuration.
 func (conf conf) call() (request, error) {
-	c := request{want: fwrules.HostPorts{SNAT: true, MasqAll: conf.MasqAll}}
-	if conf.SNAT != nil {
-		c.want.SNAT = *conf.SNAT
-	}
+	c := request{snat: conf.SNAT == nil || *conf.SNAT}
 	if conf.MarkMasqBit != nil && conf.ExternalSetMarkChain != nil {
 		return c, errors.New("externalSetMarkChain and markMasqBit exclude each other")
 	}
@@ -114,13 +103,13 @@ func (conf conf) call() (request, error) {
 	if c.only, err = conf.onlyExecutable(); err != nil {
 		return c, err
 	}
-	c.want.ConditionsV4, c.want.ConditionsV6 = conditions(conf.ConditionsV4), conditions(conf.ConditionsV6)
+	conditional := strings.Join(slices.Concat(conf.ConditionsV4, conf.ConditionsV6), "") != ""
 	for _, m := range conf.RuntimeConfig.PortMappings {
 		p, err := m.hostPort()
 		if err != nil {
 			return c, err
 		}
-		c.want.Ports = append(c.want.Ports, p)
+		c.rules = append(c.rules, netfilter.Rule{Kind: netfilter.Publish, Port: p, SNAT: c.snat, MasqAll: conf.MasqAll, Conditional: conditional})
 	}
 	return c, nil
 }
@@ -136,49 +125,30 @@ const (
 // backend, which is the named one if one is named.
 func (conf conf) onlyExecutable() (field string, err error) {
 	needs := map[string][]string{}
+	need := func(backend, field string) { needs[backend] = append(needs[backend], field) }
 	if conf.ExternalSetMarkChain != nil {
-		needs[iptables] = append(needs[iptables], "externalSetMarkChain")
+		need(iptables, "externalSetMarkChain")
 	}
-	for _, field := range []struct {
-		name       string
-		conditions []string
-	}{{"conditionsV4", conf.ConditionsV4}, {"conditionsV6", conf.ConditionsV6}} {
-		if b := backendOf(field.conditions); b != "" {
-			needs[b] = append(needs[b], field.name)
-		}
-	}
+	need(backendOf(conf.ConditionsV4), "conditionsV4")
+	need(backendOf(conf.ConditionsV6), "conditionsV6")
 	all := slices.Concat(needs[iptables], needs[nftables])
-	switch {
-	case conf.Backend == nil && len(needs[iptables]) > 0 && len(needs[nftables]) > 0:
+	other := map[string]string{iptables: nftables, nftables: iptables}
+	switch named := conf.Backend; {
+	case named != nil && other[*named] == "":
+		return "", fmt.Errorf(`backend is %q: it must be "iptables" or "nftables"`, *named)
+	case named != nil && len(needs[other[*named]]) > 0:
+		return "", fmt.Errorf("backend is %q, and %s for the other one", *named, strings.Join(needs[other[*named]], ", "))
+	case named != nil && *named == iptables:
+		return `"backend": "iptables"`, nil
+	case len(needs[iptables]) > 0 && len(needs[nftables]) > 0:
 		return "", fmt.Errorf("%s are for the backend iptables, and %s for nftables",
 			strings.Join(needs[iptables], ", "), strings.Join(needs[nftables], ", "))
-	case conf.Backend == nil:
-		if len(all) == 0 && conf.MarkMasqBit != nil {
-			all = []string{"markMasqBit"} // other rules of the administrator use it
-		}
-	case *conf.Backend == iptables || *conf.Backend == nftables:
-		other := map[string]string{iptables: nftables, nftables: iptables}[*conf.Backend]
-		if len(needs[other]) > 0 {
-			return "", fmt.Errorf("backend is %q, and %s for the other one", *conf.Backend, strings.Join(needs[other], ", "))
-		}
-		if *conf.Backend == iptables {
-			return `"backend": "iptables"`, nil
-		}
-	default:
-		return "", fmt.Errorf(`backend is %q: it must be "iptables" or "nftables"`, *conf.Backend)
+	case len(all) > 0:
+		return strconv.Quote(all[0]), nil
+	case named == nil && conf.MarkMasqBit != nil:
+		return `"markMasqBit"`, nil // other rules of the administrator use it
 	}
-	if len(all) == 0 {
-		return "", nil
-	}
-	return strconv.Quote(all[0]), nil
-}
-
-// conditions returns the conditions, and nil for a single empty one.
-func conditions(all []string) []string {
-	if slices.Equal(all, []string{""}) {
-		return nil
-	}
-	return all
+	return "", nil
 }
 
 // backendOf returns the backend of conditions, or "", by their first character: those of
@@ -194,8 +164,8 @@ func backendOf(all []string) string {
 }
 
 // hostPort validates a mapping.
-func (m mapping) hostPort() (fwrules.HostPort, error) {
-	var p fwrules.HostPort
+func (m mapping) hostPort() (netfilter.HostPort, error) {
+	var p netfilter.HostPort
 	const most = 1<<16 - 1
 	if m.ContainerPort <= 0 || m.ContainerPort > most {
 		return p, fmt.Errorf("portMappings: invalid container port number: %d", m.ContainerPort)

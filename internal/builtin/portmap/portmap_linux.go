@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -31,15 +31,15 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	if err != nil {
 		return nil, err
 	}
-	if len(c.want.Ports) == 0 || c.nowhere() {
+	if c.none() {
 		return result, nil
 	}
-	if c.want.SNAT && c.want.V4.IsValid() {
-		if err := routeLocalnet(ctx, r, c.want.V4.Addr()); err != nil {
+	if to := c.to[0].Addr(); c.snat && to.Is4() {
+		if err := routeLocalnet(ctx, r, to); err != nil {
 			return nil, err
 		}
 	}
-	if err := caller.From(ctx).Firewalls(r.Host).Add(ctx, c.rules()); err != nil {
+	if err := caller.From(ctx).Firewalls(r.Host).Add(ctx, c.rules...); err != nil {
 		return nil, err
 	}
 	return result, nil
@@ -48,20 +48,20 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 // Del stops forwarding. It needs no previous result, because it finds the
 // container's rules by name.
 func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	c, err := parseAny(r)
-	if err != nil || len(c.want.Ports) == 0 {
+	c, err := parse(r, true)
+	if err != nil || len(c.rules) == 0 {
 		return err
 	}
-	return caller.From(ctx).Firewalls(r.Host).Remove(ctx, c.rules())
+	return caller.From(ctx).Firewalls(r.Host).Remove(ctx, c.rules...)
 }
 
 // Wants returns the rules of an attachment whose ADD ended with the previous result.
-func Wants(r *plugin.Request) (fwrules.Rules, error) {
-	c, err := parseAny(r)
-	if err != nil || len(c.want.Ports) == 0 || c.nowhere() {
-		return fwrules.Rules{}, err
+func Wants(r *plugin.Request) ([]netfilter.Rule, error) {
+	c, err := parse(r, true)
+	if err != nil || c.none() {
+		return nil, err
 	}
-	return c.rules(), nil
+	return c.rules, nil
 }
 
 // routeLocalnet allows packets from the host's loopback addresses to leave by

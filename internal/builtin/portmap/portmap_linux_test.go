@@ -15,7 +15,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -108,14 +108,14 @@ func TestCall(t *testing.T) {
 	c.RuntimeConfig.PortMappings = []mapping{
 		{8080, 80, "TCP", ""}, {8053, 53, "udp", "::ffff:192.0.2.1"}, {8081, 81, "sctp", "fd00::1"},
 	}
-	want := request{only: `"externalSetMarkChain"`, want: fwrules.HostPorts{
-		MasqAll: true, ConditionsV4: []string{"-i", "lo"},
-		Ports: []fwrules.HostPort{
-			{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},
-			{HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8053, ContainerPort: 53, Protocol: "udp"},
-			{HostIP: netip.MustParseAddr("fd00::1"), HostPort: 8081, ContainerPort: 81, Protocol: "sctp"},
-		},
-	}}
+	want := request{only: `"externalSetMarkChain"`}
+	for _, p := range []netfilter.HostPort{
+		{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"},
+		{HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 8053, ContainerPort: 53, Protocol: "udp"},
+		{HostIP: netip.MustParseAddr("fd00::1"), HostPort: 8081, ContainerPort: 81, Protocol: "sctp"},
+	} {
+		want.rules = append(want.rules, netfilter.Rule{Kind: netfilter.Publish, Port: p, MasqAll: true, Conditional: true})
+	}
 	expect.Same(t, "call", expect.Value(c.call())(t), want)
 }
 

@@ -78,7 +78,7 @@ func (a *attached) differences() (text string) {
 		dump := *v
 		dump.Host, dump.Container = expect.Value(views.ReadNamespace(r.Host))(a.h.t), expect.Value(views.ReadNamespace(r.Container))(a.h.t)
 		fw := netfilter.Open(r.Host, netfilter.Options{Notes: a.memory})
-		dump.Rules = netfilter.Read(fw).For(fw.Options)
+		dump.Rules = fw.Snapshot().For(fw.Options)
 		again, failed := p.Compare(ctx, r, &dump)
 		expect.Same(a.h.t, "differences of a dump", a.h.normal(plugintest.Lines(again)), text)
 		return firstOf(err, failed)

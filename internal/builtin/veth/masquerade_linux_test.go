@@ -7,7 +7,6 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 )
 
 // TestMasquerade: ipMasq makes rules, CHECK reports that they are missing, and
@@ -26,7 +25,7 @@ func TestMasquerade(t *testing.T) {
 				first.id = "first"
 				h.namespace(first.id)
 				h.namespace(c.id)
-				if _, err := netfilter.Open(h.ns, netfilter.Options{}).Missing(t.Context(), fwrules.Rules{}); err != nil {
+				if _, err := netfilter.Open(h.ns, netfilter.Options{}).Missing(t.Context()); err != nil {
 					h.refused(c, err)
 					return
 				}

@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -63,11 +63,8 @@ func (c Config) SetDNS(result *types100.Result) {
 }
 
 // rules returns the masquerading rules for addresses.
-func rules(r *plugin.Request, addrs []netip.Prefix) fwrules.Rules {
-	return fwrules.Rules{Masquerade: []fwrules.Masquerade{{
-		Owner:     fwrules.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName},
-		Addresses: addrs,
-	}}}
+func rules(r *plugin.Request, addrs []netip.Prefix) []netfilter.Rule {
+	return netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}.PerAddress(netfilter.Masquerade, addrs)
 }
 
 // Masquerade masquerades the addresses of the result, if configured.
@@ -75,7 +72,7 @@ func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types
 	if !c.IPMasq {
 		return nil
 	}
-	return masqueradeError(caller.From(ctx).Firewalls(r.Host).Add(ctx, rules(r, addresses(result))))
+	return masqueradeError(caller.From(ctx).Firewalls(r.Host).Add(ctx, rules(r, addresses(result))...))
 }
 
 // masqueradeError names the field of the configuration in an error.
@@ -88,14 +85,14 @@ func masqueradeError(err error) error {
 
 // Wants returns the masquerading rules of an attachment whose ADD ended with the
 // previous result.
-func Wants(r *plugin.Request) (fwrules.Rules, error) {
+func Wants(r *plugin.Request) ([]netfilter.Rule, error) {
 	var c Config
 	err := r.Decode(&c)
 	if err == nil {
 		err = c.Validate()
 	}
 	if err != nil || !c.IPMasq || c.IPAM.Type == "" {
-		return fwrules.Rules{}, err
+		return nil, err
 	}
 	return rules(r, addresses(compare.OwnResult(r))), nil
 }
@@ -103,7 +100,7 @@ func Wants(r *plugin.Request) (fwrules.Rules, error) {
 // CompareMasquerade compares the rules of [Config.Masquerade].
 func CompareMasquerade(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
 	want, err := Wants(r)
-	if err != nil || want.Masquerade == nil {
+	if err != nil || want == nil {
 		return nil, err
 	}
 	return compare.MissingRules(ctx, r, v, want, masqueradeError)
@@ -131,7 +128,7 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 		errs = append(errs, caller.From(ctx).Batch.Later(ctx, remove))
 	}
 	if c.IPMasq {
-		err := caller.From(ctx).Firewalls(r.Host).Remove(ctx, rules(r, addresses(r.PrevResult, found...)))
+		err := caller.From(ctx).Firewalls(r.Host).Remove(ctx, rules(r, addresses(r.PrevResult, found...))...)
 		errs = append(errs, masqueradeError(err))
 	}
 	return errors.Join(errs...)

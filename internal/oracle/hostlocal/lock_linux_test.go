@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/leftovers"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
+	"github.com/embedcni/cni/internal/netfilter"
 )
 
 // TestTheReferencesLockIsOurs: its holder blocks the plugin and the sweep,
@@ -29,7 +29,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	defer cancel()
 	expect.Is(t, expect.Err(p.Add(ctx, call(config, "b"))), context.DeadlineExceeded)
 	items, err := leftovers.Find(t.Context(), leftovers.Target{How: leftovers.Manner{FilesOnly: true}, Footprint: leftovers.Footprint{
-		Owner: fwrules.Owner{ContainerID: "a", IfName: "eth0"}, IPAMDirs: []string{dir}, Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.2")},
+		Owner: netfilter.Owner{ContainerID: "a", IfName: "eth0"}, IPAMDirs: []string{dir}, Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.2")},
 	}})
 	if err != nil || len(items) != 1 {
 		t.Fatalf("found %v, %v; want the address of a", items, err)

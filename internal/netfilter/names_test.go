@@ -1,4 +1,4 @@
-package fwrules
+package netfilter
 
 import (
 	"encoding/json"

@@ -1,8 +1,7 @@
-package reference
+package netfilter
 
 import (
 	"errors"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,13 +10,11 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nettest"
 )
 
 // The target of the tables below, and the plugins' names for it.
 const (
-	masqC1 = "CNI-1d96a4c7e0d1b705cc10f1f7"
 	dnatC1 = "CNI-DN-1d96a4c7e0d1b705cc10f"
 	snatC1 = "CNI-SN-1d96a4c7e0d1b705cc10f"
 
@@ -25,25 +22,13 @@ const (
 	dnatComm    = `-m comment --comment "dnat name: \"podnet\" id: \"c1\""`
 )
 
-func c1() fwrules.Target {
-	return fwrules.Target{Owner: fwrules.Owner{Network: "podnet", ContainerID: "c1", IfName: "eth0"}, Addresses: addrs("10.1.0.2", "fd00::2")}
-}
-
-func addrs(s ...string) []netip.Addr {
-	var list []netip.Addr
-	for _, a := range s {
-		list = append(list, netip.MustParseAddr(a))
-	}
-	return list
-}
-
 // nat makes the table nat from chains and rules. The words MASQ, DNAT and SNAT
 // stand for the chains of c1, and the comments' for its comments.
-func nat(lines ...string) string { return table("nat", lines) }
+func nat(lines ...string) string { return savedTable("nat", lines) }
 
-func filter(lines ...string) string { return table("filter", lines) }
+func filter(lines ...string) string { return savedTable("filter", lines) }
 
-func table(name string, lines []string) string {
+func savedTable(name string, lines []string) string {
 	text := "*" + name + "\n:POSTROUTING ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 	return names().Replace(text)
 }
@@ -54,7 +39,7 @@ func names() *strings.Replacer {
 
 type findTest struct {
 	rules  string
-	change func(*fwrules.Target)
+	change func(*Target)
 	want   string // the plan
 }
 
@@ -100,19 +85,19 @@ iptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT
 `},
 		"firewall, addresses in other forms": {
 			rules:  forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *fwrules.Target) { t.Addresses = addrs("::ffff:10.1.0.2", "10.1.0.2", "fe80::1%eth0") },
+			change: func(t *Target) { t.Addresses = addrs("::ffff:10.1.0.2", "10.1.0.2", "fe80::1%eth0") },
 			want:   "\niptables-nft -t filter -D CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT\n"},
 		"firewall, in use elsewhere": {rules: forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *fwrules.Target) { t.InUse = addrs("10.1.0.2") }},
+			change: func(t *Target) { t.InUse = addrs("10.1.0.2") }},
 		"firewall, in use by a sibling": {rules: forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *fwrules.Target) { t.Siblings = addrs("10.1.0.2") }},
+			change: func(t *Target) { t.Siblings.Addresses = addrs("10.1.0.2") }},
 		"firewall, addresses unknown": {rules: forward("-A CNI-FORWARD -s 10.1.0.2/32 -j ACCEPT"),
-			change: func(t *fwrules.Target) { t.Addresses = nil }},
+			change: func(t *Target) { t.Addresses = nil }},
 		"near misses in filter": {rules: forward(":CNI-ADMIN - [0:0]", "-A FORWARD -s 10.1.0.2/32 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.0/24 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.20/32 -j ACCEPT",
 			"-A CNI-FORWARD -d 10.1.0.2/32 -j ACCEPT", "-A CNI-FORWARD -s 10.1.0.2/32 -p tcp -j ACCEPT", "-A CNI-FORWARD ! -s 10.1.0.2/32 -j ACCEPT",
 			`-A CNI-FORWARD -m comment --comment "-s 10.1.0.2/32 -j ACCEPT"`, "-A CNI-FORWARD -s 10.1.0.2/32 -j DROP", "-A CNI-FORWARD -j CNI-ADMIN")},
 		"a rule in use elsewhere is no reason for the masquerade to stay": {rules: masq,
-			change: func(t *fwrules.Target) { t.InUse = addrs("10.1.0.2") }, want: `
+			change: func(t *Target) { t.InUse = addrs("10.1.0.2") }, want: `
 iptables-nft -t nat -D POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}
 iptables-nft -t nat -F {masq}
 iptables-nft -t nat -X {masq}
@@ -120,7 +105,7 @@ iptables-nft -t nat -X {masq}
 		"the container has another interface on the network": {
 			rules: nat(":CNI-HOSTPORT-DNAT - [0:0]", ":{masq} - [0:0]", ":{dnat} - [0:0]", "-A {masq} -d 10.1.0.0/24 {comment} -j ACCEPT", "-A POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}", "-A POSTROUTING -s 10.1.0.3/32 {comment} -j {masq}",
 				"-A CNI-HOSTPORT-DNAT {dnat comment} -j {dnat}", "-A {dnat} -p tcp -j DNAT --to-destination 10.1.0.2:80", "-A {dnat} -p tcp -j DNAT --to-destination 10.1.0.3:80"),
-			change: func(t *fwrules.Target) { t.Siblings = addrs("10.1.0.3") }, want: `
+			change: func(t *Target) { t.Siblings.Addresses = addrs("10.1.0.3") }, want: `
 iptables-nft -t nat -D POSTROUTING -s 10.1.0.2/32 {comment} -j {masq}
 iptables-nft -t nat -D {dnat} -p tcp -j DNAT --to-destination 10.1.0.2:80
 `},
@@ -148,14 +133,6 @@ func run(t *testing.T, input, program string, args ...string) {
 	}
 }
 
-func text(all []fwrules.Found) string {
-	var b strings.Builder
-	for _, f := range all {
-		b.WriteString(strings.Join(f.Lines(), "\n") + "\n")
-	}
-	return b.String()
-}
-
 func TestFindInIPTables(t *testing.T) {
 	for name, tt := range findTests() {
 		t.Run(name, func(t *testing.T) {
@@ -164,16 +141,14 @@ func TestFindInIPTables(t *testing.T) {
 			if tt.change != nil {
 				tt.change(&target)
 			}
-			target = expect.Value(target.Normal())(t)
 			tool := expect.Value(iptables.LookPath("iptables-nft-restore"))(t)
 			run(t, tt.rules, tool)
-			all := expect.Value(Form{}.Find(t.Context(), target))(t)
-			expect.Same(t, "plan", text(all), strings.TrimPrefix(names().Replace(tt.want), "\n"))
-			for _, f := range all {
-				expect.NoError(t, f.Apply(t.Context()))
-			}
-			if again, err := (Form{}).Find(t.Context(), target); err != nil || len(again) > 0 {
-				t.Errorf("afterwards: %v\n%s", err, text(again))
+			fw := Open(nil, Options{})
+			plan := expect.Value(Find(t.Context(), fw, target))(t)
+			expect.Same(t, "plan", plan.String(), strings.TrimPrefix(names().Replace(tt.want), "\n"))
+			expect.NoError(t, plan.Apply(t.Context()))
+			if again, err := Find(t.Context(), fw, target); err != nil || !again.Empty() {
+				t.Errorf("afterwards: %v\n%s", err, again)
 			}
 		})
 	}
@@ -185,7 +160,7 @@ func TestFindWithoutTheTools(t *testing.T) {
 	inNamespace(t)
 	look := func() (found int, err error) {
 		for _, legacy := range []bool{false, true} {
-			commands, one := find(t.Context(), iptables.Tool{Family: "iptables-of-nowhere", Legacy: legacy}, c1())
+			commands, one := findCommands(t.Context(), iptables.Tool{Family: "iptables-of-nowhere", Legacy: legacy}, c1())
 			found, err = found+len(commands), errors.Join(err, one)
 		}
 		return found, err

@@ -1,4 +1,4 @@
-package reference
+package netfilter
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
@@ -42,13 +41,13 @@ type search struct {
 // searches describes the rules of the target. The comment of portmap's is the container
 // ID, the same for all of the container's networks: a rule with an address of a sibling
 // is not the target's.
-func searches(t fwrules.Target) []search {
+func searches(t Target) []search {
 	hostports := []string{chainHostports, chainOldHostports, chainMasquerading}
-	spoof, chains := fwrules.SpoofNames(t.ContainerID, t.IfName)
+	spoof, chains := SpoofNames(t.ContainerID, t.IfName)
 	return []search{
 		{table: masqueradeTable(), in: []string{chainChecks}, comment: t.Comment()},
-		{table: hostportTable(nft.FamilyIPv4), in: hostports, comment: t.ContainerID, others: t.Siblings},
-		{table: hostportTable(nft.FamilyIPv6), in: hostports, comment: t.ContainerID, others: t.Siblings},
+		{table: hostportTable(nft.FamilyIPv4), in: hostports, comment: t.ContainerID, others: t.Siblings.Addresses},
+		{table: hostportTable(nft.FamilyIPv6), in: hostports, comment: t.ContainerID, others: t.Siblings.Addresses},
 		{table: spoofTable(), comment: spoof, own: chains},
 	}
 }
@@ -109,14 +108,14 @@ func (s search) find(c *nft.Conn) (objects []nft.Object, err error) {
 	return objects, err
 }
 
-// findNFTables returns the rules of the target in nftables, by table.
-func (f Form) findNFTables(ctx context.Context, t fwrules.Target) (all []fwrules.Found, err error) {
-	err = f.Sockets.Do(ctx, func(c *nft.Conn) error {
+// findListed returns the rules of the target in nftables, by table.
+func (fw *Firewalls) findListed(ctx context.Context, t Target) (all []found, err error) {
+	err = fw.sockets.Do(ctx, func(c *nft.Conn) error {
 		var errs []error
 		for _, s := range searches(t) {
 			var objects []nft.Object
 			err := nft.UntilUnchanged(ctx, func() error {
-				return c.InOneGeneration(func() (err error) {
+				return c.InOneGeneration(func(uint32) (err error) {
 					objects, err = s.find(c)
 					return err
 				})
@@ -126,7 +125,7 @@ func (f Form) findNFTables(ctx context.Context, t fwrules.Target) (all []fwrules
 			case err != nil:
 				errs = append(errs, fmt.Errorf("nftables: list the rules of table %v: %w", s.table, err))
 			case len(objects) > 0:
-				all = append(all, listed{f, s, objects})
+				all = append(all, fw.listed(s, objects))
 			}
 		}
 		return errors.Join(errs...)
@@ -137,54 +136,42 @@ func (f Form) findNFTables(ctx context.Context, t fwrules.Target) (all []fwrules
 	return all, err
 }
 
-// listed are rules and chains of a target in one table.
-type listed struct {
-	form    Form
-	search  search
-	objects []nft.Object
-}
-
-// Lines returns a command of nft's for each.
-func (w listed) Lines() (lines []string) {
-	for _, o := range w.objects {
+// listed are rules and chains of a target in one table. They are deleted in one transaction,
+// or one by one if that fails.
+func (fw *Firewalls) listed(s search, objects []nft.Object) found {
+	var lines []string
+	for _, o := range objects {
 		lines = append(lines, "nft "+o.String())
 	}
-	return lines
-}
-
-// Apply deletes the objects in one transaction, or one by one if that fails.
-func (w listed) Apply(ctx context.Context) error {
-	return w.form.Sockets.Do(ctx, func(c *nft.Conn) error {
-		err := w.remove(ctx, c, w.objects)
-		if err == nil || ctx.Err() != nil || len(w.objects) == 1 {
-			return err
-		}
-		var errs []error
-		for _, o := range w.objects {
-			errs = append(errs, w.remove(ctx, c, []nft.Object{o}))
-		}
-		return errors.Join(errs...)
-	})
+	return found{lines, func(ctx context.Context) error {
+		return fw.sockets.Do(ctx, func(c *nft.Conn) error {
+			err := s.remove(ctx, c, objects)
+			if err == nil || ctx.Err() != nil || len(objects) == 1 {
+				return err
+			}
+			var errs []error
+			for _, o := range objects {
+				errs = append(errs, s.remove(ctx, c, []nft.Object{o}))
+			}
+			return errors.Join(errs...)
+		})
+	}}
 }
 
 // remove deletes those of the objects that exist. Handles mean nothing in a table
 // that was deleted and made again, so it looks at the rules first, and deletes only
 // if none has changed since.
-func (w listed) remove(ctx context.Context, c *nft.Conn, objects []nft.Object) error {
-	err := nft.UntilUnchanged(ctx, func() error {
-		generation, err := c.Generation()
-		if err != nil {
-			return err
+func (s search) remove(ctx context.Context, c *nft.Conn, objects []nft.Object) error {
+	return wrapNFT(c.Change(ctx, func() (msgs []nft.Message, generation uint32, err error) {
+		if generation, err = c.Generation(); err != nil {
+			return nil, 0, err
 		}
-		found, err := w.search.find(c)
-		left := slices.DeleteFunc(found, func(o nft.Object) bool { return !slices.Contains(objects, o) })
-		if err != nil || len(left) == 0 {
-			return err
+		all, err := s.find(c)
+		for _, o := range all {
+			if slices.Contains(objects, o) {
+				msgs = append(msgs, o.Deletion())
+			}
 		}
-		return c.Delete(generation, left)
-	})
-	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
-	}
-	return nil
+		return msgs, generation, err
+	}))
 }

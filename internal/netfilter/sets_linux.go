@@ -1,4 +1,4 @@
-package native
+package netfilter
 
 import (
 	"bytes"
@@ -7,15 +7,51 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/embedcni/cni/internal/netfilter/fwrules"
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// The tables of this module's own. Their sets are described in the documentation of the
-// package. A name is that of one set, or one chain, of both tables.
+// The tables of this module's own have the rules of attachments as elements of sets and maps.
+// A packet and a change cost the same for any number of containers.
+//
+// An address belongs to one attachment at a time: an ADD takes over the elements that
+// another attachment left with the address, and the late DEL of that attachment leaves them
+// alone. If the other still lives, on a network of its own, the element does the same for
+// both meanwhile; [DisplacedFact] notes that it is to be given back. A port of the host belongs
+// to the first container that asks for it. The ADD of another container fails with
+// [ErrHostPortTaken]; one of the same container leaves the port as it is, see [Siblings].
+//
+// The first container creates the table, and it stays. It may be deleted when no
+// container needs it. "nft list table inet embedcni" prints it in a form that
+// "nft -f" loads again.
+//
+//	set containers4, containers6       addresses whose packets are masqueraded, except …
+//	set subnets4_24, subnets6_64, …    … within the container's own subnet: address . first address of the
+//	                                   subnet, a set for each length of prefix in use
+//	map hostports4, hostports6         protocol . port : address . port of the container
+//	map hostips4, hostips6             the same for one address of the host; these go first
+//	set hairpin4_24, hairpin4_8, …     address . first address of a network whose packets to a forwarded port
+//	                                   are masqueraded: the container's subnet, 127.0.0.0/8, or all (_0)
+//	set bridges, isolated, same_bridge interfaces with an ingress policy; these are per bridge, and stay
+//
+// The first container whose frames are checked creates the table for bridges:
+//
+//	set ports                          interfaces on a bridge that take frames only from …
+//	set senders                        … these: interface . MAC address
+//
+// Every other element has its attachment as the comment: a hash of it, network,
+// interface and container ID. The comment alone decides whose an element is.
+// There are a few rules, each with a comment, in the chains prerouting and output
+// (host ports), postrouting (masquerading) and forward (ingress policies). No rule
+// belongs to a container. Empty sets stay, and so do rules for a length of prefix
+// that is no longer in use.
+//
+// A container that asks for its own forwarded port, from within one subnet, needs
+// hairpinMode of the plugin bridge: the bridge must send packets back by the port
+// that they came from.
 var (
 	table       = nft.Table{Family: nft.FamilyInet, Name: "embedcni"}
 	bridgeTable = nft.Table{Family: nft.FamilyBridge, Name: "embedcni"}
@@ -113,9 +149,10 @@ func (fs fields) text(b []byte) string {
 	return strings.Join(words, " . ")
 }
 
-// setKind describes the elements of a set.
-type setKind struct {
-	key, value fields // a set that is no map has no value
+// set is a set, or a map if its elements have values.
+type set struct {
+	name       string
+	key, value fields
 }
 
 // The sets of which there is one for each length of a prefix that is in use:
@@ -125,51 +162,40 @@ const (
 	hairpinPrefix = "hairpin"
 )
 
-// fixedSets are those that the table always has, in the order in which they are made.
-func fixedSets(of nft.Table) []string {
+// fixedSets are those that a table always has, in the order in which they are made.
+func fixedSets(of nft.Table) []set {
 	if of == bridgeTable {
-		return []string{portsSet, sendersSet}
+		return []set{{portsSet, fields{fieldLink}, nil}, {sendersSet, fields{fieldLink, fieldMAC}, nil}}
 	}
-	return []string{
-		"containers4", "containers6", "hostports4", "hostports6", "hostips4", "hostips6",
-		"bridges", "isolated", "same_bridge",
+	return []set{
+		{"containers4", fields{fieldIPv4}, nil},
+		{"containers6", fields{fieldIPv6}, nil},
+		{"hostports4", fields{fieldProtocol, fieldPort}, fields{fieldIPv4, fieldPort}},
+		{"hostports6", fields{fieldProtocol, fieldPort}, fields{fieldIPv6, fieldPort}},
+		{"hostips4", fields{fieldProtocol, fieldIPv4, fieldPort}, fields{fieldIPv4, fieldPort}},
+		{"hostips6", fields{fieldProtocol, fieldIPv6, fieldPort}, fields{fieldIPv6, fieldPort}},
+		{"bridges", fields{fieldLink}, nil},
+		{"isolated", fields{fieldLink, fieldLink}, nil},
+		{"same_bridge", fields{fieldLink, fieldLink}, nil},
 	}
 }
 
-// kindOf returns the kind of the set of that name. It is false for a name that
-// is none of this module's.
-func kindOf(set string) (setKind, bool) {
-	addr := fieldIPv4
-	if strings.HasSuffix(set, "6") {
-		addr = fieldIPv6
+// setOf returns the set of that name. It is false for a name that is none of this
+// module's.
+func setOf(name string) (s set, ok bool) {
+	fixed := fixedSets(tableOf(name))
+	if i := slices.IndexFunc(fixed, func(s set) bool { return s.name == name }); i >= 0 {
+		return fixed[i], true
 	}
-	switch set {
-	case "containers4", "containers6":
-		return setKind{key: fields{addr}}, true
-	case "hostports4", "hostports6":
-		return setKind{fields{fieldProtocol, fieldPort}, fields{addr, fieldPort}}, true
-	case "hostips4", "hostips6":
-		return setKind{fields{fieldProtocol, addr, fieldPort}, fields{addr, fieldPort}}, true
-	case "bridges", portsSet:
-		return setKind{key: fields{fieldLink}}, true
-	case "isolated", "same_bridge":
-		return setKind{key: fields{fieldLink, fieldLink}}, true
-	case sendersSet:
-		return setKind{key: fields{fieldLink, fieldMAC}}, true
-	}
-	_, v6, bits, ok := perLength(set)
-	switch {
-	case !ok:
-		return setKind{}, false
-	case v6:
-		addr = fieldIPv6
-	default:
-		addr = fieldIPv4
+	_, v6, bits, ok := perLength(name)
+	s = set{name: name, key: fields{fieldIPv4, fieldIPv4}}
+	if v6 {
+		s.key = fields{fieldIPv6, fieldIPv6}
 	}
 	if bits == 0 {
-		return setKind{key: fields{addr}}, true
+		s.key = s.key[:1]
 	}
-	return setKind{key: fields{addr, addr}}, true
+	return s, ok
 }
 
 // perLength reads the name of a set that is for one length of prefix.
@@ -206,13 +232,13 @@ type element = nft.Element
 type elementText element
 
 func (e elementText) String() string {
-	kind, _ := kindOf(e.Set)
-	s := fmt.Sprintf("element %v %s { %s", tableOf(e.Set), e.Set, kind.key.text([]byte(e.Key)))
+	in, _ := setOf(e.Set)
+	s := fmt.Sprintf("element %v %s { %s", tableOf(e.Set), e.Set, in.key.text([]byte(e.Key)))
 	if e.Comment != "" {
 		s += fmt.Sprintf(` comment "%s"`, e.Comment)
 	}
 	if e.Value != "" {
-		s += " : " + kind.value.text([]byte(e.Value))
+		s += " : " + in.value.text([]byte(e.Value))
 	}
 	return s + " }"
 }
@@ -241,18 +267,9 @@ type elementKey struct{ set, key string }
 
 func keyOf(e element) elementKey { return elementKey{e.Set, e.Key} }
 
-// byKey returns the elements by their keys.
-func byKey(all []element) map[elementKey]element {
-	m := make(map[elementKey]element, len(all))
-	for _, e := range all {
-		m[keyOf(e)] = e
-	}
-	return m
-}
-
 func protocolName(number byte) string {
 	for _, name := range []string{"tcp", "udp", "sctp"} {
-		if n, _ := fwrules.ProtocolNumber(name); n == number {
+		if n, _ := ProtocolNumber(name); n == number {
 			return name
 		}
 	}

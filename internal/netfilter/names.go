@@ -1,4 +1,4 @@
-package fwrules
+package netfilter
 
 import (
 	"crypto/sha512"

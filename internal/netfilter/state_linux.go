@@ -1,0 +1,159 @@
+package netfilter
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/embedcni/cni/internal/nft"
+)
+
+// state is what this module's tables have at one time, as far as a query has asked. It is
+// safe for concurrent use.
+type state struct {
+	sets       map[string]bool
+	rules      map[string][]nft.Object // by chain
+	elements   map[elementKey]element
+	broken     map[nft.Table]error // names the first part that is missing whatever the elements are
+	generation uint32
+	steady     bool // all of it is of one generation; else something may be missing from it
+}
+
+// query asks for the elements with some keys.
+type query struct {
+	tables []nft.Table
+	keys   []element
+	// more returns further keys, by the name of a set that is there, and whether all of its
+	// elements are asked for; nil: none.
+	more   func(set string) (keys []element, whole bool)
+	layout bool // the chains and rules are asked for, too
+}
+
+// read answers the query. It fails with [nft.ErrChanged] unless all is of one generation;
+// then the state may lack something.
+func (q query) read(c *nft.Conn) (*state, error) {
+	s := &state{sets: make(map[string]bool), rules: make(map[string][]nft.Object),
+		elements: make(map[elementKey]element), broken: make(map[nft.Table]error)}
+	err := c.InOneGeneration(func(generation uint32) error {
+		s.generation = generation
+		for _, t := range q.tables {
+			if err := q.readTable(c, t, s); err != nil {
+				return fmt.Errorf("look at table %v: %w", t, err)
+			}
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, nft.ErrChanged) {
+		return nil, err
+	}
+	if q.layout {
+		for _, t := range q.tables {
+			_, s.broken[t] = s.missing(t, nil)
+		}
+	}
+	s.steady = err == nil
+	return s, err
+}
+
+func (q query) readTable(c *nft.Conn, t nft.Table, s *state) error {
+	names, err := c.Sets(t)
+	if err != nil {
+		return err
+	}
+	keys, whole := slices.DeleteFunc(slices.Clone(q.keys), func(e element) bool { return tableOf(e.Set) != t }), []string(nil)
+	for _, name := range names {
+		s.sets[name] = true
+		if q.more == nil {
+			continue
+		}
+		more, all := q.more(name)
+		if keys = append(keys, more...); all {
+			whole = append(whole, name)
+		}
+	}
+	if q.layout {
+		if names, err = c.Chains(t); err != nil {
+			return err
+		}
+		for _, name := range names {
+			s.rules[name] = nil
+		}
+		err = c.Rules(t, "", nil, func(r nft.Rule) error {
+			s.rules[r.Chain] = append(s.rules[r.Chain], r.Object(t))
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	found, err := c.Elements(t, keys, whole)
+	for _, e := range found {
+		s.elements[keyOf(e)] = e
+	}
+	return err
+}
+
+func wrapNFT(err error) error {
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	return nil
+}
+
+// lacks returns an error that names the first of the sets, chains and rules that is
+// missing for elements in the sets.
+func (s *state) lacks(sets []string) error {
+	for _, name := range sets {
+		if err := s.broken[tableOf(name)]; err != nil {
+			return err
+		}
+		if !s.sets[name] { // else it has its rule
+			return fmt.Errorf("set %v %s is missing", tableOf(name), name)
+		}
+	}
+	return nil
+}
+
+// absent returns an error that names the first of the elements that is missing, or
+// the first part of the layout that it needs. found is the first element that is
+// in the place of one.
+func (s *state) absent(wanted []element, siblings func() Siblings) (found string, err error) {
+	err = wrapNFT(s.lacks(setsOf(wanted)))
+	for _, e := range wanted {
+		there, ok := s.elements[keyOf(e)]
+		if there == e || ok && isPort(e) && siblings().Have(there.Comment) {
+			continue
+		}
+		lost := fmt.Errorf("nftables: %v is missing", elementText(e))
+		if ok {
+			lost = fmt.Errorf("%w, there is %v", lost, elementText(there))
+		}
+		if ok && found == "" {
+			found = elementText(there).String()
+		}
+		if err == nil {
+			err = lost
+		}
+	}
+	return found, err
+}
+
+// setsOf returns the sets of the elements, each once.
+func setsOf(elements []element) []string {
+	return eachOnce(elements, func(e element) string { return e.Set })
+}
+
+// tablesOf returns the tables of the elements, each once.
+func tablesOf(elements []element) []nft.Table {
+	return eachOnce(elements, func(e element) nft.Table { return tableOf(e.Set) })
+}
+
+// eachOnce returns what of returns for the values, each once, in their order.
+func eachOnce[T any, K comparable](all []T, of func(T) K) (found []K) {
+	for _, one := range all {
+		if k := of(one); !slices.Contains(found, k) {
+			found = append(found, k)
+		}
+	}
+	return found
+}
