@@ -81,9 +81,8 @@ func (l Limits) withDefaults() Limits {
 
 // Output holds a plugin's stdout and stderr.
 type Output struct {
-	Stdout        []byte
-	Stderr        []byte // the last Limits.Stderr bytes
-	StderrDropped int64  // number of bytes before those
+	Stdout []byte
+	Stderr []byte // the last Limits.Stderr bytes
 }
 
 // ExitError means that a plugin failed by itself. The Output has its

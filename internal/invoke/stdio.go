@@ -65,7 +65,7 @@ func (p *printed) stop() {
 
 // output returns the data read. It may be called only after stop.
 func (p *printed) output() Output {
-	return Output{Stdout: p.stdout, Stderr: p.stderr.bytes(), StderrDropped: p.stderr.dropped()}
+	return Output{Stdout: p.stdout, Stderr: p.stderr.bytes()}
 }
 
 // keepStdout never keeps more than the limit. The plugin then blocks on its full
@@ -117,11 +117,9 @@ func closeAll(files [2]*os.File) {
 type tail struct {
 	limit int
 	last  []byte // at most twice the limit, and a write
-	total int64
 }
 
 func (t *tail) keep(p []byte) bool {
-	t.total += int64(len(p))
 	if t.last = append(t.last, p...); len(t.last) > 2*t.limit {
 		t.last = append(t.last[:0], t.bytes()...)
 	}
@@ -129,5 +127,3 @@ func (t *tail) keep(p []byte) bool {
 }
 
 func (t *tail) bytes() []byte { return t.last[max(0, len(t.last)-t.limit):] }
-
-func (t *tail) dropped() int64 { return max(0, t.total-int64(t.limit)) }

@@ -73,7 +73,6 @@ type Type struct {
 	KernelOnly   bool     // it writes no file, so a power cut undoes its ADD; see the function of that name
 	Swept        bool     // the sweep undoes all that a DEL would; see Borrows
 	Borrows      bool     // changes an interface that may go back to the host: swept only if that one is identified
-	BareDEL      bool     // a DEL needs no arguments
 	Capabilities []string // that it reads if its configuration declares them
 	Concurrent   bool     // executables can run at the same time once the parts exist that containers share
 
@@ -88,33 +87,33 @@ type Type struct {
 
 // table is never changed.
 var table = map[string]Type{
-	Bandwidth: {Capabilities: []string{"bandwidth"}, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+	Bandwidth: {Capabilities: []string{"bandwidth"}, KernelOnly: true, Swept: true, Concurrent: true,
 		Compared: true, Remakes: []string{"interface", "queue"}},
-	Bridge: {Capabilities: []string{"mac"}, Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+	Bridge: {Capabilities: []string{"mac"}, Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, Concurrent: true,
 		Compared: true, Remakes: []string{"address", "bridge", "bridge port", "interface", "rule"}, RemakesInside: []string{"address", "interface", "route"}},
 	Dummy: {Makes: Unswept, Concurrent: true},
-	Firewall: {Rules: Forward, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+	Firewall: {Rules: Forward, KernelOnly: true, Swept: true, Concurrent: true,
 		Compared: true, Remakes: []string{"rule", "zone"}},
-	HostDevice: {Capabilities: []string{"deviceID"}, Makes: Moved, KernelOnly: true, Borrows: true, BareDEL: true, Concurrent: true,
+	HostDevice: {Capabilities: []string{"deviceID"}, Makes: Moved, KernelOnly: true, Borrows: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"address", "interface", "route"}},
-	HostLocal: {Capabilities: []string{"ips", "ipRanges"}, IPAM: true, BareDEL: true,
+	HostLocal: {Capabilities: []string{"ips", "ipRanges"}, IPAM: true,
 		Compared: true, Remakes: []string{"reservation"}},
-	IPVLAN: {Makes: Stacked, Swept: true, BareDEL: true, Concurrent: true},
-	Loopback: {Makes: Lo, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+	IPVLAN: {Makes: Stacked, Swept: true, Concurrent: true},
+	Loopback: {Makes: Lo, KernelOnly: true, Swept: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"interface"}},
-	MACVLAN: {Capabilities: []string{"mac"}, Makes: Stacked, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+	MACVLAN: {Capabilities: []string{"mac"}, Makes: Stacked, KernelOnly: true, Swept: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"address", "interface", "route"}},
-	Portmap: {Capabilities: []string{"portMappings"}, Rules: HostPorts, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+	Portmap: {Capabilities: []string{"portMappings"}, Rules: HostPorts, KernelOnly: true, Swept: true, Concurrent: true,
 		Compared: true, Remakes: []string{"port", "sysctl"}},
-	PTP: {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, BareDEL: true, Concurrent: true,
+	PTP: {Makes: Veth, Rules: Masquerade, KernelOnly: true, Swept: true, Concurrent: true,
 		Compared: true, Remakes: []string{"address", "interface", "route", "rule"}, RemakesInside: []string{"address", "interface", "route"}},
 	SBR: {Concurrent: true},
-	Static: {Capabilities: []string{"ips"}, IPAM: true, KernelOnly: true, BareDEL: true,
+	Static: {Capabilities: []string{"ips"}, IPAM: true, KernelOnly: true,
 		Compared: true},
 	Tap: {Capabilities: []string{"mac"}, Makes: Unswept, Concurrent: true},
-	Tuning: {Capabilities: []string{"mac"}, Swept: true, Borrows: true, BareDEL: true, Concurrent: true,
+	Tuning: {Capabilities: []string{"mac"}, Swept: true, Borrows: true, Concurrent: true,
 		Compared: true, RemakesInside: []string{"interface", "sysctl"}},
-	VLAN: {Makes: Stacked, BareDEL: true, Concurrent: true},
+	VLAN: {Makes: Stacked, Concurrent: true},
 }
 
 // Of returns the description of a type, the zero Type if it is not known.

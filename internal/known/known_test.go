@@ -86,8 +86,6 @@ func named(t *testing.T, path string) (found []string) {
 func TestTheTableIsConsistent(t *testing.T) {
 	for typ, row := range table {
 		switch {
-		case row.Swept && !row.BareDEL:
-			t.Errorf("%s: the sweep has no arguments either", typ)
 		case row.Swept && row.Makes == Unswept:
 			t.Errorf("%s: the sweep does not know the interface", typ)
 		case row.Makes == Moved && !row.Borrows:
