@@ -15,7 +15,7 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/chroot",
+		"examples", "examples/thick", "internal/batch", "internal/behaviour",
 		"internal/confwatch", "internal/damage", "internal/expect", "internal/faults", "internal/interchange",
 		"internal/known", "internal/netfilter/fwrules", "internal/parallel", "internal/perm",
 		"internal/plainfile", "internal/ports", "internal/scripted", "internal/shared", "internal/spans",
@@ -26,7 +26,7 @@ var floors = [][]string{
 		"internal/proc", "internal/scripted/plugin",
 	},
 	{
-		"internal/firstadd", "internal/invoke", "netns",
+		"internal/firstadd", "netns",
 	},
 	{
 		"internal/audit", "internal/firewalld", "internal/nettest",
@@ -34,11 +34,11 @@ var floors = [][]string{
 		"thick/internal/delqueue",
 	},
 	{
-		"internal/hold", "internal/inprocess", "internal/notify", "internal/refplugins", "thick/server",
+		"internal/hold", "internal/invoke", "internal/notify", "internal/refplugins", "thick/server",
 		"thick/shim",
 	},
 	{
-		"examples/thick/shim", "internal/links", "internal/nft",
+		"examples/thick/shim", "internal/inprocess", "internal/links", "internal/nft",
 	},
 	{
 		"internal/hostns", "internal/iptables", "internal/netfilter/native",
