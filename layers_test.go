@@ -15,7 +15,7 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"examples", "examples/thick", "internal/batch", "internal/behaviour", "internal/chroot",
+		"examples", "examples/thick", "internal/batch", "internal/behaviour",
 		"internal/confwatch", "internal/damage", "internal/expect", "internal/faults", "internal/interchange",
 		"internal/known", "internal/parallel", "internal/perm",
 		"internal/plainfile", "internal/scripted", "internal/shared", "internal/spans",
@@ -26,7 +26,7 @@ var floors = [][]string{
 		"internal/proc", "internal/scripted/plugin",
 	},
 	{
-		"internal/invoke", "netns",
+		"netns",
 	},
 	{
 		"internal/audit", "internal/firewalld", "internal/nettest",
@@ -34,7 +34,7 @@ var floors = [][]string{
 		"thick/internal/delqueue",
 	},
 	{
-		"internal/notify", "internal/ports", "internal/refplugins", "thick/server",
+		"internal/invoke", "internal/notify", "internal/ports", "internal/refplugins", "thick/server",
 		"thick/shim",
 	},
 	{

@@ -13,9 +13,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/builtin"
-	"github.com/embedcni/cni/internal/chroot"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -188,7 +188,7 @@ func (c *config) checkPluginRoot() error {
 	if c.pluginRoot == "" {
 		return nil
 	}
-	if !chroot.Supported {
+	if !thread.CanChangeRoot {
 		return fmt.Errorf("plugin root %s: %w", c.pluginRoot, ErrNotSupported)
 	}
 	for _, dir := range c.pluginDirs {

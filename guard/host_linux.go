@@ -137,7 +137,11 @@ func (h *host) list() (all interfaces, err error) {
 func (h *host) watchLinks(ctx context.Context, g *guard) error {
 	all := h.all
 	for {
-		lost, err := h.changes.Next(ctx, func(a links.Announcement) { all.take(a, g) })
+		lost, err := h.changes.Next(ctx, func(a links.Announcement) {
+			if all.take(a, g.lacks) {
+				g.hear()
+			}
+		})
 		if err != nil {
 			return err
 		}
@@ -151,13 +155,14 @@ func (h *host) watchLinks(ctx context.Context, g *guard) error {
 	}
 }
 
-// take takes an announcement in, and has the guard hear of it if an interface has lost
-// something. An addition is no loss.
-func (all interfaces) take(a links.Announcement, g *guard) {
+// take takes an announcement in, and reports whether an interface has lost something. An
+// addition is no loss; but a new interface may be the bridge that containers lack, so that
+// their ports can be repaired now.
+func (all interfaces) take(a links.Announcement, lacks func() bool) (lost bool) {
 	switch {
 	case a.Link != nil && a.Gone:
 		delete(all, a.Link.Index)
-		g.hear()
+		return true
 	case a.Link != nil:
 		now := port{Link: *a.Link}
 		before, known := all[now.Index]
@@ -166,10 +171,9 @@ func (all interfaces) take(a links.Announcement, g *guard) {
 		}
 		all[now.Index] = now
 		if !known {
-			g.appeared()
-		} else if all.hasLost(before, now) {
-			g.hear()
+			return lacks()
 		}
+		return all.hasLost(before, now)
 	case a.BridgePort != nil:
 		before, known := all[a.BridgePort.Interface]
 		now := before
@@ -177,26 +181,19 @@ func (all interfaces) take(a links.Announcement, g *guard) {
 			now.Port.PortMode = *a.BridgePort.Mode
 		}
 		if !known || now.Port.Master == 0 {
-			return // it has left the bridge, or is the bridge itself
+			return false // it has left the bridge, or is the bridge itself
 		}
 		all[now.Index] = now
-		if all.hasLost(before, now) {
-			g.hear()
-		}
-	case a.Gone && (a.Queue == nil || isPlugins(a.Queue)):
-		g.hear()
+		return all.hasLost(before, now)
 	}
+	return a.Gone && (a.Queue == nil || isPlugins(a.Queue))
 }
 
-// appeared takes in that there is a new interface. It may be the bridge that containers
-// lack, so that their ports can be repaired now.
-func (g *guard) appeared() {
+// lacks reports whether something is lost now.
+func (g *guard) lacks() bool {
 	g.mu.Lock()
-	open := g.items.areOpen()
-	g.mu.Unlock()
-	if open {
-		g.hear()
-	}
+	defer g.mu.Unlock()
+	return g.items.areOpen()
 }
 
 // hasLost reports whether an interface has lost something since before.

@@ -93,8 +93,9 @@ func (g *guard) tellUnguarded() func(context.Context) {
 // ErrUnguarded is the error of an Unguarded event.
 var ErrUnguarded = errors.New("containers have rules in legacy tables of iptables, which are not guarded without a LegacyInterval")
 
-// followHolds has all containers looked at after each change of the holds: after the end
-// of one, its parts may be repaired.
+// followHolds has all containers looked at once the holds are followed, which is the
+// guard's first look, and after each change of them: after the end of one, its parts may
+// be repaired.
 func (g *guard) followHolds(ctx context.Context) error {
 	w := &confwatch.Watch{
 		Sources: func() []confwatch.Source {

@@ -29,7 +29,7 @@ import (
 func Run(ctx context.Context, rt *cni.Runtime, o Options) error {
 	g := &guard{
 		rt: rt, options: o, config: rt.GetConfig(), wake: make(chan struct{}, 1),
-		pace: pace{again: time.Now()}, items: make(items), failed: make(map[string]failed),
+		items: make(items), failed: make(map[string]failed),
 	}
 	if err := g.run(ctx); err != nil {
 		return fmt.Errorf("guard: %w", err)

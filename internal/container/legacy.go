@@ -17,27 +17,14 @@ import (
 // the records a second name of each that has ports ("ports"). They do
 // without them: one that still runs makes them again. This file may go in 2028.
 
-// formerFiles returns the paths of what only earlier versions use, what is in a directory
-// before the directory.
-func formerFiles(own, records string) (paths []string, err error) {
-	for _, dir := range []string{filepath.Join(own, "networks"), filepath.Join(records, "ports")} {
-		entries, err := os.ReadDir(dir)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+// former returns the paths of what only earlier versions use, if it exists.
+func former(own, records string) (paths []string) {
+	for _, path := range []string{filepath.Join(own, "networks"), filepath.Join(own, "cachedports"), filepath.Join(records, "ports")} {
+		if _, err := os.Lstat(path); err == nil {
+			paths = append(paths, path)
 		}
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range entries {
-			paths = append(paths, filepath.Join(dir, e.Name()))
-		}
-		paths = append(paths, dir)
 	}
-	path := filepath.Join(own, "cachedports")
-	if _, err := os.Lstat(path); err == nil {
-		paths = append(paths, path)
-	}
-	return paths, nil
+	return paths
 }
 
 // Pools are the namespaces that pools of earlier versions have made, in a directory for

@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"syscall"
 
 	"github.com/embedcni/cni/internal/lock"
@@ -16,16 +15,15 @@ import (
 // two steps of writing or deleting a record.
 type strays struct {
 	namespaces []string // paths where a namespace is mounted, or was, that belongs to no record
-	// files belong to no record, or are of no use since an earlier version; so are
-	// directories, which come behind what is in them.
-	files []string
+	files      []string // that belong to no record, and directories of pools whose process is dead
+	former     []string // that are of no use since an earlier version, directories with all in them too
 }
 
 func (s *Store) strays() (strays, error) {
 	files, err := s.Records.Strays()
-	former, ferr := formerFiles(filepath.Dir(s.Locks.Path()), s.Records.Dir())
 	namespaces, dirs, nerr := s.strayNamespaces()
-	return strays{namespaces, slices.Concat(files, former, dirs)}, errors.Join(err, ferr, nerr)
+	all := strays{namespaces, append(files, dirs...), former(filepath.Dir(s.Locks.Path()), s.Records.Dir())}
+	return all, errors.Join(err, nerr)
 }
 
 // TidyAlone is Tidy while all others are kept out, if there is anything to do. If
@@ -33,7 +31,7 @@ func (s *Store) strays() (strays, error) {
 // hold up all calls that come meanwhile.
 func (s *Store) TidyAlone() (err error) {
 	found, err := s.strays()
-	if len(found.files)+len(found.namespaces) == 0 {
+	if len(found.files)+len(found.namespaces)+len(found.former) == 0 {
 		return err
 	}
 	held, err := s.Locks.TryLockAll([]lock.Key{{Name: Barrier}})
@@ -60,6 +58,10 @@ func (s *Store) Tidy() error {
 		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
 			errs = append(errs, err)
 		}
+	}
+	for _, path := range found.former {
+		s.Logger.Info("deleting a file that belongs to no record", "path", path)
+		errs = append(errs, os.RemoveAll(path))
 	}
 	return errors.Join(errs...)
 }

@@ -10,8 +10,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/invoke"
 
-	"github.com/embedcni/cni/internal/chroot"
 	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/thread"
 )
 
 // ErrNotFound means that no directory has an executable of that name.
@@ -138,12 +138,12 @@ func (r Root) trusted(allowInsecure bool, fn func() error) error {
 	return r.Do(fn)
 }
 
-// Do runs fn with this root; see chroot.Do.
+// Do runs fn with this root; see thread.AtRoot.
 func (r Root) Do(fn func() error) error {
 	if r == "" {
 		return fn()
 	}
-	return r.error(chroot.Do(string(r), fn))
+	return r.error(thread.AtRoot(string(r), fn))
 }
 
 // Shares returns an error unless a path leads to the same file in this root and in the

@@ -1,5 +1,6 @@
-// Package thread runs functions inside network namespaces. The functions must
-// leave the thread as they find it.
+// Package thread runs functions inside network namespaces, which must leave the thread as
+// they find it, and with another root directory, as executed plugins have it where a daemon
+// in a container runs them with the root of the host.
 package thread
 
 import (
@@ -87,4 +88,34 @@ func enter(ns *netns.Handle) error {
 		return fmt.Errorf("enter network namespace %s: %w", ns.ID(), inner)
 	}
 	return nil
+}
+
+// CanChangeRoot reports whether AtRoot works on this system.
+const CanChangeRoot = true
+
+// AtRoot runs fn on a thread of its own, whose root and working directory are dir. Paths,
+// symbolic links and /proc are then those that a process sees which is started with that
+// root. The rest of the process keeps its root, and so do goroutines that fn starts. The
+// thread ends with fn. It needs CAP_SYS_CHROOT (chroot(2)).
+//
+// If dir cannot be entered, fn is not called, and the error is a *fs.PathError.
+func AtRoot(dir string, fn func() error) error {
+	home, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = home.Close() }() // the thread was in it already
+	return home.Do(func() error {
+		runtime.LockOSThread()                              // for good: nobody else must get a thread with another root
+		if err := unix.Unshare(unix.CLONE_FS); err != nil { // else all threads share one root
+			return rootError("unshare", dir, err)
+		}
+		if err := unix.Chroot(dir); err != nil {
+			return rootError("chroot", dir, err)
+		}
+		if err := unix.Chdir("/"); err != nil {
+			return rootError("chdir", dir, err)
+		}
+		return fn()
+	})
 }

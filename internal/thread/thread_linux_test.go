@@ -3,6 +3,7 @@ package thread
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -14,7 +15,14 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
+func TestMain(m *testing.M) {
+	if dir, ok := os.LookupEnv(childEnv); ok {
+		err := AtRoot(dir, func() error { return nil })
+		fmt.Print(errors.Is(err, ErrRootNotPermitted), errors.Is(err, fs.ErrPermission), err)
+		os.Exit(0)
+	}
+	os.Exit(sandbox.Main(m))
+}
 
 func TestInStaysOnAThreadThatIsInside(t *testing.T) {
 	outside, err := netns.Current()

@@ -1,9 +1,22 @@
 //go:build !linux
 
-// Package thread runs functions inside network namespaces. It needs Linux.
+// Package thread runs functions inside network namespaces, or with another root directory.
+// It needs Linux.
 package thread
 
-import "github.com/embedcni/cni/netns"
+import (
+	"errors"
+
+	"github.com/embedcni/cni/netns"
+)
 
 // In fails with [netns.ErrNotSupported].
 func In(ns *netns.Handle, fn func() error) error { return ns.Do(fn) }
+
+// CanChangeRoot reports whether AtRoot works on this system.
+const CanChangeRoot = false
+
+// AtRoot returns an error.
+func AtRoot(dir string, _ func() error) error {
+	return rootError("chroot", dir, errors.ErrUnsupported)
+}

@@ -1,4 +1,4 @@
-package chroot
+package thread
 
 import (
 	"errors"
@@ -14,20 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/sandbox"
 )
 
-func TestMain(m *testing.M) {
-	if dir, ok := os.LookupEnv(childEnv); ok {
-		err := Do(dir, func() error { return nil })
-		fmt.Print(errors.Is(err, ErrNotPermitted), errors.Is(err, fs.ErrPermission), err)
-		os.Exit(0)
-	}
-	os.Exit(sandbox.Main(m))
-}
-
 // childEnv makes the test binary a program that enters a root, and says how that went.
-const childEnv = "EMBEDCNI_CHROOT_CHILD"
+const childEnv = "EMBEDCNI_ROOT_CHILD"
 
 // TestPathsAreThoseOfTheRoot: files, absolute links and the working directory; and nobody
 // else has another root, neither meanwhile nor afterwards.
@@ -39,7 +29,7 @@ func TestPathsAreThoseOfTheRoot(t *testing.T) {
 	failed := errors.New("failed")
 	for range 20 {
 		var threads sync.WaitGroup
-		err := Do(root, func() error {
+		err := AtRoot(root, func() error {
 			if unix.Gettid() == unix.Getpid() {
 				t.Error("it is on the leading thread")
 			}
@@ -75,7 +65,7 @@ func TestARootThatCannotBeEntered(t *testing.T) {
 	expect.NoError(t, os.WriteFile(file, nil, 0o755))
 	for path, want := range map[string]error{filepath.Join(dir, "none"): fs.ErrNotExist, file: unix.ENOTDIR} {
 		var at *fs.PathError
-		err := Do(path, func() error { t.Error("called"); return nil })
+		err := AtRoot(path, func() error { t.Error("called"); return nil })
 		if !errors.Is(err, want) || !errors.As(err, &at) || at.Path != path {
 			t.Errorf("%s: %v", path, err)
 		}
@@ -98,10 +88,10 @@ func TestNotPermitted(t *testing.T) {
 		failed <- err
 	}()
 	expect.NoError(t, <-failed)
-	expect.Same(t, "error", string(said), "true true chroot "+dir+": "+ErrNotPermitted.Error())
+	expect.Same(t, "error", string(said), "true true chroot "+dir+": "+ErrRootNotPermitted.Error())
 }
 
-func ExampleDo() {
+func ExampleAtRoot() {
 	root, err := os.MkdirTemp("", "root")
 	if err != nil {
 		fmt.Println(err)
@@ -112,6 +102,6 @@ func ExampleDo() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(Do(root, func() error { _, err := os.Stat("/hello"); return err }))
+	fmt.Println(AtRoot(root, func() error { _, err := os.Stat("/hello"); return err }))
 	// Output: <nil>
 }
