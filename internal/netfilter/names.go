@@ -74,7 +74,7 @@ func (c Chain) Others(o Owner) map[string]bool {
 	return comments
 }
 
-// Comment is the comment of the attachment's elements in the native table, and of
+// Comment is the comment of the attachment's elements in this module's tables, and of
 // the rules that bridge and ptp make with nftables: commentForInstance in
 // pkg/ip/ipmasq_nftables_linux.go.
 func (o Owner) Comment() string {

@@ -38,7 +38,7 @@
 // # Cost
 //
 // Attaching takes one transaction of some ten elements: 20 µs, with 10 as with
-// 10,000 containers, once the socket is open. Deleting them takes three messages
+// 10,000 containers, once the socket is open. Deleting them takes four messages
 // more and 40 µs. A transaction does not wait for the kernel's grace period;
 // closing a socket after a deletion does, for about ten milliseconds, in which
 // no one can change rules. So a runtime keeps sockets open, see [Options].

@@ -222,7 +222,7 @@ func perFamily(set string, a netip.Addr) string {
 	return set + "6"
 }
 
-// element is one of a set or map of the native table. Its comment is the owner's;
+// element is one of a set or map of this module's tables. Its comment is the owner's;
 // an element of a bridge has none.
 type element = nft.Element
 
