@@ -86,12 +86,10 @@ func family(addr netip.Addr) byte {
 // that is gone has none.
 func (c *Conn) Addresses(index int) (all []Address, err error) {
 	m := request(unix.RTM_GETADDR, unix.NLM_F_DUMP, ifaddr(netip.Addr{}, 0, index))
-	err = c.list(m, func() { all = nil }, func(body []byte) error {
-		a, err := parseAddress(body)
-		if err == nil && a.Interface == index { // older kernels list those of all
+	err = c.list(m, func() { all = nil }, func(m message) {
+		if a := parseAddress(m); a.Interface == index { // older kernels list those of all
 			all = append(all, a.Address)
 		}
-		return err
 	})
 	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return nil, fmt.Errorf("list the addresses of interface %d: %w", index, err)
@@ -111,38 +109,27 @@ func (c *Conn) AllAddresses() ([]Placed, error) {
 	request := func(family byte) *nl.NetlinkRequest {
 		return request(unix.RTM_GETADDR, unix.NLM_F_DUMP, nl.NewIfAddrmsg(int(family)))
 	}
-	all, err := listFamilies(c, request, func(all []Placed, body []byte) ([]Placed, error) {
-		a, err := parseAddress(body)
-		return append(all, a), err
-	})
-	if err != nil {
-		err = fmt.Errorf("list the addresses of all interfaces: %w", err)
-	}
-	return all, err
+	all, err := listFamilies(c, request, func(all []Placed, m message) []Placed { return append(all, parseAddress(m)) })
+	return all, saying("list the addresses of all interfaces", err)
 }
 
-// parseAddress reads the body of an RTM_NEWADDR.
-func parseAddress(body []byte) (Placed, error) {
-	var r reader
-	all := r.attributes(body, unix.SizeofIfAddrmsg)
-	if r.err != nil {
-		return Placed{}, r.err
-	}
-	fixed := nl.DeserializeIfAddrmsg(body)
-	raw := all.get(unix.IFA_LOCAL)
+// parseAddress reads an RTM_NEWADDR.
+func parseAddress(m message) Placed {
+	fixed := nl.DeserializeIfAddrmsg(m.body)
+	raw := m.get(unix.IFA_LOCAL)
 	if raw == nil {
-		raw = all.get(unix.IFA_ADDRESS) // the other end's address, if there is a local one too
+		raw = m.get(unix.IFA_ADDRESS) // the other end's address, if there is a local one too
 	}
 	flags := uint32(fixed.Flags)
-	if all.get(unix.IFA_FLAGS) != nil { // all 32 of them
-		flags = all.num(unix.IFA_FLAGS)
+	if m.get(unix.IFA_FLAGS) != nil { // all 32 of them
+		flags = m.num(unix.IFA_FLAGS)
 	}
 	addr, _ := netip.AddrFromSlice(raw)
 	return Placed{Interface: int(fixed.Index), Address: Address{
 		Prefix:    netip.PrefixFrom(addr, int(fixed.Prefixlen)),
 		Tentative: flags&unix.IFA_F_TENTATIVE != 0,
 		Duplicate: flags&unix.IFA_F_DADFAILED != 0,
-	}}, nil
+	}}
 }
 
 // Prefix converts an address with its mask.
@@ -163,13 +150,10 @@ func Prefix(n net.IPNet) (netip.Prefix, error) {
 func (c *Conn) Groups(index int) ([]netip.Addr, error) {
 	var all []netip.Addr
 	m := request(unix.RTM_GETMULTICAST, unix.NLM_F_DUMP, ifaddr(netip.IPv6Unspecified(), 0, index))
-	err := c.list(m, func() { all = nil }, func(body []byte) error {
-		var r reader
-		group := r.attributes(body, unix.SizeofIfAddrmsg)
-		if addr, ok := netip.AddrFromSlice(group.get(unix.IFA_MULTICAST)); ok && int(nl.DeserializeIfAddrmsg(body).Index) == index {
+	err := c.list(m, func() { all = nil }, func(m message) {
+		if addr := m.address(unix.IFA_MULTICAST); addr.IsValid() && int(nl.DeserializeIfAddrmsg(m.body).Index) == index {
 			all = append(all, addr)
 		}
-		return r.err
 	})
 	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return nil, fmt.Errorf("list the multicast groups of interface %d: %w", index, err)

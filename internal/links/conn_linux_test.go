@@ -139,12 +139,11 @@ func newMany(t *testing.T) *many {
 // attempts.
 func (many *many) count(t *testing.T, torn int) (attempts, found int, err error) {
 	t.Helper()
-	err = many.list.list(many.m, func() { attempts++; found = 0 }, func([]byte) error {
+	err = many.list.list(many.m, func() { attempts++; found = 0 }, func(message) {
 		if found++; found == 1 && attempts <= torn {
 			must[Link](t)(Bridge{Name: fmt.Sprint("new", many.interfaces)}.Create(many.other))
 			many.interfaces++
 		}
-		return nil
 	})
 	return attempts, found, err
 }
@@ -176,7 +175,7 @@ func TestAListThatIsAlwaysInterruptedIsTorn(t *testing.T) {
 func TestAnErrorEndsTheAttempts(t *testing.T) {
 	c := mustDial(t, newNS(t, "ns"))
 	attempts := 0
-	err := c.list(linkList(), func() { attempts++ }, func([]byte) error { return unix.EBADMSG })
+	err := c.list(linkList(), func() { attempts++ }, func(m message) { *m.bad = unix.EBADMSG })
 	if !errors.Is(err, unix.EBADMSG) || attempts != 1 {
 		t.Errorf("got %v after %d attempts", err, attempts)
 	}
