@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -22,7 +21,7 @@ type Repairing struct {
 	Host      *hostns.NetNS
 	Container *netns.Handle // nil if it is not open
 	// Compare compares the attachment with its record.
-	Compare func(context.Context, *views.View) *Part
+	Compare func(context.Context, *compare.View) *Part
 	Inside  bool // repair the container's namespace too
 	// Want reports whether a difference that could be repaired is to be; nil: all are.
 	Want func(compare.Difference) bool
@@ -62,26 +61,26 @@ const DumpFor = 4
 func compareAll(ctx context.Context, all []*Repairing) {
 	if len(all) < DumpFor {
 		for _, r := range all {
-			r.look(ctx, &views.Looks{})
+			r.look(ctx, &compare.Looks{})
 		}
 		return
 	}
-	looks := views.Dumps()
-	looks.Each(len(all), func(i int, its *views.Looks) { all[i].look(ctx, its) })
+	looks := compare.Dumps()
+	looks.Each(len(all), func(i int, its *compare.Looks) { all[i].look(ctx, its) })
 	if err := looks.Close(); err != nil {
 		all[0].Runner.Logger.Error("close network namespace", "error", err)
 	}
 }
 
 // look compares the attachment anew.
-func (r *Repairing) look(ctx context.Context, looks *views.Looks) {
+func (r *Repairing) look(ctx context.Context, looks *compare.Looks) {
 	r.Err = parallel.Try(func() (err error) {
 		r.now, err = r.compare(ctx, looks)
 		return err
 	})
 }
 
-func (r *Repairing) compare(ctx context.Context, looks *views.Looks) (c *Part, err error) {
+func (r *Repairing) compare(ctx context.Context, looks *compare.Looks) (c *Part, err error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}

@@ -12,12 +12,12 @@ import (
 // portVLANs compares the VLANs of a port, which is on the bridge, with the configured
 // ones. A missing one is added. Others may be somebody's, and so may the port's own VLAN
 // if that is another one now.
-func (c *config) portVLANs(v compare.VLANs, port links.Link, place *compare.Place, restore fix) (all []compare.Difference, err error) {
+func (c *config) portVLANs(vlans func(port int) (links.VLANs, error), port links.Link, place *compare.Place, restore fix) (all []compare.Difference, err error) {
 	want := c.vlans()
 	if len(want) == 0 {
 		return nil, nil
 	}
-	has, err := v.VLANs(port.Index)
+	has, err := vlans(port.Index)
 	if err != nil {
 		return nil, fmt.Errorf("VLANs of interface %q: %w", port.Name, err)
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -76,7 +75,7 @@ func (a *attached) differences() (text string) {
 		all, err := p.Compare(ctx, r, v)
 		text = a.h.normal(plugintest.Lines(all))
 		dump := *v
-		dump.Host, dump.Container = expect.Value(views.ReadNamespace(r.Host))(a.h.t), expect.Value(views.ReadNamespace(r.Container))(a.h.t)
+		dump.Host, dump.Container = expect.Value(compare.ReadNamespace(r.Host))(a.h.t), expect.Value(compare.ReadNamespace(r.Container))(a.h.t)
 		fw := netfilter.Open(r.Host, netfilter.Options{Notes: a.memory})
 		dump.Rules = netfilter.Read(fw).For(fw.Options)
 		again, failed := p.Compare(ctx, r, &dump)

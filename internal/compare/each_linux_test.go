@@ -1,4 +1,4 @@
-package views
+package compare
 
 import (
 	"errors"
@@ -89,7 +89,7 @@ func (o *opener) readEach(use func(i int, seen *Namespace, err error)) {
 		ns, err := o.at(i)
 		var seen *Namespace
 		if err == nil {
-			seen, err = r.read(ns)
+			seen, err = readNamespace(ns, r.dial)
 		}
 		use(i, seen, errors.Join(err, o.close(i)))
 	})
@@ -178,12 +178,13 @@ func TestWorkersWithoutAThread(t *testing.T) {
 	_, paths := hostWith(t, 10)
 	o := newOpener(paths)
 	var done []int
-	e := &each{n: len(paths), work: func(i int, r *Looks) {
+	var next atomic.Int64
+	work := func(i int) {
 		ns := expect.Value(o.at(i))(t)
-		expect.Value(r.read(ns))(t)
+		expect.Value(ReadNamespace(ns))(t)
 		expect.NoError(t, ns.Close())
 		done = append(done, i)
-	}}
+	}
 	reason := errors.New("the thread is lost")
 	lost := func() error {
 		if len(done) == 3 {
@@ -191,9 +192,9 @@ func TestWorkersWithoutAThread(t *testing.T) {
 		}
 		return nil
 	}
-	expect.Is(t, e.run(Dumps(), lost), reason)
+	expect.Is(t, each(&next, len(paths), work, lost), reason)
 	expect.Same(t, "done before", done, []int{0, 1, 2})
-	expect.NoError(t, e.run(Dumps(), func() error { return nil }))
+	expect.NoError(t, each(&next, len(paths), work, func() error { return nil }))
 	expect.Same(t, "done in all", done, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
 }
 

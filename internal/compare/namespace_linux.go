@@ -1,4 +1,4 @@
-package views
+package compare
 
 import (
 	"errors"
@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -22,32 +21,27 @@ type Namespace struct {
 	byName    map[string]int // positions in links
 	byIndex   map[int]int
 	addresses map[int][]links.Address // by the index of the interface
-	routes    []links.Route
-	through   map[int][]links.Route // by the index of the interface
-	torn      bool
+	routes    map[int][]links.Route   // by the index of the interface; 0: all
 }
+
+// dialer opens a socket in a namespace.
+type dialer func(*netns.Handle) (*links.Conn, error)
+
+func dial(ns *netns.Handle) (*links.Conn, error) { return links.Dial(ns) }
 
 // ReadNamespace reads a namespace.
-func ReadNamespace(ns *netns.Handle) (*Namespace, error) {
-	c, err := links.Dial(ns)
-	return readAndClose(ns, c, err)
-}
+func ReadNamespace(ns *netns.Handle) (*Namespace, error) { return readNamespace(ns, dial) }
 
-// readOn is ReadNamespace on the thread of a tour, and takes less time.
-func readOn(tour *thread.Tour, ns *netns.Handle) (*Namespace, error) {
-	c, err := links.DialOn(tour, ns)
-	return readAndClose(ns, c, err)
-}
-
-func readAndClose(ns *netns.Handle, c *links.Conn, err error) (*Namespace, error) {
+func readNamespace(ns *netns.Handle, dial dialer) (n *Namespace, err error) {
+	c, err := dial(ns)
 	if err != nil {
 		return nil, err
 	}
-	n, err := read(c)
-	if err != nil {
+	defer func() { err = errors.Join(err, c.Close()) }()
+	if n, err = read(c); err != nil {
 		err = fmt.Errorf("in namespace %s: %w", ns.ID(), err)
 	}
-	return n, errors.Join(err, c.Close())
+	return n, err
 }
 
 // kernel is a namespace of the kernel: a [links.Conn].
@@ -57,49 +51,30 @@ type kernel interface {
 	Routes(index int) ([]links.Route, error)
 }
 
+// read reads a namespace. The error wraps [links.ErrTorn] if that changed during each of
+// several attempts: something would seem to be missing that was there all the time.
 func read(k kernel) (*Namespace, error) {
-	var torn bool
 	all, err := k.Links()
-	if err := tolerate(err, &torn); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	addresses, err := k.AllAddresses()
-	if err := tolerate(err, &torn); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	routes, err := k.Routes(everyInterface)
-	if err := tolerate(err, &torn); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	n := index(all, addresses, routes)
-	n.torn = torn
-	return n, nil
-}
-
-const everyInterface = 0
-
-// tolerate notes that a list is torn, and returns other errors.
-func tolerate(err error, torn *bool) error {
-	if errors.Is(err, links.ErrTorn) {
-		*torn = true
-		return nil
-	}
-	return err
-}
-
-// index arranges what was read.
-func index(all []links.Link, addresses []links.Placed, routes []links.Route) *Namespace {
 	n := &Namespace{
 		links:     all,
 		byName:    make(map[string]int, len(all)),
 		byIndex:   make(map[int]int, len(all)),
 		addresses: make(map[int][]links.Address, len(all)),
-		routes:    routes,
-		through:   make(map[int][]links.Route, len(all)),
+		routes:    map[int][]links.Route{everyInterface: routes},
 	}
 	for at, l := range all {
-		n.byIndex[l.Index] = at
-		n.byName[l.Name] = at
+		n.byIndex[l.Index], n.byName[l.Name] = at, at
 		for _, other := range l.Others {
 			n.byName[other] = at
 		}
@@ -108,17 +83,12 @@ func index(all []links.Link, addresses []links.Placed, routes []links.Route) *Na
 		n.addresses[a.Interface] = append(n.addresses[a.Interface], a.Address)
 	}
 	for _, r := range routes {
-		n.through[r.Interface] = append(n.through[r.Interface], r)
+		n.routes[r.Interface] = append(n.routes[r.Interface], r)
 	}
-	return n
+	return n, nil
 }
 
-// Torn reports whether the namespace changed during each of several attempts to
-// read it. Something may then seem to be missing that was there all the time.
-func (n *Namespace) Torn() bool { return n.torn }
-
-// Links lists the interfaces.
-func (n *Namespace) Links() []links.Link { return slices.Clip(n.links) }
+const everyInterface = 0
 
 // Link finds an interface by one of its names. If there is none,
 // [links.NotFound] is true of the error.
@@ -152,11 +122,8 @@ func (n *Namespace) Addresses(index int) ([]links.Address, error) {
 // families and all tables except the local one. If there is no such interface,
 // [links.NotFound] is true of the error.
 func (n *Namespace) Routes(index int) ([]links.Route, error) {
-	if index == everyInterface {
-		return slices.Clip(n.routes), nil
-	}
-	if _, ok := n.byIndex[index]; !ok {
+	if _, ok := n.byIndex[index]; !ok && index != everyInterface {
 		return nil, fmt.Errorf("list the routes of interface %d: %w", index, unix.ENODEV)
 	}
-	return slices.Clip(n.through[index]), nil
+	return slices.Clip(n.routes[index]), nil
 }

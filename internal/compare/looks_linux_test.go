@@ -1,4 +1,4 @@
-package views
+package compare
 
 import (
 	"context"
@@ -17,12 +17,14 @@ func TestATornDumpIsNotBelieved(t *testing.T) {
 	looks := Dumps()
 	defer func() { expect.NoError(t, looks.Close()) }()
 	for _, torn := range []bool{false, true} {
-		expect.Value(looks.dumps.of(host))(t).torn = torn
+		if d := expect.Value(looks.dumps.of(host))(t); torn {
+			d.net = nil
+		}
 		v := expect.Value(looks.Open(context.Background(), host, container))(t)
-		if _, live := v.net.(*links.Conn); live != torn {
+		if _, live := v.Host.(*links.Conn); live != torn {
 			t.Errorf("torn: %t, but the kernel is asked: %t", torn, live)
 		}
-		expect.Value(v.net.Link("lo"))(t)
+		expect.Value(v.Host.Link("lo"))(t)
 		expect.NoError(t, v.Close())
 	}
 }
@@ -43,8 +45,8 @@ func TestWorkersShareOneLookAtAHost(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		hosts[i], _ = v.net.(*Namespace)
-		seen[i], _ = v.container.(*Namespace)
+		hosts[i], _ = v.Host.(*Namespace)
+		seen[i], _ = v.Container.(*Namespace)
 		if err := v.Close(); err != nil {
 			t.Error(err)
 		}
