@@ -5,11 +5,10 @@
 // them, and Repair makes again what is missing.
 //
 //	record ─► plugin.Request ─┐
-//	rtnetlink ─► Namespace ─► View ─► Comparer.Compare ─► []Difference ─► CHECK, Health, Repair
+//	look at the kernel ─► View ─► Comparer.Compare ─► []Difference ─► CHECK, Health, Repair
 //
-// A View may be the kernel itself, as in CHECK and Repair, or one dump for all
-// containers, as in Health: a [Namespace] is read once, and then answers from memory. A
-// comparison changes nothing.
+// A View may be the kernel itself, as in CHECK and Repair, or one dump of the host for all
+// containers, as in Health. A comparison changes nothing.
 package compare
 
 import (

@@ -20,7 +20,7 @@ import (
 // need not be closed. It is safe for concurrent use.
 //
 // Questions about a thousand attachments then cost the kernel one look at the host, and
-// one at each container. A look only suspects: a namespace may change while it is read,
+// some questions at each container. A look only suspects: a namespace may change meanwhile,
 // and afterwards.
 type Looks struct {
 	dumps *dumps // nil: the kernel itself
@@ -33,8 +33,12 @@ type dumps struct {
 	hosts map[netns.ID]*dump
 }
 
-// Dumps returns Looks that read each host's namespace once, when it is first needed,
-// and each container's once for each view.
+// dialer opens a socket in a namespace.
+type dialer func(*netns.Handle) (*links.Conn, error)
+
+func dial(ns *netns.Handle) (*links.Conn, error) { return links.Dial(ns) }
+
+// Dumps returns Looks that ask once about what containers of a host share.
 func Dumps() *Looks { return &Looks{&dumps{hosts: make(map[netns.ID]*dump)}, dial} }
 
 // Each calls work for the numbers below n, several at once, with Looks that share what
@@ -68,33 +72,83 @@ func each(next *atomic.Int64, n int, work func(i int), lost func() error) error 
 	return nil
 }
 
-// dump is one look at a host's namespace.
+// dump is one look at a host's namespace: what many containers ask about is asked once, and
+// all routes and VLANs together. It is a [Net], and safe for concurrent use.
 type dump struct {
 	once  sync.Once
 	ns    *hostns.NetNS // of its own
-	net   *Namespace    // nil: it changed all the time while it was read
 	rules *netfilter.Snapshot
 	err   error
-	// The VLANs of all ports are read when the first container needs them.
-	vlans func() (map[int]links.VLANs, error)
+
+	mu      sync.Mutex
+	conn    *links.Conn
+	answers map[question]any // of the type answer
+}
+
+type question struct {
+	about string
+	name  string
+	index int
+}
+
+type answer[V any] struct {
+	value V
+	err   error
+}
+
+// ask asks the kernel, unless it was asked before.
+func ask[V any](d *dump, q question, kernel func() (V, error)) (V, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a, ok := d.answers[q].(answer[V])
+	if !ok {
+		a.value, a.err = kernel()
+		d.answers[q] = a
+	}
+	return a.value, a.err
+}
+
+func (d *dump) Link(name string) (links.Link, error) {
+	return ask(d, question{about: "link", name: name}, func() (links.Link, error) { return d.conn.Link(name) })
+}
+
+func (d *dump) LinkByIndex(index int) (links.Link, error) {
+	return ask(d, question{about: "link by index", index: index}, func() (links.Link, error) { return d.conn.LinkByIndex(index) })
+}
+
+func (d *dump) Addresses(index int) ([]links.Address, error) {
+	return ask(d, question{about: "addresses", index: index}, func() ([]links.Address, error) { return d.conn.Addresses(index) })
+}
+
+func (d *dump) Routes(index int) ([]links.Route, error) {
+	through, err := ask(d, question{about: "routes"}, func() (map[int][]links.Route, error) {
+		all, err := d.conn.Routes(everyInterface)
+		through := map[int][]links.Route{everyInterface: all}
+		for _, r := range all {
+			through[r.Interface] = append(through[r.Interface], r)
+		}
+		return through, err
+	})
+	if errors.Is(err, links.ErrTorn) { // something may be missing that was there all the time
+		return ask(d, question{about: "routes through one", index: index}, func() ([]links.Route, error) { return d.conn.Routes(index) })
+	}
+	return through[index], err
+}
+
+const everyInterface = 0
+
+func (d *dump) VLANs(index int) (links.VLANs, error) {
+	all, err := ask(d, question{about: "VLANs"}, d.conn.PortVLANs)
+	return all[index], err
 }
 
 func (d *dump) read(host *hostns.NetNS) {
-	if d.ns, d.err = host.Dup(); d.err != nil {
-		return
+	if d.ns, d.err = host.Dup(); d.err == nil {
+		d.conn, d.err = d.ns.Conns.Borrow(d.ns.Handle)
 	}
-	if d.net, d.err = ReadNamespace(d.ns.Handle); errors.Is(d.err, links.ErrTorn) {
-		d.err = nil
+	if d.err == nil {
+		d.rules = netfilter.Read(netfilter.Open(d.ns.Handle, netfilter.Options{}))
 	}
-	d.rules = netfilter.Read(netfilter.Open(d.ns.Handle, netfilter.Options{}))
-	d.vlans = sync.OnceValues(func() (map[int]links.VLANs, error) {
-		c, err := d.ns.Conns.Borrow(d.ns.Handle)
-		if err != nil {
-			return nil, err
-		}
-		all, err := c.PortVLANs()
-		return all, errors.Join(err, c.Close())
-	})
 }
 
 // of returns the dump of a host's namespace.
@@ -102,7 +156,7 @@ func (l *dumps) of(host *hostns.NetNS) (*dump, error) {
 	l.mu.Lock()
 	d := l.hosts[host.ID()]
 	if d == nil {
-		d = &dump{}
+		d = &dump{answers: make(map[question]any)}
 		l.hosts[host.ID()] = d
 	}
 	l.mu.Unlock()
@@ -119,6 +173,9 @@ func (l *Looks) Close() error {
 	defer l.dumps.mu.Unlock()
 	var errs []error
 	for _, d := range l.dumps.hosts {
+		if d.conn != nil {
+			errs = append(errs, d.conn.Close())
+		}
 		if d.ns != nil {
 			errs = append(errs, d.ns.Close())
 		}
@@ -137,22 +194,13 @@ func (l *Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Han
 	return v, nil
 }
 
-// open fills a view. The kernel itself is asked about a namespace that changed all the time
-// while it was read.
 func (l *Looks) open(v *View, host *hostns.NetNS, container *netns.Handle) (err error) {
 	if l.dumps == nil {
 		return v.ask(true, container)
 	}
-	if v.dump, err = l.dumps.of(host); err != nil {
-		return err
+	if v.dump, err = l.dumps.of(host); err == nil {
+		v.inside, err = l.dial(container)
 	}
-	seen, err := readNamespace(container, l.dial)
-	if err != nil && !errors.Is(err, links.ErrTorn) {
-		return err
-	}
-	v.Host, v.Container = v.dump.net, seen
-	if seen != nil {
-		container = nil
-	}
-	return v.ask(v.dump.net == nil, container)
+	v.Host, v.Container = v.dump, v.inside
+	return err
 }

@@ -106,8 +106,7 @@ func (v *View) VLANs(index int) (links.VLANs, error) {
 	if v.dump == nil {
 		return v.conn.VLANs(index)
 	}
-	all, err := v.dump.vlans()
-	return all[index], err
+	return v.dump.VLANs(index)
 }
 
 // HasLink reports whether the container has an interface of that name.
