@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"time"
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
@@ -32,22 +30,22 @@ type Repairing struct {
 	progress
 }
 
-// typeTook is the time that the repair of a plugin's part took.
-type typeTook struct {
-	typ  string
-	took time.Duration
-}
-
 // Report reports the repairs of each plugin's part to the log and the observer.
 func (r *Repairing) Report(ctx context.Context) {
-	for _, t := range r.took {
+	for _, tried := range r.order {
+		typ := tried.Plugin
+		took, ok := r.took[typ]
+		if !ok {
+			continue // reported
+		}
+		delete(r.took, typ)
 		var failed []error
 		for _, left := range r.Left {
-			if left.Failed && left.Plugin == t.typ {
+			if left.Failed && left.Plugin == typ {
 				failed = append(failed, left.Reason)
 			}
 		}
-		r.Runner.ReportRepair(ctx, t.typ, t.took, errors.Join(failed...))
+		r.Runner.ReportRepair(ctx, typ, took, errors.Join(failed...))
 	}
 }
 
@@ -56,8 +54,7 @@ func (r *Repairing) Report(ctx context.Context) {
 const DumpFor = 4
 
 // compareAll compares attachments with their records anew. The containers are locked, so
-// that one look at the host is as good as the kernel itself: if that changes meanwhile,
-// and something seems to be missing, the kernel is asked.
+// that one look at the host is as good as a question for each.
 func compareAll(ctx context.Context, all []*Repairing) {
 	if len(all) < DumpFor {
 		for _, r := range all {
@@ -99,15 +96,6 @@ func (r *Repairing) compare(ctx context.Context, looks *compare.Looks) (c *Part,
 		return nil, context.Cause(bound)
 	}
 	return c, nil
-}
-
-func (r *Repairing) spent(typ string, took time.Duration) {
-	i := slices.IndexFunc(r.took, func(t typeTook) bool { return t.typ == typ })
-	if i < 0 {
-		i = len(r.took)
-		r.took = append(r.took, typeTook{typ: typ})
-	}
-	r.took[i].took += took
 }
 
 // apply makes the delayed changes of attachments, all together. It returns an error for
