@@ -82,39 +82,27 @@ func family(addr netip.Addr) byte {
 	return unix.AF_UNSPEC
 }
 
-// Addresses reads the addresses of an interface, of both families. An interface
-// that is gone has none.
+// Addresses reads the addresses of an interface, or of all if index is 0, of both families.
+// An interface that is gone has none. The error may wrap [ErrTorn].
 func (c *Conn) Addresses(index int) (all []Address, err error) {
 	m := request(unix.RTM_GETADDR, unix.NLM_F_DUMP, ifaddr(netip.Addr{}, 0, index))
 	err = c.list(m, func() { all = nil }, func(m message) {
-		if a := parseAddress(m); a.Interface == index { // older kernels list those of all
-			all = append(all, a.Address)
+		// Older kernels list those of all, and a family may be one that is not read here.
+		if of, a := parseAddress(m); (of == index || index == 0) && a.IsValid() {
+			all = append(all, a)
 		}
 	})
-	if err != nil && !errors.Is(err, unix.ENODEV) {
-		return nil, fmt.Errorf("list the addresses of interface %d: %w", index, err)
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return all, nil
+	case index == 0:
+		return all, saying("list the addresses of all interfaces", err)
 	}
-	return all, nil
+	return all, saying(fmt.Sprintf("list the addresses of interface %d", index), err)
 }
 
-// Placed is an address with the index of its interface.
-type Placed struct {
-	Address
-	Interface int
-}
-
-// AllAddresses reads the addresses of all interfaces; those of one interface are
-// in the order of Addresses. The error may wrap [ErrTorn].
-func (c *Conn) AllAddresses() ([]Placed, error) {
-	request := func(family byte) *nl.NetlinkRequest {
-		return request(unix.RTM_GETADDR, unix.NLM_F_DUMP, nl.NewIfAddrmsg(int(family)))
-	}
-	all, err := listFamilies(c, request, func(all []Placed, m message) []Placed { return append(all, parseAddress(m)) })
-	return all, saying("list the addresses of all interfaces", err)
-}
-
-// parseAddress reads an RTM_NEWADDR.
-func parseAddress(m message) Placed {
+// parseAddress reads an RTM_NEWADDR, with the index of its interface.
+func parseAddress(m message) (of int, a Address) {
 	fixed := nl.DeserializeIfAddrmsg(m.body)
 	raw := m.get(unix.IFA_LOCAL)
 	if raw == nil {
@@ -125,11 +113,11 @@ func parseAddress(m message) Placed {
 		flags = m.num(unix.IFA_FLAGS)
 	}
 	addr, _ := netip.AddrFromSlice(raw)
-	return Placed{Interface: int(fixed.Index), Address: Address{
+	return int(fixed.Index), Address{
 		Prefix:    netip.PrefixFrom(addr, int(fixed.Prefixlen)),
 		Tentative: flags&unix.IFA_F_TENTATIVE != 0,
 		Duplicate: flags&unix.IFA_F_DADFAILED != 0,
-	}}
+	}
 }
 
 // Prefix converts an address with its mask.
