@@ -93,6 +93,17 @@ func parse(r *plugin.Request) (*config, error) {
 	return c, nil
 }
 
+// Requested returns the addresses that a request asks for, from all three places, and the
+// directory in which they are reserved, for the comparison with the reference plugin's. It
+// returns none if the request is invalid.
+func Requested(r *plugin.Request) (dir string, addrs []netip.Addr) {
+	c, err := parse(r)
+	if err != nil {
+		return "", nil
+	}
+	return c.dir, c.requested
+}
+
 // requested returns the addresses that the caller requests, from all three
 // places.
 func requested(args string, more ...[]address) (unique []netip.Addr, err error) {
