@@ -19,7 +19,6 @@ import (
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/spans"
-	"github.com/embedcni/cni/internal/views"
 )
 
 // Check asks the plugins of the loaded networks, or of those selected with
@@ -128,7 +127,7 @@ func (a *attachment) recorded() (*attachment, error) {
 }
 
 // compareAll compares attachments of a container whose recorded namespaces are open.
-func (op *operation) compareAll(ctx context.Context, looks *views.Looks, all attachments) (parts []*health.Part, err error) {
+func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all attachments) (parts []*health.Part, err error) {
 	v, err := looks.Open(ctx, op.Host, op.NetNS)
 	if err != nil {
 		return nil, err
@@ -162,7 +161,7 @@ func (a *attachment) unfinished() error {
 
 // compare compares the parts of the attachment's plugins with the kernel, by those
 // built-in plugins that can. It changes nothing.
-func (a *attachment) compare(ctx context.Context, v *views.View) *health.Part {
+func (a *attachment) compare(ctx context.Context, v *compare.View) *health.Part {
 	name := a.network.config.Name
 	c := &health.Attachment{
 		Attachment: &a.Attachment, Chain: &chain.Chain{List: a.network.config, Path: a.pluginDirs()},
@@ -360,7 +359,7 @@ func (a *attachment) excuses(ctx context.Context, c *health.Part, call chain.Cal
 }
 
 func (a *attachment) excuse(ctx context.Context, call chain.Call) (e compare.Excuse, err error) {
-	v, err := (&views.Looks{}).Open(ctx, a.op.Host, a.inside())
+	v, err := (&compare.Looks{}).Open(ctx, a.op.Host, a.inside())
 	if err != nil {
 		return e, err
 	}

@@ -58,7 +58,7 @@ var floors = [][]string{
 	{
 		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostlocal",
 		"internal/builtin/ipam", "internal/builtin/portmap",
-		"internal/builtin/tuning", "internal/views",
+		"internal/builtin/tuning",
 	},
 	{
 		"internal/builtin/lan", "internal/builtin/veth", "internal/runner",

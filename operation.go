@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hostns"
@@ -16,7 +17,6 @@ import (
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -120,14 +120,14 @@ func (s *snapshot) look(ctx context.Context, host *hostns.NetNS, found []record.
 }
 
 func (s *snapshot) looking(ctx context.Context, host *hostns.NetNS, own bool) *health.Look {
-	return &health.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: s.logger, Examine: func(c *health.Container, looks *views.Looks) error {
+	return &health.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: s.logger, Examine: func(c *health.Container, looks *compare.Looks) error {
 		return s.examine(ctx, host, c, own, looks)
 	}}
 }
 
 // examine compares a container with its record. The error is the reason why it could
 // not.
-func (s *snapshot) examine(ctx context.Context, host *hostns.NetNS, c *health.Container, own bool, looks *views.Looks) error {
+func (s *snapshot) examine(ctx context.Context, host *hostns.NetNS, c *health.Container, own bool, looks *compare.Looks) error {
 	rec := c.Found.Record
 	switch {
 	case ctx.Err() != nil:

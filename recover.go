@@ -8,12 +8,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/views"
 )
 
 // RecoverOption is an option of Recover.
@@ -289,7 +289,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 	}
 	var err error
 	if e.Parts = c.seen(op, staying); e.Parts == nil || c.broken == removeBroken && e.Suspect() {
-		e.Parts, err = op.compareAll(ctx, &views.Looks{}, staying)
+		e.Parts, err = op.compareAll(ctx, &compare.Looks{}, staying)
 	}
 	if err == nil && c.broken == repairBroken && e.IsRepairable() {
 		j.repaired, err = op.repairBroken(ctx, staying, e)

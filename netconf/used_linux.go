@@ -21,8 +21,8 @@ func subnetsInUse(ns *netns.Handle) ([]netip.Prefix, error) {
 		return nil, fmt.Errorf("networks in use: %w", err)
 	}
 	addresses, err := union(func() (all []netip.Prefix, err error) {
-		placed, err := c.AllAddresses()
-		for _, a := range placed {
+		addresses, err := c.Addresses(0)
+		for _, a := range addresses {
 			all = append(all, a.Prefix)
 		}
 		return all, err

@@ -2,10 +2,15 @@
 
 package builtin
 
-import "github.com/embedcni/cni/plugin"
+import (
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/plugin"
+)
 
-// plugins returns nil: the plugins need Linux.
-// Loopback returns nil.
+// Loopback returns nil: the plugins need Linux.
 func Loopback(string) plugin.Plugin { return nil }
 
 func plugins() map[string]plugin.Plugin { return nil }
+
+// Wants returns no rules.
+func Wants(*plugin.Request) ([]netfilter.Rule, error) { return nil, nil }

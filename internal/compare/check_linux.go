@@ -3,8 +3,14 @@ package compare
 import (
 	"context"
 	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -28,27 +34,101 @@ func Check(ctx context.Context, r *plugin.Request, p Comparer) (err error) {
 	return nil
 }
 
-// Kernel returns the kernel as a view, for a request of CHECK: sockets in the namespaces
-// that the request has. done closes them.
-func Kernel(ctx context.Context, r *plugin.Request) (v *View, done func() error, err error) {
-	g := caller.From(ctx)
-	v = &View{Rules: g.Firewalls(r.Host)}
-	done = func() error { return nil }
-	if r.Host != nil {
-		c, err := g.Conns.Borrow(r.Host)
-		if err != nil {
-			return nil, nil, err
-		}
-		v.Host, v.Queues, v.VLANs, done = c, c, c, c.Close
+// Place is an interface, or a whole namespace, that has objects of an attachment: its
+// addresses and routes, the modes of a port.
+type Place struct {
+	NS     *netns.Handle
+	Inside bool
+	Shared bool   // by all attachments; see [Difference.Shared]
+	Whose  string // why nothing there is made again; empty if it is the ADD's
+	Name   string // in errors: `interface "eth0" in the container`; may be empty
+	// Find returns the interface as it is now, and Same reports whether that is the one
+	// that was compared. They are nil for a namespace.
+	Find func(*links.Conn) (links.Link, error)
+	Same func(now links.Link) bool
+}
+
+// Make makes an object at an interface as it is now, or in a whole namespace.
+type Make = func(ctx context.Context, conn *links.Conn, now links.Link) error
+
+// Lacks completes the difference of an object that is not there, which make makes again.
+// It is nil if nothing is to be made.
+func (p *Place) Lacks(d Difference, make Make) Difference {
+	d.Inside = p.Inside
+	switch {
+	case d.Why != "":
+	case p.Whose != "":
+		d.Why = p.Whose
+	case make == nil:
+		d.Why = "it differs"
+	default:
+		d.Shared = p.Shared
+		d.Fix = func(ctx context.Context) error { return p.Do(ctx, make) }
 	}
-	if r.Container != nil {
-		c, err := g.Conns.Borrow(r.Container)
-		if err != nil {
-			return nil, nil, errors.Join(err, done())
+	return d
+}
+
+// Do calls do for the place, unless another interface has taken it by now.
+func (p *Place) Do(ctx context.Context, do Make) error {
+	err := caller.On(ctx, p.NS, func(conn *links.Conn) (err error) {
+		var now links.Link
+		if p.Find != nil {
+			if now, err = p.Find(conn); err == nil && !p.Same(now) {
+				err = errors.New("it has changed since the comparison")
+			}
+			if err != nil {
+				return err
+			}
 		}
-		v.Container = c
-		first := done
-		done = func() error { return errors.Join(first(), c.Close()) }
+		return do(ctx, conn, now)
+	})
+	if err == nil || p.Name == "" {
+		return err
 	}
-	return v, done, nil
+	return fmt.Errorf("%s: %w", p.Name, err)
+}
+
+// MissingRules returns the missing ones of an attachment's rules. explain completes their
+// errors, and returns nil for nil.
+func MissingRules(ctx context.Context, r *plugin.Request, v *View, want []netfilter.Rule, explain func(error) error) (all []Difference, err error) {
+	missing, err := v.Rules.Missing(ctx, want...)
+	if err != nil {
+		return nil, explain(err)
+	}
+	for _, m := range missing {
+		d := Difference{Kind: Rule, Object: m.Object(), Wanted: m.Object(), Found: m.Found, Err: explain(m.Err)}
+		if d.Why = Why(m); d.Why == "" {
+			d.Fix = func(ctx context.Context) error { return explain(Restore(ctx, r, m)) }
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+// Restore makes a missing part of the rules again, in this module's own form, whoever
+// made it in which. The record says so: the CHECK of an executable does not see the rules.
+func Restore(ctx context.Context, r *plugin.Request, m netfilter.Missing) error {
+	given := caller.From(ctx)
+	if given.Filters.Executable {
+		if err := caller.NoteRestored(given.Record, r.Type); err != nil {
+			return err
+		}
+	}
+	return given.Firewalls(r.Host).Restore(ctx, m.Rule)
+}
+
+// Why returns why a part cannot be made again, or "".
+func Why(m netfilter.Missing) string {
+	if m.Why == "" && m.Found != "" {
+		return "another rule is in its place"
+	}
+	return m.Why
+}
+
+// OnlyExecutable is the error for a field of a configuration that only the executable of
+// the type carries out, because built-in plugins have their rules in one form.
+func OnlyExecutable(typ, field string) error {
+	return plugin.Errorf(types.ErrInvalidNetworkConfig,
+		"plugin %s: %s needs the plugin's executable, because the built-in plugin has its rules in nftables: "+
+			"install %[1]q in a plugin directory, or remove the field", typ, field)
 }

@@ -7,7 +7,7 @@
 //	record ─► plugin.Request ─┐
 //	look at the kernel ─► View ─► Comparer.Compare ─► []Difference ─► CHECK, Health, Repair
 //
-// A View may be the kernel itself, as in CHECK and Repair, or one dump for all
+// A View may be the kernel itself, as in CHECK and Repair, or one dump of the host for all
 // containers, as in Health. A comparison changes nothing.
 package compare
 
@@ -61,6 +61,17 @@ type Difference struct {
 	// who have not answered. It is nil if no question can be lost. The differences of
 	// one plugin's part have the same.
 	Announce func(ctx context.Context, unanswered bool) error
+}
+
+// Comparer is a built-in plugin that can compare its part of an attachment. There is none
+// off Linux.
+type Comparer interface {
+	// Compare returns the differences, in the order in which they have to be made
+	// again. The request is one of CHECK. An error means that the comparison is
+	// impossible: the configuration is invalid, or the kernel cannot be read.
+	// The plugin to which it delegates, such as that of IPAM, is compared by
+	// itself.
+	Compare(ctx context.Context, r *plugin.Request, v *View) ([]Difference, error)
 }
 
 // Witness is a built-in plugin that notes what an executable of its type has found and

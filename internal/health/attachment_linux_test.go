@@ -22,7 +22,6 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -74,7 +73,7 @@ func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[stri
 		Describe:      func(d compare.Difference) string { return "described " + d.Object },
 	}
 	host := expect.Value(hostns.NewFinder().Open(""))(t)
-	v := expect.Value((&views.Looks{}).Open(t.Context(), host, host.Handle))(t)
+	v := expect.Value((&compare.Looks{}).Open(t.Context(), host, host.Handle))(t)
 	defer func() { expect.NoError(t, v.Close(), host.Close()) }()
 	return a.Compare(t.Context(), v)
 }

@@ -6,10 +6,10 @@ import (
 	"log/slog"
 	"reflect"
 
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/views"
 )
 
 // Look looks at containers.
@@ -19,7 +19,7 @@ type Look struct {
 	// Examine compares one container with its record, by views from looks. It fills in
 	// State and what follows from it; with an error the container is Unknown. It is called
 	// by several goroutines, and may panic.
-	Examine func(c *Container, looks *views.Looks) error
+	Examine func(c *Container, looks *compare.Looks) error
 	Logger  *slog.Logger
 	// Brief has a suspect settled by the first look, for a caller that looks at suspects
 	// again itself. Otherwise a suspect is looked at twice: what others take away for a
@@ -89,20 +89,20 @@ func (l *Look) isUnchanged(f record.Found) bool {
 // once looks at the containers of records, at several at the same time, from one look at
 // the host.
 func (l *Look) once(found []record.Found) []*Container {
-	looks := views.Dumps()
+	looks := compare.Dumps()
 	defer func() {
 		if err := looks.Close(); err != nil {
 			l.Logger.Error("close network namespace", "error", err)
 		}
 	}()
 	all := make([]*Container, len(found))
-	looks.Each(len(found), func(i int, its *views.Looks) {
+	looks.Each(len(found), func(i int, its *compare.Looks) {
 		all[i] = l.one(found[i], its)
 	})
 	return all
 }
 
-func (l *Look) one(f record.Found, looks *views.Looks) *Container {
+func (l *Look) one(f record.Found, looks *compare.Looks) *Container {
 	c := &Container{Found: f}
 	if err := parallel.Try(func() error { return l.Examine(c, looks) }); err != nil {
 		c.State, c.Reason = Unknown, err

@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/views"
 )
 
 // lookedAt is one container on record, and what looks at it see.
@@ -29,7 +28,7 @@ func newLookedAt(t *testing.T, see func(l *lookedAt, c *Container)) *lookedAt {
 	l.look = &Look{
 		Records:  record.Open(t.TempDir()),
 		IsLocked: func(record.ID) (bool, error) { return l.locked() },
-		Examine: func(c *Container, _ *views.Looks) error {
+		Examine: func(c *Container, _ *compare.Looks) error {
 			l.looks++
 			see(l, c)
 			return nil
@@ -142,7 +141,7 @@ func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 	looks := make(chan record.ID, 100)
 	l := &Look{
 		Records: record.Open(t.TempDir()), IsLocked: func(record.ID) (bool, error) { return false, nil }, Logger: slog.Default(),
-		Examine: func(c *Container, _ *views.Looks) error {
+		Examine: func(c *Container, _ *compare.Looks) error {
 			looks <- c.Found.Record.ContainerID
 			if c.Found.Record.Owner == "broken" {
 				broken(c)

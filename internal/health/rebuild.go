@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"time"
 
 	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -22,7 +19,7 @@ type Repairing struct {
 	Host      *hostns.NetNS
 	Container *netns.Handle // nil if it is not open
 	// Compare compares the attachment with its record.
-	Compare func(context.Context, *views.View) *Part
+	Compare func(context.Context, *compare.View) *Part
 	Inside  bool // repair the container's namespace too
 	// Want reports whether a difference that could be repaired is to be; nil: all are.
 	Want func(compare.Difference) bool
@@ -33,22 +30,22 @@ type Repairing struct {
 	progress
 }
 
-// typeTook is the time that the repair of a plugin's part took.
-type typeTook struct {
-	typ  string
-	took time.Duration
-}
-
 // Report reports the repairs of each plugin's part to the log and the observer.
 func (r *Repairing) Report(ctx context.Context) {
-	for _, t := range r.took {
+	for _, tried := range r.order {
+		typ := tried.Plugin
+		took, ok := r.took[typ]
+		if !ok {
+			continue // reported
+		}
+		delete(r.took, typ)
 		var failed []error
 		for _, left := range r.Left {
-			if left.Failed && left.Plugin == t.typ {
+			if left.Failed && left.Plugin == typ {
 				failed = append(failed, left.Reason)
 			}
 		}
-		r.Runner.ReportRepair(ctx, t.typ, t.took, errors.Join(failed...))
+		r.Runner.ReportRepair(ctx, typ, took, errors.Join(failed...))
 	}
 }
 
@@ -57,31 +54,30 @@ func (r *Repairing) Report(ctx context.Context) {
 const DumpFor = 4
 
 // compareAll compares attachments with their records anew. The containers are locked, so
-// that one look at the host is as good as the kernel itself: if that changes meanwhile,
-// and something seems to be missing, the kernel is asked.
+// that one look at the host is as good as a question for each.
 func compareAll(ctx context.Context, all []*Repairing) {
 	if len(all) < DumpFor {
 		for _, r := range all {
-			r.look(ctx, &views.Looks{})
+			r.look(ctx, &compare.Looks{})
 		}
 		return
 	}
-	looks := views.Dumps()
-	looks.Each(len(all), func(i int, its *views.Looks) { all[i].look(ctx, its) })
+	looks := compare.Dumps()
+	looks.Each(len(all), func(i int, its *compare.Looks) { all[i].look(ctx, its) })
 	if err := looks.Close(); err != nil {
 		all[0].Runner.Logger.Error("close network namespace", "error", err)
 	}
 }
 
 // look compares the attachment anew.
-func (r *Repairing) look(ctx context.Context, looks *views.Looks) {
+func (r *Repairing) look(ctx context.Context, looks *compare.Looks) {
 	r.Err = parallel.Try(func() (err error) {
 		r.now, err = r.compare(ctx, looks)
 		return err
 	})
 }
 
-func (r *Repairing) compare(ctx context.Context, looks *views.Looks) (c *Part, err error) {
+func (r *Repairing) compare(ctx context.Context, looks *compare.Looks) (c *Part, err error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -100,15 +96,6 @@ func (r *Repairing) compare(ctx context.Context, looks *views.Looks) (c *Part, e
 		return nil, context.Cause(bound)
 	}
 	return c, nil
-}
-
-func (r *Repairing) spent(typ string, took time.Duration) {
-	i := slices.IndexFunc(r.took, func(t typeTook) bool { return t.typ == typ })
-	if i < 0 {
-		i = len(r.took)
-		r.took = append(r.took, typeTook{typ: typ})
-	}
-	r.took[i].took += took
 }
 
 // apply makes the delayed changes of attachments, all together. It returns an error for

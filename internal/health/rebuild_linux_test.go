@@ -16,7 +16,6 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -58,7 +57,7 @@ func (b *bench) attachment(finds func(context.Context) []compare.Difference) *Re
 			Runtime: b.runtime, Plugins: &runner.Plugins{}, Network: &libcni.NetworkConfigList{Name: "net"}, Attachment: verbose{},
 		},
 		Host: b.host, Container: b.host.Handle,
-		Compare: func(ctx context.Context, _ *views.View) *Part { return &Part{Differences: finds(ctx)} },
+		Compare: func(ctx context.Context, _ *compare.View) *Part { return &Part{Differences: finds(ctx)} },
 	}
 }
 

@@ -62,7 +62,7 @@ var errSlow = errors.New("it takes too long for a repair of several containers a
 func Repair(ctx context.Context, all []*Repairing) {
 	for _, r := range all {
 		r.grouped = len(all) > 1
-		r.tried, r.fixed, r.failed = make(map[key]bool), make(map[key]int), make(map[key]error)
+		r.parts, r.took = make(map[key]*attempts), make(map[string]time.Duration)
 	}
 	for active := all; len(active) > 0; {
 		compareAll(ctx, active)
@@ -127,18 +127,33 @@ type progress struct {
 	grouped bool // with others
 	ended   bool
 	rounds  int
-	now     *Part                // the result of this round's comparison
-	order   []compare.Difference // that were to be fixed, each once
-	tried   map[key]bool         // is in order
-	fixed   map[key]int          // how often
-	failed  map[key]error        // of the last attempt
+	now     *Part // the result of this round's comparison
+	parts   map[key]*attempts
+	order   []*attempts // those tried, in the order of the first attempts
 
 	todo, delayed []compare.Difference // of this round
 	made          []compare.Difference
 	announced     []compare.Difference // of all rounds
 
-	batch batch.Batch // delayed changes of packet filters
-	took  []typeTook  // in the order of the first repairs
+	batch batch.Batch              // delayed changes of packet filters
+	took  map[string]time.Duration // the repair of the plugins' parts, by type
+}
+
+// attempts are those to repair one thing.
+type attempts struct {
+	compare.Difference
+	tried bool
+	fixed int   // how often
+	err   error // of the last attempt
+}
+
+// part returns the attempts to repair a difference.
+func (r *Repairing) part(d compare.Difference) *attempts {
+	k := keyOf(d)
+	if r.parts[k] == nil {
+		r.parts[k] = &attempts{Difference: d}
+	}
+	return r.parts[k]
 }
 
 // take takes a comparison in, and decides what to repair now.
@@ -173,9 +188,9 @@ func (r *Repairing) differences() []compare.Difference {
 func (r *Repairing) choose(found []compare.Difference) []compare.Difference {
 	var todo []compare.Difference
 	for _, d := range found {
-		switch {
-		case d.Fix == nil, d.Inside && !r.Inside, r.fixed[keyOf(d)] >= mostAttempts:
-		case errors.Is(r.failed[keyOf(d)], errSlow): // once is enough for the others
+		switch part := r.part(d); {
+		case d.Fix == nil, d.Inside && !r.Inside, part.fixed >= mostAttempts:
+		case errors.Is(part.err, errSlow): // once is enough for the others
 		case r.Want == nil || r.Want(d):
 			todo = append(todo, d)
 		}
@@ -192,7 +207,7 @@ func (r *Repairing) fixShared(ctx context.Context, made map[key]bool) {
 		k.plugin = "" // bridge and portmap may both want a setting of the bridge
 		switch {
 		case !d.Shared:
-		case made[k] && r.fixed[keyOf(d)] == 0:
+		case made[k] && r.part(d).fixed == 0:
 			r.made = append(r.made, d)
 		case r.attempt(ctx, d, false):
 			made[k] = true
@@ -222,19 +237,14 @@ func (r *Repairing) fixDelayed(ctx context.Context) {
 
 // attempt makes or delays the repair of one difference, unless ctx has ended.
 func (r *Repairing) attempt(ctx context.Context, d compare.Difference, together bool) bool {
-	err := context.Cause(ctx)
-	if err == nil {
-		if k := keyOf(d); !r.tried[k] {
-			r.order, r.tried[k] = append(r.order, d), true
+	part := r.part(d)
+	if part.err = context.Cause(ctx); part.err == nil {
+		if !part.tried {
+			r.order, part.tried = append(r.order, part), true
 		}
-		err = r.fixIn(ctx, d, together)
+		part.err = r.fixIn(ctx, d, together)
 	}
-	if err != nil {
-		r.failed[keyOf(d)] = err
-	} else {
-		delete(r.failed, keyOf(d))
-	}
-	return err == nil
+	return part.err == nil
 }
 
 // fixIn makes or delays the repair of one difference. Together, it may be delayed until
@@ -251,7 +261,7 @@ func (r *Repairing) fixIn(ctx context.Context, d compare.Difference, together bo
 	}
 	begun := time.Now()
 	err := r.Runner.Fix(ctx, d, b)
-	r.spent(d.Plugin, time.Since(begun))
+	r.took[d.Plugin] += time.Since(begun)
 	return err
 }
 
@@ -259,7 +269,7 @@ func (r *Repairing) fixIn(ctx context.Context, d compare.Difference, together bo
 func (r *Repairing) note(ctx context.Context) {
 	told := make(map[string]bool)
 	for _, d := range r.made {
-		r.fixed[keyOf(d)]++
+		r.part(d).fixed++
 		if d.Announce == nil || told[d.Plugin] || ctx.Err() != nil {
 			continue
 		}
@@ -288,21 +298,20 @@ func (r *Repairing) end(found []compare.Difference) {
 	remains := make(map[key]bool, len(found))
 	for _, d := range found {
 		remains[keyOf(d)] = true
-		_, failed := r.failed[keyOf(d)]
-		r.Left = append(r.Left, Left{d, r.reason(d), failed})
+		r.Left = append(r.Left, Left{d, r.reason(d), r.part(d).err != nil})
 	}
 	for _, d := range r.order {
-		if !remains[keyOf(d)] {
-			r.Repaired = append(r.Repaired, d)
+		if !remains[keyOf(d.Difference)] {
+			r.Repaired = append(r.Repaired, d.Difference)
 		}
 	}
 }
 
 // reason returns why a difference remains.
 func (r *Repairing) reason(d compare.Difference) error {
-	switch failed := r.failed[keyOf(d)]; {
-	case failed != nil:
-		return failed
+	switch part := r.part(d); {
+	case part.err != nil:
+		return part.err
 	case d.Fix == nil && d.Why != "":
 		return fmt.Errorf("%w: %s", ErrNotAddable, d.Why)
 	case d.Fix == nil:
@@ -311,9 +320,9 @@ func (r *Repairing) reason(d compare.Difference) error {
 		return ErrNotAsked
 	case r.Err != nil:
 		return fmt.Errorf("%w: %w", ErrNotVerified, r.Err)
-	case r.Want != nil && r.fixed[keyOf(d)] == 0:
+	case r.Want != nil && part.fixed == 0:
 		return ErrNotWanted
-	case r.fixed[keyOf(d)] == 0:
+	case part.fixed == 0:
 		return fmt.Errorf("%w: it was found after the last of %d rounds", ErrNotVerified, mostRounds)
 	}
 	return ErrReturned

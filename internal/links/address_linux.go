@@ -82,67 +82,42 @@ func family(addr netip.Addr) byte {
 	return unix.AF_UNSPEC
 }
 
-// Addresses reads the addresses of an interface, of both families. An interface
-// that is gone has none.
+// Addresses reads the addresses of an interface, or of all if index is 0, of both families.
+// An interface that is gone has none. The error may wrap [ErrTorn].
 func (c *Conn) Addresses(index int) (all []Address, err error) {
 	m := request(unix.RTM_GETADDR, unix.NLM_F_DUMP, ifaddr(netip.Addr{}, 0, index))
-	err = c.list(m, func() { all = nil }, func(body []byte) error {
-		a, err := parseAddress(body)
-		if err == nil && a.Interface == index { // older kernels list those of all
-			all = append(all, a.Address)
+	err = c.list(m, func() { all = nil }, func(m message) {
+		// Older kernels list those of all, and a family may be one that is not read here.
+		if of, a := parseAddress(m); (of == index || index == 0) && a.IsValid() {
+			all = append(all, a)
 		}
-		return err
 	})
-	if err != nil && !errors.Is(err, unix.ENODEV) {
-		return nil, fmt.Errorf("list the addresses of interface %d: %w", index, err)
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return all, nil
+	case index == 0:
+		return all, saying("list the addresses of all interfaces", err)
 	}
-	return all, nil
+	return all, saying(fmt.Sprintf("list the addresses of interface %d", index), err)
 }
 
-// Placed is an address with the index of its interface.
-type Placed struct {
-	Address
-	Interface int
-}
-
-// AllAddresses reads the addresses of all interfaces; those of one interface are
-// in the order of Addresses. The error may wrap [ErrTorn].
-func (c *Conn) AllAddresses() ([]Placed, error) {
-	request := func(family byte) *nl.NetlinkRequest {
-		return request(unix.RTM_GETADDR, unix.NLM_F_DUMP, nl.NewIfAddrmsg(int(family)))
-	}
-	all, err := listFamilies(c, request, func(all []Placed, body []byte) ([]Placed, error) {
-		a, err := parseAddress(body)
-		return append(all, a), err
-	})
-	if err != nil {
-		err = fmt.Errorf("list the addresses of all interfaces: %w", err)
-	}
-	return all, err
-}
-
-// parseAddress reads the body of an RTM_NEWADDR.
-func parseAddress(body []byte) (Placed, error) {
-	var r reader
-	all := r.attributes(body, unix.SizeofIfAddrmsg)
-	if r.err != nil {
-		return Placed{}, r.err
-	}
-	fixed := nl.DeserializeIfAddrmsg(body)
-	raw := all.get(unix.IFA_LOCAL)
+// parseAddress reads an RTM_NEWADDR, with the index of its interface.
+func parseAddress(m message) (of int, a Address) {
+	fixed := nl.DeserializeIfAddrmsg(m.body)
+	raw := m.get(unix.IFA_LOCAL)
 	if raw == nil {
-		raw = all.get(unix.IFA_ADDRESS) // the other end's address, if there is a local one too
+		raw = m.get(unix.IFA_ADDRESS) // the other end's address, if there is a local one too
 	}
 	flags := uint32(fixed.Flags)
-	if all.get(unix.IFA_FLAGS) != nil { // all 32 of them
-		flags = all.num(unix.IFA_FLAGS)
+	if m.get(unix.IFA_FLAGS) != nil { // all 32 of them
+		flags = m.num(unix.IFA_FLAGS)
 	}
 	addr, _ := netip.AddrFromSlice(raw)
-	return Placed{Interface: int(fixed.Index), Address: Address{
+	return int(fixed.Index), Address{
 		Prefix:    netip.PrefixFrom(addr, int(fixed.Prefixlen)),
 		Tentative: flags&unix.IFA_F_TENTATIVE != 0,
 		Duplicate: flags&unix.IFA_F_DADFAILED != 0,
-	}}, nil
+	}
 }
 
 // Prefix converts an address with its mask.
@@ -163,13 +138,10 @@ func Prefix(n net.IPNet) (netip.Prefix, error) {
 func (c *Conn) Groups(index int) ([]netip.Addr, error) {
 	var all []netip.Addr
 	m := request(unix.RTM_GETMULTICAST, unix.NLM_F_DUMP, ifaddr(netip.IPv6Unspecified(), 0, index))
-	err := c.list(m, func() { all = nil }, func(body []byte) error {
-		var r reader
-		group := r.attributes(body, unix.SizeofIfAddrmsg)
-		if addr, ok := netip.AddrFromSlice(group.get(unix.IFA_MULTICAST)); ok && int(nl.DeserializeIfAddrmsg(body).Index) == index {
+	err := c.list(m, func() { all = nil }, func(m message) {
+		if addr := m.address(unix.IFA_MULTICAST); addr.IsValid() && int(nl.DeserializeIfAddrmsg(m.body).Index) == index {
 			all = append(all, addr)
 		}
-		return r.err
 	})
 	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return nil, fmt.Errorf("list the multicast groups of interface %d: %w", index, err)

@@ -32,15 +32,8 @@ func (b Bridge) Create(c *Conn) (Link, error) {
 	if b.VLANFiltering {
 		own = append(own, flag(unix.IFLA_BR_VLAN_FILTERING))
 	}
-	m := createMessage(0, b.Name, data(unix.IFLA_ADDRESS, b.MAC...), info("bridge", own...))
-	if b.MTU != 0 {
-		m.AddData(u32(unix.IFLA_MTU, uint32(b.MTU)))
-	}
-	l, err := create(c, m, b.Name)
-	if err != nil {
-		return Link{}, fmt.Errorf("create bridge %q: %w", b.Name, err)
-	}
-	return l, nil
+	l, err := create(c, createMessage(0, b.Name, mac(b.MAC), mtu(b.MTU), info("bridge", own...)), b.Name)
+	return l, saying(fmt.Sprintf("create bridge %q", b.Name), err)
 }
 
 // Ifb is a device of type ifb to create: packets that are redirected to it go
@@ -55,11 +48,7 @@ type Ifb struct {
 // EEXIST if there is an interface of this name, and EOPNOTSUPP if the kernel
 // does not support the type.
 func (i Ifb) Create(c *Conn) (Link, error) {
-	m := createMessage(unix.IFF_UP, i.Name, u32(unix.IFLA_MTU, uint32(i.MTU)), u32(unix.IFLA_TXQLEN, 0), info("ifb"))
-	if i.MAC != nil {
-		m.AddData(data(unix.IFLA_ADDRESS, i.MAC...))
-	}
-	return create(c, m, i.Name)
+	return create(c, createMessage(unix.IFF_UP, i.Name, mac(i.MAC), mtu(i.MTU), u32(unix.IFLA_TXQLEN, 0), info("ifb")), i.Name)
 }
 
 // Enslave makes an interface a port of a bridge. A port of another bridge
@@ -77,10 +66,7 @@ func (c *Conn) SetPortMode(index int, p PortMode) error {
 		return nil
 	}
 	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, portinfo(index), nest(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, p.attributes()...))
-	if err := c.execute(m, nil); err != nil {
-		return fmt.Errorf("set the mode of a bridge port: %w", err)
-	}
-	return nil
+	return c.do(m, nil, "set the mode of a bridge port")
 }
 
 // attributes are those of the modes that are set.
@@ -165,12 +151,10 @@ func (all VLANs) Access() uint16 {
 // kernel whose bridges do not know VLANs lists none.
 func (c *Conn) PortVLANs() (all map[int]VLANs, err error) {
 	m := request(unix.RTM_GETLINK, unix.NLM_F_DUMP, portinfo(0), u32(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_BRVLAN_COMPRESSED))
-	err = c.list(m, func() { all = make(map[int]VLANs) }, func(body []byte) error {
-		p, err := parsePort(body)
-		if len(p.VLANs) > 0 {
+	err = c.list(m, func() { all = make(map[int]VLANs) }, func(m message) {
+		if p := parsePort(m); len(p.VLANs) > 0 {
 			all[p.Interface] = append(all[p.Interface], p.VLANs...)
 		}
-		return err
 	})
 	return all, err
 }
@@ -181,20 +165,18 @@ func (c *Conn) VLANs(index int) (VLANs, error) {
 	return all[index], err
 }
 
-// parsePort reads the body of an RTM_NEWLINK of the family of bridges.
-func parsePort(body []byte) (p HeardPort, err error) {
-	var r reader
-	all := r.attributes(body, unix.SizeofIfInfomsg)
-	if r.err != nil || body[0] != unix.AF_BRIDGE { // a kernel without bridges lists interfaces
-		return HeardPort{}, r.err
+// parsePort reads an RTM_NEWLINK of the family of bridges.
+func parsePort(m message) (p HeardPort) {
+	if m.body[0] != unix.AF_BRIDGE { // a kernel without bridges lists interfaces
+		return p
 	}
-	p.Interface = int(nl.DeserializeIfInfomsg(body).Index)
-	if settings := all.get(unix.IFLA_PROTINFO); settings != nil {
-		mode := portMode(r.attributes(settings, 0))
+	p.Interface = int(nl.DeserializeIfInfomsg(m.body).Index)
+	if settings := m.get(unix.IFLA_PROTINFO); settings != nil {
+		mode := portMode(m.within(settings))
 		p.Mode = &mode
 	}
 	from := uint16(0) // of a range that has begun
-	for typ, value := range r.attributes(all.get(unix.IFLA_AF_SPEC), 0).each {
+	for typ, value := range m.nest(unix.IFLA_AF_SPEC).each {
 		if typ != nl.IFLA_BRIDGE_VLAN_INFO || len(value) < nl.SizeofBridgeVlanInfo {
 			continue
 		}
@@ -209,7 +191,7 @@ func parsePort(body []byte) (p HeardPort, err error) {
 		}
 		p.VLANs = append(p.VLANs, one)
 	}
-	return p, r.err
+	return p
 }
 
 // HasUplink reports whether a bridge has a port through which machines other
@@ -219,10 +201,9 @@ func parsePort(body []byte) (p HeardPort, err error) {
 func (c *Conn) HasUplink(bridge int) (bool, error) {
 	m := linkList(u32(unix.IFLA_MASTER, uint32(bridge))) // old kernels list all interfaces nevertheless
 	found := false
-	err := c.execute(m, func(body []byte) error {
-		port, err := parseLink(body)
+	err := c.execute(m, func(m message) {
+		port := parseLink(m)
 		found = found || port.Port.Master == bridge && port.Kind != "veth" && port.Kind != "dummy"
-		return err
 	})
 	if err != nil && !errors.Is(err, ErrInterrupted) { // a port that comes or goes meanwhile may be missing
 		return false, fmt.Errorf("list the ports of bridge %d: %w", bridge, err)

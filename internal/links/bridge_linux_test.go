@@ -27,7 +27,11 @@ func vlanMessage(family uint8, index int, vlans [][2]uint16, more ...attribute) 
 func body(m *nl.NetlinkRequest) []byte { return m.Serialize()[unix.NLMSG_HDRLEN:] }
 
 func TestVLANsAreRead(t *testing.T) {
-	p, err := parsePort(vlanMessage(unix.AF_BRIDGE, 7, [][2]uint16{{vlanAccess, 7}, {nl.BRIDGE_VLAN_INFO_RANGE_BEGIN, 100}, {nl.BRIDGE_VLAN_INFO_RANGE_END, 199}, {nl.BRIDGE_VLAN_INFO_UNTAGGED, 300}}))
+	read := func(b []byte) (HeardPort, error) {
+		m := parse(unix.RTM_NEWLINK, b)
+		return parsePort(m), *m.bad
+	}
+	p, err := read(vlanMessage(unix.AF_BRIDGE, 7, [][2]uint16{{vlanAccess, 7}, {nl.BRIDGE_VLAN_INFO_RANGE_BEGIN, 100}, {nl.BRIDGE_VLAN_INFO_RANGE_END, 199}, {nl.BRIDGE_VLAN_INFO_UNTAGGED, 300}}))
 	got := p.VLANs
 	want := VLANs{{7, 7, true}, {100, 199, false}, {300, 300, false}}
 	if err != nil || p.Interface != 7 || !reflect.DeepEqual(got, want) {
@@ -41,12 +45,12 @@ func TestVLANsAreRead(t *testing.T) {
 	if got.Access() != 7 || (VLANs{{1, 9, false}}).Access() != 0 {
 		t.Errorf("own VLAN %d", got.Access())
 	}
-	if other, err := parsePort(vlanMessage(unix.AF_UNSPEC, 7, [][2]uint16{{vlanAccess, 7}})); other.VLANs != nil || err != nil {
+	if other, err := read(vlanMessage(unix.AF_UNSPEC, 7, [][2]uint16{{vlanAccess, 7}})); other.VLANs != nil || err != nil {
 		t.Errorf("of another family: %v, %v", other, err)
 	}
 	whole := vlanMessage(unix.AF_BRIDGE, 7, [][2]uint16{{vlanAccess, 7}})
 	for _, b := range [][]byte{nil, whole[:unix.SizeofIfInfomsg-1], whole[:unix.SizeofIfInfomsg+5], whole[:len(whole)-3]} {
-		if _, err := parsePort(b); !errors.Is(err, errTruncated) {
+		if _, err := read(b); !errors.Is(err, errTruncated) {
 			t.Errorf("%d bytes: %v", len(b), err)
 		}
 	}

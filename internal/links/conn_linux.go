@@ -95,16 +95,13 @@ func (c *Conn) Close() error {
 	}
 	fd := c.fd
 	c.fd = -1
-	if err := unix.Close(fd); err != nil {
-		return fmt.Errorf("close a netlink socket: %w", err)
-	}
-	return nil
+	return saying("close a netlink socket", unix.Close(fd))
 }
 
 // execute sends a request and calls read, which may be nil, for each message of
 // the answer. A request without NLM_F_ACK and NLM_F_DUMP is a query for one
 // message.
-func (c *Conn) execute(m *nl.NetlinkRequest, read func(body []byte) error) error {
+func (c *Conn) execute(m *nl.NetlinkRequest, read func(message)) error {
 	c.seq++
 	m.Seq = c.seq
 	request := m.Serialize()
@@ -164,7 +161,7 @@ func restart(call func() error) error {
 type exchange struct {
 	seq         uint32
 	asks        bool // for one message
-	read        func(body []byte) error
+	read        func(message)
 	answered    bool
 	interrupted bool
 	err         error // the first
@@ -180,7 +177,9 @@ func (x *exchange) take(m syscall.NetlinkMessage) {
 	case m.Header.Type == unix.NLMSG_ERROR, m.Header.Type == unix.NLMSG_DONE:
 		x.answered, err = true, answer(m.Data)
 	case x.read != nil && x.err == nil:
-		x.answered, err = x.asks, x.read(m.Data)
+		got := parse(m.Header.Type, m.Data)
+		x.read(got)
+		x.answered, err = x.asks, *got.bad
 	}
 	if x.err == nil {
 		x.err = err
@@ -194,8 +193,8 @@ func answer(body []byte) error {
 		return nil
 	}
 	errno := unix.Errno(-int32(native.Uint32(body)))
-	var r reader // a text that cannot be read does not hide the errno
-	if text := r.attributes(body, min(len(body), 4+unix.NLMSG_HDRLEN)).str(unix.NLMSGERR_ATTR_MSG); text != "" {
+	more := attributes{bad: new(error)} // a text that cannot be read does not hide the errno
+	if text := more.within(body[min(len(body), 4+unix.NLMSG_HDRLEN):]).str(unix.NLMSGERR_ATTR_MSG); text != "" {
 		return fmt.Errorf("%w (%s)", errno, text)
 	}
 	return errno
@@ -213,7 +212,7 @@ const mostLists = 10
 // list asks for a list, and calls read for each of its messages. If the list
 // changed while the kernel sent it (NLM_F_DUMP_INTR), list asks again. It calls
 // begin before each attempt, which must forget the attempt before.
-func (c *Conn) list(m *nl.NetlinkRequest, begin func(), read func(body []byte) error) error {
+func (c *Conn) list(m *nl.NetlinkRequest, begin func(), read func(message)) error {
 	for range mostLists {
 		begin()
 		if err := c.execute(m, read); !errors.Is(err, ErrInterrupted) {
@@ -230,17 +229,15 @@ func (c *Conn) list(m *nl.NetlinkRequest, begin func(), read func(body []byte) e
 // A request for all families at once would keep other users of rtnetlink waiting
 // (Linux 6.10 lists each of these two without its lock), and ask families that
 // this package cannot read.
-func listFamilies[T any](c *Conn, request func(family byte) *nl.NetlinkRequest, add func(all []T, body []byte) ([]T, error)) ([]T, error) {
+func listFamilies[T any](c *Conn, request func(family byte) *nl.NetlinkRequest, add func(all []T, m message) []T) ([]T, error) {
 	var all []T
 	var torn error
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		before := len(all)
-		err := c.list(request(family), func() { all = all[:before] }, func(body []byte) (err error) {
-			// A kernel without IPv6 answers with all families.
-			if len(body) > 0 && body[0] == family {
-				all, err = add(all, body)
+		err := c.list(request(family), func() { all = all[:before] }, func(m message) {
+			if m.body[0] == family { // a kernel without IPv6 answers with all families
+				all = add(all, m)
 			}
-			return err
 		})
 		switch {
 		case errors.Is(err, ErrTorn):
@@ -254,9 +251,17 @@ func listFamilies[T any](c *Conn, request func(family byte) *nl.NetlinkRequest, 
 }
 
 // do is execute, with the operation in the error. It ignores the errors in fine.
-func (c *Conn) do(m *nl.NetlinkRequest, read func([]byte) error, what string, fine ...error) error {
+func (c *Conn) do(m *nl.NetlinkRequest, read func(message), what string, fine ...error) error {
 	err := c.execute(m, read)
-	if err == nil || slices.ContainsFunc(fine, func(f error) bool { return errors.Is(err, f) }) {
+	if slices.ContainsFunc(fine, func(f error) bool { return errors.Is(err, f) }) {
+		return nil
+	}
+	return saying(what, err)
+}
+
+// saying names the operation in an error.
+func saying(what string, err error) error {
+	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", what, err)

@@ -143,10 +143,7 @@ func linkList(attrs ...attribute) *nl.NetlinkRequest {
 }
 
 func (c *Conn) link(m *nl.NetlinkRequest, what string) (l Link, err error) {
-	err = c.do(m, func(body []byte) (err error) {
-		l, err = parseLink(body)
-		return err
-	}, what)
+	err = c.do(m, func(m message) { l = parseLink(m) }, what)
 	return l, err
 }
 
@@ -175,15 +172,8 @@ func (l Link) IsFallback() bool {
 // again.
 func (c *Conn) Links() ([]Link, error) {
 	var all []Link
-	err := c.list(linkList(), func() { all = nil }, func(body []byte) error {
-		l, err := parseLink(body)
-		all = append(all, l)
-		return err
-	})
-	if err != nil {
-		return all, fmt.Errorf("list the interfaces: %w", err)
-	}
-	return all, nil
+	err := c.list(linkList(), func() { all = nil }, func(m message) { all = append(all, parseLink(m)) })
+	return all, saying("list the interfaces", err)
 }
 
 // NetNS returns the number of another namespace in that of c, or -1 if it has
@@ -191,60 +181,46 @@ func (c *Conn) Links() ([]Link, error) {
 func (c *Conn) NetNS(ns *netns.Handle) (id int, err error) {
 	id = unix.NETNSA_NSID_NOT_ASSIGNED
 	m := request(unix.RTM_GETNSID, 0, nl.NewRtGenMsg(), u32(unix.NETNSA_FD, uint32(ns.File().Fd())))
-	err = c.execute(m, func(body []byte) error {
-		var r reader
-		if all := r.attributes(body, nl.NewRtGenMsg().Len()); all.get(unix.NETNSA_NSID) != nil {
-			id = all.int(unix.NETNSA_NSID)
+	err = c.do(m, func(m message) {
+		if m.get(unix.NETNSA_NSID) != nil {
+			id = m.int(unix.NETNSA_NSID)
 		}
-		return r.err
-	})
-	if err != nil {
-		return id, fmt.Errorf("number of namespace %s: %w", ns.ID(), err)
-	}
-	return id, nil
+	}, fmt.Sprintf("number of namespace %s", ns.ID()))
+	return id, err
 }
 
-// parseLink reads the body of an RTM_NEWLINK.
-func parseLink(body []byte) (Link, error) {
-	var r reader
-	all := r.attributes(body, unix.SizeofIfInfomsg)
-	if r.err != nil {
-		return Link{}, r.err
-	}
-	fixed := nl.DeserializeIfInfomsg(body)
+// parseLink reads an RTM_NEWLINK.
+func parseLink(m message) Link {
+	fixed := nl.DeserializeIfInfomsg(m.body)
 	l := Link{
 		Index:       int(fixed.Index),
-		Name:        all.str(unix.IFLA_IFNAME),
-		Alias:       all.str(unix.IFLA_IFALIAS),
-		State:       State{Flags: fixed.Flags, OperState: uint8(all.num(unix.IFLA_OPERSTATE))},
-		MAC:         slices.Clone(all.get(unix.IFLA_ADDRESS)),
-		MTU:         all.int(unix.IFLA_MTU),
-		QueueLength: all.int(unix.IFLA_TXQLEN),
-		Peer:        Peer{Index: all.int(unix.IFLA_LINK), Elsewhere: all.get(unix.IFLA_LINK_NETNSID) != nil, NetNS: all.int(unix.IFLA_LINK_NETNSID)},
-		Port:        Port{Master: all.int(unix.IFLA_MASTER)},
-		Hardware:    Hardware{Bus: all.str(unix.IFLA_PARENT_DEV_BUS_NAME), Name: all.str(unix.IFLA_PARENT_DEV_NAME)},
+		Name:        m.str(unix.IFLA_IFNAME),
+		Alias:       m.str(unix.IFLA_IFALIAS),
+		State:       State{Flags: fixed.Flags, OperState: uint8(m.num(unix.IFLA_OPERSTATE))},
+		MAC:         slices.Clone(m.get(unix.IFLA_ADDRESS)),
+		MTU:         m.int(unix.IFLA_MTU),
+		QueueLength: m.int(unix.IFLA_TXQLEN),
+		Peer:        Peer{Index: m.int(unix.IFLA_LINK), Elsewhere: m.get(unix.IFLA_LINK_NETNSID) != nil, NetNS: m.int(unix.IFLA_LINK_NETNSID)},
+		Port:        Port{Master: m.int(unix.IFLA_MASTER)},
+		Hardware:    Hardware{Bus: m.str(unix.IFLA_PARENT_DEV_BUS_NAME), Name: m.str(unix.IFLA_PARENT_DEV_NAME)},
 	}
-	for typ, other := range r.attributes(all.get(unix.IFLA_PROP_LIST), 0).each {
+	for typ, other := range m.nest(unix.IFLA_PROP_LIST).each {
 		if typ == unix.IFLA_ALT_IFNAME {
 			l.Others = append(l.Others, unix.ByteSliceToString(other))
 		}
 	}
-	if mac := all.get(unix.IFLA_PERM_ADDRESS); slices.ContainsFunc(mac, func(b byte) bool { return b != 0 }) { // all zero: it has none
+	if mac := m.get(unix.IFLA_PERM_ADDRESS); slices.ContainsFunc(mac, func(b byte) bool { return b != 0 }) { // all zero: it has none
 		l.Hardware.MAC = slices.Clone(mac)
 	}
-	l.Settings.parse(&r, all.get(unix.IFLA_AF_SPEC))
-	l.parseInfo(&r, all.get(unix.IFLA_LINKINFO))
-	if r.err != nil {
-		return Link{}, r.err
-	}
-	return l, nil
+	l.Settings.parse(m.nest(unix.IFLA_AF_SPEC))
+	l.parseInfo(m.nest(unix.IFLA_LINKINFO))
+	return l
 }
 
 // parseInfo reads an IFLA_LINKINFO: the kind, its own data, and a port's data.
-func (l *Link) parseInfo(r *reader, value []byte) {
-	info := r.attributes(value, 0)
+func (l *Link) parseInfo(info attributes) {
 	l.Kind = info.str(unix.IFLA_INFO_KIND)
-	switch own := r.attributes(info.get(unix.IFLA_INFO_DATA), 0); l.Kind {
+	switch own := info.nest(unix.IFLA_INFO_DATA); l.Kind {
 	case "bridge":
 		l.VLANFiltering = own.num(unix.IFLA_BR_VLAN_FILTERING) != 0
 		l.DefaultVLAN = uint16(own.num(unix.IFLA_BR_VLAN_DEFAULT_PVID))
@@ -252,7 +228,7 @@ func (l *Link) parseInfo(r *reader, value []byte) {
 		l.MacvlanMode = own.num(unix.IFLA_MACVLAN_MODE)
 	}
 	if l.Port.Master != 0 {
-		port := r.attributes(info.get(unix.IFLA_INFO_SLAVE_DATA), 0)
+		port := info.nest(unix.IFLA_INFO_SLAVE_DATA)
 		l.Port.Number = port.int(unix.IFLA_BRPORT_NO)
 		l.Port.PortMode = portMode(port)
 	}
@@ -284,18 +260,12 @@ func (c *Conn) Down(index int) error {
 }
 
 func changeMessage(index int, change Change) *nl.NetlinkRequest {
-	m := request(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, change.Set, change.Set|change.Clear))
+	m := request(unix.RTM_NEWLINK, unix.NLM_F_ACK, ifinfo(index, change.Set, change.Set|change.Clear), mac(change.MAC), mtu(change.MTU))
 	if change.Name != "" {
 		m.AddData(str(unix.IFLA_IFNAME, change.Name))
 	}
 	if change.Alias != nil {
 		m.AddData(data(unix.IFLA_IFALIAS, []byte(*change.Alias)...))
-	}
-	if change.MAC != nil {
-		m.AddData(data(unix.IFLA_ADDRESS, change.MAC...))
-	}
-	if change.MTU != 0 {
-		m.AddData(u32(unix.IFLA_MTU, uint32(change.MTU)))
 	}
 	if change.QueueLength != nil {
 		m.AddData(u32(unix.IFLA_TXQLEN, uint32(*change.QueueLength)))
@@ -316,10 +286,7 @@ func (c *Conn) Delete(index int) error {
 // DeleteAndClose deletes an interface and closes the socket. It is for a deletion
 // that waits in a batch: the socket keeps the namespace in existence until then.
 func (c *Conn) DeleteAndClose(index int, name string) error {
-	err := c.Delete(index)
-	if err != nil {
-		err = fmt.Errorf("delete interface %q: %w", name, err)
-	}
+	err := saying(fmt.Sprintf("delete interface %q", name), c.Delete(index))
 	return errors.Join(err, c.Close())
 }
 
@@ -336,8 +303,9 @@ type Move struct {
 //
 // After an error it may be in either namespace, under either name.
 func (c *Conn) Move(index int, to *netns.Handle, how Move) error {
+	what := fmt.Sprintf("move to namespace %s as %q", to.ID(), how.Name)
 	if err := validName(how.Name); err != nil {
-		return fmt.Errorf("move to namespace %s as %q: %w", to.ID(), how.Name, err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	var flags uint32
 	if how.Up {
@@ -345,8 +313,5 @@ func (c *Conn) Move(index int, to *netns.Handle, how Move) error {
 	}
 	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, flags, unix.IFF_UP),
 		namespace(to.File().Fd()), str(unix.IFLA_IFNAME, how.Name), data(unix.IFLA_IFALIAS, []byte(how.Alias)...))
-	if err := c.execute(m, nil); err != nil {
-		return fmt.Errorf("move to namespace %s as %q: %w", to.ID(), how.Name, err)
-	}
-	return nil
+	return c.do(m, nil, what)
 }

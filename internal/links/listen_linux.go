@@ -90,18 +90,20 @@ func (l *Listener) Close() error { return l.socket.Close() }
 func readAnnouncement(m notify.Message) (h Announcement, ok bool, err error) {
 	switch m.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_SETLINK:
-		return h.readLink(m)
+		got := parse(m.Type, m.Body)
+		ok = h.readLink(m.Type, got)
+		return h, ok, *got.bad
 	case unix.RTM_DELADDR:
 		return Announcement{Gone: true}, true, nil
 	case unix.RTM_DELROUTE:
-		routes, err := parseRoute(nil, m.Body, 0) // none is one that the kernel maintains
-		return Announcement{Gone: true}, len(routes) > 0, err
+		got := parse(m.Type, m.Body)
+		routes := parseRoute(nil, got, 0) // none is one that the kernel maintains
+		return Announcement{Gone: true}, len(routes) > 0, *got.bad
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
-		var r reader
-		kind := r.attributes(m.Body, nl.SizeofTcMsg).str(nl.TCA_KIND)
+		got := parse(m.Type, m.Body)
 		h.Gone = m.Type == unix.RTM_DELQDISC || m.Type == unix.RTM_DELTFILTER
-		h.Queue = &HeardQueue{kind, m.Type == unix.RTM_NEWTFILTER || m.Type == unix.RTM_DELTFILTER}
-		return h, r.err == nil, r.err
+		h.Queue = &HeardQueue{got.str(nl.TCA_KIND), m.Type == unix.RTM_NEWTFILTER || m.Type == unix.RTM_DELTFILTER}
+		return h, true, *got.bad
 	}
 	return h, false, nil
 }
@@ -109,18 +111,18 @@ func readAnnouncement(m notify.Message) (h Announcement, ok bool, err error) {
 // readLink reads an announcement about an interface. Those of a family are about the
 // interface as a port of a bridge, or about its IPv6 settings: an interface that leaves a
 // bridge is not deleted. For a port, the type is that of the request that changed it.
-func (h Announcement) readLink(m notify.Message) (_ Announcement, ok bool, err error) {
-	switch {
-	case len(m.Body) == 0 || m.Body[0] == unix.AF_UNSPEC && m.Type != unix.RTM_SETLINK:
-		l, err := parseLink(m.Body)
-		h.Gone, h.Link = m.Type == unix.RTM_DELLINK, &l
-		return h, err == nil, err
-	case m.Body[0] == unix.AF_BRIDGE:
-		p, err := parsePort(m.Body)
+func (h *Announcement) readLink(typ uint16, m message) (ok bool) {
+	switch family := m.body[0]; {
+	case family == unix.AF_UNSPEC && typ != unix.RTM_SETLINK:
+		l := parseLink(m)
+		h.Gone, h.Link = typ == unix.RTM_DELLINK, &l
+	case family == unix.AF_BRIDGE:
+		p := parsePort(m)
 		h.BridgePort = &p
-		return h, err == nil, err
+	default:
+		return false
 	}
-	return h, false, nil
+	return true
 }
 
 // WatchAddresses begins to watch for changes of interfaces and addresses, for a caller

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 
 	"github.com/vishvananda/netlink/nl"
@@ -53,6 +54,21 @@ func data(typ uint16, b ...byte) attribute {
 	return append(a, b...)[:cap(a)]
 }
 
+// mac and mtu are attributes of an interface, or empty without a value.
+func mac(a net.HardwareAddr) attribute {
+	if a == nil {
+		return nil
+	}
+	return data(unix.IFLA_ADDRESS, a...)
+}
+
+func mtu(n int) attribute {
+	if n == 0 {
+		return nil
+	}
+	return u32(unix.IFLA_MTU, uint32(n))
+}
+
 func u32(typ uint16, v uint32) attribute { return data(typ, native.AppendUint32(nil, v)...) }
 func str(typ uint16, s string) attribute { return data(typ, append([]byte(s), 0)...) }
 func namespace(fd uintptr) attribute     { return u32(unix.IFLA_NET_NS_FD, uint32(fd)) }
@@ -70,38 +86,72 @@ func aligned(n int) int { return (n + unix.RTA_ALIGNTO - 1) &^ (unix.RTA_ALIGNTO
 // errTruncated means that the kernel sent less than it announced.
 var errTruncated = errors.New("truncated netlink message")
 
+// message is one of the kernel's: a fixed part, and attributes.
+type message struct {
+	body []byte // with the fixed part
+	attributes
+}
+
 // attributes are those of a message, or of one of its attributes.
-type attributes []byte
+type attributes struct {
+	raw []byte
+	bad *error // of the message: it is shorter than it says. Where it ends there are none.
+}
 
-// reader reads the attributes of a message. After an error there are none.
-type reader struct{ err error }
-
-// attributes checks and returns the attributes behind a fixed part.
-func (r *reader) attributes(body []byte, fixed int) attributes {
-	if len(body) < fixed {
-		r.err = errors.Join(r.err, fmt.Errorf("%w of %d bytes", errTruncated, len(body)))
-		return nil
+// parse reads a message of the kernel. If it is too short, its fixed part is zero.
+func parse(typ uint16, body []byte) message {
+	m := message{body, attributes{bad: new(error)}}
+	size := fixedSize(typ)
+	if len(body) < size {
+		*m.bad, m.body = fmt.Errorf("%w of %d bytes", errTruncated, len(body)), make([]byte, size)
+		return m
 	}
-	rest := body[fixed:]
-	for len(rest) >= unix.SizeofRtAttr {
+	m.attributes = m.within(body[size:])
+	return m
+}
+
+// fixedSize returns the size of the fixed part. The types of messages come in fours: an
+// object is new, deleted, asked for or set.
+func fixedSize(typ uint16) int {
+	switch typ &^ 3 {
+	case unix.RTM_NEWLINK:
+		return unix.SizeofIfInfomsg
+	case unix.RTM_NEWADDR, unix.RTM_GETMULTICAST &^ 3:
+		return unix.SizeofIfAddrmsg
+	case unix.RTM_NEWROUTE:
+		return unix.SizeofRtMsg
+	case unix.RTM_NEWNEIGH:
+		return unix.SizeofNdMsg
+	case unix.RTM_NEWQDISC, unix.RTM_NEWTFILTER:
+		return nl.SizeofTcMsg
+	}
+	return aligned(unix.SizeofRtGenmsg)
+}
+
+// within checks and returns the attributes in a part of the message.
+func (all attributes) within(raw []byte) attributes {
+	for rest := raw; len(rest) >= unix.SizeofRtAttr; {
 		size := int(native.Uint16(rest))
 		if size < unix.SizeofRtAttr || size > len(rest) {
-			r.err = errors.Join(r.err, fmt.Errorf("%w: attribute of %d bytes in %d", errTruncated, size, len(rest)))
-			return nil
+			*all.bad = errors.Join(*all.bad, fmt.Errorf("%w: attribute of %d bytes in %d", errTruncated, size, len(rest)))
+			return attributes{bad: all.bad}
 		}
 		rest = rest[min(aligned(size), len(rest)):]
 	}
-	return body[fixed:]
+	return attributes{raw, all.bad}
 }
+
+// nest returns the attributes in another one.
+func (all attributes) nest(typ uint16) attributes { return all.within(all.get(typ)) }
 
 // each goes over the types, without flags, and values.
 func (all attributes) each(yield func(typ uint16, value []byte) bool) {
-	for len(all) >= unix.SizeofRtAttr {
-		size := int(native.Uint16(all))
-		if !yield(native.Uint16(all[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), all[unix.SizeofRtAttr:size]) {
+	for rest := all.raw; len(rest) >= unix.SizeofRtAttr; {
+		size := int(native.Uint16(rest))
+		if !yield(native.Uint16(rest[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), rest[unix.SizeofRtAttr:size]) {
 			return
 		}
-		all = all[min(aligned(size), len(all)):]
+		rest = rest[min(aligned(size), len(rest)):]
 	}
 }
 

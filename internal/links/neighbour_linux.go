@@ -31,14 +31,9 @@ func (n Neighbour) Wrong(mac net.HardwareAddr) bool {
 // Neighbour looks up an address behind an interface. Before Linux 5.0 the
 // answer is always empty.
 func (c *Conn) Neighbour(index int, addr netip.Addr) (n Neighbour, err error) {
-	err = c.do(neighbour(unix.RTM_GETNEIGH, 0, index, 0, addr), func(body []byte) error {
-		var r reader
-		all := r.attributes(body, unix.SizeofNdMsg)
-		if r.err == nil {
-			state := native.Uint16(body[8:])
-			n.MAC, n.fixed, n.asked = slices.Clone(all.get(unix.NDA_LLADDR)), state&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0, state&unix.NUD_INCOMPLETE != 0
-		}
-		return r.err
+	err = c.do(neighbour(unix.RTM_GETNEIGH, 0, index, 0, addr), func(m message) {
+		state := native.Uint16(m.body[8:])
+		n.MAC, n.fixed, n.asked = slices.Clone(m.get(unix.NDA_LLADDR)), state&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0, state&unix.NUD_INCOMPLETE != 0
 	}, fmt.Sprintf("neighbour %s", addr), unix.ENOENT, unix.EOPNOTSUPP)
 	return n, err
 }
@@ -130,10 +125,7 @@ func ndmsg(index int, state uint16, flags uint8, addr netip.Addr) attribute {
 // kernel sends when the interface is set up may be lost.
 func (c *Conn) Announce(link Link) error {
 	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(link.Index, 0, 0), data(unix.IFLA_ADDRESS, link.MAC...))
-	if err := c.execute(m, nil); err != nil {
-		return fmt.Errorf("announce the addresses of interface %q: %w", link.Name, err)
-	}
-	return nil
+	return c.do(m, nil, fmt.Sprintf("announce the addresses of interface %q", link.Name))
 }
 
 // AnnounceAside is Announce for an interface in ns, but does not wait. A bridge

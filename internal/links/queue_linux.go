@@ -54,19 +54,17 @@ func (c *Conn) Queues(index int) (q Queues, err error) {
 		// Older kernels answer only with NLM_F_ECHO. A queue that they do not show
 		// has no answer, or is invalid.
 		m := request(unix.RTM_GETQDISC, unix.NLM_F_ECHO|unix.NLM_F_ACK, tcmsg(index, parent))
-		err := c.do(m, func(body []byte) error { return to.parse(body, parent) }, what, unix.ENOENT, unix.EINVAL)
+		err := c.do(m, func(m message) { to.parse(m, parent) }, what, unix.ENOENT, unix.EINVAL)
 		if err != nil {
 			return Queues{}, err
 		}
 	}
 	// The filters of the packets that the interface receives.
 	m := request(unix.RTM_GETTFILTER, unix.NLM_F_DUMP, tcmsg(index, filtersIngress))
-	err = c.list(m, func() { q.Redirects = nil }, func(body []byte) error {
-		to, ok, err := parseRedirect(body)
-		if ok {
+	err = c.list(m, func() { q.Redirects = nil }, func(m message) {
+		if to, ok := parseRedirect(m); ok {
 			q.Redirects = append(q.Redirects, to)
 		}
-		return err
 	})
 	if err != nil {
 		return Queues{}, fmt.Errorf("filters of interface %d: %w", index, err)
@@ -79,22 +77,17 @@ func tcmsg(index int, parent uint32) *nl.TcMsg {
 	return &nl.TcMsg{Ifindex: int32(index), Parent: parent}
 }
 
-// parse reads the body of an RTM_NEWQDISC. It ignores queues of another parent.
-func (q *Queue) parse(body []byte, parent uint32) error {
-	var r reader
-	all := r.attributes(body, nl.SizeofTcMsg)
-	if r.err != nil {
-		return r.err
-	}
-	fixed := nl.DeserializeTcMsg(body)
+// parse reads an RTM_NEWQDISC. It ignores queues of another parent.
+func (q *Queue) parse(m message, parent uint32) {
+	fixed := nl.DeserializeTcMsg(m.body)
 	if fixed.Parent != parent {
-		return nil
+		return
 	}
-	*q = Queue{Kind: all.str(nl.TCA_KIND), Handle: fixed.Handle}
+	*q = Queue{Kind: m.str(nl.TCA_KIND), Handle: fixed.Handle}
 	if q.Kind != "tbf" {
-		return nil
+		return
 	}
-	options := r.attributes(all.get(nl.TCA_OPTIONS), 0)
+	options := m.nest(nl.TCA_OPTIONS)
 	if parms := options.get(nl.TCA_TBF_PARMS); len(parms) >= nl.SizeofTcTbfQopt {
 		bucket := nl.DeserializeTcTbfQopt(parms)
 		q.Bucket = Bucket{Rate: uint64(bucket.Rate.Rate), Limit: bucket.Limit, Buffer: bucket.Buffer}
@@ -102,27 +95,23 @@ func (q *Queue) parse(body []byte, parent uint32) error {
 	if rate := options.get(nl.TCA_TBF_RATE64); len(rate) >= 8 { // more than 32 bits
 		q.Bucket.Rate = native.Uint64(rate)
 	}
-	return r.err
 }
 
-// parseRedirect reads the body of an RTM_NEWTFILTER. ok is false if the filter does
-// not redirect.
-func parseRedirect(body []byte) (to Redirect, ok bool, err error) {
-	var r reader
-	all := r.attributes(body, nl.SizeofTcMsg)
-	if r.err != nil || all.str(nl.TCA_KIND) != "u32" {
-		return to, false, r.err
+// parseRedirect reads an RTM_NEWTFILTER. ok is false if the filter does not redirect.
+func parseRedirect(m message) (to Redirect, ok bool) {
+	if m.str(nl.TCA_KIND) != "u32" {
+		return to, false
 	}
-	fixed := nl.DeserializeTcMsg(body)
-	options := r.attributes(all.get(nl.TCA_OPTIONS), 0)
+	fixed := nl.DeserializeTcMsg(m.body)
+	options := m.nest(nl.TCA_OPTIONS)
 	to = Redirect{Handle: fixed.Handle, Priority: uint16(fixed.Info >> 16), Class: options.num(nl.TCA_U32_CLASSID)}
-	for _, value := range r.attributes(options.get(nl.TCA_U32_ACT), 0).each {
-		action := r.attributes(value, 0)
-		parms := r.attributes(action.get(nl.TCA_ACT_OPTIONS), 0).get(nl.TCA_MIRRED_PARMS)
+	for _, value := range options.nest(nl.TCA_U32_ACT).each {
+		action := m.within(value)
+		parms := action.nest(nl.TCA_ACT_OPTIONS).get(nl.TCA_MIRRED_PARMS)
 		// struct tc_mirred; package nl takes it to be two bytes longer.
 		if !ok && action.str(nl.TCA_ACT_KIND) == "mirred" && len(parms) >= 28 && native.Uint32(parms[20:]) == uint32(netlink.TCA_EGRESS_REDIR) {
 			to.To, ok = int(native.Uint32(parms[24:])), true
 		}
 	}
-	return to, ok, r.err
+	return to, ok
 }

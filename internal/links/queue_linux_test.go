@@ -112,11 +112,13 @@ func TestQueues(t *testing.T) {
 func TestQueuesThatAreTruncated(t *testing.T) {
 	var q Queue
 	for _, body := range [][]byte{nil, make([]byte, nl.SizeofTcMsg-1), append(make([]byte, nl.SizeofTcMsg), 9, 0, 1, 0)} {
-		if err := q.parse(body, 0); !errors.Is(err, errTruncated) {
-			t.Errorf("queue of %d bytes: got %v", len(body), err)
+		m := parse(unix.RTM_NEWQDISC, body)
+		if q.parse(m, 0); !errors.Is(*m.bad, errTruncated) {
+			t.Errorf("queue of %d bytes: got %v", len(body), *m.bad)
 		}
-		if _, _, err := parseRedirect(body); !errors.Is(err, errTruncated) {
-			t.Errorf("filter of %d bytes: got %v", len(body), err)
+		m = parse(unix.RTM_NEWTFILTER, body)
+		if parseRedirect(m); !errors.Is(*m.bad, errTruncated) {
+			t.Errorf("filter of %d bytes: got %v", len(body), *m.bad)
 		}
 	}
 }

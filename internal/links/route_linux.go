@@ -69,13 +69,8 @@ func (c *Conn) IsLocal(addr netip.Addr) (bool, error) {
 // without a route, or if it refuses packets.
 func (c *Conn) routeTo(to netip.Addr) (index int, typ byte, err error) {
 	fixed := &nl.RtMsg{RtMsg: unix.RtMsg{Family: family(to), Dst_len: uint8(to.BitLen())}}
-	err = c.execute(request(unix.RTM_GETROUTE, 0, fixed, data(unix.RTA_DST, to.AsSlice()...)), func(body []byte) error {
-		var r reader
-		all := r.attributes(body, unix.SizeofRtMsg)
-		if r.err == nil {
-			index, typ = all.int(unix.RTA_OIF), nl.DeserializeRtMsg(body).Type
-		}
-		return r.err
+	err = c.execute(request(unix.RTM_GETROUTE, 0, fixed, data(unix.RTA_DST, to.AsSlice()...)), func(m message) {
+		index, typ = m.int(unix.RTA_OIF), nl.DeserializeRtMsg(m.body).Type
 	})
 	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
 		return 0, 0, nil
@@ -119,29 +114,20 @@ func routeMessage(typ, flags, index int, r Route) *nl.NetlinkRequest {
 // families and all tables except the local one, which the kernel maintains. The
 // error may wrap [ErrTorn].
 func (c *Conn) Routes(index int) ([]Route, error) {
-	all, err := listFamilies(c, routeList(index), func(all []Route, body []byte) ([]Route, error) {
-		return parseRoute(all, body, index)
-	})
-	if err != nil {
-		err = fmt.Errorf("list the routes of interface %d: %w", index, err)
-	}
-	return all, err
+	all, err := listFamilies(c, routeList(index), func(all []Route, m message) []Route { return parseRoute(all, m, index) })
+	return all, saying(fmt.Sprintf("list the routes of interface %d", index), err)
 }
 
 // Destinations returns the destinations of the routes of all types, of both families and
 // all tables except the local one. The error may wrap [ErrTorn].
 func (c *Conn) Destinations() ([]netip.Prefix, error) {
-	all, err := listFamilies(c, routeList(0), func(all []netip.Prefix, body []byte) ([]netip.Prefix, error) {
-		var r reader
-		if attrs := r.attributes(body, unix.SizeofRtMsg); r.err == nil && nl.DeserializeRtMsg(body).Table != unix.RT_TABLE_LOCAL {
-			all = append(all, destination(body, attrs))
+	all, err := listFamilies(c, routeList(0), func(all []netip.Prefix, m message) []netip.Prefix {
+		if nl.DeserializeRtMsg(m.body).Table != unix.RT_TABLE_LOCAL {
+			all = append(all, destination(m))
 		}
-		return all, r.err
+		return all
 	})
-	if err != nil {
-		err = fmt.Errorf("list the destinations of routes: %w", err)
-	}
-	return all, err
+	return all, saying("list the destinations of routes", err)
 }
 
 // routeList asks for the routes of a family, through one interface or all.
@@ -156,11 +142,11 @@ func routeList(index int) func(family byte) *nl.NetlinkRequest {
 }
 
 // destination reads the destination of a route.
-func destination(body []byte, all attributes) netip.Prefix {
-	fixed := nl.DeserializeRtMsg(body)
-	dst, ok := netip.AddrFromSlice(all.get(unix.RTA_DST))
+func destination(m message) netip.Prefix {
+	fixed := nl.DeserializeRtMsg(m.body)
+	dst := m.address(unix.RTA_DST)
 	switch {
-	case ok:
+	case dst.IsValid():
 	case fixed.Family == unix.AF_INET6:
 		dst = netip.IPv6Unspecified()
 	default:
@@ -175,30 +161,26 @@ func (all attributes) address(typ uint16) netip.Addr {
 	return addr
 }
 
-// parseRoute reads the body of an RTM_NEWROUTE, and appends its routes: one for each
+// parseRoute reads an RTM_NEWROUTE, and appends its routes: one for each
 // gateway of a multipath route (struct rtnexthop with attributes).
-func parseRoute(all []Route, body []byte, index int) ([]Route, error) {
-	var r reader
-	attrs := r.attributes(body, unix.SizeofRtMsg)
-	if r.err != nil {
-		return all, r.err
-	}
-	fixed := nl.DeserializeRtMsg(body)
+func parseRoute(all []Route, m message, index int) []Route {
+	fixed := nl.DeserializeRtMsg(m.body)
 	one := Route{
-		Dst: destination(body, attrs), Via: attrs.address(unix.RTA_GATEWAY), Src: attrs.address(unix.RTA_PREFSRC),
-		Scope: fixed.Scope, Table: cmp.Or(attrs.int(unix.RTA_TABLE), int(fixed.Table)), Priority: attrs.int(unix.RTA_PRIORITY), Interface: attrs.int(unix.RTA_OIF),
+		Dst: destination(m), Via: m.address(unix.RTA_GATEWAY), Src: m.address(unix.RTA_PREFSRC),
+		Scope: fixed.Scope, Table: cmp.Or(m.int(unix.RTA_TABLE), int(fixed.Table)), Priority: m.int(unix.RTA_PRIORITY), Interface: m.int(unix.RTA_OIF),
 	}
 	if one.Table == unix.RT_TABLE_LOCAL {
-		return all, nil
+		return all
 	}
 	ways := []Route{one}
-	for list := attrs.get(unix.RTA_MULTIPATH); len(list) >= unix.SizeofRtNexthop; {
+	for list := m.get(unix.RTA_MULTIPATH); len(list) >= unix.SizeofRtNexthop; {
 		hop := nl.DeserializeRtNexthop(list)
 		size := int(hop.RtNexthop.Len)
 		if size < unix.SizeofRtNexthop || size > len(list) {
-			return all, errTruncated
+			*m.bad = errTruncated
+			return all
 		}
-		one.Via, one.Interface = r.attributes(list[:size], unix.SizeofRtNexthop).address(unix.RTA_GATEWAY), int(hop.Ifindex)
+		one.Via, one.Interface = m.within(list[unix.SizeofRtNexthop:size]).address(unix.RTA_GATEWAY), int(hop.Ifindex)
 		ways = append(ways, one)
 		list = list[min((size+3)&^3, len(list)):]
 	}
@@ -207,5 +189,5 @@ func parseRoute(all []Route, body []byte, index int) ([]Route, error) {
 			all = append(all, way)
 		}
 	}
-	return all, r.err
+	return all
 }

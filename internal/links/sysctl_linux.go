@@ -47,10 +47,7 @@ func WriteSysctls(ns *netns.Handle, settings ...Sysctl) error {
 	if len(settings) == 0 {
 		return nil
 	}
-	if err := thread.In(ns, func() error { return writeSysctls(settings) }); err != nil {
-		return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
-	}
-	return nil
+	return saying(fmt.Sprintf("in namespace %s", ns.ID()), thread.In(ns, func() error { return writeSysctls(settings) }))
 }
 
 // unset returns the settings that must be written through /proc/sys.
@@ -126,23 +123,10 @@ func (s Sysctl) write() error {
 	if err == nil {
 		return nil
 	}
-	if is, unread := readSysctl(s.path()); unread == nil && is == s.Value {
+	if is, unread := os.ReadFile(s.path()); unread == nil && string(bytes.TrimSpace(is)) == s.Value {
 		return nil
 	}
 	return err
-}
-
-func readSysctl(path string) (string, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	var buf [64]byte
-	n, err := unix.Read(fd, buf[:])
-	if err := errors.Join(err, unix.Close(fd)); err != nil {
-		return "", &fs.PathError{Op: "read", Path: path, Err: err}
-	}
-	return string(bytes.TrimSpace(buf[:max(n, 0)])), nil
 }
 
 // Settings are the settings of an interface below net/ipv4/conf/<interface> and
@@ -158,27 +142,20 @@ type Settings struct {
 	addrGenMode uint8
 }
 
-// numbers4 and numbers6 are the positions of settings: IPV4_DEVCONF_*
-// (<linux/ip.h>), which begin at 1, and DEVCONF_* (<linux/ipv6.h>), which begin
-// at 0.
-func number4(name string) (uint16, bool) {
-	n, ok := map[string]uint16{"forwarding": 1, "arp_notify": 22, "route_localnet": 26}[name]
-	return n, ok
-}
-
-func number6(name string) (uint16, bool) {
-	n, ok := map[string]uint16{
-		"forwarding": 0, "accept_ra": 3, "dad_transmits": 6, "router_solicitation_delay": 9, "disable_ipv6": 26, "accept_dad": 27, "ndisc_notify": 29,
-		"keep_addr_on_down": 42, "enhanced_dad": 46,
-	}[name]
-	return n, ok
-}
+// The positions of settings: IPV4_DEVCONF_* (<linux/ip.h>), which begin at 1, less one,
+// and DEVCONF_* (<linux/ipv6.h>).
+var (
+	settings4 = map[string]int{"forwarding": 0, "arp_notify": 21, "route_localnet": 25}
+	settings6 = map[string]int{
+		"forwarding": 0, "accept_ra": 3, "dad_transmits": 6, "router_solicitation_delay": 9, "disable_ipv6": 26,
+		"accept_dad": 27, "ndisc_notify": 29, "keep_addr_on_down": 42, "enhanced_dad": 46,
+	}
+)
 
 // parse reads an IFLA_AF_SPEC.
-func (s *Settings) parse(r *reader, spec []byte) {
-	families := r.attributes(spec, 0)
-	s.v4 = numbers(r.attributes(families.get(unix.AF_INET), 0).get(unix.IFLA_INET_CONF))
-	v6 := r.attributes(families.get(unix.AF_INET6), 0)
+func (s *Settings) parse(families attributes) {
+	s.v4 = numbers(families.nest(unix.AF_INET).get(unix.IFLA_INET_CONF))
+	v6 := families.nest(unix.AF_INET6)
 	s.v6 = numbers(v6.get(unix.IFLA_INET6_CONF))
 	s.addrGenMode = uint8(v6.num(unix.IFLA_INET6_ADDR_GEN_MODE))
 	if times := v6.get(unix.IFLA_INET6_CACHEINFO); len(times) >= cacheInfoSize {
@@ -199,15 +176,12 @@ func numbers(b []byte) (all []uint32) {
 
 // value returns the value of a setting, if the kernel sent it.
 func (s Settings) value(v6 bool, name string) (value int32, ok bool) {
-	all, n, ok := s.v6, uint16(0), false
+	all, positions := s.v4, settings4
 	if v6 {
-		n, ok = number6(name)
-	} else {
-		all = s.v4
-		n, ok = number4(name)
-		n--
+		all, positions = s.v6, settings6
 	}
-	if !ok || int(n) >= len(all) {
+	n, ok := positions[name]
+	if !ok || n >= len(all) {
 		return 0, false
 	}
 	return int32(all[n]), true
@@ -265,11 +239,11 @@ func (c *Conn) UpThenSet4(index int, name string, value uint32) error {
 }
 
 func set4(name string, value uint32) attribute {
-	n, ok := number4(name)
+	n, ok := settings4[name]
 	if !ok {
-		n = 0 // which the kernel refuses
+		n = -1 // which the kernel refuses
 	}
-	return nest(unix.IFLA_AF_SPEC, nest(unix.AF_INET, nest(unix.IFLA_INET_CONF, u32(n, value))))
+	return nest(unix.IFLA_AF_SPEC, nest(unix.AF_INET, nest(unix.IFLA_INET_CONF, u32(uint16(n+1), value))))
 }
 
 // <linux/netconf.h>
@@ -289,10 +263,6 @@ func (c *Conn) Forwarding(v6 bool) (on bool) {
 		family.Family = unix.AF_INET6
 	}
 	m := request(unix.RTM_GETNETCONF, 0, family, u32(netconfIfIndex, uint32(all)))
-	_ = c.execute(m, func(body []byte) error {
-		var r reader
-		on = r.attributes(body, family.Len()).num(netconfForwarding) == 1
-		return r.err
-	})
+	_ = c.execute(m, func(m message) { on = m.num(netconfForwarding) == 1 })
 	return on
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -27,7 +28,9 @@ func told(t *testing.T, v4, v6 map[int]uint32) Link {
 	if v6 != nil { // from an old kernel
 		families = append(families, nest(unix.AF_INET6, u32(unix.IFLA_INET6_FLAGS, 5), data(unix.IFLA_INET6_CONF, array(30, v6)...)))
 	}
-	return expect.Value(parseLink(body(request(unix.RTM_NEWLINK, 0, ifinfo(7, 0, 0), str(unix.IFLA_IFNAME, "eth0"), nest(unix.IFLA_AF_SPEC, families...)))))(t)
+	m := parse(unix.RTM_NEWLINK, body(request(unix.RTM_NEWLINK, 0, ifinfo(7, 0, 0), str(unix.IFLA_IFNAME, "eth0"), nest(unix.IFLA_AF_SPEC, families...))))
+	expect.NoError(t, *m.bad)
+	return parseLink(m)
 }
 
 func TestHas(t *testing.T) {
@@ -62,10 +65,10 @@ func TestHas(t *testing.T) {
 
 func TestSettingsThatAreTruncated(t *testing.T) {
 	for what, spec := range map[string][]byte{"": {40, 0, unix.AF_INET, 0}, "nested": {8, 0, unix.AF_INET6, 0, 9, 0, 2, 0}} {
-		var r reader
-		new(Settings).parse(&r, spec)
-		if !errors.Is(r.err, errTruncated) {
-			t.Errorf("%s: got %v", what, r.err)
+		var bad error
+		new(Settings).parse(attributes{bad: &bad}.within(spec))
+		if !errors.Is(bad, errTruncated) {
+			t.Errorf("%s: got %v", what, bad)
 		}
 	}
 }
@@ -100,8 +103,8 @@ func TestSet4(t *testing.T) {
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	for _, name := range []string{"arp_notify", "route_localnet"} {
 		expect.NoError(t, c.Set4(br.Index, name, 1))
-		var got string
-		if err := ns.Do(func() (err error) { got, err = readSysctl("/proc/sys/net/ipv4/conf/br0/" + name); return err }); err != nil || got != "1" {
+		var got []byte
+		if err := ns.Do(func() (err error) { got, err = os.ReadFile("/proc/sys/net/ipv4/conf/br0/" + name); return err }); err != nil || string(got) != "1\n" {
 			t.Errorf("%s is %q, %v", name, got, err)
 		}
 	}

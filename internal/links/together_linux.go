@@ -24,15 +24,17 @@ import (
 type Deletions struct {
 	teardowns atomic.Int64 // that are going on
 
-	mu     sync.Mutex
-	in     map[netns.ID]*deleting
-	groups map[netns.ID]uint32 // of the pairs that are deleted together
+	mu sync.Mutex
+	in map[netns.ID]*deleting
 }
 
 // deleting is what goes on in a namespace.
 type deleting struct {
-	leaders int        // callers that delete now
-	waiting []*removal // until one of them has finished
+	leaders chan struct{} // has a token of each caller that deletes now
+
+	mu      sync.Mutex
+	waiting []*removal // until one of them leads
+	group   uint32     // of the pairs that are deleted together; 0: not chosen yet
 }
 
 // removal is one caller's.
@@ -41,9 +43,7 @@ type removal struct {
 	index int
 	host  int // index of the host's end
 	err   error
-	// lead has the removals that the caller shall do, its own among them, or is closed
-	// when another one has done them.
-	lead chan []*removal
+	done  chan struct{} // closed when this caller has done it, or another one
 }
 
 const (
@@ -77,61 +77,59 @@ func (d *Deletions) DeletePair(c *Conn, l Link, conns *Conns, host *netns.Handle
 	if err != nil || id < 0 || id != l.Peer.NetNS {
 		return c.Delete(l.Index)
 	}
-	one := &removal{conn: c, index: l.Index, host: l.Peer.Index, err: errUnfinished, lead: make(chan []*removal, 1)}
-	if batch := d.join(host.ID(), one); batch != nil {
-		d.delete(conns, host, batch)
+	one := &removal{conn: c, index: l.Index, host: l.Peer.Index, err: errUnfinished, done: make(chan struct{})}
+	in := d.of(host.ID())
+	in.mu.Lock()
+	in.waiting = append(in.waiting, one)
+	in.mu.Unlock()
+	select {
+	case <-one.done:
+	case in.leaders <- struct{}{}:
+		in.lead(conns, host, one)
+		<-one.done
 	}
 	return one.err
 }
 
-// join returns the removals that the caller has to do, or nil when another caller has
-// done its.
-func (d *Deletions) join(id netns.ID, one *removal) []*removal {
-	d.mu.Lock()
-	in := d.in[id]
-	if in == nil {
-		in = new(deleting)
-		if d.in == nil {
-			d.in = make(map[netns.ID]*deleting)
-		}
-		d.in[id] = in
-	}
-	if in.leaders < mostLeaders {
-		in.leaders++
-		d.mu.Unlock()
-		return []*removal{one}
-	}
-	in.waiting = append(in.waiting, one)
-	d.mu.Unlock()
-	return <-one.lead
-}
-
-// pass ends the work of a leader: one of those that wait is the next.
-func (d *Deletions) pass(id netns.ID) {
+// of returns what goes on in a namespace.
+func (d *Deletions) of(id netns.ID) *deleting {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	in := d.in[id]
-	if len(in.waiting) == 0 {
-		if in.leaders--; in.leaders == 0 {
-			delete(d.in, id)
-		}
-		return
+	if d.in == nil {
+		d.in = make(map[netns.ID]*deleting)
 	}
-	n := min(len(in.waiting), mostRemovals)
-	batch := slices.Clone(in.waiting[:n])
-	in.waiting = slices.Delete(in.waiting, 0, n)
-	batch[0].lead <- batch
+	if d.in[id] == nil {
+		d.in[id] = &deleting{leaders: make(chan struct{}, mostLeaders)}
+	}
+	return d.in[id]
 }
 
-// delete does the removals of the leader and of others. The leader's is the first.
-func (d *Deletions) delete(conns *Conns, host *netns.Handle, batch []*removal) {
-	defer d.pass(host.ID())
+// take returns the caller's removal, with others that wait; none if another leader has
+// taken it.
+func (in *deleting) take(one *removal) (batch []*removal) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	at := slices.Index(in.waiting, one)
+	if at < 0 {
+		return nil
+	}
+	in.waiting = slices.Delete(in.waiting, at, at+1)
+	n := min(len(in.waiting), mostRemovals-1)
+	batch = append([]*removal{one}, in.waiting[:n]...)
+	in.waiting = slices.Delete(in.waiting, 0, n)
+	return batch
+}
+
+// lead does the removals of the caller and of others, and makes room for the next leader.
+func (in *deleting) lead(conns *Conns, host *netns.Handle, one *removal) {
+	defer func() { <-in.leaders }()
+	batch := in.take(one)
 	defer func() {
-		for _, other := range batch[1:] {
-			close(other.lead)
+		for _, one := range batch {
+			close(one.done)
 		}
 	}()
-	if len(batch) > 1 && d.deleteGroup(conns, host, batch) == nil {
+	if len(batch) > 1 && in.deleteGroup(conns, host, batch) == nil {
 		return
 	}
 	for _, one := range batch {
@@ -142,14 +140,18 @@ func (d *Deletions) delete(conns *Conns, host *netns.Handle, batch []*removal) {
 // deleteGroup deletes all pairs by one request, for which their host's ends become
 // members of a group (IFLA_GROUP, rtnl_group_dellink in net/core/rtnetlink.c). After an
 // error it may have deleted none.
-func (d *Deletions) deleteGroup(conns *Conns, host *netns.Handle, batch []*removal) error {
+func (in *deleting) deleteGroup(conns *Conns, host *netns.Handle, batch []*removal) error {
 	c, err := conns.Borrow(host)
 	if err != nil {
 		return err
 	}
-	group, err := d.group(c, host.ID())
+	in.mu.Lock()
+	if in.group == 0 {
+		in.group, err = c.freeGroup()
+	}
+	in.mu.Unlock()
 	if err == nil {
-		err = c.deleteGroup(group, batch)
+		err = c.deleteGroup(in.group, batch)
 	}
 	return errors.Join(err, c.Close())
 }
@@ -171,39 +173,21 @@ func (c *Conn) deleteGroup(group uint32, batch []*removal) error {
 	return nil
 }
 
-// group returns the group that this process uses in a namespace: a random one, of which
-// no interface is. Administrators' groups are small numbers (ip-link(8)), and 0 is that
-// of all others.
-func (d *Deletions) group(c *Conn, id netns.ID) (uint32, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if group := d.groups[id]; group != 0 {
-		return group, nil
-	}
+// freeGroup returns a group for the pairs of this process: a random one, of which no
+// interface is. Administrators' groups are small numbers (ip-link(8)), and 0 is that of all
+// others.
+func (c *Conn) freeGroup() (group uint32, err error) {
 	taken, err := c.groups()
-	if err != nil {
-		return 0, err
-	}
-	group := uint32(0)
-	for group == 0 || taken[group] {
+	for err == nil && (group == 0 || taken[group]) {
 		group = 1<<30 + rand.Uint32N(1<<30)
 	}
-	if d.groups == nil {
-		d.groups = make(map[netns.ID]uint32)
-	}
-	d.groups[id] = group
-	return group, nil
+	return group, err
 }
 
 // groups lists the groups of the interfaces.
 func (c *Conn) groups() (taken map[uint32]bool, err error) {
-	err = c.list(linkList(), func() { taken = make(map[uint32]bool) }, func(body []byte) error {
-		var r reader
-		taken[r.attributes(body, unix.SizeofIfInfomsg).num(unix.IFLA_GROUP)] = true
-		return r.err
+	err = c.list(linkList(), func() { taken = make(map[uint32]bool) }, func(m message) {
+		taken[m.num(unix.IFLA_GROUP)] = true
 	})
-	if err != nil {
-		return nil, fmt.Errorf("list the groups of interfaces: %w", err)
-	}
-	return taken, nil
+	return taken, saying("list the groups of interfaces", err)
 }

@@ -49,11 +49,8 @@ func (c *crowd) onHost(t *testing.T, kind string) (names []string) {
 // caller deletes all.
 func (c *crowd) together(t *testing.T, d *Deletions, from int) (errs []error) {
 	t.Helper()
-	id := c.host.ID()
 	d.teardowns.Store(manyTeardowns)
-	d.mu.Lock()
-	d.in = map[netns.ID]*deleting{id: {leaders: mostLeaders}}
-	d.mu.Unlock()
+	in := c.occupied(d)
 	errs = make([]error, len(c.links))
 	var all sync.WaitGroup
 	var conns Conns
@@ -61,17 +58,26 @@ func (c *crowd) together(t *testing.T, d *Deletions, from int) (errs []error) {
 		all.Go(func() { errs[i] = d.DeletePair(c.conns[i], c.links[i], &conns, c.host) })
 	}
 	expect.Eventually(t, "all wait", func() bool {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		return len(d.in[id].waiting) == len(c.links)-from
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		return len(in.waiting) == len(c.links)-from
 	})
 	for range mostLeaders {
-		d.pass(id)
+		<-in.leaders
 	}
 	all.Wait()
 	expect.NoError(t, conns.Close())
-	expect.Same(t, "left", len(d.in), 0)
+	expect.Same(t, "left", len(in.waiting)+len(in.leaders), 0)
 	return errs
+}
+
+// occupied makes the host's namespace one in which as many callers delete as may.
+func (c *crowd) occupied(d *Deletions) *deleting {
+	in := d.of(c.host.ID())
+	for range mostLeaders {
+		in.leaders <- struct{}{}
+	}
+	return in
 }
 
 // TestPairsAreDeletedTogether: those whose callers wait, and no others: neither a pair
@@ -96,7 +102,7 @@ func TestPairsAreDeletedTogether(t *testing.T) {
 	for i := range kept {
 		must[Link](t)(c.conns[i].Link("eth0"))
 	}
-	if d.groups[c.host.ID()] == 0 {
+	if d.of(c.host.ID()).group == 0 {
 		t.Error("they were deleted one by one")
 	}
 	taken := must[map[uint32]bool](t)(h.groups())
@@ -148,7 +154,8 @@ func TestAnEndThatWasMoved(t *testing.T) {
 	c.links[0].Peer.Index = c.links[1].Peer.Index // as it can be by chance
 
 	// Nobody ends the deletions that go on.
-	d := Deletions{in: map[netns.ID]*deleting{c.host.ID(): {leaders: mostLeaders}}}
+	var d Deletions
+	c.occupied(&d)
 	d.teardowns.Store(manyTeardowns)
 	done := make(chan error, 1)
 	go func() { done <- d.DeletePair(c.conns[0], c.links[0], nil, c.host) }()
@@ -182,15 +189,17 @@ func TestManyDeleteAtOnce(t *testing.T) {
 			t.Errorf("pair %d is there: %v", i, err)
 		}
 	}
-	if got := c.onHost(t, "veth"); len(got) != 0 || len(d.in) != 0 {
-		t.Errorf("left: %v, %v", got, d.in)
+	in := d.of(c.host.ID())
+	if got := c.onHost(t, "veth"); len(got) != 0 || len(in.waiting)+len(in.leaders) != 0 {
+		t.Errorf("left: %v, %v", got, in)
 	}
 }
 
 // TestFewDeleteAlone: a pair of few teardowns waits for no others.
 func TestFewDeleteAlone(t *testing.T) {
 	c := newCrowd(t, 1)
-	d := Deletions{in: map[netns.ID]*deleting{c.host.ID(): {leaders: mostLeaders}}}
+	var d Deletions
+	c.occupied(&d)
 	for range manyTeardowns {
 		d.Begin()
 	}

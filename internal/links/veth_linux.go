@@ -124,20 +124,16 @@ func absent(ns *netns.Handle, name string) error {
 	return errors.Join(err, c.Close())
 }
 
-func (v Veth) create(c *Conn, container *netns.Handle, name string, mac net.HardwareAddr) (Link, error) {
+func (v Veth) create(c *Conn, container *netns.Handle, name string, hostMAC net.HardwareAddr) (Link, error) {
 	var up uint32
 	if v.Master == 0 {
 		up = unix.IFF_UP
 	}
-	end := func(mac net.HardwareAddr) []attribute {
-		all := []attribute{data(unix.IFLA_ADDRESS, mac...), u32(unix.IFLA_NUM_TX_QUEUES, 1), u32(unix.IFLA_NUM_RX_QUEUES, 1)}
-		if v.MTU != 0 {
-			all = append(all, u32(unix.IFLA_MTU, uint32(v.MTU)))
-		}
-		return all
+	end := func(its net.HardwareAddr, more ...attribute) []attribute {
+		return append(more, mac(its), mtu(v.MTU), u32(unix.IFLA_NUM_TX_QUEUES, 1), u32(unix.IFLA_NUM_RX_QUEUES, 1))
 	}
-	peer := append([]attribute{ifinfo(0, 0, 0).Serialize(), str(unix.IFLA_IFNAME, v.Name), namespace(container.File().Fd())}, end(v.MAC)...)
-	m := createMessage(up, name, append(end(mac), info("veth", nest(nl.VETH_INFO_PEER, peer...)))...)
+	peer := end(v.MAC, ifinfo(0, 0, 0).Serialize(), str(unix.IFLA_IFNAME, v.Name), namespace(container.File().Fd()))
+	m := createMessage(up, name, end(hostMAC, info("veth", nest(nl.VETH_INFO_PEER, peer...)))...)
 	if v.Master != 0 {
 		m.AddData(u32(unix.IFLA_MASTER, uint32(v.Master)))
 	}
@@ -153,10 +149,7 @@ func createMessage(flags uint32, name string, attrs ...attribute) *nl.NetlinkReq
 // with it; before, create looks it up.
 func create(c *Conn, m *nl.NetlinkRequest, name string) (Link, error) {
 	var l Link
-	err := c.execute(m, func(body []byte) (err error) {
-		l, err = parseLink(body)
-		return err
-	})
+	err := c.execute(m, func(m message) { l = parseLink(m) })
 	if err != nil || l.Index != 0 {
 		return l, err
 	}
@@ -213,10 +206,7 @@ func (v Macvlan) Create(c *Conn, container *netns.Handle) error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("create interface %q: this kernel has none of type macvlan (CONFIG_MACVLAN), or the parent allows none: %w", v.Name, err)
 	}
-	if err != nil {
-		return fmt.Errorf("create interface %q of type macvlan: %w", v.Name, err)
-	}
-	return nil
+	return saying(fmt.Sprintf("create interface %q of type macvlan", v.Name), err)
 }
 
 func (v Macvlan) create(c *Conn, container *netns.Handle, name string) error {
@@ -224,14 +214,7 @@ func (v Macvlan) create(c *Conn, container *netns.Handle, name string) error {
 	if v.BroadcastQueue != 0 {
 		own = append(own, u32(unix.IFLA_MACVLAN_BC_QUEUE_LEN, v.BroadcastQueue))
 	}
-	m := createMessage(0, name, u32(unix.IFLA_LINK, uint32(v.Parent)), namespace(container.File().Fd()), info("macvlan", own...))
-	if v.MAC != nil {
-		m.AddData(data(unix.IFLA_ADDRESS, v.MAC...))
-	}
-	if v.MTU != 0 {
-		m.AddData(u32(unix.IFLA_MTU, uint32(v.MTU)))
-	}
-	return c.execute(m, nil)
+	return c.execute(createMessage(0, name, mac(v.MAC), mtu(v.MTU), u32(unix.IFLA_LINK, uint32(v.Parent)), namespace(container.File().Fd()), info("macvlan", own...)), nil)
 }
 
 func (v Macvlan) createAndRename(c *Conn, container *netns.Handle) (err error) {

@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -24,7 +23,7 @@ import (
 // ok is false if nobody can compare the part: there is no such built-in plugin, or the
 // caller's own plugin has attached the container. An error means that the comparison
 // was impossible.
-func (r *Runner) Compare(ctx context.Context, call chain.Call, v *views.View) (found []compare.Difference, ok bool, err error) {
+func (r *Runner) Compare(ctx context.Context, call chain.Call, v *compare.View) (found []compare.Difference, ok bool, err error) {
 	p, by := r.comparer(call.Plugin)
 	if by == nil {
 		return nil, false, nil
@@ -40,7 +39,7 @@ func (r *Runner) Compare(ctx context.Context, call chain.Call, v *views.View) (f
 }
 
 // comparing calls do with the request for a comparison.
-func (r *Runner) comparing(ctx context.Context, p Provider, call chain.Call, v *views.View,
+func (r *Runner) comparing(ctx context.Context, p Provider, call chain.Call, v *compare.View,
 	do func(context.Context, *plugin.Request, *compare.View) error) (err error) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
@@ -59,7 +58,7 @@ func (r *Runner) comparing(ctx context.Context, p Provider, call chain.Call, v *
 // Excuse returns why the CHECK of an executable has failed although Compare finds no
 // difference in its part, nor in that of its IPAM plugin; it is zero if only the plugin
 // knows. A reference plugin knows nothing that Compare does not.
-func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *views.View) (e compare.Excuse, err error) {
+func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *compare.View) (e compare.Excuse, err error) {
 	p, by := r.comparer(call.Plugin)
 	if by == nil || p.Kind == BuiltIn && !p.standIn {
 		return e, nil

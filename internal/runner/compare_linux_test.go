@@ -17,7 +17,6 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -64,10 +63,10 @@ func comparing(ours func(context.Context, *plugin.Request) ([]compare.Difference
 }
 
 // here is a view of the namespace of this process.
-func here(t *testing.T) *views.View {
+func here(t *testing.T) *compare.View {
 	t.Helper()
 	host := expect.Value(hostns.NewFinder().Open(""))(t)
-	v := expect.Value((&views.Looks{}).Open(t.Context(), host, host.Handle))(t)
+	v := expect.Value((&compare.Looks{}).Open(t.Context(), host, host.Handle))(t)
 	t.Cleanup(func() { expect.NoError(t, v.Close(), host.Close()) })
 	return v
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -20,6 +21,68 @@ type Plugin struct{}
 
 // Versions returns the versions whose results have interfaces.
 func (Plugin) Versions() []string { return version.VersionsStartingFrom("0.3.0").SupportedVersions() }
+
+// limit is a rate, in bits a second, and a burst, in bits. The zero limit means
+// no limit.
+type limit struct{ rate, burst uint64 }
+
+// config is a validated configuration.
+type config struct{ ingress, egress limit }
+
+func (c config) none() bool { return c == config{} }
+
+// settings may be at the top level, or come from the caller as the capability
+// "bandwidth" (CONVENTIONS.md of CNI). The former win.
+type settings struct {
+	IngressRate  *uint64 `json:"ingressRate"`
+	IngressBurst *uint64 `json:"ingressBurst"`
+	EgressRate   *uint64 `json:"egressRate"`
+	EgressBurst  *uint64 `json:"egressBurst"`
+}
+
+// parse reads the configuration of a request.
+func parse(r *plugin.Request) (config, error) {
+	var n struct {
+		settings
+		RuntimeConfig struct {
+			Bandwidth settings `json:"bandwidth"`
+		} `json:"runtimeConfig"`
+	}
+	if err := r.Decode(&n); err != nil {
+		return config{}, err
+	}
+	s := n.settings
+	if s == (settings{}) {
+		s = n.RuntimeConfig.Bandwidth
+	}
+	ingress, err := newLimit("ingress", s.IngressRate, s.IngressBurst)
+	egress, err2 := newLimit("egress", s.EgressRate, s.EgressBurst)
+	if err := errors.Join(err, err2); err != nil {
+		return config{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "bandwidth: %w", err)
+	}
+	return config{ingress: ingress, egress: egress}, nil
+}
+
+func newLimit(direction string, rate, burst *uint64) (limit, error) {
+	var l limit
+	if rate != nil {
+		l.rate = *rate
+	}
+	if burst != nil {
+		l.burst = *burst
+	}
+	switch {
+	case l.rate == 0 && l.burst != 0:
+		return l, fmt.Errorf("%sBurst is set, but %[1]sRate is not", direction)
+	case l.rate != 0 && l.burst == 0:
+		return l, fmt.Errorf("%sRate is set, but %[1]sBurst is not", direction)
+	case l.rate != 0 && l.rate < 8:
+		return l, fmt.Errorf("%sRate is %d bits a second: the kernel counts bytes, so it must be 8 at least", direction, l.rate)
+	case l.burst/8 >= math.MaxUint32:
+		return l, fmt.Errorf("%sBurst is %d bits: it must be less than 4 GiB", direction, l.burst)
+	}
+	return l, nil
+}
 
 // Add sets the limits on the host's end of the container's veth pair. The ifb
 // device for the egress is added to the result.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -261,3 +262,58 @@ func (a *attachment) Undo(ctx context.Context) error {
 	}
 	return err
 }
+
+// uplinkTime is how long the plugin remembers whether a bridge has an uplink.
+// Looking takes longer the more ports there are, so containers that come at the
+// same time share one look. After this time a new uplink is noticed, unless the
+// bridge routes; see hasUplink.
+const uplinkTime = time.Second
+
+// uplink records whether a bridge had an uplink, and when the plugin looked.
+type uplink struct {
+	has bool
+	at  time.Time
+}
+
+// decideDetection decides whether to detect duplicate IPv6 addresses. By
+// default it does so on a bridge with an uplink, as machines other than
+// containers may be on its network. The setting enabledad forbids detection, or
+// demands it for the container's addresses on every bridge. The gateways'
+// addresses are checked only if there is an uplink.
+func (a *attachment) decideDetection() (err error) {
+	asked := a.EnableDAD != nil && *a.EnableDAD
+	if (asked || a.EnableDAD == nil) && !a.made && ipam.HasIPv6(a.result) {
+		a.lan, err = a.plugin.hasUplink(a.OnHost, place{a.Request.Host.ID(), a.bridge.Index}, a.IsGateway)
+	}
+	a.detect = asked || a.lan
+	return err
+}
+
+// hasUplink reports whether a bridge has an uplink, or had one within
+// uplinkTime. A bridge that routes for its containers and had no uplink is not
+// looked at again: it is the host's own network, and may have a thousand
+// containers.
+func (p *Plugin) hasUplink(host *links.Conn, b place, routes bool) (bool, error) {
+	p.mu.Lock()
+	known, ok := p.uplinks[b]
+	p.mu.Unlock()
+	if ok && (routes && !known.has || time.Since(known.at) < uplinkTime) {
+		return known.has, nil
+	}
+	at := time.Now()
+	has, err := host.HasUplink(b.bridge)
+	if err != nil {
+		return false, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.uplinks == nil || len(p.uplinks) > mostBridges {
+		p.uplinks = make(map[place]uplink)
+	}
+	p.uplinks[b] = uplink{has, at}
+	return has, nil
+}
+
+// carrierTime is how long the kernel may take to notice that a pair's ends, or a
+// bridge and its first port, are up.
+const carrierTime = 5 * time.Second

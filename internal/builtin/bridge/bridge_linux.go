@@ -43,7 +43,9 @@ import (
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -133,8 +135,106 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
 
+// Check returns an error unless the bridge, both ends of the pair, addresses,
+// routes, gateway and rules are as Add made them. Unlike the reference plugin it
+// checks the host's end, the gateway and the rules too.
+func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
+	return ipam.CheckWith(ctx, r, p)
+}
+
+// Compare compares the bridge, both ends of the pair, addresses, routes, gateway
+// and rules with the attachment that Add made.
+//
+// A missing bridge is made again if an ADD made it, of this plugin or of an executable,
+// and set up, and gets its addresses. Of a bridge that somebody else made, only the port and
+// the rules come back: the rest is the owner's decision.
+func (*Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	conf, err := load(r)
+	if err != nil {
+		return nil, err
+	}
+	c := &comparison{config: conf, r: r, v: v}
+	for _, part := range []func(context.Context) error{
+		c.container, c.bridge, c.port, c.gateway, c.spoofing,
+	} {
+		if err := part(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if c.IsGateway {
+		compare.Announced(c.found, c.announce)
+	}
+	rules, err := veth.CompareMasquerade(ctx, r, v)
+	return append(c.found, rules...), err
+}
+
+// comparison is the comparison of one attachment.
+type comparison struct {
+	*config
+	r     *plugin.Request
+	v     *compare.View
+	found []compare.Difference
+
+	inside ipam.Found
+	host   veth.Host
+	br     links.Link
+	exists bool  // the bridge does, and is one
+	made   *made // by an ADD, or nil
+	hosts  bool  // the record says that the bridge is the host's
+	other  bool  // an interface that is no bridge has its name now
+}
+
+func (c *comparison) container(context.Context) (err error) {
+	end := veth.Container(!c.DisableContainerInterface)
+	end.Detect = true
+	c.inside, c.found, err = end.Compare(c.r, c.v)
+	return err
+}
+
+// lacks adds a difference of the bridge, its addresses or its interface in a VLAN, which
+// fix repairs if an ADD made the bridge.
+func (c *comparison) lacks(d compare.Difference, fix compare.Make) {
+	c.found = append(c.found, c.onHost().Lacks(d, fix))
+}
+
+// onHost is the place of the bridge, its addresses and its interface in a VLAN.
+func (c *comparison) onHost() *compare.Place {
+	p := &compare.Place{NS: c.r.Host, Shared: true}
+	if !c.ours() {
+		p.Whose = c.whose()
+	}
+	return p
+}
+
+// announce has the host, which is the gateway, and the container find each other.
+func (c *comparison) announce(ctx context.Context, unanswered bool) error {
+	return c.onHost().Do(ctx, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
+		gateway, err := conn.Link(c.gatewayName())
+		if links.NotFound(err) {
+			return nil // gone again
+		}
+		if err != nil {
+			return fmt.Errorf("gateway: %w", err)
+		}
+		return veth.Resolve(ctx, c.r, conn, gateway.Index, c.inside.Index, unanswered)
+	})
+}
+
+// spoofing compares the rules against other MAC addresses. They name the host's
+// end, so they have no effect once that is renamed. Without that end, or the
+// recorded address, it is not known which rules there should be; what differs then is the
+// pair.
+func (c *comparison) spoofing(ctx context.Context) error {
+	if !c.MACSpoofChk || !c.host.Ours || !c.inside.Ours {
+		return nil
+	}
+	all, err := compare.MissingRules(ctx, c.r, c.v, []netfilter.Rule{spoofRule(c.r, c.host.Name, c.inside.MAC)}, spoofError)
+	c.found = append(c.found, all...)
+	return err
+}
+
 // spoofRule is the rule against other MAC addresses than that of the container's
-// interface. To remove it, port and address need not be known.
+// interface. To remove them, port and address need not be known.
 func spoofRule(r *plugin.Request, port string, mac net.HardwareAddr) netfilter.Rule {
 	owner := netfilter.Owner{Network: r.Name, ContainerID: r.ContainerID, IfName: r.IfName}
 	return netfilter.Rule{Owner: owner, Kind: netfilter.Spoof, Link: port, MAC: mac}
@@ -154,4 +254,30 @@ func atOnce(ctx context.Context, r *plugin.Request) *netfilter.Firewalls {
 	fw := caller.From(ctx).Firewalls(r.Host)
 	fw.Batch = nil
 	return fw
+}
+
+// Excuse knows two faults of the reference plugin's CHECK. It asks the IPAM plugin even if
+// there is none. And it compares the hardware address of the bridge, which follows its ports
+// unless somebody sets it, and is another one after somebody has made the bridge again.
+// Containers ask for the address when they need it.
+func (*Plugin) Excuse(r *plugin.Request, v *compare.View) (e compare.Excuse, err error) {
+	c, err := load(r)
+	if err != nil {
+		return e, err
+	}
+	if c.IPAM.Type == "" {
+		return compare.Excuse{Why: "the CHECK of the plugin fails for every container without an IPAM plugin", Blind: true}, nil
+	}
+	br, err := v.Host.Link(c.Bridge)
+	if links.NotFound(err) {
+		return e, nil // gone since the comparison
+	}
+	if err != nil {
+		return e, fmt.Errorf("bridge: %w", err)
+	}
+	said := compare.OnHost(r, c.Bridge)
+	if said == nil || compare.SameMAC(said.Mac, br.MAC) {
+		return e, nil
+	}
+	return compare.Excuse{Why: fmt.Sprintf("bridge %q has the hardware address %v, and had %s after the ADD, which does not matter", c.Bridge, br.MAC, said.Mac)}, nil
 }

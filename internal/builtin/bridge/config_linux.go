@@ -1,11 +1,14 @@
 package bridge
 
 import (
+	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/veth"
@@ -173,4 +176,96 @@ func (c *macConfig) readMAC(r *plugin.Request) error {
 		return nil
 	}
 	return nil
+}
+
+// mode returns the mode of the bridge port.
+func (c *config) mode() links.PortMode {
+	return links.PortMode{Hairpin: c.HairpinMode, Isolated: c.PortIsolation}
+}
+
+// gatewayName returns the name of the interface that has the addresses of gateways: the
+// bridge, or in a VLAN one of its own.
+func (c *config) gatewayName() string {
+	if c.VLAN == 0 {
+		return c.Bridge
+	}
+	return fmt.Sprintf("%s.%d", c.Bridge, c.VLAN)
+}
+
+// access is the configuration of the port that leads to the gateway of a VLAN.
+func (c *config) access() *config {
+	return &config{Bridge: c.Bridge, VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}
+}
+
+// setGateways completes the IPAM plugin's result. The addresses are those of the
+// container's interface, which is the third. If the bridge is the gateway, the
+// gateway of a subnet is its first address unless the plugin named another; if
+// it is the default gateway, each family gets a default route. setGateways
+// returns the addresses for the bridge.
+func (c *config) setGateways(result *types100.Result) ([]netip.Prefix, error) {
+	for _, ip := range result.IPs {
+		ip.Interface = types100.Int(containerInterface)
+		p, err := links.Prefix(ip.Address)
+		if err != nil {
+			return nil, err
+		}
+		if !c.IsGateway {
+			continue
+		}
+		if ip.Gateway == nil {
+			ip.Gateway = p.Masked().Addr().Next().AsSlice()
+		}
+		if _, ok := netip.AddrFromSlice(ip.Gateway); !ok {
+			return nil, fmt.Errorf(`"isGateway": there is no address for the gateway of %s`, p)
+		}
+		if c.IsDefaultGateway {
+			addDefault(result, p.Addr().Is4(), ip.Gateway)
+		}
+	}
+	return c.gateways(result)
+}
+
+// gateways returns the addresses of the bridge for a result.
+func (c *config) gateways(result *types100.Result) (all []netip.Prefix, err error) {
+	for _, ip := range result.IPs {
+		if !c.IsGateway || ip == nil || ip.Gateway == nil || ip.Interface == nil || *ip.Interface != containerInterface {
+			continue
+		}
+		p, err := links.Prefix(ip.Address)
+		if err != nil {
+			return nil, err
+		}
+		if gateway, ok := netip.AddrFromSlice(ip.Gateway); ok {
+			all = append(all, netip.PrefixFrom(gateway.Unmap(), p.Bits()))
+		}
+	}
+	return all, nil
+}
+
+// addDefault adds a default route unless the family has one.
+func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
+	for _, r := range result.Routes {
+		if r == nil {
+			continue
+		}
+		if ones, _ := r.Dst.Mask.Size(); ones == 0 && (r.Dst.IP.To4() != nil) == v4 {
+			return
+		}
+	}
+	dst := net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+	if v4 {
+		dst = net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
+	}
+	result.Routes = append(result.Routes, &types.Route{Dst: dst, GW: gateway})
+}
+
+// Gateways completes a result of the IPAM plugin as Add does. It reports whether the
+// bridge has the addresses of the gateways.
+func (*Plugin) Gateways(r *plugin.Request, result *types100.Result) (onHost bool, err error) {
+	c, err := load(r)
+	if err != nil {
+		return false, err
+	}
+	_, err = c.setGateways(result)
+	return c.IsGateway, err
 }

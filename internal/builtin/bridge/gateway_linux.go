@@ -1,80 +1,23 @@
 package bridge
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/builtin/veth"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
-
-// setGateways completes the IPAM plugin's result. The addresses are those of the
-// container's interface, which is the third. If the bridge is the gateway, the
-// gateway of a subnet is its first address unless the plugin named another; if
-// it is the default gateway, each family gets a default route. setGateways
-// returns the addresses for the bridge.
-func (c *config) setGateways(result *types100.Result) ([]netip.Prefix, error) {
-	for _, ip := range result.IPs {
-		ip.Interface = types100.Int(containerInterface)
-		p, err := links.Prefix(ip.Address)
-		if err != nil {
-			return nil, err
-		}
-		if !c.IsGateway {
-			continue
-		}
-		if ip.Gateway == nil {
-			ip.Gateway = p.Masked().Addr().Next().AsSlice()
-		}
-		if _, ok := netip.AddrFromSlice(ip.Gateway); !ok {
-			return nil, fmt.Errorf(`"isGateway": there is no address for the gateway of %s`, p)
-		}
-		if c.IsDefaultGateway {
-			addDefault(result, p.Addr().Is4(), ip.Gateway)
-		}
-	}
-	return c.gateways(result)
-}
-
-// gateways returns the addresses of the bridge for a result.
-func (c *config) gateways(result *types100.Result) (all []netip.Prefix, err error) {
-	for _, ip := range result.IPs {
-		if !c.IsGateway || ip == nil || ip.Gateway == nil || ip.Interface == nil || *ip.Interface != containerInterface {
-			continue
-		}
-		p, err := links.Prefix(ip.Address)
-		if err != nil {
-			return nil, err
-		}
-		if gateway, ok := netip.AddrFromSlice(ip.Gateway); ok {
-			all = append(all, netip.PrefixFrom(gateway.Unmap(), p.Bits()))
-		}
-	}
-	return all, nil
-}
-
-// addDefault adds a default route unless the family has one.
-func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
-	for _, r := range result.Routes {
-		if r == nil {
-			continue
-		}
-		if ones, _ := r.Dst.Mask.Size(); ones == 0 && (r.Dst.IP.To4() != nil) == v4 {
-			return
-		}
-	}
-	dst := net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
-	if v4 {
-		dst = net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
-	}
-	result.Routes = append(result.Routes, &types.Route{Dst: dst, GW: gateway})
-}
 
 // ensureAddresses assigns the missing addresses of gateways to the bridge. A
 // bridge has one IPv4 address, and IPv6 addresses of subnets that do not
@@ -129,13 +72,262 @@ func conflicts(have []links.Address, want netip.Prefix) (present bool, others []
 	return false, others
 }
 
-// Gateways completes a result of the IPAM plugin as Add does. It reports whether the
-// bridge has the addresses of the gateways.
-func (*Plugin) Gateways(r *plugin.Request, result *types100.Result) (onHost bool, err error) {
-	c, err := load(r)
-	if err != nil {
-		return false, err
+// awaitGateways waits until the added addresses of gateways are usable. On a
+// network with other machines, it deletes an address that one of them has.
+func awaitGateways(ctx context.Context, host *netns.Handle, conn *links.Conn, on links.Link, added []netip.Prefix, lan bool) error {
+	err := ipam.AwaitAdded(ctx, host, conn, on.Index, added, lan, carrierTime)
+	if err != nil && lan {
+		return fmt.Errorf("the gateway: interface %q: %w", on.Name, err)
 	}
-	_, err = c.setGateways(result)
-	return c.IsGateway, err
+	return err
+}
+
+// gateway compares the addresses that the containers send to. Whether the host
+// forwards is its own setting, which concerns all of its containers.
+func (c *comparison) gateway(context.Context) error {
+	wanted, err := c.gateways(c.r.PrevResult)
+	if err != nil || len(wanted) == 0 || c.IPAM.Type == "" {
+		return err
+	}
+	on, there := c.br, c.exists
+	if c.VLAN != 0 {
+		if on, err = c.vlanInterface(); err != nil {
+			return err
+		}
+		there = on.Index != 0
+	}
+	var have []links.Address
+	if there {
+		if have, err = c.v.Host.Addresses(on.Index); err != nil {
+			return err
+		}
+		forwarding, err := veth.CompareForwarding(c.v, on, wanted)
+		if err != nil {
+			return err
+		}
+		c.found = append(c.found, forwarding...)
+	}
+	name := c.gatewayName()
+	for _, want := range wanted {
+		if slices.ContainsFunc(have, func(a links.Address) bool { return c.serves(a, want) }) {
+			continue
+		}
+		d := compare.Difference{
+			Kind: compare.Address, Object: fmt.Sprintf("%s on %s", want, name), Wanted: want.String(),
+			Err: fmt.Errorf("interface %q lacks the gateway's address %s", name, want),
+		}
+		if _, others := conflicts(have, want); len(others) > 0 {
+			d.Found, d.Why = others[0].String(), "it differs"
+		}
+		c.lacks(d, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
+			return c.restoreGateway(ctx, conn, want)
+		})
+	}
+	if !there || !on.Up() { // the kernel adds the routes when it is up
+		return nil
+	}
+	return c.gatewayRoutes(on, wanted, have)
+}
+
+// gatewayRoutes compares the host's routes to the subnets of its addresses on the
+// bridge, which the kernel added with the addresses. Where they lead is the
+// host's decision.
+func (c *comparison) gatewayRoutes(on links.Link, wanted []netip.Prefix, have []links.Address) error {
+	var routes []links.Route
+	for _, a := range have {
+		gateway := slices.ContainsFunc(wanted, func(p netip.Prefix) bool { return p.Addr() == a.Addr() })
+		if gateway && a.Bits() < a.Addr().BitLen() {
+			routes = append(routes, ipam.ToSubnet(a.Prefix))
+		}
+	}
+	missing, err := ipam.Unreached(c.v.Host, on.Index, routes)
+	for _, route := range missing {
+		c.lacks(compare.Difference{
+			Kind: compare.Route, Object: fmt.Sprintf("%s on %s", route.Dst, on.Name), Wanted: route.String(),
+			Err: fmt.Errorf("interface %q lacks the route %s", on.Name, route),
+		}, func(_ context.Context, conn *links.Conn, _ links.Link) error { return c.restoreSubnet(conn, on, route) })
+	}
+	return err
+}
+
+// restoreSubnet adds a route to the subnet, unless somebody else has by now, or has
+// replaced the bridge.
+func (c *comparison) restoreSubnet(conn *links.Conn, on links.Link, route links.Route) error {
+	now, err := conn.Link(on.Name)
+	if err != nil || now.Index != on.Index {
+		return err
+	}
+	still, err := ipam.Unreached(conn, on.Index, []links.Route{route})
+	if err != nil || len(still) == 0 {
+		return err
+	}
+	if err := conn.AddRoute(on.Index, route, false, unix.EEXIST); err != nil {
+		return fmt.Errorf("interface %q: %w", on.Name, err)
+	}
+	return nil
+}
+
+// restoreGateway adds the address of a gateway, and deletes none. It does nothing if
+// somebody has replaced the bridge.
+func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want netip.Prefix) error {
+	on, err := conn.Link(c.gatewayName())
+	if err != nil {
+		return fmt.Errorf("gateway: %w", err)
+	}
+	br, err := conn.Link(c.Bridge)
+	if err != nil || !c.made.is(br) {
+		return err
+	}
+	have, err := conn.Addresses(on.Index)
+	if err != nil {
+		return err
+	}
+	lan := false
+	if want.Addr().Is6() {
+		if lan, err = conn.HasUplink(br.Index); err != nil {
+			return err
+		}
+	}
+	added, err := (&config{}).ensureAddresses(conn, on, have, []netip.Prefix{want}, lan)
+	if err != nil {
+		return err
+	}
+	return awaitGateways(ctx, c.r.Host, conn, on, added, lan)
+}
+
+// serves reports whether an address of the bridge is the wanted gateway. Its
+// subnet may be wider by now. With forceAddress, an address of another range or
+// network may replace one of the same family.
+func (c *config) serves(a links.Address, want netip.Prefix) bool {
+	if a.Addr() == want.Addr() {
+		return true
+	}
+	return c.ForceAddress && a.Addr().Is4() == want.Addr().Is4() && !a.Addr().IsLinkLocalUnicast()
+}
+
+// ensureVLANInterface returns the interface that is the gateway of a VLAN: the
+// outer end of a pair whose inner end is a port of the bridge in that VLAN. A new
+// one gets the MAC address, or a random one.
+func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link, mac net.HardwareAddr) (links.Link, error) {
+	name := c.gatewayName()
+	if len(name) >= unix.IFNAMSIZ {
+		return links.Link{}, invalid(`"vlan", "bridge": the gateway of the VLAN would be %q, whose name is too long`, name)
+	}
+	if link, err := conn.Link(name); !links.NotFound(err) {
+		return link, err
+	}
+	pair, err := links.Veth{Name: name, MAC: mac, MTU: br.MTU, Master: br.Index}.Create(conn, r.Host)
+	if errors.Is(err, unix.EEXIST) { // another attachment was faster
+		return conn.Link(name)
+	}
+	if err != nil {
+		return links.Link{}, err
+	}
+	if err := c.access().join(conn, br, pair.Host); err != nil {
+		return links.Link{}, errors.Join(err, conn.Delete(pair.Host.Index))
+	}
+	if err := setUp(conn, r.Host, pair.Container.Index); err != nil {
+		return links.Link{}, errors.Join(fmt.Errorf("set interface %q up: %w", name, err), conn.Delete(pair.Host.Index))
+	}
+	return pair.Container, nil
+}
+
+// setUp gives a new interface its link-local address and sets it up. The host
+// forwards to it.
+func setUp(conn *links.Conn, host *netns.Handle, index int) error {
+	link, err := conn.LinkByIndex(index)
+	if err != nil {
+		return err
+	}
+	if _, err := conn.LinkLocal(host, link); err != nil {
+		return err
+	}
+	return conn.Change(index, links.Change{Set: unix.IFF_UP})
+}
+
+// vlanInterface compares the interface that is the gateway of a VLAN, and its other end:
+// the port of the bridge, which stays behind when the bridge is deleted. The index
+// is 0 if it does not exist. An interface that is no veth pair is an administrator's, who
+// knows how it reaches the VLAN.
+func (c *comparison) vlanInterface() (links.Link, error) {
+	name := c.gatewayName()
+	lacks := func(l links.Link, wanted, found string, err error) {
+		d := compare.Difference{Kind: compare.Interface, Object: l.Name, Wanted: wanted, Found: found, Err: fmt.Errorf("gateway of the VLAN: %w", err)}
+		c.lacks(d, c.restoreVLANInterface)
+	}
+	up := func(l links.Link) {
+		if !l.Up() {
+			lacks(l, "up", "down", fmt.Errorf("interface %q is down", l.Name))
+		}
+	}
+	on, err := c.v.Host.Link(name)
+	if links.NotFound(err) {
+		lacks(links.Link{Name: name}, c.reportedMAC(name).String(), "", err)
+		return links.Link{}, nil
+	}
+	if err != nil {
+		return on, fmt.Errorf("gateway of the VLAN: %w", err)
+	}
+	up(on)
+	if !hasPort(on) {
+		return on, nil
+	}
+	port, err := c.v.Host.LinkByIndex(on.Peer.Index)
+	if err != nil {
+		return on, fmt.Errorf("gateway of the VLAN: the other end of interface %q: %w", on.Name, err)
+	}
+	up(port)
+	return on, c.onBridge(port, c.onHost(), c.access(), c.restoreVLANInterface)
+}
+
+// hasPort reports whether the other end of the gateway of a VLAN is a port of the bridge.
+func hasPort(on links.Link) bool { return on.Kind == "veth" && !on.Peer.Elsewhere }
+
+// reportedMAC returns the hardware address of an interface of the host in the
+// result, or nil.
+func (c *comparison) reportedMAC(name string) net.HardwareAddr {
+	i := compare.OnHost(c.r, name)
+	if i == nil {
+		return nil
+	}
+	mac, err := net.ParseMAC(i.Mac)
+	if err != nil {
+		return nil
+	}
+	return mac
+}
+
+// restoreVLANInterface makes the bridge's interface in the VLAN, or adds the parts that the
+// interface lacks. It does nothing if somebody has replaced the bridge.
+func (c *comparison) restoreVLANInterface(ctx context.Context, conn *links.Conn, _ links.Link) error {
+	br, err := conn.Link(c.Bridge)
+	if err == nil {
+		err = c.fits(br)
+	}
+	if err != nil {
+		return fmt.Errorf("bridge: %w", err)
+	}
+	if !c.made.is(br) {
+		return nil
+	}
+	on, err := c.ensureVLANInterface(conn, c.r, br, c.reportedMAC(c.gatewayName()))
+	if err == nil {
+		on, err = conn.LinkByIndex(on.Index)
+	}
+	if err != nil {
+		return err
+	}
+	if hasPort(on) {
+		port, err := conn.LinkByIndex(on.Peer.Index)
+		if err == nil {
+			err = c.access().restorePort(ctx, conn, port)
+		}
+		if err != nil {
+			return fmt.Errorf("the other end of interface %q: %w", on.Name, err)
+		}
+	}
+	if on.Up() {
+		return nil
+	}
+	return setUp(conn, c.r.Host, on.Index)
 }

@@ -1,13 +1,199 @@
 package bridge
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
 )
+
+// ensureBridge returns the bridge, up and as configured. It creates a missing
+// one. Many attachments may do this at once.
+func (a *attachment) ensureBridge(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+	br, err = conn.Link(a.Bridge)
+	if links.NotFound(err) || err == nil && br.Alias != alias {
+		br, made, err = a.findOrCreate(ctx, conn, host)
+	}
+	if err == nil {
+		err = a.prepareBridge(conn, host, br)
+	}
+	return br, made, err
+}
+
+// findOrCreate returns the bridge, or creates it. Of one plugin's attachments, one
+// creates and marks it, and the others wait for both. If containers are on record for
+// which an ADD made the bridge, somebody has deleted it. They know its hardware address,
+// so that it comes back with that, as from Repair.
+func (a *attachment) findOrCreate(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+	a.plugin.making.Lock()
+	defer a.plugin.making.Unlock()
+	br, err = conn.Link(a.Bridge)
+	if !links.NotFound(err) {
+		return br, false, err
+	}
+	again := links.Bridge{Name: a.Bridge, MTU: a.MTU, VLANFiltering: a.filtersVLANs()}
+	if m, err := madeForOthers(caller.From(ctx).Record, a.Bridge); err != nil {
+		return br, false, err
+	} else if m != nil {
+		again = m.bridge(a.config)
+	}
+	return a.createBridge(conn, host, again)
+}
+
+// prepareBridge sets the bridge up if it fits the configuration.
+func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Link) error {
+	if err := c.fits(br); err != nil {
+		return err
+	}
+	var flags uint32 = unix.IFF_UP
+	if c.PromiscMode {
+		flags |= unix.IFF_PROMISC
+	}
+	if br.Flags&flags != flags {
+		if err := conn.Change(br.Index, links.Change{Set: flags}); err != nil {
+			return fmt.Errorf("set bridge %q up: %w", c.Bridge, err)
+		}
+	}
+	if ra := veth.NoRA(c.Bridge); !br.Has(ra) {
+		if err := links.WriteSysctls(host, ra); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fits returns an error if the interface cannot serve as the bridge.
+func (c *config) fits(br links.Link) error {
+	if br.Kind != "bridge" {
+		return invalid(`"bridge": interface %q exists and is not a bridge, but %q`, c.Bridge, br.Kind)
+	}
+	if c.filtersVLANs() && !br.VLANFiltering {
+		return invalid(`"vlan", "vlanTrunk": bridge %q does not keep VLANs apart: `+
+			`set its vlan_filtering to 1; if it cannot be set, this kernel was built without BRIDGE_VLAN_FILTERING`, c.Bridge)
+	}
+	return nil
+}
+
+// createBridge creates the bridge with the alias that says who made it and its
+// link-local address, and leaves it down. With the address, the host can forward
+// to it as soon as there is a container.
+func (c *config) createBridge(conn *links.Conn, host *netns.Handle, b links.Bridge) (br links.Link, made bool, err error) {
+	br, err = b.Create(conn)
+	if errors.Is(err, unix.EEXIST) { // another attachment was faster
+		br, err = conn.Link(b.Name)
+		return br, false, err
+	}
+	if err != nil {
+		return br, false, err
+	}
+	if err := mark(conn, br.Index); err != nil {
+		return br, false, fmt.Errorf("bridge %q: %w", b.Name, err)
+	}
+	br.Alias = alias
+	_, err = conn.LinkLocal(host, br)
+	return br, err == nil, err
+}
+
+// bridge compares the properties of the bridge that every attachment needs, and
+// the mode that Add has set. The rest belongs to the host: the bridge's MAC
+// address follows its ports unless somebody sets it, and VLAN filtering and MTU
+// are shared by all of its ports, some of which may be an administrator's.
+func (c *comparison) bridge(ctx context.Context) (err error) {
+	said := compare.OnHost(c.r, c.Bridge)
+	if said == nil {
+		return fmt.Errorf("prevResult has no bridge %q", c.Bridge)
+	}
+	record := caller.From(ctx).Record
+	if c.made, err = madeBy(record); err != nil {
+		return err
+	}
+	c.hosts = string(record.Fact(hostsNote)) == "true"
+	lacks := func(wanted, found string, err error) {
+		c.lacks(compare.Difference{Kind: compare.Bridge, Object: c.Bridge, Wanted: wanted, Found: found, Err: err}, c.restoreBridge)
+	}
+	c.br, err = c.v.Host.Link(c.Bridge)
+	switch {
+	case links.NotFound(err):
+		lacks(said.Mac, "", fmt.Errorf("bridge: %w", err))
+		return nil
+	case err != nil:
+		return fmt.Errorf("bridge: %w", err)
+	case c.br.Kind != "bridge":
+		c.other = true
+		c.lacks(compare.Difference{
+			Kind: compare.Bridge, Object: c.Bridge, Wanted: "bridge", Found: c.br.Kind, Why: "it differs",
+			Err: fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, c.br.Kind),
+		}, nil)
+		return nil
+	}
+	c.exists = true
+	if !c.br.Up() {
+		lacks("up", "down", fmt.Errorf("bridge %q is down", c.Bridge))
+	}
+	if c.PromiscMode && !c.br.Promiscuous() {
+		lacks("promiscuous", "", fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.Bridge))
+	}
+	return nil
+}
+
+// ours reports whether an ADD made the bridge: the one that
+// exists, or else the one of the record. An administrator, or another program,
+// may have deleted ours and made another.
+func (c *comparison) ours() bool {
+	return c.made != nil && !c.other && (!c.exists || c.made.is(c.br))
+}
+
+// whose says why a bridge is not ours.
+func (c *comparison) whose() string {
+	switch {
+	case c.made != nil:
+		return "somebody else replaced the bridge of the ADD: it is the host's"
+	case c.hosts:
+		return "the bridge was there before the ADD: it is the host's"
+	}
+	return "the record does not say whether an ADD made the bridge, so it counts as the host's"
+}
+
+// restoreBridge makes the bridge again, with its hardware address, and sets it up,
+// unless somebody else made it. Many attachments may do this at once. It completes one
+// whose maker was killed. The link-local address, which goes when it is set down, comes
+// first, because the kernel would first look for duplicates.
+func (c *comparison) restoreBridge(_ context.Context, conn *links.Conn, _ links.Link) error {
+	br, err := conn.Link(c.Bridge)
+	if links.NotFound(err) {
+		br, _, err = c.createBridge(conn, c.r.Host, c.made.bridge(c.config))
+	}
+	if err != nil {
+		return fmt.Errorf("bridge: %w", err)
+	}
+	if !c.made.is(br) {
+		return nil
+	}
+	if br.Alias == "" {
+		if err := mark(conn, br.Index); err != nil {
+			return err
+		}
+	}
+	if !br.Up() {
+		uplink, err := conn.HasUplink(br.Index)
+		if err == nil && !uplink {
+			_, err = conn.LinkLocal(c.r.Host, br)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return c.prepareBridge(conn, c.r.Host, br)
+}
 
 // A bridge that an ADD of this plugin made is made again if it is gone; others
 // belong to the host. The bridge carries an alias, by which each later ADD, of
@@ -99,4 +285,82 @@ func (m *made) bridge(c *config) links.Bridge {
 		mac = nil // a random one is better than no bridge
 	}
 	return links.Bridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: m.VLANFiltering || c.filtersVLANs(), MAC: mac}
+}
+
+// The executable's ADD makes the bridge if it is missing, and says nothing about that. So
+// Witness looks before, and marks the bridge afterwards as Add does. Then later ADDs, of
+// any process, see who made it.
+
+// upcoming identifies a bridge that an executable may be about to make.
+type upcoming struct {
+	host netns.ID
+	name string
+}
+
+// Witness is called before the ADD of an executable of this type. The function that it
+// returns is called after the ADD, whatever came of it: it notes whether an ADD made the
+// bridge, this one or an earlier one.
+func (p *Plugin) Witness(ctx context.Context, host *netns.Handle, config []byte) (after func() error, err error) {
+	c := struct{ Bridge string }{defaultBridge}
+	if err := json.Unmarshal(config, &c); err != nil {
+		return nil, err
+	}
+	before, err := find(ctx, host, c.Bridge)
+	if err != nil {
+		return nil, err
+	}
+	// The executables of a crowd run at the same time. The first makes the bridge, and has
+	// not ended when the next looks.
+	its := upcoming{host.ID(), c.Bridge}
+	p.mu.Lock()
+	fresh := before.Index == 0 || before.Alias == "" && p.upcoming[its] > 0
+	if fresh {
+		if p.upcoming == nil {
+			p.upcoming = make(map[upcoming]int)
+		}
+		p.upcoming[its]++
+	}
+	p.mu.Unlock()
+	return func() error {
+		err := note(ctx, host, c.Bridge, fresh)
+		if !fresh {
+			return err
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.upcoming[its]--; p.upcoming[its] == 0 {
+			delete(p.upcoming, its)
+		}
+		return err
+	}, nil
+}
+
+// note notes whose the bridge is. A fresh one was not there before the ADD.
+func note(ctx context.Context, host *netns.Handle, name string, fresh bool) error {
+	record := caller.From(ctx).Record
+	br, err := find(ctx, host, name)
+	switch {
+	case err != nil, br.Kind != "bridge": // the ADD has failed
+		return err
+	case fresh && br.Alias == "":
+		err = caller.On(ctx, host, func(conn *links.Conn) error { return mark(conn, br.Index) })
+	case br.Alias != alias:
+		return noteHosts(record)
+	}
+	if err != nil {
+		return err
+	}
+	return noteMade(record, br)
+}
+
+// find returns the interface of the host; without one it is zero.
+func find(ctx context.Context, host *netns.Handle, name string) (br links.Link, err error) {
+	err = caller.On(ctx, host, func(conn *links.Conn) error {
+		br, err = conn.Link(name)
+		return err
+	})
+	if links.NotFound(err) {
+		return links.Link{}, nil
+	}
+	return br, err
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -165,6 +166,26 @@ func (x *index) remove(addr netip.Addr) {
 	if x.holders[e.holder] = rest; rest == nil {
 		delete(x.holders, e.holder)
 	}
+}
+
+// heldBy returns the addresses of a holder, and of the container without an
+// interface name.
+func (x *index) heldBy(id, holder string) []netip.Addr {
+	all := slices.Clone(x.holders[strings.TrimSpace(holder)])
+	if old := strings.TrimSpace(id); old != "" {
+		all = append(all, x.holders[old]...)
+	}
+	return all
+}
+
+// hasFree reports whether an address of the set has no file.
+func (x *index) hasFree(set rangeSet) bool {
+	for addr := range set.after(netip.Addr{}) {
+		if _, taken := x.entries[addr]; !taken {
+			return true
+		}
+	}
+	return false
 }
 
 // entryOf returns the identity of a file's present content, or the zero entry, which no

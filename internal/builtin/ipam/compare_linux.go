@@ -10,7 +10,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
@@ -71,8 +70,9 @@ func (i Interface) Compare(r *plugin.Request, v *compare.View) (found Found, all
 		d.Err, d.Why = inContainer(r, d.Err), "it differs, and may be another interface"
 		all = append(all, d)
 	}
-	rest, err := (&inside{Interface: i, r: r, v: v, own: found}).compare()
-	return found, append(all, rest...), err
+	c := &inside{Interface: i, r: r, own: found, found: all}
+	err = c.compare(v.Container)
+	return found, c.found, err
 }
 
 func inContainer(r *plugin.Request, err error) error {
@@ -89,40 +89,43 @@ func SameMAC(own links.Link, said *types100.Interface) []compare.Difference {
 	return []compare.Difference{{Wanted: said.Mac, Found: has, Err: fmt.Errorf("its MAC address is %s, not %s", has, said.Mac)}}
 }
 
-// inside compares an interface that exists.
+// inside compares an interface that exists, and makes it whole again.
 type inside struct {
 	Interface
 	r   *plugin.Request
-	v   *compare.View
 	own Found
+	wanted
+	subnets []SubnetRoutes // that replace those of the kernel
+	found   []compare.Difference
 }
 
-func (c *inside) compare() ([]compare.Difference, error) {
-	var all []compare.Difference
+func (c *inside) compare(now compare.Net) (err error) {
 	if c.Up && !c.own.Up() {
-		all = append(all, c.lacks(compare.Interface, c.r.IfName, "up", "down", errors.New("it is down"), c.setUp))
+		c.lacks(compare.Interface, c.r.IfName, "up", "down", errors.New("it is down"), c.restore)
 	}
 	result := compare.OwnResult(c.r)
 	if len(result.IPs) == 0 {
-		return all, nil
+		return nil
 	}
-	w, err := plan(result)
+	c.wanted, err = plan(result)
+	if err == nil && c.Routes != nil {
+		c.subnets, err = c.Routes(result)
+		slices.SortStableFunc(c.subnets, func(a, b SubnetRoutes) int { return a.Address.Addr().BitLen() - b.Address.Addr().BitLen() }) // IPv6 may have to wait
+	}
+	if err == nil {
+		err = c.compareAddresses(now)
+	}
+	if err == nil {
+		err = c.compareRoutes(now)
+	}
 	if err != nil {
-		return all, inContainer(c.r, err)
+		return inContainer(c.r, err)
 	}
-	addresses, err := c.addresses(w)
-	if err != nil {
-		return all, inContainer(c.r, err)
-	}
-	routes, err := c.routes(w, result)
-	if err != nil {
-		return all, inContainer(c.r, err)
-	}
-	return append(append(all, addresses...), routes...), nil
+	return nil
 }
 
-// lacks returns the difference of an object that fix makes again.
-func (c *inside) lacks(kind compare.Kind, object, wanted, found string, err error, fix func(context.Context, *links.Conn, links.Link) error) compare.Difference {
+// lacks adds the difference of an object that fix makes again.
+func (c *inside) lacks(kind compare.Kind, object, wanted, found string, err error, fix compare.Make) {
 	place := &compare.Place{
 		NS: c.r.Container, Inside: true, Name: fmt.Sprintf("interface %q in the container", c.r.IfName),
 		Find: func(conn *links.Conn) (links.Link, error) { return conn.Link(c.r.IfName) },
@@ -131,131 +134,242 @@ func (c *inside) lacks(kind compare.Kind, object, wanted, found string, err erro
 	if !c.own.Ours {
 		place.Whose = "the interface may be another one"
 	}
-	return place.Lacks(compare.Difference{Kind: kind, Object: object, Wanted: wanted, Found: found, Err: inContainer(c.r, err)}, fix)
+	c.found = append(c.found, place.Lacks(compare.Difference{Kind: kind, Object: object, Wanted: wanted, Found: found, Err: inContainer(c.r, err)}, fix))
 }
 
-// setUp sets the interface up, as the ADD did.
-func (c *inside) setUp(ctx context.Context, conn *links.Conn, _ links.Link) error {
-	result := compare.OwnResult(c.r)
-	subnets, err := c.subnets(result)
+// compareAddresses compares the addresses, which must be usable. Others are the
+// container's own.
+func (c *inside) compareAddresses(now compare.Net) error {
+	have, err := now.Addresses(c.own.Index)
 	if err != nil {
 		return err
 	}
-	if c.LinkLocal && HasIPv6(result) {
-		if _, err := conn.LinkLocal(c.r.Container, c.own.Link); err != nil {
-			return err
-		}
-	}
-	if err := conn.Up(c.own.Index); err != nil {
-		return err
-	}
-	for _, s := range subnets {
-		if s.Address.Addr().Is6() {
+	for _, want := range c.addresses {
+		found, why, fix := "", fmt.Errorf("address %s is missing", want), c.restore
+		at := slices.IndexFunc(have, func(a links.Address) bool { return a.Prefix == want })
+		other := slices.IndexFunc(have, func(a links.Address) bool { return a.Addr() == want.Addr() })
+		switch {
+		case at >= 0 && !have[at].Duplicate:
 			continue
+		case at >= 0:
+			found, why, fix = "duplicate", fmt.Errorf("address %s is another machine's too", want), nil
+		case other >= 0:
+			found, fix = have[other].Prefix.String(), nil
 		}
-		if err := s.Replace(conn, c.own.Index, true); err != nil {
-			return err
-		}
+		c.lacks(compare.Address, fmt.Sprintf("%s on %s", want, c.r.IfName), want.String(), found, why, fix)
 	}
-	return c.replaceKept(ctx, conn, subnets)
+	return nil
 }
 
-// replaceKept replaces the routes of IPv6 addresses that the interface kept while it
-// was down. Usually it has lost them: they come back with their routes, see assign.
-func (c *inside) replaceKept(ctx context.Context, conn *links.Conn, subnets []SubnetRoutes) error {
-	have, err := conn.Addresses(c.own.Index)
+// restore sets the interface up, adds the addresses that it lacks, and replaces the
+// kernel's routes to their subnets, as the ADD did. It removes addresses again if another
+// machine has one by now. IPv6 addresses, which are usually lost with an interface that is
+// set down, come before their routes: none can have an address as its source that is not
+// usable.
+func (c *inside) restore(ctx context.Context, conn *links.Conn, now links.Link) error {
+	down := c.Up && !now.Up()
+	if down && c.LinkLocal && len(c.of(true)) > 0 {
+		if _, err := conn.LinkLocal(c.r.Container, now); err != nil {
+			return err
+		}
+	}
+	if down {
+		if err := conn.Up(now.Index); err != nil {
+			return err
+		}
+	}
+	have, err := conn.Addresses(now.Index)
 	if err != nil {
 		return err
 	}
-	for _, s := range subnets {
-		kept := slices.ContainsFunc(have, func(a links.Address) bool { return a.Prefix == s.Address })
-		if s.Address.Addr().Is4() || !kept {
+	var added []netip.Prefix
+	for _, want := range c.addresses {
+		if slices.ContainsFunc(have, func(a links.Address) bool { return a.Addr() == want.Addr() }) {
 			continue
 		}
-		if err := c.replaceUsable(ctx, conn, s); err != nil {
+		if err := conn.AddAddress(now.Index, want, c.Detect, unix.EEXIST); err != nil {
+			return err
+		}
+		added = append(added, want)
+	}
+	for _, s := range c.subnets {
+		if !c.Up || !down && !slices.Contains(added, s.Address) {
+			continue
+		}
+		err := Await(ctx, conn, now.Index, []netip.Prefix{s.Address})
+		if err == nil {
+			err = s.Replace(conn, now.Index, true)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	// Without a carrier the kernel looks for duplicates later.
+	err = AwaitAdded(ctx, c.r.Container, conn, now.Index, added, c.Detect, 0)
+	if err != nil && c.Detect {
+		for _, a := range (wanted{addresses: added}).of(true) {
+			err = errors.Join(err, conn.DeleteAddress(now.Index, a))
+		}
+	}
+	return err
+}
+
+// SubnetRoutes are the routes that an ADD makes in place of the one to the
+// subnet of an address: those to the gateway, and through it to the rest.
+type SubnetRoutes struct {
+	Address netip.Prefix
+	Routes  []links.Route
+}
+
+// Replace deletes the route to the subnet that the kernel added, and adds the others.
+// Again is for others that may be there: without their source address, which an IPv6
+// route loses with the interface's address, they are added anew.
+func (s SubnetRoutes) Replace(conn *links.Conn, index int, again bool) error {
+	old := []links.Route{{Dst: s.Address.Masked()}}
+	if again && s.Address.Addr().Is6() {
+		for _, route := range s.Routes {
+			old = append(old, links.Route{Dst: route.Dst, Via: route.Via})
+		}
+	}
+	for _, route := range old {
+		route.Scope = unix.RT_SCOPE_NOWHERE
+		// Two addresses of a subnet share its route.
+		if err := conn.DeleteRoute(index, route, unix.ESRCH); err != nil {
+			return err
+		}
+	}
+	return s.add(conn, index)
+}
+
+func (s SubnetRoutes) add(conn *links.Conn, index int) error {
+	for _, route := range s.Routes {
+		if err := conn.AddRoute(index, route, false, unix.EEXIST); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// replaceUsable replaces the routes of an address when that is usable: before, no IPv6
-// route can have it as its source. After an interface was set up, that takes until the
-// kernel has noticed the carrier.
-func (c *inside) replaceUsable(ctx context.Context, conn *links.Conn, s SubnetRoutes) error {
-	if err := Await(ctx, conn, c.own.Index, []netip.Prefix{s.Address}); err != nil {
-		return err
+// compareRoutes reports whether there is a route to each destination of the result,
+// and to the subnet of each address: the subnets first, because gateways are in
+// them.
+//
+// It ignores other routes, and where a route leads: a program in the container,
+// such as a VPN that takes over the default route or one that sets a metric, may
+// have replaced it, and the destination is still reached.
+func (c *inside) compareRoutes(now compare.Net) error {
+	var all []links.Route
+	for _, a := range c.addresses {
+		if a.Bits() < a.Addr().BitLen() {
+			all = append(all, ToSubnet(a))
+		}
 	}
-	return s.Replace(conn, c.own.Index, true)
+	missing, err := Unreached(now, c.own.Index, append(all, c.routes...))
+	for _, want := range missing {
+		text := want.String()
+		if want.Table != 0 {
+			text += fmt.Sprint(" table ", want.Table)
+		}
+		c.lacks(compare.Route, fmt.Sprintf("%s on %s", want.Dst, c.r.IfName), text, "", fmt.Errorf("route %s is missing", want),
+			func(_ context.Context, conn *links.Conn, _ links.Link) error { return c.addRoute(conn, want) })
+	}
+	return err
 }
 
-// subnets returns the routes that replace those of the kernel.
-func (c *inside) subnets(result *types100.Result) ([]SubnetRoutes, error) {
-	if c.Routes == nil || len(result.IPs) == 0 {
-		return nil, nil
-	}
-	return c.Routes(result)
-}
-
-// addresses compares the addresses, which must be usable. Others are the
-// container's own.
-func (c *inside) addresses(w wanted) (all []compare.Difference, err error) {
-	have, err := c.v.Container.Addresses(c.own.Index)
-	if err != nil {
-		return nil, err
-	}
-	for _, want := range w.addresses {
-		object := fmt.Sprintf("%s on %s", want, c.r.IfName)
-		at := slices.IndexFunc(have, func(a links.Address) bool { return a.Prefix == want })
-		other := slices.IndexFunc(have, func(a links.Address) bool { return a.Addr() == want.Addr() })
-		missing := fmt.Errorf("address %s is missing", want)
-		switch {
-		case at >= 0 && !have[at].Duplicate:
-		case at >= 0:
-			all = append(all, c.lacks(compare.Address, object, want.String(), "duplicate",
-				fmt.Errorf("address %s is another machine's too", want), nil))
-		case other >= 0:
-			all = append(all, c.lacks(compare.Address, object, want.String(), have[other].Prefix.String(), missing, nil))
-		default:
-			all = append(all, c.lacks(compare.Address, object, want.String(), "", missing,
-				func(ctx context.Context, conn *links.Conn, _ links.Link) error { return c.assign(ctx, conn, want) }))
-		}
-	}
-	return all, nil
-}
-
-// assign adds an address, as the ADD did. It removes one that another machine
-// has by now. If the detection takes longer than the caller's patience, it leaves that to
-// the kernel.
-func (c *inside) assign(ctx context.Context, conn *links.Conn, want netip.Prefix) error {
-	subnets, err := c.subnets(compare.OwnResult(c.r))
-	if err != nil {
+// addRoute adds a missing route, unless somebody else has by now. Those that replace the
+// kernel's come first: they lead to the gateways.
+func (c *inside) addRoute(conn *links.Conn, want links.Route) error {
+	still, err := Unreached(conn, c.own.Index, []links.Route{want})
+	if err != nil || len(still) == 0 {
 		return err
 	}
-	if err := conn.AddAddress(c.own.Index, want, c.Detect); err != nil {
-		if errors.Is(err, unix.EEXIST) {
-			return nil
-		}
-		return err
-	}
-	for _, s := range subnets {
-		if s.Address != want || !c.Up {
-			continue
-		}
-		if err := c.replaceUsable(ctx, conn, s); err != nil {
-			return err
+	for _, s := range c.subnets {
+		if s.Address.Addr().Is4() == want.Dst.Addr().Is4() {
+			if err := s.add(conn, c.own.Index); err != nil {
+				return err
+			}
 		}
 	}
-	if want.Addr().Is4() {
-		return nil
+	switch {
+	case len(c.subnets) == 0 || !want.Via.IsValid() && want.Protocol != unix.RTPROT_KERNEL:
+		return conn.AddRoute(c.own.Index, want, false, unix.EEXIST)
+	case want.Via.IsValid():
+		return c.addBehind(conn, want)
 	}
-	if !c.Detect {
-		return Await(ctx, conn, c.own.Index, []netip.Prefix{want})
+	return nil
+}
+
+// addBehind adds a route through a gateway that may be in the subnet, which is not
+// on the link. The kernel then accepts the gateway only while another route says
+// that it is on the link, as the kernel's own one did in the ADD.
+func (c *inside) addBehind(conn *links.Conn, want links.Route) error {
+	reach := links.Route{Dst: netip.PrefixFrom(want.Via, want.Via.BitLen())}
+	if want.Via.Is4() {
+		reach.Scope = unix.RT_SCOPE_LINK
 	}
-	// Without a carrier the kernel looks for duplicates later.
-	err = DetectAll(ctx, c.r.Container, conn, c.own.Index, []netip.Prefix{want}, 0)
-	if err == nil || errors.Is(err, caller.ErrEnough) {
-		return nil
+	added := conn.AddRoute(c.own.Index, reach, false)
+	if added != nil && !errors.Is(added, unix.EEXIST) {
+		return added
 	}
-	return errors.Join(err, conn.DeleteAddress(c.own.Index, want))
+	err := conn.AddRoute(c.own.Index, want, false, unix.EEXIST)
+	if added == nil {
+		err = errors.Join(err, conn.DeleteRoute(c.own.Index, reach, unix.ESRCH))
+	}
+	return err
+}
+
+// metric6 is the priority of the routes that the kernel adds with IPv6
+// addresses (IP6_RT_PRIO_ADDRCONF, <net/ip6_route.h>).
+const metric6 = 256
+
+// ToSubnet returns the route to the subnet of an address that the kernel adds with
+// the address.
+func ToSubnet(a netip.Prefix) links.Route {
+	r := links.Route{Dst: a.Masked(), Protocol: unix.RTPROT_KERNEL}
+	if a.Addr().Is4() {
+		r.Scope, r.Src = unix.RT_SCOPE_LINK, a.Addr()
+	} else {
+		r.Priority = metric6
+	}
+	return r
+}
+
+// router lists the routes through an interface, or with 0 through all: a
+// [links.Conn] or a [compare.Net].
+type router interface {
+	Routes(index int) ([]links.Route, error)
+}
+
+// Unreached returns the routes whose destination has no route. It asks for all
+// routes only if some do not lead through the interface.
+func Unreached(n router, index int, wanted []links.Route) ([]links.Route, error) {
+	wanted = slices.Clone(wanted)
+	for _, from := range []int{index, anyInterface} {
+		if len(wanted) == 0 {
+			return nil, nil
+		}
+		have, err := n.Routes(from)
+		if err != nil {
+			return nil, err
+		}
+		wanted = slices.DeleteFunc(wanted, func(want links.Route) bool { return reaches(have, want) })
+	}
+	return wanted, nil
+}
+
+// anyInterface selects the routes through all interfaces.
+const anyInterface = 0
+
+// reaches reports whether there is a route to the destination of another route,
+// in that one's table if it names one, because rules refer to tables.
+func reaches(routes []links.Route, want links.Route) bool {
+	return slices.ContainsFunc(routes, func(r links.Route) bool {
+		return r.Dst == want.Dst && (want.Table == unix.RT_TABLE_UNSPEC || r.Table == want.Table)
+	})
+}
+
+// HasRoute reports whether there is a route to dst through an interface.
+func HasRoute(n router, index int, dst netip.Prefix) (bool, error) {
+	routes, err := n.Routes(index)
+	return reaches(routes, links.Route{Dst: dst}), err
 }

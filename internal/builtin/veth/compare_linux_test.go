@@ -2,6 +2,7 @@ package veth_test
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -14,9 +15,9 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/views"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -68,20 +69,18 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// differences returns the differences, as lines. They are the same if everything
-// is read once, before.
+// differences returns the differences, as lines. They are the same if the host is asked
+// once about what containers share.
 func (a *attached) differences() (text string) {
 	a.h.t.Helper()
 	a.compare(func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) error {
 		all, err := p.Compare(ctx, r, v)
 		text = a.h.normal(plugintest.Lines(all))
-		dump := *v
-		dump.Host, dump.Container = expect.Value(views.ReadNamespace(r.Host))(a.h.t), expect.Value(views.ReadNamespace(r.Container))(a.h.t)
-		fw := netfilter.Open(r.Host, netfilter.Options{Notes: a.memory})
-		dump.Rules = fw.Snapshot().For(fw.Options)
-		again, failed := p.Compare(ctx, r, &dump)
+		looks, host := compare.Dumps(), expect.Value(hostns.NewFinder().Open(fmt.Sprintf("/proc/self/fd/%d", r.Host.File().Fd())))(a.h.t)
+		dump := expect.Value(looks.Open(ctx, host, r.Container))(a.h.t)
+		again, failed := p.Compare(ctx, r, dump.For(netfilter.Options{Notes: a.memory}))
 		expect.Same(a.h.t, "differences of a dump", a.h.normal(plugintest.Lines(again)), text)
-		return firstOf(err, failed)
+		return firstOf(err, failed, dump.Close(), looks.Close(), host.Close())
 	})
 	return text
 }

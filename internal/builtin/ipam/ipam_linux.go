@@ -17,6 +17,46 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
+// Config is the part of the configuration that all interface plugins share.
+type Config struct {
+	IPAM struct {
+		Type string `json:"type"` // empty: the interface gets no address
+	} `json:"ipam"`
+	DNS types.DNS `json:"dns"`
+}
+
+// Maker makes the interface of one attachment; see [Attach].
+type Maker interface {
+	// Make makes the interface. It needs no address.
+	Make(ctx context.Context) error
+	// Configure assigns the addresses of the result, if there are any, to the
+	// interface, and completes the result.
+	Configure(ctx context.Context, result *types100.Result) error
+	// Undo undoes Make and Configure as far as they got, even if the context has
+	// ended.
+	Undo(ctx context.Context) error
+}
+
+// Attach runs an ADD. It makes the interface while the IPAM plugin, if typ names
+// one, reserves addresses. If anything fails, it removes the interface and
+// releases the addresses.
+func Attach(ctx context.Context, r *plugin.Request, typ string, m Maker) (*types100.Result, error) {
+	leased, err := &types100.Result{}, error(nil)
+	if typ == "" {
+		err = m.Make(ctx)
+	} else {
+		leased, err = lease(ctx, r, typ, func() error { return m.Make(ctx) })
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Undo(ctx))
+	}
+	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, IPs: leased.IPs, Routes: leased.Routes, DNS: leased.DNS}
+	if err := m.Configure(ctx, result); err != nil {
+		return nil, errors.Join(err, m.Undo(ctx), release(ctx, r, typ))
+	}
+	return result, nil
+}
+
 // releaseTime limits the release of an address after a failure. The context may
 // have ended by then, which must not leak the address.
 const releaseTime = 10 * time.Second

@@ -1,3 +1,9 @@
+// Package tuning changes sysctls of a container's namespace, and attributes of
+// an interface that another plugin has made. It takes the configuration of the
+// reference plugin tuning (v1.9.1), and keeps the former attributes in the same
+// file, so that the DEL of either restores them.
+//
+// Sysctls are not restored: they end with the namespace.
 package tuning
 
 import (
@@ -11,6 +17,9 @@ import (
 
 	"github.com/embedcni/cni/internal/plainfile"
 )
+
+// defaultDataDir is the reference plugin's default directory for backups.
+const defaultDataDir = "/run/cni/tuning"
 
 // attributes are values for attributes of an interface: those to set, or the former ones in
 // the format of the reference plugin's file. A missing one changes nothing.

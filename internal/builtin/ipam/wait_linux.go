@@ -15,6 +15,89 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
+// Await waits until neighbours can find the IPv6 addresses of an interface: the
+// kernel answers for an address only after deferred work. If Await is called
+// last, that is usually finished. A neighbour that asks earlier waits for a
+// second. It passes over other addresses, and the zero Prefix.
+func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) error {
+	addrs = wanted{addresses: addrs}.of(true)
+	if len(addrs) == 0 {
+		return nil
+	}
+	return wait(ctx, func() (bool, error) {
+		groups, err := c.Groups(index)
+		return !slices.ContainsFunc(addrs, func(a netip.Prefix) bool {
+			return !slices.Contains(groups, links.Solicited(a.Addr()))
+		}), err
+	})
+}
+
+// Settle waits until no address of an interface but the kernel's own is tentative. As with Await,
+// neighbours can then find them.
+func Settle(ctx context.Context, c *links.Conn, index int) error {
+	return wait(ctx, func() (bool, error) {
+		addrs, err := c.Addresses(index)
+		settled := true
+		for _, a := range addrs {
+			if a.Duplicate {
+				return false, fmt.Errorf("address %s is another machine's too: the detection of duplicates failed", a.Prefix)
+			}
+			settled = settled && (!a.Tentative || a.Addr().IsLinkLocalUnicast())
+		}
+		return settled, err
+	})
+}
+
+// AwaitAdded waits until addresses that were added to an interface are usable. With detect
+// other machines may have them: then it gives the kernel the time to find a carrier, leaves
+// the rest of the detection to the kernel if that takes longer than the caller's patience,
+// and deletes an address that another machine has.
+func AwaitAdded(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, added []netip.Prefix, detect bool, carrier time.Duration) error {
+	added = wanted{addresses: added}.of(true)
+	if !detect || len(added) == 0 {
+		return Await(ctx, c, index, added)
+	}
+	err := DetectAll(ctx, ns, c, index, added, carrier)
+	if err == nil || errors.Is(err, caller.ErrEnough) {
+		return nil
+	}
+	have, unread := c.Addresses(index)
+	err = errors.Join(err, unread)
+	for _, a := range have {
+		if a.Duplicate && slices.Contains(added, a.Prefix) {
+			err = errors.Join(err, c.DeleteAddress(index, a.Prefix))
+		}
+	}
+	return err
+}
+
+// The kernel sends no message when an address becomes usable. The detection
+// takes a second with the default settings, and up to another one before it
+// begins. On an overloaded machine, deferred work has taken seconds.
+const (
+	longestWait  = 10 * time.Second
+	shortestWait = 50 * time.Microsecond
+	waitsAtMost  = 20 * time.Millisecond
+)
+
+// wait calls ready until it returns true, or the caller's patience ends.
+func wait(ctx context.Context, ready func() (bool, error)) error {
+	ctx, stop := caller.From(ctx).Patience.Wait(ctx)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, longestWait)
+	defer cancel()
+	for pause := shortestWait; ; pause = min(2*pause, waitsAtMost) {
+		if ok, err := ready(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait until the IPv6 addresses are usable: %w", context.Cause(ctx))
+		case <-time.After(pause):
+		}
+	}
+}
+
 // Detect waits for the kernel's duplicate address detection (RFC 4862, section
 // 5.4) of the IPv6 addresses of a result, and fails if another machine has one
 // of them. The addresses are on an interface of ns, to which c is connected.
@@ -27,11 +110,10 @@ import (
 // has checked it.
 func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, result *types100.Result, carrier time.Duration) error {
 	w, err := plan(result)
-	if err != nil || !w.ipv6() {
-		return err
+	if v6 := w.of(true); err == nil && len(v6) > 0 {
+		err = DetectAll(ctx, ns, c, index, v6, carrier)
 	}
-	wanted := slices.DeleteFunc(w.addresses, func(p netip.Prefix) bool { return p.Addr().Is4() })
-	return DetectAll(ctx, ns, c, index, wanted, carrier)
+	return err
 }
 
 // DetectAll is [Detect] for a list of IPv6 addresses. The error is [caller.ErrEnough] if the

@@ -1,4 +1,4 @@
-package views
+package compare
 
 import (
 	"errors"
@@ -83,33 +83,36 @@ func (o *opener) close(i int) error {
 	return o.open[i].Close()
 }
 
-// readEach reads all namespaces, and calls use for each.
-func (o *opener) readEach(use func(i int, seen *Namespace, err error)) {
+// dialEach opens a socket in all namespaces, and calls use for each.
+func (o *opener) dialEach(use func(i int, conn *links.Conn, err error)) {
 	Dumps().Each(len(o.paths), func(i int, r *Looks) {
 		ns, err := o.at(i)
-		var seen *Namespace
+		var conn *links.Conn
 		if err == nil {
-			seen, err = r.read(ns)
+			conn, err = r.dial(ns)
 		}
-		use(i, seen, errors.Join(err, o.close(i)))
+		use(i, conn, errors.Join(err, o.close(i)))
+		if conn != nil {
+			_ = conn.Close()
+		}
 	})
 }
 
-func TestEachNamespaceIsReadOnce(t *testing.T) {
+func TestEachNamespaceIsAskedOnce(t *testing.T) {
 	_, paths := hostWith(t, 40)
 	used := make([]atomic.Int32, len(paths))
-	newOpener(paths).readEach(func(i int, seen *Namespace, err error) {
+	newOpener(paths).dialEach(func(i int, conn *links.Conn, err error) {
 		used[i].Add(1)
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		eth0, err := seen.Link("eth0")
+		eth0, err := conn.Link("eth0")
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		have, err := seen.Addresses(eth0.Index)
+		have, err := conn.Addresses(eth0.Index)
 		if err != nil || !slices.ContainsFunc(have, func(a links.Address) bool { return a.Prefix == address(i) }) {
 			t.Errorf("container %d has %v, %v, want %s", i, have, err, address(i))
 		}
@@ -141,13 +144,13 @@ func TestANamespaceVanishesMeanwhile(t *testing.T) {
 		}
 		return nil
 	}
-	o.readEach(func(i int, seen *Namespace, err error) {
+	o.dialEach(func(i int, conn *links.Conn, err error) {
 		if i == gone {
 			expect.Is(t, err, fs.ErrNotExist)
 			return
 		}
 		if err == nil {
-			_, err = seen.Link("lo")
+			_, err = conn.Link("lo")
 		}
 		if err != nil {
 			t.Errorf("namespace %d: %v", i, err)
@@ -166,7 +169,7 @@ func TestAClosedNamespaceIsAnErrorForItAlone(t *testing.T) {
 		}
 		return nil
 	}
-	o.readEach(func(i int, _ *Namespace, err error) {
+	o.dialEach(func(i int, _ *links.Conn, err error) {
 		if (i == closed) != errors.Is(err, os.ErrClosed) || i != closed && err != nil {
 			t.Errorf("namespace %d: %v", i, err)
 		}
@@ -178,12 +181,12 @@ func TestWorkersWithoutAThread(t *testing.T) {
 	_, paths := hostWith(t, 10)
 	o := newOpener(paths)
 	var done []int
-	e := &each{n: len(paths), work: func(i int, r *Looks) {
+	var next atomic.Int64
+	work := func(i int) {
 		ns := expect.Value(o.at(i))(t)
-		expect.Value(r.read(ns))(t)
-		expect.NoError(t, ns.Close())
+		expect.NoError(t, expect.Value(dial(ns))(t).Close(), ns.Close())
 		done = append(done, i)
-	}}
+	}
 	reason := errors.New("the thread is lost")
 	lost := func() error {
 		if len(done) == 3 {
@@ -191,9 +194,9 @@ func TestWorkersWithoutAThread(t *testing.T) {
 		}
 		return nil
 	}
-	expect.Is(t, e.run(Dumps(), lost), reason)
+	expect.Is(t, each(&next, len(paths), work, lost), reason)
 	expect.Same(t, "done before", done, []int{0, 1, 2})
-	expect.NoError(t, e.run(Dumps(), func() error { return nil }))
+	expect.NoError(t, each(&next, len(paths), work, func() error { return nil }))
 	expect.Same(t, "done in all", done, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
 }
 
@@ -202,8 +205,8 @@ func TestNothingIsLeftOpen(t *testing.T) {
 	host, paths := hostWith(t, 30)
 	before, home := descriptors(t), expect.Value(netns.ProcessID())(t)
 	for range 5 {
-		expect.Value(ReadNamespace(host))(t)
-		newOpener(paths).readEach(func(i int, _ *Namespace, err error) {
+		expect.NoError(t, expect.Value(dial(host))(t).Close())
+		newOpener(paths).dialEach(func(i int, _ *links.Conn, err error) {
 			if err != nil {
 				t.Error(err)
 			}
