@@ -19,7 +19,7 @@ REQUIRING  := internal/refplugins/mains internal/lint
 # clients of Kubernetes and Prometheus would be compiled twice, for one package each:
 # make raced RACELESS= has the detector see those as well.
 RACELESS   ?= internal/oracle thick/multus bench thick/metrics thick/kube examples/faas
-OUTSIDE    := /internal/(damage|faults|interchange)$$
+OUTSIDE    := /(internal/(damage|faults|interchange)|cnitest|examples(/.*)?)$$
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
 # Packages that are tested at once in each of the two runs: most tests wait for the kernel
