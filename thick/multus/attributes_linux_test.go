@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
@@ -188,7 +187,7 @@ func TestInterfacesArePassedOnAsByMultus(t *testing.T) {
 			scripted.Script{Log: log}.Save(filepath.Join(dir, "scripted"+scripted.Beside)))
 		// The annotation as it was before Multus added the status.
 		c.addPod(podNamespace, podName, podUID, annotated)
-		startOurs(t, c.options(), primary, dir, cni.WithoutBuiltinPlugins())
+		startOurs(t, c.options(), primary, dir)
 		for name, p := range passings {
 			ours[name] = p.record(t, v, log)
 		}

@@ -17,7 +17,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/nettest"
@@ -101,7 +100,7 @@ func startMultus(t *testing.T, c *cluster, s *site) {
 }
 
 func startOurDaemon(t *testing.T, c *cluster, s *site) {
-	startOurs(t, c.options(), s.primary, references(t), cni.WithoutBuiltinPlugins())
+	startOurs(t, c.options(), s.primary, references(t))
 }
 
 // stacks are the ones that are compared with Multus' own, which is the first.
