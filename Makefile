@@ -4,19 +4,22 @@
 GO         ?= go
 PACKAGES   ?= ./...
 # The library compiles on these too: one with the calls of Unix and one without. A test
-# builds a small importer for darwin. The other modules are vetted for Linux alone, and
-# their dependencies compiled for it alone.
-ELSEWHERE  := windows freebsd
+# builds a small importer for the same two, so that no third standard library is compiled.
+# The other modules are vetted for Linux alone, and their dependencies compiled for it alone.
+ELSEWHERE  := windows darwin
 # The root's go.mod holds what an importer links, and no more; these hold the
-# rest. The last two have requirements alone, and no packages.
+# rest. The last two have requirements alone, and no packages. Of what the library
+# imports, thick/metrics and thick/kube require the root's versions, and the others those of
+# internal/oracle, so that the library is compiled and checked twice rather than for each.
 MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube examples/faas
 REQUIRING  := internal/refplugins/mains internal/lint
 # What the race detector sees: each package of the library under its own tests and those
 # of behaviour. These run the library's programs from outside, or compare it with others;
-# without the detector they start thousands of processes in a fifth of the time, and no
-# dependency is compiled twice.
-RACELESS   := internal/oracle thick/multus bench examples/faas
-OUTSIDE    := /internal/(damage|faults|interchange)$$
+# without the detector they start thousands of processes in a fifth of the time. The
+# clients of Kubernetes and Prometheus would be compiled twice, for one package each:
+# make raced RACELESS= has the detector see those as well.
+RACELESS   ?= internal/oracle thick/multus bench thick/metrics thick/kube examples/faas
+OUTSIDE    := /(internal/(damage|faults|interchange)|cnitest|examples(/.*)?)$$
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
 # Packages that are tested at once in each of the two runs: most tests wait for the kernel

@@ -9,7 +9,7 @@ require (
 	github.com/sasha-s/go-deadlock v0.3.5
 	github.com/vishvananda/netlink v1.3.1
 	github.com/vishvananda/netns v0.0.5
-	golang.org/x/sys v0.39.0
+	golang.org/x/sys v0.44.0
 )
 
 require (

@@ -162,7 +162,7 @@ func plan(e effort) []scenario {
 			Contenders: []contender{goCNI, ours, bare}},
 		{Name: "default-attached8", Work: workDefault, AtOnce: e.crowd(8), Attached: e.levels(10, 1000), Rounds: e.Rounds / 2, Weight: 7,
 			Contenders: []contender{goCNI, ours, bare}},
-		{Name: manyPorts, Work: workDefault, Attached: e.levels(150), Ports: 206, StayPorts: 32, Rounds: e.Rounds / 4, Weight: 14,
+		{Name: manyPorts, Work: workDefault, Attached: e.levels(150), Ports: min(206, 2*e.Most), StayPorts: min(32, e.Most), Rounds: e.Rounds / 4, Weight: 14,
 			Contenders: []contender{goCNI, ours}},
 		{Name: "attached", Work: workNAT, Attached: e.levels(10, 100, 1000, 3000), Rounds: e.Rounds / 2, Weight: 16, Contenders: nat},
 		{Name: natMany, Work: workNAT, Attached: e.levels(e.Most), Rounds: e.Rounds / 2, Weight: 24, Contenders: []contender{oursSets, bare}},

@@ -7,7 +7,7 @@ require (
 	github.com/embedcni/cni v0.0.0
 	github.com/opencontainers/go-digest v1.0.0
 	github.com/opencontainers/image-spec v1.1.0
-	golang.org/x/sys v0.28.0
+	golang.org/x/sys v0.44.0
 )
 
 require (

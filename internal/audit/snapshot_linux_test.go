@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -163,7 +164,7 @@ func TestSnapshotIsStableWhileTheKernelSettles(t *testing.T) {
 		sh(t, "ip link set lo up; ip link add br0 type bridge; ip link add v0 type veth peer name v1; ip link set v0 master br0; "+
 			"ip link set br0 up; ip link set v0 up; ip link set v1 up; ip addr add fd00::1/64 dev br0; ip addr add 10.1.0.1/24 dev br0")
 		first := snapshot(t, Options{})
-		for range 50 {
+		for tick, end := time.NewTicker(200*time.Millisecond), time.Now().Add(2500*time.Millisecond); time.Now().Before(end); <-tick.C {
 			if added, removed := Diff(first, snapshot(t, Options{})); added != nil || removed != nil {
 				t.Fatalf("added:\n%s\nremoved:\n%s", text(added), text(removed))
 			}

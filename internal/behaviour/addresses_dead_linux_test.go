@@ -126,7 +126,7 @@ func afterUserTime(t *testing.T, d time.Duration) <-chan os.Signal {
 // TestFault_F69_FlushedPortsCostLinearTime: to judge and to repair four times as many
 // ports takes about four times as long, not sixteen times.
 func TestFault_F69_FlushedPortsCostLinearTime(t *testing.T) {
-	const few, most, floor = 1000, 9, 50 * time.Millisecond
+	const few, most, floor = 500, 9, 50 * time.Millisecond
 	judged, repaired := make(map[int]time.Duration), make(map[int]time.Duration)
 	for _, n := range []int{few, 4 * few} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {

@@ -120,11 +120,11 @@ func (l *twoLists) only(i int) cni.NamespaceOpts {
 // eachPair runs a test for each kind of plugin and form of rules. The chains of two lists of
 // one family are the same in all forms, so one form of each kind has such a pair.
 func eachPair(t *testing.T, test func(t *testing.T, l *twoLists)) {
-	for _, kind := range []string{"built in", "executable"} {
-		for _, form := range [][3]string{{"nft", "", "6"}, {"nft", "", "4"}, {"nft", "iptables", "6"}, {"legacy", "iptables", "6"}, {"nft", "nftables", "6"}} {
-			if kind == "built in" && form[1] == "iptables" {
-				continue // it is the executables'
-			}
+	for kind, forms := range map[string][][3]string{
+		"built in":   {{"nft", "", "6"}, {"nft", "", "4"}},
+		"executable": {{"nft", "", "4"}, {"legacy", "iptables", "6"}, {"nft", "nftables", "6"}},
+	} {
+		for _, form := range forms {
 			t.Run(fmt.Sprintf("%s, %s %s, IPv4 and IPv%s", kind, form[0], form[1], form[2]), func(t *testing.T) {
 				test(t, newTwoLists(t, kind, form[0], form[1], [2]string{"4", form[2]}))
 			})

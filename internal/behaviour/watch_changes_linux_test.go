@@ -372,7 +372,7 @@ func TestWatchBesideEverythingElse(t *testing.T) {
 			}
 		})
 	}
-	for n := range 20 {
+	for n := range 8 {
 		switch n % 4 {
 		case 0:
 			w.remove("net.d")

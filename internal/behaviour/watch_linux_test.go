@@ -294,7 +294,7 @@ func TestWatchEndsAndLeavesNothing(t *testing.T) {
 	w.list("net.d/10-a.conflist", "a")
 	opts := []cni.Opt{cni.WithPluginConfDir(w.path("net.d")), cni.WithStateDir(w.path("state")), cni.WithDefaultConf}
 	r := expect.Value(cni.New(opts...))(t)
-	for n := range 20 {
+	for n := range 6 {
 		one, other := watch(t, w.dir, r), watch(t, w.dir, r)
 		w.place("net.d/10-a.conflist", fmt.Sprint("n", n))
 		one.stop()
@@ -323,7 +323,7 @@ func TestWatchRandomly(t *testing.T) {
 	w = watch(t, w.dir, expect.Value(cni.New(opts...))(t))
 	w.until(netconf.Unchanged, "first=eth0")
 	parts := []string{"a", "a/b", dir}
-	for round := range 40 {
+	for round := range 15 {
 		for range rng.IntN(6) {
 			part := parts[rng.IntN(len(parts))]
 			away := fmt.Sprint("away", rng.Int())

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -43,7 +45,14 @@ func dual(prepare func() error, plugins ...string) network {
 }
 
 // script returns a function that runs a script in the current namespace.
-func script(text string) func() error { return tool("sh", "-ec", text) }
+func script(text string) func() error {
+	return func() error {
+		if out, err := exec.Command("sh", "-ec", text).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", text, err, out)
+		}
+		return nil
+	}
+}
 
 // bridgeChanges are an administrator's changes on the host's side.
 func bridgeChanges() []change {
@@ -124,7 +133,9 @@ func chainChanges() []change {
 			guest: "ip link set eth0 mtu 1300; ip link set eth0 allmulticast on; ip link set eth0 txqueuelen 7"},
 		{name: "bandwidth: another queue", network: dual(nil, plainBridge, bandwidthConf), host: "tc qdisc replace dev VETH root handle 7: pfifo"},
 		{name: "host-local: an administrator reserves an address", network: dual(nil, plainBridge),
-			do: func(a *attachment) error { return os.WriteFile(a.allocation("10.77.0.9"), nil, 0o600) }},
+			do: func(a *attachment) error {
+				return os.WriteFile(filepath.Join(a.h.path("state", "ipam"), networkName, "10.77.0.9"), nil, 0o600)
+			}},
 	}
 }
 

@@ -16,24 +16,19 @@ type direction struct{ adder, deleter side }
 
 func (d direction) name() string { return d.adder.name + " to " + d.deleter.name }
 
-// directions returns the useful ones. The first needs nothing of ours and shows that the
-// case is sound.
-func directions() []direction {
-	return []direction{{theirs(), theirs()}, {ours(), theirs()}, {theirs(), ours()}}
-}
+// directions returns the two in which one side detaches what the other attached.
+// [TestSideBySide] has those of one side alone.
+func directions() []direction { return []direction{{ours(), theirs()}, {theirs(), ours()}} }
 
-// mixtures returns directions in which a side mixes ours and theirs, and the
-// one that needs nothing of theirs.
+// mixtures returns directions in which one chain mixes ours and theirs: the plugins that
+// attach, with their IPAM, and the later ones.
 func mixtures(types []string) []direction {
-	all := []direction{{ours(), ours()}}
-	// One chain mixes ours and theirs: the plugins that attach, with their
-	// IPAM, and the later ones.
 	attach := oursOnly("ours attaching", "bridge", "ptp", "host-local", "static")
 	after := oursOnly("ours chained", "tuning", "bandwidth")
 	if slices.ContainsFunc(types, attach.ours) && slices.ContainsFunc(types, after.ours) {
-		all = append(all, direction{attach, after}, direction{after, attach})
+		return []direction{{attach, after}, {after, attach}}
 	}
-	return all
+	return nil
 }
 
 // TestMatrix attaches with the plugins of one side, then checks and detaches

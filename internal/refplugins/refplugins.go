@@ -49,11 +49,14 @@ func Names() (names []string) {
 	return names
 }
 
+// plugins are the packages to build, below those of the module; a test builds fewer.
+var plugins = "ipam/host-local ipam/static main/bridge main/host-device main/ipvlan main/loopback " +
+	"main/macvlan main/ptp main/vlan meta/bandwidth meta/firewall meta/portmap meta/tuning"
+
 // packages returns the packages to build, which mains lists as tools.
 func packages() []string {
 	var all []string
-	for _, name := range strings.Fields("ipam/host-local ipam/static main/bridge main/host-device main/ipvlan main/loopback " +
-		"main/macvlan main/ptp main/vlan meta/bandwidth meta/firewall meta/portmap meta/tuning") {
+	for _, name := range strings.Fields(plugins) {
 		all = append(all, module+"/plugins/"+name)
 	}
 	return all

@@ -19,12 +19,11 @@ import (
 // startOurs has this library's daemon serve Multus' socket until the test ends: a Runtime
 // behind package backend. primary is the file of the network that every pod gets, and bin the
 // directory of the plugins.
-func startOurs(t *testing.T, o backend.Options, primary, bin string, opts ...cni.Opt) *cni.Runtime {
+func startOurs(t *testing.T, o backend.Options, primary, bin string) {
 	t.Helper()
 	network := expect.Value(os.ReadFile(primary))(t)
-	runtime := expect.Value(cni.New(append([]cni.Opt{
-		cni.WithStateDir(t.TempDir()), cni.WithOwner("multus"), cni.WithPluginDir([]string{bin}), cni.WithConfListBytes(network),
-	}, opts...)...))(t)
+	runtime := expect.Value(cni.New(cni.WithStateDir(t.TempDir()), cni.WithOwner("multus"), cni.WithPluginDir([]string{bin}),
+		cni.WithConfListBytes(network)))(t)
 	serve(t, backend.New(runtime, o))
 	t.Cleanup(func() {
 		left, err := runtime.Attachments()
@@ -33,7 +32,6 @@ func startOurs(t *testing.T, o backend.Options, primary, bin string, opts ...cni
 		}
 		expect.NoError(t, err)
 	})
-	return runtime
 }
 
 // options has this library's daemon use the cluster as Multus' does. It needs no requests for

@@ -6,7 +6,7 @@ require (
 	github.com/containernetworking/cni v1.3.1
 	github.com/embedcni/cni v0.0.0
 	github.com/vishvananda/netlink v1.3.1
-	golang.org/x/sys v0.39.0
+	golang.org/x/sys v0.44.0
 	gopkg.in/k8snetworkplumbingwg/multus-cni.v4 v4.3.0
 	k8s.io/api v0.35.2
 	k8s.io/apimachinery v0.35.2

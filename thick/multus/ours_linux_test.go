@@ -59,25 +59,6 @@ func TestOurShimBeforeMultus(t *testing.T) {
 	expect.Same(t, "calls of the plugin", d.calls(t), []string{"STATUS", "ADD", "GC", "DEL", "DEL"})
 }
 
-// TestOurShimConvertsTheResult: Multus answers in the latest version.
-func TestOurShimConvertsTheResult(t *testing.T) {
-	newPod(t)
-	c := newCluster(t)
-	c.addPod(podNamespace, podName, podUID, "")
-	d := startDaemon(t, c, "", nil)
-	d.script(t, nil)
-	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
-		call, shim := ourCall(t, d, "ADD")
-		call.config = bytes.Replace(call.config, []byte(`"cniVersion":"1.1.0"`), []byte(`"cniVersion":"`+version+`"`), 1)
-		stdout, _, err := call.run(t, shim)
-		expect.NoError(t, err)
-		expect.Same(t, "version", expect.Value(create.DecodeVersion(stdout))(t), version)
-		if !bytes.Contains(stdout, []byte(`"10.9.0.2/24"`)) {
-			t.Errorf("%s: printed %s", version, stdout)
-		}
-	}
-}
-
 // TestOurShimKeepsTheError: an error object of Multus' daemon reaches the runtime with its
 // code and details, and a text with the code of other errors.
 func TestOurShimKeepsTheError(t *testing.T) {

@@ -292,32 +292,3 @@ func TestLibcniSeesErrors(t *testing.T) {
 		t.Error("ADD without an interface name")
 	}
 }
-
-// TestLibcniWhileTheDaemonRestarts: an ADD waits for the daemon, a DEL does not, and is
-// carried out before the daemon serves.
-func TestLibcniWhileTheDaemonRestarts(t *testing.T) {
-	n := newNode(t)
-	n.start(t)
-	list, ctx := n.list(t, "1.0.0", "10.1.0.7/16"), t.Context()
-	for _, id := range []string{"c1", "c2"} {
-		expect.Value(n.cni.AddNetworkList(ctx, list, container(id)))(t)
-	}
-	n.kill(t)
-	expect.NoError(t, n.cni.DelNetworkList(ctx, list, container("c1")))
-	added := make(chan error, 1)
-	go func() {
-		_, err := n.cni.AddNetworkList(ctx, list, container("c3"))
-		added <- err
-	}()
-	report := n.start(t)
-	if len(report.Ended) != 1 || report.Ended[0].ContainerID != "c1" || len(report.Dropped)+len(report.Failed) != 0 || report.Unreadable != nil {
-		t.Errorf("drained %+v", report)
-	}
-	expect.NoError(t, expect.Await(t, "ADD", added))
-	var names []string
-	for _, a := range expect.Value(n.Attachments(ctx))(t) {
-		names = append(names, a.ContainerID)
-	}
-	expect.Same(t, "attached", names, []string{"c2", "c3"})
-	expect.NoError(t, n.cni.CheckNetworkList(ctx, list, container("c2")))
-}

@@ -222,33 +222,9 @@ func TestVERSIONNeedsNoDaemon(t *testing.T) {
 	expect.Same(t, "versions", said.SupportedVersions, versions)
 }
 
-// TestArguments: each verb needs the variables that the specification requires for it.
+// TestArguments: package wire has the rest of those that are refused.
 func TestArguments(t *testing.T) {
 	s := newScripted(t, readyAnd(ok(result)))
-	needs := map[string]string{ // by verb
-		"ADD": "CNI_CONTAINERID CNI_NETNS CNI_IFNAME", "CHECK": "CNI_CONTAINERID CNI_NETNS CNI_IFNAME",
-		"DEL": "CNI_CONTAINERID CNI_IFNAME", "GC": "CNI_PATH", "STATUS": "",
-	}
-	for verb, required := range needs {
-		for _, name := range []string{"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"} {
-			for _, without := range []string{"", "unset"} {
-				var variables []string
-				for _, v := range env(verb) {
-					if !strings.HasPrefix(v, name+"=") {
-						variables = append(variables, v)
-					} else if without == "" {
-						variables = append(variables, name+"=")
-					}
-				}
-				got := run(Options{Socket: s.socket()}, variables, conf("1.1.0"))
-				if strings.Contains(required, name) {
-					wantError(t, verb+" without "+name, got, types.ErrInvalidEnvironmentVariables, name)
-				} else if got.code != 0 {
-					t.Errorf("%s without %s: %+v", verb, name, got)
-				}
-			}
-		}
-	}
 	for _, c := range []struct {
 		name     string
 		env      []string
@@ -257,23 +233,11 @@ func TestArguments(t *testing.T) {
 		contains string
 	}{
 		{"no verb", []string{"CNI_IFNAME=eth0"}, conf("1.1.0"), 4, "CNI_COMMAND"},
-		{"an unknown verb", env("add"), conf("1.1.0"), 4, "add"},
-		{"a container ID with a slash", env("ADD", "CNI_CONTAINERID=../x"), conf("1.1.0"), 4, "../x"},
-		{"attachments of a GC that are missing", env("GC"), `{"cniVersion": "1.1.0", "name": "net"}`, 7, "missing"},
-		{"a socket directory that is no text", env("DEL"), `{"cniVersion": "1.0.0", "name": "net", "daemonSocketDir": 1}`, 6, "daemonSocketDir"},
-		{"a long interface name", env("ADD", "CNI_IFNAME=abcdefghijklmnop"), conf("1.1.0"), 4, "interface name"},
-		{"malformed arguments", env("ADD", "CNI_ARGS=A"), conf("1.1.0"), 4, "CNI_ARGS"},
-		{"a relative namespace", env("ADD", "CNI_NETNS=netns/x"), conf("1.1.0"), 4, "CNI_NETNS"},
+		{"no interface", env("DEL", "CNI_IFNAME="), conf("1.1.0"), 4, "CNI_IFNAME"},
+		{"GC without a path", env("GC", "CNI_PATH="), conf("1.1.0"), 4, "CNI_PATH"},
 		{"no configuration", env("ADD"), "", 6, "object"},
-		{"half a configuration", env("ADD"), `{"name": "net"`, 6, "JSON"},
-		{"a list", env("ADD"), `[]`, 6, "object"},
-		{"no name", env("ADD"), `{"cniVersion": "1.0.0"}`, 7, "name"},
-		{"a bad name", env("ADD"), `{"cniVersion": "1.0.0", "name": "a/b"}`, 7, "a/b"},
-		{"an unknown version", env("ADD"), `{"cniVersion": "7.0.0", "name": "net"}`, 1, "7.0.0"},
-		{"a version that is no text", env("ADD"), `{"cniVersion": 1, "name": "net"}`, 6, "cniVersion"},
-		{"CHECK in 0.3.1", env("CHECK"), conf("0.3.1"), 1, "CHECK"},
-		{"GC in 1.0.0", env("GC"), conf("1.0.0"), 1, "GC"},
 		{"STATUS in 1.0.0", env("STATUS"), conf("1.0.0"), 1, "STATUS"},
+		{"a socket directory that is no text", env("DEL"), `{"cniVersion": "1.0.0", "name": "net", "daemonSocketDir": 1}`, 6, "daemonSocketDir"},
 		{"a relative socket directory", env("ADD"), `{"cniVersion": "1.0.0", "name": "net", "daemonSocketDir": "run"}`, 7, "socket"},
 		{"a configuration without end", env("ADD"), `{"name": "` + strings.Repeat("a", 5<<20) + `"}`, 7, "too long"},
 		{"one that is too long as base64", env("ADD"), `{"cniVersion": "1.0.0", "name": "net", "x": "` + strings.Repeat("a", 7<<19) + `"}`, 7, "too long"},
