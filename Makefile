@@ -15,11 +15,10 @@ MODULES    ?= . internal/oracle thick/multus bench thick/metrics thick/kube exam
 REQUIRING  := internal/refplugins/mains internal/lint
 # What the race detector sees: each package of the library under its own tests and those
 # of behaviour. These run the library's programs from outside, or compare it with others;
-# without the detector they start thousands of processes in a fifth of the time. The
-# clients of Kubernetes and Prometheus would be compiled twice, for one package each:
-# make raced RACELESS= has the detector see those as well.
-RACELESS   ?= internal/oracle thick/multus bench thick/metrics thick/kube examples/faas
-OUTSIDE    := /(internal/(damage|faults|interchange)|cnitest|examples(/.*)?)$$
+# without the detector they start thousands of processes in a fifth of the time, and no
+# dependency is compiled twice.
+RACELESS   := internal/oracle thick/multus bench examples/faas
+OUTSIDE    := /(internal/(damage|faults|interchange)|examples(/.*)?)$$
 STATIC     := $(GO) tool -modfile=$(CURDIR)/internal/lint/go.mod staticcheck
 FUZZTIME   ?= 30s
 # Packages that are tested at once in each of the two runs: most tests wait for the kernel

@@ -195,11 +195,12 @@ func TestFault_F16_RealCrowdOnAColdHostAndAfterAFlush(t *testing.T) {
 			r := h.Real(cni.WithHostNetNS(h.Path("netns", "host")), cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam"))))
 			for round, flush := range []string{
 				":", // a cold host
+				"$f -F; $f -t nat -F",
 				"$f -F; $f -X; $f -t nat -F; $f -t nat -X",
 				"$f -F FORWARD; $f -t nat -F POSTROUTING; $f -t nat -F OUTPUT",
 			} {
 				h.sh("for f in iptables ip6tables; do " + flush + "; done")
-				h.crowd(r, round, 6)
+				h.crowd(r, round, 8)
 			}
 		})
 	}

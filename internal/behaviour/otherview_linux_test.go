@@ -174,9 +174,6 @@ func unseenCases() []unseenCase {
 func unseen(t *testing.T, test func(t *testing.T, h *realHost, c unseenCase, j testhost.Job, r *cni.Runtime)) {
 	for _, c := range unseenCases() {
 		for _, inProcess := range []bool{true, false} {
-			if !inProcess && !c.hostEnd {
-				continue // by whom it was attached matters where the host shows its end
-			}
 			t.Run(fmt.Sprintf("%s, built in %v", c.name, inProcess), func(t *testing.T) {
 				h := newRealHost(t)
 				if c.network.Prepare != nil {

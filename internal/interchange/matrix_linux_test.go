@@ -16,8 +16,8 @@ type direction struct{ adder, deleter side }
 
 func (d direction) name() string { return d.adder.name + " to " + d.deleter.name }
 
-// directions returns the two in which one side detaches what the other attached.
-// [TestSideBySide] has those of one side alone.
+// directions returns the pairs of sides in which one attaches a container and the other
+// detaches it. [TestSideBySide] tries each side by itself.
 func directions() []direction { return []direction{{ours(), theirs()}, {theirs(), ours()}} }
 
 // mixtures returns directions in which one chain mixes ours and theirs: the plugins that

@@ -11,7 +11,6 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
@@ -34,7 +33,7 @@ func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 		}
 	})
 	expect.Value(old.Setup(ctx, id, path, gocni.WithArgs("K", "v")))(t)
-	nettest.AddBridge(t, ns, "eth0") // the plugin only claims to have made it
+	h.addLink(ns, "eth0")
 	h.TakeCalls()
 
 	expect.Is(t, expect.Err(r.Setup(ctx, id, path)), cni.ErrAlreadyAttached)

@@ -1,15 +1,22 @@
 package oracle
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/libcni"
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -27,6 +34,16 @@ func TestCompatDiffers_SettingsApplyWhereverTheyStand(t *testing.T) {
 	ours := expect.Value(cni.New(cni.WithConfListBytes([]byte(testhost.ListOf("net"))), cni.WithInterfacePrefix("net")))(t)
 	expect.Same(t, "go-cni", theirs.GetConfig().Networks[0].IFName, "eth0")
 	expect.Same(t, "ours", ours.GetConfig().Networks[0].IFName, "net0")
+}
+
+func TestCompatDiffers_FailedLoadKeepsTheLastGoodConfiguration(t *testing.T) {
+	b := loadBoth(t, "lo", "list")
+	if err := b.theirs.Load(gocni.WithLoNetwork, gocni.WithConf([]byte("{"))); err == nil || len(b.theirs.GetConfig().Networks) != 1 {
+		t.Errorf("go-cni: %v, %+v", err, b.theirs.GetConfig().Networks)
+	}
+	if err := b.ours.Load(cni.WithLoNetwork, cni.WithConf([]byte("{"))); !errors.Is(err, cni.ErrLoad) || len(b.ours.GetConfig().Networks) != 2 {
+		t.Errorf("ours: %v, %+v", err, b.ours.GetConfig().Networks)
+	}
 }
 
 // TestCompat_18_NamesThatGoCNITakesAtLoad: several configurations with the same
@@ -61,45 +78,57 @@ func TestCompat_18_NamesThatGoCNITakesAtLoad(t *testing.T) {
 	}
 }
 
-// TestCompatDiffers_CallsOfPlugins compares the plugins that a call asks, and its error.
-func TestCompatDiffers_CallsOfPlugins(t *testing.T) {
-	const missing = "exec: iptables: executable file not found in $PATH" // which go-cni takes for "nothing to delete"
-	type answer struct{ calls, err string }
-	for name, tt := range map[string]struct {
-		first        scripted.Script // of the network with the plugins a1 and a2
-		second       scripted.Script // of the one with the plugin b
-		setup, ended bool
-		theirs, ours answer
-	}{
-		"an error of DEL is not judged by its text": {first: refusing("DEL", missing), theirs: answer{"DEL a2 DEL b", ""}, ours: answer{"DEL b DEL a2 DEL a1", "iptables"}},
-		"Remove asks every network, last first":     {second: refusing("DEL", "boom"), theirs: answer{"DEL a2 DEL a1 DEL b", "boom"}, ours: answer{"DEL b DEL a2 DEL a1", "boom"}},
-		"Setup rolls back":                          {second: refusing("ADD", "boom"), setup: true, theirs: answer{"ADD a1 ADD a2 ADD b", "boom"}, ours: answer{"ADD a1 ADD a2 ADD b DEL b DEL a2 DEL a1", "boom"}},
-		"an ended context stops no teardown":        {ended: true, theirs: answer{"", "context canceled"}, ours: answer{"DEL b DEL a2 DEL a1", ""}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := &host{testhost.New(t)}
-			b := h.bothOn(h.scriptedList("n1", "1.0.0", tt.first, "a1", "a2"), h.scriptedList("n2", "1.0.0", tt.second, "b"))
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			if tt.ended {
-				cancel()
-			}
-			path := h.Container("c")
-			check := func(who string, want answer, err error) {
-				t.Helper()
-				expect.Same(t, who+": calls", strings.Join(verbsOf(h.TakeCalls()), " "), want.calls)
-				if (err == nil) != (want.err == "") || err != nil && !strings.Contains(err.Error(), want.err) {
-					t.Errorf("%s: error %v, want %q in it", who, err, want.err)
-				}
-			}
-			if tt.setup {
-				check("go-cni", tt.theirs, expect.Err(b.theirs.SetupSerially(ctx, "c1", path)))
-				check("ours", tt.ours, expect.Err(b.ours.SetupSerially(ctx, "c1", path)))
-				return
-			}
-			check("go-cni", tt.theirs, b.theirs.Remove(ctx, "c1", ""))
-			check("ours", tt.ours, b.ours.Remove(ctx, "c1", ""))
-		})
+// TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText: go-cni treats any "not
+// found" as "nothing to delete", even a missing iptables.
+func TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText(t *testing.T) {
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.scriptedList("net", "1.0.0", refusing("DEL", "exec: iptables: executable file not found in $PATH"), "x"))
+	if err := b.theirs.Remove(context.Background(), "c1", ""); err != nil {
+		t.Errorf("go-cni: %v", err)
+	}
+	expect.Says(t, "ours", b.ours.Remove(context.Background(), "c1", ""), "iptables")
+}
+
+func TestCompatDiffers_RemoveAsksEveryNetworkLastFirst(t *testing.T) {
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.scriptedList("n1", "1.0.0", refusing("DEL", "boom"), "a1", "a2"), h.scriptedList("n2", "1.0.0", scripted.Script{}, "b"))
+	if err := b.theirs.Remove(context.Background(), "c1", ""); err == nil {
+		t.Error("go-cni: no error")
+	}
+	expect.Same(t, "go-cni", strings.Join(verbsOf(h.TakeCalls()), " "), "DEL a2")
+	if err := b.ours.Remove(context.Background(), "c1", ""); err == nil {
+		t.Error("ours: no error")
+	}
+	expect.Same(t, "ours", strings.Join(verbsOf(h.TakeCalls()), " "), "DEL b DEL a2 DEL a1")
+}
+
+func TestCompatDiffers_SetupRollsBack(t *testing.T) {
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.scriptedList("n1", "1.0.0", scripted.Script{}, "good"), h.scriptedList("n2", "1.0.0", refusing("ADD", "boom"), "bad"))
+	path := h.Container("c")
+	if _, err := b.theirs.SetupSerially(context.Background(), "c1", path); err == nil {
+		t.Error("go-cni: no error")
+	}
+	expect.Same(t, "go-cni", strings.Join(verbsOf(h.TakeCalls()), " "), "ADD good ADD bad")
+	if _, err := b.ours.SetupSerially(context.Background(), "c1", path); err == nil {
+		t.Error("ours: no error")
+	}
+	expect.Same(t, "ours", strings.Join(verbsOf(h.TakeCalls()), " "), "ADD good ADD bad DEL bad DEL good")
+}
+
+// TestCompatDiffers_CheckWithLoopback: go-cni's loopback has version 0.3.1,
+// which has no CHECK. Its Check therefore fails for all users of it.
+func TestCompatDiffers_CheckWithLoopback(t *testing.T) {
+	h := &host{testhost.New(t)}
+	h.Plugin(scripted.Script{}, "loopback")
+	theirs := expect.Value(gocni.New(gocni.WithPluginDir([]string{h.Path("bin")}), gocni.WithLoNetwork))(t)
+	ours := h.Runtime(cni.WithLoNetwork)
+	path, ctx := h.Container("c"), context.Background()
+	expect.Value(theirs.Setup(ctx, "theirs", path))(t)
+	expect.Value(ours.Setup(ctx, "ours", path))(t)
+	expect.Says(t, "go-cni", theirs.Check(ctx, "theirs", path), "does not support the CHECK command")
+	if err := ours.Check(ctx, "ours", path); err != nil {
+		t.Errorf("ours: %v", err)
 	}
 }
 
@@ -139,4 +168,120 @@ func TestCompatDiffers_LoIsNotInTheCache(t *testing.T) {
 	want("attached by go-cni", true, 1)
 	expect.NoError(t, ours.Remove(ctx, "shared", path))
 	want("removed here", false, 0)
+}
+
+func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := b.theirs.Remove(ctx, "c1", ""); err == nil || len(h.TakeCalls()) > 0 {
+		t.Errorf("go-cni: %v", err)
+	}
+	if err := b.ours.Remove(ctx, "c1", ""); err != nil {
+		t.Errorf("ours: %v", err)
+	}
+	expect.Same(t, "ours: calls", strings.Join(verbsOf(h.TakeCalls()), " "), "DEL x")
+}
+
+// TestCompatDiffers_StderrOfPlugins appears in the error instead of the
+// process's stderr.
+func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
+	h := &host{testhost.New(t)}
+	path := h.Container("c")
+	list := h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n"}}}, "x")
+	processStderr := func(run func()) string {
+		r, w, err := os.Pipe()
+		expect.NoError(t, err)
+		own := os.Stderr
+		os.Stderr = w
+		run()
+		os.Stderr = own
+		expect.NoError(t, w.Close())
+		out, err := io.ReadAll(r)
+		expect.NoError(t, err)
+		return string(out)
+	}
+	if got := processStderr(func() { expect.Value(h.bothOn(list).theirs.Setup(context.Background(), "c1", path))(t) }); !strings.Contains(got, "last words") {
+		t.Errorf("go-cni: stderr %q", got)
+	}
+	expect.Same(t, "ours: stderr", processStderr(func() { expect.Value(h.bothOn(list).ours.Setup(context.Background(), "c2", path))(t) }), "")
+	h.scriptedList("net", "1.0.0", scripted.Script{Verbs: map[string]scripted.Action{"ADD": {Stderr: "the plugin's last words\n", Exit: 1}}}, "x")
+	_, err := h.bothOn(list).ours.Setup(context.Background(), "c3", path)
+	if e := (*cni.Error)(nil); !errors.As(err, &e) || e.Stderr != "the plugin's last words\n" {
+		t.Errorf("ours: error %+v", err)
+	}
+}
+
+func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
+	h := &host{testhost.New(t)}
+	path := h.Container("c")
+	const out = `{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}], "ips": [{"interface": 1, "address": "10.0.0.2/24"}]}`
+	b := h.bothOn(h.scriptedList("net", "1.0.0", answering("ADD", out, 0), "x"))
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("go-cni: no panic")
+			}
+		}()
+		_, _ = b.theirs.SetupSerially(context.Background(), "c1", path) // never returns
+	}()
+	if _, err := b.ours.SetupSerially(context.Background(), "c1", path); !cni.IsInvalidResult(err) {
+		t.Errorf("ours: %v, want ErrInvalidResult", err)
+	}
+}
+
+// TestCompatDiffers_CapabilitiesOnTheWire have the keys of CONVENTIONS.md
+// (R44).
+func TestCompatDiffers_CapabilitiesOnTheWire(t *testing.T) {
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	path := h.Container("c")
+	expect.Value(b.theirs.Setup(context.Background(), "c1", path, gocni.WithCapabilityPortMap([]gocni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
+		gocni.WithCapabilityIPRanges([]gocni.IPRanges{{Subnet: "10.0.0.0/8"}})))(t)
+	expect.Value(b.ours.Setup(context.Background(), "c2", path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}),
+		cni.WithCapabilityIPRanges([]cni.IPRanges{{Subnet: "10.0.0.0/8"}})))(t)
+	want := []string{
+		`{"ipRanges":[{"Subnet":"10.0.0.0/8","RangeStart":"","RangeEnd":"","Gateway":""}],"portMappings":[{"HostPort":8080,"ContainerPort":80,"Protocol":"TCP","HostIP":""}]}`,
+		`{"ipRanges":[[{"subnet":"10.0.0.0/8"}]],"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}`,
+	}
+	for i, call := range h.TakeCalls() {
+		var request struct {
+			RuntimeConfig json.RawMessage `json:"runtimeConfig"`
+		}
+		if err := json.Unmarshal(call.Stdin, &request); err != nil || !bytes.Equal(request.RuntimeConfig, []byte(want[i])) {
+			t.Errorf("%s: %s, want %s (%v)", []string{"go-cni", "ours"}[i], request.RuntimeConfig, want[i], err)
+		}
+	}
+}
+
+// TestCompatDiffers_SecondSetup: go-cni runs a second ADD. Ours refuses it and
+// runs nothing if the attachment lives, and removes a dead one first.
+func TestCompatDiffers_SecondSetup(t *testing.T) {
+	h := &host{testhost.New(t)}
+	b := h.bothOn(h.scriptedList("net", "1.0.0", scripted.Script{}, "x"))
+	ctx := context.Background()
+	path := h.Path("netns", "c")
+	ns := expect.Value(netns.Create(path))(t)
+	for range 2 {
+		expect.Value(b.theirs.Setup(ctx, "theirs", path))(t)
+	}
+	expect.Value(b.ours.Setup(ctx, "ours", path))(t)
+	h.addLink(ns, "eth0")
+	expect.Same(t, "calls", fmt.Sprint(verbsOf(h.TakeCalls())), "[ADD x ADD x ADD x]")
+	if _, err := b.ours.Setup(ctx, "ours", path); !errors.Is(err, cni.ErrAlreadyAttached) || len(h.TakeCalls()) > 0 {
+		t.Errorf("it lives: %v, want ErrAlreadyAttached and no calls", err)
+	}
+	expect.NoError(t, errors.Join(netns.Remove(path), ns.Close()))
+	expect.Value(b.ours.Setup(ctx, "ours", h.Container("c2")))(t)
+	expect.Same(t, "it is dead: calls", fmt.Sprint(verbsOf(h.TakeCalls())), "[DEL x ADD x]")
+}
+
+// addLink makes an interface in a namespace, for plugins that only claim to
+// have made one.
+func (h *host) addLink(ns *netns.Handle, name string) {
+	h.T.Helper()
+	nl := expect.Value(netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd())))(h.T)
+	defer nl.Close()
+	expect.NoError(h.T, nl.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}))
 }

@@ -14,7 +14,7 @@ import (
 const residentLimit = sizeFactor * 150 << 10
 
 // crowdSize is how many ADDs are asked for at once.
-var crowdSize = flag.Int("crowd", 150, "ADDs at once")
+var crowdSize = flag.Int("crowd", 500, "ADDs at once")
 
 // TestACrowdInProcess: through the socket, each with a bridge, an address and a host port,
 // all are attached at once, and detached at once.
