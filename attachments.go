@@ -69,13 +69,13 @@ const (
 // Attaching. An unusable record is listed once, with its legible part.
 func (r *Runtime) Attachments() ([]Attachment, error) {
 	s := r.current.Load()
-	found, err := s.Records.List()
+	found, err := s.store.Records.List()
 	if err != nil {
 		return nil, err
 	}
 	var all []Attachment
 	for _, f := range record.WithoutTaken(found) {
-		all = append(all, attachmentsOf(f.Record, recordError(s.Records, f.Record.ContainerID, f.File, f.Err))...)
+		all = append(all, attachmentsOf(f.Record, recordError(s.store.Records, f.Record.ContainerID, f.File, f.Err))...)
 	}
 	slices.SortStableFunc(all, func(a, b Attachment) int { return cmp.Compare(a.ContainerID, b.ContainerID) })
 	return all, nil
@@ -89,7 +89,7 @@ func (r *Runtime) AttachmentsOf(id string) ([]Attachment, error) {
 	if err := validateID(record.ID(id)); err != nil {
 		return nil, err
 	}
-	rec, err := s.Records.Load(record.ID(id))
+	rec, err := s.store.Records.Load(record.ID(id))
 	if rec == nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func (r *Runtime) AttachmentsOf(id string) ([]Attachment, error) {
 		all, err := r.Attachments()
 		return slices.DeleteFunc(all, func(a Attachment) bool { return a.ContainerID != id }), err
 	}
-	return attachmentsOf(rec, recordError(s.Records, rec.ContainerID, record.Name(rec.ContainerID), err)), nil
+	return attachmentsOf(rec, recordError(s.store.Records, rec.ContainerID, record.Name(rec.ContainerID), err)), nil
 }
 
 func attachmentsOf(rec *record.Record, bad error) []Attachment {
@@ -183,7 +183,7 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	if err := validateID(record.ID(id)); err != nil {
 		return nil, err
 	}
-	rec, err := loadRecord(s.Records, record.ID(id))
+	rec, err := loadRecord(s.store.Records, record.ID(id))
 	if err != nil {
 		return nil, fmt.Errorf("look up container %s: %w", id, err)
 	}
@@ -198,7 +198,7 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 	if sources == nil {
 		return nil, fmt.Errorf("container %s is %w", id, ErrNotAttached)
 	}
-	result, err := newResult(sources, ifName(s.prefix, 0))
+	result, err := newResult(sources, ifName(s.opts.prefix, 0))
 	if err == nil {
 		result.NetNS = madeNetNS(rec)
 		result.notePorts(nil, sources)
@@ -241,7 +241,7 @@ func (s *snapshot) lookupAddr(addr netip.Addr) ([]Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, err := s.BootID()
+	boot, err := s.store.BootID()
 	if err != nil {
 		return nil, err
 	}
@@ -250,7 +250,7 @@ func (s *snapshot) lookupAddr(addr netip.Addr) ([]Attachment, error) {
 		if f.Record.Boot != boot && f.Err == nil {
 			continue
 		}
-		all = append(all, attachmentsWith(addr, f, s.Records)...)
+		all = append(all, attachmentsWith(addr, f, s.store.Records)...)
 	}
 	if all == nil {
 		return nil, ErrNotAttached
@@ -298,7 +298,7 @@ func (r *Runtime) Gateways(network string) ([]Gateway, error) {
 	}
 	var all []Gateway
 	for _, n := range found {
-		some, err := builtin.Gateways(n.config, s.choice.BuiltIn, func(typ string) bool { return !s.choice.IsRegistered(typ) })
+		some, err := builtin.Gateways(n.config, s.opts.choice.BuiltIn, func(typ string) bool { return !s.opts.choice.IsRegistered(typ) })
 		if err != nil {
 			return nil, fmt.Errorf("gateways of network %q: %w: %w", network, ErrNotFound, err)
 		}

@@ -52,7 +52,7 @@ func (s *snapshot) check(ctx context.Context, ns *Namespace) error {
 	}
 	if err == nil {
 		defer op.end()
-		s.reap(op.Host, false)
+		s.reap(op.c.Host, false)
 		err = op.recallToCheck(ctx)
 	}
 	if err != nil {
@@ -73,11 +73,11 @@ func (op *operation) recallToCheck(ctx context.Context) error {
 	if err == nil {
 		err = op.loadWhole()
 	}
-	if err == nil && op.Record != nil && op.Record.Boot == op.Boot {
-		err = op.EnterHost(false)
+	if err == nil && op.c.Record != nil && op.c.Record.Boot == op.e.store.Boot {
+		err = op.c.EnterHost(false)
 	}
-	if err == nil && op.HostGone {
-		return fmt.Errorf("the host network namespace %s is gone: %w", op.RecordedHost(), ErrHostNetNS)
+	if err == nil && op.c.HostGone {
+		return fmt.Errorf("the host network namespace %s is gone: %w", op.c.RecordedHost(), ErrHostNetNS)
 	}
 	return err
 }
@@ -85,11 +85,11 @@ func (op *operation) recallToCheck(ctx context.Context) error {
 // isKnown reports whether a container may be attached: it is on record, or in libcni's
 // cache, or either cannot be read.
 func (s *snapshot) isKnown(id record.ID) bool {
-	rec, err := s.Records.Load(id)
+	rec, err := s.store.Records.Load(id)
 	if rec != nil || err != nil {
 		return true
 	}
-	cached, err := chain.AllCached(s.stateDir, string(id))
+	cached, err := chain.AllCached(s.opts.stateDir, string(id))
 	return len(cached) > 0 || err != nil
 }
 
@@ -97,7 +97,7 @@ func (s *snapshot) isKnown(id record.ID) bool {
 func (a *attachment) check(ctx context.Context) (err error) {
 	ctx, span := spans.Network(ctx, "cni.checkNetwork", a.network.config.Name, a.IfName)
 	defer func() { spans.End(span, err) }()
-	if a.op.Record != nil {
+	if a.op.c.Record != nil {
 		a, err = a.recorded()
 	} else {
 		a.useCached()
@@ -128,7 +128,7 @@ func (a *attachment) recorded() (*attachment, error) {
 
 // compareAll compares attachments of a container whose recorded namespaces are open.
 func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all attachments) (parts []*health.Part, err error) {
-	v, err := looks.Open(ctx, op.Host, op.NetNS)
+	v, err := looks.Open(ctx, op.c.Host, op.c.NetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -148,12 +148,12 @@ func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all a
 func (a *attachment) unfinished() error {
 	n := a.entry()
 	switch {
-	case n == nil || !a.op.Record.IsUnfinished(n):
+	case n == nil || !a.op.c.Record.IsUnfinished(n):
 		return nil
 	case n.Failures > 0:
 		return fmt.Errorf("interface %s of network %q could not be removed: %s", n.IfName, n.Network, n.LastError)
 	}
-	if alive, err := a.op.RuntimeAlive(a.op.Record); alive || err != nil {
+	if alive, err := a.op.e.store.RuntimeAlive(a.op.c.Record); alive || err != nil {
 		return join(fmt.Errorf("interface %s of network %q is being attached or detached: %w", n.IfName, n.Network, ErrBusy), err)
 	}
 	return fmt.Errorf("interface %s of network %q: a Setup or Remove was cut short; Recover or Remove removes it", n.IfName, n.Network)
@@ -269,19 +269,19 @@ func (s *snapshot) beginAsking(ctx context.Context, host *hostns.NetNS, e *healt
 	if err != nil {
 		return nil, nil, err
 	}
-	op := &operation{snapshot: s, Container: s.New(e.Found.Record.ContainerID, its)}
+	op := &operation{e: s, c: s.store.New(e.Found.Record.ContainerID, its)}
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
 	if err := op.lock(brief, container.Access{Waiting: container.Looking}); err != nil {
-		op.Close()
+		op.c.Close()
 		return nil, nil, err
 	}
-	if err := op.loadWhole(); err != nil || op.Record == nil {
+	if err := op.loadWhole(); err != nil || op.c.Record == nil {
 		return op, nil, err
 	}
 	all, err := op.enterRecorded(false)
 	if err == nil {
-		_, err = op.OutOfReach()
+		_, err = op.c.OutOfReach()
 	}
 	return op, all, err
 }
@@ -344,7 +344,7 @@ func (a *attachment) excuses(ctx context.Context, c *health.Part, call chain.Cal
 	}
 	e, err := a.excuse(ctx, call)
 	if err != nil {
-		a.op.logger.Warn("a CHECK has failed, and the attachment could not be compared", "container", a.op.ID, "interface", a.IfName, "error", err)
+		a.op.e.opts.logger.Warn("a CHECK has failed, and the attachment could not be compared", "container", a.op.c.ID, "interface", a.IfName, "error", err)
 	}
 	switch why := fmt.Errorf("%s: %w", e.Why, failed); {
 	case err != nil || e.Why == "":
@@ -359,7 +359,7 @@ func (a *attachment) excuses(ctx context.Context, c *health.Part, call chain.Cal
 }
 
 func (a *attachment) excuse(ctx context.Context, call chain.Call) (e compare.Excuse, err error) {
-	v, err := (&compare.Looks{}).Open(ctx, a.op.Host, a.inside())
+	v, err := (&compare.Looks{}).Open(ctx, a.op.c.Host, a.inside())
 	if err != nil {
 		return e, err
 	}

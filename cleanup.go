@@ -77,7 +77,7 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *leftov
 		return nil, err
 	}
 	defer op.end()
-	if op.Host.Handle == nil {
+	if op.c.Host.Handle == nil {
 		return nil, ErrNotSupported
 	}
 	a, known, err := op.remembered(t, list)
@@ -97,7 +97,7 @@ func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *leftov
 		return found, err
 	}
 	if left, err := leftovers.Clear(ctx, target, items, op.log()); len(left) > 0 || err != nil {
-		return found, &LeftoverError{ContainerID: string(op.ID), Left: left, Err: err}
+		return found, &LeftoverError{ContainerID: string(op.c.ID), Left: left, Err: err}
 	}
 	return found, a.forgetAll(known)
 }
@@ -147,21 +147,21 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 	if err != nil {
 		return nil, known, err
 	}
-	if a != nil && !op.Damaged {
-		known.record = op.Records.Dir()
+	if a != nil && !op.c.Damaged {
+		known.record = op.e.store.Records.Dir()
 	}
 	if a == nil {
-		a = &attachment{op: op, network: &Network{snapshot: op.snapshot}}
-		a.ContainerID, a.IfName = string(op.PluginID()), t.IfName
+		a = &attachment{op: op, network: &Network{snapshot: op.e}}
+		a.ContainerID, a.IfName = string(op.c.PluginID()), t.IfName
 	}
 	cached, err := op.inCache(t)
 	if err != nil {
 		return nil, known, err
 	}
 	if cached != nil {
-		known.cache = filepath.Join(op.stateDir, "results")
+		known.cache = filepath.Join(op.e.opts.stateDir, "results")
 	}
-	loaded := op.cachedAs(t.Network, t.IfName)
+	loaded := op.e.cachedAs(t.Network, t.IfName)
 	switch {
 	case list != nil:
 		a.network.config = list
@@ -184,29 +184,29 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 // it may concern other attachments too. The caller's configuration replaces a
 // recorded one that this version does not accept.
 func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, error) {
-	rec, err := loadRecord(op.Records, op.ID)
+	rec, err := loadRecord(op.e.store.Records, op.c.ID)
 	if err != nil && !errors.Is(err, record.ErrBad) {
 		return nil, err
 	}
 	if rec == nil {
 		return nil, nil
 	}
-	op.Record, op.Damaged = rec, err != nil
+	op.c.Record, op.c.Damaged = rec, err != nil
 	n := rec.Find(t.IfName)
-	if n == nil || n.State == record.Deleted || n.Network != t.Network && !op.Damaged {
+	if n == nil || n.State == record.Deleted || n.Network != t.Network && !op.c.Damaged {
 		return nil, nil
 	}
-	bare := &attachment{op: op, network: &Network{snapshot: op.snapshot}, progress: progress{partial: chain.Partial(n.Result)}}
+	bare := &attachment{op: op, network: &Network{snapshot: op.e}, progress: progress{partial: chain.Partial(n.Result)}}
 	bare.ContainerID, bare.IfName = string(rec.Plugins()), t.IfName
-	if op.Damaged {
+	if op.c.Damaged {
 		return bare, nil
 	}
-	if err := op.EnterRecorded(true); err != nil {
+	if err := op.c.EnterRecorded(true); err != nil {
 		return nil, err
 	}
 	recorded, err := op.fromEntry(n)
 	if err != nil && configured {
-		bare.NetNS = op.Path
+		bare.NetNS = op.c.Path
 		return bare, nil
 	}
 	if err != nil {
@@ -218,13 +218,13 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 // inCache returns the configuration with which libcni cached the attachment, or
 // nil if it did not. An unreadable one is empty.
 func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error) {
-	c, err := chain.CachedAs(op.stateDir, t.Network, string(op.PluginID()), t.IfName).Find()
+	c, err := chain.CachedAs(op.e.opts.stateDir, t.Network, string(op.c.PluginID()), t.IfName).Find()
 	if c == nil || err != nil {
 		return nil, err
 	}
 	list, err := conflist.Parse(c.Config)
 	if err != nil {
-		op.logger.Warn("cached configuration cannot be used", "container", op.ID, "network", c.Network, "error", err)
+		op.e.opts.logger.Warn("cached configuration cannot be used", "container", op.c.ID, "network", c.Network, "error", err)
 		return &libcni.NetworkConfigList{Name: t.Network}, nil
 	}
 	return list, nil
@@ -270,7 +270,7 @@ func (a *attachment) forgetAll(known memory) error {
 		err = join(err, a.op.forget([]*attachment{a}))
 	}
 	if err != nil {
-		return &LeftoverError{ContainerID: string(a.op.ID), Left: known.lines(), Err: err}
+		return &LeftoverError{ContainerID: string(a.op.c.ID), Left: known.lines(), Err: err}
 	}
 	return nil
 }

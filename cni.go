@@ -129,7 +129,7 @@ func (r *Runtime) Load(opts ...Opt) error {
 	r.loading.Lock()
 	defer r.loading.Unlock()
 	previous := r.current.Load()
-	want, err := newWanted(previous.settings, opts)
+	want, err := newWanted(previous.opts, opts)
 	var s *snapshot
 	if err == nil {
 		r.wanted = want
@@ -174,7 +174,7 @@ func newWanted(base settings, opts []Opt) (*config, error) {
 // ready returns ErrCNINotInitialized, with the reason if that is known, if too few
 // networks are loaded.
 func (r *Runtime) ready(s *snapshot) error {
-	if len(s.networks) >= s.minNetworks && s.last == nil {
+	if len(s.networks) >= s.opts.minNetworks && s.last == nil {
 		return nil
 	}
 	if failed := r.failed.Load(); failed != nil {
@@ -190,14 +190,14 @@ func (r *Runtime) Networks() []*Network { return slices.Clone(r.current.Load().n
 func (r *Runtime) GetConfig() *ConfigResult {
 	s := r.current.Load()
 	c := &ConfigResult{
-		PluginDirs:       slices.Clone(s.pluginDirs),
-		PluginConfDir:    s.pluginConfDir,
-		PluginMaxConfNum: s.pluginMaxConfNum,
-		Prefix:           s.prefix,
-		HostNetNS:        s.hostNetNS,
+		PluginDirs:       slices.Clone(s.opts.pluginDirs),
+		PluginConfDir:    s.opts.pluginConfDir,
+		PluginMaxConfNum: s.opts.pluginMaxConfNum,
+		Prefix:           s.opts.prefix,
+		HostNetNS:        s.opts.hostNetNS,
 		StateDir:         filepath.Dir(s.own),
-		RecordDir:        s.Records.Dir(),
-		Owner:            s.owner,
+		RecordDir:        s.store.Records.Dir(),
+		Owner:            s.opts.owner,
 		Skipped:          slices.Clone(s.skipped),
 	}
 	for _, n := range s.networks {
@@ -243,12 +243,12 @@ func (r *Runtime) GetCNIResultFromResults(results []*types100.Result) (*Result, 
 	s := r.current.Load()
 	sources := make([]source, len(results))
 	for i, result := range results {
-		sources[i] = source{ifName: ifName(s.prefix, 0), result: result}
+		sources[i] = source{ifName: ifName(s.opts.prefix, 0), result: result}
 		if len(results) == len(s.networks) {
 			sources[i].network, sources[i].ifName = s.networks[i].config.Name, s.networks[i].ifName
 		}
 	}
-	return newResult(sources, ifName(s.prefix, 0))
+	return newResult(sources, ifName(s.opts.prefix, 0))
 }
 
 // endCall ends the span of a method. As with go-cni, the error of a network is the

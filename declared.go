@@ -48,7 +48,7 @@ func (s *snapshot) undeclaredIn(id record.ID, in *scope, meant func(name string)
 		if declared || len(networks) == 0 || isEmpty(in.capabilityArgs[name]) {
 			continue
 		}
-		if s.strictCaps || in.required[name] {
+		if s.opts.strictCaps || in.required[name] {
 			errs = append(errs, fmt.Errorf("capability %q is declared by no plugin of %s: %s: %w", name, namesOf(networks), advice(networks, name), ErrInvalidArgument))
 			continue
 		}
@@ -62,11 +62,11 @@ func (s *snapshot) undeclaredIn(id record.ID, in *scope, meant func(name string)
 // of: slog's default if none was set. That one gets it once until the next Load, because
 // some programs give the same capabilities to each container.
 func (s *snapshot) loud(capability string) *slog.Logger {
-	if s.loggerSet {
-		return s.logger
+	if s.opts.loggerSet {
+		return s.opts.logger
 	}
 	if _, again := s.warned.LoadOrStore(capability, true); again {
-		return s.logger
+		return s.opts.logger
 	}
 	return slog.Default()
 }

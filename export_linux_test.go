@@ -9,7 +9,7 @@ import (
 // Looks in the background do the same, with pauses.
 func (r *Runtime) Reap(context.Context) error {
 	s := r.current.Load()
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	if err != nil {
 		return err
 	}
@@ -28,7 +28,7 @@ func (r *Runtime) SearchesWith(other *Runtime) bool {
 
 // ReadRecordsBy calls told for each record that is read.
 func (r *Runtime) ReadRecordsBy(told func()) {
-	store := r.current.Load().Records
+	store := r.current.Load().store.Records
 	read := store.Read
 	store.Read = func(path string) ([]byte, error) {
 		told()

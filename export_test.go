@@ -8,7 +8,9 @@ import (
 )
 
 // SyncRecordsBy replaces the function that brings records to the disk.
-func (r *Runtime) SyncRecordsBy(sync func(*os.File) error) { r.current.Load().Records.Sync = sync }
+func (r *Runtime) SyncRecordsBy(sync func(*os.File) error) {
+	r.current.Load().store.Records.Sync = sync
+}
 
 // Patiently removes the time limits on first ADDs and on the calls that wait
 // for them.

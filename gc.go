@@ -115,7 +115,7 @@ func (s *snapshot) collectDry(ctx context.Context, o GCOptions, report *Report) 
 	}
 	for _, f := range mine {
 		id := string(f.Record.ContainerID)
-		if err := untouchable(s.Records, f); err != nil {
+		if err := untouchable(s.store.Records, f); err != nil {
 			report.add(outcome{id: nameOf(f), adopted: slices.Contains(o.Keep, id), skipped: err})
 		} else if id != "" && !slices.Contains(o.Keep, id) {
 			report.Removed = append(report.Removed, id)
@@ -141,7 +141,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, own []*Network, rep
 	}
 	for _, f := range mine {
 		id := string(f.Record.ContainerID)
-		left := untouchable(s.Records, f)
+		left := untouchable(s.store.Records, f)
 		if id == "" && left == nil {
 			continue
 		}
@@ -149,7 +149,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, own []*Network, rep
 			return context.Cause(ctx)
 		}
 		keep := slices.Contains(o.Keep, id)
-		unsettled := f.Err == nil && f.Record.IsUnsettled(s.owner)
+		unsettled := f.Err == nil && f.Record.IsUnsettled(s.opts.owner)
 		if keep && left == nil && !unsettled {
 			report.Adopted = append(report.Adopted, id)
 			continue
@@ -163,7 +163,7 @@ func (s *snapshot) collect(ctx context.Context, o GCOptions, own []*Network, rep
 		report.add(became)
 	}
 	slices.Sort(report.Adopted)
-	err = s.Tidy()
+	err = s.store.Tidy()
 	g, left, gerr := s.leftovers(o, report)
 	if gerr != nil { // anything may be attached
 		return join(err, gerr)
@@ -194,12 +194,12 @@ func (s *snapshot) collectByPlugins(ctx context.Context, g *leftovers.Garbage, l
 	if err != nil {
 		return err
 	}
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	if err != nil {
 		return err
 	}
 	defer func() { err = join(err, host.Close()) }()
-	op := &operation{snapshot: s, Container: s.New("", host)}
+	op := &operation{e: s, c: s.store.New("", host)}
 	networks := own
 	if len(own) == 0 {
 		networks = s.networks
@@ -258,7 +258,7 @@ func (s *snapshot) garbage(o GCOptions, entered map[leftovers.Key]leftovers.Know
 		if recorded.Has(key) || slices.Contains(o.Keep, string(key.ContainerID)) {
 			return true
 		}
-		if len(lost) == 0 || !s.Pools.Has(key.ContainerID) {
+		if len(lost) == 0 || !s.store.Pools.Has(key.ContainerID) {
 			why, stays := unrecorded.stays(key, entered[key])
 			report.Left = append(report.Left, why...)
 			return stays
@@ -273,7 +273,7 @@ func (s *snapshot) garbage(o GCOptions, entered map[leftovers.Key]leftovers.Know
 // directories are synced before, so that no power cut restores a reservation.
 func (s *snapshot) reclaim(ctx context.Context, g *leftovers.Garbage, dry bool, report *Report) error {
 	var errs []error
-	released, failed := g.Release(ctx, s.dirsOf, s.Records.SyncDir, dry)
+	released, failed := g.Release(ctx, s.dirsOf, s.store.Records.SyncDir, dry)
 	report.Reclaimed = append(report.Reclaimed, released...)
 	var settled []leftovers.Key
 	for _, key := range g.Keys() {
@@ -283,7 +283,7 @@ func (s *snapshot) reclaim(ctx context.Context, g *leftovers.Garbage, dry bool, 
 		if !k.Gone {
 			err = s.reclaimLost(ctx, key, k, dry, report)
 			for _, dir := range dirs {
-				err = join(err, s.Records.SyncDir(dir))
+				err = join(err, s.store.Records.SyncDir(dir))
 			}
 		}
 		errs = append(errs, err)
@@ -366,7 +366,7 @@ func (n *Network) releasesByItself() bool {
 		p, err := n.snapshot.runnerOf(n).Find(typ)
 		return err == nil && p.Kind == runner.BuiltIn
 	}
-	a := &attachment{op: &operation{snapshot: n.snapshot}, network: n}
+	a := &attachment{op: &operation{e: n.snapshot}, network: n}
 	return a.chain().CanGC() && slices.ContainsFunc(n.config.Plugins, func(p *libcni.PluginConfig) bool {
 		return p.Network.IPAM.Type == known.HostLocal && !(builtIn(p.Network.Type) && builtIn(known.HostLocal))
 	})

@@ -41,7 +41,7 @@ func (s *snapshot) collectIf(ctx context.Context, o GCOptions, own []*Network, r
 	if o.DryRun {
 		return nil
 	}
-	err = s.Tidy()
+	err = s.store.Tidy()
 	left, lerr := s.listAttached()
 	if lerr != nil { // anything may be attached
 		return join(err, lerr)
@@ -53,7 +53,7 @@ func (s *snapshot) collectIf(ctx context.Context, o GCOptions, own []*Network, r
 func (s *snapshot) collectAttachments(ctx context.Context, f record.Found, o GCOptions) (became outcome) {
 	became.id = nameOf(f)
 	if f.Err != nil { // which attachments it has is not known for certain
-		became.skipped = recordError(s.Records, f.Record.ContainerID, f.File, f.Err)
+		became.skipped = recordError(s.store.Records, f.Record.ContainerID, f.File, f.Err)
 		return became
 	}
 	going, stay := s.unkept(f.Record, o.KeepIf)
@@ -65,12 +65,12 @@ func (s *snapshot) collectAttachments(ctx context.Context, f record.Found, o GCO
 	default:
 		var err error
 		became.removed, err = s.removeAgain(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) {
-			if op.Damaged {
+			if op.c.Damaged {
 				return nil, false
 			}
-			going, stay := s.unkept(op.Record, o.KeepIf)
+			going, stay := s.unkept(op.c.Record, o.KeepIf)
 			if stay {
-				op.KeepInUse()
+				op.c.KeepInUse()
 			}
 			return op.recorded(func(n *record.Attachment) bool { return going[n.IfName] }), len(going) > 0
 		})
@@ -96,7 +96,7 @@ func (op *operation) removeChosen(ctx context.Context, choose func(op *operation
 	if err := op.recallOwn(); err != nil {
 		return false, err
 	}
-	if op.Record == nil {
+	if op.c.Record == nil {
 		return false, nil // removed since it was listed
 	}
 	going, ok := choose(op)
@@ -113,10 +113,10 @@ func (op *operation) unsettled(keep bool) (attachments, bool) {
 	switch {
 	case !keep:
 		return op.attachments, true
-	case op.Damaged:
+	case op.c.Damaged:
 		return nil, false // not legible enough
 	}
-	op.KeepInUse()
+	op.c.KeepInUse()
 	return op.recorded(func(n *record.Attachment) bool { return n.State == record.Deleting || n.Failures > 0 }), true
 }
 
@@ -125,7 +125,7 @@ func (op *operation) unsettled(keep bool) (attachments, bool) {
 func (s *snapshot) unkept(rec *record.Record, keep func(Attachment) bool) (going map[string]bool, stay bool) {
 	going = map[string]bool{}
 	for _, a := range attachmentsOf(rec, nil) {
-		if a.Owner != s.owner {
+		if a.Owner != s.opts.owner {
 			continue
 		}
 		if n := rec.Find(a.IfName); keep(a) && n.State != record.Deleting && n.Failures == 0 {

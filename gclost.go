@@ -23,24 +23,24 @@ type attached struct {
 }
 
 func (s *snapshot) listAttached() (*attached, error) {
-	found, err := s.Records.List()
+	found, err := s.store.Records.List()
 	if err != nil {
 		return nil, err
 	}
-	cached, err := chain.AllCached(s.stateDir, "")
+	cached, err := chain.AllCached(s.opts.stateDir, "")
 	return &attached{found, cached}, err
 }
 
 // unrecorded are the attachments in libcni's cache, for a GC that judges those without a
 // record. Either their records were lost, or another program has attached them.
 type unrecorded struct {
-	*snapshot
+	e    *snapshot
 	host *hostns.NetNS
 	all  []*libcni.NetworkAttachment
 }
 
 func (s *snapshot) unrecordedAttachments(cached []*libcni.NetworkAttachment) (*unrecorded, error) {
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	return &unrecorded{s, host, cached}, err
 }
 
@@ -96,7 +96,7 @@ func (u *unrecorded) judge(c *libcni.NetworkAttachment) (lives, ended bool, err 
 	if err != nil {
 		return false, false, fmt.Errorf("its cached configuration: %w", err)
 	}
-	cached := chain.CachedAs(u.stateDir, c.Network, c.ContainerID, c.IfName)
+	cached := chain.CachedAs(u.e.opts.stateDir, c.Network, c.ContainerID, c.IfName)
 	cached.List = list
 	return container.Remains(u.host, c.NetNS, record.Attachment{
 		Network: c.Network, IfName: c.IfName, Result: json.RawMessage(cached.Result()),

@@ -274,7 +274,7 @@ func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport
 	if err := s.refuseInside(ctx); err != nil {
 		return nil, err
 	}
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -327,7 +327,7 @@ func (s *snapshot) toExamine(ids []string) (found []record.Found, report *Health
 		if err := validateID(record.ID(id)); err != nil {
 			return nil, nil, err
 		}
-		f := s.Records.Find(record.ID(id))
+		f := s.store.Records.Find(record.ID(id))
 		if f.Record == nil {
 			h, err := s.offRecord(record.ID(id))
 			if err != nil {
@@ -345,7 +345,7 @@ func (s *snapshot) toExamine(ids []string) (found []record.Found, report *Health
 
 // offRecord returns the verdict on a container that is not on record.
 func (s *snapshot) offRecord(id record.ID) (Health, error) {
-	cached, err := chain.AllCached(s.stateDir, string(id))
+	cached, err := chain.AllCached(s.opts.stateDir, string(id))
 	if err != nil {
 		return Health{}, err
 	}
@@ -384,7 +384,7 @@ func (s *snapshot) isAt(host *hostns.NetNS, recorded record.NetNS, path string) 
 	}
 	now := h.ID()
 	if err := h.Close(); err != nil {
-		s.logger.Error("close network namespace", "error", err)
+		s.opts.logger.Error("close network namespace", "error", err)
 	}
 	switch recorded.ID() {
 	case now:

@@ -2,7 +2,7 @@ package cni
 
 import "github.com/embedcni/cni/internal/record"
 
-func (s *snapshot) holds() record.Holds { return record.HoldsIn(s.stateDir) }
+func (s *snapshot) holds() record.Holds { return record.HoldsIn(s.opts.stateDir) }
 
 // forgetHolds deletes the holds of a container that is gone. If that fails, a later
 // container of the same ID is not held.
@@ -12,6 +12,6 @@ func (s *snapshot) forgetHolds(id record.ID, gone attachments) {
 		networks = append(networks, a.network.config.Name)
 	}
 	if err := s.holds().Forget(id, networks...); err != nil {
-		s.logger.Warn("delete the holds of a removed container", "container", id, "error", err)
+		s.opts.logger.Warn("delete the holds of a removed container", "container", id, "error", err)
 	}
 }

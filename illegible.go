@@ -21,9 +21,9 @@ import (
 func (s *snapshot) deleteIllegible(found []record.Found) (all []outcome) {
 	var free []record.Found
 	for _, f := range found {
-		if path := s.Pins.At(f.File); path != "" {
+		if path := s.store.Pins.At(f.File); path != "" {
 			all = append(all, outcome{id: nameOf(f), skipped: fmt.Errorf("it names no owner, and %s keeps a namespace that may be a live container's; "+
-				"if it is not, unmount that and delete %s: %w", path, s.Records.Path(f.File), f.Err)})
+				"if it is not, unmount that and delete %s: %w", path, s.store.Records.Path(f.File), f.Err)})
 			continue
 		}
 		free = append(free, f)
@@ -31,7 +31,7 @@ func (s *snapshot) deleteIllegible(found []record.Found) (all []outcome) {
 	if len(free) == 0 {
 		return all
 	}
-	held, err := s.Locks.TryLockAll([]lock.Key{{Name: container.Barrier}}) // a Setup may be about to replace one
+	held, err := s.store.Locks.TryLockAll([]lock.Key{{Name: container.Barrier}}) // a Setup may be about to replace one
 	if held == nil {
 		for _, f := range free {
 			all = append(all, outcome{id: nameOf(f), skipped: join(ErrBusy, err)})
@@ -40,7 +40,7 @@ func (s *snapshot) deleteIllegible(found []record.Found) (all []outcome) {
 	}
 	defer func() {
 		if err := held.Release(); err != nil {
-			s.logger.Error("release lock", "error", err)
+			s.opts.logger.Error("release lock", "error", err)
 		}
 	}()
 	return append(all, s.deleteIllegibleAlone(free)...)
@@ -50,9 +50,9 @@ func (s *snapshot) deleteIllegible(found []record.Found) (all []outcome) {
 func (s *snapshot) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 	files := make(map[string]error)
 	for _, f := range found {
-		now, err := s.Records.LoadFile(f.File)
+		now, err := s.store.Records.LoadFile(f.File)
 		if now != nil && now.ContainerID == "" && errors.Is(err, record.ErrBad) { // else it is another by now, or gone
-			files[f.File] = s.Pins.Discard(f.File)
+			files[f.File] = s.store.Pins.Discard(f.File)
 		}
 	}
 	if len(files) == 0 {
@@ -69,7 +69,7 @@ func (s *snapshot) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 			err = join(err, s.forgetUndone(map[string]error{f.File: nil}))
 		}
 		if err == nil {
-			err = s.Records.Discard(f.File)
+			err = s.store.Records.Discard(f.File)
 		}
 		o := outcome{id: nameOf(f), err: err}
 		if err == nil {
@@ -79,7 +79,7 @@ func (s *snapshot) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 		all = append(all, o)
 	}
 	if len(deleted) > 0 {
-		s.logger.Error("attachment records are unreadable and were deleted; leftovers of their attachments are possible",
+		s.opts.logger.Error("attachment records are unreadable and were deleted; leftovers of their attachments are possible",
 			"files", deleted, "error", found[0].Err)
 	}
 	return all
@@ -90,14 +90,14 @@ func (s *snapshot) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 // is not synced, so a power cut can tear it and leave the cache whole. An attachment that
 // may live keeps its cached result, which is all that its DEL has.
 func (s *snapshot) forgetUndone(files map[string]error) (err error) {
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	if err != nil {
 		return err
 	}
-	u := &unrecorded{snapshot: s, host: host}
+	u := &unrecorded{e: s, host: host}
 	defer func() { err = join(err, u.host.Close()) }()
 	isOne := func(id string) bool { _, found := files[record.Name(record.ID(id))]; return found }
-	return chain.ForgetUnneeded(s.stateDir, isOne, func(c *libcni.NetworkAttachment) bool {
+	return chain.ForgetUnneeded(s.opts.stateDir, isOne, func(c *libcni.NetworkAttachment) bool {
 		list, err := conflist.Parse(c.Config)
 		if err != nil || !known.KernelOnly(list.Plugins, func(string) bool { return true }) {
 			return false
@@ -113,20 +113,20 @@ func (s *snapshot) forgetUndone(files map[string]error) (err error) {
 // the cache or an earlier version's ledger names, another interface, or a namespace that is kept, as it is
 // for every container that lives.
 func (op *operation) isTornLo(earlier attachments) bool {
-	if !op.Damaged || len(earlier) != 1 || len(op.Record.Attachments) > 0 || op.Pins.Keeps(op.ID) || op.Pins.At(record.Name(op.ID)) != "" {
+	if !op.c.Damaged || len(earlier) != 1 || len(op.c.Record.Attachments) > 0 || op.e.store.Pins.Keeps(op.c.ID) || op.e.store.Pins.At(record.Name(op.c.ID)) != "" {
 		return false
 	}
 	a := earlier[0]
-	if !isLoAlone(a.network.config.Plugins) || !op.HasNoDevice(a.NetNS, a.IfName) {
+	if !isLoAlone(a.network.config.Plugins) || !op.c.HasNoDevice(a.NetNS, a.IfName) {
 		return false
 	}
-	entered, err := op.ledger().Read()
+	entered, err := op.e.ledger().Read()
 	if err != nil {
-		op.logger.Warn("read the ledger", "container", op.ID, "error", err)
+		op.e.opts.logger.Warn("read the ledger", "container", op.c.ID, "error", err)
 		return false
 	}
 	for key, known := range entered {
-		if key.ContainerID == op.PluginID() && key != a.key() && !known.Gone {
+		if key.ContainerID == op.c.PluginID() && key != a.key() && !known.Gone {
 			return false
 		}
 	}

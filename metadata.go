@@ -61,15 +61,15 @@ func (s *snapshot) setMetadata(ctx context.Context, id record.ID, values map[str
 		return err
 	}
 	defer op.end()
-	if err = op.loadWhole(); err == nil && (op.Record == nil || op.Record.Warm) {
+	if err = op.loadWhole(); err == nil && (op.c.Record == nil || op.c.Record.Warm) {
 		err = ErrNotAttached
 	}
 	if err != nil {
 		return err
 	}
 	var own []*record.Attachment
-	for n := range op.Record.Present() {
-		if !n.Answered() || op.Record.OwnerOf(n) != s.owner {
+	for n := range op.c.Record.Present() {
+		if !n.Answered() || op.c.Record.OwnerOf(n) != s.opts.owner {
 			continue
 		}
 		if err := checkMetadata(merge(n.Metadata, values)); err != nil {
@@ -84,7 +84,7 @@ func (s *snapshot) setMetadata(ctx context.Context, id record.ID, values map[str
 		if maps.Equal(n.Metadata, merge(n.Metadata, values)) {
 			continue
 		}
-		if err := op.Note(record.Entry{IfName: n.IfName, Metadata: values}); err != nil {
+		if err := op.c.Note(record.Entry{IfName: n.IfName, Metadata: values}); err != nil {
 			return err
 		}
 	}

@@ -303,7 +303,7 @@ func (op *operation) narrow(ns *Namespace) error {
 		return nil
 	}
 	var kept attachments
-	for _, sel := range op.bound(ns) {
+	for _, sel := range op.e.bound(ns) {
 		found := false
 		for _, a := range op.attachments {
 			if sel.means(a) {
@@ -311,7 +311,7 @@ func (op *operation) narrow(ns *Namespace) error {
 				found = true
 			}
 		}
-		if _, err := op.find(sel.network); !found && sel.list == nil && err != nil {
+		if _, err := op.e.find(sel.network); !found && sel.list == nil && err != nil {
 			return err
 		}
 	}
@@ -336,14 +336,14 @@ func (sel selection) means(a *attachment) bool {
 // that makes namespaces without WithNewNetNS.
 func (r *Runtime) SweepNetNS(dir string, o netns.SweepOptions) (*netns.SweepReport, error) {
 	s := r.current.Load()
-	found, err := s.Records.List()
+	found, err := s.store.Records.List()
 	if err != nil {
 		return nil, fmt.Errorf("sweep network namespaces in %q: %w", dir, err)
 	}
 	byID, byPath := map[netns.ID]record.ID{}, map[string]record.ID{}
 	for _, f := range found {
 		if f.Err != nil {
-			return nil, fmt.Errorf("sweep network namespaces in %q: %w", dir, recordError(s.Records, f.Record.ContainerID, f.File, f.Err))
+			return nil, fmt.Errorf("sweep network namespaces in %q: %w", dir, recordError(s.store.Records, f.Record.ContainerID, f.File, f.Err))
 		}
 		if id := f.Record.NetNS.ID(); id != (netns.ID{}) {
 			byID[id] = f.Record.ContainerID

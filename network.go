@@ -264,7 +264,7 @@ func (b *build) loadedFrom(path string) bool {
 // logOddities logs the configuration files that were passed over.
 func (s *snapshot) logOddities() {
 	for _, f := range s.skipped {
-		s.logger.Warn("configuration file passed over", "path", f.Path, "reason", f.Reason)
+		s.opts.logger.Warn("configuration file passed over", "path", f.Path, "reason", f.Reason)
 	}
 }
 

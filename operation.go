@@ -22,8 +22,8 @@ import (
 
 // operation is one call for a container in progress.
 type operation struct {
-	*snapshot
-	*container.Container
+	e           *snapshot
+	c           *container.Container
 	attachments attachments // of this call
 	removal     removal
 	// portWarnings are about ports of the host that the Setup forwards nevertheless.
@@ -46,25 +46,25 @@ func (s *snapshot) begin(ns *Namespace, verb string) (*operation, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
 	}
-	op := &operation{snapshot: s}
+	op := &operation{e: s}
 	var err error
 	if op.attachments, err = op.plan(ns, verb); err != nil {
 		return nil, err
 	}
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	if err != nil {
 		return nil, err
 	}
-	op.Container = s.New(ns.id, host)
-	open := func() error { return op.OpenPath(ns.path, verb) }
+	op.c = s.store.New(ns.id, host)
+	open := func() error { return op.c.OpenPath(ns.path, verb) }
 	if ns.makes && verb == "ADD" {
-		open = func() error { return op.MakeNetNS(ns.path, ns.makesIn) }
+		open = func() error { return op.c.MakeNetNS(ns.path, ns.makesIn) }
 	}
 	if err := open(); err != nil {
 		return nil, join(err, host.Close())
 	}
 	for _, a := range op.attachments {
-		a.NetNS = op.Path
+		a.NetNS = op.c.Path
 	}
 	return op, nil
 }
@@ -75,19 +75,19 @@ func (s *snapshot) beginTeardown(ctx context.Context, id record.ID, how containe
 	if err := validateID(id); err != nil {
 		return nil, err
 	}
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	if err != nil {
 		return nil, err
 	}
-	return (&operation{snapshot: s}).open(ctx, id, host, how)
+	return (&operation{e: s}).open(ctx, id, host, how)
 }
 
 // open locks the container for a removal, by plugins that run in host, which it takes over.
 func (op *operation) open(ctx context.Context, id record.ID, host *hostns.NetNS, how container.Access) (*operation, error) {
-	op.Container = op.New(id, host)
-	err := op.refuseInside(ctx)
+	op.c = op.e.store.New(id, host)
+	err := op.e.refuseInside(ctx)
 	if err == nil {
-		err = op.LockForTeardown(ctx, how)
+		err = op.c.LockForTeardown(ctx, how)
 	}
 	if err != nil {
 		return nil, join(err, host.Close())
@@ -98,10 +98,10 @@ func (op *operation) open(ctx context.Context, id record.ID, host *hostns.NetNS,
 // lock waits until no other call for the container is in progress. It refuses a
 // call that would wait for itself.
 func (op *operation) lock(ctx context.Context, how container.Access) error {
-	if err := op.refuseInside(ctx); err != nil {
+	if err := op.e.refuseInside(ctx); err != nil {
 		return err
 	}
-	return op.Lock(ctx, how)
+	return op.c.Lock(ctx, how)
 }
 
 // lockBarrier waits until no ADD or DEL is in progress. It refuses a call that
@@ -110,7 +110,7 @@ func (s *snapshot) lockBarrier(ctx context.Context) (*lock.Held, error) {
 	if err := s.refuseInside(ctx); err != nil {
 		return nil, err
 	}
-	return s.Locks.LockBarrier(ctx)
+	return s.store.Locks.LockBarrier(ctx)
 }
 
 // look looks at the containers of records, which are not locked. With own, it compares
@@ -120,7 +120,7 @@ func (s *snapshot) look(ctx context.Context, host *hostns.NetNS, found []record.
 }
 
 func (s *snapshot) looking(ctx context.Context, host *hostns.NetNS, own bool) *health.Look {
-	return &health.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: s.logger, Examine: func(c *health.Container, looks *compare.Looks) error {
+	return &health.Look{Records: s.store.Records, IsLocked: s.store.Locks.IsLocked, Logger: s.opts.logger, Examine: func(c *health.Container, looks *compare.Looks) error {
 		return s.examine(ctx, host, c, own, looks)
 	}}
 }
@@ -133,15 +133,15 @@ func (s *snapshot) examine(ctx context.Context, host *hostns.NetNS, c *health.Co
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case c.Found.Err != nil:
-		return recordError(s.Records, rec.ContainerID, c.Found.File, c.Found.Err)
+		return recordError(s.store.Records, rec.ContainerID, c.Found.File, c.Found.Err)
 	}
 	its, err := host.Dup()
 	if err != nil {
 		return err
 	}
-	op := &operation{snapshot: s, Container: s.New(rec.ContainerID, its)}
-	defer op.Close()
-	op.Record = rec
+	op := &operation{e: s, c: s.store.New(rec.ContainerID, its)}
+	defer op.c.Close()
+	op.c.Record = rec
 	all, err := op.enterRecorded(false)
 	if err != nil {
 		return err
@@ -162,7 +162,7 @@ func (s *snapshot) examine(ctx context.Context, host *hostns.NetNS, c *health.Co
 // outOfReach returns why a container cannot be compared with the kernel; the state is
 // health.Compared if it can. The recorded namespaces are open.
 func (op *operation) outOfReach() (health.State, error) {
-	gone, why := op.OutOfReach()
+	gone, why := op.c.OutOfReach()
 	switch {
 	case why == nil:
 		return health.Compared, nil
@@ -175,7 +175,7 @@ func (op *operation) outOfReach() (health.State, error) {
 // own reports whether this owner has made the attachment, which is on record.
 func (a *attachment) own() bool {
 	n := a.entry()
-	return n != nil && a.op.Record.OwnerOf(n) == a.op.owner
+	return n != nil && a.op.c.Record.OwnerOf(n) == a.op.e.opts.owner
 }
 
 // lockedGrace is the time for which a container may be locked and still be
@@ -189,8 +189,8 @@ const atOnce = 16
 // end releases everything that the operation holds.
 func (op *operation) end() {
 	op.endRemoval()
-	op.Unlock()
-	op.Close()
+	op.c.Unlock()
+	op.c.Close()
 }
 
 // endRemoval discards the state of a removal: another one or an ADD may follow.
@@ -200,13 +200,13 @@ func (op *operation) endRemoval() {
 }
 
 // log returns a logger for lines about the container.
-func (op *operation) log() *slog.Logger { return op.logger.With("container", op.ID) }
+func (op *operation) log() *slog.Logger { return op.e.opts.logger.With("container", op.c.ID) }
 
 // load reads the record. It keeps the legible part of a damaged one, and returns
 // the damage. The error is a *RecordError.
 func (op *operation) load() (damage, err error) {
-	damage, err = op.Load()
-	return damage, recordError(op.Records, op.ID, record.Name(op.ID), err)
+	damage, err = op.c.Load()
+	return damage, recordError(op.e.store.Records, op.c.ID, record.Name(op.c.ID), err)
 }
 
 // loadWhole is load for a call that can do nothing with a damaged record.
@@ -259,14 +259,14 @@ type progress struct {
 
 // entry returns the attachment's part of the record, or nil if it has none.
 func (a *attachment) entry() *record.Attachment {
-	if a.op.Record == nil {
+	if a.op.c.Record == nil {
 		return nil
 	}
-	return a.op.Record.Find(a.IfName)
+	return a.op.c.Record.Find(a.IfName)
 }
 
 // inside returns the container's namespace if it is open and the attachment's.
-func (a *attachment) inside() *netns.Handle { return a.op.Inside(a.NetNS) }
+func (a *attachment) inside() *netns.Handle { return a.op.c.Inside(a.NetNS) }
 
 // isAlive reports whether an attachment is alive: its namespace exists and has the
 // interface. Every namespace has a loopback interface, so lo is alive if an
@@ -276,7 +276,7 @@ func (a *attachment) isAlive(all attachments) (bool, error) {
 	if a.described().MadeInterface() { // an interface that was never made cannot be missing
 		ifName = a.IfName
 	}
-	live, err := a.op.Lives(a.NetNS, ifName)
+	live, err := a.op.c.Lives(a.NetNS, ifName)
 	if a.IfName != "lo" || !live || err != nil {
 		return live, err
 	}
@@ -296,7 +296,7 @@ func (a *attachment) isAlive(all attachments) (bool, error) {
 // error returns an Error that names the network and the container.
 func (a *attachment) error(verb string, err error) *Error {
 	e := &Error{Op: verb, Network: a.network.config.Name, Err: err}
-	e.ContainerID, e.IfName = string(a.op.ID), a.IfName
+	e.ContainerID, e.IfName = string(a.op.c.ID), a.IfName
 	return e
 }
 

@@ -89,7 +89,7 @@ func (s *snapshot) bound(ns *Namespace) []selection {
 	all := slices.Clone(ns.selected)
 	for i := range all {
 		if sel := &all[i]; sel.list != nil && sel.of == nil {
-			sel.of = &Network{config: sel.list, ifName: cmp.Or(sel.ifName, ifName(s.prefix, i)), snapshot: s}
+			sel.of = &Network{config: sel.list, ifName: cmp.Or(sel.ifName, ifName(s.opts.prefix, i)), snapshot: s}
 		}
 	}
 	return all
@@ -108,7 +108,7 @@ func (r *Runtime) usable(s *snapshot, ns *Namespace) error {
 // attachments on record whose configuration was that of their Setup: all of them, or
 // those on networks that the call names and that are not loaded.
 func (s *snapshot) withRecorded(ns *Namespace) (*Namespace, error) {
-	rec, err := s.Records.Load(ns.id)
+	rec, err := s.store.Records.Load(ns.id)
 	if rec == nil || err != nil {
 		return ns, nil // the call finds out why
 	}
@@ -181,9 +181,9 @@ func (s *snapshot) hasLoaded(network string) bool {
 // callsNetworks returns the loaded networks, and those of the call's attachments that are
 // not loaded.
 func (op *operation) callsNetworks() []*Network {
-	all := slices.Clone(op.networks)
+	all := slices.Clone(op.e.networks)
 	for _, a := range op.attachments {
-		if !op.hasLoaded(a.network.config.Name) {
+		if !op.e.hasLoaded(a.network.config.Name) {
 			all = append(all, a.network)
 		}
 	}
@@ -200,7 +200,7 @@ func (r *Runtime) StatusOf(ctx context.Context, configs ...[]byte) (err error) {
 	if err != nil {
 		return fmt.Errorf("status: %w", err)
 	}
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	if err != nil {
 		return fmt.Errorf("status: %w", err)
 	}

@@ -80,14 +80,14 @@ func (s *snapshot) planned(ns *Namespace) (*Plan, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
 	}
-	op := &operation{snapshot: s}
+	op := &operation{e: s}
 	all, err := op.plan(ns, "ADD")
 	if err != nil {
 		return nil, err
 	}
 	p := &Plan{
-		ContainerID: string(ns.id), NetNS: ns.path, NewNetNS: ns.makes, Owner: s.owner, prefix: s.prefix,
-		FirstPort: int(s.portRange.First), LastPort: int(s.portRange.Last), ignored: op.ignored,
+		ContainerID: string(ns.id), NetNS: ns.path, NewNetNS: ns.makes, Owner: s.opts.owner, prefix: s.opts.prefix,
+		FirstPort: int(s.opts.portRange.First), LastPort: int(s.opts.portRange.Last), ignored: op.ignored,
 	}
 	for _, a := range all {
 		one, err := a.planned()
@@ -139,7 +139,7 @@ func (p *Plan) Result(results []*types100.Result) (*Result, error) {
 // plan makes the attachments for a verb: their networks, interface names,
 // arguments and capabilities.
 func (op *operation) plan(ns *Namespace, verb string) (all attachments, err error) {
-	selected, err := op.selected(ns)
+	selected, err := op.e.selected(ns)
 	errs := []error{err}
 	taken := map[string]string{}
 	var made []selection // one for each of all
@@ -163,7 +163,7 @@ func (op *operation) plan(ns *Namespace, verb string) (all attachments, err erro
 	judged := verb == "ADD" && join(errs...) == nil
 	errs = append(errs, all.askPortsOf(ns, made, judged))
 	if judged {
-		op.ignored, err = op.undeclared(ns, made)
+		op.ignored, err = op.e.undeclared(ns, made)
 		errs = append(errs, err)
 	}
 	return all, join(errs...)
@@ -207,7 +207,7 @@ func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, e
 	if err := checkMetadata(metadata); err != nil {
 		return nil, fmt.Errorf("network %q: %w", sel.network, err)
 	}
-	a := &attachment{op: op, network: n, ownConfig: sel.list != nil, prev: sel.prev, metadata: metadata, dirs: precedence(op.pluginDirs, ns.dirs)}
+	a := &attachment{op: op, network: n, ownConfig: sel.list != nil, prev: sel.prev, metadata: metadata, dirs: precedence(op.e.opts.pluginDirs, ns.dirs)}
 	a.ConfigArgs = merge(ns.configArgs, sel.configArgs)
 	a.RuntimeConf = libcni.RuntimeConf{
 		ContainerID: string(ns.id), IfName: name, Args: args, CapabilityArgs: capabilities,
@@ -229,7 +229,7 @@ func merge[V any](all, one map[string]V) map[string]V {
 // interface name only if several loaded networks have the same name.
 func (op *operation) about(n *Network) *attachment {
 	a := &attachment{op: op, network: n}
-	if op.shared(n) {
+	if op.e.shared(n) {
 		a.IfName = n.ifName
 	}
 	return a

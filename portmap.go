@@ -205,9 +205,9 @@ func heldBy(h ports.Holder, c ports.Claim) *PortError {
 // because their rules may still forward the port, unless WithStrictPorts refuses them. It
 // returns the chosen ports that either has, and then does nothing else.
 func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chosen []uint16) (taken []uint16, err error) {
-	found, err := op.ports.Unrecorded(rec, wanted, op.Host.EndOf)
+	found, err := op.e.ports.Unrecorded(rec, wanted, op.c.Host.EndOf)
 	if err != nil {
-		op.logger.Warn("the host ports of containers that other programs attached are not known", "container", op.ID, "error", err)
+		op.e.opts.logger.Warn("the host ports of containers that other programs attached are not known", "container", op.c.ID, "error", err)
 	}
 	for _, c := range found {
 		if slices.Contains(chosen, c.Wanted.Port) {
@@ -223,11 +223,11 @@ func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chos
 			Protocol: c.Wanted.Protocol, HostIP: c.Wanted.Addr, HostPort: int(c.Wanted.Port), HolderIP: c.Claim.Addr,
 			ContainerID: string(c.Record.ContainerID), Network: c.Attachment.Network, IfName: c.Attachment.IfName, Err: ErrPortInUse,
 		}
-		if c.Lives || op.strictPorts {
+		if c.Lives || op.e.opts.strictPorts {
 			errs = append(errs, e)
 			continue
 		}
-		op.logger.Warn("a port of the host is forwarded although another program's container has it, which may be gone", "container", op.ID, "error", e)
+		op.e.opts.logger.Warn("a port of the host is forwarded although another program's container has it, which may be gone", "container", op.c.ID, "error", e)
 		op.portWarnings = append(op.portWarnings, e)
 	}
 	return nil, join(errs...)
@@ -236,7 +236,7 @@ func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chos
 // lookAtPorts warns of wanted ports that a socket on the host has, and of addresses
 // that the host does not have. With WithStrictPorts it refuses them.
 func (op *operation) lookAtPorts(wanted []ports.Claim) error {
-	taken, err := op.Host.BoundByOthers(wanted, op.log())
+	taken, err := op.c.Host.BoundByOthers(wanted, op.log())
 	var found []*PortError
 	for _, c := range taken {
 		found = append(found, onHost(c, ErrPortInUse))
@@ -247,22 +247,22 @@ func (op *operation) lookAtPorts(wanted []ports.Claim) error {
 // judgePorts adds conflicts to the warnings, and those of the claims whose addresses the host
 // does not have. With WithStrictPorts it returns them.
 func (op *operation) judgePorts(found []*PortError, err error, claims []ports.Claim) error {
-	foreign, ferr := ports.Foreign(claims, op.Host.HasAddress)
+	foreign, ferr := ports.Foreign(claims, op.c.Host.HasAddress)
 	for _, c := range foreign {
 		found = append(found, onHost(c, ErrNotHostAddress))
 	}
 	err = join(err, ferr)
-	if op.strictPorts {
+	if op.e.opts.strictPorts {
 		for _, e := range found {
 			err = join(err, e)
 		}
 		return err
 	}
 	if err != nil {
-		op.logger.Warn("whether ports of the host are in use is not known", "container", op.ID, "error", err)
+		op.e.opts.logger.Warn("whether ports of the host are in use is not known", "container", op.c.ID, "error", err)
 	}
 	for _, e := range found {
-		op.logger.Warn("a port of the host is forwarded although it is in use, or not the host's", "container", op.ID, "error", e)
+		op.e.opts.logger.Warn("a port of the host is forwarded although it is in use, or not the host's", "container", op.c.ID, "error", e)
 	}
 	op.portWarnings = append(op.portWarnings, found...)
 	return nil
@@ -332,7 +332,7 @@ func recordedMappings(n *record.Attachment) []PortMapping {
 // earlier call.
 func (op *operation) earlier() (sources []source) {
 	own := op.attachments.names()
-	for n := range op.Record.Present() {
+	for n := range op.c.Record.Present() {
 		if own[n.IfName] || !n.Answered() {
 			continue
 		}

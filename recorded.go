@@ -22,7 +22,7 @@ import (
 // before the first plugin runs. The container's earlier attachments, under other
 // interface names, stay in the record.
 func (op *operation) write(ctx context.Context) error {
-	rec, err := op.NewRecord(op.owner)
+	rec, err := op.c.NewRecord(op.e.opts.owner)
 	if err != nil {
 		return err
 	}
@@ -32,8 +32,8 @@ func (op *operation) write(ctx context.Context) error {
 			return err
 		}
 		n.Call = rec.Generation + 1 // as Begin sets it
-		if op.owner != rec.Owner {
-			n.Owner = op.owner
+		if op.e.opts.owner != rec.Owner {
+			n.Owner = op.e.opts.owner
 		}
 		rec.Attachments = append(rec.Attachments, n)
 	}
@@ -41,8 +41,8 @@ func (op *operation) write(ctx context.Context) error {
 	if err := op.beginRecord(ctx, rec, op.survival(ctx)); err != nil {
 		return err
 	}
-	if err := op.Pin(); err != nil {
-		return join(err, leftover(op.ID, op.forget(op.attachments)))
+	if err := op.c.Pin(); err != nil {
+		return join(err, leftover(op.c.ID, op.forget(op.attachments)))
 	}
 	return nil
 }
@@ -57,7 +57,7 @@ func (op *operation) survival(ctx context.Context) record.Survival {
 		return !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !is(a) })
 	}
 	switch {
-	case op.OutlivesPowerCut():
+	case op.c.OutlivesPowerCut():
 		return record.AtOnce
 	case all(func(a *attachment) bool { return a.isPassing(ctx) }):
 		return record.Never
@@ -120,7 +120,7 @@ func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
 // implements [runner.Attachment].
 func (a *attachment) Append(e record.Entry) error {
 	e.IfName, e.Facts = a.IfName, a.facts.With(e.Facts)
-	return a.op.Note(e)
+	return a.op.c.Note(e)
 }
 
 // noteResult adds the result so far, unless the last plugin did not change it.
@@ -148,9 +148,9 @@ func (a *attachment) holdResult(result json.RawMessage) error {
 // [container.Container.EnterHost].
 func (op *operation) recall(ns *Namespace, damage error, mustStop bool) (err error) {
 	if damage != nil {
-		op.logger.Warn("removing without a whole record", "container", op.ID, "error", damage)
+		op.e.opts.logger.Warn("removing without a whole record", "container", op.c.ID, "error", damage)
 	}
-	if op.Record == nil || damage != nil {
+	if op.c.Record == nil || damage != nil {
 		op.attachments, err = op.unrecorded(ns, op.attachments, mustStop)
 		return err
 	}
@@ -164,21 +164,21 @@ func (op *operation) recall(ns *Namespace, damage error, mustStop bool) (err err
 // owner, and none if the record was deleted meanwhile.
 func (op *operation) recallOwn() error {
 	damage, err := op.load()
-	if err != nil || op.Record == nil {
+	if err != nil || op.c.Record == nil {
 		return err
 	}
-	if err := op.recall(&Namespace{id: op.ID}, damage, false); err != nil {
+	if err := op.recall(&Namespace{id: op.c.ID}, damage, false); err != nil {
 		return err
 	}
 	switch {
-	case !op.Damaged:
+	case !op.c.Damaged:
 		op.attachments = slices.DeleteFunc(op.attachments, func(a *attachment) bool { return !a.own() })
-	case op.NetNS == nil && op.Path != "":
-		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.Path)
-	case op.Record.Shared() || op.Record.Owner != "" && op.Record.Owner != op.owner:
-		return fmt.Errorf("record of container %s: %w", op.ID, errShared)
+	case op.c.NetNS == nil && op.c.Path != "":
+		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.c.Path)
+	case op.c.Record.Shared() || op.c.Record.Owner != "" && op.c.Record.Owner != op.e.opts.owner:
+		return fmt.Errorf("record of container %s: %w", op.c.ID, errShared)
 	default:
-		return op.SettleDamaged()
+		return op.c.SettleDamaged()
 	}
 	return nil
 }
@@ -189,7 +189,7 @@ var errShared = errors.New("it is damaged, and has attachments of another owner;
 // enterRecorded opens the recorded namespaces, and returns the attachments of the
 // record.
 func (op *operation) enterRecorded(mustStop bool) (attachments, error) {
-	if err := op.EnterRecorded(mustStop); err != nil {
+	if err := op.c.EnterRecorded(mustStop); err != nil {
 		return nil, err
 	}
 	return op.fromRecord()
@@ -198,7 +198,7 @@ func (op *operation) enterRecorded(mustStop bool) (attachments, error) {
 // fromRecord returns the attachments of the record, with the configuration of
 // their ADD rather than the loaded one.
 func (op *operation) fromRecord() (all attachments, err error) {
-	for n := range op.Record.Present() {
+	for n := range op.c.Record.Present() {
 		a, err := op.fromEntry(n)
 		if err != nil {
 			return nil, err
@@ -209,17 +209,17 @@ func (op *operation) fromRecord() (all attachments, err error) {
 }
 
 func (op *operation) fromEntry(n *record.Attachment) (*attachment, error) {
-	list, err := op.parsed.Parse(n.Config)
+	list, err := op.e.parsed.Parse(n.Config)
 	if err != nil {
 		return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Network, err, ErrInvalidConfig)
 	}
-	a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.snapshot}}
+	a := &attachment{op: op, network: &Network{config: list, ifName: n.IfName, snapshot: op.e}}
 	a.state, a.partial = n.State, chain.Partial(n.Result)
 	a.ownConfig, a.prev, a.dirs = n.OwnConfig, chain.Partial(n.PrevResult), n.PluginDirs
 	a.facts.Reset(n.Facts)
 	a.plugins.Reset(n.Plugins, n.NeverRan)
 	a.RuntimeConf = libcni.RuntimeConf{
-		ContainerID: string(op.PluginID()), NetNS: op.Path, IfName: n.IfName,
+		ContainerID: string(op.c.PluginID()), NetNS: op.c.Path, IfName: n.IfName,
 		Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
 	}
 	a.ConfigArgs = anyMap(n.ConfigArgs)
@@ -237,11 +237,11 @@ func anyMap(raw map[string]json.RawMessage) map[string]any {
 // forget removes attachments that are gone from the record. With the last one it
 // deletes the record and stops keeping the namespace.
 func (op *operation) forget(gone attachments) error {
-	if op.Record == nil {
-		return op.Erase() // there may be a damaged one
+	if op.c.Record == nil {
+		return op.c.Erase() // there may be a damaged one
 	}
 	op.settleReleases(gone)
-	if op.Damaged || !op.Record.HasOthers(gone.names()) {
+	if op.c.Damaged || !op.c.Record.HasOthers(gone.names()) {
 		return op.erase(gone)
 	}
 	var errs []error
@@ -259,12 +259,12 @@ func (op *operation) forget(gone attachments) error {
 // erase deletes the record, or leaves one of the namespace alone; see
 // [container.Container.KeepNetNS].
 func (op *operation) erase(gone attachments) error {
-	err := op.Erase()
+	err := op.c.Erase()
 	if err == nil {
-		op.forgetHolds(op.ID, gone)
+		op.e.forgetHolds(op.c.ID, gone)
 	}
-	if !op.KeepsNetNS() {
-		op.Record = nil
+	if !op.c.KeepsNetNS() {
+		op.c.Record = nil
 		return err
 	}
 	for _, a := range gone { // another record of the container would have them
@@ -279,7 +279,7 @@ func (op *operation) erase(gone attachments) error {
 // the error for all of them. The record stays for the next Remove, Recover or GC. An
 // attachment that stays only because others do gets no note: it is being detached.
 func (all attachments) stay(delErr error, outcomes []swept) *LeftoverError {
-	whole := &LeftoverError{ContainerID: string(all[0].op.ID), Err: delErr}
+	whole := &LeftoverError{ContainerID: string(all[0].op.c.ID), Err: delErr}
 	own := make([]*LeftoverError, len(all))
 	for i, o := range outcomes {
 		whole.Left, whole.Err = append(whole.Left, o.left...), join(whole.Err, o.err)
@@ -292,7 +292,7 @@ func (all attachments) stay(delErr error, outcomes []swept) *LeftoverError {
 			continue
 		}
 		if err := a.Append(record.Entry{Error: why}); err != nil {
-			a.op.logger.Error("note a failure in the record", "container", a.op.ID, "error", err)
+			a.op.e.opts.logger.Error("note a failure in the record", "container", a.op.c.ID, "error", err)
 		}
 	}
 	return whole
@@ -308,7 +308,9 @@ func (all attachments) about(i int, err error) error {
 }
 
 // ledger returns what earlier versions have noted about this owner's attachments.
-func (s *snapshot) ledger() leftovers.Ledger { return leftovers.LedgerOf(s.Records, s.owner) }
+func (s *snapshot) ledger() leftovers.Ledger {
+	return leftovers.LedgerOf(s.store.Records, s.opts.owner)
+}
 
 func (a *attachment) key() leftovers.Key {
 	return leftovers.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.network.config.Name, IfName: a.IfName}
@@ -323,7 +325,7 @@ func (op *operation) beginClaims(rec *record.Record) {
 			continue // lo's attachment holds no address
 		}
 		if now.IsZero() {
-			now = op.Records.Now()
+			now = op.e.store.Records.Now()
 		}
 		rec.Find(a.IfName).Since = now
 	}
@@ -335,7 +337,7 @@ func (op *operation) syncReleases(all attachments) {
 	for _, a := range all {
 		for _, dir := range leftovers.IPAMDirs(a.network.config) {
 			if !op.removal.releases.Has(dir) {
-				op.removal.releases.Begin(dir, op.Records.SyncDir)
+				op.removal.releases.Begin(dir, op.e.store.Records.SyncDir)
 			}
 		}
 	}
@@ -346,10 +348,10 @@ func (op *operation) syncReleases(all attachments) {
 // version needs to name it either.
 func (op *operation) settleReleases(gone attachments) {
 	if err := op.removal.releases.Wait(); err != nil { // no reason to keep a container attached
-		op.logger.Warn("sync the release of addresses", "container", op.ID, "error", err)
+		op.e.opts.logger.Warn("sync the release of addresses", "container", op.c.ID, "error", err)
 	}
-	if err := op.ledger().Forget(gone.keys()); err != nil {
-		op.logger.Warn("note a removal in the ledger of an earlier version", "container", op.ID, "error", err)
+	if err := op.e.ledger().Forget(gone.keys()); err != nil {
+		op.e.opts.logger.Warn("note a removal in the ledger of an earlier version", "container", op.c.ID, "error", err)
 	}
 }
 

@@ -74,11 +74,11 @@ func (r *Runtime) Recover(ctx context.Context, opts ...RecoverOption) (_ *Report
 	if err := s.refuseInside(ctx); err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
-	c := &recovery{snapshot: s, repaired: make(map[record.ID][]Difference)}
+	c := &recovery{e: s, repaired: make(map[record.ID][]Difference)}
 	for _, set := range opts {
 		set(&c.recoverOptions)
 	}
-	if c.host, err = s.Hosts.Open(s.hostNetNS); err != nil {
+	if c.host, err = s.store.Hosts.Open(s.opts.hostNetNS); err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
 	report := &Report{}
@@ -88,7 +88,7 @@ func (r *Runtime) Recover(ctx context.Context, opts ...RecoverOption) (_ *Report
 	}
 	err = c.all(ctx, found, report)
 	if err == nil {
-		err = s.TidyAlone()
+		err = s.store.TidyAlone()
 	}
 	if err = join(err, c.host.Close()); err != nil {
 		return report, fmt.Errorf("recover: %w", err)
@@ -98,7 +98,7 @@ func (r *Runtime) Recover(ctx context.Context, opts ...RecoverOption) (_ *Report
 
 // recovery is a Recover in progress.
 type recovery struct {
-	*snapshot
+	e *snapshot
 	recoverOptions
 	host   *hostns.NetNS
 	looked map[record.ID]*health.Container // before any container was locked
@@ -116,8 +116,8 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	var ids, again []record.ID
 	var whole, illegible []record.Found
 	for _, f := range found {
-		if err := untouchable(c.Records, f); err != nil {
-			c.logger.Warn("a container is left alone", "record", f.File, "reason", err)
+		if err := untouchable(c.e.store.Records, f); err != nil {
+			c.e.opts.logger.Warn("a container is left alone", "record", f.File, "reason", err)
 			report.add(outcome{id: nameOf(f), skipped: err})
 			continue
 		}
@@ -130,11 +130,11 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 			whole = append(whole, f)
 		}
 	}
-	for _, o := range c.deleteIllegible(illegible) {
+	for _, o := range c.e.deleteIllegible(illegible) {
 		report.add(o)
 	}
 	c.looked = make(map[record.ID]*health.Container, len(whole))
-	for _, e := range c.look(ctx, c.host, whole, true) {
+	for _, e := range c.e.look(ctx, c.host, whole, true) {
 		c.looked[e.Found.Record.ContainerID] = e
 	}
 	if c.broken == repairBroken {
@@ -182,7 +182,7 @@ func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool)
 
 func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o outcome) {
 	o.id = string(id)
-	op, err := c.beginRecovery(ctx, c.host, id, last)
+	op, err := c.e.beginRecovery(ctx, c.host, id, last)
 	if o.setAside(err) {
 		return o
 	}
@@ -190,14 +190,14 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 	if o.setAside(op.recallOwn()) {
 		return o
 	}
-	if op.Record == nil {
+	if op.c.Record == nil {
 		return o // removed meanwhile by another call
 	}
-	if o.ending = op.Reached == container.Elsewhere; o.ending && !last || o.setAside(op.AwaitEnd(ctx, c.endBy)) {
+	if o.ending = op.c.Reached == container.Elsewhere; o.ending && !last || o.setAside(op.c.AwaitEnd(ctx, c.endBy)) {
 		return o
 	}
 	going := op.going()
-	if err := op.Undecided(); err != nil && len(going) < len(op.attachments) {
+	if err := op.c.Undecided(); err != nil && len(going) < len(op.attachments) {
 		o.skipped = err
 		return o
 	}
@@ -211,8 +211,8 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 		}
 	}
 	// A Setup that failed in a namespace that it was to keep leaves a record without attachments.
-	empty := !op.Damaged && op.Record.IsEmpty()
-	stays := !op.Record.HasOthers(going.names()) && op.KeepInhabited()
+	empty := !op.c.Damaged && op.c.Record.IsEmpty()
+	stays := !op.c.Record.HasOthers(going.names()) && op.c.KeepInhabited()
 	if len(going) > 0 || empty && !stays {
 		o.err = op.finish(ctx, going)
 		o.removed = o.err == nil
@@ -242,22 +242,22 @@ func (s *snapshot) beginRecovery(ctx context.Context, host *hostns.NetNS, id rec
 		defer cancel()
 		ctx, how = brief, container.Access{}
 	}
-	return (&operation{snapshot: s}).open(ctx, id, own, how)
+	return (&operation{e: s}).open(ctx, id, own, how)
 }
 
 // going returns the attachments that Recover must remove: all, if the
 // container's namespace is gone or it was nobody's container yet; else those on
 // which no caller relies.
 func (op *operation) going() attachments {
-	if op.Damaged {
+	if op.c.Damaged {
 		// The log has neither boot nor path. Where mounts keep namespaces, a
 		// missing mount is proof; elsewhere there is none.
-		if op.Record != nil && op.Record.WasAttached() && (!op.Gone() || !op.Pins.WasMounted(op.ID)) {
+		if op.c.Record != nil && op.c.Record.WasAttached() && (!op.c.Gone() || !op.e.store.Pins.WasMounted(op.c.ID)) {
 			return nil
 		}
 		return op.attachments
 	}
-	if op.Gone() || op.Record.Warm {
+	if op.c.Gone() || op.c.Record.Warm {
 		return op.attachments
 	}
 	return op.unfinished()
@@ -265,7 +265,7 @@ func (op *operation) going() attachments {
 
 // unfinished returns the attachments that a Remove has begun to remove, and
 // those of an unfinished Setup, about which its caller has learned nothing.
-func (op *operation) unfinished() attachments { return op.recorded(op.Record.IsUnfinished) }
+func (op *operation) unfinished() attachments { return op.recorded(op.c.Record.IsUnfinished) }
 
 // recorded returns the attachments whose entries in the record are so.
 func (op *operation) recorded(is func(*record.Attachment) bool) attachments {
@@ -283,7 +283,7 @@ type judged struct {
 // missing of them, if that is wanted. The container is locked.
 func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (j judged) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
-	e := &health.Container{Found: record.Found{Record: op.Record, File: record.Name(op.ID)}}
+	e := &health.Container{Found: record.Found{Record: op.c.Record, File: record.Name(op.c.ID)}}
 	if e.State, e.Reason = op.outOfReach(); e.State != health.Compared {
 		return judged{doubt: verdictOn(e).Err()}
 	}
@@ -303,7 +303,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 		}
 		part.Asked.Blind = nil // it says nothing about this container
 	}
-	j.repaired = append(c.repaired[op.ID], j.repaired...)
+	j.repaired = append(c.repaired[op.c.ID], j.repaired...)
 	j.lacking, j.doubt = e.Lacks(), join(err, verdictOn(e).Err())
 	return j
 }
@@ -321,13 +321,13 @@ func (c *recovery) repairTogether(ctx context.Context) {
 		return
 	}
 	var again []record.Found
-	for id, report := range c.repairAll(ctx, broken, RepairOptions{Unheld: true}) {
+	for id, report := range c.e.repairAll(ctx, broken, RepairOptions{Unheld: true}) {
 		c.repaired[id] = report.Repaired
-		if now := c.Records.Reload(c.looked[id].Found); now.Record != nil {
+		if now := c.e.store.Records.Reload(c.looked[id].Found); now.Record != nil {
 			again = append(again, now)
 		}
 	}
-	for _, e := range c.look(ctx, c.host, again, true) {
+	for _, e := range c.e.look(ctx, c.host, again, true) {
 		c.looked[e.Found.Record.ContainerID] = e
 	}
 }
@@ -335,8 +335,8 @@ func (c *recovery) repairTogether(ctx context.Context) {
 // seen returns the attachments as the look before has seen them; nil if the container
 // may have changed since.
 func (c *recovery) seen(op *operation, staying attachments) (parts []*health.Part) {
-	e := c.looked[op.ID]
-	if e == nil || e.State != health.Compared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.Record) {
+	e := c.looked[op.c.ID]
+	if e == nil || e.State != health.Compared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.c.Record) {
 		return nil
 	}
 	for _, part := range e.Parts {
@@ -350,13 +350,13 @@ func (c *recovery) seen(op *operation, staying attachments) (parts []*health.Par
 // adopt keeps a container, and returns the reason why it is not known to be healthy,
 // or nil.
 func (op *operation) adopt(doubt error) error {
-	if !op.Damaged && op.NetNS != nil && (op.Record.LetGo == nil || op.Reached == container.ByPath) {
+	if !op.c.Damaged && op.c.NetNS != nil && (op.c.Record.LetGo == nil || op.c.Reached == container.ByPath) {
 		// Where mounts are not allowed, a descriptor of the last process kept it
 		// alive.
-		doubt = join(doubt, op.Pin())
+		doubt = join(doubt, op.c.Pin())
 	}
 	if doubt != nil {
-		op.logger.Warn("a container lives and is kept, but is not known to be healthy", "container", op.ID, "reason", doubt)
+		op.e.opts.logger.Warn("a container lives and is kept, but is not known to be healthy", "container", op.c.ID, "reason", doubt)
 	}
 	return doubt
 }

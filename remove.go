@@ -50,7 +50,7 @@ func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...Na
 
 func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	ctx = context.WithoutCancel(ctx)
-	op := &operation{snapshot: s}
+	op := &operation{e: s}
 	host, err := op.validateRemove(ns)
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, err)
@@ -59,7 +59,7 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
 	}
 	defer op.end()
-	s.reap(op.Host, false)
+	s.reap(op.c.Host, false)
 	damage, err := op.load()
 	if err == nil {
 		err = op.recall(ns, damage, true)
@@ -67,8 +67,8 @@ func (s *snapshot) remove(ctx context.Context, ns *Namespace) error {
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", ns.id, leftover(ns.id, err))
 	}
-	if err := op.EndUse(); err != nil { // a full disk must not keep a container attached
-		op.logger.Warn("note in the record that the network namespace goes too", "container", op.ID, "error", err)
+	if err := op.c.EndUse(); err != nil { // a full disk must not keep a container attached
+		op.e.opts.logger.Warn("note in the record that the network namespace goes too", "container", op.c.ID, "error", err)
 	}
 	return op.tearDown(ctx, op.attachments)
 }
@@ -80,19 +80,19 @@ func (op *operation) validateRemove(ns *Namespace) (*hostns.NetNS, error) {
 	if err := validateID(ns.id); err != nil {
 		return nil, err
 	}
-	rec, err := loadRecord(op.Records, ns.id)
+	rec, err := loadRecord(op.e.store.Records, ns.id)
 	switch {
 	case errors.As(err, new(*RecordError)):
 		err = nil // recall returns it
 	case rec != nil && err == nil:
-		err = op.validateSelected(ns, rec)
+		err = op.e.validateSelected(ns, rec)
 	default:
 		op.attachments, err = op.plan(ns, "DEL")
 	}
 	if err != nil {
 		return nil, err
 	}
-	host, err := op.Hosts.Open(op.hostNetNS)
+	host, err := op.e.store.Hosts.Open(op.e.opts.hostNetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -121,15 +121,15 @@ func (s *snapshot) validateSelected(ns *Namespace, rec *record.Record) error {
 // remains. Then it deletes the record; otherwise the record stays, with the
 // reason, for the next attempt.
 func (op *operation) tearDown(ctx context.Context, going attachments) error {
-	op.deletions.Begin()
-	defer op.deletions.End()
+	op.e.deletions.Begin()
+	defer op.e.deletions.End()
 	op.removal.leaving = going.names()
 	displaced := going.displaced()
 	if err := op.takeCharge(going); err != nil {
-		return leftover(op.ID, err)
+		return leftover(op.c.ID, err)
 	}
 	var delErr error
-	if op.HostGone {
+	if op.c.HostGone {
 		delErr = going.withoutHost()
 	} else {
 		delErr = going.detach(ctx)
@@ -137,7 +137,7 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 	op.syncReleases(going)
 	swept, clean := going.sweep(ctx)
 	open := delErr
-	if clean && delErr != nil && !op.HostGone {
+	if clean && delErr != nil && !op.c.HostGone {
 		open = going.withoutUndone(ctx, delErr)
 	}
 	switch {
@@ -145,15 +145,15 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 		if err := op.forget(going); err != nil {
 			// Only the record remains, for example because the disk has become
 			// read-only. The next Recover removes it.
-			op.logger.Error("delete the attachment record", "container", op.ID, "error", err)
+			op.e.opts.logger.Error("delete the attachment record", "container", op.c.ID, "error", err)
 		}
 		op.giveBack(ctx, displaced)
 		if delErr == nil {
 			return nil
 		}
-		op.logger.Warn("DEL failed, and nothing is left", "container", op.ID, "error", delErr)
+		op.e.opts.logger.Warn("DEL failed, and nothing is left", "container", op.c.ID, "error", delErr)
 		going.uncache()
-		if op.teardownErrors {
+		if op.e.opts.teardownErrors {
 			return delErr
 		}
 		return nil
@@ -175,13 +175,13 @@ func (all attachments) displaced() (addrs []netip.Addr) {
 // giveBack repairs the containers whose addresses this one had taken over: an address may be
 // that of two containers, on networks of their own.
 func (op *operation) giveBack(ctx context.Context, addrs []netip.Addr) {
-	if len(addrs) == 0 || op.HostGone {
+	if len(addrs) == 0 || op.c.HostGone {
 		return
 	}
 	var ids []record.ID
-	host := op.Host.String()
-	err := op.Records.Each(func(f record.Found) bool {
-		if f.Err == nil && f.Record.ContainerID != op.ID && f.Record.Host == host && f.Record.Boot == op.Boot &&
+	host := op.c.Host.String()
+	err := op.e.store.Records.Each(func(f record.Found) bool {
+		if f.Err == nil && f.Record.ContainerID != op.c.ID && f.Record.Host == host && f.Record.Boot == op.e.store.Boot &&
 			slices.ContainsFunc(f.Record.Attachments, func(n record.Attachment) bool {
 				return n.State == record.Added && slices.ContainsFunc(leftovers.Addresses(n.Result), func(a netip.Addr) bool { return slices.Contains(addrs, a) })
 			}) {
@@ -189,11 +189,11 @@ func (op *operation) giveBack(ctx context.Context, addrs []netip.Addr) {
 		}
 		return true
 	})
-	for _, report := range op.repairAll(ctx, ids, RepairOptions{Unheld: true}) {
+	for _, report := range op.e.repairAll(ctx, ids, RepairOptions{Unheld: true}) {
 		err = join(err, report.Err())
 	}
 	if err != nil {
-		op.logger.Warn("containers with an address of a removed one may lack masquerading: Repair makes it", "container", op.ID, "error", err)
+		op.e.opts.logger.Warn("containers with an address of a removed one may lack masquerading: Repair makes it", "container", op.c.ID, "error", err)
 	}
 }
 
@@ -202,7 +202,7 @@ func (op *operation) giveBack(ctx context.Context, addrs []netip.Addr) {
 func (all attachments) uncache() {
 	for _, a := range all {
 		if err := a.cached().Forget(); err != nil {
-			a.op.logger.Warn("forget a removed attachment", "container", a.op.ID, "network", a.network.config.Name, "error", err)
+			a.op.e.opts.logger.Warn("forget a removed attachment", "container", a.op.c.ID, "network", a.network.config.Name, "error", err)
 		}
 	}
 }
@@ -211,17 +211,17 @@ func (all attachments) uncache() {
 // the attachments that it removes: if it is killed, the other attachments must
 // not count as broken. A full disk must not keep a container attached.
 func (op *operation) takeCharge(going attachments) error {
-	if op.Record == nil {
+	if op.c.Record == nil {
 		return nil
 	}
-	self, err := op.Identity()
+	self, err := op.e.store.Identity()
 	if err != nil {
 		return err
 	}
-	life := op.Life()
+	life := op.e.store.Life()
 	for _, a := range going {
-		if err := a.Append(record.Entry{Runtime: self, Life: life, PIDNS: op.PIDNS, State: record.Deleting}); err != nil {
-			op.logger.Warn("note a removal in the record", "container", op.ID, "error", err)
+		if err := a.Append(record.Entry{Runtime: self, Life: life, PIDNS: op.e.store.PIDNS, State: record.Deleting}); err != nil {
+			op.e.opts.logger.Warn("note a removal in the record", "container", op.c.ID, "error", err)
 		}
 	}
 	return nil
@@ -318,7 +318,7 @@ func (a *attachment) undone(ctx context.Context, e *Error) bool {
 		}
 		// Or it moves a device into the container, which does not exist or could not be
 		// moved.
-		if known.Of(typ).Makes != known.Moved || d.IsCallers(typ) || !a.op.HasNoDevice(a.NetNS, a.IfName) {
+		if known.Of(typ).Makes != known.Moved || d.IsCallers(typ) || !a.op.c.HasNoDevice(a.NetNS, a.IfName) {
 			return false
 		}
 	}

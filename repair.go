@@ -155,7 +155,7 @@ func (s *snapshot) repair(ctx context.Context, id record.ID, o RepairOptions, as
 	if err := op.recallToRepair(); err != nil {
 		return nil, err
 	}
-	holds, release, err := op.heldNow(ctx, o)
+	holds, release, err := op.e.heldNow(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +163,7 @@ func (s *snapshot) repair(ctx context.Context, id record.ID, o RepairOptions, as
 	report := &RepairReport{ContainerID: string(id)}
 	var all attachments
 	for _, a := range op.attachments {
-		if n := a.entry(); n == nil || op.Record.IsUnfinished(n) {
+		if n := a.entry(); n == nil || op.c.Record.IsUnfinished(n) {
 			report.Unknown = append(report.Unknown, a.error(repairOp, errUnfinished))
 		} else {
 			all = append(all, a)
@@ -181,15 +181,15 @@ func (s *snapshot) beginRepair(ctx context.Context, id record.ID, waits bool) (*
 	if err := validateID(id); err != nil {
 		return nil, err
 	}
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	if err != nil {
 		return nil, err
 	}
-	op, locked := &operation{snapshot: s, Container: s.New(id, host)}, true
+	op, locked := &operation{e: s, c: s.store.New(id, host)}, true
 	if waits {
 		err = op.lock(ctx, container.Access{})
 	} else {
-		locked, err = op.TryLock()
+		locked, err = op.c.TryLock()
 	}
 	if !locked || err != nil {
 		return nil, join(err, host.Close())
@@ -206,9 +206,9 @@ func (op *operation) recallToRepair() error {
 		return err
 	case damage != nil:
 		return fmt.Errorf("%w: its record is damaged; call Remove if the container is gone: %w", ErrNotRepairable, damage)
-	case op.Record == nil:
+	case op.c.Record == nil:
 		return ErrNotAttached
-	case op.Record.Warm:
+	case op.c.Record.Warm:
 		return fmt.Errorf("a pool made it ahead of time, and nobody has it yet: %w", ErrNotAttached)
 	}
 	if op.attachments, err = op.enterRecorded(false); err != nil {
@@ -219,7 +219,7 @@ func (op *operation) recallToRepair() error {
 
 // refuseDead returns an error if the container may be dead.
 func (op *operation) refuseDead() error {
-	gone, err := op.OutOfReach()
+	gone, err := op.c.OutOfReach()
 	if err == nil || errors.Is(err, ErrHostNetNS) {
 		return err
 	}
@@ -247,13 +247,13 @@ func repairLocked(ctx context.Context, all attachments, o RepairOptions, holds [
 	}
 	health.Repair(ctx, group)
 	for i, r := range repairs {
-		report := reports[r.op.ID]
+		report := reports[r.a.op.c.ID]
 		r.report(in[i], report)
 		if r.Err == nil && asks {
 			r.Err = r.ask(in[i], report) // nobody else can compare the parts of these plugins
 		}
 		end[i](r.Err)
-		r.Err = r.errors(repairOp, r.Err)
+		r.Err = r.a.errors(repairOp, r.Err)
 	}
 	return repairs
 }
@@ -263,7 +263,7 @@ const repairOp = runner.VerbRepair
 
 // repairing is the repair of one attachment.
 type repairing struct {
-	*attachment
+	a *attachment
 	*health.Repairing
 	held bool // nothing of it is wanted, since it is held
 }
@@ -279,19 +279,19 @@ func (a *attachment) repairing(o RepairOptions, holds []record.Hold) *repairing 
 	}
 	its := a.runner()
 	its.Given.Patience = a.op.patience
-	r := &repairing{attachment: a, Repairing: &health.Repairing{
-		Runner: its, Host: a.op.Host, Container: a.inside(), Compare: a.compare, Inside: o.Inside,
+	r := &repairing{a: a, Repairing: &health.Repairing{
+		Runner: its, Host: a.op.c.Host, Container: a.inside(), Compare: a.compare, Inside: o.Inside,
 	}}
-	r.held = o.Unheld && slices.ContainsFunc(holds, func(h record.Hold) bool { return h.Holds(a.op.Record, a.network.config.Name) })
+	r.held = o.Unheld && slices.ContainsFunc(holds, func(h record.Hold) bool { return h.Holds(a.op.c.Record, a.network.config.Name) })
 	if r.held || o.Want != nil {
-		r.Want = func(d compare.Difference) bool { return !r.held && o.Want(string(a.op.ID), r.difference(d)) }
+		r.Want = func(d compare.Difference) bool { return !r.held && o.Want(string(a.op.c.ID), r.difference(d)) }
 	}
 	return r
 }
 
 // report adds the outcome to the report, and reports it to the log and the observer.
 func (r *repairing) report(ctx context.Context, report *RepairReport) {
-	log := r.op.log().With("network", r.network.config.Name, "interface", r.IfName)
+	log := r.a.op.log().With("network", r.a.network.config.Name, "interface", r.a.IfName)
 	for _, d := range r.Repaired {
 		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
 		report.Repaired = append(report.Repaired, r.difference(d))
@@ -306,7 +306,7 @@ func (r *repairing) report(ctx context.Context, report *RepairReport) {
 }
 
 func (r *repairing) difference(d compare.Difference) Difference {
-	return differenceOf(r.network.config.Name, r.IfName, d)
+	return differenceOf(r.a.network.config.Name, r.a.IfName, d)
 }
 
 // asPublic adds this package's sentinels to the reason why a difference remains.
@@ -333,18 +333,18 @@ var errOwnPlugin = fmt.Errorf("%w: only the plugin itself knows its part, and th
 func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
 	last := r.Last
 	if last.Err != nil {
-		report.Unknown = append(report.Unknown, r.errors(repairOp, last.Err))
+		report.Unknown = append(report.Unknown, r.a.errors(repairOp, last.Err))
 	}
 	if len(last.Differences) > 0 { // the plugins whose parts were compared say no more than these
 		maps.DeleteFunc(last.Asks, func(position int, _ bool) bool {
-			p := r.network.config.Plugins[position].Network
+			p := r.a.network.config.Plugins[position].Network
 			return last.Covers(p.Type, p.IPAM.Type)
 		})
 	}
 	if !last.WantsCheck() {
 		return nil
 	}
-	r.attachment.ask(ctx, last)
+	r.a.ask(ctx, last)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

@@ -45,14 +45,14 @@ const (
 
 // together is a repair of several containers in progress.
 type together struct {
-	*snapshot
+	e       *snapshot
 	options RepairOptions
 	done    map[record.ID]*RepairReport
 }
 
 // repairAll repairs the attachments of this owner to containers.
 func (s *snapshot) repairAll(ctx context.Context, ids []record.ID, o RepairOptions) map[record.ID]*RepairReport {
-	t := &together{snapshot: s, options: o, done: make(map[record.ID]*RepairReport)}
+	t := &together{e: s, options: o, done: make(map[record.ID]*RepairReport)}
 	for left := slices.Clone(ids); len(left) > 0; {
 		if ctx.Err() != nil {
 			t.fail(left, context.Cause(ctx))
@@ -79,7 +79,7 @@ func (t *together) fail(ids []record.ID, err error) {
 // group repairs as many containers together as it can lock at once, up to groupSize. If it
 // can lock none, it waits for lockedGrace for one. It has tried at least one.
 func (t *together) group(ctx context.Context, ids []record.ID) {
-	holds, release, err := t.heldNow(ctx, t.options)
+	holds, release, err := t.e.heldNow(ctx, t.options)
 	if err != nil {
 		t.fail(ids, err)
 		return
@@ -99,7 +99,7 @@ func (t *together) group(ctx context.Context, ids []record.ID) {
 func (t *together) lock(ctx context.Context, ids []record.ID) (locked []*operation) {
 	try := func(ids []record.ID) (busy []record.ID) {
 		for _, id := range ids {
-			switch op, err := t.beginRepair(ctx, id, false); {
+			switch op, err := t.e.beginRepair(ctx, id, false); {
 			case err != nil:
 				t.fail([]record.ID{id}, err)
 			case op == nil:
@@ -120,7 +120,7 @@ func (t *together) lock(ctx context.Context, ids []record.ID) (locked []*operati
 	// Nobody waits for a container while others are kept waiting.
 	brief, stop := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer stop()
-	if op, err := t.beginRepair(brief, busy[0], true); err != nil {
+	if op, err := t.e.beginRepair(brief, busy[0], true); err != nil {
 		t.fail(busy[:1], err)
 	} else {
 		locked = append(locked, op)
@@ -136,12 +136,12 @@ func (t *together) repairLocked(ctx context.Context, locked []*operation, holds 
 	var all attachments
 	for _, op := range locked {
 		err := op.recallToRepair()
-		t.fail([]record.ID{op.ID}, err)
+		t.fail([]record.ID{op.c.ID}, err)
 		if err != nil {
 			continue
 		}
 		for _, a := range op.attachments {
-			if a.own() && !op.Record.IsUnfinished(a.entry()) {
+			if a.own() && !op.c.Record.IsUnfinished(a.entry()) {
 				all = append(all, a)
 			}
 		}
@@ -152,7 +152,7 @@ func (t *together) repairLocked(ctx context.Context, locked []*operation, holds 
 		defer cancel()
 	}
 	for _, r := range repairLocked(ctx, all, t.options, holds, false, t.done) {
-		t.fail([]record.ID{r.op.ID}, r.Err)
+		t.fail([]record.ID{r.a.op.c.ID}, r.Err)
 	}
 }
 
@@ -162,13 +162,13 @@ func (s *snapshot) heldNow(ctx context.Context, o RepairOptions) (holds []record
 	if !o.Unheld {
 		return nil, func() {}, nil
 	}
-	kept, err := s.Locks.LockAll(ctx, []lock.Key{{Name: record.HoldsLock, Shared: true}})
+	kept, err := s.store.Locks.LockAll(ctx, []lock.Key{{Name: record.HoldsLock, Shared: true}})
 	if err != nil {
 		return nil, nil, err
 	}
 	release = func() {
 		if err := kept.Release(); err != nil {
-			s.logger.Error("release the lock of the holds", "error", err)
+			s.opts.logger.Error("release the lock of the holds", "error", err)
 		}
 	}
 	if holds, err = s.holds().List(); err != nil {
@@ -182,14 +182,14 @@ func (s *snapshot) heldNow(ctx context.Context, o RepairOptions) (holds []record
 // compares them anew. It returns the parts that were missing.
 func (op *operation) repairBroken(ctx context.Context, all attachments, e *health.Container) ([]Difference, error) {
 	o := RepairOptions{Unheld: true}
-	holds, release, err := op.heldNow(ctx, o)
+	holds, release, err := op.e.heldNow(ctx, o)
 	if err != nil { // all may be held
 		return nil, err
 	}
 	defer release()
 	report := &RepairReport{}
 	e.Parts = nil
-	for _, r := range repairLocked(ctx, all, o, holds, false, map[record.ID]*RepairReport{op.ID: report}) {
+	for _, r := range repairLocked(ctx, all, o, holds, false, map[record.ID]*RepairReport{op.c.ID: report}) {
 		err = join(err, r.Err)
 		if r.Last != nil {
 			e.Parts = append(e.Parts, r.Last)

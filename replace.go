@@ -71,7 +71,7 @@ func (r *Runtime) replace(ctx context.Context, s *snapshot, report *HealthReport
 			return nil, err
 		}
 		defer op.end()
-		p.operation = op
+		p.op = op
 		if err := op.makeRoom(ctx, p.clear); err != nil {
 			return nil, err
 		}
@@ -81,7 +81,7 @@ func (r *Runtime) replace(ctx context.Context, s *snapshot, report *HealthReport
 
 // replacement is a Replace in progress.
 type replacement struct {
-	*operation
+	op     *operation
 	seen   *record.Record // when it was decided; nil if there was none
 	before []formerly     // the addresses of the attachments that clear has removed
 }
@@ -99,14 +99,14 @@ var errChanged = fmt.Errorf("it has changed since the verdict: %w", ErrBusy)
 // nothing if the container is not as it was seen, or if the Setup that follows could not
 // succeed.
 func (p *replacement) clear(ctx context.Context, wanted container.Place, all attachments) error {
-	op := p.operation
-	if op.Damaged {
+	op := p.op
+	if op.c.Damaged {
 		return fmt.Errorf("its record is damaged; call Remove if the container is gone: %w", record.ErrBad)
 	}
-	if attached := op.Record != nil && !op.Record.IsEmpty(); (attached || p.seen != nil) && !reflect.DeepEqual(op.Record, p.seen) {
+	if attached := op.c.Record != nil && !op.c.Record.IsEmpty(); (attached || p.seen != nil) && !reflect.DeepEqual(op.c.Record, p.seen) {
 		return errChanged
 	}
-	if op.Record == nil {
+	if op.c.Record == nil {
 		if len(all) > 0 {
 			return fmt.Errorf("interface %s of network %q is in libcni's cache and not on record, since another program attached it: %w; call Remove first",
 				all[0].IfName, all[0].network.config.Name, ErrAlreadyAttached)
@@ -116,11 +116,11 @@ func (p *replacement) clear(ctx context.Context, wanted container.Place, all att
 	if err := op.refuseReplacing(all, &wanted); err != nil {
 		return err
 	}
-	if kept, err := op.KeepNetNS(wanted); err != nil || kept && len(all) == 0 {
+	if kept, err := op.c.KeepNetNS(wanted); err != nil || kept && len(all) == 0 {
 		return err
 	}
 	before := formerAddresses(all)
-	op.logger.Info("replacing the attachments of a container", "container", op.ID)
+	op.e.opts.logger.Info("replacing the attachments of a container", "container", op.c.ID)
 	if err := op.tearDown(context.WithoutCancel(ctx), all); err != nil {
 		return fmt.Errorf("remove its attachments: %w", err)
 	}
@@ -147,11 +147,11 @@ func (op *operation) refuseReplacing(all attachments, wanted *container.Place) e
 	for _, a := range all {
 		if !a.own() {
 			return fmt.Errorf("interface %s of network %q is of owner %q: %w",
-				a.IfName, a.network.config.Name, op.Record.OwnerOf(a.entry()), ErrAlreadyAttached)
+				a.IfName, a.network.config.Name, op.c.Record.OwnerOf(a.entry()), ErrAlreadyAttached)
 		}
 	}
 	var going map[string]bool
-	if op.SameNetNS(wanted.Path) == nil {
+	if op.c.SameNetNS(wanted.Path) == nil {
 		going = all.names()
 	}
 	return op.refuseTaken(wanted, going)
@@ -171,7 +171,7 @@ func (op *operation) attachWith(ctx context.Context, before []formerly) (*Result
 	if err == nil || len(asked) == 0 || ctx.Err() != nil || !isUndone(err) {
 		return result, err
 	}
-	op.logger.Warn("attaching a container with other addresses than it had", "container", op.ID, "reason", err)
+	op.e.opts.logger.Warn("attaching a container with other addresses than it had", "container", op.c.ID, "reason", err)
 	for _, a := range asked {
 		delete(a.CapabilityArgs, keyIPs)
 		delete(a.ConfigArgs, keyIPs)
@@ -199,7 +199,7 @@ func (a *attachment) askFor(addresses []Address) bool {
 	for _, of := range addresses {
 		ips = append(ips, of.Prefix.String())
 	}
-	registered := a.op.choice.IsRegistered
+	registered := a.op.e.opts.choice.IsRegistered
 	switch askingOf(a.network.config, func(typ string) bool { return !registered(typ) }) {
 	case byCapability:
 		a.CapabilityArgs[keyIPs] = ips

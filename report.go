@@ -185,7 +185,7 @@ func isSkipped(err error) bool {
 // owned lists the records, and returns those with attachments of this owner, and those
 // that name no owner, because nobody else looks after them; see mine.
 func (s *snapshot) owned(dry bool, report *Report) ([]record.Found, error) {
-	found, err := s.Records.List()
+	found, err := s.store.Records.List()
 	if err != nil {
 		return nil, err
 	}
@@ -198,15 +198,15 @@ func (s *snapshot) owned(dry bool, report *Report) ([]record.Found, error) {
 // if there is one.
 func (s *snapshot) mine(found []record.Found, dry bool, report *Report) ([]record.Found, error) {
 	if report != nil {
-		s.noteOthers(report, record.OtherOwners(found, s.owner))
+		s.noteOthers(report, record.OtherOwners(found, s.opts.owner))
 	}
-	mine := slices.DeleteFunc(slices.Clone(found), func(f record.Found) bool { return !f.Concerns(s.owner) })
-	mine, taken := record.Orphans(mine, s.RuntimeAlive)
+	mine := slices.DeleteFunc(slices.Clone(found), func(f record.Found) bool { return !f.Concerns(s.opts.owner) })
+	mine, taken := record.Orphans(mine, s.store.RuntimeAlive)
 	for _, id := range taken {
 		if dry {
 			break
 		}
-		if err := s.Records.Delete(id); err != nil {
+		if err := s.store.Records.Delete(id); err != nil {
 			return nil, err
 		}
 	}
@@ -216,12 +216,12 @@ func (s *snapshot) mine(found []record.Found, dry bool, report *Report) ([]recor
 // noteOthers reports that there are attachments of other owners, if nobody has chosen
 // this one's name: the program may have had another name when it made them.
 func (s *snapshot) noteOthers(report *Report, others []string) {
-	if s.ownerNamed || len(others) == 0 {
+	if s.opts.ownerNamed || len(others) == 0 {
 		return
 	}
 	report.OtherOwners = others
-	s.logger.Warn("attachments of other owners are left alone; the owner is the name of the executable, unless WithOwner sets it",
-		"owner", s.owner, "others", others)
+	s.opts.logger.Warn("attachments of other owners are left alone; the owner is the name of the executable, unless WithOwner sets it",
+		"owner", s.opts.owner, "others", others)
 }
 
 // untouchable returns why Recover and GC must leave the container of a listed

@@ -22,7 +22,7 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, surviv
 	}
 	wanted := op.attachments.hostPorts()
 	if open == 0 && len(wanted) == 0 {
-		return op.Begin(rec, survives)
+		return op.c.Begin(rec, survives)
 	}
 	if err := op.lookAtPorts(wanted); err != nil {
 		return err
@@ -31,11 +31,11 @@ func (op *operation) beginRecord(ctx context.Context, rec *record.Record, surviv
 		_, err := op.beginWithPorts(ctx, rec, survives, nil, nil)
 		return err
 	}
-	kernel, err := op.Host.LocalPorts()
+	kernel, err := op.c.Host.LocalPorts()
 	if err != nil {
 		return fmt.Errorf("choose host ports: %w", err)
 	}
-	picked := ports.Pick(op.portRange, protocols, kernel)
+	picked := ports.Pick(op.e.opts.portRange, protocols, kernel)
 	picked.Leave(wanted)
 	warnings := op.portWarnings
 	for {
@@ -67,7 +67,7 @@ func (op *operation) beginWithPorts(
 	ctx context.Context, rec *record.Record, survives record.Survival, picked *ports.Picked, chosen []uint16,
 ) (taken []uint16, err error) {
 	wanted := op.attachments.hostPorts()
-	held, err := op.Locks.LockAll(ctx, portKeys(op.Host.String(), wanted))
+	held, err := op.e.store.Locks.LockAll(ctx, portKeys(op.c.Host.String(), wanted))
 	if err != nil {
 		return nil, fmt.Errorf("host ports: %w", err)
 	}
@@ -75,7 +75,7 @@ func (op *operation) beginWithPorts(
 	if taken, err = op.usePorts(picked, chosen); len(taken) > 0 || err != nil {
 		return taken, err
 	}
-	conflicts, err := op.ports.Conflicts(rec, wanted)
+	conflicts, err := op.e.ports.Conflicts(rec, wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (op *operation) beginWithPorts(
 	if len(taken) > 0 || err != nil {
 		return taken, err
 	}
-	return nil, op.Begin(rec, survives)
+	return nil, op.c.Begin(rec, survives)
 }
 
 // portKeys returns the keys by which calls for the same ports of a host exclude each other.
@@ -113,7 +113,7 @@ func (op *operation) usePorts(picked *ports.Picked, candidates []uint16) (used [
 	if len(candidates) == 0 {
 		return nil, nil
 	}
-	bound, err := op.Host.Bound(picked.Claims(candidates), op.log())
+	bound, err := op.c.Host.Bound(picked.Claims(candidates), op.log())
 	for _, c := range bound {
 		used = append(used, c.Port)
 	}
@@ -193,11 +193,11 @@ func (op *operation) givePorts(rec *record.Record, sets []*askedPorts, chosen []
 // choosePorts returns n ports of the range that nobody seems to have. The index of
 // records may name ports that nobody has, so it is read exactly before none is left.
 func (op *operation) choosePorts(rec *record.Record, picked *ports.Picked, n int) ([]uint16, error) {
-	chosen, err := op.ports.Free(picked, n)
+	chosen, err := op.e.ports.Free(picked, n)
 	if err != nil || len(chosen) == n {
 		return chosen, err
 	}
-	holders, err := op.ports.Within(rec, picked)
+	holders, err := op.e.ports.Within(rec, picked)
 	if err != nil {
 		return nil, err
 	}
@@ -242,7 +242,7 @@ func (op *operation) noneLeft(picked *ports.Picked, holders []ports.Holder, n, f
 		}
 		byOwner[owner][h.Claim.Port] = true
 		if len(gone.holders) < n && !slices.ContainsFunc(gone.holders, func(rec *record.Record) bool { return rec.ContainerID == h.Record.ContainerID }) &&
-			leftovers.IsAbandoned(h.Record, op.owner, op.Boot) {
+			leftovers.IsAbandoned(h.Record, op.e.opts.owner, op.e.store.Boot) {
 			gone.holders = append(gone.holders, h.Record)
 		}
 	}

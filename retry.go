@@ -28,14 +28,14 @@ func (r *Runtime) RetryRemovals(ctx context.Context) (*Report, error) {
 		return nil, fmt.Errorf("repeat removals: %w", err)
 	}
 	for _, f := range found {
-		if f.Err != nil || f.Record.Warm || f.Record.Boot != s.Boot || !f.Record.HasFailed(s.owner) {
+		if f.Err != nil || f.Record.Warm || f.Record.Boot != s.store.Boot || !f.Record.HasFailed(s.opts.owner) {
 			continue
 		}
 		if ctx.Err() != nil {
 			return report, fmt.Errorf("repeat removals: %w", context.Cause(ctx))
 		}
 		o := outcome{id: string(f.Record.ContainerID), skipped: errNotYet}
-		if f.Record.IsDue(s.owner, time.Now()) {
+		if f.Record.IsDue(s.opts.owner, time.Now()) {
 			o.skipped = nil
 			o.removed, o.err = s.removeFailed(ctx, f.Record.ContainerID)
 			if errors.Is(o.err, ErrBusy) || errors.Is(o.err, errNotYet) {
@@ -56,10 +56,10 @@ func (s *snapshot) removeFailed(ctx context.Context, id record.ID) (removed bool
 		return false, err
 	}
 	return op.removeChosen(ctx, func(op *operation) (attachments, bool) {
-		if op.Damaged {
+		if op.c.Damaged {
 			return nil, false // not legible enough
 		}
-		op.KeepInhabited()
+		op.c.KeepInhabited()
 		going := op.recorded(func(n *record.Attachment) bool { return n.Failures > 0 })
 		return going, len(going) > 0
 	})

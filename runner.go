@@ -19,8 +19,8 @@ import (
 
 // chain returns the chain of the attachment's plugins, for one verb.
 func (a *attachment) chain() *chain.Chain {
-	c := &chain.Chain{List: a.network.config, Path: a.pluginDirs(), CacheDir: a.op.stateDir, OnResult: a.noteResult}
-	if a.op.Container == nil {
+	c := &chain.Chain{List: a.network.config, Path: a.pluginDirs(), CacheDir: a.op.e.opts.stateDir, OnResult: a.noteResult}
+	if a.op.c == nil {
 		return c // nothing runs
 	}
 	r := a.runner()
@@ -49,15 +49,15 @@ func (a *attachment) chain() *chain.Chain {
 
 // cached returns the attachment in libcni's cache.
 func (a *attachment) cached() chain.Cached {
-	return chain.Cached{Dir: a.op.stateDir, List: a.network.config, Attachment: &a.Attachment}
+	return chain.Cached{Dir: a.op.e.opts.stateDir, List: a.network.config, Attachment: &a.Attachment}
 }
 
 // pluginDirs returns the plugin directories in the order of the attachment's Setup.
-func (a *attachment) pluginDirs() []string { return ordered(a.op.pluginDirs, a.dirs) }
+func (a *attachment) pluginDirs() []string { return ordered(a.op.e.opts.pluginDirs, a.dirs) }
 
 // runner returns the runner of the attachment's plugins.
 func (a *attachment) runner() *runner.Runner {
-	shared := a.op.runnerOf(a.network)
+	shared := a.op.e.runnerOf(a.network)
 	if len(a.dirs) > 0 || a.standsIn {
 		own := *shared
 		own.Dirs = a.pluginDirs()
@@ -68,12 +68,12 @@ func (a *attachment) runner() *runner.Runner {
 	}
 	r := &runner.Runner{
 		Runtime: shared, Plugins: &a.plugins, Network: a.network.config,
-		ContainerID: a.op.ID, IfName: a.IfName, Container: a.inside(), Given: a.given(), Attachment: hooks{a},
+		ContainerID: a.op.c.ID, IfName: a.IfName, Container: a.inside(), Given: a.given(), Attachment: hooks{a},
 	}
-	if a.op.Host != nil {
-		r.Host = a.op.Host.Handle
+	if a.op.c.Host != nil {
+		r.Host = a.op.c.Host.Handle
 	}
-	if file := a.op.LockFile(); file != nil {
+	if file := a.op.c.LockFile(); file != nil {
 		r.Inherit = []*os.File{file}
 	}
 	return r
@@ -84,12 +84,12 @@ func (a *attachment) runner() *runner.Runner {
 func (a *attachment) given() caller.Given {
 	g := caller.Given{
 		Record:  hooks{a},
-		Filters: netfilter.Options{Sockets: a.op.sockets, Held: a.op.LockFile(), Siblings: a.Siblings, Records: a.op.Records.Dir()},
+		Filters: netfilter.Options{Sockets: a.op.e.sockets, Held: a.op.c.LockFile(), Siblings: a.Siblings, Records: a.op.e.store.Records.Dir()},
 
-		Deletions: a.op.deletions,
+		Deletions: a.op.e.deletions,
 	}
-	if a.op.Host != nil {
-		g.Conns = &a.op.Host.Conns
+	if a.op.c.Host != nil {
+		g.Conns = &a.op.c.Host.Conns
 	}
 	return g
 }
@@ -102,7 +102,7 @@ var _ caller.Record = hooks{}
 
 // Durable implements [runner.Attachment].
 func (a hooks) Durable() error {
-	if err := a.op.Pending().Wait(); err != nil {
+	if err := a.op.c.Pending().Wait(); err != nil {
 		return fmt.Errorf("write the attachment record to the disk: %w", err)
 	}
 	return nil
@@ -113,7 +113,7 @@ func (a hooks) Before(call chain.Call, kind runner.Kind) (chain.Call, bool, erro
 	if kind == runner.Executable && call.Verb == "ADD" && call.Plugin == known.Loopback {
 		// The executable's DEL sets lo down, even if it was up before. Then something
 		// else uses it, so After sets it up again. The built-in plugin leaves it alone.
-		up, err := a.op.LoIsUp(a.NetNS)
+		up, err := a.op.c.LoIsUp(a.NetNS)
 		if up && err == nil {
 			err = caller.NoteLoWasUp(a)
 		}
@@ -131,7 +131,7 @@ func (a hooks) Before(call chain.Call, kind runner.Kind) (chain.Call, bool, erro
 // where this process does not see them, because it has another root directory. They could
 // not be released if its DEL fails.
 func (a hooks) sharesAddresses(call chain.Call, kind runner.Kind) error {
-	if a.op.pluginRoot == "" || call.Verb != "ADD" {
+	if a.op.e.opts.pluginRoot == "" || call.Verb != "ADD" {
 		return nil
 	}
 	ipam, _, _ := a.plugins.Get(known.HostLocal)
@@ -139,7 +139,7 @@ func (a hooks) sharesAddresses(call chain.Call, kind runner.Kind) error {
 		return nil
 	}
 	for _, dir := range leftovers.IPAMDirs(a.network.config) {
-		if err := a.op.pluginRoot.Shares(dir); err != nil {
+		if err := a.op.e.opts.pluginRoot.Shares(dir); err != nil {
 			return fmt.Errorf("data directory of %s: %w", known.HostLocal, err)
 		}
 	}
@@ -149,7 +149,7 @@ func (a hooks) sharesAddresses(call chain.Call, kind runner.Kind) error {
 // After implements [runner.Attachment].
 func (a hooks) After(call chain.Call, kind runner.Kind, err error) error {
 	if kind == runner.Executable && call.Verb == "DEL" && call.Plugin == known.Loopback && caller.LoWasUp(a) {
-		err = join(err, a.op.SetLoUp(a.NetNS))
+		err = join(err, a.op.c.SetLoUp(a.NetNS))
 	}
 	if err == nil {
 		a.noteDevice(call, kind)
@@ -171,10 +171,10 @@ func (a hooks) Others(key string) ([]caller.Noted, error) { return a.op.others(a
 // InUse implements [caller.Record].
 func (a hooks) InUse() ([]netip.Addr, error) {
 	others, err := a.op.others(a.IfName).InUse()
-	if err != nil || a.op.Record == nil {
+	if err != nil || a.op.c.Record == nil {
 		return others, err
 	}
-	return append(others, leftovers.AddressesOf(a.op.Record.Attachments, map[string]bool{a.IfName: true})...), nil
+	return append(others, leftovers.AddressesOf(a.op.c.Record.Attachments, map[string]bool{a.IfName: true})...), nil
 }
 
 // Claim implements [caller.Record]. It is called with host-local's lock
@@ -186,7 +186,7 @@ func (a hooks) Claim(addr netip.Addr) {
 // Released implements [caller.Record]. While the plugin goes on, the kernel mostly, the
 // release gets to the disk.
 func (a hooks) Released(dir string) {
-	a.op.removal.releases.Begin(dir, a.op.Records.SyncDir)
+	a.op.removal.releases.Begin(dir, a.op.e.store.Records.SyncDir)
 }
 
 // first returns the type of the first plugin, which may make the interface.
@@ -213,7 +213,7 @@ func observer(observe func(context.Context, Event)) func(context.Context, runner
 // wait for itself if it is for the same container, or for a GC that waits for
 // the plugin.
 func (s *snapshot) refuseInside(ctx context.Context) error {
-	call := runner.Inside(ctx, s.Locks.Path())
+	call := runner.Inside(ctx, s.store.Locks.Path())
 	if call == nil {
 		return nil
 	}
@@ -233,7 +233,7 @@ func (a *attachment) inDoubt() bool {
 		return false // added by this call
 	}
 	n := a.entry()
-	return a.op.Rebooted || a.op.Damaged || a.state != record.Added || n == nil || n.Failures > 0
+	return a.op.c.Rebooted || a.op.c.Damaged || a.state != record.Added || n == nil || n.Failures > 0
 }
 
 // sparing returns a DEL's call as it may run, and reports whether it may run at
@@ -263,8 +263,8 @@ func (a hooks) mayUnshape() (bool, error) {
 	}
 	others, err := t.NotItsShaper()
 	if others {
-		a.op.logger.Debug("DEL of bandwidth is left to the sweep: the device may be another attachment's",
-			"container", a.op.ID, "interface", a.IfName)
+		a.op.e.opts.logger.Debug("DEL of bandwidth is left to the sweep: the device may be another attachment's",
+			"container", a.op.c.ID, "interface", a.IfName)
 	}
 	return err == nil && !others, err
 }
@@ -276,7 +276,7 @@ func (a hooks) withoutClaimed(call *chain.Call) error {
 	defer done()
 	taken, err := t.Addresses, error(nil) // after a reboot only restored rules exist, and the sweep finds those
 	switch {
-	case a.op.Rebooted:
+	case a.op.c.Rebooted:
 	case a.described().IsZoned():
 		taken, err = t.InZones()
 	default:
@@ -294,15 +294,15 @@ func (a hooks) withoutClaimed(call *chain.Call) error {
 // only its name identifies it.
 func (a hooks) noteDevice(call chain.Call, kind runner.Kind) {
 	if call.Verb != "ADD" || call.Plugin != a.network.first() || !known.Of(call.Plugin).Makes.NeedsIdentity() ||
-		kind == runner.Registered || a.inside() == nil || a.op.Host.Handle == nil {
+		kind == runner.Registered || a.inside() == nil || a.op.c.Host.Handle == nil {
 		return
 	}
-	d, err := leftovers.Identify(&a.op.Host.Conns, a.op.Host.Handle, a.inside(), a.IfName, call.Plugin == known.HostDevice)
+	d, err := leftovers.Identify(&a.op.c.Host.Conns, a.op.c.Host.Handle, a.inside(), a.IfName, call.Plugin == known.HostDevice)
 	if err == nil {
 		err = a.Note(leftovers.DeviceFact, d)
 	}
 	if err != nil {
-		a.op.logger.Debug("the interface is known by its name alone", "container", a.op.ID, "interface", a.IfName, "error", err)
+		a.op.e.opts.logger.Debug("the interface is known by its name alone", "container", a.op.c.ID, "interface", a.IfName, "error", err)
 	}
 }
 
@@ -319,12 +319,12 @@ func (a *attachment) restoreDevice() {
 	}
 	found, err := d.Restore(a.inside(), a.IfName, d.HostName != "" && !a.inDoubt())
 	if err != nil {
-		a.op.logger.Warn("an interface that the container has renamed does not get its name back",
-			"container", a.op.ID, "interface", a.IfName, "error", err)
+		a.op.e.opts.logger.Warn("an interface that the container has renamed does not get its name back",
+			"container", a.op.c.ID, "interface", a.IfName, "error", err)
 	}
 	a.lost = !found
 	if a.lost && !a.inDoubt() {
-		a.op.logger.Warn("the interface is not in the container", "container", a.op.ID, "interface", a.IfName)
+		a.op.e.opts.logger.Warn("the interface is not in the container", "container", a.op.c.ID, "interface", a.IfName)
 	}
 }
 
@@ -344,6 +344,6 @@ func (a *attachment) settle() {
 		err = a.Note(leftovers.DeviceFact, settled)
 	}
 	if err != nil {
-		a.op.logger.Warn("note that an interface is gone", "container", a.op.ID, "interface", a.IfName, "error", err)
+		a.op.e.opts.logger.Warn("note that an interface is gone", "container", a.op.c.ID, "interface", a.IfName, "error", err)
 	}
 }

@@ -63,8 +63,8 @@ func (s *snapshot) setup(ctx context.Context, ns *Namespace, serially bool) (*Re
 		op, err := s.begin(ns, "ADD")
 		if err == nil {
 			defer op.end()
-			op.PrepareRecord()
-			s.reap(op.Host, true)
+			op.c.PrepareRecord()
+			s.reap(op.c.Host, true)
 			err = op.makeRoom(ctx, op.clearDead)
 		}
 		if err != nil {
@@ -80,16 +80,16 @@ func (op *operation) makeRoom(ctx context.Context, remove clearing) error {
 	if err := op.lock(ctx, container.Access{}); err != nil {
 		return err
 	}
-	if err := op.Follow(); err != nil {
+	if err := op.c.Follow(); err != nil {
 		return err
 	}
 	if err := op.clear(ctx, remove); err != nil {
 		return err
 	}
 	for _, a := range op.attachments {
-		a.ContainerID = string(op.PluginID())
+		a.ContainerID = string(op.c.PluginID())
 	}
-	return op.refuseTaken(&op.Place, nil)
+	return op.refuseTaken(&op.c.Place, nil)
 }
 
 // clearing removes earlier attachments of a container that is to be attached at wanted.
@@ -97,9 +97,9 @@ func (op *operation) makeRoom(ctx context.Context, remove clearing) error {
 type clearing func(ctx context.Context, wanted container.Place, earlier attachments) error
 
 func (op *operation) clear(ctx context.Context, remove clearing) error {
-	wanted := op.Depart()
+	wanted := op.c.Depart()
 	defer func() {
-		op.Return(wanted)
+		op.c.Return(wanted)
 		op.endRemoval()
 	}()
 	earlier, err := op.recallAttached(ctx, wanted)
@@ -113,11 +113,11 @@ func (op *operation) clear(ctx context.Context, remove clearing) error {
 func (op *operation) tryAll(ctx context.Context, serially bool) (*Result, error) {
 	for attempt := 1; ; attempt++ {
 		result, err := op.try(ctx, serially)
-		if err == nil || attempt >= op.retry.Attempts || !isTransient(err) {
+		if err == nil || attempt >= op.e.opts.retry.Attempts || !isTransient(err) {
 			return result, err
 		}
-		op.logger.Info("trying again", "container", op.ID, "attempt", attempt+1, "error", err)
-		if werr := waitFor(ctx, op.retry.pause(attempt+1)); werr != nil {
+		op.e.opts.logger.Info("trying again", "container", op.c.ID, "attempt", attempt+1, "error", err)
+		if werr := waitFor(ctx, op.e.opts.retry.pause(attempt+1)); werr != nil {
 			return nil, err
 		}
 	}
@@ -127,14 +127,14 @@ func (op *operation) tryAll(ctx context.Context, serially bool) (*Result, error)
 // leftovers of an attachment that has died: its namespace is gone or replaced,
 // or the interface in it is gone, as after a reboot or a crash.
 func (op *operation) clearDead(ctx context.Context, wanted container.Place, earlier attachments) error {
-	if len(earlier) == 0 && op.Record == nil {
+	if len(earlier) == 0 && op.c.Record == nil {
 		return nil
 	}
 	dead, err := op.deadOf(earlier, wanted)
 	if err != nil || len(dead) == 0 && len(earlier) > 0 {
 		return err
 	}
-	if kept, err := op.KeepNetNS(wanted); err != nil || kept && len(earlier) == 0 {
+	if kept, err := op.c.KeepNetNS(wanted); err != nil || kept && len(earlier) == 0 {
 		return err
 	}
 	for _, a := range dead {
@@ -142,7 +142,7 @@ func (op *operation) clearDead(ctx context.Context, wanted container.Place, earl
 			a.partial = a.cached().Result()
 		}
 	}
-	op.logger.Info("removing an earlier attachment", "container", op.ID)
+	op.e.opts.logger.Info("removing an earlier attachment", "container", op.c.ID)
 	if err := op.tearDown(context.WithoutCancel(ctx), dead); err != nil {
 		return fmt.Errorf("remove an earlier attachment: %w", err)
 	}
@@ -169,11 +169,11 @@ func (op *operation) deadOf(earlier attachments, wanted container.Place) (attach
 			continue
 		}
 		// Adding to a damaged record would lose its illegible part.
-		if wants[a.IfName] || op.Damaged || op.MakesNetNS() {
+		if wants[a.IfName] || op.c.Damaged || op.c.MakesNetNS() {
 			return nil, fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
 				a.IfName, a.network.config.Name, a.NetNS, ErrAlreadyAttached)
 		}
-		if err := op.SameNetNS(wanted.Path); err != nil {
+		if err := op.c.SameNetNS(wanted.Path); err != nil {
 			return nil, err
 		}
 	}
@@ -187,7 +187,7 @@ func (op *operation) deadOf(earlier attachments, wanted container.Place) (attach
 // and did not end, or of a Remove that did not. Nobody relies on either, and their
 // runtime is dead, because this call has the container locked.
 func (op *operation) isHalfMade(a *attachment) bool {
-	return op.MakesNetNS() && op.Record != nil && !op.Damaged && op.Record.NetNS.Ours && a.own() && op.Record.IsUnfinished(a.entry())
+	return op.c.MakesNetNS() && op.c.Record != nil && !op.c.Damaged && op.c.Record.NetNS.Ours && a.own() && op.c.Record.IsUnfinished(a.entry())
 }
 
 // recallAttached finds the container's attachments in its record or, without
@@ -200,12 +200,12 @@ func (op *operation) recallAttached(ctx context.Context, wanted container.Place)
 	case damage != nil:
 		// The loaded networks and the namespace to attach show whether it is
 		// alive, and if not its leftovers.
-		op.logger.Warn("attachment record cannot be read", "container", op.ID, "error", damage)
-		return op.unrecorded(&Namespace{id: op.ID, path: wanted.Path}, nil, false)
-	case op.Record != nil:
+		op.e.opts.logger.Warn("attachment record cannot be read", "container", op.c.ID, "error", damage)
+		return op.unrecorded(&Namespace{id: op.c.ID, path: wanted.Path}, nil, false)
+	case op.c.Record != nil:
 		all, err := op.enterRecorded(false)
-		if err == nil && op.Reached == container.Elsewhere && !op.IsAbandoned() {
-			err = op.AwaitEnd(ctx, time.Now().Add(container.EndsWithin))
+		if err == nil && op.c.Reached == container.Elsewhere && !op.c.IsAbandoned() {
+			err = op.c.AwaitEnd(ctx, time.Now().Add(container.EndsWithin))
 		}
 		return all, err
 	}
@@ -219,7 +219,7 @@ func (op *operation) recallAttached(ctx context.Context, wanted container.Place)
 // leaves reports whether an attachment stays although its interface is gone:
 // another owner made it, in a live namespace, and may know why.
 func (op *operation) leaves(a *attachment) bool {
-	return op.Record != nil && !op.Damaged && a.NetNS != "" && !op.IsAbandoned() && !a.own()
+	return op.c.Record != nil && !op.c.Damaged && a.NetNS != "" && !op.c.IsAbandoned() && !a.own()
 }
 
 // refuseTaken refuses to make an interface that exists but is not on this
@@ -251,12 +251,12 @@ func (op *operation) try(ctx context.Context, serially bool) (*Result, error) {
 		a.facts.Reset(nil)
 		a.plugins.Reset(nil, nil)
 	}
-	err := op.RemakeNetNS()
+	err := op.c.RemakeNetNS()
 	if err == nil {
 		err = op.write(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", op.ID, err)
+		return nil, fmt.Errorf("set up container %q: %w", op.c.ID, err)
 	}
 	return op.finishSetup(ctx, serially)
 }
@@ -267,10 +267,10 @@ func (op *operation) finishSetup(ctx context.Context, serially bool) (*Result, e
 	sources, err := op.attach(ctx, serially)
 	var result *Result
 	if err == nil {
-		result, err = newResult(sources, ifName(op.prefix, 0))
+		result, err = newResult(sources, ifName(op.e.opts.prefix, 0))
 	}
 	if err == nil {
-		result.NetNS, result.PortWarnings, result.Ignored = madeNetNS(op.Record), op.portWarnings, op.ignored
+		result.NetNS, result.PortWarnings, result.Ignored = madeNetNS(op.c.Record), op.portWarnings, op.ignored
 		result.notePorts(op.earlier(), sources)
 		result.Requested = op.attachments.requested()
 		return result, nil
@@ -369,18 +369,18 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 	}
 	if err != nil {
 		if nerr := a.runner().NoteNotRun(); nerr != nil {
-			a.op.logger.Warn("note in the record which plugins did not run", "container", a.op.ID, "error", nerr)
+			a.op.e.opts.logger.Warn("note in the record which plugins did not run", "container", a.op.c.ID, "error", nerr)
 		}
 	}
 	if ferr := end(err == nil); ferr != nil {
-		a.op.logger.Warn("end the first attachment of a network", "network", a.network.config.Name, "error", ferr)
+		a.op.e.opts.logger.Warn("end the first attachment of a network", "network", a.network.config.Name, "error", ferr)
 	}
 	return result, a.errors("ADD", err)
 }
 
 func (a *attachment) firstKey() runner.FirstKey {
-	key := runner.FirstKey{Network: a.network.config.Name, Host: a.op.Host.String()}
-	if a.op.shared(a.network) {
+	key := runner.FirstKey{Network: a.network.config.Name, Host: a.op.c.Host.String()}
+	if a.op.e.shared(a.network) {
 		key.IfName = a.network.ifName
 	}
 	for _, p := range a.network.config.Plugins {
@@ -411,7 +411,7 @@ func (op *operation) rollBack(ctx context.Context) error {
 		err = join(err, op.tearDown(context.WithoutCancel(ctx), begun))
 	}
 	if err != nil {
-		return fmt.Errorf("roll back: %w", leftover(op.ID, err))
+		return fmt.Errorf("roll back: %w", leftover(op.c.ID, err))
 	}
 	return nil
 }

@@ -23,8 +23,8 @@ import (
 // snapshot is a complete configuration. It is immutable: Load makes another one, and
 // calls under way keep theirs.
 type snapshot struct {
-	settings
-	*container.Store
+	opts      settings
+	store     *container.Store
 	wanted    *config // the options that it was made by
 	networks  []*Network
 	last      *snapshot // the last one with networks, if a Reload found that theirs are gone
@@ -64,31 +64,31 @@ func newSnapshot(want *config, previous *snapshot) (*snapshot, error) {
 // snapshot makes a configuration of the networks that were read.
 func (b *build) snapshot(want *config) *snapshot {
 	previous := b.previous
-	s := &snapshot{settings: want.settings, wanted: want, networks: b.networks, skipped: b.skipped, parsed: &conflist.Cache{}}
-	env := invoke.Environ(os.Environ(), s.envAllow, nil)
-	s.own = canonical(filepath.Join(s.stateDir, "embedcni"))
-	recordDir := canonical(cmp.Or(s.recordDir, filepath.Join(s.own, "attachments")))
+	s := &snapshot{opts: want.settings, wanted: want, networks: b.networks, skipped: b.skipped, parsed: &conflist.Cache{}}
+	env := invoke.Environ(os.Environ(), s.opts.envAllow, nil)
+	s.own = canonical(filepath.Join(s.opts.stateDir, "embedcni"))
+	recordDir := canonical(cmp.Or(s.opts.recordDir, filepath.Join(s.own, "attachments")))
 	s.sockets, s.deletions = &sockets, &deletions
 	s.bus = firewalld.Open(invoke.Variable(env, firewalld.Variable))
 	var shared *container.Store
 	if previous != nil {
-		shared = previous.Store
+		shared = previous.store
 	}
-	s.Store = container.Open(filepath.Join(s.own, "locks"), recordDir, s.hostNetNS, s.logger, shared)
+	s.store = container.Open(filepath.Join(s.own, "locks"), recordDir, s.opts.hostNetNS, s.opts.logger, shared)
 	var first *runner.Firsts
 	var references *runner.References
-	if previous != nil && previous.Records == s.Records {
+	if previous != nil && previous.store.Records == s.store.Records {
 		first, references, s.addresses = previous.runner.First, previous.runner.References, previous.addresses
 	} else {
-		s.addresses = container.NewByAddress(s.Records)
-		first, references = runner.NewFirsts(s.Locks.Space), &runner.References{}
+		s.addresses = container.NewByAddress(s.store.Records)
+		first, references = runner.NewFirsts(s.store.Locks.Space), &runner.References{}
 	}
-	s.ports = ports.Open(s.Records, s.stateDir, s.logger)
+	s.ports = ports.Open(s.store.Records, s.opts.stateDir, s.opts.logger)
 	s.runner = &runner.Runtime{
-		Choice: s.choice, Env: env, Limit: s.timeouts.of, Observe: observer(s.observe), Logger: s.logger,
-		Bus: s.bus, Locks: s.Locks.Space, First: first, References: references,
+		Choice: s.opts.choice, Env: env, Limit: s.opts.timeouts.of, Observe: observer(s.opts.observe), Logger: s.opts.logger,
+		Bus: s.bus, Locks: s.store.Locks.Space, First: first, References: references,
 	}
-	s.runner.Root, s.runner.Dirs, s.runner.AllowInsecure = s.pluginRoot, s.pluginDirs, s.allowInsecure
+	s.runner.Root, s.runner.Dirs, s.runner.AllowInsecure = s.opts.pluginRoot, s.opts.pluginDirs, s.opts.allowInsecure
 	s.abandoned = s.search(previous)
 	own := *s.runner
 	own.Prefer = append(slices.Clone(own.Prefer), known.Loopback)
@@ -102,11 +102,11 @@ func (b *build) snapshot(want *config) *snapshot {
 // search returns the search for abandoned containers. Runtimes with the same settings
 // share one, except those with registered plugins: two such plugins cannot be compared.
 func (s *snapshot) search(previous *snapshot) *leftovers.Search {
-	if len(s.choice.Registered) == 0 {
-		alike := append([]string{s.Records.Dir(), s.owner, s.Boot, s.hostNetNS, s.runner.Key()}, s.runner.Env...)
+	if len(s.opts.choice.Registered) == 0 {
+		alike := append([]string{s.store.Records.Dir(), s.opts.owner, s.store.Boot, s.opts.hostNetNS, s.runner.Key()}, s.runner.Env...)
 		return leftovers.SearchOf(strings.Join(alike, "\x00"))
 	}
-	if previous != nil && previous.Records == s.Records && len(previous.choice.Registered) > 0 {
+	if previous != nil && previous.store.Records == s.store.Records && len(previous.opts.choice.Registered) > 0 {
 		return previous.abandoned
 	}
 	return leftovers.SearchOf("")

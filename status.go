@@ -55,7 +55,7 @@ func (s *snapshot) askStatus(ctx context.Context) error {
 	if !slices.ContainsFunc(s.networks, (*Network).hasStatus) {
 		return nil
 	}
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	if err != nil {
 		return err
 	}
@@ -85,10 +85,10 @@ func (c *statusCache) join(ctx context.Context, s *snapshot, host *hostns.NetNS)
 	if c.host != host.String() {
 		c.host, c.good, c.running = host.String(), time.Time{}, nil
 	}
-	fresh := !c.good.IsZero() && time.Since(c.good) < s.statusTTL
+	fresh := !c.good.IsZero() && time.Since(c.good) < s.opts.statusTTL
 	if fresh || c.running != nil {
 		if err := host.Close(); err != nil {
-			s.logger.Error("close network namespace", "error", err)
+			s.opts.logger.Error("close network namespace", "error", err)
 		}
 		return c.running
 	}
@@ -120,7 +120,7 @@ func (c *statusCache) finish(run *statusRun) {
 func (s *snapshot) statusOf(ctx context.Context, host *hostns.NetNS, networks []*Network) error {
 	ctx, cancel := s.runner.Bound(ctx, "STATUS")
 	defer cancel()
-	op := &operation{snapshot: s, Container: s.New("", host)}
+	op := &operation{e: s, c: s.store.New("", host)}
 	for _, n := range networks {
 		a := op.about(n)
 		if err := a.chain().Status(ctx); err != nil {
@@ -153,11 +153,11 @@ func (s *snapshot) statusOf(ctx context.Context, host *hostns.NetNS, networks []
 func (r *Runtime) Ready(ctx context.Context) error {
 	s := r.current.Load()
 	tooFew := r.ready(s)
-	reasons := []error{tooFew, s.unnamed(), writable(s.stateDir, s.recordDir, s.own), lackOfPrivileges()}
+	reasons := []error{tooFew, s.unnamed(), writable(s.opts.stateDir, s.opts.recordDir, s.own), lackOfPrivileges()}
 	if why := r.outdated.Load(); why != nil && tooFew == nil {
 		reasons = append(reasons, *why)
 	}
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	if err != nil {
 		reasons = append(reasons, err)
 	} else {
@@ -220,7 +220,7 @@ func (s *snapshot) makesRules() bool {
 
 // ready returns the reasons why the network's plugins cannot attach a container.
 func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []error) {
-	op := &operation{snapshot: n.snapshot, Container: n.snapshot.New("", host)}
+	op := &operation{e: n.snapshot, c: n.snapshot.store.New("", host)}
 	a := op.about(n)
 	missing := func(typ string, err error) {
 		e := a.error("STATUS", withSentinel(err))
@@ -247,7 +247,7 @@ func (n *Network) ready(ctx context.Context, host *hostns.NetNS) (reasons []erro
 		if n.hasStatus() || found.Kind == runner.BuiltIn {
 			asked = append(asked, asking{p, false})
 		}
-		if found.Kind == runner.Executable && n.snapshot.choice.BuiltIn(p.Network.Type) != nil && a.runner().AreReference(ctx, p.Network.Type, p.Network.IPAM.Type) {
+		if found.Kind == runner.Executable && n.snapshot.opts.choice.BuiltIn(p.Network.Type) != nil && a.runner().AreReference(ctx, p.Network.Type, p.Network.IPAM.Type) {
 			asked = append(asked, asking{p, true})
 		}
 	}

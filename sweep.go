@@ -43,7 +43,7 @@ func (all attachments) sweep(ctx context.Context) (outcomes []swept, clean bool)
 
 func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
 	if err := netfilter.Leave(a); err != nil {
-		a.op.logger.Warn("note in the record that the attachment leaves its network", "container", a.op.ID, "error", err)
+		a.op.e.opts.logger.Warn("note in the record that the attachment leaves its network", "container", a.op.c.ID, "error", err)
 	}
 	t, done := a.target()
 	defer done()
@@ -56,9 +56,9 @@ func (a *attachment) described() *leftovers.Attachment {
 	d := &leftovers.Attachment{
 		Attachment: a.Attachment, List: a.network.config,
 		Result: json.RawMessage(a.partial), PrevResult: json.RawMessage(a.prev), Device: a.Fact(leftovers.DeviceFact),
-		Ran: a.plugins.Recorded(), IsRegistered: a.op.runner.IsRegistered, Given: a.given, Claims: &a.claims,
-		Begun: a.attempted, Added: a.state == record.Added, Recorded: !a.op.Damaged && n != nil,
-		Rebooted: a.op.Rebooted, HostGone: a.op.HostGone,
+		Ran: a.plugins.Recorded(), IsRegistered: a.op.e.runner.IsRegistered, Given: a.given, Claims: &a.claims,
+		Begun: a.attempted, Added: a.state == record.Added, Recorded: !a.op.c.Damaged && n != nil,
+		Rebooted: a.op.c.Rebooted, HostGone: a.op.c.HostGone,
 	}
 	if n != nil {
 		d.Since = n.Since
@@ -73,15 +73,15 @@ func (a *attachment) target() (t leftovers.Target, done func()) {
 	given := a.given()
 	t = leftovers.Target{
 		Footprint: leftovers.Of(d), Container: a.inside(), Others: a.op.others(a.IfName),
-		Firewalld: a.op.bus, Filters: given.Filters, Conns: given.Conns,
+		Firewalld: a.op.e.bus, Filters: given.Filters, Conns: given.Conns,
 	}
-	if !a.op.HostGone {
-		t.Host = a.op.Host.Handle
+	if !a.op.c.HostGone {
+		t.Host = a.op.c.Host.Handle
 	}
 	// host-local does not sync its files: a power cut leaves empty ones.
-	t.How.Thorough = a.state != record.Added || a.op.Rebooted || a.op.HostGone || t.Rules.AnyPort
-	t.How.FilesOnly = a.op.HostGone
-	t.How.Emptied = d.Emptied(a.op.Records, a.op.ledger(), a.op.log())
+	t.How.Thorough = a.state != record.Added || a.op.c.Rebooted || a.op.c.HostGone || t.Rules.AnyPort
+	t.How.FilesOnly = a.op.c.HostGone
+	t.How.Emptied = d.Emptied(a.op.e.store.Records, a.op.e.ledger(), a.op.log())
 	// After a DEL has begun, the interface may be back on the host, and another
 	// container may have it.
 	t.How.Lost = t.Interface.Device != nil && a.lost && !a.inDoubt()
@@ -89,13 +89,13 @@ func (a *attachment) target() (t leftovers.Target, done func()) {
 	if note := a.Fact(netfilter.SubnetsFact); note != nil {
 		noted, err := netfilter.NotedSubnets(note, true)
 		if err != nil {
-			a.op.logger.Warn("the subnets that are forwarded cannot be read", "container", a.op.ID, "error", err)
+			a.op.e.opts.logger.Warn("the subnets that are forwarded cannot be read", "container", a.op.c.ID, "error", err)
 		}
 		t.Subnets = append(t.Subnets, slices.DeleteFunc(noted, func(p netip.Prefix) bool { return slices.Contains(t.Subnets, p) })...)
 	}
 	if t.Before, err = firewalld.Recall(a); err != nil {
 		// An attachment's own notes are not damaged if its record is not.
-		a.op.logger.Warn("the addresses that were in firewalld's zones before cannot be read", "container", a.op.ID, "error", err)
+		a.op.e.opts.logger.Warn("the addresses that were in firewalld's zones before cannot be read", "container", a.op.c.ID, "error", err)
 	}
 	if t.Siblings = a.Siblings(); len(t.Siblings.Owners) > 0 {
 		t.Own, _ = d.SharedRules() // the sweep finds unknown rules by the addresses
@@ -113,12 +113,12 @@ func (a *attachment) target() (t leftovers.Target, done func()) {
 // container.
 func (op *operation) others(ifName string) *leftovers.Others {
 	var host string
-	if op.Host != nil {
-		host = op.Host.String()
+	if op.c.Host != nil {
+		host = op.c.Host.String()
 	}
 	return &leftovers.Others{
-		Records: op.Records, CacheDir: op.stateDir, Host: host, Boot: op.Boot,
-		ContainerID: op.ID, Plugins: op.PluginID(), IfName: ifName, Leaving: op.removal.leaving,
+		Records: op.e.store.Records, CacheDir: op.e.opts.stateDir, Host: host, Boot: op.e.store.Boot,
+		ContainerID: op.c.ID, Plugins: op.c.PluginID(), IfName: ifName, Leaving: op.removal.leaving,
 	}
 }
 
@@ -128,7 +128,7 @@ func (a *attachment) siblings() (attachments, error) {
 	stays := func(ifName string) bool { return ifName != a.IfName && !a.op.removal.leaving[ifName] }
 	var all attachments
 	var err error
-	if rec := a.op.Record; rec != nil && !a.op.Damaged {
+	if rec := a.op.c.Record; rec != nil && !a.op.c.Damaged {
 		// Most attachments have none. The record then need not be parsed.
 		if !rec.Has(func(n *record.Attachment) bool { return stays(n.IfName) }) {
 			return nil, nil
@@ -150,11 +150,11 @@ func (a *attachment) Siblings() netfilter.Siblings {
 	s, rerr := leftovers.Siblings(a.network.config.Name, described)
 	s.Unknown = s.Unknown || err != nil
 	if rerr != nil {
-		a.op.logger.Warn("the rules of another attachment of the container are not known; rules that it may share stay",
-			"container", a.op.ID, "network", a.network.config.Name, "error", rerr)
+		a.op.e.opts.logger.Warn("the rules of another attachment of the container are not known; rules that it may share stay",
+			"container", a.op.c.ID, "network", a.network.config.Name, "error", rerr)
 	}
-	if a.op.Damaged {
-		s.Addresses = append(s.Addresses, leftovers.AddressesOf(a.op.Record.Attachments, a.op.removal.leaving)...)
+	if a.op.c.Damaged {
+		s.Addresses = append(s.Addresses, leftovers.AddressesOf(a.op.c.Record.Attachments, a.op.removal.leaving)...)
 	}
 	return s
 }
@@ -162,8 +162,8 @@ func (a *attachment) Siblings() netfilter.Siblings {
 // makeAgain makes the rules of siblings again that lost selects. It does nothing for a
 // container whose namespace is gone.
 func (a *attachment) makeAgain(ctx context.Context, lost leftovers.Lost) error {
-	recorded := a.op.Record != nil && !a.op.Damaged
-	if lost == nil || a.op.HostGone || a.op.Host.Handle == nil || recorded && a.op.Gone() {
+	recorded := a.op.c.Record != nil && !a.op.c.Damaged
+	if lost == nil || a.op.c.HostGone || a.op.c.Host.Handle == nil || recorded && a.op.c.Gone() {
 		return nil
 	}
 	all, err := a.siblings()
@@ -173,7 +173,7 @@ func (a *attachment) makeAgain(ctx context.Context, lost leftovers.Lost) error {
 			staying = append(staying, b.described())
 		}
 	}
-	err = join(err, leftovers.MakeAgain(ctx, a.op.Host.Handle, staying, lost, a.op.log()))
+	err = join(err, leftovers.MakeAgain(ctx, a.op.c.Host.Handle, staying, lost, a.op.log()))
 	if err != nil {
 		return a.error("DEL", err)
 	}
@@ -183,30 +183,30 @@ func (a *attachment) makeAgain(ctx context.Context, lost leftovers.Lost) error {
 // reap requests a scan of all records for abandoned containers, in the background.
 // setup reports that Setup requests it.
 func (s *snapshot) reap(host *hostns.NetNS, setup bool) {
-	if !s.withoutReaping {
+	if !s.opts.withoutReaping {
 		s.abandoned.Request(s.forAbandoned(), host, setup)
 	}
 }
 
 func (s *snapshot) forAbandoned() leftovers.Runtime {
-	return leftovers.Runtime{Owner: s.owner, Boot: s.Boot, Records: s.Records, Logger: s.logger, Containers: reaper{s}}
+	return leftovers.Runtime{Owner: s.opts.owner, Boot: s.store.Boot, Records: s.store.Records, Logger: s.opts.logger, Containers: reaper{s}}
 }
 
 // reaper removes abandoned containers.
-type reaper struct{ *snapshot }
+type reaper struct{ e *snapshot }
 
 // Keeps implements [leftovers.Containers].
-func (r reaper) Keeps(id record.ID) bool { return r.Pins.Keeps(id) }
+func (r reaper) Keeps(id record.ID) bool { return r.e.store.Pins.Keeps(id) }
 
 // Tend finishes a removal that Setup or Remove had begun, removes the container if
 // its namespace has ended, or else lets go of the namespace.
 func (r reaper) Tend(file string, host *hostns.NetNS) (step leftovers.Step, err error) {
-	rec, err := r.Records.LoadFile(file)
+	rec, err := r.e.store.Records.LoadFile(file)
 	if err != nil || rec == nil {
 		return step, host.Close() // removed since, or damaged, which Recover reports
 	}
-	op := &operation{snapshot: r.snapshot, Container: r.New(rec.ContainerID, host)}
-	if locked, err := op.TryLock(); !locked { // no look waits for a lock
+	op := &operation{e: r.e, c: r.e.store.New(rec.ContainerID, host)}
+	if locked, err := op.c.TryLock(); !locked { // no look waits for a lock
 		return step, join(err, host.Close())
 	}
 	defer op.end()
@@ -217,29 +217,29 @@ func (r reaper) Tend(file string, host *hostns.NetNS) (step leftovers.Step, err 
 func (r reaper) tend(op *operation, host netns.ID) (step leftovers.Step, err error) {
 	if err := op.recallOwn(); err != nil {
 		if isSkipped(err) {
-			r.logger.Debug("look for abandoned containers", "error", err)
+			r.e.opts.logger.Debug("look for abandoned containers", "error", err)
 			return step, nil
 		}
 		return step, err
 	}
-	if op.Record == nil || op.Damaged {
+	if op.c.Record == nil || op.c.Damaged {
 		return step, nil
 	}
-	if !leftovers.IsAbandoned(op.Record, op.owner, op.Boot) {
+	if !leftovers.IsAbandoned(op.c.Record, op.e.opts.owner, op.e.store.Boot) {
 		return step, nil
 	}
 	if going := op.unfinished(); len(going) > 0 {
 		return step, op.finishAbandoned(going)
 	}
-	if op.Record.LetGo != nil && op.Gone() {
+	if op.c.Record.LetGo != nil && op.c.Gone() {
 		return step, op.finishAbandoned(op.attachments)
 	}
 	var all []*leftovers.Attachment
 	for _, a := range op.attachments {
 		all = append(all, a.described())
 	}
-	step.Ends, err = leftovers.LetGo(op.Container, all, op.logger)
-	step.Again = err == nil && op.Host.ID() == host
+	step.Ends, err = leftovers.LetGo(op.c, all, op.e.opts.logger)
+	step.Again = err == nil && op.c.Host.ID() == host
 	return step, err
 }
 
@@ -248,7 +248,7 @@ func (r reaper) tend(op *operation, host netns.ID) (step leftovers.Step, err err
 func (r reaper) end(ctx context.Context, of *record.Record, host *hostns.NetNS) (bool, error) {
 	return leftovers.End(ctx, host, func(ctx context.Context, host *hostns.NetNS) (step leftovers.Step, err error) {
 		at := host.ID()
-		op, err := (&operation{snapshot: r.snapshot}).open(ctx, of.ContainerID, host, container.Access{})
+		op, err := (&operation{e: r.e}).open(ctx, of.ContainerID, host, container.Access{})
 		if err != nil {
 			return step, err
 		}
@@ -256,7 +256,7 @@ func (r reaper) end(ctx context.Context, of *record.Record, host *hostns.NetNS) 
 		if step, err = r.tend(op, at); err != nil || step.Again {
 			return step, err
 		}
-		now, err := r.Records.Load(of.ContainerID) // it may have been attached again
+		now, err := r.e.store.Records.Load(of.ContainerID) // it may have been attached again
 		step.Ended = err == nil && (now == nil || now.Generation != of.Generation || !now.Since.Equal(of.Since))
 		return step, err
 	})
@@ -282,8 +282,8 @@ func (s *snapshot) withoutHolders(ctx context.Context, attempt func() (*Result, 
 // locked only while this one is not. It returns false if one of them stays.
 func (s *snapshot) endHolders(ctx context.Context, err error) bool {
 	var taken *takenPorts
-	if s.withoutReaping || !errors.As(err, &taken) ||
-		slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !leftovers.IsAbandoned(rec, s.owner, s.Boot) }) {
+	if s.opts.withoutReaping || !errors.As(err, &taken) ||
+		slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !leftovers.IsAbandoned(rec, s.opts.owner, s.store.Boot) }) {
 		return false
 	}
 	return !slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !s.endDead(ctx, rec) })
@@ -292,13 +292,13 @@ func (s *snapshot) endHolders(ctx context.Context, err error) bool {
 // endDead removes a dead container that has ports which another wants. It returns false if
 // the container stays.
 func (s *snapshot) endDead(ctx context.Context, rec *record.Record) (ended bool) {
-	host, err := s.Hosts.Open(s.hostNetNS)
+	host, err := s.store.Hosts.Open(s.opts.hostNetNS)
 	if err == nil {
 		ended, err = reaper{s}.end(ctx, rec, host)
 		err = join(err, host.Close())
 	}
 	if err != nil {
-		s.logger.Warn("remove a container that is gone and has ports that another wants", "container", rec.ContainerID, "error", err)
+		s.opts.logger.Warn("remove a container that is gone and has ports that another wants", "container", rec.ContainerID, "error", err)
 	}
 	return ended
 }
@@ -306,13 +306,13 @@ func (s *snapshot) endDead(ctx context.Context, rec *record.Record) (ended bool)
 // finishAbandoned removes attachments of an abandoned container. It returns nil
 // if it is too early to repeat a failed removal.
 func (op *operation) finishAbandoned(going []*attachment) error {
-	id, path := op.ID, op.Record.NetNS.Path
+	id, path := op.c.ID, op.c.Record.NetNS.Path
 	err := op.finish(context.Background(), going)
 	if errors.Is(err, errNotYet) {
 		return nil
 	}
 	if err == nil {
-		op.logger.Info("removed an abandoned container", "container", id, "path", path)
+		op.e.opts.logger.Info("removed an abandoned container", "container", id, "path", path)
 	}
 	return err
 }

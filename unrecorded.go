@@ -19,12 +19,12 @@ import (
 // container is alive there.
 func (op *operation) unrecorded(ns *Namespace, planned attachments, mustStop bool) (all attachments, err error) {
 	path := ns.path
-	if path == "" && op.Damaged {
-		if path, err = op.Pins.Where(op.ID); err != nil {
+	if path == "" && op.c.Damaged {
+		if path, err = op.e.store.Pins.Where(op.c.ID); err != nil {
 			return nil, err
 		}
 	}
-	if err := op.OpenPath(path, "DEL"); err != nil {
+	if err := op.c.OpenPath(path, "DEL"); err != nil {
 		return nil, err
 	}
 	if mustStop && ns.path != "" {
@@ -36,7 +36,7 @@ func (op *operation) unrecorded(ns *Namespace, planned attachments, mustStop boo
 		}
 	}
 	for _, a := range all {
-		a.NetNS, a.ContainerID = op.Path, string(op.PluginID())
+		a.NetNS, a.ContainerID = op.c.Path, string(op.c.PluginID())
 		a.useCached()
 		a.useCachedConfig()
 	}
@@ -65,7 +65,7 @@ func (op *operation) unrecorded(ns *Namespace, planned attachments, mustStop boo
 // not among the known ones: on networks that are not loaded, or under other
 // interface names.
 func (op *operation) cachedBeside(known attachments) (all attachments, err error) {
-	cached, err := chain.AllCached(op.stateDir, string(op.PluginID()))
+	cached, err := chain.AllCached(op.e.opts.stateDir, string(op.c.PluginID()))
 	if err != nil {
 		return nil, err
 	}
@@ -75,11 +75,11 @@ func (op *operation) cachedBeside(known attachments) (all attachments, err error
 		}
 		list, err := conflist.Parse(c.Config)
 		if err != nil || len(list.Plugins) == 0 {
-			op.logger.Warn("cached configuration cannot be used", "container", op.ID, "network", c.Network, "error", err)
+			op.e.opts.logger.Warn("cached configuration cannot be used", "container", op.c.ID, "network", c.Network, "error", err)
 			continue
 		}
-		a := &attachment{op: op, network: &Network{config: list, ifName: c.IfName, snapshot: op.snapshot}}
-		a.ContainerID, a.IfName, a.NetNS = c.ContainerID, c.IfName, op.Path
+		a := &attachment{op: op, network: &Network{config: list, ifName: c.IfName, snapshot: op.e}}
+		a.ContainerID, a.IfName, a.NetNS = c.ContainerID, c.IfName, op.c.Path
 		a.useCached()
 		all = append(all, a)
 	}
@@ -109,11 +109,11 @@ func (op *operation) existing(at container.Place) (attachments, error) {
 	var found attachments
 	for _, wanted := range op.attachments {
 		for _, n := range op.callsNetworks() {
-			if op.shared(n) && n != op.cachedAs(n.config.Name, wanted.IfName) {
+			if op.e.shared(n) && n != op.e.cachedAs(n.config.Name, wanted.IfName) {
 				continue // the cache has one entry for that name and interface
 			}
 			a := &attachment{op: op, network: n}
-			a.ContainerID, a.IfName = string(op.PluginID()), wanted.IfName
+			a.ContainerID, a.IfName = string(op.c.PluginID()), wanted.IfName
 			known, err := a.recall(at)
 			if err != nil {
 				return nil, err
@@ -133,7 +133,7 @@ func (a *attachment) recall(at container.Place) (known bool, err error) {
 	if err != nil {
 		// There is an entry, but it is unreadable: the container's namespace must
 		// show whether it is alive.
-		a.op.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
+		a.op.e.opts.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
 			"network", a.network.config.Name, "error", err)
 		a.NetNS = at.Path
 		return true, nil
@@ -146,7 +146,7 @@ func (a *attachment) recall(at container.Place) (known bool, err error) {
 	if found == nil || err != nil {
 		return err == nil, err
 	}
-	a.NetNS, err = a.op.Host.Validate(found.NetNS, "DEL")
+	a.NetNS, err = a.op.c.Host.Validate(found.NetNS, "DEL")
 	if errors.Is(err, ErrInvalidNetNS) {
 		// The path leads to the host's namespace by now, for example a
 		// /proc/PID/ns/net whose PID now belongs to a process of the host: the
@@ -176,7 +176,7 @@ func (s *snapshot) cachedAs(network, ifName string) *Network {
 func (a *attachment) useCached() {
 	cached, err := a.cached().Load()
 	if err != nil {
-		a.op.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
+		a.op.e.opts.logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
 			"network", a.network.config.Name, "error", err)
 		return
 	}
@@ -194,18 +194,18 @@ func (a *attachment) useCached() {
 // cached with the attachment, if several loaded networks have its name. They may have
 // been loaded in another order since the ADD.
 func (a *attachment) useCachedConfig() {
-	if !a.op.shared(a.network) {
+	if !a.op.e.shared(a.network) {
 		return
 	}
 	cached, err := a.cached().Find()
 	if err != nil {
-		a.op.logger.Warn("cached attachments cannot be listed", "container", a.ContainerID, "error", err)
+		a.op.e.opts.logger.Warn("cached attachments cannot be listed", "container", a.ContainerID, "error", err)
 	}
 	if cached == nil {
 		return
 	}
 	if list, err := conflist.Parse(cached.Config); err == nil && len(list.Plugins) > 0 {
-		a.network = &Network{config: list, ifName: a.IfName, snapshot: a.op.snapshot}
+		a.network = &Network{config: list, ifName: a.IfName, snapshot: a.op.e}
 	}
 }
 
@@ -214,24 +214,24 @@ func (a *attachment) useCachedConfig() {
 // and the operation's own ended with their namespace. It is for removals without a
 // record, which have nothing but the path to go by.
 func (op *operation) avoidOthers() {
-	if op.NetNS == nil || container.Untouched(op.Host, op.NetNS) && !op.Pins.Holds(op.NetNS) ||
-		!op.isOthers(op.NetNS, op.Path, true) {
+	if op.c.NetNS == nil || container.Untouched(op.c.Host, op.c.NetNS) && !op.e.store.Pins.Holds(op.c.NetNS) ||
+		!op.isOthers(op.c.NetNS, op.c.Path, true) {
 		return
 	}
-	op.Leave()
-	op.Path = ""
+	op.c.Leave()
+	op.c.Path = ""
 }
 
 // isOthers reports whether a namespace is another container's. It reads all records,
 // so calls that have a record do not ask. With doubts it returns true unless the
 // answer is certain.
 func (op *operation) isOthers(ns *netns.Handle, path string, doubts bool) bool {
-	other, err := op.Container.Other(ns, op.stateDir, doubts)
+	other, err := op.c.Other(ns, op.e.opts.stateDir, doubts)
 	if other == "" && (err == nil || !doubts) {
 		return false
 	}
-	op.logger.Warn("the network namespace is not entered, since it is or may be another container's by now",
-		"container", op.ID, "path", path, "other", other, "error", err)
+	op.e.opts.logger.Warn("the network namespace is not entered, since it is or may be another container's by now",
+		"container", op.c.ID, "path", path, "other", other, "error", err)
 	return true
 }
 
