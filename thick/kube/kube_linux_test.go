@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -525,45 +523,9 @@ func TestOptionsThatAreRefused(t *testing.T) {
 	}
 }
 
-// The methods are those that a backend asks for.
-var _ = func(p *kube.Pods) backend.Options {
-	return backend.Options{Networks: p.Networks, Lookup: p.Configuration, OnStatus: p.SetStatus}
-}
-
-// seen is a Backend that keeps the pods of its requests.
-type seen struct {
-	server.Backend
-	pods chan server.Pod
-}
-
-func (s seen) Check(_ context.Context, r *server.Request) error {
-	s.pods <- r.Pod
-	return nil
-}
-
-// TestAServerFindsTheUID: a client that sends none is served, and told to come again while
-// there is no such pod.
-func TestAServerFindsTheUID(t *testing.T) {
-	a := newAPI(aPod("uid-1"))
-	b := seen{pods: make(chan server.Pod, 1)}
-	s := expect.Value(server.New(b, server.Options{Kubernetes: true, PodUID: newPods(t, a).UID}))(t)
-	post := func(name string) *httptest.ResponseRecorder {
-		body := fmt.Sprintf(`{"env": {"CNI_COMMAND": "CHECK", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/run/netns/c1",
-			"CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=%s;K8S_POD_INFRA_CONTAINER_ID=c1"},
-			"config": {"cniVersion": "1.0.0", "name": "net", "type": "shim"}}`, name)
-		w := httptest.NewRecorder()
-		s.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/cni", strings.NewReader(body)))
-		return w
-	}
-	if w := post("web"); w.Code != http.StatusOK {
-		t.Fatalf("%d %s", w.Code, w.Body)
-	}
-	if pod := <-b.pods; pod.UID != "uid-1" {
-		t.Errorf("pod %+v", pod)
-	}
-	if w := post("none"); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), `"code":11`) {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
+// The methods are those that a backend and a server ask for.
+var _ = func(p *kube.Pods) (backend.Options, server.Options) {
+	return backend.Options{Networks: p.Networks, Lookup: p.Configuration, OnStatus: p.SetStatus}, server.Options{PodUID: p.UID}
 }
 
 // A daemon looks up the pod of a request, and the networks that its annotation names.
