@@ -173,19 +173,27 @@ func wantCode(t *testing.T, err error, code uint, words ...string) {
 	}
 }
 
+// wantUID compares the UID of the pod that a request without one means.
+func wantUID(t *testing.T, pods *kube.Pods, uid string) {
+	t.Helper()
+	expect.Same(t, "UID", expect.Value(pods.UID(t.Context(), web("")))(t), uid)
+}
+
+// wantNetworks wants the annotation of the pod with a UID.
+func wantNetworks(t *testing.T, pods *kube.Pods, uid string) {
+	t.Helper()
+	expect.Same(t, "networks", expect.Value(pods.Networks(t.Context(), request(uid)))(t), "storage-"+uid)
+}
+
 func TestAPodIsCached(t *testing.T) {
 	a := newAPI(aPod("uid-1"))
 	pods := newPods(t, a)
 	run(t, a, pods, "uid-1")
 	before := a.asked.Load()
 	for range 3 {
-		if uid, err := pods.UID(t.Context(), web("")); uid != "uid-1" || err != nil {
-			t.Errorf("UID %q, %v", uid, err)
-		}
+		wantUID(t, pods, "uid-1")
 	}
-	if value, err := pods.Networks(t.Context(), request("uid-1")); value != "storage-uid-1" || err != nil {
-		t.Errorf("networks %q, %v", value, err)
-	}
+	wantNetworks(t, pods, "uid-1")
 	expect.Same(t, "GETs", a.asked.Load()-before, 0)
 	for _, action := range a.Actions() {
 		var fields string
@@ -206,9 +214,7 @@ func TestAPodIsCached(t *testing.T) {
 func TestACacheThatIsLate(t *testing.T) {
 	a := newAPI(aPod("uid-1"))
 	pods := newPods(t, a)
-	if value, err := pods.Networks(t.Context(), request("uid-1")); value != "storage-uid-1" || err != nil {
-		t.Fatalf("with an empty cache: %q, %v", value, err)
-	}
+	wantNetworks(t, pods, "uid-1")
 	run(t, a, pods, "uid-1")
 
 	// From now on the cache learns nothing of what GET sees.
@@ -216,12 +222,8 @@ func TestACacheThatIsLate(t *testing.T) {
 		a.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, pod, nil })
 	}
 	get(aPod("uid-2"))
-	if value, err := pods.Networks(t.Context(), request("uid-2")); value != "storage-uid-2" || err != nil {
-		t.Errorf("the new pod: %q, %v", value, err)
-	}
-	if value, err := pods.Networks(t.Context(), request("uid-1")); value != "storage-uid-1" || err != nil {
-		t.Errorf("the old pod, as far as is known: %q, %v", value, err)
-	}
+	wantNetworks(t, pods, "uid-2")
+	wantNetworks(t, pods, "uid-1")
 	_, err := pods.Networks(t.Context(), request("uid-0"))
 	wantCode(t, err, types.ErrUnknownContainer, "uid-0", "uid-2")
 }
@@ -240,9 +242,7 @@ func TestAPodThatEnds(t *testing.T) {
 			pods := newPods(t, a)
 			run(t, a, pods, "uid-1")
 			a.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, aPod("uid-2"), nil })
-			if uid, err := pods.UID(t.Context(), web("")); uid != "uid-2" || err != nil {
-				t.Errorf("UID %q, %v", uid, err)
-			}
+			wantUID(t, pods, "uid-2")
 		})
 	}
 }
@@ -251,9 +251,7 @@ func TestAPodThatEnds(t *testing.T) {
 func TestAStaticPod(t *testing.T) {
 	a := newAPI(aPod("uid-of-mirror", func(p *corev1.Pod) { p.Annotations[corev1.MirrorPodAnnotationKey] = "hash" }))
 	pods := newPods(t, a)
-	if uid, err := pods.UID(t.Context(), web("")); uid != "hash" || err != nil {
-		t.Errorf("UID %q, %v", uid, err)
-	}
+	wantUID(t, pods, "hash")
 	for _, uid := range []string{"hash", "uid-of-mirror"} {
 		if err := pods.SetStatus(t.Context(), request(uid), "status of "+uid); err != nil || a.status(t) != "status of "+uid {
 			t.Errorf("%s: status %q, %v", uid, a.status(t), err)
@@ -319,9 +317,7 @@ func TestTheCacheServesWithoutTheAPIServer(t *testing.T) {
 	pods := newPods(t, a)
 	run(t, a, pods, "uid-1")
 	a.fails("*", 1<<20, errors.New("connection refused"))
-	if uid, err := pods.UID(t.Context(), web("")); uid != "uid-1" || err != nil {
-		t.Errorf("UID %q, %v", uid, err)
-	}
+	wantUID(t, pods, "uid-1")
 }
 
 // TestAWatchThatFails is reported, with its reason, and pods are asked for one by one.
@@ -337,9 +333,7 @@ func TestAWatchThatFails(t *testing.T) {
 	if err != nil || !strings.Contains(line, "resource=pods") || !strings.Contains(line, "no role") {
 		t.Errorf("%q, %v", line, err)
 	}
-	if uid, err := pods.UID(t.Context(), web("")); uid != "uid-1" || err != nil {
-		t.Errorf("UID %q, %v", uid, err)
-	}
+	wantUID(t, pods, "uid-1")
 	cancel()
 	if err := lines.Close(); err != nil { // further lines are dropped
 		t.Error(err)

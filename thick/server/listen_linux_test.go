@@ -287,9 +287,7 @@ func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 	expect.Eventually(t, "connections up to the limit are accepted", func() bool { return sockets(t) == before+limit+1+limit })
 	expect.Same(t, "DELs ran", b.count("DEL"), 0)
 	expect.NoError(t, conns[0].Close())
-	if status, body := answerOf(t, late); status != 200 {
-		t.Errorf("status %d: %s", status, body)
-	}
+	wantAnswer(t, late, 200)
 }
 
 // sockets returns how many sockets this process has.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -70,31 +71,24 @@ func send(t testing.TB, conn net.Conn, path string, body []byte) {
 	expect.Value(conn.Write(append([]byte(head(path, len(body))), body...)))(t)
 }
 
-// answerOf reads an answer.
-func answerOf(t testing.TB, conn net.Conn) (int, string) {
+// wantAnswer reads an answer, which has a status, if it is not 0, and these parts.
+func wantAnswer(t testing.TB, conn net.Conn, status int, parts ...string) {
 	t.Helper()
-	status, body, err := readAnswer(conn)
-	expect.NoError(t, err)
-	return status, body
-}
-
-func readAnswer(conn net.Conn) (int, string, error) {
-	r, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		return 0, "", err
-	}
+	r := expect.Value(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 	defer r.Body.Close()
-	body, err := io.ReadAll(r.Body)
-	return r.StatusCode, string(body), err
+	body := string(expect.Value(io.ReadAll(r.Body))(t))
+	if status != 0 && r.StatusCode != status || slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(body, part) }) {
+		t.Errorf("status %d: %s; want status %d and %q", r.StatusCode, body, status, parts)
+	}
 }
 
-// ask sends a request on a connection of its own and reads the answer.
-func (d *daemon) ask(t testing.TB, path string, body []byte) (int, string) {
+// wants sends a request on a connection of its own, and wants that answer.
+func (d *daemon) wants(t testing.TB, path string, body []byte, status int, parts ...string) {
 	t.Helper()
 	conn := d.dial(t)
 	defer conn.Close()
 	send(t, conn, path, body)
-	return answerOf(t, conn)
+	wantAnswer(t, conn, status, parts...)
 }
 
 // held is a backend whose calls wait until release, or until their context ends.
@@ -166,9 +160,7 @@ func TestSlowClientsAreDropped(t *testing.T) {
 	}
 	expect.Empty(t, "the backend was asked for", b.calls)
 	honest := serve(t, b, server.Options{}) // with time enough on a slow machine
-	if status, _ := honest.ask(t, "/cni", body); status != 200 {
-		t.Errorf("an honest client gets status %d", status)
-	}
+	honest.wants(t, "/cni", body, 200)
 }
 
 func TestAClientThatDoesNotReadIsDropped(t *testing.T) {
@@ -215,12 +207,8 @@ func TestTheDeadlineEndsACallThatRunsOrWaits(t *testing.T) {
 	send(t, runs, "/cni", request("ADD", "c1"))
 	expect.Await(t, "the first ADD", b.entered)
 	send(t, queued, "/cni", request("ADD", "c2"))
-	if status, body := answerOf(t, runs); status != 400 || !strings.Contains(body, `"code":11`) || !strings.Contains(body, "no answer within 1s") {
-		t.Errorf("the call that ran: status %d: %s", status, body)
-	}
-	if status, body := answerOf(t, queued); !strings.Contains(body, `"code":11`) {
-		t.Errorf("the call that waited: status %d: %s", status, body)
-	}
+	wantAnswer(t, runs, 400, `"code":11`, "no answer within 1s")
+	wantAnswer(t, queued, 0, `"code":11`) // it may have had its turn
 }
 
 func TestLimits(t *testing.T) {
@@ -235,32 +223,22 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	expect.Eventually(t, "the third ADD waits", func() bool { return server.Waiting(d.Server) == 1 })
-	if status, body := d.ask(t, "/cni", request("ADD", "c3")); status != 503 || !strings.Contains(body, `"code":11`) || !strings.Contains(body, "too many calls") {
-		t.Errorf("the fourth ADD: status %d: %s", status, body)
-	}
+	d.wants(t, "/cni", request("ADD", "c3"), 503, `"code":11`, "too many calls")
 	// DELs and probes do not wait for ADDs.
-	if status, body := d.ask(t, "/cni", request("DEL", "c9")); status != 200 {
-		t.Errorf("DEL: status %d: %s", status, body)
-	}
-	if status, _ := d.ask(t, "/readyz", []byte("null")); status != 200 {
-		t.Errorf("/readyz: status %d", status)
-	}
+	d.wants(t, "/cni", request("DEL", "c9"), 200)
+	d.wants(t, "/readyz", []byte("null"), 200)
 	// Three requests of some 700 bytes are in hand.
 	conn := d.dial(t)
 	_, err := conn.Write([]byte("POST /cni HTTP/1.1\r\nHost: dummy\r\nTransfer-Encoding: chunked\r\n\r\n")) // accounted by 4096
 	expect.NoError(t, err)
 	expect.Eventually(t, "a request of unknown length is accounted", func() bool { return server.Room(d.Server) < 4096 })
 	large := request("DEL", "c9", configured(`{"name":"n","x":"%s"}`, strings.Repeat("x", 2500)))
-	if status, body := d.ask(t, "/cni", large); status != 503 || !strings.Contains(body, "no room") {
-		t.Errorf("a large request of %d bytes: status %d: %s; room for %d", len(large), status, body, server.Room(d.Server))
-	}
+	d.wants(t, "/cni", large, 503, "no room")
 	conn.Close()
 	expect.Eventually(t, "the room is free again", func() bool { return server.Room(d.Server) > 4096 })
 	close(b.release)
 	for _, conn := range conns {
-		if status, body := answerOf(t, conn); status != 200 {
-			t.Errorf("status %d: %s", status, body)
-		}
+		wantAnswer(t, conn, 200)
 	}
 	expect.Eventually(t, "all room is free", func() bool { return server.Room(d.Server) == 8192 })
 }
@@ -276,18 +254,10 @@ func TestShutdownFinishesWhatRunsAndRefusesNewADDs(t *testing.T) {
 
 	down := make(chan error, 1)
 	go func() { down <- d.Shutdown(context.Background()) }()
-	if status, body := answerOf(t, queued); status != 503 || !strings.Contains(body, `"code":11`) || !strings.Contains(body, "shutting down") {
-		t.Errorf("the ADD that waited: status %d: %s", status, body)
-	}
-	if status, _ := d.ask(t, "/readyz", nil); status != 500 {
-		t.Errorf("/readyz: status %d, want 500", status)
-	}
-	if status, _ := d.ask(t, "/healthz", nil); status != 200 {
-		t.Errorf("/healthz: status %d, want 200", status)
-	}
-	if status, body := d.ask(t, "/cni", request("ADD", "c3")); status != 503 || !strings.Contains(body, `"code":11`) {
-		t.Errorf("a new ADD: status %d: %s", status, body)
-	}
+	wantAnswer(t, queued, 503, `"code":11`, "shutting down")
+	d.wants(t, "/readyz", nil, 500)
+	d.wants(t, "/healthz", nil, 200)
+	d.wants(t, "/cni", request("ADD", "c3"), 503, `"code":11`)
 	send(t, detaches, "/cni", request("DEL", "c4"))
 	expect.Same(t, "the container that was asked for", expect.Await(t, "DEL during the shutdown", b.entered), "c4")
 	select {
@@ -297,9 +267,7 @@ func TestShutdownFinishesWhatRunsAndRefusesNewADDs(t *testing.T) {
 	}
 	close(b.release)
 	for _, conn := range []net.Conn{runs, detaches} {
-		if status, body := answerOf(t, conn); status != 200 {
-			t.Errorf("a call that ran: status %d: %s", status, body)
-		}
+		wantAnswer(t, conn, 200)
 	}
 	expect.NoError(t, expect.Await(t, "the end of Shutdown", down))
 	expect.Same(t, "ADDs reached the backend", b.count("ADD"), 1)
@@ -323,9 +291,7 @@ func TestShutdownGivesUp(t *testing.T) {
 		t.Error(err)
 	}
 	expect.Is(t, expect.Await(t, "the end of the ADD", b.ended), context.Canceled)
-	if status, body := answerOf(t, conn); status != 400 || !strings.Contains(body, "the server shut down") {
-		t.Errorf("the cancelled ADD: status %d: %s", status, body)
-	}
+	wantAnswer(t, conn, 400, "the server shut down")
 }
 
 func TestShutdownDoesNotWaitForACallThatIgnoresItsContext(t *testing.T) {
@@ -362,30 +328,20 @@ func TestAReadinessFileHoldsADDsBack(t *testing.T) {
 		conns = append(conns, wait(fmt.Sprint("c", i), ofConfig))
 	}
 	expect.Eventually(t, "all ADDs wait", func() bool { return server.Waiting(d.Server) == 50 })
-	if status, body := d.ask(t, "/cni", request("DEL", "c1")); status != 200 {
-		t.Errorf("DEL waits too: status %d: %s", status, body)
-	}
-	if status, body := d.ask(t, "/cni", request("STATUS", "")); status != 400 || !strings.Contains(body, `"code":50`) {
-		t.Errorf("STATUS: status %d: %s", status, body)
-	}
+	d.wants(t, "/cni", request("DEL", "c1"), 200)
+	d.wants(t, "/cni", request("STATUS", ""), 400, `"code":50`)
 	expect.NoError(t, os.Mkdir(filepath.Dir(ofServer), 0o755))
 	expect.NoError(t, os.WriteFile(ofServer, nil, 0o644))
-	if status, body := d.ask(t, "/cni", request("STATUS", "")); status != 200 {
-		t.Errorf("STATUS: status %d: %s", status, body)
-	}
+	d.wants(t, "/cni", request("STATUS", ""), 200)
 	// All have looked again when one that has come since has: they wait for the other file.
 	late := wait("late", third)
 	expect.Eventually(t, "a late ADD waits", func() bool { return server.Waiting(d.Server) == 51 })
 	expect.NoError(t, os.WriteFile(third, nil, 0o644))
-	if status, body := answerOf(t, late); status != 200 {
-		t.Errorf("status %d: %s", status, body)
-	}
+	wantAnswer(t, late, 200)
 	expect.Same(t, "ADDs ran before their file was there", b.count("ADD")-1, 0)
 	expect.NoError(t, os.WriteFile(ofConfig, nil, 0o644))
 	for _, conn := range conns {
-		if status, body := answerOf(t, conn); status != 200 {
-			t.Errorf("status %d: %s", status, body)
-		}
+		wantAnswer(t, conn, 200)
 	}
 	// It may go again.
 	expect.NoError(t, os.Remove(ofServer))
@@ -394,9 +350,7 @@ func TestAReadinessFileHoldsADDsBack(t *testing.T) {
 	expect.Eventually(t, "a later ADD waits", func() bool { return server.Waiting(d.Server) == 1 })
 	down := make(chan error, 1)
 	go func() { down <- d.Shutdown(context.Background()) }()
-	if status, body := answerOf(t, waits); status != 503 || !strings.Contains(body, "shutting down") {
-		t.Errorf("during a shutdown: status %d: %s", status, body)
-	}
+	wantAnswer(t, waits, 503, "shutting down")
 	expect.NoError(t, expect.Await(t, "the end of Shutdown", down))
 }
 
@@ -404,13 +358,9 @@ func TestTheDeadlineEndsTheWaitForAReadinessFile(t *testing.T) {
 	b := &backend{}
 	file := filepath.Join(t.TempDir(), "ready")
 	d := serve(t, b, server.Options{ReadinessFile: file, Limits: server.Limits{Deadline: time.Second}})
-	if status, body := d.ask(t, "/cni", request("ADD", "c1")); status != 503 || !strings.Contains(body, `"code":11`) || !strings.Contains(body, file+" does not exist yet") {
-		t.Errorf("status %d: %s", status, body)
-	}
+	d.wants(t, "/cni", request("ADD", "c1"), 503, `"code":11`, file+" does not exist yet")
 	d = serve(t, b, server.Options{ReadinessFile: filepath.Join("/proc/self/status", "ready"), Limits: server.Limits{Deadline: time.Second}})
-	if status, body := d.ask(t, "/cni", request("ADD", "c1")); status != 503 || !strings.Contains(body, `"code":11`) {
-		t.Errorf("below a file: status %d: %s", status, body)
-	}
+	d.wants(t, "/cni", request("ADD", "c1"), 503, `"code":11`)
 }
 
 // TestOtherPathsHaveADeadline: a client that sends no body does not hold a handler that
