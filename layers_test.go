@@ -38,7 +38,7 @@ var floors = [][]string{
 		"thick/shim",
 	},
 	{
-		"examples/thick/shim", "internal/links", "internal/nft",
+		"examples/thick/shim", "internal/links", "internal/nft", "internal/testhost/servertest",
 	},
 	{
 		"internal/hostns", "internal/iptables",

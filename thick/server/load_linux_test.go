@@ -21,6 +21,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost/servertest"
 	"github.com/embedcni/cni/thick/server"
 )
 
@@ -28,29 +29,20 @@ import (
 // goroutines may be left.
 type daemon struct {
 	*server.Server
-	path   string
-	served chan error
+	path string
 }
 
 func serve(t testing.TB, b server.Backend, o server.Options) *daemon {
 	t.Helper()
-	before := runtime.NumGoroutine()
+	before, path := runtime.NumGoroutine(), filepath.Join(t.TempDir(), "run", "multus.sock")
+	t.Cleanup(func() {
+		expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
+		expect.Is(t, expect.Err(os.Lstat(path)), fs.ErrNotExist)
+	})
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
-	d := &daemon{Server: newServer(t, b, o), path: filepath.Join(t.TempDir(), "run", "multus.sock"), served: make(chan error, 1)}
-	l := expect.Value(d.Listen(d.path))(t)
-	go func() { d.served <- d.Serve(l) }()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), expect.Patience)
-		defer cancel()
-		expect.NoError(t, d.Shutdown(ctx))
-		expect.Is(t, expect.Await(t, "the end of Serve", d.served), http.ErrServerClosed)
-		d.served <- http.ErrServerClosed
-		expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
-		expect.Is(t, expect.Err(os.Lstat(d.path)), fs.ErrNotExist)
-	})
-	return d
+	return &daemon{servertest.Serve(t, b, o, path), path}
 }
 
 func (d *daemon) dial(t testing.TB) *net.UnixConn {
@@ -101,7 +93,7 @@ type held struct {
 
 func newHeld(verbs ...string) *held {
 	h := &held{entered: make(chan string, 2000), release: make(chan struct{}), ended: make(chan error, 2000)}
-	h.do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
+	h.Do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
 		for _, v := range verbs {
 			if v != verb {
 				continue
@@ -158,14 +150,14 @@ func TestSlowClientsAreDropped(t *testing.T) {
 			}
 		})
 	}
-	expect.Empty(t, "the backend was asked for", b.calls)
+	expect.Empty(t, "the backend was asked for", b.Verbs())
 	honest := serve(t, b, server.Options{}) // with time enough on a slow machine
 	honest.wants(t, "/cni", body, 200)
 }
 
 func TestAClientThatDoesNotReadIsDropped(t *testing.T) {
 	observed := make(chan server.Observation, 1)
-	b := &backend{do: func(context.Context, string, *server.Request) (types.Result, error) {
+	b := &backend{Do: func(context.Context, string, *server.Request) (types.Result, error) {
 		r := addressed("10.1.0.7/16")
 		r.DNS.Domain = strings.Repeat("x", 8<<20) // more than a socket holds
 		return r, nil
@@ -195,7 +187,7 @@ func TestDeadClientsEndTheirCalls(t *testing.T) {
 			expect.Eventually(t, "the second ADD has left", func() bool { return server.Waiting(d.Server) == 0 })
 			expect.NoError(t, leave(runs))
 			expect.Is(t, expect.Await(t, "the end of the first ADD", b.ended), context.Canceled)
-			expect.Same(t, "ADDs reached the backend", b.count("ADD"), 1)
+			expect.Same(t, "ADDs reached the backend", b.Count("ADD"), 1)
 		})
 	}
 }
@@ -270,7 +262,7 @@ func TestShutdownFinishesWhatRunsAndRefusesNewADDs(t *testing.T) {
 		wantAnswer(t, conn, 200)
 	}
 	expect.NoError(t, expect.Await(t, "the end of Shutdown", down))
-	expect.Same(t, "ADDs reached the backend", b.count("ADD"), 1)
+	expect.Same(t, "ADDs reached the backend", b.Count("ADD"), 1)
 	if conn, err := net.Dial("unix", d.path); err == nil {
 		conn.Close()
 		t.Error("somebody still listens")
@@ -296,7 +288,7 @@ func TestShutdownGivesUp(t *testing.T) {
 
 func TestShutdownDoesNotWaitForACallThatIgnoresItsContext(t *testing.T) {
 	entered, release := make(chan struct{}), make(chan struct{})
-	b := &backend{do: func(context.Context, string, *server.Request) (types.Result, error) {
+	b := &backend{Do: func(context.Context, string, *server.Request) (types.Result, error) {
 		close(entered)
 		<-release
 		return nil, nil
@@ -338,7 +330,7 @@ func TestAReadinessFileHoldsADDsBack(t *testing.T) {
 	expect.Eventually(t, "a late ADD waits", func() bool { return server.Waiting(d.Server) == 51 })
 	expect.NoError(t, os.WriteFile(third, nil, 0o644))
 	wantAnswer(t, late, 200)
-	expect.Same(t, "ADDs ran before their file was there", b.count("ADD")-1, 0)
+	expect.Same(t, "ADDs ran before their file was there", b.Count("ADD")-1, 0)
 	expect.NoError(t, os.WriteFile(ofConfig, nil, 0o644))
 	for _, conn := range conns {
 		wantAnswer(t, conn, 200)

@@ -5,13 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -20,6 +17,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/sandbox"
+	"github.com/embedcni/cni/internal/testhost/servertest"
 	"github.com/embedcni/cni/thick/server"
 	"github.com/embedcni/cni/thick/shim"
 )
@@ -35,103 +33,57 @@ func TestMain(m *testing.M) {
 	os.Exit(sandbox.Main(m))
 }
 
-// book is a Backend that keeps its attachments in memory, as the pairs that it was asked
-// for, and remembers the requests.
-type book struct {
-	mu       sync.Mutex
-	attached []types.GCAttachment
-	asked    []string // "verb container interface network"
-	configs  []string
-	fail     error // of all further calls
-}
-
-func (b *book) do(verb string, r *server.Request) (types.Result, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.asked = append(b.asked, strings.TrimSpace(fmt.Sprint(verb, " ", r.ContainerID, " ", r.IfName, " ", r.Network)))
-	b.configs = append(b.configs, string(r.Config))
-	if b.fail != nil {
-		return nil, b.fail
-	}
-	pair := types.GCAttachment{ContainerID: r.ContainerID, IfName: r.IfName}
-	known := slices.Contains(b.attached, pair)
-	switch verb {
-	case "ADD":
-		if !known {
-			b.attached = append(b.attached, pair)
-		}
-		return b.result(r)
-	case "DEL":
-		b.attached = slices.DeleteFunc(b.attached, func(a types.GCAttachment) bool { return a == pair })
-	case "CHECK":
-		if !known {
-			return nil, types.NewError(types.ErrUnknownContainer, "not attached", r.ContainerID)
-		}
-	case "GC":
-		b.attached = slices.DeleteFunc(b.attached, func(a types.GCAttachment) bool { return !slices.Contains(r.Valid, a) })
-	}
-	return nil, nil
-}
-
-// result has the address in a configuration.
-func (b *book) result(r *server.Request) (types.Result, error) {
-	var conf struct{ Address string }
-	if err := json.Unmarshal(r.Config, &conf); err != nil {
-		return nil, err
-	}
-	ip, network, err := net.ParseCIDR(conf.Address)
-	if err != nil {
-		return nil, err
-	}
-	return &types100.Result{
-		CNIVersion: "1.1.0", Interfaces: []*types100.Interface{{Name: r.IfName, Mac: "0a:00:00:00:00:07", Sandbox: r.NetNS}},
-		IPs: []*types100.IPConfig{{Interface: types100.Int(0), Address: net.IPNet{IP: ip, Mask: network.Mask}}},
-	}, nil
-}
-
-func (b *book) verb(verb string, r *server.Request) error {
-	_, err := b.do(verb, r)
-	return err
-}
-
-func (b *book) Add(_ context.Context, r *server.Request) (types.Result, error) { return b.do("ADD", r) }
-func (b *book) Del(_ context.Context, r *server.Request) error                 { return b.verb("DEL", r) }
-func (b *book) Check(_ context.Context, r *server.Request) error               { return b.verb("CHECK", r) }
-func (b *book) GC(_ context.Context, r *server.Request) error                  { return b.verb("GC", r) }
-func (b *book) Status(_ context.Context, r *server.Request) error              { return b.verb("STATUS", r) }
-
-// take returns the requests since the last call, and their configurations.
-func (b *book) take() (asked, configs []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	asked, configs = b.asked, b.configs
-	b.asked, b.configs = nil, nil
-	return asked, configs
-}
-
 // node is a machine with a plugin directory and a daemon.
 type node struct {
-	*book
-	dir string // of the socket and the plugins
-	cni *libcni.CNIConfig
+	*servertest.Ledger
+	fail  error // of all further calls
+	dir   string
+	cni   *libcni.CNIConfig
+	taken int // of the calls
 }
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{book: &book{}, dir: t.TempDir()}
+	n := &node{Ledger: &servertest.Ledger{}, dir: t.TempDir()}
+	n.Do = func(_ context.Context, verb string, r *server.Request) (types.Result, error) {
+		if n.fail != nil {
+			return nil, n.fail
+		}
+		var conf struct{ Address string }
+		if err := json.Unmarshal(r.Config, &conf); err != nil {
+			return nil, err
+		}
+		if err := n.Keep(verb, r); err != nil || verb != "ADD" {
+			return nil, err
+		}
+		return servertest.Addressed(r.IfName, r.NetNS, conf.Address), nil
+	}
 	self := expect.Value(os.Executable())(t)
 	bin := filepath.Join(n.dir, "bin")
 	expect.NoError(t, os.Mkdir(bin, 0o755), os.Symlink(self, filepath.Join(bin, pluginName)))
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{bin}, filepath.Join(n.dir, "cache"), nil)
-	s := expect.Value(server.New(n.book, server.Options{}))(t)
-	ln := expect.Value(s.Listen(filepath.Join(n.dir, "run", "multus.sock")))(t)
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(ln) }()
-	t.Cleanup(func() {
-		expect.NoError(t, s.Shutdown(context.Background()))
-		expect.Is(t, <-served, http.ErrServerClosed)
-	})
+	servertest.Serve(t, n, server.Options{}, filepath.Join(n.dir, "run", "multus.sock"))
 	return n
+}
+
+// take returns the requests since the last call, "verb container interface network", and
+// their configurations.
+func (n *node) take() (asked, configs []string) {
+	all := n.Calls()
+	for _, c := range all[n.taken:] {
+		asked = append(asked, strings.TrimSpace(fmt.Sprint(c.Verb, " ", c.Request.ContainerID, " ", c.Request.IfName, " ", c.Request.Network)))
+		configs = append(configs, string(c.Request.Config))
+	}
+	n.taken = len(all)
+	return asked, configs
+}
+
+// pairs returns what is attached.
+func (n *node) pairs() (all []string) {
+	for _, a := range n.Attached {
+		all = append(all, a.ContainerID+"/"+a.IfName)
+	}
+	return all
 }
 
 // list returns a network whose plugins are shims with these addresses.
@@ -195,11 +147,11 @@ func TestLibcniExecutesTheShim(t *testing.T) {
 					gc := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: "c1", IfName: "eth0"}}}
 					has("GC   podnet", collector.GCNetworkList(ctx, list, gc))
 				}
-				expect.Same(t, "attached", n.attached, []types.GCAttachment{{ContainerID: "c1", IfName: "eth0"}})
+				expect.Same(t, "attached", n.pairs(), []string{"c1/eth0"})
 				for range 2 { // a DEL is repeated
 					has("DEL c1 eth0 podnet", n.cni.DelNetworkList(ctx, list, container("c1")))
 				}
-				expect.Same(t, "attached", len(n.attached), 0)
+				expect.Same(t, "attached", n.pairs(), nil)
 			})
 		}
 	}
