@@ -65,23 +65,6 @@ func TestMultusShimBeforeOurs(t *testing.T) {
 	}
 }
 
-// TestMultusShimPrintsOurVersions: the shim converts this library's result to the version
-// of the configuration.
-func TestMultusShimPrintsOurVersions(t *testing.T) {
-	newPod(t)
-	serve(t, newScripted())
-	for _, version := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
-		c := podCall("ADD")
-		c.config = fmt.Appendf(nil, `{"cniVersion": %q, "name": "multus-cni-network", "type": "multus-shim"}`, version)
-		stdout, _, err := c.run(t, os.Getenv(shimVar))
-		expect.NoError(t, err)
-		expect.Same(t, "version", expect.Value(create.DecodeVersion(stdout))(t), version)
-		if !bytes.Contains(stdout, []byte(`"10.9.0.2/24"`)) {
-			t.Errorf("%s: printed %s", version, stdout)
-		}
-	}
-}
-
 // TestMultusShimPrintsOurErrors: the code and the details are on the socket. Multus' shim
 // prints the message and the details.
 func TestMultusShimPrintsOurErrors(t *testing.T) {
