@@ -15,7 +15,7 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"examples", "examples/thick", "internal/batch", "internal/behaviour",
+		"examples", "internal/batch", "internal/behaviour",
 		"internal/confwatch", "internal/damage", "internal/expect", "internal/faults", "internal/interchange",
 		"internal/known", "internal/parallel", "internal/perm",
 		"internal/plainfile", "internal/scripted", "internal/shared", "internal/spans",
