@@ -15,7 +15,7 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"examples", "examples/thick", "internal/batch", "internal/behaviour",
+		"examples", "internal/batch", "internal/behaviour",
 		"internal/confwatch", "internal/damage", "internal/expect", "internal/faults", "internal/interchange",
 		"internal/known", "internal/parallel", "internal/perm",
 		"internal/plainfile", "internal/scripted", "internal/shared", "internal/spans",
@@ -38,7 +38,7 @@ var floors = [][]string{
 		"thick/shim",
 	},
 	{
-		"examples/thick/shim", "internal/links", "internal/nft",
+		"examples/thick/shim", "internal/links", "internal/nft", "internal/testhost/servertest",
 	},
 	{
 		"internal/hostns", "internal/iptables",

@@ -26,8 +26,6 @@ func plugins(w work, backend string, n int, dataDir string) []object {
 		return []object{{"type": "loopback"}}
 	case workBridge:
 		return []object{main}
-	case workPtpNAT:
-		return []object{{"type": "ptp", "ipMasq": true, "ipam": addresses(w, n, dataDir)}}
 	case workDefault:
 		// As nerdctl and Podman write it.
 		return []object{
@@ -44,7 +42,7 @@ func plugins(w work, backend string, n int, dataDir string) []object {
 
 func addresses(w work, n int, dataDir string) object {
 	ipam := object{"type": "host-local", "dataDir": dataDir, "ranges": [][]object{{{"subnet": subnet(n)}}}}
-	if w == workPtpNAT || w == workDefault { // a bridge that is the default gateway makes the routes itself
+	if w == workDefault { // a bridge that is the default gateway makes the routes itself
 		ipam["routes"] = []object{{"dst": "0.0.0.0/0"}}
 	}
 	return ipam

@@ -16,8 +16,6 @@ func TestConflist(t *testing.T) {
 		want    string
 	}{
 		"bridge": {workBridge, "", `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,` + ipam4 + `}]`},
-		"ptp-nat": {workPtpNAT, "", `[{"type":"ptp","ipMasq":true,"ipam":{"type":"host-local","dataDir":"/d","ranges":[[{"subnet":"10.102.0.0/16"}]],
-			"routes":[{"dst":"0.0.0.0/0"}]}}]`},
 		"nat": {workNAT, nftables, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,"ipMasqBackend":"nftables",` + ipam4 + `},
 			{"type":"portmap","backend":"nftables","capabilities":{"portMappings":true}}]`},
 		"nat, no backend named": {workNAT, native, `[{"type":"bridge","bridge":"bench2","isDefaultGateway":true,"ipMasq":true,` + ipam4 + `},

@@ -22,8 +22,9 @@ type handle struct {
 	next   int // number of the next temporary container
 }
 
-// workerCommand returns the command that runs a contender on its own host.
-func workerCommand(s spec) (*exec.Cmd, error) {
+// startWorker starts a contender on its own host. A contenderError means that
+// the contender failed, not the start.
+func startWorker(s spec) (*handle, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
@@ -34,16 +35,6 @@ func workerCommand(s spec) (*exec.Cmd, error) {
 	// As on a host, its network namespace is that of process 1: there the library finds
 	// paths to it without reading the mounts.
 	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID}
-	return cmd, nil
-}
-
-// startWorker starts a contender on its own host. A contenderError means that
-// the contender failed, not the start.
-func startWorker(s spec) (*handle, error) {
-	cmd, err := workerCommand(s)
-	if err != nil {
-		return nil, err
-	}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err

@@ -51,13 +51,11 @@ func callAll(containers []container, atOnce int, fn func(container) error) error
 	return errors.Join(errs...)
 }
 
-// usage is what calls took: time, processor time, and the number of times that a
-// thread of the process or a program that it started gave up a processor. Faults are the
-// page faults of programs: each start of one has some. A program counts when it was
-// waited for.
+// usage is what calls took. Faults are the page faults of programs: each start of one has
+// some. A program counts when it was waited for.
 type usage struct {
-	Took, CPU        time.Duration
-	Switches, Faults int64
+	CPU    time.Duration
+	Faults int64
 }
 
 // spent returns what this process and its children have used so far.
@@ -68,7 +66,6 @@ func spent() (all usage, err error) {
 			return all, fmt.Errorf("getrusage: %w", err)
 		}
 		all.CPU += time.Duration(u.Utime.Nano() + u.Stime.Nano())
-		all.Switches += int64(u.Nvcsw) + int64(u.Nivcsw)
 		if who == unix.RUSAGE_CHILDREN {
 			all.Faults = int64(u.Minflt) + int64(u.Majflt)
 		}

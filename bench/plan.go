@@ -61,7 +61,6 @@ const (
 	workDefault  work = "default"
 	workLoopback work = "loopback"
 	workBridge   work = "bridge"
-	workPtpNAT   work = "ptp-nat"
 	workNAT      work = "nat"
 )
 

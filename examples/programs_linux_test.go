@@ -21,6 +21,7 @@ import (
 
 	"github.com/embedcni/cni/cnitest"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
 )
 
@@ -40,8 +41,8 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
-	code := sandbox.Main(m, sandbox.Before(func() ([]string, error) {
-		out, err := exec.Command("go", "build", "-o", dir, "./allocrunner").CombinedOutput()
+	code := refplugins.Main(m, sandbox.Before(func() ([]string, error) {
+		out, err := exec.Command("go", "build", "-o", dir, "./allocrunner", "./thick/daemon", "./thick/shim").CombinedOutput()
 		if err != nil {
 			err = fmt.Errorf("go build: %w\n%s", err, out)
 		}
@@ -61,13 +62,14 @@ func answer(w http.ResponseWriter, r *http.Request) {
 type program struct {
 	*exec.Cmd
 	lines chan string
+	log   string // of the lines that were asked for
 }
 
-// start starts a program whose containers serve at an address.
-func start(t *testing.T, serve, name string, args ...string) *program {
+// start starts a program with further variables.
+func start(t *testing.T, variables []string, name string, args ...string) *program {
 	t.Helper()
-	p := &program{exec.Command(filepath.Join(os.Getenv(builtVariable), name), args...), make(chan string, 1000)}
-	p.Env = append(os.Environ(), serveVariable+"="+serve)
+	p := &program{Cmd: exec.Command(filepath.Join(os.Getenv(builtVariable), name), args...), lines: make(chan string, 10000)}
+	p.Env = append(os.Environ(), variables...)
 	r, w, err := os.Pipe()
 	expect.NoError(t, err)
 	p.Stdout, p.Stderr = w, w
@@ -75,6 +77,7 @@ func start(t *testing.T, serve, name string, args ...string) *program {
 	expect.NoError(t, w.Close())
 	go func() {
 		defer close(p.lines)
+		defer r.Close()
 		for s := bufio.NewScanner(r); s.Scan(); {
 			p.lines <- s.Text()
 		}
@@ -83,29 +86,46 @@ func start(t *testing.T, serve, name string, args ...string) *program {
 		if p.ProcessState == nil {
 			p.end(t, unix.SIGKILL)
 		}
-		r.Close()
 	})
 	return p
+}
+
+// next returns the next line, or none at the end.
+func (p *program) next(t *testing.T, wait string) (line string, ok bool) {
+	t.Helper()
+	select {
+	case line, ok = <-p.lines:
+	case <-time.After(expect.Patience):
+		t.Fatalf("%s has not written %s:\n%s", p.Path, wait, p.log)
+	}
+	if ok {
+		t.Log(line)
+		p.log += line + "\n"
+	}
+	return line, ok
 }
 
 // find waits for a line, and returns the matches of the expression's groups.
 func (p *program) find(t *testing.T, expression string) []string {
 	t.Helper()
-	timeout := time.After(30 * time.Second)
 	for {
-		select {
-		case line, ok := <-p.lines:
-			if !ok {
-				t.Fatalf("%s has ended without a line %q", p.Path, expression)
-			}
-			t.Log(line)
-			if found := regexp.MustCompile(expression).FindStringSubmatch(line); found != nil {
-				return found[1:]
-			}
-		case <-timeout:
-			t.Fatalf("%s has not written a line %q", p.Path, expression)
+		line, ok := p.next(t, expression)
+		if !ok {
+			t.Fatalf("%s has ended without a line %q:\n%s", p.Path, expression, p.log)
+		}
+		if found := regexp.MustCompile(expression).FindStringSubmatch(line); found != nil {
+			return found[1:]
 		}
 	}
+}
+
+// whole returns the log of a program that has ended, and with it all that it has started.
+func (p *program) whole(t *testing.T) string {
+	t.Helper()
+	for ok := true; ok; {
+		_, ok = p.next(t, "its last line: a process that it has started goes on")
+	}
+	return p.log
 }
 
 // end sends a signal, and returns the exit code.
@@ -137,16 +157,14 @@ func get(t *testing.T, url string) (body string) {
 }
 
 // leavesNothing has the test fail if it leaves anything on the host.
-func leavesNothing(t *testing.T) {
+func leavesNothing(t *testing.T, dirs ...string) {
 	t.Helper()
-	before, err := cnitest.Audit(context.Background(), cnitest.Options{})
-	expect.NoError(t, err)
+	audit := func() []string {
+		return expect.Value(cnitest.Audit(context.Background(), cnitest.Options{StateDirs: append(dirs, "/var/lib/cni")}))(t)
+	}
+	before := audit()
 	t.Cleanup(func() {
-		after, err := cnitest.Audit(context.Background(), cnitest.Options{})
-		if err != nil {
-			t.Error(err)
-		}
-		if leak := cnitest.Diff(before, after); leak != "" {
+		if leak := cnitest.Diff(before, audit()); leak != "" {
 			t.Errorf("left:\n%s", leak)
 		}
 	})
@@ -182,15 +200,9 @@ func childrenOf(t *testing.T, pid int) (all []int) {
 // TestMistakesAreRefused, and leave nothing.
 func TestMistakesAreRefused(t *testing.T) {
 	leavesNothing(t)
-	for _, test := range []struct{ program, args, says string }{
-		{"allocrunner", "", "no such file"},
-	} {
-		p := start(t, "", test.program, strings.Fields(test.args)...)
-		p.find(t, regexp.QuoteMeta(test.says))
-		if err := p.Wait(); err == nil {
-			t.Errorf("%s %s has succeeded", test.program, test.args)
-		}
-	}
+	p := start(t, nil, "allocrunner")
+	p.find(t, "no such file")
+	expect.Fails(t, "allocrunner without jobs has succeeded", p.Wait())
 }
 
 func TestAllocrunner(t *testing.T) {
@@ -199,7 +211,8 @@ func TestAllocrunner(t *testing.T) {
 	jobs := filepath.Join(dir, "jobs.json")
 	text := fmt.Sprintf(`[{"ID": "web", "Program": [%q], "Ports": [{"Label": "HTTP", "ContainerPort": 80}]}]`, self(t))
 	expect.NoError(t, os.WriteFile(jobs, []byte(text), 0o600))
-	p := start(t, ":80", "allocrunner", jobs)
+	serves := []string{serveVariable + "=:80"}
+	p := start(t, serves, "allocrunner", jobs)
 	found := p.find(t, `job web at (\S+) with ports \[(\d+):80\]`)
 	url := "http://10.61.0.1:" + found[1]
 	expect.Same(t, "answer", get(t, url), found[0])
@@ -207,7 +220,7 @@ func TestAllocrunner(t *testing.T) {
 
 	// The next one goes on with the job, and repairs its network.
 	expect.NoError(t, exec.Command("nft", "flush", "ruleset").Run())
-	p = start(t, ":80", "allocrunner", jobs)
+	p = start(t, serves, "allocrunner", jobs)
 	p.find(t, `job web goes on: its network is broken`)
 	expect.Same(t, "answer", get(t, url), found[0])
 	p.end(t, unix.SIGKILL)
@@ -217,7 +230,7 @@ func TestAllocrunner(t *testing.T) {
 	for _, pid := range before {
 		expect.NoError(t, unix.Kill(pid, unix.SIGKILL))
 	}
-	p = start(t, ":80", "allocrunner", jobs)
+	p = start(t, serves, "allocrunner", jobs)
 	found = p.find(t, `job web at (\S+) with ports \[(\d+):80\]`)
 	expect.Same(t, "answer", get(t, "http://10.61.0.1:"+found[1]), found[0])
 	p.end(t, unix.SIGKILL)
@@ -225,7 +238,7 @@ func TestAllocrunner(t *testing.T) {
 	// The job is no longer in the file: its network goes. Its program ends here.
 	job := childrenOf(t, os.Getpid())
 	expect.NoError(t, os.WriteFile(jobs, []byte("[]"), 0o600))
-	p = start(t, "", "allocrunner", jobs)
+	p = start(t, nil, "allocrunner", jobs)
 	expect.NoError(t, p.Wait())
 	for _, pid := range job {
 		expect.NoError(t, unix.Kill(pid, unix.SIGKILL))

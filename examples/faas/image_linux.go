@@ -9,11 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"runtime"
 	"slices"
 
 	"github.com/containerd/containerd"
+	"github.com/containerd/containerd/content"
 	"github.com/containerd/containerd/images"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -30,8 +30,7 @@ echo
 echo "$QUERY_STRING from $(hostname)"
 `
 
-// importImage makes an image of busybox and the script, and gives it to containerd. It
-// returns the size.
+// importImage makes an image of busybox and the script in containerd. It returns the size.
 func importImage(ctx context.Context, client *containerd.Client) (size int, err error) {
 	busybox, err := os.ReadFile("/bin/busybox")
 	if err != nil {
@@ -40,20 +39,66 @@ func importImage(ctx context.Context, client *containerd.Client) (size int, err 
 	if err := isStatic(busybox); err != nil {
 		return 0, fmt.Errorf("/bin/busybox: %w: %s", err, install)
 	}
-	archive, err := buildImage(busybox)
+	layer, err := archive([]file{
+		{name: "bin/", mode: 0o755},
+		{name: "bin/busybox", mode: 0o755, data: busybox},
+		{name: "bin/sh", link: "busybox", mode: 0o777},
+		{name: "bin/hostname", link: "busybox", mode: 0o777},
+		{name: "www/", mode: 0o755}, {name: "www/cgi-bin/", mode: 0o755},
+		{name: "www/cgi-bin/function", mode: 0o755, data: []byte(script)},
+	})
 	if err != nil {
 		return 0, err
 	}
-	found, err := client.Import(ctx, bytes.NewReader(archive))
+	ctx, release, err := client.WithLease(ctx) // nothing else refers to the parts yet
 	if err != nil {
-		return 0, fmt.Errorf("import: %w", err)
+		return 0, err
 	}
-	for _, i := range found {
-		if err := unpack(ctx, client, i); err != nil {
-			return 0, err
-		}
+	defer func() { err = errors.Join(err, release(context.WithoutCancel(ctx))) }()
+	i := images.Image{Name: image}
+	if i.Target, err = store(ctx, client.ContentStore(), layer); err != nil {
+		return 0, fmt.Errorf("store the image: %w", err)
 	}
-	return len(archive), nil
+	if _, err := client.ImageService().Create(ctx, i); err != nil {
+		return 0, err
+	}
+	if err := containerd.NewImage(client, i).Unpack(ctx, snapshotter); err != nil {
+		return 0, fmt.Errorf("unpack %s: %w", i.Name, err)
+	}
+	return len(layer), nil
+}
+
+// store stores the parts of an image of one layer, and returns its manifest.
+func store(ctx context.Context, to content.Store, layer []byte) (ocispec.Descriptor, error) {
+	var errs []error
+	put := func(mediaType string, data []byte, opts ...content.Opt) ocispec.Descriptor {
+		d := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
+		errs = append(errs, content.WriteBlob(ctx, to, d.Digest.String(), bytes.NewReader(data), d, opts...))
+		return d
+	}
+	encode := func(mediaType string, v any, opts ...content.Opt) ocispec.Descriptor {
+		data, err := json.Marshal(v)
+		errs = append(errs, err)
+		return put(mediaType, data, opts...)
+	}
+	manifest := ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Config: encode(ocispec.MediaTypeImageConfig, ocispec.Image{
+			Platform: ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH},
+			Config: ocispec.ImageConfig{
+				Env:        []string{"PATH=/bin"},
+				Entrypoint: []string{"/bin/busybox", "httpd", "-f", "-p", port, "-h", "/www"},
+			},
+			RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
+		}),
+		Layers: []ocispec.Descriptor{put(ocispec.MediaTypeImageLayer, layer)},
+	}
+	// By these labels the manifest keeps its parts from being collected.
+	d := encode(ocispec.MediaTypeImageManifest, manifest, content.WithLabels(map[string]string{
+		"containerd.io/gc.ref.content.config": manifest.Config.Digest.String(),
+		"containerd.io/gc.ref.content.l.0":    manifest.Layers[0].Digest.String(),
+	}))
+	return d, errors.Join(errs...)
 }
 
 // isStatic returns an error if an executable needs a dynamic linker, which the image lacks.
@@ -64,13 +109,6 @@ func isStatic(executable []byte) error {
 	}
 	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		return errors.New("it is not linked statically")
-	}
-	return nil
-}
-
-func unpack(ctx context.Context, client *containerd.Client, i images.Image) error {
-	if err := containerd.NewImage(client, i).Unpack(ctx, snapshotter); err != nil {
-		return fmt.Errorf("unpack %s: %w", i.Name, err)
 	}
 	return nil
 }
@@ -101,76 +139,4 @@ func archive(files []file) ([]byte, error) {
 		}
 	}
 	return b.Bytes(), w.Close()
-}
-
-// buildImage returns an OCI image layout as a tar archive.
-func buildImage(busybox []byte) ([]byte, error) {
-	layer, err := archive([]file{
-		{name: "bin/", mode: 0o755},
-		{name: "bin/busybox", mode: 0o755, data: busybox},
-		{name: "bin/sh", link: "busybox", mode: 0o777},
-		{name: "bin/hostname", link: "busybox", mode: 0o777},
-		{name: "www/", mode: 0o755}, {name: "www/cgi-bin/", mode: 0o755},
-		{name: "www/cgi-bin/function", mode: 0o755, data: []byte(script)},
-	})
-	if err != nil {
-		return nil, err
-	}
-	layout := &layout{}
-	config := ocispec.Image{
-		Platform: ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH},
-		Config: ocispec.ImageConfig{
-			Env:        []string{"PATH=/bin"},
-			Entrypoint: []string{"/bin/busybox", "httpd", "-f", "-p", port, "-h", "/www"},
-		},
-		RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
-	}
-	manifest := ocispec.Manifest{
-		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
-		Config: layout.encode(ocispec.MediaTypeImageConfig, config),
-		Layers: []ocispec.Descriptor{layout.add(ocispec.MediaTypeImageLayer, layer)},
-	}
-	entry := layout.encode(ocispec.MediaTypeImageManifest, manifest)
-	entry.Annotations = map[string]string{images.AnnotationImageName: image}
-	index := ocispec.Index{
-		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{entry},
-	}
-	return layout.finish(index)
-}
-
-// layout collects the files of an image layout.
-type layout struct {
-	files []file
-	err   error
-}
-
-// add adds a blob.
-func (l *layout) add(mediaType string, data []byte) ocispec.Descriptor {
-	d := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
-	name := path.Join("blobs", d.Digest.Algorithm().String(), d.Digest.Encoded())
-	l.files = append(l.files, file{name: name, mode: 0o644, data: data})
-	return d
-}
-
-// encode adds a value as JSON.
-func (l *layout) encode(mediaType string, v any) ocispec.Descriptor {
-	data, err := json.Marshal(v)
-	if err != nil && l.err == nil {
-		l.err = err
-	}
-	return l.add(mediaType, data)
-}
-
-func (l *layout) finish(index ocispec.Index) ([]byte, error) {
-	data, err := json.Marshal(index)
-	if err != nil {
-		return nil, err
-	}
-	version, err := json.Marshal(ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion})
-	if err != nil || l.err != nil {
-		return nil, fmt.Errorf("encode an image: %w, %w", err, l.err)
-	}
-	return archive(append(l.files,
-		file{name: ocispec.ImageLayoutFile, mode: 0o644, data: version},
-		file{name: ocispec.ImageIndexFile, mode: 0o644, data: data}))
 }

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -23,19 +22,16 @@ const (
 	// cgroup is all that this program makes outside its namespaces.
 	cgroup = "embedcni-faas"
 
-	roleVariable = "EMBEDCNI_FAAS_ROLE"
+	// insideVariable marks process 1 of the namespaces.
+	insideVariable = "EMBEDCNI_FAAS_INSIDE"
 )
 
 // reexec starts the program again in mount, network and process namespaces of its own,
-// and returns its exit code. Everything that it starts ends with it. Inside it returns
-// true.
+// and returns its exit code. It is process 1 there: everything that it starts ends with it.
+// Inside reexec returns true.
 func reexec(ctx context.Context) (inside bool, code int, err error) {
-	switch os.Getenv(roleVariable) {
-	case "story":
-		return true, 0, nil
-	case "init":
-		code, err := beInit()
-		return false, code, err
+	if os.Getenv(insideVariable) != "" {
+		return true, 0, enter()
 	}
 	if os.Geteuid() != 0 {
 		return false, 1, errors.New("containerd needs root")
@@ -43,7 +39,9 @@ func reexec(ctx context.Context) (inside bool, code int, err error) {
 	// Pdeathsig is about the thread that starts the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	cmd := as("init")
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), insideVariable+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL,
 	}
@@ -59,50 +57,10 @@ func reexec(ctx context.Context) (inside bool, code int, err error) {
 	return false, 0, err
 }
 
-// as returns this program in another role.
-func as(role string) *exec.Cmd {
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), roleVariable+"="+role)
-	return cmd
-}
-
-// beInit is process 1 of the namespaces: it waits for the processes that nobody else
-// waits for, such as the shims of tasks, until the story ends. Then the kernel ends all.
-func beInit() (code int, err error) {
-	if err := enter(); err != nil {
-		return 1, err
-	}
-	cmd := as("story")
-	if err := cmd.Start(); err != nil {
-		return 1, err
-	}
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, unix.SIGTERM)
-	go func() {
-		for range signals {
-			_ = cmd.Process.Signal(unix.SIGTERM) // or it has ended
-		}
-	}()
-	for {
-		var status unix.WaitStatus
-		pid, err := unix.Wait4(-1, &status, 0, nil)
-		switch {
-		case errors.Is(err, unix.EINTR) || err == nil && pid != cmd.Process.Pid:
-			continue
-		case err != nil:
-			return 1, err
-		case status.Signaled():
-			return 128 + int(status.Signal()), nil
-		}
-		return status.ExitStatus(), nil
-	}
-}
-
 // enter covers the directories in which containerd and the library keep their state.
 func enter() error {
 	if os.Getpid() != 1 {
-		return fmt.Errorf("%s is for this program alone: unset it", roleVariable)
+		return fmt.Errorf("%s is for this program alone: unset it", insideVariable)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)

@@ -19,10 +19,7 @@ func TestDiffCountsLines(t *testing.T) {
 }
 
 func TestWithout(t *testing.T) {
-	got := Lines{"a", "b", "a"}.Without(func(l string) bool { return l == "a" })
-	if want := (Lines{"b"}); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	expect.Same(t, "lines", Lines{"a", "b", "a"}.Without(func(l string) bool { return l == "a" }), Lines{"b"})
 }
 
 func TestParseRuleset(t *testing.T) {

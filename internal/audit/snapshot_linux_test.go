@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,6 +42,14 @@ func sh(t *testing.T, script string) {
 func snapshot(t *testing.T, o Options) Lines {
 	t.Helper()
 	return expect.Value(Snapshot(t.Context(), o))(t)
+}
+
+// wantDiff compares what has come between two snapshots. Nothing may have gone.
+func wantDiff(t *testing.T, what string, before, after, want Lines) {
+	t.Helper()
+	if added, removed := Diff(before, after); !reflect.DeepEqual(added, want) || removed != nil {
+		t.Errorf("%s: added:\n%s\nremoved:\n%s\nwant:\n%s", what, text(added), text(removed), text(want))
+	}
 }
 
 type change struct {
@@ -117,26 +126,18 @@ func TestSnapshotShowsExactlyTheChange(t *testing.T) {
 				before := snapshot(t, o)
 				sh(t, fill.Replace(tt.do))
 				after := snapshot(t, o)
-				added, removed := Diff(before, after)
 				var want Lines
 				for _, l := range tt.want {
 					want = append(want, fill.Replace(l))
 				}
-				if name == "content" {
-					removed = nil // the old content
+				kept := before
+				if name == "content" { // the line of the old content has gone
+					kept = before.Without(func(l string) bool { return !slices.Contains(after, l) })
 				}
-				if !reflect.DeepEqual(added, want) || removed != nil {
-					t.Errorf("added:\n%s\nremoved:\n%s\nwant:\n%s", text(added), text(removed), text(want))
-				}
-				if again := snapshot(t, o); !reflect.DeepEqual(again, after) {
-					added, removed := Diff(after, again)
-					t.Errorf("a second snapshot added:\n%s\nremoved:\n%s", text(added), text(removed))
-				}
+				wantDiff(t, "the change", kept, after, want)
+				wantDiff(t, "a second snapshot", after, snapshot(t, o), nil)
 				sh(t, fill.Replace(tt.undo))
-				added, removed = Diff(before, snapshot(t, o))
-				if added != nil || removed != nil {
-					t.Errorf("after undoing it, added:\n%s\nremoved:\n%s", text(added), text(removed))
-				}
+				wantDiff(t, "after undoing it", before, snapshot(t, o), nil)
 			})
 		})
 	}
@@ -150,10 +151,7 @@ func TestSnapshotShowsLegacyRules(t *testing.T) {
 		if out, err := exec.Command("iptables-legacy", "-t", "nat", "-A", "OUTPUT", "-d", "10.1.0.2", "-j", "ACCEPT").CombinedOutput(); err != nil {
 			t.Fatalf("these tests need both variants of iptables: %v: %s", err, out)
 		}
-		added, removed := Diff(before, snapshot(t, Options{}))
-		if want := (Lines{"iptables-legacy nat -A OUTPUT -d 10.1.0.2/32 -j ACCEPT"}); !reflect.DeepEqual(added, want) || removed != nil {
-			t.Errorf("added:\n%s\nremoved:\n%s\nwant:\n%s", text(added), text(removed), text(want))
-		}
+		wantDiff(t, "a rule", before, snapshot(t, Options{}), Lines{"iptables-legacy nat -A OUTPUT -d 10.1.0.2/32 -j ACCEPT"})
 	})
 }
 
@@ -165,9 +163,7 @@ func TestSnapshotIsStableWhileTheKernelSettles(t *testing.T) {
 			"ip link set br0 up; ip link set v0 up; ip link set v1 up; ip addr add fd00::1/64 dev br0; ip addr add 10.1.0.1/24 dev br0")
 		first := snapshot(t, Options{})
 		for tick, end := time.NewTicker(200*time.Millisecond), time.Now().Add(2500*time.Millisecond); time.Now().Before(end); <-tick.C {
-			if added, removed := Diff(first, snapshot(t, Options{})); added != nil || removed != nil {
-				t.Fatalf("added:\n%s\nremoved:\n%s", text(added), text(removed))
-			}
+			wantDiff(t, "meanwhile", first, snapshot(t, Options{}), nil)
 		}
 	})
 }
@@ -176,14 +172,9 @@ func TestSnapshotShowsDescriptors(t *testing.T) {
 	before := snapshot(t, Options{})
 	file := expect.Value(os.Open("/dev/zero"))(t)
 	fd := expect.Value(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0))(t)
-	added, removed := Diff(before, snapshot(t, Options{}))
-	if want := (Lines{"fd /dev/zero", "fd socket"}); !reflect.DeepEqual(added, want) || removed != nil {
-		t.Errorf("added:\n%s\nremoved:\n%s\nwant:\n%s", text(added), text(removed), text(want))
-	}
+	wantDiff(t, "opened", before, snapshot(t, Options{}), Lines{"fd /dev/zero", "fd socket"})
 	expect.NoError(t, errors.Join(file.Close(), unix.Close(fd)))
-	if added, removed := Diff(before, snapshot(t, Options{})); added != nil || removed != nil {
-		t.Errorf("after closing, added:\n%s\nremoved:\n%s", text(added), text(removed))
-	}
+	wantDiff(t, "closed", before, snapshot(t, Options{}), nil)
 }
 
 func TestSnapshotEndsWithItsContext(t *testing.T) {

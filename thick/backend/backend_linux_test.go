@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -448,7 +449,13 @@ func (s *stage) links(id string) (names []string) {
 	s.T.Helper()
 	ns := expect.Value(netns.Open(s.Path("netns", id)))(s.T)
 	defer ns.Close()
-	nettest.Inside(s.T, ns, linksTo(&names))
+	nettest.Inside(s.T, ns, func(nl *netlink.Handle) error {
+		all, err := nl.LinkList()
+		for _, l := range all {
+			names = append(names, l.Attrs().Name)
+		}
+		return err
+	})
 	return names
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // residentLimit is the size in KiB below which a daemon stays.
-const residentLimit = sizeFactor * 150 << 10
+var residentLimit = 150 << 10
 
 // crowdSize is how many ADDs are asked for at once.
 var crowdSize = flag.Int("crowd", 500, "ADDs at once")

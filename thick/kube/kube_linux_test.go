@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -175,19 +173,27 @@ func wantCode(t *testing.T, err error, code uint, words ...string) {
 	}
 }
 
+// wantUID compares the UID of the pod that a request without one means.
+func wantUID(t *testing.T, pods *kube.Pods, uid string) {
+	t.Helper()
+	expect.Same(t, "UID", expect.Value(pods.UID(t.Context(), web("")))(t), uid)
+}
+
+// wantNetworks wants the annotation of the pod with a UID.
+func wantNetworks(t *testing.T, pods *kube.Pods, uid string) {
+	t.Helper()
+	expect.Same(t, "networks", expect.Value(pods.Networks(t.Context(), request(uid)))(t), "storage-"+uid)
+}
+
 func TestAPodIsCached(t *testing.T) {
 	a := newAPI(aPod("uid-1"))
 	pods := newPods(t, a)
 	run(t, a, pods, "uid-1")
 	before := a.asked.Load()
 	for range 3 {
-		if uid, err := pods.UID(t.Context(), web("")); uid != "uid-1" || err != nil {
-			t.Errorf("UID %q, %v", uid, err)
-		}
+		wantUID(t, pods, "uid-1")
 	}
-	if value, err := pods.Networks(t.Context(), request("uid-1")); value != "storage-uid-1" || err != nil {
-		t.Errorf("networks %q, %v", value, err)
-	}
+	wantNetworks(t, pods, "uid-1")
 	expect.Same(t, "GETs", a.asked.Load()-before, 0)
 	for _, action := range a.Actions() {
 		var fields string
@@ -208,9 +214,7 @@ func TestAPodIsCached(t *testing.T) {
 func TestACacheThatIsLate(t *testing.T) {
 	a := newAPI(aPod("uid-1"))
 	pods := newPods(t, a)
-	if value, err := pods.Networks(t.Context(), request("uid-1")); value != "storage-uid-1" || err != nil {
-		t.Fatalf("with an empty cache: %q, %v", value, err)
-	}
+	wantNetworks(t, pods, "uid-1")
 	run(t, a, pods, "uid-1")
 
 	// From now on the cache learns nothing of what GET sees.
@@ -218,12 +222,8 @@ func TestACacheThatIsLate(t *testing.T) {
 		a.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, pod, nil })
 	}
 	get(aPod("uid-2"))
-	if value, err := pods.Networks(t.Context(), request("uid-2")); value != "storage-uid-2" || err != nil {
-		t.Errorf("the new pod: %q, %v", value, err)
-	}
-	if value, err := pods.Networks(t.Context(), request("uid-1")); value != "storage-uid-1" || err != nil {
-		t.Errorf("the old pod, as far as is known: %q, %v", value, err)
-	}
+	wantNetworks(t, pods, "uid-2")
+	wantNetworks(t, pods, "uid-1")
 	_, err := pods.Networks(t.Context(), request("uid-0"))
 	wantCode(t, err, types.ErrUnknownContainer, "uid-0", "uid-2")
 }
@@ -242,9 +242,7 @@ func TestAPodThatEnds(t *testing.T) {
 			pods := newPods(t, a)
 			run(t, a, pods, "uid-1")
 			a.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, aPod("uid-2"), nil })
-			if uid, err := pods.UID(t.Context(), web("")); uid != "uid-2" || err != nil {
-				t.Errorf("UID %q, %v", uid, err)
-			}
+			wantUID(t, pods, "uid-2")
 		})
 	}
 }
@@ -253,9 +251,7 @@ func TestAPodThatEnds(t *testing.T) {
 func TestAStaticPod(t *testing.T) {
 	a := newAPI(aPod("uid-of-mirror", func(p *corev1.Pod) { p.Annotations[corev1.MirrorPodAnnotationKey] = "hash" }))
 	pods := newPods(t, a)
-	if uid, err := pods.UID(t.Context(), web("")); uid != "hash" || err != nil {
-		t.Errorf("UID %q, %v", uid, err)
-	}
+	wantUID(t, pods, "hash")
 	for _, uid := range []string{"hash", "uid-of-mirror"} {
 		if err := pods.SetStatus(t.Context(), request(uid), "status of "+uid); err != nil || a.status(t) != "status of "+uid {
 			t.Errorf("%s: status %q, %v", uid, a.status(t), err)
@@ -321,9 +317,7 @@ func TestTheCacheServesWithoutTheAPIServer(t *testing.T) {
 	pods := newPods(t, a)
 	run(t, a, pods, "uid-1")
 	a.fails("*", 1<<20, errors.New("connection refused"))
-	if uid, err := pods.UID(t.Context(), web("")); uid != "uid-1" || err != nil {
-		t.Errorf("UID %q, %v", uid, err)
-	}
+	wantUID(t, pods, "uid-1")
 }
 
 // TestAWatchThatFails is reported, with its reason, and pods are asked for one by one.
@@ -339,9 +333,7 @@ func TestAWatchThatFails(t *testing.T) {
 	if err != nil || !strings.Contains(line, "resource=pods") || !strings.Contains(line, "no role") {
 		t.Errorf("%q, %v", line, err)
 	}
-	if uid, err := pods.UID(t.Context(), web("")); uid != "uid-1" || err != nil {
-		t.Errorf("UID %q, %v", uid, err)
-	}
+	wantUID(t, pods, "uid-1")
 	cancel()
 	if err := lines.Close(); err != nil { // further lines are dropped
 		t.Error(err)
@@ -525,45 +517,9 @@ func TestOptionsThatAreRefused(t *testing.T) {
 	}
 }
 
-// The methods are those that a backend asks for.
-var _ = func(p *kube.Pods) backend.Options {
-	return backend.Options{Networks: p.Networks, Lookup: p.Configuration, OnStatus: p.SetStatus}
-}
-
-// seen is a Backend that keeps the pods of its requests.
-type seen struct {
-	server.Backend
-	pods chan server.Pod
-}
-
-func (s seen) Check(_ context.Context, r *server.Request) error {
-	s.pods <- r.Pod
-	return nil
-}
-
-// TestAServerFindsTheUID: a client that sends none is served, and told to come again while
-// there is no such pod.
-func TestAServerFindsTheUID(t *testing.T) {
-	a := newAPI(aPod("uid-1"))
-	b := seen{pods: make(chan server.Pod, 1)}
-	s := expect.Value(server.New(b, server.Options{Kubernetes: true, PodUID: newPods(t, a).UID}))(t)
-	post := func(name string) *httptest.ResponseRecorder {
-		body := fmt.Sprintf(`{"env": {"CNI_COMMAND": "CHECK", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/run/netns/c1",
-			"CNI_ARGS": "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=%s;K8S_POD_INFRA_CONTAINER_ID=c1"},
-			"config": {"cniVersion": "1.0.0", "name": "net", "type": "shim"}}`, name)
-		w := httptest.NewRecorder()
-		s.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/cni", strings.NewReader(body)))
-		return w
-	}
-	if w := post("web"); w.Code != http.StatusOK {
-		t.Fatalf("%d %s", w.Code, w.Body)
-	}
-	if pod := <-b.pods; pod.UID != "uid-1" {
-		t.Errorf("pod %+v", pod)
-	}
-	if w := post("none"); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), `"code":11`) {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
+// The methods are those that a backend and a server ask for.
+var _ = func(p *kube.Pods) (backend.Options, server.Options) {
+	return backend.Options{Networks: p.Networks, Lookup: p.Configuration, OnStatus: p.SetStatus}, server.Options{PodUID: p.UID}
 }
 
 // A daemon looks up the pod of a request, and the networks that its annotation names.

@@ -77,39 +77,21 @@ embedcni_server_request_total{code="200",handler="/healthz",method="GET"} 1
 embedcni_server_request_total{code="400",handler="/cni",method="POST"} 5
 embedcni_server_request_total{code="404",handler="other",method="other"} 2
 `, "embedcni_server_call_error_total", "embedcni_server_request_total")
-	durations := testutil.ToFloat64(sampleCounts{registry, "embedcni_server_call_duration_seconds"})
-	queues := testutil.ToFloat64(sampleCounts{registry, "embedcni_server_queue_duration_seconds"})
-	if durations != 6 || queues != 6 {
-		t.Errorf("%v durations and %v waits were observed, want 6", durations, queues)
-	}
+	expect.Same(t, "durations", samples(t, registry, "embedcni_server_call_duration_seconds"), 6)
+	expect.Same(t, "waits", samples(t, registry, "embedcni_server_queue_duration_seconds"), 6)
 }
 
-// sampleCounts adds up how many samples the histograms of a name have.
-type sampleCounts struct {
-	registry *prometheus.Registry
-	name     string
-}
-
-func (c sampleCounts) Describe(to chan<- *prometheus.Desc) {
-	to <- prometheus.NewDesc("samples", "of histograms", nil, nil)
-}
-
-func (c sampleCounts) Collect(to chan<- prometheus.Metric) {
-	n := uint64(0)
-	families, err := c.registry.Gather()
-	for _, family := range families {
+// samples adds up how many samples the histograms of a name have.
+func samples(t *testing.T, registry *prometheus.Registry, name string) (n uint64) {
+	t.Helper()
+	for _, family := range expect.Value(registry.Gather())(t) {
 		for _, metric := range family.Metric {
-			if family.GetName() == c.name {
+			if family.GetName() == name {
 				n += metric.GetHistogram().GetSampleCount()
 			}
 		}
 	}
-	desc := prometheus.NewDesc("samples", "of histograms", nil, nil)
-	if err != nil {
-		to <- prometheus.NewInvalidMetric(desc, err)
-		return
-	}
-	to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(n))
+	return n
 }
 
 func TestPluginsAreCounted(t *testing.T) {
@@ -124,9 +106,7 @@ func TestPluginsAreCounted(t *testing.T) {
 embedcni_plugin_error_total{kind="none",plugin="other",verb="ADD"} 1
 embedcni_plugin_error_total{kind="registered",plugin="mark",verb="ADD"} 1
 `, "embedcni_plugin_error_total")
-	if n := testutil.ToFloat64(sampleCounts{registry, "embedcni_plugin_duration_seconds"}); n != 3 {
-		t.Errorf("%v durations were observed, want 3", n)
-	}
+	expect.Same(t, "durations", samples(t, registry, "embedcni_plugin_duration_seconds"), 3)
 }
 
 func TestVerdictsAndReports(t *testing.T) {

@@ -2,9 +2,7 @@ package multus
 
 import (
 	"context"
-	"fmt"
 	"io"
-	"maps"
 	"os"
 	"testing"
 
@@ -55,26 +53,10 @@ func (c *cluster) options() backend.Options {
 			return []byte(config), nil
 		},
 		OnStatus: func(_ context.Context, r *server.Request, value string) error {
-			pod, err := c.object(pods, r.Pod.Namespace, r.Pod.Name)
-			if err != nil {
-				return err
-			}
-			metadata := maps.Clone(pod["metadata"].(object))
-			metadata["annotations"] = map[string]string{multinet.StatusAnnotation: value}
-			c.put("MODIFIED", pods, r.Pod.Namespace, r.Pod.Name, object{"metadata": metadata, "spec": pod["spec"]})
-			return nil
+			_, err := c.annotate(r.Pod.Namespace, r.Pod.Name, map[string]string{multinet.StatusAnnotation: value})
+			return err
 		},
 	}
-}
-
-func (c *cluster) object(k kind, namespace, name string) (object, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	o, ok := c.objects[key(k, namespace, name)]
-	if !ok {
-		return nil, fmt.Errorf("no %s %s/%s", k.name, namespace, name)
-	}
-	return o, nil
 }
 
 // references returns the directory of the reference plugins.

@@ -2,7 +2,7 @@
 // it has: a runtime may put either shim in front of either daemon.
 //
 // The module pins Multus. Its shim and its daemon are built as they are, as tools of this
-// module, so that no test links the libraries of Kubernetes, and are started as processes.
+// module, so that no test links Multus or a client of Kubernetes, and are started as processes.
 // So is a program around its parser of annotations.
 // The daemon's cluster is a few handlers of the test.
 //

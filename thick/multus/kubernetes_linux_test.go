@@ -30,21 +30,13 @@ var (
 	networks = kind{"NetworkAttachmentDefinition", "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions", "k8s.cni.cncf.io/v1"}
 )
 
-// event is a change of an object, as a watch reports it.
-type event struct {
-	revision int
-	kind     kind
-	Type     string `json:"type"`
-	Object   object `json:"object"`
-}
-
 // cluster is as much of the Kubernetes API as Multus' daemon asks for: pods and network
 // definitions listed and watched, a pod read, and its status written.
 type cluster struct {
 	server *httptest.Server
 
 	mu       sync.Mutex
-	log      []event
+	revision int
 	objects  map[string]object // by kind, namespace and name
 	changed  chan struct{}     // closed by the next change
 	unknown  []string          // requests without a handler
@@ -119,7 +111,7 @@ func (c *cluster) addPod(namespace, name, uid, networks string) {
 	if networks != "" {
 		annotations["k8s.v1.cni.cncf.io/networks"] = networks
 	}
-	c.put("ADDED", pods, namespace, name, object{
+	c.put(pods, namespace, name, object{
 		"metadata": object{"uid": uid, "annotations": annotations},
 		"spec":     object{"containers": []object{{"name": "main", "image": "image"}}},
 	})
@@ -127,26 +119,21 @@ func (c *cluster) addPod(namespace, name, uid, networks string) {
 
 // addNetwork adds a network definition.
 func (c *cluster) addNetwork(namespace, name, config string) {
-	c.put("ADDED", networks, namespace, name, object{"metadata": object{}, "spec": object{"config": config}})
+	c.put(networks, namespace, name, object{"metadata": object{}, "spec": object{"config": config}})
 }
 
 func key(k kind, namespace, name string) string { return k.name + " " + namespace + "/" + name }
 
 // put stores an object and reports the change to the watches.
-func (c *cluster) put(change string, k kind, namespace, name string, o object) object {
+func (c *cluster) put(k kind, namespace, name string, o object) object {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.store(change, k, namespace, name, o)
-}
-
-func (c *cluster) store(change string, k kind, namespace, name string, o object) object {
-	revision := len(c.log) + 1
+	c.revision++
 	metadata := maps.Clone(o["metadata"].(object))
-	metadata["namespace"], metadata["name"], metadata["resourceVersion"] = namespace, name, strconv.Itoa(revision)
+	metadata["namespace"], metadata["name"], metadata["resourceVersion"] = namespace, name, strconv.Itoa(c.revision)
 	o = maps.Clone(o)
 	o["metadata"], o["kind"], o["apiVersion"] = metadata, k.name, k.version
 	c.objects[key(k, namespace, name)] = o
-	c.log = append(c.log, event{revision: revision, kind: k, Type: change, Object: o})
 	close(c.changed)
 	c.changed = make(chan struct{})
 	return o
@@ -159,51 +146,40 @@ func (c *cluster) list(w http.ResponseWriter, r *http.Request, k kind) {
 		c.watch(w, r, k, query.Get("sendInitialEvents") == "true")
 		return
 	}
-	c.mu.Lock()
-	items, revision := c.present(k)
-	c.mu.Unlock()
+	items, revision, _ := c.present(k)
 	c.answer(w, http.StatusOK, object{
-		"kind": k.name + "List", "apiVersion": k.version,
-		"metadata": object{"resourceVersion": strconv.Itoa(revision)}, "items": items,
+		"kind": k.name + "List", "apiVersion": k.version, "metadata": object{"resourceVersion": revision}, "items": items,
 	})
 }
 
-// present returns the objects of a kind and the revision that they are of.
-func (c *cluster) present(k kind) ([]object, int) {
-	items := []object{}
+// present returns the objects of a kind, the revision that they are of, and a channel that
+// the next change closes.
+func (c *cluster) present(k kind) (items []object, revision string, changed chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	items = []object{}
 	for _, name := range slices.Sorted(maps.Keys(c.objects)) {
 		if o := c.objects[name]; o["kind"] == k.name {
 			items = append(items, o)
 		}
 	}
-	return items, len(c.log)
+	return items, strconv.Itoa(c.revision), c.changed
 }
 
+// watch reports all objects of a kind, at first and after each change.
 func (c *cluster) watch(w http.ResponseWriter, r *http.Request, k kind, initial bool) {
-	out := json.NewEncoder(w)
 	w.Header().Set("Content-Type", "application/json")
-	send := func(e event) bool { return out.Encode(e) == nil } // the daemon may have gone
-	c.mu.Lock()
-	items, revision := c.present(k)
-	c.mu.Unlock()
-	if initial {
-		for _, item := range items {
-			send(event{Type: "ADDED", Object: item})
-		}
-		send(event{Type: "BOOKMARK", Object: object{"kind": k.name, "apiVersion": k.version, "metadata": object{
-			"resourceVersion": strconv.Itoa(revision), "annotations": object{"k8s.io/initial-events-end": "true"},
-		}}})
-	} else if from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion")); err == nil {
-		revision = from
-	}
+	send := func(change string, o object) { _ = json.NewEncoder(w).Encode(object{"type": change, "object": o}) } // or the daemon has gone
 	for {
-		c.mu.Lock()
-		news, changed := c.log[min(revision, len(c.log)):], c.changed
-		c.mu.Unlock()
-		for _, e := range news {
-			if revision = e.revision; e.kind == k && !send(e) {
-				return
-			}
+		items, revision, changed := c.present(k)
+		for _, item := range items {
+			send("MODIFIED", item)
+		}
+		if initial {
+			send("BOOKMARK", object{"kind": k.name, "apiVersion": k.version, "metadata": object{
+				"resourceVersion": revision, "annotations": object{"k8s.io/initial-events-end": "true"},
+			}})
+			initial = false
 		}
 		if http.NewResponseController(w).Flush() != nil {
 			return
@@ -217,10 +193,8 @@ func (c *cluster) watch(w http.ResponseWriter, r *http.Request, k kind, initial 
 }
 
 func (c *cluster) pod(w http.ResponseWriter, r *http.Request) {
-	c.mu.Lock()
-	o, ok := c.objects[key(pods, r.PathValue("namespace"), r.PathValue("name"))]
-	c.mu.Unlock()
-	if !ok {
+	o, err := c.object(pods, r.PathValue("namespace"), r.PathValue("name"))
+	if err != nil {
 		c.notFound(w)
 		return
 	}
@@ -233,37 +207,40 @@ func (c *cluster) status(w http.ResponseWriter, r *http.Request) {
 	c.fail(err)
 	annotations, err := podAnnotations(body)
 	c.fail(err)
-	namespace, name := r.PathValue("namespace"), r.PathValue("name")
-	c.mu.Lock()
-	o, ok := c.objects[key(pods, namespace, name)]
-	if ok {
-		o = maps.Clone(o)
-		metadata := maps.Clone(o["metadata"].(object))
-		metadata["annotations"] = annotations
-		o["metadata"] = metadata
-		o = c.store("MODIFIED", pods, namespace, name, o)
-	}
-	c.mu.Unlock()
-	if !ok {
+	o, err := c.annotate(r.PathValue("namespace"), r.PathValue("name"), annotations)
+	if err != nil {
 		c.notFound(w)
 		return
 	}
 	c.answer(w, http.StatusOK, o)
 }
 
+// annotate gives a pod other annotations.
+func (c *cluster) annotate(namespace, name string, annotations map[string]string) (object, error) {
+	o, err := c.object(pods, namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	metadata := maps.Clone(o["metadata"].(object))
+	metadata["annotations"] = annotations
+	return c.put(pods, namespace, name, object{"metadata": metadata, "spec": o["spec"]}), nil
+}
+
+func (c *cluster) object(k kind, namespace, name string) (object, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o, ok := c.objects[key(k, namespace, name)]
+	if !ok {
+		return nil, fmt.Errorf("no %s %s/%s", k.name, namespace, name)
+	}
+	return o, nil
+}
+
 // networkStatus returns the annotation of a pod that lists its interfaces.
 func (c *cluster) networkStatus(t *testing.T, namespace, name string) string {
 	t.Helper()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	o, ok := c.objects[key(pods, namespace, name)]
-	if !ok {
-		t.Fatalf("no pod %s/%s", namespace, name)
-	}
-	annotations, ok := o["metadata"].(object)["annotations"].(map[string]string)
-	if !ok {
-		return ""
-	}
+	o := expect.Value(c.object(pods, namespace, name))(t)
+	annotations, _ := o["metadata"].(object)["annotations"].(map[string]string)
 	return annotations["k8s.v1.cni.cncf.io/network-status"]
 }
 

@@ -25,7 +25,7 @@ import (
 // TestMultusShimBeforeOurs: every verb of Multus' shim, in front of this library's server.
 func TestMultusShimBeforeOurs(t *testing.T) {
 	newPod(t)
-	b := &scriptedBackend{}
+	b := newScripted()
 	serve(t, b)
 	for _, verb := range verbs {
 		stdout, stderr, err := podCall(verb).run(t, os.Getenv(shimVar))
@@ -39,7 +39,7 @@ func TestMultusShimBeforeOurs(t *testing.T) {
 		expect.Same(t, "address", result.IPs[0].Address.String(), "10.9.0.2/24")
 		expect.Same(t, "interface", *result.Interfaces[0], types100.Interface{Name: "eth0", Mac: "02:00:00:00:00:01", Sandbox: podNetNS})
 	}
-	expect.Same(t, "calls", b.asked(), verbs)
+	expect.Same(t, "calls", b.Verbs(), verbs)
 	for i, verb := range verbs {
 		want := server.Request{
 			ContainerID: containerID, NetNS: podNetNS, IfName: "eth0",
@@ -56,7 +56,7 @@ func TestMultusShimBeforeOurs(t *testing.T) {
 		if verb == "GC" {
 			want.Valid = []types.GCAttachment{{ContainerID: containerID, IfName: "eth0"}}
 		}
-		got := b.requests[i]
+		got := *b.Calls()[i].Request
 		if (got.Began != "") != (verb == "ADD") {
 			t.Errorf("%s began at %q", verb, got.Began)
 		}
@@ -65,28 +65,11 @@ func TestMultusShimBeforeOurs(t *testing.T) {
 	}
 }
 
-// TestMultusShimPrintsOurVersions: the shim converts this library's result to the version
-// of the configuration.
-func TestMultusShimPrintsOurVersions(t *testing.T) {
-	newPod(t)
-	serve(t, &scriptedBackend{})
-	for _, version := range []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
-		c := podCall("ADD")
-		c.config = fmt.Appendf(nil, `{"cniVersion": %q, "name": "multus-cni-network", "type": "multus-shim"}`, version)
-		stdout, _, err := c.run(t, os.Getenv(shimVar))
-		expect.NoError(t, err)
-		expect.Same(t, "version", expect.Value(create.DecodeVersion(stdout))(t), version)
-		if !bytes.Contains(stdout, []byte(`"10.9.0.2/24"`)) {
-			t.Errorf("%s: printed %s", version, stdout)
-		}
-	}
-}
-
 // TestMultusShimPrintsOurErrors: the code and the details are on the socket. Multus' shim
 // prints the message and the details.
 func TestMultusShimPrintsOurErrors(t *testing.T) {
 	newPod(t)
-	b := &scriptedBackend{}
+	b := newScripted()
 	serve(t, b)
 	for name, c := range map[string]struct {
 		err  error
@@ -108,12 +91,12 @@ func TestMultusShimPrintsOurErrors(t *testing.T) {
 	t.Run("refused", func(t *testing.T) {
 		call := podCall("ADD")
 		call.args = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod1;broken"
-		asked := len(b.asked())
+		asked := len(b.Verbs())
 		_, _, err := call.run(t, os.Getenv(shimVar))
 		if said := cniError(t, err); said.Code != types.ErrInternal || !strings.Contains(said.Msg, `"broken" is not of the form KEY=VALUE`) {
 			t.Errorf("%+v", said)
 		}
-		expect.Same(t, "calls of the backend", len(b.asked()), asked)
+		expect.Same(t, "calls of the backend", len(b.Verbs()), asked)
 	})
 }
 
@@ -127,10 +110,10 @@ func TestMultusShimWaitsForOurServer(t *testing.T) {
 	go func() { _, _, err := call.run(t, shim); done <- err }()
 	conn, err := dying.Accept() // the shim asks
 	expect.NoError(t, err, conn.Close(), dying.Close())
-	b := &scriptedBackend{}
+	b := newScripted()
 	serve(t, b)
 	expect.NoError(t, expect.Await(t, "ADD", done))
-	expect.Same(t, "calls", b.asked(), []string{"ADD"})
+	expect.Same(t, "calls", b.Verbs(), []string{"ADD"})
 }
 
 // TestMultusShimDuringOurShutdown: a call that runs is finished and answered, DEL is
@@ -138,19 +121,21 @@ func TestMultusShimWaitsForOurServer(t *testing.T) {
 func TestMultusShimDuringOurShutdown(t *testing.T) {
 	newPod(t)
 	running, finish := make(chan struct{}), make(chan struct{})
-	b := &scriptedBackend{fail: func(_ context.Context, verb string) error {
+	b := newScripted()
+	b.fail = func(_ context.Context, verb string) error {
 		if verb == "ADD" {
 			close(running)
 			<-finish
 		}
 		return nil
-	}}
-	shutdown := serve(t, b)
+	}
+	s := serve(t, b)
 	done := make(chan error, 1)
 	call, shim := podCall("ADD"), os.Getenv(shimVar)
 	go func() { _, _, err := call.run(t, shim); done <- err }()
 	expect.Await(t, "ADD in the backend", running)
-	shutdown()
+	down := make(chan error, 1)
+	go func() { down <- s.Shutdown(context.Background()) }()
 	readiness := readData(t, version(t, shim), "readiness.request")
 	// Later versions of the shim ask for /readyz before ADD, and for /healthz before DEL.
 	expect.Eventually(t, "a server that is not ready", func() bool {
@@ -163,9 +148,9 @@ func TestMultusShimDuringOurShutdown(t *testing.T) {
 	}
 	_, _, err = podCall("DEL").run(t, shim)
 	expect.NoError(t, err)
-	expect.Same(t, "calls", b.asked(), []string{"ADD", "DEL"})
+	expect.Same(t, "calls", b.Verbs(), []string{"ADD", "DEL"})
 	close(finish)
-	expect.NoError(t, expect.Await(t, "ADD", done))
+	expect.NoError(t, expect.Await(t, "ADD", done), expect.Await(t, "the end of the shutdown", down))
 }
 
 // status returns the status of an answer.
@@ -191,7 +176,8 @@ func response(t *testing.T, answer []byte) *http.Response {
 func TestOursAnswersLikeMultus(t *testing.T) {
 	v := version(t, os.Getenv(daemonVar))
 	var verb map[string]error
-	b := &scriptedBackend{fail: func(_ context.Context, name string) error { return verb[name] }}
+	b := newScripted()
+	b.fail = func(_ context.Context, name string) error { return verb[name] }
 	serve(t, b)
 	codes := map[string]uint{
 		"add-fails": 11, "status-fails": 51, "no-body": types.ErrDecodingFailure, "delegate-gc": types.ErrInvalidEnvironmentVariables,

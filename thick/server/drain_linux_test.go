@@ -1,13 +1,10 @@
 package server_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,52 +13,18 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost/servertest"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/thick/internal/delqueue"
 	"github.com/embedcni/cni/thick/server"
-	"github.com/embedcni/cni/thick/shim"
 )
 
-// ledger is a Ledger that keeps its attachments in memory.
-type ledger struct {
-	backend
-	failing error // of Attachments
+func newLedger() *servertest.Ledger { return servertest.NewLedger(addressed("10.1.0.7/16")) }
 
-	state    sync.Mutex
-	attached []server.Attachment
-}
-
-func newLedger() *ledger {
-	l := &ledger{}
-	l.do = func(_ context.Context, verb string, r *server.Request) (types.Result, error) {
-		l.state.Lock()
-		defer l.state.Unlock()
-		switch verb {
-		case "ADD":
-			l.attached = append(l.attached, server.Attachment{
-				ContainerID: r.ContainerID, IfName: r.IfName, Network: r.Network, NetNS: r.NetNS, Began: r.Began,
-			})
-		case "DEL":
-			l.attached = slices.DeleteFunc(l.attached, func(a server.Attachment) bool {
-				return a.ContainerID == r.ContainerID && a.IfName == r.IfName && a.Network == r.Network
-			})
-		}
-		return addressed("10.1.0.7/16"), nil
-	}
-	return l
-}
-
-func (l *ledger) Attachments(context.Context) ([]server.Attachment, error) {
-	l.state.Lock()
-	defer l.state.Unlock()
-	return slices.Clone(l.attached), l.failing
-}
-
-// names returns the containers with an attachment.
-func (l *ledger) names() (names []string) {
-	l.state.Lock()
-	defer l.state.Unlock()
-	for _, a := range l.attached {
+// holders returns the containers with an attachment.
+func holders(l *servertest.Ledger) (names []string) {
+	all, _ := l.Attachments(context.Background())
+	for _, a := range all {
 		names = append(names, a.ContainerID)
 	}
 	return names
@@ -136,7 +99,7 @@ func TestDrainEndsWhatWasAttachedBefore(t *testing.T) {
 	r := drain(t, s, q)
 	wantDrained(t, r, []string{"c1", "c2"}, []string{"never"}, nil)
 	expect.Same(t, "reason", r.Dropped[0].Err.Error(), "the interface is not attached")
-	expect.Same(t, "attached", l.names(), []string{"stays", "later"})
+	expect.Same(t, "attached", holders(l), []string{"stays", "later"})
 	expect.Same(t, "left", q.left(t), 0)
 	wantDrained(t, drain(t, s, q), nil, nil, nil)
 }
@@ -168,7 +131,7 @@ func TestDrainDropsWhatIsNotMeant(t *testing.T) {
 			c.put = func(*delqueue.Entry) {}
 		}
 		if c.change != nil {
-			c.change(&l.attached[0])
+			c.change(&l.Attached[0])
 		}
 		q.put(t, "c1", c.put)
 		r := drain(t, s, q)
@@ -176,7 +139,7 @@ func TestDrainDropsWhatIsNotMeant(t *testing.T) {
 		if len(r.Dropped) == 1 && !strings.Contains(r.Dropped[0].Err.Error(), c.why) {
 			t.Errorf("%s: %v", c.name, r.Dropped[0].Err)
 		}
-		expect.Same(t, c.name, l.names(), []string{"c1"})
+		expect.Same(t, c.name, holders(l), []string{"c1"})
 		expect.Same(t, "left", q.left(t), 0)
 	}
 }
@@ -194,8 +157,8 @@ func TestDrainKeepsWhatFails(t *testing.T) {
 	q.put(t, "c4", func(e *delqueue.Entry) { e.Env["CNI_COMMAND"] = "ADD" })
 	q.put(t, "c/5")
 	busy := types.NewError(types.ErrTryAgainLater, "busy", "")
-	usual := l.do
-	l.do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
+	usual := l.Do
+	l.Do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
 		if r.ContainerID == "c2" {
 			return nil, busy
 		}
@@ -210,7 +173,7 @@ func TestDrainKeepsWhatFails(t *testing.T) {
 	}
 	expect.Is(t, r.Failed[0].Err, busy)
 	expect.Same(t, "left", q.left(t), 4)
-	l.do = usual
+	l.Do = usual
 	wantDrained(t, drain(t, s, q), []string{"c2"}, nil, []string{"c3", "c4", "c/5"})
 }
 
@@ -232,7 +195,7 @@ func TestDrainOfADELWhosePathLeadsElsewhere(t *testing.T) {
 		attach(t, s, "c1")
 		q.put(t, "c1", func(e *delqueue.Entry) { e.NetNS, e.Env["CNI_NETNS"] = c.was, c.path })
 		wantDrained(t, drain(t, s, q), []string{"c1"}, nil, nil)
-		expect.Same(t, name, l.last.NetNS, c.want)
+		expect.Same(t, name, l.Last().Request.NetNS, c.want)
 	}
 }
 
@@ -246,12 +209,12 @@ func TestDrainRunsContainersInParallel(t *testing.T) {
 		q.put(t, id, func(e *delqueue.Entry) { e.Env["CNI_IFNAME"] = "net1" })
 		q.put(t, id)
 	}
-	usual := l.do
+	usual := l.Do
 	var mu sync.Mutex
 	running, most := 0, 0
 	both := make(chan struct{})
 	order := map[string][]string{}
-	l.do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
+	l.Do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
 		mu.Lock()
 		running++
 		if most = max(most, running); running == 2 && len(order) < 2 {
@@ -264,8 +227,8 @@ func TestDrainRunsContainersInParallel(t *testing.T) {
 		return usual(ctx, verb, r)
 	}
 	r := drain(t, s, q)
-	if len(r.Ended) != 6 || most != 2 || len(l.names()) != 0 {
-		t.Errorf("%d ended, %d at once, left %v", len(r.Ended), most, l.names())
+	if len(r.Ended) != 6 || most != 2 || len(holders(l)) != 0 {
+		t.Errorf("%d ended, %d at once, left %v", len(r.Ended), most, holders(l))
 	}
 	for id, names := range order {
 		expect.Same(t, id, names, []string{"net1", "eth0"})
@@ -280,16 +243,16 @@ func TestDrainHasLimits(t *testing.T) {
 	attach(t, s, "c2")
 	q.put(t, "c1")
 	q.put(t, "c2")
-	usual := l.do
+	usual := l.Do
 	ctx, cancel := context.WithCancelCause(t.Context())
-	l.do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
+	l.Do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
 		<-ctx.Done()
 		return nil, context.Cause(ctx)
 	}
 	r := drain(t, s, q)
 	wantDrained(t, r, nil, nil, []string{"c1", "c2"})
 	stop := errors.New("stop")
-	l.do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
+	l.Do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
 		cancel(stop)
 		return usual(ctx, verb, r)
 	}
@@ -322,44 +285,14 @@ func TestDrainFails(t *testing.T) {
 	s := newServer(t, l, server.Options{})
 	attach(t, s, "c1")
 	q.put(t, "c1")
-	l.failing = errors.New("no records")
-	if r, err := s.Drain(t.Context(), q.dir); r != nil || !errors.Is(err, l.failing) {
+	l.Failing = errors.New("no records")
+	if r, err := s.Drain(t.Context(), q.dir); r != nil || !errors.Is(err, l.Failing) {
 		t.Errorf("without records: %v, %v", r, err)
 	}
-	l.failing = nil
+	l.Failing = nil
 	expect.NoError(t, os.Chmod(q.dir, 0o777))
 	if r, err := s.Drain(t.Context(), q.dir); r != nil || !errors.Is(err, delqueue.ErrShared) {
 		t.Errorf("a shared queue: %v, %v", r, err)
 	}
-	expect.Same(t, "attached", l.names(), []string{"c1"})
-}
-
-// TestADELWithoutADaemonEndsNoLaterADD: by a shim, with the daemon gone and back.
-func TestADELWithoutADaemonEndsNoLaterADD(t *testing.T) {
-	l, q := newLedger(), newQueue(t)
-	s := newServer(t, l, server.Options{})
-	o := shim.Options{Socket: filepath.Join(t.TempDir(), "multus.sock"), QueueDir: q.dir}
-	del := func(id string) {
-		t.Helper()
-		var stdout, stderr bytes.Buffer
-		env := []string{"CNI_COMMAND=DEL", "CNI_CONTAINERID=" + id, "CNI_IFNAME=eth0", "CNI_NETNS=/run/netns/" + id}
-		if code := shim.Run(t.Context(), o, shim.Process{Env: env, Stdin: strings.NewReader(config), Stdout: &stdout, Stderr: &stderr}); code != 0 {
-			t.Fatalf("exit code %d: %s%s", code, &stdout, &stderr)
-		}
-	}
-	for n := range 4 {
-		attach(t, s, fmt.Sprint("c", n))
-	}
-	for n := range 4 {
-		del(fmt.Sprint("c", n))
-	}
-	expect.Same(t, "left", q.left(t), 4)
-	// Two are attached anew, as by a daemon that has not drained.
-	l.state.Lock()
-	l.attached = l.attached[:2]
-	l.state.Unlock()
-	attach(t, s, "c2")
-	attach(t, s, "c3")
-	wantDrained(t, drain(t, s, q), []string{"c0", "c1"}, []string{"c2", "c3"}, nil)
-	expect.Same(t, "attached", l.names(), []string{"c2", "c3"})
+	expect.Same(t, "attached", holders(l), []string{"c1"})
 }

@@ -30,7 +30,7 @@ func TestEveryVerbIsAnswered(t *testing.T) {
 	success(t, post(s, "/cni", request("DEL", "c1", variable("CNI_NETNS", ""))), "")
 	success(t, post(s, "/cni", request("STATUS", "")), "")
 	success(t, post(s, "/cni", request("GC", "", configured(`{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":[]}`))), "")
-	expect.Same(t, "the backend was asked for", b.calls, []string{"ADD", "CHECK", "DEL", "STATUS", "GC"})
+	expect.Same(t, "the backend was asked for", b.Verbs(), []string{"ADD", "CHECK", "DEL", "STATUS", "GC"})
 	w := post(s, "/cni", []byte(`{"env":{"CNI_COMMAND":"VERSION"}}`))
 	var v struct {
 		CNIVersion        string
@@ -54,29 +54,29 @@ func TestTheBackendGetsACheckedRequest(t *testing.T) {
 		Args:       map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": "ns", "K8S_POD_NAME": "web", "K8S_POD_UID": "u", "K8S_POD_INFRA_CONTAINER_ID": "i"},
 		Pod:        server.Pod{Namespace: "ns", Name: "web", UID: "u", InfraContainerID: "i"},
 		PluginDirs: []string{"/usr/lib/cni/more", "/opt/cni/bin"}, Config: json.RawMessage(odd), Network: "podnet", CNIVersion: "0.3.1",
-		Began: b.last.Began,
+		Began: b.Last().Request.Began,
 	}
-	if began, err := delqueue.ParseMoment(b.last.Began); err != nil || began.Boot != before.Boot || began.Nanos < before.Nanos {
+	if began, err := delqueue.ParseMoment(b.Last().Request.Began); err != nil || began.Boot != before.Boot || began.Nanos < before.Nanos {
 		t.Errorf("began at %v, %v, which is before %v", began, err, before)
 	}
-	expect.Same(t, "ADD", b.last, want)
+	expect.Same(t, "ADD", b.Last().Request, want)
 	success(t, post(newServer(t, b, server.Options{}), "/cni", request("ADD", "c1")), answered)
-	if b.last.PluginDirs != nil {
-		t.Errorf("without plugin directories, CNI_PATH counts: %v", b.last.PluginDirs)
+	if b.Last().Request.PluginDirs != nil {
+		t.Errorf("without plugin directories, CNI_PATH counts: %v", b.Last().Request.PluginDirs)
 	}
 	success(t, post(s, "/cni", request("GC", "", configured(`{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]}`))), "")
 	want = &server.Request{
-		PluginDirs: []string{"/opt/cni/bin"}, Network: "n", CNIVersion: "1.1.0", Config: b.last.Config,
+		PluginDirs: []string{"/opt/cni/bin"}, Network: "n", CNIVersion: "1.1.0", Config: b.Last().Request.Config,
 		Valid: []types.GCAttachment{{ContainerID: "a", IfName: "eth0"}},
 	}
-	expect.Same(t, "GC", b.last, want)
+	expect.Same(t, "GC", b.Last().Request, want)
 }
 
 func TestErrorsOfTheBackend(t *testing.T) {
 	b := &backend{}
 	s := newServer(t, b, server.Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	fail := func(err error) *httptest.ResponseRecorder {
-		b.do = func(context.Context, string, *server.Request) (types.Result, error) { return nil, err }
+		b.Do = func(context.Context, string, *server.Request) (types.Result, error) { return nil, err }
 		return post(s, "/cni", request("DEL", "c1"))
 	}
 	w := fail(errors.Join(errors.New("x"), types.NewError(101, "no port", "details")))
@@ -86,9 +86,9 @@ func TestErrorsOfTheBackend(t *testing.T) {
 	if w := fail(errors.New("just text")); w.Code != 400 || w.Body.String() != "just text\n" || !strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain") {
 		t.Errorf("status %d: %s", w.Code, w.Body)
 	}
-	b.do = func(context.Context, string, *server.Request) (types.Result, error) { panic("oh") }
+	b.Do = func(context.Context, string, *server.Request) (types.Result, error) { panic("oh") }
 	expect.Same(t, "a panic is answered by", refused(t, post(s, "/cni", request("ADD", "c1")), 400, 999), "panic: oh")
-	b.do = func(context.Context, string, *server.Request) (types.Result, error) { return nil, nil }
+	b.Do = func(context.Context, string, *server.Request) (types.Result, error) { return nil, nil }
 	if w := post(s, "/cni", request("ADD", "c1")); w.Code != 400 || w.Body.String() != "no result\n" {
 		t.Errorf("no result: status %d: %s", w.Code, w.Body)
 	}
@@ -117,7 +117,7 @@ func TestRequestsAreRefusedBeforeTheBackendIsAsked(t *testing.T) {
 			}
 		})
 	}
-	expect.Empty(t, "the backend was asked for", b.calls)
+	expect.Empty(t, "the backend was asked for", b.Verbs())
 	large := request("ADD", "c1", configured(`{"name":"n","x":"%s"}`, strings.Repeat("x", 5000)))
 	if w := post(s, "/cni", large); w.Code != http.StatusRequestEntityTooLarge {
 		t.Errorf("status %d: %s", w.Code, w.Body)
@@ -151,18 +151,18 @@ func TestDelegate(t *testing.T) {
 	}
 	success(t, post(s, "/delegate", request("ADD", "c1", variable("CNI_IFNAME", "net7"), attributes)), answered)
 	want := &server.InterfaceAttributes{IPs: []string{"10.0.0.9/24"}, MAC: "c2:b0:57:49:47:f1", CNIArgs: map[string]json.RawMessage{"n": json.RawMessage("9007199254740993")}}
-	if !reflect.DeepEqual(d.attributes, want) || d.last.IfName != "net7" {
-		t.Errorf("%+v for %s, want %+v", d.attributes, d.last.IfName, want)
+	if !reflect.DeepEqual(d.Last().Attributes, want) || d.Last().Request.IfName != "net7" {
+		t.Errorf("%+v for %s, want %+v", d.Last().Attributes, d.Last().Request.IfName, want)
 	}
 	success(t, post(s, "/delegate", request("ADD", "c1")), answered)
-	if d.attributes != nil {
-		t.Errorf("without attributes: %+v", d.attributes)
+	if d.Last().Attributes != nil {
+		t.Errorf("without attributes: %+v", d.Last().Attributes)
 	}
 	success(t, post(s, "/delegate", request("CHECK", "c1")), "")
 	success(t, post(s, "/delegate", request("DEL", "c1")), "")
 	success(t, post(s, "/delegate", request("STATUS", "")), "")
 	wanted := []string{"delegate ADD", "delegate ADD", "delegate CHECK", "delegate DEL", "STATUS"}
-	expect.Same(t, "the backend was asked for", d.calls, wanted)
+	expect.Same(t, "the backend was asked for", d.Verbs(), wanted)
 	refused(t, post(s, "/delegate", request("GC", "")), 400, 4)
 	if got := refused(t, post(s, "/delegate", request("DEL", "c1", variable("CNI_IFNAME", ""))), 400, 4); !strings.Contains(got, "CNI_IFNAME") {
 		t.Errorf("without an interface: %s", got)
@@ -173,7 +173,7 @@ func TestOverride(t *testing.T) {
 	b := &backend{}
 	s := newServer(t, b, server.Options{Override: json.RawMessage(`{"cniVersion":"1.0.0","large":9007199254740993}`)})
 	success(t, post(s, "/cni", request("ADD", "c1", configured(`{"name":"n","cniVersion":"0.4.0","kept":[1.0],"large":1}`))), answered)
-	if got, want := string(b.last.Config), `{"cniVersion":"1.0.0","kept":[1.0],"large":9007199254740993,"name":"n"}`; got != want || b.last.CNIVersion != "1.0.0" {
+	if got, want := string(b.Last().Request.Config), `{"cniVersion":"1.0.0","kept":[1.0],"large":9007199254740993,"name":"n"}`; got != want || b.Last().Request.CNIVersion != "1.0.0" {
 		t.Errorf("%s, want %s", got, want)
 	}
 	refused(t, post(s, "/cni", request("ADD", "c1", configured(`[]`))), 400, 6)
@@ -200,17 +200,17 @@ func TestUIDOfAPod(t *testing.T) {
 	}})
 	pod := server.Pod{Namespace: "default", Name: "web-0", InfraContainerID: "c1"}
 	success(t, post(s, "/cni", request("ADD", "c1")), answered)
-	if b.last.Pod.UID != "u-1" || !reflect.DeepEqual(asked, []server.Pod{pod}) {
-		t.Errorf("UID %q, asked for %v", b.last.Pod.UID, asked)
+	if b.Last().Request.Pod.UID != "u-1" || !reflect.DeepEqual(asked, []server.Pod{pod}) {
+		t.Errorf("UID %q, asked for %v", b.Last().Request.Pod.UID, asked)
 	}
 	success(t, post(s, "/cni", request("ADD", "c1", variable("CNI_ARGS", "K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=sent"))), answered)
-	if b.last.Pod.UID != "sent" || len(asked) != 1 {
-		t.Errorf("UID %q, asked for %v", b.last.Pod.UID, asked)
+	if b.Last().Request.Pod.UID != "sent" || len(asked) != 1 {
+		t.Errorf("UID %q, asked for %v", b.Last().Request.Pod.UID, asked)
 	}
 	fail = errors.New("no such pod")
 	success(t, post(s, "/cni", request("DEL", "c1")), "") // the pod is gone
-	if b.last.Pod != pod || len(asked) != 1 {
-		t.Errorf("DEL got %+v, asked for %v", b.last.Pod, asked)
+	if b.Last().Request.Pod != pod || len(asked) != 1 {
+		t.Errorf("DEL got %+v, asked for %v", b.Last().Request.Pod, asked)
 	}
 	if got := refused(t, post(s, "/cni", request("ADD", "c1")), 400, 11); !strings.Contains(got, "pod default/web-0: no such pod") {
 		t.Error(got)
@@ -219,8 +219,8 @@ func TestUIDOfAPod(t *testing.T) {
 	refused(t, post(s, "/cni", request("CHECK", "c1")), 400, 7)
 	uid, fail = "", nil
 	refused(t, post(s, "/cni", request("ADD", "c1")), 400, 11)
-	if b.count("ADD") != 2 || b.count("CHECK") != 0 {
-		t.Errorf("the backend was asked for %v", b.calls)
+	if b.Count("ADD") != 2 || b.Count("CHECK") != 0 {
+		t.Errorf("the backend was asked for %v", b.Verbs())
 	}
 }
 
@@ -229,7 +229,7 @@ func TestObservation(t *testing.T) {
 	var seen []server.Observation
 	s := newServer(t, b, server.Options{Observe: func(o server.Observation) { seen = append(seen, o) }})
 	post(s, "/cni", request("ADD", "c1"))
-	b.do = func(context.Context, string, *server.Request) (types.Result, error) {
+	b.Do = func(context.Context, string, *server.Request) (types.Result, error) {
 		return nil, types.NewError(11, "later", "")
 	}
 	post(s, "/cni", request("DEL", "c2"))

@@ -2,104 +2,28 @@ package server_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"sync"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost/servertest"
 	"github.com/embedcni/cni/thick/internal/wire"
 	"github.com/embedcni/cni/thick/server"
 )
 
-// backend is a Backend by a script. It counts its calls, and answers as do says.
-type backend struct {
-	do func(ctx context.Context, verb string, r *server.Request) (types.Result, error)
-
-	mu    sync.Mutex
-	calls []string
-	last  *server.Request
-}
-
-func (b *backend) ask(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
-	b.mu.Lock()
-	b.calls = append(b.calls, verb)
-	b.last = r
-	b.mu.Unlock()
-	if b.do != nil {
-		return b.do(ctx, verb, r)
-	}
-	return addressed("10.1.0.7/16"), nil
-}
-
-func (b *backend) Add(ctx context.Context, r *server.Request) (types.Result, error) {
-	return b.ask(ctx, "ADD", r)
-}
-func (b *backend) Del(ctx context.Context, r *server.Request) error {
-	_, err := b.ask(ctx, "DEL", r)
-	return err
-}
-func (b *backend) Check(ctx context.Context, r *server.Request) error {
-	_, err := b.ask(ctx, "CHECK", r)
-	return err
-}
-func (b *backend) GC(ctx context.Context, r *server.Request) error {
-	_, err := b.ask(ctx, "GC", r)
-	return err
-}
-func (b *backend) Status(ctx context.Context, r *server.Request) error {
-	_, err := b.ask(ctx, "STATUS", r)
-	return err
-}
-
-// count returns how often a verb was asked for.
-func (b *backend) count(verb string) (n int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, v := range b.calls {
-		if v == verb {
-			n++
-		}
-	}
-	return n
-}
-
-// delegator is a backend for /delegate too.
-type delegator struct {
-	backend
-	attributes *server.InterfaceAttributes
-}
-
-func (d *delegator) DelegateAdd(ctx context.Context, r *server.Request, a *server.InterfaceAttributes) (types.Result, error) {
-	d.attributes = a
-	return d.ask(ctx, "delegate ADD", r)
-}
-func (d *delegator) DelegateDel(ctx context.Context, r *server.Request) error {
-	_, err := d.ask(ctx, "delegate DEL", r)
-	return err
-}
-func (d *delegator) DelegateCheck(ctx context.Context, r *server.Request) error {
-	_, err := d.ask(ctx, "delegate CHECK", r)
-	return err
-}
+type (
+	backend   = servertest.Backend
+	delegator = servertest.Delegator
+)
 
 func addressed(cidr string) *types100.Result {
-	ip, network, err := net.ParseCIDR(cidr)
-	if err != nil {
-		panic(err)
-	}
-	return &types100.Result{
-		CNIVersion: "1.0.0",
-		Interfaces: []*types100.Interface{{Name: "eth0", Sandbox: "/run/netns/c1"}},
-		IPs:        []*types100.IPConfig{{Interface: types100.Int(0), Address: net.IPNet{IP: ip, Mask: network.Mask}}},
-	}
+	return servertest.Addressed("eth0", "/run/netns/c1", cidr)
 }
 
 // answered is addressed("10.1.0.7/16") as Multus answers it.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost/servertest"
 	"github.com/embedcni/cni/thick/server"
 )
 
@@ -27,29 +29,20 @@ import (
 // goroutines may be left.
 type daemon struct {
 	*server.Server
-	path   string
-	served chan error
+	path string
 }
 
 func serve(t testing.TB, b server.Backend, o server.Options) *daemon {
 	t.Helper()
-	before := runtime.NumGoroutine()
+	before, path := runtime.NumGoroutine(), filepath.Join(t.TempDir(), "run", "multus.sock")
+	t.Cleanup(func() {
+		expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
+		expect.Is(t, expect.Err(os.Lstat(path)), fs.ErrNotExist)
+	})
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
-	d := &daemon{Server: newServer(t, b, o), path: filepath.Join(t.TempDir(), "run", "multus.sock"), served: make(chan error, 1)}
-	l := expect.Value(d.Listen(d.path))(t)
-	go func() { d.served <- d.Serve(l) }()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), expect.Patience)
-		defer cancel()
-		expect.NoError(t, d.Shutdown(ctx))
-		expect.Is(t, expect.Await(t, "the end of Serve", d.served), http.ErrServerClosed)
-		d.served <- http.ErrServerClosed
-		expect.Eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
-		expect.Is(t, expect.Err(os.Lstat(d.path)), fs.ErrNotExist)
-	})
-	return d
+	return &daemon{servertest.Serve(t, b, o, path), path}
 }
 
 func (d *daemon) dial(t testing.TB) *net.UnixConn {
@@ -70,31 +63,24 @@ func send(t testing.TB, conn net.Conn, path string, body []byte) {
 	expect.Value(conn.Write(append([]byte(head(path, len(body))), body...)))(t)
 }
 
-// answerOf reads an answer.
-func answerOf(t testing.TB, conn net.Conn) (int, string) {
+// wantAnswer reads an answer, which has a status, if it is not 0, and these parts.
+func wantAnswer(t testing.TB, conn net.Conn, status int, parts ...string) {
 	t.Helper()
-	status, body, err := readAnswer(conn)
-	expect.NoError(t, err)
-	return status, body
-}
-
-func readAnswer(conn net.Conn) (int, string, error) {
-	r, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		return 0, "", err
-	}
+	r := expect.Value(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 	defer r.Body.Close()
-	body, err := io.ReadAll(r.Body)
-	return r.StatusCode, string(body), err
+	body := string(expect.Value(io.ReadAll(r.Body))(t))
+	if status != 0 && r.StatusCode != status || slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(body, part) }) {
+		t.Errorf("status %d: %s; want status %d and %q", r.StatusCode, body, status, parts)
+	}
 }
 
-// ask sends a request on a connection of its own and reads the answer.
-func (d *daemon) ask(t testing.TB, path string, body []byte) (int, string) {
+// wants sends a request on a connection of its own, and wants that answer.
+func (d *daemon) wants(t testing.TB, path string, body []byte, status int, parts ...string) {
 	t.Helper()
 	conn := d.dial(t)
 	defer conn.Close()
 	send(t, conn, path, body)
-	return answerOf(t, conn)
+	wantAnswer(t, conn, status, parts...)
 }
 
 // held is a backend whose calls wait until release, or until their context ends.
@@ -107,7 +93,7 @@ type held struct {
 
 func newHeld(verbs ...string) *held {
 	h := &held{entered: make(chan string, 2000), release: make(chan struct{}), ended: make(chan error, 2000)}
-	h.do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
+	h.Do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
 		for _, v := range verbs {
 			if v != verb {
 				continue
@@ -164,16 +150,14 @@ func TestSlowClientsAreDropped(t *testing.T) {
 			}
 		})
 	}
-	expect.Empty(t, "the backend was asked for", b.calls)
+	expect.Empty(t, "the backend was asked for", b.Verbs())
 	honest := serve(t, b, server.Options{}) // with time enough on a slow machine
-	if status, _ := honest.ask(t, "/cni", body); status != 200 {
-		t.Errorf("an honest client gets status %d", status)
-	}
+	honest.wants(t, "/cni", body, 200)
 }
 
 func TestAClientThatDoesNotReadIsDropped(t *testing.T) {
 	observed := make(chan server.Observation, 1)
-	b := &backend{do: func(context.Context, string, *server.Request) (types.Result, error) {
+	b := &backend{Do: func(context.Context, string, *server.Request) (types.Result, error) {
 		r := addressed("10.1.0.7/16")
 		r.DNS.Domain = strings.Repeat("x", 8<<20) // more than a socket holds
 		return r, nil
@@ -203,7 +187,7 @@ func TestDeadClientsEndTheirCalls(t *testing.T) {
 			expect.Eventually(t, "the second ADD has left", func() bool { return server.Waiting(d.Server) == 0 })
 			expect.NoError(t, leave(runs))
 			expect.Is(t, expect.Await(t, "the end of the first ADD", b.ended), context.Canceled)
-			expect.Same(t, "ADDs reached the backend", b.count("ADD"), 1)
+			expect.Same(t, "ADDs reached the backend", b.Count("ADD"), 1)
 		})
 	}
 }
@@ -215,12 +199,8 @@ func TestTheDeadlineEndsACallThatRunsOrWaits(t *testing.T) {
 	send(t, runs, "/cni", request("ADD", "c1"))
 	expect.Await(t, "the first ADD", b.entered)
 	send(t, queued, "/cni", request("ADD", "c2"))
-	if status, body := answerOf(t, runs); status != 400 || !strings.Contains(body, `"code":11`) || !strings.Contains(body, "no answer within 1s") {
-		t.Errorf("the call that ran: status %d: %s", status, body)
-	}
-	if status, body := answerOf(t, queued); !strings.Contains(body, `"code":11`) {
-		t.Errorf("the call that waited: status %d: %s", status, body)
-	}
+	wantAnswer(t, runs, 400, `"code":11`, "no answer within 1s")
+	wantAnswer(t, queued, 0, `"code":11`) // it may have had its turn
 }
 
 func TestLimits(t *testing.T) {
@@ -235,32 +215,22 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	expect.Eventually(t, "the third ADD waits", func() bool { return server.Waiting(d.Server) == 1 })
-	if status, body := d.ask(t, "/cni", request("ADD", "c3")); status != 503 || !strings.Contains(body, `"code":11`) || !strings.Contains(body, "too many calls") {
-		t.Errorf("the fourth ADD: status %d: %s", status, body)
-	}
+	d.wants(t, "/cni", request("ADD", "c3"), 503, `"code":11`, "too many calls")
 	// DELs and probes do not wait for ADDs.
-	if status, body := d.ask(t, "/cni", request("DEL", "c9")); status != 200 {
-		t.Errorf("DEL: status %d: %s", status, body)
-	}
-	if status, _ := d.ask(t, "/readyz", []byte("null")); status != 200 {
-		t.Errorf("/readyz: status %d", status)
-	}
+	d.wants(t, "/cni", request("DEL", "c9"), 200)
+	d.wants(t, "/readyz", []byte("null"), 200)
 	// Three requests of some 700 bytes are in hand.
 	conn := d.dial(t)
 	_, err := conn.Write([]byte("POST /cni HTTP/1.1\r\nHost: dummy\r\nTransfer-Encoding: chunked\r\n\r\n")) // accounted by 4096
 	expect.NoError(t, err)
 	expect.Eventually(t, "a request of unknown length is accounted", func() bool { return server.Room(d.Server) < 4096 })
 	large := request("DEL", "c9", configured(`{"name":"n","x":"%s"}`, strings.Repeat("x", 2500)))
-	if status, body := d.ask(t, "/cni", large); status != 503 || !strings.Contains(body, "no room") {
-		t.Errorf("a large request of %d bytes: status %d: %s; room for %d", len(large), status, body, server.Room(d.Server))
-	}
+	d.wants(t, "/cni", large, 503, "no room")
 	conn.Close()
 	expect.Eventually(t, "the room is free again", func() bool { return server.Room(d.Server) > 4096 })
 	close(b.release)
 	for _, conn := range conns {
-		if status, body := answerOf(t, conn); status != 200 {
-			t.Errorf("status %d: %s", status, body)
-		}
+		wantAnswer(t, conn, 200)
 	}
 	expect.Eventually(t, "all room is free", func() bool { return server.Room(d.Server) == 8192 })
 }
@@ -276,18 +246,10 @@ func TestShutdownFinishesWhatRunsAndRefusesNewADDs(t *testing.T) {
 
 	down := make(chan error, 1)
 	go func() { down <- d.Shutdown(context.Background()) }()
-	if status, body := answerOf(t, queued); status != 503 || !strings.Contains(body, `"code":11`) || !strings.Contains(body, "shutting down") {
-		t.Errorf("the ADD that waited: status %d: %s", status, body)
-	}
-	if status, _ := d.ask(t, "/readyz", nil); status != 500 {
-		t.Errorf("/readyz: status %d, want 500", status)
-	}
-	if status, _ := d.ask(t, "/healthz", nil); status != 200 {
-		t.Errorf("/healthz: status %d, want 200", status)
-	}
-	if status, body := d.ask(t, "/cni", request("ADD", "c3")); status != 503 || !strings.Contains(body, `"code":11`) {
-		t.Errorf("a new ADD: status %d: %s", status, body)
-	}
+	wantAnswer(t, queued, 503, `"code":11`, "shutting down")
+	d.wants(t, "/readyz", nil, 500)
+	d.wants(t, "/healthz", nil, 200)
+	d.wants(t, "/cni", request("ADD", "c3"), 503, `"code":11`)
 	send(t, detaches, "/cni", request("DEL", "c4"))
 	expect.Same(t, "the container that was asked for", expect.Await(t, "DEL during the shutdown", b.entered), "c4")
 	select {
@@ -297,12 +259,10 @@ func TestShutdownFinishesWhatRunsAndRefusesNewADDs(t *testing.T) {
 	}
 	close(b.release)
 	for _, conn := range []net.Conn{runs, detaches} {
-		if status, body := answerOf(t, conn); status != 200 {
-			t.Errorf("a call that ran: status %d: %s", status, body)
-		}
+		wantAnswer(t, conn, 200)
 	}
 	expect.NoError(t, expect.Await(t, "the end of Shutdown", down))
-	expect.Same(t, "ADDs reached the backend", b.count("ADD"), 1)
+	expect.Same(t, "ADDs reached the backend", b.Count("ADD"), 1)
 	if conn, err := net.Dial("unix", d.path); err == nil {
 		conn.Close()
 		t.Error("somebody still listens")
@@ -323,14 +283,12 @@ func TestShutdownGivesUp(t *testing.T) {
 		t.Error(err)
 	}
 	expect.Is(t, expect.Await(t, "the end of the ADD", b.ended), context.Canceled)
-	if status, body := answerOf(t, conn); status != 400 || !strings.Contains(body, "the server shut down") {
-		t.Errorf("the cancelled ADD: status %d: %s", status, body)
-	}
+	wantAnswer(t, conn, 400, "the server shut down")
 }
 
 func TestShutdownDoesNotWaitForACallThatIgnoresItsContext(t *testing.T) {
 	entered, release := make(chan struct{}), make(chan struct{})
-	b := &backend{do: func(context.Context, string, *server.Request) (types.Result, error) {
+	b := &backend{Do: func(context.Context, string, *server.Request) (types.Result, error) {
 		close(entered)
 		<-release
 		return nil, nil
@@ -350,36 +308,33 @@ func TestShutdownDoesNotWaitForACallThatIgnoresItsContext(t *testing.T) {
 func TestAReadinessFileHoldsADDsBack(t *testing.T) {
 	b := &backend{}
 	dir := t.TempDir()
-	ofServer, ofConfig := filepath.Join(dir, "net.d", "10-default.conflist"), filepath.Join(dir, "ready")
+	ofServer, ofConfig, third := filepath.Join(dir, "net.d", "10-default.conflist"), filepath.Join(dir, "ready"), filepath.Join(dir, "third")
 	d := serve(t, b, server.Options{ReadinessFile: ofServer})
-	before := instances(t)
+	wait := func(id, file string) *net.UnixConn {
+		conn := d.dial(t)
+		send(t, conn, "/cni", request("ADD", id, configured(`{"name":"n","readinessIndicatorFile":%q}`, file)))
+		return conn
+	}
 	var conns []*net.UnixConn
 	for i := range 50 {
-		conns = append(conns, d.dial(t))
-		send(t, conns[i], "/cni", request("ADD", fmt.Sprint("c", i), configured(`{"name":"n","readinessIndicatorFile":%q}`, ofConfig)))
+		conns = append(conns, wait(fmt.Sprint("c", i), ofConfig))
 	}
 	expect.Eventually(t, "all ADDs wait", func() bool { return server.Waiting(d.Server) == 50 })
-	expect.Eventually(t, "they share one watch", func() bool { return instances(t) == before+1 })
-	if status, body := d.ask(t, "/cni", request("DEL", "c1")); status != 200 {
-		t.Errorf("DEL waits too: status %d: %s", status, body)
-	}
-	if status, body := d.ask(t, "/cni", request("STATUS", "")); status != 400 || !strings.Contains(body, `"code":50`) {
-		t.Errorf("STATUS: status %d: %s", status, body)
-	}
+	d.wants(t, "/cni", request("DEL", "c1"), 200)
+	d.wants(t, "/cni", request("STATUS", ""), 400, `"code":50`)
 	expect.NoError(t, os.Mkdir(filepath.Dir(ofServer), 0o755))
 	expect.NoError(t, os.WriteFile(ofServer, nil, 0o644))
-	expect.Eventually(t, "the other file is waited for", func() bool { return server.Awaited(d.Server, ofConfig) == 50 })
-	expect.Same(t, "ADDs ran before the second file was there", b.count("ADD"), 0)
-	if status, body := d.ask(t, "/cni", request("STATUS", "")); status != 200 {
-		t.Errorf("STATUS: status %d: %s", status, body)
-	}
+	d.wants(t, "/cni", request("STATUS", ""), 200)
+	// All have looked again when one that has come since has: they wait for the other file.
+	late := wait("late", third)
+	expect.Eventually(t, "a late ADD waits", func() bool { return server.Waiting(d.Server) == 51 })
+	expect.NoError(t, os.WriteFile(third, nil, 0o644))
+	wantAnswer(t, late, 200)
+	expect.Same(t, "ADDs ran before their file was there", b.Count("ADD")-1, 0)
 	expect.NoError(t, os.WriteFile(ofConfig, nil, 0o644))
 	for _, conn := range conns {
-		if status, body := answerOf(t, conn); status != 200 {
-			t.Errorf("status %d: %s", status, body)
-		}
+		wantAnswer(t, conn, 200)
 	}
-	expect.Eventually(t, "no watch is left", func() bool { return instances(t) == before })
 	// It may go again.
 	expect.NoError(t, os.Remove(ofServer))
 	waits := d.dial(t)
@@ -387,9 +342,7 @@ func TestAReadinessFileHoldsADDsBack(t *testing.T) {
 	expect.Eventually(t, "a later ADD waits", func() bool { return server.Waiting(d.Server) == 1 })
 	down := make(chan error, 1)
 	go func() { down <- d.Shutdown(context.Background()) }()
-	if status, body := answerOf(t, waits); status != 503 || !strings.Contains(body, "shutting down") {
-		t.Errorf("during a shutdown: status %d: %s", status, body)
-	}
+	wantAnswer(t, waits, 503, "shutting down")
 	expect.NoError(t, expect.Await(t, "the end of Shutdown", down))
 }
 
@@ -397,27 +350,9 @@ func TestTheDeadlineEndsTheWaitForAReadinessFile(t *testing.T) {
 	b := &backend{}
 	file := filepath.Join(t.TempDir(), "ready")
 	d := serve(t, b, server.Options{ReadinessFile: file, Limits: server.Limits{Deadline: time.Second}})
-	if status, body := d.ask(t, "/cni", request("ADD", "c1")); status != 503 || !strings.Contains(body, `"code":11`) || !strings.Contains(body, file+" does not exist yet") {
-		t.Errorf("status %d: %s", status, body)
-	}
+	d.wants(t, "/cni", request("ADD", "c1"), 503, `"code":11`, file+" does not exist yet")
 	d = serve(t, b, server.Options{ReadinessFile: filepath.Join("/proc/self/status", "ready"), Limits: server.Limits{Deadline: time.Second}})
-	if status, body := d.ask(t, "/cni", request("ADD", "c1")); status != 503 || !strings.Contains(body, `"code":11`) {
-		t.Errorf("below a file: status %d: %s", status, body)
-	}
-}
-
-// instances returns how many instances of inotify this process has.
-func instances(t testing.TB) int { return descriptors(t, "inotify") }
-
-// descriptors returns how many descriptors of a kind this process has.
-func descriptors(t testing.TB, kind string) (n int) {
-	t.Helper()
-	for _, fd := range expect.Value(os.ReadDir("/proc/self/fd"))(t) {
-		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.Contains(to, kind) {
-			n++
-		}
-	}
-	return n
+	d.wants(t, "/cni", request("ADD", "c1"), 503, `"code":11`)
 }
 
 // TestOtherPathsHaveADeadline: a client that sends no body does not hold a handler that

@@ -21,9 +21,9 @@ import (
 func TestDrainGivesUp(t *testing.T) {
 	l, q := newLedger(), newQueue(t)
 	s := newServer(t, l, server.Options{})
-	usual := l.do
+	usual := l.Do
 	refusal := errors.New("no")
-	l.do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
+	l.Do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
 		if verb == "DEL" {
 			return nil, refusal
 		}
@@ -54,7 +54,7 @@ func TestDrainGivesUp(t *testing.T) {
 	r = drain(t, s, q)
 	expect.Same(t, "refused", names(r.Refused), map[string]bool{"old": true})
 	expect.Same(t, "failed", names(r.Failed), map[string]bool{"new": true, "young": true, "seldom": true, "boot": true})
-	expect.Same(t, "on record", len(l.names()), 5)
+	expect.Same(t, "on record", len(holders(l)), 5)
 	aside := expect.Value(filepath.Glob(filepath.Join(q.dir, "*.refused")))(t)
 	expect.Same(t, "set aside", len(aside), 1)
 	r = drain(t, s, q)
@@ -62,7 +62,7 @@ func TestDrainGivesUp(t *testing.T) {
 	for _, e := range expect.Value(q.List())(t) {
 		expect.Same(t, "tries of "+e.Env["CNI_CONTAINERID"], e.Tries, map[string]int{"new": 2, "young": 102, "boot": 11}[e.Env["CNI_CONTAINERID"]])
 	}
-	l.do = usual
+	l.Do = usual
 	r = drain(t, s, q)
 	expect.Same(t, "ended", []int{len(r.Ended), len(r.Failed), q.left(t)}, []int{3, 0, 0})
 	expect.Value(os.Stat(aside[0]))(t)

@@ -5,13 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -20,172 +17,73 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/sandbox"
+	"github.com/embedcni/cni/internal/testhost/servertest"
 	"github.com/embedcni/cni/thick/server"
 	"github.com/embedcni/cni/thick/shim"
 )
 
 // pluginName is the type of the plugin in configurations: a link to this test binary,
-// which is the shim if it is executed under that name. The variable has its queue.
-const (
-	pluginName    = "thickshim"
-	queueVariable = "SHIM_QUEUE"
-)
+// which is the shim if it is executed under that name.
+const pluginName = "thickshim"
 
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == pluginName {
-		shim.Main(shim.Options{QueueDir: os.Getenv(queueVariable)})
+		shim.Main(shim.Options{})
 	}
 	os.Exit(sandbox.Main(m))
 }
 
-// book is a Backend that keeps its attachments in memory, as the pairs that it was asked
-// for, and remembers the requests.
-type book struct {
-	mu       sync.Mutex
-	attached []server.Attachment
-	asked    []string // "verb container interface network"
-	configs  []string
-	fail     error
-}
-
-// failWith makes all further calls fail with err, unless it is nil.
-func (b *book) failWith(err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.fail = err
-}
-
-func (b *book) note(verb string, r *server.Request) error {
-	b.asked = append(b.asked, strings.TrimSpace(fmt.Sprint(verb, " ", r.ContainerID, " ", r.IfName, " ", r.Network)))
-	b.configs = append(b.configs, string(r.Config))
-	return b.fail
-}
-
-func (b *book) find(r *server.Request) int {
-	return slices.IndexFunc(b.attached, func(a server.Attachment) bool {
-		return a.ContainerID == r.ContainerID && a.IfName == r.IfName && a.Network == r.Network
-	})
-}
-
-func (b *book) Add(_ context.Context, r *server.Request) (types.Result, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err := b.note("ADD", r); err != nil {
-		return nil, err
-	}
-	if b.find(r) < 0 {
-		b.attached = append(b.attached, server.Attachment{ContainerID: r.ContainerID, IfName: r.IfName, Network: r.Network, Began: r.Began})
-	}
-	var conf struct{ Address string }
-	if err := json.Unmarshal(r.Config, &conf); err != nil {
-		return nil, err
-	}
-	result := &types100.Result{CNIVersion: "1.1.0", Interfaces: []*types100.Interface{{Name: r.IfName, Mac: "0a:00:00:00:00:07", Sandbox: r.NetNS}}}
-	ip, network, err := net.ParseCIDR(conf.Address)
-	if err != nil {
-		return nil, err
-	}
-	result.IPs = []*types100.IPConfig{{Interface: types100.Int(0), Address: net.IPNet{IP: ip, Mask: network.Mask}}}
-	return result, nil
-}
-
-func (b *book) Del(_ context.Context, r *server.Request) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	err := b.note("DEL", r)
-	if i := b.find(r); err == nil && i >= 0 {
-		b.attached = slices.Delete(b.attached, i, i+1)
-	}
-	return err
-}
-
-func (b *book) Check(_ context.Context, r *server.Request) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	err := b.note("CHECK", r)
-	if err == nil && b.find(r) < 0 {
-		err = types.NewError(types.ErrUnknownContainer, "not attached", r.ContainerID)
-	}
-	return err
-}
-
-func (b *book) GC(_ context.Context, r *server.Request) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	err := b.note("GC", r)
-	if err == nil {
-		b.attached = slices.DeleteFunc(b.attached, func(a server.Attachment) bool {
-			return a.Network == r.Network && !slices.Contains(r.Valid, types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName})
-		})
-	}
-	return err
-}
-
-func (b *book) Status(_ context.Context, r *server.Request) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.note("STATUS", r)
-}
-
-func (b *book) Attachments(context.Context) ([]server.Attachment, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.Clone(b.attached), nil
-}
-
-// take returns the requests since the last call, and their configurations.
-func (b *book) take() (asked, configs []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	asked, configs = b.asked, b.configs
-	b.asked, b.configs = nil, nil
-	return asked, configs
-}
-
-// node is a machine with a plugin directory and a daemon that can be started and killed.
+// node is a machine with a plugin directory and a daemon.
 type node struct {
-	*book
-	dir string // of the socket, the queue and the plugins
-	cni *libcni.CNIConfig
-
-	server *server.Server
-	ln     net.Listener
-	served chan error
+	*servertest.Ledger
+	fail  error // of all further calls
+	dir   string
+	cni   *libcni.CNIConfig
+	taken int // of the calls
 }
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{book: &book{}, dir: t.TempDir()}
+	n := &node{Ledger: &servertest.Ledger{}, dir: t.TempDir()}
+	n.Do = func(_ context.Context, verb string, r *server.Request) (types.Result, error) {
+		if n.fail != nil {
+			return nil, n.fail
+		}
+		var conf struct{ Address string }
+		if err := json.Unmarshal(r.Config, &conf); err != nil {
+			return nil, err
+		}
+		if err := n.Keep(verb, r); err != nil || verb != "ADD" {
+			return nil, err
+		}
+		return servertest.Addressed(r.IfName, r.NetNS, conf.Address), nil
+	}
 	self := expect.Value(os.Executable())(t)
 	bin := filepath.Join(n.dir, "bin")
 	expect.NoError(t, os.Mkdir(bin, 0o755), os.Symlink(self, filepath.Join(bin, pluginName)))
-	t.Setenv(queueVariable, filepath.Join(n.dir, "dels"))
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{bin}, filepath.Join(n.dir, "cache"), nil)
-	t.Cleanup(func() { n.kill(t) })
+	servertest.Serve(t, n, server.Options{}, filepath.Join(n.dir, "run", "multus.sock"))
 	return n
 }
 
-// start starts a daemon, which drains the queue before it serves.
-func (n *node) start(t *testing.T) *server.DrainReport {
-	t.Helper()
-	n.server = expect.Value(server.New(n.book, server.Options{}))(t)
-	n.ln = expect.Value(n.server.Listen(filepath.Join(n.dir, "run", "multus.sock")))(t)
-	report := expect.Value(n.server.Drain(t.Context(), filepath.Join(n.dir, "dels")))(t)
-	n.served = make(chan error, 1)
-	go func(s *server.Server, l net.Listener, served chan error) { served <- s.Serve(l) }(n.server, n.ln, n.served)
-	return report
+// take returns the requests since the last call, "verb container interface network", and
+// their configurations.
+func (n *node) take() (asked, configs []string) {
+	all := n.Calls()
+	for _, c := range all[n.taken:] {
+		asked = append(asked, strings.TrimSpace(fmt.Sprint(c.Verb, " ", c.Request.ContainerID, " ", c.Request.IfName, " ", c.Request.Network)))
+		configs = append(configs, string(c.Request.Config))
+	}
+	n.taken = len(all)
+	return asked, configs
 }
 
-// kill ends the daemon, if one runs, without a word to its clients.
-func (n *node) kill(t *testing.T) {
-	if n.server == nil {
-		return
+// pairs returns what is attached.
+func (n *node) pairs() (all []string) {
+	for _, a := range n.Attached {
+		all = append(all, a.ContainerID+"/"+a.IfName)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	expect.NoError(t, n.server.Shutdown(ctx))
-	expect.Is(t, <-n.served, http.ErrServerClosed)
-	n.server = nil
+	return all
 }
 
 // list returns a network whose plugins are shims with these addresses.
@@ -214,7 +112,6 @@ func TestLibcniExecutesTheShim(t *testing.T) {
 		for _, addresses := range [][]string{{"10.1.0.7/16"}, {"10.1.0.7/16", "10.2.0.7/16"}} {
 			t.Run(fmt.Sprint(version, len(addresses)), func(t *testing.T) {
 				n := newNode(t)
-				n.start(t)
 				list := n.list(t, version, addresses...)
 				expect.Value(n.cni.ValidateNetworkList(ctx, list))(t)
 				result := expect.Value(n.cni.AddNetworkList(ctx, list, container("c1")))(t)
@@ -241,18 +138,20 @@ func TestLibcniExecutesTheShim(t *testing.T) {
 				if version == "1.1.0" {
 					has("STATUS   podnet", n.cni.GetStatusNetworkList(ctx, list))
 					expect.Value(n.cni.AddNetworkList(ctx, list, container("c2")))(t)
+					second := container("c1")
+					second.IfName = "eth1" // a valid pair keeps no other interface of its container
+					expect.Value(n.cni.AddNetworkList(ctx, list, second))(t)
 					n.take()
+					// A libcni that has attached nothing repeats no DEL: the daemon alone collects.
+					collector := libcni.NewCNIConfigWithCacheDir(n.cni.Path, t.TempDir(), nil)
 					gc := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: "c1", IfName: "eth0"}}}
-					expect.NoError(t, n.cni.GCNetworkList(ctx, list, gc))
-					if asked, _ := n.take(); asked[len(asked)-1] != "GC   podnet" {
-						t.Errorf("GC: %v", asked)
-					}
+					has("GC   podnet", collector.GCNetworkList(ctx, list, gc))
 				}
-				expect.Same(t, "attached", len(n.attached), 1)
+				expect.Same(t, "attached", n.pairs(), []string{"c1/eth0"})
 				for range 2 { // a DEL is repeated
 					has("DEL c1 eth0 podnet", n.cni.DelNetworkList(ctx, list, container("c1")))
 				}
-				expect.Same(t, "attached", len(n.attached), 0)
+				expect.Same(t, "attached", n.pairs(), nil)
 			})
 		}
 	}
@@ -271,10 +170,9 @@ func wantFields(t *testing.T, config, part string, holds bool) {
 // TestLibcniSeesErrors with the code, the message and the details of the daemon.
 func TestLibcniSeesErrors(t *testing.T) {
 	n := newNode(t)
-	n.start(t)
 	list, ctx := n.list(t, "1.1.0", "10.1.0.7/16"), t.Context()
 	want := types.NewError(101, "no room", "rack 7")
-	n.failWith(fmt.Errorf("wrapped: %w", want))
+	n.fail = fmt.Errorf("wrapped: %w", want)
 	_, adding := n.cni.AddNetworkList(ctx, list, container("c1"))
 	for verb, err := range map[string]error{
 		"ADD": adding, "DEL": n.cni.DelNetworkList(ctx, list, container("c1")), "STATUS": n.cni.GetStatusNetworkList(ctx, list),
@@ -285,7 +183,7 @@ func TestLibcniSeesErrors(t *testing.T) {
 			t.Errorf("%s: %v", verb, err)
 		}
 	}
-	n.failWith(nil)
+	n.fail = nil
 	rt := container("c1")
 	rt.IfName = "" // libcni refuses it by itself, other callers may not
 	if _, err := n.cni.AddNetworkList(ctx, list, rt); err == nil {

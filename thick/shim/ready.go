@@ -10,13 +10,13 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/confwatch"
 	"github.com/embedcni/cni/thick/internal/wire"
 )
 
-// pollEvery is the time between two questions to a daemon that is there and not ready, as
-// Multus' shim asks. The daemon announces to nobody when that ends.
-const pollEvery = 100 * time.Millisecond
+// askEvery is the time between two questions to a daemon that is not there or not ready, as
+// Multus' shim asks. Nothing announces that a daemon is ready, nor that a socket, which has
+// its name before that, is listened at.
+const askEvery = 100 * time.Millisecond
 
 // notReadyError: the daemon answers, and does not serve ADD.
 type notReadyError struct {
@@ -41,66 +41,35 @@ func (d *daemon) ready(ctx context.Context) error {
 	return err
 }
 
-// waitReady waits until the daemon serves ADD. A daemon that is not there yet is noticed
-// when its socket appears.
+// waitReady waits until the daemon serves ADD. The first question is always asked.
 func (d *daemon) waitReady(ctx context.Context, within time.Duration) error {
-	bounded, cancel := context.WithTimeout(ctx, cmp.Or(within, DefaultReadyWithin))
-	defer cancel()
 	if within < 0 {
-		bounded = ctx
+		return d.ready(ctx)
 	}
+	within = cmp.Or(within, DefaultReadyWithin)
+	bounded, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
 	err := d.ready(bounded)
-	if within < 0 || !mayBecomeReady(err) {
-		return err
-	}
-	appeared, stop := watchFor(d.socket)
-	defer stop()
-	for {
-		if again := d.ready(bounded); bounded.Err() == nil || again == nil {
-			err = again
-		}
-		if !mayBecomeReady(err) {
-			return err
-		}
+	for mayBecomeReady(err) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if bounded.Err() != nil {
-			return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("the daemon was not ready within %v", cmp.Or(within, DefaultReadyWithin)), err.Error())
+			return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("the daemon was not ready within %v", within), err.Error())
 		}
-		// A socket has its name before its owner listens, and nothing announces that it does.
 		select {
-		case <-appeared:
-		case <-time.After(pollEvery):
+		case <-time.After(askEvery):
 		case <-bounded.Done():
 		}
+		if again := d.ready(bounded); bounded.Err() == nil || again == nil {
+			err = again // else it is of the time that is over
+		}
 	}
+	return err
 }
 
 // mayBecomeReady reports whether a later question may have another answer.
 func mayBecomeReady(err error) bool {
 	return errors.Is(err, errGone) || errors.As(err, new(*notReadyError)) ||
 		errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded)
-}
-
-// watchFor watches the way to a file until stop is called. Changed says once that the watch
-// has begun, and then that something has changed. Without a watch it says nothing.
-func watchFor(path string) (changed <-chan struct{}, stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	said, ended := make(chan struct{}, 1), make(chan struct{})
-	watch := &confwatch.Watch{
-		Sources: func() []confwatch.Source { return []confwatch.Source{{Path: path}} },
-		Look: func() {
-			select {
-			case said <- struct{}{}:
-			default:
-			}
-		},
-		Failed: func(error) {},
-	}
-	go func() {
-		defer close(ended)
-		_ = watch.Run(ctx) // the caller polls
-	}()
-	return said, func() { cancel(); <-ended }
 }

@@ -1,11 +1,10 @@
 package shim
 
 import (
-	"fmt"
+	"context"
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -35,21 +34,19 @@ func start(o Options, verb string) <-chan outcome {
 	return done
 }
 
-// awaitWatch waits until this process watches a directory.
-func awaitWatch(t *testing.T, dir string) {
-	t.Helper()
-	var st unix.Stat_t
-	expect.NoError(t, unix.Stat(dir, &st))
-	watch := fmt.Sprintf(" ino:%x ", st.Ino)
-	expect.Eventually(t, "a watch on "+dir, func() bool {
-		fds := expect.Value(filepath.Glob("/proc/self/fdinfo/*"))(t)
-		for _, fd := range fds {
-			if data, err := os.ReadFile(fd); err == nil && strings.Contains(string(data), "inotify wd:") && strings.Contains(string(data), watch) {
-				return true
-			}
-		}
-		return false
-	})
+// looking is a context that says that the shim has found no daemon, and waits: it asks
+// the context each time whether the call is to end.
+type looking struct {
+	context.Context
+	waits chan struct{}
+}
+
+func (l looking) Err() error {
+	select {
+	case l.waits <- struct{}{}:
+	default:
+	}
+	return l.Context.Err()
 }
 
 // TestADaemonThatComesLater: each way in which its socket may appear while ADD, CHECK and
@@ -90,29 +87,23 @@ func TestADaemonThatComesLater(t *testing.T) {
 		},
 	} {
 		for _, verb := range []string{"ADD", "CHECK", "GC"} {
-			s := &scripted{dir: t.TempDir(), answer: readyAnd(ok(result)), asked: map[string]int{}}
-			o := Options{Socket: s.socket()}
-			if name == "with its directories" || name == "in a directory that is renamed" {
-				o.Socket = filepath.Join(s.dir, "run", "thick", "multus.sock")
-			}
-			done := start(o, verb)
-			awaitWatch(t, s.dir)
-			appear(t, s)
-			if got := expect.Await(t, name, done); got.code != 0 {
-				t.Errorf("%s: %s: %+v", name, verb, got)
-			}
+			t.Run(name+" "+verb, func(t *testing.T) {
+				t.Parallel()
+				s := &scripted{dir: t.TempDir(), answer: readyAnd(ok(result)), asked: map[string]int{}}
+				o := Options{Socket: s.socket()}
+				if name == "with its directories" || name == "in a directory that is renamed" {
+					o.Socket = filepath.Join(s.dir, "run", "thick", "multus.sock")
+				}
+				ctx, done := looking{t.Context(), make(chan struct{}, 1)}, make(chan outcome, 1)
+				go func() { done <- runUntil(ctx, o, env(verb), conf("1.1.0")) }()
+				expect.Await(t, "the shim to find no daemon", ctx.waits)
+				appear(t, s)
+				if got := expect.Await(t, "the answer", done); got.code != 0 {
+					t.Errorf("%+v", got)
+				}
+			})
 		}
 	}
-}
-
-// TestTheSocketIsNoticed, and not by a poll.
-func TestTheSocketIsNoticed(t *testing.T) {
-	s := &scripted{dir: t.TempDir(), answer: readyAnd(ok(result)), asked: map[string]int{}}
-	changed, stop := watchFor(s.socket())
-	defer stop()
-	expect.Await(t, "the watch", changed)
-	s.listen(t)
-	expect.Await(t, "the socket", changed)
 }
 
 // TestADaemonThatIsNotReady is asked again, and no CNI call is sent to it.

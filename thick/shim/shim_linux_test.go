@@ -125,8 +125,12 @@ type outcome struct {
 }
 
 func run(o Options, env []string, config string) outcome {
+	return runUntil(context.Background(), o, env, config)
+}
+
+func runUntil(ctx context.Context, o Options, env []string, config string) outcome {
 	var stdout, stderr bytes.Buffer
-	code := Run(context.Background(), o, Process{env, strings.NewReader(config), &stdout, &stderr})
+	code := Run(ctx, o, Process{env, strings.NewReader(config), &stdout, &stderr})
 	return outcome{code, stdout.String(), stderr.String()}
 }
 
@@ -400,9 +404,7 @@ func TestTheContextEndsACall(t *testing.T) {
 	defer close(release)
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { <-asked; cancel() }()
-	var stdout bytes.Buffer
-	code := Run(ctx, Options{Socket: s.socket()}, Process{env("ADD"), strings.NewReader(conf("1.0.0")), &stdout, io.Discard})
-	wantError(t, "ADD", outcome{code, stdout.String(), ""}, types.ErrTryAgainLater, "canceled")
+	wantError(t, "ADD", runUntil(ctx, Options{Socket: s.socket()}, env("ADD"), conf("1.0.0")), types.ErrTryAgainLater, "canceled")
 }
 
 type failing struct{}

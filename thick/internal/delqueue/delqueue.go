@@ -8,7 +8,7 @@
 //
 // Each entry is a file of its own, with a checksum. It is complete and on the disk when
 // [Queue.Put] returns. A process that is killed in Put leaves at most a file that [Queue.List]
-// deletes.
+// deletes later.
 package delqueue
 
 import (
@@ -49,7 +49,7 @@ const (
 
 const (
 	entryExt   = ".del"
-	newExt     = ".new"     // being written
+	newExt     = ".new"     // being written by an earlier version
 	damagedExt = ".damaged" // set aside
 	refusedExt = ".refused" // set aside by Failed
 )
@@ -169,37 +169,12 @@ func (q *Queue) add(file string, data []byte) error {
 	return nil
 }
 
-// write puts a file in place whose content is on the disk, and whose name need not be yet. While it writes, it holds a
-// lock on the new file, so that List does not take it for one that a dead process left.
-func (q *Queue) write(file string, data []byte) (err error) {
-	tmp := filepath.Join(q.dir, file+newExt)
-	f, err := createLocked(tmp)
-	if err != nil {
+// write puts a file in place whose content is on the disk, and whose name need not be yet.
+func (q *Queue) write(file string, data []byte) error {
+	if err := q.before("write"); err != nil {
 		return err
 	}
-	defer func() {
-		err = errors.Join(err, f.Close()) // gives the lock back
-	}()
-	err = q.before("write")
-	if err == nil {
-		_, err = f.Write(data)
-	}
-	if err == nil {
-		err = q.before("sync")
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err == nil {
-		err = q.before("rename")
-	}
-	if err != nil {
-		return errors.Join(err, ignore(os.Remove(tmp), fs.ErrNotExist))
-	}
-	if err := os.Rename(tmp, filepath.Join(q.dir, file)); err != nil {
-		return errors.Join(err, ignore(os.Remove(tmp), fs.ErrNotExist))
-	}
-	return nil
+	return plainfile.Replace(filepath.Join(q.dir, file), data, 0o600)
 }
 
 // Remove deletes an entry that List has returned, or that Put has put. It is no error if
@@ -249,7 +224,7 @@ func (q *Queue) Failed(e *Entry, now Moment) (aside bool, err error) {
 }
 
 // List returns the entries in the order in which they were asked for, those of earlier
-// boots first. Files that dead processes have left half-written are deleted. A damaged
+// boots first. Files that were left half-written a minute ago or longer are deleted. A damaged
 // entry is set aside under another name, once; a newer version's is left alone. The error
 // lists both, ErrBad and ErrNewer, and other files that could not be read; the entries are
 // valid nevertheless.
@@ -268,10 +243,10 @@ func (q *Queue) List() ([]*Entry, error) {
 	var all []*Entry
 	var errs []error
 	for _, d := range files {
-		switch filepath.Ext(d.Name()) {
-		case newExt:
-			errs = append(errs, removeUnlocked(filepath.Join(q.dir, d.Name())))
-		case entryExt:
+		switch ext := filepath.Ext(d.Name()); {
+		case ext == newExt || strings.HasPrefix(d.Name(), "."): // see plainfile.Replace
+			errs = append(errs, q.removeStale(d))
+		case ext == entryExt:
 			e, err := q.read(d.Name())
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
@@ -286,6 +261,16 @@ func (q *Queue) List() ([]*Entry, error) {
 	errs = append(errs, err)
 	slices.SortStableFunc(all, func(a, b *Entry) int { return a.At.order(b.At, now.Boot) })
 	return all, errors.Join(errs...)
+}
+
+// removeStale deletes a half-written file unless its writer may live: one that lost it would
+// have its DEL fail, and be called again.
+func (q *Queue) removeStale(d fs.DirEntry) error {
+	info, err := d.Info()
+	if err == nil && time.Since(info.ModTime()) > time.Minute {
+		err = q.remove(d.Name())
+	}
+	return ignore(err, fs.ErrNotExist)
 }
 
 func (q *Queue) read(file string) (*Entry, error) {

@@ -25,10 +25,6 @@ type Entry struct {
 	file string // its name in the directory; set by Put and List
 }
 
-// AddedKey is the key in the metadata of an attachment under which a daemon keeps the
-// Moment, in its text form, at which it received the ADD: before anything waits.
-const AddedKey = "embedcni/added"
-
 // Attachment describes, as far as a daemon knows, an attachment that an entry may be for: the one of
 // the same container, interface and network.
 type Attachment struct {

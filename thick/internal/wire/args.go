@@ -2,10 +2,8 @@ package wire
 
 import (
 	"fmt"
-	"maps"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -29,13 +27,12 @@ const DefaultIfName = "eth0"
 type Args struct {
 	Command string
 	// The next five are empty for GC, STATUS and VERSION, which are about no container.
-	ContainerID   string
-	NetNS         string // an absolute path; empty only for DEL
-	IfName        string
-	Args          map[string]string // CNI_ARGS; nil without any
-	NetNSOverride bool              // CNI_NETNS_OVERRIDE: NetNS may be the plugins' own namespace
-	Pod           Pod               // of Args
-	Path          []string          // CNI_PATH, as the client sent it
+	ContainerID string
+	NetNS       string // an absolute path; empty only for DEL
+	IfName      string
+	Args        map[string]string // CNI_ARGS; nil without any
+	Pod         Pod               // of Args
+	Path        []string          // CNI_PATH, as the client sent it
 }
 
 // Pod is what a Kubernetes runtime says about the pod in CNI_ARGS.
@@ -79,7 +76,6 @@ func (r Rules) Parse(env map[string]string) (*Args, *types.Error) {
 		return nil, err
 	}
 	a.Path = filepath.SplitList(env["CNI_PATH"])
-	a.NetNSOverride = env["CNI_NETNS_OVERRIDE"] == "1" || strings.EqualFold(env["CNI_NETNS_OVERRIDE"], "true")
 	var err *types.Error
 	if a.Args, err = parseArgs(env["CNI_ARGS"]); err != nil {
 		return nil, err
@@ -209,29 +205,6 @@ func dnsSubdomain(name string) bool {
 		}
 	}
 	return true
-}
-
-// Env returns the variables that Parse reads as these parameters.
-func (a *Args) Env() map[string]string {
-	env := map[string]string{"CNI_COMMAND": a.Command}
-	set := func(name, value string) {
-		if value != "" {
-			env[name] = value
-		}
-	}
-	set("CNI_CONTAINERID", a.ContainerID)
-	set("CNI_NETNS", a.NetNS)
-	set("CNI_IFNAME", a.IfName)
-	set("CNI_PATH", strings.Join(a.Path, string(filepath.ListSeparator)))
-	if a.NetNSOverride {
-		set("CNI_NETNS_OVERRIDE", "1")
-	}
-	var pairs []string
-	for _, key := range slices.Sorted(maps.Keys(a.Args)) {
-		pairs = append(pairs, key+"="+a.Args[key])
-	}
-	set("CNI_ARGS", strings.Join(pairs, ";"))
-	return env
 }
 
 func missing(names ...string) *types.Error {

@@ -54,8 +54,7 @@ func TestArgumentsAreTyped(t *testing.T) {
 		"DEL without namespace": {kubernetes, env("CNI_COMMAND=DEL", "CNI_NETNS"), but(func(a *wire.Args) { a.Command, a.NetNS = "DEL", "" })},
 		"CHECK":                 {shim, env("CNI_COMMAND=CHECK"), but(func(a *wire.Args) { a.Command = "CHECK" })},
 		"no path":               {shim, env("CNI_PATH"), but(func(a *wire.Args) { a.Path = []string{} })},
-		"override":              {shim, env("CNI_NETNS_OVERRIDE=True"), but(func(a *wire.Args) { a.NetNSOverride = true })},
-		"override 0":            {shim, env("CNI_NETNS_OVERRIDE=0"), complete},
+		"others of CNI":         {shim, env("CNI_NETNS_OVERRIDE=True"), complete},
 		"no arguments":          {onWire, env("CNI_ARGS"), but(func(a *wire.Args) { a.Args, a.Pod = nil, wire.Pod{} })},
 		"arguments of others":   {onWire, env("CNI_ARGS=IgnoreUnknown=1;X="), but(func(a *wire.Args) { a.Args, a.Pod = map[string]string{"IgnoreUnknown": "1", "X": ""}, wire.Pod{} })},
 		"pod without UID": {kubernetes, env("CNI_ARGS=K8S_POD_NAMESPACE=a;K8S_POD_NAME=b"), but(func(a *wire.Args) {

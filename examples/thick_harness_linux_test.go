@@ -1,15 +1,12 @@
-// Package thick contains only tests, of the daemon and the shim in the directories below.
-package thick
+package examples
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,18 +15,13 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/cnitest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/netns"
 )
-
-// builtVariable has the directory of the built programs.
-const builtVariable = "THICK_BUILT"
 
 // Directories that the programs use if they are not told others.
 const (
@@ -37,28 +29,6 @@ const (
 	stateDir  = "/var/lib/thick"
 	queueDir  = stateDir + "/dels"
 )
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "thick")
-	if err != nil {
-		panic(err)
-	}
-	code := refplugins.Main(m, sandbox.Before(func() ([]string, error) {
-		out, err := exec.Command("go", "build", "-o", dir, "./daemon", "./shim").CombinedOutput()
-		if err != nil {
-			err = fmt.Errorf("go build: %w\n%s", err, out)
-		}
-		return []string{builtVariable + "=" + dir}, err
-	}))
-	os.RemoveAll(dir)
-	os.Exit(code)
-}
-
-// daemon is a running daemon.
-type daemon struct {
-	*exec.Cmd
-	lines chan string // of its log
-}
 
 // networks writes the configurations that the daemon attaches to: the first one to every
 // container, by plugins that are built in, the other one to those that ask for it, by the
@@ -76,79 +46,11 @@ func networks(t *testing.T) (dir string) {
 	return dir
 }
 
-// start starts the daemon.
-func start(t *testing.T, args ...string) *daemon {
+// startDaemon starts the daemon.
+func startDaemon(t *testing.T) *program {
 	t.Helper()
-	d := &daemon{lines: make(chan string, 10000)}
-	d.Cmd = exec.Command(filepath.Join(os.Getenv(builtVariable), "daemon"), append([]string{
-		"-networks", networks(t), "-plugins", expect.Value(refplugins.Dir(t.Context(), os.Stderr))(t),
-		"-builtin", strings.Join([]string{known.Bridge, known.HostLocal, known.Portmap}, ","),
-	}, args...)...)
-	r, w, err := os.Pipe()
-	expect.NoError(t, err)
-	d.Stderr = w
-	expect.NoError(t, d.Start())
-	expect.NoError(t, w.Close())
-	go func() {
-		defer close(d.lines)
-		defer r.Close()
-		for s := bufio.NewScanner(r); s.Scan(); {
-			d.lines <- s.Text()
-		}
-	}()
-	t.Cleanup(func() {
-		if d.ProcessState == nil {
-			d.end(t, unix.SIGKILL)
-		}
-	})
-	return d
-}
-
-// until returns the log up to a line with these words.
-func (d *daemon) until(t *testing.T, words string) (log string) {
-	t.Helper()
-	timeout := time.After(expect.Patience)
-	for {
-		select {
-		case line, ok := <-d.lines:
-			if !ok {
-				t.Fatalf("the daemon has ended without %q:\n%s", words, log)
-			}
-			t.Log(line)
-			if log += line + "\n"; strings.Contains(line, words) {
-				return log
-			}
-		case <-timeout:
-			t.Fatalf("the daemon has not written %q:\n%s", words, log)
-		}
-	}
-}
-
-// end sends a signal and returns the exit code.
-func (d *daemon) end(t *testing.T, signal unix.Signal) int {
-	t.Helper()
-	expect.NoError(t, d.Process.Signal(signal))
-	if err := d.Wait(); err != nil {
-		t.Log(err)
-	}
-	return d.ProcessState.ExitCode()
-}
-
-// rest returns the log that was not read yet, of a daemon that has ended.
-func (d *daemon) rest(t *testing.T) (log string) {
-	t.Helper()
-	for {
-		select {
-		case line, ok := <-d.lines:
-			if !ok {
-				return log
-			}
-			t.Log(line)
-			log += line + "\n"
-		case <-time.After(expect.Patience):
-			t.Fatalf("a process that the daemon has started goes on:\n%s", log)
-		}
-	}
+	return start(t, nil, "daemon", "-networks", networks(t), "-plugins", expect.Value(refplugins.Dir(t.Context(), os.Stderr))(t),
+		"-builtin", strings.Join([]string{known.Bridge, known.HostLocal, known.Portmap}, ","))
 }
 
 // runtime is a container runtime: upstream's libcni, which executes the shim.
@@ -290,23 +192,4 @@ func (r *runtime) add(t *testing.T, version string, c *container) {
 	expect.Same(t, "address", ips[0].Address.IP.String(), c.address(t, "eth0"))
 	expect.Same(t, "number of addresses", len(ips), 1)
 	expect.Same(t, "interfaces", c.interfaces(t), attached)
-}
-
-// leavesNothing has the test fail if it leaves anything on the host.
-func leavesNothing(t *testing.T) {
-	t.Helper()
-	expect.NoError(t, os.MkdirAll(queueDir, 0o700))
-	audit := func() ([]string, error) {
-		return cnitest.Audit(context.Background(), cnitest.Options{StateDirs: []string{stateDir, "/var/lib/cni"}})
-	}
-	before := expect.Value(audit())(t)
-	t.Cleanup(func() {
-		after, err := audit()
-		if err != nil {
-			t.Error(err)
-		}
-		if leak := cnitest.Diff(before, after); leak != "" {
-			t.Errorf("left:\n%s", leak)
-		}
-	})
 }

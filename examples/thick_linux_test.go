@@ -1,4 +1,4 @@
-package thick
+package examples
 
 import (
 	"os"
@@ -17,8 +17,9 @@ import (
 // TestFirstAndLastVersion: libcni executes the shim for each verb, and packets get through on a
 // network of plugins in the daemon's process, and on one of executables.
 func TestFirstAndLastVersion(t *testing.T) {
-	leavesNothing(t)
-	d, r, ctx := start(t), newRuntime(t), t.Context()
+	expect.NoError(t, os.MkdirAll(queueDir, 0o700))
+	leavesNothing(t, stateDir)
+	d, r, ctx := startDaemon(t), newRuntime(t), t.Context()
 	for i, version := range []string{"0.3.1", "1.1.0"} {
 		c, conf := newContainer(t, "c"+version, 8080+i), node(t, version)
 		expect.Value(r.ValidateNetworkList(ctx, conf))(t)
@@ -36,7 +37,7 @@ func TestFirstAndLastVersion(t *testing.T) {
 		expect.Same(t, "after DEL", c.interfaces(t), []string{"lo"})
 	}
 	expect.Same(t, "exit code", d.end(t, unix.SIGTERM), 0)
-	log := d.rest(t)
+	log := d.whole(t)
 	for typ, kind := range map[string]string{known.Bridge: `"built in"`, known.Portmap: `"built in"`, known.PTP: "executable"} {
 		for operation, calls := range map[string]int{"ADD": 2, "CHECK": 1} {
 			ran := regexp.MustCompile("operation="+operation+" type="+typ+` kind=("[^"]*"|\S*)`).FindAllStringSubmatch(log, -1)
@@ -51,8 +52,9 @@ func TestFirstAndLastVersion(t *testing.T) {
 // succeeds and is carried out, and an ADD waits. A DEL that turns up again ends no later
 // ADD.
 func TestTheDaemonIsKilled(t *testing.T) {
-	leavesNothing(t)
-	d, r, ctx, conf := start(t), newRuntime(t), t.Context(), node(t, "1.0.0")
+	expect.NoError(t, os.MkdirAll(queueDir, 0o700))
+	leavesNothing(t, stateDir)
+	d, r, ctx, conf := startDaemon(t), newRuntime(t), t.Context(), node(t, "1.0.0")
 	first, second := newContainer(t, "first", 8081), newContainer(t, "second", 8082)
 	r.add(t, "1.0.0", first) // whether or not it serves yet
 	r.add(t, "1.0.0", second)
@@ -83,9 +85,10 @@ func TestTheDaemonIsKilled(t *testing.T) {
 		added <- err
 	}()
 	wantOpen()
-	d = start(t)
-	if log := d.until(t, "serving"); !strings.Contains(log, "outcome=ended container=first") || !strings.Contains(log, "adopted=1 ") {
-		t.Errorf("not drained:\n%s", log)
+	d = startDaemon(t)
+	d.find(t, "serving")
+	if !strings.Contains(d.log, "outcome=ended container=first") || !strings.Contains(d.log, "adopted=1 ") {
+		t.Errorf("not drained:\n%s", d.log)
 	}
 	expect.NoError(t, expect.Await(t, "ADD", added))
 	first.wantTraffic(t)
@@ -95,9 +98,10 @@ func TestTheDaemonIsKilled(t *testing.T) {
 	// The old DEL comes back, as by a backup.
 	d.end(t, unix.SIGKILL)
 	expect.NoError(t, os.WriteFile(entries[0], kept, 0o600))
-	d = start(t)
-	if log := d.until(t, "serving"); !strings.Contains(log, "outcome=dropped container=first") || !strings.Contains(log, "adopted=2 ") {
-		t.Errorf("not dropped:\n%s", log)
+	d = startDaemon(t)
+	d.find(t, "serving")
+	if !strings.Contains(d.log, "outcome=dropped container=first") || !strings.Contains(d.log, "adopted=2 ") {
+		t.Errorf("not dropped:\n%s", d.log)
 	}
 	wantOpen()
 	for _, c := range []*container{first, second} {
