@@ -133,41 +133,6 @@ func TestMultusShimWaitsForOurServer(t *testing.T) {
 	expect.Same(t, "calls", b.asked(), []string{"ADD"})
 }
 
-// TestMultusShimDuringOurShutdown: a call that runs is finished and answered, DEL is
-// served, and ADD is refused with a code that has runtimes try again.
-func TestMultusShimDuringOurShutdown(t *testing.T) {
-	newPod(t)
-	running, finish := make(chan struct{}), make(chan struct{})
-	b := &scriptedBackend{fail: func(_ context.Context, verb string) error {
-		if verb == "ADD" {
-			close(running)
-			<-finish
-		}
-		return nil
-	}}
-	shutdown := serve(t, b)
-	done := make(chan error, 1)
-	call, shim := podCall("ADD"), os.Getenv(shimVar)
-	go func() { _, _, err := call.run(t, shim); done <- err }()
-	expect.Await(t, "ADD in the backend", running)
-	shutdown()
-	readiness := readData(t, version(t, shim), "readiness.request")
-	// Later versions of the shim ask for /readyz before ADD, and for /healthz before DEL.
-	expect.Eventually(t, "a server that is not ready", func() bool {
-		return status(t, exchange(t, bytes.Replace(readiness, []byte("/healthz"), []byte("/readyz"), 1))) == http.StatusInternalServerError
-	})
-	expect.Same(t, "status of /healthz", status(t, exchange(t, readiness)), http.StatusOK)
-	_, _, err := podCall("ADD").run(t, shim)
-	if said := cniError(t, err); !strings.HasPrefix(said.Msg, "CmdAdd (shim): ") {
-		t.Errorf("error of ADD: %+v", said)
-	}
-	_, _, err = podCall("DEL").run(t, shim)
-	expect.NoError(t, err)
-	expect.Same(t, "calls", b.asked(), []string{"ADD", "DEL"})
-	close(finish)
-	expect.NoError(t, expect.Await(t, "ADD", done))
-}
-
 // status returns the status of an answer.
 func status(t *testing.T, answer []byte) int {
 	t.Helper()

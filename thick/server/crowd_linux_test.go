@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -130,26 +129,4 @@ func add(path, id string) error {
 		return fmt.Errorf("status %d: %s, %w", status, body, err)
 	}
 	return nil
-}
-
-// TestAKilledDaemonIsReplaced: its socket stays, and its lock ends with it.
-func TestAKilledDaemonIsReplaced(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "multus.sock")
-	daemon := exec.Command(expect.Value(os.Executable())(t))
-	daemon.Env = append(os.Environ(), daemonAt+"="+path)
-	stdout := expect.Value(daemon.StdoutPipe())(t)
-	expect.NoError(t, daemon.Start())
-	var before int
-	expect.Value(fmt.Fscan(stdout, &before))(t)
-	s := newServer(t, &backend{}, server.Options{})
-	_, err := s.Listen(path)
-	expect.Is(t, err, syscall.EADDRINUSE)
-	expect.NoError(t, daemon.Process.Kill())
-	if err := daemon.Wait(); err == nil {
-		t.Fatal("the daemon has ended by itself")
-	}
-	if _, err := os.Lstat(path); err != nil {
-		t.Fatalf("the killed daemon has left no socket: %v", err)
-	}
-	expect.NoError(t, expect.Value(s.Listen(path))(t).Close())
 }

@@ -1,10 +1,8 @@
 package server_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,7 +17,6 @@ import (
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/thick/internal/delqueue"
 	"github.com/embedcni/cni/thick/server"
-	"github.com/embedcni/cni/thick/shim"
 )
 
 // ledger is a Ledger that keeps its attachments in memory.
@@ -332,34 +329,4 @@ func TestDrainFails(t *testing.T) {
 		t.Errorf("a shared queue: %v, %v", r, err)
 	}
 	expect.Same(t, "attached", l.names(), []string{"c1"})
-}
-
-// TestADELWithoutADaemonEndsNoLaterADD: by a shim, with the daemon gone and back.
-func TestADELWithoutADaemonEndsNoLaterADD(t *testing.T) {
-	l, q := newLedger(), newQueue(t)
-	s := newServer(t, l, server.Options{})
-	o := shim.Options{Socket: filepath.Join(t.TempDir(), "multus.sock"), QueueDir: q.dir}
-	del := func(id string) {
-		t.Helper()
-		var stdout, stderr bytes.Buffer
-		env := []string{"CNI_COMMAND=DEL", "CNI_CONTAINERID=" + id, "CNI_IFNAME=eth0", "CNI_NETNS=/run/netns/" + id}
-		if code := shim.Run(t.Context(), o, shim.Process{Env: env, Stdin: strings.NewReader(config), Stdout: &stdout, Stderr: &stderr}); code != 0 {
-			t.Fatalf("exit code %d: %s%s", code, &stdout, &stderr)
-		}
-	}
-	for n := range 4 {
-		attach(t, s, fmt.Sprint("c", n))
-	}
-	for n := range 4 {
-		del(fmt.Sprint("c", n))
-	}
-	expect.Same(t, "left", q.left(t), 4)
-	// Two are attached anew, as by a daemon that has not drained.
-	l.state.Lock()
-	l.attached = l.attached[:2]
-	l.state.Unlock()
-	attach(t, s, "c2")
-	attach(t, s, "c3")
-	wantDrained(t, drain(t, s, q), []string{"c0", "c1"}, []string{"c2", "c3"}, nil)
-	expect.Same(t, "attached", l.names(), []string{"c2", "c3"})
 }

@@ -3,7 +3,6 @@ package shim_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -45,20 +44,11 @@ type book struct {
 	attached []server.Attachment
 	asked    []string // "verb container interface network"
 	configs  []string
-	fail     error
 }
 
-// failWith makes all further calls fail with err, unless it is nil.
-func (b *book) failWith(err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.fail = err
-}
-
-func (b *book) note(verb string, r *server.Request) error {
+func (b *book) note(verb string, r *server.Request) {
 	b.asked = append(b.asked, strings.TrimSpace(fmt.Sprint(verb, " ", r.ContainerID, " ", r.IfName, " ", r.Network)))
 	b.configs = append(b.configs, string(r.Config))
-	return b.fail
 }
 
 func (b *book) find(r *server.Request) int {
@@ -70,9 +60,7 @@ func (b *book) find(r *server.Request) int {
 func (b *book) Add(_ context.Context, r *server.Request) (types.Result, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.note("ADD", r); err != nil {
-		return nil, err
-	}
+	b.note("ADD", r)
 	if b.find(r) < 0 {
 		b.attached = append(b.attached, server.Attachment{ContainerID: r.ContainerID, IfName: r.IfName, Network: r.Network, Began: r.Began})
 	}
@@ -92,45 +80,35 @@ func (b *book) Add(_ context.Context, r *server.Request) (types.Result, error) {
 func (b *book) Del(_ context.Context, r *server.Request) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	err := b.note("DEL", r)
-	if i := b.find(r); err == nil && i >= 0 {
+	b.note("DEL", r)
+	if i := b.find(r); i >= 0 {
 		b.attached = slices.Delete(b.attached, i, i+1)
 	}
-	return err
+	return nil
 }
 
 func (b *book) Check(_ context.Context, r *server.Request) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	err := b.note("CHECK", r)
-	if err == nil && b.find(r) < 0 {
-		err = types.NewError(types.ErrUnknownContainer, "not attached", r.ContainerID)
+	b.note("CHECK", r)
+	if b.find(r) < 0 {
+		return types.NewError(types.ErrUnknownContainer, "not attached", r.ContainerID)
 	}
-	return err
+	return nil
 }
 
 func (b *book) GC(_ context.Context, r *server.Request) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	err := b.note("GC", r)
-	if err == nil {
-		b.attached = slices.DeleteFunc(b.attached, func(a server.Attachment) bool {
-			return a.Network == r.Network && !slices.Contains(r.Valid, types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName})
-		})
-	}
-	return err
+	b.note("GC", r)
+	return nil
 }
 
 func (b *book) Status(_ context.Context, r *server.Request) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.note("STATUS", r)
-}
-
-func (b *book) Attachments(context.Context) ([]server.Attachment, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.Clone(b.attached), nil
+	b.note("STATUS", r)
+	return nil
 }
 
 // take returns the requests since the last call, and their configurations.
@@ -142,15 +120,11 @@ func (b *book) take() (asked, configs []string) {
 	return asked, configs
 }
 
-// node is a machine with a plugin directory and a daemon that can be started and killed.
+// node is a machine with a plugin directory and a daemon.
 type node struct {
 	*book
-	dir string // of the socket, the queue and the plugins
+	dir string // of the socket and the plugins
 	cni *libcni.CNIConfig
-
-	server *server.Server
-	ln     net.Listener
-	served chan error
 }
 
 func newNode(t *testing.T) *node {
@@ -161,31 +135,15 @@ func newNode(t *testing.T) *node {
 	expect.NoError(t, os.Mkdir(bin, 0o755), os.Symlink(self, filepath.Join(bin, pluginName)))
 	t.Setenv(queueVariable, filepath.Join(n.dir, "dels"))
 	n.cni = libcni.NewCNIConfigWithCacheDir([]string{bin}, filepath.Join(n.dir, "cache"), nil)
-	t.Cleanup(func() { n.kill(t) })
+	s := expect.Value(server.New(n.book, server.Options{}))(t)
+	l := expect.Value(s.Listen(filepath.Join(n.dir, "run", "multus.sock")))(t)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	t.Cleanup(func() {
+		expect.NoError(t, s.Shutdown(context.Background()))
+		expect.Is(t, <-served, http.ErrServerClosed)
+	})
 	return n
-}
-
-// start starts a daemon, which drains the queue before it serves.
-func (n *node) start(t *testing.T) *server.DrainReport {
-	t.Helper()
-	n.server = expect.Value(server.New(n.book, server.Options{}))(t)
-	n.ln = expect.Value(n.server.Listen(filepath.Join(n.dir, "run", "multus.sock")))(t)
-	report := expect.Value(n.server.Drain(t.Context(), filepath.Join(n.dir, "dels")))(t)
-	n.served = make(chan error, 1)
-	go func(s *server.Server, l net.Listener, served chan error) { served <- s.Serve(l) }(n.server, n.ln, n.served)
-	return report
-}
-
-// kill ends the daemon, if one runs, without a word to its clients.
-func (n *node) kill(t *testing.T) {
-	if n.server == nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	expect.NoError(t, n.server.Shutdown(ctx))
-	expect.Is(t, <-n.served, http.ErrServerClosed)
-	n.server = nil
 }
 
 // list returns a network whose plugins are shims with these addresses.
@@ -214,7 +172,6 @@ func TestLibcniExecutesTheShim(t *testing.T) {
 		for _, addresses := range [][]string{{"10.1.0.7/16"}, {"10.1.0.7/16", "10.2.0.7/16"}} {
 			t.Run(fmt.Sprint(version, len(addresses)), func(t *testing.T) {
 				n := newNode(t)
-				n.start(t)
 				list := n.list(t, version, addresses...)
 				expect.Value(n.cni.ValidateNetworkList(ctx, list))(t)
 				result := expect.Value(n.cni.AddNetworkList(ctx, list, container("c1")))(t)
@@ -265,30 +222,5 @@ func wantFields(t *testing.T, config, part string, holds bool) {
 	t.Helper()
 	if !strings.Contains(config, part) || !holds {
 		t.Errorf("configuration %s", config)
-	}
-}
-
-// TestLibcniSeesErrors with the code, the message and the details of the daemon.
-func TestLibcniSeesErrors(t *testing.T) {
-	n := newNode(t)
-	n.start(t)
-	list, ctx := n.list(t, "1.1.0", "10.1.0.7/16"), t.Context()
-	want := types.NewError(101, "no room", "rack 7")
-	n.failWith(fmt.Errorf("wrapped: %w", want))
-	_, adding := n.cni.AddNetworkList(ctx, list, container("c1"))
-	for verb, err := range map[string]error{
-		"ADD": adding, "DEL": n.cni.DelNetworkList(ctx, list, container("c1")), "STATUS": n.cni.GetStatusNetworkList(ctx, list),
-		"GC": n.cni.GCNetworkList(ctx, list, &libcni.GCArgs{}),
-	} {
-		said := (*types.Error)(nil)
-		if !errors.As(err, &said) || *said != *want {
-			t.Errorf("%s: %v", verb, err)
-		}
-	}
-	n.failWith(nil)
-	rt := container("c1")
-	rt.IfName = "" // libcni refuses it by itself, other callers may not
-	if _, err := n.cni.AddNetworkList(ctx, list, rt); err == nil {
-		t.Error("ADD without an interface name")
 	}
 }
