@@ -81,9 +81,7 @@ func TestRetryRemovalsWaitsForPlugins(t *testing.T) {
 		cni.WithTimeouts(cni.Timeouts{Del: time.Hour}))
 	path := s.Container("c1")
 	testhost.MustSetUp(t, r, "c1", path)
-	if err := r.Remove(t.Context(), "c1", path); err == nil {
-		t.Fatal("Remove did not fail")
-	}
+	expect.Fails(t, "Remove did not fail", r.Remove(t.Context(), "c1", path))
 	expect.Eventually(t, "the removal", func() bool {
 		report := expect.Value(r.RetryRemovals(t.Context()))(t)
 		return slices.Equal(report.Removed, []string{"c1"})

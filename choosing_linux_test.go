@@ -31,9 +31,7 @@ func TestOptionsThatContradictEachOther(t *testing.T) {
 		{cni.WithBuiltinPlugins("ptp"), cni.WithBuiltinPlugins("ptp", "bridge")},
 		{cni.WithBuiltinPlugins(), cni.WithPlugin("bridge", testhost.Idle{})},
 	} {
-		if _, err := cni.New(append([]cni.Opt{builtIn}, opts...)...); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, expect.Err(cni.New(append([]cni.Opt{builtIn}, opts...)...)))
 	}
 }
 

@@ -92,9 +92,7 @@ func TestFault_F16_AFailedFirstADDLeavesTheNextOneFirst(t *testing.T) {
 	conf := cni.WithConfListBytes(s.Network("net", "1.0.0", "p", "q"))
 	r := s.Runtime(conf).Patiently()
 	s.On("q", "ADD", testhost.Says(5, "no"))
-	if err := testhost.SetUp(t.Context(), r, "failed", s.Container("failed"))(); err == nil {
-		t.Fatal("no error")
-	}
+	expect.Fails(t, "no error", testhost.SetUp(t.Context(), r, "failed", s.Container("failed"))())
 	s.TakeCalls()
 	s.On("q", "ADD", scripted.Action{})
 	s.LogEnds("p", "q")

@@ -69,9 +69,7 @@ func TestPlanRefusesWhatSetupRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, err := newPlanner(t).Plan(c.id, "", c.opts...)
 			expect.Is(t, err, c.want)
-			if p != nil {
-				t.Errorf("plan %+v", p)
-			}
+			expect.Same(t, "plan", p, nil)
 		})
 	}
 	empty := expect.Value(cni.New())(t)

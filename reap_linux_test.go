@@ -134,9 +134,7 @@ func TestFault_F33_ARemovalThatFailsIsTriedAgainLater(t *testing.T) {
 	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	expect.NoError(t, testhost.SetUp(t.Context(), r, "c1", s.Container("c1"))())
 	s.RemoveNetNS("c1")
-	if err := r.Remove(t.Context(), "c1", ""); err == nil {
-		t.Fatal("Remove succeeds")
-	}
+	expect.Fails(t, "Remove succeeds", r.Remove(t.Context(), "c1", ""))
 	s.TakeCalls()
 	for range 3 {
 		reap(t, r)

@@ -274,12 +274,9 @@ func TestFault_F65_ABridgeOfTheHostStaysTheHosts(t *testing.T) {
 			}
 			h.sh(tt.damage)
 			err := h.repair()
-			if err == nil || !errors.Is(err, cni.ErrNotRepairable) || !strings.Contains(err.Error(), tt.why) {
-				t.Errorf("Repair: got %v, want an error with %q", err, tt.why)
-			}
-			if text := h.verdicts(); !strings.Contains(text, tt.why) || !strings.Contains(text, "c0: broken") {
-				t.Errorf("Health: got %s, want that it is broken, and %q", text, tt.why)
-			}
+			expect.Is(t, err, cni.ErrNotRepairable)
+			fails(t, err, tt.why)
+			expect.Contains(t, "Health", h.verdicts(), tt.why, "c0: broken")
 			br, err := netlink.LinkByName("br0")
 			switch {
 			case strings.HasPrefix(tt.damage, "ip link del br0; "):
@@ -318,9 +315,7 @@ func TestFault_F66_AGuardPutsPortsOnABridgeThatIsMadeAgain(t *testing.T) {
 			h.sh("ip link add br0 type bridge || true; ip addr add 10.77.0.1/16 dev br0 || true; ip link set br0 up")
 			t.Logf("traffic is back after %v", h.back("made again"))
 			h.quiet()
-			if text := h.verdicts(); strings.Contains(text, "broken") {
-				t.Errorf("Health: %s", text)
-			}
+			expect.Lacks(t, "Health", h.verdicts(), "broken")
 		})
 	}
 }
@@ -331,9 +326,7 @@ func TestFault_F66_HealthAndRepairAgree(t *testing.T) {
 	for _, before := range []string{byHand, ""} {
 		t.Run(fmt.Sprintf("by hand before too %v", before != ""), func(t *testing.T) {
 			h := newExecutedHost(t, 2, before)
-			if text := h.verdicts(); strings.Count(text, ": healthy") != 2 {
-				t.Errorf("before: %s", text)
-			}
+			expect.Same(t, "healthy before", strings.Count(h.verdicts(), ": healthy"), 2)
 			h.sh("ip link del br0; " + strings.Replace(byHand, ":66", ":67", 1))
 			h.cutOff("made again")
 			expect.NoError(t, h.repair())

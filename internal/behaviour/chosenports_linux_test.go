@@ -3,7 +3,6 @@ package behaviour_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -122,10 +121,8 @@ func sysctl(t *testing.T, name, value string) {
 func wantNoneLeft(t *testing.T, r *cni.Runtime, path, want string) {
 	t.Helper()
 	_, err := r.Setup(t.Context(), "late", path, chosen("http"))
-	if !errors.Is(err, cni.ErrPortInUse) {
-		t.Fatal(err)
-	}
-	expect.Same(t, "error", err.Error(), `set up container "late": `+want)
+	expect.Is(t, err, cni.ErrPortInUse)
+	expect.Same(t, "error", fmt.Sprint(err), `set up container "late": `+want)
 }
 
 // TestARangeWithoutAFreePort says who has the ports. Those on record of another boot are
@@ -156,9 +153,8 @@ func TestARangeWithoutAFreePort(t *testing.T) {
 
 	s.ChangeRecord("c0", func(rec *record.Record) { rec.Boot = "another" })
 	_, err := r.Setup(t.Context(), "late", late, chosen("http"), cni.WithPorts(cni.Port{ContainerPort: 81}))
-	if !errors.Is(err, cni.ErrPortInUse) || !strings.Contains(err.Error(), "1 of the host ports 7000 to 7005 are free, and 2 are needed") {
-		t.Errorf("two ports of one: %v", err)
-	}
+	expect.Is(t, err, cni.ErrPortInUse)
+	fails(t, err, "1 of the host ports 7000 to 7005 are free, and 2 are needed")
 	res := testhost.MustSetUp(t, r, "late", late, chosen("http"))
 	if port := got(t, res, "http"); !slices.Contains(given, port) {
 		t.Errorf("the port of another boot is %d, not one of %d", port, given)
@@ -205,9 +201,7 @@ func TestAnIDThatIsTooLongSaysNothingOfPorts(t *testing.T) {
 	_, runtime := portStage(t)
 	_, err := runtime().Plan(strings.Repeat("x", 250), "/run/netns/x", chosen("http"))
 	expect.Is(t, err, cni.ErrInvalidArgument)
-	if strings.Contains(err.Error(), "ports") {
-		t.Errorf("error %v", err)
-	}
+	expect.Lacks(t, "error", fmt.Sprint(err), "ports")
 }
 
 // TestPortsThatMapNothing are refused before anything runs; a removal refuses nothing.
@@ -293,9 +287,7 @@ func TestManyChooseAtOnce(t *testing.T) {
 				continue
 			}
 			port := got(t, results[i], "http")
-			if other := holders[port]; other != "" {
-				t.Errorf("%s and %s have port %d", other, id, port)
-			}
+			expect.Same(t, fmt.Sprintf("port %d of %s is also that of", port, id), holders[port], "")
 			holders[port] = id
 		}
 		expect.Same(t, "ports of somebody", len(holders), ports)

@@ -89,10 +89,7 @@ func TestTeardownErrorsAreReportedIfAskedFor(t *testing.T) {
 	h := newSwappable(t)
 	var log testhost.Log
 	expect.NoError(t, h.wantSwapped("by default", func() { h.swap("portmap", testhost.Says(5, "stuck")) }, log.Logger()))
-	warned := strings.Join(log.Lines("WARN"), "\n")
-	if !strings.Contains(warned, `msg="DEL failed, and nothing is left" container=c1`) || !strings.Contains(warned, "stuck") {
-		t.Errorf("warnings %s", warned)
-	}
+	expect.Contains(t, "warnings", strings.Join(log.Lines("WARN"), "\n"), `msg="DEL failed, and nothing is left" container=c1`, "stuck")
 	h = newSwappable(t)
 	err := h.wantSwapped("asked for", func() { h.swap("portmap", testhost.Says(5, "stuck")) }, cni.WithTeardownErrors())
 	expect.Same(t, "errors", testhost.Messages(err), []string{"portmap: stuck"})
@@ -145,9 +142,7 @@ func TestFault_F42_ARetriedDelLeavesTheRulesOfTheAddressesNewOwner(t *testing.T)
 				testhost.MustSetUp(h.T, r, "c1", path)
 				stick(true)
 				fails(t, r.Remove(t.Context(), "c1", path))
-				if rules := h.rulesAbout("10.77.0.2"); len(rules) > 0 {
-					t.Fatalf("left of c1: %q", rules)
-				}
+				expect.Empty(t, "left of c1", h.rulesAbout("10.77.0.2"))
 				stick(false)
 				other := h.mixed(opt, cni.WithConfListBytes(conf), cni.WithStateDir(h.Path(state)), cni.WithOwner("other"))
 				testhost.MustSetUp(h.T, other, "c2", h.Container("c2"))
@@ -237,12 +232,8 @@ func TestFault_F40_ASecondRemoveDoesNotHarmThePathsNewOwner(t *testing.T) {
 
 			expect.NoError(t, r.Remove(t.Context(), "c1", link))
 			h.WantClean(before)
-			if warned := strings.Join(log.Lines("WARN"), "\n"); !strings.Contains(warned, "another container's by now") {
-				t.Errorf("warnings: %q", warned)
-			}
-			if !h.loIsUp(second) {
-				t.Error("Remove of c1 took down the loopback interface of c2")
-			}
+			expect.Contains(t, "warnings", strings.Join(log.Lines("WARN"), "\n"), "another container's by now")
+			expect.Same(t, "after the Remove of c1, lo of c2 is up", h.loIsUp(second), true)
 			expect.NoError(t, r.Remove(t.Context(), "c2", link))
 		})
 	}

@@ -99,11 +99,7 @@ func TestFault_F47_ARenamedInterfaceIsRemoved(t *testing.T) {
 					})
 					expect.NoError(t, r.Remove(t.Context(), "c1", path))
 					h.WantClean(before)
-					for _, l := range h.linksOf(path) {
-						if l == "hidden" {
-							t.Errorf("the container has %q", h.linksOf(path))
-						}
-					}
+					expect.Same(t, "the container has the interface", slices.Contains(h.linksOf(path), "hidden"), false)
 					if name != "host-device" {
 						expect.Same(t, "interfaces of the neighbour", h.linksOf(neighbour), []string{"eth0"})
 					}
@@ -177,10 +173,8 @@ func TestFault_F47_AnInterfaceThatIsNotBackIsReported(t *testing.T) {
 			h.moveOn(path, "eth0", unseen)
 			for range 2 {
 				err := r.Remove(t.Context(), "c1", path)
-				var left *cni.LeftoverError
-				if !errors.As(err, &left) || !strings.Contains(err.Error(), "interface up0 of the host") {
-					t.Fatalf("error %v, want a LeftoverError that names the interface", err)
-				}
+				wantLeftover(t, err)
+				fails(t, err, "interface up0 of the host")
 				expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
 			}
 			h.moveOn(unseen, "eth0", path)
@@ -402,10 +396,7 @@ func TestFault_F46_AFailedRestoreIsReported(t *testing.T) {
 	file := h.Path("tuning", "c1_eth0.json")
 	expect.NoError(t, os.WriteFile(file, []byte(`{"mtu": 1}`), 0o600))
 	for range 2 {
-		var left *cni.LeftoverError
-		if err := r.Remove(t.Context(), "c1", path); !errors.As(err, &left) {
-			t.Fatalf("error %v, want a LeftoverError", err)
-		}
+		wantLeftover(t, r.Remove(t.Context(), "c1", path))
 	}
 	expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0"}))(t)
 	h.wantNoBackup()

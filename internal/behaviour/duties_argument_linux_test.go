@@ -153,9 +153,7 @@ func TestDuty_R23_AnInvalidNetNSIsRefusedBeforeAnythingRuns(t *testing.T) {
 			expect.Fails(t, verb+" with "+what+": no error", errs[verb])
 			expect.Is(t, errs[verb], cni.ErrInvalidNetNS)
 		}
-		if errs["Remove"] != nil {
-			t.Errorf("Remove with %s: %v", what, errs["Remove"])
-		}
+		expect.NoError(t, errs["Remove"])
 		calls := s.TakeCalls()
 		expect.Same(t, what+": calls", testhost.Rendered(calls), []string{"DEL p c1/eth0"})
 		expect.Same(t, what+": CNI_NETNS at DEL", calls[0].NetNS, "")

@@ -5,11 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"strings"
+	"slices"
 	"testing"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -38,11 +39,7 @@ func TestDuty_R37_StrictlyAnUndeclaredCapabilityIsAnErrorAndNothingRuns(t *testi
 		expect.Is(t, err, cni.ErrInvalidArgument)
 		fails(t, err, `capability "bandwidth" is declared by no plugin`)
 	}
-	for _, c := range s.Calls() {
-		if c.Verb == "ADD" {
-			t.Errorf("ADD ran: %s", c.Exact)
-		}
-	}
+	expect.Empty(t, "ADDs that ran", slices.DeleteFunc(s.Calls(), func(c scripted.Call) bool { return c.Verb != "ADD" }))
 }
 
 // TestDuty_R44_M15_CapabilitiesAsThePluginReadsThem checks the keys and shapes of all
@@ -156,9 +153,7 @@ func TestFault_F70_AnOptionThatNoNetworkTakesIsAnError(t *testing.T) {
 		result, err := r.Setup(t.Context(), "c1", path, c.opts...)
 		if c.want == "" {
 			expect.NoError(t, err)
-			if err == nil && result.Ignored != nil {
-				t.Errorf("%s: ignored %q", what, result.Ignored)
-			}
+			expect.Same(t, what+": ignored", result.Ignored, nil)
 			expect.NoError(t, r.Remove(t.Context(), "c1", path))
 			continue
 		}
@@ -212,9 +207,7 @@ func TestFault_F70_AnOptionOfGoCNIThatNoNetworkTakesIsReported(t *testing.T) {
 	// One network of several takes the ports.
 	r = s.Runtime(networks...)
 	result = setup(r, "c3", ports)
-	if text := string(expect.Value(json.Marshal(result))(t)); strings.Contains(text, "Ignored") {
-		t.Errorf("nothing was ignored: %s", text)
-	}
+	expect.Lacks(t, "the result", string(expect.Value(json.Marshal(result))(t)), "Ignored")
 	expect.Same(t, "for one network", setup(r, "c4", cni.WithNetwork("a", ports), cni.WithNetwork("b")).Ignored, []string{"portMappings"})
 	expect.Same(t, "logged", log.String(), warning+"portMappings container=c4\n")
 

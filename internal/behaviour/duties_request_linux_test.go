@@ -132,9 +132,7 @@ func TestDuty_R15_UnencodableArgumentsAreRefusedBeforeAnythingRuns(t *testing.T)
 			"WithNetwork": cni.WithNetwork("net", cni.WithArgs(kv[0], kv[1])),
 		} {
 			for verb, err := range s.everyVerb(r, "c1", path, opt) {
-				if err == nil {
-					t.Errorf("%s with %s of %q: no error", verb, where, kv)
-				}
+				expect.Fails(t, fmt.Sprintf("%s with %s of %q: no error", verb, where, kv), err)
 				expect.Is(t, err, cni.ErrInvalidArgument)
 			}
 		}

@@ -254,9 +254,7 @@ func (h *earlierHost) wantServed(r *cni.Runtime) {
 	t := h.T
 	found := expect.Value(r.Lookup("chosen-1"))(t)
 	web, _ := found.Port("web")
-	if web.HostPort == 0 {
-		t.Error("the port that Setup had chosen is not known any more")
-	}
+	expect.Same(t, "the port that Setup had chosen is known", web.HostPort != 0, true)
 	path := h.Container("new")
 	for _, taken := range []int32{web.HostPort, 20001} {
 		expect.Is(t, errOf(r.Setup(t.Context(), "new", path, testhost.MapPort(taken))), cni.ErrPortInUse)

@@ -190,10 +190,7 @@ func TestDuty_R41_TheContextBoundsThePauses(t *testing.T) {
 
 func TestRetriesThatAreNoneAreRefused(t *testing.T) {
 	for _, r := range []cni.Retry{{Attempts: -1}, {Delay: -1}, {MaxDelay: -1}} {
-		_, err := cni.New(cni.WithRetry(r))
-		if !errors.Is(err, cni.ErrInvalidArgument) {
-			t.Errorf("%+v: error %v", r, err)
-		}
+		expect.Is(t, errOf(cni.New(cni.WithRetry(r))), cni.ErrInvalidArgument)
 	}
 }
 

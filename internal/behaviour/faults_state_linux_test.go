@@ -227,22 +227,15 @@ func removeInAllWays(t *testing.T, s *stage, netNS, typ, field string) {
 	expect.NoError(t, setUp())
 	expect.NoError(t, r.Remove(ctx, "c1", netNS))
 	expect.NoError(t, setUp())
-	found, err := r.CleanUp(ctx, cni.CleanUpTarget{ContainerID: "c1", Network: "n1", IfName: "eth0"})
-	if err != nil || len(found) == 0 {
-		t.Errorf("CleanUp: found %v, %v", found, err)
-	}
+	found := expect.Value(r.CleanUp(ctx, cni.CleanUpTarget{ContainerID: "c1", Network: "n1", IfName: "eth0"}))(t)
+	expect.Same(t, "CleanUp has found something", len(found) > 0, true)
 	s.On(typ, "ADD", testhost.Says(100, "refused"))
-	if err := setUp(); err == nil || errors.As(err, new(*cni.LeftoverError)) {
-		t.Errorf("Setup that fails: %v", err)
-	}
+	wantNothingLeft(t, setUp())
 	s.On(typ, "ADD", scripted.Action{})
 	expect.NoError(t, setUp())
-	if report, err := r.GC(ctx, cni.GCOptions{KeepNone: true}); err != nil || report.Err() != nil {
-		t.Errorf("GC: %v, %v", err, report.Err())
-	}
-	if all, err := r.Attachments(); err != nil || len(all) > 0 {
-		t.Errorf("left on record: %v, %v", all, err)
-	}
+	report, err := r.GC(ctx, cni.GCOptions{KeepNone: true})
+	expect.NoError(t, err, report.Err())
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }
 
 // TestFault_F49_ArgsThatAreNoObjectKeepTheIDForEver: the caller's arguments
@@ -255,13 +248,10 @@ func TestFault_F49_ArgsThatAreNoObjectKeepTheIDForEver(t *testing.T) {
 		{"type": "first", "script": %q}, {"type": "second", "script": %q, "args": "none"}]}`, path, path)
 	r := s.Runtime(cni.WithConfListBytes(list))
 	netNS := s.Container("c1")
-	if _, err := r.Setup(ctx, "c1", netNS, cni.WithConfigArgs("mac", "02:00:00:00:00:01")); err == nil || errors.As(err, new(*cni.LeftoverError)) {
-		t.Errorf("got %v, want an error, and nothing left", err)
-	}
+	_, err := r.Setup(ctx, "c1", netNS, cni.WithConfigArgs("mac", "02:00:00:00:00:01"))
+	wantNothingLeft(t, err)
 	expect.Same(t, "calls", s.Took(), []string{"ADD first c1/eth0", "DEL second c1/eth0", "DEL first c1/eth0"})
-	if _, err := r.Setup(ctx, "c1", netNS); err != nil {
-		t.Errorf("Setup without them: %v", err)
-	}
+	testhost.MustSetUp(t, r, "c1", netNS)
 }
 
 // TestFault_F49_ABuiltInPluginThatRefusesAFieldKeepsTheIDForEver: a built-in
@@ -277,12 +267,9 @@ func TestFault_F49_ABuiltInPluginThatRefusesAFieldKeepsTheIDForEver(t *testing.T
 			ctx, s := context.Background(), newStage(t)
 			r := s.Runtime(cni.WithBuiltinPlugins(), cni.WithConfListBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "n1", "plugins": [{%s}]}`, fields)))
 			netNS := s.Container("c1")
-			if _, err := r.Setup(ctx, "c1", netNS); err == nil || errors.As(err, new(*cni.LeftoverError)) {
-				t.Errorf("got %v, want an error, and nothing left", err)
-			}
-			if all, err := r.Attachments(); err != nil || len(all) > 0 {
-				t.Errorf("left on record: %v, %v", all, err)
-			}
+			_, err := r.Setup(ctx, "c1", netNS)
+			wantNothingLeft(t, err)
+			expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 		})
 	}
 }
@@ -319,12 +306,7 @@ func TestFault_F51_APluginThatCannotBeStartedKeepsNoID(t *testing.T) {
 			unstartable(t, s.Path("bin"), "third", "not found")
 			path := s.Container("c1")
 			_, err := s.Runtime(conf).Setup(t.Context(), "c1", path)
-			if err == nil {
-				t.Fatal("Setup succeeded")
-			}
-			if left := (*cni.LeftoverError)(nil); errors.As(err, &left) {
-				t.Errorf("left after Setup: %v", left)
-			}
+			wantNothingLeft(t, err)
 			expect.Same(t, "calls", s.Took(), []string{"ADD first c1/eth0", "DEL first c1/eth0"})
 			expect.Same(t, "on record", testhost.Recorded(t, s.Runtime(conf)), []string{})
 		})
@@ -371,6 +353,14 @@ func removals() map[string]func(*testing.T, *cni.Runtime, string) error {
 			report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
 			return errors.Join(err, report.Err())
 		},
+	}
+}
+
+// wantNothingLeft checks that a Setup has failed, and that nothing of it is left.
+func wantNothingLeft(t *testing.T, err error) {
+	t.Helper()
+	if err == nil || errors.As(err, new(*cni.LeftoverError)) {
+		t.Errorf("got %v, want an error, and nothing left", err)
 	}
 }
 

@@ -150,9 +150,7 @@ func TestFault_F54_AFirewalldThatStopsOrStartsInBetween(t *testing.T) {
 	h.firewalld.StopBus()
 	h.detach(r, "d")
 	left, _ := h.realHost.Left(before)
-	if len(left.Without(func(l string) bool { return strings.Contains(l, " inet firewalld ") })) > 0 {
-		t.Errorf("left:\n%s", strings.Join(left, "\n"))
-	}
+	expect.Empty(t, "left", left.Without(func(l string) bool { return strings.Contains(l, " inet firewalld ") }))
 }
 
 func hostAddress(addr string) string { return addr + "/32" }
@@ -237,11 +235,8 @@ func TestFault_F54_CleanUpFindsTheZone(t *testing.T) {
 	h, r := builtInHost(t)
 	h.attach(r, "a")
 	found := expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "a", Network: "podnet", IfName: "eth0", DryRun: true}))(t)
-	for _, want := range []string{"firewall-cmd --zone=trusted --remove-source=" + sourceV4, "firewall-cmd --zone=trusted --remove-source=" + sourceV6} {
-		if !strings.Contains(strings.Join(found, "\n"), want) {
-			t.Errorf("CleanUp would remove\n%s\nand not %s", strings.Join(found, "\n"), want)
-		}
-	}
+	const remove = "firewall-cmd --zone=trusted --remove-source="
+	expect.Contains(t, "CleanUp would remove", strings.Join(found, "\n"), remove+sourceV4, remove+sourceV6)
 	expect.Value(r.CleanUp(t.Context(), cni.CleanUpTarget{ContainerID: "a", Network: "podnet", IfName: "eth0"}))(t)
 	expect.Same(t, "trusted", h.trusted(), "")
 }
@@ -267,10 +262,9 @@ func TestFault_F54_ABusOrAFirewalldThatHangsConcernsItsOwnContainers(t *testing.
 	h.detach(other, "o1")
 	cancel()
 	fails(t, <-hanging)
-	var left *cni.LeftoverError
-	if err := r.Remove(t.Context(), "a", a.path); err == nil || !errors.As(err, &left) || !strings.Contains(err.Error(), "firewalld") {
-		t.Errorf("Remove with a firewalld that hangs: %v", err)
-	}
+	err := r.Remove(t.Context(), "a", a.path)
+	fails(t, err, "firewalld")
+	expect.Same(t, "it says what is left", errors.As(err, new(*cni.LeftoverError)), true)
 	thaw()
 	expect.NoError(t, r.Remove(t.Context(), "a", a.path))
 	expect.NoError(t, r.Remove(t.Context(), "b", path))

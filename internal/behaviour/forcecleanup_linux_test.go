@@ -47,20 +47,17 @@ func forget(t *testing.T, network, ipam string, c testhost.Case) *orphaned {
 	// The neighbour comes first, so that all shared parts exist.
 	testhost.MustSetUp(h.T, o.reader, "c11", h.Container("c11"), udpPort(8081))
 	o.before = h.Audit()
-	var err error
-	if o.other, err = o.reader.Lookup("c11"); err != nil {
-		t.Fatal(err)
-	}
+	o.other = expect.Value(o.reader.Lookup("c11"))(t)
 	pins := h.pins()
 	path := h.Mortal("c1")
 	result := testhost.MustSetUp(h.T, o.reader, "c1", path, udpPort(8080))
 	for _, pin := range h.pins() {
 		if !slices.Contains(pins, pin) {
-			err = errors.Join(err, netns.Remove(pin))
+			expect.NoError(t, netns.Remove(pin))
 		}
 	}
 	records := record.Open(h.Path("state", "embedcni", "attachments"))
-	expect.NoError(t, errors.Join(err, records.Delete("c1"), netns.Remove(path)))
+	expect.NoError(t, records.Delete("c1"), netns.Remove(path))
 	for _, i := range result.Networks[0].Interfaces {
 		if strings.HasPrefix(i.Name, "veth") {
 			h.waitForNoLink(i.Name)
@@ -94,9 +91,7 @@ func (o *orphaned) wantOther() {
 	o.T.Helper()
 	o.WantClean(o.before)
 	expect.Same(o.T, "the neighbour is recorded as", expect.Value(o.reader.Lookup("c11"))(o.T), o.other)
-	if err := o.reader.Check(context.Background(), "c11", o.Path("netns", "c11")); err != nil {
-		o.T.Errorf("the neighbour: %v", err)
-	}
+	expect.NoError(o.T, o.reader.Check(context.Background(), "c11", o.Path("netns", "c11")))
 }
 
 func (h *realHost) pins() []string {
@@ -183,9 +178,7 @@ func (o *orphaned) wantCleanUp(target cni.CleanUpTarget, want []string) {
 			o.T.Errorf("%s: %v, found:\n%s\nwant:\n%s", one.name, err, strings.Join(got, "\n"), strings.Join(one.want, "\n"))
 		}
 		if one.target.DryRun {
-			if now := o.Audit(); !slices.Equal(now, before) {
-				o.T.Errorf("the dry run changed %v to %v", before, now)
-			}
+			expect.Same(o.T, "after the dry run", o.Audit(), before)
 		}
 	}
 }
@@ -202,9 +195,7 @@ func TestCleanUpWithoutConfiguration(t *testing.T) {
 			"address 10.77.0.3 in "+dir+"/cleanupnet", "address fd77::3 in "+dir+"/cleanupnet"))
 	o.wantOther()
 	for _, gone := range []string{"10.77.0.3", "fd77::3"} {
-		if _, err := os.Stat(filepath.Join(dir, "cleanupnet", gone)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is still held: %v", gone, err)
-		}
+		expect.Same(t, gone+" is still held", exists(t, filepath.Join(dir, "cleanupnet", gone)), false)
 	}
 }
 
@@ -221,24 +212,14 @@ func TestCleanUpOfOneOfTwoAttachments(t *testing.T) {
 	testhost.MustSetUp(h.T, r, "c1", path, cni.WithNetwork("podnet"), udpPort(8080))
 
 	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth1"}
-	found, err := h.Runtime().CleanUp(context.Background(), target)
-	if err != nil || !slices.Contains(found, "interface eth1 in the container") {
-		t.Fatalf("found %q, %v", found, err)
-	}
+	found := expect.Value(h.Runtime().CleanUp(context.Background(), target))(t)
+	expect.Same(t, "it has found eth1", slices.Contains(found, "interface eth1 in the container"), true)
 	h.WantClean(before)
-	all, err := r.Attachments()
-	if err != nil || len(all) != 1 || all[0].Network != "second" || all[0].State != cni.Attached {
-		t.Errorf("on record: %+v, %v", all, err)
-	}
-	if err := r.Check(context.Background(), "c1", path, cni.WithNetwork("second")); err != nil {
-		t.Error(err)
-	}
-	if err := r.Remove(context.Background(), "c1", path); err != nil {
-		t.Error(err)
-	}
-	if all, err = r.Attachments(); err != nil || all != nil {
-		t.Errorf("on record after Remove: %+v, %v", all, err)
-	}
+	all := expect.Value(r.AttachmentsOf("c1"))(t)
+	expect.Same(t, "on record", []any{len(all), all[0].Network, all[0].State}, []any{1, "second", cni.Attached})
+	expect.NoError(t, r.Check(context.Background(), "c1", path, cni.WithNetwork("second")))
+	expect.NoError(t, r.Remove(context.Background(), "c1", path))
+	expect.Same(t, "on record after Remove", testhost.Recorded(t, r), []string{})
 }
 
 // TestCleanUpThatIsNotComplete: leftovers that cannot be removed are reported,
@@ -259,22 +240,15 @@ func TestCleanUpThatIsNotComplete(t *testing.T) {
 		left.ContainerID != "c1" || !errors.Is(err, unix.EBUSY) {
 		t.Errorf("CleanUp: %v", err)
 	}
-	if all, err := r.Attachments(); err != nil || len(all) != 1 {
-		t.Errorf("on record: %+v, %v", all, err)
-	}
+	expect.Same(t, "on record", len(testhost.Recorded(t, r)), 1)
 	expect.NoError(t, unix.Unmount(stuck, 0))
-	found, err := r.CleanUp(context.Background(), target)
-	want := []string{
+	found := expect.Value(r.CleanUp(context.Background(), target))(t)
+	expect.Same(t, "then found", found, []string{
 		"address 10.77.0.2 in " + h.Path("ipam/podnet"),
 		"attachment record in " + h.Path("state/embedcni/attachments"), "cached result in " + h.Path("state/results"),
-	}
-	if err != nil || !slices.Equal(found, want) {
-		t.Errorf("then: found %q, %v, want %q", found, err, want)
-	}
+	})
 	h.WantClean(before)
-	if all, err := r.Attachments(); err != nil || all != nil {
-		t.Errorf("on record in the end: %+v, %v", all, err)
-	}
+	expect.Same(t, "on record in the end", testhost.Recorded(t, r), []string{})
 }
 
 func TestCleanUpValidatesBeforeAnything(t *testing.T) {
@@ -315,9 +289,7 @@ func TestCleanUpWaitsForOtherCallsOfTheContainer(t *testing.T) {
 	target := cni.CleanUpTarget{ContainerID: "c1", Network: "podnet", IfName: "eth0", DryRun: true}
 	expect.Is(t, expect.Err(h.Runtime().CleanUp(ctx, target)), context.DeadlineExceeded)
 	expect.NoError(t, held.Release())
-	if _, err := h.Runtime().CleanUp(context.Background(), target); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, errOf(h.Runtime().CleanUp(context.Background(), target)))
 }
 
 // withoutHashes removes from the lines the hashes of chains, comments and

@@ -137,7 +137,7 @@ func (h *guardedHost) othersBack(but int) {
 // the other call has ended.
 func TestGuardLeavesABusyContainerOut(t *testing.T) {
 	const busy = 2
-	for _, backend := range []string{"", "nftables", "iptables"} {
+	for _, backend := range []string{"", "iptables"} {
 		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
 			h := newGuardedHost(t, false, backend, 6)
 			h.guard(h.r, guard.Options{})
@@ -148,9 +148,7 @@ func TestGuardLeavesABusyContainerOut(t *testing.T) {
 				h.sh(damage)
 				h.othersBack(busy)
 				// Events do not tell: that of an earlier repair may come after its end.
-				if h.reaches(busy) == nil {
-					t.Errorf("%s: %s was repaired beside another call", damage, h.ids[busy])
-				}
+				expect.Fails(t, damage+": "+h.ids[busy]+" was repaired beside another call", h.reaches(busy))
 				release()
 				h.back(damage)
 				h.quiet()
@@ -164,7 +162,7 @@ func TestGuardLeavesABusyContainerOut(t *testing.T) {
 // repaired the next time, and the one that is held.
 func TestRecoverRepairsManyTogether(t *testing.T) {
 	const n, busy, held = 12, 3, 5
-	for _, backend := range []string{"", "nftables", "iptables"} {
+	for _, backend := range []string{"", "iptables"} {
 		t.Run(fmt.Sprintf("backend %q", backend), func(t *testing.T) {
 			h := newGuardedHost(t, false, backend, n)
 			expect.NoError(t, guard.Hold{ContainerID: h.ids[held]}.Begin(t.Context(), h.r))

@@ -3,6 +3,7 @@ package behaviour_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -98,18 +99,15 @@ func TestGuardCollects(t *testing.T) {
 	next <- unknown
 	e := h.event(guard.Failed)
 	expect.Is(t, e.Err, unknown)
-	if e.Report != nil {
-		t.Errorf("a GC that is left out has the report %v", e.Report)
-	}
+	expect.Same(t, "the report of a GC that is left out", e.Report, nil)
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 	// A GC that fails as a whole is reported with its error, and the next one runs.
 	empty.Store(true)
 	next <- nil
 	e = h.event(guard.Collected)
 	expect.Is(t, e.Err, cni.ErrInvalidArgument)
-	if e.Report != nil || !strings.Contains(e.String(), e.Err.Error()) {
-		t.Errorf("a GC that failed: %v, with the report %v", e, e.Report)
-	}
+	expect.Same(t, "the report of a GC that failed", e.Report, nil)
+	expect.Contains(t, "a GC that failed", e.String(), fmt.Sprint(e.Err))
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 	empty.Store(false)
 	next <- nil
@@ -149,9 +147,7 @@ func TestGuardReadsLegacyTables(t *testing.T) {
 			h.quiet()
 			events := h.taken()
 			h.wantNoFlapping(damage, events)
-			if n := count(events, guard.Unguarded); n > 0 {
-				t.Errorf("%d events say that legacy tables are unguarded", n)
-			}
+			expect.Same(t, "events that say that legacy tables are unguarded", count(events, guard.Unguarded), 0)
 			if damage == everything {
 				return // its rules were put back in another table
 			}
@@ -192,21 +188,30 @@ func (h *guardedHost) wait(kind guard.Kind, id string) {
 	}
 }
 
-// TestHoldStopsTheGuard, of the container or network alone, until it is released.
+// TestHoldStopsTheGuard, of the container or network alone, until it is released, whether or not
+// its file can be read.
 func TestHoldStopsTheGuard(t *testing.T) {
 	for what, tt := range map[string]struct {
 		hold   guard.Hold
 		damage string
 		held   []string
+		spoilt bool // its file is damaged, and so is that of a container that is gone
 	}{
-		"the container":  {guard.Hold{ContainerID: "c0"}, "nft flush ruleset", []string{"c0"}},
-		"the attachment": {guard.Hold{ContainerID: "c0", Network: "net"}, "nft flush ruleset", []string{"c0"}},
-		"the network":    {guard.Hold{Network: "net"}, "ip link set br0 down; nft flush ruleset", []string{"c0", "c1"}},
+		"the container":          {guard.Hold{ContainerID: "c0"}, "nft flush ruleset", []string{"c0"}, false},
+		"the container, damaged": {guard.Hold{ContainerID: "c0"}, "nft flush ruleset", []string{"c0"}, true},
+		"the attachment":         {guard.Hold{ContainerID: "c0", Network: "net"}, "nft flush ruleset", []string{"c0"}, false},
+		"the network":            {guard.Hold{Network: "net"}, "ip link set br0 down; nft flush ruleset", []string{"c0", "c1"}, false},
 	} {
 		t.Run(what, func(t *testing.T) {
 			h := newGuardedHost(t, false, "", 2)
 			h.guard(h.r, guard.Options{})
 			expect.NoError(t, tt.hold.Begin(t.Context(), h.r))
+			if tt.spoilt {
+				file := expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)[0]
+				expect.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
+				write(h.Host, "state/embedcni/holds/"+strings.Repeat("0", 32)+".json", "{")
+				fails(t, errOf(guard.Holds(h.r)))
+			}
 			h.quiet()
 			h.taken()
 			h.sh(tt.damage)
@@ -239,10 +244,8 @@ func TestHoldLasts(t *testing.T) {
 		t.Errorf("recovered: %v", report)
 	}
 	repaired := expect.Value(other.Repair(t.Context(), "c0", cni.RepairOptions{}))(t)
-	if len(repaired.Repaired) == 0 {
-		t.Errorf("a Repair that was asked for has done nothing: %v", repaired)
-	}
-	expect.NoError(t, h.r.Remove(t.Context(), "c0", ""))
+	expect.Same(t, "a Repair that was asked for has repaired", len(repaired.Repaired) > 0, true)
+	expect.NoError(t, guard.Hold{ContainerID: "c0", Network: "net"}.Begin(t.Context(), other), h.r.Remove(t.Context(), "c0", ""))
 	holds = expect.Value(guard.Holds(other))(t)
 	expect.Same(t, "holds of a removed container", len(holds), 0)
 	files := expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)
@@ -268,33 +271,6 @@ func TestHoldRefuses(t *testing.T) {
 	expect.Is(t, (guard.Hold{ContainerID: "c0"}).End(t.Context(), h.r), guard.ErrNotHeld)
 }
 
-// TestADamagedHoldHoldsItsOwnContainer, until the container's end, and no other.
-func TestADamagedHoldHoldsItsOwnContainer(t *testing.T) {
-	h := newGuardedHost(t, false, "", 2)
-	for _, hold := range []guard.Hold{{ContainerID: "c0"}, {ContainerID: "c0", Network: "net"}} {
-		expect.NoError(t, hold.Begin(t.Context(), h.r))
-	}
-	files := expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)
-	expect.Same(t, "files", len(files), 2)
-	for _, file := range files {
-		expect.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
-	}
-	write(h.Host, "state/embedcni/holds/"+strings.Repeat("0", 32)+".json", "{") // of one that is gone
-	fails(t, errOf(guard.Holds(h.r)))
-	h.guard(h.r, guard.Options{})
-	h.sh("nft flush ruleset")
-	h.wait(guard.Held, "c0")
-	h.wait(guard.Repaired, "c1")
-	h.quiet()
-	if events := h.taken(); slices.ContainsFunc(events, func(e guard.Event) bool { return e.Kind == guard.Repaired && e.ContainerID == "c0" }) {
-		t.Errorf("repaired although it is held: %q", events)
-	}
-	expect.NoError(t, guard.Hold{ContainerID: "c0"}.End(t.Context(), h.r))
-	expect.NoError(t, h.r.Remove(t.Context(), "c0", ""))
-	files = expect.Value(filepath.Glob(h.Path("state", "embedcni", "holds", "*")))(t)
-	expect.Same(t, "files of the removed container", len(files), 1)
-}
-
 // TestGuardLeavesWhatIsContested: a guard leaves a part that is deleted after each of its repairs.
 func TestGuardLeavesWhatIsContested(t *testing.T) {
 	h := newGuardedHost(t, false, "", 2)
@@ -309,9 +285,7 @@ func TestGuardLeavesWhatIsContested(t *testing.T) {
 	h.wait(guard.Contested, "")
 	h.quiet()
 	events := h.taken()
-	if n := count(events, guard.Repaired); n > 0 {
-		t.Errorf("repaired %d parts although they are contested: %q", n, events)
-	}
+	expect.Same(t, fmt.Sprintf("repairs although they are contested, of %q", events), count(events, guard.Repaired), 0)
 	h.sh("ip link set br0 up") // somebody puts it back
 	h.back("set up")
 	for _, id := range h.ids {
@@ -323,8 +297,6 @@ func TestGuardLeavesWhatIsContested(t *testing.T) {
 func TestGuardOptionsRefused(t *testing.T) {
 	h := newRealHost(t)
 	for _, o := range []guard.Options{{Classes: 0x80}, {GCInterval: time.Second}} {
-		if err := guard.Run(t.Context(), h.Runtime(), o); !errors.Is(err, cni.ErrInvalidArgument) {
-			t.Errorf("%+v: %v", o.Classes, err)
-		}
+		expect.Is(t, guard.Run(t.Context(), h.Runtime(), o), cni.ErrInvalidArgument)
 	}
 }

@@ -176,9 +176,7 @@ func TestHealthCountsChecks(t *testing.T) {
 	report = expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
 	report.Checks.Took = 0
 	expect.Same(t, "one is killed", report.Checks, cni.HealthChecks{Asked: 2, Unanswered: 2})
-	if text := report.String(); !strings.Contains(text, "c1: unknown: ") || !strings.Contains(text, "CHECK: 2 asked, 0 failed, 2 gave no answer; 0 attachments not asked") {
-		t.Error(text)
-	}
+	expect.Contains(t, "the report", report.String(), "c1: unknown: ", "CHECK: 2 asked, 0 failed, 2 gave no answer; 0 attachments not asked")
 }
 
 // TestHealthWithoutCheck: parts of other programs' plugins are listed as not compared, if
@@ -222,9 +220,7 @@ func TestHealthStopsAskingAfterItsBudget(t *testing.T) {
 	s.On("p", "CHECK", scripted.Action{Hang: true})
 	begun := time.Now()
 	h, report := healthOf(t, s.restarted(conf), cni.HealthOptions{CheckBudget: 300 * time.Millisecond})
-	if took := time.Since(begun); took > expect.Patience {
-		t.Errorf("took %s", took)
-	}
+	expect.Within(t, "Health", time.Since(begun), expect.Patience)
 	expect.Same(t, "state", h.State, cni.StateUnknown)
 	expect.Is(t, h.Reason, context.DeadlineExceeded)
 	expect.Same(t, "not asked", report.Checks.NotAsked, 2)

@@ -62,9 +62,7 @@ func TestFault_F38_ACallFromAnotherHostNamespaceEntersTheRecorded(t *testing.T) 
 				})
 				expect.NoError(t, call(t, s, there))
 				took := s.TakeCalls()
-				if len(took) == 0 {
-					t.Error("no plugin was run")
-				}
+				expect.Same(t, "a plugin was run", len(took) > 0, true)
 				for _, c := range took {
 					expect.Same(t, c.Verb+" ran in", c.NetNo, host)
 				}
@@ -160,9 +158,7 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 	expect.Is(t, report.Skipped["c1"], cni.ErrHostNetNS)
 	expect.NoError(t, here.Remove(t.Context(), "c1", ""))
 	expect.Same(t, "on record", testhost.Recorded(t, here), []string{"c2/eth0 attached"})
-	if _, err := os.Stat(h.Path("ipam-there", "podnet", "10.88.0.2")); !os.IsNotExist(err) {
-		t.Errorf("the address is held: %v", err)
-	}
+	expect.Same(t, "the address is held", exists(t, h.Path("ipam-there", "podnet", "10.88.0.2")), false)
 	left, missing := h.Left(before)
 	missing = missing.Without(func(l string) bool { return strings.Contains(l, h.Path("state", "embedcni")) })
 	expect.Unchanged(t, "left", left, missing)
@@ -306,9 +302,7 @@ func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
 		report, err := r.Recover(t.Context())
 		expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2"}, Skipped: report.Skipped})
 		expect.Is(t, report.Skipped["c1"], cni.ErrBusy)
-		if text := report.Skipped["c1"].Error(); !strings.Contains(text, fmt.Sprintf("in process %d (", process.Pid)) || !strings.Contains(text, ", stopped)") {
-			t.Errorf("error %q does not name the stopped process %d", text, process.Pid)
-		}
+		fails(t, report.Skipped["c1"], fmt.Sprintf("in process %d (", process.Pid), ", stopped)")
 		return err
 	})
 	expect.NoError(t, process.Signal(syscall.SIGCONT))
@@ -366,14 +360,10 @@ func TestFault_F52_AReapedPluginIsJudgedByItsResult(t *testing.T) {
 			expect.Same(t, "DEL of a plugin that the sweep covers", s.byReaper(how, "DEL", swept, path), "")
 
 			s.On("portmap", "ADD", testhost.Says(7, "no"))
-			if said := s.byReaper(how, "ADD", swept, path); !strings.Contains(said, "no (code 7)") {
-				t.Errorf("ADD that fails: %q", said)
-			}
+			expect.Contains(t, "an ADD that fails", s.byReaper(how, "ADD", swept, path), "no (code 7)")
 			half := `{"cniVersion": "1.0.0", "ips": [{"address": "10.1.`
 			s.On("portmap", "ADD", scripted.Action{Stdout: &half})
-			if said := s.byReaper(how, "ADD", swept, path); said == "" {
-				t.Error("half a result counts")
-			}
+			expect.Same(t, "half a result counts", s.byReaper(how, "ADD", swept, path) == "", false)
 
 			expect.Same(t, "ADD of another plugin", s.byReaper(how, "ADD", other, path), "")
 			if said := s.byReaper(how, "DEL", other, path); how == "ignores SIGCHLD" && !strings.Contains(said, lost) {

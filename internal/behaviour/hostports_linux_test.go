@@ -32,7 +32,6 @@ type portBackend struct {
 func portBackends() []portBackend {
 	return []portBackend{
 		{"sets", ``, false},
-		{"nftables", `"backend": "nftables", `, false},
 		{"executables on iptables", `"backend": "iptables", `, true},
 		{"executables on nftables", `"backend": "nftables", `, true},
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -56,9 +55,7 @@ func TestPanicOfAPluginIsItsError(t *testing.T) {
 	_, err := r.Setup(t.Context(), "c1", path)
 	e := testhost.AsError(t, err)
 	expect.Same(t, "code and message", fmt.Sprint(e.Code, " ", e.Msg), `999 plugin "p" panicked: oh no`)
-	if !strings.Contains(e.Details, "TestPanicOfAPluginIsItsError") {
-		t.Errorf("the details do not say where: %s", e.Details)
-	}
+	expect.Contains(t, "the details, which say where", e.Details, "TestPanicOfAPluginIsItsError")
 	s.WantClean(before)
 }
 

@@ -79,9 +79,7 @@ func TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T)
 			continue
 		}
 		expect.Same(t, name, loaded(r), tt.want)
-		if skipped := r.GetConfig().Skipped; skipped != nil {
-			t.Errorf("%s: skipped %+v", name, skipped)
-		}
+		expect.Same(t, name+": skipped", r.GetConfig().Skipped, nil)
 	}
 }
 
@@ -119,13 +117,10 @@ func TestDuty_R9_BadFileIsPassedOverAndReported(t *testing.T) {
 	}
 	expect.Same(t, "skipped", r.GetConfig().Skipped, want)
 	for _, f := range want {
-		if line := "level=WARN msg=\"configuration file passed over\" path=" + f.Path; !strings.Contains(log.String(), line) {
-			t.Errorf("log\n%s\nlacks %s", log.String(), line)
-		}
+		expect.Contains(t, "log", log.String(), "level=WARN msg=\"configuration file passed over\" path="+f.Path)
 	}
-	if err := r.Load(cni.WithConf([]byte(testhost.ConfOf("c")))); err != nil || r.GetConfig().Skipped != nil {
-		t.Errorf("after another Load: %v, skipped %+v", err, r.GetConfig().Skipped)
-	}
+	expect.NoError(t, r.Load(cni.WithConf([]byte(testhost.ConfOf("c")))))
+	expect.Same(t, "skipped after another Load", r.GetConfig().Skipped, nil)
 }
 
 func TestNetworkByName(t *testing.T) {
@@ -133,9 +128,7 @@ func TestNetworkByName(t *testing.T) {
 	conf := cni.WithPluginConfDir(dir)
 	r := expect.Value(cni.New(cni.WithLoNetwork, cni.WithNetworkName("b"), cni.WithNetworkName("a"), conf))(t)
 	expect.Same(t, "loaded", loaded(r), "cni-loopback=lo b=eth1 a=eth2")
-	if n := len(r.GetConfig().Networks[1].Config.Plugins); n != 2 {
-		t.Errorf("b has %d plugins: it is not of the first file that defines it", n)
-	}
+	expect.Same(t, "plugins of b, of the first file that defines it", len(r.GetConfig().Networks[1].Config.Plugins), 2)
 	if _, err := cni.New(conf, cni.WithNetworkName("c")); !cni.IsNotFound(err) || !cni.IsCNINotInitialized(err) {
 		t.Errorf("no such network: %v", err)
 	}
@@ -189,9 +182,8 @@ func TestConfigurationInAnyForm(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := cni.New(test.opt)
-			if !errors.Is(err, test.kind) || !strings.Contains(err.Error(), test.text) {
-				t.Errorf("got %v, want %v with %q", err, test.kind, test.text)
-			}
+			expect.Is(t, err, test.kind)
+			expect.Says(t, "New", err, test.text)
 		})
 	}
 }

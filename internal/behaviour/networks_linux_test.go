@@ -255,9 +255,7 @@ func TestGatewaysThatNobodyKnows(t *testing.T) {
 	r := h.Runtime(opts...)
 	for _, name := range []string{"none", "dhcp", "other", "given", "without", "wrong"} {
 		got, err := r.Gateways(name)
-		if got != nil {
-			t.Errorf("%s: %v", name, got)
-		}
+		expect.Same(t, name, got, nil)
 		expect.Is(t, err, cni.ErrNotFound)
 	}
 	_, err := r.Gateways("lacking")

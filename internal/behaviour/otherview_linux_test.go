@@ -224,9 +224,7 @@ func TestFault_F63_AContainerOfAnotherMountNamespaceLives(t *testing.T) {
 			"Health": func() error {
 				report := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
 				for _, one := range report.Containers {
-					if one.State == cni.StateGone {
-						t.Errorf("%s is %s: %v", one.ContainerID, one.State, one.Reason)
-					}
+					expect.Same(t, fmt.Sprintf("%s is gone: %v", one.ContainerID, one.Reason), one.State == cni.StateGone, false)
 				}
 				return nil
 			},
@@ -257,10 +255,8 @@ func TestFault_F63_AContainerThatNoProcessHereShowsLives(t *testing.T) {
 		j.Verb, j.NewProc = "RECOVER", true
 		_, done := h.start(j, unix.CLONE_NEWPID|unix.CLONE_NEWNS)
 		said := expect.Await(t, "Recover there", done)
-		if want := "c1: skipped: "; !c.hostEnd && !strings.HasPrefix(said, want) {
-			t.Errorf("Recover says %q, want %q", said, want)
-		}
-		if want := "c1: adopted, not known to be healthy: "; c.hostEnd && !strings.HasPrefix(said, want) {
+		want := map[bool]string{true: "c1: adopted, not known to be healthy: ", false: "c1: skipped: "}[c.hostEnd]
+		if !strings.HasPrefix(said, want) {
 			t.Errorf("Recover says %q, want %q", said, want)
 		}
 		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})

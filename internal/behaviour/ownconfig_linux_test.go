@@ -70,9 +70,7 @@ func TestNetworksOfOneCallNeedNoneLoaded(t *testing.T) {
 	wantRecover(t, later, cni.Report{Adopted: []string{"c1"}})
 	expect.Same(t, "Recover", s.Took(), []string{"CHECK q c1/eth0", "CHECK r c1/eth1"})
 	health := expect.Value(later.Health(t.Context(), cni.HealthOptions{}))(t)
-	if len(health.Containers) != 1 || health.Containers[0].State != cni.StateHealthy {
-		t.Errorf("health: %v", health)
-	}
+	expect.Same(t, "health", []int{len(health.Containers), health.Count(cni.StateHealthy)}, []int{1, 1})
 	expect.NoError(t, s.repaired(later, "c1").Err())
 	got := expect.Value(reconcile.Run(t.Context(), later, []reconcile.Expected{{ContainerID: "c1", NetNS: path}}, reconcile.Options{}))(t)
 	expect.Same(t, "unexpected", len(got.Unexpected), 0)
@@ -211,9 +209,7 @@ func TestRealInterfacesOfAPrevResultAreOthers(t *testing.T) {
 			t.Fatalf("%s: %v", tt.sysctl, err)
 		}
 		expect.NoError(t, r.Remove(t.Context(), "c1", path))
-		if _, err := netlink.LinkByName("vethhost"); err != nil {
-			t.Fatalf("%s: the host's end is gone: %v", tt.sysctl, err)
-		}
+		expect.Value(netlink.LinkByName("vethhost"))(t)
 	}
 	h.WantClean(before)
 }
@@ -231,9 +227,7 @@ func TestRealNetworksOfOneCallAreRepaired(t *testing.T) {
 	later := h.Real()
 	report := expect.Value(later.Repair(t.Context(), "c1", cni.RepairOptions{}))(t)
 	expect.NoError(t, report.Err())
-	if len(report.Repaired) == 0 {
-		t.Error("nothing was repaired")
-	}
+	expect.Same(t, "something was repaired", len(report.Repaired) > 0, true)
 	expect.NoError(t, later.Check(t.Context(), "c1", path))
 	h.Serve(path, 80)
 	h.WantAnswers(testhost.Both("", testhost.HostPort(result.IPv4().IP().String(), 80), "10.77.0.1"))

@@ -75,13 +75,9 @@ func TestReadyNamesEveryReason(t *testing.T) {
 				if kind != nil {
 					expect.Is(t, got[i], kind)
 				}
-				if !strings.Contains(got[i].Error(), tt.texts[i]) {
-					t.Errorf("got %q, want %q in it", got[i], tt.texts[i])
-				}
+				expect.Contains(t, "the reason", got[i].Error(), tt.texts[i])
 			}
-			if err := r.Status(); (err == nil) != tt.status {
-				t.Errorf("Status: %v", err)
-			}
+			expect.Same(t, "Status is nil", r.Status() == nil, tt.status)
 			s.WantClean(before)
 		})
 	}

@@ -288,13 +288,9 @@ func TestFault_F26_RealSetupAfterReboot(t *testing.T) {
 	h.reboot(path)
 	h.Mortal("c1")
 	result := testhost.MustSetUp(t, r, "c1", path, onePort)
-	if err := r.Check(context.Background(), "c1", path); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, r.Check(context.Background(), "c1", path))
 	expect.Same(t, "reserved", h.reserved("podnet"), []string{result.IPv4().IP().String(), result.IPv6().IP().String()})
-	if err := r.Remove(context.Background(), "c1", path); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, r.Remove(context.Background(), "c1", path))
 	h.WantClean(files)
 }
 
@@ -336,9 +332,7 @@ func TestFault_F48_TheLimitOfASiblingStays(t *testing.T) {
 				expect.Same(t, "devices", len(first), 1)
 				_, err := r.Setup(t.Context(), "c1", path, shaped("podnet", "eth1", limits))
 				// The reference plugin has only one name.
-				if refused := kind == "executables" && name == "egress"; refused != (err != nil) {
-					t.Errorf("Setup of eth1: %v", err)
-				}
+				expect.Same(t, "Setup of eth1 is refused", err != nil, kind == "executables" && name == "egress")
 				if err == nil {
 					expect.NoError(t, r.Check(t.Context(), "c1", path, shaped("podnet", "eth1", limits)))
 					expect.NoError(t, r.Remove(t.Context(), "c1", path, cni.WithNetwork("podnet", cni.WithInterfaceName("eth1"))))

@@ -202,11 +202,7 @@ func TestFault_F32_ABuiltInSiblingIsNotTakenForAnExecutables(t *testing.T) {
 	r := l.load()
 	expect.NoError(t, r.Remove(t.Context(), "c1", l.container, l.only(0)))
 	l.wantWorking(1)
-	for _, line := range l.Audit() {
-		if strings.Contains(line, "CNI-DN-") {
-			t.Errorf("made again, although it was not in that form: %s", line)
-		}
-	}
+	expect.Lacks(t, "what is there, which was not in that form", strings.Join(l.Audit(), "\n"), "CNI-DN-")
 	expect.NoError(t, r.Remove(t.Context(), "c1", l.container))
 	l.WantClean(before)
 }
@@ -256,9 +252,7 @@ func TestFault_F32_ARuntimeIsKilledBeforeItMends(t *testing.T) {
 		for _, families := range [][2]string{{"4", "6"}, {"4", "4"}} {
 			t.Run(name+", IPv"+families[1], func(t *testing.T) {
 				l := bothAttached(t, "nft", families)
-				if err := l.removeUntil(runtime.Goexit); err == nil || err.Error() != "it has not returned" {
-					t.Fatalf("Remove returned %v", err)
-				}
+				expect.Same(t, "Remove", fmt.Sprint(l.removeUntil(runtime.Goexit)), "it has not returned")
 				r := l.load()
 				fails(t, r.Check(t.Context(), "c1", l.container, l.only(1)))
 				again(t, l, r)
@@ -283,9 +277,7 @@ func TestFault_F32_AFailedRepairIsReported(t *testing.T) {
 EOF`)
 	})
 	l.sh("nft delete table inet embedcni")
-	if left := (*cni.LeftoverError)(nil); !errors.As(err, &left) {
-		t.Fatalf("Remove: %v, want a LeftoverError", err)
-	}
+	wantLeftover(t, err)
 	fails(t, err, `rules of interface eth2 on network "podnet", which stays, went too and could not be made again: `)
 	r := l.load()
 	expect.NoError(t, r.Remove(t.Context(), "c1", "", l.only(0)))

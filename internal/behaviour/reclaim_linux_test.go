@@ -1,9 +1,7 @@
 package behaviour_test
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net"
 	"net/netip"
@@ -252,9 +250,7 @@ func TestFilesOfEarlierVersionsAreDeleted(t *testing.T) {
 		}
 		expect.NoError(t, tidy(r))
 		for _, path := range []string{own("networks"), own("cachedports"), links} {
-			if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("%s leaves %s: %v", name, path, err)
-			}
+			expect.Same(t, name+" leaves "+path, exists(t, path), false)
 		}
 		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 	}
@@ -303,11 +299,7 @@ func TestFault_F73_GCReclaimsALostRecordThatLibcnisCacheNames(t *testing.T) {
 			report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true, DryRun: dry})
 			expect.NoError(t, err, report.Err())
 			expect.Same(t, "left", report.Left, nil)
-			for _, what := range []string{"address 10.77.0.2", "address fd77::2", "iptables", "cached result"} {
-				if !slices.ContainsFunc(report.Reclaimed, func(line string) bool { return strings.Contains(line, what) }) {
-					t.Errorf("dry %v: no %s in\n%v", dry, what, report)
-				}
-			}
+			expect.Contains(t, fmt.Sprint("reclaimed, dry ", dry), strings.Join(report.Reclaimed, "\n"), "address 10.77.0.2", "address fd77::2", "iptables", "cached result")
 			if !dry {
 				reclaimed += len(report.Reclaimed)
 			}

@@ -195,9 +195,7 @@ func TestReconcileRepairsByDefault(t *testing.T) {
 	data := expect.Value(json.Marshal(report))(t)
 	expect.NoError(t, json.Unmarshal(data, &encoded))
 	expect.Same(t, "encoded", []string{encoded.Containers[1].Err, encoded.Containers[2].Err}, []string{"", report.Containers[2].Err.Error()})
-	if !strings.Contains(report.String(), "unexpected: on record, and not expected") {
-		t.Errorf("printed: %v", report)
-	}
+	expect.Contains(t, "printed", report.String(), "unexpected: on record, and not expected")
 }
 
 // hostEnd returns the name of a container's interface on the host.
@@ -277,9 +275,7 @@ func TestAReplacementThatFailsSaysSo(t *testing.T) {
 	} {
 		report, err := reconcile.Run(t.Context(), r, expected, reconcile.Options{})
 		expect.Is(t, err, cni.ErrInvalidArgument)
-		if report != nil {
-			t.Errorf("%s: %v", what, report)
-		}
+		expect.Same(t, what, report, nil)
 	}
 	empty := expect.Value(reconcile.Run(t.Context(), r, nil, reconcile.Options{}))(t)
 	expect.Same(t, "nothing expected", empty, &reconcile.Result{})

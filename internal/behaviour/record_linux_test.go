@@ -44,14 +44,10 @@ func TestDuty_R26_TheRecordIsWholeBeforeTheFirstPluginRuns(t *testing.T) {
 		t.Errorf("the process lives by %q: %v, known %v, %v", got.Life, lives, known, err)
 	}
 	config := string(got.Attachments[0].Config)
-	if want := `"script":"` + s.Path("script-q") + `"`; !strings.Contains(config, want) {
-		t.Errorf("configuration %s, want %s in it", config, want)
-	}
+	expect.Contains(t, "configuration", config, `"script":"`+s.Path("script-q")+`"`)
 	host := expect.Value(netns.Open(s.Path("netns", "host")))(t)
 	expect.Same(t, "PID namespace", got.PIDNS, proc.PIDNS())
-	if got.NetNS.View == "" {
-		t.Error("from where the path leads to the namespace is not recorded")
-	}
+	expect.Same(t, "it is recorded from where the path leads to the namespace", got.NetNS.View != "", true)
 	got.NetNS.View = ""
 	if since := got.Attachments[0].Since; since.Before(began) || since.After(time.Now()) {
 		t.Errorf("the attachment was recorded at %v", since)
@@ -88,9 +84,8 @@ func TestFault_F6_RealRemoveKnowsNothingButTheID(t *testing.T) {
 	r := h.Real(cni.WithLoNetwork, cni.WithDefaultConf)
 	testhost.MustSetUp(t, r, "c1", path, onePort)
 	expect.Same(t, "kept", h.Pinned("c1"), true)
-	if left, _ := audit.Diff(before, h.Audit()); !strings.Contains(strings.Join(left, "\n"), "CNI-HOSTPORT-DNAT") {
-		t.Errorf("no port is mapped:\n%s", strings.Join(left, "\n"))
-	}
+	left, _ := audit.Diff(before, h.Audit())
+	expect.Contains(t, "the host, with a port", strings.Join(left, "\n"), "CNI-HOSTPORT-DNAT")
 	expect.NoError(t, os.RemoveAll(h.Path("net.d")))
 	empty := h.Real()
 	expect.Same(t, "on record", testhost.Recorded(t, empty), []string{"c1/lo attached", "c1/eth0 attached"})

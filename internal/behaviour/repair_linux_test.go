@@ -77,9 +77,7 @@ func TestRepairRefuses(t *testing.T) {
 			s.TakeCalls()
 			report, err := r.Repair(t.Context(), "c1", cni.RepairOptions{Inside: true})
 			expect.Is(t, err, test.want...)
-			if report != nil {
-				t.Errorf("report %v", report)
-			}
+			expect.Same(t, "report", report, nil)
 			expect.Same(t, "calls", s.Took(), []string{})
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 		})
@@ -154,9 +152,7 @@ func TestRepairIsReported(t *testing.T) {
 	expect.Same(t, "events", events, []cni.Event{{
 		Operation: "REPAIR", Network: "podnet", Plugin: "bridge", PluginKind: "built in", ContainerID: "c1", IfName: "eth0",
 	}})
-	if line := log.String(); !strings.Contains(line, "level=INFO msg=repaired container=c1 network=podnet interface=eth0 plugin=bridge kind=rule") {
-		t.Errorf("log:\n%s", line)
-	}
+	expect.Contains(t, "log", log.String(), "level=INFO msg=repaired container=c1 network=podnet interface=eth0 plugin=bridge kind=rule")
 	log.Reset()
 	expect.NoError(t, h.repairedAgain(r, "c1"))
 	expect.Same(t, "log", log.String(), "")
@@ -212,9 +208,7 @@ func TestRepairLeavesALongDetectionToTheKernel(t *testing.T) {
 				begun := time.Now()
 				report := expect.Value(r.Repair(t.Context(), "c1", cni.RepairOptions{Inside: true}))(t)
 				t.Logf("%v: %v", time.Since(begun), report)
-				if took := time.Since(begun); took > most {
-					t.Errorf("it took %v:\n%v", took, report)
-				}
+				expect.Within(t, "Repair", time.Since(begun), most)
 				for _, left := range report.Remaining {
 					if left.Kind == "address" || left.Kind == "interface" {
 						t.Errorf("it remains: %v: %v", left.Difference, left.Reason)
@@ -264,9 +258,7 @@ func TestFault_F67_ACheckThatFailsForHealthyContainers(t *testing.T) {
 			expect.Same(t, "state", one.State, cni.StateUnknown)
 			expect.Same(t, "differences", len(one.Differences), 0)
 			expect.Same(t, "failed", report.Checks.Failed, 0)
-			if one.Reason == nil || !strings.Contains(one.Reason.Error(), tt.says) || !strings.Contains(one.Reason.Error(), "failed (check)") {
-				t.Errorf("reason: got %v, want %q and the error of CHECK", one.Reason, tt.says)
-			}
+			fails(t, one.Reason, tt.says, "failed (check)")
 			h.wantLeftAlone(r)
 		})
 	}

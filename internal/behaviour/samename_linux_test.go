@@ -147,9 +147,7 @@ func TestFault_F32_TheSecondOfANameFails(t *testing.T) {
 	r := s.Runtime(load...)
 	_, err := r.Setup(t.Context(), "c1", path, cni.WithNetwork("net"))
 	expect.Same(t, "errors", testhost.Messages(err), []string{"q: no"})
-	if text := err.Error(); !strings.Contains(text, `network "net" of container c1, interface eth2`) {
-		t.Errorf("error %q does not say which of the two", text)
-	}
+	fails(t, err, `network "net" of container c1, interface eth2`)
 	expect.Same(t, "calls", withoutEnds(s.Took()), []string{"ADD p c1/eth0", "ADD q c1/eth2", "DEL q c1/eth2", "DEL p c1/eth0"})
 	expect.Same(t, "cache", s.Cached(), []string{})
 	testhost.MustSetUp(t, r, "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth0")))

@@ -49,18 +49,14 @@ func watchTable() map[string]struct {
 			_, err := f.WriteString(full[len(full)/2:])
 			expect.NoError(w.t, err, f.Close())
 			w.until(netconf.Loaded, "b=eth0")
-			if err := w.Ready(w.t.Context()); errors.Is(err, cni.ErrLoad) {
-				w.t.Errorf("Ready still has %v", err)
-			}
+			expect.Same(w.t, "Ready still has the error", errors.Is(w.Ready(w.t.Context()), cni.ErrLoad), false)
 		}},
 		"a file breaks, and is as before": {nil, func(w *watched) {
 			w.write(file, "{")
 			w.until(netconf.Kept, "a=eth0")
 			w.list(file, "a")
 			w.until(netconf.Unchanged, "a=eth0")
-			if err := w.Ready(w.t.Context()); errors.Is(err, cni.ErrLoad) {
-				w.t.Errorf("Ready still has %v", err)
-			}
+			expect.Same(w.t, "Ready still has the error", errors.Is(w.Ready(w.t.Context()), cni.ErrLoad), false)
 		}},
 		"another file comes, and is broken": {nil, func(w *watched) {
 			w.write(dir+"/20-b.conflist", "{")

@@ -69,6 +69,32 @@ func Says(t testing.TB, what string, err error, want string) {
 	}
 }
 
+// Contains checks that a text has these parts.
+func Contains(t testing.TB, what, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("%s: want %q in\n%s", what, part, text)
+		}
+	}
+}
+
+// Lacks checks that a text has not this part.
+func Lacks(t testing.TB, what, text, part string) {
+	t.Helper()
+	if strings.Contains(text, part) {
+		t.Errorf("%s: %q is in\n%s", what, part, text)
+	}
+}
+
+// Within checks that something took no longer than it may.
+func Within(t testing.TB, what string, took, limit time.Duration) {
+	t.Helper()
+	if took > limit {
+		t.Errorf("%s took %v, want at most %v", what, took, limit)
+	}
+}
+
 // Fails checks that a call has failed. what says that it succeeded.
 func Fails(t testing.TB, what string, err error) {
 	t.Helper()
@@ -125,9 +151,7 @@ func Soon(t testing.TB, what string, call func() error) {
 	NoError(t, Await(t, what, done))
 	took := time.Since(start)
 	t.Logf("%s: %v", what, took)
-	if took > neighbourly {
-		t.Errorf("%s took %v, want at most %v", what, took, neighbourly)
-	}
+	Within(t, what, took, neighbourly)
 }
 
 // JSON returns JSON with sorted keys and without white space, for comparison.

@@ -134,7 +134,7 @@ func (h *host) network(n int) []byte {
 }
 
 // inProcess returns settings with the built-in plugins, and one network with a
-// packet filter backend: nftables, or unnamed.
+// packet filter backend: iptables, which is the executables', or unnamed.
 func (h *host) inProcess(backend string) settings {
 	conf := string(h.network(0))
 	named := ""

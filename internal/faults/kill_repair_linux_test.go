@@ -74,7 +74,7 @@ func (b *board) killRepairs(t *testing.T) {
 // killRepairing attaches containers on hosts with each kind of plugins, and kills on each
 // of them some runtimes that repair the containers.
 func (b *board) killRepairing(t *testing.T, what string, stream uint64, kills, perHost int, ids []string, kill func(l *living, attached audit.Lines) (hit bool)) {
-	kinds := []string{ourNFTables, builtIn, executables, ourIPTables}
+	kinds := []string{builtIn, executables, ourIPTables}
 	var c count
 	t.Run("hosts", func(t *testing.T) {
 		for first := 0; first < kills; first += perHost {

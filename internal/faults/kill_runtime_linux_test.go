@@ -28,8 +28,7 @@ func (b *board) killRuntimes(t *testing.T) {
 // killRuntimesInProcess is M1 with built-in plugins, which are killed with the
 // runtime.
 func (b *board) killRuntimesInProcess(t *testing.T) {
-	backends := []string{"", "nftables"}
-	b.kills(t, "M1", "the same, with the plugins built in", false, func(h *host, n int) settings { return h.inProcess(backends[n%len(backends)]) })
+	b.kills(t, "M1", "the same, with the plugins built in", false, func(h *host, _ int) settings { return h.inProcess("") })
 }
 
 // killRuntimesThatMakeNetNS is M1 with namespaces that ADD makes and DEL deletes.
@@ -38,7 +37,7 @@ func (b *board) killRuntimesThatMakeNetNS(t *testing.T) {
 		if n%2 == 0 {
 			return h.settings(1)
 		}
-		return h.inProcess("nftables")
+		return h.inProcess("")
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -15,15 +16,6 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netns"
 )
-
-// importerCases cover the library's services for importers that only know
-// go-cni's methods, beside running containers.
-func importerCases() []livingCase {
-	return []livingCase{
-		{"F31", "a failed first ADD of another runtime", nil, (*living).takenBack},
-		{"F33", "macvlan and host-device, path gone", []string{executables, ourNFTables}, (*living).endless},
-	}
-}
 
 // takenBack: shared objects are made before another runtime's first ADD. That
 // ADD fails, and the objects are removed again while containers exist and new
@@ -113,10 +105,7 @@ func (l *living) endless() {
 	for _, home := range l.homes[:2] {
 		l.leave(home, s)
 	}
-	nic, err := netlink.LinkByName("nic0")
-	if err != nil {
-		l.t.Fatalf("lent device: %v", err)
-	}
+	nic := expect.Value(netlink.LinkByName("nic0"))(l.t)
 	expect.NoError(l.t, netlink.LinkSetUp(nic)) // it comes back down
 }
 
@@ -126,4 +115,39 @@ func (h *home) abandon(before audit.Lines) error {
 	h.host = h.l.about(before)
 	h.photograph()
 	return err
+}
+
+// killedInTurn: three programs attach and remove containers, are killed, and
+// restart with Recover and GC, possibly with another kind of plugins.
+func (l *living) killedInTurn() {
+	var owners []settings
+	for n := range 3 {
+		s := l.set
+		s.Owner = fmt.Sprintf("owner%d", n)
+		owners = append(owners, s)
+		l.attachBy(s, fmt.Sprintf("c%d", n))
+	}
+	for n := range 6 {
+		for i := range owners {
+			owners[i].BuiltIn = l.random.IntN(2) == 0
+		}
+		s := owners[l.random.IntN(len(owners))]
+		live := "c" + strings.TrimPrefix(s.Owner, "owner")
+		j := job{Verb: "ADD", ID: fmt.Sprintf("dead%d", n), Port: int32(20000 + n), Settings: s}
+		j.NetNS = l.container(j.ID)
+		if l.random.IntN(2) == 0 {
+			expect.NoError(l.t, elsewhere(l.t, j))
+			j.Verb = "DEL"
+		}
+		delay := time.Duration(l.random.Int64N(int64(200 * time.Millisecond)))
+		p := begin(l.t, j)
+		<-time.After(delay)
+		hit := p.kill()
+		l.t.Logf("%s of %s by %s killed after %v: %v", j.Verb, j.ID, s.Owner, delay, hit)
+		for _, next := range slices.Concat([]settings{s}, owners) {
+			l.restart(next)
+		}
+		l.collect(s, live)
+		expect.NoError(l.t, netns.Remove(j.NetNS))
+	}
 }

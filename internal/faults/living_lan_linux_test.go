@@ -17,14 +17,6 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// lanCases cover containers that share a LAN or a firewalld with others.
-func lanCases() []livingCase {
-	return []livingCase{
-		{"F53", "another machine wants its address", []string{ourNFTables, ourIPTables}, (*living).twoMachines},
-		{"F54", "firewalld's zone, neighbours go", []string{builtIn, ourNFTables}, (*living).zoned},
-	}
-}
-
 // twoMachines on one LAN give their containers the same address.
 func (l *living) twoMachines() {
 	lan := plugintest.NewLAN(l.t)

@@ -23,16 +23,6 @@ func (l *living) rewrite(id string, change func(base []byte) []byte) (restore fu
 	return func() { expect.NoError(l.t, os.WriteFile(path, whole, 0o600)) }
 }
 
-// wedgedCases are mistakes that kept an ID wedged after they were corrected
-// (M17).
-func wedgedCases() []livingCase {
-	return []livingCase{
-		{"F51", "a mistyped IPAM type, mended", nil, func(l *living) { l.mended(`"host-local"`, `"host-locl"`) }},
-		{"F51", "a mistyped plugin type, mended", nil, func(l *living) { l.mended(`{"type": "portmap"`, `{"type": "portmaq"`) }},
-		{"F51", "host-device without its device, mended", []string{executables, ourNFTables}, (*living).deviceless},
-	}
-}
-
 func (l *living) mended(right, wrong string) {
 	l.attach("c1")
 	good := l.set
@@ -51,9 +41,7 @@ func (l *living) deviceless() {
 func (l *living) mendedBy(good settings) {
 	l.t.Helper()
 	l.mends++
-	if _, err := l.setup(l.set, "mistyped", ports(20000)...); err == nil {
-		l.t.Fatal("Setup succeeded")
-	}
+	expect.Fails(l.t, "Setup succeeded", expect.Err(l.setup(l.set, "mistyped", ports(20000)...)))
 	l.restart(l.set)
 	l.set = good
 	l.restart(l.set)
@@ -65,15 +53,6 @@ func (l *living) mendedBy(good settings) {
 		l.wedged++
 	}
 	l.ok("the ID is wedged", err)
-}
-
-// poolCases cover containers that a pool has made.
-func poolCases() []livingCase {
-	return []livingCase{
-		{"F59", "the state directory through a symlink", nil, (*living).symlinked},
-		{"F59", "a damaged record in a pool", nil, (*living).damagedInPool},
-		{"F59", "two daemons in two PID namespaces", nil, (*living).twoPIDNamespaces},
-	}
 }
 
 func (l *living) symlinked() {

@@ -16,17 +16,6 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// recoveryCases are those in which Recover once removed containers that could
-// not be checked, or that were only different.
-func recoveryCases() []livingCase {
-	return []livingCase{
-		{"F36", "firewall flushed, then a restart", nil, (*living).flushed},
-		{"F37", "sniffers on bridge and in containers", nil, (*living).sniffed},
-		{"F37", "an MTU by tuning, ip_forward is 0", nil, (*living).tuned},
-		{"F37", "an administrator's bridge, an uplink", nil, (*living).uplinked},
-	}
-}
-
 // flush deletes every rule of the host.
 func (h *host) flush() {
 	h.t.Helper()
@@ -135,14 +124,6 @@ func (h *host) cable(name string) netlink.Link {
 		expect.NoError(h.t, netlink.LinkSetUp(link))
 	}
 	return cable
-}
-
-// hostCases are calls from another place than the container's ADD.
-func hostCases() []livingCase {
-	return []livingCase{
-		{"F59", "path and pin not seen after a restart", nil, (*living).hidden},
-		{"F61", "the named capabilities, no more", []string{ourNFTables, builtIn}, (*living).ordinary},
-	}
 }
 
 // hidden: a program restarted in its own mount namespace cannot see them.

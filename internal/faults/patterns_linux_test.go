@@ -21,7 +21,7 @@ func patternCases() []livingCase {
 		{"F31", "a first ADD hangs", nil, (*living).behindTheHanging},
 		{"F32", "two lists of one name, one goes", nil, (*living).twoLists},
 		{"F33", "a caller that never removes", nil, (*living).neverRemoved},
-		{"F34", "from go-cni and back again", []string{executables, ourIPTables, ourNFTables}, (*living).thereAndBack},
+		{"F34", "from go-cni and back again", []string{executables, ourIPTables, builtIn}, (*living).thereAndBack},
 	}
 }
 

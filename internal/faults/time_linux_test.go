@@ -2,7 +2,6 @@ package faults_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -61,9 +60,7 @@ func (s *subject) overshoot(id, path string, limit time.Duration) time.Duration 
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	end, _ := ctx.Deadline()
-	if _, err := r.Setup(ctx, id, path, ports(10000)...); !errors.Is(err, context.DeadlineExceeded) {
-		s.t.Errorf("%s: %v, want the deadline's error", id, err)
-	}
+	expect.Is(s.t, expect.Err(r.Setup(ctx, id, path, ports(10000)...)), context.DeadlineExceeded)
 	mu.Lock()
 	defer mu.Unlock()
 	if ended.IsZero() {
@@ -94,9 +91,7 @@ func (b *board) unrelated(t *testing.T) {
 	for range 50 {
 		start := time.Now()
 		expect.NoError(t, r.Status())
-		if len(r.GetConfig().Networks) != 1 {
-			t.Error("the configuration is not the one that was loaded")
-		}
+		expect.Same(t, "loaded networks", len(r.GetConfig().Networks), 1)
 		expect.NoError(t, r.Load(cni.WithConfListBytes(set.Confs[0])))
 		took = append(took, time.Since(start))
 	}
@@ -178,10 +173,6 @@ func (h *host) wantSame(before audit.Lines) {
 	added, gone := audit.Diff(before, h.audit())
 	expect.Unchanged(h.t, "left", added, gone)
 	// Records, including unfinished ones. The owner's ledger stays.
-	if records, err := filepath.Glob(h.path("state", "embedcni", "attachments", "*.json*")); err != nil || len(records) > 0 {
-		h.t.Errorf("records %q, %v", records, err)
-	}
-	if _, err := os.Stat(h.path("state")); err != nil {
-		h.t.Error(err)
-	}
+	expect.Empty(h.t, "records", expect.Value(filepath.Glob(h.path("state", "embedcni", "attachments", "*.json*")))(h.t))
+	expect.Value(os.Stat(h.path("state")))(h.t)
 }

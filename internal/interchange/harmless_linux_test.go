@@ -206,13 +206,9 @@ func TestFault_F37_CheckFailsOverHarmlessChanges(t *testing.T) {
 func (c change) live(t *testing.T, adder side) {
 	h := c.network.newHost(t)
 	a := h.attachment(&c.network, "c1")
-	if _, err := a.add(adder); err != nil {
-		t.Fatalf("ADD: %v", err)
-	}
+	expect.Value(a.add(adder))(t)
 	c.make(t, a)
-	if err := a.check(ours()); err != nil {
-		t.Errorf("our CHECK: %v", err)
-	}
+	expect.NoError(t, a.check(ours()))
 	err := a.check(theirs())
 	switch {
 	case c.refused == "" && err != nil:
@@ -289,7 +285,5 @@ func TestFault_F37_ASnifferKeepsPromiscModeFromBeingSet(t *testing.T) {
 		}
 		return err
 	})
-	if err := a.check(ours()); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, a.check(ours()))
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/expect"
 )
 
@@ -53,20 +54,14 @@ func TestMatrix(t *testing.T) {
 func (h *host) liveOnce(t *testing.T, n *network, d direction, id string, added func(result string), deleted func()) {
 	a := h.attachment(n, id)
 	before := a.audit()
-	result, err := a.add(d.adder)
-	if err != nil {
-		t.Fatalf("ADD: %v", err)
-	}
-	added(result)
+	added(expect.Value(a.add(d.adder))(t))
 	attached := a.audit()
 	n.wantNoError(t, d.deleter, "CHECK", a.check(d.deleter))
 	if d.deleter.name == "ours" {
 		wantEqual(t, "CHECK changed", attached, a.audit())
 	}
 
-	if err := a.del(d.deleter); err != nil {
-		t.Fatalf("DEL: %v", err)
-	}
+	expect.NoError(t, a.del(d.deleter))
 	deleted()
 	if own, _ := audit.Diff(before, attached); len(own.Without(shared)) == 0 {
 		t.Error("the audit sees no change after ADD")
@@ -95,4 +90,32 @@ func (n *network) newHost(t testing.TB) *host {
 		expect.NoError(t, os.WriteFile(path, []byte(f[1]), 0o644))
 	}
 	return h
+}
+
+// promised returns the types that this module promises to build in.
+func promised() []string {
+	return []string{"loopback", "bridge", "ptp", "host-local", "static", "portmap", "firewall", "tuning", "bandwidth", "macvlan", "host-device"}
+}
+
+// TestMatrixIsComplete: all promised types are built in. The matrix has every type with every family, but for those whose
+// rules the reference plugins do not know.
+func TestMatrixIsComplete(t *testing.T) {
+	have := map[string]bool{}
+	for _, c := range cases() {
+		for _, typ := range c.network.types(t) {
+			have[typ+" "+c.family] = true
+		}
+	}
+	var missing []string
+	for _, typ := range promised() {
+		expect.Same(t, typ+" is built in", builtin.New()(typ) != nil, true)
+		for _, family := range families() {
+			// Plugins without addresses of their own have no family.
+			needless := typ == "loopback" && family != "dual" || typ == "portmap" || typ == "firewall"
+			if key := typ + " " + family; !needless && !have[key] {
+				missing = append(missing, key)
+			}
+		}
+	}
+	expect.Empty(t, "the matrix lacks", missing)
 }

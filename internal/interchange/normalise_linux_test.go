@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // normaliser replaces parts that are random or differ between equal hosts.
@@ -91,13 +93,9 @@ func TestNormaliser(t *testing.T) {
 	n.learn("c1", "eth0", net.HardwareAddr{10, 0, 0, 0, 0, 1})
 	got := n.text("/tmp/x/state veth12345678 02:00:00:00:00:01 0a:00:00:00:00:01 02:00:00:00:00:77 00:00:00:00:00:00 fd00::1")
 	want := "DIR/state VETH1 MAC-of-cni0-in-host 0a:00:00:00:00:01 MAC 00:00:00:00:00:00 fd00::1"
-	if got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
+	expect.Same(t, "text", got, want)
 	n.bridges = []string{"cni0"}
 	got = n.result(`{"mac": "02:00:00:00:00:99", "name": "cni0"}, {"mac": "0a:00:00:00:00:01", "name": "eth0"}, {"name": "cni0", "mac": "02:00:00:00:00:99"}`)
 	want = `{"mac": "any", "name": "cni0"}, {"mac": "0a:00:00:00:00:01", "name": "eth0"}, {"name": "cni0", "mac": "any"}`
-	if got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
+	expect.Same(t, "result", got, want)
 }

@@ -37,18 +37,14 @@ func TestDuty_R16_AttachmentsThatGoCNIMadeCount(t *testing.T) {
 	h.TakeCalls()
 
 	expect.Is(t, expect.Err(r.Setup(ctx, id, path)), cni.ErrAlreadyAttached)
-	if err := r.Check(ctx, id, path); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, r.Check(ctx, id, path))
 	h.wantCalls("CHECK p " + id + "/eth0")
 
 	expect.NoError(t, errors.Join(netns.Remove(path), ns.Close()))
 	expect.Value(r.Setup(ctx, id, h.Container("c2")))(t)
 	del := h.wantCalls("DEL p "+id+"/eth0", "ADD p "+id+"/eth0")
 	expect.Same(t, "arguments at DEL", del.Args, "K=v")
-	if err := r.Remove(ctx, id, h.Path("netns", "c2")); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, r.Remove(ctx, id, h.Path("netns", "c2")))
 }
 
 // wantCalls compares the calls since the last time, and returns the first.

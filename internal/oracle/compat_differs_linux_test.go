@@ -83,22 +83,16 @@ func TestCompat_18_NamesThatGoCNITakesAtLoad(t *testing.T) {
 func TestCompatDiffers_ErrorsOfDELAreNotJudgedByTheirText(t *testing.T) {
 	h := &host{testhost.New(t)}
 	b := h.bothOn(h.scriptedList("net", "1.0.0", refusing("DEL", "exec: iptables: executable file not found in $PATH"), "x"))
-	if err := b.theirs.Remove(context.Background(), "c1", ""); err != nil {
-		t.Errorf("go-cni: %v", err)
-	}
+	expect.NoError(t, b.theirs.Remove(context.Background(), "c1", ""))
 	expect.Says(t, "ours", b.ours.Remove(context.Background(), "c1", ""), "iptables")
 }
 
 func TestCompatDiffers_RemoveAsksEveryNetworkLastFirst(t *testing.T) {
 	h := &host{testhost.New(t)}
 	b := h.bothOn(h.scriptedList("n1", "1.0.0", refusing("DEL", "boom"), "a1", "a2"), h.scriptedList("n2", "1.0.0", scripted.Script{}, "b"))
-	if err := b.theirs.Remove(context.Background(), "c1", ""); err == nil {
-		t.Error("go-cni: no error")
-	}
+	expect.Fails(t, "go-cni: no error", b.theirs.Remove(context.Background(), "c1", ""))
 	expect.Same(t, "go-cni", strings.Join(verbsOf(h.TakeCalls()), " "), "DEL a2")
-	if err := b.ours.Remove(context.Background(), "c1", ""); err == nil {
-		t.Error("ours: no error")
-	}
+	expect.Fails(t, "ours: no error", b.ours.Remove(context.Background(), "c1", ""))
 	expect.Same(t, "ours", strings.Join(verbsOf(h.TakeCalls()), " "), "DEL b DEL a2 DEL a1")
 }
 
@@ -106,13 +100,9 @@ func TestCompatDiffers_SetupRollsBack(t *testing.T) {
 	h := &host{testhost.New(t)}
 	b := h.bothOn(h.scriptedList("n1", "1.0.0", scripted.Script{}, "good"), h.scriptedList("n2", "1.0.0", refusing("ADD", "boom"), "bad"))
 	path := h.Container("c")
-	if _, err := b.theirs.SetupSerially(context.Background(), "c1", path); err == nil {
-		t.Error("go-cni: no error")
-	}
+	expect.Fails(t, "go-cni: no error", expect.Err(b.theirs.SetupSerially(context.Background(), "c1", path)))
 	expect.Same(t, "go-cni", strings.Join(verbsOf(h.TakeCalls()), " "), "ADD good ADD bad")
-	if _, err := b.ours.SetupSerially(context.Background(), "c1", path); err == nil {
-		t.Error("ours: no error")
-	}
+	expect.Fails(t, "ours: no error", expect.Err(b.ours.SetupSerially(context.Background(), "c1", path)))
 	expect.Same(t, "ours", strings.Join(verbsOf(h.TakeCalls()), " "), "ADD good ADD bad DEL bad DEL good")
 }
 
@@ -127,9 +117,7 @@ func TestCompatDiffers_CheckWithLoopback(t *testing.T) {
 	expect.Value(theirs.Setup(ctx, "theirs", path))(t)
 	expect.Value(ours.Setup(ctx, "ours", path))(t)
 	expect.Says(t, "go-cni", theirs.Check(ctx, "theirs", path), "does not support the CHECK command")
-	if err := ours.Check(ctx, "ours", path); err != nil {
-		t.Errorf("ours: %v", err)
-	}
+	expect.NoError(t, ours.Check(ctx, "ours", path))
 }
 
 // TestCompatDiffers_LoIsNotInTheCache: go-cni caches the result of lo, although no DEL
@@ -178,9 +166,7 @@ func TestCompatDiffers_CancelledContextDoesNotStopATeardown(t *testing.T) {
 	if err := b.theirs.Remove(ctx, "c1", ""); err == nil || len(h.TakeCalls()) > 0 {
 		t.Errorf("go-cni: %v", err)
 	}
-	if err := b.ours.Remove(ctx, "c1", ""); err != nil {
-		t.Errorf("ours: %v", err)
-	}
+	expect.NoError(t, b.ours.Remove(ctx, "c1", ""))
 	expect.Same(t, "ours: calls", strings.Join(verbsOf(h.TakeCalls()), " "), "DEL x")
 }
 

@@ -137,9 +137,7 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 	expect.NoError(t, netns.Remove(path))
 	expect.NoError(t, ns.Close())
 	h.TakeCalls()
-	if err := b.ours.Remove(context.Background(), "c1", ""); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, b.ours.Remove(context.Background(), "c1", ""))
 	for _, call := range h.TakeCalls() {
 		if call.Verb != "DEL" || call.NetNS != h.Pin("c1") || !strings.Contains(string(call.Stdin), `"prevResult":{`) {
 			t.Errorf("%s of %s in %q: %s", call.Verb, call.Type, call.NetNS, call.Stdin)

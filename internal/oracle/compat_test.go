@@ -77,9 +77,7 @@ func TestCompat_03_JSONOfOptions(t *testing.T) {
 	const persisted = `{"HostPort":8080,"ContainerPort":80,"Protocol":"udp","HostIP":"10.0.0.1"}`
 	var m cni.PortMapping
 	expect.NoError(t, json.Unmarshal([]byte(persisted), &m))
-	if want := (cni.PortMapping{HostPort: 8080, ContainerPort: 80, Protocol: "udp", HostIP: "10.0.0.1"}); m != want {
-		t.Errorf("persisted mapping is %+v, want %+v", m, want)
-	}
+	expect.Same(t, "persisted mapping", m, cni.PortMapping{HostPort: 8080, ContainerPort: 80, Protocol: "udp", HostIP: "10.0.0.1"})
 }
 
 func cidr(s string) net.IPNet {

@@ -266,9 +266,7 @@ func TestEachPluginHasASpan(t *testing.T) {
 	v := h.verbsOf(true)
 	h.on("two-b", map[string]scripted.Action{"ADD": failing})
 	spans := h.trace(func(ctx context.Context) {
-		if err := v.setupSerially(ctx, "c1", h.path); err == nil {
-			t.Error("no error")
-		}
+		expect.Fails(t, "no error", v.setupSerially(ctx, "c1", h.path))
 	})
 	h.on("two-b", nil)
 	h.must(v.setup(t.Context(), "c1", h.path))
@@ -329,9 +327,7 @@ func TestAnErrorOfNoNetworkIsTheMethodsStatus(t *testing.T) {
 	v := h.verbsOf(true)
 	spans := h.trace(func(ctx context.Context) {
 		for _, call := range []func(context.Context, string, string) error{v.setup, v.setupSerially, v.check, v.remove} {
-			if call(ctx, "c 1", h.path) == nil {
-				t.Error("an ID with a space is taken")
-			}
+			expect.Fails(t, "an ID with a space is taken", call(ctx, "c 1", h.path))
 		}
 	})
 	for _, s := range spans[:len(spans)-1] { // without the caller's

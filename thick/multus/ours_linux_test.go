@@ -2,12 +2,9 @@ package multus
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -19,7 +16,6 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/netns"
 )
@@ -126,42 +122,4 @@ func addresses(t *testing.T, ns *netns.Handle) map[string]string {
 		return nil
 	})
 	return found
-}
-
-// TestOurShimAttachesThreeNetworks: a pod with two networks in its annotation, as Multus'
-// quickstart has it, through this library's shim.
-func TestOurShimAttachesThreeNetworks(t *testing.T) {
-	ns := newPod(t)
-	dir := expect.Value(refplugins.Dir(context.Background(), io.Discard))(t)
-	c := newCluster(t)
-	c.addPod(podNamespace, podName, podUID, "net-2,default/net-3@eth7")
-	c.addNetwork("kube-system", "net-1", network(t, 1))
-	c.addNetwork(podNamespace, "net-2", network(t, 2))
-	c.addNetwork(podNamespace, "net-3", network(t, 3))
-	d := startDaemon(t, c, "net-1", map[string]string{
-		known.Bridge: filepath.Join(dir, known.Bridge), known.HostLocal: filepath.Join(dir, known.HostLocal),
-	})
-	t.Cleanup(func() { removeLinks(t) })
-	call, shim := ourCall(t, d, "ADD")
-	stdout, _, err := call.run(t, shim)
-	expect.NoError(t, err)
-	result := expect.Value(types100.GetResult(expect.Value(create.CreateFromBytes(stdout))(t)))(t)
-	expect.Same(t, "address in the result", result.IPs[0].Address.String(), "10.88.1.2/24")
-	expect.Same(t, "number of addresses in the result, which is the primary network's", len(result.IPs), 1)
-	expect.Same(t, "addresses", addresses(t, ns), map[string]string{
-		"eth0": "10.88.1.2/24", "net1": "10.88.2.2/24", "eth7": "10.88.3.2/24",
-	})
-	var status []struct {
-		Name, Interface string
-		IPs             []string
-		Default         bool
-	}
-	expect.NoError(t, json.Unmarshal([]byte(c.networkStatus(t, podNamespace, podName)), &status))
-	expect.Same(t, "network status", fmt.Sprint(status),
-		"[{kube-system/net-1 eth0 [10.88.1.2] true} {default/net-2 net1 [10.88.2.2] false} {default/net-3 eth7 [10.88.3.2] false}]")
-
-	call, shim = ourCall(t, d, "DEL")
-	_, _, err = call.run(t, shim)
-	expect.NoError(t, err)
-	expect.Same(t, "addresses after DEL", addresses(t, ns), map[string]string{})
 }

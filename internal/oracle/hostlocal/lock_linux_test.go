@@ -42,9 +42,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	expect.NoError(t, theirs.Unlock())
-	if err := <-removed; err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, <-removed)
 	if theirs.FindByID("a", "eth0") {
 		t.Error("the address is still there")
 	}

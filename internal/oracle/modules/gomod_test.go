@@ -62,9 +62,7 @@ func TestOnlyModulesThatImportersLinkAreRequired(t *testing.T) {
 			t.Errorf("tool %s: it belongs in a module beside", tool.Path)
 		}
 	}
-	if len(m.Replace) > 0 {
-		t.Errorf("replacements %v: they belong in a module beside", m.Replace)
-	}
+	expect.Empty(t, "replacements, which belong in a module beside", m.Replace)
 	linked := linkedModules(t)
 	for _, r := range m.Require {
 		if !linked[r.Path] {
