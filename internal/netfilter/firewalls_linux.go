@@ -79,7 +79,7 @@ func Find(ctx context.Context, fw *Firewalls, t Target) (plan Plan, err error) {
 		return nil
 	}))
 	add(fw.findListed(ctx, t))
-	add(fw.findForwarding(ctx, t))
+	add(fw.findForwarding(ctx, t, t.InNetwork))
 	add(fw.findElements(ctx, t))
 	return plan, errors.Join(errs...)
 }

@@ -70,20 +70,22 @@ func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err 
 			return err
 		})
 	}
-	err = nft.UntilUnchanged(ctx, func() error {
-		begin()
-		// Rules about single containers, of executables, have none of the words.
-		words := [][]byte{[]byte("embedcni"), []byte("CNI firewall"), []byte("CNI-")}
-		for chain, words := range map[string][][]byte{"FORWARD": nil, chainForward: words} {
-			err := tool.Rules(ctx, iptables.ChainID{Table: tableFilter, Chain: chain}, words, func(r nft.Rule) error {
-				f.see(chain, r.Jump(), matchComment(r), r.Handle)
-				return nil
-			})
-			if err != nil {
-				return err
+	err = tool.Sockets.Do(ctx, func(c *nft.Conn) error {
+		return c.Look(ctx, nft.MostChanges, func() error {
+			begin()
+			// Rules about single containers, of executables, have none of the words.
+			words := [][]byte{[]byte("embedcni"), []byte("CNI firewall"), []byte("CNI-")}
+			for chain, words := range map[string][][]byte{"FORWARD": nil, chainForward: words} {
+				err := c.Rules(tool.Table(tableFilter), chain, words, func(r nft.Rule) error {
+					f.see(chain, r.Jump(), matchComment(r), r.Handle)
+					return nil
+				})
+				if err != nil {
+					return err
+				}
 			}
-		}
-		return nil
+			return nil
+		})
 	})
 	if errors.Is(err, nft.ErrNotSupported) {
 		err = nil

@@ -249,11 +249,6 @@ func addElement(e element) nft.Message {
 	return nft.NewElement(tableOf(e.Set), e, e.Comment != "").About(elementText(e))
 }
 
-// deleteElement returns the message that deletes an element.
-func deleteElement(e element) nft.Message {
-	return nft.DeleteElement(tableOf(e.Set), e).About(elementText(e))
-}
-
 func compareElements(e, f element) int {
 	return cmp.Or(cmp.Compare(e.Set, f.Set), cmp.Compare(e.Key, f.Key), cmp.Compare(e.Value, f.Value), cmp.Compare(e.Comment, f.Comment))
 }

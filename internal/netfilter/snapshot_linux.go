@@ -121,10 +121,7 @@ type snapshot struct {
 // readState reads this module's tables.
 func (s *snapshot) readState(ctx context.Context) (*state, error) {
 	return s.own.do(ctx, func(ctx context.Context) (now *state, err error) {
-		q, tries := query{tables: tables(), layout: true, more: func(set string) ([]element, bool) {
-			_, ours := setOf(set)
-			return nil, ours
-		}}, nft.MostReads
+		q, tries := query{tables: tables(), whole: tables(), layout: true}, nft.MostReads
 		if s.only != nil {
 			q, tries = query{layout: true}, nft.MostChanges
 			for _, r := range s.only {
@@ -135,10 +132,10 @@ func (s *snapshot) readState(ctx context.Context) (*state, error) {
 			q.tables = tablesOf(q.keys)
 		}
 		err = s.fw.sockets.Do(ctx, func(c *nft.Conn) error {
-			return nft.Repeat(ctx, tries, func() error {
+			return wrapNFT(c.Look(ctx, tries, func() (err error) {
 				now, err = q.read(c)
-				return wrapNFT(err)
-			})
+				return err
+			}))
 		})
 		if errors.Is(err, nft.ErrChanged) && s.only == nil {
 			s.torn.Store(true)
