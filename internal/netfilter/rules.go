@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // The results of looking for the packet filter that decides on a host.
@@ -140,6 +141,29 @@ func (r Rule) Object() string {
 	default:
 		return fmt.Sprintf("%s %v", p.Protocol, netip.AddrPortFrom(p.HostIP.Unmap(), p.HostPort))
 	}
+}
+
+// Accepted is the effect of a rule of kind Accept.
+const Accepted = "accepted"
+
+// Effect says what the rule does: for a port, the container's addresses and the port that it
+// leads to, "10.1.0.2:80, [fd00::2]:80".
+func (r Rule) Effect() string {
+	switch r.Kind {
+	case Accept:
+		return Accepted
+	case Ingress:
+		return r.Policy
+	case Publish:
+		var to []string
+		for _, p := range r.Addresses {
+			if _, _, ok, err := r.Port.Match(p.Addr().Is4()); err == nil && ok {
+				to = append(to, netip.AddrPortFrom(p.Addr(), r.Port.ContainerPort).String())
+			}
+		}
+		return strings.Join(to, ", ")
+	}
+	return r.Object()
 }
 
 func (r Rule) address() string {
