@@ -52,7 +52,7 @@ func (fw *Firewalls) Remove(ctx context.Context, r ...Rule) error {
 	return fw.join(ctx, "remove", r, func(ctx context.Context, all []change) error {
 		rules := together(all)
 		if len(rules) > 0 {
-			if err := fw.delete(ctx, ownedByRules(rules).find); err != nil {
+			if err := fw.delete(ctx, ownedBy(rules).find); err != nil {
 				return err
 			}
 		}
@@ -163,7 +163,7 @@ func (w wants) missing(c *nft.Conn) (msgs []nft.Message, err error) {
 		there, ok := s.elements[keyOf(e)]
 		switch {
 		case !ok:
-		case there == e, isPort(e) && fw.siblings().Have(there.Comment): // siblings share their ports
+		case there == e, isPort(e) && fw.Siblings().Have(there.Comment): // siblings share their ports
 			continue
 		case isPort(e) && there.Comment != e.Comment:
 			return nil, fmt.Errorf("%w: there is %v", ErrHostPortTaken, elementText(there))
@@ -173,7 +173,7 @@ func (w wants) missing(c *nft.Conn) (msgs []nft.Message, err error) {
 			// Another attachment has left it, or has the same address on a network of its
 			// own; if that lives, it gets the element back.
 			if tableOf(e.Set) == table {
-				if err := fw.note(DisplacedFact, true); err != nil {
+				if err := fw.Notes.Note(DisplacedFact, true); err != nil {
 					return nil, err
 				}
 			}

@@ -168,7 +168,7 @@ func (fw *Firewalls) accept(ctx context.Context, subnets []netip.Prefix, admin s
 
 // noteSubnets adds the subnets to those noted: a repair restores one address after the other.
 func (fw *Firewalls) noteSubnets(subnets []netip.Prefix) error {
-	all, err := NotedSubnets(fw.fact(SubnetsFact), false)
+	all, err := NotedSubnets(fw.Notes.Fact(SubnetsFact), false)
 	before := len(all)
 	for _, subnet := range subnets {
 		if !slices.Contains(all, subnet) {
@@ -178,7 +178,7 @@ func (fw *Firewalls) noteSubnets(subnets []netip.Prefix) error {
 	if err != nil || len(all) == before {
 		return err
 	}
-	return fw.note(SubnetsFact, noted{Subnets: all})
+	return fw.Notes.Note(SubnetsFact, noted{Subnets: all})
 }
 
 // acceptLocked reports whether the rules for the subnets are there. With the exclusive lock

@@ -16,55 +16,38 @@ type owned struct {
 	comments map[string]bool
 }
 
-// ownedBy describes the elements of owners with these addresses and ports. If whole, it looks
-// at all elements: some addresses or ports are not known. If spoof, it looks at all of the
-// table for bridges, since the interface on the bridge is not known.
-func ownedBy(owners []Owner, addrs []netip.Addr, ports []HostPort, spoof, whole bool) owned {
-	o := owned{query{tables: []nft.Table{table}, keys: portKeys(ports), addrs: addrs}, make(map[string]bool)}
-	for _, owner := range owners {
-		o.comments[owner.Comment()] = true
-	}
-	if spoof || whole {
-		o.tables, o.whole = tables(), []nft.Table{bridgeTable}
-	}
-	if whole {
-		o.whole = tables()
-	}
-	return o
-}
-
-// ownedByRules describes the elements of the rules. A rule that cannot be added has none.
-func ownedByRules(rules []Rule) owned {
-	var owners []Owner
-	var addrs []netip.Addr
-	var ports []HostPort
-	spoof, whole := false, false
+// ownedBy describes the elements of the rules. It looks at all elements if the addresses of a
+// rule are not known, and at all of the table for bridges for a check of the MAC address,
+// since the interface on the bridge is not known. A rule that cannot be added has none.
+func ownedBy(rules []Rule) owned {
+	o := owned{query{tables: []nft.Table{table}}, make(map[string]bool)}
 	for _, r := range rules {
-		owners = append(owners, r.Owner)
-		known := len(addrs)
+		o.comments[r.Comment()] = true
+		known := false
 		for _, p := range r.Addresses {
-			if p, err := PlainPrefix(p); err == nil {
-				addrs = append(addrs, p.Addr())
+			p, err := PlainPrefix(p)
+			if known = known || err == nil; err == nil && !slices.Contains(o.addrs, p.Addr()) {
+				o.addrs = append(o.addrs, p.Addr())
 			}
 		}
 		switch r.Kind {
 		case Spoof:
-			spoof = true
+			o.tables, o.whole = tables(), append(o.whole, bridgeTable)
 		case Masquerade, Publish:
-			ports, whole = append(ports, r.Port), whole || len(addrs) == known
+			if o.keys = append(o.keys, portKeys(r.Port)...); !known {
+				o.tables, o.whole = tables(), tables()
+			}
 		}
 	}
-	return ownedBy(owners, addrs, ports, spoof, whole)
+	return o
 }
 
-// portKeys returns the keys of all elements that the ports may have, whether or not the
-// address that they were forwarded to is known.
-func portKeys(ports []HostPort) (all []element) {
-	for _, p := range ports {
-		for _, v4 := range []bool{true, false} {
-			if e, ok, err := portKey(p, v4); ok && err == nil {
-				all = append(all, e)
-			}
+// portKeys returns the keys of all elements that a port may have, whether or not the
+// address that it was forwarded to is known.
+func portKeys(p HostPort) (all []element) {
+	for _, v4 := range []bool{true, false} {
+		if e, ok, err := portKey(p, v4); ok && err == nil {
+			all = append(all, e)
 		}
 	}
 	return all
@@ -103,6 +86,15 @@ func (e ownedElement) Deletion() nft.Message {
 
 // findElements returns the target's elements that exist.
 func (fw *Firewalls) findElements(ctx context.Context, t Target) ([]found, error) {
-	o := ownedBy([]Owner{t.Owner}, t.Addresses, t.Ports, true, t.Thorough || len(t.Addresses) == 0)
-	return fw.findObjects(ctx, o.find)
+	var addrs []netip.Prefix
+	for _, a := range t.Addresses {
+		if !t.Thorough {
+			addrs = append(addrs, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	rules := []Rule{{Owner: t.Owner, Kind: Spoof}, {Owner: t.Owner, Kind: Masquerade, Addresses: addrs}}
+	for _, p := range t.Ports {
+		rules = append(rules, Rule{Owner: t.Owner, Kind: Publish, Addresses: addrs, Port: p})
+	}
+	return fw.findObjects(ctx, ownedBy(rules).find)
 }

@@ -82,11 +82,6 @@ func hasAddr(family uint8, r nft.Rule, addrs []netip.Addr) bool {
 // find returns the rules that exist, and behind them, as they may jump there, the
 // container's own chains.
 func (s search) find(c *nft.Conn) (objects []object, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("list the rules of table %v: %w", s.table, err)
-		}
-	}()
 	var containing [][]byte
 	for _, name := range append(s.own, s.comment) {
 		containing = append(containing, []byte(name))
@@ -97,18 +92,17 @@ func (s search) find(c *nft.Conn) (objects []object, err error) {
 		}
 		return nil
 	})
-	if err != nil || len(s.own) == 0 {
-		return objects, err
-	}
-	chains := make([]nft.Chain, len(s.own))
-	for i, name := range s.own {
-		chains[i] = nft.Chain{Table: s.table.Name, Chain: name}
-	}
-	exist, err := c.Exist(s.table.Family, chains...)
-	for i, name := range s.own {
-		if err == nil && exist[i] {
-			objects = append(objects, nft.Object{Table: s.table, Chain: name})
+	if err == nil && len(s.own) > 0 {
+		var chains []string
+		chains, err = c.Chains(s.table)
+		for _, name := range s.own {
+			if slices.Contains(chains, name) {
+				objects = append(objects, nft.Object{Table: s.table, Chain: name})
+			}
 		}
+	}
+	if err != nil {
+		err = fmt.Errorf("list the rules of table %v: %w", s.table, err)
 	}
 	return objects, err
 }

@@ -30,24 +30,7 @@ var (
 
 	// ErrIncompleteTarget means that an owner or a target does not name its attachment.
 	ErrIncompleteTarget = errors.New("a target needs a network, a container ID and an interface name")
-
-	// ErrMissing is the error of a check about rules that do not exist, or are not as the
-	// ADD made them. Another error means that the rules could not be read.
-	ErrMissing = errors.New("a rule is missing")
 )
-
-// AsMissing returns err as an [ErrMissing]. Its text stays.
-func AsMissing(err error) error {
-	if err == nil {
-		return nil
-	}
-	return missingError{err}
-}
-
-type missingError struct{ error }
-
-func (e missingError) Is(target error) bool { return target == ErrMissing }
-func (e missingError) Unwrap() error        { return e.error }
 
 // Owner is the attachment that rules belong to: that of a container to a network
 // by an interface. All three are set, to names of any length and any characters.
@@ -178,7 +161,7 @@ type Missing struct {
 	Rule         // to make again, with the Restore of Firewalls
 	Found string // the rule in its place that must not be replaced; empty if there is none
 	Why   string // why it cannot be made again otherwise
-	Err   error  // the error of a Check, an [ErrMissing]
+	Err   error  // the error of a CHECK
 }
 
 // HostPort forwards one port of the host.

@@ -69,7 +69,7 @@ func (fw *Firewalls) missingOwn(ctx context.Context, r Rule, in *snapshot) (m Mi
 	if r.Kind == Accept {
 		now, err := in.readForwarding(ctx)
 		if err == nil {
-			m.Err = AsMissing(fw.missingForward(now, r))
+			m.Err = fw.missingForward(now, r)
 		}
 		return m, err
 	}
@@ -83,8 +83,7 @@ func (fw *Firewalls) missingOwn(ctx context.Context, r Rule, in *snapshot) (m Mi
 	}
 	s, err := in.readState(ctx)
 	if err == nil {
-		m.Found, m.Err = s.absent(wanted, fw.siblings)
-		m.Err = AsMissing(m.Err)
+		m.Found, m.Err = s.absent(wanted, fw.Siblings)
 	}
 	return m, err
 }
@@ -96,13 +95,14 @@ func (fw *Firewalls) missingReference(ctx context.Context, m *Missing, in *snaps
 	if err != nil {
 		return err
 	}
-	switch err := seen.has(m.Rule); {
-	case err == nil:
-		m.Err = nil
-	case !errors.Is(err, ErrMissing):
+	missing, err := seen.lacks(m.Rule)
+	switch {
+	case err != nil:
 		return err
+	case missing == nil:
+		m.Err = nil
 	case fw.Executable:
-		m.Err = AsMissing(fmt.Errorf("the rules are there in no form: %w; %w", m.Err, err))
+		m.Err = fmt.Errorf("the rules are there in no form: %w; %w", m.Err, missing)
 	}
 	return nil
 }
