@@ -79,7 +79,7 @@ func together(all []change) (rules []Rule) {
 // add adds the rules of all attachments. replace says whether that replaces elements that
 // are in their way.
 func (fw *Firewalls) add(ctx context.Context, all []change, replace bool) error {
-	w := wants{of: make(map[elementKey]*Firewalls), replace: replace}
+	w := wants{of: make(map[element]*Firewalls), replace: replace}
 	for _, one := range all {
 		some, err := elementsOf(one.rules)
 		if err != nil {
@@ -120,8 +120,8 @@ func acceptAll(ctx context.Context, all []change) error {
 // wants are elements that are to be there.
 type wants struct {
 	elements []element
-	of       map[elementKey]*Firewalls // whose they are
-	replace  bool                      // elements in their way
+	of       map[element]*Firewalls // whose they are
+	replace  bool                   // elements in their way
 }
 
 // add makes the elements in one transaction. If it may replace others, it does not look

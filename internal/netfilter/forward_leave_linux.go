@@ -89,7 +89,13 @@ func (fw *Firewalls) deleteAccepts(ctx context.Context, tool iptables.Tool, subn
 		return err
 	}
 	if tool.Legacy {
-		return fw.in(func() error { return now.deleteByProcess(ctx, rules) })
+		var commands []command
+		for _, r := range rules {
+			for range now.accepts[r.comment] {
+				commands = append(commands, command{iptables.ChainID{Table: tableFilter, Chain: chainForward}, "-D", r.String()})
+			}
+		}
+		return fw.in(func() error { return restore(ctx, tool, commands) })
 	}
 	return fw.delete(ctx, func(*nft.Conn) (objects []object, err error) {
 		now, err := readForwarding(ctx, tool) // the handles are of the rules that are there now
@@ -100,20 +106,4 @@ func (fw *Firewalls) deleteAccepts(ctx context.Context, tool iptables.Tool, subn
 		}
 		return objects, err
 	})
-}
-
-// deleteByProcess deletes the rules from a legacy table.
-func (f forwarding) deleteByProcess(ctx context.Context, rules []acceptRule) error {
-	x, err := openTool(ctx, f.Tool)
-	if err != nil {
-		return err
-	}
-	for _, r := range rules {
-		for range f.accepts[r.comment] {
-			if err := x.DeleteIfExists(tableFilter, chainForward, r.words()...); err != nil {
-				return fmt.Errorf("%s: delete a rule of %v: %w", f.Name(), r.subnet, err)
-			}
-		}
-	}
-	return nil
 }

@@ -76,7 +76,7 @@ func (o owned) find(c *nft.Conn) (objects []object, err error) {
 type ownedElement element
 
 func (e ownedElement) String() string {
-	return fmt.Sprintf("delete %v # %q", elementText{Set: e.Set, Key: e.Key}, e.Comment)
+	return fmt.Sprintf("delete %v # %q", elementText(keyOf(element(e))), e.Comment)
 }
 
 // Deletion returns the message that deletes the element.

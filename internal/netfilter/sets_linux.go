@@ -257,10 +257,8 @@ func compareElements(e, f element) int {
 // first container that asks for it.
 func isPort(e element) bool { return e.Value != "" }
 
-// elementKey identifies an element.
-type elementKey struct{ set, key string }
-
-func keyOf(e element) elementKey { return elementKey{e.Set, e.Key} }
+// keyOf returns what identifies an element.
+func keyOf(e element) element { return element{Set: e.Set, Key: e.Key} }
 
 func protocolName(number byte) string {
 	for _, name := range []string{"tcp", "udp", "sctp"} {

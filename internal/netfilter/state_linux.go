@@ -13,7 +13,7 @@ import (
 type state struct {
 	sets     map[string]bool
 	rules    map[string][]nft.Object // by chain
-	elements map[elementKey]element
+	elements map[element]element
 	broken   map[nft.Table]error // names the first part that is missing whatever the elements are
 }
 
@@ -29,7 +29,7 @@ type query struct {
 // read answers the query.
 func (q query) read(c *nft.Conn) (*state, error) {
 	s := &state{sets: make(map[string]bool), rules: make(map[string][]nft.Object),
-		elements: make(map[elementKey]element), broken: make(map[nft.Table]error)}
+		elements: make(map[element]element), broken: make(map[nft.Table]error)}
 	for _, t := range q.tables {
 		if err := q.readTable(c, t, s); err != nil {
 			return nil, fmt.Errorf("look at table %v: %w", t, err)
