@@ -49,7 +49,7 @@ type Conn struct {
 	fd       int
 	sequence uint32
 	out, in  []byte
-	watched  bool // by Look, which notices what interrupts a list
+	watched  bool // by inOneGeneration, which notices what interrupts a list
 }
 
 // Open opens a Conn in the namespace of the calling thread. Most callers use
@@ -312,36 +312,41 @@ func untilUnchanged(ctx context.Context, most int, fn func() error) (err error) 
 // so many tries it fails with ErrChanged, and read has seen all that came.
 func (c *Conn) Look(ctx context.Context, most int, read func() error) error {
 	return untilUnchanged(ctx, most, func() error {
-		before, err := c.Generation()
-		if err != nil {
-			return err
-		}
-		c.watched = true
-		err = read()
-		c.watched = false
-		if err != nil {
-			return err
-		}
-		after, err := c.Generation()
-		if err == nil && after != before {
-			err = ErrChanged
-		}
+		_, err := c.inOneGeneration(read)
 		return err
 	})
+}
+
+// inOneGeneration calls read, and fails with ErrChanged if rules change meanwhile.
+func (c *Conn) inOneGeneration(read func() error) (generation uint32, err error) {
+	before, err := c.Generation()
+	if err != nil {
+		return 0, err
+	}
+	c.watched = true
+	err = read()
+	c.watched = false
+	if err != nil {
+		return 0, err
+	}
+	if generation, err = c.Generation(); err == nil && generation != before {
+		err = ErrChanged
+	}
+	return generation, err
 }
 
 // Change applies the messages that find returns, all or none, if nothing has changed since
 // find was called; else it calls find again.
 func (c *Conn) Change(ctx context.Context, find func() ([]Message, error)) error {
 	return untilUnchanged(ctx, MostChanges, func() error {
-		generation, err := c.Generation()
-		if err != nil {
+		var msgs []Message
+		generation, err := c.inOneGeneration(func() (err error) {
+			msgs, err = find()
 			return err
-		}
-		msgs, err := find()
+		})
 		if err != nil || len(msgs) == 0 {
 			return err
 		}
-		return c.Transact(msgs, &generation)
+		return c.Transact(msgs, &generation) // which waits for the transactions of others
 	})
 }
