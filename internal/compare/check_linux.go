@@ -89,25 +89,35 @@ func (p *Place) Do(ctx context.Context, do Make) error {
 }
 
 // MissingRules returns the missing ones of an attachment's rules. explain completes their
-// errors, and returns nil for nil.
+// errors, and returns nil for nil; it is nil if they are complete.
 func MissingRules(ctx context.Context, r *plugin.Request, v *View, want []netfilter.Rule, explain func(error) error) (all []Difference, err error) {
-	missing, err := v.Rules.Missing(ctx, want...)
-	if err != nil {
-		return nil, explain(err)
+	if explain == nil {
+		explain = func(err error) error { return err }
 	}
+	missing, err := v.Rules.Missing(ctx, want...)
 	for _, m := range missing {
-		d := Difference{Kind: Rule, Object: m.Object(), Wanted: m.Object(), Found: m.Found, Err: explain(m.Err)}
-		if d.Why = Why(m); d.Why == "" {
-			d.Fix = func(ctx context.Context) error { return explain(Restore(ctx, r, m)) }
+		d := Difference{Kind: Rule, Object: m.Object(), Wanted: m.Effect(), Found: m.Found, Err: explain(m.Err), Why: m.Why}
+		if m.Kind == netfilter.Publish {
+			d.Kind = Port
+		}
+		switch {
+		case m.Found == "":
+		case d.Kind == Port:
+			d.Why = "the port belongs to somebody else now"
+		default:
+			d.Why = "another rule is in its place"
+		}
+		if d.Why == "" {
+			d.Fix = func(ctx context.Context) error { return explain(restore(ctx, r, m)) }
 		}
 		all = append(all, d)
 	}
-	return all, nil
+	return all, explain(err)
 }
 
-// Restore makes a missing part of the rules again, in this module's own form, whoever
+// restore makes a missing part of the rules again, in this module's own form, whoever
 // made it in which. The record says so: the CHECK of an executable does not see the rules.
-func Restore(ctx context.Context, r *plugin.Request, m netfilter.Missing) error {
+func restore(ctx context.Context, r *plugin.Request, m netfilter.Missing) error {
 	given := caller.From(ctx)
 	if given.Filters.Executable {
 		if err := caller.NoteRestored(given.Record, r.Type); err != nil {
@@ -115,14 +125,6 @@ func Restore(ctx context.Context, r *plugin.Request, m netfilter.Missing) error 
 		}
 	}
 	return given.Firewalls(r.Host).Restore(ctx, m.Rule)
-}
-
-// Why returns why a part cannot be made again, or "".
-func Why(m netfilter.Missing) string {
-	if m.Why == "" && m.Found != "" {
-		return "another rule is in its place"
-	}
-	return m.Why
 }
 
 // OnlyExecutable is the error for a field of a configuration that only the executable of

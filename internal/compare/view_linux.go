@@ -14,7 +14,7 @@ import (
 // View is a look at the kernel, for one attachment. It is not safe for concurrent use.
 type View struct {
 	Host, Container Net
-	Rules           Rules
+	Rules           *netfilter.Firewalls // of the host
 
 	conns        *links.Conns
 	host         *netns.Handle
@@ -32,13 +32,6 @@ type Net interface {
 	Addresses(index int) ([]links.Address, error)
 	// Routes returns the routes through an interface, with 0 through all.
 	Routes(index int) ([]links.Route, error)
-}
-
-// Rules are the rules of the host's packet filters.
-type Rules interface {
-	// Missing returns those of the rules that do not exist. An error means that the
-	// rules cannot be read.
-	Missing(ctx context.Context, rules ...netfilter.Rule) ([]netfilter.Missing, error)
 }
 
 // Kernel returns the kernel as a view, for a request of CHECK: sockets in the namespaces

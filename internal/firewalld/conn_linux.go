@@ -52,6 +52,16 @@ func (b *Bus) Running(ctx context.Context, ns *netns.Handle) (running bool, err 
 	return running, nil
 }
 
+// Do calls fn with a connection to the bus, see [Bus.Dial].
+func (b *Bus) Do(ctx context.Context, ns *netns.Handle, fn func(*Conn) error) error {
+	c, err := b.Dial(ctx, ns)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return fn(c)
+}
+
 // Conn is a connection to a bus. It ends with the context that was given to
 // Dial.
 type Conn struct {

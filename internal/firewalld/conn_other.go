@@ -12,11 +12,8 @@ import (
 // Conn is a connection to a bus. There is none off Linux.
 type Conn struct{}
 
-// Dial returns ErrNotRunning.
-func (b *Bus) Dial(context.Context, *netns.Handle) (*Conn, error) { return nil, ErrNotRunning }
-
-// Close does nothing.
-func (c *Conn) Close() {}
+// Do returns ErrNotRunning.
+func (b *Bus) Do(context.Context, *netns.Handle, func(*Conn) error) error { return ErrNotRunning }
 
 // Has returns ErrNotRunning.
 func (c *Conn) Has(string, netip.Addr) (bool, error) { return false, ErrNotRunning }

@@ -87,11 +87,7 @@ const zonesTime = 5 * time.Second
 func (t *Target) askFirewalld(ctx context.Context, fn func(*firewalld.Conn) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, zonesTime, fmt.Errorf("no answer within %v: %w", zonesTime, context.DeadlineExceeded))
 	defer cancel()
-	c, err := t.Firewalld.Dial(ctx, t.Host)
-	if err == nil {
-		err = fn(c)
-		c.Close()
-	}
+	err := t.Firewalld.Do(ctx, t.Host, fn)
 	if errors.Is(err, firewalld.ErrNotRunning) || errors.Is(err, firewalld.ErrDenied) {
 		return nil
 	}

@@ -52,7 +52,7 @@ func (fw *Firewalls) Remove(ctx context.Context, r ...Rule) error {
 	return fw.join(ctx, "remove", r, func(ctx context.Context, all []change) error {
 		rules := together(all)
 		if len(rules) > 0 {
-			if err := fw.remove(ctx, ownedByRules(rules)); err != nil {
+			if err := fw.delete(ctx, ownedBy(rules).find); err != nil {
 				return err
 			}
 		}
@@ -79,7 +79,7 @@ func together(all []change) (rules []Rule) {
 // add adds the rules of all attachments. replace says whether that replaces elements that
 // are in their way.
 func (fw *Firewalls) add(ctx context.Context, all []change, replace bool) error {
-	w := wants{of: make(map[elementKey]*Firewalls), replace: replace}
+	w := wants{of: make(map[element]*Firewalls), replace: replace}
 	for _, one := range all {
 		some, err := elementsOf(one.rules)
 		if err != nil {
@@ -120,8 +120,8 @@ func acceptAll(ctx context.Context, all []change) error {
 // wants are elements that are to be there.
 type wants struct {
 	elements []element
-	of       map[elementKey]*Firewalls // whose they are
-	replace  bool                      // elements in their way
+	of       map[element]*Firewalls // whose they are
+	replace  bool                   // elements in their way
 }
 
 // add makes the elements in one transaction. If it may replace others, it does not look
@@ -133,37 +133,26 @@ func (w wants) add(ctx context.Context, c *nft.Conn) error {
 		for _, e := range w.elements {
 			msgs = append(msgs, addElement(e))
 		}
+		// ENOENT: the table, or a set for that length, does not exist. EEXIST: there is an element
+		// of an earlier attachment, or the like.
 		err := c.Transact(msgs, nil)
-		if err == nil || !inTheWay(err) {
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
 			return wrapNFT(err)
 		}
 	}
-	return nft.UntilUnchanged(ctx, func() error {
-		msgs, generation, err := w.missing(c)
-		if err != nil || len(msgs) == 0 {
-			return err
-		}
-		if err = c.Transact(msgs, &generation); err != nil && inTheWay(err) {
-			return fmt.Errorf("nftables: add to table %v: %w: %w", table, nft.ErrChanged, err)
-		}
-		return wrapNFT(err)
-	})
+	err := c.Change(ctx, func() ([]nft.Message, error) { return w.missing(c) })
+	if errors.Is(err, ErrHostPortTaken) {
+		return err
+	}
+	return wrapNFT(err)
 }
 
-// inTheWay reports whether a look at the table can help. ENOENT: the table, or a set
-// for that length, does not exist. EEXIST: there is an element of an earlier
-// attachment, or the like.
-func inTheWay(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, nft.ErrChanged)
-}
-
-// missing returns the messages that make the missing elements, and the generation in
-// which they are missing.
-func (w wants) missing(c *nft.Conn) (msgs []nft.Message, generation uint32, err error) {
+// missing returns the messages that make the missing elements.
+func (w wants) missing(c *nft.Conn) (msgs []nft.Message, err error) {
 	tables := tablesOf(w.elements)
 	s, err := query{tables: tables, keys: w.elements, layout: true}.read(c)
 	if err != nil {
-		return nil, 0, wrapNFT(err)
+		return nil, err
 	}
 	for _, t := range tables {
 		missing, _ := s.missing(t, setsOf(w.elements))
@@ -174,25 +163,25 @@ func (w wants) missing(c *nft.Conn) (msgs []nft.Message, generation uint32, err 
 		there, ok := s.elements[keyOf(e)]
 		switch {
 		case !ok:
-		case there == e, isPort(e) && fw.siblings().Have(there.Comment): // siblings share their ports
+		case there == e, isPort(e) && fw.Siblings().Have(there.Comment): // siblings share their ports
 			continue
 		case isPort(e) && there.Comment != e.Comment:
-			return nil, 0, fmt.Errorf("%w: there is %v", ErrHostPortTaken, elementText(there))
+			return nil, fmt.Errorf("%w: there is %v", ErrHostPortTaken, elementText(there))
 		case !w.replace:
-			return nil, 0, fmt.Errorf("nftables: %w: there is %v", ErrInPlace, elementText(there))
+			return nil, fmt.Errorf("%w: there is %v", ErrInPlace, elementText(there))
 		default:
 			// Another attachment has left it, or has the same address on a network of its
 			// own; if that lives, it gets the element back.
 			if tableOf(e.Set) == table {
-				if err := fw.note(DisplacedFact, true); err != nil {
-					return nil, 0, err
+				if err := fw.Notes.Note(DisplacedFact, true); err != nil {
+					return nil, err
 				}
 			}
-			msgs = append(msgs, deleteElement(there))
+			msgs = append(msgs, ownedElement(there).Deletion())
 		}
 		msgs = append(msgs, addElement(e))
 	}
-	return msgs, s.generation, nil
+	return msgs, nil
 }
 
 // forgetFlows makes conntrack forget the UDP flows to forwarded ports of the

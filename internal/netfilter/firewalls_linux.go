@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -23,8 +24,20 @@ type Firewalls struct {
 // locked to its thread has that of the process. It opens nothing, so there is
 // nothing to close. The handle must stay open.
 func Open(ns *netns.Handle, o Options) *Firewalls {
+	if o.Siblings == nil {
+		o.Siblings = func() Siblings { return Siblings{} }
+	}
+	if o.Notes == nil {
+		o.Notes = noNotes{}
+	}
 	return &Firewalls{Options: o, sockets: nft.Sockets{Pool: o.Sockets, NS: ns}}
 }
+
+// noNotes remember nothing.
+type noNotes struct{}
+
+func (noNotes) Fact(string) json.RawMessage { return nil }
+func (noNotes) Note(string, any) error      { return nil }
 
 // in runs fn on a thread in the namespace, where processes are started.
 func (fw *Firewalls) in(fn func() error) error { return nft.In(fw.sockets.NS, fn) }
@@ -79,7 +92,7 @@ func Find(ctx context.Context, fw *Firewalls, t Target) (plan Plan, err error) {
 		return nil
 	}))
 	add(fw.findListed(ctx, t))
-	add(fw.findForwarding(ctx, t))
+	add(fw.findForwarding(ctx, t, t.InNetwork))
 	add(fw.findElements(ctx, t))
 	return plan, errors.Join(errs...)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/embedcni/cni/internal/iptables"
@@ -19,62 +20,49 @@ func (fw *Firewalls) LeaveSubnets(ctx context.Context, t Target) error {
 	if err != nil {
 		return err
 	}
-	there := t
-	there.InNetwork = nobodyNeeds
-	return fw.eachLeft(ctx, t, func(now forwarding) error {
-		if rules, err := fw.unneeded(now, there); len(rules) == 0 || err != nil {
-			return err
-		}
-		return fw.deleteAccepts(ctx, now.Tool, t)
-	})
+	there, err := fw.findForwarding(ctx, t, nobodyNeeds)
+	return errors.Join(err, Plan{there}.Apply(ctx))
 }
 
-// findForwarding returns the rules of a target's subnets that nobody needs any more.
-func (fw *Firewalls) findForwarding(ctx context.Context, t Target) (all []found, err error) {
-	err = fw.eachLeft(ctx, t, func(now forwarding) error {
-		rules, err := fw.unneeded(now, t)
-		var lines []string
-		for _, r := range rules {
-			lines = append(lines, fmt.Sprintf("%s -t %s -D %s %s", now.Name(), tableFilter, chainForward, r))
-		}
-		if len(lines) > 0 {
-			all = append(all, found{lines, func(ctx context.Context) error { return fw.deleteAccepts(ctx, now.Tool, t) }})
-		}
-		return err
-	})
-	return all, err
-}
-
-// eachLeft calls do with each variant and family that can have rules of the target's
-// subnets, until it fails.
-func (fw *Firewalls) eachLeft(ctx context.Context, t Target, do func(forwarding) error) error {
+// findForwarding returns the rules of a target's subnets of which needed is false. They are
+// deleted if nobody needs them by then.
+func (fw *Firewalls) findForwarding(ctx context.Context, t Target, needed func(netip.Prefix) (bool, error)) (all []found, err error) {
 	for _, tool := range iptables.Variants(fw.sockets, fw.Held) {
-		if len(inFamily(tool.V6(), t.Subnets)) == 0 {
+		subnets := inFamily(tool.V6(), t.Subnets)
+		if len(subnets) == 0 {
 			continue
 		}
 		if _, err := fw.statRecords(); err != nil {
-			return err
+			return all, err
 		}
 		now, err := readForwarding(ctx, tool)
-		if err == nil {
-			err = do(now)
-		}
 		if err != nil {
-			return err
+			return all, err
+		}
+		rules, err := fw.unneeded(now, subnets, needed)
+		if err != nil {
+			return all, err
+		}
+		var lines []string
+		for _, r := range rules {
+			lines = append(lines, fmt.Sprintf("%s -t %s -D %s %s", tool.Name(), tableFilter, chainForward, r))
+		}
+		if len(lines) > 0 {
+			all = append(all, found{lines, func(ctx context.Context) error { return fw.deleteAccepts(ctx, tool, subnets, t.InNetwork) }})
 		}
 	}
-	return nil
+	return all, nil
 }
 
-// unneeded returns the rules of the target's subnets that are there and that nobody needs. It
-// asks about a subnet only if it has rules, and once.
-func (fw *Firewalls) unneeded(now forwarding, t Target) (rules []acceptRule, err error) {
-	for _, subnet := range inFamily(now.V6(), t.Subnets) {
+// unneeded returns the rules of the subnets that are there and that nobody needs. It asks
+// about a subnet only if it has rules, and once.
+func (fw *Firewalls) unneeded(now forwarding, subnets []netip.Prefix, needed func(netip.Prefix) (bool, error)) (rules []acceptRule, err error) {
+	for _, subnet := range subnets {
 		there := slices.DeleteFunc(fw.acceptRules(subnet), func(r acceptRule) bool { return len(now.accepts[r.comment]) == 0 })
 		if len(there) == 0 {
 			continue
 		}
-		if needed, err := t.InNetwork(subnet); err != nil {
+		if needed, err := needed(subnet); err != nil {
 			return nil, err
 		} else if !needed {
 			rules = append(rules, there...)
@@ -86,7 +74,7 @@ func (fw *Firewalls) unneeded(now forwarding, t Target) (rules []acceptRule, err
 // deleteAccepts deletes the rules that still nobody needs. It asks before it looks at what is
 // to be deleted: that can take reading all records, and other rules of the host may change
 // all the time.
-func (fw *Firewalls) deleteAccepts(ctx context.Context, tool iptables.Tool, t Target) (err error) {
+func (fw *Firewalls) deleteAccepts(ctx context.Context, tool iptables.Tool, subnets []netip.Prefix, needed func(netip.Prefix) (bool, error)) (err error) {
 	unlock, err := iptables.LockNamespace(ctx, fw.sockets.NS, true)
 	if err != nil {
 		return err
@@ -96,45 +84,26 @@ func (fw *Firewalls) deleteAccepts(ctx context.Context, tool iptables.Tool, t Ta
 	if err != nil {
 		return err
 	}
-	rules, err := fw.unneeded(now, t)
+	rules, err := fw.unneeded(now, subnets, needed)
 	if err != nil || len(rules) == 0 {
 		return err
 	}
 	if tool.Legacy {
-		return fw.in(func() error { return now.deleteByProcess(ctx, rules) })
-	}
-	return tool.Sockets.Do(ctx, func(c *nft.Conn) error { return deleteHandles(ctx, c, tool, rules) })
-}
-
-// deleteHandles deletes the rules in one transaction. The handles are of the rules that
-// are there, as long as nothing changes.
-func deleteHandles(ctx context.Context, c *nft.Conn, tool iptables.Tool, rules []acceptRule) error {
-	return c.Change(ctx, func() (msgs []nft.Message, generation uint32, err error) {
-		if generation, err = c.Generation(); err != nil {
-			return nil, 0, err
+		var commands []command
+		for _, r := range rules {
+			for range now.accepts[r.comment] {
+				commands = append(commands, command{iptables.ChainID{Table: tableFilter, Chain: chainForward}, "-D", r.String()})
+			}
 		}
-		now, err := readForwarding(ctx, tool)
+		return fw.in(func() error { return restore(ctx, tool, commands) })
+	}
+	return fw.delete(ctx, func(*nft.Conn) (objects []object, err error) {
+		now, err := readForwarding(ctx, tool) // the handles are of the rules that are there now
 		for _, r := range rules {
 			for _, handle := range now.accepts[r.comment] {
-				msgs = append(msgs, nft.Object{Table: tool.Table(tableFilter), Chain: chainForward, Handle: handle, Comment: r.comment}.Deletion())
+				objects = append(objects, nft.Object{Table: tool.Table(tableFilter), Chain: chainForward, Handle: handle, Comment: r.comment})
 			}
 		}
-		return msgs, generation, err
+		return objects, err
 	})
-}
-
-// deleteByProcess deletes the rules from a legacy table.
-func (f forwarding) deleteByProcess(ctx context.Context, rules []acceptRule) error {
-	x, err := openTool(ctx, f.Tool)
-	if err != nil {
-		return err
-	}
-	for _, r := range rules {
-		for range f.accepts[r.comment] {
-			if err := x.DeleteIfExists(tableFilter, chainForward, r.words()...); err != nil {
-				return fmt.Errorf("%s: delete a rule of %v: %w", f.Name(), r.subnet, err)
-			}
-		}
-	}
-	return nil
 }

@@ -70,20 +70,22 @@ func readForwarding(ctx context.Context, tool iptables.Tool) (f forwarding, err 
 			return err
 		})
 	}
-	err = nft.UntilUnchanged(ctx, func() error {
-		begin()
-		// Rules about single containers, of executables, have none of the words.
-		words := [][]byte{[]byte("embedcni"), []byte("CNI firewall"), []byte("CNI-")}
-		for chain, words := range map[string][][]byte{"FORWARD": nil, chainForward: words} {
-			err := tool.Rules(ctx, iptables.ChainID{Table: tableFilter, Chain: chain}, words, func(r nft.Rule) error {
-				f.see(chain, r.Jump(), matchComment(r), r.Handle)
-				return nil
-			})
-			if err != nil {
-				return err
+	err = tool.Sockets.Do(ctx, func(c *nft.Conn) error {
+		return c.Look(ctx, nft.MostChanges, func() error {
+			begin()
+			// Rules about single containers, of executables, have none of the words.
+			words := [][]byte{[]byte("embedcni"), []byte("CNI firewall"), []byte("CNI-")}
+			for chain, words := range map[string][][]byte{"FORWARD": nil, chainForward: words} {
+				err := c.Rules(tool.Table(tableFilter), chain, words, func(r nft.Rule) error {
+					f.see(chain, r.Jump(), matchComment(r), r.Handle)
+					return nil
+				})
+				if err != nil {
+					return err
+				}
 			}
-		}
-		return nil
+			return nil
+		})
 	})
 	if errors.Is(err, nft.ErrNotSupported) {
 		err = nil
@@ -166,7 +168,7 @@ func (fw *Firewalls) accept(ctx context.Context, subnets []netip.Prefix, admin s
 
 // noteSubnets adds the subnets to those noted: a repair restores one address after the other.
 func (fw *Firewalls) noteSubnets(subnets []netip.Prefix) error {
-	all, err := NotedSubnets(fw.fact(SubnetsFact), false)
+	all, err := NotedSubnets(fw.Notes.Fact(SubnetsFact), false)
 	before := len(all)
 	for _, subnet := range subnets {
 		if !slices.Contains(all, subnet) {
@@ -176,7 +178,7 @@ func (fw *Firewalls) noteSubnets(subnets []netip.Prefix) error {
 	if err != nil || len(all) == before {
 		return err
 	}
-	return fw.note(SubnetsFact, noted{Subnets: all})
+	return fw.Notes.Note(SubnetsFact, noted{Subnets: all})
 }
 
 // acceptLocked reports whether the rules for the subnets are there. With the exclusive lock
@@ -246,48 +248,37 @@ func (f forwarding) add(ctx context.Context, rules []acceptRule, admin string) e
 		}
 		// The chain may have gone meanwhile: iptables makes it, or says what is wrong.
 	}
-	x, err := openTool(ctx, f.Tool)
+	path, err := f.Path(ctx, "")
 	if err != nil {
 		return err
 	}
-	steps := []func() error{func() error { return makeChain(x, chainForward) }, func() error { return makeChain(x, admin) }}
-	// The jump goes before the rules of others, but behind the isolation of bridges, which it
-	// must not overrule.
-	jump := func(needed bool, from string, at int, comment, to string) {
-		if needed {
-			steps = append(steps, func() error { return x.Insert(tableFilter, from, at, "-m", "comment", "--comment", comment, "-j", to) })
-		}
-	}
-	jump(!f.led, "FORWARD", f.isolated+1, "CNI firewall plugin rules", chainForward)
-	jump(f.to[admin] == 0, chainForward, 1, "CNI firewall plugin admin overrides", admin)
-	for _, r := range rules {
-		steps = append(steps, func() error { return x.Append(tableFilter, chainForward, r.words()...) })
-	}
-	for _, step := range steps {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err := step(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// longestWait is for the lock of xtables, in seconds.
-const longestWait = 10
-
-// openTool returns go-iptables for a variant.
-func openTool(ctx context.Context, tool iptables.Tool) (*goiptables.IPTables, error) {
-	path, err := tool.Path(ctx, "")
-	if err != nil {
-		return nil, err
-	}
 	protocol := goiptables.ProtocolIPv4
-	if tool.V6() {
+	if f.V6() {
 		protocol = goiptables.ProtocolIPv6
 	}
-	return goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(path), goiptables.Timeout(longestWait))
+	const longestWait = 10 // seconds, for the lock of xtables
+	x, err := goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(path), goiptables.Timeout(longestWait))
+	do := func(needed bool, step func() error) {
+		if err == nil && needed {
+			if err = context.Cause(ctx); err == nil {
+				err = step()
+			}
+		}
+	}
+	for _, chain := range []string{chainForward, admin} {
+		do(true, func() error { return makeChain(x, chain) })
+	}
+	// The jump goes before the rules of others, but behind the isolation of bridges, which it
+	// must not overrule.
+	jump := func(from string, at int, comment, to string) func() error {
+		return func() error { return x.Insert(tableFilter, from, at, "-m", "comment", "--comment", comment, "-j", to) }
+	}
+	do(!f.led, jump("FORWARD", f.isolated+1, "CNI firewall plugin rules", chainForward))
+	do(f.to[admin] == 0, jump(chainForward, 1, "CNI firewall plugin admin overrides", admin))
+	for _, r := range rules {
+		do(true, func() error { return x.Append(tableFilter, chainForward, r.words()...) })
+	}
+	return err
 }
 
 // makeChain makes a chain, unless it is there. An executable may make it meanwhile.

@@ -161,21 +161,25 @@ func (s *state) missing(of nft.Table, names []string) (msgs []nft.Message, first
 			first = fmt.Errorf(format, args...)
 		}
 	}
-	id := uint32(of.Family) << 8
-	set := func(in set) {
-		if !s.sets[in.name] {
-			id++
-			msgs = append(msgs, nft.NewSet(nft.Set{
-				Table: of, Name: in.name,
-				KeyType: in.key.typ(), KeySize: uint32(in.key.size()),
-				DataType: in.value.typ(), DataSize: uint32(in.value.size()),
-				HostByteOrder: slices.Equal(in.key, fields{fieldLink}),
-			}, id))
-			lacks("set %v %s is missing", of, in.name)
+	fixed := fixedSets(of)
+	sets := fixed
+	for _, name := range s.withExisting(names) {
+		if _, _, _, ok := perLength(name); ok && of == table {
+			in, _ := setOf(name)
+			sets = append(sets, in)
 		}
 	}
-	for _, in := range fixedSets(of) {
-		set(in)
+	for i, in := range sets {
+		if s.sets[in.name] {
+			continue
+		}
+		lacks("set %v %s is missing", of, in.name)
+		msgs = append(msgs, nft.NewSet(nft.Set{
+			Table: of, Name: in.name,
+			KeyType: in.key.typ(), KeySize: uint32(in.key.size()),
+			DataType: in.value.typ(), DataSize: uint32(in.value.size()),
+			HostByteOrder: slices.Equal(in.key, fields{fieldLink}),
+		}, uint32(of.Family)<<8+uint32(i)+1))
 	}
 	for _, c := range chainsOf(of) {
 		if ours, same := s.has(c); !same {
@@ -184,22 +188,14 @@ func (s *state) missing(of nft.Table, names []string) (msgs []nft.Message, first
 			msgs = append(msgs, c.again(of, ours)...)
 		}
 	}
+	for _, in := range sets[len(fixed):] {
+		if r := lengthRule(in.name); !slices.ContainsFunc(s.rules[r.chain], r.is) {
+			lacks("rule %v %s for set %s is missing", of, r.chain, in.name)
+			msgs = append(msgs, nft.NewRule(of, r.chain, r.exprs, r.comment))
+		}
+	}
 	if len(msgs) > 0 {
 		msgs = slices.Insert(msgs, 0, nft.NewTable(of, "containers' addresses and host ports, by github.com/embedcni/cni"))
-	}
-	if of == bridgeTable {
-		return msgs, first
-	}
-	for _, name := range s.withExisting(names) {
-		if _, _, _, ok := perLength(name); !ok {
-			continue
-		}
-		in, _ := setOf(name)
-		set(in)
-		if r := lengthRule(name); !slices.ContainsFunc(s.rules[r.chain], r.is) {
-			msgs = append(msgs, nft.NewRule(of, r.chain, r.exprs, r.comment))
-			lacks("rule %v %s for set %s is missing", of, r.chain, name)
-		}
 	}
 	return msgs, first
 }

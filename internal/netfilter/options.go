@@ -50,27 +50,6 @@ type Notes interface {
 	Note(key string, value any) error
 }
 
-func (o Options) siblings() Siblings {
-	if o.Siblings == nil {
-		return Siblings{}
-	}
-	return o.Siblings()
-}
-
 // DisplacedFact is the key of the note that another attachment's masquerading of an address
 // became this one's. If the other lives, it gets that back.
 const DisplacedFact = "netfilter.displaced"
-
-func (o Options) fact(key string) json.RawMessage {
-	if o.Notes == nil {
-		return nil
-	}
-	return o.Notes.Fact(key)
-}
-
-func (o Options) note(key string, value any) error {
-	if o.Notes == nil {
-		return nil
-	}
-	return o.Notes.Note(key, value)
-}

@@ -13,8 +13,9 @@ import (
 	"github.com/embedcni/cni/internal/nft"
 )
 
-// has returns nil if a rule is there in one of the forms, and leads to where it has effect.
-func (t reference) has(r Rule) error {
+// lacks returns an error that says what is missing, unless a rule is there in one of the
+// forms, and leads to where it has effect. err means that nobody can tell.
+func (t reference) lacks(r Rule) (missing, err error) {
 	var errs []error
 	for _, variant := range []string{"-nft", "-legacy", ""} {
 		f := form{reference: t, variant: variant}
@@ -25,14 +26,12 @@ func (t reference) has(r Rule) error {
 		errs = append(errs, cmp.Or(f.errs...))
 	}
 	if slices.Contains(errs, nil) {
-		return nil
+		return nil, nil
 	}
-	for _, err := range errs {
-		if errors.Is(err, iptables.ErrHidden) {
-			return err
-		}
+	if i := slices.IndexFunc(errs, func(err error) bool { return errors.Is(err, iptables.ErrHidden) }); i >= 0 {
+		return nil, errs[i]
 	}
-	return AsMissing(fmt.Errorf("%w; %w; %w", errs[0], errs[1], errs[2]))
+	return fmt.Errorf("%w; %w; %w", errs[0], errs[1], errs[2]), nil
 }
 
 // form looks for rules in a variant of iptables, or in nftables.

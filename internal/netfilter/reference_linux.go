@@ -78,9 +78,7 @@ func (fw *Firewalls) readReference(ctx context.Context) (t reference, err error)
 		})
 	}
 	err = fw.sockets.Do(ctx, func(c *nft.Conn) error {
-		return nft.Repeat(ctx, nft.MostReads, func() error {
-			return c.InOneGeneration(func(uint32) error { return read(func() error { return t.readTables(c) }) })
-		})
+		return c.Look(ctx, nft.MostReads, func() error { return read(func() error { return t.readTables(c) }) })
 	})
 	if errors.Is(err, nft.ErrNotSupported) {
 		err = read(func() error { return nil })

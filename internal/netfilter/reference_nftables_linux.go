@@ -81,7 +81,7 @@ func hasAddr(family uint8, r nft.Rule, addrs []netip.Addr) bool {
 
 // find returns the rules that exist, and behind them, as they may jump there, the
 // container's own chains.
-func (s search) find(c *nft.Conn) (objects []nft.Object, err error) {
+func (s search) find(c *nft.Conn) (objects []object, err error) {
 	var containing [][]byte
 	for _, name := range append(s.own, s.comment) {
 		containing = append(containing, []byte(name))
@@ -92,86 +92,27 @@ func (s search) find(c *nft.Conn) (objects []nft.Object, err error) {
 		}
 		return nil
 	})
-	if err != nil || len(s.own) == 0 {
-		return objects, err
-	}
-	chains := make([]nft.Chain, len(s.own))
-	for i, name := range s.own {
-		chains[i] = nft.Chain{Table: s.table.Name, Chain: name}
-	}
-	exist, err := c.Exist(s.table.Family, chains...)
-	for i, name := range s.own {
-		if err == nil && exist[i] {
-			objects = append(objects, nft.Object{Table: s.table, Chain: name})
+	if err == nil && len(s.own) > 0 {
+		var chains []string
+		chains, err = c.Chains(s.table)
+		for _, name := range s.own {
+			if slices.Contains(chains, name) {
+				objects = append(objects, nft.Object{Table: s.table, Chain: name})
+			}
 		}
+	}
+	if err != nil {
+		err = fmt.Errorf("list the rules of table %v: %w", s.table, err)
 	}
 	return objects, err
 }
 
 // findListed returns the rules of the target in nftables, by table.
 func (fw *Firewalls) findListed(ctx context.Context, t Target) (all []found, err error) {
-	err = fw.sockets.Do(ctx, func(c *nft.Conn) error {
-		var errs []error
-		for _, s := range searches(t) {
-			var objects []nft.Object
-			err := nft.UntilUnchanged(ctx, func() error {
-				return c.InOneGeneration(func(uint32) (err error) {
-					objects, err = s.find(c)
-					return err
-				})
-			})
-			switch {
-			case errors.Is(err, nft.ErrNotSupported):
-			case err != nil:
-				errs = append(errs, fmt.Errorf("nftables: list the rules of table %v: %w", s.table, err))
-			case len(objects) > 0:
-				all = append(all, fw.listed(s, objects))
-			}
-		}
-		return errors.Join(errs...)
-	})
-	if errors.Is(err, nft.ErrNotSupported) {
-		return nil, nil
+	var errs []error
+	for _, s := range searches(t) {
+		some, err := fw.findObjects(ctx, s.find)
+		all, errs = append(all, some...), append(errs, err)
 	}
-	return all, err
-}
-
-// listed are rules and chains of a target in one table. They are deleted in one transaction,
-// or one by one if that fails.
-func (fw *Firewalls) listed(s search, objects []nft.Object) found {
-	var lines []string
-	for _, o := range objects {
-		lines = append(lines, "nft "+o.String())
-	}
-	return found{lines, func(ctx context.Context) error {
-		return fw.sockets.Do(ctx, func(c *nft.Conn) error {
-			err := s.remove(ctx, c, objects)
-			if err == nil || ctx.Err() != nil || len(objects) == 1 {
-				return err
-			}
-			var errs []error
-			for _, o := range objects {
-				errs = append(errs, s.remove(ctx, c, []nft.Object{o}))
-			}
-			return errors.Join(errs...)
-		})
-	}}
-}
-
-// remove deletes those of the objects that exist. Handles mean nothing in a table
-// that was deleted and made again, so it looks at the rules first, and deletes only
-// if none has changed since.
-func (s search) remove(ctx context.Context, c *nft.Conn, objects []nft.Object) error {
-	return wrapNFT(c.Change(ctx, func() (msgs []nft.Message, generation uint32, err error) {
-		if generation, err = c.Generation(); err != nil {
-			return nil, 0, err
-		}
-		all, err := s.find(c)
-		for _, o := range all {
-			if slices.Contains(objects, o) {
-				msgs = append(msgs, o.Deletion())
-			}
-		}
-		return msgs, generation, err
-	}))
+	return all, errors.Join(errs...)
 }

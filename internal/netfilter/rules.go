@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // The results of looking for the packet filter that decides on a host.
@@ -29,24 +30,7 @@ var (
 
 	// ErrIncompleteTarget means that an owner or a target does not name its attachment.
 	ErrIncompleteTarget = errors.New("a target needs a network, a container ID and an interface name")
-
-	// ErrMissing is the error of a check about rules that do not exist, or are not as the
-	// ADD made them. Another error means that the rules could not be read.
-	ErrMissing = errors.New("a rule is missing")
 )
-
-// AsMissing returns err as an [ErrMissing]. Its text stays.
-func AsMissing(err error) error {
-	if err == nil {
-		return nil
-	}
-	return missingError{err}
-}
-
-type missingError struct{ error }
-
-func (e missingError) Is(target error) bool { return target == ErrMissing }
-func (e missingError) Unwrap() error        { return e.error }
 
 // Owner is the attachment that rules belong to: that of a container to a network
 // by an interface. All three are set, to names of any length and any characters.
@@ -142,6 +126,29 @@ func (r Rule) Object() string {
 	}
 }
 
+// Accepted is the effect of a rule of kind Accept.
+const Accepted = "accepted"
+
+// Effect says what the rule does: for a port, the container's addresses and the port that it
+// leads to, "10.1.0.2:80, [fd00::2]:80".
+func (r Rule) Effect() string {
+	switch r.Kind {
+	case Accept:
+		return Accepted
+	case Ingress:
+		return r.Policy
+	case Publish:
+		var to []string
+		for _, p := range r.Addresses {
+			if _, _, ok, err := r.Port.Match(p.Addr().Is4()); err == nil && ok {
+				to = append(to, netip.AddrPortFrom(p.Addr(), r.Port.ContainerPort).String())
+			}
+		}
+		return strings.Join(to, ", ")
+	}
+	return r.Object()
+}
+
 func (r Rule) address() string {
 	if len(r.Addresses) == 0 {
 		return "unknown addresses"
@@ -154,7 +161,7 @@ type Missing struct {
 	Rule         // to make again, with the Restore of Firewalls
 	Found string // the rule in its place that must not be replaced; empty if there is none
 	Why   string // why it cannot be made again otherwise
-	Err   error  // the error of a Check, an [ErrMissing]
+	Err   error  // the error of a CHECK
 }
 
 // HostPort forwards one port of the host.

@@ -249,11 +249,6 @@ func addElement(e element) nft.Message {
 	return nft.NewElement(tableOf(e.Set), e, e.Comment != "").About(elementText(e))
 }
 
-// deleteElement returns the message that deletes an element.
-func deleteElement(e element) nft.Message {
-	return nft.DeleteElement(tableOf(e.Set), e).About(elementText(e))
-}
-
 func compareElements(e, f element) int {
 	return cmp.Or(cmp.Compare(e.Set, f.Set), cmp.Compare(e.Key, f.Key), cmp.Compare(e.Value, f.Value), cmp.Compare(e.Comment, f.Comment))
 }
@@ -262,10 +257,8 @@ func compareElements(e, f element) int {
 // first container that asks for it.
 func isPort(e element) bool { return e.Value != "" }
 
-// elementKey identifies an element.
-type elementKey struct{ set, key string }
-
-func keyOf(e element) elementKey { return elementKey{e.Set, e.Key} }
+// keyOf returns what identifies an element.
+func keyOf(e element) element { return element{Set: e.Set, Key: e.Key} }
 
 func protocolName(number byte) string {
 	for _, name := range []string{"tcp", "udp", "sctp"} {

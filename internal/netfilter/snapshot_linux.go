@@ -69,7 +69,7 @@ func (fw *Firewalls) missingOwn(ctx context.Context, r Rule, in *snapshot) (m Mi
 	if r.Kind == Accept {
 		now, err := in.readForwarding(ctx)
 		if err == nil {
-			m.Err = AsMissing(fw.missingForward(now, r))
+			m.Err = fw.missingForward(now, r)
 		}
 		return m, err
 	}
@@ -83,8 +83,7 @@ func (fw *Firewalls) missingOwn(ctx context.Context, r Rule, in *snapshot) (m Mi
 	}
 	s, err := in.readState(ctx)
 	if err == nil {
-		m.Found, m.Err = s.absent(wanted, fw.siblings)
-		m.Err = AsMissing(m.Err)
+		m.Found, m.Err = s.absent(wanted, fw.Siblings)
 	}
 	return m, err
 }
@@ -96,13 +95,14 @@ func (fw *Firewalls) missingReference(ctx context.Context, m *Missing, in *snaps
 	if err != nil {
 		return err
 	}
-	switch err := seen.has(m.Rule); {
-	case err == nil:
-		m.Err = nil
-	case !errors.Is(err, ErrMissing):
+	missing, err := seen.lacks(m.Rule)
+	switch {
+	case err != nil:
 		return err
+	case missing == nil:
+		m.Err = nil
 	case fw.Executable:
-		m.Err = AsMissing(fmt.Errorf("the rules are there in no form: %w; %w", m.Err, err))
+		m.Err = fmt.Errorf("the rules are there in no form: %w; %w", m.Err, missing)
 	}
 	return nil
 }
@@ -121,10 +121,7 @@ type snapshot struct {
 // readState reads this module's tables.
 func (s *snapshot) readState(ctx context.Context) (*state, error) {
 	return s.own.do(ctx, func(ctx context.Context) (now *state, err error) {
-		q, tries := query{tables: tables(), layout: true, more: func(set string) ([]element, bool) {
-			_, ours := setOf(set)
-			return nil, ours
-		}}, nft.MostReads
+		q, tries := query{tables: tables(), whole: tables(), layout: true}, nft.MostReads
 		if s.only != nil {
 			q, tries = query{layout: true}, nft.MostChanges
 			for _, r := range s.only {
@@ -135,10 +132,10 @@ func (s *snapshot) readState(ctx context.Context) (*state, error) {
 			q.tables = tablesOf(q.keys)
 		}
 		err = s.fw.sockets.Do(ctx, func(c *nft.Conn) error {
-			return nft.Repeat(ctx, tries, func() error {
+			return wrapNFT(c.Look(ctx, tries, func() (err error) {
 				now, err = q.read(c)
-				return wrapNFT(err)
-			})
+				return err
+			}))
 		})
 		if errors.Is(err, nft.ErrChanged) && s.only == nil {
 			s.torn.Store(true)

@@ -1,8 +1,8 @@
 package netfilter
 
 import (
-	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/embedcni/cni/internal/nft"
@@ -11,48 +11,34 @@ import (
 // state is what this module's tables have at one time, as far as a query has asked. It is
 // safe for concurrent use.
 type state struct {
-	sets       map[string]bool
-	rules      map[string][]nft.Object // by chain
-	elements   map[elementKey]element
-	broken     map[nft.Table]error // names the first part that is missing whatever the elements are
-	generation uint32
-	steady     bool // all of it is of one generation; else something may be missing from it
+	sets     map[string]bool
+	rules    map[string][]nft.Object // by chain
+	elements map[element]element
+	broken   map[nft.Table]error // names the first part that is missing whatever the elements are
 }
 
-// query asks for the elements with some keys.
+// query asks for elements.
 type query struct {
 	tables []nft.Table
-	keys   []element
-	// more returns further keys, by the name of a set that is there, and whether all of its
-	// elements are asked for; nil: none.
-	more   func(set string) (keys []element, whole bool)
-	layout bool // the chains and rules are asked for, too
+	keys   []element    // those with these keys
+	addrs  []netip.Addr // those of these addresses, in any set
+	whole  []nft.Table  // all of these tables
+	layout bool         // the chains and rules are asked for, too
 }
 
-// read answers the query. It fails with [nft.ErrChanged] unless all is of one generation;
-// then the state may lack something.
+// read answers the query.
 func (q query) read(c *nft.Conn) (*state, error) {
 	s := &state{sets: make(map[string]bool), rules: make(map[string][]nft.Object),
-		elements: make(map[elementKey]element), broken: make(map[nft.Table]error)}
-	err := c.InOneGeneration(func(generation uint32) error {
-		s.generation = generation
-		for _, t := range q.tables {
-			if err := q.readTable(c, t, s); err != nil {
-				return fmt.Errorf("look at table %v: %w", t, err)
-			}
+		elements: make(map[element]element), broken: make(map[nft.Table]error)}
+	for _, t := range q.tables {
+		if err := q.readTable(c, t, s); err != nil {
+			return nil, fmt.Errorf("look at table %v: %w", t, err)
 		}
-		return nil
-	})
-	if err != nil && !errors.Is(err, nft.ErrChanged) {
-		return nil, err
-	}
-	if q.layout {
-		for _, t := range q.tables {
+		if q.layout {
 			_, s.broken[t] = s.missing(t, nil)
 		}
 	}
-	s.steady = err == nil
-	return s, err
+	return s, nil
 }
 
 func (q query) readTable(c *nft.Conn, t nft.Table, s *state) error {
@@ -63,11 +49,8 @@ func (q query) readTable(c *nft.Conn, t nft.Table, s *state) error {
 	keys, whole := slices.DeleteFunc(slices.Clone(q.keys), func(e element) bool { return tableOf(e.Set) != t }), []string(nil)
 	for _, name := range names {
 		s.sets[name] = true
-		if q.more == nil {
-			continue
-		}
-		more, all := q.more(name)
-		if keys = append(keys, more...); all {
+		keys = append(keys, keysIn(name, q.addrs)...)
+		if _, ours := setOf(name); ours && slices.Contains(q.whole, t) {
 			whole = append(whole, name)
 		}
 	}
@@ -93,11 +76,23 @@ func (q query) readTable(c *nft.Conn, t nft.Table, s *state) error {
 	return err
 }
 
-func wrapNFT(err error) error {
-	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
+// keysIn returns the keys that the addresses have in a set.
+func keysIn(set string, addrs []netip.Addr) (keys []element) {
+	prefix, v6, bits, ok := perLength(set)
+	for _, a := range addrs {
+		if set == perFamily("containers", a) {
+			keys = append(keys, element{Set: set, Key: keyAddr(a)})
+		}
+		if !ok || a.Is6() != v6 {
+			continue
+		}
+		one := netip.PrefixFrom(a, a.BitLen())
+		keys = append(keys, pairElement(prefix, one, netip.PrefixFrom(a, bits), ""))
+		if prefix == hairpinPrefix && set == perFamily(prefix, a)+"_8" && !v6 {
+			keys = append(keys, pairElement(prefix, one, loopback4(), ""))
+		}
 	}
-	return nil
+	return keys
 }
 
 // lacks returns an error that names the first of the sets, chains and rules that is

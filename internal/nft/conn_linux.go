@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -50,11 +49,11 @@ type Conn struct {
 	fd       int
 	sequence uint32
 	out, in  []byte
-	watched  bool // by InOneGeneration, which notices what interrupts a list
+	watched  bool // by inOneGeneration, which notices what interrupts a list
 }
 
 // Open opens a Conn in the namespace of the calling thread. Most callers use
-// [Pool.Do].
+// [Sockets.Do].
 func Open() (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -178,59 +177,10 @@ func readErrno(data []byte) unix.Errno {
 	return unix.Errno(-int32(binary.NativeEndian.Uint32(data)))
 }
 
-// ask sends requests for one object each, and returns their answers: nil for an
-// object that does not exist.
-func (c *Conn) ask(msgs []Message) ([][]byte, error) {
-	// The answers, up to 8 KiB each, must fit into the socket.
-	const mostAtOnce = 16
-	var answers [][]byte
-	for chunk := range slices.Chunk(msgs, mostAtOnce) {
-		part, err := c.askSome(chunk)
-		if err != nil {
-			return nil, err
-		}
-		answers = append(answers, part...)
-	}
-	return answers, nil
-}
-
-func (c *Conn) askSome(msgs []Message) ([][]byte, error) {
-	first := c.sequence + 1
-	c.out = c.out[:0]
-	for i, m := range msgs {
-		c.out = m.appendTo(c.out, first+uint32(i))
-	}
-	c.sequence += uint32(len(msgs))
-	if err := c.send(); err != nil {
-		return nil, err
-	}
-	answers := make([][]byte, len(msgs))
-	var refused error
-	left := len(msgs)
-	err := c.receive(func(h header, data []byte) bool {
-		i := h.sequence - first
-		if i >= uint32(len(msgs)) {
-			return false
-		}
-		left--
-		if h.typ != unix.NLMSG_ERROR {
-			answers[i] = slices.Clone(data)
-		} else if errno := readErrno(data); errno != unix.ENOENT && refused == nil {
-			refused = &Error{msgs[i].object, errno}
-		}
-		return left == 0
-	})
-	if refused != nil {
-		err = refused
-	}
-	return answers, err
-}
-
-// dump calls each with the answers to a list request. An object that does not
-// exist has an empty list. If the kernel interrupted the list, because rules
-// have changed, the error is ErrChanged, after each was called with all that came.
-func (c *Conn) dump(m Message, each func(data []byte) error) error {
-	m.flags |= unix.NLM_F_DUMP
+// ask sends a request, and calls each with the answers: one, those of a list, or none for an
+// object that does not exist. If the kernel interrupted the list, because rules have changed,
+// the error is ErrChanged, after each was called with all that came.
+func (c *Conn) ask(m Message, each func(data []byte) error) error {
 	c.sequence++
 	c.out = m.appendTo(c.out[:0], c.sequence)
 	if err := c.send(); err != nil {
@@ -254,7 +204,7 @@ func (c *Conn) dump(m Message, each func(data []byte) error) error {
 		if failed == nil {
 			failed = each(data)
 		}
-		return false
+		return m.flags&unix.NLM_F_DUMP == 0
 	})
 	if err == nil && failed == nil && interrupted && !c.watched {
 		failed = ErrChanged
@@ -336,17 +286,17 @@ func (c *Conn) receive(each func(h header, data []byte) bool) error {
 	}
 }
 
-// MostChanges limits the retries when others change the rules of the namespace
-// between a look and a change, which follow each other within a millisecond.
-const MostChanges = 1000
+// The limits of tries if others change rules meanwhile.
+const (
+	// MostChanges is for a look and a change, which follow each other within a millisecond.
+	MostChanges = 1000
+	// MostReads is for a long list. On a host that starts containers all the time, it may
+	// never be complete.
+	MostReads = 3
+)
 
-// UntilUnchanged repeats fn while it fails with ErrChanged.
-func UntilUnchanged(ctx context.Context, fn func() error) (err error) {
-	return Repeat(ctx, MostChanges, fn)
-}
-
-// Repeat is UntilUnchanged with another limit, for a look that takes long.
-func Repeat(ctx context.Context, most int, fn func() error) (err error) {
+// untilUnchanged repeats fn while it fails with ErrChanged.
+func untilUnchanged(ctx context.Context, most int, fn func() error) (err error) {
 	for range most {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -358,18 +308,45 @@ func Repeat(ctx context.Context, most int, fn func() error) (err error) {
 	return fmt.Errorf("%w, %d times", err, most)
 }
 
-// Change applies the messages that find returns, all or none, if the rules of the namespace
-// are still of the generation that it returns beside them; else it asks again.
-func (c *Conn) Change(ctx context.Context, find func() ([]Message, uint32, error)) error {
-	return UntilUnchanged(ctx, func() error {
-		msgs, generation, err := find()
-		if err != nil || len(msgs) == 0 {
-			return err
-		}
-		return c.Transact(msgs, &generation)
+// Look calls read, whose lists take several messages, again if rules change meanwhile. After
+// so many tries it fails with ErrChanged, and read has seen all that came.
+func (c *Conn) Look(ctx context.Context, most int, read func() error) error {
+	return untilUnchanged(ctx, most, func() error {
+		_, err := c.inOneGeneration(read)
+		return err
 	})
 }
 
-// MostReads is how often a long list is read if rules change meanwhile. On a host
-// that starts containers all the time, it may never be complete.
-const MostReads = 3
+// inOneGeneration calls read, and fails with ErrChanged if rules change meanwhile.
+func (c *Conn) inOneGeneration(read func() error) (generation uint32, err error) {
+	before, err := c.Generation()
+	if err != nil {
+		return 0, err
+	}
+	c.watched = true
+	err = read()
+	c.watched = false
+	if err != nil {
+		return 0, err
+	}
+	if generation, err = c.Generation(); err == nil && generation != before {
+		err = ErrChanged
+	}
+	return generation, err
+}
+
+// Change applies the messages that find returns, all or none, if nothing has changed since
+// find was called; else it calls find again.
+func (c *Conn) Change(ctx context.Context, find func() ([]Message, error)) error {
+	return untilUnchanged(ctx, MostChanges, func() error {
+		var msgs []Message
+		generation, err := c.inOneGeneration(func() (err error) {
+			msgs, err = find()
+			return err
+		})
+		if err != nil || len(msgs) == 0 {
+			return err
+		}
+		return c.Transact(msgs, &generation) // which waits for the transactions of others
+	})
+}

@@ -129,74 +129,41 @@ func readElements(answer []byte) (all []Element) {
 
 // Generation returns the number of the current state of the namespace's rules.
 // Every change of any table makes another one.
-func (c *Conn) Generation() (uint32, error) {
-	generation, _, err := c.generationAnd(nil)
+func (c *Conn) Generation() (generation uint32, err error) {
+	m := Message{typ: unix.NFT_MSG_GETGEN, family: unix.AF_UNSPEC, object: text("the generation")}
+	there := false
+	err = c.ask(m, func(data []byte) error {
+		id := attribute(body(data), unix.NFTA_GEN_ID)
+		if len(id) != 4 {
+			return errors.New("ask for the generation: no answer")
+		}
+		there, generation = true, binary.BigEndian.Uint32(id)
+		return nil
+	})
+	// The message holds nothing that could be invalid.
+	if r := (*Error)(nil); errors.As(err, &r) && r.Errno == unix.EINVAL || err == nil && !there {
+		err = ErrNotSupported
+	}
 	return generation, err
-}
-
-// InOneGeneration calls read, whose lists take several messages, and fails with
-// [ErrChanged] if rules change meanwhile, after read has seen all that came.
-func (c *Conn) InOneGeneration(read func(generation uint32) error) error {
-	before, err := c.Generation()
-	if err != nil {
-		return err
-	}
-	c.watched = true
-	err = read(before)
-	c.watched = false
-	if err != nil {
-		return err
-	}
-	after, err := c.Generation()
-	if err == nil && after != before {
-		err = ErrChanged
-	}
-	return err
-}
-
-// generationAnd asks for the generation and then for other objects, with one
-// system call.
-func (c *Conn) generationAnd(others []Message) (uint32, [][]byte, error) {
-	first := Message{typ: unix.NFT_MSG_GETGEN, family: unix.AF_UNSPEC, object: text("the generation")}
-	answers, err := c.ask(append([]Message{first}, others...))
-	if r := (*Error)(nil); errors.As(err, &r) && r.Object == first.object && r.Errno == unix.EINVAL {
-		return 0, nil, ErrNotSupported // the message holds nothing that could be invalid
-	}
-	if err != nil {
-		return 0, nil, err
-	}
-	if answers[0] == nil {
-		return 0, nil, ErrNotSupported
-	}
-	id := attribute(body(answers[0]), unix.NFTA_GEN_ID)
-	if len(id) != 4 {
-		return 0, nil, errors.New("ask for the generation: no answer")
-	}
-	return binary.BigEndian.Uint32(id), answers[1:], nil
 }
 
 // Chain names a chain of a family, or a table if Chain is "".
 type Chain struct{ Table, Chain string }
 
-// Exist reports, in order, which of the chains and tables exist, with one system call.
+// Exist reports, in order, which of the chains and tables exist.
 func (c *Conn) Exist(family uint8, chains ...Chain) (exist []bool, err error) {
+	_, err = c.Generation()
 	exist = make([]bool, len(chains))
-	var msgs []Message
-	var asked []int
 	for i, chain := range chains {
-		if len(chain.Chain) >= unix.NFT_NAME_MAXLEN {
+		if err != nil || len(chain.Chain) >= unix.NFT_NAME_MAXLEN {
 			continue // the kernel would take the message for invalid
 		}
 		t := Table{family, chain.Table}
-		m := getChain(t, chain.Chain)
+		m := newMessage(unix.NFT_MSG_GETCHAIN, 0, t, "chain "+t.String()+" "+chain.Chain, chainAttrs(t, chain.Chain))
 		if chain.Chain == "" {
 			m = newMessage(unix.NFT_MSG_GETTABLE, 0, t, "table "+t.String(), str(unix.NFTA_TABLE_NAME, t.Name))
 		}
-		msgs, asked = append(msgs, m), append(asked, i)
-	}
-	_, answers, err := c.generationAnd(msgs)
-	for i, answer := range answers {
-		exist[asked[i]] = answer != nil
+		err = c.ask(m, func([]byte) error { exist[i] = true; return nil })
 	}
 	return exist, err
 }
@@ -206,8 +173,12 @@ func (c *Conn) Exist(family uint8, chains ...Chain) (exist []bool, err error) {
 // contain none of them: most rules are other containers', and decoding them
 // would take most of the time.
 func (c *Conn) Rules(t Table, chain string, containing [][]byte, each func(Rule) error) error {
-	return c.dump(getRules(t, chain), func(data []byte) error {
-		if !containsAny(data, containing) {
+	m := newMessage(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, t, "rules of table "+t.String(), str(unix.NFTA_RULE_TABLE, t.Name))
+	if chain != "" {
+		m = newMessage(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, t, "rules of chain "+t.String()+" "+chain, ruleAttrs(t, chain))
+	}
+	return c.ask(m, func(data []byte) error {
+		if len(containing) > 0 && !slices.ContainsFunc(containing, func(one []byte) bool { return bytes.Contains(data, one) }) {
 			return nil
 		}
 		r := readRule(data)
@@ -218,32 +189,21 @@ func (c *Conn) Rules(t Table, chain string, containing [][]byte, each func(Rule)
 	})
 }
 
-// containsAny reports whether data contains one of the byte strings, or there are none.
-func containsAny(data []byte, some [][]byte) bool {
-	return len(some) == 0 || slices.ContainsFunc(some, func(one []byte) bool { return bytes.Contains(data, one) })
-}
-
-// getRules lists the rules of a chain, or of the whole table if chain is "".
-func getRules(t Table, chain string) Message {
-	if chain == "" {
-		return newMessage(unix.NFT_MSG_GETRULE, 0, t, "rules of table "+t.String(), str(unix.NFTA_RULE_TABLE, t.Name))
-	}
-	return newMessage(unix.NFT_MSG_GETRULE, 0, t, "rules of chain "+t.String()+" "+chain, ruleAttrs(t, chain))
-}
-
 // Chains returns the names of the table's chains.
 func (c *Conn) Chains(t Table) ([]string, error) {
-	return c.names(newMessage(unix.NFT_MSG_GETCHAIN, 0, t, "chains of table "+t.String()), t, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
+	m := newMessage(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, t, "chains of table "+t.String())
+	return c.names(m, t, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
 }
 
 // Sets returns the names of the table's sets and maps.
 func (c *Conn) Sets(t Table) ([]string, error) {
-	return c.names(newMessage(unix.NFT_MSG_GETSET, 0, t, "sets of table "+t.String(), str(unix.NFTA_SET_TABLE, t.Name)), t, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)
+	m := newMessage(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, t, "sets of table "+t.String(), str(unix.NFTA_SET_TABLE, t.Name))
+	return c.names(m, t, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)
 }
 
 // names returns the names of the listed objects of a table.
 func (c *Conn) names(m Message, t Table, table, name uint16) (names []string, err error) {
-	err = c.dump(m, func(data []byte) error {
+	err = c.ask(m, func(data []byte) error {
 		if attrs := body(data); unix.ByteSliceToString(attribute(attrs, table)) == t.Name {
 			names = append(names, unix.ByteSliceToString(attribute(attrs, name)))
 		}
@@ -255,24 +215,22 @@ func (c *Conn) names(m Message, t Table, table, name uint16) (names []string, er
 // Elements returns those of the table's elements that have one of the keys, and all
 // elements of the sets.
 func (c *Conn) Elements(t Table, keys []Element, sets []string) (found []Element, err error) {
-	msgs := make([]Message, len(keys))
-	for i, k := range keys {
-		msgs[i] = k.message(t, unix.NFT_MSG_GETSETELEM, false)
-	}
-	answers, err := c.ask(msgs)
-	for _, a := range answers {
-		found = append(found, readElements(a)...)
+	var msgs []Message
+	for _, k := range keys {
+		msgs = append(msgs, k.message(t, unix.NFT_MSG_GETSETELEM, false))
 	}
 	for _, set := range sets {
-		if err != nil {
-			break
-		}
-		all := newMessage(unix.NFT_MSG_GETSETELEM, 0, t, fmt.Sprintf("set %v %s", t, set),
-			str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name), str(unix.NFTA_SET_ELEM_LIST_SET, set))
-		err = c.dump(all, func(data []byte) error {
+		msgs = append(msgs, newMessage(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, t, fmt.Sprintf("set %v %s", t, set),
+			str(unix.NFTA_SET_ELEM_LIST_TABLE, t.Name), str(unix.NFTA_SET_ELEM_LIST_SET, set)))
+	}
+	for _, m := range msgs {
+		err = c.ask(m, func(data []byte) error {
 			found = append(found, readElements(data)...)
 			return nil
 		})
+		if err != nil {
+			return nil, err
+		}
 	}
-	return found, err
+	return found, nil
 }

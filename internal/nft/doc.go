@@ -2,7 +2,7 @@
 // expressions of rules, and lists of rules and elements. It is Linux only, and
 // has no notion of containers.
 //
-//	err := pool.Do(host, func(c *nft.Conn) error {
+//	err := nft.Sockets{Pool: pool, NS: host}.Do(ctx, func(c *nft.Conn) error {
 //		return c.Transact([]nft.Message{
 //			nft.NewTable(table, "a comment"),
 //			nft.NewChain(table, "forward", &hook, ""),
@@ -14,8 +14,4 @@
 // takes effect only if no rule of the namespace has changed since. So a caller
 // can list rules, decide, and delete exactly the rules that it has seen. An
 // error names the object that the kernel refused.
-//
-// Every look at a chain of a thousand containers would take a millisecond, so the
-// sockets of a [Pool] share the lists of long chains, which are valid as long as the
-// generation is theirs.
 package nft

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -47,7 +48,7 @@ func inConn(t *testing.T, setup string, fn func(ns *netns.Handle, c *Conn)) {
 	t.Helper()
 	ns := nettest.New(t)
 	nft(t, ns, setup)
-	expect.NoError(t, (*Pool)(nil).Do(ns, func(c *Conn) error {
+	expect.NoError(t, Sockets{NS: ns}.Do(t.Context(), func(c *Conn) error {
 		fn(ns, c)
 		return nil
 	}))
@@ -155,31 +156,38 @@ func TestInterruptedAndStoppedLists(t *testing.T) {
 			return nil
 		})
 		expect.Is(t, err, ErrChanged)
-		var p Pool
+		p := poolThatKeeps(ns)
 		n, stop := 0, errors.New("stop")
-		err = p.Do(ns, func(c *Conn) error {
+		err = Sockets{p, ns}.Do(t.Context(), func(c *Conn) error {
 			return c.Rules(ipTable(), "c", nil, func(Rule) error { n++; return stop })
 		})
 		if !errors.Is(err, stop) || n != 1 {
 			t.Errorf("stopped: %d rules, %v", n, err)
 		}
-		err = p.Do(ns, func(c *Conn) error {
+		err = Sockets{p, ns}.Do(t.Context(), func(c *Conn) error {
 			_, err := c.Generation() // no rest of the list is in the way
 			return err
 		})
-		if left := len(p.idle[ns.ID()]); err != nil || left != 1 {
+		if left := len(p.idle[ns.ID()].conns); err != nil || left != 1 {
 			t.Errorf("after the stop: %d idle sockets, %v", left, err)
 		}
-		closeIdle(t, &p)
+		p.expire(ns.ID())
 	})
 }
 
-// closeIdle closes the sockets that a pool keeps, without a wait.
-func closeIdle(t *testing.T, p *Pool) {
-	t.Helper()
-	for _, old := range p.expired(time.Now()) {
-		expect.NoError(t, old.Close())
+// poolThatKeeps returns a pool whose sockets do not expire.
+func poolThatKeeps(ns *netns.Handle) *Pool {
+	return &Pool{idle: map[netns.ID]*idle{ns.ID(): {timer: time.NewTimer(time.Hour)}}}
+}
+
+// openIn returns the number of idle sockets.
+func (p *Pool) openIn(ns *netns.Handle) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if in := p.idle[ns.ID()]; in != nil {
+		return len(in.conns)
 	}
+	return 0
 }
 
 // TestSocketsAreClosed: sockets are kept for a moment and then closed.
@@ -194,7 +202,7 @@ func TestSocketsAreClosed(t *testing.T) {
 		all.Add(len(errs))
 		for i := range errs {
 			wg.Go(func() {
-				errs[i] = p.Do(ns, func(c *Conn) error {
+				errs[i] = Sockets{p, ns}.Do(t.Context(), func(c *Conn) error {
 					all.Done()
 					all.Wait() // so that each has one of its own
 					_, err := c.Generation()
@@ -205,20 +213,15 @@ func TestSocketsAreClosed(t *testing.T) {
 		wg.Wait()
 		expect.NoError(t, errors.Join(errs...))
 	}
-	idle := func(p *Pool) int {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return len(p.idle[ns.ID()])
-	}
-	sockets := &Pool{timer: time.NewTimer(time.Hour)} // they do not expire
+	sockets := poolThatKeeps(ns)
 	many(sockets)
-	if n := idle(sockets); n < 1 || n > mostIdle {
+	if n := sockets.openIn(ns); n < 1 || n > mostIdle {
 		t.Errorf("%d sockets are kept", n)
 	}
-	closeIdle(t, sockets)
+	sockets.expire(ns.ID())
 	sockets = &Pool{}
 	many(sockets)
-	expect.Eventually(t, "the end of all sockets", func() bool { return idle(sockets) == 0 })
+	expect.Eventually(t, "the end of all sockets", func() bool { return sockets.openIn(ns) == 0 })
 	after, err := audit.Snapshot(t.Context(), audit.Options{})
 	for deadline := time.Now().Add(expect.Patience); err == nil && !slices.Equal(before, after) && time.Now().Before(deadline); {
 		after, err = audit.Snapshot(t.Context(), audit.Options{})
@@ -230,34 +233,29 @@ func TestSocketsAreClosed(t *testing.T) {
 
 // TestSocketsStayWhileOneIsUsed: to close one could make everybody wait who changes rules.
 func TestSocketsStayWhileOneIsUsed(t *testing.T) {
-	busy, idle := nettest.New(t), nettest.New(t)
-	open := func() *Conn {
-		t.Helper()
-		var c *Conn
-		expect.NoError(t, In(busy, func() (err error) { c, err = Open(); return err }))
-		return c
-	}
-	p := Pool{idle: map[netns.ID][]idleConn{}}
-	now := time.Now().Add(time.Hour) // the timer that expired sets finds nothing to do
-	used := func(id netns.ID, ages ...time.Duration) {
-		for _, age := range ages {
-			p.idle[id] = append(p.idle[id], idleConn{open(), now.Add(-age)})
+	busy, quiet := nettest.New(t), nettest.New(t)
+	synctest.Test(t, func(t *testing.T) {
+		p := &Pool{}
+		twoAtOnce := func(ns *netns.Handle) {
+			t.Helper()
+			expect.NoError(t, Sockets{p, ns}.Do(t.Context(), func(*Conn) error {
+				return Sockets{p, ns}.Do(t.Context(), func(*Conn) error { return nil })
+			}))
+			expect.Same(t, "idle sockets", p.openIn(ns), 2)
 		}
-	}
-	used(busy.ID(), 2*time.Hour, time.Minute, linger/2)
-	used(idle.ID(), 2*time.Hour, 2*linger)
-	p.idle[netns.ID{}] = []idleConn{} // all are in use
-	gone := p.expired(now.Add(-linger))
-	p.mu.Lock()
-	p.timer.Stop()
-	stay, namespaces := p.idle[busy.ID()], len(p.idle)
-	p.mu.Unlock()
-	expect.Same(t, "sockets to close", len(gone), 2)
-	expect.Same(t, "sockets that stay", len(stay), 3)
-	expect.Same(t, "namespaces", namespaces, 1)
-	for _, c := range append(gone, stay...) {
-		expect.NoError(t, c.Close())
-	}
+		twoAtOnce(busy)
+		twoAtOnce(quiet)
+		for range 3 {
+			time.Sleep(linger * 3 / 4)
+			synctest.Wait()
+			expect.Same(t, "sockets that stay", p.openIn(busy), 2)
+			expect.NoError(t, Sockets{p, busy}.Do(t.Context(), func(*Conn) error { return nil }))
+		}
+		expect.Same(t, "sockets where none is used", p.openIn(quiet), 0)
+		time.Sleep(linger * 5 / 4)
+		synctest.Wait()
+		expect.Same(t, "namespaces", len(p.idle), 0)
+	})
 }
 
 func TestComments(t *testing.T) {

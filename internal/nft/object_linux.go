@@ -84,10 +84,6 @@ func NewChain(t Table, name string, h *Hook) Message {
 	return newMessage(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t, "chain "+t.String()+" "+name, attrs)
 }
 
-func getChain(t Table, name string) Message {
-	return newMessage(unix.NFT_MSG_GETCHAIN, 0, t, "chain "+t.String()+" "+name, chainAttrs(t, name))
-}
-
 // NewRule adds a rule at the end of the chain.
 func NewRule(t Table, chain string, e Exprs, comment string) Message {
 	attrs, object := slices.Concat(ruleAttrs(t, chain), nested(unix.NFTA_RULE_EXPRESSIONS, e)), "rule "+t.String()+" "+chain

@@ -20,15 +20,14 @@ import (
 // It is safe for concurrent use. The zero Pool is ready for use. A nil Pool closes each
 // socket after its use. An open socket keeps its network namespace in existence.
 type Pool struct {
-	mu     sync.Mutex
-	idle   map[netns.ID][]idleConn
-	timer  *time.Timer // runs if any is idle
-	closed bool        // none is kept
+	mu   sync.Mutex
+	idle map[netns.ID]*idle
 }
 
-type idleConn struct {
-	*Conn
-	since time.Time
+// idle are the sockets of a namespace that are not in use, of which there were some lately.
+type idle struct {
+	conns []*Conn
+	timer *time.Timer // ends a while after the last use of one
 }
 
 const (
@@ -40,22 +39,30 @@ const (
 	linger = 100 * time.Millisecond
 )
 
-// Do runs fn with a Conn in the namespace; nil means the calling thread's.
-func (p *Pool) Do(ns *netns.Handle, fn func(*Conn) error) error {
-	if p == nil {
-		p = &Pool{closed: true}
+// Sockets opens sockets in one network namespace.
+type Sockets struct {
+	Pool *Pool
+	NS   *netns.Handle // nil: that of the calling thread
+}
+
+// Do runs fn with a Conn, unless the context has ended.
+func (s Sockets) Do(ctx context.Context, fn func(*Conn) error) (err error) {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
-	if ns == nil {
+	var id netns.ID
+	if s.NS != nil {
+		id = s.NS.ID()
+	} else {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
+		if id, err = netns.CurrentID(); err != nil {
+			return err
+		}
 	}
-	id, err := idOf(ns)
-	if err != nil {
-		return err
-	}
-	c := p.take(id)
+	c := s.Pool.take(id)
 	if c == nil {
-		if err := In(ns, func() (err error) {
+		if err := In(s.NS, func() (err error) {
 			c, err = Open()
 			return err
 		}); err != nil {
@@ -64,31 +71,10 @@ func (p *Pool) Do(ns *netns.Handle, fn func(*Conn) error) error {
 	}
 	// Answers that a failed call leaves unread have other sequence numbers.
 	err = fn(c)
-	if !p.keep(id, c) {
+	if !s.Pool.keep(id, c) {
 		err = errors.Join(err, c.Close())
 	}
 	return err
-}
-
-// Sockets opens sockets in one network namespace.
-type Sockets struct {
-	Pool *Pool
-	NS   *netns.Handle // nil: that of the calling thread
-}
-
-// Do runs fn with a Conn, unless the context has ended.
-func (s Sockets) Do(ctx context.Context, fn func(*Conn) error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return s.Pool.Do(s.NS, fn)
-}
-
-func idOf(ns *netns.Handle) (netns.ID, error) {
-	if ns == nil {
-		return netns.CurrentID()
-	}
-	return ns.ID(), nil
 }
 
 // In runs fn on a thread in the namespace; nil means the calling thread's.
@@ -102,57 +88,54 @@ func In(ns *netns.Handle, fn func() error) error {
 }
 
 // take returns the namespace's most recently used idle socket, or nil.
-func (p *Pool) take(id netns.ID) *Conn {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	list := p.idle[id]
-	if len(list) == 0 {
+func (p *Pool) take(id netns.ID) (c *Conn) {
+	if p == nil {
 		return nil
 	}
-	last := list[len(list)-1]
-	p.idle[id] = list[:len(list)-1]
-	return last.Conn
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if in := p.idle[id]; in != nil && len(in.conns) > 0 {
+		last := len(in.conns) - 1
+		c, in.conns = in.conns[last], in.conns[:last]
+	}
+	return c
 }
 
 // keep takes the socket back, unless enough of the namespace are idle.
 func (p *Pool) keep(id netns.ID, c *Conn) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed || len(p.idle[id]) >= mostIdle {
+	if p == nil {
 		return false
 	}
-	if p.idle == nil {
-		p.idle = make(map[netns.ID][]idleConn)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	in := p.idle[id]
+	switch {
+	case in == nil:
+		in = &idle{timer: time.AfterFunc(linger, func() { p.expire(id) })}
+		if p.idle == nil {
+			p.idle = make(map[netns.ID]*idle)
+		}
+		p.idle[id] = in
+	case len(in.conns) >= mostIdle:
+		return false
 	}
-	p.idle[id] = append(p.idle[id], idleConn{c, time.Now()})
-	if p.timer == nil {
-		p.timer = time.AfterFunc(linger, p.expire)
-	}
+	in.timer.Reset(linger)
+	in.conns = append(in.conns, c)
 	return true
 }
 
-// expire closes sockets that have been idle for a while.
-func (p *Pool) expire() {
-	for _, old := range p.expired(time.Now().Add(-linger)) {
+// expire closes the sockets of a namespace in which none was used for a while.
+func (p *Pool) expire(id netns.ID) {
+	p.mu.Lock()
+	in := p.idle[id]
+	delete(p.idle, id)
+	p.mu.Unlock()
+	if in == nil {
+		return // its timer had ended already when it was set again
+	}
+	in.timer.Stop()
+	for _, old := range in.conns {
 		// Closing an open descriptor does not fail, and nothing could be done.
 		_ = old.Close()
 	}
-}
-
-// expired removes and returns the sockets of the namespaces in which none was used after
-// that time.
-func (p *Pool) expired(before time.Time) (old []idleConn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.timer = nil
-	for id, list := range p.idle {
-		// They are in the order in which they were given back.
-		if n := len(list); n == 0 || !list[n-1].since.After(before) {
-			old = append(old, list...)
-			delete(p.idle, id)
-		} else if p.timer == nil {
-			p.timer = time.AfterFunc(linger, p.expire)
-		}
-	}
-	return old
 }

@@ -32,8 +32,7 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 	case anyBackend:
 		return w.compareAny(ctx, v)
 	}
-	missing, err := v.Rules.Missing(ctx, w.rules()...)
-	return w.differences(missing), err
+	return compare.MissingRules(ctx, r, v, w.rules(), nil)
 }
 
 // compareZoned compares the zone, and the ingress policy beside it.
@@ -43,21 +42,20 @@ func (w work) compareZoned(ctx context.Context, v *compare.View) ([]compare.Diff
 		return nil, err
 	}
 	w.backend = netfilter.DetectedFirewalld
-	missing, err := v.Rules.Missing(ctx, w.rules()...)
-	return append(found, w.differences(missing)...), err
+	rules, err := compare.MissingRules(ctx, w.request, v, w.rules(), nil)
+	return append(found, rules...), err
 }
 
 // compareAny compares the rules, and the zone if the addresses have none:
 // the ADD may have found a firewalld. If nothing is left of either, it belongs where an
 // executable's ADD would put it now.
 func (w work) compareAny(ctx context.Context, v *compare.View) ([]compare.Difference, error) {
-	missing, err := v.Rules.Missing(ctx, w.rules()...)
-	if err != nil || len(missing) == 0 {
+	rules, err := compare.MissingRules(ctx, w.request, v, w.rules(), nil)
+	if err != nil || len(rules) == 0 {
 		return nil, err
 	}
-	inNoForm := missing[0].Err
-	rules := w.differences(missing)
-	lost := slices.DeleteFunc(slices.Clone(missing), func(m netfilter.Missing) bool { return m.Kind != netfilter.Accept })
+	inNoForm := rules[0].Err
+	lost := slices.DeleteFunc(slices.Clone(rules), func(d compare.Difference) bool { return d.Wanted != netfilter.Accepted })
 	if len(lost) < len(w.addrs) {
 		return rules, nil
 	}
@@ -71,21 +69,4 @@ func (w work) compareAny(ctx context.Context, v *compare.View) ([]compare.Differ
 		zoned[0].Err = errors.Join(inNoForm, zoned[0].Err)
 	}
 	return zoned, nil
-}
-
-// differences describes missing rules.
-func (w work) differences(missing []netfilter.Missing) (found []compare.Difference) {
-	for _, m := range missing {
-		d := compare.Difference{
-			Kind: compare.Rule, Object: m.Object(), Wanted: "accepted", Found: m.Found, Err: m.Err,
-		}
-		if m.Kind == netfilter.Ingress {
-			d.Wanted = m.Policy
-		}
-		if d.Why = compare.Why(m); d.Why == "" {
-			d.Fix = func(ctx context.Context) error { return compare.Restore(ctx, w.request, m) }
-		}
-		found = append(found, d)
-	}
-	return found
 }

@@ -19,32 +19,22 @@ import (
 // addresses that are in the zone and belong to no attachment on record, so that
 // DEL leaves them.
 func (w work) enterZone(ctx context.Context) error {
-	err := w.enter(ctx)
+	err := w.given.Bus.Do(ctx, w.request.Host, func(c *firewalld.Conn) error {
+		found, missing, err := w.look(c)
+		if err == nil {
+			err = w.note(found, missing)
+		}
+		for _, addr := range missing {
+			if err == nil {
+				_, err = c.Add(w.zone(), addr)
+			}
+		}
+		return err
+	})
 	if errors.Is(err, firewalld.ErrNotRunning) {
 		err = fmt.Errorf(`%w; start firewalld, or set "backend" to "iptables"`, err)
 	}
 	return err
-}
-
-func (w work) enter(ctx context.Context) error {
-	c, err := w.dial(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	found, missing, err := w.look(c)
-	if err != nil {
-		return err
-	}
-	if err := w.note(found, missing); err != nil {
-		return err
-	}
-	for _, addr := range missing {
-		if _, err := c.Add(w.zone(), addr); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // look returns which of the addresses are in the zone, and which are not.
@@ -93,60 +83,49 @@ func (w work) leaveZone(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c, err := w.dial(ctx)
+	var errs []error
+	err = w.given.Bus.Do(ctx, w.request.Host, func(c *firewalld.Conn) error {
+		for _, p := range w.addrs {
+			if !before.Foreign(w.zone(), p.Addr()) {
+				errs = append(errs, c.Remove(w.zone(), p.Addr()))
+			}
+		}
+		return errors.Join(errs...)
+	})
 	if errors.Is(err, firewalld.ErrNotRunning) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	var errs []error
-	for _, p := range w.addrs {
-		if !before.Foreign(w.zone(), p.Addr()) {
-			errs = append(errs, c.Remove(w.zone(), p.Addr()))
-		}
-	}
-	return errors.Join(errs...)
+	return err
 }
 
 // compareZone returns the addresses that are not in the zone. The reference plugin
 // asks too, but ignores the answer.
 func (w work) compareZone(ctx context.Context) (found []compare.Difference, err error) {
-	c, err := w.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	_, missing, err := w.look(c)
-	if err != nil {
-		return nil, err
-	}
-	for _, addr := range missing {
-		d := compare.Difference{
-			Kind: compare.Zone, Object: firewalld.Source(addr), Wanted: w.zone(),
-			Err: fmt.Errorf("%s is not in zone %[2]q of firewalld, which may drop its packets; "+
-				"firewalld has forgotten it if it was reloaded or restarted: firewall-cmd --zone=%[2]s --add-source=%[1]s puts it back",
-				firewalld.Source(addr), w.zone()),
-		}
-		if d.Found, err = c.ZoneOf(addr); err != nil {
-			return nil, err
-		}
-		if d.Found != "" {
-			d.Why = "somebody has put the address into another zone"
-		} else {
-			d.Fix = func(ctx context.Context) error { // as Add does
-				one := w
-				one.given = caller.From(ctx)
-				one.addrs = []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
-				return one.enterZone(ctx)
+	err = w.given.Bus.Do(ctx, w.request.Host, func(c *firewalld.Conn) error {
+		_, missing, err := w.look(c)
+		for _, addr := range missing {
+			d := compare.Difference{
+				Kind: compare.Zone, Object: firewalld.Source(addr), Wanted: w.zone(),
+				Err: fmt.Errorf("%s is not in zone %[2]q of firewalld, which may drop its packets; "+
+					"firewalld has forgotten it if it was reloaded or restarted: firewall-cmd --zone=%[2]s --add-source=%[1]s puts it back",
+					firewalld.Source(addr), w.zone()),
 			}
+			if d.Found, err = c.ZoneOf(addr); err != nil {
+				return err
+			}
+			if d.Found != "" {
+				d.Why = "somebody has put the address into another zone"
+			} else {
+				d.Fix = func(ctx context.Context) error { // as Add does
+					one := w
+					one.given = caller.From(ctx)
+					one.addrs = []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
+					return one.enterZone(ctx)
+				}
+			}
+			found = append(found, d)
 		}
-		found = append(found, d)
-	}
-	return found, nil
-}
-
-func (w work) dial(ctx context.Context) (*firewalld.Conn, error) {
-	return w.given.Bus.Dial(ctx, w.request.Host)
+		return err
+	})
+	return found, err
 }

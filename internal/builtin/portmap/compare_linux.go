@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -13,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -33,43 +31,12 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 	if c.none() {
 		return nil, nil
 	}
-	missing, err := v.Rules.Missing(ctx, c.rules...)
+	found, err := compare.MissingRules(ctx, r, v, c.rules, nil)
 	if err != nil {
 		return nil, err
 	}
-	var found []compare.Difference
-	for _, m := range missing {
-		found = append(found, difference(r, m))
-	}
 	localnet, err := c.compareLocalnet(ctx, r, v)
 	return append(found, localnet...), err
-}
-
-// difference describes a port that is not forwarded, or not to the container.
-func difference(r *plugin.Request, m netfilter.Missing) compare.Difference {
-	d := compare.Difference{
-		Kind: compare.Port, Object: m.Object(), Wanted: leadsTo(m.Rule), Found: m.Found, Err: m.Err,
-	}
-	if m.Found != "" {
-		d.Why = "the port belongs to somebody else now"
-		return d
-	}
-	if d.Why = m.Why; d.Why == "" {
-		d.Fix = func(ctx context.Context) error { return compare.Restore(ctx, r, m) }
-	}
-	return d
-}
-
-// leadsTo returns the container's addresses and the port that a port of the host leads to:
-// "10.1.0.2:80, [fd00::2]:80".
-func leadsTo(r netfilter.Rule) string {
-	var to []string
-	for _, p := range r.Addresses {
-		if _, _, ok, err := r.Port.Match(p.Addr().Is4()); err == nil && ok {
-			to = append(to, netip.AddrPortFrom(p.Addr(), r.Port.ContainerPort).String())
-		}
-	}
-	return strings.Join(to, ", ")
 }
 
 // compareLocalnet compares the setting of the interface that leads to the container, if

@@ -68,14 +68,7 @@ func parse(r *plugin.Request, del bool) (request, error) {
 	if err := r.Decode(&conf); err != nil {
 		return request{}, err
 	}
-	ports := &conf.RuntimeConfig.PortMappings
-	*ports = slices.DeleteFunc(*ports, func(m mapping) bool { _, err := m.hostPort(); return del && err != nil })
-	return conf.request(r)
-}
-
-// request returns the attachment that the configuration describes.
-func (conf conf) request(r *plugin.Request) (request, error) {
-	c, err := conf.call()
+	c, err := conf.call(del)
 	if err != nil {
 		return request{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: %w", err)
 	}
@@ -90,8 +83,8 @@ func (conf conf) request(r *plugin.Request) (request, error) {
 	return c, nil
 }
 
-// call validates the configuration.
-func (conf conf) call() (request, error) {
+// call validates the configuration, but for a DEL leaves out invalid ports.
+func (conf conf) call(del bool) (request, error) {
 	c := request{snat: conf.SNAT == nil || *conf.SNAT}
 	if conf.MarkMasqBit != nil && conf.ExternalSetMarkChain != nil {
 		return c, errors.New("externalSetMarkChain and markMasqBit exclude each other")
@@ -106,6 +99,9 @@ func (conf conf) call() (request, error) {
 	conditional := strings.Join(slices.Concat(conf.ConditionsV4, conf.ConditionsV6), "") != ""
 	for _, m := range conf.RuntimeConfig.PortMappings {
 		p, err := m.hostPort()
+		if err != nil && del {
+			continue
+		}
 		if err != nil {
 			return c, err
 		}

@@ -116,7 +116,7 @@ func TestCall(t *testing.T) {
 	} {
 		want.rules = append(want.rules, netfilter.Rule{Kind: netfilter.Publish, Port: p, MasqAll: true, Conditional: true})
 	}
-	expect.Same(t, "call", expect.Value(c.call())(t), want)
+	expect.Same(t, "call", expect.Value(c.call(false))(t), want)
 }
 
 // TestAddLetsLoopbackAddressesReachTheContainer: packets from loopback
