@@ -31,13 +31,22 @@ type Sysctl struct {
 
 func (s Sysctl) path() string { return filepath.Join("/proc/sys", s.Path) }
 
-// setSysctls changes the settings that do not have their value yet, in order, in
-// the namespace of c. It reads most of them by netlink. To change the others,
-// the thread enters the namespace once for all.
-func setSysctls(c *Conn, ns *netns.Handle, settings ...Sysctl) error {
-	missing, err := unset(c, settings)
-	if err != nil {
-		return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
+// SetSysctls changes the settings that do not have their value yet, in order, in ns, the
+// namespace of c. It reads those of interfaces by netlink, and enters the namespace once to
+// change the others.
+func (c *Conn) SetSysctls(ns *netns.Handle, settings ...Sysctl) error {
+	var missing []Sysctl
+	for _, s := range settings {
+		if name, _, _, ok := s.ofInterface(); ok {
+			l, err := c.Link(name)
+			if err != nil && !NotFound(err) {
+				return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
+			}
+			if l.Has(s) {
+				continue
+			}
+		}
+		missing = append(missing, s)
 	}
 	return WriteSysctls(ns, missing...)
 }
@@ -50,50 +59,13 @@ func WriteSysctls(ns *netns.Handle, settings ...Sysctl) error {
 	return saying(fmt.Sprintf("in namespace %s", ns.ID()), thread.In(ns, func() error { return writeSysctls(settings) }))
 }
 
-// unset returns the settings that must be written through /proc/sys.
-func unset(c *Conn, settings []Sysctl) ([]Sysctl, error) {
-	if len(settings) == 0 {
-		return nil, nil
-	}
-	var rest []Sysctl
-	known := make(map[string]Link)
-	for _, s := range settings {
-		name, _, _, ok := s.ofInterface()
-		if _, asked := known[name]; ok && !asked {
-			l, err := c.Link(name)
-			if err != nil && !NotFound(err) {
-				return nil, err
-			}
-			known[name] = l
-		}
-		if known[name].Has(s) {
-			continue
-		}
-		if v6, ok := s.isForwarding(); ok && s.Value == "1" && c.Forwarding(v6) {
-			continue
-		}
-		rest = append(rest, s)
-	}
-	return rest, nil
-}
-
-// The settings that make a namespace forward between its interfaces.
-const (
-	forward4 = "net/ipv4/ip_forward"
-	forward6 = "net/ipv6/conf/all/forwarding"
-)
-
 // Forward returns the setting that makes a namespace forward packets of a
-// family.
+// family between its interfaces.
 func Forward(v6 bool) Sysctl {
 	if v6 {
-		return Sysctl{Path: forward6, Value: "1"}
+		return Sysctl{Path: "net/ipv6/conf/all/forwarding", Value: "1"}
 	}
-	return Sysctl{Path: forward4, Value: "1"}
-}
-
-func (s Sysctl) isForwarding() (v6, ok bool) {
-	return s.Path == forward6, s.Path == forward4 || s.Path == forward6
+	return Sysctl{Path: "net/ipv4/ip_forward", Value: "1"}
 }
 
 // writeSysctls writes the settings in the namespace of the calling thread.

@@ -35,6 +35,9 @@ func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.
 		}
 	}
 	return caller.On(ctx, r.Container, func(conn *links.Conn) error {
+		if err := conn.SetSysctls(r.Container, sysctls...); err != nil {
+			return err
+		}
 		own, err := conn.Link(r.IfName)
 		if err != nil {
 			return err
@@ -47,7 +50,7 @@ func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.
 			return err
 		}
 		return Detect(ctx, r.Container, conn, own.Index, result, carrier)
-	}, sysctls...)
+	})
 }
 
 // Only lists the attachment's interface as the only one of a result, with all of
