@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -18,9 +16,9 @@ import (
 )
 
 const (
-	// retryEvery is the interval at which removals that failed are repeated, as long as
-	// there are any, and at which changed records are looked through for more. The
-	// shortest time after which a removal is repeated is a second.
+	// retryEvery is the shortest interval at which the records are looked through for
+	// removals that failed, while there are any or records change. The shortest time after
+	// which a removal is repeated is a second.
 	retryEvery = time.Second
 	// unguardedEvery is the interval at which a guard that has no LegacyInterval looks
 	// whether anything is there to guard.
@@ -112,7 +110,7 @@ func (g *guard) followHolds(ctx context.Context) error {
 }
 
 // retryRemovals repeats removals that failed, when it is time. Only the records say that
-// there are any, so it looks at these when it begins, and at those that change.
+// there are any, so it looks at these when it begins, and once some have changed.
 func (g *guard) retryRemovals(ctx context.Context) (err error) {
 	dir := g.config.RecordDir
 	w, err := fsnotify.NewWatcher()
@@ -123,20 +121,16 @@ func (g *guard) retryRemovals(ctx context.Context) (err error) {
 	if err := errors.Join(os.MkdirAll(dir, 0o700), w.Add(dir)); err != nil {
 		return err
 	}
-	records, told := record.Open(dir), ""
-	for pending := true; ; {
-		if pending {
-			pending = g.retry(ctx, &told)
-		}
-		changed := make(map[string]bool)
-		for rest := time.After(retryEvery); rest != nil || !pending && len(changed) == 0; {
+	for told := ""; ; {
+		began := time.Now()
+		pending := g.retry(ctx, &told)
+		for rest := time.After(max(retryEvery, restFor*time.Since(began))); rest != nil || !pending; {
 			select {
 			case <-ctx.Done():
 				return nil
 			case e := <-w.Events:
-				changed[filepath.Base(e.Name)] = true
+				pending = true
 				if e.Name == dir {
-					pending = true
 					_ = w.Add(dir) // another one may be there by now
 				}
 			case <-w.Errors: // some changes are lost
@@ -145,20 +139,7 @@ func (g *guard) retryRemovals(ctx context.Context) (err error) {
 				rest = nil
 			}
 		}
-		for name := range changed {
-			pending = pending || g.hasFailed(records, name)
-		}
 	}
-}
-
-// hasFailed reports whether a file is the record of a container whose removal has failed.
-func (g *guard) hasFailed(records *record.Store, name string) bool {
-	file, ok := strings.CutSuffix(name, record.FileExt)
-	if !ok || file == "" {
-		return false
-	}
-	rec, err := records.LoadFile(file)
-	return err == nil && rec != nil && rec.HasFailed(g.config.Owner)
 }
 
 // retry repeats removals, and reports whether some have to be repeated later. Told is the
