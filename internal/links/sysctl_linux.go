@@ -198,25 +198,15 @@ func (s Sysctl) ofInterface() (name string, v6 bool, setting string, ok bool) {
 // accepts by number. It accepts IPv6 settings only through /proc/sys. Set4
 // ignores the errors in fine.
 func (c *Conn) Set4(index int, name string, value uint32, fine ...error) error {
-	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0), set4(name, value))
-	return c.do(m, nil, fmt.Sprintf("set %s of interface %d to %d", name, index, value), fine...)
-}
-
-// UpThenSet4 is [Conn.Up] and then [Conn.Set4], in one message, for an
-// interface that has IPv4: without, the kernel refuses both.
-func (c *Conn) UpThenSet4(index int, name string, value uint32) error {
-	m := changeMessage(index, Change{Set: unix.IFF_UP})
-	m.AddData(set4(name, value))
-	return c.do(m, nil, fmt.Sprintf("set the interface up, and %s to %d", name, value))
-}
-
-func set4(name string, value uint32) attribute {
 	n, ok := settings4[name]
 	if !ok {
 		n = -1 // which the kernel refuses
 	}
-	return nest(unix.IFLA_AF_SPEC, nest(unix.AF_INET, nest(unix.IFLA_INET_CONF, u32(uint16(n+1), value))))
+	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0),
+		nest(unix.IFLA_AF_SPEC, nest(unix.AF_INET, nest(unix.IFLA_INET_CONF, u32(uint16(n+1), value)))))
+	return c.do(m, nil, fmt.Sprintf("set %s of interface %d to %d", name, index, value), fine...)
 }
+
 
 // <linux/netconf.h>
 const (

@@ -134,18 +134,16 @@ func Configure(conn *links.Conn, index int, result *types100.Result, how How) er
 		}
 		return nil
 	}
-	v4 := w.of(false)
-	if err := add(v4); err != nil {
+	if err := add(w.of(false)); err != nil {
 		return err
 	}
-	later := how.Announce && how.Later
-	if len(v4) > 0 && later {
-		err = conn.UpThenSet4(index, "arp_notify", 1)
-	} else if err = conn.Up(index); err == nil && later {
-		err = notify()
-	}
-	if err != nil {
+	if err := conn.Up(index); err != nil {
 		return err
+	}
+	if how.Announce && how.Later {
+		if err := notify(); err != nil {
+			return err
+		}
 	}
 	if err := add(w.of(true)); err != nil {
 		return err
