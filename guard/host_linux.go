@@ -77,7 +77,11 @@ func (h *host) sources(g *guard) (all []source) {
 
 func (h *host) watchRules(ctx context.Context, g *guard) error {
 	for {
-		lost, err := h.rules.Next(ctx, func(c nft.Change) { g.hearRules(c.Name) })
+		// Another program has taken away rules, or replaced some.
+		lost, err := h.rules.Next(ctx, func(c nft.Change) {
+			g.locked(func() { g.by = c.Name })
+			g.hear()
+		})
 		if err != nil {
 			return err
 		}
@@ -85,14 +89,6 @@ func (h *host) watchRules(ctx context.Context, g *guard) error {
 			g.hear()
 		}
 	}
-}
-
-// hearRules takes in that another program has taken away rules, or replaced some.
-func (g *guard) hearRules(by string) {
-	g.mu.Lock()
-	g.by = by
-	g.mu.Unlock()
-	g.hear()
 }
 
 // watchLinks has the guard hear of losses. A new interface may be the bridge that
@@ -103,15 +99,11 @@ func (h *host) watchLinks(ctx context.Context, g *guard) error {
 		if err != nil {
 			return err
 		}
-		if lost || added && g.lacks() {
+		if added && !lost {
+			g.locked(func() { lost = g.suspects.areOpen() })
+		}
+		if lost {
 			g.hear()
 		}
 	}
-}
-
-// lacks reports whether something is lost now.
-func (g *guard) lacks() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.items.areOpen()
 }

@@ -31,11 +31,7 @@ func (g *guard) jobs() (jobs []source) {
 	if g.options.Classes&Rules != 0 && g.options.LegacyInterval > 0 {
 		jobs = append(jobs, every(g.options.LegacyInterval, func(context.Context) { g.hear() }))
 	} else if g.options.Classes&Rules != 0 {
-		look := g.tellUnguarded()
-		jobs = append(jobs, func(ctx context.Context) error {
-			look(ctx)
-			return every(unguardedEvery, look)(ctx)
-		})
+		jobs = append(jobs, g.tellUnguarded)
 	}
 	if !g.options.WithoutRetries {
 		jobs = append(jobs, g.retryRemovals)
@@ -66,24 +62,35 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// tellUnguarded notes whether containers have rules in legacy tables, and reports each
-// time that this has become so.
-func (g *guard) tellUnguarded() func(context.Context) {
+// changes returns a function that reports an error unless it did so the last time. Nil is
+// none.
+func (g *guard) changes() func(Kind, error) {
 	told := ""
-	return func(ctx context.Context) {
-		kind := Failed
-		used, err := g.host.usesLegacyTables(ctx)
-		if err != nil {
-			err = fmt.Errorf("read the legacy tables: %w", err)
-		}
-		if used && err == nil {
-			kind, err = Unguarded, ErrUnguarded
-		}
+	return func(kind Kind, err error) {
 		if err == nil {
 			told = ""
 		} else if told != err.Error() {
 			told = err.Error()
 			g.tell(Event{Kind: kind, Err: err})
+		}
+	}
+}
+
+// tellUnguarded looks whether containers have rules in legacy tables, and reports each
+// time that this has become so.
+func (g *guard) tellUnguarded(ctx context.Context) error {
+	for tell := g.changes(); ; {
+		used, err := g.host.usesLegacyTables(ctx)
+		switch {
+		case err != nil:
+			tell(Failed, fmt.Errorf("read the legacy tables: %w", err))
+		case used:
+			tell(Unguarded, ErrUnguarded)
+		default:
+			tell("", nil)
+		}
+		if !pause(ctx, unguardedEvery) {
+			return nil
 		}
 	}
 }
@@ -121,9 +128,9 @@ func (g *guard) retryRemovals(ctx context.Context) (err error) {
 	if err := errors.Join(os.MkdirAll(dir, 0o700), w.Add(dir)); err != nil {
 		return err
 	}
-	for told := ""; ; {
+	for tell := g.changes(); ; {
 		began := time.Now()
-		pending := g.retry(ctx, &told)
+		pending := g.retry(ctx, tell)
 		for rest := time.After(max(retryEvery, restFor*time.Since(began))); rest != nil || !pending; {
 			select {
 			case <-ctx.Done():
@@ -142,18 +149,15 @@ func (g *guard) retryRemovals(ctx context.Context) (err error) {
 	}
 }
 
-// retry repeats removals, and reports whether some have to be repeated later. Told is the
-// error that was reported last.
-func (g *guard) retry(ctx context.Context, told *string) (pending bool) {
+// retry repeats removals, and reports whether some have to be repeated later.
+func (g *guard) retry(ctx context.Context, tell func(Kind, error)) (pending bool) {
 	report, err := g.rt.RetryRemovals(ctx)
+	if ctx.Err() == nil {
+		tell(Failed, err)
+	}
 	if err != nil {
-		if ctx.Err() == nil && *told != err.Error() {
-			*told = err.Error()
-			g.tell(Event{Kind: Failed, Err: err})
-		}
 		return true
 	}
-	*told = ""
 	for _, id := range report.Removed {
 		g.tell(Event{Kind: Removed, ContainerID: id})
 	}

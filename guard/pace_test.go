@@ -110,7 +110,7 @@ func TestFailuresAreRepeated(t *testing.T) {
 // TestDecide: a part that is lost repeatedly is left until it is back, and each part that is left is
 // reported once.
 func TestDecide(t *testing.T) {
-	all := make(items)
+	all := make(suspects)
 	rule := cni.Difference{Network: "net", Kind: "rule", Object: "r", Repairable: true}
 	other := cni.Difference{Network: "net", Kind: "bridge", Object: "b"}
 	step := func(d time.Duration, diff cni.Difference, what Kind, news bool) {
