@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
@@ -70,21 +69,6 @@ func addTunnel(t *testing.T, ns *netns.Handle, name string, bridge int) {
 	a := netlink.NewLinkAttrs()
 	a.Name, a.MasterIndex = name, bridge
 	expect.NoError(t, h.LinkAdd(&netlink.Vxlan{LinkAttrs: a, VxlanId: bridge, Port: 4789}))
-}
-
-// TestDetectionTime: the kernel's attributes of an interface suffice to compute
-// the duration of its detection.
-func TestDetectionTime(t *testing.T) {
-	ns := newNS(t, "host")
-	c := mustDial(t, ns)
-	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	expect.Same(t, "with the kernel's settings", br.DetectionTime(), 2*time.Second)
-	expect.NoError(t, WriteSysctls(ns,
-		Sysctl{Path: "net/ipv6/conf/br0/dad_transmits", Value: "3"},
-		Sysctl{Path: "net/ipv6/conf/br0/router_solicitation_delay", Value: "0"},
-		Sysctl{Path: "net/ipv6/neigh/br0/retrans_time_ms", Value: "500"},
-	))
-	expect.Same(t, "detection time", must[Link](t)(c.Link("br0")).DetectionTime(), 1500*time.Millisecond)
 }
 
 func TestLinkLocal(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -107,10 +106,8 @@ func (s Sysctl) write() error {
 // longer the more namespaces have one of its name: hundreds of µs at a thousand.
 type Settings struct {
 	v4, v6 []uint32
-	// retransmit is the time, in ms, that the kernel waits for a neighbour's
-	// answer. addrGenMode selects how it derives the link-local address. Both are
-	// 0 without IPv6.
-	retransmit  uint32
+	// addrGenMode selects how the kernel derives the link-local address. It is 0
+	// without IPv6.
 	addrGenMode uint8
 }
 
@@ -119,7 +116,7 @@ type Settings struct {
 var (
 	settings4 = map[string]int{"forwarding": 0, "arp_notify": 21, "route_localnet": 25}
 	settings6 = map[string]int{
-		"forwarding": 0, "accept_ra": 3, "dad_transmits": 6, "router_solicitation_delay": 9, "disable_ipv6": 26,
+		"forwarding": 0, "accept_ra": 3, "disable_ipv6": 26,
 		"accept_dad": 27, "ndisc_notify": 29, "keep_addr_on_down": 42, "enhanced_dad": 46,
 	}
 )
@@ -130,45 +127,13 @@ func (s *Settings) parse(families attributes) {
 	v6 := families.nest(unix.AF_INET6)
 	s.v6 = numbers(v6.get(unix.IFLA_INET6_CONF))
 	s.addrGenMode = uint8(v6.num(unix.IFLA_INET6_ADDR_GEN_MODE))
-	if times := v6.get(unix.IFLA_INET6_CACHEINFO); len(times) >= cacheInfoSize {
-		s.retransmit = native.Uint32(times[12:])
-	}
 }
-
-// cacheInfoSize is the size of a struct ifla_cacheinfo, <linux/if_link.h>. Its
-// last member is the time that the kernel waits for a neighbour's answer.
-const cacheInfoSize = 16
 
 func numbers(b []byte) (all []uint32) {
 	for ; len(b) >= 4; b = b[4:] {
 		all = append(all, native.Uint32(b))
 	}
 	return all
-}
-
-// value returns the value of a setting, if the kernel sent it.
-func (s Settings) value(v6 bool, name string) (value int32, ok bool) {
-	all, positions := s.v4, settings4
-	if v6 {
-		all, positions = s.v6, settings6
-	}
-	n, ok := positions[name]
-	if !ok || n >= len(all) {
-		return 0, false
-	}
-	return int32(all[n]), true
-}
-
-// DetectionTime returns the longest time that the kernel takes to detect
-// duplicates of an IPv6 address: a random delay, then one or more solicitations,
-// each with a time for answers (RFC 4862, section 5.4.2). It is 2 s with the
-// default settings, and begins when there is a carrier.
-func (l Link) DetectionTime() time.Duration {
-	ms := func(name string) time.Duration {
-		value, _ := l.Settings.value(true, name)
-		return time.Duration(value)
-	}
-	return (ms("router_solicitation_delay") + ms("dad_transmits")*time.Duration(l.Settings.retransmit)) * time.Millisecond
 }
 
 // Has reports whether a setting is known to have the wanted value, or is not
@@ -178,11 +143,15 @@ func (l Link) Has(s Sysctl) bool {
 	if !ok || name != l.Name {
 		return false
 	}
-	if v6 && s.Optional && l.Settings.v4 != nil && l.Settings.v6 == nil {
+	all, positions := l.Settings.v4, settings4
+	if v6 {
+		all, positions = l.Settings.v6, settings6
+	}
+	if v6 && s.Optional && all == nil && l.Settings.v4 != nil {
 		return true
 	}
-	value, ok := l.Settings.value(v6, setting)
-	return ok && strconv.Itoa(int(value)) == s.Value
+	n, ok := positions[setting]
+	return ok && n < len(all) && strconv.Itoa(int(int32(all[n]))) == s.Value
 }
 
 // ofInterface splits the path of an interface's setting.
