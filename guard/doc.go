@@ -25,8 +25,8 @@
 // not predict whose container may have lost something. It looks at all of them as soon as
 // the announcements pause for 100 ms, or after 300 ms if they do not.
 //
-// It then rests four times as long as the look took, for a second of it perhaps later, so
-// that looking takes a fifth of one processor at most, whatever others do. 100 containers are looked at in about 50 ms, 1,000
+// It then rests four times as long as the look took, so that looking takes a fifth of one
+// processor at most, whatever others do. 100 containers are looked at in about 50 ms, 1,000
 // in half a second: a host with thousands of containers, on which interfaces come and go
 // all the time, is looked at every few seconds.
 //

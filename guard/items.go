@@ -30,20 +30,49 @@ type history struct {
 	left bool        // it was lost too often
 }
 
-// items are the parts of containers that were lost lately, by container.
-type items map[string]map[item]*history
+// whole notes that the part is there again.
+func (h *history) whole(now time.Time) {
+	h.open, h.told = false, ""
+	h.lost = slices.DeleteFunc(h.lost, func(t time.Time) bool { return now.Sub(t) > contestedIn })
+}
+
+// suspect is a container of which parts were lost lately, or that could not be compared or
+// repaired.
+type suspect struct {
+	parts    map[item]*history
+	failures int    // in a row
+	told     string // the last failure
+}
+
+// suspects are containers by their IDs.
+type suspects map[string]*suspect
+
+func (all suspects) of(id string) *suspect {
+	if all[id] == nil {
+		all[id] = &suspect{parts: make(map[item]*history)}
+	}
+	return all[id]
+}
+
+func (s *suspect) part(d cni.Difference) *history {
+	i := itemOf(d)
+	if s.parts[i] == nil {
+		s.parts[i] = &history{}
+	}
+	return s.parts[i]
+}
 
 // decide returns what to do about a difference: Repaired for a repair, another Kind to
 // leave it, or nothing if its class is not guarded. News reports whether that has to be
 // reported: of a part that stays as it is, it is reported once.
-func (all items) decide(now time.Time, id string, d cni.Difference, classes Class) (what Kind, news bool) {
+func (all suspects) decide(now time.Time, id string, d cni.Difference, classes Class) (what Kind, news bool) {
 	if classOf(d)&classes == 0 {
 		return "", false
 	}
-	h := all.of(id, itemOf(d))
+	h := all.of(id).part(d)
 	if !h.open {
-		h.open, h.told = true, ""
-		h.lost = append(recent(h.lost, now), now)
+		h.whole(now) // until now
+		h.open, h.lost = true, append(h.lost, now)
 	}
 	h.left = h.left || len(h.lost) >= contestedAt
 	switch {
@@ -58,60 +87,42 @@ func (all items) decide(now time.Time, id string, d cni.Difference, classes Clas
 }
 
 // note reports whether it is news that a part is left.
-func (all items) note(id string, d cni.Difference, what Kind) bool {
-	h := all.of(id, itemOf(d))
+func (all suspects) note(id string, d cni.Difference, what Kind) bool {
+	h := all.of(id).part(d)
 	news := h.told != what
 	h.open, h.told = true, what
 	return news
 }
 
-func (all items) of(id string, i item) *history {
-	if all[id] == nil {
-		all[id] = make(map[item]*history)
-	}
-	if all[id][i] == nil {
-		all[id][i] = &history{}
-	}
-	return all[id][i]
-}
-
-// recent drops the losses that count no more.
-func recent(lost []time.Time, now time.Time) []time.Time {
-	return slices.DeleteFunc(lost, func(t time.Time) bool { return now.Sub(t) > contestedIn })
-}
-
 // compared notes all differences that a comparison of a container has found. Whatever
 // else was lost is whole again, and no longer contested: somebody has put it back.
-func (all items) compared(now time.Time, id string, found []cni.Difference) {
-	lost := make(map[item]bool, len(found))
-	for _, d := range found {
-		lost[itemOf(d)] = true
-	}
-	for i, h := range all[id] {
-		if lost[i] {
+func (all suspects) compared(now time.Time, id string, found []cni.Difference) {
+	s := all.of(id)
+	for i, h := range s.parts {
+		if slices.ContainsFunc(found, func(d cni.Difference) bool { return itemOf(d) == i }) {
 			continue
 		}
-		h.open, h.told, h.left = false, "", false
-		if h.lost = recent(h.lost, now); len(h.lost) == 0 {
-			delete(all[id], i)
+		h.left = false
+		if h.whole(now); len(h.lost) == 0 {
+			delete(s.parts, i)
 		}
 	}
-	if len(all[id]) == 0 {
+	if len(s.parts) == 0 && s.failures == 0 {
 		delete(all, id)
 	}
 }
 
-// made notes that one part was made again.
-func (all items) made(now time.Time, id string, d cni.Difference) {
-	if h := all[id][itemOf(d)]; h != nil {
-		h.open, h.told, h.lost = false, "", recent(h.lost, now)
-	}
+// settled notes what a comparison has found, of which nothing is to be done here.
+func (all suspects) settled(now time.Time, id string, left []cni.Difference) {
+	all.of(id).failures = 0
+	all.of(id).told = ""
+	all.compared(now, id, left)
 }
 
 // areOpen reports whether something is lost now.
-func (all items) areOpen() bool {
-	for _, its := range all {
-		for _, h := range its {
+func (all suspects) areOpen() bool {
+	for _, s := range all {
+		for _, h := range s.parts {
 			if h.open {
 				return true
 			}

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -18,9 +16,9 @@ import (
 )
 
 const (
-	// retryEvery is the interval at which removals that failed are repeated, as long as
-	// there are any, and at which changed records are looked through for more. The
-	// shortest time after which a removal is repeated is a second.
+	// retryEvery is the shortest interval at which the records are looked through for
+	// removals that failed, while there are any or records change. The shortest time after
+	// which a removal is repeated is a second.
 	retryEvery = time.Second
 	// unguardedEvery is the interval at which a guard that has no LegacyInterval looks
 	// whether anything is there to guard.
@@ -33,11 +31,7 @@ func (g *guard) jobs() (jobs []source) {
 	if g.options.Classes&Rules != 0 && g.options.LegacyInterval > 0 {
 		jobs = append(jobs, every(g.options.LegacyInterval, func(context.Context) { g.hear() }))
 	} else if g.options.Classes&Rules != 0 {
-		look := g.tellUnguarded()
-		jobs = append(jobs, func(ctx context.Context) error {
-			look(ctx)
-			return every(unguardedEvery, look)(ctx)
-		})
+		jobs = append(jobs, g.tellUnguarded)
 	}
 	if !g.options.WithoutRetries {
 		jobs = append(jobs, g.retryRemovals)
@@ -68,24 +62,35 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// tellUnguarded notes whether containers have rules in legacy tables, and reports each
-// time that this has become so.
-func (g *guard) tellUnguarded() func(context.Context) {
+// changes returns a function that reports an error unless it did so the last time. Nil is
+// none.
+func (g *guard) changes() func(Kind, error) {
 	told := ""
-	return func(ctx context.Context) {
-		kind := Failed
-		used, err := g.host.usesLegacyTables(ctx)
-		if err != nil {
-			err = fmt.Errorf("read the legacy tables: %w", err)
-		}
-		if used && err == nil {
-			kind, err = Unguarded, ErrUnguarded
-		}
+	return func(kind Kind, err error) {
 		if err == nil {
 			told = ""
 		} else if told != err.Error() {
 			told = err.Error()
 			g.tell(Event{Kind: kind, Err: err})
+		}
+	}
+}
+
+// tellUnguarded looks whether containers have rules in legacy tables, and reports each
+// time that this has become so.
+func (g *guard) tellUnguarded(ctx context.Context) error {
+	for tell := g.changes(); ; {
+		used, err := g.host.usesLegacyTables(ctx)
+		switch {
+		case err != nil:
+			tell(Failed, fmt.Errorf("read the legacy tables: %w", err))
+		case used:
+			tell(Unguarded, ErrUnguarded)
+		default:
+			tell("", nil)
+		}
+		if !pause(ctx, unguardedEvery) {
+			return nil
 		}
 	}
 }
@@ -112,7 +117,7 @@ func (g *guard) followHolds(ctx context.Context) error {
 }
 
 // retryRemovals repeats removals that failed, when it is time. Only the records say that
-// there are any, so it looks at these when it begins, and at those that change.
+// there are any, so it looks at these when it begins, and once some have changed.
 func (g *guard) retryRemovals(ctx context.Context) (err error) {
 	dir := g.config.RecordDir
 	w, err := fsnotify.NewWatcher()
@@ -123,20 +128,16 @@ func (g *guard) retryRemovals(ctx context.Context) (err error) {
 	if err := errors.Join(os.MkdirAll(dir, 0o700), w.Add(dir)); err != nil {
 		return err
 	}
-	records, told := record.Open(dir), ""
-	for pending := true; ; {
-		if pending {
-			pending = g.retry(ctx, &told)
-		}
-		changed := make(map[string]bool)
-		for rest := time.After(retryEvery); rest != nil || !pending && len(changed) == 0; {
+	for tell := g.changes(); ; {
+		began := time.Now()
+		pending := g.retry(ctx, tell)
+		for rest := time.After(max(retryEvery, restFor*time.Since(began))); rest != nil || !pending; {
 			select {
 			case <-ctx.Done():
 				return nil
 			case e := <-w.Events:
-				changed[filepath.Base(e.Name)] = true
+				pending = true
 				if e.Name == dir {
-					pending = true
 					_ = w.Add(dir) // another one may be there by now
 				}
 			case <-w.Errors: // some changes are lost
@@ -145,34 +146,18 @@ func (g *guard) retryRemovals(ctx context.Context) (err error) {
 				rest = nil
 			}
 		}
-		for name := range changed {
-			pending = pending || g.hasFailed(records, name)
-		}
 	}
 }
 
-// hasFailed reports whether a file is the record of a container whose removal has failed.
-func (g *guard) hasFailed(records *record.Store, name string) bool {
-	file, ok := strings.CutSuffix(name, record.FileExt)
-	if !ok || file == "" {
-		return false
-	}
-	rec, err := records.LoadFile(file)
-	return err == nil && rec != nil && rec.HasFailed(g.config.Owner)
-}
-
-// retry repeats removals, and reports whether some have to be repeated later. Told is the
-// error that was reported last.
-func (g *guard) retry(ctx context.Context, told *string) (pending bool) {
+// retry repeats removals, and reports whether some have to be repeated later.
+func (g *guard) retry(ctx context.Context, tell func(Kind, error)) (pending bool) {
 	report, err := g.rt.RetryRemovals(ctx)
+	if ctx.Err() == nil {
+		tell(Failed, err)
+	}
 	if err != nil {
-		if ctx.Err() == nil && *told != err.Error() {
-			*told = err.Error()
-			g.tell(Event{Kind: Failed, Err: err})
-		}
 		return true
 	}
-	*told = ""
 	for _, id := range report.Removed {
 		g.tell(Event{Kind: Removed, ContainerID: id})
 	}

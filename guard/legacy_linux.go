@@ -3,7 +3,7 @@ package guard
 import (
 	"context"
 	"errors"
-	"strings"
+	"regexp"
 
 	"github.com/embedcni/cni/internal/iptables"
 	"github.com/embedcni/cni/internal/thread"
@@ -34,9 +34,11 @@ func isUsed(ctx context.Context, x iptables.Tool) (bool, error) {
 	if err != nil || len(hidden) > 0 {
 		return len(hidden) > 0, err
 	}
+	// The chains that the plugins give to one container: CNI-, DN- or SN- perhaps, and a hash.
+	containers := regexp.MustCompile(`^CNI-(DN-|SN-)?[0-9a-f]{20,}$`)
 	for _, t := range tables {
 		for chain := range t.Chains {
-			if isContainers(chain) {
+			if containers.MatchString(chain) {
 				return true, nil
 			}
 		}
@@ -47,15 +49,4 @@ func isUsed(ctx context.Context, x iptables.Tool) (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// isContainers reports whether a chain is of the form that the plugins give to one
-// container's: CNI-, DN- or SN- perhaps, and a hash.
-func isContainers(chain string) bool {
-	rest, ok := strings.CutPrefix(chain, "CNI-")
-	if !ok {
-		return false
-	}
-	rest = strings.TrimPrefix(strings.TrimPrefix(rest, "DN-"), "SN-")
-	return len(rest) >= 20 && strings.Trim(rest, "0123456789abcdef") == ""
 }

@@ -10,12 +10,10 @@ const (
 	quiet    = 100 * time.Millisecond
 	patience = 300 * time.Millisecond
 
-	// A look is owed a rest of restFor times the time that it took, so that looking takes a
-	// fifth of one processor at most. Up to mostOwed of the rest may be postponed, because
-	// the next loss seldom follows at once, and its traffic is waiting. Each look is followed by a rest
-	// of shortestRest at least. After looks that failed the rest doubles, up to longestRest.
+	// A look is followed by a rest of restFor times the time that it took, so that looking
+	// takes a fifth of one processor at most, and of shortestRest at least. After looks that
+	// failed the rest doubles, up to longestRest.
 	restFor      = 4
-	mostOwed     = time.Second
 	shortestRest = 200 * time.Millisecond
 	longestRest  = time.Minute
 
@@ -33,9 +31,7 @@ type pace struct {
 	again       time.Time // a look is wanted then, whatever is announced; zero: none
 
 	rest     time.Time // no look before
-	ended    time.Time // the last look
-	owed     time.Duration
-	failures int // of looks, in a row
+	failures int       // of looks, in a row
 }
 
 // hear takes in that something may have been lost.
@@ -70,12 +66,7 @@ func (p *pace) look() { p.first, p.again = time.Time{}, time.Time{} }
 
 // looked notes that a look has ended. With an error, another one follows.
 func (p *pace) looked(now time.Time, took time.Duration, err error) {
-	if !p.ended.IsZero() {
-		p.owed = max(p.owed-(now.Sub(p.ended)-took), 0)
-	}
-	p.owed += restFor * took
-	p.ended = now
-	rest := max(p.owed-mostOwed, shortestRest)
+	rest := max(restFor*took, shortestRest)
 	p.failures++
 	if err == nil {
 		p.failures = 0

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/bits"
 	"slices"
 	"sync"
@@ -29,7 +28,7 @@ import (
 func Run(ctx context.Context, rt *cni.Runtime, o Options) error {
 	g := &guard{
 		rt: rt, options: o, config: rt.GetConfig(), wake: make(chan struct{}, 1),
-		items: make(items), failed: make(map[string]failed),
+		suspects: make(suspects),
 	}
 	if err := g.run(ctx); err != nil {
 		return fmt.Errorf("guard: %w", err)
@@ -46,17 +45,11 @@ type guard struct {
 	wake    chan struct{} // there may be something to do
 	telling sync.Mutex
 
-	mu     sync.Mutex // guards what follows
-	pace   pace
-	items  items
-	failed map[string]failed // containers that could not be compared or repaired
-	by     string            // the process that was the last to change rules
-}
-
-// failed is what became of a container lately.
-type failed struct {
-	times int    // in a row
-	told  string // the last failure
+	mu       sync.Mutex // guards what follows
+	pace     pace
+	suspects suspects
+	by       string  // the process that was the last to change rules
+	news     []Event // to be reported without the lock
 }
 
 // source watches for something until ctx ends. It returns an error if it ends before that.
@@ -150,9 +143,7 @@ func (g *guard) loop(ctx context.Context) error {
 func (g *guard) look(ctx context.Context) error {
 	began := time.Now()
 	report, err := g.rt.Health(ctx, cni.HealthOptions{Once: true, WithoutCheck: true})
-	g.mu.Lock()
-	g.pace.looked(time.Now(), time.Since(began), err)
-	g.mu.Unlock()
+	g.locked(func() { g.pace.looked(time.Now(), time.Since(began), err) })
 	if err != nil {
 		if ctx.Err() == nil {
 			g.tell(Event{Kind: Failed, Err: err})
@@ -164,57 +155,60 @@ func (g *guard) look(ctx context.Context) error {
 	return nil
 }
 
-// judge takes the verdicts in, and returns the containers to repair.
-func (g *guard) judge(report *cni.HealthReport) (broken []string) {
+// locked calls do with the lock, and then reports the news of it.
+func (g *guard) locked(do func()) {
 	g.mu.Lock()
-	for _, id := range slices.AppendSeq(slices.Collect(maps.Keys(g.items)), maps.Keys(g.failed)) {
-		if h, ok := report.Of(id); !ok || h.State != cni.StateBroken && h.State != cni.StateUnknown {
-			g.settle(id, nil)
-		}
-	}
+	do()
+	news := g.news
+	g.news = nil
 	g.mu.Unlock()
-	for _, h := range report.Containers {
-		switch h.State {
-		case cni.StateBroken:
-			if g.wantsAny(h) {
-				broken = append(broken, h.ContainerID)
+	for _, e := range news {
+		g.tell(e)
+	}
+}
+
+// broken are containers to repair.
+type broken struct {
+	fresh []string
+	again []string // whose repair has failed before
+}
+
+// judge takes the verdicts in. What nothing can be done about here is a matter of Recover.
+func (g *guard) judge(report *cni.HealthReport) (b broken) {
+	final := func(reason error) bool {
+		return errors.Is(reason, cni.ErrHostNetNS) || errors.Is(reason, cni.ErrInvalidNetNS) ||
+			errors.Is(reason, cni.ErrNotRepairable) || errors.As(reason, new(*cni.RecordError))
+	}
+	g.locked(func() {
+		for id := range g.suspects {
+			if h, ok := report.Of(id); !ok || h.State != cni.StateBroken && h.State != cni.StateUnknown {
+				g.suspects.settled(time.Now(), id, nil)
 			}
-		case cni.StateUnknown:
-			g.unknown(h)
 		}
-	}
-	return broken
-}
-
-// settle notes what a comparison has found that is left, and nothing to be done about it.
-func (g *guard) settle(id string, left []cni.Difference) {
-	g.items.compared(time.Now(), id, left)
-	delete(g.failed, id)
-}
-
-// unknown takes in that a container could not be compared. What nothing can be done about
-// here is a matter of Recover.
-func (g *guard) unknown(h cni.Health) {
-	final := slices.ContainsFunc([]error{cni.ErrHostNetNS, cni.ErrInvalidNetNS, cni.ErrNotRepairable}, func(reason error) bool { return errors.Is(h.Reason, reason) })
-	if !final && !errors.As(h.Reason, new(*cni.RecordError)) {
-		g.fail(h.ContainerID, h.Reason)
-	}
+		for _, h := range report.Containers {
+			switch id := h.ContainerID; {
+			case h.State == cni.StateUnknown && !final(h.Reason):
+				g.failed(id, h.Reason)
+			case h.State != cni.StateBroken || !g.wantsAny(id, outside(h.Differences)):
+			case g.suspects.of(id).failures == 0:
+				b.fresh = append(b.fresh, id)
+			default:
+				b.again = append(b.again, id)
+			}
+		}
+	})
+	return b
 }
 
 // wantsAny decides about all differences of a container, and reports whether one of them
 // is to be repaired.
-func (g *guard) wantsAny(h cni.Health) (any bool) {
-	found := outside(h.Differences)
-	g.mu.Lock()
-	g.items.compared(time.Now(), h.ContainerID, found)
-	g.mu.Unlock()
+func (g *guard) wantsAny(id string, found []cni.Difference) (any bool) {
+	g.suspects.compared(time.Now(), id, found)
 	for _, d := range found {
-		any = g.wants(h.ContainerID, d) || any
+		any = g.decide(id, d) || any
 	}
 	if !any {
-		g.mu.Lock()
-		delete(g.failed, h.ContainerID)
-		g.mu.Unlock()
+		g.suspects.settled(time.Now(), id, found)
 	}
 	return any
 }
@@ -223,26 +217,28 @@ func outside(found []cni.Difference) []cni.Difference {
 	return slices.DeleteFunc(slices.Clone(found), func(d cni.Difference) bool { return d.Inside })
 }
 
-// wants decides about one difference, and reports it if it is left.
-func (g *guard) wants(id string, d cni.Difference) bool {
-	g.mu.Lock()
-	what, news := g.items.decide(time.Now(), id, d, g.options.Classes)
-	g.mu.Unlock()
+// wants is decide, for a repair.
+func (g *guard) wants(id string, d cni.Difference) (yes bool) {
+	g.locked(func() { yes = g.decide(id, d) })
+	return yes
+}
+
+// decide decides whether to repair one difference, and reports it if it is left.
+func (g *guard) decide(id string, d cni.Difference) bool {
+	what, news := g.suspects.decide(time.Now(), id, d, g.options.Classes)
 	if news {
-		g.tell(g.about(what, id, d))
+		g.add(what, id, d)
 	}
 	return what == Repaired
 }
 
-// about returns an event about a difference.
-func (g *guard) about(what Kind, id string, d cni.Difference) Event {
+// add adds an event about a difference to the news.
+func (g *guard) add(what Kind, id string, d cni.Difference) {
 	e := Event{Kind: what, ContainerID: id, Difference: &d}
 	if classOf(d) == Rules {
-		g.mu.Lock()
 		e.By = g.by
-		g.mu.Unlock()
 	}
-	return e
+	g.news = append(g.news, e)
 }
 
 // repairTime bounds the time of a repair, and atOnce is the number of containers that are
@@ -255,25 +251,15 @@ const (
 // repair repairs containers, together as far as possible. Those whose repair has failed
 // before come last and each by itself, so that one that hangs does not keep the others
 // waiting.
-func (g *guard) repair(ctx context.Context, broken []string) {
-	var fresh, again []string
-	g.mu.Lock()
-	for _, id := range broken {
-		if g.failed[id].times == 0 {
-			fresh = append(fresh, id)
-		} else {
-			again = append(again, id)
-		}
-	}
-	g.mu.Unlock()
-	g.repairSome(ctx, fresh)
-	parallel.Each(len(again), atOnce, func(i int) {
+func (g *guard) repair(ctx context.Context, b broken) {
+	g.repairSome(ctx, b.fresh)
+	parallel.Each(len(b.again), atOnce, func(i int) {
 		err := g.host.do(func() error {
-			g.repairSome(ctx, again[i:i+1])
+			g.repairSome(ctx, b.again[i:i+1])
 			return nil
 		})
 		if err != nil {
-			g.fail(again[i], err)
+			g.locked(func() { g.failed(b.again[i], err) })
 		}
 	})
 }
@@ -292,48 +278,41 @@ func (g *guard) repairSome(ctx context.Context, ids []string) {
 	if ctx.Err() != nil {
 		return // it will be found by the next guard
 	}
-	for _, r := range reports {
-		g.repaired(r)
-	}
-	if err != nil && len(reports) == 0 {
-		for _, id := range ids {
-			g.fail(id, err)
+	g.locked(func() {
+		for _, r := range reports {
+			g.repaired(r)
 		}
-	}
+		if err != nil && len(reports) == 0 {
+			for _, id := range ids {
+				g.failed(id, err)
+			}
+		}
+	})
 }
 
 // repaired takes the outcome of a repair in.
 func (g *guard) repaired(r *cni.RepairReport) {
-	id, err := r.ContainerID, failure(r)
+	id, now, err := r.ContainerID, time.Now(), failure(r)
 	var left []cni.Difference
 	for _, one := range r.Remaining {
 		left = append(left, one.Difference)
 	}
-	g.mu.Lock()
 	if err == nil {
-		g.settle(id, outside(left))
-	} else {
-		for _, d := range r.Repaired {
-			g.items.made(time.Now(), id, d)
-		}
+		g.suspects.settled(now, id, outside(left))
 	}
-	g.mu.Unlock()
 	for _, d := range r.Repaired {
-		g.tell(g.about(Repaired, id, d))
+		if err != nil {
+			g.suspects.of(id).part(d).whole(now)
+		}
+		g.add(Repaired, id, d)
 	}
 	for _, one := range r.Remaining {
-		if !errors.Is(one.Reason, cni.ErrHeld) || classOf(one.Difference)&g.options.Classes == 0 {
-			continue
-		}
-		g.mu.Lock()
-		news := g.items.note(id, one.Difference, Held)
-		g.mu.Unlock()
-		if news {
-			g.tell(g.about(Held, id, one.Difference))
+		if d := one.Difference; errors.Is(one.Reason, cni.ErrHeld) && classOf(d)&g.options.Classes != 0 && g.suspects.note(id, d, Held) {
+			g.add(Held, id, d)
 		}
 	}
 	if err != nil {
-		g.fail(id, err)
+		g.failed(id, err)
 	}
 }
 
@@ -357,25 +336,18 @@ func failure(r *cni.RepairReport) error {
 // container may be busy without a report: another guard's repair takes a moment.
 const busyFor = 4
 
-// fail has the containers looked at again because of one, and reports why: a failure when
+// failed has the containers looked at again because of one, and reports why: a failure when
 // it is news, and that the container is busy after 5, 9, 17 attempts in a row, and so on.
-func (g *guard) fail(id string, err error) {
-	busy := errors.Is(err, cni.ErrBusy)
-	longest := lastRetry
-	if busy {
+func (g *guard) failed(id string, err error) {
+	s, longest := g.suspects.of(id), lastRetry
+	news := s.told != err.Error()
+	s.failures, s.told = s.failures+1, err.Error()
+	if errors.Is(err, cni.ErrBusy) {
 		longest = lastBusy
+		news = s.failures > busyFor && bits.OnesCount(uint(s.failures-1)) == 1
 	}
-	g.mu.Lock()
-	before := g.failed[id]
-	now := failed{before.times + 1, err.Error()}
-	g.failed[id] = now
-	g.pace.retry(time.Now(), now.times, longest)
-	g.mu.Unlock()
-	news := now.told != before.told
-	if busy {
-		news = now.times > busyFor && bits.OnesCount(uint(now.times-1)) == 1
-	}
+	g.pace.retry(time.Now(), s.failures, longest)
 	if news {
-		g.tell(Event{Kind: Failed, ContainerID: id, Err: err})
+		g.news = append(g.news, Event{Kind: Failed, ContainerID: id, Err: err})
 	}
 }

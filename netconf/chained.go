@@ -14,15 +14,15 @@ import (
 // Firewall accepts the packets of the containers where the host's firewall forwards them.
 type Firewall struct {
 	// Backend is "iptables", "firewalld", or empty to find out on the host.
-	Backend string
+	Backend string `cni:"backend"`
 	// AdminChain is the chain of iptables in which the administrator's rules are, before
 	// the plugin's; empty is CNI-ADMIN.
-	AdminChain string
+	AdminChain string `cni:"iptablesAdminChainName"`
 	// Zone is that of firewalld; empty is "trusted".
-	Zone string
+	Zone string `cni:"firewalldZone"`
 	// IngressPolicy is "open", "same-bridge" or "isolated"; empty is "open". The others
 	// need a Bridge: containers on other bridges, or all others, cannot connect.
-	IngressPolicy string
+	IngressPolicy string `cni:"ingressPolicy"`
 	// Extra are further fields.
 	Extra map[string]any
 }
@@ -33,10 +33,7 @@ const longestChain = 28
 func (f Firewall) render(n Network) (any, error) {
 	var o object
 	o.set("type", known.Firewall)
-	setIf(&o, "backend", f.Backend)
-	setIf(&o, "iptablesAdminChainName", f.AdminChain)
-	setIf(&o, "firewalldZone", f.Zone)
-	setIf(&o, "ingressPolicy", f.IngressPolicy)
+	o.fields(f)
 	var errs []error
 	if !slices.Contains([]string{"", "iptables", "firewalld"}, f.Backend) {
 		errs = append(errs, fmt.Errorf(`field Backend is %q: it must be "iptables" or "firewalld"`, f.Backend))
@@ -56,12 +53,12 @@ func (f Firewall) render(n Network) (any, error) {
 // PortMap forwards ports of the host to the container, those that each Setup names.
 type PortMap struct {
 	// Backend is "iptables", "nftables", or empty for the plugin's default.
-	Backend string
+	Backend string `cni:"backend"`
 	// WithoutSNAT leaves the source of packets that come from the container itself or from
 	// the host's loopback. The plugin's default makes these connections work.
 	WithoutSNAT bool
 	// MasqueradeAll gives all forwarded packets the host's address as source.
-	MasqueradeAll bool
+	MasqueradeAll bool `cni:"masqAll"`
 	// Extra are further fields.
 	Extra map[string]any
 }
@@ -70,11 +67,10 @@ func (p PortMap) render(Network) (any, error) {
 	var o object
 	o.set("type", known.Portmap)
 	o.declare(p.Extra, known.Portmap)
-	setIf(&o, "backend", p.Backend)
+	o.fields(p)
 	if p.WithoutSNAT {
 		o.set("snat", false)
 	}
-	setIf(&o, "masqAll", p.MasqueradeAll)
 	errs := []error{validateBackend("Backend", p.Backend)}
 	if p.WithoutSNAT && p.MasqueradeAll {
 		errs = append(errs, errors.New("fields WithoutSNAT and MasqueradeAll exclude each other"))
@@ -87,7 +83,10 @@ func (p PortMap) render(Network) (any, error) {
 type Bandwidth struct {
 	// Rates are in bits a second, bursts in bits. Ingress is to the container. A rate
 	// needs a burst.
-	IngressRate, IngressBurst, EgressRate, EgressBurst uint64
+	IngressRate  uint64 `cni:"ingressRate"`
+	IngressBurst uint64 `cni:"ingressBurst"`
+	EgressRate   uint64 `cni:"egressRate"`
+	EgressBurst  uint64 `cni:"egressBurst"`
 	// Extra are further fields.
 	Extra map[string]any
 }
@@ -96,10 +95,7 @@ func (b Bandwidth) render(Network) (any, error) {
 	var o object
 	o.set("type", known.Bandwidth)
 	o.declare(b.Extra, known.Bandwidth)
-	setIf(&o, "ingressRate", b.IngressRate)
-	setIf(&o, "ingressBurst", b.IngressBurst)
-	setIf(&o, "egressRate", b.EgressRate)
-	setIf(&o, "egressBurst", b.EgressBurst)
+	o.fields(b)
 	return o, wrap(known.Bandwidth, limit("Ingress", b.IngressRate, b.IngressBurst),
 		limit("Egress", b.EgressRate, b.EgressBurst), o.extend(b.Extra))
 }

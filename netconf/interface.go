@@ -14,28 +14,30 @@ import (
 type Bridge struct {
 	// Name is the bridge's, at most 15 characters. A name of its own for each network keeps
 	// their containers apart.
-	Name string
+	Name string `cni:"bridge"`
 	// Gateway gives the bridge the gateway's address of each range. DefaultGateway makes it
 	// the containers' default route, too; it excludes default routes of HostLocal, of
 	// which the reference plugin would add a second.
-	Gateway, DefaultGateway bool
+	Gateway        bool `cni:"isGateway"`
+	DefaultGateway bool `cni:"isDefaultGateway"`
 	// ForceAddress replaces another address of the bridge.
-	ForceAddress bool
-	// Masquerade hides the containers' addresses from other networks, with rules of
-	// MasqueradeBackend: "iptables", "nftables", or empty for the plugin's default.
-	Masquerade        bool
-	MasqueradeBackend string
+	ForceAddress bool `cni:"forceAddress"`
 	// Hairpin lets a container reach itself through a port of the host.
-	Hairpin bool
+	Hairpin bool `cni:"hairpinMode"`
 	// Promiscuous puts the bridge into that mode. It excludes Hairpin.
-	Promiscuous bool
+	Promiscuous bool `cni:"promiscMode"`
 	// Isolate keeps the containers on the bridge from each other, and MACSpoofCheck from
 	// sending with another hardware address.
-	Isolate, MACSpoofCheck bool
-	// MTU is that of the container's interface; 0 leaves it to the kernel.
-	MTU int
+	Isolate       bool `cni:"portIsolation"`
+	MACSpoofCheck bool `cni:"macspoofchk"`
 	// VLAN is that of the container's port, from 1 to 4094; 0 is none.
-	VLAN int
+	VLAN int `cni:"vlan"`
+	// Masquerade hides the containers' addresses from other networks, with rules of
+	// MasqueradeBackend: "iptables", "nftables", or empty for the plugin's default.
+	Masquerade        bool   `cni:"ipMasq"`
+	MasqueradeBackend string `cni:"ipMasqBackend"`
+	// MTU is that of the container's interface; 0 leaves it to the kernel.
+	MTU int `cni:"mtu"`
 	// IPAM assigns addresses; nil assigns none.
 	IPAM IPAM
 	DNS  DNS
@@ -46,15 +48,7 @@ type Bridge struct {
 func (b Bridge) render(n Network) (any, error) {
 	var o object
 	o.set("type", known.Bridge)
-	o.set("bridge", b.Name)
-	setIf(&o, "isGateway", b.Gateway)
-	setIf(&o, "isDefaultGateway", b.DefaultGateway)
-	setIf(&o, "forceAddress", b.ForceAddress)
-	setIf(&o, "hairpinMode", b.Hairpin)
-	setIf(&o, "promiscMode", b.Promiscuous)
-	setIf(&o, "portIsolation", b.Isolate)
-	setIf(&o, "macspoofchk", b.MACSpoofCheck)
-	setIf(&o, "vlan", b.VLAN)
+	o.fields(b)
 	errs := []error{validateLinkName(b.Name)}
 	if b.Hairpin && b.Promiscuous {
 		errs = append(errs, errors.New("fields Hairpin and Promiscuous exclude each other"))
@@ -65,7 +59,7 @@ func (b Bridge) render(n Network) (any, error) {
 	if b.VLAN < 0 || b.VLAN > 4094 {
 		errs = append(errs, fmt.Errorf("field VLAN is %d: it must be between 1 and 4094", b.VLAN))
 	}
-	errs = append(errs, pair{known.Bridge, b.Masquerade, b.MasqueradeBackend, b.MTU, b.IPAM, b.DNS, b.Extra}.render(n, &o))
+	errs = append(errs, PTP{b.Masquerade, b.MasqueradeBackend, b.MTU, b.IPAM, b.DNS, b.Extra}.connect(known.Bridge, n, &o))
 	return o, wrap(known.Bridge, errs...)
 }
 
@@ -73,10 +67,10 @@ func (b Bridge) render(n Network) (any, error) {
 type PTP struct {
 	// Masquerade hides the container's addresses from other networks, with rules of
 	// MasqueradeBackend: "iptables", "nftables", or empty for the plugin's default.
-	Masquerade        bool
-	MasqueradeBackend string
+	Masquerade        bool   `cni:"ipMasq"`
+	MasqueradeBackend string `cni:"ipMasqBackend"`
 	// MTU is that of the container's interface; 0 leaves it to the kernel.
-	MTU int
+	MTU int `cni:"mtu"`
 	// IPAM assigns addresses, without which there is no interface.
 	IPAM IPAM
 	DNS  DNS
@@ -87,48 +81,37 @@ type PTP struct {
 func (p PTP) render(n Network) (any, error) {
 	var o object
 	o.set("type", known.PTP)
-	errs := []error{pair{known.PTP, p.Masquerade, p.MasqueradeBackend, p.MTU, p.IPAM, p.DNS, p.Extra}.render(n, &o)}
+	o.fields(p)
+	errs := []error{p.connect(known.PTP, n, &o)}
 	if p.IPAM == nil {
 		errs = append(errs, errors.New("field IPAM is missing"))
 	}
 	return o, wrap(known.PTP, errs...)
 }
 
-// pair is the common part of Bridge and PTP.
-type pair struct {
-	typ        string
-	masquerade bool
-	backend    string
-	mtu        int
-	ipam       IPAM
-	dns        DNS
-	extra      map[string]any
-}
-
-func (p pair) render(n Network, o *object) error {
-	setIf(o, "ipMasq", p.masquerade)
-	setIf(o, "ipMasqBackend", p.backend)
-	setIf(o, "mtu", p.mtu)
-	errs := []error{validateBackend("MasqueradeBackend", p.backend)}
-	if p.backend != "" && !p.masquerade {
+// connect adds what PTP and Bridge have in common, behind the fields of a plugin of that
+// type, and validates it.
+func (p PTP) connect(typ string, n Network, o *object) error {
+	errs := []error{validateBackend("MasqueradeBackend", p.MasqueradeBackend)}
+	if p.MasqueradeBackend != "" && !p.Masquerade {
 		errs = append(errs, errors.New("field MasqueradeBackend is set, but Masquerade is not"))
 	}
-	types := []string{p.typ}
+	types := []string{typ}
 	least := 68 // RFC 791
-	if p.ipam != nil {
-		ipam, err := p.ipam.render(n)
+	if p.IPAM != nil {
+		ipam, err := p.IPAM.render(n)
 		o.set("ipam", ipam)
-		types = append(types, typeOf(p.ipam)) // run with the same configuration
+		types = append(types, typeOf(p.IPAM)) // run with the same configuration
 		errs = append(errs, err)
-		if h, ok := p.ipam.(HostLocal); ok && slices.ContainsFunc(h.all(), func(r Range) bool { return r.family().Is6() }) {
+		if h, ok := p.IPAM.(HostLocal); ok && slices.ContainsFunc(h.all(), func(r Range) bool { return r.family().Is6() }) {
 			least = 1280 // RFC 8200
 		}
 	}
-	if p.mtu != 0 && (p.mtu < least || p.mtu > 65535) {
-		errs = append(errs, fmt.Errorf("field MTU is %d: it must be between %d and 65535", p.mtu, least))
+	if p.MTU != 0 && (p.MTU < least || p.MTU > 65535) {
+		errs = append(errs, fmt.Errorf("field MTU is %d: it must be between %d and 65535", p.MTU, least))
 	}
-	o.declare(p.extra, types...)
-	return errors.Join(append(errs, p.dns.render(o), o.extend(p.extra))...)
+	o.declare(p.Extra, types...)
+	return errors.Join(append(errs, p.DNS.render(o), o.extend(p.Extra))...)
 }
 
 // validateLinkName checks a name as the kernel does. It replaces % by a number.

@@ -30,10 +30,10 @@ type HostLocal struct {
 	Routes []Route
 	// DataDir has the addresses in use; empty is the plugin's default,
 	// /var/lib/cni/networks.
-	DataDir string
+	DataDir string `cni:"dataDir"`
 	// ResolvConf is a file in the format of resolv.conf(5) whose settings go into the
 	// result.
-	ResolvConf string
+	ResolvConf string `cni:"resolvConf"`
 	// Extra are further fields.
 	Extra map[string]any
 }
@@ -70,7 +70,9 @@ type Route struct {
 	// Via is the gateway; by default that of the address of its family.
 	Via netip.Addr
 	// MTU, AdvMSS and Priority need Version 1.1.0. Zero leaves them to the kernel.
-	MTU, AdvMSS, Priority int
+	MTU      int `cni:"mtu"`
+	AdvMSS   int `cni:"advmss"`
+	Priority int `cni:"priority"`
 }
 
 func (h HostLocal) render(n Network) (any, error) {
@@ -95,8 +97,7 @@ func (h HostLocal) render(n Network) (any, error) {
 	if len(routes) > 0 {
 		o.set("routes", routes)
 	}
-	setIf(&o, "dataDir", h.DataDir)
-	setIf(&o, "resolvConf", h.ResolvConf)
+	o.fields(h)
 	for _, path := range []string{h.DataDir, h.ResolvConf} {
 		if path != "" && !filepath.IsAbs(path) {
 			errs = append(errs, fmt.Errorf("fields DataDir and ResolvConf: %q is no absolute path", path))
@@ -270,9 +271,7 @@ func (r Route) render(n Network) (o object, err error) {
 			errs = append(errs, fmt.Errorf("route to %s: Via %s is not of its family", d, r.Via))
 		}
 	}
-	setIf(&o, "mtu", r.MTU)
-	setIf(&o, "advmss", r.AdvMSS)
-	setIf(&o, "priority", r.Priority)
+	o.fields(r)
 	if (r.MTU != 0 || r.AdvMSS != 0 || r.Priority != 0) && n.Version != "1.1.0" {
 		errs = append(errs, fmt.Errorf("route to %s: MTU, AdvMSS and Priority need Version 1.1.0", d))
 	}

@@ -29,7 +29,8 @@ type Network struct {
 	// asked for STATUS and GC from 1.1.0 on.
 	Version string
 	// DisableCheck and DisableGC leave out these verbs.
-	DisableCheck, DisableGC bool
+	DisableCheck bool `cni:"disableCheck"`
+	DisableGC    bool `cni:"disableGC"`
 	// Plugins are run in this order. At most one makes an interface: a Bridge or a PTP.
 	// Those that change it come behind.
 	Plugins []Plugin
@@ -64,8 +65,7 @@ func (n Network) render() ([]byte, error) {
 	var o object
 	o.set("cniVersion", n.Version)
 	o.set("name", n.Name)
-	setIf(&o, "disableCheck", n.DisableCheck)
-	setIf(&o, "disableGC", n.DisableGC)
+	o.fields(n)
 	var plugins []any
 	var errs []error
 	for i, p := range n.Plugins {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 
 	"github.com/embedcni/cni/internal/known"
@@ -48,10 +49,14 @@ func (o *object) declare(extra map[string]any, types ...string) {
 	}
 }
 
-// setIf adds a member unless it is the zero value, which is the plugin's default.
-func setIf[T comparable](o *object, key string, value T) {
-	if value != *new(T) {
-		o.set(key, value)
+// fields adds the fields of a struct that have a key in their tag, unless they are zero,
+// which is the plugin's default.
+func (o *object) fields(of any) {
+	v := reflect.ValueOf(of)
+	for i := range v.NumField() {
+		if key, ok := v.Type().Field(i).Tag.Lookup("cni"); ok && !v.Field(i).IsZero() {
+			o.set(key, v.Field(i).Interface())
+		}
 	}
 }
 

@@ -23,7 +23,8 @@ const probes, mostSteps = 256, 1 << 22
 // agree. The pools are tried in order.
 func chooseSubnet(name string, r Range, used []netip.Prefix) (netip.Prefix, bool) {
 	for _, pool := range r.Pools {
-		if p, ok := chooseFrom(name, pool.Masked(), r.Bits, within(pool, used)); ok {
+		in := slices.DeleteFunc(slices.Clone(used), func(p netip.Prefix) bool { return !p.Overlaps(pool) })
+		if p, ok := chooseFrom(name, pool.Masked(), r.Bits, in); ok {
 			return p, true
 		}
 	}
@@ -34,36 +35,17 @@ func chooseFrom(name string, pool netip.Prefix, bits int, used []netip.Prefix) (
 	if bits < pool.Bits() || slices.ContainsFunc(used, func(u netip.Prefix) bool { return u.Bits() <= pool.Bits() }) {
 		return p, false
 	}
-	free := func(n uint64) bool {
-		p = nth(pool, bits, n)
-		return !slices.ContainsFunc(used, p.Overlaps)
-	}
 	last := uint64(1)<<min(bits-pool.Bits(), 63) - 1 // count - 1
-	for n := range probes {
-		if free(hash(name, pool, n) & last) {
-			return p, true
+	at := uint64(0)
+	for n := range probes + int(min(last+1, mostSteps)) {
+		if at++; n <= probes {
+			at = hash(name, pool, n)
 		}
-	}
-	first := hash(name, pool, probes)
-	for n := range min(last+1, mostSteps) {
-		if free((first + n) & last) {
+		if p = nth(pool, bits, at&last); !slices.ContainsFunc(used, p.Overlaps) {
 			return p, true
 		}
 	}
 	return netip.Prefix{}, false
-}
-
-// within returns the prefixes that overlap a pool, each once.
-func within(pool netip.Prefix, used []netip.Prefix) []netip.Prefix {
-	var in []netip.Prefix
-	seen := map[netip.Prefix]bool{}
-	for _, p := range used {
-		if p = p.Masked(); p.Overlaps(pool) && !seen[p] {
-			seen[p] = true
-			in = append(in, p)
-		}
-	}
-	return in
 }
 
 func hash(name string, pool netip.Prefix, n int) uint64 {

@@ -28,10 +28,8 @@ func list(dir string) (all []Entry, err error) {
 	}
 	for _, f := range files {
 		e := Entry{Path: filepath.Join(dir, f.Name())}
-		pinned, err := isPin(e.Path)
-		if err == nil && pinned {
-			e.ID, err = idAt(e.Path)
-		} else if err == nil {
+		e.ID, err = pinnedAt(e.Path)
+		if err == nil && e.ID == (ID{}) {
 			err = isEmptyFile(e.Path)
 		}
 		switch {
@@ -43,14 +41,6 @@ func list(dir string) (all []Entry, err error) {
 		}
 	}
 	return all, nil
-}
-
-func idAt(path string) (ID, error) {
-	h, err := open(path)
-	if err != nil {
-		return ID{}, err
-	}
-	return h.ID(), h.Close()
 }
 
 // RemoveIf is [Remove] if path leads to the namespace with that identity. Otherwise it
@@ -77,7 +67,7 @@ func removeIf(path string, id ID) (removed bool, err error) {
 	if !removed {
 		return false, nil
 	}
-	if pinned, err := isPin(path); pinned || errors.Is(err, ErrNotNetNS) {
+	if id, err := pinnedAt(path); id != (ID{}) || errors.Is(err, ErrNotNetNS) {
 		return true, nil // another one was below it
 	}
 	return true, removeFile(path)
@@ -100,7 +90,7 @@ func unmountIf(path string, id ID) (unmounted bool, err error) {
 	}
 	err = unix.Unmount(fmt.Sprintf("/proc/thread-self/fd/%d", fd), unix.MNT_DETACH)
 	if errors.Is(err, unix.EINVAL) {
-		if now, err := idAt(path); err != nil || now != id {
+		if now, err := pinnedAt(path); err != nil || now != id {
 			return true, nil // somebody else was faster
 		}
 	}

@@ -63,7 +63,7 @@ func TestRemoveIfTakesOnlyThatNamespace(t *testing.T) {
 	// On top of another, the other stays.
 	removed = expect.Value(RemoveIf(path, ids["other"]))(t)
 	expect.Same(t, "on top", removed, true)
-	id := expect.Value(idAt(path))(t)
+	id := expect.Value(pinnedAt(path))(t)
 	expect.Same(t, "below", id, ids["ns"])
 	expect.NoError(t, unix.Mount(path, path, "", unix.MS_BIND, "")) // twice the same
 	removed = expect.Value(RemoveIf(path, ids["ns"]))(t)
@@ -83,7 +83,7 @@ func TestRemoveIfTakesOnlyThatNamespace(t *testing.T) {
 			expect.NoError(t, os.Remove(path))
 		}
 	}
-	id = expect.Value(idAt(other))(t)
+	id = expect.Value(pinnedAt(other))(t)
 	expect.Same(t, "the other", id, ids["other"])
 }
 
@@ -95,7 +95,7 @@ const removeEnv = "EMBEDCNI_TEST_REMOVE"
 // namespace inherits.
 func TestAPinOfAMorePrivilegedMountNamespaceIsBusy(t *testing.T) {
 	if path := os.Getenv(removeEnv); path != "" {
-		id := expect.Value(idAt(path))(t)
+		id := expect.Value(pinnedAt(path))(t)
 		expect.Is(t, Remove(path), ErrBusy)
 		expect.Is(t, expect.Err(RemoveIf(path, id)), ErrBusy)
 		return
@@ -110,7 +110,7 @@ func TestAPinOfAMorePrivilegedMountNamespaceIsBusy(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
 		t.Errorf("%v: %s", err, out)
 	}
-	id, err := idAt(path)
+	id, err := pinnedAt(path)
 	expect.NoError(t, err)
 	expect.Same(t, "afterwards", id, ids["ns"])
 }
@@ -217,7 +217,7 @@ func TestSweepTakesNothingWhileAProcessCannotBeExamined(t *testing.T) {
 	report := expect.Value(sweep(dir, proc, SweepOptions{Prefix: "x"}))(t)
 	expect.Same(t, "removed", len(report.Removed), 0)
 	expect.Is(t, report.Kept[filepath.Join(dir, "x")], ErrBusy)
-	id := expect.Value(idAt(filepath.Join(dir, "x")))(t)
+	id := expect.Value(pinnedAt(filepath.Join(dir, "x")))(t)
 	expect.Same(t, "the namespace", id, ids["x"])
 }
 

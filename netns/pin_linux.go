@@ -61,18 +61,14 @@ func Pin(h *Handle, path string) (err error) {
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	pinned, err := isPin(path)
-	if err != nil {
+	there, err := pinnedAt(path)
+	switch {
+	case err != nil || there == h.ID():
 		return err
-	}
-	if !pinned {
+	case there == ID{}:
 		return mountAt(h, path)
 	}
-	there, err := idAt(path)
-	if err == nil && there != h.ID() {
-		err = fmt.Errorf("namespace %s is pinned there: %w", there, fs.ErrExist)
-	}
-	return err
+	return fmt.Errorf("namespace %s is pinned there: %w", there, fs.ErrExist)
 }
 
 // mountAt mounts the namespace on the file at path, in the mount namespace of the
@@ -97,9 +93,9 @@ func makeFile(path string) (made []string, err error) {
 		dirs, err = makeDirs(filepath.Dir(path))
 		made = append(made, dirs...)
 		if err == nil {
-			var fd int
-			if fd, err = createFile(path); err == nil {
-				return append(made, path), unix.Close(fd)
+			var file *os.File
+			if file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444); err == nil {
+				return append(made, path), file.Close()
 			}
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -107,16 +103,6 @@ func makeFile(path string) (made []string, err error) {
 		}
 	}
 	return made, withoutPath(err)
-}
-
-// createFile opens the file without package os, which would ask the poller for
-// it.
-func createFile(path string) (fd int, err error) {
-	err = restart(func() (err error) {
-		fd, err = unix.Open(path, unix.O_CREAT|unix.O_EXCL|unix.O_RDONLY|unix.O_CLOEXEC, 0o444)
-		return err
-	})
-	return fd, err
 }
 
 // makeDirs is [os.MkdirAll] that returns the directories it made, outermost first.
@@ -196,46 +182,37 @@ func Unpin(path string) (err error) {
 // unmount detaches all namespaces mounted at path, which may be stacked.
 func unmount(path string) error {
 	for {
-		pinned, err := isPin(path)
-		if err != nil || !pinned {
+		id, err := pinnedAt(path)
+		if err == nil && id != (ID{}) {
+			_, err = unmountIf(path, id)
+		}
+		if err != nil || id == (ID{}) {
 			return err
-		}
-		err = unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		if err == nil {
-			continue
-		}
-		// EINVAL: no longer a mount point, as someone else was faster, or
-		// one that a more privileged mount namespace has locked.
-		if still, statErr := isPin(path); statErr == nil && still {
-			return fmt.Errorf("unmount: %w", busy(err))
 		}
 	}
 }
 
-// isPin reports whether a network namespace is mounted at path. It fails with
-// ErrNotNetNS if a namespace of another kind is.
-func isPin(path string) (bool, error) {
+// pinnedAt returns the network namespace that is mounted at path, or the zero ID. It fails
+// with ErrNotNetNS if a namespace of another kind is.
+func pinnedAt(path string) (id ID, err error) {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return false, withoutPath(err)
+		return id, withoutPath(err)
 	}
 	if !info.Mode().IsRegular() {
-		return false, nil
-	}
-	if nsfs, err := isNSFS(path); err != nil || !nsfs {
-		return false, err
+		return id, nil
 	}
 	h, err := open(path)
 	if errors.Is(err, ErrNotNetNS) {
-		// Either another kind of namespace, or unmounted a moment ago.
+		// The file that a namespace was mounted on, or another kind of namespace.
 		if nsfs, err := isNSFS(path); err != nil || !nsfs {
-			return false, err
+			return id, err
 		}
 	}
 	if err != nil {
-		return false, err
+		return id, err
 	}
-	return true, h.Close()
+	return h.ID(), h.Close()
 }
 
 // removeFile unlinks the file that a namespace was mounted on.

@@ -8,14 +8,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// On calls do with a socket in a namespace, which is open until do returns. It changes
-// settings there first.
-func On(ctx context.Context, ns *netns.Handle, do func(*links.Conn) error, settings ...links.Sysctl) error {
-	conn, err := From(ctx).Conns.Borrow(ns, settings...)
-	if err != nil {
-		return err
-	}
-	return errors.Join(do(conn), conn.Close())
+// On calls do with a socket in a namespace, which is open until do returns.
+func On(ctx context.Context, ns *netns.Handle, do func(*links.Conn) error) error {
+	return From(ctx).Conns.Do(ns, do)
 }
 
 // Removal looks for an interface in a namespace. It returns a function that deletes it,

@@ -232,7 +232,7 @@ func (c *Container) pinFresh() error {
 		return err
 	}
 	c.fresh.placed = true
-	c.in.Pins.warnOnce(filepath.Dir(ns.Path), c.in.Logger)
+	c.in.Pins.warnOnce(ns.Path, c.NetNS.ID(), c.in.Logger)
 	return nil
 }
 

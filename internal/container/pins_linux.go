@@ -61,12 +61,12 @@ func (p *Pins) link(path string) bool {
 	return false
 }
 
-// warnOnce warns, the first time, if others do not see the mounts in a directory.
-func (p *Pins) warnOnce(dir string, logger *slog.Logger) {
+// warnOnce warns, the first time, if others do not see a namespace that is mounted at a path.
+func (p *Pins) warnOnce(path string, ns netns.ID, logger *slog.Logger) {
 	p.warned.Do(func() {
-		if private, err := hostns.MountsArePrivate(dir, hostns.FirstMountNS); private || err != nil {
+		if hostns.HiddenFrom(hostns.FirstRoot, path, ns) {
 			logger.Warn("network namespaces made for containers will not be seen in the mount namespace of the machine, "+
-				"nor by this program when it is started again: share the mounts of the directory", "path", dir, "error", err)
+				"nor by this program when it is started again: share the mounts of the directory", "path", filepath.Dir(path))
 		}
 	})
 }

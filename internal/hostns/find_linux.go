@@ -1,7 +1,6 @@
 package hostns
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,7 +8,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -199,41 +197,11 @@ func DescriptorPath(ns *netns.Handle) string {
 	return path
 }
 
-// MountsArePrivate reports whether only this process and its children see mounts
-// in dir: the process is in another mount namespace than first, and mounts at
-// dir are not propagated. It is false if first cannot be read.
-func MountsArePrivate(dir, first string) (bool, error) {
-	var own, other unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/mnt", &own); err != nil {
-		return false, fmt.Errorf("look up the mount namespace: %w", err)
-	}
-	if unix.Stat(first, &other) != nil || own.Ino == other.Ino && own.Dev == other.Dev {
-		return false, nil
-	}
-	var at unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, dir, 0, unix.STATX_MNT_ID, &at); err != nil {
-		return false, fmt.Errorf("look up the mount of %s: %w", dir, err)
-	}
-	id := strconv.FormatUint(at.Mnt_id, 10) // no mount's before Linux 5.8
-	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
-	if err != nil {
-		return false, err
-	}
-	// 36 35 98:0 /mnt1 /mnt2 rw,noatime shared:1 - ext3 /dev/root rw
-	for line := range bytes.Lines(mounts) {
-		fields := strings.Fields(string(line))
-		if len(fields) < 7 || fields[0] != id {
-			continue
-		}
-		for _, optional := range fields[6:] {
-			if strings.HasPrefix(optional, "shared:") {
-				return false, nil
-			}
-			if optional == "-" {
-				break
-			}
-		}
-		return true, nil
-	}
-	return false, nil
+// HiddenFrom reports whether a process sees another file than a namespace at the path at
+// which that is mounted. root is the process's root, such as [FirstRoot]. It is false if the
+// process may not be looked at, or sees nothing there.
+func HiddenFrom(root, path string, ns netns.ID) bool {
+	path, err := filepath.EvalSymlinks(path) // an absolute link would lead out of root
+	id, ok := At(root + path)
+	return err == nil && ok && id != ns
 }

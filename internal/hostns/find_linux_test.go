@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -113,44 +112,51 @@ func procWith(t *testing.T, links map[string]string) string {
 	return dir
 }
 
-// TestPrivateMountsAreFound: a directory is on a private mount, in another
-// mount namespace than the first process's.
-func TestPrivateMountsAreFound(t *testing.T) {
-	dir := t.TempDir()
-	expect.NoError(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { expect.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-	first := anotherMountNamespace(t)
+// TestHiddenNamespacesAreFound: one is mounted in a directory on a private mount, and a
+// process is in another mount namespace.
+func TestHiddenNamespacesAreFound(t *testing.T) {
 	for _, tt := range []struct {
-		what, first string
+		what        string
 		propagation uintptr
+		unshare     bool
 		want        bool
 	}{
-		{"private", first, unix.MS_PRIVATE, true},
-		{"shared", first, unix.MS_SHARED, false},
-		{"private, and the first process is here", "/proc/self/ns/mnt", unix.MS_PRIVATE, false},
-		{"private, and the first process may not be looked at", "/proc/0/ns/mnt", unix.MS_PRIVATE, false},
+		{"private", unix.MS_PRIVATE, true, true},
+		{"shared", unix.MS_SHARED, true, false},
+		{"private, and the process is here", unix.MS_PRIVATE, false, false},
 	} {
-		expect.NoError(t, unix.Mount("", dir, "", tt.propagation, ""))
-		got := expect.Value(MountsArePrivate(dir, tt.first))(t)
-		expect.Same(t, tt.what, got, tt.want)
+		dir := t.TempDir()
+		expect.NoError(t, errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", tt.propagation, "")))
+		root := another(t, tt.unshare)
+		link, path := filepath.Join(t.TempDir(), "link"), filepath.Join(dir, "ns")
+		ns := expect.Value(netns.Create(path))(t)
+		expect.NoError(t, os.Symlink(dir, link))
+		for _, path := range []string{path, filepath.Join(link, "ns")} {
+			expect.Same(t, tt.what, HiddenFrom(root, path, ns.ID()), tt.want)
+			expect.Same(t, tt.what+", and the process may not be looked at", HiddenFrom("/proc/0/root", path, ns.ID()), false)
+		}
+		expect.NoError(t, errors.Join(ns.Close(), netns.Remove(path), unix.Unmount(dir, unix.MNT_DETACH)))
 	}
 }
 
-// anotherMountNamespace returns the path of one that a process is in.
-func anotherMountNamespace(t *testing.T) string {
+// another returns the root of another process, if so in a mount namespace of its own.
+func another(t *testing.T, unshare bool) (root string) {
 	t.Helper()
-	cmd := exec.Command("sh", "-c", "echo /proc/$$/ns/mnt; exec sleep 600")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	args := []string{"sh", "-c", "echo /proc/$$/root; exec sleep 600"}
+	if unshare {
+		args = append([]string{"unshare", "-m", "--propagation", "unchanged"}, args...)
+	}
+	cmd := exec.Command(args[0], args[1:]...)
 	out, err := cmd.StdoutPipe()
 	expect.NoError(t, errors.Join(err, cmd.Start()))
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it cannot have ended
 		_ = cmd.Wait()         // it was killed
 	})
-	path, err := bufio.NewReader(out).ReadString('\n')
+	root, err = bufio.NewReader(out).ReadString('\n')
 	expect.NoError(t, err)
-	path = path[:len(path)-1]
-	_, err = os.Stat(path)
+	root = root[:len(root)-1]
+	_, err = os.Stat(root)
 	expect.NoError(t, err)
-	return path
+	return root
 }

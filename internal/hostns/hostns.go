@@ -16,6 +16,6 @@ var (
 	ErrNotSupported = fmt.Errorf("needs Linux: %w", errors.ErrUnsupported)
 )
 
-// FirstMountNS is the path of the mount namespace of the first process of the
-// machine, or of the container in which this program runs.
-const FirstMountNS = "/proc/1/ns/mnt"
+// FirstRoot is the root directory of the first process of the machine, or of the container
+// in which this program runs.
+const FirstRoot = "/proc/1/root"

@@ -109,28 +109,26 @@ func (h *NetNS) EndOf(ns *netns.Handle, name string) (index int, err error) {
 	if err != nil || own == nil || own.Kind != "veth" || !own.Peer.Elsewhere {
 		return 0, err
 	}
-	c, err := h.Conns.Borrow(h.Handle)
-	if err != nil {
-		return 0, err
-	}
-	l, err := c.LinkByIndex(own.Peer.Index)
-	if err == nil && l.Kind == "veth" && l.Peer.Elsewhere && l.Peer.Index == own.Index {
-		index = l.Index
-	}
+	err = h.Conns.Do(h.Handle, func(c *links.Conn) error {
+		l, err := c.LinkByIndex(own.Peer.Index)
+		if err == nil && l.Kind == "veth" && l.Peer.Elsewhere && l.Peer.Index == own.Index {
+			index = l.Index
+		}
+		return err
+	})
 	if links.NotFound(err) {
 		err = nil
 	}
-	return index, errors.Join(err, c.Close())
+	return index, err
 }
 
 // HasAddress reports whether an address is one of the namespace's own.
 func (h *NetNS) HasAddress(addr netip.Addr) (has bool, err error) {
-	c, err := h.Conns.Borrow(h.Handle)
-	if err != nil {
-		return false, err
-	}
-	has, err = c.IsLocal(addr)
-	return has, errors.Join(err, c.Close())
+	err = h.Conns.Do(h.Handle, func(c *links.Conn) (err error) {
+		has, err = c.IsLocal(addr)
+		return err
+	})
+	return has, err
 }
 
 // Reachable returns an error unless the kernel answers questions about the namespace.
@@ -144,21 +142,19 @@ func (h *NetNS) Lasting(ends []int) (left []int, err error) {
 	if len(ends) == 0 {
 		return nil, nil
 	}
-	c, err := h.Conns.Borrow(h.Handle)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	for _, end := range ends {
-		l, err := c.LinkByIndex(end)
-		if err != nil && !links.NotFound(err) {
-			return nil, err
+	err = h.Conns.Do(h.Handle, func(c *links.Conn) error {
+		for _, end := range ends {
+			l, err := c.LinkByIndex(end)
+			if err != nil && !links.NotFound(err) {
+				return err
+			}
+			if err == nil && l.Kind == "veth" {
+				left = append(left, end)
+			}
 		}
-		if err == nil && l.Kind == "veth" {
-			left = append(left, end)
-		}
-	}
-	return left, nil
+		return nil
+	})
+	return left, err
 }
 
 // foreign returns an error if a namespace is the host's. Such a path is a mistake,

@@ -165,8 +165,15 @@ func (c *Conn) VLANs(index int) (VLANs, error) {
 	return all[index], err
 }
 
+// bridgePort is an interface as the port of a bridge, or a bridge as a port of its own.
+type bridgePort struct {
+	Interface int // its index
+	VLANs     VLANs
+	Mode      *PortMode // nil if the message does not say
+}
+
 // parsePort reads an RTM_NEWLINK of the family of bridges.
-func parsePort(m message) (p HeardPort) {
+func parsePort(m message) (p bridgePort) {
 	if m.body[0] != unix.AF_BRIDGE { // a kernel without bridges lists interfaces
 		return p
 	}

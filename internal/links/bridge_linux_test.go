@@ -27,7 +27,7 @@ func vlanMessage(family uint8, index int, vlans [][2]uint16, more ...attribute) 
 func body(m *nl.NetlinkRequest) []byte { return m.Serialize()[unix.NLMSG_HDRLEN:] }
 
 func TestVLANsAreRead(t *testing.T) {
-	read := func(b []byte) (HeardPort, error) {
+	read := func(b []byte) (bridgePort, error) {
 		m := parse(unix.RTM_NEWLINK, b)
 		return parsePort(m), *m.bad
 	}

@@ -30,30 +30,21 @@ type Conn struct {
 	ns     netns.ID // its namespace in that case
 }
 
-// Dial opens a socket in a namespace. It sets the sysctls in the same visit,
-// because both need a thread inside.
-func Dial(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
-	return dialBy(thread.In, ns, sysctls...)
-}
+// Dial opens a socket in a namespace.
+func Dial(ns *netns.Handle) (*Conn, error) { return dialBy(thread.In, ns) }
 
 // DialOn opens a socket in a namespace that the tour visits.
 func DialOn(tour *thread.Tour, ns *netns.Handle) (*Conn, error) { return dialBy(tour.In, ns) }
 
-func dialBy(in func(*netns.Handle, func() error) error, ns *netns.Handle, sysctls ...Sysctl) (c *Conn, err error) {
+func dialBy(in func(*netns.Handle, func() error) error, ns *netns.Handle) (c *Conn, err error) {
 	err = in(ns, func() (err error) {
-		if c, err = dial(); err != nil {
-			return err
-		}
-		missing, err := unset(c, sysctls)
-		if err == nil {
-			err = writeSysctls(missing)
-		}
+		c, err = dial()
 		return err
 	})
 	if err == nil {
 		return c, nil
 	}
-	if c != nil {
+	if c != nil { // the thread is lost
 		err = errors.Join(err, c.Close())
 	}
 	return nil, fmt.Errorf("in namespace %s: %w", ns.ID(), err)
@@ -282,49 +273,52 @@ type Conns struct {
 
 // Borrow is [Dial], but reuses an idle socket, and Close gives it back. A nil
 // *Conns has none, and Close closes the socket.
-func (all *Conns) Borrow(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
+func (all *Conns) Borrow(ns *netns.Handle) (*Conn, error) {
 	if all == nil {
-		return Dial(ns, sysctls...)
+		return Dial(ns)
 	}
-	c := all.take(ns.ID())
-	if c == nil {
-		c, err := Dial(ns, sysctls...)
-		if err == nil {
-			c.home, c.ns = all, ns.ID()
-		}
-		return c, err
+	if c := all.take(ns.ID()); c != nil {
+		return c, nil
 	}
-	if err := setSysctls(c, ns, sysctls...); err != nil {
-		return nil, errors.Join(err, c.Close())
+	c, err := Dial(ns)
+	if err == nil {
+		c.home, c.ns = all, ns.ID()
 	}
-	return c, nil
+	return c, err
 }
 
 // Lookup returns the interface of that name in a namespace, or nil if there is
 // none.
 func (all *Conns) Lookup(ns *netns.Handle, name string) (*Link, error) {
-	c, err := all.Borrow(ns)
-	if err != nil {
-		return nil, err
-	}
-	l, err := c.Link(name)
-	if NotFound(err) {
-		return nil, c.Close()
-	}
-	if err != nil {
-		err = fmt.Errorf("in namespace %s: %w", ns.ID(), err)
-	}
-	return &l, errors.Join(err, c.Close())
+	var found *Link
+	err := all.Do(ns, func(c *Conn) error {
+		l, err := c.Link(name)
+		if NotFound(err) {
+			return nil
+		}
+		found = &l
+		return saying(fmt.Sprintf("in namespace %s", ns.ID()), err)
+	})
+	return found, err
 }
 
 // Links lists the interfaces of a namespace, like [Conn.Links].
 func (all *Conns) Links(ns *netns.Handle) ([]Link, error) {
+	var found []Link
+	err := all.Do(ns, func(c *Conn) (err error) {
+		found, err = c.Links()
+		return err
+	})
+	return found, err
+}
+
+// Do calls do with a socket in a namespace, which is open until do returns.
+func (all *Conns) Do(ns *netns.Handle, do func(*Conn) error) error {
 	c, err := all.Borrow(ns)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	found, err := c.Links()
-	return found, errors.Join(err, c.Close())
+	return errors.Join(do(c), c.Close())
 }
 
 func (all *Conns) take(ns netns.ID) *Conn {

@@ -24,9 +24,9 @@ func newNS(t testing.TB, name string) *netns.Handle {
 	return ns
 }
 
-func mustDial(t testing.TB, ns *netns.Handle, sysctls ...Sysctl) *Conn {
+func mustDial(t testing.TB, ns *netns.Handle) *Conn {
 	t.Helper()
-	c := expect.Value(Dial(ns, sysctls...))(t)
+	c := expect.Value(Dial(ns))(t)
 	t.Cleanup(func() { expect.NoError(t, c.Close()) })
 	return c
 }
@@ -277,13 +277,13 @@ func TestSysctls(t *testing.T) {
 		{Path: "net/ipv4/ip_forward", Value: "1"},
 		{Path: "net/ipv6/conf/none/accept_ra", Value: "0", Optional: true},
 	}
-	c := mustDial(t, ns, all...)
-	expect.NoError(t, setSysctls(c, ns, all...))
+	c := mustDial(t, ns)
+	expect.NoError(t, c.SetSysctls(ns, all...), c.SetSysctls(ns, all...))
 	if v4, v6 := c.Forwarding(false), c.Forwarding(true); !v4 || v6 {
 		t.Errorf("got forwarding of IPv4 %t, of IPv6 %t, want only the first", v4, v6)
 	}
 	all[1].Optional = false
-	err := setSysctls(c, ns, all...)
+	err := c.SetSysctls(ns, all...)
 	want := "in namespace " + ns.ID().String() + ": set sysctl net/ipv6/conf/none/accept_ra to 0: open /proc/sys/net/ipv6/conf/none/accept_ra: no such file or directory"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

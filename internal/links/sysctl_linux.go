@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -31,13 +30,22 @@ type Sysctl struct {
 
 func (s Sysctl) path() string { return filepath.Join("/proc/sys", s.Path) }
 
-// setSysctls changes the settings that do not have their value yet, in order, in
-// the namespace of c. It reads most of them by netlink. To change the others,
-// the thread enters the namespace once for all.
-func setSysctls(c *Conn, ns *netns.Handle, settings ...Sysctl) error {
-	missing, err := unset(c, settings)
-	if err != nil {
-		return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
+// SetSysctls changes the settings that do not have their value yet, in order, in ns, the
+// namespace of c. It reads those of interfaces by netlink, and enters the namespace once to
+// change the others.
+func (c *Conn) SetSysctls(ns *netns.Handle, settings ...Sysctl) error {
+	var missing []Sysctl
+	for _, s := range settings {
+		if name, _, _, ok := s.ofInterface(); ok {
+			l, err := c.Link(name)
+			if err != nil && !NotFound(err) {
+				return fmt.Errorf("in namespace %s: %w", ns.ID(), err)
+			}
+			if l.Has(s) {
+				continue
+			}
+		}
+		missing = append(missing, s)
 	}
 	return WriteSysctls(ns, missing...)
 }
@@ -50,50 +58,13 @@ func WriteSysctls(ns *netns.Handle, settings ...Sysctl) error {
 	return saying(fmt.Sprintf("in namespace %s", ns.ID()), thread.In(ns, func() error { return writeSysctls(settings) }))
 }
 
-// unset returns the settings that must be written through /proc/sys.
-func unset(c *Conn, settings []Sysctl) ([]Sysctl, error) {
-	if len(settings) == 0 {
-		return nil, nil
-	}
-	var rest []Sysctl
-	known := make(map[string]Link)
-	for _, s := range settings {
-		name, _, _, ok := s.ofInterface()
-		if _, asked := known[name]; ok && !asked {
-			l, err := c.Link(name)
-			if err != nil && !NotFound(err) {
-				return nil, err
-			}
-			known[name] = l
-		}
-		if known[name].Has(s) {
-			continue
-		}
-		if v6, ok := s.isForwarding(); ok && s.Value == "1" && c.Forwarding(v6) {
-			continue
-		}
-		rest = append(rest, s)
-	}
-	return rest, nil
-}
-
-// The settings that make a namespace forward between its interfaces.
-const (
-	forward4 = "net/ipv4/ip_forward"
-	forward6 = "net/ipv6/conf/all/forwarding"
-)
-
 // Forward returns the setting that makes a namespace forward packets of a
-// family.
+// family between its interfaces.
 func Forward(v6 bool) Sysctl {
 	if v6 {
-		return Sysctl{Path: forward6, Value: "1"}
+		return Sysctl{Path: "net/ipv6/conf/all/forwarding", Value: "1"}
 	}
-	return Sysctl{Path: forward4, Value: "1"}
-}
-
-func (s Sysctl) isForwarding() (v6, ok bool) {
-	return s.Path == forward6, s.Path == forward4 || s.Path == forward6
+	return Sysctl{Path: "net/ipv4/ip_forward", Value: "1"}
 }
 
 // writeSysctls writes the settings in the namespace of the calling thread.
@@ -135,10 +106,8 @@ func (s Sysctl) write() error {
 // longer the more namespaces have one of its name: hundreds of µs at a thousand.
 type Settings struct {
 	v4, v6 []uint32
-	// retransmit is the time, in ms, that the kernel waits for a neighbour's
-	// answer. addrGenMode selects how it derives the link-local address. Both are
-	// 0 without IPv6.
-	retransmit  uint32
+	// addrGenMode selects how the kernel derives the link-local address. It is 0
+	// without IPv6.
 	addrGenMode uint8
 }
 
@@ -147,7 +116,7 @@ type Settings struct {
 var (
 	settings4 = map[string]int{"forwarding": 0, "arp_notify": 21, "route_localnet": 25}
 	settings6 = map[string]int{
-		"forwarding": 0, "accept_ra": 3, "dad_transmits": 6, "router_solicitation_delay": 9, "disable_ipv6": 26,
+		"forwarding": 0, "accept_ra": 3, "disable_ipv6": 26,
 		"accept_dad": 27, "ndisc_notify": 29, "keep_addr_on_down": 42, "enhanced_dad": 46,
 	}
 )
@@ -158,45 +127,13 @@ func (s *Settings) parse(families attributes) {
 	v6 := families.nest(unix.AF_INET6)
 	s.v6 = numbers(v6.get(unix.IFLA_INET6_CONF))
 	s.addrGenMode = uint8(v6.num(unix.IFLA_INET6_ADDR_GEN_MODE))
-	if times := v6.get(unix.IFLA_INET6_CACHEINFO); len(times) >= cacheInfoSize {
-		s.retransmit = native.Uint32(times[12:])
-	}
 }
-
-// cacheInfoSize is the size of a struct ifla_cacheinfo, <linux/if_link.h>. Its
-// last member is the time that the kernel waits for a neighbour's answer.
-const cacheInfoSize = 16
 
 func numbers(b []byte) (all []uint32) {
 	for ; len(b) >= 4; b = b[4:] {
 		all = append(all, native.Uint32(b))
 	}
 	return all
-}
-
-// value returns the value of a setting, if the kernel sent it.
-func (s Settings) value(v6 bool, name string) (value int32, ok bool) {
-	all, positions := s.v4, settings4
-	if v6 {
-		all, positions = s.v6, settings6
-	}
-	n, ok := positions[name]
-	if !ok || n >= len(all) {
-		return 0, false
-	}
-	return int32(all[n]), true
-}
-
-// DetectionTime returns the longest time that the kernel takes to detect
-// duplicates of an IPv6 address: a random delay, then one or more solicitations,
-// each with a time for answers (RFC 4862, section 5.4.2). It is 2 s with the
-// default settings, and begins when there is a carrier.
-func (l Link) DetectionTime() time.Duration {
-	ms := func(name string) time.Duration {
-		value, _ := l.Settings.value(true, name)
-		return time.Duration(value)
-	}
-	return (ms("router_solicitation_delay") + ms("dad_transmits")*time.Duration(l.Settings.retransmit)) * time.Millisecond
 }
 
 // Has reports whether a setting is known to have the wanted value, or is not
@@ -206,11 +143,15 @@ func (l Link) Has(s Sysctl) bool {
 	if !ok || name != l.Name {
 		return false
 	}
-	if v6 && s.Optional && l.Settings.v4 != nil && l.Settings.v6 == nil {
+	all, positions := l.Settings.v4, settings4
+	if v6 {
+		all, positions = l.Settings.v6, settings6
+	}
+	if v6 && s.Optional && all == nil && l.Settings.v4 != nil {
 		return true
 	}
-	value, ok := l.Settings.value(v6, setting)
-	return ok && strconv.Itoa(int(value)) == s.Value
+	n, ok := positions[setting]
+	return ok && n < len(all) && strconv.Itoa(int(int32(all[n]))) == s.Value
 }
 
 // ofInterface splits the path of an interface's setting.
@@ -226,25 +167,15 @@ func (s Sysctl) ofInterface() (name string, v6 bool, setting string, ok bool) {
 // accepts by number. It accepts IPv6 settings only through /proc/sys. Set4
 // ignores the errors in fine.
 func (c *Conn) Set4(index int, name string, value uint32, fine ...error) error {
-	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0), set4(name, value))
-	return c.do(m, nil, fmt.Sprintf("set %s of interface %d to %d", name, index, value), fine...)
-}
-
-// UpThenSet4 is [Conn.Up] and then [Conn.Set4], in one message, for an
-// interface that has IPv4: without, the kernel refuses both.
-func (c *Conn) UpThenSet4(index int, name string, value uint32) error {
-	m := changeMessage(index, Change{Set: unix.IFF_UP})
-	m.AddData(set4(name, value))
-	return c.do(m, nil, fmt.Sprintf("set the interface up, and %s to %d", name, value))
-}
-
-func set4(name string, value uint32) attribute {
 	n, ok := settings4[name]
 	if !ok {
 		n = -1 // which the kernel refuses
 	}
-	return nest(unix.IFLA_AF_SPEC, nest(unix.AF_INET, nest(unix.IFLA_INET_CONF, u32(uint16(n+1), value))))
+	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0),
+		nest(unix.IFLA_AF_SPEC, nest(unix.AF_INET, nest(unix.IFLA_INET_CONF, u32(uint16(n+1), value)))))
+	return c.do(m, nil, fmt.Sprintf("set %s of interface %d to %d", name, index, value), fine...)
 }
+
 
 // <linux/netconf.h>
 const (

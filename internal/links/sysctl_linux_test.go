@@ -119,7 +119,7 @@ func TestForwarding(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		for _, want := range []bool{false, true} {
 			if want {
-				expect.NoError(t, setSysctls(c, ns, Forward(v6)))
+				expect.NoError(t, c.SetSysctls(ns, Forward(v6)))
 			}
 			expect.Same(t, fmt.Sprint("forwarding, IPv6 ", v6), c.Forwarding(v6), want)
 		}

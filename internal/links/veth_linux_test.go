@@ -40,18 +40,6 @@ func TestAPortNeedsABridge(t *testing.T) {
 	}
 }
 
-// TestUpThenSet4 does both.
-func TestUpThenSet4(t *testing.T) {
-	host, container := newNS(t, "host"), newNS(t, "container")
-	h, c := mustDial(t, host), mustDial(t, container)
-	pair := must[Pair](t)(Veth{Name: "eth0"}.Create(h, container))
-	expect.NoError(t, c.UpThenSet4(pair.Container.Index, "arp_notify", 1))
-	l := must[Link](t)(c.Link("eth0"))
-	if s := (Sysctl{Path: "net/ipv4/conf/eth0/arp_notify", Value: "1"}); l.Flags&unix.IFF_UP == 0 || !l.Has(s) {
-		t.Errorf("flags %#x, arp_notify is set: %t", l.Flags, l.Has(s))
-	}
-}
-
 // TestMacvlanOnKernelsThatLookAtTheHost makes one with a random name, and then
 // renames it.
 func TestMacvlanOnKernelsThatLookAtTheHost(t *testing.T) {

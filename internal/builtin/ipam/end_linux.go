@@ -35,6 +35,9 @@ func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.
 		}
 	}
 	return caller.On(ctx, r.Container, func(conn *links.Conn) error {
+		if err := conn.SetSysctls(r.Container, sysctls...); err != nil {
+			return err
+		}
 		own, err := conn.Link(r.IfName)
 		if err != nil {
 			return err
@@ -47,7 +50,7 @@ func Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.
 			return err
 		}
 		return Detect(ctx, r.Container, conn, own.Index, result, carrier)
-	}, sysctls...)
+	})
 }
 
 // Only lists the attachment's interface as the only one of a result, with all of
@@ -131,18 +134,16 @@ func Configure(conn *links.Conn, index int, result *types100.Result, how How) er
 		}
 		return nil
 	}
-	v4 := w.of(false)
-	if err := add(v4); err != nil {
+	if err := add(w.of(false)); err != nil {
 		return err
 	}
-	later := how.Announce && how.Later
-	if len(v4) > 0 && later {
-		err = conn.UpThenSet4(index, "arp_notify", 1)
-	} else if err = conn.Up(index); err == nil && later {
-		err = notify()
-	}
-	if err != nil {
+	if err := conn.Up(index); err != nil {
 		return err
+	}
+	if how.Announce && how.Later {
+		if err := notify(); err != nil {
+			return err
+		}
 	}
 	if err := add(w.of(true)); err != nil {
 		return err

@@ -176,17 +176,15 @@ func (d *detection) awaitCarrier(ctx context.Context, within time.Duration) (boo
 }
 
 // awaitAnswers waits until all addresses are usable, another machine has
-// answered for one, or the carrier is lost. It allows longestWait more than the
-// kernel plans, as the kernel of an overloaded machine takes longer.
+// answered for one, or the carrier is lost. How long that takes the administrator decides
+// (dad_transmits, retrans_time_ms).
 func (d *detection) awaitAnswers(ctx context.Context) error {
-	limited, cancel := context.WithTimeout(ctx, d.link.DetectionTime()+longestWait)
-	defer cancel()
 	for {
 		open, err := d.pending()
 		if err != nil || !open.IsValid() || !d.link.Carrier() {
 			return err
 		}
-		if err := d.watch.Wait(limited); err != nil {
+		if err := d.watch.Wait(ctx); err != nil {
 			return fmt.Errorf("address %s is not usable yet, because the kernel still looks for other machines that have it: %w", open, err)
 		}
 		if err := d.look(); err != nil {

@@ -39,8 +39,10 @@ func Add(ctx context.Context, r *plugin.Request, typ string, maker func(*Ends) i
 // EnterContainer opens the socket in the container, and changes the settings
 // there.
 func (e *Ends) EnterContainer(ctx context.Context, sysctls ...links.Sysctl) (err error) {
-	e.InContainer, err = caller.From(ctx).Conns.Borrow(e.Request.Container, sysctls...)
-	return err
+	if e.InContainer, err = caller.From(ctx).Conns.Borrow(e.Request.Container); err != nil {
+		return err
+	}
+	return e.InContainer.SetSysctls(e.Request.Container, sysctls...)
 }
 
 func (e *Ends) close() error {
