@@ -3,15 +3,11 @@ package compare
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
-	"sync/atomic"
 
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/parallel"
-	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -23,54 +19,12 @@ import (
 // some questions at each container. A look only suspects: a namespace may change meanwhile,
 // and afterwards.
 type Looks struct {
-	dumps *dumps // nil: the kernel itself
-	dial  dialer // opens a socket in a container
-}
-
-// dumps are looks at hosts' namespaces.
-type dumps struct {
 	mu    sync.Mutex
-	hosts map[netns.ID]*dump
+	hosts map[netns.ID]*dump // nil: the kernel itself
 }
-
-// dialer opens a socket in a namespace.
-type dialer func(*netns.Handle) (*links.Conn, error)
-
-func dial(ns *netns.Handle) (*links.Conn, error) { return links.Dial(ns) }
 
 // Dumps returns Looks that ask once about what containers of a host share.
-func Dumps() *Looks { return &Looks{&dumps{hosts: make(map[netns.ID]*dump)}, dial} }
-
-// Each calls work for the numbers below n, several at once, with Looks that share what
-// they have read. There are as many workers as Go runs threads. Each has a thread for
-// itself, which is in the namespace of the process except while it opens a view: views
-// of containers open faster there.
-func (l *Looks) Each(n int, work func(i int, its *Looks)) {
-	var next atomic.Int64
-	run := func(dial dialer, lost func() error) error {
-		return each(&next, n, func(i int) { work(i, &Looks{l.dumps, dial}) }, lost)
-	}
-	workers := min(n, runtime.GOMAXPROCS(0))
-	parallel.Each(workers, workers, func(int) {
-		err := thread.OnTour(func(tour *thread.Tour) error {
-			return run(func(ns *netns.Handle) (*links.Conn, error) { return links.DialOn(tour, ns) }, tour.Lost)
-		})
-		if err != nil { // the rest is work for any thread
-			_ = run(dial, func() error { return nil })
-		}
-	})
-}
-
-// each works until nothing is left to do, or the thread is lost.
-func each(next *atomic.Int64, n int, work func(i int), lost func() error) error {
-	for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-		work(i)
-		if err := lost(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func Dumps() *Looks { return &Looks{hosts: make(map[netns.ID]*dump)} }
 
 // dump is one look at a host's namespace: what many containers ask about is asked once, and
 // all routes and VLANs together. It is a [Net], and safe for concurrent use.
@@ -85,11 +39,7 @@ type dump struct {
 	answers map[question]any // of the type answer
 }
 
-type question struct {
-	about string
-	name  string
-	index int
-}
+type question struct{ about, of any }
 
 type answer[V any] struct {
 	value V
@@ -97,49 +47,53 @@ type answer[V any] struct {
 }
 
 // ask asks the kernel, unless it was asked before.
-func ask[V any](d *dump, q question, kernel func() (V, error)) (V, error) {
+func ask[K comparable, V any](d *dump, about string, of K, kernel func(K) (V, error)) (V, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	q := question{about, of}
 	a, ok := d.answers[q].(answer[V])
 	if !ok {
-		a.value, a.err = kernel()
+		a.value, a.err = kernel(of)
 		d.answers[q] = a
 	}
 	return a.value, a.err
 }
 
-func (d *dump) Link(name string) (links.Link, error) {
-	return ask(d, question{about: "link", name: name}, func() (links.Link, error) { return d.conn.Link(name) })
-}
+func (d *dump) Link(name string) (links.Link, error) { return ask(d, "link", name, d.conn.Link) }
 
 func (d *dump) LinkByIndex(index int) (links.Link, error) {
-	return ask(d, question{about: "link by index", index: index}, func() (links.Link, error) { return d.conn.LinkByIndex(index) })
+	return ask(d, "link by index", index, d.conn.LinkByIndex)
 }
 
 func (d *dump) Addresses(index int) ([]links.Address, error) {
-	return ask(d, question{about: "addresses", index: index}, func() ([]links.Address, error) { return d.conn.Addresses(index) })
+	return ask(d, "addresses", index, d.conn.Addresses)
 }
 
+// Queues asks for one interface: the kernel does not list them all.
+func (d *dump) Queues(index int) (links.Queues, error) {
+	return ask(d, "queues", index, d.conn.Queues)
+}
+
+func (d *dump) VLANs(index int) (links.VLANs, error) {
+	all, err := ask(d, "VLANs", everyInterface, func(int) (map[int]links.VLANs, error) { return d.conn.PortVLANs() })
+	return all[index], err
+}
+
+const everyInterface = 0
+
 func (d *dump) Routes(index int) ([]links.Route, error) {
-	through, err := ask(d, question{about: "routes"}, func() (map[int][]links.Route, error) {
-		all, err := d.conn.Routes(everyInterface)
-		through := map[int][]links.Route{everyInterface: all}
+	through, err := ask(d, "all routes", everyInterface, func(every int) (map[int][]links.Route, error) {
+		all, err := d.conn.Routes(every)
+		through := map[int][]links.Route{every: all}
 		for _, r := range all {
 			through[r.Interface] = append(through[r.Interface], r)
 		}
 		return through, err
 	})
 	if errors.Is(err, links.ErrTorn) { // something may be missing that was there all the time
-		return ask(d, question{about: "routes through one", index: index}, func() ([]links.Route, error) { return d.conn.Routes(index) })
+		return ask(d, "routes", index, d.conn.Routes)
 	}
 	return through[index], err
-}
-
-const everyInterface = 0
-
-func (d *dump) VLANs(index int) (links.VLANs, error) {
-	all, err := ask(d, question{about: "VLANs"}, d.conn.PortVLANs)
-	return all[index], err
 }
 
 func (d *dump) read(host *hostns.NetNS) {
@@ -152,7 +106,7 @@ func (d *dump) read(host *hostns.NetNS) {
 }
 
 // of returns the dump of a host's namespace.
-func (l *dumps) of(host *hostns.NetNS) (*dump, error) {
+func (l *Looks) of(host *hostns.NetNS) (*dump, error) {
 	l.mu.Lock()
 	d := l.hosts[host.ID()]
 	if d == nil {
@@ -166,13 +120,10 @@ func (l *dumps) of(host *hostns.NetNS) (*dump, error) {
 
 // Close releases the namespaces. All views must be closed.
 func (l *Looks) Close() error {
-	if l.dumps == nil {
-		return nil
-	}
-	l.dumps.mu.Lock()
-	defer l.dumps.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	var errs []error
-	for _, d := range l.dumps.hosts {
+	for _, d := range l.hosts {
 		if d.conn != nil {
 			errs = append(errs, d.conn.Close())
 		}
@@ -180,27 +131,20 @@ func (l *Looks) Close() error {
 			errs = append(errs, d.ns.Close())
 		}
 	}
-	l.dumps.hosts = nil
+	clear(l.hosts)
 	return errors.Join(errs...)
 }
 
 // Open returns the view of a container whose plugins ran in host.
 func (l *Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Handle) (*View, error) {
-	v := &View{conns: &host.Conns, host: host.Handle}
-	err := l.open(v, host, container)
+	if l.hosts == nil {
+		v := &View{Rules: netfilter.Open(host.Handle, netfilter.Options{})}
+		return v, v.ask(&host.Conns, host.Handle, container)
+	}
+	d, err := l.of(host)
 	if err != nil {
-		return nil, errors.Join(err, v.Close())
+		return nil, err
 	}
-	return v, nil
-}
-
-func (l *Looks) open(v *View, host *hostns.NetNS, container *netns.Handle) (err error) {
-	if l.dumps == nil {
-		return v.ask(true, container)
-	}
-	if v.dump, err = l.dumps.of(host); err == nil {
-		v.inside, err = l.dial(container)
-	}
-	v.Host, v.Container = v.dump, v.inside
-	return err
+	v := &View{Host: d, Rules: d.rules}
+	return v, v.ask(&host.Conns, nil, container)
 }

@@ -13,13 +13,11 @@ import (
 
 // View is a look at the kernel, for one attachment. It is not safe for concurrent use.
 type View struct {
-	Host, Container Net
-	Rules           *netfilter.Firewalls // of the host
+	Host      Host
+	Container Net
+	Rules     *netfilter.Firewalls // of the host
 
-	conns        *links.Conns
-	host         *netns.Handle
-	dump         *dump       // of the host; nil: the kernel is asked
-	conn, inside *links.Conn // open sockets; nil if they were not needed
+	open []*links.Conn // until Close
 }
 
 // Net is what a network namespace has. [links.Conn] is one.
@@ -34,71 +32,50 @@ type Net interface {
 	Routes(index int) ([]links.Route, error)
 }
 
+// Host is what the host's namespace has, for what plugins make there.
+type Host interface {
+	Net
+	// Queues returns the queues of an interface. If there is no such interface,
+	// [links.NotFound] is true of the error, or it has none.
+	Queues(index int) (links.Queues, error)
+	// VLANs returns the VLANs of a port of a bridge. An interface that is no port has none.
+	VLANs(index int) (links.VLANs, error)
+}
+
 // Kernel returns the kernel as a view, for a request of CHECK: sockets in the namespaces
 // that the request has. done closes them.
 func Kernel(ctx context.Context, r *plugin.Request) (v *View, done func() error, err error) {
 	g := caller.From(ctx)
-	v = &View{Rules: g.Firewalls(r.Host), conns: g.Conns, host: r.Host}
-	if err := v.ask(r.Host != nil, r.Container); err != nil {
-		return nil, nil, errors.Join(err, v.Close())
-	}
-	return v, v.Close, nil
+	v = &View{Rules: g.Firewalls(r.Host)}
+	return v, v.Close, v.ask(g.Conns, r.Host, r.Container)
 }
 
-// ask opens the sockets by which the kernel itself answers about the host, and about the
-// container if there is one.
-func (v *View) ask(host bool, container *netns.Handle) (err error) {
-	if host {
-		if err := v.dial(); err != nil {
-			return err
+// ask opens the sockets by which the kernel itself answers about the host and about the
+// container, unless they are nil. After an error none is open.
+func (v *View) ask(conns *links.Conns, host, container *netns.Handle) error {
+	for i, ns := range []*netns.Handle{host, container} {
+		if ns == nil {
+			continue
 		}
-		v.Host = v.conn
-	}
-	if container != nil {
-		if v.inside, err = v.conns.Borrow(container); err != nil {
-			return err
+		c, err := conns.Borrow(ns)
+		if err != nil {
+			return errors.Join(err, v.Close())
 		}
-		v.Container = v.inside
+		v.open = append(v.open, c)
+		if i == 0 {
+			v.Host = c
+		} else {
+			v.Container = c
+		}
 	}
 	return nil
-}
-
-// dial opens the socket in the host's namespace.
-func (v *View) dial() (err error) {
-	if v.conn == nil {
-		v.conn, err = v.conns.Borrow(v.host)
-	}
-	return err
 }
 
 // For returns the view for the comparison of one plugin's part, and until the next call.
 // filters are those of its rules.
 func (v *View) For(filters netfilter.Options) *View {
-	if v.dump != nil {
-		v.Rules = v.dump.rules.For(filters)
-	} else {
-		v.Rules = netfilter.Open(v.host, filters)
-	}
+	v.Rules = v.Rules.For(filters)
 	return v
-}
-
-// Queues returns the queues of an interface of the host. If there is no such interface,
-// [links.NotFound] is true of the error, or it has none. The kernel has them for one
-// interface at a time, so that it is always asked.
-func (v *View) Queues(index int) (links.Queues, error) {
-	if err := v.dial(); err != nil {
-		return links.Queues{}, err
-	}
-	return v.conn.Queues(index)
-}
-
-// VLANs returns the VLANs of a port of a bridge of the host. An interface that is no port
-// has none.
-func (v *View) VLANs(index int) (links.VLANs, error) {
-	if v.dump == nil {
-		return v.conn.VLANs(index)
-	}
-	return v.dump.VLANs(index)
 }
 
 // HasLink reports whether the container has an interface of that name.
@@ -113,10 +90,9 @@ func (v *View) HasLink(name string) (bool, error) {
 // Close releases the view.
 func (v *View) Close() error {
 	var errs []error
-	for _, c := range []*links.Conn{v.conn, v.inside} {
-		if c != nil {
-			errs = append(errs, c.Close())
-		}
+	for _, c := range v.open {
+		errs = append(errs, c.Close())
 	}
+	v.open = nil
 	return errors.Join(errs...)
 }

@@ -246,7 +246,7 @@ func (a *Planned) Mappings() []Mapping {
 
 // recordedMappings is mappings for an attachment on record.
 func RecordedMappings(n *record.Attachment) []Mapping {
-	if len(ports.ClaimsOf(n, nil)) == 0 {
+	if len(ports.ClaimsOf(n)) == 0 {
 		return nil
 	}
 	return MappingsIn(n.Capabilities[CapPortMappings])

@@ -216,11 +216,10 @@ type attachment struct {
 	Planned
 	op *operation
 	progress
-	facts    record.Facts     // notes of built-in plugins
-	plugins  runner.Plugins   // the plugins that run, or ran
-	lost     bool             // the interface was not in the container before its DEL
-	claims   leftovers.Claims // addresses that host-local has reserved in this call
-	standsIn bool             // built-in plugins answer for executables, see ready
+	facts    record.Facts   // notes of built-in plugins
+	plugins  runner.Plugins // the plugins that run, or ran
+	lost     bool           // the interface was not in the container before its DEL
+	standsIn bool           // built-in plugins answer for executables, see ready
 }
 
 // attachments are some of one container's attachments.

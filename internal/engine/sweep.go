@@ -56,7 +56,7 @@ func (a *attachment) described() *leftovers.Attachment {
 	d := &leftovers.Attachment{
 		Attachment: a.Attachment, List: a.Network.Config,
 		Result: json.RawMessage(a.partial), PrevResult: json.RawMessage(a.Prev), Device: a.Fact(leftovers.DeviceFact),
-		Ran: a.plugins.Recorded(), IsRegistered: a.op.eng.runner.IsRegistered, Given: a.given, Claims: &a.claims,
+		Ran: a.plugins.Recorded(), IsRegistered: a.op.eng.runner.IsRegistered, Given: a.given,
 		Begun: a.attempted, Added: a.state == record.Added, Recorded: !a.op.c.Damaged && n != nil,
 		Rebooted: a.op.c.Rebooted, HostGone: a.op.c.HostGone,
 	}

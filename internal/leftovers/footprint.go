@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/internal/chain"
@@ -74,7 +73,7 @@ func Of(a *Attachment) Footprint {
 	f.Rules.Ports, err = hostPorts(a.CapabilityArgs[ports.Capability])
 	f.Rules.AnyPort = err != nil
 	f.addPlugins(a)
-	f.addInterface(a, result)
+	f.addInterface(a)
 	if !a.Rebooted { // an address that is in a zone after a reboot was added since
 		f.Zones, _ = a.zones()
 	}
@@ -119,17 +118,14 @@ func (f *Footprint) addPlugins(a *Attachment) {
 			f.Backups = append(f.Backups, tuning.File(p.Bytes, a.ContainerID, a.IfName))
 		}
 	}
-	f.Shaper.Egress = limitsEgress(a.List.Plugins, a.CapabilityArgs)
+	f.Shaper.Egress = limitsEgress(a.List.Plugins, a.CapabilityArgs["bandwidth"])
 }
 
-// addInterface adds the interface, by its identity and by the result of the ADD,
-// which may be nil.
-func (f *Footprint) addInterface(a *Attachment, result *types100.Result) {
-	if result != nil {
-		for _, i := range result.Interfaces {
-			if i.Sandbox == "" && !a.wasGiven(i) {
-				f.Interface.HostEnds = append(f.Interface.HostEnds, Link{Name: i.Name, MAC: i.Mac})
-			}
+// addInterface adds the interface, by its identity and by the result of the ADD.
+func (f *Footprint) addInterface(a *Attachment) {
+	for _, i := range chain.Interfaces(a.Result, a.PrevResult) {
+		if i.Sandbox == "" {
+			f.Interface.HostEnds = append(f.Interface.HostEnds, Link{Name: i.Name, MAC: i.Mac})
 		}
 	}
 	f.Interface.Dies = f.Interface.Made || a.Rebooted || a.HostGone // a rebooted host has its devices as they were
@@ -156,40 +152,21 @@ func (f *Footprint) addInterface(a *Attachment, result *types100.Result) {
 	}
 }
 
-// wasGiven reports whether an interface was in the result that the first plugin was given.
-func (a *Attachment) wasGiven(i *types100.Interface) bool {
-	given := chain.Decode(a.PrevResult)
-	return given != nil && slices.ContainsFunc(given.Interfaces, func(g *types100.Interface) bool {
-		return g.Name == i.Name && g.Sandbox == i.Sandbox
-	})
-}
-
-// hostPorts reads the capability portMappings, which the caller and the record have
-// in different types.
-//
-//	[{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
-func hostPorts(mappings any) ([]netfilter.HostPort, error) {
-	data, err := json.Marshal(mappings)
+// hostPorts returns the ports of the capability portMappings.
+func hostPorts(capability any) (all []netfilter.HostPort, err error) {
+	mappings, err := ports.Mappings(capability)
 	if err != nil {
 		return nil, err
 	}
-	var wire []struct {
-		HostPort, ContainerPort uint16
-		Protocol, HostIP        string
-	}
-	if err := json.Unmarshal(data, &wire); err != nil {
-		return nil, err
-	}
-	var all []netfilter.HostPort
-	for _, w := range wire {
-		p := netfilter.HostPort{HostPort: w.HostPort, ContainerPort: w.ContainerPort, Protocol: cmp.Or(strings.ToLower(w.Protocol), "tcp")}
-		if w.HostIP != "" {
-			if p.HostIP, err = netip.ParseAddr(w.HostIP); err != nil {
+	for _, m := range mappings {
+		p := netfilter.HostPort{HostPort: m.HostPort, ContainerPort: m.ContainerPort, Protocol: cmp.Or(strings.ToLower(m.Protocol), "tcp")}
+		if m.HostIP != "" {
+			if p.HostIP, err = netip.ParseAddr(m.HostIP); err != nil {
 				return nil, err
 			}
 		}
 		if p.HostPort == 0 || p.ContainerPort == 0 || p.HostIP.Zone() != "" || !slices.Contains(ports.Protocols(), p.Protocol) {
-			return nil, fmt.Errorf("port mapping %+v is not valid", w)
+			return nil, fmt.Errorf("port mapping %+v is not valid", m)
 		}
 		all = append(all, p)
 	}

@@ -31,13 +31,8 @@ type Conn struct {
 }
 
 // Dial opens a socket in a namespace.
-func Dial(ns *netns.Handle) (*Conn, error) { return dialBy(thread.In, ns) }
-
-// DialOn opens a socket in a namespace that the tour visits.
-func DialOn(tour *thread.Tour, ns *netns.Handle) (*Conn, error) { return dialBy(tour.In, ns) }
-
-func dialBy(in func(*netns.Handle, func() error) error, ns *netns.Handle) (c *Conn, err error) {
-	err = in(ns, func() (err error) {
+func Dial(ns *netns.Handle) (c *Conn, err error) {
+	err = thread.In(ns, func() (err error) {
 		c, err = dial()
 		return err
 	})

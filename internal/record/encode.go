@@ -65,14 +65,7 @@ type base[R any] struct {
 }
 
 func encodeBase(r *Record) ([]byte, error) {
-	if !r.later {
-		return EncodeLine(base[*Record]{format, r})
-	}
-	data, err := encodeWhole(reflect.ValueOf(r).Elem())
-	if err != nil {
-		return nil, err
-	}
-	return EncodeLine(base[json.RawMessage]{format, data})
+	return EncodeLine(base[*Record]{format, r})
 }
 
 // decodeBase reads the first line. With ErrNewer it returns the fields that it
@@ -105,7 +98,6 @@ func decodeBase(line []byte) (*Record, error) {
 	case r.ContainerID == "":
 		return nil, fmt.Errorf("%w: no container", ErrBad)
 	}
-	r.later = true
 	return r, nil
 }
 
