@@ -88,21 +88,22 @@ func (l *Listener) Close() error { return l.socket.Close() }
 
 // readAnnouncement reads an announcement. ok is false if it is about something else.
 func readAnnouncement(m notify.Message) (h Announcement, ok bool, err error) {
-	switch m.Type {
+	typ := m.Header.Type
+	switch typ {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_SETLINK:
-		got := parse(m.Type, m.Body)
-		ok = h.readLink(m.Type, got)
+		got := parse(typ, m.Data)
+		ok = h.readLink(typ, got)
 		return h, ok, *got.bad
 	case unix.RTM_DELADDR:
 		return Announcement{Gone: true}, true, nil
 	case unix.RTM_DELROUTE:
-		got := parse(m.Type, m.Body)
+		got := parse(typ, m.Data)
 		routes := parseRoute(nil, got, 0) // none is one that the kernel maintains
 		return Announcement{Gone: true}, len(routes) > 0, *got.bad
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
-		got := parse(m.Type, m.Body)
-		h.Gone = m.Type == unix.RTM_DELQDISC || m.Type == unix.RTM_DELTFILTER
-		h.Queue = &HeardQueue{got.str(nl.TCA_KIND), m.Type == unix.RTM_NEWTFILTER || m.Type == unix.RTM_DELTFILTER}
+		got := parse(typ, m.Data)
+		h.Gone = typ == unix.RTM_DELQDISC || typ == unix.RTM_DELTFILTER
+		h.Queue = &HeardQueue{got.str(nl.TCA_KIND), typ == unix.RTM_NEWTFILTER || typ == unix.RTM_DELTFILTER}
 		return h, true, *got.bad
 	}
 	return h, false, nil

@@ -49,19 +49,19 @@ func (l *Listener) Close() error { return l.socket.Close() }
 // announces one transaction after the other, each with NFT_MSG_NEWGEN at its end
 // (nf_tables_commit).
 func (l *Listener) hear(m notify.Message) (c Change, ends bool) {
-	if m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Body) < netfilterHeader || isOwnPort(m.Port) {
+	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < netfilterHeader || isOwnPort(m.Header.Pid) {
 		return c, false
 	}
-	switch m.Type & 0xff {
+	switch m.Header.Type & 0xff {
 	case unix.NFT_MSG_NEWGEN:
 		ends, l.takes = l.takes, false
-		return Change{unix.ByteSliceToString(attribute(body(m.Body), unix.NFTA_GEN_PROC_NAME))}, ends
+		return Change{unix.ByteSliceToString(attribute(body(m.Data), unix.NFTA_GEN_PROC_NAME))}, ends
 	case unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSET, unix.NFT_MSG_DELSETELEM:
 		l.takes = true
 	case unix.NFT_MSG_NEWCHAIN:
 		// A new name is announced like a new chain, without this flag (since Linux 5.15;
 		// older kernels do not tell).
-		l.takes = l.takes || m.Flags&unix.NLM_F_CREATE == 0
+		l.takes = l.takes || m.Header.Flags&unix.NLM_F_CREATE == 0
 	}
 	return c, false
 }

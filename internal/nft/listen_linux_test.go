@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -130,6 +131,6 @@ func FuzzReadHeard(f *testing.F) {
 	}
 	f.Fuzz(func(_ *testing.T, typ uint16, data []byte) {
 		l := &Listener{}
-		l.hear(notify.Message{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | typ, Body: data})
+		l.hear(notify.Message{Header: syscall.NlMsghdr{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | typ}, Data: data})
 	})
 }

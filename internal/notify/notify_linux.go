@@ -1,11 +1,12 @@
 package notify
 
 import (
+	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +22,11 @@ type Socket struct {
 	buf  []byte
 }
 
-// largest is more than the kernel puts into one announcement.
+// Message is one announcement. Its Pid is the port of the socket with whose request the
+// change came; 0 if the kernel does not say, or changed it by itself.
+type Message = syscall.NetlinkMessage
+
+// largest is more than the kernel puts into one datagram.
 const largest = 64 << 10
 
 // Open subscribes to groups of a netlink protocol, of rtnetlink or nf_tables, in
@@ -38,113 +43,54 @@ func Open(ns *netns.Handle, protocol int, groups uint32, buffer int) (*Socket, e
 		return nil, fmt.Errorf("open a netlink socket in namespace %s: %w", ns.ID(), err)
 	}
 	s := &Socket{file: os.NewFile(uintptr(fd), "netlink"), buf: make([]byte, largest)}
-	if err := resize(fd, buffer); err != nil {
-		return nil, errors.Join(fmt.Errorf("buffer of a netlink socket: %w", err), s.Close())
+	if buffer != 0 && unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer) != nil {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+	if err = cmp.Or(err, unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups})); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch for changes in namespace %s: %w", ns.ID(), err), s.Close())
 	}
 	return s, nil
 }
 
-func resize(fd, buffer int) error {
-	if buffer == 0 || unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer) == nil {
-		return nil
-	}
-	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
-}
-
-// mostAtOnce limits the datagrams that one Next reads, so that it returns while others
-// change things without end.
-const mostAtOnce = 1024
-
-// Next waits for announcements and calls each with the messages that have arrived, in
+// Next waits for announcements and calls each with those that have arrived together, in
 // order; the data is valid until each returns. Lost reports whether the kernel has
-// dropped announcements, before these or after some of them. If the context ends,
-// the error is its cause.
+// dropped announcements before. There may be none. If the context ends, the error is its
+// cause.
 func (s *Socket) Next(ctx context.Context, each func(Message)) (lost bool, err error) {
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	if err := s.file.SetReadDeadline(time.Time{}); err != nil {
+	raw, err := s.file.SyscallConn()
+	if err = cmp.Or(err, s.file.SetReadDeadline(time.Time{})); err != nil {
 		return false, fmt.Errorf("watch for changes: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = s.file.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	raw, err := s.file.SyscallConn()
-	if err != nil {
-		return false, err
-	}
-	received := 0
+	var n int
+	var from unix.Sockaddr
 	var failed error
 	err = raw.Read(func(fd uintptr) bool {
-		var end bool
-		end, failed = s.drain(int(fd), &received, &lost, each)
-		return end
+		n, from, failed = unix.Recvfrom(int(fd), s.buf, unix.MSG_TRUNC)
+		return !errors.Is(failed, unix.EAGAIN)
 	})
-	switch {
-	case failed != nil:
-		return lost, fmt.Errorf("watch for changes: %w", failed)
-	case received > 0:
-		return lost, nil
-	case ctx.Err() != nil:
+	if errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	return false, fmt.Errorf("watch for changes: %w", err)
-}
-
-// drain reads the datagrams that are there. It returns false if there was none.
-func (s *Socket) drain(fd int, received *int, lost *bool, each func(Message)) (end bool, err error) {
-	for *received < mostAtOnce {
-		n, from, err := unix.Recvfrom(fd, s.buf, unix.MSG_TRUNC)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case errors.Is(err, unix.EAGAIN):
-			return *received > 0, nil
-		case errors.Is(err, unix.ENOBUFS):
-			*received++
-			*lost = true
-			continue
-		case err != nil:
-			return true, err
-		}
-		*received++
-		// A process with CAP_NET_ADMIN can send to the group as well.
-		if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
-			continue
-		}
-		if n > len(s.buf) || !messages(s.buf[:n], each) {
-			*lost = true
-		}
+	if err = cmp.Or(err, failed); errors.Is(err, unix.ENOBUFS) {
+		return true, nil
 	}
-	return true, nil
-}
-
-// Message is one announcement.
-type Message struct {
-	Type, Flags uint16
-	// Port is that of the socket with whose request the change came; 0 if the kernel
-	// does not say, or changed it by itself.
-	Port uint32
-	Body []byte // behind the header
-}
-
-// messages calls each with the messages of a datagram. It returns false if one is cut
-// off.
-func messages(b []byte, each func(Message)) bool {
-	for len(b) >= unix.NLMSG_HDRLEN {
-		size := int(binary.NativeEndian.Uint32(b))
-		if size < unix.NLMSG_HDRLEN || size > len(b) {
-			return false
-		}
-		each(Message{
-			Type: binary.NativeEndian.Uint16(b[4:]), Flags: binary.NativeEndian.Uint16(b[6:]),
-			Port: binary.NativeEndian.Uint32(b[12:]), Body: b[unix.NLMSG_HDRLEN:size],
-		})
-		b = b[min((size+3)&^3, len(b)):]
+	if err != nil {
+		return false, fmt.Errorf("watch for changes: %w", err)
 	}
-	return len(b) == 0
+	// A process with CAP_NET_ADMIN can send to the group as well.
+	if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
+		return false, nil
+	}
+	messages, err := syscall.ParseNetlinkMessage(s.buf[:min(n, len(s.buf))])
+	for _, m := range messages {
+		each(m)
+	}
+	return err != nil || n > len(s.buf), nil
 }
 
 // Close ends the socket.

@@ -1,7 +1,6 @@
 package notify
 
 import (
-	"encoding/binary"
 	"fmt"
 	"os"
 	"testing"
@@ -15,22 +14,19 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
-// TestMessagesThatAreCutOff: nothing is read behind the end, and the caller hears that
+// TestWhatIsCutOffIsLost: nothing is read behind the end, and the caller hears that
 // something is missing.
-func TestMessagesThatAreCutOff(t *testing.T) {
-	message := func(body int) []byte {
-		b := make([]byte, unix.NLMSG_HDRLEN+body)
-		binary.NativeEndian.PutUint32(b, uint32(len(b)))
-		return b
-	}
-	whole := append(message(4), message(8)...)
-	for size := range len(whole) + 1 {
-		n := 0
-		ok := messages(whole[:size], func(Message) { n++ })
-		want := map[int]int{0: 0, 20: 1, 44: 2}
-		if count, complete := want[size]; ok != complete || complete && n != count {
-			t.Errorf("%d of %d bytes: %d messages, %v", size, len(whole), n, ok)
-		}
+func TestWhatIsCutOffIsLost(t *testing.T) {
+	ns := nettest.New(t)
+	for i, size := range []int{0, 8, unix.NLMSG_HDRLEN, 100, largest} {
+		s := expect.Value(Open(ns, unix.NETLINK_ROUTE, 1, 0))(t)
+		s.buf = make([]byte, size)
+		nettest.AddBridge(t, ns, fmt.Sprint("br", i))
+		heard := false
+		lost := expect.Value(s.Next(t.Context(), func(Message) { heard = true }))(t)
+		whole := size == largest
+		expect.Same(t, fmt.Sprintf("lost, and heard, in %d bytes", size), []bool{lost, heard}, []bool{!whole, whole})
+		expect.NoError(t, s.Close())
 	}
 }
 
