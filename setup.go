@@ -13,7 +13,6 @@ import (
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/spans"
 )
 
@@ -356,7 +355,7 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 	if ctx.Err() != nil {
 		return nil, a.error("ADD", context.Cause(ctx))
 	}
-	end, err := a.runner().Begin(ctx, a.firstKey())
+	end, err := a.runner().Begin(ctx, a.givenCapabilities())
 	if err != nil {
 		return nil, a.error("ADD", err)
 	}
@@ -378,20 +377,14 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 	return result, a.errors("ADD", err)
 }
 
-func (a *attachment) firstKey() runner.FirstKey {
-	key := runner.FirstKey{Network: a.network.config.Name, Host: a.op.Host.String()}
-	if a.op.shared(a.network) {
-		key.IfName = a.network.ifName
-	}
-	for _, p := range a.network.config.Plugins {
-		key.Config = append(key.Config, string(p.Bytes))
-	}
+// givenCapabilities returns the names of the capabilities that the plugins are given.
+func (a *attachment) givenCapabilities() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(a.CapabilityArgs)) {
 		if a.network.declares(name) && !isEmpty(a.CapabilityArgs[name]) {
-			key.Capabilities = append(key.Capabilities, name)
+			names = append(names, name)
 		}
 	}
-	return key
+	return names
 }
 
 // rollBack detaches the attachments that were begun, and forgets the others. The
