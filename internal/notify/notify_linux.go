@@ -53,9 +53,9 @@ func Open(ns *netns.Handle, protocol int, groups uint32, buffer int) (*Socket, e
 }
 
 // Next waits for announcements and calls each with those that have arrived together, in
-// order; the data is valid until each returns. Lost reports whether the kernel has
-// dropped announcements before. There may be none. If the context ends, the error is its
-// cause.
+// order; the data is valid until each returns. There may be none. Lost reports whether
+// announcements were dropped: by the kernel, and then by Next, too, up to now. If the
+// context ends, the error is its cause.
 func (s *Socket) Next(ctx context.Context, each func(Message)) (lost bool, err error) {
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
@@ -71,15 +71,21 @@ func (s *Socket) Next(ctx context.Context, each func(Message)) (lost bool, err e
 	var failed error
 	err = raw.Read(func(fd uintptr) bool {
 		n, from, failed = unix.Recvfrom(int(fd), s.buf, unix.MSG_TRUNC)
-		return !errors.Is(failed, unix.EAGAIN)
+		// The kernel says once that it drops announcements, and does so until all that it
+		// has kept are read.
+		lost = errors.Is(failed, unix.ENOBUFS)
+		for lost && ctx.Err() == nil && (failed == nil || errors.Is(failed, unix.ENOBUFS)) {
+			_, _, failed = unix.Recvfrom(int(fd), s.buf, 0)
+		}
+		return lost || !errors.Is(failed, unix.EAGAIN)
 	})
 	if errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	if err = cmp.Or(err, failed); errors.Is(err, unix.ENOBUFS) {
+	if lost {
 		return true, nil
 	}
-	if err != nil {
+	if err = cmp.Or(err, failed); err != nil {
 		return false, fmt.Errorf("watch for changes: %w", err)
 	}
 	// A process with CAP_NET_ADMIN can send to the group as well.

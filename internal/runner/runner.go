@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
@@ -103,20 +104,15 @@ func (r *Runner) Run(ctx context.Context, call chain.Call) (chain.Output, error)
 // runOne runs a plugin, unless missing is the reason why there is none, and
 // reports its end.
 func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missing error) (_ chain.Output, err error) {
-	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
-	var code uint
-	defer func() { spans.EndPlugin(span, code, err) }()
+	ctx, end := traced(ctx, call, p.Kind)
+	defer func() { end(err) }()
 	begun := time.Now()
 	var out invoke.Output
-	var late flushed
+	var late error
 	started := false
 	if err = missing; err == nil {
-		if p.Kind != BuiltIn { // it may depend on the deferred changes
-			late = r.flush(ctx, r.Given.Batch, call.Verb)
-		}
-		if late.err != nil && call.Verb != "DEL" {
-			code = late.code
-			return chain.Output{}, late.err
+		if late = r.flushBefore(ctx, p, r.Given.Batch, call.Verb); late != nil && call.Verb != "DEL" {
+			return chain.Output{}, late
 		}
 		if err = r.awaitRecord(call.Verb, call.Plugin, p); err == nil {
 			out, err = r.execute(ctx, call, p)
@@ -130,18 +126,27 @@ func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missin
 	if call.Verb == "DEL" && said.is(unknownContainer) {
 		err = nil // the code means that there is nothing to clean
 	}
-	if late.err != nil {
-		code = late.code
-		return output(out, p), errors.Join(late.err, err)
-	}
-	if err != nil {
-		code = said.Code
-	}
-	return output(out, p), err
+	return chain.Output{Stdout: out.Stdout, Valid: p.Kind == BuiltIn}, both(late, err)
 }
 
-func output(out invoke.Output, p Provider) chain.Output {
-	return chain.Output{Stdout: out.Stdout, Valid: p.Kind == BuiltIn}
+// both returns both errors, or the one that there is.
+func both(late, err error) error {
+	if late == nil {
+		return err
+	}
+	return errors.Join(late, err)
+}
+
+// traced begins the span of a plugin's call, which end ends with its error.
+func traced(ctx context.Context, call chain.Call, kind Kind) (_ context.Context, end func(error)) {
+	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(kind))
+	return ctx, func(err error) {
+		said := (*types.Error)(nil)
+		if !errors.As(err, &said) || errors.As(err, new(*stoppedError)) {
+			said = &types.Error{}
+		}
+		spans.EndPlugin(span, said.Code, err)
+	}
 }
 
 // failed is Fail for a failure that may be nil.
@@ -343,13 +348,9 @@ func (r *Runner) DeletesIPAM(ctx context.Context, typ, ipam string) bool {
 }
 
 func (r *Runner) deletesIPAM(ctx context.Context, call chain.Call, p Provider) bool {
-	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
+	ctx, end := traced(ctx, call, p.Kind)
 	out, err := r.execute(ctx, call, p)
 	said := failure(call, p.Kind, out, err)
-	if said != nil {
-		spans.EndPlugin(span, said.Code, r.failed(said))
-	} else {
-		spans.EndPlugin(span, 0, nil)
-	}
+	end(r.failed(said))
 	return p.Kind == Executable && errors.Is(err, invoke.ErrNotStarted) || said == nil || said.is(unknownContainer)
 }
