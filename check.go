@@ -18,7 +18,7 @@ import (
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/spans"
+	"github.com/embedcni/cni/internal/runner"
 )
 
 // Check asks the plugins of the loaded networks, or of those selected with
@@ -28,7 +28,7 @@ import (
 // no CHECK, it returns ErrNoCheck; one with disableCheck is skipped.
 func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
-	ctx, span := spans.Call(ctx, "cni.Check", id, path)
+	ctx, span := runner.CallSpan(ctx, "cni.Check", id, path)
 	defer func() { endCall(span, err) }()
 	ns, err := newNamespace(id, path, opts...)
 	if err == nil {
@@ -95,8 +95,8 @@ func (s *snapshot) isKnown(id record.ID) bool {
 
 // check runs the CHECK of one network, as recorded, if it has one.
 func (a *attachment) check(ctx context.Context) (err error) {
-	ctx, span := spans.Network(ctx, "cni.checkNetwork", a.network.config.Name, a.IfName)
-	defer func() { spans.End(span, err) }()
+	ctx, span := runner.NetworkSpan(ctx, "cni.checkNetwork", a.network.config.Name, a.IfName)
+	defer func() { runner.EndSpan(span, err) }()
 	if a.op.Record != nil {
 		a, err = a.recorded()
 	} else {

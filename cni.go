@@ -15,7 +15,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/spans"
 )
 
 // CNI attaches containers to networks. It is go-cni's interface and gets no more
@@ -261,5 +260,5 @@ func endCall(span trace.Span, err error) {
 	if errors.As(err, new(*Error)) && !(errors.As(err, &left) && len(left.Left) > 0) {
 		err = nil
 	}
-	spans.End(span, err)
+	runner.EndSpan(span, err)
 }

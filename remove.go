@@ -18,7 +18,6 @@ import (
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/spans"
 )
 
 // Remove detaches the container from all its networks, or from those selected with
@@ -39,7 +38,7 @@ import (
 // Timeouts.Del.
 func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	s := r.current.Load()
-	ctx, span := spans.Call(ctx, "cni.Remove", id, path)
+	ctx, span := runner.CallSpan(ctx, "cni.Remove", id, path)
 	defer func() { endCall(span, err) }()
 	ns, err := newNamespace(id, path, opts...)
 	if err != nil {
@@ -242,8 +241,8 @@ func (all attachments) detach(ctx context.Context) error {
 // del runs the DELs of one network. It returns no errors of plugins whose ADD was not
 // started.
 func (a *attachment) del(ctx context.Context) (err error) {
-	ctx, span := spans.Network(ctx, "cni.detachNetwork", a.network.config.Name, a.IfName)
-	defer func() { spans.End(span, err) }()
+	ctx, span := runner.NetworkSpan(ctx, "cni.detachNetwork", a.network.config.Name, a.IfName)
+	defer func() { runner.EndSpan(span, err) }()
 	err = a.errors("DEL", a.chain().Del(ctx, &a.Attachment, a.partial))
 	return without(err, func(e *Error) bool { return e.Plugin != "" && a.plugins.NotRun(e.Plugin) })
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/spans"
+	"github.com/embedcni/cni/internal/runner"
 )
 
 // Replace removes the attachments of a container, as Remove does, and attaches it in the
@@ -36,7 +36,7 @@ import (
 // Setup that failed the container is not attached.
 func (r *Runtime) Replace(ctx context.Context, report *HealthReport, id, path string, opts ...NamespaceOpts) (result *Result, err error) {
 	s := r.current.Load()
-	ctx, span := spans.Call(ctx, "cni.Replace", id, path)
+	ctx, span := runner.CallSpan(ctx, "cni.Replace", id, path)
 	defer func() { endCall(span, err) }()
 	if err := s.refuseInside(ctx); err != nil {
 		return nil, fmt.Errorf("replace the attachments of container %q: %w", id, err)

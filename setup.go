@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/spans"
+	"github.com/embedcni/cni/internal/runner"
 )
 
 // Setup attaches the container to the loaded networks, or to those selected with
@@ -43,7 +43,7 @@ func (r *Runtime) SetupSerially(ctx context.Context, id string, path string, opt
 
 func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []NamespaceOpts, serially bool) (_ *Result, err error) {
 	s := r.current.Load()
-	ctx, under := spans.Call(ctx, span, id, path)
+	ctx, under := runner.CallSpan(ctx, span, id, path)
 	defer func() { endCall(under, err) }()
 	ns, err := newNamespace(id, path, opts...)
 	if err := r.usable(s, ns); err != nil {
@@ -350,8 +350,8 @@ func (all attachments) groups(serially bool) (groups [][]int) {
 // add runs the ADD of one network. The first ADD of a network on a host runs alone for
 // a moment if its plugins may create rules that containers share.
 func (a *attachment) add(ctx context.Context, index int, serially bool) (result *types100.Result, err error) {
-	ctx, span := spans.Attach(ctx, a.network.config.Name, a.IfName, index, serially)
-	defer func() { spans.End(span, err) }()
+	ctx, span := runner.AttachSpan(ctx, a.network.config.Name, a.IfName, index, serially)
+	defer func() { runner.EndSpan(span, err) }()
 	if ctx.Err() != nil {
 		return nil, a.error("ADD", context.Cause(ctx))
 	}

@@ -15,8 +15,9 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/thread"
 )
 
 // Status is StatusContext without a context. Timeouts.Status bounds it.
@@ -182,7 +183,7 @@ func writable(dirs ...string) error {
 		if dir == "" {
 			continue // a default, below one of the others
 		}
-		if err := perm.Writable(dir); err != nil {
+		if err := plainfile.Writable(dir); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -190,7 +191,7 @@ func writable(dirs ...string) error {
 }
 
 func lackOfPrivileges() error {
-	lacks, err := perm.MissingCapabilities()
+	lacks, err := thread.MissingCapabilities()
 	if err != nil || len(lacks) == 0 {
 		return err
 	}

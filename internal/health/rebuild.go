@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/parallel"
@@ -106,11 +105,11 @@ func apply(ctx context.Context, all []*Repairing) []error {
 	}
 	ctx, cancel := all[0].Runner.Bound(ctx, "CHECK")
 	defer cancel()
-	var delayed []*batch.Batch
+	var delayed []*parallel.Batch
 	for _, r := range all {
 		delayed = append(delayed, &r.batch)
 	}
-	return batch.FlushTogether(ctx, delayed)
+	return parallel.FlushTogether(ctx, delayed)
 }
 
 // announce calls the Announce of a difference. An error is reported to the log alone: the

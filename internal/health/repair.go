@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/parallel"
 )
@@ -135,7 +134,7 @@ type progress struct {
 	made          []compare.Difference
 	announced     []compare.Difference // of all rounds
 
-	batch batch.Batch              // delayed changes of packet filters
+	batch parallel.Batch           // delayed changes of packet filters
 	took  map[string]time.Duration // the repair of the plugins' parts, by type
 }
 
@@ -255,7 +254,7 @@ func (r *Repairing) fixIn(ctx context.Context, d compare.Difference, together bo
 		ctx, cancel = context.WithTimeoutCause(ctx, slow, errSlow)
 		defer cancel()
 	}
-	var b *batch.Batch
+	var b *parallel.Batch
 	if together {
 		b = &r.batch
 	}

@@ -14,12 +14,12 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/parallel"
 	process "github.com/embedcni/cni/internal/runner"
 )
 
@@ -44,7 +44,7 @@ type runner struct {
 	version.PluginDecoder
 	side  side
 	host  *host
-	batch batch.Batch
+	batch parallel.Batch
 }
 
 func (r *runner) FindInPath(typ string, _ []string) (string, error) {

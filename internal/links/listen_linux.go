@@ -6,12 +6,11 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/notify"
 	"github.com/embedcni/cni/netns"
 )
 
 // Listener reports the changes of a namespace. One goroutine at a time may use it.
-type Listener struct{ socket *notify.Socket }
+type Listener struct{ socket *Socket }
 
 // Changes are the kinds of changes that a Listener reports.
 type Changes struct {
@@ -37,7 +36,7 @@ func Listen(ns *netns.Handle, of Changes) (*Listener, error) {
 	if of.Queues {
 		groups |= bit32(unix.RTNLGRP_TC)
 	}
-	s, err := notify.Open(ns, unix.NETLINK_ROUTE, groups, of.Buffer)
+	s, err := Subscribe(ns, unix.NETLINK_ROUTE, groups, of.Buffer)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +71,7 @@ type HeardPort struct {
 // kernel has dropped some. If the context ends, the error is its cause.
 func (l *Listener) Next(ctx context.Context, each func(Announcement)) (lost bool, err error) {
 	illegible := false
-	lost, err = l.socket.Next(ctx, func(m notify.Message) {
+	lost, err = l.socket.Next(ctx, func(m Message) {
 		h, ok, err := readAnnouncement(m)
 		if err != nil {
 			illegible = true
@@ -87,7 +86,7 @@ func (l *Listener) Next(ctx context.Context, each func(Announcement)) (lost bool
 func (l *Listener) Close() error { return l.socket.Close() }
 
 // readAnnouncement reads an announcement. ok is false if it is about something else.
-func readAnnouncement(m notify.Message) (h Announcement, ok bool, err error) {
+func readAnnouncement(m Message) (h Announcement, ok bool, err error) {
 	typ := m.Header.Type
 	switch typ {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_SETLINK:
@@ -136,7 +135,7 @@ func WatchAddresses(ns *netns.Handle) (*Listener, error) {
 // Wait returns when something has changed since the last Wait, or since the
 // Listener began. If the context ends, it returns the context's cause.
 func (l *Listener) Wait(ctx context.Context) error {
-	_, err := l.socket.Next(ctx, func(notify.Message) {})
+	_, err := l.socket.Next(ctx, func(Message) {})
 	return err
 }
 

@@ -17,7 +17,6 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/notify"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -117,7 +116,7 @@ func TestListenHearsOfQueues(t *testing.T) {
 // TestHeardQueueIsRead: an announcement that is cut off is an error.
 func TestHeardQueueIsRead(t *testing.T) {
 	read := func(body []byte) (h Announcement, err error) {
-		h, _, err = readAnnouncement(notify.Message{Header: syscall.NlMsghdr{Type: unix.RTM_DELTFILTER}, Data: body})
+		h, _, err = readAnnouncement(Message{Header: syscall.NlMsghdr{Type: unix.RTM_DELTFILTER}, Data: body})
 		return h, err
 	}
 	whole := body(request(unix.RTM_DELTFILTER, 0, tcmsg(-1, filtersIngress), str(nl.TCA_KIND, "u32")))
@@ -172,7 +171,7 @@ func TestListenHearsOfBridgePorts(t *testing.T) {
 // type of whichever request has taken them away.
 func TestHeardPortIsRead(t *testing.T) {
 	read := func(typ uint16, body []byte) (h Announcement, ok bool, err error) {
-		return readAnnouncement(notify.Message{Header: syscall.NlMsghdr{Type: typ}, Data: body})
+		return readAnnouncement(Message{Header: syscall.NlMsghdr{Type: typ}, Data: body})
 	}
 	whole := vlanMessage(unix.AF_BRIDGE, 7, [][2]uint16{{vlanAccess, 7}, {nl.BRIDGE_VLAN_INFO_RANGE_BEGIN, 100}, {nl.BRIDGE_VLAN_INFO_RANGE_END, 199}})
 	for _, typ := range []uint16{unix.RTM_NEWLINK, unix.RTM_SETLINK, unix.RTM_DELLINK} {

@@ -5,21 +5,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/notify"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 )
 
 // Listener reports changes of the rules of a namespace by others. One goroutine at a time
 // may use it.
 type Listener struct {
-	socket *notify.Socket
+	socket *links.Socket
 	takes  bool // the transaction whose announcements come now takes something away
 }
 
 // Listen begins to watch for changes in a namespace. The caller closes the Listener.
-// The size of the buffer is that of [notify.Open].
+// The size of the buffer is that of [links.Subscribe].
 func Listen(ns *netns.Handle, buffer int) (*Listener, error) {
-	s, err := notify.Open(ns, unix.NETLINK_NETFILTER, 1<<(unix.NFNLGRP_NFTABLES-1), buffer)
+	s, err := links.Subscribe(ns, unix.NETLINK_NETFILTER, 1<<(unix.NFNLGRP_NFTABLES-1), buffer)
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ type Change struct {
 // Next waits for changes and calls each with them, in order. Lost reports whether the
 // kernel has dropped some. If the context ends, the error is its cause.
 func (l *Listener) Next(ctx context.Context, each func(Change)) (lost bool, err error) {
-	return l.socket.Next(ctx, func(m notify.Message) {
+	return l.socket.Next(ctx, func(m links.Message) {
 		if c, ok := l.hear(m); ok {
 			each(c)
 		}
@@ -48,7 +48,7 @@ func (l *Listener) Close() error { return l.socket.Close() }
 // hear takes an announcement in, and returns the change that ends with it. The kernel
 // announces one transaction after the other, each with NFT_MSG_NEWGEN at its end
 // (nf_tables_commit).
-func (l *Listener) hear(m notify.Message) (c Change, ends bool) {
+func (l *Listener) hear(m links.Message) (c Change, ends bool) {
 	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < netfilterHeader || isOwnPort(m.Header.Pid) {
 		return c, false
 	}

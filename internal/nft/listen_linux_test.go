@@ -14,7 +14,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/notify"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -134,6 +134,6 @@ func FuzzReadHeard(f *testing.F) {
 	}
 	f.Fuzz(func(_ *testing.T, typ uint16, data []byte) {
 		l := &Listener{}
-		l.hear(notify.Message{Header: syscall.NlMsghdr{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | typ}, Data: data})
+		l.hear(links.Message{Header: syscall.NlMsghdr{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | typ}, Data: data})
 	})
 }

@@ -15,9 +15,9 @@ import (
 
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/dirwatch"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/shared"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -57,7 +57,7 @@ func slotOf(c Claim) slot { return slot{c.Protocol[0], c.Port} }
 
 type dirs struct{ records, results string }
 
-var states shared.Values[dirs, state]
+var states parallel.Shared[dirs, state]
 
 // Open returns the index of the records, and of libcni's cache in a directory. It touches
 // nothing. What is in memory is shared with the other Indexes of the directories.

@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/shared"
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // The first ADD of a network on a host runs alone, for a short time.
@@ -52,7 +52,7 @@ type Firsts struct {
 	memory *sync.Map
 }
 
-var memories shared.Values[string, sync.Map] // by the path of the lock file
+var memories parallel.Shared[string, sync.Map] // by the path of the lock file
 
 // NewFirsts returns those of a lock file. Nothing is touched before the first Begin.
 func NewFirsts(locks *lock.Space) *Firsts {

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
@@ -25,7 +24,6 @@ import (
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/spans"
 	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
@@ -135,18 +133,6 @@ func both(late, err error) error {
 		return err
 	}
 	return errors.Join(late, err)
-}
-
-// traced begins the span of a plugin's call, which end ends with its error.
-func traced(ctx context.Context, call chain.Call, kind Kind) (_ context.Context, end func(error)) {
-	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(kind))
-	return ctx, func(err error) {
-		said := (*types.Error)(nil)
-		if !errors.As(err, &said) || errors.As(err, new(*stoppedError)) {
-			said = &types.Error{}
-		}
-		spans.EndPlugin(span, said.Code, err)
-	}
 }
 
 // failed is Fail for a failure that may be nil.

@@ -1,4 +1,4 @@
-package notify
+package links
 
 import (
 	"fmt"
@@ -9,17 +9,14 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/sandbox"
 )
-
-func TestMain(m *testing.M) { os.Exit(sandbox.Main(m)) }
 
 // TestWhatIsCutOffIsLost: nothing is read behind the end, and the caller hears that
 // something is missing.
 func TestWhatIsCutOffIsLost(t *testing.T) {
 	ns := nettest.New(t)
 	for i, size := range []int{0, 8, unix.NLMSG_HDRLEN, 100, largest} {
-		s := expect.Value(Open(ns, unix.NETLINK_ROUTE, 1, 0))(t)
+		s := expect.Value(Subscribe(ns, unix.NETLINK_ROUTE, 1, 0))(t)
 		s.buf = make([]byte, size)
 		nettest.AddBridge(t, ns, fmt.Sprint("br", i))
 		heard := false
@@ -30,19 +27,19 @@ func TestWhatIsCutOffIsLost(t *testing.T) {
 	}
 }
 
-// TestOpenRefused: a group that the kernel does not have is an error, and leaves no
+// TestSubscribeRefused: a protocol that the kernel does not have is an error, and leaves no
 // socket.
-func TestOpenRefused(t *testing.T) {
+func TestSubscribeRefused(t *testing.T) {
 	ns := nettest.New(t)
 	before := sockets(t)
-	if s, err := Open(ns, 99, 1, 0); err == nil || s != nil {
+	if s, err := Subscribe(ns, 99, 1, 0); err == nil || s != nil {
 		t.Errorf("opened a socket of an unknown protocol: %v", err)
 	}
 	expect.Same(t, "descriptors", sockets(t), before)
 }
 
-func TestClosed(t *testing.T) {
-	s := expect.Value(Open(nettest.New(t), unix.NETLINK_ROUTE, 1, 1<<20))(t)
+func TestClosedSocket(t *testing.T) {
+	s := expect.Value(Subscribe(nettest.New(t), unix.NETLINK_ROUTE, 1, 1<<20))(t)
 	expect.NoError(t, s.Close())
 	expect.Fails(t, "a closed socket hears", expect.Err(s.Next(t.Context(), func(Message) {})))
 }

@@ -1,4 +1,4 @@
-package notify
+package links
 
 import (
 	"cmp"
@@ -15,8 +15,13 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Socket receives the announcements of one namespace. One goroutine at a time may
-// receive from it. The caller closes it.
+// Socket receives the announcements that the kernel sends to the groups of a netlink
+// protocol: each change of the interfaces or of the packet filter of one network namespace.
+// One goroutine at a time may receive from it. The caller closes it.
+//
+// The kernel drops announcements if the receiver's buffer is full, and says so once: then
+// Next returns lost. A caller that opens a socket, then looks, and then listens misses no
+// change.
 type Socket struct {
 	file *os.File
 	buf  []byte
@@ -29,11 +34,11 @@ type Message = syscall.NetlinkMessage
 // largest is more than the kernel puts into one datagram.
 const largest = 64 << 10
 
-// Open subscribes to groups of a netlink protocol, of rtnetlink or nf_tables, in
+// Subscribe subscribes to groups of a netlink protocol, of rtnetlink or nf_tables, in
 // a namespace. Groups is a mask; bit n-1 is group n. The size of the buffer, in the
 // kernel's terms, is that of socket(7); 0 leaves it to the system. Beyond the system's
 // limit it needs CAP_NET_ADMIN in the first user namespace, and is the limit without.
-func Open(ns *netns.Handle, protocol int, groups uint32, buffer int) (*Socket, error) {
+func Subscribe(ns *netns.Handle, protocol int, groups uint32, buffer int) (*Socket, error) {
 	fd := -1
 	err := thread.In(ns, func() (err error) {
 		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
