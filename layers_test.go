@@ -22,7 +22,7 @@ var floors = [][]string{
 		"thick/internal/wire", "thick/multinet",
 	},
 	{
-		"internal/chain", "internal/conflist", "internal/confwatch", "internal/dirwatch", "internal/lock",
+		"internal/chain", "internal/conflist", "internal/confwatch", "internal/lock",
 		"internal/proc", "internal/scripted/plugin",
 	},
 	{

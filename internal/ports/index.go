@@ -14,7 +14,6 @@ import (
 	"sync"
 
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
@@ -41,7 +40,7 @@ type Index struct {
 // Runtime for each container would have as many watches: the user may have 128, of which
 // other programs need some.
 type state struct {
-	recorded, cached *dirwatch.Files[[]slot]
+	recorded, cached *record.Files[[]slot]
 
 	mu   sync.Mutex
 	next int // where Free goes on, from the first port of the range
@@ -69,8 +68,8 @@ func Open(records *record.Store, cacheDir string, logger *slog.Logger) *Index {
 // watched returns the state of a process that knows nothing yet.
 func (d dirs) watched() *state {
 	return &state{
-		recorded: dirwatch.NewFiles[[]slot](d.records, record.FileExt, dirwatch.OpenNames),
-		cached:   dirwatch.NewFiles[[]slot](d.results, "", dirwatch.Open),
+		recorded: record.NewFiles[[]slot](d.records, record.FileExt, record.WatchNames),
+		cached:   record.NewFiles[[]slot](d.results, "", record.WatchFiles),
 		next:     rand.IntN(1 << 16),
 	}
 }
@@ -275,7 +274,7 @@ func (x *Index) Within(rec *record.Record, p *Picked) ([]Holder, error) {
 }
 
 // having returns the names of the files that name one of the ports, in order.
-func having(files *dirwatch.Files[[]slot], wanted []Claim, read dirwatch.Reader[[]slot]) (names []string, err error) {
+func having(files *record.Files[[]slot], wanted []Claim, read record.Reader[[]slot]) (names []string, err error) {
 	of := make(map[slot]bool, len(wanted))
 	for _, c := range wanted {
 		of[slotOf(c)] = true
