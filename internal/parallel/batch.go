@@ -80,11 +80,7 @@ func Join[T any](ctx context.Context, b *Batch, kind any, one T, do func(ctx con
 	all := func(ctx context.Context, items []any) error {
 		typed := make([]T, len(items))
 		for i, item := range items {
-			one, ok := item.(T)
-			if !ok {
-				return fmt.Errorf("work of kind %v is of two types: %T and %T", kind, one, item)
-			}
-			typed[i] = one
+			typed[i] = item.(T)
 		}
 		return do(ctx, typed)
 	}

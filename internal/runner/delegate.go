@@ -25,8 +25,9 @@ type execution struct {
 	*Runner
 	call  chain.Call
 	p     Provider
-	outer *execution // of the plugin that delegates to this one; nil: it is of the chain
 	given caller.Given
+	verb  string // of the call of the chain's plugin
+	depth int    // how many plugins have delegated to come to this one
 
 	mu     sync.Mutex
 	stderr []byte // of executables to which it delegated
@@ -56,14 +57,6 @@ func (e *execution) run(ctx context.Context) (out invoke.Output, err error) {
 	return invoke.Output{Stdout: stdout, Stderr: e.stderr}, stopped(ctx, err)
 }
 
-// chain returns the execution of the chain's plugin, and how many plugins have delegated.
-func (e *execution) chain() (first *execution, depth int) {
-	for first = e; first.outer != nil; depth++ {
-		first = first.outer
-	}
-	return first, depth
-}
-
 // mostDelegations limits the depth of delegation. The IPAM plugin of a main
 // plugin is the first. The limit stops a plugin that delegates to itself.
 const mostDelegations = 8
@@ -74,8 +67,8 @@ func (e *execution) delegate(ctx, bound context.Context, verb, typ string, confi
 	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "STATUS", "GC"}, verb) {
 		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "delegate to plugin %q: unknown verb %q", typ, verb)
 	}
-	if _, depth := e.chain(); depth == mostDelegations {
-		return nil, plugin.Errorf(types.ErrInternal, "delegate to plugin %q: plugin %q is the %dth that delegates", typ, e.call.Plugin, depth)
+	if e.depth == mostDelegations {
+		return nil, plugin.Errorf(types.ErrInternal, "delegate to plugin %q: plugin %q is the %dth that delegates", typ, e.call.Plugin, e.depth)
 	}
 	call := chain.Call{Verb: verb, Plugin: typ, Stdin: config, Env: invoke.WithVariable(e.call.Env, "CNI_COMMAND", verb)}
 	if bytes.Equal(config, e.call.Stdin) {
@@ -123,7 +116,7 @@ func (e *execution) runDelegate(ctx context.Context, call chain.Call, p Provider
 	ctx, end := traced(ctx, call, p.Kind)
 	defer func() { end(err) }()
 	var late error
-	if first, _ := e.chain(); call.Verb == first.call.Verb { // not for a DEL by which an ADD undoes its work
+	if call.Verb == e.verb { // not for a DEL by which an ADD undoes its work
 		if late = e.flushBefore(ctx, p, e.given.Batch, call.Verb); late != nil && call.Verb != "DEL" {
 			return out, late
 		}
@@ -132,7 +125,7 @@ func (e *execution) runDelegate(ctx context.Context, call chain.Call, p Provider
 		return out, plugin.Errorf(types.ErrInternal, "%w", err)
 	}
 	begun := time.Now()
-	out, err = (&execution{Runner: e.Runner, call: call, p: p, outer: e, given: e.given}).run(ctx)
+	out, err = (&execution{Runner: e.Runner, call: call, p: p, given: e.given, verb: e.verb, depth: e.depth + 1}).run(ctx)
 	if p.Kind == Executable {
 		if errors.Is(err, invoke.ErrNotStarted) {
 			e.Plugins.notStarted(call.Verb, call.Plugin)

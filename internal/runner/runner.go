@@ -212,7 +212,7 @@ func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invo
 	ctx, cancel := r.Bound(ctx, call.Verb)
 	defer cancel()
 	r.Given.Batch.For(call.Plugin)
-	e := &execution{Runner: r, call: call, p: p, given: r.Given}
+	e := &execution{Runner: r, call: call, p: p, given: r.Given, verb: call.Verb}
 	if call.Verb != "ADD" && call.Verb != "DEL" {
 		e.given.Batch = nil
 	}
