@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
 )
@@ -41,7 +41,7 @@ func (e *events) puttingOff(name string, fail map[string]error) testhost.Acting 
 	at := func(verb string) testhost.Action {
 		return func(ctx context.Context, _ *plugin.Request) error {
 			e.note(verb + " " + name)
-			return batch.Join(ctx, caller.From(ctx).Batch, verb, name, func(_ context.Context, names []string) error {
+			return parallel.Join(ctx, caller.From(ctx).Batch, verb, name, func(_ context.Context, names []string) error {
 				for _, n := range names {
 					e.note(verb + " of " + n + " done")
 				}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/spans"
 )
 
 // CNI attaches containers to networks. It is go-cni's interface and gets no more
@@ -120,7 +119,7 @@ func (r *Runtime) SetupSerially(ctx context.Context, id string, path string, opt
 
 func (r *Runtime) setup(ctx context.Context, span, id, path string, opts []NamespaceOpts, serially bool) (_ *Result, err error) {
 	l := r.current.Load()
-	ctx, under := spans.Call(ctx, span, id, path)
+	ctx, under := runner.CallSpan(ctx, span, id, path)
 	defer func() { endCall(under, err) }()
 	ns, err := newNamespace(id, path, opts...)
 	if err := r.usable(l, ns); err != nil {
@@ -162,7 +161,7 @@ func (l *loaded) setup(ctx context.Context, ns *Namespace, serially bool) (*Resu
 // Timeouts.Del.
 func (r *Runtime) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	l := r.current.Load().withNetworks()
-	ctx, span := spans.Call(ctx, "cni.Remove", id, path)
+	ctx, span := runner.CallSpan(ctx, "cni.Remove", id, path)
 	defer func() { endCall(span, err) }()
 	ns, err := newNamespace(id, path, opts...)
 	if err != nil {
@@ -186,7 +185,7 @@ func (l *loaded) remove(ctx context.Context, ns *Namespace) error {
 // no CHECK, it returns ErrNoCheck; one with disableCheck is skipped.
 func (r *Runtime) Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) (err error) {
 	l := r.current.Load()
-	ctx, span := spans.Call(ctx, "cni.Check", id, path)
+	ctx, span := runner.CallSpan(ctx, "cni.Check", id, path)
 	defer func() { endCall(span, err) }()
 	ns, err := newNamespace(id, path, opts...)
 	if err == nil {
@@ -445,5 +444,5 @@ func endCall(span trace.Span, err error) {
 	if errors.As(err, new(*Error)) && !(errors.As(err, &left) && len(left.Left) > 0) {
 		err = nil
 	}
-	spans.End(span, err)
+	runner.EndSpan(span, err)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 func TestErrorText(t *testing.T) {
@@ -124,7 +124,7 @@ func TestErrorFormats(t *testing.T) {
 func TestSentinelsOfInnerPackages(t *testing.T) {
 	for inner, want := range map[error]error{
 		invoke.ErrNotFound: ErrPluginNotFound, invoke.ErrOutputTooLarge: ErrPluginOutput,
-		perm.ErrInsecure: ErrInsecureFile, chain.ErrInvalidResult: ErrInvalidResult, chain.ErrNotAdded: ErrNotAttached,
+		plainfile.ErrInsecure: ErrInsecureFile, chain.ErrInvalidResult: ErrInvalidResult, chain.ErrNotAdded: ErrNotAttached,
 	} {
 		err := fmt.Errorf("there: %w", inner)
 		got := engine.WithSentinel(err)
@@ -151,7 +151,7 @@ func TestKindsOfConfigErrors(t *testing.T) {
 		"read":          {file(conflist.ErrRead), []error{ErrRead}},
 		"none":          {conflist.ErrNone, []error{ErrCNINotInitialized}},
 		"none is valid": {errors.Join(conflist.ErrNone, file(errors.New("bad"))), []error{ErrCNINotInitialized, ErrInvalidConfig}},
-		"insecure":      {file(perm.ErrInsecure), []error{ErrInvalidConfig, ErrInsecureFile}},
+		"insecure":      {file(plainfile.ErrInsecure), []error{ErrInvalidConfig, ErrInsecureFile}},
 	}
 	for name, test := range tests {
 		check := func(err error, want []error) {

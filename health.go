@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/spans"
+	"github.com/embedcni/cni/internal/runner"
 )
 
 // HealthOptions configures Health. The zero HealthOptions look at all containers of
@@ -284,7 +284,7 @@ func differences(found []engine.Difference) (all []Difference) {
 // Setup that failed the container is not attached.
 func (r *Runtime) Replace(ctx context.Context, report *HealthReport, id, path string, opts ...NamespaceOpts) (result *Result, err error) {
 	l := r.current.Load()
-	ctx, span := spans.Call(ctx, "cni.Replace", id, path)
+	ctx, span := runner.CallSpan(ctx, "cni.Replace", id, path)
 	defer func() { endCall(span, err) }()
 	if err := l.eng.RefuseInside(ctx); err != nil {
 		return nil, fmt.Errorf("replace the attachments of container %q: %w", id, err)

@@ -15,14 +15,14 @@ import (
 // is a decision made here.
 var floors = [][]string{
 	{
-		"examples", "internal/batch", "internal/behaviour",
-		"internal/confwatch", "internal/damage", "internal/expect", "internal/faults", "internal/interchange",
-		"internal/known", "internal/parallel", "internal/perm",
-		"internal/plainfile", "internal/scripted", "internal/shared", "internal/spans",
+		"examples", "examples/thick", "internal/behaviour",
+		"internal/damage", "internal/expect", "internal/faults", "internal/interchange",
+		"internal/known", "internal/parallel",
+		"internal/plainfile", "internal/scripted",
 		"thick/internal/wire", "thick/multinet",
 	},
 	{
-		"internal/chain", "internal/conflist", "internal/dirwatch", "internal/lock",
+		"internal/chain", "internal/conflist", "internal/confwatch", "internal/lock",
 		"internal/proc", "internal/scripted/plugin",
 	},
 	{
@@ -34,14 +34,17 @@ var floors = [][]string{
 		"thick/internal/delqueue",
 	},
 	{
-		"internal/invoke", "internal/notify", "internal/ports", "internal/refplugins", "thick/server",
+		"internal/invoke", "internal/ports", "internal/refplugins", "thick/server",
 		"thick/shim",
 	},
 	{
-		"examples/thick/shim", "internal/links", "internal/nft", "internal/testhost/servertest",
+		"examples/thick/shim", "internal/links",
 	},
 	{
-		"internal/hostns", "internal/iptables",
+		"internal/hostns", "internal/nft",
+	},
+	{
+		"internal/iptables",
 	},
 	{
 		"internal/firewalldtest",

@@ -12,10 +12,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -25,7 +25,7 @@ type Given struct {
 	Filters netfilter.Options // of the packet filters that the plugin opens; see Firewalls
 	Conns   *links.Conns      // open sockets; nil: the plugin opens its own
 	Bus     *firewalld.Bus    // of a firewalld; nil: the system's
-	Batch   *batch.Batch      // changes that are made together; nil: each is made at once
+	Batch   *parallel.Batch   // changes that are made together; nil: each is made at once
 	// Deletions of pairs wait together with those of other calls; nil: each waits by itself.
 	Deletions *links.Deletions
 	Durable   func() error // waits until the record survives a power cut; nil: it does

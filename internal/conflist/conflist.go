@@ -35,17 +35,13 @@ func Parse(data []byte) (*libcni.NetworkConfigList, error) {
 		return nil, err
 	}
 	var keys map[string]json.RawMessage
+	var plugins []json.RawMessage
 	if err := json.Unmarshal(data, &keys); err != nil {
 		return nil, fmt.Errorf("error parsing configuration list: %w", err)
 	}
-	if raw, ok := keys["plugins"]; ok {
-		var plugins []json.RawMessage
-		if err := json.Unmarshal(raw, &plugins); err != nil {
-			return nil, fmt.Errorf("error parsing configuration list: plugins: %w", err)
-		}
-		for i := range list.Plugins {
-			list.Plugins[i].Bytes = plugins[i]
-		}
+	_ = json.Unmarshal(keys["plugins"], &plugins) // libcni has read as many; there may be none
+	for i := range list.Plugins {
+		list.Plugins[i].Bytes = plugins[i]
 	}
 	if list.CNIVersion, err = selectVersion(keys["cniVersion"], keys["cniVersions"]); err != nil {
 		return nil, err
@@ -96,17 +92,9 @@ func wrapSingle(data []byte) ([]byte, error) {
 // configuration that names none has version 0.1.0 and keeps its empty string.
 func selectVersion(one, many json.RawMessage) (string, error) {
 	var offered []string
-	if many != nil {
-		if err := json.Unmarshal(many, &offered); err != nil {
-			return "", fmt.Errorf("error parsing configuration: cniVersions: %w", err)
-		}
-	}
 	var single string
-	if one != nil {
-		if err := json.Unmarshal(one, &single); err != nil {
-			return "", fmt.Errorf("error parsing configuration: cniVersion: %w", err)
-		}
-	}
+	_ = json.Unmarshal(many, &offered) // libcni has refused what is none
+	_ = json.Unmarshal(one, &single)
 	if single != "" {
 		offered = append(offered, single)
 	}

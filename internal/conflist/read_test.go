@@ -14,7 +14,7 @@ import (
 
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 const good = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "n": "<&>"}]}`
@@ -126,7 +126,7 @@ func TestFault_F24_WorldWritableConfiguration(t *testing.T) {
 				path = link
 			}
 			_, err := conflist.Reader{}.File(path)
-			if refused := errors.Is(err, perm.ErrInsecure); refused != test.refused || (err != nil) != test.refused {
+			if refused := errors.Is(err, plainfile.ErrInsecure); refused != test.refused || (err != nil) != test.refused {
 				t.Errorf("error %v, want a refusal: %v", err, test.refused)
 			}
 			if _, err := (conflist.Reader{AllowInsecure: true}).File(path); err != nil {

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // sight is how sources looked, and everything on the way to them: directories, symbolic
@@ -24,9 +26,6 @@ type sight struct {
 	// such as another user's home: their entries rarely change, and a comparison finds it.
 	watched map[string]bool
 }
-
-// maxLinks is how many symbolic links the kernel follows in a path.
-const maxLinks = 40
 
 // look looks at sources. It has each directory on the way watched before it looks at the
 // entries, so that a later change of what was seen is announced.
@@ -81,49 +80,18 @@ func (s *sight) all(dir string, below bool) error {
 // walk follows a path, and each symbolic link on the way, as far as they exist. It returns
 // the path without links, or "" if nothing is there.
 func (s *sight) walk(path string) (string, error) {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return "", err
+	end, err := plainfile.Walk(path, func(part string) (fs.FileInfo, error) {
+		if err := s.enter(filepath.Dir(part)); err != nil {
+			return nil, err
+		}
+		info, err := os.Lstat(part)
+		s.seen[part] = info
+		return info, err
+	})
+	if errors.Is(err, syscall.ELOOP) { // as if it did not exist
+		err = nil
 	}
-	root := filepath.VolumeName(path) + string(filepath.Separator)
-	at, rest := root, strings.TrimPrefix(path, root)
-	s.seen[root], _ = os.Lstat(root) // nobody replaces it
-	for links := 0; rest != ""; {
-		var name string
-		name, rest, _ = strings.Cut(rest, string(filepath.Separator))
-		switch name {
-		case "", ".":
-			continue
-		case "..":
-			at = filepath.Dir(at)
-			continue
-		}
-		if err := s.enter(at); err != nil {
-			return "", err
-		}
-		next := filepath.Join(at, name)
-		info, err := os.Lstat(next)
-		if s.seen[next] = info; err != nil {
-			return "", absent(err)
-		}
-		if info.Mode()&fs.ModeSymlink == 0 {
-			at = next
-			continue
-		}
-		target, err := os.Readlink(next)
-		if err != nil {
-			return "", absent(err)
-		}
-		if links++; links > maxLinks {
-			return "", nil // as if it did not exist
-		}
-		if filepath.IsAbs(target) {
-			at = filepath.VolumeName(target) + string(filepath.Separator)
-			target = strings.TrimPrefix(target, at)
-		}
-		rest = target + string(filepath.Separator) + rest
-	}
-	return at, nil
+	return end, absent(err)
 }
 
 // enter has a directory watched.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/dirwatch"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -255,13 +254,13 @@ func (c *Container) letGo() error {
 // safe for concurrent use.
 type ByAddress struct {
 	records *record.Store
-	files   *dirwatch.Files[[]netip.Addr]
+	files   *record.Files[[]netip.Addr]
 }
 
 // NewByAddress touches nothing. A record changes with each entry of its log, so nobody
 // watches the directory.
 func NewByAddress(records *record.Store) *ByAddress {
-	return &ByAddress{records, dirwatch.NewFiles[[]netip.Addr](records.Dir(), record.FileExt, nil)}
+	return &ByAddress{records, record.NewFiles[[]netip.Addr](records.Dir(), record.FileExt, nil)}
 }
 
 // Find returns the records, of all hosts and boots, that have the address in a result.

@@ -18,7 +18,7 @@ import (
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/spans"
+	"github.com/embedcni/cni/internal/runner"
 )
 
 // check asks the plugins of the attachments for CHECK.
@@ -72,8 +72,8 @@ func (eng *Engine) isKnown(id record.ID) bool {
 
 // check runs the CHECK of one network, as recorded, if it has one.
 func (a *attachment) check(ctx context.Context) (err error) {
-	ctx, span := spans.Network(ctx, "cni.checkNetwork", a.Network.Config.Name, a.IfName)
-	defer func() { spans.End(span, err) }()
+	ctx, span := runner.NetworkSpan(ctx, "cni.checkNetwork", a.Network.Config.Name, a.IfName)
+	defer func() { runner.EndSpan(span, err) }()
 	if a.op.c.Record != nil {
 		a, err = a.recorded()
 	} else {

@@ -15,9 +15,10 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/thread"
 )
 
 func (e *Error) isTransient() bool {
@@ -125,7 +126,7 @@ func (e *Error) hint() string {
 	case strings.Contains(e.Msg, "unknown args"): // types.LoadArgs, which the reference plugins call
 		return `; with WithArgs("IgnoreUnknown", "1") plugins ignore arguments that they do not know`
 	case errors.Is(e.Err, fs.ErrPermission) || strings.Contains(e.Msg+e.Details, "operation not permitted"):
-		return missing(perm.MissingCapabilities())
+		return missing(thread.MissingCapabilities())
 	default:
 		return ""
 	}
@@ -287,7 +288,7 @@ func sentinels() []struct{ inner, outer error } {
 	return []struct{ inner, outer error }{
 		{invoke.ErrNotFound, ErrPluginNotFound},
 		{invoke.ErrOutputTooLarge, ErrPluginOutput},
-		{perm.ErrInsecure, ErrInsecureFile},
+		{plainfile.ErrInsecure, ErrInsecureFile},
 		{netfilter.ErrHostPortTaken, ErrPortInUse},
 		{chain.ErrInvalidResult, ErrInvalidResult},
 		{chain.ErrNotAdded, ErrNotAttached},

@@ -18,7 +18,6 @@ import (
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/spans"
 )
 
 // remove detaches the container.
@@ -210,8 +209,8 @@ func (all attachments) detach(ctx context.Context) error {
 // del runs the DELs of one network. It returns no errors of plugins whose ADD was not
 // started.
 func (a *attachment) del(ctx context.Context) (err error) {
-	ctx, span := spans.Network(ctx, "cni.detachNetwork", a.Network.Config.Name, a.IfName)
-	defer func() { spans.End(span, err) }()
+	ctx, span := runner.NetworkSpan(ctx, "cni.detachNetwork", a.Network.Config.Name, a.IfName)
+	defer func() { runner.EndSpan(span, err) }()
 	err = a.errors("DEL", a.chain().Del(ctx, &a.Attachment, a.partial))
 	return without(err, func(e *Error) bool { return e.Plugin != "" && a.plugins.NotRun(e.Plugin) })
 }

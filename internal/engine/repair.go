@@ -14,7 +14,6 @@ import (
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/spans"
 )
 
 // repairOptions say what to repair; see cni.RepairOptions.
@@ -144,8 +143,8 @@ func repairLocked(ctx context.Context, all attachments, o RepairOptions, holds [
 	var in []context.Context
 	var end []func(error)
 	for _, a := range all {
-		its, span := spans.Network(ctx, "cni.repairNetwork", a.Network.Config.Name, a.IfName)
-		in, end = append(in, its), append(end, func(err error) { spans.End(span, err) })
+		its, span := runner.NetworkSpan(ctx, "cni.repairNetwork", a.Network.Config.Name, a.IfName)
+		in, end = append(in, its), append(end, func(err error) { runner.EndSpan(span, err) })
 		r := a.repairing(o, holds)
 		repairs, group = append(repairs, r), append(group, r.Repairing)
 	}

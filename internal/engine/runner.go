@@ -6,13 +6,13 @@ import (
 	"net/netip"
 	"os"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 )
@@ -24,7 +24,7 @@ func (a *attachment) chain() *chain.Chain {
 		return c // nothing runs
 	}
 	r := a.runner()
-	r.Given.Batch = &batch.Batch{}
+	r.Given.Batch = &parallel.Batch{}
 	if a.Network.IsLo && r.MakesOnlyLo() {
 		c.Uncached, c.OnResult = true, a.holdResult
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/spans"
 )
 
 // setup attaches the container. Containers that are gone and have its ports are removed
@@ -342,12 +341,12 @@ func (all attachments) groups(serially bool) (groups [][]int) {
 // add runs the ADD of one network. The first ADD of a network on a host runs alone for
 // a moment if its plugins may create rules that containers share.
 func (a *attachment) add(ctx context.Context, index int, serially bool) (result *types100.Result, err error) {
-	ctx, span := spans.Attach(ctx, a.Network.Config.Name, a.IfName, index, serially)
-	defer func() { spans.End(span, err) }()
+	ctx, span := runner.AttachSpan(ctx, a.Network.Config.Name, a.IfName, index, serially)
+	defer func() { runner.EndSpan(span, err) }()
 	if ctx.Err() != nil {
 		return nil, a.error("ADD", context.Cause(ctx))
 	}
-	end, err := a.runner().Begin(ctx, a.firstKey())
+	end, err := a.runner().Begin(ctx, a.givenCapabilities())
 	if err != nil {
 		return nil, a.error("ADD", err)
 	}
@@ -369,20 +368,14 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 	return result, a.errors("ADD", err)
 }
 
-func (a *attachment) firstKey() runner.FirstKey {
-	key := runner.FirstKey{Network: a.Network.Config.Name, Host: a.op.c.Host.String()}
-	if a.op.eng.Shared(a.Network) {
-		key.IfName = a.Network.IfName
-	}
-	for _, p := range a.Network.Config.Plugins {
-		key.Config = append(key.Config, string(p.Bytes))
-	}
+// givenCapabilities returns the names of the capabilities that the plugins are given.
+func (a *attachment) givenCapabilities() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(a.CapabilityArgs)) {
 		if conflist.Declares(a.Network.Config, name) && !IsEmpty(a.CapabilityArgs[name]) {
-			key.Capabilities = append(key.Capabilities, name)
+			names = append(names, name)
 		}
 	}
-	return key
+	return names
 }
 
 // rollBack detaches the attachments that were begun, and forgets the others. The

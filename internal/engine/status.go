@@ -15,8 +15,9 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/thread"
 )
 
 // statusCache lets callers share one run of STATUS, and reuses a recent success.
@@ -145,7 +146,7 @@ func writable(dirs ...string) error {
 		if dir == "" {
 			continue // a default, below one of the others
 		}
-		if err := perm.Writable(dir); err != nil {
+		if err := plainfile.Writable(dir); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -153,7 +154,7 @@ func writable(dirs ...string) error {
 }
 
 func lackOfPrivileges() error {
-	lacks, err := perm.MissingCapabilities()
+	lacks, err := thread.MissingCapabilities()
 	if err != nil || len(lacks) == 0 {
 		return err
 	}

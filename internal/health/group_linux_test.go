@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // bridgeHost is a fake host with a bridge, and containers that each have a port on it
@@ -102,7 +102,7 @@ func (h *bridgeHost) fix(ctx context.Context, n int, d compare.Difference) error
 	}
 	if d.Kind == compare.Rule {
 		if b := caller.From(ctx).Batch; b != nil {
-			return batch.Join(ctx, b, "rules", n, h.apply)
+			return parallel.Join(ctx, b, "rules", n, h.apply)
 		}
 		return h.addRules([]int{n})
 	}

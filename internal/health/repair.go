@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/parallel"
@@ -90,7 +89,7 @@ type Repairing struct {
 	todo, delayed, made []compare.Difference // in this round
 	announced           []compare.Difference // in all rounds
 
-	batch batch.Batch              // delayed changes of packet filters
+	batch parallel.Batch           // delayed changes of packet filters
 	took  map[string]time.Duration // the repair of the plugins' parts, by type
 }
 
@@ -239,13 +238,13 @@ func fix(ctx context.Context, all []*Repairing) {
 		r.fixShared(ctx, shared)
 	}
 	each(all, func(r *Repairing) { r.delayed = r.fixEach(ctx, r.delayed, &r.batch) })
-	var batches []*batch.Batch
+	var batches []*parallel.Batch
 	for _, r := range all {
 		batches = append(batches, &r.batch)
 	}
 	bound, cancel := all[0].Runner.Bound(ctx, "CHECK")
 	defer cancel()
-	for i, err := range batch.FlushTogether(bound, batches) {
+	for i, err := range parallel.FlushTogether(bound, batches) {
 		r := all[i]
 		if err != nil { // it is unknown which of the changes failed; each can be repeated
 			r.delayed = r.fixEach(ctx, r.delayed, nil)
@@ -280,12 +279,12 @@ func (r *Repairing) fixShared(ctx context.Context, made map[key]bool) {
 
 // fixEach repairs differences, or delays what goes into the batch, and returns those for
 // which that succeeded.
-func (r *Repairing) fixEach(ctx context.Context, all []compare.Difference, b *batch.Batch) []compare.Difference {
+func (r *Repairing) fixEach(ctx context.Context, all []compare.Difference, b *parallel.Batch) []compare.Difference {
 	return slices.DeleteFunc(all, func(d compare.Difference) bool { return !r.attempt(ctx, d, b) })
 }
 
 // attempt makes or delays the repair of one difference, unless ctx has ended.
-func (r *Repairing) attempt(ctx context.Context, d compare.Difference, b *batch.Batch) bool {
+func (r *Repairing) attempt(ctx context.Context, d compare.Difference, b *parallel.Batch) bool {
 	part := r.part(d)
 	if part.err = context.Cause(ctx); part.err != nil {
 		return false

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // part is a part of a fake attachment.
@@ -87,7 +87,7 @@ func (f *fake) fix(ctx context.Context, p part) error {
 	if f.together == nil {
 		return f.add(p)
 	}
-	return batch.Join(ctx, caller.From(ctx).Batch, "parts", p, func(_ context.Context, all []part) error {
+	return parallel.Join(ctx, caller.From(ctx).Batch, "parts", p, func(_ context.Context, all []part) error {
 		if len(all) > 1 {
 			return f.together
 		}

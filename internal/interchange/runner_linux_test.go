@@ -14,12 +14,12 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/parallel"
 	process "github.com/embedcni/cni/internal/runner"
 )
 
@@ -44,7 +44,7 @@ type runner struct {
 	version.PluginDecoder
 	side  side
 	host  *host
-	batch batch.Batch
+	batch parallel.Batch
 }
 
 func (r *runner) FindInPath(typ string, _ []string) (string, error) {
@@ -82,20 +82,19 @@ func printed(out invoke.Output, err error) error {
 
 func (r *runner) inProcess(ctx context.Context, typ string, stdin []byte, env []string) ([]byte, error) {
 	ctx = caller.With(ctx, caller.Given{Batch: &r.batch, Bus: firewalld.Open(r.host.bus)})
-	return process.InProcess{
-		Call: chain.Call{Verb: variable(env, "CNI_COMMAND"), Plugin: typ, Env: env, Stdin: stdin}, Host: r.host.ns,
-		Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
-			out, err := r.ExecPlugin(ctx, filepath.Join(r.host.plugins, typ), config, withVariable(env, "CNI_COMMAND", verb))
-			if err != nil || verb != "ADD" {
-				return nil, err
-			}
-			result, err := create.CreateFromBytes(out)
-			if err != nil {
-				return nil, err
-			}
-			return types100.NewResultFromResult(result)
-		},
-	}.Run(ctx, r.host.builtin(typ))
+	call := chain.Call{Verb: variable(env, "CNI_COMMAND"), Plugin: typ, Env: env, Stdin: stdin}
+	delegate := func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
+		out, err := r.ExecPlugin(ctx, filepath.Join(r.host.plugins, typ), config, withVariable(env, "CNI_COMMAND", verb))
+		if err != nil || verb != "ADD" {
+			return nil, err
+		}
+		result, err := create.CreateFromBytes(out)
+		if err != nil {
+			return nil, err
+		}
+		return types100.NewResultFromResult(result)
+	}
+	return process.InProcess(ctx, r.host.builtin(typ), call, r.host.ns, delegate)
 }
 
 func variable(env []string, name string) string {

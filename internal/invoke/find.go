@@ -10,7 +10,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/invoke"
 
-	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/thread"
 )
 
@@ -74,8 +74,8 @@ type Root string
 // Find returns the absolute path of a plugin type's executable: the first
 // regular file of that name, symbolic links followed, that may be executed.
 //
-// Unless allowInsecure, Find refuses with perm.ErrInsecure a file that other
-// users could have put there or written; see package perm. It does not try the
+// Unless allowInsecure, Find refuses with plainfile.ErrInsecure a file that other
+// users could have put there or written; see [plainfile.Trust]. It does not try the
 // directories after it, because that would be another plugin than the configured
 // one. A root that cannot be entered, or that other users may replace, is no
 // ErrNotFound for the same reason.
@@ -114,7 +114,7 @@ func (r Root) first(pluginType string, dirs, candidates []string, allowInsecure 
 				missing.note(err)
 				continue
 			}
-			if err := perm.CheckUnless(allowInsecure, path); err != nil {
+			if err := plainfile.TrustUnless(allowInsecure, path); err != nil {
 				return fmt.Errorf("plugin %q: %w", pluginType, err)
 			}
 			return nil
@@ -132,7 +132,7 @@ func (r Root) trusted(allowInsecure bool, fn func() error) error {
 	if r == "" {
 		return fn()
 	}
-	if err := perm.CheckUnless(allowInsecure, string(r)); err != nil {
+	if err := plainfile.TrustUnless(allowInsecure, string(r)); err != nil {
 		return r.error(err)
 	}
 	return r.Do(fn)

@@ -15,7 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // put makes a file, ignoring the umask.
@@ -142,7 +142,7 @@ func TestFault_F24_PluginsThatAnybodyCouldHaveWritten(t *testing.T) {
 				return
 			}
 			want := fmt.Sprintf(`plugin "bridge": %s (mode %s, owner %d) is writable by everybody: run chmod o-w on it, or allow insecure files (WithInsecureFiles)`, tt.culprit, tt.mode, os.Geteuid())
-			if !errors.Is(err, perm.ErrInsecure) || err.Error() != want || got != "" {
+			if !errors.Is(err, plainfile.ErrInsecure) || err.Error() != want || got != "" {
 				t.Errorf("got  %q, %v\nwant %s", got, err, want)
 			}
 			if got, err := Root("").Find("bridge", dirs, true); got != tt.path || err != nil {

@@ -24,10 +24,6 @@ func groupExists(int) bool {
 	return false
 }
 
-func readNow(*os.File, []byte) int {
-	return 0
-}
-
 // defaultPath is empty: the location of Windows is unknown here.
 const defaultPath = ""
 

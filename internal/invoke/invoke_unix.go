@@ -28,28 +28,6 @@ func groupExists(pgid int) bool {
 	return !errors.Is(syscall.Kill(-pgid, 0), syscall.ESRCH)
 }
 
-// readNow reads the data in a pipe without waiting, regardless of its deadline.
-// 0 means that the pipe is empty or at its end.
-func readNow(f *os.File, p []byte) int {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return 0
-	}
-	var n int
-	err = raw.Control(func(fd uintptr) {
-		for {
-			n, err = syscall.Read(int(fd), p) // os.Pipe made it non-blocking
-			if !errors.Is(err, syscall.EINTR) {
-				return
-			}
-		}
-	})
-	if err != nil || n < 0 {
-		return 0
-	}
-	return n
-}
-
 // defaultPath contains iptables, nft, tc and sysctl on every distribution. sbin
 // comes first, as it does for root.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -156,15 +156,12 @@ func (p *process) kill() {
 
 // awaitGroup waits until a killed group has no process left. They are not
 // children of this process, so nothing announces their end, and it has to ask
-// the kernel repeatedly. Usually the first answer is that they are gone.
+// the kernel repeatedly. Usually the first answer is that they are gone. Zombies keep
+// a group in existence until init reaps them, and in many containers init never does:
+// then it waits to the end.
 func awaitGroup(late context.Context, pgid int) {
 	const longest = 20 * time.Millisecond
 	for pause := 250 * time.Microsecond; late.Err() == nil && groupExists(pgid); pause = min(2*pause, longest) {
 		time.Sleep(pause)
-		// Zombies keep a group in existence until init reaps them, and in many
-		// containers init never does.
-		if groupExists(pgid) && !groupLives(pgid) {
-			return
-		}
 	}
 }

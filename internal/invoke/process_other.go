@@ -25,11 +25,5 @@ func awaitExit(cmd *exec.Cmd) (exit, error) {
 	return e, nil
 }
 
-// groupLives cannot distinguish zombies from live processes, which costs a wait
-// if init does not reap them.
-func groupLives(int) bool {
-	return true
-}
-
 // reap does nothing: awaitExit has reaped the process.
 func (p *process) reap() {}

@@ -84,23 +84,18 @@ func (p *printed) keepStdout(data []byte) bool {
 // read copies from f to keep until the end of f, its deadline, or until keep has
 // enough.
 func read(f *os.File, keep func([]byte) bool) {
-	const largestPipe = 1 << 20 // /proc/sys/fs/pipe-max-size: the most that can have been printed in time
+	// A deadline that has passed keeps Read from looking for data that is there already.
+	const toLook = 20 * time.Millisecond
 	chunk := make([]byte, 16<<10)
-	for {
+	for late := false; ; {
 		n, err := f.Read(chunk)
 		if !keep(chunk[:n]) {
 			return
 		}
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			break
+		if !late && errors.Is(err, os.ErrDeadlineExceeded) {
+			late, err = true, f.SetReadDeadline(time.Now().Add(toLook))
 		}
 		if err != nil {
-			return
-		}
-	}
-	for range largestPipe / len(chunk) {
-		n := readNow(f, chunk)
-		if n == 0 || !keep(chunk[:n]) {
 			return
 		}
 	}

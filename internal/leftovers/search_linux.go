@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/shared"
 )
 
 // These limits keep the background work from slowing down calls. A look reads all records.
@@ -47,7 +46,7 @@ type Search struct {
 	stuck    atomic.Int32   // containers that no look waits for any more
 }
 
-var searches shared.Values[string, Search]
+var searches parallel.Shared[string, Search]
 
 // SearchOf returns the Search of all Runtimes of a process that are alike, by all that decides
 // which containers they remove with which plugins. Each look reads all records, and a program

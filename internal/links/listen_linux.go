@@ -5,18 +5,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/notify"
 	"github.com/embedcni/cni/netns"
 )
 
 // Listener waits for changes in a namespace, for a caller who then reads the state itself.
 // One goroutine at a time may use it.
-type Listener struct{ socket *notify.Socket }
+type Listener struct{ socket *Socket }
 
 // WatchAddresses begins to watch for changes of interfaces and addresses. A caller that
 // starts to watch, then looks, and then waits misses no change. It closes the Listener.
 func WatchAddresses(ns *netns.Handle) (*Listener, error) {
-	s, err := notify.Open(ns, unix.NETLINK_ROUTE, groups(unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR), 0)
+	s, err := Subscribe(ns, unix.NETLINK_ROUTE, groups(unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR), 0)
 	if err != nil {
 		return nil, err
 	}
@@ -26,7 +25,7 @@ func WatchAddresses(ns *netns.Handle) (*Listener, error) {
 // Wait returns when something has changed since the last Wait, or since the
 // Listener began. If the context ends, it returns the context's cause.
 func (l *Listener) Wait(ctx context.Context) error {
-	_, err := l.socket.Next(ctx, func(notify.Message) {})
+	_, err := l.socket.Next(ctx, func(Message) {})
 	return err
 }
 

@@ -7,7 +7,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/notify"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -15,7 +14,7 @@ import (
 // set down, renamed or leaves its bridge, a port loses a mode or a VLAN; an address, a queue
 // or a route is deleted. An addition is no loss. One goroutine at a time may use them.
 type Losses struct {
-	socket *notify.Socket
+	socket *Socket
 	ns     *netns.Handle
 	ports  map[int]port // all interfaces by index, as last announced
 }
@@ -37,7 +36,7 @@ func WatchLosses(ns *netns.Handle, links, routes bool, buffer int) (*Losses, err
 	if routes {
 		mask |= groups(unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 	}
-	s, err := notify.Open(ns, unix.NETLINK_ROUTE, mask, buffer)
+	s, err := Subscribe(ns, unix.NETLINK_ROUTE, mask, buffer)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +76,7 @@ func (l *Losses) list() (err error) {
 // whether there is a new interface. If the context ends, the error is its cause.
 func (l *Losses) Next(ctx context.Context) (lost, added bool, err error) {
 	illegible := false
-	missed, err := l.socket.Next(ctx, func(m notify.Message) {
+	missed, err := l.socket.Next(ctx, func(m Message) {
 		gone, fresh, err := l.take(m)
 		lost, added, illegible = lost || gone, added || fresh, illegible || err != nil
 	})
@@ -88,11 +87,11 @@ func (l *Losses) Next(ctx context.Context) (lost, added bool, err error) {
 }
 
 // take takes an announcement in. With an error it cannot be read.
-func (l *Losses) take(m notify.Message) (lost, added bool, err error) {
-	got := parse(m.Type, m.Body)
-	switch m.Type {
+func (l *Losses) take(m Message) (lost, added bool, err error) {
+	got := parse(m.Header.Type, m.Data)
+	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_SETLINK:
-		lost, added = l.takeLink(m.Type, got)
+		lost, added = l.takeLink(m.Header.Type, got)
 	case unix.RTM_DELADDR:
 		lost = true
 	case unix.RTM_DELROUTE:

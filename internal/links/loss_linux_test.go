@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink/nl"
@@ -13,7 +14,6 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/notify"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -163,7 +163,7 @@ func TestLostVLANs(t *testing.T) {
 				vlans [][2]uint16
 				lost  bool
 			}{{tt.before, false}, {tt.now, tt.lost}, {tt.now, false}, {tt.before, hasLostVLAN(vlansOf(t, tt.now), vlansOf(t, tt.before), 1)}} {
-				lost, added, err := w.take(notify.Message{Type: typ, Body: vlanMessage(unix.AF_BRIDGE, index, step.vlans)})
+				lost, added, err := w.take(Message{Header: syscall.NlMsghdr{Type: typ}, Data: vlanMessage(unix.AF_BRIDGE, index, step.vlans)})
 				if err != nil || added || lost != step.lost {
 					t.Errorf("%s, type %d: lost %v, added %v, %v", what, typ, lost, added, err)
 				}
@@ -173,7 +173,7 @@ func TestLostVLANs(t *testing.T) {
 	// Another bridge has given it others.
 	w := &Losses{ports: map[int]port{index: {Link: Link{Index: index}, vlans: VLANs{{5, 5, false}}}}}
 	for _, family := range []uint8{unix.AF_BRIDGE, unix.AF_INET6} {
-		lost, added, err := w.take(notify.Message{Type: unix.RTM_NEWLINK, Body: vlanMessage(family, index, nil)})
+		lost, added, err := w.take(Message{Header: syscall.NlMsghdr{Type: unix.RTM_NEWLINK}, Data: vlanMessage(family, index, nil)})
 		if lost || added || err != nil {
 			t.Errorf("no port, family %d: lost %v, added %v, %v", family, lost, added, err)
 		}
@@ -190,13 +190,13 @@ func TestLossesThatAreTruncated(t *testing.T) {
 	whole := vlanMessage(unix.AF_BRIDGE, 7, [][2]uint16{{vlanAccess, 7}},
 		nest(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, data(unix.IFLA_BRPORT_STATE, 3), data(unix.IFLA_BRPORT_MODE, 1)))
 	filter := body(request(unix.RTM_DELTFILTER, 0, tcmsg(-1, filtersIngress), str(nl.TCA_KIND, "u32")))
-	for _, m := range []notify.Message{
-		{Type: unix.RTM_NEWLINK, Body: whole[:unix.SizeofIfInfomsg-1]},
-		{Type: unix.RTM_NEWLINK, Body: whole[:unix.SizeofIfInfomsg+5]},
-		{Type: unix.RTM_NEWLINK, Body: whole[:len(whole)-6]},
-		{Type: unix.RTM_DELTFILTER},
-		{Type: unix.RTM_DELTFILTER, Body: filter[:nl.SizeofTcMsg-1]},
-		{Type: unix.RTM_DELTFILTER, Body: filter[:nl.SizeofTcMsg+5]},
+	for _, m := range []Message{
+		{Header: syscall.NlMsghdr{Type: unix.RTM_NEWLINK}, Data: whole[:unix.SizeofIfInfomsg-1]},
+		{Header: syscall.NlMsghdr{Type: unix.RTM_NEWLINK}, Data: whole[:unix.SizeofIfInfomsg+5]},
+		{Header: syscall.NlMsghdr{Type: unix.RTM_NEWLINK}, Data: whole[:len(whole)-6]},
+		{Header: syscall.NlMsghdr{Type: unix.RTM_DELTFILTER}},
+		{Header: syscall.NlMsghdr{Type: unix.RTM_DELTFILTER}, Data: filter[:nl.SizeofTcMsg-1]},
+		{Header: syscall.NlMsghdr{Type: unix.RTM_DELTFILTER}, Data: filter[:nl.SizeofTcMsg+5]},
 	} {
 		w := &Losses{ports: map[int]port{7: {Link: Link{Index: 7, Port: Port{Master: 3}}}}}
 		if _, _, err := w.take(m); !errors.Is(err, errTruncated) {
@@ -204,7 +204,7 @@ func TestLossesThatAreTruncated(t *testing.T) {
 		}
 	}
 	w := &Losses{}
-	lost, _, err := w.take(notify.Message{Type: unix.RTM_DELTFILTER, Body: filter})
+	lost, _, err := w.take(Message{Header: syscall.NlMsghdr{Type: unix.RTM_DELTFILTER}, Data: filter})
 	if !lost || err != nil {
 		t.Errorf("a filter: lost %v, %v", lost, err)
 	}

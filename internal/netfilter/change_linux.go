@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -40,7 +40,7 @@ func (fw *Firewalls) Add(ctx context.Context, r ...Rule) error {
 // [ErrInPlace] or [ErrHostPortTaken].
 //
 // Batches of several attachments restore their rules together, see
-// [batch.FlushTogether]. If that fails, some may have been added.
+// [parallel.FlushTogether]. If that fails, some may have been added.
 func (fw *Firewalls) Restore(ctx context.Context, r ...Rule) error {
 	return fw.join(ctx, "restore", r, func(ctx context.Context, all []change) error { return fw.add(ctx, all, false) })
 }
@@ -66,7 +66,7 @@ func (fw *Firewalls) join(ctx context.Context, kind string, r []Rule, do func(co
 	if fw.sockets.NS != nil {
 		ns = fw.sockets.NS.ID()
 	}
-	return batch.Join(ctx, fw.Batch, kindOfChange{kind, ns}, change{fw, r}, do)
+	return parallel.Join(ctx, fw.Batch, kindOfChange{kind, ns}, change{fw, r}, do)
 }
 
 func together(all []change) (rules []Rule) {

@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // damaged is a host with two containers' rules, and an administrator's in the same
@@ -143,13 +143,13 @@ func (d *damaged) together(all []Missing) {
 // flush restores parts in one flush, each in a batch of its own.
 func (d *damaged) flush(all []Missing) []error {
 	d.t.Helper()
-	var batches []*batch.Batch
+	var batches []*parallel.Batch
 	for _, m := range all {
-		b := &batch.Batch{}
+		b := &parallel.Batch{}
 		expect.NoError(d.t, Open(nil, Options{Batch: b}).Restore(d.t.Context(), m.Rule))
 		batches = append(batches, b)
 	}
-	return batch.FlushTogether(d.t.Context(), batches)
+	return parallel.FlushTogether(d.t.Context(), batches)
 }
 
 // TestEachDamageIsFoundAndRestored: tables, chains, rules, sets and elements, one by one.

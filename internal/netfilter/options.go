@@ -4,8 +4,8 @@ import (
 	"encoding/json"
 	"os"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // Options hold the facts and the resources that a runtime provides for calls about
@@ -31,7 +31,7 @@ type Options struct {
 
 	// Batch has Add and Remove return at once. The rules are made and deleted when it
 	// is flushed, in one transaction.
-	Batch *batch.Batch
+	Batch *parallel.Batch
 
 	// Detected is the packet filter that was detected for the attachment: a result of
 	// [Detect] or DetectedFirewalld, or "" if it is not known.

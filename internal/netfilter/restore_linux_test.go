@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // restored is a host with the rules of many containers.
@@ -44,13 +44,13 @@ func ours(lines audit.Lines) audit.Lines { return lines.Without(ofAdmin) }
 // restoreAll restores the rules of containers in one flush.
 func (c *restored) restoreAll(rules []testRules) []error {
 	c.t.Helper()
-	var batches []*batch.Batch
+	var batches []*parallel.Batch
 	for _, r := range rules {
-		b := &batch.Batch{}
+		b := &parallel.Batch{}
 		expect.NoError(c.t, Open(c.ns, Options{Batch: b}).Restore(c.t.Context(), r.rules()...))
 		batches = append(batches, b)
 	}
-	return batch.FlushTogether(c.t.Context(), batches)
+	return parallel.FlushTogether(c.t.Context(), batches)
 }
 
 // TestManyAreRestoredTogether: the result is that of one after the other; restoring again

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/notify"
+	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -31,21 +34,22 @@ table inet t {
 }
 `
 
-// changedBy returns the names of those who have made changes until "end" has made one.
-func changedBy(t *testing.T, ns *netns.Handle, l *Listener) (names []string) {
+// changedBy returns the names of those who have made changes until a program called "end"
+// has made one: all that was changed before has arrived then too.
+func changedBy(t *testing.T, ns *netns.Handle, l *Listener) []string {
 	t.Helper()
-	nft(t, ns, "add table inet end\nadd chain inet end c\ndelete table inet end\n")
+	end := filepath.Join(t.TempDir(), "end")
+	nettest.Shell(t, ns, "ln -s $(command -v nft) "+end+"; "+end+" 'add table inet end; add chain inet end c; delete table inet end'")
 	ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
 	defer cancel()
-	for n := 0; ; n++ {
+	names := []string{}
+	for !slices.Contains(names, "end") {
 		lost, err := l.Next(ctx, func(c Change) { names = append(names, c.Name) })
 		if lost || err != nil {
 			t.Fatalf("lost %v, %v; heard %q", lost, err, names)
 		}
-		if len(names) > 0 { // all that was changed before has arrived too
-			return names[:len(names)-1]
-		}
 	}
+	return names[:len(names)-1]
 }
 
 // TestListenHearsWhatTakesSomethingAway: deletions, replacements and new names, and no
@@ -130,6 +134,6 @@ func FuzzReadHeard(f *testing.F) {
 	}
 	f.Fuzz(func(_ *testing.T, typ uint16, data []byte) {
 		l := &Listener{}
-		l.hear(notify.Message{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | typ, Body: data})
+		l.hear(links.Message{Header: syscall.NlMsghdr{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | typ}, Data: data})
 	})
 }

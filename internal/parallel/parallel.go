@@ -1,4 +1,5 @@
-// Package parallel does independent work on several goroutines.
+// Package parallel does independent work at once, or puts it off to do it together, and has
+// values that goroutines share.
 package parallel
 
 import (

@@ -14,10 +14,9 @@ import (
 	"sync"
 
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/dirwatch"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/shared"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -40,7 +39,7 @@ type Index struct {
 // Runtime for each container would have as many watches: the user may have 128, of which
 // other programs need some.
 type state struct {
-	recorded, cached *dirwatch.Files[[]slot]
+	recorded, cached *record.Files[[]slot]
 
 	mu   sync.Mutex
 	next int // where Free goes on, from the first port of the range
@@ -56,7 +55,7 @@ func slotOf(c Claim) slot { return slot{c.Protocol[0], c.Port} }
 
 type dirs struct{ records, results string }
 
-var states shared.Values[dirs, state]
+var states parallel.Shared[dirs, state]
 
 // Open returns the index of the records, and of libcni's cache in a directory. It touches
 // nothing. What is in memory is shared with the other Indexes of the directories.
@@ -68,8 +67,8 @@ func Open(records *record.Store, cacheDir string, logger *slog.Logger) *Index {
 // watched returns the state of a process that knows nothing yet.
 func (d dirs) watched() *state {
 	return &state{
-		recorded: dirwatch.NewFiles[[]slot](d.records, record.FileExt, dirwatch.OpenNames),
-		cached:   dirwatch.NewFiles[[]slot](d.results, "", dirwatch.Open),
+		recorded: record.NewFiles[[]slot](d.records, record.FileExt, record.WatchNames),
+		cached:   record.NewFiles[[]slot](d.results, "", record.WatchFiles),
 		next:     rand.IntN(1 << 16),
 	}
 }
@@ -268,7 +267,7 @@ func (x *Index) Within(rec *record.Record, p *Picked) ([]Holder, error) {
 }
 
 // having returns the names of the files that name one of the ports, in order.
-func having(files *dirwatch.Files[[]slot], wanted []Claim, read dirwatch.Reader[[]slot]) (names []string, err error) {
+func having(files *record.Files[[]slot], wanted []Claim, read record.Reader[[]slot]) (names []string, err error) {
 	of := make(map[slot]bool, len(wanted))
 	for _, c := range wanted {
 		of[slotOf(c)] = true

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"time"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // End applies the batched changes at the end of a chain.
@@ -17,38 +17,36 @@ import (
 // drops them: they are additions, which the DEL that follows would remove again.
 // A DEL always applies them.
 func (r *Runner) End(ctx context.Context, verb string) error {
-	return r.flush(ctx, r.Given.Batch, verb).err
+	return r.flush(ctx, r.Given.Batch, verb)
 }
 
-// flushed is the outcome of applying a batch.
-type flushed struct {
-	err  error // wraps one of [Attachment].Fail for each plugin that failed
-	code uint  // of the first
+// flushBefore applies the changes of a batch before a plugin that may depend on them.
+func (r *Runner) flushBefore(ctx context.Context, p Provider, b *parallel.Batch, verb string) error {
+	if p.Kind == BuiltIn {
+		return nil
+	}
+	return r.flush(ctx, b, verb)
 }
 
 // flush applies the changes of a batch, within the time of one plugin. It reports each
 // failure as that of the plugin that deferred the changes: its own call has ended, and
-// was reported as a success.
-func (r *Runner) flush(ctx context.Context, b *batch.Batch, verb string) (f flushed) {
+// was reported as a success. The error wraps one of [Attachment].Fail for each.
+func (r *Runner) flush(ctx context.Context, b *parallel.Batch, verb string) error {
 	if b == nil || b.Empty() {
-		return f
+		return nil
 	}
 	bound, cancel := r.Bound(ctx, verb)
 	defer cancel()
 	begun := time.Now()
-	var failed batch.Failures
+	var failed parallel.Failures
 	errors.As(b.Flush(bound), &failed)
 	var errs []error
 	for _, one := range failed {
-		said := flushFailure(verb, one.Plugin, stopped(bound, one.Err))
-		err := r.Fail(said)
-		if errs = append(errs, err); f.code == 0 {
-			f.code = said.Code
-		}
+		err := r.Fail(flushFailure(verb, one.Plugin, stopped(bound, one.Err)))
+		errs = append(errs, err)
 		r.report(ctx, "batched changes failed", r.event(verb, one.Plugin, BuiltIn, time.Since(begun), err), invoke.Output{})
 	}
-	f.err = errors.Join(errs...)
-	return f
+	return errors.Join(errs...)
 }
 
 // flushFailure returns the failure of batched changes, as that of a call of the plugin.

@@ -46,8 +46,8 @@ func (r *Runner) comparing(ctx context.Context, p Provider, call chain.Call, v *
 			err = fmt.Errorf("plugin %q panicked: %v\n%s", call.Plugin, panicked, debug.Stack())
 		}
 	}()
-	c := InProcess{Call: call, Host: r.Host, Container: r.Container, Delegate: comparedItself}
-	return c.with(p.plugin, func(request *plugin.Request) error {
+	e := &execution{Runner: r, call: call, p: p}
+	return e.with(comparedItself, func(request *plugin.Request) error {
 		given := r.lent(r.Given, p)
 		filters := given.Filters
 		filters.Notes = given.Record

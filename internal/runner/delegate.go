@@ -17,7 +17,6 @@ import (
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/spans"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -26,12 +25,16 @@ type execution struct {
 	*Runner
 	call  chain.Call
 	p     Provider
-	outer *execution // of the plugin that delegates to this one; nil: it is of the chain
 	given caller.Given
+	verb  string // of the call of the chain's plugin
+	depth int    // how many plugins have delegated to come to this one
 
 	mu     sync.Mutex
 	stderr []byte // of executables to which it delegated
 }
+
+// Delegate is the type of [plugin.Request.Delegate].
+type Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
 
 // run runs the plugin. Errors of an in-process plugin are *types.Errors, except the error
 // of one that was stopped.
@@ -42,30 +45,16 @@ func (e *execution) run(ctx context.Context) (out invoke.Output, err error) {
 	if ctx.Err() != nil {
 		return out, fmt.Errorf("not started: %w", context.Cause(ctx))
 	}
-	c := InProcess{Call: e.call, Host: e.Host, Container: e.Container, Inline: e.p.Kind == BuiltIn}
-	e.given = e.lent(e.given, e.p)
+	inner := ctx
 	if e.p.Kind == Registered {
 		e.given.Batch = nil // it depends on the finished work of the plugins to which it delegates
-		// It gets a handle and a result of its own, because it may do anything with them.
-		c.Container, c.Parsed = nil, nil
+		inner = e.withPluginCall(ctx, e.call.Verb, e.call.Plugin)
 	}
-	inner := caller.With(ctx, e.given)
-	if e.p.Kind == Registered {
-		inner = e.withPluginCall(inner, e.call.Verb, e.call.Plugin)
-	}
-	c.Delegate = func(inner context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
+	inner = caller.With(inner, e.lent(e.given, e.p))
+	stdout, err := e.inProcess(inner, func(inner context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
 		return e.delegate(inner, ctx, verb, typ, config)
-	}
-	stdout, err := c.Run(inner, e.p.plugin)
+	})
 	return invoke.Output{Stdout: stdout, Stderr: e.stderr}, stopped(ctx, err)
-}
-
-// chain returns the execution of the chain's plugin, and how many plugins have delegated.
-func (e *execution) chain() (first *execution, depth int) {
-	for first = e; first.outer != nil; depth++ {
-		first = first.outer
-	}
-	return first, depth
 }
 
 // mostDelegations limits the depth of delegation. The IPAM plugin of a main
@@ -78,8 +67,8 @@ func (e *execution) delegate(ctx, bound context.Context, verb, typ string, confi
 	if !slices.Contains([]string{"ADD", "DEL", "CHECK", "STATUS", "GC"}, verb) {
 		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "delegate to plugin %q: unknown verb %q", typ, verb)
 	}
-	if _, depth := e.chain(); depth == mostDelegations {
-		return nil, plugin.Errorf(types.ErrInternal, "delegate to plugin %q: plugin %q is the %dth that delegates", typ, e.call.Plugin, depth)
+	if e.depth == mostDelegations {
+		return nil, plugin.Errorf(types.ErrInternal, "delegate to plugin %q: plugin %q is the %dth that delegates", typ, e.call.Plugin, e.depth)
 	}
 	call := chain.Call{Verb: verb, Plugin: typ, Stdin: config, Env: invoke.WithVariable(e.call.Env, "CNI_COMMAND", verb)}
 	if bytes.Equal(config, e.call.Stdin) {
@@ -124,25 +113,19 @@ func (e *execution) delegateOf(ctx context.Context, verb, typ string) (Provider,
 
 // runDelegate runs the other plugin, and logs the call.
 func (e *execution) runDelegate(ctx context.Context, call chain.Call, p Provider) (out invoke.Output, err error) {
-	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
-	var late flushed
-	defer func() {
-		code := late.code
-		if said := (*types.Error)(nil); late.err == nil && errors.As(err, &said) {
-			code = said.Code
-		}
-		spans.EndPlugin(span, code, err)
-	}()
-	if first, _ := e.chain(); call.Verb == first.call.Verb && p.Kind != BuiltIn { // not for a DEL by which an ADD undoes its work
-		if late = e.flush(ctx, e.given.Batch, call.Verb); late.err != nil && call.Verb != "DEL" {
-			return out, late.err
+	ctx, end := traced(ctx, call, p.Kind)
+	defer func() { end(err) }()
+	var late error
+	if call.Verb == e.verb { // not for a DEL by which an ADD undoes its work
+		if late = e.flushBefore(ctx, p, e.given.Batch, call.Verb); late != nil && call.Verb != "DEL" {
+			return out, late
 		}
 	}
 	if err = e.awaitRecord(call.Verb, call.Plugin, p); err != nil {
 		return out, plugin.Errorf(types.ErrInternal, "%w", err)
 	}
 	begun := time.Now()
-	out, err = (&execution{Runner: e.Runner, call: call, p: p, outer: e, given: e.given}).run(ctx)
+	out, err = (&execution{Runner: e.Runner, call: call, p: p, given: e.given, verb: e.verb, depth: e.depth + 1}).run(ctx)
 	if p.Kind == Executable {
 		if errors.Is(err, invoke.ErrNotStarted) {
 			e.Plugins.notStarted(call.Verb, call.Plugin)
@@ -153,10 +136,7 @@ func (e *execution) runDelegate(ctx context.Context, call chain.Call, p Provider
 	e.stderr = append(e.stderr, out.Stderr...)
 	e.mu.Unlock()
 	e.log(ctx, "delegated plugin call", e.event(call.Verb, call.Plugin, p.Kind, time.Since(begun), err), out)
-	if late.err != nil {
-		err = errors.Join(late.err, err)
-	}
-	return out, err
+	return out, both(late, err)
 }
 
 // within returns a context that also ends with bound.

@@ -9,8 +9,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/shared"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/parallel"
 )
 
 // The first ADD of a network on a host runs alone, for a short time.
@@ -40,26 +43,6 @@ const (
 	longestWaits = 3 * longestAlone
 )
 
-// FirstKey is a network on a host. Two hosts are two network namespaces; a network whose
-// configuration has changed is another network.
-//
-// Some plugins make shared rules on first use, not with the first container: portmap
-// with the first one that has a port. So each combination of capabilities has a first
-// ADD of its own.
-type FirstKey struct {
-	Network      string
-	IfName       string   // of one of several networks of that name; else empty
-	Host         string   // identity of the namespace the plugins run in
-	Config       []string // of the plugins
-	Capabilities []string // that the ADD is given, sorted
-}
-
-// String returns a text that differs for other keys. None of the parts has a NUL.
-func (k FirstKey) String() string {
-	parts := slices.Concat([]string{k.Network, k.IfName, k.Host}, k.Config, []string{""}, k.Capabilities)
-	return strings.Join(parts, "\x00")
-}
-
 // Firsts remembers which networks had their first ADD in this process.
 type Firsts struct {
 	locks       *lock.Space
@@ -69,7 +52,7 @@ type Firsts struct {
 	memory *sync.Map
 }
 
-var memories shared.Values[string, sync.Map] // by the path of the lock file
+var memories parallel.Shared[string, sync.Map] // by the path of the lock file
 
 // NewFirsts returns those of a lock file. Nothing is touched before the first Begin.
 func NewFirsts(locks *lock.Space) *Firsts {
@@ -86,49 +69,84 @@ func (t *Firsts) knows(of string) bool {
 // is for tests, and must be called before anything else.
 func (t *Firsts) Within(alone, wait time.Duration) { t.alone, t.wait = alone, wait }
 
-// Begin waits until the ADD may run. The first ADD of a network runs alone
-// among the first ADDs that have a plugin type in common with it, since plugins
-// race by type, not by network. Both the wait and the time alone are limited.
-//
-// types returns the types of the plugins that must not create their shared parts at the
-// same time. It is called only if the ADD is the first.
+// Begin waits until the ADD may begin. The first ADD of a network runs alone, for a moment,
+// among the first ADDs that have a plugin type in common with it, if two of these plugins
+// at the same time could create shared objects twice: plugins race by type, not by network.
+// Some make shared rules on first use, not with the first container: portmap with the first
+// one that has a port. So each combination of capabilities that the ADD is given has a
+// first ADD of its own. A network whose configuration has changed is another network.
 //
 // Call end when the ADD is over; only the first call counts. After a success nobody in
 // this process waits again.
-func (t *Firsts) Begin(ctx context.Context, key FirstKey, types func() []string) (end func(ok bool) error, err error) {
+func (r *Runner) Begin(ctx context.Context, capabilities []string) (end func(ok bool) error, err error) {
 	never := func() bool { return false }
-	if end, err = t.begin(ctx, key.String(), "first/", types, t.wait, never); err != nil {
-		return nil, fmt.Errorf("wait for the first ADD of network %q: %w", key.Network, err)
+	end, err = r.First.begin(ctx, r.made("first", capabilities...), func() []lock.Key { return r.contended(ctx) }, r.First.wait, never)
+	if err != nil {
+		return nil, fmt.Errorf("wait for the first ADD of network %q: %w", r.Network.Name, err)
 	}
 	return end, nil
 }
 
-// Once waits until a plugin of a type may make the parts that containers share: one plugin
-// of the type does so at a time. If there reports that they exist, plugins run side by side.
-// Both the wait and the time alone are limited. of identifies the plugins that make the same: once one has ended
-// well and made nothing of it, nobody waits for them. Call end when the plugin has ended; ok
-// says whether it has succeeded.
-func (t *Firsts) Once(ctx context.Context, typ, of string, there func() bool) (end func(ok bool) error, err error) {
-	types := func() []string { return []string{typ} }
-	if end, err = t.begin(ctx, of, "shared/", types, longestWaits, there); err != nil {
-		return nil, fmt.Errorf("wait for another ADD of plugin %q: %w", typ, err)
+// contended returns the keys of the types in the chain whose plugins must not create at the
+// same time what containers share: executables, and plugins that the caller has registered.
+func (r *Runner) contended(ctx context.Context) (keys []lock.Key) {
+	for _, p := range r.Network.Plugins {
+		typ := p.Network.Type
+		c, _, _ := r.Plugins.Get(typ)
+		if kind := Kind(c.Kind); kind != BuiltIn && (kind != Executable || r.References.races(ctx, r.Root, typ, c.Path, p.Bytes)) {
+			keys = append(keys, lock.Key{Name: "first/" + typ})
+		}
+	}
+	return keys
+}
+
+// alone waits until the ADD of an executable may create the chains that all containers on a
+// host share, those of portmap and firewall. Executables create them for the first
+// container, and again after a flush: they look, and then create, without a lock, so that
+// of two at a time one may fail. Where they are not there, one executable of the type runs
+// alone, for a moment at most. end says whether it succeeded.
+func (r *Runner) alone(ctx context.Context, call chain.Call, p Provider) (end func(ok bool) error, err error) {
+	rules := known.Of(call.Plugin).Rules
+	if call.Verb != "ADD" || p.Kind != Executable || r.Host == nil || rules != known.HostPorts && rules != known.Forward {
+		return func(bool) error { return nil }, nil
+	}
+	keys := func() []lock.Key { return []lock.Key{{Name: "shared/" + call.Plugin}} }
+	end, err = r.First.begin(ctx, r.made("shared", call.Plugin), keys, longestWaits, func() bool {
+		there, err := netfilter.HasShared(ctx, r.Host, r.Given.Filters, rules == known.Forward, call.Stdin)
+		if err != nil {
+			r.Logger.Debug("whether the chains that containers share are there is not known", "plugin", call.Plugin, "error", err)
+		}
+		return there || err != nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("wait for another ADD of plugin %q: %w", call.Plugin, err)
 	}
 	return end, nil
 }
 
-// begin waits until nobody else has the key of one of the types. If that takes too long, or
-// there are no types, others may run at the same time. of is whom nobody waits for once one
-// has ended well, and there is false.
-func (t *Firsts) begin(ctx context.Context, of, prefix string, types func() []string, wait time.Duration, there func() bool) (end func(ok bool) error, err error) {
+// made returns a text for what plugins of the network make on the host. It differs if
+// anything does. None of its parts has a NUL.
+func (r *Runner) made(what string, by ...string) string {
+	parts := []string{what, r.Network.Name}
+	if r.Host != nil {
+		parts = append(parts, r.Host.ID().String())
+	}
+	for _, p := range r.Network.Plugins {
+		parts = append(parts, string(p.Bytes))
+	}
+	return strings.Join(slices.Concat(parts, []string{""}, by), "\x00")
+}
+
+// begin waits until nobody else has one of the keys, which are asked for only if that
+// matters. If it takes too long, or there are no keys, others may run at the same time. of
+// is for whom nobody waits any more once one has ended well, and what they make is not
+// there: they make none of it.
+func (t *Firsts) begin(ctx context.Context, of string, keys func() []lock.Key, wait time.Duration, there func() bool) (end func(ok bool) error, err error) {
 	nothing := func(bool) error { return nil }
 	if t.knows(of) {
 		return nothing, nil
 	}
-	var keys []lock.Key
-	for _, typ := range types() {
-		keys = append(keys, lock.Key{Name: prefix + typ})
-	}
-	leave, err := t.take(ctx, wait, keys)
+	leave, err := t.take(ctx, wait, keys())
 	if err != nil {
 		return nil, err
 	}

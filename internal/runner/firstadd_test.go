@@ -9,8 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
+
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/netns"
 )
 
 // patience limits the wait for events that must happen, blink for those that
@@ -20,14 +23,23 @@ const (
 	blink    = 20 * time.Millisecond
 )
 
-// adding is an ADD, and the types of its plugins.
+// adding is an ADD of a network, and the types of its plugins that may race.
 type adding struct {
-	FirstKey
+	of    string
 	types []string
 }
 
-func key(network string, types ...string) adding {
-	return adding{FirstKey{Network: network, Host: "4:1", Config: []string{network}}, types}
+func key(network string, types ...string) adding { return adding{network, types} }
+
+// begin begins the ADD.
+func (a adding) begin(ctx context.Context, tracker *Firsts) (end func(bool) error, err error) {
+	keys := func() (keys []lock.Key) {
+		for _, typ := range a.types {
+			keys = append(keys, lock.Key{Name: "first/" + typ})
+		}
+		return keys
+	}
+	return tracker.begin(ctx, a.of, keys, tracker.wait, func() bool { return false })
 }
 
 // newTracker returns another tracker of the process.
@@ -44,24 +56,24 @@ func newProcess(dir string) *Firsts {
 	return t
 }
 
-// begin returns the outcome of a Begin: "first", "later", or "waits".
+// beginFirst returns the outcome of a beginning: "first", "later", or "waits".
 func beginFirst(t *testing.T, tracker *Firsts, a adding, limit time.Duration) (end func(bool) error, outcome string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	end, err := tracker.Begin(ctx, a.FirstKey, func() []string { return a.types })
+	end, err := a.begin(ctx, tracker)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return nil, "waits"
 	case err != nil:
 		t.Fatal(err)
-	case tracker.knows(a.String()):
+	case tracker.knows(a.of):
 		return end, "later"
 	}
 	return end, "first"
 }
 
-// want checks the outcome of a Begin, and ends it with ok.
+// want checks the outcome of a beginning, and ends it with ok.
 func want(t *testing.T, tracker *Firsts, a adding, ok bool, wanted string) {
 	t.Helper()
 	limit := patience
@@ -69,7 +81,7 @@ func want(t *testing.T, tracker *Firsts, a adding, ok bool, wanted string) {
 		limit = blink
 	}
 	end, got := beginFirst(t, tracker, a, limit)
-	expect.Same(t, "the ADD of "+a.Network, got, wanted)
+	expect.Same(t, "the ADD of "+a.of, got, wanted)
 	if end == nil {
 		return
 	}
@@ -83,7 +95,7 @@ func first(t *testing.T, tracker *Firsts, a adding) (end func(bool) error) {
 	t.Helper()
 	end, got := beginFirst(t, tracker, a, patience)
 	if got != "first" {
-		t.Fatalf("the ADD of %s is %s", a.Network, got)
+		t.Fatalf("the ADD of %s is %s", a.of, got)
 	}
 	return end
 }
@@ -131,20 +143,31 @@ func TestAFailedFirstLeavesTheNextOneFirst(t *testing.T) {
 	want(t, newTracker(dir), key("podnet", "bridge"), true, "later")
 }
 
+// adds returns the key of an ADD to a network of that name whose plugins have these
+// configurations.
+func adds(name string, host *netns.Handle, configs []string, capabilities ...string) adding {
+	r := &Runner{Network: &libcni.NetworkConfigList{Name: name}, Host: host}
+	for _, c := range configs {
+		r.Network.Plugins = append(r.Network.Plugins, &libcni.PluginConfig{Bytes: []byte(c)})
+	}
+	return adding{r.made("first", capabilities...), []string{"bridge"}}
+}
+
 func TestKeysWithAFirstOfTheirOwn(t *testing.T) {
-	base := key("podnet", "bridge")
-	for _, change := range map[string]func(*adding){
-		"a capability":       func(k *adding) { k.Capabilities = []string{"portMappings"} },
-		"two capabilities":   func(k *adding) { k.Capabilities = []string{"bandwidth", "portMappings"} },
-		"another host":       func(k *adding) { k.Host = "4:2" },
-		"another config":     func(k *adding) { k.Config = []string{"podnet "} },
-		"other plugins' cut": func(k *adding) { k.Config = []string{"pod", "net"} },
-		"another network":    func(k *adding) { k.Network = "podnet2" },
+	host := expect.Value(netns.Current())(t)
+	defer host.Close()
+	config := []string{"podnet"}
+	base := adds("podnet", host, config)
+	for _, changed := range map[string]adding{
+		"a capability":       adds("podnet", host, config, "portMappings"),
+		"two capabilities":   adds("podnet", host, config, "bandwidth", "portMappings"),
+		"another host":       adds("podnet", nil, config),
+		"another config":     adds("podnet", host, []string{"podnet "}),
+		"other plugins' cut": adds("podnet", host, []string{"pod", "net"}),
+		"another network":    adds("podnet2", host, config),
 	} {
 		dir := t.TempDir()
 		want(t, newTracker(dir), base, true, "first")
-		changed := base
-		change(&changed)
 		want(t, newTracker(dir), changed, true, "first")
 		want(t, newTracker(dir), changed, true, "later")
 	}
@@ -153,8 +176,7 @@ func TestKeysWithAFirstOfTheirOwn(t *testing.T) {
 // TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach: the first ADD of one does not
 // make the other the first again, container after container.
 func TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach(t *testing.T) {
-	v4, v6 := key("podnet", "bridge"), key("podnet", "bridge")
-	v4.IfName, v6.IfName, v6.Config = "eth0", "eth2", []string{"IPv6"}
+	v4, v6 := adds("podnet", nil, []string{"podnet"}), adds("podnet", nil, []string{"IPv6"})
 	dir := t.TempDir()
 	for _, wanted := range []string{"first", "later", "later"} {
 		want(t, newTracker(dir), v4, true, wanted)
@@ -178,13 +200,13 @@ func TestOfACrowdOneIsFirst(t *testing.T) {
 		tracker := newTracker(dir)
 		wg.Go(func() {
 			a := key("podnet", "bridge")
-			end, err := tracker.Begin(ctx, a.FirstKey, func() []string { return a.types })
+			end, err := a.begin(ctx, tracker)
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			mu.Lock()
-			if !tracker.knows(a.String()) {
+			if !tracker.knows(a.of) {
 				firsts++
 				over = true // under the lock that excludes the others
 			} else if !over {
@@ -205,7 +227,7 @@ func TestBeginEndsWithItsContext(t *testing.T) {
 	end := first(t, tracker, key("podnet", "bridge"))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	expect.Is(t, expect.Err(tracker.Begin(ctx, key("podnet", "bridge").FirstKey, func() []string { return []string{"bridge"} })), context.Canceled)
+	expect.Is(t, expect.Err(key("podnet", "bridge").begin(ctx, tracker)), context.Canceled)
 	expect.NoError(t, end(true))
 	want(t, tracker, key("podnet", "bridge"), true, "later")
 }
@@ -248,21 +270,22 @@ func TestFault_F31_AnADDWithoutSharedObjectsDoesNotWait(t *testing.T) {
 func TestATypeIsNotAskedForOnceThereWasAFirst(t *testing.T) {
 	tracker := newTracker(t.TempDir())
 	want(t, tracker, key("podnet", "bridge"), true, "first")
-	end, err := tracker.Begin(t.Context(), key("podnet").FirstKey, func() []string { t.Error("asked"); return nil })
+	end, err := tracker.begin(t.Context(), "podnet", func() []lock.Key { t.Error("asked"); return nil }, tracker.wait, nil)
 	if err != nil || end(true) != nil {
 		t.Error(err)
 	}
 }
 
-func TestOnceWaitsForTheOneThatMakes(t *testing.T) {
+func TestOneWaitsForTheOneThatMakes(t *testing.T) {
 	tracker := newTracker(t.TempDir())
+	keys := func() []lock.Key { return []lock.Key{{Name: "shared/firewall"}} }
 	var made atomic.Bool
-	end, err := tracker.Once(t.Context(), "firewall", "podnet", made.Load)
+	end, err := tracker.begin(t.Context(), "podnet", keys, time.Hour, made.Load)
 	expect.NoError(t, err)
 	made.Store(true) // a part is there, and the first plugin still makes the rest
 	second := make(chan error, 1)
 	go func() {
-		end, err := tracker.Once(t.Context(), "firewall", "podnet", made.Load)
+		end, err := tracker.begin(t.Context(), "podnet", keys, time.Hour, made.Load)
 		if err == nil {
 			err = end(true)
 		}

@@ -14,7 +14,6 @@ import (
 	"sync"
 
 	"github.com/containernetworking/cni/pkg/types"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/embedcni/cni/internal/chain"
@@ -23,85 +22,70 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// InProcess is the call of a plugin that runs in this process the way an executable is
-// run: from the CNI_* environment and a request configuration to a printed result.
-type InProcess struct {
-	chain.Call
-	Host *netns.Handle // the namespace that an executable would have started in
-
-	// Container is the namespace at CNI_NETNS, if the caller has it open; the
-	// caller closes it. Otherwise one is opened for the plugin.
-	Container *netns.Handle
-
-	// Inline runs the plugin on the caller's goroutine, which saves two changes
-	// of threads. It is for plugins that are known neither to end their goroutine
-	// nor to leave it locked to a thread. A panic is still harmless.
-	Inline bool
-
-	// Delegate becomes [plugin.Request.Delegate].
-	Delegate func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error)
+// InProcess runs a plugin as if a program had registered it, without a Runner: test
+// harnesses have their own.
+func InProcess(ctx context.Context, p plugin.Plugin, call chain.Call, host *netns.Handle, delegate Delegate) (stdout []byte, err error) {
+	e := &execution{Runner: &Runner{Host: host}, call: call, p: Provider{Kind: Registered, plugin: p}}
+	return e.inProcess(ctx, delegate)
 }
 
-// Run runs the plugin and returns the stdout of an equivalent executable. An
-// error is or wraps the [*types.Error] that the executable would print; see
-// [Said].
+// inProcess runs the plugin in this process the way an executable is run: from the CNI_*
+// environment and a request configuration to a printed result. An error is or wraps the
+// [*types.Error] that the executable would print; see [Said].
 //
-// Unless Inline, the plugin has a goroutine of its own, for which Run waits. So
-// nobody else is harmed by a plugin that panics, ends its goroutine, or leaves
-// it locked to a thread in another namespace. The first two become errors with
-// the code 999, a panic with its stack in the details. The thread of the third
-// ends with the goroutine.
-func (c InProcess) Run(ctx context.Context, p plugin.Plugin) (stdout []byte, err error) {
+// A plugin has a goroutine of its own, for which inProcess waits, so that nobody else is
+// harmed by one that panics, ends its goroutine, or leaves it locked to a thread in another
+// namespace. The first two become errors with the code 999, a panic with its stack in the
+// details. The thread of the third ends with the goroutine. Plugins that are built in are
+// known to do neither of the latter, and run on the caller's goroutine, which saves two
+// changes of threads.
+func (e *execution) inProcess(ctx context.Context, delegate Delegate) (stdout []byte, err error) {
 	run := func() {
-		err = &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q ended its goroutine", c.Plugin)}
+		err = &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q ended its goroutine", e.call.Plugin)}
 		defer func() {
 			if v := recover(); v != nil {
 				err = &types.Error{
-					Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q panicked: %v", c.Plugin, v), Details: string(debug.Stack()),
+					Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %q panicked: %v", e.call.Plugin, v), Details: string(debug.Stack()),
 				}
 			}
 		}()
-		stdout, err = c.run(ctx, p)
+		err = e.with(delegate, func(r *plugin.Request) (err error) {
+			stdout, err = dispatch(ctx, e.p.plugin, e.call.Verb, r)
+			return err
+		})
 	}
-	if c.Inline {
+	if e.p.Kind == BuiltIn {
 		run()
 	} else {
 		var running sync.WaitGroup
 		running.Go(run)
 		running.Wait()
 	}
-	if err != nil && !errors.As(err, new(*types.Error)) {
+	if err == nil {
+		return stdout, nil
+	}
+	if !errors.As(err, new(*types.Error)) {
 		err = plugin.Errorf(types.ErrInternal, "%w", err)
 	}
-	return stdout, err
+	return nil, err
 }
 
-func (c InProcess) run(ctx context.Context, p plugin.Plugin) (stdout []byte, err error) {
-	err = c.with(p, func(r *plugin.Request) error {
-		result, err := c.dispatch(ctx, p, r)
-		if err != nil || c.Verb != "ADD" {
-			return err
+// dispatch calls the method of a verb. It returns the printed result of an ADD.
+func dispatch(ctx context.Context, p plugin.Plugin, verb string, r *plugin.Request) (stdout []byte, err error) {
+	switch verb {
+	case "ADD":
+		result, err := p.Add(ctx, r)
+		if err != nil {
+			return nil, err
 		}
 		if result == nil {
-			return plugin.Errorf(types.ErrInternal, "plugin %q returned no result", c.Plugin)
+			return nil, plugin.Errorf(types.ErrInternal, "plugin %q returned no result", r.Type)
 		}
 		converted, err := result.GetAsVersion(r.CNIVersion)
 		if err != nil {
-			return plugin.Errorf(types.ErrIncompatibleCNIVersion, "result as version %s: %w", r.CNIVersion, err)
+			return nil, plugin.Errorf(types.ErrIncompatibleCNIVersion, "result as version %s: %w", r.CNIVersion, err)
 		}
-		stdout, err = json.Marshal(converted)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return stdout, nil
-}
-
-func (c InProcess) dispatch(ctx context.Context, p plugin.Plugin, r *plugin.Request) (*types100.Result, error) {
-	switch c.Verb {
-	case "ADD":
-		return p.Add(ctx, r)
+		return json.Marshal(converted)
 	case "DEL":
 		return nil, p.Del(ctx, r)
 	case "CHECK":
@@ -124,30 +108,30 @@ func (c InProcess) dispatch(ctx context.Context, p plugin.Plugin, r *plugin.Requ
 		}
 		return nil, g.GC(ctx, r, conf.Valid)
 	}
-	return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "unknown CNI_COMMAND %q", c.Verb)
+	return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "unknown CNI_COMMAND %q", verb)
 }
 
-// with calls do with the request that a plugin gets for the call. The request is valid
-// until do returns.
-func (c InProcess) with(p plugin.Plugin, do func(*plugin.Request) error) (err error) {
-	parsed := c.Parsed
-	if parsed == nil {
-		if parsed, err = chain.Parse(c.Stdin); err != nil {
-			return plugin.Errorf(types.ErrDecodingFailure, "configuration of plugin %q: %w", c.Plugin, err)
+// with calls do with the request that the plugin gets for the call. The request is valid
+// until do returns. A registered plugin gets a handle and a result of its own, because it
+// may do anything with them.
+func (e *execution) with(delegate Delegate, do func(*plugin.Request) error) (err error) {
+	parsed, own := e.call.Parsed, e.p.Kind == Registered
+	if parsed == nil || own {
+		if parsed, err = chain.Parse(e.call.Stdin); err != nil {
+			return plugin.Errorf(types.ErrDecodingFailure, "configuration of plugin %q: %w", e.call.Plugin, err)
 		}
 	}
+	value := func(name string) string { return invoke.Variable(e.call.Env, "CNI_"+name) }
 	r := &plugin.Request{
-		ContainerID: invoke.Variable(c.Env, "CNI_CONTAINERID"), IfName: invoke.Variable(c.Env, "CNI_IFNAME"),
-		Args: invoke.Variable(c.Env, "CNI_ARGS"), NetNS: invoke.Variable(c.Env, "CNI_NETNS"),
-		Path: filepath.SplitList(invoke.Variable(c.Env, "CNI_PATH")),
-		Host: c.Host, Delegate: c.Delegate,
-		Name: parsed.Name, Type: c.Plugin, Config: c.Stdin,
+		ContainerID: value("CONTAINERID"), IfName: value("IFNAME"), Args: value("ARGS"), NetNS: value("NETNS"),
+		Path: filepath.SplitList(value("PATH")), Host: e.Host, Delegate: delegate,
+		Name: parsed.Name, Type: e.call.Plugin, Config: e.call.Stdin,
 		CNIVersion: cmp.Or(parsed.CNIVersion, "0.1.0"), // the version that did not ask for it
 	}
-	if err := complete(r, c.Verb); err != nil {
+	if err := complete(r, e.call.Verb); err != nil {
 		return err
 	}
-	if err := negotiate(p, r.CNIVersion); err != nil {
+	if err := negotiate(e.p.plugin, r.CNIVersion); err != nil {
 		return err
 	}
 	if r.PrevResult, err = parsed.Prev(); err != nil {
@@ -155,10 +139,10 @@ func (c InProcess) with(p plugin.Plugin, do func(*plugin.Request) error) (err er
 	}
 	switch {
 	case r.NetNS == "":
-	case c.Container != nil:
-		r.Container = c.Container
+	case e.Container != nil && !own:
+		r.Container = e.Container
 	default:
-		if r.Container, err = open(r.NetNS, c.Verb); err != nil {
+		if r.Container, err = open(r.NetNS, e.call.Verb); err != nil {
 			return err
 		}
 		if r.Container != nil {
@@ -172,14 +156,13 @@ func (c InProcess) with(p plugin.Plugin, do func(*plugin.Request) error) (err er
 // (CNI specification 1.1.0, section 2).
 func complete(r *plugin.Request, verb string) error {
 	var missing []string
-	require := func(name, value string, verbs ...string) {
-		if value == "" && slices.Contains(verbs, verb) {
-			missing = append(missing, "CNI_"+name)
+	for _, one := range []struct{ name, value, verbs string }{
+		{"CNI_CONTAINERID", r.ContainerID, "ADD DEL CHECK"}, {"CNI_NETNS", r.NetNS, "ADD CHECK"}, {"CNI_IFNAME", r.IfName, "ADD DEL CHECK"},
+	} {
+		if one.value == "" && slices.Contains(strings.Fields(one.verbs), verb) {
+			missing = append(missing, one.name)
 		}
 	}
-	require("CONTAINERID", r.ContainerID, "ADD", "DEL", "CHECK")
-	require("NETNS", r.NetNS, "ADD", "CHECK")
-	require("IFNAME", r.IfName, "ADD", "DEL", "CHECK")
 	if len(missing) > 0 {
 		return plugin.Errorf(types.ErrInvalidEnvironmentVariables,
 			"%s of plugin %q without %s", verb, r.Type, strings.Join(missing, ", "))
@@ -221,7 +204,7 @@ func negotiate(p plugin.Plugin, wanted string) error {
 	}
 }
 
-// Said returns the error that an executable would print for an error of [InProcess.Run].
+// Said returns the error that an executable would print for an error of an in-process plugin.
 // Text that the plugin wraps around another error, such as a delegate's, is part of the
 // message; an executable loses it.
 func Said(err error) types.Error {

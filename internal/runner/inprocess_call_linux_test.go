@@ -73,8 +73,9 @@ func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
 		}
 		return nil
 	}}
-	c := InProcess{Call: chain.Call{Verb: "DEL", Plugin: "fake", Env: env(ownNetNS), Stdin: []byte(plain)}, Host: host}
-	expect.Value(c.Run(context.Background(), p))(t)
+	c := call1(p, chain.Call{Verb: "DEL", Plugin: "fake", Env: env(ownNetNS), Stdin: []byte(plain)})
+	c.Host = host
+	expect.Value(c.inProcess(context.Background(), nil))(t)
 	expect.Is(t, container.File().Close(), os.ErrClosed)
 	if _, err := host.File().Stat(); err != nil {
 		t.Errorf("the host's namespace was closed: %v", err)
@@ -89,8 +90,9 @@ func TestHandleOfTheCallersIsLeftOpen(t *testing.T) {
 	var got *netns.Handle
 	p := fake{other: func(_ string, r *plugin.Request) error { got = r.Container; return nil }}
 	for path, want := range map[string]*netns.Handle{ownNetNS: own, "": nil} {
-		c := InProcess{Call: chain.Call{Verb: "DEL", Plugin: "fake", Env: env(path), Stdin: []byte(plain)}, Container: own}
-		expect.Value(c.Run(context.Background(), p))(t)
+		c := call1(p, chain.Call{Verb: "DEL", Plugin: "fake", Env: env(path), Stdin: []byte(plain)})
+		c.p.Kind, c.Container = BuiltIn, own
+		expect.Value(c.inProcess(context.Background(), nil))(t)
 		if got != want {
 			t.Errorf("path %q: got %v, want %v", path, got, want)
 		}
@@ -108,8 +110,11 @@ func TestInlineIsTheCallersGoroutine(t *testing.T) {
 	for _, inline := range []bool{true, false} {
 		thread := 0
 		p := fake{other: func(string, *plugin.Request) error { thread = unix.Gettid(); return nil }}
-		c := InProcess{Call: chain.Call{Verb: "DEL", Plugin: "fake", Env: env(""), Stdin: []byte(plain)}, Inline: inline}
-		expect.Value(c.Run(context.Background(), p))(t)
+		c := call1(p, chain.Call{Verb: "DEL", Plugin: "fake", Env: env(""), Stdin: []byte(plain)})
+		if inline {
+			c.p.Kind = BuiltIn
+		}
+		expect.Value(c.inProcess(context.Background(), nil))(t)
 		expect.Same(t, "on the goroutine of the caller", inline, thread == unix.Gettid())
 	}
 }

@@ -50,8 +50,13 @@ func env(netNS string) []string {
 	return []string{"CNI_CONTAINERID=c1", "CNI_IFNAME=eth0", "CNI_NETNS=/overwritten", "CNI_NETNS=" + netNS, "CNI_ARGS=A=b;C=d=e", "CNI_PATH=/a:/b"}
 }
 
+// call1 is a call of a registered plugin, unless the test changes that.
+func call1(p plugin.Plugin, call chain.Call) *execution {
+	return &execution{Runner: &Runner{}, call: call, p: Provider{Kind: Registered, plugin: p}}
+}
+
 func run1(p plugin.Plugin, verb, netNS, config string) (string, error) {
-	out, err := InProcess{Call: chain.Call{Verb: verb, Plugin: "fake", Env: env(netNS), Stdin: []byte(config)}}.Run(context.Background(), p)
+	out, err := call1(p, chain.Call{Verb: verb, Plugin: "fake", Env: env(netNS), Stdin: []byte(config)}).inProcess(context.Background(), nil)
 	return string(out), err
 }
 
@@ -284,7 +289,7 @@ func TestResultThatIsNone(t *testing.T) {
 
 func TestCallsThatAreNotComplete(t *testing.T) {
 	p := fake{other: func(string, *plugin.Request) error { t.Error("called"); return nil }}
-	complete := InProcess{Call: chain.Call{Plugin: "fake", Env: env(ownNetNS), Stdin: []byte(`{"name":"n", "cniVersion":"1.0.0"}`)}}
+	complete := chain.Call{Plugin: "fake", Env: env(ownNetNS), Stdin: []byte(`{"name":"n", "cniVersion":"1.0.0"}`)}
 	for _, tt := range []struct {
 		verb string
 		env  []string
@@ -311,7 +316,7 @@ func TestCallsThatAreNotComplete(t *testing.T) {
 		if tt.conf != "" {
 			c.Stdin = []byte(tt.conf)
 		}
-		_, err := c.Run(context.Background(), p)
+		_, err := call1(p, c).inProcess(context.Background(), nil)
 		wantError(t, tt.verb, err, tt.want)
 	}
 }

@@ -10,12 +10,11 @@ import (
 type PluginCall struct {
 	Plugin, Verb string
 	ContainerID  record.ID
-
-	locks string      // path of the lock file of the runtime that runs it
-	outer *PluginCall // of another runtime, inside which this one runs
 }
 
-type pluginCallKey struct{}
+// insideKey is the key of a PluginCall in the plugin's context: the path of the lock file
+// of the runtime that runs it. A plugin may call another runtime.
+type insideKey string
 
 // withPluginCall marks the context of a registered plugin, which holds the container's
 // lock and the barrier while it works. A STATUS locks nothing.
@@ -23,18 +22,12 @@ func (r *Runner) withPluginCall(ctx context.Context, verb, typ string) context.C
 	if verb == "STATUS" {
 		return ctx
 	}
-	outer, _ := ctx.Value(pluginCallKey{}).(*PluginCall)
-	return context.WithValue(ctx, pluginCallKey{}, &PluginCall{
-		Plugin: typ, ContainerID: r.ContainerID, Verb: verb, locks: r.Locks.Path(), outer: outer,
-	})
+	return context.WithValue(ctx, insideKey(r.Locks.Path()), &PluginCall{Plugin: typ, ContainerID: r.ContainerID, Verb: verb})
 }
 
 // Inside returns the call of a registered plugin that was given the context and holds
 // locks of the lock file; nil if there is none.
 func Inside(ctx context.Context, locks string) *PluginCall {
-	call, _ := ctx.Value(pluginCallKey{}).(*PluginCall)
-	for call != nil && call.locks != locks {
-		call = call.outer
-	}
+	call, _ := ctx.Value(insideKey(locks)).(*PluginCall)
 	return call
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/invoke"
@@ -18,7 +17,7 @@ const VerbRepair = "REPAIR"
 // Fix adds a missing part of the attachment, which a comparison has found, within the
 // time of a plugin for a CHECK. With a batch, changes of packet filters are made when
 // it is flushed.
-func (r *Runner) Fix(ctx context.Context, d compare.Difference, b *batch.Batch) error {
+func (r *Runner) Fix(ctx context.Context, d compare.Difference, b *parallel.Batch) error {
 	ctx, cancel := r.Bound(ctx, "CHECK")
 	defer cancel()
 	lender := *r

@@ -9,10 +9,10 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/plugin"
 )
@@ -32,8 +32,8 @@ func TestFixIsLentTheRuntimesResources(t *testing.T) {
 		expect.Same(t, "verb", verb, "CHECK")
 		return time.Hour
 	}
-	b := &batch.Batch{}
-	for _, of := range []*batch.Batch{nil, b} {
+	b := &parallel.Batch{}
+	for _, of := range []*parallel.Batch{nil, b} {
 		called := false
 		err := r.Fix(t.Context(), compare.Difference{Plugin: "ours", Fix: func(ctx context.Context) error {
 			called = true

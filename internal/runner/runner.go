@@ -24,7 +24,6 @@ import (
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/spans"
 	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
@@ -103,20 +102,15 @@ func (r *Runner) Run(ctx context.Context, call chain.Call) (chain.Output, error)
 // runOne runs a plugin, unless missing is the reason why there is none, and
 // reports its end.
 func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missing error) (_ chain.Output, err error) {
-	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
-	var code uint
-	defer func() { spans.EndPlugin(span, code, err) }()
+	ctx, end := traced(ctx, call, p.Kind)
+	defer func() { end(err) }()
 	begun := time.Now()
 	var out invoke.Output
-	var late flushed
+	var late error
 	started := false
 	if err = missing; err == nil {
-		if p.Kind != BuiltIn { // it may depend on the deferred changes
-			late = r.flush(ctx, r.Given.Batch, call.Verb)
-		}
-		if late.err != nil && call.Verb != "DEL" {
-			code = late.code
-			return chain.Output{}, late.err
+		if late = r.flushBefore(ctx, p, r.Given.Batch, call.Verb); late != nil && call.Verb != "DEL" {
+			return chain.Output{}, late
 		}
 		if err = r.awaitRecord(call.Verb, call.Plugin, p); err == nil {
 			out, err = r.execute(ctx, call, p)
@@ -130,18 +124,15 @@ func (r *Runner) runOne(ctx context.Context, call chain.Call, p Provider, missin
 	if call.Verb == "DEL" && said.is(unknownContainer) {
 		err = nil // the code means that there is nothing to clean
 	}
-	if late.err != nil {
-		code = late.code
-		return output(out, p), errors.Join(late.err, err)
-	}
-	if err != nil {
-		code = said.Code
-	}
-	return output(out, p), err
+	return chain.Output{Stdout: out.Stdout, Valid: p.Kind == BuiltIn}, both(late, err)
 }
 
-func output(out invoke.Output, p Provider) chain.Output {
-	return chain.Output{Stdout: out.Stdout, Valid: p.Kind == BuiltIn}
+// both returns both errors, or the one that there is.
+func both(late, err error) error {
+	if late == nil {
+		return err
+	}
+	return errors.Join(late, err)
 }
 
 // failed is Fail for a failure that may be nil.
@@ -221,7 +212,7 @@ func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invo
 	ctx, cancel := r.Bound(ctx, call.Verb)
 	defer cancel()
 	r.Given.Batch.For(call.Plugin)
-	e := &execution{Runner: r, call: call, p: p, given: r.Given}
+	e := &execution{Runner: r, call: call, p: p, given: r.Given, verb: call.Verb}
 	if call.Verb != "ADD" && call.Verb != "DEL" {
 		e.given.Batch = nil
 	}
@@ -343,13 +334,9 @@ func (r *Runner) DeletesIPAM(ctx context.Context, typ, ipam string) bool {
 }
 
 func (r *Runner) deletesIPAM(ctx context.Context, call chain.Call, p Provider) bool {
-	ctx, span := spans.Plugin(ctx, call.Plugin, call.Verb, string(p.Kind))
+	ctx, end := traced(ctx, call, p.Kind)
 	out, err := r.execute(ctx, call, p)
 	said := failure(call, p.Kind, out, err)
-	if said != nil {
-		spans.EndPlugin(span, said.Code, r.failed(said))
-	} else {
-		spans.EndPlugin(span, 0, nil)
-	}
+	end(r.failed(said))
 	return p.Kind == Executable && errors.Is(err, invoke.ErrNotStarted) || said == nil || said.is(unknownContainer)
 }

@@ -20,3 +20,6 @@ const CanChangeRoot = false
 func AtRoot(dir string, _ func() error) error {
 	return rootError("chroot", dir, errors.ErrUnsupported)
 }
+
+// MissingCapabilities returns nil: other systems have no capabilities.
+func MissingCapabilities() ([]string, error) { return nil, nil }

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/perm"
+	"github.com/embedcni/cni/internal/plainfile"
 )
 
 // Listen makes a unix socket for Serve at an absolute path, with mode 0600 from its
@@ -74,7 +74,7 @@ func makeDir(dir string, uid int) error {
 	case !errors.Is(err, fs.ErrExist):
 		return err
 	}
-	if err := perm.Check(dir); err != nil {
+	if err := plainfile.Trust(dir); err != nil {
 		return err
 	}
 	info, err := os.Stat(dir)
@@ -82,11 +82,11 @@ func makeDir(dir string, uid int) error {
 		return err
 	}
 	if info.Mode()&0o022 != 0 {
-		return fmt.Errorf("%s is writable by others (mode %v): %w", dir, info.Mode().Perm(), perm.ErrInsecure)
+		return fmt.Errorf("%s is writable by others (mode %v): %w", dir, info.Mode().Perm(), plainfile.ErrInsecure)
 	}
 	owner := int(info.Sys().(*syscall.Stat_t).Uid)
 	if owner != 0 && owner != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d: %w", dir, owner, perm.ErrInsecure)
+		return fmt.Errorf("%s belongs to user %d: %w", dir, owner, plainfile.ErrInsecure)
 	}
 	return nil
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -96,7 +96,7 @@ func TestDel(t *testing.T) {
 		} else {
 			c.Prev = h.Result()
 		}
-		b := &batch.Batch{}
+		b := &parallel.Batch{}
 		if _, err := side.Run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -16,25 +16,25 @@ import (
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/plainfile"
-	"github.com/embedcni/cni/internal/shared"
 	"github.com/embedcni/cni/plugin"
 )
 
 // Plugin is the plugin "host-local". A Plugin that is kept need not read a
 // network's files again. It does not depend on that memory for correctness.
 type Plugin struct {
-	memory *shared.Values[string, directory]
+	memory *parallel.Shared[string, directory]
 
 	mu   sync.Mutex
 	dirs map[string]*directory
 }
 
 // New returns a plugin with empty memory.
-func New() *Plugin { return &Plugin{memory: &shared.Values[string, directory]{}} }
+func New() *Plugin { return &Plugin{memory: &parallel.Shared[string, directory]{}} }
 
 // directories have the memory of the process.
-var directories shared.Values[string, directory]
+var directories parallel.Shared[string, directory]
 
 // Shared returns a plugin with the memory of all shared ones: a program may have one for
 // each container.

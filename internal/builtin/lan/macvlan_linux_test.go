@@ -9,12 +9,12 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/batch"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -106,7 +106,7 @@ func TestMACVLANDel(t *testing.T) {
 			before := plugintest.Audit(t, h.Container, dir)
 			c.Prev = side.Must(t, "ADD", c)
 			c = prepare(c)
-			b := &batch.Batch{}
+			b := &parallel.Batch{}
 			if _, err := side.Run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
 				t.Error(err)
 			}

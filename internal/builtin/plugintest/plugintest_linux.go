@@ -51,18 +51,16 @@ func Ours(host *netns.Handle, lookup func(typ string) plugin.Plugin) Side {
 		if p == nil {
 			return nil, fmt.Errorf("no plugin of type %q", c.Type)
 		}
-		return runner.InProcess{
-			Call: chain.Call{Verb: verb, Plugin: c.Type, Env: env, Stdin: stdin}, Host: host,
-			Delegate: func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
-				c := c
-				c.Type = typ
-				out, err := s.run(ctx, verb, c, env, config)
-				if err != nil || verb != "ADD" {
-					return nil, err
-				}
-				return Result(out)
-			},
-		}.Run(ctx, p)
+		call := chain.Call{Verb: verb, Plugin: c.Type, Env: env, Stdin: stdin}
+		return runner.InProcess(ctx, p, call, host, func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
+			c := c
+			c.Type = typ
+			out, err := s.run(ctx, verb, c, env, config)
+			if err != nil || verb != "ADD" {
+				return nil, err
+			}
+			return Result(out)
+		})
 	}
 	return s
 }

@@ -1,4 +1,4 @@
-package spans
+package runner
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/embedcni/cni/internal/chain"
 )
 
 // TestNoSpanWithoutAProvider: with a span of the caller's or without, and without a
@@ -13,23 +15,23 @@ import (
 func TestNoSpanWithoutAProvider(t *testing.T) {
 	failed := errors.New("x")
 	below := func(ctx context.Context) {
-		inner, network := Attach(ctx, "net", "eth0", 0, false)
-		inner, verb := Network(inner, "cni.checkNetwork", "net", "eth0")
-		inner, plugin := Plugin(inner, "p", "ADD", "built in")
-		if inner != ctx || network != nil || verb != nil || plugin != nil {
+		inner, network := AttachSpan(ctx, "net", "eth0", 0, false)
+		inner, verb := NetworkSpan(inner, "cni.checkNetwork", "net", "eth0")
+		inner, end := traced(inner, chain.Call{Plugin: "p", Verb: "ADD"}, BuiltIn)
+		if inner != ctx || network != nil || verb != nil {
 			t.Error("a span was made")
 		}
-		EndPlugin(plugin, 7, failed)
-		End(verb, failed)
-		End(network, failed)
+		end(failed)
+		EndSpan(verb, failed)
+		EndSpan(network, failed)
 	}
 	for _, ctx := range []context.Context{context.Background(), callersSpan()} {
-		inner, setup := Call(ctx, "cni.Setup", "c1", "/run/netns/c1")
+		inner, setup := CallSpan(ctx, "cni.Setup", "c1", "/run/netns/c1")
 		if inner != ctx || setup != nil {
 			t.Error("a span was made")
 		}
 		below(inner)
-		End(setup, nil)
+		EndSpan(setup, nil)
 	}
 	if got := testing.AllocsPerRun(1000, func() { below(context.Background()) }); got != 0 {
 		t.Errorf("%v allocations", got)

@@ -1,4 +1,4 @@
-package shared
+package parallel
 
 import (
 	"maps"
@@ -13,7 +13,7 @@ import (
 )
 
 func TestValuesAreSharedWhileSomebodyHasThem(t *testing.T) {
-	var v Values[string, [64]byte]
+	var v Shared[string, [64]byte]
 	made := 0
 	get := func(key string) *[64]byte {
 		return v.Get(key, func() *[64]byte { made++; return &[64]byte{} })
@@ -34,7 +34,7 @@ func TestValuesAreSharedWhileSomebodyHasThem(t *testing.T) {
 }
 
 // collected waits until only the values of these keys are left.
-func collected(t *testing.T, v *Values[string, [64]byte], what string, want []string) {
+func collected(t *testing.T, v *Shared[string, [64]byte], what string, want []string) {
 	t.Helper()
 	keys := func() []string {
 		v.mu.Lock()
@@ -49,7 +49,7 @@ func collected(t *testing.T, v *Values[string, [64]byte], what string, want []st
 }
 
 func TestManyGetAtOnce(t *testing.T) {
-	var v Values[int, atomic.Int64]
+	var v Shared[int, atomic.Int64]
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {

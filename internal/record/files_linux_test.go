@@ -1,4 +1,4 @@
-package dirwatch
+package record
 
 import (
 	"errors"
@@ -37,7 +37,7 @@ func newFolder(t testing.TB, open func(string) (*Watch, error)) *folder {
 // watched is a folder with a dozen files, "0" to "11" with "v0" to "v11" in them.
 func watched(t testing.TB) *folder {
 	t.Helper()
-	d := newFolder(t, Open)
+	d := newFolder(t, WatchFiles)
 	for i := range 12 {
 		d.write(fmt.Sprint(i), fmt.Sprint("v", i))
 	}
@@ -210,7 +210,7 @@ func TestAWatchThatHasMissedChanges(t *testing.T) {
 
 // TestADirectoryThatCannotBeReadIsAnError, rather than one without files.
 func TestADirectoryThatCannotBeReadIsAnError(t *testing.T) {
-	d := newFolder(t, Open)
+	d := newFolder(t, WatchFiles)
 	expect.NoError(t, os.Remove(d.dir))
 	expect.NoError(t, os.WriteFile(d.dir, nil, 0o600))
 	if names, err := d.having("a"); err == nil {
@@ -221,7 +221,7 @@ func TestADirectoryThatCannotBeReadIsAnError(t *testing.T) {
 // TestAFileThatIsThereIsNeverMissing, while others are made and removed, and it is
 // replaced itself.
 func TestAFileThatIsThereIsNeverMissing(t *testing.T) {
-	for name, open := range map[string]func(string) (*Watch, error){"listed": nil, "watched": Open} {
+	for name, open := range map[string]func(string) (*Watch, error){"listed": nil, "watched": WatchFiles} {
 		t.Run(name, func(t *testing.T) {
 			seed := rand.Uint64()
 			t.Logf("seed %d", seed)

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package dirwatch
+package record
 
 import "errors"
 
@@ -13,11 +13,11 @@ type Changes struct {
 	Lost  bool
 }
 
-// Open fails with [errors.ErrUnsupported].
-func Open(string) (*Watch, error) { return nil, errors.ErrUnsupported }
+// WatchFiles fails with [errors.ErrUnsupported].
+func WatchFiles(string) (*Watch, error) { return nil, errors.ErrUnsupported }
 
-// OpenNames fails with [errors.ErrUnsupported].
-func OpenNames(string) (*Watch, error) { return nil, errors.ErrUnsupported }
+// WatchNames fails with [errors.ErrUnsupported].
+func WatchNames(string) (*Watch, error) { return nil, errors.ErrUnsupported }
 
 // Now returns that anything may have changed.
 func (*Watch) Now() (Changes, error) { return Changes{Lost: true}, nil }

@@ -1,6 +1,6 @@
 //go:build unix
 
-package perm
+package plainfile
 
 import (
 	"errors"
@@ -68,7 +68,7 @@ func TestFault_F52_AParentThatAnybodyCanWriteIsRefused(t *testing.T) {
 			path := filepath.Join(root, "opt/cni/bin/bridge")
 			put(t, path, 0o755, 0o755)
 			expect.NoError(t, c.change(root))
-			err = Check(path)
+			err = Trust(path)
 			if c.refused == "" {
 				if err != nil {
 					t.Errorf("refused: %v", err)
@@ -94,15 +94,15 @@ func TestAnOwnerWithoutANumber(t *testing.T) {
 	if err := errors.Join(os.Chmod(filepath.Join(root, "opt"), 0o777|fs.ModeSticky), os.Chown(filepath.Join(root, "opt/cni"), overflowUID, 0)); err != nil {
 		t.Skip("the user namespace has no such number: ", err)
 	}
-	if err := Check(path); errors.Is(err, ErrInsecure) == inUserNS() {
+	if err := Trust(path); errors.Is(err, ErrInsecure) == inUserNS() {
 		t.Errorf("in a user namespace %v: %v", inUserNS(), err)
 	}
 }
 
-func TestCheckEndsInALoopOfLinks(t *testing.T) {
+func TestTrustEndsInALoopOfLinks(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "link")
 	expect.NoError(t, os.Symlink("link", link))
-	if err := Check(link); err == nil || errors.Is(err, ErrInsecure) {
+	if err := Trust(link); err == nil || errors.Is(err, ErrInsecure) {
 		t.Errorf("got %v, want the kernel's error", err)
 	}
 }

@@ -1,20 +1,17 @@
-// Package perm reports whether another user could have written a file that the runtime
-// is about to trust: a program that runs as root, or a configuration that names one. It
-// also says what this process may not do: the capabilities that plugins need and it lacks,
-// and the directories that it cannot write to.
-package perm
+package plainfile
 
 import (
 	"errors"
 	"fmt"
 )
 
-// ErrInsecure is behind every refusal of this package.
+// ErrInsecure is behind every refusal of [Trust].
 var ErrInsecure = errors.New("insecure file")
 
-// Check refuses a file that every user of the machine may replace or write. It examines
-// the file, each directory from the root of the file system down to it, and each
-// symbolic link on the way with the directories of its target:
+// Trust refuses a file that every user of the machine may replace or write: a program that
+// is to run as root, or a configuration that names one. It examines the file, each
+// directory from the root of the file system down to it, and each symbolic link on the way
+// with the directories of its target:
 //
 //   - none may be writable by everybody, but for a directory with the sticky
 //     bit, where only the owner replaces an entry;
@@ -28,17 +25,15 @@ var ErrInsecure = errors.New("insecure file")
 //
 // It costs a system call for each part of the path. Off Unix, where mode bits do not
 // describe access, nothing is refused.
-func Check(path string) error {
-	return check(path)
-}
+func Trust(path string) error { return trust(path) }
 
-// CheckUnless is Check, unless the caller's option WithInsecureFiles is set. A refusal
+// TrustUnless is Trust, unless the caller's option WithInsecureFiles is set. A refusal
 // names the option.
-func CheckUnless(allowed bool, path string) error {
+func TrustUnless(allowed bool, path string) error {
 	if allowed {
 		return nil
 	}
-	err := check(path)
+	err := trust(path)
 	if errors.Is(err, ErrInsecure) {
 		return fmt.Errorf("%w, or allow insecure files (WithInsecureFiles)", err)
 	}

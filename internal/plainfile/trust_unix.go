@@ -1,6 +1,6 @@
 //go:build unix
 
-package perm
+package plainfile
 
 import (
 	"fmt"
@@ -11,51 +11,20 @@ import (
 	"syscall"
 )
 
-// check walks the path as the kernel does, so that no part of it goes unseen.
-func check(path string) error {
-	rest, err := filepath.Abs(path)
-	if err != nil {
-		return err
-	}
-	w := &walk{self: uint32(os.Geteuid())}
-	at := "/"
-	_, err = w.look(at)
-	for links := 0; err == nil && rest != ""; {
-		var name, target string
-		var info fs.FileInfo
-		name, rest, _ = strings.Cut(strings.TrimLeft(rest, "/"), "/")
-		next, open := filepath.Join(at, name), w.open
-		if next == at {
-			continue
-		}
-		if info, err = w.look(next); err != nil || info.Mode()&fs.ModeSymlink == 0 {
-			at = next
-			continue
-		}
-		if links++; links > mostLinks {
-			return &fs.PathError{Op: "check", Path: next, Err: syscall.ELOOP}
-		}
-		if target, err = os.Readlink(next); err != nil {
-			return err
-		}
-		if rest = target + "/" + rest; filepath.IsAbs(target) {
-			at = "/"
-			_, err = w.look(at)
-		} else {
-			w.open = open
-		}
-	}
+// trust walks the path as the kernel does, so that no part of it goes unseen.
+func trust(path string) error {
+	w := &trusting{self: uint32(os.Geteuid()), open: make(map[string]bool)}
+	_, err := Walk(path, w.look)
 	return err
 }
 
-type walk struct {
+type trusting struct {
 	self uint32
-	// open: everybody may create an entry in the current directory, as in /tmp.
-	open bool
+	open map[string]bool // directories in which everybody may create an entry, as in /tmp
 }
 
 // look examines the file at path, and returns the reason if it is refused.
-func (w *walk) look(path string) (fs.FileInfo, error) {
+func (w *trusting) look(path string) (fs.FileInfo, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return nil, err
@@ -64,10 +33,10 @@ func (w *walk) look(path string) (fs.FileInfo, error) {
 	if !ok {
 		return nil, fmt.Errorf("%s: no owner is known", path)
 	}
-	trusted := !w.open || st.Uid == 0 || st.Uid == w.self || st.Uid == overflowUID && inUserNS()
+	trusted := !w.open[filepath.Dir(path)] || st.Uid == 0 || st.Uid == w.self || st.Uid == overflowUID && inUserNS()
 	mode := info.Mode()
 	writable := mode&worldWritable != 0
-	w.open = info.IsDir() && writable
+	w.open[path] = info.IsDir() && writable
 	why := ""
 	switch {
 	case mode&fs.ModeSymlink == 0 && writable && !(info.IsDir() && mode&fs.ModeSticky != 0):
@@ -94,9 +63,6 @@ func inUserNS() bool {
 
 // worldWritable is the write bit for all users.
 const worldWritable = 0o002
-
-// mostLinks limits the symbolic links in a path, as in the kernel (MAXSYMLINKS).
-const mostLinks = 40
 
 // overflowUID is the owner that the kernel shows for an owner without a number
 // in the user namespace (/proc/sys/kernel/overflowuid).

@@ -1,4 +1,4 @@
-package dirwatch
+package record
 
 import (
 	"os"
@@ -12,7 +12,7 @@ import (
 
 func opened(t *testing.T, dir string) *Watch {
 	t.Helper()
-	w := expect.Value(Open(dir))(t)
+	w := expect.Value(WatchFiles(dir))(t)
 	t.Cleanup(func() { expect.NoError(t, w.Close()) })
 	return w
 }
@@ -47,7 +47,7 @@ func TestChanges(t *testing.T) {
 func TestNamesOnly(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "old")
-	w := expect.Value(OpenNames(dir))(t)
+	w := expect.Value(WatchNames(dir))(t)
 	defer func() { expect.NoError(t, w.Close()) }()
 	write(t, dir, "old")
 	expect.Same(t, "nothing", now(t, w), Changes{})

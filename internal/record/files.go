@@ -1,4 +1,4 @@
-package dirwatch
+package record
 
 import (
 	"errors"
@@ -115,7 +115,7 @@ func (f *Files[V]) compare(read Reader[V]) error {
 	parallel.Each(len(names), runtime.GOMAXPROCS(0), func(i int) {
 		before, ok := f.known[names[i]]
 		if ok && before.sure && before.settled {
-			if now, err := os.Lstat(f.path(names[i])); err == nil && same(before.info, now) {
+			if now, err := os.Lstat(f.path(names[i])); err == nil && sameFile(before.info, now) {
 				files[i] = &before
 				return
 			}
@@ -213,6 +213,6 @@ func (f *Files[V]) set(name string, now *file[V]) {
 
 func (f *Files[V]) path(name string) string { return filepath.Join(f.dir, name+f.ext) }
 
-func same(a, b fs.FileInfo) bool {
+func sameFile(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }

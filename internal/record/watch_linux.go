@@ -1,4 +1,4 @@
-package dirwatch
+package record
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watch watches one directory. Its methods may be called by several goroutines, but
+// Watch notices which files of a directory have changed, by inotify(7). Its methods may be called by several goroutines, but
 // each change is returned once.
 type Watch struct {
 	dir  string
@@ -25,19 +25,19 @@ type Watch struct {
 }
 
 const (
-	names = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE |
+	nameChanges = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE |
 		unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
-	changes = names | unix.IN_MODIFY
+	fileChanges = nameChanges | unix.IN_MODIFY
 )
 
-// Open begins to watch a directory, which need not exist. The caller closes the Watch.
-func Open(dir string) (*Watch, error) { return open(dir, changes) }
+// WatchFiles begins to watch a directory, which need not exist. The caller closes the Watch.
+func WatchFiles(dir string) (*Watch, error) { return watch(dir, fileChanges) }
 
-// OpenNames is Open for a caller that needs to know only which names come to lead to
+// WatchNames is WatchFiles for a caller that needs to know only which names come to lead to
 // another file, or to none: writing to a file is no change.
-func OpenNames(dir string) (*Watch, error) { return open(dir, names) }
+func WatchNames(dir string) (*Watch, error) { return watch(dir, nameChanges) }
 
-func open(dir string, mask uint32) (*Watch, error) {
+func watch(dir string, mask uint32) (*Watch, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: %w", dir, err)

@@ -1,15 +1,4 @@
-// Package batch lets the in-process plugins of one attachment combine slow
-// kernel work. All changes of nftables go into one transaction, and deletions
-// that wait for a grace period of the kernel wait together.
-//
-// The runtime gives a [Batch] to a chain of plugins, and flushes it before it runs
-// an executable, and at the end. Without one, which is a nil *Batch, as in a
-// plugin's own tests, work is done at once.
-//
-// A failed ADD is not flushed: the deferred work of its plugins is dropped,
-// because the DEL that follows would only remove it again. So finished work must
-// not rely on deferred work to undo it.
-package batch
+package parallel
 
 import (
 	"context"
@@ -20,7 +9,17 @@ import (
 	"sync"
 )
 
-// Batch collects work. It is safe for concurrent use.
+// Batch lets the in-process plugins of one attachment combine slow kernel work. All changes
+// of nftables go into one transaction, and deletions that wait for a grace period of the
+// kernel wait together. It is safe for concurrent use.
+//
+// The runtime gives a Batch to a chain of plugins, and flushes it before it runs an
+// executable, and at the end. Without one, which is a nil *Batch, as in a plugin's own
+// tests, work is done at once.
+//
+// A failed ADD is not flushed: the deferred work of its plugins is dropped, because the DEL
+// that follows would only remove it again. So finished work must not rely on deferred work
+// to undo it.
 type Batch struct {
 	mu       sync.Mutex
 	plugin   string // whose work is collected now
@@ -81,11 +80,7 @@ func Join[T any](ctx context.Context, b *Batch, kind any, one T, do func(ctx con
 	all := func(ctx context.Context, items []any) error {
 		typed := make([]T, len(items))
 		for i, item := range items {
-			one, ok := item.(T)
-			if !ok {
-				return fmt.Errorf("work of kind %v is of two types: %T and %T", kind, one, item)
-			}
-			typed[i] = one
+			typed[i] = item.(T)
 		}
 		return do(ctx, typed)
 	}

@@ -1,0 +1,28 @@
+package plainfile
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/embedcni/cni/internal/expect"
+)
+
+func TestWritableAsksTheDirectoryAbove(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	expect.NoError(t, os.WriteFile(file, nil, 0o700))
+	expect.NoError(t, Writable(dir))
+	expect.NoError(t, Writable(filepath.Join(dir, "not", "there")))
+	for _, path := range []string{file, filepath.Join(file, "below")} {
+		err := Writable(path)
+		expect.Is(t, err, unix.ENOTDIR)
+		if want := "write to " + path + ": not a directory"; err.Error() != want {
+			t.Errorf("got %q, want %q", err, want)
+		}
+	}
+	entries := expect.Value(os.ReadDir(dir))(t)
+	expect.Same(t, "entries", len(entries), 1)
+}
