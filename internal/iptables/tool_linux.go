@@ -138,10 +138,3 @@ func (x Tool) Path(ctx context.Context, purpose string) (string, error) {
 	}
 	return LookPath(x.Family + suffix)
 }
-
-// Rules lists a chain of the nf_tables variant, like [nft.Conn.Rules].
-func (x Tool) Rules(ctx context.Context, id ChainID, containing [][]byte, each func(nft.Rule) error) error {
-	return x.Sockets.Do(ctx, func(c *nft.Conn) error {
-		return c.Rules(x.Table(id.Table), id.Chain, containing, each)
-	})
-}

@@ -67,11 +67,13 @@ func (h *host) acceptExprs() map[string]string {
 	all := make(map[string]string)
 	for _, family := range []string{"iptables", "ip6tables"} {
 		x := iptables.Tool{Family: family}
-		expect.NoError(h.t, x.Rules(h.t.Context(), iptables.ChainID{Table: tableFilter, Chain: chainForward}, nil, func(r nft.Rule) error {
-			if comment := matchComment(r); strings.HasPrefix(comment, "embedcni ") {
-				all[comment] = fmt.Sprintf("%x", r.Exprs.List())
-			}
-			return nil
+		expect.NoError(h.t, x.Sockets.Do(h.t.Context(), func(c *nft.Conn) error {
+			return c.Rules(x.Table(tableFilter), chainForward, nil, func(r nft.Rule) error {
+				if comment := matchComment(r); strings.HasPrefix(comment, "embedcni ") {
+					all[comment] = fmt.Sprintf("%x", r.Exprs.List())
+				}
+				return nil
+			})
 		}))
 	}
 	return all

@@ -140,8 +140,13 @@ func (w wants) add(ctx context.Context, c *nft.Conn) error {
 			return wrapNFT(err)
 		}
 	}
-	err := c.Change(ctx, func() ([]nft.Message, error) { return w.missing(c) })
-	if errors.Is(err, ErrHostPortTaken) {
+	var refused error // by missing, in its own words
+	err := c.Change(ctx, func() (msgs []nft.Message, err error) {
+		msgs, err = w.missing(c)
+		refused = err
+		return msgs, err
+	})
+	if refused != nil && errors.Is(err, refused) {
 		return err
 	}
 	return wrapNFT(err)
@@ -152,7 +157,7 @@ func (w wants) missing(c *nft.Conn) (msgs []nft.Message, err error) {
 	tables := tablesOf(w.elements)
 	s, err := query{tables: tables, keys: w.elements, layout: true}.read(c)
 	if err != nil {
-		return nil, err
+		return nil, wrapNFT(err)
 	}
 	for _, t := range tables {
 		missing, _ := s.missing(t, setsOf(w.elements))
@@ -168,7 +173,7 @@ func (w wants) missing(c *nft.Conn) (msgs []nft.Message, err error) {
 		case isPort(e) && there.Comment != e.Comment:
 			return nil, fmt.Errorf("%w: there is %v", ErrHostPortTaken, elementText(there))
 		case !w.replace:
-			return nil, fmt.Errorf("%w: there is %v", ErrInPlace, elementText(there))
+			return nil, fmt.Errorf("nftables: %w: there is %v", ErrInPlace, elementText(there))
 		default:
 			// Another attachment has left it, or has the same address on a network of its
 			// own; if that lives, it gets the element back.

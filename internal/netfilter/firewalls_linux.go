@@ -96,16 +96,3 @@ func Find(ctx context.Context, fw *Firewalls, t Target) (plan Plan, err error) {
 	add(fw.findElements(ctx, t))
 	return plan, errors.Join(errs...)
 }
-
-// Apply deletes the rules of the plan, and none that have come since. It may be
-// repeated, and passes over rules that are gone. An error names packet filter, table,
-// chain and rule of each that cannot be deleted; Apply deletes the others.
-//
-// It waits for the lock of legacy iptables until the context ends.
-func (p Plan) Apply(ctx context.Context) error {
-	var errs []error
-	for _, f := range p.found {
-		errs = append(errs, f.apply(ctx))
-	}
-	return errors.Join(errs...)
-}

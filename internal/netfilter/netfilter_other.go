@@ -35,14 +35,6 @@ func (*Firewalls) LeaveSubnets(context.Context, Target) error { return ErrNotSup
 // Find fails with [ErrNotSupported].
 func Find(context.Context, *Firewalls, Target) (Plan, error) { return Plan{}, ErrNotSupported }
 
-// Apply does nothing if the plan is empty, as all are off Linux.
-func (p Plan) Apply(context.Context) error {
-	if p.Empty() {
-		return nil
-	}
-	return ErrNotSupported
-}
-
 // HasShared returns true.
 func HasShared(context.Context, *netns.Handle, Options, bool, json.RawMessage) (bool, error) {
 	return true, nil

@@ -108,9 +108,8 @@ func forwards(ctx context.Context, tool iptables.Tool, addrs []netip.Addr) (can 
 	for _, a := range addrs {
 		values = append(values, a.AsSlice())
 	}
-	err := tool.Rules(ctx, iptables.ChainID{Table: tableFilter, Chain: chainForward}, values, func(nft.Rule) error {
-		can = true
-		return nil
+	err := tool.Sockets.Do(ctx, func(c *nft.Conn) error {
+		return c.Rules(tool.Table(tableFilter), chainForward, values, func(nft.Rule) error { can = true; return nil })
 	})
 	return can || err != nil
 }

@@ -63,10 +63,12 @@ func (c constants) Has(values ...string) bool {
 // readReference reads the rules. It reads them again if they change meanwhile, a few times, and
 // then returns beside [nft.ErrChanged] what it has seen.
 func (fw *Firewalls) readReference(ctx context.Context) (t reference, err error) {
-	read := func(tables func() error) error {
+	read := func(c *nft.Conn) error {
 		t = reference{make(map[place][]shown), make(map[place]bool)}
-		if err := tables(); err != nil {
-			return wrapNFT(err)
+		if c != nil {
+			if err := t.readTables(c); err != nil {
+				return wrapNFT(err)
+			}
 		}
 		return fw.in(func() error {
 			for _, tool := range iptables.Variants(fw.sockets, fw.Held) {
@@ -78,10 +80,10 @@ func (fw *Firewalls) readReference(ctx context.Context) (t reference, err error)
 		})
 	}
 	err = fw.sockets.Do(ctx, func(c *nft.Conn) error {
-		return c.Look(ctx, nft.MostReads, func() error { return read(func() error { return t.readTables(c) }) })
+		return c.Look(ctx, nft.MostReads, func() error { return read(c) })
 	})
 	if errors.Is(err, nft.ErrNotSupported) {
-		err = read(func() error { return nil })
+		err = read(nil)
 	}
 	return t, err
 }

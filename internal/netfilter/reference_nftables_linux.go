@@ -66,7 +66,8 @@ func (s search) matches(r nft.Rule) bool {
 // it. nft compares source and destination at once where it can.
 func hasAddr(family uint8, r nft.Rule, addrs []netip.Addr) bool {
 	size := map[uint8]int{nft.FamilyIPv4: 4, nft.FamilyIPv6: 16}[family]
-	for _, value := range r.Values() {
+	for _, x := range r.Exprs.List() {
+		value := x.Value()
 		if len(addrs) == 0 || size == 0 || len(value)%size != 0 {
 			continue
 		}

@@ -95,25 +95,19 @@ func keysIn(set string, addrs []netip.Addr) (keys []element) {
 	return keys
 }
 
-// lacks returns an error that names the first of the sets, chains and rules that is
-// missing for elements in the sets.
-func (s *state) lacks(sets []string) error {
-	for _, name := range sets {
-		if err := s.broken[tableOf(name)]; err != nil {
-			return err
-		}
-		if !s.sets[name] { // else it has its rule
-			return fmt.Errorf("set %v %s is missing", tableOf(name), name)
-		}
-	}
-	return nil
-}
-
 // absent returns an error that names the first of the elements that is missing, or
 // the first part of the layout that it needs. found is the first element that is
 // in the place of one.
 func (s *state) absent(wanted []element, siblings func() Siblings) (found string, err error) {
-	err = wrapNFT(s.lacks(setsOf(wanted)))
+	for _, name := range setsOf(wanted) {
+		switch broken := s.broken[tableOf(name)]; {
+		case err != nil:
+		case broken != nil:
+			err = wrapNFT(broken)
+		case !s.sets[name]: // else it has its rule
+			err = fmt.Errorf("nftables: set %v %s is missing", tableOf(name), name)
+		}
+	}
 	for _, e := range wanted {
 		there, ok := s.elements[keyOf(e)]
 		if there == e || ok && isPort(e) && siblings().Have(there.Comment) {

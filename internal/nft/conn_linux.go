@@ -63,10 +63,10 @@ func Open() (*Conn, error) {
 		return nil, fmt.Errorf("netlink socket to the packet filter: %w", err)
 	}
 	// Without this option, an error carries a copy of the message.
-	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil {
-		return nil, errors.Join(fmt.Errorf("netlink socket to the packet filter: %w", err), unix.Close(fd))
+	if err = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err == nil {
+		err = bind(fd)
 	}
-	if err := bind(fd); err != nil {
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("netlink socket to the packet filter: %w", err), unix.Close(fd))
 	}
 	return &Conn{fd: fd, in: make([]byte, 32<<10)}, nil

@@ -93,16 +93,6 @@ func (x Expr) Extension() (name string, info []byte) {
 	return unix.ByteSliceToString(attribute(x.data, unix.NFTA_MATCH_NAME)), attribute(x.data, unix.NFTA_MATCH_INFO)
 }
 
-// Values returns the values that the rule compares with and loads, in order.
-func (r Rule) Values() (values [][]byte) {
-	for _, x := range r.Exprs.List() {
-		if v := x.Value(); v != nil {
-			values = append(values, v)
-		}
-	}
-	return values
-}
-
 // Jump returns the chain that the rule jumps or goes to, or "".
 func (r Rule) Jump() (chain string) {
 	for _, x := range r.Exprs.List() {

@@ -178,11 +178,8 @@ type conf struct {
 // none. The reference plugin treats any other word as none: Nomad's own
 // configurations say "ip6tables".
 func (c conf) named() string {
-	switch c.Backend {
-	case "iptables":
-		return netfilter.DetectedIPTables
-	case "firewalld":
-		return netfilter.DetectedFirewalld
+	if c.Backend == netfilter.DetectedIPTables || c.Backend == netfilter.DetectedFirewalld {
+		return c.Backend
 	}
 	return ""
 }
