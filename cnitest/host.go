@@ -3,7 +3,6 @@ package cnitest
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/netns"
@@ -77,14 +77,14 @@ func Host(t testing.TB, opts ...HostOption) *TestHost {
 			t.Fatalf("%v; BuildReferencePlugins is the option of Main that builds them", err)
 		}
 		h.PluginDir = plugins
-	} else if err := os.Mkdir(h.PluginDir, 0o755); err != nil {
-		t.Fatal(err)
+	} else {
+		expect.NoError(t, os.Mkdir(h.PluginDir, 0o755))
 	}
-	if err := os.Mkdir(h.ConfDir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.Mkdir(h.ConfDir, 0o755))
 	newNetNS(t, h.NetNS, true)
-	t.Cleanup(h.unpin)
+	// Unmount the namespaces of containers that the test leaves attached, so that the directory
+	// can be deleted.
+	t.Cleanup(func() { expect.NoError(t, unmountBelow(h.StateDir)) })
 	if !h.unaudited {
 		before := h.Audit()
 		t.Cleanup(func() { h.wantUnchanged(before) })
@@ -117,19 +117,10 @@ func mustBeInside(t testing.TB) {
 // newNetNS makes a namespace that is removed when the test ends.
 func newNetNS(t testing.TB, path string, lo bool) {
 	t.Helper()
-	ns, err := netns.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := netns.Remove(path); err != nil {
-			t.Error(err)
-		}
-	})
+	ns := expect.Value(netns.Create(path))(t)
+	t.Cleanup(func() { expect.NoError(t, netns.Remove(path)) })
 	// Without an open handle, Remove ends the namespace.
-	if err := errors.Join(prepareNetNS(ns, lo), ns.Close()); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, prepareNetNS(ns, lo), ns.Close())
 }
 
 // Options are the options for cni.New of a program on this host.
@@ -147,19 +138,13 @@ func (h *TestHost) Options() []cni.Opt {
 // Runtime returns a Runtime on this host. Its options follow those of Options.
 func (h *TestHost) Runtime(opts ...cni.Opt) *cni.Runtime {
 	h.t.Helper()
-	rt, err := cni.New(append(h.Options(), opts...)...)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return rt
+	return expect.Value(cni.New(append(h.Options(), opts...)...))(h.t)
 }
 
 // WriteConf writes a file of the configuration directory.
 func (h *TestHost) WriteConf(name, conf string) {
 	h.t.Helper()
-	if err := os.WriteFile(filepath.Join(h.ConfDir, name), []byte(conf), 0o644); err != nil {
-		h.t.Fatal(err)
-	}
+	expect.NoError(h.t, os.WriteFile(filepath.Join(h.ConfDir, name), []byte(conf), 0o644))
 }
 
 // Do runs fn in the host's namespace, on a thread of its own, as netns.Do does.
@@ -170,15 +155,12 @@ func (h *TestHost) Do(fn func() error) error { return netns.Do(h.NetNS, fn) }
 func (h *TestHost) Audit() []string {
 	h.t.Helper()
 	var lines []string
-	err := h.Do(func() (err error) {
+	expect.NoError(h.t, h.Do(func() (err error) {
 		lines, err = Audit(context.Background(), Options{
 			StateDirs: append([]string{h.StateDir}, h.audited...), NetNSDirs: []string{},
 		})
 		return err
-	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	}))
 	for _, line := range lines {
 		if tool, blind := strings.CutPrefix(line, "missing "); blind {
 			h.t.Fatalf("the audit is blind without %s: install iptables and nftables, or use WithoutAudit", tool)
@@ -212,14 +194,6 @@ func (h *TestHost) wantUnchanged(before []string) {
 	}
 	if leak != "" {
 		h.t.Errorf("the test has left on its host (+) or removed from it (-):\n%s", leak)
-	}
-}
-
-// unpin unmounts the namespaces of containers that the test has left attached, so that
-// the directory can be deleted.
-func (h *TestHost) unpin() {
-	if err := unmountBelow(h.StateDir); err != nil {
-		h.t.Error(err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
 )
 
@@ -68,12 +69,8 @@ func (a Answer) action() scripted.Action {
 // Calls returns the calls of the plugins that Plugin has installed, in order.
 func (h *TestHost) Calls() []PluginCall {
 	h.t.Helper()
-	calls, err := scripted.Calls(filepath.Join(h.Dir, "calls"))
-	if err != nil {
-		h.t.Fatal(err)
-	}
 	var all []PluginCall
-	for _, c := range calls {
+	for _, c := range expect.Value(scripted.Calls(filepath.Join(h.Dir, "calls")))(h.t) {
 		all = append(all, PluginCall{
 			Verb: c.Verb, Type: c.Type, ContainerID: c.ContainerID, NetNS: c.NetNS, IfName: c.IfName, Args: c.Args, Stdin: c.Stdin,
 		})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/cnitest"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestMain(m *testing.M) { os.Exit(cnitest.Main(m)) }
@@ -18,25 +19,17 @@ func TestRemoveByForce(t *testing.T) {
 	const tenant = "#!/bin/sh\ncase $CNI_COMMAND in\n" +
 		`VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;` + "\n" +
 		`ADD) cat >/dev/null; echo '{"cniVersion": "1.0.0"}' ;;` + "\nesac\n"
-	if err := os.WriteFile(dir+"/tenant", []byte(tenant), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(dir+"/tenant", []byte(tenant), 0o755))
 	rt := host.Runtime(cni.WithOwner(owner), cni.WithPluginDir([]string{dir}), cni.WithConfListBytes([]byte(
 		`{"cniVersion": "1.0.0", "name": "jobs", "plugins": [
 			{"type": "bridge", "bridge": "jobs0", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.61.0.0/16"}]]}},
 			{"type": "tenant"}]}`)))
-	if _, err := rt.Setup(t.Context(), "web", cnitest.Container(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(dir + "/tenant"); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, expect.Err(rt.Setup(t.Context(), "web", cnitest.Container(t))))
+	expect.NoError(t, os.Remove(dir+"/tenant"))
 	if err := rt.Remove(t.Context(), "web", ""); err == nil {
 		t.Fatal("removed without the plugin")
 	}
-	if err := remove(t.Context(), rt, "web"); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, remove(t.Context(), rt, "web"))
 	if attached, err := rt.Attachments(); err != nil || len(attached) != 0 {
 		t.Errorf("attached: %v, %v", attached, err)
 	}

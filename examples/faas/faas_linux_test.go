@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // wantRun is the output of a run, without numbers that differ.
@@ -97,26 +99,17 @@ func machine(t *testing.T) string {
 	t.Helper()
 	var lines []string
 	for _, file := range []string{"/proc/self/mountinfo", "/proc/net/dev_mcast"} {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := expect.Value(os.ReadFile(file))(t)
 		lines = append(lines, string(data))
 	}
 	for _, pattern := range []string{
 		"/sys/fs/cgroup/" + cgroup, "/sys/fs/cgroup/*/" + cgroup, "/sys/class/net/*", "/run/containerd*", "/run/faas*", "/run/netns/*",
 		"/var/lib/containerd*", "/var/lib/cni*", "/etc/cni*", "/run/xtables.lock",
 	} {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		found := expect.Value(filepath.Glob(pattern))(t)
 		lines = append(lines, found...)
 	}
-	names, err := filepath.Glob("/proc/[0-9]*/comm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	names := expect.Value(filepath.Glob("/proc/[0-9]*/comm"))(t)
 	for _, name := range names {
 		comm, err := os.ReadFile(name)
 		if err == nil && strings.HasPrefix(string(comm), "containerd") {
@@ -184,10 +177,7 @@ func unified() *exec.Cmd {
 // cgroup2 returns the directory at which cgroup v2 is mounted, if it is.
 func cgroup2(t *testing.T) string {
 	t.Helper()
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mounts := expect.Value(os.ReadFile("/proc/self/mountinfo"))(t)
 	for _, line := range strings.Split(string(mounts), "\n") {
 		if f := strings.Fields(line); strings.Contains(line, " - cgroup2 ") && f[3] == "/" {
 			return f[4]
@@ -272,10 +262,7 @@ func TestNeedsRoot(t *testing.T) {
 // TestNeedsAStaticBusybox: another one would not run in the image.
 func TestNeedsAStaticBusybox(t *testing.T) {
 	for path, static := range map[string]bool{"/bin/busybox": true, "/bin/ls": false, "/etc/passwd": false} {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := expect.Value(os.ReadFile(path))(t)
 		if err := isStatic(data); (err == nil) != static {
 			t.Errorf("%s: %v", path, err)
 		}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // programVariable makes the test binary the program, which makes its own namespaces.
@@ -45,14 +46,9 @@ func run(t *testing.T, change func(*exec.Cmd), args ...string) (stdout, stderr s
 // readable returns a copy of the networks that all users can read.
 func readable(t *testing.T) (dir string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "quickstart")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir = expect.Value(os.MkdirTemp("", "quickstart"))(t)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := errors.Join(os.Chmod(dir, 0o755), os.CopyFS(dir+"/networks", os.DirFS("networks"))); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(os.Chmod(dir, 0o755), os.CopyFS(dir+"/networks", os.DirFS("networks"))))
 	return dir + "/networks"
 }
 
@@ -105,9 +101,7 @@ func TestMistakesAreSaid(t *testing.T) {
 		isolated + "/10.conflist": `{"cniVersion": "1.0.0", "name": "isolated", "plugins": [{"type": "bridge", "isGateway": true,
 			"portIsolation": true, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]}}]}`,
 	} {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	for dir, want := range map[string]string{
 		broken:                           "unexpected end of JSON input",

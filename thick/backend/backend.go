@@ -128,11 +128,7 @@ func (b *Backend) setUp(ctx context.Context, r *server.Request, all []network, d
 	if delegate {
 		metadata[keyDelegate] = "true"
 	}
-	opts := []cni.NamespaceOpts{cni.WithLabels(labels(r)), cni.WithMetadata(metadata), cni.WithPluginDirOrder(r.PluginDirs...)}
-	for _, n := range all {
-		opts = append(opts, n.option())
-	}
-	result, err := b.runtime.SetupSerially(ctx, r.ContainerID, r.NetNS, opts...)
+	result, err := b.runtime.SetupSerially(ctx, r.ContainerID, r.NetNS, options(r, all, cni.WithMetadata(metadata))...)
 	if err != nil {
 		return nil, err
 	}
@@ -142,6 +138,15 @@ func (b *Backend) setUp(ctx context.Context, r *server.Request, all []network, d
 		}
 	}
 	return result, nil
+}
+
+// options are those of a Setup, or of the Remove of a container that is not on record.
+func options(r *server.Request, all []network, more ...cni.NamespaceOpts) []cni.NamespaceOpts {
+	opts := append(more, cni.WithLabels(labels(r)), cni.WithPluginDirOrder(r.PluginDirs...))
+	for _, n := range all {
+		opts = append(opts, n.option())
+	}
+	return opts
 }
 
 // undo detaches networks that were attached.
@@ -233,17 +238,10 @@ func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Atta
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	remove := func() error {
-		opts := []cni.NamespaceOpts{cni.WithLabels(labels(r)), cni.WithPluginDirOrder(r.PluginDirs...)}
-		for _, n := range all {
-			opts = append(opts, n.option())
-		}
-		return b.runtime.Remove(ctx, r.ContainerID, r.NetNS, opts...)
-	}
-	err = remove()
+	err = b.runtime.Remove(ctx, r.ContainerID, r.NetNS, options(r, all)...)
 	if errors.Is(err, cni.ErrInvalidArgument) && all[0].prevResult != nil {
 		all[0].prevResult = nil // a result that nobody can use must not keep a DEL from succeeding
-		err = remove()
+		err = b.runtime.Remove(ctx, r.ContainerID, r.NetNS, options(r, all)...)
 	}
 	return err
 }

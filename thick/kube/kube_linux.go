@@ -75,38 +75,32 @@ func New(client corev1client.PodsGetter, o Options) (*Pods, error) {
 	if logger == nil {
 		logger = slog.Default()
 	}
-	ofNode, all := fields.OneTermEqualSelector("spec.nodeName", o.Node).String(), client.Pods(metav1.NamespaceAll)
-	pods, err := p.follow(&corev1.Pod{}, "pods", logger, &cache.ListWatch{
-		ListFunc: func(l metav1.ListOptions) (runtime.Object, error) {
-			l.FieldSelector = ofNode
-			return all.List(context.Background(), l)
-		},
-		WatchFunc: func(l metav1.ListOptions) (watch.Interface, error) {
-			l.FieldSelector = ofNode
-			return all.Watch(context.Background(), l)
-		},
-	})
-	if err != nil {
-		return nil, err
+	var err error
+	all := client.Pods(metav1.NamespaceAll)
+	p.pods, err = follow(p, &corev1.Pod{}, "pods", logger, fields.OneTermEqualSelector("spec.nodeName", o.Node).String(), all.List, all.Watch)
+	if err == nil && o.Networks != nil {
+		configs := o.Networks.Resource(definitions)
+		p.configs, err = follow(p, &unstructured.Unstructured{}, definitions.Resource, logger, "", configs.List, configs.Watch)
 	}
-	p.pods = pods
-	if o.Networks == nil {
-		return p, nil
-	}
-	configs := o.Networks.Resource(definitions)
-	p.configs, err = p.follow(&unstructured.Unstructured{}, definitions.Resource, logger, &cache.ListWatch{
-		ListFunc:  func(l metav1.ListOptions) (runtime.Object, error) { return configs.List(context.Background(), l) },
-		WatchFunc: func(l metav1.ListOptions) (watch.Interface, error) { return configs.Watch(context.Background(), l) },
-	})
 	if err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-// follow prepares an informer for Run, and returns its cache.
-func (p *Pods) follow(object runtime.Object, what string, logger *slog.Logger, from *cache.ListWatch) (cache.Store, error) {
-	informer := cache.NewSharedIndexInformer(from, object, 0, cache.Indexers{})
+// follow prepares an informer for Run, and returns its cache. selector is of fields.
+func follow[L runtime.Object](p *Pods, object runtime.Object, what string, logger *slog.Logger, selector string,
+	list func(context.Context, metav1.ListOptions) (L, error), watches func(context.Context, metav1.ListOptions) (watch.Interface, error)) (cache.Store, error) {
+	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
+		ListFunc: func(o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = selector
+			return list(context.Background(), o)
+		},
+		WatchFunc: func(o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = selector
+			return watches(context.Background(), o)
+		},
+	}, object, 0, cache.Indexers{})
 	err := errors.Join(
 		informer.SetTransform(trim),
 		informer.SetWatchErrorHandler(func(_ *cache.Reflector, err error) {

@@ -27,11 +27,9 @@ func (p *Pods) persist(ctx context.Context, ask func(context.Context) error) err
 		if err == nil || !isTransient(err) {
 			return err
 		}
-		timer := time.NewTimer(pause)
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
-			timer.Stop()
 			return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
 		}
 	}

@@ -31,7 +31,7 @@ type contestant struct {
 // depend less on the machine.
 func BenchmarkShim(b *testing.B) {
 	all := contestants(b)
-	record(b, func(path string, _ int) (int, string) {
+	record(b, func(path string) (int, string) {
 		if path == "/cni" {
 			return http.StatusOK, `{"Result": {"cniVersion": "1.0.0"}}`
 		}

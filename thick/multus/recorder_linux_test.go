@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -28,71 +29,55 @@ type recorded struct {
 
 // recorder is a daemon that answers as a function says, and keeps the requests.
 type recorder struct {
-	answer func(path string, n int) (status int, body string) // n counts requests for the path, from 1
+	answer func(path string) (status int, body string)
 
 	mu       sync.Mutex
 	requests []recorded
-	problems []error
 }
 
-// record serves Multus' socket until the test ends.
-func record(t testing.TB, answer func(path string, n int) (int, string)) *recorder {
+// record serves Multus' socket until the test ends, one connection after the other.
+func record(t testing.TB, answer func(path string) (int, string)) *recorder {
 	t.Helper()
 	expect.NoError(t, os.MkdirAll(runDir, 0o700))
 	listener := expect.Value(net.Listen("unix", socket))(t)
-	r := &recorder{answer: answer}
-	var served sync.WaitGroup
-	served.Go(func() {
+	r, ended := &recorder{answer: answer}, make(chan error, 1)
+	go func() {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
-				return // closed by the clean-up
+				ended <- nil // closed by the clean-up
+				return
 			}
-			served.Add(1)
-			go func() { defer served.Done(); r.serve(conn) }()
+			if err := r.serve(conn); err != nil {
+				ended <- err
+				return
+			}
 		}
-	})
-	t.Cleanup(func() {
-		expect.NoError(t, listener.Close())
-		served.Wait()
-		expect.NoError(t, r.problems...)
-	})
+	}()
+	t.Cleanup(func() { expect.NoError(t, listener.Close(), <-ended) })
 	return r
 }
 
 // serve reads one request: a shim makes a connection for each.
-func (r *recorder) serve(conn net.Conn) {
-	err := func() error {
-		defer conn.Close()
-		var raw bytes.Buffer
-		request, err := http.ReadRequest(bufio.NewReader(io.TeeReader(conn, &raw)))
-		if err != nil {
-			return err
-		}
-		if _, err := io.Copy(io.Discard, request.Body); err != nil {
-			return err
-		}
-		r.mu.Lock()
-		n := 1
-		for _, earlier := range r.requests {
-			if earlier.path == request.URL.Path {
-				n++
-			}
-		}
-		r.requests = append(r.requests, recorded{path: request.URL.Path, raw: raw.Bytes()})
-		r.mu.Unlock()
-		status, body := r.answer(request.URL.Path, n)
-		answer := http.Response{
-			StatusCode: status, ProtoMajor: 1, ProtoMinor: 1, Close: true,
-			ContentLength: int64(len(body)), Body: io.NopCloser(bytes.NewReader([]byte(body))),
-		}
-		return answer.Write(conn)
-	}()
+func (r *recorder) serve(conn net.Conn) error {
+	defer conn.Close()
+	var raw bytes.Buffer
+	request, err := http.ReadRequest(bufio.NewReader(io.TeeReader(conn, &raw)))
 	if err != nil {
-		r.mu.Lock()
-		r.problems = append(r.problems, err)
-		r.mu.Unlock()
+		return err
 	}
+	if _, err := io.Copy(io.Discard, request.Body); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.requests = append(r.requests, recorded{path: request.URL.Path, raw: raw.Bytes()})
+	r.mu.Unlock()
+	status, body := r.answer(request.URL.Path)
+	answer := http.Response{
+		StatusCode: status, ProtoMajor: 1, ProtoMinor: 1, Close: true,
+		ContentLength: int64(len(body)), Body: io.NopCloser(strings.NewReader(body)),
+	}
+	return answer.Write(conn)
 }
 
 // paths returns the paths of the requests in order.

@@ -84,7 +84,7 @@ func TestRequests(t *testing.T) {
 	newPod(t)
 	for _, verb := range verbs {
 		t.Run(verb, func(t *testing.T) {
-			r := record(t, func(path string, _ int) (int, string) {
+			r := record(t, func(path string) (int, string) {
 				if path == "/cni" && verb == "ADD" {
 					return http.StatusOK, `{"Result": {"cniVersion": "1.0.0"}}`
 				}

@@ -167,22 +167,17 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) (*wire.Request, in
 	if !take(&s.room, size) {
 		return nil, 0, neverRan{tryLater("too many requests: no room for %d bytes", size)}
 	}
-	request, err := s.decode(w, r)
+	request, err := wire.DecodeRequest(r.Body, s.limits.Request)
+	if err == nil {
+		// It ends the time that ServeHTTP gives the client: net/http notices by a read that
+		// the client has gone, and must not take a deadline for that.
+		err = supported(http.NewResponseController(w).SetReadDeadline(time.Time{}))
+	}
 	if err != nil {
 		s.room.Add(size)
 		return nil, 0, err
 	}
 	return request, size, nil
-}
-
-// decode ends the time that ServeHTTP gives the client: net/http notices by a read that
-// the client has gone, and must not take a deadline for that.
-func (s *Server) decode(w http.ResponseWriter, r *http.Request) (*wire.Request, error) {
-	request, err := wire.DecodeRequest(r.Body, s.limits.Request)
-	if err != nil {
-		return nil, err
-	}
-	return request, supported(http.NewResponseController(w).SetReadDeadline(time.Time{}))
 }
 
 // supported drops the error of a ResponseWriter that has no connection.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -35,17 +36,14 @@ func private(dir string) error {
 	if err != nil {
 		return err
 	}
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return &fs.PathError{Op: "stat", Path: dir, Err: err}
-	}
+	owner := info.Sys().(*syscall.Stat_t).Uid
 	switch {
 	case !info.IsDir():
 		return fmt.Errorf("%w: %s is no directory", ErrShared, dir)
 	case info.Mode()&0o022 != 0:
 		return fmt.Errorf("%w: %s has the mode %v, want 0700", ErrShared, dir, info.Mode())
-	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("%w: %s belongs to user %d", ErrShared, dir, st.Uid)
+	case owner != 0 && int(owner) != os.Geteuid():
+		return fmt.Errorf("%w: %s belongs to user %d", ErrShared, dir, owner)
 	}
 	return nil
 }

@@ -12,7 +12,6 @@ package wire
 
 import (
 	"bytes"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -63,32 +62,19 @@ type InterfaceAttributes struct {
 // from a JSON object, whose bytes are kept as they are.
 type Config []byte
 
-// MarshalJSON returns the base64 string.
-func (c Config) MarshalJSON() ([]byte, error) { return json.Marshal([]byte(c)) }
-
 // UnmarshalJSON accepts a base64 string, a JSON object and null.
 func (c *Config) UnmarshalJSON(data []byte) error {
-	data = bytes.TrimSpace(data)
-	switch {
-	case bytes.Equal(data, []byte("null")):
-		*c = nil
-		return nil
-	case len(data) > 0 && data[0] == '{':
+	switch data[0] {
+	case '{':
 		*c = bytes.Clone(data)
 		return nil
-	case len(data) == 0 || data[0] != '"':
-		return errors.New("config: neither a base64 string nor an object")
+	case '"', 'n':
+		if err := json.Unmarshal(data, (*[]byte)(c)); err != nil {
+			return fmt.Errorf("config: %w", err)
+		}
+		return nil
 	}
-	var encoded string
-	if err := json.Unmarshal(data, &encoded); err != nil {
-		return fmt.Errorf("config: %w", err)
-	}
-	decoded, err := base64.StdEncoding.DecodeString(encoded)
-	if err != nil {
-		return fmt.Errorf("config: %w", err)
-	}
-	*c = decoded
-	return nil
+	return errors.New("config: neither a base64 string nor an object")
 }
 
 // DecodeRequest reads a request of at most limit bytes. A longer one is ErrTooLarge, and
