@@ -81,35 +81,69 @@ func refusal(err error) *types.Error {
 	return tryLater("not started: %v", err)
 }
 
-// take takes n bytes from those that are left for requests, if there are as many.
-func take(room *atomic.Int64, n int64) bool {
-	for left := room.Load(); left >= n; left = room.Load() {
-		if room.CompareAndSwap(left, left-n) {
-			return true
-		}
-	}
-	return false
+// budget bounds the bytes of the requests in hand.
+type budget struct {
+	mu   sync.Mutex
+	left int64
 }
 
-// running counts the calls that are being served.
+// take reserves n bytes, and returns false if there are too few.
+func (b *budget) take(n int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n > b.left {
+		return false
+	}
+	b.left -= n
+	return true
+}
+
+func (b *budget) give(n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left += n
+}
+
+// running are the calls that are being served.
 type running struct {
-	mu   sync.Mutex
-	n    int
-	idle chan struct{} // closed when there is none, if somebody waits
+	mu      sync.Mutex
+	last    int
+	cancels map[int]context.CancelCauseFunc
+	aborted error         // why all calls are cancelled; nil if they are not
+	idle    chan struct{} // closed when there is none, if somebody waits
 }
 
 // begin notes a call, until end is called.
-func (r *running) begin() (end func()) {
+func (r *running) begin(cancel context.CancelCauseFunc) (end func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.n++
+	if r.aborted != nil {
+		cancel(r.aborted)
+	}
+	r.last++
+	id := r.last
+	if r.cancels == nil {
+		r.cancels = map[int]context.CancelCauseFunc{}
+	}
+	r.cancels[id] = cancel
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.n--; r.n == 0 && r.idle != nil {
+		delete(r.cancels, id)
+		if len(r.cancels) == 0 && r.idle != nil {
 			close(r.idle)
 			r.idle = nil
 		}
+	}
+}
+
+// abort cancels all calls, also those that begin later.
+func (r *running) abort(why error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.aborted = why
+	for _, cancel := range r.cancels {
+		cancel(why)
 	}
 }
 
@@ -117,20 +151,21 @@ func (r *running) begin() (end func()) {
 // ends.
 func (r *running) wait(ctx context.Context) int {
 	r.mu.Lock()
+	if len(r.cancels) == 0 {
+		r.mu.Unlock()
+		return 0
+	}
 	if r.idle == nil {
 		r.idle = make(chan struct{})
 	}
-	n, idle := r.n, r.idle
+	idle := r.idle
 	r.mu.Unlock()
-	if n == 0 {
-		return 0
-	}
 	select {
 	case <-idle:
 		return 0
 	case <-ctx.Done():
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.n
+		return len(r.cancels)
 	}
 }

@@ -31,8 +31,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if o.Path == wire.PathCNI || o.Path == wire.PathDelegate {
 		ctx, cancel := context.WithCancelCause(r.Context())
 		defer cancel(nil)
-		defer context.AfterFunc(s.aborted, func() { cancel(context.Cause(s.aborted)) })()
-		defer s.running.begin()() // until it is answered
+		defer s.running.begin(cancel)() // until it is answered
 		r = r.WithContext(ctx)
 	}
 	defer func() { // also if Options.Other panics, which ends the connection alone
@@ -132,7 +131,7 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([
 	if err != nil {
 		return nil, err
 	}
-	defer s.room.Add(size)
+	defer s.bytes.give(size)
 	o.Verb = known(request.Env["CNI_COMMAND"], wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Version)
 	c, err := s.check(o.Path == wire.PathDelegate, request)
 	if err != nil {
@@ -164,7 +163,7 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) (*wire.Request, in
 	if size < 0 {
 		size = s.limits.Request
 	}
-	if !take(&s.room, size) {
+	if !s.bytes.take(size) {
 		return nil, 0, neverRan{tryLater("too many requests: no room for %d bytes", size)}
 	}
 	request, err := wire.DecodeRequest(r.Body, s.limits.Request)
@@ -174,7 +173,7 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) (*wire.Request, in
 		err = supported(http.NewResponseController(w).SetReadDeadline(time.Time{}))
 	}
 	if err != nil {
-		s.room.Add(size)
+		s.bytes.give(size)
 		return nil, 0, err
 	}
 	return request, size, nil
@@ -268,7 +267,7 @@ func (s *Server) readiness(c *call) func(context.Context) error {
 	}
 	return func(ctx context.Context) error {
 		for _, path := range paths {
-			if err := s.await(ctx, path); err != nil {
+			if err := s.files.wait(ctx, path, s.draining); err != nil {
 				return err
 			}
 		}

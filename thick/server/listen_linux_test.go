@@ -291,12 +291,4 @@ func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 }
 
 // sockets returns how many sockets this process has.
-func sockets(t testing.TB) (n int) {
-	t.Helper()
-	for _, fd := range expect.Value(os.ReadDir("/proc/self/fd"))(t) {
-		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.Contains(to, "socket:") {
-			n++
-		}
-	}
-	return n
-}
+func sockets(t testing.TB) (n int) { return descriptors(t, "socket:") }

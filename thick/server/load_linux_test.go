@@ -308,33 +308,28 @@ func TestShutdownDoesNotWaitForACallThatIgnoresItsContext(t *testing.T) {
 func TestAReadinessFileHoldsADDsBack(t *testing.T) {
 	b := &backend{}
 	dir := t.TempDir()
-	ofServer, ofConfig, third := filepath.Join(dir, "net.d", "10-default.conflist"), filepath.Join(dir, "ready"), filepath.Join(dir, "third")
+	ofServer, ofConfig := filepath.Join(dir, "net.d", "10-default.conflist"), filepath.Join(dir, "ready")
 	d := serve(t, b, server.Options{ReadinessFile: ofServer})
-	wait := func(id, file string) *net.UnixConn {
-		conn := d.dial(t)
-		send(t, conn, "/cni", request("ADD", id, configured(`{"name":"n","readinessIndicatorFile":%q}`, file)))
-		return conn
-	}
+	before := instances(t)
 	var conns []*net.UnixConn
 	for i := range 50 {
-		conns = append(conns, wait(fmt.Sprint("c", i), ofConfig))
+		conns = append(conns, d.dial(t))
+		send(t, conns[i], "/cni", request("ADD", fmt.Sprint("c", i), configured(`{"name":"n","readinessIndicatorFile":%q}`, ofConfig)))
 	}
 	expect.Eventually(t, "all ADDs wait", func() bool { return server.Waiting(d.Server) == 50 })
+	expect.Eventually(t, "they share one watch", func() bool { return instances(t) == before+1 })
 	d.wants(t, "/cni", request("DEL", "c1"), 200)
 	d.wants(t, "/cni", request("STATUS", ""), 400, `"code":50`)
 	expect.NoError(t, os.Mkdir(filepath.Dir(ofServer), 0o755))
 	expect.NoError(t, os.WriteFile(ofServer, nil, 0o644))
+	expect.Eventually(t, "the other file is waited for", func() bool { return server.Awaited(d.Server, ofConfig) == 50 })
+	expect.Same(t, "ADDs ran before the second file was there", b.Count("ADD"), 0)
 	d.wants(t, "/cni", request("STATUS", ""), 200)
-	// All have looked again when one that has come since has: they wait for the other file.
-	late := wait("late", third)
-	expect.Eventually(t, "a late ADD waits", func() bool { return server.Waiting(d.Server) == 51 })
-	expect.NoError(t, os.WriteFile(third, nil, 0o644))
-	wantAnswer(t, late, 200)
-	expect.Same(t, "ADDs ran before their file was there", b.Count("ADD")-1, 0)
 	expect.NoError(t, os.WriteFile(ofConfig, nil, 0o644))
 	for _, conn := range conns {
 		wantAnswer(t, conn, 200)
 	}
+	expect.Eventually(t, "no watch is left", func() bool { return instances(t) == before })
 	// It may go again.
 	expect.NoError(t, os.Remove(ofServer))
 	waits := d.dial(t)
@@ -353,6 +348,20 @@ func TestTheDeadlineEndsTheWaitForAReadinessFile(t *testing.T) {
 	d.wants(t, "/cni", request("ADD", "c1"), 503, `"code":11`, file+" does not exist yet")
 	d = serve(t, b, server.Options{ReadinessFile: filepath.Join("/proc/self/status", "ready"), Limits: server.Limits{Deadline: time.Second}})
 	d.wants(t, "/cni", request("ADD", "c1"), 503, `"code":11`)
+}
+
+// instances returns how many instances of inotify this process has.
+func instances(t testing.TB) int { return descriptors(t, "inotify") }
+
+// descriptors returns how many descriptors of a kind this process has.
+func descriptors(t testing.TB, kind string) (n int) {
+	t.Helper()
+	for _, fd := range expect.Value(os.ReadDir("/proc/self/fd"))(t) {
+		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.Contains(to, kind) {
+			n++
+		}
+	}
+	return n
 }
 
 // TestOtherPathsHaveADeadline: a client that sends no body does not hold a handler that

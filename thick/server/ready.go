@@ -5,29 +5,45 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"sync"
 	"syscall"
 	"time"
+
+	"github.com/embedcni/cni/internal/confwatch"
 )
 
-// lookEvery is the time between two looks for a readiness file. Multus looks once a
-// second. A thousand calls that wait cost some hundredths of a processor.
-const lookEvery = 100 * time.Millisecond
+// files waits for files to appear. All calls that wait for one file share one watch, which
+// ends with the last of them: the instances of inotify are few.
+type files struct {
+	mu     sync.Mutex
+	awaits map[string]*await
+}
 
-// await returns when the file exists, or with an error when ctx ends or a Shutdown begins.
-func (s *Server) await(ctx context.Context, path string) error {
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
-	for {
-		if there, err := exists(path); there || err != nil {
-			return err
-		}
-		select {
-		case <-tick.C:
-		case <-s.draining:
-			return errDraining
-		case <-ctx.Done():
-			return tryLater("%s does not exist yet: %v", path, context.Cause(ctx))
-		}
+// await is the watch of one file.
+type await struct {
+	waiting int
+	stop    context.CancelFunc
+	ended   chan struct{} // closed when the file exists, or err is set
+	err     error         // why it is not noticed when the file appears
+}
+
+// settled is how long a directory must rest before it is looked at again.
+const settled = 10 * time.Millisecond
+
+// wait returns when the file exists, or with an error when draining is closed.
+func (f *files) wait(ctx context.Context, path string, draining <-chan struct{}) error {
+	if there, err := exists(path); there || err != nil {
+		return err
+	}
+	a := f.join(path)
+	defer f.leave(path, a)
+	select {
+	case <-a.ended:
+		return a.err
+	case <-draining:
+		return errDraining
+	case <-ctx.Done():
+		return tryLater("%s does not exist yet: %v", path, context.Cause(ctx))
 	}
 }
 
@@ -41,5 +57,69 @@ func exists(path string) (bool, error) {
 		return false, nil
 	default:
 		return false, tryLater("readiness file: %v", err)
+	}
+}
+
+func (f *files) join(path string) *await {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a := f.awaits[path]
+	if a == nil {
+		ctx, stop := context.WithCancel(context.Background())
+		a = &await{stop: stop, ended: make(chan struct{})}
+		if f.awaits == nil {
+			f.awaits = map[string]*await{}
+		}
+		f.awaits[path] = a
+		go a.run(ctx, path)
+	}
+	a.waiting++
+	return a
+}
+
+// leave ends the watch if nobody waits any more.
+func (f *files) leave(path string, a *await) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a.waiting--
+	if a.waiting == 0 {
+		a.stop()
+	}
+	if f.awaits[path] == a && (a.waiting == 0 || a.done()) {
+		delete(f.awaits, path) // the next call begins a watch of its own
+	}
+}
+
+func (a *await) done() bool {
+	select {
+	case <-a.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// run watches until the file exists or ctx ends.
+func (a *await) run(ctx context.Context, path string) {
+	defer close(a.ended)
+	defer a.stop()
+	watch := &confwatch.Watch{
+		Sources: func() []confwatch.Source { return []confwatch.Source{{Path: path}} },
+		Look: func() {
+			if there, err := exists(path); there || err != nil {
+				a.err = err
+				a.stop()
+			}
+		},
+		Failed: func(err error) {
+			if err != nil { // the Watch tries again, but a caller should rather know
+				a.err = tryLater("readiness file %s: %v", path, err)
+				a.stop()
+			}
+		},
+		Settle: settled,
+	}
+	if err := watch.Run(ctx); err != nil && a.err == nil {
+		a.err = tryLater("readiness file %s: %v", path, err)
 	}
 }

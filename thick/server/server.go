@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -27,14 +26,12 @@ type Server struct {
 	http       *http.Server
 
 	gate     *gate
-	room     atomic.Int64 // bytes of requests that may be taken in
+	bytes    budget
+	files    files
 	running  running
-	aborted  context.Context // of all calls; see Shutdown
-	abort    context.CancelCauseFunc
 	draining chan struct{} // closed when a Shutdown begins
 	drain    sync.Once
 	giveUp   time.Duration
-	accepted chan struct{} // a token for each connection
 }
 
 // New returns a Server that asks the Backend. It is an error if an option is invalid.
@@ -64,19 +61,12 @@ func New(b Backend, o Options) (*Server, error) {
 		return nil, fmt.Errorf("server: readiness file %q is not an absolute path", o.ReadinessFile)
 	}
 	s.gate = newGate(s.limits.Concurrent, s.limits.Queued, s.draining)
-	s.room.Store(s.limits.Requests)
-	s.aborted, s.abort = context.WithCancelCause(context.Background())
-	s.accepted = make(chan struct{}, 2*s.limits.Concurrent+s.limits.Queued+extra)
+	s.bytes.left = s.limits.Requests
 	s.http = &http.Server{
 		Handler:           s,
 		ReadHeaderTimeout: s.limits.Transfer,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn),
-		ConnState: func(_ net.Conn, state http.ConnState) {
-			if state == http.StateClosed || state == http.StateHijacked {
-				<-s.accepted
-			}
-		},
 	}
 	s.http.SetKeepAlivesEnabled(false) // a shim makes one call and ends
 	return s, nil
@@ -100,7 +90,12 @@ const (
 // knows no credentials. Connections beyond those that the limits need wait in the
 // kernel.
 func (s *Server) Serve(l net.Listener) error {
-	return s.http.Serve(&guarded{Listener: l, s: s, closed: make(chan struct{})})
+	g := &guarded{
+		Listener: l, logger: s.logger, uid: s.options.UID,
+		tokens: make(chan struct{}, 2*s.limits.Concurrent+s.limits.Queued+extra),
+		closed: make(chan struct{}),
+	}
+	return s.http.Serve(g)
 }
 
 // giveUp is how long a Shutdown waits for calls that it has cancelled.
@@ -123,7 +118,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		left = s.running.wait(ctx)
 	}
 	why := context.Cause(ctx)
-	s.abort(fmt.Errorf("the server shut down: %w", why))
+	s.running.abort(fmt.Errorf("the server shut down: %w", why))
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.giveUp)
 	defer cancel()
 	stuck := s.running.wait(late)
@@ -146,7 +141,9 @@ func (s *Server) isDraining() bool {
 // guarded accepts a limited number of connections, of users that may call.
 type guarded struct {
 	net.Listener
-	s      *Server
+	logger *slog.Logger
+	uid    int
+	tokens chan struct{} // one for each connection
 	closed chan struct{}
 	once   sync.Once
 }
@@ -155,21 +152,21 @@ type guarded struct {
 func (g *guarded) Accept() (net.Conn, error) {
 	for {
 		select {
-		case g.s.accepted <- struct{}{}: // until the connection is closed
+		case g.tokens <- struct{}{}:
 		case <-g.closed:
 			return nil, net.ErrClosed
 		}
 		conn, err := g.Listener.Accept()
 		if err != nil {
-			<-g.s.accepted
+			<-g.tokens
 			return nil, err
 		}
 		who, err := peerOf(conn)
-		if err == nil && (who.uid == 0 || who.uid == g.s.options.UID) {
-			return conn, nil
+		if err == nil && (who.uid == 0 || who.uid == g.uid) {
+			return &tokenConn{Conn: conn, tokens: g.tokens}, nil
 		}
-		g.s.logger.Warn("refused a client", "uid", who.uid, "pid", who.pid, "error", errors.Join(err, conn.Close()))
-		<-g.s.accepted
+		g.logger.Warn("refused a client", "uid", who.uid, "pid", who.pid, "error", errors.Join(err, conn.Close()))
+		<-g.tokens
 	}
 }
 
@@ -177,6 +174,19 @@ func (g *guarded) Accept() (net.Conn, error) {
 func (g *guarded) Close() error {
 	g.once.Do(func() { close(g.closed) })
 	return g.Listener.Close()
+}
+
+// tokenConn gives its token back when it is closed.
+type tokenConn struct {
+	net.Conn
+	tokens chan struct{}
+	once   sync.Once
+}
+
+// Close closes the connection.
+func (c *tokenConn) Close() error {
+	defer c.once.Do(func() { <-c.tokens })
+	return c.Conn.Close()
 }
 
 // peer is the process that made a connection.
