@@ -1,19 +1,23 @@
 package compare
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -83,17 +87,25 @@ func (o *opener) close(i int) error {
 	return o.open[i].Close()
 }
 
-// dialEach opens a socket in all namespaces, and calls use for each.
-func (o *opener) dialEach(use func(i int, conn *links.Conn, err error)) {
-	Dumps().Each(len(o.paths), func(i int, r *Looks) {
+// openEach opens a view of all namespaces, several at once, and calls use for each.
+func (o *opener) openEach(t *testing.T, use func(i int, container Net, err error)) {
+	t.Helper()
+	host, looks := expect.Value(hostns.NewFinder().Open(""))(t), Dumps()
+	defer func() { expect.NoError(t, looks.Close(), host.Close()) }()
+	parallel.Each(len(o.paths), runtime.GOMAXPROCS(0), func(i int) {
 		ns, err := o.at(i)
-		var conn *links.Conn
+		var v *View
 		if err == nil {
-			conn, err = r.dial(ns)
+			v, err = looks.Open(context.Background(), host, ns)
 		}
-		use(i, conn, errors.Join(err, o.close(i)))
-		if conn != nil {
-			_ = conn.Close()
+		err = errors.Join(err, o.close(i))
+		if v == nil {
+			use(i, nil, err)
+			return
+		}
+		use(i, v.Container, err)
+		if err := v.Close(); err != nil {
+			t.Error(err)
 		}
 	})
 }
@@ -101,7 +113,7 @@ func (o *opener) dialEach(use func(i int, conn *links.Conn, err error)) {
 func TestEachNamespaceIsAskedOnce(t *testing.T) {
 	_, paths := hostWith(t, 40)
 	used := make([]atomic.Int32, len(paths))
-	newOpener(paths).dialEach(func(i int, conn *links.Conn, err error) {
+	newOpener(paths).openEach(t, func(i int, conn Net, err error) {
 		used[i].Add(1)
 		if err != nil {
 			t.Error(err)
@@ -144,7 +156,7 @@ func TestANamespaceVanishesMeanwhile(t *testing.T) {
 		}
 		return nil
 	}
-	o.dialEach(func(i int, conn *links.Conn, err error) {
+	o.openEach(t, func(i int, conn Net, err error) {
 		if i == gone {
 			expect.Is(t, err, fs.ErrNotExist)
 			return
@@ -169,35 +181,11 @@ func TestAClosedNamespaceIsAnErrorForItAlone(t *testing.T) {
 		}
 		return nil
 	}
-	o.dialEach(func(i int, _ *links.Conn, err error) {
+	o.openEach(t, func(i int, _ Net, err error) {
 		if (i == closed) != errors.Is(err, os.ErrClosed) || i != closed && err != nil {
 			t.Errorf("namespace %d: %v", i, err)
 		}
 	})
-}
-
-// TestWorkersWithoutAThread finish the work too.
-func TestWorkersWithoutAThread(t *testing.T) {
-	_, paths := hostWith(t, 10)
-	o := newOpener(paths)
-	var done []int
-	var next atomic.Int64
-	work := func(i int) {
-		ns := expect.Value(o.at(i))(t)
-		expect.NoError(t, expect.Value(dial(ns))(t).Close(), ns.Close())
-		done = append(done, i)
-	}
-	reason := errors.New("the thread is lost")
-	lost := func() error {
-		if len(done) == 3 {
-			return reason
-		}
-		return nil
-	}
-	expect.Is(t, each(&next, len(paths), work, lost), reason)
-	expect.Same(t, "done before", done, []int{0, 1, 2})
-	expect.NoError(t, each(&next, len(paths), work, func() error { return nil }))
-	expect.Same(t, "done in all", done, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
 }
 
 // TestNothingIsLeftOpen: neither descriptors nor threads in other namespaces.
@@ -205,8 +193,8 @@ func TestNothingIsLeftOpen(t *testing.T) {
 	host, paths := hostWith(t, 30)
 	before, home := descriptors(t), expect.Value(netns.ProcessID())(t)
 	for range 5 {
-		expect.NoError(t, expect.Value(dial(host))(t).Close())
-		newOpener(paths).dialEach(func(i int, _ *links.Conn, err error) {
+		expect.NoError(t, expect.Value(links.Dial(host))(t).Close())
+		newOpener(paths).openEach(t, func(i int, _ Net, err error) {
 			if err != nil {
 				t.Error(err)
 			}

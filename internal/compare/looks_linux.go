@@ -3,15 +3,11 @@ package compare
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
-	"sync/atomic"
 
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/parallel"
-	"github.com/embedcni/cni/internal/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -23,54 +19,12 @@ import (
 // some questions at each container. A look only suspects: a namespace may change meanwhile,
 // and afterwards.
 type Looks struct {
-	dumps *dumps // nil: the kernel itself
-	dial  dialer // opens a socket in a container
-}
-
-// dumps are looks at hosts' namespaces.
-type dumps struct {
 	mu    sync.Mutex
-	hosts map[netns.ID]*dump
+	hosts map[netns.ID]*dump // nil: the kernel itself
 }
-
-// dialer opens a socket in a namespace.
-type dialer func(*netns.Handle) (*links.Conn, error)
-
-func dial(ns *netns.Handle) (*links.Conn, error) { return links.Dial(ns) }
 
 // Dumps returns Looks that ask once about what containers of a host share.
-func Dumps() *Looks { return &Looks{&dumps{hosts: make(map[netns.ID]*dump)}, dial} }
-
-// Each calls work for the numbers below n, several at once, with Looks that share what
-// they have read. There are as many workers as Go runs threads. Each has a thread for
-// itself, which is in the namespace of the process except while it opens a view: views
-// of containers open faster there.
-func (l *Looks) Each(n int, work func(i int, its *Looks)) {
-	var next atomic.Int64
-	run := func(dial dialer, lost func() error) error {
-		return each(&next, n, func(i int) { work(i, &Looks{l.dumps, dial}) }, lost)
-	}
-	workers := min(n, runtime.GOMAXPROCS(0))
-	parallel.Each(workers, workers, func(int) {
-		err := thread.OnTour(func(tour *thread.Tour) error {
-			return run(func(ns *netns.Handle) (*links.Conn, error) { return links.DialOn(tour, ns) }, tour.Lost)
-		})
-		if err != nil { // the rest is work for any thread
-			_ = run(dial, func() error { return nil })
-		}
-	})
-}
-
-// each works until nothing is left to do, or the thread is lost.
-func each(next *atomic.Int64, n int, work func(i int), lost func() error) error {
-	for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-		work(i)
-		if err := lost(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func Dumps() *Looks { return &Looks{hosts: make(map[netns.ID]*dump)} }
 
 // dump is one look at a host's namespace: what many containers ask about is asked once, and
 // all routes and VLANs together. It is a [Net], and safe for concurrent use.
@@ -142,6 +96,11 @@ func (d *dump) VLANs(index int) (links.VLANs, error) {
 	return all[index], err
 }
 
+// Queues asks for one interface: the kernel does not list them all.
+func (d *dump) Queues(index int) (links.Queues, error) {
+	return ask(d, question{about: "queues", index: index}, func() (links.Queues, error) { return d.conn.Queues(index) })
+}
+
 func (d *dump) read(host *hostns.NetNS) {
 	if d.ns, d.err = host.Dup(); d.err == nil {
 		d.conn, d.err = d.ns.Conns.Borrow(d.ns.Handle)
@@ -152,7 +111,7 @@ func (d *dump) read(host *hostns.NetNS) {
 }
 
 // of returns the dump of a host's namespace.
-func (l *dumps) of(host *hostns.NetNS) (*dump, error) {
+func (l *Looks) of(host *hostns.NetNS) (*dump, error) {
 	l.mu.Lock()
 	d := l.hosts[host.ID()]
 	if d == nil {
@@ -166,13 +125,10 @@ func (l *dumps) of(host *hostns.NetNS) (*dump, error) {
 
 // Close releases the namespaces. All views must be closed.
 func (l *Looks) Close() error {
-	if l.dumps == nil {
-		return nil
-	}
-	l.dumps.mu.Lock()
-	defer l.dumps.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	var errs []error
-	for _, d := range l.dumps.hosts {
+	for _, d := range l.hosts {
 		if d.conn != nil {
 			errs = append(errs, d.conn.Close())
 		}
@@ -180,27 +136,18 @@ func (l *Looks) Close() error {
 			errs = append(errs, d.ns.Close())
 		}
 	}
-	l.dumps.hosts = nil
+	clear(l.hosts)
 	return errors.Join(errs...)
 }
 
 // Open returns the view of a container whose plugins ran in host.
-func (l *Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Handle) (*View, error) {
-	v := &View{conns: &host.Conns, host: host.Handle}
-	err := l.open(v, host, container)
-	if err != nil {
-		return nil, errors.Join(err, v.Close())
+func (l *Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Handle) (_ *View, err error) {
+	v := &View{host: host.Handle}
+	if l.hosts != nil {
+		if v.dump, err = l.of(host); err != nil {
+			return nil, err
+		}
+		v.Host = v.dump
 	}
-	return v, nil
-}
-
-func (l *Looks) open(v *View, host *hostns.NetNS, container *netns.Handle) (err error) {
-	if l.dumps == nil {
-		return v.ask(true, container)
-	}
-	if v.dump, err = l.dumps.of(host); err == nil {
-		v.inside, err = l.dial(container)
-	}
-	v.Host, v.Container = v.dump, v.inside
-	return err
+	return v, v.ask(&host.Conns, container)
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-var _ Net = (*links.Conn)(nil)
+var _ Host = (*links.Conn)(nil)
 
 // newDump returns a look at a namespace.
 func newDump(t *testing.T, ns *netns.Handle) *dump {
@@ -68,15 +68,12 @@ func difference(t *testing.T, seen *dump, live *links.Conn, names []string) stri
 			}
 		}
 		for _, index := range indices {
-			for what, got := range map[string]func(Net) got{
-				"interface": func(n Net) got { return pack(n.LinkByIndex(index)) },
-				"addresses": func(n Net) got { return pack(n.Addresses(index)) },
-				"routes":    func(n Net) got { return pack(n.Routes(index)) },
-				"VLANs": func(n Net) got {
-					return pack(n.(interface {
-						VLANs(int) (links.VLANs, error)
-					}).VLANs(index))
-				},
+			for what, got := range map[string]func(Host) got{
+				"interface": func(h Host) got { return pack(h.LinkByIndex(index)) },
+				"addresses": func(h Host) got { return pack(h.Addresses(index)) },
+				"routes":    func(h Host) got { return pack(h.Routes(index)) },
+				"VLANs":     func(h Host) got { return pack(h.VLANs(index)) },
+				"queues":    func(h Host) got { return pack(h.Queues(index)) },
 			} {
 				if d := same(fmt.Sprint(what, " of ", index), got(seen), got(live)); d != "" {
 					return d

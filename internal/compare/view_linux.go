@@ -13,13 +13,13 @@ import (
 
 // View is a look at the kernel, for one attachment. It is not safe for concurrent use.
 type View struct {
-	Host, Container Net
-	Rules           Rules
+	Host      Host
+	Container Net
+	Rules     Rules
 
-	conns        *links.Conns
-	host         *netns.Handle
-	dump         *dump       // of the host; nil: the kernel is asked
-	conn, inside *links.Conn // open sockets; nil if they were not needed
+	host *netns.Handle
+	dump *dump         // of the host; nil: the kernel is asked
+	open []*links.Conn // until Close
 }
 
 // Net is what a network namespace has. [links.Conn] is one.
@@ -34,6 +34,16 @@ type Net interface {
 	Routes(index int) ([]links.Route, error)
 }
 
+// Host is what the host's namespace has, for what plugins make there.
+type Host interface {
+	Net
+	// Queues returns the queues of an interface. If there is no such interface,
+	// [links.NotFound] is true of the error, or it has none.
+	Queues(index int) (links.Queues, error)
+	// VLANs returns the VLANs of a port of a bridge. An interface that is no port has none.
+	VLANs(index int) (links.VLANs, error)
+}
+
 // Rules are the rules of the host's packet filters.
 type Rules interface {
 	// Missing returns those of the rules that do not exist. An error means that the
@@ -45,37 +55,32 @@ type Rules interface {
 // that the request has. done closes them.
 func Kernel(ctx context.Context, r *plugin.Request) (v *View, done func() error, err error) {
 	g := caller.From(ctx)
-	v = &View{Rules: g.Firewalls(r.Host), conns: g.Conns, host: r.Host}
-	if err := v.ask(r.Host != nil, r.Container); err != nil {
-		return nil, nil, errors.Join(err, v.Close())
-	}
-	return v, v.Close, nil
+	v = &View{Rules: g.Firewalls(r.Host), host: r.Host}
+	return v, v.Close, v.ask(g.Conns, r.Container)
 }
 
-// ask opens the sockets by which the kernel itself answers about the host, and about the
-// container if there is one.
-func (v *View) ask(host bool, container *netns.Handle) (err error) {
-	if host {
-		if err := v.dial(); err != nil {
+// ask opens the sockets by which the kernel itself answers about the host, unless there is
+// a dump of it, and about the container; about either only if it is open. After an error
+// none is open.
+func (v *View) ask(conns *links.Conns, container *netns.Handle) error {
+	borrow := func(ns *netns.Handle, answer func(*links.Conn)) error {
+		if ns == nil {
+			return nil
+		}
+		c, err := conns.Borrow(ns)
+		if err != nil {
+			return errors.Join(err, v.Close())
+		}
+		v.open = append(v.open, c)
+		answer(c)
+		return nil
+	}
+	if v.dump == nil {
+		if err := borrow(v.host, func(c *links.Conn) { v.Host = c }); err != nil {
 			return err
 		}
-		v.Host = v.conn
 	}
-	if container != nil {
-		if v.inside, err = v.conns.Borrow(container); err != nil {
-			return err
-		}
-		v.Container = v.inside
-	}
-	return nil
-}
-
-// dial opens the socket in the host's namespace.
-func (v *View) dial() (err error) {
-	if v.conn == nil {
-		v.conn, err = v.conns.Borrow(v.host)
-	}
-	return err
+	return borrow(container, func(c *links.Conn) { v.Container = c })
 }
 
 // For returns the view for the comparison of one plugin's part, and until the next call.
@@ -87,25 +92,6 @@ func (v *View) For(filters netfilter.Options) *View {
 		v.Rules = netfilter.Open(v.host, filters)
 	}
 	return v
-}
-
-// Queues returns the queues of an interface of the host. If there is no such interface,
-// [links.NotFound] is true of the error, or it has none. The kernel has them for one
-// interface at a time, so that it is always asked.
-func (v *View) Queues(index int) (links.Queues, error) {
-	if err := v.dial(); err != nil {
-		return links.Queues{}, err
-	}
-	return v.conn.Queues(index)
-}
-
-// VLANs returns the VLANs of a port of a bridge of the host. An interface that is no port
-// has none.
-func (v *View) VLANs(index int) (links.VLANs, error) {
-	if v.dump == nil {
-		return v.conn.VLANs(index)
-	}
-	return v.dump.VLANs(index)
 }
 
 // HasLink reports whether the container has an interface of that name.
@@ -120,10 +106,9 @@ func (v *View) HasLink(name string) (bool, error) {
 // Close releases the view.
 func (v *View) Close() error {
 	var errs []error
-	for _, c := range []*links.Conn{v.conn, v.inside} {
-		if c != nil {
-			errs = append(errs, c.Close())
-		}
+	for _, c := range v.open {
+		errs = append(errs, c.Close())
 	}
+	v.open = nil
 	return errors.Join(errs...)
 }

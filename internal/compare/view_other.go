@@ -16,13 +16,6 @@ type Looks struct{}
 // Dumps returns Looks that read nothing.
 func Dumps() *Looks { return &Looks{} }
 
-// Each calls work for the numbers below n.
-func (l *Looks) Each(n int, work func(i int, its *Looks)) {
-	for i := range n {
-		work(i, l)
-	}
-}
-
 // Close does nothing.
 func (*Looks) Close() error { return nil }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"runtime"
 
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
@@ -96,9 +97,7 @@ func (l *Look) once(found []record.Found) []*Container {
 		}
 	}()
 	all := make([]*Container, len(found))
-	looks.Each(len(found), func(i int, its *compare.Looks) {
-		all[i] = l.one(found[i], its)
-	})
+	parallel.Each(len(found), runtime.GOMAXPROCS(0), func(i int) { all[i] = l.one(found[i], looks) })
 	return all
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"time"
 
@@ -165,7 +166,7 @@ func compareAll(ctx context.Context, all []*Repairing) {
 		return
 	}
 	looks := compare.Dumps()
-	looks.Each(len(all), one)
+	parallel.Each(len(all), runtime.GOMAXPROCS(0), func(i int) { one(i, looks) })
 	if err := looks.Close(); err != nil {
 		all[0].Runner.Logger.Error("close network namespace", "error", err)
 	}

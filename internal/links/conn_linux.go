@@ -36,9 +36,6 @@ func Dial(ns *netns.Handle, sysctls ...Sysctl) (*Conn, error) {
 	return dialBy(thread.In, ns, sysctls...)
 }
 
-// DialOn opens a socket in a namespace that the tour visits.
-func DialOn(tour *thread.Tour, ns *netns.Handle) (*Conn, error) { return dialBy(tour.In, ns) }
-
 func dialBy(in func(*netns.Handle, func() error) error, ns *netns.Handle, sysctls ...Sysctl) (c *Conn, err error) {
 	err = in(ns, func() (err error) {
 		if c, err = dial(); err != nil {

@@ -4,9 +4,6 @@
 package thread
 
 import (
-	"errors"
-	"fmt"
-	"os"
 	"runtime"
 
 	"golang.org/x/sys/unix"
@@ -34,60 +31,6 @@ func inside(ns *netns.Handle) (yes bool, leave func()) {
 	}
 	runtime.UnlockOSThread()
 	return false, nil
-}
-
-// Tour is a thread that visits namespaces one after the other, and returns home
-// from each. It belongs to the goroutine that is on it.
-type Tour struct {
-	home *netns.Handle
-	lost error
-}
-
-// OnTour runs fn on a thread of its own, in the namespace of the calling thread. A
-// visit by it is cheaper than [In], which changes threads twice for each.
-func OnTour(fn func(*Tour) error) error {
-	home, err := netns.Current()
-	if err != nil {
-		return err
-	}
-	err = home.Do(func() error { return fn(&Tour{home: home}) })
-	return errors.Join(err, home.Close())
-}
-
-// In runs fn in a namespace. If the thread cannot return, that is the error of
-// this visit and of all later ones.
-func (t *Tour) In(ns *netns.Handle, fn func() error) error {
-	if t.lost != nil {
-		return t.lost
-	}
-	if err := enter(ns); err != nil {
-		return err
-	}
-	err := fn()
-	if back := enter(t.home); back != nil {
-		t.lost = fmt.Errorf("return from network namespace %s: %w", ns.ID(), back)
-	}
-	return errors.Join(err, t.lost)
-}
-
-// Lost returns the reason why the thread could not return home, or nil. It ends
-// with the tour.
-func (t *Tour) Lost() error { return t.lost }
-
-// enter moves the calling thread into a namespace, which stays open meanwhile.
-func enter(ns *netns.Handle) error {
-	raw, err := ns.File().SyscallConn()
-	if err != nil {
-		return fmt.Errorf("enter network namespace %s: %w", ns.ID(), err)
-	}
-	var inner error
-	if err := raw.Control(func(fd uintptr) { inner = unix.Setns(int(fd), unix.CLONE_NEWNET) }); err != nil {
-		inner = fmt.Errorf("%w: %w", os.ErrClosed, err)
-	}
-	if inner != nil {
-		return fmt.Errorf("enter network namespace %s: %w", ns.ID(), inner)
-	}
-	return nil
 }
 
 // CanChangeRoot reports whether AtRoot works on this system.

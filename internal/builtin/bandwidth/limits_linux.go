@@ -264,7 +264,7 @@ func (c *comparison) make(part func(*shaper) error) func(context.Context) error 
 // another type that somebody else has put there. The kernel's own queue, which has no
 // handle, means that the limit is gone.
 func (c *comparison) bucket(link links.Link, l limit, fix func(context.Context) error) error {
-	has, err := c.view.Queues(link.Index)
+	has, err := c.view.Host.Queues(link.Index)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.about, err)
 	}
@@ -336,7 +336,7 @@ func (c *comparison) egress(l limit) error {
 // redirection compares the filter that leads the packets to the ifb device, which has
 // the zero Link if it is gone.
 func (c *comparison) redirection(ifb links.Link, name string, fix func(context.Context) error) error {
-	has, err := c.view.Queues(c.host.Index)
+	has, err := c.view.Host.Queues(c.host.Index)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.about, err)
 	}

@@ -80,7 +80,7 @@ func (c *comparison) onBridge(port links.Link, place *compare.Place, as *config,
 	if as.PortIsolation && !port.Port.Isolated {
 		lacks("isolated", "", "", fmt.Errorf(`"portIsolation": interface %q is not isolated`, port.Name))
 	}
-	lost, err := as.portVLANs(c.v.VLANs, port, place, restore)
+	lost, err := as.portVLANs(c.v.Host.VLANs, port, place, restore)
 	c.found = append(c.found, lost...)
 	return err
 }

@@ -178,7 +178,7 @@ func (c *macvlanConfig) otherMaster(v *compare.View, own links.Link) ([]compare.
 	if c.Master == "" {
 		return nil, nil
 	}
-	outside := v.Host
+	outside := compare.Net(v.Host)
 	if c.InNetNS {
 		outside = v.Container
 	}

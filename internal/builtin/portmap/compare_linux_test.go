@@ -305,7 +305,7 @@ func TestAViewWithoutRouting(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		v.Host = struct{ compare.Net }{v.Host}
+		v.Host = struct{ compare.Host }{v.Host}
 		found, err := p.Compare(ctx, r, v)
 		if len(found) != 1 || found[0].Kind != compare.Sysctl {
 			t.Errorf("found %s", plugintest.Lines(found))
