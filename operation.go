@@ -221,10 +221,9 @@ type attachment struct {
 	op      *operation
 	network *Network
 	progress
-	facts   record.Facts     // notes of built-in plugins
-	plugins runner.Plugins   // the plugins that run, or ran
-	lost    bool             // the interface was not in the container before its DEL
-	claims  leftovers.Claims // addresses that host-local has reserved in this call
+	facts   record.Facts   // notes of built-in plugins
+	plugins runner.Plugins // the plugins that run, or ran
+	lost    bool           // the interface was not in the container before its DEL
 
 	mapped []wirePort  // by WithCapabilityPortMap, beside ports
 	ports  *askedPorts // by WithPorts; nil: none, or no plugin takes them

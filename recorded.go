@@ -13,7 +13,6 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -37,7 +36,7 @@ func (op *operation) write(ctx context.Context) error {
 		}
 		rec.Attachments = append(rec.Attachments, n)
 	}
-	op.beginClaims(rec)
+	op.noteTimes(rec)
 	if err := op.beginRecord(ctx, rec, op.survival(ctx)); err != nil {
 		return err
 	}
@@ -119,7 +118,7 @@ func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
 // Append adds an entry about the attachment to the record, if there is one. It
 // implements [runner.Attachment].
 func (a *attachment) Append(e record.Entry) error {
-	e.IfName, e.Facts = a.IfName, a.facts.With(e.Facts)
+	e.IfName = a.IfName
 	return a.op.Note(e)
 }
 
@@ -132,7 +131,6 @@ func (a *attachment) noteResult(result json.RawMessage) error {
 	if err == nil {
 		a.noted = result
 	}
-	a.claimResult(result)
 	return err
 }
 
@@ -314,11 +312,10 @@ func (a *attachment) key() leftovers.Key {
 	return leftovers.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.network.config.Name, IfName: a.IfName}
 }
 
-// beginClaims notes the time at which attachments are about to be recorded.
-func (op *operation) beginClaims(rec *record.Record) {
+// noteTimes notes the time at which attachments are about to be recorded.
+func (op *operation) noteTimes(rec *record.Record) {
 	var now time.Time
 	for _, a := range op.attachments {
-		a.claims.Restart()
 		if isLoAlone(a.network.config.Plugins) {
 			continue // lo's attachment holds no address
 		}
@@ -374,25 +371,4 @@ func (a *attachment) Note(key string, value any) error {
 	}
 	a.facts.Set(key, data)
 	return nil
-}
-
-// NoteSoon notes a value that is written with the next entry.
-func (a *attachment) NoteSoon(key string, value any) error {
-	data, err := json.Marshal(value)
-	if err != nil {
-		return fmt.Errorf("note %s: %w", key, err)
-	}
-	a.facts.SetSoon(key, data)
-	return nil
-}
-
-// claimResult notes the addresses in a result, because an executable may have
-// delegated their reservation.
-func (a *attachment) claimResult(result json.RawMessage) {
-	if len(a.claims.All()) > 0 || !slices.ContainsFunc(a.network.config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
-		return
-	}
-	if addrs := leftovers.Addresses(result); len(addrs) > 0 {
-		a.claims.Add(addrs...)
-	}
 }

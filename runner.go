@@ -177,12 +177,6 @@ func (a hooks) InUse() ([]netip.Addr, error) {
 	return append(others, leftovers.AddressesOf(a.op.Record.Attachments, map[string]bool{a.IfName: true})...), nil
 }
 
-// Claim implements [caller.Record]. It is called with host-local's lock
-// held.
-func (a hooks) Claim(addr netip.Addr) {
-	a.claims.Add(addr)
-}
-
 // Released implements [caller.Record]. While the plugin goes on, the kernel mostly, the
 // release gets to the disk.
 func (a hooks) Released(dir string) {

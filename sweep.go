@@ -56,7 +56,7 @@ func (a *attachment) described() *leftovers.Attachment {
 	d := &leftovers.Attachment{
 		Attachment: a.Attachment, List: a.network.config,
 		Result: json.RawMessage(a.partial), PrevResult: json.RawMessage(a.prev), Device: a.Fact(leftovers.DeviceFact),
-		Ran: a.plugins.Recorded(), IsRegistered: a.op.runner.IsRegistered, Given: a.given, Claims: &a.claims,
+		Ran: a.plugins.Recorded(), IsRegistered: a.op.runner.IsRegistered, Given: a.given,
 		Begun: a.attempted, Added: a.state == record.Added, Recorded: !a.op.Damaged && n != nil,
 		Rebooted: a.op.Rebooted, HostGone: a.op.HostGone,
 	}

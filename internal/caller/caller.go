@@ -46,10 +46,6 @@ type Record interface {
 	// A key begins with the plugin's type.
 	Note(key string, value any) error
 
-	// NoteSoon is Note for a value that only a complete attachment needs. It is
-	// written with what is recorded next, at the latest with the end of the ADD.
-	NoteSoon(key string, value any) error
-
 	// Others returns the notes under a key of all other attachments on record, of any
 	// owner, that were made from the same host namespace since the machine was booted,
 	// with the newest container's last. It reads all records.
@@ -58,9 +54,6 @@ type Record interface {
 	// InUse returns the addresses of all other attachments on record, of this
 	// container and of others, of any owner.
 	InUse() ([]netip.Addr, error)
-
-	// Claim says that the attachment is about to reserve the address.
-	Claim(addr netip.Addr)
 
 	// Released says that a DEL has released the attachment's addresses in host-local's
 	// directory.
@@ -116,10 +109,8 @@ type noRecord struct{}
 
 func (noRecord) Fact(string) json.RawMessage    { return nil }
 func (noRecord) Note(string, any) error         { return nil }
-func (noRecord) NoteSoon(string, any) error     { return nil }
 func (noRecord) Others(string) ([]Noted, error) { return nil, nil }
 func (noRecord) InUse() ([]netip.Addr, error)   { return nil, nil }
-func (noRecord) Claim(netip.Addr)               {}
 func (noRecord) Released(string)                {}
 
 // loWasUp is the key of the note that lo was up before the ADD of the plugin

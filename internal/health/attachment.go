@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"github.com/embedcni/cni/internal/caller"
@@ -131,9 +130,6 @@ type readOnly struct{ caller.Record }
 
 // Note refuses a note.
 func (readOnly) Note(string, any) error { return errReadOnly }
-
-// Claim does nothing.
-func (readOnly) Claim(netip.Addr) {}
 
 // State is why a container was not compared, in the words of a verdict.
 type State string

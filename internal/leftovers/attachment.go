@@ -34,10 +34,9 @@ type Attachment struct {
 	IsRegistered func(typ string) bool
 	Given        func() caller.Given // what its plugins are lent
 
-	Claims *Claims   // addresses that host-local has reserved in this call
-	Begun  bool      // this call has begun the ADD
-	Added  bool      // all plugins have answered the ADD, and no DEL has begun
-	Since  time.Time // when it was recorded, according to its record; zero if unknown
+	Begun bool      // this call has begun the ADD
+	Added bool      // all plugins have answered the ADD, and no DEL has begun
+	Since time.Time // when it was recorded, according to its record; zero if unknown
 
 	Recorded bool // the entry is whole, so that the parameters are those of the ADD
 	Rebooted bool // the machine was rebooted since: the kernel has nothing of it

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -13,36 +12,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 )
-
-// Claims are the addresses that host-local has reserved for an attachment during
-// this call.
-type Claims struct {
-	mu    sync.Mutex
-	addrs []netip.Addr
-}
-
-// Restart forgets the claims of an attempt that was undone.
-func (c *Claims) Restart() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.addrs = nil
-}
-
-// Add adds addresses.
-func (c *Claims) Add(addrs ...netip.Addr) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.addrs = append(c.addrs, addrs...)
-}
-
-// All returns the addresses.
-func (c *Claims) All() []netip.Addr {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.addrs)
-}
 
 // longestADD is the assumed longest time between the recording of an attachment
 // and the end of its plugin, if the runtime was killed. A plugin has two minutes
@@ -53,7 +25,8 @@ const longestADD = 10 * time.Minute
 // host-local's directory, whose file mode shows that a program like host-local
 // made it. The reservation belongs to this attachment if it was made during the
 // ADD, and its address is the attachment's or, as after an executable was
-// killed, unknown. A ledger has the time of the ADD if the record has none.
+// killed, unknown: the built-in plugin of this process leaves no empty file. A
+// ledger has the time of the ADD if the record has none.
 //
 // It cannot be distinguished from an administrator's reservation of the same
 // time. Nor can the order be decided within one tick of the clock; such a
@@ -63,8 +36,9 @@ func (a *Attachment) Emptied(records *record.Store, ledger Ledger, log *slog.Log
 	doubtful := map[string]bool{} // already reported
 	return func(r Reservation) bool {
 		since, until := during()
-		all := slices.Concat(Addresses(a.Result), a.Claims.All())
-		of := slices.Contains(all, r.Addr) || len(all) == 0 && !a.Added
+		all := Addresses(a.Result)
+		unknown := len(all) == 0 && !a.Added && !(a.Begun && a.IsBuiltIn(known.HostLocal))
+		of := unknown || slices.Contains(all, r.Addr)
 		if !of || since.IsZero() || r.Made.Before(since) {
 			return false
 		}

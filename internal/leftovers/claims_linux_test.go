@@ -17,6 +17,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -31,9 +32,6 @@ func judged(t *testing.T, a Attachment, records *record.Store) (_ func(Reservati
 	t.Helper()
 	log = &strings.Builder{}
 	a.List, a.ContainerID, a.IfName = &libcni.NetworkConfigList{Name: "net"}, "c1", "eth0"
-	if a.Claims == nil {
-		a.Claims = &Claims{}
-	}
 	return a.Emptied(records, LedgerOf(records, "owner"), slog.New(slog.NewTextHandler(log, nil))), log
 }
 
@@ -61,6 +59,7 @@ func TestJudge(t *testing.T) {
 	for name, c := range map[string]struct {
 		addresses []netip.Addr
 		answered  bool
+		builtIn   bool
 		recorded  time.Time
 		claimed   time.Time
 		want      []Reservation
@@ -70,11 +69,16 @@ func TestJudge(t *testing.T) {
 		"made before the ADD":           {addresses: []netip.Addr{mine.Addr}, claimed: after},
 		"nobody knows when it was made": {addresses: []netip.Addr{mine.Addr}},
 		"no address, killed":            {claimed: before, want: []Reservation{mine, other}},
+		"no address, failed":            {claimed: before, builtIn: true},
+		"no address, killed earlier":    {recorded: before, builtIn: true, want: []Reservation{mine, other}},
 		"no address, answered":          {claimed: before, answered: true},
 	} {
 		a := Attachment{Added: c.answered, Since: c.recorded}
 		if !c.claimed.IsZero() {
 			a.Since, a.Begun = c.claimed, true
+		}
+		if c.builtIn {
+			a.Ran = []record.Plugin{{Type: known.HostLocal, Kind: record.KindBuiltIn}}
 		}
 		for _, addr := range c.addresses {
 			a.Result = json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "` + addr.String() + `/24"}]}`)

@@ -10,7 +10,6 @@ import (
 type Facts struct {
 	mu    sync.Mutex
 	noted map[string]json.RawMessage
-	soon  map[string]json.RawMessage // those that no entry of the log has yet
 }
 
 // All returns a copy of the notes.
@@ -24,7 +23,7 @@ func (f *Facts) All() map[string]json.RawMessage {
 func (f *Facts) Reset(noted map[string]json.RawMessage) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.noted, f.soon = maps.Clone(noted), nil
+	f.noted = maps.Clone(noted)
 }
 
 // Get returns the note under a key, or nil.
@@ -39,23 +38,6 @@ func (f *Facts) Set(key string, note json.RawMessage) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.noted = merge(f.noted, map[string]json.RawMessage{key: note})
-}
-
-// SetSoon is Set for a note that the next entry of the log takes along.
-func (f *Facts) SetSoon(key string, note json.RawMessage) {
-	f.Set(key, note)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.soon = merge(f.soon, map[string]json.RawMessage{key: note})
-}
-
-// With returns the notes of an entry of the log with those that it takes along, once.
-func (f *Facts) With(entry map[string]json.RawMessage) map[string]json.RawMessage {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	soon := f.soon
-	f.soon = nil
-	return merge(entry, soon)
 }
 
 // merge adds the entries of from to into and returns into. If into is nil, it returns a copy

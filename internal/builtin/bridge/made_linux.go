@@ -218,11 +218,11 @@ type made struct {
 
 // noteMade notes that an ADD made the bridge, this one or an earlier one.
 func noteMade(record caller.Record, br links.Link) error {
-	return record.NoteSoon(madeNote, made{MAC: br.MAC.String(), VLANFiltering: br.VLANFiltering})
+	return record.Note(madeNote, made{MAC: br.MAC.String(), VLANFiltering: br.VLANFiltering})
 }
 
 // noteHosts notes that the bridge is the host's.
-func noteHosts(record caller.Record) error { return record.NoteSoon(hostsNote, true) }
+func noteHosts(record caller.Record) error { return record.Note(hostsNote, true) }
 
 // madeBy returns the note of an attachment, or nil. Attachments of earlier
 // versions, and of other plugins, have none.

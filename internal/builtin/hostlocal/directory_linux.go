@@ -33,7 +33,6 @@ type held struct {
 	*directory
 	lock     *os.File
 	changed  bool
-	claim    func(netip.Addr)   // tells the runtime before a file is made; may be nil
 	prepared *plainfile.Unnamed // for the first reservation; may be nil
 }
 
@@ -114,9 +113,6 @@ func holderOf(id, ifName string) string {
 // or not at all; an empty file would hold the address for ever.
 func (h *held) reserve(addr netip.Addr, holder string) (bool, error) {
 	name := addr.String()
-	if h.claim != nil {
-		h.claim(addr)
-	}
 	err := h.publish(name, holder)
 	if errors.Is(err, unix.EEXIST) {
 		return false, nil

@@ -56,10 +56,9 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 		result.DNS = parseResolvConf(string(text))
 	}
 	// Outside the lock, for which all containers of the network wait.
-	g := caller.From(ctx)
 	prepared := plainfile.Prepare(c.dir, 0o600) // without a name, it does not survive a power cut
 	defer prepared.Discard()
-	if err := g.Durable(); err != nil {
+	if err := caller.From(ctx).Durable(); err != nil {
 		return nil, err
 	}
 	err = p.locked(ctx, r, c, true, func(h *held) error {
@@ -67,7 +66,6 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 			return err
 		}
 		h.prepared = prepared
-		h.claim = func(addr netip.Addr) { g.Record.Claim(addr) }
 		result.IPs, err = h.allocate(c, r.ContainerID, r.IfName)
 		return err
 	})
@@ -309,9 +307,7 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 
 // reserveAgain reserves the address, unless somebody else has it by now.
 func (c *comparison) reserveAgain(ctx context.Context, addr netip.Addr) error {
-	g := caller.From(ctx)
 	return c.locked(ctx, c.r, c.config, true, func(h *held) error {
-		h.claim = func(addr netip.Addr) { g.Record.Claim(addr) }
 		ok, err := h.reserve(addr, holderOf(c.r.ContainerID, c.r.IfName))
 		if ok || err != nil {
 			return err

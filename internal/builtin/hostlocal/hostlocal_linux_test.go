@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"maps"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -21,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/plainfile"
 	"github.com/embedcni/cni/netns"
@@ -231,35 +229,6 @@ func TestCheckDetects(t *testing.T) {
 	t.Run("no directory", func(t *testing.T) {
 		expect.Is(t, New().Check(t.Context(), call(configFor(t.TempDir(), dual), "a")), fs.ErrNotExist)
 	})
-}
-
-// claiming is a runtime that checks the directory when an address is claimed.
-type claiming struct {
-	caller.Record
-	claim func(addr netip.Addr)
-}
-
-func (c claiming) Claim(addr netip.Addr) { c.claim(addr) }
-
-// TestAnAddressIsClaimedBeforeItIsReserved: the process may be killed in
-// between.
-func TestAnAddressIsClaimedBeforeItIsReserved(t *testing.T) {
-	base := t.TempDir()
-	var claimed []string
-	ctx := caller.With(t.Context(), caller.Given{Record: claiming{caller.From(t.Context()).Record, func(addr netip.Addr) {
-		claimed = append(claimed, addr.String())
-		if found, err := filepath.Glob(filepath.Join(base, "*", addr.String())); len(found) > 0 || err != nil {
-			t.Errorf("%s is there before it was claimed: %v, %v", addr, found, err)
-		}
-	}}})
-	result := expect.Value(New().Add(ctx, call(configFor(base, dual), "a")))(t)
-	var got []string
-	for _, ip := range result.IPs {
-		got = append(got, ip.Address.IP.String())
-	}
-	if !slices.Equal(claimed, got) {
-		t.Errorf("claimed %q, and got %q", claimed, got)
-	}
 }
 
 // TestFault_F50_AResolvConfThatIsNoFileBlocksNobody: neither a FIFO without a

@@ -32,8 +32,6 @@ func (m *Memory) Fact(key string) json.RawMessage {
 	return fact
 }
 
-func (m *Memory) NoteSoon(key string, value any) error { return m.Note(key, value) }
-
 func (m *Memory) Note(key string, value any) error {
 	text, err := json.Marshal(value)
 	if err == nil {
