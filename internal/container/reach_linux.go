@@ -59,37 +59,34 @@ func (p *Place) reach(rec *record.Record, kept string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return p.reachByProcess(rec)
-}
-
-// reachByProcess is reach if no path leads to the namespace.
-func (p *Place) reachByProcess(rec *record.Record) error {
-	want := rec.NetNS.ID()
+	want := ns.ID()
 	if want.Ino == 0 {
-		return nil
+		return nil // a damaged record
 	}
 	if whose, err := p.Host.WhoseHost(want, ""); whose != "" || err != nil {
 		return err // the host's namespace has its number now
 	}
-	found, _, err := hostns.Search(want, proc.Thread)
-	if found == nil || err != nil {
-		return err
-	}
-	return p.reachHeld(rec, found)
+	_, err := p.search(rec, proc.Thread)
+	return err
 }
 
-// reachHeld enters a namespace with the recorded number, which a process is in or refers
-// to, if it is the recorded one.
-func (p *Place) reachHeld(rec *record.Record, found *netns.Handle) error {
+// search enters the recorded namespace if a process of this view is in it or refers to it.
+// One that only has the recorded number may be another. complete reports that every process
+// could be looked at.
+func (p *Place) search(rec *record.Record, by proc.RefKind) (complete bool, err error) {
+	found, complete, err := hostns.Search(rec.NetNS.ID(), by)
+	if found == nil || err != nil {
+		return complete, err
+	}
 	same, err := p.hasRecorded(found, rec)
 	if err != nil || !same {
 		p.Reached = Unsure
-		return errors.Join(err, found.Close())
+		return complete, errors.Join(err, found.Close())
 	}
 	// The path is not the process's own: if the process ends meanwhile, its path
 	// could become another's.
 	p.NetNS, p.Path, p.Reached = found, hostns.DescriptorPath(found), ByProcess
-	return nil
+	return complete, nil
 }
 
 // hasRecorded reports whether the namespace has an interface that the record
@@ -147,8 +144,14 @@ func (p *Place) settle(rec *record.Record) error {
 		return fmt.Errorf("look for the host's end of an interface of container %s: %w", rec.ContainerID, err)
 	case lives:
 		p.Reached = Elsewhere
-	case !ended && !p.isRecordedHere(rec):
-		return p.reachByReference(rec)
+	case !ended && !p.isRecordedHere(rec) && rec.NetNS.Ino != 0:
+		// Neither a path nor a process of this view leads there. Their mounts and
+		// descriptors may refer to it.
+		complete, err := p.search(rec, proc.Any)
+		if p.Reached == NotReached && err == nil && !(complete && proc.SeesAll(rec.PIDNS)) {
+			p.Reached = Unsure
+		}
+		return err
 	}
 	return nil
 }
@@ -167,26 +170,6 @@ func (p *Place) settleLetGo(rec *record.Record) error {
 		p.Reached = NotReached
 	case p.Reached == NotReached:
 		p.Reached = LetGo
-	}
-	return nil
-}
-
-// reachByReference is reach if neither a path nor a process of this view leads to the
-// namespace, and the host does not show whether it lives. It looks at all that visible
-// processes refer to: their mounts and descriptors.
-func (p *Place) reachByReference(rec *record.Record) error {
-	want := rec.NetNS.ID()
-	if want.Ino == 0 {
-		return nil // a damaged record
-	}
-	found, complete, err := hostns.Search(want, proc.Any)
-	switch {
-	case err != nil:
-		return err
-	case found != nil:
-		return p.reachHeld(rec, found)
-	case !complete || !proc.SeesAll(rec.PIDNS):
-		p.Reached = Unsure
 	}
 	return nil
 }
@@ -212,28 +195,18 @@ func (p *Place) isRecordedHere(rec *record.Record) bool {
 // AwaitEnd waits until a container that lives elsewhere has ended, but not beyond a time.
 // The kernel ends a namespace some time after the last process that referred to it, so a
 // daemon's containers may outlive it for a moment.
-func (c *Container) AwaitEnd(ctx context.Context, until time.Time) (err error) {
+func (c *Container) AwaitEnd(ctx context.Context, until time.Time) error {
 	if c.Reached != Elsewhere {
 		return nil
 	}
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	watch, err := links.WatchAddresses(c.Host.Handle) // before anything vanishes
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, watch.Close()) }()
-	for {
+	_, err := c.Host.Until(ctx, func() (bool, error) {
 		c.Reached = NotReached
-		if err := c.settle(c.Record); err != nil || c.Reached != Elsewhere {
-			return err
-		}
-		if err := watch.Wait(ctx); ctx.Err() != nil {
-			return nil
-		} else if err != nil {
-			return err
-		}
-	}
+		err := c.settle(c.Record)
+		return c.Reached != Elsewhere, err
+	})
+	return err
 }
 
 // SettleDamaged finds out whether the container of a damaged record lives elsewhere. Only
@@ -264,43 +237,27 @@ func (p *Place) hostEnds(rec *record.Record) (lives, ended bool, err error) {
 		return false, false, err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	var missing []recordedEnd
-	for n := range rec.Present() {
-		for _, end := range endsOf(n) {
-			l, err := c.Link(end.name)
-			switch {
-			case links.NotFound(err):
-				missing = append(missing, end)
-				continue
-			case err != nil:
-				return false, false, err
-			case !l.Peer.Elsewhere:
-				continue // the bridge, or another device that stays on the host
-			}
-			if lives, err := end.is(c, l); lives || err != nil {
-				return lives, false, err
-			}
-			missing = append(missing, end)
-		}
-	}
-	if len(missing) == 0 {
-		return false, false, nil
-	}
 	all, err := c.Links()
 	if err != nil {
 		return false, false, err
 	}
-	for _, end := range missing { // it may have been renamed
-		for _, l := range all {
-			if !l.Peer.Elsewhere || !end.has(l) {
-				continue
+	for n := range rec.Present() {
+		for _, end := range endsOf(n) {
+			stays := false // it is the bridge, or another device that stays on the host
+			for _, l := range all {
+				named := l.Name == end.name || slices.Contains(l.Others, end.name)
+				stays = stays || named && !l.Peer.Elsewhere
+				if !l.Peer.Elsewhere || !named && !end.has(l) { // it may have been renamed
+					continue
+				}
+				if lives, err := end.is(c, l); lives || err != nil {
+					return lives, false, err
+				}
 			}
-			if lives, err := end.is(c, l); lives || err != nil {
-				return lives, false, err
-			}
+			ended = ended || !stays
 		}
 	}
-	return false, true, nil
+	return false, ended, nil
 }
 
 // recordedEnd is an interface that a result lists on the host.

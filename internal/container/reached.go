@@ -3,6 +3,7 @@ package container
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/embedcni/cni/internal/hostns"
@@ -30,35 +31,34 @@ const (
 	LetGo
 )
 
-var (
-	errUncertain = errors.New("no path leads to the container's network namespace from here, and nothing shows whether it lives; " +
-		"call Remove if the container is gone")
-	errElsewhere = errors.New("no path leads to the container's network namespace from here, which lives: " +
-		"the host's end of an interface in it exists; call Remove if the container is gone")
-	errLetGo = errors.New("the path no longer leads to the container's network namespace, which is not kept any more; " +
-		"the host's end of an interface in it is still there, so that it lives or is about to end; call Remove if the container is gone")
-)
+// doubts are the reasons why a container that was not reached may live.
+var doubts = map[Reached]error{
+	Unsure: errors.New("no path leads to the container's network namespace from here, and nothing shows whether it lives; " +
+		"call Remove if the container is gone"),
+	Elsewhere: errors.New("no path leads to the container's network namespace from here, which lives: " +
+		"the host's end of an interface in it exists; call Remove if the container is gone"),
+	LetGo: errors.New("the path no longer leads to the container's network namespace, which is not kept any more; " +
+		"the host's end of an interface in it is still there, so that it lives or is about to end; call Remove if the container is gone"),
+}
 
 // EndsWithin is long for the kernel to end a namespace that nothing refers to any more.
 const EndsWithin = time.Second
 
+// doubt returns why the container may live, if it was reached in one of these ways.
+func (c *Container) doubt(among ...Reached) error {
+	if !slices.Contains(among, c.Reached) {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", c.Record.NetNS.Path, doubts[c.Reached])
+}
+
 // Uncertain returns an error if it is unknown whether the recorded namespace is
 // alive. Then nothing is removed unless the caller asks for it, and no DEL runs
 // in the namespace.
-func (c *Container) Uncertain() error {
-	if c.Reached != Unsure {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", c.Record.NetNS.Path, errUncertain)
-}
+func (c *Container) Uncertain() error { return c.doubt(Unsure) }
 
 // Undecided returns an error if Recover must leave the container as it is.
-func (c *Container) Undecided() error {
-	if c.Reached == LetGo {
-		return fmt.Errorf("%s: %w", c.Record.NetNS.Path, errLetGo)
-	}
-	return c.Uncertain()
-}
+func (c *Container) Undecided() error { return c.doubt(Unsure, LetGo) }
 
 // IsAbandoned reports whether only this library still keeps the recorded
 // namespace, if it exists at all: the recorded path no longer leads there, and
@@ -79,11 +79,6 @@ func (c *Container) IsAbandoned() bool {
 	return true
 }
 
-var (
-	errRebooted  = errors.New("it was attached before the machine was rebooted")
-	errNetNSGone = errors.New("its network namespace is gone")
-)
-
 // OutOfReach returns why a container on record cannot be compared with the kernel, or
 // nil if it can. gone reports that it is certainly dead. The recorded namespaces are
 // open.
@@ -92,13 +87,11 @@ func (c *Container) OutOfReach() (gone bool, why error) {
 	case c.Damaged:
 		return false, fmt.Errorf("it may live, and its record is damaged, so that it cannot be checked; call Remove if it is gone: %w", record.ErrBad)
 	case c.Rebooted:
-		return true, errRebooted
-	case c.Undecided() != nil:
-		return false, c.Undecided()
-	case c.Reached == Elsewhere:
-		return false, fmt.Errorf("%s: %w", c.Record.NetNS.Path, errElsewhere)
+		return true, errors.New("it was attached before the machine was rebooted")
+	case doubts[c.Reached] != nil:
+		return false, c.doubt(c.Reached)
 	case c.Gone():
-		return true, fmt.Errorf("%s: %w", c.Record.NetNS.Path, errNetNSGone)
+		return true, fmt.Errorf("%s: its network namespace is gone", c.Record.NetNS.Path)
 	case c.HostGone:
 		return false, fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", c.RecordedHost(), ErrHostNetNS)
 	case c.IsAbandoned():

@@ -170,18 +170,13 @@ func (c *Container) eraseOrigin() error {
 
 // empty replaces the record by one without attachments.
 func (c *Container) empty() error {
-	before := c.Record
-	rec := &record.Record{
-		Runtime: before.Runtime, Life: before.Life, PIDNS: before.PIDNS, ContainerID: c.ID, Owner: before.Owner,
-		Boot: before.Boot, Host: before.Host, HostPath: before.HostPath, Since: before.Since,
-		NetNS: before.NetNS, Generation: before.Generation,
-	}
-	rec.Inherit(before)
-	if err := c.in.Records.Begin(rec); err != nil {
+	rec := *c.Record
+	rec.PluginID, rec.Warm, rec.LetGo, rec.Attachments = "", false, nil, nil
+	if err := c.in.Records.Begin(&rec); err != nil {
 		return err
 	}
 	err := c.eraseOrigin()
-	c.Record = rec
+	c.Record = &rec
 	return err
 }
 

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
+	"slices"
 
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/netns"
@@ -31,29 +33,16 @@ func (s *Store) strayNamespaces() (paths, dirs []string, err error) {
 	if known == nil || err != nil {
 		return nil, nil, err
 	}
-	var all []string
-	for _, entries := range made {
-		all = append(all, entries...)
-	}
-	stray, err := known.unclaimed(append(pins, all...))
+	stray, err := known.unclaimed(slices.Concat(append(slices.Collect(maps.Values(made)), pins)...))
 	if err != nil {
 		return nil, nil, err
 	}
 	for dir, entries := range made {
-		left := 0
-		for _, path := range entries {
-			if !stray[path] {
-				left++
-			}
-		}
-		if left == 0 {
+		if !slices.ContainsFunc(entries, func(path string) bool { return !stray[path] }) {
 			dirs = append(dirs, dir)
 		}
 	}
-	for path := range stray {
-		paths = append(paths, path)
-	}
-	return paths, dirs, nil
+	return slices.Collect(maps.Keys(stray)), dirs, nil
 }
 
 // knownNetNS are the namespaces of all records, of every owner.
@@ -89,32 +78,19 @@ func (s *Store) recordedNamespaces() (*knownNetNS, error) {
 // unclaimed returns the paths at which there is neither a known namespace nor
 // one with a process in it.
 func (known *knownNetNS) unclaimed(paths []string) (map[string]bool, error) {
-	stray, at := make(map[string]bool), make(map[netns.ID][]string)
-	for _, path := range paths {
-		id, err := hostns.Identify(path)
-		switch {
-		case errors.Is(err, fs.ErrNotExist), known.names[filepath.Base(path)], err == nil && known.ids[id]:
-		case errors.Is(err, netns.ErrNotNetNS):
-			stray[path] = true // the file of a former pin
-		case err != nil:
-			return nil, fmt.Errorf("examine a namespace that belongs to no record: %w", err)
-		default:
-			stray[path] = true
-			at[id] = append(at[id], path)
-		}
-	}
-	if len(at) == 0 {
-		return stray, nil
-	}
 	inhabited, err := hostns.Inhabited()
 	if err != nil {
 		return nil, err
 	}
-	for id, paths := range at {
-		if inhabited[id.Ino] {
-			for _, path := range paths {
-				delete(stray, path)
-			}
+	stray := make(map[string]bool)
+	for _, path := range paths {
+		id, err := hostns.Identify(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist), known.names[filepath.Base(path)], err == nil && (known.ids[id] || inhabited[id.Ino]):
+		case err == nil, errors.Is(err, netns.ErrNotNetNS): // or the file of a former pin
+			stray[path] = true
+		default:
+			return nil, fmt.Errorf("examine a namespace that belongs to no record: %w", err)
 		}
 	}
 	return stray, nil

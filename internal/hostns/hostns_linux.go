@@ -1,6 +1,7 @@
 package hostns
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -137,6 +138,27 @@ func (h *NetNS) HasAddress(addr netip.Addr) (has bool, err error) {
 func (h *NetNS) Reachable() error {
 	_, err := h.Conns.Lookup(h.Handle, "lo")
 	return err
+}
+
+// Until waits until a condition holds that depends on interfaces of the namespace, or ctx
+// ends: it asks at once, and whenever an address or an interface changes. It reports whether
+// the condition holds.
+func (h *NetNS) Until(ctx context.Context, holds func() (bool, error)) (yes bool, err error) {
+	watch, err := links.WatchAddresses(h.Handle) // before anything vanishes
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, watch.Close()) }()
+	for {
+		if yes, err := holds(); yes || err != nil {
+			return yes, err
+		}
+		if err := watch.Wait(ctx); ctx.Err() != nil {
+			return false, nil
+		} else if err != nil {
+			return false, err
+		}
+	}
 }
 
 // Lasting returns those of the host's ends of veth pairs that still exist.

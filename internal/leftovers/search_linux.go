@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/shared"
@@ -243,11 +242,6 @@ func End(ctx context.Context, host *hostns.NetNS, tend Tend) (ended bool, err er
 
 // end is End with another limit. It counts a step as stuck that takes longer.
 func end(ctx context.Context, host *hostns.NetNS, stuck *atomic.Int32, tend Tend) (ended bool, err error) {
-	watch, err := links.WatchAddresses(host.Handle) // before anything vanishes
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, watch.Close()) }()
 	for range mostSteps {
 		step, err := tend.within(ctx, host, stuck)
 		if step.Ended || err != nil {
@@ -256,20 +250,12 @@ func end(ctx context.Context, host *hostns.NetNS, stuck *atomic.Int32, tend Tend
 		if !step.Again {
 			continue // a removal was finished, or it stays, as the next steps find too
 		}
-		for {
+		vanished, err := host.Until(ctx, func() (bool, error) {
 			left, err := host.Lasting(step.Ends)
-			if err != nil {
-				return false, err
-			}
-			if len(left) == 0 {
-				break
-			}
-			if err := watch.Wait(ctx); err != nil {
-				if ctx.Err() != nil {
-					err = nil
-				}
-				return false, err
-			}
+			return len(left) == 0, err
+		})
+		if !vanished || err != nil {
+			return false, err
 		}
 	}
 	return false, nil
