@@ -119,7 +119,7 @@ func (f *Footprint) addPlugins(a *Attachment) {
 			f.Backups = append(f.Backups, tuning.File(p.Bytes, a.ContainerID, a.IfName))
 		}
 	}
-	f.Shaper.Egress = limitsEgress(a.List.Plugins, a.CapabilityArgs)
+	f.Shaper.Egress = limitsEgress(a.List.Plugins, a.CapabilityArgs["bandwidth"])
 }
 
 // addInterface adds the interface, by its identity and by the result of the ADD,
@@ -164,32 +164,21 @@ func (a *Attachment) wasGiven(i *types100.Interface) bool {
 	})
 }
 
-// hostPorts reads the capability portMappings, which the caller and the record have
-// in different types.
-//
-//	[{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
-func hostPorts(mappings any) ([]netfilter.HostPort, error) {
-	data, err := json.Marshal(mappings)
+// hostPorts returns the ports of the capability portMappings.
+func hostPorts(capability any) (all []netfilter.HostPort, err error) {
+	mappings, err := ports.Mappings(capability)
 	if err != nil {
 		return nil, err
 	}
-	var wire []struct {
-		HostPort, ContainerPort uint16
-		Protocol, HostIP        string
-	}
-	if err := json.Unmarshal(data, &wire); err != nil {
-		return nil, err
-	}
-	var all []netfilter.HostPort
-	for _, w := range wire {
-		p := netfilter.HostPort{HostPort: w.HostPort, ContainerPort: w.ContainerPort, Protocol: cmp.Or(strings.ToLower(w.Protocol), "tcp")}
-		if w.HostIP != "" {
-			if p.HostIP, err = netip.ParseAddr(w.HostIP); err != nil {
+	for _, m := range mappings {
+		p := netfilter.HostPort{HostPort: m.HostPort, ContainerPort: m.ContainerPort, Protocol: cmp.Or(strings.ToLower(m.Protocol), "tcp")}
+		if m.HostIP != "" {
+			if p.HostIP, err = netip.ParseAddr(m.HostIP); err != nil {
 				return nil, err
 			}
 		}
 		if p.HostPort == 0 || p.ContainerPort == 0 || p.HostIP.Zone() != "" || !slices.Contains(ports.Protocols(), p.Protocol) {
-			return nil, fmt.Errorf("port mapping %+v is not valid", w)
+			return nil, fmt.Errorf("port mapping %+v is not valid", m)
 		}
 		all = append(all, p)
 	}

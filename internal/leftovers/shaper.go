@@ -2,6 +2,7 @@ package leftovers
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
@@ -24,26 +25,21 @@ type limits struct {
 
 // limitsEgress reports whether the plugin bandwidth may limit the packets from the
 // container. It makes a device for nothing else.
-func limitsEgress[V any](plugins []*libcni.PluginConfig, capabilities map[string]V) bool {
-	for _, p := range plugins {
+func limitsEgress(plugins []*libcni.PluginConfig, capability any) bool {
+	return slices.ContainsFunc(plugins, func(p *libcni.PluginConfig) bool {
 		if p.Network.Type != known.Bandwidth {
-			continue
+			return false
 		}
 		var l limits
-		if json.Unmarshal(p.Bytes, &l) != nil {
-			return true
-		}
-		if l == (limits{}) {
-			data, err := json.Marshal(capabilities["bandwidth"])
-			if err != nil || json.Unmarshal(data, &l) != nil {
-				return true
+		err := json.Unmarshal(p.Bytes, &l)
+		if err == nil && l == (limits{}) {
+			var data []byte
+			if data, err = json.Marshal(capability); err == nil {
+				err = json.Unmarshal(data, &l)
 			}
 		}
-		if l.EgressRate != nil && string(*l.EgressRate) != "0" {
-			return true
-		}
-	}
-	return false
+		return err != nil || l.EgressRate != nil && string(*l.EgressRate) != "0"
+	})
 }
 
 // mayHaveShaped reports whether a recorded attachment of a container has made a
@@ -62,5 +58,5 @@ func mayHaveShaped(id string, n record.Attachment, name, mac string) bool {
 		return false
 	}
 	list, err := conflist.Parse(n.Config)
-	return err != nil || limitsEgress(list.Plugins, n.Capabilities)
+	return err != nil || limitsEgress(list.Plugins, n.Capabilities["bandwidth"])
 }

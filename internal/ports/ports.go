@@ -63,36 +63,43 @@ func (c Claim) String() string {
 	return c.Protocol + " " + netip.AddrPortFrom(c.Addr, c.Port).String()
 }
 
-// Of reads the capability portMappings, which the caller and the record have in
+// Mapping is an entry of the capability portMappings.
+type Mapping struct {
+	HostPort, ContainerPort uint16
+	Protocol, HostIP        string
+}
+
+// Mappings reads the capability portMappings, which the caller and the record have in
 // different types:
 //
 //	[{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
 //
-// Mappings that no plugin can apply claim nothing.
-func Of(mappings any) []Claim {
-	if mappings == nil {
-		return nil
-	}
-	data, ok := mappings.(json.RawMessage)
+// With an error these are the entries that could be read.
+func Mappings(capability any) (all []Mapping, err error) {
+	data, ok := capability.(json.RawMessage)
 	if !ok {
-		var err error
-		if data, err = json.Marshal(mappings); err != nil {
-			return nil
+		if data, err = json.Marshal(capability); err != nil {
+			return nil, err
 		}
 	}
-	var all []json.RawMessage
-	if json.Unmarshal(data, &all) != nil {
-		return nil
+	var entries []json.RawMessage
+	err = json.Unmarshal(data, &entries)
+	for _, entry := range entries {
+		var m Mapping
+		if bad := json.Unmarshal(entry, &m); bad != nil {
+			err = bad
+		} else {
+			all = append(all, m)
+		}
 	}
-	var claims []Claim
-	for _, one := range all {
-		var m struct {
-			HostPort         uint16
-			Protocol, HostIP string
-		}
-		if json.Unmarshal(one, &m) != nil {
-			continue
-		}
+	return all, err
+}
+
+// Of returns the claims of the capability portMappings. Mappings that no plugin can apply
+// claim nothing.
+func Of(capability any) (claims []Claim) {
+	all, _ := Mappings(capability)
+	for _, m := range all {
 		if c, ok := Claimed(int(m.HostPort), m.Protocol, m.HostIP); ok {
 			claims = append(claims, c)
 		}
