@@ -158,6 +158,21 @@ func Decode(data json.RawMessage) *types100.Result {
 	return result
 }
 
+// Interfaces returns the interfaces that a recorded result lists, but for those that were
+// in the result that the first plugin was given.
+func Interfaces(result, given json.RawMessage) (all []*types100.Interface) {
+	made, before := Decode(result), Decode(given)
+	if made == nil {
+		return nil
+	}
+	if before == nil {
+		return made.Interfaces
+	}
+	return slices.DeleteFunc(slices.Clone(made.Interfaces), func(i *types100.Interface) bool {
+		return slices.ContainsFunc(before.Interfaces, func(g *types100.Interface) bool { return g.Name == i.Name && g.Sandbox == i.Sandbox })
+	})
+}
+
 // DecodeGiven reads the result that a plugin is given, or has returned; nil if there is
 // none. It should have the configuration's version, and is read as that if it states none.
 // After a change of the configuration it may state another version, and is read as that one.

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/chain"
@@ -270,23 +269,15 @@ type recordedEnd struct {
 // endsOf returns the interfaces that an attachment's result lists on the host, but those
 // that its first plugin was given.
 func endsOf(n *record.Attachment) (ends []recordedEnd) {
-	result, given := chain.Decode(n.Result), chain.Decode(n.PrevResult)
-	if result == nil {
-		return nil
-	}
 	var inside []net.HardwareAddr
-	for _, i := range result.Interfaces {
+	for _, i := range chain.Interfaces(n.Result, n.PrevResult) {
 		mac, err := net.ParseMAC(i.Mac)
-		if err != nil {
-			mac = nil
-		}
 		switch {
-		case given != nil && slices.ContainsFunc(given.Interfaces, func(g *types100.Interface) bool {
-			return g.Name == i.Name && g.Sandbox == i.Sandbox
-		}):
+		case i.Sandbox == "" && err != nil:
+			ends = append(ends, recordedEnd{name: i.Name})
 		case i.Sandbox == "":
 			ends = append(ends, recordedEnd{name: i.Name, mac: mac})
-		case mac != nil:
+		case err == nil:
 			inside = append(inside, mac)
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
-	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/internal/chain"
@@ -74,7 +73,7 @@ func Of(a *Attachment) Footprint {
 	f.Rules.Ports, err = hostPorts(a.CapabilityArgs[ports.Capability])
 	f.Rules.AnyPort = err != nil
 	f.addPlugins(a)
-	f.addInterface(a, result)
+	f.addInterface(a)
 	if !a.Rebooted { // an address that is in a zone after a reboot was added since
 		f.Zones, _ = a.zones()
 	}
@@ -122,14 +121,11 @@ func (f *Footprint) addPlugins(a *Attachment) {
 	f.Shaper.Egress = limitsEgress(a.List.Plugins, a.CapabilityArgs["bandwidth"])
 }
 
-// addInterface adds the interface, by its identity and by the result of the ADD,
-// which may be nil.
-func (f *Footprint) addInterface(a *Attachment, result *types100.Result) {
-	if result != nil {
-		for _, i := range result.Interfaces {
-			if i.Sandbox == "" && !a.wasGiven(i) {
-				f.Interface.HostEnds = append(f.Interface.HostEnds, Link{Name: i.Name, MAC: i.Mac})
-			}
+// addInterface adds the interface, by its identity and by the result of the ADD.
+func (f *Footprint) addInterface(a *Attachment) {
+	for _, i := range chain.Interfaces(a.Result, a.PrevResult) {
+		if i.Sandbox == "" {
+			f.Interface.HostEnds = append(f.Interface.HostEnds, Link{Name: i.Name, MAC: i.Mac})
 		}
 	}
 	f.Interface.Dies = f.Interface.Made || a.Rebooted || a.HostGone // a rebooted host has its devices as they were
@@ -154,14 +150,6 @@ func (f *Footprint) addInterface(a *Attachment, result *types100.Result) {
 	if json.Unmarshal(a.List.Plugins[0].Bytes, &c) == nil {
 		f.Interface.HostName = c.Device
 	}
-}
-
-// wasGiven reports whether an interface was in the result that the first plugin was given.
-func (a *Attachment) wasGiven(i *types100.Interface) bool {
-	given := chain.Decode(a.PrevResult)
-	return given != nil && slices.ContainsFunc(given.Interfaces, func(g *types100.Interface) bool {
-		return g.Name == i.Name && g.Sandbox == i.Sandbox
-	})
 }
 
 // hostPorts returns the ports of the capability portMappings.
