@@ -322,7 +322,7 @@ func (a *attachment) mappings() []PortMapping {
 
 // recordedMappings is mappings for an attachment on record.
 func recordedMappings(n *record.Attachment) []PortMapping {
-	if len(ports.ClaimsOf(n, nil)) == 0 {
+	if len(ports.ClaimsOf(n)) == 0 {
 		return nil
 	}
 	return mappingsIn(n.Capabilities[capPortMappings])

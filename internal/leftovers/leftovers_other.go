@@ -4,7 +4,9 @@ package leftovers
 
 import (
 	"context"
+	"io/fs"
 	"log/slog"
+	"time"
 
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/hostns"
@@ -37,4 +39,9 @@ func End(context.Context, *hostns.NetNS, Tend) (bool, error) { return false, nil
 func IsAbandoned(*record.Record, string, string) bool        { return false }
 func LetGo(*container.Container, []*Attachment, *slog.Logger) ([]int, error) {
 	return nil, hostns.ErrNotSupported
+}
+
+// made reports no file as host-local's, which is a plugin of Linux.
+func made(info fs.FileInfo) (written, changed time.Time, private bool) {
+	return info.ModTime(), info.ModTime(), false
 }

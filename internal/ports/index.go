@@ -31,8 +31,7 @@ import (
 // that lock.
 type Index struct {
 	records *record.Store
-	results string         // libcni's cache
-	configs conflist.Cache // of the networks in it
+	results string // libcni's cache
 	logger  *slog.Logger
 	*state
 }
@@ -94,19 +93,13 @@ type Conflict struct {
 const Capability = "portMappings"
 
 // ClaimsOf returns the ports that an attachment claims: those that its caller asked for,
-// if a plugin of the network was told of them. Its configuration is parsed by configs,
-// which may be nil.
-func ClaimsOf(a *record.Attachment, configs *conflist.Cache) []Claim {
-	mappings, ok := a.Capabilities[Capability]
-	if !ok {
-		return nil
-	}
-	claims := Of(mappings)
+// if a plugin of the network was told of them.
+func ClaimsOf(a *record.Attachment) []Claim {
+	claims := Of(a.Capabilities[Capability])
 	if len(claims) == 0 {
 		return nil
 	}
-	list, err := configs.Parse(a.Config)
-	if err == nil && !conflist.Declares(list, Capability) {
+	if list, err := conflist.Parse(a.Config); err == nil && !conflist.Declares(list, Capability) {
 		return nil
 	}
 	return claims
@@ -137,7 +130,7 @@ func (x *Index) warn(name string, err error) {
 
 func holdersIn(rec *record.Record, wanted []Claim) (holders []Holder) {
 	for a := range rec.Present() {
-		for _, c := range ClaimsOf(a, nil) {
+		for _, c := range ClaimsOf(a) {
 			if slices.ContainsFunc(wanted, c.Overlaps) {
 				holders = append(holders, Holder{rec, a, c})
 			}
@@ -193,7 +186,7 @@ func (x *Index) Unrecorded(rec *record.Record, wanted []Claim, endOf func(*netns
 	for _, name := range names {
 		c := parseCached(x.readCached(name))
 		a := &c.Attachments[0]
-		claims := ClaimsOf(a, &x.configs)
+		claims := ClaimsOf(a)
 		if !Overlap(claims, wanted) || c.ContainerID == rec.ContainerID || c.Plugins() == rec.Plugins() || x.isRecorded(c, onRecord) {
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"time"
 )
 
 // Unnamed is a file that this system cannot make.
@@ -21,3 +22,9 @@ func (*Unnamed) Publish(string, []byte) (*os.File, error) {
 
 // Discard does nothing.
 func (*Unnamed) Discard() {}
+
+// Now returns the time of a file made now.
+func Now() time.Time { return time.Now() }
+
+// Stamp is Now.
+func Stamp(string) (time.Time, error) { return Now(), nil }
