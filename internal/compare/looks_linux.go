@@ -39,11 +39,7 @@ type dump struct {
 	answers map[question]any // of the type answer
 }
 
-type question struct {
-	about string
-	name  string
-	index int
-}
+type question struct{ about, of any }
 
 type answer[V any] struct {
 	value V
@@ -51,54 +47,53 @@ type answer[V any] struct {
 }
 
 // ask asks the kernel, unless it was asked before.
-func ask[V any](d *dump, q question, kernel func() (V, error)) (V, error) {
+func ask[K comparable, V any](d *dump, about string, of K, kernel func(K) (V, error)) (V, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	q := question{about, of}
 	a, ok := d.answers[q].(answer[V])
 	if !ok {
-		a.value, a.err = kernel()
+		a.value, a.err = kernel(of)
 		d.answers[q] = a
 	}
 	return a.value, a.err
 }
 
-func (d *dump) Link(name string) (links.Link, error) {
-	return ask(d, question{about: "link", name: name}, func() (links.Link, error) { return d.conn.Link(name) })
-}
+func (d *dump) Link(name string) (links.Link, error) { return ask(d, "link", name, d.conn.Link) }
 
 func (d *dump) LinkByIndex(index int) (links.Link, error) {
-	return ask(d, question{about: "link by index", index: index}, func() (links.Link, error) { return d.conn.LinkByIndex(index) })
+	return ask(d, "link by index", index, d.conn.LinkByIndex)
 }
 
 func (d *dump) Addresses(index int) ([]links.Address, error) {
-	return ask(d, question{about: "addresses", index: index}, func() ([]links.Address, error) { return d.conn.Addresses(index) })
+	return ask(d, "addresses", index, d.conn.Addresses)
 }
 
+// Queues asks for one interface: the kernel does not list them all.
+func (d *dump) Queues(index int) (links.Queues, error) {
+	return ask(d, "queues", index, d.conn.Queues)
+}
+
+func (d *dump) VLANs(index int) (links.VLANs, error) {
+	all, err := ask(d, "VLANs", everyInterface, func(int) (map[int]links.VLANs, error) { return d.conn.PortVLANs() })
+	return all[index], err
+}
+
+const everyInterface = 0
+
 func (d *dump) Routes(index int) ([]links.Route, error) {
-	through, err := ask(d, question{about: "routes"}, func() (map[int][]links.Route, error) {
-		all, err := d.conn.Routes(everyInterface)
-		through := map[int][]links.Route{everyInterface: all}
+	through, err := ask(d, "all routes", everyInterface, func(every int) (map[int][]links.Route, error) {
+		all, err := d.conn.Routes(every)
+		through := map[int][]links.Route{every: all}
 		for _, r := range all {
 			through[r.Interface] = append(through[r.Interface], r)
 		}
 		return through, err
 	})
 	if errors.Is(err, links.ErrTorn) { // something may be missing that was there all the time
-		return ask(d, question{about: "routes through one", index: index}, func() ([]links.Route, error) { return d.conn.Routes(index) })
+		return ask(d, "routes", index, d.conn.Routes)
 	}
 	return through[index], err
-}
-
-const everyInterface = 0
-
-func (d *dump) VLANs(index int) (links.VLANs, error) {
-	all, err := ask(d, question{about: "VLANs"}, d.conn.PortVLANs)
-	return all[index], err
-}
-
-// Queues asks for one interface: the kernel does not list them all.
-func (d *dump) Queues(index int) (links.Queues, error) {
-	return ask(d, question{about: "queues", index: index}, func() (links.Queues, error) { return d.conn.Queues(index) })
 }
 
 func (d *dump) read(host *hostns.NetNS) {
@@ -141,13 +136,15 @@ func (l *Looks) Close() error {
 }
 
 // Open returns the view of a container whose plugins ran in host.
-func (l *Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Handle) (_ *View, err error) {
-	v := &View{host: host.Handle}
-	if l.hosts != nil {
-		if v.dump, err = l.of(host); err != nil {
-			return nil, err
-		}
-		v.Host = v.dump
+func (l *Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Handle) (*View, error) {
+	if l.hosts == nil {
+		v := &View{Rules: netfilter.Open(host.Handle, netfilter.Options{})}
+		return v, v.ask(&host.Conns, host.Handle, container)
 	}
-	return v, v.ask(&host.Conns, container)
+	d, err := l.of(host)
+	if err != nil {
+		return nil, err
+	}
+	v := &View{Host: d, Rules: d.rules}
+	return v, v.ask(&host.Conns, nil, container)
 }

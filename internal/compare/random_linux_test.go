@@ -104,7 +104,7 @@ func TestTornRoutesAreAskedForByInterface(t *testing.T) {
 	ns := nettest.New(t)
 	populate(t, &contents{rnd: rand.New(rand.NewPCG(1, 1))}, ns)
 	torn, whole := newDump(t, ns), newDump(t, ns)
-	torn.answers[question{about: "routes"}] = answer[map[int][]links.Route]{err: fmt.Errorf("list: %w", links.ErrTorn)}
+	torn.answers[question{"all routes", everyInterface}] = answer[map[int][]links.Route]{err: fmt.Errorf("list: %w", links.ErrTorn)}
 	for _, l := range expect.Value(whole.conn.Links())(t) {
 		expect.Same(t, l.Name, expect.Value(torn.Routes(l.Index))(t), expect.Value(whole.Routes(l.Index))(t))
 	}

@@ -15,10 +15,8 @@ import (
 type View struct {
 	Host      Host
 	Container Net
-	Rules     Rules
+	Rules     *netfilter.Firewalls // of the host
 
-	host *netns.Handle
-	dump *dump         // of the host; nil: the kernel is asked
 	open []*links.Conn // until Close
 }
 
@@ -44,53 +42,39 @@ type Host interface {
 	VLANs(index int) (links.VLANs, error)
 }
 
-// Rules are the rules of the host's packet filters.
-type Rules interface {
-	// Missing returns those of the rules that do not exist. An error means that the
-	// rules cannot be read.
-	Missing(ctx context.Context, rules ...netfilter.Rule) ([]netfilter.Missing, error)
-}
-
 // Kernel returns the kernel as a view, for a request of CHECK: sockets in the namespaces
 // that the request has. done closes them.
 func Kernel(ctx context.Context, r *plugin.Request) (v *View, done func() error, err error) {
 	g := caller.From(ctx)
-	v = &View{Rules: g.Firewalls(r.Host), host: r.Host}
-	return v, v.Close, v.ask(g.Conns, r.Container)
+	v = &View{Rules: g.Firewalls(r.Host)}
+	return v, v.Close, v.ask(g.Conns, r.Host, r.Container)
 }
 
-// ask opens the sockets by which the kernel itself answers about the host, unless there is
-// a dump of it, and about the container; about either only if it is open. After an error
-// none is open.
-func (v *View) ask(conns *links.Conns, container *netns.Handle) error {
-	borrow := func(ns *netns.Handle, answer func(*links.Conn)) error {
+// ask opens the sockets by which the kernel itself answers about the host and about the
+// container, unless they are nil. After an error none is open.
+func (v *View) ask(conns *links.Conns, host, container *netns.Handle) error {
+	for i, ns := range []*netns.Handle{host, container} {
 		if ns == nil {
-			return nil
+			continue
 		}
 		c, err := conns.Borrow(ns)
 		if err != nil {
 			return errors.Join(err, v.Close())
 		}
 		v.open = append(v.open, c)
-		answer(c)
-		return nil
-	}
-	if v.dump == nil {
-		if err := borrow(v.host, func(c *links.Conn) { v.Host = c }); err != nil {
-			return err
+		if i == 0 {
+			v.Host = c
+		} else {
+			v.Container = c
 		}
 	}
-	return borrow(container, func(c *links.Conn) { v.Container = c })
+	return nil
 }
 
 // For returns the view for the comparison of one plugin's part, and until the next call.
 // filters are those of its rules.
 func (v *View) For(filters netfilter.Options) *View {
-	if v.dump != nil {
-		v.Rules = v.dump.rules.For(filters)
-	} else {
-		v.Rules = netfilter.Open(v.host, filters)
-	}
+	v.Rules = v.Rules.For(filters)
 	return v
 }
 
