@@ -215,15 +215,17 @@ func (c *Container) sameHost() error {
 // recognises the processes that records name.
 type Process struct {
 	Boot  string // of the machine; empty if it could not be read yet
-	PIDNS uint64 // the PID namespace of the numbers in Identity; 0 if unknown
+	PIDNS uint64 // the PID namespace of the numbers in self; 0 if unknown
 
+	self   string // empty if it could not be read yet
 	locks  *lock.Space
 	logger *slog.Logger
 }
 
 func newProcess(locks *lock.Space, logger *slog.Logger) *Process {
 	p := &Process{PIDNS: proc.PIDNS(), locks: locks, logger: logger}
-	p.Boot, _ = proc.BootID() // those who need it return the error
+	p.self, _ = proc.Self() // those who need them return the error
+	p.Boot, _ = proc.BootID()
 	return p
 }
 
@@ -237,6 +239,9 @@ func (p *Process) BootID() (string, error) {
 
 // Identity returns the identity of this process, for the record.
 func (p *Process) Identity() (string, error) {
+	if p.self != "" {
+		return p.self, nil
+	}
 	self, err := proc.Self()
 	if err != nil {
 		return "", fmt.Errorf("identity of this process: %w", err)

@@ -92,27 +92,18 @@ func (p *Place) search(rec *record.Record, by proc.RefKind) (complete bool, err 
 // lists in the container, by its name and hardware address. The kernel gives the
 // number of a namespace that has ended to the next one, so only this
 // distinguishes the two.
-func (p *Place) hasRecorded(ns *netns.Handle, rec *record.Record) (yes bool, err error) {
-	conn, err := p.Host.Conns.Borrow(ns)
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
+func (p *Place) hasRecorded(ns *netns.Handle, rec *record.Record) (bool, error) {
 	for _, n := range rec.Attachments {
-		result := chain.Decode(n.Result)
-		if result == nil {
-			continue
-		}
-		for _, i := range result.Interfaces {
+		for _, i := range chain.Interfaces(n.Result, nil) {
 			mac, err := net.ParseMAC(i.Mac)
 			if i.Sandbox == "" || err != nil || len(bytes.Trim(mac, "\x00")) == 0 {
 				continue
 			}
-			link, err := conn.Link(i.Name)
-			if err != nil && !links.NotFound(err) {
+			l, err := p.Host.Conns.Lookup(ns, i.Name)
+			if err != nil {
 				return false, err
 			}
-			if err == nil && bytes.Equal(link.MAC, mac) {
+			if l != nil && bytes.Equal(l.MAC, mac) {
 				return true, nil
 			}
 		}

@@ -1,7 +1,6 @@
 package leftovers
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -114,19 +113,14 @@ func (a *Attachment) tiedToHost() error {
 // vanished for certain: the result named it and the container's namespace is gone too, or
 // the container's namespace has no device left.
 func (a *Attachment) hostEnd(host *hostns.NetNS, container *netns.Handle) (index int, err error) {
-	c, err := host.Conns.Borrow(host.Handle)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
 	var macs []string
 	for _, reported := range Of(a).Interface.HostEnds {
-		l, err := c.Link(reported.Name)
+		l, err := host.Conns.Lookup(host.Handle, reported.Name)
 		switch {
-		case links.NotFound(err):
-			macs = append(macs, reported.MAC)
 		case err != nil:
 			return 0, err
+		case l == nil:
+			macs = append(macs, reported.MAC)
 		case l.Kind == "veth":
 			return l.Index, nil
 		} // else the bridge, which may have the address of another container's end
@@ -136,24 +130,23 @@ func (a *Attachment) hostEnd(host *hostns.NetNS, container *netns.Handle) (index
 			return index, err
 		}
 	}
-	all, err := c.Links()
+	all, err := host.Conns.Links(host.Handle)
 	if err != nil {
 		return 0, err
 	}
 	if l := find(all, func(l links.Link) bool { return l.Kind == "veth" && slices.Contains(macs, l.MAC.String()) }); l != nil {
 		return l.Index, nil // it was renamed
 	}
-	if container == nil && len(macs) > 0 {
-		return 0, nil
-	}
+	gone := len(macs) > 0
 	if container != nil {
 		inside, err := host.Conns.Links(container)
 		if err != nil {
 			return 0, err
 		}
-		if find(inside, isDevice) == nil {
-			return 0, nil
-		}
+		gone = find(inside, isDevice) == nil
+	}
+	if gone {
+		return 0, nil
 	}
 	return 0, a.noEnd("the host's end of %s is not known", a.IfName)
 }

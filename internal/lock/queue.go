@@ -18,9 +18,8 @@ type queue struct {
 // line holds the holders of one key and its waiting callers, first come, first
 // served.
 type line struct {
-	shared    int
-	exclusive bool
-	waiting   []*waiter
+	holders int // shared ones; negative: an exclusive one
+	waiting []*waiter
 }
 
 type waiter struct {
@@ -30,10 +29,7 @@ type waiter struct {
 
 // acquire takes one key, or returns an error when ctx ends first.
 func (q *queue) acquire(ctx context.Context, c claim) error {
-	w := q.join(c)
-	if w == nil {
-		return nil
-	}
+	w := q.join(c, true)
 	select {
 	case <-w.ready:
 		return nil
@@ -43,28 +39,15 @@ func (q *queue) acquire(ctx context.Context, c claim) error {
 	}
 }
 
-// join takes the key if it is free, and otherwise returns a place in the line.
-func (q *queue) join(c claim) *waiter {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.take(c) {
-		return nil
-	}
-	l, w := q.lines[c.offset], &waiter{shared: c.shared, ready: make(chan struct{})}
-	l.waiting = append(l.waiting, w)
-	return w
-}
-
 // try takes the key if it is free, and reports whether it did.
-func (q *queue) try(c claim) bool {
+func (q *queue) try(c claim) bool { return q.join(c, false) != nil }
+
+// join takes a place in the line, and the key if it is free. Without wait it returns nil if
+// the key is not. A shared claim also waits behind any waiting claim: a stream of shared
+// claims would otherwise starve an exclusive one.
+func (q *queue) join(c claim, wait bool) *waiter {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.take(c)
-}
-
-// take is try under q.mu. A shared claim also waits behind any waiting claim: a
-// stream of shared claims would otherwise starve an exclusive one.
-func (q *queue) take(c claim) bool {
 	l := q.lines[c.offset]
 	if l == nil {
 		if q.lines == nil {
@@ -73,11 +56,14 @@ func (q *queue) take(c claim) bool {
 		l = &line{}
 		q.lines[c.offset] = l
 	}
-	free := len(l.waiting) == 0 && l.admits(c.shared)
-	if free {
-		l.enter(c.shared)
+	w := &waiter{shared: c.shared, ready: make(chan struct{})}
+	l.waiting = append(l.waiting, w)
+	q.advance(c.offset, l)
+	if !wait && slices.Contains(l.waiting, w) {
+		l.waiting = l.waiting[:len(l.waiting)-1]
+		return nil
 	}
-	return free
+	return w
 }
 
 // leave gives up a place in the line, or the key if it was handed over at that
@@ -105,36 +91,31 @@ func (q *queue) releaseAll(claims []claim) {
 	}
 }
 
+func (l *line) exit(shared bool) {
+	if shared {
+		l.holders--
+	} else {
+		l.holders = 0
+	}
+}
+
 // advance hands the key to the callers that can have it now, and forgets the
 // line if nobody wants the key.
 func (q *queue) advance(offset int64, l *line) {
-	for len(l.waiting) > 0 && l.admits(l.waiting[0].shared) {
+	for len(l.waiting) > 0 {
 		w := l.waiting[0]
+		switch {
+		case l.holders == 0 && !w.shared:
+			l.holders = -1
+		case l.holders >= 0 && w.shared:
+			l.holders++
+		default:
+			return
+		}
 		l.waiting = slices.Delete(l.waiting, 0, 1)
-		l.enter(w.shared)
 		close(w.ready)
 	}
-	if l.shared == 0 && !l.exclusive && len(l.waiting) == 0 {
+	if l.holders == 0 {
 		delete(q.lines, offset)
-	}
-}
-
-func (l *line) admits(shared bool) bool {
-	return !l.exclusive && (shared || l.shared == 0)
-}
-
-func (l *line) enter(shared bool) {
-	if shared {
-		l.shared++
-	} else {
-		l.exclusive = true
-	}
-}
-
-func (l *line) exit(shared bool) {
-	if shared {
-		l.shared--
-	} else {
-		l.exclusive = false
 	}
 }

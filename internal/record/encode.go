@@ -65,7 +65,14 @@ type base[R any] struct {
 }
 
 func encodeBase(r *Record) ([]byte, error) {
-	return EncodeLine(base[*Record]{format, r})
+	if !r.later {
+		return EncodeLine(base[*Record]{format, r})
+	}
+	data, err := encodeWhole(reflect.ValueOf(r).Elem())
+	if err != nil {
+		return nil, err
+	}
+	return EncodeLine(base[json.RawMessage]{format, data})
 }
 
 // decodeBase reads the first line. With ErrNewer it returns the fields that it
@@ -98,6 +105,7 @@ func decodeBase(line []byte) (*Record, error) {
 	case r.ContainerID == "":
 		return nil, fmt.Errorf("%w: no container", ErrBad)
 	}
+	r.later = true
 	return r, nil
 }
 

@@ -72,6 +72,7 @@ type Record struct {
 	LetGo *LetGo `json:"letGo,omitempty"`
 
 	unknown members
+	later   bool // a later version wrote it: some part of it may have unknown members
 }
 
 // LetGo holds the means to find out whether a namespace that is no longer kept

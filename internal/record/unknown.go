@@ -3,7 +3,6 @@ package record
 import (
 	"encoding/json"
 	"errors"
-	"maps"
 	"reflect"
 	"strings"
 )
@@ -24,7 +23,7 @@ func (p *Plugin) kept() *members     { return &p.unknown }
 // Inherit takes over the unknown fields of an earlier record of the container.
 // Networks keep theirs when they are copied.
 func (r *Record) Inherit(from *Record) {
-	r.unknown = from.unknown
+	r.unknown, r.later = from.unknown, from.later
 	if r.NetNS.Dev == from.NetNS.Dev && r.NetNS.Ino == from.NetNS.Ino {
 		r.NetNS.unknown = from.NetNS.unknown
 	}
@@ -75,39 +74,40 @@ func decodeEach(data []byte, v reflect.Value) error {
 	return err
 }
 
-// whole encodes a struct as package json does, with the fields that it lacks.
-func whole(plain any, lacks members) ([]byte, error) {
-	data, err := json.Marshal(plain)
-	if len(lacks) == 0 || err != nil {
+// encodeWhole is json.Marshal, with what the keepers in a value keep.
+func encodeWhole(v reflect.Value) (json.RawMessage, error) {
+	if isList(v) {
+		parts := make([]json.RawMessage, v.Len())
+		var err error
+		for i := range parts {
+			part, perr := encodeWhole(v.Index(i))
+			parts[i], err = part, errors.Join(err, perr)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(parts)
+	}
+	data, err := json.Marshal(v.Addr().Interface())
+	k, ok := v.Addr().Interface().(keeper)
+	if !ok || err != nil {
 		return data, err
 	}
-	all := maps.Clone(lacks)
-	if err := json.Unmarshal(data, &all); err != nil {
+	all := members{}
+	err = json.Unmarshal(data, &all)
+	for i := range v.NumField() {
+		name := nameOf(v, i)
+		if _, there := all[name]; there && name != "" {
+			var ferr error
+			all[name], ferr = encodeWhole(v.Field(i))
+			err = errors.Join(err, ferr)
+		}
+	}
+	for member, value := range *k.kept() {
+		all[member] = value
+	}
+	if err != nil {
 		return nil, err
 	}
 	return json.Marshal(all)
-}
-
-// MarshalJSON encodes the record with the fields that this version does not know.
-func (r Record) MarshalJSON() ([]byte, error) {
-	type plain Record
-	return whole(plain(r), r.unknown)
-}
-
-// MarshalJSON is that of Record.
-func (n NetNS) MarshalJSON() ([]byte, error) {
-	type plain NetNS
-	return whole(plain(n), n.unknown)
-}
-
-// MarshalJSON is that of Record.
-func (a Attachment) MarshalJSON() ([]byte, error) {
-	type plain Attachment
-	return whole(plain(a), a.unknown)
-}
-
-// MarshalJSON is that of Record.
-func (p Plugin) MarshalJSON() ([]byte, error) {
-	type plain Plugin
-	return whole(plain(p), p.unknown)
 }
