@@ -88,9 +88,7 @@ func TestAuditFindsHeldAddressesByItself(t *testing.T) {
 	h.attach("c11", 8081)
 	whole := cnitest.Attachments("c1", h.attach("c1", 8080))
 	bare := []cnitest.Attachment{{ContainerID: "c1", Network: "podnet", IfName: "eth0", Links: whole[0].Links}}
-	if diff := cnitest.Diff(h.audit(whole), h.audit(bare)); diff != "" {
-		t.Error(diff)
-	}
+	expect.Same(t, "the difference", cnitest.Diff(h.audit(whole), h.audit(bare)), "")
 }
 
 func TestAuditAddsRequestedParts(t *testing.T) {

@@ -33,15 +33,11 @@ func TestTheDocumentationQuotesWhatRuns(t *testing.T) {
 			continue
 		}
 		quoted++
-		if !strings.Contains(string(tests), "\n"+code.Text) {
-			t.Errorf("the tests of examples/tested do not contain\n%s", code.Text)
-		}
+		expect.Contains(t, "the tests of examples/tested", string(tests), "\n"+code.Text)
 	}
 	expect.Same(t, "pieces of code", quoted, 3)
 	for _, name := range []string{"TestMain", "TestStartAndStop", "TestStartTriesAgain"} {
-		if !strings.Contains(p.Doc, "func "+name) {
-			t.Errorf("the documentation does not quote %s", name)
-		}
+		expect.Contains(t, "the documentation", p.Doc, "func "+name)
 	}
 }
 

@@ -55,9 +55,7 @@ func TestFakeRefusesWhatARuntimeRefuses(t *testing.T) {
 		"a network": second(f.Setup(ctx, "a", "/run/netns/a", cni.WithNetwork("other"))),
 		"no Keep":   second(f.GC(ctx, cni.GCOptions{})),
 	} {
-		if err == nil {
-			t.Errorf("%s is accepted", name)
-		}
+		expect.Fails(t, name+" is accepted", err)
 	}
 	empty := expect.Value(cnitest.NewFake())(t)
 	expect.Is(t, empty.Status(), cni.ErrCNINotInitialized)

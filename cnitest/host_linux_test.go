@@ -93,13 +93,9 @@ func TestHostReportsWhatIsLeft(t *testing.T) {
 			expect.NoError(t, leave.do(h, h.Runtime(cni.WithoutReaping(), cni.WithConfListBytes([]byte(bridgeConf))), cnitest.Container(r)))
 			r.end()
 			said := strings.Join(r.said, "\n")
-			if (said == "") != (leave.want == nil) {
-				t.Errorf("the test says %q", said)
-			}
+			expect.Same(t, "the test says something", said != "", leave.want != nil)
 			for _, want := range leave.want {
-				if !strings.Contains(said, want) {
-					t.Errorf("no %q in\n%s", want, said)
-				}
+				expect.Contains(t, "the test", said, want)
 			}
 			expect.NoError(t, os.RemoveAll("/var/lib/cni"))
 		})
@@ -113,9 +109,7 @@ func TestHostAuditsOnlyGivenDirectories(t *testing.T) {
 	r.end()
 	expect.NoError(t, os.RemoveAll("/var/lib/cni"))
 	expect.Same(t, "said", r.said, nil)
-	if h.Dir == "" {
-		t.Error("no directory")
-	}
+	expect.Same(t, "a directory", h.Dir != "", true)
 }
 
 // TestHostsInParallel: each has a directory for addresses.
@@ -147,9 +141,7 @@ func TestContainerLivesUntilItIsRemoved(t *testing.T) {
 	ns, err := netns.Open(path)
 	expect.NoError(t, err)
 	expect.NoError(t, ns.Close(), netns.Remove(path))
-	if _, err := netns.Open(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("after its removal: %v", err)
-	}
+	expect.Is(t, expect.Err(netns.Open(path)), os.ErrNotExist)
 }
 
 const scriptedConf = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "mine"}]}`

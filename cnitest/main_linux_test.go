@@ -159,9 +159,7 @@ func auditOwn(t *testing.T) {
 	}
 	diff := cnitest.Diff(before, audit())
 	for _, want := range []string{"link left0 ", "iptables-legacy nat -A OUTPUT -j ACCEPT", "ip6tables-legacy nat -A OUTPUT -j ACCEPT", "iptables-nft nat -A OUTPUT -j ACCEPT"} {
-		if !strings.Contains(diff, "+ "+want) {
-			t.Errorf("no %q in\n%s", want, diff)
-		}
+		expect.Contains(t, "the difference", diff, "+ "+want)
 	}
 	of := []cnitest.Attachment{{ContainerID: "c1", Network: "pods", IfName: "eth0", Links: []string{"left0"}}}
 	own := expect.Value(cnitest.Audit(t.Context(), cnitest.Options{Of: of, StateDirs: []string{t.TempDir()}, NetNSDirs: []string{t.TempDir()}}))(t)

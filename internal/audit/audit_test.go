@@ -1,7 +1,6 @@
 package audit
 
 import (
-	"reflect"
 	"strings"
 	"testing"
 
@@ -20,9 +19,7 @@ func TestDiffCountsLines(t *testing.T) {
 
 func TestWithout(t *testing.T) {
 	got := Lines{"a", "b", "a"}.Without(func(l string) bool { return l == "a" })
-	if want := (Lines{"b"}); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	expect.Same(t, "lines", got, Lines{"b"})
 }
 
 func TestParseRuleset(t *testing.T) {
@@ -65,9 +62,7 @@ table inet t {
 		`nft rule inet t c tcp dport { 80, 443 } accept comment "a {"`,
 	}
 	got := parseRuleset(out, map[string]bool{"ip nat": true})
-	if !reflect.DeepEqual([]string(got), want) {
-		t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	expect.Same(t, "lines", strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
 func TestShared(t *testing.T) {
@@ -110,16 +105,10 @@ func TestShared(t *testing.T) {
 		{`nft table bridge nat`, `nft rule bridge nat PREROUTING iifname "veth1" jump cni-br-iface-c1-eth0 comment "macspoofchk-c1-eth0"`},
 	}
 	for _, tt := range tests {
-		if !Shared(tt.shared) {
-			t.Errorf("not shared: %s", tt.shared)
-		}
-		if Shared(tt.own) {
-			t.Errorf("shared: %s", tt.own)
-		}
+		expect.Same(t, "shared: "+tt.shared, Shared(tt.shared), true)
+		expect.Same(t, "shared: "+tt.own, Shared(tt.own), false)
 	}
 	for _, own := range []string{"", "link", "addr x", "route 10.0.0.0/8", "process bridge: bridge", "fd socket", "netns /run/netns/a none", "missing nft"} {
-		if Shared(own) {
-			t.Errorf("shared: %q", own)
-		}
+		expect.Same(t, "shared: "+own, Shared(own), false)
 	}
 }

@@ -2,11 +2,9 @@ package audit
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -22,11 +20,7 @@ func inNS(t *testing.T, fn func()) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ns")
 	h := expect.Value(netns.Create(path))(t)
-	defer func() {
-		if err := errors.Join(h.Close(), netns.Remove(path)); err != nil {
-			t.Error(err)
-		}
-	}()
+	defer func() { expect.NoError(t, h.Close(), netns.Remove(path)) }()
 	expect.NoError(t, h.Do(func() error { fn(); return nil }))
 }
 
@@ -125,18 +119,11 @@ func TestSnapshotShowsExactlyTheChange(t *testing.T) {
 				if name == "content" {
 					removed = nil // the old content
 				}
-				if !reflect.DeepEqual(added, want) || removed != nil {
-					t.Errorf("added:\n%s\nremoved:\n%s\nwant:\n%s", text(added), text(removed), text(want))
-				}
-				if again := snapshot(t, o); !reflect.DeepEqual(again, after) {
-					added, removed := Diff(after, again)
-					t.Errorf("a second snapshot added:\n%s\nremoved:\n%s", text(added), text(removed))
-				}
+				expect.Same(t, "added", text(added), text(want))
+				expect.Empty(t, "removed", removed)
+				expect.Same(t, "a second snapshot", text(snapshot(t, o)), text(after))
 				sh(t, fill.Replace(tt.undo))
-				added, removed = Diff(before, snapshot(t, o))
-				if added != nil || removed != nil {
-					t.Errorf("after undoing it, added:\n%s\nremoved:\n%s", text(added), text(removed))
-				}
+				wantAdded(t, before, snapshot(t, o))
 			})
 		})
 	}
@@ -144,16 +131,21 @@ func TestSnapshotShowsExactlyTheChange(t *testing.T) {
 
 func text(l Lines) string { return strings.Join(l, "\n") }
 
+// wantAdded checks that the second snapshot has these lines more, and lacks none.
+func wantAdded(t *testing.T, before, after Lines, want ...string) {
+	t.Helper()
+	added, removed := Diff(before, after)
+	expect.Same(t, "added", text(added), text(want))
+	expect.Empty(t, "removed", removed)
+}
+
 func TestSnapshotShowsLegacyRules(t *testing.T) {
 	inNS(t, func() {
 		before := snapshot(t, Options{})
 		if out, err := exec.Command("iptables-legacy", "-t", "nat", "-A", "OUTPUT", "-d", "10.1.0.2", "-j", "ACCEPT").CombinedOutput(); err != nil {
 			t.Fatalf("these tests need both variants of iptables: %v: %s", err, out)
 		}
-		added, removed := Diff(before, snapshot(t, Options{}))
-		if want := (Lines{"iptables-legacy nat -A OUTPUT -d 10.1.0.2/32 -j ACCEPT"}); !reflect.DeepEqual(added, want) || removed != nil {
-			t.Errorf("added:\n%s\nremoved:\n%s\nwant:\n%s", text(added), text(removed), text(want))
-		}
+		wantAdded(t, before, snapshot(t, Options{}), "iptables-legacy nat -A OUTPUT -d 10.1.0.2/32 -j ACCEPT")
 	})
 }
 
@@ -165,9 +157,7 @@ func TestSnapshotIsStableWhileTheKernelSettles(t *testing.T) {
 			"ip link set br0 up; ip link set v0 up; ip link set v1 up; ip addr add fd00::1/64 dev br0; ip addr add 10.1.0.1/24 dev br0")
 		first := snapshot(t, Options{})
 		for tick, end := time.NewTicker(200*time.Millisecond), time.Now().Add(2500*time.Millisecond); time.Now().Before(end); <-tick.C {
-			if added, removed := Diff(first, snapshot(t, Options{})); added != nil || removed != nil {
-				t.Fatalf("added:\n%s\nremoved:\n%s", text(added), text(removed))
-			}
+			wantAdded(t, first, snapshot(t, Options{}))
 		}
 	})
 }
@@ -176,14 +166,9 @@ func TestSnapshotShowsDescriptors(t *testing.T) {
 	before := snapshot(t, Options{})
 	file := expect.Value(os.Open("/dev/zero"))(t)
 	fd := expect.Value(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0))(t)
-	added, removed := Diff(before, snapshot(t, Options{}))
-	if want := (Lines{"fd /dev/zero", "fd socket"}); !reflect.DeepEqual(added, want) || removed != nil {
-		t.Errorf("added:\n%s\nremoved:\n%s\nwant:\n%s", text(added), text(removed), text(want))
-	}
-	expect.NoError(t, errors.Join(file.Close(), unix.Close(fd)))
-	if added, removed := Diff(before, snapshot(t, Options{})); added != nil || removed != nil {
-		t.Errorf("after closing, added:\n%s\nremoved:\n%s", text(added), text(removed))
-	}
+	wantAdded(t, before, snapshot(t, Options{}), "fd /dev/zero", "fd socket")
+	expect.NoError(t, file.Close(), unix.Close(fd))
+	wantAdded(t, before, snapshot(t, Options{}))
 }
 
 func TestSnapshotEndsWithItsContext(t *testing.T) {
@@ -195,7 +180,5 @@ func TestSnapshotEndsWithItsContext(t *testing.T) {
 func TestSnapshotNamesMissingTools(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	expect.Is(t, expect.Err(lookPath("no-such-tool")), exec.ErrNotFound)
-	if _, err := lookPath("nft"); err != nil {
-		t.Errorf("not found where Debian has it: %v", err)
-	}
+	expect.NoError(t, expect.Err(lookPath("nft")))
 }

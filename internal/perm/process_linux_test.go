@@ -50,9 +50,7 @@ func TestWritableAsksTheDirectoryAbove(t *testing.T) {
 	for _, path := range []string{file, filepath.Join(file, "below")} {
 		err := Writable(path)
 		expect.Is(t, err, unix.ENOTDIR)
-		if want := "write to " + path + ": not a directory"; err.Error() != want {
-			t.Errorf("got %q, want %q", err, want)
-		}
+		expect.Same(t, "error", err.Error(), "write to "+path+": not a directory")
 	}
 	entries := expect.Value(os.ReadDir(dir))(t)
 	expect.Same(t, "entries", len(entries), 1)

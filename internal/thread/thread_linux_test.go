@@ -44,19 +44,14 @@ func TestInStaysOnAThreadThatIsInside(t *testing.T) {
 		}))
 		return s
 	}
-	err = other.Do(func() error { // locks the thread
+	expect.NoError(t, other.Do(func() error { // locks the thread
 		here := unix.Gettid()
-		if got, want := look(other), (seen{other.ID(), here}); got != want {
-			t.Errorf("inside already: %+v, want %+v", got, want)
-		}
+		expect.Same(t, "inside already", look(other), seen{other.ID(), here})
 		if got := look(outside); got.ns != outside.ID() || got.thread == here {
 			t.Errorf("elsewhere: %+v, want in %v on another thread than %d", got, outside.ID(), here)
 		}
 		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 	failed := errors.New("failed")
 	expect.Is(t, In(outside, func() error { return failed }), failed)
 }
@@ -99,20 +94,14 @@ func TestATourIsAtHomeBetweenVisits(t *testing.T) {
 	all, home, failed := namespaces(t, 3), home(t), errors.New("failed")
 	err := OnTour(func(tour *Tour) error {
 		on := unix.Gettid()
-		if on == os.Getpid() {
-			t.Error("it is on the leading thread")
-		}
+		expect.Same(t, "on the leading thread", on == os.Getpid(), false)
 		for _, ns := range all {
 			err := tour.In(ns, func() error {
-				if got, want := here(t), (place{ns.ID(), on}); got != want {
-					t.Errorf("visits %v, want %v", got, want)
-				}
+				expect.Same(t, "visits", here(t), place{ns.ID(), on})
 				return failed
 			})
 			expect.Is(t, err, failed)
-			if got, want := here(t), (place{home, on}); got != want {
-				t.Errorf("then it is in %v, want %v", got, want)
-			}
+			expect.Same(t, "then it is in", here(t), place{home, on})
 		}
 		return failed
 	})
@@ -123,32 +112,24 @@ func TestATourIsAtHomeBetweenVisits(t *testing.T) {
 func TestATourGoesOnWithoutANamespaceThatIsClosed(t *testing.T) {
 	all := namespaces(t, 2)
 	expect.NoError(t, all[0].Close())
-	err := OnTour(func(tour *Tour) error {
+	expect.NoError(t, OnTour(func(tour *Tour) error {
 		err := tour.In(all[0], func() error { t.Error("inside"); return nil })
 		if !errors.Is(err, os.ErrClosed) || tour.Lost() != nil {
 			t.Errorf("got %v, lost: %v", err, tour.Lost())
 		}
 		return tour.In(all[1], func() error { return nil })
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 }
 
 // TestALostTourVisitsNobody, and its thread serves nobody else.
 func TestALostTourVisitsNobody(t *testing.T) {
 	all, home, failed := namespaces(t, 2), home(t), errors.New("failed")
-	err := OnTour(func(tour *Tour) error {
+	expect.NoError(t, OnTour(func(tour *Tour) error {
 		err := tour.In(all[0], func() error { return errors.Join(failed, tour.home.Close()) })
-		if !errors.Is(err, failed) || !errors.Is(err, os.ErrClosed) || !errors.Is(err, tour.Lost()) {
-			t.Errorf("got %v, lost: %v", err, tour.Lost())
-		}
+		expect.Is(t, err, failed, os.ErrClosed, tour.Lost())
 		expect.Is(t, tour.In(all[1], func() error { t.Error("inside"); return nil }), tour.Lost())
 		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 	paths, err := filepath.Glob("/proc/self/task/*/ns/net")
 	if err != nil || len(paths) == 0 {
 		t.Fatal(paths, err)
@@ -158,8 +139,6 @@ func TestALostTourVisitsNobody(t *testing.T) {
 		if err := unix.Stat(path, &st); err != nil {
 			continue // the thread has ended
 		}
-		if id := (netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}); id != home {
-			t.Errorf("%s is %v, not %v", path, id, home)
-		}
+		expect.Same(t, path, netns.ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}, home)
 	}
 }
