@@ -36,9 +36,7 @@ func TestTheDocumentationQuotesWhatRuns(t *testing.T) {
 		expect.Contains(t, "the tests of examples/tested", string(tests), "\n"+code.Text)
 	}
 	expect.Same(t, "pieces of code", quoted, 3)
-	for _, name := range []string{"TestMain", "TestStartAndStop", "TestStartTriesAgain"} {
-		expect.Contains(t, "the documentation", p.Doc, "func "+name)
-	}
+	expect.Contains(t, "the documentation", p.Doc, "func TestMain", "func TestStartAndStop", "func TestStartTriesAgain")
 }
 
 // documentation returns that of the package.
