@@ -68,8 +68,7 @@ func TestARecordOfANewNetNSThatDoesNotReachTheDisk(t *testing.T) {
 		before := h.Audit()
 		broken := errors.New("the disk is broken")
 		r.SyncRecordsBy(func(*os.File) error { return broken })
-		_, err := r.Setup(t.Context(), "c1", path, cni.WithNewNetNS())
-		expect.Is(t, err, broken)
+		expect.Is(t, expect.Err(r.Setup(t.Context(), "c1", path, cni.WithNewNetNS())), broken)
 		h.WantClean(before)
 		expect.Same(t, "path", expect.Exists(t, path), false)
 	}

@@ -31,8 +31,7 @@ func BenchmarkPair(b *testing.B) {
 			cmd, err := workerCommand(spec{Contender: oneLine, Work: work, Dir: b.TempDir(), RunDir: "/run/" + b.Name(), Plugins: plugins})
 			expect.NoError(b, err)
 			cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d", pairVariable, b.N))
-			out, err := cmd.Output()
-			expect.NoError(b, err)
+			out := expect.Value(cmd.Output())(b)
 			var all pairs
 			expect.NoError(b, json.Unmarshal(out, &all))
 			b.ReportMetric(0, "ns/op")

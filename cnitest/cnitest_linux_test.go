@@ -96,8 +96,7 @@ func TestAuditAddsRequestedParts(t *testing.T) {
 	h.attach("c1", 8080)
 	count := func(o cnitest.Options, prefix string) int {
 		o.StateDirs, o.NetNSDirs = []string{h.Path("state")}, []string{h.Path("netns")}
-		lines, err := cnitest.Audit(t.Context(), o)
-		expect.NoError(t, err)
+		lines := expect.Value(cnitest.Audit(t.Context(), o))(t)
 		n := 0
 		for _, line := range lines {
 			if strings.HasPrefix(line, prefix) {

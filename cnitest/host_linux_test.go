@@ -46,8 +46,7 @@ func TestHostHasBuiltInPlugins(t *testing.T) {
 	h.WriteConf("10-pods.conflist", bridgeConf)
 	rt, path := h.Runtime(), cnitest.Container(t)
 	expect.NoError(t, rt.Load(cni.WithDefaultConf))
-	result, err := rt.Setup(context.Background(), "c1", path)
-	expect.NoError(t, err)
+	result := expect.Value(rt.Setup(context.Background(), "c1", path))(t)
 	expect.Same(t, "address", result.IPv4().Prefix.String(), "10.7.0.2/24")
 	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, "built in")
 	expect.NoError(t, rt.Remove(context.Background(), "c1", path))
@@ -56,8 +55,7 @@ func TestHostHasBuiltInPlugins(t *testing.T) {
 func TestHostHasReferencePlugins(t *testing.T) {
 	h := cnitest.Host(t, cnitest.WithReferencePlugins())
 	rt, path := h.Runtime(cni.WithConfListBytes([]byte(bridgeConf))), cnitest.Container(t)
-	_, err := rt.Setup(context.Background(), "c1", path)
-	expect.NoError(t, err)
+	expect.Value(rt.Setup(context.Background(), "c1", path))(t)
 	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, "executable")
 	expect.NoError(t, rt.Remove(context.Background(), "c1", path))
 }
@@ -138,8 +136,7 @@ func TestHostWithoutAuditReportsNothing(t *testing.T) {
 
 func TestContainerLivesUntilItIsRemoved(t *testing.T) {
 	path := cnitest.Container(t)
-	ns, err := netns.Open(path)
-	expect.NoError(t, err)
+	ns := expect.Value(netns.Open(path))(t)
 	expect.NoError(t, ns.Close(), netns.Remove(path))
 	expect.Is(t, expect.Err(netns.Open(path)), os.ErrNotExist)
 }

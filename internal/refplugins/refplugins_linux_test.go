@@ -87,8 +87,7 @@ func goCache(t *testing.T) {
 // them.
 func checkPlugins(t *testing.T, dir string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	expect.NoError(t, err)
+	entries := expect.Value(os.ReadDir(dir))(t)
 	var got []string
 	for _, e := range entries {
 		got = append(got, e.Name())

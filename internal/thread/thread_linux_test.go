@@ -25,8 +25,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestInStaysOnAThreadThatIsInside(t *testing.T) {
-	outside, err := netns.Current()
-	expect.NoError(t, err)
+	outside := expect.Value(netns.Current())(t)
 	path := filepath.Join(t.TempDir(), "other")
 	other, err := netns.Create(path)
 	expect.NoError(t, err)
