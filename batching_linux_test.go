@@ -38,18 +38,15 @@ func (e *events) take() []string {
 // puttingOff is a built-in plugin that defers its work in ADD and DEL. Work
 // deferred under one name runs together.
 func (e *events) puttingOff(name string, fail map[string]error) testhost.Acting {
-	at := func(verb string) testhost.Action {
-		return func(ctx context.Context, _ *plugin.Request) error {
-			e.note(verb + " " + name)
-			return parallel.Join(ctx, caller.From(ctx).Batch, verb, name, func(_ context.Context, names []string) error {
-				for _, n := range names {
-					e.note(verb + " of " + n + " done")
-				}
-				return fail[verb]
-			})
-		}
-	}
-	return testhost.Acting{On: map[string]testhost.Action{"ADD": at("ADD"), "DEL": at("DEL"), "CHECK": at("CHECK")}}
+	return testhost.Acting{On: map[string]testhost.Action{}, Every: func(ctx context.Context, verb string, _ *plugin.Request) error {
+		e.note(verb + " " + name)
+		return parallel.Join(ctx, caller.From(ctx).Batch, verb, name, func(_ context.Context, names []string) error {
+			for _, n := range names {
+				e.note(verb + " of " + n + " done")
+			}
+			return fail[verb]
+		})
+	}}
 }
 
 func (e *events) builtIn(fail map[string]error, names ...string) cni.Opt {
@@ -80,27 +77,17 @@ func TestDeferredWorkIsDoneBeforeOthersRun(t *testing.T) {
 	s := testhost.NewStage(t)
 	e := &events{s: s}
 	s.Network("unused", "1.1.0", "disk")
-	own := testhost.Acting{On: map[string]testhost.Action{}}
-	for _, verb := range []string{"ADD", "DEL"} {
-		own.On[verb] = func(ctx context.Context, r *plugin.Request) error {
-			e.note(verb + " own")
-			_, err := r.Delegate(ctx, verb, "b", r.Config)
-			e.note(verb + " own ends")
-			return err
-		}
-	}
-	main := e.puttingOff("main", nil)
-	mainAdd, mainDel := main.On["ADD"], main.On["DEL"]
-	main.On["ADD"] = func(ctx context.Context, r *plugin.Request) error {
-		err := mainAdd(ctx, r)
-		if err == nil {
-			_, err = r.Delegate(ctx, "ADD", "disk", r.Config)
-		}
+	own := testhost.Acting{Every: func(ctx context.Context, verb string, r *plugin.Request) error {
+		e.note(verb + " own")
+		_, err := r.Delegate(ctx, verb, "b", r.Config)
+		e.note(verb + " own ends")
 		return err
-	}
-	main.On["DEL"] = func(ctx context.Context, r *plugin.Request) error {
-		err := mainDel(ctx, r)
-		_, derr := r.Delegate(ctx, "DEL", "disk", r.Config)
+	}}
+	main := e.puttingOff("main", nil)
+	put := main.Every
+	main.Every = func(ctx context.Context, verb string, r *plugin.Request) error {
+		err := put(ctx, verb, r)
+		_, derr := r.Delegate(ctx, verb, "disk", r.Config)
 		return errors.Join(err, derr)
 	}
 	r := s.Runtime(cni.WithPlugin("own", own),

@@ -112,8 +112,7 @@ func TestARecordThatDoesNotReachTheDisk(t *testing.T) {
 	before := h.Audit()
 	broken := errors.New("the disk is broken")
 	r.SyncRecordsBy(func(*os.File) error { return broken })
-	_, err := r.Setup(t.Context(), "c1", h.Container("c1"))
-	expect.Is(t, err, broken)
+	expect.Is(t, expect.Err(r.Setup(t.Context(), "c1", h.Container("c1"))), broken)
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 	h.WantClean(before)
 }

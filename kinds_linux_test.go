@@ -21,14 +21,10 @@ import (
 
 // heard returns an in-process plugin that records its calls as "who VERB".
 func heard(calls *[]string, who string) testhost.Acting {
-	a := testhost.Acting{On: map[string]testhost.Action{}}
-	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
-		a.On[verb] = func(context.Context, *plugin.Request) error {
-			*calls = append(*calls, who+" "+verb)
-			return nil
-		}
-	}
-	return a
+	return testhost.Acting{Every: func(_ context.Context, verb string, _ *plugin.Request) error {
+		*calls = append(*calls, who+" "+verb)
+		return nil
+	}}
 }
 
 // ranKinds records the kinds that ran: "CHECK p executable".
@@ -259,8 +255,7 @@ func TestFault_F57_APluginThatWasNotThereHasNothingToUndo(t *testing.T) {
 	expect.NoError(t, os.Remove(s.Path("bin", "q")))
 	s.On("p", "DEL", testhost.Says(100, "busy"))
 	r := s.Runtime(cni.WithConfListBytes(conf))
-	_, err := r.Setup(t.Context(), "c1", s.Container("c1"))
-	expect.Is(t, err, cni.ErrPluginNotFound)
+	expect.Is(t, expect.Err(r.Setup(t.Context(), "c1", s.Container("c1"))), cni.ErrPluginNotFound)
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
 	s.On("p", "DEL", scripted.Action{})
 	s.On("q", "DEL", testhost.Says(100, "what container?"))
@@ -275,16 +270,13 @@ func TestFault_F57_ADelegateIsRecordedBeforeItRuns(t *testing.T) {
 	s := testhost.NewStage(t)
 	s.On("disk", "ADD", scripted.Action{})
 	var plugins []record.Plugin
-	delegates := func(verb string) testhost.Action {
-		return func(ctx context.Context, r *plugin.Request) error {
-			_, err := r.Delegate(ctx, verb, "disk", s.ScriptOf("disk"))
-			if err == nil && verb == "ADD" {
-				_, err = r.Delegate(ctx, verb, "own", r.Config)
-			}
-			return err
+	main := testhost.Acting{Every: func(ctx context.Context, verb string, r *plugin.Request) error {
+		_, err := r.Delegate(ctx, verb, "disk", s.ScriptOf("disk"))
+		if err == nil && verb == "ADD" {
+			_, err = r.Delegate(ctx, verb, "own", r.Config)
 		}
-	}
-	main := testhost.Acting{On: map[string]testhost.Action{"ADD": delegates("ADD"), "CHECK": delegates("CHECK"), "DEL": delegates("DEL")}}
+		return err
+	}}
 	own := testhost.Acting{On: map[string]testhost.Action{"ADD": func(context.Context, *plugin.Request) error {
 		rec, err := s.Records().Load("c1")
 		if err == nil {
@@ -320,13 +312,10 @@ func TestFault_F57_TheDetectedBackendIsTheRecorded(t *testing.T) {
 	s := testhost.NewStage(t)
 	now := netfilter.DetectedNative
 	var chosen []string
-	own := detecting{testhost.Acting{On: map[string]testhost.Action{}}, &now}
-	for _, verb := range []string{"ADD", "CHECK", "DEL"} {
-		own.On[verb] = func(ctx context.Context, _ *plugin.Request) error {
-			chosen = append(chosen, verb+" "+caller.From(ctx).Filters.Detected)
-			return nil
-		}
-	}
+	own := detecting{testhost.Acting{Every: func(ctx context.Context, verb string, _ *plugin.Request) error {
+		chosen = append(chosen, verb+" "+caller.From(ctx).Filters.Detected)
+		return nil
+	}}, &now}
 	r, path := s.Runtime(builtIns(own, nil), testhost.ListOfTypes("net", "p")), s.Container("c1")
 	expect.Value(r.Setup(t.Context(), "c1", path))(t)
 	now = netfilter.DetectedIPTables

@@ -2,7 +2,6 @@ package cni_test
 
 import (
 	"errors"
-	"io/fs"
 	"os"
 	"testing"
 
@@ -28,13 +27,7 @@ func TestAPinThatOutlivesAPowerCutIsMadeAfterTheRecord(t *testing.T) {
 			t.Skipf("%s is in memory, and no other directory is the test's", dir)
 		}
 		path := dir + "/pinned"
-		isMade := func() bool {
-			_, err := os.Lstat(path)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				t.Error(err)
-			}
-			return err == nil
-		}
+		isMade := func() bool { return expect.Exists(t, path) }
 		before := h.Audit()
 		synced := false
 		r.SyncRecordsBy(func(*os.File) error {
@@ -75,12 +68,9 @@ func TestARecordOfANewNetNSThatDoesNotReachTheDisk(t *testing.T) {
 		before := h.Audit()
 		broken := errors.New("the disk is broken")
 		r.SyncRecordsBy(func(*os.File) error { return broken })
-		_, err := r.Setup(t.Context(), "c1", path, cni.WithNewNetNS())
-		expect.Is(t, err, broken)
+		expect.Is(t, expect.Err(r.Setup(t.Context(), "c1", path, cni.WithNewNetNS())), broken)
 		h.WantClean(before)
-		if _, err := os.Lstat(path); name != "" && !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: %v", path, err)
-		}
+		expect.Same(t, "path", expect.Exists(t, path), false)
 	}
 }
 
@@ -134,8 +124,6 @@ func TestANamespaceStaysOnRecordIfTheDiskFails(t *testing.T) {
 	}
 	expect.Same(t, "attempts failed", failed > 0, true)
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
-	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s: %v", path, err)
-	}
+	expect.Same(t, "path", expect.Exists(t, path), false)
 	h.WantClean(before)
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/leftovers"
-	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
@@ -68,21 +67,9 @@ func TestATornRecordOfLoAloneTakesNoLoDown(t *testing.T) {
 	path := h.Path("netns", "c1")
 	isUp := func(when string) {
 		t.Helper()
-		h.Inside(path, func() error {
-			lo, err := netlink.LinkByName("lo")
-			if err == nil && lo.Attrs().Flags&net.FlagUp == 0 {
-				t.Errorf("lo is down %s", when)
-			}
-			return err
-		})
+		expect.Same(t, "lo is up "+when, h.Link(path, "lo").Attrs().Flags&net.FlagUp != 0, true)
 	}
-	h.Inside(path, func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err == nil {
-			err = netlink.LinkSetUp(lo)
-		}
-		return err
-	})
+	h.Change(path, "lo", (*netlink.Handle).LinkSetUp)
 	r := h.Real(cni.WithLoNetwork, cni.WithOwner("tester"))
 	testhost.MustSetUp(t, r, "c1", path)
 	isUp("after Setup")
@@ -100,9 +87,7 @@ func TestATornRecordThatMayBeOfMoreThanLoIsKept(t *testing.T) {
 			h.Entered("tester", leftovers.Line{Key: leftovers.Key{ContainerID: "c1", Network: "pods", IfName: "eth0"}})
 		},
 		"another interface": func(h *realHost) {
-			h.Inside(h.Path("netns", "c1"), func() error {
-				return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: nettest.Attrs("eth0")})
-			})
+			h.AddLink("c1", "eth0")
 		},
 		"a kept namespace": func(h *realHost) {
 			ns := expect.Value(netns.Open(h.Path("netns", "c1")))(h.T)

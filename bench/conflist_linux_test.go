@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"reflect"
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
@@ -50,7 +49,5 @@ func wantJSON(t *testing.T, name string, got []byte, want string) {
 	var a, b any
 	expect.NoError(t, json.Unmarshal(got, &a))
 	expect.NoError(t, json.Unmarshal([]byte(want), &b))
-	if !reflect.DeepEqual(a, b) {
-		t.Errorf("%s:\n got %s\nwant %s", name, got, want)
-	}
+	expect.Same(t, name, a, b)
 }

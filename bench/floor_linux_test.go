@@ -59,9 +59,8 @@ func TestFloorIsCompleteAndLeavesNothing(t *testing.T) {
 			expect.NoError(t, h.do(t.Context(), verbDEL, one))
 			after := listBoth(t, ns, dir)
 			for i := range before {
-				if added, removed := audit.Diff(before[i], after[i]); len(added)+len(removed) > 0 {
-					t.Errorf("left: %q, gone: %q", added, removed)
-				}
+				added, removed := audit.Diff(before[i], after[i])
+				expect.Unchanged(t, "the host", added, removed)
 			}
 			expect.NoError(t, ns.Close())
 			expect.NoError(t, netns.Remove(one.Path))

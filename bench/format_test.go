@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
@@ -41,7 +40,5 @@ func TestSummarize(t *testing.T) {
 
 func TestEachIsTheRoundsTimeForAContainer(t *testing.T) {
 	s := series{AtOnce: 8, Wall: []int64{800, 1600}}
-	if got := s.each(); !slices.Equal(got, []float64{100, 200}) {
-		t.Errorf("got %v", got)
-	}
+	expect.Same(t, "each", s.each(), []float64{100, 200})
 }

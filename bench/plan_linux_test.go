@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -30,18 +31,12 @@ func TestSelected(t *testing.T) {
 	if err != nil || len(got) != 2 || got[0].Name != "nat" || got[1].Name != "loopback" {
 		t.Errorf("selected %v, %v", got, err)
 	}
-	if _, err := selected(all, "nat,nonsense"); err == nil {
-		t.Error("no error for a scenario that is not there")
-	}
-	if got, err := selected(all, ""); err != nil || len(got) != len(all) {
-		t.Errorf("nothing selected is %d of %d, %v", len(got), len(all), err)
-	}
+	expect.Fails(t, "no error for a scenario that is not there", expect.Err(selected(all, "nat,nonsense")))
+	expect.Same(t, "nothing selected is", len(expect.Value(selected(all, ""))(t)), len(all))
 }
 
 func TestNetworksDoNotOverfillBridges(t *testing.T) {
 	for i, want := range map[int]int{0: 0, 9: 0, 999: 0, 1000: 1, 2999: 2} {
-		if got := network(i); got != want {
-			t.Errorf("container %d is on network %d, want %d", i, got, want)
-		}
+		expect.Same(t, fmt.Sprint("network of container ", i), network(i), want)
 	}
 }

@@ -57,9 +57,7 @@ func TestTargets(t *testing.T) {
 		"≥ 5× 25× yes",
 		"≤ 1.02× 1.01× yes", "≤ 1.02× 1.05× **no**", "≤ 1.02× 1.01× yes", "≤ 1.02× 1.01× yes", "≤ 1.02× 1.01× yes", "≥ 5× 0.99× **no**",
 	}
-	if got := texts(sample()); !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	expect.Same(t, "texts", texts(sample()), want)
 	for _, text := range texts(&results{}) {
 		if !strings.HasSuffix(text, " not measured –") {
 			t.Errorf("nothing was run, and the target is %q", text)
@@ -69,9 +67,7 @@ func TestTargets(t *testing.T) {
 
 func TestPeersThatAreMissingSaySo(t *testing.T) {
 	for name, text := range map[string]string{"results.md": sample().markdown(), "README.md": sample().summarySection()} {
-		if want := "| netavark | missing: not installed \\| here |"; !strings.Contains(text, want) {
-			t.Errorf("%s: no %q in\n%s", name, want, text)
-		}
+		expect.Contains(t, name, text, "| netavark | missing: not installed \\| here |")
 	}
 }
 
@@ -90,9 +86,7 @@ func TestTablesAreRectangular(t *testing.T) {
 				t.Errorf("%s: %d cells instead of %d in %q", name, cells, want, line)
 			}
 			want = cells
-			if strings.Contains(line, "e+0") {
-				t.Errorf("%s: a figure that nobody reads: %q", name, line)
-			}
+			expect.Lacks(t, name+": a figure that nobody reads", line, "e+0")
 		}
 	}
 }
@@ -102,9 +96,7 @@ func TestResultsSurviveTheFile(t *testing.T) {
 	data := expect.Value(r.encode())(t)
 	again := expect.Value(parseResults(data))(t)
 	expect.Same(t, "markdown", again.markdown(), r.markdown())
-	if strings.Contains(string(data), "[\n\t\t\t\t100000") {
-		t.Error("durations take a line each")
-	}
+	expect.Lacks(t, "durations take a line each", string(data), "[\n\t\t\t\t100000")
 }
 
 func TestRequiredContenders(t *testing.T) {
@@ -114,14 +106,9 @@ func TestRequiredContenders(t *testing.T) {
 			{Scenario: "attached", Contender: goCNINFT, Attached: 3000, Why: "too long"},
 		},
 	}
-	if err := r.complete(); err != nil {
-		t.Errorf("peers are no error: %v", err)
-	}
+	expect.NoError(t, r.complete()) // peers are no error
 	r.Absent = append(r.Absent, absent{Scenario: "nat", Contender: oursSets, Why: "no plugin"})
-	err := r.complete()
-	for _, want := range []string{"ours in process, nftables sets: no plugin"} {
-		expect.Says(t, "does tell", err, want)
-	}
+	expect.Says(t, "does tell", r.complete(), "ours in process, nftables sets: no plugin")
 }
 
 func TestFiguresAreInTheFormatOfBenchstat(t *testing.T) {
@@ -131,14 +118,10 @@ func TestFiguresAreInTheFormatOfBenchstat(t *testing.T) {
 }
 
 func TestReplaceSection(t *testing.T) {
-	got, err := replaceSection("a\n"+sectionBegin+"old\n"+sectionEnd+"b\n", "new\n")
-	if want := "a\n" + sectionBegin + "new\n" + sectionEnd + "b\n"; err != nil || got != want {
-		t.Errorf("got %q, %v, want %q", got, err, want)
-	}
+	got := expect.Value(replaceSection("a\n"+sectionBegin+"old\n"+sectionEnd+"b\n", "new\n"))(t)
+	expect.Same(t, "replaced", got, "a\n"+sectionBegin+"new\n"+sectionEnd+"b\n")
 	for _, text := range []string{"", sectionBegin, sectionEnd + sectionBegin} {
-		if _, err := replaceSection(text, "new"); err == nil {
-			t.Errorf("%q: no error", text)
-		}
+		expect.Fails(t, text+": no error", expect.Err(replaceSection(text, "new")))
 	}
 }
 

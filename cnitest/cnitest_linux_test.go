@@ -88,9 +88,7 @@ func TestAuditFindsHeldAddressesByItself(t *testing.T) {
 	h.attach("c11", 8081)
 	whole := cnitest.Attachments("c1", h.attach("c1", 8080))
 	bare := []cnitest.Attachment{{ContainerID: "c1", Network: "podnet", IfName: "eth0", Links: whole[0].Links}}
-	if diff := cnitest.Diff(h.audit(whole), h.audit(bare)); diff != "" {
-		t.Error(diff)
-	}
+	expect.Same(t, "the difference", cnitest.Diff(h.audit(whole), h.audit(bare)), "")
 }
 
 func TestAuditAddsRequestedParts(t *testing.T) {
@@ -98,8 +96,7 @@ func TestAuditAddsRequestedParts(t *testing.T) {
 	h.attach("c1", 8080)
 	count := func(o cnitest.Options, prefix string) int {
 		o.StateDirs, o.NetNSDirs = []string{h.Path("state")}, []string{h.Path("netns")}
-		lines, err := cnitest.Audit(t.Context(), o)
-		expect.NoError(t, err)
+		lines := expect.Value(cnitest.Audit(t.Context(), o))(t)
 		n := 0
 		for _, line := range lines {
 			if strings.HasPrefix(line, prefix) {

@@ -17,8 +17,7 @@ import (
 // TestTheDocumentationQuotesWhatRuns: the code in the documentation of the package, and of
 // Main, stands so in the tests of a program, which are compiled and run.
 func TestTheDocumentationQuotesWhatRuns(t *testing.T) {
-	tests, err := os.ReadFile("../examples/tested/tested_linux_test.go")
-	expect.NoError(t, err)
+	tests := expect.Value(os.ReadFile("../examples/tested/tested_linux_test.go"))(t)
 	p := documentation(t)
 	text := p.Doc
 	for _, f := range p.Funcs {
@@ -33,34 +32,25 @@ func TestTheDocumentationQuotesWhatRuns(t *testing.T) {
 			continue
 		}
 		quoted++
-		if !strings.Contains(string(tests), "\n"+code.Text) {
-			t.Errorf("the tests of examples/tested do not contain\n%s", code.Text)
-		}
+		expect.Contains(t, "the tests of examples/tested", string(tests), "\n"+code.Text)
 	}
 	expect.Same(t, "pieces of code", quoted, 3)
-	for _, name := range []string{"TestMain", "TestStartAndStop", "TestStartTriesAgain"} {
-		if !strings.Contains(p.Doc, "func "+name) {
-			t.Errorf("the documentation does not quote %s", name)
-		}
-	}
+	expect.Contains(t, "the documentation", p.Doc, "func TestMain", "func TestStartAndStop", "func TestStartTriesAgain")
 }
 
 // documentation returns that of the package.
 func documentation(t *testing.T) *doc.Package {
 	t.Helper()
-	names, err := filepath.Glob("*.go")
-	expect.NoError(t, err)
+	names := expect.Value(filepath.Glob("*.go"))(t)
 	set := token.NewFileSet()
 	var files []*ast.File
 	for _, name := range names {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		f, err := parser.ParseFile(set, name, nil, parser.ParseComments)
-		expect.NoError(t, err)
+		f := expect.Value(parser.ParseFile(set, name, nil, parser.ParseComments))(t)
 		files = append(files, f)
 	}
-	p, err := doc.NewFromFiles(set, files, "cnitest")
-	expect.NoError(t, err)
+	p := expect.Value(doc.NewFromFiles(set, files, "cnitest"))(t)
 	return p
 }

@@ -30,8 +30,7 @@ func TestFakeAttachesAndForgets(t *testing.T) {
 	expect.Same(t, "gateway", first.IPv4().Gateway.String(), "192.0.2.1")
 	expect.Same(t, "another", first.IPv4() == second.IPv4(), false)
 	expect.Same(t, "sandbox", first.Interfaces["eth1"].Sandbox, "/run/netns/a")
-	_, err := f.Setup(ctx, "a", "/run/netns/a")
-	expect.Is(t, err, cni.ErrAlreadyAttached)
+	expect.Is(t, expect.Err(f.Setup(ctx, "a", "/run/netns/a")), cni.ErrAlreadyAttached)
 	expect.NoError(t, f.Check(ctx, "a", "/run/netns/a"))
 	expect.Same(t, "result", expect.Value(f.Lookup("a"))(t), first)
 	found := expect.Value(f.LookupAddr(netip.MustParseAddr("192.0.2.3")))(t)
@@ -55,9 +54,7 @@ func TestFakeRefusesWhatARuntimeRefuses(t *testing.T) {
 		"a network": second(f.Setup(ctx, "a", "/run/netns/a", cni.WithNetwork("other"))),
 		"no Keep":   second(f.GC(ctx, cni.GCOptions{})),
 	} {
-		if err == nil {
-			t.Errorf("%s is accepted", name)
-		}
+		expect.Fails(t, name+" is accepted", err)
 	}
 	empty := expect.Value(cnitest.NewFake())(t)
 	expect.Is(t, empty.Status(), cni.ErrCNINotInitialized)

@@ -46,8 +46,7 @@ func TestHostHasBuiltInPlugins(t *testing.T) {
 	h.WriteConf("10-pods.conflist", bridgeConf)
 	rt, path := h.Runtime(), cnitest.Container(t)
 	expect.NoError(t, rt.Load(cni.WithDefaultConf))
-	result, err := rt.Setup(context.Background(), "c1", path)
-	expect.NoError(t, err)
+	result := expect.Value(rt.Setup(context.Background(), "c1", path))(t)
 	expect.Same(t, "address", result.IPv4().Prefix.String(), "10.7.0.2/24")
 	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, "built in")
 	expect.NoError(t, rt.Remove(context.Background(), "c1", path))
@@ -56,8 +55,7 @@ func TestHostHasBuiltInPlugins(t *testing.T) {
 func TestHostHasReferencePlugins(t *testing.T) {
 	h := cnitest.Host(t, cnitest.WithReferencePlugins())
 	rt, path := h.Runtime(cni.WithConfListBytes([]byte(bridgeConf))), cnitest.Container(t)
-	_, err := rt.Setup(context.Background(), "c1", path)
-	expect.NoError(t, err)
+	expect.Value(rt.Setup(context.Background(), "c1", path))(t)
 	expect.Same(t, "kind", rt.GetConfig().Networks[0].Config.Plugins[0].Kind, "executable")
 	expect.NoError(t, rt.Remove(context.Background(), "c1", path))
 }
@@ -93,13 +91,9 @@ func TestHostReportsWhatIsLeft(t *testing.T) {
 			expect.NoError(t, leave.do(h, h.Runtime(cni.WithoutReaping(), cni.WithConfListBytes([]byte(bridgeConf))), cnitest.Container(r)))
 			r.end()
 			said := strings.Join(r.said, "\n")
-			if (said == "") != (leave.want == nil) {
-				t.Errorf("the test says %q", said)
-			}
+			expect.Same(t, "the test says something", said != "", leave.want != nil)
 			for _, want := range leave.want {
-				if !strings.Contains(said, want) {
-					t.Errorf("no %q in\n%s", want, said)
-				}
+				expect.Contains(t, "the test", said, want)
 			}
 			expect.NoError(t, os.RemoveAll("/var/lib/cni"))
 		})
@@ -113,9 +107,7 @@ func TestHostAuditsOnlyGivenDirectories(t *testing.T) {
 	r.end()
 	expect.NoError(t, os.RemoveAll("/var/lib/cni"))
 	expect.Same(t, "said", r.said, nil)
-	if h.Dir == "" {
-		t.Error("no directory")
-	}
+	expect.Same(t, "a directory", h.Dir != "", true)
 }
 
 // TestHostsInParallel: each has a directory for addresses.
@@ -144,12 +136,9 @@ func TestHostWithoutAuditReportsNothing(t *testing.T) {
 
 func TestContainerLivesUntilItIsRemoved(t *testing.T) {
 	path := cnitest.Container(t)
-	ns, err := netns.Open(path)
-	expect.NoError(t, err)
+	ns := expect.Value(netns.Open(path))(t)
 	expect.NoError(t, ns.Close(), netns.Remove(path))
-	if _, err := netns.Open(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("after its removal: %v", err)
-	}
+	expect.Is(t, expect.Err(netns.Open(path)), os.ErrNotExist)
 }
 
 const scriptedConf = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "mine"}]}`

@@ -1,6 +1,7 @@
 package cnitest_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,9 +35,9 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// tested runs a test of this binary in another process, as an ordinary user, and returns
-// its output and exit code.
-func tested(t *testing.T, how, name string) (string, int) {
+// tested runs a test of this binary in another process, as an ordinary user, which must
+// end with that exit code, and returns its output.
+func tested(t *testing.T, how, name string, code int) string {
 	t.Helper()
 	const nobody = 65534
 	dir := t.TempDir()
@@ -51,46 +52,35 @@ func tested(t *testing.T, how, name string) (string, int) {
 	if cmd.ProcessState == nil {
 		t.Fatal(err)
 	}
-	return string(out), cmd.ProcessState.ExitCode()
+	expect.Same(t, fmt.Sprintf("exit code of %s, %s", how, out), cmd.ProcessState.ExitCode(), code)
+	return string(out)
 }
 
 func TestMainServesOrdinaryUsers(t *testing.T) {
 	for _, name := range []string{"TestHostHasBuiltInPlugins", "TestFakeAttachesAndForgets"} {
-		out, code := tested(t, "main", name)
-		if code != 0 || !strings.Contains(out, "--- PASS: "+name) {
-			t.Errorf("exit code %d:\n%s", code, out)
-		}
+		expect.Contains(t, "the test", tested(t, "main", name, 0), "--- PASS: "+name)
 	}
 }
 
 func TestMainWhereNamespacesAreRefused(t *testing.T) {
 	const limit = "/proc/sys/user/max_user_namespaces"
-	was, err := os.ReadFile(limit)
-	expect.NoError(t, err)
+	was := expect.Value(os.ReadFile(limit))(t)
 	expect.NoError(t, os.WriteFile(limit, []byte("0"), 0))
 	defer func() { expect.NoError(t, os.WriteFile(limit, was, 0)) }()
 
 	const why, name = "the kernel refuses user namespaces to this user", "TestHostHasBuiltInPlugins"
-	out, code := tested(t, "main", name)
-	if code != 1 || !strings.Contains(out, why) || strings.Contains(out, name) {
-		t.Errorf("exit code %d:\n%s", code, out)
-	}
-	out, code = tested(t, "skip", name)
-	if code != 0 || !strings.Contains(out, "--- SKIP: "+name) || strings.Count(out, why) != 2 {
-		t.Errorf("with SkipHosts: exit code %d:\n%s", code, out)
-	}
-	out, code = tested(t, "skip", "TestAttachmentsHaveTheResultsValues")
-	if code != 0 || !strings.Contains(out, "--- PASS") {
-		t.Errorf("a test without a host: exit code %d:\n%s", code, out)
-	}
+	out := tested(t, "main", name, 1)
+	expect.Contains(t, "the test", out, why)
+	expect.Lacks(t, "the test", out, name)
+	out = tested(t, "skip", name, 0)
+	expect.Contains(t, "with SkipHosts", out, "--- SKIP: "+name)
+	expect.Same(t, "reasons", strings.Count(out, why), 2)
+	expect.Contains(t, "a test without a host", tested(t, "skip", "TestAttachmentsHaveTheResultsValues", 0), "--- PASS")
 }
 
 func TestHostNeedsMain(t *testing.T) {
 	for _, name := range []string{"TestHostHasBuiltInPlugins", "TestContainerLivesUntilItIsRemoved"} {
-		out, code := tested(t, "forgotten", name)
-		if code != 1 || !strings.Contains(out, "let TestMain call cnitest.Main") {
-			t.Errorf("%s: exit code %d:\n%s", name, code, out)
-		}
+		expect.Contains(t, name, tested(t, "forgotten", name, 1), "let TestMain call cnitest.Main")
 	}
 }
 
@@ -105,10 +95,8 @@ func TestAuditNeedsNoPrivilege(t *testing.T) {
 	defer func() { expect.NoError(t, os.RemoveAll("/var/lib/cni")) }()
 	expect.NoError(t, os.WriteFile("/var/lib/cni/secret", nil, 0o600), os.MkdirAll("/run/netns", 0o700))
 	defer func() { expect.NoError(t, os.Remove("/run/netns")) }()
-	out, code := tested(t, "own", "TestAuditInNamespacesOfAUser")
-	if code != 0 || strings.Count(out, "--- PASS: TestAuditInNamespacesOfAUser/") != 2 {
-		t.Errorf("exit code %d:\n%s", code, out)
-	}
+	out := tested(t, "own", "TestAuditInNamespacesOfAUser", 0)
+	expect.Same(t, "passed of "+out, strings.Count(out, "--- PASS: TestAuditInNamespacesOfAUser/"), 2)
 }
 
 // TestAuditInNamespacesOfAUser is a part of TestAuditNeedsNoPrivilege. By itself it has
@@ -134,9 +122,9 @@ func TestAuditInNamespacesOfAUser(t *testing.T) {
 			cmd.SysProcAttr = &syscall.SysProcAttr{
 				Cloneflags: flags.clone, Unshareflags: flags.unshare, UidMappings: root(os.Getuid()), GidMappings: root(os.Getgid()),
 			}
-			if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
-				t.Errorf("%v:\n%s", err, out)
-			}
+			out, err := cmd.CombinedOutput()
+			expect.Contains(t, "the test", string(out), "--- PASS")
+			expect.NoError(t, err)
 		})
 	}
 }
@@ -157,12 +145,8 @@ func auditOwn(t *testing.T) {
 			t.Fatalf("%s: %v: %s", tool, err, out)
 		}
 	}
-	diff := cnitest.Diff(before, audit())
-	for _, want := range []string{"link left0 ", "iptables-legacy nat -A OUTPUT -j ACCEPT", "ip6tables-legacy nat -A OUTPUT -j ACCEPT", "iptables-nft nat -A OUTPUT -j ACCEPT"} {
-		if !strings.Contains(diff, "+ "+want) {
-			t.Errorf("no %q in\n%s", want, diff)
-		}
-	}
+	expect.Contains(t, "the difference", cnitest.Diff(before, audit()), "+ link left0 ", "+ iptables-legacy nat -A OUTPUT -j ACCEPT",
+		"+ ip6tables-legacy nat -A OUTPUT -j ACCEPT", "+ iptables-nft nat -A OUTPUT -j ACCEPT")
 	of := []cnitest.Attachment{{ContainerID: "c1", Network: "pods", IfName: "eth0", Links: []string{"left0"}}}
 	own := expect.Value(cnitest.Audit(t.Context(), cnitest.Options{Of: of, StateDirs: []string{t.TempDir()}, NetNSDirs: []string{t.TempDir()}}))(t)
 	if len(own) == 0 || !strings.HasPrefix(own[0], "link left0 ") {

@@ -2,7 +2,6 @@ package etcfiles
 
 import (
 	"encoding/json"
-	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -40,25 +39,17 @@ func resultOf(t *testing.T, stored string) *cni.Result {
 func TestResolvConfIsTheMergedDNS(t *testing.T) {
 	r := twoNetworks(t)
 	const want = "nameserver 10.1.0.1\nnameserver fd00::1\ndomain b.example\nsearch a.example b.example\noptions ndots:2\n"
-	got, err := ResolvConf(r)
-	if err != nil || string(got) != want {
-		t.Errorf("%q, %v, want %q", got, err, want)
-	}
+	expect.Same(t, "returned", string(expect.Value(ResolvConf(r))(t)), want)
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	expect.NoError(t, WriteResolvConf(path, r))
-	if got, err := os.ReadFile(path); err != nil || string(got) != want {
-		t.Errorf("written %q, %v", got, err)
-	}
+	expect.Same(t, "written", string(expect.Value(os.ReadFile(path))(t)), want)
 }
 
 // TestAResolvConfWithoutServersIsNotWritten: a resolver would ask 127.0.0.1.
 func TestAResolvConfWithoutServersIsNotWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	for _, dns := range []types.DNS{{}, {Search: []string{"a.example"}}} {
-		err := WriteResolvConf(path, &cni.Result{DNS: []types.DNS{dns}})
-		if !errors.Is(err, cni.ErrNotFound) {
-			t.Errorf("%+v: %v, want ErrNotFound", dns, err)
-		}
+		expect.Is(t, WriteResolvConf(path, &cni.Result{DNS: []types.DNS{dns}}), cni.ErrNotFound)
 	}
 	bad := &cni.Result{DNS: []types.DNS{{Nameservers: []string{"10.1.0.1"}, Search: []string{"x\nnameserver 6.6.6.6"}}}}
 	expect.Is(t, WriteResolvConf(path, bad), cni.ErrInvalidResult)
@@ -69,22 +60,13 @@ func TestHostsHasTheContainersAddresses(t *testing.T) {
 	r := twoNetworks(t)
 	more := Entry{netip.MustParseAddr("10.1.0.1"), []string{"host.internal", "gateway"}}
 	const want = localhost + "10.2.0.2\tweb-1 web\nfd00::2\tweb-1 web\n10.1.0.2\tweb-1 web\n10.1.0.1\thost.internal gateway\n"
-	got, err := Hosts(r, []string{"web-1", "web"}, more)
-	if err != nil || string(got) != want {
-		t.Errorf("%q, %v, want %q", got, err, want)
-	}
+	expect.Same(t, "returned", string(expect.Value(Hosts(r, []string{"web-1", "web"}, more))(t)), want)
 	path := filepath.Join(t.TempDir(), "hosts")
 	expect.NoError(t, WriteHosts(path, r, []string{"web-1", "web"}, more))
-	if got, err := os.ReadFile(path); err != nil || string(got) != want {
-		t.Errorf("written %q, %v", got, err)
-	}
-	if got, err := Hosts(r, nil); err != nil || string(got) != localhost {
-		t.Errorf("without names: %q, %v", got, err)
-	}
-	err = WriteHosts(path, r, []string{"two words"})
-	if now, _ := os.ReadFile(path); !errors.Is(err, cni.ErrInvalidArgument) || string(now) != want {
-		t.Errorf("%v, and the file is %q", err, now)
-	}
+	expect.Same(t, "written", string(expect.Value(os.ReadFile(path))(t)), want)
+	expect.Same(t, "without names", string(expect.Value(Hosts(r, nil))(t)), localhost)
+	expect.Is(t, WriteHosts(path, r, []string{"two words"}), cni.ErrInvalidArgument)
+	expect.Same(t, "still written", string(expect.Value(os.ReadFile(path))(t)), want)
 }
 
 // TestHostsWithoutSandboxes: results before CNI 0.3.0 list no interfaces, and a Result that
@@ -94,9 +76,6 @@ func TestHostsWithoutSandboxes(t *testing.T) {
 		`{"Networks": [{"Interfaces": [{"Name": "eth0", "Addresses": [{"Prefix": "10.1.0.2/24"}]}]}]}`,
 		`{"Interfaces": {"eth0": {"IPConfigs": [{"IP": "10.1.0.2"}]}, "lo": {"IPConfigs": [{"IP": "127.0.0.1"}]}}}`,
 	} {
-		got, err := Hosts(resultOf(t, stored), []string{"web"})
-		if err != nil || string(got) != localhost+"10.1.0.2\tweb\n" {
-			t.Errorf("%q, %v", got, err)
-		}
+		expect.Same(t, "returned", string(expect.Value(Hosts(resultOf(t, stored), []string{"web"}))(t)), localhost+"10.1.0.2\tweb\n")
 	}
 }

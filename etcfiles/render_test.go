@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/expect"
 )
 
 func TestResolv(t *testing.T) {
@@ -20,10 +22,7 @@ func TestResolv(t *testing.T) {
 		},
 		"only options": {types.DNS{Options: []string{"edns0"}}, "options edns0\n"},
 	} {
-		got, err := renderResolvConf(tt.dns)
-		if err != nil || string(got) != tt.want {
-			t.Errorf("%s: %q, %v, want %q", what, got, err, tt.want)
-		}
+		expect.Same(t, what, string(expect.Value(renderResolvConf(tt.dns))(t)), tt.want)
 	}
 }
 
@@ -51,17 +50,13 @@ func TestAValueDoesNotBecomeALine(t *testing.T) {
 
 func TestHosts(t *testing.T) {
 	const local = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-	got, err := renderHosts([]Entry{
+	got := expect.Value(renderHosts([]Entry{
 		{netip.MustParseAddr("10.1.0.2"), []string{"web-1", "web"}},
 		{netip.MustParseAddr("::ffff:10.1.0.3"), []string{"db"}},
 		{netip.MustParseAddr("fd00::2"), []string{"web-1"}},
-	})
-	if want := local + "10.1.0.2\tweb-1 web\n10.1.0.3\tdb\nfd00::2\tweb-1\n"; err != nil || string(got) != want {
-		t.Errorf("%q, %v, want %q", got, err, want)
-	}
-	if got, err := renderHosts(nil); err != nil || string(got) != local {
-		t.Errorf("%q, %v, want %q", got, err, local)
-	}
+	}))(t)
+	expect.Same(t, "hosts", string(got), local+"10.1.0.2\tweb-1 web\n10.1.0.3\tdb\nfd00::2\tweb-1\n")
+	expect.Same(t, "nobody", string(expect.Value(renderHosts(nil))(t)), local)
 	for what, entry := range map[string]Entry{
 		"no address":  {Names: []string{"x"}},
 		"with a zone": {netip.MustParseAddr("fe80::1%eth0"), []string{"x"}},

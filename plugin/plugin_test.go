@@ -15,20 +15,23 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
+// wantError checks that an error is the specification's, with these fields.
+func wantError(t *testing.T, err error, want types.Error) {
+	t.Helper()
+	var got *types.Error
+	if !errors.As(err, &got) || *got != want {
+		t.Errorf("got %+v, want %+v", err, want)
+	}
+}
+
 func TestErrorfIsAnErrorOfTheSpecificationAndItsCause(t *testing.T) {
 	coded := Errorf(types.ErrTryAgainLater, "open %s: %w", "x", fs.ErrNotExist)
 	want := types.Error{Code: types.ErrTryAgainLater, Msg: "open x: file does not exist"}
-	var got *types.Error
-	if !errors.As(coded, &got) || *got != want || coded.Error() != want.Msg {
-		t.Errorf("got %+v, %q; want %+v", got, coded, want)
-	}
+	wantError(t, coded, want)
+	expect.Same(t, "text", coded.Error(), want.Msg)
 	expect.Is(t, coded, fs.ErrNotExist)
-	if errors.As(coded, new(*net.OpError)) {
-		t.Error("it is an error of every kind")
-	}
-	if err := fmt.Errorf("around: %w", coded); !errors.As(err, &got) || *got != want {
-		t.Errorf("wrapped: got %+v, want %+v", got, want)
-	}
+	expect.Same(t, "an error of every kind", errors.As(coded, new(*net.OpError)), false)
+	wantError(t, fmt.Errorf("around: %w", coded), want)
 }
 
 // TestErrorfGivesACodeToAnErrorThatHasAnother: the outer code is the plugin's,
@@ -36,26 +39,18 @@ func TestErrorfIsAnErrorOfTheSpecificationAndItsCause(t *testing.T) {
 func TestErrorfGivesACodeToAnErrorThatHasAnother(t *testing.T) {
 	inner := &types.Error{Code: 7, Msg: "inner", Details: "why"}
 	outer := Errorf(100, "outer: %w", inner)
-	var got *types.Error
-	if want := (types.Error{Code: 100, Msg: "outer: inner; why"}); !errors.As(outer, &got) || *got != want {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
+	wantError(t, outer, types.Error{Code: 100, Msg: "outer: inner; why"})
 	expect.Is(t, outer, inner)
 }
 
 func TestDecode(t *testing.T) {
 	r := &Request{Type: "mark", Config: json.RawMessage(`{"type": "mark", "mark": 7}`)}
 	var conf struct{ Mark int }
-	if err := r.Decode(&conf); err != nil || conf.Mark != 7 {
-		t.Errorf("got %+v, %v", conf, err)
-	}
+	expect.NoError(t, r.Decode(&conf))
+	expect.Same(t, "mark", conf.Mark, 7)
 	r.Config = json.RawMessage(`{"mark": "seven"}`)
-	var got *types.Error
-	want := types.Error{Code: types.ErrDecodingFailure, Msg: `configuration of plugin "mark": ` +
-		json.Unmarshal(r.Config, &conf).Error()}
-	if err := r.Decode(&conf); !errors.As(err, &got) || *got != want {
-		t.Errorf("got %+v, want %+v", err, want)
-	}
+	wantError(t, r.Decode(&conf), types.Error{Code: types.ErrDecodingFailure, Msg: `configuration of plugin "mark": ` +
+		json.Unmarshal(r.Config, &conf).Error()})
 	if err := r.Decode(&conf); !errors.As(err, new(*json.UnmarshalTypeError)) {
 		t.Errorf("the cause of %v is lost", err)
 	}
@@ -85,13 +80,9 @@ func TestChainedIsACopyThatSharesNothing(t *testing.T) {
 	r := &Request{Type: "mark", PrevResult: result()}
 	chained := expect.Value(r.Chained())(t)
 	want := asJSON(t, result())
-	if got := asJSON(t, chained); got != want {
-		t.Fatalf("got  %s\nwant %s", got, want)
-	}
+	expect.Same(t, "result", asJSON(t, chained), want)
 	scribble(reflect.ValueOf(chained))
-	if changed := asJSON(t, chained); changed == want {
-		t.Fatal("nothing was changed")
-	}
+	expect.Same(t, "changed", asJSON(t, chained) != want, true)
 	expect.Same(t, "the previous result has become", asJSON(t, r.PrevResult), want)
 }
 
@@ -124,9 +115,7 @@ func scribble(v reflect.Value) {
 }
 
 func TestChainedNeedsAResult(t *testing.T) {
-	var got *types.Error
-	want := types.Error{Code: types.ErrInvalidNetworkConfig, Msg: `plugin "mark" must follow another plugin: there is no result before it`}
-	if result, err := (&Request{Type: "mark"}).Chained(); !errors.As(err, &got) || *got != want || result != nil {
-		t.Errorf("got %v, %v; want %+v", result, err, want)
-	}
+	result, err := (&Request{Type: "mark"}).Chained()
+	wantError(t, err, types.Error{Code: types.ErrInvalidNetworkConfig, Msg: `plugin "mark" must follow another plugin: there is no result before it`})
+	expect.Same(t, "result", result, nil)
 }

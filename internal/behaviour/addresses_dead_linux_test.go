@@ -17,7 +17,6 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
-	"github.com/embedcni/cni/netns"
 )
 
 // TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp: an lo that was up before
@@ -40,14 +39,11 @@ func TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp(t *testing.T) {
 				}
 				path := s.Container("c1")
 				if up {
-					s.lo(path, netlink.LinkSetUp)
+					s.Change(path, "lo", (*netlink.Handle).LinkSetUp)
 				}
 				want := func(when string, up bool) {
 					t.Helper()
-					s.lo(path, func(l netlink.Link) error {
-						expect.Same(t, when+": lo is up", l.Attrs().RawFlags&1 != 0, up)
-						return nil
-					})
+					expect.Same(t, when+": lo is up", s.Link(path, "lo").Attrs().RawFlags&1 != 0, up)
 				}
 				ctx, r := context.Background(), open()
 
@@ -67,20 +63,6 @@ func TestFault_F52_AFailingSetupTakesDownAnLoThatWasUp(t *testing.T) {
 			})
 		}
 	}
-}
-
-// lo calls fn for the loopback interface of a namespace.
-func (s *stage) lo(path string, fn func(netlink.Link) error) {
-	s.T.Helper()
-	ns := expect.Value(netns.Open(path))(s.T)
-	expect.NoError(s.T, ns.Do(func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		return fn(lo)
-	}))
-	expect.NoError(s.T, ns.Close())
 }
 
 // newManyPorts is a host with one container that has n ports, none of which leads
@@ -177,7 +159,6 @@ func TestFault_F69_HealthAndRepairEndWithTheirContext(t *testing.T) {
 		t.Logf("%s ends after %v, %v of CPU", what, time.Since(begun), used)
 		expect.Within(t, what+" after its context has ended, in CPU time,", used, limit)
 	}
-	_, err := h.r.Repair(t.Context(), "c0", cni.RepairOptions{}) // the rest
-	expect.NoError(t, err)
+	expect.Value(h.r.Repair(t.Context(), "c0", cni.RepairOptions{}))(t) // the rest
 	h.back("repaired after all")
 }

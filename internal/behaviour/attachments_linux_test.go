@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/record"
@@ -170,8 +168,7 @@ func TestSetMetadata(t *testing.T) {
 
 	third := h.Runtime(cni.WithPluginDir(nil), cni.WithOwner("third"), cni.WithInterfacePrefix("aux"), list)
 	expect.Is(t, third.SetMetadata(t.Context(), "c1", want), cni.ErrNotAttached)
-	_, err := third.Setup(t.Context(), "c1", path) // it writes the record anew
-	expect.NoError(t, err)
+	expect.Value(third.Setup(t.Context(), "c1", path))(t) // it writes the record anew
 	wantAll["aux0"] = nil
 	expect.Same(t, "in a new record", metadataOf(t, r, "c1"), wantAll)
 	changed := maps.Clone(want)
@@ -258,18 +255,6 @@ func TestLookupAddrOfADamagedRecord(t *testing.T) {
 	all := expect.Value(r.LookupAddr(result.IPv4().IP()))(t)
 	expect.Same(t, "state", []any{len(all), all[0].ContainerID, all[0].State}, []any{1, "c1", cni.Unknown})
 	expect.NoError(t, r.Remove(t.Context(), "c1", h.Path("netns", "c1")))
-}
-
-// inside runs f with a handle in a container's namespace.
-func (h *realHost) inside(id string, f func(eth0 netlink.Link) error) {
-	h.T.Helper()
-	h.Inside(h.Path("netns", id), func() error {
-		link, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
-		return f(link)
-	})
 }
 
 func recordSize(h *realHost, id string) int64 {

@@ -24,13 +24,6 @@ func onBridge(h *realHost, opts ...cni.Opt) *cni.Runtime {
 	return h.Runtime(append([]cni.Opt{cni.WithConfListBytes([]byte(conf)), cni.WithBuiltinPlugins()}, opts...)...)
 }
 
-// macOf returns the hardware address of an interface on the host.
-func macOf(t *testing.T, name string) net.HardwareAddr {
-	t.Helper()
-	link := expect.Value(netlink.LinkByName(name))(t)
-	return link.Attrs().HardwareAddr
-}
-
 // TestADeletedBridgeComesBackWithItsAddress: a Setup that makes the bridge again gives it
 // the hardware address that the containers on it know, whoever attached them. A connection
 // of one lives on when that is repaired.
@@ -46,15 +39,14 @@ func TestADeletedBridgeComesBackWithItsAddress(t *testing.T) {
 		return err
 	}))
 	defer flow.Close()
-	was := macOf(t, "br0")
+	was := h.Link("", "br0").Attrs().HardwareAddr
 	for i, by := range []*cni.Runtime{r, other} {
-		change(t, "br0", netlink.LinkDel)
+		h.Change("", "br0", (*netlink.Handle).LinkDel)
 		id := fmt.Sprint("new", i)
 		testhost.MustSetUp(t, by, id, h.Container(id))
-		expect.Same(t, "the bridge's address", macOf(t, "br0").String(), was.String())
+		expect.Same(t, "the bridge's address", h.Link("", "br0").Attrs().HardwareAddr.String(), was.String())
 	}
-	report, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
-	expect.NoError(t, err, report.Err())
+	expect.NoError(t, expect.Reported(r.Repair(t.Context(), "c1", cni.RepairOptions{})))
 	expect.Eventually(t, "an answer to the connection", func() bool {
 		if _, err := flow.Write([]byte("?")); err != nil {
 			return false // an answer to an earlier one
@@ -89,11 +81,11 @@ func TestABridgeThatNobodyKnowsIsNew(t *testing.T) {
 			h := newRealHost(t)
 			r := onBridge(h, cni.WithoutReaping())
 			testhost.MustSetUp(t, r, "c1", h.Container("c1"))
-			was := macOf(t, "br0")
+			was := h.Link("", "br0").Attrs().HardwareAddr
 			happens(h, r)
-			change(t, "br0", netlink.LinkDel)
+			h.Change("", "br0", (*netlink.Handle).LinkDel)
 			testhost.MustSetUp(t, r, "c2", h.Container("c2"))
-			if now := macOf(t, "br0"); now.String() == was.String() {
+			if now := h.Link("", "br0").Attrs().HardwareAddr; now.String() == was.String() {
 				t.Errorf("the bridge has the address %v again", now)
 			}
 		})
@@ -111,10 +103,10 @@ func TestTheNewestRecordKnowsTheBridge(t *testing.T) {
 		rec.Attachments[0].Facts["bridge.made"] = []byte(`{"mac": "` + old + `"}`)
 	})
 	testhost.MustSetUp(t, r, "c2", h.Container("c2"))
-	was := macOf(t, "br0")
-	change(t, "br0", netlink.LinkDel)
+	was := h.Link("", "br0").Attrs().HardwareAddr
+	h.Change("", "br0", (*netlink.Handle).LinkDel)
 	testhost.MustSetUp(t, r, "c3", h.Container("c3"))
-	expect.Same(t, "the bridge's address", macOf(t, "br0").String(), was.String())
+	expect.Same(t, "the bridge's address", h.Link("", "br0").Attrs().HardwareAddr.String(), was.String())
 }
 
 // replaceInResult changes the result of the container's ADD on record.

@@ -314,10 +314,10 @@ func TestFault_F52_RecoverBehindAHungPluginBlocksNobody(t *testing.T) {
 	expect.Within(t, "a call beside Recover", longest(t, r, "c3", beside, 3*time.Second), longestHoldUp)
 	expect.NoError(t, expect.Await(t, "Recover", recovering))
 	expect.Within(t, "Recover", took, longestHoldUp)
-	expect.Same(t, "the stray", exists(t, stray), true)
+	expect.Same(t, "the stray", expect.Exists(t, stray), true)
 	through()
 	expect.Value(r.Recover(t.Context()))(t)
-	expect.Same(t, "the stray", exists(t, stray), false)
+	expect.Same(t, "the stray", expect.Exists(t, stray), false)
 }
 
 // TestFault_F52_APluginThatCallsBackIsRefused if it would wait for itself: for

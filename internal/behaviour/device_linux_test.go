@@ -10,10 +10,10 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
@@ -24,9 +24,8 @@ import (
 func (h *realHost) netlinkIn(path string, f func(*netlink.Handle) error) {
 	h.T.Helper()
 	ns := expect.Value(netns.Open(path))(h.T)
-	nl := expect.Value(netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd())))(h.T)
-	defer nl.Close()
-	expect.NoError(h.T, errors.Join(f(nl), ns.Close()))
+	nettest.Inside(h.T, ns, f)
+	expect.NoError(h.T, ns.Close())
 }
 
 // disguise renames an interface as a container's root can, and forges every
@@ -42,9 +41,7 @@ func disguise(nl *netlink.Handle, name, as string) error {
 
 // decoy makes an interface of the container's own.
 func decoy(nl *netlink.Handle, name string) error {
-	a := netlink.NewLinkAttrs()
-	a.Name = name
-	return nl.LinkAdd(&netlink.Bridge{LinkAttrs: a})
+	return nl.LinkAdd(&netlink.Bridge{LinkAttrs: nettest.Attrs(name)})
 }
 
 // linksOf returns the names of a namespace's interfaces except lo.
@@ -149,13 +146,7 @@ func (h *realHost) moveOn(from, name, to string) {
 	h.T.Helper()
 	ns := expect.Value(netns.Open(to))(h.T)
 	defer ns.Close()
-	h.netlinkIn(from, func(nl *netlink.Handle) error {
-		l, err := nl.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return nl.LinkSetNsFd(l, int(ns.File().Fd()))
-	})
+	h.Change(from, name, func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetNsFd(l, int(ns.File().Fd())) })
 }
 
 // TestFault_F47_AnInterfaceThatIsNotBackIsReported: a host interface that
@@ -231,17 +222,12 @@ func TestFault_F47_InterfacesThatAreLikeItStay(t *testing.T) {
 				inhabit(t, neighbour)
 				testhost.MustSetUp(h.T, r, "c1", path)
 				testhost.MustSetUp(h.T, r, "c2", neighbour)
-				a := netlink.NewLinkAttrs()
-				a.Name = "net1"
-				up0 := expect.Value(netlink.LinkByName("up0"))(t)
-				a.ParentIndex = up0.Attrs().Index
+				a := nettest.Attrs("net1")
+				a.ParentIndex = h.Link("", "up0").Attrs().Index
 				expect.NoError(t, netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}))
 				h.moveOn(h.Path("netns", "host"), "net1", path)
 				if deleted {
-					h.netlinkIn(path, func(nl *netlink.Handle) error {
-						l, err := nl.LinkByName("eth0")
-						return errors.Join(err, nl.LinkDel(l))
-					})
+					h.DelLink("c1", "eth0")
 				}
 				expect.NoError(t, r.Remove(t.Context(), "c1", path))
 				expect.Same(t, "interfaces of the container", h.linksOf(path), []string{"net1"})
@@ -260,8 +246,7 @@ type nicState struct {
 
 func (h *realHost) nic(name string) nicState {
 	h.T.Helper()
-	l := expect.Value(netlink.LinkByName(name))(h.T)
-	a := l.Attrs()
+	a := h.Link("", name).Attrs()
 	return nicState{a.Name, a.HardwareAddr.String(), a.MTU, a.TxQLen, a.Promisc != 0, a.Allmulti != 0}
 }
 
@@ -370,10 +355,7 @@ func TestFault_F46_TheSweepDoesNotCoverUnknownInterfaces(t *testing.T) {
 	conf := cni.WithConfListBytes(c.Conf("podnet", "1.0.0", h.Path("ipam")))
 	path := h.Container("c1")
 	h.MoveLink("up0", path)
-	h.netlinkIn(path, func(nl *netlink.Handle) error {
-		l, err := nl.LinkByName("up0")
-		return errors.Join(err, nl.LinkSetName(l, "eth0"))
-	})
+	h.Change(path, "up0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkSetName(l, "eth0") })
 	r := h.mixed(conf)
 	testhost.MustSetUp(h.T, r, "c1", path)
 	h.moveOn(path, "eth0", h.Path("netns", "host")) // as the plugin's DEL would

@@ -265,8 +265,8 @@ func TestDuty_R16_NoSecondADDWithoutADEL(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{})
 	expect.Value(r.Setup(ctx, "c1", path, cni.WithNetwork("two", cni.WithInterfaceName("eth2"))))(t)
 	expect.NoError(t, r.Remove(ctx, "c1", path))
-	s.delLink("c1", "eth0")
-	s.delLink("c1", "eth1")
+	s.DelLink("c1", "eth0")
+	s.DelLink("c1", "eth1")
 	expect.Value(r.Setup(ctx, "c1", path))(t)
 }
 
@@ -282,8 +282,8 @@ func TestDuty_R16_ADeadAttachmentIsRemovedFirst(t *testing.T) {
 			write(s.Host, "netns/c1", "")
 		}, func(s *stage) string { return s.Pin("c1") }},
 		"its interfaces are gone": {func(s *stage) {
-			s.delLink("c1", "eth0")
-			s.delLink("c1", "eth1")
+			s.DelLink("c1", "eth0")
+			s.DelLink("c1", "eth1")
 		}, func(s *stage) string { return s.Path("netns", "c1") }},
 	} {
 		t.Run(what, func(t *testing.T) {

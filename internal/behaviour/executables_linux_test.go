@@ -357,10 +357,7 @@ func life(ctx context.Context, r *cni.Runtime, j testhost.Job) error {
 	id, path := j.ID, j.NetNS
 	for _, remove := range []func() error{
 		func() error { return r.Remove(ctx, id, path) },
-		func() error {
-			report, err := r.GC(ctx, cni.GCOptions{KeepNone: true})
-			return errors.Join(err, report.Err())
-		},
+		func() error { return expect.Reported(r.GC(ctx, cni.GCOptions{KeepNone: true})) },
 	} {
 		if _, err := r.Setup(ctx, id, path, cni.WithCapabilityPortMap([]cni.PortMapping{{HostPort: 8080, ContainerPort: 80}})); err != nil {
 			return err

@@ -107,7 +107,7 @@ func TestFault_F24_APluginThatEverybodyMayWriteIsNotRun(t *testing.T) {
 		_, err := s.Runtime(conf).Setup(t.Context(), "c1", path)
 		expect.Is(t, err, cni.ErrInsecureFile)
 		fails(t, err, "chmod o-w")
-		expect.Same(t, what+": it ran", exists(t, s.Path("lines")), false)
+		expect.Same(t, what+": it ran", expect.Exists(t, s.Path("lines")), false)
 		insecure := s.Runtime(conf, cni.WithInsecureFiles())
 		testhost.MustSetUp(t, insecure, "c1", path)
 		expect.NoError(t, insecure.Remove(t.Context(), "c1", path))

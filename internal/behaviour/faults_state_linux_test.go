@@ -233,8 +233,7 @@ func removeInAllWays(t *testing.T, s *stage, netNS, typ, field string) {
 	wantNothingLeft(t, setUp())
 	s.On(typ, "ADD", scripted.Action{})
 	expect.NoError(t, setUp())
-	report, err := r.GC(ctx, cni.GCOptions{KeepNone: true})
-	expect.NoError(t, err, report.Err())
+	expect.NoError(t, expect.Reported(r.GC(ctx, cni.GCOptions{KeepNone: true})))
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }
 
@@ -344,14 +343,10 @@ func TestFault_F51_TheRecordNamesPluginsThatNeverRan(t *testing.T) {
 // configuration.
 func removals() map[string]func(*testing.T, *cni.Runtime, string) error {
 	return map[string]func(*testing.T, *cni.Runtime, string) error{
-		"Remove": func(t *testing.T, r *cni.Runtime, path string) error { return r.Remove(t.Context(), "c1", path) },
-		"Recover": func(t *testing.T, r *cni.Runtime, _ string) error {
-			report, err := r.Recover(t.Context())
-			return errors.Join(err, report.Err())
-		},
+		"Remove":  func(t *testing.T, r *cni.Runtime, path string) error { return r.Remove(t.Context(), "c1", path) },
+		"Recover": func(t *testing.T, r *cni.Runtime, _ string) error { return expect.Reported(r.Recover(t.Context())) },
 		"GC": func(t *testing.T, r *cni.Runtime, _ string) error {
-			report, err := r.GC(t.Context(), cni.GCOptions{KeepNone: true})
-			return errors.Join(err, report.Err())
+			return expect.Reported(r.GC(t.Context(), cni.GCOptions{KeepNone: true}))
 		},
 	}
 }
@@ -382,7 +377,7 @@ func TestAFailedADDOfHostDeviceKeepsWhatItMoved(t *testing.T) {
 	s.AddLink("c1", "up0")
 	_, err := r.Setup(t.Context(), "c1", path)
 	wantLeftover(t, err)
-	s.delLink("c1", "up0")
+	s.DelLink("c1", "up0")
 	expect.NoError(t, r.Remove(t.Context(), "c1", path))
 }
 

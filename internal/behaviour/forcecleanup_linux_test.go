@@ -195,7 +195,7 @@ func TestCleanUpWithoutConfiguration(t *testing.T) {
 			"address 10.77.0.3 in "+dir+"/cleanupnet", "address fd77::3 in "+dir+"/cleanupnet"))
 	o.wantOther()
 	for _, gone := range []string{"10.77.0.3", "fd77::3"} {
-		expect.Same(t, gone+" is still held", exists(t, filepath.Join(dir, "cleanupnet", gone)), false)
+		expect.Same(t, gone+" is still held", expect.Exists(t, filepath.Join(dir, "cleanupnet", gone)), false)
 	}
 }
 

@@ -36,8 +36,7 @@ func isolatedHost(t *testing.T, n int) *guardedHost {
 // limiter returns the device that limits what a container sends.
 func (h *guardedHost) limiter(i int) string {
 	h.t.Helper()
-	link := expect.Value(netlink.LinkByName(h.hostEnd(i)))(h.t)
-	filters := expect.Value(netlink.FilterList(link, netlink.MakeHandle(0xffff, 0)))(h.t)
+	filters := expect.Value(netlink.FilterList(h.Link("", h.hostEnd(i)), netlink.MakeHandle(0xffff, 0)))(h.t)
 	for _, f := range filters {
 		if u, ok := f.(*netlink.U32); ok && len(u.Actions) > 0 {
 			if m, ok := u.Actions[0].(*netlink.MirredAction); ok {

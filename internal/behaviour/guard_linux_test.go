@@ -274,15 +274,7 @@ func (h *guardedHost) addresses() (lines []string) {
 // hostEnd returns the host's end of a container's interface.
 func (h *guardedHost) hostEnd(i int) string {
 	h.t.Helper()
-	index := 0
-	h.Inside(h.Path("netns", h.ids[i]), func() error {
-		l, err := netlink.LinkByName("eth0")
-		if err == nil {
-			index = l.Attrs().ParentIndex
-		}
-		return err
-	})
-	l := expect.Value(netlink.LinkByIndex(index))(h.t)
+	l := expect.Value(netlink.LinkByIndex(h.Link(h.Path("netns", h.ids[i]), "eth0").Attrs().ParentIndex))(h.t)
 	return l.Attrs().Name
 }
 

@@ -57,7 +57,7 @@ func TestFault_F35_HealthSaysWhyAndRecoverKeepsLivingContainers(t *testing.T) {
 		"the plugin is gone":         {happens: func(s *stage) { expect.NoError(s.T, os.Remove(s.Path("bin", "p"))) }, state: cni.StateUnknown, is: cni.ErrPluginNotFound, kept: true},
 		"the plugin is not safe":     {happens: func(s *stage) { s.replacePlugin("p", "#!/bin/sh\n", 0o777) }, state: cni.StateUnknown, is: cni.ErrInsecureFile, kept: true},
 		"the interpreter is gone":    {happens: func(s *stage) { s.replacePlugin("p", "#!/no/such\n", 0o755) }, state: cni.StateUnknown, is: cni.ErrNoAnswer, kept: true},
-		"the interface is gone":      {happens: func(s *stage) { s.delLink("c1", "eth0") }, state: cni.StateBroken, is: cni.ErrNotAttached, kept: true},
+		"the interface is gone":      {happens: func(s *stage) { s.DelLink("c1", "eth0") }, state: cni.StateBroken, is: cni.ErrNotAttached, kept: true},
 		"its path is gone":           {happens: func(s *stage) { s.RemoveNetNS("c1") }, state: cni.StateUnknown, is: cni.ErrInvalidNetNS, kept: true},
 		"the record is damaged":      {happens: func(s *stage) { spoilBase(s.Host, "c1", "{") }, state: cni.StateUnknown, is: record.ErrBad, kept: true},
 		"another boot":               {happens: inAnotherBoot, state: cni.StateGone, text: "before the machine was rebooted"},
@@ -209,7 +209,7 @@ func TestHealthBeforeCheckWasIntroduced(t *testing.T) {
 	h, _ := healthOf(t, r, cni.HealthOptions{})
 	expect.Same(t, "state", h.State, cni.StateUnknown)
 	expect.Is(t, h.Reason, cni.ErrNoCheck)
-	s.delLink("c1", "eth0")
+	s.DelLink("c1", "eth0")
 	h, _ = healthOf(t, r, cni.HealthOptions{})
 	expect.Same(t, "state without the interface", h.State, cni.StateBroken)
 }
@@ -232,7 +232,7 @@ func TestHealthDuringARemove(t *testing.T) {
 	s, _, conf := inhabited(t, "c1")
 	r := s.restarted(conf)
 	done, letGo := s.heldUp("q", "DEL", func() error { return r.Remove(t.Context(), "c1", "") })
-	s.delLink("c1", "eth0") // as the plugins do
+	s.DelLink("c1", "eth0") // as the plugins do
 	h, _ := healthOf(t, s.restarted(conf), cni.HealthOptions{Containers: []string{"c1"}})
 	expect.Same(t, "state", h.State, cni.StateUnknown)
 	expect.Is(t, h.Reason, cni.ErrBusy)
@@ -260,12 +260,6 @@ func TestHealthOfOthers(t *testing.T) {
 	expect.Same(t, "containers", len(report.Containers), 0)
 	h, _ := healthOf(t, other, cni.HealthOptions{Containers: []string{"c1"}})
 	expect.Same(t, "by its ID", h.State, cni.StateHealthy)
-}
-
-func change(t *testing.T, name string, to func(netlink.Link) error) {
-	t.Helper()
-	l := expect.Value(netlink.LinkByName(name))(t)
-	expect.NoError(t, to(l))
 }
 
 // attachedBridge attaches c1 to a bridge, by the built-in plugins or by executables, and
@@ -304,8 +298,8 @@ func TestRecoverAndBrokenContainers(t *testing.T) {
 		"removed":    {[]cni.RecoverOption{cni.RemoveBroken}, false, false, true, cni.StateNotAttached},
 	} {
 		t.Run(what, func(t *testing.T) {
-			_, r, port := attachedBridge(t, false, "1.0.0")
-			change(t, port, netlink.LinkSetNoMaster)
+			host, r, port := attachedBridge(t, false, "1.0.0")
+			host.Change("", port, (*netlink.Handle).LinkSetNoMaster)
 			report := expect.Value(r.Recover(t.Context(), tt.opts...))(t)
 			t.Log(report)
 			expect.Same(t, "adopted", len(report.Adopted) == 1, !tt.removed)
@@ -326,7 +320,7 @@ func TestRecoverRemovesNoContainerForACheck(t *testing.T) {
 	report := expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t)
 	expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c1"}, Kept: report.Kept})
 	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
-	s.delLink("c1", "eth0")
+	s.DelLink("c1", "eth0")
 	report = expect.Value(s.restarted(conf).Recover(t.Context(), cni.RemoveBroken))(t)
 	expect.Same(t, "report", *report, removed)
 }
@@ -344,7 +338,7 @@ func TestRecoverRemovesNoContainerForASettingOfTheHost(t *testing.T) {
 	expect.Same(t, "adopted", len(report.Adopted), 1)
 	expect.Same(t, "kept", report.Kept["c1"] != nil, true)
 	expect.NoError(t, r.Check(t.Context(), "c1", host.Path("netns", "c1")))
-	change(t, port, netlink.LinkSetNoMaster)
+	host.Change("", port, (*netlink.Handle).LinkSetNoMaster)
 	report = expect.Value(r.Recover(t.Context(), cni.RemoveBroken))(t)
 	expect.Same(t, "removed", report.Removed, []string{"c1"})
 }

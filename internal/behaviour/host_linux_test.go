@@ -158,7 +158,7 @@ func TestFault_F38_OfAHostNamespaceThatIsGoneOnlyFilesAreUndone(t *testing.T) {
 	expect.Is(t, report.Skipped["c1"], cni.ErrHostNetNS)
 	expect.NoError(t, here.Remove(t.Context(), "c1", ""))
 	expect.Same(t, "on record", testhost.Recorded(t, here), []string{"c2/eth0 attached"})
-	expect.Same(t, "the address is held", exists(t, h.Path("ipam-there", "podnet", "10.88.0.2")), false)
+	expect.Same(t, "the address is held", expect.Exists(t, h.Path("ipam-there", "podnet", "10.88.0.2")), false)
 	left, missing := h.Left(before)
 	missing = missing.Without(func(l string) bool { return strings.Contains(l, h.Path("state", "embedcni")) })
 	expect.Unchanged(t, "left", left, missing)
@@ -272,8 +272,7 @@ func TestNobodyEndsThePluginsOfARuntimeThatLives(t *testing.T) {
 			spoil(s)
 			r := s.Runtime(cni.WithConfListBytes(conf))
 			removing := testhost.Begin(func() error { return r.Remove(t.Context(), "c1", "") })
-			report, err := r.Recover(t.Context()) // which checks as often as Remove
-			expect.NoError(t, err)
+			report := expect.Value(r.Recover(t.Context()))(t) // which checks as often as Remove
 			expect.Is(t, report.Skipped["c1"], cni.ErrBusy)
 			letGo()
 			expect.Same(t, "CHECK", expect.Await(t, "CHECK", checking), "")
@@ -296,8 +295,7 @@ func TestFault_F59_RecoverDoesNotWaitForAStoppedProcess(t *testing.T) {
 	letGo := s.Arrive(gate)
 	expect.NoError(t, process.Signal(syscall.SIGSTOP))
 	var status syscall.WaitStatus
-	_, err := syscall.Wait4(process.Pid, &status, syscall.WUNTRACED, nil) // until it has stopped
-	expect.NoError(t, err)
+	expect.Value(syscall.Wait4(process.Pid, &status, syscall.WUNTRACED, nil))(t) // until it has stopped
 	promptly(t, "Recover", func() error {
 		report, err := r.Recover(t.Context())
 		expect.Same(t, "report", *report, cni.Report{Adopted: []string{"c2"}, Skipped: report.Skipped})
@@ -338,8 +336,7 @@ func (s *stage) byReaper(how, verb string, conf []byte, path string) string {
 		StateDir: s.Path("state"), PluginDir: s.Path("bin"), HostNetNS: s.Path("netns", "host"),
 	}.Command(s.T)
 	cmd.Env = append(cmd.Env, reapsEnv+"="+how)
-	out, err := cmd.CombinedOutput()
-	expect.NoError(s.T, err)
+	out := expect.Value(cmd.CombinedOutput())(s.T)
 	return string(out)
 }
 

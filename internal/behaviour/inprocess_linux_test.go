@@ -23,17 +23,14 @@ func TestRegisteredPluginIsOneOfTheChain(t *testing.T) {
 	path := s.Container("c1")
 	before := s.Audit()
 	var told []string
-	note := func(verb string) testhost.Action {
-		return func(_ context.Context, r *plugin.Request) error {
-			prev := "nothing"
-			if r.PrevResult != nil {
-				prev = r.PrevResult.Interfaces[0].Name
-			}
-			told = append(told, fmt.Sprintf("%s %s of %s/%s after %s, %v", verb, r.Type, r.ContainerID, r.IfName, prev, r.Host.ID() != r.Container.ID()))
-			return nil
+	p := testhost.Acting{Every: func(_ context.Context, verb string, r *plugin.Request) error {
+		prev := "nothing"
+		if r.PrevResult != nil {
+			prev = r.PrevResult.Interfaces[0].Name
 		}
-	}
-	p := testhost.Acting{On: map[string]testhost.Action{"ADD": note("ADD"), "DEL": note("DEL"), "CHECK": note("CHECK")}}
+		told = append(told, fmt.Sprintf("%s %s of %s/%s after %s, %v", verb, r.Type, r.ContainerID, r.IfName, prev, r.Host.ID() != r.Container.ID()))
+		return nil
+	}}
 	r := s.Runtime(cni.WithPlugin("own", p), cni.WithConfListBytes(s.Network("net", "1.0.0", "first", "own", "last")))
 	result := testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Check(t.Context(), "c1", path))
@@ -103,13 +100,10 @@ func TestDelegateIsChosenLikeAnyPlugin(t *testing.T) {
 	address := `{"cniVersion": "1.1.0", "ips": [{"address": "10.0.0.7/24"}]}`
 	s.On("disk", "ADD", scripted.Action{Stdout: &address})
 	var inner []string
-	ipam := testhost.Acting{On: map[string]testhost.Action{}}
-	for _, verb := range []string{"ADD", "DEL"} {
-		ipam.On[verb] = func(_ context.Context, r *plugin.Request) error {
-			inner = append(inner, fmt.Sprintf("%s %s %s/%s %s", verb, r.Type, r.ContainerID, r.IfName, r.Config))
-			return nil
-		}
-	}
+	ipam := testhost.Acting{Every: func(_ context.Context, verb string, r *plugin.Request) error {
+		inner = append(inner, fmt.Sprintf("%s %s %s/%s %s", verb, r.Type, r.ContainerID, r.IfName, r.Config))
+		return nil
+	}}
 	main := testhost.Acting{On: map[string]testhost.Action{
 		"ADD": func(ctx context.Context, r *plugin.Request) error {
 			result, err := r.Delegate(ctx, "ADD", "disk", s.ScriptOf("disk"))

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
@@ -21,7 +19,6 @@ import (
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
-	"github.com/embedcni/cni/netns"
 )
 
 // stage is a host for scripted plugins, with methods for this package's tests.
@@ -132,17 +129,6 @@ func write(h *testhost.Host, name, content string) string {
 	path := h.Path(name)
 	expect.NoError(h.T, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644))
 	return path
-}
-
-func (s *stage) delLink(container, name string) {
-	s.T.Helper()
-	expect.NoError(s.T, netns.Do(s.Path("netns", container), func() error {
-		link, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return netlink.LinkDel(link)
-	}))
 }
 
 // everything returns a network that leaves something in every place that plugins can.

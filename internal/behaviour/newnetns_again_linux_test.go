@@ -109,7 +109,7 @@ func TestANamespaceStaysOnRecordWhereverAnAttemptFails(t *testing.T) {
 					expect.Same(t, "failed again", err != nil, true)
 					m.On("first", "DEL", scripted.Action{})
 					expect.NoError(t, m.Remove(t.Context(), "c1", path))
-					expect.Same(t, "path after Remove", exists(t, path), false)
+					expect.Same(t, "path after Remove", expect.Exists(t, path), false)
 					m.WantClean(m.before)
 				})
 			}
@@ -142,7 +142,7 @@ func TestAnUnattachedNamespaceGoes(t *testing.T) {
 		"Setup in another": func(m *maker, path string) error {
 			_, err := m.Runtime.Setup(m.T.Context(), "c1", m.Path("netns", "another"))
 			if path != m.Pin("c1") { // otherwise the other one is pinned there
-				expect.Same(m.T, "path", exists(m.T, path), false)
+				expect.Same(m.T, "path", expect.Exists(m.T, path), false)
 			}
 			return errors.Join(err, m.Remove(m.T.Context(), "c1", ""))
 		},
@@ -176,8 +176,8 @@ func TestAnUnattachedNamespaceGoes(t *testing.T) {
 			m.wantOnRecord("kept by GC", path, id)
 
 			expect.NoError(t, end(m, path))
-			expect.Same(t, what+": path", exists(t, path), false)
-			expect.Same(t, what+": pin", exists(t, m.Pin("c1")), false)
+			expect.Same(t, what+": path", expect.Exists(t, path), false)
+			expect.Same(t, what+": pin", expect.Exists(t, m.Pin("c1")), false)
 			m.WantClean(m.before)
 		}
 	}
@@ -232,7 +232,7 @@ func TestARuntimeKilledInAReplacement(t *testing.T) {
 				leave()
 				report := expect.Value(m.Recover(t.Context()))(t)
 				expect.Same(t, "removed", report.Removed, []string{"c1"})
-				expect.Same(t, "path", exists(t, path), false)
+				expect.Same(t, "path", expect.Exists(t, path), false)
 				m.WantClean(m.before)
 			})
 		}
@@ -257,7 +257,7 @@ func TestARemoveThatIsKilled(t *testing.T) {
 		rec.Attachments[0].Failures = 0
 	})
 	wantRecover(t, m.Runtime, cni.Report{Removed: []string{"c1"}})
-	expect.Same(t, "path", exists(t, path), false)
+	expect.Same(t, "path", expect.Exists(t, path), false)
 	leave()
 	m.WantClean(m.before)
 }

@@ -217,8 +217,7 @@ func TestFault_F63_AContainerOfAnotherMountNamespaceLives(t *testing.T) {
 				return nil
 			},
 			"GC": func() error {
-				report, err := r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}})
-				return errors.Join(err, report.Err())
+				return expect.Reported(r.GC(t.Context(), cni.GCOptions{Keep: []string{"c1"}}))
 			},
 			"Reconcile": func() error { return errOf(reconcile.Run(t.Context(), r, nil, reconcile.Options{})) },
 			"Health": func() error {

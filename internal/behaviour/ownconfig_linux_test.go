@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -193,9 +192,8 @@ func TestRealInterfacesOfAPrevResultAreOthers(t *testing.T) {
 	h.VethPair("vethhost", "peer")
 	path := h.Container("c1")
 	h.MoveLink("peer", path)
-	l := expect.Value(netlink.LinkByName("vethhost"))(t)
 	prev := fmt.Sprintf(`{"cniVersion": "1.0.0", "interfaces": [{"name": "vethhost", "mac": %q}, {"name": "peer", "sandbox": %q}],
-		"ips": [{"interface": 1, "address": "10.9.0.1/24"}]}`, l.Attrs().HardwareAddr, path)
+		"ips": [{"interface": 1, "address": "10.9.0.1/24"}]}`, h.Link("", "vethhost").Attrs().HardwareAddr, path)
 	before := h.Audit()
 	for _, tt := range []struct {
 		sysctl string
@@ -209,7 +207,7 @@ func TestRealInterfacesOfAPrevResultAreOthers(t *testing.T) {
 			t.Fatalf("%s: %v", tt.sysctl, err)
 		}
 		expect.NoError(t, r.Remove(t.Context(), "c1", path))
-		expect.Value(netlink.LinkByName("vethhost"))(t)
+		h.Link("", "vethhost")
 	}
 	h.WantClean(before)
 }

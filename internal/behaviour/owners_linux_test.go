@@ -113,8 +113,8 @@ func TestFault_F41_AnOwnersHalfDoneAttachment(t *testing.T) {
 func TestFault_F41_ASetupLeavesAnotherOwnersAttachment(t *testing.T) {
 	s, first, second := twoOwners(t)
 	expect.NoError(t, second.Remove(t.Context(), "c1", "", cni.WithNetwork("more")))
-	s.delLink("c1", "eth7")
-	s.delLink("c1", "eth0")
+	s.DelLink("c1", "eth7")
+	s.DelLink("c1", "eth0")
 	s.TakeCalls()
 	beside := cni.WithNetwork("more", cni.WithInterfaceName("eth8"))
 	testhost.MustSetUp(t, second, "c1", s.Path("netns", "c1"), beside)

@@ -129,7 +129,7 @@ func TestASetupClearsWhatGoCNIHasLeft(t *testing.T) {
 	path, before := h.Container("c1"), h.Audit()
 	testhost.MustSetUp(t, r, "c1", path)
 	h.Unrecord("c1")
-	h.inside("c1", netlink.LinkDel)
+	h.DelLink("c1", "eth0")
 	testhost.MustSetUp(t, r, "c1", path)
 	expect.NoError(t, r.Remove(t.Context(), "c1", ""))
 	h.WantClean(before)

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
@@ -74,19 +72,8 @@ func newTwoLists(t *testing.T, kind string, variant, backend string, families [2
 	l := &twoLists{realHost: newRealHost(t), kind: kind, families: families, backend: backend}
 	l.installPlugins(kind == "executable")
 	l.outside = l.realHost.Outside()
-	more := func(link, address string) error {
-		wan, err := netlink.LinkByName(link)
-		if err != nil {
-			return err
-		}
-		addr, err := netlink.ParseAddr(address)
-		if err != nil {
-			return err
-		}
-		return netlink.AddrAdd(wan, addr)
-	}
-	expect.NoError(t, more("wan0", "198.51.100.1/24"))
-	l.Inside(l.outside, func() error { return more("wan1", "198.51.100.2/24") })
+	l.Configure("", "wan0", "198.51.100.1/24")
+	l.Configure(l.outside, "wan1", "198.51.100.2/24")
 	l.Serve(l.outside, 5000)
 	l.container = l.realHost.Container("c1")
 	return l

@@ -250,7 +250,7 @@ func TestFilesOfEarlierVersionsAreDeleted(t *testing.T) {
 		}
 		expect.NoError(t, tidy(r))
 		for _, path := range []string{own("networks"), own("cachedports"), links} {
-			expect.Same(t, name+" leaves "+path, exists(t, path), false)
+			expect.Same(t, name+" leaves "+path, expect.Exists(t, path), false)
 		}
 		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
 	}

@@ -63,7 +63,7 @@ func TestReconcile(t *testing.T) {
 		"nothing": {happens: func(*realHost, *cni.Runtime) {}, state: cni.StateHealthy},
 		"a flushed firewall": {happens: func(h *realHost, _ *cni.Runtime) { h.sh("nft flush ruleset") },
 			state: cni.StateBroken},
-		"a lost interface": {happens: func(h *realHost, _ *cni.Runtime) { h.inside("c1", netlink.LinkDel) },
+		"a lost interface": {happens: func(h *realHost, _ *cni.Runtime) { h.DelLink("c1", "eth0") },
 			state: cni.StateBroken, repaired: cni.ErrNotRepairable},
 		"attached again elsewhere": {happens: again, state: cni.StateElsewhere, repaired: cni.ErrNotRepairable},
 		"another namespace at its path": {happens: func(h *realHost, _ *cni.Runtime) {
@@ -98,8 +98,7 @@ func TestReconcile(t *testing.T) {
 			h := newRealHost(t)
 			opts := []cni.Opt{cni.WithPluginDir(nil), cni.WithoutReaping(), asking(h, "", "10.77.0.0/24")}
 			r := h.Runtime(opts...)
-			_, err := r.Setup(t.Context(), "neighbour", h.Container("neighbour")) // so that c1 has not the first address
-			expect.NoError(t, err)
+			expect.Value(r.Setup(t.Context(), "neighbour", h.Container("neighbour")))(t) // so that c1 has not the first address
 			path, before := h.Container("c1"), h.Audit()
 			result := testhost.MustSetUp(t, r, "c1", path)
 			tt.happens(h, r)
@@ -173,8 +172,7 @@ func TestReconcileRepairsByDefault(t *testing.T) {
 	expected = append(expected, reconcile.Expected{ContainerID: "never", NetNS: h.Container("never")})
 
 	h.Inside(h.Path("netns", "broken"), func() error { return nil })
-	link := expect.Value(netlink.LinkByName(hostEnd(t, r, "broken")))(t)
-	expect.NoError(t, netlink.LinkSetNoMaster(link))
+	h.Change("", hostEnd(t, r, "broken"), (*netlink.Handle).LinkSetNoMaster)
 	report := expect.Value(reconcile.Run(t.Context(), r, expected, reconcile.Options{}))(t)
 	t.Log(report)
 	var got []string
@@ -222,14 +220,14 @@ func TestAReplacementSaysWhatItLost(t *testing.T) {
 			result := testhost.MustSetUp(t, r, "c1", h.Container("c1"))
 			expect.NoError(t, r.Remove(t.Context(), "neighbour", ""))
 
-			h.inside("c1", netlink.LinkDel)
+			h.DelLink("c1", "eth0")
 			kept := reconciled(h, r, "c1", always(reconcile.Replace))
 			expect.NoError(t, kept.Err)
 			expect.Value(net.InterfaceByName(hostEnd(t, r, "c1")))(t) // it is where the caller is, and not in the process's namespace
 			expect.Same(t, "address", kept.Result.IPv4(), result.IPv4())
 			expect.Same(t, "lost", kept.Lost, nil)
 
-			h.inside("c1", netlink.LinkDel)
+			h.DelLink("c1", "eth0")
 			changed := h.Runtime(cni.WithPluginDir(nil), asking(h, capabilities, "10.78.0.0/24"))
 			var log testhost.Log
 			expect.NoError(t, changed.Load(log.Logger(), asking(h, capabilities, "10.78.0.0/24")))
@@ -251,7 +249,7 @@ func TestAReplacementThatFailsSaysSo(t *testing.T) {
 	path := h.Container("c1")
 	before := h.Audit()
 	testhost.MustSetUp(t, r, "c1", path)
-	h.inside("c1", netlink.LinkDel)
+	h.DelLink("c1", "eth0")
 	broken := h.Audit()
 	replace := func(r *cni.Runtime, opts ...cni.NamespaceOpts) reconcile.Container {
 		report, err := reconcile.Run(t.Context(), r, []reconcile.Expected{{ContainerID: "c1", NetNS: path, Options: opts}}, always(reconcile.Replace))
@@ -303,7 +301,7 @@ func TestReconcileDecidesAboutWhatItHasSeen(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
 	testhost.MustSetUp(t, r, "c1", h.Container("c1"))
-	h.inside("c1", netlink.LinkDel)
+	h.DelLink("c1", "eth0")
 	for what, anew := range map[string]bool{"attached anew": true, "removed": false} {
 		again := reconciled(h, r, "c1", reconcile.Options{Decide: func(cni.Health) reconcile.Decision {
 			expect.NoError(t, r.Remove(t.Context(), "c1", ""))
@@ -317,7 +315,7 @@ func TestReconcileDecidesAboutWhatItHasSeen(t *testing.T) {
 		if _, err := r.Setup(t.Context(), "c1", h.Path("netns", "c1")); err != nil {
 			expect.Is(t, err, cni.ErrAlreadyAttached)
 		}
-		h.inside("c1", netlink.LinkDel)
+		h.DelLink("c1", "eth0")
 	}
 }
 
@@ -326,8 +324,7 @@ func TestReconcileLeavesWhatIsHeld(t *testing.T) {
 	h := newRealHost(t)
 	r := h.Runtime(cni.WithPluginDir(nil), asking(h, "", "10.77.0.0/24"))
 	testhost.MustSetUp(t, r, "c1", h.Container("c1"))
-	link := expect.Value(netlink.LinkByName(hostEnd(t, r, "c1")))(t)
-	expect.NoError(t, netlink.LinkSetNoMaster(link))
+	h.Change("", hostEnd(t, r, "c1"), (*netlink.Handle).LinkSetNoMaster)
 	expect.NoError(t, guard.Hold{Network: "net"}.Begin(t.Context(), r))
 	before := h.Audit()
 	held := reconciled(h, r, "c1", reconcile.Options{})

@@ -156,7 +156,7 @@ func TestFault_F11_AnotherNamespaceAtTheSamePathIsNeverTouched(t *testing.T) {
 	calls := s.TakeCalls()
 	expect.Same(t, "calls", testhost.Rendered(calls), []string{"DEL q c1/eth1", "DEL p c1/eth0"})
 	expect.Same(t, "CNI_NETNS", []string{calls[0].NetNS, calls[1].NetNS}, []string{s.Pin("c1"), s.Pin("c1")})
-	s.delLink("c1", "eth0") // fails if it was swept
+	s.DelLink("c1", "eth0") // fails if it was swept
 }
 
 func TestRecordOfAnotherBootLeadsToNoNamespace(t *testing.T) {

@@ -137,7 +137,7 @@ func TestRecoverRemovesOnlyHalfDoneAttachments(t *testing.T) {
 		}, []string{"DEL r c1/eth7"}, false},
 		"the container is not well either": {func(s *stage) {
 			s.ChangeRecord("c1", func(rec *record.Record) { extra(rec).State = record.Deleting })
-			s.delLink("c1", "eth0")
+			s.DelLink("c1", "eth0")
 		}, []string{"DEL r c1/eth7"}, true},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -274,7 +274,7 @@ func TestSetupOverADamagedRecord(t *testing.T) {
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path)(), cni.ErrAlreadyAttached)
 	expect.Is(t, testhost.SetUp(t.Context(), r, "c1", path, cni.WithNetwork("net", cni.WithInterfaceName("eth7")))(), cni.ErrAlreadyAttached)
 	expect.Same(t, "calls", s.Took(), []string{})
-	s.delLink("c1", "eth0")
+	s.DelLink("c1", "eth0")
 	testhost.MustSetUp(t, r, "c1", path)
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c1/eth0", "DEL p c1/eth0", "ADD p c1/eth0", "ADD q c1/eth0"})
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})

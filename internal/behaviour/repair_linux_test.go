@@ -117,8 +117,7 @@ func TestRepairWaitsForOtherCalls(t *testing.T) {
 	done, letGo := s.heldUp("p", "ADD", testhost.SetUp(t.Context(), r, "c1", path))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	_, err := r.Repair(ctx, "c1", cni.RepairOptions{})
-	expect.Is(t, err, context.DeadlineExceeded)
+	expect.Is(t, errOf(r.Repair(ctx, "c1", cni.RepairOptions{})), context.DeadlineExceeded)
 	repairing := testhost.Begin(func() error { return errOf(r.Repair(t.Context(), "c1", cni.RepairOptions{})) })
 	letGo()
 	expect.NoError(t, expect.Await(t, "Setup", done))
@@ -174,13 +173,13 @@ func (h *realHost) repairedAgain(r *cni.Runtime, id string) error {
 // there, and the next Repair finds nothing to do.
 func TestRepairLeavesALongDetectionToTheKernel(t *testing.T) {
 	const most = 20 * time.Second // of which the detection may take 3, on a loaded machine
-	damages := map[string]func(eth0 netlink.Link) error{
-		"down": netlink.LinkSetDown,
-		"without addresses": func(eth0 netlink.Link) error {
-			all, err := netlink.AddrList(eth0, netlink.FAMILY_ALL)
+	damages := map[string]func(nl *netlink.Handle, eth0 netlink.Link) error{
+		"down": (*netlink.Handle).LinkSetDown,
+		"without addresses": func(nl *netlink.Handle, eth0 netlink.Link) error {
+			all, err := nl.AddrList(eth0, netlink.FAMILY_ALL)
 			for _, a := range all {
 				if err == nil && a.IP.IsGlobalUnicast() {
-					err = netlink.AddrDel(eth0, &a)
+					err = nl.AddrDel(eth0, &a)
 				}
 			}
 			return err
@@ -196,15 +195,13 @@ func TestRepairLeavesALongDetectionToTheKernel(t *testing.T) {
 				testhost.Uplink(h.RealHost)
 				c := testhost.Case{Plugins: []string{conf}}
 				r := h.Runtime(cni.WithPluginDir(nil), cni.WithConfListBytes(c.Conf("net", "1.0.0", h.Path("ipam"))))
-				testhost.MustSetUp(t, r, "c1", h.Container("c1"))
-				h.inside("c1", func(eth0 netlink.Link) error {
-					for setting, value := range map[string]string{"dad_transmits": "1000", "accept_dad": "1"} {
-						if err := os.WriteFile("/proc/sys/net/ipv6/conf/eth0/"+setting, []byte(value), 0o644); err != nil {
-							return err
-						}
-					}
-					return damage(eth0)
+				path := h.Container("c1")
+				testhost.MustSetUp(t, r, "c1", path)
+				h.Inside(path, func() error {
+					const settings = "/proc/sys/net/ipv6/conf/eth0/"
+					return errors.Join(os.WriteFile(settings+"dad_transmits", []byte("1000"), 0o644), os.WriteFile(settings+"accept_dad", []byte("1"), 0o644))
 				})
+				h.Change(path, "eth0", damage)
 				begun := time.Now()
 				report := expect.Value(r.Repair(t.Context(), "c1", cni.RepairOptions{Inside: true}))(t)
 				t.Logf("%v: %v", time.Since(begun), report)
@@ -294,26 +291,15 @@ func TestFault_F67_ABrokenContainerIsBroken(t *testing.T) {
 	for i, id := range []string{"c1", "c2"} {
 		path := h.Container(id)
 		testhost.MustSetUp(t, r, id, path)
-		h.Inside(path, func() error { // nobody gives out addresses
-			l, err := netlink.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			addr, err := netlink.ParseAddr(fmt.Sprintf("10.77.0.%d/24", i+1))
-			if err != nil {
-				return err
-			}
-			return netlink.AddrAdd(l, addr)
-		})
+		h.Configure(path, "eth0", fmt.Sprintf("10.77.0.%d/24", i+1)) // nobody gives out addresses
 	}
 	h.Serve(h.Path("netns", "c1"), 80)
 	answer := testhost.Both(h.Path("netns", "c2"), "10.77.0.1:80", "10.77.0.2")
 	h.WantAnswers(answer)
-	change(t, hostEnd(t, r, "c1"), netlink.LinkSetNoMaster)
+	h.Change("", hostEnd(t, r, "c1"), (*netlink.Handle).LinkSetNoMaster)
 	one, _ := healthOf(t, r, cni.HealthOptions{Containers: []string{"c1"}})
 	expect.Same(t, "state", one.State, cni.StateBroken)
-	report, err := r.Repair(t.Context(), "c1", cni.RepairOptions{})
-	expect.NoError(t, err, report.Err())
+	expect.NoError(t, expect.Reported(r.Repair(t.Context(), "c1", cni.RepairOptions{})))
 	h.WantAnswers(answer)
 	one, _ = healthOf(t, r, cni.HealthOptions{Containers: []string{"c1"}})
 	expect.Same(t, "state after the repair", one.State, cni.StateUnknown)

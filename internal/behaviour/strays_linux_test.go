@@ -16,12 +16,11 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/testhost"
@@ -45,13 +44,8 @@ func (s *stage) addLinkAt(path, name string) (mac string) {
 	s.T.Helper()
 	ns := expect.Value(netns.Open(path))(s.T)
 	defer ns.Close()
-	nl := expect.Value(netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd())))(s.T)
-	defer nl.Close()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = name
-	expect.NoError(s.T, nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
-	link := expect.Value(nl.LinkByName(name))(s.T)
-	return link.Attrs().HardwareAddr.String()
+	nettest.AddBridge(s.T, ns, name)
+	return s.Link(path, name).Attrs().HardwareAddr.String()
 }
 
 // inhabit runs a process in the namespace at path until leave is called.
@@ -128,7 +122,7 @@ func TestFault_F59_ADamagedRecordKeepsTheNamespacesOfAPool(t *testing.T) {
 	ns, err := netns.Create(stray)
 	expect.NoError(t, errors.Join(err, ns.Close()))
 	wantRecover(t, s.restarted(conf, cni.WithOwner("other")), cni.Report{})
-	expect.Same(t, "the stray beside it is there", exists(t, stray), false)
+	expect.Same(t, "the stray beside it is there", expect.Exists(t, stray), false)
 	expect.Same(t, "the container's namespace is mounted", isNetNS(path), true)
 	expect.NoError(t, s.restarted(conf).Remove(t.Context(), "c1", ""))
 }
@@ -147,7 +141,7 @@ func TestFault_F59_NoNamespaceWithAProcessInItIsAStray(t *testing.T) {
 	leave()
 	leavePin()
 	wantRecover(t, r, cni.Report{})
-	expect.Same(t, "there, without them", []bool{exists(t, path), exists(t, pin)}, []bool{false, false})
+	expect.Same(t, "there, without them", []bool{expect.Exists(t, path), expect.Exists(t, pin)}, []bool{false, false})
 }
 
 // elsewhereMounted returns a stage on which c1 lives with a process inside, but
@@ -236,7 +230,7 @@ func TestFault_F52_APinThatIsRemovedInAnotherMountNamespaceIsGoneInAll(t *testin
 	expect.NoError(t, onCopiedMounts(func() error { return r.Remove(t.Context(), "c1", "") }))
 	mounts := expect.Value(os.ReadFile("/proc/thread-self/mountinfo"))(t)
 	expect.Lacks(t, "mounts", string(mounts), filepath.Dir(s.Pin("c1")))
-	expect.Same(t, "the file is there", exists(t, s.Pin("c1")), false)
+	expect.Same(t, "the file is there", expect.Exists(t, s.Pin("c1")), false)
 	s.RemoveNetNS("c1")
 	testhost.MustSetUp(t, r, "c2", s.Container("c2"))
 	expect.Same(t, "kept", isNetNS(s.Pin("c2")), true)
@@ -253,7 +247,7 @@ func TestRecoverDeletesSpareFiles(t *testing.T) {
 	expect.NoError(t, errors.Join(err, ns.Close(), os.WriteFile(empty, nil, 0o600), os.WriteFile(record, []byte("a record"), 0o600)))
 	wantRecover(t, s.restarted(conf), adopted)
 	for _, path := range []string{mounted, empty, record} {
-		expect.Same(t, path+" is there", exists(t, path), false)
+		expect.Same(t, path+" is there", expect.Exists(t, path), false)
 	}
 }
 
@@ -281,15 +275,6 @@ func hasLinkAt(t testing.TB, path, name string) bool {
 	ns := expect.Value(netns.Open(path))(t)
 	err := ns.Do(func() error { return errOf(net.InterfaceByName(name)) })
 	expect.NoError(t, ns.Close())
-	return err == nil
-}
-
-func exists(t testing.TB, path string) bool {
-	t.Helper()
-	_, err := os.Lstat(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
 	return err == nil
 }
 

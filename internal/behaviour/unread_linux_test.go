@@ -180,7 +180,7 @@ func TestFault_F43_ARecordOfANewerVersionIsLeftAlone(t *testing.T) {
 	expect.Same(t, "calls", s.Took(), []string{"DEL q c2/eth0", "DEL p c2/eth0"})
 	now := expect.Value(os.ReadFile(s.RecordFile("c1") + ".json"))(t)
 	expect.Same(t, "record", string(now), string(content))
-	s.delLink("c1", "eth0") // fails if it was removed
+	s.DelLink("c1", "eth0") // fails if it was removed
 }
 
 // panics is a caller's log handler that panics on messages like this one.
@@ -241,11 +241,7 @@ func TestFault_F62_SeveralThatRecoverAtOnce(t *testing.T) {
 			r := s.Runtime() // with separate locks, as in another process
 			go func() {
 				<-begun
-				report, err := r.Recover(t.Context())
-				if report != nil {
-					err = errors.Join(err, report.Err())
-				}
-				done <- err
+				done <- expect.Reported(r.Recover(t.Context()))
 			}()
 		}
 		close(begun)
@@ -263,7 +259,7 @@ func TestFault_F62_SeveralThatRecoverAtOnce(t *testing.T) {
 // goroutines, where the caller could not recover from a panic.
 func TestFault_F44_APanicCostsOneContainer(t *testing.T) {
 	s, _, conf := inhabited(t, "c1", "c2")
-	s.delLink("c1", "eth0")
+	s.DelLink("c1", "eth0")
 	report := expect.Value(s.restarted(conf, cni.WithLogger(slog.New(panics{at: "not known to be healthy"}))).Recover(t.Context()))(t)
 	expect.Same(t, "adopted", report.Adopted, []string{"c2"})
 	expect.Says(t, "a panic", report.Failed["c1"], "could not be removed: panic: ")

@@ -307,11 +307,7 @@ func TestWatchThatCannotBegin(t *testing.T) {
 // TestWatchWithoutDescriptors keeps the networks, says that it does not notice every
 // change, and recovers.
 func TestWatchWithoutDescriptors(t *testing.T) {
-	w := &watched{t: t, dir: t.TempDir()}
-	w.list("net.d/10-a.conflist", "a")
-	w.list("net.d/new", "b")
-	opts := []cni.Opt{cni.WithPluginConfDir(w.path("net.d")), cni.WithStateDir(w.path("state")), cni.WithDefaultConf}
-	w = watch(t, w.dir, expect.Value(cni.New(opts...))(t))
+	w := watchFiles(t, map[string]string{"10-a.conflist": "a", "new": "b"}, cni.WithDefaultConf)
 	w.until(netconf.Unchanged, "a=eth0")
 	restore := takeDescriptors(t)
 	defer restore()
@@ -333,10 +329,7 @@ func TestWatchWithoutDescriptors(t *testing.T) {
 // TestWatchBesideEverythingElse: two Watches and other calls run at once; afterwards the
 // networks are those of the files.
 func TestWatchBesideEverythingElse(t *testing.T) {
-	w := &watched{t: t, dir: t.TempDir()}
-	w.list("net.d/10-a.conflist", "a")
-	dir := cni.WithPluginConfDir(w.path("net.d"))
-	w = watch(t, w.dir, expect.Value(cni.New(dir, cni.WithStateDir(w.path("state")), cni.WithDefaultConf))(t))
+	w := watchFiles(t, map[string]string{"10-a.conflist": "a"}, cni.WithDefaultConf)
 	other := watch(t, w.dir, w.Runtime)
 	ctx, stop := context.WithCancel(t.Context())
 	var group sync.WaitGroup

@@ -53,6 +53,17 @@ func watch(t testing.TB, dir string, r *cni.Runtime) *watched {
 	return w
 }
 
+// watchFiles runs a Watch for a Runtime of the networks that are in these files of net.d.
+func watchFiles(t testing.TB, networks map[string]string, opts ...cni.Opt) *watched {
+	t.Helper()
+	w := &watched{t: t, dir: t.TempDir()}
+	for file, network := range networks {
+		w.list("net.d/"+file, network)
+	}
+	base := []cni.Opt{cni.WithPluginConfDir(w.path("net.d")), cni.WithStateDir(w.path("state"))}
+	return watch(t, w.dir, expect.Value(cni.New(append(base, opts...)...))(t))
+}
+
 // until waits for an event of that kind after which these networks are loaded.
 func (w *watched) until(kind netconf.WatchKind, networks string) netconf.WatchEvent {
 	w.t.Helper()
@@ -158,11 +169,9 @@ func TestWatchFollowsEachKindOfChange(t *testing.T) {
 
 // TestFault_F27_WatchFindsAMissedChange at its interval.
 func TestFault_F27_WatchFindsAMissedChange(t *testing.T) {
-	w := &watched{t: t, dir: t.TempDir()}
-	w.list("net.d/10-a.conflist", "a")
+	w := watchFiles(t, map[string]string{"10-a.conflist": "a"}, cni.WithDefaultConf)
 	w.list("other/10-a.conflist", "b")
 	dir := w.path("net.d")
-	w = watch(t, w.dir, expect.Value(cni.New(cni.WithPluginConfDir(dir), cni.WithDefaultConf, cni.WithStateDir(w.path("state"))))(t))
 	w.until(netconf.Unchanged, "a=eth0")
 	expect.NoError(t, unix.Mount(w.path("other"), dir, "", unix.MS_BIND, ""))
 	mounted := true
@@ -182,11 +191,7 @@ func TestFault_F27_WatchFindsAMissedChange(t *testing.T) {
 // TestWatchKeepsANetworkByName: it is replaced by no other, whatever is in the
 // directory.
 func TestWatchKeepsANetworkByName(t *testing.T) {
-	w := &watched{t: t, dir: t.TempDir()}
-	w.list("net.d/10-other.conflist", "other")
-	w.list("net.d/20-mine.conflist", "mine")
-	opts := []cni.Opt{cni.WithPluginConfDir(w.path("net.d")), cni.WithStateDir(w.path("state")), cni.WithLoNetwork, cni.WithNetworkName("mine")}
-	w = watch(t, w.dir, expect.Value(cni.New(opts...))(t))
+	w := watchFiles(t, map[string]string{"10-other.conflist": "other", "20-mine.conflist": "mine"}, cni.WithLoNetwork, cni.WithNetworkName("mine"))
 	const mine = "cni-loopback=lo mine=eth1"
 	w.until(netconf.Unchanged, mine)
 	w.write("net.d/20-mine.conflist", "{")
@@ -206,11 +211,7 @@ func TestWatchKeepsANetworkByName(t *testing.T) {
 
 // TestWatchOfTwoNetworksByName: a part of what was asked for is not what was asked for.
 func TestWatchOfTwoNetworksByName(t *testing.T) {
-	w := &watched{t: t, dir: t.TempDir()}
-	w.list("net.d/10-a.conflist", "a")
-	w.list("net.d/20-b.conflist", "b")
-	opts := []cni.Opt{cni.WithPluginConfDir(w.path("net.d")), cni.WithStateDir(w.path("state")), cni.WithNetworkName("b"), cni.WithNetworkName("a")}
-	w = watch(t, w.dir, expect.Value(cni.New(opts...))(t))
+	w := watchFiles(t, map[string]string{"10-a.conflist": "a", "20-b.conflist": "b"}, cni.WithNetworkName("b"), cni.WithNetworkName("a"))
 	w.until(netconf.Unchanged, "b=eth0 a=eth1")
 	w.remove("net.d/20-b.conflist")
 	w.until(netconf.Kept, "b=eth0 a=eth1")
@@ -220,11 +221,7 @@ func TestWatchOfTwoNetworksByName(t *testing.T) {
 
 // TestWatchRespectsTheMinimumOfNetworks.
 func TestWatchRespectsTheMinimumOfNetworks(t *testing.T) {
-	w := &watched{t: t, dir: t.TempDir()}
-	w.list("net.d/10-a.conflist", "a")
-	w.list("net.d/20-b.conflist", "b")
-	dir := cni.WithPluginConfDir(w.path("net.d"))
-	w = watch(t, w.dir, expect.Value(cni.New(dir, cni.WithAllConf, cni.WithMinNetworkCount(2), cni.WithStateDir(w.path("state"))))(t))
+	w := watchFiles(t, map[string]string{"10-a.conflist": "a", "20-b.conflist": "b"}, cni.WithAllConf, cni.WithMinNetworkCount(2))
 	w.until(netconf.Unchanged, "a=eth0 b=eth1")
 	w.remove("net.d/10-a.conflist")
 	w.until(netconf.Loaded, "b=eth0")
@@ -240,10 +237,7 @@ func TestWatchRespectsTheMinimumOfNetworks(t *testing.T) {
 
 // TestWatchFollowsTheLastLoad, one that failed included.
 func TestWatchFollowsTheLastLoad(t *testing.T) {
-	w := &watched{t: t, dir: t.TempDir()}
-	w.list("net.d/10-a.conflist", "a")
-	opts := []cni.Opt{cni.WithPluginConfDir(w.path("net.d")), cni.WithStateDir(w.path("state")), cni.WithDefaultConf}
-	w = watch(t, w.dir, expect.Value(cni.New(opts...))(t))
+	w := watchFiles(t, map[string]string{"10-a.conflist": "a"}, cni.WithDefaultConf)
 	w.until(netconf.Unchanged, "a=eth0")
 	expect.Is(t, w.Load(cni.WithPluginConfDir(w.path("other")), cni.WithInterfacePrefix("net"), cni.WithAllConf), cni.ErrCNINotInitialized)
 	w.until(netconf.Kept, "a=eth0") // nothing of this Load has ever been there

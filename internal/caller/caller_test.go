@@ -17,15 +17,11 @@ func TestTheZeroGivenWorks(t *testing.T) {
 		"the zero value": With(t.Context(), Given{}),
 	} {
 		g := From(ctx)
-		if err := errors.Join(g.Durable(), g.Record.Note("test.key", true)); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		expect.NoError(t, g.Durable(), g.Record.Note("test.key", true))
 		if g.Bus == nil || g.Record.Fact("test.key") != nil {
 			t.Errorf("%s: got %+v", what, g)
 		}
-		if g.Firewalls(nil) == nil {
-			t.Errorf("%s: no packet filters", what)
-		}
+		expect.Same(t, what+": packet filters", g.Firewalls(nil) != nil, true)
 	}
 }
 
@@ -39,9 +35,7 @@ func TestFromReturnsTheInnermostValue(t *testing.T) {
 func TestPatience(t *testing.T) {
 	p := NewPatience(time.Hour)
 	ctx, stop := p.Wait(t.Context())
-	if ctx.Err() != nil {
-		t.Error("it ended at once")
-	}
+	expect.NoError(t, ctx.Err())
 	stop()
 	if ctx.Err() == nil || p.left == time.Hour || p.left < time.Minute {
 		t.Errorf("%v is left, and the context is %v", p.left, ctx.Err())

@@ -15,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/nettest"
 )
 
 // damage is something that breaks a container, by mistake or by another program.
@@ -44,11 +45,11 @@ func damages(f form) []damage {
 
 func bridgeDamages() []damage {
 	all := []damage{
-		{name: "port taken off the bridge", do: func(s *scene) error { return onLink(s.one.end, netlink.LinkSetNoMaster) }},
-		{name: "host's end down", do: func(s *scene) error { return onLink(s.one.end, netlink.LinkSetDown) }},
+		{name: "port taken off the bridge", do: func(s *scene) error { return nettest.OnLink(s.one.end, netlink.LinkSetNoMaster) }},
+		{name: "host's end down", do: func(s *scene) error { return nettest.OnLink(s.one.end, netlink.LinkSetDown) }},
 		// Its IPv6 address goes with the state.
-		{name: "bridge down", shared: true, do: func(*scene) error { return onLink("cni0", netlink.LinkSetDown) }},
-		{name: "bridge deleted", shared: true, do: func(*scene) error { return onLink("cni0", netlink.LinkDel) },
+		{name: "bridge down", shared: true, do: func(*scene) error { return nettest.OnLink("cni0", netlink.LinkSetDown) }},
+		{name: "bridge deleted", shared: true, do: func(*scene) error { return nettest.OnLink("cni0", netlink.LinkDel) },
 			others: func(s *scene) error { return s.plug("vm0") }},
 		{name: "bridge's routes flushed", shared: true, do: func(*scene) error {
 			return errors.Join(tool("ip", "route", "flush", "dev", "cni0"), tool("ip", "-6", "route", "flush", "dev", "cni0"))
@@ -64,7 +65,7 @@ func bridgeDamages() []damage {
 
 func ptpDamages() []damage {
 	all := []damage{
-		{name: "host's end down", do: func(s *scene) error { return onLink(s.one.end, netlink.LinkSetDown) }},
+		{name: "host's end down", do: func(s *scene) error { return nettest.OnLink(s.one.end, netlink.LinkSetDown) }},
 		{name: "host's IPv4 route deleted", do: func(s *scene) error { return deleteRoute(s.one.end, s.one.v4) }},
 		{name: "host's IPv6 route deleted", do: func(s *scene) error { return deleteRoute(s.one.end, s.one.v6) }},
 		{name: "host's IPv4 address deleted", do: func(s *scene) error { return deleteAddress(s.one.end, "10.77.0.1") }},
@@ -180,11 +181,11 @@ func reservationDamages() []damage {
 
 func queueDamages() []damage {
 	all := []damage{
-		{name: "limit of the host's end deleted", do: func(s *scene) error { return onLink(s.one.end, deleteRootQdisc) }},
-		{name: "redirection to the limiting device deleted", do: func(s *scene) error { return onLink(s.one.end, deleteIngress) }},
-		{name: "limiting device deleted", do: func(s *scene) error { return onLink(s.shaper(), netlink.LinkDel) }},
-		{name: "limit of the limiting device deleted", do: func(s *scene) error { return onLink(s.shaper(), deleteRootQdisc) }},
-		{name: "limiting device down", do: func(s *scene) error { return onLink(s.shaper(), netlink.LinkSetDown) }},
+		{name: "limit of the host's end deleted", do: func(s *scene) error { return nettest.OnLink(s.one.end, deleteRootQdisc) }},
+		{name: "redirection to the limiting device deleted", do: func(s *scene) error { return nettest.OnLink(s.one.end, deleteIngress) }},
+		{name: "limiting device deleted", do: func(s *scene) error { return nettest.OnLink(s.shaper(), netlink.LinkDel) }},
+		{name: "limit of the limiting device deleted", do: func(s *scene) error { return nettest.OnLink(s.shaper(), deleteRootQdisc) }},
+		{name: "limiting device down", do: func(s *scene) error { return nettest.OnLink(s.shaper(), netlink.LinkSetDown) }},
 	}
 	for i := range all {
 		all[i].to = form.paired
@@ -199,8 +200,8 @@ func insideDamages() []damage {
 	}
 	eth0 := func(f form) bool { return f.typ != "loopback" }
 	all := []damage{
-		{name: "lo down", to: func(f form) bool { return f.typ == "loopback" }, do: within(func(*scene) error { return onLink("lo", netlink.LinkSetDown) })},
-		{name: "interface down", to: eth0, do: within(func(*scene) error { return onLink("eth0", netlink.LinkSetDown) })},
+		{name: "lo down", to: func(f form) bool { return f.typ == "loopback" }, do: within(func(*scene) error { return nettest.OnLink("lo", netlink.LinkSetDown) })},
+		{name: "interface down", to: eth0, do: within(func(*scene) error { return nettest.OnLink("eth0", netlink.LinkSetDown) })},
 		{name: "IPv4 address deleted", to: eth0, do: within(func(s *scene) error { return deleteAddress("eth0", s.one.v4) })},
 		{name: "IPv6 address deleted", to: eth0, do: within(func(s *scene) error { return deleteAddress("eth0", s.one.v6) })},
 		{name: "IPv4 default route deleted", to: eth0, do: within(func(*scene) error { return tool("ip", "route", "del", "default") })},
@@ -209,7 +210,7 @@ func insideDamages() []damage {
 			return errors.Join(tool("ip", "route", "flush", "dev", "eth0"), tool("ip", "-6", "route", "flush", "dev", "eth0"))
 		})},
 		{name: "MTU changed", to: form.paired, do: within(func(*scene) error {
-			return onLink("eth0", func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) })
+			return nettest.OnLink("eth0", func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) })
 		})},
 		{name: "sysctl changed", to: form.paired, do: within(func(*scene) error { return writeSysctl("net/ipv4/conf/eth0/arp_filter", "0") })},
 	}
@@ -246,16 +247,8 @@ func (s *scene) shaper() string {
 	return "none in " + fmt.Sprint(filters)
 }
 
-func onLink(name string, do func(netlink.Link) error) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return do(link)
-}
-
 func deleteAddress(name, ip string) error {
-	return onLink(name, func(l netlink.Link) error {
+	return nettest.OnLink(name, func(l netlink.Link) error {
 		addresses, err := audit.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 		if err != nil {
 			return err

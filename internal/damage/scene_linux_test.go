@@ -2,7 +2,9 @@ package damage
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -11,9 +13,11 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firewalldtest"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -225,11 +229,7 @@ func (s *scene) plug(name string) error {
 	if err != nil {
 		return err
 	}
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	return netlink.LinkSetMaster(link, bridge)
+	return nettest.OnLink(name, func(link netlink.Link) error { return netlink.LinkSetMaster(link, bridge) })
 }
 
 // look lists everything on the host and in the containers that matters, without the
@@ -280,4 +280,43 @@ func (s *scene) sysctl(g *guest) (line string) {
 		return err
 	})
 	return line
+}
+
+// way is a way of packets: from the namespace at path, or the host, to a server.
+type way struct{ from, address string }
+
+// flow is a connection that lives as long as the test.
+type flow struct {
+	*plugintest.Flow
+	name string
+}
+
+// open opens a connection over each of the ways, with TCP and UDP.
+func open(h *testhost.RealHost, ways []way) []flow {
+	h.T.Helper()
+	var all []flow
+	for _, w := range ways {
+		from, err := netns.Current()
+		if w.from != "" {
+			expect.NoError(h.T, errors.Join(err, from.Close()))
+			from, err = netns.Open(w.from)
+		}
+		expect.NoError(h.T, err)
+		for _, network := range []string{"tcp", "udp"} {
+			all = append(all, flow{plugintest.NewFlow(h.T, from, network, netip.MustParseAddrPort(w.address)),
+				fmt.Sprintf("the %s connection from %q to %s", network, w.from, w.address)})
+		}
+		expect.NoError(h.T, from.Close())
+	}
+	return all
+}
+
+// wantFlowing checks that each connection is answered.
+func wantFlowing(t testing.TB, all []flow) {
+	t.Helper()
+	for _, f := range all {
+		if err := f.Answer(testhost.AnswerWait); err != nil {
+			t.Errorf("%s: %v", f.name, err)
+		}
+	}
 }

@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io/fs"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -113,6 +115,24 @@ func Empty[T any](t testing.TB, what string, got []T) {
 
 // Err returns the error of a call whose value does not count: Is(t, Err(f()), kind).
 func Err[T any](_ T, err error) error { return err }
+
+// Exists reports whether there is a file at path, whatever it is.
+func Exists(t testing.TB, path string) bool {
+	t.Helper()
+	_, err := os.Lstat(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	return err == nil
+}
+
+// Reported returns what failed of a call, or else of what it reports.
+func Reported(report interface{ Err() error }, err error) error {
+	if err != nil {
+		return err
+	}
+	return report.Err()
+}
 
 // Await receives a value that must come within [Patience].
 func Await[T any](t testing.TB, what string, from <-chan T) T {

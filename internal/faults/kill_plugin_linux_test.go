@@ -1,11 +1,14 @@
 package faults_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -96,18 +99,12 @@ func (s *subject) wantNothing(what string, err error, left audit.Lines) {
 // killPlugins is M2: a plugin is killed at some point of ADD or DEL.
 func (b *board) killPlugins(t *testing.T) {
 	var c count
-	const perHost = 10
-	t.Run("hosts", func(t *testing.T) {
-		for first := 0; first < 2**pluginKills; first += perHost {
-			t.Run(fmt.Sprint(first), func(t *testing.T) {
-				t.Parallel()
-				s := b.subject(t, 1<<32+uint64(first), 1)
-				for n := first; n < min(first+perHost, 2**pluginKills); n++ {
-					s.killPlugin(n, &c)
-				}
-				c.add("leaks", s.leaks)
-			})
+	onHosts(t, 2**pluginKills, 10, func(t *testing.T, first, end int) {
+		s := b.subject(t, 1<<32+uint64(first), 1)
+		for n := first; n < end; n++ {
+			s.killPlugin(n, &c)
 		}
+		c.add("leaks", s.leaks)
 	})
 	b.figure(t, "M2", "plugin killed in ADD and in DEL",
 		fmt.Sprintf("%d leaks in %d + %d kills", c.get("leaks"), c.get("ADD"), c.get("DEL")),
@@ -143,19 +140,13 @@ func (s *subject) killPlugin(n int, c *count) {
 // partialFailures is M5: one of two networks fails in Setup.
 func (b *board) partialFailures(t *testing.T) {
 	var c count
-	const perHost = 10
-	t.Run("hosts", func(t *testing.T) {
-		for first := 0; first < *partials; first += perHost {
-			t.Run(fmt.Sprint(first), func(t *testing.T) {
-				t.Parallel()
-				s := b.subject(t, 2<<32+uint64(first), 2)
-				for n := first; n < min(first+perHost, *partials); n++ {
-					s.failPartly(n)
-					c.add("failures", 1)
-				}
-				c.add("attached", s.leaks)
-			})
+	onHosts(t, *partials, 10, func(t *testing.T, first, end int) {
+		s := b.subject(t, 2<<32+uint64(first), 2)
+		for n := first; n < end; n++ {
+			s.failPartly(n)
+			c.add("failures", 1)
 		}
+		c.add("attached", s.leaks)
 	})
 	b.figure(t, "M5", "one of two networks fails in Setup",
 		fmt.Sprintf("%d left attached in %d", c.get("attached"), c.get("failures")), "0 of 500", c.get("attached") == 0)
@@ -176,4 +167,47 @@ func (s *subject) failPartly(n int) {
 	s.wantNothing(what, nil, s.left(s.before, id))
 	s.heal()
 	expect.NoError(s.t, netns.Remove(path))
+}
+
+// faultyPlugin is the plugin that a fault describes.
+const faultyPlugin = "testdata/faulty.sh"
+
+// fault describes a fault plugin's actions, besides running the real one.
+type fault struct {
+	Real string // path of the real plugin
+	Verb string // other verbs run the real plugin
+
+	Network string // other networks run the real plugin; empty: all
+
+	Kill   string        // "self", "parent" or "group": with SIGKILL
+	At     string        // "before", "during" or "after" the real one
+	Delay  time.Duration // run time of the real one, for "during"
+	Hang   bool          // for good, at At
+	Fork   bool          // a child that holds stdout and stderr, and hangs
+	Exit   int           // at At, with Stdout as output
+	Stdout *string       // replaces the real one's output
+	Flood  int           // bytes of stdout
+	Signal int           // sent to the real one at "during", instead of SIGKILL
+	CopyTo string        // Copy is copied below it before and after the real one
+	Copy   []string
+}
+
+// save writes the fault for the faulty plugin at a path.
+func (f fault) save(plugin string) error {
+	if f.Hang {
+		f.Signal = int(syscall.SIGSTOP)
+	}
+	stdout := ""
+	if f.Stdout != nil {
+		stdout = *f.Stdout
+	}
+	var settings strings.Builder
+	for name, value := range map[string]any{
+		"real": f.Real, "verb": f.Verb, "network": f.Network, "kill": f.Kill, "at": f.At, "delay": f.Delay.Seconds(), "hang": f.Hang, "fork": f.Fork,
+		"exit": f.Exit, "ends": f.Exit != 0 || f.Stdout != nil, "stdout": stdout, "flood": f.Flood, "signal": cmp.Or(f.Signal, int(syscall.SIGKILL)),
+		"copies": f.CopyTo, "copied": strings.Join(f.Copy, " "),
+	} {
+		fmt.Fprintf(&settings, "%s='%v'\n", name, value)
+	}
+	return os.WriteFile(plugin+".fault", []byte(settings.String()), 0o600)
 }

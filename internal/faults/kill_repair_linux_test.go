@@ -10,6 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 )
 
 // repairsPerHost is the number of repairs that are killed on one host.
@@ -26,8 +27,8 @@ type breakage struct {
 func breakages() []breakage {
 	return []breakage{
 		{name: "rules flushed", do: func(l *living, _ *home) error { l.flush(); return nil }},
-		{name: "bridge deleted", last: 1, not: executables, do: func(*living, *home) error { return onLink("br0", netlink.LinkDel) }},
-		{name: "bridge down", not: executables, do: func(*living, *home) error { return onLink("br0", netlink.LinkSetDown) }},
+		{name: "bridge deleted", last: 1, not: executables, do: func(*living, *home) error { return nettest.OnLink("br0", netlink.LinkDel) }},
+		{name: "bridge down", not: executables, do: func(*living, *home) error { return nettest.OnLink("br0", netlink.LinkSetDown) }},
 		{name: "port off the bridge", do: func(_ *living, h *home) error { return h.onHostEnd(netlink.LinkSetNoMaster) }},
 		{name: "host's end down, rules flushed", do: func(l *living, h *home) error {
 			l.flush()
@@ -36,19 +37,11 @@ func breakages() []breakage {
 	}
 }
 
-func onLink(name string, do func(netlink.Link) error) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return do(link)
-}
-
 // onHostEnd calls do with the host's end of the container's pair.
 func (h *home) onHostEnd(do func(netlink.Link) error) error {
 	index := 0
 	err := h.ns.Do(func() error {
-		return onLink("eth0", func(l netlink.Link) error {
+		return nettest.OnLink("eth0", func(l netlink.Link) error {
 			index = l.Attrs().ParentIndex
 			return nil
 		})
@@ -76,25 +69,20 @@ func (b *board) killRepairs(t *testing.T) {
 func (b *board) killRepairing(t *testing.T, what string, stream uint64, kills, perHost int, ids []string, kill func(l *living, attached audit.Lines) (hit bool)) {
 	kinds := []string{builtIn, executables, ourIPTables}
 	var c count
-	t.Run("hosts", func(t *testing.T) {
-		for first := 0; first < kills; first += perHost {
-			t.Run(fmt.Sprint(first), func(t *testing.T) {
-				t.Parallel()
-				kind := kinds[first/perHost%len(kinds)]
-				l := b.newLiving(t, stream<<32+uint64(first), func(*rand.Rand) string { return kind })
-				l.moves = kind == executables || kind == ourIPTables
-				l.round(func(l *living) {
-					l.attach(ids...)
-					attached := l.unrecorded()
-					for n := first; n < min(first+perHost, kills) && l.harmed()+len(l.wrong) == 0; n++ {
-						c.add("kills", 1)
-						if kill(l, attached) {
-							c.add("in the middle", 1)
-						}
-					}
-				}, &c)
-			})
-		}
+	onHosts(t, kills, perHost, func(t *testing.T, first, end int) {
+		kind := kinds[first/perHost%len(kinds)]
+		l := b.newLiving(t, stream<<32+uint64(first), func(*rand.Rand) string { return kind })
+		l.moves = kind == executables || kind == ourIPTables
+		l.round(func(l *living) {
+			l.attach(ids...)
+			attached := l.unrecorded()
+			for n := first; n < end && l.harmed()+len(l.wrong) == 0; n++ {
+				c.add("kills", 1)
+				if kill(l, attached) {
+					c.add("in the middle", 1)
+				}
+			}
+		}, &c)
 	})
 	b.figure(t, "M16", what,
 		fmt.Sprintf("%d of %d harmed, %d leaks or other faults in %d kills (%d in the middle)",

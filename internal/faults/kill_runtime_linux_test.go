@@ -43,20 +43,15 @@ func (b *board) killRuntimesThatMakeNetNS(t *testing.T) {
 
 func (b *board) kills(t *testing.T, name, what string, makes bool, made func(h *host, n int) settings) {
 	var c count
-	t.Run("hosts", func(t *testing.T) {
-		for first := 0; first < *runtimeKills; first += killsPerHost {
-			t.Run(fmt.Sprint(first), func(t *testing.T) {
-				t.Parallel()
-				k := newRuntimeKiller(t, makes, b.random(uint64(first)), func(h *host) settings { return made(h, first/killsPerHost) })
-				for n := first; n < min(first+killsPerHost, *runtimeKills); n++ {
-					c.add("kills", 1)
-					if k.kill(n) {
-						c.add("in the middle", 1)
-					}
-				}
-				c.add("leaks", k.leaks)
-			})
+	onHosts(t, *runtimeKills, killsPerHost, func(t *testing.T, first, end int) {
+		k := newRuntimeKiller(t, makes, b.random(uint64(first)), func(h *host) settings { return made(h, first/killsPerHost) })
+		for n := first; n < end; n++ {
+			c.add("kills", 1)
+			if k.kill(n) {
+				c.add("in the middle", 1)
+			}
 		}
+		c.add("leaks", k.leaks)
 	})
 	b.figure(t, name, what,
 		fmt.Sprintf("%d leaks in %d kills (%d in the middle)", c.get("leaks"), c.get("kills"), c.get("in the middle")),

@@ -14,6 +14,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -39,8 +40,7 @@ esac
 		other.Confs = [][]byte{conf}
 		id := fmt.Sprint("fails", n)
 		failing := begin(l.t, job{Verb: "ADD", ID: id, NetNS: l.container(id), Port: 20000, Settings: other})
-		waits, err := os.OpenFile(gate, os.O_WRONLY, 0) // opens when the plugin opens it
-		expect.NoError(l.t, err)
+		waits := expect.Value(os.OpenFile(gate, os.O_WRONLY, 0))(l.t) // opens when the plugin opens it
 		if l.sometimes() {
 			expect.NoError(l.t, waits.Close())
 		}
@@ -105,8 +105,7 @@ func (l *living) endless() {
 	for _, home := range l.homes[:2] {
 		l.leave(home, s)
 	}
-	nic := expect.Value(netlink.LinkByName("nic0"))(l.t)
-	expect.NoError(l.t, netlink.LinkSetUp(nic)) // it comes back down
+	expect.NoError(l.t, nettest.OnLink("nic0", netlink.LinkSetUp)) // it comes back down
 }
 
 // abandon photographs a container whose path is gone.

@@ -160,7 +160,6 @@ func (l *living) zoned() {
 	if left := server.Sources("trusted"); len(left) > 0 {
 		l.say("left in the zone: %v", left)
 	}
-	br := expect.Value(netlink.LinkByName("br9"))(l.t)
-	expect.NoError(l.t, netlink.LinkDel(br))
+	expect.NoError(l.t, nettest.OnLink("br9", netlink.LinkDel))
 	server.StopFirewalld() // and its table
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/expect"
 )
 
 // livingCase is a line of M16: something goes wrong on a host with running
@@ -79,20 +80,9 @@ type living struct {
 func (b *board) living(t *testing.T) {
 	cases := livingCases()
 	counts := make([]count, len(cases)+1) // and a total
-	t.Run("cases", func(t *testing.T) {
-		for i, c := range cases {
-			t.Run(c.fault+" "+c.name, func(t *testing.T) {
-				t.Parallel()
-				for round := range *livingRounds {
-					// A host belongs to its goroutine's thread, and a thread
-					// has one host.
-					t.Run(fmt.Sprint(round), func(t *testing.T) {
-						l := b.newLiving(t, 16<<32+uint64(i)<<16+uint64(round), func(*rand.Rand) string { return c.kind(i + round) })
-						l.round(c.run, &counts[i], &counts[len(cases)])
-					})
-				}
-			})
-		}
+	besideEachOther(t, cases, *livingRounds, func(t *testing.T, i, round int) {
+		l := b.newLiving(t, 16<<32+uint64(i)<<16+uint64(round), func(*rand.Rand) string { return cases[i].kind(i + round) })
+		l.round(cases[i].run, &counts[i], &counts[len(cases)])
 	})
 	harmed := func(what string, c *count) {
 		t.Helper()
@@ -110,6 +100,21 @@ func (b *board) living(t *testing.T) {
 	all := &counts[len(cases)]
 	harmed("living containers, all cases", all)
 	b.figure(t, "M17", "IDs wedged after the cause is mended", fmt.Sprintf("%d of %d", all.get("wedged"), all.get("mended")), "0", all.get("wedged") == 0)
+}
+
+// besideEachOther runs the rounds of each case in turn, and the cases beside each other.
+func besideEachOther(t *testing.T, cases []livingCase, rounds int, run func(t *testing.T, i, round int)) {
+	t.Run("cases", func(t *testing.T) {
+		for i, c := range cases {
+			t.Run(c.fault+" "+c.name, func(t *testing.T) {
+				t.Parallel()
+				for round := range rounds {
+					// A host belongs to its goroutine's thread, and a thread has one host.
+					t.Run(fmt.Sprint(round), func(t *testing.T) { run(t, i, round) })
+				}
+			})
+		}
+	})
 }
 
 // kind returns the kind of plugins for round n of the case.
@@ -228,11 +233,7 @@ func (l *living) end() {
 		l.ok("remove "+home.id+" at last", r.Remove(context.Background(), home.id, ""))
 	}
 	// Leftovers of dead containers, and of no known owner.
-	report, err := r.Recover(context.Background())
-	if err == nil {
-		err = report.Err()
-	}
-	l.ok("recover at last", err)
+	l.ok("recover at last", expect.Reported(r.Recover(context.Background())))
 	if left := leftOf(l.base, l.audit()); len(left) > 0 {
 		l.say("left:\n%s", strings.Join(left, "\n"))
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -34,34 +36,15 @@ func (l *living) flushed() {
 	l.collect(l.set, "c1", "c2", "c3")
 }
 
-// sniff puts an interface of this thread's namespace into promiscuous mode
-// until the returned descriptor is closed.
-func sniff(name string) (fd int, err error) {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return -1, err
-	}
-	fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	return fd, unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP,
-		&unix.PacketMreq{Ifindex: int32(link.Attrs().Index), Type: unix.PACKET_MR_PROMISC})
-}
-
 func (l *living) sniffed() {
 	l.edit(`{"type": "firewall"`, `{"type": "tuning"}, {"type": "firewall"`)
 	l.attach("c1", "c2")
-	fds := make([]int, 2)
-	var err error
-	fds[0], err = sniff("br0")
-	expect.NoError(l.t, err)
-	expect.NoError(l.t, l.homes[0].ns.Do(func() error { fds[1], err = sniff("eth0"); return err }))
+	onHost := expect.Value(nettest.Sniff("br0"))(l.t)
+	var inside io.Closer
+	expect.NoError(l.t, l.homes[0].ns.Do(func() (err error) { inside, err = nettest.Sniff("eth0"); return err }))
 	l.healthy("c1", "c2")
 	l.restart(l.set)
-	for _, fd := range fds {
-		expect.NoError(l.t, unix.Close(fd))
-	}
+	expect.NoError(l.t, onHost.Close(), inside.Close())
 }
 
 // healthy checks that CHECK finds nothing wrong. The executable bridge is not asked: it
@@ -90,9 +73,7 @@ func (l *living) tuned() {
 // uplinked: the bridge exists already, and its hardware address follows its
 // ports.
 func (l *living) uplinked() {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "br0"
-	expect.NoError(l.t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+	expect.NoError(l.t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: nettest.Attrs("br0")}))
 	br := expect.Value(netlink.LinkByName("br0"))(l.t)
 	address := expect.Value(netlink.ParseAddr("10.70.0.1/16"))(l.t)
 	expect.NoError(l.t, netlink.AddrAdd(br, address))
@@ -115,13 +96,10 @@ func (l *living) uplinked() {
 // cable gives the host an interface that is up, with another at its end.
 func (h *host) cable(name string) netlink.Link {
 	h.t.Helper()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = name
-	cable := &netlink.Veth{LinkAttrs: attrs, PeerName: name + "-end"}
+	cable := &netlink.Veth{LinkAttrs: nettest.Attrs(name), PeerName: name + "-end"}
 	expect.NoError(h.t, netlink.LinkAdd(cable))
 	for _, end := range []string{name, name + "-end"} {
-		link := expect.Value(netlink.LinkByName(end))(h.t)
-		expect.NoError(h.t, netlink.LinkSetUp(link))
+		expect.NoError(h.t, nettest.OnLink(end, netlink.LinkSetUp))
 	}
 	return cable
 }

@@ -35,13 +35,11 @@ func (j job) restrict() error {
 }
 
 func (j job) doBesideTheLiving(ctx context.Context, r *cni.Runtime) error {
-	var report *cni.Report
-	var err error
 	switch j.Verb {
 	case "RESTART":
-		report, err = r.Recover(ctx)
+		return expect.Reported(r.Recover(ctx))
 	case "GC":
-		report, err = r.GC(ctx, cni.GCOptions{Keep: j.Keep, KeepNone: true})
+		return expect.Reported(r.GC(ctx, cni.GCOptions{Keep: j.Keep, KeepNone: true}))
 	case "HOLD":
 		return j.holdAll(ctx, r)
 	case "TURNS":
@@ -51,10 +49,6 @@ func (j job) doBesideTheLiving(ctx context.Context, r *cni.Runtime) error {
 	default:
 		return fmt.Errorf("no such job: %q", j.Verb)
 	}
-	if err != nil {
-		return err
-	}
-	return report.Err()
 }
 
 // holdAll attaches containers in namespaces that it has Setup make, prints their paths
@@ -88,11 +82,7 @@ func (j job) turns(ctx context.Context, r *cni.Runtime) error {
 			paths = append(paths, result.NetNS)
 			errs = append(errs, hasEth0(id, result.NetNS))
 		}
-		report, err := r.Recover(ctx)
-		if err == nil {
-			err = report.Err()
-		}
-		errs = append(errs, err)
+		errs = append(errs, expect.Reported(r.Recover(ctx)))
 		for i, id := range j.IDs {
 			errs = append(errs, hasEth0(id, paths[i]), r.Remove(ctx, id, ""))
 		}

@@ -2,6 +2,7 @@ package faults_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -29,21 +30,10 @@ func patternCases() []livingCase {
 func (b *board) patterns(t *testing.T) {
 	cases := patternCases()
 	counts := make([]count, len(cases))
-	t.Run("patterns", func(t *testing.T) {
-		for i, c := range cases {
-			t.Run(c.fault+" "+c.name, func(t *testing.T) {
-				t.Parallel()
-				for round := range *patternRounds {
-					// A host belongs to its goroutine's thread, and a thread
-					// has one host.
-					t.Run(fmt.Sprint(round), func(t *testing.T) {
-						kind := func(random *rand.Rand) string { return c.kind(random.IntN(4 * 3)) }
-						l := b.newLiving(t, 21<<32+uint64(i)<<16+uint64(round), kind)
-						l.round(c.run, &counts[i])
-					})
-				}
-			})
-		}
+	besideEachOther(t, cases, *patternRounds, func(t *testing.T, i, round int) {
+		kind := func(random *rand.Rand) string { return cases[i].kind(random.IntN(4 * 3)) }
+		l := b.newLiving(t, 21<<32+uint64(i)<<16+uint64(round), kind)
+		l.round(cases[i].run, &counts[i])
 	})
 	for i, c := range cases {
 		n := &counts[i]
@@ -52,21 +42,11 @@ func (b *board) patterns(t *testing.T) {
 		}
 		figure := fmt.Sprintf("%d of %d failed", n.get("failed"), n.get("rounds"))
 		target := "0"
-		for _, what := range slices.Sorted(keys(n.longest)) {
+		for _, what := range slices.Sorted(maps.Keys(n.longest)) {
 			figure += fmt.Sprintf(", %s %.1f s", what, n.longest[what].Seconds())
 			target += fmt.Sprintf(", %s %v", what, bounds()[what])
 		}
 		b.figure(t, "M21", c.fault+" "+c.name, figure, target, n.get("failed") == 0)
-	}
-}
-
-func keys[V any](m map[string]V) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
 	}
 }
 

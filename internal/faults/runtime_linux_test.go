@@ -124,11 +124,7 @@ func (j job) do(begun func()) error {
 
 // repairOf returns an error unless a Repair leaves the container healthy.
 func repairOf(ctx context.Context, r *cni.Runtime, id string) error {
-	report, err := r.Repair(ctx, id, cni.RepairOptions{})
-	if err != nil {
-		return err
-	}
-	return report.Err()
+	return expect.Reported(r.Repair(ctx, id, cni.RepairOptions{}))
 }
 
 // healthOf returns an error unless the container is healthy.
@@ -158,11 +154,7 @@ func recoverAll(ctx context.Context, r *cni.Runtime, adopt bool) error {
 		}
 		return nil
 	}
-	report, err = r.GC(ctx, cni.GCOptions{KeepNone: true})
-	if err != nil {
-		return err
-	}
-	return report.Err()
+	return expect.Reported(r.GC(ctx, cni.GCOptions{KeepNone: true}))
 }
 
 func ports(port int32) []cni.NamespaceOpts {

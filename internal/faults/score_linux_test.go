@@ -85,6 +85,18 @@ func (c *count) get(what string) int {
 	return c.n[what]
 }
 
+// onHosts runs n cases, some on each host. The hosts run beside each other.
+func onHosts(t *testing.T, n, perHost int, run func(t *testing.T, first, end int)) {
+	t.Run("hosts", func(t *testing.T) {
+		for first := 0; first < n; first += perHost {
+			t.Run(fmt.Sprint(first), func(t *testing.T) {
+				t.Parallel()
+				run(t, first, min(first+perHost, n))
+			})
+		}
+	})
+}
+
 func TestScorecard(t *testing.T) {
 	b := &board{seed: *seedFlag}
 	if b.seed == 0 {

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/embedcni/cni/internal/nettest"
 )
 
 // template is a chain of plugins with a case for each family. IPAM stands for host-local's
@@ -66,11 +68,7 @@ const (
 // loWasUp sets lo up and down again. It then differs from a new one: it keeps
 // its address.
 func loWasUp() error {
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	return errors.Join(netlink.LinkSetUp(lo), netlink.LinkSetDown(lo))
+	return errors.Join(nettest.OnLink("lo", netlink.LinkSetUp), nettest.OnLink("lo", netlink.LinkSetDown))
 }
 
 // device makes host-device's device. DEL returns it down, so it starts down. It

@@ -105,14 +105,18 @@ func otherGateway(addresses ...string) func() error {
 		br := &netlink.Bridge{LinkAttrs: nettest.Attrs("cni0")}
 		err := errors.Join(netlink.LinkAdd(br), netlink.LinkSetUp(br))
 		for _, address := range addresses {
-			addr, parseErr := netlink.ParseAddr(address)
-			if parseErr != nil {
-				return parseErr
-			}
-			err = errors.Join(err, netlink.AddrAdd(br, addr))
+			err = errors.Join(err, addAddress(br, address))
 		}
 		return err
 	}
+}
+
+func addAddress(link netlink.Link, address string) error {
+	addr, err := netlink.ParseAddr(address)
+	if err != nil {
+		return err
+	}
+	return netlink.AddrAdd(link, addr)
 }
 
 func ptpConfigurations() []configuration {
@@ -219,29 +223,18 @@ func uplinkWithAddress() error {
 	if err := uplink(); err != nil {
 		return err
 	}
-	up0, err := netlink.LinkByName("up0")
-	if err != nil {
-		return err
-	}
-	addr, err := netlink.ParseAddr("192.0.2.2/24")
-	if err != nil {
-		return err
-	}
-	if err := netlink.AddrAdd(up0, addr); err != nil {
-		return err
-	}
-	return netlink.RouteAdd(&netlink.Route{LinkIndex: up0.Attrs().Index, Gw: net.IPv4(192, 0, 2, 1)})
+	return nettest.OnLink("up0", func(up0 netlink.Link) error {
+		return errors.Join(addAddress(up0, "192.0.2.2/24"), netlink.RouteAdd(&netlink.Route{LinkIndex: up0.Attrs().Index, Gw: net.IPv4(192, 0, 2, 1)}))
+	})
 }
 
 func deviceWithMAC() error {
 	if err := device(); err != nil {
 		return err
 	}
-	up0, err := netlink.LinkByName("up0")
-	if err != nil {
-		return err
-	}
-	return netlink.LinkSetHardwareAddr(up0, net.HardwareAddr{10, 0, 0, 0, 0, 0x77})
+	return nettest.OnLink("up0", func(up0 netlink.Link) error {
+		return netlink.LinkSetHardwareAddr(up0, net.HardwareAddr{10, 0, 0, 0, 0, 0x77})
+	})
 }
 
 func tuningConfigurations() []configuration {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/nettest"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -237,6 +238,13 @@ func (c change) make(t *testing.T, a *attachment) {
 	}
 }
 
+// sniff lets somebody sniff on an interface until the test ends.
+func sniff(t *testing.T, name string) error {
+	socket, err := nettest.Sniff(name)
+	t.Cleanup(func() { _ = socket.Close() })
+	return err
+}
+
 // hostEnd returns the host's end of the pair, or nothing if there is none.
 func (a *attachment) hostEnd() string {
 	links := expect.Value(netlink.LinkList())(a.h.t)
@@ -246,28 +254,6 @@ func (a *attachment) hostEnd() string {
 		}
 	}
 	return ""
-}
-
-// sniff makes a socket receive everything on an interface of the thread's
-// namespace, as tcpdump does, until the test ends.
-func sniff(t *testing.T, name string) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	t.Cleanup(func() { _ = unix.Close(fd) })
-	member := &unix.PacketMreq{Ifindex: int32(link.Attrs().Index), Type: unix.PACKET_MR_PROMISC}
-	if err := unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, member); err != nil {
-		return err
-	}
-	if link, err = netlink.LinkByName(name); err == nil && link.Attrs().Promisc == 0 {
-		err = fmt.Errorf("%s is not in promiscuous mode", name)
-	}
-	return err
 }
 
 // TestFault_F37_ASnifferKeepsPromiscModeFromBeingSet: a sniffer puts the bridge

@@ -200,7 +200,7 @@ func TestLossesThatAreTruncated(t *testing.T) {
 	} {
 		w := &Losses{ports: map[int]port{7: {Link: Link{Index: 7, Port: Port{Master: 3}}}}}
 		if _, _, err := w.take(m); !errors.Is(err, errTruncated) {
-			t.Errorf("type %d, %d bytes: %v", m.Header.Type, len(m.Body), err)
+			t.Errorf("type %d, %d bytes: %v", m.Header.Type, len(m.Data), err)
 		}
 	}
 	w := &Losses{}

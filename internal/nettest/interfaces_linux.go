@@ -1,6 +1,10 @@
 package nettest
 
 import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -40,6 +44,33 @@ func Change(t testing.TB, ns *netns.Handle, name string, f func(*netlink.Handle,
 		}
 		return f(nl, link)
 	})
+}
+
+// OnLink runs f for an interface of this thread's namespace.
+func OnLink(name string, f func(netlink.Link) error) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return f(link)
+}
+
+// Sniff makes a socket receive everything on an interface of this thread's namespace until
+// it is closed, as tcpdump does.
+func Sniff(name string) (io.Closer, error) {
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), errors.Join(OnLink(name, func(link netlink.Link) error {
+		return unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP,
+			&unix.PacketMreq{Ifindex: int32(link.Attrs().Index), Type: unix.PACKET_MR_PROMISC})
+	}), OnLink(name, func(link netlink.Link) error {
+		if link.Attrs().Promisc == 0 {
+			return fmt.Errorf("%s is not in promiscuous mode", name)
+		}
+		return nil
+	}))
 }
 
 // Link returns the present state of an interface.

@@ -32,9 +32,7 @@ func (d *diary) want(t *testing.T, what string, want ...string) {
 	defer d.mu.Unlock()
 	got := slices.Sorted(slices.Values(d.lines)) // groups and tasks run concurrently
 	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Errorf("%s: done\n%q\nwant\n%q", what, got, want)
-	}
+	expect.Same(t, what, got, want)
 	d.lines = nil
 }
 
@@ -101,13 +99,9 @@ func TestAllIsDoneDespiteFailures(t *testing.T) {
 		b.Later(ctx, d.task("last")))
 	err := b.Flush(ctx)
 	d.want(t, "by the flush", "b [2]", "task last")
-	if !errors.Is(err, first) || !errors.Is(err, second) || !errors.Is(err, errEnded) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, err, first, second, errEnded)
 	text := err.Error()
-	if !strings.Contains(text, "deferred work panicked: third\ngoroutine") || !strings.Contains(text, "TestAllIsDoneDespiteFailures") {
-		t.Errorf("the panic is not told, or not where: %s", text)
-	}
+	expect.Contains(t, "the panic, and where", text, "deferred work panicked: third\ngoroutine", "TestAllIsDoneDespiteFailures")
 	expect.NoError(t, b.Flush(ctx))
 }
 
@@ -139,9 +133,7 @@ func TestNothingIsDeferredInsideAFlush(t *testing.T) {
 	expect.NoError(t, b.Flush(context.WithValue(ctx, value{}, "a value")))
 	twice := []string{"in a flush with a value", "n [nested]", "task nested"}
 	d.want(t, "by the flush", append(twice, twice...)...)
-	if !b.Empty() {
-		t.Error("something was put off")
-	}
+	expect.Same(t, "nothing was put off", b.Empty(), true)
 }
 
 // TestAFailureIsThatOfItsPlugin, also if the work of several plugins is done together.

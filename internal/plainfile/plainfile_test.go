@@ -13,9 +13,7 @@ import (
 
 func TestReadReturnsWhatAppendWrote(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := Append(path, []byte("lost")); !errors.Is(err, fs.ErrNotExist) {
-		t.Fatalf("appending to a missing file: %v, want %v", err, fs.ErrNotExist)
-	}
+	expect.Is(t, Append(path, []byte("lost")), fs.ErrNotExist)
 	expect.NoError(t, os.WriteFile(path, nil, 0o600))
 	var want []byte
 	for _, size := range []int{0, 1, 2047, 1, 4096, 70_000} {
@@ -37,16 +35,8 @@ func TestOpenIsThatOfOS(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	f := expect.Value(Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400))(t)
 	expect.Same(t, "name", f.Name(), path)
-	if _, err := f.WriteString("text"); err != nil {
-		t.Error(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Error(err)
-	}
-	got, err := os.ReadFile(path)
-	if err != nil || string(got) != "text" {
-		t.Errorf("wrote %q, %v", got, err)
-	}
+	expect.NoError(t, expect.Err(f.WriteString("text")), f.Close())
+	expect.Same(t, "written", string(expect.Value(os.ReadFile(path))(t)), "text")
 	expect.Is(t, expect.Err(Open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o400)), fs.ErrExist)
 }
 

@@ -32,9 +32,7 @@ func TestWriteReplacesTheFile(t *testing.T) {
 	for _, content := range []string{"", "one\n", "two\n", "longer than before\n", "short\n"} {
 		expect.NoError(t, Replace(path, []byte(content), 0o644))
 		info := expect.Value(os.Stat(path))(t)
-		if got := read(t, path); got != content || info.Mode() != 0o644 {
-			t.Errorf("%q with mode %v, want %q with 0644", got, info.Mode(), content)
-		}
+		expect.Same(t, "file", []any{read(t, path), info.Mode()}, []any{content, os.FileMode(0o644)})
 	}
 	wantOnly(t, dir, "hosts")
 }
@@ -48,13 +46,9 @@ func TestAFileWithTheContentStays(t *testing.T) {
 		return expect.Value(os.Stat(path))(t)
 	}
 	first := stat()
-	if !os.SameFile(first, stat()) {
-		t.Error("the file was replaced by one with the same content")
-	}
+	expect.Same(t, "still the same file", os.SameFile(first, stat()), true)
 	expect.NoError(t, os.Chmod(path, 0o600))
-	if info := stat(); info.Mode() != 0o644 {
-		t.Errorf("mode %v, want 0644", info.Mode())
-	}
+	expect.Same(t, "mode", stat().Mode(), 0o644)
 }
 
 // TestASymbolicLinkIsReplaced: a container's file may be a link to a file of the host.

@@ -54,14 +54,12 @@ func TestAnUnnamedFileThatCannotBePublishedLeavesNothing(t *testing.T) {
 		{filepath.Join(dir, "missing"), filepath.Join(dir, "b"), errors.ErrUnsupported},
 	} {
 		u := plainfile.Prepare(tt.dir, 0o600)
-		_, err := u.Publish(tt.path, []byte("one"))
-		expect.Is(t, err, tt.want)
+		expect.Is(t, expect.Err(u.Publish(tt.path, []byte("one"))), tt.want)
 		u.Discard()
 	}
 	plainfile.Prepare(dir, 0o600).Discard()
 	(*plainfile.Unnamed)(nil).Discard()
-	_, err := (*plainfile.Unnamed)(nil).Publish(path, nil)
-	expect.Is(t, err, errors.ErrUnsupported)
+	expect.Is(t, expect.Err((*plainfile.Unnamed)(nil).Publish(path, nil)), errors.ErrUnsupported)
 	expect.Same(t, "files", entries(t, dir), []string{"a"})
 	data := expect.Value(os.ReadFile(path))(t)
 	expect.Same(t, "content of the other", string(data), "another")

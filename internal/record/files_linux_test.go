@@ -43,9 +43,7 @@ func watched(t testing.TB) *folder {
 	}
 	d.age()
 	d.want("the first time", "v5", "5")
-	if d.files.watch != nil {
-		t.Error("a process that asks once has a watch")
-	}
+	expect.Same(t, "a process that asks once has a watch", d.files.watch != nil, false)
 	d.want("again", "v5", "5")
 	if d.files.watch == nil {
 		t.Fatal("no watch")
@@ -213,9 +211,7 @@ func TestADirectoryThatCannotBeReadIsAnError(t *testing.T) {
 	d := newFolder(t, WatchFiles)
 	expect.NoError(t, os.Remove(d.dir))
 	expect.NoError(t, os.WriteFile(d.dir, nil, 0o600))
-	if names, err := d.having("a"); err == nil {
-		t.Errorf("found %q", names)
-	}
+	expect.Fails(t, "found one", expect.Err(d.having("a")))
 }
 
 // TestAFileThatIsThereIsNeverMissing, while others are made and removed, and it is

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -64,15 +65,11 @@ func TestDirectoryComesAndGoes(t *testing.T) {
 	parent := t.TempDir()
 	dir := filepath.Join(parent, "dir")
 	w := opened(t, dir)
-	if c := now(t, w); c.Lost {
-		t.Errorf("without a directory: %+v", c)
-	}
+	expect.Same(t, "lost, without a directory", now(t, w).Lost, false)
 	for round := range 3 {
 		expect.NoError(t, os.Mkdir(dir, 0o700))
 		write(t, dir, "first")
-		if c := now(t, w); !c.Lost {
-			t.Errorf("round %d: it has come: %+v", round, c)
-		}
+		expect.Same(t, fmt.Sprint("lost, as it has come, round ", round), now(t, w).Lost, true)
 		write(t, dir, "second")
 		expect.Same(t, "then", now(t, w), Changes{Names: []string{"second"}})
 		if round == 1 {
@@ -80,15 +77,11 @@ func TestDirectoryComesAndGoes(t *testing.T) {
 		} else {
 			expect.NoError(t, os.RemoveAll(dir))
 		}
-		if c := now(t, w); !c.Lost {
-			t.Errorf("round %d: it is gone: %+v", round, c)
-		}
+		expect.Same(t, fmt.Sprint("lost, as it is gone, round ", round), now(t, w).Lost, true)
 	}
 	// A file in its place is no directory.
 	write(t, dir)
-	if c := now(t, w); len(c.Names) > 0 {
-		t.Errorf("a file: %+v", c)
-	}
+	expect.Empty(t, "a file", now(t, w).Names)
 }
 
 // TestNoWatchesLeft: without a watch, each call says that anything may have changed.

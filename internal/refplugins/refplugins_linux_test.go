@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"strings"
 	"sync"
@@ -88,15 +87,12 @@ func goCache(t *testing.T) {
 // them.
 func checkPlugins(t *testing.T, dir string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	expect.NoError(t, err)
+	entries := expect.Value(os.ReadDir(dir))(t)
 	var got []string
 	for _, e := range entries {
 		got = append(got, e.Name())
 	}
-	if want := append([]string{complete}, Names()...); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	expect.Same(t, "files", got, append([]string{complete}, Names()...))
 	cmd := exec.Command(filepath.Join(dir, "bridge"))
 	cmd.Env = []string{"CNI_COMMAND=VERSION"}
 	cmd.Stdin = strings.NewReader(`{"cniVersion":"1.0.0"}`)
@@ -110,10 +106,7 @@ func TestDirTakesTheVariable(t *testing.T) {
 	dir := fakePlugins(t, Names())
 	t.Setenv(dirVariable, dir)
 	t.Setenv("PATH", "")
-	got, err := Env(t.Context(), io.Discard)
-	if want := []string{"EMBEDCNI_TEST_PLUGINS=" + dir}; err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %q, %v, want %q", got, err, want)
-	}
+	expect.Same(t, "environment", expect.Value(Env(t.Context(), io.Discard))(t), []string{"EMBEDCNI_TEST_PLUGINS=" + dir})
 }
 
 func TestDirRefusesAnIncompleteVariable(t *testing.T) {

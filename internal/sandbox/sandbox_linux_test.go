@@ -126,17 +126,11 @@ func TestInsideIsElsewhere(t *testing.T) {
 }
 
 func TestInsideKnowsIt(t *testing.T) {
-	if !sandbox.Inside() {
-		t.Error("it does not")
-	}
+	expect.Same(t, "inside", sandbox.Inside(), true)
 	t.Setenv("EMBEDCNI_SANDBOX_INSIDE", "mnt:[1]")
-	if sandbox.Inside() {
-		t.Error("with another sandbox's mark it is inside")
-	}
+	expect.Same(t, "inside, with another sandbox's mark", sandbox.Inside(), false)
 	expect.NoError(t, os.Unsetenv("EMBEDCNI_SANDBOX_INSIDE"))
-	if sandbox.Inside() {
-		t.Error("without a mark it is inside")
-	}
+	expect.Same(t, "inside, without a mark", sandbox.Inside(), false)
 }
 
 func TestInsideHasLoopbackOnlyAndUp(t *testing.T) {
@@ -151,10 +145,7 @@ func TestInsideHasLoopbackOnlyAndUp(t *testing.T) {
 func TestInsideIsRootWithEmptyState(t *testing.T) {
 	expect.Same(t, "user", os.Geteuid(), 0)
 	for _, dir := range []string{"/run", "/var/lib"} {
-		entries, err := os.ReadDir(dir)
-		if err != nil || len(entries) != 0 {
-			t.Errorf("%s: %v, %v, want it empty", dir, entries, err)
-		}
+		expect.Empty(t, dir, expect.Value(os.ReadDir(dir))(t))
 		var st unix.Statfs_t
 		if err := unix.Statfs(dir, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
 			t.Errorf("%s: file system %x, %v, want a tmpfs", dir, st.Type, err)
@@ -182,9 +173,7 @@ func TestInsideAdoptsOrphans(t *testing.T) {
 	expect.Value(fmt.Sscan(strings.Fields(string(stat))[3], &parent))(t)
 	expect.Same(t, "parent of the orphan", parent, os.Getpid())
 	expect.NoError(t, unix.Kill(pid, unix.SIGKILL))
-	if _, err := unix.Wait4(pid, nil, 0, nil); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, expect.Err(unix.Wait4(pid, nil, 0, nil)))
 }
 
 func TestExitCodeAndOutputPass(t *testing.T) {
@@ -235,10 +224,7 @@ func TestSignalsPass(t *testing.T) {
 	for _, sig := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGQUIT} {
 		cmd, out, _ := startWaiting(t)
 		expect.NoError(t, cmd.Process.Signal(sig))
-		line, err := out.ReadString('\n')
-		if want := fmt.Sprintf("got %v\n", sig); err != nil || line != want {
-			t.Errorf("got %q, %v, want %q", line, err, want)
-		}
+		expect.Same(t, "line", expect.Value(out.ReadString('\n'))(t), fmt.Sprintf("got %v\n", sig))
 		_ = cmd.Wait() // the test checks the exit code
 		expect.Same(t, fmt.Sprint(sig), cmd.ProcessState.ExitCode(), 3)
 	}
@@ -280,9 +266,7 @@ func TestStrayMarkerIsRefused(t *testing.T) {
 		}
 	}
 	after := expect.Value(os.ReadFile("/proc/self/mountinfo"))(t)
-	if string(after) != string(before) {
-		t.Errorf("mounts before:\n%s\nafter:\n%s", before, after)
-	}
+	expect.Same(t, "mounts", string(after), string(before))
 }
 
 // TestWithoutUserNamespaces uses a user namespace with a limit of zero, which
@@ -291,11 +275,7 @@ func TestWithoutUserNamespaces(t *testing.T) {
 	const limit = "/proc/sys/user/max_user_namespaces"
 	was := expect.Value(os.ReadFile(limit))(t)
 	expect.NoError(t, os.WriteFile(limit, []byte("0"), 0))
-	defer func() {
-		if err := os.WriteFile(limit, was, 0); err != nil {
-			t.Error(err)
-		}
-	}()
+	defer func() { expect.NoError(t, os.WriteFile(limit, was, 0)) }()
 	t.Run("root does without", func(t *testing.T) {
 		out, _ := scripted("exit").CombinedOutput() // exits with 42
 		if !strings.HasPrefix(string(out), "pid ") {
@@ -314,11 +294,8 @@ func TestWithoutUserNamespaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		expect.Same(t, "exit code", cmd.ProcessState.ExitCode(), 1)
-		for _, want := range []string{"error: start the sandbox: ", "kernel.apparmor_restrict_unprivileged_userns=0", "kernel.unprivileged_userns_clone=1", "no space left on device"} {
-			if !strings.Contains(string(out), want) {
-				t.Errorf("%q lacks %q", out, want)
-			}
-		}
+		expect.Contains(t, "output", string(out), "error: start the sandbox: ", "kernel.apparmor_restrict_unprivileged_userns=0",
+			"kernel.unprivileged_userns_clone=1", "no space left on device")
 	})
 }
 

@@ -31,12 +31,16 @@ func (Idle) Check(context.Context, *plugin.Request) error { return nil }
 // name.
 type Acting struct {
 	Idle
-	On map[string]func(ctx context.Context, r *plugin.Request) error
+	On    map[string]Action
+	Every func(ctx context.Context, verb string, r *plugin.Request) error // for the other verbs
 }
 
 func (a Acting) do(ctx context.Context, verb string, r *plugin.Request) error {
 	if f := a.On[verb]; f != nil {
 		return f(ctx, r)
+	}
+	if a.Every != nil {
+		return a.Every(ctx, verb, r)
 	}
 	return nil
 }

@@ -32,6 +32,25 @@ func (h *RealHost) Configure(path, link string, addresses ...string) {
 	})
 }
 
+// Change runs f for an interface of the namespace at path, or of the host if path is empty.
+func (h *Host) Change(path, name string, f func(*netlink.Handle, netlink.Link) error) {
+	h.T.Helper()
+	h.with(path, func(ns *netns.Handle) { nettest.Change(h.T, ns, name, f) })
+}
+
+// Link returns the present state of such an interface.
+func (h *Host) Link(path, name string) (found netlink.Link) {
+	h.T.Helper()
+	h.with(path, func(ns *netns.Handle) { found = nettest.Link(h.T, ns, name) })
+	return found
+}
+
+// DelLink deletes a container's interface, which must be there.
+func (h *Host) DelLink(container, name string) {
+	h.T.Helper()
+	h.Change(h.Path("netns", container), name, (*netlink.Handle).LinkDel)
+}
+
 // MoveLink moves an interface of the host into the namespace at path.
 func (h *RealHost) MoveLink(name, path string) {
 	h.T.Helper()

@@ -193,9 +193,9 @@ func Begin(f func() error) <-chan error {
 }
 
 // AddLink gives a container an interface, as a real plugin would.
-func (s *Stage) AddLink(container, name string) {
-	s.T.Helper()
-	s.with(s.Path("netns", container), func(ns *netns.Handle) { nettest.AddBridge(s.T, ns, name) })
+func (h *Host) AddLink(container, name string) {
+	h.T.Helper()
+	h.with(h.Path("netns", container), func(ns *netns.Handle) { nettest.AddBridge(h.T, ns, name) })
 }
 
 // RemoveNetNS removes a container's namespace, so that another can use its

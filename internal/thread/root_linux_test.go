@@ -30,9 +30,7 @@ func TestPathsAreThoseOfTheRoot(t *testing.T) {
 	for range 20 {
 		var threads sync.WaitGroup
 		err := AtRoot(root, func() error {
-			if unix.Gettid() == unix.Getpid() {
-				t.Error("it is on the leading thread")
-			}
+			expect.Same(t, "on the leading thread", unix.Gettid() == unix.Getpid(), false)
 			for _, path := range []string{"/link", "file", "/../../file"} {
 				if data, err := os.ReadFile(path); err != nil || string(data) != "inside" {
 					t.Errorf("%s: %q, %v", path, data, err)
