@@ -70,13 +70,13 @@ func Folder(path string) string {
 	return filepath.Join(filepath.Dir(path), list.Name)
 }
 
-// list completes a list that was read from a file.
+// list completes a list that was read from a file at path, if there is one.
 func (r Reader) list(path string, data []byte) (*libcni.NetworkConfigList, error) {
 	list, err := Parse(data)
 	if err != nil {
 		return nil, err
 	}
-	if !list.LoadOnlyInlinedPlugins && list.Name != "" {
+	if path != "" && !list.LoadOnlyInlinedPlugins && list.Name != "" {
 		more, err := r.plugins(filepath.Join(filepath.Dir(path), list.Name))
 		if err != nil {
 			return nil, err
@@ -119,32 +119,24 @@ const (
 )
 
 // ParseAny reads a configuration of either form.
-func ParseAny(data []byte) (*libcni.NetworkConfigList, Form, error) {
-	return parseAny(data, func(data []byte) (*libcni.NetworkConfigList, error) {
-		list, err := Parse(data)
-		if err == nil {
-			err = RequirePlugins(list)
-		}
-		return list, err
-	})
-}
+func ParseAny(data []byte) (*libcni.NetworkConfigList, Form, error) { return Reader{}.any("", data) }
 
-// parseAny tells a single plugin's configuration, which has a type, from a list. A list may
-// lack plugins if they are in files beside it.
-func parseAny(data []byte, parseList func([]byte) (*libcni.NetworkConfigList, error)) (*libcni.NetworkConfigList, Form, error) {
+// any tells a single plugin's configuration, which has a type, from a list. That may lack
+// plugins if it was read from a file at path, and they are in files beside it.
+func (r Reader) any(path string, data []byte) (list *libcni.NetworkConfigList, form Form, err error) {
 	var keys map[string]json.RawMessage
 	if json.Unmarshal(data, &keys) == nil && keys["plugins"] == nil && keys["type"] != nil {
-		list, err := ParseSingle(data)
+		list, err = ParseSingle(data)
 		return list, OnePlugin, err
 	}
-	list, err := parseList(data)
+	list, err = r.list(path, data)
 	return list, PluginList, err
 }
 
 // Any reads a file of either form, told apart by its content.
 func (r Reader) Any(path string) (list *libcni.NetworkConfigList, form Form, err error) {
 	list, err = parse(r, path, func(data []byte) (list *libcni.NetworkConfigList, err error) {
-		list, form, err = parseAny(data, func(data []byte) (*libcni.NetworkConfigList, error) { return r.list(path, data) })
+		list, form, err = r.any(path, data)
 		return list, err
 	})
 	return list, form, err

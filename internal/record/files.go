@@ -43,6 +43,14 @@ type file[V any] struct {
 	settled bool // its time says whether it has changed
 }
 
+// Changes are the files that have changed.
+type Changes struct {
+	Names []string // each once, in the order of the first change
+	// Lost means that other files may have changed as well: there were too many changes,
+	// or the directory has come, gone, or was replaced.
+	Lost bool
+}
+
 // few is the number of files up to which a watch does not pay: to list and read them takes
 // some microseconds, and a watch is one of the user's few inotify instances. Beside more, a
 // process that asks for the first time has no watch either: the kernel takes ten milliseconds

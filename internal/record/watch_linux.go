@@ -7,19 +7,16 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// Watch notices which files of a directory have changed, by inotify(7). Its methods may be called by several goroutines, but
-// each change is returned once.
+// Watch notices which files of one directory have changed, by inotify(7). One goroutine at
+// a time may use it.
 type Watch struct {
-	dir  string
-	mask uint32
-	file *os.File
-
-	mu      sync.Mutex
+	dir     string
+	mask    uint32
+	file    *os.File
 	watched bool // the directory that is at dir now, as far as is known
 	buf     []byte
 }
@@ -49,18 +46,8 @@ func watch(dir string, mask uint32) (*Watch, error) {
 	return w, nil
 }
 
-// Changes are the files that have changed.
-type Changes struct {
-	Names []string // each once, in the order of the first change
-	// Lost means that other files may have changed as well: there were too many changes,
-	// or the directory has come, gone, or was replaced.
-	Lost bool
-}
-
 // Now returns the changes since the last call, and waits for none.
 func (w *Watch) Now() (Changes, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	var c Changes
 	seen := make(map[string]bool)
 	raw, err := w.file.SyscallConn()

@@ -7,12 +7,6 @@ import "errors"
 // Watch watches nothing off Linux.
 type Watch struct{}
 
-// Changes are the files that have changed.
-type Changes struct {
-	Names []string
-	Lost  bool
-}
-
 // WatchFiles fails with [errors.ErrUnsupported].
 func WatchFiles(string) (*Watch, error) { return nil, errors.ErrUnsupported }
 
