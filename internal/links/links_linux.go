@@ -24,7 +24,9 @@ func NotFound(err error) bool { return errors.Is(err, unix.ENODEV) }
 type Link struct {
 	Index int
 	Name  string
-	Alias string
+	// Others are further names under which Link finds the interface.
+	Others []string
+	Alias  string
 	Type
 	State
 	MAC         net.HardwareAddr
@@ -96,8 +98,8 @@ const (
 	withoutStats = 8 // RTEXT_FILTER_SKIP_STATS, <linux/rtnetlink.h>
 )
 
-// Link looks an interface up by its name, or another that it has (altname). If there is
-// none, NotFound is true of the error.
+// Link looks an interface up by its name. If there is none, NotFound is true of
+// the error.
 func (c *Conn) Link(name string) (Link, error) {
 	if len(name) >= unix.IFNAMSIZ {
 		return Link{}, Missing(name)
@@ -201,6 +203,11 @@ func parseLink(m message) Link {
 		Peer:        Peer{Index: m.int(unix.IFLA_LINK), Elsewhere: m.get(unix.IFLA_LINK_NETNSID) != nil, NetNS: m.int(unix.IFLA_LINK_NETNSID)},
 		Port:        Port{Master: m.int(unix.IFLA_MASTER)},
 		Hardware:    Hardware{Bus: m.str(unix.IFLA_PARENT_DEV_BUS_NAME), Name: m.str(unix.IFLA_PARENT_DEV_NAME)},
+	}
+	for typ, other := range m.nest(unix.IFLA_PROP_LIST).each {
+		if typ == unix.IFLA_ALT_IFNAME {
+			l.Others = append(l.Others, unix.ByteSliceToString(other))
+		}
 	}
 	if mac := m.get(unix.IFLA_PERM_ADDRESS); slices.ContainsFunc(mac, func(b byte) bool { return b != 0 }) { // all zero: it has none
 		l.Hardware.MAC = slices.Clone(mac)
