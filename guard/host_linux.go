@@ -3,6 +3,8 @@ package guard
 import (
 	"context"
 	"errors"
+	"io"
+	"slices"
 
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/nft"
@@ -15,16 +17,16 @@ const buffer = 8 << 20
 
 // host is the namespace in which a guard watches for changes.
 type host struct {
-	ns    *netns.Handle
-	links *links.Losses // nil: not needed
-	rules *nft.Listener // nil: not needed
+	ns      *netns.Handle
+	sources []source // have the guard hear of changes
+	open    []io.Closer
 }
 
-// openHost watches for changes of these classes in the namespace at a path, or without
-// one in that of the calling thread. The caller closes the host.
-func openHost(path string, classes Class) (_ *host, err error) {
+// openHost watches for changes of the guarded classes, in the configured namespace or that
+// of the calling thread. The caller closes the host.
+func (g *guard) openHost() (_ *host, err error) {
 	h := &host{}
-	if path == "" {
+	if path := g.config.HostNetNS; path == "" {
 		h.ns, err = netns.Current()
 	} else {
 		h.ns, err = netns.Open(path)
@@ -32,58 +34,52 @@ func openHost(path string, classes Class) (_ *host, err error) {
 	if err != nil {
 		return nil, err
 	}
+	h.open = append(h.open, h.ns)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.close())
 		}
 	}()
+	classes := g.options.Classes
 	if classes&(Links|Routes) != 0 {
-		if h.links, err = links.WatchLosses(h.ns, classes&Links != 0, classes&Routes != 0, buffer); err != nil {
+		losses, err := links.WatchLosses(h.ns, classes&Links != 0, classes&Routes != 0, buffer)
+		if err != nil {
 			return nil, err
 		}
+		h.open = append(h.open, losses)
+		h.sources = append(h.sources, func(ctx context.Context) error { return g.watchLinks(ctx, losses) })
 	}
 	if classes&Rules != 0 {
-		if h.rules, err = nft.Listen(h.ns, buffer); err != nil {
+		rules, err := nft.Listen(h.ns, buffer)
+		if err != nil {
 			return nil, err
 		}
+		h.open = append(h.open, rules)
+		h.sources = append(h.sources, func(ctx context.Context) error { return g.watchRules(ctx, rules) })
 	}
 	return h, nil
 }
 
-func (h *host) close() error {
-	var errs []error
-	if h.links != nil {
-		errs = append(errs, h.links.Close())
+func (h *host) close() (err error) {
+	for _, c := range slices.Backward(h.open) {
+		err = errors.Join(err, c.Close())
 	}
-	if h.rules != nil {
-		errs = append(errs, h.rules.Close())
-	}
-	return errors.Join(append(errs, h.ns.Close())...)
+	return err
 }
 
 // do calls fn in the namespace, on another thread.
 func (h *host) do(fn func() error) error { return h.ns.Do(fn) }
 
-// sources have the guard hear of changes.
-func (h *host) sources(g *guard) (all []source) {
-	if h.links != nil {
-		all = append(all, func(ctx context.Context) error { return h.watchLinks(ctx, g) })
-	}
-	if h.rules != nil {
-		all = append(all, func(ctx context.Context) error { return h.watchRules(ctx, g) })
-	}
-	return all
-}
-
-func (h *host) watchRules(ctx context.Context, g *guard) error {
+// watchLinks has the guard hear of losses. A new interface may be the bridge that
+// containers lack, so that their ports can be repaired now.
+func (g *guard) watchLinks(ctx context.Context, losses *links.Losses) error {
 	for {
-		// Another program has taken away rules, or replaced some.
-		lost, err := h.rules.Next(ctx, func(c nft.Change) {
-			g.locked(func() { g.by = c.Name })
-			g.hear()
-		})
+		lost, added, err := losses.Next(ctx)
 		if err != nil {
 			return err
+		}
+		if added && !lost {
+			g.locked(func() { lost = g.suspects.areOpen() })
 		}
 		if lost {
 			g.hear()
@@ -91,16 +87,16 @@ func (h *host) watchRules(ctx context.Context, g *guard) error {
 	}
 }
 
-// watchLinks has the guard hear of losses. A new interface may be the bridge that
-// containers lack, so that their ports can be repaired now.
-func (h *host) watchLinks(ctx context.Context, g *guard) error {
+// watchRules has the guard hear of it when another program takes away rules, or replaces
+// some.
+func (g *guard) watchRules(ctx context.Context, rules *nft.Listener) error {
 	for {
-		lost, added, err := h.links.Next(ctx)
+		lost, err := rules.Next(ctx, func(c nft.Change) {
+			g.locked(func() { g.by = c.Name })
+			g.hear()
+		})
 		if err != nil {
 			return err
-		}
-		if added && !lost {
-			g.locked(func() { lost = g.suspects.areOpen() })
 		}
 		if lost {
 			g.hear()

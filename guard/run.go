@@ -65,11 +65,11 @@ func (g *guard) run(ctx context.Context) (err error) {
 	if g.options.GCInterval > 0 && g.options.GC == nil {
 		return fmt.Errorf("%w: GCInterval is set, and GC is not", cni.ErrInvalidArgument)
 	}
-	if g.host, err = openHost(g.config.HostNetNS, g.options.Classes); err != nil {
+	if g.host, err = g.openHost(); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.host.close()) }()
-	return g.until(ctx, append(g.host.sources(g), g.jobs()...))
+	return g.until(ctx, append(g.host.sources, g.jobs()...))
 }
 
 // until watches and repairs until ctx ends, or until a source fails.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
@@ -16,53 +17,44 @@ const lists = 5
 // subnetsInUse returns the networks of all addresses of a namespace, and the destinations of the
 // routes in all its tables.
 func subnetsInUse(ns *netns.Handle) ([]netip.Prefix, error) {
-	c, err := links.Dial(ns)
+	var addresses, routes []netip.Prefix
+	var conns *links.Conns
+	err := conns.Do(ns, func(c *links.Conn) (err error) {
+		addresses, err = union(func() ([]netip.Prefix, error) { return prefixesOf(c.Addresses(0)) })
+		if err == nil {
+			routes, err = union(c.Destinations)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("networks in use: %w", err)
 	}
-	addresses, err := union(func() (all []netip.Prefix, err error) {
-		addresses, err := c.Addresses(0)
-		for _, a := range addresses {
-			all = append(all, a.Prefix)
-		}
-		return all, err
-	})
-	if err == nil {
-		var routes []netip.Prefix
-		routes, err = union(c.Destinations)
-		addresses = append(addresses, routes...)
-	}
-	if err = errors.Join(err, c.Close()); err != nil {
-		return nil, fmt.Errorf("networks in use: %w", err)
-	}
-	return mergePrefixes(addresses), nil
+	return mergePrefixes(addresses, routes), nil
 }
 
 // subnetsOfLink returns the networks of the addresses of an interface, but for link-local ones,
 // which every interface may have. Without an interface of that name there are none.
 func subnetsOfLink(ns *netns.Handle, name string) ([]netip.Prefix, error) {
-	c, err := links.Dial(ns)
-	if err != nil {
-		return nil, fmt.Errorf("networks of interface %s: %w", name, err)
-	}
 	var all []netip.Prefix
-	l, err := c.Link(name)
-	if links.NotFound(err) {
-		return nil, c.Close()
-	}
-	if err == nil {
-		var addresses []links.Address
-		addresses, err = c.Addresses(l.Index)
-		for _, a := range addresses {
-			if !a.Prefix.Addr().IsLinkLocalUnicast() {
-				all = append(all, a.Prefix)
-			}
+	var conns *links.Conns
+	err := conns.Do(ns, func(c *links.Conn) error {
+		l, err := c.Link(name)
+		if err == nil {
+			all, err = prefixesOf(c.Addresses(l.Index))
 		}
-	}
-	if err = errors.Join(err, c.Close()); err != nil {
+		return err
+	})
+	if err != nil && !links.NotFound(err) {
 		return nil, fmt.Errorf("networks of interface %s: %w", name, err)
 	}
-	return mergePrefixes(all), nil
+	return mergePrefixes(slices.DeleteFunc(all, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() })), nil
+}
+
+func prefixesOf(addresses []links.Address, err error) (all []netip.Prefix, _ error) {
+	for _, a := range addresses {
+		all = append(all, a.Prefix)
+	}
+	return all, err
 }
 
 func union(list func() ([]netip.Prefix, error)) (all []netip.Prefix, err error) {

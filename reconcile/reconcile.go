@@ -100,11 +100,6 @@ func (r *run) run(ctx context.Context, expected []Expected) (_ *Result, err erro
 	if result.Unexpected, err = r.unexpected(); err != nil {
 		return nil, err
 	}
-	for i := range result.Containers {
-		if one := &result.Containers[i]; one.Health.State != cni.StateHealthy {
-			one.Decision = r.decide(one.Health)
-		}
-	}
 	return result, r.act(ctx, expected, result.Containers)
 }
 
@@ -124,11 +119,14 @@ func (r *run) unexpected() (ids []string, err error) {
 	return slices.Compact(ids), nil
 }
 
+// decide returns the decision about a container, empty if it is healthy.
 func (r *run) decide(h cni.Health) Decision {
-	if r.options.Decide != nil {
+	switch {
+	case h.State == cni.StateHealthy:
+		return ""
+	case r.options.Decide != nil:
 		return r.options.Decide(h)
-	}
-	if h.State == cni.StateBroken {
+	case h.State == cni.StateBroken:
 		return Repair
 	}
 	return Report
@@ -137,12 +135,14 @@ func (r *run) decide(h cni.Health) Decision {
 // atOnce is the number of containers that are repaired or replaced at once.
 const atOnce = 8
 
-// act does what was decided, for several containers at once, all from the namespace of
+// act decides, and then does it, for several containers at once, all from the namespace of
 // the caller's thread.
 func (r *run) act(ctx context.Context, expected []Expected, all []Container) (err error) {
 	var changes []int
 	for i := range all {
-		switch one := &all[i]; one.Decision {
+		one := &all[i]
+		one.Decision = r.decide(one.Health)
+		switch one.Decision {
 		case "":
 		case Report:
 			one.Err = one.Health.Err()

@@ -226,6 +226,9 @@ func TestLossesThatWereNotAnnounced(t *testing.T) {
 		if err != nil || lost != (buffer == 1) {
 			t.Errorf("a buffer of %d: lost %v, %v", buffer, lost, err)
 		}
+		if !lost {
+			expect.Same(t, "the rest: lost", w.heard(), false)
+		}
 		veth := must[Link](t)(w.c.Link("veth0"))
 		expect.Same(t, "the last interface", w.ports[veth.Index].Name, "veth0")
 		expect.Same(t, "the last interface is set down", w.hears("ip link set veth0 down"), true)
