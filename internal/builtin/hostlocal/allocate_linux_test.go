@@ -164,8 +164,8 @@ func TestAnAddressRemovedByHandIsFree(t *testing.T) {
 	add(t, p, call(config, "b"))
 	expect.NoError(t, os.Remove(dir+"/10.1.0.2"))
 	d := p.dirs[dir]
-	d.memo.entries[netip.MustParseAddr("10.1.0.2")] = entry{holder: "x"}
-	d.memo.stamp = stamp{} // as if the change had gone unnoticed
+	d.memo.holders[netip.MustParseAddr("10.1.0.2")] = "x"
+	d.memo.stamp = expect.Value(stampOf(dir))(t) // as if the change had gone unnoticed
 	if got := add(t, p, call(config, "c")); !slices.Equal(got, []string{"10.1.0.2/24 via 10.1.0.1"}) {
 		t.Errorf("got %q", got)
 	}

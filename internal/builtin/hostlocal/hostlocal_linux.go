@@ -56,10 +56,9 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 		result.DNS = parseResolvConf(string(text))
 	}
 	// Outside the lock, for which all containers of the network wait.
-	g := caller.From(ctx)
 	prepared := plainfile.Prepare(c.dir, 0o600) // without a name, it does not survive a power cut
 	defer prepared.Discard()
-	if err := g.Durable(); err != nil {
+	if err := caller.From(ctx).Durable(); err != nil {
 		return nil, err
 	}
 	err = p.locked(ctx, r, c, true, func(h *held) error {
@@ -67,7 +66,6 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 			return err
 		}
 		h.prepared = prepared
-		h.claim = func(addr netip.Addr) { g.Record.Claim(addr) }
 		result.IPs, err = h.allocate(c, r.ContainerID, r.IfName)
 		return err
 	})
@@ -90,8 +88,8 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 		if h == nil {
 			return nil
 		}
-		holder := holderOf(r.ContainerID, r.IfName)
-		released, err := h.releaseAll(compare.AddressesOf(r.PrevResult), holder)
+		own, _ := holders(r.ContainerID, r.IfName)
+		released, err := h.releaseAll(compare.AddressesOf(r.PrevResult), own)
 		// An ADD takes exactly one address of each set.
 		if err != nil || released == len(c.sets) && !h.memo.known() {
 			return err
@@ -101,7 +99,7 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 				return err
 			}
 		}
-		return h.releaseHeld(released, r.ContainerID, holder)
+		return h.releaseHeld(released, r.ContainerID, r.IfName)
 	})
 }
 
@@ -163,6 +161,7 @@ func (p *Plugin) locked(ctx context.Context, r *plugin.Request, c *config, creat
 	h, err := p.directory(c.dir).acquire(ctx, create)
 	switch {
 	case err == nil:
+		h.claim = caller.From(ctx).Record.Claim
 		err = errors.Join(f(h), h.release())
 	case !create && errors.Is(err, fs.ErrNotExist):
 		err = f(nil)
@@ -212,15 +211,19 @@ func (p *Plugin) Compare(ctx context.Context, r *plugin.Request, _ *compare.View
 	if err != nil {
 		return nil, err
 	}
-	err = p.locked(ctx, r, c, false, func(h *held) (err error) {
+	of := &comparison{Plugin: p, config: c, r: r}
+	of.own, of.old = holders(r.ContainerID, r.IfName)
+	err = p.locked(ctx, r, c, false, func(h *held) error {
 		claimed := compare.AddressesOf(r.PrevResult)
-		if claimed == nil && h != nil {
+		if of.held = h; h == nil {
+			of.nothing = fmt.Errorf("no address is reserved for container %q: open %s: %w", r.ContainerID, c.dir, fs.ErrNotExist)
+		} else if claimed == nil {
 			if err := h.memo.reread(h.path); err != nil {
 				return err
 			}
-			claimed = h.memo.heldBy(r.ContainerID, holderOf(r.ContainerID, r.IfName))
+			claimed = append(h.memo.of(of.own), h.memo.of(of.old)...)
 		}
-		all = (&comparison{Plugin: p, config: c, r: r, held: h}).compare(claimed)
+		all = of.compare(claimed)
 		return nil
 	})
 	for i := range all {
@@ -235,6 +238,9 @@ type comparison struct {
 	*config
 	r    *plugin.Request
 	held *held // nil: there is no directory
+
+	own, old string // see holders
+	nothing  error  // there is no directory
 }
 
 // compare returns the sets of which the attachment holds none of the claimed
@@ -255,8 +261,8 @@ func (c *comparison) compare(claimed []netip.Addr) (all []compare.Difference) {
 			continue
 		}
 		d := compare.Difference{
-			Kind: compare.Reservation, Object: fmt.Sprintf("range set %d, %s", i, set), Wanted: c.holder(),
-			Err: c.noDirectory(), Why: "it is not known which address is the attachment's",
+			Kind: compare.Reservation, Object: fmt.Sprintf("range set %d, %s", i, set), Wanted: c.own,
+			Err: c.nothing, Why: "it is not known which address is the attachment's",
 		}
 		if d.Err == nil {
 			d.Err = fmt.Errorf("container %q has no address of the range set %d, %s", c.r.ContainerID, i, set)
@@ -272,20 +278,10 @@ func (c *comparison) compare(claimed []netip.Addr) (all []compare.Difference) {
 	return all
 }
 
-func (c *comparison) holder() string { return strings.TrimSpace(holderOf(c.r.ContainerID, c.r.IfName)) }
-
-// noDirectory returns an error if there is no directory.
-func (c *comparison) noDirectory() error {
-	if c.held != nil {
-		return nil
-	}
-	return fmt.Errorf("no address is reserved for container %q: open %s: %w", c.r.ContainerID, c.dir, fs.ErrNotExist)
-}
-
 // reservation reports whether the attachment holds an address, or else the
 // difference.
 func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bool) {
-	d = compare.Difference{Kind: compare.Reservation, Object: addr.String(), Wanted: c.holder(), Err: c.noDirectory()}
+	d = compare.Difference{Kind: compare.Reservation, Object: addr.String(), Wanted: c.own, Err: c.nothing}
 	d.Fix = func(ctx context.Context) error { return c.reserveAgain(ctx, addr) }
 	if c.held == nil {
 		return d, false
@@ -298,7 +294,7 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 		if !errors.Is(err, unix.ENOENT) {
 			d.Fix, d.Why = nil, "the file cannot be read"
 		}
-	case text == c.holder(), text == strings.TrimSpace(c.r.ContainerID):
+	case text == c.own, text == c.old:
 		return compare.Difference{}, true
 	default:
 		d.Found, d.Fix, d.Why = cmp.Or(text, "an empty file"), nil, "somebody else has it"
@@ -309,15 +305,13 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 
 // reserveAgain reserves the address, unless somebody else has it by now.
 func (c *comparison) reserveAgain(ctx context.Context, addr netip.Addr) error {
-	g := caller.From(ctx)
 	return c.locked(ctx, c.r, c.config, true, func(h *held) error {
-		h.claim = func(addr netip.Addr) { g.Record.Claim(addr) }
 		ok, err := h.reserve(addr, holderOf(c.r.ContainerID, c.r.IfName))
 		if ok || err != nil {
 			return err
 		}
 		content, err := readFile(h.file(addr.String()))
-		if err == nil && strings.TrimSpace(content) != c.holder() {
+		if err == nil && strings.TrimSpace(content) != c.own {
 			err = fmt.Errorf("the address %s is reserved for %q by now", addr, strings.TrimSpace(content))
 		}
 		return err

@@ -84,8 +84,8 @@ func TestADelWithTheResultReadsNoOtherFile(t *testing.T) {
 	expect.NoError(t, p.Del(t.Context(), r))
 	wantFiles(t, base, "10.1.0.2")
 	for _, d := range p.dirs {
-		if e := d.memo.entries[netip.MustParseAddr("10.1.0.2")]; !strings.HasPrefix(e.holder, "other") {
-			t.Errorf("the file of another container was read: %q", e.holder)
+		if has := d.memo.holders[netip.MustParseAddr("10.1.0.2")]; !strings.HasPrefix(has, "other") {
+			t.Errorf("the file of another container was read: %q", has)
 		}
 	}
 }
