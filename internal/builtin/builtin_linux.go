@@ -28,7 +28,7 @@ func Loopback(typ string) plugin.Plugin {
 func plugins() map[string]plugin.Plugin {
 	return map[string]plugin.Plugin{
 		known.Bandwidth:  bandwidth.Plugin{},
-		known.Bridge:     bridge.New(),
+		known.Bridge:     &bridge.Plugin{},
 		known.Firewall:   firewall.Plugin{},
 		known.HostDevice: lan.HostDevice{},
 		known.HostLocal:  hostlocal.Shared(),

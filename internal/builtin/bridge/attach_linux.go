@@ -12,6 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 )
 
@@ -26,7 +27,6 @@ type attachment struct {
 	plugin *Plugin
 	bridge links.Link
 	made   bool // this attachment created the bridge
-	noted  bool // that an ADD created the bridge
 	lan    bool // machines other than containers may have its addresses
 	detect bool // detect duplicates of the container's IPv6 addresses
 	aside  bool // the bridge has many ports: announce addresses in parallel with the rest of Add
@@ -38,9 +38,6 @@ func (a *attachment) Make(ctx context.Context) (err error) {
 	if a.bridge, a.made, err = a.ensureBridge(ctx, a.OnHost, a.Request.Host); err != nil {
 		return err
 	}
-	if err := a.noteMade(ctx, a.bridge); err != nil {
-		return err
-	}
 	a.Pair, err = links.Veth{
 		Name: a.Request.IfName, MAC: a.mac, MTU: a.MTU, Master: a.bridge.Index, Mode: a.mode(),
 	}.Create(a.OnHost, a.Request.Container)
@@ -48,17 +45,6 @@ func (a *attachment) Make(ctx context.Context) (err error) {
 		return err
 	}
 	return a.join(a.OnHost, a.bridge, a.Host)
-}
-
-// noteMade notes once that an ADD made the bridge, if one did. It is called again
-// at the end, because the ADD of another process may just have made it, and mark
-// it only now.
-func (a *attachment) noteMade(ctx context.Context, br links.Link) error {
-	if a.noted || br.Alias != alias {
-		return nil
-	}
-	a.noted = true
-	return noteMade(caller.From(ctx).Record, br)
 }
 
 // Configure assigns the addresses of the pair and the bridge.
@@ -132,7 +118,10 @@ func (a *attachment) configureContainer(ctx context.Context) error {
 	if a.IPAM.Type == "" {
 		return a.InContainer.Up(a.Container.Index)
 	}
-	return ipam.Configure(a.InContainer, a.Container.Index, a.result, ipam.How{Announce: true, Later: true, Detect: true})
+	end := a.end()
+	end.Announce, end.Later = true, true
+	_, err := end.Make(a.Request.Container, a.InContainer, a.Container, a.result)
+	return err
 }
 
 // detection returns the settings for IPv6 neighbours: whether to detect
@@ -177,7 +166,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	bridge := a.bridge
 	// A bridge that this plugin made keeps its hardware address. If it has no
 	// carrier yet, the question makes the kernel notice its first port.
-	if !a.noted || !a.bridge.Running() {
+	if a.bridge.Alias != alias || !a.bridge.Running() {
 		if bridge, err = a.OnHost.LinkByIndex(a.bridge.Index); err != nil {
 			return err
 		}
@@ -188,13 +177,9 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	if err := a.correct(on.Index); err != nil {
 		return err
 	}
-	if err := a.noteMade(ctx, bridge); err != nil {
+	// The ADD of another process may just have made the bridge, and marks it only now.
+	if err := note(caller.From(ctx).Record, bridge); err != nil {
 		return err
-	}
-	if !a.noted {
-		if err := noteHosts(caller.From(ctx).Record); err != nil {
-			return err
-		}
 	}
 	a.Host.OperState = end.OperState
 	a.aside = end.Port.Number > many
@@ -215,7 +200,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 	if err := links.WriteSysctls(a.Request.Host, forwarding...); err != nil {
 		return err
 	}
-	return awaitGateways(ctx, a.Request.Host, a.OnHost, on, added, a.lan)
+	return awaitGateways(ctx, a.OnHost, on, added, a.lan)
 }
 
 // correct updates the host's neighbour entries that name another container, so
@@ -240,7 +225,7 @@ func (a *attachment) settle(ctx context.Context) error {
 	switch {
 	case !ipam.HasIPv6(a.result):
 	case a.detect:
-		err = ipam.Detect(ctx, a.Request.Container, a.InContainer, a.Container.Index, a.result, carrierTime)
+		err = ipam.Detect(ctx, a.InContainer, a.Container.Index, compare.PrefixesOf(a.result), carrierTime)
 	default:
 		err = ipam.Settle(ctx, a.InContainer, a.Container.Index)
 	}
@@ -263,18 +248,6 @@ func (a *attachment) Undo(ctx context.Context) error {
 	return err
 }
 
-// uplinkTime is how long the plugin remembers whether a bridge has an uplink.
-// Looking takes longer the more ports there are, so containers that come at the
-// same time share one look. After this time a new uplink is noticed, unless the
-// bridge routes; see hasUplink.
-const uplinkTime = time.Second
-
-// uplink records whether a bridge had an uplink, and when the plugin looked.
-type uplink struct {
-	has bool
-	at  time.Time
-}
-
 // decideDetection decides whether to detect duplicate IPv6 addresses. By
 // default it does so on a bridge with an uplink, as machines other than
 // containers may be on its network. The setting enabledad forbids detection, or
@@ -283,35 +256,10 @@ type uplink struct {
 func (a *attachment) decideDetection() (err error) {
 	asked := a.EnableDAD != nil && *a.EnableDAD
 	if (asked || a.EnableDAD == nil) && !a.made && ipam.HasIPv6(a.result) {
-		a.lan, err = a.plugin.hasUplink(a.OnHost, place{a.Request.Host.ID(), a.bridge.Index}, a.IsGateway)
+		a.lan, err = a.OnHost.HasUplink(a.bridge.Index)
 	}
 	a.detect = asked || a.lan
 	return err
-}
-
-// hasUplink reports whether a bridge has an uplink, or had one within
-// uplinkTime. A bridge that routes for its containers and had no uplink is not
-// looked at again: it is the host's own network, and may have a thousand
-// containers.
-func (p *Plugin) hasUplink(host *links.Conn, b place, routes bool) (bool, error) {
-	p.mu.Lock()
-	known, ok := p.uplinks[b]
-	p.mu.Unlock()
-	if ok && (routes && !known.has || time.Since(known.at) < uplinkTime) {
-		return known.has, nil
-	}
-	at := time.Now()
-	has, err := host.HasUplink(b.bridge)
-	if err != nil {
-		return false, err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.uplinks == nil || len(p.uplinks) > mostBridges {
-		p.uplinks = make(map[place]uplink)
-	}
-	p.uplinks[b] = uplink{has, at}
-	return has, nil
 }
 
 // carrierTime is how long the kernel may take to notice that a pair's ends, or a

@@ -47,39 +47,23 @@ import (
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "bridge". A Plugin that is kept remembers which bridges have an
-// uplink; see [Plugin.hasUplink].
+// Plugin is the plugin "bridge".
 type Plugin struct {
 	ipam.Collector
 
 	making sync.Mutex // held while a bridge is made
 
 	mu       sync.Mutex
-	uplinks  map[place]uplink
 	upcoming map[upcoming]int // executables that run, and found no bridge; see [Plugin.Witness]
 }
 
-// New returns a plugin with empty memory.
-func New() *Plugin { return &Plugin{} }
-
-// place identifies a bridge on a host.
-type place struct {
-	host   netns.ID
-	bridge int
-}
-
-const (
-	// many is the number of ports from which Add does not wait for a packet to
-	// all of them: at 3 µs each, that takes a tenth of the rest. A port gets the
-	// lowest free number, so the number of a new one shows how many there are.
-	many = 64
-	// mostBridges limits the remembered bridges.
-	mostBridges = 1000
-)
+// many is the number of ports from which Add does not wait for a packet to
+// all of them: at 3 µs each, that takes a tenth of the rest. A port gets the
+// lowest free number, so the number of a new one shows how many there are.
+const many = 64
 
 // OnlyExecutable returns an error if only the executable carries out a configuration.
 func (*Plugin) OnlyExecutable(config json.RawMessage) error {
@@ -184,10 +168,15 @@ type comparison struct {
 	other  bool  // an interface that is no bridge has its name now
 }
 
+// end describes the container's end.
+func (c *config) end() ipam.Interface {
+	i := veth.Container(!c.DisableContainerInterface)
+	i.Detect = true
+	return i
+}
+
 func (c *comparison) container(context.Context) (err error) {
-	end := veth.Container(!c.DisableContainerInterface)
-	end.Detect = true
-	c.inside, c.found, err = end.Compare(c.r, c.v)
+	c.inside, c.found, err = c.end().Compare(c.r, c.v)
 	return err
 }
 

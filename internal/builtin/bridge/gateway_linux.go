@@ -74,8 +74,8 @@ func conflicts(have []links.Address, want netip.Prefix) (present bool, others []
 
 // awaitGateways waits until the added addresses of gateways are usable. On a
 // network with other machines, it deletes an address that one of them has.
-func awaitGateways(ctx context.Context, host *netns.Handle, conn *links.Conn, on links.Link, added []netip.Prefix, lan bool) error {
-	err := ipam.AwaitAdded(ctx, host, conn, on.Index, added, lan, carrierTime)
+func awaitGateways(ctx context.Context, conn *links.Conn, on links.Link, added []netip.Prefix, lan bool) error {
+	err := ipam.AwaitAdded(ctx, conn, on.Index, added, lan, carrierTime)
 	if err != nil && lan {
 		return fmt.Errorf("the gateway: interface %q: %w", on.Name, err)
 	}
@@ -192,7 +192,7 @@ func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want 
 	if err != nil {
 		return err
 	}
-	return awaitGateways(ctx, c.r.Host, conn, on, added, lan)
+	return awaitGateways(ctx, conn, on, added, lan)
 }
 
 // serves reports whether an address of the bridge is the wanted gateway. Its

@@ -216,13 +216,13 @@ type made struct {
 	VLANFiltering bool   `json:"vlanFiltering,omitempty"`
 }
 
-// noteMade notes that an ADD made the bridge, this one or an earlier one.
-func noteMade(record caller.Record, br links.Link) error {
+// note notes whose the bridge is: made by an ADD, this one or an earlier one, or the host's.
+func note(record caller.Record, br links.Link) error {
+	if br.Alias != alias {
+		return record.NoteSoon(hostsNote, true)
+	}
 	return record.NoteSoon(madeNote, made{MAC: br.MAC.String(), VLANFiltering: br.VLANFiltering})
 }
-
-// noteHosts notes that the bridge is the host's.
-func noteHosts(record caller.Record) error { return record.NoteSoon(hostsNote, true) }
 
 // madeBy returns the note of an attachment, or nil. Attachments of earlier
 // versions, and of other plugins, have none.
@@ -322,7 +322,7 @@ func (p *Plugin) Witness(ctx context.Context, host *netns.Handle, config []byte)
 	}
 	p.mu.Unlock()
 	return func() error {
-		err := note(ctx, host, c.Bridge, fresh)
+		err := witnessed(ctx, host, c.Bridge, fresh)
 		if !fresh {
 			return err
 		}
@@ -335,22 +335,19 @@ func (p *Plugin) Witness(ctx context.Context, host *netns.Handle, config []byte)
 	}, nil
 }
 
-// note notes whose the bridge is. A fresh one was not there before the ADD.
-func note(ctx context.Context, host *netns.Handle, name string, fresh bool) error {
-	record := caller.From(ctx).Record
+// witnessed notes whose the bridge is, and marks one that was not there before the ADD.
+func witnessed(ctx context.Context, host *netns.Handle, name string, fresh bool) error {
 	br, err := find(ctx, host, name)
-	switch {
-	case err != nil, br.Kind != "bridge": // the ADD has failed
-		return err
-	case fresh && br.Alias == "":
-		err = caller.On(ctx, host, func(conn *links.Conn) error { return mark(conn, br.Index) })
-	case br.Alias != alias:
-		return noteHosts(record)
-	}
-	if err != nil {
+	if err != nil || br.Kind != "bridge" { // the ADD has failed
 		return err
 	}
-	return noteMade(record, br)
+	if fresh && br.Alias == "" {
+		if err := caller.On(ctx, host, func(conn *links.Conn) error { return mark(conn, br.Index) }); err != nil {
+			return err
+		}
+		br.Alias = alias
+	}
+	return note(caller.From(ctx).Record, br)
 }
 
 // find returns the interface of the host; without one it is zero.

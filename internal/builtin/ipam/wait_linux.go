@@ -8,11 +8,8 @@ import (
 	"slices"
 	"time"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/netns"
 )
 
 // Await waits until neighbours can find the IPv6 addresses of an interface: the
@@ -20,44 +17,47 @@ import (
 // last, that is usually finished. A neighbour that asks earlier waits for a
 // second. It passes over other addresses, and the zero Prefix.
 func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) error {
-	addrs = wanted{addresses: addrs}.of(true)
+	addrs = ofFamily(addrs, true)
 	if len(addrs) == 0 {
 		return nil
 	}
-	return wait(ctx, func() (bool, error) {
+	return wait(ctx, longestWait, func() (string, error) {
 		groups, err := c.Groups(index)
-		return !slices.ContainsFunc(addrs, func(a netip.Prefix) bool {
-			return !slices.Contains(groups, links.Solicited(a.Addr()))
-		}), err
+		if slices.ContainsFunc(addrs, func(a netip.Prefix) bool { return !slices.Contains(groups, links.Solicited(a.Addr())) }) {
+			return notUsable, err
+		}
+		return "", err
 	})
 }
 
 // Settle waits until no address of an interface but the kernel's own is tentative. As with Await,
 // neighbours can then find them.
 func Settle(ctx context.Context, c *links.Conn, index int) error {
-	return wait(ctx, func() (bool, error) {
+	return wait(ctx, longestWait, func() (open string, err error) {
 		addrs, err := c.Addresses(index)
-		settled := true
 		for _, a := range addrs {
-			if a.Duplicate {
-				return false, fmt.Errorf("address %s is another machine's too: the detection of duplicates failed", a.Prefix)
+			switch {
+			case a.Duplicate:
+				return "", fmt.Errorf("address %s is another machine's too: the detection of duplicates failed", a.Prefix)
+			case a.Tentative && !a.Addr().IsLinkLocalUnicast():
+				open = notUsable
 			}
-			settled = settled && (!a.Tentative || a.Addr().IsLinkLocalUnicast())
 		}
-		return settled, err
+		return open, err
 	})
 }
+
+const notUsable = "wait until the IPv6 addresses are usable"
 
 // AwaitAdded waits until addresses that were added to an interface are usable. With detect
 // other machines may have them: then it gives the kernel the time to find a carrier, leaves
 // the rest of the detection to the kernel if that takes longer than the caller's patience,
 // and deletes an address that another machine has.
-func AwaitAdded(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, added []netip.Prefix, detect bool, carrier time.Duration) error {
-	added = wanted{addresses: added}.of(true)
-	if !detect || len(added) == 0 {
+func AwaitAdded(ctx context.Context, c *links.Conn, index int, added []netip.Prefix, detect bool, carrier time.Duration) error {
+	if !detect {
 		return Await(ctx, c, index, added)
 	}
-	err := DetectAll(ctx, ns, c, index, added, carrier)
+	err := Detect(ctx, c, index, added, carrier)
 	if err == nil || errors.Is(err, caller.ErrEnough) {
 		return nil
 	}
@@ -71,135 +71,95 @@ func AwaitAdded(ctx context.Context, ns *netns.Handle, c *links.Conn, index int,
 	return err
 }
 
-// The kernel sends no message when an address becomes usable. The detection
-// takes a second with the default settings, and up to another one before it
-// begins. On an overloaded machine, deferred work has taken seconds.
+// The detection of duplicates takes a second with the default settings, and up to another
+// one before it begins. On an overloaded machine, deferred work has taken seconds.
 const (
 	longestWait  = 10 * time.Second
 	shortestWait = 50 * time.Microsecond
 	waitsAtMost  = 20 * time.Millisecond
 )
 
-// wait calls ready until it returns true, or the caller's patience ends.
-func wait(ctx context.Context, ready func() (bool, error)) error {
+// wait calls ready until it returns "", or an error, or the caller's patience or the time
+// ends. The error then begins with what ready returned.
+func wait(ctx context.Context, within time.Duration, ready func() (open string, err error)) error {
 	ctx, stop := caller.From(ctx).Patience.Wait(ctx)
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, longestWait)
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for pause := shortestWait; ; pause = min(2*pause, waitsAtMost) {
-		if ok, err := ready(); ok || err != nil {
+		open, err := ready()
+		if open == "" || err != nil {
 			return err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait until the IPv6 addresses are usable: %w", context.Cause(ctx))
+			return fmt.Errorf("%s: %w", open, context.Cause(ctx))
 		case <-time.After(pause):
 		}
 	}
 }
 
 // Detect waits for the kernel's duplicate address detection (RFC 4862, section
-// 5.4) of the IPv6 addresses of a result, and fails if another machine has one
-// of them. The addresses are on an interface of ns, to which c is connected.
-// Detect also waits for the link-local address: without it, the kernel cannot
+// 5.4) of those addresses of an interface that are IPv6, and fails if another machine has
+// one of them. It also waits for the link-local address: without it, the kernel cannot
 // ask for the neighbours of forwarded packets. It does not wait for addresses
 // that come from routers.
 //
-// Detection needs a carrier. If none comes within the time carrier, Detect
+// Detection needs a carrier. If none comes within the time carrier, or if it is lost, Detect
 // returns nil and leaves the addresses to the kernel, which uses none before it
-// has checked it.
-func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, result *types100.Result, carrier time.Duration) error {
-	w, err := plan(result)
-	if v6 := w.of(true); err == nil && len(v6) > 0 {
-		err = DetectAll(ctx, ns, c, index, v6, carrier)
+// has checked it. The error is [caller.ErrEnough] if the caller's patience ends first; then
+// the kernel goes on too. Detect allows longestWait more than the kernel plans.
+func Detect(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix, carrier time.Duration) error {
+	d := &detection{addrs: ofFamily(addrs, true)}
+	if len(d.addrs) == 0 {
+		return nil
 	}
-	return err
-}
-
-// DetectAll is [Detect] for a list of IPv6 addresses. The error is [caller.ErrEnough] if the
-// caller's patience ends first; then the kernel goes on, and uses no address before it
-// has checked it.
-func DetectAll(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, wanted []netip.Prefix, carrier time.Duration) (err error) {
-	ctx, stop := caller.From(ctx).Patience.Wait(ctx)
-	defer stop()
-	watch, err := links.WatchAddresses(ns)
+	link, err := c.LinkByIndex(index)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, watch.Close()) }()
-	d := &detection{c: c, watch: watch, index: index, wanted: wanted}
-	there, err := d.awaitCarrier(ctx, carrier)
-	if err != nil || !there {
-		return err
-	}
-	return d.awaitAnswers(ctx)
+	begun, had := time.Now(), false
+	return wait(ctx, carrier+link.DetectionTime()+longestWait, func() (string, error) {
+		if err := d.look(c, index); err != nil {
+			return "", err
+		}
+		if !d.link.Carrier() {
+			if had || time.Since(begun) >= carrier {
+				return "", nil
+			}
+			return "wait for the carrier", nil
+		}
+		had = true
+		open, err := d.pending()
+		if err != nil || !open.IsValid() {
+			return "", err
+		}
+		return fmt.Sprintf("address %s is not usable yet, because the kernel still looks for other machines that have it", open), nil
+	})
 }
 
-// detection follows duplicate address detection on an interface. It looks
-// whenever the kernel reports a change.
+// detection is a look at duplicate address detection on an interface.
 type detection struct {
-	c      *links.Conn
-	watch  *links.Listener
-	index  int
-	wanted []netip.Prefix
-
-	link links.Link // as of the last look
-	have []links.Address
+	addrs []netip.Prefix
+	have  []links.Address
+	link  links.Link
 }
 
 // look reads the addresses, and then the interface. The kernel may report an
 // address as usable before it has finished its work on it, but answers about
 // the interface only after that work.
-func (d *detection) look() (err error) {
-	if d.have, err = d.c.Addresses(d.index); err == nil {
-		d.link, err = d.c.LinkByIndex(d.index)
+func (d *detection) look(c *links.Conn, index int) (err error) {
+	if d.have, err = c.Addresses(index); err == nil {
+		d.link, err = c.LinkByIndex(index)
 	}
 	return err
-}
-
-// awaitCarrier reports whether the interface has a carrier within the given
-// time.
-func (d *detection) awaitCarrier(ctx context.Context, within time.Duration) (bool, error) {
-	limited, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	for {
-		if err := d.look(); err != nil || d.link.Carrier() {
-			return err == nil, err
-		}
-		if err := d.watch.Wait(limited); err != nil {
-			if ctx.Err() == nil && limited.Err() != nil {
-				return false, nil
-			}
-			return false, err
-		}
-	}
-}
-
-// awaitAnswers waits until all addresses are usable, another machine has
-// answered for one, or the carrier is lost. It allows longestWait more than the
-// kernel plans, as the kernel of an overloaded machine takes longer.
-func (d *detection) awaitAnswers(ctx context.Context) error {
-	limited, cancel := context.WithTimeout(ctx, d.link.DetectionTime()+longestWait)
-	defer cancel()
-	for {
-		open, err := d.pending()
-		if err != nil || !open.IsValid() || !d.link.Carrier() {
-			return err
-		}
-		if err := d.watch.Wait(limited); err != nil {
-			return fmt.Errorf("address %s is not usable yet, because the kernel still looks for other machines that have it: %w", open, err)
-		}
-		if err := d.look(); err != nil {
-			return err
-		}
-	}
 }
 
 // pending returns an address whose detection is not over, or the zero Prefix.
 // It fails if another machine has an address, or if the kernel has removed one.
 func (d *detection) pending() (netip.Prefix, error) {
 	var open netip.Prefix
-	for _, want := range d.wanted {
+	for _, want := range d.addrs {
 		at := slices.IndexFunc(d.have, func(a links.Address) bool { return a.Prefix == want })
 		switch {
 		case at < 0:
