@@ -44,7 +44,7 @@ func (a *attachment) Make(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	return a.join(a.OnHost, a.bridge, a.Host)
+	return a.join(a.OnHost, a.bridge, a.Host, true)
 }
 
 // Configure assigns the addresses of the pair and the bridge.
@@ -221,19 +221,11 @@ func (a *attachment) correct(index int) error {
 
 // settle waits until packets pass.
 func (a *attachment) settle(ctx context.Context) error {
-	var err error
-	switch {
-	case !ipam.HasIPv6(a.result):
-	case a.detect:
-		err = ipam.Detect(ctx, a.InContainer, a.Container.Index, compare.PrefixesOf(a.result), carrierTime)
-	default:
-		err = ipam.Settle(ctx, a.InContainer, a.Container.Index)
-	}
-	if err != nil {
-		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
-	}
 	if a.DisableContainerInterface {
 		return nil
+	}
+	if err := ipam.Detect(ctx, a.InContainer, a.Container.Index, compare.PrefixesOf(a.result), carrierTime); err != nil {
+		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
 	}
 	return a.AwaitRunning(ctx)
 }

@@ -223,7 +223,7 @@ func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br lin
 	if err != nil {
 		return links.Link{}, err
 	}
-	if err := c.access().join(conn, br, pair.Host); err != nil {
+	if err := c.access().join(conn, br, pair.Host, true); err != nil {
 		return links.Link{}, errors.Join(err, conn.Delete(pair.Host.Index))
 	}
 	if err := setUp(conn, r.Host, pair.Container.Index); err != nil {

@@ -14,10 +14,20 @@ import (
 	"github.com/embedcni/cni/internal/links"
 )
 
-// join adds a new port to the VLANs. The container's end stays down until then.
-func (c *config) join(conn *links.Conn, br, port links.Link) error {
+// join adds a port to the VLANs: a new one to all, while the container's end is down, and
+// another to those that it has lost, unless it has got an own VLAN since the comparison.
+func (c *config) join(conn *links.Conn, br, port links.Link, fresh bool) error {
 	vlans := c.vlans()
-	if len(vlans) > 0 && !c.PreserveDefaultVLAN && br.DefaultVLAN != 0 {
+	if len(vlans) == 0 {
+		return nil
+	}
+	if !fresh {
+		has, err := conn.VLANs(port.Index)
+		if err != nil {
+			return err
+		}
+		vlans, _ = lostVLANs(vlans, has)
+	} else if !c.PreserveDefaultVLAN && br.DefaultVLAN != 0 {
 		// The only VLAN of a new port.
 		if err := conn.DeleteVLAN(port.Index, br.DefaultVLAN); err != nil {
 			return fmt.Errorf(`"preserveDefaultVlan": take interface %q out of VLAN %d: %w`, port.Name, br.DefaultVLAN, err)
@@ -26,26 +36,6 @@ func (c *config) join(conn *links.Conn, br, port links.Link) error {
 	for _, v := range vlans {
 		if err := conn.AddVLAN(port.Index, v); err != nil {
 			return fmt.Errorf(`"vlan", "vlanTrunk": put interface %q in VLAN %d: %w`, port.Name, v.ID, err)
-		}
-	}
-	return nil
-}
-
-// rejoin adds a port to the VLANs that it has lost, unless it has got an own VLAN since
-// the comparison.
-func (c *config) rejoin(conn *links.Conn, port links.Link) error {
-	want := c.vlans()
-	if len(want) == 0 {
-		return nil
-	}
-	has, err := conn.VLANs(port.Index)
-	if err != nil {
-		return err
-	}
-	missing, _ := lostVLANs(want, has)
-	for _, v := range missing {
-		if err := conn.AddVLAN(port.Index, v); err != nil {
-			return fmt.Errorf("put it in VLAN %d: %w", v.ID, err)
 		}
 	}
 	return nil
@@ -127,10 +117,7 @@ func (c *config) restorePort(_ context.Context, conn *links.Conn, port links.Lin
 	if err := conn.SetPortMode(port.Index, c.mode()); err != nil {
 		return err
 	}
-	if off {
-		return c.join(conn, br, port)
-	}
-	return c.rejoin(conn, port)
+	return c.join(conn, br, port, off)
 }
 
 // portVLANs compares the VLANs of a port, which is on the bridge, with the configured

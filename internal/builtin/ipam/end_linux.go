@@ -125,9 +125,8 @@ func Announced(ifName string) links.Sysctl {
 
 // Make assigns the addresses of a result to a new interface, which is down, sets it up, and
 // adds the routes. It returns the addresses, with the link-local one if it has set that.
-// IPv6 addresses are usable after [Await]. With Detect they are usable after [Detect] if the
-// interface detects duplicates, and after [Settle] if it does not. Call these last, because
-// the kernel works on the addresses meanwhile.
+// IPv6 addresses are usable after [Await], and with Detect after [Detect]. Call these last,
+// because the kernel works on the addresses meanwhile.
 func (i Interface) Make(ns *netns.Handle, conn *links.Conn, own links.Link, result *types100.Result) (added []netip.Prefix, err error) {
 	w, err := i.plan(result)
 	if err == nil {
