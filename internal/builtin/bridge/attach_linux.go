@@ -104,23 +104,15 @@ func (a *attachment) configureContainer(ctx context.Context) error {
 	if a.DisableContainerInterface {
 		return nil
 	}
-	var sysctls []links.Sysctl
-	if a.IPAM.Type != "" {
-		more, err := ipam.Sysctls(a.Request.IfName, a.result)
-		if err != nil {
+	if a.IPAM.Type == "" {
+		if err := a.EnterContainer(ctx); err != nil {
 			return err
 		}
-		sysctls = append(a.detection(), more...)
-	}
-	if err := a.EnterContainer(ctx, sysctls...); err != nil {
-		return err
-	}
-	if a.IPAM.Type == "" {
 		return a.InContainer.Up(a.Container.Index)
 	}
 	end := a.end()
 	end.Announce, end.Later = true, true
-	_, err := end.Make(a.Request.Container, a.InContainer, a.Container, a.result)
+	_, err := a.MakeContainer(ctx, end, a.result, a.detection()...)
 	return err
 }
 

@@ -43,6 +43,23 @@ func (e *Ends) EnterContainer(ctx context.Context, sysctls ...links.Sysctl) (err
 	return err
 }
 
+// MakeContainer opens the socket in the container, changes the settings there that the
+// addresses of a result need, and makes the container's end; see [ipam.Interface.Make].
+func (e *Ends) MakeContainer(ctx context.Context, i ipam.Interface, result *types100.Result, more ...links.Sysctl) (added []netip.Prefix, err error) {
+	sysctls, err := ipam.Sysctls(e.Request.IfName, result)
+	if err == nil {
+		err = e.EnterContainer(ctx, append(more, sysctls...)...)
+	}
+	if err != nil {
+		return nil, err
+	}
+	own, err := e.InContainer.LinkByIndex(e.Container.Index)
+	if err != nil {
+		return nil, err
+	}
+	return i.Make(e.Request.Container, e.InContainer, own, result)
+}
+
 func (e *Ends) close() error {
 	err := e.OnHost.Close()
 	if e.InContainer != nil {

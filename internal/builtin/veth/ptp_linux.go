@@ -96,7 +96,7 @@ func (a *pointToPoint) Configure(ctx context.Context, result *types100.Result) e
 	if err != nil {
 		return err
 	}
-	if err := a.configureContainer(ctx, result); err != nil {
+	if a.inside, err = a.MakeContainer(ctx, end(), result); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
 	}
 	if err := a.configureHost(ctx, ends); err != nil {
@@ -165,22 +165,6 @@ func end() ipam.Interface {
 	i := Container(true)
 	i.LinkLocal, i.Routes = true, subnetRoutes
 	return i
-}
-
-// configureContainer sets the container's end up.
-func (a *pointToPoint) configureContainer(ctx context.Context, result *types100.Result) error {
-	sysctls, err := ipam.Sysctls(a.Request.IfName, result)
-	if err != nil {
-		return err
-	}
-	if err := a.EnterContainer(ctx, sysctls...); err != nil {
-		return err
-	}
-	own, err := a.InContainer.LinkByIndex(a.Container.Index)
-	if err == nil {
-		a.inside, err = end().Make(a.Request.Container, a.InContainer, own, result)
-	}
-	return err
 }
 
 // configureHost assigns the addresses of the gateways to the host's end, adds
