@@ -64,7 +64,7 @@ var floors = [][]string{
 		"internal/builtin/lan", "internal/builtin/veth", "internal/runner",
 	},
 	{
-		"internal/builtin/bridge", "internal/builtin/plugintest", "internal/health",
+		"internal/builtin/plugintest", "internal/health",
 	},
 	{
 		"internal/builtin",

@@ -2,7 +2,6 @@ package builtin
 
 import (
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
-	"github.com/embedcni/cni/internal/builtin/bridge"
 	"github.com/embedcni/cni/internal/builtin/firewall"
 	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/ipam"
@@ -28,7 +27,7 @@ func Loopback(typ string) plugin.Plugin {
 func plugins() map[string]plugin.Plugin {
 	return map[string]plugin.Plugin{
 		known.Bandwidth:  bandwidth.Plugin{},
-		known.Bridge:     &bridge.Plugin{},
+		known.Bridge:     &veth.Bridge{},
 		known.Firewall:   firewall.Plugin{},
 		known.HostDevice: lan.HostDevice{},
 		known.HostLocal:  hostlocal.Shared(),

@@ -1,4 +1,4 @@
-package bridge
+package veth
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -18,7 +17,7 @@ import (
 
 // ensureBridge returns the bridge, up and as configured. It creates a missing
 // one. Many attachments may do this at once.
-func (a *attachment) ensureBridge(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+func (a *bridged) ensureBridge(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
 	br, err = conn.Link(a.Bridge)
 	if links.NotFound(err) || err == nil && br.Alias != alias {
 		br, made, err = a.findOrCreate(ctx, conn, host)
@@ -33,7 +32,7 @@ func (a *attachment) ensureBridge(ctx context.Context, conn *links.Conn, host *n
 // creates and marks it, and the others wait for both. If containers are on record for
 // which an ADD made the bridge, somebody has deleted it. They know its hardware address,
 // so that it comes back with that, as from Repair.
-func (a *attachment) findOrCreate(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+func (a *bridged) findOrCreate(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
 	a.plugin.making.Lock()
 	defer a.plugin.making.Unlock()
 	br, err = conn.Link(a.Bridge)
@@ -44,13 +43,13 @@ func (a *attachment) findOrCreate(ctx context.Context, conn *links.Conn, host *n
 	if m, err := madeForOthers(caller.From(ctx).Record, a.Bridge); err != nil {
 		return br, false, err
 	} else if m != nil {
-		again = m.bridge(a.config)
+		again = m.bridge(a.bridgeConfig)
 	}
 	return a.createBridge(conn, host, again)
 }
 
 // prepareBridge sets the bridge up if it fits the configuration.
-func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Link) error {
+func (c *bridgeConfig) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Link) error {
 	if err := c.fits(br); err != nil {
 		return err
 	}
@@ -63,7 +62,7 @@ func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Li
 			return fmt.Errorf("set bridge %q up: %w", c.Bridge, err)
 		}
 	}
-	if ra := veth.NoRA(c.Bridge); !br.Has(ra) {
+	if ra := NoRA(c.Bridge); !br.Has(ra) {
 		if err := links.WriteSysctls(host, ra); err != nil {
 			return err
 		}
@@ -72,7 +71,7 @@ func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Li
 }
 
 // fits returns an error if the interface cannot serve as the bridge.
-func (c *config) fits(br links.Link) error {
+func (c *bridgeConfig) fits(br links.Link) error {
 	if br.Kind != "bridge" {
 		return invalid(`"bridge": interface %q exists and is not a bridge, but %q`, c.Bridge, br.Kind)
 	}
@@ -86,7 +85,7 @@ func (c *config) fits(br links.Link) error {
 // createBridge creates the bridge with the alias that says who made it and its
 // link-local address, and leaves it down. With the address, the host can forward
 // to it as soon as there is a container.
-func (c *config) createBridge(conn *links.Conn, host *netns.Handle, b links.Bridge) (br links.Link, made bool, err error) {
+func (c *bridgeConfig) createBridge(conn *links.Conn, host *netns.Handle, b links.Bridge) (br links.Link, made bool, err error) {
 	br, err = b.Create(conn)
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
 		br, err = conn.Link(b.Name)
@@ -170,7 +169,7 @@ func (c *comparison) whose() string {
 func (c *comparison) restoreBridge(_ context.Context, conn *links.Conn, _ links.Link) error {
 	br, err := conn.Link(c.Bridge)
 	if links.NotFound(err) {
-		br, _, err = c.createBridge(conn, c.r.Host, c.made.bridge(c.config))
+		br, _, err = c.createBridge(conn, c.r.Host, c.made.bridge(c.bridgeConfig))
 	}
 	if err != nil {
 		return fmt.Errorf("bridge: %w", err)
@@ -279,7 +278,7 @@ func mark(conn *links.Conn, index int) error {
 }
 
 // bridge returns the bridge to make again.
-func (m *made) bridge(c *config) links.Bridge {
+func (m *made) bridge(c *bridgeConfig) links.Bridge {
 	mac, err := net.ParseMAC(m.MAC)
 	if err != nil {
 		mac = nil // a random one is better than no bridge
@@ -300,7 +299,7 @@ type upcoming struct {
 // Witness is called before the ADD of an executable of this type. The function that it
 // returns is called after the ADD, whatever came of it: it notes whether an ADD made the
 // bridge, this one or an earlier one.
-func (p *Plugin) Witness(ctx context.Context, host *netns.Handle, config []byte) (after func() error, err error) {
+func (p *Bridge) Witness(ctx context.Context, host *netns.Handle, config []byte) (after func() error, err error) {
 	c := struct{ Bridge string }{defaultBridge}
 	if err := json.Unmarshal(config, &c); err != nil {
 		return nil, err

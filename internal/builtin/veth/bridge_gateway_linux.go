@@ -1,4 +1,4 @@
-package bridge
+package veth
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
@@ -24,7 +23,7 @@ import (
 // overlap; another one is an error, or is deleted if the configuration forces
 // it. Many attachments may do this at once. It returns the addresses that it
 // added; if detect is set, the kernel detects their duplicates.
-func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
+func (c *bridgeConfig) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
 	for _, want := range wanted {
 		present, others := conflicts(have, want)
 		if present {
@@ -101,7 +100,7 @@ func (c *comparison) gateway(context.Context) error {
 		if have, err = c.v.Host.Addresses(on.Index); err != nil {
 			return err
 		}
-		forwarding, err := veth.CompareForwarding(c.v, on, wanted)
+		forwarding, err := CompareForwarding(c.v, on, wanted)
 		if err != nil {
 			return err
 		}
@@ -188,7 +187,7 @@ func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want 
 			return err
 		}
 	}
-	added, err := (&config{}).ensureAddresses(conn, on, have, []netip.Prefix{want}, lan)
+	added, err := (&bridgeConfig{}).ensureAddresses(conn, on, have, []netip.Prefix{want}, lan)
 	if err != nil {
 		return err
 	}
@@ -198,7 +197,7 @@ func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want 
 // serves reports whether an address of the bridge is the wanted gateway. Its
 // subnet may be wider by now. With forceAddress, an address of another range or
 // network may replace one of the same family.
-func (c *config) serves(a links.Address, want netip.Prefix) bool {
+func (c *bridgeConfig) serves(a links.Address, want netip.Prefix) bool {
 	if a.Addr() == want.Addr() {
 		return true
 	}
@@ -208,7 +207,7 @@ func (c *config) serves(a links.Address, want netip.Prefix) bool {
 // ensureVLANInterface returns the interface that is the gateway of a VLAN: the
 // outer end of a pair whose inner end is a port of the bridge in that VLAN. A new
 // one gets the MAC address, or a random one.
-func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link, mac net.HardwareAddr) (links.Link, error) {
+func (c *bridgeConfig) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link, mac net.HardwareAddr) (links.Link, error) {
 	name := c.gatewayName()
 	if len(name) >= unix.IFNAMSIZ {
 		return links.Link{}, invalid(`"vlan", "bridge": the gateway of the VLAN would be %q, whose name is too long`, name)

@@ -1,4 +1,4 @@
-package bridge
+package veth
 
 import (
 	"context"
@@ -10,21 +10,20 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 )
 
-// containerInterface is the index of the container's interface in the result,
+// bridgedInterface is the index of the container's interface in the result,
 // after the bridge and the host's end.
-const containerInterface = 2
+const bridgedInterface = 2
 
-// attachment is an attachment in progress.
-type attachment struct {
-	*config
-	*veth.Ends
-	plugin *Plugin
+// bridged is an attachment in progress.
+type bridged struct {
+	*bridgeConfig
+	*Ends
+	plugin *Bridge
 	bridge links.Link
 	made   bool // this attachment created the bridge
 	lan    bool // machines other than containers may have its addresses
@@ -34,7 +33,7 @@ type attachment struct {
 }
 
 // Make creates the bridge and the pair, which need no address.
-func (a *attachment) Make(ctx context.Context) (err error) {
+func (a *bridged) Make(ctx context.Context) (err error) {
 	if a.bridge, a.made, err = a.ensureBridge(ctx, a.OnHost, a.Request.Host); err != nil {
 		return err
 	}
@@ -48,7 +47,7 @@ func (a *attachment) Make(ctx context.Context) (err error) {
 }
 
 // Configure assigns the addresses of the pair and the bridge.
-func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
+func (a *bridged) Configure(ctx context.Context, result *types100.Result) error {
 	a.result = result
 	host, container := a.Interfaces()
 	br := &types100.Interface{Name: a.bridge.Name}
@@ -87,7 +86,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 
 // announce announces the IPv4 addresses to neighbours, which may know them as
 // another container's. Packets pass by now.
-func (a *attachment) announce(ctx context.Context) error {
+func (a *bridged) announce(ctx context.Context) error {
 	addrs := ipam.IPv4(a.result)
 	if a.aside {
 		return a.InContainer.AnnounceAside(caller.From(ctx).Conns, a.Request.Container, a.Container, addrs)
@@ -100,7 +99,7 @@ func (a *attachment) announce(ctx context.Context) error {
 
 // configureContainer sets the container's end up, with its addresses if there
 // are any.
-func (a *attachment) configureContainer(ctx context.Context) error {
+func (a *bridged) configureContainer(ctx context.Context) error {
 	if a.DisableContainerInterface {
 		return nil
 	}
@@ -120,7 +119,7 @@ func (a *attachment) configureContainer(ctx context.Context) error {
 // duplicates, of the kernel's own address too, and that addresses are announced.
 // A container without an IPv6 address keeps the namespace's settings, which
 // costs nothing.
-func (a *attachment) detection() []links.Sysctl {
+func (a *bridged) detection() []links.Sysctl {
 	if !a.detect && !ipam.HasIPv6(a.result) {
 		return nil
 	}
@@ -141,7 +140,7 @@ func (a *attachment) detection() []links.Sysctl {
 // interface in the VLAN, and makes the host forward. It adds the bridge's
 // hardware address to the result, because the address of a bridge that somebody
 // else made changes with its ports, and waits until packets pass.
-func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
+func (a *bridged) makeGateway(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
 	on := a.bridge
 	if a.VLAN != 0 && len(addrs) > 0 {
 		var err error
@@ -150,7 +149,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 		}
 		a.result.Interfaces = append(a.result.Interfaces, &types100.Interface{Name: on.Name, Mac: on.MAC.String()})
 	}
-	forwarding := veth.MissingForwarding(a.OnHost, addrs)
+	forwarding := MissingForwarding(a.OnHost, addrs)
 	end, err := a.OnHost.LinkByIndex(a.Host.Index)
 	if err != nil {
 		return err
@@ -198,7 +197,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 // correct updates the host's neighbour entries that name another container, so
 // that they are right when Add returns. The host may hear the announcement
 // later, like everybody else.
-func (a *attachment) correct(index int) error {
+func (a *bridged) correct(index int) error {
 	for _, addr := range ipam.IPv4(a.result) {
 		known, err := a.OnHost.Neighbour(index, addr)
 		if err == nil && known.Wrong(a.Container.MAC) {
@@ -212,7 +211,7 @@ func (a *attachment) correct(index int) error {
 }
 
 // settle waits until packets pass.
-func (a *attachment) settle(ctx context.Context) error {
+func (a *bridged) settle(ctx context.Context) error {
 	if a.DisableContainerInterface {
 		return nil
 	}
@@ -224,7 +223,7 @@ func (a *attachment) settle(ctx context.Context) error {
 
 // Undo deletes the pair and its rules. The bridge stays, because others may use
 // it by now.
-func (a *attachment) Undo(ctx context.Context) error {
+func (a *bridged) Undo(ctx context.Context) error {
 	err := a.Ends.Undo(ctx)
 	if a.MACSpoofChk {
 		err = errors.Join(err, spoofError(atOnce(ctx, a.Request).Remove(context.WithoutCancel(ctx), spoofRule(a.Request, "", nil))))
@@ -237,7 +236,7 @@ func (a *attachment) Undo(ctx context.Context) error {
 // containers may be on its network. The setting enabledad forbids detection, or
 // demands it for the container's addresses on every bridge. The gateways'
 // addresses are checked only if there is an uplink.
-func (a *attachment) decideDetection() (err error) {
+func (a *bridged) decideDetection() (err error) {
 	asked := a.EnableDAD != nil && *a.EnableDAD
 	if (asked || a.EnableDAD == nil) && !a.made && ipam.HasIPv6(a.result) {
 		a.lan, err = a.OnHost.HasUplink(a.bridge.Index)

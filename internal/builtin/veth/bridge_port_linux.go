@@ -1,4 +1,4 @@
-package bridge
+package veth
 
 import (
 	"context"
@@ -9,14 +9,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 )
 
 // join adds a port to the VLANs: a new one to all, while the container's end is down, and
 // another to those that it has lost, unless it has got an own VLAN since the comparison.
-func (c *config) join(conn *links.Conn, br, port links.Link, fresh bool) error {
+func (c *bridgeConfig) join(conn *links.Conn, br, port links.Link, fresh bool) error {
 	vlans := c.vlans()
 	if len(vlans) == 0 {
 		return nil
@@ -44,17 +43,17 @@ func (c *config) join(conn *links.Conn, br, port links.Link, fresh bool) error {
 // port compares the host's end, which is on the bridge, in the configured modes.
 // Other programs may set more: the kubelet used to set hairpin mode.
 func (c *comparison) port(context.Context) error {
-	host, found, err := veth.CompareHost(c.r, c.v, c.inside, c.restorePort)
+	host, found, err := CompareHost(c.r, c.v, c.inside, c.restorePort)
 	c.host, c.found = host, append(c.found, found...)
 	if err != nil || !host.Exists {
 		return err
 	}
-	return c.onBridge(host.Link, host.Place(c.r), c.config, c.restorePort)
+	return c.onBridge(host.Link, host.Place(c.r), c.bridgeConfig, c.restorePort)
 }
 
 // onBridge compares an interface as a port of the bridge, in the modes and VLANs of a
 // configuration.
-func (c *comparison) onBridge(port links.Link, place *compare.Place, as *config, restore compare.Make) error {
+func (c *comparison) onBridge(port links.Link, place *compare.Place, as *bridgeConfig, restore compare.Make) error {
 	lacks := func(wanted, found, why string, err error) {
 		d := compare.Difference{Kind: compare.BridgePort, Object: port.Name, Wanted: wanted, Found: found, Err: err, Why: why}
 		c.found = append(c.found, place.Lacks(d, restore))
@@ -94,7 +93,7 @@ func (c *comparison) master(port links.Link) (name, why string, err error) {
 // restorePort makes the interface again a port of the bridge, in its modes and its VLANs,
 // unless it is a port of another one by now. One that is down it only sets up: what else
 // it lacks is another difference.
-func (c *config) restorePort(_ context.Context, conn *links.Conn, port links.Link) error {
+func (c *bridgeConfig) restorePort(_ context.Context, conn *links.Conn, port links.Link) error {
 	if !port.Up() { // wherever it is
 		return conn.Change(port.Index, links.Change{Set: unix.IFF_UP})
 	}
@@ -123,7 +122,7 @@ func (c *config) restorePort(_ context.Context, conn *links.Conn, port links.Lin
 // portVLANs compares the VLANs of a port, which is on the bridge, with the configured
 // ones. A missing one is added. Others may be somebody's, and so may the port's own VLAN
 // if that is another one now.
-func (c *config) portVLANs(vlans func(port int) (links.VLANs, error), port links.Link, place *compare.Place, restore compare.Make) (all []compare.Difference, err error) {
+func (c *bridgeConfig) portVLANs(vlans func(port int) (links.VLANs, error), port links.Link, place *compare.Place, restore compare.Make) (all []compare.Difference, err error) {
 	want := c.vlans()
 	if len(want) == 0 {
 		return nil, nil
