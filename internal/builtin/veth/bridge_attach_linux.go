@@ -25,7 +25,6 @@ type bridged struct {
 	*Ends
 	plugin *Bridge
 	bridge links.Link
-	made   bool // this attachment created the bridge
 	lan    bool // machines other than containers may have its addresses
 	detect bool // detect duplicates of the container's IPv6 addresses
 	aside  bool // the bridge has many ports: announce addresses in parallel with the rest of Add
@@ -34,7 +33,7 @@ type bridged struct {
 
 // Make creates the bridge and the pair, which need no address.
 func (a *bridged) Make(ctx context.Context) (err error) {
-	if a.bridge, a.made, err = a.ensureBridge(ctx, a.OnHost, a.Request.Host); err != nil {
+	if a.bridge, err = a.ensureBridge(ctx, a.OnHost, a.Request.Host); err != nil {
 		return err
 	}
 	a.Pair, err = links.Veth{
@@ -238,7 +237,7 @@ func (a *bridged) Undo(ctx context.Context) error {
 // addresses are checked only if there is an uplink.
 func (a *bridged) decideDetection() (err error) {
 	asked := a.EnableDAD != nil && *a.EnableDAD
-	if (asked || a.EnableDAD == nil) && !a.made && ipam.HasIPv6(a.result) {
+	if (asked || a.EnableDAD == nil) && ipam.HasIPv6(a.result) {
 		a.lan, err = a.OnHost.HasUplink(a.bridge.Index)
 	}
 	a.detect = asked || a.lan

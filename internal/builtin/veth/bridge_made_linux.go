@@ -17,35 +17,33 @@ import (
 
 // ensureBridge returns the bridge, up and as configured. It creates a missing
 // one. Many attachments may do this at once.
-func (a *bridged) ensureBridge(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+func (a *bridged) ensureBridge(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, err error) {
 	br, err = conn.Link(a.Bridge)
 	if links.NotFound(err) || err == nil && br.Alias != alias {
-		br, made, err = a.findOrCreate(ctx, conn, host)
+		br, err = a.findOrCreate(ctx, conn, host)
 	}
 	if err == nil {
 		err = a.prepareBridge(conn, host, br)
 	}
-	return br, made, err
+	return br, err
 }
 
 // findOrCreate returns the bridge, or creates it. Of one plugin's attachments, one
 // creates and marks it, and the others wait for both. If containers are on record for
 // which an ADD made the bridge, somebody has deleted it. They know its hardware address,
 // so that it comes back with that, as from Repair.
-func (a *bridged) findOrCreate(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+func (a *bridged) findOrCreate(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, err error) {
 	a.plugin.making.Lock()
 	defer a.plugin.making.Unlock()
 	br, err = conn.Link(a.Bridge)
 	if !links.NotFound(err) {
-		return br, false, err
+		return br, err
 	}
-	again := links.Bridge{Name: a.Bridge, MTU: a.MTU, VLANFiltering: a.filtersVLANs()}
-	if m, err := madeForOthers(caller.From(ctx).Record, a.Bridge); err != nil {
-		return br, false, err
-	} else if m != nil {
-		again = m.bridge(a.bridgeConfig)
+	m, err := madeForOthers(caller.From(ctx).Record, a.Bridge)
+	if err != nil {
+		return br, err
 	}
-	return a.createBridge(conn, host, again)
+	return a.createBridge(conn, host, m)
 }
 
 // prepareBridge sets the bridge up if it fits the configuration.
@@ -84,22 +82,26 @@ func (c *bridgeConfig) fits(br links.Link) error {
 
 // createBridge creates the bridge with the alias that says who made it and its
 // link-local address, and leaves it down. With the address, the host can forward
-// to it as soon as there is a container.
-func (c *bridgeConfig) createBridge(conn *links.Conn, host *netns.Handle, b links.Bridge) (br links.Link, made bool, err error) {
+// to it as soon as there is a container. A bridge that was noted comes back as it was.
+func (c *bridgeConfig) createBridge(conn *links.Conn, host *netns.Handle, noted *made) (br links.Link, err error) {
+	b := links.Bridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()}
+	if noted != nil {
+		b.VLANFiltering = b.VLANFiltering || noted.VLANFiltering
+		b.MAC, _ = net.ParseMAC(noted.MAC) // a random one is better than no bridge
+	}
 	br, err = b.Create(conn)
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
-		br, err = conn.Link(b.Name)
-		return br, false, err
+		return conn.Link(b.Name)
 	}
 	if err != nil {
-		return br, false, err
+		return br, err
 	}
 	if err := mark(conn, br.Index); err != nil {
-		return br, false, fmt.Errorf("bridge %q: %w", b.Name, err)
+		return br, fmt.Errorf("bridge %q: %w", b.Name, err)
 	}
 	br.Alias = alias
 	_, err = conn.LinkLocal(host, br)
-	return br, err == nil, err
+	return br, err
 }
 
 // bridge compares the properties of the bridge that every attachment needs, and
@@ -169,7 +171,7 @@ func (c *comparison) whose() string {
 func (c *comparison) restoreBridge(_ context.Context, conn *links.Conn, _ links.Link) error {
 	br, err := conn.Link(c.Bridge)
 	if links.NotFound(err) {
-		br, _, err = c.createBridge(conn, c.r.Host, c.made.bridge(c.bridgeConfig))
+		br, err = c.createBridge(conn, c.r.Host, c.made)
 	}
 	if err != nil {
 		return fmt.Errorf("bridge: %w", err)
@@ -277,15 +279,6 @@ func mark(conn *links.Conn, index int) error {
 	return nil
 }
 
-// bridge returns the bridge to make again.
-func (m *made) bridge(c *bridgeConfig) links.Bridge {
-	mac, err := net.ParseMAC(m.MAC)
-	if err != nil {
-		mac = nil // a random one is better than no bridge
-	}
-	return links.Bridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: m.VLANFiltering || c.filtersVLANs(), MAC: mac}
-}
-
 // The executable's ADD makes the bridge if it is missing, and says nothing about that. So
 // Witness looks before, and marks the bridge afterwards as Add does. Then later ADDs, of
 // any process, see who made it.
@@ -312,19 +305,17 @@ func (p *Bridge) Witness(ctx context.Context, host *netns.Handle, config []byte)
 	// not ended when the next looks.
 	its := upcoming{host.ID(), c.Bridge}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	fresh := before.Index == 0 || before.Alias == "" && p.upcoming[its] > 0
-	if fresh {
-		if p.upcoming == nil {
-			p.upcoming = make(map[upcoming]int)
-		}
-		p.upcoming[its]++
+	if !fresh {
+		return func() error { return witnessed(ctx, host, c.Bridge, false) }, nil
 	}
-	p.mu.Unlock()
+	if p.upcoming == nil {
+		p.upcoming = make(map[upcoming]int)
+	}
+	p.upcoming[its]++
 	return func() error {
-		err := witnessed(ctx, host, c.Bridge, fresh)
-		if !fresh {
-			return err
-		}
+		err := witnessed(ctx, host, c.Bridge, true)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.upcoming[its]--; p.upcoming[its] == 0 {
