@@ -316,16 +316,16 @@ func (c *comparison) egress(l limit) error {
 		return c.redirection(ifb, device.Name, fix)
 	case err != nil:
 		return fmt.Errorf("%s: %w", c.about, err)
-	case ifb.Kind != "ifb":
-		d.Found, d.Fix, d.Why = fmt.Sprintf("an interface of type %q", ifb.Kind), nil, "another interface has the name"
-	case !ifb.Up():
-		d.Found = "down"
 	}
-	if d.Found != "" {
-		c.add(d, fmt.Errorf("interface %q of type %q is not an ifb that is up", device.Name, ifb.Kind))
-	}
+	is := fmt.Errorf("interface %q of type %q is not an ifb that is up", device.Name, ifb.Kind)
 	if ifb.Kind != "ifb" {
+		d.Found, d.Fix, d.Why = fmt.Sprintf("an interface of type %q", ifb.Kind), nil, "another interface has the name"
+		c.add(d, is)
 		return nil
+	}
+	if !ifb.Up() {
+		d.Found = "down"
+		c.add(d, is)
 	}
 	if err := c.bucket(ifb, l, fix); err != nil {
 		return err

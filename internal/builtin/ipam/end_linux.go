@@ -270,7 +270,7 @@ func plan(result *types100.Result) (wanted, error) {
 	if result == nil || len(result.IPs) == 0 {
 		return w, errors.New("the result has no address")
 	}
-	var gateways [2]netip.Addr // of IPv4, IPv6
+	gateways := make(map[bool]netip.Addr) // of IPv4, and not
 	for i, ip := range result.IPs {
 		if ip == nil {
 			return w, fmt.Errorf("the result's address %d is null", i)
@@ -283,8 +283,8 @@ func plan(result *types100.Result) (wanted, error) {
 		if err != nil {
 			return w, fmt.Errorf("the result's address %s: %w", p, err)
 		}
-		if first := &gateways[familyOf(p.Addr())]; !first.IsValid() {
-			*first = via
+		if v4 := p.Addr().Is4(); !gateways[v4].IsValid() {
+			gateways[v4] = via
 		}
 		w.addresses = append(w.addresses, p)
 	}
@@ -301,7 +301,7 @@ func plan(result *types100.Result) (wanted, error) {
 	return w, nil
 }
 
-func route(r *types.Route, gateways [2]netip.Addr) (links.Route, error) {
+func route(r *types.Route, gateways map[bool]netip.Addr) (links.Route, error) {
 	dst, err := links.Prefix(r.Dst)
 	if err != nil {
 		return links.Route{}, err
@@ -311,7 +311,7 @@ func route(r *types.Route, gateways [2]netip.Addr) (links.Route, error) {
 		return links.Route{}, fmt.Errorf("to %s: %w", dst, err)
 	}
 	if !via.IsValid() {
-		via = gateways[familyOf(dst.Addr())]
+		via = gateways[dst.Addr().Is4()]
 	}
 	route := links.Route{
 		Dst: dst.Masked(), Via: via,
@@ -342,11 +342,4 @@ func gateway(ip net.IP, of netip.Addr) (netip.Addr, error) {
 		return netip.Addr{}, fmt.Errorf("the gateway %q is of another family", ip)
 	}
 	return addr, nil
-}
-
-func familyOf(a netip.Addr) int {
-	if a.Is4() {
-		return 0
-	}
-	return 1
 }
