@@ -82,11 +82,7 @@ func (c *inside) compare(now compare.Net) (err error) {
 	if c.Up && !c.own.Up() {
 		c.lacks(compare.Interface, c.r.IfName, "up", "down", errors.New("it is down"), c.restore)
 	}
-	result := compare.OwnResult(c.r)
-	if len(result.IPs) == 0 {
-		return nil
-	}
-	if c.wanted, err = c.plan(result); err == nil {
+	if c.wanted, err = c.plan(compare.OwnResult(c.r)); err == nil && len(c.addresses) > 0 {
 		err = c.compareAddresses(now)
 	}
 	if err == nil {

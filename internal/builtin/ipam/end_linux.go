@@ -52,20 +52,14 @@ type Interface struct {
 	Gone string
 }
 
-// Apply sets the attachment's interface up, with the addresses of a result if
-// typ names an IPAM plugin, and lists it as the only interface of the result. It
+// Apply sets the attachment's interface up, with the addresses of a result if there are
+// any, and lists it as the only interface of the result. It
 // waits for duplicate address detection if there is a carrier within the time;
 // see [Detect].
-func (i Interface) Apply(ctx context.Context, r *plugin.Request, typ string, result *types100.Result, carrier time.Duration) error {
-	var sysctls []links.Sysctl
-	if typ != "" {
-		var err error
-		if sysctls, err = Sysctls(r.IfName, result); err != nil {
-			return err
-		}
-		if i.Announce { // also the IPv6 addresses that come from routers
-			sysctls = append(sysctls, Announced(r.IfName))
-		}
+func (i Interface) Apply(ctx context.Context, r *plugin.Request, result *types100.Result, carrier time.Duration) error {
+	sysctls := Sysctls(r.IfName, result)
+	if i.Announce && len(result.IPs) > 0 { // also the IPv6 addresses that come from routers
+		sysctls = append(sysctls, Announced(r.IfName))
 	}
 	return caller.On(ctx, r.Container, func(conn *links.Conn) error {
 		own, err := conn.Link(r.IfName)
@@ -73,9 +67,6 @@ func (i Interface) Apply(ctx context.Context, r *plugin.Request, typ string, res
 			return err
 		}
 		Only(r, result, own.MAC.String())
-		if typ == "" {
-			return conn.Up(own.Index)
-		}
 		added, err := i.Make(r.Container, conn, own, result)
 		if err != nil {
 			return err
@@ -101,10 +92,9 @@ func HasIPv6(result *types100.Result) bool {
 // Sysctls returns the settings that an interface in a container needs before it
 // gets the addresses of a result: enabled IPv6, and addresses that stay when the
 // interface is down.
-func Sysctls(ifName string, result *types100.Result) ([]links.Sysctl, error) {
-	w, err := plan(result)
-	if err != nil || len(ofFamily(w.addresses, true)) == 0 {
-		return nil, err
+func Sysctls(ifName string, result *types100.Result) []links.Sysctl {
+	if !HasIPv6(result) {
+		return nil
 	}
 	const conf = "net/ipv6/conf/"
 	return []links.Sysctl{
@@ -113,7 +103,7 @@ func Sysctls(ifName string, result *types100.Result) ([]links.Sysctl, error) {
 		{Path: conf + "lo/disable_ipv6", Value: "0", Optional: true},
 		{Path: conf + ifName + "/disable_ipv6", Value: "0"},
 		{Path: conf + ifName + "/keep_addr_on_down", Value: "1"},
-	}, nil
+	}
 }
 
 // Announced is the setting that makes the kernel announce IPv6 addresses. It
@@ -123,8 +113,8 @@ func Announced(ifName string) links.Sysctl {
 	return links.Sysctl{Path: "net/ipv6/conf/" + ifName + "/ndisc_notify", Value: "1", Optional: true}
 }
 
-// Make assigns the addresses of a result to a new interface, which is down, sets it up, and
-// adds the routes. It returns the addresses, with the link-local one if it has set that.
+// Make assigns the addresses of a result, if there are any, to a new interface, sets it up,
+// and adds the routes. It returns the addresses, with the link-local one if it has set that.
 // IPv6 addresses are usable after [Await], and with Detect after [Detect]. Call these last,
 // because the kernel works on the addresses meanwhile.
 func (i Interface) Make(ns *netns.Handle, conn *links.Conn, own links.Link, result *types100.Result) (added []netip.Prefix, err error) {
@@ -209,6 +199,7 @@ func (i Interface) add(ns *netns.Handle, conn *links.Conn, now links.Link, have 
 			added = append(added, want)
 		}
 		if down && !v6 {
+			i.Announce = i.Announce && len(addrs) > 0
 			if err := i.setUp(conn, now.Index, len(family) > 0); err != nil {
 				return nil, err
 			}
@@ -253,8 +244,11 @@ func ofFamily(addrs []netip.Prefix, v6 bool) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(addrs), func(p netip.Prefix) bool { return p.Addr().Is6() != v6 })
 }
 
-// plan reads a result; see [plan].
+// plan reads a result, which may have no addresses; see [plan].
 func (i Interface) plan(result *types100.Result) (w wanted, err error) {
+	if len(result.IPs) == 0 {
+		return w, nil
+	}
 	w, err = plan(result)
 	if err == nil && i.Routes != nil {
 		w.subnets, err = i.Routes(result)

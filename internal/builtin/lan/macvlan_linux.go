@@ -68,7 +68,7 @@ func (a *macvlan) Make(ctx context.Context) error {
 // Configure sets the interface up. The master existed before: if it has no
 // carrier, it is not plugged in, and nobody can have the addresses.
 func (a *macvlan) Configure(ctx context.Context, result *types100.Result) error {
-	if err := (ipam.Interface{Up: true, Announce: true, Detect: true}).Apply(ctx, a.r, a.IPAM.Type, result, 0); err != nil {
+	if err := (ipam.Interface{Up: true, Announce: true, Detect: true}).Apply(ctx, a.r, result, 0); err != nil {
 		return fmt.Errorf("interface %q: %w", a.r.IfName, err)
 	}
 	result.DNS = a.DNS

@@ -102,12 +102,6 @@ func (a *bridged) configureContainer(ctx context.Context) error {
 	if a.DisableContainerInterface {
 		return nil
 	}
-	if a.IPAM.Type == "" {
-		if err := a.EnterContainer(ctx); err != nil {
-			return err
-		}
-		return a.InContainer.Up(a.Container.Index)
-	}
 	end := a.end()
 	end.Announce, end.Later = true, true
 	_, err := a.MakeContainer(ctx, end, a.result, a.detection()...)
@@ -119,7 +113,7 @@ func (a *bridged) configureContainer(ctx context.Context) error {
 // A container without an IPv6 address keeps the namespace's settings, which
 // costs nothing.
 func (a *bridged) detection() []links.Sysctl {
-	if !a.detect && !ipam.HasIPv6(a.result) {
+	if a.IPAM.Type == "" || !a.detect && !ipam.HasIPv6(a.result) {
 		return nil
 	}
 	v6 := "net/ipv6/conf/" + a.Request.IfName
