@@ -134,54 +134,43 @@ func (a *bridged) detection() []links.Sysctl {
 // hardware address to the result, because the address of a bridge that somebody
 // else made changes with its ports, and waits until packets pass.
 func (a *bridged) makeGateway(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
+	end, err := a.OnHost.LinkByIndex(a.Host.Index)
+	if err != nil {
+		return err
+	}
+	if end.Port.Master != a.bridge.Index { // deleted, or somebody has moved the port
+		return fmt.Errorf("interface %s is no longer a port of bridge %s", a.Host.Name, a.bridge.Name)
+	}
+	a.Host.OperState = end.OperState
+	a.aside = end.Port.Number > many
+	// If the bridge has no carrier yet, the question makes the kernel notice its first port.
+	// The ADD of another process may just have made the bridge, and marks it only now.
+	now, err := a.OnHost.LinkByIndex(a.bridge.Index)
+	if err != nil {
+		return err
+	}
+	br.Mac = now.MAC.String()
+	if err := note(caller.From(ctx).Record, now); err != nil {
+		return err
+	}
 	on := a.bridge
 	if a.VLAN != 0 && len(addrs) > 0 {
-		var err error
 		if on, err = a.ensureVLANInterface(a.OnHost, a.Request, a.bridge, nil); err != nil {
 			return err
 		}
 		a.result.Interfaces = append(a.result.Interfaces, &types100.Interface{Name: on.Name, Mac: on.MAC.String()})
 	}
-	forwarding := MissingForwarding(a.OnHost, addrs)
-	end, err := a.OnHost.LinkByIndex(a.Host.Index)
-	if err != nil {
-		return err
-	}
-	bridge := a.bridge
-	// A bridge that this plugin made keeps its hardware address. If it has no
-	// carrier yet, the question makes the kernel notice its first port.
-	if a.bridge.Alias != alias || !a.bridge.Running() {
-		if bridge, err = a.OnHost.LinkByIndex(a.bridge.Index); err != nil {
-			return err
-		}
-	}
-	if end.Port.Master != a.bridge.Index { // deleted, or somebody has moved the port
-		return fmt.Errorf("interface %s is no longer a port of bridge %s", a.Host.Name, a.bridge.Name)
-	}
 	if err := a.correct(on.Index); err != nil {
 		return err
 	}
-	// The ADD of another process may just have made the bridge, and marks it only now.
-	if err := note(caller.From(ctx).Record, bridge); err != nil {
-		return err
-	}
-	a.Host.OperState = end.OperState
-	a.aside = end.Port.Number > many
-	br.Mac = bridge.MAC.String()
-	var have []links.Address
-	if len(addrs) > 0 {
-		if have, err = a.OnHost.Addresses(on.Index); err != nil {
-			return err
-		}
-	}
-	added, err := a.ensureAddresses(a.OnHost, on, have, addrs, a.lan)
+	added, err := a.ensureAddresses(a.OnHost, on, addrs, a.lan)
 	if err != nil {
 		return err
 	}
 	if len(added) > 0 && on.Index == a.bridge.Index {
-		br.Mac = on.MAC.String() // the bridge keeps this address
+		br.Mac = on.MAC.String() // the bridge keeps the address that it had before the port
 	}
-	if err := links.WriteSysctls(a.Request.Host, forwarding...); err != nil {
+	if err := links.WriteSysctls(a.Request.Host, MissingForwarding(a.OnHost, addrs)...); err != nil {
 		return err
 	}
 	return awaitGateways(ctx, a.OnHost, on, added, a.lan)

@@ -23,7 +23,14 @@ import (
 // overlap; another one is an error, or is deleted if the configuration forces
 // it. Many attachments may do this at once. It returns the addresses that it
 // added; if detect is set, the kernel detects their duplicates.
-func (c *bridgeConfig) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
+func (c *bridgeConfig) ensureAddresses(conn *links.Conn, br links.Link, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	have, err := conn.Addresses(br.Index)
+	if err != nil {
+		return nil, err
+	}
 	for _, want := range wanted {
 		present, others := conflicts(have, want)
 		if present {
@@ -177,17 +184,13 @@ func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want 
 	if err != nil || !c.made.is(br) {
 		return err
 	}
-	have, err := conn.Addresses(on.Index)
-	if err != nil {
-		return err
-	}
 	lan := false
 	if want.Addr().Is6() {
 		if lan, err = conn.HasUplink(br.Index); err != nil {
 			return err
 		}
 	}
-	added, err := (&bridgeConfig{}).ensureAddresses(conn, on, have, []netip.Prefix{want}, lan)
+	added, err := (&bridgeConfig{}).ensureAddresses(conn, on, []netip.Prefix{want}, lan)
 	if err != nil {
 		return err
 	}
