@@ -115,8 +115,9 @@ func Announced(ifName string) links.Sysctl {
 
 // Make assigns the addresses of a result, if there are any, to a new interface, sets it up,
 // and adds the routes. It returns the addresses, with the link-local one if it has set that.
-// IPv6 addresses are usable after [Await], and with Detect after [Detect]. Call these last,
-// because the kernel works on the addresses meanwhile.
+// IPv6 addresses are usable after [Await]. With Detect they are usable after [Detect] if the
+// interface detects duplicates, and after [Settle], which is faster, if it does not. Call
+// these last, because the kernel works on the addresses meanwhile.
 func (i Interface) Make(ns *netns.Handle, conn *links.Conn, own links.Link, result *types100.Result) (added []netip.Prefix, err error) {
 	w, err := i.plan(result)
 	if err == nil {
@@ -145,11 +146,7 @@ func (i Interface) Make(ns *netns.Handle, conn *links.Conn, own links.Link, resu
 // set down, come before their routes: none can have an address as its source that is not
 // usable.
 func (i Interface) Complete(ctx context.Context, ns *netns.Handle, conn *links.Conn, now links.Link, addrs []netip.Prefix, subnets ...SubnetRoutes) error {
-	have, err := conn.Addresses(now.Index)
-	if err != nil {
-		return err
-	}
-	added, err := i.add(ns, conn, now, have, addrs, unix.EEXIST)
+	added, err := i.Fill(ns, conn, now, addrs)
 	if err != nil {
 		return err
 	}
@@ -173,6 +170,16 @@ func (i Interface) Complete(ctx context.Context, ns *netns.Handle, conn *links.C
 		}
 	}
 	return err
+}
+
+// Fill sets the interface up and adds those of the addresses that it lacks, which it returns.
+// They are usable as after Make.
+func (i Interface) Fill(ns *netns.Handle, conn *links.Conn, now links.Link, addrs []netip.Prefix) (added []netip.Prefix, err error) {
+	have, err := conn.Addresses(now.Index)
+	if err != nil {
+		return nil, err
+	}
+	return i.add(ns, conn, now, have, addrs, unix.EEXIST)
 }
 
 // add adds the addresses that the interface does not have, and sets it up: after the IPv4

@@ -24,11 +24,30 @@ func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) 
 	return wait(ctx, longestWait, func() (string, error) {
 		groups, err := c.Groups(index)
 		if slices.ContainsFunc(addrs, func(a netip.Prefix) bool { return !slices.Contains(groups, links.Solicited(a.Addr())) }) {
-			return "wait until the IPv6 addresses are usable", err
+			return notUsable, err
 		}
 		return "", err
 	})
 }
+
+// Settle waits until no address of an interface but the kernel's own is tentative. As with Await,
+// neighbours can then find them.
+func Settle(ctx context.Context, c *links.Conn, index int) error {
+	return wait(ctx, longestWait, func() (open string, err error) {
+		addrs, err := c.Addresses(index)
+		for _, a := range addrs {
+			switch {
+			case a.Duplicate:
+				return "", fmt.Errorf("address %s is another machine's too: the detection of duplicates failed", a.Prefix)
+			case a.Tentative && !a.Addr().IsLinkLocalUnicast():
+				open = notUsable
+			}
+		}
+		return open, err
+	})
+}
+
+const notUsable = "wait until the IPv6 addresses are usable"
 
 // AwaitAdded waits until addresses that were added to an interface are usable. With detect
 // other machines may have them: then it gives the kernel the time to find a carrier, leaves
@@ -82,7 +101,7 @@ func wait(ctx context.Context, within time.Duration, ready func() (open string, 
 
 // Detect waits for the kernel's duplicate address detection (RFC 4862, section
 // 5.4) of those addresses of an interface that are IPv6, and fails if another machine has
-// one of them. If the kernel does not look, they are usable soon. Detect also waits for the link-local address: without it, the kernel cannot
+// one of them. It also waits for the link-local address: without it, the kernel cannot
 // ask for the neighbours of forwarded packets. It does not wait for addresses
 // that come from routers.
 //

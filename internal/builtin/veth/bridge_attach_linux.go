@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
 )
 
 // bridgedInterface is the index of the container's interface in the result,
@@ -197,7 +198,14 @@ func (a *bridged) settle(ctx context.Context) error {
 	if a.DisableContainerInterface {
 		return nil
 	}
-	if err := ipam.Detect(ctx, a.InContainer, a.Container.Index, compare.PrefixesOf(a.result), carrierTime); err != nil {
+	var err error
+	switch {
+	case a.detect:
+		err = ipam.Detect(ctx, a.InContainer, a.Container.Index, compare.PrefixesOf(a.result), carrierTime)
+	case ipam.HasIPv6(a.result):
+		err = ipam.Settle(ctx, a.InContainer, a.Container.Index)
+	}
+	if err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
 	}
 	return a.AwaitRunning(ctx)
@@ -221,10 +229,49 @@ func (a *bridged) Undo(ctx context.Context) error {
 func (a *bridged) decideDetection() (err error) {
 	asked := a.EnableDAD != nil && *a.EnableDAD
 	if (asked || a.EnableDAD == nil) && ipam.HasIPv6(a.result) {
-		a.lan, err = a.OnHost.HasUplink(a.bridge.Index)
+		a.lan, err = a.plugin.hasUplink(a.OnHost, place{a.Request.Host.ID(), a.bridge.Index}, a.IsGateway)
 	}
 	a.detect = asked || a.lan
 	return err
+}
+
+// place identifies a bridge on a host.
+type place struct {
+	host   netns.ID
+	bridge int
+}
+
+const (
+	// uplinkTime is how long the plugin remembers that a bridge has no uplink. Looking takes
+	// longer the more ports there are: 4 ms for 300.
+	uplinkTime = time.Second
+	// mostBridges limits the remembered bridges.
+	mostBridges = 1000
+)
+
+// hasUplink reports whether a bridge has an uplink, or had none within
+// uplinkTime. A bridge that routes for its containers and had no uplink is not
+// looked at again: it is the host's own network, and may have a thousand
+// containers.
+func (p *Bridge) hasUplink(host *links.Conn, b place, routes bool) (bool, error) {
+	p.mu.Lock()
+	at, seen := p.alone[b]
+	p.mu.Unlock()
+	if seen && (routes || time.Since(at) < uplinkTime) {
+		return false, nil
+	}
+	at = time.Now()
+	has, err := host.HasUplink(b.bridge)
+	if has || err != nil {
+		return has, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.alone == nil || len(p.alone) > mostBridges {
+		p.alone = make(map[place]time.Time)
+	}
+	p.alone[b] = at
+	return false, nil
 }
 
 // carrierTime is how long the kernel may take to notice that a pair's ends, or a

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
@@ -55,7 +56,8 @@ type Bridge struct {
 	making sync.Mutex // held while a bridge is made
 
 	mu       sync.Mutex
-	upcoming map[upcoming]int // executables that run, and found no bridge; see [Bridge.Witness]
+	alone    map[place]time.Time // when a bridge had no uplink; see [Bridge.hasUplink]
+	upcoming map[upcoming]int    // executables that run, and found no bridge; see [Bridge.Witness]
 }
 
 // many is the number of ports from which Add does not wait for a packet to

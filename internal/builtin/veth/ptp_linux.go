@@ -71,6 +71,7 @@ type pointToPoint struct {
 	*Ends
 	linkLocal netip.Prefix   // of the host's end; see [links.Conn.LinkLocal]
 	inside    []netip.Prefix // the addresses of the container's end, with its link-local one
+	gateways  []netip.Prefix // that were added to the host's end
 }
 
 // Make creates the pair, and gives the host's end its link-local address while
@@ -99,7 +100,7 @@ func (a *pointToPoint) Configure(ctx context.Context, result *types100.Result) e
 	if a.inside, err = a.MakeContainer(ctx, end(), result); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
 	}
-	if err := a.configureHost(ctx, ends); err != nil {
+	if err := a.configureHost(ends); err != nil {
 		return fmt.Errorf("interface %q on the host: %w", a.Host.Name, err)
 	}
 	if err := a.settle(ctx, result); err != nil {
@@ -114,7 +115,7 @@ func (a *pointToPoint) settle(ctx context.Context, result *types100.Result) erro
 		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
 	}
 	if ipam.HasIPv6(result) {
-		if err := ipam.Await(ctx, a.OnHost, a.Host.Index, []netip.Prefix{a.linkLocal}); err != nil {
+		if err := ipam.Await(ctx, a.OnHost, a.Host.Index, append(a.gateways, a.linkLocal)); err != nil {
 			return fmt.Errorf("interface %q on the host: %w", a.Host.Name, err)
 		}
 	}
@@ -169,13 +170,13 @@ func end() ipam.Interface {
 
 // configureHost assigns the addresses of the gateways to the host's end, adds
 // routes to the container's addresses, and makes the host forward.
-func (a *pointToPoint) configureHost(ctx context.Context, ends []endpoint) error {
+func (a *pointToPoint) configureHost(ends []endpoint) error {
 	link, err := a.OnHost.LinkByIndex(a.Host.Index)
 	if err != nil {
 		return err
 	}
 	a.Host.OperState = link.OperState
-	if err := restoreHost(ctx, a.OnHost, a.Request, link, ends); err != nil {
+	if a.gateways, err = hostEnd().Fill(a.Request.Host, a.OnHost, link, gatewaysOf(ends)); err != nil {
 		return err
 	}
 	if err := addRoutes(a.OnHost, link.Index, ends); err != nil {
@@ -196,10 +197,8 @@ func gatewaysOf(ends []endpoint) (all []netip.Prefix) {
 	return all
 }
 
-// restoreHost sets the host's end up and adds the addresses that it lacks.
-func restoreHost(ctx context.Context, conn *links.Conn, r *plugin.Request, link links.Link, ends []endpoint) error {
-	return ipam.Interface{Up: true, LinkLocal: true}.Complete(ctx, r.Host, conn, link, gatewaysOf(ends))
-}
+// hostEnd describes the end on the host.
+func hostEnd() ipam.Interface { return ipam.Interface{Up: true, LinkLocal: true} }
 
 // addRoutes adds the host's routes to the addresses of the container, unless there are some.
 func addRoutes(conn *links.Conn, index int, ends []endpoint) error {
@@ -282,7 +281,7 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 		return Host{}, nil, err
 	}
 	restore := func(ctx context.Context, conn *links.Conn, link links.Link) error {
-		return restoreHost(ctx, conn, r, link, ends)
+		return hostEnd().Complete(ctx, r.Host, conn, link, gatewaysOf(ends))
 	}
 	reroute := func(_ context.Context, conn *links.Conn, link links.Link) error {
 		return restoreRoutes(conn, link.Index, ends)
