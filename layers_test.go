@@ -56,7 +56,7 @@ var floors = [][]string{
 		"internal/compare",
 	},
 	{
-		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostlocal",
+		"internal/builtin/bandwidth", "internal/builtin/firewall",
 		"internal/builtin/ipam", "internal/builtin/portmap",
 		"internal/builtin/tuning",
 	},

@@ -3,7 +3,6 @@ package builtin
 import (
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/builtin/firewall"
-	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/lan"
 	"github.com/embedcni/cni/internal/builtin/portmap"
@@ -30,7 +29,7 @@ func plugins() map[string]plugin.Plugin {
 		known.Bridge:     &veth.Bridge{},
 		known.Firewall:   firewall.Plugin{},
 		known.HostDevice: lan.HostDevice{},
-		known.HostLocal:  hostlocal.Shared(),
+		known.HostLocal:  ipam.SharedHostLocal(),
 		known.Loopback:   loopback{},
 		known.MACVLAN:    lan.MACVLAN{},
 		known.Portmap:    portmap.Plugin{},

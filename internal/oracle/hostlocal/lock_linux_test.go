@@ -8,7 +8,7 @@ import (
 
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 
-	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/netfilter"
@@ -20,7 +20,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
 	config := configFor(base, `"subnet": "10.1.0.0/24"`)
-	p := hostlocal.New()
+	p := ipam.NewHostLocal()
 	expect.Value(p.Add(t.Context(), call(config, "a")))(t)
 	theirs := expect.Value(disk.New("podnet", base))(t)
 	defer theirs.Close()

@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"context"
@@ -235,7 +235,7 @@ func readFile(path string) (string, error) {
 func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
 
 // allocate reserves an address of each range set, or none.
-func (h *held) allocate(c *config, id, ifName string) (_ []*types100.IPConfig, err error) {
+func (h *held) allocate(c *hostLocalConfig, id, ifName string) (_ []*types100.IPConfig, err error) {
 	var ips []*types100.IPConfig
 	var mine []netip.Addr
 	defer func() {

@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"cmp"
@@ -21,29 +21,40 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "host-local". A Plugin that is kept need not read a
-// network's files again. It does not depend on that memory for correctness.
-type Plugin struct {
+// HostLocal is the plugin "host-local". It assigns addresses from configured ranges, and
+// keeps them in files, so that an address belongs to one attachment until DEL.
+//
+// The files are those of the reference plugin (v1.9.1), and so is the
+// lock, so that both can work on one directory at the same time:
+//
+//	/var/lib/cni/networks/podnet/lock                 locked with flock(2)
+//	/var/lib/cni/networks/podnet/10.1.0.7             "<container ID>\r\n<interface>"
+//	/var/lib/cni/networks/podnet/last_reserved_ip.0   "10.1.0.7", for the first range set
+//
+// The reference plugin reads every file in each ADD and DEL. A HostLocal that is kept
+// remembers the files, and asks the kernel only whether the directory has changed. It does
+// not depend on that memory for correctness.
+type HostLocal struct {
 	memory *shared.Values[string, directory]
 
 	mu   sync.Mutex
 	dirs map[string]*directory
 }
 
-// New returns a plugin with empty memory.
-func New() *Plugin { return &Plugin{memory: &shared.Values[string, directory]{}} }
+// NewHostLocal returns a plugin with empty memory.
+func NewHostLocal() *HostLocal { return &HostLocal{memory: &shared.Values[string, directory]{}} }
 
 // directories have the memory of the process.
 var directories shared.Values[string, directory]
 
-// Shared returns a plugin with the memory of all shared ones: a program may have one for
+// SharedHostLocal returns a plugin with the memory of all shared ones: a program may have one for
 // each container.
-func Shared() *Plugin { return &Plugin{memory: &directories} }
+func SharedHostLocal() *HostLocal { return &HostLocal{memory: &directories} }
 
 // Add reserves an address of each range set: the requested one if there is one,
 // else the next free one. It reserves all or none.
-func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	c, err := parse(r)
+func (p *HostLocal) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	c, err := parseHostLocal(r)
 	if err != nil {
 		return nil, err
 	}
@@ -77,8 +88,8 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 
 // Del releases the addresses of the attachment. It first looks at those in the
 // result, and reads every file only if they are not all.
-func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	c, err := parse(r)
+func (p *HostLocal) Del(ctx context.Context, r *plugin.Request) error {
+	c, err := parseHostLocal(r)
 	if err != nil {
 		return err
 	}
@@ -105,8 +116,8 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 
 // Status fails with the code 50 if an Add would find no free address. The
 // reference plugin has no STATUS.
-func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
-	c, err := parse(r)
+func (p *HostLocal) Status(ctx context.Context, r *plugin.Request) error {
+	c, err := parseHostLocal(r)
 	if err != nil {
 		return err
 	}
@@ -132,8 +143,8 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 
 // Sample returns a result as Add does, but with the first address of every range. It
 // reserves nothing.
-func (*Plugin) Sample(r *plugin.Request) (*types100.Result, error) {
-	c, err := parse(r)
+func (*HostLocal) Sample(r *plugin.Request) (*types100.Result, error) {
+	c, err := parseHostLocal(r)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +165,7 @@ const errNotAvailable = 50
 
 // locked calls f while the configured directory is locked. With create it
 // creates the directory; otherwise f gets nil if the directory is missing.
-func (p *Plugin) locked(ctx context.Context, r *plugin.Request, c *config, create bool, f func(*held) error) error {
+func (p *HostLocal) locked(ctx context.Context, r *plugin.Request, c *hostLocalConfig, create bool, f func(*held) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -173,7 +184,7 @@ func (p *Plugin) locked(ctx context.Context, r *plugin.Request, c *config, creat
 }
 
 // directory returns the directory of a path, always the same one.
-func (p *Plugin) directory(path string) *directory {
+func (p *HostLocal) directory(path string) *directory {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	d := p.dirs[path]
@@ -197,7 +208,9 @@ func ipConfig(addr netip.Addr, r addressRange) *types100.IPConfig {
 
 // Check returns an error unless the attachment holds an address of every range
 // set, and all addresses of its result that are in one.
-func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
+func (p *HostLocal) Check(ctx context.Context, r *plugin.Request) error {
+	return compare.Check(ctx, r, p)
+}
 
 // Compare compares the files of the reserved addresses with the attachment's
 // result. It looks at nothing else: whether the interface has the addresses is
@@ -206,12 +219,12 @@ func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error { return co
 // A reservation that is gone is made again if nobody else has reserved the
 // address since. The container uses the address, so that otherwise the next one
 // would get it too.
-func (p *Plugin) Compare(ctx context.Context, r *plugin.Request, _ *compare.View) (all []compare.Difference, err error) {
-	c, err := parse(r)
+func (p *HostLocal) Compare(ctx context.Context, r *plugin.Request, _ *compare.View) (all []compare.Difference, err error) {
+	c, err := parseHostLocal(r)
 	if err != nil {
 		return nil, err
 	}
-	of := &comparison{Plugin: p, config: c, r: r}
+	of := &comparison{HostLocal: p, hostLocalConfig: c, r: r}
 	of.own, of.old = holders(r.ContainerID, r.IfName)
 	err = p.locked(ctx, r, c, false, func(h *held) error {
 		claimed := compare.AddressesOf(r.PrevResult)
@@ -234,8 +247,8 @@ func (p *Plugin) Compare(ctx context.Context, r *plugin.Request, _ *compare.View
 
 // comparison compares the reservations of one attachment.
 type comparison struct {
-	*Plugin
-	*config
+	*HostLocal
+	*hostLocalConfig
 	r    *plugin.Request
 	held *held // nil: there is no directory
 
@@ -305,7 +318,7 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 
 // reserveAgain reserves the address, unless somebody else has it by now.
 func (c *comparison) reserveAgain(ctx context.Context, addr netip.Addr) error {
-	return c.locked(ctx, c.r, c.config, true, func(h *held) error {
+	return c.locked(ctx, c.r, c.hostLocalConfig, true, func(h *held) error {
 		ok, err := h.reserve(addr, holderOf(c.r.ContainerID, c.r.IfName))
 		if ok || err != nil {
 			return err
