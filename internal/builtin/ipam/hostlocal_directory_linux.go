@@ -264,7 +264,7 @@ func (h *held) allocate(c *hostLocalConfig, id, ifName string) (_ []*types100.IP
 			return nil, err
 		}
 		r, _ := set.find(addr)
-		ips = append(ips, ipConfig(addr, r))
+		ips = append(ips, r.ipConfig(addr))
 	}
 	if len(wanted) > 0 {
 		return nil, fmt.Errorf("requested addresses are in no range set, or more than one is in the same: %v", wanted)

@@ -136,7 +136,7 @@ func (p *HostLocal) Status(ctx context.Context, r *plugin.Request) error {
 		return nil
 	})
 	if err != nil {
-		return plugin.Errorf(errNotAvailable, "%w", err)
+		return plugin.Errorf(ErrNotAvailable, "%w", err)
 	}
 	return nil
 }
@@ -151,7 +151,7 @@ func (*HostLocal) Sample(r *plugin.Request) (*types100.Result, error) {
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: c.routes}
 	for _, set := range c.sets {
 		for _, of := range set {
-			result.IPs = append(result.IPs, ipConfig(of.first, of))
+			result.IPs = append(result.IPs, of.ipConfig(of.first))
 		}
 	}
 	return result, nil
@@ -160,8 +160,8 @@ func (*HostLocal) Sample(r *plugin.Request) (*types100.Result, error) {
 // maxResolvConf is more than any resolver reads.
 const maxResolvConf = 1 << 20
 
-// errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
-const errNotAvailable = 50
+// ErrNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
+const ErrNotAvailable = 50
 
 // locked calls f while the configured directory is locked. With create it
 // creates the directory; otherwise f gets nil if the directory is missing.
@@ -199,11 +199,16 @@ func (p *HostLocal) directory(path string) *directory {
 }
 
 // ipConfig returns an address in the form of a result.
-func ipConfig(addr netip.Addr, r addressRange) *types100.IPConfig {
+func ipConfig(p netip.Prefix, gateway net.IP) *types100.IPConfig {
 	return &types100.IPConfig{
-		Address: net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(r.subnet.Bits(), addr.BitLen())},
-		Gateway: r.gateway.AsSlice(),
+		Address: net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
+		Gateway: gateway,
 	}
+}
+
+// ipConfig returns an address of the range in the form of a result.
+func (r addressRange) ipConfig(addr netip.Addr) *types100.IPConfig {
+	return ipConfig(netip.PrefixFrom(addr, r.subnet.Bits()), r.gateway.AsSlice())
 }
 
 // Check returns an error unless the attachment holds an address of every range

@@ -121,14 +121,11 @@ func (MACVLAN) Status(ctx context.Context, r *plugin.Request) error {
 			return err
 		})
 		if err != nil {
-			return plugin.Errorf(errNotAvailable, "network %q: %w", r.Name, err)
+			return plugin.Errorf(ipam.ErrNotAvailable, "network %q: %w", r.Name, err)
 		}
 	}
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
-
-// errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
-const errNotAvailable = 50
 
 // Check returns an error unless the interface exists on its master, in its mode,
 // with the addresses of the result. It does not compare the MTU: a later plugin
