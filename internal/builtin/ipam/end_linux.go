@@ -162,9 +162,12 @@ func (i Interface) Complete(ctx context.Context, ns *netns.Handle, conn *links.C
 			return err
 		}
 	}
+	if !i.Detect {
+		return Await(ctx, conn, now.Index, added)
+	}
 	// Without a carrier the kernel looks for duplicates later.
-	err = AwaitAdded(ctx, conn, now.Index, added, i.Detect, 0)
-	if err != nil && i.Detect {
+	err = Detect(ctx, conn, now.Index, added, 0)
+	if err != nil {
 		for _, a := range ofFamily(added, true) {
 			err = errors.Join(err, conn.DeleteAddress(now.Index, a))
 		}

@@ -49,28 +49,6 @@ func Settle(ctx context.Context, c *links.Conn, index int) error {
 
 const notUsable = "wait until the IPv6 addresses are usable"
 
-// AwaitAdded waits until addresses that were added to an interface are usable. With detect
-// other machines may have them: then it gives the kernel the time to find a carrier, leaves
-// the rest of the detection to the kernel if that takes longer than the caller's patience,
-// and deletes an address that another machine has.
-func AwaitAdded(ctx context.Context, c *links.Conn, index int, added []netip.Prefix, detect bool, carrier time.Duration) error {
-	if !detect {
-		return Await(ctx, c, index, added)
-	}
-	err := Detect(ctx, c, index, added, carrier)
-	if err == nil || errors.Is(err, caller.ErrEnough) {
-		return nil
-	}
-	have, unread := c.Addresses(index)
-	err = errors.Join(err, unread)
-	for _, a := range have {
-		if a.Duplicate && slices.Contains(added, a.Prefix) {
-			err = errors.Join(err, c.DeleteAddress(index, a.Prefix))
-		}
-	}
-	return err
-}
-
 // The detection of duplicates takes a second with the default settings, and up to another
 // one before it begins. On an overloaded machine, deferred work has taken seconds.
 const (
@@ -107,8 +85,8 @@ func wait(ctx context.Context, within time.Duration, ready func() (open string, 
 //
 // Detection needs a carrier. If none comes within the time carrier, or if it is lost, Detect
 // returns nil and leaves the addresses to the kernel, which uses none before it
-// has checked it. The error is [caller.ErrEnough] if the caller's patience ends first; then
-// the kernel goes on too. Detect allows longestWait more than the kernel plans.
+// has checked it. So it does if the caller's patience ends. Detect allows longestWait more
+// than the kernel plans.
 func Detect(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix, carrier time.Duration) error {
 	d := &detection{addrs: ofFamily(addrs, true)}
 	if len(d.addrs) == 0 {
@@ -119,7 +97,7 @@ func Detect(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix,
 		return err
 	}
 	begun, had := time.Now(), false
-	return wait(ctx, carrier+link.DetectionTime()+longestWait, func() (string, error) {
+	err = wait(ctx, carrier+link.DetectionTime()+longestWait, func() (string, error) {
 		if err := d.look(c, index); err != nil {
 			return "", err
 		}
@@ -136,6 +114,10 @@ func Detect(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix,
 		}
 		return fmt.Sprintf("address %s is not usable yet, because the kernel still looks for other machines that have it", open), nil
 	})
+	if errors.Is(err, caller.ErrEnough) {
+		return nil
+	}
+	return err
 }
 
 // detection is a look at duplicate address detection on an interface.

@@ -81,11 +81,21 @@ func conflicts(have []links.Address, want netip.Prefix) (present bool, others []
 // awaitGateways waits until the added addresses of gateways are usable. On a
 // network with other machines, it deletes an address that one of them has.
 func awaitGateways(ctx context.Context, conn *links.Conn, on links.Link, added []netip.Prefix, lan bool) error {
-	err := ipam.AwaitAdded(ctx, conn, on.Index, added, lan, carrierTime)
-	if err != nil && lan {
-		return fmt.Errorf("the gateway: interface %q: %w", on.Name, err)
+	if !lan {
+		return ipam.Await(ctx, conn, on.Index, added)
 	}
-	return err
+	err := ipam.Detect(ctx, conn, on.Index, added, carrierTime)
+	if err == nil {
+		return nil
+	}
+	have, unread := conn.Addresses(on.Index)
+	err = errors.Join(err, unread)
+	for _, a := range have {
+		if a.Duplicate && slices.Contains(added, a.Prefix) {
+			err = errors.Join(err, conn.DeleteAddress(on.Index, a.Prefix))
+		}
+	}
+	return fmt.Errorf("the gateway: interface %q: %w", on.Name, err)
 }
 
 // gateway compares the addresses that the containers send to. Whether the host
