@@ -120,6 +120,9 @@ func Announced(ifName string) links.Sysctl {
 // these last, because the kernel works on the addresses meanwhile.
 func (i Interface) Make(ns *netns.Handle, conn *links.Conn, own links.Link, result *types100.Result) (added []netip.Prefix, err error) {
 	w, err := i.plan(result)
+	if err == nil && i.LinkLocal { // its settings decide which address
+		own, err = conn.LinkByIndex(own.Index)
+	}
 	if err == nil {
 		added, err = i.add(ns, conn, own, nil, w.addresses)
 	}

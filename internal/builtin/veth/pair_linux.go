@@ -43,11 +43,7 @@ func (e *Ends) MakeContainer(ctx context.Context, i ipam.Interface, result *type
 	if err != nil {
 		return nil, err
 	}
-	own, err := e.InContainer.LinkByIndex(e.Container.Index)
-	if err != nil {
-		return nil, err
-	}
-	return i.Make(e.Request.Container, e.InContainer, own, result)
+	return i.Make(e.Request.Container, e.InContainer, e.Container, result)
 }
 
 func (e *Ends) close() error {
