@@ -1,6 +1,7 @@
-// Package builtin contains the built-in plugins. Each has a package of its own,
-// named after its type, and takes the configuration of the reference plugin of
-// that type (plugins v1.9.1).
+// Package builtin contains the built-in plugins. Each takes the configuration of the
+// reference plugin of its type (plugins v1.9.1). They are below: bridge and ptp in veth,
+// macvlan and host-device in lan, host-local and static in ipam, the others in packages
+// that are named after their types, and loopback here.
 package builtin
 
 import (

@@ -105,15 +105,14 @@ func (c *comparison) gateway(context.Context) error {
 	if err != nil || len(wanted) == 0 || c.IPAM.Type == "" {
 		return err
 	}
-	on, there := c.br, c.exists
+	on := c.br
 	if c.VLAN != 0 {
 		if on, err = c.vlanInterface(); err != nil {
 			return err
 		}
-		there = on.Index != 0
 	}
 	var have []links.Address
-	if there {
+	if on.Index != 0 {
 		if have, err = c.v.Host.Addresses(on.Index); err != nil {
 			return err
 		}
@@ -139,7 +138,7 @@ func (c *comparison) gateway(context.Context) error {
 			return c.restoreGateway(ctx, conn, want)
 		})
 	}
-	if !there || !on.Up() { // the kernel adds the routes when it is up
+	if !on.Up() { // the kernel adds the routes when it is up
 		return nil
 	}
 	return c.gatewayRoutes(on, wanted, have)

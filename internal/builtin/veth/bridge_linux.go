@@ -161,11 +161,10 @@ type comparison struct {
 
 	inside ipam.Found
 	host   Host
-	br     links.Link
-	exists bool  // the bridge does, and is one
-	made   *made // by an ADD, or nil
-	hosts  bool  // the record says that the bridge is the host's
-	other  bool  // an interface that is no bridge has its name now
+	br     links.Link // the bridge; zero if there is none
+	made   *made      // by an ADD, or nil
+	hosts  bool       // the record says that the bridge is the host's
+	other  bool       // an interface that is no bridge has its name now
 }
 
 // end describes the container's end.

@@ -121,26 +121,25 @@ func (c *comparison) bridge(ctx context.Context) (err error) {
 	lacks := func(wanted, found string, err error) {
 		c.lacks(compare.Difference{Kind: compare.Bridge, Object: c.Bridge, Wanted: wanted, Found: found, Err: err}, c.restoreBridge)
 	}
-	c.br, err = c.v.Host.Link(c.Bridge)
+	br, err := c.v.Host.Link(c.Bridge)
 	switch {
 	case links.NotFound(err):
 		lacks(said.Mac, "", fmt.Errorf("bridge: %w", err))
 		return nil
 	case err != nil:
 		return fmt.Errorf("bridge: %w", err)
-	case c.br.Kind != "bridge":
+	case br.Kind != "bridge":
 		c.other = true
 		c.lacks(compare.Difference{
-			Kind: compare.Bridge, Object: c.Bridge, Wanted: "bridge", Found: c.br.Kind, Why: "it differs",
-			Err: fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, c.br.Kind),
+			Kind: compare.Bridge, Object: c.Bridge, Wanted: "bridge", Found: br.Kind, Why: "it differs",
+			Err: fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, br.Kind),
 		}, nil)
 		return nil
 	}
-	c.exists = true
-	if !c.br.Up() {
+	if c.br = br; !br.Up() {
 		lacks("up", "down", fmt.Errorf("bridge %q is down", c.Bridge))
 	}
-	if c.PromiscMode && !c.br.Promiscuous() {
+	if c.PromiscMode && !br.Promiscuous() {
 		lacks("promiscuous", "", fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.Bridge))
 	}
 	return nil
@@ -150,7 +149,7 @@ func (c *comparison) bridge(ctx context.Context) (err error) {
 // exists, or else the one of the record. An administrator, or another program,
 // may have deleted ours and made another.
 func (c *comparison) ours() bool {
-	return c.made != nil && !c.other && (!c.exists || c.made.is(c.br))
+	return c.made != nil && !c.other && (c.br.Index == 0 || c.made.is(c.br))
 }
 
 // whose says why a bridge is not ours.

@@ -58,7 +58,7 @@ func (c *comparison) onBridge(port links.Link, place *compare.Place, as *bridgeC
 		d := compare.Difference{Kind: compare.BridgePort, Object: port.Name, Wanted: wanted, Found: found, Err: err, Why: why}
 		c.found = append(c.found, place.Lacks(d, restore))
 	}
-	if port.Port.Master == 0 || !c.exists || port.Port.Master != c.br.Index {
+	if port.Port.Master == 0 || port.Port.Master != c.br.Index {
 		master, why, err := c.master(port)
 		lacks(c.Bridge, master, why, fmt.Errorf("interface %q is not on bridge %q", port.Name, c.Bridge))
 		return err
@@ -78,7 +78,7 @@ func (c *comparison) onBridge(port links.Link, place *compare.Place, as *bridgeC
 // why it does not come back.
 func (c *comparison) master(port links.Link) (name, why string, err error) {
 	if port.Port.Master == 0 {
-		if !c.exists && !c.ours() {
+		if c.br.Index == 0 && !c.ours() {
 			why = "the bridge is missing"
 		}
 		return "", why, nil
