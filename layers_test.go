@@ -59,7 +59,7 @@ var floors = [][]string{
 		"internal/compare",
 	},
 	{
-		"internal/builtin/bandwidth", "internal/builtin/firewall", "internal/builtin/hostlocal",
+		"internal/builtin/bandwidth", "internal/builtin/firewall",
 		"internal/builtin/ipam", "internal/builtin/portmap",
 		"internal/builtin/tuning",
 	},
@@ -67,7 +67,7 @@ var floors = [][]string{
 		"internal/builtin/lan", "internal/builtin/veth", "internal/runner",
 	},
 	{
-		"internal/builtin/bridge", "internal/builtin/plugintest", "internal/health",
+		"internal/builtin/plugintest", "internal/health",
 	},
 	{
 		"internal/builtin",

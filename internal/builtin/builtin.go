@@ -1,6 +1,7 @@
-// Package builtin contains the built-in plugins. Each has a package of its own,
-// named after its type, and takes the configuration of the reference plugin of
-// that type (plugins v1.9.1).
+// Package builtin contains the built-in plugins. Each takes the configuration of the
+// reference plugin of its type (plugins v1.9.1). They are below: bridge and ptp in veth,
+// macvlan and host-device in lan, host-local and static in ipam, the others in packages
+// that are named after their types, and loopback here.
 package builtin
 
 import (
@@ -54,12 +55,14 @@ func Gateways(list *libcni.NetworkConfigList, lookup func(typ string) plugin.Plu
 			continue
 		}
 		found = true
-		some, err := gatewaysOf(list, p, lookup, is)
+		result, onHost, err := sample(list, p, lookup, is)
 		if err != nil {
 			return nil, err
 		}
-		for _, g := range some {
-			if !slices.Contains(all, g) {
+		for _, ip := range result.IPs {
+			gateway, ok := netip.AddrFromSlice(ip.Gateway)
+			ones, _ := ip.Address.Mask.Size()
+			if g := (Gateway{netip.PrefixFrom(gateway.Unmap(), ones), onHost}); ok && !slices.Contains(all, g) {
 				all = append(all, g)
 			}
 		}
@@ -73,33 +76,26 @@ func Gateways(list *libcni.NetworkConfigList, lookup func(typ string) plugin.Plu
 	return all, nil
 }
 
-// gatewaysOf is Gateways for one plugin with an IPAM plugin.
-func gatewaysOf(list *libcni.NetworkConfigList, p *libcni.PluginConfig, lookup func(typ string) plugin.Plugin, is func(typ string) bool) (all []Gateway, err error) {
+// sample returns a result of a plugin with an IPAM plugin, as an ADD would have it, and
+// whether the ADD gives the gateways to the host.
+func sample(list *libcni.NetworkConfigList, p *libcni.PluginConfig, lookup func(typ string) plugin.Plugin, is func(typ string) bool) (result *types100.Result, onHost bool, err error) {
 	typ, ipam := p.Network.Type, p.Network.IPAM.Type
 	assigns, ok := lookup(ipam).(sampler)
 	if !ok || !is(ipam) {
-		return nil, fmt.Errorf("only the IPAM plugin %q knows", ipam)
+		return nil, false, fmt.Errorf("only the IPAM plugin %q knows", ipam)
 	}
 	if !known.Of(typ).Makes.IsNew() || !is(typ) {
-		return nil, fmt.Errorf("only the plugin %q knows", typ)
+		return nil, false, fmt.Errorf("only the plugin %q knows", typ)
 	}
 	request := &plugin.Request{Name: list.Name, Type: ipam, CNIVersion: cmp.Or(list.CNIVersion, "0.1.0"), Config: p.Bytes}
-	result, err := assigns.Sample(request)
-	if err != nil {
-		return nil, fmt.Errorf("IPAM plugin %q: %w", ipam, err)
+	if result, err = assigns.Sample(request); err != nil {
+		return nil, false, fmt.Errorf("IPAM plugin %q: %w", ipam, err)
 	}
-	onHost := false
 	if chooses, ok := lookup(typ).(gatewayed); ok {
 		request.Type = typ
 		if onHost, err = chooses.Gateways(request, result); err != nil {
-			return nil, fmt.Errorf("plugin %q: %w", typ, err)
+			return nil, false, fmt.Errorf("plugin %q: %w", typ, err)
 		}
 	}
-	for _, ip := range result.IPs {
-		if gateway, ok := netip.AddrFromSlice(ip.Gateway); ok {
-			ones, _ := ip.Address.Mask.Size()
-			all = append(all, Gateway{netip.PrefixFrom(gateway.Unmap(), ones), onHost})
-		}
-	}
-	return all, nil
+	return result, onHost, nil
 }

@@ -2,9 +2,7 @@ package builtin
 
 import (
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
-	"github.com/embedcni/cni/internal/builtin/bridge"
 	"github.com/embedcni/cni/internal/builtin/firewall"
-	"github.com/embedcni/cni/internal/builtin/hostlocal"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/lan"
 	"github.com/embedcni/cni/internal/builtin/portmap"
@@ -28,10 +26,10 @@ func Loopback(typ string) plugin.Plugin {
 func plugins() map[string]plugin.Plugin {
 	return map[string]plugin.Plugin{
 		known.Bandwidth:  bandwidth.Plugin{},
-		known.Bridge:     bridge.New(),
+		known.Bridge:     &veth.Bridge{},
 		known.Firewall:   firewall.Plugin{},
 		known.HostDevice: lan.HostDevice{},
-		known.HostLocal:  hostlocal.Shared(),
+		known.HostLocal:  ipam.SharedHostLocal(),
 		known.Loopback:   loopback{},
 		known.MACVLAN:    lan.MACVLAN{},
 		known.Portmap:    portmap.Plugin{},

@@ -30,6 +30,7 @@ var otherMeanings = map[string][]string{
 	"internal/netfilter":       {Bridge, Firewall}, // the beginning of an error
 	"internal/nft":             {Bridge},
 	"internal/builtin/lan":     {Bridge, MACVLAN, HostDevice},
+	"internal/builtin/veth":    {Bridge}, // the plugin is there too
 	"capability.go":            {Bandwidth},
 	"internal/leftovers":       {Bandwidth, MACVLAN},
 	"internal/builtin/portmap": {Bridge}, // a kind of link

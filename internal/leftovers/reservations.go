@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/plainfile"
 )
@@ -48,7 +48,7 @@ func (r Reservation) String() string { return "address " + r.file + " in " + r.D
 // versions have no interface name.
 func (r Reservation) holds(its netfilter.Owner) bool {
 	content := strings.TrimSpace(r.content)
-	return content == its.ContainerID+hostlocal.LineBreak+its.IfName || content == its.ContainerID
+	return content == its.ContainerID+ipam.LineBreak+its.IfName || content == its.ContainerID
 }
 
 // longestReservation is more than host-local writes.
@@ -78,7 +78,7 @@ func readReservation(dir, name string) (r Reservation, ok bool, err error) {
 	}
 	r.content = string(data)
 	r.Made, r.changed, r.private = made(info)
-	r.ContainerID, r.IfName, _ = strings.Cut(strings.TrimSpace(r.content), hostlocal.LineBreak)
+	r.ContainerID, r.IfName, _ = strings.Cut(strings.TrimSpace(r.content), ipam.LineBreak)
 	return r, true, nil
 }
 
@@ -114,7 +114,7 @@ func filesIn(dir string) (names []string, err error) {
 // Remove deletes the file durably, under host-local's own lock, unless the file has
 // changed since it was found: another container may have the address by now.
 func (r Reservation) Remove(ctx context.Context) (err error) {
-	lock, err := hostlocal.Lock(ctx, r.Dir)
+	lock, err := ipam.Lock(ctx, r.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -206,7 +206,7 @@ func Foreign(dir string) (foreign []string, others []Reservation, err error) {
 	for _, name := range names {
 		r, ok, err := readReservation(dir, name)
 		errs = append(errs, err)
-		if ok && r.IfName != "" && r.content == r.ContainerID+hostlocal.LineBreak+r.IfName {
+		if ok && r.IfName != "" && r.content == r.ContainerID+ipam.LineBreak+r.IfName {
 			others = append(others, r)
 		} else if err == nil {
 			foreign = append(foreign, filepath.Join(dir, name))

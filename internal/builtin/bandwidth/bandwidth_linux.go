@@ -104,7 +104,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 		if c.egress == (limit{}) {
 			return nil
 		}
-		ifb, err := s.anyIfb(names(r))
+		ifb, err := s.makeIfb(names(r), "")
 		if err == nil {
 			err = s.lead(ifb, c.egress)
 		}

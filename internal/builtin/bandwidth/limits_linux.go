@@ -97,38 +97,33 @@ func (s *shaper) add(q netlink.Qdisc, to links.Link) error {
 	return fmt.Errorf("add queue %s to interface %q: %w", q.Type(), to.Name, err)
 }
 
-// anyIfb creates the ifb device under the first free name.
-func (s *shaper) anyIfb(names []string) (ifb links.Link, err error) {
-	for _, name := range names {
-		if ifb, err = s.makeIfb(types100.Interface{Name: name}); !errors.Is(err, unix.EEXIST) {
-			return ifb, err
-		}
-		err = fmt.Errorf("interface %q, which is named after this interface of the container, is there already: "+
-			"an earlier one was not deleted: %w", name, unix.EEXIST)
-	}
-	return ifb, err
-}
-
-// makeIfb creates the ifb device, with the hardware address of the result if there is one:
-// a DEL knows the device by it.
-func (s *shaper) makeIfb(said types100.Interface) (ifb links.Link, err error) {
-	device := links.Ifb{Name: said.Name, MTU: s.host.MTU}
-	if said.Mac != "" {
-		if device.MAC, err = net.ParseMAC(said.Mac); err != nil {
-			return ifb, fmt.Errorf("interface %q in the result: %w", said.Name, err)
+// makeIfb creates the ifb device under the first free name, with the hardware address of the
+// result if there is one: a DEL knows the device by it.
+func (s *shaper) makeIfb(names []string, mac string) (ifb links.Link, err error) {
+	device := links.Ifb{MTU: s.host.MTU}
+	if mac != "" {
+		if device.MAC, err = net.ParseMAC(mac); err != nil {
+			return ifb, fmt.Errorf("interface %q in the result: %w", names[0], err)
 		}
 	}
-	ifb, err = device.Create(s.conn)
+	for _, device.Name = range names {
+		if ifb, err = device.Create(s.conn); !errors.Is(err, unix.EEXIST) {
+			break
+		}
+	}
 	switch {
+	case err == nil:
+		s.undo = append(s.undo, func() error { return s.conn.Delete(ifb.Index) })
+		return ifb, nil
 	case s.again && errors.Is(err, unix.EEXIST):
-		return s.raise(said.Name)
+		return s.raise(device.Name)
+	case errors.Is(err, unix.EEXIST):
+		return ifb, fmt.Errorf("interface %q, which is named after this interface of the container, is there already: "+
+			"an earlier one was not deleted: %w", device.Name, unix.EEXIST)
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return ifb, fmt.Errorf("egressRate needs an interface of type ifb, which this kernel does not have (CONFIG_IFB): %w", err)
-	case err != nil:
-		return ifb, fmt.Errorf("add interface %q of type ifb: %w", said.Name, err)
 	}
-	s.undo = append(s.undo, func() error { return s.conn.Delete(ifb.Index) })
-	return ifb, nil
+	return ifb, fmt.Errorf("add interface %q of type ifb: %w", device.Name, err)
 }
 
 // raise sets an ifb device up that is there.
@@ -295,7 +290,7 @@ func (c *comparison) egress(l limit) error {
 		device = *made
 	}
 	fix := c.make(func(s *shaper) error {
-		ifb, err := s.makeIfb(device)
+		ifb, err := s.makeIfb([]string{device.Name}, device.Mac)
 		if err != nil {
 			return err
 		}
@@ -316,16 +311,16 @@ func (c *comparison) egress(l limit) error {
 		return c.redirection(ifb, device.Name, fix)
 	case err != nil:
 		return fmt.Errorf("%s: %w", c.about, err)
-	case ifb.Kind != "ifb":
-		d.Found, d.Fix, d.Why = fmt.Sprintf("an interface of type %q", ifb.Kind), nil, "another interface has the name"
-	case !ifb.Up():
-		d.Found = "down"
 	}
-	if d.Found != "" {
-		c.add(d, fmt.Errorf("interface %q of type %q is not an ifb that is up", device.Name, ifb.Kind))
-	}
+	is := fmt.Errorf("interface %q of type %q is not an ifb that is up", device.Name, ifb.Kind)
 	if ifb.Kind != "ifb" {
+		d.Found, d.Fix, d.Why = fmt.Sprintf("an interface of type %q", ifb.Kind), nil, "another interface has the name"
+		c.add(d, is)
 		return nil
+	}
+	if !ifb.Up() {
+		d.Found = "down"
+		c.add(d, is)
 	}
 	if err := c.bucket(ifb, l, fix); err != nil {
 		return err

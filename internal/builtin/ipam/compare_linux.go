@@ -15,26 +15,6 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Interface describes the interface in the container that a plugin's ADD makes,
-// for comparisons.
-type Interface struct {
-	Up bool // it should be up
-	// Fits returns the differences from the interface that the ADD made. It sets Wanted,
-	// Found and Err. An interface that differs may be another one, so that a repair makes
-	// nothing in it.
-	Fits func(own links.Link, said *types100.Interface) ([]compare.Difference, error)
-	// Gone says why a missing interface cannot be made again.
-	Gone string
-	// Detect is [How.Detect].
-	Detect bool
-	// LinkLocal gives the interface its link-local address before it is set up;
-	// see [links.Conn.LinkLocal].
-	LinkLocal bool
-	// Routes returns the routes that replace the one to the subnet of an address,
-	// which the kernel adds with the address. If it is nil, none do.
-	Routes func(own *types100.Result) ([]SubnetRoutes, error)
-}
-
 // Found is the attachment's interface in the container.
 type Found struct {
 	links.Link
@@ -95,24 +75,14 @@ type inside struct {
 	r   *plugin.Request
 	own Found
 	wanted
-	subnets []SubnetRoutes // that replace those of the kernel
-	found   []compare.Difference
+	found []compare.Difference
 }
 
 func (c *inside) compare(now compare.Net) (err error) {
 	if c.Up && !c.own.Up() {
 		c.lacks(compare.Interface, c.r.IfName, "up", "down", errors.New("it is down"), c.restore)
 	}
-	result := compare.OwnResult(c.r)
-	if len(result.IPs) == 0 {
-		return nil
-	}
-	c.wanted, err = plan(result)
-	if err == nil && c.Routes != nil {
-		c.subnets, err = c.Routes(result)
-		slices.SortStableFunc(c.subnets, func(a, b SubnetRoutes) int { return a.Address.Addr().BitLen() - b.Address.Addr().BitLen() }) // IPv6 may have to wait
-	}
-	if err == nil {
+	if c.wanted, err = c.plan(compare.OwnResult(c.r)); err == nil && len(c.addresses) > 0 {
 		err = c.compareAddresses(now)
 	}
 	if err == nil {
@@ -161,57 +131,9 @@ func (c *inside) compareAddresses(now compare.Net) error {
 	return nil
 }
 
-// restore sets the interface up, adds the addresses that it lacks, and replaces the
-// kernel's routes to their subnets, as the ADD did. It removes addresses again if another
-// machine has one by now. IPv6 addresses, which are usually lost with an interface that is
-// set down, come before their routes: none can have an address as its source that is not
-// usable.
+// restore makes the interface whole.
 func (c *inside) restore(ctx context.Context, conn *links.Conn, now links.Link) error {
-	down := c.Up && !now.Up()
-	if down && c.LinkLocal && len(c.of(true)) > 0 {
-		if _, err := conn.LinkLocal(c.r.Container, now); err != nil {
-			return err
-		}
-	}
-	if down {
-		if err := conn.Up(now.Index); err != nil {
-			return err
-		}
-	}
-	have, err := conn.Addresses(now.Index)
-	if err != nil {
-		return err
-	}
-	var added []netip.Prefix
-	for _, want := range c.addresses {
-		if slices.ContainsFunc(have, func(a links.Address) bool { return a.Addr() == want.Addr() }) {
-			continue
-		}
-		if err := conn.AddAddress(now.Index, want, c.Detect, unix.EEXIST); err != nil {
-			return err
-		}
-		added = append(added, want)
-	}
-	for _, s := range c.subnets {
-		if !c.Up || !down && !slices.Contains(added, s.Address) {
-			continue
-		}
-		err := Await(ctx, conn, now.Index, []netip.Prefix{s.Address})
-		if err == nil {
-			err = s.Replace(conn, now.Index, true)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	// Without a carrier the kernel looks for duplicates later.
-	err = AwaitAdded(ctx, c.r.Container, conn, now.Index, added, c.Detect, 0)
-	if err != nil && c.Detect {
-		for _, a := range (wanted{addresses: added}).of(true) {
-			err = errors.Join(err, conn.DeleteAddress(now.Index, a))
-		}
-	}
-	return err
+	return c.Complete(ctx, c.r.Container, conn, now, c.addresses, c.subnets...)
 }
 
 // SubnetRoutes are the routes that an ADD makes in place of the one to the
@@ -221,10 +143,10 @@ type SubnetRoutes struct {
 	Routes  []links.Route
 }
 
-// Replace deletes the route to the subnet that the kernel added, and adds the others.
+// replace deletes the route to the subnet that the kernel added, and adds the others.
 // Again is for others that may be there: without their source address, which an IPv6
 // route loses with the interface's address, they are added anew.
-func (s SubnetRoutes) Replace(conn *links.Conn, index int, again bool) error {
+func (s SubnetRoutes) replace(conn *links.Conn, index int, again bool) error {
 	old := []links.Route{{Dst: s.Address.Masked()}}
 	if again && s.Address.Addr().Is6() {
 		for _, route := range s.Routes {

@@ -1,6 +1,7 @@
 // Package ipam runs the ADD of plugins that make an interface; see [Attach]. It
 // delegates the choice of addresses to an IPAM plugin (CNI specification 1.1.0,
-// section 4), and assigns the addresses and routes to the interface.
+// section 4), and assigns the addresses and routes to the interface. It has two such
+// plugins: host-local and static.
 package ipam
 
 import (

@@ -1,4 +1,4 @@
 //go:build !linux
 
-// Package ipam delegates to IPAM plugins. It needs Linux.
+// Package ipam delegates to IPAM plugins, which needs Linux, and has the lock of host-local.
 package ipam

@@ -201,11 +201,7 @@ func (Static) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	}
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: c.IPAM.Routes, DNS: c.IPAM.DNS}
 	for _, a := range all {
-		addr := a.prefix.Addr()
-		result.IPs = append(result.IPs, &types100.IPConfig{
-			Address: net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(a.prefix.Bits(), addr.BitLen())},
-			Gateway: a.gateway,
-		})
+		result.IPs = append(result.IPs, ipConfig(a.prefix, a.gateway))
 	}
 	return result, nil
 }

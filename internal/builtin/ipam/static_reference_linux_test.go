@@ -2,16 +2,12 @@ package ipam
 
 import (
 	"fmt"
-	"os"
 	"testing"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/plugin"
 )
-
-func TestMain(m *testing.M) { os.Exit(refplugins.Main(m)) }
 
 // TestAddressesAreThoseOfTheReference: whatever the keys of an entry look like, both
 // answer alike, or both refuse it.

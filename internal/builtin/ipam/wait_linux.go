@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
@@ -20,7 +18,7 @@ import (
 // last, that is usually finished. A neighbour that asks earlier waits for a
 // second. It passes over other addresses, and the zero Prefix.
 func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) error {
-	addrs = wanted{addresses: addrs}.of(true)
+	addrs = ofFamily(addrs, true)
 	if len(addrs) == 0 {
 		return nil
 	}
@@ -46,29 +44,6 @@ func Settle(ctx context.Context, c *links.Conn, index int) error {
 		}
 		return settled, err
 	})
-}
-
-// AwaitAdded waits until addresses that were added to an interface are usable. With detect
-// other machines may have them: then it gives the kernel the time to find a carrier, leaves
-// the rest of the detection to the kernel if that takes longer than the caller's patience,
-// and deletes an address that another machine has.
-func AwaitAdded(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, added []netip.Prefix, detect bool, carrier time.Duration) error {
-	added = wanted{addresses: added}.of(true)
-	if !detect || len(added) == 0 {
-		return Await(ctx, c, index, added)
-	}
-	err := DetectAll(ctx, ns, c, index, added, carrier)
-	if err == nil || errors.Is(err, caller.ErrEnough) {
-		return nil
-	}
-	have, unread := c.Addresses(index)
-	err = errors.Join(err, unread)
-	for _, a := range have {
-		if a.Duplicate && slices.Contains(added, a.Prefix) {
-			err = errors.Join(err, c.DeleteAddress(index, a.Prefix))
-		}
-	}
-	return err
 }
 
 // The kernel sends no message when an address becomes usable. The detection
@@ -98,28 +73,20 @@ func wait(ctx context.Context, ready func() (bool, error)) error {
 	}
 }
 
-// Detect waits for the kernel's duplicate address detection (RFC 4862, section
-// 5.4) of the IPv6 addresses of a result, and fails if another machine has one
-// of them. The addresses are on an interface of ns, to which c is connected.
-// Detect also waits for the link-local address: without it, the kernel cannot
-// ask for the neighbours of forwarded packets. It does not wait for addresses
-// that come from routers.
+// Detect waits for the kernel's duplicate address detection (RFC 4862, section 5.4) of those
+// addresses that are IPv6, and fails if another machine has one of them. They are on an
+// interface of ns, to which c is connected. Detect also waits for the link-local address:
+// without it, the kernel cannot ask for the neighbours of forwarded packets. It does not wait
+// for addresses that come from routers.
 //
-// Detection needs a carrier. If none comes within the time carrier, Detect
-// returns nil and leaves the addresses to the kernel, which uses none before it
-// has checked it.
-func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, result *types100.Result, carrier time.Duration) error {
-	w, err := plan(result)
-	if v6 := w.of(true); err == nil && len(v6) > 0 {
-		err = DetectAll(ctx, ns, c, index, v6, carrier)
+// Detection needs a carrier. If none comes within the time carrier, or if it is lost, Detect
+// returns nil and leaves the addresses to the kernel, which uses none before it has checked
+// it. So it does if the caller's patience ends.
+func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, addrs []netip.Prefix, carrier time.Duration) (err error) {
+	addrs = ofFamily(addrs, true)
+	if len(addrs) == 0 {
+		return nil
 	}
-	return err
-}
-
-// DetectAll is [Detect] for a list of IPv6 addresses. The error is [caller.ErrEnough] if the
-// caller's patience ends first; then the kernel goes on, and uses no address before it
-// has checked it.
-func DetectAll(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, wanted []netip.Prefix, carrier time.Duration) (err error) {
 	ctx, stop := caller.From(ctx).Patience.Wait(ctx)
 	defer stop()
 	watch, err := links.WatchAddresses(ns)
@@ -127,12 +94,15 @@ func DetectAll(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, 
 		return err
 	}
 	defer func() { err = errors.Join(err, watch.Close()) }()
-	d := &detection{c: c, watch: watch, index: index, wanted: wanted}
+	d := &detection{c: c, watch: watch, index: index, wanted: addrs}
 	there, err := d.awaitCarrier(ctx, carrier)
-	if err != nil || !there {
-		return err
+	if err == nil && there {
+		err = d.awaitAnswers(ctx)
 	}
-	return d.awaitAnswers(ctx)
+	if errors.Is(err, caller.ErrEnough) {
+		return nil
+	}
+	return err
 }
 
 // detection follows duplicate address detection on an interface. It looks

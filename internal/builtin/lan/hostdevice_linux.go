@@ -68,7 +68,7 @@ func (a *hostDevice) Configure(ctx context.Context, result *types100.Result) err
 	if a.moved.unplugged {
 		carrier = 0
 	}
-	if err := ipam.Apply(ctx, a.r, a.IPAM.Type, result, ipam.How{Detect: true}, carrier); err != nil {
+	if err := (ipam.Interface{Up: true, Detect: true}).Apply(ctx, a.r, result, carrier); err != nil {
 		return fmt.Errorf("interface %q: %w", a.r.IfName, err)
 	}
 	return nil

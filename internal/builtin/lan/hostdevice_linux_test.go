@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/links"
@@ -26,11 +26,11 @@ const (
 )
 
 func lookupWith(p HostDevice) func(string) plugin.Plugin {
-	ipam := hostlocal.New()
+	assigns := ipam.NewHostLocal()
 	return func(typ string) plugin.Plugin {
 		switch typ {
 		case "host-local":
-			return ipam
+			return assigns
 		case "host-device":
 			return p
 		}

@@ -68,7 +68,7 @@ func (a *macvlan) Make(ctx context.Context) error {
 // Configure sets the interface up. The master existed before: if it has no
 // carrier, it is not plugged in, and nobody can have the addresses.
 func (a *macvlan) Configure(ctx context.Context, result *types100.Result) error {
-	if err := ipam.Apply(ctx, a.r, a.IPAM.Type, result, ipam.How{Announce: true, Detect: true}, 0); err != nil {
+	if err := (ipam.Interface{Up: true, Announce: true, Detect: true}).Apply(ctx, a.r, result, 0); err != nil {
 		return fmt.Errorf("interface %q: %w", a.r.IfName, err)
 	}
 	result.DNS = a.DNS
@@ -121,14 +121,11 @@ func (MACVLAN) Status(ctx context.Context, r *plugin.Request) error {
 			return err
 		})
 		if err != nil {
-			return plugin.Errorf(errNotAvailable, "network %q: %w", r.Name, err)
+			return plugin.Errorf(ipam.ErrNotAvailable, "network %q: %w", r.Name, err)
 		}
 	}
 	return ipam.Status(ctx, r, c.IPAM.Type)
 }
-
-// errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
-const errNotAvailable = 50
 
 // Check returns an error unless the interface exists on its master, in its mode,
 // with the addresses of the result. It does not compare the MTU: a later plugin

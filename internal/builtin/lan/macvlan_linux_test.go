@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
@@ -25,10 +25,10 @@ const (
 )
 
 func macvlanSide(h plugintest.Host) plugintest.Side {
-	ipam := hostlocal.New()
+	assigns := ipam.NewHostLocal()
 	return plugintest.Ours(h.Host, func(typ string) plugin.Plugin {
 		if typ == "host-local" {
-			return ipam
+			return assigns
 		}
 		return MACVLAN{}
 	})
@@ -75,7 +75,7 @@ func TestMACVLANAddFails(t *testing.T) {
 			lookup := plugintest.Ours(h.Host, func(typ string) plugin.Plugin {
 				switch typ {
 				case "host-local":
-					return hostlocal.New()
+					return ipam.NewHostLocal()
 				case "macvlan":
 					return MACVLAN{}
 				}

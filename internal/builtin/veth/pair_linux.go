@@ -22,7 +22,7 @@ type Ends struct {
 	links.Pair  // made if the host's end has an index
 	Request     *plugin.Request
 	OnHost      *links.Conn
-	InContainer *links.Conn // nil before EnterContainer
+	InContainer *links.Conn // nil before MakeContainer
 }
 
 // Add runs an ADD that connects a container by a veth pair; see [ipam.Attach].
@@ -36,13 +36,16 @@ func Add(ctx context.Context, r *plugin.Request, typ string, maker func(*Ends) i
 	return ipam.Attach(ctx, r, typ, maker(e))
 }
 
-// EnterContainer opens the socket in the container, and changes the settings
-// there.
-func (e *Ends) EnterContainer(ctx context.Context, sysctls ...links.Sysctl) (err error) {
+// MakeContainer opens the socket in the container, changes the settings there that the
+// addresses of a result need, and makes the container's end; see [ipam.Interface.Make].
+func (e *Ends) MakeContainer(ctx context.Context, i ipam.Interface, result *types100.Result, more ...links.Sysctl) (added []netip.Prefix, err error) {
 	if e.InContainer, err = caller.From(ctx).Conns.Borrow(e.Request.Container); err != nil {
-		return err
+		return nil, err
 	}
-	return e.InContainer.SetSysctls(e.Request.Container, sysctls...)
+	if err := e.InContainer.SetSysctls(e.Request.Container, append(more, ipam.Sysctls(e.Request.IfName, result)...)...); err != nil {
+		return nil, err
+	}
+	return i.Make(e.Request.Container, e.InContainer, e.Container, result)
 }
 
 func (e *Ends) close() error {

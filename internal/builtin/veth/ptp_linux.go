@@ -69,9 +69,9 @@ func (p PTP) Add(ctx context.Context, r *plugin.Request) (*types100.Result, erro
 type pointToPoint struct {
 	*Config
 	*Ends
-	// linkLocal holds the link-local addresses of the ends; see
-	// [links.Conn.LinkLocal].
-	linkLocal struct{ host, container netip.Prefix }
+	linkLocal netip.Prefix   // of the host's end; see [links.Conn.LinkLocal]
+	inside    []netip.Prefix // the addresses of the container's end, with its link-local one
+	gateways  []netip.Prefix // that were added to the host's end
 }
 
 // Make creates the pair, and gives the host's end its link-local address while
@@ -81,7 +81,7 @@ func (a *pointToPoint) Make(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	a.linkLocal.host, err = a.OnHost.LinkLocal(a.Request.Host, a.Host)
+	a.linkLocal, err = a.OnHost.LinkLocal(a.Request.Host, a.Host)
 	return err
 }
 
@@ -97,33 +97,27 @@ func (a *pointToPoint) Configure(ctx context.Context, result *types100.Result) e
 	if err != nil {
 		return err
 	}
-	if err := a.configureContainer(ctx, result); err != nil {
+	if a.inside, err = a.MakeContainer(ctx, end(), result); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
 	}
 	if err := a.configureHost(ends); err != nil {
 		return fmt.Errorf("interface %q on the host: %w", a.Host.Name, err)
 	}
-	if err := a.settle(ctx, result, ends); err != nil {
+	if err := a.settle(ctx, result); err != nil {
 		return err
 	}
 	return a.Masquerade(ctx, a.Request, result)
 }
 
 // settle waits until packets pass.
-func (a *pointToPoint) settle(ctx context.Context, result *types100.Result, ends []endpoint) error {
-	var container, host []netip.Prefix
-	if ipam.HasIPv6(result) {
-		container, host = []netip.Prefix{a.linkLocal.container}, []netip.Prefix{a.linkLocal.host}
-	}
-	for _, e := range ends {
-		container = append(container, e.address)
-		host = append(host, single(e.gateway))
-	}
-	if err := ipam.Await(ctx, a.InContainer, a.Container.Index, container); err != nil {
+func (a *pointToPoint) settle(ctx context.Context, result *types100.Result) error {
+	if err := ipam.Await(ctx, a.InContainer, a.Container.Index, a.inside); err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
 	}
-	if err := ipam.Await(ctx, a.OnHost, a.Host.Index, host); err != nil {
-		return fmt.Errorf("interface %q on the host: %w", a.Host.Name, err)
+	if ipam.HasIPv6(result) {
+		if err := ipam.Await(ctx, a.OnHost, a.Host.Index, append(a.gateways, a.linkLocal)); err != nil {
+			return fmt.Errorf("interface %q on the host: %w", a.Host.Name, err)
+		}
 	}
 	return a.AwaitRunning(ctx)
 }
@@ -167,72 +161,44 @@ func subnetRoutes(result *types100.Result) (all []ipam.SubnetRoutes, err error) 
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// configureContainer sets the container's end up. An address adds a route to its
-// subnet, as if the subnet were on the link. The kernel may require it for the
-// routes of the IPAM plugin; it is replaced afterwards.
-func (a *pointToPoint) configureContainer(ctx context.Context, result *types100.Result) error {
-	sysctls, err := ipam.Sysctls(a.Request.IfName, result)
-	if err != nil {
-		return err
-	}
-	if err := a.EnterContainer(ctx, sysctls...); err != nil {
-		return err
-	}
-	conn, index := a.InContainer, a.Container.Index
-	if ipam.HasIPv6(result) {
-		own, err := conn.LinkByIndex(index)
-		if err != nil {
-			return err
-		}
-		if a.linkLocal.container, err = conn.LinkLocal(a.Request.Container, own); err != nil {
-			return err
-		}
-	}
-	if err := ipam.Configure(conn, index, result, ipam.How{}); err != nil {
-		return err
-	}
-	subnets, err := subnetRoutes(result)
-	for _, s := range subnets {
-		if err := s.Replace(conn, index, false); err != nil {
-			return err
-		}
-	}
-	return err
+// end describes the container's end.
+func end() ipam.Interface {
+	i := Container(true)
+	i.LinkLocal, i.Routes = true, subnetRoutes
+	return i
 }
 
 // configureHost assigns the addresses of the gateways to the host's end, adds
 // routes to the container's addresses, and makes the host forward.
 func (a *pointToPoint) configureHost(ends []endpoint) error {
-	gateways, err := addGateways(a.OnHost, a.Host.Index, ends)
-	if err == nil {
-		err = addRoutes(a.OnHost, a.Host.Index, ends)
-	}
-	if err != nil {
-		return err
-	}
-	settings := MissingForwarding(a.OnHost, gateways)
 	link, err := a.OnHost.LinkByIndex(a.Host.Index)
 	if err != nil {
 		return err
 	}
 	a.Host.OperState = link.OperState
+	if a.gateways, err = hostEnd().Fill(a.Request.Host, a.OnHost, link, gatewaysOf(ends)); err != nil {
+		return err
+	}
+	if err := addRoutes(a.OnHost, link.Index, ends); err != nil {
+		return err
+	}
+	settings := MissingForwarding(a.OnHost, gatewaysOf(ends))
 	if ra := NoRA(link.Name); !link.Has(ra) {
 		settings = append(settings, ra)
 	}
 	return links.WriteSysctls(a.Request.Host, settings...)
 }
 
-// addGateways adds the addresses of the gateways, as far as they are missing, and returns
-// them.
-func addGateways(conn *links.Conn, index int, ends []endpoint) (gateways []netip.Prefix, err error) {
+// gatewaysOf returns the addresses of the host's end.
+func gatewaysOf(ends []endpoint) (all []netip.Prefix) {
 	for _, e := range ends {
-		gateways = append(gateways, single(e.gateway))
-		if err := conn.AddAddress(index, single(e.gateway), false, unix.EEXIST); err != nil {
-			return nil, err
-		}
+		all = append(all, single(e.gateway))
 	}
-	return gateways, nil
+	return all
 }
+
+// hostEnd describes the end on the host.
+func hostEnd() ipam.Interface { return ipam.Interface{Up: true, LinkLocal: true} }
 
 // addRoutes adds the host's routes to the addresses of the container, unless there are some.
 func addRoutes(conn *links.Conn, index int, ends []endpoint) error {
@@ -284,9 +250,7 @@ func (PTP) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]c
 	if _, err := loadPTP(r); err != nil {
 		return nil, err
 	}
-	end := Container(true)
-	end.LinkLocal, end.Routes = true, subnetRoutes
-	container, all, err := end.Compare(r, v)
+	container, all, err := end().Compare(r, v)
 	if err != nil {
 		return nil, err
 	}
@@ -317,7 +281,7 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 		return Host{}, nil, err
 	}
 	restore := func(ctx context.Context, conn *links.Conn, link links.Link) error {
-		return restoreHost(ctx, conn, r, link, ends)
+		return hostEnd().Complete(ctx, r.Host, conn, link, gatewaysOf(ends))
 	}
 	reroute := func(_ context.Context, conn *links.Conn, link links.Link) error {
 		return restoreRoutes(conn, link.Index, ends)
@@ -350,25 +314,6 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 		}
 	}
 	return host, all, nil
-}
-
-// restoreHost sets the host's end up and adds the addresses that it lacks. The link-local
-// address, which goes when the end is set down, comes first, because the kernel would first
-// look for duplicates.
-func restoreHost(ctx context.Context, conn *links.Conn, r *plugin.Request, link links.Link, ends []endpoint) error {
-	if !link.Up() && slices.ContainsFunc(ends, func(e endpoint) bool { return e.gateway.Is6() }) {
-		if _, err := conn.LinkLocal(r.Host, link); err != nil {
-			return err
-		}
-	}
-	if err := conn.Change(link.Index, links.Change{Set: unix.IFF_UP}); err != nil {
-		return err
-	}
-	gateways, err := addGateways(conn, link.Index, ends)
-	if err != nil {
-		return err
-	}
-	return ipam.Await(ctx, conn, link.Index, gateways)
 }
 
 // restoreRoutes adds the host's routes that are missing. A route through another interface

@@ -1,5 +1,5 @@
-// Package veth is the common part of the plugins that make a veth pair: ADD,
-// CHECK and DEL, and the masquerading of the addresses. One of them, ptp, is here.
+// Package veth has the plugins that connect a container by a veth pair, to a bridge or to
+// the host alone: bridge and ptp.
 package veth
 
 import (

@@ -1,5 +1,4 @@
 //go:build !linux
 
-// Package veth is the common part of the plugins that make a veth pair. It needs
-// Linux.
+// Package veth has the plugins bridge and ptp. They need Linux.
 package veth

@@ -19,7 +19,7 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 
-	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/netfilter"
@@ -120,16 +120,16 @@ func TestAddressesAreThoseOfTheReference(t *testing.T) {
 	}
 }
 
-func compareRandomly(t *testing.T, ipam string) {
+func compareRandomly(t *testing.T, section string) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	dirs := [2]string{t.TempDir(), t.TempDir()}
-	p, ref := hostlocal.New(), reference{configFor(dirs[1], ipam)}
+	p, ref := ipam.NewHostLocal(), reference{configFor(dirs[1], section)}
 	full := 0
 	for step := range 150 {
 		id := fmt.Sprint("c", rnd.IntN(20))
-		r := call(configFor(dirs[0], ipam), id)
+		r := call(configFor(dirs[0], section), id)
 		var what string
 		if rnd.IntN(5) < 3 {
 			what = "ADD " + id
@@ -149,7 +149,7 @@ func compareRandomly(t *testing.T, ipam string) {
 			expect.NoError(t, errors.Join(p.Del(t.Context(), r), ref.del(id)))
 		}
 		if rnd.IntN(10) == 0 {
-			p = hostlocal.New() // a restart
+			p = ipam.NewHostLocal() // a restart
 		}
 		got, want := files(t, dirs[0]+"/podnet"), files(t, dirs[1]+"/podnet")
 		if step > 20 && !maps.Equal(got, want) { // DEL of ours does not make the directory
@@ -179,7 +179,7 @@ func TestOthersChangesAreNoticed(t *testing.T) {
 func othersChange(t *testing.T, base string) {
 	dir := base + "/podnet"
 	config := configFor(base, `"subnet": "10.1.0.0/24", "rangeEnd": "10.1.0.4"`)
-	p, ref := hostlocal.New(), reference{config}
+	p, ref := ipam.NewHostLocal(), reference{config}
 	must := func(err error) {
 		t.Helper()
 		expect.NoError(t, err)
@@ -219,7 +219,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
 	config := configFor(base, `"subnet": "10.1.0.0/24"`)
-	p := hostlocal.New()
+	p := ipam.NewHostLocal()
 	expect.Value(p.Add(t.Context(), call(config, "a")))(t)
 	theirs := expect.Value(disk.New("podnet", base))(t)
 	defer theirs.Close()

@@ -11,7 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 
-	"github.com/embedcni/cni/internal/builtin/hostlocal"
+	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/plugin"
 )
@@ -37,7 +37,7 @@ type understood struct {
 // would assign, and what it misses.
 func ours(t *testing.T, r *plugin.Request) (understood, error) {
 	t.Helper()
-	p := hostlocal.New()
+	p := ipam.NewHostLocal()
 	sample, err := p.Sample(r)
 	if err != nil {
 		return understood{}, err
@@ -52,7 +52,7 @@ func ours(t *testing.T, r *plugin.Request) (understood, error) {
 	for i, d := range missing {
 		u.Sets = append(u.Sets, strings.TrimPrefix(d.Object, fmt.Sprintf("range set %d, ", i)))
 	}
-	dir, requested := hostlocal.Requested(r)
+	dir, requested := ipam.Requested(r)
 	for _, addr := range requested {
 		u.Requested[addr.String()] = true
 	}

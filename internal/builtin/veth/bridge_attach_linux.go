@@ -1,4 +1,4 @@
-package bridge
+package veth
 
 import (
 	"context"
@@ -10,23 +10,22 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/netns"
 )
 
-// containerInterface is the index of the container's interface in the result,
+// bridgedInterface is the index of the container's interface in the result,
 // after the bridge and the host's end.
-const containerInterface = 2
+const bridgedInterface = 2
 
-// attachment is an attachment in progress.
-type attachment struct {
-	*config
-	*veth.Ends
-	plugin *Plugin
+// bridged is an attachment in progress.
+type bridged struct {
+	*bridgeConfig
+	*Ends
+	plugin *Bridge
 	bridge links.Link
-	made   bool // this attachment created the bridge
-	noted  bool // that an ADD created the bridge
 	lan    bool // machines other than containers may have its addresses
 	detect bool // detect duplicates of the container's IPv6 addresses
 	aside  bool // the bridge has many ports: announce addresses in parallel with the rest of Add
@@ -34,11 +33,8 @@ type attachment struct {
 }
 
 // Make creates the bridge and the pair, which need no address.
-func (a *attachment) Make(ctx context.Context) (err error) {
-	if a.bridge, a.made, err = a.ensureBridge(ctx, a.OnHost, a.Request.Host); err != nil {
-		return err
-	}
-	if err := a.noteMade(ctx, a.bridge); err != nil {
+func (a *bridged) Make(ctx context.Context) (err error) {
+	if a.bridge, err = a.ensureBridge(ctx, a.OnHost, a.Request.Host); err != nil {
 		return err
 	}
 	a.Pair, err = links.Veth{
@@ -47,22 +43,11 @@ func (a *attachment) Make(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	return a.join(a.OnHost, a.bridge, a.Host)
-}
-
-// noteMade notes once that an ADD made the bridge, if one did. It is called again
-// at the end, because the ADD of another process may just have made it, and mark
-// it only now.
-func (a *attachment) noteMade(ctx context.Context, br links.Link) error {
-	if a.noted || br.Alias != alias {
-		return nil
-	}
-	a.noted = true
-	return noteMade(caller.From(ctx).Record, br)
+	return a.join(a.OnHost, a.bridge, a.Host, true)
 }
 
 // Configure assigns the addresses of the pair and the bridge.
-func (a *attachment) Configure(ctx context.Context, result *types100.Result) error {
+func (a *bridged) Configure(ctx context.Context, result *types100.Result) error {
 	a.result = result
 	host, container := a.Interfaces()
 	br := &types100.Interface{Name: a.bridge.Name}
@@ -101,7 +86,7 @@ func (a *attachment) Configure(ctx context.Context, result *types100.Result) err
 
 // announce announces the IPv4 addresses to neighbours, which may know them as
 // another container's. Packets pass by now.
-func (a *attachment) announce(ctx context.Context) error {
+func (a *bridged) announce(ctx context.Context) error {
 	addrs := ipam.IPv4(a.result)
 	if a.aside {
 		return a.InContainer.AnnounceAside(caller.From(ctx).Conns, a.Request.Container, a.Container, addrs)
@@ -114,33 +99,22 @@ func (a *attachment) announce(ctx context.Context) error {
 
 // configureContainer sets the container's end up, with its addresses if there
 // are any.
-func (a *attachment) configureContainer(ctx context.Context) error {
+func (a *bridged) configureContainer(ctx context.Context) error {
 	if a.DisableContainerInterface {
 		return nil
 	}
-	var sysctls []links.Sysctl
-	if a.IPAM.Type != "" {
-		more, err := ipam.Sysctls(a.Request.IfName, a.result)
-		if err != nil {
-			return err
-		}
-		sysctls = append(a.detection(), more...)
-	}
-	if err := a.EnterContainer(ctx, sysctls...); err != nil {
-		return err
-	}
-	if a.IPAM.Type == "" {
-		return a.InContainer.Up(a.Container.Index)
-	}
-	return ipam.Configure(a.InContainer, a.Container.Index, a.result, ipam.How{Announce: true, Later: true, Detect: true})
+	end := a.end()
+	end.Announce, end.Later = true, true
+	_, err := a.MakeContainer(ctx, end, a.result, a.detection()...)
+	return err
 }
 
 // detection returns the settings for IPv6 neighbours: whether to detect
 // duplicates, of the kernel's own address too, and that addresses are announced.
 // A container without an IPv6 address keeps the namespace's settings, which
 // costs nothing.
-func (a *attachment) detection() []links.Sysctl {
-	if !a.detect && !ipam.HasIPv6(a.result) {
+func (a *bridged) detection() []links.Sysctl {
+	if a.IPAM.Type == "" || !a.detect && !ipam.HasIPv6(a.result) {
 		return nil
 	}
 	v6 := "net/ipv6/conf/" + a.Request.IfName
@@ -160,59 +134,44 @@ func (a *attachment) detection() []links.Sysctl {
 // interface in the VLAN, and makes the host forward. It adds the bridge's
 // hardware address to the result, because the address of a bridge that somebody
 // else made changes with its ports, and waits until packets pass.
-func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
+func (a *bridged) makeGateway(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
+	end, err := a.OnHost.LinkByIndex(a.Host.Index)
+	if err != nil {
+		return err
+	}
+	if end.Port.Master != a.bridge.Index { // deleted, or somebody has moved the port
+		return fmt.Errorf("interface %s is no longer a port of bridge %s", a.Host.Name, a.bridge.Name)
+	}
+	a.Host.OperState = end.OperState
+	a.aside = end.Port.Number > many
+	// If the bridge has no carrier yet, the question makes the kernel notice its first port.
+	// The ADD of another process may just have made the bridge, and marks it only now.
+	now, err := a.OnHost.LinkByIndex(a.bridge.Index)
+	if err != nil {
+		return err
+	}
+	br.Mac = now.MAC.String()
+	if err := note(caller.From(ctx).Record, now); err != nil {
+		return err
+	}
 	on := a.bridge
 	if a.VLAN != 0 && len(addrs) > 0 {
-		var err error
 		if on, err = a.ensureVLANInterface(a.OnHost, a.Request, a.bridge, nil); err != nil {
 			return err
 		}
 		a.result.Interfaces = append(a.result.Interfaces, &types100.Interface{Name: on.Name, Mac: on.MAC.String()})
 	}
-	forwarding := veth.MissingForwarding(a.OnHost, addrs)
-	end, err := a.OnHost.LinkByIndex(a.Host.Index)
-	if err != nil {
-		return err
-	}
-	bridge := a.bridge
-	// A bridge that this plugin made keeps its hardware address. If it has no
-	// carrier yet, the question makes the kernel notice its first port.
-	if !a.noted || !a.bridge.Running() {
-		if bridge, err = a.OnHost.LinkByIndex(a.bridge.Index); err != nil {
-			return err
-		}
-	}
-	if end.Port.Master != a.bridge.Index { // deleted, or somebody has moved the port
-		return fmt.Errorf("interface %s is no longer a port of bridge %s", a.Host.Name, a.bridge.Name)
-	}
 	if err := a.correct(on.Index); err != nil {
 		return err
 	}
-	if err := a.noteMade(ctx, bridge); err != nil {
-		return err
-	}
-	if !a.noted {
-		if err := noteHosts(caller.From(ctx).Record); err != nil {
-			return err
-		}
-	}
-	a.Host.OperState = end.OperState
-	a.aside = end.Port.Number > many
-	br.Mac = bridge.MAC.String()
-	var have []links.Address
-	if len(addrs) > 0 {
-		if have, err = a.OnHost.Addresses(on.Index); err != nil {
-			return err
-		}
-	}
-	added, err := a.ensureAddresses(a.OnHost, on, have, addrs, a.lan)
+	added, err := a.ensureAddresses(a.OnHost, on, addrs, a.lan)
 	if err != nil {
 		return err
 	}
 	if len(added) > 0 && on.Index == a.bridge.Index {
-		br.Mac = on.MAC.String() // the bridge keeps this address
+		br.Mac = on.MAC.String() // the bridge keeps the address that it had before the port
 	}
-	if err := links.WriteSysctls(a.Request.Host, forwarding...); err != nil {
+	if err := links.WriteSysctls(a.Request.Host, MissingForwarding(a.OnHost, addrs)...); err != nil {
 		return err
 	}
 	return awaitGateways(ctx, a.Request.Host, a.OnHost, on, added, a.lan)
@@ -221,7 +180,7 @@ func (a *attachment) makeGateway(ctx context.Context, addrs []netip.Prefix, br *
 // correct updates the host's neighbour entries that name another container, so
 // that they are right when Add returns. The host may hear the announcement
 // later, like everybody else.
-func (a *attachment) correct(index int) error {
+func (a *bridged) correct(index int) error {
 	for _, addr := range ipam.IPv4(a.result) {
 		known, err := a.OnHost.Neighbour(index, addr)
 		if err == nil && known.Wrong(a.Container.MAC) {
@@ -235,27 +194,26 @@ func (a *attachment) correct(index int) error {
 }
 
 // settle waits until packets pass.
-func (a *attachment) settle(ctx context.Context) error {
+func (a *bridged) settle(ctx context.Context) error {
+	if a.DisableContainerInterface {
+		return nil
+	}
 	var err error
 	switch {
-	case !ipam.HasIPv6(a.result):
 	case a.detect:
-		err = ipam.Detect(ctx, a.Request.Container, a.InContainer, a.Container.Index, a.result, carrierTime)
-	default:
+		err = ipam.Detect(ctx, a.Request.Container, a.InContainer, a.Container.Index, compare.PrefixesOf(a.result), carrierTime)
+	case ipam.HasIPv6(a.result):
 		err = ipam.Settle(ctx, a.InContainer, a.Container.Index)
 	}
 	if err != nil {
 		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
-	}
-	if a.DisableContainerInterface {
-		return nil
 	}
 	return a.AwaitRunning(ctx)
 }
 
 // Undo deletes the pair and its rules. The bridge stays, because others may use
 // it by now.
-func (a *attachment) Undo(ctx context.Context) error {
+func (a *bridged) Undo(ctx context.Context) error {
 	err := a.Ends.Undo(ctx)
 	if a.MACSpoofChk {
 		err = errors.Join(err, spoofError(atOnce(ctx, a.Request).Remove(context.WithoutCancel(ctx), spoofRule(a.Request, "", nil))))
@@ -263,55 +221,57 @@ func (a *attachment) Undo(ctx context.Context) error {
 	return err
 }
 
-// uplinkTime is how long the plugin remembers whether a bridge has an uplink.
-// Looking takes longer the more ports there are, so containers that come at the
-// same time share one look. After this time a new uplink is noticed, unless the
-// bridge routes; see hasUplink.
-const uplinkTime = time.Second
-
-// uplink records whether a bridge had an uplink, and when the plugin looked.
-type uplink struct {
-	has bool
-	at  time.Time
-}
-
 // decideDetection decides whether to detect duplicate IPv6 addresses. By
 // default it does so on a bridge with an uplink, as machines other than
 // containers may be on its network. The setting enabledad forbids detection, or
 // demands it for the container's addresses on every bridge. The gateways'
 // addresses are checked only if there is an uplink.
-func (a *attachment) decideDetection() (err error) {
+func (a *bridged) decideDetection() (err error) {
 	asked := a.EnableDAD != nil && *a.EnableDAD
-	if (asked || a.EnableDAD == nil) && !a.made && ipam.HasIPv6(a.result) {
+	if (asked || a.EnableDAD == nil) && ipam.HasIPv6(a.result) {
 		a.lan, err = a.plugin.hasUplink(a.OnHost, place{a.Request.Host.ID(), a.bridge.Index}, a.IsGateway)
 	}
 	a.detect = asked || a.lan
 	return err
 }
 
-// hasUplink reports whether a bridge has an uplink, or had one within
+// place identifies a bridge on a host.
+type place struct {
+	host   netns.ID
+	bridge int
+}
+
+const (
+	// uplinkTime is how long the plugin remembers that a bridge has no uplink. Looking takes
+	// longer the more ports there are: 4 ms for 300.
+	uplinkTime = time.Second
+	// mostBridges limits the remembered bridges.
+	mostBridges = 1000
+)
+
+// hasUplink reports whether a bridge has an uplink, or had none within
 // uplinkTime. A bridge that routes for its containers and had no uplink is not
 // looked at again: it is the host's own network, and may have a thousand
 // containers.
-func (p *Plugin) hasUplink(host *links.Conn, b place, routes bool) (bool, error) {
+func (p *Bridge) hasUplink(host *links.Conn, b place, routes bool) (bool, error) {
 	p.mu.Lock()
-	known, ok := p.uplinks[b]
+	at, seen := p.alone[b]
 	p.mu.Unlock()
-	if ok && (routes && !known.has || time.Since(known.at) < uplinkTime) {
-		return known.has, nil
+	if seen && (routes || time.Since(at) < uplinkTime) {
+		return false, nil
 	}
-	at := time.Now()
+	at = time.Now()
 	has, err := host.HasUplink(b.bridge)
-	if err != nil {
-		return false, err
+	if has || err != nil {
+		return has, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.uplinks == nil || len(p.uplinks) > mostBridges {
-		p.uplinks = make(map[place]uplink)
+	if p.alone == nil || len(p.alone) > mostBridges {
+		p.alone = make(map[place]time.Time)
 	}
-	p.uplinks[b] = uplink{has, at}
-	return has, nil
+	p.alone[b] = at
+	return false, nil
 }
 
 // carrierTime is how long the kernel may take to notice that a pair's ends, or a

@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"context"
@@ -26,7 +26,7 @@ func configFor(dir, ipam string) string {
 }
 
 func call(config, id string) *plugin.Request {
-	r := request(config, "")
+	r := hostLocalRequest(config, "")
 	r.ContainerID, r.IfName = id, "eth0"
 	return r
 }
@@ -52,7 +52,7 @@ func asJSON(t testing.TB, v any) string {
 	return string(data)
 }
 
-func add(t testing.TB, p *Plugin, r *plugin.Request) []string {
+func assign(t testing.TB, p *HostLocal, r *plugin.Request) []string {
 	t.Helper()
 	result := expect.Value(p.Add(t.Context(), r))(t)
 	var all []string
@@ -70,8 +70,8 @@ func TestRequestedAddresses(t *testing.T) {
 	with := func(ips string) string {
 		return strings.TrimSuffix(configFor(base, dual), "}") + `, "runtimeConfig": {"ips": [` + ips + `]}}`
 	}
-	p := New()
-	got := add(t, p, call(with(`"10.1.0.77/24"`), "a"))
+	p := NewHostLocal()
+	got := assign(t, p, call(with(`"10.1.0.77/24"`), "a"))
 	if want := []string{"10.1.0.77/24 via 10.1.0.1", "fd00::2/64 via fd00::1"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -106,10 +106,10 @@ func TestRequestedAddresses(t *testing.T) {
 func TestASecondAddIsRefused(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
-	p := New()
-	add(t, p, call(configFor(base, dual), "a"))
+	p := NewHostLocal()
+	assign(t, p, call(configFor(base, dual), "a"))
 	before := files(t, dir)
-	for _, p := range []*Plugin{p, New()} {
+	for _, p := range []*HostLocal{p, NewHostLocal()} {
 		_, err := p.Add(t.Context(), call(configFor(base, dual), "a"))
 		want := `network "podnet": range set 0: container "a" has the address 10.1.0.2 already, and no second ADD is allowed: ` +
 			`run DEL first, which removes the file ` + dir + `/10.1.0.2`
@@ -128,24 +128,24 @@ func TestASecondAddIsRefused(t *testing.T) {
 func TestKnownFilesAreNotReadAgain(t *testing.T) {
 	base := t.TempDir()
 	config := configFor(base, dual)
-	p := New()
-	add(t, p, call(config, "a"))
+	p := NewHostLocal()
+	assign(t, p, call(config, "a"))
 	fill(t, base+"/podnet", map[string]string{"10.1.0.2": "b\r\neth0"})
 	if _, err := p.Add(t.Context(), call(config, "b")); err != nil {
 		t.Errorf("it was read again: %v", err)
 	}
 	// A new reader sees it.
-	expect.Fails(t, "the file was not written", New().Check(t.Context(), call(config, "a")))
+	expect.Fails(t, "the file was not written", NewHostLocal().Check(t.Context(), call(config, "a")))
 }
 
 // TestSharedPluginsHaveOneMemory: what one has read, another need not read.
 func TestSharedPluginsHaveOneMemory(t *testing.T) {
 	base := t.TempDir()
 	config := configFor(base, dual)
-	one := Shared()
-	add(t, one, call(config, "a"))
+	one := SharedHostLocal()
+	assign(t, one, call(config, "a"))
 	fill(t, base+"/podnet", map[string]string{"10.1.0.2": "b\r\neth0"}) // in place: only who reads it sees it
-	if _, err := Shared().Add(t.Context(), call(config, "b")); err != nil {
+	if _, err := SharedHostLocal().Add(t.Context(), call(config, "b")); err != nil {
 		t.Errorf("the other has read it: %v", err)
 	}
 	if err := one.Check(t.Context(), call(config, "b")); err != nil {
@@ -159,14 +159,14 @@ func TestAnAddressRemovedByHandIsFree(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
 	config := configFor(base, `"subnet": "10.1.0.0/24", "rangeEnd": "10.1.0.3"`)
-	p := New()
-	add(t, p, call(config, "a"))
-	add(t, p, call(config, "b"))
+	p := NewHostLocal()
+	assign(t, p, call(config, "a"))
+	assign(t, p, call(config, "b"))
 	expect.NoError(t, os.Remove(dir+"/10.1.0.2"))
 	d := p.dirs[dir]
-	d.memo.entries[netip.MustParseAddr("10.1.0.2")] = entry{holder: "x"}
-	d.memo.stamp = stamp{} // as if the change had gone unnoticed
-	if got := add(t, p, call(config, "c")); !slices.Equal(got, []string{"10.1.0.2/24 via 10.1.0.1"}) {
+	d.memo.holders[netip.MustParseAddr("10.1.0.2")] = "x"
+	d.memo.stamp = expect.Value(stampOf(dir))(t) // as if the change had gone unnoticed
+	if got := assign(t, p, call(config, "c")); !slices.Equal(got, []string{"10.1.0.2/24 via 10.1.0.1"}) {
 		t.Errorf("got %q", got)
 	}
 }
@@ -176,14 +176,14 @@ func TestAnAddressRemovedByHandIsFree(t *testing.T) {
 func TestEmptyFilesHaveNoOwner(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
-	p := New()
+	p := NewHostLocal()
 	config := configFor(base, dual)
-	add(t, p, call(config, "a"))
+	assign(t, p, call(config, "a"))
 	for name, content := range map[string]string{"10.1.0.3": "", "10.1.0.4": "", "last_reserved_ip.0": "", "notes": "a\r\neth0"} {
 		expect.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	want := []string{"10.1.0.5/24 via 10.1.0.1", "fd00::3/64 via fd00::1"}
-	if got := add(t, p, call(config, "b")); !slices.Equal(got, want) {
+	if got := assign(t, p, call(config, "b")); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	for _, id := range []string{"a", "b", ""} {
@@ -201,7 +201,7 @@ func TestCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	base := t.TempDir()
-	_, err := New().Add(ctx, call(configFor(base, dual), "a"))
+	_, err := NewHostLocal().Add(ctx, call(configFor(base, dual), "a"))
 	expect.Is(t, err, context.Canceled)
 	if left := files(t, base); len(left) > 0 {
 		t.Errorf("left %q", left)

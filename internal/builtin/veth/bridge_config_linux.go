@@ -1,4 +1,4 @@
-package bridge
+package veth
 
 import (
 	"fmt"
@@ -11,15 +11,14 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/plugin"
 )
 
-// config is the plugin's configuration.
-type config struct {
-	veth.Config
+// bridgeConfig is the plugin's configuration.
+type bridgeConfig struct {
+	Config
 	macConfig
 
 	Bridge      string `json:"bridge"`
@@ -57,8 +56,8 @@ const firstVLAN, lastVLAN = 1, 4094
 
 // load reads and validates the configuration. Errors have the code 7, "invalid
 // network config", and name the field.
-func load(r *plugin.Request) (_ *config, err error) {
-	c := &config{Bridge: defaultBridge}
+func loadBridge(r *plugin.Request) (_ *bridgeConfig, err error) {
+	c := &bridgeConfig{Bridge: defaultBridge}
 	if err := r.Decode(c); err != nil {
 		return nil, err
 	}
@@ -122,11 +121,11 @@ func trunk(ranges []vlanRange) ([]uint16, error) {
 }
 
 // filtersVLANs reports whether the bridge must filter VLANs.
-func (c *config) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
+func (c *bridgeConfig) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
 
 // vlans returns the VLANs of a port. A port with only a trunk gets the first
 // VLAN for untagged packets.
-func (c *config) vlans() []links.VLAN {
+func (c *bridgeConfig) vlans() []links.VLAN {
 	var all []links.VLAN
 	if c.VLAN != 0 {
 		all = append(all, links.VLAN{ID: uint16(c.VLAN), Access: true})
@@ -179,13 +178,13 @@ func (c *macConfig) readMAC(r *plugin.Request) error {
 }
 
 // mode returns the mode of the bridge port.
-func (c *config) mode() links.PortMode {
+func (c *bridgeConfig) mode() links.PortMode {
 	return links.PortMode{Hairpin: c.HairpinMode, Isolated: c.PortIsolation}
 }
 
 // gatewayName returns the name of the interface that has the addresses of gateways: the
 // bridge, or in a VLAN one of its own.
-func (c *config) gatewayName() string {
+func (c *bridgeConfig) gatewayName() string {
 	if c.VLAN == 0 {
 		return c.Bridge
 	}
@@ -193,8 +192,8 @@ func (c *config) gatewayName() string {
 }
 
 // access is the configuration of the port that leads to the gateway of a VLAN.
-func (c *config) access() *config {
-	return &config{Bridge: c.Bridge, VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}
+func (c *bridgeConfig) access() *bridgeConfig {
+	return &bridgeConfig{Bridge: c.Bridge, VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}
 }
 
 // setGateways completes the IPAM plugin's result. The addresses are those of the
@@ -202,9 +201,9 @@ func (c *config) access() *config {
 // gateway of a subnet is its first address unless the plugin named another; if
 // it is the default gateway, each family gets a default route. setGateways
 // returns the addresses for the bridge.
-func (c *config) setGateways(result *types100.Result) ([]netip.Prefix, error) {
+func (c *bridgeConfig) setGateways(result *types100.Result) ([]netip.Prefix, error) {
 	for _, ip := range result.IPs {
-		ip.Interface = types100.Int(containerInterface)
+		ip.Interface = types100.Int(bridgedInterface)
 		p, err := links.Prefix(ip.Address)
 		if err != nil {
 			return nil, err
@@ -226,9 +225,9 @@ func (c *config) setGateways(result *types100.Result) ([]netip.Prefix, error) {
 }
 
 // gateways returns the addresses of the bridge for a result.
-func (c *config) gateways(result *types100.Result) (all []netip.Prefix, err error) {
+func (c *bridgeConfig) gateways(result *types100.Result) (all []netip.Prefix, err error) {
 	for _, ip := range result.IPs {
-		if !c.IsGateway || ip == nil || ip.Gateway == nil || ip.Interface == nil || *ip.Interface != containerInterface {
+		if !c.IsGateway || ip == nil || ip.Gateway == nil || ip.Interface == nil || *ip.Interface != bridgedInterface {
 			continue
 		}
 		p, err := links.Prefix(ip.Address)
@@ -261,8 +260,8 @@ func addDefault(result *types100.Result, v4 bool, gateway net.IP) {
 
 // Gateways completes a result of the IPAM plugin as Add does. It reports whether the
 // bridge has the addresses of the gateways.
-func (*Plugin) Gateways(r *plugin.Request, result *types100.Result) (onHost bool, err error) {
-	c, err := load(r)
+func (*Bridge) Gateways(r *plugin.Request, result *types100.Result) (onHost bool, err error) {
+	c, err := loadBridge(r)
 	if err != nil {
 		return false, err
 	}

@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"context"
@@ -55,7 +55,7 @@ host-local host reservation "fd00::2": wanted "a\r\neth0", found ""; fix`,
 			r := call(configFor(base, dual), "a")
 			r.Type = "host-local"
 			r.PrevResult = result(t, "10.1.0.2/24", "fd00::2/64")
-			p := plugintest.Named{Comparer: New()}
+			p := plugintest.Named{Comparer: NewHostLocal()}
 			all := expect.Value(p.Compare(t.Context(), r, nil))(t)
 			expect.Same(t, "differences", plugintest.Short(all), tt.want)
 			left := expect.Value(plugintest.Repair(t.Context(), r, p, nil, false))(t)
@@ -79,7 +79,7 @@ func TestRepairLosesTheRace(t *testing.T) {
 	fill(t, dir, map[string]string{"fd00::2": "a\r\neth0"})
 	r := call(configFor(base, dual), "a")
 	r.PrevResult = result(t, "10.1.0.2/24", "fd00::2/64")
-	all := expect.Value(New().Compare(t.Context(), r, nil))(t)
+	all := expect.Value(NewHostLocal().Compare(t.Context(), r, nil))(t)
 	if len(all) != 1 || all[0].Fix == nil {
 		t.Fatalf("differences: %s", plugintest.Lines(all))
 	}

@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"cmp"
@@ -18,8 +18,8 @@ import (
 // defaultDataDir is the reference plugin's default directory for addresses.
 const defaultDataDir = "/var/lib/cni/networks"
 
-// config is a validated configuration.
-type config struct {
+// hostLocalConfig is a validated configuration.
+type hostLocalConfig struct {
 	dir        string // directory of the network
 	resolvConf string
 	routes     []*types.Route
@@ -27,13 +27,13 @@ type config struct {
 	requested  []netip.Addr // without duplicates
 }
 
-// address is an address with an optional prefix length, which is ignored.
-type address struct{ netip.Addr }
+// bareAddress is an address with an optional prefix length, which is ignored.
+type bareAddress struct{ netip.Addr }
 
 // UnmarshalText parses "10.1.0.7" and "10.1.0.7/24".
-func (a *address) UnmarshalText(text []byte) error {
+func (a *bareAddress) UnmarshalText(text []byte) error {
 	if len(text) == 0 {
-		*a = address{}
+		*a = bareAddress{}
 		return nil
 	}
 	var addr netip.Addr
@@ -50,8 +50,8 @@ func (a *address) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// parse reads the configuration of a request.
-func parse(r *plugin.Request) (*config, error) {
+// parseHostLocal reads the configuration of a request.
+func parseHostLocal(r *plugin.Request) (*hostLocalConfig, error) {
 	// The range at the top level of ipam is older than range sets.
 	var n struct {
 		IPAM *struct {
@@ -63,11 +63,11 @@ func parse(r *plugin.Request) (*config, error) {
 		} `json:"ipam"`
 		RuntimeConfig struct {
 			IPRanges [][]rangeConf `json:"ipRanges"`
-			IPs      []address     `json:"ips"`
+			IPs      []bareAddress `json:"ips"`
 		} `json:"runtimeConfig"`
 		Args struct {
 			CNI struct {
-				IPs []address `json:"ips"`
+				IPs []bareAddress `json:"ips"`
 			} `json:"cni"`
 		} `json:"args"`
 	}
@@ -77,7 +77,7 @@ func parse(r *plugin.Request) (*config, error) {
 	if n.IPAM == nil {
 		return nil, plugin.Errorf(types.ErrInvalidNetworkConfig, "network %q: the configuration has no ipam", r.Name)
 	}
-	c := &config{resolvConf: n.IPAM.ResolvConf, routes: n.IPAM.Routes}
+	c := &hostLocalConfig{resolvConf: n.IPAM.ResolvConf, routes: n.IPAM.Routes}
 	c.dir = filepath.Join(cmp.Or(n.IPAM.DataDir, defaultDataDir), r.Name)
 	var err error
 	if c.requested, err = requested(r.Args, n.Args.CNI.IPs, n.RuntimeConfig.IPs); err != nil {
@@ -97,7 +97,7 @@ func parse(r *plugin.Request) (*config, error) {
 // directory in which they are reserved, for the comparison with the reference plugin's. It
 // returns none if the request is invalid.
 func Requested(r *plugin.Request) (dir string, addrs []netip.Addr) {
-	c, err := parse(r)
+	c, err := parseHostLocal(r)
 	if err != nil {
 		return "", nil
 	}
@@ -106,10 +106,10 @@ func Requested(r *plugin.Request) (dir string, addrs []netip.Addr) {
 
 // requested returns the addresses that the caller requests, from all three
 // places.
-func requested(args string, more ...[]address) (unique []netip.Addr, err error) {
+func requested(args string, more ...[]bareAddress) (unique []netip.Addr, err error) {
 	var e struct { // the fields have the names of the arguments
 		types.CommonArgs
-		IP address
+		IP bareAddress
 	}
 	if err := types.LoadArgs(args, &e); err != nil {
 		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)

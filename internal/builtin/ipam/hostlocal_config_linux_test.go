@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"strings"
@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-func request(config, args string) *plugin.Request {
+func hostLocalRequest(config, args string) *plugin.Request {
 	version := "1.0.0"
 	if strings.Contains(config, `"0.2.0"`) {
 		version = "0.2.0"
@@ -23,7 +23,7 @@ const head = `{"cniVersion": "1.0.0", "name": "podnet", "type": "bridge", `
 // TestARangeWithoutAddressesIsRefused: the reference plugin accepts such a
 // range, then leaves it and allocates addresses that nobody configured.
 func TestARangeWithoutAddressesIsRefused(t *testing.T) {
-	_, err := parse(request(head+`"ipam": {"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.255"}}`, ""))
+	_, err := parseHostLocal(hostLocalRequest(head+`"ipam": {"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.255"}}`, ""))
 	want := `network "podnet": ipam: range set 0: the range from 10.1.0.255 to 10.1.0.254 in the subnet 10.1.0.0/24 is empty`
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"context"
@@ -108,6 +108,12 @@ func holderOf(id, ifName string) string {
 	return strings.TrimSpace(id) + LineBreak + ifName
 }
 
+// holders returns the contents, trimmed, by which an address file is an attachment's: its
+// own, and the container's ID alone, as a version without interface names wrote it.
+func holders(id, ifName string) (own, old string) {
+	return strings.TrimSpace(holderOf(id, ifName)), strings.TrimSpace(id)
+}
+
 // reserve creates the address file, and reports whether it did: it does not if
 // the file exists. Whenever the process ends, the file exists with its content
 // or not at all; an empty file would hold the address for ever.
@@ -121,9 +127,9 @@ func (h *held) reserve(addr netip.Addr, holder string) (bool, error) {
 		return false, fmt.Errorf("reserve %s in %s: %w", name, h.path, err)
 	}
 	h.changed = true
-	e := entryOf(h.file(name)) // if it is unknown, the next refresh reads the file again
-	e.holder = strings.TrimSpace(holder)
-	h.memo.put(addr, e)
+	if h.memo.known() {
+		h.memo.holders[addr] = strings.TrimSpace(holder)
+	}
 	return true, nil
 }
 
@@ -131,21 +137,19 @@ func (h *held) file(name string) string { return h.path + "/" + name }
 
 // publish creates a file with this content in one step.
 func (h *held) publish(name, content string) error {
-	// The prepared file may be on another mount: it was opened in the mount namespace of
-	// the process rather than the caller's. Or there was no directory yet.
-	for range 2 {
-		if h.prepared == nil {
-			h.prepared = plainfile.Prepare(h.path, 0o600)
-		}
-		f, err := h.prepared.Publish(h.file(name), []byte(content))
-		h.prepared = nil
-		if err == nil {
-			return f.Close()
-		}
-		if errors.Is(err, unix.EEXIST) {
-			return err
-		}
+	if h.prepared == nil {
+		h.prepared = plainfile.Prepare(h.path, 0o600)
 	}
+	f, err := h.prepared.Publish(h.file(name), []byte(content))
+	h.prepared = nil
+	if err == nil {
+		return f.Close()
+	}
+	if errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	// There was no directory yet, or the prepared file is on another mount: it was opened in
+	// the mount namespace of the process rather than the caller's.
 	return h.publishByLink(name, content)
 }
 
@@ -179,7 +183,7 @@ func (h *held) releaseIf(addr netip.Addr, holder string) (bool, error) {
 		return false, fmt.Errorf("release %s in %s: %w", name, h.path, err)
 	}
 	h.changed = true
-	h.memo.remove(addr)
+	delete(h.memo.holders, addr)
 	return true, nil
 }
 
@@ -227,13 +231,13 @@ func readFile(path string) (string, error) {
 func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
 
 // allocate reserves an address of each range set, or none.
-func (h *held) allocate(c *config, id, ifName string) (_ []*types100.IPConfig, err error) {
-	holder := holderOf(id, ifName)
+func (h *held) allocate(c *hostLocalConfig, id, ifName string) (_ []*types100.IPConfig, err error) {
 	var ips []*types100.IPConfig
 	var mine []netip.Addr
 	defer func() {
 		if err != nil {
-			_, undone := h.releaseAll(mine, strings.TrimSpace(holder))
+			own, _ := holders(id, ifName)
+			_, undone := h.releaseAll(mine, own)
 			err = errors.Join(err, undone)
 		}
 	}()
@@ -244,9 +248,9 @@ func (h *held) allocate(c *config, id, ifName string) (_ []*types100.IPConfig, e
 		if at >= 0 {
 			addr = wanted[at]
 			wanted = slices.Delete(wanted, at, at+1)
-			err = h.reserveRequested(set, addr, holder)
+			err = h.reserveRequested(set, addr, holderOf(id, ifName))
 		} else {
-			addr, err = h.reserveNext(set, i, mine, id, holder)
+			addr, err = h.reserveNext(set, i, mine, id, ifName)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("range set %d: %w", i, err)
@@ -256,7 +260,7 @@ func (h *held) allocate(c *config, id, ifName string) (_ []*types100.IPConfig, e
 			return nil, err
 		}
 		r, _ := set.find(addr)
-		ips = append(ips, ipConfig(addr, r))
+		ips = append(ips, r.ipConfig(addr))
 	}
 	if len(wanted) > 0 {
 		return nil, fmt.Errorf("requested addresses are in no range set, or more than one is in the same: %v", wanted)
@@ -278,32 +282,31 @@ func (h *held) reserveRequested(set rangeSet, addr netip.Addr, holder string) er
 // reserveNext reserves the next free address of a set. If the attachment already
 // has an address in the set, except from this call, it was not deleted, and the
 // specification forbids a second ADD.
-func (h *held) reserveNext(set rangeSet, i int, mine []netip.Addr, id, holder string) (netip.Addr, error) {
-	for _, addr := range h.memo.heldBy(id, strings.TrimSpace(holder)) {
+func (h *held) reserveNext(set rangeSet, i int, mine []netip.Addr, id, ifName string) (netip.Addr, error) {
+	own, old := holders(id, ifName)
+	for _, addr := range append(h.memo.of(own), h.memo.of(old)...) {
 		if _, ok := set.find(addr); !ok || slices.Contains(mine, addr) {
 			continue
 		}
 		// The index may have missed that the file was removed or rewritten.
 		content, err := readFile(h.file(addr.String()))
-		if content = strings.TrimSpace(content); err == nil && (content == strings.TrimSpace(holder) || content == strings.TrimSpace(id)) {
+		if content = strings.TrimSpace(content); err == nil && (content == own || content == old) {
 			return netip.Addr{}, fmt.Errorf("container %q has the address %s already, and no second ADD is allowed: "+
 				"run DEL first, which removes the file %s/%s", id, addr, h.path, addr)
 		}
 	}
 	last := h.lastReserved(i)
 	for _, certain := range []bool{false, true} {
-		if certain {
-			// Addresses that seem to be taken may be stale in the index too.
-			h.memo.forget()
-			if err := h.memo.refresh(h.path); err != nil {
+		if certain { // addresses that seem to be taken may be stale in the index too
+			if err := h.memo.reread(h.path); err != nil {
 				return netip.Addr{}, err
 			}
 		}
 		for addr := range set.after(last) {
-			if _, taken := h.memo.entries[addr]; taken {
+			if _, taken := h.memo.holders[addr]; taken {
 				continue
 			}
-			if ok, err := h.reserve(addr, holder); err != nil || ok {
+			if ok, err := h.reserve(addr, holderOf(id, ifName)); err != nil || ok {
 				return addr, err
 			}
 		}
@@ -311,32 +314,26 @@ func (h *held) reserveNext(set rangeSet, i int, mine []netip.Addr, id, holder st
 	return netip.Addr{}, fmt.Errorf("no address of the range set %s is free: each has a file in %s", set, h.path)
 }
 
-// releaseAll removes those of the address files that belong to the holder, and
+// releaseAll removes those of the address files that have the content, trimmed, and
 // returns their number.
 func (h *held) releaseAll(addrs []netip.Addr, holder string) (released int, err error) {
-	var errs []error
 	for _, addr := range addrs {
-		ok, err := h.releaseIf(addr, strings.TrimSpace(holder))
+		ok, failed := h.releaseIf(addr, holder)
 		if ok {
 			released++
 		}
-		errs = append(errs, err)
+		err = errors.Join(err, failed)
 	}
-	return released, errors.Join(errs...)
+	return released, err
 }
 
-// releaseHeld removes all address files of the holder that the index knows. If
-// there never were any, it removes those that contain only the container's ID,
-// as a version without interface names wrote them.
-func (h *held) releaseHeld(before int, id, holder string) error {
-	released, err := h.releaseAll(slices.Clone(h.memo.holders[strings.TrimSpace(holder)]), holder)
-	if before+released > 0 || err != nil {
-		return err
+// releaseHeld removes all address files of the attachment that the index knows. If
+// there never were any, it removes those that contain only the container's ID.
+func (h *held) releaseHeld(before int, id, ifName string) error {
+	own, old := holders(id, ifName)
+	released, err := h.releaseAll(h.memo.of(own), own)
+	if before+released == 0 && err == nil {
+		_, err = h.releaseAll(h.memo.of(old), old)
 	}
-	old := strings.TrimSpace(id)
-	if old == "" {
-		return nil // an empty file belongs to nobody
-	}
-	_, err = h.releaseAll(slices.Clone(h.memo.holders[old]), old)
 	return err
 }

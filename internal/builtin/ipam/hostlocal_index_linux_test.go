@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"os"

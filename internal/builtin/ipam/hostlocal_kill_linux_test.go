@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"bufio"
@@ -23,7 +23,7 @@ const victim = "EMBEDCNI_HOST_LOCAL_VICTIM"
 // workUntilKilled prints a line after each ADD with a DEL: its own, or that of the last but
 // one, which kept its address.
 func workUntilKilled(base string) int {
-	p := New()
+	p := NewHostLocal()
 	for i := 0; ; i++ {
 		r := call(configFor(base, dual), fmt.Sprint("victim", i))
 		result, err := p.Add(context.Background(), r)
@@ -48,7 +48,7 @@ func TestKilled(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	p := New()
+	p := NewHostLocal()
 	for round := range 40 {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), victim+"="+base)
@@ -64,7 +64,7 @@ func TestKilled(t *testing.T) {
 			t.Error(err)
 		}
 		expect.Fails(t, "the victim ended by itself", cmd.Wait())
-		add(t, p, call(configFor(base, dual), "survivor"))
+		assign(t, p, call(configFor(base, dual), "survivor"))
 		for name, content := range files(t, base+"/podnet") {
 			if _, err := netip.ParseAddr(name); err != nil {
 				continue

@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"net/netip"
@@ -14,22 +14,22 @@ import (
 // TestAFileThatIsRewrittenInPlaceIsNoticed, for example after an
 // administrator's edit: only the file itself shows the change.
 func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
-	for what, test := range map[string]func(t *testing.T, p *Plugin, base string, config string){
-		"by a DEL without the result": func(t *testing.T, p *Plugin, base, config string) {
+	for what, test := range map[string]func(t *testing.T, p *HostLocal, base string, config string){
+		"by a DEL without the result": func(t *testing.T, p *HostLocal, base, config string) {
 			expect.NoError(t, p.Del(t.Context(), call(config, "new")))
 			wantFiles(t, base, "10.1.0.3")
 		},
-		"by a DEL of who had it": func(t *testing.T, p *Plugin, base, config string) {
+		"by a DEL of who had it": func(t *testing.T, p *HostLocal, base, config string) {
 			expect.NoError(t, p.Del(t.Context(), call(config, "old")))
 			wantFiles(t, base, "10.1.0.2", "10.1.0.3")
 		},
-		"by a CHECK without the result": func(t *testing.T, p *Plugin, base, config string) {
+		"by a CHECK without the result": func(t *testing.T, p *HostLocal, base, config string) {
 			if err := p.Check(t.Context(), call(config, "new")); err != nil {
 				t.Error(err)
 			}
 			expect.Fails(t, "CHECK of the previous holder succeeds", p.Check(t.Context(), call(config, "old")))
 		},
-		"by an ADD of who had it": func(t *testing.T, p *Plugin, base, config string) {
+		"by an ADD of who had it": func(t *testing.T, p *HostLocal, base, config string) {
 			if _, err := p.Add(t.Context(), call(config, "old")); err != nil {
 				t.Error(err)
 			}
@@ -39,7 +39,7 @@ func TestAFileThatIsRewrittenInPlaceIsNoticed(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			base := t.TempDir()
 			config := configFor(base, `"subnet": "10.1.0.0/24"`)
-			p := New()
+			p := NewHostLocal()
 			for _, id := range []string{"old", "other"} {
 				expect.Value(p.Add(t.Context(), call(config, id)))(t)
 			}
@@ -72,7 +72,7 @@ func wantFiles(t *testing.T, base string, want ...string) {
 func TestADelWithTheResultReadsNoOtherFile(t *testing.T) {
 	base := t.TempDir()
 	config := configFor(base, `"subnet": "10.1.0.0/24"`)
-	p := New()
+	p := NewHostLocal()
 	var r *plugin.Request
 	for _, id := range []string{"other", "c1"} {
 		r = call(config, id)
@@ -84,8 +84,8 @@ func TestADelWithTheResultReadsNoOtherFile(t *testing.T) {
 	expect.NoError(t, p.Del(t.Context(), r))
 	wantFiles(t, base, "10.1.0.2")
 	for _, d := range p.dirs {
-		if e := d.memo.entries[netip.MustParseAddr("10.1.0.2")]; !strings.HasPrefix(e.holder, "other") {
-			t.Errorf("the file of another container was read: %q", e.holder)
+		if has := d.memo.holders[netip.MustParseAddr("10.1.0.2")]; !strings.HasPrefix(has, "other") {
+			t.Errorf("the file of another container was read: %q", has)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package bridge
+package veth
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 	"github.com/embedcni/cni/netns"
@@ -24,7 +23,14 @@ import (
 // overlap; another one is an error, or is deleted if the configuration forces
 // it. Many attachments may do this at once. It returns the addresses that it
 // added; if detect is set, the kernel detects their duplicates.
-func (c *config) ensureAddresses(conn *links.Conn, br links.Link, have []links.Address, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
+func (c *bridgeConfig) ensureAddresses(conn *links.Conn, br links.Link, wanted []netip.Prefix, detect bool) (added []netip.Prefix, err error) {
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	have, err := conn.Addresses(br.Index)
+	if err != nil {
+		return nil, err
+	}
 	for _, want := range wanted {
 		present, others := conflicts(have, want)
 		if present {
@@ -75,11 +81,21 @@ func conflicts(have []links.Address, want netip.Prefix) (present bool, others []
 // awaitGateways waits until the added addresses of gateways are usable. On a
 // network with other machines, it deletes an address that one of them has.
 func awaitGateways(ctx context.Context, host *netns.Handle, conn *links.Conn, on links.Link, added []netip.Prefix, lan bool) error {
-	err := ipam.AwaitAdded(ctx, host, conn, on.Index, added, lan, carrierTime)
-	if err != nil && lan {
-		return fmt.Errorf("the gateway: interface %q: %w", on.Name, err)
+	if !lan {
+		return ipam.Await(ctx, conn, on.Index, added)
 	}
-	return err
+	err := ipam.Detect(ctx, host, conn, on.Index, added, carrierTime)
+	if err == nil {
+		return nil
+	}
+	have, unread := conn.Addresses(on.Index)
+	err = errors.Join(err, unread)
+	for _, a := range have {
+		if a.Duplicate && slices.Contains(added, a.Prefix) {
+			err = errors.Join(err, conn.DeleteAddress(on.Index, a.Prefix))
+		}
+	}
+	return fmt.Errorf("the gateway: interface %q: %w", on.Name, err)
 }
 
 // gateway compares the addresses that the containers send to. Whether the host
@@ -89,19 +105,18 @@ func (c *comparison) gateway(context.Context) error {
 	if err != nil || len(wanted) == 0 || c.IPAM.Type == "" {
 		return err
 	}
-	on, there := c.br, c.exists
+	on := c.br
 	if c.VLAN != 0 {
 		if on, err = c.vlanInterface(); err != nil {
 			return err
 		}
-		there = on.Index != 0
 	}
 	var have []links.Address
-	if there {
+	if on.Index != 0 {
 		if have, err = c.v.Host.Addresses(on.Index); err != nil {
 			return err
 		}
-		forwarding, err := veth.CompareForwarding(c.v, on, wanted)
+		forwarding, err := CompareForwarding(c.v, on, wanted)
 		if err != nil {
 			return err
 		}
@@ -123,7 +138,7 @@ func (c *comparison) gateway(context.Context) error {
 			return c.restoreGateway(ctx, conn, want)
 		})
 	}
-	if !there || !on.Up() { // the kernel adds the routes when it is up
+	if !on.Up() { // the kernel adds the routes when it is up
 		return nil
 	}
 	return c.gatewayRoutes(on, wanted, have)
@@ -178,17 +193,13 @@ func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want 
 	if err != nil || !c.made.is(br) {
 		return err
 	}
-	have, err := conn.Addresses(on.Index)
-	if err != nil {
-		return err
-	}
 	lan := false
 	if want.Addr().Is6() {
 		if lan, err = conn.HasUplink(br.Index); err != nil {
 			return err
 		}
 	}
-	added, err := (&config{}).ensureAddresses(conn, on, have, []netip.Prefix{want}, lan)
+	added, err := (&bridgeConfig{}).ensureAddresses(conn, on, []netip.Prefix{want}, lan)
 	if err != nil {
 		return err
 	}
@@ -198,7 +209,7 @@ func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want 
 // serves reports whether an address of the bridge is the wanted gateway. Its
 // subnet may be wider by now. With forceAddress, an address of another range or
 // network may replace one of the same family.
-func (c *config) serves(a links.Address, want netip.Prefix) bool {
+func (c *bridgeConfig) serves(a links.Address, want netip.Prefix) bool {
 	if a.Addr() == want.Addr() {
 		return true
 	}
@@ -208,7 +219,7 @@ func (c *config) serves(a links.Address, want netip.Prefix) bool {
 // ensureVLANInterface returns the interface that is the gateway of a VLAN: the
 // outer end of a pair whose inner end is a port of the bridge in that VLAN. A new
 // one gets the MAC address, or a random one.
-func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link, mac net.HardwareAddr) (links.Link, error) {
+func (c *bridgeConfig) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br links.Link, mac net.HardwareAddr) (links.Link, error) {
 	name := c.gatewayName()
 	if len(name) >= unix.IFNAMSIZ {
 		return links.Link{}, invalid(`"vlan", "bridge": the gateway of the VLAN would be %q, whose name is too long`, name)
@@ -223,7 +234,7 @@ func (c *config) ensureVLANInterface(conn *links.Conn, r *plugin.Request, br lin
 	if err != nil {
 		return links.Link{}, err
 	}
-	if err := c.access().join(conn, br, pair.Host); err != nil {
+	if err := c.access().join(conn, br, pair.Host, true); err != nil {
 		return links.Link{}, errors.Join(err, conn.Delete(pair.Host.Index))
 	}
 	if err := setUp(conn, r.Host, pair.Container.Index); err != nil {

@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"context"
@@ -23,8 +23,8 @@ import (
 func TestTheLockIsWaitedFor(t *testing.T) {
 	base := t.TempDir()
 	config := configFor(base, dual)
-	p := New()
-	add(t, p, call(config, "a"))
+	p := NewHostLocal()
+	assign(t, p, call(config, "a"))
 	lock := expect.Value(os.Open(base + "/podnet/lock"))(t)
 	defer lock.Close()
 	// The reference plugin locks it like this, and the oracle compares that.
@@ -54,8 +54,8 @@ func TestNoFileIsEverEmpty(t *testing.T) {
 	base := t.TempDir()
 	dir := base + "/podnet"
 	config := configFor(base, `"subnet": "10.1.0.0/16"`)
-	p := New()
-	add(t, p, call(config, "first"))
+	p := NewHostLocal()
+	assign(t, p, call(config, "first"))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -117,10 +117,10 @@ func TestAPreparedFileOfAnotherMount(t *testing.T) {
 
 func TestDirectoryRemovedMeanwhile(t *testing.T) {
 	base := t.TempDir()
-	p := New()
+	p := NewHostLocal()
 	for range 3 {
 		want := []string{"10.1.0.2/24 via 10.1.0.1", "fd00::2/64 via fd00::1"}
-		if got := add(t, p, call(configFor(base, dual), "a")); !slices.Equal(got, want) {
+		if got := assign(t, p, call(configFor(base, dual), "a")); !slices.Equal(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 		expect.NoError(t, os.RemoveAll(base))

@@ -1,4 +1,4 @@
-package bridge
+package veth
 
 import (
 	"context"
@@ -9,15 +9,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
 )
 
-// join adds a new port to the VLANs. The container's end stays down until then.
-func (c *config) join(conn *links.Conn, br, port links.Link) error {
+// join adds a port to the VLANs: a new one to all, while the container's end is down, and
+// another to those that it has lost, unless it has got an own VLAN since the comparison.
+func (c *bridgeConfig) join(conn *links.Conn, br, port links.Link, fresh bool) error {
 	vlans := c.vlans()
-	if len(vlans) > 0 && !c.PreserveDefaultVLAN && br.DefaultVLAN != 0 {
+	if len(vlans) == 0 {
+		return nil
+	}
+	if !fresh {
+		has, err := conn.VLANs(port.Index)
+		if err != nil {
+			return err
+		}
+		vlans, _ = lostVLANs(vlans, has)
+	} else if !c.PreserveDefaultVLAN && br.DefaultVLAN != 0 {
 		// The only VLAN of a new port.
 		if err := conn.DeleteVLAN(port.Index, br.DefaultVLAN); err != nil {
 			return fmt.Errorf(`"preserveDefaultVlan": take interface %q out of VLAN %d: %w`, port.Name, br.DefaultVLAN, err)
@@ -31,45 +40,25 @@ func (c *config) join(conn *links.Conn, br, port links.Link) error {
 	return nil
 }
 
-// rejoin adds a port to the VLANs that it has lost, unless it has got an own VLAN since
-// the comparison.
-func (c *config) rejoin(conn *links.Conn, port links.Link) error {
-	want := c.vlans()
-	if len(want) == 0 {
-		return nil
-	}
-	has, err := conn.VLANs(port.Index)
-	if err != nil {
-		return err
-	}
-	missing, _ := lostVLANs(want, has)
-	for _, v := range missing {
-		if err := conn.AddVLAN(port.Index, v); err != nil {
-			return fmt.Errorf("put it in VLAN %d: %w", v.ID, err)
-		}
-	}
-	return nil
-}
-
 // port compares the host's end, which is on the bridge, in the configured modes.
 // Other programs may set more: the kubelet used to set hairpin mode.
 func (c *comparison) port(context.Context) error {
-	host, found, err := veth.CompareHost(c.r, c.v, c.inside, c.restorePort)
+	host, found, err := CompareHost(c.r, c.v, c.inside, c.restorePort)
 	c.host, c.found = host, append(c.found, found...)
 	if err != nil || !host.Exists {
 		return err
 	}
-	return c.onBridge(host.Link, host.Place(c.r), c.config, c.restorePort)
+	return c.onBridge(host.Link, host.Place(c.r), c.bridgeConfig, c.restorePort)
 }
 
 // onBridge compares an interface as a port of the bridge, in the modes and VLANs of a
 // configuration.
-func (c *comparison) onBridge(port links.Link, place *compare.Place, as *config, restore compare.Make) error {
+func (c *comparison) onBridge(port links.Link, place *compare.Place, as *bridgeConfig, restore compare.Make) error {
 	lacks := func(wanted, found, why string, err error) {
 		d := compare.Difference{Kind: compare.BridgePort, Object: port.Name, Wanted: wanted, Found: found, Err: err, Why: why}
 		c.found = append(c.found, place.Lacks(d, restore))
 	}
-	if port.Port.Master == 0 || !c.exists || port.Port.Master != c.br.Index {
+	if port.Port.Master == 0 || port.Port.Master != c.br.Index {
 		master, why, err := c.master(port)
 		lacks(c.Bridge, master, why, fmt.Errorf("interface %q is not on bridge %q", port.Name, c.Bridge))
 		return err
@@ -89,7 +78,7 @@ func (c *comparison) onBridge(port links.Link, place *compare.Place, as *config,
 // why it does not come back.
 func (c *comparison) master(port links.Link) (name, why string, err error) {
 	if port.Port.Master == 0 {
-		if !c.exists && !c.ours() {
+		if c.br.Index == 0 && !c.ours() {
 			why = "the bridge is missing"
 		}
 		return "", why, nil
@@ -104,7 +93,7 @@ func (c *comparison) master(port links.Link) (name, why string, err error) {
 // restorePort makes the interface again a port of the bridge, in its modes and its VLANs,
 // unless it is a port of another one by now. One that is down it only sets up: what else
 // it lacks is another difference.
-func (c *config) restorePort(_ context.Context, conn *links.Conn, port links.Link) error {
+func (c *bridgeConfig) restorePort(_ context.Context, conn *links.Conn, port links.Link) error {
 	if !port.Up() { // wherever it is
 		return conn.Change(port.Index, links.Change{Set: unix.IFF_UP})
 	}
@@ -127,16 +116,13 @@ func (c *config) restorePort(_ context.Context, conn *links.Conn, port links.Lin
 	if err := conn.SetPortMode(port.Index, c.mode()); err != nil {
 		return err
 	}
-	if off {
-		return c.join(conn, br, port)
-	}
-	return c.rejoin(conn, port)
+	return c.join(conn, br, port, off)
 }
 
 // portVLANs compares the VLANs of a port, which is on the bridge, with the configured
 // ones. A missing one is added. Others may be somebody's, and so may the port's own VLAN
 // if that is another one now.
-func (c *config) portVLANs(vlans func(port int) (links.VLANs, error), port links.Link, place *compare.Place, restore compare.Make) (all []compare.Difference, err error) {
+func (c *bridgeConfig) portVLANs(vlans func(port int) (links.VLANs, error), port links.Link, place *compare.Place, restore compare.Make) (all []compare.Difference, err error) {
 	want := c.vlans()
 	if len(want) == 0 {
 		return nil, nil

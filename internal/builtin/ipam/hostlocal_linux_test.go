@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"errors"
@@ -34,11 +34,11 @@ func TestBesideTheReference(t *testing.T) {
 	dir := base + "/podnet"
 	host := expect.Value(netns.Current())(t)
 	defer host.Close()
-	p := New()
+	p := NewHostLocal()
 	sides := []plugintest.Side{
 		plugintest.Ours(host, func(string) plugin.Plugin { return p }),
 		plugintest.Theirs(t, host),
-		plugintest.Ours(host, func(string) plugin.Plugin { return New() }),
+		plugintest.Ours(host, func(string) plugin.Plugin { return NewHostLocal() }),
 	}
 	_, pin := plugintest.NetNS(t)
 	before := plugintest.Audit(t, host, base)
@@ -113,7 +113,7 @@ func TestResultsAreEqual(t *testing.T) {
 	expect.NoError(t, os.WriteFile(resolv, []byte("nameserver 10.0.0.53\nsearch a b\noptions x\n"), 0o600))
 	for _, version := range []string{"0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		ipam := dual + fmt.Sprintf(`, "resolvConf": %q, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "fd01::/16", "gw": "fd00::9"}]`, resolv)
-		sides := []plugintest.Side{plugintest.Ours(host, func(string) plugin.Plugin { return New() }), plugintest.Theirs(t, host)}
+		sides := []plugintest.Side{plugintest.Ours(host, func(string) plugin.Plugin { return NewHostLocal() }), plugintest.Theirs(t, host)}
 		var got [2]string
 		for i, side := range sides {
 			config := strings.Replace(configFor(t.TempDir(), ipam), `"1.0.0"`, `"`+version+`"`, 1)
@@ -172,13 +172,13 @@ func TestDel(t *testing.T) {
 			if tt.prev != nil {
 				r.PrevResult = result(t, tt.prev...)
 			}
-			expect.NoError(t, New().Del(t.Context(), r))
+			expect.NoError(t, NewHostLocal().Del(t.Context(), r))
 			left := files(t, dir)
 			delete(left, "lock")
 			if got := slices.Sorted(maps.Keys(left)); !slices.Equal(got, tt.left) {
 				t.Errorf("left %q, want %q", got, tt.left)
 			}
-			if err := New().Del(t.Context(), r); err != nil {
+			if err := NewHostLocal().Del(t.Context(), r); err != nil {
 				t.Errorf("again: %v", err)
 			}
 		})
@@ -187,7 +187,7 @@ func TestDel(t *testing.T) {
 
 func TestDelOfANetworkThatNeverWas(t *testing.T) {
 	base := t.TempDir()
-	if err := New().Del(t.Context(), call(configFor(base, dual), "a")); err != nil {
+	if err := NewHostLocal().Del(t.Context(), call(configFor(base, dual), "a")); err != nil {
 		t.Error(err)
 	}
 	if left := files(t, base); len(left) > 0 {
@@ -215,19 +215,19 @@ func TestCheckDetects(t *testing.T) {
 			fill(t, dir, tt.files)
 			r := call(configFor(base, dual), "a")
 			r.PrevResult = result(t, "10.1.0.2/24", "fd00::2/64")
-			err := New().Check(t.Context(), r)
+			err := NewHostLocal().Check(t.Context(), r)
 			want := strings.ReplaceAll(`network "podnet": `+tt.want, "DIR", dir)
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || err.Error() != want) {
 				t.Errorf("got %v, want %s", err, want)
 			}
 			r.PrevResult = nil // then only the files answer
-			if err := New().Check(t.Context(), r); (err == nil) != (tt.want == "") {
+			if err := NewHostLocal().Check(t.Context(), r); (err == nil) != (tt.want == "") {
 				t.Errorf("without a result: %v", err)
 			}
 		})
 	}
 	t.Run("no directory", func(t *testing.T) {
-		expect.Is(t, New().Check(t.Context(), call(configFor(t.TempDir(), dual), "a")), fs.ErrNotExist)
+		expect.Is(t, NewHostLocal().Check(t.Context(), call(configFor(t.TempDir(), dual), "a")), fs.ErrNotExist)
 	})
 }
 
@@ -242,7 +242,7 @@ func TestFault_F50_AResolvConfThatIsNoFileBlocksNobody(t *testing.T) {
 	for path, want := range map[string]error{fifo: plainfile.ErrNotRegular, "/dev/zero": plainfile.ErrNotRegular, long: plainfile.ErrTooLong, base: unix.EISDIR} {
 		ended := make(chan error, 1)
 		go func() {
-			_, err := New().Add(t.Context(), call(configFor(base, fmt.Sprintf(`"subnet": "10.1.0.0/24", "resolvConf": %q`, path)), "a"))
+			_, err := NewHostLocal().Add(t.Context(), call(configFor(base, fmt.Sprintf(`"subnet": "10.1.0.0/24", "resolvConf": %q`, path)), "a"))
 			ended <- err
 		}()
 		select {
@@ -270,7 +270,7 @@ func TestFault_F50_FIFOsInPlaceOfTheNetworksFilesBlockNobody(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		p, r := New(), call(configFor(base, `"subnet": "10.1.0.0/24"`), "a")
+		p, r := NewHostLocal(), call(configFor(base, `"subnet": "10.1.0.0/24"`), "a")
 		_, err := p.Add(t.Context(), r)
 		ended <- errors.Join(err, p.Del(t.Context(), r), p.Status(t.Context(), r))
 	}()
@@ -284,12 +284,12 @@ func TestFault_F50_FIFOsInPlaceOfTheNetworksFilesBlockNobody(t *testing.T) {
 
 func TestStatus(t *testing.T) {
 	base := t.TempDir()
-	p := New()
+	p := NewHostLocal()
 	r := call(configFor(base, `"ranges": [[{"subnet": "10.1.0.0/30"}], [{"subnet": "fd00::/64"}]]`), "a")
 	if err := p.Status(t.Context(), r); err != nil {
 		t.Error(err)
 	}
-	add(t, p, r)
+	assign(t, p, r)
 	err := p.Status(t.Context(), r)
 	want := &types.Error{Code: 50, Msg: `network "podnet": all addresses of the range set 10.1.0.1-10.1.0.2 are in use`}
 	if e := (*types.Error)(nil); !errors.As(err, &e) || !reflect.DeepEqual(e, want) {

@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"cmp"
@@ -21,29 +21,40 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-// Plugin is the plugin "host-local". A Plugin that is kept need not read a
-// network's files again. It does not depend on that memory for correctness.
-type Plugin struct {
+// HostLocal is the plugin "host-local". It assigns addresses from configured ranges, and
+// keeps them in files, so that an address belongs to one attachment until DEL.
+//
+// The files are those of the reference plugin (v1.9.1), and so is the
+// lock, so that both can work on one directory at the same time:
+//
+//	/var/lib/cni/networks/podnet/lock                 locked with flock(2)
+//	/var/lib/cni/networks/podnet/10.1.0.7             "<container ID>\r\n<interface>"
+//	/var/lib/cni/networks/podnet/last_reserved_ip.0   "10.1.0.7", for the first range set
+//
+// The reference plugin reads every file in each ADD and DEL. A HostLocal that is kept
+// remembers the files, and asks the kernel only whether the directory has changed. It does
+// not depend on that memory for correctness.
+type HostLocal struct {
 	memory *parallel.Shared[string, directory]
 
 	mu   sync.Mutex
 	dirs map[string]*directory
 }
 
-// New returns a plugin with empty memory.
-func New() *Plugin { return &Plugin{memory: &parallel.Shared[string, directory]{}} }
+// NewHostLocal returns a plugin with empty memory.
+func NewHostLocal() *HostLocal { return &HostLocal{memory: &parallel.Shared[string, directory]{}} }
 
 // directories have the memory of the process.
 var directories parallel.Shared[string, directory]
 
-// Shared returns a plugin with the memory of all shared ones: a program may have one for
+// SharedHostLocal returns a plugin with the memory of all shared ones: a program may have one for
 // each container.
-func Shared() *Plugin { return &Plugin{memory: &directories} }
+func SharedHostLocal() *HostLocal { return &HostLocal{memory: &directories} }
 
 // Add reserves an address of each range set: the requested one if there is one,
 // else the next free one. It reserves all or none.
-func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
-	c, err := parse(r)
+func (p *HostLocal) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+	c, err := parseHostLocal(r)
 	if err != nil {
 		return nil, err
 	}
@@ -77,8 +88,8 @@ func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 
 // Del releases the addresses of the attachment. It first looks at those in the
 // result, and reads every file only if they are not all.
-func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	c, err := parse(r)
+func (p *HostLocal) Del(ctx context.Context, r *plugin.Request) error {
+	c, err := parseHostLocal(r)
 	if err != nil {
 		return err
 	}
@@ -88,8 +99,8 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 		if h == nil {
 			return nil
 		}
-		holder := holderOf(r.ContainerID, r.IfName)
-		released, err := h.releaseAll(compare.AddressesOf(r.PrevResult), holder)
+		own, _ := holders(r.ContainerID, r.IfName)
+		released, err := h.releaseAll(compare.AddressesOf(r.PrevResult), own)
 		// An ADD takes exactly one address of each set.
 		if err != nil || released == len(c.sets) && !h.memo.known() {
 			return err
@@ -99,14 +110,14 @@ func (p *Plugin) Del(ctx context.Context, r *plugin.Request) error {
 				return err
 			}
 		}
-		return h.releaseHeld(released, r.ContainerID, holder)
+		return h.releaseHeld(released, r.ContainerID, r.IfName)
 	})
 }
 
 // Status fails with the code 50 if an Add would find no free address. The
 // reference plugin has no STATUS.
-func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
-	c, err := parse(r)
+func (p *HostLocal) Status(ctx context.Context, r *plugin.Request) error {
+	c, err := parseHostLocal(r)
 	if err != nil {
 		return err
 	}
@@ -125,22 +136,22 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 		return nil
 	})
 	if err != nil {
-		return plugin.Errorf(errNotAvailable, "%w", err)
+		return plugin.Errorf(ErrNotAvailable, "%w", err)
 	}
 	return nil
 }
 
 // Sample returns a result as Add does, but with the first address of every range. It
 // reserves nothing.
-func (*Plugin) Sample(r *plugin.Request) (*types100.Result, error) {
-	c, err := parse(r)
+func (*HostLocal) Sample(r *plugin.Request) (*types100.Result, error) {
+	c, err := parseHostLocal(r)
 	if err != nil {
 		return nil, err
 	}
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: c.routes}
 	for _, set := range c.sets {
 		for _, of := range set {
-			result.IPs = append(result.IPs, ipConfig(of.first, of))
+			result.IPs = append(result.IPs, of.ipConfig(of.first))
 		}
 	}
 	return result, nil
@@ -149,12 +160,12 @@ func (*Plugin) Sample(r *plugin.Request) (*types100.Result, error) {
 // maxResolvConf is more than any resolver reads.
 const maxResolvConf = 1 << 20
 
-// errNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
-const errNotAvailable = 50
+// ErrNotAvailable is "plugin not available", CNI specification 1.1.0, section 5.
+const ErrNotAvailable = 50
 
 // locked calls f while the configured directory is locked. With create it
 // creates the directory; otherwise f gets nil if the directory is missing.
-func (p *Plugin) locked(ctx context.Context, r *plugin.Request, c *config, create bool, f func(*held) error) error {
+func (p *HostLocal) locked(ctx context.Context, r *plugin.Request, c *hostLocalConfig, create bool, f func(*held) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -172,7 +183,7 @@ func (p *Plugin) locked(ctx context.Context, r *plugin.Request, c *config, creat
 }
 
 // directory returns the directory of a path, always the same one.
-func (p *Plugin) directory(path string) *directory {
+func (p *HostLocal) directory(path string) *directory {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	d := p.dirs[path]
@@ -187,16 +198,23 @@ func (p *Plugin) directory(path string) *directory {
 }
 
 // ipConfig returns an address in the form of a result.
-func ipConfig(addr netip.Addr, r addressRange) *types100.IPConfig {
+func ipConfig(p netip.Prefix, gateway net.IP) *types100.IPConfig {
 	return &types100.IPConfig{
-		Address: net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(r.subnet.Bits(), addr.BitLen())},
-		Gateway: r.gateway.AsSlice(),
+		Address: net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
+		Gateway: gateway,
 	}
+}
+
+// ipConfig returns an address of the range in the form of a result.
+func (r addressRange) ipConfig(addr netip.Addr) *types100.IPConfig {
+	return ipConfig(netip.PrefixFrom(addr, r.subnet.Bits()), r.gateway.AsSlice())
 }
 
 // Check returns an error unless the attachment holds an address of every range
 // set, and all addresses of its result that are in one.
-func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
+func (p *HostLocal) Check(ctx context.Context, r *plugin.Request) error {
+	return compare.Check(ctx, r, p)
+}
 
 // Compare compares the files of the reserved addresses with the attachment's
 // result. It looks at nothing else: whether the interface has the addresses is
@@ -205,20 +223,24 @@ func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error { return co
 // A reservation that is gone is made again if nobody else has reserved the
 // address since. The container uses the address, so that otherwise the next one
 // would get it too.
-func (p *Plugin) Compare(ctx context.Context, r *plugin.Request, _ *compare.View) (all []compare.Difference, err error) {
-	c, err := parse(r)
+func (p *HostLocal) Compare(ctx context.Context, r *plugin.Request, _ *compare.View) (all []compare.Difference, err error) {
+	c, err := parseHostLocal(r)
 	if err != nil {
 		return nil, err
 	}
-	err = p.locked(ctx, r, c, false, func(h *held) (err error) {
+	of := &comparison{HostLocal: p, hostLocalConfig: c, r: r}
+	of.own, of.old = holders(r.ContainerID, r.IfName)
+	err = p.locked(ctx, r, c, false, func(h *held) error {
 		claimed := compare.AddressesOf(r.PrevResult)
-		if claimed == nil && h != nil {
+		if of.held = h; h == nil {
+			of.nothing = fmt.Errorf("no address is reserved for container %q: open %s: %w", r.ContainerID, c.dir, fs.ErrNotExist)
+		} else if claimed == nil {
 			if err := h.memo.reread(h.path); err != nil {
 				return err
 			}
-			claimed = h.memo.heldBy(r.ContainerID, holderOf(r.ContainerID, r.IfName))
+			claimed = append(h.memo.of(of.own), h.memo.of(of.old)...)
 		}
-		all = (&comparison{Plugin: p, config: c, r: r, held: h}).compare(claimed)
+		all = of.compare(claimed)
 		return nil
 	})
 	for i := range all {
@@ -229,10 +251,13 @@ func (p *Plugin) Compare(ctx context.Context, r *plugin.Request, _ *compare.View
 
 // comparison compares the reservations of one attachment.
 type comparison struct {
-	*Plugin
-	*config
+	*HostLocal
+	*hostLocalConfig
 	r    *plugin.Request
 	held *held // nil: there is no directory
+
+	own, old string // see holders
+	nothing  error  // there is no directory
 }
 
 // compare returns the sets of which the attachment holds none of the claimed
@@ -253,8 +278,8 @@ func (c *comparison) compare(claimed []netip.Addr) (all []compare.Difference) {
 			continue
 		}
 		d := compare.Difference{
-			Kind: compare.Reservation, Object: fmt.Sprintf("range set %d, %s", i, set), Wanted: c.holder(),
-			Err: c.noDirectory(), Why: "it is not known which address is the attachment's",
+			Kind: compare.Reservation, Object: fmt.Sprintf("range set %d, %s", i, set), Wanted: c.own,
+			Err: c.nothing, Why: "it is not known which address is the attachment's",
 		}
 		if d.Err == nil {
 			d.Err = fmt.Errorf("container %q has no address of the range set %d, %s", c.r.ContainerID, i, set)
@@ -270,20 +295,10 @@ func (c *comparison) compare(claimed []netip.Addr) (all []compare.Difference) {
 	return all
 }
 
-func (c *comparison) holder() string { return strings.TrimSpace(holderOf(c.r.ContainerID, c.r.IfName)) }
-
-// noDirectory returns an error if there is no directory.
-func (c *comparison) noDirectory() error {
-	if c.held != nil {
-		return nil
-	}
-	return fmt.Errorf("no address is reserved for container %q: open %s: %w", c.r.ContainerID, c.dir, fs.ErrNotExist)
-}
-
 // reservation reports whether the attachment holds an address, or else the
 // difference.
 func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bool) {
-	d = compare.Difference{Kind: compare.Reservation, Object: addr.String(), Wanted: c.holder(), Err: c.noDirectory()}
+	d = compare.Difference{Kind: compare.Reservation, Object: addr.String(), Wanted: c.own, Err: c.nothing}
 	d.Fix = func(ctx context.Context) error { return c.reserveAgain(ctx, addr) }
 	if c.held == nil {
 		return d, false
@@ -296,7 +311,7 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 		if !errors.Is(err, unix.ENOENT) {
 			d.Fix, d.Why = nil, "the file cannot be read"
 		}
-	case text == c.holder(), text == strings.TrimSpace(c.r.ContainerID):
+	case text == c.own, text == c.old:
 		return compare.Difference{}, true
 	default:
 		d.Found, d.Fix, d.Why = cmp.Or(text, "an empty file"), nil, "somebody else has it"
@@ -307,13 +322,13 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 
 // reserveAgain reserves the address, unless somebody else has it by now.
 func (c *comparison) reserveAgain(ctx context.Context, addr netip.Addr) error {
-	return c.locked(ctx, c.r, c.config, true, func(h *held) error {
+	return c.locked(ctx, c.r, c.hostLocalConfig, true, func(h *held) error {
 		ok, err := h.reserve(addr, holderOf(c.r.ContainerID, c.r.IfName))
 		if ok || err != nil {
 			return err
 		}
 		content, err := readFile(h.file(addr.String()))
-		if err == nil && strings.TrimSpace(content) != c.holder() {
+		if err == nil && strings.TrimSpace(content) != c.own {
 			err = fmt.Errorf("the address %s is reserved for %q by now", addr, strings.TrimSpace(content))
 		}
 		return err

@@ -1,4 +1,4 @@
-package hostlocal
+package ipam
 
 import (
 	"errors"
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// index remembers the owner of each address of a directory. It is used only
+// index remembers the holder of each address of a directory. It is used only
 // under the directory's lock, after refresh has updated it.
 //
 // Every ADD and DEL of any program creates or removes a file, which sets the
@@ -26,16 +26,8 @@ import (
 // is read again before anything is done because of it. If the index knows no
 // file of a holder that should have one, all files are read again (reread).
 type index struct {
-	entries map[netip.Addr]entry
-	holders map[string][]netip.Addr // by content of the file
-	stamp   stamp                   // directory's stamp when the entries were current; zero if unknown
-}
-
-// entry is a file.
-type entry struct {
-	ino    uint64
-	ctime  unix.Timespec
-	holder string // its content, trimmed; empty for an empty file
+	holders map[netip.Addr]string // content of the files, trimmed; nil if it is unknown
+	stamp   stamp                 // directory's stamp when the holders were current; zero if unknown
 }
 
 // stamp identifies a state of a directory.
@@ -74,17 +66,17 @@ func mark(dir string) stamp {
 	return s
 }
 
-// refresh updates the index. The first time it reads every file.
+// refresh updates the index. If the directory has changed, it reads every file.
 func (x *index) refresh(dir string) error {
 	now, err := stampOf(dir)
-	if err == nil && x.entries != nil && x.stamp == now {
+	if err == nil && x.known() && x.stamp == now {
 		return nil
 	}
+	*x = index{}
 	if err == nil {
-		err = x.read(dir)
+		x.holders, err = readHolders(dir)
 	}
 	if err != nil {
-		x.forget()
 		return fmt.Errorf("look into %s: %w", dir, err)
 	}
 	x.stamp = mark(dir)
@@ -92,110 +84,59 @@ func (x *index) refresh(dir string) error {
 }
 
 // reread is refresh for files that may have been rewritten in place, which the
-// directory's time does not show. It takes a system call for each file.
+// directory's time does not show.
 func (x *index) reread(dir string) error {
 	x.stamp = stamp{}
 	return x.refresh(dir)
 }
 
-// forget makes the next refresh read every file again.
-func (x *index) forget() { *x = index{} }
+// known reports whether the index has something that is worth a refresh.
+func (x *index) known() bool { return x.holders != nil }
 
-// known reports whether the index has entries worth a refresh.
-func (x *index) known() bool { return x.entries != nil }
-
-// read makes the entries anew from the directory. It reads a file if its name,
-// inode number or time is new: file systems reuse inode numbers.
-func (x *index) read(dir string) error {
-	d, err := os.Open(dir)
+// readHolders reads the address files of a directory.
+func readHolders(dir string) (map[netip.Addr]string, error) {
+	files, err := os.ReadDir(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer d.Close() // it was only read
-	files, err := d.ReadDir(-1)
-	if err != nil {
-		return err
-	}
-	fresh := index{entries: make(map[netip.Addr]entry), holders: make(map[string][]netip.Addr)}
+	holders := make(map[netip.Addr]string)
 	for _, f := range files {
 		name := f.Name()
 		addr, err := netip.ParseAddr(name)
 		if err != nil || addr.String() != name || !f.Type().IsRegular() {
 			continue // lock, last_reserved_ip.0, or a foreign file
 		}
-		e, old := entryOf(dir+"/"+name), x.entries[addr]
-		if e.holder = old.holder; e == old && e.ino != 0 {
-			fresh.put(addr, e)
-			continue
-		}
 		content, err := readFile(dir + "/" + name)
 		if errors.Is(err, unix.ENOENT) {
 			continue // removed by a program that ignores the lock
 		}
 		if err != nil {
-			return pathError("read", name, err)
+			return nil, pathError("read", name, err)
 		}
-		e.holder = strings.TrimSpace(content)
-		fresh.put(addr, e)
+		holders[addr] = strings.TrimSpace(content)
 	}
-	*x = fresh
-	return nil
+	return holders, nil
 }
 
-func (x *index) put(addr netip.Addr, e entry) {
-	if x.entries == nil {
-		return
-	}
-	x.remove(addr)
-	x.entries[addr] = e
-	x.holders[e.holder] = append(x.holders[e.holder], addr)
-}
-
-func (x *index) remove(addr netip.Addr) {
-	e, ok := x.entries[addr]
-	if !ok {
-		return
-	}
-	delete(x.entries, addr)
-	var rest []netip.Addr
-	for _, other := range x.holders[e.holder] {
-		if other != addr {
-			rest = append(rest, other)
+// of returns the addresses whose file has that content, trimmed. An empty file belongs to
+// nobody.
+func (x *index) of(content string) (all []netip.Addr) {
+	for addr, has := range x.holders {
+		if has == content && content != "" {
+			all = append(all, addr)
 		}
 	}
-	if x.holders[e.holder] = rest; rest == nil {
-		delete(x.holders, e.holder)
-	}
-}
-
-// heldBy returns the addresses of a holder, and of the container without an
-// interface name.
-func (x *index) heldBy(id, holder string) []netip.Addr {
-	all := slices.Clone(x.holders[strings.TrimSpace(holder)])
-	if old := strings.TrimSpace(id); old != "" {
-		all = append(all, x.holders[old]...)
-	}
-	return all
+	return slices.SortedFunc(slices.Values(all), netip.Addr.Compare)
 }
 
 // hasFree reports whether an address of the set has no file.
 func (x *index) hasFree(set rangeSet) bool {
 	for addr := range set.after(netip.Addr{}) {
-		if _, taken := x.entries[addr]; !taken {
+		if _, taken := x.holders[addr]; !taken {
 			return true
 		}
 	}
 	return false
-}
-
-// entryOf returns the identity of a file's present content, or the zero entry, which no
-// file has, if it is unknown.
-func entryOf(path string) entry {
-	var st unix.Stat_t
-	if err := unix.Lstat(path, &st); err != nil {
-		return entry{}
-	}
-	return entry{ino: st.Ino, ctime: st.Ctim}
 }
 
 // keepsTime reports whether the directory's file system takes its times from

@@ -1,4 +1,4 @@
-package bridge
+package veth
 
 import (
 	"encoding/json"
@@ -15,9 +15,9 @@ import (
 	"github.com/embedcni/cni/plugin"
 )
 
-func mustLoad(t *testing.T, conf, args string) *config {
+func mustLoad(t *testing.T, conf, args string) *bridgeConfig {
 	t.Helper()
-	c, err := load(&plugin.Request{Type: "bridge", Config: json.RawMessage(conf), Args: args})
+	c, err := loadBridge(&plugin.Request{Type: "bridge", Config: json.RawMessage(conf), Args: args})
 	if err != nil {
 		t.Fatalf("%s: %v", conf, err)
 	}
@@ -63,7 +63,7 @@ func TestMACIsTheNearestOne(t *testing.T) {
 
 func TestDefaultsOfTheConfiguration(t *testing.T) {
 	got := mustLoad(t, `{"isDefaultGateway": true}`, "")
-	want := &config{Bridge: "cni0", IsDefaultGateway: true, IsGateway: true}
+	want := &bridgeConfig{Bridge: "cni0", IsDefaultGateway: true, IsGateway: true}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -80,30 +80,30 @@ func ipConfig(address, gateway string) *types100.IPConfig {
 func TestSetGateways(t *testing.T) {
 	v4Default := &types.Route{Dst: net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}}
 	tests := map[string]struct {
-		conf   config
+		conf   bridgeConfig
 		in     types100.Result
 		bridge []string
 		want   string // as JSON
 	}{
 		"no gateway": {
-			config{}, types100.Result{IPs: []*types100.IPConfig{ipConfig("10.1.0.9/24", "")}}, nil,
+			bridgeConfig{}, types100.Result{IPs: []*types100.IPConfig{ipConfig("10.1.0.9/24", "")}}, nil,
 			`{"ips":[{"interface":2,"address":"10.1.0.9/24"}]}`,
 		},
 		"the first address": {
-			config{IsGateway: true},
+			bridgeConfig{IsGateway: true},
 			types100.Result{IPs: []*types100.IPConfig{ipConfig("10.1.0.9/24", ""), ipConfig("fd00::9/64", "")}},
 			[]string{"10.1.0.1/24", "fd00::1/64"},
 			`{"ips":[{"interface":2,"address":"10.1.0.9/24","gateway":"10.1.0.1"},{"interface":2,"address":"fd00::9/64","gateway":"fd00::1"}]}`,
 		},
 		"a default route for each family": {
-			config{IsGateway: true, IsDefaultGateway: true},
+			bridgeConfig{IsGateway: true, IsDefaultGateway: true},
 			types100.Result{IPs: []*types100.IPConfig{ipConfig("10.1.0.9/24", "10.1.0.7"), ipConfig("10.2.0.9/24", ""), ipConfig("fd00::9/64", "")}},
 			[]string{"10.1.0.7/24", "10.2.0.1/24", "fd00::1/64"},
 			`{"ips":[{"interface":2,"address":"10.1.0.9/24","gateway":"10.1.0.7"},{"interface":2,"address":"10.2.0.9/24","gateway":"10.2.0.1"},{"interface":2,"address":"fd00::9/64","gateway":"fd00::1"}],` +
 				`"routes":[{"dst":"0.0.0.0/0","gw":"10.1.0.7"},{"dst":"::/0","gw":"fd00::1"}]}`,
 		},
 		"a default route that is there": {
-			config{IsGateway: true, IsDefaultGateway: true},
+			bridgeConfig{IsGateway: true, IsDefaultGateway: true},
 			types100.Result{IPs: []*types100.IPConfig{ipConfig("10.1.0.9/24", "")}, Routes: []*types.Route{v4Default}},
 			[]string{"10.1.0.1/24"},
 			`{"ips":[{"interface":2,"address":"10.1.0.9/24","gateway":"10.1.0.1"}],"routes":[{"dst":"0.0.0.0/0"}]}`,
@@ -130,7 +130,7 @@ func TestSetGateways(t *testing.T) {
 }
 
 func TestSetGatewaysWithoutRoomForOne(t *testing.T) {
-	c := config{IsGateway: true}
+	c := bridgeConfig{IsGateway: true}
 	_, err := c.setGateways(&types100.Result{IPs: []*types100.IPConfig{ipConfig("255.255.255.255/32", "")}})
 	if want := `"isGateway": there is no address for the gateway of 255.255.255.255/32`; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

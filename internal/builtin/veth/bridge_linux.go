@@ -1,5 +1,27 @@
-// Package bridge is the plugin "bridge": it connects a container to a bridge of
-// the host by a veth pair.
+package veth
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/plugin"
+)
+
+// Bridge is the plugin "bridge": it connects a container to a bridge of the host by a veth
+// pair.
 //
 // It takes the configuration of the reference plugin, and returns the same
 // result. The differences:
@@ -28,67 +50,29 @@
 //     changed only in /proc/sys, which gets slower with the number of namespaces.
 //   - A default route of the IPAM plugin without a gateway satisfies
 //     isDefaultGateway; the reference plugin adds a second one, and fails.
-package bridge
-
-import (
-	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"net"
-	"sync"
-
-	types100 "github.com/containernetworking/cni/pkg/types/100"
-
-	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/builtin/veth"
-	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/netns"
-	"github.com/embedcni/cni/plugin"
-)
-
-// Plugin is the plugin "bridge". A Plugin that is kept remembers which bridges have an
-// uplink; see [Plugin.hasUplink].
-type Plugin struct {
+type Bridge struct {
 	ipam.Collector
 
 	making sync.Mutex // held while a bridge is made
 
 	mu       sync.Mutex
-	uplinks  map[place]uplink
-	upcoming map[upcoming]int // executables that run, and found no bridge; see [Plugin.Witness]
+	alone    map[place]time.Time // when a bridge had no uplink; see [Bridge.hasUplink]
+	upcoming map[upcoming]int    // executables that run, and found no bridge; see [Bridge.Witness]
 }
 
-// New returns a plugin with empty memory.
-func New() *Plugin { return &Plugin{} }
-
-// place identifies a bridge on a host.
-type place struct {
-	host   netns.ID
-	bridge int
-}
-
-const (
-	// many is the number of ports from which Add does not wait for a packet to
-	// all of them: at 3 µs each, that takes a tenth of the rest. A port gets the
-	// lowest free number, so the number of a new one shows how many there are.
-	many = 64
-	// mostBridges limits the remembered bridges.
-	mostBridges = 1000
-)
+// many is the number of ports from which Add does not wait for a packet to
+// all of them: at 3 µs each, that takes a tenth of the rest. A port gets the
+// lowest free number, so the number of a new one shows how many there are.
+const many = 64
 
 // OnlyExecutable returns an error if only the executable carries out a configuration.
-func (*Plugin) OnlyExecutable(config json.RawMessage) error {
-	return veth.OnlyExecutable(known.Bridge, config)
+func (*Bridge) OnlyExecutable(config json.RawMessage) error {
+	return OnlyExecutable(known.Bridge, config)
 }
 
 // load reads a configuration for an ADD of this plugin.
-func (p *Plugin) load(r *plugin.Request) (*config, error) {
-	c, err := load(r)
+func (p *Bridge) load(r *plugin.Request) (*bridgeConfig, error) {
+	c, err := loadBridge(r)
 	if err != nil {
 		return nil, err
 	}
@@ -96,17 +80,17 @@ func (p *Plugin) load(r *plugin.Request) (*config, error) {
 }
 
 // Add connects the container.
-func (p *Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
+func (p *Bridge) Add(ctx context.Context, r *plugin.Request) (*types100.Result, error) {
 	c, err := p.load(r)
 	if err != nil {
 		return nil, err
 	}
-	return veth.Add(ctx, r, c.IPAM.Type, func(e *veth.Ends) ipam.Maker { return &attachment{config: c, Ends: e, plugin: p} })
+	return Add(ctx, r, c.IPAM.Type, func(e *Ends) ipam.Maker { return &bridged{bridgeConfig: c, Ends: e, plugin: p} })
 }
 
 // Del disconnects the container. The bridge stays.
-func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
-	var c config
+func (*Bridge) Del(ctx context.Context, r *plugin.Request) error {
+	var c bridgeConfig
 	if err := r.Decode(&c); err != nil {
 		return err
 	}
@@ -120,7 +104,7 @@ func (*Plugin) Del(ctx context.Context, r *plugin.Request) error {
 }
 
 // Status asks the IPAM plugin.
-func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
+func (p *Bridge) Status(ctx context.Context, r *plugin.Request) error {
 	c, err := p.load(r)
 	if err != nil {
 		return err
@@ -138,7 +122,7 @@ func (p *Plugin) Status(ctx context.Context, r *plugin.Request) error {
 // Check returns an error unless the bridge, both ends of the pair, addresses,
 // routes, gateway and rules are as Add made them. Unlike the reference plugin it
 // checks the host's end, the gateway and the rules too.
-func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
+func (p *Bridge) Check(ctx context.Context, r *plugin.Request) error {
 	return ipam.CheckWith(ctx, r, p)
 }
 
@@ -148,12 +132,12 @@ func (p *Plugin) Check(ctx context.Context, r *plugin.Request) error {
 // A missing bridge is made again if an ADD made it, of this plugin or of an executable,
 // and set up, and gets its addresses. Of a bridge that somebody else made, only the port and
 // the rules come back: the rest is the owner's decision.
-func (*Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
-	conf, err := load(r)
+func (*Bridge) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+	conf, err := loadBridge(r)
 	if err != nil {
 		return nil, err
 	}
-	c := &comparison{config: conf, r: r, v: v}
+	c := &comparison{bridgeConfig: conf, r: r, v: v}
 	for _, part := range []func(context.Context) error{
 		c.container, c.bridge, c.port, c.gateway, c.spoofing,
 	} {
@@ -164,30 +148,34 @@ func (*Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 	if c.IsGateway {
 		compare.Announced(c.found, c.announce)
 	}
-	rules, err := veth.CompareMasquerade(ctx, r, v)
+	rules, err := CompareMasquerade(ctx, r, v)
 	return append(c.found, rules...), err
 }
 
 // comparison is the comparison of one attachment.
 type comparison struct {
-	*config
+	*bridgeConfig
 	r     *plugin.Request
 	v     *compare.View
 	found []compare.Difference
 
 	inside ipam.Found
-	host   veth.Host
-	br     links.Link
-	exists bool  // the bridge does, and is one
-	made   *made // by an ADD, or nil
-	hosts  bool  // the record says that the bridge is the host's
-	other  bool  // an interface that is no bridge has its name now
+	host   Host
+	br     links.Link // the bridge; zero if there is none
+	made   *made      // by an ADD, or nil
+	hosts  bool       // the record says that the bridge is the host's
+	other  bool       // an interface that is no bridge has its name now
+}
+
+// end describes the container's end.
+func (c *bridgeConfig) end() ipam.Interface {
+	i := Container(!c.DisableContainerInterface)
+	i.Detect = true
+	return i
 }
 
 func (c *comparison) container(context.Context) (err error) {
-	end := veth.Container(!c.DisableContainerInterface)
-	end.Detect = true
-	c.inside, c.found, err = end.Compare(c.r, c.v)
+	c.inside, c.found, err = c.end().Compare(c.r, c.v)
 	return err
 }
 
@@ -216,7 +204,7 @@ func (c *comparison) announce(ctx context.Context, unanswered bool) error {
 		if err != nil {
 			return fmt.Errorf("gateway: %w", err)
 		}
-		return veth.Resolve(ctx, c.r, conn, gateway.Index, c.inside.Index, unanswered)
+		return Resolve(ctx, c.r, conn, gateway.Index, c.inside.Index, unanswered)
 	})
 }
 
@@ -260,8 +248,8 @@ func atOnce(ctx context.Context, r *plugin.Request) *netfilter.Firewalls {
 // there is none. And it compares the hardware address of the bridge, which follows its ports
 // unless somebody sets it, and is another one after somebody has made the bridge again.
 // Containers ask for the address when they need it.
-func (*Plugin) Excuse(r *plugin.Request, v *compare.View) (e compare.Excuse, err error) {
-	c, err := load(r)
+func (*Bridge) Excuse(r *plugin.Request, v *compare.View) (e compare.Excuse, err error) {
+	c, err := loadBridge(r)
 	if err != nil {
 		return e, err
 	}

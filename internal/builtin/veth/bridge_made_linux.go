@@ -1,4 +1,4 @@
-package bridge
+package veth
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/links"
@@ -18,39 +17,37 @@ import (
 
 // ensureBridge returns the bridge, up and as configured. It creates a missing
 // one. Many attachments may do this at once.
-func (a *attachment) ensureBridge(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+func (a *bridged) ensureBridge(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, err error) {
 	br, err = conn.Link(a.Bridge)
 	if links.NotFound(err) || err == nil && br.Alias != alias {
-		br, made, err = a.findOrCreate(ctx, conn, host)
+		br, err = a.findOrCreate(ctx, conn, host)
 	}
 	if err == nil {
 		err = a.prepareBridge(conn, host, br)
 	}
-	return br, made, err
+	return br, err
 }
 
 // findOrCreate returns the bridge, or creates it. Of one plugin's attachments, one
 // creates and marks it, and the others wait for both. If containers are on record for
 // which an ADD made the bridge, somebody has deleted it. They know its hardware address,
 // so that it comes back with that, as from Repair.
-func (a *attachment) findOrCreate(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, made bool, err error) {
+func (a *bridged) findOrCreate(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, err error) {
 	a.plugin.making.Lock()
 	defer a.plugin.making.Unlock()
 	br, err = conn.Link(a.Bridge)
 	if !links.NotFound(err) {
-		return br, false, err
+		return br, err
 	}
-	again := links.Bridge{Name: a.Bridge, MTU: a.MTU, VLANFiltering: a.filtersVLANs()}
-	if m, err := madeForOthers(caller.From(ctx).Record, a.Bridge); err != nil {
-		return br, false, err
-	} else if m != nil {
-		again = m.bridge(a.config)
+	m, err := madeForOthers(caller.From(ctx).Record, a.Bridge)
+	if err != nil {
+		return br, err
 	}
-	return a.createBridge(conn, host, again)
+	return a.createBridge(conn, host, m)
 }
 
 // prepareBridge sets the bridge up if it fits the configuration.
-func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Link) error {
+func (c *bridgeConfig) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Link) error {
 	if err := c.fits(br); err != nil {
 		return err
 	}
@@ -63,7 +60,7 @@ func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Li
 			return fmt.Errorf("set bridge %q up: %w", c.Bridge, err)
 		}
 	}
-	if ra := veth.NoRA(c.Bridge); !br.Has(ra) {
+	if ra := NoRA(c.Bridge); !br.Has(ra) {
 		if err := links.WriteSysctls(host, ra); err != nil {
 			return err
 		}
@@ -72,7 +69,7 @@ func (c *config) prepareBridge(conn *links.Conn, host *netns.Handle, br links.Li
 }
 
 // fits returns an error if the interface cannot serve as the bridge.
-func (c *config) fits(br links.Link) error {
+func (c *bridgeConfig) fits(br links.Link) error {
 	if br.Kind != "bridge" {
 		return invalid(`"bridge": interface %q exists and is not a bridge, but %q`, c.Bridge, br.Kind)
 	}
@@ -85,22 +82,26 @@ func (c *config) fits(br links.Link) error {
 
 // createBridge creates the bridge with the alias that says who made it and its
 // link-local address, and leaves it down. With the address, the host can forward
-// to it as soon as there is a container.
-func (c *config) createBridge(conn *links.Conn, host *netns.Handle, b links.Bridge) (br links.Link, made bool, err error) {
+// to it as soon as there is a container. A bridge that was noted comes back as it was.
+func (c *bridgeConfig) createBridge(conn *links.Conn, host *netns.Handle, noted *made) (br links.Link, err error) {
+	b := links.Bridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()}
+	if noted != nil {
+		b.VLANFiltering = b.VLANFiltering || noted.VLANFiltering
+		b.MAC, _ = net.ParseMAC(noted.MAC) // a random one is better than no bridge
+	}
 	br, err = b.Create(conn)
 	if errors.Is(err, unix.EEXIST) { // another attachment was faster
-		br, err = conn.Link(b.Name)
-		return br, false, err
+		return conn.Link(b.Name)
 	}
 	if err != nil {
-		return br, false, err
+		return br, err
 	}
 	if err := mark(conn, br.Index); err != nil {
-		return br, false, fmt.Errorf("bridge %q: %w", b.Name, err)
+		return br, fmt.Errorf("bridge %q: %w", b.Name, err)
 	}
 	br.Alias = alias
 	_, err = conn.LinkLocal(host, br)
-	return br, err == nil, err
+	return br, err
 }
 
 // bridge compares the properties of the bridge that every attachment needs, and
@@ -120,26 +121,25 @@ func (c *comparison) bridge(ctx context.Context) (err error) {
 	lacks := func(wanted, found string, err error) {
 		c.lacks(compare.Difference{Kind: compare.Bridge, Object: c.Bridge, Wanted: wanted, Found: found, Err: err}, c.restoreBridge)
 	}
-	c.br, err = c.v.Host.Link(c.Bridge)
+	br, err := c.v.Host.Link(c.Bridge)
 	switch {
 	case links.NotFound(err):
 		lacks(said.Mac, "", fmt.Errorf("bridge: %w", err))
 		return nil
 	case err != nil:
 		return fmt.Errorf("bridge: %w", err)
-	case c.br.Kind != "bridge":
+	case br.Kind != "bridge":
 		c.other = true
 		c.lacks(compare.Difference{
-			Kind: compare.Bridge, Object: c.Bridge, Wanted: "bridge", Found: c.br.Kind, Why: "it differs",
-			Err: fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, c.br.Kind),
+			Kind: compare.Bridge, Object: c.Bridge, Wanted: "bridge", Found: br.Kind, Why: "it differs",
+			Err: fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, br.Kind),
 		}, nil)
 		return nil
 	}
-	c.exists = true
-	if !c.br.Up() {
+	if c.br = br; !br.Up() {
 		lacks("up", "down", fmt.Errorf("bridge %q is down", c.Bridge))
 	}
-	if c.PromiscMode && !c.br.Promiscuous() {
+	if c.PromiscMode && !br.Promiscuous() {
 		lacks("promiscuous", "", fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.Bridge))
 	}
 	return nil
@@ -149,7 +149,7 @@ func (c *comparison) bridge(ctx context.Context) (err error) {
 // exists, or else the one of the record. An administrator, or another program,
 // may have deleted ours and made another.
 func (c *comparison) ours() bool {
-	return c.made != nil && !c.other && (!c.exists || c.made.is(c.br))
+	return c.made != nil && !c.other && (c.br.Index == 0 || c.made.is(c.br))
 }
 
 // whose says why a bridge is not ours.
@@ -170,7 +170,7 @@ func (c *comparison) whose() string {
 func (c *comparison) restoreBridge(_ context.Context, conn *links.Conn, _ links.Link) error {
 	br, err := conn.Link(c.Bridge)
 	if links.NotFound(err) {
-		br, _, err = c.createBridge(conn, c.r.Host, c.made.bridge(c.config))
+		br, err = c.createBridge(conn, c.r.Host, c.made)
 	}
 	if err != nil {
 		return fmt.Errorf("bridge: %w", err)
@@ -216,13 +216,13 @@ type made struct {
 	VLANFiltering bool   `json:"vlanFiltering,omitempty"`
 }
 
-// noteMade notes that an ADD made the bridge, this one or an earlier one.
-func noteMade(record caller.Record, br links.Link) error {
+// note notes whose the bridge is: made by an ADD, this one or an earlier one, or the host's.
+func note(record caller.Record, br links.Link) error {
+	if br.Alias != alias {
+		return record.Note(hostsNote, true)
+	}
 	return record.Note(madeNote, made{MAC: br.MAC.String(), VLANFiltering: br.VLANFiltering})
 }
-
-// noteHosts notes that the bridge is the host's.
-func noteHosts(record caller.Record) error { return record.Note(hostsNote, true) }
 
 // madeBy returns the note of an attachment, or nil. Attachments of earlier
 // versions, and of other plugins, have none.
@@ -278,15 +278,6 @@ func mark(conn *links.Conn, index int) error {
 	return nil
 }
 
-// bridge returns the bridge to make again.
-func (m *made) bridge(c *config) links.Bridge {
-	mac, err := net.ParseMAC(m.MAC)
-	if err != nil {
-		mac = nil // a random one is better than no bridge
-	}
-	return links.Bridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: m.VLANFiltering || c.filtersVLANs(), MAC: mac}
-}
-
 // The executable's ADD makes the bridge if it is missing, and says nothing about that. So
 // Witness looks before, and marks the bridge afterwards as Add does. Then later ADDs, of
 // any process, see who made it.
@@ -300,7 +291,7 @@ type upcoming struct {
 // Witness is called before the ADD of an executable of this type. The function that it
 // returns is called after the ADD, whatever came of it: it notes whether an ADD made the
 // bridge, this one or an earlier one.
-func (p *Plugin) Witness(ctx context.Context, host *netns.Handle, config []byte) (after func() error, err error) {
+func (p *Bridge) Witness(ctx context.Context, host *netns.Handle, config []byte) (after func() error, err error) {
 	c := struct{ Bridge string }{defaultBridge}
 	if err := json.Unmarshal(config, &c); err != nil {
 		return nil, err
@@ -313,19 +304,17 @@ func (p *Plugin) Witness(ctx context.Context, host *netns.Handle, config []byte)
 	// not ended when the next looks.
 	its := upcoming{host.ID(), c.Bridge}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	fresh := before.Index == 0 || before.Alias == "" && p.upcoming[its] > 0
-	if fresh {
-		if p.upcoming == nil {
-			p.upcoming = make(map[upcoming]int)
-		}
-		p.upcoming[its]++
+	if !fresh {
+		return func() error { return witnessed(ctx, host, c.Bridge, false) }, nil
 	}
-	p.mu.Unlock()
+	if p.upcoming == nil {
+		p.upcoming = make(map[upcoming]int)
+	}
+	p.upcoming[its]++
 	return func() error {
-		err := note(ctx, host, c.Bridge, fresh)
-		if !fresh {
-			return err
-		}
+		err := witnessed(ctx, host, c.Bridge, true)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.upcoming[its]--; p.upcoming[its] == 0 {
@@ -335,22 +324,19 @@ func (p *Plugin) Witness(ctx context.Context, host *netns.Handle, config []byte)
 	}, nil
 }
 
-// note notes whose the bridge is. A fresh one was not there before the ADD.
-func note(ctx context.Context, host *netns.Handle, name string, fresh bool) error {
-	record := caller.From(ctx).Record
+// witnessed notes whose the bridge is, and marks one that was not there before the ADD.
+func witnessed(ctx context.Context, host *netns.Handle, name string, fresh bool) error {
 	br, err := find(ctx, host, name)
-	switch {
-	case err != nil, br.Kind != "bridge": // the ADD has failed
-		return err
-	case fresh && br.Alias == "":
-		err = caller.On(ctx, host, func(conn *links.Conn) error { return mark(conn, br.Index) })
-	case br.Alias != alias:
-		return noteHosts(record)
-	}
-	if err != nil {
+	if err != nil || br.Kind != "bridge" { // the ADD has failed
 		return err
 	}
-	return noteMade(record, br)
+	if fresh && br.Alias == "" {
+		if err := caller.On(ctx, host, func(conn *links.Conn) error { return mark(conn, br.Index) }); err != nil {
+			return err
+		}
+		br.Alias = alias
+	}
+	return note(caller.From(ctx).Record, br)
 }
 
 // find returns the interface of the host; without one it is zero.
