@@ -176,7 +176,6 @@ func (c *Conn) Set4(index int, name string, value uint32, fine ...error) error {
 	return c.do(m, nil, fmt.Sprintf("set %s of interface %d to %d", name, index, value), fine...)
 }
 
-
 // <linux/netconf.h>
 const (
 	netconfIfIndex    = 1  // NETCONFA_IFINDEX
