@@ -9,6 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -45,37 +46,37 @@ type Attachment struct {
 }
 
 // AttachmentState is the progress of an attachment.
-type AttachmentState string
+type AttachmentState = engine.AttachmentState
 
 const (
 	// Attaching: plugins are running, or the runtime was killed while they did.
-	Attaching AttachmentState = "attaching"
+	Attaching = engine.Attaching
 	// Attached: every plugin has answered.
-	Attached AttachmentState = "attached"
+	Attached = engine.Attached
 	// Detaching: plugins are running, or the runtime was killed while they did, or it was
 	// detached and stays on record because another attachment of the container failed.
-	Detaching AttachmentState = "detaching"
+	Detaching = engine.Detaching
 	// Failed: detaching it failed. The next Remove, Recover or GC tries again.
-	Failed AttachmentState = "failed"
+	Failed = engine.Failed
 	// Unknown: the record cannot be used, and LastError has the reason. Recover
 	// and GC sweep a damaged record as far as it is legible, unless the container
 	// may be alive. They leave alone a record that could not be read or that a
 	// newer version wrote; see RecordError.
-	Unknown AttachmentState = "unknown"
+	Unknown = engine.Unknown
 )
 
 // Attachments lists the attachments recorded in the state directory, of all
 // owners. It runs nothing and waits for nothing: during a Setup an attachment is
 // Attaching. An unusable record is listed once, with its legible part.
 func (r *Runtime) Attachments() ([]Attachment, error) {
-	s := r.current.Load()
-	found, err := s.Records.List()
+	l := r.current.Load()
+	found, err := l.eng.Store.Records.List()
 	if err != nil {
 		return nil, err
 	}
 	var all []Attachment
 	for _, f := range record.WithoutTaken(found) {
-		all = append(all, attachmentsOf(f.Record, recordError(s.Records, f.Record.ContainerID, f.File, f.Err))...)
+		all = append(all, attachmentsOf(f.Record, engine.AsRecordError(l.eng.Store.Records, f.Record.ContainerID, f.File, f.Err))...)
 	}
 	slices.SortStableFunc(all, func(a, b Attachment) int { return cmp.Compare(a.ContainerID, b.ContainerID) })
 	return all, nil
@@ -85,11 +86,11 @@ func (r *Runtime) Attachments() ([]Attachment, error) {
 // with that ContainerID. There are none if it is not on record. It reads only the record of that
 // container, however many others there are.
 func (r *Runtime) AttachmentsOf(id string) ([]Attachment, error) {
-	s := r.current.Load()
-	if err := validateID(record.ID(id)); err != nil {
+	l := r.current.Load()
+	if err := engine.ValidateID(record.ID(id)); err != nil {
 		return nil, err
 	}
-	rec, err := s.Records.Load(record.ID(id))
+	rec, err := l.eng.Store.Records.Load(record.ID(id))
 	if rec == nil {
 		return nil, err
 	}
@@ -97,7 +98,7 @@ func (r *Runtime) AttachmentsOf(id string) ([]Attachment, error) {
 		all, err := r.Attachments()
 		return slices.DeleteFunc(all, func(a Attachment) bool { return a.ContainerID != id }), err
 	}
-	return attachmentsOf(rec, recordError(s.Records, rec.ContainerID, record.Name(rec.ContainerID), err)), nil
+	return attachmentsOf(rec, engine.AsRecordError(l.eng.Store.Records, rec.ContainerID, record.Name(rec.ContainerID), err)), nil
 }
 
 func attachmentsOf(rec *record.Record, bad error) []Attachment {
@@ -106,37 +107,30 @@ func attachmentsOf(rec *record.Record, bad error) []Attachment {
 	}
 	var all []Attachment
 	for n := range rec.Present() {
-		a := Attachment{
-			ContainerID: string(rec.ContainerID), Network: n.Network, IfName: n.IfName, NetNS: rec.NetNS.Path,
-			Owner: rec.OwnerOf(n), Since: rec.Since, State: stateOf(rec, n),
-			Metadata: n.Metadata, Failures: n.Failures, LastTry: n.LastTry, LastError: n.LastError,
-		}
-		a.Ports, a.Args, a.Plugins = parametersOf(n)
-		a.Requested = recordedPorts(n)
-		if result := chain.Decode(n.Result); result != nil {
-			a.Addresses = containerAddresses(newNetworkResult(source{network: n.Network, ifName: n.IfName, result: result}))
-		}
-		all = append(all, a)
+		all = append(all, attachmentOf(rec, n))
 	}
 	return all
 }
 
-// stateOf returns the progress of an attachment on record.
-func stateOf(rec *record.Record, n *record.Attachment) AttachmentState {
-	switch {
-	case n.Failures > 0:
-		return Failed
-	case n.State == record.Deleting:
-		return Detaching
-	case n.State == record.Added:
-		return Attached
+func attachmentOf(rec *record.Record, n *record.Attachment) Attachment {
+	a := Attachment{
+		ContainerID: string(rec.ContainerID), Network: n.Network, IfName: n.IfName, NetNS: rec.NetNS.Path,
+		Owner: rec.OwnerOf(n), Since: rec.Since, State: engine.StateOf(rec, n),
+		Metadata: n.Metadata, Failures: n.Failures, LastTry: n.LastTry, LastError: n.LastError,
 	}
-	return Attaching
+	a.Ports, a.Args, a.Plugins = parametersOf(n)
+	a.Requested = asPorts(n.Ports)
+	if result := chain.Decode(n.Result); result != nil {
+		for _, of := range engine.ContainerAddresses(result, n.IfName) {
+			a.Addresses = append(a.Addresses, Address(of))
+		}
+	}
+	return a
 }
 
 // parametersOf returns the parameters of an attachment as its caller gave them.
 func parametersOf(n *record.Attachment) (ports []PortMapping, args map[string]string, plugins map[string]string) {
-	ports = mappingsIn(n.Capabilities[capPortMappings])
+	ports = asMappings(engine.MappingsIn(n.Capabilities[engine.CapPortMappings]))
 	for _, p := range n.Plugins {
 		if plugins == nil {
 			plugins = make(map[string]string, len(n.Plugins))
@@ -159,52 +153,36 @@ func argsOf(list [][2]string) (args map[string]string) {
 	return args
 }
 
-// containerAddresses returns the addresses of interfaces in the sandbox, or all
-// if the plugins of the network do not report where their interfaces are.
-func containerAddresses(n *NetworkResult) []Address {
-	var inside, all []Address
-	for _, i := range n.Interfaces {
-		all = append(all, i.Addresses...)
-		if i.Sandbox != "" {
-			inside = append(inside, i.Addresses...)
-		}
-	}
-	if inside != nil {
-		return inside
-	}
-	return all
-}
-
 // Lookup returns the Result of a container's Setup from its record, without
 // running a plugin. It returns ErrNotAttached if the container is not attached, or not
 // yet.
 func (r *Runtime) Lookup(id string) (*Result, error) {
-	s := r.current.Load()
-	if err := validateID(record.ID(id)); err != nil {
+	l := r.current.Load()
+	if err := engine.ValidateID(record.ID(id)); err != nil {
 		return nil, err
 	}
-	rec, err := loadRecord(s.Records, record.ID(id))
+	rec, err := engine.LoadRecord(l.eng.Store.Records, record.ID(id))
 	if err != nil {
 		return nil, fmt.Errorf("look up container %s: %w", id, err)
 	}
-	var sources []source
+	var sources []engine.Source
 	if rec != nil {
 		for _, n := range rec.Attachments {
 			if result := chain.Decode(n.Result); n.Answered() && result != nil {
-				sources = append(sources, source{n.Network, n.IfName, result, recordedMappings(&n)})
+				sources = append(sources, engine.Source{Network: n.Network, IfName: n.IfName, Result: result, Ports: engine.RecordedMappings(&n)})
 			}
 		}
 	}
 	if sources == nil {
 		return nil, fmt.Errorf("container %s is %w", id, ErrNotAttached)
 	}
-	result, err := newResult(sources, ifName(s.prefix, 0))
+	result, err := newResult(sources, ifName(l.opts.prefix, 0))
 	if err == nil {
-		result.NetNS = madeNetNS(rec)
+		result.NetNS = engine.MadeNetNS(rec)
 		result.notePorts(nil, sources)
 		for n := range rec.Present() {
 			if n.Answered() {
-				result.addRequested(recordedPorts(n))
+				result.addRequested(asPorts(n.Ports))
 			}
 		}
 	}
@@ -225,23 +203,23 @@ func (r *Runtime) Lookup(id string) (*Result, error) {
 // that have changed since the last call; other calls cost some microseconds for each
 // record.
 func (r *Runtime) LookupAddr(addr netip.Addr) ([]Attachment, error) {
-	s := r.current.Load()
-	all, err := s.lookupAddr(addr.WithZone("").Unmap())
+	l := r.current.Load()
+	all, err := l.lookupAddr(addr.WithZone("").Unmap())
 	if err != nil {
 		return nil, fmt.Errorf("look up address %v: %w", addr, err)
 	}
 	return all, nil
 }
 
-func (s *snapshot) lookupAddr(addr netip.Addr) ([]Attachment, error) {
+func (l *loaded) lookupAddr(addr netip.Addr) ([]Attachment, error) {
 	if !addr.IsValid() || addr.IsLoopback() || addr.IsUnspecified() || addr.IsMulticast() {
 		return nil, fmt.Errorf("it does not belong to one container: %w", ErrInvalidArgument)
 	}
-	found, err := s.addresses.Find(addr)
+	found, err := l.eng.Addresses.Find(addr)
 	if err != nil {
 		return nil, err
 	}
-	boot, err := s.BootID()
+	boot, err := l.eng.Store.BootID()
 	if err != nil {
 		return nil, err
 	}
@@ -250,7 +228,7 @@ func (s *snapshot) lookupAddr(addr netip.Addr) ([]Attachment, error) {
 		if f.Record.Boot != boot && f.Err == nil {
 			continue
 		}
-		all = append(all, attachmentsWith(addr, f, s.Records)...)
+		all = append(all, attachmentsWith(addr, f, l.eng.Store.Records)...)
 	}
 	if all == nil {
 		return nil, ErrNotAttached
@@ -266,7 +244,7 @@ func attachmentsWith(addr netip.Addr, f record.Found, records *record.Store) (al
 			all = append(all, a)
 		}
 	}
-	if bad := recordError(records, f.Record.ContainerID, f.File, f.Err); bad != nil && all != nil {
+	if bad := engine.AsRecordError(records, f.Record.ContainerID, f.File, f.Err); bad != nil && all != nil {
 		return attachmentsOf(f.Record, bad)
 	}
 	return all
@@ -291,14 +269,14 @@ type Gateway struct {
 // names no gateway, or only a plugin knows it, such as dhcp. Then the Result of a container
 // has it.
 func (r *Runtime) Gateways(network string) ([]Gateway, error) {
-	s := r.current.Load()
-	found, err := s.find(network)
+	l := r.current.Load()
+	found, err := l.find(network)
 	if err != nil {
 		return nil, fmt.Errorf("gateways: %w", err)
 	}
 	var all []Gateway
 	for _, n := range found {
-		some, err := builtin.Gateways(n.config, s.choice.BuiltIn, func(typ string) bool { return !s.choice.IsRegistered(typ) })
+		some, err := builtin.Gateways(n.conf.Config, l.opts.Choice.BuiltIn, func(typ string) bool { return !l.opts.Choice.IsRegistered(typ) })
 		if err != nil {
 			return nil, fmt.Errorf("gateways of network %q: %w: %w", network, ErrNotFound, err)
 		}

@@ -2,17 +2,21 @@ package cni
 
 import (
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/embedcni/cni/internal/engine"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // The names of the well-known capabilities (CONVENTIONS.md of
 // containernetworking/cni, "Well-known Capabilities").
 const (
-	capPortMappings   = "portMappings"
 	capIPRanges       = "ipRanges"
 	capBandwidth      = "bandwidth"
 	capDNS            = "dns"
@@ -74,7 +78,7 @@ func requireCapability(name string, capability any) NamespaceOpts {
 
 // WithCapabilityPortMap forwards ports of the host to the container.
 func WithCapabilityPortMap(portMapping []PortMapping) NamespaceOpts {
-	return WithCapability(capPortMappings, slices.Clone(portMapping))
+	return WithCapability(engine.CapPortMappings, slices.Clone(portMapping))
 }
 
 // WithCapabilityIPRanges allocates one address from each range. To allocate one address
@@ -185,7 +189,7 @@ func wireCapabilities(capabilities map[string]any) (map[string]any, error) {
 		wire[name] = value
 	}
 	if len(errs) > 0 {
-		return nil, join(errs...)
+		return nil, engine.Join(errs...)
 	}
 	return wire, nil
 }
@@ -193,9 +197,9 @@ func wireCapabilities(capabilities map[string]any) (map[string]any, error) {
 func wireCapability(value any) (any, error) {
 	switch v := value.(type) {
 	case []PortMapping:
-		return wirePorts(v)
+		return engine.ValidMappings(wireMappings(v))
 	case PortMapping:
-		return wirePorts([]PortMapping{v})
+		return engine.ValidMappings([]engine.Mapping{engine.Mapping(v)})
 	case []IPRanges:
 		sets := make([][]IPRanges, len(v))
 		for i := range v {
@@ -244,4 +248,88 @@ func wireRanges(sets [][]IPRanges) ([][]wireRange, error) {
 		wire = append(wire, ranges)
 	}
 	return wire, nil
+}
+
+// undeclared returns the capabilities without effect: no network for which they were meant
+// declares them. One that is required is an error.
+func (l *loaded) undeclared(ns *Namespace, selected []selection) (ignored []string, err error) {
+	// Those of the call are meant for the networks that have no other value.
+	ignored, err = l.undeclaredIn(ns.id, &ns.scope, func(name string) (meant []*Network) {
+		for _, sel := range selected {
+			if _, own := sel.capabilityArgs[name]; !own {
+				meant = append(meant, sel.of)
+			}
+		}
+		return meant
+	})
+	errs := []error{err}
+	for i := 0; i < len(selected); {
+		// A selection that means several networks of one name stands once for each.
+		var meant []*Network
+		first := selected[i]
+		for ; i < len(selected) && selected[i].index == first.index; i++ {
+			meant = append(meant, selected[i].of)
+		}
+		some, err := l.undeclaredIn(ns.id, &first.scope, func(string) []*Network { return meant })
+		ignored, errs = append(ignored, some...), append(errs, err)
+	}
+	slices.Sort(ignored)
+	return slices.Compact(ignored), engine.Join(errs...)
+}
+
+// undeclaredIn is undeclared for the options of one scope.
+func (l *loaded) undeclaredIn(id record.ID, in *scope, meant func(name string) []*Network) (ignored []string, err error) {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(in.capabilityArgs)) {
+		networks := meant(name)
+		declared := slices.ContainsFunc(networks, func(n *Network) bool { return n.declares(name) })
+		if declared || len(networks) == 0 || engine.IsEmpty(in.capabilityArgs[name]) {
+			continue
+		}
+		if l.opts.strictCaps || in.required[name] {
+			errs = append(errs, fmt.Errorf("capability %q is declared by no plugin of %s: %s: %w", name, namesOf(networks), advice(networks, name), ErrInvalidArgument))
+			continue
+		}
+		l.loud(name).Warn("capability is declared by no plugin and has no effect", "capability", name, "container", id)
+		ignored = append(ignored, name)
+	}
+	return ignored, engine.Join(errs...)
+}
+
+// loud returns the logger for a warning about a capability that a caller has no other sign
+// of: slog's default if none was set. That one gets it once until the next Load, because
+// some programs give the same capabilities to each container.
+func (l *loaded) loud(capability string) *slog.Logger {
+	if l.opts.loggerSet {
+		return l.opts.Logger
+	}
+	if _, again := l.warned.LoadOrStore(capability, true); again {
+		return l.opts.Logger
+	}
+	return slog.Default()
+}
+
+// namesOf names networks in an error.
+func namesOf(networks []*Network) string {
+	var names []string
+	for _, n := range networks {
+		names = append(names, fmt.Sprintf("network %q", n.conf.Config.Name))
+	}
+	return strings.Join(names, ", ")
+}
+
+// advice says what to add to a configuration, so that a plugin gets the capability.
+func advice(networks []*Network, capability string) string {
+	field := fmt.Sprintf(`"capabilities": {%q: true}`, capability)
+	for _, n := range networks {
+		for _, p := range n.conf.Config.Plugins {
+			if known.ReadsCapability(p.Network.Type, p.Network.IPAM.Type, capability) {
+				return fmt.Sprintf("add %s to plugin %q of network %q", field, p.Network.Type, n.conf.Config.Name)
+			}
+		}
+	}
+	if readers := known.ReadersOf(capability); len(readers) > 0 {
+		return fmt.Sprintf("add a plugin that reads it (%s) with %s", strings.Join(readers, ", "), field)
+	}
+	return "add " + field + " to the plugin that reads it"
 }

@@ -2,20 +2,171 @@ package cni
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
-	"path/filepath"
 	"slices"
+	"strings"
 
-	"github.com/containernetworking/cni/libcni"
-
-	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/leftovers"
+	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/record"
 )
+
+// RecoverOption is an option of Recover.
+type RecoverOption func(*recoverOptions)
+
+type recoverOptions struct{ broken engine.BrokenAction }
+
+// ReportBroken has Recover change nothing in a container that is broken. The differences
+// are the reason in Report.Kept. It is an option itself, and is passed without a call.
+func ReportBroken(o *recoverOptions) { o.broken = engine.ReportBroken }
+
+// RemoveBroken has Recover remove a container, as Remove does, if something that its Setup
+// has made is missing or different. A failed CHECK alone is not a reason, nor is a setting
+// of the host, such as that it does not forward packets. It is an option itself, and is
+// passed without a call.
+func RemoveBroken(o *recoverOptions) { o.broken = engine.RemoveBroken }
+
+// Recover is for the start of a program. It adopts each container of this owner
+// that was attached in this boot of the machine and whose network namespace is
+// alive, at its path or where it is kept, or as the host's end of its interface
+// shows. If a container is not known to be healthy, it is in Report.Kept as well, with
+// the reason. A CHECK that fails, times out or cannot run is never a reason to remove
+// a container.
+//
+// Recover judges containers as Health does: from one look at the kernel for all of them,
+// and by the CHECK of plugins that may know more, which take 30 seconds together at most. A
+// configuration older than CHECK raises no doubt, nor does a CHECK that fails for healthy
+// containers too. Recover adds missing parts, as Repair does with no options, except those
+// that are held (see package guard): Report.Repaired has them. Parts that remain broken are
+// the reason in Report.Kept. ReportBroken and RemoveBroken decide otherwise.
+//
+// An abandoned container (see WithoutReaping) whose namespace the runtime no
+// longer keeps alive, but somebody else may, is in Report.Skipped.
+//
+// Recover removes, as Remove does, containers whose namespace is gone or of
+// another boot, attachments of an unfinished Setup or Remove, and containers
+// that a pool of an earlier version had made ahead of time. It kills plugins that a dead
+// runtime has left running, after a grace period. A container that cannot be
+// removed stays recorded, and is tried again after a time that grows with each
+// failure.
+//
+// Containers are recovered in parallel. A container that another call has locked
+// comes last, and is in Report.Skipped if it stays locked.
+//
+// The error is the reason why Recover could not examine the containers. The
+// report has the outcome for each container.
+func (r *Runtime) Recover(ctx context.Context, opts ...RecoverOption) (*Report, error) {
+	var o recoverOptions
+	for _, set := range opts {
+		set(&o)
+	}
+	found, err := r.current.Load().eng.Recover(ctx, o.broken)
+	if err != nil {
+		err = fmt.Errorf("recover: %w", err)
+	}
+	return asReport(found), err
+}
+
+// GCOptions configures GC.
+type GCOptions struct {
+	// Keep lists the wanted containers.
+	Keep []string
+	// KeepNone allows an empty Keep, which removes every container. Without it an
+	// empty Keep is refused, because it is more often a mistake.
+	KeepNone bool
+	// KeepIf, if it is set, decides in place of Keep about each attachment of this owner's.
+	// Those for which it returns false are removed; other attachments of their containers
+	// stay. It is for callers that list pairs of container and interface, as CNI's GC does.
+	// It may be called more than once for an attachment, and must not call the Runtime.
+	//
+	// A container of which attachments stay is in Report.Adopted. One with a damaged record
+	// is in Report.Skipped. GC then does not search for leftovers of containers that are no
+	// longer on record.
+	KeepIf func(Attachment) bool
+	// Configs are configurations of networks that need not be loaded, as those of
+	// WithNetworkConfig. If there are any, GC asks the plugins of these networks alone, and
+	// not those of the loaded ones: as a GC of CNI is of one network.
+	Configs [][]byte
+	// DryRun reports what GC would remove, and removes nothing.
+	DryRun bool
+}
+
+// GC removes, as Remove does, every container that this owner has recorded and
+// that is not in Keep. Of the containers in Keep it removes the attachments
+// whose removal has failed before. Then it removes the leftovers of containers
+// that an earlier version of this library noted for this owner and that are no
+// longer on record, as after a power cut: the addresses that host-local holds for
+// them and, if the record was lost rather than deleted, all leftovers of the
+// reference plugins. If libcni's cache
+// still has such a container and it lives, or may, another program may have attached it:
+// it stays, and is in Report.Left. So is each other container that only libcni's cache has,
+// unless it lives for certain: GC cannot know whose it was. Last GC runs
+// GC of the plugins of the loaded networks, or of those in Configs, of version 1.1.0
+// and later, unless the network sets disableGC. The plugins then remove everything
+// that belongs to no attachment on record, of any owner.
+//
+// GC releases only reservations of host-local that a record of this owner's names,
+// or that an earlier version noted for it and whose address is on no record: other
+// programs and administrators have reservations in the same directories. GC
+// tells an executable host-local that those are valid. If a reservation names no
+// attachment, GC cannot do that: then it does not ask the network's plugins, and
+// lists the reservation in Report.Left. While a record cannot be read, nothing
+// is released.
+//
+// No ADD or DEL runs during GC, in this or another process. GC waits for running
+// ones, so give ctx a deadline. New ones wait until GC has finished. While GC
+// itself waits, it holds them up for at most two seconds at a time, and then
+// lets them pass for four times as long.
+//
+// The report has the outcome for each container. The error joins the errors of
+// the plugins' GC; GC asks all of them.
+func (r *Runtime) GC(ctx context.Context, o GCOptions) (*Report, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	l := r.current.Load()
+	networks, err := parseOwn(o.Configs)
+	if err != nil {
+		return nil, fmt.Errorf("collect garbage: %w", err)
+	}
+	in := engine.GCOptions{Keep: o.Keep, Networks: networks, DryRun: o.DryRun}
+	if o.KeepIf != nil {
+		in.KeepIf = func(rec *record.Record, n *record.Attachment) bool { return o.KeepIf(attachmentOf(rec, n)) }
+	}
+	found, err := l.eng.GC(ctx, in)
+	if err != nil {
+		err = fmt.Errorf("collect garbage: %w", err)
+	}
+	return asReport(found), err
+}
+
+// check refuses options that contradict each other.
+func (o *GCOptions) check() error {
+	switch {
+	case o.KeepIf != nil && (len(o.Keep) > 0 || o.KeepNone):
+		return fmt.Errorf("collect garbage: KeepIf is set, and so is Keep or KeepNone: %w", ErrInvalidArgument)
+	case o.KeepIf == nil && len(o.Keep) == 0 && !o.KeepNone:
+		return fmt.Errorf("collect garbage: Keep is empty, and KeepNone is not set: %w", ErrInvalidArgument)
+	}
+	return nil
+}
+
+// RetryRemovals repeats the removals of this owner's attachments that failed in this boot
+// of the machine, each after a time that grows with its failures. Recover and GC do so
+// too, but they look at all containers. Package guard calls it.
+//
+// Containers of which the attachments could be removed are in Report.Removed, and those of
+// which they could not in Report.Failed. Report.Skipped has those whose time has not come,
+// or that another call has locked (ErrBusy).
+func (r *Runtime) RetryRemovals(ctx context.Context) (*Report, error) {
+	found, err := r.current.Load().eng.RetryRemovals(ctx)
+	if err != nil {
+		err = fmt.Errorf("repeat removals: %w", err)
+	}
+	return asReport(found), err
+}
 
 // CleanUpTarget names the attachment for CleanUp.
 type CleanUpTarget struct {
@@ -52,225 +203,133 @@ type CleanUpTarget struct {
 // CleanUp excludes other calls for the container, and stops when ctx ends. It
 // may be repeated, and may be called for an attachment that never existed.
 func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {
-	found, err := r.current.Load().cleanUp(ctx, t, nil, container.Access{})
+	found, err := r.current.Load().eng.ForceCleanUp(ctx, engine.CleanUpTarget(t))
 	if err != nil {
 		return found, fmt.Errorf("clean up %s of container %q on network %q: %w", t.IfName, t.ContainerID, t.Network, err)
 	}
 	return found, nil
 }
 
-// cleanUp is CleanUp without the validation. If only the ledger of an
-// earlier version knows the attachment, it releases the addresses that the ledger names.
-func (s *snapshot) cleanUp(ctx context.Context, t CleanUpTarget, entered *leftovers.Known, how container.Access) (found []string, err error) {
-	id := record.ID(t.ContainerID)
-	list, err := t.validate()
-	if err != nil {
-		return nil, err
-	}
-	if t.DryRun {
-		how.Waiting = container.Looking
-	} else {
-		defer func() { err = leftover(id, err) }()
-	}
-	op, err := s.beginTeardown(ctx, id, how)
-	if err != nil {
-		return nil, err
-	}
-	defer op.end()
-	if op.Host.Handle == nil {
-		return nil, ErrNotSupported
-	}
-	a, known, err := op.remembered(t, list)
-	if err != nil {
-		return nil, err
-	}
-	target, done, err := a.forcedTarget(t, entered)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	ctx, cancel := context.WithTimeout(ctx, leftovers.Limit)
-	defer cancel()
-	items, err := leftovers.Find(ctx, target)
-	found = append(leftovers.Lines(items), known.lines()...)
-	if err != nil || t.DryRun {
-		return found, err
-	}
-	if left, err := leftovers.Clear(ctx, target, items, op.log()); len(left) > 0 || err != nil {
-		return found, &LeftoverError{ContainerID: string(op.ID), Left: left, Err: err}
-	}
-	return found, a.forgetAll(known)
+// Report lists the containers that Recover or GC has looked at, by ID.
+type Report struct {
+	Adopted []string // attached and alive: kept
+	// Removed are the containers of which this call has removed this owner's
+	// attachments, and verified that nothing of them remains.
+	Removed []string
+	// Kept are the containers in Adopted that are not known to be healthy, with
+	// the reason: CHECK failed or could not run, the interface is gone, or the
+	// path no longer leads to the namespace; see Health, whose Err it is. The
+	// caller decides: Check returns details, Remove removes them.
+	Kept map[string]error
+	// Repaired are the parts of containers in Adopted that were missing, and that
+	// Recover has made again.
+	Repaired map[string][]Difference `json:",omitempty"`
+	// Failed could not be removed and are still recorded. A container that is
+	// also in Adopted is alive; an attachment besides those of its Setup could
+	// not be removed.
+	Failed map[string]error
+	// Skipped were not changed, with the reason: another call has the container
+	// locked, it is unknown whether the container is alive, or its record cannot
+	// be used; see RecordError. A record that names no container is listed as
+	// "record" and the name of its file.
+	Skipped map[string]error
+	// Reclaimed has a line for each leftover that GC found of containers that are
+	// no longer on record.
+	Reclaimed []string
+	// Left has a line for each leftover that GC found but must not remove,
+	// because it may belong to somebody else, and for each record that Recover deleted
+	// because it says nothing. Each line says what to do.
+	Left []string
+	// OtherOwners are the other owners of attachments, which this call has left alone.
+	// It is set only if WithOwner was not given; see there.
+	OtherOwners []string `json:",omitempty"`
 }
 
-// validate checks the target before anything is touched, and returns its
-// configuration; nil if it has none.
-func (t CleanUpTarget) validate() (*libcni.NetworkConfigList, error) {
-	err := join(validateID(record.ID(t.ContainerID)), validateAttachmentName(t.Network, t.ContainerID, t.IfName))
-	if bad := conflist.ValidateName(t.Network); bad != nil {
-		err = join(err, fmt.Errorf("network name: %w: %w", bad, ErrInvalidArgument))
-	}
-	if slices.ContainsFunc(t.Addresses, func(a netip.Addr) bool { return !a.IsValid() }) {
-		err = join(err, fmt.Errorf("one of the addresses is the zero Addr: %w", ErrInvalidArgument))
-	}
-	if err != nil || len(t.Config) == 0 {
-		return nil, err
-	}
-	list, err := conflist.Parse(t.Config)
-	if err != nil {
-		return nil, fmt.Errorf("configuration: %w: %w", err, ErrInvalidConfig)
-	}
-	if list.Name != t.Network {
-		return nil, fmt.Errorf("the configuration is of network %q: %w", list.Name, ErrInvalidArgument)
-	}
-	return list, nil
+// MarshalJSON encodes the report as an object with the names of its fields. Errors
+// become their texts.
+func (r Report) MarshalJSON() ([]byte, error) {
+	type plain Report
+	return json.Marshal(struct {
+		plain
+		Kept, Failed, Skipped map[string]string
+	}{plain(r), texts(r.Kept), texts(r.Failed), texts(r.Skipped)})
 }
 
-// memory holds the places that remember an attachment.
-type memory struct{ record, cache string }
-
-func (m memory) lines() (lines []string) {
-	if m.record != "" {
-		lines = append(lines, "attachment record in "+m.record)
-	}
-	if m.cache != "" {
-		lines = append(lines, "cached result in "+m.cache)
-	}
-	return lines
-}
-
-// remembered builds the attachment. Its configuration is the caller's, else that
-// of the record, of libcni's cache, or of the loaded network; without any, the
-// list has no plugins.
-func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList) (*attachment, memory, error) {
-	var known memory
-	a, err := op.onRecord(t, list != nil)
-	if err != nil {
-		return nil, known, err
-	}
-	if a != nil && !op.Damaged {
-		known.record = op.Records.Dir()
-	}
-	if a == nil {
-		a = &attachment{op: op, network: &Network{snapshot: op.snapshot}}
-		a.ContainerID, a.IfName = string(op.PluginID()), t.IfName
-	}
-	cached, err := op.inCache(t)
-	if err != nil {
-		return nil, known, err
-	}
-	if cached != nil {
-		known.cache = filepath.Join(op.stateDir, "results")
-	}
-	loaded := op.cachedAs(t.Network, t.IfName)
-	switch {
-	case list != nil:
-		a.network.config = list
-	case a.network.config != nil:
-	case cached != nil && len(cached.Plugins) > 0:
-		a.network.config = cached
-	case loaded != nil:
-		a.network.config = loaded.config
-	default:
-		a.network.config = &libcni.NetworkConfigList{Name: t.Network}
-	}
-	if a.partial == nil && cached != nil {
-		a.partial = a.cached().Result()
-	}
-	return a, known, nil
-}
-
-// onRecord returns the recorded attachment, or nil. From a damaged record it
-// uses the legible part of the result, and leaves the record to Remove, because
-// it may concern other attachments too. The caller's configuration replaces a
-// recorded one that this version does not accept.
-func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, error) {
-	rec, err := loadRecord(op.Records, op.ID)
-	if err != nil && !errors.Is(err, record.ErrBad) {
-		return nil, err
-	}
-	if rec == nil {
-		return nil, nil
-	}
-	op.Record, op.Damaged = rec, err != nil
-	n := rec.Find(t.IfName)
-	if n == nil || n.State == record.Deleted || n.Network != t.Network && !op.Damaged {
-		return nil, nil
-	}
-	bare := &attachment{op: op, network: &Network{snapshot: op.snapshot}, progress: progress{partial: chain.Partial(n.Result)}}
-	bare.ContainerID, bare.IfName = string(rec.Plugins()), t.IfName
-	if op.Damaged {
-		return bare, nil
-	}
-	if err := op.EnterRecorded(true); err != nil {
-		return nil, err
-	}
-	recorded, err := op.fromEntry(n)
-	if err != nil && configured {
-		bare.NetNS = op.Path
-		return bare, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return recorded, nil
-}
-
-// inCache returns the configuration with which libcni cached the attachment, or
-// nil if it did not. An unreadable one is empty.
-func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error) {
-	c, err := chain.CachedAs(op.stateDir, t.Network, string(op.PluginID()), t.IfName).Find()
-	if c == nil || err != nil {
-		return nil, err
-	}
-	list, err := conflist.Parse(c.Config)
-	if err != nil {
-		op.logger.Warn("cached configuration cannot be used", "container", op.ID, "network", c.Network, "error", err)
-		return &libcni.NetworkConfigList{Name: t.Network}, nil
-	}
-	return list, nil
-}
-
-// forcedTarget is target with the addresses that the caller knows, and those
-// that host-local holds for the attachment. Without a configuration it has
-// everything that the reference plugins may have left.
-func (a *attachment) forcedTarget(given CleanUpTarget, entered *leftovers.Known) (t leftovers.Target, done func(), err error) {
-	t, done = a.target()
-	t.How.Thorough, t.How.GiveUp = true, true
-	if len(a.network.config.Plugins) == 0 {
-		t.Widen()
-	}
-	if entered != nil {
-		t.How.Only = entered.Names
-		if len(entered.Dirs) > 0 {
-			t.IPAMDirs = entered.Dirs
+// String has a line for each container and each leftover.
+func (r Report) String() string {
+	var lines []string
+	for _, id := range r.Adopted {
+		line := id + ": adopted"
+		if why := r.Kept[id]; why != nil {
+			line += ", not known to be healthy: " + why.Error()
+		}
+		lines = append(lines, line)
+		for _, d := range r.Repaired[id] {
+			lines = append(lines, id+": repaired: "+d.String())
 		}
 	}
-	held, err := t.Held()
-	if err != nil {
-		done()
-		return t, nil, err
+	for _, id := range r.Removed {
+		lines = append(lines, id+": removed")
 	}
-	for _, addr := range slices.Concat(given.Addresses, held) {
-		if addr = addr.Unmap(); !slices.Contains(t.Addresses, addr) {
-			t.Addresses = append(t.Addresses, addr)
+	for _, why := range []struct {
+		what string
+		of   map[string]error
+	}{{"failed", r.Failed}, {"skipped", r.Skipped}} {
+		for _, id := range slices.Sorted(maps.Keys(why.of)) {
+			lines = append(lines, fmt.Sprintf("%s: %s: %v", id, why.what, why.of[id]))
 		}
 	}
-	return t, done, nil
+	for _, line := range r.Reclaimed {
+		lines = append(lines, "reclaimed: "+line)
+	}
+	for _, line := range r.Left {
+		lines = append(lines, "left: "+line)
+	}
+	if len(r.OtherOwners) > 0 {
+		lines = append(lines, "not examined: the attachments of other owners: "+strings.Join(r.OtherOwners, ", "))
+	}
+	return strings.Join(lines, "\n")
 }
 
-// forgetAll deletes the attachment, which is gone, from the cache and the
-// record. The record goes last, so that a repeated call after a crash still
-// finds it.
-func (a *attachment) forgetAll(known memory) error {
-	var err error
-	if known.cache != "" {
-		err = a.cached().Forget()
+// Err joins the failures, or is nil. Kept and skipped containers are no
+// failures. That of a nil Report is nil, so that errors.Join(err, report.Err()) has all
+// that a call of Recover or GC has not done.
+func (r *Report) Err() error {
+	if r == nil {
+		return nil
 	}
-	if known.record != "" {
-		err = join(err, a.op.forget([]*attachment{a}))
+	var errs []error
+	for id, err := range r.Failed {
+		errs = append(errs, fmt.Errorf("container %s: %w", id, err))
 	}
-	if err != nil {
-		return &LeftoverError{ContainerID: string(a.op.ID), Left: known.lines(), Err: err}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return engine.Join(errs...)
+}
+
+func texts(errs map[string]error) map[string]string {
+	if errs == nil {
+		return nil
 	}
-	return nil
+	all := make(map[string]string, len(errs))
+	for id, err := range errs {
+		all[id] = err.Error()
+	}
+	return all
+}
+
+func asReport(r *engine.Report) *Report {
+	if r == nil {
+		return nil
+	}
+	report := &Report{
+		Adopted: r.Adopted, Removed: r.Removed, Kept: r.Kept, Failed: r.Failed, Skipped: r.Skipped,
+		Reclaimed: r.Reclaimed, Left: r.Left, OtherOwners: r.OtherOwners,
+	}
+	for id, found := range r.Repaired {
+		if report.Repaired == nil {
+			report.Repaired = make(map[string][]Difference)
+		}
+		report.Repaired[id] = differences(found)
+	}
+	return report
 }

@@ -31,7 +31,7 @@ func TestExportedDocumentationCitesNothingUnexported(t *testing.T) {
 		hidden := unexported(files)
 		p := expect.Value(doc.NewFromFiles(set, files, dir))(t)
 		docs := exportedDocs(p)
-		if dir == "." && !hidden["newSnapshot"] || len(docs) < 2 {
+		if dir == "." && !hidden["newNamespace"] || len(docs) < 2 {
 			t.Fatalf("%s: %d unexported names, %d comments", dir, len(hidden), len(docs))
 		}
 		for of, text := range docs {

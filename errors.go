@@ -1,87 +1,143 @@
 package cni
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"slices"
-	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/container"
-	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/perm"
-	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/engine"
 )
 
 // Errors for errors.Is. The first six are go-cni's.
 var (
-	ErrCNINotInitialized = errors.New("cni plugin not initialized")
-	ErrInvalidConfig     = errors.New("invalid cni config")
-	ErrNotFound          = errors.New("not found")
-	ErrRead              = errors.New("failed to read config file")
-	ErrInvalidResult     = errors.New("invalid result")
-	ErrLoad              = errors.New("failed to load cni config")
+	ErrCNINotInitialized = engine.ErrCNINotInitialized
+	ErrInvalidConfig     = engine.ErrInvalidConfig
+	ErrNotFound          = engine.ErrNotFound
+	ErrRead              = engine.ErrRead
+	ErrInvalidResult     = engine.ErrInvalidResult
+	ErrLoad              = engine.ErrLoad
 
 	// ErrInvalidArgument: an argument of the caller is invalid; nothing ran.
-	ErrInvalidArgument = errors.New("invalid argument")
+	ErrInvalidArgument = engine.ErrInvalidArgument
 	// ErrInvalidNetNS: the path is not a network namespace, or is the host's: the
 	// plugins' own, process 1's, or this process's by a /proc path; nothing ran.
-	ErrInvalidNetNS = hostns.ErrInvalid
+	ErrInvalidNetNS = engine.ErrInvalidNetNS
 	// ErrHostNetNS: the container's plugins ran in another host network namespace,
 	// which cannot be found from here; nothing ran.
-	ErrHostNetNS = container.ErrHostNetNS
+	ErrHostNetNS = engine.ErrHostNetNS
 	// ErrAlreadyAttached: the container has that interface; nothing ran.
-	ErrAlreadyAttached = errors.New("attachment already exists")
+	ErrAlreadyAttached = engine.ErrAlreadyAttached
 	// ErrBusy: another call for the container is under way, in a process that lives
 	// or may live, such as a stopped one. Recover and GC report it and go on; Setup
 	// and Remove wait.
-	ErrBusy = container.ErrBusy
+	ErrBusy = engine.ErrBusy
 	// ErrInsidePlugin: the call came from a plugin of another call on the same state
 	// directory, and would wait for that call; see WithPlugin.
-	ErrInsidePlugin = errors.New("called from inside a plugin")
+	ErrInsidePlugin = engine.ErrInsidePlugin
 	// ErrPortInUse: a port of the host that the call asks for is another container's, on
 	// record or, attached by a program that uses libcni itself, in libcni's cache; see
 	// PortError. Nothing ran, unless the error is an Error of the plugin, which found
 	// the port taken by a container that is not on record here.
-	ErrPortInUse = errors.New("host port in use")
+	ErrPortInUse = engine.ErrPortInUse
 	// ErrNotHostAddress: a port is to be forwarded at an address that the host does not
 	// have; see WithStrictPorts.
-	ErrNotHostAddress = errors.New("not an address of the host")
+	ErrNotHostAddress = engine.ErrNotHostAddress
 	// ErrNotAttached: the container, or the interface that the call is about, is not
 	// attached.
-	ErrNotAttached = container.ErrNotAttached
+	ErrNotAttached = engine.ErrNotAttached
 	// ErrInsecureFile: a plugin or configuration, or a directory on the way to it, is
 	// writable by every user, or belongs to a user other than root and this
 	// process's; see WithInsecureFiles.
-	ErrInsecureFile = errors.New("insecure file")
+	ErrInsecureFile = engine.ErrInsecureFile
 	// ErrPluginNotFound: the plugin is in none of the plugin directories, and neither
 	// registered nor built in; or a registered plugin attached the container, and
 	// none is registered now.
-	ErrPluginNotFound = errors.New("plugin not found")
+	ErrPluginNotFound = engine.ErrPluginNotFound
 	// ErrPluginOutput: the plugin's output is too long for a result.
-	ErrPluginOutput = errors.New("plugin output too large")
+	ErrPluginOutput = engine.ErrPluginOutput
 	// The next four are reasons of a Health, and of Report.Kept. ErrPluginKilled: a signal
 	// of another program ended the plugin before it answered.
-	ErrPluginKilled = errors.New("plugin killed")
+	ErrPluginKilled = engine.ErrPluginKilled
 	// ErrNoAnswer: the plugin ended, or could not be started, and has not said why.
-	ErrNoAnswer = errors.New("no answer of the plugin")
+	ErrNoAnswer = engine.ErrNoAnswer
 	// ErrPluginNotReady: the plugin asks to be tried again later (code 11), or is not
 	// available (code 50).
-	ErrPluginNotReady = errors.New("plugin not ready")
+	ErrPluginNotReady = engine.ErrPluginNotReady
 	// ErrNoCheck: the configuration is older than 0.4.0, which introduced CHECK.
-	ErrNoCheck = errors.New("no CHECK before version 0.4.0")
+	ErrNoCheck = engine.ErrNoCheck
 	// ErrHeld: it is not repaired, since an administrator holds it; see package guard.
-	ErrHeld = errors.New("held")
+	ErrHeld = engine.ErrHeld
+	// ErrNotRepairable: Repair cannot, or must not, make a container or a part of it
+	// again. The error says why, and what to do instead.
+	ErrNotRepairable = engine.ErrNotRepairable
+	// ErrInContainer: something is missing in the container's namespace, in which Repair
+	// changes nothing unless RepairOptions.Inside is set.
+	ErrInContainer = engine.ErrInContainer
 	// ErrNotSupported: needs Linux. It wraps errors.ErrUnsupported.
-	ErrNotSupported = hostns.ErrNotSupported
+	ErrNotSupported = engine.ErrNotSupported
+)
+
+// These errors have fields that say more; errors.As finds the first of several.
+type (
+	// Error is the failure of one network of one container, or of one of its plugins;
+	// several are joined.
+	//
+	//	Op          string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR
+	//	Network     string
+	//	Plugin      string // its type; empty if the failure is not a plugin's
+	//	PluginKind  string // as NetworkConf.Kind; empty if no plugin ran
+	//	ContainerID string
+	//	IfName      string
+	//	Code        uint   // the plugin's error code (CNI specification 1.1.0, section 5); 0 if it gave none
+	//	Msg         string // the plugin's own words
+	//	Details     string
+	//	Stderr      string // the last 64 KiB that the plugin wrote to stderr; %+v prints it
+	//	Err         error
+	//
+	// Err is the cause: a *types.Error if an executable answered with one, the error that
+	// an in-process plugin returned, or a context error if the plugin was killed or stopped.
+	Error = engine.Error
+
+	// LeftoverError means that a container, or a part of it, could not be removed.
+	// It is the error of every removal after which the container's record stays: of
+	// Remove, of CleanUp, of a Setup that could not be undone, and in the Failed of
+	// Recover and GC. Remove tries again, and so do Recover and GC by themselves;
+	// CleanUp removes attachments that Remove cannot end.
+	//
+	//	ContainerID string
+	//	Left        []string // a line for each thing found after the removal, for a person
+	//	Err         error    // the cause; wraps *Errors of plugins
+	LeftoverError = engine.LeftoverError
+
+	// RecordError means that a container's attachment record cannot be used: a newer
+	// version of this package wrote it, or the file could not be opened or read. The
+	// container may be alive, so no call changes anything about it. A damaged
+	// record, which was read to its end, is no RecordError.
+	//
+	//	ContainerID string // empty if only the record contains it
+	//	Path        string // the record's path
+	//	Newer       bool   // a newer version wrote it; otherwise it could not be read
+	//	Err         error
+	RecordError = engine.RecordError
+
+	// PortError says who has a port of the host that Setup was asked to forward. It is an
+	// error, or a warning in Result.PortWarnings.
+	//
+	//	Protocol string     // tcp, udp or sctp; this and the next two were asked for
+	//	HostIP   netip.Addr // the zero Addr: all addresses of the host
+	//	HostPort int
+	//	HolderIP netip.Addr // at which a container has the port, or as HostIP; the zero Addr: all
+	//
+	//	// The container that has the port, from its record; all are empty if no container has
+	//	// it. Owner and State are empty for one that another program attached, which is only in
+	//	// libcni's cache.
+	//	ContainerID, Network, IfName, Owner string
+	//	State                               AttachmentState
+	//
+	//	Err error // ErrPortInUse or ErrNotHostAddress; nil if read from JSON
+	PortError = engine.PortError
 )
 
 // IsCNINotInitialized reports whether too few networks are loaded.
@@ -99,268 +155,6 @@ func IsReadFailure(err error) bool { return errors.Is(err, ErrRead) }
 // IsInvalidResult reports whether a plugin's result is invalid.
 func IsInvalidResult(err error) bool { return errors.Is(err, ErrInvalidResult) }
 
-// Error is the failure of one network of one container, or of one of its plugins.
-// Several are joined by errors.Join; errors.As finds the first.
-type Error struct {
-	Op          string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR
-	Network     string
-	Plugin      string // its type; empty if the failure is not a plugin's
-	PluginKind  string // as NetworkConf.Kind; empty if no plugin ran
-	ContainerID string
-	IfName      string
-
-	Code    uint   // the plugin's error code (CNI specification 1.1.0, section 5); 0 if it gave none
-	Msg     string // the plugin's own words
-	Details string
-	Stderr  string // the last 64 KiB that the plugin wrote to stderr
-
-	// Err is the cause: a *types.Error if an executable answered with one, the error
-	// that an in-process plugin returned, or a context error if the plugin was killed
-	// or stopped.
-	Err error
-}
-
-// Unwrap returns the cause.
-func (e *Error) Unwrap() error { return e.Err }
-
-// Error names the operation, the network, the container and the plugin, and gives
-// the plugin's own message. The middle, `plugin type="x" failed (add): …`, is
-// libcni's; for an in-process plugin it is `plugin type="x" (built in) failed (add): …`,
-// or (registered).
-func (e *Error) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s network %q", strings.ToLower(e.Op), e.Network)
-	switch {
-	case e.ContainerID != "":
-		fmt.Fprintf(&b, " of container %s, interface %s", e.ContainerID, e.IfName)
-	case e.IfName != "": // several configurations have the same name
-		fmt.Fprintf(&b, " for interface %s", e.IfName)
-	}
-	b.WriteString(": ")
-	if e.Plugin != "" {
-		kind := ""
-		if e.PluginKind == record.KindBuiltIn || e.PluginKind == record.KindRegistered {
-			kind = fmt.Sprintf(" (%s)", e.PluginKind)
-		}
-		fmt.Fprintf(&b, "plugin type=%q%s failed (%s): ", e.Plugin, kind, runner.Verb(e.Op))
-	}
-	b.WriteString(e.why())
-	if e.Code != 0 {
-		fmt.Fprintf(&b, " (code %d)", e.Code)
-	}
-	if tail := lastLines(e.Stderr); tail != "" {
-		b.WriteString("; stderr: ")
-		b.WriteString(tail)
-	}
-	b.WriteString(e.hint())
-	return b.String()
-}
-
-// hint returns the remedy, if one is known.
-func (e *Error) hint() string {
-	switch {
-	case errors.As(e.Err, new(*runner.MissingError)):
-		return "" // the error has its own
-	case errors.Is(e.Err, ErrPluginNotFound):
-		return "; install it there, or name its directory with WithPluginDir"
-	case e.Code == types.ErrTryAgainLater:
-		return "; the plugin asks to be tried again later"
-	case strings.Contains(e.Msg, "unknown args"): // types.LoadArgs, which the reference plugins call
-		return `; with WithArgs("IgnoreUnknown", "1") plugins ignore arguments that they do not know`
-	case errors.Is(e.Err, fs.ErrPermission) || strings.Contains(e.Msg+e.Details, "operation not permitted"):
-		return missing(perm.MissingCapabilities())
-	default:
-		return ""
-	}
-}
-
-// missing returns a hint at the capabilities that plugins need and this process lacks.
-func missing(lacks []string, err error) string {
-	if err != nil || len(lacks) == 0 {
-		return "" // the reason is another one
-	}
-	return "; plugins need " + strings.Join(lacks, " and ") + ", which this process lacks"
-}
-
-// Format prints the whole error with %+v, including stderr.
-func (e *Error) Format(s fmt.State, verb rune) {
-	if verb == 'v' && s.Flag('+') && e.Stderr != "" {
-		short := *e
-		short.Stderr = ""
-		fmt.Fprintf(s, "%s\nstderr of %s:\n%s", short.Error(), e.Plugin, e.Stderr)
-		return
-	}
-	fmt.Fprintf(s, fmt.FormatString(plainState{s}, verb), e.Error())
-}
-
-// plainState is a fmt.State without the flags that only structs understand.
-type plainState struct{ fmt.State }
-
-func (p plainState) Flag(c int) bool { return c != '+' && c != '#' && p.State.Flag(c) }
-
-func (e *Error) why() string {
-	if msg := runner.Trim(e.Msg); msg != "" {
-		if e.Details != "" {
-			return msg + "; " + e.Details
-		}
-		return msg
-	}
-	if e.Err != nil {
-		if text := runner.Trim(e.Err.Error()); text != "" {
-			return text
-		}
-	}
-	return runner.NoMessage
-}
-
-// stderrLines limits stderr in an error message to its last lines, which matter most.
-// Error.Stderr has all of it.
-const stderrLines = 3
-
-func lastLines(stderr string) string {
-	stderr = strings.TrimSpace(stderr)
-	if stderr == "" {
-		return ""
-	}
-	lines := strings.Split(stderr, "\n")
-	omitted := len(lines) - stderrLines
-	if omitted <= 0 {
-		return strings.Join(lines, " | ")
-	}
-	return fmt.Sprintf("(%d lines omitted) %s", omitted, strings.Join(lines[omitted:], " | "))
-}
-
-// RecordError means that a container's attachment record cannot be used: a newer
-// version of this package wrote it, or the file could not be opened or read. The
-// container may be alive, so no call changes anything about it. A damaged
-// record, which was read to its end, is no RecordError.
-type RecordError struct {
-	ContainerID string // empty if only the record contains it
-	Path        string // the record's path
-	Newer       bool   // a newer version wrote it; otherwise it could not be read
-	Err         error
-}
-
-// Error names the remedy.
-func (e *RecordError) Error() string {
-	of := ""
-	if e.ContainerID != "" {
-		of = " of container " + e.ContainerID
-	}
-	if e.Newer {
-		return fmt.Sprintf("record%s: %v; nothing was changed: use the version that wrote it, or a newer one", of, e.Err)
-	}
-	return fmt.Sprintf("record%s: %v; nothing was changed: try again when the file can be read, or delete it if the container is gone",
-		of, e.Err)
-}
-
-// Unwrap returns the cause.
-func (e *RecordError) Unwrap() error { return e.Err }
-
-// loadRecord loads a record. The error is a RecordError unless the record is
-// damaged.
-func loadRecord(records *record.Store, id record.ID) (*record.Record, error) {
-	rec, err := records.Load(id)
-	return rec, recordError(records, id, record.Name(id), err)
-}
-
-// recordError returns the RecordError for a record that is newer or could not be
-// read.
-func recordError(records *record.Store, id record.ID, file string, err error) error {
-	newer := errors.Is(err, record.ErrNewer)
-	if !newer && !errors.Is(err, record.ErrUnread) {
-		return err
-	}
-	return &RecordError{ContainerID: string(id), Path: records.Path(file), Newer: newer, Err: err}
-}
-
-// Codes of an error object (CNI specification 1.1.0, section 5): "plugin is not available",
-// and those from 100 on, which are the program's own.
-const (
-	codeNotAvailable   = 50
-	codePortInUse      = 100
-	codeNotHostAddress = 101
-)
-
-// AsCNIError returns an error of this package as the error object of the CNI
-// specification (1.1.0, section 5), for a program that answers CNI calls itself. An
-// error of a plugin keeps its code and its words; others get the code of the
-// specification that fits, or 999. The specification has none for a port of the host:
-// ErrPortInUse gets 100, and ErrNotHostAddress 101. Details has the rest of the text. It
-// returns nil for nil.
-func AsCNIError(err error) *types.Error {
-	if err == nil {
-		return nil
-	}
-	if e := (*Error)(nil); errors.As(err, &e) && e.Code != 0 {
-		return types.NewError(e.Code, e.why(), err.Error())
-	}
-	if e := (*types.Error)(nil); errors.As(err, &e) {
-		return types.NewError(e.Code, e.Msg, err.Error())
-	}
-	for _, of := range []struct {
-		code  uint
-		kinds []error
-	}{
-		{types.ErrUnknownContainer, []error{ErrNotAttached}},
-		{codePortInUse, []error{ErrPortInUse}},
-		{codeNotHostAddress, []error{ErrNotHostAddress}},
-		{types.ErrInvalidEnvironmentVariables, []error{ErrInvalidArgument, ErrInvalidNetNS}},
-		{types.ErrIOFailure, []error{ErrRead}},
-		{types.ErrDecodingFailure, []error{ErrInvalidResult, ErrPluginOutput}},
-		{types.ErrTryAgainLater, []error{ErrBusy, context.DeadlineExceeded, context.Canceled}},
-		{codeNotAvailable, []error{ErrPluginNotFound, ErrInsecureFile}},
-		{types.ErrInvalidNetworkConfig, []error{ErrInvalidConfig}},
-		{codeNotAvailable, []error{ErrCNINotInitialized}},
-	} {
-		if slices.ContainsFunc(of.kinds, func(kind error) bool { return errors.Is(err, kind) }) {
-			return types.NewError(of.code, err.Error(), "")
-		}
-	}
-	return types.NewError(types.ErrInternal, err.Error(), "")
-}
-
-// join is errors.Join, but returns a single error unchanged: most calls have one
-// network, and their callers should get its *Error.
-func join(errs ...error) error {
-	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
-	if len(errs) == 1 {
-		return errs[0]
-	}
-	return errors.Join(errs...)
-}
-
-// sentinels maps errors of inner packages to those of this one.
-func sentinels() []struct{ inner, outer error } {
-	return []struct{ inner, outer error }{
-		{invoke.ErrNotFound, ErrPluginNotFound},
-		{invoke.ErrOutputTooLarge, ErrPluginOutput},
-		{perm.ErrInsecure, ErrInsecureFile},
-		{netfilter.ErrHostPortTaken, ErrPortInUse},
-		{chain.ErrInvalidResult, ErrInvalidResult},
-		{chain.ErrNotAdded, ErrNotAttached},
-	}
-}
-
-// withSentinel makes errors.Is find this package's sentinel behind an inner
-// package's error, without changing the text.
-func withSentinel(err error) error {
-	for _, s := range sentinels() {
-		if errors.Is(err, s.inner) && !errors.Is(err, s.outer) {
-			err = &tagged{err, s.outer}
-		}
-	}
-	return err
-}
-
-// tagged is an error that also matches another one.
-type tagged struct {
-	error
-	also error
-}
-
-func (t *tagged) Unwrap() []error { return []error{t.error, t.also} }
-
 // configError classifies a configuration's error with go-cni's words and sentinels. If
 // files were found and none is usable, there are two: nothing is loaded, and
 // something is invalid.
@@ -376,7 +170,7 @@ func configError(err error) error {
 	case errors.Is(err, conflist.ErrRead):
 		kind = ErrRead
 	}
-	return fmt.Errorf("%w: %w", withSentinel(err), kind)
+	return fmt.Errorf("%w: %w", engine.WithSentinel(err), kind)
 }
 
 // loadError wraps Load's errors. go-cni loses the kind of the error here; importers
@@ -384,3 +178,11 @@ func configError(err error) error {
 func loadError(err error) error {
 	return fmt.Errorf("cni config load failed: %w: %w", err, ErrLoad)
 }
+
+// AsCNIError returns an error of this package as the error object of the CNI
+// specification (1.1.0, section 5), for a program that answers CNI calls itself. An
+// error of a plugin keeps its code and its words; others get the code of the
+// specification that fits, or 999. The specification has none for a port of the host:
+// ErrPortInUse gets 100, and ErrNotHostAddress 101. Details has the rest of the text. It
+// returns nil for nil.
+func AsCNIError(err error) *types.Error { return engine.AsCNIError(err) }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/perm"
@@ -66,7 +67,7 @@ func TestErrorText(t *testing.T) {
 			head + "busy (code 11); the plugin asks to be tried again later",
 		},
 		"not installed": {
-			with(func(e *Error) { e.Err = withSentinel(fmt.Errorf("here: %w", invoke.ErrNotFound)) }),
+			with(func(e *Error) { e.Err = engine.WithSentinel(fmt.Errorf("here: %w", invoke.ErrNotFound)) }),
 			head + "here: plugin not found; install it there, or name its directory with WithPluginDir",
 		},
 		"stderr": {with(func(e *Error) { e.Msg, e.Stderr = "boom", "\none\ntwo\n\n" }), head + "boom; stderr: one | two"},
@@ -126,13 +127,13 @@ func TestSentinelsOfInnerPackages(t *testing.T) {
 		perm.ErrInsecure: ErrInsecureFile, chain.ErrInvalidResult: ErrInvalidResult, chain.ErrNotAdded: ErrNotAttached,
 	} {
 		err := fmt.Errorf("there: %w", inner)
-		got := withSentinel(err)
+		got := engine.WithSentinel(err)
 		if !errors.Is(got, want) || !errors.Is(got, inner) || got.Error() != err.Error() {
 			t.Errorf("%v: %v, want %v behind it", inner, got, want)
 		}
 	}
 	plain := errors.New("plain")
-	if got := withSentinel(plain); got != plain {
+	if got := engine.WithSentinel(plain); got != plain {
 		t.Errorf("%v became %v", plain, got)
 	}
 }
@@ -207,7 +208,7 @@ func TestAsCNIErrorHasTheCodeThatFits(t *testing.T) {
 	}{
 		"a port":             {fmt.Errorf("set up container %q: %w", "c1", taken), 100, "", ""},
 		"an address":         {absent, 101, "", ""},
-		"a port and another": {join(absent, taken), 100, "", ""},
+		"a port and another": {engine.Join(absent, taken), 100, "", ""},
 		"a plugin's port":    {&Error{Op: "ADD", Code: 999, Msg: "port 8080 is taken", Err: ErrPortInUse}, 999, "port 8080 is taken", `add network "": port 8080 is taken (code 999)`},
 		"plugin's":           {coded, 11, "no more addresses", coded.Error()},
 		"wrapped":            {fmt.Errorf("set up: %w", coded), 11, "no more addresses", "set up: " + coded.Error()},
@@ -235,25 +236,4 @@ func TestAsCNIErrorHasTheCodeThatFits(t *testing.T) {
 		}
 	}
 	expect.Same(t, "of nil", AsCNIError(nil), nil)
-}
-
-func TestHintsAtArgumentsAndCapabilities(t *testing.T) {
-	unknown := &Error{Op: "ADD", Network: "net", Plugin: "p", Code: 999, Msg: `ARGS: unknown args ["TIER=front"]`}
-	if want := `; with WithArgs("IgnoreUnknown", "1") plugins ignore arguments that they do not know`; !strings.HasSuffix(unknown.Error(), want) {
-		t.Errorf("got %q, want %q at the end", unknown, want)
-	}
-	for _, tt := range []struct {
-		lacks []string
-		err   error
-		want  string
-	}{
-		{nil, nil, ""},
-		{nil, errors.New("no capget"), ""},
-		{[]string{"CAP_NET_ADMIN"}, nil, "; plugins need CAP_NET_ADMIN, which this process lacks"},
-		{[]string{"CAP_NET_ADMIN", "CAP_SYS_ADMIN"}, nil, "; plugins need CAP_NET_ADMIN and CAP_SYS_ADMIN, which this process lacks"},
-	} {
-		if got := missing(tt.lacks, tt.err); got != tt.want {
-			t.Errorf("%v, %v: got %q, want %q", tt.lacks, tt.err, got, tt.want)
-		}
-	}
 }

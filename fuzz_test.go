@@ -15,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/expect"
 )
 
@@ -62,7 +63,7 @@ func FuzzPortMappings(f *testing.F) {
 	f.Add(int32(7), int32(7), "tcp", "::ffff:0.0.0.0", int32(7), "tcp", "10.0.0.1")
 	f.Fuzz(func(t *testing.T, host, container int32, protocol, ip string, host2 int32, protocol2, ip2 string) {
 		given := []PortMapping{{host, container, protocol, ip}, {host2, container, protocol2, ip2}}
-		ports, err := wirePorts(given)
+		ports, err := engine.ValidMappings(wireMappings(given))
 		if err != nil {
 			if !errors.Is(err, ErrInvalidArgument) || ports != nil {
 				t.Errorf("%v, %v", ports, err)
@@ -146,7 +147,7 @@ func fuzzResult(t *testing.T, cache string, out []byte, version string) {
 			t.Errorf("%q: %v", out, err)
 		}
 	} else {
-		r, err := newResult([]source{{network: "net", ifName: "eth0", result: result}}, "eth0")
+		r, err := newResult([]engine.Source{{Network: "net", IfName: "eth0", Result: result}}, "eth0")
 		if err != nil {
 			t.Fatalf("%q: accepted, and then refused: %v", out, err)
 		}
@@ -168,7 +169,7 @@ func wantNothingLost(t *testing.T, out []byte, r *Result) {
 		if ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= len(plugin.Interfaces)) {
 			t.Errorf("%q: index %d of %d is accepted", out, *ip.Interface, len(plugin.Interfaces))
 		}
-		want = append(want, newAddress(ip.Address, nil).Prefix)
+		want = append(want, engine.NewAddress(ip.Address, nil).Prefix)
 	}
 	for _, i := range network.Interfaces {
 		for _, address := range i.Addresses {

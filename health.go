@@ -3,18 +3,15 @@ package cni
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
-	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/health"
-	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/netns"
+	"github.com/embedcni/cni/internal/spans"
 )
 
 // HealthOptions configures Health. The zero HealthOptions look at all containers of
@@ -62,9 +59,13 @@ type HealthOptions struct {
 // of a second at most.
 func (r *Runtime) Health(ctx context.Context, o HealthOptions) (*HealthReport, error) {
 	s := r.current.Load()
-	report, err := s.health(ctx, o)
+	found, err := s.eng.Health(ctx, engine.HealthOptions(o))
 	if err != nil {
 		return nil, fmt.Errorf("health: %w", err)
+	}
+	report := &HealthReport{Compared: found.Compared, Checks: HealthChecks(found.Checks), seen: found.Seen}
+	for _, v := range found.Containers {
+		report.Containers = append(report.Containers, Health{v.ContainerID, HealthState(v.State), differences(v.Differences), v.Reason, v.Uncompared})
 	}
 	return report, nil
 }
@@ -79,6 +80,38 @@ type HealthReport struct {
 	// seen are the records at the verdicts on the containers that the caller has named, for
 	// Replace; nil for one that was not attached.
 	seen map[string]*record.Record
+}
+
+// Of returns the verdict on a container, and reports whether there is one.
+func (r *HealthReport) Of(id string) (Health, bool) {
+	i := slices.IndexFunc(r.Containers, func(h Health) bool { return h.ContainerID == id })
+	if i < 0 {
+		return Health{}, false
+	}
+	return r.Containers[i], true
+}
+
+// Count returns the number of containers in a state.
+func (r *HealthReport) Count(state HealthState) (n int) {
+	for _, h := range r.Containers {
+		if h.State == state {
+			n++
+		}
+	}
+	return n
+}
+
+// String has the verdict on each container, and a line about the CHECKs if there were
+// any.
+func (r *HealthReport) String() string {
+	var lines []string
+	for _, h := range r.Containers {
+		lines = append(lines, h.String())
+	}
+	if c := r.Checks; c.Asked+c.NotAsked > 0 {
+		lines = append(lines, fmt.Sprintf("CHECK: %d asked, %d failed, %d gave no answer; %d attachments not asked", c.Asked, c.Failed, c.Unanswered, c.NotAsked))
+	}
+	return strings.Join(lines, "\n")
 }
 
 // HealthChecks counts the CHECKs of plugins.
@@ -150,18 +183,11 @@ type Health struct {
 // differences and the reason. errors.Is and errors.As find what Reason and the
 // differences wrap.
 func (h Health) Err() error {
-	if h.State == StateHealthy {
-		return nil
-	}
 	var errs []error
 	for _, d := range h.Differences {
 		errs = append(errs, d.Err)
 	}
-	err := join(append(errs, h.Reason)...)
-	if err == nil && h.State == StateNotAttached {
-		return fmt.Errorf("container %s is %w", h.ContainerID, ErrNotAttached)
-	}
-	return err
+	return engine.Doubt(h.ContainerID, health.State(h.State), errs, h.Reason)
 }
 
 // String has a line for the container, and one for each difference.
@@ -189,38 +215,6 @@ func (h Health) MarshalJSON() ([]byte, error) {
 	}{plain(h), textOf(h.Reason)})
 }
 
-// Of returns the verdict on a container, and reports whether there is one.
-func (r *HealthReport) Of(id string) (Health, bool) {
-	i := slices.IndexFunc(r.Containers, func(h Health) bool { return h.ContainerID == id })
-	if i < 0 {
-		return Health{}, false
-	}
-	return r.Containers[i], true
-}
-
-// Count returns the number of containers in a state.
-func (r *HealthReport) Count(state HealthState) (n int) {
-	for _, h := range r.Containers {
-		if h.State == state {
-			n++
-		}
-	}
-	return n
-}
-
-// String has the verdict on each container, and a line about the CHECKs if there were
-// any.
-func (r *HealthReport) String() string {
-	var lines []string
-	for _, h := range r.Containers {
-		lines = append(lines, h.String())
-	}
-	if c := r.Checks; c.Asked+c.NotAsked > 0 {
-		lines = append(lines, fmt.Sprintf("CHECK: %d asked, %d failed, %d gave no answer; %d attachments not asked", c.Asked, c.Failed, c.Unanswered, c.NotAsked))
-	}
-	return strings.Join(lines, "\n")
-}
-
 func textOf(err error) string {
 	if err == nil {
 		return ""
@@ -228,170 +222,261 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-// see keeps the record of a container, unless the look was at all: a report would keep
-// thousands of records in memory.
-func (r *HealthReport) see(e *health.Container) {
-	if r.seen == nil {
-		return
-	}
-	r.seen[nameOf(e.Found)] = nil
-	if e.State != health.NotAttached {
-		r.seen[nameOf(e.Found)] = e.Found.Record
-	}
+// Difference is a part of an attachment that is missing, or is not as its ADD made it.
+type Difference struct {
+	Network string
+	IfName  string
+	Plugin  string // the type of the plugin whose part it is
+	// Kind is the kind of the object: interface, address, route, queue, bridge, bridge port,
+	// sysctl, reservation (of an address, by an IPAM plugin), rule (of a packet filter), port
+	// (of the host, forwarded to the container), zone (of firewalld), or check: the CHECK of a
+	// plugin has failed, and only that plugin knows more than Err.
+	Kind   string
+	Inside bool   // it is in the container's namespace; else it is on the host
+	Object string // its name: "vethab12", "10.1.0.1/24 on cni0", "tcp 8080"
+	Wanted string // its recorded value
+	Found  string // its value now; empty if it is missing
+
+	// Repairable reports whether Repair can put it right. Inside a container Repair
+	// changes nothing unless it is asked to. Otherwise Why says why not.
+	Repairable bool
+	Why        string
+
+	Err error // the error of CHECK for it
 }
 
-// verdictOn returns the verdict on a container that was looked at.
-func verdictOn(e *health.Container) Health {
-	h := Health{ContainerID: nameOf(e.Found), State: HealthState(e.State), Reason: e.Reason}
-	var noted error
-	for _, c := range e.Parts {
-		for _, d := range c.Differences {
-			h.Differences = append(h.Differences, differenceOf(c.Network, c.IfName, d))
-		}
-		if c.Asked.Failed != nil {
-			h.Differences = append(h.Differences, checkFailed(c))
-		}
-		h.Reason = join(h.Reason, c.Err, c.Asked.Unknown, c.Asked.Blind)
-		noted = join(noted, c.Asked.Noted)
-		h.Uncompared = append(h.Uncompared, c.Unjudged()...)
-	}
-	slices.Sort(h.Uncompared)
-	h.Uncompared = slices.Compact(h.Uncompared)
-	switch {
-	case h.State != "":
-	case len(h.Differences) > 0:
-		h.State = StateBroken
-	case h.Reason != nil:
-		h.State = StateUnknown
-	default:
-		h.State, h.Reason = StateHealthy, noted
-	}
-	return h
+// String describes the difference in a line.
+func (d Difference) String() string { return engine.Difference(d).String() }
+
+// MarshalJSON encodes the difference as an object with the names of its fields. Err
+// becomes its text.
+func (d Difference) MarshalJSON() ([]byte, error) {
+	type plain Difference
+	return json.Marshal(struct {
+		plain
+		Err string
+	}{plain(d), textOf(d.Err)})
 }
 
-// health is Health without the error's prefix.
-func (s *snapshot) health(ctx context.Context, o HealthOptions) (_ *HealthReport, err error) {
-	if err := s.refuseInside(ctx); err != nil {
-		return nil, err
+func differences(found []engine.Difference) (all []Difference) {
+	for _, d := range found {
+		all = append(all, Difference(d))
 	}
-	host, err := s.Hosts.Open(s.hostNetNS)
+	return all
+}
+
+// Replace removes the attachments of a container, as Remove does, and attaches it in the
+// network namespace at path, as Setup does without WithNewNetNS. It is for a container
+// that Repair cannot mend, or whose task lives in another namespace than the recorded one:
+// whatever is in that loses its network.
+//
+// The report is that of a Health whose options have named the container; another one is
+// ErrInvalidArgument. If another call has changed the container since, Replace changes
+// nothing, and returns ErrBusy. Nor is anything removed if the
+// Setup could not succeed: its options are invalid, the path leads to no network
+// namespace, too few networks are loaded, an interface of the name is in the namespace and
+// not on the container's record, or another owner has attached the container, or another
+// program (see Remove).
+//
+// A replacement asks for the addresses that the container had: by the capability "ips" if
+// the network declares it, otherwise by args.cni if its IPAM plugin is host-local, unless
+// the options ask for some. If the ADD fails with them, it is repeated without. After a
+// Setup that failed the container is not attached.
+func (r *Runtime) Replace(ctx context.Context, report *HealthReport, id, path string, opts ...NamespaceOpts) (result *Result, err error) {
+	l := r.current.Load()
+	ctx, span := spans.Call(ctx, "cni.Replace", id, path)
+	defer func() { endCall(span, err) }()
+	if err := l.eng.RefuseInside(ctx); err != nil {
+		return nil, fmt.Errorf("replace the attachments of container %q: %w", id, err)
+	}
+	result, err = r.replace(ctx, l, report, id, path, opts)
+	if err != nil {
+		return nil, fmt.Errorf("replace the attachments of container %q: %w", id, err)
+	}
+	return result, nil
+}
+
+func (r *Runtime) replace(ctx context.Context, l *loaded, report *HealthReport, id, path string, opts []NamespaceOpts) (*Result, error) {
+	ns, err := newNamespace(id, path, opts...)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = join(err, host.Close()) }()
-	found, report, err := s.toExamine(o.Containers)
+	if err := r.usable(l, ns); err != nil {
+		return nil, err
+	}
+	if report == nil {
+		report = &HealthReport{}
+	}
+	seen, named := report.seen[id]
+	if !named {
+		return nil, fmt.Errorf("the report is of no Health whose options name the container: %w", ErrInvalidArgument)
+	}
+	ns.makes = false // its task lives in the one that it has
+	c, err := l.call(ns, "ADD")
 	if err != nil {
 		return nil, err
 	}
-	begun := time.Now()
-	look := s.looking(ctx, host, len(o.Containers) == 0)
-	look.Brief = o.Once
-	var all []*health.Container
-	for _, e := range look.All(ctx, found) {
-		if h, ok := s.elsewhere(host, e, o.NetNS); ok {
-			report.Containers = append(report.Containers, h)
-			report.see(e)
-		} else {
-			all = append(all, e)
-		}
-	}
-	report.Compared = time.Since(begun)
-	if !o.WithoutCheck {
-		report.Checks = s.askAll(ctx, host, all, o.CheckBudget)
-	}
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	for _, e := range all {
-		if e.State != health.NotAttached || len(o.Containers) > 0 {
-			report.Containers = append(report.Containers, verdictOn(e))
-		}
-		report.see(e)
-	}
-	slices.SortFunc(report.Containers, func(a, b Health) int { return strings.Compare(a.ContainerID, b.ContainerID) })
-	return report, nil
-}
-
-// toExamine returns the records of the containers: of this owner's, or with ids of
-// those. The report has the verdict on those that are not on record.
-func (s *snapshot) toExamine(ids []string) (found []record.Found, report *HealthReport, err error) {
-	report = &HealthReport{}
-	if len(ids) == 0 {
-		mine, err := s.owned(true, nil)
-		return slices.DeleteFunc(mine, func(f record.Found) bool { return f.Record.Warm }), report, err
-	}
-	report.seen = make(map[string]*record.Record, len(ids))
-	ids = slices.Clone(ids)
-	slices.Sort(ids)
-	for _, id := range slices.Compact(ids) {
-		if err := validateID(record.ID(id)); err != nil {
-			return nil, nil, err
-		}
-		f := s.Records.Find(record.ID(id))
-		if f.Record == nil {
-			h, err := s.offRecord(record.ID(id))
-			if err != nil {
-				return nil, nil, err
-			}
-			report.Containers = append(report.Containers, h)
-			report.seen[id] = nil
-			continue
-		}
-		f.Record.ContainerID = record.ID(id) // also if it is illegible
-		found = append(found, f)
-	}
-	return found, report, nil
-}
-
-// offRecord returns the verdict on a container that is not on record.
-func (s *snapshot) offRecord(id record.ID) (Health, error) {
-	cached, err := chain.AllCached(s.stateDir, string(id))
+	made, err := l.eng.Replace(ctx, c, seen)
 	if err != nil {
-		return Health{}, err
+		return nil, err
 	}
-	if len(cached) > 0 {
-		return Health{ContainerID: string(id), State: StateUnknown, Reason: errOnlyCached}, nil
-	}
-	return Health{ContainerID: string(id), State: StateNotAttached}, nil
+	return l.result(made)
 }
 
-// errOnlyCached: nothing says in which namespace the plugins ran, nor which.
-var errOnlyCached = errors.New("it is in libcni's cache and not on record, since another program attached it; Check asks its plugins")
-
-// elsewhere returns the verdict on a container that is not attached in the namespace of
-// which the caller knows the path. A container whose record does not say where it is attached, or which is dead,
-// has the verdict of the look.
-func (s *snapshot) elsewhere(host *hostns.NetNS, e *health.Container, paths map[string]string) (Health, bool) {
-	path, ok := paths[string(e.Found.Record.ContainerID)]
-	if !ok || e.Found.Err != nil || e.State == health.Gone || e.State == health.NotAttached {
-		return Health{}, false
-	}
-	state, err := s.isAt(host, e.Found.Record.NetNS, path)
-	return Health{ContainerID: nameOf(e.Found), State: state, Reason: err}, err != nil
+// RepairOptions configures Repair.
+type RepairOptions struct {
+	// Inside repairs the container's own namespace too: the state of its interface,
+	// addresses, routes and sysctls. Otherwise they are left as they are, because the
+	// container may have changed them itself, as a VPN does with its routes.
+	//
+	// Where the ADD has the kernel look for other machines with an IPv6 address, so does
+	// the repair. It waits for that for 3 s in all; what takes longer is left to the
+	// kernel, which uses no address before it has checked it (RFC 4862, section 5.4).
+	Inside bool
+	// Unheld leaves what is held, see package guard; it remains, for ErrHeld.
+	Unheld bool
+	// Want chooses among the differences that could be repaired; nil chooses all. It is
+	// called with the same one several times, and by several goroutines.
+	Want func(containerID string, d Difference) bool
 }
 
-// isAt returns nil if the path leads to the recorded namespace. Otherwise it returns why
-// not, and what that makes of a container.
-func (s *snapshot) isAt(host *hostns.NetNS, recorded record.NetNS, path string) (HealthState, error) {
-	h, _, err := host.OpenContainer(path, "CHECK")
-	switch {
-	case err != nil && !hostns.LeadsNowhere(err) && errors.As(err, new(syscall.Errno)):
-		return StateUnknown, err
-	case err != nil:
-		return StateElsewhere, fmt.Errorf("it is attached in %s: %w", recorded.Path, err)
-	case h == nil:
-		return "", nil // off Linux the path means nothing here
+// Repair adds the parts of a container's attachments that are on record and missing: the
+// bridge, its addresses, the port on it, routes to the container, masquerading, forwarded
+// ports, other rules of packet filters, queues. A firewall reload, a mistaken "ip link",
+// or another program may have removed them.
+//
+// Repair locks the container, reads its record, compares that with the kernel, adds what
+// is missing, and compares again. It removes and overwrites nothing: what differs
+// remains, with the reason. It does not take the interface from the container, nor
+// change an address, so that connections live on. A bridge that no Setup of this library
+// made is its administrator's, and gets only the container's port and rules back.
+//
+// The parts of all built-in types are repaired in process, also if executables have made
+// them. Afterwards plugins are asked for CHECK as by Health, so that a container in which
+// Repair finds nothing wrong is not broken for Health. The parts of other plugins are not
+// repaired: the specification forbids a second ADD without a DEL, so that only Remove and
+// Setup can make them again.
+//
+// Repair can be repeated, also after it was killed. A container that is not attached is
+// ErrNotAttached. ErrNotRepairable, ErrHostNetNS or a *RecordError is the reason why
+// nothing was done for the container, for example because its namespace is gone or its
+// record damaged. Attachments that are being made or removed are not repaired. Repair
+// waits for other calls for the container, and for GC. It is safe for concurrent use.
+func (r *Runtime) Repair(ctx context.Context, id string, o RepairOptions) (*RepairReport, error) {
+	report, err := r.current.Load().eng.Repair(ctx, record.ID(id), o.inner(), true)
+	if err != nil {
+		err = fmt.Errorf("repair container %q: %w", id, err)
 	}
-	now := h.ID()
-	if err := h.Close(); err != nil {
-		s.logger.Error("close network namespace", "error", err)
+	return asRepairReport(report), err
+}
+
+// RepairReport is the outcome of Repair for one container.
+type RepairReport struct {
+	ContainerID string
+	// Repaired were missing, and are there again.
+	Repaired []Difference
+	// Remaining are missing or different still.
+	Remaining []Remaining
+	// Unknown has an *Error for each part that could not be judged: the attachment is
+	// being made or removed, the comparison failed, or the CHECK of a plugin that is not
+	// built in failed and may be right. It is ErrNotRepairable unless another attempt may succeed.
+	Unknown []error
+}
+
+// Remaining is a difference that Repair has left.
+type Remaining struct {
+	Difference
+	// Reason is ErrNotRepairable, ErrInContainer, ErrHeld, the *Error of a repair that
+	// failed, or that RepairOptions.Want has not chosen it.
+	Reason error
+}
+
+// Err returns nil if the container is known to be as its Setup made it, and otherwise
+// all reasons.
+func (r *RepairReport) Err() error {
+	var errs []error
+	for _, left := range r.Remaining {
+		errs = append(errs, fmt.Errorf("%v: %w", left.Difference, left.Reason))
 	}
-	switch recorded.ID() {
-	case now:
-		return "", nil
-	case netns.ID{}:
-		return StateUnknown, errors.New("its record does not say in which network namespace it is attached")
+	return engine.Join(append(errs, r.Unknown...)...)
+}
+
+// String has a line for each thing that was missing, or is.
+func (r *RepairReport) String() string {
+	var lines []string
+	for _, d := range r.Repaired {
+		lines = append(lines, fmt.Sprintf("%s: repaired: %v", r.ContainerID, d))
 	}
-	return StateElsewhere, fmt.Errorf("it is attached in the network namespace %v, given as %s, and %s leads to %v: %w",
-		recorded.ID(), recorded.Path, path, now, ErrInvalidNetNS)
+	for _, left := range r.Remaining {
+		lines = append(lines, fmt.Sprintf("%s: remains: %v: %v", r.ContainerID, left.Difference, left.Reason))
+	}
+	for _, err := range r.Unknown {
+		lines = append(lines, fmt.Sprintf("%s: unknown: %v", r.ContainerID, err))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// MarshalJSON encodes the report as an object with the names of its fields. Errors
+// become their texts.
+func (r *RepairReport) MarshalJSON() ([]byte, error) {
+	type plain RepairReport
+	unknown := []string{}
+	for _, err := range r.Unknown {
+		unknown = append(unknown, err.Error())
+	}
+	return json.Marshal(struct {
+		plain
+		Unknown []string
+	}{plain(*r), unknown})
+}
+
+// MarshalJSON encodes the difference with its reason as text.
+func (r Remaining) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Difference Difference
+		Reason     string
+	}{r.Difference, textOf(r.Reason)})
+}
+
+func (o RepairOptions) inner() engine.RepairOptions {
+	in := engine.RepairOptions{Inside: o.Inside, Unheld: o.Unheld}
+	if o.Want != nil {
+		in.Want = func(id string, d engine.Difference) bool { return o.Want(id, Difference(d)) }
+	}
+	return in
+}
+
+func asRepairReport(r *engine.RepairReport) *RepairReport {
+	if r == nil {
+		return nil
+	}
+	report := &RepairReport{ContainerID: r.ContainerID, Repaired: differences(r.Repaired), Unknown: r.Unknown}
+	for _, left := range r.Remaining {
+		report.Remaining = append(report.Remaining, Remaining{Difference(left.Difference), left.Reason})
+	}
+	return report
+}
+
+// RepairAll repairs this owner's attachments of several containers, as Repair does, but
+// many at a time: it reads the host once for all that it can lock, and changes the packet
+// filter once. It asks no plugin for CHECK. It is for a loss that many containers share,
+// such as flushed rules; package guard calls it.
+//
+// The reports are in the order of the IDs. That of a container that could not be repaired
+// has the reason in Unknown: ErrBusy, if another call had it locked, and those that Repair
+// returns. The error is the reason why nothing could be done at all.
+func (r *Runtime) RepairAll(ctx context.Context, ids []string, o RepairOptions) (reports []*RepairReport, err error) {
+	e := r.current.Load().eng
+	if err := e.RefuseInside(ctx); err != nil {
+		return nil, fmt.Errorf("repair: %w", err)
+	}
+	all := make([]record.ID, len(ids))
+	for i, id := range ids {
+		all[i] = record.ID(id)
+	}
+	done := e.RepairAll(ctx, all, o.inner())
+	for _, id := range all {
+		reports = append(reports, asRepairReport(done[id]))
+	}
+	return reports, nil
 }

@@ -17,7 +17,7 @@ func TestAVerdictPrintsAndEncodesWell(t *testing.T) {
 		Network: "net", IfName: "eth0", Plugin: "bridge", Kind: "interface", Inside: true, Object: "eth0",
 		Wanted: "up", Found: "down", Why: "it differs", Err: errors.New("it is down"),
 	}
-	failed := Difference{Network: "net", IfName: "eth0", Plugin: "x", Kind: kindCheck, Err: errors.New("no (code 5)"), Why: "ask it"}
+	failed := Difference{Network: "net", IfName: "eth0", Plugin: "x", Kind: "check", Err: errors.New("no (code 5)"), Why: "ask it"}
 	report := &HealthReport{
 		Containers: []Health{
 			{ContainerID: "a", State: StateHealthy, Uncompared: []string{"x", "y"}},

@@ -73,6 +73,9 @@ var floors = [][]string{
 		"internal/leftovers",
 	},
 	{
+		"internal/engine",
+	},
+	{
 		"cni",
 	},
 	{

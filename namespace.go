@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -8,9 +9,10 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/utils"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -89,7 +91,7 @@ func newNamespace(id, path string, opts ...NamespaceOpts) (*Namespace, error) {
 // only returns the namespace with a selection of one network.
 func (ns *Namespace) only(n *Network) *Namespace {
 	one := *ns
-	one.selected = []selection{{network: n.config.Name, of: n, scope: newScope()}}
+	one.selected = []selection{{network: n.conf.Config.Name, of: n, scope: newScope()}}
 	return &one
 }
 
@@ -215,135 +217,20 @@ func sortedArgs(args map[string]string) ([][2]string, error) {
 	return sorted, nil
 }
 
-// maxCacheName is the longest file name of the usual file systems. libcni caches a
-// result in a file called <network>-<container>-<interface>.
-const maxCacheName = 255
-
-// validateID checks a container ID: a letter or digit, then letters, digits,
-// '_', '.', '-' (CNI specification 1.1.0, section 2).
-func validateID(id record.ID) error {
-	if err := utils.ValidateContainerID(string(id)); err != nil {
-		return fmt.Errorf("container ID %q: %w: %w", id, err, ErrInvalidArgument)
-	}
-	if len(id) > maxCacheName {
-		return fmt.Errorf("container ID of %d bytes is too long: %w", len(id), ErrInvalidArgument)
-	}
-	return nil
-}
-
-// validateAttachmentName checks the interface name of an attachment, which an
-// earlier version may have made, and that libcni can cache its result.
-func validateAttachmentName(network, id, ifName string) error {
-	if err := utils.ValidateInterfaceName(ifName); err != nil {
-		return fmt.Errorf("interface name %q: %w: %w", ifName, err, ErrInvalidArgument)
-	}
-	if n := len(network) + len(id) + len(ifName) + 2; n > maxCacheName {
-		return fmt.Errorf("network %q, container ID and interface name take %d bytes together, %d are allowed: %w",
-			network, n, maxCacheName, ErrInvalidArgument)
-	}
-	return nil
-}
-
-// validateIfName checks the name of a new interface. The kernel replaces "%d" by a
-// number (dev_alloc_name), and the interface would have another name than in the
-// record and in the plugins' requests.
-func validateIfName(name string) error {
-	if err := utils.ValidateInterfaceName(name); err != nil {
-		return fmt.Errorf("%w: %w", err, ErrInvalidArgument)
-	}
-	if strings.Contains(name, "%") {
-		return fmt.Errorf("the kernel replaces %%d by a number and takes no other '%%': %w", ErrInvalidArgument)
-	}
-	return nil
-}
-
-// selected returns a selection for each network of a call: the networks that
-// WithNetwork names, or all loaded networks.
-func (s *snapshot) selected(ns *Namespace) (all []selection, err error) {
-	if len(ns.selected) == 0 {
-		for _, n := range s.networks {
-			all = append(all, selection{network: n.config.Name, of: n})
-		}
-		return all, nil
-	}
-	var errs []error
-	for i, sel := range s.bound(ns) {
-		sel.index = i
-		some, err := s.expand(sel)
-		all, errs = append(all, some...), append(errs, err)
-	}
-	return all, join(errs...)
-}
-
-// expand returns a copy of the selection for each network that it selects.
-func (s *snapshot) expand(sel selection) ([]selection, error) {
-	if sel.of != nil {
-		return []selection{sel}, nil
-	}
-	found, err := s.find(sel.network)
-	if err != nil {
-		return nil, err
-	}
-	if len(found) > 1 && sel.ifName != "" {
-		if found, err = loadedFor(found, sel.ifName); err != nil {
-			return nil, err
-		}
-	}
-	var all []selection
-	for _, n := range found {
-		sel.of = n
-		all = append(all, sel)
-	}
-	return all, nil
-}
-
-// narrow keeps only the attachments that the call selects.
-func (op *operation) narrow(ns *Namespace) error {
-	if len(ns.selected) == 0 {
-		return nil
-	}
-	var kept attachments
-	for _, sel := range op.bound(ns) {
-		found := false
-		for _, a := range op.attachments {
-			if sel.means(a) {
-				kept = append(kept, a)
-				found = true
-			}
-		}
-		if _, err := op.find(sel.network); !found && sel.list == nil && err != nil {
-			return err
-		}
-	}
-	op.attachments = kept
-	return nil
-}
-
-// means reports whether a selection selects an attachment that is on record.
-func (sel selection) means(a *attachment) bool {
-	switch {
-	case a.network.config.Name != sel.network:
-		return false
-	case sel.list != nil, sel.of != nil && sel.of.snapshot.shared(sel.of):
-		return a.IfName == sel.of.ifName
-	}
-	return sel.ifName == "" || sel.ifName == a.IfName
-}
-
 // SweepNetNS is netns.Sweep, and keeps the namespaces of containers on record too, of
 // any owner, whether or not a process is in them. It removes nothing, and returns an
 // error, while a record is damaged or cannot be read. It is for the start of a program
 // that makes namespaces without WithNewNetNS.
 func (r *Runtime) SweepNetNS(dir string, o netns.SweepOptions) (*netns.SweepReport, error) {
 	s := r.current.Load()
-	found, err := s.Records.List()
+	found, err := s.eng.Store.Records.List()
 	if err != nil {
 		return nil, fmt.Errorf("sweep network namespaces in %q: %w", dir, err)
 	}
 	byID, byPath := map[netns.ID]record.ID{}, map[string]record.ID{}
 	for _, f := range found {
 		if f.Err != nil {
-			return nil, fmt.Errorf("sweep network namespaces in %q: %w", dir, recordError(s.Records, f.Record.ContainerID, f.File, f.Err))
+			return nil, fmt.Errorf("sweep network namespaces in %q: %w", dir, engine.AsRecordError(s.eng.Store.Records, f.Record.ContainerID, f.File, f.Err))
 		}
 		if id := f.Record.NetNS.ID(); id != (netns.ID{}) {
 			byID[id] = f.Record.ContainerID
@@ -365,4 +252,109 @@ func (r *Runtime) SweepNetNS(dir string, o netns.SweepOptions) (*netns.SweepRepo
 		return keep(e)
 	}
 	return netns.Sweep(dir, o)
+}
+
+// WithMetadata has Setup keep values of the caller's in the record of each attachment,
+// for example the name of a pod: [Runtime.Attachments] returns them. No plugin sees
+// them. All keys and values of one attachment may take 4096 bytes together, and a key
+// must not be empty. Other calls than Setup ignore it. Values that are known only later
+// are for [Runtime.SetMetadata].
+func WithMetadata(values map[string]string) NamespaceOpts {
+	return give(func(ns *Namespace) { maps.Copy(ns.metadata, values) })
+}
+
+// SetMetadata adds values of the caller's to the record of each attachment of the
+// container that this owner has made: those that are known only after the Setup, such as
+// the process ID of the container's task. They replace those of the same keys, and are
+// otherwise as those of WithMetadata. They survive the process, and end with the record.
+//
+// Each call that changes something adds a line to the record, which the next Setup of the
+// container makes short again: SetMetadata is not for values that change all the time.
+//
+// The error is ErrNotAttached if this owner has not attached the container. A damaged
+// record is an error too. With ErrInvalidArgument nothing was changed. SetMetadata waits
+// for other calls for the container. It is safe for concurrent use.
+func (r *Runtime) SetMetadata(ctx context.Context, id string, values map[string]string) error {
+	if err := r.current.Load().eng.SetMetadata(ctx, record.ID(id), values); err != nil {
+		return fmt.Errorf("set metadata of container %q: %w", id, err)
+	}
+	return nil
+}
+
+// WithNetworkConfig attaches the container to a network that need not be loaded: config
+// is its configuration, for this call, as a list of plugins or as that of a single
+// plugin; see WithConfiguration. Its interface is the prefix with the number of networks
+// that the call selects before it, unless opts have WithInterfaceName. Otherwise it is
+// WithNetwork, and a call can have both, more than once. A call whose networks are all
+// its own needs no loaded ones.
+//
+// The record keeps the configuration. Remove, Recover, GC, Health and Repair go by the
+// record, in this and in later processes, whichever networks are loaded. Remove and Check
+// select such an attachment by WithNetwork with the name in the configuration, or by this
+// option, and without a selection they are for these attachments too. A container without
+// a record is detached with config.
+func WithNetworkConfig(config []byte, opts ...NamespaceOpts) NamespaceOpts {
+	config = slices.Clone(config)
+	return func(ns *Namespace) error {
+		if ns.nested {
+			return fmt.Errorf("a network's configuration inside WithNetwork: %w", ErrInvalidArgument)
+		}
+		ns.own = true
+		list, _, err := conflist.ParseAny(config)
+		if err == nil {
+			err = conflist.RequireName(list)
+		}
+		if err != nil {
+			return configError(err)
+		}
+		sel := selection{network: list.Name, list: list}
+		if err := ns.nest(&sel, opts); err != nil {
+			return err
+		}
+		ns.selected = append(ns.selected, sel)
+		return nil
+	}
+}
+
+// WithPrevResult gives the first plugin of a network a previous result, for a program that
+// is itself a plugin in a list: the plugins continue where those before it have stopped
+// (CNI specification 1.1.0, section 3, "prevResult"). result is of any version, and is
+// converted to that of the configuration. The network's Result includes it, as a chained
+// plugin's does. The interfaces in it are others' and are never deleted.
+//
+// The record keeps it for the DEL and CHECK of a plugin that has not answered. Other calls
+// than Setup use it only for a container without a record. It is valid only inside
+// WithNetworkConfig.
+func WithPrevResult(result []byte) NamespaceOpts {
+	result = slices.Clone(result)
+	return func(ns *Namespace) error {
+		if ns.list == nil {
+			return fmt.Errorf("a previous result outside WithNetworkConfig: %w", ErrInvalidArgument)
+		}
+		prev, err := chain.Previous(result, ns.list.CNIVersion)
+		if err != nil {
+			return fmt.Errorf("previous result: %w: %w", engine.WithSentinel(err), ErrInvalidArgument)
+		}
+		ns.prev = prev
+		return nil
+	}
+}
+
+// WithPluginDirOrder has a Setup search these of the Runtime's plugin directories first, in
+// this order, and then the others: for a program that carries out the CNI calls of another
+// one, in whose CNI_PATH they are. Directories that the Runtime does not have are ignored,
+// and so is an order that is the Runtime's own. The record keeps any other: Check, Remove
+// and all others run the plugins that the Setup has run, and give them its order in
+// CNI_PATH, for those to which they delegate.
+//
+// It has no effect on plugins in process, nor is it valid inside WithNetwork.
+func WithPluginDirOrder(dirs ...string) NamespaceOpts {
+	dirs = slices.Clone(dirs)
+	return func(ns *Namespace) error {
+		if ns.nested {
+			return fmt.Errorf("an order of plugin directories inside WithNetwork: %w", ErrInvalidArgument)
+		}
+		ns.dirs = dirs
+		return nil
+	}
 }

@@ -6,28 +6,28 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/engine"
 )
 
 // Network is a loaded network configuration with the name of its interface in a
 // container. It stays usable after another Load.
 type Network struct {
-	config   *libcni.NetworkConfigList
-	ifName   string
-	path     string // of the file it came from; empty for bytes
-	form     string
-	isLo     bool // the network of WithLoNetwork
-	snapshot *snapshot
+	conf   *engine.Network
+	path   string // of the file it came from; empty for bytes
+	form   string
+	loaded *loaded
 }
 
 // Attach runs ADD of this network only. It validates, locks and rolls back as
 // Runtime.Setup does, which callers should prefer.
 func (n *Network) Attach(ctx context.Context, ns *Namespace) (*types100.Result, error) {
-	result, err := n.snapshot.setup(ctx, ns.only(n), true)
+	result, err := n.loaded.setup(ctx, ns.only(n), true)
 	if err != nil {
 		return nil, err
 	}
@@ -36,12 +36,51 @@ func (n *Network) Attach(ctx context.Context, ns *Namespace) (*types100.Result, 
 
 // Remove runs DEL of this network only; see Runtime.Remove.
 func (n *Network) Remove(ctx context.Context, ns *Namespace) error {
-	return n.snapshot.remove(ctx, ns.only(n))
+	return n.loaded.remove(ctx, ns.only(n))
 }
 
 // Check runs CHECK of this network only; see Runtime.Check.
 func (n *Network) Check(ctx context.Context, ns *Namespace) error {
-	return n.snapshot.check(ctx, ns.only(n))
+	return n.loaded.check(ctx, ns.only(n))
+}
+
+// loaded is a complete configuration. It is immutable: Load makes another one, and
+// calls under way keep theirs.
+type loaded struct {
+	eng      *engine.Engine
+	opts     settings
+	wanted   *config // the options that it was made by
+	networks []*Network
+	last     *loaded // the last one with networks, if a Reload found that theirs are gone
+	skipped  []SkippedFile
+	warned   sync.Map // see loud
+}
+
+// load reads the networks.
+func load(want *config, previous *loaded) (*loaded, error) {
+	b := &build{settings: &want.settings, previous: previous}
+	for _, load := range want.loaders {
+		if err := load.load(b); err != nil {
+			return nil, err
+		}
+	}
+	return b.loaded(want), nil
+}
+
+// loaded makes a configuration of the networks that were read.
+func (b *build) loaded(want *config) *loaded {
+	l := &loaded{opts: want.settings, wanted: want, networks: b.networks, skipped: b.skipped}
+	var previous *engine.Engine
+	if b.previous != nil {
+		previous = b.previous.eng
+	}
+	var networks []*engine.Network
+	for _, n := range l.networks {
+		n.loaded = l
+		networks = append(networks, n.conf)
+	}
+	l.eng = engine.NewEngine(want.Options, networks, previous)
+	return l
 }
 
 // ifName is the name of the i-th interface: prefix and number.
@@ -60,17 +99,17 @@ type origin struct {
 }
 
 // build is a configuration under construction: settings are final, networks are being
-// added. previous is the snapshot that a Load would replace.
+// added. previous is the configuration that a Load would replace.
 type build struct {
 	settings   *settings
-	previous   *snapshot
+	previous   *loaded
 	networks   []*Network
 	skipped    []SkippedFile
 	unnumbered int // networks that do not count for the numbers of interfaces
 }
 
 func (b *build) reader() conflist.Reader {
-	return conflist.Reader{AllowInsecure: b.settings.allowInsecure}
+	return conflist.Reader{AllowInsecure: b.settings.AllowInsecure}
 }
 
 // add adds a network, unless err is why its configuration could not be read. Several
@@ -103,6 +142,7 @@ const loopbackConf = `{
 "plugins": [{
   "type": "loopback"
 }]
+
 }`
 
 // WithLoNetwork loads the loopback network, whose interface is always lo. It is
@@ -127,7 +167,7 @@ func WithLoopback(c *config) error {
 
 func (b *build) addLoopback() error {
 	list, err := conflist.Parse([]byte(loopbackConf))
-	return b.add(&Network{config: list, ifName: "lo", isLo: true}, err)
+	return b.add(&Network{conf: &engine.Network{Config: list, IfName: "lo", IsLo: true}}, err)
 }
 
 // WithConf loads a single plugin's configuration from bytes. Its interface is
@@ -140,7 +180,7 @@ func WithConfIndex(bytes []byte, index int) Opt {
 	bytes = slices.Clone(bytes)
 	return withLoader(func(b *build) error {
 		list, err := conflist.ParseSingle(bytes)
-		return b.add(&Network{config: list, ifName: ifName(b.settings.prefix, index)}, err)
+		return b.add(&Network{conf: &engine.Network{Config: list, IfName: ifName(b.settings.prefix, index)}}, err)
 	})
 }
 
@@ -149,7 +189,7 @@ func WithConfIndex(bytes []byte, index int) Opt {
 func WithConfFile(fileName string) Opt {
 	return withOrigin(origin{file: fileName}, func(b *build) error {
 		list, err := b.reader().Single(fileName)
-		return b.add(&Network{config: list, ifName: ifName(b.settings.prefix, 0), path: fileName}, err)
+		return b.add(&Network{conf: &engine.Network{Config: list, IfName: ifName(b.settings.prefix, 0)}, path: fileName}, err)
 	})
 }
 
@@ -162,7 +202,7 @@ func WithConfListBytes(bytes []byte) Opt {
 		if err == nil {
 			err = conflist.RequirePlugins(list)
 		}
-		return b.add(&Network{config: list, ifName: b.next()}, err)
+		return b.add(&Network{conf: &engine.Network{Config: list, IfName: b.next()}}, err)
 	})
 }
 
@@ -173,7 +213,7 @@ func WithConfListBytes(bytes []byte) Opt {
 func WithConfListFile(fileName string) Opt {
 	return withOrigin(origin{file: fileName}, func(b *build) error {
 		list, err := b.reader().List(fileName)
-		return b.add(&Network{config: list, ifName: b.next(), path: fileName}, err)
+		return b.add(&Network{conf: &engine.Network{Config: list, IfName: b.next()}, path: fileName}, err)
 	})
 }
 
@@ -203,9 +243,9 @@ func WithConfiguration[S string | []byte](source S) Opt {
 
 func (b *build) addAny(list *libcni.NetworkConfigList, form conflist.Form, path string, err error) error {
 	if err == nil {
-		b.settings.logger.Debug("configuration", "network", list.Name, "form", form, "path", path)
+		b.settings.Logger.Debug("configuration", "network", list.Name, "form", form, "path", path)
 	}
-	return b.add(&Network{config: list, ifName: b.next(), path: path, form: string(form)}, err)
+	return b.add(&Network{conf: &engine.Network{Config: list, IfName: b.next()}, path: path, form: string(form)}, err)
 }
 
 // WithNetworkName loads the network of that name from the configuration
@@ -217,7 +257,7 @@ func WithNetworkName(name string) Opt {
 		if errors.Is(err, conflist.ErrNone) {
 			return fmt.Errorf("%w: %w", configError(err), ErrNotFound)
 		}
-		return b.add(&Network{config: found.List, ifName: b.next(), path: found.Path}, err)
+		return b.add(&Network{conf: &engine.Network{Config: found.List, IfName: b.next()}, path: found.Path}, err)
 	})
 }
 
@@ -248,7 +288,7 @@ func (b *build) directory(max int) error {
 		b.skipped = append(b.skipped, SkippedFile{Path: s.Path, Reason: s.Err.Error()})
 	}
 	for i, f := range found {
-		b.networks = append(b.networks, &Network{config: f.List, ifName: ifName(b.settings.prefix, i), path: f.Path})
+		b.networks = append(b.networks, &Network{conf: &engine.Network{Config: f.List, IfName: ifName(b.settings.prefix, i)}, path: f.Path})
 	}
 	return nil
 }
@@ -262,9 +302,9 @@ func (b *build) loadedFrom(path string) bool {
 }
 
 // logOddities logs the configuration files that were passed over.
-func (s *snapshot) logOddities() {
-	for _, f := range s.skipped {
-		s.logger.Warn("configuration file passed over", "path", f.Path, "reason", f.Reason)
+func (l *loaded) logOddities() {
+	for _, f := range l.skipped {
+		l.opts.Logger.Warn("configuration file passed over", "path", f.Path, "reason", f.Reason)
 	}
 }
 
@@ -274,15 +314,15 @@ func (s *snapshot) logOddities() {
 
 // find returns the loaded networks with a name, in the order in which they were
 // loaded.
-func (s *snapshot) find(network string) ([]*Network, error) {
+func (l *loaded) find(network string) ([]*Network, error) {
 	var found []*Network
 	var names []string
-	for _, n := range s.networks {
-		if n.config.Name == network {
+	for _, n := range l.networks {
+		if n.conf.Config.Name == network {
 			found = append(found, n)
 		}
-		if !slices.Contains(names, n.config.Name) {
-			names = append(names, n.config.Name)
+		if !slices.Contains(names, n.conf.Config.Name) {
+			names = append(names, n.conf.Config.Name)
 		}
 	}
 	if found == nil {
@@ -291,18 +331,13 @@ func (s *snapshot) find(network string) ([]*Network, error) {
 	return found, nil
 }
 
-// shared reports whether another loaded network has the same name.
-func (s *snapshot) shared(n *Network) bool {
-	return slices.ContainsFunc(s.networks, func(other *Network) bool { return other != n && other.config.Name == n.config.Name })
-}
-
 // loadedFor returns the one network that was loaded for the interface, out of
 // networks with the same name.
 func loadedFor(networks []*Network, ifName string) (found []*Network, err error) {
 	var names []string
 	for _, n := range networks {
-		names = append(names, n.ifName)
-		if n.ifName == ifName {
+		names = append(names, n.conf.IfName)
+		if n.conf.IfName == ifName {
 			found = append(found, n)
 		}
 	}
@@ -310,17 +345,19 @@ func loadedFor(networks []*Network, ifName string) (found []*Network, err error)
 		return found, nil
 	}
 	return nil, fmt.Errorf("%d of the %d configurations named %q were loaded for interface %q (loaded for: %s), and one must be meant: %w",
-		len(found), len(networks), networks[0].config.Name, ifName, strings.Join(names, ", "), ErrInvalidArgument)
+		len(found), len(networks), networks[0].conf.Config.Name, ifName, strings.Join(names, ", "), ErrInvalidArgument)
 }
 
-func (n *Network) declares(capability string) bool { return conflist.Declares(n.config, capability) }
+func (n *Network) declares(capability string) bool {
+	return conflist.Declares(n.conf.Config, capability)
+}
 
 // unnamed returns an error if a loaded network has no name. No container can then be
 // attached to the loaded networks.
-func (s *snapshot) unnamed() error {
-	for _, n := range s.networks {
-		if err := conflist.RequireName(n.config); err != nil {
-			return fmt.Errorf("network for interface %s: %w: %w", n.ifName, err, ErrInvalidConfig)
+func (l *loaded) unnamed() error {
+	for _, n := range l.networks {
+		if err := conflist.RequireName(n.conf.Config); err != nil {
+			return fmt.Errorf("network for interface %s: %w: %w", n.conf.IfName, err, ErrInvalidConfig)
 		}
 	}
 	return nil
@@ -328,5 +365,5 @@ func (s *snapshot) unnamed() error {
 
 // same reports whether another network is configured alike.
 func (n *Network) same(other *Network) bool {
-	return n.ifName == other.ifName && n.isLo == other.isLo && conflist.Equal(n.config, other.config)
+	return n.conf.IfName == other.conf.IfName && n.conf.IsLo == other.conf.IsLo && conflist.Equal(n.conf.Config, other.conf.Config)
 }

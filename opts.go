@@ -13,9 +13,12 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/ports"
 	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/thread"
+	"github.com/embedcni/cni/plugin"
 )
 
 const (
@@ -64,48 +67,32 @@ type config struct {
 
 // settings are the options that stay from one Load to the next.
 type settings struct {
-	pluginDirs       []string
-	pluginRoot       invoke.Root
+	engine.Options
 	pluginConfDir    string
 	pluginMaxConfNum int
 	prefix           string
 	minNetworks      int
-	stateDir         string
-	recordDir        string // empty: below stateDir
-	owner            string
-	ownerNamed       bool // by WithOwner
-	teardownErrors   bool
-	retry            Retry
-	hostNetNS        string
-	timeouts         Timeouts
-	statusTTL        time.Duration
-	envAllow         []string
-	allowInsecure    bool
 	strictCaps       bool
-	strictPorts      bool
-	portRange        ports.Range
-	withoutReaping   bool
-	choice           runner.Choice
-	logger           *slog.Logger
 	loggerSet        bool
-	observe          func(context.Context, Event)
 }
 
 func defaultSettings() settings {
 	return settings{
-		pluginDirs:       []string{DefaultCNIDir},
+		Options: engine.Options{
+			PluginDirs: []string{DefaultCNIDir},
+			StateDir:   conflist.StateDir,
+			Owner:      filepath.Base(os.Args[0]),
+			Timeouts:   engine.Timeouts{Add: 3 * time.Minute, Del: time.Minute, Check: time.Minute, Status: 10 * time.Second},
+			StatusTTL:  time.Second,
+			PortRange:  ports.Range{First: 20000, Last: 29999},
+			Choice:     runner.Choice{BuiltIn: builtin.Loopback},
+			EnvAllow:   invoke.DefaultAllow(),
+			Logger:     slog.New(slog.DiscardHandler),
+		},
 		pluginConfDir:    DefaultNetDir,
 		pluginMaxConfNum: DefaultMaxConfNum,
 		prefix:           DefaultPrefix,
 		minNetworks:      1,
-		stateDir:         conflist.StateDir,
-		owner:            filepath.Base(os.Args[0]),
-		timeouts:         Timeouts{Add: 3 * time.Minute, Del: time.Minute, Check: time.Minute, Status: 10 * time.Second},
-		statusTTL:        time.Second,
-		portRange:        ports.Range{First: 20000, Last: 29999},
-		choice:           runner.Choice{BuiltIn: builtin.Loopback},
-		envAllow:         invoke.DefaultAllow(),
-		logger:           slog.New(slog.DiscardHandler),
 	}
 }
 
@@ -119,19 +106,6 @@ type Timeouts struct {
 	Del    time.Duration // default 1 minute; GC has the same
 	Check  time.Duration // default 1 minute
 	Status time.Duration // default 10 seconds
-}
-
-func (t Timeouts) of(verb string) time.Duration {
-	switch verb {
-	case "ADD":
-		return t.Add
-	case "DEL", "GC":
-		return t.Del
-	case "CHECK":
-		return t.Check
-	default:
-		return t.Status
-	}
 }
 
 func (t Timeouts) over(defaults Timeouts) Timeouts {
@@ -155,7 +129,7 @@ func set(change func(c *config)) Opt {
 // The prefix with a digit must be a valid interface name.
 func WithInterfacePrefix(prefix string) Opt {
 	return func(c *config) error {
-		if err := validateIfName(ifName(prefix, 0)); err != nil {
+		if err := engine.ValidateIfName(ifName(prefix, 0)); err != nil {
 			return fmt.Errorf("interface prefix %q: %w", prefix, err)
 		}
 		c.prefix = prefix
@@ -166,7 +140,7 @@ func WithInterfacePrefix(prefix string) Opt {
 // WithPluginDir sets the directories that are searched for plugins, in order.
 // They need not exist yet.
 func WithPluginDir(dirs []string) Opt {
-	return set(func(c *config) { c.pluginDirs = slices.Clone(dirs) })
+	return set(func(c *config) { c.PluginDirs = slices.Clone(dirs) })
 }
 
 // WithPluginConfDir sets the directory of the network configurations.
@@ -194,7 +168,7 @@ func WithStateDir(dir string) Opt {
 		if dir == "" {
 			return fmt.Errorf("the state directory is empty: %w", ErrInvalidArgument)
 		}
-		c.stateDir = dir
+		c.StateDir = dir
 		return nil
 	}
 }
@@ -203,7 +177,7 @@ func WithStateDir(dir string) Opt {
 // namespaces; by default it is in the state directory. It must survive a reboot;
 // otherwise files of attachments from before the reboot cannot be cleaned up.
 func WithRecordDir(dir string) Opt {
-	return set(func(c *config) { c.recordDir = dir })
+	return set(func(c *config) { c.RecordDir = dir })
 }
 
 // WithOwner sets the owner of new attachments. Recover and GC touch only their own
@@ -212,30 +186,30 @@ func WithRecordDir(dir string) Opt {
 // executable was renamed, a program no longer finds its own. So with the default, Recover
 // and GC log the other owners of attachments and list them in Report.OtherOwners.
 func WithOwner(name string) Opt {
-	return set(func(c *config) { c.owner, c.ownerNamed = name, true })
+	return set(func(c *config) { c.Owner, c.OwnerNamed = name, true })
 }
 
 // WithTeardownErrors makes Remove return the error of a failed DEL even if the sweep
 // has removed everything. By default the error is logged and Remove succeeds.
 func WithTeardownErrors() Opt {
-	return set(func(c *config) { c.teardownErrors = true })
+	return set(func(c *config) { c.TeardownErrors = true })
 }
 
 // WithHostNetNS sets the network namespace in which plugins run, by path. The
 // default is the calling thread's.
 func WithHostNetNS(path string) Opt {
-	return set(func(c *config) { c.hostNetNS = path })
+	return set(func(c *config) { c.HostNetNS = path })
 }
 
 // WithTimeouts limits the duration of plugin calls; see Timeouts.
 func WithTimeouts(t Timeouts) Opt {
-	return set(func(c *config) { c.timeouts = t.over(c.timeouts) })
+	return set(func(c *config) { c.Timeouts = engine.Timeouts(t.over(Timeouts(c.Timeouts))) })
 }
 
 // WithStatusCache sets how long a successful Status is cached, one second by
 // default; zero disables the cache. Errors are not cached.
 func WithStatusCache(ttl time.Duration) Opt {
-	return set(func(c *config) { c.statusTTL = ttl })
+	return set(func(c *config) { c.StatusTTL = ttl })
 }
 
 // WithPluginEnv passes more variables of the runtime's environment to plugins, by
@@ -243,7 +217,7 @@ func WithStatusCache(ttl time.Duration) Opt {
 // PATH, and those that iptables and firewalld read. Other variables, which may hold
 // secrets, are not passed.
 func WithPluginEnv(names ...string) Opt {
-	return set(func(c *config) { c.envAllow = append(slices.Clone(c.envAllow), names...) })
+	return set(func(c *config) { c.EnvAllow = append(slices.Clone(c.EnvAllow), names...) })
 }
 
 // WithInsecureFiles accepts plugins and configurations that users other than root
@@ -253,7 +227,7 @@ func WithPluginEnv(names ...string) Opt {
 // sticky bit makes a directory safe), or if the owner of one of these is neither root
 // nor this process's user. Write permission of a group is accepted.
 func WithInsecureFiles() Opt {
-	return set(func(c *config) { c.allowInsecure = true })
+	return set(func(c *config) { c.AllowInsecure = true })
 }
 
 // WithStrictCapabilities makes a capability that no plugin declares an error, for
@@ -276,7 +250,7 @@ func WithStrictCapabilities() Opt {
 // not serve. For TCP a connection that the host has opened from a port in that range counts.
 // A port of another container is always refused.
 func WithStrictPorts() Opt {
-	return set(func(c *config) { c.strictPorts = true })
+	return set(func(c *config) { c.StrictPorts = true })
 }
 
 // WithPortRange sets the ports of the host from which Setup chooses those that WithPorts
@@ -294,7 +268,7 @@ func WithPortRange(first, last int) Opt {
 		if first < 1 || last < first || last > 65535 {
 			return fmt.Errorf("host ports %d to %d: %w", first, last, ErrInvalidArgument)
 		}
-		c.portRange = ports.Range{First: uint16(first), Last: uint16(last), Named: true}
+		c.PortRange = ports.Range{First: uint16(first), Last: uint16(last), Named: true}
 		return nil
 	}
 }
@@ -309,7 +283,7 @@ func WithLogger(logger *slog.Logger) Opt {
 		if logger == nil {
 			logger = slog.New(slog.DiscardHandler)
 		}
-		c.logger, c.loggerSet = logger, true
+		c.Logger, c.loggerSet = logger, true
 	})
 }
 
@@ -342,5 +316,227 @@ func WithLogger(logger *slog.Logger) Opt {
 // abandoned container, which it removes itself; it waits for a second at most. If the
 // process ends during a removal, a later process continues it.
 func WithoutReaping() Opt {
-	return set(func(c *config) { c.withoutReaping = true })
+	return set(func(c *config) { c.WithoutReaping = true })
+}
+
+// WithPlugin registers a plugin of the caller's own. It runs in process whenever
+// a configuration names its type, and takes precedence over every other plugin
+// of that type. The types bridge, portmap and so on may be replaced like this. A
+// type can be registered once; a later Load may register another plugin for it.
+//
+// The plugin that is registered for the type at that time checks and removes its
+// attachments. If none is registered, the error is ErrPluginNotFound and the
+// record stays, even if there is an executable or a built-in plugin of that
+// name, which would be a different plugin.
+//
+// The container is locked while the plugin works. With its context the plugin
+// may run other plugins (plugin.Request.Delegate) and call Load, Status,
+// Networks, GetConfig and Attachments. Setup, Remove, Check, CleanUp, Recover
+// and GC on the same state directory return ErrInsidePlugin, because they could wait
+// for the plugin for ever. Its Status may call anything.
+func WithPlugin(typ string, p plugin.Plugin) Opt {
+	return func(c *config) error {
+		switch _, twice := c.choosing.Registered[typ]; {
+		case invoke.CheckType(typ) != nil:
+			return fmt.Errorf("WithPlugin: %w: %w", invoke.CheckType(typ), ErrInvalidArgument)
+		case p == nil:
+			return fmt.Errorf("WithPlugin: plugin %q is nil: %w", typ, ErrInvalidArgument)
+		case twice:
+			return fmt.Errorf("WithPlugin: plugin %q is registered twice: %w", typ, ErrInvalidArgument)
+		}
+		c.choosing.Registered = engine.Merge(c.choosing.Registered, map[string]plugin.Plugin{typ: p})
+		return nil
+	}
+}
+
+// WithBuiltinPlugins runs this module's own plugins, in process, even if there are
+// executables in the plugin directories: all of them, or those of these types,
+// each of which must be built in. For the other types it is WithBuiltinFallback.
+//
+// A program that names neither option does not link the built-in plugins, but for
+// loopback, and a type that is in none of the plugin directories is ErrPluginNotFound.
+//
+// This applies to new attachments. A container is checked and removed by the
+// plugins that attached it, which are on record: by a built-in plugin even if an
+// executable is installed by now, and by an executable at its former path. Once
+// that file is gone, an executable of the type in the plugin directories runs in
+// its place, or else the built-in plugin, which knows the rules of the reference
+// plugin too. For a container without such a record, attached by an earlier
+// version or by go-cni, a CHECK succeeds if either the executable or the
+// built-in plugin succeeds, and a removal runs both. Health compares the containers of
+// executables with what the built-in plugin of the type wants, and Repair puts that back.
+// In a program without built-in plugins, Health asks the executables alone, Repair has
+// nothing to repair with, and a container of built-in plugins is an error that says so.
+//
+// Built-in plugins have their rules in a table of nftables of their own, whatever
+// backend the configuration names, and firewall's accept in iptables for each network.
+// The reference plugins do not find these rules. What only the reference plugins do, such
+// as rules in iptables for ipMasqBackend or portmap's backend "iptables", goes to the
+// executable of the type, although the built-in plugin is preferred; if there is
+// none, Setup returns an error that says what to do.
+func WithBuiltinPlugins(types ...string) Opt {
+	return set(func(c *config) {
+		linkBuiltins(c)
+		c.choosing.Prefer = append(c.choosing.Prefer, types...)
+		c.choosing.PreferAll = c.choosing.PreferAll || len(types) == 0
+	})
+}
+
+// WithBuiltinFallback runs this module's own plugins for the types that are in none of the
+// plugin directories. WithBuiltinPlugins says more.
+func WithBuiltinFallback() Opt {
+	return set(linkBuiltins)
+}
+
+// linkBuiltins is all that leads to the built-in plugins, so that a program that names no
+// option of theirs does not have them.
+func linkBuiltins(c *config) {
+	if c.choosing.BuiltIn == nil {
+		c.choosing.BuiltIn = builtin.New()
+	}
+}
+
+// WithPluginRoot runs executed plugins with another root directory (chroot(2)), for a
+// daemon in a container that has the root of the host at dir. dir is an absolute path; "/"
+// undoes an earlier WithPluginRoot. It needs Linux and CAP_SYS_CHROOT.
+//
+// Executed plugins see dir alone, and start in it. So these are paths in dir, where
+// symbolic links lead as they do on the host: the plugin directories, which must be
+// absolute; the programs that plugins start, such as iptables; the files that
+// configurations name, such as the dataDir of host-local.
+//
+// This library, and plugins in process, keep the root of the process. So these are paths
+// of the daemon's container: the directories of configurations and of the state. What both
+// use must be at the same path in both, by mounts with propagation from the host:
+//
+//   - the directories of network namespaces, such as /run/netns and /proc. If CNI_NETNS
+//     does not lead to the container's namespace in dir, the plugin is not run.
+//   - the data directory of host-local (/var/lib/cni/networks by default), where this
+//     library looks for addresses that are left. Else Setup does not run the plugin;
+//   - /run/xtables.lock, and the state directory, where this library pins namespaces.
+//
+// A dir that is missing or cannot be entered, or that other users can replace, is an error
+// of Setup, Remove and Check. A built-in plugin never runs because of it. Records do not
+// have dir: a daemon that moves into a container, or to another dir, finds the
+// executables of its containers if their paths in dir are the former ones.
+func WithPluginRoot(dir string) Opt {
+	return func(c *config) error {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("plugin root %q is not an absolute path: %w", dir, ErrInvalidArgument)
+		}
+		c.PluginRoot = invoke.Root(filepath.Clean(dir))
+		if c.PluginRoot == "/" {
+			c.PluginRoot = ""
+		}
+		return nil
+	}
+}
+
+// precedence returns those of the directories that first has before the others, in its
+// order. It returns nil if first changes nothing.
+func precedence(dirs, first []string) (found []string) {
+	all := engine.Ordered(dirs, first)
+	if slices.Equal(all, dirs) {
+		return nil
+	}
+	for _, dir := range all {
+		if slices.ContainsFunc(first, func(f string) bool { return filepath.Clean(f) == filepath.Clean(dir) }) {
+			found = append(found, dir)
+		}
+	}
+	return found
+}
+
+// checkPluginRoot refuses what WithPluginRoot cannot be combined with.
+func (c *config) checkPluginRoot() error {
+	if c.PluginRoot == "" {
+		return nil
+	}
+	if !thread.CanChangeRoot {
+		return fmt.Errorf("plugin root %s: %w", c.PluginRoot, ErrNotSupported)
+	}
+	for _, dir := range c.PluginDirs {
+		if dir != "" && !filepath.IsAbs(dir) {
+			return fmt.Errorf("plugin directory %q is not an absolute path, and with a plugin root it must be: %w", dir, ErrInvalidArgument)
+		}
+	}
+	return nil
+}
+
+// chosen returns the choice after the options of one New or Load, which replace
+// earlier ones of the same kind.
+func chosen(before, options runner.Choice) (runner.Choice, error) {
+	after := before
+	after.Registered = engine.Merge(before.Registered, options.Registered)
+	if options.BuiltIn != nil {
+		after.BuiltIn, after.Prefer, after.PreferAll = options.BuiltIn, slices.Clone(options.Prefer), options.PreferAll
+	}
+	for _, typ := range after.Prefer {
+		if after.BuiltIn(typ) == nil {
+			return before, fmt.Errorf("WithBuiltinPlugins: plugin %q is not built in: %w", typ, ErrInvalidArgument)
+		}
+		if after.Registered[typ] != nil {
+			return before, fmt.Errorf("plugin %q is to be the one built in, with WithBuiltinPlugins, and registered, with WithPlugin: %w",
+				typ, ErrInvalidArgument)
+		}
+	}
+	return after, nil
+}
+
+// Retry configures how often Setup repeats an attempt that failed with a
+// transient error: code 11, "try again later", or the error of a plugin that has lost
+// a race with another one for a bridge, a chain or the lock of iptables.
+type Retry struct {
+	Attempts int           // in total; 1 or less does not retry
+	Delay    time.Duration // before the second attempt, doubling from then on; 100 ms if zero
+	MaxDelay time.Duration // 5 s if zero; limits every delay, the first too
+}
+
+// WithRetry makes Setup retry. Each attempt starts from a clean state: Setup
+// first detaches everything from the attempt before, and stops if that fails.
+// Between attempts it waits for a random part of the delay, at most until the
+// context ends.
+func WithRetry(r Retry) Opt {
+	return func(c *config) error {
+		if r.Attempts < 0 || r.Delay < 0 || r.MaxDelay < 0 {
+			return fmt.Errorf("retry %+v: negative: %w", r, ErrInvalidArgument)
+		}
+		c.Retry = engine.Retry(r)
+		return nil
+	}
+}
+
+// WithObserver sets a function that is called after each plugin call, for metrics
+// and traces. It is called by several goroutines at once, and the operation waits
+// for it. ctx is the operation's.
+func WithObserver(observe func(ctx context.Context, e Event)) Opt {
+	return set(func(c *config) { c.Observe = observer(observe) })
+}
+
+// Event describes one plugin call. Calls that an in-process plugin delegates, for
+// example to an IPAM plugin, are part of its own call. Built-in plugins leave some
+// changes for the end of the chain, to be made together; if those of a plugin fail,
+// there is another Event of the plugin, with the error.
+type Event struct {
+	Operation   string // CNI_COMMAND: ADD, DEL, CHECK, STATUS; or REPAIR, for a part that Repair made again
+	Network     string
+	Plugin      string // its type
+	PluginKind  string // as NetworkConf.Kind; empty if no plugin ran
+	ContainerID string // empty for STATUS
+	IfName      string // empty for STATUS, unless several loaded networks have the name
+	Duration    time.Duration
+	Err         error // nil if the call succeeded
+}
+
+// observer converts the calls that a Runner reports for the caller's function.
+func observer(observe func(context.Context, Event)) func(context.Context, runner.Event) {
+	if observe == nil {
+		return nil
+	}
+	return func(ctx context.Context, e runner.Event) {
+		observe(ctx, Event{
+			Operation: e.Verb, Network: e.Network, Plugin: e.Plugin, PluginKind: string(e.Kind),
+			ContainerID: e.ContainerID, IfName: e.IfName, Duration: e.Took, Err: e.Err,
+		})
+	}
 }

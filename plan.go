@@ -4,13 +4,14 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/engine"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // Plan is what a Setup would ask of its networks; see Runtime.Plan.
@@ -61,14 +62,14 @@ type PlannedAttachment struct {
 // It is for dry runs, and for fakes of a Runtime: they cannot read NamespaceOpts
 // otherwise.
 func (r *Runtime) Plan(id, path string, opts ...NamespaceOpts) (*Plan, error) {
-	s := r.current.Load()
+	l := r.current.Load()
 	ns, err := newNamespace(id, path, opts...)
-	if err := r.usable(s, ns); err != nil {
+	if err := r.usable(l, ns); err != nil {
 		return nil, err
 	}
 	var p *Plan
 	if err == nil {
-		p, err = s.planned(ns)
+		p, err = l.plan(ns)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("set up container %q: %w", id, err)
@@ -76,21 +77,20 @@ func (r *Runtime) Plan(id, path string, opts ...NamespaceOpts) (*Plan, error) {
 	return p, nil
 }
 
-func (s *snapshot) planned(ns *Namespace) (*Plan, error) {
-	if err := validateID(ns.id); err != nil {
-		return nil, err
+func (l *loaded) plan(ns *Namespace) (*Plan, error) {
+	c, err := l.call(ns, "ADD")
+	if err == nil {
+		err = c.Err
 	}
-	op := &operation{snapshot: s}
-	all, err := op.plan(ns, "ADD")
 	if err != nil {
 		return nil, err
 	}
 	p := &Plan{
-		ContainerID: string(ns.id), NetNS: ns.path, NewNetNS: ns.makes, Owner: s.owner, prefix: s.prefix,
-		FirstPort: int(s.portRange.First), LastPort: int(s.portRange.Last), ignored: op.ignored,
+		ContainerID: string(ns.id), NetNS: ns.path, NewNetNS: ns.makes, Owner: l.opts.Owner, prefix: l.opts.prefix,
+		FirstPort: int(l.opts.PortRange.First), LastPort: int(l.opts.PortRange.Last), ignored: c.Ignored,
 	}
-	for _, a := range all {
-		one, err := a.planned()
+	for _, a := range c.Planned {
+		one, err := plannedAttachment(a)
 		if err != nil {
 			return nil, err
 		}
@@ -99,14 +99,14 @@ func (s *snapshot) planned(ns *Namespace) (*Plan, error) {
 	return p, nil
 }
 
-func (a *attachment) planned() (p PlannedAttachment, err error) {
-	p = PlannedAttachment{Network: a.network.config.Name, IfName: a.IfName, Ports: a.mappings(), Metadata: a.metadata}
-	p.PrevResult, p.Args = json.RawMessage(a.prev), argsOf(a.Args)
-	if p.Config, p.Capabilities, p.ConfigArgs, err = a.encoded(); err != nil {
+func plannedAttachment(a *engine.Planned) (p PlannedAttachment, err error) {
+	p = PlannedAttachment{Network: a.Network.Config.Name, IfName: a.IfName, Ports: asMappings(a.Mappings()), Metadata: a.Metadata}
+	p.PrevResult, p.Args = json.RawMessage(a.Prev), argsOf(a.Args)
+	if p.Config, p.Capabilities, p.ConfigArgs, err = a.Encoded(); err != nil {
 		return p, err
 	}
-	if a.ports != nil {
-		p.Requested = a.ports.asked
+	if a.Ports != nil {
+		p.Requested = asPorts(a.Ports.Asked)
 	}
 	return p, nil
 }
@@ -121,9 +121,9 @@ func (p *Plan) Result(results []*types100.Result) (*Result, error) {
 	if i := slices.Index(results, nil); i >= 0 {
 		return nil, fmt.Errorf("network %q: no result: %w", p.Attachments[i].Network, ErrInvalidResult)
 	}
-	sources := make([]source, len(results))
+	sources := make([]engine.Source, len(results))
 	for i, a := range p.Attachments {
-		sources[i] = source{network: a.Network, ifName: a.IfName, result: results[i], ports: a.Ports}
+		sources[i] = engine.Source{Network: a.Network, IfName: a.IfName, Result: results[i], Ports: wireMappings(a.Ports)}
 	}
 	result, err := newResult(sources, ifName(p.prefix, 0))
 	if err == nil {
@@ -136,101 +136,261 @@ func (p *Plan) Result(results []*types100.Result) (*Result, error) {
 	return result, err
 }
 
-// plan makes the attachments for a verb: their networks, interface names,
-// arguments and capabilities.
-func (op *operation) plan(ns *Namespace, verb string) (all attachments, err error) {
-	selected, err := op.selected(ns)
+// call resolves the options of a call for a verb: networks, interface names, arguments
+// and capabilities. A removal that has a record needs no such plan, so the reason why there
+// is none is part of the call.
+func (l *loaded) call(ns *Namespace, verb string) (*engine.Call, error) {
+	if err := engine.ValidateID(ns.id); err != nil {
+		return nil, err
+	}
+	c := &engine.Call{ID: ns.id, Path: ns.path, Makes: ns.makes, MakesIn: ns.makesIn, Selected: l.named(ns)}
+	selected, err := l.selected(ns)
 	errs := []error{err}
 	taken := map[string]string{}
-	var made []selection // one for each of all
+	var made []selection // one for each that is planned
 	for _, sel := range selected {
 		if verb == "DEL" && !sel.attachable(ns) {
 			continue
 		}
-		a, err := op.newAttachment(ns, sel)
+		p, err := l.planned(ns, sel)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		if other, ok := taken[a.IfName]; ok {
+		if other, ok := taken[p.IfName]; ok {
 			errs = append(errs, fmt.Errorf("networks %q and %q both want interface %s: %w",
-				other, sel.network, a.IfName, ErrInvalidArgument))
+				other, sel.network, p.IfName, ErrInvalidArgument))
 		}
-		taken[a.IfName] = sel.network
-		all, made = append(all, a), append(made, sel)
+		taken[p.IfName] = sel.network
+		c.Planned, made = append(c.Planned, p), append(made, sel)
 	}
 	// What has no effect can be told only if all networks are there.
-	judged := verb == "ADD" && join(errs...) == nil
-	errs = append(errs, all.askPortsOf(ns, made, judged))
+	judged := verb == "ADD" && engine.Join(errs...) == nil
+	errs = append(errs, askPorts(ns, c.Planned, made, judged))
 	if judged {
-		op.ignored, err = op.undeclared(ns, made)
+		c.Ignored, err = l.undeclared(ns, made)
 		errs = append(errs, err)
 	}
-	return all, join(errs...)
+	c.Err = engine.Join(errs...)
+	return c, nil
 }
 
 // attachable reports whether the names allow that the container was attached to
 // a network. A wrong name from the caller is an error; a removal skips a network
 // that is merely loaded.
 func (sel selection) attachable(ns *Namespace) bool {
-	if sel.network == "" {
-		return false
+	if sel.network != "" && sel.ifName != "" && engine.ValidateIfName(sel.ifName) != nil {
+		return true // planned returns the error
 	}
-	if sel.ifName != "" && validateIfName(sel.ifName) != nil {
-		return true // newAttachment returns the error
-	}
-	name := cmp.Or(sel.ifName, sel.of.ifName)
-	return validateIfName(name) == nil && validateAttachmentName(sel.network, string(ns.id), name) == nil
+	return engine.IsAttachable(sel.network, ns.id, cmp.Or(sel.ifName, sel.of.conf.IfName))
 }
 
-func (op *operation) newAttachment(ns *Namespace, sel selection) (*attachment, error) {
+func (l *loaded) planned(ns *Namespace, sel selection) (*engine.Planned, error) {
 	n := sel.of
-	name := cmp.Or(sel.ifName, n.ifName)
-	if err := conflist.RequireName(n.config); err != nil {
+	name := cmp.Or(sel.ifName, n.conf.IfName)
+	if err := conflist.RequireName(n.conf.Config); err != nil {
 		return nil, fmt.Errorf("network for interface %s: %w: %w", name, err, ErrInvalidConfig)
 	}
-	if err := validateIfName(name); err != nil {
+	if err := engine.ValidateIfName(name); err != nil {
 		return nil, fmt.Errorf("interface name %q: %w", name, err)
 	}
-	if err := validateAttachmentName(n.config.Name, string(ns.id), name); err != nil {
+	if err := engine.ValidateAttachmentName(n.conf.Config.Name, string(ns.id), name); err != nil {
 		return nil, err
 	}
-	args, err := sortedArgs(merge(ns.args, sel.args))
+	args, err := sortedArgs(engine.Merge(ns.args, sel.args))
 	if err != nil {
 		return nil, fmt.Errorf("network %q: %w", sel.network, err)
 	}
-	capabilities, err := wireCapabilities(merge(ns.capabilityArgs, sel.capabilityArgs))
+	capabilities, err := wireCapabilities(engine.Merge(ns.capabilityArgs, sel.capabilityArgs))
 	if err != nil {
 		return nil, fmt.Errorf("network %q: %w", sel.network, err)
 	}
-	metadata := merge(ns.metadata, sel.metadata)
-	if err := checkMetadata(metadata); err != nil {
+	metadata := engine.Merge(ns.metadata, sel.metadata)
+	if err := engine.CheckMetadata(metadata); err != nil {
 		return nil, fmt.Errorf("network %q: %w", sel.network, err)
 	}
-	a := &attachment{op: op, network: n, ownConfig: sel.list != nil, prev: sel.prev, metadata: metadata, dirs: precedence(op.pluginDirs, ns.dirs)}
-	a.ConfigArgs = merge(ns.configArgs, sel.configArgs)
-	a.RuntimeConf = libcni.RuntimeConf{
+	p := &engine.Planned{Network: n.conf, OwnConfig: sel.list != nil, Prev: sel.prev, Metadata: metadata, Dirs: precedence(l.opts.PluginDirs, ns.dirs)}
+	p.ConfigArgs = engine.Merge(ns.configArgs, sel.configArgs)
+	p.RuntimeConf = libcni.RuntimeConf{
 		ContainerID: string(ns.id), IfName: name, Args: args, CapabilityArgs: capabilities,
 	}
-	return a, nil
+	return p, nil
 }
 
-// merge adds the values for one network to those for all, and prefers them.
-func merge[V any](all, one map[string]V) map[string]V {
-	merged := maps.Clone(all)
-	if merged == nil {
-		merged = map[string]V{}
+// named returns the networks that the caller names.
+func (l *loaded) named(ns *Namespace) (all []engine.Selected) {
+	for _, sel := range l.bound(ns) {
+		one := engine.Selected{Network: sel.network, IfName: sel.ifName}
+		if sel.list != nil || sel.of != nil && l.eng.Shared(sel.of.conf) {
+			one.IfName = sel.of.conf.IfName
+		}
+		if sel.list == nil {
+			_, one.Unknown = l.find(sel.network)
+		}
+		all = append(all, one)
 	}
-	maps.Copy(merged, one)
-	return merged
+	return all
 }
 
-// about returns an attachment without a container, for verbs on a network. It has an
-// interface name only if several loaded networks have the same name.
-func (op *operation) about(n *Network) *attachment {
-	a := &attachment{op: op, network: n}
-	if op.shared(n) {
-		a.IfName = n.ifName
+// selected returns a selection for each network of a call: the networks that
+// WithNetwork names, or all loaded networks.
+func (l *loaded) selected(ns *Namespace) (all []selection, err error) {
+	if len(ns.selected) == 0 {
+		for _, n := range l.networks {
+			all = append(all, selection{network: n.conf.Config.Name, of: n})
+		}
+		return all, nil
 	}
-	return a
+	var errs []error
+	for i, sel := range l.bound(ns) {
+		sel.index = i
+		some, err := l.expand(sel)
+		all, errs = append(all, some...), append(errs, err)
+	}
+	return all, engine.Join(errs...)
+}
+
+// expand returns a copy of the selection for each network that it selects.
+func (l *loaded) expand(sel selection) ([]selection, error) {
+	if sel.of != nil {
+		return []selection{sel}, nil
+	}
+	found, err := l.find(sel.network)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) > 1 && sel.ifName != "" {
+		if found, err = loadedFor(found, sel.ifName); err != nil {
+			return nil, err
+		}
+	}
+	var all []selection
+	for _, n := range found {
+		sel.of = n
+		all = append(all, sel)
+	}
+	return all, nil
+}
+
+// nest applies the options of one network to its selection.
+func (ns *Namespace) nest(sel *selection, opts []NamespaceOpts) error {
+	inner := &Namespace{id: ns.id, path: ns.path, scope: newScope(), list: sel.list}
+	inner.nested = true
+	for _, o := range opts {
+		if err := o(inner); err != nil {
+			return fmt.Errorf("network %q: %w", sel.network, err)
+		}
+	}
+	sel.scope = inner.scope
+	return nil
+}
+
+// bound returns the selections of a call. Those with a configuration of the call have
+// their network.
+func (l *loaded) bound(ns *Namespace) []selection {
+	all := slices.Clone(ns.selected)
+	for i := range all {
+		if sel := &all[i]; sel.list != nil && sel.of == nil {
+			sel.of = &Network{conf: &engine.Network{Config: sel.list, IfName: cmp.Or(sel.ifName, ifName(l.opts.prefix, i))}, loaded: l}
+		}
+	}
+	return all
+}
+
+// usable is ready for a call. One that selects only networks with a configuration of
+// their own needs no loaded ones.
+func (r *Runtime) usable(s *loaded, ns *Namespace) error {
+	if (ns.own || len(ns.selected) > 0) && !slices.ContainsFunc(ns.selected, func(sel selection) bool { return sel.list == nil }) {
+		return nil
+	}
+	return r.ready(s)
+}
+
+// withRecorded returns the namespace of a Check with selections of the container's
+// attachments on record whose configuration was that of their Setup: all of them, or
+// those on networks that the call names and that are not loaded.
+func (l *loaded) withRecorded(ns *Namespace) (*Namespace, error) {
+	rec, err := l.eng.Store.Records.Load(ns.id)
+	if rec == nil || err != nil {
+		return ns, nil // the call finds out why
+	}
+	recorded, err := l.ownOf(rec)
+	if len(recorded) == 0 || err != nil {
+		return ns, err
+	}
+	with := *ns
+	if len(ns.selected) == 0 {
+		with.selected = append(l.loadedBeside(recorded), recorded...)
+		return &with, nil
+	}
+	with.selected = nil
+	for _, sel := range l.bound(ns) {
+		// An interface that is named is the record's, whatever is loaded under that name.
+		if sel.list == nil && sel.of == nil && (sel.ifName != "" || !l.hasLoaded(sel.network)) {
+			if found := sel.among(recorded); found != nil {
+				with.selected = append(with.selected, found...)
+				continue
+			}
+		}
+		with.selected = append(with.selected, sel)
+	}
+	return &with, nil
+}
+
+// ownOf returns selections of the attachments on a record whose configuration was that of
+// their Setup.
+func (l *loaded) ownOf(rec *record.Record) (all []selection, err error) {
+	for n := range rec.Present() {
+		if !n.OwnConfig {
+			continue
+		}
+		list, err := conflist.Parse(n.Config)
+		if err != nil {
+			return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Network, err, ErrInvalidConfig)
+		}
+		all = append(all, selection{
+			network: n.Network, list: list, of: &Network{conf: &engine.Network{Config: list, IfName: n.IfName}, loaded: l}, scope: newScope(),
+		})
+	}
+	return all, nil
+}
+
+// among returns the recorded attachments that a selection by name selects.
+func (sel selection) among(recorded []selection) (found []selection) {
+	for _, one := range recorded {
+		if one.network == sel.network && (sel.ifName == "" || sel.ifName == one.of.conf.IfName) {
+			found = append(found, one)
+		}
+	}
+	return found
+}
+
+// loadedBeside returns the loaded networks, but for those whose interface is a recorded
+// attachment's.
+func (l *loaded) loadedBeside(recorded []selection) (all []selection) {
+	for _, n := range l.networks {
+		if !slices.ContainsFunc(recorded, func(one selection) bool { return one.of.conf.IfName == n.conf.IfName }) {
+			all = append(all, selection{network: n.conf.Config.Name, of: n})
+		}
+	}
+	return all
+}
+
+func (l *loaded) hasLoaded(network string) bool {
+	return slices.ContainsFunc(l.networks, func(n *Network) bool { return n.conf.Config.Name == network })
+}
+
+// parseOwn reads configurations of one call.
+func parseOwn(configs [][]byte) (all []*engine.Network, err error) {
+	for _, config := range configs {
+		list, _, err := conflist.ParseAny(config)
+		if err == nil {
+			err = conflist.RequireName(list)
+		}
+		if err != nil {
+			return nil, configError(err)
+		}
+		all = append(all, &engine.Network{Config: list})
+	}
+	return all, nil
 }

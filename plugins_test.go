@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/expect"
 )
 
@@ -20,6 +21,6 @@ func TestPrecedence(t *testing.T) {
 	} {
 		got := precedence(dirs, tt.first)
 		expect.Same(t, fmt.Sprint(tt.first), got, tt.want)
-		expect.Same(t, fmt.Sprint("order with ", tt.first), ordered(dirs, got), ordered(dirs, tt.first))
+		expect.Same(t, fmt.Sprint("order with ", tt.first), engine.Ordered(dirs, got), engine.Ordered(dirs, tt.first))
 	}
 }

@@ -40,7 +40,7 @@ func (r *Runtime) Reload() Reloaded {
 	r.loading.Lock()
 	defer r.loading.Unlock()
 	previous, want := r.current.Load(), r.wanted
-	s, err := newSnapshot(want, previous)
+	s, err := load(want, previous)
 	asWanted := previous.wanted == want
 	switch {
 	case err == nil && asWanted && previous.last == nil && previous.readsAs(s):
@@ -75,32 +75,32 @@ func (r *Runtime) Reload() Reloaded {
 }
 
 // readsAs reports whether the same was read from the files.
-func (s *snapshot) readsAs(now *snapshot) bool {
-	return slices.Equal(s.skipped, now.skipped) && slices.EqualFunc(s.networks, now.networks, func(a, b *Network) bool {
+func (l *loaded) readsAs(now *loaded) bool {
+	return slices.Equal(l.skipped, now.skipped) && slices.EqualFunc(l.networks, now.networks, func(a, b *Network) bool {
 		return a.same(b) && a.path == b.path
 	})
 }
 
 // unloaded returns the configuration without its networks.
-func (s *snapshot) unloaded() *snapshot {
-	empty := (&build{previous: s}).snapshot(s.wanted)
-	empty.last = s
+func (l *loaded) unloaded() *loaded {
+	empty := (&build{previous: l}).loaded(l.wanted)
+	empty.last = l
 	return empty
 }
 
 // withNetworks returns the last configuration with networks, if a Reload found that theirs
 // are gone. A container that go-cni attached is removed by it.
-func (s *snapshot) withNetworks() *snapshot {
-	if s.last != nil {
-		return s.last
+func (l *loaded) withNetworks() *loaded {
+	if l.last != nil {
+		return l.last
 	}
-	return s
+	return l
 }
 
 // isGone reports whether nothing exists any more of what the options name: a directory
 // without a file that may be meant, a file that does not exist. Something that cannot
 // be read is not gone.
-func (want *config) isGone(previous *snapshot) bool {
+func (want *config) isGone(previous *loaded) bool {
 	found := false
 	for _, l := range want.loaders {
 		if l.from == (origin{}) {
@@ -123,14 +123,14 @@ func (want *config) isGone(previous *snapshot) bool {
 func changes(old, now []*Network) (e Reloaded) {
 	named := func(all []*Network, name string) (found []*Network) {
 		for _, n := range all {
-			if n.config.Name == name {
+			if n.conf.Config.Name == name {
 				found = append(found, n)
 			}
 		}
 		return found
 	}
 	for _, n := range now {
-		name := n.config.Name
+		name := n.conf.Config.Name
 		switch before := named(old, name); {
 		case slices.Contains(e.Added, name) || slices.Contains(e.Changed, name):
 		case before == nil:
@@ -140,7 +140,7 @@ func changes(old, now []*Network) (e Reloaded) {
 		}
 	}
 	for _, n := range old {
-		if name := n.config.Name; named(now, name) == nil && !slices.Contains(e.Removed, name) {
+		if name := n.conf.Config.Name; named(now, name) == nil && !slices.Contains(e.Removed, name) {
 			e.Removed = append(e.Removed, name)
 		}
 	}
@@ -165,8 +165,8 @@ func (r *Runtime) Sources() (files, dirs []string) {
 		}
 	}
 	for _, n := range r.current.Load().withNetworks().networks {
-		if n.path != "" && n.config.Name != "" { // the plugins' files of a list
-			dirs = append(dirs, filepath.Join(filepath.Dir(n.path), n.config.Name))
+		if n.path != "" && n.conf.Config.Name != "" { // the plugins' files of a list
+			dirs = append(dirs, filepath.Join(filepath.Dir(n.path), n.conf.Config.Name))
 		}
 	}
 	return files, dirs

@@ -2,7 +2,6 @@ package cni
 
 import (
 	"cmp"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -10,7 +9,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/engine"
 )
 
 // Result is the outcome of Setup: the interfaces, in the container and on the host,
@@ -181,7 +180,7 @@ func (r *Result) allInterfaces() []*Interface {
 	for name, c := range r.Interfaces {
 		i := &Interface{Name: name, Sandbox: c.Sandbox, Mac: c.Mac, PciID: c.PciID, SocketPath: c.SocketPath}
 		for _, ip := range c.IPConfigs {
-			i.Addresses = append(i.Addresses, newAddress(net.IPNet{IP: ip.IP}, ip.Gateway))
+			i.Addresses = append(i.Addresses, Address(engine.NewAddress(net.IPNet{IP: ip.IP}, ip.Gateway)))
 		}
 		all = append(all, i)
 	}
@@ -193,9 +192,9 @@ func (r *Result) allInterfaces() []*Interface {
 func (r *Result) MergedDNS() types.DNS {
 	var merged types.DNS
 	for _, d := range r.DNS {
-		merged.Nameservers = union(merged.Nameservers, d.Nameservers)
-		merged.Search = union(merged.Search, d.Search)
-		merged.Options = union(merged.Options, d.Options)
+		merged.Nameservers = engine.Union(merged.Nameservers, d.Nameservers)
+		merged.Search = engine.Union(merged.Search, d.Search)
+		merged.Options = engine.Union(merged.Options, d.Options)
 		if merged.Domain == "" {
 			merged.Domain = d.Domain
 		}
@@ -203,93 +202,57 @@ func (r *Result) MergedDNS() types.DNS {
 	return merged
 }
 
-func union(list, more []string) []string {
-	for _, s := range more {
-		if !slices.Contains(list, s) {
-			list = append(list, s)
-		}
-	}
-	return list
-}
-
-// source is a plugin's result and its network.
-type source struct {
-	network string
-	ifName  string
-	result  *types100.Result
-	ports   []PortMapping // that a plugin of the network was asked to forward
-}
-
 // newResult converts the results of the networks. defaultIf is the prefix with 0; the
 // map stores addresses without an interface there.
-func newResult(sources []source, defaultIf string) (*Result, error) {
+func newResult(sources []engine.Source, defaultIf string) (*Result, error) {
+	if err := engine.Validate(sources); err != nil {
+		return nil, err
+	}
 	r := &Result{}
 	for _, s := range sources {
-		if err := chain.Walkable(s.result); err != nil {
-			return nil, fmt.Errorf("network %q: %w: %w", s.network, err, ErrInvalidResult)
-		}
 		n := newNetworkResult(s)
 		r.Networks = append(r.Networks, n)
-		r.raw = append(r.raw, s.result)
-		r.DNS = append(r.DNS, s.result.DNS)
-		r.Routes = append(r.Routes, s.result.Routes...)
+		r.raw = append(r.raw, s.Result)
+		r.DNS = append(r.DNS, s.Result.DNS)
+		r.Routes = append(r.Routes, s.Result.Routes...)
 	}
 	r.fillMap(sources, defaultIf)
 	return r, nil
 }
 
-func newNetworkResult(s source) *NetworkResult {
-	n := &NetworkResult{Name: s.network, IfName: s.ifName, Routes: s.result.Routes, DNS: s.result.DNS}
-	for _, i := range s.result.Interfaces {
+func newNetworkResult(s engine.Source) *NetworkResult {
+	n := &NetworkResult{Name: s.Network, IfName: s.IfName, Routes: s.Result.Routes, DNS: s.Result.DNS}
+	for _, i := range s.Result.Interfaces {
 		n.Interfaces = append(n.Interfaces, &Interface{
-			Name: i.Name, Network: s.network, Sandbox: i.Sandbox, Mac: i.Mac,
+			Name: i.Name, Network: s.Network, Sandbox: i.Sandbox, Mac: i.Mac,
 			MTU: i.Mtu, PciID: i.PciID, SocketPath: i.SocketPath,
 		})
 	}
-	for _, ip := range s.result.IPs {
-		i := n.holder(ip.Interface)
-		i.Addresses = append(i.Addresses, newAddress(ip.Address, ip.Gateway))
+	for _, ip := range s.Result.IPs {
+		at := engine.Holder(s.Result, ip, s.IfName)
+		if at == len(n.Interfaces) {
+			n.Interfaces = append(n.Interfaces, &Interface{Name: s.IfName, Network: s.Network})
+		}
+		n.Interfaces[at].Addresses = append(n.Interfaces[at].Addresses, Address(engine.NewAddress(ip.Address, ip.Gateway)))
 	}
 	return n
-}
-
-// holder returns the interface of an address. Without an index it is the requested
-// interface, which the plugin may not have reported (results before CNI 0.3.0 list no
-// interfaces).
-func (n *NetworkResult) holder(index *int) *Interface {
-	if index != nil {
-		return n.Interfaces[*index]
-	}
-	for _, i := range n.Interfaces {
-		if i.Name == n.IfName && i.Sandbox != "" {
-			return i
-		}
-	}
-	for _, i := range n.Interfaces {
-		if i.Name == n.IfName {
-			return i
-		}
-	}
-	i := &Interface{Name: n.IfName, Network: n.Name}
-	n.Interfaces = append(n.Interfaces, i)
-	return i
 }
 
 // fillMap builds the map from all results. Interfaces that share a name have one
 // entry: the container's rather than the host's, with the first network's attributes
 // and all addresses, each once, because two networks may report the same address of
 // lo. Networks distinguishes them.
-func (r *Result) fillMap(sources []source, defaultIf string) {
+func (r *Result) fillMap(sources []engine.Source, defaultIf string) {
 	r.Interfaces = map[string]*Config{}
 	inSandbox := map[string]bool{}
 	for _, s := range sources {
-		for _, i := range s.result.Interfaces {
+		for _, i := range s.Result.Interfaces {
 			inSandbox[i.Name] = inSandbox[i.Name] || i.Sandbox != ""
 		}
 	}
 	shown := func(i *types100.Interface) bool { return i.Sandbox != "" || !inSandbox[i.Name] }
 	for _, s := range sources {
-		for _, i := range s.result.Interfaces {
+		for _, i := range s.Result.Interfaces {
 			if shown(i) && r.Interfaces[i.Name] == nil {
 				r.Interfaces[i.Name] = &Config{
 					Mac: i.Mac, Sandbox: i.Sandbox, PciID: i.PciID, SocketPath: i.SocketPath,
@@ -301,10 +264,10 @@ func (r *Result) fillMap(sources []source, defaultIf string) {
 		r.Interfaces[defaultIf] = &Config{}
 	}
 	for _, s := range sources {
-		for _, ip := range s.result.IPs {
+		for _, ip := range s.Result.IPs {
 			name := defaultIf
 			if ip.Interface != nil {
-				i := s.result.Interfaces[*ip.Interface]
+				i := s.Result.Interfaces[*ip.Interface]
 				if !shown(i) {
 					continue
 				}
@@ -322,26 +285,14 @@ func (c *Config) add(ip IPConfig) {
 	}
 }
 
-// newAddress converts an address. A missing or impossible prefix length, as in results
-// built by hand, becomes that of a single host.
-func newAddress(n net.IPNet, gateway net.IP) Address {
-	ip, ok := netip.AddrFromSlice(n.IP)
-	if !ok {
-		return Address{}
+// result converts what a Setup has made.
+func (l *loaded) result(made *engine.SetupResult) (*Result, error) {
+	result, err := newResult(made.Attached, ifName(l.opts.prefix, 0))
+	if err != nil {
+		return nil, err
 	}
-	bits, size := n.Mask.Size()
-	if size != 128 || bits >= 96 { // ::ffff:10.0.0.1/64 is nothing as IPv4
-		ip = ip.Unmap()
-	}
-	switch {
-	case size == 128 && bits >= 96 && ip.Is4():
-		bits -= 96
-	case size != ip.BitLen():
-		bits = ip.BitLen()
-	}
-	a := Address{Prefix: netip.PrefixFrom(ip, bits)}
-	if gw, ok := netip.AddrFromSlice(gateway); ok {
-		a.Gateway = gw.Unmap()
-	}
-	return a
+	result.NetNS, result.PortWarnings, result.Ignored = made.NetNS, made.PortWarnings, made.Ignored
+	result.notePorts(made.Earlier, made.Attached)
+	result.Requested = asPorts(made.Requested)
+	return result, nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/embedcni/cni/internal/engine"
 	"github.com/embedcni/cni/internal/expect"
 )
 
@@ -26,9 +27,9 @@ func raw(t testing.TB, text string) *types100.Result {
 // ….
 func resultOf(t testing.TB, texts ...string) *Result {
 	t.Helper()
-	var sources []source
+	var sources []engine.Source
 	for i, text := range texts {
-		sources = append(sources, source{network: ifName("n", i), ifName: ifName("eth", i), result: raw(t, text)})
+		sources = append(sources, engine.Source{Network: ifName("n", i), IfName: ifName("eth", i), Result: raw(t, text)})
 	}
 	return expect.Value(newResult(sources, "eth0"))(t)
 }
@@ -222,7 +223,7 @@ func TestResultThatCannotBeWalked(t *testing.T) {
 		"address 0 is of interface 1 of 1":                         {Interfaces: []*types100.Interface{{}}, IPs: []*types100.IPConfig{index(1)}},
 		"address 0 is of interface -1 of 1":                        {Interfaces: []*types100.Interface{{}}, IPs: []*types100.IPConfig{index(-1)}},
 	} {
-		got, err := newResult([]source{{network: "net", ifName: "eth0", result: r}}, "eth0")
+		got, err := newResult([]engine.Source{{Network: "net", IfName: "eth0", Result: r}}, "eth0")
 		if got != nil || !IsInvalidResult(err) || !strings.Contains(err.Error(), `network "net": `) || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, %v; want ErrInvalidResult with %q", got, err, want)
 		}
@@ -288,7 +289,7 @@ func TestAddressOfAnyShape(t *testing.T) {
 		"no address":                 {net.IPNet{}, "invalid Prefix"},
 	}
 	for name, test := range tests {
-		expect.Same(t, name, newAddress(test.ip, nil).Prefix.String(), test.want)
+		expect.Same(t, name, engine.NewAddress(test.ip, nil).Prefix.String(), test.want)
 	}
 }
 

@@ -1,0 +1,373 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/health"
+	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/invoke"
+	"github.com/embedcni/cni/internal/parallel"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/spans"
+)
+
+// check asks the plugins of the attachments for CHECK.
+func (eng *Engine) Check(ctx context.Context, c *Call) error {
+	op, err := eng.begin(c, "CHECK")
+	if errors.Is(err, ErrInvalidNetNS) && !eng.isKnown(c.ID) {
+		err = fmt.Errorf("%w; and it is %w", err, ErrNotAttached)
+	}
+	if err == nil {
+		defer op.end()
+		eng.reap(op.c.Host, false)
+		err = op.recallToCheck(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("check container %q: %w", c.ID, err)
+	}
+	for _, a := range op.attachments {
+		if err := a.check(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recallToCheck locks the container, reads its record, and enters the namespace in which
+// its plugins ran.
+func (op *operation) recallToCheck(ctx context.Context) error {
+	err := op.lock(ctx, container.Access{Waiting: container.Looking})
+	if err == nil {
+		err = op.loadWhole()
+	}
+	if err == nil && op.c.Record != nil && op.c.Record.Boot == op.eng.Store.Boot {
+		err = op.c.EnterHost(false)
+	}
+	if err == nil && op.c.HostGone {
+		return fmt.Errorf("the host network namespace %s is gone: %w", op.c.RecordedHost(), ErrHostNetNS)
+	}
+	return err
+}
+
+// isKnown reports whether a container may be attached: it is on record, or in libcni's
+// cache, or either cannot be read.
+func (eng *Engine) isKnown(id record.ID) bool {
+	rec, err := eng.Store.Records.Load(id)
+	if rec != nil || err != nil {
+		return true
+	}
+	cached, err := chain.AllCached(eng.opts.StateDir, string(id))
+	return len(cached) > 0 || err != nil
+}
+
+// check runs the CHECK of one network, as recorded, if it has one.
+func (a *attachment) check(ctx context.Context) (err error) {
+	ctx, span := spans.Network(ctx, "cni.checkNetwork", a.Network.Config.Name, a.IfName)
+	defer func() { spans.End(span, err) }()
+	if a.op.c.Record != nil {
+		a, err = a.recorded()
+	} else {
+		a.useCached()
+	}
+	if err == nil {
+		err = a.chain().Check(ctx, &a.Attachment, a.partial)
+		if errors.Is(err, libcni.ErrorCheckNotSupp) {
+			err = &tagged{err, ErrNoCheck}
+		}
+	}
+	return a.errors("CHECK", err)
+}
+
+// recorded returns the attachment with the configuration, the parameters and the
+// result of its ADD; with an error it is the attachment itself.
+func (a *attachment) recorded() (*attachment, error) {
+	n := a.entry()
+	if n == nil || n.Network != a.Network.Config.Name || !n.Answered() {
+		return a, fmt.Errorf("%s of network %q: %w", a.IfName, a.Network.Config.Name, ErrNotAttached)
+	}
+	recorded, err := a.op.fromEntry(n)
+	if err != nil {
+		return a, err
+	}
+	recorded.NetNS = a.NetNS
+	return recorded, nil
+}
+
+// compareAll compares attachments of a container whose recorded namespaces are open.
+func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all attachments) (parts []*health.Part, err error) {
+	v, err := looks.Open(ctx, op.c.Host, op.c.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = Join(err, v.Close()) }()
+	for _, a := range all {
+		if unfinished := a.unfinished(); unfinished != nil {
+			parts = append(parts, &health.Part{Network: a.Network.Config.Name, IfName: a.IfName, Err: unfinished})
+			continue
+		}
+		parts = append(parts, a.compare(ctx, v))
+	}
+	return parts, nil
+}
+
+// unfinished returns why an attachment cannot be expected to be whole, or nil: it is
+// being made or removed, or a call that did so was cut short.
+func (a *attachment) unfinished() error {
+	n := a.entry()
+	switch {
+	case n == nil || !a.op.c.Record.IsUnfinished(n):
+		return nil
+	case n.Failures > 0:
+		return fmt.Errorf("interface %s of network %q could not be removed: %s", n.IfName, n.Network, n.LastError)
+	}
+	if alive, err := a.op.eng.Store.RuntimeAlive(a.op.c.Record); alive || err != nil {
+		return Join(fmt.Errorf("interface %s of network %q is being attached or detached: %w", n.IfName, n.Network, ErrBusy), err)
+	}
+	return fmt.Errorf("interface %s of network %q: a Setup or Remove was cut short; Recover or Remove removes it", n.IfName, n.Network)
+}
+
+// compare compares the parts of the attachment's plugins with the kernel, by those
+// built-in plugins that can. It changes nothing.
+func (a *attachment) compare(ctx context.Context, v *compare.View) *health.Part {
+	name := a.Network.Config.Name
+	c := &health.Attachment{
+		Attachment: &a.Attachment, Chain: &chain.Chain{List: a.Network.Config, Path: a.pluginDirs()},
+		Result: a.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
+		Describe: func(d compare.Difference) string { return differenceOf(name, a.IfName, d).String() },
+	}
+	if c.Result == nil {
+		c.Result = a.cached().Result()
+	}
+	part, err := c.Compare(ctx, v)
+	if err != nil {
+		part.Err = a.errors("CHECK", err)
+	}
+	return part
+}
+
+// checkFailed returns the failed CHECK as a difference.
+func checkFailed(c *health.Part) Difference {
+	d := Difference{
+		Network: c.Network, IfName: c.IfName, Kind: kindCheck, Err: c.Asked.Failed,
+		Why: "only the plugin knows more; Remove and Setup attach the container again",
+	}
+	if e := (*Error)(nil); errors.As(c.Asked.Failed, &e) {
+		d.Plugin = e.Plugin
+	}
+	return d
+}
+
+// notAsked notes why the plugins were not asked. That matters only for a part that
+// was not compared either.
+func notAsked(c *health.Part, why error) {
+	c.Asked.Missed = true
+	if len(c.Uncompared) > 0 {
+		c.Asked.Unknown = fmt.Errorf("interface %s of network %q: CHECK was not asked: %w", c.IfName, c.Network, why)
+	}
+}
+
+// defaultCheckBudget is longer than the CHECKs of a thousand containers take, and
+// shorter than a start of a program should.
+const defaultCheckBudget = 30 * time.Second
+
+// errBudget: the time for CHECKs is used up.
+var errBudget = fmt.Errorf("the time for all CHECKs is used up: %w", context.DeadlineExceeded)
+
+// withinBudget bounds the time for CHECKs.
+func withinBudget(ctx context.Context, budget time.Duration) (context.Context, context.CancelFunc) {
+	switch {
+	case budget < 0:
+		return ctx, func() {}
+	case budget == 0:
+		budget = defaultCheckBudget
+	}
+	return context.WithTimeoutCause(ctx, budget, errBudget)
+}
+
+// askAll asks the plugins of containers for CHECK, those of several containers at once.
+func (eng *Engine) askAll(ctx context.Context, host *hostns.NetNS, all []*health.Container, budget time.Duration) healthChecks {
+	begun := time.Now()
+	ctx, cancel := withinBudget(ctx, budget)
+	defer cancel()
+	all = slices.DeleteFunc(slices.Clone(all), func(e *health.Container) bool { return !e.WantsCheck() })
+	parallel.Each(len(all), atOnce, func(i int) { eng.askOne(ctx, host, all[i]) })
+	sum := healthChecks{Took: time.Since(begun)}
+	for _, e := range all {
+		for _, c := range e.Parts {
+			sum.Asked += c.Asked.Plugins
+			sum.Unanswered += c.Asked.Unanswered
+			if c.Asked.Failed != nil {
+				sum.Failed++
+			}
+			if c.Asked.Missed {
+				sum.NotAsked++
+			}
+		}
+	}
+	return sum
+}
+
+// askOne asks the plugins of a container, which it locks: the specification forbids
+// operations of one container that overlap.
+func (eng *Engine) askOne(ctx context.Context, host *hostns.NetNS, e *health.Container) {
+	op, all, err := eng.beginAsking(ctx, host, e)
+	if op != nil {
+		defer op.end()
+	}
+	for _, c := range e.Parts {
+		if !c.WantsCheck() {
+			continue
+		}
+		switch a := all.named(c.IfName); {
+		case err != nil:
+			notAsked(c, err)
+		case a == nil || a.unfinished() != nil:
+			notAsked(c, fmt.Errorf("it changes: %w", ErrBusy))
+		default:
+			a.ask(ctx, c)
+		}
+	}
+}
+
+// beginAsking locks a container for CHECK, and reads its record again. The operation,
+// if it is not nil, has to be ended.
+func (eng *Engine) beginAsking(ctx context.Context, host *hostns.NetNS, e *health.Container) (*operation, attachments, error) {
+	its, err := host.Dup()
+	if err != nil {
+		return nil, nil, err
+	}
+	op := &operation{eng: eng, c: eng.Store.New(e.Found.Record.ContainerID, its)}
+	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
+	defer cancel()
+	if err := op.lock(brief, container.Access{Waiting: container.Looking}); err != nil {
+		op.c.Close()
+		return nil, nil, err
+	}
+	if err := op.loadWhole(); err != nil || op.c.Record == nil {
+		return op, nil, err
+	}
+	all, err := op.enterRecorded(false)
+	if err == nil {
+		_, err = op.c.OutOfReach()
+	}
+	return op, all, err
+}
+
+// named returns the attachment with that interface name, or nil.
+func (all attachments) named(ifName string) *attachment {
+	for _, a := range all {
+		if a.IfName == ifName {
+			return a
+		}
+	}
+	return nil
+}
+
+// ask asks those plugins of the attachment for CHECK that can say more than the
+// comparison, up to the first that does not confirm it. The container is locked.
+func (a *attachment) ask(ctx context.Context, c *health.Part) {
+	list := a.chain()
+	switch {
+	case list.List.DisableCheck:
+		return
+	case !list.CanCheck():
+		if len(c.Uncompared) > 0 {
+			old := fmt.Errorf("configuration version %q %w", list.List.CNIVersion, libcni.ErrorCheckNotSupp)
+			c.Asked.Unknown = a.errors("CHECK", &tagged{old, ErrNoCheck})
+		}
+		return
+	}
+	run := list.Run
+	list.Run = func(ctx context.Context, call chain.Call) (chain.Output, error) {
+		c.Asked.Plugins++
+		out, err := run(ctx, call)
+		if err != nil && a.excuses(ctx, c, call, err) {
+			return chain.Output{}, nil // the plugins behind it are asked too
+		}
+		return out, err
+	}
+	err := a.errors("CHECK", list.CheckSome(ctx, &a.Attachment, a.partial, func(position int) bool { return c.Asks[position] }))
+	switch {
+	case errors.Is(err, errBudget):
+		notAsked(c, err)
+		return
+	case err == nil:
+	case unanswered(err) != nil:
+		c.Asked.Unknown = unanswered(err)
+		c.Asked.Unanswered++
+	default:
+		c.Asked.Failed = err
+	}
+	c.Asked.Done = true
+}
+
+// excuses reports whether the CHECK of a plugin has failed although nothing is wrong, and
+// notes that. The attachment is compared anew: if something is wrong with it, the plugin
+// may be right.
+func (a *attachment) excuses(ctx context.Context, c *health.Part, call chain.Call, failed error) bool {
+	failed = a.errors("CHECK", failed)
+	if unanswered(failed) != nil {
+		return false
+	}
+	e, err := a.excuse(ctx, call)
+	if err != nil {
+		a.op.eng.opts.Logger.Warn("a CHECK has failed, and the attachment could not be compared", "container", a.op.c.ID, "interface", a.IfName, "error", err)
+	}
+	switch why := fmt.Errorf("%s: %w", e.Why, failed); {
+	case err != nil || e.Why == "":
+		return false
+	case e.Blind:
+		c.Asked.Blind = Join(c.Asked.Blind, why)
+		c.Asked.Unanswered++
+	default:
+		c.Asked.Noted = Join(c.Asked.Noted, why)
+	}
+	return true
+}
+
+func (a *attachment) excuse(ctx context.Context, call chain.Call) (e compare.Excuse, err error) {
+	v, err := (&compare.Looks{}).Open(ctx, a.op.c.Host, a.inside())
+	if err != nil {
+		return e, err
+	}
+	defer func() { err = Join(err, v.Close()) }()
+	ipam := ""
+	for _, p := range a.Network.Config.Plugins {
+		if p.Network.Type == call.Plugin {
+			ipam = p.Network.IPAM.Type
+		}
+	}
+	if part := a.compare(ctx, v); !part.IsWhole() || !part.Covers(call.Plugin, ipam) {
+		return e, nil
+	}
+	return a.runner().Excuse(ctx, call, ipam, v)
+}
+
+// unanswered returns the error of a CHECK with its kind, if it says nothing about the
+// container; nil if it is the plugin's own answer.
+func unanswered(err error) error {
+	var e *Error
+	var exit *invoke.ExitError
+	kinds := []error{context.DeadlineExceeded, context.Canceled, ErrPluginNotFound, ErrInsecureFile}
+	switch {
+	case slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) }), !errors.As(err, &e):
+		return err
+	case e.Code == types.ErrTryAgainLater || e.Code == codeNotAvailable:
+		return &tagged{err, ErrPluginNotReady}
+	case e.Code != 0:
+		return nil
+	case errors.As(err, &exit) && exit.Signal != 0:
+		return &tagged{err, ErrPluginKilled}
+	}
+	return &tagged{err, ErrNoAnswer}
+}

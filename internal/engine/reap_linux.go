@@ -1,0 +1,10 @@
+package engine
+
+// Reap looks for abandoned containers now, rather than in the background.
+func (eng *Engine) Reap() error {
+	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	if err != nil {
+		return err
+	}
+	return Join(eng.abandoned.Look(eng.forAbandoned(), host), host.Close())
+}

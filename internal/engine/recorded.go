@@ -1,0 +1,400 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/leftovers"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// write records the attachments on the disk, and pins the container's namespace,
+// before the first plugin runs. The container's earlier attachments, under other
+// interface names, stay in the record.
+func (op *operation) write(ctx context.Context) error {
+	rec, err := op.c.NewRecord(op.eng.opts.Owner)
+	if err != nil {
+		return err
+	}
+	for _, a := range op.attachments {
+		n, err := a.newEntry(ctx)
+		if err != nil {
+			return err
+		}
+		n.Call = rec.Generation + 1 // as Begin sets it
+		if op.eng.opts.Owner != rec.Owner {
+			n.Owner = op.eng.opts.Owner
+		}
+		rec.Attachments = append(rec.Attachments, n)
+	}
+	op.beginClaims(rec)
+	if err := op.beginRecord(ctx, rec, op.survival(ctx)); err != nil {
+		return err
+	}
+	if err := op.c.Pin(); err != nil {
+		return Join(err, leftover(op.c.ID, op.forget(op.attachments)))
+	}
+	return nil
+}
+
+// survival returns when the record must survive a power cut. A plugin may start before
+// it does, if a power cut undoes the plugin's work.
+//
+// A power cut leaves nothing of plugins that write no file. A torn record may leave a file in
+// libcni's cache, which Recover finds by the record's name; see deleteIllegible.
+func (op *operation) survival(ctx context.Context) record.Survival {
+	all := func(is func(a *attachment) bool) bool {
+		return !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !is(a) })
+	}
+	switch {
+	case op.c.OutlivesPowerCut():
+		return record.AtOnce
+	case all(func(a *attachment) bool { return a.isPassing(ctx) }):
+		return record.Never
+	}
+	return record.Soon
+}
+
+// isPassing reports whether the record of an attachment need not survive a power cut,
+// which undoes all that the plugins make: nobody else relies on it.
+func (a *attachment) isPassing(ctx context.Context) bool {
+	return len(a.Metadata) == 0 && len(a.hostPorts()) == 0 && a.runner().StaysInKernel(ctx)
+}
+
+// newEntry returns all parameters of the attachment's plugins for the record, and the
+// plugins that run.
+func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
+	a.runner().Choose(ctx)
+	n := record.Attachment{
+		Network: a.Network.Config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded(), Metadata: a.Metadata,
+	}
+	var err error
+	n.Result, n.Facts = json.RawMessage(a.Prev), a.facts.All()
+	n.OwnConfig, n.PrevResult, n.PluginDirs = a.OwnConfig, json.RawMessage(a.Prev), a.Dirs
+	if n.Config, n.Capabilities, n.ConfigArgs, err = a.Encoded(); err != nil {
+		return n, err
+	}
+	return n, a.recordPorts(&n)
+}
+
+// encoded returns the network's configuration, as one list, and the parameters that are JSON.
+func (a *Planned) Encoded() (config json.RawMessage, capabilities, configArgs map[string]json.RawMessage, err error) {
+	if config, err = conflist.Whole(a.Network.Config); err != nil {
+		return nil, nil, nil, err
+	}
+	if capabilities, err = rawMap(a.CapabilityArgs); err != nil {
+		return nil, nil, nil, fmt.Errorf("network %q: capability %w", a.Network.Config.Name, err)
+	}
+	if configArgs, err = rawMap(a.ConfigArgs); err != nil {
+		err = fmt.Errorf("network %q: args.cni.%w", a.Network.Config.Name, err)
+	}
+	return config, capabilities, configArgs, err
+}
+
+func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
+	if len(values) == 0 {
+		return nil, nil
+	}
+	raw := make(map[string]json.RawMessage, len(values))
+	for key, value := range values {
+		data, err := json.Marshal(value)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w: %w", key, err, ErrInvalidArgument)
+		}
+		raw[key] = data
+	}
+	return raw, nil
+}
+
+// Append adds an entry about the attachment to the record, if there is one. It
+// implements [runner.Attachment].
+func (a *attachment) Append(e record.Entry) error {
+	e.IfName, e.Facts = a.IfName, a.facts.With(e.Facts)
+	return a.op.c.Note(e)
+}
+
+// noteResult adds the result so far, unless the last plugin did not change it.
+func (a *attachment) noteResult(result json.RawMessage) error {
+	if bytes.Equal(a.noted, result) {
+		return nil
+	}
+	err := a.Append(record.Entry{Result: result})
+	if err == nil {
+		a.noted = result
+	}
+	a.claimResult(result)
+	return err
+}
+
+// holdResult is noteResult for a result that no DEL needs: the entry of the ADD's end
+// notes it.
+func (a *attachment) holdResult(result json.RawMessage) error {
+	a.held = result
+	return nil
+}
+
+// recall finds the attachments of a container to remove in its record, which was
+// loaded; without a whole record, see unrecorded. For mustStop see
+// [container.Container.EnterHost].
+func (op *operation) recall(c *Call, damage error, mustStop bool) (err error) {
+	if damage != nil {
+		op.eng.opts.Logger.Warn("removing without a whole record", "container", op.c.ID, "error", damage)
+	}
+	if op.c.Record == nil || damage != nil {
+		op.attachments, err = op.unrecorded(c, mustStop)
+		return err
+	}
+	if op.attachments, err = op.enterRecorded(mustStop); err != nil {
+		return err
+	}
+	return op.narrow(c.Selected)
+}
+
+// recallOwn is recall for Recover and GC: it finds only the attachments of this
+// owner, and none if the record was deleted meanwhile.
+func (op *operation) recallOwn() error {
+	damage, err := op.load()
+	if err != nil || op.c.Record == nil {
+		return err
+	}
+	if err := op.recall(&Call{ID: op.c.ID, Planned: op.eng.plain(op.c.ID)}, damage, false); err != nil {
+		return err
+	}
+	switch {
+	case !op.c.Damaged:
+		op.attachments = slices.DeleteFunc(op.attachments, func(a *attachment) bool { return !a.own() })
+	case op.c.NetNS == nil && op.c.Path != "":
+		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.c.Path)
+	case op.c.Record.Shared() || op.c.Record.Owner != "" && op.c.Record.Owner != op.eng.opts.Owner:
+		return fmt.Errorf("record of container %s: %w", op.c.ID, errShared)
+	default:
+		return op.c.SettleDamaged()
+	}
+	return nil
+}
+
+// errShared: a damaged record does not say which attachments are this owner's.
+var errShared = errors.New("it is damaged, and has attachments of another owner; call Remove if the container is gone")
+
+// enterRecorded opens the recorded namespaces, and returns the attachments of the
+// record.
+func (op *operation) enterRecorded(mustStop bool) (attachments, error) {
+	if err := op.c.EnterRecorded(mustStop); err != nil {
+		return nil, err
+	}
+	return op.fromRecord()
+}
+
+// fromRecord returns the attachments of the record, with the configuration of
+// their ADD rather than the loaded one.
+func (op *operation) fromRecord() (all attachments, err error) {
+	for n := range op.c.Record.Present() {
+		a, err := op.fromEntry(n)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+func (op *operation) fromEntry(n *record.Attachment) (*attachment, error) {
+	list, err := op.eng.parsed.Parse(n.Config)
+	if err != nil {
+		return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Network, err, ErrInvalidConfig)
+	}
+	a := op.attachment(&Network{Config: list, IfName: n.IfName}, n.IfName)
+	a.state, a.partial = n.State, chain.Partial(n.Result)
+	a.OwnConfig, a.Prev, a.Dirs = n.OwnConfig, chain.Partial(n.PrevResult), n.PluginDirs
+	a.facts.Reset(n.Facts)
+	a.plugins.Reset(n.Plugins, n.NeverRan)
+	a.RuntimeConf = libcni.RuntimeConf{
+		ContainerID: string(op.c.PluginID()), NetNS: op.c.Path, IfName: n.IfName,
+		Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
+	}
+	a.ConfigArgs = anyMap(n.ConfigArgs)
+	return a, nil
+}
+
+func anyMap(raw map[string]json.RawMessage) map[string]any {
+	values := make(map[string]any, len(raw))
+	for key, value := range raw {
+		values[key] = value
+	}
+	return values
+}
+
+// forget removes attachments that are gone from the record. With the last one it
+// deletes the record and stops keeping the namespace.
+func (op *operation) forget(gone attachments) error {
+	if op.c.Record == nil {
+		return op.c.Erase() // there may be a damaged one
+	}
+	op.settleReleases(gone)
+	if op.c.Damaged || !op.c.Record.HasOthers(gone.names()) {
+		return op.erase(gone)
+	}
+	var errs []error
+	for _, a := range gone {
+		errs = append(errs, a.Append(record.Entry{State: record.Deleted}))
+		// The record is not read again: if that failed, the next record would lack
+		// the remaining attachments.
+		if n := a.entry(); n != nil {
+			n.State = record.Deleted
+		}
+	}
+	return Join(errs...)
+}
+
+// erase deletes the record, or leaves one of the namespace alone; see
+// [container.Container.KeepNetNS].
+func (op *operation) erase(gone attachments) error {
+	err := op.c.Erase()
+	if err == nil {
+		op.eng.forgetHolds(op.c.ID, gone)
+	}
+	if !op.c.KeepsNetNS() {
+		op.c.Record = nil
+		return err
+	}
+	for _, a := range gone { // another record of the container would have them
+		if n := a.entry(); n != nil {
+			n.State = record.Deleted
+		}
+	}
+	return err
+}
+
+// stay notes why attachments could not be detached, for each by itself, and returns
+// the error for all of them. The record stays for the next Remove, Recover or GC. An
+// attachment that stays only because others do gets no note: it is being detached.
+func (all attachments) stay(delErr error, outcomes []swept) *LeftoverError {
+	whole := &LeftoverError{ContainerID: string(all[0].op.c.ID), Err: delErr}
+	own := make([]*LeftoverError, len(all))
+	for i, o := range outcomes {
+		whole.Left, whole.Err = append(whole.Left, o.left...), Join(whole.Err, o.err)
+		own[i] = &LeftoverError{Left: o.left, Err: Join(all.about(i, delErr), o.err)}
+	}
+	for i, a := range all {
+		a.settle()
+		why := own[i].why()
+		if why == "" {
+			continue
+		}
+		if err := a.Append(record.Entry{Error: why}); err != nil {
+			a.op.eng.opts.Logger.Error("note a failure in the record", "container", a.op.c.ID, "error", err)
+		}
+	}
+	return whole
+}
+
+// about returns the errors of DELs that are about attachment i, or about none of them
+// in particular.
+func (all attachments) about(i int, err error) error {
+	return without(err, func(e *Error) bool {
+		a := all.of(e)
+		return a != nil && a != all[i]
+	})
+}
+
+// ledger returns what earlier versions have noted about this owner's attachments.
+func (eng *Engine) ledger() leftovers.Ledger {
+	return leftovers.LedgerOf(eng.Store.Records, eng.opts.Owner)
+}
+
+func (a *attachment) key() leftovers.Key {
+	return leftovers.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.Network.Config.Name, IfName: a.IfName}
+}
+
+// beginClaims notes the time at which attachments are about to be recorded.
+func (op *operation) beginClaims(rec *record.Record) {
+	var now time.Time
+	for _, a := range op.attachments {
+		a.claims.Restart()
+		if isLoAlone(a.Network.Config.Plugins) {
+			continue // lo's attachment holds no address
+		}
+		if now.IsZero() {
+			now = op.eng.Store.Records.Now()
+		}
+		rec.Find(a.IfName).Since = now
+	}
+}
+
+// syncReleases begins to sync host-local's directories of attachments whose DELs have
+// released their addresses, but those for which a built-in plugin has done so already.
+func (op *operation) syncReleases(all attachments) {
+	for _, a := range all {
+		for _, dir := range leftovers.IPAMDirs(a.Network.Config) {
+			if !op.removal.releases.Has(dir) {
+				op.removal.releases.Begin(dir, op.eng.Store.Records.SyncDir)
+			}
+		}
+	}
+}
+
+// settleReleases waits until what was released is on the disk: a power cut must not restore
+// a reservation without the record that names its holder. Then no ledger of an earlier
+// version needs to name it either.
+func (op *operation) settleReleases(gone attachments) {
+	if err := op.removal.releases.Wait(); err != nil { // no reason to keep a container attached
+		op.eng.opts.Logger.Warn("sync the release of addresses", "container", op.c.ID, "error", err)
+	}
+	if err := op.eng.ledger().Forget(gone.keys()); err != nil {
+		op.eng.opts.Logger.Warn("note a removal in the ledger of an earlier version", "container", op.c.ID, "error", err)
+	}
+}
+
+func (all attachments) keys() (keys []leftovers.Key) {
+	for _, a := range all {
+		keys = append(keys, a.key())
+	}
+	return keys
+}
+
+// Fact returns the note under a key, or nil.
+func (a *attachment) Fact(key string) json.RawMessage { return a.facts.Get(key) }
+
+// Note notes a value under a key, for this and for later calls.
+func (a *attachment) Note(key string, value any) error {
+	data, err := json.Marshal(value)
+	if err == nil {
+		err = a.Append(record.Entry{Facts: map[string]json.RawMessage{key: data}})
+	}
+	if err != nil {
+		return fmt.Errorf("note %s: %w", key, err)
+	}
+	a.facts.Set(key, data)
+	return nil
+}
+
+// NoteSoon notes a value that is written with the next entry.
+func (a *attachment) NoteSoon(key string, value any) error {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("note %s: %w", key, err)
+	}
+	a.facts.SetSoon(key, data)
+	return nil
+}
+
+// claimResult notes the addresses in a result, because an executable may have
+// delegated their reservation.
+func (a *attachment) claimResult(result json.RawMessage) {
+	if len(a.claims.All()) > 0 || !slices.ContainsFunc(a.Network.Config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
+		return
+	}
+	if addrs := leftovers.Addresses(result); len(addrs) > 0 {
+		a.claims.Add(addrs...)
+	}
+}

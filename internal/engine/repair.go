@@ -1,0 +1,263 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/embedcni/cni/internal/caller"
+	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/health"
+	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/spans"
+)
+
+// repairOptions say what to repair; see cni.RepairOptions.
+type RepairOptions struct {
+	Inside, Unheld bool
+	Want           func(containerID string, d Difference) bool
+}
+
+// repairReport is the outcome of a repair for one container.
+type RepairReport struct {
+	ContainerID string
+	Repaired    []Difference
+	Remaining   []remaining
+	Unknown     []error
+}
+
+// remaining is a difference that a repair has left, and why.
+type remaining struct {
+	Difference
+	Reason error
+}
+
+// err returns nil if the container is known to be as its Setup made it, and otherwise all
+// reasons.
+func (r *RepairReport) err() error {
+	var errs []error
+	for _, left := range r.Remaining {
+		errs = append(errs, fmt.Errorf("%v: %w", left.Difference, left.Reason))
+	}
+	return Join(append(errs, r.Unknown...)...)
+}
+
+// repair adds what is missing of one container.
+// repair repairs a container, and asks its plugins for CHECK if asks is set. The report is
+// valid with an error.
+func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions, asks bool) (*RepairReport, error) {
+	op, err := eng.beginRepair(ctx, id, true)
+	if err != nil {
+		return nil, err
+	}
+	defer op.end()
+	if err := op.recallToRepair(); err != nil {
+		return nil, err
+	}
+	holds, release, err := op.eng.heldNow(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	report := &RepairReport{ContainerID: string(id)}
+	var all attachments
+	for _, a := range op.attachments {
+		if n := a.entry(); n == nil || op.c.Record.IsUnfinished(n) {
+			report.Unknown = append(report.Unknown, a.error(repairOp, errUnfinished))
+		} else {
+			all = append(all, a)
+		}
+	}
+	for _, r := range repairLocked(ctx, all, o, holds, asks, map[record.ID]*RepairReport{id: report}) {
+		err = Join(err, r.Err)
+	}
+	return report, err
+}
+
+// beginRepair locks the container, as for an ADD. Unless it waits, it returns nil for one
+// that is locked.
+func (eng *Engine) beginRepair(ctx context.Context, id record.ID, waits bool) (*operation, error) {
+	if err := ValidateID(id); err != nil {
+		return nil, err
+	}
+	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	if err != nil {
+		return nil, err
+	}
+	op, locked := &operation{eng: eng, c: eng.Store.New(id, host)}, true
+	if waits {
+		err = op.lock(ctx, container.Access{})
+	} else {
+		locked, err = op.c.TryLock()
+	}
+	if !locked || err != nil {
+		return nil, Join(err, host.Close())
+	}
+	return op, nil
+}
+
+// recallToRepair finds the attachments in the record. It refuses a container that
+// nothing may be added to.
+func (op *operation) recallToRepair() error {
+	damage, err := op.load()
+	switch {
+	case err != nil:
+		return err
+	case damage != nil:
+		return fmt.Errorf("%w: its record is damaged; call Remove if the container is gone: %w", ErrNotRepairable, damage)
+	case op.c.Record == nil:
+		return ErrNotAttached
+	case op.c.Record.Warm:
+		return fmt.Errorf("a pool made it ahead of time, and nobody has it yet: %w", ErrNotAttached)
+	}
+	if op.attachments, err = op.enterRecorded(false); err != nil {
+		return err
+	}
+	return op.refuseDead()
+}
+
+// refuseDead returns an error if the container may be dead.
+func (op *operation) refuseDead() error {
+	gone, err := op.c.OutOfReach()
+	if err == nil || errors.Is(err, ErrHostNetNS) {
+		return err
+	}
+	if gone {
+		err = fmt.Errorf("%w; call Remove or Recover", err)
+	}
+	return fmt.Errorf("%w: %w", ErrNotRepairable, err)
+}
+
+// errUnfinished: an attachment cannot be expected to be whole.
+var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has begun; Remove or Recover ends it", ErrNotRepairable)
+
+// repairLocked repairs attachments of locked containers together, and adds the outcomes to
+// the reports, by container. The Err of each is the reason why it could not be repaired to
+// the end; the report is valid with it. With asks, it asks the plugins for CHECK.
+func repairLocked(ctx context.Context, all attachments, o RepairOptions, holds []record.Hold, asks bool, reports map[record.ID]*RepairReport) (repairs []*repairing) {
+	var group []*health.Repairing
+	var in []context.Context
+	var end []func(error)
+	for _, a := range all {
+		its, span := spans.Network(ctx, "cni.repairNetwork", a.Network.Config.Name, a.IfName)
+		in, end = append(in, its), append(end, func(err error) { spans.End(span, err) })
+		r := a.repairing(o, holds)
+		repairs, group = append(repairs, r), append(group, r.Repairing)
+	}
+	health.Repair(ctx, group)
+	for i, r := range repairs {
+		report := reports[r.a.op.c.ID]
+		r.report(in[i], report)
+		if r.Err == nil && asks {
+			r.Err = r.ask(in[i], report) // nobody else can compare the parts of these plugins
+		}
+		end[i](r.Err)
+		r.Err = r.a.errors(repairOp, r.Err)
+	}
+	return repairs
+}
+
+// repairOp is the Op of a repair's errors and events.
+const repairOp = runner.VerbRepair
+
+// repairing is the repair of one attachment.
+type repairing struct {
+	a *attachment
+	*health.Repairing
+	held bool // nothing of it is wanted, since it is held
+}
+
+// repairPatience is the time for which the repair of one container waits, in all, for
+// work of the kernel: by default it looks for duplicates of an IPv6 address for up to two
+// seconds, and for as long as an administrator likes.
+const repairPatience = 3 * time.Second
+
+func (a *attachment) repairing(o RepairOptions, holds []record.Hold) *repairing {
+	if a.op.patience == nil {
+		a.op.patience = caller.NewPatience(repairPatience)
+	}
+	its := a.runner()
+	its.Given.Patience = a.op.patience
+	r := &repairing{a: a, Repairing: &health.Repairing{
+		Runner: its, Host: a.op.c.Host, Container: a.inside(), Compare: a.compare, Inside: o.Inside,
+	}}
+	r.held = o.Unheld && slices.ContainsFunc(holds, func(h record.Hold) bool { return h.Holds(a.op.c.Record, a.Network.Config.Name) })
+	if r.held || o.Want != nil {
+		r.Want = func(d compare.Difference) bool { return !r.held && o.Want(string(a.op.c.ID), r.difference(d)) }
+	}
+	return r
+}
+
+// report adds the outcome to the report, and reports it to the log and the observer.
+func (r *repairing) report(ctx context.Context, report *RepairReport) {
+	log := r.a.op.log().With("network", r.a.Network.Config.Name, "interface", r.a.IfName)
+	for _, d := range r.Repaired {
+		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
+		report.Repaired = append(report.Repaired, r.difference(d))
+	}
+	for _, left := range r.Left {
+		if left.Failed {
+			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
+		}
+		report.Remaining = append(report.Remaining, remaining{r.difference(left.Difference), r.asPublic(left.Reason)})
+	}
+	r.Report(ctx)
+}
+
+func (r *repairing) difference(d compare.Difference) Difference {
+	return differenceOf(r.a.Network.Config.Name, r.a.IfName, d)
+}
+
+// asPublic adds this package's sentinels to the reason why a difference remains.
+func (r *repairing) asPublic(reason error) error {
+	switch {
+	case r.held && errors.Is(reason, health.ErrNotWanted):
+		return ErrHeld
+	case errors.Is(reason, health.ErrNotAsked):
+		return &tagged{reason, ErrInContainer}
+	case errors.Is(reason, health.ErrNotAddable), errors.Is(reason, health.ErrReturned):
+		return &tagged{reason, ErrNotRepairable}
+	}
+	return reason
+}
+
+// errOwnPlugin: an executable of a type that is not built in, or a plugin of the
+// program, has made a part.
+var errOwnPlugin = fmt.Errorf("%w: only the plugin itself knows its part, and the specification forbids a second ADD without a DEL; "+
+	"Remove and Setup make it again", ErrNotRepairable)
+
+// ask asks the plugins for CHECK, as Health does, and reports those that find something
+// wrong, and those that give no answer about a part that nobody else can compare. It
+// returns the cause if ctx ends.
+func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
+	last := r.Last
+	if last.Err != nil {
+		report.Unknown = append(report.Unknown, r.a.errors(repairOp, last.Err))
+	}
+	if len(last.Differences) > 0 { // the plugins whose parts were compared say no more than these
+		maps.DeleteFunc(last.Asks, func(position int, _ bool) bool {
+			p := r.a.Network.Config.Plugins[position].Network
+			return last.Covers(p.Type, p.IPAM.Type)
+		})
+	}
+	if !last.WantsCheck() {
+		return nil
+	}
+	r.a.ask(ctx, last)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	err := last.Asked.Failed
+	if err == nil && len(last.Uncompared) > 0 {
+		err = last.Asked.Unknown
+	}
+	if err != nil {
+		report.Unknown = append(report.Unknown, &tagged{fmt.Errorf("%w; %w", err, errOwnPlugin), ErrNotRepairable})
+	}
+	return nil
+}

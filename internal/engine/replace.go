@@ -1,0 +1,204 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/record"
+)
+
+// replace removes the attachments of a container, and attaches it again. seen is its record
+// when that was decided; nil if there was none.
+func (eng *Engine) Replace(ctx context.Context, c *Call, seen *record.Record) (*SetupResult, error) {
+	p := &replacement{seen: seen}
+	return eng.withoutHolders(ctx, func() (*SetupResult, error) {
+		op, err := eng.begin(c, "ADD")
+		if err != nil {
+			return nil, err
+		}
+		defer op.end()
+		p.op, op.ignored = op, c.Ignored
+		if err := op.makeRoom(ctx, p.clear); err != nil {
+			return nil, err
+		}
+		return op.attachWith(ctx, p.before)
+	})
+}
+
+// replacement is a Replace in progress.
+type replacement struct {
+	op     *operation
+	seen   *record.Record // when it was decided; nil if there was none
+	before []formerly     // the addresses of the attachments that clear has removed
+}
+
+// formerly are the addresses of one of a container's attachments.
+type formerly struct {
+	network, ifName string
+	addresses       []address
+}
+
+// errChanged: the decision was about another state of the container.
+var errChanged = fmt.Errorf("it has changed since the verdict: %w", ErrBusy)
+
+// clear removes all attachments of the container, and notes their addresses. It removes
+// nothing if the container is not as it was seen, or if the Setup that follows could not
+// succeed.
+func (p *replacement) clear(ctx context.Context, wanted container.Place, all attachments) error {
+	op := p.op
+	if op.c.Damaged {
+		return fmt.Errorf("its record is damaged; call Remove if the container is gone: %w", record.ErrBad)
+	}
+	if attached := op.c.Record != nil && !op.c.Record.IsEmpty(); (attached || p.seen != nil) && !reflect.DeepEqual(op.c.Record, p.seen) {
+		return errChanged
+	}
+	if op.c.Record == nil {
+		if len(all) > 0 {
+			return fmt.Errorf("interface %s of network %q is in libcni's cache and not on record, since another program attached it: %w; call Remove first",
+				all[0].IfName, all[0].Network.Config.Name, ErrAlreadyAttached)
+		}
+		return nil
+	}
+	if err := op.refuseReplacing(all, &wanted); err != nil {
+		return err
+	}
+	if kept, err := op.c.KeepNetNS(wanted); err != nil || kept && len(all) == 0 {
+		return err
+	}
+	before := formerAddresses(all)
+	op.eng.opts.Logger.Info("replacing the attachments of a container", "container", op.c.ID)
+	if err := op.tearDown(context.WithoutCancel(ctx), all); err != nil {
+		return fmt.Errorf("remove its attachments: %w", err)
+	}
+	p.seen, p.before = nil, before
+	return nil
+}
+
+// formerAddresses returns the addresses on record of attachments: those of their ADDs,
+// because no IPAM plugin can be asked for others.
+func formerAddresses(all attachments) (before []formerly) {
+	for _, a := range all {
+		n := a.entry()
+		if result := chain.Decode(n.Result); result != nil {
+			before = append(before, formerly{n.Network, n.IfName, ContainerAddresses(result, n.IfName)})
+		}
+	}
+	return before
+}
+
+// refuseReplacing refuses to remove attachments of a container if they are another
+// owner's, or if a wanted interface is there and not among them.
+func (op *operation) refuseReplacing(all attachments, wanted *container.Place) error {
+	for _, a := range all {
+		if !a.own() {
+			return fmt.Errorf("interface %s of network %q is of owner %q: %w",
+				a.IfName, a.Network.Config.Name, op.c.Record.OwnerOf(a.entry()), ErrAlreadyAttached)
+		}
+	}
+	var going map[string]bool
+	if op.c.SameNetNS(wanted.Path) == nil {
+		going = all.names()
+	}
+	return op.refuseTaken(wanted, going)
+}
+
+// attachWith attaches the container with the addresses that it had, where a network can
+// be asked for them. If that fails, it attaches it with any.
+func (op *operation) attachWith(ctx context.Context, before []formerly) (*SetupResult, error) {
+	var asked attachments
+	for _, f := range before {
+		a := op.attachments.named(f.ifName)
+		if a != nil && a.Network.Config.Name == f.network && a.askFor(f.addresses) {
+			asked = append(asked, a)
+		}
+	}
+	result, err := op.tryAll(ctx, false)
+	if err == nil || len(asked) == 0 || ctx.Err() != nil || !isUndone(err) {
+		return result, err
+	}
+	op.eng.opts.Logger.Warn("attaching a container with other addresses than it had", "container", op.c.ID, "reason", err)
+	for _, a := range asked {
+		delete(a.CapabilityArgs, keyIPs)
+		delete(a.ConfigArgs, keyIPs)
+	}
+	result, again := op.tryAll(ctx, false)
+	if again != nil {
+		return nil, again
+	}
+	return result, nil
+}
+
+// isUndone reports whether an ADD has failed, and nothing of it is left.
+func isUndone(err error) bool {
+	return errors.As(err, new(*Error)) && !errors.As(err, new(*rollbackError)) && !errors.As(err, new(*LeftoverError))
+}
+
+// askFor has the ADD ask for addresses, unless its caller asks for some. It reports
+// whether the network can be asked.
+func (a *attachment) askFor(addresses []address) bool {
+	byArgs := slices.ContainsFunc(a.Args, func(arg [2]string) bool { return arg[0] == "IP" || arg[0] == "ip" })
+	if byArgs || a.CapabilityArgs[keyIPs] != nil || a.ConfigArgs[keyIPs] != nil || len(addresses) == 0 {
+		return false
+	}
+	var ips []string
+	for _, of := range addresses {
+		ips = append(ips, of.Prefix.String())
+	}
+	registered := a.op.eng.opts.Choice.IsRegistered
+	switch askingOf(a.Network.Config, func(typ string) bool { return !registered(typ) }) {
+	case byCapability:
+		a.CapabilityArgs[keyIPs] = ips
+	case byArgument:
+		a.ConfigArgs[keyIPs] = ips
+	default:
+		return false
+	}
+	return true
+}
+
+// asking is the way in which a network can be asked for addresses.
+type asking int
+
+const (
+	byNothing asking = iota // no plugin of the network takes a request
+	byCapability
+	byArgument // in args.cni
+)
+
+// keyIPs is the name of the capability, and of the argument.
+const keyIPs = "ips"
+
+// askingOf returns the way in which a network can be asked for the addresses that a
+// container had. A network that declares the capability can be asked by it. Without it
+// host-local takes the argument. So does static, but then it forgets the configured
+// gateways, and it assigns the same addresses anyway. is reports whether the plugin of a
+// type reads its configuration like the built-in one.
+func askingOf(list *libcni.NetworkConfigList, is func(typ string) bool) asking {
+	by := byNothing
+	for _, p := range list.Plugins {
+		switch ipam := p.Network.IPAM.Type; {
+		case ipam == "":
+		case ipam == known.Static:
+			return byNothing
+		case ipam == known.HostLocal && is(ipam):
+			by = byArgument
+		case !conflist.Declares(list, keyIPs):
+			return byNothing
+		default:
+			by = byCapability
+		}
+	}
+	if by != byNothing && conflist.Declares(list, keyIPs) {
+		return byCapability
+	}
+	return by
+}

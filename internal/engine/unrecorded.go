@@ -1,0 +1,252 @@
+package engine
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/netns"
+)
+
+// unrecorded returns the attachments of a container without a whole record:
+// those in libcni's cache, with their cached configuration, and the planned ones
+// for the loaded networks, because a plugin may have been killed before anything
+// was cached. A DEL of an attachment that was never added does nothing. If
+// planned is nil, it is planned here. With mustStop the path may be stale, and
+// lead to another container's namespace; otherwise the caller asks whether the
+// container is alive there.
+func (op *operation) unrecorded(c *Call, mustStop bool) (all attachments, err error) {
+	path := c.Path
+	if path == "" && op.c.Damaged {
+		if path, err = op.eng.Store.Pins.Where(op.c.ID); err != nil {
+			return nil, err
+		}
+	}
+	if err := op.c.OpenPath(path, "DEL"); err != nil {
+		return nil, err
+	}
+	if mustStop && c.Path != "" {
+		op.avoidOthers()
+	}
+	if c.Err != nil {
+		return nil, c.Err
+	}
+	all = op.take(c.Planned)
+	for _, a := range all {
+		a.NetNS, a.ContainerID = op.c.Path, string(op.c.PluginID())
+		a.useCached()
+		a.useCachedConfig()
+	}
+	if len(c.Selected) == 0 {
+		cached, err := op.cachedBeside(all)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, cached...)
+	}
+	for _, a := range all {
+		// The sweep needs it as much as the plugins do, and a successful DEL
+		// deletes it from the cache.
+		a.partial = a.cached().Result()
+		if n := a.entry(); n != nil && n.Result != nil {
+			a.partial = chain.Partial(n.Result)
+		}
+		if a.partial == nil {
+			a.partial = a.Prev
+		}
+	}
+	return all, nil
+}
+
+// cachedBeside returns the container's attachments in libcni's cache that are
+// not among the known ones: on networks that are not loaded, or under other
+// interface names.
+func (op *operation) cachedBeside(known attachments) (all attachments, err error) {
+	cached, err := chain.AllCached(op.eng.opts.StateDir, string(op.c.PluginID()))
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range cached {
+		if slices.ContainsFunc(known, func(a *attachment) bool { return a.Network.Config.Name == c.Network && a.IfName == c.IfName }) {
+			continue
+		}
+		list, err := conflist.Parse(c.Config)
+		if err != nil || len(list.Plugins) == 0 {
+			op.eng.opts.Logger.Warn("cached configuration cannot be used", "container", op.c.ID, "network", c.Network, "error", err)
+			continue
+		}
+		a := op.attachment(&Network{Config: list, IfName: c.IfName}, c.IfName)
+		a.ContainerID, a.NetNS = c.ContainerID, op.c.Path
+		a.useCached()
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+// fromCache returns the container's attachments in libcni's cache. It reads the cache
+// once for each operation.
+func (op *operation) fromCache() (all attachments, err error) {
+	if op.removal.cached != nil {
+		return *op.removal.cached, nil
+	}
+	if all, err = op.cachedBeside(nil); err != nil {
+		return nil, err
+	}
+	for _, a := range all {
+		a.partial = a.cached().Result()
+	}
+	op.removal.cached = &all
+	return all, nil
+}
+
+// existing returns this container's attachments in libcni's cache, on any loaded
+// network, that have a wanted interface name. The specification requires the
+// pair of container and interface name to be unique.
+func (op *operation) existing(at container.Place) (attachments, error) {
+	var found attachments
+	for _, wanted := range op.attachments {
+		for _, n := range op.callsNetworks() {
+			if op.eng.Shared(n) && n != op.eng.cachedAs(n.Config.Name, wanted.IfName) {
+				continue // the cache has one entry for that name and interface
+			}
+			a := op.attachment(n, wanted.IfName)
+			known, err := a.recall(at)
+			if err != nil {
+				return nil, err
+			}
+			if known {
+				a.useCachedConfig()
+				found = append(found, a)
+			}
+		}
+	}
+	return found, nil
+}
+
+// recall fills in the cached data of an attachment in the namespace to attach.
+func (a *attachment) recall(at container.Place) (known bool, err error) {
+	cached, err := a.cached().Load()
+	if err != nil {
+		// There is an entry, but it is unreadable: the container's namespace must
+		// show whether it is alive.
+		a.op.eng.opts.Logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
+			"network", a.Network.Config.Name, "error", err)
+		a.NetNS = at.Path
+		return true, nil
+	}
+	if cached == nil {
+		return false, nil
+	}
+	a.Attachment = *cached
+	found, err := a.cached().Find()
+	if found == nil || err != nil {
+		return err == nil, err
+	}
+	a.NetNS, err = a.op.c.Host.Validate(found.NetNS, "DEL")
+	if errors.Is(err, ErrInvalidNetNS) {
+		// The path leads to the host's namespace by now, for example a
+		// /proc/PID/ns/net whose PID now belongs to a process of the host: the
+		// container's is gone.
+		a.NetNS, err = "", nil
+	}
+	return true, err
+}
+
+// cachedAs returns the loaded network that libcni may have cached under that name and
+// interface: the one that was loaded for the interface, or else the first with the
+// name. It returns nil if no network has the name.
+func (eng *Engine) cachedAs(name, ifName string) *Network {
+	found := eng.loadedAs(name)
+	same := func(n *Network) bool { return n.IfName == ifName }
+	i := slices.IndexFunc(found, same)
+	if i >= 0 && !slices.ContainsFunc(found[i+1:], same) {
+		return found[i]
+	}
+	if found == nil {
+		return nil
+	}
+	return found[0]
+}
+
+// useCached completes the parameters of this call with those of the ADD: the
+// specification requires the same parameters for DEL and CHECK, and a portmap
+// without its ports deletes nothing.
+func (a *attachment) useCached() {
+	cached, err := a.cached().Load()
+	if err != nil {
+		a.op.eng.opts.Logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
+			"network", a.Network.Config.Name, "error", err)
+		return
+	}
+	if cached == nil {
+		return
+	}
+	if len(a.Args) == 0 {
+		a.Args = cached.Args
+	}
+	a.CapabilityArgs = Merge(cached.CapabilityArgs, a.CapabilityArgs)
+	a.ConfigArgs = Merge(cached.ConfigArgs, a.ConfigArgs)
+}
+
+// useCachedConfig gives a DEL without a record the configuration that libcni has
+// cached with the attachment, if several loaded networks have its name. They may have
+// been loaded in another order since the ADD.
+func (a *attachment) useCachedConfig() {
+	if !a.op.eng.Shared(a.Network) {
+		return
+	}
+	cached, err := a.cached().Find()
+	if err != nil {
+		a.op.eng.opts.Logger.Warn("cached attachments cannot be listed", "container", a.ContainerID, "error", err)
+	}
+	if cached == nil {
+		return
+	}
+	if list, err := conflist.Parse(cached.Config); err == nil && len(list.Plugins) > 0 {
+		a.Network = &Network{Config: list, IfName: a.IfName}
+	}
+}
+
+// avoidOthers makes the operation go on as if no path were given if the given path
+// leads to another container's namespace: the other container keeps its interfaces,
+// and the operation's own ended with their namespace. It is for removals without a
+// record, which have nothing but the path to go by.
+func (op *operation) avoidOthers() {
+	if op.c.NetNS == nil || container.Untouched(op.c.Host, op.c.NetNS) && !op.eng.Store.Pins.Holds(op.c.NetNS) ||
+		!op.isOthers(op.c.NetNS, op.c.Path, true) {
+		return
+	}
+	op.c.Leave()
+	op.c.Path = ""
+}
+
+// isOthers reports whether a namespace is another container's. It reads all records,
+// so calls that have a record do not ask. With doubts it returns true unless the
+// answer is certain.
+func (op *operation) isOthers(ns *netns.Handle, path string, doubts bool) bool {
+	other, err := op.c.Other(ns, op.eng.opts.StateDir, doubts)
+	if other == "" && (err == nil || !doubts) {
+		return false
+	}
+	op.eng.opts.Logger.Warn("the network namespace is not entered, since it is or may be another container's by now",
+		"container", op.c.ID, "path", path, "other", other, "error", err)
+	return true
+}
+
+// avoidOthers empties the attachment's path if it leads to another container's
+// namespace for certain: for Setup, an attachment without a path is dead.
+func (a *attachment) avoidOthers() {
+	if a.NetNS == "" {
+		return
+	}
+	ns, err := netns.Open(a.NetNS)
+	if err != nil {
+		return // it leads nowhere
+	}
+	if a.op.isOthers(ns, a.NetNS, false) {
+		a.NetNS = ""
+	}
+	_ = ns.Close() // was only looked at
+}
