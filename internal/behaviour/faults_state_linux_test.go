@@ -171,9 +171,7 @@ func TestFault_F21_ACachedResultThatIsNoneKeepsNoPluginFromBeingAsked(t *testing
 	} {
 		s, r, _, path := spoil(t, fmt.Sprintf(
 			`{"kind":"cniCacheV1","containerId":"c1","ifName":"eth0","networkName":"net","netns":"/x","config":"e30=","result":%s}`, result))
-		if err := r.Remove(t.Context(), "c1", path); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		expect.NoError(t, r.Remove(t.Context(), "c1", path))
 		expect.Same(t, what, s.Took(), []string{"DEL p c1/eth0"})
 		expect.Same(t, what+": cache", s.Cached(), []string{})
 	}

@@ -255,7 +255,7 @@ func TestHoldLasts(t *testing.T) {
 // TestHoldRefuses.
 func TestHoldRefuses(t *testing.T) {
 	h := newGuardedHost(t, false, "", 1)
-	for what, c := range map[string]struct {
+	for _, c := range map[string]struct {
 		hold guard.Hold
 		want error
 	}{
@@ -264,9 +264,7 @@ func TestHoldRefuses(t *testing.T) {
 		"an unknown attachment": {guard.Hold{ContainerID: "c0", Network: "other"}, cni.ErrNotAttached},
 		"an impossible ID":      {guard.Hold{ContainerID: "../x"}, cni.ErrInvalidArgument},
 	} {
-		if err := c.hold.Begin(t.Context(), h.r); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", what, err, c.want)
-		}
+		expect.Is(t, c.hold.Begin(t.Context(), h.r), c.want)
 	}
 	expect.Is(t, (guard.Hold{ContainerID: "c0"}).End(t.Context(), h.r), guard.ErrNotHeld)
 }

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -63,11 +62,7 @@ func fails(t testing.TB, err error, parts ...string) {
 		t.Error("no error")
 		return
 	}
-	for _, part := range parts {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("error %v, want %q in it", err, part)
-		}
-	}
+	expect.Contains(t, "error", err.Error(), parts...)
 }
 
 // errOf returns the error of a call.

@@ -84,9 +84,7 @@ func TestRepairRefuses(t *testing.T) {
 	}
 	s := newStage(t)
 	for id, want := range map[string]error{"c1": cni.ErrNotAttached, "": cni.ErrInvalidArgument, "../x": cni.ErrInvalidArgument} {
-		if _, err := s.Runtime().Repair(t.Context(), id, cni.RepairOptions{}); !errors.Is(err, want) {
-			t.Errorf("%q: %v, want %v", id, err, want)
-		}
+		expect.Is(t, errOf(s.Runtime().Repair(t.Context(), id, cni.RepairOptions{})), want)
 	}
 }
 

@@ -210,11 +210,7 @@ func TestFault_F44_APanicReleasesLocks(t *testing.T) {
 			r := s.restarted(conf, cni.WithLogger(slog.New(panics{at: "belongs to no record"})))
 			write(s.Host, "state/embedcni/attachments/"+testhost.Hashed("c2")+".json.new", "")
 			func() {
-				defer func() {
-					if recover() == nil {
-						t.Error("no panic")
-					}
-				}()
+				defer func() { expect.Same(t, "a panic", recover() != nil, true) }()
 				call(s, r)
 			}()
 			expect.NoError(t, r.Load(cni.WithLogger(nil), cni.WithConfListBytes(conf)))
@@ -229,7 +225,7 @@ func TestFault_F44_APanicReleasesLocks(t *testing.T) {
 func TestFault_F62_SeveralThatRecoverAtOnce(t *testing.T) {
 	s := newStage(t)
 	const rounds, crowd, things = 30, 4, 8
-	for round := range rounds {
+	for range rounds {
 		for i := range things {
 			id := fmt.Sprint("gone-", i)
 			write(s.Host, "state/embedcni/attachments/"+testhost.Hashed(id)+".json.new", "")
@@ -246,9 +242,7 @@ func TestFault_F62_SeveralThatRecoverAtOnce(t *testing.T) {
 		}
 		close(begun)
 		for range crowd {
-			if err := expect.Await(t, "Recover", done); err != nil {
-				t.Errorf("round %d: %v", round, err)
-			}
+			expect.NoError(t, expect.Await(t, "Recover", done))
 		}
 	}
 	left := expect.Value(filepath.Glob(s.Path("state/embedcni/attachments/pool/*")))(t)

@@ -3,6 +3,7 @@ package damage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -156,18 +157,15 @@ func (s *scene) wantBroken(d *damage) {
 		s.T.Errorf("%s: %v", d.name, health)
 	}
 	for _, found := range health.Differences {
-		if found.Inside != d.inside {
-			s.T.Errorf("%s: inside the container: %t; %v", d.name, found.Inside, found)
-		}
+		expect.Same(s.T, fmt.Sprint(d.name, ": inside the container: ", found), found.Inside, d.inside)
 	}
 }
 
 // wantHealthy checks that Health finds nothing wrong with the first container.
 func (s *scene) wantHealthy(when string, asked bool) {
 	s.T.Helper()
-	if health := s.health(asked); health.State != cni.StateHealthy {
-		s.T.Errorf("%s: %v", when, health)
-	}
+	health := s.health(asked)
+	expect.Same(s.T, fmt.Sprint(when, ": ", health), health.State, cni.StateHealthy)
 }
 
 // health returns the verdict on the first container. Executables are asked for CHECK,

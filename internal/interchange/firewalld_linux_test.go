@@ -133,18 +133,12 @@ func TestFirewalldCheckFindsMissingSources(t *testing.T) {
 			h.firewalld.RemoveSource(zone, addr)
 			want := addr + ` is not in zone "trusted" of firewalld`
 			expect.Says(t, "without "+source+" CHECK", a.check(ours()), want)
-			if err := a.check(theirs()); err != nil {
-				t.Errorf("the reference plugin's CHECK has learnt to look: %v", err)
-			}
+			expect.NoError(t, a.check(theirs())) // or the reference plugin's CHECK has learnt to look
 			h.firewalld.AddSource(zone, addr)
 		}
-		if err := a.check(ours()); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, a.check(ours()))
 		h.firewalld.Reload()
 		expect.Says(t, "after a reload CHECK", a.check(ours()), "firewalld has forgotten it if it was reloaded")
-		if err := a.del(d.deleter); err != nil {
-			t.Errorf("DEL after a reload: %v", err)
-		}
+		expect.NoError(t, a.del(d.deleter))
 	}
 }

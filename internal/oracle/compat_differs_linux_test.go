@@ -72,9 +72,7 @@ func TestCompat_18_NamesThatGoCNITakesAtLoad(t *testing.T) {
 		for _, n := range ours.GetConfig().Networks {
 			got = append(got, n.Config.Name+"="+n.IFName)
 		}
-		if strings.Join(got, " ") != strings.Join(want, " ") {
-			t.Errorf("%s: loaded %s, go-cni %s", what, got, want)
-		}
+		expect.Same(t, what+": loaded", strings.Join(got, " "), strings.Join(want, " "))
 	}
 }
 
@@ -184,8 +182,7 @@ func TestCompatDiffers_StderrOfPlugins(t *testing.T) {
 		run()
 		os.Stderr = own
 		expect.NoError(t, w.Close())
-		out, err := io.ReadAll(r)
-		expect.NoError(t, err)
+		out := expect.Value(io.ReadAll(r))(t)
 		return string(out)
 	}
 	if got := processStderr(func() { expect.Value(h.bothOn(list).theirs.Setup(context.Background(), "c1", path))(t) }); !strings.Contains(got, "last words") {
@@ -205,11 +202,7 @@ func TestCompatDiffers_ResultThatMakesGoCNIPanic(t *testing.T) {
 	const out = `{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0"}], "ips": [{"interface": 1, "address": "10.0.0.2/24"}]}`
 	b := h.bothOn(h.scriptedList("net", "1.0.0", answering("ADD", out, 0), "x"))
 	func() {
-		defer func() {
-			if recover() == nil {
-				t.Error("go-cni: no panic")
-			}
-		}()
+		defer func() { expect.Same(t, "go-cni panics", recover() != nil, true) }()
 		_, _ = b.theirs.SetupSerially(context.Background(), "c1", path) // never returns
 	}()
 	if _, err := b.ours.SetupSerially(context.Background(), "c1", path); !cni.IsInvalidResult(err) {

@@ -125,9 +125,7 @@ func TestCompat_09_RemoveWithoutNetNS(t *testing.T) {
 		"ours":   func(ctx context.Context, id, path string) error { return b.ours.Remove(ctx, id, path) },
 		"go-cni": func(ctx context.Context, id, path string) error { return b.theirs.Remove(ctx, id, path) },
 	} {
-		if err := remove(context.Background(), "never", ""); err != nil {
-			t.Errorf("%s: %v", who, err)
-		}
+		expect.NoError(t, remove(context.Background(), "never", ""))
 		calls := h.TakeCalls()
 		if got := strings.Join(verbsOf(calls), " "); got != "DEL b DEL a" || calls[0].NetNS != "" {
 			t.Errorf("%s: calls %s in %q", who, got, calls[0].NetNS)
@@ -229,9 +227,7 @@ func TestCompat_11_PluginsRunInTheNamespaceOfTheCallersThread(t *testing.T) {
 	ctx := context.Background()
 	run := func(name string, wantCalls int, want string, call func() error) {
 		t.Helper()
-		if err := call(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.NoError(t, call())
 		calls := h.TakeCalls()
 		expect.Same(t, name+" calls", len(calls), wantCalls)
 		for _, c := range calls {

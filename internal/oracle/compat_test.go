@@ -3,7 +3,6 @@ package oracle
 //lint:file-ignore SA1019 the deprecated names are compared because importers use them
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -57,9 +56,7 @@ func sameJSON(t *testing.T, name string, got, want any) {
 	t.Helper()
 	g := expect.Value(json.Marshal(got))(t)
 	w := expect.Value(json.Marshal(want))(t)
-	if !bytes.Equal(g, w) {
-		t.Errorf("%s: JSON\n%s\nwant\n%s", name, g, w)
-	}
+	expect.Same(t, name+": JSON", string(g), string(w))
 }
 
 // TestCompat_03_JSONOfOptions: nerdctl stores port mappings, and others the
@@ -116,19 +113,14 @@ func TestCompat_03_JSONOfResult(t *testing.T) {
 		GetCNIResultFromResults([]*types100.Result) (*gocni.Result, error)
 	})
 	for name, results := range compatResults {
-		want, err := converter.GetCNIResultFromResults(results)
-		expect.NoError(t, err)
+		want := expect.Value(converter.GetCNIResultFromResults(results))(t)
 		got, err := ours.GetCNIResultFromResults(results)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
 		var persisted gocni.Result
-		data, err := json.Marshal(got)
-		expect.NoError(t, err)
-		if err := json.Unmarshal(data, &persisted); err != nil {
-			t.Errorf("%s: go-cni cannot read it: %v", name, err)
-		}
+		expect.NoError(t, json.Unmarshal(expect.Value(json.Marshal(got))(t), &persisted)) // go-cni can read it
 		sameJSON(t, name+", read by go-cni", persisted, want)
 		got.Networks = nil
 		sameJSON(t, name, got, want)
@@ -237,9 +229,7 @@ func TestCompat_03_JSONOfConfigResult(t *testing.T) {
 	}
 	equal := func(got, want *string) {
 		t.Helper()
-		if g, w := jsonValue(t, *got), jsonValue(t, *want); !reflect.DeepEqual(g, w) {
-			t.Errorf("source %s, want %s", *got, *want)
-		}
+		expect.Same(t, "source", jsonValue(t, *got), jsonValue(t, *want))
 		*got, *want = "", ""
 	}
 	for i, n := range got.Networks {
@@ -273,16 +263,10 @@ func TestCompat_06_LoadReplacesEverything(t *testing.T) {
 // later. Only a loader that finds nothing reports a missing configuration.
 func TestCompat_07_NothingNeedsToExist(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
-	theirs, err := gocni.New(gocni.WithPluginConfDir(gone), gocni.WithPluginDir([]string{gone}), gocni.WithConfListBytes([]byte(testhost.ListOf("net"))))
-	expect.NoError(t, err)
-	ours, err := cni.New(cni.WithPluginConfDir(gone), cni.WithPluginDir([]string{gone}), cni.WithConfListBytes([]byte(testhost.ListOf("net"))))
-	expect.NoError(t, err)
-	if err := errors.Join(ours.Status(), theirs.Status()); err != nil {
-		t.Error(err)
-	}
-	if err := errors.Join(ours.Load(cni.WithLoNetwork), theirs.Load(gocni.WithLoNetwork)); err != nil {
-		t.Error(err)
-	}
+	theirs := expect.Value(gocni.New(gocni.WithPluginConfDir(gone), gocni.WithPluginDir([]string{gone}), gocni.WithConfListBytes([]byte(testhost.ListOf("net")))))(t)
+	ours := expect.Value(cni.New(cni.WithPluginConfDir(gone), cni.WithPluginDir([]string{gone}), cni.WithConfListBytes([]byte(testhost.ListOf("net")))))(t)
+	expect.NoError(t, ours.Status(), theirs.Status())
+	expect.NoError(t, ours.Load(cni.WithLoNetwork), theirs.Load(gocni.WithLoNetwork))
 	_, ourErr := cni.New(cni.WithPluginConfDir(gone), cni.WithDefaultConf)
 	_, theirErr := gocni.New(gocni.WithPluginConfDir(gone), gocni.WithDefaultConf)
 	if !cni.IsCNINotInitialized(ourErr) || !gocni.IsCNINotInitialized(theirErr) || ourErr.Error() != theirErr.Error() {

@@ -249,9 +249,7 @@ func TestTheTraceIsGoCNIs(t *testing.T) {
 			}
 			theirs := rendered(traceOf(false), func(span) bool { return true })
 			ours := rendered(traceOf(true), func(s span) bool { return !s.added() })
-			if !slices.Equal(ours, theirs) {
-				t.Errorf("ours\n\t%s\ngo-cni's\n\t%s", strings.Join(ours, "\n\t"), strings.Join(theirs, "\n\t"))
-			}
+			expect.Same(t, "spans", strings.Join(ours, "\n\t"), strings.Join(theirs, "\n\t"))
 			if len(theirs) < 2 {
 				t.Errorf("go-cni's has %q only", theirs)
 			}
@@ -299,9 +297,7 @@ func TestEachPluginHasASpan(t *testing.T) {
 		}
 	}
 	slices.Sort(want)
-	if got := rendered(spans, span.added); !slices.Equal(got, want) {
-		t.Errorf("got\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
-	}
+	expect.Same(t, "spans", strings.Join(rendered(spans, span.added), "\n\t"), strings.Join(want, "\n\t"))
 
 	calls, err := scripted.Calls(filepath.Join(h.dir, "calls"))
 	h.must(err)
@@ -375,9 +371,7 @@ func TestSpansBeginWithTheProvider(t *testing.T) {
 	h.must(v.setup(t.Context(), "c1", h.path))
 	for range 2 { // the second time with another provider
 		spans := h.trace(func(ctx context.Context) { h.must(v.check(ctx, "c1", h.path)) })
-		if len(rendered(spans, func(s span) bool { return s.Name() == "cni.Check" })) != 1 {
-			t.Errorf("spans: %v", spans)
-		}
+		expect.Same(t, "spans of Check", len(rendered(spans, func(s span) bool { return s.Name() == "cni.Check" })), 1)
 		h.must(v.check(t.Context(), "c1", h.path))
 	}
 }

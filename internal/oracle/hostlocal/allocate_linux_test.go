@@ -242,9 +242,7 @@ func TestTheReferencesLockIsOurs(t *testing.T) {
 	}
 	expect.NoError(t, theirs.Unlock())
 	expect.NoError(t, <-removed)
-	if theirs.FindByID("a", "eth0") {
-		t.Error("the address is still there")
-	}
+	expect.Same(t, "the address is still there", theirs.FindByID("a", "eth0"), false)
 }
 
 // TestTheSweepReadsTheReferencesFormat: our separator is a copy.
