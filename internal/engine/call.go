@@ -49,14 +49,14 @@ type Selected struct {
 }
 
 func (sel Selected) means(a *attachment) bool {
-	return a.Network.Config.Name == sel.Network && (sel.IfName == "" || sel.IfName == a.IfName)
+	return a.plan.Network.Config.Name == sel.Network && (sel.IfName == "" || sel.IfName == a.plan.IfName)
 }
 
 // take makes the attachments of a plan, which stays as it is: a call may be tried again.
 func (op *operation) take(plan []*Planned) (all attachments) {
 	for _, p := range plan {
-		a := &attachment{Planned: *p, op: op}
-		a.CapabilityArgs, a.ConfigArgs = maps.Clone(p.CapabilityArgs), maps.Clone(p.ConfigArgs)
+		a := &attachment{plan: *p, op: op}
+		a.plan.CapabilityArgs, a.plan.ConfigArgs = maps.Clone(p.CapabilityArgs), maps.Clone(p.ConfigArgs)
 		all = append(all, a)
 	}
 	return all
@@ -65,9 +65,9 @@ func (op *operation) take(plan []*Planned) (all attachments) {
 // attachment returns an attachment to a network of which nothing is known but its names.
 func (op *operation) attachment(n *Network, ifName string) *attachment {
 	a := &attachment{op: op}
-	a.Network, a.IfName = n, ifName
+	a.plan.Network, a.plan.IfName = n, ifName
 	if op.c != nil {
-		a.ContainerID = string(op.c.PluginID())
+		a.plan.ContainerID = string(op.c.PluginID())
 	}
 	return a
 }
@@ -111,8 +111,8 @@ func (eng *Engine) loadedAs(name string) (found []*Network) {
 func (op *operation) callsNetworks() []*Network {
 	all := slices.Clone(op.eng.networks)
 	for _, a := range op.attachments {
-		if op.eng.loadedAs(a.Network.Config.Name) == nil {
-			all = append(all, a.Network)
+		if op.eng.loadedAs(a.plan.Network.Config.Name) == nil {
+			all = append(all, a.plan.Network)
 		}
 	}
 	return all
@@ -122,9 +122,9 @@ func (op *operation) callsNetworks() []*Network {
 // interface name only if several loaded networks have the same name.
 func (op *operation) about(n *Network) *attachment {
 	a := &attachment{op: op}
-	a.Network = n
+	a.plan.Network = n
 	if op.eng.Shared(n) {
-		a.IfName = n.IfName
+		a.plan.IfName = n.IfName
 	}
 	return a
 }

@@ -72,7 +72,7 @@ func (eng *Engine) isKnown(id record.ID) bool {
 
 // check runs the CHECK of one network, as recorded, if it has one.
 func (a *attachment) check(ctx context.Context) (err error) {
-	ctx, span := spans.Network(ctx, "cni.checkNetwork", a.Network.Config.Name, a.IfName)
+	ctx, span := spans.Network(ctx, "cni.checkNetwork", a.plan.Network.Config.Name, a.plan.IfName)
 	defer func() { spans.End(span, err) }()
 	if a.op.c.Record != nil {
 		a, err = a.recorded()
@@ -80,7 +80,7 @@ func (a *attachment) check(ctx context.Context) (err error) {
 		a.useCached()
 	}
 	if err == nil {
-		err = a.chain().Check(ctx, &a.Attachment, a.partial)
+		err = a.chain().Check(ctx, &a.plan.Attachment, a.progress.partial)
 		if errors.Is(err, libcni.ErrorCheckNotSupp) {
 			err = &tagged{err, ErrNoCheck}
 		}
@@ -92,14 +92,14 @@ func (a *attachment) check(ctx context.Context) (err error) {
 // result of its ADD; with an error it is the attachment itself.
 func (a *attachment) recorded() (*attachment, error) {
 	n := a.entry()
-	if n == nil || n.Network != a.Network.Config.Name || !n.Answered() {
-		return a, fmt.Errorf("%s of network %q: %w", a.IfName, a.Network.Config.Name, ErrNotAttached)
+	if n == nil || n.Network != a.plan.Network.Config.Name || !n.Answered() {
+		return a, fmt.Errorf("%s of network %q: %w", a.plan.IfName, a.plan.Network.Config.Name, ErrNotAttached)
 	}
 	recorded, err := a.op.fromEntry(n)
 	if err != nil {
 		return a, err
 	}
-	recorded.NetNS = a.NetNS
+	recorded.plan.NetNS = a.plan.NetNS
 	return recorded, nil
 }
 
@@ -112,7 +112,7 @@ func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all a
 	defer func() { err = Join(err, v.Close()) }()
 	for _, a := range all {
 		if unfinished := a.unfinished(); unfinished != nil {
-			parts = append(parts, &health.Part{Network: a.Network.Config.Name, IfName: a.IfName, Err: unfinished})
+			parts = append(parts, &health.Part{Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Err: unfinished})
 			continue
 		}
 		parts = append(parts, a.compare(ctx, v))
@@ -139,11 +139,11 @@ func (a *attachment) unfinished() error {
 // compare compares the parts of the attachment's plugins with the kernel, by those
 // built-in plugins that can. It changes nothing.
 func (a *attachment) compare(ctx context.Context, v *compare.View) *health.Part {
-	name := a.Network.Config.Name
+	name := a.plan.Network.Config.Name
 	c := &health.Attachment{
-		Attachment: &a.Attachment, Chain: &chain.Chain{List: a.Network.Config, Path: a.pluginDirs()},
-		Result: a.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
-		Describe: func(d compare.Difference) string { return differenceOf(name, a.IfName, d).String() },
+		Attachment: &a.plan.Attachment, Chain: &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs()},
+		Result: a.progress.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
+		Describe: func(d compare.Difference) string { return differenceOf(name, a.plan.IfName, d).String() },
 	}
 	if c.Result == nil {
 		c.Result = a.cached().Result()
@@ -266,7 +266,7 @@ func (eng *Engine) beginAsking(ctx context.Context, host *hostns.NetNS, e *healt
 // named returns the attachment with that interface name, or nil.
 func (all attachments) named(ifName string) *attachment {
 	for _, a := range all {
-		if a.IfName == ifName {
+		if a.plan.IfName == ifName {
 			return a
 		}
 	}
@@ -296,7 +296,7 @@ func (a *attachment) ask(ctx context.Context, c *health.Part) {
 		}
 		return out, err
 	}
-	err := a.errors("CHECK", list.CheckSome(ctx, &a.Attachment, a.partial, func(position int) bool { return c.Asks[position] }))
+	err := a.errors("CHECK", list.CheckSome(ctx, &a.plan.Attachment, a.progress.partial, func(position int) bool { return c.Asks[position] }))
 	switch {
 	case errors.Is(err, errBudget):
 		notAsked(c, err)
@@ -321,7 +321,7 @@ func (a *attachment) excuses(ctx context.Context, c *health.Part, call chain.Cal
 	}
 	e, err := a.excuse(ctx, call)
 	if err != nil {
-		a.op.eng.opts.Logger.Warn("a CHECK has failed, and the attachment could not be compared", "container", a.op.c.ID, "interface", a.IfName, "error", err)
+		a.op.log().Warn("a CHECK has failed, and the attachment could not be compared", "interface", a.plan.IfName, "error", err)
 	}
 	switch why := fmt.Errorf("%s: %w", e.Why, failed); {
 	case err != nil || e.Why == "":
@@ -342,7 +342,7 @@ func (a *attachment) excuse(ctx context.Context, call chain.Call) (e compare.Exc
 	}
 	defer func() { err = Join(err, v.Close()) }()
 	ipam := ""
-	for _, p := range a.Network.Config.Plugins {
+	for _, p := range a.plan.Network.Config.Plugins {
 		if p.Network.Type == call.Plugin {
 			ipam = p.Network.IPAM.Type
 		}

@@ -134,17 +134,17 @@ func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList)
 	loaded := op.eng.cachedAs(t.Network, t.IfName)
 	switch {
 	case list != nil:
-		a.Network.Config = list
-	case a.Network.Config != nil:
+		a.plan.Network.Config = list
+	case a.plan.Network.Config != nil:
 	case cached != nil && len(cached.Plugins) > 0:
-		a.Network.Config = cached
+		a.plan.Network.Config = cached
 	case loaded != nil:
-		a.Network.Config = loaded.Config
+		a.plan.Network.Config = loaded.Config
 	default:
-		a.Network.Config = &libcni.NetworkConfigList{Name: t.Network}
+		a.plan.Network.Config = &libcni.NetworkConfigList{Name: t.Network}
 	}
-	if a.partial == nil && cached != nil {
-		a.partial = a.cached().Result()
+	if a.progress.partial == nil && cached != nil {
+		a.progress.partial = a.cached().Result()
 	}
 	return a, known, nil
 }
@@ -167,7 +167,7 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 		return nil, nil
 	}
 	bare := op.attachment(&Network{}, t.IfName)
-	bare.ContainerID, bare.partial = string(rec.Plugins()), chain.Partial(n.Result)
+	bare.plan.ContainerID, bare.progress.partial = string(rec.Plugins()), chain.Partial(n.Result)
 	if op.c.Damaged {
 		return bare, nil
 	}
@@ -176,7 +176,7 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 	}
 	recorded, err := op.fromEntry(n)
 	if err != nil && configured {
-		bare.NetNS = op.c.Path
+		bare.plan.NetNS = op.c.Path
 		return bare, nil
 	}
 	if err != nil {
@@ -194,7 +194,7 @@ func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error)
 	}
 	list, err := conflist.Parse(c.Config)
 	if err != nil {
-		op.eng.opts.Logger.Warn("cached configuration cannot be used", "container", op.c.ID, "network", c.Network, "error", err)
+		op.log().Warn("cached configuration cannot be used", "network", c.Network, "error", err)
 		return &libcni.NetworkConfigList{Name: t.Network}, nil
 	}
 	return list, nil
@@ -206,7 +206,7 @@ func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error)
 func (a *attachment) forcedTarget(given CleanUpTarget, entered *leftovers.Known) (t leftovers.Target, done func(), err error) {
 	t, done = a.target()
 	t.How.Thorough, t.How.GiveUp = true, true
-	if len(a.Network.Config.Plugins) == 0 {
+	if len(a.plan.Network.Config.Plugins) == 0 {
 		t.Widen()
 	}
 	if entered != nil {

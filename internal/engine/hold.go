@@ -9,7 +9,7 @@ func (eng *Engine) holds() record.Holds { return record.HoldsIn(eng.opts.StateDi
 func (eng *Engine) forgetHolds(id record.ID, gone attachments) {
 	var networks []string
 	for _, a := range gone {
-		networks = append(networks, a.Network.Config.Name)
+		networks = append(networks, a.plan.Network.Config.Name)
 	}
 	if err := eng.holds().Forget(id, networks...); err != nil {
 		eng.opts.Logger.Warn("delete the holds of a removed container", "container", id, "error", err)

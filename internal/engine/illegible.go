@@ -117,12 +117,12 @@ func (op *operation) isTornLo(earlier attachments) bool {
 		return false
 	}
 	a := earlier[0]
-	if !isLoAlone(a.Network.Config.Plugins) || !op.c.HasNoDevice(a.NetNS, a.IfName) {
+	if !isLoAlone(a.plan.Network.Config.Plugins) || !op.c.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
 		return false
 	}
 	entered, err := op.eng.ledger().Read()
 	if err != nil {
-		op.eng.opts.Logger.Warn("read the ledger", "container", op.c.ID, "error", err)
+		op.log().Warn("read the ledger", "error", err)
 		return false
 	}
 	for key, known := range entered {

@@ -222,7 +222,7 @@ func claimsOf(mappings []Mapping) (claims []ports.Claim) {
 // hostPorts returns the ports that all attachments ask for.
 func (all attachments) hostPorts() (wanted []ports.Claim) {
 	for _, a := range all {
-		wanted = append(wanted, a.hostPorts()...)
+		wanted = append(wanted, a.plan.hostPorts()...)
 	}
 	return wanted
 }

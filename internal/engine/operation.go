@@ -60,7 +60,7 @@ func (eng *Engine) begin(c *Call, verb string) (*operation, error) {
 	}
 	op.attachments = op.take(c.Planned)
 	for _, a := range op.attachments {
-		a.NetNS = op.c.Path
+		a.plan.NetNS = op.c.Path
 	}
 	return op, nil
 }
@@ -213,9 +213,9 @@ func (op *operation) loadWhole() error {
 
 // attachment is one network of an operation.
 type attachment struct {
-	Planned
-	op *operation
-	progress
+	plan     Planned
+	op       *operation
+	progress progress
 	facts    record.Facts     // notes of built-in plugins
 	plugins  runner.Plugins   // the plugins that run, or ran
 	lost     bool             // the interface was not in the container before its DEL
@@ -230,7 +230,7 @@ type attachments []*attachment
 func (all attachments) names() map[string]bool {
 	names := make(map[string]bool, len(all))
 	for _, a := range all {
-		names[a.IfName] = true
+		names[a.plan.IfName] = true
 	}
 	return names
 }
@@ -249,11 +249,11 @@ func (a *attachment) entry() *record.Attachment {
 	if a.op.c.Record == nil {
 		return nil
 	}
-	return a.op.c.Record.Find(a.IfName)
+	return a.op.c.Record.Find(a.plan.IfName)
 }
 
 // inside returns the container's namespace if it is open and the attachment's.
-func (a *attachment) inside() *netns.Handle { return a.op.c.Inside(a.NetNS) }
+func (a *attachment) inside() *netns.Handle { return a.op.c.Inside(a.plan.NetNS) }
 
 // isAlive reports whether an attachment is alive: its namespace exists and has the
 // interface. Every namespace has a loopback interface, so lo is alive if an
@@ -261,15 +261,15 @@ func (a *attachment) inside() *netns.Handle { return a.op.c.Inside(a.NetNS) }
 func (a *attachment) isAlive(all attachments) (bool, error) {
 	ifName := ""
 	if a.described().MadeInterface() { // an interface that was never made cannot be missing
-		ifName = a.IfName
+		ifName = a.plan.IfName
 	}
-	live, err := a.op.c.Lives(a.NetNS, ifName)
-	if a.IfName != "lo" || !live || err != nil {
+	live, err := a.op.c.Lives(a.plan.NetNS, ifName)
+	if a.plan.IfName != "lo" || !live || err != nil {
 		return live, err
 	}
 	alone := true
 	for _, other := range all {
-		if other.IfName == "lo" {
+		if other.plan.IfName == "lo" {
 			continue
 		}
 		alone = false
@@ -282,8 +282,8 @@ func (a *attachment) isAlive(all attachments) (bool, error) {
 
 // error returns an Error that names the network and the container.
 func (a *attachment) error(verb string, err error) *Error {
-	e := &Error{Op: verb, Network: a.Network.Config.Name, Err: err}
-	e.ContainerID, e.IfName = string(a.op.c.ID), a.IfName
+	e := &Error{Op: verb, Network: a.plan.Network.Config.Name, Err: err}
+	e.ContainerID, e.IfName = string(a.op.c.ID), a.plan.IfName
 	return e
 }
 

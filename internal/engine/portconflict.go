@@ -132,7 +132,7 @@ func heldBy(h ports.Holder, c ports.Claim) *PortError {
 func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chosen []uint16) (taken []uint16, err error) {
 	found, err := op.eng.ports.Unrecorded(rec, wanted, op.c.Host.EndOf)
 	if err != nil {
-		op.eng.opts.Logger.Warn("the host ports of containers that other programs attached are not known", "container", op.c.ID, "error", err)
+		op.log().Warn("the host ports of containers that other programs attached are not known", "error", err)
 	}
 	for _, c := range found {
 		if slices.Contains(chosen, c.Wanted.Port) {
@@ -152,7 +152,7 @@ func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chos
 			errs = append(errs, e)
 			continue
 		}
-		op.eng.opts.Logger.Warn("a port of the host is forwarded although another program's container has it, which may be gone", "container", op.c.ID, "error", e)
+		op.log().Warn("a port of the host is forwarded although another program's container has it, which may be gone", "error", e)
 		op.portWarnings = append(op.portWarnings, e)
 	}
 	return nil, Join(errs...)
@@ -184,10 +184,10 @@ func (op *operation) judgePorts(found []*PortError, err error, claims []ports.Cl
 		return err
 	}
 	if err != nil {
-		op.eng.opts.Logger.Warn("whether ports of the host are in use is not known", "container", op.c.ID, "error", err)
+		op.log().Warn("whether ports of the host are in use is not known", "error", err)
 	}
 	for _, e := range found {
-		op.eng.opts.Logger.Warn("a port of the host is forwarded although it is in use, or not the host's", "container", op.c.ID, "error", e)
+		op.log().Warn("a port of the host is forwarded although it is in use, or not the host's", "error", e)
 	}
 	op.portWarnings = append(op.portWarnings, found...)
 	return nil

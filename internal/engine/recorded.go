@@ -68,7 +68,7 @@ func (op *operation) survival(ctx context.Context) record.Survival {
 // isPassing reports whether the record of an attachment need not survive a power cut,
 // which undoes all that the plugins make: nobody else relies on it.
 func (a *attachment) isPassing(ctx context.Context) bool {
-	return len(a.Metadata) == 0 && len(a.hostPorts()) == 0 && a.runner().StaysInKernel(ctx)
+	return len(a.plan.Metadata) == 0 && len(a.plan.hostPorts()) == 0 && a.runner().StaysInKernel(ctx)
 }
 
 // newEntry returns all parameters of the attachment's plugins for the record, and the
@@ -76,15 +76,15 @@ func (a *attachment) isPassing(ctx context.Context) bool {
 func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
 	a.runner().Choose(ctx)
 	n := record.Attachment{
-		Network: a.Network.Config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded(), Metadata: a.Metadata,
+		Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Args: a.plan.Args, Plugins: a.plugins.Recorded(), Metadata: a.plan.Metadata,
 	}
 	var err error
-	n.Result, n.Facts = json.RawMessage(a.Prev), a.facts.All()
-	n.OwnConfig, n.PrevResult, n.PluginDirs = a.OwnConfig, json.RawMessage(a.Prev), a.Dirs
-	if n.Config, n.Capabilities, n.ConfigArgs, err = a.Encoded(); err != nil {
+	n.Result, n.Facts = json.RawMessage(a.plan.Prev), a.facts.All()
+	n.OwnConfig, n.PrevResult, n.PluginDirs = a.plan.OwnConfig, json.RawMessage(a.plan.Prev), a.plan.Dirs
+	if n.Config, n.Capabilities, n.ConfigArgs, err = a.plan.Encoded(); err != nil {
 		return n, err
 	}
-	return n, a.recordPorts(&n)
+	return n, a.plan.recordPorts(&n)
 }
 
 // encoded returns the network's configuration, as one list, and the parameters that are JSON.
@@ -116,21 +116,20 @@ func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
 	return raw, nil
 }
 
-// Append adds an entry about the attachment to the record, if there is one. It
-// implements [runner.Attachment].
-func (a *attachment) Append(e record.Entry) error {
-	e.IfName, e.Facts = a.IfName, a.facts.With(e.Facts)
+// append adds an entry about the attachment to the record, if there is one.
+func (a *attachment) append(e record.Entry) error {
+	e.IfName, e.Facts = a.plan.IfName, a.facts.With(e.Facts)
 	return a.op.c.Note(e)
 }
 
 // noteResult adds the result so far, unless the last plugin did not change it.
 func (a *attachment) noteResult(result json.RawMessage) error {
-	if bytes.Equal(a.noted, result) {
+	if bytes.Equal(a.progress.noted, result) {
 		return nil
 	}
-	err := a.Append(record.Entry{Result: result})
+	err := a.append(record.Entry{Result: result})
 	if err == nil {
-		a.noted = result
+		a.progress.noted = result
 	}
 	a.claimResult(result)
 	return err
@@ -139,7 +138,7 @@ func (a *attachment) noteResult(result json.RawMessage) error {
 // holdResult is noteResult for a result that no DEL needs: the entry of the ADD's end
 // notes it.
 func (a *attachment) holdResult(result json.RawMessage) error {
-	a.held = result
+	a.progress.held = result
 	return nil
 }
 
@@ -148,7 +147,7 @@ func (a *attachment) holdResult(result json.RawMessage) error {
 // [container.Container.EnterHost].
 func (op *operation) recall(c *Call, damage error, mustStop bool) (err error) {
 	if damage != nil {
-		op.eng.opts.Logger.Warn("removing without a whole record", "container", op.c.ID, "error", damage)
+		op.log().Warn("removing without a whole record", "error", damage)
 	}
 	if op.c.Record == nil || damage != nil {
 		op.attachments, err = op.unrecorded(c, mustStop)
@@ -214,15 +213,15 @@ func (op *operation) fromEntry(n *record.Attachment) (*attachment, error) {
 		return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Network, err, ErrInvalidConfig)
 	}
 	a := op.attachment(&Network{Config: list, IfName: n.IfName}, n.IfName)
-	a.state, a.partial = n.State, chain.Partial(n.Result)
-	a.OwnConfig, a.Prev, a.Dirs = n.OwnConfig, chain.Partial(n.PrevResult), n.PluginDirs
+	a.progress.state, a.progress.partial = n.State, chain.Partial(n.Result)
+	a.plan.OwnConfig, a.plan.Prev, a.plan.Dirs = n.OwnConfig, chain.Partial(n.PrevResult), n.PluginDirs
 	a.facts.Reset(n.Facts)
 	a.plugins.Reset(n.Plugins, n.NeverRan)
-	a.RuntimeConf = libcni.RuntimeConf{
+	a.plan.RuntimeConf = libcni.RuntimeConf{
 		ContainerID: string(op.c.PluginID()), NetNS: op.c.Path, IfName: n.IfName,
 		Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
 	}
-	a.ConfigArgs = anyMap(n.ConfigArgs)
+	a.plan.ConfigArgs = anyMap(n.ConfigArgs)
 	return a, nil
 }
 
@@ -246,7 +245,7 @@ func (op *operation) forget(gone attachments) error {
 	}
 	var errs []error
 	for _, a := range gone {
-		errs = append(errs, a.Append(record.Entry{State: record.Deleted}))
+		errs = append(errs, a.append(record.Entry{State: record.Deleted}))
 		// The record is not read again: if that failed, the next record would lack
 		// the remaining attachments.
 		if n := a.entry(); n != nil {
@@ -291,8 +290,8 @@ func (all attachments) stay(delErr error, outcomes []swept) *LeftoverError {
 		if why == "" {
 			continue
 		}
-		if err := a.Append(record.Entry{Error: why}); err != nil {
-			a.op.eng.opts.Logger.Error("note a failure in the record", "container", a.op.c.ID, "error", err)
+		if err := a.append(record.Entry{Error: why}); err != nil {
+			a.op.log().Error("note a failure in the record", "error", err)
 		}
 	}
 	return whole
@@ -313,7 +312,7 @@ func (eng *Engine) ledger() leftovers.Ledger {
 }
 
 func (a *attachment) key() leftovers.Key {
-	return leftovers.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.Network.Config.Name, IfName: a.IfName}
+	return leftovers.Key{ContainerID: record.PluginID(a.plan.ContainerID), Network: a.plan.Network.Config.Name, IfName: a.plan.IfName}
 }
 
 // beginClaims notes the time at which attachments are about to be recorded.
@@ -321,13 +320,13 @@ func (op *operation) beginClaims(rec *record.Record) {
 	var now time.Time
 	for _, a := range op.attachments {
 		a.claims.Restart()
-		if isLoAlone(a.Network.Config.Plugins) {
+		if isLoAlone(a.plan.Network.Config.Plugins) {
 			continue // lo's attachment holds no address
 		}
 		if now.IsZero() {
 			now = op.eng.Store.Records.Now()
 		}
-		rec.Find(a.IfName).Since = now
+		rec.Find(a.plan.IfName).Since = now
 	}
 }
 
@@ -335,7 +334,7 @@ func (op *operation) beginClaims(rec *record.Record) {
 // released their addresses, but those for which a built-in plugin has done so already.
 func (op *operation) syncReleases(all attachments) {
 	for _, a := range all {
-		for _, dir := range leftovers.IPAMDirs(a.Network.Config) {
+		for _, dir := range leftovers.IPAMDirs(a.plan.Network.Config) {
 			if !op.removal.releases.Has(dir) {
 				op.removal.releases.Begin(dir, op.eng.Store.Records.SyncDir)
 			}
@@ -348,10 +347,10 @@ func (op *operation) syncReleases(all attachments) {
 // version needs to name it either.
 func (op *operation) settleReleases(gone attachments) {
 	if err := op.removal.releases.Wait(); err != nil { // no reason to keep a container attached
-		op.eng.opts.Logger.Warn("sync the release of addresses", "container", op.c.ID, "error", err)
+		op.log().Warn("sync the release of addresses", "error", err)
 	}
 	if err := op.eng.ledger().Forget(gone.keys()); err != nil {
-		op.eng.opts.Logger.Warn("note a removal in the ledger of an earlier version", "container", op.c.ID, "error", err)
+		op.log().Warn("note a removal in the ledger of an earlier version", "error", err)
 	}
 }
 
@@ -362,14 +361,11 @@ func (all attachments) keys() (keys []leftovers.Key) {
 	return keys
 }
 
-// Fact returns the note under a key, or nil.
-func (a *attachment) Fact(key string) json.RawMessage { return a.facts.Get(key) }
-
-// Note notes a value under a key, for this and for later calls.
-func (a *attachment) Note(key string, value any) error {
+// note notes a value under a key, for this and for later calls.
+func (a *attachment) note(key string, value any) error {
 	data, err := json.Marshal(value)
 	if err == nil {
-		err = a.Append(record.Entry{Facts: map[string]json.RawMessage{key: data}})
+		err = a.append(record.Entry{Facts: map[string]json.RawMessage{key: data}})
 	}
 	if err != nil {
 		return fmt.Errorf("note %s: %w", key, err)
@@ -378,20 +374,10 @@ func (a *attachment) Note(key string, value any) error {
 	return nil
 }
 
-// NoteSoon notes a value that is written with the next entry.
-func (a *attachment) NoteSoon(key string, value any) error {
-	data, err := json.Marshal(value)
-	if err != nil {
-		return fmt.Errorf("note %s: %w", key, err)
-	}
-	a.facts.SetSoon(key, data)
-	return nil
-}
-
 // claimResult notes the addresses in a result, because an executable may have
 // delegated their reservation.
 func (a *attachment) claimResult(result json.RawMessage) {
-	if len(a.claims.All()) > 0 || !slices.ContainsFunc(a.Network.Config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
+	if len(a.claims.All()) > 0 || !slices.ContainsFunc(a.plan.Network.Config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
 		return
 	}
 	if addrs := leftovers.Addresses(result); len(addrs) > 0 {

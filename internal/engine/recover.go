@@ -306,7 +306,7 @@ func (op *operation) adopt(doubt error) error {
 		doubt = Join(doubt, op.c.Pin())
 	}
 	if doubt != nil {
-		op.eng.opts.Logger.Warn("a container lives and is kept, but is not known to be healthy", "container", op.c.ID, "reason", doubt)
+		op.log().Warn("a container lives and is kept, but is not known to be healthy", "reason", doubt)
 	}
 	return doubt
 }

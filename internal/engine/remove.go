@@ -42,7 +42,7 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 		return fmt.Errorf("remove container %q: %w", c.ID, leftover(c.ID, err))
 	}
 	if err := op.c.EndUse(); err != nil { // a full disk must not keep a container attached
-		op.eng.opts.Logger.Warn("note in the record that the network namespace goes too", "container", op.c.ID, "error", err)
+		op.log().Warn("note in the record that the network namespace goes too", "error", err)
 	}
 	return op.tearDown(ctx, op.attachments)
 }
@@ -113,13 +113,13 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 		if err := op.forget(going); err != nil {
 			// Only the record remains, for example because the disk has become
 			// read-only. The next Recover removes it.
-			op.eng.opts.Logger.Error("delete the attachment record", "container", op.c.ID, "error", err)
+			op.log().Error("delete the attachment record", "error", err)
 		}
 		op.giveBack(ctx, displaced)
 		if delErr == nil {
 			return nil
 		}
-		op.eng.opts.Logger.Warn("DEL failed, and nothing is left", "container", op.c.ID, "error", delErr)
+		op.log().Warn("DEL failed, and nothing is left", "error", delErr)
 		going.uncache()
 		if op.eng.opts.TeardownErrors {
 			return delErr
@@ -133,8 +133,8 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 // displaced returns the addresses of which an ADD has taken over the masquerading.
 func (all attachments) displaced() (addrs []netip.Addr) {
 	for _, a := range all {
-		if a.Fact(netfilter.DisplacedFact) != nil {
-			addrs = append(addrs, leftovers.Addresses(json.RawMessage(a.partial))...)
+		if a.facts.Get(netfilter.DisplacedFact) != nil {
+			addrs = append(addrs, leftovers.Addresses(json.RawMessage(a.progress.partial))...)
 		}
 	}
 	return addrs
@@ -161,7 +161,7 @@ func (op *operation) giveBack(ctx context.Context, addrs []netip.Addr) {
 		err = Join(err, report.err())
 	}
 	if err != nil {
-		op.eng.opts.Logger.Warn("containers with an address of a removed one may lack masquerading: Repair makes it", "container", op.c.ID, "error", err)
+		op.log().Warn("containers with an address of a removed one may lack masquerading: Repair makes it", "error", err)
 	}
 }
 
@@ -170,7 +170,7 @@ func (op *operation) giveBack(ctx context.Context, addrs []netip.Addr) {
 func (all attachments) uncache() {
 	for _, a := range all {
 		if err := a.cached().Forget(); err != nil {
-			a.op.eng.opts.Logger.Warn("forget a removed attachment", "container", a.op.c.ID, "network", a.Network.Config.Name, "error", err)
+			a.op.log().Warn("forget a removed attachment", "network", a.plan.Network.Config.Name, "error", err)
 		}
 	}
 }
@@ -188,8 +188,8 @@ func (op *operation) takeCharge(going attachments) error {
 	}
 	life := op.eng.Store.Life()
 	for _, a := range going {
-		if err := a.Append(record.Entry{Runtime: self, Life: life, PIDNS: op.eng.Store.PIDNS, State: record.Deleting}); err != nil {
-			op.eng.opts.Logger.Warn("note a removal in the record", "container", op.c.ID, "error", err)
+		if err := a.append(record.Entry{Runtime: self, Life: life, PIDNS: op.eng.Store.PIDNS, State: record.Deleting}); err != nil {
+			op.log().Warn("note a removal in the record", "error", err)
 		}
 	}
 	return nil
@@ -210,9 +210,9 @@ func (all attachments) detach(ctx context.Context) error {
 // del runs the DELs of one network. It returns no errors of plugins whose ADD was not
 // started.
 func (a *attachment) del(ctx context.Context) (err error) {
-	ctx, span := spans.Network(ctx, "cni.detachNetwork", a.Network.Config.Name, a.IfName)
+	ctx, span := spans.Network(ctx, "cni.detachNetwork", a.plan.Network.Config.Name, a.plan.IfName)
 	defer func() { spans.End(span, err) }()
-	err = a.errors("DEL", a.chain().Del(ctx, &a.Attachment, a.partial))
+	err = a.errors("DEL", a.chain().Del(ctx, &a.plan.Attachment, a.progress.partial))
 	return without(err, func(e *Error) bool { return e.Plugin != "" && a.plugins.NotRun(e.Plugin) })
 }
 
@@ -224,7 +224,7 @@ func (a *attachment) del(ctx context.Context) (err error) {
 func (all attachments) withoutHost() error {
 	var errs []error
 	for _, a := range all {
-		for _, p := range a.Network.Config.Plugins {
+		for _, p := range a.plan.Network.Config.Plugins {
 			for _, typ := range []string{p.Network.Type, p.Network.IPAM.Type} {
 				if k := known.Of(typ); typ == "" || k.IPAM || k.Swept && !a.described().IsCallers(typ) {
 					continue
@@ -261,14 +261,14 @@ func without(err error, settled func(*Error) bool) error {
 func (all attachments) withoutUndone(ctx context.Context, err error) error {
 	return without(err, func(e *Error) bool {
 		a := all.of(e)
-		return a != nil && a.state == record.Planned && a.undone(ctx, e)
+		return a != nil && a.progress.state == record.Planned && a.undone(ctx, e)
 	})
 }
 
 // of returns the attachment that an Error is about, or nil.
 func (all attachments) of(e *Error) *attachment {
 	i := slices.IndexFunc(all, func(a *attachment) bool {
-		return a.Network.Config.Name == e.Network && a.IfName == e.IfName
+		return a.plan.Network.Config.Name == e.Network && a.plan.IfName == e.IfName
 	})
 	if i < 0 {
 		return nil
@@ -286,11 +286,11 @@ func (a *attachment) undone(ctx context.Context, e *Error) bool {
 		}
 		// Or it moves a device into the container, which does not exist or could not be
 		// moved.
-		if known.Of(typ).Makes != known.Moved || d.IsCallers(typ) || !a.op.c.HasNoDevice(a.NetNS, a.IfName) {
+		if known.Of(typ).Makes != known.Moved || d.IsCallers(typ) || !a.op.c.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
 			return false
 		}
 	}
-	for _, p := range a.Network.Config.Plugins {
+	for _, p := range a.plan.Network.Config.Plugins {
 		ipam := p.Network.IPAM.Type
 		if ipam != "" && slices.Contains(types, p.Network.Type) && !a.ipamUndone(ctx, p.Network.Type, ipam) {
 			return false
@@ -340,7 +340,7 @@ func (all attachments) areCovered(err error) bool {
 		if slices.ContainsFunc(types, func(typ string) bool { return !d.Covers(typ) }) {
 			return false
 		}
-		for _, p := range a.Network.Config.Plugins {
+		for _, p := range a.plan.Network.Config.Plugins {
 			if ipam := p.Network.IPAM.Type; ipam != "" && !d.CoversIPAM(ipam) {
 				return false
 			}

@@ -144,7 +144,7 @@ func repairLocked(ctx context.Context, all attachments, o RepairOptions, holds [
 	var in []context.Context
 	var end []func(error)
 	for _, a := range all {
-		its, span := spans.Network(ctx, "cni.repairNetwork", a.Network.Config.Name, a.IfName)
+		its, span := spans.Network(ctx, "cni.repairNetwork", a.plan.Network.Config.Name, a.plan.IfName)
 		in, end = append(in, its), append(end, func(err error) { spans.End(span, err) })
 		r := a.repairing(o, holds)
 		repairs, group = append(repairs, r), append(group, r.Repairing)
@@ -186,7 +186,7 @@ func (a *attachment) repairing(o RepairOptions, holds []record.Hold) *repairing 
 	r := &repairing{a: a, Repairing: &health.Repairing{
 		Runner: its, Host: a.op.c.Host, Container: a.inside(), Compare: a.compare, Inside: o.Inside,
 	}}
-	r.held = o.Unheld && slices.ContainsFunc(holds, func(h record.Hold) bool { return h.Holds(a.op.c.Record, a.Network.Config.Name) })
+	r.held = o.Unheld && slices.ContainsFunc(holds, func(h record.Hold) bool { return h.Holds(a.op.c.Record, a.plan.Network.Config.Name) })
 	if r.held || o.Want != nil {
 		r.Want = func(d compare.Difference) bool { return !r.held && o.Want(string(a.op.c.ID), r.difference(d)) }
 	}
@@ -195,7 +195,7 @@ func (a *attachment) repairing(o RepairOptions, holds []record.Hold) *repairing 
 
 // report adds the outcome to the report, and reports it to the log and the observer.
 func (r *repairing) report(ctx context.Context, report *RepairReport) {
-	log := r.a.op.log().With("network", r.a.Network.Config.Name, "interface", r.a.IfName)
+	log := r.a.op.log().With("network", r.a.plan.Network.Config.Name, "interface", r.a.plan.IfName)
 	for _, d := range r.Repaired {
 		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
 		report.Repaired = append(report.Repaired, r.difference(d))
@@ -210,7 +210,7 @@ func (r *repairing) report(ctx context.Context, report *RepairReport) {
 }
 
 func (r *repairing) difference(d compare.Difference) Difference {
-	return differenceOf(r.a.Network.Config.Name, r.a.IfName, d)
+	return differenceOf(r.a.plan.Network.Config.Name, r.a.plan.IfName, d)
 }
 
 // asPublic adds this package's sentinels to the reason why a difference remains.
@@ -241,7 +241,7 @@ func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
 	}
 	if len(last.Differences) > 0 { // the plugins whose parts were compared say no more than these
 		maps.DeleteFunc(last.Asks, func(position int, _ bool) bool {
-			p := r.a.Network.Config.Plugins[position].Network
+			p := r.a.plan.Network.Config.Plugins[position].Network
 			return last.Covers(p.Type, p.IPAM.Type)
 		})
 	}

@@ -64,7 +64,7 @@ func (p *replacement) clear(ctx context.Context, wanted container.Place, all att
 	if op.c.Record == nil {
 		if len(all) > 0 {
 			return fmt.Errorf("interface %s of network %q is in libcni's cache and not on record, since another program attached it: %w; call Remove first",
-				all[0].IfName, all[0].Network.Config.Name, ErrAlreadyAttached)
+				all[0].plan.IfName, all[0].plan.Network.Config.Name, ErrAlreadyAttached)
 		}
 		return nil
 	}
@@ -75,7 +75,7 @@ func (p *replacement) clear(ctx context.Context, wanted container.Place, all att
 		return err
 	}
 	before := formerAddresses(all)
-	op.eng.opts.Logger.Info("replacing the attachments of a container", "container", op.c.ID)
+	op.log().Info("replacing the attachments of a container")
 	if err := op.tearDown(context.WithoutCancel(ctx), all); err != nil {
 		return fmt.Errorf("remove its attachments: %w", err)
 	}
@@ -101,7 +101,7 @@ func (op *operation) refuseReplacing(all attachments, wanted *container.Place) e
 	for _, a := range all {
 		if !a.own() {
 			return fmt.Errorf("interface %s of network %q is of owner %q: %w",
-				a.IfName, a.Network.Config.Name, op.c.Record.OwnerOf(a.entry()), ErrAlreadyAttached)
+				a.plan.IfName, a.plan.Network.Config.Name, op.c.Record.OwnerOf(a.entry()), ErrAlreadyAttached)
 		}
 	}
 	var going map[string]bool
@@ -117,7 +117,7 @@ func (op *operation) attachWith(ctx context.Context, before []formerly) (*SetupR
 	var asked attachments
 	for _, f := range before {
 		a := op.attachments.named(f.ifName)
-		if a != nil && a.Network.Config.Name == f.network && a.askFor(f.addresses) {
+		if a != nil && a.plan.Network.Config.Name == f.network && a.askFor(f.addresses) {
 			asked = append(asked, a)
 		}
 	}
@@ -125,10 +125,10 @@ func (op *operation) attachWith(ctx context.Context, before []formerly) (*SetupR
 	if err == nil || len(asked) == 0 || ctx.Err() != nil || !isUndone(err) {
 		return result, err
 	}
-	op.eng.opts.Logger.Warn("attaching a container with other addresses than it had", "container", op.c.ID, "reason", err)
+	op.log().Warn("attaching a container with other addresses than it had", "reason", err)
 	for _, a := range asked {
-		delete(a.CapabilityArgs, keyIPs)
-		delete(a.ConfigArgs, keyIPs)
+		delete(a.plan.CapabilityArgs, keyIPs)
+		delete(a.plan.ConfigArgs, keyIPs)
 	}
 	result, again := op.tryAll(ctx, false)
 	if again != nil {
@@ -145,8 +145,8 @@ func isUndone(err error) bool {
 // askFor has the ADD ask for addresses, unless its caller asks for some. It reports
 // whether the network can be asked.
 func (a *attachment) askFor(addresses []address) bool {
-	byArgs := slices.ContainsFunc(a.Args, func(arg [2]string) bool { return arg[0] == "IP" || arg[0] == "ip" })
-	if byArgs || a.CapabilityArgs[keyIPs] != nil || a.ConfigArgs[keyIPs] != nil || len(addresses) == 0 {
+	byArgs := slices.ContainsFunc(a.plan.Args, func(arg [2]string) bool { return arg[0] == "IP" || arg[0] == "ip" })
+	if byArgs || a.plan.CapabilityArgs[keyIPs] != nil || a.plan.ConfigArgs[keyIPs] != nil || len(addresses) == 0 {
 		return false
 	}
 	var ips []string
@@ -154,11 +154,11 @@ func (a *attachment) askFor(addresses []address) bool {
 		ips = append(ips, of.Prefix.String())
 	}
 	registered := a.op.eng.opts.Choice.IsRegistered
-	switch askingOf(a.Network.Config, func(typ string) bool { return !registered(typ) }) {
+	switch askingOf(a.plan.Network.Config, func(typ string) bool { return !registered(typ) }) {
 	case byCapability:
-		a.CapabilityArgs[keyIPs] = ips
+		a.plan.CapabilityArgs[keyIPs] = ips
 	case byArgument:
-		a.ConfigArgs[keyIPs] = ips
+		a.plan.ConfigArgs[keyIPs] = ips
 	default:
 		return false
 	}

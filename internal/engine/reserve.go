@@ -138,11 +138,11 @@ func takenBy(conflicts []ports.Conflict) error {
 // ports to choose and their protocols.
 func (all attachments) openPorts() (sets []*askedPorts, open int, protocols []string) {
 	for _, a := range all {
-		if a.Ports == nil || slices.Contains(sets, a.Ports) {
+		if a.plan.Ports == nil || slices.Contains(sets, a.plan.Ports) {
 			continue
 		}
-		n, of := a.Ports.open()
-		sets, open, protocols = append(sets, a.Ports), open+n, Union(protocols, of)
+		n, of := a.plan.Ports.open()
+		sets, open, protocols = append(sets, a.plan.Ports), open+n, Union(protocols, of)
 	}
 	return sets, open, protocols
 }
@@ -160,12 +160,12 @@ func (all attachments) reopenPorts(sets []*askedPorts) error {
 // record, if there is one.
 func (all attachments) mapPorts(rec *record.Record) error {
 	for _, a := range all {
-		if a.Ports == nil {
+		if a.plan.Ports == nil {
 			continue
 		}
-		err := a.mapPorts()
+		err := a.plan.mapPorts()
 		if err == nil && rec != nil {
-			err = a.recordPorts(rec.Find(a.IfName))
+			err = a.plan.recordPorts(rec.Find(a.plan.IfName))
 		}
 		if err != nil {
 			return err

@@ -51,7 +51,7 @@ func (op *operation) makeRoom(ctx context.Context, remove clearing) error {
 		return err
 	}
 	for _, a := range op.attachments {
-		a.ContainerID = string(op.c.PluginID())
+		a.plan.ContainerID = string(op.c.PluginID())
 	}
 	return op.refuseTaken(&op.c.Place, nil)
 }
@@ -80,7 +80,7 @@ func (op *operation) tryAll(ctx context.Context, serially bool) (*SetupResult, e
 		if err == nil || attempt >= op.eng.opts.Retry.Attempts || !isTransient(err) {
 			return result, err
 		}
-		op.eng.opts.Logger.Info("trying again", "container", op.c.ID, "attempt", attempt+1, "error", err)
+		op.log().Info("trying again", "attempt", attempt+1, "error", err)
 		if werr := waitFor(ctx, op.eng.opts.Retry.pause(attempt+1)); werr != nil {
 			return nil, err
 		}
@@ -102,11 +102,11 @@ func (op *operation) clearDead(ctx context.Context, wanted container.Place, earl
 		return err
 	}
 	for _, a := range dead {
-		if a.partial == nil { // the sweep needs it, and a successful DEL deletes it from the cache
-			a.partial = a.cached().Result()
+		if a.progress.partial == nil { // the sweep needs it, and a successful DEL deletes it from the cache
+			a.progress.partial = a.cached().Result()
 		}
 	}
-	op.eng.opts.Logger.Info("removing an earlier attachment", "container", op.c.ID)
+	op.log().Info("removing an earlier attachment")
 	if err := op.tearDown(context.WithoutCancel(ctx), dead); err != nil {
 		return fmt.Errorf("remove an earlier attachment: %w", err)
 	}
@@ -122,27 +122,27 @@ func (op *operation) deadOf(earlier attachments, wanted container.Place) (attach
 	for _, a := range earlier {
 		live, err := a.isAlive(earlier)
 		if err != nil {
-			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.IfName, a.Network.Config.Name, err)
+			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.plan.IfName, a.plan.Network.Config.Name, err)
 		}
 		if op.isTornLo(earlier) {
-			a.NetNS = "" // the path is this Setup's, where lo may be another's
+			a.plan.NetNS = "" // the path is this Setup's, where lo may be another's
 			live = false
 		}
-		if !live && (wants[a.IfName] || !op.leaves(a)) || op.isHalfMade(a) {
+		if !live && (wants[a.plan.IfName] || !op.leaves(a)) || op.isHalfMade(a) {
 			dead = append(dead, a)
 			continue
 		}
 		// Adding to a damaged record would lose its illegible part.
-		if wants[a.IfName] || op.c.Damaged || op.c.MakesNetNS() {
+		if wants[a.plan.IfName] || op.c.Damaged || op.c.MakesNetNS() {
 			return nil, fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
-				a.IfName, a.Network.Config.Name, a.NetNS, ErrAlreadyAttached)
+				a.plan.IfName, a.plan.Network.Config.Name, a.plan.NetNS, ErrAlreadyAttached)
 		}
 		if err := op.c.SameNetNS(wanted.Path); err != nil {
 			return nil, err
 		}
 	}
 	if len(dead) < len(earlier) { // this call adds to the others, which are alive
-		dead = slices.DeleteFunc(dead, func(a *attachment) bool { return !wants[a.IfName] })
+		dead = slices.DeleteFunc(dead, func(a *attachment) bool { return !wants[a.plan.IfName] })
 	}
 	return dead, nil
 }
@@ -164,7 +164,7 @@ func (op *operation) recallAttached(ctx context.Context, wanted container.Place)
 	case damage != nil:
 		// The loaded networks and the namespace to attach show whether it is
 		// alive, and if not its leftovers.
-		op.eng.opts.Logger.Warn("attachment record cannot be read", "container", op.c.ID, "error", damage)
+		op.log().Warn("attachment record cannot be read", "error", damage)
 		return op.unrecorded(&Call{ID: op.c.ID, Path: wanted.Path, Planned: op.eng.plain(op.c.ID)}, false)
 	case op.c.Record != nil:
 		all, err := op.enterRecorded(false)
@@ -183,7 +183,7 @@ func (op *operation) recallAttached(ctx context.Context, wanted container.Place)
 // leaves reports whether an attachment stays although its interface is gone:
 // another owner made it, in a live namespace, and may know why.
 func (op *operation) leaves(a *attachment) bool {
-	return op.c.Record != nil && !op.c.Damaged && a.NetNS != "" && !op.c.IsAbandoned() && !a.own()
+	return op.c.Record != nil && !op.c.Damaged && a.plan.NetNS != "" && !op.c.IsAbandoned() && !a.own()
 }
 
 // refuseTaken refuses to make an interface that exists but is not on this
@@ -192,16 +192,16 @@ func (op *operation) leaves(a *attachment) bool {
 // delete the other interface. Those in going are about to be removed.
 func (op *operation) refuseTaken(at *container.Place, going map[string]bool) error {
 	for _, a := range op.attachments {
-		if !a.Network.makesInterface() || going[a.IfName] {
+		if !a.plan.Network.makesInterface() || going[a.plan.IfName] {
 			continue
 		}
-		taken, err := at.HasLink(a.IfName)
+		taken, err := at.HasLink(a.plan.IfName)
 		if err != nil {
-			return fmt.Errorf("look up interface %s in %s: %w", a.IfName, at.Path, err)
+			return fmt.Errorf("look up interface %s in %s: %w", a.plan.IfName, at.Path, err)
 		}
 		if taken {
 			return fmt.Errorf("interface %s of network %q: there is one in %s that is not of this container's record: %w",
-				a.IfName, a.Network.Config.Name, at.Path, ErrAlreadyAttached)
+				a.plan.IfName, a.plan.Network.Config.Name, at.Path, ErrAlreadyAttached)
 		}
 	}
 	return nil
@@ -284,7 +284,8 @@ func MadeNetNS(rec *record.Record) string {
 // so that nobody treats it as the failure alone.
 type rollbackError struct{ err, rollback error }
 
-func (r *rollbackError) Error() string   { return r.err.Error() + "\n" + r.rollback.Error() }
+func (r *rollbackError) Error() string { return r.err.Error() + "\n" + r.rollback.Error() }
+
 func (r *rollbackError) Unwrap() []error { return []error{r.err, r.rollback} }
 
 // attach runs the ADDs, each network in a goroutine of its own unless serially.
@@ -295,7 +296,7 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]Source, error
 	run := func(group []int) {
 		for _, i := range group {
 			a := op.attachments[i]
-			results[i] = Source{Network: a.Network.Config.Name, IfName: a.IfName, Ports: a.Mappings()}
+			results[i] = Source{Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Ports: a.plan.Mappings()}
 			results[i].Result, errs[i] = a.add(ctx, i, serially)
 			if errs[i] != nil {
 				return
@@ -321,12 +322,12 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]Source, error
 func (all attachments) groups(serially bool) (groups [][]int) {
 	claims := make([][]ports.Claim, len(all))
 	for i, a := range all {
-		claims[i] = a.hostPorts()
+		claims[i] = a.plan.hostPorts()
 		together := []int{i}
 		var apart [][]int
 		for _, g := range groups {
 			if serially || slices.ContainsFunc(g, func(j int) bool {
-				return all[j].Network.Config.Name == a.Network.Config.Name || ports.Overlap(claims[j], claims[i])
+				return all[j].plan.Network.Config.Name == a.plan.Network.Config.Name || ports.Overlap(claims[j], claims[i])
 			}) {
 				together = append(together, g...)
 			} else {
@@ -342,7 +343,7 @@ func (all attachments) groups(serially bool) (groups [][]int) {
 // add runs the ADD of one network. The first ADD of a network on a host runs alone for
 // a moment if its plugins may create rules that containers share.
 func (a *attachment) add(ctx context.Context, index int, serially bool) (result *types100.Result, err error) {
-	ctx, span := spans.Attach(ctx, a.Network.Config.Name, a.IfName, index, serially)
+	ctx, span := spans.Attach(ctx, a.plan.Network.Config.Name, a.plan.IfName, index, serially)
 	defer func() { spans.End(span, err) }()
 	if ctx.Err() != nil {
 		return nil, a.error("ADD", context.Cause(ctx))
@@ -351,34 +352,34 @@ func (a *attachment) add(ctx context.Context, index int, serially bool) (result 
 	if err != nil {
 		return nil, a.error("ADD", err)
 	}
-	a.attempted = true
+	a.progress.attempted = true
 	defer func() { _ = end(false) }() // after a panic; otherwise it ends below
-	result, a.partial, err = a.chain().Add(ctx, &a.Attachment, a.Prev)
+	result, a.progress.partial, err = a.chain().Add(ctx, &a.plan.Attachment, a.plan.Prev)
 	if err == nil {
-		a.state = record.Added
-		err = a.Append(record.Entry{State: record.Added, Result: a.held})
+		a.progress.state = record.Added
+		err = a.append(record.Entry{State: record.Added, Result: a.progress.held})
 	}
 	if err != nil {
 		if nerr := a.runner().NoteNotRun(); nerr != nil {
-			a.op.eng.opts.Logger.Warn("note in the record which plugins did not run", "container", a.op.c.ID, "error", nerr)
+			a.op.log().Warn("note in the record which plugins did not run", "error", nerr)
 		}
 	}
 	if ferr := end(err == nil); ferr != nil {
-		a.op.eng.opts.Logger.Warn("end the first attachment of a network", "network", a.Network.Config.Name, "error", ferr)
+		a.op.eng.opts.Logger.Warn("end the first attachment of a network", "network", a.plan.Network.Config.Name, "error", ferr)
 	}
 	return result, a.errors("ADD", err)
 }
 
 func (a *attachment) firstKey() runner.FirstKey {
-	key := runner.FirstKey{Network: a.Network.Config.Name, Host: a.op.c.Host.String()}
-	if a.op.eng.Shared(a.Network) {
-		key.IfName = a.Network.IfName
+	key := runner.FirstKey{Network: a.plan.Network.Config.Name, Host: a.op.c.Host.String()}
+	if a.op.eng.Shared(a.plan.Network) {
+		key.IfName = a.plan.Network.IfName
 	}
-	for _, p := range a.Network.Config.Plugins {
+	for _, p := range a.plan.Network.Config.Plugins {
 		key.Config = append(key.Config, string(p.Bytes))
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.CapabilityArgs)) {
-		if conflist.Declares(a.Network.Config, name) && !IsEmpty(a.CapabilityArgs[name]) {
+	for _, name := range slices.Sorted(maps.Keys(a.plan.CapabilityArgs)) {
+		if conflist.Declares(a.plan.Network.Config, name) && !IsEmpty(a.plan.CapabilityArgs[name]) {
 			key.Capabilities = append(key.Capabilities, name)
 		}
 	}
@@ -391,7 +392,7 @@ func (a *attachment) firstKey() runner.FirstKey {
 func (op *operation) rollBack(ctx context.Context) error {
 	var begun, never attachments
 	for _, a := range op.attachments {
-		if a.attempted {
+		if a.progress.attempted {
 			begun = append(begun, a)
 		} else {
 			never = append(never, a)

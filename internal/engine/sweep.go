@@ -42,8 +42,8 @@ func (all attachments) sweep(ctx context.Context) (outcomes []swept, clean bool)
 }
 
 func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
-	if err := netfilter.Leave(a); err != nil {
-		a.op.eng.opts.Logger.Warn("note in the record that the attachment leaves its network", "container", a.op.c.ID, "error", err)
+	if err := netfilter.Leave(hooks{a}); err != nil {
+		a.op.log().Warn("note in the record that the attachment leaves its network", "error", err)
 	}
 	t, done := a.target()
 	defer done()
@@ -54,10 +54,10 @@ func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
 func (a *attachment) described() *leftovers.Attachment {
 	n := a.entry()
 	d := &leftovers.Attachment{
-		Attachment: a.Attachment, List: a.Network.Config,
-		Result: json.RawMessage(a.partial), PrevResult: json.RawMessage(a.Prev), Device: a.Fact(leftovers.DeviceFact),
+		Attachment: a.plan.Attachment, List: a.plan.Network.Config,
+		Result: json.RawMessage(a.progress.partial), PrevResult: json.RawMessage(a.plan.Prev), Device: a.facts.Get(leftovers.DeviceFact),
 		Ran: a.plugins.Recorded(), IsRegistered: a.op.eng.runner.IsRegistered, Given: a.given, Claims: &a.claims,
-		Begun: a.attempted, Added: a.state == record.Added, Recorded: !a.op.c.Damaged && n != nil,
+		Begun: a.progress.attempted, Added: a.progress.state == record.Added, Recorded: !a.op.c.Damaged && n != nil,
 		Rebooted: a.op.c.Rebooted, HostGone: a.op.c.HostGone,
 	}
 	if n != nil {
@@ -72,37 +72,37 @@ func (a *attachment) target() (t leftovers.Target, done func()) {
 	d := a.described()
 	given := a.given()
 	t = leftovers.Target{
-		Footprint: leftovers.Of(d), Container: a.inside(), Others: a.op.others(a.IfName),
+		Footprint: leftovers.Of(d), Container: a.inside(), Others: a.op.others(a.plan.IfName),
 		Firewalld: a.op.eng.runner.Bus, Filters: given.Filters, Conns: given.Conns,
 	}
 	if !a.op.c.HostGone {
 		t.Host = a.op.c.Host.Handle
 	}
 	// host-local does not sync its files: a power cut leaves empty ones.
-	t.How.Thorough = a.state != record.Added || a.op.c.Rebooted || a.op.c.HostGone || t.Rules.AnyPort
+	t.How.Thorough = a.progress.state != record.Added || a.op.c.Rebooted || a.op.c.HostGone || t.Rules.AnyPort
 	t.How.FilesOnly = a.op.c.HostGone
 	t.How.Emptied = d.Emptied(a.op.eng.Store.Records, a.op.eng.ledger(), a.op.log())
 	// After a DEL has begun, the interface may be back on the host, and another
 	// container may have it.
 	t.How.Lost = t.Interface.Device != nil && a.lost && !a.inDoubt()
 	var err error
-	if note := a.Fact(netfilter.SubnetsFact); note != nil {
+	if note := a.facts.Get(netfilter.SubnetsFact); note != nil {
 		noted, err := netfilter.NotedSubnets(note, true)
 		if err != nil {
-			a.op.eng.opts.Logger.Warn("the subnets that are forwarded cannot be read", "container", a.op.c.ID, "error", err)
+			a.op.log().Warn("the subnets that are forwarded cannot be read", "error", err)
 		}
 		t.Subnets = append(t.Subnets, slices.DeleteFunc(noted, func(p netip.Prefix) bool { return slices.Contains(t.Subnets, p) })...)
 	}
-	if t.Before, err = firewalld.Recall(a); err != nil {
+	if t.Before, err = firewalld.Recall(hooks{a}); err != nil {
 		// An attachment's own notes are not damaged if its record is not.
-		a.op.eng.opts.Logger.Warn("the addresses that were in firewalld's zones before cannot be read", "container", a.op.c.ID, "error", err)
+		a.op.log().Warn("the addresses that were in firewalld's zones before cannot be read", "error", err)
 	}
 	if t.Siblings = a.Siblings(); len(t.Siblings.Owners) > 0 {
 		t.Own, _ = d.SharedRules() // the sweep finds unknown rules by the addresses
 	}
-	if t.Container == nil && a.NetNS != "" && t.Host != nil {
+	if t.Container == nil && a.plan.NetNS != "" && t.Host != nil {
 		// A namespace that is gone is no reason to stop: its interfaces are gone too.
-		if t.Container, _ = netns.Open(a.NetNS); t.Container != nil {
+		if t.Container, _ = netns.Open(a.plan.NetNS); t.Container != nil {
 			return t, func() { _ = t.Container.Close() } // was only looked into
 		}
 	}
@@ -125,7 +125,7 @@ func (op *operation) others(ifName string) *leftovers.Others {
 // siblings returns the container's other attachments that stay, from the record or,
 // without a record, from libcni's cache.
 func (a *attachment) siblings() (attachments, error) {
-	stays := func(ifName string) bool { return ifName != a.IfName && !a.op.removal.leaving[ifName] }
+	stays := func(ifName string) bool { return ifName != a.plan.IfName && !a.op.removal.leaving[ifName] }
 	var all attachments
 	var err error
 	if rec := a.op.c.Record; rec != nil && !a.op.c.Damaged {
@@ -137,7 +137,7 @@ func (a *attachment) siblings() (attachments, error) {
 	} else {
 		all, err = a.op.fromCache()
 	}
-	return slices.DeleteFunc(slices.Clone(all), func(b *attachment) bool { return !stays(b.IfName) }), err
+	return slices.DeleteFunc(slices.Clone(all), func(b *attachment) bool { return !stays(b.plan.IfName) }), err
 }
 
 // Siblings returns the addresses, owners and rules of the siblings.
@@ -147,11 +147,10 @@ func (a *attachment) Siblings() netfilter.Siblings {
 	for _, b := range all {
 		described = append(described, b.described())
 	}
-	s, rerr := leftovers.Siblings(a.Network.Config.Name, described)
+	s, rerr := leftovers.Siblings(a.plan.Network.Config.Name, described)
 	s.Unknown = s.Unknown || err != nil
 	if rerr != nil {
-		a.op.eng.opts.Logger.Warn("the rules of another attachment of the container are not known; rules that it may share stay",
-			"container", a.op.c.ID, "network", a.Network.Config.Name, "error", rerr)
+		a.op.log().Warn("the rules of another attachment of the container are not known; rules that it may share stay", "network", a.plan.Network.Config.Name, "error", rerr)
 	}
 	if a.op.c.Damaged {
 		s.Addresses = append(s.Addresses, leftovers.AddressesOf(a.op.c.Record.Attachments, a.op.removal.leaving)...)
@@ -169,7 +168,7 @@ func (a *attachment) makeAgain(ctx context.Context, lost leftovers.Lost) error {
 	all, err := a.siblings()
 	var staying []*leftovers.Attachment
 	for _, b := range all {
-		if !recorded || b.state == record.Added { // others are being removed, or their ADD will make their rules
+		if !recorded || b.progress.state == record.Added { // others are being removed, or their ADD will make their rules
 			staying = append(staying, b.described())
 		}
 	}

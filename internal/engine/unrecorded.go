@@ -35,7 +35,7 @@ func (op *operation) unrecorded(c *Call, mustStop bool) (all attachments, err er
 	}
 	all = op.take(c.Planned)
 	for _, a := range all {
-		a.NetNS, a.ContainerID = op.c.Path, string(op.c.PluginID())
+		a.plan.NetNS, a.plan.ContainerID = op.c.Path, string(op.c.PluginID())
 		a.useCached()
 		a.useCachedConfig()
 	}
@@ -49,12 +49,12 @@ func (op *operation) unrecorded(c *Call, mustStop bool) (all attachments, err er
 	for _, a := range all {
 		// The sweep needs it as much as the plugins do, and a successful DEL
 		// deletes it from the cache.
-		a.partial = a.cached().Result()
+		a.progress.partial = a.cached().Result()
 		if n := a.entry(); n != nil && n.Result != nil {
-			a.partial = chain.Partial(n.Result)
+			a.progress.partial = chain.Partial(n.Result)
 		}
-		if a.partial == nil {
-			a.partial = a.Prev
+		if a.progress.partial == nil {
+			a.progress.partial = a.plan.Prev
 		}
 	}
 	return all, nil
@@ -69,16 +69,16 @@ func (op *operation) cachedBeside(known attachments) (all attachments, err error
 		return nil, err
 	}
 	for _, c := range cached {
-		if slices.ContainsFunc(known, func(a *attachment) bool { return a.Network.Config.Name == c.Network && a.IfName == c.IfName }) {
+		if slices.ContainsFunc(known, func(a *attachment) bool { return a.plan.Network.Config.Name == c.Network && a.plan.IfName == c.IfName }) {
 			continue
 		}
 		list, err := conflist.Parse(c.Config)
 		if err != nil || len(list.Plugins) == 0 {
-			op.eng.opts.Logger.Warn("cached configuration cannot be used", "container", op.c.ID, "network", c.Network, "error", err)
+			op.log().Warn("cached configuration cannot be used", "network", c.Network, "error", err)
 			continue
 		}
 		a := op.attachment(&Network{Config: list, IfName: c.IfName}, c.IfName)
-		a.ContainerID, a.NetNS = c.ContainerID, op.c.Path
+		a.plan.ContainerID, a.plan.NetNS = c.ContainerID, op.c.Path
 		a.useCached()
 		all = append(all, a)
 	}
@@ -95,7 +95,7 @@ func (op *operation) fromCache() (all attachments, err error) {
 		return nil, err
 	}
 	for _, a := range all {
-		a.partial = a.cached().Result()
+		a.progress.partial = a.cached().Result()
 	}
 	op.removal.cached = &all
 	return all, nil
@@ -108,10 +108,10 @@ func (op *operation) existing(at container.Place) (attachments, error) {
 	var found attachments
 	for _, wanted := range op.attachments {
 		for _, n := range op.callsNetworks() {
-			if op.eng.Shared(n) && n != op.eng.cachedAs(n.Config.Name, wanted.IfName) {
+			if op.eng.Shared(n) && n != op.eng.cachedAs(n.Config.Name, wanted.plan.IfName) {
 				continue // the cache has one entry for that name and interface
 			}
-			a := op.attachment(n, wanted.IfName)
+			a := op.attachment(n, wanted.plan.IfName)
 			known, err := a.recall(at)
 			if err != nil {
 				return nil, err
@@ -131,25 +131,25 @@ func (a *attachment) recall(at container.Place) (known bool, err error) {
 	if err != nil {
 		// There is an entry, but it is unreadable: the container's namespace must
 		// show whether it is alive.
-		a.op.eng.opts.Logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
-			"network", a.Network.Config.Name, "error", err)
-		a.NetNS = at.Path
+		a.op.eng.opts.Logger.Warn("cached attachment cannot be read", "container", a.plan.ContainerID,
+			"network", a.plan.Network.Config.Name, "error", err)
+		a.plan.NetNS = at.Path
 		return true, nil
 	}
 	if cached == nil {
 		return false, nil
 	}
-	a.Attachment = *cached
+	a.plan.Attachment = *cached
 	found, err := a.cached().Find()
 	if found == nil || err != nil {
 		return err == nil, err
 	}
-	a.NetNS, err = a.op.c.Host.Validate(found.NetNS, "DEL")
+	a.plan.NetNS, err = a.op.c.Host.Validate(found.NetNS, "DEL")
 	if errors.Is(err, ErrInvalidNetNS) {
 		// The path leads to the host's namespace by now, for example a
 		// /proc/PID/ns/net whose PID now belongs to a process of the host: the
 		// container's is gone.
-		a.NetNS, err = "", nil
+		a.plan.NetNS, err = "", nil
 	}
 	return true, err
 }
@@ -176,36 +176,36 @@ func (eng *Engine) cachedAs(name, ifName string) *Network {
 func (a *attachment) useCached() {
 	cached, err := a.cached().Load()
 	if err != nil {
-		a.op.eng.opts.Logger.Warn("cached attachment cannot be read", "container", a.ContainerID,
-			"network", a.Network.Config.Name, "error", err)
+		a.op.eng.opts.Logger.Warn("cached attachment cannot be read", "container", a.plan.ContainerID,
+			"network", a.plan.Network.Config.Name, "error", err)
 		return
 	}
 	if cached == nil {
 		return
 	}
-	if len(a.Args) == 0 {
-		a.Args = cached.Args
+	if len(a.plan.Args) == 0 {
+		a.plan.Args = cached.Args
 	}
-	a.CapabilityArgs = Merge(cached.CapabilityArgs, a.CapabilityArgs)
-	a.ConfigArgs = Merge(cached.ConfigArgs, a.ConfigArgs)
+	a.plan.CapabilityArgs = Merge(cached.CapabilityArgs, a.plan.CapabilityArgs)
+	a.plan.ConfigArgs = Merge(cached.ConfigArgs, a.plan.ConfigArgs)
 }
 
 // useCachedConfig gives a DEL without a record the configuration that libcni has
 // cached with the attachment, if several loaded networks have its name. They may have
 // been loaded in another order since the ADD.
 func (a *attachment) useCachedConfig() {
-	if !a.op.eng.Shared(a.Network) {
+	if !a.op.eng.Shared(a.plan.Network) {
 		return
 	}
 	cached, err := a.cached().Find()
 	if err != nil {
-		a.op.eng.opts.Logger.Warn("cached attachments cannot be listed", "container", a.ContainerID, "error", err)
+		a.op.eng.opts.Logger.Warn("cached attachments cannot be listed", "container", a.plan.ContainerID, "error", err)
 	}
 	if cached == nil {
 		return
 	}
 	if list, err := conflist.Parse(cached.Config); err == nil && len(list.Plugins) > 0 {
-		a.Network = &Network{Config: list, IfName: a.IfName}
+		a.plan.Network = &Network{Config: list, IfName: a.plan.IfName}
 	}
 }
 
@@ -230,23 +230,22 @@ func (op *operation) isOthers(ns *netns.Handle, path string, doubts bool) bool {
 	if other == "" && (err == nil || !doubts) {
 		return false
 	}
-	op.eng.opts.Logger.Warn("the network namespace is not entered, since it is or may be another container's by now",
-		"container", op.c.ID, "path", path, "other", other, "error", err)
+	op.log().Warn("the network namespace is not entered, since it is or may be another container's by now", "path", path, "other", other, "error", err)
 	return true
 }
 
 // avoidOthers empties the attachment's path if it leads to another container's
 // namespace for certain: for Setup, an attachment without a path is dead.
 func (a *attachment) avoidOthers() {
-	if a.NetNS == "" {
+	if a.plan.NetNS == "" {
 		return
 	}
-	ns, err := netns.Open(a.NetNS)
+	ns, err := netns.Open(a.plan.NetNS)
 	if err != nil {
 		return // it leads nowhere
 	}
-	if a.op.isOthers(ns, a.NetNS, false) {
-		a.NetNS = ""
+	if a.op.isOthers(ns, a.plan.NetNS, false) {
+		a.plan.NetNS = ""
 	}
 	_ = ns.Close() // was only looked at
 }
