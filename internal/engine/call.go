@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
 )
 
@@ -119,11 +120,15 @@ func (op *operation) callsNetworks() []*Network {
 }
 
 // about returns an attachment without a container, for verbs on a network. It has an
-// interface name only if several loaded networks have the same name.
-func (op *operation) about(n *Network) *attachment {
-	a := &attachment{op: op}
+// interface name only if several loaded networks have the same name. With host its plugins
+// can run.
+func (eng *Engine) about(n *Network, host *hostns.NetNS) *attachment {
+	a := &attachment{op: &operation{eng: eng}}
+	if host != nil {
+		a.op.c = eng.Store.New("", host)
+	}
 	a.plan.Network = n
-	if op.eng.Shared(n) {
+	if eng.Shared(n) {
 		a.plan.IfName = n.IfName
 	}
 	return a

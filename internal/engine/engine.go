@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/leftovers"
@@ -146,6 +147,9 @@ func (eng *Engine) RunnerOf(n *Network) *runner.Runtime {
 	}
 	return eng.runner
 }
+
+// openHost opens the network namespace in which plugins run.
+func (eng *Engine) openHost() (*hostns.NetNS, error) { return eng.Store.Hosts.Open(eng.opts.HostNetNS) }
 
 // canonical resolves the symbolic links of a path, as far as it exists. The path is
 // stored in records and must lead to the same place however a later program spells

@@ -11,8 +11,8 @@ import (
 
 // collectIf is collect for KeepIf. It leaves reservations alone that are on no record:
 // nobody can say about them whether they are wanted.
-func (eng *Engine) collectIf(ctx context.Context, o GCOptions, report *Report) error {
-	mine, err := eng.owned(o.DryRun, report)
+func (g *collection) collectIf(ctx context.Context) error {
+	mine, err := g.eng.owned(g.o.DryRun, g.report)
 	if err != nil {
 		return err
 	}
@@ -21,42 +21,42 @@ func (eng *Engine) collectIf(ctx context.Context, o GCOptions, report *Report) e
 			return context.Cause(ctx)
 		}
 		if !f.Record.Warm { // Recover removes those that nobody can take any more
-			report.add(eng.collectAttachments(ctx, f, o))
+			g.report.add(g.collectAttachments(ctx, f))
 		}
 	}
-	slices.Sort(report.Adopted)
-	slices.Sort(report.Removed)
-	if o.DryRun {
+	slices.Sort(g.report.Adopted)
+	slices.Sort(g.report.Removed)
+	if g.o.DryRun {
 		return nil
 	}
-	err = eng.Store.Tidy()
-	left, lerr := eng.listAttached()
-	if lerr != nil { // anything may be attached
+	err = g.eng.Store.Tidy()
+	if lerr := g.list(); lerr != nil { // anything may be attached
 		return Join(err, lerr)
 	}
-	return Join(err, eng.collectByPlugins(ctx, &leftovers.Garbage{}, left, o.Networks, report))
+	g.garbage = &leftovers.Garbage{}
+	return Join(err, g.collectByPlugins(ctx))
 }
 
 // collectAttachments removes those attachments of a container that KeepIf does not keep.
-func (eng *Engine) collectAttachments(ctx context.Context, f record.Found, o GCOptions) (became outcome) {
+func (g *collection) collectAttachments(ctx context.Context, f record.Found) (became outcome) {
 	became.id = nameOf(f)
 	if f.Err != nil { // which attachments it has is not known for certain
-		became.skipped = AsRecordError(eng.Store.Records, f.Record.ContainerID, f.File, f.Err)
+		became.skipped = AsRecordError(g.eng.Store.Records, f.Record.ContainerID, f.File, f.Err)
 		return became
 	}
-	going, stay := eng.unkept(f.Record, o.KeepIf)
+	going, stay := g.unkept(f.Record)
 	became.adopted = stay
 	switch {
 	case len(going) == 0:
-	case o.DryRun:
+	case g.o.DryRun:
 		became.removed = true
 	default:
 		var err error
-		became.removed, err = eng.removeAgain(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) {
+		became.removed, err = g.remove(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) {
 			if op.c.Damaged {
 				return nil, false
 			}
-			going, stay := eng.unkept(op.c.Record, o.KeepIf)
+			going, stay := g.unkept(op.c.Record)
 			if stay {
 				op.c.KeepInUse()
 			}
@@ -67,9 +67,9 @@ func (eng *Engine) collectAttachments(ctx context.Context, f record.Found, o GCO
 	return became
 }
 
-// removeAgain is removeChosen for a container of a GC.
-func (eng *Engine) removeAgain(ctx context.Context, id record.ID, choose func(op *operation) (attachments, bool)) (removed bool, err error) {
-	op, err := eng.beginTeardown(ctx, id, container.Access{Waiting: container.Hurried, HasBarrier: true})
+// remove is removeChosen for a container of a GC.
+func (g *collection) remove(ctx context.Context, id record.ID, choose func(op *operation) (attachments, bool)) (removed bool, err error) {
+	op, err := g.eng.beginTeardown(ctx, id, container.Access{Waiting: container.Hurried, HasBarrier: true})
 	if err != nil {
 		return false, err
 	}
@@ -95,9 +95,9 @@ func (op *operation) removeChosen(ctx context.Context, choose func(op *operation
 	return err == nil, err
 }
 
-// unsettled chooses all attachments of a container or, with keep, only those that were
+// unsettledOf chooses all attachments of a container or, with keep, only those that were
 // being removed before.
-func (op *operation) unsettled(keep bool) (attachments, bool) {
+func unsettledOf(op *operation, keep bool) (attachments, bool) {
 	switch {
 	case !keep:
 		return op.attachments, true
@@ -110,13 +110,13 @@ func (op *operation) unsettled(keep bool) (attachments, bool) {
 
 // unkept returns the interfaces of this owner's attachments on a record that a GC
 // removes, and reports whether others of its attachments stay.
-func (eng *Engine) unkept(rec *record.Record, keep func(*record.Record, *record.Attachment) bool) (going map[string]bool, stay bool) {
+func (g *collection) unkept(rec *record.Record) (going map[string]bool, stay bool) {
 	going = map[string]bool{}
 	for n := range rec.Present() {
-		if rec.OwnerOf(n) != eng.opts.Owner {
+		if rec.OwnerOf(n) != g.eng.opts.Owner {
 			continue
 		}
-		if keep(rec, n) && n.State != record.Deleting && n.Failures == 0 {
+		if g.o.KeepIf(rec, n) && n.State != record.Deleting && n.Failures == 0 {
 			stay = true
 		} else {
 			going[n.IfName] = true

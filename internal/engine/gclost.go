@@ -22,13 +22,14 @@ type attached struct {
 	cached []*libcni.NetworkAttachment
 }
 
-func (eng *Engine) listAttached() (*attached, error) {
-	found, err := eng.Store.Records.List()
+func (g *collection) list() error {
+	found, err := g.eng.Store.Records.List()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	cached, err := chain.AllCached(eng.opts.StateDir, "")
-	return &attached{found, cached}, err
+	g.left = &attached{found: found}
+	g.left.cached, err = chain.AllCached(g.eng.opts.StateDir, "")
+	return err
 }
 
 // unrecorded are the attachments in libcni's cache, for a GC that judges those without a
@@ -37,11 +38,6 @@ type unrecorded struct {
 	eng  *Engine
 	host *hostns.NetNS
 	all  []*libcni.NetworkAttachment
-}
-
-func (eng *Engine) unrecordedAttachments(cached []*libcni.NetworkAttachment) (*unrecorded, error) {
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
-	return &unrecorded{eng, host, cached}, err
 }
 
 // stays reports whether an attachment that is in an earlier version's ledger and on no

@@ -123,7 +123,7 @@ func (eng *Engine) Health(ctx context.Context, o HealthOptions) (_ *healthReport
 	if err := eng.RefuseInside(ctx); err != nil {
 		return nil, err
 	}
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err != nil {
 		return nil, err
 	}

@@ -90,7 +90,7 @@ func (eng *Engine) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 // is not synced, so a power cut can tear it and leave the cache whole. An attachment that
 // may live keeps its cached result, which is all that its DEL has.
 func (eng *Engine) forgetUndone(files map[string]error) (err error) {
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err != nil {
 		return err
 	}

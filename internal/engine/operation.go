@@ -14,7 +14,6 @@ import (
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/leftovers"
-	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/netns"
@@ -46,7 +45,7 @@ func (eng *Engine) begin(c *Call, verb string) (*operation, error) {
 	if c.Err != nil {
 		return nil, c.Err
 	}
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +70,7 @@ func (eng *Engine) beginTeardown(ctx context.Context, id record.ID, how containe
 	if err := ValidateID(id); err != nil {
 		return nil, err
 	}
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err != nil {
 		return nil, err
 	}
@@ -98,15 +97,6 @@ func (op *operation) lock(ctx context.Context, how container.Access) error {
 		return err
 	}
 	return op.c.Lock(ctx, how)
-}
-
-// lockBarrier waits until no ADD or DEL is in progress. It refuses a call that
-// would wait for itself.
-func (eng *Engine) lockBarrier(ctx context.Context) (*lock.Held, error) {
-	if err := eng.RefuseInside(ctx); err != nil {
-		return nil, err
-	}
-	return eng.Store.Locks.LockBarrier(ctx)
 }
 
 // look looks at the containers of records, which are not locked. With own, it compares

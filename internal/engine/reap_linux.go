@@ -2,7 +2,7 @@ package engine
 
 // Reap looks for abandoned containers now, rather than in the background.
 func (eng *Engine) Reap() error {
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func (eng *Engine) Recover(ctx context.Context, broken BrokenAction) (_ *Report,
 		return nil, err
 	}
 	c := &recovery{eng: eng, broken: broken, repaired: make(map[record.ID][]Difference)}
-	if c.host, err = eng.Store.Hosts.Open(eng.opts.HostNetNS); err != nil {
+	if c.host, err = eng.openHost(); err != nil {
 		return nil, err
 	}
 	r := &Report{}

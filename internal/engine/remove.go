@@ -63,7 +63,7 @@ func (op *operation) validateRemove(c *Call) (*hostns.NetNS, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, err := op.eng.Store.Hosts.Open(op.eng.opts.HostNetNS)
+	host, err := op.eng.openHost()
 	if err != nil {
 		return nil, err
 	}

@@ -85,7 +85,7 @@ func (eng *Engine) beginRepair(ctx context.Context, id record.ID, waits bool) (*
 	if err := ValidateID(id); err != nil {
 		return nil, err
 	}
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err != nil {
 		return nil, err
 	}

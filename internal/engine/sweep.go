@@ -291,7 +291,7 @@ func (eng *Engine) endHolders(ctx context.Context, err error) bool {
 // endDead removes a dead container that has ports which another wants. It returns false if
 // the container stays.
 func (eng *Engine) endDead(ctx context.Context, rec *record.Record) (ended bool) {
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err == nil {
 		ended, err = reaper{eng}.end(ctx, rec, host)
 		err = Join(err, host.Close())
