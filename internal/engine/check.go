@@ -14,7 +14,6 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/health"
-	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
@@ -195,13 +194,13 @@ func withinBudget(ctx context.Context, budget time.Duration) (context.Context, c
 }
 
 // askAll asks the plugins of containers for CHECK, those of several containers at once.
-func (eng *Engine) askAll(ctx context.Context, host *hostns.NetNS, all []*health.Container, budget time.Duration) healthChecks {
+func (l *look) askAll(ctx context.Context, all []*health.Container, budget time.Duration) HealthChecks {
 	begun := time.Now()
 	ctx, cancel := withinBudget(ctx, budget)
 	defer cancel()
 	all = slices.DeleteFunc(slices.Clone(all), func(e *health.Container) bool { return !e.WantsCheck() })
-	parallel.Each(len(all), atOnce, func(i int) { eng.askOne(ctx, host, all[i]) })
-	sum := healthChecks{Took: time.Since(begun)}
+	parallel.Each(len(all), atOnce, func(i int) { l.askOne(ctx, all[i]) })
+	sum := HealthChecks{Took: time.Since(begun)}
 	for _, e := range all {
 		for _, c := range e.Parts {
 			sum.Asked += c.Asked.Plugins
@@ -219,8 +218,8 @@ func (eng *Engine) askAll(ctx context.Context, host *hostns.NetNS, all []*health
 
 // askOne asks the plugins of a container, which it locks: the specification forbids
 // operations of one container that overlap.
-func (eng *Engine) askOne(ctx context.Context, host *hostns.NetNS, e *health.Container) {
-	op, all, err := eng.beginAsking(ctx, host, e)
+func (l *look) askOne(ctx context.Context, e *health.Container) {
+	op, all, err := l.beginAsking(ctx, e.Found.Record.ContainerID)
 	if op != nil {
 		defer op.end()
 	}
@@ -234,19 +233,18 @@ func (eng *Engine) askOne(ctx context.Context, host *hostns.NetNS, e *health.Con
 		case a == nil || a.unfinished() != nil:
 			notAsked(c, fmt.Errorf("it changes: %w", ErrBusy))
 		default:
-			a.ask(ctx, c)
+			checking{a, c}.ask(ctx)
 		}
 	}
 }
 
 // beginAsking locks a container for CHECK, and reads its record again. The operation,
 // if it is not nil, has to be ended.
-func (eng *Engine) beginAsking(ctx context.Context, host *hostns.NetNS, e *health.Container) (*operation, attachments, error) {
-	its, err := host.Dup()
+func (l *look) beginAsking(ctx context.Context, id record.ID) (*operation, attachments, error) {
+	op, err := l.operation(id)
 	if err != nil {
 		return nil, nil, err
 	}
-	op := &operation{eng: eng, c: eng.Store.New(e.Found.Record.ContainerID, its)}
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
 	if err := op.lock(brief, container.Access{Waiting: container.Looking}); err != nil {
@@ -273,84 +271,91 @@ func (all attachments) named(ifName string) *attachment {
 	return nil
 }
 
-// ask asks those plugins of the attachment for CHECK that can say more than the
-// comparison, up to the first that does not confirm it. The container is locked.
-func (a *attachment) ask(ctx context.Context, c *health.Part) {
-	list := a.chain()
+// checking asks the plugins of one attachment for CHECK. The container is locked.
+type checking struct {
+	a    *attachment
+	part *health.Part // what was compared, and the answers
+}
+
+// ask asks those plugins for CHECK that can say more than the comparison, up to the first
+// that does not confirm it.
+func (q checking) ask(ctx context.Context) {
+	list, part := q.a.chain(), q.part
 	switch {
 	case list.List.DisableCheck:
 		return
 	case !list.CanCheck():
-		if len(c.Uncompared) > 0 {
+		if len(part.Uncompared) > 0 {
 			old := fmt.Errorf("configuration version %q %w", list.List.CNIVersion, libcni.ErrorCheckNotSupp)
-			c.Asked.Unknown = a.errors("CHECK", &tagged{old, ErrNoCheck})
+			part.Asked.Unknown = q.a.errors("CHECK", &tagged{old, ErrNoCheck})
 		}
 		return
 	}
 	run := list.Run
 	list.Run = func(ctx context.Context, call chain.Call) (chain.Output, error) {
-		c.Asked.Plugins++
+		part.Asked.Plugins++
 		out, err := run(ctx, call)
-		if err != nil && a.excuses(ctx, c, call, err) {
+		if err != nil && q.excuses(ctx, call, err) {
 			return chain.Output{}, nil // the plugins behind it are asked too
 		}
 		return out, err
 	}
-	err := a.errors("CHECK", list.CheckSome(ctx, &a.plan.Attachment, a.progress.partial, func(position int) bool { return c.Asks[position] }))
+	asks := func(position int) bool { return part.Asks[position] }
+	err := q.a.errors("CHECK", list.CheckSome(ctx, &q.a.plan.Attachment, q.a.progress.partial, asks))
 	switch {
 	case errors.Is(err, errBudget):
-		notAsked(c, err)
+		notAsked(part, err)
 		return
 	case err == nil:
 	case unanswered(err) != nil:
-		c.Asked.Unknown = unanswered(err)
-		c.Asked.Unanswered++
+		part.Asked.Unknown = unanswered(err)
+		part.Asked.Unanswered++
 	default:
-		c.Asked.Failed = err
+		part.Asked.Failed = err
 	}
-	c.Asked.Done = true
+	part.Asked.Done = true
 }
 
 // excuses reports whether the CHECK of a plugin has failed although nothing is wrong, and
 // notes that. The attachment is compared anew: if something is wrong with it, the plugin
 // may be right.
-func (a *attachment) excuses(ctx context.Context, c *health.Part, call chain.Call, failed error) bool {
-	failed = a.errors("CHECK", failed)
+func (q checking) excuses(ctx context.Context, call chain.Call, failed error) bool {
+	failed = q.a.errors("CHECK", failed)
 	if unanswered(failed) != nil {
 		return false
 	}
-	e, err := a.excuse(ctx, call)
+	e, err := q.excuse(ctx, call)
 	if err != nil {
-		a.op.log().Warn("a CHECK has failed, and the attachment could not be compared", "interface", a.plan.IfName, "error", err)
+		q.a.op.log().Warn("a CHECK has failed, and the attachment could not be compared", "interface", q.a.plan.IfName, "error", err)
 	}
 	switch why := fmt.Errorf("%s: %w", e.Why, failed); {
 	case err != nil || e.Why == "":
 		return false
 	case e.Blind:
-		c.Asked.Blind = Join(c.Asked.Blind, why)
-		c.Asked.Unanswered++
+		q.part.Asked.Blind = Join(q.part.Asked.Blind, why)
+		q.part.Asked.Unanswered++
 	default:
-		c.Asked.Noted = Join(c.Asked.Noted, why)
+		q.part.Asked.Noted = Join(q.part.Asked.Noted, why)
 	}
 	return true
 }
 
-func (a *attachment) excuse(ctx context.Context, call chain.Call) (e compare.Excuse, err error) {
-	v, err := (&compare.Looks{}).Open(ctx, a.op.c.Host, a.inside())
+func (q checking) excuse(ctx context.Context, call chain.Call) (e compare.Excuse, err error) {
+	v, err := (&compare.Looks{}).Open(ctx, q.a.op.c.Host, q.a.inside())
 	if err != nil {
 		return e, err
 	}
 	defer func() { err = Join(err, v.Close()) }()
 	ipam := ""
-	for _, p := range a.plan.Network.Config.Plugins {
+	for _, p := range q.a.plan.Network.Config.Plugins {
 		if p.Network.Type == call.Plugin {
 			ipam = p.Network.IPAM.Type
 		}
 	}
-	if part := a.compare(ctx, v); !part.IsWhole() || !part.Covers(call.Plugin, ipam) {
+	if part := q.a.compare(ctx, v); !part.IsWhole() || !part.Covers(call.Plugin, ipam) {
 		return e, nil
 	}
-	return a.runner().Excuse(ctx, call, ipam, v)
+	return q.a.runner().Excuse(ctx, call, ipam, v)
 }
 
 // unanswered returns the error of a CHECK with its kind, if it says nothing about the

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hostns"
@@ -97,52 +95,6 @@ func (op *operation) lock(ctx context.Context, how container.Access) error {
 		return err
 	}
 	return op.c.Lock(ctx, how)
-}
-
-// look looks at the containers of records, which are not locked. With own, it compares
-// only this owner's attachments.
-func (eng *Engine) look(ctx context.Context, host *hostns.NetNS, found []record.Found, own bool) []*health.Container {
-	return eng.looking(ctx, host, own).All(ctx, found)
-}
-
-func (eng *Engine) looking(ctx context.Context, host *hostns.NetNS, own bool) *health.Look {
-	return &health.Look{Records: eng.Store.Records, IsLocked: eng.Store.Locks.IsLocked, Logger: eng.opts.Logger, Examine: func(c *health.Container, looks *compare.Looks) error {
-		return eng.examine(ctx, host, c, own, looks)
-	}}
-}
-
-// examine compares a container with its record. The error is the reason why it could
-// not.
-func (eng *Engine) examine(ctx context.Context, host *hostns.NetNS, c *health.Container, own bool, looks *compare.Looks) error {
-	rec := c.Found.Record
-	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case c.Found.Err != nil:
-		return AsRecordError(eng.Store.Records, rec.ContainerID, c.Found.File, c.Found.Err)
-	}
-	its, err := host.Dup()
-	if err != nil {
-		return err
-	}
-	op := &operation{eng: eng, c: eng.Store.New(rec.ContainerID, its)}
-	defer op.c.Close()
-	op.c.Record = rec
-	all, err := op.enterRecorded(false)
-	if err != nil {
-		return err
-	}
-	if own {
-		all = slices.DeleteFunc(all, func(a *attachment) bool { return !a.own() })
-	}
-	if len(all) == 0 {
-		c.State = health.NotAttached
-		return nil
-	}
-	if c.State, c.Reason = op.outOfReach(); c.State == health.Compared {
-		c.Parts, err = op.compareAll(ctx, looks, all)
-	}
-	return err
 }
 
 // outOfReach returns why a container cannot be compared with the kernel; the state is

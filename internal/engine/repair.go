@@ -248,7 +248,7 @@ func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
 	if !last.WantsCheck() {
 		return nil
 	}
-	r.a.ask(ctx, last)
+	checking{r.a, last}.ask(ctx)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -152,24 +151,4 @@ func (eng *Engine) heldNow(ctx context.Context, o RepairOptions) (holds []record
 		return nil, nil, err
 	}
 	return holds, release, nil
-}
-
-// repairBroken adds missing parts of attachments on the host, unless they are held, and
-// compares them anew. It returns the parts that were missing.
-func (op *operation) repairBroken(ctx context.Context, all attachments, e *health.Container) ([]Difference, error) {
-	o := RepairOptions{Unheld: true}
-	holds, release, err := op.eng.heldNow(ctx, o)
-	if err != nil { // all may be held
-		return nil, err
-	}
-	defer release()
-	report := &RepairReport{}
-	e.Parts = nil
-	for _, r := range repairLocked(ctx, all, o, holds, false, map[record.ID]*RepairReport{op.c.ID: report}) {
-		err = Join(err, r.Err)
-		if r.Last != nil {
-			e.Parts = append(e.Parts, r.Last)
-		}
-	}
-	return report.Repaired, err
 }
