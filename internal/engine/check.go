@@ -28,7 +28,7 @@ func (eng *Engine) Check(ctx context.Context, c *Call) error {
 	}
 	if err == nil {
 		defer op.end()
-		eng.reap(op.c.Host, false)
+		reaper{eng}.request(op.c.Host, false)
 		err = op.recallToCheck(ctx)
 	}
 	if err != nil {

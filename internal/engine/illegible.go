@@ -112,21 +112,21 @@ func (eng *Engine) forgetUndone(files map[string]error) (err error) {
 // cut, so it is dead. Any sign of something else is believed: an attachment that the log,
 // the cache or an earlier version's ledger names, another interface, or a namespace that is kept, as it is
 // for every container that lives.
-func (op *operation) isTornLo(earlier attachments) bool {
-	if !op.c.Damaged || len(earlier) != 1 || len(op.c.Record.Attachments) > 0 || op.eng.Store.Pins.Keeps(op.c.ID) || op.eng.Store.Pins.At(record.Name(op.c.ID)) != "" {
+func (s *setup) isTornLo(earlier attachments) bool {
+	if !s.op.c.Damaged || len(earlier) != 1 || len(s.op.c.Record.Attachments) > 0 || s.op.eng.Store.Pins.Keeps(s.op.c.ID) || s.op.eng.Store.Pins.At(record.Name(s.op.c.ID)) != "" {
 		return false
 	}
 	a := earlier[0]
-	if !isLoAlone(a.plan.Network.Config.Plugins) || !op.c.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
+	if !isLoAlone(a.plan.Network.Config.Plugins) || !s.op.c.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
 		return false
 	}
-	entered, err := op.eng.ledger().Read()
+	entered, err := s.op.eng.ledger().Read()
 	if err != nil {
-		op.log().Warn("read the ledger", "error", err)
+		s.op.log().Warn("read the ledger", "error", err)
 		return false
 	}
 	for key, known := range entered {
-		if key.ContainerID == op.c.PluginID() && key != a.key() && !known.Gone {
+		if key.ContainerID == s.op.c.PluginID() && key != a.key() && !known.Gone {
 			return false
 		}
 	}

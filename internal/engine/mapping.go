@@ -252,22 +252,6 @@ func RecordedMappings(n *record.Attachment) []Mapping {
 	return MappingsIn(n.Capabilities[CapPortMappings])
 }
 
-// earlier returns the container's attachments to which ports may be forwarded since an
-// earlier call.
-func (op *operation) earlier() (sources []Source) {
-	own := op.attachments.names()
-	for n := range op.c.Record.Present() {
-		if own[n.IfName] || !n.Answered() {
-			continue
-		}
-		ports := RecordedMappings(n)
-		if result := chain.Decode(n.Result); result != nil && len(ports) > 0 && chain.Walkable(result) == nil {
-			sources = append(sources, Source{n.Network, n.IfName, result, ports})
-		}
-	}
-	return sources
-}
-
 // mappingsIn reads the capability as plugins get it. A value of another form is no list
 // of ports.
 func MappingsIn(data json.RawMessage) (wire []Mapping) {
@@ -284,4 +268,20 @@ func (all attachments) requested() (requested []record.Port) {
 		requested = append(requested, set.given...)
 	}
 	return requested
+}
+
+// earlier returns the container's attachments to which ports may be forwarded since an
+// earlier call.
+func earlier(op *operation) (sources []Source) {
+	own := op.attachments.names()
+	for n := range op.c.Record.Present() {
+		if own[n.IfName] || !n.Answered() {
+			continue
+		}
+		ports := RecordedMappings(n)
+		if result := chain.Decode(n.Result); result != nil && len(ports) > 0 && chain.Walkable(result) == nil {
+			sources = append(sources, Source{n.Network, n.IfName, result, ports})
+		}
+	}
+	return sources
 }

@@ -23,10 +23,7 @@ type operation struct {
 	c           *container.Container
 	attachments attachments // of this call
 	removal     removal
-	// portWarnings are about ports of the host that the Setup forwards nevertheless.
-	portWarnings []*PortError
-	ignored      []string         // see Result.Ignored
-	patience     *caller.Patience // of a repair
+	patience    *caller.Patience // of a repair
 }
 
 // removal is the state of removing attachments.

@@ -6,5 +6,5 @@ func (eng *Engine) Reap() error {
 	if err != nil {
 		return err
 	}
-	return Join(eng.abandoned.Look(eng.forAbandoned(), host), host.Close())
+	return Join(eng.abandoned.Look(reaper{eng}.runtime(), host), host.Close())
 }

@@ -21,28 +21,30 @@ import (
 // write records the attachments on the disk, and pins the container's namespace,
 // before the first plugin runs. The container's earlier attachments, under other
 // interface names, stay in the record.
-func (op *operation) write(ctx context.Context) error {
-	rec, err := op.c.NewRecord(op.eng.opts.Owner)
+func (s *setup) write(ctx context.Context) error {
+	rec, err := s.op.c.NewRecord(s.op.eng.opts.Owner)
 	if err != nil {
 		return err
 	}
-	for _, a := range op.attachments {
-		n, err := a.newEntry(ctx)
+	for _, a := range s.op.attachments {
+		n, err := newEntry(ctx, a)
 		if err != nil {
 			return err
 		}
 		n.Call = rec.Generation + 1 // as Begin sets it
-		if op.eng.opts.Owner != rec.Owner {
-			n.Owner = op.eng.opts.Owner
+		if s.op.eng.opts.Owner != rec.Owner {
+			n.Owner = s.op.eng.opts.Owner
 		}
 		rec.Attachments = append(rec.Attachments, n)
 	}
-	op.beginClaims(rec)
-	if err := op.beginRecord(ctx, rec, op.survival(ctx)); err != nil {
+	s.beginClaims(rec)
+	r := &reservation{op: s.op, rec: rec, survives: s.survival(ctx)}
+	if err := r.begin(ctx); err != nil {
 		return err
 	}
-	if err := op.c.Pin(); err != nil {
-		return Join(err, leftover(op.c.ID, op.forget(op.attachments)))
+	s.warnings = r.warnings
+	if err := s.op.c.Pin(); err != nil {
+		return Join(err, leftover(s.op.c.ID, s.op.forget(s.op.attachments)))
 	}
 	return nil
 }
@@ -52,28 +54,25 @@ func (op *operation) write(ctx context.Context) error {
 //
 // A power cut leaves nothing of plugins that write no file. A torn record may leave a file in
 // libcni's cache, which Recover finds by the record's name; see deleteIllegible.
-func (op *operation) survival(ctx context.Context) record.Survival {
-	all := func(is func(a *attachment) bool) bool {
-		return !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !is(a) })
-	}
+func (s *setup) survival(ctx context.Context) record.Survival {
 	switch {
-	case op.c.OutlivesPowerCut():
+	case s.op.c.OutlivesPowerCut():
 		return record.AtOnce
-	case all(func(a *attachment) bool { return a.isPassing(ctx) }):
-		return record.Never
+	case slices.ContainsFunc(s.op.attachments, func(a *attachment) bool { return !isPassing(ctx, a) }):
+		return record.Soon
 	}
-	return record.Soon
+	return record.Never
 }
 
 // isPassing reports whether the record of an attachment need not survive a power cut,
 // which undoes all that the plugins make: nobody else relies on it.
-func (a *attachment) isPassing(ctx context.Context) bool {
+func isPassing(ctx context.Context, a *attachment) bool {
 	return len(a.plan.Metadata) == 0 && len(a.plan.hostPorts()) == 0 && a.runner().StaysInKernel(ctx)
 }
 
 // newEntry returns all parameters of the attachment's plugins for the record, and the
 // plugins that run.
-func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
+func newEntry(ctx context.Context, a *attachment) (record.Attachment, error) {
 	a.runner().Choose(ctx)
 	n := record.Attachment{
 		Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Args: a.plan.Args, Plugins: a.plugins.Recorded(), Metadata: a.plan.Metadata,
@@ -316,15 +315,15 @@ func (a *attachment) key() leftovers.Key {
 }
 
 // beginClaims notes the time at which attachments are about to be recorded.
-func (op *operation) beginClaims(rec *record.Record) {
+func (s *setup) beginClaims(rec *record.Record) {
 	var now time.Time
-	for _, a := range op.attachments {
+	for _, a := range s.op.attachments {
 		a.claims.Restart()
 		if isLoAlone(a.plan.Network.Config.Plugins) {
 			continue // lo's attachment holds no address
 		}
 		if now.IsZero() {
-			now = op.eng.Store.Records.Now()
+			now = s.op.eng.Store.Records.Now()
 		}
 		rec.Find(a.plan.IfName).Since = now
 	}

@@ -16,27 +16,27 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// replace removes the attachments of a container, and attaches it again. seen is its record
+// Replace removes the attachments of a container, and attaches it again. seen is its record
 // when that was decided; nil if there was none.
 func (eng *Engine) Replace(ctx context.Context, c *Call, seen *record.Record) (*SetupResult, error) {
 	p := &replacement{seen: seen}
-	return eng.withoutHolders(ctx, func() (*SetupResult, error) {
+	return reaper{eng}.withoutHolders(ctx, func() (*SetupResult, error) {
 		op, err := eng.begin(c, "ADD")
 		if err != nil {
 			return nil, err
 		}
 		defer op.end()
-		p.op, op.ignored = op, c.Ignored
-		if err := op.makeRoom(ctx, p.clear); err != nil {
+		p.s = &setup{op: op, ignored: c.Ignored}
+		if err := p.s.makeRoom(ctx, p.clear); err != nil {
 			return nil, err
 		}
-		return op.attachWith(ctx, p.before)
+		return p.attach(ctx)
 	})
 }
 
 // replacement is a Replace in progress.
 type replacement struct {
-	op     *operation
+	s      *setup
 	seen   *record.Record // when it was decided; nil if there was none
 	before []formerly     // the addresses of the attachments that clear has removed
 }
@@ -54,7 +54,7 @@ var errChanged = fmt.Errorf("it has changed since the verdict: %w", ErrBusy)
 // nothing if the container is not as it was seen, or if the Setup that follows could not
 // succeed.
 func (p *replacement) clear(ctx context.Context, wanted container.Place, all attachments) error {
-	op := p.op
+	op := p.s.op
 	if op.c.Damaged {
 		return fmt.Errorf("its record is damaged; call Remove if the container is gone: %w", record.ErrBad)
 	}
@@ -68,7 +68,7 @@ func (p *replacement) clear(ctx context.Context, wanted container.Place, all att
 		}
 		return nil
 	}
-	if err := op.refuseReplacing(all, &wanted); err != nil {
+	if err := p.refuse(all, &wanted); err != nil {
 		return err
 	}
 	if kept, err := op.c.KeepNetNS(wanted); err != nil || kept && len(all) == 0 {
@@ -95,9 +95,10 @@ func formerAddresses(all attachments) (before []formerly) {
 	return before
 }
 
-// refuseReplacing refuses to remove attachments of a container if they are another
+// refuse refuses to remove attachments of a container if they are another
 // owner's, or if a wanted interface is there and not among them.
-func (op *operation) refuseReplacing(all attachments, wanted *container.Place) error {
+func (p *replacement) refuse(all attachments, wanted *container.Place) error {
+	op := p.s.op
 	for _, a := range all {
 		if !a.own() {
 			return fmt.Errorf("interface %s of network %q is of owner %q: %w",
@@ -108,29 +109,29 @@ func (op *operation) refuseReplacing(all attachments, wanted *container.Place) e
 	if op.c.SameNetNS(wanted.Path) == nil {
 		going = all.names()
 	}
-	return op.refuseTaken(wanted, going)
+	return p.s.refuseTaken(wanted, going)
 }
 
-// attachWith attaches the container with the addresses that it had, where a network can
+// attach attaches the container with the addresses that it had, where a network can
 // be asked for them. If that fails, it attaches it with any.
-func (op *operation) attachWith(ctx context.Context, before []formerly) (*SetupResult, error) {
+func (p *replacement) attach(ctx context.Context) (*SetupResult, error) {
 	var asked attachments
-	for _, f := range before {
-		a := op.attachments.named(f.ifName)
-		if a != nil && a.plan.Network.Config.Name == f.network && a.askFor(f.addresses) {
+	for _, f := range p.before {
+		a := p.s.op.attachments.named(f.ifName)
+		if a != nil && a.plan.Network.Config.Name == f.network && askFor(a, f.addresses) {
 			asked = append(asked, a)
 		}
 	}
-	result, err := op.tryAll(ctx, false)
+	result, err := p.s.tryAll(ctx)
 	if err == nil || len(asked) == 0 || ctx.Err() != nil || !isUndone(err) {
 		return result, err
 	}
-	op.log().Warn("attaching a container with other addresses than it had", "reason", err)
+	p.s.op.log().Warn("attaching a container with other addresses than it had", "reason", err)
 	for _, a := range asked {
 		delete(a.plan.CapabilityArgs, keyIPs)
 		delete(a.plan.ConfigArgs, keyIPs)
 	}
-	result, again := op.tryAll(ctx, false)
+	result, again := p.s.tryAll(ctx)
 	if again != nil {
 		return nil, again
 	}
@@ -144,7 +145,7 @@ func isUndone(err error) bool {
 
 // askFor has the ADD ask for addresses, unless its caller asks for some. It reports
 // whether the network can be asked.
-func (a *attachment) askFor(addresses []address) bool {
+func askFor(a *attachment, addresses []address) bool {
 	byArgs := slices.ContainsFunc(a.plan.Args, func(arg [2]string) bool { return arg[0] == "IP" || arg[0] == "ip" })
 	if byArgs || a.plan.CapabilityArgs[keyIPs] != nil || a.plan.ConfigArgs[keyIPs] != nil || len(addresses) == 0 {
 		return false

@@ -3,13 +3,10 @@ package engine
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net/netip"
 	"slices"
 
-	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
@@ -177,141 +174,4 @@ func (a *attachment) makeAgain(ctx context.Context, lost leftovers.Lost) error {
 		return a.error("DEL", err)
 	}
 	return nil
-}
-
-// reap requests a scan of all records for abandoned containers, in the background.
-// setup reports that Setup requests it.
-func (eng *Engine) reap(host *hostns.NetNS, setup bool) {
-	if !eng.opts.WithoutReaping {
-		eng.abandoned.Request(eng.forAbandoned(), host, setup)
-	}
-}
-
-func (eng *Engine) forAbandoned() leftovers.Runtime {
-	return leftovers.Runtime{Owner: eng.opts.Owner, Boot: eng.Store.Boot, Records: eng.Store.Records, Logger: eng.opts.Logger, Containers: reaper{eng}}
-}
-
-// reaper removes abandoned containers.
-type reaper struct{ eng *Engine }
-
-// Keeps implements [leftovers.Containers].
-func (r reaper) Keeps(id record.ID) bool { return r.eng.Store.Pins.Keeps(id) }
-
-// Tend finishes a removal that Setup or Remove had begun, removes the container if
-// its namespace has ended, or else lets go of the namespace.
-func (r reaper) Tend(file string, host *hostns.NetNS) (step leftovers.Step, err error) {
-	rec, err := r.eng.Store.Records.LoadFile(file)
-	if err != nil || rec == nil {
-		return step, host.Close() // removed since, or damaged, which Recover reports
-	}
-	op := &operation{eng: r.eng, c: r.eng.Store.New(rec.ContainerID, host)}
-	if locked, err := op.c.TryLock(); !locked { // no look waits for a lock
-		return step, Join(err, host.Close())
-	}
-	defer op.end()
-	return r.tend(op, host.ID())
-}
-
-// tend is Tend for a container that is locked.
-func (r reaper) tend(op *operation, host netns.ID) (step leftovers.Step, err error) {
-	if err := op.recallOwn(); err != nil {
-		if isSkipped(err) {
-			r.eng.opts.Logger.Debug("look for abandoned containers", "error", err)
-			return step, nil
-		}
-		return step, err
-	}
-	if op.c.Record == nil || op.c.Damaged {
-		return step, nil
-	}
-	if !leftovers.IsAbandoned(op.c.Record, op.eng.opts.Owner, op.eng.Store.Boot) {
-		return step, nil
-	}
-	if going := op.unfinished(); len(going) > 0 {
-		return step, op.finishAbandoned(going)
-	}
-	if op.c.Record.LetGo != nil && op.c.Gone() {
-		return step, op.finishAbandoned(op.attachments)
-	}
-	var all []*leftovers.Attachment
-	for _, a := range op.attachments {
-		all = append(all, a.described())
-	}
-	step.Ends, err = leftovers.LetGo(op.c, all, op.eng.opts.Logger)
-	step.Again = err == nil && op.c.Host.ID() == host
-	return step, err
-}
-
-// end removes the abandoned container of a record now. It returns false if the container
-// stays as it is on record.
-func (r reaper) end(ctx context.Context, of *record.Record, host *hostns.NetNS) (bool, error) {
-	return leftovers.End(ctx, host, func(ctx context.Context, host *hostns.NetNS) (step leftovers.Step, err error) {
-		at := host.ID()
-		op, err := (&operation{eng: r.eng}).open(ctx, of.ContainerID, host, container.Access{})
-		if err != nil {
-			return step, err
-		}
-		defer op.end()
-		if step, err = r.tend(op, at); err != nil || step.Again {
-			return step, err
-		}
-		now, err := r.eng.Store.Records.Load(of.ContainerID) // it may have been attached again
-		step.Ended = err == nil && (now == nil || now.Generation != of.Generation || !now.Since.Equal(of.Since))
-		return step, err
-	})
-}
-
-// mostHolders limits how often one Setup is tried again after it has removed containers
-// that had its ports: of several that have one port, it learns of one at a time.
-const mostHolders = 8
-
-// withoutHolders repeats an attempt to attach a container after containers that are gone and
-// have its ports were removed.
-func (eng *Engine) withoutHolders(ctx context.Context, attempt func() (*SetupResult, error)) (result *SetupResult, err error) {
-	for range mostHolders {
-		if result, err = attempt(); err == nil || !eng.endHolders(ctx, err) {
-			break
-		}
-	}
-	return result, err
-}
-
-// endHolders removes the containers that have the ports which a Setup was refused, if all
-// of them are abandoned; see WithoutReaping. The caller holds no lock: a container is
-// locked only while this one is not. It returns false if one of them stays.
-func (eng *Engine) endHolders(ctx context.Context, err error) bool {
-	var taken *takenPorts
-	if eng.opts.WithoutReaping || !errors.As(err, &taken) ||
-		slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !leftovers.IsAbandoned(rec, eng.opts.Owner, eng.Store.Boot) }) {
-		return false
-	}
-	return !slices.ContainsFunc(taken.holders, func(rec *record.Record) bool { return !eng.endDead(ctx, rec) })
-}
-
-// endDead removes a dead container that has ports which another wants. It returns false if
-// the container stays.
-func (eng *Engine) endDead(ctx context.Context, rec *record.Record) (ended bool) {
-	host, err := eng.openHost()
-	if err == nil {
-		ended, err = reaper{eng}.end(ctx, rec, host)
-		err = Join(err, host.Close())
-	}
-	if err != nil {
-		eng.opts.Logger.Warn("remove a container that is gone and has ports that another wants", "container", rec.ContainerID, "error", err)
-	}
-	return ended
-}
-
-// finishAbandoned removes attachments of an abandoned container. It returns nil
-// if it is too early to repeat a failed removal.
-func (op *operation) finishAbandoned(going []*attachment) error {
-	id, path := op.c.ID, op.c.Record.NetNS.Path
-	err := op.finish(context.Background(), going)
-	if errors.Is(err, errNotYet) {
-		return nil
-	}
-	if err == nil {
-		op.eng.opts.Logger.Info("removed an abandoned container", "container", id, "path", path)
-	}
-	return err
 }
