@@ -13,172 +13,6 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// CleanUpTarget names the attachment for CleanUp.
-type CleanUpTarget struct {
-	ContainerID, Network, IfName string // all three must be set
-
-	// Addresses are addresses of the container on the network that the caller
-	// knows, if no record, cached result or file of host-local has them. The
-	// plugin firewall identifies its rules only by addresses.
-	Addresses []netip.Addr
-
-	// Config is the network's configuration, one list as JSON. If it is empty,
-	// CleanUp uses that of the record, of libcni's cache or of the loaded
-	// network. Without any of these, it looks for everything that the reference
-	// plugins leave under computable names, and for addresses in host-local's
-	// default directory.
-	Config []byte
-
-	// DryRun lists what would be removed, and removes nothing.
-	DryRun bool
-}
-
-// CleanUp removes one attachment's leftovers of the reference plugins, and its
-// record, without running a plugin. It is for attachments that Remove cannot
-// end: the plugins or their configuration are gone for good, or the leftovers
-// are another runtime's. No network need be loaded. The leftovers of other
-// plugins stay, and no record names them afterwards, so call Remove first.
-//
-// CleanUp returns the leftovers that it found, a line each, in the order of
-// removal: rules as the commands that would delete them. A live container loses
-// the attachment. Other attachments stay, even of the same container. If
-// something could not be removed, or not be examined, the error is a
-// *LeftoverError and the record stays.
-//
-// CleanUp excludes other calls for the container, and stops when ctx ends. It
-// may be repeated, and may be called for an attachment that never existed.
-func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {
-	found, err := r.current.Load().eng.ForceCleanUp(ctx, engine.CleanUpTarget(t))
-	if err != nil {
-		return found, fmt.Errorf("clean up %s of container %q on network %q: %w", t.IfName, t.ContainerID, t.Network, err)
-	}
-	return found, nil
-}
-
-// Report lists the containers that Recover or GC has looked at, by ID.
-type Report struct {
-	Adopted []string // attached and alive: kept
-	// Removed are the containers of which this call has removed this owner's
-	// attachments, and verified that nothing of them remains.
-	Removed []string
-	// Kept are the containers in Adopted that are not known to be healthy, with
-	// the reason: CHECK failed or could not run, the interface is gone, or the
-	// path no longer leads to the namespace; see Health, whose Err it is. The
-	// caller decides: Check returns details, Remove removes them.
-	Kept map[string]error
-	// Repaired are the parts of containers in Adopted that were missing, and that
-	// Recover has made again.
-	Repaired map[string][]Difference `json:",omitempty"`
-	// Failed could not be removed and are still recorded. A container that is
-	// also in Adopted is alive; an attachment besides those of its Setup could
-	// not be removed.
-	Failed map[string]error
-	// Skipped were not changed, with the reason: another call has the container
-	// locked, it is unknown whether the container is alive, or its record cannot
-	// be used; see RecordError. A record that names no container is listed as
-	// "record" and the name of its file.
-	Skipped map[string]error
-	// Reclaimed has a line for each leftover that GC found of containers that are
-	// no longer on record.
-	Reclaimed []string
-	// Left has a line for each leftover that GC found but must not remove,
-	// because it may belong to somebody else, and for each record that Recover deleted
-	// because it says nothing. Each line says what to do.
-	Left []string
-	// OtherOwners are the other owners of attachments, which this call has left alone.
-	// It is set only if WithOwner was not given; see there.
-	OtherOwners []string `json:",omitempty"`
-}
-
-// MarshalJSON encodes the report as an object with the names of its fields. Errors
-// become their texts.
-func (r Report) MarshalJSON() ([]byte, error) {
-	type plain Report
-	return json.Marshal(struct {
-		plain
-		Kept, Failed, Skipped map[string]string
-	}{plain(r), texts(r.Kept), texts(r.Failed), texts(r.Skipped)})
-}
-
-// String has a line for each container and each leftover.
-func (r Report) String() string {
-	var lines []string
-	for _, id := range r.Adopted {
-		line := id + ": adopted"
-		if why := r.Kept[id]; why != nil {
-			line += ", not known to be healthy: " + why.Error()
-		}
-		lines = append(lines, line)
-		for _, d := range r.Repaired[id] {
-			lines = append(lines, id+": repaired: "+d.String())
-		}
-	}
-	for _, id := range r.Removed {
-		lines = append(lines, id+": removed")
-	}
-	for _, why := range []struct {
-		what string
-		of   map[string]error
-	}{{"failed", r.Failed}, {"skipped", r.Skipped}} {
-		for _, id := range slices.Sorted(maps.Keys(why.of)) {
-			lines = append(lines, fmt.Sprintf("%s: %s: %v", id, why.what, why.of[id]))
-		}
-	}
-	for _, line := range r.Reclaimed {
-		lines = append(lines, "reclaimed: "+line)
-	}
-	for _, line := range r.Left {
-		lines = append(lines, "left: "+line)
-	}
-	if len(r.OtherOwners) > 0 {
-		lines = append(lines, "not examined: the attachments of other owners: "+strings.Join(r.OtherOwners, ", "))
-	}
-	return strings.Join(lines, "\n")
-}
-
-func texts(errs map[string]error) map[string]string {
-	if errs == nil {
-		return nil
-	}
-	all := make(map[string]string, len(errs))
-	for id, err := range errs {
-		all[id] = err.Error()
-	}
-	return all
-}
-
-// Err joins the failures, or is nil. Kept and skipped containers are no
-// failures. That of a nil Report is nil, so that errors.Join(err, report.Err()) has all
-// that a call of Recover or GC has not done.
-func (r *Report) Err() error {
-	if r == nil {
-		return nil
-	}
-	var errs []error
-	for id, err := range r.Failed {
-		errs = append(errs, fmt.Errorf("container %s: %w", id, err))
-	}
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return engine.Join(errs...)
-}
-
-func asReport(r *engine.Report) *Report {
-	if r == nil {
-		return nil
-	}
-	report := &Report{
-		Adopted: r.Adopted, Removed: r.Removed, Kept: r.Kept, Failed: r.Failed, Skipped: r.Skipped,
-		Reclaimed: r.Reclaimed, Left: r.Left, OtherOwners: r.OtherOwners,
-	}
-	for id, found := range r.Repaired {
-		if report.Repaired == nil {
-			report.Repaired = make(map[string][]Difference)
-		}
-		report.Repaired[id] = differences(found)
-	}
-	return report
-}
-
 // RecoverOption is an option of Recover.
 type RecoverOption func(*recoverOptions)
 
@@ -332,4 +166,170 @@ func (r *Runtime) RetryRemovals(ctx context.Context) (*Report, error) {
 		err = fmt.Errorf("repeat removals: %w", err)
 	}
 	return asReport(found), err
+}
+
+// CleanUpTarget names the attachment for CleanUp.
+type CleanUpTarget struct {
+	ContainerID, Network, IfName string // all three must be set
+
+	// Addresses are addresses of the container on the network that the caller
+	// knows, if no record, cached result or file of host-local has them. The
+	// plugin firewall identifies its rules only by addresses.
+	Addresses []netip.Addr
+
+	// Config is the network's configuration, one list as JSON. If it is empty,
+	// CleanUp uses that of the record, of libcni's cache or of the loaded
+	// network. Without any of these, it looks for everything that the reference
+	// plugins leave under computable names, and for addresses in host-local's
+	// default directory.
+	Config []byte
+
+	// DryRun lists what would be removed, and removes nothing.
+	DryRun bool
+}
+
+// CleanUp removes one attachment's leftovers of the reference plugins, and its
+// record, without running a plugin. It is for attachments that Remove cannot
+// end: the plugins or their configuration are gone for good, or the leftovers
+// are another runtime's. No network need be loaded. The leftovers of other
+// plugins stay, and no record names them afterwards, so call Remove first.
+//
+// CleanUp returns the leftovers that it found, a line each, in the order of
+// removal: rules as the commands that would delete them. A live container loses
+// the attachment. Other attachments stay, even of the same container. If
+// something could not be removed, or not be examined, the error is a
+// *LeftoverError and the record stays.
+//
+// CleanUp excludes other calls for the container, and stops when ctx ends. It
+// may be repeated, and may be called for an attachment that never existed.
+func (r *Runtime) CleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {
+	found, err := r.current.Load().eng.ForceCleanUp(ctx, engine.CleanUpTarget(t))
+	if err != nil {
+		return found, fmt.Errorf("clean up %s of container %q on network %q: %w", t.IfName, t.ContainerID, t.Network, err)
+	}
+	return found, nil
+}
+
+// Report lists the containers that Recover or GC has looked at, by ID.
+type Report struct {
+	Adopted []string // attached and alive: kept
+	// Removed are the containers of which this call has removed this owner's
+	// attachments, and verified that nothing of them remains.
+	Removed []string
+	// Kept are the containers in Adopted that are not known to be healthy, with
+	// the reason: CHECK failed or could not run, the interface is gone, or the
+	// path no longer leads to the namespace; see Health, whose Err it is. The
+	// caller decides: Check returns details, Remove removes them.
+	Kept map[string]error
+	// Repaired are the parts of containers in Adopted that were missing, and that
+	// Recover has made again.
+	Repaired map[string][]Difference `json:",omitempty"`
+	// Failed could not be removed and are still recorded. A container that is
+	// also in Adopted is alive; an attachment besides those of its Setup could
+	// not be removed.
+	Failed map[string]error
+	// Skipped were not changed, with the reason: another call has the container
+	// locked, it is unknown whether the container is alive, or its record cannot
+	// be used; see RecordError. A record that names no container is listed as
+	// "record" and the name of its file.
+	Skipped map[string]error
+	// Reclaimed has a line for each leftover that GC found of containers that are
+	// no longer on record.
+	Reclaimed []string
+	// Left has a line for each leftover that GC found but must not remove,
+	// because it may belong to somebody else, and for each record that Recover deleted
+	// because it says nothing. Each line says what to do.
+	Left []string
+	// OtherOwners are the other owners of attachments, which this call has left alone.
+	// It is set only if WithOwner was not given; see there.
+	OtherOwners []string `json:",omitempty"`
+}
+
+// MarshalJSON encodes the report as an object with the names of its fields. Errors
+// become their texts.
+func (r Report) MarshalJSON() ([]byte, error) {
+	type plain Report
+	return json.Marshal(struct {
+		plain
+		Kept, Failed, Skipped map[string]string
+	}{plain(r), texts(r.Kept), texts(r.Failed), texts(r.Skipped)})
+}
+
+// String has a line for each container and each leftover.
+func (r Report) String() string {
+	var lines []string
+	for _, id := range r.Adopted {
+		line := id + ": adopted"
+		if why := r.Kept[id]; why != nil {
+			line += ", not known to be healthy: " + why.Error()
+		}
+		lines = append(lines, line)
+		for _, d := range r.Repaired[id] {
+			lines = append(lines, id+": repaired: "+d.String())
+		}
+	}
+	for _, id := range r.Removed {
+		lines = append(lines, id+": removed")
+	}
+	for _, why := range []struct {
+		what string
+		of   map[string]error
+	}{{"failed", r.Failed}, {"skipped", r.Skipped}} {
+		for _, id := range slices.Sorted(maps.Keys(why.of)) {
+			lines = append(lines, fmt.Sprintf("%s: %s: %v", id, why.what, why.of[id]))
+		}
+	}
+	for _, line := range r.Reclaimed {
+		lines = append(lines, "reclaimed: "+line)
+	}
+	for _, line := range r.Left {
+		lines = append(lines, "left: "+line)
+	}
+	if len(r.OtherOwners) > 0 {
+		lines = append(lines, "not examined: the attachments of other owners: "+strings.Join(r.OtherOwners, ", "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Err joins the failures, or is nil. Kept and skipped containers are no
+// failures. That of a nil Report is nil, so that errors.Join(err, report.Err()) has all
+// that a call of Recover or GC has not done.
+func (r *Report) Err() error {
+	if r == nil {
+		return nil
+	}
+	var errs []error
+	for id, err := range r.Failed {
+		errs = append(errs, fmt.Errorf("container %s: %w", id, err))
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return engine.Join(errs...)
+}
+
+func texts(errs map[string]error) map[string]string {
+	if errs == nil {
+		return nil
+	}
+	all := make(map[string]string, len(errs))
+	for id, err := range errs {
+		all[id] = err.Error()
+	}
+	return all
+}
+
+func asReport(r *engine.Report) *Report {
+	if r == nil {
+		return nil
+	}
+	report := &Report{
+		Adopted: r.Adopted, Removed: r.Removed, Kept: r.Kept, Failed: r.Failed, Skipped: r.Skipped,
+		Reclaimed: r.Reclaimed, Left: r.Left, OtherOwners: r.OtherOwners,
+	}
+	for id, found := range r.Repaired {
+		if report.Repaired == nil {
+			report.Repaired = make(map[string][]Difference)
+		}
+		report.Repaired[id] = differences(found)
+	}
+	return report
 }

@@ -40,59 +40,6 @@ type CNI interface {
 
 var _ CNI = (*Runtime)(nil)
 
-// ConfigResult is the configuration of a Runtime.
-type ConfigResult struct {
-	PluginDirs       []string
-	PluginConfDir    string
-	PluginMaxConfNum int
-	Prefix           string
-	Networks         []*ConfNetwork
-	// HostNetNS, StateDir and Owner are those of the options of these names, and RecordDir
-	// is where the records are. The directories are without symbolic links.
-	HostNetNS, StateDir, RecordDir, Owner string `json:"-"` // go-cni's JSON has none of them
-	// Skipped lists files of the configuration directory that the last Load could
-	// not use.
-	Skipped []SkippedFile `json:",omitempty"`
-}
-
-// SkippedFile is a configuration file that could not be used, and why.
-type SkippedFile struct {
-	Path   string
-	Reason string
-}
-
-// ConfNetwork is a network and the name of its interface in a container.
-type ConfNetwork struct {
-	Config *NetworkConfList
-	IFName string
-	// Form and Path are those of WithConfiguration: "conf" for the configuration of a single
-	// plugin, of which a list was made, or "conflist". Path is empty for bytes.
-	Form string `json:",omitempty"`
-	Path string `json:",omitempty"`
-}
-
-// NetworkConfList is a network's configuration, and its JSON source.
-type NetworkConfList struct {
-	Name       string
-	CNIVersion string
-	Plugins    []*NetworkConf
-	Source     string
-}
-
-// NetworkConf is a plugin's configuration, its JSON source, and the plugin that would
-// run for it now.
-type NetworkConf struct {
-	Network *types.NetConf
-	Source  string
-	// Kind is "executable", "built in", or "registered" by WithPlugin. It is empty if there
-	// is no such plugin, or if its file is insecure.
-	Kind string `json:",omitempty"`
-	Path string `json:",omitempty"` // of an executable
-	// IPAMKind is the kind of the IPAM plugin that an in-process plugin would delegate
-	// to. An executable searches the plugin directories itself.
-	IPAMKind string `json:",omitempty"`
-}
-
 // Runtime attaches containers to its loaded networks. Use New to create one. It is
 // safe for concurrent use.
 type Runtime struct {
@@ -143,190 +90,6 @@ func (r *Runtime) Load(opts ...Opt) error {
 	}
 	s.logOddities()
 	r.store(s)
-	return nil
-}
-
-// store puts a configuration in force.
-func (r *Runtime) store(s *loaded) {
-	r.current.Store(s)
-	r.failed.Store(nil)
-	r.outdated.Store(nil)
-}
-
-// newWanted applies the settings among the options. Networks are loaded afterwards, so
-// that the position of a setting does not matter.
-func newWanted(base settings, opts []Opt) (*config, error) {
-	c := &config{settings: base}
-	for _, o := range opts {
-		if err := o(c); err != nil {
-			return nil, err
-		}
-	}
-	var err error
-	if c.Choice, err = chosen(c.Choice, c.choosing); err != nil {
-		return nil, err
-	}
-	if err := c.checkPluginRoot(); err != nil {
-		return nil, err
-	}
-	return c, nil
-}
-
-// ready returns ErrCNINotInitialized, with the reason if that is known, if too few
-// networks are loaded.
-func (r *Runtime) ready(s *loaded) error {
-	if len(s.networks) >= s.opts.minNetworks && s.last == nil {
-		return nil
-	}
-	if failed := r.failed.Load(); failed != nil {
-		return fmt.Errorf("%w: %w", ErrCNINotInitialized, *failed)
-	}
-	return ErrCNINotInitialized
-}
-
-// Networks returns the loaded networks in order.
-func (r *Runtime) Networks() []*Network { return slices.Clone(r.current.Load().networks) }
-
-// GetConfig returns a copy of the configuration.
-func (r *Runtime) GetConfig() *ConfigResult {
-	s := r.current.Load()
-	c := &ConfigResult{
-		PluginDirs:       slices.Clone(s.opts.PluginDirs),
-		PluginConfDir:    s.opts.pluginConfDir,
-		PluginMaxConfNum: s.opts.pluginMaxConfNum,
-		Prefix:           s.opts.prefix,
-		HostNetNS:        s.opts.HostNetNS,
-		StateDir:         filepath.Dir(s.eng.Own),
-		RecordDir:        s.eng.Store.Records.Dir(),
-		Owner:            s.opts.Owner,
-		Skipped:          slices.Clone(s.skipped),
-	}
-	for _, n := range s.networks {
-		list := &NetworkConfList{
-			Name:       n.conf.Config.Name,
-			CNIVersion: n.conf.Config.CNIVersion,
-			Source:     string(n.conf.Config.Bytes),
-		}
-		for _, p := range n.conf.Config.Plugins {
-			list.Plugins = append(list.Plugins, networkConf(s.eng.RunnerOf(n.conf), p))
-		}
-		conf := &ConfNetwork{Config: list, IFName: n.conf.IfName, Form: n.form}
-		if n.form != "" {
-			conf.Path = n.path
-		}
-		c.Networks = append(c.Networks, conf)
-	}
-	return c
-}
-
-// networkConf copies a plugin's configuration and finds the plugin.
-func networkConf(r *runner.Runtime, p *libcni.PluginConfig) *NetworkConf {
-	network := *p.Network
-	conf := &NetworkConf{Network: &network, Source: string(p.Bytes)}
-	found, err := r.Find(network.Type)
-	if err != nil {
-		return conf // a call returns the reason
-	}
-	conf.Kind, conf.Path = string(found.Kind), found.Path
-	if ipam := network.IPAM.Type; ipam != "" && found.Kind != runner.Executable {
-		if found, err := r.Find(ipam); err == nil {
-			conf.IPAMKind = string(found.Kind)
-		}
-	}
-	return conf
-}
-
-// GetCNIResultFromResults converts the plugins' results, one for each loaded network,
-// in order.
-//
-// Deprecated: Setup returns the same.
-func (r *Runtime) GetCNIResultFromResults(results []*types100.Result) (*Result, error) {
-	s := r.current.Load()
-	sources := make([]engine.Source, len(results))
-	for i, result := range results {
-		sources[i] = engine.Source{IfName: ifName(s.opts.prefix, 0), Result: result}
-		if len(results) == len(s.networks) {
-			sources[i].Network, sources[i].IfName = s.networks[i].conf.Config.Name, s.networks[i].conf.IfName
-		}
-	}
-	return newResult(sources, ifName(s.opts.prefix, 0))
-}
-
-// endCall ends the span of a method. As with go-cni, the error of a network is the
-// status of that network's span alone. Other errors are the status of this span.
-func endCall(span trace.Span, err error) {
-	if span == nil {
-		return
-	}
-	left := (*LeftoverError)(nil)
-	if errors.As(err, new(*Error)) && !(errors.As(err, &left) && len(left.Left) > 0) {
-		err = nil
-	}
-	spans.End(span, err)
-}
-
-// Status is StatusContext without a context. Timeouts.Status bounds it.
-func (r *Runtime) Status() error { return r.StatusContext(context.Background()) }
-
-// StatusContext returns nil if containers can be attached. It returns
-// ErrCNINotInitialized if fewer networks are loaded than WithMinNetworkCount asks
-// for, with the error of the last Load if that failed; ErrInvalidConfig if one of them
-// has no name; or else the error that a plugin of a network of version 1.1.0 or later
-// returns for STATUS. It waits for no other call, and concurrent calls share one
-// answer.
-func (r *Runtime) StatusContext(ctx context.Context) error {
-	l := r.current.Load()
-	if err := engine.Join(r.ready(l), l.unnamed()); err != nil {
-		return err
-	}
-	return l.eng.AskStatus(ctx)
-}
-
-// Ready returns nil if a Setup of all loaded networks could succeed now, or an error with
-// every reason why not, a line for each, which errors.Is and errors.As find. It attaches
-// nothing, and writes nothing itself. The reasons are:
-//
-//   - ErrCNINotInitialized, with the error of the last Load if that failed, and
-//     ErrInvalidConfig for a network without a name;
-//   - an *Error for each plugin that cannot be run, IPAM plugins included
-//     (ErrPluginNotFound, ErrInsecureFile), and for each that refuses STATUS, as for a
-//     subnet without free addresses. Executables are asked on networks of version
-//     1.1.0 and later, and built-in plugins on all, also about executables that are
-//     released reference plugins, whose own STATUS says less. What another executable
-//     does not say is not known;
-//   - directories in which nothing can be written, or which have no space left;
-//   - why the last Reload could not load the files (ErrLoad), so that earlier networks are
-//     still in use;
-//   - capabilities that this process lacks, and features of the kernel and programs
-//     that the plugins of the loaded networks need.
-//
-// Unlike Status, which answers as go-cni's, it does not stop at the first reason, and
-// remembers no answer. Timeouts.Status bounds it.
-func (r *Runtime) Ready(ctx context.Context) error {
-	l := r.current.Load()
-	tooFew := r.ready(l)
-	reasons := []error{tooFew, l.unnamed()}
-	if why := r.outdated.Load(); why != nil && tooFew == nil {
-		reasons = append(reasons, *why)
-	}
-	if err := errors.Join(append(reasons, l.eng.WhyNotReady(ctx)...)...); err != nil {
-		return fmt.Errorf("not ready\n%w", err)
-	}
-	return nil
-}
-
-// StatusOf returns nil if containers can be attached to networks of these configurations,
-// which need not be loaded: they are valid, and no plugin of one of version 1.1.0 or later
-// returns an error for STATUS. Unlike StatusContext it asks each time. The error is
-// ErrInvalidConfig, or the first plugin's *Error.
-func (r *Runtime) StatusOf(ctx context.Context, configs ...[]byte) error {
-	own, err := parseOwn(configs)
-	if err == nil {
-		err = r.current.Load().eng.AskStatusOf(ctx, own)
-	}
-	if err != nil {
-		return fmt.Errorf("status: %w", err)
-	}
 	return nil
 }
 
@@ -446,4 +209,241 @@ func (l *loaded) check(ctx context.Context, ns *Namespace) error {
 		return fmt.Errorf("check container %q: %w", ns.id, err)
 	}
 	return l.eng.Check(ctx, c)
+}
+
+// Status is StatusContext without a context. Timeouts.Status bounds it.
+func (r *Runtime) Status() error { return r.StatusContext(context.Background()) }
+
+// StatusContext returns nil if containers can be attached. It returns
+// ErrCNINotInitialized if fewer networks are loaded than WithMinNetworkCount asks
+// for, with the error of the last Load if that failed; ErrInvalidConfig if one of them
+// has no name; or else the error that a plugin of a network of version 1.1.0 or later
+// returns for STATUS. It waits for no other call, and concurrent calls share one
+// answer.
+func (r *Runtime) StatusContext(ctx context.Context) error {
+	l := r.current.Load()
+	if err := engine.Join(r.ready(l), l.unnamed()); err != nil {
+		return err
+	}
+	return l.eng.AskStatus(ctx)
+}
+
+// StatusOf returns nil if containers can be attached to networks of these configurations,
+// which need not be loaded: they are valid, and no plugin of one of version 1.1.0 or later
+// returns an error for STATUS. Unlike StatusContext it asks each time. The error is
+// ErrInvalidConfig, or the first plugin's *Error.
+func (r *Runtime) StatusOf(ctx context.Context, configs ...[]byte) error {
+	own, err := parseOwn(configs)
+	if err == nil {
+		err = r.current.Load().eng.AskStatusOf(ctx, own)
+	}
+	if err != nil {
+		return fmt.Errorf("status: %w", err)
+	}
+	return nil
+}
+
+// Ready returns nil if a Setup of all loaded networks could succeed now, or an error with
+// every reason why not, a line for each, which errors.Is and errors.As find. It attaches
+// nothing, and writes nothing itself. The reasons are:
+//
+//   - ErrCNINotInitialized, with the error of the last Load if that failed, and
+//     ErrInvalidConfig for a network without a name;
+//   - an *Error for each plugin that cannot be run, IPAM plugins included
+//     (ErrPluginNotFound, ErrInsecureFile), and for each that refuses STATUS, as for a
+//     subnet without free addresses. Executables are asked on networks of version
+//     1.1.0 and later, and built-in plugins on all, also about executables that are
+//     released reference plugins, whose own STATUS says less. What another executable
+//     does not say is not known;
+//   - directories in which nothing can be written, or which have no space left;
+//   - why the last Reload could not load the files (ErrLoad), so that earlier networks are
+//     still in use;
+//   - capabilities that this process lacks, and features of the kernel and programs
+//     that the plugins of the loaded networks need.
+//
+// Unlike Status, which answers as go-cni's, it does not stop at the first reason, and
+// remembers no answer. Timeouts.Status bounds it.
+func (r *Runtime) Ready(ctx context.Context) error {
+	l := r.current.Load()
+	tooFew := r.ready(l)
+	reasons := []error{tooFew, l.unnamed()}
+	if why := r.outdated.Load(); why != nil && tooFew == nil {
+		reasons = append(reasons, *why)
+	}
+	if err := errors.Join(append(reasons, l.eng.WhyNotReady(ctx)...)...); err != nil {
+		return fmt.Errorf("not ready\n%w", err)
+	}
+	return nil
+}
+
+// GetConfig returns a copy of the configuration.
+func (r *Runtime) GetConfig() *ConfigResult {
+	s := r.current.Load()
+	c := &ConfigResult{
+		PluginDirs:       slices.Clone(s.opts.PluginDirs),
+		PluginConfDir:    s.opts.pluginConfDir,
+		PluginMaxConfNum: s.opts.pluginMaxConfNum,
+		Prefix:           s.opts.prefix,
+		HostNetNS:        s.opts.HostNetNS,
+		StateDir:         filepath.Dir(s.eng.Own),
+		RecordDir:        s.eng.Store.Records.Dir(),
+		Owner:            s.opts.Owner,
+		Skipped:          slices.Clone(s.skipped),
+	}
+	for _, n := range s.networks {
+		list := &NetworkConfList{
+			Name:       n.conf.Config.Name,
+			CNIVersion: n.conf.Config.CNIVersion,
+			Source:     string(n.conf.Config.Bytes),
+		}
+		for _, p := range n.conf.Config.Plugins {
+			list.Plugins = append(list.Plugins, networkConf(s.eng.RunnerOf(n.conf), p))
+		}
+		conf := &ConfNetwork{Config: list, IFName: n.conf.IfName, Form: n.form}
+		if n.form != "" {
+			conf.Path = n.path
+		}
+		c.Networks = append(c.Networks, conf)
+	}
+	return c
+}
+
+// ConfigResult is the configuration of a Runtime.
+type ConfigResult struct {
+	PluginDirs       []string
+	PluginConfDir    string
+	PluginMaxConfNum int
+	Prefix           string
+	Networks         []*ConfNetwork
+	// HostNetNS, StateDir and Owner are those of the options of these names, and RecordDir
+	// is where the records are. The directories are without symbolic links.
+	HostNetNS, StateDir, RecordDir, Owner string `json:"-"` // go-cni's JSON has none of them
+	// Skipped lists files of the configuration directory that the last Load could
+	// not use.
+	Skipped []SkippedFile `json:",omitempty"`
+}
+
+// SkippedFile is a configuration file that could not be used, and why.
+type SkippedFile struct {
+	Path   string
+	Reason string
+}
+
+// ConfNetwork is a network and the name of its interface in a container.
+type ConfNetwork struct {
+	Config *NetworkConfList
+	IFName string
+	// Form and Path are those of WithConfiguration: "conf" for the configuration of a single
+	// plugin, of which a list was made, or "conflist". Path is empty for bytes.
+	Form string `json:",omitempty"`
+	Path string `json:",omitempty"`
+}
+
+// NetworkConfList is a network's configuration, and its JSON source.
+type NetworkConfList struct {
+	Name       string
+	CNIVersion string
+	Plugins    []*NetworkConf
+	Source     string
+}
+
+// NetworkConf is a plugin's configuration, its JSON source, and the plugin that would
+// run for it now.
+type NetworkConf struct {
+	Network *types.NetConf
+	Source  string
+	// Kind is "executable", "built in", or "registered" by WithPlugin. It is empty if there
+	// is no such plugin, or if its file is insecure.
+	Kind string `json:",omitempty"`
+	Path string `json:",omitempty"` // of an executable
+	// IPAMKind is the kind of the IPAM plugin that an in-process plugin would delegate
+	// to. An executable searches the plugin directories itself.
+	IPAMKind string `json:",omitempty"`
+}
+
+// networkConf copies a plugin's configuration and finds the plugin.
+func networkConf(r *runner.Runtime, p *libcni.PluginConfig) *NetworkConf {
+	network := *p.Network
+	conf := &NetworkConf{Network: &network, Source: string(p.Bytes)}
+	found, err := r.Find(network.Type)
+	if err != nil {
+		return conf // a call returns the reason
+	}
+	conf.Kind, conf.Path = string(found.Kind), found.Path
+	if ipam := network.IPAM.Type; ipam != "" && found.Kind != runner.Executable {
+		if found, err := r.Find(ipam); err == nil {
+			conf.IPAMKind = string(found.Kind)
+		}
+	}
+	return conf
+}
+
+// Networks returns the loaded networks in order.
+func (r *Runtime) Networks() []*Network { return slices.Clone(r.current.Load().networks) }
+
+// GetCNIResultFromResults converts the plugins' results, one for each loaded network,
+// in order.
+//
+// Deprecated: Setup returns the same.
+func (r *Runtime) GetCNIResultFromResults(results []*types100.Result) (*Result, error) {
+	s := r.current.Load()
+	sources := make([]engine.Source, len(results))
+	for i, result := range results {
+		sources[i] = engine.Source{IfName: ifName(s.opts.prefix, 0), Result: result}
+		if len(results) == len(s.networks) {
+			sources[i].Network, sources[i].IfName = s.networks[i].conf.Config.Name, s.networks[i].conf.IfName
+		}
+	}
+	return newResult(sources, ifName(s.opts.prefix, 0))
+}
+
+// store puts a configuration in force.
+func (r *Runtime) store(s *loaded) {
+	r.current.Store(s)
+	r.failed.Store(nil)
+	r.outdated.Store(nil)
+}
+
+// newWanted applies the settings among the options. Networks are loaded afterwards, so
+// that the position of a setting does not matter.
+func newWanted(base settings, opts []Opt) (*config, error) {
+	c := &config{settings: base}
+	for _, o := range opts {
+		if err := o(c); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	if c.Choice, err = chosen(c.Choice, c.choosing); err != nil {
+		return nil, err
+	}
+	if err := c.checkPluginRoot(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// ready returns ErrCNINotInitialized, with the reason if that is known, if too few
+// networks are loaded.
+func (r *Runtime) ready(s *loaded) error {
+	if len(s.networks) >= s.opts.minNetworks && s.last == nil {
+		return nil
+	}
+	if failed := r.failed.Load(); failed != nil {
+		return fmt.Errorf("%w: %w", ErrCNINotInitialized, *failed)
+	}
+	return ErrCNINotInitialized
+}
+
+// endCall ends the span of a method. As with go-cni, the error of a network is the
+// status of that network's span alone. Other errors are the status of this span.
+func endCall(span trace.Span, err error) {
+	if span == nil {
+		return
+	}
+	left := (*LeftoverError)(nil)
+	if errors.As(err, new(*Error)) && !(errors.As(err, &left) && len(left.Left) > 0) {
+		err = nil
+	}
+	spans.End(span, err)
 }

@@ -82,6 +82,38 @@ type HealthReport struct {
 	seen map[string]*record.Record
 }
 
+// Of returns the verdict on a container, and reports whether there is one.
+func (r *HealthReport) Of(id string) (Health, bool) {
+	i := slices.IndexFunc(r.Containers, func(h Health) bool { return h.ContainerID == id })
+	if i < 0 {
+		return Health{}, false
+	}
+	return r.Containers[i], true
+}
+
+// Count returns the number of containers in a state.
+func (r *HealthReport) Count(state HealthState) (n int) {
+	for _, h := range r.Containers {
+		if h.State == state {
+			n++
+		}
+	}
+	return n
+}
+
+// String has the verdict on each container, and a line about the CHECKs if there were
+// any.
+func (r *HealthReport) String() string {
+	var lines []string
+	for _, h := range r.Containers {
+		lines = append(lines, h.String())
+	}
+	if c := r.Checks; c.Asked+c.NotAsked > 0 {
+		lines = append(lines, fmt.Sprintf("CHECK: %d asked, %d failed, %d gave no answer; %d attachments not asked", c.Asked, c.Failed, c.Unanswered, c.NotAsked))
+	}
+	return strings.Join(lines, "\n")
+}
+
 // HealthChecks counts the CHECKs of plugins.
 type HealthChecks struct {
 	Asked      int // plugins
@@ -181,38 +213,6 @@ func (h Health) MarshalJSON() ([]byte, error) {
 		plain
 		Reason string
 	}{plain(h), textOf(h.Reason)})
-}
-
-// Of returns the verdict on a container, and reports whether there is one.
-func (r *HealthReport) Of(id string) (Health, bool) {
-	i := slices.IndexFunc(r.Containers, func(h Health) bool { return h.ContainerID == id })
-	if i < 0 {
-		return Health{}, false
-	}
-	return r.Containers[i], true
-}
-
-// Count returns the number of containers in a state.
-func (r *HealthReport) Count(state HealthState) (n int) {
-	for _, h := range r.Containers {
-		if h.State == state {
-			n++
-		}
-	}
-	return n
-}
-
-// String has the verdict on each container, and a line about the CHECKs if there were
-// any.
-func (r *HealthReport) String() string {
-	var lines []string
-	for _, h := range r.Containers {
-		lines = append(lines, h.String())
-	}
-	if c := r.Checks; c.Asked+c.NotAsked > 0 {
-		lines = append(lines, fmt.Sprintf("CHECK: %d asked, %d failed, %d gave no answer; %d attachments not asked", c.Asked, c.Failed, c.Unanswered, c.NotAsked))
-	}
-	return strings.Join(lines, "\n")
 }
 
 func textOf(err error) string {

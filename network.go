@@ -24,6 +24,26 @@ type Network struct {
 	loaded *loaded
 }
 
+// Attach runs ADD of this network only. It validates, locks and rolls back as
+// Runtime.Setup does, which callers should prefer.
+func (n *Network) Attach(ctx context.Context, ns *Namespace) (*types100.Result, error) {
+	result, err := n.loaded.setup(ctx, ns.only(n), true)
+	if err != nil {
+		return nil, err
+	}
+	return result.raw[0], nil
+}
+
+// Remove runs DEL of this network only; see Runtime.Remove.
+func (n *Network) Remove(ctx context.Context, ns *Namespace) error {
+	return n.loaded.remove(ctx, ns.only(n))
+}
+
+// Check runs CHECK of this network only; see Runtime.Check.
+func (n *Network) Check(ctx context.Context, ns *Namespace) error {
+	return n.loaded.check(ctx, ns.only(n))
+}
+
 // loaded is a complete configuration. It is immutable: Load makes another one, and
 // calls under way keep theirs.
 type loaded struct {
@@ -61,26 +81,6 @@ func (b *build) loaded(want *config) *loaded {
 	}
 	l.eng = engine.NewEngine(want.Options, networks, previous)
 	return l
-}
-
-// Attach runs ADD of this network only. It validates, locks and rolls back as
-// Runtime.Setup does, which callers should prefer.
-func (n *Network) Attach(ctx context.Context, ns *Namespace) (*types100.Result, error) {
-	result, err := n.loaded.setup(ctx, ns.only(n), true)
-	if err != nil {
-		return nil, err
-	}
-	return result.raw[0], nil
-}
-
-// Remove runs DEL of this network only; see Runtime.Remove.
-func (n *Network) Remove(ctx context.Context, ns *Namespace) error {
-	return n.loaded.remove(ctx, ns.only(n))
-}
-
-// Check runs CHECK of this network only; see Runtime.Check.
-func (n *Network) Check(ctx context.Context, ns *Namespace) error {
-	return n.loaded.check(ctx, ns.only(n))
 }
 
 // ifName is the name of the i-th interface: prefix and number.
@@ -142,6 +142,7 @@ const loopbackConf = `{
 "plugins": [{
   "type": "loopback"
 }]
+
 }`
 
 // WithLoNetwork loads the loopback network, whose interface is always lo. It is

@@ -21,76 +21,6 @@ type PortMapping struct {
 	HostIP        string
 }
 
-// notePorts notes in each network of a Result, which were made of own, the ports that
-// are forwarded to it.
-func (r *Result) notePorts(earlier, own []engine.Source) {
-	for i, forwarded := range forwardedTo(slices.Concat(earlier, own))[len(earlier):] {
-		r.Networks[i].Ports = asMappings(forwarded)
-	}
-}
-
-// wireMappings returns mappings as plugins read them.
-func wireMappings(mappings []PortMapping) (wire []engine.Mapping) {
-	for _, m := range mappings {
-		wire = append(wire, engine.Mapping(m))
-	}
-	return wire
-}
-
-func asMappings(wire []engine.Mapping) (all []PortMapping) {
-	for _, p := range wire {
-		all = append(all, PortMapping(p))
-	}
-	return all
-}
-
-// forwardedTo returns the ports that are forwarded to each network of a container. A
-// port is forwarded in each family of which the network has an address; among several
-// networks, the first keeps it.
-func forwardedTo(sources []engine.Source) [][]engine.Mapping {
-	all := make([][]engine.Mapping, len(sources))
-	taken := map[bool][]ports.Claim{} // of IPv4 (true) and IPv6
-	for i, s := range sources {
-		if len(s.Ports) == 0 {
-			continue
-		}
-		v4, v6 := compare.FirstAddresses(s.Result, s.IfName)
-		own := map[bool][]ports.Claim{}
-		for _, m := range s.Ports {
-			free := false
-			for _, is4 := range []bool{true, false} {
-				c, ok := inFamily(m, is4)
-				if !ok || is4 && !v4.IsValid() || !is4 && !v6.IsValid() {
-					continue
-				}
-				own[is4] = append(own[is4], c)
-				free = free || !slices.ContainsFunc(taken[is4], func(t ports.Claim) bool { return t.Includes(c) })
-			}
-			if free {
-				all[i] = append(all[i], m)
-			}
-		}
-		taken[true], taken[false] = append(taken[true], own[true]...), append(taken[false], own[false]...)
-	}
-	return all
-}
-
-// inFamily returns the claim of a mapping in one family, if it has one.
-func inFamily(m engine.Mapping, is4 bool) (c ports.Claim, ok bool) {
-	c, ok = ports.Claimed(int(m.HostPort), m.Protocol, m.HostIP)
-	if !ok {
-		return c, false
-	}
-	all := netip.IPv6Unspecified()
-	if is4 {
-		all = netip.IPv4Unspecified()
-	}
-	if !c.Addr.IsValid() {
-		c.Addr = all
-	}
-	return c, c.Addr.Is4() == is4
-}
-
 // Port is a port of a container that is reached on the host. With WithPorts a caller asks
 // for it; Result.Requested has what the container got.
 type Port struct {
@@ -161,6 +91,76 @@ func (r *Result) Port(label string) (p Port, ok bool) {
 		return Port{}, false
 	}
 	return r.Requested[i], true
+}
+
+// notePorts notes in each network of a Result, which were made of own, the ports that
+// are forwarded to it.
+func (r *Result) notePorts(earlier, own []engine.Source) {
+	for i, forwarded := range forwardedTo(slices.Concat(earlier, own))[len(earlier):] {
+		r.Networks[i].Ports = asMappings(forwarded)
+	}
+}
+
+// wireMappings returns mappings as plugins read them.
+func wireMappings(mappings []PortMapping) (wire []engine.Mapping) {
+	for _, m := range mappings {
+		wire = append(wire, engine.Mapping(m))
+	}
+	return wire
+}
+
+func asMappings(wire []engine.Mapping) (all []PortMapping) {
+	for _, p := range wire {
+		all = append(all, PortMapping(p))
+	}
+	return all
+}
+
+// forwardedTo returns the ports that are forwarded to each network of a container. A
+// port is forwarded in each family of which the network has an address; among several
+// networks, the first keeps it.
+func forwardedTo(sources []engine.Source) [][]engine.Mapping {
+	all := make([][]engine.Mapping, len(sources))
+	taken := map[bool][]ports.Claim{} // of IPv4 (true) and IPv6
+	for i, s := range sources {
+		if len(s.Ports) == 0 {
+			continue
+		}
+		v4, v6 := compare.FirstAddresses(s.Result, s.IfName)
+		own := map[bool][]ports.Claim{}
+		for _, m := range s.Ports {
+			free := false
+			for _, is4 := range []bool{true, false} {
+				c, ok := inFamily(m, is4)
+				if !ok || is4 && !v4.IsValid() || !is4 && !v6.IsValid() {
+					continue
+				}
+				own[is4] = append(own[is4], c)
+				free = free || !slices.ContainsFunc(taken[is4], func(t ports.Claim) bool { return t.Includes(c) })
+			}
+			if free {
+				all[i] = append(all[i], m)
+			}
+		}
+		taken[true], taken[false] = append(taken[true], own[true]...), append(taken[false], own[false]...)
+	}
+	return all
+}
+
+// inFamily returns the claim of a mapping in one family, if it has one.
+func inFamily(m engine.Mapping, is4 bool) (c ports.Claim, ok bool) {
+	c, ok = ports.Claimed(int(m.HostPort), m.Protocol, m.HostIP)
+	if !ok {
+		return c, false
+	}
+	all := netip.IPv6Unspecified()
+	if is4 {
+		all = netip.IPv4Unspecified()
+	}
+	if !c.Addr.IsValid() {
+		c.Addr = all
+	}
+	return c, c.Addr.Is4() == is4
 }
 
 // askPorts puts the ports of WithPorts into the plan of a call, which belong to

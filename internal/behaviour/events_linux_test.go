@@ -257,7 +257,7 @@ func TestDuty_R40_StatusesAtOnceShareOneRun(t *testing.T) {
 		all = append(all, testhost.Begin(r.Status))
 	}
 	expect.Is(t, r.StatusContext(ctx), context.Canceled) // only this caller gives up
-	joined := s.blocked(".(*snapshot).askStatus", 51)
+	joined := s.blocked(".AskStatus", 51)
 	letGo()
 	for _, done := range append(all, first) {
 		expect.Same(t, "code", testhost.AsError(t, expect.Await(t, "Status", done)).Code, 50)

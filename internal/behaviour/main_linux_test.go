@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -102,10 +103,11 @@ func TestMain(m *testing.M) {
 // module, and returns the number of such goroutines.
 func (s *stage) blocked(function string, n int) int {
 	s.T.Helper()
+	waiting := regexp.MustCompile(`\[select\]:\ngithub\.com/embedcni/cni/\S*` + regexp.QuoteMeta(function) + `\(`)
 	stacks := make([]byte, 16<<20)
 	found := 0
 	expect.Eventually(s.T, fmt.Sprintf("%d goroutines in %s", n, function), func() bool {
-		found = strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "[select]:\ngithub.com/embedcni/cni"+function+"(")
+		found = len(waiting.FindAll(stacks[:runtime.Stack(stacks, true)], -1))
 		return found >= n
 	})
 	return found
