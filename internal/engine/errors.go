@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -315,3 +316,46 @@ func (t *tagged) Unwrap() []error { return []error{t.error, t.also} }
 
 // Tag returns the error, which errors.Is finds under another one too.
 func Tag(err, also error) error { return &tagged{err, also} }
+
+// LeftoverError means that a container, or a part of it, could not be removed.
+type LeftoverError struct {
+	ContainerID string
+	Left        []string // a line for each thing found after the removal, for a person
+	Err         error    // the cause; wraps *Errors of plugins
+}
+
+// Error names the cause, the remaining things, and the remedy.
+func (e *LeftoverError) Error() string {
+	s := fmt.Sprintf("container %s could not be removed", e.ContainerID)
+	if why := e.why(); why != "" {
+		s += ": " + why
+	}
+	if errors.As(e.Err, new(*RecordError)) {
+		return s // which names the remedy: CleanUp leaves such a record alone too
+	}
+	return s + "; fix the cause and call Remove again, or call CleanUp to abandon it"
+}
+
+// why returns the cause, and the remaining things.
+func (e *LeftoverError) why() string {
+	var s []string
+	if e.Err != nil {
+		s = append(s, cmp.Or(runner.Trim(e.Err.Error()), runner.NoMessage))
+	}
+	if len(e.Left) > 0 {
+		s = append(s, "left are "+strings.Join(e.Left, "; "))
+	}
+	return strings.Join(s, ": ")
+}
+
+// Unwrap returns the cause.
+func (e *LeftoverError) Unwrap() error { return e.Err }
+
+// leftover turns an error that keeps a container on record into a
+// *LeftoverError, unless it contains one.
+func leftover(id record.ID, err error) error {
+	if err == nil || errors.As(err, new(*LeftoverError)) {
+		return err
+	}
+	return &LeftoverError{ContainerID: string(id), Err: err}
+}

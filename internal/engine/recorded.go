@@ -273,38 +273,6 @@ func (op *operation) erase(gone attachments) error {
 	return err
 }
 
-// stay notes why attachments could not be detached, for each by itself, and returns
-// the error for all of them. The record stays for the next Remove, Recover or GC. An
-// attachment that stays only because others do gets no note: it is being detached.
-func (all attachments) stay(delErr error, outcomes []swept) *LeftoverError {
-	whole := &LeftoverError{ContainerID: string(all[0].op.c.ID), Err: delErr}
-	own := make([]*LeftoverError, len(all))
-	for i, o := range outcomes {
-		whole.Left, whole.Err = append(whole.Left, o.left...), Join(whole.Err, o.err)
-		own[i] = &LeftoverError{Left: o.left, Err: Join(all.about(i, delErr), o.err)}
-	}
-	for i, a := range all {
-		a.settle()
-		why := own[i].why()
-		if why == "" {
-			continue
-		}
-		if err := a.append(record.Entry{Error: why}); err != nil {
-			a.op.log().Error("note a failure in the record", "error", err)
-		}
-	}
-	return whole
-}
-
-// about returns the errors of DELs that are about attachment i, or about none of them
-// in particular.
-func (all attachments) about(i int, err error) error {
-	return without(err, func(e *Error) bool {
-		a := all.of(e)
-		return a != nil && a != all[i]
-	})
-}
-
 // ledger returns what earlier versions have noted about this owner's attachments.
 func (eng *Engine) ledger() leftovers.Ledger {
 	return leftovers.LedgerOf(eng.Store.Records, eng.opts.Owner)
@@ -326,18 +294,6 @@ func (s *setup) beginClaims(rec *record.Record) {
 			now = s.op.eng.Store.Records.Now()
 		}
 		rec.Find(a.plan.IfName).Since = now
-	}
-}
-
-// syncReleases begins to sync host-local's directories of attachments whose DELs have
-// released their addresses, but those for which a built-in plugin has done so already.
-func (op *operation) syncReleases(all attachments) {
-	for _, a := range all {
-		for _, dir := range leftovers.IPAMDirs(a.plan.Network.Config) {
-			if !op.removal.releases.Has(dir) {
-				op.removal.releases.Begin(dir, op.eng.Store.Records.SyncDir)
-			}
-		}
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/netfilter"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
@@ -124,45 +123,4 @@ func (a *attachment) inDoubt() bool {
 	}
 	n := a.entry()
 	return a.op.c.Rebooted || a.op.c.Damaged || a.progress.state != record.Added || n == nil || n.Failures > 0
-}
-
-// restoreDevice undoes a renaming by the container before plugins look for its
-// interface by name. If that fails, the sweep finds the interface.
-func (a *attachment) restoreDevice() {
-	d := a.described().KnownDevice()
-	if d == nil || d.Settled {
-		return
-	}
-	a.lost = true
-	if a.inside() == nil {
-		return
-	}
-	found, err := d.Restore(a.inside(), a.plan.IfName, d.HostName != "" && !a.inDoubt())
-	if err != nil {
-		a.op.log().Warn("an interface that the container has renamed does not get its name back", "interface", a.plan.IfName, "error", err)
-	}
-	a.lost = !found
-	if a.lost && !a.inDoubt() {
-		a.op.log().Warn("the interface is not in the container", "interface", a.plan.IfName)
-	}
-}
-
-// settle notes that the interface is gone, or back on the host, while other
-// leftovers of the attachment remain. A later interface like it then counts as
-// another's.
-func (a *attachment) settle() {
-	t, done := a.target()
-	defer done()
-	if t.Interface.Device == nil {
-		return
-	}
-	gone, err := t.Settled()
-	if gone && err == nil {
-		settled := *t.Interface.Device
-		settled.Settled = true
-		err = a.note(leftovers.DeviceFact, settled)
-	}
-	if err != nil {
-		a.op.log().Warn("note that an interface is gone", "interface", a.plan.IfName, "error", err)
-	}
 }

@@ -13,40 +13,6 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// swept is the outcome of sweeping one attachment: the leftovers that remain, and the
-// reason why.
-type swept struct {
-	left []string
-	err  error
-}
-
-// sweep removes the attachments' leftovers that the reference plugins leave when
-// a DEL fails or is killed, and looks again. An outcome is empty only after verifying
-// that nothing of the attachment remains.
-func (all attachments) sweep(ctx context.Context) (outcomes []swept, clean bool) {
-	outcomes = make([]swept, len(all))
-	clean = true
-	for i, a := range all {
-		o := &outcomes[i]
-		o.left, o.err = a.sweep(ctx)
-		clean = clean && len(o.left) == 0 && o.err == nil
-	}
-	if clean && len(all) > 0 {
-		outcomes[0].err = all[0].makeAgain(ctx, leftovers.Inherited)
-		clean = outcomes[0].err == nil
-	}
-	return outcomes, clean
-}
-
-func (a *attachment) sweep(ctx context.Context) (left []string, err error) {
-	if err := netfilter.Leave(hooks{a}); err != nil {
-		a.op.log().Warn("note in the record that the attachment leaves its network", "error", err)
-	}
-	t, done := a.target()
-	defer done()
-	return leftovers.Sweep(ctx, t, a.op.log())
-}
-
 // described returns the attachment as package leftovers takes it.
 func (a *attachment) described() *leftovers.Attachment {
 	n := a.entry()
