@@ -75,7 +75,7 @@ func (op *operation) attachment(n *Network, ifName string) *attachment {
 
 // plain returns plans for all loaded networks whose names allow that the container was
 // attached to them.
-func (eng *Engine) plain(id record.ID) (all []*Planned) {
+func plain(eng *Engine, id record.ID) (all []*Planned) {
 	for _, n := range eng.networks {
 		if IsAttachable(n.Config.Name, id, n.IfName) {
 			p := &Planned{Network: n}
@@ -109,10 +109,10 @@ func (eng *Engine) loadedAs(name string) (found []*Network) {
 
 // callsNetworks returns the loaded networks, and those of the call's attachments that are
 // not loaded.
-func (op *operation) callsNetworks() []*Network {
-	all := slices.Clone(op.eng.networks)
-	for _, a := range op.attachments {
-		if op.eng.loadedAs(a.plan.Network.Config.Name) == nil {
+func (in cache) callsNetworks() []*Network {
+	all := slices.Clone(in.op.eng.networks)
+	for _, a := range in.op.attachments {
+		if in.op.eng.loadedAs(a.plan.Network.Config.Name) == nil {
 			all = append(all, a.plan.Network)
 		}
 	}
@@ -122,7 +122,7 @@ func (op *operation) callsNetworks() []*Network {
 // about returns an attachment without a container, for verbs on a network. It has an
 // interface name only if several loaded networks have the same name. With host its plugins
 // can run.
-func (eng *Engine) about(n *Network, host *hostns.NetNS) *attachment {
+func about(eng *Engine, n *Network, host *hostns.NetNS) *attachment {
 	a := &attachment{op: &operation{eng: eng}}
 	if host != nil {
 		a.op.c = eng.Store.New("", host)

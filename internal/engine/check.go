@@ -20,22 +20,22 @@ import (
 	"github.com/embedcni/cni/internal/spans"
 )
 
-// check asks the plugins of the attachments for CHECK.
+// Check asks the plugins of the attachments for CHECK.
 func (eng *Engine) Check(ctx context.Context, c *Call) error {
 	op, err := eng.begin(c, "CHECK")
-	if errors.Is(err, ErrInvalidNetNS) && !eng.isKnown(c.ID) {
+	if errors.Is(err, ErrInvalidNetNS) && !isKnown(eng, c.ID) {
 		err = fmt.Errorf("%w; and it is %w", err, ErrNotAttached)
 	}
 	if err == nil {
 		defer op.end()
 		reaper{eng}.request(op.c.Host, false)
-		err = op.recallToCheck(ctx)
+		err = recallToCheck(ctx, op)
 	}
 	if err != nil {
 		return fmt.Errorf("check container %q: %w", c.ID, err)
 	}
 	for _, a := range op.attachments {
-		if err := a.check(ctx); err != nil {
+		if err := check(ctx, a); err != nil {
 			return err
 		}
 	}
@@ -44,7 +44,7 @@ func (eng *Engine) Check(ctx context.Context, c *Call) error {
 
 // recallToCheck locks the container, reads its record, and enters the namespace in which
 // its plugins ran.
-func (op *operation) recallToCheck(ctx context.Context) error {
+func recallToCheck(ctx context.Context, op *operation) error {
 	err := op.lock(ctx, container.Access{Waiting: container.Looking})
 	if err == nil {
 		err = op.loadWhole()
@@ -60,7 +60,7 @@ func (op *operation) recallToCheck(ctx context.Context) error {
 
 // isKnown reports whether a container may be attached: it is on record, or in libcni's
 // cache, or either cannot be read.
-func (eng *Engine) isKnown(id record.ID) bool {
+func isKnown(eng *Engine, id record.ID) bool {
 	rec, err := eng.Store.Records.Load(id)
 	if rec != nil || err != nil {
 		return true
@@ -70,13 +70,13 @@ func (eng *Engine) isKnown(id record.ID) bool {
 }
 
 // check runs the CHECK of one network, as recorded, if it has one.
-func (a *attachment) check(ctx context.Context) (err error) {
+func check(ctx context.Context, a *attachment) (err error) {
 	ctx, span := spans.Network(ctx, "cni.checkNetwork", a.plan.Network.Config.Name, a.plan.IfName)
 	defer func() { spans.End(span, err) }()
 	if a.op.c.Record != nil {
-		a, err = a.recorded()
+		a, err = recorded(a)
 	} else {
-		a.useCached()
+		cache{a.op}.complete(a)
 	}
 	if err == nil {
 		err = a.chain().Check(ctx, &a.plan.Attachment, a.progress.partial)
@@ -89,7 +89,7 @@ func (a *attachment) check(ctx context.Context) (err error) {
 
 // recorded returns the attachment with the configuration, the parameters and the
 // result of its ADD; with an error it is the attachment itself.
-func (a *attachment) recorded() (*attachment, error) {
+func recorded(a *attachment) (*attachment, error) {
 	n := a.entry()
 	if n == nil || n.Network != a.plan.Network.Config.Name || !n.Answered() {
 		return a, fmt.Errorf("%s of network %q: %w", a.plan.IfName, a.plan.Network.Config.Name, ErrNotAttached)

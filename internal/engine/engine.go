@@ -119,16 +119,16 @@ func NewEngine(o Options, networks []*Network, previous *Engine) *Engine {
 		Bus: firewalld.Open(invoke.Variable(env, firewalld.Variable)), Locks: s.Store.Locks.Space, First: first, References: references,
 	}
 	s.runner.Root, s.runner.Dirs, s.runner.AllowInsecure = o.PluginRoot, o.PluginDirs, o.AllowInsecure
-	s.abandoned = s.search(previous)
+	s.abandoned = searchFor(s, previous)
 	own := *s.runner
 	own.Prefer = append(slices.Clone(own.Prefer), known.Loopback)
 	s.loRunner = &own
 	return s
 }
 
-// search returns the search for abandoned containers. Runtimes with the same settings
+// searchFor returns the search for abandoned containers. Runtimes with the same settings
 // share one, except those with registered plugins: two such plugins cannot be compared.
-func (eng *Engine) search(previous *Engine) *leftovers.Search {
+func searchFor(eng, previous *Engine) *leftovers.Search {
 	if len(eng.opts.Choice.Registered) == 0 {
 		alike := append([]string{eng.Store.Records.Dir(), eng.opts.Owner, eng.Store.Boot, eng.opts.HostNetNS, eng.runner.Key()}, eng.runner.Env...)
 		return leftovers.SearchOf(strings.Join(alike, "\x00"))

@@ -68,15 +68,15 @@ func (eng *Engine) GC(ctx context.Context, o GCOptions) (_ *Report, err error) {
 // records once.
 func (g *collection) collectDry(ctx context.Context) error {
 	// Before the records: an earlier version enters an attachment just before it records it.
-	entered, unread := g.eng.ledger().Read()
+	entered, unread := ledgerOf(g.eng).Read()
 	if err := g.list(); err != nil {
 		return err
 	}
-	mine, err := g.eng.mine(g.left.found, true, g.report)
+	own, err := mine(g.eng, g.left.found, true, g.report)
 	if err != nil {
 		return err
 	}
-	for _, f := range mine {
+	for _, f := range own {
 		id := string(f.Record.ContainerID)
 		if err := untouchable(g.eng.Store.Records, f); err != nil {
 			g.report.add(outcome{id: nameOf(f), adopted: g.keeps(id), skipped: err})
@@ -140,7 +140,7 @@ func (g *collection) collectContainer(ctx context.Context, f record.Found, untou
 
 // leftovers lists what remains, and finds the garbage among it.
 func (g *collection) leftovers() (err error) {
-	if g.entered, err = g.eng.ledger().Read(); err != nil {
+	if g.entered, err = ledgerOf(g.eng).Read(); err != nil {
 		return err
 	}
 	if err := g.list(); err != nil {
@@ -179,7 +179,7 @@ func (g *collection) collectByPlugins(ctx context.Context) (err error) {
 			errs = append(errs, err)
 			continue
 		}
-		a := g.eng.about(n, host)
+		a := about(g.eng, n, host)
 		errs = append(errs, a.errors("GC", a.chain().GC(ctx, valid.With(n.Config.Name, reserved))))
 	}
 	return Join(errs...)
@@ -270,7 +270,7 @@ func (g *collection) reclaim(ctx context.Context) error {
 	slices.Sort(g.report.Reclaimed)
 	slices.Sort(g.report.Left)
 	if !g.o.DryRun {
-		errs = append(errs, g.eng.ledger().Settle(settled))
+		errs = append(errs, ledgerOf(g.eng).Settle(settled))
 	}
 	return Join(errs...)
 }
@@ -278,7 +278,7 @@ func (g *collection) reclaim(ctx context.Context) error {
 // reclaimLost removes all possible leftovers of an attachment whose record was
 // lost.
 func (g *collection) reclaimLost(ctx context.Context, key leftovers.Key, k leftovers.Known) error {
-	found, err := g.eng.cleanUp(ctx, CleanUpTarget{
+	found, err := cleanUp(ctx, g.eng, CleanUpTarget{
 		ContainerID: string(key.ContainerID), Network: key.Network, IfName: key.IfName, DryRun: g.o.DryRun,
 	}, &k, container.Access{HasBarrier: !g.o.DryRun})
 	for _, line := range found {
@@ -334,7 +334,7 @@ func (g *collection) releasesByItself(n *Network) bool {
 		p, err := g.eng.RunnerOf(n).Find(typ)
 		return err == nil && p.Kind == runner.BuiltIn
 	}
-	return g.eng.about(n, nil).chain().CanGC() && slices.ContainsFunc(n.Config.Plugins, func(p *libcni.PluginConfig) bool {
+	return about(g.eng, n, nil).chain().CanGC() && slices.ContainsFunc(n.Config.Plugins, func(p *libcni.PluginConfig) bool {
 		return p.Network.IPAM.Type == known.HostLocal && !(builtIn(p.Network.Type) && builtIn(known.HostLocal))
 	})
 }

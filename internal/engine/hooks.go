@@ -1,9 +1,13 @@
 package engine
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
+
+	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/chain"
@@ -196,5 +200,36 @@ func (h hooks) noteDevice(call chain.Call, kind runner.Kind) {
 	}
 	if err != nil {
 		h.a.op.log().Debug("the interface is known by its name alone", "interface", h.a.plan.IfName, "error", err)
+	}
+}
+
+// noteResult adds the result so far, unless the last plugin did not change it.
+func (h hooks) noteResult(result json.RawMessage) error {
+	if bytes.Equal(h.a.progress.noted, result) {
+		return nil
+	}
+	err := h.a.append(record.Entry{Result: result})
+	if err == nil {
+		h.a.progress.noted = result
+	}
+	h.claimResult(result)
+	return err
+}
+
+// holdResult is noteResult for a result that no DEL needs: the entry of the ADD's end
+// notes it.
+func (h hooks) holdResult(result json.RawMessage) error {
+	h.a.progress.held = result
+	return nil
+}
+
+// claimResult notes the addresses in a result, because an executable may have
+// delegated their reservation.
+func (h hooks) claimResult(result json.RawMessage) {
+	if len(h.a.claims.All()) > 0 || !slices.ContainsFunc(h.a.plan.Network.Config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
+		return
+	}
+	if addrs := leftovers.Addresses(result); len(addrs) > 0 {
+		h.a.claims.Add(addrs...)
 	}
 }

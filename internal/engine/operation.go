@@ -69,13 +69,13 @@ func (eng *Engine) beginTeardown(ctx context.Context, id record.ID, how containe
 	if err != nil {
 		return nil, err
 	}
-	return (&operation{eng: eng}).open(ctx, id, host, how)
+	return eng.open(ctx, id, host, how)
 }
 
 // open locks the container for a removal, by plugins that run in host, which it takes over.
-func (op *operation) open(ctx context.Context, id record.ID, host *hostns.NetNS, how container.Access) (*operation, error) {
-	op.c = op.eng.Store.New(id, host)
-	err := op.eng.RefuseInside(ctx)
+func (eng *Engine) open(ctx context.Context, id record.ID, host *hostns.NetNS, how container.Access) (*operation, error) {
+	op := &operation{eng: eng, c: eng.Store.New(id, host)}
+	err := eng.RefuseInside(ctx)
 	if err == nil {
 		err = op.c.LockForTeardown(ctx, how)
 	}

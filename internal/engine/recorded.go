@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -121,26 +119,6 @@ func (a *attachment) append(e record.Entry) error {
 	return a.op.c.Note(e)
 }
 
-// noteResult adds the result so far, unless the last plugin did not change it.
-func (a *attachment) noteResult(result json.RawMessage) error {
-	if bytes.Equal(a.progress.noted, result) {
-		return nil
-	}
-	err := a.append(record.Entry{Result: result})
-	if err == nil {
-		a.progress.noted = result
-	}
-	a.claimResult(result)
-	return err
-}
-
-// holdResult is noteResult for a result that no DEL needs: the entry of the ADD's end
-// notes it.
-func (a *attachment) holdResult(result json.RawMessage) error {
-	a.progress.held = result
-	return nil
-}
-
 // recall finds the attachments of a container to remove in its record, which was
 // loaded; without a whole record, see unrecorded. For mustStop see
 // [container.Container.EnterHost].
@@ -149,7 +127,7 @@ func (op *operation) recall(c *Call, damage error, mustStop bool) (err error) {
 		op.log().Warn("removing without a whole record", "error", damage)
 	}
 	if op.c.Record == nil || damage != nil {
-		op.attachments, err = op.unrecorded(c, mustStop)
+		op.attachments, err = cache{op}.attachments(c, mustStop)
 		return err
 	}
 	if op.attachments, err = op.enterRecorded(mustStop); err != nil {
@@ -165,7 +143,7 @@ func (op *operation) recallOwn() error {
 	if err != nil || op.c.Record == nil {
 		return err
 	}
-	if err := op.recall(&Call{ID: op.c.ID, Planned: op.eng.plain(op.c.ID)}, damage, false); err != nil {
+	if err := op.recall(&Call{ID: op.c.ID, Planned: plain(op.eng, op.c.ID)}, damage, false); err != nil {
 		return err
 	}
 	switch {
@@ -259,7 +237,7 @@ func (op *operation) forget(gone attachments) error {
 func (op *operation) erase(gone attachments) error {
 	err := op.c.Erase()
 	if err == nil {
-		op.eng.forgetHolds(op.c.ID, gone)
+		forgetHolds(op, gone)
 	}
 	if !op.c.KeepsNetNS() {
 		op.c.Record = nil
@@ -273,8 +251,8 @@ func (op *operation) erase(gone attachments) error {
 	return err
 }
 
-// ledger returns what earlier versions have noted about this owner's attachments.
-func (eng *Engine) ledger() leftovers.Ledger {
+// ledgerOf returns what earlier versions have noted about this owner's attachments.
+func ledgerOf(eng *Engine) leftovers.Ledger {
 	return leftovers.LedgerOf(eng.Store.Records, eng.opts.Owner)
 }
 
@@ -304,7 +282,7 @@ func (op *operation) settleReleases(gone attachments) {
 	if err := op.removal.releases.Wait(); err != nil { // no reason to keep a container attached
 		op.log().Warn("sync the release of addresses", "error", err)
 	}
-	if err := op.eng.ledger().Forget(gone.keys()); err != nil {
+	if err := ledgerOf(op.eng).Forget(gone.keys()); err != nil {
 		op.log().Warn("note a removal in the ledger of an earlier version", "error", err)
 	}
 }
@@ -329,13 +307,14 @@ func (a *attachment) note(key string, value any) error {
 	return nil
 }
 
-// claimResult notes the addresses in a result, because an executable may have
-// delegated their reservation.
-func (a *attachment) claimResult(result json.RawMessage) {
-	if len(a.claims.All()) > 0 || !slices.ContainsFunc(a.plan.Network.Config.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.IPAM.Type == known.HostLocal }) {
-		return
+// forgetHolds deletes the holds of a container that is gone. If that fails, a later
+// container of the same ID is not held.
+func forgetHolds(op *operation, gone attachments) {
+	var networks []string
+	for _, a := range gone {
+		networks = append(networks, a.plan.Network.Config.Name)
 	}
-	if addrs := leftovers.Addresses(result); len(addrs) > 0 {
-		a.claims.Add(addrs...)
+	if err := record.HoldsIn(op.eng.opts.StateDir).Forget(op.c.ID, networks...); err != nil {
+		op.log().Warn("delete the holds of a removed container", "error", err)
 	}
 }

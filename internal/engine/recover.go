@@ -81,7 +81,7 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 			whole = append(whole, f)
 		}
 	}
-	for _, o := range c.eng.deleteIllegible(illegible) {
+	for _, o := range c.deleteIllegible(illegible) {
 		report.add(o)
 	}
 	c.looked = make(map[record.ID]*health.Container, len(whole))
@@ -193,7 +193,7 @@ func (c *recovery) begin(ctx context.Context, id record.ID, last bool) (*operati
 		defer cancel()
 		ctx, how = brief, container.Access{}
 	}
-	return (&operation{eng: c.eng}).open(ctx, id, host, how)
+	return c.eng.open(ctx, id, host, how)
 }
 
 // goingOf returns the attachments that Recover must remove: all, if the
@@ -315,18 +315,17 @@ func adopt(op *operation, doubt error) error {
 // repair adds missing parts of attachments on the host, unless they are held, and
 // compares them anew. It returns the parts that were missing.
 func (c *recovery) repair(ctx context.Context, op *operation, all attachments, e *health.Container) ([]Difference, error) {
-	o := RepairOptions{Unheld: true}
-	holds, release, err := op.eng.heldNow(ctx, o)
+	rs, err := beginRepairs(ctx, c.eng, RepairOptions{Unheld: true})
 	if err != nil { // all may be held
 		return nil, err
 	}
-	defer release()
+	defer rs.end()
 	report := &RepairReport{}
 	e.Parts = nil
-	for _, r := range repairLocked(ctx, all, o, holds, false, map[record.ID]*RepairReport{op.c.ID: report}) {
-		err = Join(err, r.Err)
-		if r.Last != nil {
-			e.Parts = append(e.Parts, r.Last)
+	for _, r := range rs.run(ctx, all, map[record.ID]*RepairReport{op.c.ID: report}) {
+		err = Join(err, r.its.Err)
+		if r.its.Last != nil {
+			e.Parts = append(e.Parts, r.its.Last)
 		}
 	}
 	return report.Repaired, err

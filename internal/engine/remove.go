@@ -12,15 +12,15 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// remove detaches the container.
+// Remove detaches the container.
 func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 	ctx = context.WithoutCancel(ctx)
-	op := &operation{eng: eng}
-	host, err := op.validateRemove(c)
+	host, err := validateRemove(eng, c)
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", c.ID, err)
 	}
-	if _, err := op.open(ctx, c.ID, host, container.Access{}); err != nil {
+	op, err := eng.open(ctx, c.ID, host, container.Access{})
+	if err != nil {
 		return fmt.Errorf("remove container %q: %w", c.ID, leftover(c.ID, err))
 	}
 	defer op.end()
@@ -41,8 +41,8 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 // validateRemove checks the caller's parameters before anything is touched, the
 // lock file included, and opens the namespace in which plugins run. A whole
 // record lists the container's attachments; otherwise they are planned here.
-func (op *operation) validateRemove(c *Call) (*hostns.NetNS, error) {
-	rec, err := LoadRecord(op.eng.Store.Records, c.ID)
+func validateRemove(eng *Engine, c *Call) (*hostns.NetNS, error) {
+	rec, err := LoadRecord(eng.Store.Records, c.ID)
 	switch {
 	case errors.As(err, new(*RecordError)):
 		err = nil // recall returns it
@@ -54,7 +54,7 @@ func (op *operation) validateRemove(c *Call) (*hostns.NetNS, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, err := op.eng.openHost()
+	host, err := eng.openHost()
 	if err != nil {
 		return nil, err
 	}

@@ -54,12 +54,12 @@ func (t *together) fail(ids []record.ID, err error) {
 // group repairs as many containers together as it can lock at once, up to groupSize. If it
 // can lock none, it waits for lockedGrace for one. It has tried at least one.
 func (t *together) group(ctx context.Context, ids []record.ID) {
-	holds, release, err := t.eng.heldNow(ctx, t.options)
+	rs, err := beginRepairs(ctx, t.eng, t.options)
 	if err != nil {
 		t.fail(ids, err)
 		return
 	}
-	defer release()
+	defer rs.end()
 	var locked []*operation
 	defer func() {
 		for _, op := range locked {
@@ -67,7 +67,7 @@ func (t *together) group(ctx context.Context, ids []record.ID) {
 		}
 	}()
 	locked = t.lock(ctx, ids)
-	t.repairLocked(ctx, locked, holds)
+	t.repair(ctx, rs, locked)
 }
 
 // lock locks containers, and notes which of them it cannot lock.
@@ -106,11 +106,11 @@ func (t *together) lock(ctx context.Context, ids []record.ID) (locked []*operati
 	return locked
 }
 
-// repairLocked repairs locked containers.
-func (t *together) repairLocked(ctx context.Context, locked []*operation, holds []record.Hold) {
+// repair repairs locked containers.
+func (t *together) repair(ctx context.Context, rs *repairs, locked []*operation) {
 	var all attachments
 	for _, op := range locked {
-		err := op.recallToRepair()
+		err := recallToRepair(op)
 		t.fail([]record.ID{op.c.ID}, err)
 		if err != nil {
 			continue
@@ -126,29 +126,30 @@ func (t *together) repairLocked(ctx context.Context, locked []*operation, holds 
 		ctx, cancel = context.WithTimeout(ctx, groupTime)
 		defer cancel()
 	}
-	for _, r := range repairLocked(ctx, all, t.options, holds, false, t.done) {
-		t.fail([]record.ID{r.a.op.c.ID}, r.Err)
+	for _, r := range rs.run(ctx, all, t.done) {
+		t.fail([]record.ID{r.a.op.c.ID}, r.its.Err)
 	}
 }
 
-// heldNow returns what is held, as far as a repair with these options leaves it. Until
-// release is called, nobody can hold anything else.
-func (eng *Engine) heldNow(ctx context.Context, o RepairOptions) (holds []record.Hold, release func(), err error) {
+// beginRepairs learns what is held, as far as a repair with these options leaves it. Until
+// the repairs end, nobody can hold anything else.
+func beginRepairs(ctx context.Context, eng *Engine, o RepairOptions) (r *repairs, err error) {
+	r = &repairs{o: o, end: func() {}}
 	if !o.Unheld {
-		return nil, func() {}, nil
+		return r, nil
 	}
 	kept, err := eng.Store.Locks.LockAll(ctx, []lock.Key{{Name: record.HoldsLock, Shared: true}})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	release = func() {
+	r.end = func() {
 		if err := kept.Release(); err != nil {
 			eng.opts.Logger.Error("release the lock of the holds", "error", err)
 		}
 	}
-	if holds, err = eng.holds().List(); err != nil {
-		release()
-		return nil, nil, err
+	if r.holds, err = record.HoldsIn(eng.opts.StateDir).List(); err != nil {
+		r.end()
+		return nil, err
 	}
-	return holds, release, nil
+	return r, nil
 }

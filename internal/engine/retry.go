@@ -9,7 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// retryRemovals tries failed removals again whose time has come.
+// RetryRemovals tries failed removals again whose time has come.
 func (eng *Engine) RetryRemovals(ctx context.Context) (*Report, error) {
 	r := &Report{}
 	if err := eng.RefuseInside(ctx); err != nil {
@@ -29,7 +29,7 @@ func (eng *Engine) RetryRemovals(ctx context.Context) (*Report, error) {
 		o := outcome{id: string(f.Record.ContainerID), skipped: errNotYet}
 		if f.Record.IsDue(eng.opts.Owner, time.Now()) {
 			o.skipped = nil
-			o.removed, o.err = eng.removeFailed(ctx, f.Record.ContainerID)
+			o.removed, o.err = removeFailed(ctx, eng, f.Record.ContainerID)
 			if errors.Is(o.err, ErrBusy) || errors.Is(o.err, errNotYet) {
 				o.skipped, o.err = o.err, nil
 			}
@@ -40,7 +40,7 @@ func (eng *Engine) RetryRemovals(ctx context.Context) (*Report, error) {
 }
 
 // removeFailed removes those attachments of a container whose removal has failed before.
-func (eng *Engine) removeFailed(ctx context.Context, id record.ID) (removed bool, err error) {
+func removeFailed(ctx context.Context, eng *Engine, id record.ID) (removed bool, err error) {
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
 	op, err := eng.beginTeardown(brief, id, container.Access{})

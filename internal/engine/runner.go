@@ -16,14 +16,14 @@ import (
 
 // chain returns the chain of the attachment's plugins, for one verb.
 func (a *attachment) chain() *chain.Chain {
-	c := &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs(), CacheDir: a.op.eng.opts.StateDir, OnResult: a.noteResult}
+	c := &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs(), CacheDir: a.op.eng.opts.StateDir, OnResult: hooks{a}.noteResult}
 	if a.op.c == nil {
 		return c // nothing runs
 	}
 	r := a.runner()
 	r.Given.Batch = &batch.Batch{}
 	if a.plan.Network.IsLo && r.MakesOnlyLo() {
-		c.Uncached, c.OnResult = true, a.holdResult
+		c.Uncached, c.OnResult = true, hooks{a}.holdResult
 	}
 	c.Run = func(ctx context.Context, call chain.Call) (chain.Output, error) {
 		out, err := r.Run(ctx, call)

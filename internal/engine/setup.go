@@ -174,7 +174,7 @@ func (s *setup) recallAttached(ctx context.Context, wanted container.Place) (att
 		// The loaded networks and the namespace to attach show whether it is
 		// alive, and if not its leftovers.
 		s.op.log().Warn("attachment record cannot be read", "error", damage)
-		return s.op.unrecorded(&Call{ID: s.op.c.ID, Path: wanted.Path, Planned: s.op.eng.plain(s.op.c.ID)}, false)
+		return cache{s.op}.attachments(&Call{ID: s.op.c.ID, Path: wanted.Path, Planned: plain(s.op.eng, s.op.c.ID)}, false)
 	case s.op.c.Record != nil:
 		all, err := s.op.enterRecorded(false)
 		if err == nil && s.op.c.Reached == container.Elsewhere && !s.op.c.IsAbandoned() {
@@ -182,9 +182,9 @@ func (s *setup) recallAttached(ctx context.Context, wanted container.Place) (att
 		}
 		return all, err
 	}
-	all, err := s.op.existing(wanted)
+	all, err := cache{s.op}.existing(wanted)
 	for _, a := range all {
-		a.avoidOthers()
+		cache{s.op}.avoid(a)
 	}
 	return all, err
 }

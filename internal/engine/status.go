@@ -72,7 +72,7 @@ func (c *statusCache) join(ctx context.Context, s *Engine, host *hostns.NetNS) *
 	run := &statusRun{done: make(chan struct{})}
 	c.running = run
 	go func() {
-		run.err = Join(s.statusOf(context.WithoutCancel(ctx), host, s.networks), host.Close())
+		run.err = Join(statusOf(context.WithoutCancel(ctx), s, host, s.networks), host.Close())
 		c.finish(run)
 		close(run.done)
 	}()
@@ -97,17 +97,17 @@ func (eng *Engine) AskStatusOf(ctx context.Context, networks []*Network) error {
 	if err != nil {
 		return err
 	}
-	return Join(eng.statusOf(ctx, host, networks), host.Close())
+	return Join(statusOf(ctx, eng, host, networks), host.Close())
 }
 
 // statusOf asks networks in order and stops at the first that cannot serve.
 // All of them share the time of one STATUS, because a caller such as a health
 // probe cannot use a later answer.
-func (eng *Engine) statusOf(ctx context.Context, host *hostns.NetNS, networks []*Network) error {
+func statusOf(ctx context.Context, eng *Engine, host *hostns.NetNS, networks []*Network) error {
 	ctx, cancel := eng.runner.Bound(ctx, "STATUS")
 	defer cancel()
 	for _, n := range networks {
-		a := eng.about(n, host)
+		a := about(eng, n, host)
 		if err := a.chain().Status(ctx); err != nil {
 			return a.errors("STATUS", err)
 		}
@@ -187,7 +187,7 @@ type asked struct {
 
 // find looks for the network's plugins, and returns those that can be asked for STATUS.
 func (r *readiness) find(ctx context.Context, n *Network) (all []asked) {
-	a, plugins := r.eng.about(n, r.host), r.eng.RunnerOf(n)
+	a, plugins := about(r.eng, n, r.host), r.eng.RunnerOf(n)
 	missing := func(typ string, err error) {
 		e := a.error("STATUS", WithSentinel(err))
 		e.Plugin = typ
@@ -224,7 +224,7 @@ func (r *readiness) ask(ctx context.Context, n *Network, all []asked) {
 		if !n.hasStatus() {
 			list.CNIVersion = "1.1.0" // built-in plugins know it
 		}
-		a := r.eng.about(&Network{Config: &list, IfName: n.IfName, IsLo: n.IsLo}, r.host)
+		a := about(r.eng, &Network{Config: &list, IfName: n.IfName, IsLo: n.IsLo}, r.host)
 		a.standsIn = q.builtIn
 		if err := a.chain().Status(ctx); err != nil {
 			r.reasons = append(r.reasons, a.errors("STATUS", err))

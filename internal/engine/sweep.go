@@ -44,7 +44,7 @@ func (a *attachment) target() (t leftovers.Target, done func()) {
 	// host-local does not sync its files: a power cut leaves empty ones.
 	t.How.Thorough = a.progress.state != record.Added || a.op.c.Rebooted || a.op.c.HostGone || t.Rules.AnyPort
 	t.How.FilesOnly = a.op.c.HostGone
-	t.How.Emptied = d.Emptied(a.op.eng.Store.Records, a.op.eng.ledger(), a.op.log())
+	t.How.Emptied = d.Emptied(a.op.eng.Store.Records, ledgerOf(a.op.eng), a.op.log())
 	// After a DEL has begun, the interface may be back on the host, and another
 	// container may have it.
 	t.How.Lost = t.Interface.Device != nil && a.lost && !a.inDoubt()
@@ -98,7 +98,7 @@ func (a *attachment) siblings() (attachments, error) {
 		}
 		all, err = a.op.fromRecord()
 	} else {
-		all, err = a.op.fromCache()
+		all, err = cache{a.op}.all()
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(b *attachment) bool { return !stays(b.plan.IfName) }), err
 }

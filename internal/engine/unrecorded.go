@@ -10,37 +10,41 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// unrecorded returns the attachments of a container without a whole record:
+// cache finds a container's attachments without its record: in libcni's cache, and by the
+// networks that a call is about.
+type cache struct{ op *operation }
+
+// attachments returns the attachments of a container without a whole record:
 // those in libcni's cache, with their cached configuration, and the planned ones
 // for the loaded networks, because a plugin may have been killed before anything
 // was cached. A DEL of an attachment that was never added does nothing. If
 // planned is nil, it is planned here. With mustStop the path may be stale, and
 // lead to another container's namespace; otherwise the caller asks whether the
 // container is alive there.
-func (op *operation) unrecorded(c *Call, mustStop bool) (all attachments, err error) {
+func (in cache) attachments(c *Call, mustStop bool) (all attachments, err error) {
 	path := c.Path
-	if path == "" && op.c.Damaged {
-		if path, err = op.eng.Store.Pins.Where(op.c.ID); err != nil {
+	if path == "" && in.op.c.Damaged {
+		if path, err = in.op.eng.Store.Pins.Where(in.op.c.ID); err != nil {
 			return nil, err
 		}
 	}
-	if err := op.c.OpenPath(path, "DEL"); err != nil {
+	if err := in.op.c.OpenPath(path, "DEL"); err != nil {
 		return nil, err
 	}
 	if mustStop && c.Path != "" {
-		op.avoidOthers()
+		in.avoidOthers()
 	}
 	if c.Err != nil {
 		return nil, c.Err
 	}
-	all = op.take(c.Planned)
+	all = in.op.take(c.Planned)
 	for _, a := range all {
-		a.plan.NetNS, a.plan.ContainerID = op.c.Path, string(op.c.PluginID())
-		a.useCached()
-		a.useCachedConfig()
+		a.plan.NetNS, a.plan.ContainerID = in.op.c.Path, string(in.op.c.PluginID())
+		in.complete(a)
+		in.useConfig(a)
 	}
 	if len(c.Selected) == 0 {
-		cached, err := op.cachedBeside(all)
+		cached, err := in.beside(all)
 		if err != nil {
 			return nil, err
 		}
@@ -60,11 +64,11 @@ func (op *operation) unrecorded(c *Call, mustStop bool) (all attachments, err er
 	return all, nil
 }
 
-// cachedBeside returns the container's attachments in libcni's cache that are
+// beside returns the container's attachments in libcni's cache that are
 // not among the known ones: on networks that are not loaded, or under other
 // interface names.
-func (op *operation) cachedBeside(known attachments) (all attachments, err error) {
-	cached, err := chain.AllCached(op.eng.opts.StateDir, string(op.c.PluginID()))
+func (in cache) beside(known attachments) (all attachments, err error) {
+	cached, err := chain.AllCached(in.op.eng.opts.StateDir, string(in.op.c.PluginID()))
 	if err != nil {
 		return nil, err
 	}
@@ -74,50 +78,50 @@ func (op *operation) cachedBeside(known attachments) (all attachments, err error
 		}
 		list, err := conflist.Parse(c.Config)
 		if err != nil || len(list.Plugins) == 0 {
-			op.log().Warn("cached configuration cannot be used", "network", c.Network, "error", err)
+			in.op.log().Warn("cached configuration cannot be used", "network", c.Network, "error", err)
 			continue
 		}
-		a := op.attachment(&Network{Config: list, IfName: c.IfName}, c.IfName)
-		a.plan.ContainerID, a.plan.NetNS = c.ContainerID, op.c.Path
-		a.useCached()
+		a := in.op.attachment(&Network{Config: list, IfName: c.IfName}, c.IfName)
+		a.plan.ContainerID, a.plan.NetNS = c.ContainerID, in.op.c.Path
+		in.complete(a)
 		all = append(all, a)
 	}
 	return all, nil
 }
 
-// fromCache returns the container's attachments in libcni's cache. It reads the cache
+// all returns the container's attachments in libcni's cache. It reads the cache
 // once for each operation.
-func (op *operation) fromCache() (all attachments, err error) {
-	if op.removal.cached != nil {
-		return *op.removal.cached, nil
+func (in cache) all() (all attachments, err error) {
+	if in.op.removal.cached != nil {
+		return *in.op.removal.cached, nil
 	}
-	if all, err = op.cachedBeside(nil); err != nil {
+	if all, err = in.beside(nil); err != nil {
 		return nil, err
 	}
 	for _, a := range all {
 		a.progress.partial = a.cached().Result()
 	}
-	op.removal.cached = &all
+	in.op.removal.cached = &all
 	return all, nil
 }
 
 // existing returns this container's attachments in libcni's cache, on any loaded
 // network, that have a wanted interface name. The specification requires the
 // pair of container and interface name to be unique.
-func (op *operation) existing(at container.Place) (attachments, error) {
+func (in cache) existing(at container.Place) (attachments, error) {
 	var found attachments
-	for _, wanted := range op.attachments {
-		for _, n := range op.callsNetworks() {
-			if op.eng.Shared(n) && n != op.eng.cachedAs(n.Config.Name, wanted.plan.IfName) {
+	for _, wanted := range in.op.attachments {
+		for _, n := range in.callsNetworks() {
+			if in.op.eng.Shared(n) && n != in.loaded(n.Config.Name, wanted.plan.IfName) {
 				continue // the cache has one entry for that name and interface
 			}
-			a := op.attachment(n, wanted.plan.IfName)
-			known, err := a.recall(at)
+			a := in.op.attachment(n, wanted.plan.IfName)
+			known, err := in.load(a, at)
 			if err != nil {
 				return nil, err
 			}
 			if known {
-				a.useCachedConfig()
+				in.useConfig(a)
 				found = append(found, a)
 			}
 		}
@@ -125,13 +129,13 @@ func (op *operation) existing(at container.Place) (attachments, error) {
 	return found, nil
 }
 
-// recall fills in the cached data of an attachment in the namespace to attach.
-func (a *attachment) recall(at container.Place) (known bool, err error) {
+// load fills in the cached data of an attachment in the namespace to attach.
+func (in cache) load(a *attachment, at container.Place) (known bool, err error) {
 	cached, err := a.cached().Load()
 	if err != nil {
 		// There is an entry, but it is unreadable: the container's namespace must
 		// show whether it is alive.
-		a.op.eng.opts.Logger.Warn("cached attachment cannot be read", "container", a.plan.ContainerID,
+		in.op.eng.opts.Logger.Warn("cached attachment cannot be read", "container", a.plan.ContainerID,
 			"network", a.plan.Network.Config.Name, "error", err)
 		a.plan.NetNS = at.Path
 		return true, nil
@@ -144,7 +148,7 @@ func (a *attachment) recall(at container.Place) (known bool, err error) {
 	if found == nil || err != nil {
 		return err == nil, err
 	}
-	a.plan.NetNS, err = a.op.c.Host.Validate(found.NetNS, "DEL")
+	a.plan.NetNS, err = in.op.c.Host.Validate(found.NetNS, "DEL")
 	if errors.Is(err, ErrInvalidNetNS) {
 		// The path leads to the host's namespace by now, for example a
 		// /proc/PID/ns/net whose PID now belongs to a process of the host: the
@@ -154,11 +158,11 @@ func (a *attachment) recall(at container.Place) (known bool, err error) {
 	return true, err
 }
 
-// cachedAs returns the loaded network that libcni may have cached under that name and
+// loaded returns the loaded network that libcni may have cached under that name and
 // interface: the one that was loaded for the interface, or else the first with the
 // name. It returns nil if no network has the name.
-func (eng *Engine) cachedAs(name, ifName string) *Network {
-	found := eng.loadedAs(name)
+func (in cache) loaded(name, ifName string) *Network {
+	found := in.op.eng.loadedAs(name)
 	same := func(n *Network) bool { return n.IfName == ifName }
 	i := slices.IndexFunc(found, same)
 	if i >= 0 && !slices.ContainsFunc(found[i+1:], same) {
@@ -170,13 +174,13 @@ func (eng *Engine) cachedAs(name, ifName string) *Network {
 	return found[0]
 }
 
-// useCached completes the parameters of this call with those of the ADD: the
+// complete completes the parameters of this call with those of the ADD: the
 // specification requires the same parameters for DEL and CHECK, and a portmap
 // without its ports deletes nothing.
-func (a *attachment) useCached() {
+func (in cache) complete(a *attachment) {
 	cached, err := a.cached().Load()
 	if err != nil {
-		a.op.eng.opts.Logger.Warn("cached attachment cannot be read", "container", a.plan.ContainerID,
+		in.op.eng.opts.Logger.Warn("cached attachment cannot be read", "container", a.plan.ContainerID,
 			"network", a.plan.Network.Config.Name, "error", err)
 		return
 	}
@@ -190,16 +194,16 @@ func (a *attachment) useCached() {
 	a.plan.ConfigArgs = Merge(cached.ConfigArgs, a.plan.ConfigArgs)
 }
 
-// useCachedConfig gives a DEL without a record the configuration that libcni has
+// useConfig gives a DEL without a record the configuration that libcni has
 // cached with the attachment, if several loaded networks have its name. They may have
 // been loaded in another order since the ADD.
-func (a *attachment) useCachedConfig() {
-	if !a.op.eng.Shared(a.plan.Network) {
+func (in cache) useConfig(a *attachment) {
+	if !in.op.eng.Shared(a.plan.Network) {
 		return
 	}
 	cached, err := a.cached().Find()
 	if err != nil {
-		a.op.eng.opts.Logger.Warn("cached attachments cannot be listed", "container", a.plan.ContainerID, "error", err)
+		in.op.eng.opts.Logger.Warn("cached attachments cannot be listed", "container", a.plan.ContainerID, "error", err)
 	}
 	if cached == nil {
 		return
@@ -213,30 +217,30 @@ func (a *attachment) useCachedConfig() {
 // leads to another container's namespace: the other container keeps its interfaces,
 // and the operation's own ended with their namespace. It is for removals without a
 // record, which have nothing but the path to go by.
-func (op *operation) avoidOthers() {
-	if op.c.NetNS == nil || container.Untouched(op.c.Host, op.c.NetNS) && !op.eng.Store.Pins.Holds(op.c.NetNS) ||
-		!op.isOthers(op.c.NetNS, op.c.Path, true) {
+func (in cache) avoidOthers() {
+	if in.op.c.NetNS == nil || container.Untouched(in.op.c.Host, in.op.c.NetNS) && !in.op.eng.Store.Pins.Holds(in.op.c.NetNS) ||
+		!in.isOthers(in.op.c.NetNS, in.op.c.Path, true) {
 		return
 	}
-	op.c.Leave()
-	op.c.Path = ""
+	in.op.c.Leave()
+	in.op.c.Path = ""
 }
 
 // isOthers reports whether a namespace is another container's. It reads all records,
 // so calls that have a record do not ask. With doubts it returns true unless the
 // answer is certain.
-func (op *operation) isOthers(ns *netns.Handle, path string, doubts bool) bool {
-	other, err := op.c.Other(ns, op.eng.opts.StateDir, doubts)
+func (in cache) isOthers(ns *netns.Handle, path string, doubts bool) bool {
+	other, err := in.op.c.Other(ns, in.op.eng.opts.StateDir, doubts)
 	if other == "" && (err == nil || !doubts) {
 		return false
 	}
-	op.log().Warn("the network namespace is not entered, since it is or may be another container's by now", "path", path, "other", other, "error", err)
+	in.op.log().Warn("the network namespace is not entered, since it is or may be another container's by now", "path", path, "other", other, "error", err)
 	return true
 }
 
-// avoidOthers empties the attachment's path if it leads to another container's
+// avoid empties the attachment's path if it leads to another container's
 // namespace for certain: for Setup, an attachment without a path is dead.
-func (a *attachment) avoidOthers() {
+func (in cache) avoid(a *attachment) {
 	if a.plan.NetNS == "" {
 		return
 	}
@@ -244,7 +248,7 @@ func (a *attachment) avoidOthers() {
 	if err != nil {
 		return // it leads nowhere
 	}
-	if a.op.isOthers(ns, a.plan.NetNS, false) {
+	if in.isOthers(ns, a.plan.NetNS, false) {
 		a.plan.NetNS = ""
 	}
 	_ = ns.Close() // was only looked at
