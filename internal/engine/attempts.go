@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"path/filepath"
-	"slices"
 	"time"
 )
 
-// retry says how often an ADD is tried; see cni.Retry.
+// Retry says how often an ADD is tried; see cni.Retry.
 type Retry struct {
 	Attempts        int
 	Delay, MaxDelay time.Duration
@@ -72,21 +70,4 @@ func waitFor(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// ordered returns directories, with those that are among first before the others.
-func Ordered(dirs, first []string) []string {
-	if len(first) == 0 {
-		return dirs
-	}
-	place := func(dir string) int {
-		i := slices.IndexFunc(first, func(f string) bool { return filepath.Clean(f) == filepath.Clean(dir) })
-		if i < 0 {
-			return len(first)
-		}
-		return i
-	}
-	dirs = slices.Clone(dirs)
-	slices.SortStableFunc(dirs, func(a, b string) int { return place(a) - place(b) })
-	return dirs
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// call is what a verb is to do with one container. It holds values alone: the caller's
+// Call is what a verb is to do with one container. It holds values alone: the caller's
 // options are resolved before anything is opened or locked.
 type Call struct {
 	ID      record.ID
@@ -28,7 +28,7 @@ type Call struct {
 	Ignored  []string // capabilities without effect, see setupResult
 }
 
-// planned is one attachment as the caller wants it, which is also what its record says.
+// Planned is one attachment as the caller wants it, which is also what its record says.
 type Planned struct {
 	chain.Attachment
 	Network   *Network
@@ -40,7 +40,7 @@ type Planned struct {
 	Prev      chain.Partial     // a result of the caller's, which the first plugin gets
 }
 
-// selected is a network that a caller names.
+// Selected is a network that a caller names.
 type Selected struct {
 	Network string
 	IfName  string // empty means all attachments to the network
@@ -86,13 +86,13 @@ func plain(eng *Engine, id record.ID) (all []*Planned) {
 	return all
 }
 
-// isAttachable reports whether the names allow that the container was attached to the
+// IsAttachable reports whether the names allow that the container was attached to the
 // network.
 func IsAttachable(network string, id record.ID, ifName string) bool {
 	return network != "" && ValidateIfName(ifName) == nil && ValidateAttachmentName(network, string(id), ifName) == nil
 }
 
-// shared reports whether another loaded network has the same name.
+// Shared reports whether another loaded network has the same name.
 func (eng *Engine) Shared(n *Network) bool {
 	return slices.ContainsFunc(eng.networks, func(other *Network) bool { return other != n && other.Config.Name == n.Config.Name })
 }
@@ -156,7 +156,7 @@ func (op *operation) narrow(named []Selected) error {
 	return nil
 }
 
-// merge adds the values for one network to those for all, and prefers them.
+// Merge adds the values for one network to those for all, and prefers them.
 func Merge[V any](all, one map[string]V) map[string]V {
 	merged := maps.Clone(all)
 	if merged == nil {
@@ -166,7 +166,7 @@ func Merge[V any](all, one map[string]V) map[string]V {
 	return merged
 }
 
-// isEmpty reports whether a capability asks for nothing, for example an empty
+// IsEmpty reports whether a capability asks for nothing, for example an empty
 // list of ports.
 func IsEmpty(value any) bool {
 	if value == nil {

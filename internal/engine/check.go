@@ -119,22 +119,6 @@ func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all a
 	return parts, nil
 }
 
-// unfinished returns why an attachment cannot be expected to be whole, or nil: it is
-// being made or removed, or a call that did so was cut short.
-func (a *attachment) unfinished() error {
-	n := a.entry()
-	switch {
-	case n == nil || !a.op.c.Record.IsUnfinished(n):
-		return nil
-	case n.Failures > 0:
-		return fmt.Errorf("interface %s of network %q could not be removed: %s", n.IfName, n.Network, n.LastError)
-	}
-	if alive, err := a.op.eng.Store.RuntimeAlive(a.op.c.Record); alive || err != nil {
-		return Join(fmt.Errorf("interface %s of network %q is being attached or detached: %w", n.IfName, n.Network, ErrBusy), err)
-	}
-	return fmt.Errorf("interface %s of network %q: a Setup or Remove was cut short; Recover or Remove removes it", n.IfName, n.Network)
-}
-
 // compare compares the parts of the attachment's plugins with the kernel, by those
 // built-in plugins that can. It changes nothing.
 func (a *attachment) compare(ctx context.Context, v *compare.View) *health.Part {
@@ -259,16 +243,6 @@ func (l *look) beginAsking(ctx context.Context, id record.ID) (*operation, attac
 		_, err = op.c.OutOfReach()
 	}
 	return op, all, err
-}
-
-// named returns the attachment with that interface name, or nil.
-func (all attachments) named(ifName string) *attachment {
-	for _, a := range all {
-		if a.plan.IfName == ifName {
-			return a
-		}
-	}
-	return nil
 }
 
 // checking asks the plugins of one attachment for CHECK. The container is locked.

@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// cleanUpTarget names an attachment; see cni.CleanUpTarget.
+// CleanUpTarget names an attachment; see cni.CleanUpTarget.
 type CleanUpTarget struct {
 	ContainerID, Network, IfName string
 	Addresses                    []netip.Addr

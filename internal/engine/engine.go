@@ -25,7 +25,7 @@ import (
 	"github.com/embedcni/cni/internal/runner"
 )
 
-// engine attaches and detaches containers with one set of options and networks. It is
+// Engine attaches and detaches containers with one set of options and networks. It is
 // immutable: a Load makes another one, and calls under way keep theirs.
 type Engine struct {
 	opts      Options
@@ -41,7 +41,7 @@ type Engine struct {
 	status    statusCache
 }
 
-// options are how an engine works.
+// Options are how an engine works.
 type Options struct {
 	PluginDirs     []string
 	PluginRoot     invoke.Root
@@ -64,7 +64,7 @@ type Options struct {
 	Observe        func(context.Context, runner.Event)
 }
 
-// timeouts limit the duration of one plugin's call for each verb; see cni.Timeouts.
+// Timeouts limit the duration of one plugin's call for each verb; see cni.Timeouts.
 type Timeouts struct{ Add, Del, Check, Status time.Duration }
 
 func (t Timeouts) of(verb string) time.Duration {
@@ -80,7 +80,7 @@ func (t Timeouts) of(verb string) time.Duration {
 	}
 }
 
-// network is a network configuration with the name of its interface in a container.
+// Network is a network configuration with the name of its interface in a container.
 type Network struct {
 	Config *libcni.NetworkConfigList
 	IfName string
@@ -94,7 +94,7 @@ var (
 	deletions links.Deletions
 )
 
-// newEngine returns an engine, which shares with the previous one what both know.
+// NewEngine returns an engine, which shares with the previous one what both know.
 func NewEngine(o Options, networks []*Network, previous *Engine) *Engine {
 	s := &Engine{opts: o, networks: networks, parsed: &conflist.Cache{}}
 	env := invoke.Environ(os.Environ(), o.EnvAllow, nil)
@@ -139,7 +139,7 @@ func searchFor(eng, previous *Engine) *leftovers.Search {
 	return leftovers.SearchOf("")
 }
 
-// runnerOf returns the settings under which the plugins of a network run. The network of
+// RunnerOf returns the settings under which the plugins of a network run. The network of
 // WithLoNetwork is the library's own, so its plugin is too, whatever is installed.
 func (eng *Engine) RunnerOf(n *Network) *runner.Runtime {
 	if n.IsLo {
@@ -169,4 +169,21 @@ func canonical(path string) string {
 		}
 		dir, rest = parent, filepath.Join(filepath.Base(dir), rest)
 	}
+}
+
+// Ordered returns directories, with those that are among first before the others.
+func Ordered(dirs, first []string) []string {
+	if len(first) == 0 {
+		return dirs
+	}
+	place := func(dir string) int {
+		i := slices.IndexFunc(first, func(f string) bool { return filepath.Clean(f) == filepath.Clean(dir) })
+		if i < 0 {
+			return len(first)
+		}
+		return i
+	}
+	dirs = slices.Clone(dirs)
+	slices.SortStableFunc(dirs, func(a, b string) int { return place(a) - place(b) })
+	return dirs
 }

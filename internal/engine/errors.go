@@ -215,7 +215,7 @@ func (e *RecordError) Error() string {
 // Unwrap returns the cause.
 func (e *RecordError) Unwrap() error { return e.Err }
 
-// loadRecord loads a record. The error is a RecordError unless the record is
+// LoadRecord loads a record. The error is a RecordError unless the record is
 // damaged.
 func LoadRecord(records *record.Store, id record.ID) (*record.Record, error) {
 	rec, err := records.Load(id)
@@ -273,7 +273,7 @@ func AsCNIError(err error) *types.Error {
 	return types.NewError(types.ErrInternal, err.Error(), "")
 }
 
-// join is errors.Join, but returns a single error unchanged: most calls have one
+// Join is errors.Join, but returns a single error unchanged: most calls have one
 // network, and their callers should get its *Error.
 func Join(errs ...error) error {
 	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
@@ -295,7 +295,7 @@ func sentinels() []struct{ inner, outer error } {
 	}
 }
 
-// withSentinel makes errors.Is find this package's sentinel behind an inner
+// WithSentinel makes errors.Is find this package's sentinel behind an inner
 // package's error, without changing the text.
 func WithSentinel(err error) error {
 	for _, s := range sentinels() {

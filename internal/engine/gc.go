@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/runner"
 )
 
-// gcOptions say what stays; see cni.GCOptions.
+// GCOptions say what stays; see cni.GCOptions.
 type GCOptions struct {
 	Keep []string
 	// KeepIf, if it is set, decides in place of Keep about each attachment.
@@ -97,7 +97,7 @@ func (g *collection) collectDry(ctx context.Context) error {
 func (g *collection) keeps(id string) bool { return slices.Contains(g.o.Keep, id) }
 
 func (g *collection) collect(ctx context.Context) error {
-	mine, err := g.eng.owned(false, g.report)
+	mine, err := owned(g.eng, false, g.report)
 	if err != nil {
 		return err
 	}

@@ -22,8 +22,6 @@ import (
 // plugin from other attachments' interfaces, rules and addresses, and note its own.
 type hooks struct{ a *attachment }
 
-var _ caller.Record = hooks{}
-
 // Append implements [runner.Attachment].
 func (h hooks) Append(e record.Entry) error { return h.a.append(e) }
 

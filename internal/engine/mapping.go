@@ -98,7 +98,7 @@ type askedPorts struct {
 	given []record.Port // with the host ports that were chosen; until then 0
 }
 
-// newAskedPorts validates ports, and names their protocols.
+// NewAskedPorts validates ports, and names their protocols.
 func NewAskedPorts(all []record.Port) (*askedPorts, error) {
 	labels := make(map[string]bool)
 	asked := slices.Clone(all)
@@ -147,7 +147,7 @@ func (a *askedPorts) give(chosen []uint16) (rest []uint16) {
 	return chosen
 }
 
-// askPorts puts ports into the capability, beside those that it has: the ones with a host
+// AskPorts puts ports into the capability, beside those that it has: the ones with a host
 // port, until the others are chosen.
 func (a *Planned) AskPorts(asked *askedPorts) error {
 	if len(asked.Asked) == 0 || !conflist.Declares(a.Network.Config, CapPortMappings) {
@@ -227,7 +227,7 @@ func (all attachments) hostPorts() (wanted []ports.Claim) {
 	return wanted
 }
 
-// mappings returns the ports that a plugin of the attachment's network was asked to
+// Mappings returns the ports that a plugin of the attachment's network was asked to
 // forward.
 func (a *Planned) Mappings() []Mapping {
 	given := a.CapabilityArgs[CapPortMappings]
@@ -244,7 +244,7 @@ func (a *Planned) Mappings() []Mapping {
 	return MappingsIn(data)
 }
 
-// recordedMappings is mappings for an attachment on record.
+// RecordedMappings is mappings for an attachment on record.
 func RecordedMappings(n *record.Attachment) []Mapping {
 	if len(ports.ClaimsOf(n, nil)) == 0 {
 		return nil
@@ -252,7 +252,7 @@ func RecordedMappings(n *record.Attachment) []Mapping {
 	return MappingsIn(n.Capabilities[CapPortMappings])
 }
 
-// mappingsIn reads the capability as plugins get it. A value of another form is no list
+// MappingsIn reads the capability as plugins get it. A value of another form is no list
 // of ports.
 func MappingsIn(data json.RawMessage) (wire []Mapping) {
 	if json.Unmarshal(data, &wire) != nil {

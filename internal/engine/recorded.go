@@ -84,7 +84,7 @@ func newEntry(ctx context.Context, a *attachment) (record.Attachment, error) {
 	return n, a.plan.recordPorts(&n)
 }
 
-// encoded returns the network's configuration, as one list, and the parameters that are JSON.
+// Encoded returns the network's configuration, as one list, and the parameters that are JSON.
 func (a *Planned) Encoded() (config json.RawMessage, capabilities, configArgs map[string]json.RawMessage, err error) {
 	if config, err = conflist.Whole(a.Network.Config); err != nil {
 		return nil, nil, nil, err
@@ -111,12 +111,6 @@ func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
 		raw[key] = data
 	}
 	return raw, nil
-}
-
-// append adds an entry about the attachment to the record, if there is one.
-func (a *attachment) append(e record.Entry) error {
-	e.IfName, e.Facts = a.plan.IfName, a.facts.With(e.Facts)
-	return a.op.c.Note(e)
 }
 
 // recall finds the attachments of a container to remove in its record, which was
@@ -292,19 +286,6 @@ func (all attachments) keys() (keys []leftovers.Key) {
 		keys = append(keys, a.key())
 	}
 	return keys
-}
-
-// note notes a value under a key, for this and for later calls.
-func (a *attachment) note(key string, value any) error {
-	data, err := json.Marshal(value)
-	if err == nil {
-		err = a.append(record.Entry{Facts: map[string]json.RawMessage{key: data}})
-	}
-	if err != nil {
-		return fmt.Errorf("note %s: %w", key, err)
-	}
-	a.facts.Set(key, data)
-	return nil
 }
 
 // forgetHolds deletes the holds of a container that is gone. If that fails, a later

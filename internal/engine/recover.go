@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// brokenAction is what a Recover does with a container that is broken.
+// BrokenAction is what a Recover does with a container that is broken.
 type BrokenAction int
 
 const (
@@ -35,7 +35,7 @@ func (eng *Engine) Recover(ctx context.Context, broken BrokenAction) (_ *Report,
 	}
 	defer func() { err = Join(err, host.Close()) }()
 	r := &Report{}
-	found, err := eng.owned(false, r)
+	found, err := owned(eng, false, r)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,10 @@ import (
 
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/hostns"
+	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/runner"
 )
 
 // Remove detaches the container.
@@ -92,4 +95,114 @@ func (op *operation) finish(ctx context.Context, going attachments) error {
 		}
 	}
 	return op.tearDown(context.WithoutCancel(ctx), going)
+}
+
+// without removes the plugins' errors that are settled.
+func without(err error, settled func(*Error) bool) error {
+	all := pluginErrors(err)
+	open := slices.DeleteFunc(slices.Clone(all), func(one error) bool {
+		var e *Error
+		return errors.As(one, &e) && settled(e)
+	})
+	if len(open) == len(all) {
+		return err
+	}
+	return Join(open...)
+}
+
+// withoutUndone removes the errors of DELs that can have left nothing behind,
+// after a sweep has found nothing: the attachment's ADD failed, the sweep covers
+// the plugin, and the work of its delegates is undone.
+//
+// A plugin can fail in DEL before it calls its delegate, because its own work
+// was never done, or because it cannot find the delegate.
+func (t *teardown) withoutUndone(ctx context.Context) error {
+	return without(t.delErr, func(e *Error) bool {
+		a := t.of(e)
+		return a != nil && a.progress.state == record.Planned && t.undone(ctx, a, e)
+	})
+}
+
+// of returns the attachment that an Error is about, or nil.
+func (t *teardown) of(e *Error) *attachment {
+	i := slices.IndexFunc(t.going, func(a *attachment) bool {
+		return a.plan.Network.Config.Name == e.Network && a.plan.IfName == e.IfName
+	})
+	if i < 0 {
+		return nil
+	}
+	return t.going[i]
+}
+
+// undone reports whether a plugin that failed in DEL after a failed ADD can have
+// left nothing behind.
+func (t *teardown) undone(ctx context.Context, a *attachment, e *Error) bool {
+	d, types := a.described(), t.failedTypes(e)
+	for _, typ := range types {
+		if d.Covers(typ) {
+			continue
+		}
+		// Or it moves a device into the container, which does not exist or could not be
+		// moved.
+		if known.Of(typ).Makes != known.Moved || d.IsCallers(typ) || !a.op.c.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
+			return false
+		}
+	}
+	for _, p := range a.plan.Network.Config.Plugins {
+		ipam := p.Network.IPAM.Type
+		if ipam != "" && slices.Contains(types, p.Network.Type) && !ipamUndone(ctx, a, p.Network.Type, ipam) {
+			return false
+		}
+	}
+	return true
+}
+
+// ipamUndone reports whether the IPAM plugin of a plugin whose DEL failed holds
+// nothing for the attachment. Unless the sweep covers it, it is asked for a DEL
+// with the request of the failed one. If it cannot be started, it could not be
+// started for the ADD either.
+func ipamUndone(ctx context.Context, a *attachment, typ, ipam string) bool {
+	return a.plugins.NotRun(ipam) || a.described().CoversIPAM(ipam) || a.runner().DeletesIPAM(ctx, typ, ipam)
+}
+
+// failedTypes returns the types of the plugins whose work may be unfinished according
+// to the Error of a DEL. A batched change without a plugin may be that of any plugin in
+// the chain.
+func (t *teardown) failedTypes(e *Error) []string {
+	if errors.As(e.Err, new(*leftovers.SiblingError)) {
+		return []string{""} // the sweep does not cover attachments that stay
+	}
+	if e.Plugin != "" || !errors.As(e.Err, new(*runner.FlushError)) {
+		return []string{e.Plugin}
+	}
+	if a := t.of(e); a != nil {
+		return a.runner().Types()
+	}
+	return []string{""} // unknown
+}
+
+// areCovered reports whether a sweep that found nothing compensates for failed DELs: it
+// covers the plugins that failed, for each attachment, and all IPAM plugins. The
+// leftovers of other plugins are unknown, so their failed DEL remains a failure.
+func (t *teardown) areCovered(err error) bool {
+	var types []string
+	for _, one := range pluginErrors(err) {
+		var e *Error
+		if !errors.As(one, &e) {
+			return false
+		}
+		types = append(types, t.failedTypes(e)...)
+	}
+	for _, a := range t.going {
+		d := a.described()
+		if slices.ContainsFunc(types, func(typ string) bool { return !d.Covers(typ) }) {
+			return false
+		}
+		for _, p := range a.plan.Network.Config.Plugins {
+			if ipam := p.Network.IPAM.Type; ipam != "" && !d.CoversIPAM(ipam) {
+				return false
+			}
+		}
+	}
+	return len(types) > 0
 }

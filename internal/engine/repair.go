@@ -17,13 +17,13 @@ import (
 	"github.com/embedcni/cni/internal/spans"
 )
 
-// repairOptions say what to repair; see cni.RepairOptions.
+// RepairOptions say what to repair; see cni.RepairOptions.
 type RepairOptions struct {
 	Inside, Unheld bool
 	Want           func(containerID string, d Difference) bool
 }
 
-// repairReport is the outcome of a repair for one container.
+// RepairReport is the outcome of a repair for one container.
 type RepairReport struct {
 	ContainerID string
 	Repaired    []Difference

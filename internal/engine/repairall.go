@@ -25,7 +25,7 @@ type together struct {
 	done    map[record.ID]*RepairReport
 }
 
-// repairAll repairs the attachments of this owner to containers.
+// RepairAll repairs the attachments of this owner to containers.
 func (eng *Engine) RepairAll(ctx context.Context, ids []record.ID, o RepairOptions) map[record.ID]*RepairReport {
 	t := &together{eng: eng, options: o, done: make(map[record.ID]*RepairReport)}
 	for left := slices.Clone(ids); len(left) > 0; {

@@ -7,7 +7,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// report is the outcome of a Recover, GC or RetryRemovals for each container; see cni.Report.
+// Report is the outcome of a Recover, GC or RetryRemovals for each container; see cni.Report.
 type Report struct {
 	Adopted     []string
 	Removed     []string
@@ -86,7 +86,7 @@ func isSkipped(err error) bool {
 
 // owned lists the records, and returns those with attachments of this owner, and those
 // that name no owner, because nobody else looks after them; see mine.
-func (eng *Engine) owned(dry bool, report *Report) ([]record.Found, error) {
+func owned(eng *Engine, dry bool, report *Report) ([]record.Found, error) {
 	found, err := eng.Store.Records.List()
 	if err != nil {
 		return nil, err
@@ -134,4 +134,28 @@ func nameOf(f record.Found) string {
 		return "record " + f.File
 	}
 	return string(f.Record.ContainerID)
+}
+
+// AttachmentState is the progress of an attachment; package cni documents it.
+type AttachmentState string
+
+const (
+	Attaching AttachmentState = "attaching"
+	Attached  AttachmentState = "attached"
+	Detaching AttachmentState = "detaching"
+	Failed    AttachmentState = "failed"
+	Unknown   AttachmentState = "unknown"
+)
+
+// StateOf returns the progress of an attachment on record.
+func StateOf(rec *record.Record, n *record.Attachment) AttachmentState {
+	switch {
+	case n.Failures > 0:
+		return Failed
+	case n.State == record.Deleting:
+		return Detaching
+	case n.State == record.Added:
+		return Attached
+	}
+	return Attaching
 }

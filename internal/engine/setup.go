@@ -10,7 +10,6 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/ports"
@@ -247,52 +246,6 @@ func (s *setup) try(ctx context.Context) (*SetupResult, error) {
 	}
 	return nil, err
 }
-
-// setupResult is what a Setup has made.
-type SetupResult struct {
-	Attached []Source
-	Earlier  []Source // attachments of an earlier call, to which ports may be forwarded
-	NetNS    string   // the namespace, if the library made it
-	// portWarnings are about ports of the host that are forwarded nevertheless; requested
-	// are the ports that the caller asked for by themselves, with those chosen.
-	PortWarnings []*PortError
-	Requested    []record.Port
-	Ignored      []string // capabilities that no plugin declares
-}
-
-// source is the result of one network's plugins.
-type Source struct {
-	Network string
-	IfName  string
-	Result  *types100.Result
-	Ports   []Mapping
-}
-
-// validate returns an error for results that cannot be converted.
-func Validate(all []Source) error {
-	for _, s := range all {
-		if err := chain.Walkable(s.Result); err != nil {
-			return fmt.Errorf("network %q: %w: %w", s.Network, err, ErrInvalidResult)
-		}
-	}
-	return nil
-}
-
-// madeNetNS returns the path of a recorded namespace if this library has made it.
-func MadeNetNS(rec *record.Record) string {
-	if rec == nil || !rec.NetNS.Ours {
-		return ""
-	}
-	return rec.NetNS.Path
-}
-
-// rollbackError is a failure that could not be undone. It has a type of its own
-// so that nobody treats it as the failure alone.
-type rollbackError struct{ err, rollback error }
-
-func (r *rollbackError) Error() string { return r.err.Error() + "\n" + r.rollback.Error() }
-
-func (r *rollbackError) Unwrap() []error { return []error{r.err, r.rollback} }
 
 // attach runs the ADDs, each network in a goroutine of its own unless serially.
 // It stops a group at its first error, and returns the errors of all groups.

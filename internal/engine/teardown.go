@@ -24,8 +24,8 @@ func (op *operation) tearDown(ctx context.Context, going attachments) error {
 type teardown struct {
 	op     *operation
 	going  attachments
-	delErr error   // of the DELs
-	swept  []swept // what the sweep has left of each attachment
+	delErr error           // of the DELs
+	swept  []LeftoverError // of each attachment by itself
 }
 
 func (t *teardown) run(ctx context.Context) error {
@@ -174,18 +174,11 @@ func (t *teardown) syncReleases() {
 	}
 }
 
-// swept is the outcome of sweeping one attachment: the leftovers that remain, and the
-// reason why.
-type swept struct {
-	left []string
-	err  error
-}
-
 // sweep removes the attachments' leftovers that the reference plugins leave when
 // a DEL fails or is killed, and looks again. It is clean only after verifying
 // that nothing of the attachments remains.
 func (t *teardown) sweep(ctx context.Context) (clean bool) {
-	t.swept = make([]swept, len(t.going))
+	t.swept = make([]LeftoverError, len(t.going))
 	clean = true
 	for i, a := range t.going {
 		if err := netfilter.Leave(hooks{a}); err != nil {
@@ -194,12 +187,12 @@ func (t *teardown) sweep(ctx context.Context) (clean bool) {
 		target, done := a.target()
 		left, err := leftovers.Sweep(ctx, target, t.op.log())
 		done()
-		t.swept[i] = swept{left, err}
+		t.swept[i] = LeftoverError{Left: left, Err: err}
 		clean = clean && len(left) == 0 && err == nil
 	}
 	if clean && len(t.going) > 0 {
-		t.swept[0].err = t.going[0].makeAgain(ctx, leftovers.Inherited)
-		clean = t.swept[0].err == nil
+		t.swept[0].Err = t.going[0].makeAgain(ctx, leftovers.Inherited)
+		clean = t.swept[0].Err == nil
 	}
 	return clean
 }
@@ -210,11 +203,12 @@ func (t *teardown) sweep(ctx context.Context) (clean bool) {
 func (t *teardown) stay() *LeftoverError {
 	whole := &LeftoverError{ContainerID: string(t.op.c.ID), Err: t.delErr}
 	for _, o := range t.swept {
-		whole.Left, whole.Err = append(whole.Left, o.left...), Join(whole.Err, o.err)
+		whole.Left, whole.Err = append(whole.Left, o.Left...), Join(whole.Err, o.Err)
 	}
 	for i, a := range t.going {
 		t.settle(a)
-		why := (&LeftoverError{Left: t.swept[i].left, Err: Join(t.about(i), t.swept[i].err)}).why()
+		t.swept[i].Err = Join(t.about(i), t.swept[i].Err)
+		why := t.swept[i].why()
 		if why == "" {
 			continue
 		}
