@@ -72,6 +72,7 @@ func CheckMetadata(values map[string]string) error {
 	return nil
 }
 
+// SetMetadata adds values to the metadata of this owner's attachments of a container.
 func (eng *Engine) SetMetadata(ctx context.Context, id record.ID, values map[string]string) error {
 	op, err := eng.beginRepair(ctx, id, true)
 	if err != nil {

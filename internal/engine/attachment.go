@@ -163,7 +163,7 @@ func (a *attachment) errors(verb string, err error) error {
 		return nil
 	}
 	if all := pluginErrors(err); len(all) > 0 {
-		return Join(all...)
+		return Join(asErrors(all)...)
 	}
 	if invalid := (*chain.ResultError)(nil); errors.As(err, &invalid) {
 		e := a.error(verb, WithSentinel(invalid.Err))
@@ -174,11 +174,11 @@ func (a *attachment) errors(verb string, err error) error {
 }
 
 // pluginErrors returns the Errors that err wraps; after a DEL there can be several.
-func pluginErrors(err error) []error {
-	var all []error
+func pluginErrors(err error) []*Error {
+	var all []*Error
 	switch e := err.(type) {
 	case *Error:
-		return []error{e}
+		return []*Error{e}
 	case interface{ Unwrap() error }:
 		return pluginErrors(e.Unwrap())
 	case interface{ Unwrap() []error }:

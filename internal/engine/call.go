@@ -19,13 +19,13 @@ type Call struct {
 	Makes   bool     // the ADD makes the namespace
 	MakesIn *os.File // the user namespace that is to own it; nil means the caller's
 
-	// planned are the attachments that an ADD or CHECK is about, or that a removal
-	// assumes if the container is on no record. err is why there is no such plan.
+	// Planned are the attachments that an ADD or CHECK is about, or that a removal
+	// assumes if the container is on no record. Err is why there is no such plan.
 	Planned []*Planned
 	Err     error
-	// selected are the networks that the caller names; nil means all.
+	// Selected are the networks that the caller names; nil means all.
 	Selected []Selected
-	Ignored  []string // capabilities without effect, see setupResult
+	Ignored  []string // capabilities without effect, see SetupResult
 }
 
 // Planned is one attachment as the caller wants it, which is also what its record says.
@@ -44,13 +44,9 @@ type Planned struct {
 type Selected struct {
 	Network string
 	IfName  string // empty means all attachments to the network
-	// unknown is an error unless the network is loaded, or its configuration was given
+	// Unknown is an error unless the network is loaded, or its configuration was given
 	// with the call. The container's record may still know it.
 	Unknown error
-}
-
-func (sel Selected) means(a *attachment) bool {
-	return a.plan.Network.Config.Name == sel.Network && (sel.IfName == "" || sel.IfName == a.plan.IfName)
 }
 
 // take makes the attachments of a plan, which stays as it is: a call may be tried again.
@@ -143,7 +139,7 @@ func (op *operation) narrow(named []Selected) error {
 	for _, sel := range named {
 		found := false
 		for _, a := range op.attachments {
-			if sel.means(a) {
+			if a.plan.Network.Config.Name == sel.Network && (sel.IfName == "" || sel.IfName == a.plan.IfName) {
 				kept = append(kept, a)
 				found = true
 			}

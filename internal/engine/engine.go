@@ -33,7 +33,7 @@ type Engine struct {
 	networks  []*Network
 	Own       string // the directory of locks and marks
 	runner    *runner.Runtime
-	loRunner  *runner.Runtime // runs the plugins of the loopback network; see runnerOf
+	loRunner  *runner.Runtime // runs the plugins of the loopback network; see RunnerOf
 	Addresses *container.ByAddress
 	ports     *ports.Index
 	abandoned *leftovers.Search

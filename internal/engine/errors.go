@@ -21,12 +21,6 @@ import (
 	"github.com/embedcni/cni/internal/runner"
 )
 
-func (e *Error) isTransient() bool {
-	text := strings.ToLower(e.Msg + " " + e.Details)
-	return e.Code == types.ErrTryAgainLater ||
-		slices.ContainsFunc(transientWords(), func(words string) bool { return strings.Contains(text, words) })
-}
-
 // The errors for errors.Is, which package cni documents.
 var (
 	ErrCNINotInitialized = errors.New("cni plugin not initialized")
@@ -222,7 +216,7 @@ func LoadRecord(records *record.Store, id record.ID) (*record.Record, error) {
 	return rec, AsRecordError(records, id, record.Name(id), err)
 }
 
-// recordError returns the RecordError for a record that is newer or could not be
+// AsRecordError returns the RecordError for a record that is newer or could not be
 // read.
 func AsRecordError(records *record.Store, id record.ID, file string, err error) error {
 	newer := errors.Is(err, record.ErrNewer)

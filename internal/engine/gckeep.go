@@ -54,7 +54,7 @@ func (g *collection) collectAttachments(ctx context.Context, f record.Found) (be
 		became.removed = true
 	default:
 		var err error
-		became.removed, err = g.remove(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) {
+		became.removed, err = removeChosen(ctx, g.eng, f.Record.ContainerID, container.Access{Waiting: container.Hurried, HasBarrier: true}, func(op *operation) (attachments, bool) {
 			if op.c.Damaged {
 				return nil, false
 			}
@@ -69,19 +69,16 @@ func (g *collection) collectAttachments(ctx context.Context, f record.Found) (be
 	return became
 }
 
-// remove is removeChosen for a container of a GC.
-func (g *collection) remove(ctx context.Context, id record.ID, choose func(op *operation) (attachments, bool)) (removed bool, err error) {
-	op, err := g.eng.beginTeardown(ctx, id, container.Access{Waiting: container.Hurried, HasBarrier: true})
+// removeChosen removes those of this owner's attachments of a container that choose
+// returns, unless choose leaves the container alone. It reports whether it has removed
+// anything.
+func removeChosen(
+	ctx context.Context, eng *Engine, id record.ID, how container.Access, choose func(op *operation) (attachments, bool),
+) (removed bool, err error) {
+	op, err := eng.beginTeardown(ctx, id, how)
 	if err != nil {
 		return false, err
 	}
-	return op.removeChosen(ctx, choose)
-}
-
-// removeChosen removes those of this owner's attachments of a container that choose
-// returns, unless choose leaves the container alone, and ends the operation. It reports
-// whether it has removed anything.
-func (op *operation) removeChosen(ctx context.Context, choose func(op *operation) (attachments, bool)) (removed bool, err error) {
 	defer op.end()
 	if err := op.recallOwn(); err != nil {
 		return false, err
@@ -161,11 +158,7 @@ func (eng *Engine) RetryRemovals(ctx context.Context) (*Report, error) {
 func removeFailed(ctx context.Context, eng *Engine, id record.ID) (removed bool, err error) {
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
-	op, err := eng.beginTeardown(brief, id, container.Access{})
-	if err != nil {
-		return false, err
-	}
-	return op.removeChosen(ctx, func(op *operation) (attachments, bool) {
+	return removeChosen(brief, eng, id, container.Access{}, func(op *operation) (attachments, bool) {
 		if op.c.Damaged {
 			return nil, false // not legible enough
 		}

@@ -122,9 +122,7 @@ func (h hooks) InUse() ([]netip.Addr, error) {
 
 // Claim implements [caller.Record]. It is called with host-local's lock
 // held.
-func (h hooks) Claim(addr netip.Addr) {
-	h.a.claims.Add(addr)
-}
+func (h hooks) Claim(addr netip.Addr) { h.a.claims.Add(addr) }
 
 // Released implements [caller.Record]. While the plugin goes on, the kernel mostly, the
 // release gets to the disk.

@@ -13,9 +13,10 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
+// CapPortMappings is the capability of ports of the host that are forwarded.
 const CapPortMappings = "portMappings"
 
-// wirePort is a port mapping as plugins read it (CONVENTIONS.md).
+// Mapping is a port mapping as plugins read it (CONVENTIONS.md).
 type Mapping struct {
 	HostPort      int32  `json:"hostPort"`
 	ContainerPort int32  `json:"containerPort"`
@@ -23,8 +24,8 @@ type Mapping struct {
 	HostIP        string `json:"hostIP,omitempty"`
 }
 
-// wirePorts validates mappings and completes them. It refuses those that a plugin would apply
-// in part: a port out of range, an invalid address, and two mappings that claim the
+// ValidMappings validates mappings and completes them. It refuses those that a plugin would
+// apply in part: a port out of range, an invalid address, and two mappings that claim the
 // same port of the host.
 func ValidMappings(mappings []Mapping) ([]Mapping, error) {
 	wire := make([]Mapping, 0, len(mappings))

@@ -8,7 +8,6 @@ import (
 	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/health"
-	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -55,9 +54,8 @@ func (eng *Engine) begin(c *Call, verb string) (*operation, error) {
 	return op, nil
 }
 
-// beginTeardown is begin for a call that learns its work from the record, and so
-// must lock the container before it can plan.
-func (eng *Engine) beginTeardown(ctx context.Context, id record.ID, how container.Access) (*operation, error) {
+// named returns an operation of a container that is not locked.
+func (eng *Engine) named(id record.ID) (*operation, error) {
 	if err := ValidateID(id); err != nil {
 		return nil, err
 	}
@@ -65,20 +63,29 @@ func (eng *Engine) beginTeardown(ctx context.Context, id record.ID, how containe
 	if err != nil {
 		return nil, err
 	}
-	return eng.open(ctx, id, host, how)
+	return &operation{eng: eng, c: eng.Store.New(id, host)}, nil
 }
 
-// open locks the container for a removal, by plugins that run in host, which it takes over.
-func (eng *Engine) open(ctx context.Context, id record.ID, host *hostns.NetNS, how container.Access) (*operation, error) {
-	op := &operation{eng: eng, c: eng.Store.New(id, host)}
-	err := eng.RefuseInside(ctx)
+// beginTeardown is begin for a call that learns its work from the record, and so
+// must lock the container before it can plan.
+func (eng *Engine) beginTeardown(ctx context.Context, id record.ID, how container.Access) (*operation, error) {
+	op, err := eng.named(id)
+	if err != nil {
+		return nil, err
+	}
+	return op, op.lockToRemove(ctx, how)
+}
+
+// lockToRemove locks the container for a removal. With an error the operation has ended.
+func (op *operation) lockToRemove(ctx context.Context, how container.Access) error {
+	err := op.eng.RefuseInside(ctx)
 	if err == nil {
 		err = op.c.LockForTeardown(ctx, how)
 	}
 	if err != nil {
-		return nil, Join(err, host.Close())
+		return Join(err, op.c.Host.Close())
 	}
-	return op, nil
+	return nil
 }
 
 // lock waits until no other call for the container is in progress. It refuses a

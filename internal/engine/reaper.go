@@ -80,8 +80,8 @@ func (r reaper) tend(op *operation, host netns.ID) (step leftovers.Step, err err
 func (r reaper) end(ctx context.Context, of *record.Record, host *hostns.NetNS) (bool, error) {
 	return leftovers.End(ctx, host, func(ctx context.Context, host *hostns.NetNS) (step leftovers.Step, err error) {
 		at := host.ID()
-		op, err := r.eng.open(ctx, of.ContainerID, host, container.Access{})
-		if err != nil {
+		op := &operation{eng: r.eng, c: r.eng.Store.New(of.ContainerID, host)}
+		if err := op.lockToRemove(ctx, container.Access{}); err != nil {
 			return step, err
 		}
 		defer op.end()

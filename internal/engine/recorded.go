@@ -114,7 +114,7 @@ func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
 }
 
 // recall finds the attachments of a container to remove in its record, which was
-// loaded; without a whole record, see unrecorded. For mustStop see
+// loaded; without a whole record, see cache. For mustStop see
 // [container.Container.EnterHost].
 func (op *operation) recall(c *Call, damage error, mustStop bool) (err error) {
 	if damage != nil {
@@ -276,16 +276,13 @@ func (op *operation) settleReleases(gone attachments) {
 	if err := op.removal.releases.Wait(); err != nil { // no reason to keep a container attached
 		op.log().Warn("sync the release of addresses", "error", err)
 	}
-	if err := ledgerOf(op.eng).Forget(gone.keys()); err != nil {
-		op.log().Warn("note a removal in the ledger of an earlier version", "error", err)
-	}
-}
-
-func (all attachments) keys() (keys []leftovers.Key) {
-	for _, a := range all {
+	var keys []leftovers.Key
+	for _, a := range gone {
 		keys = append(keys, a.key())
 	}
-	return keys
+	if err := ledgerOf(op.eng).Forget(keys); err != nil {
+		op.log().Warn("note a removal in the ledger of an earlier version", "error", err)
+	}
 }
 
 // forgetHolds deletes the holds of a container that is gone. If that fails, a later

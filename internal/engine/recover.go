@@ -193,7 +193,8 @@ func (c *recovery) begin(ctx context.Context, id record.ID, last bool) (*operati
 		defer cancel()
 		ctx, how = brief, container.Access{}
 	}
-	return c.eng.open(ctx, id, host, how)
+	op := &operation{eng: c.eng, c: c.eng.Store.New(id, host)}
+	return op, op.lockToRemove(ctx, how)
 }
 
 // goingOf returns the attachments that Recover must remove: all, if the

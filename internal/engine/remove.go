@@ -22,8 +22,8 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 	if err != nil {
 		return fmt.Errorf("remove container %q: %w", c.ID, err)
 	}
-	op, err := eng.open(ctx, c.ID, host, container.Access{})
-	if err != nil {
+	op := &operation{eng: eng, c: eng.Store.New(c.ID, host)}
+	if err := op.lockToRemove(ctx, container.Access{}); err != nil {
 		return fmt.Errorf("remove container %q: %w", c.ID, leftover(c.ID, err))
 	}
 	defer op.end()
@@ -50,7 +50,11 @@ func validateRemove(eng *Engine, c *Call) (*hostns.NetNS, error) {
 	case errors.As(err, new(*RecordError)):
 		err = nil // recall returns it
 	case rec != nil && err == nil:
-		err = c.validateSelected(rec)
+		for _, sel := range c.Selected { // neither on the container's record nor loaded
+			if sel.Unknown != nil && !slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool { return n.Network == sel.Network }) {
+				return nil, sel.Unknown
+			}
+		}
 	default:
 		err = c.Err
 	}
@@ -65,18 +69,6 @@ func validateRemove(eng *Engine, c *Call) (*hostns.NetNS, error) {
 		return nil, Join(err, host.Close())
 	}
 	return host, nil
-}
-
-// validateSelected refuses a network that is neither on the container's record
-// nor loaded.
-func (c *Call) validateSelected(rec *record.Record) error {
-	for _, sel := range c.Selected {
-		recorded := slices.ContainsFunc(rec.Attachments, func(n record.Attachment) bool { return n.Network == sel.Network })
-		if sel.Unknown != nil && !recorded {
-			return sel.Unknown
-		}
-	}
-	return nil
 }
 
 // errNotYet: a removal failed not long ago.
@@ -100,14 +92,18 @@ func (op *operation) finish(ctx context.Context, going attachments) error {
 // without removes the plugins' errors that are settled.
 func without(err error, settled func(*Error) bool) error {
 	all := pluginErrors(err)
-	open := slices.DeleteFunc(slices.Clone(all), func(one error) bool {
-		var e *Error
-		return errors.As(one, &e) && settled(e)
-	})
+	open := slices.DeleteFunc(slices.Clone(all), settled)
 	if len(open) == len(all) {
 		return err
 	}
-	return Join(open...)
+	return Join(asErrors(open)...)
+}
+
+func asErrors(all []*Error) (errs []error) {
+	for _, e := range all {
+		errs = append(errs, e)
+	}
+	return errs
 }
 
 // withoutUndone removes the errors of DELs that can have left nothing behind,
@@ -186,11 +182,7 @@ func (t *teardown) failedTypes(e *Error) []string {
 // leftovers of other plugins are unknown, so their failed DEL remains a failure.
 func (t *teardown) areCovered(err error) bool {
 	var types []string
-	for _, one := range pluginErrors(err) {
-		var e *Error
-		if !errors.As(one, &e) {
-			return false
-		}
+	for _, e := range pluginErrors(err) {
 		types = append(types, t.failedTypes(e)...)
 	}
 	for _, a := range t.going {

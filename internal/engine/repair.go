@@ -82,21 +82,18 @@ func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions, as
 // beginRepair locks the container, as for an ADD. Unless it waits, it returns nil for one
 // that is locked.
 func (eng *Engine) beginRepair(ctx context.Context, id record.ID, waits bool) (*operation, error) {
-	if err := ValidateID(id); err != nil {
-		return nil, err
-	}
-	host, err := eng.openHost()
+	op, err := eng.named(id)
 	if err != nil {
 		return nil, err
 	}
-	op, locked := &operation{eng: eng, c: eng.Store.New(id, host)}, true
+	locked := true
 	if waits {
 		err = op.lock(ctx, container.Access{})
 	} else {
 		locked, err = op.c.TryLock()
 	}
 	if !locked || err != nil {
-		return nil, Join(err, host.Close())
+		return nil, Join(err, op.c.Host.Close())
 	}
 	return op, nil
 }

@@ -60,14 +60,29 @@ func (t *together) group(ctx context.Context, ids []record.ID) {
 		return
 	}
 	defer rs.end()
-	var locked []*operation
-	defer func() {
-		for _, op := range locked {
-			op.end()
+	locked := t.lock(ctx, ids)
+	var all attachments
+	for _, op := range locked {
+		defer op.end()
+		err := recallToRepair(op)
+		t.fail([]record.ID{op.c.ID}, err)
+		if err != nil {
+			continue
 		}
-	}()
-	locked = t.lock(ctx, ids)
-	t.repair(ctx, rs, locked)
+		for _, a := range op.attachments {
+			if a.own() && !op.c.Record.IsUnfinished(a.entry()) {
+				all = append(all, a)
+			}
+		}
+	}
+	if len(locked) > 1 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, groupTime)
+		defer cancel()
+	}
+	for _, r := range rs.run(ctx, all, t.done) {
+		t.fail([]record.ID{r.a.op.c.ID}, r.its.Err)
+	}
 }
 
 // lock locks containers, and notes which of them it cannot lock.
@@ -104,31 +119,6 @@ func (t *together) lock(ctx context.Context, ids []record.ID) (locked []*operati
 		t.fail([]record.ID{id}, fmt.Errorf("container %q: %w", id, ErrBusy))
 	}
 	return locked
-}
-
-// repair repairs locked containers.
-func (t *together) repair(ctx context.Context, rs *repairs, locked []*operation) {
-	var all attachments
-	for _, op := range locked {
-		err := recallToRepair(op)
-		t.fail([]record.ID{op.c.ID}, err)
-		if err != nil {
-			continue
-		}
-		for _, a := range op.attachments {
-			if a.own() && !op.c.Record.IsUnfinished(a.entry()) {
-				all = append(all, a)
-			}
-		}
-	}
-	if len(locked) > 1 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, groupTime)
-		defer cancel()
-	}
-	for _, r := range rs.run(ctx, all, t.done) {
-		t.fail([]record.ID{r.a.op.c.ID}, r.its.Err)
-	}
 }
 
 // beginRepairs learns what is held, as far as a repair with these options leaves it. Until

@@ -38,13 +38,7 @@ func (eng *Engine) Replace(ctx context.Context, c *Call, seen *record.Record) (*
 type replacement struct {
 	s      *setup
 	seen   *record.Record // when it was decided; nil if there was none
-	before []formerly     // the addresses of the attachments that clear has removed
-}
-
-// formerly are the addresses of one of a container's attachments.
-type formerly struct {
-	network, ifName string
-	addresses       []address
+	before addressesOf    // of the attachments that clear has removed
 }
 
 // errChanged: the decision was about another state of the container.
@@ -83,13 +77,17 @@ func (p *replacement) clear(ctx context.Context, wanted container.Place, all att
 	return nil
 }
 
+// addressesOf are addresses by network and interface.
+type addressesOf map[[2]string][]address
+
 // formerAddresses returns the addresses on record of attachments: those of their ADDs,
 // because no IPAM plugin can be asked for others.
-func formerAddresses(all attachments) (before []formerly) {
+func formerAddresses(all attachments) addressesOf {
+	before := addressesOf{}
 	for _, a := range all {
 		n := a.entry()
 		if result := chain.Decode(n.Result); result != nil {
-			before = append(before, formerly{n.Network, n.IfName, ContainerAddresses(result, n.IfName)})
+			before[[2]string{n.Network, n.IfName}] = ContainerAddresses(result, n.IfName)
 		}
 	}
 	return before
@@ -116,9 +114,8 @@ func (p *replacement) refuse(all attachments, wanted *container.Place) error {
 // be asked for them. If that fails, it attaches it with any.
 func (p *replacement) attach(ctx context.Context) (*SetupResult, error) {
 	var asked attachments
-	for _, f := range p.before {
-		a := p.s.op.attachments.named(f.ifName)
-		if a != nil && a.plan.Network.Config.Name == f.network && askFor(a, f.addresses) {
+	for _, a := range p.s.op.attachments {
+		if askFor(a, p.before[[2]string{a.plan.Network.Config.Name, a.plan.IfName}]) {
 			asked = append(asked, a)
 		}
 	}

@@ -82,6 +82,7 @@ func ContainerAddresses(result *types100.Result, ifName string) []address {
 	return all
 }
 
+// Union adds those of more that are not in the list.
 func Union(list, more []string) []string {
 	for _, s := range more {
 		if !slices.Contains(list, s) {

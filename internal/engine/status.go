@@ -34,6 +34,7 @@ type statusRun struct {
 	err  error
 }
 
+// AskStatus asks the loaded networks for STATUS. Calls at once share one answer.
 func (eng *Engine) AskStatus(ctx context.Context) error {
 	if !slices.ContainsFunc(eng.networks, (*Network).hasStatus) {
 		return nil

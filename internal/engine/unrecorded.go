@@ -96,8 +96,8 @@ func (in cache) beside(known attachments) (all attachments, err error) {
 	return all, nil
 }
 
-// all returns the container's attachments in libcni's cache. It reads the cache
-// once for each operation.
+// all returns the container's attachments in libcni's cache. It reads the cache once for
+// each operation.
 func (in cache) all() (all attachments, err error) {
 	if in.op.removal.cached != nil {
 		return *in.op.removal.cached, nil
