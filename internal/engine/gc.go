@@ -132,7 +132,7 @@ func (g *collection) collectContainer(ctx context.Context, f record.Found, untou
 	became := outcome{id: nameOf(f), adopted: keep, skipped: untouched}
 	if untouched == nil {
 		var err error
-		became.removed, err = removeChosen(ctx, g.eng, f.Record.ContainerID, container.Access{Waiting: container.Hurried, HasBarrier: true}, func(op *operation) (attachments, bool) { return unsettledOf(op, keep) })
+		became.removed, err = g.remove(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) { return unsettledOf(op, keep) })
 		became.setAside(err)
 	}
 	g.report.add(became)

@@ -54,7 +54,7 @@ func (g *collection) collectAttachments(ctx context.Context, f record.Found) (be
 		became.removed = true
 	default:
 		var err error
-		became.removed, err = removeChosen(ctx, g.eng, f.Record.ContainerID, container.Access{Waiting: container.Hurried, HasBarrier: true}, func(op *operation) (attachments, bool) {
+		became.removed, err = g.remove(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) {
 			if op.c.Damaged {
 				return nil, false
 			}
@@ -69,12 +69,18 @@ func (g *collection) collectAttachments(ctx context.Context, f record.Found) (be
 	return became
 }
 
+// remove is removeChosen while no ADD or DEL is in progress.
+func (g *collection) remove(ctx context.Context, id record.ID, choose choosing) (removed bool, err error) {
+	return removeChosen(ctx, g.eng, id, container.Access{Waiting: container.Hurried, HasBarrier: true}, choose)
+}
+
+// choosing chooses those of a container's attachments that go. It returns false to leave the
+// container alone.
+type choosing func(op *operation) (going attachments, ok bool)
+
 // removeChosen removes those of this owner's attachments of a container that choose
-// returns, unless choose leaves the container alone. It reports whether it has removed
-// anything.
-func removeChosen(
-	ctx context.Context, eng *Engine, id record.ID, how container.Access, choose func(op *operation) (attachments, bool),
-) (removed bool, err error) {
+// returns. It reports whether it has removed anything.
+func removeChosen(ctx context.Context, eng *Engine, id record.ID, how container.Access, choose choosing) (removed bool, err error) {
 	op, err := eng.beginTeardown(ctx, id, how)
 	if err != nil {
 		return false, err

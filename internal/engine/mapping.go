@@ -14,7 +14,7 @@ import (
 )
 
 // CapPortMappings is the capability of ports of the host that are forwarded.
-const CapPortMappings = "portMappings"
+const CapPortMappings = ports.Capability
 
 // Mapping is a port mapping as plugins read it (CONVENTIONS.md).
 type Mapping struct {

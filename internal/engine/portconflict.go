@@ -144,10 +144,8 @@ func (r *reservation) refuseCached(wanted []ports.Claim) (taken []uint16, err er
 	}
 	var errs []error
 	for _, c := range found {
-		e := &PortError{
-			Protocol: c.Wanted.Protocol, HostIP: c.Wanted.Addr, HostPort: int(c.Wanted.Port), HolderIP: c.Claim.Addr,
-			ContainerID: string(c.Record.ContainerID), Network: c.Attachment.Network, IfName: c.Attachment.IfName, Err: ErrPortInUse,
-		}
+		e := heldBy(c.Holder, c.Wanted)
+		e.Owner, e.State = "", "" // the cache says neither
 		if c.Lives || r.op.eng.opts.StrictPorts {
 			errs = append(errs, e)
 			continue

@@ -205,44 +205,37 @@ func anyMap(raw map[string]json.RawMessage) map[string]any {
 }
 
 // forget removes attachments that are gone from the record. With the last one it
-// deletes the record and stops keeping the namespace.
+// deletes the record and stops keeping the namespace, or leaves a record of the namespace
+// alone; see [container.Container.KeepNetNS].
 func (op *operation) forget(gone attachments) error {
 	if op.c.Record == nil {
 		return op.c.Erase() // there may be a damaged one
 	}
 	op.settleReleases(gone)
-	if op.c.Damaged || !op.c.Record.HasOthers(gone.names()) {
-		return op.erase(gone)
-	}
 	var errs []error
+	stays := !op.c.Damaged && op.c.Record.HasOthers(gone.names())
+	if !stays {
+		err := op.c.Erase()
+		if err == nil {
+			forgetHolds(op, gone)
+		}
+		if !op.c.KeepsNetNS() {
+			op.c.Record = nil
+			return err
+		}
+		errs = append(errs, err)
+	}
 	for _, a := range gone {
-		errs = append(errs, a.append(record.Entry{State: record.Deleted}))
-		// The record is not read again: if that failed, the next record would lack
-		// the remaining attachments.
+		if stays {
+			errs = append(errs, a.append(record.Entry{State: record.Deleted}))
+		}
+		// The record is not read again: if that failed, the next record would lack the
+		// remaining attachments; and another record of the container must not have these.
 		if n := a.entry(); n != nil {
 			n.State = record.Deleted
 		}
 	}
 	return Join(errs...)
-}
-
-// erase deletes the record, or leaves one of the namespace alone; see
-// [container.Container.KeepNetNS].
-func (op *operation) erase(gone attachments) error {
-	err := op.c.Erase()
-	if err == nil {
-		forgetHolds(op, gone)
-	}
-	if !op.c.KeepsNetNS() {
-		op.c.Record = nil
-		return err
-	}
-	for _, a := range gone { // another record of the container would have them
-		if n := a.entry(); n != nil {
-			n.State = record.Deleted
-		}
-	}
-	return err
 }
 
 // ledgerOf returns what earlier versions have noted about this owner's attachments.

@@ -27,7 +27,10 @@ type reservation struct {
 func (r *reservation) begin(ctx context.Context) error {
 	all := r.op.attachments
 	sets, open, protocols := all.openPorts()
-	if err := all.reopenPorts(sets); err != nil {
+	for _, set := range sets {
+		set.given = set.Asked // somebody else may have those that an earlier attempt has chosen
+	}
+	if err := all.mapPorts(nil); err != nil {
 		return err
 	}
 	wanted := all.hostPorts()
@@ -158,15 +161,6 @@ func (all attachments) openPorts() (sets []*askedPorts, open int, protocols []st
 		sets, open, protocols = append(sets, a.plan.Ports), open+n, Union(protocols, of)
 	}
 	return sets, open, protocols
-}
-
-// reopenPorts takes back the ports that an earlier attempt has chosen: somebody else may
-// have them by now.
-func (all attachments) reopenPorts(sets []*askedPorts) error {
-	for _, set := range sets {
-		set.given = set.Asked
-	}
-	return all.mapPorts(nil)
 }
 
 // mapPorts has the attachments ask for the ports that they were given, and notes them in a
