@@ -151,9 +151,7 @@ func (a *attachment) note(key string, value any) error {
 
 // error returns an Error that names the network and the container.
 func (a *attachment) error(verb string, err error) *Error {
-	e := &Error{Op: verb, Network: a.plan.Network.Config.Name, Err: err}
-	e.ContainerID, e.IfName = string(a.op.c.ID), a.plan.IfName
-	return e
+	return &Error{Op: verb, Network: a.plan.Network.Config.Name, ContainerID: string(a.op.c.ID), IfName: a.plan.IfName, Err: err}
 }
 
 // errors turns the error of a verb on the attachment into Errors. A plugin's is

@@ -187,10 +187,7 @@ func (f *forced) onRecord() (*attachment, error) {
 		bare.plan.NetNS = op.c.Path
 		return bare, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return recorded, nil
+	return recorded, err
 }
 
 // inCache returns the configuration with which libcni cached the attachment, or

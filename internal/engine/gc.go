@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/leftovers"
@@ -35,7 +36,8 @@ type collection struct {
 
 	// What remains when the containers that are not wanted have been removed. Nobody adds
 	// to it meanwhile.
-	left    *attached
+	found   []record.Found                    // on record, of every owner
+	cached  []*libcni.NetworkAttachment       // in libcni's cache
 	entered map[leftovers.Key]leftovers.Known // in earlier versions' ledger
 	garbage *leftovers.Garbage
 }
@@ -68,11 +70,12 @@ func (eng *Engine) GC(ctx context.Context, o GCOptions) (_ *Report, err error) {
 // records once.
 func (g *collection) collectDry(ctx context.Context) error {
 	// Before the records: an earlier version enters an attachment just before it records it.
-	entered, unread := ledgerOf(g.eng).Read()
+	var unread error
+	g.entered, unread = ledgerOf(g.eng).Read()
 	if err := g.list(); err != nil {
 		return err
 	}
-	own, err := mine(g.eng, g.left.found, true, g.report)
+	own, err := mine(g.eng, g.found, true, g.report)
 	if err != nil {
 		return err
 	}
@@ -87,7 +90,6 @@ func (g *collection) collectDry(ctx context.Context) error {
 	if unread != nil {
 		return unread
 	}
-	g.entered = entered
 	if err := g.findGarbage(); err != nil {
 		return err
 	}
@@ -153,7 +155,7 @@ func (g *collection) leftovers() (err error) {
 // loaded one, unless one of a network's plugins would release another program's
 // reservation.
 func (g *collection) collectByPlugins(ctx context.Context) (err error) {
-	valid, err := leftovers.FindValid(g.left.found, g.loadedNames(g.o.Networks), g.left.cached)
+	valid, err := leftovers.FindValid(g.found, g.loadedNames(g.o.Networks), g.cached)
 	if err != nil {
 		return err
 	}
@@ -197,11 +199,11 @@ func (g *collection) loadedNames(others []*Network) (names []string) {
 // wanted, are on no record of any owner, and do not live. It fails while a record cannot be read,
 // because anything may belong to that record's container.
 func (g *collection) findGarbage() (err error) {
-	recorded, err := leftovers.FindValid(g.left.found, g.loadedNames(nil), nil)
+	recorded, err := leftovers.FindValid(g.found, g.loadedNames(nil), nil)
 	if err != nil {
 		return fmt.Errorf("leftovers of containers that are no longer on record were not searched for: %w", err)
 	}
-	unrecorded := &unrecorded{eng: g.eng, all: g.left.cached}
+	unrecorded := &unrecorded{eng: g.eng, all: g.cached}
 	if unrecorded.host, err = g.eng.openHost(); err != nil {
 		return err
 	}
@@ -224,7 +226,7 @@ func (g *collection) findGarbage() (err error) {
 		g.report.Left = append(g.report.Left, fmt.Sprintf("%s %s on network %q: a pool made it, and it may be a container in Keep that is on no record: %s; "+
 			"if it is not, call GC without that one in Keep", key.ContainerID, key.IfName, key.Network, strings.Join(lost, ", ")))
 		return true
-	}, g.left.found)
+	}, g.found)
 	return nil
 }
 
@@ -233,7 +235,7 @@ func (g *collection) findGarbage() (err error) {
 // So any of these may be a container whose namespace a pool made and that exists.
 func (g *collection) lost() []string {
 	return slices.DeleteFunc(slices.Clone(g.o.Keep), func(id string) bool {
-		return slices.ContainsFunc(g.left.found, func(f record.Found) bool { return string(f.Record.ContainerID) == id })
+		return slices.ContainsFunc(g.found, func(f record.Found) bool { return string(f.Record.ContainerID) == id })
 	})
 }
 
@@ -337,4 +339,12 @@ func (g *collection) releasesByItself(n *Network) bool {
 	return about(g.eng, n, nil).chain().CanGC() && slices.ContainsFunc(n.Config.Plugins, func(p *libcni.PluginConfig) bool {
 		return p.Network.IPAM.Type == known.HostLocal && !(builtIn(p.Network.Type) && builtIn(known.HostLocal))
 	})
+}
+
+func (g *collection) list() (err error) {
+	if g.found, err = g.eng.Store.Records.List(); err != nil {
+		return err
+	}
+	g.cached, err = chain.AllCached(g.eng.opts.StateDir, "")
+	return err
 }

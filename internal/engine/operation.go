@@ -40,11 +40,12 @@ func (eng *Engine) begin(c *Call, verb string) (*operation, error) {
 		return nil, err
 	}
 	op := &operation{eng: eng, c: eng.Store.New(c.ID, host)}
-	open := func() error { return op.c.OpenPath(c.Path, verb) }
 	if c.Makes && verb == "ADD" {
-		open = func() error { return op.c.MakeNetNS(c.Path, c.MakesIn) }
+		err = op.c.MakeNetNS(c.Path, c.MakesIn)
+	} else {
+		err = op.c.OpenPath(c.Path, verb)
 	}
-	if err := open(); err != nil {
+	if err != nil {
 		return nil, Join(err, host.Close())
 	}
 	op.attachments = op.take(c.Planned)

@@ -261,23 +261,6 @@ func (in cache) avoid(a *attachment) {
 	_ = ns.Close() // was only looked at
 }
 
-// attached are all attachments that a host shows: those on record, of every owner, and
-// those in libcni's cache.
-type attached struct {
-	found  []record.Found
-	cached []*libcni.NetworkAttachment
-}
-
-func (g *collection) list() error {
-	found, err := g.eng.Store.Records.List()
-	if err != nil {
-		return err
-	}
-	g.left = &attached{found: found}
-	g.left.cached, err = chain.AllCached(g.eng.opts.StateDir, "")
-	return err
-}
-
 // unrecorded are the attachments in libcni's cache, for a GC that judges those without a
 // record. Either their records were lost, or another program has attached them.
 type unrecorded struct {
