@@ -1,15 +1,18 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
-	"path/filepath"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
 )
 
-// retry says how often an ADD is tried; see cni.Retry.
+// Retry says how often an ADD is tried; see cni.Retry.
 type Retry struct {
 	Attempts        int
 	Delay, MaxDelay time.Duration
@@ -31,14 +34,13 @@ func transientWords() []string {
 
 // isTransient reports whether every failure is transient, and was undone.
 func isTransient(err error) bool {
-	var undone *rollbackError
-	if errors.As(err, &undone) || errors.Is(err, ErrPortInUse) {
+	if errors.As(err, new(*rollbackError)) || errors.Is(err, ErrPortInUse) {
 		return false
 	}
 	all := pluginErrors(err)
-	for _, one := range all {
-		var e *Error
-		if !errors.As(one, &e) || !e.isTransient() {
+	for _, e := range all {
+		text := strings.ToLower(e.Msg + " " + e.Details)
+		if e.Code != types.ErrTryAgainLater && !slices.ContainsFunc(transientWords(), func(words string) bool { return strings.Contains(text, words) }) {
 			return false
 		}
 	}
@@ -48,13 +50,7 @@ func isTransient(err error) bool {
 // pause returns the delay before attempt n (2, 3, …). It is random, so that
 // calls that collided do not collide again.
 func (r Retry) pause(n int) time.Duration {
-	delay, most := r.Delay, r.MaxDelay
-	if delay == 0 {
-		delay = 100 * time.Millisecond
-	}
-	if most == 0 {
-		most = 5 * time.Second
-	}
+	delay, most := cmp.Or(r.Delay, 100*time.Millisecond), cmp.Or(r.MaxDelay, 5*time.Second)
 	for range n - 2 {
 		delay = min(2*delay, most)
 	}
@@ -72,21 +68,4 @@ func waitFor(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// ordered returns directories, with those that are among first before the others.
-func Ordered(dirs, first []string) []string {
-	if len(first) == 0 {
-		return dirs
-	}
-	place := func(dir string) int {
-		i := slices.IndexFunc(first, func(f string) bool { return filepath.Clean(f) == filepath.Clean(dir) })
-		if i < 0 {
-			return len(first)
-		}
-		return i
-	}
-	dirs = slices.Clone(dirs)
-	slices.SortStableFunc(dirs, func(a, b string) int { return place(a) - place(b) })
-	return dirs
 }

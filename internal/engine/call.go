@@ -7,10 +7,11 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
 )
 
-// call is what a verb is to do with one container. It holds values alone: the caller's
+// Call is what a verb is to do with one container. It holds values alone: the caller's
 // options are resolved before anything is opened or locked.
 type Call struct {
 	ID      record.ID
@@ -18,16 +19,16 @@ type Call struct {
 	Makes   bool     // the ADD makes the namespace
 	MakesIn *os.File // the user namespace that is to own it; nil means the caller's
 
-	// planned are the attachments that an ADD or CHECK is about, or that a removal
-	// assumes if the container is on no record. err is why there is no such plan.
+	// Planned are the attachments that an ADD or CHECK is about, or that a removal
+	// assumes if the container is on no record. Err is why there is no such plan.
 	Planned []*Planned
 	Err     error
-	// selected are the networks that the caller names; nil means all.
+	// Selected are the networks that the caller names; nil means all.
 	Selected []Selected
-	Ignored  []string // capabilities without effect, see setupResult
+	Ignored  []string // capabilities without effect, see SetupResult
 }
 
-// planned is one attachment as the caller wants it, which is also what its record says.
+// Planned is one attachment as the caller wants it, which is also what its record says.
 type Planned struct {
 	chain.Attachment
 	Network   *Network
@@ -39,24 +40,20 @@ type Planned struct {
 	Prev      chain.Partial     // a result of the caller's, which the first plugin gets
 }
 
-// selected is a network that a caller names.
+// Selected is a network that a caller names.
 type Selected struct {
 	Network string
 	IfName  string // empty means all attachments to the network
-	// unknown is an error unless the network is loaded, or its configuration was given
+	// Unknown is an error unless the network is loaded, or its configuration was given
 	// with the call. The container's record may still know it.
 	Unknown error
-}
-
-func (sel Selected) means(a *attachment) bool {
-	return a.Network.Config.Name == sel.Network && (sel.IfName == "" || sel.IfName == a.IfName)
 }
 
 // take makes the attachments of a plan, which stays as it is: a call may be tried again.
 func (op *operation) take(plan []*Planned) (all attachments) {
 	for _, p := range plan {
-		a := &attachment{Planned: *p, op: op}
-		a.CapabilityArgs, a.ConfigArgs = maps.Clone(p.CapabilityArgs), maps.Clone(p.ConfigArgs)
+		a := &attachment{plan: *p, op: op}
+		a.plan.CapabilityArgs, a.plan.ConfigArgs = maps.Clone(p.CapabilityArgs), maps.Clone(p.ConfigArgs)
 		all = append(all, a)
 	}
 	return all
@@ -65,16 +62,14 @@ func (op *operation) take(plan []*Planned) (all attachments) {
 // attachment returns an attachment to a network of which nothing is known but its names.
 func (op *operation) attachment(n *Network, ifName string) *attachment {
 	a := &attachment{op: op}
-	a.Network, a.IfName = n, ifName
-	if op.c != nil {
-		a.ContainerID = string(op.c.PluginID())
-	}
+	a.plan.Network, a.plan.IfName = n, ifName
+	a.plan.ContainerID = string(op.c.PluginID())
 	return a
 }
 
 // plain returns plans for all loaded networks whose names allow that the container was
 // attached to them.
-func (eng *Engine) plain(id record.ID) (all []*Planned) {
+func plain(eng *Engine, id record.ID) (all []*Planned) {
 	for _, n := range eng.networks {
 		if IsAttachable(n.Config.Name, id, n.IfName) {
 			p := &Planned{Network: n}
@@ -85,13 +80,13 @@ func (eng *Engine) plain(id record.ID) (all []*Planned) {
 	return all
 }
 
-// isAttachable reports whether the names allow that the container was attached to the
+// IsAttachable reports whether the names allow that the container was attached to the
 // network.
 func IsAttachable(network string, id record.ID, ifName string) bool {
 	return network != "" && ValidateIfName(ifName) == nil && ValidateAttachmentName(network, string(id), ifName) == nil
 }
 
-// shared reports whether another loaded network has the same name.
+// Shared reports whether another loaded network has the same name.
 func (eng *Engine) Shared(n *Network) bool {
 	return slices.ContainsFunc(eng.networks, func(other *Network) bool { return other != n && other.Config.Name == n.Config.Name })
 }
@@ -108,23 +103,27 @@ func (eng *Engine) loadedAs(name string) (found []*Network) {
 
 // callsNetworks returns the loaded networks, and those of the call's attachments that are
 // not loaded.
-func (op *operation) callsNetworks() []*Network {
-	all := slices.Clone(op.eng.networks)
-	for _, a := range op.attachments {
-		if op.eng.loadedAs(a.Network.Config.Name) == nil {
-			all = append(all, a.Network)
+func (in cache) callsNetworks() []*Network {
+	all := slices.Clone(in.op.eng.networks)
+	for _, a := range in.op.attachments {
+		if in.op.eng.loadedAs(a.plan.Network.Config.Name) == nil {
+			all = append(all, a.plan.Network)
 		}
 	}
 	return all
 }
 
 // about returns an attachment without a container, for verbs on a network. It has an
-// interface name only if several loaded networks have the same name.
-func (op *operation) about(n *Network) *attachment {
-	a := &attachment{op: op}
-	a.Network = n
-	if op.eng.Shared(n) {
-		a.IfName = n.IfName
+// interface name only if several loaded networks have the same name. With host its plugins
+// can run.
+func about(eng *Engine, n *Network, host *hostns.NetNS) *attachment {
+	a := &attachment{op: &operation{eng: eng}}
+	if host != nil {
+		a.op.c = eng.Store.New("", host)
+	}
+	a.plan.Network = n
+	if eng.Shared(n) {
+		a.plan.IfName = n.IfName
 	}
 	return a
 }
@@ -138,7 +137,7 @@ func (op *operation) narrow(named []Selected) error {
 	for _, sel := range named {
 		found := false
 		for _, a := range op.attachments {
-			if sel.means(a) {
+			if a.plan.Network.Config.Name == sel.Network && (sel.IfName == "" || sel.IfName == a.plan.IfName) {
 				kept = append(kept, a)
 				found = true
 			}
@@ -151,7 +150,7 @@ func (op *operation) narrow(named []Selected) error {
 	return nil
 }
 
-// merge adds the values for one network to those for all, and prefers them.
+// Merge adds the values for one network to those for all, and prefers them.
 func Merge[V any](all, one map[string]V) map[string]V {
 	merged := maps.Clone(all)
 	if merged == nil {
@@ -161,7 +160,7 @@ func Merge[V any](all, one map[string]V) map[string]V {
 	return merged
 }
 
-// isEmpty reports whether a capability asks for nothing, for example an empty
+// IsEmpty reports whether a capability asks for nothing, for example an empty
 // list of ports.
 func IsEmpty(value any) bool {
 	if value == nil {

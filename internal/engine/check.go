@@ -14,29 +14,28 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/health"
-	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/runner"
 )
 
-// check asks the plugins of the attachments for CHECK.
+// Check asks the plugins of the attachments for CHECK.
 func (eng *Engine) Check(ctx context.Context, c *Call) error {
 	op, err := eng.begin(c, "CHECK")
-	if errors.Is(err, ErrInvalidNetNS) && !eng.isKnown(c.ID) {
+	if errors.Is(err, ErrInvalidNetNS) && !isKnown(eng, c.ID) {
 		err = fmt.Errorf("%w; and it is %w", err, ErrNotAttached)
 	}
 	if err == nil {
 		defer op.end()
-		eng.reap(op.c.Host, false)
-		err = op.recallToCheck(ctx)
+		reaper{eng}.request(op.c.Host, false)
+		err = recallToCheck(ctx, op)
 	}
 	if err != nil {
 		return fmt.Errorf("check container %q: %w", c.ID, err)
 	}
 	for _, a := range op.attachments {
-		if err := a.check(ctx); err != nil {
+		if err := check(ctx, a); err != nil {
 			return err
 		}
 	}
@@ -45,7 +44,7 @@ func (eng *Engine) Check(ctx context.Context, c *Call) error {
 
 // recallToCheck locks the container, reads its record, and enters the namespace in which
 // its plugins ran.
-func (op *operation) recallToCheck(ctx context.Context) error {
+func recallToCheck(ctx context.Context, op *operation) error {
 	err := op.lock(ctx, container.Access{Waiting: container.Looking})
 	if err == nil {
 		err = op.loadWhole()
@@ -61,7 +60,7 @@ func (op *operation) recallToCheck(ctx context.Context) error {
 
 // isKnown reports whether a container may be attached: it is on record, or in libcni's
 // cache, or either cannot be read.
-func (eng *Engine) isKnown(id record.ID) bool {
+func isKnown(eng *Engine, id record.ID) bool {
 	rec, err := eng.Store.Records.Load(id)
 	if rec != nil || err != nil {
 		return true
@@ -71,16 +70,16 @@ func (eng *Engine) isKnown(id record.ID) bool {
 }
 
 // check runs the CHECK of one network, as recorded, if it has one.
-func (a *attachment) check(ctx context.Context) (err error) {
-	ctx, span := runner.NetworkSpan(ctx, "cni.checkNetwork", a.Network.Config.Name, a.IfName)
+func check(ctx context.Context, a *attachment) (err error) {
+	ctx, span := runner.NetworkSpan(ctx, "cni.checkNetwork", a.plan.Network.Config.Name, a.plan.IfName)
 	defer func() { runner.EndSpan(span, err) }()
 	if a.op.c.Record != nil {
-		a, err = a.recorded()
+		a, err = recorded(a)
 	} else {
-		a.useCached()
+		cache{a.op}.complete(a)
 	}
 	if err == nil {
-		err = a.chain().Check(ctx, &a.Attachment, a.partial)
+		err = a.chain().Check(ctx, &a.plan.Attachment, a.progress.partial)
 		if errors.Is(err, libcni.ErrorCheckNotSupp) {
 			err = &tagged{err, ErrNoCheck}
 		}
@@ -90,16 +89,16 @@ func (a *attachment) check(ctx context.Context) (err error) {
 
 // recorded returns the attachment with the configuration, the parameters and the
 // result of its ADD; with an error it is the attachment itself.
-func (a *attachment) recorded() (*attachment, error) {
+func recorded(a *attachment) (*attachment, error) {
 	n := a.entry()
-	if n == nil || n.Network != a.Network.Config.Name || !n.Answered() {
-		return a, fmt.Errorf("%s of network %q: %w", a.IfName, a.Network.Config.Name, ErrNotAttached)
+	if n == nil || n.Network != a.plan.Network.Config.Name || !n.Answered() {
+		return a, fmt.Errorf("%s of network %q: %w", a.plan.IfName, a.plan.Network.Config.Name, ErrNotAttached)
 	}
 	recorded, err := a.op.fromEntry(n)
 	if err != nil {
 		return a, err
 	}
-	recorded.NetNS = a.NetNS
+	recorded.plan.NetNS = a.plan.NetNS
 	return recorded, nil
 }
 
@@ -112,7 +111,7 @@ func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all a
 	defer func() { err = Join(err, v.Close()) }()
 	for _, a := range all {
 		if unfinished := a.unfinished(); unfinished != nil {
-			parts = append(parts, &health.Part{Network: a.Network.Config.Name, IfName: a.IfName, Err: unfinished})
+			parts = append(parts, &health.Part{Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Err: unfinished})
 			continue
 		}
 		parts = append(parts, a.compare(ctx, v))
@@ -120,30 +119,14 @@ func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all a
 	return parts, nil
 }
 
-// unfinished returns why an attachment cannot be expected to be whole, or nil: it is
-// being made or removed, or a call that did so was cut short.
-func (a *attachment) unfinished() error {
-	n := a.entry()
-	switch {
-	case n == nil || !a.op.c.Record.IsUnfinished(n):
-		return nil
-	case n.Failures > 0:
-		return fmt.Errorf("interface %s of network %q could not be removed: %s", n.IfName, n.Network, n.LastError)
-	}
-	if alive, err := a.op.eng.Store.RuntimeAlive(a.op.c.Record); alive || err != nil {
-		return Join(fmt.Errorf("interface %s of network %q is being attached or detached: %w", n.IfName, n.Network, ErrBusy), err)
-	}
-	return fmt.Errorf("interface %s of network %q: a Setup or Remove was cut short; Recover or Remove removes it", n.IfName, n.Network)
-}
-
 // compare compares the parts of the attachment's plugins with the kernel, by those
 // built-in plugins that can. It changes nothing.
 func (a *attachment) compare(ctx context.Context, v *compare.View) *health.Part {
-	name := a.Network.Config.Name
+	name := a.plan.Network.Config.Name
 	c := &health.Attachment{
-		Attachment: &a.Attachment, Chain: &chain.Chain{List: a.Network.Config, Path: a.pluginDirs()},
-		Result: a.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
-		Describe: func(d compare.Difference) string { return differenceOf(name, a.IfName, d).String() },
+		Attachment: &a.plan.Attachment, Chain: &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs()},
+		Result: a.progress.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
+		Describe: func(d compare.Difference) string { return differenceOf(name, a.plan.IfName, d).String() },
 	}
 	if c.Result == nil {
 		c.Result = a.cached().Result()
@@ -195,13 +178,13 @@ func withinBudget(ctx context.Context, budget time.Duration) (context.Context, c
 }
 
 // askAll asks the plugins of containers for CHECK, those of several containers at once.
-func (eng *Engine) askAll(ctx context.Context, host *hostns.NetNS, all []*health.Container, budget time.Duration) healthChecks {
+func (l *look) askAll(ctx context.Context, all []*health.Container, budget time.Duration) HealthChecks {
 	begun := time.Now()
 	ctx, cancel := withinBudget(ctx, budget)
 	defer cancel()
 	all = slices.DeleteFunc(slices.Clone(all), func(e *health.Container) bool { return !e.WantsCheck() })
-	parallel.Each(len(all), atOnce, func(i int) { eng.askOne(ctx, host, all[i]) })
-	sum := healthChecks{Took: time.Since(begun)}
+	parallel.Each(len(all), atOnce, func(i int) { l.askOne(ctx, all[i]) })
+	sum := HealthChecks{Took: time.Since(begun)}
 	for _, e := range all {
 		for _, c := range e.Parts {
 			sum.Asked += c.Asked.Plugins
@@ -219,8 +202,8 @@ func (eng *Engine) askAll(ctx context.Context, host *hostns.NetNS, all []*health
 
 // askOne asks the plugins of a container, which it locks: the specification forbids
 // operations of one container that overlap.
-func (eng *Engine) askOne(ctx context.Context, host *hostns.NetNS, e *health.Container) {
-	op, all, err := eng.beginAsking(ctx, host, e)
+func (l *look) askOne(ctx context.Context, e *health.Container) {
+	op, all, err := l.beginAsking(ctx, e.Found.Record.ContainerID)
 	if op != nil {
 		defer op.end()
 	}
@@ -234,19 +217,18 @@ func (eng *Engine) askOne(ctx context.Context, host *hostns.NetNS, e *health.Con
 		case a == nil || a.unfinished() != nil:
 			notAsked(c, fmt.Errorf("it changes: %w", ErrBusy))
 		default:
-			a.ask(ctx, c)
+			checking{a, c}.ask(ctx)
 		}
 	}
 }
 
 // beginAsking locks a container for CHECK, and reads its record again. The operation,
 // if it is not nil, has to be ended.
-func (eng *Engine) beginAsking(ctx context.Context, host *hostns.NetNS, e *health.Container) (*operation, attachments, error) {
-	its, err := host.Dup()
+func (l *look) beginAsking(ctx context.Context, id record.ID) (*operation, attachments, error) {
+	op, err := l.operation(id)
 	if err != nil {
 		return nil, nil, err
 	}
-	op := &operation{eng: eng, c: eng.Store.New(e.Found.Record.ContainerID, its)}
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
 	if err := op.lock(brief, container.Access{Waiting: container.Looking}); err != nil {
@@ -263,94 +245,91 @@ func (eng *Engine) beginAsking(ctx context.Context, host *hostns.NetNS, e *healt
 	return op, all, err
 }
 
-// named returns the attachment with that interface name, or nil.
-func (all attachments) named(ifName string) *attachment {
-	for _, a := range all {
-		if a.IfName == ifName {
-			return a
-		}
-	}
-	return nil
+// checking asks the plugins of one attachment for CHECK. The container is locked.
+type checking struct {
+	a    *attachment
+	part *health.Part // what was compared, and the answers
 }
 
-// ask asks those plugins of the attachment for CHECK that can say more than the
-// comparison, up to the first that does not confirm it. The container is locked.
-func (a *attachment) ask(ctx context.Context, c *health.Part) {
-	list := a.chain()
+// ask asks those plugins for CHECK that can say more than the comparison, up to the first
+// that does not confirm it.
+func (q checking) ask(ctx context.Context) {
+	list, part := q.a.chain(), q.part
 	switch {
 	case list.List.DisableCheck:
 		return
 	case !list.CanCheck():
-		if len(c.Uncompared) > 0 {
+		if len(part.Uncompared) > 0 {
 			old := fmt.Errorf("configuration version %q %w", list.List.CNIVersion, libcni.ErrorCheckNotSupp)
-			c.Asked.Unknown = a.errors("CHECK", &tagged{old, ErrNoCheck})
+			part.Asked.Unknown = q.a.errors("CHECK", &tagged{old, ErrNoCheck})
 		}
 		return
 	}
 	run := list.Run
 	list.Run = func(ctx context.Context, call chain.Call) (chain.Output, error) {
-		c.Asked.Plugins++
+		part.Asked.Plugins++
 		out, err := run(ctx, call)
-		if err != nil && a.excuses(ctx, c, call, err) {
+		if err != nil && q.excuses(ctx, call, err) {
 			return chain.Output{}, nil // the plugins behind it are asked too
 		}
 		return out, err
 	}
-	err := a.errors("CHECK", list.CheckSome(ctx, &a.Attachment, a.partial, func(position int) bool { return c.Asks[position] }))
+	asks := func(position int) bool { return part.Asks[position] }
+	err := q.a.errors("CHECK", list.CheckSome(ctx, &q.a.plan.Attachment, q.a.progress.partial, asks))
 	switch {
 	case errors.Is(err, errBudget):
-		notAsked(c, err)
+		notAsked(part, err)
 		return
 	case err == nil:
 	case unanswered(err) != nil:
-		c.Asked.Unknown = unanswered(err)
-		c.Asked.Unanswered++
+		part.Asked.Unknown = unanswered(err)
+		part.Asked.Unanswered++
 	default:
-		c.Asked.Failed = err
+		part.Asked.Failed = err
 	}
-	c.Asked.Done = true
+	part.Asked.Done = true
 }
 
 // excuses reports whether the CHECK of a plugin has failed although nothing is wrong, and
 // notes that. The attachment is compared anew: if something is wrong with it, the plugin
 // may be right.
-func (a *attachment) excuses(ctx context.Context, c *health.Part, call chain.Call, failed error) bool {
-	failed = a.errors("CHECK", failed)
+func (q checking) excuses(ctx context.Context, call chain.Call, failed error) bool {
+	failed = q.a.errors("CHECK", failed)
 	if unanswered(failed) != nil {
 		return false
 	}
-	e, err := a.excuse(ctx, call)
+	e, err := q.excuse(ctx, call)
 	if err != nil {
-		a.op.eng.opts.Logger.Warn("a CHECK has failed, and the attachment could not be compared", "container", a.op.c.ID, "interface", a.IfName, "error", err)
+		q.a.op.log().Warn("a CHECK has failed, and the attachment could not be compared", "interface", q.a.plan.IfName, "error", err)
 	}
 	switch why := fmt.Errorf("%s: %w", e.Why, failed); {
 	case err != nil || e.Why == "":
 		return false
 	case e.Blind:
-		c.Asked.Blind = Join(c.Asked.Blind, why)
-		c.Asked.Unanswered++
+		q.part.Asked.Blind = Join(q.part.Asked.Blind, why)
+		q.part.Asked.Unanswered++
 	default:
-		c.Asked.Noted = Join(c.Asked.Noted, why)
+		q.part.Asked.Noted = Join(q.part.Asked.Noted, why)
 	}
 	return true
 }
 
-func (a *attachment) excuse(ctx context.Context, call chain.Call) (e compare.Excuse, err error) {
-	v, err := (&compare.Looks{}).Open(ctx, a.op.c.Host, a.inside())
+func (q checking) excuse(ctx context.Context, call chain.Call) (e compare.Excuse, err error) {
+	v, err := (&compare.Looks{}).Open(ctx, q.a.op.c.Host, q.a.inside())
 	if err != nil {
 		return e, err
 	}
 	defer func() { err = Join(err, v.Close()) }()
 	ipam := ""
-	for _, p := range a.Network.Config.Plugins {
+	for _, p := range q.a.plan.Network.Config.Plugins {
 		if p.Network.Type == call.Plugin {
 			ipam = p.Network.IPAM.Type
 		}
 	}
-	if part := a.compare(ctx, v); !part.IsWhole() || !part.Covers(call.Plugin, ipam) {
+	if part := q.a.compare(ctx, v); !part.IsWhole() || !part.Covers(call.Plugin, ipam) {
 		return e, nil
 	}
-	return a.runner().Excuse(ctx, call, ipam, v)
+	return q.a.runner().Excuse(ctx, call, ipam, v)
 }
 
 // unanswered returns the error of a CHECK with its kind, if it says nothing about the

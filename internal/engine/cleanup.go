@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// cleanUpTarget names an attachment; see cni.CleanUpTarget.
+// CleanUpTarget names an attachment; see cni.CleanUpTarget.
 type CleanUpTarget struct {
 	ContainerID, Network, IfName string
 	Addresses                    []netip.Addr
@@ -25,17 +25,26 @@ type CleanUpTarget struct {
 	DryRun                       bool
 }
 
-// forceCleanUp removes the leftovers of one attachment, and its record.
+// ForceCleanUp removes the leftovers of one attachment, and its record.
 func (eng *Engine) ForceCleanUp(ctx context.Context, t CleanUpTarget) ([]string, error) {
-	return eng.cleanUp(ctx, t, nil, container.Access{})
+	return cleanUp(ctx, eng, t, nil, container.Access{})
+}
+
+// forced is a CleanUp of one attachment in progress.
+type forced struct {
+	t       CleanUpTarget
+	op      *operation
+	list    *libcni.NetworkConfigList // the caller's; nil: none
+	entered *leftovers.Known          // what an earlier version's ledger says, if only that knows the attachment
+	known   memory
 }
 
 // cleanUp removes the leftovers of one attachment. If only the ledger of an
 // earlier version knows the attachment, it releases the addresses that the ledger names.
-func (eng *Engine) cleanUp(ctx context.Context, t CleanUpTarget, entered *leftovers.Known, how container.Access) (found []string, err error) {
+func cleanUp(ctx context.Context, eng *Engine, t CleanUpTarget, entered *leftovers.Known, how container.Access) (found []string, err error) {
 	id := record.ID(t.ContainerID)
-	list, err := t.validate()
-	if err != nil {
+	f := &forced{t: t, entered: entered}
+	if f.list, err = t.validate(); err != nil {
 		return nil, err
 	}
 	if t.DryRun {
@@ -43,19 +52,18 @@ func (eng *Engine) cleanUp(ctx context.Context, t CleanUpTarget, entered *leftov
 	} else {
 		defer func() { err = leftover(id, err) }()
 	}
-	op, err := eng.beginTeardown(ctx, id, how)
-	if err != nil {
+	if f.op, err = eng.beginTeardown(ctx, id, how); err != nil {
 		return nil, err
 	}
-	defer op.end()
-	if op.c.Host.Handle == nil {
+	defer f.op.end()
+	if f.op.c.Host.Handle == nil {
 		return nil, ErrNotSupported
 	}
-	a, known, err := op.remembered(t, list)
+	a, err := f.attachment()
 	if err != nil {
 		return nil, err
 	}
-	target, done, err := a.forcedTarget(t, entered)
+	target, done, err := f.target(a)
 	if err != nil {
 		return nil, err
 	}
@@ -63,14 +71,14 @@ func (eng *Engine) cleanUp(ctx context.Context, t CleanUpTarget, entered *leftov
 	ctx, cancel := context.WithTimeout(ctx, leftovers.Limit)
 	defer cancel()
 	items, err := leftovers.Find(ctx, target)
-	found = append(leftovers.Lines(items), known.lines()...)
+	found = append(leftovers.Lines(items), f.known.lines()...)
 	if err != nil || t.DryRun {
 		return found, err
 	}
-	if left, err := leftovers.Clear(ctx, target, items, op.log()); len(left) > 0 || err != nil {
-		return found, &LeftoverError{ContainerID: string(op.c.ID), Left: left, Err: err}
+	if left, err := leftovers.Clear(ctx, target, items, f.op.log()); len(left) > 0 || err != nil {
+		return found, &LeftoverError{ContainerID: string(id), Left: left, Err: err}
 	}
-	return found, a.forgetAll(known)
+	return found, f.forget(a)
 }
 
 // validate checks the target before anything is touched, and returns its
@@ -109,51 +117,51 @@ func (m memory) lines() (lines []string) {
 	return lines
 }
 
-// remembered builds the attachment. Its configuration is the caller's, else that
+// attachment builds the attachment. Its configuration is the caller's, else that
 // of the record, of libcni's cache, or of the loaded network; without any, the
 // list has no plugins.
-func (op *operation) remembered(t CleanUpTarget, list *libcni.NetworkConfigList) (*attachment, memory, error) {
-	var known memory
-	a, err := op.onRecord(t, list != nil)
+func (f *forced) attachment() (*attachment, error) {
+	a, err := f.onRecord()
 	if err != nil {
-		return nil, known, err
+		return nil, err
 	}
-	if a != nil && !op.c.Damaged {
-		known.record = op.eng.Store.Records.Dir()
+	if a != nil && !f.op.c.Damaged {
+		f.known.record = f.op.eng.Store.Records.Dir()
 	}
 	if a == nil {
-		a = op.attachment(&Network{}, t.IfName)
+		a = f.op.attachment(&Network{}, f.t.IfName)
 	}
-	cached, err := op.inCache(t)
+	cached, err := f.inCache()
 	if err != nil {
-		return nil, known, err
+		return nil, err
 	}
 	if cached != nil {
-		known.cache = filepath.Join(op.eng.opts.StateDir, "results")
+		f.known.cache = filepath.Join(f.op.eng.opts.StateDir, "results")
 	}
-	loaded := op.eng.cachedAs(t.Network, t.IfName)
+	loaded := cache{f.op}.loaded(f.t.Network, f.t.IfName)
 	switch {
-	case list != nil:
-		a.Network.Config = list
-	case a.Network.Config != nil:
+	case f.list != nil:
+		a.plan.Network.Config = f.list
+	case a.plan.Network.Config != nil:
 	case cached != nil && len(cached.Plugins) > 0:
-		a.Network.Config = cached
+		a.plan.Network.Config = cached
 	case loaded != nil:
-		a.Network.Config = loaded.Config
+		a.plan.Network.Config = loaded.Config
 	default:
-		a.Network.Config = &libcni.NetworkConfigList{Name: t.Network}
+		a.plan.Network.Config = &libcni.NetworkConfigList{Name: f.t.Network}
 	}
-	if a.partial == nil && cached != nil {
-		a.partial = a.cached().Result()
+	if a.progress.partial == nil && cached != nil {
+		a.progress.partial = a.cached().Result()
 	}
-	return a, known, nil
+	return a, nil
 }
 
 // onRecord returns the recorded attachment, or nil. From a damaged record it
 // uses the legible part of the result, and leaves the record to Remove, because
 // it may concern other attachments too. The caller's configuration replaces a
 // recorded one that this version does not accept.
-func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, error) {
+func (f *forced) onRecord() (*attachment, error) {
+	op, t := f.op, f.t
 	rec, err := LoadRecord(op.eng.Store.Records, op.c.ID)
 	if err != nil && !errors.Is(err, record.ErrBad) {
 		return nil, err
@@ -167,7 +175,7 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 		return nil, nil
 	}
 	bare := op.attachment(&Network{}, t.IfName)
-	bare.ContainerID, bare.partial = string(rec.Plugins()), chain.Partial(n.Result)
+	bare.plan.ContainerID, bare.progress.partial = string(rec.Plugins()), chain.Partial(n.Result)
 	if op.c.Damaged {
 		return bare, nil
 	}
@@ -175,44 +183,41 @@ func (op *operation) onRecord(t CleanUpTarget, configured bool) (*attachment, er
 		return nil, err
 	}
 	recorded, err := op.fromEntry(n)
-	if err != nil && configured {
-		bare.NetNS = op.c.Path
+	if err != nil && f.list != nil {
+		bare.plan.NetNS = op.c.Path
 		return bare, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return recorded, nil
+	return recorded, err
 }
 
 // inCache returns the configuration with which libcni cached the attachment, or
 // nil if it did not. An unreadable one is empty.
-func (op *operation) inCache(t CleanUpTarget) (*libcni.NetworkConfigList, error) {
-	c, err := chain.CachedAs(op.eng.opts.StateDir, t.Network, string(op.c.PluginID()), t.IfName).Find()
+func (f *forced) inCache() (*libcni.NetworkConfigList, error) {
+	c, err := chain.CachedAs(f.op.eng.opts.StateDir, f.t.Network, string(f.op.c.PluginID()), f.t.IfName).Find()
 	if c == nil || err != nil {
 		return nil, err
 	}
 	list, err := conflist.Parse(c.Config)
 	if err != nil {
-		op.eng.opts.Logger.Warn("cached configuration cannot be used", "container", op.c.ID, "network", c.Network, "error", err)
-		return &libcni.NetworkConfigList{Name: t.Network}, nil
+		f.op.log().Warn("cached configuration cannot be used", "network", c.Network, "error", err)
+		return &libcni.NetworkConfigList{Name: f.t.Network}, nil
 	}
 	return list, nil
 }
 
-// forcedTarget is target with the addresses that the caller knows, and those
+// target is the target of a sweep with the addresses that the caller knows, and those
 // that host-local holds for the attachment. Without a configuration it has
 // everything that the reference plugins may have left.
-func (a *attachment) forcedTarget(given CleanUpTarget, entered *leftovers.Known) (t leftovers.Target, done func(), err error) {
+func (f *forced) target(a *attachment) (t leftovers.Target, done func(), err error) {
 	t, done = a.target()
 	t.How.Thorough, t.How.GiveUp = true, true
-	if len(a.Network.Config.Plugins) == 0 {
+	if len(a.plan.Network.Config.Plugins) == 0 {
 		t.Widen()
 	}
-	if entered != nil {
-		t.How.Only = entered.Names
-		if len(entered.Dirs) > 0 {
-			t.IPAMDirs = entered.Dirs
+	if f.entered != nil {
+		t.How.Only = f.entered.Names
+		if len(f.entered.Dirs) > 0 {
+			t.IPAMDirs = f.entered.Dirs
 		}
 	}
 	held, err := t.Held()
@@ -220,7 +225,7 @@ func (a *attachment) forcedTarget(given CleanUpTarget, entered *leftovers.Known)
 		done()
 		return t, nil, err
 	}
-	for _, addr := range slices.Concat(given.Addresses, held) {
+	for _, addr := range slices.Concat(f.t.Addresses, held) {
 		if addr = addr.Unmap(); !slices.Contains(t.Addresses, addr) {
 			t.Addresses = append(t.Addresses, addr)
 		}
@@ -228,19 +233,19 @@ func (a *attachment) forcedTarget(given CleanUpTarget, entered *leftovers.Known)
 	return t, done, nil
 }
 
-// forgetAll deletes the attachment, which is gone, from the cache and the
+// forget deletes the attachment, which is gone, from the cache and the
 // record. The record goes last, so that a repeated call after a crash still
 // finds it.
-func (a *attachment) forgetAll(known memory) error {
+func (f *forced) forget(a *attachment) error {
 	var err error
-	if known.cache != "" {
+	if f.known.cache != "" {
 		err = a.cached().Forget()
 	}
-	if known.record != "" {
-		err = Join(err, a.op.forget([]*attachment{a}))
+	if f.known.record != "" {
+		err = Join(err, f.op.forget([]*attachment{a}))
 	}
 	if err != nil {
-		return &LeftoverError{ContainerID: string(a.op.c.ID), Left: known.lines(), Err: err}
+		return &LeftoverError{ContainerID: string(f.op.c.ID), Left: f.known.lines(), Err: err}
 	}
 	return nil
 }

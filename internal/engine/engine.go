@@ -15,6 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/invoke"
 	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/leftovers"
@@ -24,7 +25,7 @@ import (
 	"github.com/embedcni/cni/internal/runner"
 )
 
-// engine attaches and detaches containers with one set of options and networks. It is
+// Engine attaches and detaches containers with one set of options and networks. It is
 // immutable: a Load makes another one, and calls under way keep theirs.
 type Engine struct {
 	opts      Options
@@ -32,7 +33,7 @@ type Engine struct {
 	networks  []*Network
 	Own       string // the directory of locks and marks
 	runner    *runner.Runtime
-	loRunner  *runner.Runtime // runs the plugins of the loopback network; see runnerOf
+	loRunner  *runner.Runtime // runs the plugins of the loopback network; see RunnerOf
 	Addresses *container.ByAddress
 	ports     *ports.Index
 	abandoned *leftovers.Search
@@ -40,7 +41,7 @@ type Engine struct {
 	status    statusCache
 }
 
-// options are how an engine works.
+// Options are how an engine works.
 type Options struct {
 	PluginDirs     []string
 	PluginRoot     invoke.Root
@@ -63,7 +64,7 @@ type Options struct {
 	Observe        func(context.Context, runner.Event)
 }
 
-// timeouts limit the duration of one plugin's call for each verb; see cni.Timeouts.
+// Timeouts limit the duration of one plugin's call for each verb; see cni.Timeouts.
 type Timeouts struct{ Add, Del, Check, Status time.Duration }
 
 func (t Timeouts) of(verb string) time.Duration {
@@ -79,7 +80,7 @@ func (t Timeouts) of(verb string) time.Duration {
 	}
 }
 
-// network is a network configuration with the name of its interface in a container.
+// Network is a network configuration with the name of its interface in a container.
 type Network struct {
 	Config *libcni.NetworkConfigList
 	IfName string
@@ -93,7 +94,7 @@ var (
 	deletions links.Deletions
 )
 
-// newEngine returns an engine, which shares with the previous one what both know.
+// NewEngine returns an engine, which shares with the previous one what both know.
 func NewEngine(o Options, networks []*Network, previous *Engine) *Engine {
 	s := &Engine{opts: o, networks: networks, parsed: &conflist.Cache{}}
 	env := invoke.Environ(os.Environ(), o.EnvAllow, nil)
@@ -118,16 +119,16 @@ func NewEngine(o Options, networks []*Network, previous *Engine) *Engine {
 		Bus: firewalld.Open(invoke.Variable(env, firewalld.Variable)), Locks: s.Store.Locks.Space, First: first, References: references,
 	}
 	s.runner.Root, s.runner.Dirs, s.runner.AllowInsecure = o.PluginRoot, o.PluginDirs, o.AllowInsecure
-	s.abandoned = s.search(previous)
+	s.abandoned = searchFor(s, previous)
 	own := *s.runner
 	own.Prefer = append(slices.Clone(own.Prefer), known.Loopback)
 	s.loRunner = &own
 	return s
 }
 
-// search returns the search for abandoned containers. Runtimes with the same settings
+// searchFor returns the search for abandoned containers. Runtimes with the same settings
 // share one, except those with registered plugins: two such plugins cannot be compared.
-func (eng *Engine) search(previous *Engine) *leftovers.Search {
+func searchFor(eng, previous *Engine) *leftovers.Search {
 	if len(eng.opts.Choice.Registered) == 0 {
 		alike := append([]string{eng.Store.Records.Dir(), eng.opts.Owner, eng.Store.Boot, eng.opts.HostNetNS, eng.runner.Key()}, eng.runner.Env...)
 		return leftovers.SearchOf(strings.Join(alike, "\x00"))
@@ -138,7 +139,7 @@ func (eng *Engine) search(previous *Engine) *leftovers.Search {
 	return leftovers.SearchOf("")
 }
 
-// runnerOf returns the settings under which the plugins of a network run. The network of
+// RunnerOf returns the settings under which the plugins of a network run. The network of
 // WithLoNetwork is the library's own, so its plugin is too, whatever is installed.
 func (eng *Engine) RunnerOf(n *Network) *runner.Runtime {
 	if n.IsLo {
@@ -146,6 +147,9 @@ func (eng *Engine) RunnerOf(n *Network) *runner.Runtime {
 	}
 	return eng.runner
 }
+
+// openHost opens the network namespace in which plugins run.
+func (eng *Engine) openHost() (*hostns.NetNS, error) { return eng.Store.Hosts.Open(eng.opts.HostNetNS) }
 
 // canonical resolves the symbolic links of a path, as far as it exists. The path is
 // stored in records and must lead to the same place however a later program spells
@@ -165,4 +169,21 @@ func canonical(path string) string {
 		}
 		dir, rest = parent, filepath.Join(filepath.Base(dir), rest)
 	}
+}
+
+// Ordered returns directories, with those that are among first before the others.
+func Ordered(dirs, first []string) []string {
+	if len(first) == 0 {
+		return dirs
+	}
+	place := func(dir string) int {
+		i := slices.IndexFunc(first, func(f string) bool { return filepath.Clean(f) == filepath.Clean(dir) })
+		if i < 0 {
+			return len(first)
+		}
+		return i
+	}
+	dirs = slices.Clone(dirs)
+	slices.SortStableFunc(dirs, func(a, b string) int { return place(a) - place(b) })
+	return dirs
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,12 +21,6 @@ import (
 	"github.com/embedcni/cni/internal/runner"
 	"github.com/embedcni/cni/internal/thread"
 )
-
-func (e *Error) isTransient() bool {
-	text := strings.ToLower(e.Msg + " " + e.Details)
-	return e.Code == types.ErrTryAgainLater ||
-		slices.ContainsFunc(transientWords(), func(words string) bool { return strings.Contains(text, words) })
-}
 
 // The errors for errors.Is, which package cni documents.
 var (
@@ -215,14 +210,14 @@ func (e *RecordError) Error() string {
 // Unwrap returns the cause.
 func (e *RecordError) Unwrap() error { return e.Err }
 
-// loadRecord loads a record. The error is a RecordError unless the record is
+// LoadRecord loads a record. The error is a RecordError unless the record is
 // damaged.
 func LoadRecord(records *record.Store, id record.ID) (*record.Record, error) {
 	rec, err := records.Load(id)
 	return rec, AsRecordError(records, id, record.Name(id), err)
 }
 
-// recordError returns the RecordError for a record that is newer or could not be
+// AsRecordError returns the RecordError for a record that is newer or could not be
 // read.
 func AsRecordError(records *record.Store, id record.ID, file string, err error) error {
 	newer := errors.Is(err, record.ErrNewer)
@@ -273,7 +268,7 @@ func AsCNIError(err error) *types.Error {
 	return types.NewError(types.ErrInternal, err.Error(), "")
 }
 
-// join is errors.Join, but returns a single error unchanged: most calls have one
+// Join is errors.Join, but returns a single error unchanged: most calls have one
 // network, and their callers should get its *Error.
 func Join(errs ...error) error {
 	errs = slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
@@ -295,7 +290,7 @@ func sentinels() []struct{ inner, outer error } {
 	}
 }
 
-// withSentinel makes errors.Is find this package's sentinel behind an inner
+// WithSentinel makes errors.Is find this package's sentinel behind an inner
 // package's error, without changing the text.
 func WithSentinel(err error) error {
 	for _, s := range sentinels() {
@@ -316,3 +311,46 @@ func (t *tagged) Unwrap() []error { return []error{t.error, t.also} }
 
 // Tag returns the error, which errors.Is finds under another one too.
 func Tag(err, also error) error { return &tagged{err, also} }
+
+// LeftoverError means that a container, or a part of it, could not be removed.
+type LeftoverError struct {
+	ContainerID string
+	Left        []string // a line for each thing found after the removal, for a person
+	Err         error    // the cause; wraps *Errors of plugins
+}
+
+// Error names the cause, the remaining things, and the remedy.
+func (e *LeftoverError) Error() string {
+	s := fmt.Sprintf("container %s could not be removed", e.ContainerID)
+	if why := e.why(); why != "" {
+		s += ": " + why
+	}
+	if errors.As(e.Err, new(*RecordError)) {
+		return s // which names the remedy: CleanUp leaves such a record alone too
+	}
+	return s + "; fix the cause and call Remove again, or call CleanUp to abandon it"
+}
+
+// why returns the cause, and the remaining things.
+func (e *LeftoverError) why() string {
+	var s []string
+	if e.Err != nil {
+		s = append(s, cmp.Or(runner.Trim(e.Err.Error()), runner.NoMessage))
+	}
+	if len(e.Left) > 0 {
+		s = append(s, "left are "+strings.Join(e.Left, "; "))
+	}
+	return strings.Join(s, ": ")
+}
+
+// Unwrap returns the cause.
+func (e *LeftoverError) Unwrap() error { return e.Err }
+
+// leftover turns an error that keeps a container on record into a
+// *LeftoverError, unless it contains one.
+func leftover(id record.ID, err error) error {
+	if err == nil || errors.As(err, new(*LeftoverError)) {
+		return err
+	}
+	return &LeftoverError{ContainerID: string(id), Err: err}
+}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/record"
@@ -23,7 +24,7 @@ const (
 	stateElsewhere health.State = "elsewhere"
 )
 
-// healthOptions say what to look at; see cni.HealthOptions.
+// HealthOptions say what to look at; see cni.HealthOptions.
 type HealthOptions struct {
 	Containers   []string
 	NetNS        map[string]string
@@ -32,22 +33,22 @@ type HealthOptions struct {
 	CheckBudget  time.Duration
 }
 
-// healthReport has a verdict on each container.
-type healthReport struct {
-	Containers []verdict
+// HealthReport has a verdict on each container.
+type HealthReport struct {
+	Containers []Verdict
 	Compared   time.Duration
-	Checks     healthChecks
+	Checks     HealthChecks
 	Seen       map[string]*record.Record // of the containers that the options name
 }
 
-// healthChecks count what became of CHECKs.
-type healthChecks struct {
+// HealthChecks count what became of CHECKs.
+type HealthChecks struct {
 	Asked, Failed, Unanswered, NotAsked int
 	Took                                time.Duration
 }
 
-// verdict is what a look says of one container.
-type verdict struct {
+// Verdict is what a look says of one container.
+type Verdict struct {
 	ContainerID string
 	State       health.State
 	Differences []Difference
@@ -56,7 +57,7 @@ type verdict struct {
 }
 
 // doubt returns an error with everything that speaks against a container.
-func (v verdict) doubt() error {
+func (v Verdict) doubt() error {
 	var errs []error
 	for _, d := range v.Differences {
 		errs = append(errs, d.Err)
@@ -64,7 +65,7 @@ func (v verdict) doubt() error {
 	return Doubt(v.ContainerID, v.State, errs, v.Reason)
 }
 
-// doubt returns nil if the container is healthy, and otherwise an error with the
+// Doubt returns nil if the container is healthy, and otherwise an error with the
 // differences and the reason.
 func Doubt(id string, state health.State, found []error, reason error) error {
 	if state == stateHealthy {
@@ -79,7 +80,7 @@ func Doubt(id string, state health.State, found []error, reason error) error {
 
 // see keeps the record of a container, unless the look was at all: a report would keep
 // thousands of records in memory.
-func (r *healthReport) see(e *health.Container) {
+func (r *HealthReport) see(e *health.Container) {
 	if r.Seen == nil {
 		return
 	}
@@ -90,8 +91,8 @@ func (r *healthReport) see(e *health.Container) {
 }
 
 // verdictOn returns the verdict on a container that was looked at.
-func verdictOn(e *health.Container) verdict {
-	v := verdict{ContainerID: nameOf(e.Found), State: e.State, Reason: e.Reason}
+func verdictOn(e *health.Container) Verdict {
+	v := Verdict{ContainerID: nameOf(e.Found), State: e.State, Reason: e.Reason}
 	var noted error
 	for _, c := range e.Parts {
 		for _, d := range c.Differences {
@@ -118,26 +119,40 @@ func verdictOn(e *health.Container) verdict {
 	return v
 }
 
-// health looks at containers, and returns the verdict on each.
-func (eng *Engine) Health(ctx context.Context, o HealthOptions) (_ *healthReport, err error) {
+// look is a look at containers, none of which is locked but to ask its plugins.
+type look struct {
+	eng  *Engine
+	host *hostns.NetNS // where plugins run
+	own  bool          // only this owner's attachments are compared
+	once bool          // see HealthOptions.Once
+}
+
+// Health looks at containers, and returns the verdict on each.
+func (eng *Engine) Health(ctx context.Context, o HealthOptions) (report *HealthReport, err error) {
 	if err := eng.RefuseInside(ctx); err != nil {
 		return nil, err
 	}
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
-	if err != nil {
+	l := &look{eng: eng, own: len(o.Containers) == 0, once: o.Once}
+	if l.host, err = eng.openHost(); err != nil {
 		return nil, err
 	}
-	defer func() { err = Join(err, host.Close()) }()
-	found, report, err := eng.toExamine(o.Containers)
+	defer func() { err = Join(err, l.host.Close()) }()
+	var found []record.Found
+	if l.own {
+		report = &HealthReport{}
+		found, err = owned(eng, true, nil)
+		found = slices.DeleteFunc(found, func(f record.Found) bool { return f.Record.Warm })
+	} else {
+		report = &HealthReport{Seen: make(map[string]*record.Record, len(o.Containers))}
+		found, err = l.named(o.Containers, report)
+	}
 	if err != nil {
 		return nil, err
 	}
 	begun := time.Now()
-	look := eng.looking(ctx, host, len(o.Containers) == 0)
-	look.Brief = o.Once
 	var all []*health.Container
-	for _, e := range look.All(ctx, found) {
-		if h, ok := eng.elsewhere(host, e, o.NetNS); ok {
+	for _, e := range l.at(ctx, found) {
+		if h, ok := l.elsewhere(e, o.NetNS); ok {
 			report.Containers = append(report.Containers, h)
 			report.see(e)
 		} else {
@@ -146,41 +161,35 @@ func (eng *Engine) Health(ctx context.Context, o HealthOptions) (_ *healthReport
 	}
 	report.Compared = time.Since(begun)
 	if !o.WithoutCheck {
-		report.Checks = eng.askAll(ctx, host, all, o.CheckBudget)
+		report.Checks = l.askAll(ctx, all, o.CheckBudget)
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	for _, e := range all {
-		if e.State != health.NotAttached || len(o.Containers) > 0 {
+		if e.State != health.NotAttached || !l.own {
 			report.Containers = append(report.Containers, verdictOn(e))
 		}
 		report.see(e)
 	}
-	slices.SortFunc(report.Containers, func(a, b verdict) int { return strings.Compare(a.ContainerID, b.ContainerID) })
+	slices.SortFunc(report.Containers, func(a, b Verdict) int { return strings.Compare(a.ContainerID, b.ContainerID) })
 	return report, nil
 }
 
-// toExamine returns the records of the containers: of this owner's, or with ids of
-// those. The report has the verdict on those that are not on record.
-func (eng *Engine) toExamine(ids []string) (found []record.Found, report *healthReport, err error) {
-	report = &healthReport{}
-	if len(ids) == 0 {
-		mine, err := eng.owned(true, nil)
-		return slices.DeleteFunc(mine, func(f record.Found) bool { return f.Record.Warm }), report, err
-	}
-	report.Seen = make(map[string]*record.Record, len(ids))
+// named returns the records of containers. The report has the verdict on those that are not
+// on record.
+func (l *look) named(ids []string, report *HealthReport) (found []record.Found, err error) {
 	ids = slices.Clone(ids)
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
 		if err := ValidateID(record.ID(id)); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		f := eng.Store.Records.Find(record.ID(id))
+		f := l.eng.Store.Records.Find(record.ID(id))
 		if f.Record == nil {
-			h, err := eng.offRecord(record.ID(id))
+			h, err := l.offRecord(id)
 			if err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 			report.Containers = append(report.Containers, h)
 			report.Seen[id] = nil
@@ -189,40 +198,40 @@ func (eng *Engine) toExamine(ids []string) (found []record.Found, report *health
 		f.Record.ContainerID = record.ID(id) // also if it is illegible
 		found = append(found, f)
 	}
-	return found, report, nil
+	return found, nil
 }
 
 // offRecord returns the verdict on a container that is not on record.
-func (eng *Engine) offRecord(id record.ID) (verdict, error) {
-	cached, err := chain.AllCached(eng.opts.StateDir, string(id))
+func (l *look) offRecord(id string) (Verdict, error) {
+	cached, err := chain.AllCached(l.eng.opts.StateDir, id)
 	if err != nil {
-		return verdict{}, err
+		return Verdict{}, err
 	}
 	if len(cached) > 0 {
-		return verdict{ContainerID: string(id), State: health.Unknown, Reason: errOnlyCached}, nil
+		return Verdict{ContainerID: id, State: health.Unknown, Reason: errOnlyCached}, nil
 	}
-	return verdict{ContainerID: string(id), State: health.NotAttached}, nil
+	return Verdict{ContainerID: id, State: health.NotAttached}, nil
 }
 
 // errOnlyCached: nothing says in which namespace the plugins ran, nor which.
 var errOnlyCached = errors.New("it is in libcni's cache and not on record, since another program attached it; Check asks its plugins")
 
 // elsewhere returns the verdict on a container that is not attached in the namespace of
-// which the caller knows the path. A container whose record does not say where it is attached, or which is dead,
-// has the verdict of the look.
-func (eng *Engine) elsewhere(host *hostns.NetNS, e *health.Container, paths map[string]string) (verdict, bool) {
+// which the caller knows the path. A container whose record does not say where it is
+// attached, or which is dead, has the verdict of the look.
+func (l *look) elsewhere(e *health.Container, paths map[string]string) (Verdict, bool) {
 	path, ok := paths[string(e.Found.Record.ContainerID)]
 	if !ok || e.Found.Err != nil || e.State == health.Gone || e.State == health.NotAttached {
-		return verdict{}, false
+		return Verdict{}, false
 	}
-	state, err := eng.isAt(host, e.Found.Record.NetNS, path)
-	return verdict{ContainerID: nameOf(e.Found), State: state, Reason: err}, err != nil
+	state, err := l.isAt(e.Found.Record.NetNS, path)
+	return Verdict{ContainerID: nameOf(e.Found), State: state, Reason: err}, err != nil
 }
 
 // isAt returns nil if the path leads to the recorded namespace. Otherwise it returns why
 // not, and what that makes of a container.
-func (eng *Engine) isAt(host *hostns.NetNS, recorded record.NetNS, path string) (health.State, error) {
-	h, _, err := host.OpenContainer(path, "CHECK")
+func (l *look) isAt(recorded record.NetNS, path string) (health.State, error) {
+	h, _, err := l.host.OpenContainer(path, "CHECK")
 	switch {
 	case err != nil && !hostns.LeadsNowhere(err) && errors.As(err, new(syscall.Errno)):
 		return health.Unknown, err
@@ -233,7 +242,7 @@ func (eng *Engine) isAt(host *hostns.NetNS, recorded record.NetNS, path string) 
 	}
 	now := h.ID()
 	if err := h.Close(); err != nil {
-		eng.opts.Logger.Error("close network namespace", "error", err)
+		l.eng.opts.Logger.Error("close network namespace", "error", err)
 	}
 	switch recorded.ID() {
 	case now:
@@ -243,4 +252,104 @@ func (eng *Engine) isAt(host *hostns.NetNS, recorded record.NetNS, path string) 
 	}
 	return stateElsewhere, fmt.Errorf("it is attached in the network namespace %v, given as %s, and %s leads to %v: %w",
 		recorded.ID(), recorded.Path, path, now, ErrInvalidNetNS)
+}
+
+// at looks at the containers of records.
+func (l *look) at(ctx context.Context, found []record.Found) []*health.Container {
+	s := l.eng.Store
+	h := &health.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: l.eng.opts.Logger, Brief: l.once}
+	h.Examine = func(c *health.Container, looks *compare.Looks) error { return l.examine(ctx, c, looks) }
+	return h.All(ctx, found)
+}
+
+// examine compares a container with its record. The error is the reason why it could
+// not.
+func (l *look) examine(ctx context.Context, c *health.Container, looks *compare.Looks) error {
+	rec := c.Found.Record
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case c.Found.Err != nil:
+		return AsRecordError(l.eng.Store.Records, rec.ContainerID, c.Found.File, c.Found.Err)
+	}
+	op, err := l.operation(rec.ContainerID)
+	if err != nil {
+		return err
+	}
+	defer op.c.Close()
+	op.c.Record = rec
+	all, err := op.enterRecorded(false)
+	if err != nil {
+		return err
+	}
+	if l.own {
+		all = slices.DeleteFunc(all, func(a *attachment) bool { return !a.own() })
+	}
+	if len(all) == 0 {
+		c.State = health.NotAttached
+		return nil
+	}
+	if c.State, c.Reason = op.outOfReach(); c.State == health.Compared {
+		c.Parts, err = op.compareAll(ctx, looks, all)
+	}
+	return err
+}
+
+// operation returns an operation of a container that is not locked.
+func (l *look) operation(id record.ID) (*operation, error) {
+	host, err := l.host.Dup()
+	if err != nil {
+		return nil, err
+	}
+	return &operation{eng: l.eng, c: l.eng.Store.New(id, host)}, nil
+}
+
+// kindCheck is the kind of a difference that a plugin's CHECK has found.
+const kindCheck = "check"
+
+// Difference is one thing that is missing or different; see cni.Difference.
+type Difference struct {
+	Network, IfName, Plugin string
+	Kind                    string
+	Inside                  bool // in the container's namespace
+	Object, Wanted, Found   string
+	Repairable              bool
+	Why                     string // it is not repairable
+	Err                     error
+}
+
+// String says what differs.
+func (d Difference) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "network %q, interface %s, plugin %s: %s", d.Network, d.IfName, d.Plugin, d.Kind)
+	if d.Object != "" {
+		fmt.Fprintf(&b, " %s", d.Object)
+	}
+	if d.Inside {
+		b.WriteString(" in the container")
+	}
+	switch {
+	case d.Kind == kindCheck:
+		fmt.Fprintf(&b, ": %v", d.Err)
+	case d.Found == "":
+		b.WriteString(" is missing")
+	default:
+		fmt.Fprintf(&b, " is %s, not %s", d.Found, d.Wanted)
+	}
+	if !d.Repairable && d.Why != "" {
+		fmt.Fprintf(&b, " (not repairable: %s)", d.Why)
+	}
+	return b.String()
+}
+
+// differenceOf returns a difference of an attachment as callers see it.
+func differenceOf(network, ifName string, d compare.Difference) Difference {
+	public := Difference{
+		Network: network, IfName: ifName, Plugin: d.Plugin, Kind: string(d.Kind), Inside: d.Inside,
+		Object: d.Object, Wanted: d.Wanted, Found: d.Found, Repairable: d.Fix != nil, Why: d.Why, Err: d.Err,
+	}
+	if !public.Repairable && public.Why == "" {
+		public.Why = "adding something does not put it right"
+	}
+	return public
 }

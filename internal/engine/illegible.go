@@ -18,12 +18,12 @@ import (
 // kept for one, in which a container may be alive. It logs that nothing finds the other
 // leftovers of the containers. All are deleted at once, because a power cut can leave
 // many: records of lo alone are not synced.
-func (eng *Engine) deleteIllegible(found []record.Found) (all []outcome) {
+func (c *recovery) deleteIllegible(found []record.Found) (all []outcome) {
 	var free []record.Found
 	for _, f := range found {
-		if path := eng.Store.Pins.At(f.File); path != "" {
+		if path := c.eng.Store.Pins.At(f.File); path != "" {
 			all = append(all, outcome{id: nameOf(f), skipped: fmt.Errorf("it names no owner, and %s keeps a namespace that may be a live container's; "+
-				"if it is not, unmount that and delete %s: %w", path, eng.Store.Records.Path(f.File), f.Err)})
+				"if it is not, unmount that and delete %s: %w", path, c.eng.Store.Records.Path(f.File), f.Err)})
 			continue
 		}
 		free = append(free, f)
@@ -31,7 +31,7 @@ func (eng *Engine) deleteIllegible(found []record.Found) (all []outcome) {
 	if len(free) == 0 {
 		return all
 	}
-	held, err := eng.Store.Locks.TryLockAll([]lock.Key{{Name: container.Barrier}}) // a Setup may be about to replace one
+	held, err := c.eng.Store.Locks.TryLockAll([]lock.Key{{Name: container.Barrier}}) // a Setup may be about to replace one
 	if held == nil {
 		for _, f := range free {
 			all = append(all, outcome{id: nameOf(f), skipped: Join(ErrBusy, err)})
@@ -40,25 +40,25 @@ func (eng *Engine) deleteIllegible(found []record.Found) (all []outcome) {
 	}
 	defer func() {
 		if err := held.Release(); err != nil {
-			eng.opts.Logger.Error("release lock", "error", err)
+			c.eng.opts.Logger.Error("release lock", "error", err)
 		}
 	}()
-	return append(all, eng.deleteIllegibleAlone(free)...)
+	return append(all, c.deleteIllegibleAlone(free)...)
 }
 
 // deleteIllegibleAlone is deleteIllegible while no ADD or DEL is in progress.
-func (eng *Engine) deleteIllegibleAlone(found []record.Found) (all []outcome) {
+func (c *recovery) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 	files := make(map[string]error)
 	for _, f := range found {
-		now, err := eng.Store.Records.LoadFile(f.File)
+		now, err := c.eng.Store.Records.LoadFile(f.File)
 		if now != nil && now.ContainerID == "" && errors.Is(err, record.ErrBad) { // else it is another by now, or gone
-			files[f.File] = eng.Store.Pins.Discard(f.File)
+			files[f.File] = c.eng.Store.Pins.Discard(f.File)
 		}
 	}
 	if len(files) == 0 {
 		return nil
 	}
-	forgotten := eng.forgetUndone(files)
+	forgotten := c.forgetUndone(files)
 	deleted := []string{}
 	for _, f := range found {
 		err, illegible := files[f.File]
@@ -66,10 +66,10 @@ func (eng *Engine) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 			continue
 		}
 		if forgotten != nil { // perhaps another's
-			err = Join(err, eng.forgetUndone(map[string]error{f.File: nil}))
+			err = Join(err, c.forgetUndone(map[string]error{f.File: nil}))
 		}
 		if err == nil {
-			err = eng.Store.Records.Discard(f.File)
+			err = c.eng.Store.Records.Discard(f.File)
 		}
 		o := outcome{id: nameOf(f), err: err}
 		if err == nil {
@@ -79,7 +79,7 @@ func (eng *Engine) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 		all = append(all, o)
 	}
 	if len(deleted) > 0 {
-		eng.opts.Logger.Error("attachment records are unreadable and were deleted; leftovers of their attachments are possible",
+		c.eng.opts.Logger.Error("attachment records are unreadable and were deleted; leftovers of their attachments are possible",
 			"files", deleted, "error", found[0].Err)
 	}
 	return all
@@ -89,20 +89,15 @@ func (eng *Engine) deleteIllegibleAlone(found []record.Found) (all []outcome) {
 // file names that a power cut has undone. The record of an ADD whose plugins write no file
 // is not synced, so a power cut can tear it and leave the cache whole. An attachment that
 // may live keeps its cached result, which is all that its DEL has.
-func (eng *Engine) forgetUndone(files map[string]error) (err error) {
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
-	if err != nil {
-		return err
-	}
-	u := &unrecorded{eng: eng, host: host}
-	defer func() { err = Join(err, u.host.Close()) }()
+func (c *recovery) forgetUndone(files map[string]error) error {
+	u := &unrecorded{eng: c.eng, host: c.look.host}
 	isOne := func(id string) bool { _, found := files[record.Name(record.ID(id))]; return found }
-	return chain.ForgetUnneeded(eng.opts.StateDir, isOne, func(c *libcni.NetworkAttachment) bool {
-		list, err := conflist.Parse(c.Config)
+	return chain.ForgetUnneeded(c.eng.opts.StateDir, isOne, func(cached *libcni.NetworkAttachment) bool {
+		list, err := conflist.Parse(cached.Config)
 		if err != nil || !known.KernelOnly(list.Plugins, func(string) bool { return true }) {
 			return false
 		}
-		_, ended, err := u.judge(c)
+		_, ended, err := u.judge(cached)
 		return isLoAlone(list.Plugins) || ended && err == nil
 	})
 }
@@ -112,21 +107,21 @@ func (eng *Engine) forgetUndone(files map[string]error) (err error) {
 // cut, so it is dead. Any sign of something else is believed: an attachment that the log,
 // the cache or an earlier version's ledger names, another interface, or a namespace that is kept, as it is
 // for every container that lives.
-func (op *operation) isTornLo(earlier attachments) bool {
-	if !op.c.Damaged || len(earlier) != 1 || len(op.c.Record.Attachments) > 0 || op.eng.Store.Pins.Keeps(op.c.ID) || op.eng.Store.Pins.At(record.Name(op.c.ID)) != "" {
+func (s *setup) isTornLo(earlier attachments) bool {
+	if !s.op.c.Damaged || len(earlier) != 1 || len(s.op.c.Record.Attachments) > 0 || s.op.eng.Store.Pins.Keeps(s.op.c.ID) || s.op.eng.Store.Pins.At(record.Name(s.op.c.ID)) != "" {
 		return false
 	}
 	a := earlier[0]
-	if !isLoAlone(a.Network.Config.Plugins) || !op.c.HasNoDevice(a.NetNS, a.IfName) {
+	if !isLoAlone(a.plan.Network.Config.Plugins) || !s.op.c.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
 		return false
 	}
-	entered, err := op.eng.ledger().Read()
+	entered, err := ledgerOf(s.op.eng).Read()
 	if err != nil {
-		op.eng.opts.Logger.Warn("read the ledger", "container", op.c.ID, "error", err)
+		s.op.log().Warn("read the ledger", "error", err)
 		return false
 	}
 	for key, known := range entered {
-		if key.ContainerID == op.c.PluginID() && key != a.key() && !known.Gone {
+		if key.ContainerID == s.op.c.PluginID() && key != a.key() && !known.Gone {
 			return false
 		}
 	}

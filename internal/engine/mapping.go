@@ -13,9 +13,10 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-const CapPortMappings = "portMappings"
+// CapPortMappings is the capability of ports of the host that are forwarded.
+const CapPortMappings = ports.Capability
 
-// wirePort is a port mapping as plugins read it (CONVENTIONS.md).
+// Mapping is a port mapping as plugins read it (CONVENTIONS.md).
 type Mapping struct {
 	HostPort      int32  `json:"hostPort"`
 	ContainerPort int32  `json:"containerPort"`
@@ -23,8 +24,8 @@ type Mapping struct {
 	HostIP        string `json:"hostIP,omitempty"`
 }
 
-// wirePorts validates mappings and completes them. It refuses those that a plugin would apply
-// in part: a port out of range, an invalid address, and two mappings that claim the
+// ValidMappings validates mappings and completes them. It refuses those that a plugin would
+// apply in part: a port out of range, an invalid address, and two mappings that claim the
 // same port of the host.
 func ValidMappings(mappings []Mapping) ([]Mapping, error) {
 	wire := make([]Mapping, 0, len(mappings))
@@ -98,7 +99,7 @@ type askedPorts struct {
 	given []record.Port // with the host ports that were chosen; until then 0
 }
 
-// newAskedPorts validates ports, and names their protocols.
+// NewAskedPorts validates ports, and names their protocols.
 func NewAskedPorts(all []record.Port) (*askedPorts, error) {
 	labels := make(map[string]bool)
 	asked := slices.Clone(all)
@@ -147,7 +148,7 @@ func (a *askedPorts) give(chosen []uint16) (rest []uint16) {
 	return chosen
 }
 
-// askPorts puts ports into the capability, beside those that it has: the ones with a host
+// AskPorts puts ports into the capability, beside those that it has: the ones with a host
 // port, until the others are chosen.
 func (a *Planned) AskPorts(asked *askedPorts) error {
 	if len(asked.Asked) == 0 || !conflist.Declares(a.Network.Config, CapPortMappings) {
@@ -222,12 +223,12 @@ func claimsOf(mappings []Mapping) (claims []ports.Claim) {
 // hostPorts returns the ports that all attachments ask for.
 func (all attachments) hostPorts() (wanted []ports.Claim) {
 	for _, a := range all {
-		wanted = append(wanted, a.hostPorts()...)
+		wanted = append(wanted, a.plan.hostPorts()...)
 	}
 	return wanted
 }
 
-// mappings returns the ports that a plugin of the attachment's network was asked to
+// Mappings returns the ports that a plugin of the attachment's network was asked to
 // forward.
 func (a *Planned) Mappings() []Mapping {
 	given := a.CapabilityArgs[CapPortMappings]
@@ -244,7 +245,7 @@ func (a *Planned) Mappings() []Mapping {
 	return MappingsIn(data)
 }
 
-// recordedMappings is mappings for an attachment on record.
+// RecordedMappings is mappings for an attachment on record.
 func RecordedMappings(n *record.Attachment) []Mapping {
 	if len(ports.ClaimsOf(n)) == 0 {
 		return nil
@@ -252,23 +253,7 @@ func RecordedMappings(n *record.Attachment) []Mapping {
 	return MappingsIn(n.Capabilities[CapPortMappings])
 }
 
-// earlier returns the container's attachments to which ports may be forwarded since an
-// earlier call.
-func (op *operation) earlier() (sources []Source) {
-	own := op.attachments.names()
-	for n := range op.c.Record.Present() {
-		if own[n.IfName] || !n.Answered() {
-			continue
-		}
-		ports := RecordedMappings(n)
-		if result := chain.Decode(n.Result); result != nil && len(ports) > 0 && chain.Walkable(result) == nil {
-			sources = append(sources, Source{n.Network, n.IfName, result, ports})
-		}
-	}
-	return sources
-}
-
-// mappingsIn reads the capability as plugins get it. A value of another form is no list
+// MappingsIn reads the capability as plugins get it. A value of another form is no list
 // of ports.
 func MappingsIn(data json.RawMessage) (wire []Mapping) {
 	if json.Unmarshal(data, &wire) != nil {
@@ -284,4 +269,20 @@ func (all attachments) requested() (requested []record.Port) {
 		requested = append(requested, set.given...)
 	}
 	return requested
+}
+
+// earlier returns the container's attachments to which ports may be forwarded since an
+// earlier call.
+func earlier(op *operation) (sources []Source) {
+	own := op.attachments.names()
+	for n := range op.c.Record.Present() {
+		if own[n.IfName] || !n.Answered() {
+			continue
+		}
+		ports := RecordedMappings(n)
+		if result := chain.Decode(n.Result); result != nil && len(ports) > 0 && chain.Walkable(result) == nil {
+			sources = append(sources, Source{n.Network, n.IfName, result, ports})
+		}
+	}
+	return sources
 }

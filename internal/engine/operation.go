@@ -2,22 +2,14 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/health"
-	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/leftovers"
-	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/netns"
 )
 
 // operation is one call for a container in progress.
@@ -26,10 +18,7 @@ type operation struct {
 	c           *container.Container
 	attachments attachments // of this call
 	removal     removal
-	// portWarnings are about ports of the host that the Setup forwards nevertheless.
-	portWarnings []*PortError
-	ignored      []string         // see Result.Ignored
-	patience     *caller.Patience // of a repair
+	patience    *caller.Patience // of a repair
 }
 
 // removal is the state of removing attachments.
@@ -46,49 +35,58 @@ func (eng *Engine) begin(c *Call, verb string) (*operation, error) {
 	if c.Err != nil {
 		return nil, c.Err
 	}
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err != nil {
 		return nil, err
 	}
 	op := &operation{eng: eng, c: eng.Store.New(c.ID, host)}
-	open := func() error { return op.c.OpenPath(c.Path, verb) }
 	if c.Makes && verb == "ADD" {
-		open = func() error { return op.c.MakeNetNS(c.Path, c.MakesIn) }
+		err = op.c.MakeNetNS(c.Path, c.MakesIn)
+	} else {
+		err = op.c.OpenPath(c.Path, verb)
 	}
-	if err := open(); err != nil {
+	if err != nil {
 		return nil, Join(err, host.Close())
 	}
 	op.attachments = op.take(c.Planned)
 	for _, a := range op.attachments {
-		a.NetNS = op.c.Path
+		a.plan.NetNS = op.c.Path
 	}
 	return op, nil
+}
+
+// named returns an operation of a container that is not locked.
+func (eng *Engine) named(id record.ID) (*operation, error) {
+	if err := ValidateID(id); err != nil {
+		return nil, err
+	}
+	host, err := eng.openHost()
+	if err != nil {
+		return nil, err
+	}
+	return &operation{eng: eng, c: eng.Store.New(id, host)}, nil
 }
 
 // beginTeardown is begin for a call that learns its work from the record, and so
 // must lock the container before it can plan.
 func (eng *Engine) beginTeardown(ctx context.Context, id record.ID, how container.Access) (*operation, error) {
-	if err := ValidateID(id); err != nil {
-		return nil, err
-	}
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	op, err := eng.named(id)
 	if err != nil {
 		return nil, err
 	}
-	return (&operation{eng: eng}).open(ctx, id, host, how)
+	return op, op.lockToRemove(ctx, how)
 }
 
-// open locks the container for a removal, by plugins that run in host, which it takes over.
-func (op *operation) open(ctx context.Context, id record.ID, host *hostns.NetNS, how container.Access) (*operation, error) {
-	op.c = op.eng.Store.New(id, host)
+// lockToRemove locks the container for a removal. With an error the operation has ended.
+func (op *operation) lockToRemove(ctx context.Context, how container.Access) error {
 	err := op.eng.RefuseInside(ctx)
 	if err == nil {
 		err = op.c.LockForTeardown(ctx, how)
 	}
 	if err != nil {
-		return nil, Join(err, host.Close())
+		return Join(err, op.c.Host.Close())
 	}
-	return op, nil
+	return nil
 }
 
 // lock waits until no other call for the container is in progress. It refuses a
@@ -98,61 +96,6 @@ func (op *operation) lock(ctx context.Context, how container.Access) error {
 		return err
 	}
 	return op.c.Lock(ctx, how)
-}
-
-// lockBarrier waits until no ADD or DEL is in progress. It refuses a call that
-// would wait for itself.
-func (eng *Engine) lockBarrier(ctx context.Context) (*lock.Held, error) {
-	if err := eng.RefuseInside(ctx); err != nil {
-		return nil, err
-	}
-	return eng.Store.Locks.LockBarrier(ctx)
-}
-
-// look looks at the containers of records, which are not locked. With own, it compares
-// only this owner's attachments.
-func (eng *Engine) look(ctx context.Context, host *hostns.NetNS, found []record.Found, own bool) []*health.Container {
-	return eng.looking(ctx, host, own).All(ctx, found)
-}
-
-func (eng *Engine) looking(ctx context.Context, host *hostns.NetNS, own bool) *health.Look {
-	return &health.Look{Records: eng.Store.Records, IsLocked: eng.Store.Locks.IsLocked, Logger: eng.opts.Logger, Examine: func(c *health.Container, looks *compare.Looks) error {
-		return eng.examine(ctx, host, c, own, looks)
-	}}
-}
-
-// examine compares a container with its record. The error is the reason why it could
-// not.
-func (eng *Engine) examine(ctx context.Context, host *hostns.NetNS, c *health.Container, own bool, looks *compare.Looks) error {
-	rec := c.Found.Record
-	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case c.Found.Err != nil:
-		return AsRecordError(eng.Store.Records, rec.ContainerID, c.Found.File, c.Found.Err)
-	}
-	its, err := host.Dup()
-	if err != nil {
-		return err
-	}
-	op := &operation{eng: eng, c: eng.Store.New(rec.ContainerID, its)}
-	defer op.c.Close()
-	op.c.Record = rec
-	all, err := op.enterRecorded(false)
-	if err != nil {
-		return err
-	}
-	if own {
-		all = slices.DeleteFunc(all, func(a *attachment) bool { return !a.own() })
-	}
-	if len(all) == 0 {
-		c.State = health.NotAttached
-		return nil
-	}
-	if c.State, c.Reason = op.outOfReach(); c.State == health.Compared {
-		c.Parts, err = op.compareAll(ctx, looks, all)
-	}
-	return err
 }
 
 // outOfReach returns why a container cannot be compared with the kernel; the state is
@@ -166,12 +109,6 @@ func (op *operation) outOfReach() (health.State, error) {
 		return health.Gone, why
 	}
 	return health.Unknown, why
-}
-
-// own reports whether this owner has made the attachment, which is on record.
-func (a *attachment) own() bool {
-	n := a.entry()
-	return n != nil && a.op.c.Record.OwnerOf(n) == a.op.eng.opts.Owner
 }
 
 // lockedGrace is the time for which a container may be locked and still be
@@ -209,112 +146,4 @@ func (op *operation) load() (damage, err error) {
 func (op *operation) loadWhole() error {
 	damage, err := op.load()
 	return Join(err, damage)
-}
-
-// attachment is one network of an operation.
-type attachment struct {
-	Planned
-	op *operation
-	progress
-	facts    record.Facts   // notes of built-in plugins
-	plugins  runner.Plugins // the plugins that run, or ran
-	lost     bool           // the interface was not in the container before its DEL
-	standsIn bool           // built-in plugins answer for executables, see ready
-}
-
-// attachments are some of one container's attachments.
-type attachments []*attachment
-
-// names returns the names of their interfaces.
-func (all attachments) names() map[string]bool {
-	names := make(map[string]bool, len(all))
-	for _, a := range all {
-		names[a.IfName] = true
-	}
-	return names
-}
-
-// progress is the progress of an attachment's ADD.
-type progress struct {
-	attempted bool          // this call has begun it
-	state     record.State  // on record
-	partial   chain.Partial // the result of the last plugin that answered
-	noted     []byte        // the result on record, if this call has noted it
-	held      []byte        // a result that is noted once the ADD has ended
-}
-
-// entry returns the attachment's part of the record, or nil if it has none.
-func (a *attachment) entry() *record.Attachment {
-	if a.op.c.Record == nil {
-		return nil
-	}
-	return a.op.c.Record.Find(a.IfName)
-}
-
-// inside returns the container's namespace if it is open and the attachment's.
-func (a *attachment) inside() *netns.Handle { return a.op.c.Inside(a.NetNS) }
-
-// isAlive reports whether an attachment is alive: its namespace exists and has the
-// interface. Every namespace has a loopback interface, so lo is alive if an
-// attachment of the same Setup is, or without one if the namespace exists.
-func (a *attachment) isAlive(all attachments) (bool, error) {
-	ifName := ""
-	if a.described().MadeInterface() { // an interface that was never made cannot be missing
-		ifName = a.IfName
-	}
-	live, err := a.op.c.Lives(a.NetNS, ifName)
-	if a.IfName != "lo" || !live || err != nil {
-		return live, err
-	}
-	alone := true
-	for _, other := range all {
-		if other.IfName == "lo" {
-			continue
-		}
-		alone = false
-		if live, err := other.isAlive(nil); live || err != nil {
-			return live, err
-		}
-	}
-	return alone, nil
-}
-
-// error returns an Error that names the network and the container.
-func (a *attachment) error(verb string, err error) *Error {
-	e := &Error{Op: verb, Network: a.Network.Config.Name, Err: err}
-	e.ContainerID, e.IfName = string(a.op.c.ID), a.IfName
-	return e
-}
-
-// errors turns the error of a verb on the attachment into Errors. A plugin's is
-// already an Error, wrapped by package chain; others become one.
-func (a *attachment) errors(verb string, err error) error {
-	if err == nil {
-		return nil
-	}
-	if all := pluginErrors(err); len(all) > 0 {
-		return Join(all...)
-	}
-	if invalid := (*chain.ResultError)(nil); errors.As(err, &invalid) {
-		e := a.error(verb, WithSentinel(invalid.Err))
-		e.Plugin = invalid.Plugin
-		return e
-	}
-	return a.error(verb, WithSentinel(err))
-}
-
-// pluginErrors returns the Errors that err wraps; after a DEL there can be several.
-func pluginErrors(err error) []error {
-	var all []error
-	switch e := err.(type) {
-	case *Error:
-		return []error{e}
-	case interface{ Unwrap() error }:
-		return pluginErrors(e.Unwrap())
-	case interface{ Unwrap() []error }:
-		for _, one := range e.Unwrap() {
-			all = append(all, pluginErrors(one)...)
-		}
-	}
-	return all
 }

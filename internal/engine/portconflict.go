@@ -129,13 +129,13 @@ func heldBy(h ports.Holder, c ports.Claim) *PortError {
 // attached: it is only in libcni's cache, and lives. Of those that may be gone it warns,
 // because their rules may still forward the port, unless WithStrictPorts refuses them. It
 // returns the chosen ports that either has, and then does nothing else.
-func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chosen []uint16) (taken []uint16, err error) {
-	found, err := op.eng.ports.Unrecorded(rec, wanted, op.c.Host.EndOf)
+func (r *reservation) refuseCached(wanted []ports.Claim) (taken []uint16, err error) {
+	found, err := r.op.eng.ports.Unrecorded(r.rec, wanted, r.op.c.Host.EndOf)
 	if err != nil {
-		op.eng.opts.Logger.Warn("the host ports of containers that other programs attached are not known", "container", op.c.ID, "error", err)
+		r.op.log().Warn("the host ports of containers that other programs attached are not known", "error", err)
 	}
 	for _, c := range found {
-		if slices.Contains(chosen, c.Wanted.Port) {
+		if slices.Contains(r.chosen, c.Wanted.Port) {
 			taken = append(taken, c.Wanted.Port)
 		}
 	}
@@ -144,52 +144,50 @@ func (op *operation) refuseCached(rec *record.Record, wanted []ports.Claim, chos
 	}
 	var errs []error
 	for _, c := range found {
-		e := &PortError{
-			Protocol: c.Wanted.Protocol, HostIP: c.Wanted.Addr, HostPort: int(c.Wanted.Port), HolderIP: c.Claim.Addr,
-			ContainerID: string(c.Record.ContainerID), Network: c.Attachment.Network, IfName: c.Attachment.IfName, Err: ErrPortInUse,
-		}
-		if c.Lives || op.eng.opts.StrictPorts {
+		e := heldBy(c.Holder, c.Wanted)
+		e.Owner, e.State = "", "" // the cache says neither
+		if c.Lives || r.op.eng.opts.StrictPorts {
 			errs = append(errs, e)
 			continue
 		}
-		op.eng.opts.Logger.Warn("a port of the host is forwarded although another program's container has it, which may be gone", "container", op.c.ID, "error", e)
-		op.portWarnings = append(op.portWarnings, e)
+		r.op.log().Warn("a port of the host is forwarded although another program's container has it, which may be gone", "error", e)
+		r.warnings = append(r.warnings, e)
 	}
 	return nil, Join(errs...)
 }
 
-// lookAtPorts warns of wanted ports that a socket on the host has, and of addresses
+// lookAt warns of wanted ports that a socket on the host has, and of addresses
 // that the host does not have. With WithStrictPorts it refuses them.
-func (op *operation) lookAtPorts(wanted []ports.Claim) error {
-	taken, err := op.c.Host.BoundByOthers(wanted, op.log())
+func (r *reservation) lookAt(wanted []ports.Claim) error {
+	taken, err := r.op.c.Host.BoundByOthers(wanted, r.op.log())
 	var found []*PortError
 	for _, c := range taken {
 		found = append(found, onHost(c, ErrPortInUse))
 	}
-	return op.judgePorts(found, err, wanted)
+	return r.judge(found, err, wanted)
 }
 
-// judgePorts adds conflicts to the warnings, and those of the claims whose addresses the host
+// judge adds conflicts to the warnings, and those of the claims whose addresses the host
 // does not have. With WithStrictPorts it returns them.
-func (op *operation) judgePorts(found []*PortError, err error, claims []ports.Claim) error {
-	foreign, ferr := ports.Foreign(claims, op.c.Host.HasAddress)
+func (r *reservation) judge(found []*PortError, err error, claims []ports.Claim) error {
+	foreign, ferr := ports.Foreign(claims, r.op.c.Host.HasAddress)
 	for _, c := range foreign {
 		found = append(found, onHost(c, ErrNotHostAddress))
 	}
 	err = Join(err, ferr)
-	if op.eng.opts.StrictPorts {
+	if r.op.eng.opts.StrictPorts {
 		for _, e := range found {
 			err = Join(err, e)
 		}
 		return err
 	}
 	if err != nil {
-		op.eng.opts.Logger.Warn("whether ports of the host are in use is not known", "container", op.c.ID, "error", err)
+		r.op.log().Warn("whether ports of the host are in use is not known", "error", err)
 	}
 	for _, e := range found {
-		op.eng.opts.Logger.Warn("a port of the host is forwarded although it is in use, or not the host's", "container", op.c.ID, "error", e)
+		r.op.log().Warn("a port of the host is forwarded although it is in use, or not the host's", "error", e)
 	}
-	op.portWarnings = append(op.portWarnings, found...)
+	r.warnings = append(r.warnings, found...)
 	return nil
 }
 

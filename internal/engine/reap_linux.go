@@ -2,9 +2,9 @@ package engine
 
 // Reap looks for abandoned containers now, rather than in the background.
 func (eng *Engine) Reap() error {
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err != nil {
 		return err
 	}
-	return Join(eng.abandoned.Look(eng.forAbandoned(), host), host.Close())
+	return Join(eng.abandoned.Look(reaper{eng}.runtime(), host), host.Close())
 }

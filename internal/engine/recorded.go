@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,28 +19,30 @@ import (
 // write records the attachments on the disk, and pins the container's namespace,
 // before the first plugin runs. The container's earlier attachments, under other
 // interface names, stay in the record.
-func (op *operation) write(ctx context.Context) error {
-	rec, err := op.c.NewRecord(op.eng.opts.Owner)
+func (s *setup) write(ctx context.Context) error {
+	rec, err := s.op.c.NewRecord(s.op.eng.opts.Owner)
 	if err != nil {
 		return err
 	}
-	for _, a := range op.attachments {
-		n, err := a.newEntry(ctx)
+	for _, a := range s.op.attachments {
+		n, err := newEntry(ctx, a)
 		if err != nil {
 			return err
 		}
 		n.Call = rec.Generation + 1 // as Begin sets it
-		if op.eng.opts.Owner != rec.Owner {
-			n.Owner = op.eng.opts.Owner
+		if s.op.eng.opts.Owner != rec.Owner {
+			n.Owner = s.op.eng.opts.Owner
 		}
 		rec.Attachments = append(rec.Attachments, n)
 	}
-	op.noteTimes(rec)
-	if err := op.beginRecord(ctx, rec, op.survival(ctx)); err != nil {
+	s.noteTimes(rec)
+	r := &reservation{op: s.op, rec: rec, survives: s.survival(ctx)}
+	if err := r.begin(ctx); err != nil {
 		return err
 	}
-	if err := op.c.Pin(); err != nil {
-		return Join(err, leftover(op.c.ID, op.forget(op.attachments)))
+	s.warnings = r.warnings
+	if err := s.op.c.Pin(); err != nil {
+		return Join(err, leftover(s.op.c.ID, s.op.forget(s.op.attachments)))
 	}
 	return nil
 }
@@ -51,42 +52,39 @@ func (op *operation) write(ctx context.Context) error {
 //
 // A power cut leaves nothing of plugins that write no file. A torn record may leave a file in
 // libcni's cache, which Recover finds by the record's name; see deleteIllegible.
-func (op *operation) survival(ctx context.Context) record.Survival {
-	all := func(is func(a *attachment) bool) bool {
-		return !slices.ContainsFunc(op.attachments, func(a *attachment) bool { return !is(a) })
-	}
+func (s *setup) survival(ctx context.Context) record.Survival {
 	switch {
-	case op.c.OutlivesPowerCut():
+	case s.op.c.OutlivesPowerCut():
 		return record.AtOnce
-	case all(func(a *attachment) bool { return a.isPassing(ctx) }):
-		return record.Never
+	case slices.ContainsFunc(s.op.attachments, func(a *attachment) bool { return !isPassing(ctx, a) }):
+		return record.Soon
 	}
-	return record.Soon
+	return record.Never
 }
 
 // isPassing reports whether the record of an attachment need not survive a power cut,
 // which undoes all that the plugins make: nobody else relies on it.
-func (a *attachment) isPassing(ctx context.Context) bool {
-	return len(a.Metadata) == 0 && len(a.hostPorts()) == 0 && a.runner().StaysInKernel(ctx)
+func isPassing(ctx context.Context, a *attachment) bool {
+	return len(a.plan.Metadata) == 0 && len(a.plan.hostPorts()) == 0 && a.runner().StaysInKernel(ctx)
 }
 
 // newEntry returns all parameters of the attachment's plugins for the record, and the
 // plugins that run.
-func (a *attachment) newEntry(ctx context.Context) (record.Attachment, error) {
+func newEntry(ctx context.Context, a *attachment) (record.Attachment, error) {
 	a.runner().Choose(ctx)
 	n := record.Attachment{
-		Network: a.Network.Config.Name, IfName: a.IfName, Args: a.Args, Plugins: a.plugins.Recorded(), Metadata: a.Metadata,
+		Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Args: a.plan.Args, Plugins: a.plugins.Recorded(), Metadata: a.plan.Metadata,
 	}
 	var err error
-	n.Result, n.Facts = json.RawMessage(a.Prev), a.facts.All()
-	n.OwnConfig, n.PrevResult, n.PluginDirs = a.OwnConfig, json.RawMessage(a.Prev), a.Dirs
-	if n.Config, n.Capabilities, n.ConfigArgs, err = a.Encoded(); err != nil {
+	n.Result, n.Facts = json.RawMessage(a.plan.Prev), a.facts.All()
+	n.OwnConfig, n.PrevResult, n.PluginDirs = a.plan.OwnConfig, json.RawMessage(a.plan.Prev), a.plan.Dirs
+	if n.Config, n.Capabilities, n.ConfigArgs, err = a.plan.Encoded(); err != nil {
 		return n, err
 	}
-	return n, a.recordPorts(&n)
+	return n, a.plan.recordPorts(&n)
 }
 
-// encoded returns the network's configuration, as one list, and the parameters that are JSON.
+// Encoded returns the network's configuration, as one list, and the parameters that are JSON.
 func (a *Planned) Encoded() (config json.RawMessage, capabilities, configArgs map[string]json.RawMessage, err error) {
 	if config, err = conflist.Whole(a.Network.Config); err != nil {
 		return nil, nil, nil, err
@@ -115,41 +113,15 @@ func rawMap(values map[string]any) (map[string]json.RawMessage, error) {
 	return raw, nil
 }
 
-// Append adds an entry about the attachment to the record, if there is one. It
-// implements [runner.Attachment].
-func (a *attachment) Append(e record.Entry) error {
-	e.IfName = a.IfName
-	return a.op.c.Note(e)
-}
-
-// noteResult adds the result so far, unless the last plugin did not change it.
-func (a *attachment) noteResult(result json.RawMessage) error {
-	if bytes.Equal(a.noted, result) {
-		return nil
-	}
-	err := a.Append(record.Entry{Result: result})
-	if err == nil {
-		a.noted = result
-	}
-	return err
-}
-
-// holdResult is noteResult for a result that no DEL needs: the entry of the ADD's end
-// notes it.
-func (a *attachment) holdResult(result json.RawMessage) error {
-	a.held = result
-	return nil
-}
-
 // recall finds the attachments of a container to remove in its record, which was
-// loaded; without a whole record, see unrecorded. For mustStop see
+// loaded; without a whole record, see cache. For mustStop see
 // [container.Container.EnterHost].
 func (op *operation) recall(c *Call, damage error, mustStop bool) (err error) {
 	if damage != nil {
-		op.eng.opts.Logger.Warn("removing without a whole record", "container", op.c.ID, "error", damage)
+		op.log().Warn("removing without a whole record", "error", damage)
 	}
 	if op.c.Record == nil || damage != nil {
-		op.attachments, err = op.unrecorded(c, mustStop)
+		op.attachments, err = cache{op}.attachments(c, mustStop)
 		return err
 	}
 	if op.attachments, err = op.enterRecorded(mustStop); err != nil {
@@ -165,7 +137,7 @@ func (op *operation) recallOwn() error {
 	if err != nil || op.c.Record == nil {
 		return err
 	}
-	if err := op.recall(&Call{ID: op.c.ID, Planned: op.eng.plain(op.c.ID)}, damage, false); err != nil {
+	if err := op.recall(&Call{ID: op.c.ID, Planned: plain(op.eng, op.c.ID)}, damage, false); err != nil {
 		return err
 	}
 	switch {
@@ -212,15 +184,15 @@ func (op *operation) fromEntry(n *record.Attachment) (*attachment, error) {
 		return nil, fmt.Errorf("recorded configuration of network %q: %w: %w", n.Network, err, ErrInvalidConfig)
 	}
 	a := op.attachment(&Network{Config: list, IfName: n.IfName}, n.IfName)
-	a.state, a.partial = n.State, chain.Partial(n.Result)
-	a.OwnConfig, a.Prev, a.Dirs = n.OwnConfig, chain.Partial(n.PrevResult), n.PluginDirs
+	a.progress.state, a.progress.partial = n.State, chain.Partial(n.Result)
+	a.plan.OwnConfig, a.plan.Prev, a.plan.Dirs = n.OwnConfig, chain.Partial(n.PrevResult), n.PluginDirs
 	a.facts.Reset(n.Facts)
 	a.plugins.Reset(n.Plugins, n.NeverRan)
-	a.RuntimeConf = libcni.RuntimeConf{
+	a.plan.RuntimeConf = libcni.RuntimeConf{
 		ContainerID: string(op.c.PluginID()), NetNS: op.c.Path, IfName: n.IfName,
 		Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
 	}
-	a.ConfigArgs = anyMap(n.ConfigArgs)
+	a.plan.ConfigArgs = anyMap(n.ConfigArgs)
 	return a, nil
 }
 
@@ -233,20 +205,32 @@ func anyMap(raw map[string]json.RawMessage) map[string]any {
 }
 
 // forget removes attachments that are gone from the record. With the last one it
-// deletes the record and stops keeping the namespace.
+// deletes the record and stops keeping the namespace, or leaves a record of the namespace
+// alone; see [container.Container.KeepNetNS].
 func (op *operation) forget(gone attachments) error {
 	if op.c.Record == nil {
 		return op.c.Erase() // there may be a damaged one
 	}
 	op.settleReleases(gone)
-	if op.c.Damaged || !op.c.Record.HasOthers(gone.names()) {
-		return op.erase(gone)
-	}
 	var errs []error
+	stays := !op.c.Damaged && op.c.Record.HasOthers(gone.names())
+	if !stays {
+		err := op.c.Erase()
+		if err == nil {
+			forgetHolds(op, gone)
+		}
+		if !op.c.KeepsNetNS() {
+			op.c.Record = nil
+			return err
+		}
+		errs = append(errs, err)
+	}
 	for _, a := range gone {
-		errs = append(errs, a.Append(record.Entry{State: record.Deleted}))
-		// The record is not read again: if that failed, the next record would lack
-		// the remaining attachments.
+		if stays {
+			errs = append(errs, a.append(record.Entry{State: record.Deleted}))
+		}
+		// The record is not read again: if that failed, the next record would lack the
+		// remaining attachments; and another record of the container must not have these.
 		if n := a.entry(); n != nil {
 			n.State = record.Deleted
 		}
@@ -254,89 +238,26 @@ func (op *operation) forget(gone attachments) error {
 	return Join(errs...)
 }
 
-// erase deletes the record, or leaves one of the namespace alone; see
-// [container.Container.KeepNetNS].
-func (op *operation) erase(gone attachments) error {
-	err := op.c.Erase()
-	if err == nil {
-		op.eng.forgetHolds(op.c.ID, gone)
-	}
-	if !op.c.KeepsNetNS() {
-		op.c.Record = nil
-		return err
-	}
-	for _, a := range gone { // another record of the container would have them
-		if n := a.entry(); n != nil {
-			n.State = record.Deleted
-		}
-	}
-	return err
-}
-
-// stay notes why attachments could not be detached, for each by itself, and returns
-// the error for all of them. The record stays for the next Remove, Recover or GC. An
-// attachment that stays only because others do gets no note: it is being detached.
-func (all attachments) stay(delErr error, outcomes []swept) *LeftoverError {
-	whole := &LeftoverError{ContainerID: string(all[0].op.c.ID), Err: delErr}
-	own := make([]*LeftoverError, len(all))
-	for i, o := range outcomes {
-		whole.Left, whole.Err = append(whole.Left, o.left...), Join(whole.Err, o.err)
-		own[i] = &LeftoverError{Left: o.left, Err: Join(all.about(i, delErr), o.err)}
-	}
-	for i, a := range all {
-		a.settle()
-		why := own[i].why()
-		if why == "" {
-			continue
-		}
-		if err := a.Append(record.Entry{Error: why}); err != nil {
-			a.op.eng.opts.Logger.Error("note a failure in the record", "container", a.op.c.ID, "error", err)
-		}
-	}
-	return whole
-}
-
-// about returns the errors of DELs that are about attachment i, or about none of them
-// in particular.
-func (all attachments) about(i int, err error) error {
-	return without(err, func(e *Error) bool {
-		a := all.of(e)
-		return a != nil && a != all[i]
-	})
-}
-
-// ledger returns what earlier versions have noted about this owner's attachments.
-func (eng *Engine) ledger() leftovers.Ledger {
+// ledgerOf returns what earlier versions have noted about this owner's attachments.
+func ledgerOf(eng *Engine) leftovers.Ledger {
 	return leftovers.LedgerOf(eng.Store.Records, eng.opts.Owner)
 }
 
 func (a *attachment) key() leftovers.Key {
-	return leftovers.Key{ContainerID: record.PluginID(a.ContainerID), Network: a.Network.Config.Name, IfName: a.IfName}
+	return leftovers.Key{ContainerID: record.PluginID(a.plan.ContainerID), Network: a.plan.Network.Config.Name, IfName: a.plan.IfName}
 }
 
 // noteTimes notes the time at which attachments are about to be recorded.
-func (op *operation) noteTimes(rec *record.Record) {
+func (s *setup) noteTimes(rec *record.Record) {
 	var now time.Time
-	for _, a := range op.attachments {
-		if isLoAlone(a.Network.Config.Plugins) {
+	for _, a := range s.op.attachments {
+		if isLoAlone(a.plan.Network.Config.Plugins) {
 			continue // lo's attachment holds no address
 		}
 		if now.IsZero() {
-			now = op.eng.Store.Records.Now()
+			now = s.op.eng.Store.Records.Now()
 		}
-		rec.Find(a.IfName).Since = now
-	}
-}
-
-// syncReleases begins to sync host-local's directories of attachments whose DELs have
-// released their addresses, but those for which a built-in plugin has done so already.
-func (op *operation) syncReleases(all attachments) {
-	for _, a := range all {
-		for _, dir := range leftovers.IPAMDirs(a.Network.Config) {
-			if !op.removal.releases.Has(dir) {
-				op.removal.releases.Begin(dir, op.eng.Store.Records.SyncDir)
-			}
-		}
+		rec.Find(a.plan.IfName).Since = now
 	}
 }
 
@@ -345,32 +266,25 @@ func (op *operation) syncReleases(all attachments) {
 // version needs to name it either.
 func (op *operation) settleReleases(gone attachments) {
 	if err := op.removal.releases.Wait(); err != nil { // no reason to keep a container attached
-		op.eng.opts.Logger.Warn("sync the release of addresses", "container", op.c.ID, "error", err)
+		op.log().Warn("sync the release of addresses", "error", err)
 	}
-	if err := op.eng.ledger().Forget(gone.keys()); err != nil {
-		op.eng.opts.Logger.Warn("note a removal in the ledger of an earlier version", "container", op.c.ID, "error", err)
-	}
-}
-
-func (all attachments) keys() (keys []leftovers.Key) {
-	for _, a := range all {
+	var keys []leftovers.Key
+	for _, a := range gone {
 		keys = append(keys, a.key())
 	}
-	return keys
+	if err := ledgerOf(op.eng).Forget(keys); err != nil {
+		op.log().Warn("note a removal in the ledger of an earlier version", "error", err)
+	}
 }
 
-// Fact returns the note under a key, or nil.
-func (a *attachment) Fact(key string) json.RawMessage { return a.facts.Get(key) }
-
-// Note notes a value under a key, for this and for later calls.
-func (a *attachment) Note(key string, value any) error {
-	data, err := json.Marshal(value)
-	if err == nil {
-		err = a.Append(record.Entry{Facts: map[string]json.RawMessage{key: data}})
+// forgetHolds deletes the holds of a container that is gone. If that fails, a later
+// container of the same ID is not held.
+func forgetHolds(op *operation, gone attachments) {
+	var networks []string
+	for _, a := range gone {
+		networks = append(networks, a.plan.Network.Config.Name)
 	}
-	if err != nil {
-		return fmt.Errorf("note %s: %w", key, err)
+	if err := record.HoldsIn(op.eng.opts.StateDir).Forget(op.c.ID, networks...); err != nil {
+		op.log().Warn("delete the holds of a removed container", "error", err)
 	}
-	a.facts.Set(key, data)
-	return nil
 }

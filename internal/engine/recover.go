@@ -11,12 +11,11 @@ import (
 	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/health"
-	"github.com/embedcni/cni/internal/hostns"
 	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/record"
 )
 
-// brokenAction is what a Recover does with a container that is broken.
+// BrokenAction is what a Recover does with a container that is broken.
 type BrokenAction int
 
 const (
@@ -25,32 +24,34 @@ const (
 	RemoveBroken
 )
 
-// recover adopts the containers that live, and removes the others.
+// Recover adopts the containers that live, and removes the others.
 func (eng *Engine) Recover(ctx context.Context, broken BrokenAction) (_ *Report, err error) {
 	if err := eng.RefuseInside(ctx); err != nil {
 		return nil, err
 	}
-	c := &recovery{eng: eng, broken: broken, repaired: make(map[record.ID][]Difference)}
-	if c.host, err = eng.Store.Hosts.Open(eng.opts.HostNetNS); err != nil {
+	host, err := eng.openHost()
+	if err != nil {
 		return nil, err
 	}
+	defer func() { err = Join(err, host.Close()) }()
 	r := &Report{}
-	found, err := eng.owned(false, r)
+	found, err := owned(eng, false, r)
 	if err != nil {
-		return nil, Join(err, c.host.Close())
+		return nil, err
 	}
+	c := &recovery{eng: eng, broken: broken, look: &look{eng: eng, host: host, own: true}, repaired: make(map[record.ID][]Difference)}
 	err = c.all(ctx, found, r)
 	if err == nil {
 		err = eng.Store.TidyAlone()
 	}
-	return r, Join(err, c.host.Close())
+	return r, err
 }
 
 // recovery is a Recover in progress.
 type recovery struct {
 	eng    *Engine
 	broken BrokenAction
-	host   *hostns.NetNS
+	look   *look
 	looked map[record.ID]*health.Container // before any container was locked
 	// repaired are the parts that were made again before each container was recovered.
 	repaired map[record.ID][]Difference
@@ -80,11 +81,11 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 			whole = append(whole, f)
 		}
 	}
-	for _, o := range c.eng.deleteIllegible(illegible) {
+	for _, o := range c.deleteIllegible(illegible) {
 		report.add(o)
 	}
 	c.looked = make(map[record.ID]*health.Container, len(whole))
-	for _, e := range c.eng.look(ctx, c.host, whole, true) {
+	for _, e := range c.look.at(ctx, whole) {
 		c.looked[e.Found.Record.ContainerID] = e
 	}
 	if c.broken == repairBroken {
@@ -132,7 +133,7 @@ func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool)
 
 func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o outcome) {
 	o.id = string(id)
-	op, err := c.eng.beginRecovery(ctx, c.host, id, last)
+	op, err := c.begin(ctx, id, last)
 	if o.setAside(err) {
 		return o
 	}
@@ -146,7 +147,7 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 	if o.ending = op.c.Reached == container.Elsewhere; o.ending && !last || o.setAside(op.c.AwaitEnd(ctx, c.endBy)) {
 		return o
 	}
-	going := op.going()
+	going := goingOf(op)
 	if err := op.c.Undecided(); err != nil && len(going) < len(op.attachments) {
 		o.skipped = err
 		return o
@@ -157,7 +158,7 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 			op.log().Warn("a container is broken and is removed", "reason", j.doubt)
 			going = op.attachments
 		} else {
-			o.adopted, o.repaired, o.kept = true, j.repaired, op.adopt(j.doubt)
+			o.adopted, o.repaired, o.kept = true, j.repaired, adopt(op, j.doubt)
 		}
 	}
 	// A Setup that failed in a namespace that it was to keep leaves a record without attachments.
@@ -177,12 +178,12 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 // that failed, or was killed.
 var errOnlyNetNS = fmt.Errorf("it is %w; a process is in its network namespace, which stays until Remove, or a Recover after the process has ended", ErrNotAttached)
 
-// beginRecovery locks the container. It returns ErrBusy if another call has it locked
+// begin locks the container. It returns ErrBusy if another call has it locked
 // for lockedGrace; or, if the container comes last, for a longer grace by a live
 // process, even a stopped one. In the latter case it kills plugins of a dead
 // runtime.
-func (eng *Engine) beginRecovery(ctx context.Context, host *hostns.NetNS, id record.ID, last bool) (*operation, error) {
-	own, err := host.Dup()
+func (c *recovery) begin(ctx context.Context, id record.ID, last bool) (*operation, error) {
+	host, err := c.look.host.Dup()
 	if err != nil {
 		return nil, err
 	}
@@ -192,13 +193,14 @@ func (eng *Engine) beginRecovery(ctx context.Context, host *hostns.NetNS, id rec
 		defer cancel()
 		ctx, how = brief, container.Access{}
 	}
-	return (&operation{eng: eng}).open(ctx, id, own, how)
+	op := &operation{eng: c.eng, c: c.eng.Store.New(id, host)}
+	return op, op.lockToRemove(ctx, how)
 }
 
-// going returns the attachments that Recover must remove: all, if the
+// goingOf returns the attachments that Recover must remove: all, if the
 // container's namespace is gone or it was nobody's container yet; else those on
 // which no caller relies.
-func (op *operation) going() attachments {
+func goingOf(op *operation) attachments {
 	if op.c.Damaged {
 		// The log has neither boot nor path. Where mounts keep namespaces, a
 		// missing mount is proof; elsewhere there is none.
@@ -242,11 +244,11 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 		e.Parts, err = op.compareAll(ctx, &compare.Looks{}, staying)
 	}
 	if err == nil && c.broken == repairBroken && e.IsRepairable() {
-		j.repaired, err = op.repairBroken(ctx, staying, e)
+		j.repaired, err = c.repair(ctx, op, staying, e)
 	}
 	for _, part := range e.Parts {
 		if a := op.attachments.named(part.IfName); part.WantsCheck() {
-			a.ask(asking, part)
+			checking{a, part}.ask(asking)
 		}
 		if errors.Is(part.Asked.Unknown, ErrNoCheck) {
 			part.Asked.Unknown = nil
@@ -277,7 +279,7 @@ func (c *recovery) repairTogether(ctx context.Context) {
 			again = append(again, now)
 		}
 	}
-	for _, e := range c.eng.look(ctx, c.host, again, true) {
+	for _, e := range c.look.at(ctx, again) {
 		c.looked[e.Found.Record.ContainerID] = e
 	}
 }
@@ -299,14 +301,33 @@ func (c *recovery) seen(op *operation, staying attachments) (parts []*health.Par
 
 // adopt keeps a container, and returns the reason why it is not known to be healthy,
 // or nil.
-func (op *operation) adopt(doubt error) error {
+func adopt(op *operation, doubt error) error {
 	if !op.c.Damaged && op.c.NetNS != nil && (op.c.Record.LetGo == nil || op.c.Reached == container.ByPath) {
 		// Where mounts are not allowed, a descriptor of the last process kept it
 		// alive.
 		doubt = Join(doubt, op.c.Pin())
 	}
 	if doubt != nil {
-		op.eng.opts.Logger.Warn("a container lives and is kept, but is not known to be healthy", "container", op.c.ID, "reason", doubt)
+		op.log().Warn("a container lives and is kept, but is not known to be healthy", "reason", doubt)
 	}
 	return doubt
+}
+
+// repair adds missing parts of attachments on the host, unless they are held, and
+// compares them anew. It returns the parts that were missing.
+func (c *recovery) repair(ctx context.Context, op *operation, all attachments, e *health.Container) ([]Difference, error) {
+	rs, err := beginRepairs(ctx, c.eng, RepairOptions{Unheld: true})
+	if err != nil { // all may be held
+		return nil, err
+	}
+	defer rs.end()
+	report := &RepairReport{}
+	e.Parts = nil
+	for _, r := range rs.run(ctx, all, map[record.ID]*RepairReport{op.c.ID: report}) {
+		err = Join(err, r.its.Err)
+		if r.its.Last != nil {
+			e.Parts = append(e.Parts, r.its.Last)
+		}
+	}
+	return report.Repaired, err
 }

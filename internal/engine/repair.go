@@ -16,13 +16,13 @@ import (
 	"github.com/embedcni/cni/internal/runner"
 )
 
-// repairOptions say what to repair; see cni.RepairOptions.
+// RepairOptions say what to repair; see cni.RepairOptions.
 type RepairOptions struct {
 	Inside, Unheld bool
 	Want           func(containerID string, d Difference) bool
 }
 
-// repairReport is the outcome of a repair for one container.
+// RepairReport is the outcome of a repair for one container.
 type RepairReport struct {
 	ContainerID string
 	Repaired    []Difference
@@ -46,23 +46,23 @@ func (r *RepairReport) err() error {
 	return Join(append(errs, r.Unknown...)...)
 }
 
-// repair adds what is missing of one container.
-// repair repairs a container, and asks its plugins for CHECK if asks is set. The report is
-// valid with an error.
+// Repair adds what is missing of one container, and asks its plugins for CHECK if asks is
+// set. The report is valid with an error.
 func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions, asks bool) (*RepairReport, error) {
 	op, err := eng.beginRepair(ctx, id, true)
 	if err != nil {
 		return nil, err
 	}
 	defer op.end()
-	if err := op.recallToRepair(); err != nil {
+	if err := recallToRepair(op); err != nil {
 		return nil, err
 	}
-	holds, release, err := op.eng.heldNow(ctx, o)
+	rs, err := beginRepairs(ctx, eng, o)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
+	defer rs.end()
+	rs.asks = asks
 	report := &RepairReport{ContainerID: string(id)}
 	var all attachments
 	for _, a := range op.attachments {
@@ -72,8 +72,8 @@ func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions, as
 			all = append(all, a)
 		}
 	}
-	for _, r := range repairLocked(ctx, all, o, holds, asks, map[record.ID]*RepairReport{id: report}) {
-		err = Join(err, r.Err)
+	for _, r := range rs.run(ctx, all, map[record.ID]*RepairReport{id: report}) {
+		err = Join(err, r.its.Err)
 	}
 	return report, err
 }
@@ -81,28 +81,25 @@ func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions, as
 // beginRepair locks the container, as for an ADD. Unless it waits, it returns nil for one
 // that is locked.
 func (eng *Engine) beginRepair(ctx context.Context, id record.ID, waits bool) (*operation, error) {
-	if err := ValidateID(id); err != nil {
-		return nil, err
-	}
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	op, err := eng.named(id)
 	if err != nil {
 		return nil, err
 	}
-	op, locked := &operation{eng: eng, c: eng.Store.New(id, host)}, true
+	locked := true
 	if waits {
 		err = op.lock(ctx, container.Access{})
 	} else {
 		locked, err = op.c.TryLock()
 	}
 	if !locked || err != nil {
-		return nil, Join(err, host.Close())
+		return nil, Join(err, op.c.Host.Close())
 	}
 	return op, nil
 }
 
 // recallToRepair finds the attachments in the record. It refuses a container that
-// nothing may be added to.
-func (op *operation) recallToRepair() error {
+// nothing may be added to, or that may be dead.
+func recallToRepair(op *operation) error {
 	damage, err := op.load()
 	switch {
 	case err != nil:
@@ -117,16 +114,11 @@ func (op *operation) recallToRepair() error {
 	if op.attachments, err = op.enterRecorded(false); err != nil {
 		return err
 	}
-	return op.refuseDead()
-}
-
-// refuseDead returns an error if the container may be dead.
-func (op *operation) refuseDead() error {
 	gone, err := op.c.OutOfReach()
-	if err == nil || errors.Is(err, ErrHostNetNS) {
+	switch {
+	case err == nil || errors.Is(err, ErrHostNetNS):
 		return err
-	}
-	if gone {
+	case gone:
 		err = fmt.Errorf("%w; call Remove or Recover", err)
 	}
 	return fmt.Errorf("%w: %w", ErrNotRepairable, err)
@@ -135,30 +127,38 @@ func (op *operation) refuseDead() error {
 // errUnfinished: an attachment cannot be expected to be whole.
 var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has begun; Remove or Recover ends it", ErrNotRepairable)
 
-// repairLocked repairs attachments of locked containers together, and adds the outcomes to
-// the reports, by container. The Err of each is the reason why it could not be repaired to
-// the end; the report is valid with it. With asks, it asks the plugins for CHECK.
-func repairLocked(ctx context.Context, all attachments, o RepairOptions, holds []record.Hold, asks bool, reports map[record.ID]*RepairReport) (repairs []*repairing) {
+// repairs are repairs of attachments of locked containers, with the same options.
+type repairs struct {
+	o     RepairOptions
+	asks  bool // the plugins for CHECK
+	holds []record.Hold
+	end   func() // lets others hold containers
+}
+
+// run repairs attachments together, and adds the outcomes to the reports, by container. The
+// Err of each is the reason why it could not be repaired to the end; the report is valid
+// with it.
+func (rs *repairs) run(ctx context.Context, all attachments, reports map[record.ID]*RepairReport) (done []*repairing) {
 	var group []*health.Repairing
 	var in []context.Context
 	var end []func(error)
 	for _, a := range all {
-		its, span := runner.NetworkSpan(ctx, "cni.repairNetwork", a.Network.Config.Name, a.IfName)
+		its, span := runner.NetworkSpan(ctx, "cni.repairNetwork", a.plan.Network.Config.Name, a.plan.IfName)
 		in, end = append(in, its), append(end, func(err error) { runner.EndSpan(span, err) })
-		r := a.repairing(o, holds)
-		repairs, group = append(repairs, r), append(group, r.Repairing)
+		r := rs.of(a)
+		done, group = append(done, r), append(group, r.its)
 	}
 	health.Repair(ctx, group)
-	for i, r := range repairs {
+	for i, r := range done {
 		report := reports[r.a.op.c.ID]
 		r.report(in[i], report)
-		if r.Err == nil && asks {
-			r.Err = r.ask(in[i], report) // nobody else can compare the parts of these plugins
+		if r.its.Err == nil && rs.asks {
+			r.its.Err = r.ask(in[i], report) // nobody else can compare the parts of these plugins
 		}
-		end[i](r.Err)
-		r.Err = r.a.errors(repairOp, r.Err)
+		end[i](r.its.Err)
+		r.its.Err = r.a.errors(repairOp, r.its.Err)
 	}
-	return repairs
+	return done
 }
 
 // repairOp is the Op of a repair's errors and events.
@@ -166,8 +166,8 @@ const repairOp = runner.VerbRepair
 
 // repairing is the repair of one attachment.
 type repairing struct {
-	a *attachment
-	*health.Repairing
+	a    *attachment
+	its  *health.Repairing
 	held bool // nothing of it is wanted, since it is held
 }
 
@@ -176,40 +176,40 @@ type repairing struct {
 // seconds, and for as long as an administrator likes.
 const repairPatience = 3 * time.Second
 
-func (a *attachment) repairing(o RepairOptions, holds []record.Hold) *repairing {
+func (rs *repairs) of(a *attachment) *repairing {
 	if a.op.patience == nil {
 		a.op.patience = caller.NewPatience(repairPatience)
 	}
-	its := a.runner()
-	its.Given.Patience = a.op.patience
-	r := &repairing{a: a, Repairing: &health.Repairing{
-		Runner: its, Host: a.op.c.Host, Container: a.inside(), Compare: a.compare, Inside: o.Inside,
+	plugins := a.runner()
+	plugins.Given.Patience = a.op.patience
+	r := &repairing{a: a, its: &health.Repairing{
+		Runner: plugins, Host: a.op.c.Host, Container: a.inside(), Compare: a.compare, Inside: rs.o.Inside,
 	}}
-	r.held = o.Unheld && slices.ContainsFunc(holds, func(h record.Hold) bool { return h.Holds(a.op.c.Record, a.Network.Config.Name) })
-	if r.held || o.Want != nil {
-		r.Want = func(d compare.Difference) bool { return !r.held && o.Want(string(a.op.c.ID), r.difference(d)) }
+	r.held = rs.o.Unheld && slices.ContainsFunc(rs.holds, func(h record.Hold) bool { return h.Holds(a.op.c.Record, a.plan.Network.Config.Name) })
+	if r.held || rs.o.Want != nil {
+		r.its.Want = func(d compare.Difference) bool { return !r.held && rs.o.Want(string(a.op.c.ID), r.difference(d)) }
 	}
 	return r
 }
 
 // report adds the outcome to the report, and reports it to the log and the observer.
 func (r *repairing) report(ctx context.Context, report *RepairReport) {
-	log := r.a.op.log().With("network", r.a.Network.Config.Name, "interface", r.a.IfName)
-	for _, d := range r.Repaired {
+	log := r.a.op.log().With("network", r.a.plan.Network.Config.Name, "interface", r.a.plan.IfName)
+	for _, d := range r.its.Repaired {
 		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
 		report.Repaired = append(report.Repaired, r.difference(d))
 	}
-	for _, left := range r.Left {
+	for _, left := range r.its.Left {
 		if left.Failed {
 			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
 		}
 		report.Remaining = append(report.Remaining, remaining{r.difference(left.Difference), r.asPublic(left.Reason)})
 	}
-	r.Report(ctx)
+	r.its.Report(ctx)
 }
 
 func (r *repairing) difference(d compare.Difference) Difference {
-	return differenceOf(r.a.Network.Config.Name, r.a.IfName, d)
+	return differenceOf(r.a.plan.Network.Config.Name, r.a.plan.IfName, d)
 }
 
 // asPublic adds this package's sentinels to the reason why a difference remains.
@@ -234,20 +234,20 @@ var errOwnPlugin = fmt.Errorf("%w: only the plugin itself knows its part, and th
 // wrong, and those that give no answer about a part that nobody else can compare. It
 // returns the cause if ctx ends.
 func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
-	last := r.Last
+	last := r.its.Last
 	if last.Err != nil {
 		report.Unknown = append(report.Unknown, r.a.errors(repairOp, last.Err))
 	}
 	if len(last.Differences) > 0 { // the plugins whose parts were compared say no more than these
 		maps.DeleteFunc(last.Asks, func(position int, _ bool) bool {
-			p := r.a.Network.Config.Plugins[position].Network
+			p := r.a.plan.Network.Config.Plugins[position].Network
 			return last.Covers(p.Type, p.IPAM.Type)
 		})
 	}
 	if !last.WantsCheck() {
 		return nil
 	}
-	r.a.ask(ctx, last)
+	checking{r.a, last}.ask(ctx)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

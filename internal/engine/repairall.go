@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/health"
 	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/record"
 )
@@ -26,7 +25,7 @@ type together struct {
 	done    map[record.ID]*RepairReport
 }
 
-// repairAll repairs the attachments of this owner to containers.
+// RepairAll repairs the attachments of this owner to containers.
 func (eng *Engine) RepairAll(ctx context.Context, ids []record.ID, o RepairOptions) map[record.ID]*RepairReport {
 	t := &together{eng: eng, options: o, done: make(map[record.ID]*RepairReport)}
 	for left := slices.Clone(ids); len(left) > 0; {
@@ -55,20 +54,35 @@ func (t *together) fail(ids []record.ID, err error) {
 // group repairs as many containers together as it can lock at once, up to groupSize. If it
 // can lock none, it waits for lockedGrace for one. It has tried at least one.
 func (t *together) group(ctx context.Context, ids []record.ID) {
-	holds, release, err := t.eng.heldNow(ctx, t.options)
+	rs, err := beginRepairs(ctx, t.eng, t.options)
 	if err != nil {
 		t.fail(ids, err)
 		return
 	}
-	defer release()
-	var locked []*operation
-	defer func() {
-		for _, op := range locked {
-			op.end()
+	defer rs.end()
+	locked := t.lock(ctx, ids)
+	var all attachments
+	for _, op := range locked {
+		defer op.end()
+		err := recallToRepair(op)
+		t.fail([]record.ID{op.c.ID}, err)
+		if err != nil {
+			continue
 		}
-	}()
-	locked = t.lock(ctx, ids)
-	t.repairLocked(ctx, locked, holds)
+		for _, a := range op.attachments {
+			if a.own() && !op.c.Record.IsUnfinished(a.entry()) {
+				all = append(all, a)
+			}
+		}
+	}
+	if len(locked) > 1 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, groupTime)
+		defer cancel()
+	}
+	for _, r := range rs.run(ctx, all, t.done) {
+		t.fail([]record.ID{r.a.op.c.ID}, r.its.Err)
+	}
 }
 
 // lock locks containers, and notes which of them it cannot lock.
@@ -107,69 +121,25 @@ func (t *together) lock(ctx context.Context, ids []record.ID) (locked []*operati
 	return locked
 }
 
-// repairLocked repairs locked containers.
-func (t *together) repairLocked(ctx context.Context, locked []*operation, holds []record.Hold) {
-	var all attachments
-	for _, op := range locked {
-		err := op.recallToRepair()
-		t.fail([]record.ID{op.c.ID}, err)
-		if err != nil {
-			continue
-		}
-		for _, a := range op.attachments {
-			if a.own() && !op.c.Record.IsUnfinished(a.entry()) {
-				all = append(all, a)
-			}
-		}
-	}
-	if len(locked) > 1 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, groupTime)
-		defer cancel()
-	}
-	for _, r := range repairLocked(ctx, all, t.options, holds, false, t.done) {
-		t.fail([]record.ID{r.a.op.c.ID}, r.Err)
-	}
-}
-
-// heldNow returns what is held, as far as a repair with these options leaves it. Until
-// release is called, nobody can hold anything else.
-func (eng *Engine) heldNow(ctx context.Context, o RepairOptions) (holds []record.Hold, release func(), err error) {
+// beginRepairs learns what is held, as far as a repair with these options leaves it. Until
+// the repairs end, nobody can hold anything else.
+func beginRepairs(ctx context.Context, eng *Engine, o RepairOptions) (r *repairs, err error) {
+	r = &repairs{o: o, end: func() {}}
 	if !o.Unheld {
-		return nil, func() {}, nil
+		return r, nil
 	}
 	kept, err := eng.Store.Locks.LockAll(ctx, []lock.Key{{Name: record.HoldsLock, Shared: true}})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	release = func() {
+	r.end = func() {
 		if err := kept.Release(); err != nil {
 			eng.opts.Logger.Error("release the lock of the holds", "error", err)
 		}
 	}
-	if holds, err = eng.holds().List(); err != nil {
-		release()
-		return nil, nil, err
-	}
-	return holds, release, nil
-}
-
-// repairBroken adds missing parts of attachments on the host, unless they are held, and
-// compares them anew. It returns the parts that were missing.
-func (op *operation) repairBroken(ctx context.Context, all attachments, e *health.Container) ([]Difference, error) {
-	o := RepairOptions{Unheld: true}
-	holds, release, err := op.eng.heldNow(ctx, o)
-	if err != nil { // all may be held
+	if r.holds, err = record.HoldsIn(eng.opts.StateDir).List(); err != nil {
+		r.end()
 		return nil, err
 	}
-	defer release()
-	report := &RepairReport{}
-	e.Parts = nil
-	for _, r := range repairLocked(ctx, all, o, holds, false, map[record.ID]*RepairReport{op.c.ID: report}) {
-		err = Join(err, r.Err)
-		if r.Last != nil {
-			e.Parts = append(e.Parts, r.Last)
-		}
-	}
-	return report.Repaired, err
+	return r, nil
 }

@@ -16,35 +16,29 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// replace removes the attachments of a container, and attaches it again. seen is its record
+// Replace removes the attachments of a container, and attaches it again. seen is its record
 // when that was decided; nil if there was none.
 func (eng *Engine) Replace(ctx context.Context, c *Call, seen *record.Record) (*SetupResult, error) {
 	p := &replacement{seen: seen}
-	return eng.withoutHolders(ctx, func() (*SetupResult, error) {
+	return reaper{eng}.withoutHolders(ctx, func() (*SetupResult, error) {
 		op, err := eng.begin(c, "ADD")
 		if err != nil {
 			return nil, err
 		}
 		defer op.end()
-		p.op, op.ignored = op, c.Ignored
-		if err := op.makeRoom(ctx, p.clear); err != nil {
+		p.s = &setup{op: op, ignored: c.Ignored}
+		if err := p.s.makeRoom(ctx, p.clear); err != nil {
 			return nil, err
 		}
-		return op.attachWith(ctx, p.before)
+		return p.attach(ctx)
 	})
 }
 
 // replacement is a Replace in progress.
 type replacement struct {
-	op     *operation
+	s      *setup
 	seen   *record.Record // when it was decided; nil if there was none
-	before []formerly     // the addresses of the attachments that clear has removed
-}
-
-// formerly are the addresses of one of a container's attachments.
-type formerly struct {
-	network, ifName string
-	addresses       []address
+	before addressesOf    // of the attachments that clear has removed
 }
 
 // errChanged: the decision was about another state of the container.
@@ -54,7 +48,7 @@ var errChanged = fmt.Errorf("it has changed since the verdict: %w", ErrBusy)
 // nothing if the container is not as it was seen, or if the Setup that follows could not
 // succeed.
 func (p *replacement) clear(ctx context.Context, wanted container.Place, all attachments) error {
-	op := p.op
+	op := p.s.op
 	if op.c.Damaged {
 		return fmt.Errorf("its record is damaged; call Remove if the container is gone: %w", record.ErrBad)
 	}
@@ -64,18 +58,18 @@ func (p *replacement) clear(ctx context.Context, wanted container.Place, all att
 	if op.c.Record == nil {
 		if len(all) > 0 {
 			return fmt.Errorf("interface %s of network %q is in libcni's cache and not on record, since another program attached it: %w; call Remove first",
-				all[0].IfName, all[0].Network.Config.Name, ErrAlreadyAttached)
+				all[0].plan.IfName, all[0].plan.Network.Config.Name, ErrAlreadyAttached)
 		}
 		return nil
 	}
-	if err := op.refuseReplacing(all, &wanted); err != nil {
+	if err := p.refuse(all, &wanted); err != nil {
 		return err
 	}
 	if kept, err := op.c.KeepNetNS(wanted); err != nil || kept && len(all) == 0 {
 		return err
 	}
 	before := formerAddresses(all)
-	op.eng.opts.Logger.Info("replacing the attachments of a container", "container", op.c.ID)
+	op.log().Info("replacing the attachments of a container")
 	if err := op.tearDown(context.WithoutCancel(ctx), all); err != nil {
 		return fmt.Errorf("remove its attachments: %w", err)
 	}
@@ -83,54 +77,58 @@ func (p *replacement) clear(ctx context.Context, wanted container.Place, all att
 	return nil
 }
 
+// addressesOf are addresses by network and interface.
+type addressesOf map[[2]string][]address
+
 // formerAddresses returns the addresses on record of attachments: those of their ADDs,
 // because no IPAM plugin can be asked for others.
-func formerAddresses(all attachments) (before []formerly) {
+func formerAddresses(all attachments) addressesOf {
+	before := addressesOf{}
 	for _, a := range all {
 		n := a.entry()
 		if result := chain.Decode(n.Result); result != nil {
-			before = append(before, formerly{n.Network, n.IfName, ContainerAddresses(result, n.IfName)})
+			before[[2]string{n.Network, n.IfName}] = ContainerAddresses(result, n.IfName)
 		}
 	}
 	return before
 }
 
-// refuseReplacing refuses to remove attachments of a container if they are another
+// refuse refuses to remove attachments of a container if they are another
 // owner's, or if a wanted interface is there and not among them.
-func (op *operation) refuseReplacing(all attachments, wanted *container.Place) error {
+func (p *replacement) refuse(all attachments, wanted *container.Place) error {
+	op := p.s.op
 	for _, a := range all {
 		if !a.own() {
 			return fmt.Errorf("interface %s of network %q is of owner %q: %w",
-				a.IfName, a.Network.Config.Name, op.c.Record.OwnerOf(a.entry()), ErrAlreadyAttached)
+				a.plan.IfName, a.plan.Network.Config.Name, op.c.Record.OwnerOf(a.entry()), ErrAlreadyAttached)
 		}
 	}
 	var going map[string]bool
 	if op.c.SameNetNS(wanted.Path) == nil {
 		going = all.names()
 	}
-	return op.refuseTaken(wanted, going)
+	return p.s.refuseTaken(wanted, going)
 }
 
-// attachWith attaches the container with the addresses that it had, where a network can
+// attach attaches the container with the addresses that it had, where a network can
 // be asked for them. If that fails, it attaches it with any.
-func (op *operation) attachWith(ctx context.Context, before []formerly) (*SetupResult, error) {
+func (p *replacement) attach(ctx context.Context) (*SetupResult, error) {
 	var asked attachments
-	for _, f := range before {
-		a := op.attachments.named(f.ifName)
-		if a != nil && a.Network.Config.Name == f.network && a.askFor(f.addresses) {
+	for _, a := range p.s.op.attachments {
+		if askFor(a, p.before[[2]string{a.plan.Network.Config.Name, a.plan.IfName}]) {
 			asked = append(asked, a)
 		}
 	}
-	result, err := op.tryAll(ctx, false)
+	result, err := p.s.tryAll(ctx)
 	if err == nil || len(asked) == 0 || ctx.Err() != nil || !isUndone(err) {
 		return result, err
 	}
-	op.eng.opts.Logger.Warn("attaching a container with other addresses than it had", "container", op.c.ID, "reason", err)
+	p.s.op.log().Warn("attaching a container with other addresses than it had", "reason", err)
 	for _, a := range asked {
-		delete(a.CapabilityArgs, keyIPs)
-		delete(a.ConfigArgs, keyIPs)
+		delete(a.plan.CapabilityArgs, keyIPs)
+		delete(a.plan.ConfigArgs, keyIPs)
 	}
-	result, again := op.tryAll(ctx, false)
+	result, again := p.s.tryAll(ctx)
 	if again != nil {
 		return nil, again
 	}
@@ -144,9 +142,9 @@ func isUndone(err error) bool {
 
 // askFor has the ADD ask for addresses, unless its caller asks for some. It reports
 // whether the network can be asked.
-func (a *attachment) askFor(addresses []address) bool {
-	byArgs := slices.ContainsFunc(a.Args, func(arg [2]string) bool { return arg[0] == "IP" || arg[0] == "ip" })
-	if byArgs || a.CapabilityArgs[keyIPs] != nil || a.ConfigArgs[keyIPs] != nil || len(addresses) == 0 {
+func askFor(a *attachment, addresses []address) bool {
+	byArgs := slices.ContainsFunc(a.plan.Args, func(arg [2]string) bool { return arg[0] == "IP" || arg[0] == "ip" })
+	if byArgs || a.plan.CapabilityArgs[keyIPs] != nil || a.plan.ConfigArgs[keyIPs] != nil || len(addresses) == 0 {
 		return false
 	}
 	var ips []string
@@ -154,11 +152,11 @@ func (a *attachment) askFor(addresses []address) bool {
 		ips = append(ips, of.Prefix.String())
 	}
 	registered := a.op.eng.opts.Choice.IsRegistered
-	switch askingOf(a.Network.Config, func(typ string) bool { return !registered(typ) }) {
+	switch askingOf(a.plan.Network.Config, func(typ string) bool { return !registered(typ) }) {
 	case byCapability:
-		a.CapabilityArgs[keyIPs] = ips
+		a.plan.CapabilityArgs[keyIPs] = ips
 	case byArgument:
-		a.ConfigArgs[keyIPs] = ips
+		a.plan.ConfigArgs[keyIPs] = ips
 	default:
 		return false
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/embedcni/cni/internal/record"
 )
 
-// report is the outcome of a Recover, GC or RetryRemovals for each container; see cni.Report.
+// Report is the outcome of a Recover, GC or RetryRemovals for each container; see cni.Report.
 type Report struct {
 	Adopted     []string
 	Removed     []string
@@ -86,24 +86,28 @@ func isSkipped(err error) bool {
 
 // owned lists the records, and returns those with attachments of this owner, and those
 // that name no owner, because nobody else looks after them; see mine.
-func (eng *Engine) owned(dry bool, report *Report) ([]record.Found, error) {
+func owned(eng *Engine, dry bool, report *Report) ([]record.Found, error) {
 	found, err := eng.Store.Records.List()
 	if err != nil {
 		return nil, err
 	}
-	return eng.mine(found, dry, report)
+	return mine(eng, found, dry, report)
 }
 
 // mine returns the records of this owner among all. It omits the containers that a pool
 // of a live process has made ahead of time and, unless dry, deletes the records of those
-// that have since been taken under another ID. It notes the other owners in the report,
-// if there is one.
-func (eng *Engine) mine(found []record.Found, dry bool, report *Report) ([]record.Found, error) {
-	if report != nil {
-		eng.noteOthers(report, record.OtherOwners(found, eng.opts.Owner))
+// that have since been taken under another ID. It notes in the report, if there is one, that
+// there are attachments of other owners, if nobody has chosen this one's name: the program
+// may have had another name when it made them.
+func mine(eng *Engine, found []record.Found, dry bool, report *Report) ([]record.Found, error) {
+	if report != nil && !eng.opts.OwnerNamed {
+		if report.OtherOwners = record.OtherOwners(found, eng.opts.Owner); len(report.OtherOwners) > 0 {
+			eng.opts.Logger.Warn("attachments of other owners are left alone; the owner is the name of the executable, unless WithOwner sets it",
+				"owner", eng.opts.Owner, "others", report.OtherOwners)
+		}
 	}
-	mine := slices.DeleteFunc(slices.Clone(found), func(f record.Found) bool { return !f.Concerns(eng.opts.Owner) })
-	mine, taken := record.Orphans(mine, eng.Store.RuntimeAlive)
+	own := slices.DeleteFunc(slices.Clone(found), func(f record.Found) bool { return !f.Concerns(eng.opts.Owner) })
+	own, taken := record.Orphans(own, eng.Store.RuntimeAlive)
 	for _, id := range taken {
 		if dry {
 			break
@@ -112,18 +116,7 @@ func (eng *Engine) mine(found []record.Found, dry bool, report *Report) ([]recor
 			return nil, err
 		}
 	}
-	return mine, nil
-}
-
-// noteOthers reports that there are attachments of other owners, if nobody has chosen
-// this one's name: the program may have had another name when it made them.
-func (eng *Engine) noteOthers(report *Report, others []string) {
-	if eng.opts.OwnerNamed || len(others) == 0 {
-		return
-	}
-	report.OtherOwners = others
-	eng.opts.Logger.Warn("attachments of other owners are left alone; the owner is the name of the executable, unless WithOwner sets it",
-		"owner", eng.opts.Owner, "others", others)
+	return own, nil
 }
 
 // untouchable returns why Recover and GC must leave the container of a listed
@@ -141,4 +134,28 @@ func nameOf(f record.Found) string {
 		return "record " + f.File
 	}
 	return string(f.Record.ContainerID)
+}
+
+// AttachmentState is the progress of an attachment; package cni documents it.
+type AttachmentState string
+
+const (
+	Attaching AttachmentState = "attaching"
+	Attached  AttachmentState = "attached"
+	Detaching AttachmentState = "detaching"
+	Failed    AttachmentState = "failed"
+	Unknown   AttachmentState = "unknown"
+)
+
+// StateOf returns the progress of an attachment on record.
+func StateOf(rec *record.Record, n *record.Attachment) AttachmentState {
+	switch {
+	case n.Failures > 0:
+		return Failed
+	case n.State == record.Deleting:
+		return Detaching
+	case n.State == record.Added:
+		return Attached
+	}
+	return Attaching
 }

@@ -1,11 +1,15 @@
 package engine
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/chain"
+	"github.com/embedcni/cni/internal/record"
 )
 
 // address is an address of a result with its prefix, and the gateway, if there is one.
@@ -14,7 +18,7 @@ type address struct {
 	Gateway netip.Addr
 }
 
-// newAddress converts an address. A missing or impossible prefix length, as in results
+// NewAddress converts an address. A missing or impossible prefix length, as in results
 // built by hand, becomes that of a single host.
 func NewAddress(n net.IPNet, gateway net.IP) address {
 	ip, ok := netip.AddrFromSlice(n.IP)
@@ -38,7 +42,7 @@ func NewAddress(n net.IPNet, gateway net.IP) address {
 	return a
 }
 
-// holder returns the index of the interface that has an address: the one that it names, or
+// Holder returns the index of the interface that has an address: the one that it names, or
 // the network's own, inside the container rather than on the host. Without either it is the
 // number of interfaces.
 func Holder(result *types100.Result, ip *types100.IPConfig, ifName string) int {
@@ -56,7 +60,7 @@ func Holder(result *types100.Result, ip *types100.IPConfig, ifName string) int {
 	return len(result.Interfaces)
 }
 
-// containerAddresses returns the addresses in a result of the interfaces inside the
+// ContainerAddresses returns the addresses in a result of the interfaces inside the
 // container; all if no interface with an address is inside.
 func ContainerAddresses(result *types100.Result, ifName string) []address {
 	var inside, all []address
@@ -78,6 +82,7 @@ func ContainerAddresses(result *types100.Result, ifName string) []address {
 	return all
 }
 
+// Union adds those of more that are not in the list.
 func Union(list, more []string) []string {
 	for _, s := range more {
 		if !slices.Contains(list, s) {
@@ -86,3 +91,49 @@ func Union(list, more []string) []string {
 	}
 	return list
 }
+
+// SetupResult is what a Setup has made.
+type SetupResult struct {
+	Attached []Source
+	Earlier  []Source // attachments of an earlier call, to which ports may be forwarded
+	NetNS    string   // the namespace, if the library made it
+	// portWarnings are about ports of the host that are forwarded nevertheless; requested
+	// are the ports that the caller asked for by themselves, with those chosen.
+	PortWarnings []*PortError
+	Requested    []record.Port
+	Ignored      []string // capabilities that no plugin declares
+}
+
+// Source is the result of one network's plugins.
+type Source struct {
+	Network string
+	IfName  string
+	Result  *types100.Result
+	Ports   []Mapping
+}
+
+// Validate returns an error for results that cannot be converted.
+func Validate(all []Source) error {
+	for _, s := range all {
+		if err := chain.Walkable(s.Result); err != nil {
+			return fmt.Errorf("network %q: %w: %w", s.Network, err, ErrInvalidResult)
+		}
+	}
+	return nil
+}
+
+// MadeNetNS returns the path of a recorded namespace if this library has made it.
+func MadeNetNS(rec *record.Record) string {
+	if rec == nil || !rec.NetNS.Ours {
+		return ""
+	}
+	return rec.NetNS.Path
+}
+
+// rollbackError is a failure that could not be undone. It has a type of its own
+// so that nobody treats it as the failure alone.
+type rollbackError struct{ err, rollback error }
+
+func (r *rollbackError) Error() string { return r.err.Error() + "\n" + r.rollback.Error() }
+
+func (r *rollbackError) Unwrap() []error { return []error{r.err, r.rollback} }

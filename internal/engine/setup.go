@@ -10,7 +10,6 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/conflist"
 	"github.com/embedcni/cni/internal/container"
 	"github.com/embedcni/cni/internal/ports"
@@ -18,54 +17,63 @@ import (
 	"github.com/embedcni/cni/internal/runner"
 )
 
-// setup attaches the container. Containers that are gone and have its ports are removed
+// setup is a Setup, or a Replace, of one container in progress. The attachments of its
+// operation are those to make.
+type setup struct {
+	op       *operation
+	serially bool
+	ignored  []string     // see SetupResult.Ignored
+	warnings []*PortError // about ports of the host that are forwarded nevertheless
+}
+
+// Setup attaches the container. Containers that are gone and have its ports are removed
 // first.
 func (eng *Engine) Setup(ctx context.Context, c *Call, serially bool) (*SetupResult, error) {
-	return eng.withoutHolders(ctx, func() (*SetupResult, error) {
+	return reaper{eng}.withoutHolders(ctx, func() (*SetupResult, error) {
 		op, err := eng.begin(c, "ADD")
+		s := &setup{op: op, serially: serially, ignored: c.Ignored}
 		if err == nil {
 			defer op.end()
 			op.c.PrepareRecord()
-			eng.reap(op.c.Host, true)
-			err = op.makeRoom(ctx, op.clearDead)
+			reaper{eng}.request(op.c.Host, true)
+			err = s.makeRoom(ctx, s.clearDead)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("set up container %q: %w", c.ID, err)
 		}
-		op.ignored = c.Ignored
-		return op.tryAll(ctx, serially)
+		return s.tryAll(ctx)
 	})
 }
 
 // makeRoom locks the container to attach it. remove removes those of its earlier attachments
 // that are in the way.
-func (op *operation) makeRoom(ctx context.Context, remove clearing) error {
-	if err := op.lock(ctx, container.Access{}); err != nil {
+func (s *setup) makeRoom(ctx context.Context, remove clearing) error {
+	if err := s.op.lock(ctx, container.Access{}); err != nil {
 		return err
 	}
-	if err := op.c.Follow(); err != nil {
+	if err := s.op.c.Follow(); err != nil {
 		return err
 	}
-	if err := op.clear(ctx, remove); err != nil {
+	if err := s.clear(ctx, remove); err != nil {
 		return err
 	}
-	for _, a := range op.attachments {
-		a.ContainerID = string(op.c.PluginID())
+	for _, a := range s.op.attachments {
+		a.plan.ContainerID = string(s.op.c.PluginID())
 	}
-	return op.refuseTaken(&op.c.Place, nil)
+	return s.refuseTaken(&s.op.c.Place, nil)
 }
 
 // clearing removes earlier attachments of a container that is to be attached at wanted.
 // Meanwhile the container is where its record says.
 type clearing func(ctx context.Context, wanted container.Place, earlier attachments) error
 
-func (op *operation) clear(ctx context.Context, remove clearing) error {
-	wanted := op.c.Depart()
+func (s *setup) clear(ctx context.Context, remove clearing) error {
+	wanted := s.op.c.Depart()
 	defer func() {
-		op.c.Return(wanted)
-		op.endRemoval()
+		s.op.c.Return(wanted)
+		s.op.endRemoval()
 	}()
-	earlier, err := op.recallAttached(ctx, wanted)
+	earlier, err := s.recallAttached(ctx, wanted)
 	if err != nil {
 		return err
 	}
@@ -73,14 +81,14 @@ func (op *operation) clear(ctx context.Context, remove clearing) error {
 }
 
 // tryAll is try with the attempts of WithRetry.
-func (op *operation) tryAll(ctx context.Context, serially bool) (*SetupResult, error) {
+func (s *setup) tryAll(ctx context.Context) (*SetupResult, error) {
 	for attempt := 1; ; attempt++ {
-		result, err := op.try(ctx, serially)
-		if err == nil || attempt >= op.eng.opts.Retry.Attempts || !isTransient(err) {
+		result, err := s.try(ctx)
+		if err == nil || attempt >= s.op.eng.opts.Retry.Attempts || !isTransient(err) {
 			return result, err
 		}
-		op.eng.opts.Logger.Info("trying again", "container", op.c.ID, "attempt", attempt+1, "error", err)
-		if werr := waitFor(ctx, op.eng.opts.Retry.pause(attempt+1)); werr != nil {
+		s.op.log().Info("trying again", "attempt", attempt+1, "error", err)
+		if werr := waitFor(ctx, s.op.eng.opts.Retry.pause(attempt+1)); werr != nil {
 			return nil, err
 		}
 	}
@@ -89,24 +97,24 @@ func (op *operation) tryAll(ctx context.Context, serially bool) (*SetupResult, e
 // clearDead refuses to attach interfaces that are attached. It first removes the
 // leftovers of an attachment that has died: its namespace is gone or replaced,
 // or the interface in it is gone, as after a reboot or a crash.
-func (op *operation) clearDead(ctx context.Context, wanted container.Place, earlier attachments) error {
-	if len(earlier) == 0 && op.c.Record == nil {
+func (s *setup) clearDead(ctx context.Context, wanted container.Place, earlier attachments) error {
+	if len(earlier) == 0 && s.op.c.Record == nil {
 		return nil
 	}
-	dead, err := op.deadOf(earlier, wanted)
+	dead, err := s.deadOf(earlier, wanted)
 	if err != nil || len(dead) == 0 && len(earlier) > 0 {
 		return err
 	}
-	if kept, err := op.c.KeepNetNS(wanted); err != nil || kept && len(earlier) == 0 {
+	if kept, err := s.op.c.KeepNetNS(wanted); err != nil || kept && len(earlier) == 0 {
 		return err
 	}
 	for _, a := range dead {
-		if a.partial == nil { // the sweep needs it, and a successful DEL deletes it from the cache
-			a.partial = a.cached().Result()
+		if a.progress.partial == nil { // the sweep needs it, and a successful DEL deletes it from the cache
+			a.progress.partial = a.cached().Result()
 		}
 	}
-	op.eng.opts.Logger.Info("removing an earlier attachment", "container", op.c.ID)
-	if err := op.tearDown(context.WithoutCancel(ctx), dead); err != nil {
+	s.op.log().Info("removing an earlier attachment")
+	if err := s.op.tearDown(context.WithoutCancel(ctx), dead); err != nil {
 		return fmt.Errorf("remove an earlier attachment: %w", err)
 	}
 	return nil
@@ -115,33 +123,33 @@ func (op *operation) clearDead(ctx context.Context, wanted container.Place, earl
 // deadOf returns the earlier attachments to remove: all if all are dead, or else
 // the dead ones under interface names that this call wants. It refuses interface
 // names of live attachments, and another namespace than theirs.
-func (op *operation) deadOf(earlier attachments, wanted container.Place) (attachments, error) {
-	wants := op.attachments.names()
+func (s *setup) deadOf(earlier attachments, wanted container.Place) (attachments, error) {
+	wants := s.op.attachments.names()
 	var dead attachments
 	for _, a := range earlier {
 		live, err := a.isAlive(earlier)
 		if err != nil {
-			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.IfName, a.Network.Config.Name, err)
+			return nil, fmt.Errorf("look up interface %s of network %q: %w", a.plan.IfName, a.plan.Network.Config.Name, err)
 		}
-		if op.isTornLo(earlier) {
-			a.NetNS = "" // the path is this Setup's, where lo may be another's
+		if s.isTornLo(earlier) {
+			a.plan.NetNS = "" // the path is this Setup's, where lo may be another's
 			live = false
 		}
-		if !live && (wants[a.IfName] || !op.leaves(a)) || op.isHalfMade(a) {
+		if !live && (wants[a.plan.IfName] || !s.leaves(a)) || s.isHalfMade(a) {
 			dead = append(dead, a)
 			continue
 		}
 		// Adding to a damaged record would lose its illegible part.
-		if wants[a.IfName] || op.c.Damaged || op.c.MakesNetNS() {
+		if wants[a.plan.IfName] || s.op.c.Damaged || s.op.c.MakesNetNS() {
 			return nil, fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
-				a.IfName, a.Network.Config.Name, a.NetNS, ErrAlreadyAttached)
+				a.plan.IfName, a.plan.Network.Config.Name, a.plan.NetNS, ErrAlreadyAttached)
 		}
-		if err := op.c.SameNetNS(wanted.Path); err != nil {
+		if err := s.op.c.SameNetNS(wanted.Path); err != nil {
 			return nil, err
 		}
 	}
 	if len(dead) < len(earlier) { // this call adds to the others, which are alive
-		dead = slices.DeleteFunc(dead, func(a *attachment) bool { return !wants[a.IfName] })
+		dead = slices.DeleteFunc(dead, func(a *attachment) bool { return !wants[a.plan.IfName] })
 	}
 	return dead, nil
 }
@@ -149,159 +157,111 @@ func (op *operation) deadOf(earlier attachments, wanted container.Place) (attach
 // isHalfMade reports whether an attachment is of a Setup that was to make the namespace
 // and did not end, or of a Remove that did not. Nobody relies on either, and their
 // runtime is dead, because this call has the container locked.
-func (op *operation) isHalfMade(a *attachment) bool {
-	return op.c.MakesNetNS() && op.c.Record != nil && !op.c.Damaged && op.c.Record.NetNS.Ours && a.own() && op.c.Record.IsUnfinished(a.entry())
+func (s *setup) isHalfMade(a *attachment) bool {
+	return s.op.c.MakesNetNS() && s.op.c.Record != nil && !s.op.c.Damaged && s.op.c.Record.NetNS.Ours && a.own() && s.op.c.Record.IsUnfinished(a.entry())
 }
 
 // recallAttached finds the container's attachments in its record or, without
 // one, in libcni's cache.
-func (op *operation) recallAttached(ctx context.Context, wanted container.Place) (attachments, error) {
-	damage, err := op.load()
+func (s *setup) recallAttached(ctx context.Context, wanted container.Place) (attachments, error) {
+	damage, err := s.op.load()
 	switch {
 	case err != nil:
 		return nil, err
 	case damage != nil:
 		// The loaded networks and the namespace to attach show whether it is
 		// alive, and if not its leftovers.
-		op.eng.opts.Logger.Warn("attachment record cannot be read", "container", op.c.ID, "error", damage)
-		return op.unrecorded(&Call{ID: op.c.ID, Path: wanted.Path, Planned: op.eng.plain(op.c.ID)}, false)
-	case op.c.Record != nil:
-		all, err := op.enterRecorded(false)
-		if err == nil && op.c.Reached == container.Elsewhere && !op.c.IsAbandoned() {
-			err = op.c.AwaitEnd(ctx, time.Now().Add(container.EndsWithin))
+		s.op.log().Warn("attachment record cannot be read", "error", damage)
+		return cache{s.op}.attachments(&Call{ID: s.op.c.ID, Path: wanted.Path, Planned: plain(s.op.eng, s.op.c.ID)}, false)
+	case s.op.c.Record != nil:
+		all, err := s.op.enterRecorded(false)
+		if err == nil && s.op.c.Reached == container.Elsewhere && !s.op.c.IsAbandoned() {
+			err = s.op.c.AwaitEnd(ctx, time.Now().Add(container.EndsWithin))
 		}
 		return all, err
 	}
-	all, err := op.existing(wanted)
+	all, err := cache{s.op}.existing(wanted)
 	for _, a := range all {
-		a.avoidOthers()
+		cache{s.op}.avoid(a)
 	}
 	return all, err
 }
 
 // leaves reports whether an attachment stays although its interface is gone:
 // another owner made it, in a live namespace, and may know why.
-func (op *operation) leaves(a *attachment) bool {
-	return op.c.Record != nil && !op.c.Damaged && a.NetNS != "" && !op.c.IsAbandoned() && !a.own()
+func (s *setup) leaves(a *attachment) bool {
+	return s.op.c.Record != nil && !s.op.c.Damaged && a.plan.NetNS != "" && !s.op.c.IsAbandoned() && !a.own()
 }
 
 // refuseTaken refuses to make an interface that exists but is not on this
 // container's record, for example because the path leads to another container's
 // namespace by now. The ADD could only fail, and the DEL that undoes it would
 // delete the other interface. Those in going are about to be removed.
-func (op *operation) refuseTaken(at *container.Place, going map[string]bool) error {
-	for _, a := range op.attachments {
-		if !a.Network.makesInterface() || going[a.IfName] {
+func (s *setup) refuseTaken(at *container.Place, going map[string]bool) error {
+	for _, a := range s.op.attachments {
+		if !a.plan.Network.makesInterface() || going[a.plan.IfName] {
 			continue
 		}
-		taken, err := at.HasLink(a.IfName)
+		taken, err := at.HasLink(a.plan.IfName)
 		if err != nil {
-			return fmt.Errorf("look up interface %s in %s: %w", a.IfName, at.Path, err)
+			return fmt.Errorf("look up interface %s in %s: %w", a.plan.IfName, at.Path, err)
 		}
 		if taken {
 			return fmt.Errorf("interface %s of network %q: there is one in %s that is not of this container's record: %w",
-				a.IfName, a.Network.Config.Name, at.Path, ErrAlreadyAttached)
+				a.plan.IfName, a.plan.Network.Config.Name, at.Path, ErrAlreadyAttached)
 		}
 	}
 	return nil
 }
 
-// try records and attaches. The error is only of plugins if nothing remains.
-func (op *operation) try(ctx context.Context, serially bool) (*SetupResult, error) {
-	op.endRemoval() // of an earlier attempt
-	for _, a := range op.attachments {
+// try records the attachments, and makes them. The error is only of plugins if nothing
+// remains.
+func (s *setup) try(ctx context.Context) (*SetupResult, error) {
+	s.op.endRemoval() // of an earlier attempt
+	for _, a := range s.op.attachments {
 		a.progress = progress{}
 		a.facts.Reset(nil)
 		a.plugins.Reset(nil, nil)
 	}
-	err := op.c.RemakeNetNS()
+	err := s.op.c.RemakeNetNS()
 	if err == nil {
-		err = op.write(ctx)
+		err = s.write(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", op.c.ID, err)
+		return nil, fmt.Errorf("set up container %q: %w", s.op.c.ID, err)
 	}
-	return op.finishSetup(ctx, serially)
-}
-
-// setupResult is what a Setup has made.
-type SetupResult struct {
-	Attached []Source
-	Earlier  []Source // attachments of an earlier call, to which ports may be forwarded
-	NetNS    string   // the namespace, if the library made it
-	// portWarnings are about ports of the host that are forwarded nevertheless; requested
-	// are the ports that the caller asked for by themselves, with those chosen.
-	PortWarnings []*PortError
-	Requested    []record.Port
-	Ignored      []string // capabilities that no plugin declares
-}
-
-// source is the result of one network's plugins.
-type Source struct {
-	Network string
-	IfName  string
-	Result  *types100.Result
-	Ports   []Mapping
-}
-
-// validate returns an error for results that cannot be converted.
-func Validate(all []Source) error {
-	for _, s := range all {
-		if err := chain.Walkable(s.Result); err != nil {
-			return fmt.Errorf("network %q: %w: %w", s.Network, err, ErrInvalidResult)
-		}
-	}
-	return nil
-}
-
-func (op *operation) finishSetup(ctx context.Context, serially bool) (*SetupResult, error) {
-	attached, err := op.attach(ctx, serially)
+	attached, err := s.attach(ctx)
 	if err == nil {
 		err = Validate(attached)
 	}
 	if err == nil {
 		return &SetupResult{
-			Attached: attached, Earlier: op.earlier(), NetNS: MadeNetNS(op.c.Record),
-			PortWarnings: op.portWarnings, Requested: op.attachments.requested(), Ignored: op.ignored,
+			Attached: attached, Earlier: earlier(s.op), NetNS: MadeNetNS(s.op.c.Record),
+			PortWarnings: s.warnings, Requested: s.op.attachments.requested(), Ignored: s.ignored,
 		}, nil
 	}
-	if rerr := op.rollBack(ctx); rerr != nil {
+	if rerr := s.rollBack(ctx); rerr != nil {
 		return nil, &rollbackError{err, rerr}
 	}
 	return nil, err
 }
 
-// madeNetNS returns the path of a recorded namespace if this library has made it.
-func MadeNetNS(rec *record.Record) string {
-	if rec == nil || !rec.NetNS.Ours {
-		return ""
-	}
-	return rec.NetNS.Path
-}
-
-// rollbackError is a failure that could not be undone. It has a type of its own
-// so that nobody treats it as the failure alone.
-type rollbackError struct{ err, rollback error }
-
-func (r *rollbackError) Error() string   { return r.err.Error() + "\n" + r.rollback.Error() }
-func (r *rollbackError) Unwrap() []error { return []error{r.err, r.rollback} }
-
 // attach runs the ADDs, each network in a goroutine of its own unless serially.
 // It stops a group at its first error, and returns the errors of all groups.
-func (op *operation) attach(ctx context.Context, serially bool) ([]Source, error) {
-	results := make([]Source, len(op.attachments))
-	errs := make([]error, len(op.attachments))
+func (s *setup) attach(ctx context.Context) ([]Source, error) {
+	results := make([]Source, len(s.op.attachments))
+	errs := make([]error, len(s.op.attachments))
 	run := func(group []int) {
 		for _, i := range group {
-			a := op.attachments[i]
-			results[i] = Source{Network: a.Network.Config.Name, IfName: a.IfName, Ports: a.Mappings()}
-			results[i].Result, errs[i] = a.add(ctx, i, serially)
+			a := s.op.attachments[i]
+			results[i] = Source{Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Ports: a.plan.Mappings()}
+			results[i].Result, errs[i] = s.add(ctx, i)
 			if errs[i] != nil {
 				return
 			}
 		}
 	}
-	groups := op.attachments.groups(serially)
+	groups := s.op.attachments.groups(s.serially)
 	if len(groups) == 1 { // another goroutine would need another thread if the caller has locked its own
 		run(groups[0])
 		return results, Join(errs...)
@@ -320,12 +280,12 @@ func (op *operation) attach(ctx context.Context, serially bool) ([]Source, error
 func (all attachments) groups(serially bool) (groups [][]int) {
 	claims := make([][]ports.Claim, len(all))
 	for i, a := range all {
-		claims[i] = a.hostPorts()
+		claims[i] = a.plan.hostPorts()
 		together := []int{i}
 		var apart [][]int
 		for _, g := range groups {
 			if serially || slices.ContainsFunc(g, func(j int) bool {
-				return all[j].Network.Config.Name == a.Network.Config.Name || ports.Overlap(claims[j], claims[i])
+				return all[j].plan.Network.Config.Name == a.plan.Network.Config.Name || ports.Overlap(claims[j], claims[i])
 			}) {
 				together = append(together, g...)
 			} else {
@@ -340,38 +300,39 @@ func (all attachments) groups(serially bool) (groups [][]int) {
 
 // add runs the ADD of one network. The first ADD of a network on a host runs alone for
 // a moment if its plugins may create rules that containers share.
-func (a *attachment) add(ctx context.Context, index int, serially bool) (result *types100.Result, err error) {
-	ctx, span := runner.AttachSpan(ctx, a.Network.Config.Name, a.IfName, index, serially)
+func (s *setup) add(ctx context.Context, index int) (result *types100.Result, err error) {
+	a := s.op.attachments[index]
+	ctx, span := runner.AttachSpan(ctx, a.plan.Network.Config.Name, a.plan.IfName, index, s.serially)
 	defer func() { runner.EndSpan(span, err) }()
 	if ctx.Err() != nil {
 		return nil, a.error("ADD", context.Cause(ctx))
 	}
-	end, err := a.runner().Begin(ctx, a.givenCapabilities())
+	end, err := a.runner().Begin(ctx, givenCapabilities(a))
 	if err != nil {
 		return nil, a.error("ADD", err)
 	}
-	a.attempted = true
+	a.progress.attempted = true
 	defer func() { _ = end(false) }() // after a panic; otherwise it ends below
-	result, a.partial, err = a.chain().Add(ctx, &a.Attachment, a.Prev)
+	result, a.progress.partial, err = a.chain().Add(ctx, &a.plan.Attachment, a.plan.Prev)
 	if err == nil {
-		a.state = record.Added
-		err = a.Append(record.Entry{State: record.Added, Result: a.held})
+		a.progress.state = record.Added
+		err = a.append(record.Entry{State: record.Added, Result: a.progress.held})
 	}
 	if err != nil {
 		if nerr := a.runner().NoteNotRun(); nerr != nil {
-			a.op.eng.opts.Logger.Warn("note in the record which plugins did not run", "container", a.op.c.ID, "error", nerr)
+			s.op.log().Warn("note in the record which plugins did not run", "error", nerr)
 		}
 	}
 	if ferr := end(err == nil); ferr != nil {
-		a.op.eng.opts.Logger.Warn("end the first attachment of a network", "network", a.Network.Config.Name, "error", ferr)
+		s.op.eng.opts.Logger.Warn("end the first attachment of a network", "network", a.plan.Network.Config.Name, "error", ferr)
 	}
 	return result, a.errors("ADD", err)
 }
 
 // givenCapabilities returns the names of the capabilities that the plugins are given.
-func (a *attachment) givenCapabilities() (names []string) {
-	for _, name := range slices.Sorted(maps.Keys(a.CapabilityArgs)) {
-		if conflist.Declares(a.Network.Config, name) && !IsEmpty(a.CapabilityArgs[name]) {
+func givenCapabilities(a *attachment) (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(a.plan.CapabilityArgs)) {
+		if conflist.Declares(a.plan.Network.Config, name) && !IsEmpty(a.plan.CapabilityArgs[name]) {
 			names = append(names, name)
 		}
 	}
@@ -381,21 +342,21 @@ func (a *attachment) givenCapabilities() (names []string) {
 // rollBack detaches the attachments that were begun, and forgets the others. The
 // specification requires a DEL after a failed ADD too, because a plugin may fail
 // with half its work done.
-func (op *operation) rollBack(ctx context.Context) error {
+func (s *setup) rollBack(ctx context.Context) error {
 	var begun, never attachments
-	for _, a := range op.attachments {
-		if a.attempted {
+	for _, a := range s.op.attachments {
+		if a.progress.attempted {
 			begun = append(begun, a)
 		} else {
 			never = append(never, a)
 		}
 	}
-	err := op.forget(never)
+	err := s.op.forget(never)
 	if len(begun) > 0 {
-		err = Join(err, op.tearDown(context.WithoutCancel(ctx), begun))
+		err = Join(err, s.op.tearDown(context.WithoutCancel(ctx), begun))
 	}
 	if err != nil {
-		return fmt.Errorf("roll back: %w", leftover(op.c.ID, err))
+		return fmt.Errorf("roll back: %w", leftover(s.op.c.ID, err))
 	}
 	return nil
 }

@@ -11,10 +11,10 @@ import (
 
 // portsOn returns an attachment to a network whose plugin forwards ports.
 func portsOn(network string, mappings ...Mapping) *attachment {
-	a := &attachment{Planned: Planned{Network: &Network{Config: &libcni.NetworkConfigList{Name: network, Plugins: []*libcni.PluginConfig{
+	a := &attachment{plan: Planned{Network: &Network{Config: &libcni.NetworkConfigList{Name: network, Plugins: []*libcni.PluginConfig{
 		{Network: &types.PluginConf{Capabilities: map[string]bool{CapPortMappings: true}}}}}}}}
 	if mappings != nil {
-		a.CapabilityArgs = map[string]any{CapPortMappings: wire(mappings...)}
+		a.plan.CapabilityArgs = map[string]any{CapPortMappings: wire(mappings...)}
 	}
 	return a
 }

@@ -35,11 +35,12 @@ type statusRun struct {
 	err  error
 }
 
+// AskStatus asks the loaded networks for STATUS. Calls at once share one answer.
 func (eng *Engine) AskStatus(ctx context.Context) error {
 	if !slices.ContainsFunc(eng.networks, (*Network).hasStatus) {
 		return nil
 	}
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err != nil {
 		return err
 	}
@@ -53,12 +54,6 @@ func (eng *Engine) AskStatus(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// hasStatus reports whether the network is of a version that has STATUS.
-func (n *Network) hasStatus() bool {
-	ok, err := version.GreaterThanOrEqualTo(n.Config.CNIVersion, "1.1.0")
-	return err == nil && ok
 }
 
 // join returns the current run, starts one, or returns nil if the last one
@@ -79,7 +74,7 @@ func (c *statusCache) join(ctx context.Context, s *Engine, host *hostns.NetNS) *
 	run := &statusRun{done: make(chan struct{})}
 	c.running = run
 	go func() {
-		run.err = Join(s.statusOf(context.WithoutCancel(ctx), host, s.networks), host.Close())
+		run.err = Join(statusOf(context.WithoutCancel(ctx), s, host, s.networks), host.Close())
 		c.finish(run)
 		close(run.done)
 	}()
@@ -98,24 +93,23 @@ func (c *statusCache) finish(run *statusRun) {
 	}
 }
 
-// askStatusOf asks networks that need not be loaded.
+// AskStatusOf asks networks that need not be loaded.
 func (eng *Engine) AskStatusOf(ctx context.Context, networks []*Network) error {
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err != nil {
 		return err
 	}
-	return Join(eng.statusOf(ctx, host, networks), host.Close())
+	return Join(statusOf(ctx, eng, host, networks), host.Close())
 }
 
 // statusOf asks networks in order and stops at the first that cannot serve.
 // All of them share the time of one STATUS, because a caller such as a health
 // probe cannot use a later answer.
-func (eng *Engine) statusOf(ctx context.Context, host *hostns.NetNS, networks []*Network) error {
+func statusOf(ctx context.Context, eng *Engine, host *hostns.NetNS, networks []*Network) error {
 	ctx, cancel := eng.runner.Bound(ctx, "STATUS")
 	defer cancel()
-	op := &operation{eng: eng, c: eng.Store.New("", host)}
 	for _, n := range networks {
-		a := op.about(n)
+		a := about(eng, n, host)
 		if err := a.chain().Status(ctx); err != nil {
 			return a.errors("STATUS", err)
 		}
@@ -123,20 +117,20 @@ func (eng *Engine) statusOf(ctx context.Context, host *hostns.NetNS, networks []
 	return nil
 }
 
-// whyNotReady returns every reason why a Setup of all networks could not succeed now.
+// WhyNotReady returns every reason why a Setup of all networks could not succeed now.
 func (eng *Engine) WhyNotReady(ctx context.Context) []error {
 	reasons := []error{writable(eng.opts.StateDir, eng.opts.RecordDir, eng.Own), lackOfPrivileges()}
-	host, err := eng.Store.Hosts.Open(eng.opts.HostNetNS)
+	host, err := eng.openHost()
 	if err != nil {
 		return append(reasons, err)
 	}
 	ctx, cancel := eng.runner.Bound(ctx, "STATUS")
 	defer cancel()
-	reasons = append(reasons, eng.lackOfKernel(ctx, host))
+	r := &readiness{eng, host, append(reasons, lackOfKernel(ctx, host, eng.networks))}
 	for _, n := range eng.networks {
-		reasons = append(reasons, eng.ready(ctx, n, host)...)
+		r.ask(ctx, n, r.find(ctx, n))
 	}
-	return append(reasons, host.Close())
+	return append(r.reasons, host.Close())
 }
 
 // writable returns why nothing can be written to one of the directories.
@@ -162,79 +156,89 @@ func lackOfPrivileges() error {
 }
 
 // lackOfKernel returns why the kernel or the programs of the host do not suffice for
-// the plugins of the loaded networks.
-func (eng *Engine) lackOfKernel(ctx context.Context, host *hostns.NetNS) error {
+// the plugins of the networks.
+func lackOfKernel(ctx context.Context, host *hostns.NetNS, networks []*Network) error {
 	var errs []error
 	if err := host.Reachable(); err != nil {
 		errs = append(errs, fmt.Errorf("rtnetlink: %w", err))
 	}
-	if eng.makesRules() {
+	if slices.ContainsFunc(networks, (*Network).makesRules) {
 		errs = append(errs, netfilter.Open(host.Handle, netfilter.Options{Sockets: &sockets}).Usable(ctx))
 	}
 	return Join(errs...)
 }
 
-// makesRules reports whether a plugin of the loaded networks makes rules in a packet
-// filter.
-func (eng *Engine) makesRules() bool {
-	return slices.ContainsFunc(eng.networks, func(n *Network) bool {
-		return slices.ContainsFunc(n.Config.Plugins, func(p *libcni.PluginConfig) bool { return known.Of(p.Network.Type).Rules != known.NoRules })
-	})
+// makesRules reports whether a plugin of the network makes rules in a packet filter.
+func (n *Network) makesRules() bool {
+	return slices.ContainsFunc(n.Config.Plugins, func(p *libcni.PluginConfig) bool { return known.Of(p.Network.Type).Rules != known.NoRules })
 }
 
-// ready returns the reasons why the network's plugins cannot attach a container.
-func (eng *Engine) ready(ctx context.Context, n *Network, host *hostns.NetNS) (reasons []error) {
-	op := &operation{eng: eng, c: eng.Store.New("", host)}
-	a := op.about(n)
+// readiness collects the reasons why plugins cannot attach a container.
+type readiness struct {
+	eng     *Engine
+	host    *hostns.NetNS
+	reasons []error
+}
+
+// asked is a plugin that is asked for STATUS; with builtIn the built-in plugins of its types
+// are asked in place of executables.
+type asked struct {
+	plugin  *libcni.PluginConfig
+	builtIn bool
+}
+
+// find looks for the network's plugins, and returns those that can be asked for STATUS.
+func (r *readiness) find(ctx context.Context, n *Network) (all []asked) {
+	a, plugins := about(r.eng, n, r.host), r.eng.RunnerOf(n)
 	missing := func(typ string, err error) {
 		e := a.error("STATUS", WithSentinel(err))
 		e.Plugin = typ
-		reasons = append(reasons, e)
+		r.reasons = append(r.reasons, e)
 	}
-	type asking struct {
-		plugin  *libcni.PluginConfig
-		builtIn bool
-	}
-	var asked []asking
 	for _, p := range n.Config.Plugins {
-		found, err := eng.RunnerOf(n).Find(p.Network.Type)
+		typ, ipam := p.Network.Type, p.Network.IPAM.Type
+		found, err := plugins.Find(typ)
 		if err != nil {
-			missing(p.Network.Type, err)
+			missing(typ, err)
 			continue
 		}
-		if ipam := p.Network.IPAM.Type; ipam != "" {
-			if err := eng.RunnerOf(n).FindDelegate(found, ipam); err != nil {
+		if ipam != "" {
+			if err := plugins.FindDelegate(found, ipam); err != nil {
 				missing(ipam, err)
 				continue
 			}
 		}
 		if n.hasStatus() || found.Kind == runner.BuiltIn {
-			asked = append(asked, asking{p, false})
+			all = append(all, asked{p, false})
 		}
-		if found.Kind == runner.Executable && eng.opts.Choice.BuiltIn(p.Network.Type) != nil && a.runner().AreReference(ctx, p.Network.Type, p.Network.IPAM.Type) {
-			asked = append(asked, asking{p, true})
+		if found.Kind == runner.Executable && r.eng.opts.Choice.BuiltIn(typ) != nil && a.runner().AreReference(ctx, typ, ipam) {
+			all = append(all, asked{p, true})
 		}
 	}
-	for _, q := range asked { // one after the other, to hear all of them
-		if err := op.askStatus(ctx, n, q.plugin, q.builtIn); err != nil {
-			reasons = append(reasons, err)
+	return all
+}
+
+// ask asks plugins of a network for STATUS, one after the other to hear all of them.
+func (r *readiness) ask(ctx context.Context, n *Network, all []asked) {
+	for _, q := range all {
+		list := *n.Config
+		list.Plugins = []*libcni.PluginConfig{q.plugin}
+		if !n.hasStatus() {
+			list.CNIVersion = "1.1.0" // built-in plugins know it
+		}
+		a := about(r.eng, &Network{Config: &list, IfName: n.IfName, IsLo: n.IsLo}, r.host)
+		a.standsIn = q.builtIn
+		if err := a.chain().Status(ctx); err != nil {
+			r.reasons = append(r.reasons, a.errors("STATUS", err))
 		}
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			break // the others would say the same
 		}
 	}
-	return reasons
 }
 
-// askStatus asks one plugin of a network for STATUS, or the built-in plugins of its types
-// in place of executables.
-func (op *operation) askStatus(ctx context.Context, n *Network, p *libcni.PluginConfig, builtIn bool) error {
-	list := *n.Config
-	list.Plugins = []*libcni.PluginConfig{p}
-	if !n.hasStatus() {
-		list.CNIVersion = "1.1.0" // built-in plugins know it
-	}
-	a := op.about(&Network{Config: &list, IfName: n.IfName, IsLo: n.IsLo})
-	a.standsIn = builtIn
-	return a.errors("STATUS", a.chain().Status(ctx))
+// hasStatus reports whether the network is of a version that has STATUS.
+func (n *Network) hasStatus() bool {
+	ok, err := version.GreaterThanOrEqualTo(n.Config.CNIVersion, "1.1.0")
+	return err == nil && ok
 }
