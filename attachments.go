@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin"
-	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/engine"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // Attachment is an interface of a container, from its record.

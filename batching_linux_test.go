@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/parallel"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
+	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
 )

@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/engine"
-	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // The names of the well-known capabilities (CONVENTIONS.md of

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/engine"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // RecoverOption is an option of Recover.

@@ -14,8 +14,8 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/embedcni/cni/internal/engine"
-	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/run/runner"
 )
 
 // CNI attaches containers to networks. It is go-cni's interface and gets no more

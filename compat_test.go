@@ -14,8 +14,8 @@ import (
 // compiled there. How the rest treats a path is tested where it runs.
 func TestCompat_12_PathIsOpaqueOffLinux(t *testing.T) {
 	for dir, files := range map[string][2]string{
-		"./internal/hostns":    {"hostns_linux.go", "hostns_other.go"},
-		"./internal/container": {"netns_linux.go", "container_other.go"},
+		"./internal/run/hostns":       {"hostns_linux.go", "hostns_other.go"},
+		"./internal/engine/container": {"netns_linux.go", "container_other.go"},
 	} {
 		for _, goos := range platforms {
 			for _, p := range goList(t, goos, dir) {

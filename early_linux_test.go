@@ -12,8 +12,8 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
 )
@@ -148,7 +148,7 @@ func awaited(t *testing.T) {
 	t.Helper()
 	stacks := make([]byte, 16<<20)
 	expect.Eventually(t, "a plugin that waits for the record", func() bool {
-		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("embedcni/cni/internal/record.(*Pending).Wait("))
+		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("embedcni/cni/internal/store/record.(*Pending).Wait("))
 	})
 }
 

@@ -6,8 +6,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/engine"
+	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // Errors for errors.Is. The first six are go-cni's.

@@ -10,12 +10,12 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/engine"
+	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
+	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/invoke"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 func TestErrorText(t *testing.T) {

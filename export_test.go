@@ -4,7 +4,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/embedcni/cni/internal/engine"
+	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/plugin"
 )
 

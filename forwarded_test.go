@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/embedcni/cni/internal/engine"
+	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/expect"
 )
 

@@ -13,10 +13,10 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/engine"
+	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // FuzzArgs: accepted arguments can be read back from CNI_ARGS unchanged, with

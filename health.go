@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/embedcni/cni/internal/engine"
-	"github.com/embedcni/cni/internal/health"
-	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/engine/health"
+	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // HealthOptions configures Health. The zero HealthOptions look at all containers of

@@ -117,7 +117,7 @@ func TestTestSupportIsImportedByTestsAndProgramsOnly(t *testing.T) {
 	}
 }
 
-// TestOnlyInvokeStartsPlugins: apart from internal/invoke only the sweep of the
+// TestOnlyInvokeStartsPlugins: apart from internal/run/invoke only the sweep of the
 // firewall starts programs: iptables and its relatives.
 func TestOnlyInvokeStartsPlugins(t *testing.T) {
 	for _, goos := range platforms {
@@ -130,15 +130,15 @@ func TestOnlyInvokeStartsPlugins(t *testing.T) {
 				users = append(users, p.ImportPath)
 			}
 		}
-		want := []string{ours + "/internal/invoke"}
+		want := []string{ours + "/internal/run/invoke"}
 		if goos == "linux" {
-			want = append(want, ours+"/internal/iptables")
+			want = append(want, ours+"/internal/kernel/iptables")
 		}
 		expect.Same(t, goos, users, want)
 	}
 }
 
-// TestOnlyLinksTalksRtnetlink: only internal/links reads and changes
+// TestOnlyLinksTalksRtnetlink: only internal/kernel/links reads and changes
 // interfaces, addresses, routes, neighbours and conntrack. bandwidth uses
 // vishvananda/netlink for traffic control, lan for the kernel's numbers.
 func TestOnlyLinksTalksRtnetlink(t *testing.T) {
@@ -157,10 +157,10 @@ func TestOnlyLinksTalksRtnetlink(t *testing.T) {
 			}
 		}
 	}
-	if want := []string{ours + "/internal/builtin/bandwidth", ours + "/internal/builtin/lan", ours + "/internal/links"}; !slices.Equal(importers, want) {
+	if want := []string{ours + "/internal/builtin/bandwidth", ours + "/internal/builtin/lan", ours + "/internal/kernel/links"}; !slices.Equal(importers, want) {
 		t.Errorf("vishvananda/netlink is imported by %v, want %v", importers, want)
 	}
-	if want := []string{ours + "/internal/builtin/bandwidth", ours + "/internal/links"}; !slices.Equal(users, want) {
+	if want := []string{ours + "/internal/builtin/bandwidth", ours + "/internal/kernel/links"}; !slices.Equal(users, want) {
 		t.Errorf("route sockets are opened by %v, want %v", users, want)
 	}
 }

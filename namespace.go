@@ -10,10 +10,10 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/engine"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/store/conflist"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
 

@@ -11,8 +11,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/engine"
+	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // Network is a loaded network configuration with the name of its interface in a

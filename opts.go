@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin"
-	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/engine"
-	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/ports"
-	"github.com/embedcni/cni/internal/runner"
-	"github.com/embedcni/cni/internal/thread"
+	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/kernel/thread"
+	"github.com/embedcni/cni/internal/run/invoke"
+	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/conflist"
+	"github.com/embedcni/cni/internal/store/ports"
 	"github.com/embedcni/cni/plugin"
 )
 

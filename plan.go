@@ -9,9 +9,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/engine"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/store/conflist"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // Plan is what a Setup would ask of its networks; see Runtime.Plan.

@@ -5,10 +5,10 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/engine"
-	"github.com/embedcni/cni/internal/ports"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/engine/engine"
+	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/store/ports"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // PortMapping forwards a port of the host to one of the container. HostPort and

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // Reloaded is what a Reload has found.

@@ -9,7 +9,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/engine"
+	"github.com/embedcni/cni/internal/engine/engine"
 )
 
 // Result is the outcome of Setup: the interfaces, in the container and on the host,

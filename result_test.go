@@ -11,7 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/engine"
+	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/expect"
 )
 

@@ -10,9 +10,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/leftovers"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )

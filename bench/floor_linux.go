@@ -18,7 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/internal/kernel/nft"
 )
 
 // The tables that the floor has. A packet costs one lookup, regardless of the number of

@@ -8,9 +8,9 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
-	"github.com/embedcni/cni/internal/leftovers"
-	"github.com/embedcni/cni/internal/netfilter"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/engine/leftovers"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // traces are names by which a line is recognised as an attachment's. Each one is

@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
 // ResolvConf returns a result's MergedDNS as a resolv.conf(5). It is empty if no network

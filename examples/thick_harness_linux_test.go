@@ -18,8 +18,8 @@ import (
 
 	"github.com/embedcni/cni/cnitest"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/netns"
 )
 

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/run/known"
 )
 
 // TestFirstAndLastVersion: libcni executes the shim for each verb, and packets get through on a

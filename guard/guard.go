@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/run/compare"
 )
 
 // Class is a class of things that a guard repairs, or several.

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/record"
-	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/lock"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // Hold names something that a guard and Recover do not repair: a container, a network with

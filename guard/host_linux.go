@@ -6,8 +6,8 @@ import (
 	"io"
 	"slices"
 
-	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/nft"
+	"github.com/embedcni/cni/internal/kernel/links"
+	"github.com/embedcni/cni/internal/kernel/nft"
 	"github.com/embedcni/cni/netns"
 )
 

@@ -11,8 +11,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/embedcni/cni/internal/confwatch"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/kernel/confwatch"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 const (

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"regexp"
 
-	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/thread"
+	"github.com/embedcni/cni/internal/kernel/iptables"
+	"github.com/embedcni/cni/internal/kernel/thread"
 )
 
 // firewallChain is the chain in which the firewall plugin has rules about addresses of

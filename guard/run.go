@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/parallel"
+	"github.com/embedcni/cni/internal/kernel/parallel"
 )
 
 // Run repairs what others break, until ctx ends. It repairs by the rules of

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // adopt takes the subnets that a network without a reservation has nevertheless: the

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/run/known"
 )
 
 // Firewall accepts the packets of the containers where the host's firewall forwards them.

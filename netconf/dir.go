@@ -12,10 +12,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/conflist"
-	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/plainfile"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
+	"github.com/embedcni/cni/internal/store/conflist"
+	"github.com/embedcni/cni/internal/store/lock"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
 

@@ -18,7 +18,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // host is a namespace in the place of a host, with directories of its own.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/run/known"
 )
 
 // Bridge makes a bridge on the host, unless it exists, and connects the container to it.

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/run/known"
 )
 
 // IPAM assigns addresses: HostLocal, or RawIPAM for another plugin.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/conflist"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // ErrInvalid is the error of a configuration that a plugin or a runtime would refuse. The

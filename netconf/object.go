@@ -7,7 +7,7 @@ import (
 	"reflect"
 	"slices"
 
-	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/run/known"
 )
 
 // object is a JSON object whose keys stay in order.

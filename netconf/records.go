@@ -7,8 +7,8 @@ import (
 	"io/fs"
 	"net/netip"
 
-	"github.com/embedcni/cni/internal/plainfile"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // attachedNetworks returns the networks of the containers on record, which may be attached to

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 func records(t testing.TB, n int) *record.Store {

@@ -13,7 +13,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
 // reservations has the reservations of a host, a file for each network. Its callers hold a lock.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/confwatch"
+	"github.com/embedcni/cni/internal/kernel/confwatch"
 )
 
 // WatchOptions configures Watch.

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/proc"
+	"github.com/embedcni/cni/internal/kernel/proc"
 )
 
 // List returns the network namespaces that are pinned in dir, and the empty files that

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/parallel"
+	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/netns"
 )
 

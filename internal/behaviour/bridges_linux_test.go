@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/internal/testhost"
 )
 

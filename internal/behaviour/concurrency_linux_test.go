@@ -10,8 +10,8 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
 )

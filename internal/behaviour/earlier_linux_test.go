@@ -21,8 +21,8 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/parallel"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )

@@ -117,7 +117,7 @@ func TestFault_F24_APluginThatEverybodyMayWriteIsNotRun(t *testing.T) {
 }
 
 // noResults are outputs of a successful ADD that are not a result. %q is the
-// configuration's version. The table of internal/chain has more.
+// configuration's version. The table of internal/run/chain has more.
 var noResults = map[string]string{
 	"unknown version":       `{"cniVersion":"9.9.9","ips":[{"version":"4","address":"10.0.0.1/24"}]}`,
 	"version is a number":   `{"cniVersion":1,"ips":[{"version":"4","address":"10.0.0.1/24"}]}`,

@@ -19,9 +19,9 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/iptables"
-	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/kernel/iptables"
+	"github.com/embedcni/cni/internal/store/lock"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/store/lock"
 )
 
 // shapedHost returns a host with containers whose traffic is limited in both directions.

@@ -15,10 +15,10 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/leftovers"
-	"github.com/embedcni/cni/internal/lock"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/store/lock"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"

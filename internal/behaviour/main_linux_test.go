@@ -12,8 +12,8 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
+	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/leftovers"
 	"github.com/embedcni/cni/internal/refplugins"
 	"github.com/embedcni/cni/internal/sandbox"
 	"github.com/embedcni/cni/internal/scripted"

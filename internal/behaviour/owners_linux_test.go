@@ -11,8 +11,8 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/record"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/internal/testhost"
 )
 

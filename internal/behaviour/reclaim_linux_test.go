@@ -15,11 +15,11 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/leftovers"
-	"github.com/embedcni/cni/internal/plainfile"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )

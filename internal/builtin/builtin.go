@@ -14,7 +14,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/known"
+	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/plugin"
 )
 

@@ -8,8 +8,8 @@ import (
 	"github.com/embedcni/cni/internal/builtin/portmap"
 	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/internal/builtin/veth"
-	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
+	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/plugin"
 )
 

@@ -3,7 +3,7 @@
 package builtin
 
 import (
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 

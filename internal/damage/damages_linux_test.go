@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/nettest"
 )
 

@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
 

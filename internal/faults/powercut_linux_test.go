@@ -20,7 +20,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/store/record"
 )
 
 // powerCut is M12: the directories as a power cut leaves them, at each step of

@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/parallel"
+	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/internal/testhost"
 )
 

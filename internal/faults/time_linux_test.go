@@ -16,8 +16,8 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/proc"
-	"github.com/embedcni/cni/internal/record"
+	"github.com/embedcni/cni/internal/kernel/proc"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
 

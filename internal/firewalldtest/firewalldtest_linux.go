@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/iptables"
+	"github.com/embedcni/cni/internal/kernel/iptables"
 	"github.com/embedcni/cni/netns"
 )
 

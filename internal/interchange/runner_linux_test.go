@@ -15,12 +15,12 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/embedcni/cni/internal/builtin"
-	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/chain"
-	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/invoke"
-	"github.com/embedcni/cni/internal/parallel"
-	process "github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/kernel/firewalld"
+	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/invoke"
+	process "github.com/embedcni/cni/internal/run/runner"
 )
 
 // side selects the plugins that run in process. The others are executed.

@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/netns"
 )

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/embedcni/cni/internal/lock"
+	"github.com/embedcni/cni/internal/store/lock"
 )
 
 // complete is written last. It exists if and only if every plugin does.

@@ -12,10 +12,10 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/container"
+	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/lock"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/netns"
 )
 

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/refplugins"
+	"github.com/embedcni/cni/internal/run/known"
 )
 
 // contestant is a program that the benchmark executes.

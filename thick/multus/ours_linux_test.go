@@ -14,8 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/known"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/netns"
 )

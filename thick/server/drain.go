@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/embedcni/cni/internal/parallel"
-	"github.com/embedcni/cni/internal/proc"
+	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/proc"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/thick/internal/delqueue"
 	"github.com/embedcni/cni/thick/internal/wire"

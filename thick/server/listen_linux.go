@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
 // Listen makes a unix socket for Serve at an absolute path, with mode 0600 from its

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/embedcni/cni/internal/confwatch"
+	"github.com/embedcni/cni/internal/kernel/confwatch"
 )
 
 // files waits for files to appear. All calls that wait for one file share one watch, which

@@ -12,9 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/plugin"
 )
 

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/plugin"
 )
 

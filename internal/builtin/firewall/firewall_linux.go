@@ -13,10 +13,10 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/kernel/firewalld"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )

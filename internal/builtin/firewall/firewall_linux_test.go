@@ -6,11 +6,11 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/firewalld"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/kernel/firewalld"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/plugin"
 )
 

@@ -7,9 +7,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/firewalld"
+	"github.com/embedcni/cni/internal/kernel/firewalld"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/compare"
 )
 
 // This file corresponds to firewalld.go of the reference plugin. That plugin

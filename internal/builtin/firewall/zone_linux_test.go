@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/firewalld"
 	"github.com/embedcni/cni/internal/firewalldtest"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/kernel/firewalld"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
+	"github.com/embedcni/cni/internal/run/caller"
 )
 
 // TestDetect compares the detected backend, and the backend that gets the

@@ -21,7 +21,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
 // TestTheLockIsWaitedFor: a caller waits for another process's lock while its

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/kernel/links"
+	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/netns"
 )
 

@@ -11,10 +11,10 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/parallel"
+	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/plugin"
 )
 

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/embedcni/cni/internal/compare"
+	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )

@@ -18,11 +18,11 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/chain"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/runner"
+	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )

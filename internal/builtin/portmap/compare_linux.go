@@ -9,9 +9,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/kernel/links"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/plugin"
 )
 

@@ -12,11 +12,11 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/plugin"
 )
 

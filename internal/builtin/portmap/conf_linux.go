@@ -10,9 +10,9 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
+	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/plugin"
 )
 

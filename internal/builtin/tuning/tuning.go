@@ -15,7 +15,7 @@ import (
 	"path/filepath"
 	"reflect"
 
-	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
 // defaultDataDir is the reference plugin's default directory for backups.

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/kernel/links"
+	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )

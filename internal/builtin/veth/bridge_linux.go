@@ -12,11 +12,11 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
-	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/known"
-	"github.com/embedcni/cni/internal/links"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/kernel/links"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/plugin"
 )
 

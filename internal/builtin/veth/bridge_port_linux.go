@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/compare"
-	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/kernel/links"
+	"github.com/embedcni/cni/internal/run/compare"
 )
 
 // join adds a port to the VLANs: a new one to all, while the container's end is down, and

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/links"
+	"github.com/embedcni/cni/internal/kernel/links"
+	"github.com/embedcni/cni/internal/run/compare"
 )
 
 // seen are the VLANs of a port.

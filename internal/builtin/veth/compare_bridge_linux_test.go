@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/plugin"
 )
 

@@ -12,12 +12,12 @@ import (
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/builtin/veth"
-	"github.com/embedcni/cni/internal/caller"
-	"github.com/embedcni/cni/internal/compare"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/hostns"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/plugin"
 )
 

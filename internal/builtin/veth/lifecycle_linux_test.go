@@ -16,9 +16,9 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/caller"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/parallel"
+	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/netns"
 )
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/audit"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
 )
 
 // TestMasquerade: ipMasq makes rules, CHECK reports that they are missing, and

@@ -20,9 +20,9 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
+	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/leftovers"
-	"github.com/embedcni/cni/internal/netfilter"
+	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/plugin"
 )
 

@@ -24,7 +24,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/embedcni/cni/internal/plainfile"
+	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
 var (

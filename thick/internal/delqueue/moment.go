@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/embedcni/cni/internal/proc"
+	"github.com/embedcni/cni/internal/kernel/proc"
 )
 
 // Moment is a time of this machine that no clock setting moves: the boot, and the

@@ -1,0 +1,129 @@
+//go:build !linux
+
+package container
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/embedcni/cni/internal/run/hostns"
+	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/netns"
+)
+
+// Off Linux a path is opaque: nothing is opened, examined or kept alive.
+
+// Pins are empty off Linux.
+type Pins struct{}
+
+// NewPins returns empty Pins.
+func NewPins(_, _ string) *Pins { return &Pins{} }
+
+// Where returns no path.
+func (*Pins) Where(record.ID) (string, error) { return "", nil }
+
+// At returns no path.
+func (*Pins) At(string) string { return "" }
+
+// Discard does nothing.
+func (*Pins) Discard(string) error { return nil }
+
+// File returns no path.
+func (*Pins) File(string) string { return "" }
+
+// Holds returns false.
+func (*Pins) Holds(*netns.Handle) bool { return false }
+
+// Keeps returns false.
+func (*Pins) Keeps(record.ID) bool { return false }
+
+// WasMounted is false.
+func (*Pins) WasMounted(record.ID) bool { return false }
+
+func (*Pins) openPath(record.ID) string { return "" }
+
+// Follow does nothing off Linux.
+func (*Container) Follow() error { return nil }
+
+// SameNetNS accepts every path.
+func (*Recorded) SameNetNS(string) error { return nil }
+
+// Pin does nothing.
+func (*Container) Pin() error { return nil }
+
+// Unpin does nothing.
+func (*Container) Unpin() error { return nil }
+
+// Lives returns true: off Linux the record decides.
+func (*Container) Lives(_, _ string) (bool, error) { return true, nil }
+
+// HasLink returns false.
+func (*Place) HasLink(string) (bool, error) { return false, nil }
+
+// HasNoDevice returns false.
+func (*Container) HasNoDevice(_, _ string) bool { return false }
+
+// LoIsUp returns false.
+func (*Container) LoIsUp(string) (bool, error) { return false, nil }
+
+// SetLoUp does nothing.
+func (*Container) SetLoUp(string) error { return nil }
+
+// Gone reports whether the machine was rebooted. Everything of this boot counts
+// as existing.
+func (p *Place) Gone() bool { return p.Rebooted }
+
+func (p *Place) reach(rec *record.Record, _ string) error {
+	p.Path, p.Reached = rec.NetNS.Path, ByPath
+	return nil
+}
+
+func (*Place) settle(*record.Record) error { return nil }
+
+// AwaitEnd does nothing: no container lives elsewhere.
+func (*Container) AwaitEnd(context.Context, time.Time) error { return nil }
+
+// Remains is true: off Linux an attachment counts as existing.
+func Remains(*hostns.NetNS, string, record.Attachment) (lives, ended bool, err error) {
+	return true, false, nil
+}
+
+// SettleDamaged does nothing.
+func (*Container) SettleDamaged() error { return nil }
+
+func (*Place) isRecordedHere(*record.Record) bool { return true }
+
+func (*Place) isInhabited() bool { return false }
+
+func (c *Container) identify() (record.NetNS, error) { return record.NetNS{Path: c.Path}, nil }
+
+func removeOurs(record.NetNS, bool) error { return nil }
+
+type fresh struct{}
+
+func (*fresh) close() {}
+
+// MakeNetNS fails.
+func (*Container) MakeNetNS(string, *os.File) error { return netns.ErrNotSupported }
+
+// MakesNetNS returns false.
+func (*Container) MakesNetNS() bool { return false }
+
+// RemakeNetNS does nothing.
+func (*Container) RemakeNetNS() error { return nil }
+
+// OutlivesPowerCut returns false.
+func (*Container) OutlivesPowerCut() bool { return false }
+
+// strayNamespaces returns none: off Linux nothing is kept alive.
+func (*Store) strayNamespaces() (paths, dirs []string, err error) { return nil, nil, nil }
+
+// IsLocked returns false: nothing is compared that a call could be changing.
+func (*Locks) IsLocked(record.ID) (bool, error) { return false, nil }
+
+// Other finds none: off Linux no namespace is open.
+func (*Container) Other(*netns.Handle, string, bool) (string, error) { return "", nil }
+
+// Untouched is true.
+func Untouched(*hostns.NetNS, *netns.Handle) bool { return true }

@@ -1,0 +1,352 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/embedcni/cni/internal/engine/container"
+	"github.com/embedcni/cni/internal/engine/health"
+	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/invoke"
+	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/record"
+)
+
+// Check asks the plugins of the attachments for CHECK.
+func (eng *Engine) Check(ctx context.Context, c *Call) error {
+	op, err := eng.begin(c, "CHECK")
+	if errors.Is(err, ErrInvalidNetNS) && !isKnown(eng, c.ID) {
+		err = fmt.Errorf("%w; and it is %w", err, ErrNotAttached)
+	}
+	if err == nil {
+		defer op.end()
+		reaper{eng}.request(op.c.Host, false)
+		err = recallToCheck(ctx, op)
+	}
+	if err != nil {
+		return fmt.Errorf("check container %q: %w", c.ID, err)
+	}
+	for _, a := range op.attachments {
+		if err := check(ctx, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recallToCheck locks the container, reads its record, and enters the namespace in which
+// its plugins ran.
+func recallToCheck(ctx context.Context, op *operation) error {
+	err := op.lock(ctx, container.Access{Waiting: container.Looking})
+	if err == nil {
+		err = op.loadWhole()
+	}
+	if err == nil && op.c.Record != nil && op.c.Record.Boot == op.eng.Store.Boot {
+		err = op.c.EnterHost(false)
+	}
+	if err == nil && op.c.HostGone {
+		return fmt.Errorf("the host network namespace %s is gone: %w", op.c.RecordedHost(), ErrHostNetNS)
+	}
+	return err
+}
+
+// isKnown reports whether a container may be attached: it is on record, or in libcni's
+// cache, or either cannot be read.
+func isKnown(eng *Engine, id record.ID) bool {
+	rec, err := eng.Store.Records.Load(id)
+	if rec != nil || err != nil {
+		return true
+	}
+	cached, err := chain.AllCached(eng.opts.StateDir, string(id))
+	return len(cached) > 0 || err != nil
+}
+
+// check runs the CHECK of one network, as recorded, if it has one.
+func check(ctx context.Context, a *attachment) (err error) {
+	ctx, span := runner.NetworkSpan(ctx, "cni.checkNetwork", a.plan.Network.Config.Name, a.plan.IfName)
+	defer func() { runner.EndSpan(span, err) }()
+	if a.op.c.Record != nil {
+		a, err = recorded(a)
+	} else {
+		cache{a.op}.complete(a)
+	}
+	if err == nil {
+		err = a.chain().Check(ctx, &a.plan.Attachment, a.progress.partial)
+		if errors.Is(err, libcni.ErrorCheckNotSupp) {
+			err = &tagged{err, ErrNoCheck}
+		}
+	}
+	return a.errors("CHECK", err)
+}
+
+// recorded returns the attachment with the configuration, the parameters and the
+// result of its ADD; with an error it is the attachment itself.
+func recorded(a *attachment) (*attachment, error) {
+	n := a.entry()
+	if n == nil || n.Network != a.plan.Network.Config.Name || !n.Answered() {
+		return a, fmt.Errorf("%s of network %q: %w", a.plan.IfName, a.plan.Network.Config.Name, ErrNotAttached)
+	}
+	recorded, err := a.op.fromEntry(n)
+	if err != nil {
+		return a, err
+	}
+	recorded.plan.NetNS = a.plan.NetNS
+	return recorded, nil
+}
+
+// compareAll compares attachments of a container whose recorded namespaces are open.
+func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all attachments) (parts []*health.Part, err error) {
+	v, err := looks.Open(ctx, op.c.Host, op.c.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = Join(err, v.Close()) }()
+	for _, a := range all {
+		if unfinished := a.unfinished(); unfinished != nil {
+			parts = append(parts, &health.Part{Network: a.plan.Network.Config.Name, IfName: a.plan.IfName, Err: unfinished})
+			continue
+		}
+		parts = append(parts, a.compare(ctx, v))
+	}
+	return parts, nil
+}
+
+// compare compares the parts of the attachment's plugins with the kernel, by those
+// built-in plugins that can. It changes nothing.
+func (a *attachment) compare(ctx context.Context, v *compare.View) *health.Part {
+	name := a.plan.Network.Config.Name
+	c := &health.Attachment{
+		Attachment: &a.plan.Attachment, Chain: &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs()},
+		Result: a.progress.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
+		Describe: func(d compare.Difference) string { return differenceOf(name, a.plan.IfName, d).String() },
+	}
+	if c.Result == nil {
+		c.Result = a.cached().Result()
+	}
+	part, err := c.Compare(ctx, v)
+	if err != nil {
+		part.Err = a.errors("CHECK", err)
+	}
+	return part
+}
+
+// checkFailed returns the failed CHECK as a difference.
+func checkFailed(c *health.Part) Difference {
+	d := Difference{
+		Network: c.Network, IfName: c.IfName, Kind: kindCheck, Err: c.Asked.Failed,
+		Why: "only the plugin knows more; Remove and Setup attach the container again",
+	}
+	if e := (*Error)(nil); errors.As(c.Asked.Failed, &e) {
+		d.Plugin = e.Plugin
+	}
+	return d
+}
+
+// notAsked notes why the plugins were not asked. That matters only for a part that
+// was not compared either.
+func notAsked(c *health.Part, why error) {
+	c.Asked.Missed = true
+	if len(c.Uncompared) > 0 {
+		c.Asked.Unknown = fmt.Errorf("interface %s of network %q: CHECK was not asked: %w", c.IfName, c.Network, why)
+	}
+}
+
+// defaultCheckBudget is longer than the CHECKs of a thousand containers take, and
+// shorter than a start of a program should.
+const defaultCheckBudget = 30 * time.Second
+
+// errBudget: the time for CHECKs is used up.
+var errBudget = fmt.Errorf("the time for all CHECKs is used up: %w", context.DeadlineExceeded)
+
+// withinBudget bounds the time for CHECKs.
+func withinBudget(ctx context.Context, budget time.Duration) (context.Context, context.CancelFunc) {
+	switch {
+	case budget < 0:
+		return ctx, func() {}
+	case budget == 0:
+		budget = defaultCheckBudget
+	}
+	return context.WithTimeoutCause(ctx, budget, errBudget)
+}
+
+// askAll asks the plugins of containers for CHECK, those of several containers at once.
+func (l *look) askAll(ctx context.Context, all []*health.Container, budget time.Duration) HealthChecks {
+	begun := time.Now()
+	ctx, cancel := withinBudget(ctx, budget)
+	defer cancel()
+	all = slices.DeleteFunc(slices.Clone(all), func(e *health.Container) bool { return !e.WantsCheck() })
+	parallel.Each(len(all), atOnce, func(i int) { l.askOne(ctx, all[i]) })
+	sum := HealthChecks{Took: time.Since(begun)}
+	for _, e := range all {
+		for _, c := range e.Parts {
+			sum.Asked += c.Asked.Plugins
+			sum.Unanswered += c.Asked.Unanswered
+			if c.Asked.Failed != nil {
+				sum.Failed++
+			}
+			if c.Asked.Missed {
+				sum.NotAsked++
+			}
+		}
+	}
+	return sum
+}
+
+// askOne asks the plugins of a container, which it locks: the specification forbids
+// operations of one container that overlap.
+func (l *look) askOne(ctx context.Context, e *health.Container) {
+	op, all, err := l.beginAsking(ctx, e.Found.Record.ContainerID)
+	if op != nil {
+		defer op.end()
+	}
+	for _, c := range e.Parts {
+		if !c.WantsCheck() {
+			continue
+		}
+		switch a := all.named(c.IfName); {
+		case err != nil:
+			notAsked(c, err)
+		case a == nil || a.unfinished() != nil:
+			notAsked(c, fmt.Errorf("it changes: %w", ErrBusy))
+		default:
+			checking{a, c}.ask(ctx)
+		}
+	}
+}
+
+// beginAsking locks a container for CHECK, and reads its record again. The operation,
+// if it is not nil, has to be ended.
+func (l *look) beginAsking(ctx context.Context, id record.ID) (*operation, attachments, error) {
+	op, err := l.operation(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
+	defer cancel()
+	if err := op.lock(brief, container.Access{Waiting: container.Looking}); err != nil {
+		op.c.Close()
+		return nil, nil, err
+	}
+	if err := op.loadWhole(); err != nil || op.c.Record == nil {
+		return op, nil, err
+	}
+	all, err := op.enterRecorded(false)
+	if err == nil {
+		_, err = op.c.OutOfReach()
+	}
+	return op, all, err
+}
+
+// checking asks the plugins of one attachment for CHECK. The container is locked.
+type checking struct {
+	a    *attachment
+	part *health.Part // what was compared, and the answers
+}
+
+// ask asks those plugins for CHECK that can say more than the comparison, up to the first
+// that does not confirm it.
+func (q checking) ask(ctx context.Context) {
+	list, part := q.a.chain(), q.part
+	switch {
+	case list.List.DisableCheck:
+		return
+	case !list.CanCheck():
+		if len(part.Uncompared) > 0 {
+			old := fmt.Errorf("configuration version %q %w", list.List.CNIVersion, libcni.ErrorCheckNotSupp)
+			part.Asked.Unknown = q.a.errors("CHECK", &tagged{old, ErrNoCheck})
+		}
+		return
+	}
+	run := list.Run
+	list.Run = func(ctx context.Context, call chain.Call) (chain.Output, error) {
+		part.Asked.Plugins++
+		out, err := run(ctx, call)
+		if err != nil && q.excuses(ctx, call, err) {
+			return chain.Output{}, nil // the plugins behind it are asked too
+		}
+		return out, err
+	}
+	asks := func(position int) bool { return part.Asks[position] }
+	err := q.a.errors("CHECK", list.CheckSome(ctx, &q.a.plan.Attachment, q.a.progress.partial, asks))
+	switch {
+	case errors.Is(err, errBudget):
+		notAsked(part, err)
+		return
+	case err == nil:
+	case unanswered(err) != nil:
+		part.Asked.Unknown = unanswered(err)
+		part.Asked.Unanswered++
+	default:
+		part.Asked.Failed = err
+	}
+	part.Asked.Done = true
+}
+
+// excuses reports whether the CHECK of a plugin has failed although nothing is wrong, and
+// notes that. The attachment is compared anew: if something is wrong with it, the plugin
+// may be right.
+func (q checking) excuses(ctx context.Context, call chain.Call, failed error) bool {
+	failed = q.a.errors("CHECK", failed)
+	if unanswered(failed) != nil {
+		return false
+	}
+	e, err := q.excuse(ctx, call)
+	if err != nil {
+		q.a.op.log().Warn("a CHECK has failed, and the attachment could not be compared", "interface", q.a.plan.IfName, "error", err)
+	}
+	switch why := fmt.Errorf("%s: %w", e.Why, failed); {
+	case err != nil || e.Why == "":
+		return false
+	case e.Blind:
+		q.part.Asked.Blind = Join(q.part.Asked.Blind, why)
+		q.part.Asked.Unanswered++
+	default:
+		q.part.Asked.Noted = Join(q.part.Asked.Noted, why)
+	}
+	return true
+}
+
+func (q checking) excuse(ctx context.Context, call chain.Call) (e compare.Excuse, err error) {
+	v, err := (&compare.Looks{}).Open(ctx, q.a.op.c.Host, q.a.inside())
+	if err != nil {
+		return e, err
+	}
+	defer func() { err = Join(err, v.Close()) }()
+	ipam := ""
+	for _, p := range q.a.plan.Network.Config.Plugins {
+		if p.Network.Type == call.Plugin {
+			ipam = p.Network.IPAM.Type
+		}
+	}
+	if part := q.a.compare(ctx, v); !part.IsWhole() || !part.Covers(call.Plugin, ipam) {
+		return e, nil
+	}
+	return q.a.runner().Excuse(ctx, call, ipam, v)
+}
+
+// unanswered returns the error of a CHECK with its kind, if it says nothing about the
+// container; nil if it is the plugin's own answer.
+func unanswered(err error) error {
+	var e *Error
+	var exit *invoke.ExitError
+	kinds := []error{context.DeadlineExceeded, context.Canceled, ErrPluginNotFound, ErrInsecureFile}
+	switch {
+	case slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) }), !errors.As(err, &e):
+		return err
+	case e.Code == types.ErrTryAgainLater || e.Code == codeNotAvailable:
+		return &tagged{err, ErrPluginNotReady}
+	case e.Code != 0:
+		return nil
+	case errors.As(err, &exit) && exit.Signal != 0:
+		return &tagged{err, ErrPluginKilled}
+	}
+	return &tagged{err, ErrNoAnswer}
+}

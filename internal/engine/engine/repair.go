@@ -1,0 +1,262 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/embedcni/cni/internal/engine/container"
+	"github.com/embedcni/cni/internal/engine/health"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/record"
+)
+
+// RepairOptions say what to repair; see cni.RepairOptions.
+type RepairOptions struct {
+	Inside, Unheld bool
+	Want           func(containerID string, d Difference) bool
+}
+
+// RepairReport is the outcome of a repair for one container.
+type RepairReport struct {
+	ContainerID string
+	Repaired    []Difference
+	Remaining   []remaining
+	Unknown     []error
+}
+
+// remaining is a difference that a repair has left, and why.
+type remaining struct {
+	Difference
+	Reason error
+}
+
+// err returns nil if the container is known to be as its Setup made it, and otherwise all
+// reasons.
+func (r *RepairReport) err() error {
+	var errs []error
+	for _, left := range r.Remaining {
+		errs = append(errs, fmt.Errorf("%v: %w", left.Difference, left.Reason))
+	}
+	return Join(append(errs, r.Unknown...)...)
+}
+
+// Repair adds what is missing of one container, and asks its plugins for CHECK if asks is
+// set. The report is valid with an error.
+func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions, asks bool) (*RepairReport, error) {
+	op, err := eng.beginRepair(ctx, id, true)
+	if err != nil {
+		return nil, err
+	}
+	defer op.end()
+	if err := recallToRepair(op); err != nil {
+		return nil, err
+	}
+	rs, err := beginRepairs(ctx, eng, o)
+	if err != nil {
+		return nil, err
+	}
+	defer rs.end()
+	rs.asks = asks
+	report := &RepairReport{ContainerID: string(id)}
+	var all attachments
+	for _, a := range op.attachments {
+		if n := a.entry(); n == nil || op.c.Record.IsUnfinished(n) {
+			report.Unknown = append(report.Unknown, a.error(repairOp, errUnfinished))
+		} else {
+			all = append(all, a)
+		}
+	}
+	for _, r := range rs.run(ctx, all, map[record.ID]*RepairReport{id: report}) {
+		err = Join(err, r.its.Err)
+	}
+	return report, err
+}
+
+// beginRepair locks the container, as for an ADD. Unless it waits, it returns nil for one
+// that is locked.
+func (eng *Engine) beginRepair(ctx context.Context, id record.ID, waits bool) (*operation, error) {
+	op, err := eng.named(id)
+	if err != nil {
+		return nil, err
+	}
+	locked := true
+	if waits {
+		err = op.lock(ctx, container.Access{})
+	} else {
+		locked, err = op.c.TryLock()
+	}
+	if !locked || err != nil {
+		return nil, Join(err, op.c.Host.Close())
+	}
+	return op, nil
+}
+
+// recallToRepair finds the attachments in the record. It refuses a container that
+// nothing may be added to, or that may be dead.
+func recallToRepair(op *operation) error {
+	damage, err := op.load()
+	switch {
+	case err != nil:
+		return err
+	case damage != nil:
+		return fmt.Errorf("%w: its record is damaged; call Remove if the container is gone: %w", ErrNotRepairable, damage)
+	case op.c.Record == nil:
+		return ErrNotAttached
+	case op.c.Record.Warm:
+		return fmt.Errorf("a pool made it ahead of time, and nobody has it yet: %w", ErrNotAttached)
+	}
+	if op.attachments, err = op.enterRecorded(false); err != nil {
+		return err
+	}
+	gone, err := op.c.OutOfReach()
+	switch {
+	case err == nil || errors.Is(err, ErrHostNetNS):
+		return err
+	case gone:
+		err = fmt.Errorf("%w; call Remove or Recover", err)
+	}
+	return fmt.Errorf("%w: %w", ErrNotRepairable, err)
+}
+
+// errUnfinished: an attachment cannot be expected to be whole.
+var errUnfinished = fmt.Errorf("%w: its Setup was cut short, or its removal has begun; Remove or Recover ends it", ErrNotRepairable)
+
+// repairs are repairs of attachments of locked containers, with the same options.
+type repairs struct {
+	o     RepairOptions
+	asks  bool // the plugins for CHECK
+	holds []record.Hold
+	end   func() // lets others hold containers
+}
+
+// run repairs attachments together, and adds the outcomes to the reports, by container. The
+// Err of each is the reason why it could not be repaired to the end; the report is valid
+// with it.
+func (rs *repairs) run(ctx context.Context, all attachments, reports map[record.ID]*RepairReport) (done []*repairing) {
+	var group []*health.Repairing
+	var in []context.Context
+	var end []func(error)
+	for _, a := range all {
+		its, span := runner.NetworkSpan(ctx, "cni.repairNetwork", a.plan.Network.Config.Name, a.plan.IfName)
+		in, end = append(in, its), append(end, func(err error) { runner.EndSpan(span, err) })
+		r := rs.of(a)
+		done, group = append(done, r), append(group, r.its)
+	}
+	health.Repair(ctx, group)
+	for i, r := range done {
+		report := reports[r.a.op.c.ID]
+		r.report(in[i], report)
+		if r.its.Err == nil && rs.asks {
+			r.its.Err = r.ask(in[i], report) // nobody else can compare the parts of these plugins
+		}
+		end[i](r.its.Err)
+		r.its.Err = r.a.errors(repairOp, r.its.Err)
+	}
+	return done
+}
+
+// repairOp is the Op of a repair's errors and events.
+const repairOp = runner.VerbRepair
+
+// repairing is the repair of one attachment.
+type repairing struct {
+	a    *attachment
+	its  *health.Repairing
+	held bool // nothing of it is wanted, since it is held
+}
+
+// repairPatience is the time for which the repair of one container waits, in all, for
+// work of the kernel: by default it looks for duplicates of an IPv6 address for up to two
+// seconds, and for as long as an administrator likes.
+const repairPatience = 3 * time.Second
+
+func (rs *repairs) of(a *attachment) *repairing {
+	if a.op.patience == nil {
+		a.op.patience = caller.NewPatience(repairPatience)
+	}
+	plugins := a.runner()
+	plugins.Given.Patience = a.op.patience
+	r := &repairing{a: a, its: &health.Repairing{
+		Runner: plugins, Host: a.op.c.Host, Container: a.inside(), Compare: a.compare, Inside: rs.o.Inside,
+	}}
+	r.held = rs.o.Unheld && slices.ContainsFunc(rs.holds, func(h record.Hold) bool { return h.Holds(a.op.c.Record, a.plan.Network.Config.Name) })
+	if r.held || rs.o.Want != nil {
+		r.its.Want = func(d compare.Difference) bool { return !r.held && rs.o.Want(string(a.op.c.ID), r.difference(d)) }
+	}
+	return r
+}
+
+// report adds the outcome to the report, and reports it to the log and the observer.
+func (r *repairing) report(ctx context.Context, report *RepairReport) {
+	log := r.a.op.log().With("network", r.a.plan.Network.Config.Name, "interface", r.a.plan.IfName)
+	for _, d := range r.its.Repaired {
+		log.Info("repaired", "plugin", d.Plugin, "kind", d.Kind, "object", d.Object, "wanted", d.Wanted)
+		report.Repaired = append(report.Repaired, r.difference(d))
+	}
+	for _, left := range r.its.Left {
+		if left.Failed {
+			log.Warn("not repaired", "plugin", left.Plugin, "kind", left.Kind, "object", left.Object, "error", left.Reason)
+		}
+		report.Remaining = append(report.Remaining, remaining{r.difference(left.Difference), r.asPublic(left.Reason)})
+	}
+	r.its.Report(ctx)
+}
+
+func (r *repairing) difference(d compare.Difference) Difference {
+	return differenceOf(r.a.plan.Network.Config.Name, r.a.plan.IfName, d)
+}
+
+// asPublic adds this package's sentinels to the reason why a difference remains.
+func (r *repairing) asPublic(reason error) error {
+	switch {
+	case r.held && errors.Is(reason, health.ErrNotWanted):
+		return ErrHeld
+	case errors.Is(reason, health.ErrNotAsked):
+		return &tagged{reason, ErrInContainer}
+	case errors.Is(reason, health.ErrNotAddable), errors.Is(reason, health.ErrReturned):
+		return &tagged{reason, ErrNotRepairable}
+	}
+	return reason
+}
+
+// errOwnPlugin: an executable of a type that is not built in, or a plugin of the
+// program, has made a part.
+var errOwnPlugin = fmt.Errorf("%w: only the plugin itself knows its part, and the specification forbids a second ADD without a DEL; "+
+	"Remove and Setup make it again", ErrNotRepairable)
+
+// ask asks the plugins for CHECK, as Health does, and reports those that find something
+// wrong, and those that give no answer about a part that nobody else can compare. It
+// returns the cause if ctx ends.
+func (r *repairing) ask(ctx context.Context, report *RepairReport) error {
+	last := r.its.Last
+	if last.Err != nil {
+		report.Unknown = append(report.Unknown, r.a.errors(repairOp, last.Err))
+	}
+	if len(last.Differences) > 0 { // the plugins whose parts were compared say no more than these
+		maps.DeleteFunc(last.Asks, func(position int, _ bool) bool {
+			p := r.a.plan.Network.Config.Plugins[position].Network
+			return last.Covers(p.Type, p.IPAM.Type)
+		})
+	}
+	if !last.WantsCheck() {
+		return nil
+	}
+	checking{r.a, last}.ask(ctx)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	err := last.Asked.Failed
+	if err == nil && len(last.Uncompared) > 0 {
+		err = last.Asked.Unknown
+	}
+	if err != nil {
+		report.Unknown = append(report.Unknown, &tagged{fmt.Errorf("%w; %w", err, errOwnPlugin), ErrNotRepairable})
+	}
+	return nil
+}

@@ -1,0 +1,173 @@
+package health
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/engine/container"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/hostns"
+	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/conflist"
+	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/plugin"
+)
+
+// comparer is a built-in plugin that compares with a test's function.
+type comparer func(ctx context.Context) ([]compare.Difference, error)
+
+func (comparer) Add(context.Context, *plugin.Request) (*types100.Result, error) { return nil, nil }
+func (comparer) Del(context.Context, *plugin.Request) error                     { return nil }
+func (comparer) Check(context.Context, *plugin.Request) error                   { return nil }
+func (c comparer) Compare(ctx context.Context, _ *plugin.Request, _ *compare.View) ([]compare.Difference, error) {
+	return c(ctx)
+}
+
+// recorded is an attachment whose errors are those of a difference, in brackets.
+type recorded struct{ runner.Attachment }
+
+func (recorded) Durable() error              { return nil }
+func (recorded) Fail(f runner.Failure) error { return fmt.Errorf("[%s %w]", f.Plugin, f.Err) }
+
+// compareWith compares an attachment of the plugins in a configuration. Those with an
+// entry in builtIn are compared; those of "executable" were attached by one.
+func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[string]comparer) (*Part, error) {
+	t.Helper()
+	list := expect.Value(conflist.Parse([]byte(`{"cniVersion": "` + version + `", "name": "net", "plugins": [` + plugins + `]}`)))(t)
+	r := &runner.Runner{
+		Runtime: &runner.Runtime{
+			Choice: runner.Choice{BuiltIn: func(typ string) plugin.Plugin {
+				if p, ok := builtIn[typ]; ok {
+					return p
+				}
+				return nil
+			}},
+			Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		},
+		Plugins: &runner.Plugins{}, Network: list, Attachment: recorded{},
+		Given: caller.Given{Record: caller.From(context.Background()).Record},
+	}
+	var all []record.Plugin
+	for typ := range builtIn {
+		all = append(all, record.Plugin{Type: typ, Kind: record.KindBuiltIn})
+	}
+	r.Plugins.Reset(all, nil)
+	a := &Attachment{
+		Attachment:    &chain.Attachment{RuntimeConf: libcni.RuntimeConf{ContainerID: "c1", NetNS: "/proc/self/ns/net", IfName: ifName}},
+		Chain:         &chain.Chain{List: list},
+		Result:        chain.Partial(`{"cniVersion": "` + version + `", "interfaces": []}`),
+		Runner:        r,
+		MadeInterface: true,
+		Describe:      func(d compare.Difference) string { return "described " + d.Object },
+	}
+	host := expect.Value(hostns.NewFinder().Open(""))(t)
+	v := expect.Value((&compare.Looks{}).Open(t.Context(), host, host.Handle))(t)
+	defer func() { expect.NoError(t, v.Close(), host.Close()) }()
+	return a.Compare(t.Context(), v)
+}
+
+func finds(all ...compare.Difference) comparer {
+	return func(context.Context) ([]compare.Difference, error) { return all, nil }
+}
+
+// lines renders a Part.
+func lines(p *Part) (all []string) {
+	for _, d := range p.Differences {
+		all = append(all, fmt.Sprintf("%s %s %s: %v", d.Plugin, d.Kind, d.Object, d.Err))
+	}
+	for i := range 8 {
+		if p.Asks[i] {
+			all = append(all, fmt.Sprint("asks ", i))
+		}
+	}
+	for _, typ := range p.Uncompared {
+		all = append(all, "uncompared "+typ)
+	}
+	if p.Err != nil {
+		all = append(all, "error "+p.Err.Error())
+	}
+	if (&Container{Parts: []*Part{p}}).Lacks() {
+		all = append(all, "lacks")
+	}
+	return all
+}
+
+func TestCompare(t *testing.T) {
+	wrong := errors.New("wrong")
+	rule := compare.Difference{Kind: compare.Rule, Object: "r", Err: wrong}
+	setting := compare.Difference{Kind: compare.Sysctl, Object: "s"} // CHECK passes over it
+	gone := compare.Difference{Kind: compare.Interface, Inside: true, Object: "nosuch0", Err: wrong}
+	const goneLine = `one interface nosuch0: interface nosuch0 of network "net" is gone: not attached`
+	for name, tt := range map[string]struct {
+		version, ifName, plugins string
+		builtIn                  map[string]comparer
+		want                     []string
+	}{
+		"whole":                     {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds()}, nil},
+		"differences, in order":     {"1.0.0", "lo", `{"type": "one"}, {"type": "two"}`, map[string]comparer{"one": finds(rule), "two": finds(rule)}, []string{"one rule r: [one wrong]", "two rule r: [two wrong]", "lacks"}},
+		"a setting alone":           {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(setting)}, []string{"one sysctl s: [one described s]"}},
+		"a setting and a rule":      {"1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(setting, rule)}, []string{"one sysctl s: [one described s]", "one rule r: [one wrong]", "lacks"}},
+		"of its IPAM plugin":        {"1.0.0", "lo", `{"type": "one", "ipam": {"type": "two"}}`, map[string]comparer{"one": finds(), "two": finds(rule)}, []string{"two rule r: [two wrong]", "lacks"}},
+		"another program's":         {"1.0.0", "lo", `{"type": "one"}, {"type": "x"}`, map[string]comparer{"one": finds()}, []string{"asks 1", "uncompared x"}},
+		"another's, with IPAM":      {"1.0.0", "lo", `{"type": "x", "ipam": {"type": "two"}}`, map[string]comparer{"two": finds(rule)}, []string{"asks 0", "uncompared x", "uncompared two"}},
+		"with IPAM of another's":    {"1.0.0", "lo", `{"type": "one", "ipam": {"type": "x"}}`, map[string]comparer{"one": finds(rule)}, []string{"one rule r: [one wrong]", "asks 0", "uncompared x", "lacks"}},
+		"a result without details":  {"0.2.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(rule)}, []string{"asks 0", "uncompared one"}},
+		"its interface is gone":     {"1.0.0", "nosuch0", `{"type": "one"}, {"type": "x"}`, map[string]comparer{"one": finds(rule)}, []string{goneLine, "one rule r: [one wrong]", "lacks"}},
+		"the plugin says so too":    {"1.0.0", "nosuch0", `{"type": "one"}`, map[string]comparer{"one": finds(gone)}, []string{goneLine, "lacks"}},
+		"a comparison that fails":   {"1.0.0", "lo", `{"type": "one"}, {"type": "two"}`, map[string]comparer{"one": func(context.Context) ([]compare.Difference, error) { return nil, wrong }, "two": finds(rule)}, []string{"two rule r: [two wrong]", "error [one not compared: wrong]", "lacks"}},
+		"comparisons that fail":     {"1.0.0", "lo", `{"type": "one"}, {"type": "one"}`, map[string]comparer{"one": func(context.Context) ([]compare.Difference, error) { return nil, wrong }}, []string{"error [one not compared: wrong]\n[one not compared: wrong]"}},
+		"nothing is asked if it is": {"1.0.0", "nosuch0", `{"type": "x"}`, nil, []string{`x interface nosuch0: interface nosuch0 of network "net" is gone: not attached`, "lacks"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := expect.Value(compareWith(t, tt.version, tt.ifName, tt.plugins, tt.builtIn))(t)
+			expect.Same(t, "names", p.Network+" "+p.IfName, "net "+tt.ifName)
+			expect.Same(t, "part", lines(p), tt.want)
+		})
+	}
+}
+
+// TestTheMissingInterfaceIsNotAttached, for callers.
+func TestTheMissingInterfaceIsNotAttached(t *testing.T) {
+	p := expect.Value(compareWith(t, "1.0.0", "nosuch0", `{"type": "one"}`, nil))(t)
+	expect.Is(t, p.Differences[0].Err, container.ErrNotAttached)
+}
+
+// TestAComparisonNotesNothing: it may read notes.
+func TestAComparisonNotesNothing(t *testing.T) {
+	_, err := compareWith(t, "1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": func(ctx context.Context) ([]compare.Difference, error) {
+		r := caller.From(ctx).Record
+		expect.Is(t, r.Note("one.key", 1), errReadOnly)
+		expect.Same(t, "fact", r.Fact("one.key"), json.RawMessage(nil))
+		return nil, nil
+	}})
+	expect.NoError(t, err)
+}
+
+func TestUnjudgedUnlessAsked(t *testing.T) {
+	p := &Part{Uncompared: []string{"x"}}
+	expect.Same(t, "not asked", p.Unjudged(), []string{"x"})
+	p.Asked.Done = true
+	expect.Same(t, "asked", p.Unjudged(), nil)
+}
+
+func TestOnlyDifferencesOnTheHostAreRepairable(t *testing.T) {
+	fix := func(context.Context) error { return nil }
+	for _, tt := range []struct {
+		d    compare.Difference
+		want bool
+	}{{compare.Difference{Fix: fix}, true}, {compare.Difference{Fix: fix, Inside: true}, false}, {compare.Difference{}, false}} {
+		c := &Container{Parts: []*Part{{}, {Differences: []compare.Difference{tt.d}}}}
+		expect.Same(t, "repairable", c.IsRepairable(), tt.want)
+	}
+}

@@ -1,0 +1,267 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/hostns"
+)
+
+// bridgeHost is a fake host with a bridge, and containers that each have a port on it
+// and a rule.
+type bridgeHost struct {
+	*bench
+	mu      sync.Mutex
+	bridge  bool
+	ports   []bool
+	rules   []bool
+	ours    []bool  // the container's record says that the bridge is ours
+	refused []error // the container's rule
+	applied [][]int // the rules that were made together
+	fixed   map[string]int
+	told    [][]bool // announcements by container, and whether only to those who have not answered
+	after   func()   // after each fix
+	instead func(ctx context.Context, n int, d compare.Difference) (done bool, err error)
+}
+
+func newBridgeHost(b *bench, n int) *bridgeHost {
+	h := &bridgeHost{
+		bench: b, ports: make([]bool, n), rules: make([]bool, n), ours: make([]bool, n), refused: make([]error, n),
+		fixed: map[string]int{}, told: make([][]bool, n),
+	}
+	for i := range n {
+		h.ours[i] = true
+	}
+	return h
+}
+
+// all returns the attachments.
+func (h *bridgeHost) all() []*Repairing {
+	return h.attachments(len(h.ports), func(_ context.Context, n int) []compare.Difference { return h.compare(n) })
+}
+
+func (h *bridgeHost) compare(n int) (all []compare.Difference) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, d := range []compare.Difference{
+		{Kind: compare.Bridge, Object: "br0", Shared: true},
+		{Kind: compare.BridgePort, Object: fmt.Sprint("veth", n)},
+		{Kind: compare.Rule, Object: fmt.Sprint("rule", n)},
+	} {
+		if *h.has(n, d) {
+			continue
+		}
+		d.Plugin, d.Announce = "bridge", func(_ context.Context, unanswered bool) error {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.told[n] = append(h.told[n], unanswered)
+			return nil
+		}
+		if !d.Shared || h.ours[n] {
+			d.Fix = func(ctx context.Context) error { return h.fix(ctx, n, d) }
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+func (h *bridgeHost) has(n int, d compare.Difference) *bool {
+	switch d.Kind {
+	case compare.Bridge:
+		return &h.bridge
+	case compare.BridgePort:
+		return &h.ports[n]
+	}
+	return &h.rules[n]
+}
+
+func (h *bridgeHost) fix(ctx context.Context, n int, d compare.Difference) error {
+	if h.instead != nil {
+		if done, err := h.instead(ctx, n, d); done {
+			return err
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	h.fixed[d.Object]++
+	if h.after != nil {
+		defer h.after()
+	}
+	if d.Kind == compare.Rule {
+		if b := caller.From(ctx).Batch; b != nil {
+			return parallel.Join(ctx, b, "rules", n, h.apply)
+		}
+		return h.addRules([]int{n})
+	}
+	if d.Kind == compare.BridgePort && !h.bridge {
+		return errors.New("no bridge")
+	}
+	*h.has(n, d) = true
+	return nil
+}
+
+func (h *bridgeHost) apply(ctx context.Context, members []int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.applied = append(h.applied, slices.Clone(members))
+	return errors.Join(ctx.Err(), h.addRules(members))
+}
+
+// addRules adds all of the rules, or none.
+func (h *bridgeHost) addRules(members []int) error {
+	for _, n := range members {
+		if h.refused[n] != nil {
+			return h.refused[n]
+		}
+	}
+	for _, n := range members {
+		h.rules[n] = true
+	}
+	return nil
+}
+
+// TestAGroupIsRepairedTogether: what all share once, the rules in one go, and one that
+// is refused is its own container's failure.
+func TestAGroupIsRepairedTogether(t *testing.T) {
+	const n, bad, unread = 40, 7, 9
+	h := newBridgeHost(newBench(t), n)
+	h.refused[bad] = errRefused
+	h.ours[0] = false // an earlier version made its attachment
+	all := h.all()
+	all[unread].Container = nil
+	Repair(t.Context(), all)
+	expect.Same(t, "repairs of the bridge", h.fixed["br0"], 1)
+	expect.Same(t, "rules that were made together", len(h.applied[0]), n-1)
+	bridges := 0
+	for i, r := range all {
+		switch i {
+		case unread:
+			expect.Is(t, r.Err, hostns.ErrInvalid)
+			continue
+		case bad:
+			expect.Same(t, "left", len(r.Left), 1)
+			expect.Is(t, r.Left[0].Reason, errRefused)
+		default:
+			expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), 0)
+		}
+		expect.NoError(t, r.Err)
+		if slices.ContainsFunc(r.Repaired, func(d compare.Difference) bool { return d.Object == "br0" }) {
+			bridges++
+		}
+		if !h.ports[i] || !slices.Equal(h.told[i], []bool{false, true}) {
+			t.Errorf("container %d: its port is there: %t, announced %v", i, h.ports[i], h.told[i])
+		}
+	}
+	expect.Same(t, "containers for which the bridge was repaired", bridges, 1)
+}
+
+// TestOneThatHangsDelaysTheOthersLittle, and is its own failure.
+func TestOneThatHangsDelaysTheOthersLittle(t *testing.T) {
+	const n, bad = 20, 3
+	h := newBridgeHost(newBench(t), n)
+	h.bridge = true
+	h.instead = func(ctx context.Context, n int, d compare.Difference) (bool, error) {
+		if n != bad || d.Kind != compare.BridgePort {
+			return false, nil
+		}
+		<-ctx.Done()
+		return true, ctx.Err()
+	}
+	begun := time.Now()
+	all := h.all()
+	Repair(t.Context(), all)
+	for i, r := range all {
+		expect.NoError(t, r.Err)
+		want := 0
+		if i == bad {
+			want = 1
+			expect.Is(t, r.Left[0].Reason, errSlow)
+		}
+		expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), want)
+	}
+	if took := time.Since(begun); took > expect.Patience {
+		t.Errorf("took %v", took)
+	}
+}
+
+// TestWhoeverKnowsBetterRepairsWhatIsShared: the first container's repair changes
+// nothing, because its record is of an older bridge.
+func TestWhoeverKnowsBetterRepairsWhatIsShared(t *testing.T) {
+	h := newBridgeHost(newBench(t), 2)
+	h.rules = []bool{true, true}
+	h.instead = func(_ context.Context, n int, d compare.Difference) (bool, error) { return n == 0 && d.Shared, nil }
+	all := h.all()
+	Repair(t.Context(), all)
+	for i, r := range all {
+		expect.NoError(t, r.Err)
+		expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), 0)
+	}
+}
+
+// TestRandomGroups: whatever is broken and refused, and wherever it is stopped, the next
+// repair makes everything that can be made, and reports the rest.
+func TestRandomGroups(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	b := newBench(t)
+	for range 300 {
+		n := 1 + random.IntN(30)
+		h := newBridgeHost(b, n)
+		h.bridge = random.IntN(2) == 0
+		anybody := h.bridge
+		for i := range n {
+			h.ports[i], h.rules[i], h.ours[i] = h.bridge && random.IntN(2) == 0, random.IntN(2) == 0, random.IntN(3) > 0
+			if random.IntN(10) == 0 {
+				h.refused[i] = errRefused
+			}
+			anybody = anybody || h.ours[i]
+		}
+		before := slices.Clone(h.rules)
+		ctx, cancel := context.WithCancel(t.Context())
+		stop := random.IntN(2 * n)
+		h.after = func() {
+			if stop--; stop == 0 {
+				cancel()
+			}
+		}
+		Repair(ctx, h.all())
+		cancel()
+		h.after = nil
+		all := h.all()
+		Repair(t.Context(), all)
+		for i, r := range all {
+			want := 0
+			if !anybody {
+				want++ // the bridge
+			}
+			if !anybody {
+				want++ // and the port
+			}
+			if !before[i] && h.refused[i] != nil {
+				want++
+			}
+			if r.Err != nil || len(r.Left) != want || h.bridge != anybody || h.ports[i] != anybody || h.rules[i] == (h.refused[i] != nil && !before[i]) {
+				t.Fatalf("seed %d: container %d of %d: %+v, %v, want %d left; bridge %t, port %t, rule %t", seed, i, n, r.Outcome, r.Err, want, h.bridge, h.ports[i], h.rules[i])
+			}
+			for _, left := range r.Left {
+				if left.Reason == nil {
+					t.Fatalf("seed %d: no reason for %s", seed, left.Object)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/embedcni/cni/internal/engine/container"
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/store/record"
+)
+
+// lookedAt is one container on record, and what looks at it see.
+type lookedAt struct {
+	t      *testing.T
+	look   *Look
+	looks  int
+	locked func() (bool, error)
+}
+
+func newLookedAt(t *testing.T, see func(l *lookedAt, c *Container)) *lookedAt {
+	t.Helper()
+	l := &lookedAt{t: t, locked: func() (bool, error) { return false, nil }}
+	l.look = &Look{
+		Records:  record.Open(t.TempDir()),
+		IsLocked: func(record.ID) (bool, error) { return l.locked() },
+		Examine: func(c *Container, _ *compare.Looks) error {
+			l.looks++
+			see(l, c)
+			return nil
+		},
+		Logger: slog.Default(),
+	}
+	l.change()
+	return l
+}
+
+// change writes another record of the container.
+func (l *lookedAt) change() {
+	rec := &record.Record{ContainerID: "c1", Owner: fmt.Sprint("owner ", l.looks)}
+	expect.NoError(l.t, l.look.Records.Begin(rec))
+}
+
+func (l *lookedAt) all(ctx context.Context) *Container {
+	found := expect.Value(l.look.Records.List())(l.t)
+	all := l.look.All(ctx, found)
+	expect.Same(l.t, "containers", len(all), 1)
+	return all[0]
+}
+
+// broken adds a part that lacks something.
+func broken(c *Container) {
+	c.Parts = []*Part{{IfName: "eth0", Differences: []compare.Difference{{Kind: compare.Rule}}}}
+}
+
+func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
+	always := func(_ *lookedAt, c *Container) { broken(c) }
+	for name, tt := range map[string]struct {
+		see    func(l *lookedAt, c *Container)
+		locked func(l *lookedAt) (bool, error)
+		want   string
+	}{
+		"healthy":         {func(*lookedAt, *Container) {}, nil, "1 looks"},
+		"certainly wrong": {always, nil, "2 looks, suspect, settled"},
+		"wrong for a moment": {func(l *lookedAt, c *Container) {
+			if l.looks == 1 {
+				broken(c)
+			}
+		}, nil, "2 looks, settled"},
+		"out of reach": {func(_ *lookedAt, c *Container) { c.State, c.Reason = Gone, errors.New("gone") }, nil, "2 looks, suspect, settled, gone: gone"},
+		"its record changes during the second look": {func(l *lookedAt, c *Container) {
+			if broken(c); l.looks == 2 {
+				l.change()
+			}
+		}, nil, "3 looks, suspect, settled"},
+		"its record changes during each look": {func(l *lookedAt, c *Container) {
+			broken(c)
+			l.change()
+		}, nil, "3 looks, suspect, unknown: it changes: another call for the container is under way"},
+		"it is locked during the second look": {always, func(l *lookedAt) (bool, error) { return l.looks == 2, nil }, "3 looks, suspect, settled"},
+		"it is locked all the time": {always, func(*lookedAt) (bool, error) { return true, nil },
+			"3 looks, suspect, unknown: it changes: another call for the container is under way"},
+		"nobody knows whether it is locked": {always, func(*lookedAt) (bool, error) { return false, errors.New("no") },
+			"3 looks, suspect, unknown: it changes: another call for the container is under way"},
+		"it is removed after the first look": {func(l *lookedAt, c *Container) {
+			broken(c)
+			expect.NoError(l.t, l.look.Records.Delete("c1"))
+		}, nil, "1 looks, suspect, settled, not attached: <nil>"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLookedAt(t, tt.see)
+			if tt.locked != nil {
+				l.locked = func() (bool, error) { return tt.locked(l) }
+			}
+			c := l.all(t.Context())
+			got := fmt.Sprint(l.looks, " looks")
+			if c.Suspect() {
+				got += ", suspect"
+			}
+			if c.Settled {
+				got += ", settled"
+			}
+			if c.State != Compared {
+				got += fmt.Sprintf(", %s: %v", c.State, c.Reason)
+			}
+			expect.Same(t, "outcome", got, tt.want)
+			if c.State == Unknown {
+				expect.Is(t, c.Reason, container.ErrBusy)
+			}
+		})
+	}
+}
+
+// TestABriefLook looks again only at a suspect that may have changed meanwhile.
+func TestABriefLook(t *testing.T) {
+	for name, tt := range map[string]struct {
+		see  func(l *lookedAt, c *Container)
+		want string
+	}{
+		"healthy":         {func(*lookedAt, *Container) {}, "1 looks, suspect false, settled false"},
+		"certainly wrong": {func(_ *lookedAt, c *Container) { broken(c) }, "1 looks, suspect true, settled true"},
+		"its record changes during the first look": {func(l *lookedAt, c *Container) {
+			if broken(c); l.looks == 1 {
+				l.change()
+			}
+		}, "2 looks, suspect true, settled true"},
+	} {
+		l := newLookedAt(t, tt.see)
+		l.look.Brief = true
+		c := l.all(t.Context())
+		expect.Same(t, name, fmt.Sprintf("%d looks, suspect %t, settled %t", l.looks, c.Suspect(), c.Settled), tt.want)
+	}
+}
+
+// TestOnlySuspectsAreLookedAtAgain, and each outcome stays that of its container.
+func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
+	looks := make(chan record.ID, 100)
+	l := &Look{
+		Records: record.Open(t.TempDir()), IsLocked: func(record.ID) (bool, error) { return false, nil }, Logger: slog.Default(),
+		Examine: func(c *Container, _ *compare.Looks) error {
+			looks <- c.Found.Record.ContainerID
+			if c.Found.Record.Owner == "broken" {
+				broken(c)
+			}
+			return nil
+		},
+	}
+	const n = 20
+	for i := range n {
+		rec := &record.Record{ContainerID: record.ID(fmt.Sprint("c", i)), Owner: "healthy"}
+		if i%4 == 0 {
+			rec.Owner = "broken"
+		}
+		expect.NoError(t, l.Records.Begin(rec))
+	}
+	found := expect.Value(l.Records.List())(t)
+	all := l.All(t.Context(), found)
+	expect.Same(t, "looks", len(looks), n+n/4)
+	for i, c := range all {
+		expect.Same(t, "container", c.Found.File, found[i].File)
+		expect.Same(t, "suspect", c.Suspect(), c.Found.Record.Owner == "broken")
+	}
+}
+
+// TestAPanicIsOneContainers: it would end the program.
+func TestAPanicIsOneContainers(t *testing.T) {
+	l := newLookedAt(t, func(*lookedAt, *Container) { panic("oops") })
+	c := l.all(t.Context())
+	if c.State != Unknown || !strings.HasPrefix(c.Reason.Error(), "panic: oops\n") {
+		t.Errorf("%s: %v", c.State, c.Reason)
+	}
+}
+
+// TestAnEndedContextEndsTheLooks, and leaves what was seen.
+func TestAnEndedContextEndsTheLooks(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	l := newLookedAt(t, func(_ *lookedAt, c *Container) {
+		broken(c)
+		cancel()
+	})
+	c := l.all(ctx)
+	expect.Same(t, "looks", l.looks, 1)
+	expect.Same(t, "state", c.State, Compared)
+}

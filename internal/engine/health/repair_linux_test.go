@@ -1,0 +1,292 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/compare"
+)
+
+// part is a part of a fake attachment.
+type part struct {
+	name    string
+	needs   []string // without them it can be neither compared nor added
+	inside  bool
+	differs bool  // adding does not repair it
+	refused error // by the kernel, each time
+	vanish  int   // it vanishes that often after it was added
+	said    error // by its Fix, which has added it
+	takes   []string
+}
+
+// fake is an attachment in a fake kernel.
+type fake struct {
+	*bench
+	parts    []part
+	has      map[string]bool
+	vanished map[string]int
+
+	together error // of changes that are made together
+	fixed    []string
+	compared int
+	failing  int           // the number of the comparison that ends the repair
+	after    func(f *fake) // after each fix
+}
+
+func newFake(b *bench, parts ...part) *fake {
+	return &fake{bench: b, parts: parts, has: map[string]bool{}, vanished: map[string]int{}}
+}
+
+func (f *fake) hasAll(names []string) bool {
+	return !slices.ContainsFunc(names, func(n string) bool { return !f.has[n] })
+}
+
+func (f *fake) compare() (all []compare.Difference) {
+	for _, p := range f.parts {
+		if f.has[p.name] || !f.hasAll(p.needs) {
+			continue
+		}
+		d := compare.Difference{Plugin: "fake", Kind: compare.Rule, Inside: p.inside, Object: p.name, Why: "it differs"}
+		if !p.differs {
+			d.Why, d.Fix = "", func(ctx context.Context) error { return f.fix(ctx, p) }
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+func (f *fake) add(p part) error {
+	if p.refused != nil {
+		return p.refused
+	}
+	if !f.hasAll(p.needs) {
+		return fmt.Errorf("%s needs %v", p.name, p.needs)
+	}
+	for _, other := range p.takes {
+		f.has[other] = false
+	}
+	f.has[p.name] = true
+	if f.vanished[p.name] < p.vanish {
+		f.vanished[p.name]++
+		f.has[p.name] = false
+	}
+	return p.said
+}
+
+func (f *fake) fix(ctx context.Context, p part) error {
+	f.fixed = append(f.fixed, p.name)
+	if f.after != nil {
+		defer f.after(f)
+	}
+	if f.together == nil {
+		return f.add(p)
+	}
+	return parallel.Join(ctx, caller.From(ctx).Batch, "parts", p, func(_ context.Context, all []part) error {
+		if len(all) > 1 {
+			return f.together
+		}
+		return f.add(all[0])
+	})
+}
+
+// outcome is an Outcome in a form that can be compared.
+type outcome struct {
+	Repaired []string
+	Left     map[string]error
+	Fixed    []string
+}
+
+func (f *fake) run(ctx context.Context, inside bool) (outcome, error) {
+	f.fixed, f.compared = nil, 0
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	r := f.attachment(func(context.Context) []compare.Difference {
+		if f.compared++; f.compared == f.failing {
+			cancel(errUnread)
+		}
+		return f.compare()
+	})
+	r.Inside = inside
+	Repair(ctx, []*Repairing{r})
+	got := outcome{Fixed: f.fixed}
+	for _, d := range r.Repaired {
+		got.Repaired = append(got.Repaired, d.Object)
+	}
+	for _, l := range r.Left {
+		if got.Left == nil {
+			got.Left = map[string]error{}
+		}
+		got.Left[l.Object] = l.Reason
+	}
+	return got, r.Err
+}
+
+// same compares reasons with errors.Is.
+func (o outcome) same(want outcome) bool {
+	if len(o.Left) != len(want.Left) {
+		return false
+	}
+	for name, reason := range want.Left {
+		if !errors.Is(o.Left[name], reason) {
+			return false
+		}
+	}
+	o.Left, want.Left = nil, nil
+	return reflect.DeepEqual(o, want)
+}
+
+var errRefused, errUnread = errors.New("refused"), errors.New("no netlink")
+
+func TestRunRepairsWhatMayBeAdded(t *testing.T) {
+	b := newBench(t)
+	bridge := part{name: "bridge"}
+	port := part{name: "port", needs: []string{"bridge"}}
+	rule := part{name: "rule"}
+	for what, test := range map[string]struct {
+		parts  []part
+		inside bool
+		want   outcome
+	}{
+		"nothing": {},
+		"a bridge, and then its port": {
+			parts: []part{port, rule, bridge}, // whatever the order
+			want:  outcome{Repaired: []string{"rule", "bridge", "port"}, Fixed: []string{"rule", "bridge", "port"}},
+		},
+		"in the order of the comparison": {
+			parts: []part{bridge, {name: "address"}, rule},
+			want:  outcome{Repaired: []string{"bridge", "address", "rule"}, Fixed: []string{"bridge", "address", "rule"}},
+		},
+		"the host alone": {
+			parts: []part{{name: "route", inside: true}, rule},
+			want:  outcome{Repaired: []string{"rule"}, Left: map[string]error{"route": ErrNotAsked}, Fixed: []string{"rule"}},
+		},
+		"the container too": {
+			parts: []part{{name: "route", inside: true}, rule}, inside: true,
+			want: outcome{Repaired: []string{"route", "rule"}, Fixed: []string{"route", "rule"}},
+		},
+		"not what differs": {
+			parts: []part{{name: "mtu", differs: true}, {name: "mac", differs: true, inside: true}, rule}, inside: true,
+			want: outcome{Repaired: []string{"rule"}, Left: map[string]error{"mtu": ErrNotAddable, "mac": ErrNotAddable}, Fixed: []string{"rule"}},
+		},
+		"the others if one is refused": {
+			parts: []part{{name: "first", refused: errRefused}, rule},
+			want: outcome{Repaired: []string{"rule"}, Left: map[string]error{"first": errRefused},
+				Fixed: []string{"first", "rule", "first"}}, // again, since the rule may have been the cause
+		},
+		"nothing if all are refused": {
+			parts: []part{{name: "first", refused: errRefused}},
+			want:  outcome{Left: map[string]error{"first": errRefused}, Fixed: []string{"first"}},
+		},
+		"what a Fix that failed has added, and what needs that": {
+			parts: []part{{name: "half", said: errRefused}, {name: "rest", needs: []string{"half"}}},
+			want:  outcome{Repaired: []string{"half", "rest"}, Fixed: []string{"half", "rest"}},
+		},
+		"again what another repair has undone": {
+			parts: []part{rule, {name: "bridge", takes: []string{"rule"}}},
+			want:  outcome{Repaired: []string{"rule", "bridge"}, Fixed: []string{"rule", "bridge", "rule"}},
+		},
+		"not for ever what somebody removes": {
+			parts: []part{{name: "fought", vanish: 1000}, rule},
+			want:  outcome{Repaired: []string{"rule"}, Left: map[string]error{"fought": ErrReturned}, Fixed: []string{"fought", "rule", "fought"}},
+		},
+	} {
+		f := newFake(b, test.parts...)
+		got, err := f.run(context.Background(), test.inside)
+		if err != nil || !got.same(test.want) {
+			t.Errorf("%s: got %+v, %v\nwant %+v", what, got, err, test.want)
+		}
+		if again, err := f.run(context.Background(), test.inside); err != nil || len(again.Repaired) > 0 {
+			t.Errorf("%s: again: got %+v, %v", what, again, err)
+		}
+	}
+}
+
+// TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid, and the next repair goes on.
+func TestAChainOfNeedsLongerThanTheRoundsIsLeftAndSaid(t *testing.T) {
+	b := newBench(t)
+	var parts []part
+	for i := range mostRounds + 2 {
+		p := part{name: fmt.Sprint(i)}
+		if i > 0 {
+			p.needs = []string{fmt.Sprint(i - 1)}
+		}
+		parts = append(parts, p)
+	}
+	f := newFake(b, parts...)
+	got, err := f.run(context.Background(), false)
+	if left := got.Left[fmt.Sprint(mostRounds)]; err != nil || len(got.Repaired) != mostRounds || !errors.Is(left, ErrNotVerified) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if got, err := f.run(context.Background(), false); err != nil || len(got.Repaired) != 2 || got.Left != nil {
+		t.Errorf("again: got %+v, %v", got, err)
+	}
+}
+
+// TestAFailedBatchIsMadeOneByOne, so that one bad rule does not keep the others from
+// being repaired.
+func TestAFailedBatchIsMadeOneByOne(t *testing.T) {
+	f := newFake(newBench(t), part{name: "a"}, part{name: "b", refused: errRefused}, part{name: "c"})
+	f.together = errors.New("one of them")
+	got, err := f.run(context.Background(), false)
+	want := outcome{Repaired: []string{"a", "c"}, Left: map[string]error{"b": errRefused}, Fixed: []string{"a", "b", "c", "a", "b", "c", "b", "b"}}
+	if err != nil || !got.same(want) {
+		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
+	}
+}
+
+// TestAComparisonThatFails ends the repair. Only what was verified is reported as
+// repaired.
+func TestAComparisonThatFails(t *testing.T) {
+	b := newBench(t)
+	for at, want := range map[int]outcome{
+		1: {},
+		2: {Left: map[string]error{"bridge": ErrNotVerified}, Fixed: []string{"bridge"}},
+		3: {Repaired: []string{"bridge"}, Left: map[string]error{"port": ErrNotVerified}, Fixed: []string{"bridge", "port"}},
+	} {
+		f := newFake(b, part{name: "bridge"}, part{name: "port", needs: []string{"bridge"}})
+		f.failing = at
+		if got, err := f.run(context.Background(), false); !errors.Is(err, errUnread) || !got.same(want) {
+			t.Errorf("comparison %d: got %+v, %v\nwant %+v", at, got, err, want)
+		}
+	}
+}
+
+// TestRepairEndsWithItsContext after each fix: nothing else is fixed, and another
+// repair completes it.
+func TestRepairEndsWithItsContext(t *testing.T) {
+	b := newBench(t)
+	stopped := errors.New("stopped")
+	for after := range 4 {
+		f := newFake(b, part{name: "bridge"}, part{name: "port", needs: []string{"bridge"}}, part{name: "rule"}, part{name: "queue"})
+		ctx, cancel := context.WithCancelCause(context.Background())
+		f.after = func(f *fake) {
+			if len(f.fixed) == after {
+				cancel(stopped)
+			}
+		}
+		if after == 0 {
+			cancel(stopped)
+		}
+		got, err := f.run(ctx, false)
+		if err == nil || len(got.Fixed) != after {
+			t.Errorf("after %d: got %+v, %v", after, got, err)
+		}
+		for name, reason := range got.Left {
+			if reason == nil {
+				t.Errorf("after %d: no reason for %s", after, name)
+			}
+		}
+		f.after = nil
+		got, err = f.run(context.Background(), false)
+		if err != nil || got.Left != nil || !f.hasAll([]string{"bridge", "port", "rule", "queue"}) {
+			t.Errorf("after %d: again: got %+v, %v, has %v", after, got, err, f.has)
+		}
+		cancel(nil)
+	}
+}

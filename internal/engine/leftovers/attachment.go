@@ -1,0 +1,154 @@
+package leftovers
+
+import (
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/embedcni/cni/internal/kernel/netfilter"
+	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/record"
+)
+
+// Attachment is one attachment, as far as it is known: its entry in the record, or
+// without a record the configuration and libcni's cache.
+type Attachment struct {
+	chain.Attachment // the parameters of its plugins
+
+	List   *libcni.NetworkConfigList // the configuration of the network
+	Result json.RawMessage           // of the last plugin that answered; nil if none did
+	Device json.RawMessage           // the note [DeviceFact]
+
+	// PrevResult was given to the first plugin. Its interfaces are others'.
+	PrevResult json.RawMessage
+
+	// Ran are the plugins that attached the container, a type once each. It is
+	// empty if no record names them. IsRegistered then tells by the type whether
+	// it was a plugin of the caller's.
+	Ran          []record.Plugin
+	IsRegistered func(typ string) bool
+	Given        func() caller.Given // what its plugins are lent
+
+	Begun bool      // this call has begun the ADD
+	Added bool      // all plugins have answered the ADD, and no DEL has begun
+	Since time.Time // when it was recorded, according to its record; zero if unknown
+
+	Recorded bool // the entry is whole, so that the parameters are those of the ADD
+	Rebooted bool // the machine was rebooted since: the kernel has nothing of it
+	HostGone bool // the network namespace in which the plugins ran is gone
+}
+
+// Owner names the attachment in the rules of the firewall.
+func (a *Attachment) Owner() netfilter.Owner {
+	return netfilter.Owner{Network: a.List.Name, ContainerID: a.ContainerID, IfName: a.IfName}
+}
+
+// Key names the attachment among all.
+func (a *Attachment) Key() Key {
+	return Key{ContainerID: record.PluginID(a.ContainerID), Network: a.List.Name, IfName: a.IfName}
+}
+
+// Plugin returns the plugin of a type that attached the container. Known reports
+// whether the record names plugins at all.
+func (a *Attachment) Plugin(typ string) (p record.Plugin, known bool) {
+	if i := slices.IndexFunc(a.Ran, func(p record.Plugin) bool { return p.Type == typ }); i >= 0 {
+		p = a.Ran[i]
+	}
+	return p, len(a.Ran) > 0
+}
+
+// IsCallers reports whether the caller's own plugin of a type attached the
+// container. The leftovers of such a plugin are unknown.
+func (a *Attachment) IsCallers(typ string) bool {
+	if p, known := a.Plugin(typ); known {
+		return p.Kind == record.KindRegistered
+	}
+	return a.IsRegistered != nil && a.IsRegistered(typ)
+}
+
+// IsBuiltIn reports whether a built-in plugin is known to have attached the
+// container.
+func (a *Attachment) IsBuiltIn(typ string) bool {
+	p, _ := a.Plugin(typ)
+	return p.Kind == record.KindBuiltIn
+}
+
+// Has reports whether a plugin of a type is in the chain.
+func (a *Attachment) Has(typ string) bool {
+	return slices.ContainsFunc(a.List.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Type == typ })
+}
+
+// first returns the type of the plugin that makes the interface.
+func (a *Attachment) first() string {
+	if len(a.List.Plugins) == 0 {
+		return ""
+	}
+	return a.List.Plugins[0].Network.Type
+}
+
+// MadeInterface reports whether the ADD has made an interface of the attachment's
+// name, other than lo, by its result. A loopback under another name, a device for a
+// driver in user space (pciID, socketPath) and a plugin that only makes rules have
+// none. Without a result, or with one of a version that lists no interfaces, the type of
+// the first plugin decides.
+func (a *Attachment) MadeInterface() bool {
+	if a.IfName == "lo" {
+		return false
+	}
+	result := chain.Decode(a.Result)
+	if result == nil || len(result.Interfaces) == 0 {
+		return result == nil || known.Of(a.first()).Makes.IsNew()
+	}
+	return slices.ContainsFunc(result.Interfaces, func(i *types100.Interface) bool {
+		return i.Name == a.IfName && i.Sandbox != "" && i.PciID == "" && i.SocketPath == ""
+	})
+}
+
+// KnownDevice returns the attachment's interface. It returns nil if that was not
+// noted, or cannot exist: a rebooted host has its devices back, and they are gone
+// with the host's namespace.
+func (a *Attachment) KnownDevice() *Device {
+	if a.Rebooted || a.HostGone {
+		return nil
+	}
+	return DecodeDevice(a.Device)
+}
+
+// Covers reports whether the sweep finds and removes everything that a plugin of
+// the attachment can leave. A plugin that changes an interface which outlives the
+// attachment is covered only if that interface is known.
+func (a *Attachment) Covers(typ string) bool {
+	if a.IsCallers(typ) {
+		return false
+	}
+	t := known.Of(typ)
+	if t.Borrows {
+		return !a.Has(typ) || a.knowsInterface()
+	}
+	return t.Swept
+}
+
+// CoversIPAM reports whether the sweep releases everything that an IPAM plugin of the
+// attachment can hold.
+func (a *Attachment) CoversIPAM(typ string) bool { return known.Of(typ).IPAM && !a.IsCallers(typ) }
+
+// knowsInterface reports whether the interface ends with the attachment, or is one of
+// the host's that can be found.
+func (a *Attachment) knowsInterface() bool {
+	first := a.first()
+	if a.IsCallers(first) {
+		return false
+	}
+	switch makes := known.Of(first).Makes; makes {
+	case known.Moved:
+		d := a.KnownDevice()
+		return a.Rebooted || a.HostGone || d != nil && d.HostName != ""
+	default:
+		return makes == known.Lo || makes.IsOwned()
+	}
+}

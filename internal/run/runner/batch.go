@@ -1,0 +1,69 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/run/invoke"
+)
+
+// End applies the batched changes at the end of a chain.
+//
+// Built-in plugins defer changes that make the kernel wait, so that they can be
+// applied together. They are applied before an executable or a registered plugin
+// runs, which may depend on them, and at the end of the chain. A failed ADD
+// drops them: they are additions, which the DEL that follows would remove again.
+// A DEL always applies them.
+func (r *Runner) End(ctx context.Context, verb string) error {
+	return r.flush(ctx, r.Given.Batch, verb)
+}
+
+// flushBefore applies the changes of a batch before a plugin that may depend on them.
+func (r *Runner) flushBefore(ctx context.Context, p Provider, b *parallel.Batch, verb string) error {
+	if p.Kind == BuiltIn {
+		return nil
+	}
+	return r.flush(ctx, b, verb)
+}
+
+// flush applies the changes of a batch, within the time of one plugin. It reports each
+// failure as that of the plugin that deferred the changes: its own call has ended, and
+// was reported as a success. The error wraps one of [Attachment].Fail for each.
+func (r *Runner) flush(ctx context.Context, b *parallel.Batch, verb string) error {
+	if b == nil || b.Empty() {
+		return nil
+	}
+	bound, cancel := r.Bound(ctx, verb)
+	defer cancel()
+	begun := time.Now()
+	var failed parallel.Failures
+	errors.As(b.Flush(bound), &failed)
+	var errs []error
+	for _, one := range failed {
+		err := r.Fail(flushFailure(verb, one.Plugin, stopped(bound, one.Err)))
+		errs = append(errs, err)
+		r.report(ctx, "batched changes failed", r.event(verb, one.Plugin, BuiltIn, time.Since(begun), err), invoke.Output{})
+	}
+	return errors.Join(errs...)
+}
+
+// flushFailure returns the failure of batched changes, as that of a call of the plugin.
+func flushFailure(verb, plugin string, err error) Failure {
+	f := Failure{Verb: verb, Plugin: plugin, Kind: BuiltIn, Err: &FlushError{err}}
+	if !errors.As(err, new(*stoppedError)) {
+		f.say()
+	}
+	return f
+}
+
+// FlushError is the error of deferred changes of built-in plugins.
+type FlushError struct{ Err error }
+
+func (f *FlushError) Error() string {
+	return "apply batched changes: " + f.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (f *FlushError) Unwrap() error { return f.Err }

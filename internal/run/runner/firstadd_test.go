@@ -1,0 +1,306 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/store/lock"
+	"github.com/embedcni/cni/netns"
+)
+
+// patience limits the wait for events that must happen, blink for those that
+// must not.
+const (
+	patience = 20 * time.Second
+	blink    = 20 * time.Millisecond
+)
+
+// adding is an ADD of a network, and the types of its plugins that may race.
+type adding struct {
+	of    string
+	types []string
+}
+
+func key(network string, types ...string) adding { return adding{network, types} }
+
+// begin begins the ADD.
+func (a adding) begin(ctx context.Context, tracker *Firsts) (end func(bool) error, err error) {
+	keys := func() (keys []lock.Key) {
+		for _, typ := range a.types {
+			keys = append(keys, lock.Key{Name: "first/" + typ})
+		}
+		return keys
+	}
+	return tracker.begin(ctx, a.of, keys, tracker.wait, func() bool { return false })
+}
+
+// newTracker returns another tracker of the process.
+func newTracker(dir string) *Firsts {
+	t := NewFirsts(lock.Open(filepath.Join(dir, "locks")))
+	t.Within(time.Hour, time.Hour)
+	return t
+}
+
+// newProcess returns a tracker of another process: only the locks are common.
+func newProcess(dir string) *Firsts {
+	t := newTracker(dir)
+	t.memory = &sync.Map{}
+	return t
+}
+
+// beginFirst returns the outcome of a beginning: "first", "later", or "waits".
+func beginFirst(t *testing.T, tracker *Firsts, a adding, limit time.Duration) (end func(bool) error, outcome string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	end, err := a.begin(ctx, tracker)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, "waits"
+	case err != nil:
+		t.Fatal(err)
+	case tracker.knows(a.of):
+		return end, "later"
+	}
+	return end, "first"
+}
+
+// want checks the outcome of a beginning, and ends it with ok.
+func want(t *testing.T, tracker *Firsts, a adding, ok bool, wanted string) {
+	t.Helper()
+	limit := patience
+	if wanted == "waits" {
+		limit = blink
+	}
+	end, got := beginFirst(t, tracker, a, limit)
+	expect.Same(t, "the ADD of "+a.of, got, wanted)
+	if end == nil {
+		return
+	}
+	if err := end(ok); err != nil {
+		t.Error(err)
+	}
+}
+
+// first begins an ADD that is the first, which the caller ends.
+func first(t *testing.T, tracker *Firsts, a adding) (end func(bool) error) {
+	t.Helper()
+	end, got := beginFirst(t, tracker, a, patience)
+	if got != "first" {
+		t.Fatalf("the ADD of %s is %s", a.of, got)
+	}
+	return end
+}
+
+func TestFirstADDBlocksNetworksWithACommonPluginType(t *testing.T) {
+	dir := t.TempDir()
+	tracker, other := newTracker(dir), newProcess(dir)
+	end := first(t, tracker, key("podnet", "bridge", "portmap", "portmap"))
+	for _, process := range []*Firsts{tracker, other} {
+		want(t, process, key("podnet", "bridge", "portmap"), true, "waits")
+		want(t, process, key("second", "macvlan", "portmap"), true, "waits")
+		want(t, process, key("third", "bridge"), true, "waits")
+		want(t, process, key("fourth", "macvlan", "tuning"), false, "first")
+		want(t, process, key("fifth"), false, "first")
+	}
+	expect.NoError(t, end(true))
+	want(t, other, key("second", "macvlan", "portmap"), true, "first")
+}
+
+func TestAfterASuccessNobodyWaits(t *testing.T) {
+	dir := t.TempDir()
+	tracker := newTracker(dir)
+	want(t, tracker, key("podnet", "bridge"), true, "first")
+	want(t, tracker, key("podnet", "bridge"), false, "later")
+	want(t, newTracker(dir), key("podnet", "bridge"), true, "later") // a later failure changes nothing
+}
+
+// TestEachProcessHasAFirst: it runs alone, and those after it do not wait.
+func TestEachProcessHasAFirst(t *testing.T) {
+	dir := t.TempDir()
+	one, other := newProcess(dir), newProcess(dir)
+	end := first(t, one, key("podnet", "bridge"))
+	want(t, other, key("podnet", "bridge"), true, "waits")
+	expect.NoError(t, end(true))
+	want(t, other, key("podnet", "bridge"), true, "first")
+	want(t, other, key("podnet", "bridge"), true, "later")
+}
+
+func TestAFailedFirstLeavesTheNextOneFirst(t *testing.T) {
+	dir := t.TempDir()
+	for range 2 {
+		want(t, newTracker(dir), key("podnet", "bridge"), false, "first")
+	}
+	want(t, newTracker(dir), key("podnet", "bridge"), true, "first")
+	want(t, newTracker(dir), key("podnet", "bridge"), true, "later")
+}
+
+// adds returns the key of an ADD to a network of that name whose plugins have these
+// configurations.
+func adds(name string, host *netns.Handle, configs []string, capabilities ...string) adding {
+	r := &Runner{Network: &libcni.NetworkConfigList{Name: name}, Host: host}
+	for _, c := range configs {
+		r.Network.Plugins = append(r.Network.Plugins, &libcni.PluginConfig{Bytes: []byte(c)})
+	}
+	return adding{r.made("first", capabilities...), []string{"bridge"}}
+}
+
+func TestKeysWithAFirstOfTheirOwn(t *testing.T) {
+	host := expect.Value(netns.Current())(t)
+	defer host.Close()
+	config := []string{"podnet"}
+	base := adds("podnet", host, config)
+	for _, changed := range map[string]adding{
+		"a capability":       adds("podnet", host, config, "portMappings"),
+		"two capabilities":   adds("podnet", host, config, "bandwidth", "portMappings"),
+		"another host":       adds("podnet", nil, config),
+		"another config":     adds("podnet", host, []string{"podnet "}),
+		"other plugins' cut": adds("podnet", host, []string{"pod", "net"}),
+		"another network":    adds("podnet2", host, config),
+	} {
+		dir := t.TempDir()
+		want(t, newTracker(dir), base, true, "first")
+		want(t, newTracker(dir), changed, true, "first")
+		want(t, newTracker(dir), changed, true, "later")
+	}
+}
+
+// TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach: the first ADD of one does not
+// make the other the first again, container after container.
+func TestFault_F32_ConfigurationsOfOneNameHaveAFirstEach(t *testing.T) {
+	v4, v6 := adds("podnet", nil, []string{"podnet"}), adds("podnet", nil, []string{"IPv6"})
+	dir := t.TempDir()
+	for _, wanted := range []string{"first", "later", "later"} {
+		want(t, newTracker(dir), v4, true, wanted)
+		want(t, newTracker(dir), v6, true, wanted)
+	}
+}
+
+// TestOfACrowdOneIsFirst: the others wait, find the first one's objects, and
+// run concurrently. None runs beside the first.
+func TestOfACrowdOneIsFirst(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var (
+		wg     sync.WaitGroup
+		mu     sync.Mutex
+		firsts int
+		over   bool // the first has ended
+	)
+	for i := range 20 {
+		tracker := newTracker(dir)
+		wg.Go(func() {
+			a := key("podnet", "bridge")
+			end, err := a.begin(ctx, tracker)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			if !tracker.knows(a.of) {
+				firsts++
+				over = true // under the lock that excludes the others
+			} else if !over {
+				t.Errorf("%d runs while the first one does", i)
+			}
+			mu.Unlock()
+			if err := end(true); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	expect.Same(t, "first ones", firsts, 1)
+}
+
+func TestBeginEndsWithItsContext(t *testing.T) {
+	tracker := newTracker(t.TempDir())
+	end := first(t, tracker, key("podnet", "bridge"))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	expect.Is(t, expect.Err(key("podnet", "bridge").begin(ctx, tracker)), context.Canceled)
+	expect.NoError(t, end(true))
+	want(t, tracker, key("podnet", "bridge"), true, "later")
+}
+
+func TestFault_F31_NobodyIsAloneForLongerThanAMoment(t *testing.T) {
+	dir := t.TempDir()
+	hangs := newTracker(dir)
+	hangs.Within(time.Millisecond, time.Hour)
+	end := first(t, hangs, key("podnet", "bridge"))
+	// Neither waits for the end of the first.
+	want(t, hangs, key("second", "bridge"), true, "first")
+	want(t, newTracker(dir), key("third", "bridge"), true, "first")
+	if err := end(true); err != nil {
+		t.Error(err)
+	}
+	want(t, newTracker(dir), key("podnet", "bridge"), true, "later")
+}
+
+func TestFault_F31_NobodyWaitsLongerThanAMoment(t *testing.T) {
+	dir := t.TempDir()
+	end := first(t, newTracker(dir), key("podnet", "bridge")) // as a process of an earlier version
+	impatient := newTracker(dir)
+	impatient.Within(time.Hour, time.Millisecond)
+	want(t, impatient, key("podnet", "bridge"), true, "first")
+	want(t, impatient, key("podnet", "bridge"), true, "later")
+	if err := end(false); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFault_F31_AnADDWithoutSharedObjectsDoesNotWait(t *testing.T) {
+	tracker := newTracker(t.TempDir())
+	end := first(t, tracker, key("podnet", "bridge"))
+	want(t, tracker, key("second"), true, "first")
+	if err := end(true); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestATypeIsNotAskedForOnceThereWasAFirst(t *testing.T) {
+	tracker := newTracker(t.TempDir())
+	want(t, tracker, key("podnet", "bridge"), true, "first")
+	end, err := tracker.begin(t.Context(), "podnet", func() []lock.Key { t.Error("asked"); return nil }, tracker.wait, nil)
+	if err != nil || end(true) != nil {
+		t.Error(err)
+	}
+}
+
+func TestOneWaitsForTheOneThatMakes(t *testing.T) {
+	tracker := newTracker(t.TempDir())
+	keys := func() []lock.Key { return []lock.Key{{Name: "shared/firewall"}} }
+	var made atomic.Bool
+	end, err := tracker.begin(t.Context(), "podnet", keys, time.Hour, made.Load)
+	expect.NoError(t, err)
+	made.Store(true) // a part is there, and the first plugin still makes the rest
+	second := make(chan error, 1)
+	go func() {
+		end, err := tracker.begin(t.Context(), "podnet", keys, time.Hour, made.Load)
+		if err == nil {
+			err = end(true)
+		}
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		t.Fatal("a second one began while the first one made what they share: ", err)
+	case <-time.After(blink):
+	}
+	expect.NoError(t, end(true))
+	select {
+	case err := <-second:
+		expect.NoError(t, err)
+	case <-time.After(patience):
+		t.Fatal("the second one never began")
+	}
+}

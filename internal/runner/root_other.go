@@ -1,8 +1,0 @@
-//go:build !linux
-
-package runner
-
-import "github.com/embedcni/cni/internal/chain"
-
-// sees returns nil: there are no plugin roots.
-func (r *Runner) sees(chain.Call) error { return nil }
