@@ -209,7 +209,7 @@ func TestDuty_R25_GCAndRemovalsOfTheSameContainersDoNotBlockEachOther(t *testing
 	for _, a := range all[1:] {
 		removing = append(removing, testhost.Begin(func() error { return r.Remove(t.Context(), a.ContainerID, "") }))
 	}
-	expect.Same(t, "removals that wait", s.blocked("/internal/store/lock.(*queue).acquire", len(removing)), len(removing))
+	expect.Same(t, "removals that wait", s.blocked("internal/store/lock.(*queue).acquire", len(removing)), len(removing))
 	letGo()
 	expect.NoError(t, expect.Await(t, "GC", collecting))
 	slices.Sort(report.Removed)
