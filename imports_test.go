@@ -132,7 +132,7 @@ func TestOnlyInvokeStartsPlugins(t *testing.T) {
 		}
 		want := []string{ours + "/internal/run/invoke"}
 		if goos == "linux" {
-			want = append(want, ours+"/internal/kernel/iptables")
+			want = append([]string{ours + "/internal/kernel/iptables"}, want...)
 		}
 		expect.Same(t, goos, users, want)
 	}
