@@ -16,7 +16,7 @@ import (
 var write = flag.Bool("write", false, "write the file of names anew")
 
 // golden is the file that the tests of this library's names read.
-const golden = "../../netfilter/testdata/names.json"
+const golden = "../../kernel/netfilter/testdata/names.json"
 
 // TestNamesAreThoseOfThePlugins compares the file of names with the functions
 // that name the plugins' chains and comments.
