@@ -89,23 +89,6 @@ func (d *daemon) listens(ctx context.Context) bool {
 	return !isGone(err)
 }
 
-// dial connects to a socket. If more connections wait to be accepted than the listener's
-// backlog holds, it asks again until there is room: the runtime's sockets do not block, and
-// poll(2) does not report when a unix socket could connect.
-func dial(ctx context.Context, path string) (net.Conn, error) {
-	for {
-		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
-		if !errors.Is(err, syscall.EAGAIN) {
-			return conn, err
-		}
-		select {
-		case <-time.After(askEvery):
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
 // isGone reports whether an error of a connection means that no process listens, or that
 // the one that did has ended or hung up.
 func isGone(err error) bool {
