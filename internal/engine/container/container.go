@@ -61,8 +61,8 @@ func Open(lockFile, recordDir, hostNetNS string, logger *slog.Logger, previous *
 // Container is one container during a call. Calls for a container exclude each other
 // by its lock.
 type Container struct {
-	Recorded
-	Place
+	Recorded Recorded
+	Place    Place
 	guard
 	fresh *fresh // the namespace that this call makes; nil if it makes none
 	keeps bool   // the recorded namespace outlives the attachments; see KeepNetNS
@@ -83,31 +83,31 @@ func (s *Store) New(id record.ID, host *hostns.NetNS) *Container {
 func (c *Container) Unlock() {
 	c.Leave()
 	c.fresh.close()
-	c.coming.Discard()
-	_ = c.pending.Wait() // those who relied on it have waited, and returned the error
+	c.Recorded.coming.Discard()
+	_ = c.Recorded.pending.Wait() // those who relied on it have waited, and returned the error
 	c.unlock()
 }
 
 // Close releases all that the container holds.
 func (c *Container) Close() {
 	c.Unlock()
-	c.logClose(c.leaveHost())
-	c.logClose(c.Host.Close())
+	c.logClose(c.Place.leaveHost())
+	c.logClose(c.Place.Host.Close())
 }
 
 // Leave closes the container's namespace if it is open.
-func (c *Container) Leave() { c.logClose(c.leave()) }
+func (c *Container) Leave() { c.logClose(c.Place.leave()) }
 
 func (c *Container) logClose(err error) {
 	if err != nil {
-		c.in.Logger.Error("close network namespace", "container", c.ID, "error", err)
+		c.in.Logger.Error("close network namespace", "container", c.Recorded.ID, "error", err)
 	}
 }
 
 // OpenPath opens the namespace to which a path leads now, for a verb.
 func (c *Container) OpenPath(path, verb string) (err error) {
 	c.Leave()
-	c.NetNS, c.Path, err = c.Host.OpenContainer(path, verb)
+	c.Place.NetNS, c.Place.Path, err = c.Place.Host.OpenContainer(path, verb)
 	return err
 }
 
@@ -122,8 +122,8 @@ func (c *Container) Depart() Place {
 // Return undoes Depart.
 func (c *Container) Return(to Place) {
 	c.Leave()
-	c.logClose(c.leaveHost())
-	c.Place, c.Damaged = to, false
+	c.logClose(c.Place.leaveHost())
+	c.Place, c.Recorded.Damaged = to, false
 }
 
 // Place is where a container is attached, and how that was found.
@@ -172,43 +172,43 @@ func (p *Place) leaveHost() (err error) {
 // neither the rules nor the interfaces, or a neighbour's with the same address.
 // mustStop means that the caller wants the container gone.
 func (c *Container) EnterHost(mustStop bool) error {
-	rec := c.Record
-	if rec.Host == "" || c.Rebooted || rec.Host == c.Host.String() {
+	rec := c.Recorded.Record
+	if rec.Host == "" || c.Place.Rebooted || rec.Host == c.Place.Host.String() {
 		return nil
 	}
 	found, certain, err := c.in.Hosts.Find(rec, c.in.HostNetNS)
 	if err != nil {
-		return fmt.Errorf("host network namespace of container %s: %w", c.ID, err)
+		return fmt.Errorf("host network namespace of container %s: %w", c.Recorded.ID, err)
 	}
 	if found != nil {
-		c.logClose(c.leaveHost())
-		c.callers, c.Host = c.Host, found
+		c.logClose(c.Place.leaveHost())
+		c.Place.callers, c.Place.Host = c.Place.Host, found
 		return nil
 	}
 	// If the container's namespace is not found either, a Remove by the caller
 	// can harm nothing alive, and it must be possible to stop a container.
-	if certain || mustStop && c.Gone() {
-		c.HostGone = true
+	if certain || mustStop && c.Place.Gone() {
+		c.Place.HostGone = true
 		c.in.Logger.Warn("the host network namespace of the container is gone, and with it the container's interfaces and rules",
-			"container", c.ID, "namespace", rec.Host, "path", rec.HostPath)
+			"container", c.Recorded.ID, "namespace", rec.Host, "path", rec.HostPath)
 		return nil
 	}
 	return fmt.Errorf("container %s was attached from network namespace %s, which cannot be found from %s, where this call would run plugins; "+
-		"call from there, or name it with WithHostNetNS: %w", c.ID, c.RecordedHost(), c.currentHost(), ErrHostNetNS)
+		"call from there, or name it with WithHostNetNS: %w", c.Recorded.ID, c.Recorded.RecordedHost(), c.currentHost(), ErrHostNetNS)
 }
 
-func (c *Container) currentHost() string { return described(c.Host.String(), c.hostPath()) }
+func (c *Container) currentHost() string { return described(c.Place.Host.String(), c.hostPath()) }
 
-func (c *Container) hostPath() string { return c.in.Hosts.PathTo(c.Host, c.in.HostNetNS) }
+func (c *Container) hostPath() string { return c.in.Hosts.PathTo(c.Place.Host, c.in.HostNetNS) }
 
 // sameHost refuses to add to a container that is attached from another host
 // namespace, because a record has only one.
 func (c *Container) sameHost() error {
-	if c.Record == nil || c.Record.IsEmpty() || c.Record.Host == "" || c.Record.Host == c.Host.String() {
+	if c.Recorded.Record == nil || c.Recorded.Record.IsEmpty() || c.Recorded.Record.Host == "" || c.Recorded.Record.Host == c.Place.Host.String() {
 		return nil
 	}
 	return fmt.Errorf("container %s is attached from network namespace %s, and this call would run plugins in %s: %w",
-		c.ID, c.RecordedHost(), c.currentHost(), ErrHostNetNS)
+		c.Recorded.ID, c.Recorded.RecordedHost(), c.currentHost(), ErrHostNetNS)
 }
 
 // Process identifies this process and this boot of the machine for records, and

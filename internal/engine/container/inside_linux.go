@@ -22,13 +22,13 @@ func (c *Container) Lives(path, ifName string) (bool, error) {
 	if err := c.Uncertain(); err != nil {
 		return false, err
 	}
-	if c.Reached == Elsewhere {
+	if c.Place.Reached == Elsewhere {
 		return !c.IsAbandoned(), nil
 	}
 	if path == "" || c.IsAbandoned() {
 		return false, nil // gone, or kept by nobody but this library
 	}
-	ns := c.Inside(path)
+	ns := c.Place.Inside(path)
 	if ns == nil {
 		var err error
 		ns, err = netns.Open(path)
@@ -43,7 +43,7 @@ func (c *Container) Lives(path, ifName string) (bool, error) {
 	if ifName == "" {
 		return true, nil
 	}
-	return c.Host.HasLink(ns, ifName)
+	return c.Place.Host.HasLink(ns, ifName)
 }
 
 // HasLink reports whether the open namespace has an interface of that name.
@@ -53,13 +53,13 @@ func (p *Place) HasLink(name string) (bool, error) { return p.Host.HasLink(p.Net
 // interface but those that every namespace has and those of the container's other
 // attachments.
 func (c *Container) HasNoDevice(path, ifName string) bool {
-	ns := c.Inside(path)
+	ns := c.Place.Inside(path)
 	if ns == nil {
 		return path == ""
 	}
-	found, err := c.Host.Conns.Links(ns)
+	found, err := c.Place.Host.Conns.Links(ns)
 	return err == nil && !slices.ContainsFunc(found, func(l links.Link) bool {
-		sibling := l.Name != ifName && c.Record != nil && c.Record.Find(l.Name) != nil
+		sibling := l.Name != ifName && c.Recorded.Record != nil && c.Recorded.Record.Find(l.Name) != nil
 		return l.Flags&unix.IFF_LOOPBACK == 0 && !sibling && !l.IsFallback()
 	})
 }
@@ -87,11 +87,11 @@ func (c *Container) SetLoUp(path string) error {
 // withLo does nothing unless the namespace is the recorded one: the path may lead to
 // another container's.
 func (c *Container) withLo(path string, do func(*links.Conn, links.Link) error) error {
-	ns := c.Inside(path)
-	if ns == nil || c.Record == nil || ns.ID() != c.Record.NetNS.ID() {
+	ns := c.Place.Inside(path)
+	if ns == nil || c.Recorded.Record == nil || ns.ID() != c.Recorded.Record.NetNS.ID() {
 		return nil
 	}
-	conn, err := c.Host.Conns.Borrow(ns)
+	conn, err := c.Place.Host.Conns.Borrow(ns)
 	if err != nil {
 		return fmt.Errorf("interface lo: %w", err)
 	}
@@ -119,12 +119,12 @@ func (c *Container) Other(ns *netns.Handle, cacheDir string, doubts bool) (strin
 	if err != nil {
 		return "", err
 	}
-	own := c.PluginID()
-	recorded := map[record.PluginID]bool{record.PluginID(c.ID): true, own: true}
+	own := c.Recorded.PluginID()
+	recorded := map[record.PluginID]bool{record.PluginID(c.Recorded.ID): true, own: true}
 	for _, f := range found {
 		rec := f.Record
 		switch {
-		case rec != nil && (rec.ContainerID == c.ID || record.PluginID(rec.ContainerID) == own):
+		case rec != nil && (rec.ContainerID == c.Recorded.ID || record.PluginID(rec.ContainerID) == own):
 		case rec == nil || f.Err != nil:
 			if doubts && c.mayKeep(f.File, ns.ID()) {
 				return "that of the record in file " + f.File, f.Err
@@ -157,7 +157,7 @@ func (c *Container) cached(ns *netns.Handle, cacheDir string, recorded map[recor
 		if recorded[record.PluginID(a.ContainerID)] || !hostns.LeadsTo(a.NetNS, ns) {
 			continue
 		}
-		if there, err := c.Host.HasLink(ns, a.IfName); there || err != nil {
+		if there, err := c.Place.Host.HasLink(ns, a.IfName); there || err != nil {
 			return a.ContainerID, err
 		}
 	}

@@ -18,10 +18,10 @@ import (
 // Follow opens the container's namespace again if its path leads to another one
 // by now, which can happen while the container is locked by another call.
 func (c *Container) Follow() error {
-	if c.NetNS == nil || c.fresh.isComing() || hostns.LeadsTo(c.Path, c.NetNS) {
+	if c.Place.NetNS == nil || c.fresh.isComing() || hostns.LeadsTo(c.Place.Path, c.Place.NetNS) {
 		return nil
 	}
-	return c.OpenPath(c.Path, "ADD")
+	return c.OpenPath(c.Place.Path, "ADD")
 }
 
 // identify returns the container's namespace for the record, with the path at which
@@ -30,11 +30,11 @@ func (c *Container) identify() (record.NetNS, error) {
 	if err := c.Follow(); err != nil {
 		return record.NetNS{}, fmt.Errorf("the container's network namespace: %w", err)
 	}
-	if c.Record != nil && c.Record.NetNS.Ours {
-		return c.Record.NetNS, nil // whichever path leads there from the caller
+	if c.Recorded.Record != nil && c.Recorded.Record.NetNS.Ours {
+		return c.Recorded.Record.NetNS, nil // whichever path leads there from the caller
 	}
-	id := c.NetNS.ID()
-	ns := record.NetNS{Path: c.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.ID), View: hostns.View()}
+	id := c.Place.NetNS.ID()
+	ns := record.NetNS{Path: c.Place.Path, Dev: id.Dev, Ino: id.Ino, Pin: c.in.Pins.path(c.Recorded.ID), View: hostns.View()}
 	return ns, c.fresh.identify(&ns)
 }
 
@@ -59,35 +59,35 @@ func (r *Recorded) SameNetNS(path string) error {
 // Pin keeps the recorded namespace alive. It runs after the record is written,
 // so that no pin is without a record.
 func (c *Container) Pin() error {
-	ns := c.Record.NetNS
+	ns := c.Recorded.Record.NetNS
 	switch {
 	case c.fresh.isComing():
 		return c.pinFresh()
-	case ns.Ours && ns.Pin == "" && hostns.LeadsTo(ns.Path, c.NetNS):
+	case ns.Ours && ns.Pin == "" && hostns.LeadsTo(ns.Path, c.Place.NetNS):
 		return nil // its path is a pin
 	case ns.Ours && (ns.Pin == "" || isFile(ns.Path, ns.File)):
 		// It was, in another mount namespace.
-		if err := netns.Pin(c.NetNS, ns.Path); err != nil || ns.Pin == "" {
+		if err := netns.Pin(c.Place.NetNS, ns.Path); err != nil || ns.Pin == "" {
 			return err
 		}
 	}
-	err := c.in.Pins.mount(c.NetNS, ns.Pin)
+	err := c.in.Pins.mount(c.Place.NetNS, ns.Pin)
 	if err == nil {
 		return nil
 	}
-	c.in.Logger.Debug("the namespace is kept by an open descriptor only", "container", c.ID, "error", err)
+	c.in.Logger.Debug("the namespace is kept by an open descriptor only", "container", c.Recorded.ID, "error", err)
 	opened, err := netns.Open(ns.Path) // the container's own is closed with it
 	if err != nil {
 		return fmt.Errorf("keep the container's network namespace: %w: %w", err, hostns.ErrInvalid)
 	}
-	if id := opened.ID(); id != c.Record.NetNS.ID() {
+	if id := opened.ID(); id != c.Recorded.Record.NetNS.ID() {
 		return errors.Join(fmt.Errorf("%s has become another namespace, %s: %w", ns.Path, id, hostns.ErrInvalid), opened.Close())
 	}
-	return c.in.Pins.hold(c.ID, opened)
+	return c.in.Pins.hold(c.Recorded.ID, opened)
 }
 
 // Unpin stops keeping the namespace alive.
-func (c *Container) Unpin() error { return c.in.Pins.release(c.ID) }
+func (c *Container) Unpin() error { return c.in.Pins.release(c.Recorded.ID) }
 
 // fresh is a namespace that a Setup makes for its container. It has no name until the
 // record names its path, so that it ends with this process, if that ends before. The
@@ -122,7 +122,7 @@ func (c *Container) MakeNetNS(path string, owner *os.File) (err error) {
 	if path != "" && !filepath.IsAbs(path) {
 		return fmt.Errorf("path %q of a new network namespace is relative: %w", path, hostns.ErrInvalid)
 	}
-	own := c.in.Pins.path(c.ID)
+	own := c.in.Pins.path(c.Recorded.ID)
 	if path != "" && c.in.Pins.isInside(path) {
 		if filepath.Base(path) != filepath.Base(own) {
 			return errors.Join(refuseExisting(path), fmt.Errorf("path %q of a new network namespace is another container's: %w", path, hostns.ErrInvalid))
@@ -130,10 +130,10 @@ func (c *Container) MakeNetNS(path string, owner *os.File) (err error) {
 		path = "" // as an earlier Setup has returned it
 	}
 	c.fresh = &fresh{chosen: path != "", owner: owner}
-	if c.Path = own; path != "" {
-		c.Path = filepath.Clean(path)
+	if c.Place.Path = own; path != "" {
+		c.Place.Path = filepath.Clean(path)
 	}
-	c.NetNS, err = c.fresh.make()
+	c.Place.NetNS, err = c.fresh.make()
 	return err
 }
 
@@ -149,14 +149,14 @@ func (c *Container) RemakeNetNS() (err error) {
 	if c.fresh.placed {
 		c.Leave()
 		c.fresh = &fresh{chosen: c.fresh.chosen, owner: c.fresh.owner}
-		if c.NetNS, err = c.fresh.make(); err != nil {
+		if c.Place.NetNS, err = c.fresh.make(); err != nil {
 			return err
 		}
 	}
 	if !c.fresh.chosen {
 		return nil
 	}
-	return refuseExisting(c.Path)
+	return refuseExisting(c.Place.Path)
 }
 
 // refuseExisting refuses a path at which there is something.
@@ -219,20 +219,20 @@ func (f *fresh) identify(ns *record.NetNS) error {
 
 // pinFresh mounts the namespace that the call makes, at its path and at its pin.
 func (c *Container) pinFresh() error {
-	ns := c.Record.NetNS
+	ns := c.Recorded.Record.NetNS
 	if ns.Pin != "" {
-		if err := c.in.Pins.mount(c.NetNS, ns.Pin); err != nil {
+		if err := c.in.Pins.mount(c.Place.NetNS, ns.Pin); err != nil {
 			return err
 		}
 		if err := c.fresh.link(ns.Path); err != nil {
 			return fmt.Errorf("file for a new network namespace: %w: %w", err, hostns.ErrInvalid)
 		}
 	}
-	if err := c.in.Pins.mount(c.NetNS, ns.Path); err != nil {
+	if err := c.in.Pins.mount(c.Place.NetNS, ns.Path); err != nil {
 		return err
 	}
 	c.fresh.placed = true
-	c.in.Pins.warnOnce(ns.Path, c.NetNS.ID(), c.in.Logger)
+	c.in.Pins.warnOnce(ns.Path, c.Place.NetNS.ID(), c.in.Logger)
 	return nil
 }
 

@@ -62,15 +62,15 @@ func TestEachWayOfReachingANamespace(t *testing.T) {
 		Elsewhere:  {Abandoned: true}, // the record does not say where the path leads there
 	} {
 		c := &Container{Recorded: Recorded{Record: &record.Record{}}, Place: Place{Reached: reached}}
-		got := verdict{c.Gone(), c.Uncertain() != nil, c.Undecided() != nil, c.IsAbandoned()}
+		got := verdict{c.Place.Gone(), c.Uncertain() != nil, c.Undecided() != nil, c.IsAbandoned()}
 		if got != want {
 			t.Errorf("%v: got %+v, want %+v", reached, got, want)
 		}
-		c.Record.NetNS.View = "another"
+		c.Recorded.Record.NetNS.View = "another"
 		if away := c.IsAbandoned(); away && (reached == Elsewhere || reached == ByPin) {
 			t.Errorf("%v: a container whose path was recorded elsewhere is taken for abandoned", reached)
 		}
-		if c.Damaged = true; c.IsAbandoned() {
+		if c.Recorded.Damaged = true; c.IsAbandoned() {
 			t.Errorf("%v: a container with a damaged record is taken for abandoned", reached)
 		}
 	}

@@ -186,22 +186,22 @@ func (p *Place) isRecordedHere(rec *record.Record) bool {
 // The kernel ends a namespace some time after the last process that referred to it, so a
 // daemon's containers may outlive it for a moment.
 func (c *Container) AwaitEnd(ctx context.Context, until time.Time) error {
-	if c.Reached != Elsewhere {
+	if c.Place.Reached != Elsewhere {
 		return nil
 	}
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	_, err := c.Host.Until(ctx, func() (bool, error) {
-		c.Reached = NotReached
-		err := c.settle(c.Record)
-		return c.Reached != Elsewhere, err
+	_, err := c.Place.Host.Until(ctx, func() (bool, error) {
+		c.Place.Reached = NotReached
+		err := c.Place.settle(c.Recorded.Record)
+		return c.Place.Reached != Elsewhere, err
 	})
 	return err
 }
 
 // SettleDamaged finds out whether the container of a damaged record lives elsewhere. Only
 // the legible part of the record names its interfaces.
-func (c *Container) SettleDamaged() error { return c.settle(c.Record) }
+func (c *Container) SettleDamaged() error { return c.Place.settle(c.Recorded.Record) }
 
 // Remains looks for an attachment that is on no record, by its result: at the path of its
 // namespace, and on the host. lives reports that it is there; ended, that it certainly is

@@ -46,10 +46,10 @@ const EndsWithin = time.Second
 
 // doubt returns why the container may live, if it was reached in one of these ways.
 func (c *Container) doubt(among ...Reached) error {
-	if !slices.Contains(among, c.Reached) {
+	if !slices.Contains(among, c.Place.Reached) {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", c.Record.NetNS.Path, doubts[c.Reached])
+	return fmt.Errorf("%s: %w", c.Recorded.Record.NetNS.Path, doubts[c.Place.Reached])
 }
 
 // Uncertain returns an error if it is unknown whether the recorded namespace is
@@ -65,16 +65,16 @@ func (c *Container) Undecided() error { return c.doubt(Unsure, LetGo) }
 // no visible process is in it. A path that was recorded in another mount or PID
 // namespace may still lead there.
 func (c *Container) IsAbandoned() bool {
-	if c.Record == nil || c.Damaged {
+	if c.Recorded.Record == nil || c.Recorded.Damaged {
 		return false
 	}
-	switch c.Reached {
+	switch c.Place.Reached {
 	case ByPath, ByProcess, Unsure:
 		return false
 	case ByPin:
-		return c.isRecordedHere(c.Record) && !c.isInhabited()
+		return c.Place.isRecordedHere(c.Recorded.Record) && !c.Place.isInhabited()
 	case Elsewhere:
-		return c.isRecordedHere(c.Record)
+		return c.Place.isRecordedHere(c.Recorded.Record)
 	}
 	return true
 }
@@ -84,18 +84,18 @@ func (c *Container) IsAbandoned() bool {
 // open.
 func (c *Container) OutOfReach() (gone bool, why error) {
 	switch {
-	case c.Damaged:
+	case c.Recorded.Damaged:
 		return false, fmt.Errorf("it may live, and its record is damaged, so that it cannot be checked; call Remove if it is gone: %w", record.ErrBad)
-	case c.Rebooted:
+	case c.Place.Rebooted:
 		return true, errors.New("it was attached before the machine was rebooted")
-	case doubts[c.Reached] != nil:
-		return false, c.doubt(c.Reached)
-	case c.Gone():
-		return true, fmt.Errorf("%s: its network namespace is gone", c.Record.NetNS.Path)
-	case c.HostGone:
-		return false, fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", c.RecordedHost(), ErrHostNetNS)
+	case doubts[c.Place.Reached] != nil:
+		return false, c.doubt(c.Place.Reached)
+	case c.Place.Gone():
+		return true, fmt.Errorf("%s: its network namespace is gone", c.Recorded.Record.NetNS.Path)
+	case c.Place.HostGone:
+		return false, fmt.Errorf("the namespace %s that its plugins ran in is gone: %w", c.Recorded.RecordedHost(), ErrHostNetNS)
 	case c.IsAbandoned():
-		return false, fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", c.Record.NetNS.Path, c.Path, hostns.ErrInvalid)
+		return false, fmt.Errorf("%s no longer leads to its namespace, which is kept at %s: %w", c.Recorded.Record.NetNS.Path, c.Place.Path, hostns.ErrInvalid)
 	}
 	return false, nil
 }

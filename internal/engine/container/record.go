@@ -80,25 +80,25 @@ func (r *Recorded) Note(e record.Entry) error {
 // been given the same number. For mustStop see [Container.EnterHost].
 func (c *Container) EnterRecorded(mustStop bool) error {
 	c.Leave()
-	c.Path, c.Reached = "", NotReached
+	c.Place.Path, c.Place.Reached = "", NotReached
 	now, err := c.in.BootID()
 	if err != nil {
 		return err
 	}
-	if c.Rebooted = c.Record.Boot != now; c.Rebooted {
+	if c.Place.Rebooted = c.Recorded.Record.Boot != now; c.Place.Rebooted {
 		return nil
 	}
-	if err := c.reach(c.Record, c.in.Pins.openPath(c.ID)); err != nil {
+	if err := c.Place.reach(c.Recorded.Record, c.in.Pins.openPath(c.Recorded.ID)); err != nil {
 		return err
 	}
 	if err := c.EnterHost(mustStop); err != nil {
 		return err
 	}
-	if err := c.settle(c.Record); err != nil {
+	if err := c.Place.settle(c.Recorded.Record); err != nil {
 		return err
 	}
 	if unknown := c.Uncertain(); unknown != nil {
-		c.in.Logger.Warn("nothing is done inside the container's network namespace", "container", c.ID, "reason", unknown)
+		c.in.Logger.Warn("nothing is done inside the container's network namespace", "container", c.Recorded.ID, "reason", unknown)
 	}
 	return nil
 }
@@ -119,9 +119,9 @@ func (c *Container) NewRecord(owner string) (*record.Record, error) {
 	}
 	rec := &record.Record{
 		Runtime: self, Life: c.in.Life(), PIDNS: c.in.PIDNS,
-		ContainerID: c.ID, Owner: owner, Boot: boot, Host: c.Host.String(), HostPath: c.hostPath(), Since: time.Now().UTC(),
+		ContainerID: c.Recorded.ID, Owner: owner, Boot: boot, Host: c.Place.Host.String(), HostPath: c.hostPath(), Since: time.Now().UTC(),
 	}
-	if before := c.Record; before != nil {
+	if before := c.Recorded.Record; before != nil {
 		rec.Generation, rec.PluginID = before.Generation, before.PluginID
 		if !before.IsEmpty() {
 			rec.Since = before.Since
@@ -136,8 +136,8 @@ func (c *Container) NewRecord(owner string) (*record.Record, error) {
 	if rec.NetNS, err = c.identify(); err != nil {
 		return nil, err
 	}
-	if c.Record != nil {
-		rec.Inherit(c.Record)
+	if c.Recorded.Record != nil {
+		rec.Inherit(c.Recorded.Record)
 	}
 	return rec, nil
 }
@@ -152,7 +152,7 @@ func (c *Container) Erase() error {
 	if err := c.letGo(); err != nil {
 		return err
 	}
-	if err := c.in.Records.Delete(c.ID); err != nil {
+	if err := c.in.Records.Delete(c.Recorded.ID); err != nil {
 		return err
 	}
 	return c.eraseOrigin()
@@ -161,7 +161,7 @@ func (c *Container) Erase() error {
 // eraseOrigin deletes the record under the ID that plugins know, if that is another: a
 // pool's container was on record under it until its own record was on the disk.
 func (c *Container) eraseOrigin() error {
-	if id := record.ID(c.PluginID()); id != c.ID {
+	if id := record.ID(c.Recorded.PluginID()); id != c.Recorded.ID {
 		return c.in.Records.Delete(id)
 	}
 	return nil
@@ -169,13 +169,13 @@ func (c *Container) eraseOrigin() error {
 
 // empty replaces the record by one without attachments.
 func (c *Container) empty() error {
-	rec := *c.Record
+	rec := *c.Recorded.Record
 	rec.PluginID, rec.Warm, rec.LetGo, rec.Attachments = "", false, nil, nil
 	if err := c.in.Records.Begin(&rec); err != nil {
 		return err
 	}
 	err := c.eraseOrigin()
-	c.Record = &rec
+	c.Recorded.Record = &rec
 	return err
 }
 
@@ -184,7 +184,7 @@ func (c *Container) empty() error {
 // attaches the container there again, and its processes may be in it. The record says so
 // from then on. kept is false if it is another namespace.
 func (c *Container) KeepNetNS(at Place) (kept bool, err error) {
-	if !c.isOurs() || c.MakesNetNS() || at.NetNS == nil || at.NetNS.ID() != c.Record.NetNS.ID() {
+	if !c.isOurs() || c.MakesNetNS() || at.NetNS == nil || at.NetNS.ID() != c.Recorded.Record.NetNS.ID() {
 		return false, nil
 	}
 	c.keeps = true
@@ -194,13 +194,13 @@ func (c *Container) KeepNetNS(at Place) (kept bool, err error) {
 // KeepInhabited is KeepNetNS for a namespace that the record says is in use, if that is so:
 // a process is in it, or may be.
 func (c *Container) KeepInhabited() (kept bool) {
-	c.keeps = c.isOurs() && c.Record.NetNS.InUse && c.NetNS != nil && c.isInhabited()
+	c.keeps = c.isOurs() && c.Recorded.Record.NetNS.InUse && c.Place.NetNS != nil && c.Place.isInhabited()
 	return c.keeps
 }
 
 // KeepInUse is KeepNetNS for a namespace that the record says is in use.
 func (c *Container) KeepInUse() (kept bool) {
-	c.keeps = c.isOurs() && c.Record.NetNS.InUse
+	c.keeps = c.isOurs() && c.Recorded.Record.NetNS.InUse
 	return c.keeps
 }
 
@@ -217,17 +217,17 @@ func (c *Container) KeepsNetNS() bool { return c.keeps }
 
 // isOurs reports whether this library has made the recorded namespace, in this boot.
 func (c *Container) isOurs() bool {
-	return c.Record != nil && !c.Damaged && !c.Rebooted && c.Record.NetNS.Ours
+	return c.Recorded.Record != nil && !c.Recorded.Damaged && !c.Place.Rebooted && c.Recorded.Record.NetNS.Ours
 }
 
 func (c *Container) setInUse(yes bool) error {
-	if c.Record.NetNS.InUse == yes {
+	if c.Recorded.Record.NetNS.InUse == yes {
 		return nil
 	}
-	if err := c.Note(record.Entry{InUse: &yes}); err != nil {
+	if err := c.Recorded.Note(record.Entry{InUse: &yes}); err != nil {
 		return err
 	}
-	c.Record.NetNS.InUse = yes
+	c.Recorded.Record.NetNS.InUse = yes
 	return nil
 }
 
@@ -237,10 +237,10 @@ func (c *Container) letGo() error {
 	if err := c.Unpin(); err != nil {
 		return err
 	}
-	if c.Record != nil && c.Record.NetNS.Ours {
+	if c.Recorded.Record != nil && c.Recorded.Record.NetNS.Ours {
 		boot, err := c.in.BootID()
 		if err == nil {
-			err = removeOurs(c.Record.NetNS, c.Record.Boot == boot)
+			err = removeOurs(c.Recorded.Record.NetNS, c.Recorded.Record.Boot == boot)
 		}
 		if err != nil {
 			return err

@@ -79,15 +79,15 @@ func (eng *Engine) SetMetadata(ctx context.Context, id record.ID, values map[str
 		return err
 	}
 	defer op.end()
-	if err = op.loadWhole(); err == nil && (op.c.Record == nil || op.c.Record.Warm) {
+	if err = op.loadWhole(); err == nil && (op.c.Recorded.Record == nil || op.c.Recorded.Record.Warm) {
 		err = ErrNotAttached
 	}
 	if err != nil {
 		return err
 	}
 	var own []*record.Attachment
-	for n := range op.c.Record.Present() {
-		if !n.Answered() || op.c.Record.OwnerOf(n) != eng.opts.Owner {
+	for n := range op.c.Recorded.Record.Present() {
+		if !n.Answered() || op.c.Recorded.Record.OwnerOf(n) != eng.opts.Owner {
 			continue
 		}
 		if err := CheckMetadata(Merge(n.Metadata, values)); err != nil {
@@ -102,7 +102,7 @@ func (eng *Engine) SetMetadata(ctx context.Context, id record.ID, values map[str
 		if maps.Equal(n.Metadata, Merge(n.Metadata, values)) {
 			continue
 		}
-		if err := op.c.Note(record.Entry{IfName: n.IfName, Metadata: values}); err != nil {
+		if err := op.c.Recorded.Note(record.Entry{IfName: n.IfName, Metadata: values}); err != nil {
 			return err
 		}
 	}

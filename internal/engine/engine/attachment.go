@@ -61,20 +61,20 @@ func (all attachments) named(ifName string) *attachment {
 
 // entry returns the attachment's part of the record, or nil if it has none.
 func (a *attachment) entry() *record.Attachment {
-	if a.op.c.Record == nil {
+	if a.op.c.Recorded.Record == nil {
 		return nil
 	}
-	return a.op.c.Record.Find(a.plan.IfName)
+	return a.op.c.Recorded.Record.Find(a.plan.IfName)
 }
 
 // own reports whether this owner has made the attachment, which is on record.
 func (a *attachment) own() bool {
 	n := a.entry()
-	return n != nil && a.op.c.Record.OwnerOf(n) == a.op.eng.opts.Owner
+	return n != nil && a.op.c.Recorded.Record.OwnerOf(n) == a.op.eng.opts.Owner
 }
 
 // inside returns the container's namespace if it is open and the attachment's.
-func (a *attachment) inside() *netns.Handle { return a.op.c.Inside(a.plan.NetNS) }
+func (a *attachment) inside() *netns.Handle { return a.op.c.Place.Inside(a.plan.NetNS) }
 
 // isAlive reports whether an attachment is alive: its namespace exists and has the
 // interface. Every namespace has a loopback interface, so lo is alive if an
@@ -106,12 +106,12 @@ func (a *attachment) isAlive(all attachments) (bool, error) {
 func (a *attachment) unfinished() error {
 	n := a.entry()
 	switch {
-	case n == nil || !a.op.c.Record.IsUnfinished(n):
+	case n == nil || !a.op.c.Recorded.Record.IsUnfinished(n):
 		return nil
 	case n.Failures > 0:
 		return fmt.Errorf("interface %s of network %q could not be removed: %s", n.IfName, n.Network, n.LastError)
 	}
-	if alive, err := a.op.eng.Store.RuntimeAlive(a.op.c.Record); alive || err != nil {
+	if alive, err := a.op.eng.Store.RuntimeAlive(a.op.c.Recorded.Record); alive || err != nil {
 		return Join(fmt.Errorf("interface %s of network %q is being attached or detached: %w", n.IfName, n.Network, ErrBusy), err)
 	}
 	return fmt.Errorf("interface %s of network %q: a Setup or Remove was cut short; Recover or Remove removes it", n.IfName, n.Network)
@@ -125,13 +125,13 @@ func (a *attachment) inDoubt() bool {
 		return false // added by this call
 	}
 	n := a.entry()
-	return a.op.c.Rebooted || a.op.c.Damaged || a.progress.state != record.Added || n == nil || n.Failures > 0
+	return a.op.c.Place.Rebooted || a.op.c.Recorded.Damaged || a.progress.state != record.Added || n == nil || n.Failures > 0
 }
 
 // append adds an entry about the attachment to the record, if there is one.
 func (a *attachment) append(e record.Entry) error {
 	e.IfName = a.plan.IfName
-	return a.op.c.Note(e)
+	return a.op.c.Recorded.Note(e)
 }
 
 // note notes a value under a key, for this and for later calls.
@@ -149,7 +149,7 @@ func (a *attachment) note(key string, value any) error {
 
 // error returns an Error that names the network and the container.
 func (a *attachment) error(verb string, err error) *Error {
-	return &Error{Op: verb, Network: a.plan.Network.Config.Name, ContainerID: string(a.op.c.ID), IfName: a.plan.IfName, Err: err}
+	return &Error{Op: verb, Network: a.plan.Network.Config.Name, ContainerID: string(a.op.c.Recorded.ID), IfName: a.plan.IfName, Err: err}
 }
 
 // errors turns the error of a verb on the attachment into Errors. A plugin's is
@@ -207,7 +207,7 @@ func (a *attachment) chain() *chain.Chain {
 		if err := r.End(ctx, verb); err != nil || verb != "ADD" {
 			return err
 		}
-		if err := r.Durable(); err != nil {
+		if err := r.Attachment.Durable(); err != nil {
 			return a.error(verb, err)
 		}
 		return nil
@@ -236,10 +236,10 @@ func (a *attachment) runner() *runner.Runner {
 	}
 	r := &runner.Runner{
 		Runtime: shared, Plugins: &a.plugins, Network: a.plan.Network.Config,
-		ContainerID: a.op.c.ID, IfName: a.plan.IfName, Container: a.inside(), Given: a.given(), Attachment: hooks{a},
+		ContainerID: a.op.c.Recorded.ID, IfName: a.plan.IfName, Container: a.inside(), Given: a.given(), Attachment: hooks{a},
 	}
-	if a.op.c.Host != nil {
-		r.Host = a.op.c.Host.Handle
+	if a.op.c.Place.Host != nil {
+		r.Host = a.op.c.Place.Host.Handle
 	}
 	if file := a.op.c.LockFile(); file != nil {
 		r.Inherit = []*os.File{file}
@@ -256,8 +256,8 @@ func (a *attachment) given() caller.Given {
 
 		Deletions: &deletions,
 	}
-	if a.op.c.Host != nil {
-		g.Conns = &a.op.c.Host.Conns
+	if a.op.c.Place.Host != nil {
+		g.Conns = &a.op.c.Place.Host.Conns
 	}
 	return g
 }

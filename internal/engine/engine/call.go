@@ -63,7 +63,7 @@ func (op *operation) take(plan []*Planned) (all attachments) {
 func (op *operation) attachment(n *Network, ifName string) *attachment {
 	a := &attachment{op: op}
 	a.plan.Network, a.plan.IfName = n, ifName
-	a.plan.ContainerID = string(op.c.PluginID())
+	a.plan.ContainerID = string(op.c.Recorded.PluginID())
 	return a
 }
 

@@ -28,7 +28,7 @@ func (eng *Engine) Check(ctx context.Context, c *Call) error {
 	}
 	if err == nil {
 		defer op.end()
-		reaper{eng}.request(op.c.Host, false)
+		reaper{eng}.request(op.c.Place.Host, false)
 		err = recallToCheck(ctx, op)
 	}
 	if err != nil {
@@ -49,11 +49,11 @@ func recallToCheck(ctx context.Context, op *operation) error {
 	if err == nil {
 		err = op.loadWhole()
 	}
-	if err == nil && op.c.Record != nil && op.c.Record.Boot == op.eng.Store.Boot {
+	if err == nil && op.c.Recorded.Record != nil && op.c.Recorded.Record.Boot == op.eng.Store.Boot {
 		err = op.c.EnterHost(false)
 	}
-	if err == nil && op.c.HostGone {
-		return fmt.Errorf("the host network namespace %s is gone: %w", op.c.RecordedHost(), ErrHostNetNS)
+	if err == nil && op.c.Place.HostGone {
+		return fmt.Errorf("the host network namespace %s is gone: %w", op.c.Recorded.RecordedHost(), ErrHostNetNS)
 	}
 	return err
 }
@@ -73,7 +73,7 @@ func isKnown(eng *Engine, id record.ID) bool {
 func check(ctx context.Context, a *attachment) (err error) {
 	ctx, span := runner.NetworkSpan(ctx, "cni.checkNetwork", a.plan.Network.Config.Name, a.plan.IfName)
 	defer func() { runner.EndSpan(span, err) }()
-	if a.op.c.Record != nil {
+	if a.op.c.Recorded.Record != nil {
 		a, err = recorded(a)
 	} else {
 		cache{a.op}.complete(a)
@@ -104,7 +104,7 @@ func recorded(a *attachment) (*attachment, error) {
 
 // compareAll compares attachments of a container whose recorded namespaces are open.
 func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all attachments) (parts []*health.Part, err error) {
-	v, err := looks.Open(ctx, op.c.Host, op.c.NetNS)
+	v, err := looks.Open(ctx, op.c.Place.Host, op.c.Place.NetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -235,7 +235,7 @@ func (l *look) beginAsking(ctx context.Context, id record.ID) (*operation, attac
 		op.c.Close()
 		return nil, nil, err
 	}
-	if err := op.loadWhole(); err != nil || op.c.Record == nil {
+	if err := op.loadWhole(); err != nil || op.c.Recorded.Record == nil {
 		return op, nil, err
 	}
 	all, err := op.enterRecorded(false)
@@ -315,7 +315,7 @@ func (q checking) excuses(ctx context.Context, call chain.Call, failed error) bo
 }
 
 func (q checking) excuse(ctx context.Context, call chain.Call) (e compare.Excuse, err error) {
-	v, err := (&compare.Looks{}).Open(ctx, q.a.op.c.Host, q.a.inside())
+	v, err := (&compare.Looks{}).Open(ctx, q.a.op.c.Place.Host, q.a.inside())
 	if err != nil {
 		return e, err
 	}

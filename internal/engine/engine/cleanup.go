@@ -56,7 +56,7 @@ func cleanUp(ctx context.Context, eng *Engine, t CleanUpTarget, entered *leftove
 		return nil, err
 	}
 	defer f.op.end()
-	if f.op.c.Host.Handle == nil {
+	if f.op.c.Place.Host.Handle == nil {
 		return nil, ErrNotSupported
 	}
 	a, err := f.attachment()
@@ -125,7 +125,7 @@ func (f *forced) attachment() (*attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	if a != nil && !f.op.c.Damaged {
+	if a != nil && !f.op.c.Recorded.Damaged {
 		f.known.record = f.op.eng.Store.Records.Dir()
 	}
 	if a == nil {
@@ -162,21 +162,21 @@ func (f *forced) attachment() (*attachment, error) {
 // recorded one that this version does not accept.
 func (f *forced) onRecord() (*attachment, error) {
 	op, t := f.op, f.t
-	rec, err := LoadRecord(op.eng.Store.Records, op.c.ID)
+	rec, err := LoadRecord(op.eng.Store.Records, op.c.Recorded.ID)
 	if err != nil && !errors.Is(err, record.ErrBad) {
 		return nil, err
 	}
 	if rec == nil {
 		return nil, nil
 	}
-	op.c.Record, op.c.Damaged = rec, err != nil
+	op.c.Recorded.Record, op.c.Recorded.Damaged = rec, err != nil
 	n := rec.Find(t.IfName)
-	if n == nil || n.State == record.Deleted || n.Network != t.Network && !op.c.Damaged {
+	if n == nil || n.State == record.Deleted || n.Network != t.Network && !op.c.Recorded.Damaged {
 		return nil, nil
 	}
 	bare := op.attachment(&Network{}, t.IfName)
 	bare.plan.ContainerID, bare.progress.partial = string(rec.Plugins()), chain.Partial(n.Result)
-	if op.c.Damaged {
+	if op.c.Recorded.Damaged {
 		return bare, nil
 	}
 	if err := op.c.EnterRecorded(true); err != nil {
@@ -184,7 +184,7 @@ func (f *forced) onRecord() (*attachment, error) {
 	}
 	recorded, err := op.fromEntry(n)
 	if err != nil && f.list != nil {
-		bare.plan.NetNS = op.c.Path
+		bare.plan.NetNS = op.c.Place.Path
 		return bare, nil
 	}
 	return recorded, err
@@ -193,7 +193,7 @@ func (f *forced) onRecord() (*attachment, error) {
 // inCache returns the configuration with which libcni cached the attachment, or
 // nil if it did not. An unreadable one is empty.
 func (f *forced) inCache() (*libcni.NetworkConfigList, error) {
-	c, err := chain.CachedAs(f.op.eng.opts.StateDir, f.t.Network, string(f.op.c.PluginID()), f.t.IfName).Find()
+	c, err := chain.CachedAs(f.op.eng.opts.StateDir, f.t.Network, string(f.op.c.Recorded.PluginID()), f.t.IfName).Find()
 	if c == nil || err != nil {
 		return nil, err
 	}
@@ -245,7 +245,7 @@ func (f *forced) forget(a *attachment) error {
 		err = Join(err, f.op.forget([]*attachment{a}))
 	}
 	if err != nil {
-		return &LeftoverError{ContainerID: string(f.op.c.ID), Left: f.known.lines(), Err: err}
+		return &LeftoverError{ContainerID: string(f.op.c.Recorded.ID), Left: f.known.lines(), Err: err}
 	}
 	return nil
 }

@@ -55,10 +55,10 @@ func (g *collection) collectAttachments(ctx context.Context, f record.Found) (be
 	default:
 		var err error
 		became.removed, err = g.remove(ctx, f.Record.ContainerID, func(op *operation) (attachments, bool) {
-			if op.c.Damaged {
+			if op.c.Recorded.Damaged {
 				return nil, false
 			}
-			going, stay := g.unkept(op.c.Record)
+			going, stay := g.unkept(op.c.Recorded.Record)
 			if stay {
 				op.c.KeepInUse()
 			}
@@ -89,7 +89,7 @@ func removeChosen(ctx context.Context, eng *Engine, id record.ID, how container.
 	if err := op.recallOwn(); err != nil {
 		return false, err
 	}
-	if op.c.Record == nil {
+	if op.c.Recorded.Record == nil {
 		return false, nil // removed since it was listed
 	}
 	going, ok := choose(op)
@@ -106,7 +106,7 @@ func unsettledOf(op *operation, keep bool) (attachments, bool) {
 	switch {
 	case !keep:
 		return op.attachments, true
-	case op.c.Damaged:
+	case op.c.Recorded.Damaged:
 		return nil, false // not legible enough
 	}
 	op.c.KeepInUse()
@@ -165,7 +165,7 @@ func removeFailed(ctx context.Context, eng *Engine, id record.ID) (removed bool,
 	brief, cancel := context.WithTimeoutCause(ctx, lockedGrace, ErrBusy)
 	defer cancel()
 	return removeChosen(brief, eng, id, container.Access{}, func(op *operation) (attachments, bool) {
-		if op.c.Damaged {
+		if op.c.Recorded.Damaged {
 			return nil, false // not legible enough
 		}
 		op.c.KeepInhabited()

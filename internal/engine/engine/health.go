@@ -277,7 +277,7 @@ func (l *look) examine(ctx context.Context, c *health.Container, looks *compare.
 		return err
 	}
 	defer op.c.Close()
-	op.c.Record = rec
+	op.c.Recorded.Record = rec
 	all, err := op.enterRecorded(false)
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ func (h hooks) Note(key string, value any) error { return h.a.note(key, value) }
 
 // Durable implements [runner.Attachment].
 func (h hooks) Durable() error {
-	if err := h.a.op.c.Pending().Wait(); err != nil {
+	if err := h.a.op.c.Recorded.Pending().Wait(); err != nil {
 		return fmt.Errorf("write the attachment record to the disk: %w", err)
 	}
 	return nil
@@ -101,10 +101,10 @@ func (h hooks) Others(key string) ([]caller.Noted, error) {
 // InUse implements [caller.Record].
 func (h hooks) InUse() ([]netip.Addr, error) {
 	others, err := h.a.op.others(h.a.plan.IfName).InUse()
-	if err != nil || h.a.op.c.Record == nil {
+	if err != nil || h.a.op.c.Recorded.Record == nil {
 		return others, err
 	}
-	return append(others, leftovers.AddressesOf(h.a.op.c.Record.Attachments, map[string]bool{h.a.plan.IfName: true})...), nil
+	return append(others, leftovers.AddressesOf(h.a.op.c.Recorded.Record.Attachments, map[string]bool{h.a.plan.IfName: true})...), nil
 }
 
 // Released implements [caller.Record]. While the plugin goes on, the kernel mostly, the
@@ -152,7 +152,7 @@ func (h hooks) withoutClaimed(call *chain.Call) error {
 	defer done()
 	taken, err := t.Addresses, error(nil) // after a reboot only restored rules exist, and the sweep finds those
 	switch {
-	case h.a.op.c.Rebooted:
+	case h.a.op.c.Place.Rebooted:
 	case h.a.described().IsZoned():
 		taken, err = t.InZones()
 	default:
@@ -170,10 +170,10 @@ func (h hooks) withoutClaimed(call *chain.Call) error {
 // only its name identifies it.
 func (h hooks) noteDevice(call chain.Call, kind runner.Kind) {
 	if call.Verb != "ADD" || call.Plugin != h.a.plan.Network.first() || !known.Of(call.Plugin).Makes.NeedsIdentity() ||
-		kind == runner.Registered || h.a.inside() == nil || h.a.op.c.Host.Handle == nil {
+		kind == runner.Registered || h.a.inside() == nil || h.a.op.c.Place.Host.Handle == nil {
 		return
 	}
-	d, err := leftovers.Identify(&h.a.op.c.Host.Conns, h.a.op.c.Host.Handle, h.a.inside(), h.a.plan.IfName, call.Plugin == known.HostDevice)
+	d, err := leftovers.Identify(&h.a.op.c.Place.Host.Conns, h.a.op.c.Place.Host.Handle, h.a.inside(), h.a.plan.IfName, call.Plugin == known.HostDevice)
 	if err == nil {
 		err = h.a.note(leftovers.DeviceFact, d)
 	}

@@ -108,7 +108,7 @@ func (c *recovery) forgetUndone(files map[string]error) error {
 // the cache or an earlier version's ledger names, another interface, or a namespace that is kept, as it is
 // for every container that lives.
 func (s *setup) isTornLo(earlier attachments) bool {
-	if !s.op.c.Damaged || len(earlier) != 1 || len(s.op.c.Record.Attachments) > 0 || s.op.eng.Store.Pins.Keeps(s.op.c.ID) || s.op.eng.Store.Pins.At(record.Name(s.op.c.ID)) != "" {
+	if !s.op.c.Recorded.Damaged || len(earlier) != 1 || len(s.op.c.Recorded.Record.Attachments) > 0 || s.op.eng.Store.Pins.Keeps(s.op.c.Recorded.ID) || s.op.eng.Store.Pins.At(record.Name(s.op.c.Recorded.ID)) != "" {
 		return false
 	}
 	a := earlier[0]
@@ -121,7 +121,7 @@ func (s *setup) isTornLo(earlier attachments) bool {
 		return false
 	}
 	for key, known := range entered {
-		if key.ContainerID == s.op.c.PluginID() && key != a.key() && !known.Gone {
+		if key.ContainerID == s.op.c.Recorded.PluginID() && key != a.key() && !known.Gone {
 			return false
 		}
 	}

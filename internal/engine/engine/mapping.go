@@ -275,7 +275,7 @@ func (all attachments) requested() (requested []record.Port) {
 // earlier call.
 func earlier(op *operation) (sources []Source) {
 	own := op.attachments.names()
-	for n := range op.c.Record.Present() {
+	for n := range op.c.Recorded.Record.Present() {
 		if own[n.IfName] || !n.Answered() {
 			continue
 		}

@@ -50,7 +50,7 @@ func (eng *Engine) begin(c *Call, verb string) (*operation, error) {
 	}
 	op.attachments = op.take(c.Planned)
 	for _, a := range op.attachments {
-		a.plan.NetNS = op.c.Path
+		a.plan.NetNS = op.c.Place.Path
 	}
 	return op, nil
 }
@@ -84,7 +84,7 @@ func (op *operation) lockToRemove(ctx context.Context, how container.Access) err
 		err = op.c.LockForTeardown(ctx, how)
 	}
 	if err != nil {
-		return Join(err, op.c.Host.Close())
+		return Join(err, op.c.Place.Host.Close())
 	}
 	return nil
 }
@@ -133,13 +133,15 @@ func (op *operation) endRemoval() {
 }
 
 // log returns a logger for lines about the container.
-func (op *operation) log() *slog.Logger { return op.eng.opts.Logger.With("container", op.c.ID) }
+func (op *operation) log() *slog.Logger {
+	return op.eng.opts.Logger.With("container", op.c.Recorded.ID)
+}
 
 // load reads the record. It keeps the legible part of a damaged one, and returns
 // the damage. The error is a *RecordError.
 func (op *operation) load() (damage, err error) {
-	damage, err = op.c.Load()
-	return damage, AsRecordError(op.eng.Store.Records, op.c.ID, record.Name(op.c.ID), err)
+	damage, err = op.c.Recorded.Load()
+	return damage, AsRecordError(op.eng.Store.Records, op.c.Recorded.ID, record.Name(op.c.Recorded.ID), err)
 }
 
 // loadWhole is load for a call that can do nothing with a damaged record.

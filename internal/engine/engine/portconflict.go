@@ -130,7 +130,7 @@ func heldBy(h ports.Holder, c ports.Claim) *PortError {
 // because their rules may still forward the port, unless WithStrictPorts refuses them. It
 // returns the chosen ports that either has, and then does nothing else.
 func (r *reservation) refuseCached(wanted []ports.Claim) (taken []uint16, err error) {
-	found, err := r.op.eng.ports.Unrecorded(r.rec, wanted, r.op.c.Host.EndOf)
+	found, err := r.op.eng.ports.Unrecorded(r.rec, wanted, r.op.c.Place.Host.EndOf)
 	if err != nil {
 		r.op.log().Warn("the host ports of containers that other programs attached are not known", "error", err)
 	}
@@ -159,7 +159,7 @@ func (r *reservation) refuseCached(wanted []ports.Claim) (taken []uint16, err er
 // lookAt warns of wanted ports that a socket on the host has, and of addresses
 // that the host does not have. With WithStrictPorts it refuses them.
 func (r *reservation) lookAt(wanted []ports.Claim) error {
-	taken, err := r.op.c.Host.BoundByOthers(wanted, r.op.log())
+	taken, err := r.op.c.Place.Host.BoundByOthers(wanted, r.op.log())
 	var found []*PortError
 	for _, c := range taken {
 		found = append(found, onHost(c, ErrPortInUse))
@@ -170,7 +170,7 @@ func (r *reservation) lookAt(wanted []ports.Claim) error {
 // judge adds conflicts to the warnings, and those of the claims whose addresses the host
 // does not have. With WithStrictPorts it returns them.
 func (r *reservation) judge(found []*PortError, err error, claims []ports.Claim) error {
-	foreign, ferr := ports.Foreign(claims, r.op.c.Host.HasAddress)
+	foreign, ferr := ports.Foreign(claims, r.op.c.Place.Host.HasAddress)
 	for _, c := range foreign {
 		found = append(found, onHost(c, ErrNotHostAddress))
 	}

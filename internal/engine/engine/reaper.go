@@ -54,16 +54,16 @@ func (r reaper) tend(op *operation, host netns.ID) (step leftovers.Step, err err
 		}
 		return step, err
 	}
-	if op.c.Record == nil || op.c.Damaged {
+	if op.c.Recorded.Record == nil || op.c.Recorded.Damaged {
 		return step, nil
 	}
-	if !leftovers.IsAbandoned(op.c.Record, op.eng.opts.Owner, op.eng.Store.Boot) {
+	if !leftovers.IsAbandoned(op.c.Recorded.Record, op.eng.opts.Owner, op.eng.Store.Boot) {
 		return step, nil
 	}
 	if going := op.unfinished(); len(going) > 0 {
 		return step, finishAbandoned(op, going)
 	}
-	if op.c.Record.LetGo != nil && op.c.Gone() {
+	if op.c.Recorded.Record.LetGo != nil && op.c.Place.Gone() {
 		return step, finishAbandoned(op, op.attachments)
 	}
 	var all []*leftovers.Attachment
@@ -71,7 +71,7 @@ func (r reaper) tend(op *operation, host netns.ID) (step leftovers.Step, err err
 		all = append(all, a.described())
 	}
 	step.Ends, err = leftovers.LetGo(op.c, all, op.eng.opts.Logger)
-	step.Again = err == nil && op.c.Host.ID() == host
+	step.Again = err == nil && op.c.Place.Host.ID() == host
 	return step, err
 }
 
@@ -97,7 +97,7 @@ func (r reaper) end(ctx context.Context, of *record.Record, host *hostns.NetNS) 
 // finishAbandoned removes attachments of an abandoned container. It returns nil
 // if it is too early to repeat a failed removal.
 func finishAbandoned(op *operation, going attachments) error {
-	id, path := op.c.ID, op.c.Record.NetNS.Path
+	id, path := op.c.Recorded.ID, op.c.Recorded.Record.NetNS.Path
 	err := op.finish(context.Background(), going)
 	if errors.Is(err, errNotYet) {
 		return nil

@@ -42,7 +42,7 @@ func (s *setup) write(ctx context.Context) error {
 	}
 	s.warnings = r.warnings
 	if err := s.op.c.Pin(); err != nil {
-		return Join(err, leftover(s.op.c.ID, s.op.forget(s.op.attachments)))
+		return Join(err, leftover(s.op.c.Recorded.ID, s.op.forget(s.op.attachments)))
 	}
 	return nil
 }
@@ -120,7 +120,7 @@ func (op *operation) recall(c *Call, damage error, mustStop bool) (err error) {
 	if damage != nil {
 		op.log().Warn("removing without a whole record", "error", damage)
 	}
-	if op.c.Record == nil || damage != nil {
+	if op.c.Recorded.Record == nil || damage != nil {
 		op.attachments, err = cache{op}.attachments(c, mustStop)
 		return err
 	}
@@ -134,19 +134,19 @@ func (op *operation) recall(c *Call, damage error, mustStop bool) (err error) {
 // owner, and none if the record was deleted meanwhile.
 func (op *operation) recallOwn() error {
 	damage, err := op.load()
-	if err != nil || op.c.Record == nil {
+	if err != nil || op.c.Recorded.Record == nil {
 		return err
 	}
-	if err := op.recall(&Call{ID: op.c.ID, Planned: plain(op.eng, op.c.ID)}, damage, false); err != nil {
+	if err := op.recall(&Call{ID: op.c.Recorded.ID, Planned: plain(op.eng, op.c.Recorded.ID)}, damage, false); err != nil {
 		return err
 	}
 	switch {
-	case !op.c.Damaged:
+	case !op.c.Recorded.Damaged:
 		op.attachments = slices.DeleteFunc(op.attachments, func(a *attachment) bool { return !a.own() })
-	case op.c.NetNS == nil && op.c.Path != "":
-		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.c.Path)
-	case op.c.Record.Shared() || op.c.Record.Owner != "" && op.c.Record.Owner != op.eng.opts.Owner:
-		return fmt.Errorf("record of container %s: %w", op.c.ID, errShared)
+	case op.c.Place.NetNS == nil && op.c.Place.Path != "":
+		return fmt.Errorf("the container's network namespace at %s cannot be opened", op.c.Place.Path)
+	case op.c.Recorded.Record.Shared() || op.c.Recorded.Record.Owner != "" && op.c.Recorded.Record.Owner != op.eng.opts.Owner:
+		return fmt.Errorf("record of container %s: %w", op.c.Recorded.ID, errShared)
 	default:
 		return op.c.SettleDamaged()
 	}
@@ -168,7 +168,7 @@ func (op *operation) enterRecorded(mustStop bool) (attachments, error) {
 // fromRecord returns the attachments of the record, with the configuration of
 // their ADD rather than the loaded one.
 func (op *operation) fromRecord() (all attachments, err error) {
-	for n := range op.c.Record.Present() {
+	for n := range op.c.Recorded.Record.Present() {
 		a, err := op.fromEntry(n)
 		if err != nil {
 			return nil, err
@@ -189,7 +189,7 @@ func (op *operation) fromEntry(n *record.Attachment) (*attachment, error) {
 	a.facts.Reset(n.Facts)
 	a.plugins.Reset(n.Plugins, n.NeverRan)
 	a.plan.RuntimeConf = libcni.RuntimeConf{
-		ContainerID: string(op.c.PluginID()), NetNS: op.c.Path, IfName: n.IfName,
+		ContainerID: string(op.c.Recorded.PluginID()), NetNS: op.c.Place.Path, IfName: n.IfName,
 		Args: n.Args, CapabilityArgs: anyMap(n.Capabilities),
 	}
 	a.plan.ConfigArgs = anyMap(n.ConfigArgs)
@@ -208,19 +208,19 @@ func anyMap(raw map[string]json.RawMessage) map[string]any {
 // deletes the record and stops keeping the namespace, or leaves a record of the namespace
 // alone; see [container.Container.KeepNetNS].
 func (op *operation) forget(gone attachments) error {
-	if op.c.Record == nil {
+	if op.c.Recorded.Record == nil {
 		return op.c.Erase() // there may be a damaged one
 	}
 	op.settleReleases(gone)
 	var errs []error
-	stays := !op.c.Damaged && op.c.Record.HasOthers(gone.names())
+	stays := !op.c.Recorded.Damaged && op.c.Recorded.Record.HasOthers(gone.names())
 	if !stays {
 		err := op.c.Erase()
 		if err == nil {
 			forgetHolds(op, gone)
 		}
 		if !op.c.KeepsNetNS() {
-			op.c.Record = nil
+			op.c.Recorded.Record = nil
 			return err
 		}
 		errs = append(errs, err)
@@ -284,7 +284,7 @@ func forgetHolds(op *operation, gone attachments) {
 	for _, a := range gone {
 		networks = append(networks, a.plan.Network.Config.Name)
 	}
-	if err := record.HoldsIn(op.eng.opts.StateDir).Forget(op.c.ID, networks...); err != nil {
+	if err := record.HoldsIn(op.eng.opts.StateDir).Forget(op.c.Recorded.ID, networks...); err != nil {
 		op.log().Warn("delete the holds of a removed container", "error", err)
 	}
 }

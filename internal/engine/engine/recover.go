@@ -141,10 +141,10 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 	if o.setAside(op.recallOwn()) {
 		return o
 	}
-	if op.c.Record == nil {
+	if op.c.Recorded.Record == nil {
 		return o // removed meanwhile by another call
 	}
-	if o.ending = op.c.Reached == container.Elsewhere; o.ending && !last || o.setAside(op.c.AwaitEnd(ctx, c.endBy)) {
+	if o.ending = op.c.Place.Reached == container.Elsewhere; o.ending && !last || o.setAside(op.c.AwaitEnd(ctx, c.endBy)) {
 		return o
 	}
 	going := goingOf(op)
@@ -162,8 +162,8 @@ func (c *recovery) one(ctx, asking context.Context, id record.ID, last bool) (o 
 		}
 	}
 	// A Setup that failed in a namespace that it was to keep leaves a record without attachments.
-	empty := !op.c.Damaged && op.c.Record.IsEmpty()
-	stays := !op.c.Record.HasOthers(going.names()) && op.c.KeepInhabited()
+	empty := !op.c.Recorded.Damaged && op.c.Recorded.Record.IsEmpty()
+	stays := !op.c.Recorded.Record.HasOthers(going.names()) && op.c.KeepInhabited()
 	if len(going) > 0 || empty && !stays {
 		o.err = op.finish(ctx, going)
 		o.removed = o.err == nil
@@ -201,15 +201,15 @@ func (c *recovery) begin(ctx context.Context, id record.ID, last bool) (*operati
 // container's namespace is gone or it was nobody's container yet; else those on
 // which no caller relies.
 func goingOf(op *operation) attachments {
-	if op.c.Damaged {
+	if op.c.Recorded.Damaged {
 		// The log has neither boot nor path. Where mounts keep namespaces, a
 		// missing mount is proof; elsewhere there is none.
-		if op.c.Record != nil && op.c.Record.WasAttached() && (!op.c.Gone() || !op.eng.Store.Pins.WasMounted(op.c.ID)) {
+		if op.c.Recorded.Record != nil && op.c.Recorded.Record.WasAttached() && (!op.c.Place.Gone() || !op.eng.Store.Pins.WasMounted(op.c.Recorded.ID)) {
 			return nil
 		}
 		return op.attachments
 	}
-	if op.c.Gone() || op.c.Record.Warm {
+	if op.c.Place.Gone() || op.c.Recorded.Record.Warm {
 		return op.attachments
 	}
 	return op.unfinished()
@@ -217,7 +217,7 @@ func goingOf(op *operation) attachments {
 
 // unfinished returns the attachments that a Remove has begun to remove, and
 // those of an unfinished Setup, about which its caller has learned nothing.
-func (op *operation) unfinished() attachments { return op.recorded(op.c.Record.IsUnfinished) }
+func (op *operation) unfinished() attachments { return op.recorded(op.c.Recorded.Record.IsUnfinished) }
 
 // recorded returns the attachments whose entries in the record are so.
 func (op *operation) recorded(is func(*record.Attachment) bool) attachments {
@@ -235,7 +235,7 @@ type judged struct {
 // missing of them, if that is wanted. The container is locked.
 func (c *recovery) judge(ctx, asking context.Context, op *operation, going attachments) (j judged) {
 	staying := slices.DeleteFunc(slices.Clone(op.attachments), func(a *attachment) bool { return slices.Contains(going, a) })
-	e := &health.Container{Found: record.Found{Record: op.c.Record, File: record.Name(op.c.ID)}}
+	e := &health.Container{Found: record.Found{Record: op.c.Recorded.Record, File: record.Name(op.c.Recorded.ID)}}
 	if e.State, e.Reason = op.outOfReach(); e.State != health.Compared {
 		return judged{doubt: verdictOn(e).doubt()}
 	}
@@ -255,7 +255,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 		}
 		part.Asked.Blind = nil // it says nothing about this container
 	}
-	j.repaired = append(c.repaired[op.c.ID], j.repaired...)
+	j.repaired = append(c.repaired[op.c.Recorded.ID], j.repaired...)
 	j.lacking, j.doubt = e.Lacks(), Join(err, verdictOn(e).doubt())
 	return j
 }
@@ -287,8 +287,8 @@ func (c *recovery) repairTogether(ctx context.Context) {
 // seen returns the attachments as the look before has seen them; nil if the container
 // may have changed since.
 func (c *recovery) seen(op *operation, staying attachments) (parts []*health.Part) {
-	e := c.looked[op.c.ID]
-	if e == nil || e.State != health.Compared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.c.Record) {
+	e := c.looked[op.c.Recorded.ID]
+	if e == nil || e.State != health.Compared || e.Suspect() && !e.Settled || !reflect.DeepEqual(e.Found.Record, op.c.Recorded.Record) {
 		return nil
 	}
 	for _, part := range e.Parts {
@@ -302,7 +302,7 @@ func (c *recovery) seen(op *operation, staying attachments) (parts []*health.Par
 // adopt keeps a container, and returns the reason why it is not known to be healthy,
 // or nil.
 func adopt(op *operation, doubt error) error {
-	if !op.c.Damaged && op.c.NetNS != nil && (op.c.Record.LetGo == nil || op.c.Reached == container.ByPath) {
+	if !op.c.Recorded.Damaged && op.c.Place.NetNS != nil && (op.c.Recorded.Record.LetGo == nil || op.c.Place.Reached == container.ByPath) {
 		// Where mounts are not allowed, a descriptor of the last process kept it
 		// alive.
 		doubt = Join(doubt, op.c.Pin())
@@ -323,7 +323,7 @@ func (c *recovery) repair(ctx context.Context, op *operation, all attachments, e
 	defer rs.end()
 	report := &RepairReport{}
 	e.Parts = nil
-	for _, r := range rs.run(ctx, all, map[record.ID]*RepairReport{op.c.ID: report}) {
+	for _, r := range rs.run(ctx, all, map[record.ID]*RepairReport{op.c.Recorded.ID: report}) {
 		err = Join(err, r.its.Err)
 		if r.its.Last != nil {
 			e.Parts = append(e.Parts, r.its.Last)

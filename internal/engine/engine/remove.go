@@ -27,7 +27,7 @@ func (eng *Engine) Remove(ctx context.Context, c *Call) error {
 		return fmt.Errorf("remove container %q: %w", c.ID, leftover(c.ID, err))
 	}
 	defer op.end()
-	reaper{eng}.request(op.c.Host, false)
+	reaper{eng}.request(op.c.Place.Host, false)
 	damage, err := op.load()
 	if err == nil {
 		err = op.recall(c, damage, true)

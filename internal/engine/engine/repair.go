@@ -66,7 +66,7 @@ func (eng *Engine) Repair(ctx context.Context, id record.ID, o RepairOptions, as
 	report := &RepairReport{ContainerID: string(id)}
 	var all attachments
 	for _, a := range op.attachments {
-		if n := a.entry(); n == nil || op.c.Record.IsUnfinished(n) {
+		if n := a.entry(); n == nil || op.c.Recorded.Record.IsUnfinished(n) {
 			report.Unknown = append(report.Unknown, a.error(repairOp, errUnfinished))
 		} else {
 			all = append(all, a)
@@ -92,7 +92,7 @@ func (eng *Engine) beginRepair(ctx context.Context, id record.ID, waits bool) (*
 		locked, err = op.c.TryLock()
 	}
 	if !locked || err != nil {
-		return nil, Join(err, op.c.Host.Close())
+		return nil, Join(err, op.c.Place.Host.Close())
 	}
 	return op, nil
 }
@@ -106,9 +106,9 @@ func recallToRepair(op *operation) error {
 		return err
 	case damage != nil:
 		return fmt.Errorf("%w: its record is damaged; call Remove if the container is gone: %w", ErrNotRepairable, damage)
-	case op.c.Record == nil:
+	case op.c.Recorded.Record == nil:
 		return ErrNotAttached
-	case op.c.Record.Warm:
+	case op.c.Recorded.Record.Warm:
 		return fmt.Errorf("a pool made it ahead of time, and nobody has it yet: %w", ErrNotAttached)
 	}
 	if op.attachments, err = op.enterRecorded(false); err != nil {
@@ -150,7 +150,7 @@ func (rs *repairs) run(ctx context.Context, all attachments, reports map[record.
 	}
 	health.Repair(ctx, group)
 	for i, r := range done {
-		report := reports[r.a.op.c.ID]
+		report := reports[r.a.op.c.Recorded.ID]
 		r.report(in[i], report)
 		if r.its.Err == nil && rs.asks {
 			r.its.Err = r.ask(in[i], report) // nobody else can compare the parts of these plugins
@@ -183,11 +183,13 @@ func (rs *repairs) of(a *attachment) *repairing {
 	plugins := a.runner()
 	plugins.Given.Patience = a.op.patience
 	r := &repairing{a: a, its: &health.Repairing{
-		Runner: plugins, Host: a.op.c.Host, Container: a.inside(), Compare: a.compare, Inside: rs.o.Inside,
+		Runner: plugins, Host: a.op.c.Place.Host, Container: a.inside(), Compare: a.compare, Inside: rs.o.Inside,
 	}}
-	r.held = rs.o.Unheld && slices.ContainsFunc(rs.holds, func(h record.Hold) bool { return h.Holds(a.op.c.Record, a.plan.Network.Config.Name) })
+	r.held = rs.o.Unheld && slices.ContainsFunc(rs.holds, func(h record.Hold) bool { return h.Holds(a.op.c.Recorded.Record, a.plan.Network.Config.Name) })
 	if r.held || rs.o.Want != nil {
-		r.its.Want = func(d compare.Difference) bool { return !r.held && rs.o.Want(string(a.op.c.ID), r.difference(d)) }
+		r.its.Want = func(d compare.Difference) bool {
+			return !r.held && rs.o.Want(string(a.op.c.Recorded.ID), r.difference(d))
+		}
 	}
 	return r
 }

@@ -65,12 +65,12 @@ func (t *together) group(ctx context.Context, ids []record.ID) {
 	for _, op := range locked {
 		defer op.end()
 		err := recallToRepair(op)
-		t.fail([]record.ID{op.c.ID}, err)
+		t.fail([]record.ID{op.c.Recorded.ID}, err)
 		if err != nil {
 			continue
 		}
 		for _, a := range op.attachments {
-			if a.own() && !op.c.Record.IsUnfinished(a.entry()) {
+			if a.own() && !op.c.Recorded.Record.IsUnfinished(a.entry()) {
 				all = append(all, a)
 			}
 		}
@@ -81,7 +81,7 @@ func (t *together) group(ctx context.Context, ids []record.ID) {
 		defer cancel()
 	}
 	for _, r := range rs.run(ctx, all, t.done) {
-		t.fail([]record.ID{r.a.op.c.ID}, r.its.Err)
+		t.fail([]record.ID{r.a.op.c.Recorded.ID}, r.its.Err)
 	}
 }
 

@@ -49,13 +49,13 @@ var errChanged = fmt.Errorf("it has changed since the verdict: %w", ErrBusy)
 // succeed.
 func (p *replacement) clear(ctx context.Context, wanted container.Place, all attachments) error {
 	op := p.s.op
-	if op.c.Damaged {
+	if op.c.Recorded.Damaged {
 		return fmt.Errorf("its record is damaged; call Remove if the container is gone: %w", record.ErrBad)
 	}
-	if attached := op.c.Record != nil && !op.c.Record.IsEmpty(); (attached || p.seen != nil) && !reflect.DeepEqual(op.c.Record, p.seen) {
+	if attached := op.c.Recorded.Record != nil && !op.c.Recorded.Record.IsEmpty(); (attached || p.seen != nil) && !reflect.DeepEqual(op.c.Recorded.Record, p.seen) {
 		return errChanged
 	}
-	if op.c.Record == nil {
+	if op.c.Recorded.Record == nil {
 		if len(all) > 0 {
 			return fmt.Errorf("interface %s of network %q is in libcni's cache and not on record, since another program attached it: %w; call Remove first",
 				all[0].plan.IfName, all[0].plan.Network.Config.Name, ErrAlreadyAttached)
@@ -100,11 +100,11 @@ func (p *replacement) refuse(all attachments, wanted *container.Place) error {
 	for _, a := range all {
 		if !a.own() {
 			return fmt.Errorf("interface %s of network %q is of owner %q: %w",
-				a.plan.IfName, a.plan.Network.Config.Name, op.c.Record.OwnerOf(a.entry()), ErrAlreadyAttached)
+				a.plan.IfName, a.plan.Network.Config.Name, op.c.Recorded.Record.OwnerOf(a.entry()), ErrAlreadyAttached)
 		}
 	}
 	var going map[string]bool
-	if op.c.SameNetNS(wanted.Path) == nil {
+	if op.c.Recorded.SameNetNS(wanted.Path) == nil {
 		going = all.names()
 	}
 	return p.s.refuseTaken(wanted, going)

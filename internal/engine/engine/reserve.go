@@ -35,7 +35,7 @@ func (r *reservation) begin(ctx context.Context) error {
 	}
 	wanted := all.hostPorts()
 	if open == 0 && len(wanted) == 0 {
-		return r.op.c.Begin(r.rec, r.survives)
+		return r.op.c.Recorded.Begin(r.rec, r.survives)
 	}
 	if err := r.lookAt(wanted); err != nil {
 		return err
@@ -44,7 +44,7 @@ func (r *reservation) begin(ctx context.Context) error {
 		_, err := r.try(ctx)
 		return err
 	}
-	kernel, err := r.op.c.Host.LocalPorts()
+	kernel, err := r.op.c.Place.Host.LocalPorts()
 	if err != nil {
 		return fmt.Errorf("choose host ports: %w", err)
 	}
@@ -83,7 +83,7 @@ func (r *reservation) begin(ctx context.Context) error {
 // refused.
 func (r *reservation) try(ctx context.Context) (taken []uint16, err error) {
 	wanted := r.op.attachments.hostPorts()
-	held, err := r.op.eng.Store.Locks.LockAll(ctx, portKeys(r.op.c.Host.String(), wanted))
+	held, err := r.op.eng.Store.Locks.LockAll(ctx, portKeys(r.op.c.Place.Host.String(), wanted))
 	if err != nil {
 		return nil, fmt.Errorf("host ports: %w", err)
 	}
@@ -112,7 +112,7 @@ func (r *reservation) try(ctx context.Context) (taken []uint16, err error) {
 	if len(taken) > 0 || err != nil {
 		return taken, err
 	}
-	return nil, r.op.c.Begin(r.rec, r.survives)
+	return nil, r.op.c.Recorded.Begin(r.rec, r.survives)
 }
 
 // portKeys returns the keys by which calls for the same ports of a host exclude each other.
@@ -129,7 +129,7 @@ func (r *reservation) use(candidates []uint16) (used []uint16, err error) {
 	if len(candidates) == 0 {
 		return nil, nil
 	}
-	bound, err := r.op.c.Host.Bound(r.picked.Claims(candidates), r.op.log())
+	bound, err := r.op.c.Place.Host.Bound(r.picked.Claims(candidates), r.op.log())
 	for _, c := range bound {
 		used = append(used, c.Port)
 	}

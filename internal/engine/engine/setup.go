@@ -34,8 +34,8 @@ func (eng *Engine) Setup(ctx context.Context, c *Call, serially bool) (*SetupRes
 		s := &setup{op: op, serially: serially, ignored: c.Ignored}
 		if err == nil {
 			defer op.end()
-			op.c.PrepareRecord()
-			reaper{eng}.request(op.c.Host, true)
+			op.c.Recorded.PrepareRecord()
+			reaper{eng}.request(op.c.Place.Host, true)
 			err = s.makeRoom(ctx, s.clearDead)
 		}
 		if err != nil {
@@ -58,7 +58,7 @@ func (s *setup) makeRoom(ctx context.Context, remove clearing) error {
 		return err
 	}
 	for _, a := range s.op.attachments {
-		a.plan.ContainerID = string(s.op.c.PluginID())
+		a.plan.ContainerID = string(s.op.c.Recorded.PluginID())
 	}
 	return s.refuseTaken(&s.op.c.Place, nil)
 }
@@ -98,7 +98,7 @@ func (s *setup) tryAll(ctx context.Context) (*SetupResult, error) {
 // leftovers of an attachment that has died: its namespace is gone or replaced,
 // or the interface in it is gone, as after a reboot or a crash.
 func (s *setup) clearDead(ctx context.Context, wanted container.Place, earlier attachments) error {
-	if len(earlier) == 0 && s.op.c.Record == nil {
+	if len(earlier) == 0 && s.op.c.Recorded.Record == nil {
 		return nil
 	}
 	dead, err := s.deadOf(earlier, wanted)
@@ -140,11 +140,11 @@ func (s *setup) deadOf(earlier attachments, wanted container.Place) (attachments
 			continue
 		}
 		// Adding to a damaged record would lose its illegible part.
-		if wants[a.plan.IfName] || s.op.c.Damaged || s.op.c.MakesNetNS() {
+		if wants[a.plan.IfName] || s.op.c.Recorded.Damaged || s.op.c.MakesNetNS() {
 			return nil, fmt.Errorf("interface %s of network %q in %s: %w; call Remove first",
 				a.plan.IfName, a.plan.Network.Config.Name, a.plan.NetNS, ErrAlreadyAttached)
 		}
-		if err := s.op.c.SameNetNS(wanted.Path); err != nil {
+		if err := s.op.c.Recorded.SameNetNS(wanted.Path); err != nil {
 			return nil, err
 		}
 	}
@@ -158,7 +158,7 @@ func (s *setup) deadOf(earlier attachments, wanted container.Place) (attachments
 // and did not end, or of a Remove that did not. Nobody relies on either, and their
 // runtime is dead, because this call has the container locked.
 func (s *setup) isHalfMade(a *attachment) bool {
-	return s.op.c.MakesNetNS() && s.op.c.Record != nil && !s.op.c.Damaged && s.op.c.Record.NetNS.Ours && a.own() && s.op.c.Record.IsUnfinished(a.entry())
+	return s.op.c.MakesNetNS() && s.op.c.Recorded.Record != nil && !s.op.c.Recorded.Damaged && s.op.c.Recorded.Record.NetNS.Ours && a.own() && s.op.c.Recorded.Record.IsUnfinished(a.entry())
 }
 
 // recallAttached finds the container's attachments in its record or, without
@@ -172,10 +172,10 @@ func (s *setup) recallAttached(ctx context.Context, wanted container.Place) (att
 		// The loaded networks and the namespace to attach show whether it is
 		// alive, and if not its leftovers.
 		s.op.log().Warn("attachment record cannot be read", "error", damage)
-		return cache{s.op}.attachments(&Call{ID: s.op.c.ID, Path: wanted.Path, Planned: plain(s.op.eng, s.op.c.ID)}, false)
-	case s.op.c.Record != nil:
+		return cache{s.op}.attachments(&Call{ID: s.op.c.Recorded.ID, Path: wanted.Path, Planned: plain(s.op.eng, s.op.c.Recorded.ID)}, false)
+	case s.op.c.Recorded.Record != nil:
 		all, err := s.op.enterRecorded(false)
-		if err == nil && s.op.c.Reached == container.Elsewhere && !s.op.c.IsAbandoned() {
+		if err == nil && s.op.c.Place.Reached == container.Elsewhere && !s.op.c.IsAbandoned() {
 			err = s.op.c.AwaitEnd(ctx, time.Now().Add(container.EndsWithin))
 		}
 		return all, err
@@ -190,7 +190,7 @@ func (s *setup) recallAttached(ctx context.Context, wanted container.Place) (att
 // leaves reports whether an attachment stays although its interface is gone:
 // another owner made it, in a live namespace, and may know why.
 func (s *setup) leaves(a *attachment) bool {
-	return s.op.c.Record != nil && !s.op.c.Damaged && a.plan.NetNS != "" && !s.op.c.IsAbandoned() && !a.own()
+	return s.op.c.Recorded.Record != nil && !s.op.c.Recorded.Damaged && a.plan.NetNS != "" && !s.op.c.IsAbandoned() && !a.own()
 }
 
 // refuseTaken refuses to make an interface that exists but is not on this
@@ -228,7 +228,7 @@ func (s *setup) try(ctx context.Context) (*SetupResult, error) {
 		err = s.write(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("set up container %q: %w", s.op.c.ID, err)
+		return nil, fmt.Errorf("set up container %q: %w", s.op.c.Recorded.ID, err)
 	}
 	attached, err := s.attach(ctx)
 	if err == nil {
@@ -236,7 +236,7 @@ func (s *setup) try(ctx context.Context) (*SetupResult, error) {
 	}
 	if err == nil {
 		return &SetupResult{
-			Attached: attached, Earlier: earlier(s.op), NetNS: MadeNetNS(s.op.c.Record),
+			Attached: attached, Earlier: earlier(s.op), NetNS: MadeNetNS(s.op.c.Recorded.Record),
 			PortWarnings: s.warnings, Requested: s.op.attachments.requested(), Ignored: s.ignored,
 		}, nil
 	}
@@ -356,7 +356,7 @@ func (s *setup) rollBack(ctx context.Context) error {
 		err = Join(err, s.op.tearDown(context.WithoutCancel(ctx), begun))
 	}
 	if err != nil {
-		return fmt.Errorf("roll back: %w", leftover(s.op.c.ID, err))
+		return fmt.Errorf("roll back: %w", leftover(s.op.c.Recorded.ID, err))
 	}
 	return nil
 }

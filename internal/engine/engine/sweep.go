@@ -20,8 +20,8 @@ func (a *attachment) described() *leftovers.Attachment {
 		Attachment: a.plan.Attachment, List: a.plan.Network.Config,
 		Result: json.RawMessage(a.progress.partial), PrevResult: json.RawMessage(a.plan.Prev), Device: a.facts.Get(leftovers.DeviceFact),
 		Ran: a.plugins.Recorded(), IsRegistered: a.op.eng.runner.IsRegistered, Given: a.given,
-		Begun: a.progress.attempted, Added: a.progress.state == record.Added, Recorded: !a.op.c.Damaged && n != nil,
-		Rebooted: a.op.c.Rebooted, HostGone: a.op.c.HostGone,
+		Begun: a.progress.attempted, Added: a.progress.state == record.Added, Recorded: !a.op.c.Recorded.Damaged && n != nil,
+		Rebooted: a.op.c.Place.Rebooted, HostGone: a.op.c.Place.HostGone,
 	}
 	if n != nil {
 		d.Since = n.Since
@@ -38,12 +38,12 @@ func (a *attachment) target() (t leftovers.Target, done func()) {
 		Footprint: leftovers.Of(d), Container: a.inside(), Others: a.op.others(a.plan.IfName),
 		Firewalld: a.op.eng.runner.Bus, Filters: given.Filters, Conns: given.Conns,
 	}
-	if !a.op.c.HostGone {
-		t.Host = a.op.c.Host.Handle
+	if !a.op.c.Place.HostGone {
+		t.Host = a.op.c.Place.Host.Handle
 	}
 	// host-local does not sync its files: a power cut leaves empty ones.
-	t.How.Thorough = a.progress.state != record.Added || a.op.c.Rebooted || a.op.c.HostGone || t.Rules.AnyPort
-	t.How.FilesOnly = a.op.c.HostGone
+	t.How.Thorough = a.progress.state != record.Added || a.op.c.Place.Rebooted || a.op.c.Place.HostGone || t.Rules.AnyPort
+	t.How.FilesOnly = a.op.c.Place.HostGone
 	t.How.Emptied = d.Emptied(a.op.eng.Store.Records, ledgerOf(a.op.eng), a.op.log())
 	// After a DEL has begun, the interface may be back on the host, and another
 	// container may have it.
@@ -76,12 +76,12 @@ func (a *attachment) target() (t leftovers.Target, done func()) {
 // container.
 func (op *operation) others(ifName string) *leftovers.Others {
 	var host string
-	if op.c.Host != nil {
-		host = op.c.Host.String()
+	if op.c.Place.Host != nil {
+		host = op.c.Place.Host.String()
 	}
 	return &leftovers.Others{
 		Records: op.eng.Store.Records, CacheDir: op.eng.opts.StateDir, Host: host, Boot: op.eng.Store.Boot,
-		ContainerID: op.c.ID, Plugins: op.c.PluginID(), IfName: ifName, Leaving: op.removal.leaving,
+		ContainerID: op.c.Recorded.ID, Plugins: op.c.Recorded.PluginID(), IfName: ifName, Leaving: op.removal.leaving,
 	}
 }
 
@@ -91,7 +91,7 @@ func (a *attachment) siblings() (attachments, error) {
 	stays := func(ifName string) bool { return ifName != a.plan.IfName && !a.op.removal.leaving[ifName] }
 	var all attachments
 	var err error
-	if rec := a.op.c.Record; rec != nil && !a.op.c.Damaged {
+	if rec := a.op.c.Recorded.Record; rec != nil && !a.op.c.Recorded.Damaged {
 		// Most attachments have none. The record then need not be parsed.
 		if !rec.Has(func(n *record.Attachment) bool { return stays(n.IfName) }) {
 			return nil, nil
@@ -115,8 +115,8 @@ func (a *attachment) Siblings() netfilter.Siblings {
 	if rerr != nil {
 		a.op.log().Warn("the rules of another attachment of the container are not known; rules that it may share stay", "network", a.plan.Network.Config.Name, "error", rerr)
 	}
-	if a.op.c.Damaged {
-		s.Addresses = append(s.Addresses, leftovers.AddressesOf(a.op.c.Record.Attachments, a.op.removal.leaving)...)
+	if a.op.c.Recorded.Damaged {
+		s.Addresses = append(s.Addresses, leftovers.AddressesOf(a.op.c.Recorded.Record.Attachments, a.op.removal.leaving)...)
 	}
 	return s
 }
@@ -124,8 +124,8 @@ func (a *attachment) Siblings() netfilter.Siblings {
 // makeAgain makes the rules of siblings again that lost selects. It does nothing for a
 // container whose namespace is gone.
 func (a *attachment) makeAgain(ctx context.Context, lost leftovers.Lost) error {
-	recorded := a.op.c.Record != nil && !a.op.c.Damaged
-	if lost == nil || a.op.c.HostGone || a.op.c.Host.Handle == nil || recorded && a.op.c.Gone() {
+	recorded := a.op.c.Recorded.Record != nil && !a.op.c.Recorded.Damaged
+	if lost == nil || a.op.c.Place.HostGone || a.op.c.Place.Host.Handle == nil || recorded && a.op.c.Place.Gone() {
 		return nil
 	}
 	all, err := a.siblings()
@@ -135,7 +135,7 @@ func (a *attachment) makeAgain(ctx context.Context, lost leftovers.Lost) error {
 			staying = append(staying, b.described())
 		}
 	}
-	err = Join(err, leftovers.MakeAgain(ctx, a.op.c.Host.Handle, staying, lost, a.op.log()))
+	err = Join(err, leftovers.MakeAgain(ctx, a.op.c.Place.Host.Handle, staying, lost, a.op.log()))
 	if err != nil {
 		return a.error("DEL", err)
 	}

@@ -34,9 +34,9 @@ func (t *teardown) run(ctx context.Context) error {
 	t.op.removal.leaving = t.going.names()
 	displaced := t.displaced()
 	if err := t.takeCharge(); err != nil {
-		return leftover(t.op.c.ID, err)
+		return leftover(t.op.c.Recorded.ID, err)
 	}
-	if t.op.c.HostGone {
+	if t.op.c.Place.HostGone {
 		t.delErr = t.withoutHost()
 	} else {
 		t.delErr = t.detach(ctx)
@@ -44,7 +44,7 @@ func (t *teardown) run(ctx context.Context) error {
 	t.syncReleases()
 	clean := t.sweep(ctx)
 	open := t.delErr
-	if clean && open != nil && !t.op.c.HostGone {
+	if clean && open != nil && !t.op.c.Place.HostGone {
 		open = t.withoutUndone(ctx)
 	}
 	if !clean || open != nil && !t.areCovered(open) {
@@ -71,7 +71,7 @@ func (t *teardown) run(ctx context.Context) error {
 // the attachments that it removes: if it is killed, the other attachments must
 // not count as broken. A full disk must not keep a container attached.
 func (t *teardown) takeCharge() error {
-	if t.op.c.Record == nil {
+	if t.op.c.Recorded.Record == nil {
 		return nil
 	}
 	self, err := t.op.eng.Store.Identity()
@@ -201,7 +201,7 @@ func (t *teardown) sweep(ctx context.Context) (clean bool) {
 // the error for all of them. The record stays for the next Remove, Recover or GC. An
 // attachment that stays only because others do gets no note: it is being detached.
 func (t *teardown) stay() *LeftoverError {
-	whole := &LeftoverError{ContainerID: string(t.op.c.ID), Err: t.delErr}
+	whole := &LeftoverError{ContainerID: string(t.op.c.Recorded.ID), Err: t.delErr}
 	for _, o := range t.swept {
 		whole.Left, whole.Err = append(whole.Left, o.Left...), Join(whole.Err, o.Err)
 	}
@@ -251,13 +251,13 @@ func (t *teardown) settle(a *attachment) {
 // giveBack repairs the containers whose addresses this one had taken over: an address may be
 // that of two containers, on networks of their own.
 func (t *teardown) giveBack(ctx context.Context, addrs []netip.Addr) {
-	if len(addrs) == 0 || t.op.c.HostGone {
+	if len(addrs) == 0 || t.op.c.Place.HostGone {
 		return
 	}
 	var ids []record.ID
-	host := t.op.c.Host.String()
+	host := t.op.c.Place.Host.String()
 	err := t.op.eng.Store.Records.Each(func(f record.Found) bool {
-		if f.Err == nil && f.Record.ContainerID != t.op.c.ID && f.Record.Host == host && f.Record.Boot == t.op.eng.Store.Boot &&
+		if f.Err == nil && f.Record.ContainerID != t.op.c.Recorded.ID && f.Record.Host == host && f.Record.Boot == t.op.eng.Store.Boot &&
 			slices.ContainsFunc(f.Record.Attachments, func(n record.Attachment) bool {
 				return n.State == record.Added && slices.ContainsFunc(leftovers.Addresses(n.Result), func(a netip.Addr) bool { return slices.Contains(addrs, a) })
 			}) {

@@ -30,8 +30,8 @@ type cache struct{ op *operation }
 // container is alive there.
 func (in cache) attachments(c *Call, mustStop bool) (all attachments, err error) {
 	path := c.Path
-	if path == "" && in.op.c.Damaged {
-		if path, err = in.op.eng.Store.Pins.Where(in.op.c.ID); err != nil {
+	if path == "" && in.op.c.Recorded.Damaged {
+		if path, err = in.op.eng.Store.Pins.Where(in.op.c.Recorded.ID); err != nil {
 			return nil, err
 		}
 	}
@@ -46,7 +46,7 @@ func (in cache) attachments(c *Call, mustStop bool) (all attachments, err error)
 	}
 	all = in.op.take(c.Planned)
 	for _, a := range all {
-		a.plan.NetNS, a.plan.ContainerID = in.op.c.Path, string(in.op.c.PluginID())
+		a.plan.NetNS, a.plan.ContainerID = in.op.c.Place.Path, string(in.op.c.Recorded.PluginID())
 		in.complete(a)
 		in.useConfig(a)
 	}
@@ -75,7 +75,7 @@ func (in cache) attachments(c *Call, mustStop bool) (all attachments, err error)
 // not among the known ones: on networks that are not loaded, or under other
 // interface names.
 func (in cache) beside(known attachments) (all attachments, err error) {
-	cached, err := chain.AllCached(in.op.eng.opts.StateDir, string(in.op.c.PluginID()))
+	cached, err := chain.AllCached(in.op.eng.opts.StateDir, string(in.op.c.Recorded.PluginID()))
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func (in cache) beside(known attachments) (all attachments, err error) {
 			continue
 		}
 		a := in.op.attachment(&Network{Config: list, IfName: c.IfName}, c.IfName)
-		a.plan.ContainerID, a.plan.NetNS = c.ContainerID, in.op.c.Path
+		a.plan.ContainerID, a.plan.NetNS = c.ContainerID, in.op.c.Place.Path
 		in.complete(a)
 		all = append(all, a)
 	}
@@ -155,7 +155,7 @@ func (in cache) load(a *attachment, at container.Place) (known bool, err error) 
 	if found == nil || err != nil {
 		return err == nil, err
 	}
-	a.plan.NetNS, err = in.op.c.Host.Validate(found.NetNS, "DEL")
+	a.plan.NetNS, err = in.op.c.Place.Host.Validate(found.NetNS, "DEL")
 	if errors.Is(err, ErrInvalidNetNS) {
 		// The path leads to the host's namespace by now, for example a
 		// /proc/PID/ns/net whose PID now belongs to a process of the host: the
@@ -225,12 +225,12 @@ func (in cache) useConfig(a *attachment) {
 // and the operation's own ended with their namespace. It is for removals without a
 // record, which have nothing but the path to go by.
 func (in cache) avoidOthers() {
-	if in.op.c.NetNS == nil || container.Untouched(in.op.c.Host, in.op.c.NetNS) && !in.op.eng.Store.Pins.Holds(in.op.c.NetNS) ||
-		!in.isOthers(in.op.c.NetNS, in.op.c.Path, true) {
+	if in.op.c.Place.NetNS == nil || container.Untouched(in.op.c.Place.Host, in.op.c.Place.NetNS) && !in.op.eng.Store.Pins.Holds(in.op.c.Place.NetNS) ||
+		!in.isOthers(in.op.c.Place.NetNS, in.op.c.Place.Path, true) {
 		return
 	}
 	in.op.c.Leave()
-	in.op.c.Path = ""
+	in.op.c.Place.Path = ""
 }
 
 // isOthers reports whether a namespace is another container's. It reads all records,

@@ -167,7 +167,7 @@ func compareAll(ctx context.Context, all []*Repairing) {
 	looks := compare.Dumps()
 	parallel.Each(len(all), runtime.GOMAXPROCS(0), func(i int) { one(i, looks) })
 	if err := looks.Close(); err != nil {
-		all[0].Runner.Logger.Error("close network namespace", "error", err)
+		all[0].Runner.Runtime.Logger.Error("close network namespace", "error", err)
 	}
 }
 
@@ -183,7 +183,7 @@ func (r *Repairing) compare(ctx context.Context, looks *compare.Looks) (c *Part,
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, v.Close()) }()
-	bound, cancel := r.Runner.Bound(ctx, "CHECK")
+	bound, cancel := r.Runner.Runtime.Bound(ctx, "CHECK")
 	defer cancel()
 	c = r.Compare(bound, v)
 	if bound.Err() != nil { // then parts count as neither compared nor missing
@@ -242,7 +242,7 @@ func fix(ctx context.Context, all []*Repairing) {
 	for _, r := range all {
 		batches = append(batches, &r.batch)
 	}
-	bound, cancel := all[0].Runner.Bound(ctx, "CHECK")
+	bound, cancel := all[0].Runner.Runtime.Bound(ctx, "CHECK")
 	defer cancel()
 	for i, err := range parallel.FlushTogether(bound, batches) {
 		r := all[i]
@@ -314,7 +314,7 @@ func (r *Repairing) announce(ctx context.Context, all []compare.Difference, unan
 		told[d.Plugin] = true
 		d.Fix = func(ctx context.Context) error { return d.Announce(ctx, unanswered) }
 		if err := r.Runner.Fix(ctx, d, nil); err != nil {
-			r.Runner.Logger.Warn("the host and the container have not asked for each other's hardware address",
+			r.Runner.Runtime.Logger.Warn("the host and the container have not asked for each other's hardware address",
 				"container", r.Runner.ContainerID, "network", r.Runner.Network.Name, "interface", r.Runner.IfName, "error", err)
 		}
 	}

@@ -37,24 +37,24 @@ func (a *Attachment) noEnd(why string, args ...any) error {
 // It writes the record first: otherwise a namespace that another process keeps would
 // be taken for one that has ended.
 func LetGo(c *container.Container, all []*Attachment, logger *slog.Logger) (left []int, err error) {
-	if c.Record.LetGo == nil {
+	if c.Recorded.Record.LetGo == nil {
 		note := &record.LetGo{}
-		if !c.HostGone { // otherwise its interfaces have ended with it
-			if note.Ends, err = hostEnds(c.Host, c.NetNS, all); err != nil {
+		if !c.Place.HostGone { // otherwise its interfaces have ended with it
+			if note.Ends, err = hostEnds(c.Place.Host, c.Place.NetNS, all); err != nil {
 				return nil, err
 			}
 		}
-		if err := c.Note(record.Entry{LetGo: note}); err != nil {
+		if err := c.Recorded.Note(record.Entry{LetGo: note}); err != nil {
 			return nil, err
 		}
-		c.Record.LetGo = note
+		c.Recorded.Record.LetGo = note
 		logger.Info("stopped keeping the network namespace of an abandoned container",
-			"container", c.ID, "path", c.Record.NetNS.Path)
+			"container", c.Recorded.ID, "path", c.Recorded.Record.NetNS.Path)
 	}
 	if err := c.Unpin(); err != nil {
 		return nil, err
 	}
-	return c.Host.Lasting(c.Record.LetGo.Ends)
+	return c.Place.Host.Lasting(c.Recorded.Record.LetGo.Ends)
 }
 
 // hostEnds returns the indexes of the host's ends of all the attachments'

@@ -35,14 +35,14 @@ func (r *Runner) flush(ctx context.Context, b *parallel.Batch, verb string) erro
 	if b == nil || b.Empty() {
 		return nil
 	}
-	bound, cancel := r.Bound(ctx, verb)
+	bound, cancel := r.Runtime.Bound(ctx, verb)
 	defer cancel()
 	begun := time.Now()
 	var failed parallel.Failures
 	errors.As(b.Flush(bound), &failed)
 	var errs []error
 	for _, one := range failed {
-		err := r.Fail(flushFailure(verb, one.Plugin, stopped(bound, one.Err)))
+		err := r.Attachment.Fail(flushFailure(verb, one.Plugin, stopped(bound, one.Err)))
 		errs = append(errs, err)
 		r.report(ctx, "batched changes failed", r.event(verb, one.Plugin, BuiltIn, time.Since(begun), err), invoke.Output{})
 	}

@@ -94,13 +94,13 @@ func (r *Runner) IsReference(ctx context.Context, typ string) bool {
 	c, _, _ := r.Plugins.Get(typ)
 	path := c.Path
 	if path == "" { // an executable runs the IPAM plugin that it finds
-		found, err := r.Root.Find(typ, r.Dirs, r.AllowInsecure)
+		found, err := r.Runtime.Root.Find(typ, r.Runtime.Dirs, r.Runtime.AllowInsecure)
 		if err != nil {
 			return false
 		}
 		path = found
 	}
-	return r.References.has(ctx, r.Root, typ, path)
+	return r.Runtime.References.has(ctx, r.Runtime.Root, typ, path)
 }
 
 // comparedItself delegates nothing: the part of an IPAM plugin is compared by itself.
@@ -117,7 +117,7 @@ func (r *Runner) Lend(ctx context.Context, typ string) context.Context {
 
 // lent returns what a built-in plugin is given, with what it depends on which plugin runs.
 func (r *Runner) lent(given caller.Given, p Provider) caller.Given {
-	given.Bus, given.Durable = r.Bus, r.Durable
+	given.Bus, given.Durable = r.Runtime.Bus, r.Attachment.Durable
 	if p.standIn || p.backend != "" {
 		given.Filters.Executable, given.Filters.Detected = p.standIn, p.backend
 	}
@@ -126,17 +126,17 @@ func (r *Runner) lent(given caller.Given, p Provider) caller.Given {
 
 // comparer returns the built-in plugin that compares the part of a type, or nil.
 func (r *Runner) comparer(typ string) (Provider, compare.Comparer) {
-	by, ok := r.BuiltIn(typ).(compare.Comparer)
+	by, ok := r.Runtime.BuiltIn(typ).(compare.Comparer)
 	c, recorded, known := r.Plugins.Get(typ)
 	switch {
-	case !ok, recorded && Kind(c.Kind) == Registered, !known && r.IsRegistered(typ):
+	case !ok, recorded && Kind(c.Kind) == Registered, !known && r.Runtime.IsRegistered(typ):
 		return Provider{}, nil
 	case recorded && Kind(c.Kind) == BuiltIn:
-		own := r.builtIn(typ)
+		own := r.Runtime.builtIn(typ)
 		own.backend = c.Backend
 		return own, by
 	}
-	return r.standIn(typ), by
+	return r.Runtime.standIn(typ), by
 }
 
 // IsOurs reports whether a built-in plugin is known to have attached the container, so
@@ -151,5 +151,5 @@ func (r *Runner) Different(typ string, err error) error {
 	c, _, _ := r.Plugins.Get(typ)
 	f := Failure{Verb: "CHECK", Plugin: typ, Kind: Kind(c.Kind), Err: err}
 	f.say()
-	return r.Fail(f)
+	return r.Attachment.Fail(f)
 }

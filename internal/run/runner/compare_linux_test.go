@@ -114,7 +114,7 @@ func TestWhoCompares(t *testing.T) {
 				return []compare.Difference{{Kind: compare.Rule, Object: "x"}}, nil
 			}, tt.recorded...)
 			if tt.registered {
-				r.Registered[tt.typ] = comparer{}
+				r.Runtime.Registered[tt.typ] = comparer{}
 			}
 			found, ok, err := r.Compare(t.Context(), checkCall(tt.typ), here(t))
 			expect.NoError(t, err)

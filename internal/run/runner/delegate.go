@@ -22,12 +22,12 @@ import (
 
 // execution is a plugin at work, with the calls that it delegates.
 type execution struct {
-	*Runner
-	call  chain.Call
-	p     Provider
-	given caller.Given
-	verb  string // of the call of the chain's plugin
-	depth int    // how many plugins have delegated to come to this one
+	Runner *Runner
+	call   chain.Call
+	p      Provider
+	given  caller.Given
+	verb   string // of the call of the chain's plugin
+	depth  int    // how many plugins have delegated to come to this one
 
 	mu     sync.Mutex
 	stderr []byte // of executables to which it delegated
@@ -40,7 +40,7 @@ type Delegate func(ctx context.Context, verb, typ string, config json.RawMessage
 // of one that was stopped.
 func (e *execution) run(ctx context.Context) (out invoke.Output, err error) {
 	if e.p.Kind == Executable {
-		return e.start(ctx, e.call, e.p)
+		return e.Runner.start(ctx, e.call, e.p)
 	}
 	if ctx.Err() != nil {
 		return out, fmt.Errorf("not started: %w", context.Cause(ctx))
@@ -48,9 +48,9 @@ func (e *execution) run(ctx context.Context) (out invoke.Output, err error) {
 	inner := ctx
 	if e.p.Kind == Registered {
 		e.given.Batch = nil // it depends on the finished work of the plugins to which it delegates
-		inner = e.withPluginCall(ctx, e.call.Verb, e.call.Plugin)
+		inner = e.Runner.withPluginCall(ctx, e.call.Verb, e.call.Plugin)
 	}
-	inner = caller.With(inner, e.lent(e.given, e.p))
+	inner = caller.With(inner, e.Runner.lent(e.given, e.p))
 	stdout, err := e.inProcess(inner, func(inner context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
 		return e.delegate(inner, ctx, verb, typ, config)
 	})
@@ -78,7 +78,7 @@ func (e *execution) delegate(ctx, bound context.Context, verb, typ string, confi
 	var out invoke.Output
 	switch {
 	case err != nil:
-		e.Plugins.notStarted(verb, typ)
+		e.Runner.Plugins.notStarted(verb, typ)
 		err = plugin.Errorf(types.ErrInternal, "%w", err)
 	case p.Kind == "":
 		return nil, nil // its ADD never ran
@@ -89,7 +89,7 @@ func (e *execution) delegate(ctx, bound context.Context, verb, typ string, confi
 	}
 	said := (*types.Error)(nil)
 	switch {
-	case verb == "DEL" && (errors.As(err, &said) && said.Code == unknownContainer || e.Plugins.NotRun(typ)):
+	case verb == "DEL" && (errors.As(err, &said) && said.Code == unknownContainer || e.Runner.Plugins.NotRun(typ)):
 		return nil, nil // nothing to clean
 	case err != nil || verb != "ADD":
 		return nil, err
@@ -102,9 +102,9 @@ func (e *execution) delegate(ctx, bound context.Context, verb, typ string, confi
 // place does too, if it can.
 func (e *execution) delegateOf(ctx context.Context, verb, typ string) (Provider, error) {
 	if e.p.standIn {
-		return e.recorded(record.Plugin{Type: typ, Kind: string(Executable)})
+		return e.Runner.Runtime.recorded(record.Plugin{Type: typ, Kind: string(Executable)})
 	}
-	all, err := e.providers(ctx, verb, typ, nil)
+	all, err := e.Runner.providers(ctx, verb, typ, nil)
 	if err != nil || len(all) == 0 {
 		return Provider{}, err
 	}
@@ -117,25 +117,25 @@ func (e *execution) runDelegate(ctx context.Context, call chain.Call, p Provider
 	defer func() { end(err) }()
 	var late error
 	if call.Verb == e.verb { // not for a DEL by which an ADD undoes its work
-		if late = e.flushBefore(ctx, p, e.given.Batch, call.Verb); late != nil && call.Verb != "DEL" {
+		if late = e.Runner.flushBefore(ctx, p, e.given.Batch, call.Verb); late != nil && call.Verb != "DEL" {
 			return out, late
 		}
 	}
-	if err = e.awaitRecord(call.Verb, call.Plugin, p); err != nil {
+	if err = e.Runner.awaitRecord(call.Verb, call.Plugin, p); err != nil {
 		return out, plugin.Errorf(types.ErrInternal, "%w", err)
 	}
 	begun := time.Now()
 	out, err = (&execution{Runner: e.Runner, call: call, p: p, given: e.given, verb: e.verb, depth: e.depth + 1}).run(ctx)
 	if p.Kind == Executable {
 		if errors.Is(err, invoke.ErrNotStarted) {
-			e.Plugins.notStarted(call.Verb, call.Plugin)
+			e.Runner.Plugins.notStarted(call.Verb, call.Plugin)
 		}
 		err = delegateError(call, out, err)
 	}
 	e.mu.Lock()
 	e.stderr = append(e.stderr, out.Stderr...)
 	e.mu.Unlock()
-	e.log(ctx, "delegated plugin call", e.event(call.Verb, call.Plugin, p.Kind, time.Since(begun), err), out)
+	e.Runner.log(ctx, "delegated plugin call", e.Runner.event(call.Verb, call.Plugin, p.Kind, time.Since(begun), err), out)
 	return out, both(late, err)
 }
 

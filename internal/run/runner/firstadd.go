@@ -80,7 +80,7 @@ func (t *Firsts) Within(alone, wait time.Duration) { t.alone, t.wait = alone, wa
 // this process waits again.
 func (r *Runner) Begin(ctx context.Context, capabilities []string) (end func(ok bool) error, err error) {
 	never := func() bool { return false }
-	end, err = r.First.begin(ctx, r.made("first", capabilities...), func() []lock.Key { return r.contended(ctx) }, r.First.wait, never)
+	end, err = r.Runtime.First.begin(ctx, r.made("first", capabilities...), func() []lock.Key { return r.contended(ctx) }, r.Runtime.First.wait, never)
 	if err != nil {
 		return nil, fmt.Errorf("wait for the first ADD of network %q: %w", r.Network.Name, err)
 	}
@@ -93,7 +93,7 @@ func (r *Runner) contended(ctx context.Context) (keys []lock.Key) {
 	for _, p := range r.Network.Plugins {
 		typ := p.Network.Type
 		c, _, _ := r.Plugins.Get(typ)
-		if kind := Kind(c.Kind); kind != BuiltIn && (kind != Executable || r.References.races(ctx, r.Root, typ, c.Path, p.Bytes)) {
+		if kind := Kind(c.Kind); kind != BuiltIn && (kind != Executable || r.Runtime.References.races(ctx, r.Runtime.Root, typ, c.Path, p.Bytes)) {
 			keys = append(keys, lock.Key{Name: "first/" + typ})
 		}
 	}
@@ -111,10 +111,10 @@ func (r *Runner) alone(ctx context.Context, call chain.Call, p Provider) (end fu
 		return func(bool) error { return nil }, nil
 	}
 	keys := func() []lock.Key { return []lock.Key{{Name: "shared/" + call.Plugin}} }
-	end, err = r.First.begin(ctx, r.made("shared", call.Plugin), keys, longestWaits, func() bool {
+	end, err = r.Runtime.First.begin(ctx, r.made("shared", call.Plugin), keys, longestWaits, func() bool {
 		there, err := netfilter.HasShared(ctx, r.Host, r.Given.Filters, rules == known.Forward, call.Stdin)
 		if err != nil {
-			r.Logger.Debug("whether the chains that containers share are there is not known", "plugin", call.Plugin, "error", err)
+			r.Runtime.Logger.Debug("whether the chains that containers share are there is not known", "plugin", call.Plugin, "error", err)
 		}
 		return there || err != nil
 	})

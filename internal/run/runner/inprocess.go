@@ -124,7 +124,7 @@ func (e *execution) with(delegate Delegate, do func(*plugin.Request) error) (err
 	value := func(name string) string { return invoke.Variable(e.call.Env, "CNI_"+name) }
 	r := &plugin.Request{
 		ContainerID: value("CONTAINERID"), IfName: value("IFNAME"), Args: value("ARGS"), NetNS: value("NETNS"),
-		Path: filepath.SplitList(value("PATH")), Host: e.Host, Delegate: delegate,
+		Path: filepath.SplitList(value("PATH")), Host: e.Runner.Host, Delegate: delegate,
 		Name: parsed.Name, Type: e.call.Plugin, Config: e.call.Stdin,
 		CNIVersion: cmp.Or(parsed.CNIVersion, "0.1.0"), // the version that did not ask for it
 	}
@@ -139,8 +139,8 @@ func (e *execution) with(delegate Delegate, do func(*plugin.Request) error) (err
 	}
 	switch {
 	case r.NetNS == "":
-	case e.Container != nil && !own:
-		r.Container = e.Container
+	case e.Runner.Container != nil && !own:
+		r.Container = e.Runner.Container
 	default:
 		if r.Container, err = open(r.NetNS, e.call.Verb); err != nil {
 			return err

@@ -74,7 +74,7 @@ func TestNamespacesAreOpenDuringTheCallAndClosedAfterIt(t *testing.T) {
 		return nil
 	}}
 	c := call1(p, chain.Call{Verb: "DEL", Plugin: "fake", Env: env(ownNetNS), Stdin: []byte(plain)})
-	c.Host = host
+	c.Runner.Host = host
 	expect.Value(c.inProcess(context.Background(), nil))(t)
 	expect.Is(t, container.File().Close(), os.ErrClosed)
 	if _, err := host.File().Stat(); err != nil {
@@ -91,7 +91,7 @@ func TestHandleOfTheCallersIsLeftOpen(t *testing.T) {
 	p := fake{other: func(_ string, r *plugin.Request) error { got = r.Container; return nil }}
 	for path, want := range map[string]*netns.Handle{ownNetNS: own, "": nil} {
 		c := call1(p, chain.Call{Verb: "DEL", Plugin: "fake", Env: env(path), Stdin: []byte(plain)})
-		c.p.Kind, c.Container = BuiltIn, own
+		c.p.Kind, c.Runner.Container = BuiltIn, own
 		expect.Value(c.inProcess(context.Background(), nil))(t)
 		if got != want {
 			t.Errorf("path %q: got %v, want %v", path, got, want)

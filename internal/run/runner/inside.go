@@ -22,7 +22,7 @@ func (r *Runner) withPluginCall(ctx context.Context, verb, typ string) context.C
 	if verb == "STATUS" {
 		return ctx
 	}
-	return context.WithValue(ctx, insideKey(r.Locks.Path()), &PluginCall{Plugin: typ, ContainerID: r.ContainerID, Verb: verb})
+	return context.WithValue(ctx, insideKey(r.Runtime.Locks.Path()), &PluginCall{Plugin: typ, ContainerID: r.ContainerID, Verb: verb})
 }
 
 // Inside returns the call of a registered plugin that was given the context and holds

@@ -161,7 +161,7 @@ func (r *Runner) Choose(ctx context.Context) {
 func (r *Runner) choose(ctx context.Context, typ string, config []byte) *Chosen {
 	i := r.Plugins.index(typ)
 	if i < 0 {
-		found, err := r.Find(typ)
+		found, err := r.Runtime.Find(typ)
 		i = len(r.Plugins.chosen)
 		r.Plugins.chosen = append(r.Plugins.chosen, Chosen{Plugin: record.Plugin{Type: typ}, found: found, err: err})
 	}
@@ -170,11 +170,11 @@ func (r *Runner) choose(ctx context.Context, typ string, config []byte) *Chosen 
 		return c // on record
 	}
 	if c.err == nil && config != nil {
-		c.found, c.err = r.suited(c.found, typ, config)
+		c.found, c.err = r.Runtime.suited(c.found, typ, config)
 	}
 	d, detects := c.found.plugin.(detector)
 	if c.err == nil && detects && c.found.Kind == BuiltIn && c.found.backend == "" {
-		c.found.backend, c.err = d.Detect(caller.With(ctx, caller.Given{Bus: r.Bus}), r.Host, config)
+		c.found.backend, c.err = d.Detect(caller.With(ctx, caller.Given{Bus: r.Runtime.Bus}), r.Host, config)
 	}
 	if c.err != nil {
 		c.found = Provider{}
@@ -218,17 +218,17 @@ func (r *Runner) providers(ctx context.Context, verb, typ string, config []byte)
 	case verb == "DEL" && ok && c.Kind == "":
 		return nil, nil
 	case ok && c.Kind != "":
-		p, err := r.recorded(c.Plugin)
-		if own := r.BuiltIn(typ); verb == "CHECK" && p.Kind == Executable && own != nil && caller.Restored(r.Given.Record, typ) {
-			p, err = r.standIn(typ), nil // the executable could only miss its own rules
+		p, err := r.Runtime.recorded(c.Plugin)
+		if own := r.Runtime.BuiltIn(typ); verb == "CHECK" && p.Kind == Executable && own != nil && caller.Restored(r.Given.Record, typ) {
+			p, err = r.Runtime.standIn(typ), nil // the executable could only miss its own rules
 		}
 		return one(p, err)
 	case attached && !known:
-		return r.either(verb, typ)
+		return r.Runtime.either(verb, typ)
 	}
-	p, err := r.Find(typ)
+	p, err := r.Runtime.Find(typ)
 	if err == nil {
-		p, err = r.suited(p, typ, config)
+		p, err = r.Runtime.suited(p, typ, config)
 	}
 	return one(p, err)
 }

@@ -18,7 +18,7 @@ const VerbRepair = "REPAIR"
 // time of a plugin for a CHECK. With a batch, changes of packet filters are made when
 // it is flushed.
 func (r *Runner) Fix(ctx context.Context, d compare.Difference, b *parallel.Batch) error {
-	ctx, cancel := r.Bound(ctx, "CHECK")
+	ctx, cancel := r.Runtime.Bound(ctx, "CHECK")
 	defer cancel()
 	lender := *r
 	lender.Given.Batch = b

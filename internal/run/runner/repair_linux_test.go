@@ -28,7 +28,7 @@ func (failing) Fail(f Failure) error {
 // of the call, and a plugin's time.
 func TestFixIsLentTheRuntimesResources(t *testing.T) {
 	r := comparing(nil, record.Plugin{Type: "ours", Kind: record.KindBuiltIn, Backend: "native"})
-	r.Limit = func(verb string) time.Duration {
+	r.Runtime.Limit = func(verb string) time.Duration {
 		expect.Same(t, "verb", verb, "CHECK")
 		return time.Hour
 	}
@@ -54,7 +54,7 @@ func TestFixIsLentTheRuntimesResources(t *testing.T) {
 func TestAFixThatFails(t *testing.T) {
 	r := comparing(nil)
 	r.Attachment = failing{}
-	r.Limit = func(string) time.Duration { return time.Millisecond }
+	r.Runtime.Limit = func(string) time.Duration { return time.Millisecond }
 	for want, fix := range map[string]func(context.Context) error{
 		"REPAIR ours (built in) code 0: broken":        func(context.Context) error { return errors.New("broken") },
 		"REPAIR ours (built in) code 7: broken":        func(context.Context) error { return plugin.Errorf(types.ErrInvalidNetworkConfig, "broken") },
@@ -74,7 +74,7 @@ func TestARepairIsReportedToTheObserver(t *testing.T) {
 	r := comparing(nil)
 	r.ContainerID, r.IfName = "c1", "eth0"
 	var got []Event
-	r.Observe = func(_ context.Context, e Event) { got = append(got, e) }
+	r.Runtime.Observe = func(_ context.Context, e Event) { got = append(got, e) }
 	broken := errors.New("broken")
 	r.ReportRepair(t.Context(), "ours", time.Second, broken)
 	expect.Same(t, "events", got, []Event{{

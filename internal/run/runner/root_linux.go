@@ -15,7 +15,7 @@ import (
 // /proc. After a failed ADD there is then nothing to undo, but a DEL has not been run.
 func (r *Runner) sees(call chain.Call) error {
 	path := invoke.Variable(call.Env, "CNI_NETNS")
-	if r.Root == "" || path == "" {
+	if r.Runtime.Root == "" || path == "" {
 		return nil
 	}
 	var want, found netns.ID
@@ -25,13 +25,13 @@ func (r *Runner) sees(call chain.Call) error {
 	} else {
 		want, exists = hostns.At(path)
 	}
-	err := r.Root.Do(func() error {
+	err := r.Runtime.Root.Do(func() error {
 		found, there = hostns.At(path)
 		return nil
 	})
 	if err == nil && (exists != there || found != want) {
 		err = fmt.Errorf("%s is not the container's network namespace in the plugin root %s: "+
-			"mount its directory, and /proc, so that the path leads to the same file in both", path, r.Root)
+			"mount its directory, and /proc, so that the path leads to the same file in both", path, r.Runtime.Root)
 	}
 	if err != nil && call.Verb == "ADD" {
 		err = invoke.NotStarted(err)

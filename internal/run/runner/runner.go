@@ -43,7 +43,7 @@ type Runtime struct {
 
 // Runner runs the plugins of one attachment, for one verb at a time.
 type Runner struct {
-	*Runtime
+	Runtime     *Runtime
 	Plugins     *Plugins
 	Network     *libcni.NetworkConfigList
 	ContainerID record.ID // the caller's; plugins may know another
@@ -52,7 +52,7 @@ type Runner struct {
 	Container   *netns.Handle // nil if it is not open
 	Inherit     []*os.File    // the container's lock, which executables keep after the runtime's death
 	Given       caller.Given  // to built-in plugins; its Batch is for ADD and DEL
-	Attachment
+	Attachment  Attachment
 }
 
 // Attachment is the attachment that a Runner runs plugins for.
@@ -140,7 +140,7 @@ func (r *Runner) failed(f *Failure) error {
 	if f == nil {
 		return nil
 	}
-	return r.Fail(*f)
+	return r.Attachment.Fail(*f)
 }
 
 // awaitRecord waits for the record before a plugin runs that may write files.
@@ -153,7 +153,7 @@ func (r *Runner) awaitRecord(verb, typ string, p Provider) error {
 	if verb != "ADD" || builtIn {
 		return nil
 	}
-	return r.Durable()
+	return r.Attachment.Durable()
 }
 
 // StaysInKernel reports whether a power cut undoes everything that the plugins make. Of
@@ -173,7 +173,7 @@ func (r *Runner) MakesOnlyLo() bool {
 
 // execute runs a plugin of a chain, within its time for the verb.
 func (r *Runner) execute(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
-	call, run, err := r.Before(call, p.Kind)
+	call, run, err := r.Attachment.Before(call, p.Kind)
 	if err != nil || !run {
 		return invoke.Output{}, err
 	}
@@ -184,15 +184,15 @@ func (r *Runner) execute(ctx context.Context, call chain.Call, p Provider) (invo
 	defer r.witness(ctx, call, p)()
 	out, err := r.bounded(ctx, call, p)
 	if eerr := end(err == nil); eerr != nil {
-		r.Logger.Warn("end of a turn", "plugin", call.Plugin, "error", eerr)
+		r.Runtime.Logger.Warn("end of a turn", "plugin", call.Plugin, "error", eerr)
 	}
-	return out, r.After(call, p.Kind, err)
+	return out, r.Attachment.After(call, p.Kind, err)
 }
 
 // witness has the built-in plugin of the type note what the ADD of an executable makes.
 // Without the note a comparison takes that for the host's, which is no reason to fail.
 func (r *Runner) witness(ctx context.Context, call chain.Call, p Provider) (after func()) {
-	w, ok := r.BuiltIn(call.Plugin).(compare.Witness)
+	w, ok := r.Runtime.BuiltIn(call.Plugin).(compare.Witness)
 	if !ok || p.Kind != Executable || call.Verb != "ADD" || r.Host == nil {
 		return func() {}
 	}
@@ -202,14 +202,14 @@ func (r *Runner) witness(ctx context.Context, call chain.Call, p Provider) (afte
 			err = done()
 		}
 		if err != nil {
-			r.Logger.Debug("what the ADD has made counts as the host's",
+			r.Runtime.Logger.Debug("what the ADD has made counts as the host's",
 				"container", r.ContainerID, "network", r.Network.Name, "plugin", call.Plugin, "error", err)
 		}
 	}
 }
 
 func (r *Runner) bounded(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
-	ctx, cancel := r.Bound(ctx, call.Verb)
+	ctx, cancel := r.Runtime.Bound(ctx, call.Verb)
 	defer cancel()
 	r.Given.Batch.For(call.Plugin)
 	e := &execution{Runner: r, call: call, p: p, given: r.Given, verb: call.Verb}
@@ -234,7 +234,7 @@ func (r *Runtime) Bound(ctx context.Context, verb string) (context.Context, cont
 func (r *Runner) start(ctx context.Context, call chain.Call, p Provider) (invoke.Output, error) {
 	env := call.Env
 	if p.elsewhere {
-		dirs := append(slices.Clone(r.Dirs), filepath.Dir(p.Path))
+		dirs := append(slices.Clone(r.Runtime.Dirs), filepath.Dir(p.Path))
 		env = invoke.WithVariable(env, "CNI_PATH", strings.Join(dirs, string(filepath.ListSeparator)))
 	}
 	if err := r.sees(call); err != nil {
@@ -242,8 +242,8 @@ func (r *Runner) start(ctx context.Context, call chain.Call, p Provider) (invoke
 	}
 	req := invoke.Request{
 		Path:    p.Path,
-		Root:    r.Root,
-		Env:     slices.Concat(r.Env, env, invoke.TraceEnv(ctx)),
+		Root:    r.Runtime.Root,
+		Env:     slices.Concat(r.Runtime.Env, env, invoke.TraceEnv(ctx)),
 		Stdin:   call.Stdin,
 		Inherit: r.Inherit,
 	}
@@ -283,8 +283,8 @@ func (r *Runner) event(verb, plugin string, kind Kind, took time.Duration, err e
 // report reports a plugin's call to the log and the observer.
 func (r *Runner) report(ctx context.Context, title string, e Event, out invoke.Output) {
 	r.log(ctx, title, e, out)
-	if r.Observe != nil {
-		r.Observe(ctx, e)
+	if r.Runtime.Observe != nil {
+		r.Runtime.Observe(ctx, e)
 	}
 }
 
@@ -295,7 +295,7 @@ func (r *Runner) log(ctx context.Context, title string, e Event, out invoke.Outp
 	if len(out.Stderr) > 0 {
 		level = slog.LevelInfo
 	}
-	if !r.Logger.Enabled(ctx, level) {
+	if !r.Runtime.Logger.Enabled(ctx, level) {
 		return
 	}
 	attrs := []slog.Attr{
@@ -310,7 +310,7 @@ func (r *Runner) log(ctx context.Context, title string, e Event, out invoke.Outp
 	if len(out.Stderr) > 0 {
 		attrs = append(attrs, slog.String("stderr", string(out.Stderr)))
 	}
-	r.Logger.LogAttrs(ctx, level, title, attrs...)
+	r.Runtime.Logger.LogAttrs(ctx, level, title, attrs...)
 }
 
 // DeletesIPAM asks the IPAM plugin of a plugin whose DEL has failed for a DEL with
