@@ -22,8 +22,8 @@ const bridgedInterface = 2
 
 // bridged is an attachment in progress.
 type bridged struct {
-	*bridgeConfig
-	*Ends
+	conf   *bridgeConfig
+	ends   *Ends
 	plugin *Bridge
 	bridge links.Link
 	lan    bool // machines other than containers may have its addresses
@@ -34,40 +34,40 @@ type bridged struct {
 
 // Make creates the bridge and the pair, which need no address.
 func (a *bridged) Make(ctx context.Context) (err error) {
-	if a.bridge, err = a.ensureBridge(ctx, a.OnHost, a.Request.Host); err != nil {
+	if a.bridge, err = a.ensureBridge(ctx, a.ends.OnHost, a.ends.Request.Host); err != nil {
 		return err
 	}
-	a.Pair, err = links.Veth{
-		Name: a.Request.IfName, MAC: a.mac, MTU: a.MTU, Master: a.bridge.Index, Mode: a.mode(),
-	}.Create(a.OnHost, a.Request.Container)
+	a.ends.Pair, err = links.Veth{
+		Name: a.ends.Request.IfName, MAC: a.conf.mac, MTU: a.conf.MTU, Master: a.bridge.Index, Mode: a.conf.mode(),
+	}.Create(a.ends.OnHost, a.ends.Request.Container)
 	if err != nil {
 		return err
 	}
-	return a.join(a.OnHost, a.bridge, a.Host, true)
+	return a.conf.join(a.ends.OnHost, a.bridge, a.ends.Host, true)
 }
 
 // Configure assigns the addresses of the pair and the bridge.
 func (a *bridged) Configure(ctx context.Context, result *types100.Result) error {
 	a.result = result
-	host, container := a.Interfaces()
+	host, container := a.ends.Interfaces()
 	br := &types100.Interface{Name: a.bridge.Name}
 	a.result.Interfaces = []*types100.Interface{br, host, container}
-	a.SetDNS(a.result)
+	a.conf.SetDNS(a.result)
 
-	gateways, err := a.setGateways(a.result)
+	gateways, err := a.conf.setGateways(a.result)
 	if err != nil {
 		return err
 	}
 	if err := a.decideDetection(); err != nil {
 		return err
 	}
-	if a.MACSpoofChk { // before it can send
-		if err := atOnce(ctx, a.Request).Add(ctx, spoofRule(a.Request, a.Host.Name, a.Container.MAC)); err != nil {
+	if a.conf.MACSpoofChk { // before it can send
+		if err := atOnce(ctx, a.ends.Request).Add(ctx, spoofRule(a.ends.Request, a.ends.Host.Name, a.ends.Container.MAC)); err != nil {
 			return spoofError(err)
 		}
 	}
 	if err := a.configureContainer(ctx); err != nil {
-		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
+		return fmt.Errorf("interface %q in the container: %w", a.ends.Request.IfName, err)
 	}
 	if err := a.makeGateway(ctx, gateways, br); err != nil {
 		return err
@@ -75,13 +75,13 @@ func (a *bridged) Configure(ctx context.Context, result *types100.Result) error 
 	if err := a.settle(ctx); err != nil {
 		return err
 	}
-	if a.IPAM.Type == "" { // also if the container's end is down
+	if a.conf.IPAM.Type == "" { // also if the container's end is down
 		return nil
 	}
 	if err := a.announce(ctx); err != nil {
 		return err
 	}
-	return a.Masquerade(ctx, a.Request, a.result)
+	return a.conf.Masquerade(ctx, a.ends.Request, a.result)
 }
 
 // announce announces the IPv4 addresses to neighbours, which may know them as
@@ -89,23 +89,23 @@ func (a *bridged) Configure(ctx context.Context, result *types100.Result) error 
 func (a *bridged) announce(ctx context.Context) error {
 	addrs := ipam.IPv4(a.result)
 	if a.aside {
-		return a.InContainer.AnnounceAside(caller.From(ctx).Conns, a.Request.Container, a.Container, addrs)
+		return a.ends.InContainer.AnnounceAside(caller.From(ctx).Conns, a.ends.Request.Container, a.ends.Container, addrs)
 	}
 	if len(addrs) == 0 {
 		return nil
 	}
-	return a.InContainer.Announce(a.Container)
+	return a.ends.InContainer.Announce(a.ends.Container)
 }
 
 // configureContainer sets the container's end up, with its addresses if there
 // are any.
 func (a *bridged) configureContainer(ctx context.Context) error {
-	if a.DisableContainerInterface {
+	if a.conf.DisableContainerInterface {
 		return nil
 	}
-	end := a.end()
+	end := a.conf.end()
 	end.Announce, end.Later = true, true
-	_, err := a.MakeContainer(ctx, end, a.result, a.detection()...)
+	_, err := a.ends.MakeContainer(ctx, end, a.result, a.detection()...)
 	return err
 }
 
@@ -114,15 +114,15 @@ func (a *bridged) configureContainer(ctx context.Context) error {
 // A container without an IPv6 address keeps the namespace's settings, which
 // costs nothing.
 func (a *bridged) detection() []links.Sysctl {
-	if a.IPAM.Type == "" || !a.detect && !ipam.HasIPv6(a.result) {
+	if a.conf.IPAM.Type == "" || !a.detect && !ipam.HasIPv6(a.result) {
 		return nil
 	}
-	v6 := "net/ipv6/conf/" + a.Request.IfName
-	all := []links.Sysctl{ipam.Announced(a.Request.IfName)}
+	v6 := "net/ipv6/conf/" + a.ends.Request.IfName
+	all := []links.Sysctl{ipam.Announced(a.ends.Request.IfName)}
 	switch {
 	case !a.detect:
 		return append(all, links.Sysctl{Path: v6 + "/accept_dad", Value: "0", Optional: true})
-	case a.EnableDAD == nil: // the interface's settings decide
+	case a.conf.EnableDAD == nil: // the interface's settings decide
 		return all
 	}
 	return append(all,
@@ -135,18 +135,18 @@ func (a *bridged) detection() []links.Sysctl {
 // hardware address to the result, because the address of a bridge that somebody
 // else made changes with its ports, and waits until packets pass.
 func (a *bridged) makeGateway(ctx context.Context, addrs []netip.Prefix, br *types100.Interface) error {
-	end, err := a.OnHost.LinkByIndex(a.Host.Index)
+	end, err := a.ends.OnHost.LinkByIndex(a.ends.Host.Index)
 	if err != nil {
 		return err
 	}
 	if end.Port.Master != a.bridge.Index { // deleted, or somebody has moved the port
-		return fmt.Errorf("interface %s is no longer a port of bridge %s", a.Host.Name, a.bridge.Name)
+		return fmt.Errorf("interface %s is no longer a port of bridge %s", a.ends.Host.Name, a.bridge.Name)
 	}
-	a.Host.OperState = end.OperState
+	a.ends.Host.OperState = end.OperState
 	a.aside = end.Port.Number > many
 	// If the bridge has no carrier yet, the question makes the kernel notice its first port.
 	// The ADD of another process may just have made the bridge, and marks it only now.
-	now, err := a.OnHost.LinkByIndex(a.bridge.Index)
+	now, err := a.ends.OnHost.LinkByIndex(a.bridge.Index)
 	if err != nil {
 		return err
 	}
@@ -155,8 +155,8 @@ func (a *bridged) makeGateway(ctx context.Context, addrs []netip.Prefix, br *typ
 		return err
 	}
 	on := a.bridge
-	if a.VLAN != 0 && len(addrs) > 0 {
-		if on, err = a.ensureVLANInterface(a.OnHost, a.Request, a.bridge, nil); err != nil {
+	if a.conf.VLAN != 0 && len(addrs) > 0 {
+		if on, err = a.conf.ensureVLANInterface(a.ends.OnHost, a.ends.Request, a.bridge, nil); err != nil {
 			return err
 		}
 		a.result.Interfaces = append(a.result.Interfaces, &types100.Interface{Name: on.Name, Mac: on.MAC.String()})
@@ -164,17 +164,17 @@ func (a *bridged) makeGateway(ctx context.Context, addrs []netip.Prefix, br *typ
 	if err := a.correct(on.Index); err != nil {
 		return err
 	}
-	added, err := a.ensureAddresses(a.OnHost, on, addrs, a.lan)
+	added, err := a.conf.ensureAddresses(a.ends.OnHost, on, addrs, a.lan)
 	if err != nil {
 		return err
 	}
 	if len(added) > 0 && on.Index == a.bridge.Index {
 		br.Mac = on.MAC.String() // the bridge keeps the address that it had before the port
 	}
-	if err := links.WriteSysctls(a.Request.Host, MissingForwarding(a.OnHost, addrs)...); err != nil {
+	if err := links.WriteSysctls(a.ends.Request.Host, MissingForwarding(a.ends.OnHost, addrs)...); err != nil {
 		return err
 	}
-	return awaitGateways(ctx, a.Request.Host, a.OnHost, on, added, a.lan)
+	return awaitGateways(ctx, a.ends.Request.Host, a.ends.OnHost, on, added, a.lan)
 }
 
 // correct updates the host's neighbour entries that name another container, so
@@ -182,9 +182,9 @@ func (a *bridged) makeGateway(ctx context.Context, addrs []netip.Prefix, br *typ
 // later, like everybody else.
 func (a *bridged) correct(index int) error {
 	for _, addr := range ipam.IPv4(a.result) {
-		known, err := a.OnHost.Neighbour(index, addr)
-		if err == nil && known.Wrong(a.Container.MAC) {
-			err = a.OnHost.SetNeighbour(index, addr, a.Container.MAC)
+		known, err := a.ends.OnHost.Neighbour(index, addr)
+		if err == nil && known.Wrong(a.ends.Container.MAC) {
+			err = a.ends.OnHost.SetNeighbour(index, addr, a.ends.Container.MAC)
 		}
 		if err != nil {
 			return err
@@ -195,28 +195,28 @@ func (a *bridged) correct(index int) error {
 
 // settle waits until packets pass.
 func (a *bridged) settle(ctx context.Context) error {
-	if a.DisableContainerInterface {
+	if a.conf.DisableContainerInterface {
 		return nil
 	}
 	var err error
 	switch {
 	case a.detect:
-		err = ipam.Detect(ctx, a.Request.Container, a.InContainer, a.Container.Index, compare.PrefixesOf(a.result), carrierTime)
+		err = ipam.Detect(ctx, a.ends.Request.Container, a.ends.InContainer, a.ends.Container.Index, compare.PrefixesOf(a.result), carrierTime)
 	case ipam.HasIPv6(a.result):
-		err = ipam.Settle(ctx, a.InContainer, a.Container.Index)
+		err = ipam.Settle(ctx, a.ends.InContainer, a.ends.Container.Index)
 	}
 	if err != nil {
-		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
+		return fmt.Errorf("interface %q in the container: %w", a.ends.Request.IfName, err)
 	}
-	return a.AwaitRunning(ctx)
+	return a.ends.AwaitRunning(ctx)
 }
 
 // Undo deletes the pair and its rules. The bridge stays, because others may use
 // it by now.
 func (a *bridged) Undo(ctx context.Context) error {
-	err := a.Ends.Undo(ctx)
-	if a.MACSpoofChk {
-		err = errors.Join(err, spoofError(atOnce(ctx, a.Request).Remove(context.WithoutCancel(ctx), spoofRule(a.Request, "", nil))))
+	err := a.ends.Undo(ctx)
+	if a.conf.MACSpoofChk {
+		err = errors.Join(err, spoofError(atOnce(ctx, a.ends.Request).Remove(context.WithoutCancel(ctx), spoofRule(a.ends.Request, "", nil))))
 	}
 	return err
 }
@@ -227,9 +227,9 @@ func (a *bridged) Undo(ctx context.Context) error {
 // demands it for the container's addresses on every bridge. The gateways'
 // addresses are checked only if there is an uplink.
 func (a *bridged) decideDetection() (err error) {
-	asked := a.EnableDAD != nil && *a.EnableDAD
-	if (asked || a.EnableDAD == nil) && ipam.HasIPv6(a.result) {
-		a.lan, err = a.plugin.hasUplink(a.OnHost, place{a.Request.Host.ID(), a.bridge.Index}, a.IsGateway)
+	asked := a.conf.EnableDAD != nil && *a.conf.EnableDAD
+	if (asked || a.conf.EnableDAD == nil) && ipam.HasIPv6(a.result) {
+		a.lan, err = a.plugin.hasUplink(a.ends.OnHost, place{a.ends.Request.Host.ID(), a.bridge.Index}, a.conf.IsGateway)
 	}
 	a.detect = asked || a.lan
 	return err

@@ -101,12 +101,12 @@ func awaitGateways(ctx context.Context, host *netns.Handle, conn *links.Conn, on
 // gateway compares the addresses that the containers send to. Whether the host
 // forwards is its own setting, which concerns all of its containers.
 func (c *comparison) gateway(context.Context) error {
-	wanted, err := c.gateways(c.r.PrevResult)
-	if err != nil || len(wanted) == 0 || c.IPAM.Type == "" {
+	wanted, err := c.conf.gateways(c.r.PrevResult)
+	if err != nil || len(wanted) == 0 || c.conf.IPAM.Type == "" {
 		return err
 	}
 	on := c.br
-	if c.VLAN != 0 {
+	if c.conf.VLAN != 0 {
 		if on, err = c.vlanInterface(); err != nil {
 			return err
 		}
@@ -122,9 +122,9 @@ func (c *comparison) gateway(context.Context) error {
 		}
 		c.found = append(c.found, forwarding...)
 	}
-	name := c.gatewayName()
+	name := c.conf.gatewayName()
 	for _, want := range wanted {
-		if slices.ContainsFunc(have, func(a links.Address) bool { return c.serves(a, want) }) {
+		if slices.ContainsFunc(have, func(a links.Address) bool { return c.conf.serves(a, want) }) {
 			continue
 		}
 		d := compare.Difference{
@@ -185,11 +185,11 @@ func (c *comparison) restoreSubnet(conn *links.Conn, on links.Link, route links.
 // restoreGateway adds the address of a gateway, and deletes none. It does nothing if
 // somebody has replaced the bridge.
 func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want netip.Prefix) error {
-	on, err := conn.Link(c.gatewayName())
+	on, err := conn.Link(c.conf.gatewayName())
 	if err != nil {
 		return fmt.Errorf("gateway: %w", err)
 	}
-	br, err := conn.Link(c.Bridge)
+	br, err := conn.Link(c.conf.Bridge)
 	if err != nil || !c.made.is(br) {
 		return err
 	}
@@ -261,7 +261,7 @@ func setUp(conn *links.Conn, host *netns.Handle, index int) error {
 // is 0 if it does not exist. An interface that is no veth pair is an administrator's, who
 // knows how it reaches the VLAN.
 func (c *comparison) vlanInterface() (links.Link, error) {
-	name := c.gatewayName()
+	name := c.conf.gatewayName()
 	lacks := func(l links.Link, wanted, found string, err error) {
 		d := compare.Difference{Kind: compare.Interface, Object: l.Name, Wanted: wanted, Found: found, Err: fmt.Errorf("gateway of the VLAN: %w", err)}
 		c.lacks(d, c.restoreVLANInterface)
@@ -288,7 +288,7 @@ func (c *comparison) vlanInterface() (links.Link, error) {
 		return on, fmt.Errorf("gateway of the VLAN: the other end of interface %q: %w", on.Name, err)
 	}
 	up(port)
-	return on, c.onBridge(port, c.onHost(), c.access(), c.restoreVLANInterface)
+	return on, c.onBridge(port, c.onHost(), c.conf.access(), c.restoreVLANInterface)
 }
 
 // hasPort reports whether the other end of the gateway of a VLAN is a port of the bridge.
@@ -311,9 +311,9 @@ func (c *comparison) reportedMAC(name string) net.HardwareAddr {
 // restoreVLANInterface makes the bridge's interface in the VLAN, or adds the parts that the
 // interface lacks. It does nothing if somebody has replaced the bridge.
 func (c *comparison) restoreVLANInterface(ctx context.Context, conn *links.Conn, _ links.Link) error {
-	br, err := conn.Link(c.Bridge)
+	br, err := conn.Link(c.conf.Bridge)
 	if err == nil {
-		err = c.fits(br)
+		err = c.conf.fits(br)
 	}
 	if err != nil {
 		return fmt.Errorf("bridge: %w", err)
@@ -321,7 +321,7 @@ func (c *comparison) restoreVLANInterface(ctx context.Context, conn *links.Conn,
 	if !c.made.is(br) {
 		return nil
 	}
-	on, err := c.ensureVLANInterface(conn, c.r, br, c.reportedMAC(c.gatewayName()))
+	on, err := c.conf.ensureVLANInterface(conn, c.r, br, c.reportedMAC(c.conf.gatewayName()))
 	if err == nil {
 		on, err = conn.LinkByIndex(on.Index)
 	}
@@ -331,7 +331,7 @@ func (c *comparison) restoreVLANInterface(ctx context.Context, conn *links.Conn,
 	if hasPort(on) {
 		port, err := conn.LinkByIndex(on.Peer.Index)
 		if err == nil {
-			err = c.access().restorePort(ctx, conn, port)
+			err = c.conf.access().restorePort(ctx, conn, port)
 		}
 		if err != nil {
 			return fmt.Errorf("the other end of interface %q: %w", on.Name, err)

@@ -85,7 +85,7 @@ func (p *Bridge) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 	if err != nil {
 		return nil, err
 	}
-	return Add(ctx, r, c.IPAM.Type, func(e *Ends) ipam.Maker { return &bridged{bridgeConfig: c, Ends: e, plugin: p} })
+	return Add(ctx, r, c.IPAM.Type, func(e *Ends) ipam.Maker { return &bridged{conf: c, ends: e, plugin: p} })
 }
 
 // Del disconnects the container. The bridge stays.
@@ -137,7 +137,7 @@ func (*Bridge) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 	if err != nil {
 		return nil, err
 	}
-	c := &comparison{bridgeConfig: conf, r: r, v: v}
+	c := &comparison{conf: conf, r: r, v: v}
 	for _, part := range []func(context.Context) error{
 		c.container, c.bridge, c.port, c.gateway, c.spoofing,
 	} {
@@ -145,7 +145,7 @@ func (*Bridge) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 			return nil, err
 		}
 	}
-	if c.IsGateway {
+	if c.conf.IsGateway {
 		compare.Announced(c.found, c.announce)
 	}
 	rules, err := CompareMasquerade(ctx, r, v)
@@ -154,7 +154,7 @@ func (*Bridge) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 
 // comparison is the comparison of one attachment.
 type comparison struct {
-	*bridgeConfig
+	conf  *bridgeConfig
 	r     *plugin.Request
 	v     *compare.View
 	found []compare.Difference
@@ -175,7 +175,7 @@ func (c *bridgeConfig) end() ipam.Interface {
 }
 
 func (c *comparison) container(context.Context) (err error) {
-	c.inside, c.found, err = c.end().Compare(c.r, c.v)
+	c.inside, c.found, err = c.conf.end().Compare(c.r, c.v)
 	return err
 }
 
@@ -197,7 +197,7 @@ func (c *comparison) onHost() *compare.Place {
 // announce has the host, which is the gateway, and the container find each other.
 func (c *comparison) announce(ctx context.Context, unanswered bool) error {
 	return c.onHost().Do(ctx, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
-		gateway, err := conn.Link(c.gatewayName())
+		gateway, err := conn.Link(c.conf.gatewayName())
 		if links.NotFound(err) {
 			return nil // gone again
 		}
@@ -213,7 +213,7 @@ func (c *comparison) announce(ctx context.Context, unanswered bool) error {
 // recorded address, it is not known which rules there should be; what differs then is the
 // pair.
 func (c *comparison) spoofing(ctx context.Context) error {
-	if !c.MACSpoofChk || !c.host.Ours || !c.inside.Ours {
+	if !c.conf.MACSpoofChk || !c.host.Ours || !c.inside.Ours {
 		return nil
 	}
 	all, err := compare.MissingRules(ctx, c.r, c.v, []netfilter.Rule{spoofRule(c.r, c.host.Name, c.inside.MAC)}, spoofError)

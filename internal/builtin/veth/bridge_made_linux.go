@@ -18,12 +18,12 @@ import (
 // ensureBridge returns the bridge, up and as configured. It creates a missing
 // one. Many attachments may do this at once.
 func (a *bridged) ensureBridge(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, err error) {
-	br, err = conn.Link(a.Bridge)
+	br, err = conn.Link(a.conf.Bridge)
 	if links.NotFound(err) || err == nil && br.Alias != alias {
 		br, err = a.findOrCreate(ctx, conn, host)
 	}
 	if err == nil {
-		err = a.prepareBridge(conn, host, br)
+		err = a.conf.prepareBridge(conn, host, br)
 	}
 	return br, err
 }
@@ -35,15 +35,15 @@ func (a *bridged) ensureBridge(ctx context.Context, conn *links.Conn, host *netn
 func (a *bridged) findOrCreate(ctx context.Context, conn *links.Conn, host *netns.Handle) (br links.Link, err error) {
 	a.plugin.making.Lock()
 	defer a.plugin.making.Unlock()
-	br, err = conn.Link(a.Bridge)
+	br, err = conn.Link(a.conf.Bridge)
 	if !links.NotFound(err) {
 		return br, err
 	}
-	m, err := madeForOthers(caller.From(ctx).Record, a.Bridge)
+	m, err := madeForOthers(caller.From(ctx).Record, a.conf.Bridge)
 	if err != nil {
 		return br, err
 	}
-	return a.createBridge(conn, host, m)
+	return a.conf.createBridge(conn, host, m)
 }
 
 // prepareBridge sets the bridge up if it fits the configuration.
@@ -109,9 +109,9 @@ func (c *bridgeConfig) createBridge(conn *links.Conn, host *netns.Handle, noted 
 // address follows its ports unless somebody sets it, and VLAN filtering and MTU
 // are shared by all of its ports, some of which may be an administrator's.
 func (c *comparison) bridge(ctx context.Context) (err error) {
-	said := compare.OnHost(c.r, c.Bridge)
+	said := compare.OnHost(c.r, c.conf.Bridge)
 	if said == nil {
-		return fmt.Errorf("prevResult has no bridge %q", c.Bridge)
+		return fmt.Errorf("prevResult has no bridge %q", c.conf.Bridge)
 	}
 	record := caller.From(ctx).Record
 	if c.made, err = madeBy(record); err != nil {
@@ -119,9 +119,9 @@ func (c *comparison) bridge(ctx context.Context) (err error) {
 	}
 	c.hosts = string(record.Fact(hostsNote)) == "true"
 	lacks := func(wanted, found string, err error) {
-		c.lacks(compare.Difference{Kind: compare.Bridge, Object: c.Bridge, Wanted: wanted, Found: found, Err: err}, c.restoreBridge)
+		c.lacks(compare.Difference{Kind: compare.Bridge, Object: c.conf.Bridge, Wanted: wanted, Found: found, Err: err}, c.restoreBridge)
 	}
-	br, err := c.v.Host.Link(c.Bridge)
+	br, err := c.v.Host.Link(c.conf.Bridge)
 	switch {
 	case links.NotFound(err):
 		lacks(said.Mac, "", fmt.Errorf("bridge: %w", err))
@@ -131,16 +131,16 @@ func (c *comparison) bridge(ctx context.Context) (err error) {
 	case br.Kind != "bridge":
 		c.other = true
 		c.lacks(compare.Difference{
-			Kind: compare.Bridge, Object: c.Bridge, Wanted: "bridge", Found: br.Kind, Why: "it differs",
-			Err: fmt.Errorf("interface %q is not a bridge, but %q", c.Bridge, br.Kind),
+			Kind: compare.Bridge, Object: c.conf.Bridge, Wanted: "bridge", Found: br.Kind, Why: "it differs",
+			Err: fmt.Errorf("interface %q is not a bridge, but %q", c.conf.Bridge, br.Kind),
 		}, nil)
 		return nil
 	}
 	if c.br = br; !br.Up() {
-		lacks("up", "down", fmt.Errorf("bridge %q is down", c.Bridge))
+		lacks("up", "down", fmt.Errorf("bridge %q is down", c.conf.Bridge))
 	}
-	if c.PromiscMode && !br.Promiscuous() {
-		lacks("promiscuous", "", fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.Bridge))
+	if c.conf.PromiscMode && !br.Promiscuous() {
+		lacks("promiscuous", "", fmt.Errorf(`"promiscMode": bridge %q is not in promiscuous mode`, c.conf.Bridge))
 	}
 	return nil
 }
@@ -168,9 +168,9 @@ func (c *comparison) whose() string {
 // whose maker was killed. The link-local address, which goes when it is set down, comes
 // first, because the kernel would first look for duplicates.
 func (c *comparison) restoreBridge(_ context.Context, conn *links.Conn, _ links.Link) error {
-	br, err := conn.Link(c.Bridge)
+	br, err := conn.Link(c.conf.Bridge)
 	if links.NotFound(err) {
-		br, err = c.createBridge(conn, c.r.Host, c.made)
+		br, err = c.conf.createBridge(conn, c.r.Host, c.made)
 	}
 	if err != nil {
 		return fmt.Errorf("bridge: %w", err)
@@ -192,7 +192,7 @@ func (c *comparison) restoreBridge(_ context.Context, conn *links.Conn, _ links.
 			return err
 		}
 	}
-	return c.prepareBridge(conn, c.r.Host, br)
+	return c.conf.prepareBridge(conn, c.r.Host, br)
 }
 
 // A bridge that an ADD of this plugin made is made again if it is gone; others

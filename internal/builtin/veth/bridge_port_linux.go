@@ -43,12 +43,12 @@ func (c *bridgeConfig) join(conn *links.Conn, br, port links.Link, fresh bool) e
 // port compares the host's end, which is on the bridge, in the configured modes.
 // Other programs may set more: the kubelet used to set hairpin mode.
 func (c *comparison) port(context.Context) error {
-	host, found, err := CompareHost(c.r, c.v, c.inside, c.restorePort)
+	host, found, err := CompareHost(c.r, c.v, c.inside, c.conf.restorePort)
 	c.host, c.found = host, append(c.found, found...)
 	if err != nil || !host.Exists {
 		return err
 	}
-	return c.onBridge(host.Link, host.Place(c.r), c.bridgeConfig, c.restorePort)
+	return c.onBridge(host.Link, host.Place(c.r), c.conf, c.conf.restorePort)
 }
 
 // onBridge compares an interface as a port of the bridge, in the modes and VLANs of a
@@ -60,7 +60,7 @@ func (c *comparison) onBridge(port links.Link, place *compare.Place, as *bridgeC
 	}
 	if port.Port.Master == 0 || port.Port.Master != c.br.Index {
 		master, why, err := c.master(port)
-		lacks(c.Bridge, master, why, fmt.Errorf("interface %q is not on bridge %q", port.Name, c.Bridge))
+		lacks(c.conf.Bridge, master, why, fmt.Errorf("interface %q is not on bridge %q", port.Name, c.conf.Bridge))
 		return err
 	}
 	if as.HairpinMode && !port.Port.Hairpin {

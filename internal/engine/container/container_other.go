@@ -96,7 +96,7 @@ func (*Place) isRecordedHere(*record.Record) bool { return true }
 
 func (*Place) isInhabited() bool { return false }
 
-func (c *Container) identify() (record.NetNS, error) { return record.NetNS{Path: c.Path}, nil }
+func (c *Container) identify() (record.NetNS, error) { return record.NetNS{Path: c.Place.Path}, nil }
 
 func removeOurs(record.NetNS, bool) error { return nil }
 

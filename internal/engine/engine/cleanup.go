@@ -212,12 +212,12 @@ func (f *forced) target(a *attachment) (t leftovers.Target, done func(), err err
 	t, done = a.target()
 	t.How.Thorough, t.How.GiveUp = true, true
 	if len(a.plan.Network.Config.Plugins) == 0 {
-		t.Widen()
+		t.Footprint.Widen()
 	}
 	if f.entered != nil {
 		t.How.Only = f.entered.Names
 		if len(f.entered.Dirs) > 0 {
-			t.IPAMDirs = f.entered.Dirs
+			t.Footprint.IPAMDirs = f.entered.Dirs
 		}
 	}
 	held, err := t.Held()
@@ -226,8 +226,8 @@ func (f *forced) target(a *attachment) (t leftovers.Target, done func(), err err
 		return t, nil, err
 	}
 	for _, addr := range slices.Concat(f.t.Addresses, held) {
-		if addr = addr.Unmap(); !slices.Contains(t.Addresses, addr) {
-			t.Addresses = append(t.Addresses, addr)
+		if addr = addr.Unmap(); !slices.Contains(t.Footprint.Addresses, addr) {
+			t.Footprint.Addresses = append(t.Footprint.Addresses, addr)
 		}
 	}
 	return t, done, nil

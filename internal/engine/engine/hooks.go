@@ -150,7 +150,7 @@ func (h hooks) mayUnshape() (bool, error) {
 func (h hooks) withoutClaimed(call *chain.Call) error {
 	t, done := h.a.target()
 	defer done()
-	taken, err := t.Addresses, error(nil) // after a reboot only restored rules exist, and the sweep finds those
+	taken, err := t.Footprint.Addresses, error(nil) // after a reboot only restored rules exist, and the sweep finds those
 	switch {
 	case h.a.op.c.Place.Rebooted:
 	case h.a.described().IsZoned():

@@ -42,19 +42,19 @@ func (a *attachment) target() (t leftovers.Target, done func()) {
 		t.Host = a.op.c.Place.Host.Handle
 	}
 	// host-local does not sync its files: a power cut leaves empty ones.
-	t.How.Thorough = a.progress.state != record.Added || a.op.c.Place.Rebooted || a.op.c.Place.HostGone || t.Rules.AnyPort
+	t.How.Thorough = a.progress.state != record.Added || a.op.c.Place.Rebooted || a.op.c.Place.HostGone || t.Footprint.Rules.AnyPort
 	t.How.FilesOnly = a.op.c.Place.HostGone
 	t.How.Emptied = d.Emptied(a.op.eng.Store.Records, ledgerOf(a.op.eng), a.op.log())
 	// After a DEL has begun, the interface may be back on the host, and another
 	// container may have it.
-	t.How.Lost = t.Interface.Device != nil && a.lost && !a.inDoubt()
+	t.How.Lost = t.Footprint.Interface.Device != nil && a.lost && !a.inDoubt()
 	var err error
 	if note := a.facts.Get(netfilter.SubnetsFact); note != nil {
 		noted, err := netfilter.NotedSubnets(note, true)
 		if err != nil {
 			a.op.log().Warn("the subnets that are forwarded cannot be read", "error", err)
 		}
-		t.Subnets = append(t.Subnets, slices.DeleteFunc(noted, func(p netip.Prefix) bool { return slices.Contains(t.Subnets, p) })...)
+		t.Footprint.Subnets = append(t.Footprint.Subnets, slices.DeleteFunc(noted, func(p netip.Prefix) bool { return slices.Contains(t.Footprint.Subnets, p) })...)
 	}
 	if t.Before, err = firewalld.Recall(hooks{a}); err != nil {
 		// An attachment's own notes are not damaged if its record is not.

@@ -234,12 +234,12 @@ func (t *teardown) about(i int) error {
 func (t *teardown) settle(a *attachment) {
 	target, done := a.target()
 	defer done()
-	if target.Interface.Device == nil {
+	if target.Footprint.Interface.Device == nil {
 		return
 	}
 	gone, err := target.Settled()
 	if gone && err == nil {
-		settled := *target.Interface.Device
+		settled := *target.Footprint.Interface.Device
 		settled.Settled = true
 		err = a.note(leftovers.DeviceFact, settled)
 	}

@@ -188,7 +188,7 @@ func rename(conn *links.Conn, l links.Link, name string) error {
 // not where it should be, if it is known to exist and another attachment has not been
 // lent it since.
 func (t *Target) device() ([]Item, error) {
-	d := t.Interface.Device
+	d := t.Footprint.Interface.Device
 	if t.Container != nil {
 		inside, err := t.Conns.Links(t.Container)
 		if err != nil {
@@ -217,7 +217,7 @@ func (t *Target) device() ([]Item, error) {
 	if lent, err := t.Others.HaveDevice(d); lent || err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf("interface %s of the host, which is neither there nor in the container as %s", d.HostName, t.IfName)
+	text := fmt.Sprintf("interface %s of the host, which is neither there nor in the container as %s", d.HostName, t.Footprint.IfName)
 	if id := strings.TrimSpace(strings.Join([]string{d.Bus, d.Dev, d.PermMAC}, " ")); id != "" {
 		text += " (" + id + ")"
 	}
@@ -228,7 +228,7 @@ func (t *Target) device() ([]Item, error) {
 
 // leaves returns the item that deletes the device where it is, or gives it back.
 func (t *Target) leaves(ns *netns.Handle, where string, l links.Link) []Item {
-	to, host := t.Interface.Device.HostName, t.Host
+	to, host := t.Footprint.Interface.Device.HostName, t.Host
 	if to == "" {
 		return []Item{deletion(ns, where, l.Name, l.Index)}
 	}
@@ -270,7 +270,7 @@ func giveName(conn *links.Conn, index int, name string) error {
 // leaves a physical one when its namespace goes. It reports whether it is missing:
 // whether it exists, and is not there.
 func (t *Target) onHost() (items []Item, missing bool, err error) {
-	d := t.Interface.Device
+	d := t.Footprint.Interface.Device
 	if !d.Traceable() {
 		return nil, false, nil
 	}
@@ -322,7 +322,7 @@ func (t *Target) within(ns *netns.Handle) (found []Item) {
 		if herr != nil {
 			host = -1
 		}
-		if l := find(all, func(l links.Link) bool { return t.Interface.Device.isOutside(l, host) }); l != nil {
+		if l := find(all, func(l links.Link) bool { return t.Footprint.Interface.Device.isOutside(l, host) }); l != nil {
 			found = t.leaves(ns, "in the network namespace "+ns.ID().String(), *l)
 		}
 		return err

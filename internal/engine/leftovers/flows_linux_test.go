@@ -122,7 +122,7 @@ func TestFault_F28_UDPToTheContainerIsForgotten(t *testing.T) {
 // flowing returns a target with forwarded UDP ports.
 func flowing(host *netns.Handle, others *Others, list ...string) Target {
 	t := targetOf("c1", "eth0")
-	t.Host, t.Addresses, t.Others, t.Rules.UDP = host, addrs(list...), others, true
+	t.Host, t.Footprint.Addresses, t.Others, t.Footprint.Rules.UDP = host, addrs(list...), others, true
 	return t
 }
 

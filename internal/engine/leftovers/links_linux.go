@@ -32,17 +32,17 @@ func deletion(ns *netns.Handle, where, name string, index int) Item {
 // containerLink finds the attachment's interface in a namespace that lives on. By its
 // name alone it is found only if nothing else is known of it.
 func (t *Target) containerLink(context.Context) ([]Item, error) {
-	if t.Interface.Device != nil {
+	if t.Footprint.Interface.Device != nil {
 		return t.device()
 	}
-	if t.Container == nil || !t.Interface.Made || t.IfName == "lo" {
+	if t.Container == nil || !t.Footprint.Interface.Made || t.Footprint.IfName == "lo" {
 		return nil, nil
 	}
-	l, err := t.Conns.Lookup(t.Container, t.IfName)
+	l, err := t.Conns.Lookup(t.Container, t.Footprint.IfName)
 	if l == nil || err != nil {
 		return nil, err
 	}
-	return []Item{deletion(t.Container, "in the container", t.IfName, l.Index)}, nil
+	return []Item{deletion(t.Container, "in the container", t.Footprint.IfName, l.Index)}, nil
 }
 
 // hostEnds finds the host's ends of veth pairs that the result reports. The name alone
@@ -51,7 +51,7 @@ func (t *Target) containerLink(context.Context) ([]Item, error) {
 func (t *Target) hostEnds(context.Context) ([]Item, error) {
 	var items []Item
 	var errs []error
-	for _, reported := range t.Interface.HostEnds {
+	for _, reported := range t.Footprint.Interface.HostEnds {
 		l, err := t.Conns.Lookup(t.Host, reported.Name)
 		errs = append(errs, err)
 		if err == nil && l != nil && l.Kind == "veth" && strings.EqualFold(l.MAC.String(), reported.MAC) {
@@ -68,11 +68,11 @@ func (t *Target) hostEnds(context.Context) ([]Item, error) {
 // was killed, it is the attachment's if the attachment limits its egress and no
 // other attachment may have made it.
 func (t *Target) shaper(context.Context) (items []Item, err error) {
-	if !t.Shaper.Possible {
+	if !t.Footprint.Shaper.Possible {
 		return nil, nil
 	}
-	own := bandwidth.OwnDevice(t.Network, t.ContainerID, t.IfName)
-	for _, name := range []string{own, bandwidth.Device(t.Network, t.ContainerID)} {
+	own := bandwidth.OwnDevice(t.Footprint.Network, t.Footprint.ContainerID, t.Footprint.IfName)
+	for _, name := range []string{own, bandwidth.Device(t.Footprint.Network, t.Footprint.ContainerID)} {
 		l, err := t.Conns.Lookup(t.Host, name)
 		if err != nil {
 			return items, err
@@ -81,7 +81,7 @@ func (t *Target) shaper(context.Context) (items []Item, err error) {
 			continue
 		}
 		ours := name == own || t.reported(*l)
-		if !ours && t.Shaper.Egress {
+		if !ours && t.Footprint.Shaper.Egress {
 			taken, err := t.Others.HaveShaper(name, l.MAC.String())
 			if err != nil {
 				return items, err
@@ -98,7 +98,7 @@ func (t *Target) shaper(context.Context) (items []Item, err error) {
 // reported reports whether the attachment's result has an interface of the host,
 // by name and hardware address.
 func (t *Target) reported(l links.Link) bool {
-	return slices.ContainsFunc(t.Interface.HostEnds, func(r Link) bool {
+	return slices.ContainsFunc(t.Footprint.Interface.HostEnds, func(r Link) bool {
 		return r.Name == l.Name && strings.EqualFold(r.MAC, l.MAC.String())
 	})
 }
@@ -106,7 +106,7 @@ func (t *Target) reported(l links.Link) bool {
 // NotItsShaper reports whether the host has a device of the name by which the
 // reference plugin deletes, and the attachment's result does not have it.
 func (t *Target) NotItsShaper() (bool, error) {
-	l, err := t.Conns.Lookup(t.Host, bandwidth.Device(t.Network, t.ContainerID))
+	l, err := t.Conns.Lookup(t.Host, bandwidth.Device(t.Footprint.Network, t.Footprint.ContainerID))
 	return err == nil && l != nil && !t.reported(*l), err
 }
 
@@ -116,12 +116,12 @@ func (t *Target) NotItsShaper() (bool, error) {
 //
 // If there are any, it asks which addresses are in use by others, whose flows stay.
 func (t *Target) flushFlows() (flushed uint, err error) {
-	if !t.Rules.UDP || t.Host == nil {
+	if !t.Footprint.Rules.UDP || t.Host == nil {
 		return 0, nil
 	}
 	var errs []error
 	asked := sync.OnceValues(t.InUse)
-	for _, addr := range t.Addresses {
+	for _, addr := range t.Footprint.Addresses {
 		// Replies come from the container's address, wherever the request was sent to.
 		n, err := links.Forget(t.Host, addr.Is6(), links.Flows{From: addr, Keep: func() (bool, error) {
 			taken, err := asked()

@@ -25,7 +25,7 @@ const mac = "0a:58:0a:01:00:02"
 // reporting is a target whose result has interfaces on the host.
 func reporting(host *netns.Handle, ends ...Link) Target {
 	t := targetOf("c1", "eth0")
-	t.Host, t.Interface.HostEnds = host, ends
+	t.Host, t.Footprint.Interface.HostEnds = host, ends
 	return t
 }
 
@@ -71,10 +71,10 @@ func TestTheContainersInterface(t *testing.T) {
 	target := reporting(host)
 	target.Container = container
 	wantSwept(t, target) // a device that was moved in must not be deleted
-	target.Interface.Made = true
-	target.IfName = "lo"
+	target.Footprint.Interface.Made = true
+	target.Footprint.IfName = "lo"
 	wantSwept(t, target)
-	target.IfName = "eth0"
+	target.Footprint.IfName = "eth0"
 	wantSwept(t, target, "interface eth0 in the container")
 	if !hasLink(t, host, "eth0") || !hasLink(t, container, "eth1") {
 		t.Error("an interface of the host's or of another attachment is gone")
@@ -98,11 +98,11 @@ func TestTheShaperOfTheRealPlugin(t *testing.T) {
 		}))
 	}
 	target := reporting(host)
-	target.Network = long
+	target.Footprint.Network = long
 	wantSwept(t, target) // not shaped
-	target.Shaper, target.ContainerID = Shaper{Possible: true, Egress: true}, "c"
+	target.Footprint.Shaper, target.Footprint.ContainerID = Shaper{Possible: true, Egress: true}, "c"
 	wantSwept(t, target)
-	target.ContainerID = "c1"
+	target.Footprint.ContainerID = "c1"
 	wantSwept(t, target, "interface "+bandwidth.Device(long, "c1")+" on the host")
 	if !hasLink(t, host, bandwidth.Device(long, "c11")) {
 		t.Error("the neighbour's shaper is gone")
@@ -148,10 +148,10 @@ func TestFault_F48_TheShaperOfAnotherStays(t *testing.T) {
 				return nl.LinkAdd(&netlink.Ifb{LinkAttrs: attrs(t, bandwidth.Device("net", "1"), mac)})
 			})
 			target := reporting(host)
-			target.Network, target.ContainerID, target.Others = "ne", "t1", c.taken.others()
-			target.Shaper = Shaper{Possible: true, Egress: c.egress}
+			target.Footprint.Network, target.Footprint.ContainerID, target.Others = "ne", "t1", c.taken.others()
+			target.Footprint.Shaper = Shaper{Possible: true, Egress: c.egress}
 			if c.reported != "" {
-				target.Interface.HostEnds = []Link{{Name: bandwidth.Device("ne", "t1"), MAC: c.reported}}
+				target.Footprint.Interface.HostEnds = []Link{{Name: bandwidth.Device("ne", "t1"), MAC: c.reported}}
 			}
 			var want []string
 			if c.want {

@@ -145,15 +145,15 @@ func (r Reservation) Remove(ctx context.Context) (err error) {
 // containers the network has, so not every DEL does it.
 func (t *Target) reserved() (all []Reservation, err error) {
 	var known []string
-	for _, addr := range t.Addresses {
+	for _, addr := range t.Footprint.Addresses {
 		known = append(known, addr.String())
 	}
 	var errs []error
-	for _, dir := range t.IPAMDirs {
+	for _, dir := range t.Footprint.IPAMDirs {
 		names := known
 		if t.How.Thorough {
 			if names, err = filesIn(dir); err != nil {
-				errs = append(errs, fmt.Errorf("addresses of container %s: %w", t.ContainerID, err))
+				errs = append(errs, fmt.Errorf("addresses of container %s: %w", t.Footprint.ContainerID, err))
 				continue
 			}
 		}
@@ -161,7 +161,7 @@ func (t *Target) reserved() (all []Reservation, err error) {
 			if r.content == "" {
 				return t.How.Thorough && r.private && t.How.Emptied != nil && t.How.Emptied(r)
 			}
-			return r.holds(t.Owner) && (t.How.Only == nil || t.How.Only(r.Addr))
+			return r.holds(t.Footprint.Owner) && (t.How.Only == nil || t.How.Only(r.Addr))
 		})
 		all, errs = append(all, found...), append(errs, err)
 	}
@@ -181,13 +181,13 @@ func (t Target) Held() (held []netip.Addr, err error) {
 // taken returns those of the target's addresses that are reserved for another attachment.
 func (t *Target) taken() (taken []netip.Addr, err error) {
 	var errs []error
-	for _, dir := range t.IPAMDirs {
-		for _, addr := range t.Addresses {
+	for _, dir := range t.Footprint.IPAMDirs {
+		for _, addr := range t.Footprint.Addresses {
 			r, ok, err := readReservation(dir, addr.String())
 			if err != nil {
 				errs = append(errs, fmt.Errorf("find the owner of the reserved address %s: %w", addr, err))
 			}
-			if ok && r.content != "" && !r.holds(t.Owner) {
+			if ok && r.content != "" && !r.holds(t.Footprint.Owner) {
 				taken = append(taken, addr)
 			}
 		}

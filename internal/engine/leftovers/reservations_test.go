@@ -107,7 +107,7 @@ func TestAddressesOfTheAttachment(t *testing.T) {
 	} {
 		dir := reserve(t, all)
 		target, want := heldIn(dir), []string(nil)
-		target.IPAMDirs, target.Addresses = append(target.IPAMDirs, filepath.Join(dir, "none")), c.known
+		target.Footprint.IPAMDirs, target.Footprint.Addresses = append(target.Footprint.IPAMDirs, filepath.Join(dir, "none")), c.known
 		target.How = c.how
 		left := reserved(t, dir)
 		for _, file := range c.want {
@@ -182,7 +182,7 @@ func TestOtherFilesAreNotReadUnlessThorough(t *testing.T) {
 		expect.NoError(t, os.Symlink(loop, filepath.Join(dir, loop)))
 	}
 	target := heldIn(dir)
-	target.Addresses = addrs("10.1.0.2")
+	target.Footprint.Addresses = addrs("10.1.0.2")
 	items, err := target.reserved()
 	if err != nil || len(items) != 1 {
 		t.Errorf("found %v, %v", items, err)

@@ -11,7 +11,7 @@ import (
 // rules finds the rules of the packet filter, as one item: they are removed in one
 // transaction per packet filter.
 func (t *Target) rules(ctx context.Context) ([]Item, error) {
-	if !t.Rules.Possible {
+	if !t.Footprint.Rules.Possible {
 		return nil, nil
 	}
 	target := t.rulesTarget()
@@ -34,8 +34,8 @@ func (t *Target) rules(ctx context.Context) ([]Item, error) {
 // rulesTarget is the target as the packet filters are searched for it.
 func (t *Target) rulesTarget() netfilter.Target {
 	return netfilter.Target{
-		Owner: t.Owner, Subnets: t.Subnets, InNetwork: t.Others.InNetwork,
-		Addresses: t.Addresses, Ports: t.Rules.Ports, Thorough: t.How.Thorough, Siblings: t.Siblings, Own: t.Own,
+		Owner: t.Footprint.Owner, Subnets: t.Footprint.Subnets, InNetwork: t.Others.InNetwork,
+		Addresses: t.Footprint.Addresses, Ports: t.Footprint.Rules.Ports, Thorough: t.How.Thorough, Siblings: t.Siblings, Own: t.Own,
 	}
 }
 
@@ -43,13 +43,13 @@ func (t *Target) rulesTarget() netfilter.Target {
 // search for leftovers, and looks at fewer records: of many attachments that leave at once,
 // the last one reads all records, and the others find no rules any more.
 func (t *Target) leaveSubnets(ctx context.Context) {
-	if !t.Rules.Possible || t.How.FilesOnly || t.Host == nil {
+	if !t.Footprint.Rules.Possible || t.How.FilesOnly || t.Host == nil {
 		return
 	}
 	// Somebody who has stopped may hold the lock. Find needs it only for the last attachment.
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if err := netfilter.Open(t.Host, t.Filters).LeaveSubnets(ctx, t.rulesTarget()); err == nil {
-		t.Subnets = nil // done; after an error, Find searches again and returns the error
+		t.Footprint.Subnets = nil // done; after an error, Find searches again and returns the error
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 // Target is an attachment, and where and how to look for its leftovers.
 type Target struct {
-	Footprint
+	Footprint Footprint
 
 	Host      *netns.Handle  // where its plugins ran; nil if FilesOnly
 	Container *netns.Handle  // nil if the namespace is gone
@@ -149,9 +149,9 @@ func Sweep(ctx context.Context, t Target, log *slog.Logger) (left []string, err 
 // is only logged.
 func Clear(ctx context.Context, t Target, found []Item, log *slog.Logger) (left []string, err error) {
 	if len(found) > 0 {
-		log.Info("removing leftovers of DEL", "network", t.Network, "left", Lines(found))
+		log.Info("removing leftovers of DEL", "network", t.Footprint.Network, "left", Lines(found))
 		if err = remove(ctx, found); err == nil {
-			t.Subnets = nil // rules that are still there are needed by others, who delete them
+			t.Footprint.Subnets = nil // rules that are still there are needed by others, who delete them
 		}
 		if still, ferr := Find(ctx, t); ferr != nil || len(still) > 0 {
 			return Lines(still), errors.Join(err, ferr)

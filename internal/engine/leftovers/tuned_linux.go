@@ -13,9 +13,9 @@ import (
 // tuned finds the backups of settings that the plugin tuning has not restored: files in
 // which it keeps what an interface had before.
 func (t *Target) tuned(context.Context) (items []Item, err error) {
-	for _, file := range t.Backups {
+	for _, file := range t.Footprint.Backups {
 		if tuning.Pending(file) {
-			text := fmt.Sprintf("what interface %s had before tuning, in %s", t.IfName, file)
+			text := fmt.Sprintf("what interface %s had before tuning, in %s", t.Footprint.IfName, file)
 			items = append(items, Item{text, func(context.Context) error { return t.untune(file, text) }})
 		}
 	}
@@ -25,7 +25,7 @@ func (t *Target) tuned(context.Context) (items []Item, err error) {
 // untune restores the settings where the interface is by now, and deletes the file. If
 // the interface is gone, there is nothing to restore.
 func (t *Target) untune(file, text string) error {
-	if !t.Interface.Dies {
+	if !t.Footprint.Interface.Dies {
 		done, err := t.undo(file)
 		if err != nil && !t.How.GiveUp {
 			return fmt.Errorf("put back %s: %w", text, err)
@@ -41,13 +41,13 @@ func (t *Target) untune(file, text string) error {
 // or in the container if it never left. If it is known to be somewhere else, that is
 // an error.
 func (t *Target) undo(file string) (done bool, err error) {
-	d := t.Interface.Device
+	d := t.Footprint.Interface.Device
 	inside := func(l links.Link) bool { return d.isInside(l) }
 	switch {
-	case d == nil && t.Interface.HostName == "":
-		return undoAt(t.Container, file, func(l links.Link) bool { return l.Name == t.IfName })
+	case d == nil && t.Footprint.Interface.HostName == "":
+		return undoAt(t.Container, file, func(l links.Link) bool { return l.Name == t.Footprint.IfName })
 	case d == nil: // of a record without a note
-		inside = func(l links.Link) bool { return l.Alias == t.Interface.HostName }
+		inside = func(l links.Link) bool { return l.Alias == t.Footprint.Interface.HostName }
 	}
 	if done, err = undoAt(t.Container, file, inside); done || err != nil {
 		return done, err
@@ -56,7 +56,7 @@ func (t *Target) undo(file string) (done bool, err error) {
 		if d != nil && d.Traceable() {
 			return d.isBack(l)
 		}
-		return l.Name == t.Interface.HostName && (d == nil || kindOf(l) == d.Kind)
+		return l.Name == t.Footprint.Interface.HostName && (d == nil || kindOf(l) == d.Kind)
 	})
 	if !done && err == nil && d != nil {
 		if back, serr := t.Settled(); !back {

@@ -34,8 +34,8 @@ type zoned struct {
 // that were there before the attachment, and those that another container has now.
 func (t *Target) zoned(ctx context.Context) (items []Item, err error) {
 	var all, found []zoned
-	for _, zone := range t.Zones {
-		for _, addr := range t.Addresses {
+	for _, zone := range t.Footprint.Zones {
+		for _, addr := range t.Footprint.Addresses {
 			z := zoned{zone, addr}
 			if !slices.Contains(t.Siblings.Addresses, addr) && !slices.Contains(all, z) && !t.Before.Foreign(zone, addr) {
 				all = append(all, z)
