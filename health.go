@@ -333,7 +333,8 @@ type RepairOptions struct {
 	// the repair. It waits for that for 3 s in all; what takes longer is left to the
 	// kernel, which uses no address before it has checked it (RFC 4862, section 5.4).
 	Inside bool
-	// Unheld leaves what is held, see package guard; it remains, for ErrHeld.
+	// Unheld leaves held parts as they are (see package guard), and reports them as
+	// remaining, with ErrHeld.
 	Unheld bool
 	// Want chooses among the differences that could be repaired; nil chooses all. It is
 	// called with the same one several times, and by several goroutines.

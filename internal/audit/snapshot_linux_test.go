@@ -44,7 +44,8 @@ func snapshot(t *testing.T, o Options) Lines {
 	return expect.Value(Snapshot(t.Context(), o))(t)
 }
 
-// wantDiff compares what has come between two snapshots. Nothing may have gone.
+// wantDiff fails unless exactly these lines were added between two snapshots, and none
+// was removed.
 func wantDiff(t *testing.T, what string, before, after, want Lines) {
 	t.Helper()
 	if added, removed := Diff(before, after); !reflect.DeepEqual(added, want) || removed != nil {

@@ -248,7 +248,7 @@ func (l *look) beginAsking(ctx context.Context, id record.ID) (*operation, attac
 // checking asks the plugins of one attachment for CHECK. The container is locked.
 type checking struct {
 	a    *attachment
-	part *health.Part // what was compared, and the answers
+	part *health.Part // the comparison, and the answers to CHECK
 }
 
 // ask asks those plugins for CHECK that can say more than the comparison, up to the first

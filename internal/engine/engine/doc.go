@@ -1,6 +1,6 @@
 // Package engine attaches containers to networks, looks after them, and detaches them. It
-// stands behind package cni, which resolves options into a [Call] and turns what the engine
-// returns into its own types.
+// implements package cni, which resolves options into a [Call] and converts the engine's
+// results into its own types.
 //
 // An [Engine] has one set of options and loaded networks. Each verb is a method. Load makes
 // another Engine, and calls under way keep theirs.
@@ -11,9 +11,9 @@
 //
 // An operation is a call in progress: the container, locked, with its record and its
 // namespaces, and the attachments of the call. The attachments of a container are on its
-// record, with the configuration of their ADD; without a whole record a cache finds them in
-// that of libcni, and by the loaded networks. hooks is what the plugins of an attachment may
-// ask of it.
+// record, with the configuration of their ADD. If the record is missing or damaged, they are
+// found in libcni's cache and among the loaded networks. hooks answers the requests of an
+// attachment's plugins.
 //
 // A Setup is in this order:
 //
@@ -34,7 +34,7 @@
 //  1. The parameters are validated before anything is touched. The container is locked, its
 //     record is read, and the recorded namespaces are opened.
 //  2. tearDown notes on the record which attachments go, then runs their DELs, last first.
-//  3. sweep looks for what the plugins may have left, removes it, and looks again.
+//  3. sweep finds the plugins' leftovers, removes them, and looks again.
 //  4. If nothing is left, forget deletes the attachments from the record, after released
 //     addresses are on the disk, and with the last one the record. Errors of DELs that the
 //     sweep covers are logged, or returned if the options want them.
