@@ -169,7 +169,7 @@ func open(ctx context.Context, r *plugin.Request) (remove func(context.Context) 
 		}
 	}
 	return func(context.Context) error {
-		err := given.Deletions.DeletePair(c, link, given.Conns, r.Host)
+		err := c.Delete(link.Index)
 		if err != nil {
 			err = fmt.Errorf("delete interface %q: %w", name, err)
 		}

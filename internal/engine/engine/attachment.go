@@ -253,8 +253,6 @@ func (a *attachment) given() caller.Given {
 	g := caller.Given{
 		Record:  hooks{a},
 		Filters: netfilter.Options{Sockets: &sockets, Held: a.op.c.LockFile(), Siblings: a.Siblings, Records: a.op.eng.Store.Records.Dir()},
-
-		Deletions: &deletions,
 	}
 	if a.op.c.Place.Host != nil {
 		g.Conns = &a.op.c.Place.Host.Conns

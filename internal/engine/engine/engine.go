@@ -15,7 +15,6 @@ import (
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/kernel/firewalld"
-	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/nft"
 	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/invoke"
@@ -87,12 +86,9 @@ type Network struct {
 	IsLo   bool // the network of WithLoNetwork
 }
 
-// All Runtimes of the process change the rules and interfaces of the same namespaces: a
-// program may make a Runtime for each container. The sockets close themselves.
-var (
-	sockets   nft.Pool
-	deletions links.Deletions
-)
+// All Runtimes of the process change the rules of the same namespaces: a program may make a
+// Runtime for each container. The sockets close themselves.
+var sockets nft.Pool
 
 // NewEngine returns an engine, which shares with the previous one what both know.
 func NewEngine(o Options, networks []*Network, previous *Engine) *Engine {

@@ -29,8 +29,6 @@ type teardown struct {
 }
 
 func (t *teardown) run(ctx context.Context) error {
-	deletions.Begin()
-	defer deletions.End()
 	t.op.removal.leaving = t.going.names()
 	displaced := t.displaced()
 	if err := t.takeCharge(); err != nil {

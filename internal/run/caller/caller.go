@@ -26,9 +26,7 @@ type Given struct {
 	Conns   *links.Conns      // open sockets; nil: the plugin opens its own
 	Bus     *firewalld.Bus    // of a firewalld; nil: the system's
 	Batch   *parallel.Batch   // changes that are made together; nil: each is made at once
-	// Deletions of pairs wait together with those of other calls; nil: each waits by itself.
-	Deletions *links.Deletions
-	Durable   func() error // waits until the record survives a power cut; nil: it does
+	Durable func() error      // waits until the record survives a power cut; nil: it does
 	// Patience limits the time that a repair waits for the kernel; nil: only the context
 	// does.
 	Patience *Patience
