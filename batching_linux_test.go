@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
@@ -40,7 +40,7 @@ func (e *events) take() []string {
 func (e *events) puttingOff(name string, fail map[string]error) testhost.Acting {
 	return testhost.Acting{On: map[string]testhost.Action{}, Every: func(ctx context.Context, verb string, _ *plugin.Request) error {
 		e.note(verb + " " + name)
-		return parallel.Join(ctx, caller.From(ctx).Batch, verb, name, func(_ context.Context, names []string) error {
+		return thread.Join(ctx, caller.From(ctx).Batch, verb, name, func(_ context.Context, names []string) error {
 			for _, n := range names {
 				e.note(verb + " of " + n + " done")
 			}

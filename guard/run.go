@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 )
 
 // Run repairs what others break, until ctx ends. It repairs by the rules of
@@ -78,7 +78,7 @@ func (g *guard) until(ctx context.Context, sources []source) error {
 	var group sync.WaitGroup
 	for _, watch := range sources {
 		group.Go(func() {
-			if err := parallel.Try(func() error { return watch(inner) }); err != nil && inner.Err() == nil {
+			if err := thread.Try(func() error { return watch(inner) }); err != nil && inner.Err() == nil {
 				cancel(err)
 			}
 		})
@@ -253,7 +253,7 @@ const (
 // waiting.
 func (g *guard) repair(ctx context.Context, b broken) {
 	g.repairSome(ctx, b.fresh)
-	parallel.Each(len(b.again), atOnce, func(i int) {
+	thread.Each(len(b.again), atOnce, func(i int) {
 		err := g.host.do(func() error {
 			g.repairSome(ctx, b.again[i:i+1])
 			return nil
@@ -271,7 +271,7 @@ func (g *guard) repairSome(ctx context.Context, ids []string) {
 	bound, cancel := context.WithTimeout(ctx, repairTime)
 	defer cancel()
 	var reports []*cni.RepairReport
-	err := parallel.Try(func() (err error) {
+	err := thread.Try(func() (err error) {
 		reports, err = g.rt.RepairAll(bound, ids, cni.RepairOptions{Unheld: true, Want: g.wants})
 		return err
 	})

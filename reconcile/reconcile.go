@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -164,10 +164,10 @@ func (r *run) act(ctx context.Context, expected []Expected, all []Container) (er
 	case !errors.Is(err, netns.ErrNotSupported):
 		return err
 	}
-	parallel.Each(len(changes), atOnce, func(i int) {
+	thread.Each(len(changes), atOnce, func(i int) {
 		one := &all[changes[i]]
 		err := enter(func() error {
-			return parallel.Try(func() error {
+			return thread.Try(func() error {
 				r.one(ctx, expected[changes[i]], one)
 				return nil
 			})

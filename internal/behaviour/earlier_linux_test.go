@@ -21,7 +21,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
@@ -211,7 +211,7 @@ func (h *earlierHost) all() (ids []string) {
 
 // each calls f for all, eight at once: each removal starts several processes.
 func each(ids []string, f func(id string)) {
-	parallel.Each(len(ids), 8, func(i int) { f(ids[i]) })
+	thread.Each(len(ids), 8, func(i int) { f(ids[i]) })
 }
 
 // TestAnEarlierVersionsContainers are adopted, served and removed, and nothing is left.

@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/testhost"
 )
 
@@ -147,7 +147,7 @@ func (h *ruleHost) back(homes []ruleHome) (traffic, health time.Duration, err er
 	errs := make([]error, len(homes))
 	// Asking a hundred containers in turn takes a third of a second, which would count as time
 	// without traffic.
-	parallel.Each(len(homes), 4, func(i int) {
+	thread.Each(len(homes), 4, func(i int) {
 		for errs[i] = h.reaches(homes[i]); errs[i] != nil && !late(); {
 			errs[i] = h.reaches(homes[i])
 		}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/kernel/firewalld"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/invoke"
@@ -44,7 +44,7 @@ type runner struct {
 	version.PluginDecoder
 	side  side
 	host  *host
-	batch parallel.Batch
+	batch thread.Batch
 }
 
 func (r *runner) FindInPath(typ string, _ []string) (string, error) {

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/internal/kernel/proc"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/thick/internal/delqueue"
 	"github.com/embedcni/cni/thick/internal/wire"
@@ -81,7 +81,7 @@ func (s *Server) drainQueue(ctx context.Context, queue *delqueue.Queue) (*DrainR
 		return nil, err
 	}
 	drains := byContainer(s, queue, now, entries, attached)
-	parallel.Each(len(drains), s.limits.Concurrent, func(i int) { drains[i].run(ctx) })
+	thread.Each(len(drains), s.limits.Concurrent, func(i int) { drains[i].run(ctx) })
 	for _, d := range drains {
 		report.Ended = append(report.Ended, d.Ended...)
 		report.Dropped = append(report.Dropped, d.Dropped...)

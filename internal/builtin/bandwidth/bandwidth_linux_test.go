@@ -10,7 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/plugin"
@@ -96,7 +96,7 @@ func TestDel(t *testing.T) {
 		} else {
 			c.Prev = h.Result()
 		}
-		b := &parallel.Batch{}
+		b := &thread.Batch{}
 		if _, err := side.Run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -14,8 +14,8 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
 
-	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/plugin"
@@ -35,17 +35,17 @@ import (
 // remembers the files, and asks the kernel only whether the directory has changed. It does
 // not depend on that memory for correctness.
 type HostLocal struct {
-	memory *parallel.Shared[string, directory]
+	memory *thread.Shared[string, directory]
 
 	mu   sync.Mutex
 	dirs map[string]*directory
 }
 
 // NewHostLocal returns a plugin with empty memory.
-func NewHostLocal() *HostLocal { return &HostLocal{memory: &parallel.Shared[string, directory]{}} }
+func NewHostLocal() *HostLocal { return &HostLocal{memory: &thread.Shared[string, directory]{}} }
 
 // directories have the memory of the process.
-var directories parallel.Shared[string, directory]
+var directories thread.Shared[string, directory]
 
 // SharedHostLocal returns a plugin with the memory of all shared ones: a program may have one for
 // each container.

@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/plugin"
@@ -106,7 +106,7 @@ func TestMACVLANDel(t *testing.T) {
 			before := plugintest.Audit(t, h.Container, dir)
 			c.Prev = side.Must(t, "ADD", c)
 			c = prepare(c)
-			b := &parallel.Batch{}
+			b := &thread.Batch{}
 			if _, err := side.Run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
 				t.Error(err)
 			}

@@ -8,7 +8,7 @@ import (
 	"os"
 
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/known"
@@ -192,7 +192,7 @@ func (a *attachment) chain() *chain.Chain {
 		return c // nothing runs
 	}
 	r := a.runner()
-	r.Given.Batch = &parallel.Batch{}
+	r.Given.Batch = &thread.Batch{}
 	if a.plan.Network.IsLo && r.MakesOnlyLo() {
 		c.Uncached, c.OnResult = true, hooks{a}.holdResult
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/health"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/run/invoke"
@@ -183,7 +183,7 @@ func (l *look) askAll(ctx context.Context, all []*health.Container, budget time.
 	ctx, cancel := withinBudget(ctx, budget)
 	defer cancel()
 	all = slices.DeleteFunc(slices.Clone(all), func(e *health.Container) bool { return !e.WantsCheck() })
-	parallel.Each(len(all), atOnce, func(i int) { l.askOne(ctx, all[i]) })
+	thread.Each(len(all), atOnce, func(i int) { l.askOne(ctx, all[i]) })
 	sum := HealthChecks{Took: time.Since(begun)}
 	for _, e := range all {
 		for _, c := range e.Parts {

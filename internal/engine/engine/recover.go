@@ -10,7 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/health"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -117,9 +117,9 @@ func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool)
 		workers = lockedAtOnce
 	}
 	all := make([]outcome, len(ids))
-	parallel.Each(len(ids), workers, func(i int) {
+	thread.Each(len(ids), workers, func(i int) {
 		if ctx.Err() == nil {
-			err := parallel.Try(func() error {
+			err := thread.Try(func() error {
 				all[i] = c.one(ctx, asking, ids[i], last)
 				return nil
 			})

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/run/hostns"
@@ -102,7 +102,7 @@ func (h *bridgeHost) fix(ctx context.Context, n int, d compare.Difference) error
 	}
 	if d.Kind == compare.Rule {
 		if b := caller.From(ctx).Batch; b != nil {
-			return parallel.Join(ctx, b, "rules", n, h.apply)
+			return thread.Join(ctx, b, "rules", n, h.apply)
 		}
 		return h.addRules([]int{n})
 	}

@@ -8,7 +8,7 @@ import (
 	"runtime"
 
 	"github.com/embedcni/cni/internal/engine/container"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -97,13 +97,13 @@ func (l *Look) once(found []record.Found) []*Container {
 		}
 	}()
 	all := make([]*Container, len(found))
-	parallel.Each(len(found), runtime.GOMAXPROCS(0), func(i int) { all[i] = l.one(found[i], looks) })
+	thread.Each(len(found), runtime.GOMAXPROCS(0), func(i int) { all[i] = l.one(found[i], looks) })
 	return all
 }
 
 func (l *Look) one(f record.Found, looks *compare.Looks) *Container {
 	c := &Container{Found: f}
-	if err := parallel.Try(func() error { return l.Examine(c, looks) }); err != nil {
+	if err := thread.Try(func() error { return l.Examine(c, looks) }); err != nil {
 		c.State, c.Reason = Unknown, err
 	}
 	return c

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/runner"
@@ -89,7 +89,7 @@ type Repairing struct {
 	todo, delayed, made []compare.Difference // in this round
 	announced           []compare.Difference // in all rounds
 
-	batch parallel.Batch           // delayed changes of packet filters
+	batch thread.Batch             // delayed changes of packet filters
 	took  map[string]time.Duration // the repair of the plugins' parts, by type
 }
 
@@ -145,7 +145,7 @@ func Repair(ctx context.Context, all []*Repairing) {
 
 // each calls do for all of the attachments, several at once.
 func each(all []*Repairing, do func(*Repairing)) {
-	parallel.Each(len(all), atOnce, func(i int) { do(all[i]) })
+	thread.Each(len(all), atOnce, func(i int) { do(all[i]) })
 }
 
 // compareAll compares attachments with their records anew. The containers are locked, so
@@ -153,7 +153,7 @@ func each(all []*Repairing, do func(*Repairing)) {
 func compareAll(ctx context.Context, all []*Repairing) {
 	one := func(i int, looks *compare.Looks) {
 		r := all[i]
-		r.Err = parallel.Try(func() (err error) {
+		r.Err = thread.Try(func() (err error) {
 			r.now, err = r.compare(ctx, looks)
 			return err
 		})
@@ -165,7 +165,7 @@ func compareAll(ctx context.Context, all []*Repairing) {
 		return
 	}
 	looks := compare.Dumps()
-	parallel.Each(len(all), runtime.GOMAXPROCS(0), func(i int) { one(i, looks) })
+	thread.Each(len(all), runtime.GOMAXPROCS(0), func(i int) { one(i, looks) })
 	if err := looks.Close(); err != nil {
 		all[0].Runner.Runtime.Logger.Error("close network namespace", "error", err)
 	}
@@ -238,13 +238,13 @@ func fix(ctx context.Context, all []*Repairing) {
 		r.fixShared(ctx, shared)
 	}
 	each(all, func(r *Repairing) { r.delayed = r.fixEach(ctx, r.delayed, &r.batch) })
-	var batches []*parallel.Batch
+	var batches []*thread.Batch
 	for _, r := range all {
 		batches = append(batches, &r.batch)
 	}
 	bound, cancel := all[0].Runner.Runtime.Bound(ctx, "CHECK")
 	defer cancel()
-	for i, err := range parallel.FlushTogether(bound, batches) {
+	for i, err := range thread.FlushTogether(bound, batches) {
 		r := all[i]
 		if err != nil { // it is unknown which of the changes failed; each can be repeated
 			r.delayed = r.fixEach(ctx, r.delayed, nil)
@@ -279,12 +279,12 @@ func (r *Repairing) fixShared(ctx context.Context, made map[key]bool) {
 
 // fixEach repairs differences, or delays what goes into the batch, and returns those for
 // which that succeeded.
-func (r *Repairing) fixEach(ctx context.Context, all []compare.Difference, b *parallel.Batch) []compare.Difference {
+func (r *Repairing) fixEach(ctx context.Context, all []compare.Difference, b *thread.Batch) []compare.Difference {
 	return slices.DeleteFunc(all, func(d compare.Difference) bool { return !r.attempt(ctx, d, b) })
 }
 
 // attempt makes or delays the repair of one difference, unless ctx has ended.
-func (r *Repairing) attempt(ctx context.Context, d compare.Difference, b *parallel.Batch) bool {
+func (r *Repairing) attempt(ctx context.Context, d compare.Difference, b *thread.Batch) bool {
 	part := r.part(d)
 	if part.err = context.Cause(ctx); part.err != nil {
 		return false

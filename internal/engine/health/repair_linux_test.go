@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/compare"
 )
@@ -87,7 +87,7 @@ func (f *fake) fix(ctx context.Context, p part) error {
 	if f.together == nil {
 		return f.add(p)
 	}
-	return parallel.Join(ctx, caller.From(ctx).Batch, "parts", p, func(_ context.Context, all []part) error {
+	return thread.Join(ctx, caller.From(ctx).Batch, "parts", p, func(_ context.Context, all []part) error {
 		if len(all) > 1 {
 			return f.together
 		}

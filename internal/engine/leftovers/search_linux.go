@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -46,7 +46,7 @@ type Search struct {
 	stuck    atomic.Int32   // containers that no look waits for any more
 }
 
-var searches parallel.Shared[string, Search]
+var searches thread.Shared[string, Search]
 
 // SearchOf returns the Search of all Runtimes of a process that are alike, by all that decides
 // which containers they remove with which plugins. Each look reads all records, and a program
@@ -93,7 +93,7 @@ func (s *Search) inBackground(host *hostns.NetNS) {
 		return
 	}
 	l, begun := s.begin(host), time.Now()
-	if err := errors.Join(parallel.Try(l.all), host.Close()); err != nil {
+	if err := errors.Join(thread.Try(l.all), host.Close()); err != nil {
 		l.Logger.Warn("look for abandoned containers", "error", err)
 	}
 	s.next = time.Now().Add(restAfter(time.Since(begun)))
@@ -118,7 +118,7 @@ func (s *Search) begin(host *hostns.NetNS) *look {
 func (s *Search) Look(by Runtime, host *hostns.NetNS) error {
 	s.looking.Lock()
 	defer s.looking.Unlock()
-	return parallel.Try((&look{Runtime: by, search: s, host: host}).all)
+	return thread.Try((&look{Runtime: by, search: s, host: host}).all)
 }
 
 // look is one look at all records.
@@ -275,7 +275,7 @@ func (tend Tend) within(ctx context.Context, host *hostns.NetNS, stuck *atomic.I
 	go func() {
 		defer stuck.Add(-1)
 		var o outcome
-		o.err = parallel.Try(func() (err error) {
+		o.err = thread.Try(func() (err error) {
 			o.step, err = tend(ctx, own)
 			return err
 		})

@@ -12,7 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/nft"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -40,7 +40,7 @@ func (fw *Firewalls) Add(ctx context.Context, r ...Rule) error {
 // [ErrInPlace] or [ErrHostPortTaken].
 //
 // Batches of several attachments restore their rules together, see
-// [parallel.FlushTogether]. If that fails, some may have been added.
+// [thread.FlushTogether]. If that fails, some may have been added.
 func (fw *Firewalls) Restore(ctx context.Context, r ...Rule) error {
 	return fw.join(ctx, "restore", r, func(ctx context.Context, all []change) error { return fw.add(ctx, all, false) })
 }
@@ -66,7 +66,7 @@ func (fw *Firewalls) join(ctx context.Context, kind string, r []Rule, do func(co
 	if fw.sockets.NS != nil {
 		ns = fw.sockets.NS.ID()
 	}
-	return parallel.Join(ctx, fw.Batch, kindOfChange{kind, ns}, change{fw, r}, do)
+	return thread.Join(ctx, fw.Batch, kindOfChange{kind, ns}, change{fw, r}, do)
 }
 
 func together(all []change) (rules []Rule) {

@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/nft"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 )
 
 // damaged is a host with two containers' rules, and an administrator's in the same
@@ -143,13 +143,13 @@ func (d *damaged) together(all []Missing) {
 // flush restores parts in one flush, each in a batch of its own.
 func (d *damaged) flush(all []Missing) []error {
 	d.t.Helper()
-	var batches []*parallel.Batch
+	var batches []*thread.Batch
 	for _, m := range all {
-		b := &parallel.Batch{}
+		b := &thread.Batch{}
 		expect.NoError(d.t, Open(nil, Options{Batch: b}).Restore(d.t.Context(), m.Rule))
 		batches = append(batches, b)
 	}
-	return parallel.FlushTogether(d.t.Context(), batches)
+	return thread.FlushTogether(d.t.Context(), batches)
 }
 
 // TestEachDamageIsFoundAndRestored: tables, chains, rules, sets and elements, one by one.

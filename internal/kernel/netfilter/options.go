@@ -5,7 +5,7 @@ import (
 	"os"
 
 	"github.com/embedcni/cni/internal/kernel/nft"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 )
 
 // Options hold the facts and the resources that a runtime provides for calls about
@@ -31,7 +31,7 @@ type Options struct {
 
 	// Batch has Add and Remove return at once. The rules are made and deleted when it
 	// is flushed, in one transaction.
-	Batch *parallel.Batch
+	Batch *thread.Batch
 
 	// Detected is the packet filter that was detected for the attachment: a result of
 	// [Detect] or DetectedFirewalld, or "" if it is not known.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 )
 
 // restored is a host with the rules of many containers.
@@ -44,13 +44,13 @@ func ours(lines audit.Lines) audit.Lines { return lines.Without(ofAdmin) }
 // restoreAll restores the rules of containers in one flush.
 func (c *restored) restoreAll(rules []testRules) []error {
 	c.t.Helper()
-	var batches []*parallel.Batch
+	var batches []*thread.Batch
 	for _, r := range rules {
-		b := &parallel.Batch{}
+		b := &thread.Batch{}
 		expect.NoError(c.t, Open(c.ns, Options{Batch: b}).Restore(c.t.Context(), r.rules()...))
 		batches = append(batches, b)
 	}
-	return parallel.FlushTogether(c.t.Context(), batches)
+	return thread.FlushTogether(c.t.Context(), batches)
 }
 
 // TestManyAreRestoredTogether: the result is that of one after the other; restoring again

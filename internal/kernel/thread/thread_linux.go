@@ -1,6 +1,3 @@
-// Package thread runs functions inside network namespaces, which must leave the thread as
-// they find it, and with another root directory, as executed plugins have it where a daemon
-// in a container runs them with the root of the host.
 package thread
 
 import (

@@ -1,7 +1,5 @@
 //go:build !linux
 
-// Package thread runs functions inside network namespaces, or with another root directory.
-// It needs Linux.
 package thread
 
 import (

@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -25,7 +25,7 @@ type Given struct {
 	Filters netfilter.Options // of the packet filters that the plugin opens; see Firewalls
 	Conns   *links.Conns      // open sockets; nil: the plugin opens its own
 	Bus     *firewalld.Bus    // of a firewalld; nil: the system's
-	Batch   *parallel.Batch   // changes that are made together; nil: each is made at once
+	Batch   *thread.Batch     // changes that are made together; nil: each is made at once
 	Durable func() error      // waits until the record survives a power cut; nil: it does
 	// Patience limits the time that a repair waits for the kernel; nil: only the context
 	// does.

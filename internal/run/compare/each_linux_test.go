@@ -15,7 +15,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/netns"
@@ -93,7 +93,7 @@ func (o *opener) openEach(t *testing.T, use func(i int, container Net, err error
 	t.Helper()
 	host, looks := expect.Value(hostns.NewFinder().Open(""))(t), Dumps()
 	defer func() { expect.NoError(t, looks.Close(), host.Close()) }()
-	parallel.Each(len(o.paths), runtime.GOMAXPROCS(0), func(i int) {
+	thread.Each(len(o.paths), runtime.GOMAXPROCS(0), func(i int) {
 		ns, err := o.at(i)
 		var v *View
 		if err == nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/run/hostns"
 )
@@ -20,7 +20,7 @@ func TestViewsShareOneLookAtAHost(t *testing.T) {
 	defer func() { expect.NoError(t, looks.Close()) }()
 	const n = 20
 	views := make([]*View, n)
-	parallel.Each(n, n, func(i int) {
+	thread.Each(n, n, func(i int) {
 		var err error
 		if views[i], err = looks.Open(context.Background(), host, container); err != nil {
 			t.Error(err)

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/invoke"
 )
 
@@ -21,7 +21,7 @@ func (r *Runner) End(ctx context.Context, verb string) error {
 }
 
 // flushBefore applies the changes of a batch before a plugin that may depend on them.
-func (r *Runner) flushBefore(ctx context.Context, p Provider, b *parallel.Batch, verb string) error {
+func (r *Runner) flushBefore(ctx context.Context, p Provider, b *thread.Batch, verb string) error {
 	if p.Kind == BuiltIn {
 		return nil
 	}
@@ -31,14 +31,14 @@ func (r *Runner) flushBefore(ctx context.Context, p Provider, b *parallel.Batch,
 // flush applies the changes of a batch, within the time of one plugin. It reports each
 // failure as that of the plugin that deferred the changes: its own call has ended, and
 // was reported as a success. The error wraps one of [Attachment].Fail for each.
-func (r *Runner) flush(ctx context.Context, b *parallel.Batch, verb string) error {
+func (r *Runner) flush(ctx context.Context, b *thread.Batch, verb string) error {
 	if b == nil || b.Empty() {
 		return nil
 	}
 	bound, cancel := r.Runtime.Bound(ctx, verb)
 	defer cancel()
 	begun := time.Now()
-	var failed parallel.Failures
+	var failed thread.Failures
 	errors.As(b.Flush(bound), &failed)
 	var errs []error
 	for _, one := range failed {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/store/lock"
@@ -52,7 +52,7 @@ type Firsts struct {
 	memory *sync.Map
 }
 
-var memories parallel.Shared[string, sync.Map] // by the path of the lock file
+var memories thread.Shared[string, sync.Map] // by the path of the lock file
 
 // NewFirsts returns those of a lock file. Nothing is touched before the first Begin.
 func NewFirsts(locks *lock.Space) *Firsts {

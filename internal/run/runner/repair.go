@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/run/invoke"
@@ -17,12 +17,12 @@ const VerbRepair = "REPAIR"
 // Fix adds a missing part of the attachment, which a comparison has found, within the
 // time of a plugin for a CHECK. With a batch, changes of packet filters are made when
 // it is flushed.
-func (r *Runner) Fix(ctx context.Context, d compare.Difference, b *parallel.Batch) error {
+func (r *Runner) Fix(ctx context.Context, d compare.Difference, b *thread.Batch) error {
 	ctx, cancel := r.Runtime.Bound(ctx, "CHECK")
 	defer cancel()
 	lender := *r
 	lender.Given.Batch = b
-	err := parallel.Try(func() error { return d.Fix(lender.Lend(ctx, d.Plugin)) })
+	err := thread.Try(func() error { return d.Fix(lender.Lend(ctx, d.Plugin)) })
 	return r.failed(failure(chain.Call{Verb: VerbRepair, Plugin: d.Plugin}, BuiltIn, invoke.Output{}, stopped(ctx, err)))
 }
 

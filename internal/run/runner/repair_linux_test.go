@@ -10,7 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/store/record"
@@ -32,8 +32,8 @@ func TestFixIsLentTheRuntimesResources(t *testing.T) {
 		expect.Same(t, "verb", verb, "CHECK")
 		return time.Hour
 	}
-	b := &parallel.Batch{}
-	for _, of := range []*parallel.Batch{nil, b} {
+	b := &thread.Batch{}
+	for _, of := range []*thread.Batch{nil, b} {
 		called := false
 		err := r.Fix(t.Context(), compare.Difference{Plugin: "ours", Fix: func(ctx context.Context) error {
 			called = true

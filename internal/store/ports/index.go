@@ -13,8 +13,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/embedcni/cni/internal/kernel/parallel"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
+	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
@@ -55,7 +55,7 @@ func slotOf(c Claim) slot { return slot{c.Protocol[0], c.Port} }
 
 type dirs struct{ records, results string }
 
-var states parallel.Shared[dirs, state]
+var states thread.Shared[dirs, state]
 
 // Open returns the index of the records, and of libcni's cache in a directory. It touches
 // nothing. What is in memory is shared with the other Indexes of the directories.

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/embedcni/cni/internal/kernel/parallel"
+	"github.com/embedcni/cni/internal/kernel/thread"
 )
 
 // Files remembers what a reader has made of the files in a directory, and has those read
@@ -120,7 +120,7 @@ func (f *Files[V]) compare(read Reader[V]) error {
 		return err
 	}
 	files := make([]*file[V], len(names))
-	parallel.Each(len(names), runtime.GOMAXPROCS(0), func(i int) {
+	thread.Each(len(names), runtime.GOMAXPROCS(0), func(i int) {
 		before, ok := f.known[names[i]]
 		if ok && before.sure && before.settled {
 			if now, err := os.Lstat(f.path(names[i])); err == nil && sameFile(before.info, now) {

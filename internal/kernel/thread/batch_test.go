@@ -1,4 +1,4 @@
-package parallel
+package thread
 
 import (
 	"context"
@@ -101,7 +101,7 @@ func TestAllIsDoneDespiteFailures(t *testing.T) {
 	d.want(t, "by the flush", "b [2]", "task last")
 	expect.Is(t, err, first, second, errEnded)
 	text := err.Error()
-	expect.Contains(t, "the panic, and where", text, "deferred work panicked: third\ngoroutine", "TestAllIsDoneDespiteFailures")
+	expect.Contains(t, "the panic, and where", text, "panic: third\ngoroutine", "TestAllIsDoneDespiteFailures")
 	expect.NoError(t, b.Flush(ctx))
 }
 
@@ -150,7 +150,8 @@ func TestAFailureIsThatOfItsPlugin(t *testing.T) {
 		return nil
 	}
 	expect.NoError(t, b.Later(ctx, func(context.Context) error { return late }))
-	for plugin, items := range map[string][]string{"one": {"1"}, "two": {"2", "22"}, "three": {"3"}} {
+	for _, one := range [][]string{{"one", "1"}, {"two", "2", "22"}, {"three", "3"}} {
+		plugin, items := one[0], one[1:]
 		b.For(plugin)
 		for _, item := range items {
 			expect.NoError(t, Join(ctx, b, kind("a"), item, do), Join(ctx, b, kind(plugin), item, do))
@@ -163,12 +164,7 @@ func TestAFailureIsThatOfItsPlugin(t *testing.T) {
 	}
 	expect.Same(t, "failed", failed[1:], Failures{{"two", bad}, {"two", bad}})
 	expect.Same(t, "text", err.Error(), "late\nbad\nbad")
-	for i, line := range d.lines { // all together, in the order of a map
-		if strings.Count(line, " ") == 3 {
-			d.lines[i] = "all"
-		}
-	}
-	d.want(t, "by the flush", "all", "[1]", "[2 22]", "[3]", "[1]", "[2 22]", "[3]")
+	d.want(t, "by the flush", "[1 2 22 3]", "[1]", "[2 22 3]", "[2 22]", "[3]", "[1]", "[2 22]", "[3]")
 	(*Batch)(nil).For("nobody")
 }
 

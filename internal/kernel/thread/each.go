@@ -1,6 +1,8 @@
-// Package parallel does independent work at once, or puts it off to do it together, and has
-// values that goroutines share.
-package parallel
+// Package thread runs functions inside network namespaces, which must leave the thread as
+// they find it, and with another root directory, as executed plugins have it where a daemon
+// in a container runs them with the root of the host. It does independent work at once, or
+// puts it off to do it together, and has values that goroutines share.
+package thread
 
 import (
 	"fmt"
