@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"os/exec"
-	"syscall"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/netns"
@@ -46,44 +44,4 @@ func ExampleWithNewNetNS() {
 	// Output:
 	// attached with 10.9.0.2/24
 	// deleted: true
-}
-
-// A namespace that root in the container's user namespace may change.
-func ExampleWithNewNetNSIn() {
-	dir, err := os.MkdirTemp("", "example")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	rt, err := cni.New(cni.WithStateDir(dir), cni.WithLoopback)
-	if err != nil {
-		log.Fatal(err)
-	}
-	root := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
-	init := exec.Command("sleep", "60") // the container's first process
-	init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
-	if err := init.Start(); err != nil {
-		log.Fatal(err)
-	}
-	defer init.Wait()
-	defer init.Process.Kill()
-	owner, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", init.Process.Pid))
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer owner.Close()
-
-	ctx := context.Background()
-	result, err := rt.Setup(ctx, "web-1", "", cni.WithNewNetNSIn(owner))
-	if err != nil {
-		log.Fatal(err)
-	}
-	into := exec.Command("nsenter", "--target", fmt.Sprint(init.Process.Pid), "--user", "--net="+result.NetNS)
-	into.Args = append(into.Args, "ip", "link", "add", "inside", "type", "bridge")
-	fmt.Println("root in the container adds an interface:", into.Run())
-	if err := rt.Remove(ctx, "web-1", ""); err != nil {
-		log.Fatal(err)
-	}
-	// Output:
-	// root in the container adds an interface: <nil>
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -25,7 +24,6 @@ type Namespace struct {
 	scope
 	selected []selection
 	makes    bool                      // Setup makes it, see WithNewNetNS
-	makesIn  *os.File                  // the user namespace that it belongs to; nil: the caller's
 	own      bool                      // the call has a WithNetworkConfig
 	list     *libcni.NetworkConfigList // inside WithNetworkConfig: its configuration
 	dirs     []string                  // see WithPluginDirOrder
@@ -114,32 +112,13 @@ func (ns *Namespace) only(n *Network) *Namespace {
 // it is missing, and stays; see netns.Share for one that `ip netns` and other mount
 // namespaces see. Other calls than Setup ignore the option.
 func WithNewNetNS() NamespaceOpts {
-	return func(ns *Namespace) error { return ns.make(nil) }
-}
-
-// WithNewNetNSIn is WithNewNetNS for a container in a user namespace: the network
-// namespace belongs to owner, so that root in that user namespace may change it. owner is
-// an open user namespace, such as /proc/PID/ns/user of the container's first process; it
-// must stay open until Setup returns. See netns.NewIn.
-//
-// The error is ErrInvalidNetNS if owner is no user namespace, or if the caller lacks
-// CAP_SYS_ADMIN in it.
-func WithNewNetNSIn(owner *os.File) NamespaceOpts {
 	return func(ns *Namespace) error {
-		if owner == nil {
-			return fmt.Errorf("a new network namespace in no user namespace: %w", ErrInvalidArgument)
+		if ns.nested {
+			return fmt.Errorf("a new network namespace inside WithNetwork: %w", ErrInvalidArgument)
 		}
-		return ns.make(owner)
+		ns.makes = true
+		return nil
 	}
-}
-
-// make notes that Setup makes the namespace.
-func (ns *Namespace) make(owner *os.File) error {
-	if ns.nested {
-		return fmt.Errorf("a new network namespace inside WithNetwork: %w", ErrInvalidArgument)
-	}
-	ns.makes, ns.makesIn = true, owner
-	return nil
 }
 
 // WithNetwork selects the loaded network of that name. Without WithNetwork a call

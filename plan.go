@@ -143,7 +143,7 @@ func (l *loaded) call(ns *Namespace, verb string) (*engine.Call, error) {
 	if err := engine.ValidateID(ns.id); err != nil {
 		return nil, err
 	}
-	c := &engine.Call{ID: ns.id, Path: ns.path, Makes: ns.makes, MakesIn: ns.makesIn, Selected: l.named(ns)}
+	c := &engine.Call{ID: ns.id, Path: ns.path, Makes: ns.makes, Selected: l.named(ns)}
 	selected, err := l.selected(ns)
 	errs := []error{err}
 	taken := map[string]string{}

@@ -221,27 +221,3 @@ func withoutPath(err error) error {
 func idOf(st *unix.Stat_t) ID {
 	return ID{Dev: uint64(st.Dev), Ino: uint64(st.Ino)}
 }
-
-// Owner returns the user namespace that the network namespace belongs to. The error is
-// [fs.ErrPermission] if that is neither the caller's own nor one below it.
-func (h *Handle) Owner() (owner UserNS, err error) {
-	defer naming(&err, "user namespace of network namespace %s", h.id)
-	err = control(h.file, func(fd int) (err error) {
-		owner, err = ownerOf(fd)
-		return err
-	})
-	return owner, err
-}
-
-func ownerOf(fd int) (owner UserNS, err error) {
-	// Linux 4.9, commit 6786741dbf99, added NS_GET_USERNS.
-	user, err := unix.IoctlRetInt(fd, unix.NS_GET_USERNS)
-	if err != nil {
-		return UserNS{}, err
-	}
-	defer func() { err = errors.Join(err, unix.Close(user)) }()
-	if owner.ID, err = statFD(user); err == nil {
-		owner.UID, err = unix.IoctlGetUint32(user, unix.NS_GET_OWNER_UID)
-	}
-	return owner, err
-}

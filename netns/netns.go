@@ -54,13 +54,6 @@ func (id ID) String() string {
 	return strconv.FormatUint(id.Dev, 10) + ":" + strconv.FormatUint(id.Ino, 10)
 }
 
-// UserNS is a user namespace: its identity in nsfs, and the user, as seen from the
-// caller's user namespace, who made it.
-type UserNS struct {
-	ID  ID
-	UID uint32
-}
-
 // Entry is a file of a pin. Its ID is zero if no namespace is mounted there: the file
 // was left behind, as by a reboot.
 type Entry struct {

@@ -28,9 +28,6 @@ func Create(string) (*Handle, error) { return nil, ErrNotSupported }
 // New fails with [ErrNotSupported].
 func New() (*Handle, error) { return nil, ErrNotSupported }
 
-// NewIn fails with [ErrNotSupported].
-func NewIn(*os.File) (*Handle, error) { return nil, ErrNotSupported }
-
 // Share fails with [ErrNotSupported].
 func Share(string) error { return ErrNotSupported }
 
@@ -54,9 +51,6 @@ func Unpin(string) error { return ErrNotSupported }
 
 // ID returns the zero ID.
 func (*Handle) ID() ID { return ID{} }
-
-// Owner fails with [ErrNotSupported].
-func (*Handle) Owner() (UserNS, error) { return UserNS{}, ErrNotSupported }
 
 // File returns nil.
 func (*Handle) File() *os.File { return nil }

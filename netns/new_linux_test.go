@@ -1,14 +1,12 @@
 package netns_test
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -29,16 +27,6 @@ func sleeper(t *testing.T, attr *syscall.SysProcAttr) *exec.Cmd {
 		_ = cmd.Wait()
 	})
 	return cmd
-}
-
-// userNS starts a process in a user namespace, and opens that.
-func userNS(t *testing.T) *os.File {
-	t.Helper()
-	root := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
-	cmd := sleeper(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: root, GidMappings: root})
-	f := expect.Value(os.Open(fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid)))(t)
-	t.Cleanup(func() { expect.NoError(t, f.Close()) })
-	return f
 }
 
 func fileID(t *testing.T, path string) netns.ID {
@@ -62,66 +50,6 @@ func TestNewHasNoNameUntilItIsPinned(t *testing.T) {
 	expect.Same(t, "pinned", again.ID(), h.ID())
 	expect.NoError(t, again.Close())
 	checkThreads(t, outside)
-}
-
-func TestOwnerIsTheUserNamespaceOfTheMaker(t *testing.T) {
-	h, _ := newNS(t)
-	owner := expect.Value(h.Owner())(t)
-	expect.Same(t, "owner", owner.ID, fileID(t, "/proc/self/ns/user"))
-}
-
-func TestNewInBelongsToThatUserNamespace(t *testing.T) {
-	user := userNS(t)
-	want := fileID(t, user.Name())
-	var wg sync.WaitGroup
-	for range 8 { // the fork must not mind what other threads do
-		wg.Go(func() {
-			for range 8 {
-				h, err := netns.NewIn(user)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				owner, err := h.Owner()
-				if err != nil || owner.ID != want || owner.UID != 0 {
-					t.Errorf("owner %v, %v, want %s", owner, err, want)
-				}
-				if err := h.Close(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	children, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", os.Getpid()))
-	if err == nil && len(strings.Fields(string(children))) > 1 {
-		t.Errorf("children besides the sleeper: %s", children)
-	}
-	// Root in the user namespace may change it.
-	h, err := netns.NewIn(user)
-	expect.NoError(t, err)
-	path := filepath.Join(t.TempDir(), "ns")
-	expect.NoError(t, netns.Pin(h, path))
-	t.Cleanup(func() { expect.NoError(t, errors.Join(h.Close(), netns.Remove(path))) })
-	out, err := exec.Command("nsenter", "--user="+user.Name(), "--net="+path, "ip", "link", "set", "lo", "up").CombinedOutput()
-	if err != nil {
-		t.Errorf("%v: %s", err, out)
-	}
-}
-
-func TestNewInRefusesWhatIsNoUserNamespace(t *testing.T) {
-	before := openFiles(t)
-	h, _ := newNS(t)
-	expect.Is(t, expect.Err(netns.NewIn(h.File())), unix.EINVAL)
-	gone := expect.Value(os.Open("/proc/self/ns/user"))(t)
-	own := expect.Value(netns.NewIn(gone))(t)
-	owner := expect.Value(own.Owner())(t)
-	expect.Same(t, "owner", owner.ID, fileID(t, "/proc/self/ns/user"))
-	expect.NoError(t, own.Close())
-	expect.NoError(t, gone.Close())
-	expect.Is(t, expect.Err(netns.NewIn(gone)), os.ErrClosed)
-	expect.NoError(t, h.Close())
-	expect.Same(t, "descriptors", openFiles(t), before)
 }
 
 // TestSharedPinsAreSeenElsewhere, in a mount namespace that is made afterwards, and by

@@ -4,7 +4,6 @@ package container
 
 import (
 	"context"
-	"os"
 	"time"
 
 	"github.com/embedcni/cni/internal/run/hostns"
@@ -105,7 +104,7 @@ type fresh struct{}
 func (*fresh) close() {}
 
 // MakeNetNS fails.
-func (*Container) MakeNetNS(string, *os.File) error { return netns.ErrNotSupported }
+func (*Container) MakeNetNS(string) error { return netns.ErrNotSupported }
 
 // MakesNetNS returns false.
 func (*Container) MakesNetNS() bool { return false }

@@ -97,27 +97,13 @@ type fresh struct {
 	chosen  bool     // by the caller; otherwise the path is that of the container's pin
 	file    *os.File // without a name; nil if the file system makes none
 	durable bool     // the file outlives a power cut
-	owner   *os.File // the caller's: the user namespace that it belongs to; nil: this process's
-}
-
-// make makes the namespace.
-func (f *fresh) make() (*netns.Handle, error) {
-	if f.owner == nil {
-		return netns.New()
-	}
-	ns, err := netns.NewIn(f.owner)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", err, hostns.ErrInvalid)
-	}
-	return ns, nil
 }
 
 // MakeNetNS makes a namespace for the container, which Pin mounts at the path, or at a
 // path of the library's if that is empty. It goes with the container. The path must not
 // exist, but may be the container's from an earlier Setup, which has yet to be removed;
-// see RemakeNetNS. It belongs to the user namespace owner, or to this process's if that is
-// nil.
-func (c *Container) MakeNetNS(path string, owner *os.File) (err error) {
+// see RemakeNetNS.
+func (c *Container) MakeNetNS(path string) (err error) {
 	c.Leave()
 	if path != "" && !filepath.IsAbs(path) {
 		return fmt.Errorf("path %q of a new network namespace is relative: %w", path, hostns.ErrInvalid)
@@ -129,11 +115,11 @@ func (c *Container) MakeNetNS(path string, owner *os.File) (err error) {
 		}
 		path = "" // as an earlier Setup has returned it
 	}
-	c.fresh = &fresh{chosen: path != "", owner: owner}
+	c.fresh = &fresh{chosen: path != ""}
 	if c.Place.Path = own; path != "" {
 		c.Place.Path = filepath.Clean(path)
 	}
-	c.Place.NetNS, err = c.fresh.make()
+	c.Place.NetNS, err = netns.New()
 	return err
 }
 
@@ -148,8 +134,8 @@ func (c *Container) RemakeNetNS() (err error) {
 	}
 	if c.fresh.placed {
 		c.Leave()
-		c.fresh = &fresh{chosen: c.fresh.chosen, owner: c.fresh.owner}
-		if c.Place.NetNS, err = c.fresh.make(); err != nil {
+		c.fresh = &fresh{chosen: c.fresh.chosen}
+		if c.Place.NetNS, err = netns.New(); err != nil {
 			return err
 		}
 	}

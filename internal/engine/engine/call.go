@@ -2,7 +2,6 @@ package engine
 
 import (
 	"maps"
-	"os"
 	"reflect"
 	"slices"
 
@@ -14,10 +13,9 @@ import (
 // Call is what a verb is to do with one container. It holds values alone: the caller's
 // options are resolved before anything is opened or locked.
 type Call struct {
-	ID      record.ID
-	Path    string
-	Makes   bool     // the ADD makes the namespace
-	MakesIn *os.File // the user namespace that is to own it; nil means the caller's
+	ID    record.ID
+	Path  string
+	Makes bool // the ADD makes the namespace
 
 	// Planned are the attachments that an ADD or CHECK is about, or that a removal
 	// assumes if the container is on no record. Err is why there is no such plan.

@@ -41,7 +41,7 @@ func (eng *Engine) begin(c *Call, verb string) (*operation, error) {
 	}
 	op := &operation{eng: eng, c: eng.Store.New(c.ID, host)}
 	if c.Makes && verb == "ADD" {
-		err = op.c.MakeNetNS(c.Path, c.MakesIn)
+		err = op.c.MakeNetNS(c.Path)
 	} else {
 		err = op.c.OpenPath(c.Path, verb)
 	}
