@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/embedcni/cni/internal/engine/engine"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -323,12 +323,12 @@ func advice(networks []*Network, capability string) string {
 	field := fmt.Sprintf(`"capabilities": {%q: true}`, capability)
 	for _, n := range networks {
 		for _, p := range n.conf.Config.Plugins {
-			if known.ReadsCapability(p.Network.Type, p.Network.IPAM.Type, capability) {
+			if conflist.ReadsCapability(p.Network.Type, p.Network.IPAM.Type, capability) {
 				return fmt.Sprintf("add %s to plugin %q of network %q", field, p.Network.Type, n.conf.Config.Name)
 			}
 		}
 	}
-	if readers := known.ReadersOf(capability); len(readers) > 0 {
+	if readers := conflist.ReadersOf(capability); len(readers) > 0 {
 		return fmt.Sprintf("add a plugin that reads it (%s) with %s", strings.Join(readers, ", "), field)
 	}
 	return "add " + field + " to the plugin that reads it"

@@ -19,7 +19,7 @@ import (
 	"github.com/embedcni/cni/cnitest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -38,9 +38,9 @@ func networks(t *testing.T) (dir string) {
 	dir = t.TempDir()
 	podnet := fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "plugins": [
 		{"type": %q, "bridge": "thick0", "isDefaultGateway": true, "ipam": {"type": %q, "ranges": [[{"subnet": "10.64.0.0/24"}]]}},
-		{"type": %q, "capabilities": {"portMappings": true}}]}`, known.Bridge, known.HostLocal, known.Portmap)
+		{"type": %q, "capabilities": {"portMappings": true}}]}`, conflist.Bridge, conflist.HostLocal, conflist.Portmap)
 	storage := fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "storage", "plugins": [
-		{"type": %q, "ipam": {"type": %q, "ranges": [[{"subnet": "10.65.0.0/24"}]]}}]}`, known.PTP, known.HostLocal)
+		{"type": %q, "ipam": {"type": %q, "ranges": [[{"subnet": "10.65.0.0/24"}]]}}]}`, conflist.PTP, conflist.HostLocal)
 	expect.NoError(t, os.WriteFile(filepath.Join(dir, "10-podnet.conflist"), []byte(podnet), 0o600),
 		os.WriteFile(filepath.Join(dir, "20-storage.conflist"), []byte(storage), 0o600))
 	return dir
@@ -50,7 +50,7 @@ func networks(t *testing.T) (dir string) {
 func startDaemon(t *testing.T) *program {
 	t.Helper()
 	return start(t, nil, "daemon", "-networks", networks(t), "-plugins", expect.Value(refplugins.Dir(t.Context(), os.Stderr))(t),
-		"-builtin", strings.Join([]string{known.Bridge, known.HostLocal, known.Portmap}, ","))
+		"-builtin", strings.Join([]string{conflist.Bridge, conflist.HostLocal, conflist.Portmap}, ","))
 }
 
 // runtime is a container runtime: upstream's libcni, which executes the shim.

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // TestFirstAndLastVersion: libcni executes the shim for each verb, and packets get through on a
@@ -38,7 +38,7 @@ func TestFirstAndLastVersion(t *testing.T) {
 	}
 	expect.Same(t, "exit code", d.end(t, unix.SIGTERM), 0)
 	log := d.whole(t)
-	for typ, kind := range map[string]string{known.Bridge: `"built in"`, known.Portmap: `"built in"`, known.PTP: "executable"} {
+	for typ, kind := range map[string]string{conflist.Bridge: `"built in"`, conflist.Portmap: `"built in"`, conflist.PTP: "executable"} {
 		for operation, calls := range map[string]int{"ADD": 2, "CHECK": 1} {
 			ran := regexp.MustCompile("operation="+operation+" type="+typ+` kind=("[^"]*"|\S*)`).FindAllStringSubmatch(log, -1)
 			if len(ran) != calls || slices.ContainsFunc(ran, func(found []string) bool { return found[1] != kind }) {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // Firewall accepts the packets of the containers where the host's firewall forwards them.
@@ -32,7 +32,7 @@ const longestChain = 28
 
 func (f Firewall) render(n Network) (any, error) {
 	var o object
-	o.set("type", known.Firewall)
+	o.set("type", conflist.Firewall)
 	o.fields(f)
 	var errs []error
 	if !slices.Contains([]string{"", "iptables", "firewalld"}, f.Backend) {
@@ -47,7 +47,7 @@ func (f Firewall) render(n Network) (any, error) {
 	if f.IngressPolicy != "" && f.IngressPolicy != "open" && slices.ContainsFunc(n.Plugins, func(p Plugin) bool { _, ok := p.(PTP); return ok }) {
 		errs = append(errs, fmt.Errorf("field IngressPolicy is %q: it needs a Bridge", f.IngressPolicy))
 	}
-	return o, wrap(known.Firewall, append(errs, o.extend(f.Extra))...)
+	return o, wrap(conflist.Firewall, append(errs, o.extend(f.Extra))...)
 }
 
 // PortMap forwards ports of the host to the container, those that each Setup names.
@@ -65,8 +65,8 @@ type PortMap struct {
 
 func (p PortMap) render(Network) (any, error) {
 	var o object
-	o.set("type", known.Portmap)
-	o.declare(p.Extra, known.Portmap)
+	o.set("type", conflist.Portmap)
+	o.declare(p.Extra, conflist.Portmap)
 	o.fields(p)
 	if p.WithoutSNAT {
 		o.set("snat", false)
@@ -75,7 +75,7 @@ func (p PortMap) render(Network) (any, error) {
 	if p.WithoutSNAT && p.MasqueradeAll {
 		errs = append(errs, errors.New("fields WithoutSNAT and MasqueradeAll exclude each other"))
 	}
-	return o, wrap(known.Portmap, append(errs, o.extend(p.Extra))...)
+	return o, wrap(conflist.Portmap, append(errs, o.extend(p.Extra))...)
 }
 
 // Bandwidth limits the traffic of each container. Without a rate here, each Setup may set
@@ -93,10 +93,10 @@ type Bandwidth struct {
 
 func (b Bandwidth) render(Network) (any, error) {
 	var o object
-	o.set("type", known.Bandwidth)
-	o.declare(b.Extra, known.Bandwidth)
+	o.set("type", conflist.Bandwidth)
+	o.declare(b.Extra, conflist.Bandwidth)
 	o.fields(b)
-	return o, wrap(known.Bandwidth, limit("Ingress", b.IngressRate, b.IngressBurst),
+	return o, wrap(conflist.Bandwidth, limit("Ingress", b.IngressRate, b.IngressBurst),
 		limit("Egress", b.EgressRate, b.EgressBurst), o.extend(b.Extra))
 }
 
@@ -123,8 +123,8 @@ type Tuning struct {
 
 func (t Tuning) render(Network) (any, error) {
 	var o object
-	o.set("type", known.Tuning)
-	o.declare(t.Extra, known.Tuning)
+	o.set("type", conflist.Tuning)
+	o.declare(t.Extra, conflist.Tuning)
 	var errs []error
 	if len(t.Sysctls) > 0 {
 		o.set("sysctl", t.Sysctls) // a map is rendered in the order of its keys
@@ -134,5 +134,5 @@ func (t Tuning) render(Network) (any, error) {
 			errs = append(errs, fmt.Errorf("sysctl %q does not begin with net", key))
 		}
 	}
-	return o, wrap(known.Tuning, append(errs, o.extend(t.Extra))...)
+	return o, wrap(conflist.Tuning, append(errs, o.extend(t.Extra))...)
 }

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // Bridge makes a bridge on the host, unless it exists, and connects the container to it.
@@ -47,7 +47,7 @@ type Bridge struct {
 
 func (b Bridge) render(n Network) (any, error) {
 	var o object
-	o.set("type", known.Bridge)
+	o.set("type", conflist.Bridge)
 	o.fields(b)
 	errs := []error{validateLinkName(b.Name)}
 	if b.Hairpin && b.Promiscuous {
@@ -59,8 +59,8 @@ func (b Bridge) render(n Network) (any, error) {
 	if b.VLAN < 0 || b.VLAN > 4094 {
 		errs = append(errs, fmt.Errorf("field VLAN is %d: it must be between 1 and 4094", b.VLAN))
 	}
-	errs = append(errs, PTP{b.Masquerade, b.MasqueradeBackend, b.MTU, b.IPAM, b.DNS, b.Extra}.connect(known.Bridge, n, &o))
-	return o, wrap(known.Bridge, errs...)
+	errs = append(errs, PTP{b.Masquerade, b.MasqueradeBackend, b.MTU, b.IPAM, b.DNS, b.Extra}.connect(conflist.Bridge, n, &o))
+	return o, wrap(conflist.Bridge, errs...)
 }
 
 // PTP connects the container to the host by a pair of interfaces, without a bridge.
@@ -80,13 +80,13 @@ type PTP struct {
 
 func (p PTP) render(n Network) (any, error) {
 	var o object
-	o.set("type", known.PTP)
+	o.set("type", conflist.PTP)
 	o.fields(p)
-	errs := []error{p.connect(known.PTP, n, &o)}
+	errs := []error{p.connect(conflist.PTP, n, &o)}
 	if p.IPAM == nil {
 		errs = append(errs, errors.New("field IPAM is missing"))
 	}
-	return o, wrap(known.PTP, errs...)
+	return o, wrap(conflist.PTP, errs...)
 }
 
 // connect adds what PTP and Bridge have in common, behind the fields of a plugin of that

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // IPAM assigns addresses: HostLocal, or RawIPAM for another plugin.
@@ -77,7 +77,7 @@ type Route struct {
 
 func (h HostLocal) render(n Network) (any, error) {
 	var o object
-	o.set("type", known.HostLocal)
+	o.set("type", conflist.HostLocal)
 	var errs []error
 	var ranges [][]object // a set for each
 	var routes []object
@@ -103,7 +103,7 @@ func (h HostLocal) render(n Network) (any, error) {
 			errs = append(errs, fmt.Errorf("fields DataDir and ResolvConf: %q is no absolute path", path))
 		}
 	}
-	return o, wrap(known.HostLocal, append(errs, o.extend(h.Extra))...)
+	return o, wrap(conflist.HostLocal, append(errs, o.extend(h.Extra))...)
 }
 
 // sets returns the sets of ranges: one for each of Ranges, and then Sets.

@@ -7,7 +7,7 @@ import (
 	"reflect"
 	"slices"
 
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // object is a JSON object whose keys stay in order.
@@ -25,7 +25,7 @@ func (o *object) set(key string, value any) { *o = append(*o, member{key, value}
 func typeOf(ipam IPAM) string {
 	raw, ok := ipam.(RawIPAM)
 	if !ok {
-		return known.HostLocal
+		return conflist.HostLocal
 	}
 	var conf struct{ Type string }
 	_ = json.Unmarshal(raw, &conf) // a type that is no string is the plugin's to refuse
@@ -40,7 +40,7 @@ func (o *object) declare(extra map[string]any, types ...string) {
 	}
 	all := map[string]bool{} // rendered in the order of its keys
 	for _, typ := range types {
-		for _, c := range known.Of(typ).Capabilities {
+		for _, c := range conflist.Known(typ).Capabilities {
 			all[c] = true
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -84,7 +84,7 @@ func sample(list *libcni.NetworkConfigList, p *libcni.PluginConfig, lookup func(
 	if !ok || !is(ipam) {
 		return nil, false, fmt.Errorf("only the IPAM plugin %q knows", ipam)
 	}
-	if !known.Of(typ).Makes.IsNew() || !is(typ) {
+	if !conflist.Known(typ).Makes.IsNew() || !is(typ) {
 		return nil, false, fmt.Errorf("only the plugin %q knows", typ)
 	}
 	request := &plugin.Request{Name: list.Name, Type: ipam, CNIVersion: cmp.Or(list.CNIVersion, "0.1.0"), Config: p.Bytes}

@@ -9,14 +9,14 @@ import (
 	"github.com/embedcni/cni/internal/builtin/tuning"
 	"github.com/embedcni/cni/internal/builtin/veth"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
 
 // Loopback returns the plugin loopback for its type, and nil for any other. A program that
 // names no option of the built-in plugins has that one alone.
 func Loopback(typ string) plugin.Plugin {
-	if typ == known.Loopback {
+	if typ == conflist.Loopback {
 		return loopback{}
 	}
 	return nil
@@ -25,17 +25,17 @@ func Loopback(typ string) plugin.Plugin {
 // plugins returns a new plugin of each type.
 func plugins() map[string]plugin.Plugin {
 	return map[string]plugin.Plugin{
-		known.Bandwidth:  bandwidth.Plugin{},
-		known.Bridge:     &veth.Bridge{},
-		known.Firewall:   firewall.Plugin{},
-		known.HostDevice: lan.HostDevice{},
-		known.HostLocal:  ipam.SharedHostLocal(),
-		known.Loopback:   loopback{},
-		known.MACVLAN:    lan.MACVLAN{},
-		known.Portmap:    portmap.Plugin{},
-		known.PTP:        veth.PTP{},
-		known.Static:     ipam.Static{},
-		known.Tuning:     tuning.Plugin{},
+		conflist.Bandwidth:  bandwidth.Plugin{},
+		conflist.Bridge:     &veth.Bridge{},
+		conflist.Firewall:   firewall.Plugin{},
+		conflist.HostDevice: lan.HostDevice{},
+		conflist.HostLocal:  ipam.SharedHostLocal(),
+		conflist.Loopback:   loopback{},
+		conflist.MACVLAN:    lan.MACVLAN{},
+		conflist.Portmap:    portmap.Plugin{},
+		conflist.PTP:        veth.PTP{},
+		conflist.Static:     ipam.Static{},
+		conflist.Tuning:     tuning.Plugin{},
 	}
 }
 
@@ -47,10 +47,10 @@ func Wants(r *plugin.Request) ([]netfilter.Rule, error) {
 	if r.PrevResult == nil {
 		return nil, nil // the ADD did not get that far
 	}
-	switch known.Of(r.Type).Rules {
-	case known.HostPorts:
+	switch conflist.Known(r.Type).Rules {
+	case conflist.HostPorts:
 		return portmap.Wants(r)
-	case known.Masquerade:
+	case conflist.Masquerade:
 		return veth.Wants(r)
 	}
 	return nil, nil

@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/compare"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -38,35 +38,35 @@ type damaging struct {
 
 // VETH is the host's end in the scripts, DIR a directory.
 var damagings = map[string]damaging{
-	known.Bridge: {
+	conflist.Bridge: {
 		config: `"bridge": "br0", "isGateway": true, "ipMasq": true, ` + staticAddress, container: emptyContainer,
 		host: []string{noRules, "ip addr flush dev br0", "ip link set VETH down", "ip link set VETH nomaster", "ip link del br0"},
 	},
-	known.PTP: {
+	conflist.PTP: {
 		config: `"ipMasq": true, ` + staticAddress, container: emptyContainer,
 		host: []string{noRules, "ip route flush dev VETH", "ip addr flush dev VETH", "ip link set VETH down"},
 	},
-	known.MACVLAN:    {config: `"master": "lan0", ` + staticAddress, container: emptyContainer},
-	known.HostDevice: {config: `"device": "lan0", ` + staticAddress, container: emptyContainer},
-	known.Loopback:   {container: "ip link set lo down"},
-	known.HostLocal: {
-		config: `"bridge": "br0", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24", "dataDir": "DIR"}`, ipam: known.HostLocal,
+	conflist.MACVLAN:    {config: `"master": "lan0", ` + staticAddress, container: emptyContainer},
+	conflist.HostDevice: {config: `"device": "lan0", ` + staticAddress, container: emptyContainer},
+	conflist.Loopback:   {container: "ip link set lo down"},
+	conflist.HostLocal: {
+		config: `"bridge": "br0", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24", "dataDir": "DIR"}`, ipam: conflist.HostLocal,
 		host: []string{"rm DIR/podnet/10.1.0.*"},
 	},
-	known.Static: {config: `"bridge": "br0", ` + staticAddress, ipam: known.Static, container: emptyContainer, host: []string{"ip link del br0"}},
-	known.Portmap: {
+	conflist.Static: {config: `"bridge": "br0", ` + staticAddress, ipam: conflist.Static, container: emptyContainer, host: []string{"ip link del br0"}},
+	conflist.Portmap: {
 		config: `"runtimeConfig": {"portMappings": [{"hostPort": 8001, "containerPort": 80, "protocol": "tcp"}]}`,
 		host:   []string{"echo 0 > /proc/sys/net/ipv4/conf/veth0/route_localnet", noRules},
 	},
-	known.Firewall: {
+	conflist.Firewall: {
 		config: `"backend": "firewalld", "ingressPolicy": "isolated"`,
 		host:   []string{"nft flush set inet embedcni isolated", "ZONE"},
 	},
-	known.Bandwidth: {
+	conflist.Bandwidth: {
 		config: `"egressRate": 8000000, "egressBurst": 8000000, "ingressRate": 8000000, "ingressBurst": 8000000`,
 		host:   []string{"tc qdisc del dev veth0 root", "for i in $(ip -o link show type ifb | cut -d: -f2); do ip link del $i; done"},
 	},
-	known.Tuning: {
+	conflist.Tuning: {
 		config:    `"dataDir": "DIR", "mtu": 1400, "sysctl": {"net.core.somaxconn": "500"}`,
 		container: "ip link set eth0 mtu 1300; echo 400 > /proc/sys/net/core/somaxconn",
 	},
@@ -76,7 +76,7 @@ var damagings = map[string]damaging{
 // of known types says, and nothing else.
 func TestTheTableSaysWhatIsRepaired(t *testing.T) {
 	for typ := range plugins() {
-		row := known.Of(typ)
+		row := conflist.Known(typ)
 		if _, ok := New()(typ).(compare.Comparer); !ok || !row.Compared {
 			t.Errorf("%s: it compares: %t, the table says %t", typ, ok, row.Compared)
 		}
@@ -100,7 +100,7 @@ func (d damaging) repaired(t *testing.T, typ string) (host, inside []string) {
 	plugintest.UseIPTables(t, "nft")
 	given := caller.Given{Record: plugintest.NewMemory(), Bus: firewalld.Open("unix:path=" + dir + "/none")}
 	var zones *firewalldtest.Server
-	if typ == known.Firewall {
+	if typ == conflist.Firewall {
 		zones = firewalldtest.Start(t, h.Host)
 		given.Bus = firewalld.Open(zones.Address)
 	}
@@ -108,14 +108,14 @@ func (d damaging) repaired(t *testing.T, typ string) (host, inside []string) {
 	c := plugintest.Call{Type: typ, ID: "c1", IfName: "eth0", NetNS: h.NetNS, Prev: chained(h)}
 	switch {
 	case d.ipam != "":
-		c.Type = known.Bridge
+		c.Type = conflist.Bridge
 		fallthrough
-	case known.Of(typ).Makes.IsNew():
+	case conflist.Known(typ).Makes.IsNew():
 		nettest.Change(t, h.Host, "veth0", func(nl *netlink.Handle, l netlink.Link) error { return nl.LinkDel(l) })
 		master(t, h.Host)
 		nettest.AddAddress(t, h.Host, "veth0", "10.1.0.1/24")
 		c.Prev = nil
-	case typ == known.Loopback:
+	case typ == conflist.Loopback:
 		c.IfName, c.Prev = "lo", nil
 	default:
 		nettest.AddAddress(t, h.Host, "veth0", "10.1.0.1/24")

@@ -13,7 +13,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/refplugins"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // contestant is a program that the benchmark executes.
@@ -67,7 +67,7 @@ func contestants(b *testing.B) []*contestant {
 	return []*contestant{
 		{name: "multus", path: filepath.Join(dir, "multus-shim"), ifName: "eth0"},
 		{name: "ours", path: filepath.Join(dir, "ours"), ifName: "eth0"},
-		{name: "plugin", path: filepath.Join(plugins, known.Loopback), ifName: "lo"},
+		{name: "plugin", path: filepath.Join(plugins, conflist.Loopback), ifName: "lo"},
 	}
 }
 

@@ -15,8 +15,8 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/scripted"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -90,9 +90,9 @@ func TestOurShimKeepsTheError(t *testing.T) {
 func network(t *testing.T, n int) string {
 	t.Helper()
 	return string(expect.Value(json.Marshal(object{
-		"cniVersion": "1.0.0", "name": fmt.Sprintf("net-%d", n), "type": known.Bridge, "bridge": fmt.Sprintf("mtest%d", n),
+		"cniVersion": "1.0.0", "name": fmt.Sprintf("net-%d", n), "type": conflist.Bridge, "bridge": fmt.Sprintf("mtest%d", n),
 		"isGateway": true, "ipam": object{
-			"type": known.HostLocal, "dataDir": t.TempDir(),
+			"type": conflist.HostLocal, "dataDir": t.TempDir(),
 			"ranges": [][]object{{{"subnet": fmt.Sprintf("10.88.%d.0/24", n)}}},
 		},
 	}))(t))

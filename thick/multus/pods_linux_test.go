@@ -19,7 +19,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/netns"
 )
@@ -93,7 +93,7 @@ type stack struct {
 
 func startMultus(t *testing.T, c *cluster, s *site) {
 	programs := map[string]string{}
-	for _, typ := range []string{known.Bridge, known.HostLocal, known.MACVLAN, known.Portmap} {
+	for _, typ := range []string{conflist.Bridge, conflist.HostLocal, conflist.MACVLAN, conflist.Portmap} {
 		programs[typ] = filepath.Join(references(t), typ)
 	}
 	startDaemon(t, c, s.primary, programs)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/compare"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -55,7 +55,7 @@ func (c request) none() bool { return len(c.rules) == 0 || len(c.to) == 0 }
 func load(r *plugin.Request) (request, error) {
 	c, err := parse(r, false)
 	if err == nil && c.only != "" {
-		err = compare.OnlyExecutable(known.Portmap, c.only)
+		err = compare.OnlyExecutable(conflist.Portmap, c.only)
 	}
 	return c, err
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/compare"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -106,5 +106,5 @@ func (Plugin) OnlyExecutable(config json.RawMessage) error {
 	if err != nil || only == "" {
 		return nil
 	}
-	return compare.OnlyExecutable(known.Portmap, only)
+	return compare.OnlyExecutable(conflist.Portmap, only)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/compare"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -67,7 +67,7 @@ const many = 64
 
 // OnlyExecutable returns an error if only the executable carries out a configuration.
 func (*Bridge) OnlyExecutable(config json.RawMessage) error {
-	return OnlyExecutable(known.Bridge, config)
+	return OnlyExecutable(conflist.Bridge, config)
 }
 
 // load reads a configuration for an ADD of this plugin.

@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/compare"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -41,7 +41,7 @@ func loadPTP(r *plugin.Request) (*Config, error) {
 
 // OnlyExecutable returns an error if only the executable carries out a configuration.
 func (PTP) OnlyExecutable(config json.RawMessage) error {
-	return OnlyExecutable(known.PTP, config)
+	return OnlyExecutable(conflist.PTP, config)
 }
 
 // load reads a configuration for an ADD of this plugin.

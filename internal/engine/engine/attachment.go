@@ -11,8 +11,8 @@ import (
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -265,7 +265,7 @@ func (n *Network) first() string { return n.Config.Plugins[0].Network.Type }
 
 // makesInterface reports whether the first plugin makes the interface. Others
 // accept an existing one.
-func (n *Network) makesInterface() bool { return known.Of(n.first()).Makes.IsNew() }
+func (n *Network) makesInterface() bool { return conflist.Known(n.first()).Makes.IsNew() }
 
 // RefuseInside refuses a call from inside a registered plugin. The call would
 // wait for itself if it is for the same container, or for a GC that waits for

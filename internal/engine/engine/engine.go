@@ -18,7 +18,6 @@ import (
 	"github.com/embedcni/cni/internal/kernel/nft"
 	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/invoke"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/ports"
@@ -117,7 +116,7 @@ func NewEngine(o Options, networks []*Network, previous *Engine) *Engine {
 	s.runner.Root, s.runner.Dirs, s.runner.AllowInsecure = o.PluginRoot, o.PluginDirs, o.AllowInsecure
 	s.abandoned = searchFor(s, previous)
 	own := *s.runner
-	own.Prefer = append(slices.Clone(own.Prefer), known.Loopback)
+	own.Prefer = append(slices.Clone(own.Prefer), conflist.Loopback)
 	s.loRunner = &own
 	return s
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -337,7 +337,7 @@ func (g *collection) releasesByItself(n *Network) bool {
 		return err == nil && p.Kind == runner.BuiltIn
 	}
 	return about(g.eng, n, nil).chain().CanGC() && slices.ContainsFunc(n.Config.Plugins, func(p *libcni.PluginConfig) bool {
-		return p.Network.IPAM.Type == known.HostLocal && !(builtIn(p.Network.Type) && builtIn(known.HostLocal))
+		return p.Network.IPAM.Type == conflist.HostLocal && !(builtIn(p.Network.Type) && builtIn(conflist.HostLocal))
 	})
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/invoke"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -38,7 +38,7 @@ func (h hooks) Durable() error {
 
 // Before implements [runner.Attachment].
 func (h hooks) Before(call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
-	if kind == runner.Executable && call.Verb == "ADD" && call.Plugin == known.Loopback {
+	if kind == runner.Executable && call.Verb == "ADD" && call.Plugin == conflist.Loopback {
 		// The executable's DEL sets lo down, even if it was up before. Then something
 		// else uses it, so After sets it up again. The built-in plugin leaves it alone.
 		up, err := h.a.op.c.LoIsUp(h.a.plan.NetNS)
@@ -62,13 +62,13 @@ func (h hooks) sharesAddresses(call chain.Call, kind runner.Kind) error {
 	if h.a.op.eng.opts.PluginRoot == "" || call.Verb != "ADD" {
 		return nil
 	}
-	ipam, _, _ := h.a.plugins.Get(known.HostLocal)
+	ipam, _, _ := h.a.plugins.Get(conflist.HostLocal)
 	if kind != runner.Executable && runner.Kind(ipam.Kind) != runner.Executable {
 		return nil
 	}
 	for _, dir := range leftovers.IPAMDirs(h.a.plan.Network.Config) {
 		if err := h.a.op.eng.opts.PluginRoot.Shares(dir); err != nil {
-			return fmt.Errorf("data directory of %s: %w", known.HostLocal, err)
+			return fmt.Errorf("data directory of %s: %w", conflist.HostLocal, err)
 		}
 	}
 	return nil
@@ -76,7 +76,7 @@ func (h hooks) sharesAddresses(call chain.Call, kind runner.Kind) error {
 
 // After implements [runner.Attachment].
 func (h hooks) After(call chain.Call, kind runner.Kind, err error) error {
-	if kind == runner.Executable && call.Verb == "DEL" && call.Plugin == known.Loopback && caller.LoWasUp(h) {
+	if kind == runner.Executable && call.Verb == "DEL" && call.Plugin == conflist.Loopback && caller.LoWasUp(h) {
 		err = Join(err, h.a.op.c.SetLoUp(h.a.plan.NetNS))
 	}
 	if err == nil {
@@ -119,10 +119,10 @@ func (h hooks) Released(dir string) {
 func (h hooks) sparing(call chain.Call, kind runner.Kind) (chain.Call, bool, error) {
 	switch {
 	case call.Verb != "DEL" || kind == runner.Registered:
-	case call.Plugin == known.Firewall && (h.a.inDoubt() || h.a.described().IsZoned()):
+	case call.Plugin == conflist.Firewall && (h.a.inDoubt() || h.a.described().IsZoned()):
 		err := h.withoutClaimed(&call)
 		return call, err == nil, err
-	case call.Plugin == known.Bandwidth && (kind == runner.Executable || h.a.progress.partial == nil):
+	case call.Plugin == conflist.Bandwidth && (kind == runner.Executable || h.a.progress.partial == nil):
 		run, err := h.mayUnshape()
 		return call, run, err
 	}
@@ -169,11 +169,11 @@ func (h hooks) withoutClaimed(call *chain.Call) error {
 // container, before anything in the container can rename it. Without the note
 // only its name identifies it.
 func (h hooks) noteDevice(call chain.Call, kind runner.Kind) {
-	if call.Verb != "ADD" || call.Plugin != h.a.plan.Network.first() || !known.Of(call.Plugin).Makes.NeedsIdentity() ||
+	if call.Verb != "ADD" || call.Plugin != h.a.plan.Network.first() || !conflist.Known(call.Plugin).Makes.NeedsIdentity() ||
 		kind == runner.Registered || h.a.inside() == nil || h.a.op.c.Place.Host.Handle == nil {
 		return
 	}
-	d, err := leftovers.Identify(&h.a.op.c.Place.Host.Conns, h.a.op.c.Place.Host.Handle, h.a.inside(), h.a.plan.IfName, call.Plugin == known.HostDevice)
+	d, err := leftovers.Identify(&h.a.op.c.Place.Host.Conns, h.a.op.c.Place.Host.Handle, h.a.inside(), h.a.plan.IfName, call.Plugin == conflist.HostDevice)
 	if err == nil {
 		err = h.a.note(leftovers.DeviceFact, d)
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/store/record"
@@ -94,7 +93,7 @@ func (c *recovery) forgetUndone(files map[string]error) error {
 	isOne := func(id string) bool { _, found := files[record.Name(record.ID(id))]; return found }
 	return chain.ForgetUnneeded(c.eng.opts.StateDir, isOne, func(cached *libcni.NetworkAttachment) bool {
 		list, err := conflist.Parse(cached.Config)
-		if err != nil || !known.KernelOnly(list.Plugins, func(string) bool { return true }) {
+		if err != nil || !conflist.KernelOnly(list.Plugins, func(string) bool { return true }) {
 			return false
 		}
 		_, ended, err := u.judge(cached)
@@ -130,5 +129,5 @@ func (s *setup) isTornLo(earlier attachments) bool {
 
 // isLoAlone reports whether a chain is the plugin loopback alone.
 func isLoAlone(plugins []*libcni.PluginConfig) bool {
-	return len(plugins) == 1 && plugins[0].Network.Type == known.Loopback && plugins[0].Network.IPAM.Type == ""
+	return len(plugins) == 1 && plugins[0].Network.Type == conflist.Loopback && plugins[0].Network.IPAM.Type == ""
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/run/hostns"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -140,7 +140,7 @@ func (t *teardown) undone(ctx context.Context, a *attachment, e *Error) bool {
 		}
 		// Or it moves a device into the container, which does not exist or could not be
 		// moved.
-		if known.Of(typ).Makes != known.Moved || d.IsCallers(typ) || !a.op.c.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
+		if conflist.Known(typ).Makes != conflist.Moved || d.IsCallers(typ) || !a.op.c.HasNoDevice(a.plan.NetNS, a.plan.IfName) {
 			return false
 		}
 	}

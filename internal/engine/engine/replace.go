@@ -11,7 +11,6 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -185,9 +184,9 @@ func askingOf(list *libcni.NetworkConfigList, is func(typ string) bool) asking {
 	for _, p := range list.Plugins {
 		switch ipam := p.Network.IPAM.Type; {
 		case ipam == "":
-		case ipam == known.Static:
+		case ipam == conflist.Static:
 			return byNothing
-		case ipam == known.HostLocal && is(ipam):
+		case ipam == conflist.HostLocal && is(ipam):
 			by = byArgument
 		case !conflist.Declares(list, keyIPs):
 			return byNothing

@@ -16,8 +16,8 @@ import (
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/hostns"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // statusCache lets callers share one run of STATUS, and reuses a recent success.
@@ -170,7 +170,7 @@ func lackOfKernel(ctx context.Context, host *hostns.NetNS, networks []*Network) 
 
 // makesRules reports whether a plugin of the network makes rules in a packet filter.
 func (n *Network) makesRules() bool {
-	return slices.ContainsFunc(n.Config.Plugins, func(p *libcni.PluginConfig) bool { return known.Of(p.Network.Type).Rules != known.NoRules })
+	return slices.ContainsFunc(n.Config.Plugins, func(p *libcni.PluginConfig) bool { return conflist.Known(p.Network.Type).Rules != conflist.NoRules })
 }
 
 // readiness collects the reasons why plugins cannot attach a container.

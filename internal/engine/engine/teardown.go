@@ -8,8 +8,8 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/leftovers"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/run/runner"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -147,7 +147,7 @@ func (t *teardown) withoutHost() error {
 	for _, a := range t.going {
 		for _, p := range a.plan.Network.Config.Plugins {
 			for _, typ := range []string{p.Network.Type, p.Network.IPAM.Type} {
-				if k := known.Of(typ); typ == "" || k.IPAM || k.Swept && !a.described().IsCallers(typ) {
+				if k := conflist.Known(typ); typ == "" || k.IPAM || k.Swept && !a.described().IsCallers(typ) {
 					continue
 				}
 				e := a.error("DEL", ErrHostNetNS)

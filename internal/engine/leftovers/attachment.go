@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -102,7 +102,7 @@ func (a *Attachment) MadeInterface() bool {
 	}
 	result := chain.Decode(a.Result)
 	if result == nil || len(result.Interfaces) == 0 {
-		return result == nil || known.Of(a.first()).Makes.IsNew()
+		return result == nil || conflist.Known(a.first()).Makes.IsNew()
 	}
 	return slices.ContainsFunc(result.Interfaces, func(i *types100.Interface) bool {
 		return i.Name == a.IfName && i.Sandbox != "" && i.PciID == "" && i.SocketPath == ""
@@ -126,7 +126,7 @@ func (a *Attachment) Covers(typ string) bool {
 	if a.IsCallers(typ) {
 		return false
 	}
-	t := known.Of(typ)
+	t := conflist.Known(typ)
 	if t.Borrows {
 		return !a.Has(typ) || a.knowsInterface()
 	}
@@ -135,7 +135,9 @@ func (a *Attachment) Covers(typ string) bool {
 
 // CoversIPAM reports whether the sweep releases everything that an IPAM plugin of the
 // attachment can hold.
-func (a *Attachment) CoversIPAM(typ string) bool { return known.Of(typ).IPAM && !a.IsCallers(typ) }
+func (a *Attachment) CoversIPAM(typ string) bool {
+	return conflist.Known(typ).IPAM && !a.IsCallers(typ)
+}
 
 // knowsInterface reports whether the interface ends with the attachment, or is one of
 // the host's that can be found.
@@ -144,11 +146,11 @@ func (a *Attachment) knowsInterface() bool {
 	if a.IsCallers(first) {
 		return false
 	}
-	switch makes := known.Of(first).Makes; makes {
-	case known.Moved:
+	switch makes := conflist.Known(first).Makes; makes {
+	case conflist.Moved:
 		d := a.KnownDevice()
 		return a.Rebooted || a.HostGone || d != nil && d.HostName != ""
 	default:
-		return makes == known.Lo || makes.IsOwned()
+		return makes == conflist.Lo || makes.IsOwned()
 	}
 }

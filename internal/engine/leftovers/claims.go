@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -37,7 +37,7 @@ func (a *Attachment) Emptied(records *record.Store, ledger Ledger, log *slog.Log
 	return func(r Reservation) bool {
 		since, until := during()
 		all := Addresses(a.Result)
-		unknown := len(all) == 0 && !a.Added && !(a.Begun && a.IsBuiltIn(known.HostLocal))
+		unknown := len(all) == 0 && !a.Added && !(a.Begun && a.IsBuiltIn(conflist.HostLocal))
 		of := unknown || slices.Contains(all, r.Addr)
 		if !of || since.IsZero() || r.Made.Before(since) {
 			return false

@@ -17,7 +17,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -78,7 +78,7 @@ func TestJudge(t *testing.T) {
 			a.Since, a.Begun = c.claimed, true
 		}
 		if c.builtIn {
-			a.Ran = []record.Plugin{{Type: known.HostLocal, Kind: record.KindBuiltIn}}
+			a.Ran = []record.Plugin{{Type: conflist.HostLocal, Kind: record.KindBuiltIn}}
 		}
 		for _, addr := range c.addresses {
 			a.Result = json.RawMessage(`{"cniVersion": "1.0.0", "ips": [{"address": "` + addr.String() + `/24"}]}`)

@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/compare"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/ports"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -66,7 +66,7 @@ type Shaper struct {
 func Of(a *Attachment) Footprint {
 	result := chain.Decode(a.Result)
 	f := Footprint{Owner: a.Owner(), Addresses: compare.AddressesOf(result), IPAMDirs: IPAMDirs(a.List)}
-	if a.Has(known.Firewall) && !a.IsCallers(known.Firewall) || len(a.List.Plugins) == 0 {
+	if a.Has(conflist.Firewall) && !a.IsCallers(conflist.Firewall) || len(a.List.Plugins) == 0 {
 		f.Subnets = netfilter.Subnets(compare.PrefixesOf(result))
 	}
 	var err error
@@ -100,21 +100,21 @@ func (f *Footprint) addPlugins(a *Attachment) {
 			MACSpoofChk json.RawMessage `json:"macspoofchk"`
 		}
 		unread := json.Unmarshal(p.Bytes, &c) != nil
-		switch typ := known.Of(p.Network.Type); typ.Rules {
-		case known.Masquerade:
+		switch typ := conflist.Known(p.Network.Type); typ.Rules {
+		case conflist.Masquerade:
 			f.Rules.Possible = f.Rules.Possible || unread || perhaps(c.IPMasq) || perhaps(c.MACSpoofChk)
-		case known.HostPorts:
+		case conflist.HostPorts:
 			f.Rules.Possible, f.Rules.UDP = true, !a.Recorded || f.Rules.AnyPort || slices.ContainsFunc(f.Rules.Ports, isUDP)
-		case known.Forward:
+		case conflist.Forward:
 			f.Rules.Possible = true
 		}
 		if i == 0 {
-			f.Interface.Made = known.Of(p.Network.Type).Makes.IsOwned()
+			f.Interface.Made = conflist.Known(p.Network.Type).Makes.IsOwned()
 		}
 		switch p.Network.Type {
-		case known.Bandwidth:
+		case conflist.Bandwidth:
 			f.Shaper.Possible = true
-		case known.Tuning:
+		case conflist.Tuning:
 			f.Backups = append(f.Backups, tuning.File(p.Bytes, a.ContainerID, a.IfName))
 		}
 	}
@@ -137,7 +137,7 @@ func (f *Footprint) addInterface(a *Attachment) {
 	default:
 		f.Interface.Device = d
 	}
-	if known.Of(a.first()).Makes != known.Moved {
+	if conflist.Known(a.first()).Makes != conflist.Moved {
 		return
 	}
 	if d != nil {
@@ -202,7 +202,7 @@ func IPAMDirs(list *libcni.NetworkConfigList) (dirs []string) {
 				DataDir string `json:"dataDir"`
 			} `json:"ipam"`
 		}
-		if p.Network.IPAM.Type != known.HostLocal || !readable(json.Unmarshal(p.Bytes, &c)) {
+		if p.Network.IPAM.Type != conflist.HostLocal || !readable(json.Unmarshal(p.Bytes, &c)) {
 			continue
 		}
 		if dir := filepath.Join(cmp.Or(c.IPAM.DataDir, hostLocalDir), list.Name); !slices.Contains(dirs, dir) {

@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/hostns"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
@@ -87,7 +87,7 @@ func hostEnds(host *hostns.NetNS, container *netns.Handle, all []*Attachment) (e
 
 func (a *Attachment) onlyLoopback() bool {
 	return !slices.ContainsFunc(a.List.Plugins, func(p *libcni.PluginConfig) bool {
-		return known.Of(p.Network.Type).Makes != known.Lo || a.IsCallers(p.Network.Type)
+		return conflist.Known(p.Network.Type).Makes != conflist.Lo || a.IsCallers(p.Network.Type)
 	})
 }
 
@@ -97,12 +97,12 @@ func (a *Attachment) onlyLoopback() bool {
 func (a *Attachment) tiedToHost() error {
 	for i, p := range a.List.Plugins {
 		typ := p.Network.Type
-		switch makes := known.Of(typ).Makes; {
+		switch makes := conflist.Known(typ).Makes; {
 		case a.IsCallers(typ):
 			return a.noEnd("plugin %q is the caller's", typ)
-		case i == 0 && makes != known.Veth:
+		case i == 0 && makes != conflist.Veth:
 			return a.noEnd("plugin %q keeps no interface on the host", typ)
-		case i > 0 && makes == known.Veth, makes.NeedsIdentity(), !a.Covers(typ):
+		case i > 0 && makes == conflist.Veth, makes.NeedsIdentity(), !a.Covers(typ):
 			return a.noEnd("plugin %q may have more than interfaces of its own", typ)
 		}
 	}

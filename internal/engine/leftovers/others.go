@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/compare"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -118,7 +118,7 @@ func maybeForwarded(n *record.Attachment) bool {
 	if len(n.Plugins) == 0 {
 		return true // of an earlier version
 	}
-	return slices.ContainsFunc(n.Plugins, func(p record.Plugin) bool { return p.Type == known.Firewall && p.Kind != record.KindRegistered })
+	return slices.ContainsFunc(n.Plugins, func(p record.Plugin) bool { return p.Type == conflist.Firewall && p.Kind != record.KindRegistered })
 }
 
 // Notes returns the notes under a key of attachments, this one excepted, whose plugins ran

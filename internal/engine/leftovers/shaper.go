@@ -9,7 +9,6 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/bandwidth"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -27,7 +26,7 @@ type limits struct {
 // container. It makes a device for nothing else.
 func limitsEgress(plugins []*libcni.PluginConfig, capability any) bool {
 	return slices.ContainsFunc(plugins, func(p *libcni.PluginConfig) bool {
-		if p.Network.Type != known.Bandwidth {
+		if p.Network.Type != conflist.Bandwidth {
 			return false
 		}
 		var l limits

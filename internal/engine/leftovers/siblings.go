@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -90,20 +90,20 @@ type Lost func(sibling *Attachment, w Wanted) bool
 // for the attachment; nil: none. Built-in plugins leave a sibling's rules, and the rules
 // of the caller's plugins are unknown.
 func (a *Attachment) LostWith(typ string) Lost {
-	deleted := known.Of(typ).Rules
-	if deleted != known.HostPorts && deleted != known.Masquerade || a.IsBuiltIn(typ) || a.IsCallers(typ) {
+	deleted := conflist.Known(typ).Rules
+	if deleted != conflist.HostPorts && deleted != conflist.Masquerade || a.IsBuiltIn(typ) || a.IsCallers(typ) {
 		return nil
 	}
 	return func(sibling *Attachment, w Wanted) bool {
 		// In nftables the comment of host ports is the container's ID on every network.
-		return known.Of(w.Type).Rules == deleted && (sibling.List.Name == a.List.Name || deleted == known.HostPorts)
+		return conflist.Known(w.Type).Rules == deleted && (sibling.List.Name == a.List.Name || deleted == conflist.HostPorts)
 	}
 }
 
 // Inherited selects the siblings' host ports. A sibling may forward the same port of the
 // host as the removed attachment.
 func Inherited(_ *Attachment, w Wanted) bool {
-	return known.Of(w.Type).Rules == known.HostPorts
+	return conflist.Known(w.Type).Rules == conflist.HostPorts
 }
 
 // SiblingError means that a removal also deleted rules of another attachment of the

@@ -14,7 +14,6 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/known"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -102,10 +101,10 @@ func (t *Target) askFirewalld(ctx context.Context, fn func(*firewalld.Conn) erro
 // far. An executable whose configuration names no backend does not report the one
 // that it has chosen.
 func (a *Attachment) zones() (zones []string, certain bool) {
-	if a.IsCallers(known.Firewall) {
+	if a.IsCallers(conflist.Firewall) {
 		return nil, false
 	}
-	ran, _ := a.Plugin(known.Firewall)
+	ran, _ := a.Plugin(conflist.Firewall)
 	return zonesOf(a.List.Plugins, ran)
 }
 
@@ -123,7 +122,7 @@ func maybeZoned(n *record.Attachment) bool {
 	}
 	var ran record.Plugin
 	for _, p := range n.Plugins {
-		if p.Type == known.Firewall {
+		if p.Type == conflist.Firewall {
 			ran = p
 		}
 	}
@@ -139,7 +138,7 @@ func zonesOf(plugins []*libcni.PluginConfig, ran record.Plugin) (zones []string,
 			Backend json.RawMessage `json:"backend"`
 			Zone    json.RawMessage `json:"firewalldZone"`
 		}
-		if p.Network.Type != known.Firewall || json.Unmarshal(p.Bytes, &c) != nil {
+		if p.Network.Type != conflist.Firewall || json.Unmarshal(p.Bytes, &c) != nil {
 			continue
 		}
 		used := false // for certain

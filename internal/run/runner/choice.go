@@ -11,7 +11,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/run/invoke"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -41,7 +41,7 @@ type Choice struct {
 // types matter.
 func (c Choice) Key() string {
 	return fmt.Sprintf("%q %t %q %q %t %q %t", c.Prefer, c.PreferAll, c.Root, c.Dirs, c.AllowInsecure,
-		slices.Sorted(maps.Keys(c.Registered)), c.BuiltIn(known.Bridge) != nil)
+		slices.Sorted(maps.Keys(c.Registered)), c.BuiltIn(conflist.Bridge) != nil)
 }
 
 // IsRegistered reports whether the caller has registered a plugin of the type.

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/compare"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -74,8 +74,8 @@ func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *co
 	}
 	if r.AreReference(ctx, call.Plugin, ipam) {
 		e = compare.Excuse{Why: "the comparison with the kernel, which covers all that this plugin's CHECK does, finds nothing wrong", Blind: true}
-		switch known.Of(call.Plugin).Rules {
-		case known.Forward, known.HostPorts:
+		switch conflist.Known(call.Plugin).Rules {
+		case conflist.Forward, conflist.HostPorts:
 			e.Blind = false // it misses its rules, and others do the same
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/lock"
 )
 
@@ -106,13 +106,13 @@ func (r *Runner) contended(ctx context.Context) (keys []lock.Key) {
 // of two at a time one may fail. Where they are not there, one executable of the type runs
 // alone, for a moment at most. end says whether it succeeded.
 func (r *Runner) alone(ctx context.Context, call chain.Call, p Provider) (end func(ok bool) error, err error) {
-	rules := known.Of(call.Plugin).Rules
-	if call.Verb != "ADD" || p.Kind != Executable || r.Host == nil || rules != known.HostPorts && rules != known.Forward {
+	rules := conflist.Known(call.Plugin).Rules
+	if call.Verb != "ADD" || p.Kind != Executable || r.Host == nil || rules != conflist.HostPorts && rules != conflist.Forward {
 		return func(bool) error { return nil }, nil
 	}
 	keys := func() []lock.Key { return []lock.Key{{Name: "shared/" + call.Plugin}} }
 	end, err = r.Runtime.First.begin(ctx, r.made("shared", call.Plugin), keys, longestWaits, func() bool {
-		there, err := netfilter.HasShared(ctx, r.Host, r.Given.Filters, rules == known.Forward, call.Stdin)
+		there, err := netfilter.HasShared(ctx, r.Host, r.Given.Filters, rules == conflist.Forward, call.Stdin)
 		if err != nil {
 			r.Runtime.Logger.Debug("whether the chains that containers share are there is not known", "plugin", call.Plugin, "error", err)
 		}

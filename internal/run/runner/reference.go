@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/run/invoke"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 )
 
 // module is the path of the reference plugins' module.
@@ -32,8 +32,8 @@ type seen struct {
 // twice that containers share: a VRF, a gateway in a VLAN, or whatever an unknown plugin
 // does. About the chains of portmap and firewall, see Runner.alone.
 func (v *References) races(ctx context.Context, root invoke.Root, typ, path string, config []byte) bool {
-	t := known.Of(typ)
-	return !t.Concurrent || typ == known.Bridge && hasVLAN(config) || !v.has(ctx, root, typ, path)
+	t := conflist.Known(typ)
+	return !t.Concurrent || typ == conflist.Bridge && hasVLAN(config) || !v.has(ctx, root, typ, path)
 }
 
 // hasVLAN reports whether the bridge's gateway may be in a VLAN, on an

@@ -22,7 +22,7 @@ import (
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/compare"
 	"github.com/embedcni/cni/internal/run/invoke"
-	"github.com/embedcni/cni/internal/run/known"
+	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/lock"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
@@ -149,7 +149,7 @@ func (r *Runner) failed(f *Failure) error {
 // the record is on its way to the disk. The built-in host-local itself waits
 // just before it writes.
 func (r *Runner) awaitRecord(verb, typ string, p Provider) error {
-	builtIn := p.Kind == BuiltIn && (known.Of(typ).KernelOnly || typ == known.HostLocal)
+	builtIn := p.Kind == BuiltIn && (conflist.Known(typ).KernelOnly || typ == conflist.HostLocal)
 	if verb != "ADD" || builtIn {
 		return nil
 	}
@@ -159,7 +159,7 @@ func (r *Runner) awaitRecord(verb, typ string, p Provider) error {
 // StaysInKernel reports whether a power cut undoes everything that the plugins make. Of
 // executables that is known of the reference plugins.
 func (r *Runner) StaysInKernel(ctx context.Context) bool {
-	return known.KernelOnly(r.Network.Plugins, func(typ string) bool {
+	return conflist.KernelOnly(r.Network.Plugins, func(typ string) bool {
 		one, _, _ := r.Plugins.Get(typ)
 		return one.found.Kind == BuiltIn || one.found.Kind != Registered && r.IsReference(ctx, typ)
 	})
@@ -167,8 +167,8 @@ func (r *Runner) StaysInKernel(ctx context.Context) bool {
 
 // MakesOnlyLo reports whether the chain is the built-in plugin loopback alone.
 func (r *Runner) MakesOnlyLo() bool {
-	only, _, _ := r.Plugins.Get(known.Loopback)
-	return len(r.Network.Plugins) == 1 && r.Network.Plugins[0].Network.Type == known.Loopback && only.found.Kind == BuiltIn
+	only, _, _ := r.Plugins.Get(conflist.Loopback)
+	return len(r.Network.Plugins) == 1 && r.Network.Plugins[0].Network.Type == conflist.Loopback && only.found.Kind == BuiltIn
 }
 
 // execute runs a plugin of a chain, within its time for the verb.

@@ -1,6 +1,7 @@
 // Package conflist reads network configurations: one plugin (.conf, .json), a
 // list of plugins (.conflist), or a directory of either. The returned configurations
-// are complete and valid, and hold every value as written, to the byte.
+// are complete and valid, and hold every value as written, to the byte. A table says what
+// is known of the types of plugins.
 package conflist
 
 import (

@@ -1,11 +1,4 @@
-// Package known is the table of the CNI plugin types that the library knows: the
-// interfaces, rules and files that a plugin makes, and the needs of its removal.
-// A type that is not in the table may do anything.
-//
-// The table describes the reference plugin of a type and the built-in plugin,
-// which take the same configuration. It does not describe a plugin that the
-// caller registers under one of these names.
-package known
+package conflist
 
 import (
 	"slices"
@@ -13,7 +6,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// The types of the table.
+// The plugin types that the library knows. A type that is not among them may do anything.
 const (
 	Bandwidth  = "bandwidth"
 	Bridge     = "bridge"
@@ -65,7 +58,10 @@ const (
 	Forward          // by the container's addresses
 )
 
-// Type describes the plugins of one type.
+// Type describes the plugins of one type: the interfaces, rules and files that they make,
+// and the needs of their removal. It describes the reference plugin and the built-in plugin,
+// which take the same configuration, but not a plugin that the caller registers under the
+// same name.
 type Type struct {
 	Makes        Interface
 	Rules        Rules
@@ -116,8 +112,8 @@ var table = map[string]Type{
 	VLAN: {Makes: Stacked, Concurrent: true},
 }
 
-// Of returns the description of a type, the zero Type if it is not known.
-func Of(typ string) Type { return table[typ] }
+// Known returns the description of a type, the zero Type if it is not known.
+func Known(typ string) Type { return table[typ] }
 
 // KernelOnly reports whether plugins and their IPAM plugins write no file, so that a
 // power cut undoes their ADDs. is reports whether the plugin of a type is the built-in or
@@ -125,7 +121,7 @@ func Of(typ string) Type { return table[typ] }
 func KernelOnly(plugins []*libcni.PluginConfig, is func(typ string) bool) bool {
 	return !slices.ContainsFunc(plugins, func(p *libcni.PluginConfig) bool {
 		ipam := p.Network.IPAM.Type
-		return !Of(p.Network.Type).KernelOnly || !is(p.Network.Type) || ipam != "" && !(Of(ipam).KernelOnly && is(ipam))
+		return !Known(p.Network.Type).KernelOnly || !is(p.Network.Type) || ipam != "" && !(Known(ipam).KernelOnly && is(ipam))
 	})
 }
 
