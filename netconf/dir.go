@@ -202,8 +202,7 @@ type wanting struct {
 	nth int
 }
 
-// wanting returns a copy of the network, and its ranges that ask for a subnet, in the order
-// of their sets.
+// wanting returns a copy of the network, and its ranges that ask for a subnet, in their order.
 func (n Network) wanting() (Network, []wanting) {
 	var all []wanting
 	count := map[bool]int{}
@@ -213,17 +212,12 @@ func (n Network) wanting() (Network, []wanting) {
 		if !ok {
 			continue
 		}
-		local.Ranges, local.Sets = slices.Clone(local.Ranges), slices.Clone(local.Sets)
-		for set := range local.Sets {
-			local.Sets[set] = slices.Clone(local.Sets[set])
-		}
-		for _, set := range append([][]Range{local.Ranges}, local.Sets...) {
-			for at := range set {
-				r := &set[at]
-				if is4 := r.family().Is4(); !r.Subnet.IsValid() && len(r.Pools) > 0 {
-					all = append(all, wanting{r, count[is4]})
-					count[is4]++
-				}
+		local.Ranges = slices.Clone(local.Ranges)
+		for at := range local.Ranges {
+			r := &local.Ranges[at]
+			if is4 := r.family().Is4(); !r.Subnet.IsValid() && len(r.Pools) > 0 {
+				all = append(all, wanting{r, count[is4]})
+				count[is4]++
 			}
 		}
 		switch p := p.(type) { // it shares the copy
@@ -312,7 +306,7 @@ func (n Network) given() (all []netip.Prefix) {
 		}
 		switch ipam := ipamOf(p).(type) {
 		case HostLocal:
-			for _, r := range ipam.all() {
+			for _, r := range ipam.Ranges {
 				all = append(all, r.Subnet)
 			}
 		case RawIPAM:

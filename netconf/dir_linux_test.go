@@ -312,29 +312,6 @@ func TestABridgeWithAnotherAddressIsRefused(t *testing.T) {
 	}
 }
 
-// TestSetsAskForSubnets: the ranges of a set get a subnet each, and keep it.
-func TestSetsAskForSubnets(t *testing.T) {
-	h := newHost(t)
-	n := func() Network {
-		return Network{Name: "apps", Plugins: []Plugin{Bridge{Name: "apps0", IPAM: HostLocal{Ranges: []Range{few()}, Sets: [][]Range{{few(), few()}}}}}}
-	}
-	w := h.put("apps.conflist", n())
-	local := w.Network.Plugins[0].(Bridge).IPAM.(HostLocal)
-	seen := map[netip.Prefix]bool{}
-	for _, r := range local.all() {
-		if seen[r.Subnet] || !r.Subnet.IsValid() {
-			t.Errorf("%v in %v", r.Subnet, local.all())
-		}
-		seen[r.Subnet] = true
-	}
-	expect.Same(t, "subnets", len(seen), 3)
-	again := h.put("apps.conflist", n()).Network.Plugins[0].(Bridge).IPAM.(HostLocal)
-	expect.Same(t, "again", fmt.Sprint(again.Ranges, again.Sets), fmt.Sprint(local.Ranges, local.Sets))
-	_, err := h.Write(t.Context(), "other.conflist", Network{Name: "other", Plugins: []Plugin{Bridge{Name: "o0", IPAM: HostLocal{Sets: [][]Range{{few(), few()}}}}}})
-	expect.Is(t, err, ErrNoFreeSubnet)
-	expect.Same(t, "the caller's", n().Plugins[0].(Bridge).IPAM.(HostLocal).Sets[0][0].Subnet.IsValid(), false)
-}
-
 // TestSymlinkedDirectory: the reservation is the directory's, however it is spelled.
 func TestSymlinkedDirectory(t *testing.T) {
 	h := newHost(t)
