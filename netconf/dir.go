@@ -246,8 +246,16 @@ func ipamOf(p Plugin) IPAM {
 // used returns everything that a new subnet must not overlap, and the networks of the
 // addresses of the network's bridge. A fresh network may have these.
 func (d Dir) used(n Network, fresh bool) (used, bridged []netip.Prefix, err error) {
-	onHost, bridged, err := d.onHost(n)
+	open := netns.Current
+	if d.HostNetNS != "" {
+		open = func() (*netns.Handle, error) { return netns.Open(d.HostNetNS) }
+	}
+	host, err := open()
 	if err != nil {
+		return nil, nil, err
+	}
+	onHost, bridged, err := subnetsInUse(host, n.bridge())
+	if err = errors.Join(err, host.Close()); err != nil {
 		return nil, nil, err
 	}
 	if fresh {
@@ -262,27 +270,6 @@ func (d Dir) used(n Network, fresh bool) (used, bridged []netip.Prefix, err erro
 		return nil, nil, err
 	}
 	return mergePrefixes(onHost, others, attached, n.given()), bridged, nil
-}
-
-// onHost returns the networks that are in use on the host, and of these those of the
-// network's bridge.
-func (d Dir) onHost(n Network) (all, bridged []netip.Prefix, err error) {
-	open := netns.Current
-	if d.HostNetNS != "" {
-		open = func() (*netns.Handle, error) { return netns.Open(d.HostNetNS) }
-	}
-	host, err := open()
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { err = errors.Join(err, host.Close()) }()
-	if all, err = subnetsInUse(host); err != nil {
-		return nil, nil, err
-	}
-	if b := n.bridge(); b != "" {
-		bridged, err = subnetsOfLink(host, b)
-	}
-	return all, bridged, err
 }
 
 // bridge returns the name of the network's bridge; "" if it has none.

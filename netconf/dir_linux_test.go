@@ -312,6 +312,13 @@ func TestABridgeWithAnotherAddressIsRefused(t *testing.T) {
 	}
 }
 
+// TestSubnetWithoutABridge: any plugin's range gets one.
+func TestSubnetWithoutABridge(t *testing.T) {
+	h := newHost(t)
+	w := h.put("apps.conflist", Network{Name: "apps", Plugins: []Plugin{PTP{IPAM: HostLocal{Ranges: []Range{few()}}}}})
+	expect.Same(t, "a subnet", w.Network.Plugins[0].(PTP).IPAM.(HostLocal).Ranges[0].Subnet.Bits(), 24)
+}
+
 // TestSymlinkedDirectory: the reservation is the directory's, however it is spelled.
 func TestSymlinkedDirectory(t *testing.T) {
 	h := newHost(t)
