@@ -155,7 +155,7 @@ func (o *GCOptions) check() error {
 
 // RetryRemovals repeats the removals of this owner's attachments that failed in this boot
 // of the machine, each after a time that grows with its failures. Recover and GC do so
-// too, but they look at all containers. Package guard calls it.
+// too, but they look at all containers.
 //
 // Containers of which the attachments could be removed are in Report.Removed, and those of
 // which they could not in Report.Failed. Report.Skipped has those whose time has not come,

@@ -33,3 +33,20 @@ func Example() {
 		log.Fatal(err)
 	}
 }
+
+// A guard removes nothing. A program that also wants failed removals repeated, and garbage
+// collected, asks for both at an interval of its own.
+func Example_removals() {
+	rt, err := cni.New(cni.WithDefaultConf)
+	if err != nil {
+		log.Fatal(err)
+	}
+	wanted := func(id string) bool { return true } // what the program remembers
+
+	for range time.Tick(10 * time.Second) {
+		retried, err := rt.RetryRemovals(context.Background())
+		log.Print(retried, err)
+		collected, err := rt.GC(context.Background(), cni.GCOptions{KeepIf: func(a cni.Attachment) bool { return wanted(a.ContainerID) }})
+		log.Print(collected, err)
+	}
+}

@@ -63,16 +63,6 @@ type Options struct {
 	// leaves these unguarded; then Unguarded is reported if containers have rules there.
 	LegacyInterval time.Duration
 
-	// WithoutRetries leaves removals that failed to Recover and GC. Otherwise the guard
-	// calls RetryRemovals.
-	WithoutRetries bool
-
-	// GCInterval is the interval at which the guard runs GC, with the options that GC
-	// returns, which must then be set. Zero runs none. If GC returns an error, that run is
-	// left out, and reported as Failed.
-	GCInterval time.Duration
-	GC         func(context.Context) (cni.GCOptions, error)
-
 	// Report is called with each event, by one goroutine at a time. It must not wait for
 	// the guard to end.
 	Report func(Event)
@@ -100,10 +90,6 @@ const (
 	// Unguarded: containers have rules in the legacy tables of iptables, of whose changes
 	// the kernel informs nobody; see Options.LegacyInterval.
 	Unguarded Kind = "unguarded"
-	// Removed: the removal of a container, which had failed before, has succeeded.
-	Removed Kind = "removed"
-	// Collected: a GC has ended; see Report and Err.
-	Collected Kind = "collected"
 	// Failed: see Err. What failed is repeated.
 	Failed Kind = "failed"
 )
@@ -117,9 +103,8 @@ type Event struct {
 	// By is the name of the process that was the last to delete or replace something in
 	// the packet filter, if Difference is about rules and the kernel has said so. It need
 	// not be the culprit, and is no process of this library.
-	By     string
-	Report *cni.Report // of a GC
-	Err    error
+	By  string
+	Err error
 }
 
 // String describes the event in a line.

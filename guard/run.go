@@ -62,14 +62,11 @@ func (g *guard) run(ctx context.Context) (err error) {
 	if g.options.Classes&^all != 0 {
 		return fmt.Errorf("%w: class %#x", cni.ErrInvalidArgument, uint8(g.options.Classes))
 	}
-	if g.options.GCInterval > 0 && g.options.GC == nil {
-		return fmt.Errorf("%w: GCInterval is set, and GC is not", cni.ErrInvalidArgument)
-	}
 	if g.host, err = g.openHost(); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.host.close()) }()
-	return g.until(ctx, append(g.host.sources, g.jobs()...))
+	return g.until(ctx, append(g.host.sources, g.unannounced()...))
 }
 
 // until watches and repairs until ctx ends, or until a source fails.

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
@@ -31,16 +31,16 @@ func (g generator) network(n int, toRun bool, dataDir string) netconf.Network {
 	var main netconf.Plugin
 	backend := pick(g, "", "iptables", "nftables")
 	masquerade := backend != "" || g.yes()
-	local := g.local(n, net.Version, dataDir)
+	local := g.local(n, dataDir)
 	mtu := pick(g, 0, 1280+g.IntN(220))
-	dns := pick(g, netconf.DNS{}, netconf.DNS{Nameservers: []string{"10.0.0.53", "fd00::53"}, Search: []string{"example"}})
+	extra := pick(g, nil, map[string]any{"dns": types.DNS{Nameservers: []string{"10.0.0.53", "fd00::53"}, Search: []string{"example"}}})
 	ptp := g.IntN(3) == 0
 	if ptp {
-		main = netconf.PTP{Masquerade: masquerade, MasqueradeBackend: backend, MTU: mtu, IPAM: local, DNS: dns}
+		main = netconf.PTP{Masquerade: masquerade, MasqueradeBackend: backend, MTU: mtu, IPAM: local, Extra: extra}
 	} else {
 		b := netconf.Bridge{
 			Name: fmt.Sprint("b", n), Gateway: g.yes(), DefaultGateway: !local.DefaultRoutes && g.yes(), ForceAddress: g.yes(), Hairpin: g.yes(), Isolate: g.yes(),
-			Masquerade: masquerade, MasqueradeBackend: backend, MTU: mtu, IPAM: local, DNS: dns,
+			Masquerade: masquerade, MasqueradeBackend: backend, MTU: mtu, IPAM: local, Extra: extra,
 		}
 		b.Promiscuous = !b.Hairpin && g.yes()
 		if !toRun {
@@ -63,7 +63,7 @@ func (g generator) network(n int, toRun bool, dataDir string) netconf.Network {
 	return net
 }
 
-func (g generator) local(n int, version, dataDir string) netconf.HostLocal {
+func (g generator) local(n int, dataDir string) netconf.HostLocal {
 	h := netconf.HostLocal{DefaultRoutes: g.yes(), DataDir: dataDir}
 	v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(100 + n), 0, 0}), 16+g.IntN(9))
 	one := netconf.Range{Subnet: v4}
@@ -75,20 +75,10 @@ func (g generator) local(n int, version, dataDir string) netconf.HostLocal {
 	}
 	six := netconf.Range{Subnet: netip.MustParsePrefix(fmt.Sprintf("fd00:%x::/64", 100+n))}
 	h.Ranges = pick(g, []netconf.Range{one}, []netconf.Range{one, six}, []netconf.Range{six, one}, []netconf.Range{six})
-	if len(h.Ranges) == 1 && g.yes() { // the same as a set, beside another range
-		h.Sets = [][]netconf.Range{append(h.Ranges, netconf.Range{Subnet: netip.MustParsePrefix(fmt.Sprintf("172.16.%d.0/24", n))})}
-		if h.Ranges[0].Subnet == six.Subnet {
-			h.Sets[0][1].Subnet = netip.MustParsePrefix(fmt.Sprintf("fd01:%x::/64", 100+n))
-		}
-		h.Ranges = nil
-	}
 	if g.yes() {
 		r := netconf.Route{Dst: netip.MustParsePrefix("192.0.2.0/24")}
-		if slices.Concat(append(h.Sets, h.Ranges)...)[0].Subnet == six.Subnet {
+		if h.Ranges[0].Subnet == six.Subnet {
 			r.Dst = netip.MustParsePrefix("2001:db8::/32")
-		}
-		if version == "1.1.0" {
-			r.Priority = g.IntN(100)
 		}
 		h.Routes = append(h.Routes, r)
 	}

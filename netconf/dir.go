@@ -58,10 +58,9 @@ type Written struct {
 // and the network's name, unless it is in use: hosts that are set up alike have the same,
 // and two programs that know nothing of each other hardly ever. It is reserved on disk
 // before the file is written, and stays the network's, whatever happens to the file, until
-// Remove. If there is no reservation, Write keeps the subnets of a configuration of that
-// name in the directory, of the network's containers on record, and of its bridge, if that
-// exists. ErrNoFreeSubnet if there is none; ErrInvalid if the reserved one is not of the
-// Pools and Bits any more, or if the bridge has an address that is not.
+// Remove. ErrNoFreeSubnet if there is none; ErrInvalid if the reserved one is not of the
+// Pools and Bits any more, or if there is no reservation, and the network's bridge exists
+// with an address that is not in the subnet which follows from the name.
 //
 // Programs with the same StateDir exclude each other while a subnet is found. Another
 // program may use the same subnet later.
@@ -162,13 +161,9 @@ func (d Dir) choose(n Network) (Network, error) {
 	if err != nil {
 		return n, err
 	}
-	changed := false
-	if len(reserved.V4)+len(reserved.V6) == 0 {
-		if changed, err = d.adopt(n, wanting, reserved); err != nil {
-			return n, err
-		}
-	}
-	var used []netip.Prefix // read once it is needed
+	fresh, changed := len(reserved.V4)+len(reserved.V6) == 0, false
+	given := n.given()
+	var used, bridged []netip.Prefix // read once they are needed
 	for _, r := range wanting {
 		of := reserved.Of(r)
 		if r.nth < len(*of) {
@@ -179,7 +174,7 @@ func (d Dir) choose(n Network) (Network, error) {
 			continue
 		}
 		if used == nil {
-			if used, err = d.used(n); err != nil {
+			if used, bridged, err = d.used(n, fresh); err != nil {
 				return n, err
 			}
 		}
@@ -189,10 +184,16 @@ func (d Dir) choose(n Network) (Network, error) {
 		}
 		r.Subnet, *of, changed = p, append(*of, p), true
 	}
-	if changed {
-		return n, store.Save(reserved)
+	if !changed {
+		return n, nil
 	}
-	return n, nil
+	for _, p := range bridged {
+		if its := *reserved.family(p); fresh && len(its) > 0 && !slices.Contains(its, p) && !slices.ContainsFunc(given, p.Overlaps) {
+			return n, fmt.Errorf("%w: bridge %s exists with an address in %s, and %v would be chosen: remove the bridge, name another, or set the Subnet",
+				ErrInvalid, n.bridge(), p, its)
+		}
+	}
+	return n, store.Save(reserved)
 }
 
 // wanting is a range that asks for a subnet: the nth of its family in the network.
@@ -201,8 +202,7 @@ type wanting struct {
 	nth int
 }
 
-// wanting returns a copy of the network, and its ranges that ask for a subnet, in the order
-// of their sets.
+// wanting returns a copy of the network, and its ranges that ask for a subnet, in their order.
 func (n Network) wanting() (Network, []wanting) {
 	var all []wanting
 	count := map[bool]int{}
@@ -212,17 +212,12 @@ func (n Network) wanting() (Network, []wanting) {
 		if !ok {
 			continue
 		}
-		local.Ranges, local.Sets = slices.Clone(local.Ranges), slices.Clone(local.Sets)
-		for set := range local.Sets {
-			local.Sets[set] = slices.Clone(local.Sets[set])
-		}
-		for _, set := range append([][]Range{local.Ranges}, local.Sets...) {
-			for at := range set {
-				r := &set[at]
-				if is4 := r.family().Is4(); !r.Subnet.IsValid() && len(r.Pools) > 0 {
-					all = append(all, wanting{r, count[is4]})
-					count[is4]++
-				}
+		local.Ranges = slices.Clone(local.Ranges)
+		for at := range local.Ranges {
+			r := &local.Ranges[at]
+			if is4 := r.family().Is4(); !r.Subnet.IsValid() && len(r.Pools) > 0 {
+				all = append(all, wanting{r, count[is4]})
+				count[is4]++
 			}
 		}
 		switch p := p.(type) { // it shares the copy
@@ -248,26 +243,47 @@ func ipamOf(p Plugin) IPAM {
 	return nil
 }
 
-// used returns everything that a new subnet must not overlap.
-func (d Dir) used(n Network) ([]netip.Prefix, error) {
-	host, err := d.host()
-	if err != nil {
-		return nil, err
+// used returns everything that a new subnet must not overlap, and the networks of the
+// addresses of the network's bridge. A fresh network may have these.
+func (d Dir) used(n Network, fresh bool) (used, bridged []netip.Prefix, err error) {
+	open := netns.Current
+	if d.HostNetNS != "" {
+		open = func() (*netns.Handle, error) { return netns.Open(d.HostNetNS) }
 	}
-	onHost, err := subnetsInUse(host)
+	host, err := open()
+	if err != nil {
+		return nil, nil, err
+	}
+	onHost, bridged, err := subnetsInUse(host, n.bridge())
 	if err = errors.Join(err, host.Close()); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	_, others, err := d.configured(n)
+	if fresh {
+		onHost = slices.DeleteFunc(onHost, func(p netip.Prefix) bool { return slices.Contains(bridged, p) })
+	}
+	others, err := d.others(n)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	attached, _, err := attachedNetworks(record.Open(d.records()), n.Name)
+	attached, err := attachedNetworks(record.Open(d.records()))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return mergePrefixes(onHost, others, attached, n.given()), nil
+	return mergePrefixes(onHost, others, attached, n.given()), bridged, nil
 }
+
+// bridge returns the name of the network's bridge; "" if it has none.
+func (n Network) bridge() string {
+	for _, p := range n.Plugins {
+		if b, ok := p.(Bridge); ok {
+			return b.Name
+		}
+	}
+	return ""
+}
+
+// records is the directory of the records of attachments.
+func (d Dir) records() string { return cmp.Or(d.RecordDir, filepath.Join(d.own(), "attachments")) }
 
 // given returns the subnets that the network has without being asked for one.
 func (n Network) given() (all []netip.Prefix) {
@@ -277,7 +293,7 @@ func (n Network) given() (all []netip.Prefix) {
 		}
 		switch ipam := ipamOf(p).(type) {
 		case HostLocal:
-			for _, r := range ipam.all() {
+			for _, r := range ipam.Ranges {
 				all = append(all, r.Subnet)
 			}
 		case RawIPAM:
@@ -313,20 +329,13 @@ func (n Network) validate() error {
 	return err
 }
 
-func (d Dir) host() (*netns.Handle, error) {
-	if d.HostNetNS != "" {
-		return netns.Open(d.HostNetNS)
-	}
-	return netns.Current()
-}
-
-// configured returns the subnets in the directory's configurations of the network's name,
-// and those of other networks there or that are reserved. A file that is not valid, such as
-// one that is being written, may become so, so its subnets are another network's.
-func (d Dir) configured(n Network) (own, others []netip.Prefix, err error) {
+// others returns the subnets in the directory's configurations of other networks, and those
+// that are reserved for them. A file that is not valid, such as one that is being written,
+// may become so, so its subnets are another network's.
+func (d Dir) others(n Network) (all []netip.Prefix, err error) {
 	paths, err := conflist.Files(d.Path)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, path := range paths {
 		data, err := plainfile.Read(path)
@@ -334,14 +343,12 @@ func (d Dir) configured(n Network) (own, others []netip.Prefix, err error) {
 			continue
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("%s: its subnets are unknown: %w", path, err)
+			return nil, fmt.Errorf("%s: its subnets are unknown: %w", path, err)
 		}
-		into := &others
-		if list, _, err := conflist.ParseAny(data); err == nil && list.Name == n.Name {
-			into = &own
+		if list, _, err := conflist.ParseAny(data); err != nil || list.Name != n.Name {
+			all = append(all, scanPrefixes(data)...)
 		}
-		*into = append(*into, scanPrefixes(data)...)
 	}
 	reserved, err := d.reservations().Others(d.Path, n.Name)
-	return own, append(others, reserved...), err
+	return append(all, reserved...), err
 }

@@ -249,12 +249,6 @@ func TestNeverChangedOnceChosen(t *testing.T) {
 	expect.Same(t, "left", [][]string{left, reserved}, [][]string{nil, nil})
 }
 
-// lose deletes the reservations of all networks, and a file.
-func (h *host) lose(file string) {
-	h.t.Helper()
-	expect.NoError(h.t, os.RemoveAll(h.reservations().Dir), os.Remove(filepath.Join(h.Path, file)))
-}
-
 // bridgeFor makes a bridge with the first address of a subnet.
 func (h *host) bridgeFor(name, of string) {
 	h.t.Helper()
@@ -263,46 +257,17 @@ func (h *host) bridgeFor(name, of string) {
 	h.ip(fmt.Sprintf("addr add %s/%d dev %s nodad", p.Addr().Next(), p.Bits(), name))
 }
 
-// TestALostReservationIsFoundAgain: a bridge that exists with an address, and containers on
-// record, have the subnet that was chosen.
-func TestALostReservationIsFoundAgain(t *testing.T) {
-	in := func(h *host, name, network, address string) {
-		expect.NoError(h.t, record.Open(h.records()).Begin(&record.Record{ContainerID: record.ID(name), Attachments: []record.Attachment{
-			{Network: network, IfName: "eth0", Result: json.RawMessage(`{"ips": [{"address": "` + address + `"}]}`)},
-		}}))
-	}
-	for what, survives := range map[string]func(h *host, got []string){
-		"a bridge": func(h *host, got []string) {
-			h.bridgeFor("apps0", got[0])
-			h.ip("addr add " + strings.Replace(got[1], "::/64", "::1/64", 1) + " dev apps0 nodad")
-		},
-		"a container of both families": func(h *host, got []string) {
-			in(h, "c1", "apps", strings.Replace(got[0], ".0/24", ".7/24", 1))
-			in(h, "c2", "apps", strings.Replace(got[1], "::/64", "::7/64", 1))
-		},
-		"a bridge, and a container of IPv6": func(h *host, got []string) {
-			h.bridgeFor("apps0", got[0])
-			in(h, "c2", "apps", strings.Replace(got[1], "::/64", "::7/64", 1))
-		},
-	} {
-		t.Run(what, func(t *testing.T) {
-			h := newHost(t)
-			// Neither is chosen for the name while nothing is in the way.
-			usual := subnets(h.put("apps.conflist", wanted("apps", few(), AnyIPv6())).Network)
-			expect.NoError(t, h.Remove(t.Context(), "apps.conflist", "apps"))
-			h.put("other.conflist", wanted("other", Range{Subnet: netip.MustParsePrefix(usual[0])}, Range{Subnet: netip.MustParsePrefix(usual[1])}))
-			got := subnets(h.put("apps.conflist", wanted("apps", few(), AnyIPv6())).Network)
-			survives(h, got)
-			h.lose("apps.conflist")
-			expect.NoError(t, os.Remove(filepath.Join(h.Path, "other.conflist")))
-			again := h.put("apps.conflist", wanted("apps", few(), AnyIPv6()))
-			expect.Same(t, "subnets", subnets(again.Network), got)
-			expect.Same(t, "again", subnets(h.put("apps.conflist", wanted("apps", few(), AnyIPv6())).Network), got)
-			// After a Remove as well, because the bridge stays.
-			expect.NoError(t, h.Remove(t.Context(), "apps.conflist", "apps"))
-			expect.Same(t, "after Remove", subnets(h.put("apps.conflist", wanted("apps", few(), AnyIPv6())).Network), got)
-		})
-	}
+// TestABridgeStaysAfterRemove: the network gets the subnet of its name again, which the
+// bridge has.
+func TestABridgeStaysAfterRemove(t *testing.T) {
+	h := newHost(t)
+	n := wanted("apps", few(), AnyIPv6())
+	got := subnets(h.put("apps.conflist", n).Network)
+	h.bridgeFor("apps0", got[0])
+	h.ip("addr add " + strings.Replace(got[1], "::/64", "::1/64", 1) + " dev apps0 nodad")
+	expect.NoError(t, h.Remove(t.Context(), "apps.conflist", "apps"))
+	expect.Same(t, "after Remove", subnets(h.put("apps.conflist", n).Network), got)
+	expect.Same(t, "again", subnets(h.put("apps.conflist", n).Network), got)
 }
 
 // TestABridgeWithAnotherAddressIsRefused: whatever were chosen, no container could be
@@ -312,7 +277,11 @@ func TestABridgeWithAnotherAddressIsRefused(t *testing.T) {
 		exists  func(h *host)
 		refused bool
 	}{
-		"not of the pools":  {func(h *host) { h.bridgeFor("apps0", "10.99.0.0/24") }, true},
+		"not of the pools": {func(h *host) { h.bridgeFor("apps0", "10.99.0.0/24") }, true},
+		"not of the name": {func(h *host) {
+			h.bridgeFor("apps0", "10.7.0.0/24")
+			h.ip("addr add 10.7.1.1/24 dev apps0") // either is not what follows from the name
+		}, true},
 		"of another length": {func(h *host) { h.bridgeFor("apps0", "10.7.0.0/25") }, true},
 		"another network's": {func(h *host) {
 			h.put("other.conflist", wanted("other", Range{Subnet: netip.MustParsePrefix("10.7.1.0/24")}))
@@ -343,27 +312,11 @@ func TestABridgeWithAnotherAddressIsRefused(t *testing.T) {
 	}
 }
 
-// TestSetsAskForSubnets: the ranges of a set get a subnet each, and keep it.
-func TestSetsAskForSubnets(t *testing.T) {
+// TestSubnetWithoutABridge: any plugin's range gets one.
+func TestSubnetWithoutABridge(t *testing.T) {
 	h := newHost(t)
-	n := func() Network {
-		return Network{Name: "apps", Plugins: []Plugin{Bridge{Name: "apps0", IPAM: HostLocal{Ranges: []Range{few()}, Sets: [][]Range{{few(), few()}}}}}}
-	}
-	w := h.put("apps.conflist", n())
-	local := w.Network.Plugins[0].(Bridge).IPAM.(HostLocal)
-	seen := map[netip.Prefix]bool{}
-	for _, r := range local.all() {
-		if seen[r.Subnet] || !r.Subnet.IsValid() {
-			t.Errorf("%v in %v", r.Subnet, local.all())
-		}
-		seen[r.Subnet] = true
-	}
-	expect.Same(t, "subnets", len(seen), 3)
-	again := h.put("apps.conflist", n()).Network.Plugins[0].(Bridge).IPAM.(HostLocal)
-	expect.Same(t, "again", fmt.Sprint(again.Ranges, again.Sets), fmt.Sprint(local.Ranges, local.Sets))
-	_, err := h.Write(t.Context(), "other.conflist", Network{Name: "other", Plugins: []Plugin{Bridge{Name: "o0", IPAM: HostLocal{Sets: [][]Range{{few(), few()}}}}}})
-	expect.Is(t, err, ErrNoFreeSubnet)
-	expect.Same(t, "the caller's", n().Plugins[0].(Bridge).IPAM.(HostLocal).Sets[0][0].Subnet.IsValid(), false)
+	w := h.put("apps.conflist", Network{Name: "apps", Plugins: []Plugin{PTP{IPAM: HostLocal{Ranges: []Range{few()}}}}})
+	expect.Same(t, "a subnet", w.Network.Plugins[0].(PTP).IPAM.(HostLocal).Ranges[0].Subnet.Bits(), 24)
 }
 
 // TestSymlinkedDirectory: the reservation is the directory's, however it is spelled.
@@ -378,19 +331,6 @@ func TestSymlinkedDirectory(t *testing.T) {
 	expect.Same(t, "changed", w.Changed, false)
 	expect.NoError(t, link.Remove(t.Context(), "apps.conflist", "apps"))
 	expect.Same(t, "reserved", len(expect.Value(os.ReadDir(h.reservations().Dir))(t)), 0)
-}
-
-// TestAdoptedFromAConfiguration without a reservation: of an earlier version of the
-// program.
-func TestAdoptedFromAConfiguration(t *testing.T) {
-	h := newHost(t)
-	h.ip("link add d0 up type bridge")
-	h.ip("addr add 10.7.2.1/24 dev d0") // its own bridge
-	expect.NoError(t, os.MkdirAll(h.Path, 0o755), os.WriteFile(filepath.Join(h.Path, "old.conflist"),
-		[]byte(`{"name": "apps", "cniVersion": "1.0.0", "plugins": [{"type": "bridge", "ipam": {"type": "host-local", "subnet": "10.7.2.0/24"}}]}`), 0o644))
-	expect.Same(t, "kept", subnets(h.put("new.conflist", wanted("apps", few())).Network), []string{"10.7.2.0/24"})
-	expect.NoError(t, os.Remove(filepath.Join(h.Path, "old.conflist")), os.Remove(filepath.Join(h.Path, "new.conflist")))
-	expect.Same(t, "reserved", subnets(h.put("new.conflist", wanted("apps", few())).Network), []string{"10.7.2.0/24"})
 }
 
 // TestUnreadable: what cannot be known is not taken for free.

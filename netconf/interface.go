@@ -3,7 +3,6 @@ package netconf
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -40,7 +39,6 @@ type Bridge struct {
 	MTU int `cni:"mtu"`
 	// IPAM assigns addresses; nil assigns none.
 	IPAM IPAM
-	DNS  DNS
 	// Extra are further fields.
 	Extra map[string]any
 }
@@ -59,7 +57,7 @@ func (b Bridge) render(n Network) (any, error) {
 	if b.VLAN < 0 || b.VLAN > 4094 {
 		errs = append(errs, fmt.Errorf("field VLAN is %d: it must be between 1 and 4094", b.VLAN))
 	}
-	errs = append(errs, PTP{b.Masquerade, b.MasqueradeBackend, b.MTU, b.IPAM, b.DNS, b.Extra}.connect(conflist.Bridge, n, &o))
+	errs = append(errs, PTP{b.Masquerade, b.MasqueradeBackend, b.MTU, b.IPAM, b.Extra}.connect(conflist.Bridge, n, &o))
 	return o, wrap(conflist.Bridge, errs...)
 }
 
@@ -73,7 +71,6 @@ type PTP struct {
 	MTU int `cni:"mtu"`
 	// IPAM assigns addresses, without which there is no interface.
 	IPAM IPAM
-	DNS  DNS
 	// Extra are further fields.
 	Extra map[string]any
 }
@@ -103,7 +100,7 @@ func (p PTP) connect(typ string, n Network, o *object) error {
 		o.set("ipam", ipam)
 		types = append(types, typeOf(p.IPAM)) // run with the same configuration
 		errs = append(errs, err)
-		if h, ok := p.IPAM.(HostLocal); ok && slices.ContainsFunc(h.all(), func(r Range) bool { return r.family().Is6() }) {
+		if h, ok := p.IPAM.(HostLocal); ok && slices.ContainsFunc(h.Ranges, func(r Range) bool { return r.family().Is6() }) {
 			least = 1280 // RFC 8200
 		}
 	}
@@ -111,7 +108,7 @@ func (p PTP) connect(typ string, n Network, o *object) error {
 		errs = append(errs, fmt.Errorf("field MTU is %d: it must be between %d and 65535", p.MTU, least))
 	}
 	o.declare(p.Extra, types...)
-	return errors.Join(append(errs, p.DNS.render(o), o.extend(p.Extra))...)
+	return errors.Join(append(errs, o.extend(p.Extra))...)
 }
 
 // validateLinkName checks a name as the kernel does. It replaces % by a number.
@@ -140,12 +137,4 @@ func wrap(plugin string, errs ...error) error {
 		return fmt.Errorf("%s: %w", plugin, err)
 	}
 	return nil
-}
-
-func parseAddr(s string) (netip.Addr, error) {
-	a, err := netip.ParseAddr(s)
-	if err == nil && a.Zone() != "" {
-		err = fmt.Errorf("%q has a zone", s)
-	}
-	return a, err
 }

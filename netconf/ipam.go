@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
-	"slices"
-	"strconv"
 
 	"github.com/embedcni/cni/internal/store/conflist"
 )
@@ -17,13 +15,11 @@ type IPAM interface {
 	render(n Network) (any, error)
 }
 
-// HostLocal assigns addresses from ranges, and keeps them on disk.
+// HostLocal assigns addresses from ranges, and keeps them on disk. RawIPAM has the forms of
+// its configuration that have no field here, such as sets of ranges and metrics of routes.
 type HostLocal struct {
 	// Ranges give one address each, so a container gets several from several ranges.
 	Ranges []Range
-	// Sets give one address each too, behind those of Ranges: from whichever range of the
-	// set has a free one. The ranges of a set are of one family.
-	Sets [][]Range
 	// DefaultRoutes adds a default route for the family of each range.
 	DefaultRoutes bool
 	// Routes are the container's further ones.
@@ -31,9 +27,6 @@ type HostLocal struct {
 	// DataDir has the addresses in use; empty is the plugin's default,
 	// /var/lib/cni/networks.
 	DataDir string `cni:"dataDir"`
-	// ResolvConf is a file in the format of resolv.conf(5) whose settings go into the
-	// result.
-	ResolvConf string `cni:"resolvConf"`
 	// Extra are further fields.
 	Extra map[string]any
 }
@@ -69,28 +62,31 @@ type Route struct {
 	Dst netip.Prefix
 	// Via is the gateway; by default that of the address of its family.
 	Via netip.Addr
-	// MTU, AdvMSS and Priority need Version 1.1.0. Zero leaves them to the kernel.
-	MTU      int `cni:"mtu"`
-	AdvMSS   int `cni:"advmss"`
-	Priority int `cni:"priority"`
 }
 
-func (h HostLocal) render(n Network) (any, error) {
+func (h HostLocal) render(Network) (any, error) {
 	var o object
 	o.set("type", conflist.HostLocal)
 	var errs []error
-	var ranges [][]object // a set for each
+	var ranges [][]object // a set for each, of which the plugin takes one address
 	var routes []object
-	for i, set := range h.sets() {
-		rendered, err := h.renderSet(i, set)
-		ranges, errs = append(ranges, rendered), append(errs, err)
+	for i, r := range h.Ranges {
+		rendered, err := r.render()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("range %d: %w", i, err))
+		}
+		for n, other := range h.Ranges[:i] {
+			if other.overlaps(r) {
+				errs = append(errs, fmt.Errorf("ranges %d and %d overlap: %s and %s", n, i, other.Subnet, r.Subnet))
+			}
+		}
+		ranges = append(ranges, []object{rendered})
 	}
 	if len(ranges) == 0 {
-		errs = append(errs, errors.New("field Ranges is empty, and so is Sets"))
+		errs = append(errs, errors.New("field Ranges is empty"))
 	}
-	errs = append(errs, h.validateApart())
 	for _, r := range h.allRoutes() {
-		rendered, err := r.render(n)
+		rendered, err := r.render()
 		routes, errs = append(routes, rendered), append(errs, err)
 	}
 	o.set("ranges", ranges)
@@ -98,77 +94,16 @@ func (h HostLocal) render(n Network) (any, error) {
 		o.set("routes", routes)
 	}
 	o.fields(h)
-	for _, path := range []string{h.DataDir, h.ResolvConf} {
-		if path != "" && !filepath.IsAbs(path) {
-			errs = append(errs, fmt.Errorf("fields DataDir and ResolvConf: %q is no absolute path", path))
-		}
+	if h.DataDir != "" && !filepath.IsAbs(h.DataDir) {
+		errs = append(errs, fmt.Errorf("field DataDir: %q is no absolute path", h.DataDir))
 	}
 	return o, wrap(conflist.HostLocal, append(errs, o.extend(h.Extra))...)
-}
-
-// sets returns the sets of ranges: one for each of Ranges, and then Sets.
-func (h HostLocal) sets() (all [][]Range) {
-	for _, r := range h.Ranges {
-		all = append(all, []Range{r})
-	}
-	return append(all, h.Sets...)
-}
-
-// all returns the ranges of all sets.
-func (h HostLocal) all() []Range { return slices.Concat(h.sets()...) }
-
-// nameOf names a range in errors, by its own number and that of its set.
-func (h HostLocal) nameOf(set, i int) string {
-	if set < len(h.Ranges) {
-		return strconv.Itoa(set)
-	}
-	return fmt.Sprintf("%d of set %d", i, set-len(h.Ranges))
-}
-
-func (h HostLocal) renderSet(n int, set []Range) (rendered []object, err error) {
-	var errs []error
-	if len(set) == 0 {
-		errs = append(errs, fmt.Errorf("set %d is empty", n-len(h.Ranges)))
-	}
-	for i, r := range set {
-		one, err := r.render()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("range %s: %w", h.nameOf(n, i), err))
-		}
-		if r.family().Is4() != set[0].family().Is4() {
-			errs = append(errs, fmt.Errorf("range %s is of another family than the first", h.nameOf(n, i)))
-		}
-		rendered = append(rendered, one)
-	}
-	return rendered, errors.Join(errs...)
-}
-
-// validateApart refuses ranges that have an address in common.
-func (h HostLocal) validateApart() error {
-	type named struct {
-		Range
-		name string
-	}
-	var before []named
-	var errs []error
-	for n, set := range h.sets() {
-		for i, r := range set {
-			name := h.nameOf(n, i)
-			for _, other := range before {
-				if other.overlaps(r) {
-					errs = append(errs, fmt.Errorf("ranges %s and %s overlap: %s and %s", other.name, name, other.Subnet, r.Subnet))
-				}
-			}
-			before = append(before, named{r, name})
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // allRoutes returns the default routes and then the others.
 func (h HostLocal) allRoutes() (all []Route) {
 	seen := map[bool]bool{}
-	for _, r := range h.all() {
+	for _, r := range h.Ranges {
 		if is4 := r.Subnet.Addr().Is4(); h.DefaultRoutes && r.Subnet.IsValid() && !seen[is4] {
 			seen[is4] = true
 			all = append(all, Route{Dst: everything(is4)})
@@ -258,27 +193,19 @@ func (r Range) overlaps(o Range) bool {
 
 func (r Route) isDefault() bool { return r.Dst.IsValid() && r.Dst.Bits() == 0 }
 
-func (r Route) render(n Network) (o object, err error) {
+func (r Route) render() (o object, err error) {
 	d := r.Dst
 	if !d.IsValid() || d != d.Masked() || d.Addr().Is4In6() {
 		return nil, fmt.Errorf("route: Dst %s is no network", d)
 	}
 	o.set("dst", d.String())
-	var errs []error
 	if r.Via.IsValid() {
 		o.set("gw", r.Via.String())
 		if r.Via.Is4() != d.Addr().Is4() || r.Via.Zone() != "" || r.Via.Is4In6() {
-			errs = append(errs, fmt.Errorf("route to %s: Via %s is not of its family", d, r.Via))
+			err = fmt.Errorf("route to %s: Via %s is not of its family", d, r.Via)
 		}
 	}
-	o.fields(r)
-	if (r.MTU != 0 || r.AdvMSS != 0 || r.Priority != 0) && n.Version != "1.1.0" {
-		errs = append(errs, fmt.Errorf("route to %s: MTU, AdvMSS and Priority need Version 1.1.0", d))
-	}
-	if r.MTU < 0 || r.AdvMSS < 0 || r.Priority < 0 {
-		errs = append(errs, fmt.Errorf("route to %s: MTU, AdvMSS or Priority is negative", d))
-	}
-	return o, errors.Join(errs...)
+	return o, err
 }
 
 // RawIPAM is the configuration of any IPAM plugin, as a JSON object with a "type".

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"github.com/embedcni/cni/internal/store/conflist"
 )
 
@@ -126,28 +124,6 @@ func (n Network) validateOrder() error {
 			}
 		}
 	}
-	return nil
-}
-
-// DNS is the configuration of a resolver. It replaces what the IPAM plugin says.
-type DNS struct {
-	Nameservers []string
-	Domain      string
-	Search      []string
-	Options     []string
-}
-
-func (d DNS) render(o *object) error {
-	t := types.DNS{Nameservers: d.Nameservers, Domain: d.Domain, Search: d.Search, Options: d.Options}
-	if t.IsEmpty() {
-		return nil
-	}
-	for _, s := range d.Nameservers {
-		if _, err := parseAddr(s); err != nil {
-			return fmt.Errorf("field DNS.Nameservers: %w", err)
-		}
-	}
-	o.set("dns", t)
 	return nil
 }
 

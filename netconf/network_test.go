@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/netconf"
 )
@@ -23,16 +25,15 @@ func full() netconf.Network {
 			netconf.Raw(`{"type": "loopback", "b": 1, "a": {"y": 1, "x": 2}}`),
 			netconf.Bridge{
 				Name: "apps0", Gateway: true, ForceAddress: true, Masquerade: true, MasqueradeBackend: "nftables",
-				Hairpin: true, Isolate: true, MACSpoofCheck: true, MTU: 1400, VLAN: 12, Extra: map[string]any{"enabledad": true},
-				DNS: netconf.DNS{Nameservers: []string{"10.1.0.53"}, Domain: "example", Search: []string{"a.example"}, Options: []string{"ndots:2"}},
+				Hairpin: true, Isolate: true, MACSpoofCheck: true, MTU: 1400, VLAN: 12,
+				Extra: map[string]any{"enabledad": true, "dns": types.DNS{Nameservers: []string{"10.1.0.53"}, Domain: "example", Search: []string{"a.example"}, Options: []string{"ndots:2"}}},
 				IPAM: netconf.HostLocal{
 					Ranges: []netconf.Range{
 						{Subnet: prefix("10.1.0.0/16"), First: addr("10.1.2.0"), Last: addr("10.1.2.255"), Gateway: addr("10.1.0.9")},
 						{Subnet: prefix("fd00:1::/64")},
 					},
-					Sets:          [][]netconf.Range{{{Subnet: prefix("10.2.0.0/24")}, {Subnet: prefix("10.3.0.0/24"), Gateway: addr("10.3.0.9")}}, {{Subnet: prefix("fd00:2::/64")}}},
-					DefaultRoutes: true, Routes: []netconf.Route{{Dst: prefix("192.168.0.0/16"), Via: addr("10.1.0.7"), MTU: 1300, AdvMSS: 1200, Priority: 5}},
-					DataDir: "/run/cni", ResolvConf: "/etc/resolv.conf", Extra: map[string]any{"note": "x"},
+					DefaultRoutes: true, Routes: []netconf.Route{{Dst: prefix("192.168.0.0/16"), Via: addr("10.1.0.7")}},
+					DataDir: "/run/cni", Extra: map[string]any{"note": "x", "resolvConf": "/etc/resolv.conf"},
 				},
 			},
 			netconf.Firewall{Backend: "iptables", AdminChain: "APPS-ADMIN", Zone: "apps", IngressPolicy: "same-bridge"},
@@ -53,10 +54,9 @@ const fullJSON = `{
     {"type": "bridge", "bridge": "apps0", "isGateway": true, "forceAddress": true, "hairpinMode": true,
       "portIsolation": true, "macspoofchk": true, "vlan": 12, "ipMasq": true, "ipMasqBackend": "nftables", "mtu": 1400,
       "ipam": {"type": "host-local",
-        "ranges": [[{"subnet": "10.1.0.0/16", "rangeStart": "10.1.2.0", "rangeEnd": "10.1.2.255", "gateway": "10.1.0.9"}], [{"subnet": "fd00:1::/64"}],
-          [{"subnet": "10.2.0.0/24"}, {"subnet": "10.3.0.0/24", "gateway": "10.3.0.9"}], [{"subnet": "fd00:2::/64"}]],
-        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "192.168.0.0/16", "gw": "10.1.0.7", "mtu": 1300, "advmss": 1200, "priority": 5}],
-        "dataDir": "/run/cni", "resolvConf": "/etc/resolv.conf", "note": "x"},
+        "ranges": [[{"subnet": "10.1.0.0/16", "rangeStart": "10.1.2.0", "rangeEnd": "10.1.2.255", "gateway": "10.1.0.9"}], [{"subnet": "fd00:1::/64"}]],
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "192.168.0.0/16", "gw": "10.1.0.7"}],
+        "dataDir": "/run/cni", "note": "x", "resolvConf": "/etc/resolv.conf"},
       "capabilities": {"ipRanges": true, "ips": true, "mac": true}, "dns": {"nameservers": ["10.1.0.53"], "domain": "example", "search": ["a.example"], "options": ["ndots:2"]}, "enabledad": true},
     {"type": "firewall", "backend": "iptables", "iptablesAdminChainName": "APPS-ADMIN", "firewalldZone": "apps", "ingressPolicy": "same-bridge"},
     {"type": "portmap", "capabilities": {"portMappings": true}, "backend": "nftables", "masqAll": true},
@@ -124,9 +124,6 @@ func TestInvalid(t *testing.T) {
 	ranges := func(r ...netconf.Range) []netconf.Plugin {
 		return bridge(func(b *netconf.Bridge) { b.IPAM = local(r...) })
 	}
-	sets := func(s ...[]netconf.Range) []netconf.Plugin {
-		return bridge(func(b *netconf.Bridge) { b.IPAM = netconf.HostLocal{Ranges: v4.Ranges, Sets: s} })
-	}
 	routes := func(r ...netconf.Route) []netconf.Plugin {
 		return bridge(func(b *netconf.Bridge) { b.IPAM = netconf.HostLocal{Ranges: v4.Ranges, Routes: r} })
 	}
@@ -145,55 +142,48 @@ func TestInvalid(t *testing.T) {
 		"default routes of HostLocal": bridge(func(b *netconf.Bridge) {
 			b.DefaultGateway, b.IPAM = true, netconf.HostLocal{Ranges: v6.Ranges, Routes: []netconf.Route{{Dst: prefix("::/0")}}}
 		}),
-		"VLAN is 4095":                             bridge(func(b *netconf.Bridge) { b.VLAN = 4095 }),
-		"VLAN is -1":                               bridge(func(b *netconf.Bridge) { b.VLAN = -1 }),
-		"MTU is 67":                                bridge(func(b *netconf.Bridge) { b.MTU = 67 }),
-		"MTU is 1279":                              bridge(func(b *netconf.Bridge) { b.MTU, b.IPAM = 1279, v6 }),
-		"MTU is -5":                                bridge(func(b *netconf.Bridge) { b.MTU = -5 }),
-		"MasqueradeBackend is \"x\"":               bridge(func(b *netconf.Bridge) { b.Masquerade, b.MasqueradeBackend = true, "x" }),
-		"but Masquerade is not":                    bridge(func(b *netconf.Bridge) { b.MasqueradeBackend = "iptables" }),
-		"DNS.Nameservers":                          bridge(func(b *netconf.Bridge) { b.DNS.Nameservers = []string{"dns.example"} }),
-		`Extra sets "bridge"`:                      bridge(func(b *netconf.Bridge) { b.Extra = map[string]any{"bridge": "c0"} }),
-		"unsupported type":                         bridge(func(b *netconf.Bridge) { b.Extra = map[string]any{"x": make(chan int)} }),
-		"IPAM is missing":                          {netconf.PTP{}},
-		"Ranges is empty":                          ranges(),
-		"Subnet is missing":                        ranges(netconf.Range{}),
-		"has not been chosen":                      ranges(netconf.AnyIPv4()),
-		"host bits":                                ranges(netconf.Range{Subnet: prefix("10.1.2.3/16")}),
-		"too small":                                ranges(netconf.Range{Subnet: prefix("10.1.2.2/31")}),
-		"in the form of IPv6":                      ranges(netconf.Range{Subnet: prefix("::ffff:10.1.0.0/112")}),
-		"First 10.2.0.1":                           ranges(netconf.Range{Subnet: prefix("10.1.0.0/16"), First: addr("10.2.0.1")}),
-		"Last fd00::1":                             ranges(netconf.Range{Subnet: prefix("10.1.0.0/16"), Last: addr("fd00::1")}),
-		"Gateway 10.2.0.1":                         ranges(netconf.Range{Subnet: prefix("10.1.0.0/16"), Gateway: addr("10.2.0.1")}),
-		"is behind Last":                           ranges(netconf.Range{Subnet: prefix("10.1.0.0/16"), First: addr("10.1.0.9"), Last: addr("10.1.0.8")}),
-		"ranges 0 and 1 overlap":                   ranges(netconf.Range{Subnet: prefix("10.1.0.0/16")}, netconf.Range{Subnet: prefix("10.1.3.0/24")}),
-		"set 1 is empty":                           sets([]netconf.Range{{Subnet: prefix("10.2.0.0/16")}}, nil),
-		"range 1 of set 0 is of another family":    sets([]netconf.Range{{Subnet: prefix("10.2.0.0/16")}, {Subnet: prefix("fd00::/64")}}),
-		"range 1 of set 0: field Subnet":           sets([]netconf.Range{{Subnet: prefix("10.2.0.0/16")}, {}}),
-		"ranges 0 of set 0 and 1 of set 0 overlap": sets([]netconf.Range{{Subnet: prefix("10.2.0.0/16")}, {Subnet: prefix("10.2.3.0/24")}}),
-		"ranges 0 and 0 of set 1 overlap":          sets([]netconf.Range{{Subnet: prefix("10.2.0.0/16")}}, []netconf.Range{{Subnet: prefix("10.1.3.0/24")}}),
-		"is no network":                            routes(netconf.Route{Dst: prefix("10.1.2.3/8")}),
-		"not of its family":                        routes(netconf.Route{Dst: prefix("10.0.0.0/8"), Via: addr("fd00::1")}),
-		"need Version 1.1.0":                       routes(netconf.Route{Dst: prefix("10.0.0.0/8"), MTU: 1300}),
-		"DataDir":                                  bridge(func(b *netconf.Bridge) { b.IPAM = netconf.HostLocal{Ranges: v4.Ranges, DataDir: "run/cni"} }),
-		`Backend is "x"`:                           behind(netconf.Firewall{Backend: "x"}),
-		"AdminChain":                               behind(netconf.Firewall{AdminChain: "TWO WORDS"}),
-		"name of a chain":                          behind(netconf.Firewall{AdminChain: strings.Repeat("X", 29)}),
-		"IngressPolicy":                            behind(netconf.Firewall{IngressPolicy: "closed"}),
-		"needs a Bridge":                           {netconf.PTP{IPAM: v4}, netconf.Firewall{IngressPolicy: "isolated"}},
-		`Backend is "firewalld"`:                   behind(netconf.PortMap{Backend: "firewalld"}),
-		"WithoutSNAT and":                          behind(netconf.PortMap{WithoutSNAT: true, MasqueradeAll: true}),
-		"IngressBurst need":                        behind(netconf.Bandwidth{IngressRate: 8}),
-		"EgressBurst need":                         behind(netconf.Bandwidth{EgressBurst: 8}),
-		"8 at least":                               behind(netconf.Bandwidth{EgressRate: 7, EgressBurst: 8}),
-		"less than 4 GiB":                          behind(netconf.Bandwidth{EgressRate: 8, EgressBurst: 1 << 36}),
-		"not begin with net":                       behind(netconf.Tuning{Sysctls: map[string]string{"kernel.hostname": "x"}}),
-		"no JSON object":                           {netconf.Raw(`[]`)},
-		"Raw":                                      {netconf.Raw(`{"type": "x"`)},
-		"behind its object":                        {netconf.Raw(`{"type": "x"} {}`)},
-		"missing 'type'":                           {netconf.Raw(`{}`)},
-		"not a file name":                          {netconf.Raw(`{"type": "../x"}`)},
-		"ipam.type":                                bridge(func(b *netconf.Bridge) { b.IPAM = netconf.RawIPAM(`{"type": "a/b"}`) }),
+		"VLAN is 4095":               bridge(func(b *netconf.Bridge) { b.VLAN = 4095 }),
+		"VLAN is -1":                 bridge(func(b *netconf.Bridge) { b.VLAN = -1 }),
+		"MTU is 67":                  bridge(func(b *netconf.Bridge) { b.MTU = 67 }),
+		"MTU is 1279":                bridge(func(b *netconf.Bridge) { b.MTU, b.IPAM = 1279, v6 }),
+		"MTU is -5":                  bridge(func(b *netconf.Bridge) { b.MTU = -5 }),
+		"MasqueradeBackend is \"x\"": bridge(func(b *netconf.Bridge) { b.Masquerade, b.MasqueradeBackend = true, "x" }),
+		"but Masquerade is not":      bridge(func(b *netconf.Bridge) { b.MasqueradeBackend = "iptables" }),
+		`Extra sets "bridge"`:        bridge(func(b *netconf.Bridge) { b.Extra = map[string]any{"bridge": "c0"} }),
+		"unsupported type":           bridge(func(b *netconf.Bridge) { b.Extra = map[string]any{"x": make(chan int)} }),
+		"IPAM is missing":            {netconf.PTP{}},
+		"Ranges is empty":            ranges(),
+		"Subnet is missing":          ranges(netconf.Range{}),
+		"has not been chosen":        ranges(netconf.AnyIPv4()),
+		"host bits":                  ranges(netconf.Range{Subnet: prefix("10.1.2.3/16")}),
+		"too small":                  ranges(netconf.Range{Subnet: prefix("10.1.2.2/31")}),
+		"in the form of IPv6":        ranges(netconf.Range{Subnet: prefix("::ffff:10.1.0.0/112")}),
+		"First 10.2.0.1":             ranges(netconf.Range{Subnet: prefix("10.1.0.0/16"), First: addr("10.2.0.1")}),
+		"Last fd00::1":               ranges(netconf.Range{Subnet: prefix("10.1.0.0/16"), Last: addr("fd00::1")}),
+		"Gateway 10.2.0.1":           ranges(netconf.Range{Subnet: prefix("10.1.0.0/16"), Gateway: addr("10.2.0.1")}),
+		"is behind Last":             ranges(netconf.Range{Subnet: prefix("10.1.0.0/16"), First: addr("10.1.0.9"), Last: addr("10.1.0.8")}),
+		"ranges 0 and 1 overlap":     ranges(netconf.Range{Subnet: prefix("10.1.0.0/16")}, netconf.Range{Subnet: prefix("10.1.3.0/24")}),
+		"is no network":              routes(netconf.Route{Dst: prefix("10.1.2.3/8")}),
+		"not of its family":          routes(netconf.Route{Dst: prefix("10.0.0.0/8"), Via: addr("fd00::1")}),
+		"DataDir":                    bridge(func(b *netconf.Bridge) { b.IPAM = netconf.HostLocal{Ranges: v4.Ranges, DataDir: "run/cni"} }),
+		`Backend is "x"`:             behind(netconf.Firewall{Backend: "x"}),
+		"AdminChain":                 behind(netconf.Firewall{AdminChain: "TWO WORDS"}),
+		"name of a chain":            behind(netconf.Firewall{AdminChain: strings.Repeat("X", 29)}),
+		"IngressPolicy":              behind(netconf.Firewall{IngressPolicy: "closed"}),
+		"needs a Bridge":             {netconf.PTP{IPAM: v4}, netconf.Firewall{IngressPolicy: "isolated"}},
+		`Backend is "firewalld"`:     behind(netconf.PortMap{Backend: "firewalld"}),
+		"WithoutSNAT and":            behind(netconf.PortMap{WithoutSNAT: true, MasqueradeAll: true}),
+		"IngressBurst need":          behind(netconf.Bandwidth{IngressRate: 8}),
+		"EgressBurst need":           behind(netconf.Bandwidth{EgressBurst: 8}),
+		"8 at least":                 behind(netconf.Bandwidth{EgressRate: 7, EgressBurst: 8}),
+		"less than 4 GiB":            behind(netconf.Bandwidth{EgressRate: 8, EgressBurst: 1 << 36}),
+		"not begin with net":         behind(netconf.Tuning{Sysctls: map[string]string{"kernel.hostname": "x"}}),
+		"no JSON object":             {netconf.Raw(`[]`)},
+		"Raw":                        {netconf.Raw(`{"type": "x"`)},
+		"behind its object":          {netconf.Raw(`{"type": "x"} {}`)},
+		"missing 'type'":             {netconf.Raw(`{}`)},
+		"not a file name":            {netconf.Raw(`{"type": "../x"}`)},
+		"ipam.type":                  bridge(func(b *netconf.Bridge) { b.IPAM = netconf.RawIPAM(`{"type": "a/b"}`) }),
 	} {
 		_, err := netconf.Network{Name: "net", Plugins: plugins}.Render()
 		if !errors.Is(err, netconf.ErrInvalid) || !strings.Contains(err.Error(), field) {

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/embedcni/cni/internal/kernel/plainfile"
@@ -28,28 +27,13 @@ type reservation struct {
 }
 
 // Of returns the subnets of the family that a range asks for.
-func (r *reservation) Of(w wanting) *[]netip.Prefix {
-	if w.Pools[0].Addr().Is4() {
+func (r *reservation) Of(w wanting) *[]netip.Prefix { return r.family(w.Pools[0]) }
+
+func (r *reservation) family(p netip.Prefix) *[]netip.Prefix {
+	if p.Addr().Is4() {
 		return &r.V4
 	}
 	return &r.V6
-}
-
-// Take gives each range, in order, a subnet that it allows out of those that the network
-// has, unless an earlier range of its family got none. It reports whether it has given any.
-func (r *reservation) Take(all []wanting, has []netip.Prefix) (taken bool) {
-	missed := map[*[]netip.Prefix]bool{}
-	for _, w := range all {
-		of := r.Of(w)
-		i := slices.IndexFunc(has, w.allows)
-		if i < 0 || missed[of] {
-			missed[of] = true
-			continue
-		}
-		*of, taken = append(*of, has[i]), true
-		has = slices.Delete(slices.Clone(has), i, i+1)
-	}
-	return taken
 }
 
 func (s reservations) path(confDir, network string) string {

@@ -14,47 +14,46 @@ import (
 // lacks, another has.
 const lists = 5
 
-// subnetsInUse returns the networks of all addresses of a namespace, and the destinations of the
-// routes in all its tables.
-func subnetsInUse(ns *netns.Handle) ([]netip.Prefix, error) {
-	var addresses, routes []netip.Prefix
+// subnetsInUse returns the networks of all addresses of a namespace, with the destinations of
+// the routes in all its tables, and the networks of the addresses of a bridge. Link-local ones,
+// which every interface may have, are not the bridge's. Without a bridge of that name it has none.
+func subnetsInUse(ns *netns.Handle, bridge string) (all, bridged []netip.Prefix, err error) {
 	var conns *links.Conns
-	err := conns.Do(ns, func(c *links.Conn) (err error) {
-		addresses, err = union(func() ([]netip.Prefix, error) { return prefixesOf(c.Addresses(0)) })
+	err = conns.Do(ns, func(c *links.Conn) error {
+		addresses, err := addressesOf(c, 0)
+		if err != nil {
+			return err
+		}
+		routes, err := union(c.Destinations)
+		if err != nil {
+			return err
+		}
+		all = mergePrefixes(addresses, routes)
+		l, err := c.Link(bridge)
 		if err == nil {
-			routes, err = union(c.Destinations)
+			bridged, err = addressesOf(c, l.Index)
+		}
+		if links.NotFound(err) {
+			return nil
 		}
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("networks in use: %w", err)
+		return nil, nil, fmt.Errorf("networks in use: %w", err)
 	}
-	return mergePrefixes(addresses, routes), nil
+	bridged = slices.DeleteFunc(bridged, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() })
+	return all, mergePrefixes(bridged), nil
 }
 
-// subnetsOfLink returns the networks of the addresses of an interface, but for link-local ones,
-// which every interface may have. Without an interface of that name there are none.
-func subnetsOfLink(ns *netns.Handle, name string) ([]netip.Prefix, error) {
-	var all []netip.Prefix
-	var conns *links.Conns
-	err := conns.Do(ns, func(c *links.Conn) error {
-		l, err := c.Link(name)
-		if err == nil {
-			all, err = prefixesOf(c.Addresses(l.Index))
+// addressesOf returns the addresses of an interface; 0 stands for all.
+func addressesOf(c *links.Conn, index int) ([]netip.Prefix, error) {
+	return union(func() (all []netip.Prefix, err error) {
+		found, err := c.Addresses(index)
+		for _, a := range found {
+			all = append(all, a.Prefix)
 		}
-		return err
+		return all, err
 	})
-	if err != nil && !links.NotFound(err) {
-		return nil, fmt.Errorf("networks of interface %s: %w", name, err)
-	}
-	return mergePrefixes(slices.DeleteFunc(all, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() })), nil
-}
-
-func prefixesOf(addresses []links.Address, err error) (all []netip.Prefix, _ error) {
-	for _, a := range addresses {
-		all = append(all, a.Prefix)
-	}
-	return all, err
 }
 
 func union(list func() ([]netip.Prefix, error)) (all []netip.Prefix, err error) {

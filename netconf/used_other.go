@@ -9,7 +9,6 @@ import (
 )
 
 // subnetsInUse fails with [netns.ErrNotSupported].
-func subnetsInUse(*netns.Handle) ([]netip.Prefix, error) { return nil, netns.ErrNotSupported }
-
-// subnetsOfLink fails with [netns.ErrNotSupported].
-func subnetsOfLink(*netns.Handle, string) ([]netip.Prefix, error) { return nil, netns.ErrNotSupported }
+func subnetsInUse(*netns.Handle, string) (all, bridged []netip.Prefix, err error) {
+	return nil, nil, netns.ErrNotSupported
+}

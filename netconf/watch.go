@@ -7,8 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
+
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/kernel/confwatch"
 )
 
 // WatchOptions configures Watch.
@@ -97,28 +98,12 @@ func Watch(ctx context.Context, rt *cni.Runtime, o WatchOptions) error {
 	}
 	compare := time.NewTicker(o.Every)
 	defer compare.Stop()
-	w := &confwatch.Watch{
-		Sources: func() []confwatch.Source { return sourcesOf(rt) },
-		Look:    func() { o.reload(rt) },
-		Failed: func(err error) {
-			if err != nil {
-				o.tell(WatchEvent{Kind: Failed, Reloaded: cni.Reloaded{Err: err}})
-			}
-		},
-		Settle: o.Settle, Compare: compare.C,
+	f := &follower{
+		sources: rt.Sources, look: func() { o.reload(rt) },
+		failed:  func(err error) { o.tell(WatchEvent{Kind: Failed, Reloaded: cni.Reloaded{Err: err}}) },
+		compare: compare.C, settle: o.Settle, open: fsnotify.NewWatcher, add: (*fsnotify.Watcher).Add,
 	}
-	return w.Run(ctx)
-}
-
-func sourcesOf(rt *cni.Runtime) (all []confwatch.Source) {
-	files, dirs := rt.Sources()
-	for _, file := range files {
-		all = append(all, confwatch.Source{Path: file})
-	}
-	for _, dir := range dirs {
-		all = append(all, confwatch.Source{Path: dir, Dir: true})
-	}
-	return all
+	return f.until(ctx)
 }
 
 // reload reads the files, and reports the outcome.

@@ -1,14 +1,11 @@
 package behaviour_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,56 +17,20 @@ import (
 	"github.com/embedcni/cni/internal/testhost"
 )
 
-// guardedStage returns a stage with an attached container, a Runtime, and a host that runs guards.
-func guardedStage(t *testing.T) (s *stage, r *cni.Runtime, h *guardedHost) {
-	t.Helper()
-	s = newStage(t)
-	r = s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
+// TestRetryRemovals: a removal that failed is repeated once it is due, until it succeeds.
+func TestRetryRemovals(t *testing.T) {
+	s := newStage(t)
+	r := s.Runtime(cni.WithConfListBytes(s.Network("net", "1.0.0", "p")))
 	testhost.MustSetUp(t, r, "c1", s.Container("c1"))
-	return s, r, &guardedHost{t: t, r: r, wake: make(chan struct{}, 1)}
-}
-
-// TestGuardRepeatsRemovals: a removal that fails while the guard runs, and one that had
-// failed before, are repeated until they succeed. The kernel announces neither.
-func TestGuardRepeatsRemovals(t *testing.T) {
-	for _, before := range []bool{true, false} {
-		s, r, h := guardedStage(t)
-		s.On("p", "DEL", testhost.Says(100, "stuck"))
-		remove := func() {
-			fails(t, r.Remove(t.Context(), "c1", ""))
-		}
-		if before {
-			remove()
-		}
-		h.guard(s.Runtime(), guard.Options{})
-		if !before {
-			remove()
-		}
-		h.wait(guard.Failed, "c1")
-		expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
-		s.On("p", "DEL", scripted.Action{})
-		h.wait(guard.Removed, "c1")
-		expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
-	}
-}
-
-// TestGuardWithoutRetries leaves removals that failed.
-func TestGuardWithoutRetries(t *testing.T) {
-	s, r, h := guardedStage(t)
 	s.On("p", "DEL", testhost.Says(100, "stuck"))
 	fails(t, r.Remove(t.Context(), "c1", ""))
-	s.On("p", "DEL", scripted.Action{})
-	s.Took()
-	collected := make(chan struct{}, 100)
-	h.guard(r, guard.Options{WithoutRetries: true, GCInterval: 1500 * time.Millisecond, GC: func(context.Context) (cni.GCOptions, error) {
-		collected <- struct{}{}
-		return cni.GCOptions{}, errors.New("not now")
-	}})
-	for range 2 { // in between a removal is due, and would have been repeated
-		expect.Await(t, "an interval", collected)
-	}
-	expect.Same(t, "calls", s.Took(), []string{})
+	other := s.Runtime() // without the network
+	expect.Same(t, "it is left for now", expect.Value(other.RetryRemovals(t.Context()))(t).Skipped["c1"] != nil, true)
+	expect.Eventually(t, "it is repeated", func() bool { return expect.Value(other.RetryRemovals(t.Context()))(t).Failed["c1"] != nil })
 	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 failed"})
+	s.On("p", "DEL", scripted.Action{})
+	expect.Eventually(t, "it succeeds", func() bool { return slices.Contains(expect.Value(other.RetryRemovals(t.Context()))(t).Removed, "c1") })
+	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }
 
 // event waits for an event of that kind, and returns it.
@@ -78,46 +39,6 @@ func (h *guardedHost) event(kind guard.Kind) guard.Event {
 	h.wait(kind, "")
 	events := h.taken()
 	return events[slices.IndexFunc(events, func(e guard.Event) bool { return e.Kind == kind })]
-}
-
-// TestGuardCollects: GC runs at its interval, with the options of the caller. Without
-// them it is left out, and runs the next time.
-func TestGuardCollects(t *testing.T) {
-	_, r, h := guardedStage(t)
-	next := make(chan error)
-	var empty atomic.Bool // the options keep nothing, and do not say that they mean to
-	h.guard(r, guard.Options{GCInterval: time.Millisecond, GC: func(ctx context.Context) (cni.GCOptions, error) {
-		select {
-		case err := <-next:
-			return cni.GCOptions{KeepNone: err == nil && !empty.Load()}, err
-		case <-ctx.Done():
-			return cni.GCOptions{}, ctx.Err()
-		}
-	}})
-	h.taken()
-	unknown := errors.New("the list of containers is not known")
-	next <- unknown
-	e := h.event(guard.Failed)
-	expect.Is(t, e.Err, unknown)
-	expect.Same(t, "the report of a GC that is left out", e.Report, nil)
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
-	// A GC that fails as a whole is reported with its error, and the next one runs.
-	empty.Store(true)
-	next <- nil
-	e = h.event(guard.Collected)
-	expect.Is(t, e.Err, cni.ErrInvalidArgument)
-	expect.Same(t, "the report of a GC that failed", e.Report, nil)
-	expect.Contains(t, "a GC that failed", e.String(), fmt.Sprint(e.Err))
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{"c1/eth0 attached"})
-	empty.Store(false)
-	next <- nil
-	e = h.event(guard.Collected)
-	expect.NoError(t, e.Err)
-	if e.Report == nil {
-		t.Fatal("a GC without a report")
-	}
-	expect.Same(t, "report", *e.Report, removed)
-	expect.Same(t, "on record", testhost.Recorded(t, r), []string{})
 }
 
 // legacyHost returns a host with attached containers whose rules are in legacy tables.
@@ -294,7 +215,5 @@ func TestGuardLeavesWhatIsContested(t *testing.T) {
 // TestGuardOptionsRefused.
 func TestGuardOptionsRefused(t *testing.T) {
 	h := newRealHost(t)
-	for _, o := range []guard.Options{{Classes: 0x80}, {GCInterval: time.Second}} {
-		expect.Is(t, guard.Run(t.Context(), h.Runtime(), o), cni.ErrInvalidArgument)
-	}
+	expect.Is(t, guard.Run(t.Context(), h.Runtime(), guard.Options{Classes: 0x80}), cni.ErrInvalidArgument)
 }

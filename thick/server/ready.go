@@ -5,11 +5,13 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
-	"time"
 
-	"github.com/embedcni/cni/internal/kernel/confwatch"
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/embedcni/cni/internal/kernel/plainfile"
 )
 
 // files waits for files to appear. All calls that wait for one file share one watch, which
@@ -26,9 +28,6 @@ type await struct {
 	ended   chan struct{} // closed when the file exists, or err is set
 	err     error         // why it is not noticed when the file appears
 }
-
-// settled is how long a directory must rest before it is looked at again.
-const settled = 10 * time.Millisecond
 
 // wait returns when the file exists, or with an error when draining is closed.
 func (f *files) wait(ctx context.Context, path string, draining <-chan struct{}) error {
@@ -53,11 +52,16 @@ func exists(path string) (bool, error) {
 	switch {
 	case err == nil:
 		return true, nil
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+	case absent(err):
 		return false, nil
 	default:
 		return false, tryLater("readiness file: %v", err)
 	}
+}
+
+// absent reports whether an error means that a path does not exist.
+func absent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
 func (f *files) join(path string) *await {
@@ -103,23 +107,50 @@ func (a *await) done() bool {
 func (a *await) run(ctx context.Context, path string) {
 	defer close(a.ended)
 	defer a.stop()
-	watch := &confwatch.Watch{
-		Sources: func() []confwatch.Source { return []confwatch.Source{{Path: path}} },
-		Look: func() {
-			if there, err := exists(path); there || err != nil {
-				a.err = err
-				a.stop()
-			}
-		},
-		Failed: func(err error) {
-			if err != nil { // the Watch tries again, but a caller should rather know
-				a.err = tryLater("readiness file %s: %v", path, err)
-				a.stop()
-			}
-		},
-		Settle: settled,
+	for there := false; !there && a.err == nil && ctx.Err() == nil; {
+		there, a.err = untilChanged(ctx, path)
 	}
-	if err := watch.Run(ctx); err != nil && a.err == nil {
-		a.err = tryLater("readiness file %s: %v", path, err)
+}
+
+// untilChanged reports whether a file exists. If it does not, untilChanged returns once
+// something on the way to it has changed. Directories that were watched may have moved then.
+func untilChanged(ctx context.Context, path string) (there bool, err error) {
+	fail := func(err error) error {
+		return tryLater("readiness file %s: %v (see fs.inotify.max_user_instances and max_user_watches)", path, err)
+	}
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return false, fail(err)
+	}
+	defer w.Close()
+	way := make(map[string]bool)
+	_, unwatched := plainfile.Walk(path, func(part string) (fs.FileInfo, error) {
+		way[part] = true
+		// Another user's home, whose entries rarely change, may not be watched.
+		if err := w.Add(filepath.Dir(part)); err != nil && !errors.Is(err, fs.ErrPermission) {
+			return nil, err
+		}
+		return os.Lstat(part)
+	})
+	if there, err := exists(path); there || err != nil {
+		return there, err
+	}
+	if unwatched != nil && !absent(unwatched) {
+		return false, fail(unwatched)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return false, nil
+		case e := <-w.Events:
+			if way[e.Name] {
+				return false, nil
+			}
+		case err := <-w.Errors:
+			if !errors.Is(err, fsnotify.ErrEventOverflow) {
+				return false, fail(err)
+			}
+			return false, nil
+		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/embedcni/cni/netconf"
 )
 
-// rangeSets returns random sets of ranges, of which some are invalid.
-func rangeSets(g *rand.Rand) (h netconf.HostLocal) {
+// ranges returns random ranges, of which some are invalid.
+func ranges(g *rand.Rand) (h netconf.HostLocal) {
 	one := func() (r netconf.Range) {
 		third := byte(g.IntN(12))
 		if g.IntN(3) == 0 {
@@ -42,15 +42,8 @@ func rangeSets(g *rand.Rand) (h netconf.HostLocal) {
 		}
 		return r
 	}
-	for range g.IntN(3) {
+	for range g.IntN(5) {
 		h.Ranges = append(h.Ranges, one())
-	}
-	for range g.IntN(3) {
-		var set []netconf.Range
-		for n := g.IntN(4); n > 0; n-- {
-			set = append(set, one())
-		}
-		h.Sets = append(h.Sets, set)
 	}
 	return h
 }
@@ -74,13 +67,6 @@ func raw(h netconf.HostLocal) string {
 	for _, r := range h.Ranges {
 		sets = append(sets, []wire{of(r)})
 	}
-	for _, set := range h.Sets {
-		ranges := []wire{}
-		for _, r := range set {
-			ranges = append(ranges, of(r))
-		}
-		sets = append(sets, ranges)
-	}
 	data, err := json.Marshal(sets)
 	if err != nil {
 		panic(err) // no field can fail
@@ -88,15 +74,15 @@ func raw(h netconf.HostLocal) string {
 	return head + `"ipam": {"type": "host-local", "ranges": ` + string(data) + `}}`
 }
 
-// TestRangeSetsOfNetconf are refused exactly if the reference plugin refuses them, and are
+// TestRangesOfNetconf are refused exactly if the reference plugin refuses them, and are
 // rendered as it understands them.
-func TestRangeSetsOfNetconf(t *testing.T) {
+func TestRangesOfNetconf(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	g := rand.New(rand.NewPCG(seed, 0))
 	valid := 0
 	for range 5000 {
-		h := rangeSets(g)
+		h := ranges(g)
 		_, refused := theirs(raw(h), "")
 		rendered, err := netconf.Network{Name: "podnet", Plugins: []netconf.Plugin{netconf.Bridge{Name: "b0", IPAM: h}}}.Render()
 		if (err == nil) != (refused == nil) {
@@ -116,7 +102,7 @@ func TestRangeSetsOfNetconf(t *testing.T) {
 			t.Fatalf("%v\n%s", err, rendered)
 		}
 		want, err := theirs(raw(h), "")
-		if err != nil || fmt.Sprint(got.Sets) != fmt.Sprint(want.Sets) || len(got.Sets) != len(h.Ranges)+len(h.Sets) {
+		if err != nil || fmt.Sprint(got.Sets) != fmt.Sprint(want.Sets) || len(got.Sets) != len(h.Ranges) {
 			t.Fatalf("understood as %v, want %v: %v", got.Sets, want.Sets, err)
 		}
 	}

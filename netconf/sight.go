@@ -1,4 +1,4 @@
-package confwatch
+package netconf
 
 import (
 	"errors"
@@ -27,13 +27,19 @@ type sight struct {
 	watched map[string]bool
 }
 
-// look looks at sources. It has each directory on the way watched before it looks at the
+// lookAt looks at sources. It has each directory on the way watched before it looks at the
 // entries, so that a later change of what was seen is announced.
-func look(sources []Source, watch func(dir string) error) (*sight, error) {
+func lookAt(sources func() (files, dirs []string), watch func(dir string) error) (*sight, error) {
 	s := &sight{watch, map[string]os.FileInfo{}, map[string]bool{}, map[string]bool{}}
-	for _, source := range sources {
-		end, err := s.walk(source.Path)
-		if err == nil && source.Dir && end != "" {
+	files, dirs := sources()
+	for _, file := range files {
+		if _, err := s.walk(file); err != nil {
+			return nil, err
+		}
+	}
+	for _, dir := range dirs {
+		end, err := s.walk(dir)
+		if err == nil && end != "" {
 			err = s.all(end, true)
 		}
 		if err != nil {

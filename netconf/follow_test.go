@@ -1,4 +1,4 @@
-package confwatch
+package netconf
 
 import (
 	"context"
@@ -13,45 +13,44 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 )
 
-// fixture is a Watch of one directory. Only the test announces changes.
+// fixture is a follower of one directory. Only the test announces changes.
 type fixture struct {
-	*run
-	t      *testing.T
-	dir    string
-	events chan fsnotify.Event
-	errors chan error
-	looks  chan struct{}
-	failed chan error
-	add    func(dir string) error
-	opened []*fsnotify.Watcher
+	*follower
+	t        *testing.T
+	dir      string
+	events   chan fsnotify.Event
+	errors   chan error
+	looks    chan struct{}
+	failures chan error
+	refuse   func(dir string) error
+	opened   []*fsnotify.Watcher
 }
 
 func start(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{
 		t: t, dir: t.TempDir(), events: make(chan fsnotify.Event), errors: make(chan error),
-		looks: make(chan struct{}), failed: make(chan error),
-		add: func(string) error { return nil },
+		looks: make(chan struct{}), failures: make(chan error),
+		refuse: func(string) error { return nil },
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	watch := &Watch{
-		Sources: func() []Source { return []Source{{f.dir, true}, {filepath.Join(f.dir, "elsewhere", "file"), false}} },
-		Look: func() {
+	f.follower = &follower{
+		sources: func() (files, dirs []string) {
+			return []string{filepath.Join(f.dir, "elsewhere", "file")}, []string{f.dir}
+		},
+		look: func() {
 			select {
 			case f.looks <- struct{}{}:
 			case <-ctx.Done():
 			}
 		},
-		Failed: func(err error) {
+		failed: func(err error) {
 			select {
-			case f.failed <- err:
+			case f.failures <- err:
 			case <-ctx.Done():
 			}
 		},
-		Settle: 5 * time.Millisecond,
-	}
-	f.run = &run{
-		Watch: watch, pause: first, add: func(_ *fsnotify.Watcher, dir string) error { return f.add(dir) },
+		settle: 5 * time.Millisecond, add: func(_ *fsnotify.Watcher, dir string) error { return f.refuse(dir) },
 		open: func() (*fsnotify.Watcher, error) {
 			w, err := fsnotify.NewWatcher()
 			if err == nil {
@@ -70,11 +69,11 @@ func start(t *testing.T) *fixture {
 			expect.Is(t, w.Add(f.dir), fsnotify.ErrClosed)
 		}
 	})
-	f.look("at first")
+	f.looked("at first")
 	return f
 }
 
-func (f *fixture) look(what string) {
+func (f *fixture) looked(what string) {
 	f.t.Helper()
 	expect.Await(f.t, "a look "+what, f.looks)
 }
@@ -88,18 +87,11 @@ func (f *fixture) send(name string) {
 	}
 }
 
-// again arms successfully after a look, which clears an earlier failure.
-func (f *fixture) again(what string) {
-	f.t.Helper()
-	expect.Same(f.t, "failure "+what, expect.Await(f.t, what, f.failed), nil)
-	f.look(what)
-}
-
 func TestOverflow(t *testing.T) {
 	f := start(t)
 	for range 2 {
 		f.errors <- fsnotify.ErrEventOverflow
-		f.again("after lost announcements")
+		f.looked("after lost announcements")
 	}
 }
 
@@ -107,8 +99,8 @@ func TestOverflow(t *testing.T) {
 func TestErrorOfTheNotifier(t *testing.T) {
 	f := start(t)
 	f.errors <- syscall.EIO
-	expect.Is(t, expect.Await(t, "the error", f.failed), syscall.EIO)
-	f.again("with another notifier")
+	expect.Is(t, expect.Await(t, "the error", f.failures), syscall.EIO)
+	f.looked("with another notifier")
 	expect.Same(t, "notifiers", len(f.opened), 2)
 }
 
@@ -116,7 +108,7 @@ func TestErrorOfTheNotifier(t *testing.T) {
 func TestNoWatchesLeft(t *testing.T) {
 	full := make(chan error, 1)
 	f := start(t)
-	f.add = func(string) error {
+	f.refuse = func(string) error {
 		select {
 		case err := <-full:
 			return err
@@ -126,11 +118,11 @@ func TestNoWatchesLeft(t *testing.T) {
 	}
 	full <- syscall.ENOSPC
 	f.send(filepath.Join(f.dir, "x"))
-	err := expect.Await(t, "the failure", f.failed)
+	err := expect.Await(t, "the failure", f.failures)
 	expect.Is(t, err, syscall.ENOSPC)
 	expect.Says(t, "the error", err, "max_user_watches")
-	f.look("without a watch")
-	f.again("by itself")
+	f.looked("without a watch")
+	f.looked("by itself")
 }
 
 // TestDirectoriesThatMayNotBeRead matter only where the sources are.
@@ -144,10 +136,13 @@ func TestDirectoriesThatMayNotBeRead(t *testing.T) {
 			return nil
 		}
 	}
-	_, err := look([]Source{{dir, true}}, refuse(filepath.Dir(dir)))
+	in := func(dir string) func() (files, dirs []string) {
+		return func() (files, dirs []string) { return nil, []string{dir} }
+	}
+	_, err := lookAt(in(dir), refuse(filepath.Dir(dir)))
 	expect.NoError(t, err)
-	_, err = look([]Source{{dir, true}}, refuse(dir))
+	_, err = lookAt(in(dir), refuse(dir))
 	expect.Is(t, err, fs.ErrPermission)
-	_, err = look([]Source{{filepath.Join(dir, "file"), false}}, func(string) error { return syscall.EIO })
+	_, err = lookAt(func() (files, dirs []string) { return []string{filepath.Join(dir, "file")}, nil }, func(string) error { return syscall.EIO })
 	expect.Is(t, err, syscall.EIO)
 }
