@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -75,25 +74,6 @@ type HealthReport struct {
 	// Compared is the time that the comparison took.
 	Compared time.Duration
 	Checks   HealthChecks
-}
-
-// Of returns the verdict on a container, and reports whether there is one.
-func (r *HealthReport) Of(id string) (Health, bool) {
-	i := slices.IndexFunc(r.Containers, func(h Health) bool { return h.ContainerID == id })
-	if i < 0 {
-		return Health{}, false
-	}
-	return r.Containers[i], true
-}
-
-// Count returns the number of containers in a state.
-func (r *HealthReport) Count(state HealthState) (n int) {
-	for _, h := range r.Containers {
-		if h.State == state {
-			n++
-		}
-	}
-	return n
 }
 
 // String has the verdict on each container, and a line about the CHECKs if there were

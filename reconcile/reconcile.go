@@ -244,7 +244,7 @@ func (r *run) replace(ctx context.Context, e Expected, one *Container) {
 
 // addresses returns those of a container on record, each once, but for loopback ones.
 func (r *run) addresses(id string) (ips []netip.Addr, err error) {
-	all, err := r.rt.AttachmentsOf(id)
+	all, err := r.rt.Attachments(id)
 	for _, a := range all {
 		for _, address := range a.Addresses {
 			if ip := address.IP(); ip.IsValid() && !ip.IsLoopback() && !slices.Contains(ips, ip) {
