@@ -66,39 +66,50 @@ const (
 )
 
 // Attachments lists the attachments recorded in the state directory, of all
-// owners. It runs nothing and waits for nothing: during a Setup an attachment is
-// Attaching. An unusable record is listed once, with its legible part.
-func (r *Runtime) Attachments() ([]Attachment, error) {
-	l := r.current.Load()
-	found, err := l.eng.Store.Records.List()
+// owners; with IDs, those of these containers. It runs nothing and waits for nothing:
+// during a Setup an attachment is Attaching. An unusable record is listed once, with its
+// legible part. A container that is not on record has none. With IDs only the records of
+// the containers are read, however many others there are.
+func (r *Runtime) Attachments(ids ...string) (all []Attachment, err error) {
+	records := r.current.Load().eng.Store.Records
+	found, err := named(records, ids)
 	if err != nil {
 		return nil, err
 	}
-	var all []Attachment
-	for _, f := range record.WithoutTaken(found) {
-		all = append(all, attachmentsOf(f.Record, engine.AsRecordError(l.eng.Store.Records, f.Record.ContainerID, f.File, f.Err))...)
+	for _, f := range found {
+		all = append(all, attachmentsOf(f.Record, engine.AsRecordError(records, f.Record.ContainerID, f.File, f.Err))...)
 	}
 	slices.SortStableFunc(all, func(a, b Attachment) int { return cmp.Compare(a.ContainerID, b.ContainerID) })
 	return all, nil
 }
 
-// AttachmentsOf lists the attachments of one container, of all owners: those of Attachments
-// with that ContainerID. There are none if it is not on record. It reads only the record of that
-// container, however many others there are.
-func (r *Runtime) AttachmentsOf(id string) ([]Attachment, error) {
-	l := r.current.Load()
-	if err := engine.ValidateID(record.ID(id)); err != nil {
-		return nil, err
+// named returns the records of containers; all of them if none is named.
+func named(records *record.Store, ids []string) (found []record.Found, err error) {
+	if len(ids) == 0 {
+		found, err = records.List()
+		return record.WithoutTaken(found), err
 	}
-	rec, err := l.eng.Store.Records.Load(record.ID(id))
-	if rec == nil {
-		return nil, err
+	for _, id := range ids {
+		if err := engine.ValidateID(record.ID(id)); err != nil {
+			return nil, err
+		}
+		f := records.Find(record.ID(id))
+		if f.Record == nil {
+			continue
+		}
+		f.Record.ContainerID = record.ID(id) // also if it is illegible
+		if f.Record.Warm {                   // a record of another name may have taken it
+			all, err := named(records, nil)
+			if err != nil {
+				return nil, err
+			}
+			if !slices.ContainsFunc(all, func(other record.Found) bool { return other.File == f.File }) {
+				continue
+			}
+		}
+		found = append(found, f)
 	}
-	if rec.Warm { // a record of another name may have taken it
-		all, err := r.Attachments()
-		return slices.DeleteFunc(all, func(a Attachment) bool { return a.ContainerID != id }), err
-	}
-	return attachmentsOf(rec, engine.AsRecordError(l.eng.Store.Records, rec.ContainerID, record.Name(rec.ContainerID), err)), nil
+	return found, nil
 }
 
 func attachmentsOf(rec *record.Record, bad error) []Attachment {

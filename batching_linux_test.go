@@ -200,9 +200,9 @@ func TestTheSweepCompletesAFailedFlush(t *testing.T) {
 		opt    cni.Opt
 		madeUp bool
 	}{
-		"known":   {[]string{"portmap", "bandwidth"}, cni.WithStatusCache(0), true},
-		"unknown": {[]string{"portmap", "host-device"}, cni.WithStatusCache(0), false},
-		"unmade":  {[]string{"portmap", "tuning"}, cni.WithStatusCache(0), false}, // the maker of the interface is unknown
+		"known":   {[]string{"portmap", "bandwidth"}, cni.WithMinNetworkCount(1), true},
+		"unknown": {[]string{"portmap", "host-device"}, cni.WithMinNetworkCount(1), false},
+		"unmade":  {[]string{"portmap", "tuning"}, cni.WithMinNetworkCount(1), false}, // the maker of the interface is unknown
 		// The caller's own plugin has not failed.
 		"registered": {[]string{"portmap", "bandwidth"}, cni.WithPlugin("bandwidth", testhost.Idle{}), true},
 	} {

@@ -210,16 +210,15 @@ func (l *loaded) check(ctx context.Context, ns *Namespace) error {
 	return l.eng.Check(ctx, c)
 }
 
-// Status is StatusContext without a context. Timeouts.Status bounds it.
-func (r *Runtime) Status() error { return r.StatusContext(context.Background()) }
-
-// StatusContext returns nil if containers can be attached. It returns
+// Status returns nil if containers can be attached. It returns
 // ErrCNINotInitialized if fewer networks are loaded than WithMinNetworkCount asks
 // for, with the error of the last Load if that failed; ErrInvalidConfig if one of them
 // has no name; or else the error that a plugin of a network of version 1.1.0 or later
-// returns for STATUS. It waits for no other call, and concurrent calls share one
-// answer.
-func (r *Runtime) StatusContext(ctx context.Context) error {
+// returns for STATUS. It waits for no other call, concurrent calls share one
+// answer, and nil is remembered for a second. Timeouts.Status bounds it.
+func (r *Runtime) Status() error { return r.status(context.Background()) }
+
+func (r *Runtime) status(ctx context.Context) error {
 	l := r.current.Load()
 	if err := engine.Join(r.ready(l), l.unnamed()); err != nil {
 		return err
@@ -229,9 +228,13 @@ func (r *Runtime) StatusContext(ctx context.Context) error {
 
 // StatusOf returns nil if containers can be attached to networks of these configurations,
 // which need not be loaded: they are valid, and no plugin of one of version 1.1.0 or later
-// returns an error for STATUS. Unlike StatusContext it asks each time. The error is
-// ErrInvalidConfig, or the first plugin's *Error.
+// returns an error for STATUS. Unlike Status it asks each time. The error is
+// ErrInvalidConfig, or the first plugin's *Error. Without configurations it is Status with
+// a context.
 func (r *Runtime) StatusOf(ctx context.Context, configs ...[]byte) error {
+	if len(configs) == 0 {
+		return r.status(ctx)
+	}
 	own, err := parseOwn(configs)
 	if err == nil {
 		err = r.current.Load().eng.AskStatusOf(ctx, own)

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/containernetworking/cni/pkg/types"
-
 	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/store/conflist"
 )
@@ -178,11 +176,3 @@ func configError(err error) error {
 func loadError(err error) error {
 	return fmt.Errorf("cni config load failed: %w: %w", err, ErrLoad)
 }
-
-// AsCNIError returns an error of this package as the error object of the CNI
-// specification (1.1.0, section 5), for a program that answers CNI calls itself. An
-// error of a plugin keeps its code and its words; others get the code of the
-// specification that fits, or 999. The specification has none for a port of the host:
-// ErrPortInUse gets 100, and ErrNotHostAddress 101. Details has the rest of the text. It
-// returns nil for nil.
-func AsCNIError(err error) *types.Error { return engine.AsCNIError(err) }

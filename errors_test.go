@@ -227,7 +227,7 @@ func TestAsCNIErrorHasTheCodeThatFits(t *testing.T) {
 		"a plugin's missing": {ErrPluginNotFound, 50, ErrPluginNotFound.Error(), ""},
 	}
 	for name, tt := range tests {
-		got := AsCNIError(tt.err)
+		got := engine.AsCNIError(tt.err)
 		if tt.msg == "" {
 			tt.msg = tt.err.Error()
 		}
@@ -235,5 +235,5 @@ func TestAsCNIErrorHasTheCodeThatFits(t *testing.T) {
 			t.Errorf("%s: got code %d, %q, %q; want %d, %q, %q", name, got.Code, got.Msg, got.Details, tt.code, tt.msg, tt.more)
 		}
 	}
-	expect.Same(t, "of nil", AsCNIError(nil), nil)
+	expect.Same(t, "of nil", engine.AsCNIError(nil), nil)
 }

@@ -4,13 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/engine/health"
-	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -63,7 +61,7 @@ func (r *Runtime) Health(ctx context.Context, o HealthOptions) (*HealthReport, e
 	if err != nil {
 		return nil, fmt.Errorf("health: %w", err)
 	}
-	report := &HealthReport{Compared: found.Compared, Checks: HealthChecks(found.Checks), seen: found.Seen}
+	report := &HealthReport{Compared: found.Compared, Checks: HealthChecks(found.Checks)}
 	for _, v := range found.Containers {
 		report.Containers = append(report.Containers, Health{v.ContainerID, HealthState(v.State), differences(v.Differences), v.Reason, v.Uncompared})
 	}
@@ -76,29 +74,6 @@ type HealthReport struct {
 	// Compared is the time that the comparison took.
 	Compared time.Duration
 	Checks   HealthChecks
-
-	// seen are the records at the verdicts on the containers that the caller has named, for
-	// Replace; nil for one that was not attached.
-	seen map[string]*record.Record
-}
-
-// Of returns the verdict on a container, and reports whether there is one.
-func (r *HealthReport) Of(id string) (Health, bool) {
-	i := slices.IndexFunc(r.Containers, func(h Health) bool { return h.ContainerID == id })
-	if i < 0 {
-		return Health{}, false
-	}
-	return r.Containers[i], true
-}
-
-// Count returns the number of containers in a state.
-func (r *HealthReport) Count(state HealthState) (n int) {
-	for _, h := range r.Containers {
-		if h.State == state {
-			n++
-		}
-	}
-	return n
 }
 
 // String has the verdict on each container, and a line about the CHECKs if there were
@@ -263,64 +238,6 @@ func differences(found []engine.Difference) (all []Difference) {
 		all = append(all, Difference(d))
 	}
 	return all
-}
-
-// Replace removes the attachments of a container, as Remove does, and attaches it in the
-// network namespace at path, as Setup does without WithNewNetNS. It is for a container
-// that Repair cannot mend, or whose task lives in another namespace than the recorded one:
-// whatever is in that loses its network.
-//
-// The report is that of a Health whose options have named the container; another one is
-// ErrInvalidArgument. If another call has changed the container since, Replace changes
-// nothing, and returns ErrBusy. Nor is anything removed if the
-// Setup could not succeed: its options are invalid, the path leads to no network
-// namespace, too few networks are loaded, an interface of the name is in the namespace and
-// not on the container's record, or another owner has attached the container, or another
-// program (see Remove).
-//
-// A replacement asks for the addresses that the container had: by the capability "ips" if
-// the network declares it, otherwise by args.cni if its IPAM plugin is host-local, unless
-// the options ask for some. If the ADD fails with them, it is repeated without. After a
-// Setup that failed the container is not attached.
-func (r *Runtime) Replace(ctx context.Context, report *HealthReport, id, path string, opts ...NamespaceOpts) (result *Result, err error) {
-	l := r.current.Load()
-	ctx, span := runner.CallSpan(ctx, "cni.Replace", id, path)
-	defer func() { endCall(span, err) }()
-	if err := l.eng.RefuseInside(ctx); err != nil {
-		return nil, fmt.Errorf("replace the attachments of container %q: %w", id, err)
-	}
-	result, err = r.replace(ctx, l, report, id, path, opts)
-	if err != nil {
-		return nil, fmt.Errorf("replace the attachments of container %q: %w", id, err)
-	}
-	return result, nil
-}
-
-func (r *Runtime) replace(ctx context.Context, l *loaded, report *HealthReport, id, path string, opts []NamespaceOpts) (*Result, error) {
-	ns, err := newNamespace(id, path, opts...)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.usable(l, ns); err != nil {
-		return nil, err
-	}
-	if report == nil {
-		report = &HealthReport{}
-	}
-	seen, named := report.seen[id]
-	if !named {
-		return nil, fmt.Errorf("the report is of no Health whose options name the container: %w", ErrInvalidArgument)
-	}
-	ns.makes = false // its task lives in the one that it has
-	c, err := l.call(ns, "ADD")
-	if err != nil {
-		return nil, err
-	}
-	made, err := l.eng.Replace(ctx, c, seen)
-	if err != nil {
-		return nil, err
-	}
-	return l.result(made)
 }
 
 // RepairOptions configures Repair.

@@ -104,7 +104,8 @@ func (ns *Namespace) only(n *Network) *Namespace {
 // or Remove of the same container. Only the recorded namespace is ever deleted: whatever
 // else is at the path by then stays. Processes in it stay in it, without interfaces.
 //
-// A Setup or Replace that is given the path keeps the namespace, and attaches it again.
+// A Setup that is given the path keeps the namespace, and attaches it again; so does
+// package reconcile.
 // Should that fail, or be killed, the namespace stays on record, without attachments: for
 // another attempt, or until Remove, a GC, or a Recover that finds no process in it.
 //

@@ -83,7 +83,6 @@ func defaultSettings() settings {
 			StateDir:   conflist.StateDir,
 			Owner:      filepath.Base(os.Args[0]),
 			Timeouts:   engine.Timeouts{Add: 3 * time.Minute, Del: time.Minute, Check: time.Minute, Status: 10 * time.Second},
-			StatusTTL:  time.Second,
 			PortRange:  ports.Range{First: 20000, Last: 29999},
 			Choice:     runner.Choice{BuiltIn: builtin.Loopback},
 			EnvAllow:   invoke.DefaultAllow(),
@@ -204,12 +203,6 @@ func WithHostNetNS(path string) Opt {
 // WithTimeouts limits the duration of plugin calls; see Timeouts.
 func WithTimeouts(t Timeouts) Opt {
 	return set(func(c *config) { c.Timeouts = engine.Timeouts(t.over(Timeouts(c.Timeouts))) })
-}
-
-// WithStatusCache sets how long a successful Status is cached, one second by
-// default; zero disables the cache. Errors are not cached.
-func WithStatusCache(ttl time.Duration) Opt {
-	return set(func(c *config) { c.StatusTTL = ttl })
 }
 
 // WithPluginEnv passes more variables of the runtime's environment to plugins, by

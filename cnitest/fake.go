@@ -286,10 +286,11 @@ func (f *Fake) LookupAddr(addr netip.Addr) (found []cni.Attachment, err error) {
 	return found, err
 }
 
-// Attachments lists the attachments, in the order of container IDs.
-func (f *Fake) Attachments() (all []cni.Attachment, err error) {
+// Attachments lists the attachments, in the order of container IDs; with IDs, those of these
+// containers.
+func (f *Fake) Attachments(ids ...string) (all []cni.Attachment, err error) {
 	err = f.call(context.Background(), FakeCall{Method: "Attachments"}, func() error {
-		all = f.all()
+		all = slices.DeleteFunc(f.all(), func(a cni.Attachment) bool { return len(ids) > 0 && !slices.Contains(ids, a.ContainerID) })
 		return nil
 	})
 	return all, err

@@ -66,7 +66,7 @@ func (h Hold) Begin(ctx context.Context, rt *cni.Runtime) error {
 
 // attached returns since when the container of the hold is attached.
 func (h Hold) attached(rt *cni.Runtime) (since time.Time, err error) {
-	all, err := rt.AttachmentsOf(h.ContainerID)
+	all, err := rt.Attachments(h.ContainerID)
 	if err != nil {
 		return since, err
 	}

@@ -178,7 +178,10 @@ func (g *guard) judge(report *cni.HealthReport) (b broken) {
 	}
 	g.locked(func() {
 		for id := range g.suspects {
-			if h, ok := report.Of(id); !ok || h.State != cni.StateBroken && h.State != cni.StateUnknown {
+			ill := func(h cni.Health) bool {
+				return h.ContainerID == id && (h.State == cni.StateBroken || h.State == cni.StateUnknown)
+			}
+			if !slices.ContainsFunc(report.Containers, ill) {
 				g.suspects.settled(time.Now(), id, nil)
 			}
 		}

@@ -23,7 +23,7 @@
 //
 //	Expected ─► rt.Health ─► Decide ─► report
 //	                           ├─────► rt.Repair ──► is it where its task lives?
-//	                           └─────► rt.Replace ─► which addresses has it lost?
+//	                           └─────► rt.Setup ───► which addresses has it lost?
 //	rt.Attachments ─► those that nobody expects
 //
 // Containers on record that the call has not named are listed in Result.Unexpected, and stay as

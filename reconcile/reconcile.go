@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/kernel/thread"
+	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -18,6 +20,8 @@ type Expected struct {
 	ContainerID string
 	NetNS       string // the path of the network namespace in which its task lives
 	// Options are those of its Setup. Only a replacement uses them, without WithNewNetNS.
+	// Where a network takes requests for addresses, they can ask for those that the
+	// container had (cni.WithCapability, cni.WithConfigArgs).
 	Options []cni.NamespaceOpts
 }
 
@@ -29,9 +33,13 @@ const (
 	Report Decision = "report"
 	// Repair adds missing parts, as cni.Runtime.Repair does.
 	Repair Decision = "repair"
-	// Replace removes what is on record, and attaches the container in the namespace that
-	// the scheduler has named, as cni.Runtime.Replace does, with the addresses that it had
-	// if the network can be asked for them.
+	// Replace removes what is on record, as Remove does, and attaches the container in the
+	// namespace that the scheduler has named, as Setup does; whatever is in the recorded one
+	// loses its network. Nothing is removed if the Setup could not succeed: its options are
+	// invalid, the path leads to no network namespace, too few networks are loaded, an
+	// interface of the name is in the namespace and not on the container's record, or
+	// another owner or another program has attached the container. After a Setup that failed
+	// the container is not attached.
 	Replace Decision = "replace"
 )
 
@@ -70,31 +78,34 @@ func Run(ctx context.Context, rt *cni.Runtime, expected []Expected, o Options) (
 type run struct {
 	rt      *cni.Runtime
 	options Options
-	paths   map[string]string // of the namespaces, by container
-	health  *cni.HealthReport // on all of them
+	paths   map[string]string         // of the namespaces, by container
+	seen    map[string]*record.Record // their records before the verdicts
 }
 
 func (r *run) run(ctx context.Context, expected []Expected) (_ *Result, err error) {
 	result := &Result{}
 	r.paths = make(map[string]string, len(expected))
+	r.seen = make(map[string]*record.Record, len(expected))
+	records := record.Open(r.rt.GetConfig().RecordDir)
 	var ids []string
 	for _, e := range expected {
 		if _, twice := r.paths[e.ContainerID]; twice {
 			return nil, fmt.Errorf("container %q is named twice: %w", e.ContainerID, cni.ErrInvalidArgument)
 		}
 		r.paths[e.ContainerID] = e.NetNS
+		r.seen[e.ContainerID] = records.Find(record.ID(e.ContainerID)).Record
 		ids = append(ids, e.ContainerID)
 	}
 	if len(ids) > 0 {
-		r.health, err = r.rt.Health(ctx, cni.HealthOptions{
+		report, err := r.rt.Health(ctx, cni.HealthOptions{
 			Containers: ids, NetNS: r.paths, WithoutCheck: r.options.WithoutCheck, CheckBudget: r.options.CheckBudget,
 		})
 		if err != nil {
 			return nil, err
 		}
 		for _, id := range ids {
-			verdict, _ := r.health.Of(id)
-			result.Containers = append(result.Containers, Container{Health: verdict})
+			i := slices.IndexFunc(report.Containers, func(h cni.Health) bool { return h.ContainerID == id })
+			result.Containers = append(result.Containers, Container{Health: report.Containers[i]})
 		}
 	}
 	if result.Unexpected, err = r.unexpected(); err != nil {
@@ -220,7 +231,7 @@ func (r *run) repair(ctx context.Context, e Expected, one *Container) {
 func (r *run) replace(ctx context.Context, e Expected, one *Container) {
 	before, err := r.addresses(e.ContainerID)
 	if err == nil {
-		one.Result, err = r.rt.Replace(ctx, r.health, e.ContainerID, e.NetNS, e.Options...)
+		one.Result, err = r.rt.Setup(engine.Replacing(ctx, r.seen[e.ContainerID]), e.ContainerID, e.NetNS, e.Options...)
 	}
 	after, aerr := r.addresses(e.ContainerID)
 	for _, a := range before {
@@ -233,7 +244,7 @@ func (r *run) replace(ctx context.Context, e Expected, one *Container) {
 
 // addresses returns those of a container on record, each once, but for loopback ones.
 func (r *run) addresses(id string) (ips []netip.Addr, err error) {
-	all, err := r.rt.AttachmentsOf(id)
+	all, err := r.rt.Attachments(id)
 	for _, a := range all {
 		for _, address := range a.Addresses {
 			if ip := address.IP(); ip.IsValid() && !ip.IsLoopback() && !slices.Contains(ips, ip) {

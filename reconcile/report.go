@@ -31,8 +31,8 @@ type Container struct {
 	Lost []netip.Addr
 
 	// Err is nil if the container is healthy, or was repaired or replaced. Otherwise it is
-	// why not: the verdict, if nothing was done; what Repair has left; or the error of
-	// Replace. After a Setup that failed the container is not attached; a namespace that an
+	// why not: the verdict, if nothing was done; what Repair has left; or the error of the
+	// replacement. After a Setup that failed the container is not attached; a namespace that an
 	// earlier Setup made stays on record, see cni.WithNewNetNS.
 	Err error
 }

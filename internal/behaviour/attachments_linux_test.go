@@ -87,14 +87,14 @@ func TestAttachmentsOfOneContainer(t *testing.T) {
 	spoilBase(s.Host, "newer", `{"format": 99, "containerId": "newer"}`)
 	all := expect.Value(r.Attachments())(t)
 	for id, n := range map[string]int{"c1": 3, "damaged": 1, "newer": 1, "none": 0} {
-		of := expect.Value(r.AttachmentsOf(id))(t)
+		of := expect.Value(r.Attachments(id))(t)
 		want := slices.DeleteFunc(slices.Clone(all), func(a cni.Attachment) bool { return a.ContainerID != id })
 		if n > 0 {
 			expect.Same(t, id, of, want)
 		}
 		expect.Same(t, id, []int{len(of), len(want)}, []int{n, n})
 	}
-	expect.Is(t, errOf(r.AttachmentsOf("../c1")), cni.ErrInvalidArgument)
+	expect.Is(t, errOf(r.Attachments("../c1")), cni.ErrInvalidArgument)
 	for _, id := range []string{"damaged", "newer"} {
 		expect.NoError(t, os.Remove(s.RecordFile(id)+".json"))
 	}

@@ -231,7 +231,7 @@ func TestAnEarlierVersionsContainers(t *testing.T) {
 	expect.Same(t, "repaired", report.Repaired, map[string][]cni.Difference(nil))
 	expect.Same(t, "failed and skipped", len(report.Failed)+len(report.Skipped), 0)
 	health := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
-	expect.Same(t, "healthy", health.Count(cni.StateHealthy), len(all))
+	expect.Same(t, "healthy", testhost.Healthy(health), len(all))
 
 	holds := expect.Value(guard.Holds(r))(t)
 	expect.Same(t, "holds", len(holds), 1)
@@ -277,5 +277,5 @@ func (h *earlierHost) wantServed(r *cni.Runtime) {
 		}
 	})
 	health := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
-	expect.Same(t, "healthy after repairs", health.Count(cni.StateHealthy), len(h.all()))
+	expect.Same(t, "healthy after repairs", testhost.Healthy(health), len(h.all()))
 }

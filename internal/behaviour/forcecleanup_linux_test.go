@@ -215,7 +215,7 @@ func TestCleanUpOfOneOfTwoAttachments(t *testing.T) {
 	found := expect.Value(h.Runtime().CleanUp(context.Background(), target))(t)
 	expect.Same(t, "it has found eth1", slices.Contains(found, "interface eth1 in the container"), true)
 	h.WantClean(before)
-	all := expect.Value(r.AttachmentsOf("c1"))(t)
+	all := expect.Value(r.Attachments("c1"))(t)
 	expect.Same(t, "on record", []any{len(all), all[0].Network, all[0].State}, []any{1, "second", cni.Attached})
 	expect.NoError(t, r.Check(context.Background(), "c1", path, cni.WithNetwork("second")))
 	expect.NoError(t, r.Remove(context.Background(), "c1", path))

@@ -27,7 +27,7 @@ import (
 func healthOf(t *testing.T, r *cni.Runtime, o cni.HealthOptions) (cni.Health, *cni.HealthReport) {
 	t.Helper()
 	report := expect.Value(r.Health(t.Context(), o))(t)
-	h, ok := report.Of("c1")
+	h, ok := testhost.VerdictOn(report, "c1")
 	if !ok {
 		t.Fatalf("no verdict on c1 in %v", report)
 	}
@@ -163,7 +163,7 @@ func TestHealthCountsChecks(t *testing.T) {
 	report := expect.Value(r.Health(t.Context(), cni.HealthOptions{}))(t)
 	report.Checks.Took = 0
 	expect.Same(t, "all well", report.Checks, cni.HealthChecks{Asked: 4})
-	expect.Same(t, "healthy", report.Count(cni.StateHealthy), 2)
+	expect.Same(t, "healthy", testhost.Healthy(report), 2)
 
 	s.On("q", "CHECK", testhost.Says(5, "no"))
 	s.On("p", "CHECK", scripted.Action{})

@@ -10,6 +10,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/reconcile"
@@ -69,7 +70,7 @@ func TestNetworksOfOneCallNeedNoneLoaded(t *testing.T) {
 	wantRecover(t, later, cni.Report{Adopted: []string{"c1"}})
 	expect.Same(t, "Recover", s.Took(), []string{"CHECK q c1/eth0", "CHECK r c1/eth1"})
 	health := expect.Value(later.Health(t.Context(), cni.HealthOptions{}))(t)
-	expect.Same(t, "health", []int{len(health.Containers), health.Count(cni.StateHealthy)}, []int{1, 1})
+	expect.Same(t, "health", []int{len(health.Containers), testhost.Healthy(health)}, []int{1, 1})
 	expect.NoError(t, s.repaired(later, "c1").Err())
 	got := expect.Value(reconcile.Run(t.Context(), later, []reconcile.Expected{{ContainerID: "c1", NetNS: path}}, reconcile.Options{}))(t)
 	expect.Same(t, "unexpected", len(got.Unexpected), 0)
@@ -99,7 +100,7 @@ func TestNetworksOfOneCallAreRolledBackTogether(t *testing.T) {
 	_, err := r.SetupSerially(t.Context(), "c1", path, cni.WithNetworkConfig(two, cni.WithInterfaceName("net1")),
 		cni.WithNetworkConfig(three, cni.WithInterfaceName("net2")))
 	expect.Same(t, "errors", testhost.Messages(err), []string{"r: no"})
-	expect.Same(t, "code", cni.AsCNIError(err).Code, uint(7))
+	expect.Same(t, "code", engine.AsCNIError(err).Code, uint(7))
 	expect.Same(t, "calls", s.Took(), []string{"ADD q c1/net1", "ADD r c1/net2", "DEL r c1/net2", "DEL q c1/net1"})
 	expect.NoError(t, r.Check(t.Context(), "c1", path, cni.WithNetwork("two")))
 	expect.Same(t, "the living container keeps its own", s.Took(), []string{"CHECK q c1/eth0"})
@@ -304,7 +305,7 @@ func TestStatusOfNetworksThatAreNotLoaded(t *testing.T) {
 	s.On("q", "STATUS", testhost.Says(50, "no"))
 	err := r.StatusOf(t.Context(), two, three)
 	expect.Same(t, "errors", testhost.Messages(err), []string{"q: no"})
-	expect.Same(t, "code", cni.AsCNIError(err).Code, uint(50))
+	expect.Same(t, "code", engine.AsCNIError(err).Code, uint(50))
 	expect.Same(t, "calls", s.Took(), []string{"STATUS q /"})
 	expect.Is(t, r.StatusOf(t.Context(), two, []byte("{")), cni.ErrInvalidConfig)
 	expect.Same(t, "calls", s.Took(), []string{})

@@ -13,6 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
+	"github.com/embedcni/cni/internal/testhost"
 )
 
 // forms returns the forms of attachments on a host with a variant of iptables.
@@ -173,7 +174,7 @@ func (s *scene) wantHealthy(when string, asked bool) {
 func (s *scene) health(asked bool) cni.Health {
 	s.T.Helper()
 	report := expect.Value(s.rt.Health(context.Background(), cni.HealthOptions{Containers: []string{"c1"}, WithoutCheck: !asked}))(s.T)
-	health, ok := report.Of("c1")
+	health, ok := testhost.VerdictOn(report, "c1")
 	if !ok {
 		s.T.Fatalf("no verdict in %v", report)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/embedcni/cni/guard"
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
 )
 
 // guardsPerHost is the number of guards that are killed on one host.
@@ -162,7 +163,7 @@ func (l *living) guardUntilHealthy() {
 
 func (l *living) untilHealthy() {
 	l.t.Helper()
-	expect.Eventually(l.t, "healthy containers", func() bool { return l.health().Count(cni.StateHealthy) == len(l.homes) })
+	expect.Eventually(l.t, "healthy containers", func() bool { return testhost.Healthy(l.health()) == len(l.homes) })
 }
 
 // missing returns the number of differences of all containers. Each must have a verdict,

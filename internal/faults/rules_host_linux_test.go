@@ -161,7 +161,7 @@ func (h *ruleHost) back(homes []ruleHome) (traffic, health time.Duration, err er
 		switch {
 		case err != nil:
 			return 0, 0, err
-		case report.Count(cni.StateHealthy) == len(h.homes):
+		case testhost.Healthy(report) == len(h.homes):
 			return traffic, time.Since(begun), nil
 		case late():
 			return 0, 0, fmt.Errorf("traffic is back after %v, and Health says\n%v", traffic, report)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
+	"github.com/embedcni/cni/internal/testhost"
 )
 
 // runtimeEnv makes the test binary a process with a Runtime.
@@ -133,7 +134,7 @@ func healthOf(ctx context.Context, r *cni.Runtime, id string) error {
 	if err != nil {
 		return err
 	}
-	health, ok := report.Of(id)
+	health, ok := testhost.VerdictOn(report, id)
 	if !ok {
 		return fmt.Errorf("no verdict on %s", id)
 	}

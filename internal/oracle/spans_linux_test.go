@@ -345,10 +345,10 @@ func TestOnlyTheFourMethodsBeginATrace(t *testing.T) {
 	if !ok {
 		t.Fatal("no *cni.Runtime")
 	}
-	h.must(r.Load(cni.WithStatusCache(0), cni.WithConfListBytes(h.confs[0]), cni.WithConfListBytes(h.confs[1])))
+	h.must(r.Load(cni.WithConfListBytes(h.confs[0]), cni.WithConfListBytes(h.confs[1])))
 	h.must(func() error { _, err := r.Setup(t.Context(), "c1", h.path); return err }())
 	for what, call := range map[string]func(context.Context) error{
-		"STATUS": r.StatusContext,
+		"STATUS": func(ctx context.Context) error { return r.StatusOf(ctx, h.confs...) },
 		"GC":     func(ctx context.Context) error { _, err := r.GC(ctx, cni.GCOptions{Keep: []string{"c1"}}); return err },
 	} {
 		spans := h.trace(func(context.Context) { h.must(call(t.Context())) })

@@ -78,3 +78,23 @@ func (h *Host) Entered(owner string, lines ...leftovers.Line) (path string) {
 	expect.NoError(h.T, f.Close())
 	return path
 }
+
+// VerdictOn returns the verdict on a container, and reports whether there is one.
+func VerdictOn(report *cni.HealthReport, id string) (cni.Health, bool) {
+	for _, h := range report.Containers {
+		if h.ContainerID == id {
+			return h, true
+		}
+	}
+	return cni.Health{}, false
+}
+
+// Healthy returns the number of healthy containers.
+func Healthy(report *cni.HealthReport) (n int) {
+	for _, h := range report.Containers {
+		if h.State == cni.StateHealthy {
+			n++
+		}
+	}
+	return n
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni"
+	"github.com/embedcni/cni/internal/engine/engine"
 	"github.com/embedcni/cni/thick/multinet"
 	"github.com/embedcni/cni/thick/server"
 )
@@ -22,10 +23,8 @@ import (
 // both would keep a cached result under one name.
 type Runtime interface {
 	cni.CNI
-	StatusContext(ctx context.Context) error
 	StatusOf(ctx context.Context, configs ...[]byte) error
-	Attachments() ([]cni.Attachment, error)
-	AttachmentsOf(id string) ([]cni.Attachment, error)
+	Attachments(ids ...string) ([]cni.Attachment, error)
 	GC(ctx context.Context, o cni.GCOptions) (*cni.Report, error)
 }
 
@@ -196,7 +195,7 @@ func refused(err error) error {
 	if said := (*types.Error)(nil); errors.As(err, &said) && !errors.As(err, new(*cni.Error)) {
 		return err
 	}
-	return cni.AsCNIError(err)
+	return engine.AsCNIError(err)
 }
 
 // invalid is the error for a configuration that cannot be served.
@@ -292,9 +291,6 @@ func (b *Backend) Status(ctx context.Context, r *server.Request) error {
 			configs = append(configs, n.config)
 		}
 	}
-	if len(configs) == 0 {
-		return refused(b.runtime.StatusContext(ctx))
-	}
 	return refused(b.runtime.StatusOf(ctx, configs...))
 }
 
@@ -305,7 +301,7 @@ func isOf(a cni.Attachment, r *server.Request) bool {
 
 // recorded returns the attachments of a container on record, those that are meant apart.
 func (b *Backend) recorded(id string, meant func(cni.Attachment) bool) (mine, others []cni.Attachment, err error) {
-	all, err := b.runtime.AttachmentsOf(id)
+	all, err := b.runtime.Attachments(id)
 	if err != nil {
 		return nil, nil, err
 	}

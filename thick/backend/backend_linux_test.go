@@ -466,9 +466,9 @@ type listing struct {
 	listed chan struct{}
 }
 
-func (l *listing) Attachments() ([]cni.Attachment, error) {
+func (l *listing) Attachments(ids ...string) ([]cni.Attachment, error) {
 	defer l.once.Do(func() { close(l.listed) })
-	return l.Runtime.Attachments()
+	return l.Runtime.Attachments(ids...)
 }
 
 // TestGCKeepsWhatBeganMeanwhile: the client made its list before.

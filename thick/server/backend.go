@@ -21,7 +21,7 @@ import (
 //
 // An error that is or wraps a [*types.Error] reaches the client with its code, message and
 // details (CNI specification 1.1.0, section 5); the text of any other error reaches it as
-// it is. cni.AsCNIError gives an error of this module its code.
+// it is. Package backend gives the errors of a Runtime their codes.
 type Backend interface {
 	// Add attaches one interface. The result may be of any version.
 	Add(context.Context, *Request) (types.Result, error)

@@ -28,7 +28,7 @@
 //  5. If one fails, rollBack removes all that were begun. A transient failure is tried again
 //     from step 3.
 //
-// A Remove is in this order; so is every other removal, by GC, Recover, Replace, Setup or the
+// A Remove is in this order; so is every other removal, by GC, Recover, Setup or the
 // reaper, which decide for themselves what goes:
 //
 //  1. The parameters are validated before anything is touched. The container is locked, its

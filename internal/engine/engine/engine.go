@@ -51,7 +51,6 @@ type Options struct {
 	Retry          Retry
 	HostNetNS      string
 	Timeouts       Timeouts
-	StatusTTL      time.Duration
 	EnvAllow       []string
 	AllowInsecure  bool
 	StrictPorts    bool

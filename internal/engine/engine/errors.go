@@ -235,7 +235,10 @@ const (
 	codeNotHostAddress = 101
 )
 
-// AsCNIError returns the error of the CNI specification that says what err says.
+// AsCNIError returns an error of this package as the error object of the CNI
+// specification (1.1.0, section 5). An error of a plugin keeps its code and its words;
+// others get the code of the specification that fits, or 999. Details has the rest of the
+// text. It returns nil for nil.
 func AsCNIError(err error) *types.Error {
 	if err == nil {
 		return nil

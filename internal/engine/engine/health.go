@@ -38,7 +38,6 @@ type HealthReport struct {
 	Containers []Verdict
 	Compared   time.Duration
 	Checks     HealthChecks
-	Seen       map[string]*record.Record // of the containers that the options name
 }
 
 // HealthChecks count what became of CHECKs.
@@ -76,18 +75,6 @@ func Doubt(id string, state health.State, found []error, reason error) error {
 		return fmt.Errorf("container %s is %w", id, ErrNotAttached)
 	}
 	return err
-}
-
-// see keeps the record of a container, unless the look was at all: a report would keep
-// thousands of records in memory.
-func (r *HealthReport) see(e *health.Container) {
-	if r.Seen == nil {
-		return
-	}
-	r.Seen[nameOf(e.Found)] = nil
-	if e.State != health.NotAttached {
-		r.Seen[nameOf(e.Found)] = e.Found.Record
-	}
 }
 
 // verdictOn returns the verdict on a container that was looked at.
@@ -138,12 +125,11 @@ func (eng *Engine) Health(ctx context.Context, o HealthOptions) (report *HealthR
 	}
 	defer func() { err = Join(err, l.host.Close()) }()
 	var found []record.Found
+	report = &HealthReport{}
 	if l.own {
-		report = &HealthReport{}
 		found, err = owned(eng, true, nil)
 		found = slices.DeleteFunc(found, func(f record.Found) bool { return f.Record.Warm })
 	} else {
-		report = &HealthReport{Seen: make(map[string]*record.Record, len(o.Containers))}
 		found, err = l.named(o.Containers, report)
 	}
 	if err != nil {
@@ -154,7 +140,6 @@ func (eng *Engine) Health(ctx context.Context, o HealthOptions) (report *HealthR
 	for _, e := range l.at(ctx, found) {
 		if h, ok := l.elsewhere(e, o.NetNS); ok {
 			report.Containers = append(report.Containers, h)
-			report.see(e)
 		} else {
 			all = append(all, e)
 		}
@@ -170,7 +155,6 @@ func (eng *Engine) Health(ctx context.Context, o HealthOptions) (report *HealthR
 		if e.State != health.NotAttached || !l.own {
 			report.Containers = append(report.Containers, verdictOn(e))
 		}
-		report.see(e)
 	}
 	slices.SortFunc(report.Containers, func(a, b Verdict) int { return strings.Compare(a.ContainerID, b.ContainerID) })
 	return report, nil
@@ -192,7 +176,6 @@ func (l *look) named(ids []string, report *HealthReport) (found []record.Found, 
 				return nil, err
 			}
 			report.Containers = append(report.Containers, h)
-			report.Seen[id] = nil
 			continue
 		}
 		f.Record.ContainerID = record.ID(id) // also if it is illegible

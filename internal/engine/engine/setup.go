@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/store/record"
 )
 
-// setup is a Setup, or a Replace, of one container in progress. The attachments of its
+// setup is a Setup of one container in progress. The attachments of its
 // operation are those to make.
 type setup struct {
 	op       *operation
@@ -29,6 +29,8 @@ type setup struct {
 // Setup attaches the container. Containers that are gone and have its ports are removed
 // first.
 func (eng *Engine) Setup(ctx context.Context, c *Call, serially bool) (*SetupResult, error) {
+	replaces, _ := ctx.Value(replacing{}).(*replacement)
+	c.Makes = c.Makes && replaces == nil
 	return reaper{eng}.withoutHolders(ctx, func() (*SetupResult, error) {
 		op, err := eng.begin(c, "ADD")
 		s := &setup{op: op, serially: serially, ignored: c.Ignored}
@@ -36,7 +38,7 @@ func (eng *Engine) Setup(ctx context.Context, c *Call, serially bool) (*SetupRes
 			defer op.end()
 			op.c.Recorded.PrepareRecord()
 			reaper{eng}.request(op.c.Place.Host, true)
-			err = s.makeRoom(ctx, s.clearDead)
+			err = s.makeRoom(ctx, replaces)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("set up container %q: %w", c.ID, err)
@@ -45,16 +47,16 @@ func (eng *Engine) Setup(ctx context.Context, c *Call, serially bool) (*SetupRes
 	})
 }
 
-// makeRoom locks the container to attach it. remove removes those of its earlier attachments
-// that are in the way.
-func (s *setup) makeRoom(ctx context.Context, remove clearing) error {
+// makeRoom locks the container to attach it, and removes those of its earlier attachments
+// that are in the way: the dead ones, or those that are to be replaced.
+func (s *setup) makeRoom(ctx context.Context, replaces *replacement) error {
 	if err := s.op.lock(ctx, container.Access{}); err != nil {
 		return err
 	}
 	if err := s.op.c.Follow(); err != nil {
 		return err
 	}
-	if err := s.clear(ctx, remove); err != nil {
+	if err := s.clear(ctx, replaces); err != nil {
 		return err
 	}
 	for _, a := range s.op.attachments {
@@ -63,21 +65,21 @@ func (s *setup) makeRoom(ctx context.Context, remove clearing) error {
 	return s.refuseTaken(&s.op.c.Place, nil)
 }
 
-// clearing removes earlier attachments of a container that is to be attached at wanted.
-// Meanwhile the container is where its record says.
-type clearing func(ctx context.Context, wanted container.Place, earlier attachments) error
-
-func (s *setup) clear(ctx context.Context, remove clearing) error {
+// clear removes earlier attachments. Meanwhile the container is where its record says.
+func (s *setup) clear(ctx context.Context, replaces *replacement) error {
 	wanted := s.op.c.Depart()
 	defer func() {
 		s.op.c.Return(wanted)
 		s.op.endRemoval()
 	}()
 	earlier, err := s.recallAttached(ctx, wanted)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case replaces != nil:
+		return replaces.clear(ctx, s, wanted, earlier)
 	}
-	return remove(ctx, wanted, earlier)
+	return s.clearDead(ctx, wanted, earlier)
 }
 
 // tryAll is try with the attempts of WithRetry.

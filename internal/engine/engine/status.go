@@ -30,6 +30,9 @@ type statusCache struct {
 	running *statusRun
 }
 
+// statusFor is the time for which a success is reused: some callers ask before each Setup.
+const statusFor = time.Second
+
 type statusRun struct {
 	done chan struct{} // closed when err is set
 	err  error
@@ -64,7 +67,7 @@ func (c *statusCache) join(ctx context.Context, s *Engine, host *hostns.NetNS) *
 	if c.host != host.String() {
 		c.host, c.good, c.running = host.String(), time.Time{}, nil
 	}
-	fresh := !c.good.IsZero() && time.Since(c.good) < s.opts.StatusTTL
+	fresh := !c.good.IsZero() && time.Since(c.good) < statusFor
 	if fresh || c.running != nil {
 		if err := host.Close(); err != nil {
 			s.opts.Logger.Error("close network namespace", "error", err)
