@@ -39,19 +39,6 @@ type Backend interface {
 	Status(context.Context, *Request) error
 }
 
-// Delegator is a Backend that also attaches single interfaces to living containers, and
-// detaches them, whatever else the container has. Its calls come by /delegate, and have
-// their configuration from the client.
-type Delegator interface {
-	Backend
-	// DelegateAdd attaches the interface with the requested attributes, which may be nil.
-	DelegateAdd(context.Context, *Request, *InterfaceAttributes) (types.Result, error)
-	// DelegateDel detaches the interface. Unlike after a DEL, the container goes on.
-	DelegateDel(context.Context, *Request) error
-	// DelegateCheck returns nil if the interface is as DelegateAdd left it.
-	DelegateCheck(context.Context, *Request) error
-}
-
 // Ledger is a Backend that remembers what it has attached: a DEL that was queued while
 // there was no daemon must not end what has been attached since.
 type Ledger interface {
@@ -103,11 +90,4 @@ type Pod struct {
 	InfraContainerID string // K8S_POD_INFRA_CONTAINER_ID
 	// UID is K8S_POD_UID, or found by the daemon. DEL may lack it: the pod may be gone.
 	UID string
-}
-
-// InterfaceAttributes are requests for one interface, beside its configuration.
-type InterfaceAttributes struct {
-	IPs     []string                   // addresses, with or without a prefix length
-	MAC     string                     // a hardware address
-	CNIArgs map[string]json.RawMessage // args.cni of the configuration
 }

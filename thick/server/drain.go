@@ -167,7 +167,7 @@ func (d *drain) del(ctx context.Context, e *delqueue.Entry) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	c, err := d.check(false, &wire.Request{Env: e.Env, Config: e.Config})
+	c, err := d.check(&wire.Request{Env: e.Env, Config: e.Config})
 	if err != nil {
 		return err
 	}

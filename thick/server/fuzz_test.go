@@ -21,12 +21,12 @@ import (
 func FuzzServeHTTP(f *testing.F) {
 	for _, verb := range []string{"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "x"} {
 		f.Add("/cni", request(verb, "c1"))
-		f.Add("/delegate", request(verb, "c1", variable("CNI_ARGS", "A=B;C"), variable("CNI_PATH", "/opt/cni/bin/../..:/opt/cni/bin/a")))
+		f.Add("/cni", request(verb, "c1", variable("CNI_ARGS", "A=B;C"), variable("CNI_PATH", "/opt/cni/bin/../..:/opt/cni/bin/a")))
 	}
 	f.Add("/cni", request("GC", "", configured(`{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]}`)))
 	f.Add("/readyz", []byte("null"))
 	f.Fuzz(func(t *testing.T, path string, body []byte) {
-		d := &delegator{}
+		d := &backend{}
 		d.Do = func(_ context.Context, verb string, r *server.Request) (types.Result, error) {
 			checkRequest(t, verb, r)
 			return addressed("10.1.0.7/16"), nil

@@ -18,7 +18,6 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/thick/internal/delqueue"
-	"github.com/embedcni/cni/thick/internal/wire"
 	"github.com/embedcni/cni/thick/server"
 )
 
@@ -129,6 +128,8 @@ func TestRequestsAreRefusedBeforeTheBackendIsAsked(t *testing.T) {
 	}
 }
 
+// TestPathsAndMethods: the server has one of Multus' paths less, by which interfaces are
+// attached to living containers.
 func TestPathsAndMethods(t *testing.T) {
 	for path, want := range map[string][3]int{ // GET, POST, PUT
 		"/cni": {405, 400, 405}, "/delegate": {404, 404, 404}, "/healthz": {200, 200, 405}, "/readyz": {200, 200, 405},
@@ -140,32 +141,6 @@ func TestPathsAndMethods(t *testing.T) {
 			s.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader("null"))) // a Multus shim polls with null
 			expect.Same(t, method+" "+path+": status", w.Code, want[i])
 		}
-	}
-}
-
-func TestDelegate(t *testing.T) {
-	d := &delegator{}
-	s := newServer(t, d, server.Options{})
-	attributes := func(r *wire.Request) {
-		r.Interface = &wire.InterfaceAttributes{IPs: []string{"10.0.0.9/24"}, MAC: "c2:b0:57:49:47:f1", CNIArgs: map[string]json.RawMessage{"n": json.RawMessage("9007199254740993")}}
-	}
-	success(t, post(s, "/delegate", request("ADD", "c1", variable("CNI_IFNAME", "net7"), attributes)), answered)
-	want := &server.InterfaceAttributes{IPs: []string{"10.0.0.9/24"}, MAC: "c2:b0:57:49:47:f1", CNIArgs: map[string]json.RawMessage{"n": json.RawMessage("9007199254740993")}}
-	if !reflect.DeepEqual(d.Last().Attributes, want) || d.Last().Request.IfName != "net7" {
-		t.Errorf("%+v for %s, want %+v", d.Last().Attributes, d.Last().Request.IfName, want)
-	}
-	success(t, post(s, "/delegate", request("ADD", "c1")), answered)
-	if d.Last().Attributes != nil {
-		t.Errorf("without attributes: %+v", d.Last().Attributes)
-	}
-	success(t, post(s, "/delegate", request("CHECK", "c1")), "")
-	success(t, post(s, "/delegate", request("DEL", "c1")), "")
-	success(t, post(s, "/delegate", request("STATUS", "")), "")
-	wanted := []string{"delegate ADD", "delegate ADD", "delegate CHECK", "delegate DEL", "STATUS"}
-	expect.Same(t, "the backend was asked for", d.Verbs(), wanted)
-	refused(t, post(s, "/delegate", request("GC", "")), 400, 4)
-	if got := refused(t, post(s, "/delegate", request("DEL", "c1", variable("CNI_IFNAME", ""))), 400, 4); !strings.Contains(got, "CNI_IFNAME") {
-		t.Errorf("without an interface: %s", got)
 	}
 }
 

@@ -72,10 +72,10 @@ type Limits struct {
 // Observation is a request that was answered. Its strings, but for ContainerID, IfName
 // and Network, are of a few values each, so that they can be labels of metrics.
 type Observation struct {
-	Path   string // /cni, /delegate, /healthz or /readyz; empty if it is none of these
+	Path   string // /cni, /healthz or /readyz; empty if it is none of these
 	Method string // GET or POST; empty if it is neither
 	Status int    // of HTTP
-	// The rest is of /cni and /delegate.
+	// The rest is of /cni.
 	Verb        string // ADD, DEL, CHECK, GC, STATUS or VERSION; empty if the request names none
 	ContainerID string
 	IfName      string

@@ -31,10 +31,10 @@ func TestOtherPathsAreServed(t *testing.T) {
 		expect.Is(t, http.NewResponseController(w).Flush(), io.ErrClosedPipe)
 	})
 	other.HandleFunc("/panic", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
-	for _, own := range []string{"/cni", "/delegate", "/healthz", "/readyz"} {
+	for _, own := range []string{"/cni", "/healthz", "/readyz"} {
 		other.HandleFunc(own, func(http.ResponseWriter, *http.Request) { t.Errorf("%s was not the server's", own) })
 	}
-	b := &delegator{}
+	b := &backend{}
 	s := newServer(t, b, server.Options{Other: other, Observe: func(o server.Observation) { seen = append(seen, o) }})
 	get := func(path string) (w *httptest.ResponseRecorder) {
 		defer func() { _ = recover() }()
@@ -47,7 +47,7 @@ func TestOtherPathsAreServed(t *testing.T) {
 		status int
 	}{
 		{"/metrics", 200}, {"/empty", 200}, {"/early", 418}, {"/stream", 200}, {"/none", 404}, {"/panic", 500},
-		{"/cni", 405}, {"/delegate", 405}, {"/healthz", 200}, {"/readyz", 200},
+		{"/cni", 405}, {"/healthz", 200}, {"/readyz", 200},
 	} {
 		seen = nil
 		w := get(tt.path)

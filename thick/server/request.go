@@ -17,27 +17,18 @@ import (
 type call struct {
 	Request
 	verb          string
-	delegate      bool // it came by /delegate
-	attributes    *InterfaceAttributes
 	readinessFile string // of its configuration
 }
 
 // check returns the call that a client's request asks for. It asks nobody but the request
 // itself.
-func (s *Server) check(delegate bool, r *wire.Request) (*call, error) {
-	rules := wire.Rules{IfName: wire.DefaultIfName, Kubernetes: s.options.Kubernetes}
-	if delegate {
-		rules.IfName = "" // the container has an eth0 already, as a rule
-	}
-	args, invalid := rules.Parse(r.Env)
+func (s *Server) check(r *wire.Request) (*call, error) {
+	args, invalid := wire.Rules{IfName: wire.DefaultIfName, Kubernetes: s.options.Kubernetes}.Parse(r.Env)
 	if invalid != nil {
 		return nil, invalid
 	}
-	c := &call{verb: args.Command, delegate: delegate}
-	switch {
-	case delegate && (c.verb == wire.GC || c.verb == wire.Version):
-		return nil, types.NewError(types.ErrInvalidEnvironmentVariables, "invalid CNI_COMMAND", c.verb+" is not for "+wire.PathDelegate)
-	case c.verb == wire.Version:
+	c := &call{verb: args.Command}
+	if c.verb == wire.Version {
 		return c, nil
 	}
 	config, err := override(r.Config, s.override)
@@ -47,9 +38,6 @@ func (s *Server) check(delegate bool, r *wire.Request) (*call, error) {
 	conf, invalid := wire.ParseConf(c.verb, config)
 	if invalid != nil {
 		return nil, invalid
-	}
-	if a := r.Interface; delegate && a != nil {
-		c.attributes = &InterfaceAttributes{IPs: a.IPs, MAC: a.MAC, CNIArgs: a.CNIArgs}
 	}
 	c.readinessFile = conf.ReadinessFile
 	c.Request = Request{

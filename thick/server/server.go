@@ -17,7 +17,6 @@ import (
 // socket by Listen and Serve.
 type Server struct {
 	backend    Backend
-	delegates  bool // the backend is a Delegator
 	options    Options
 	limits     Limits
 	override   map[string]json.RawMessage
@@ -43,7 +42,6 @@ func New(b Backend, o Options) (*Server, error) {
 	if s.logger == nil {
 		s.logger = slog.Default()
 	}
-	_, s.delegates = b.(Delegator)
 	var err error
 	if s.limits, err = o.Limits.withDefaults(); err != nil {
 		return nil, fmt.Errorf("server: %w", err)
