@@ -34,15 +34,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer s.running.begin(cancel)() // until it is answered
 		r = r.WithContext(ctx)
 	}
-	defer func() { // also if Options.Other panics, which ends the connection alone
-		if o.Duration = time.Since(start); s.options.Observe != nil {
-			s.options.Observe(*o)
-		}
-	}()
-	if o.Path == "" && s.options.Other != nil {
-		s.serveOther(o, w, r)
-		return
-	}
 	if err := supported(http.NewResponseController(w).SetReadDeadline(start.Add(s.limits.Transfer))); err != nil {
 		s.logger.Warn("limit the time of a client", "error", err) // it has gone
 	}
@@ -50,6 +41,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	err := s.write(w, o.Status, contentType, body)
 	if o.Err == nil && err != nil {
 		o.Err = fmt.Errorf("answer: %w", err)
+	}
+	if o.Duration = time.Since(start); s.options.Observe != nil {
+		s.options.Observe(*o)
 	}
 }
 

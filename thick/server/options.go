@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"path/filepath"
 	"time"
 
@@ -34,10 +33,6 @@ type Options struct {
 	// runtimes do not send it. An error that is no *types.Error gets code 11, "try again
 	// later".
 	PodUID func(context.Context, Pod) (string, error)
-	// Other answers the requests for other paths than those of the server, such as
-	// /metrics, on the same socket and to the same users, each within Limits.Deadline. They
-	// do not wait for calls, and a Shutdown waits for them. Without it, they get status 404.
-	Other http.Handler
 	// Observe is called after each request, by the goroutine that served it.
 	Observe func(Observation)
 	// Logger receives refused clients and panics of the Backend; nil is
