@@ -70,8 +70,8 @@ type Request struct {
 	// PluginDirs are the directories of the client's CNI_PATH that are among the plugin
 	// directories of the daemon, or below one, in the client's order.
 	PluginDirs []string
-	// Config is the configuration, to the byte as the client sent it, unless
-	// the daemon overrides fields of it. It has a valid name and version.
+	// Config is the configuration, to the byte as the client sent it. It has a valid name
+	// and version.
 	Config     json.RawMessage
 	Network    string // its name
 	CNIVersion string // its cniVersion; "0.1.0" if it has none

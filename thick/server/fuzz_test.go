@@ -32,8 +32,8 @@ func FuzzServeHTTP(f *testing.F) {
 			return addressed("10.1.0.7/16"), nil
 		}
 		s := newServer(t, d, server.Options{
-			PluginDirs: []string{"/opt/cni/bin"}, Override: json.RawMessage(`{"x":1}`),
-			Limits: server.Limits{Request: 1 << 14, Deadline: 1}, // a readiness file is not waited for
+			PluginDirs: []string{"/opt/cni/bin"},
+			Limits:     server.Limits{Request: 1 << 14, Deadline: 1}, // a readiness file is not waited for
 		})
 		r := httptest.NewRequest(http.MethodPost, "/", bytes.NewReader(body))
 		r.URL.Path = path
@@ -59,7 +59,7 @@ func checkRequest(t *testing.T, verb string, r *server.Request) {
 	if err := utils.ValidateNetworkName(r.Network); err != nil {
 		t.Errorf("%s on network %q", verb, r.Network)
 	}
-	if !json.Valid(r.Config) || !strings.Contains(string(r.Config), `"x":1`) {
+	if !json.Valid(r.Config) {
 		t.Errorf("%s with configuration %s", verb, r.Config)
 	}
 	for _, dir := range r.PluginDirs {
@@ -76,7 +76,7 @@ func checkRequest(t *testing.T, verb string, r *server.Request) {
 	if err := utils.ValidateInterfaceName(r.IfName); err != nil {
 		t.Errorf("%s for interface %q", verb, r.IfName)
 	}
-	if !filepath.IsAbs(r.NetNS) && (r.NetNS != "" || !strings.HasSuffix(verb, "DEL")) {
+	if !filepath.IsAbs(r.NetNS) && (r.NetNS != "" || verb != "DEL") {
 		t.Errorf("%s in namespace %q", verb, r.NetNS)
 	}
 }

@@ -107,6 +107,8 @@ func TestRequestsAreRefusedBeforeTheBackendIsAsked(t *testing.T) {
 		"no pod":           {request("DEL", "c1", variable("CNI_ARGS", "A=B")), 4, "[K8S_POD_NAMESPACE,K8S_POD_NAME] missing"},
 		"no UID":           {request("ADD", "c1"), 4, "K8S_POD_UID"},
 		"no configuration": {request("DEL", "c1", configured("")), 6, "not a JSON object"},
+		"a list":           {request("DEL", "c1", configured("[]")), 6, "not a JSON object"},
+		"null":             {request("DEL", "c1", configured("null")), 6, "not a JSON object"},
 		"CHECK too early":  {request("CHECK", "c1", configured(`{"cniVersion":"0.3.1","name":"n"}`)), 1, "does not allow CHECK"},
 		"relative file":    {request("ADD", "c1", configured(`{"name":"n","readinessIndicatorFile":"ready"}`)), 7, "absolute path"},
 	} {
@@ -144,18 +146,10 @@ func TestPathsAndMethods(t *testing.T) {
 	}
 }
 
-func TestOverride(t *testing.T) {
+func TestOptionsAreChecked(t *testing.T) {
 	b := &backend{}
-	s := newServer(t, b, server.Options{Override: json.RawMessage(`{"cniVersion":"1.0.0","large":9007199254740993}`)})
-	success(t, post(s, "/cni", request("ADD", "c1", configured(`{"name":"n","cniVersion":"0.4.0","kept":[1.0],"large":1}`))), answered)
-	if got, want := string(b.Last().Request.Config), `{"cniVersion":"1.0.0","kept":[1.0],"large":9007199254740993,"name":"n"}`; got != want || b.Last().Request.CNIVersion != "1.0.0" {
-		t.Errorf("%s, want %s", got, want)
-	}
-	refused(t, post(s, "/cni", request("ADD", "c1", configured(`[]`))), 400, 6)
-	refused(t, post(s, "/cni", request("ADD", "c1", configured(`null`))), 400, 6)
 	for _, o := range []server.Options{
-		{Override: json.RawMessage(`[]`)}, {Override: json.RawMessage(`{"prevResult":{}}`)},
-		{Override: json.RawMessage(`{"cni.dev/valid-attachments":[]}`)}, {PluginDirs: []string{"bin"}}, {UID: -1}, {UID: 65534},
+		{PluginDirs: []string{"bin"}}, {UID: -1}, {UID: 65534},
 		{ReadinessFile: "ready"}, {Limits: server.Limits{Queued: -1}},
 	} {
 		if _, err := server.New(b, o); err == nil {

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -19,9 +18,6 @@ type Options struct {
 	// PluginDirs are the directories in which a client's CNI_PATH may choose: those of the
 	// Backend's. Without any, a client's CNI_PATH does not count.
 	PluginDirs []string
-	// Override is a JSON object, whose fields replace those of every configuration that a
-	// client sends. It may not have prevResult, nor the attachments of a GC.
-	Override json.RawMessage
 	// ReadinessFile holds ADDs back until a file exists, as the readinessIndicatorFile
 	// of a client's configuration does for that client's: typically the configuration of
 	// the cluster's default network. STATUS returns code 50 while it is missing.
@@ -101,26 +97,6 @@ func orDefault[T comparable](value, otherwise T) T {
 		return otherwise
 	}
 	return value
-}
-
-// neverOverridden are fields in which a call says what it is about.
-var neverOverridden = []string{"prevResult", "cni.dev/valid-attachments", "cni.dev/attachments"}
-
-// parseOverride returns the fields of Options.Override.
-func parseOverride(override json.RawMessage) (map[string]json.RawMessage, error) {
-	if len(override) == 0 {
-		return nil, nil
-	}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(override, &fields); err != nil {
-		return nil, fmt.Errorf("override: %w", err)
-	}
-	for _, name := range neverOverridden {
-		if _, has := fields[name]; has {
-			return nil, fmt.Errorf("override: %s is of the call", name)
-		}
-	}
-	return fields, nil
 }
 
 // cleanDirs returns absolute directories in their shortest form.

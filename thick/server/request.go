@@ -31,11 +31,7 @@ func (s *Server) check(r *wire.Request) (*call, error) {
 	if c.verb == wire.Version {
 		return c, nil
 	}
-	config, err := override(r.Config, s.override)
-	if err != nil {
-		return nil, err
-	}
-	conf, invalid := wire.ParseConf(c.verb, config)
+	conf, invalid := wire.ParseConf(c.verb, r.Config)
 	if invalid != nil {
 		return nil, invalid
 	}
@@ -43,7 +39,7 @@ func (s *Server) check(r *wire.Request) (*call, error) {
 	c.Request = Request{
 		ContainerID: args.ContainerID, NetNS: args.NetNS, IfName: args.IfName,
 		Args: args.Args, Pod: Pod(args.Pod), PluginDirs: within(s.pluginDirs, args.Path),
-		Config: config, Network: conf.Name, CNIVersion: conf.CNIVersion, Valid: conf.Valid,
+		Config: json.RawMessage(r.Config), Network: conf.Name, CNIVersion: conf.CNIVersion, Valid: conf.Valid,
 	}
 	if c.verb == wire.Add {
 		c.Began = s.now()
@@ -70,21 +66,6 @@ func within(dirs, paths []string) []string {
 		}
 	}
 	return found
-}
-
-// override replaces fields of a configuration. Without any it returns the same bytes.
-func override(config []byte, fields map[string]json.RawMessage) ([]byte, error) {
-	if len(fields) == 0 {
-		return config, nil
-	}
-	var merged map[string]json.RawMessage
-	if err := json.Unmarshal(config, &merged); err != nil || merged == nil {
-		return nil, types.NewError(types.ErrDecodingFailure, "network configuration: not a JSON object", "")
-	}
-	for name, value := range fields {
-		merged[name] = value
-	}
-	return json.Marshal(merged)
 }
 
 // findUID completes the pod of a call in Kubernetes mode. DEL goes on without: the pod may

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,7 +18,6 @@ type Server struct {
 	backend    Backend
 	options    Options
 	limits     Limits
-	override   map[string]json.RawMessage
 	pluginDirs []string
 	logger     *slog.Logger
 	http       *http.Server
@@ -44,9 +42,6 @@ func New(b Backend, o Options) (*Server, error) {
 	}
 	var err error
 	if s.limits, err = o.Limits.withDefaults(); err != nil {
-		return nil, fmt.Errorf("server: %w", err)
-	}
-	if s.override, err = parseOverride(o.Override); err != nil {
 		return nil, fmt.Errorf("server: %w", err)
 	}
 	if s.pluginDirs, err = cleanDirs(o.PluginDirs); err != nil {
