@@ -29,13 +29,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	o := &Observation{Path: known(r.URL.Path, wire.PathCNI, wire.PathHealth, wire.PathReady)}
 	o.Method = known(r.Method, http.MethodGet, http.MethodPost)
 	if o.Path == wire.PathCNI {
+		defer s.running.begin()() // until it is answered
 		ctx, cancel := context.WithCancelCause(r.Context())
 		defer cancel(nil)
-		defer s.running.begin(cancel)() // until it is answered
+		defer context.AfterFunc(s.alive, func() { cancel(context.Cause(s.alive)) })()
 		r = r.WithContext(ctx)
-	}
-	if err := supported(http.NewResponseController(w).SetReadDeadline(start.Add(s.limits.Transfer))); err != nil {
-		s.logger.Warn("limit the time of a client", "error", err) // it has gone
 	}
 	body, contentType := s.route(o, w, r)
 	err := s.write(w, o.Status, contentType, body)
@@ -162,8 +160,8 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) (*wire.Request, in
 	}
 	request, err := wire.DecodeRequest(r.Body, s.limits.Request)
 	if err == nil {
-		// It ends the time that ServeHTTP gives the client: net/http notices by a read that
-		// the client has gone, and must not take a deadline for that.
+		// It ends ReadTimeout: net/http notices by a read that the client has gone, and must
+		// not take a deadline for that.
 		err = supported(http.NewResponseController(w).SetReadDeadline(time.Time{}))
 	}
 	if err != nil {

@@ -266,17 +266,15 @@ func (q *Queue) setAside(file string, why error) error {
 
 // order compares the moments of two entries. Earlier boots have no order among themselves.
 func (m Moment) order(other Moment, boot string) int {
-	if m.Boot != other.Boot {
-		return cmp.Or(cmp.Compare(rank(m, boot), rank(other, boot)), cmp.Compare(m.Boot, other.Boot))
-	}
-	return cmp.Compare(m.Nanos, other.Nanos)
-}
-
-func rank(m Moment, boot string) int {
-	if m.Boot == boot {
+	switch {
+	case m.Boot == other.Boot:
+		return cmp.Compare(m.Nanos, other.Nanos)
+	case m.Boot == boot:
 		return 1
+	case other.Boot == boot:
+		return -1
 	}
-	return 0
+	return cmp.Compare(m.Boot, other.Boot)
 }
 
 // ignore returns err unless it is the other.
