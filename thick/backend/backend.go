@@ -84,18 +84,17 @@ type Backend struct {
 	options Options
 }
 
-var (
-	_ server.Delegator = (*Backend)(nil)
-	_ server.Ledger    = (*Backend)(nil)
-)
+var _ server.Ledger = (*Backend)(nil)
 
 // Keys of the metadata by which attachments of a request are found. Attachments without
 // them are not this package's.
 const (
-	keyNetwork  = "server.network" // that of the Request
-	keyIfName   = "server.interface"
-	keyBegan    = "server.began"
-	keyDelegate = "server.delegate" // by DelegateAdd
+	keyNetwork = "server.network" // that of the Request
+	keyIfName  = "server.interface"
+	keyBegan   = "server.began"
+	// keyDelegate is of interfaces that earlier versions attached beside those of Adds.
+	// They are detached with the last Add of their container.
+	keyDelegate = "server.delegate"
 )
 
 // Add attaches the networks of a request.
@@ -104,7 +103,7 @@ func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, err
 	if err != nil {
 		return nil, refused(err)
 	}
-	result, err := b.setUp(ctx, r, all, false)
+	result, err := b.setUp(ctx, r, all)
 	if err == nil && b.options.OnStatus != nil {
 		err = b.options.OnStatus(ctx, r, statusOf(all, result))
 		if err != nil {
@@ -119,13 +118,10 @@ func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, err
 }
 
 // setUp attaches networks in order.
-func (b *Backend) setUp(ctx context.Context, r *server.Request, all []network, delegate bool) (*cni.Result, error) {
+func (b *Backend) setUp(ctx context.Context, r *server.Request, all []network) (*cni.Result, error) {
 	metadata := map[string]string{keyNetwork: r.Network, keyIfName: r.IfName}
 	if r.Began != "" {
 		metadata[keyBegan] = r.Began
-	}
-	if delegate {
-		metadata[keyDelegate] = "true"
 	}
 	result, err := b.runtime.SetupSerially(ctx, r.ContainerID, r.NetNS, options(r, all, cni.WithMetadata(metadata))...)
 	if err != nil {
@@ -205,24 +201,23 @@ func invalid(format string, args ...any) error {
 
 // Del detaches the networks of a request, by the record.
 func (b *Backend) Del(ctx context.Context, r *server.Request) error {
-	mine, others, err := b.recorded(r.ContainerID, func(a cni.Attachment) bool { return isOf(a, r) })
+	mine, others, err := b.recorded(r)
 	if err != nil {
 		return refused(err)
 	}
-	if len(mine) > 0 && !slices.ContainsFunc(others, func(a cni.Attachment) bool { return a.Metadata[keyNetwork] != "" && a.Metadata[keyDelegate] == "" }) {
-		// The last request of the container takes along what was attached beside it.
+	if len(mine) > 0 && !slices.ContainsFunc(others, isAdds) {
 		for _, a := range others {
 			if a.Metadata[keyDelegate] != "" {
 				mine = append(mine, a)
 			}
 		}
 	}
-	return refused(b.remove(ctx, r, mine, len(others) > 0, b.inRequest))
+	return refused(b.remove(ctx, r, mine, len(others) > 0))
 }
 
 // remove detaches attachments. A container that is not on record is detached from the
 // networks in the request.
-func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Attachment, others bool, networks func(*server.Request) ([]network, error)) error {
+func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Attachment, others bool) error {
 	if len(mine) > 0 {
 		err := b.runtime.Remove(ctx, r.ContainerID, r.NetNS, named(mine)...)
 		if errors.Is(err, cni.ErrNotFound) && !errors.As(err, new(*cni.Error)) {
@@ -233,7 +228,7 @@ func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Atta
 	if others {
 		return nil
 	}
-	all, err := networks(r)
+	all, err := b.inRequest(r)
 	if err != nil || len(all) == 0 {
 		return err
 	}
@@ -247,11 +242,7 @@ func (b *Backend) remove(ctx context.Context, r *server.Request, mine []cni.Atta
 
 // Check checks the networks of a request, by the record.
 func (b *Backend) Check(ctx context.Context, r *server.Request) error {
-	return b.check(ctx, r, func(a cni.Attachment) bool { return isOf(a, r) })
-}
-
-func (b *Backend) check(ctx context.Context, r *server.Request, of func(cni.Attachment) bool) error {
-	mine, _, err := b.recorded(r.ContainerID, of)
+	mine, _, err := b.recorded(r)
 	if err == nil && len(mine) == 0 {
 		err = fmt.Errorf("interface %s of network %q: %w", r.IfName, r.Network, cni.ErrNotAttached)
 	}
@@ -294,21 +285,22 @@ func (b *Backend) Status(ctx context.Context, r *server.Request) error {
 	return refused(b.runtime.StatusOf(ctx, configs...))
 }
 
-// isOf reports whether an attachment was made by an Add for the interface of a request.
-func isOf(a cni.Attachment, r *server.Request) bool {
-	return a.Metadata[keyNetwork] == r.Network && a.Metadata[keyIfName] == r.IfName && a.Metadata[keyDelegate] == ""
+// isAdds reports whether an attachment was made by an Add.
+func isAdds(a cni.Attachment) bool {
+	return a.Metadata[keyNetwork] != "" && a.Metadata[keyDelegate] == ""
 }
 
-// recorded returns the attachments of a container on record, those that are meant apart.
-func (b *Backend) recorded(id string, meant func(cni.Attachment) bool) (mine, others []cni.Attachment, err error) {
-	all, err := b.runtime.Attachments(id)
+// recorded returns the attachments on record of the container of a request, those that an
+// Add for the same interface has made apart.
+func (b *Backend) recorded(r *server.Request) (mine, others []cni.Attachment, err error) {
+	all, err := b.runtime.Attachments(r.ContainerID)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, a := range all {
 		switch {
 		case a.State == cni.Unknown:
-		case meant(a):
+		case isAdds(a) && a.Metadata[keyNetwork] == r.Network && a.Metadata[keyIfName] == r.IfName:
 			mine = append(mine, a)
 		default:
 			others = append(others, a)
@@ -333,7 +325,7 @@ func (b *Backend) Attachments(context.Context) ([]server.Attachment, error) {
 	}
 	var found []server.Attachment
 	for _, a := range all {
-		if a.Metadata[keyNetwork] == "" || a.Metadata[keyDelegate] != "" {
+		if !isAdds(a) {
 			continue
 		}
 		one := server.Attachment{

@@ -315,6 +315,15 @@ func TestAnnotationsThatCannotBeServed(t *testing.T) {
 	expect.Same(t, "recorded", len(s.recorded()), 0)
 }
 
+// plug attaches an interface as an earlier version did beside those of Adds.
+func (s *stage) plug(id string) {
+	s.T.Helper()
+	metadata := map[string]string{"server.network": "hot", "server.interface": "hot0", "server.delegate": "true"}
+	expect.Value(s.runtime.Setup(s.T.Context(), id, s.paths[id], cni.WithMetadata(metadata),
+		cni.WithNetworkConfig([]byte(`{"cniVersion": "1.1.0", "name": "hot", "type": "r"}`), cni.WithInterfaceName("hot0"))))(s.T)
+	s.AddLink(id, "hot0")
+}
+
 // TestDelIsForOneInterface: another request for the container, and what others have made,
 // stays.
 func TestDelIsForOneInterface(t *testing.T) {
@@ -326,9 +335,7 @@ func TestDelIsForOneInterface(t *testing.T) {
 		expect.Value(b.Add(t.Context(), r))(t)
 		s.AddLink("c1", r.IfName)
 	}
-	plugged := s.request("c1", "hot0", `{"cniVersion": "1.1.0", "name": "hot", "type": "r"}`)
-	expect.Value(b.DelegateAdd(t.Context(), plugged, nil))(t)
-	s.AddLink("c1", "hot0")
+	s.plug("c1")
 	expect.Value(s.Runtime(cni.WithOwner("them")).Setup(t.Context(), "c1", first.NetNS,
 		cni.WithNetworkConfig([]byte(`{"cniVersion": "1.1.0", "name": "theirs", "type": "r"}`), cni.WithInterfaceName("eth9"))))(t)
 	s.AddLink("c1", "eth9")
@@ -343,45 +350,6 @@ func TestDelIsForOneInterface(t *testing.T) {
 	expect.NoError(t, b.Del(t.Context(), second))
 	expect.Same(t, "the last takes along what was plugged", s.Took(), []string{"DEL r c1/hot0", "DEL q c1/eth1"})
 	expect.Same(t, "others'", s.recorded(), []string{"c1/eth9 theirs"})
-}
-
-func TestDelegateAttachesToALivingContainer(t *testing.T) {
-	s := newStage(t)
-	b := backend.New(s.runtime, backend.Options{})
-	pod := s.request("c1", "eth0", delegating("node", delegate("cluster", "p"), delegate("more", "q")))
-	expect.Value(b.Add(t.Context(), pod))(t)
-	s.AddLink("c1", "eth0")
-	s.AddLink("c1", "net1")
-	s.Took()
-	hot := s.request("c1", "net2", `{"cniVersion": "1.1.0", "name": "hot", "plugins": [{"type": "r", "capabilities": {"ips": true}}]}`)
-	got, err := b.DelegateAdd(t.Context(), hot, &server.InterfaceAttributes{
-		IPs: []string{"10.0.2.1/24"}, MAC: "02:00:00:00:00:01", CNIArgs: map[string]json.RawMessage{"k": json.RawMessage("1")},
-	})
-	expect.Same(t, "result", addresses(t, got, err), []string{"10.0.2.1/24"})
-	calls := s.TakeCalls()
-	expect.Same(t, "calls", testhost.Rendered(calls), []string{"ADD r c1/net2"})
-	request := testhost.Request(t, calls[0])
-	expect.Same(t, "attributes", calls[0].Args+request["args"]+request["runtimeConfig"],
-		`IgnoreUnknown=true;MAC=02:00:00:00:00:01{"cni":{"k":1}}{"ips":["10.0.2.1/24"]}`)
-	s.AddLink("c1", "net2")
-	expect.NoError(t, b.DelegateCheck(t.Context(), hot))
-	_, err = b.DelegateAdd(t.Context(), hot, nil)
-	expect.Same(t, "twice", code(t, err), uint(999))
-	_, err = b.DelegateAdd(t.Context(), hot, &server.InterfaceAttributes{MAC: "x"})
-	expect.Same(t, "a bad MAC", code(t, err), types.ErrInvalidEnvironmentVariables)
-	_, err = b.DelegateAdd(t.Context(), s.request("c1", "net3", delegating("node", delegate("", "p"))), nil)
-	expect.Same(t, "delegates", code(t, err), types.ErrInvalidNetworkConfig)
-	expect.NoError(t, b.DelegateDel(t.Context(), hot))
-	expect.Same(t, "checked and detached", s.Took(), []string{"CHECK r c1/net2", "DEL r c1/net2"})
-	expect.Same(t, "detached", code(t, b.DelegateCheck(t.Context(), hot)), types.ErrUnknownContainer)
-	expect.NoError(t, b.DelegateDel(t.Context(), hot))
-	expect.NoError(t, b.DelegateDel(t.Context(), s.request("c1", "net1", `{"cniVersion": "1.1.0", "name": "more", "type": "q"}`)))
-	expect.NoError(t, b.Check(t.Context(), pod))
-	expect.Same(t, "one of the ADD's", s.Took(), []string{"DEL q c1/net1", "CHECK p c1/eth0"})
-	expect.NoError(t, b.Del(t.Context(), pod))
-	s.Took()
-	expect.NoError(t, b.DelegateDel(t.Context(), hot))
-	expect.Same(t, "without a record", s.Took(), []string{"DEL r c1/net2"})
 }
 
 func (s *stage) gc(b *backend.Backend, config string, valid ...string) {
@@ -417,9 +385,7 @@ func TestGCIsByPairsOfContainerAndInterface(t *testing.T) {
 		add(id, "eth1", other)
 	}
 	for _, id := range []string{"c2", "c3"} {
-		hot := s.request(id, "hot0", `{"cniVersion": "1.1.0", "name": "hot", "type": "r"}`)
-		expect.Value(b.DelegateAdd(t.Context(), hot, nil))(t)
-		s.AddLink(id, "hot0")
+		s.plug(id)
 	}
 	them := s.Runtime(cni.WithOwner("them"))
 	expect.Value(backend.New(them, backend.Options{}).Add(t.Context(), s.request("c4", "eth0", node)))(t)

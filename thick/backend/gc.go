@@ -53,7 +53,7 @@ func keepIf(before []cni.Attachment, r *server.Request) func(cni.Attachment) boo
 	gone := map[key]cni.Attachment{}
 	stays, had := map[string]bool{}, map[string]bool{} // containers with valid attachments, and with any of Adds
 	for _, a := range before {
-		if a.Metadata[keyNetwork] == "" || a.Metadata[keyDelegate] != "" {
+		if !isAdds(a) {
 			continue
 		}
 		had[a.ContainerID] = true
@@ -64,7 +64,7 @@ func keepIf(before []cni.Attachment, r *server.Request) func(cni.Attachment) boo
 			gone[key{a.ContainerID, a.IfName}] = a
 		}
 	}
-	for _, a := range before { // what was attached beside Adds goes with the last of them
+	for _, a := range before {
 		if a.Metadata[keyDelegate] != "" && had[a.ContainerID] && !stays[a.ContainerID] {
 			gone[key{a.ContainerID, a.IfName}] = a
 		}

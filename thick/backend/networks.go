@@ -26,9 +26,6 @@ type network struct {
 	runtime    map[string]json.RawMessage // runtimeConfig: capabilities of the default network
 
 	selection multinet.Selection
-	ips       []string
-	mac       string
-	cniArgs   map[string]json.RawMessage
 	routes    routes
 }
 
@@ -213,7 +210,6 @@ func (b *Backend) annotated(ctx context.Context, r *server.Request, value string
 		all = append(all, network{
 			name: s.Network(), network: name, config: completed, selection: s,
 			ifName: cmp.Or(s.Interface, fmt.Sprintf("net%d", extra+i+1)),
-			ips:    s.AddressList(), mac: s.MAC, cniArgs: s.CNIArgs,
 		})
 	}
 	return all, nil
@@ -242,23 +238,23 @@ func (n *network) option() cni.NamespaceOpts {
 // are capabilities; a network whose plugins declare none gets them in CNI_ARGS, as from
 // Multus. Of the others a network gets those that it declares, again as from Multus.
 func (n *network) attributes() (opts []cni.NamespaceOpts) {
-	declared := declares(n.config)
+	s, declared := n.selection, declares(n.config)
+	ips := s.AddressList()
 	switch {
-	case len(n.ips) > 0 && declared["ips"]:
-		opts = append(opts, cni.WithCapabilityIPs(n.ips...))
-	case len(n.ips) > 0:
-		opts = append(opts, cni.WithArgs("IP", strings.Join(n.ips, ",")))
+	case len(ips) > 0 && declared["ips"]:
+		opts = append(opts, cni.WithCapabilityIPs(ips...))
+	case len(ips) > 0:
+		opts = append(opts, cni.WithArgs("IP", strings.Join(ips, ",")))
 	}
 	switch {
-	case n.mac != "" && declared["mac"]:
-		opts = append(opts, cni.WithCapabilityMAC(n.mac))
-	case n.mac != "":
-		opts = append(opts, cni.WithArgs("MAC", n.mac))
+	case s.MAC != "" && declared["mac"]:
+		opts = append(opts, cni.WithCapabilityMAC(s.MAC))
+	case s.MAC != "":
+		opts = append(opts, cni.WithArgs("MAC", s.MAC))
 	}
-	for key, value := range n.cniArgs {
+	for key, value := range s.CNIArgs {
 		opts = append(opts, cni.WithConfigArgs(key, value))
 	}
-	s := n.selection
 	if s.InfinibandGUID != "" {
 		opts = append(opts, cni.WithCapability("infinibandGUID", s.InfinibandGUID))
 	}

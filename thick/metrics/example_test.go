@@ -2,6 +2,7 @@ package metrics_test
 
 import (
 	"fmt"
+	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
@@ -14,31 +15,37 @@ import (
 	"github.com/embedcni/cni/thick/server"
 )
 
-// A daemon serves its metrics beside its calls, on the same socket.
+// A daemon serves its metrics beside its calls, at an address of their own.
 func Example() {
 	registry := prometheus.NewRegistry()
 	m, err := metrics.New(registry)
 	if err != nil {
 		log.Fatal(err)
 	}
-	other := http.NewServeMux()
-	other.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	s, err := server.New(full{}, server.Options{Observe: m.Request, Other: other})
+	s, err := server.New(full{}, server.Options{Observe: m.Request})
 	if err != nil {
 		log.Fatal(err)
 	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	scraped := httptest.NewServer(mux) // in a daemon an http.Server with the address that is scraped
+	defer scraped.Close()
 
-	// What clients ask for: here without the socket, which Listen makes.
-	ask := func(method, path, body string) *httptest.ResponseRecorder {
-		w := httptest.NewRecorder()
-		s.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
-		return w
-	}
-	ask(http.MethodPost, "/cni", `{
+	// What a client asks for: here without the socket, which Listen makes.
+	s.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/cni", strings.NewReader(`{
 		"env":    {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "web", "CNI_NETNS": "/run/netns/web"},
 		"config": {"cniVersion": "1.1.0", "name": "podnet", "type": "shim"}
-	}`)
-	for line := range strings.Lines(ask(http.MethodGet, "/metrics", "").Body.String()) {
+	}`)))
+	answer, err := http.Get(scraped.URL + "/metrics")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
 		if name, _, _ := strings.Cut(line, "{"); strings.HasSuffix(name, "_total") {
 			fmt.Print(line)
 		}

@@ -5,9 +5,11 @@
 //	m, err := metrics.New(prometheus.DefaultRegisterer)
 //	rt, err := cni.New(cni.WithObserver(m.Plugin))
 //	err = m.Attachments(rt.Attachments)
+//	s, err := server.New(backend, server.Options{Observe: m.Request})
 //	mux := http.NewServeMux()
 //	mux.Handle("/metrics", promhttp.Handler())
-//	s, err := server.New(backend, server.Options{Observe: m.Request, Other: mux}) // on the same socket
+//	scraped := &http.Server{Addr: "localhost:9100", Handler: mux, ReadHeaderTimeout: time.Second}
+//	go func() { log.Print(scraped.ListenAndServe()) }()
 //
 // The metrics:
 //

@@ -2,7 +2,6 @@ package multus
 
 import (
 	"bytes"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -17,16 +16,6 @@ import (
 func newCall(body string) []byte {
 	return fmt.Appendf(nil, "POST /cni HTTP/1.1\r\nHost: dummy\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
 		len(body), body)
-}
-
-// delegateCall is a request for a further interface of the pod, as a controller sends it.
-func delegateCall(verb string) []byte {
-	config := `{"cniVersion":"1.1.0","name":"hot","type":"scripted"}`
-	body := fmt.Sprintf(`{"env":{"CNI_ARGS":"K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_UID=%s","CNI_COMMAND":%q,`+
-		`"CNI_CONTAINERID":%q,"CNI_IFNAME":"net1","CNI_NETNS":%q},"config":%q,`+
-		`"interfaceAttributes":{"ips":["10.9.0.77/24"],"mac":"02:00:00:00:00:77","cni-args":{"a":"b"}}}`,
-		podNamespace, podName, podUID, verb, containerID, podNetNS, base64.StdEncoding.EncodeToString([]byte(config)))
-	return bytes.Replace(newCall(body), []byte("/cni"), []byte("/delegate"), 1)
 }
 
 // answers are requests to a daemon, and the file of testdata that has Multus' answer. They
@@ -52,9 +41,6 @@ func answers(t *testing.T, version string) []exchanged {
 		{"no-arguments", newCall(`{"env":{"CNI_COMMAND":"ADD","CNI_CONTAINERID":"c","CNI_NETNS":"/n"},"config":"e30="}`), nil},
 		{"no-pod", newCall(`{"env":{"CNI_COMMAND":"ADD","CNI_CONTAINERID":"c","CNI_NETNS":"/n","CNI_ARGS":"A=1"},"config":"e30="}`), nil},
 		{"no-namespace", newCall(`{"env":{"CNI_COMMAND":"DEL","CNI_CONTAINERID":"c","CNI_ARGS":"A=1"},"config":"e30="}`), nil},
-		{"delegate-add", delegateCall("ADD"), nil},
-		{"delegate-del", delegateCall("DEL"), nil},
-		{"delegate-gc", delegateCall("GC"), nil},
 		{"get", plain("GET", "/cni"), nil},
 		{"readyz", plain("GET", "/readyz"), nil}, // later versions have it
 		{"healthz", plain("GET", "/healthz"), nil},

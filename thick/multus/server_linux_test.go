@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -18,14 +17,14 @@ import (
 // scriptedBackend attaches nothing. It answers ADD as the scripted plugin does, unless fail
 // has an error for the verb.
 type scriptedBackend struct {
-	servertest.Delegator
+	servertest.Backend
 	fail func(ctx context.Context, verb string) error
 }
 
 func newScripted() *scriptedBackend {
 	b := &scriptedBackend{fail: func(context.Context, string) error { return nil }}
 	b.Do = func(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
-		if err := b.fail(ctx, verb); err != nil || !strings.HasSuffix(verb, "ADD") {
+		if err := b.fail(ctx, verb); err != nil || verb != "ADD" {
 			return nil, err
 		}
 		return create.CreateFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0",

@@ -180,7 +180,7 @@ func TestOursAnswersLikeMultus(t *testing.T) {
 	b.fail = func(_ context.Context, name string) error { return verb[name] }
 	serve(t, b)
 	codes := map[string]uint{
-		"add-fails": 11, "status-fails": 51, "no-body": types.ErrDecodingFailure, "delegate-gc": types.ErrInvalidEnvironmentVariables,
+		"add-fails": 11, "status-fails": 51, "no-body": types.ErrDecodingFailure,
 		"no-command": types.ErrInvalidEnvironmentVariables, "unknown-command": types.ErrInvalidEnvironmentVariables,
 		"no-arguments": types.ErrInvalidEnvironmentVariables, "no-pod": types.ErrInvalidEnvironmentVariables,
 		"no-namespace": types.ErrInvalidEnvironmentVariables,

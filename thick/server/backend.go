@@ -39,19 +39,6 @@ type Backend interface {
 	Status(context.Context, *Request) error
 }
 
-// Delegator is a Backend that also attaches single interfaces to living containers, and
-// detaches them, whatever else the container has. Its calls come by /delegate, and have
-// their configuration from the client.
-type Delegator interface {
-	Backend
-	// DelegateAdd attaches the interface with the requested attributes, which may be nil.
-	DelegateAdd(context.Context, *Request, *InterfaceAttributes) (types.Result, error)
-	// DelegateDel detaches the interface. Unlike after a DEL, the container goes on.
-	DelegateDel(context.Context, *Request) error
-	// DelegateCheck returns nil if the interface is as DelegateAdd left it.
-	DelegateCheck(context.Context, *Request) error
-}
-
 // Ledger is a Backend that remembers what it has attached: a DEL that was queued while
 // there was no daemon must not end what has been attached since.
 type Ledger interface {
@@ -83,8 +70,8 @@ type Request struct {
 	// PluginDirs are the directories of the client's CNI_PATH that are among the plugin
 	// directories of the daemon, or below one, in the client's order.
 	PluginDirs []string
-	// Config is the configuration, to the byte as the client sent it, unless
-	// the daemon overrides fields of it. It has a valid name and version.
+	// Config is the configuration, to the byte as the client sent it. It has a valid name
+	// and version.
 	Config     json.RawMessage
 	Network    string // its name
 	CNIVersion string // its cniVersion; "0.1.0" if it has none
@@ -103,11 +90,4 @@ type Pod struct {
 	InfraContainerID string // K8S_POD_INFRA_CONTAINER_ID
 	// UID is K8S_POD_UID, or found by the daemon. DEL may lack it: the pod may be gone.
 	UID string
-}
-
-// InterfaceAttributes are requests for one interface, beside its configuration.
-type InterfaceAttributes struct {
-	IPs     []string                   // addresses, with or without a prefix length
-	MAC     string                     // a hardware address
-	CNIArgs map[string]json.RawMessage // args.cni of the configuration
 }

@@ -20,13 +20,10 @@ type DrainReport struct {
 	// Dropped are those whose interface is detached already, or was attached after the
 	// DEL: Err has the reason.
 	Dropped []QueuedDel
-	// Failed stay in the queue for the next Drain. Err has the reason.
+	// Failed stay in the queue for the next Drain. Err has the reason. The interface stays
+	// on the Backend's record: once that is removed because the container is dead, the next
+	// Drain drops the DEL.
 	Failed []QueuedDel
-	// Refused have failed ten times in a day or more, and are not tried again. Each is
-	// reported once, and logged. Its file stays in the directory, with the extension
-	// .refused. The interface stays on the Backend's record, so that what ends dead
-	// containers by the record ends it too.
-	Refused []QueuedDel
 	// Unreadable is about files of the queue that could not be read, nil if there are
 	// none. A damaged file is set aside under another name, and reported once.
 	Unreadable error
@@ -86,7 +83,6 @@ func (s *Server) drainQueue(ctx context.Context, queue *delqueue.Queue) (*DrainR
 		report.Ended = append(report.Ended, d.Ended...)
 		report.Dropped = append(report.Dropped, d.Dropped...)
 		report.Failed = append(report.Failed, d.Failed...)
-		report.Refused = append(report.Refused, d.Refused...)
 	}
 	return report, nil
 }
@@ -130,31 +126,13 @@ func (d *drain) run(ctx context.Context) {
 			one.Err, to = err, &d.Dropped
 		} else if err != nil {
 			one.Err, to = err, &d.Failed
-			if ctx.Err() == nil { // it was tried in full
-				to, one.Err = d.failed(e, err)
-			}
 		}
-		if to != &d.Failed && to != &d.Refused {
+		if to != &d.Failed {
 			// An entry that stays matches no attachment any more.
 			one.Err = errors.Join(one.Err, d.queue.Remove(e))
 		}
 		*to = append(*to, one)
 	}
-}
-
-// failed notes that a DEL has failed, and returns the list for it.
-func (d *drain) failed(e *delqueue.Entry, why error) (*[]QueuedDel, error) {
-	now, err := delqueue.Now()
-	refused := false
-	if err == nil {
-		refused, err = d.queue.Failed(e, now)
-	}
-	if !refused {
-		return &d.Failed, errors.Join(why, err)
-	}
-	d.logger.Error("a queued DEL is not tried any more", "container", e.Env["CNI_CONTAINERID"], "interface", e.Env["CNI_IFNAME"],
-		"network", e.Network, "tries", e.Tries+1, "error", why)
-	return &d.Refused, why
 }
 
 // reason is why a DEL is dropped.
@@ -167,7 +145,7 @@ func (d *drain) del(ctx context.Context, e *delqueue.Entry) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	c, err := d.check(false, &wire.Request{Env: e.Env, Config: e.Config})
+	c, err := d.check(&wire.Request{Env: e.Env, Config: e.Config})
 	if err != nil {
 		return err
 	}

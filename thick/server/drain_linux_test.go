@@ -177,6 +177,21 @@ func TestDrainKeepsWhatFails(t *testing.T) {
 	wantDrained(t, drain(t, s, q), []string{"c2"}, nil, []string{"c3", "c4", "c/5"})
 }
 
+// TestDrainDropsWhatFailsOnceItIsRecovered: the DEL's interface is no longer on record.
+func TestDrainDropsWhatFailsOnceItIsRecovered(t *testing.T) {
+	l, q := newLedger(), newQueue(t)
+	s := newServer(t, l, server.Options{})
+	attach(t, s, "c1")
+	q.put(t, "c1")
+	l.Do = func(context.Context, string, *server.Request) (types.Result, error) { return nil, errors.New("no") }
+	for range 2 {
+		wantDrained(t, drain(t, s, q), nil, nil, []string{"c1"})
+	}
+	l.Attached = nil
+	wantDrained(t, drain(t, s, q), nil, []string{"c1"}, nil)
+	expect.Same(t, "left", q.left(t), 0)
+}
+
 // TestDrainOfADELWhosePathLeadsElsewhere: the Backend is not told the path.
 func TestDrainOfADELWhosePathLeadsElsewhere(t *testing.T) {
 	own := expect.Value(netns.CurrentID())(t)

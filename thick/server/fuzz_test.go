@@ -21,19 +21,19 @@ import (
 func FuzzServeHTTP(f *testing.F) {
 	for _, verb := range []string{"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "x"} {
 		f.Add("/cni", request(verb, "c1"))
-		f.Add("/delegate", request(verb, "c1", variable("CNI_ARGS", "A=B;C"), variable("CNI_PATH", "/opt/cni/bin/../..:/opt/cni/bin/a")))
+		f.Add("/cni", request(verb, "c1", variable("CNI_ARGS", "A=B;C"), variable("CNI_PATH", "/opt/cni/bin/../..:/opt/cni/bin/a")))
 	}
 	f.Add("/cni", request("GC", "", configured(`{"cniVersion":"1.1.0","name":"n","cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]}`)))
 	f.Add("/readyz", []byte("null"))
 	f.Fuzz(func(t *testing.T, path string, body []byte) {
-		d := &delegator{}
+		d := &backend{}
 		d.Do = func(_ context.Context, verb string, r *server.Request) (types.Result, error) {
 			checkRequest(t, verb, r)
 			return addressed("10.1.0.7/16"), nil
 		}
 		s := newServer(t, d, server.Options{
-			PluginDirs: []string{"/opt/cni/bin"}, Override: json.RawMessage(`{"x":1}`),
-			Limits: server.Limits{Request: 1 << 14, Deadline: 1}, // a readiness file is not waited for
+			PluginDirs: []string{"/opt/cni/bin"},
+			Limits:     server.Limits{Request: 1 << 14, Deadline: 1}, // a readiness file is not waited for
 		})
 		r := httptest.NewRequest(http.MethodPost, "/", bytes.NewReader(body))
 		r.URL.Path = path
@@ -59,7 +59,7 @@ func checkRequest(t *testing.T, verb string, r *server.Request) {
 	if err := utils.ValidateNetworkName(r.Network); err != nil {
 		t.Errorf("%s on network %q", verb, r.Network)
 	}
-	if !json.Valid(r.Config) || !strings.Contains(string(r.Config), `"x":1`) {
+	if !json.Valid(r.Config) {
 		t.Errorf("%s with configuration %s", verb, r.Config)
 	}
 	for _, dir := range r.PluginDirs {
@@ -76,7 +76,7 @@ func checkRequest(t *testing.T, verb string, r *server.Request) {
 	if err := utils.ValidateInterfaceName(r.IfName); err != nil {
 		t.Errorf("%s for interface %q", verb, r.IfName)
 	}
-	if !filepath.IsAbs(r.NetNS) && (r.NetNS != "" || !strings.HasSuffix(verb, "DEL")) {
+	if !filepath.IsAbs(r.NetNS) && (r.NetNS != "" || verb != "DEL") {
 		t.Errorf("%s in namespace %q", verb, r.NetNS)
 	}
 }

@@ -104,46 +104,25 @@ func (b *budget) give(n int64) {
 	b.left += n
 }
 
-// running are the calls that are being served.
+// running counts the calls that are being served.
 type running struct {
-	mu      sync.Mutex
-	last    int
-	cancels map[int]context.CancelCauseFunc
-	aborted error         // why all calls are cancelled; nil if they are not
-	idle    chan struct{} // closed when there is none, if somebody waits
+	mu    sync.Mutex
+	calls int
+	idle  chan struct{} // closed when there is none, if somebody waits
 }
 
-// begin notes a call, until end is called.
-func (r *running) begin(cancel context.CancelCauseFunc) (end func()) {
+// begin counts a call until end is called.
+func (r *running) begin() (end func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.aborted != nil {
-		cancel(r.aborted)
-	}
-	r.last++
-	id := r.last
-	if r.cancels == nil {
-		r.cancels = map[int]context.CancelCauseFunc{}
-	}
-	r.cancels[id] = cancel
+	r.calls++
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.cancels, id)
-		if len(r.cancels) == 0 && r.idle != nil {
+		if r.calls--; r.calls == 0 && r.idle != nil {
 			close(r.idle)
 			r.idle = nil
 		}
-	}
-}
-
-// abort cancels all calls, also those that begin later.
-func (r *running) abort(why error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.aborted = why
-	for _, cancel := range r.cancels {
-		cancel(why)
 	}
 }
 
@@ -151,7 +130,7 @@ func (r *running) abort(why error) {
 // ends.
 func (r *running) wait(ctx context.Context) int {
 	r.mu.Lock()
-	if len(r.cancels) == 0 {
+	if r.calls == 0 {
 		r.mu.Unlock()
 		return 0
 	}
@@ -166,6 +145,6 @@ func (r *running) wait(ctx context.Context) int {
 	case <-ctx.Done():
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return len(r.cancels)
+		return r.calls
 	}
 }

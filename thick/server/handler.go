@@ -19,37 +19,29 @@ import (
 // ServeHTTP answers one request. It does not know who asks: Serve does, and a program that
 // puts the handler behind a listener of its own must.
 //
-// The answer to /cni and /delegate has status 200 with the result of ADD or VERSION, or
+// The answer to /cni has status 200 with the result of ADD or VERSION, or
 // without a body; 400 with an error object, or with text if the error has no code; 413 for a
 // request that is too long; 503 with an error object of code 11 if the call never ran
 // because of a limit or a shutdown. /healthz is 200, and so is /readyz until a Shutdown
 // begins; then it is 500.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
-	o := &Observation{Path: known(r.URL.Path, wire.PathCNI, wire.PathDelegate, wire.PathHealth, wire.PathReady)}
+	o := &Observation{Path: known(r.URL.Path, wire.PathCNI, wire.PathHealth, wire.PathReady)}
 	o.Method = known(r.Method, http.MethodGet, http.MethodPost)
-	if o.Path == wire.PathCNI || o.Path == wire.PathDelegate {
+	if o.Path == wire.PathCNI {
+		defer s.running.begin()() // until it is answered
 		ctx, cancel := context.WithCancelCause(r.Context())
 		defer cancel(nil)
-		defer s.running.begin(cancel)() // until it is answered
+		defer context.AfterFunc(s.alive, func() { cancel(context.Cause(s.alive)) })()
 		r = r.WithContext(ctx)
-	}
-	defer func() { // also if Options.Other panics, which ends the connection alone
-		if o.Duration = time.Since(start); s.options.Observe != nil {
-			s.options.Observe(*o)
-		}
-	}()
-	if o.Path == "" && s.options.Other != nil {
-		s.serveOther(o, w, r)
-		return
-	}
-	if err := supported(http.NewResponseController(w).SetReadDeadline(start.Add(s.limits.Transfer))); err != nil {
-		s.logger.Warn("limit the time of a client", "error", err) // it has gone
 	}
 	body, contentType := s.route(o, w, r)
 	err := s.write(w, o.Status, contentType, body)
 	if o.Err == nil && err != nil {
 		o.Err = fmt.Errorf("answer: %w", err)
+	}
+	if o.Duration = time.Since(start); s.options.Observe != nil {
+		s.options.Observe(*o)
 	}
 }
 
@@ -67,7 +59,7 @@ func known(s string, values ...string) string {
 func (s *Server) route(o *Observation, w http.ResponseWriter, r *http.Request) (body []byte, contentType string) {
 	probe := o.Path == wire.PathHealth || o.Path == wire.PathReady
 	switch {
-	case o.Path == "", o.Path == wire.PathDelegate && !s.delegates:
+	case o.Path == "":
 		return plain(o, http.StatusNotFound)
 	case o.Method == "", o.Method == http.MethodGet && !probe:
 		return plain(o, http.StatusMethodNotAllowed)
@@ -125,7 +117,7 @@ func (s *Server) write(w http.ResponseWriter, status int, contentType string, bo
 	return supported(control.Flush())
 }
 
-// call serves a request of /cni or /delegate, and returns the body of a success.
+// call serves a request of /cni, and returns the body of a success.
 func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	request, size, err := s.read(w, r)
 	if err != nil {
@@ -133,7 +125,7 @@ func (s *Server) call(o *Observation, w http.ResponseWriter, r *http.Request) ([
 	}
 	defer s.bytes.give(size)
 	o.Verb = known(request.Env["CNI_COMMAND"], wire.Add, wire.Del, wire.Check, wire.GC, wire.Status, wire.Version)
-	c, err := s.check(o.Path == wire.PathDelegate, request)
+	c, err := s.check(request)
 	if err != nil {
 		return nil, err
 	}
@@ -168,8 +160,8 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) (*wire.Request, in
 	}
 	request, err := wire.DecodeRequest(r.Body, s.limits.Request)
 	if err == nil {
-		// It ends the time that ServeHTTP gives the client: net/http notices by a read that
-		// the client has gone, and must not take a deadline for that.
+		// It ends ReadTimeout: net/http notices by a read that the client has gone, and must
+		// not take a deadline for that.
 		err = supported(http.NewResponseController(w).SetReadDeadline(time.Time{}))
 	}
 	if err != nil {
@@ -214,16 +206,6 @@ func (s *Server) ask(ctx context.Context, c *call) (types.Result, error) {
 		return nil, err
 	}
 	b, r := s.backend, &c.Request
-	if d, ok := b.(Delegator); c.delegate && ok {
-		switch c.verb {
-		case wire.Add:
-			return d.DelegateAdd(ctx, r, c.attributes)
-		case wire.Del:
-			return nil, d.DelegateDel(ctx, r)
-		case wire.Check:
-			return nil, d.DelegateCheck(ctx, r)
-		}
-	}
 	switch c.verb {
 	case wire.Add:
 		return b.Add(ctx, r)

@@ -18,7 +18,6 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/thick/internal/delqueue"
-	"github.com/embedcni/cni/thick/internal/wire"
 	"github.com/embedcni/cni/thick/server"
 )
 
@@ -108,6 +107,8 @@ func TestRequestsAreRefusedBeforeTheBackendIsAsked(t *testing.T) {
 		"no pod":           {request("DEL", "c1", variable("CNI_ARGS", "A=B")), 4, "[K8S_POD_NAMESPACE,K8S_POD_NAME] missing"},
 		"no UID":           {request("ADD", "c1"), 4, "K8S_POD_UID"},
 		"no configuration": {request("DEL", "c1", configured("")), 6, "not a JSON object"},
+		"a list":           {request("DEL", "c1", configured("[]")), 6, "not a JSON object"},
+		"null":             {request("DEL", "c1", configured("null")), 6, "not a JSON object"},
 		"CHECK too early":  {request("CHECK", "c1", configured(`{"cniVersion":"0.3.1","name":"n"}`)), 1, "does not allow CHECK"},
 		"relative file":    {request("ADD", "c1", configured(`{"name":"n","readinessIndicatorFile":"ready"}`)), 7, "absolute path"},
 	} {
@@ -129,6 +130,8 @@ func TestRequestsAreRefusedBeforeTheBackendIsAsked(t *testing.T) {
 	}
 }
 
+// TestPathsAndMethods: the server has one of Multus' paths less, by which interfaces are
+// attached to living containers.
 func TestPathsAndMethods(t *testing.T) {
 	for path, want := range map[string][3]int{ // GET, POST, PUT
 		"/cni": {405, 400, 405}, "/delegate": {404, 404, 404}, "/healthz": {200, 200, 405}, "/readyz": {200, 200, 405},
@@ -143,44 +146,10 @@ func TestPathsAndMethods(t *testing.T) {
 	}
 }
 
-func TestDelegate(t *testing.T) {
-	d := &delegator{}
-	s := newServer(t, d, server.Options{})
-	attributes := func(r *wire.Request) {
-		r.Interface = &wire.InterfaceAttributes{IPs: []string{"10.0.0.9/24"}, MAC: "c2:b0:57:49:47:f1", CNIArgs: map[string]json.RawMessage{"n": json.RawMessage("9007199254740993")}}
-	}
-	success(t, post(s, "/delegate", request("ADD", "c1", variable("CNI_IFNAME", "net7"), attributes)), answered)
-	want := &server.InterfaceAttributes{IPs: []string{"10.0.0.9/24"}, MAC: "c2:b0:57:49:47:f1", CNIArgs: map[string]json.RawMessage{"n": json.RawMessage("9007199254740993")}}
-	if !reflect.DeepEqual(d.Last().Attributes, want) || d.Last().Request.IfName != "net7" {
-		t.Errorf("%+v for %s, want %+v", d.Last().Attributes, d.Last().Request.IfName, want)
-	}
-	success(t, post(s, "/delegate", request("ADD", "c1")), answered)
-	if d.Last().Attributes != nil {
-		t.Errorf("without attributes: %+v", d.Last().Attributes)
-	}
-	success(t, post(s, "/delegate", request("CHECK", "c1")), "")
-	success(t, post(s, "/delegate", request("DEL", "c1")), "")
-	success(t, post(s, "/delegate", request("STATUS", "")), "")
-	wanted := []string{"delegate ADD", "delegate ADD", "delegate CHECK", "delegate DEL", "STATUS"}
-	expect.Same(t, "the backend was asked for", d.Verbs(), wanted)
-	refused(t, post(s, "/delegate", request("GC", "")), 400, 4)
-	if got := refused(t, post(s, "/delegate", request("DEL", "c1", variable("CNI_IFNAME", ""))), 400, 4); !strings.Contains(got, "CNI_IFNAME") {
-		t.Errorf("without an interface: %s", got)
-	}
-}
-
-func TestOverride(t *testing.T) {
+func TestOptionsAreChecked(t *testing.T) {
 	b := &backend{}
-	s := newServer(t, b, server.Options{Override: json.RawMessage(`{"cniVersion":"1.0.0","large":9007199254740993}`)})
-	success(t, post(s, "/cni", request("ADD", "c1", configured(`{"name":"n","cniVersion":"0.4.0","kept":[1.0],"large":1}`))), answered)
-	if got, want := string(b.Last().Request.Config), `{"cniVersion":"1.0.0","kept":[1.0],"large":9007199254740993,"name":"n"}`; got != want || b.Last().Request.CNIVersion != "1.0.0" {
-		t.Errorf("%s, want %s", got, want)
-	}
-	refused(t, post(s, "/cni", request("ADD", "c1", configured(`[]`))), 400, 6)
-	refused(t, post(s, "/cni", request("ADD", "c1", configured(`null`))), 400, 6)
 	for _, o := range []server.Options{
-		{Override: json.RawMessage(`[]`)}, {Override: json.RawMessage(`{"prevResult":{}}`)},
-		{Override: json.RawMessage(`{"cni.dev/valid-attachments":[]}`)}, {PluginDirs: []string{"bin"}}, {UID: -1}, {UID: 65534},
+		{PluginDirs: []string{"bin"}}, {UID: -1}, {UID: 65534},
 		{ReadinessFile: "ready"}, {Limits: server.Limits{Queued: -1}},
 	} {
 		if _, err := server.New(b, o); err == nil {

@@ -17,10 +17,7 @@ import (
 	"github.com/embedcni/cni/thick/server"
 )
 
-type (
-	backend   = servertest.Backend
-	delegator = servertest.Delegator
-)
+type backend = servertest.Backend
 
 func addressed(cidr string) *types100.Result {
 	return servertest.Addressed("eth0", "/run/netns/c1", cidr)

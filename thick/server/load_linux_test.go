@@ -363,16 +363,3 @@ func descriptors(t testing.TB, kind string) (n int) {
 	}
 	return n
 }
-
-// TestOtherPathsHaveADeadline: a client that sends no body does not hold a handler that
-// waits for its context.
-func TestOtherPathsHaveADeadline(t *testing.T) {
-	ended := make(chan struct{}, 1)
-	other := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		<-r.Context().Done()
-		ended <- struct{}{}
-	})
-	d := serve(t, newHeld(), server.Options{Other: other, Limits: server.Limits{Deadline: time.Second}})
-	expect.Value(io.WriteString(d.dial(t), head("/profile", 10)))(t)
-	expect.Await(t, "the handler's end", ended)
-}

@@ -2,10 +2,8 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"path/filepath"
 	"time"
 
@@ -20,9 +18,6 @@ type Options struct {
 	// PluginDirs are the directories in which a client's CNI_PATH may choose: those of the
 	// Backend's. Without any, a client's CNI_PATH does not count.
 	PluginDirs []string
-	// Override is a JSON object, whose fields replace those of every configuration that a
-	// client sends. It may not have prevResult, nor the attachments of a GC.
-	Override json.RawMessage
 	// ReadinessFile holds ADDs back until a file exists, as the readinessIndicatorFile
 	// of a client's configuration does for that client's: typically the configuration of
 	// the cluster's default network. STATUS returns code 50 while it is missing.
@@ -34,10 +29,6 @@ type Options struct {
 	// runtimes do not send it. An error that is no *types.Error gets code 11, "try again
 	// later".
 	PodUID func(context.Context, Pod) (string, error)
-	// Other answers the requests for other paths than those of the server, such as
-	// /metrics, on the same socket and to the same users, each within Limits.Deadline. They
-	// do not wait for calls, and a Shutdown waits for them. Without it, they get status 404.
-	Other http.Handler
 	// Observe is called after each request, by the goroutine that served it.
 	Observe func(Observation)
 	// Logger receives refused clients and panics of the Backend; nil is
@@ -72,10 +63,10 @@ type Limits struct {
 // Observation is a request that was answered. Its strings, but for ContainerID, IfName
 // and Network, are of a few values each, so that they can be labels of metrics.
 type Observation struct {
-	Path   string // /cni, /delegate, /healthz or /readyz; empty if it is none of these
+	Path   string // /cni, /healthz or /readyz; empty if it is none of these
 	Method string // GET or POST; empty if it is neither
 	Status int    // of HTTP
-	// The rest is of /cni and /delegate.
+	// The rest is of /cni.
 	Verb        string // ADD, DEL, CHECK, GC, STATUS or VERSION; empty if the request names none
 	ContainerID string
 	IfName      string
@@ -106,26 +97,6 @@ func orDefault[T comparable](value, otherwise T) T {
 		return otherwise
 	}
 	return value
-}
-
-// neverOverridden are fields in which a call says what it is about.
-var neverOverridden = []string{"prevResult", "cni.dev/valid-attachments", "cni.dev/attachments"}
-
-// parseOverride returns the fields of Options.Override.
-func parseOverride(override json.RawMessage) (map[string]json.RawMessage, error) {
-	if len(override) == 0 {
-		return nil, nil
-	}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(override, &fields); err != nil {
-		return nil, fmt.Errorf("override: %w", err)
-	}
-	for _, name := range neverOverridden {
-		if _, has := fields[name]; has {
-			return nil, fmt.Errorf("override: %s is of the call", name)
-		}
-	}
-	return fields, nil
 }
 
 // cleanDirs returns absolute directories in their shortest form.

@@ -17,45 +17,29 @@ import (
 type call struct {
 	Request
 	verb          string
-	delegate      bool // it came by /delegate
-	attributes    *InterfaceAttributes
 	readinessFile string // of its configuration
 }
 
 // check returns the call that a client's request asks for. It asks nobody but the request
 // itself.
-func (s *Server) check(delegate bool, r *wire.Request) (*call, error) {
-	rules := wire.Rules{IfName: wire.DefaultIfName, Kubernetes: s.options.Kubernetes}
-	if delegate {
-		rules.IfName = "" // the container has an eth0 already, as a rule
-	}
-	args, invalid := rules.Parse(r.Env)
+func (s *Server) check(r *wire.Request) (*call, error) {
+	args, invalid := wire.Rules{IfName: wire.DefaultIfName, Kubernetes: s.options.Kubernetes}.Parse(r.Env)
 	if invalid != nil {
 		return nil, invalid
 	}
-	c := &call{verb: args.Command, delegate: delegate}
-	switch {
-	case delegate && (c.verb == wire.GC || c.verb == wire.Version):
-		return nil, types.NewError(types.ErrInvalidEnvironmentVariables, "invalid CNI_COMMAND", c.verb+" is not for "+wire.PathDelegate)
-	case c.verb == wire.Version:
+	c := &call{verb: args.Command}
+	if c.verb == wire.Version {
 		return c, nil
 	}
-	config, err := override(r.Config, s.override)
-	if err != nil {
-		return nil, err
-	}
-	conf, invalid := wire.ParseConf(c.verb, config)
+	conf, invalid := wire.ParseConf(c.verb, r.Config)
 	if invalid != nil {
 		return nil, invalid
-	}
-	if a := r.Interface; delegate && a != nil {
-		c.attributes = &InterfaceAttributes{IPs: a.IPs, MAC: a.MAC, CNIArgs: a.CNIArgs}
 	}
 	c.readinessFile = conf.ReadinessFile
 	c.Request = Request{
 		ContainerID: args.ContainerID, NetNS: args.NetNS, IfName: args.IfName,
 		Args: args.Args, Pod: Pod(args.Pod), PluginDirs: within(s.pluginDirs, args.Path),
-		Config: config, Network: conf.Name, CNIVersion: conf.CNIVersion, Valid: conf.Valid,
+		Config: json.RawMessage(r.Config), Network: conf.Name, CNIVersion: conf.CNIVersion, Valid: conf.Valid,
 	}
 	if c.verb == wire.Add {
 		c.Began = s.now()
@@ -82,21 +66,6 @@ func within(dirs, paths []string) []string {
 		}
 	}
 	return found
-}
-
-// override replaces fields of a configuration. Without any it returns the same bytes.
-func override(config []byte, fields map[string]json.RawMessage) ([]byte, error) {
-	if len(fields) == 0 {
-		return config, nil
-	}
-	var merged map[string]json.RawMessage
-	if err := json.Unmarshal(config, &merged); err != nil || merged == nil {
-		return nil, types.NewError(types.ErrDecodingFailure, "network configuration: not a JSON object", "")
-	}
-	for name, value := range fields {
-		merged[name] = value
-	}
-	return json.Marshal(merged)
 }
 
 // findUID completes the pod of a call in Kubernetes mode. DEL goes on without: the pod may

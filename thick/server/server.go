@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,10 +16,8 @@ import (
 // socket by Listen and Serve.
 type Server struct {
 	backend    Backend
-	delegates  bool // the backend is a Delegator
 	options    Options
 	limits     Limits
-	override   map[string]json.RawMessage
 	pluginDirs []string
 	logger     *slog.Logger
 	http       *http.Server
@@ -29,7 +26,10 @@ type Server struct {
 	bytes    budget
 	files    files
 	running  running
-	draining chan struct{} // closed when a Shutdown begins
+	conns    chan struct{}           // a token for each connection
+	alive    context.Context         // ends when a Shutdown gives up
+	abort    context.CancelCauseFunc // ends it
+	draining chan struct{}           // closed when a Shutdown begins
 	drain    sync.Once
 	giveUp   time.Duration
 }
@@ -43,12 +43,8 @@ func New(b Backend, o Options) (*Server, error) {
 	if s.logger == nil {
 		s.logger = slog.Default()
 	}
-	_, s.delegates = b.(Delegator)
 	var err error
 	if s.limits, err = o.Limits.withDefaults(); err != nil {
-		return nil, fmt.Errorf("server: %w", err)
-	}
-	if s.override, err = parseOverride(o.Override); err != nil {
 		return nil, fmt.Errorf("server: %w", err)
 	}
 	if s.pluginDirs, err = cleanDirs(o.PluginDirs); err != nil {
@@ -62,11 +58,18 @@ func New(b Backend, o Options) (*Server, error) {
 	}
 	s.gate = newGate(s.limits.Concurrent, s.limits.Queued, s.draining)
 	s.bytes.left = s.limits.Requests
+	s.conns = make(chan struct{}, 2*s.limits.Concurrent+s.limits.Queued+extra)
+	s.alive, s.abort = context.WithCancelCause(context.Background())
 	s.http = &http.Server{
-		Handler:           s,
-		ReadHeaderTimeout: s.limits.Transfer,
-		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn),
+		Handler:        s,
+		ReadTimeout:    s.limits.Transfer, // until a call has been read
+		MaxHeaderBytes: maxHeader,
+		ErrorLog:       slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn),
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateClosed {
+				<-s.conns
+			}
+		},
 	}
 	s.http.SetKeepAlivesEnabled(false) // a shim makes one call and ends
 	return s, nil
@@ -90,12 +93,7 @@ const (
 // knows no credentials. Connections beyond those that the limits need wait in the
 // kernel.
 func (s *Server) Serve(l net.Listener) error {
-	g := &guarded{
-		Listener: l, logger: s.logger, uid: s.options.UID,
-		tokens: make(chan struct{}, 2*s.limits.Concurrent+s.limits.Queued+extra),
-		closed: make(chan struct{}),
-	}
-	return s.http.Serve(g)
+	return s.http.Serve(&guarded{Listener: l, server: s, closed: make(chan struct{})})
 }
 
 // giveUp is how long a Shutdown waits for calls that it has cancelled.
@@ -118,7 +116,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		left = s.running.wait(ctx)
 	}
 	why := context.Cause(ctx)
-	s.running.abort(fmt.Errorf("the server shut down: %w", why))
+	s.abort(fmt.Errorf("the server shut down: %w", why))
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.giveUp)
 	defer cancel()
 	stuck := s.running.wait(late)
@@ -141,9 +139,7 @@ func (s *Server) isDraining() bool {
 // guarded accepts a limited number of connections, of users that may call.
 type guarded struct {
 	net.Listener
-	logger *slog.Logger
-	uid    int
-	tokens chan struct{} // one for each connection
+	server *Server
 	closed chan struct{}
 	once   sync.Once
 }
@@ -152,21 +148,21 @@ type guarded struct {
 func (g *guarded) Accept() (net.Conn, error) {
 	for {
 		select {
-		case g.tokens <- struct{}{}:
+		case g.server.conns <- struct{}{}:
 		case <-g.closed:
 			return nil, net.ErrClosed
 		}
 		conn, err := g.Listener.Accept()
 		if err != nil {
-			<-g.tokens
+			<-g.server.conns
 			return nil, err
 		}
 		who, err := peerOf(conn)
-		if err == nil && (who.uid == 0 || who.uid == g.uid) {
-			return &tokenConn{Conn: conn, tokens: g.tokens}, nil
+		if err == nil && (who.uid == 0 || who.uid == g.server.options.UID) {
+			return conn, nil
 		}
-		g.logger.Warn("refused a client", "uid", who.uid, "pid", who.pid, "error", errors.Join(err, conn.Close()))
-		<-g.tokens
+		g.server.logger.Warn("refused a client", "uid", who.uid, "pid", who.pid, "error", errors.Join(err, conn.Close()))
+		<-g.server.conns
 	}
 }
 
@@ -174,19 +170,6 @@ func (g *guarded) Accept() (net.Conn, error) {
 func (g *guarded) Close() error {
 	g.once.Do(func() { close(g.closed) })
 	return g.Listener.Close()
-}
-
-// tokenConn gives its token back when it is closed.
-type tokenConn struct {
-	net.Conn
-	tokens chan struct{}
-	once   sync.Once
-}
-
-// Close closes the connection.
-func (c *tokenConn) Close() error {
-	defer c.once.Do(func() { <-c.tokens })
-	return c.Conn.Close()
 }
 
 // peer is the process that made a connection.

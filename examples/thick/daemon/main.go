@@ -103,7 +103,7 @@ func cleanUp(ctx context.Context, rt *cni.Runtime, s *server.Server, queue strin
 	if err != nil {
 		return err
 	}
-	for outcome, dels := range map[string][]server.QueuedDel{"ended": drained.Ended, "dropped": drained.Dropped, "refused": drained.Refused, "failed": drained.Failed} {
+	for outcome, dels := range map[string][]server.QueuedDel{"ended": drained.Ended, "dropped": drained.Dropped, "failed": drained.Failed} {
 		for _, d := range dels {
 			slog.Info("queued DEL", "outcome", outcome, "container", d.ContainerID, "interface", d.IfName, "network", d.Network, "error", d.Err)
 		}

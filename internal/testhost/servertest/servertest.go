@@ -16,8 +16,7 @@ import (
 	"github.com/embedcni/cni/thick/server"
 )
 
-// Backend answers as Do says, or each call with the same address, and keeps its calls. The verbs of a Delegator have the word
-// delegate before them.
+// Backend answers as Do says, or each call with the same address, and keeps its calls.
 type Backend struct {
 	Do func(ctx context.Context, verb string, r *server.Request) (types.Result, error)
 
@@ -27,14 +26,13 @@ type Backend struct {
 
 // Call is a call of a Backend.
 type Call struct {
-	Verb       string
-	Request    *server.Request
-	Attributes *server.InterfaceAttributes
+	Verb    string
+	Request *server.Request
 }
 
-func (b *Backend) ask(ctx context.Context, verb string, r *server.Request, a *server.InterfaceAttributes) (types.Result, error) {
+func (b *Backend) ask(ctx context.Context, verb string, r *server.Request) (types.Result, error) {
 	b.mu.Lock()
-	b.calls = append(b.calls, Call{verb, r, a})
+	b.calls = append(b.calls, Call{verb, r})
 	b.mu.Unlock()
 	if b.Do == nil {
 		return Addressed("eth0", "/run/netns/c1", "10.1.0.7/16"), nil
@@ -43,19 +41,19 @@ func (b *Backend) ask(ctx context.Context, verb string, r *server.Request, a *se
 }
 
 func (b *Backend) Add(ctx context.Context, r *server.Request) (types.Result, error) {
-	return b.ask(ctx, "ADD", r, nil)
+	return b.ask(ctx, "ADD", r)
 }
 func (b *Backend) Del(ctx context.Context, r *server.Request) error {
-	return expect.Err(b.ask(ctx, "DEL", r, nil))
+	return expect.Err(b.ask(ctx, "DEL", r))
 }
 func (b *Backend) Check(ctx context.Context, r *server.Request) error {
-	return expect.Err(b.ask(ctx, "CHECK", r, nil))
+	return expect.Err(b.ask(ctx, "CHECK", r))
 }
 func (b *Backend) GC(ctx context.Context, r *server.Request) error {
-	return expect.Err(b.ask(ctx, "GC", r, nil))
+	return expect.Err(b.ask(ctx, "GC", r))
 }
 func (b *Backend) Status(ctx context.Context, r *server.Request) error {
-	return expect.Err(b.ask(ctx, "STATUS", r, nil))
+	return expect.Err(b.ask(ctx, "STATUS", r))
 }
 
 // Calls returns the calls so far.
@@ -87,19 +85,6 @@ func (b *Backend) Count(verb string) (n int) {
 func (b *Backend) Last() Call {
 	all := b.Calls()
 	return all[len(all)-1]
-}
-
-// Delegator is a Backend for /delegate too.
-type Delegator struct{ Backend }
-
-func (d *Delegator) DelegateAdd(ctx context.Context, r *server.Request, a *server.InterfaceAttributes) (types.Result, error) {
-	return d.ask(ctx, "delegate ADD", r, a)
-}
-func (d *Delegator) DelegateDel(ctx context.Context, r *server.Request) error {
-	return expect.Err(d.ask(ctx, "delegate DEL", r, nil))
-}
-func (d *Delegator) DelegateCheck(ctx context.Context, r *server.Request) error {
-	return expect.Err(d.ask(ctx, "delegate CHECK", r, nil))
 }
 
 // Ledger is a server.Ledger that keeps its attachments in memory.

@@ -51,7 +51,6 @@ const (
 	entryExt   = ".del"
 	newExt     = ".new"     // being written by an earlier version
 	damagedExt = ".damaged" // set aside
-	refusedExt = ".refused" // set aside by Failed
 )
 
 // Queue is a directory of entries. Processes may use it at the same time.
@@ -160,21 +159,16 @@ func (q *Queue) room(e *Entry, size int64) (covered []string, err error) {
 
 // add writes a new file, or leaves none.
 func (q *Queue) add(file string, data []byte) error {
-	if err := q.write(file, data); err != nil {
+	if err := q.before("write"); err != nil {
+		return err
+	}
+	if err := plainfile.Replace(filepath.Join(q.dir, file), data, 0o600); err != nil {
 		return err
 	}
 	if err := errors.Join(q.before("sync directory"), plainfile.SyncDir(q.dir)); err != nil {
 		return errors.Join(err, q.remove(file))
 	}
 	return nil
-}
-
-// write puts a file in place whose content is on the disk, and whose name need not be yet.
-func (q *Queue) write(file string, data []byte) error {
-	if err := q.before("write"); err != nil {
-		return err
-	}
-	return plainfile.Replace(filepath.Join(q.dir, file), data, 0o600)
 }
 
 // Remove deletes an entry that List has returned, or that Put has put. It is no error if
@@ -188,39 +182,6 @@ func (q *Queue) Remove(e *Entry) error {
 
 func (q *Queue) remove(file string) error {
 	return ignore(os.Remove(filepath.Join(q.dir, file)), fs.ErrNotExist)
-}
-
-// An entry is set aside when it has failed maxTries times, in at least patience of one boot: one that
-// is refused for good ends there, and one that a fault of some hours keeps does not.
-const (
-	maxTries = 10
-	patience = 24 * time.Hour
-)
-
-// Failed notes that an entry, which List has returned, was tried and has failed. After the
-// last try it is set aside under another name, and aside is true. If Failed fails, the
-// entry is in the queue as before.
-func (q *Queue) Failed(e *Entry, now Moment) (aside bool, err error) {
-	noted := *e
-	if noted.Tries++; noted.FirstTry.Boot != now.Boot { // the first, or the first of this boot
-		noted.FirstTry = now
-	}
-	long := now.Nanos-noted.FirstTry.Nanos >= int64(patience)
-	if noted.Tries >= maxTries && long {
-		path := filepath.Join(q.dir, e.file)
-		if err := os.Rename(path, strings.TrimSuffix(path, entryExt)+refusedExt); err != nil {
-			return false, fmt.Errorf("set a DEL of the queue aside: %w", err)
-		}
-		return true, nil
-	}
-	data, err := encode(&noted)
-	if err == nil {
-		err = q.write(e.file, data)
-	}
-	if err != nil {
-		return false, fmt.Errorf("note a failed DEL in the queue: %w", err)
-	}
-	return false, nil
 }
 
 // List returns the entries in the order in which they were asked for, those of earlier
@@ -305,17 +266,15 @@ func (q *Queue) setAside(file string, why error) error {
 
 // order compares the moments of two entries. Earlier boots have no order among themselves.
 func (m Moment) order(other Moment, boot string) int {
-	if m.Boot != other.Boot {
-		return cmp.Or(cmp.Compare(rank(m, boot), rank(other, boot)), cmp.Compare(m.Boot, other.Boot))
-	}
-	return cmp.Compare(m.Nanos, other.Nanos)
-}
-
-func rank(m Moment, boot string) int {
-	if m.Boot == boot {
+	switch {
+	case m.Boot == other.Boot:
+		return cmp.Compare(m.Nanos, other.Nanos)
+	case m.Boot == boot:
 		return 1
+	case other.Boot == boot:
+		return -1
 	}
-	return 0
+	return cmp.Compare(m.Boot, other.Boot)
 }
 
 // ignore returns err unless it is the other.

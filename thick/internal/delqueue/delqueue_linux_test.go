@@ -1,6 +1,7 @@
 package delqueue
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -270,6 +271,19 @@ func TestAnyDamageIsFound(t *testing.T) {
 	}
 }
 
+// TestAnEntryOfAnEarlierVersion has how often it was tried.
+func TestAnEntryOfAnEarlierVersion(t *testing.T) {
+	q := Open(filepath.Join(t.TempDir(), "dels"))
+	e := put(t, q, del("c1", "eth0", 5))
+	path := filepath.Join(q.dir, e.file)
+	var f file
+	expect.NoError(t, json.Unmarshal(expect.Value(os.ReadFile(path))(t), &f))
+	f.DEL = append(f.DEL[:len(f.DEL)-1], `,"tries":9,"firstTry":{"boot":"b","nanos":1}}`...)
+	f.Sum = sum(f.DEL)
+	expect.NoError(t, os.WriteFile(path, expect.Value(json.Marshal(f))(t), 0o600))
+	expect.Same(t, "entries", listed(t, q), []*Entry{e})
+}
+
 // TestAnEntryUnderAnotherName belongs to another attachment: someone has renamed it.
 func TestAnEntryUnderAnotherName(t *testing.T) {
 	q := Open(filepath.Join(t.TempDir(), "dels"))
@@ -434,25 +448,5 @@ func TestBoottimeOffset(t *testing.T) {
 		if offset, err := boottimeOffset(text); err == nil {
 			t.Errorf("%q is %d", text, offset)
 		}
-	}
-}
-
-// TestAFailedNoteLosesNothing: the entry is in the queue as before, and nothing else is.
-func TestAFailedNoteLosesNothing(t *testing.T) {
-	fault := errors.New("fault")
-	q := Open(t.TempDir())
-	expect.NoError(t, os.Chmod(q.dir, 0o700))
-	e := put(t, q, del("c1", "eth0", 10))
-	q.before = func(string) error { return fault }
-	aside, err := q.Failed(e, Moment{thisBoot, 20})
-	expect.Is(t, err, fault)
-	q.before = func(string) error { return nil }
-	all := listed(t, q)
-	if aside || len(all) != 1 || all[0].Tries != 0 || len(files(t, q.dir)) != 1 {
-		t.Errorf("set aside: %v; left: %+v, files %v", aside, all, files(t, q.dir))
-	}
-	expect.Value(q.Failed(all[0], Moment{thisBoot, 20}))(t)
-	if all = listed(t, q); len(all) != 1 || all[0].Tries != 1 || all[0].FirstTry != (Moment{thisBoot, 20}) {
-		t.Errorf("noted %+v", all)
 	}
 }

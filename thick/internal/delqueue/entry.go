@@ -18,9 +18,6 @@ type Entry struct {
 	At Moment `json:"at"`
 	// NetNS identifies the namespace that CNI_NETNS led to; zero if it led to none.
 	NetNS netns.ID `json:"netns,omitzero"`
-	// Tries is how often it has failed, and FirstTry when it did first; see Failed.
-	Tries    int    `json:"tries,omitempty"`
-	FirstTry Moment `json:"firstTry,omitzero"`
 
 	file string // its name in the directory; set by Put and List
 }

@@ -30,10 +30,9 @@ const SocketName = "multus.sock"
 // before DEL for /healthz, before other verbs for /readyz, or for /healthz if it is
 // v4.3.0 or older.
 const (
-	PathCNI      = "/cni"
-	PathDelegate = "/delegate"
-	PathHealth   = "/healthz"
-	PathReady    = "/readyz"
+	PathCNI    = "/cni"
+	PathHealth = "/healthz"
+	PathReady  = "/readyz"
 )
 
 // MaxRequest is a limit in bytes for DecodeRequest that every honest request keeps. The
@@ -47,15 +46,6 @@ var ErrTooLarge = errors.New("request too large")
 type Request struct {
 	Env    map[string]string `json:"env,omitempty"`
 	Config Config            `json:"config,omitempty"`
-	// Interface is of requests at PathDelegate.
-	Interface *InterfaceAttributes `json:"interfaceAttributes,omitempty"`
-}
-
-// InterfaceAttributes are requests for one interface, beside its configuration.
-type InterfaceAttributes struct {
-	IPs     []string                   `json:"ips,omitempty"` // addresses, with or without a prefix length
-	MAC     string                     `json:"mac,omitempty"`
-	CNIArgs map[string]json.RawMessage `json:"cni-args"` // for args.cni of the configuration
 }
 
 // Config is a network configuration. It is encoded as base64, and decoded from base64 or

@@ -23,24 +23,13 @@ import (
 // multus has the bytes that Multus v4.3.0's api.Request is encoded to.
 const multus = `{"env":{"CNI_ARGS":"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=0a1b;K8S_POD_UID=6e1c",` +
 	`"CNI_COMMAND":"ADD","CNI_CONTAINERID":"0a1b","CNI_IFNAME":"eth0","CNI_NETNS":"/var/run/netns/cni-1","CNI_PATH":"/opt/cni/bin"},` +
-	`"config":"eyJjbmlWZXJzaW9uIjoiMC4zLjEiLCJuYW1lIjoibXVsdHVzLWNuaS1uZXR3b3JrIiwidHlwZSI6Im11bHR1cy1zaGltIn0="`
+	`"config":"eyJjbmlWZXJzaW9uIjoiMC4zLjEiLCJuYW1lIjoibXVsdHVzLWNuaS1uZXR3b3JrIiwidHlwZSI6Im11bHR1cy1zaGltIn0="}`
 
 func TestARequestInMultusFormIsReadAndWrittenToTheByte(t *testing.T) {
 	config := `{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus-shim"}`
-	for name, tail := range map[string]string{
-		"cni":      `}`,
-		"delegate": `,"interfaceAttributes":{"ips":["10.1.1.7/24"],"mac":"c2:b0:57:49:47:f1","cni-args":{"n":9007199254740993}}}`,
-		"no args":  `,"interfaceAttributes":{"cni-args":null}}`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := expect.Value(wire.DecodeRequest(strings.NewReader(multus+tail), wire.MaxRequest))(t)
-			expect.Same(t, "the configuration", string(r.Config), config)
-			back, err := json.Marshal(r)
-			if err != nil || string(back) != multus+tail {
-				t.Errorf("%s, %v; want %s", back, err, multus+tail)
-			}
-		})
-	}
+	r := expect.Value(wire.DecodeRequest(strings.NewReader(multus), wire.MaxRequest))(t)
+	expect.Same(t, "the configuration", string(r.Config), config)
+	expect.Same(t, "written again", string(expect.Value(json.Marshal(r))(t)), multus)
 }
 
 func TestConfigurationAsObjectKeepsItsBytes(t *testing.T) {
@@ -53,17 +42,16 @@ func TestConfigurationAsObjectKeepsItsBytes(t *testing.T) {
 
 func TestDecodeRefuses(t *testing.T) {
 	for body, want := range map[string]string{
-		``:                            "unexpected end of JSON input",
-		`{"env":{}`:                   "unexpected end of JSON input",
-		`{} {}`:                       "invalid character",
-		`[]`:                          "cannot unmarshal array",
-		`{"env":{"CNI_COMMAND":1}}`:   "cannot unmarshal number",
-		`{"env":[]}`:                  "cannot unmarshal array",
-		`{"config":"%%"}`:             "illegal base64",
-		`{"config":"e30"}`:            "illegal base64", // without padding
-		`{"config":7}`:                "neither a base64 string nor an object",
-		`{"config":[1]}`:              "neither a base64 string nor an object",
-		`{"interfaceAttributes":"x"}`: "cannot unmarshal string",
+		``:                          "unexpected end of JSON input",
+		`{"env":{}`:                 "unexpected end of JSON input",
+		`{} {}`:                     "invalid character",
+		`[]`:                        "cannot unmarshal array",
+		`{"env":{"CNI_COMMAND":1}}`: "cannot unmarshal number",
+		`{"env":[]}`:                "cannot unmarshal array",
+		`{"config":"%%"}`:           "illegal base64",
+		`{"config":"e30"}`:          "illegal base64", // without padding
+		`{"config":7}`:              "neither a base64 string nor an object",
+		`{"config":[1]}`:            "neither a base64 string nor an object",
 	} {
 		r, err := wire.DecodeRequest(strings.NewReader(body), wire.MaxRequest)
 		said := (*types.Error)(nil)
@@ -166,7 +154,7 @@ func TestErrorsKeepCodeAndDetails(t *testing.T) {
 // change, and its arguments are refused with a code, or can be written again.
 func FuzzDecodeRequest(f *testing.F) {
 	for _, seed := range []string{
-		multus + `}`, multus + `,"interfaceAttributes":{"ips":["::1"],"mac":"x","cni-args":{"a":[1]}}}`, `null`, `{"config":{}}`,
+		multus, `null`, `{"config":{}}`,
 		`{"env":{"CNI_COMMAND":"DEL","CNI_CONTAINERID":"a","CNI_ARGS":"a=b;c="}}`, `{"env":{"CNI_COMMAND":"GC","CNI_PATH":"/a:/b"},"config":null}`,
 		`{"env":{"CNI_COMMAND":"CHECK","CNI_CONTAINERID":"a","CNI_NETNS":"/n","CNI_IFNAME":"eth0\u0000","CNI_NETNS_OVERRIDE":"TRUE"}}`,
 		`{"ENV":{"CNI_COMMAND":"ADD"},"Config":"e30="}`,
