@@ -180,7 +180,7 @@ func (m *Metrics) Attachments(list func(ids ...string) ([]cni.Attachment, error)
 }
 
 type attachments struct {
-	list               func() ([]cni.Attachment, error)
+	list               func(ids ...string) ([]cni.Attachment, error)
 	number, containers *prometheus.Desc
 }
 
