@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/kernel/parallel"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -241,7 +241,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 	}
 	var err error
 	if e.Parts = c.seen(op, staying); e.Parts == nil || c.broken == RemoveBroken && e.Suspect() {
-		e.Parts, err = op.compareAll(ctx, &compare.Looks{}, staying)
+		e.Parts, err = op.compareAll(ctx, &contract.Looks{}, staying)
 	}
 	if err == nil && c.broken == repairBroken && e.IsRepairable() {
 		j.repaired, err = c.repair(ctx, op, staying, e)
