@@ -2,7 +2,6 @@ package veth_test
 
 import (
 	"context"
-	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -16,7 +15,6 @@ import (
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
 	"github.com/embedcni/cni/internal/run/contract"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -75,11 +73,11 @@ func (a *attached) differences() (text string) {
 	a.compare(func(ctx context.Context, r *plugin.Request, p contract.Comparer, v *contract.View) error {
 		all, err := p.Compare(ctx, r, v)
 		text = a.h.normal(plugintest.Lines(all))
-		looks, host := contract.Dumps(), expect.Value(hostns.NewFinder().Open(fmt.Sprintf("/proc/self/fd/%d", r.Host.File().Fd())))(a.h.t)
-		dump := expect.Value(looks.Open(ctx, host, r.Container))(a.h.t)
+		looks := contract.Dumps()
+		dump := expect.Value(looks.Open(nil, r.Host, r.Container))(a.h.t)
 		again, failed := p.Compare(ctx, r, dump.For(netfilter.Options{Notes: a.memory}))
 		expect.Same(a.h.t, "differences of a dump", a.h.normal(plugintest.Lines(again)), text)
-		return firstOf(err, failed, dump.Close(), looks.Close(), host.Close())
+		return firstOf(err, failed, dump.Close(), looks.Close())
 	})
 	return text
 }

@@ -104,7 +104,7 @@ func recorded(a *attachment) (*attachment, error) {
 
 // compareAll compares attachments of a container whose recorded namespaces are open.
 func (op *operation) compareAll(ctx context.Context, looks *contract.Looks, all attachments) (parts []*health.Part, err error) {
-	v, err := looks.Open(ctx, op.c.Place.Host, op.c.Place.NetNS)
+	v, err := looks.Open(&op.c.Place.Host.Conns, op.c.Place.Host.Handle, op.c.Place.NetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -315,7 +315,8 @@ func (q checking) excuses(ctx context.Context, call chain.Call, failed error) bo
 }
 
 func (q checking) excuse(ctx context.Context, call chain.Call) (e contract.Excuse, err error) {
-	v, err := (&contract.Looks{}).Open(ctx, q.a.op.c.Place.Host, q.a.inside())
+	host := q.a.op.c.Place.Host
+	v, err := (&contract.Looks{}).Open(&host.Conns, host.Handle, q.a.inside())
 	if err != nil {
 		return e, err
 	}

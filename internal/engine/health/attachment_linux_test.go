@@ -16,10 +16,10 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -70,8 +70,8 @@ func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[stri
 		MadeInterface: true,
 		Describe:      func(d contract.Difference) string { return "described " + d.Object },
 	}
-	host := expect.Value(hostns.NewFinder().Open(""))(t)
-	v := expect.Value((&contract.Looks{}).Open(t.Context(), host, host.Handle))(t)
+	host := expect.Value(netns.Current())(t)
+	v := expect.Value((&contract.Looks{}).Open(nil, host, host))(t)
 	defer func() { expect.NoError(t, v.Close(), host.Close()) }()
 	return a.Compare(t.Context(), v)
 }

@@ -178,7 +178,7 @@ func (r *Repairing) compare(ctx context.Context, looks *contract.Looks) (c *Part
 	if r.Container == nil {
 		return nil, fmt.Errorf("its network namespace is not open: %w", hostns.ErrInvalid)
 	}
-	v, err := looks.Open(ctx, r.Host, r.Container)
+	v, err := looks.Open(&r.Host.Conns, r.Host.Handle, r.Container)
 	if err != nil {
 		return nil, err
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/run/chain"
 	"github.com/embedcni/cni/internal/run/contract"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -64,8 +64,8 @@ func comparing(ours func(context.Context, *plugin.Request) ([]contract.Differenc
 // here is a view of the namespace of this process.
 func here(t *testing.T) *contract.View {
 	t.Helper()
-	host := expect.Value(hostns.NewFinder().Open(""))(t)
-	v := expect.Value((&contract.Looks{}).Open(t.Context(), host, host.Handle))(t)
+	host := expect.Value(netns.Current())(t)
+	v := expect.Value((&contract.Looks{}).Open(nil, host, host))(t)
 	t.Cleanup(func() { expect.NoError(t, v.Close(), host.Close()) })
 	return v
 }
