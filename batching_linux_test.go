@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
 )
@@ -40,7 +40,7 @@ func (e *events) take() []string {
 func (e *events) puttingOff(name string, fail map[string]error) testhost.Acting {
 	return testhost.Acting{On: map[string]testhost.Action{}, Every: func(ctx context.Context, verb string, _ *plugin.Request) error {
 		e.note(verb + " " + name)
-		return thread.Join(ctx, caller.From(ctx).Batch, verb, name, func(_ context.Context, names []string) error {
+		return thread.Join(ctx, contract.From(ctx).Batch, verb, name, func(_ context.Context, names []string) error {
 			for _, n := range names {
 				e.note(verb + " of " + n + " done")
 			}
@@ -219,7 +219,7 @@ func TestTheSweepCompletesAFailedFlush(t *testing.T) {
 func TestAFlushHasADeadline(t *testing.T) {
 	s := testhost.NewStage(t)
 	p := testhost.Acting{On: map[string]testhost.Action{"DEL": func(ctx context.Context, _ *plugin.Request) error {
-		return caller.From(ctx).Batch.Later(ctx, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		return contract.From(ctx).Batch.Later(ctx, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 	}}}
 	r := s.Runtime(cni.WithBuiltins(map[string]plugin.Plugin{"p": p}), testhost.ListOfTypes("net", "p"), cni.WithTimeouts(cni.Timeouts{Del: 50 * time.Millisecond}))
 	path := s.Container("c1")
@@ -265,6 +265,6 @@ func TestAFailedFlushIsAnErrorLikeAllOthers(t *testing.T) {
 // later returns an action that defers work which fails.
 func later(failure error) testhost.Action {
 	return func(ctx context.Context, _ *plugin.Request) error {
-		return caller.From(ctx).Batch.Later(ctx, func(context.Context) error { return failure })
+		return contract.From(ctx).Batch.Later(ctx, func(context.Context) error { return failure })
 	}
 }

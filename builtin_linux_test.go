@@ -16,7 +16,7 @@ import (
 
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/testhost"
 	"github.com/embedcni/cni/plugin"
 )
@@ -106,7 +106,7 @@ func (leased) Add(_ context.Context, r *plugin.Request) (*types100.Result, error
 }
 
 func (p leased) Del(ctx context.Context, _ *plugin.Request) (err error) {
-	*p.inUse, err = caller.From(ctx).Record.InUse()
+	*p.inUse, err = contract.From(ctx).Record.InUse()
 	return err
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/scripted"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/internal/testhost"
@@ -313,7 +313,7 @@ func TestFault_F57_TheDetectedBackendIsTheRecorded(t *testing.T) {
 	now := netfilter.DetectedNative
 	var chosen []string
 	own := detecting{testhost.Acting{Every: func(ctx context.Context, verb string, _ *plugin.Request) error {
-		chosen = append(chosen, verb+" "+caller.From(ctx).Filters.Detected)
+		chosen = append(chosen, verb+" "+contract.From(ctx).Filters.Detected)
 		return nil
 	}}, &now}
 	r, path := s.Runtime(builtIns(own, nil), testhost.ListOfTypes("net", "p")), s.Container("c1")

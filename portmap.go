@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/engine/engine"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/ports"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -126,7 +126,7 @@ func forwardedTo(sources []engine.Source) [][]engine.Mapping {
 		if len(s.Ports) == 0 {
 			continue
 		}
-		v4, v6 := compare.FirstAddresses(s.Result, s.IfName)
+		v4, v6 := contract.FirstAddresses(s.Result, s.IfName)
 		own := map[bool][]ports.Claim{}
 		for _, m := range s.Ports {
 			free := false

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 )
 
 // Class is a class of things that a guard repairs, or several.
@@ -42,12 +42,12 @@ func classOf(d cni.Difference) Class {
 	if d.Inside {
 		return 0
 	}
-	switch compare.Kind(d.Kind) {
-	case compare.Rule, compare.Port, compare.Zone:
+	switch contract.Kind(d.Kind) {
+	case contract.Rule, contract.Port, contract.Zone:
 		return Rules
-	case compare.Interface, compare.Address, compare.Bridge, compare.BridgePort, compare.Queue, compare.Sysctl: // a new bridge has new sysctls
+	case contract.Interface, contract.Address, contract.Bridge, contract.BridgePort, contract.Queue, contract.Sysctl: // a new bridge has new sysctls
 		return Links
-	case compare.Route:
+	case contract.Route:
 		return Routes
 	}
 	return 0

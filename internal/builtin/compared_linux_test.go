@@ -15,8 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/firewalldtest"
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -77,7 +76,7 @@ var damagings = map[string]damaging{
 func TestTheTableSaysWhatIsRepaired(t *testing.T) {
 	for typ := range plugins() {
 		row := conflist.Known(typ)
-		if _, ok := New()(typ).(compare.Comparer); !ok || !row.Compared {
+		if _, ok := New()(typ).(contract.Comparer); !ok || !row.Compared {
 			t.Errorf("%s: it compares: %t, the table says %t", typ, ok, row.Compared)
 		}
 		d, ok := damagings[typ]
@@ -98,13 +97,13 @@ func TestTheTableSaysWhatIsRepaired(t *testing.T) {
 func (d damaging) repaired(t *testing.T, typ string) (host, inside []string) {
 	h, dir := plugintest.NewHost(t), t.TempDir()
 	plugintest.UseIPTables(t, "nft")
-	given := caller.Given{Record: plugintest.NewMemory(), Bus: firewalld.Open("unix:path=" + dir + "/none")}
+	given := contract.Given{Record: plugintest.NewMemory(), Bus: firewalld.Open("unix:path=" + dir + "/none")}
 	var zones *firewalldtest.Server
 	if typ == conflist.Firewall {
 		zones = firewalldtest.Start(t, h.Host)
 		given.Bus = firewalld.Open(zones.Address)
 	}
-	ctx := caller.With(t.Context(), given)
+	ctx := contract.With(t.Context(), given)
 	c := plugintest.Call{Type: typ, ID: "c1", IfName: "eth0", NetNS: h.NetNS, Prev: chained(h)}
 	switch {
 	case d.ipam != "":
@@ -189,10 +188,10 @@ func master(t *testing.T, host *netns.Handle) {
 	nettest.SetUp(t, host, "lan0", "lan1")
 }
 
-func differences(ctx context.Context, t *testing.T, host *netns.Handle, c plugintest.Call) (all []compare.Difference) {
+func differences(ctx context.Context, t *testing.T, host *netns.Handle, c plugintest.Call) (all []contract.Difference) {
 	t.Helper()
-	expect.NoError(t, plugintest.Comparing(ctx, host, New(), c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done, err := compare.Kernel(ctx, r)
+	expect.NoError(t, plugintest.Comparing(ctx, host, New(), c, func(ctx context.Context, r *plugin.Request, p contract.Comparer) error {
+		v, done, err := contract.Kernel(ctx, r)
 		if err != nil {
 			return err
 		}

@@ -9,8 +9,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -41,7 +40,7 @@ func (loopback) Add(ctx context.Context, r *plugin.Request) (*types100.Result, e
 		return nil, err
 	}
 	if before.Up() {
-		if err := caller.NoteLoWasUp(caller.From(ctx).Record); err != nil {
+		if err := contract.NoteLoWasUp(contract.From(ctx).Record); err != nil {
 			return nil, err
 		}
 	}
@@ -69,7 +68,7 @@ func (loopback) Add(ctx context.Context, r *plugin.Request) (*types100.Result, e
 // Del sets the interface down, unless it was up before Add, because then
 // somebody else uses it. Without a namespace there is nothing to do.
 func (loopback) Del(ctx context.Context, r *plugin.Request) error {
-	if r.Container == nil || caller.LoWasUp(caller.From(ctx).Record) {
+	if r.Container == nil || contract.LoWasUp(contract.From(ctx).Record) {
 		return nil
 	}
 	return inContainer(ctx, r, func(c *links.Conn) error { return c.Down(loIndex) })
@@ -77,11 +76,11 @@ func (loopback) Del(ctx context.Context, r *plugin.Request) error {
 
 // Check returns an error unless the interface is up.
 func (p loopback) Check(ctx context.Context, r *plugin.Request) error {
-	return compare.Check(ctx, r, p)
+	return contract.Check(ctx, r, p)
 }
 
 // Compare reports whether the interface is up.
-func (loopback) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func (loopback) Compare(_ context.Context, r *plugin.Request, v *contract.View) ([]contract.Difference, error) {
 	lo, err := v.Container.Link(loName)
 	if err != nil {
 		return nil, fmt.Errorf("interface lo: %w", err)
@@ -89,8 +88,8 @@ func (loopback) Compare(_ context.Context, r *plugin.Request, v *compare.View) (
 	if lo.Up() {
 		return nil, nil
 	}
-	return []compare.Difference{{
-		Kind: compare.Interface, Inside: true, Object: loName, Wanted: "up", Found: "down",
+	return []contract.Difference{{
+		Kind: contract.Interface, Inside: true, Object: loName, Wanted: "up", Found: "down",
 		Err: errors.New("loopback interface is down"),
 		Fix: func(ctx context.Context) error {
 			return inContainer(ctx, r, func(c *links.Conn) error { return c.Up(loIndex) })
@@ -100,7 +99,7 @@ func (loopback) Compare(_ context.Context, r *plugin.Request, v *compare.View) (
 
 // inContainer calls do with a socket in the container.
 func inContainer(ctx context.Context, r *plugin.Request, do func(*links.Conn) error) error {
-	if err := caller.On(ctx, r.Container, do); err != nil {
+	if err := contract.On(ctx, r.Container, do); err != nil {
 		return fmt.Errorf("interface lo: %w", err)
 	}
 	return nil

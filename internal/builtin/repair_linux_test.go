@@ -12,8 +12,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -73,10 +72,10 @@ TYPE container route "0.0.0.0/0 on eth0": wanted "0.0.0.0/0 via 10.1.0.1", found
 			nettest.Shell(t, container, test.script)
 			damaged := plugintest.State(t, container)
 
-			compared := func(do func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) ([]compare.Difference, error)) (text string) {
-				ctx := caller.With(t.Context(), caller.Given{})
-				err := plugintest.Comparing(ctx, host, builtin.New(), c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-					v, done, err := compare.Kernel(ctx, r)
+			compared := func(do func(ctx context.Context, r *plugin.Request, p contract.Comparer, v *contract.View) ([]contract.Difference, error)) (text string) {
+				ctx := contract.With(t.Context(), contract.Given{})
+				err := plugintest.Comparing(ctx, host, builtin.New(), c, func(ctx context.Context, r *plugin.Request, p contract.Comparer) error {
+					v, done, err := contract.Kernel(ctx, r)
 					if err != nil {
 						return err
 					}
@@ -89,7 +88,7 @@ TYPE container route "0.0.0.0/0 on eth0": wanted "0.0.0.0/0 via 10.1.0.1", found
 				return text
 			}
 			repair := func(inside bool) string {
-				return compared(func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) ([]compare.Difference, error) {
+				return compared(func(ctx context.Context, r *plugin.Request, p contract.Comparer, v *contract.View) ([]contract.Difference, error) {
 					return plugintest.Repair(ctx, r, p, v, inside)
 				})
 			}

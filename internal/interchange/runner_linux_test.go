@@ -17,8 +17,8 @@ import (
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/invoke"
 	process "github.com/embedcni/cni/internal/run/runner"
 )
@@ -81,7 +81,7 @@ func printed(out invoke.Output, err error) error {
 }
 
 func (r *runner) inProcess(ctx context.Context, typ string, stdin []byte, env []string) ([]byte, error) {
-	ctx = caller.With(ctx, caller.Given{Batch: &r.batch, Bus: firewalld.Open(r.host.bus)})
+	ctx = contract.With(ctx, contract.Given{Batch: &r.batch, Bus: firewalld.Open(r.host.bus)})
 	call := chain.Call{Verb: variable(env, "CNI_COMMAND"), Plugin: typ, Env: env, Stdin: stdin}
 	delegate := func(ctx context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
 		out, err := r.ExecPlugin(ctx, filepath.Join(r.host.plugins, typ), config, withVariable(env, "CNI_COMMAND", verb))

@@ -11,8 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -139,7 +138,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	made := compare.OnHost(r, names(r)...)
+	made := contract.OnHost(r, names(r)...)
 	switch {
 	case made != nil || c.egress == (limit{}):
 	case r.PrevResult == nil:
@@ -150,13 +149,13 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err != nil || made == nil {
 		return err
 	}
-	remove, err := caller.Removal(ctx, r.Host, made.Name, func(ifb links.Link) bool {
-		return ifb.Kind == "ifb" && compare.SameMAC(made.Mac, ifb.MAC)
+	remove, err := contract.Removal(ctx, r.Host, made.Name, func(ifb links.Link) bool {
+		return ifb.Kind == "ifb" && contract.SameMAC(made.Mac, ifb.MAC)
 	})
 	if remove == nil {
 		return err
 	}
-	return caller.From(ctx).Batch.Later(ctx, remove)
+	return contract.From(ctx).Batch.Later(ctx, remove)
 }
 
 // redirected returns the plugin's ifb device to which the host's end of the container's
@@ -198,9 +197,9 @@ func (Plugin) Status(_ context.Context, r *plugin.Request) error {
 
 // onHostEnd calls do with the host's end of the container's veth pair.
 func onHostEnd(ctx context.Context, r *plugin.Request, do func(*links.Conn, links.Link) error) error {
-	return caller.On(ctx, r.Host, func(conn *links.Conn) error {
+	return contract.On(ctx, r.Host, func(conn *links.Conn) error {
 		var host links.Link
-		err := caller.On(ctx, r.Container, func(container *links.Conn) (err error) {
+		err := contract.On(ctx, r.Container, func(container *links.Conn) (err error) {
 			host, err = findHostEnd(r, container, conn)
 			return err
 		})
@@ -214,7 +213,7 @@ func onHostEnd(ctx context.Context, r *plugin.Request, do func(*links.Conn, link
 // findHostEnd looks the host's end up. It must be an interface in the result, because
 // the limits are for interfaces of earlier plugins. The error is a [noPair] if an
 // interface is not there, or is another.
-func findHostEnd(r *plugin.Request, container, onHost compare.Net) (host links.Link, err error) {
+func findHostEnd(r *plugin.Request, container, onHost contract.Net) (host links.Link, err error) {
 	if r.PrevResult == nil {
 		return host, plugin.Errorf(types.ErrInvalidNetworkConfig, "there is no previous result")
 	}
@@ -236,7 +235,7 @@ func findHostEnd(r *plugin.Request, container, onHost compare.Net) (host links.L
 	case err != nil:
 	case host.Kind != "veth" || host.Peer.Index != own.Index:
 		err = noPair{fmt.Errorf("interface %q has its index, but is another: the pair does not end on this host", host.Name), false}
-	case compare.OnHost(r, host.Name) == nil:
+	case contract.OnHost(r, host.Name) == nil:
 		err = noPair{fmt.Errorf("interface %q is not in the previous result", host.Name), false}
 	}
 	if err != nil {

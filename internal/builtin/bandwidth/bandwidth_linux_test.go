@@ -10,9 +10,8 @@ import (
 
 	"github.com/embedcni/cni/internal/audit"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
-	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -97,7 +96,7 @@ func TestDel(t *testing.T) {
 			c.Prev = h.Result()
 		}
 		b := &thread.Batch{}
-		if _, err := side.Run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
+		if _, err := side.Run(contract.With(t.Context(), contract.Given{Batch: b}), "DEL", c); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if !shaped(plugintest.Audit(t, h.Host)) {

@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -228,8 +228,8 @@ func TestARepairThatIsRepeatedOrLate(t *testing.T) {
 	for _, d := range repairable()["nothing left"].damages {
 		nettest.Change(t, h.Host, strings.ReplaceAll(d.name, "IFB", Device("podnet", "c1")), d.do)
 	}
-	expect.NoError(t, plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done, err := compare.Kernel(ctx, r)
+	expect.NoError(t, plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p contract.Comparer) error {
+		v, done, err := contract.Kernel(ctx, r)
 		if err != nil {
 			return err
 		}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -206,18 +206,18 @@ func isLost(f links.Redirect) bool {
 }
 
 // Check returns an error unless the limits are set and in force.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return contract.Check(ctx, r, p) }
 
 // Compare compares the limits with the queues of the host's end and of the ifb device.
-func (Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func (Plugin) Compare(_ context.Context, r *plugin.Request, v *contract.View) ([]contract.Difference, error) {
 	c, err := parse(r)
 	if err != nil || c.none() { // as in Add, which needs no veth pair then
 		return nil, err
 	}
 	host, err := findHostEnd(r, v.Container, v.Host)
 	if lost := (noPair{}); errors.As(err, &lost) {
-		return []compare.Difference{{
-			Kind: compare.Interface, Inside: lost.inside, Object: r.IfName, Wanted: "a veth pair", Err: err,
+		return []contract.Difference{{
+			Kind: contract.Interface, Inside: lost.inside, Object: r.IfName, Wanted: "a veth pair", Err: err,
 			Why: "bandwidth limits the interface of another plugin, and makes none",
 		}}, nil
 	}
@@ -239,13 +239,13 @@ func (Plugin) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]
 // comparison collects the differences of one attachment.
 type comparison struct {
 	request *plugin.Request
-	view    *compare.View
+	view    *contract.View
 	host    links.Link // the host's end of the veth pair
 	about   string     // the limit that is compared now
-	found   []compare.Difference
+	found   []contract.Difference
 }
 
-func (c *comparison) add(d compare.Difference, err error) {
+func (c *comparison) add(d contract.Difference, err error) {
 	d.Err = fmt.Errorf("%s: %w", c.about, err)
 	c.found = append(c.found, d)
 }
@@ -264,7 +264,7 @@ func (c *comparison) bucket(link links.Link, l limit, fix func(context.Context) 
 		return fmt.Errorf("%s: %w", c.about, err)
 	}
 	want, root := bucketOf(l, netlink.TickInUsec()), has.Root
-	d := compare.Difference{Kind: compare.Queue, Object: "tbf of " + link.Name, Wanted: want.String()}
+	d := contract.Difference{Kind: contract.Queue, Object: "tbf of " + link.Name, Wanted: want.String()}
 	switch {
 	case root.Kind == "tbf":
 		if got := root.Bucket; got != want {
@@ -285,7 +285,7 @@ func (c *comparison) bucket(link links.Link, l limit, fix func(context.Context) 
 // egress compares the ifb device, and what leads the packets to it that the host's end
 // receives.
 func (c *comparison) egress(l limit) error {
-	device, made := types100.Interface{Name: names(c.request)[0]}, compare.OnHost(c.request, names(c.request)...)
+	device, made := types100.Interface{Name: names(c.request)[0]}, contract.OnHost(c.request, names(c.request)...)
 	if made != nil {
 		device = *made
 	}
@@ -296,7 +296,7 @@ func (c *comparison) egress(l limit) error {
 		}
 		return s.lead(ifb, l)
 	})
-	d := compare.Difference{Kind: compare.Interface, Object: device.Name, Wanted: "an ifb that is up", Fix: fix}
+	d := contract.Difference{Kind: contract.Interface, Object: device.Name, Wanted: "an ifb that is up", Fix: fix}
 	ifb, err := c.view.Host.Link(device.Name)
 	switch {
 	case links.NotFound(err) && made == nil:
@@ -305,8 +305,8 @@ func (c *comparison) egress(l limit) error {
 		return nil
 	case links.NotFound(err):
 		c.add(d, err)
-		c.add(compare.Difference{ // the queues went with the device
-			Kind: compare.Queue, Object: "tbf of " + device.Name, Wanted: bucketOf(l, netlink.TickInUsec()).String(), Fix: fix,
+		c.add(contract.Difference{ // the queues went with the device
+			Kind: contract.Queue, Object: "tbf of " + device.Name, Wanted: bucketOf(l, netlink.TickInUsec()).String(), Fix: fix,
 		}, err)
 		return c.redirection(ifb, device.Name, fix)
 	case err != nil:
@@ -338,7 +338,7 @@ func (c *comparison) redirection(ifb links.Link, name string, fix func(context.C
 	if ifb.Index != 0 && leads(has.Redirects, ifb.Index) {
 		return nil
 	}
-	d := compare.Difference{Kind: compare.Queue, Object: "ingress of " + c.host.Name, Wanted: "redirected to " + name, Fix: fix}
+	d := contract.Difference{Kind: contract.Queue, Object: "ingress of " + c.host.Name, Wanted: "redirected to " + name, Fix: fix}
 	if kind := has.Ingress.Kind; kind != "" && kind != ingressKind {
 		d.Found, d.Fix, d.Why = "a queue of type "+kind, nil, "somebody has another queue there"
 	}

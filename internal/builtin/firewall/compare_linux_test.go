@@ -17,7 +17,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -65,7 +65,7 @@ func TestAFlushedFirewallIsFoundAndRepaired(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			plugintest.UseIPTables(t, tt.variant)
 			h := plugintest.NewHost(t)
-			ctx := caller.With(t.Context(), caller.Given{Filters: netfilter.Options{Detected: tt.detected}, Bus: firewalld.Open("unix:path=" + t.TempDir() + "/none")})
+			ctx := contract.With(t.Context(), contract.Given{Filters: netfilter.Options{Detected: tt.detected}, Bus: firewalld.Open("unix:path=" + t.TempDir() + "/none")})
 			side, c := plugintest.Ours(h.Host, lookup), both(h, tt.options)
 			run := func(verb string, c plugintest.Call) {
 				t.Helper()
@@ -89,7 +89,7 @@ func TestAFlushedFirewallIsFoundAndRepaired(t *testing.T) {
 func TestFirewalldHasForgotten(t *testing.T) {
 	h := plugintest.NewHost(t)
 	s := firewalldtest.Start(t, h.Host)
-	ctx := caller.With(t.Context(), caller.Given{Record: plugintest.NewMemory(), Bus: firewalld.Open(s.Address)})
+	ctx := contract.With(t.Context(), contract.Given{Record: plugintest.NewMemory(), Bus: firewalld.Open(s.Address)})
 	side, c := plugintest.Ours(h.Host, lookup), both(h, `, "backend": "firewalld", "ingressPolicy": "isolated"`)
 	var err error
 	if _, err = side.Run(ctx, "ADD", c); err != nil {
@@ -151,7 +151,7 @@ func TestAnUnknownBackend(t *testing.T) {
 	plugintest.UseIPTables(t, "nft")
 	h := plugintest.NewHost(t)
 	s := firewalldtest.StartBus(t, h.Host)
-	ctx := caller.With(t.Context(), caller.Given{
+	ctx := contract.With(t.Context(), contract.Given{
 		Record: plugintest.NewMemory(), Bus: firewalld.Open(s.Address), Filters: netfilter.Options{Executable: true},
 	})
 	theirs, c := plugintest.Theirs(t, h.Host), both(h, `, "ingressPolicy": "isolated"`)

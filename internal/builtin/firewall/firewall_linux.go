@@ -15,8 +15,7 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -94,7 +93,7 @@ const anyBackend = ""
 type work struct {
 	conf
 	request *plugin.Request
-	given   *caller.Given
+	given   *contract.Given
 	backend string         // netfilter.Detected…, or anyBackend
 	addrs   []netip.Prefix // the container's, as far as they are known
 	bridge  string         // with an ingress policy
@@ -103,13 +102,13 @@ type work struct {
 // parse reads and validates the request. An error of the configuration has the
 // code 7, "invalid network config".
 func parse(ctx context.Context, r *plugin.Request) (work, error) {
-	w := work{request: r, given: caller.From(ctx)}
+	w := work{request: r, given: contract.From(ctx)}
 	err := r.Decode(&w.conf)
 	if err != nil {
 		return w, err
 	}
 	if r.PrevResult != nil {
-		w.addrs = compare.PrefixesOf(r.PrevResult)
+		w.addrs = contract.PrefixesOf(r.PrevResult)
 	}
 	if w.bridge, err = w.conf.bridge(r.PrevResult); err != nil {
 		return w, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin firewall: %w", err)
@@ -191,7 +190,7 @@ func (Plugin) Detect(ctx context.Context, host *netns.Handle, config json.RawMes
 	if json.Unmarshal(config, &c) != nil || c.named() != "" {
 		return "", nil // ADD reports an invalid configuration
 	}
-	return c.detect(ctx, caller.From(ctx).Bus, host)
+	return c.detect(ctx, contract.From(ctx).Bus, host)
 }
 
 // detect finds out which packet filter decides on this host: a running

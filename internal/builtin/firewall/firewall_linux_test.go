@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -46,7 +46,7 @@ func TestRulesOfAnExecutable(t *testing.T) {
 				h := plugintest.NewHost(t)
 				theirs, c := plugintest.Theirs(t, h.Host), call(h, "c1", options, "10.1.0.2/24", "fd00:1::2/64")
 				theirs.Must(t, "ADD", c)
-				ctx := caller.With(t.Context(), caller.Given{
+				ctx := contract.With(t.Context(), contract.Given{
 					Record: plugintest.NewMemory(), Filters: netfilter.Options{Executable: true},
 					Bus: firewalld.Open("unix:path=" + t.TempDir() + "/none"),
 				})

@@ -8,8 +8,7 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/kernel/firewalld"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 )
 
 // This file corresponds to firewalld.go of the reference plugin. That plugin
@@ -100,12 +99,12 @@ func (w work) leaveZone(ctx context.Context) error {
 
 // compareZone returns the addresses that are not in the zone. The reference plugin
 // asks too, but ignores the answer.
-func (w work) compareZone(ctx context.Context) (found []compare.Difference, err error) {
+func (w work) compareZone(ctx context.Context) (found []contract.Difference, err error) {
 	err = w.given.Bus.Do(ctx, w.request.Host, func(c *firewalld.Conn) error {
 		_, missing, err := w.look(c)
 		for _, addr := range missing {
-			d := compare.Difference{
-				Kind: compare.Zone, Object: firewalld.Source(addr), Wanted: w.zone(),
+			d := contract.Difference{
+				Kind: contract.Zone, Object: firewalld.Source(addr), Wanted: w.zone(),
 				Err: fmt.Errorf("%s is not in zone %[2]q of firewalld, which may drop its packets; "+
 					"firewalld has forgotten it if it was reloaded or restarted: firewall-cmd --zone=%[2]s --add-source=%[1]s puts it back",
 					firewalld.Source(addr), w.zone()),
@@ -118,7 +117,7 @@ func (w work) compareZone(ctx context.Context) (found []compare.Difference, err 
 			} else {
 				d.Fix = func(ctx context.Context) error { // as Add does
 					one := w
-					one.given = caller.From(ctx)
+					one.given = contract.From(ctx)
 					one.addrs = []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
 					return one.enterZone(ctx)
 				}

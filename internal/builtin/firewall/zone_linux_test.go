@@ -13,7 +13,7 @@ import (
 	"github.com/embedcni/cni/internal/firewalldtest"
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 )
 
 // TestDetect compares the detected backend, and the backend that gets the
@@ -23,7 +23,7 @@ func TestDetect(t *testing.T) {
 	s := firewalldtest.StartBus(t, h.Host)
 	detect := func(config string) string {
 		t.Helper()
-		got, err := Plugin{}.Detect(caller.With(t.Context(), caller.Given{Bus: firewalld.Open(s.Address)}), h.Host, []byte(config))
+		got, err := Plugin{}.Detect(contract.With(t.Context(), contract.Given{Bus: firewalld.Open(s.Address)}), h.Host, []byte(config))
 		if err != nil {
 			t.Error(err)
 		}
@@ -50,7 +50,7 @@ func TestDetect(t *testing.T) {
 // suffice if iptables is not required.
 func TestDetectWithoutIPTables(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	bus := caller.With(t.Context(), caller.Given{Bus: firewalld.Open("unix:path=" + filepath.Join(t.TempDir(), "none"))})
+	bus := contract.With(t.Context(), contract.Given{Bus: firewalld.Open("unix:path=" + filepath.Join(t.TempDir(), "none"))})
 	for config, want := range map[string]string{
 		`{"backend": "ip6tables"}`:        netfilter.DetectedIPTables,
 		`{"iptablesAdminChainName": "A"}`: netfilter.DetectedIPTables,
@@ -65,7 +65,7 @@ func TestDetectWithoutIPTables(t *testing.T) {
 func TestErrorsAboutFirewalld(t *testing.T) {
 	h := plugintest.NewHost(t)
 	s := firewalldtest.StartBus(t, h.Host)
-	with := caller.With(t.Context(), caller.Given{Bus: firewalld.Open(s.Address)})
+	with := contract.With(t.Context(), contract.Given{Bus: firewalld.Open(s.Address)})
 	ours := plugintest.Ours(h.Host, lookup)
 	named := call(h, "c1", `, "backend": "firewalld"`, "10.1.0.2/24")
 	if _, err := ours.Run(with, "ADD", named); !errors.Is(err, firewalld.ErrNotRunning) || !strings.HasSuffix(err.Error(), `; start firewalld, or set "backend" to "iptables"`) {

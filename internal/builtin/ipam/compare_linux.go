@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -24,15 +24,15 @@ type Found struct {
 
 // Compare compares the interface, its addresses and routes with the previous
 // result.
-func (i Interface) Compare(r *plugin.Request, v *compare.View) (found Found, all []compare.Difference, err error) {
-	said, err := compare.Reported(r)
+func (i Interface) Compare(r *plugin.Request, v *contract.View) (found Found, all []contract.Difference, err error) {
+	said, err := contract.Reported(r)
 	if err != nil {
 		return found, nil, err
 	}
 	found.Link, err = v.Container.Link(r.IfName)
 	if links.NotFound(err) {
-		return found, []compare.Difference{{
-			Kind: compare.Interface, Inside: true, Object: r.IfName, Wanted: said.Mac,
+		return found, []contract.Difference{{
+			Kind: contract.Interface, Inside: true, Object: r.IfName, Wanted: said.Mac,
 			Err: fmt.Errorf("in the container: %w", err), Why: i.Gone,
 		}}, nil
 	}
@@ -46,7 +46,7 @@ func (i Interface) Compare(r *plugin.Request, v *compare.View) (found Found, all
 	}
 	found.Ours = len(mismatches) == 0
 	for _, d := range mismatches {
-		d.Kind, d.Inside, d.Object = compare.Interface, true, r.IfName
+		d.Kind, d.Inside, d.Object = contract.Interface, true, r.IfName
 		d.Err, d.Why = inContainer(r, d.Err), "it differs, and may be another interface"
 		all = append(all, d)
 	}
@@ -61,12 +61,12 @@ func inContainer(r *plugin.Request, err error) error {
 
 // SameMAC returns a difference unless an interface has the reported hardware
 // address.
-func SameMAC(own links.Link, said *types100.Interface) []compare.Difference {
-	if compare.SameMAC(said.Mac, own.MAC) {
+func SameMAC(own links.Link, said *types100.Interface) []contract.Difference {
+	if contract.SameMAC(said.Mac, own.MAC) {
 		return nil
 	}
 	has := own.MAC.String()
-	return []compare.Difference{{Wanted: said.Mac, Found: has, Err: fmt.Errorf("its MAC address is %s, not %s", has, said.Mac)}}
+	return []contract.Difference{{Wanted: said.Mac, Found: has, Err: fmt.Errorf("its MAC address is %s, not %s", has, said.Mac)}}
 }
 
 // inside compares an interface that exists, and makes it whole again.
@@ -75,14 +75,14 @@ type inside struct {
 	r   *plugin.Request
 	own Found
 	wanted
-	found []compare.Difference
+	found []contract.Difference
 }
 
-func (c *inside) compare(now compare.Net) (err error) {
+func (c *inside) compare(now contract.Net) (err error) {
 	if c.Up && !c.own.Up() {
-		c.lacks(compare.Interface, c.r.IfName, "up", "down", errors.New("it is down"), c.restore)
+		c.lacks(contract.Interface, c.r.IfName, "up", "down", errors.New("it is down"), c.restore)
 	}
-	if c.wanted, err = c.plan(compare.OwnResult(c.r)); err == nil && len(c.addresses) > 0 {
+	if c.wanted, err = c.plan(contract.OwnResult(c.r)); err == nil && len(c.addresses) > 0 {
 		err = c.compareAddresses(now)
 	}
 	if err == nil {
@@ -95,8 +95,8 @@ func (c *inside) compare(now compare.Net) (err error) {
 }
 
 // lacks adds the difference of an object that fix makes again.
-func (c *inside) lacks(kind compare.Kind, object, wanted, found string, err error, fix compare.Make) {
-	place := &compare.Place{
+func (c *inside) lacks(kind contract.Kind, object, wanted, found string, err error, fix contract.Make) {
+	place := &contract.Place{
 		NS: c.r.Container, Inside: true, Name: fmt.Sprintf("interface %q in the container", c.r.IfName),
 		Find: func(conn *links.Conn) (links.Link, error) { return conn.Link(c.r.IfName) },
 		Same: func(now links.Link) bool { return now.Index == c.own.Index },
@@ -104,12 +104,12 @@ func (c *inside) lacks(kind compare.Kind, object, wanted, found string, err erro
 	if !c.own.Ours {
 		place.Whose = "the interface may be another one"
 	}
-	c.found = append(c.found, place.Lacks(compare.Difference{Kind: kind, Object: object, Wanted: wanted, Found: found, Err: inContainer(c.r, err)}, fix))
+	c.found = append(c.found, place.Lacks(contract.Difference{Kind: kind, Object: object, Wanted: wanted, Found: found, Err: inContainer(c.r, err)}, fix))
 }
 
 // compareAddresses compares the addresses, which must be usable. Others are the
 // container's own.
-func (c *inside) compareAddresses(now compare.Net) error {
+func (c *inside) compareAddresses(now contract.Net) error {
 	have, err := now.Addresses(c.own.Index)
 	if err != nil {
 		return err
@@ -126,7 +126,7 @@ func (c *inside) compareAddresses(now compare.Net) error {
 		case other >= 0:
 			found, fix = have[other].Prefix.String(), nil
 		}
-		c.lacks(compare.Address, fmt.Sprintf("%s on %s", want, c.r.IfName), want.String(), found, why, fix)
+		c.lacks(contract.Address, fmt.Sprintf("%s on %s", want, c.r.IfName), want.String(), found, why, fix)
 	}
 	return nil
 }
@@ -179,7 +179,7 @@ func (s SubnetRoutes) add(conn *links.Conn, index int) error {
 // It ignores other routes, and where a route leads: a program in the container,
 // such as a VPN that takes over the default route or one that sets a metric, may
 // have replaced it, and the destination is still reached.
-func (c *inside) compareRoutes(now compare.Net) error {
+func (c *inside) compareRoutes(now contract.Net) error {
 	var all []links.Route
 	for _, a := range c.addresses {
 		if a.Bits() < a.Addr().BitLen() {
@@ -192,7 +192,7 @@ func (c *inside) compareRoutes(now compare.Net) error {
 		if want.Table != 0 {
 			text += fmt.Sprint(" table ", want.Table)
 		}
-		c.lacks(compare.Route, fmt.Sprintf("%s on %s", want.Dst, c.r.IfName), text, "", fmt.Errorf("route %s is missing", want),
+		c.lacks(contract.Route, fmt.Sprintf("%s on %s", want.Dst, c.r.IfName), text, "", fmt.Errorf("route %s is missing", want),
 			func(_ context.Context, conn *links.Conn, _ links.Link) error { return c.addRoute(conn, want) })
 	}
 	return err
@@ -257,7 +257,7 @@ func ToSubnet(a netip.Prefix) links.Route {
 }
 
 // router lists the routes through an interface, or with 0 through all: a
-// [links.Conn] or a [compare.Net].
+// [links.Conn] or a [contract.Net].
 type router interface {
 	Routes(index int) ([]links.Route, error)
 }

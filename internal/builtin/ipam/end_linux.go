@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -47,7 +46,7 @@ type Interface struct {
 	// Fits returns the differences from the interface that the ADD made. It sets Wanted,
 	// Found and Err. An interface that differs may be another one, so that a repair makes
 	// nothing in it.
-	Fits func(own links.Link, said *types100.Interface) ([]compare.Difference, error)
+	Fits func(own links.Link, said *types100.Interface) ([]contract.Difference, error)
 	// Gone says why a missing interface cannot be made again.
 	Gone string
 }
@@ -61,7 +60,7 @@ func (i Interface) Apply(ctx context.Context, r *plugin.Request, result *types10
 	if i.Announce && len(result.IPs) > 0 { // also the IPv6 addresses that come from routers
 		sysctls = append(sysctls, Announced(r.IfName))
 	}
-	return caller.On(ctx, r.Container, func(conn *links.Conn) error {
+	return contract.On(ctx, r.Container, func(conn *links.Conn) error {
 		if err := conn.SetSysctls(r.Container, sysctls...); err != nil {
 			return err
 		}
@@ -242,7 +241,7 @@ func (i Interface) setUp(conn *links.Conn, index int) (err error) {
 
 // IPv4 returns the IPv4 addresses of a result.
 func IPv4(result *types100.Result) []netip.Addr {
-	return slices.DeleteFunc(compare.AddressesOf(result), netip.Addr.Is6)
+	return slices.DeleteFunc(contract.AddressesOf(result), netip.Addr.Is6)
 }
 
 // wanted are the addresses and routes of an interface, from a result.

@@ -16,8 +16,7 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/plainfile"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -69,7 +68,7 @@ func (p *HostLocal) Add(ctx context.Context, r *plugin.Request) (*types100.Resul
 	// Outside the lock, for which all containers of the network wait.
 	prepared := plainfile.Prepare(c.dir, 0o600) // without a name, it does not survive a power cut
 	defer prepared.Discard()
-	if err := caller.From(ctx).Durable(); err != nil {
+	if err := contract.From(ctx).Durable(); err != nil {
 		return nil, err
 	}
 	err = p.locked(ctx, r, c, true, func(h *held) error {
@@ -94,13 +93,13 @@ func (p *HostLocal) Del(ctx context.Context, r *plugin.Request) error {
 		return err
 	}
 	// Also if an earlier DEL, which was killed, has released them.
-	defer caller.From(ctx).Record.Released(c.dir)
+	defer contract.From(ctx).Record.Released(c.dir)
 	return p.locked(ctx, r, c, false, func(h *held) error {
 		if h == nil {
 			return nil
 		}
 		own, _ := holders(r.ContainerID, r.IfName)
-		released, err := h.releaseAll(compare.AddressesOf(r.PrevResult), own)
+		released, err := h.releaseAll(contract.AddressesOf(r.PrevResult), own)
 		// An ADD takes exactly one address of each set.
 		if err != nil || released == len(c.sets) && !h.memo.known() {
 			return err
@@ -213,7 +212,7 @@ func (r addressRange) ipConfig(addr netip.Addr) *types100.IPConfig {
 // Check returns an error unless the attachment holds an address of every range
 // set, and all addresses of its result that are in one.
 func (p *HostLocal) Check(ctx context.Context, r *plugin.Request) error {
-	return compare.Check(ctx, r, p)
+	return contract.Check(ctx, r, p)
 }
 
 // Compare compares the files of the reserved addresses with the attachment's
@@ -223,7 +222,7 @@ func (p *HostLocal) Check(ctx context.Context, r *plugin.Request) error {
 // A reservation that is gone is made again if nobody else has reserved the
 // address since. The container uses the address, so that otherwise the next one
 // would get it too.
-func (p *HostLocal) Compare(ctx context.Context, r *plugin.Request, _ *compare.View) (all []compare.Difference, err error) {
+func (p *HostLocal) Compare(ctx context.Context, r *plugin.Request, _ *contract.View) (all []contract.Difference, err error) {
 	c, err := parseHostLocal(r)
 	if err != nil {
 		return nil, err
@@ -231,7 +230,7 @@ func (p *HostLocal) Compare(ctx context.Context, r *plugin.Request, _ *compare.V
 	of := &comparison{HostLocal: p, hostLocalConfig: c, r: r}
 	of.own, of.old = holders(r.ContainerID, r.IfName)
 	err = p.locked(ctx, r, c, false, func(h *held) error {
-		claimed := compare.AddressesOf(r.PrevResult)
+		claimed := contract.AddressesOf(r.PrevResult)
 		if of.held = h; h == nil {
 			of.nothing = fmt.Errorf("no address is reserved for container %q: open %s: %w", r.ContainerID, c.dir, fs.ErrNotExist)
 		} else if claimed == nil {
@@ -262,9 +261,9 @@ type comparison struct {
 
 // compare returns the sets of which the attachment holds none of the claimed
 // addresses. A further one in a set may come from a later plugin.
-func (c *comparison) compare(claimed []netip.Addr) (all []compare.Difference) {
+func (c *comparison) compare(claimed []netip.Addr) (all []contract.Difference) {
 	for i, set := range c.sets {
-		var inSet []compare.Difference
+		var inSet []contract.Difference
 		found := false
 		for _, addr := range claimed {
 			if _, ok := set.find(addr); !ok {
@@ -277,8 +276,8 @@ func (c *comparison) compare(claimed []netip.Addr) (all []compare.Difference) {
 		if found {
 			continue
 		}
-		d := compare.Difference{
-			Kind: compare.Reservation, Object: fmt.Sprintf("range set %d, %s", i, set), Wanted: c.own,
+		d := contract.Difference{
+			Kind: contract.Reservation, Object: fmt.Sprintf("range set %d, %s", i, set), Wanted: c.own,
 			Err: c.nothing, Why: "it is not known which address is the attachment's",
 		}
 		if d.Err == nil {
@@ -297,8 +296,8 @@ func (c *comparison) compare(claimed []netip.Addr) (all []compare.Difference) {
 
 // reservation reports whether the attachment holds an address, or else the
 // difference.
-func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bool) {
-	d = compare.Difference{Kind: compare.Reservation, Object: addr.String(), Wanted: c.own, Err: c.nothing}
+func (c *comparison) reservation(addr netip.Addr) (d contract.Difference, held bool) {
+	d = contract.Difference{Kind: contract.Reservation, Object: addr.String(), Wanted: c.own, Err: c.nothing}
 	d.Fix = func(ctx context.Context) error { return c.reserveAgain(ctx, addr) }
 	if c.held == nil {
 		return d, false
@@ -312,7 +311,7 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 			d.Fix, d.Why = nil, "the file cannot be read"
 		}
 	case text == c.own, text == c.old:
-		return compare.Difference{}, true
+		return contract.Difference{}, true
 	default:
 		d.Found, d.Fix, d.Why = cmp.Or(text, "an empty file"), nil, "somebody else has it"
 		d.Err = fmt.Errorf("the address %s of container %q is reserved for %q", addr, c.r.ContainerID, text)

@@ -14,7 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -139,7 +139,7 @@ func Status(ctx context.Context, r *plugin.Request, typ string) error {
 }
 
 // CheckWith runs the IPAM plugin's CHECK, and then that of the plugin itself.
-func CheckWith(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
+func CheckWith(ctx context.Context, r *plugin.Request, p contract.Comparer) error {
 	var c Config
 	if err := r.Decode(&c); err != nil {
 		return err
@@ -147,7 +147,7 @@ func CheckWith(ctx context.Context, r *plugin.Request, p compare.Comparer) error
 	if err := delegate(ctx, r, "CHECK", c.IPAM.Type); err != nil {
 		return err
 	}
-	return compare.Check(ctx, r, p)
+	return contract.Check(ctx, r, p)
 }
 
 // Collector is the GC of a plugin that has nothing to collect itself.

@@ -12,7 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -211,12 +211,12 @@ func (Static) Del(context.Context, *plugin.Request) error { return nil }
 
 // Check returns an error if the result has another gateway for an address than
 // the configuration.
-func (p Static) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
+func (p Static) Check(ctx context.Context, r *plugin.Request) error { return contract.Check(ctx, r, p) }
 
 // Compare compares the gateways of the result with those of the configuration. A
 // configured address that is missing from the result was removed by a later
 // plugin: Add returns all of them. There is nothing to repair.
-func (Static) Compare(_ context.Context, r *plugin.Request, _ *compare.View) (all []compare.Difference, err error) {
+func (Static) Compare(_ context.Context, r *plugin.Request, _ *contract.View) (all []contract.Difference, err error) {
 	_, addresses, err := load(r)
 	if err != nil {
 		return nil, err
@@ -232,8 +232,8 @@ func (Static) Compare(_ context.Context, r *plugin.Request, _ *compare.View) (al
 			continue
 		}
 		if got := r.PrevResult.IPs[at].Gateway; !a.gateway.Equal(got) {
-			all = append(all, compare.Difference{
-				Kind: compare.Address, Object: fmt.Sprintf("gateway of %s", a.prefix), Wanted: a.gateway.String(), Found: got.String(),
+			all = append(all, contract.Difference{
+				Kind: contract.Address, Object: fmt.Sprintf("gateway of %s", a.prefix), Wanted: a.gateway.String(), Found: got.String(),
 				Err: fmt.Errorf("the gateway of address %s is %s, not %s", a.prefix, got, a.gateway),
 				Why: "the result and the configuration differ",
 			})

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -57,7 +57,7 @@ const (
 
 // wait calls ready until it returns true, or the caller's patience ends.
 func wait(ctx context.Context, ready func() (bool, error)) error {
-	ctx, stop := caller.From(ctx).Patience.Wait(ctx)
+	ctx, stop := contract.From(ctx).Patience.Wait(ctx)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, longestWait)
 	defer cancel()
@@ -87,7 +87,7 @@ func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, add
 	if len(addrs) == 0 {
 		return nil
 	}
-	ctx, stop := caller.From(ctx).Patience.Wait(ctx)
+	ctx, stop := contract.From(ctx).Patience.Wait(ctx)
 	defer stop()
 	watch, err := links.WatchAddresses(ns)
 	if err != nil {
@@ -99,7 +99,7 @@ func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, add
 	if err == nil && there {
 		err = d.awaitAnswers(ctx)
 	}
-	if errors.Is(err, caller.ErrEnough) {
+	if errors.Is(err, contract.ErrEnough) {
 		return nil
 	}
 	return err

@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -31,8 +30,8 @@ type moved struct {
 
 // onBoth calls do with sockets on the host and in the container.
 func onBoth(ctx context.Context, r *plugin.Request, do func(host, inside *links.Conn) error) error {
-	return caller.On(ctx, r.Host, func(host *links.Conn) error {
-		return caller.On(ctx, r.Container, func(inside *links.Conn) error { return do(host, inside) })
+	return contract.On(ctx, r.Host, func(host *links.Conn) error {
+		return contract.On(ctx, r.Container, func(inside *links.Conn) error { return do(host, inside) })
 	})
 }
 
@@ -142,7 +141,7 @@ func moveOut(r *plugin.Request, host, inside *links.Conn) error {
 
 // reported reports whether the result lists the interface in the container.
 func reported(r *plugin.Request, own links.Link) bool {
-	said, err := compare.Reported(r)
+	said, err := contract.Reported(r)
 	return err == nil && said.Mac == own.MAC.String()
 }
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -124,18 +124,18 @@ func (p HostDevice) Check(ctx context.Context, r *plugin.Request) error {
 
 // Compare compares the interface and its addresses with the attachment that Add
 // made.
-func (p HostDevice) Compare(_ context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func (p HostDevice) Compare(_ context.Context, r *plugin.Request, v *contract.View) ([]contract.Difference, error) {
 	var c deviceConfig
 	if err := r.Decode(&c); err != nil {
 		return nil, err
 	}
-	said, err := compare.Reported(r)
+	said, err := contract.Reported(r)
 	if err != nil || p.inUserSpace(r, &c, said) {
 		return nil, err
 	}
 	own := ipam.Interface{
 		Up: true, Detect: true, Gone: "the device is not in the container: moving it there again needs Remove and Setup",
-		Fits: func(own links.Link, said *types100.Interface) ([]compare.Difference, error) {
+		Fits: func(own links.Link, said *types100.Interface) ([]contract.Difference, error) {
 			return ipam.SameMAC(own, said), nil
 		},
 	}

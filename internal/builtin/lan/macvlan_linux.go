@@ -21,8 +21,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -52,7 +51,7 @@ func (a *macvlan) Make(ctx context.Context) error {
 	if a.InNetNS {
 		ns = a.r.Container
 	}
-	return caller.On(ctx, ns, func(conn *links.Conn) error {
+	return contract.On(ctx, ns, func(conn *links.Conn) error {
 		master, err := a.master(conn)
 		if err != nil {
 			return err
@@ -97,7 +96,7 @@ func (MACVLAN) Del(ctx context.Context, r *plugin.Request) error {
 	if r.Container != nil {
 		remove, missed := removal(ctx, r)
 		if remove != nil {
-			missed = caller.From(ctx).Batch.Later(ctx, remove)
+			missed = contract.From(ctx).Batch.Later(ctx, remove)
 		}
 		err = errors.Join(err, missed)
 	}
@@ -106,7 +105,7 @@ func (MACVLAN) Del(ctx context.Context, r *plugin.Request) error {
 
 // removal returns the function that deletes the interface, or nil if it is no macvlan.
 func removal(ctx context.Context, r *plugin.Request) (func(context.Context) error, error) {
-	return caller.Removal(ctx, r.Container, r.IfName, func(own links.Link) bool { return own.Kind == "macvlan" })
+	return contract.Removal(ctx, r.Container, r.IfName, func(own links.Link) bool { return own.Kind == "macvlan" })
 }
 
 // Status fails if the master is missing, or the IPAM plugin has no addresses.
@@ -116,7 +115,7 @@ func (MACVLAN) Status(ctx context.Context, r *plugin.Request) error {
 		return err
 	}
 	if !c.InNetNS {
-		err := caller.On(ctx, r.Host, func(conn *links.Conn) error {
+		err := contract.On(ctx, r.Host, func(conn *links.Conn) error {
 			_, err := c.master(conn)
 			return err
 		})
@@ -137,14 +136,14 @@ func (p MACVLAN) Check(ctx context.Context, r *plugin.Request) error {
 
 // Compare compares the interface, its master, its mode and its addresses with
 // the attachment that Add made.
-func (MACVLAN) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func (MACVLAN) Compare(ctx context.Context, r *plugin.Request, v *contract.View) ([]contract.Difference, error) {
 	c, err := parseMACVLAN(r)
 	if err != nil {
 		return nil, err
 	}
 	own := ipam.Interface{
 		Up: true, Detect: true, Gone: "it is gone, perhaps with its master: a new one needs Remove and Setup",
-		Fits: func(own links.Link, said *types100.Interface) ([]compare.Difference, error) {
+		Fits: func(own links.Link, said *types100.Interface) ([]contract.Difference, error) {
 			return c.mismatches(v, own, said)
 		},
 	}
@@ -152,16 +151,16 @@ func (MACVLAN) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 	return all, err
 }
 
-func (c *macvlanConfig) mismatches(v *compare.View, own links.Link, said *types100.Interface) ([]compare.Difference, error) {
+func (c *macvlanConfig) mismatches(v *contract.View, own links.Link, said *types100.Interface) ([]contract.Difference, error) {
 	if own.Kind != "macvlan" {
-		return []compare.Difference{{Wanted: "macvlan", Found: own.Kind, Err: fmt.Errorf("it is of type %q, not macvlan", own.Kind)}}, nil
+		return []contract.Difference{{Wanted: "macvlan", Found: own.Kind, Err: fmt.Errorf("it is of type %q, not macvlan", own.Kind)}}, nil
 	}
-	var all []compare.Difference
+	var all []contract.Difference
 	if c.mode != nl.MACVLAN_MODE_PASSTHRU { // with passthru it has the master's address
 		all = ipam.SameMAC(own, said)
 	}
 	if own.MacvlanMode != c.mode {
-		all = append(all, compare.Difference{Wanted: "mode " + modeName(c.mode), Found: "mode " + modeName(own.MacvlanMode), Err: fmt.Errorf("its mode is not %q", c.Mode)})
+		all = append(all, contract.Difference{Wanted: "mode " + modeName(c.mode), Found: "mode " + modeName(own.MacvlanMode), Err: fmt.Errorf("its mode is not %q", c.Mode)})
 	}
 	other, err := c.otherMaster(v, own)
 	return append(all, other...), err
@@ -171,11 +170,11 @@ func (c *macvlanConfig) mismatches(v *compare.View, own links.Link, said *types1
 // master. The kernel deletes the interface with its master, so the master
 // exists, perhaps under another name. A master that is not configured was the
 // interface of the default route at the time, which may have changed.
-func (c *macvlanConfig) otherMaster(v *compare.View, own links.Link) ([]compare.Difference, error) {
+func (c *macvlanConfig) otherMaster(v *contract.View, own links.Link) ([]contract.Difference, error) {
 	if c.Master == "" {
 		return nil, nil
 	}
-	outside := compare.Net(v.Host)
+	outside := contract.Net(v.Host)
 	if c.InNetNS {
 		outside = v.Container
 	}
@@ -186,7 +185,7 @@ func (c *macvlanConfig) otherMaster(v *compare.View, own links.Link) ([]compare.
 	if err != nil || own.Peer.Index == master.Index {
 		return nil, err
 	}
-	return []compare.Difference{{
+	return []contract.Difference{{
 		Wanted: fmt.Sprint("master ", master.Name), Found: fmt.Sprint("master ", own.Peer.Index),
 		Err: fmt.Errorf("its master is interface %d, not %d, which is %q", own.Peer.Index, master.Index, master.Name),
 	}}, nil
@@ -217,7 +216,7 @@ func parseMACVLAN(r *plugin.Request) (*macvlanConfig, error) {
 	if err := r.Decode(c); err != nil {
 		return nil, err
 	}
-	mac, err := caller.MAC(r)
+	mac, err := contract.MAC(r)
 	if err != nil {
 		return nil, err
 	}

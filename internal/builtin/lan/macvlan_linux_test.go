@@ -12,9 +12,8 @@ import (
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -107,7 +106,7 @@ func TestMACVLANDel(t *testing.T) {
 			c.Prev = side.Must(t, "ADD", c)
 			c = prepare(c)
 			b := &thread.Batch{}
-			if _, err := side.Run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c); err != nil {
+			if _, err := side.Run(contract.With(t.Context(), contract.Given{Batch: b}), "DEL", c); err != nil {
 				t.Error(err)
 			}
 			if err := b.Flush(context.Background()); err != nil {

@@ -11,20 +11,19 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
 // Memory is the record of one attachment, in memory.
 type Memory struct {
-	caller.Record
+	contract.Record
 	facts sync.Map // of json.RawMessage, by key
 }
 
 // NewMemory returns an empty record.
-func NewMemory() *Memory { return &Memory{Record: caller.From(context.Background()).Record} }
+func NewMemory() *Memory { return &Memory{Record: contract.From(context.Background()).Record} }
 
 func (m *Memory) Fact(key string) json.RawMessage {
 	text, _ := m.facts.Load(key)
@@ -48,8 +47,8 @@ func (m *Memory) Keys() (keys []string) {
 }
 
 // Comparing calls do with the request of a CHECK and the plugin, which must be a
-// [compare.Comparer]. The request is valid until do returns.
-func Comparing(ctx context.Context, host *netns.Handle, lookup func(string) plugin.Plugin, c Call, do func(ctx context.Context, r *plugin.Request, p compare.Comparer) error) error {
+// [contract.Comparer]. The request is valid until do returns.
+func Comparing(ctx context.Context, host *netns.Handle, lookup func(string) plugin.Plugin, c Call, do func(ctx context.Context, r *plugin.Request, p contract.Comparer) error) error {
 	_, err := Ours(host, func(typ string) plugin.Plugin {
 		p := lookup(typ)
 		if typ == c.Type {
@@ -62,11 +61,11 @@ func Comparing(ctx context.Context, host *netns.Handle, lookup func(string) plug
 
 type probe struct {
 	plugin.Plugin
-	do func(ctx context.Context, r *plugin.Request, p compare.Comparer) error
+	do func(ctx context.Context, r *plugin.Request, p contract.Comparer) error
 }
 
 func (p probe) Check(ctx context.Context, r *plugin.Request) error {
-	c, ok := p.Plugin.(compare.Comparer)
+	c, ok := p.Plugin.(contract.Comparer)
 	if !ok {
 		return fmt.Errorf("plugin %q does not compare", r.Type)
 	}
@@ -74,9 +73,9 @@ func (p probe) Check(ctx context.Context, r *plugin.Request) error {
 }
 
 // Named sets the type of the plugin in the differences, as the runner does.
-type Named struct{ compare.Comparer }
+type Named struct{ contract.Comparer }
 
-func (n Named) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func (n Named) Compare(ctx context.Context, r *plugin.Request, v *contract.View) ([]contract.Difference, error) {
 	all, err := n.Comparer.Compare(ctx, r, v)
 	for i := range all {
 		all[i].Plugin = r.Type
@@ -90,7 +89,7 @@ const mostRounds = 5
 // Repair compares and calls each Fix twice, again and again until there is none,
 // and returns the differences that remain, of the last round. It does not repair
 // the inside of the container unless told.
-func Repair(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View, inside bool) (left []compare.Difference, err error) {
+func Repair(ctx context.Context, r *plugin.Request, p contract.Comparer, v *contract.View, inside bool) (left []contract.Difference, err error) {
 	for range mostRounds {
 		if left, err = p.Compare(ctx, r, v); err != nil {
 			return nil, err
@@ -102,7 +101,7 @@ func Repair(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compa
 			}
 			for range 2 {
 				if err := d.Fix(ctx); err != nil {
-					return left, fmt.Errorf("%s: %w", Lines([]compare.Difference{d}), err)
+					return left, fmt.Errorf("%s: %w", Lines([]contract.Difference{d}), err)
 				}
 			}
 			fixed = true
@@ -116,12 +115,12 @@ func Repair(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compa
 
 // Lines describes differences, one a line: what each is, whether it can be repaired, and
 // the error of CHECK.
-func Lines(all []compare.Difference) string { return describe(all, true) }
+func Lines(all []contract.Difference) string { return describe(all, true) }
 
 // Short is [Lines] without the errors of CHECK.
-func Short(all []compare.Difference) string { return describe(all, false) }
+func Short(all []contract.Difference) string { return describe(all, false) }
 
-func describe(all []compare.Difference, withErrors bool) string {
+func describe(all []contract.Difference, withErrors bool) string {
 	var lines []string
 	for _, d := range all {
 		where, fix := "host", "fix"

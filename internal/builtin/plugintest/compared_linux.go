@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -21,8 +21,8 @@ const (
 // Compared compares an attachment with the kernel, and repairs it. It returns the
 // differences, and those that are left, one a line.
 func Compared(ctx context.Context, host *netns.Handle, lookup func(string) plugin.Plugin, c Call, extent Extent) (found, left string, err error) {
-	err = Comparing(ctx, host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done, err := compare.Kernel(ctx, r)
+	err = Comparing(ctx, host, lookup, c, func(ctx context.Context, r *plugin.Request, p contract.Comparer) error {
+		v, done, err := contract.Kernel(ctx, r)
 		if err != nil {
 			return err
 		}

@@ -10,17 +10,16 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
 // Check returns an error unless every port is forwarded.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return contract.Check(ctx, r, p) }
 
 // Compare compares the rules of the forwarded ports, and the setting that lets packets
 // from the host's loopback addresses leave.
-func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *contract.View) ([]contract.Difference, error) {
 	c, err := parse(r, false)
 	if err != nil {
 		return nil, err
@@ -31,7 +30,7 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 	if c.none() {
 		return nil, nil
 	}
-	found, err := compare.MissingRules(ctx, r, v, c.rules, nil)
+	found, err := contract.MissingRules(ctx, r, v, c.rules, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -43,14 +42,14 @@ func (Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) (
 // that is the attachment's own: a bridge that was made again, or an end of a veth pair.
 // Without it the route leads to an interface of the host's, whose setting is not ours. The
 // kernel says which route it uses: the view may be a list of them.
-func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *contract.View) ([]contract.Difference, error) {
 	to := c.to[0].Addr()
 	if !c.snat || !to.Is4() {
 		return nil, nil
 	}
 	var link links.Link
 	there := false
-	err := caller.On(ctx, r.Host, func(host *links.Conn) (err error) {
+	err := contract.On(ctx, r.Host, func(host *links.Conn) (err error) {
 		link, there, err = interfaceTo(host, v.Host, to)
 		return err
 	})
@@ -63,10 +62,10 @@ func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *comp
 	}) {
 		return nil, nil
 	}
-	return []compare.Difference{{
-		Kind: compare.Sysctl, Object: want.Path, Wanted: want.Value, Found: "0", Shared: link.Kind == "bridge",
+	return []contract.Difference{{
+		Kind: contract.Sysctl, Object: want.Path, Wanted: want.Value, Found: "0", Shared: link.Kind == "bridge",
 		Fix: func(ctx context.Context) error {
-			return caller.On(ctx, r.Host, func(host *links.Conn) error {
+			return contract.On(ctx, r.Host, func(host *links.Conn) error {
 				now, err := host.Link(link.Name)
 				if err != nil {
 					return err
@@ -79,7 +78,7 @@ func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *comp
 
 // interfaceTo returns the host's interface that leads to an address. There is none if no
 // route leads there, or if the list of interfaces is older than the route.
-func interfaceTo(routes *links.Conn, host compare.Net, to netip.Addr) (link links.Link, there bool, err error) {
+func interfaceTo(routes *links.Conn, host contract.Net, to netip.Addr) (link links.Link, there bool, err error) {
 	index, err := routes.InterfaceTo(to)
 	if err == nil && index == 0 {
 		return link, false, nil

@@ -15,8 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -117,7 +116,7 @@ func TestRulesOfAnExecutable(t *testing.T) {
 			neighbour.ID = "neighbour"
 			theirs.Must(t, "ADD", neighbour)
 			theirs.Must(t, "ADD", c)
-			ctx := caller.With(t.Context(), caller.Given{Record: plugintest.NewMemory(), Filters: netfilter.Options{Executable: true}})
+			ctx := contract.With(t.Context(), contract.Given{Record: plugintest.NewMemory(), Filters: netfilter.Options{Executable: true}})
 			compared := func() (found, left string) {
 				t.Helper()
 				found, left, err := plugintest.Compared(ctx, h.Host, lookup, c, plugintest.RepairHost)
@@ -300,14 +299,14 @@ func TestAViewWithoutRouting(t *testing.T) {
 	side, c := plugintest.Ours(h.Host, lookup), call(h, "", twoPorts(), v4)
 	side.Must(t, "ADD", c)
 	nettest.Shell(t, h.Host, "echo 0 > /proc/sys/net/ipv4/conf/veth0/route_localnet")
-	expect.NoError(t, plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done, err := compare.Kernel(ctx, r)
+	expect.NoError(t, plugintest.Comparing(t.Context(), h.Host, lookup, c, func(ctx context.Context, r *plugin.Request, p contract.Comparer) error {
+		v, done, err := contract.Kernel(ctx, r)
 		if err != nil {
 			return err
 		}
-		v.Host = struct{ compare.Host }{v.Host}
+		v.Host = struct{ contract.Host }{v.Host}
 		found, err := p.Compare(ctx, r, v)
-		if len(found) != 1 || found[0].Kind != compare.Sysctl {
+		if len(found) != 1 || found[0].Kind != contract.Sysctl {
 			t.Errorf("found %s", plugintest.Lines(found))
 		}
 		return errors.Join(err, done())

@@ -11,7 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
@@ -55,7 +55,7 @@ func (c request) none() bool { return len(c.rules) == 0 || len(c.to) == 0 }
 func load(r *plugin.Request) (request, error) {
 	c, err := parse(r, false)
 	if err == nil && c.only != "" {
-		err = compare.OnlyExecutable(conflist.Portmap, c.only)
+		err = contract.OnlyExecutable(conflist.Portmap, c.only)
 	}
 	return c, err
 }
@@ -73,7 +73,7 @@ func parse(r *plugin.Request, del bool) (request, error) {
 		return request{}, plugin.Errorf(types.ErrInvalidNetworkConfig, "plugin portmap: %w", err)
 	}
 	if r.PrevResult != nil {
-		v4, v6 := compare.FirstAddresses(r.PrevResult, r.IfName)
+		v4, v6 := contract.FirstAddresses(r.PrevResult, r.IfName)
 		c.to = slices.DeleteFunc([]netip.Prefix{v4, v6}, func(p netip.Prefix) bool { return !p.IsValid() })
 	}
 	for i := range c.rules {

@@ -11,8 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
@@ -39,7 +38,7 @@ func (Plugin) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 			return nil, err
 		}
 	}
-	if err := caller.From(ctx).Firewalls(r.Host).Add(ctx, c.rules...); err != nil {
+	if err := contract.From(ctx).Firewalls(r.Host).Add(ctx, c.rules...); err != nil {
 		return nil, err
 	}
 	return result, nil
@@ -52,7 +51,7 @@ func (Plugin) Del(ctx context.Context, r *plugin.Request) error {
 	if err != nil || len(c.rules) == 0 {
 		return err
 	}
-	return caller.From(ctx).Firewalls(r.Host).Remove(ctx, c.rules...)
+	return contract.From(ctx).Firewalls(r.Host).Remove(ctx, c.rules...)
 }
 
 // Wants returns the rules of an attachment whose ADD ended with the previous result.
@@ -69,7 +68,7 @@ func Wants(r *plugin.Request) ([]netfilter.Rule, error) {
 // martians. The setting stays, because others use the interface too. If the host
 // has no route to the container, there is nothing to do.
 func routeLocalnet(ctx context.Context, r *plugin.Request, container netip.Addr) error {
-	return caller.On(ctx, r.Host, func(host *links.Conn) error {
+	return contract.On(ctx, r.Host, func(host *links.Conn) error {
 		link, there, err := interfaceTo(host, host, container)
 		if err != nil || !there {
 			return err
@@ -106,5 +105,5 @@ func (Plugin) OnlyExecutable(config json.RawMessage) error {
 	if err != nil || only == "" {
 		return nil
 	}
-	return compare.OnlyExecutable(conflist.Portmap, only)
+	return contract.OnlyExecutable(conflist.Portmap, only)
 }

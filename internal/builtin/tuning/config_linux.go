@@ -17,8 +17,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -86,7 +85,7 @@ func parse(r *plugin.Request) (*config, error) {
 	if err := r.Decode(&n); err != nil {
 		return nil, err
 	}
-	mac, err := caller.MAC(r)
+	mac, err := contract.MAC(r)
 	if err != nil {
 		return nil, err
 	}
@@ -177,14 +176,14 @@ func noteSet(ctx context.Context, c *config) error {
 		all = make(map[string]string)
 	}
 	maps.Copy(all, values)
-	return caller.From(ctx).Record.Note(factSet, all)
+	return contract.From(ctx).Record.Note(factSet, all)
 }
 
 // lastSet reads the note. Without a note, as after an executable's ADD, every
 // plugin counts as the last.
 func lastSet(ctx context.Context) map[string]string {
 	var all map[string]string
-	if json.Unmarshal(caller.From(ctx).Record.Fact(factSet), &all) != nil {
+	if json.Unmarshal(contract.From(ctx).Record.Fact(factSet), &all) != nil {
 		return nil
 	}
 	return all
@@ -211,14 +210,14 @@ func (c *config) own(r *plugin.Request, last map[string]string) ([]sysctl, []att
 		noted, ok := last[key]
 		return ok && noted != value
 	}
-	said, err := compare.Reported(r)
+	said, err := contract.Reported(r)
 	if err != nil {
 		said = &types100.Interface{} // it says nothing
 	}
 	sysctls := slices.DeleteFunc(c.sysctls, func(s sysctl) bool { return replaced(s.file, s.value) })
 	return sysctls, slices.DeleteFunc(c.attributes.list(), func(a attribute) bool {
 		return replaced(a.name, a.value) ||
-			a.name == "mac" && !compare.SameMAC(said.Mac, a.change.MAC) ||
+			a.name == "mac" && !contract.SameMAC(said.Mac, a.change.MAC) ||
 			a.name == "mtu" && said.Mtu != 0 && said.Mtu != a.change.MTU
 	})
 }

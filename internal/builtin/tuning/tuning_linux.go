@@ -16,8 +16,7 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/plainfile"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -157,7 +156,7 @@ func writeSysctls(r *plugin.Request, sysctls []sysctl) error {
 
 // on calls do with the interface.
 func on(ctx context.Context, r *plugin.Request, do func(*links.Conn, links.Link) error) error {
-	return caller.On(ctx, r.Container, func(conn *links.Conn) error {
+	return contract.On(ctx, r.Container, func(conn *links.Conn) error {
 		link, err := conn.Link(r.IfName)
 		if err != nil {
 			return err
@@ -241,13 +240,13 @@ func (p Plugin) Status(_ context.Context, r *plugin.Request) error {
 
 // Check returns an error unless the sysctls and the interface are as this plugin
 // has set them, except for those that a later plugin has set again.
-func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return compare.Check(ctx, r, p) }
+func (p Plugin) Check(ctx context.Context, r *plugin.Request) error { return contract.Check(ctx, r, p) }
 
 // Compare compares the sysctls and the attributes of the interface with the values
 // that this plugin has set, except for those that a later plugin has set again. All
 // are in the container, which may have changed them on purpose. Compare ignores the
 // allowlist, which is for future settings; a Fix obeys it.
-func (p Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func (p Plugin) Compare(ctx context.Context, r *plugin.Request, v *contract.View) ([]contract.Difference, error) {
 	c, err := parse(r)
 	if err != nil {
 		return nil, err
@@ -262,8 +261,8 @@ func (p Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View)
 	}
 	link, err := v.Container.Link(r.IfName)
 	if links.NotFound(err) {
-		return append(found, compare.Difference{
-			Kind: compare.Interface, Inside: true, Object: r.IfName, Wanted: "an interface to change", Err: err,
+		return append(found, contract.Difference{
+			Kind: contract.Interface, Inside: true, Object: r.IfName, Wanted: "an interface to change", Err: err,
 			Why: "tuning changes the interface of another plugin, and makes none",
 		}), nil
 	}
@@ -275,14 +274,14 @@ func (p Plugin) Compare(ctx context.Context, r *plugin.Request, v *compare.View)
 
 // compareSysctls compares words and values, because the kernel has its own way to
 // separate and print numbers.
-func (p Plugin) compareSysctls(r *plugin.Request, sysctls []sysctl) (found []compare.Difference, err error) {
+func (p Plugin) compareSysctls(r *plugin.Request, sysctls []sysctl) (found []contract.Difference, err error) {
 	if len(sysctls) == 0 {
 		return nil, nil
 	}
 	err = r.Container.Do(func() error {
 		for _, s := range sysctls {
 			want := canonical(s.value)
-			d := compare.Difference{Kind: compare.Sysctl, Inside: true, Object: s.key, Wanted: want}
+			d := contract.Difference{Kind: contract.Sysctl, Inside: true, Object: s.key, Wanted: want}
 			data, err := os.ReadFile(s.file)
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
@@ -311,7 +310,7 @@ func (p Plugin) compareSysctls(r *plugin.Request, sysctls []sysctl) (found []com
 
 // compareAttributes compares an interface with the configuration. It ignores
 // attributes that are not configured, or only turned off, because they were not set.
-func compareAttributes(r *plugin.Request, has attributes, want []attribute) (found []compare.Difference) {
+func compareAttributes(r *plugin.Request, has attributes, want []attribute) (found []contract.Difference) {
 	now := make(map[string]string)
 	for _, a := range has.list() {
 		now[a.name] = a.value
@@ -321,8 +320,8 @@ func compareAttributes(r *plugin.Request, has attributes, want []attribute) (fou
 		if is == a.value {
 			continue
 		}
-		found = append(found, compare.Difference{
-			Kind: compare.Interface, Inside: true,
+		found = append(found, contract.Difference{
+			Kind: contract.Interface, Inside: true,
 			Object: a.name + " of " + r.IfName, Wanted: a.value, Found: is,
 			Err: fmt.Errorf("interface %q: %s is %v, and not %v as configured", r.IfName, a.name, is, a.value),
 			Fix: func(ctx context.Context) error { // the backup of the former value is the ADD's

@@ -15,7 +15,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -127,7 +127,7 @@ func TestAddRefuses(t *testing.T) {
 
 // noting is a runtime that keeps the notes of one attachment.
 type noting struct {
-	caller.Record
+	contract.Record
 	notes map[string]json.RawMessage
 }
 
@@ -142,7 +142,7 @@ func (n noting) Note(key string, value any) (err error) {
 // the first one's.
 func TestFault_F37_CheckWantsSettingsThatALaterPluginReplaced(t *testing.T) {
 	h, notes := plugintest.NewHost(t), noting{notes: map[string]json.RawMessage{}}
-	ctx := caller.With(t.Context(), caller.Given{Record: notes})
+	ctx := contract.With(t.Context(), contract.Given{Record: notes})
 	chained := func(fields string) plugintest.Call {
 		return callFor(h, fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "podnet", "type": "tuning", "dataDir": %q, %s}`, t.TempDir(), fields))
 	}

@@ -11,8 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -89,7 +88,7 @@ func (a *bridged) Configure(ctx context.Context, result *types100.Result) error 
 func (a *bridged) announce(ctx context.Context) error {
 	addrs := ipam.IPv4(a.result)
 	if a.aside {
-		return a.ends.InContainer.AnnounceAside(caller.From(ctx).Conns, a.ends.Request.Container, a.ends.Container, addrs)
+		return a.ends.InContainer.AnnounceAside(contract.From(ctx).Conns, a.ends.Request.Container, a.ends.Container, addrs)
 	}
 	if len(addrs) == 0 {
 		return nil
@@ -151,7 +150,7 @@ func (a *bridged) makeGateway(ctx context.Context, addrs []netip.Prefix, br *typ
 		return err
 	}
 	br.Mac = now.MAC.String()
-	if err := note(caller.From(ctx).Record, now); err != nil {
+	if err := note(contract.From(ctx).Record, now); err != nil {
 		return err
 	}
 	on := a.bridge
@@ -201,7 +200,7 @@ func (a *bridged) settle(ctx context.Context) error {
 	var err error
 	switch {
 	case a.detect:
-		err = ipam.Detect(ctx, a.ends.Request.Container, a.ends.InContainer, a.ends.Container.Index, compare.PrefixesOf(a.result), carrierTime)
+		err = ipam.Detect(ctx, a.ends.Request.Container, a.ends.InContainer, a.ends.Container.Index, contract.PrefixesOf(a.result), carrierTime)
 	case ipam.HasIPv6(a.result):
 		err = ipam.Settle(ctx, a.ends.InContainer, a.ends.Container.Index)
 	}

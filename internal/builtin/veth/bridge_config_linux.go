@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -157,7 +157,7 @@ type macConfig struct {
 // readMAC chooses the address from the runtime, the arguments in the
 // configuration, or CNI_ARGS, in this order.
 func (c *macConfig) readMAC(r *plugin.Request) error {
-	arg, err := caller.MAC(r)
+	arg, err := contract.MAC(r)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -127,8 +127,8 @@ func (c *comparison) gateway(context.Context) error {
 		if slices.ContainsFunc(have, func(a links.Address) bool { return c.conf.serves(a, want) }) {
 			continue
 		}
-		d := compare.Difference{
-			Kind: compare.Address, Object: fmt.Sprintf("%s on %s", want, name), Wanted: want.String(),
+		d := contract.Difference{
+			Kind: contract.Address, Object: fmt.Sprintf("%s on %s", want, name), Wanted: want.String(),
 			Err: fmt.Errorf("interface %q lacks the gateway's address %s", name, want),
 		}
 		if _, others := conflicts(have, want); len(others) > 0 {
@@ -157,8 +157,8 @@ func (c *comparison) gatewayRoutes(on links.Link, wanted []netip.Prefix, have []
 	}
 	missing, err := ipam.Unreached(c.v.Host, on.Index, routes)
 	for _, route := range missing {
-		c.lacks(compare.Difference{
-			Kind: compare.Route, Object: fmt.Sprintf("%s on %s", route.Dst, on.Name), Wanted: route.String(),
+		c.lacks(contract.Difference{
+			Kind: contract.Route, Object: fmt.Sprintf("%s on %s", route.Dst, on.Name), Wanted: route.String(),
 			Err: fmt.Errorf("interface %q lacks the route %s", on.Name, route),
 		}, func(_ context.Context, conn *links.Conn, _ links.Link) error { return c.restoreSubnet(conn, on, route) })
 	}
@@ -263,7 +263,7 @@ func setUp(conn *links.Conn, host *netns.Handle, index int) error {
 func (c *comparison) vlanInterface() (links.Link, error) {
 	name := c.conf.gatewayName()
 	lacks := func(l links.Link, wanted, found string, err error) {
-		d := compare.Difference{Kind: compare.Interface, Object: l.Name, Wanted: wanted, Found: found, Err: fmt.Errorf("gateway of the VLAN: %w", err)}
+		d := contract.Difference{Kind: contract.Interface, Object: l.Name, Wanted: wanted, Found: found, Err: fmt.Errorf("gateway of the VLAN: %w", err)}
 		c.lacks(d, c.restoreVLANInterface)
 	}
 	up := func(l links.Link) {
@@ -297,7 +297,7 @@ func hasPort(on links.Link) bool { return on.Kind == "veth" && !on.Peer.Elsewher
 // reportedMAC returns the hardware address of an interface of the host in the
 // result, or nil.
 func (c *comparison) reportedMAC(name string) net.HardwareAddr {
-	i := compare.OnHost(c.r, name)
+	i := contract.OnHost(c.r, name)
 	if i == nil {
 		return nil
 	}

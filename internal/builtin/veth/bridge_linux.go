@@ -14,8 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
@@ -100,7 +99,7 @@ func (*Bridge) Del(ctx context.Context, r *plugin.Request) error {
 	if !c.MACSpoofChk {
 		return err
 	}
-	return errors.Join(err, spoofError(caller.From(ctx).Firewalls(r.Host).Remove(ctx, spoofRule(r, "", nil))))
+	return errors.Join(err, spoofError(contract.From(ctx).Firewalls(r.Host).Remove(ctx, spoofRule(r, "", nil))))
 }
 
 // Status asks the IPAM plugin.
@@ -132,7 +131,7 @@ func (p *Bridge) Check(ctx context.Context, r *plugin.Request) error {
 // A missing bridge is made again if an ADD made it, of this plugin or of an executable,
 // and set up, and gets its addresses. Of a bridge that somebody else made, only the port and
 // the rules come back: the rest is the owner's decision.
-func (*Bridge) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func (*Bridge) Compare(ctx context.Context, r *plugin.Request, v *contract.View) ([]contract.Difference, error) {
 	conf, err := loadBridge(r)
 	if err != nil {
 		return nil, err
@@ -146,7 +145,7 @@ func (*Bridge) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 		}
 	}
 	if c.conf.IsGateway {
-		compare.Announced(c.found, c.announce)
+		contract.Announced(c.found, c.announce)
 	}
 	rules, err := CompareMasquerade(ctx, r, v)
 	return append(c.found, rules...), err
@@ -156,8 +155,8 @@ func (*Bridge) Compare(ctx context.Context, r *plugin.Request, v *compare.View) 
 type comparison struct {
 	conf  *bridgeConfig
 	r     *plugin.Request
-	v     *compare.View
-	found []compare.Difference
+	v     *contract.View
+	found []contract.Difference
 
 	inside ipam.Found
 	host   Host
@@ -181,13 +180,13 @@ func (c *comparison) container(context.Context) (err error) {
 
 // lacks adds a difference of the bridge, its addresses or its interface in a VLAN, which
 // fix repairs if an ADD made the bridge.
-func (c *comparison) lacks(d compare.Difference, fix compare.Make) {
+func (c *comparison) lacks(d contract.Difference, fix contract.Make) {
 	c.found = append(c.found, c.onHost().Lacks(d, fix))
 }
 
 // onHost is the place of the bridge, its addresses and its interface in a VLAN.
-func (c *comparison) onHost() *compare.Place {
-	p := &compare.Place{NS: c.r.Host, Shared: true}
+func (c *comparison) onHost() *contract.Place {
+	p := &contract.Place{NS: c.r.Host, Shared: true}
 	if !c.ours() {
 		p.Whose = c.whose()
 	}
@@ -216,7 +215,7 @@ func (c *comparison) spoofing(ctx context.Context) error {
 	if !c.conf.MACSpoofChk || !c.host.Ours || !c.inside.Ours {
 		return nil
 	}
-	all, err := compare.MissingRules(ctx, c.r, c.v, []netfilter.Rule{spoofRule(c.r, c.host.Name, c.inside.MAC)}, spoofError)
+	all, err := contract.MissingRules(ctx, c.r, c.v, []netfilter.Rule{spoofRule(c.r, c.host.Name, c.inside.MAC)}, spoofError)
 	c.found = append(c.found, all...)
 	return err
 }
@@ -239,7 +238,7 @@ func spoofError(err error) error {
 // atOnce returns the packet filters of the host without the batch, which would have rules
 // made and deleted at the end of the ADD.
 func atOnce(ctx context.Context, r *plugin.Request) *netfilter.Firewalls {
-	fw := caller.From(ctx).Firewalls(r.Host)
+	fw := contract.From(ctx).Firewalls(r.Host)
 	fw.Batch = nil
 	return fw
 }
@@ -248,13 +247,13 @@ func atOnce(ctx context.Context, r *plugin.Request) *netfilter.Firewalls {
 // there is none. And it compares the hardware address of the bridge, which follows its ports
 // unless somebody sets it, and is another one after somebody has made the bridge again.
 // Containers ask for the address when they need it.
-func (*Bridge) Excuse(r *plugin.Request, v *compare.View) (e compare.Excuse, err error) {
+func (*Bridge) Excuse(r *plugin.Request, v *contract.View) (e contract.Excuse, err error) {
 	c, err := loadBridge(r)
 	if err != nil {
 		return e, err
 	}
 	if c.IPAM.Type == "" {
-		return compare.Excuse{Why: "the CHECK of the plugin fails for every container without an IPAM plugin", Blind: true}, nil
+		return contract.Excuse{Why: "the CHECK of the plugin fails for every container without an IPAM plugin", Blind: true}, nil
 	}
 	br, err := v.Host.Link(c.Bridge)
 	if links.NotFound(err) {
@@ -263,9 +262,9 @@ func (*Bridge) Excuse(r *plugin.Request, v *compare.View) (e compare.Excuse, err
 	if err != nil {
 		return e, fmt.Errorf("bridge: %w", err)
 	}
-	said := compare.OnHost(r, c.Bridge)
-	if said == nil || compare.SameMAC(said.Mac, br.MAC) {
+	said := contract.OnHost(r, c.Bridge)
+	if said == nil || contract.SameMAC(said.Mac, br.MAC) {
 		return e, nil
 	}
-	return compare.Excuse{Why: fmt.Sprintf("bridge %q has the hardware address %v, and had %s after the ADD, which does not matter", c.Bridge, br.MAC, said.Mac)}, nil
+	return contract.Excuse{Why: fmt.Sprintf("bridge %q has the hardware address %v, and had %s after the ADD, which does not matter", c.Bridge, br.MAC, said.Mac)}, nil
 }

@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -39,7 +38,7 @@ func (a *bridged) findOrCreate(ctx context.Context, conn *links.Conn, host *netn
 	if !links.NotFound(err) {
 		return br, err
 	}
-	m, err := madeForOthers(caller.From(ctx).Record, a.conf.Bridge)
+	m, err := madeForOthers(contract.From(ctx).Record, a.conf.Bridge)
 	if err != nil {
 		return br, err
 	}
@@ -109,17 +108,17 @@ func (c *bridgeConfig) createBridge(conn *links.Conn, host *netns.Handle, noted 
 // address follows its ports unless somebody sets it, and VLAN filtering and MTU
 // are shared by all of its ports, some of which may be an administrator's.
 func (c *comparison) bridge(ctx context.Context) (err error) {
-	said := compare.OnHost(c.r, c.conf.Bridge)
+	said := contract.OnHost(c.r, c.conf.Bridge)
 	if said == nil {
 		return fmt.Errorf("prevResult has no bridge %q", c.conf.Bridge)
 	}
-	record := caller.From(ctx).Record
+	record := contract.From(ctx).Record
 	if c.made, err = madeBy(record); err != nil {
 		return err
 	}
 	c.hosts = string(record.Fact(hostsNote)) == "true"
 	lacks := func(wanted, found string, err error) {
-		c.lacks(compare.Difference{Kind: compare.Bridge, Object: c.conf.Bridge, Wanted: wanted, Found: found, Err: err}, c.restoreBridge)
+		c.lacks(contract.Difference{Kind: contract.Bridge, Object: c.conf.Bridge, Wanted: wanted, Found: found, Err: err}, c.restoreBridge)
 	}
 	br, err := c.v.Host.Link(c.conf.Bridge)
 	switch {
@@ -130,8 +129,8 @@ func (c *comparison) bridge(ctx context.Context) (err error) {
 		return fmt.Errorf("bridge: %w", err)
 	case br.Kind != "bridge":
 		c.other = true
-		c.lacks(compare.Difference{
-			Kind: compare.Bridge, Object: c.conf.Bridge, Wanted: "bridge", Found: br.Kind, Why: "it differs",
+		c.lacks(contract.Difference{
+			Kind: contract.Bridge, Object: c.conf.Bridge, Wanted: "bridge", Found: br.Kind, Why: "it differs",
 			Err: fmt.Errorf("interface %q is not a bridge, but %q", c.conf.Bridge, br.Kind),
 		}, nil)
 		return nil
@@ -217,7 +216,7 @@ type made struct {
 }
 
 // note notes whose the bridge is: made by an ADD, this one or an earlier one, or the host's.
-func note(record caller.Record, br links.Link) error {
+func note(record contract.Record, br links.Link) error {
 	if br.Alias != alias {
 		return record.Note(hostsNote, true)
 	}
@@ -226,7 +225,7 @@ func note(record caller.Record, br links.Link) error {
 
 // madeBy returns the note of an attachment, or nil. Attachments of earlier
 // versions, and of other plugins, have none.
-func madeBy(record caller.Record) (*made, error) {
+func madeBy(record contract.Record) (*made, error) {
 	text := record.Fact(madeNote)
 	if text == nil {
 		return nil, nil
@@ -240,7 +239,7 @@ func madeBy(record caller.Record) (*made, error) {
 
 // madeForOthers returns the last note of another attachment about the bridge of that name,
 // or nil. The attachment's result says which bridge its note is about.
-func madeForOthers(record caller.Record, bridge string) (last *made, err error) {
+func madeForOthers(record contract.Record, bridge string) (last *made, err error) {
 	others, err := record.Others(madeNote)
 	if err != nil {
 		return nil, fmt.Errorf("whether bridge %q was deleted: %w", bridge, err)
@@ -331,17 +330,17 @@ func witnessed(ctx context.Context, host *netns.Handle, name string, fresh bool)
 		return err
 	}
 	if fresh && br.Alias == "" {
-		if err := caller.On(ctx, host, func(conn *links.Conn) error { return mark(conn, br.Index) }); err != nil {
+		if err := contract.On(ctx, host, func(conn *links.Conn) error { return mark(conn, br.Index) }); err != nil {
 			return err
 		}
 		br.Alias = alias
 	}
-	return note(caller.From(ctx).Record, br)
+	return note(contract.From(ctx).Record, br)
 }
 
 // find returns the interface of the host; without one it is zero.
 func find(ctx context.Context, host *netns.Handle, name string) (br links.Link, err error) {
-	err = caller.On(ctx, host, func(conn *links.Conn) error {
+	err = contract.On(ctx, host, func(conn *links.Conn) error {
 		br, err = conn.Link(name)
 		return err
 	})

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 )
 
 // join adds a port to the VLANs: a new one to all, while the container's end is down, and
@@ -53,9 +53,9 @@ func (c *comparison) port(context.Context) error {
 
 // onBridge compares an interface as a port of the bridge, in the modes and VLANs of a
 // configuration.
-func (c *comparison) onBridge(port links.Link, place *compare.Place, as *bridgeConfig, restore compare.Make) error {
+func (c *comparison) onBridge(port links.Link, place *contract.Place, as *bridgeConfig, restore contract.Make) error {
 	lacks := func(wanted, found, why string, err error) {
-		d := compare.Difference{Kind: compare.BridgePort, Object: port.Name, Wanted: wanted, Found: found, Err: err, Why: why}
+		d := contract.Difference{Kind: contract.BridgePort, Object: port.Name, Wanted: wanted, Found: found, Err: err, Why: why}
 		c.found = append(c.found, place.Lacks(d, restore))
 	}
 	if port.Port.Master == 0 || port.Port.Master != c.br.Index {
@@ -122,7 +122,7 @@ func (c *bridgeConfig) restorePort(_ context.Context, conn *links.Conn, port lin
 // portVLANs compares the VLANs of a port, which is on the bridge, with the configured
 // ones. A missing one is added. Others may be somebody's, and so may the port's own VLAN
 // if that is another one now.
-func (c *bridgeConfig) portVLANs(vlans func(port int) (links.VLANs, error), port links.Link, place *compare.Place, restore compare.Make) (all []compare.Difference, err error) {
+func (c *bridgeConfig) portVLANs(vlans func(port int) (links.VLANs, error), port links.Link, place *contract.Place, restore contract.Make) (all []contract.Difference, err error) {
 	want := c.vlans()
 	if len(want) == 0 {
 		return nil, nil
@@ -133,16 +133,16 @@ func (c *bridgeConfig) portVLANs(vlans func(port int) (links.VLANs, error), port
 	}
 	missing, taken := lostVLANs(want, has)
 	if len(missing) > 0 {
-		d := compare.Difference{
-			Kind: compare.BridgePort, Object: "VLANs of " + port.Name, Wanted: listed(missing),
+		d := contract.Difference{
+			Kind: contract.BridgePort, Object: "VLANs of " + port.Name, Wanted: listed(missing),
 			Err: fmt.Errorf(`"vlan", "vlanTrunk": interface %q is not in VLAN %s`, port.Name, listed(missing)),
 		}
 		all = append(all, place.Lacks(d, restore))
 	}
 	if taken != 0 {
 		own := has.Access()
-		d := compare.Difference{
-			Kind: compare.BridgePort, Object: "own VLAN of " + port.Name, Wanted: fmt.Sprint(taken), Found: "none", Why: "somebody has changed it",
+		d := contract.Difference{
+			Kind: contract.BridgePort, Object: "own VLAN of " + port.Name, Wanted: fmt.Sprint(taken), Found: "none", Why: "somebody has changed it",
 			Err: fmt.Errorf(`"vlan", "vlanTrunk": VLAN %d is not the own one of interface %q`, taken, port.Name),
 		}
 		if own != 0 {

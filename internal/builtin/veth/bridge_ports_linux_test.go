@@ -7,7 +7,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 )
 
 // seen are the VLANs of a port.
@@ -48,14 +48,14 @@ func TestALostVLANOfAPortIsFound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			port := links.Link{Index: 7, Name: "veth0"}
 			port.Port.Master = 3
-			all := expect.Value(mustLoad(t, tt.conf, "").portVLANs(seen{vlans: tt.has}.VLANs, port, &compare.Place{}, mustLoad(t, `{}`, "").restorePort))(t)
+			all := expect.Value(mustLoad(t, tt.conf, "").portVLANs(seen{vlans: tt.has}.VLANs, port, &contract.Place{}, mustLoad(t, `{}`, "").restorePort))(t)
 			var lines []string
 			for _, d := range all {
 				end := "; fix"
 				if d.Why != "" {
 					end = "; no fix: " + d.Why
 				}
-				if d.Kind != compare.BridgePort || d.Err == nil {
+				if d.Kind != contract.BridgePort || d.Err == nil {
 					t.Errorf("%+v", d)
 				}
 				lines = append(lines, d.Object+`: wanted "`+d.Wanted+`", found "`+d.Found+`"`+end)

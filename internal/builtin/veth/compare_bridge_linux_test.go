@@ -10,7 +10,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -170,7 +170,7 @@ func TestManyRepairOneBridge(t *testing.T) {
 	left := make([]string, many)
 	for n, a := range all {
 		wg.Go(func() {
-			errs[n] = a.tryCompare(func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) error {
+			errs[n] = a.tryCompare(func(ctx context.Context, r *plugin.Request, p contract.Comparer, v *contract.View) error {
 				all, err := plugintest.Repair(ctx, r, p, v, false)
 				left[n] = plugintest.Lines(all)
 				return err

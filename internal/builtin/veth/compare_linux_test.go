@@ -2,7 +2,6 @@ package veth_test
 
 import (
 	"context"
-	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -15,9 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
-	"github.com/embedcni/cni/internal/run/hostns"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -40,19 +37,19 @@ func (h *host) attach(a attaching, id string) *attached {
 }
 
 func (a *attached) context() context.Context {
-	return caller.With(a.h.t.Context(), caller.Given{Record: a.memory})
+	return contract.With(a.h.t.Context(), contract.Given{Record: a.memory})
 }
 
 // compare calls do with the request of a CHECK, and the kernel as a view.
-func (a *attached) compare(do func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) error) {
+func (a *attached) compare(do func(ctx context.Context, r *plugin.Request, p contract.Comparer, v *contract.View) error) {
 	a.h.t.Helper()
 	expect.NoError(a.h.t, a.tryCompare(do))
 }
 
-func (a *attached) tryCompare(do func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) error) error {
+func (a *attached) tryCompare(do func(ctx context.Context, r *plugin.Request, p contract.Comparer, v *contract.View) error) error {
 	c := plugintest.Call{Type: a.c.typ, ID: "id-" + a.c.id, IfName: ifName, NetNS: a.h.path(a.c.id), Config: a.h.expand(a.c.conf), Prev: a.c.prev}
-	return plugintest.Comparing(a.context(), a.h.ns, builtin.New(), c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-		v, done, err := compare.Kernel(ctx, r)
+	return plugintest.Comparing(a.context(), a.h.ns, builtin.New(), c, func(ctx context.Context, r *plugin.Request, p contract.Comparer) error {
+		v, done, err := contract.Kernel(ctx, r)
 		if err != nil {
 			return err
 		}
@@ -73,14 +70,14 @@ func firstOf(errs ...error) error {
 // once about what containers share.
 func (a *attached) differences() (text string) {
 	a.h.t.Helper()
-	a.compare(func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) error {
+	a.compare(func(ctx context.Context, r *plugin.Request, p contract.Comparer, v *contract.View) error {
 		all, err := p.Compare(ctx, r, v)
 		text = a.h.normal(plugintest.Lines(all))
-		looks, host := compare.Dumps(), expect.Value(hostns.NewFinder().Open(fmt.Sprintf("/proc/self/fd/%d", r.Host.File().Fd())))(a.h.t)
-		dump := expect.Value(looks.Open(ctx, host, r.Container))(a.h.t)
+		looks := contract.Dumps()
+		dump := expect.Value(looks.Open(nil, r.Host, r.Container))(a.h.t)
 		again, failed := p.Compare(ctx, r, dump.For(netfilter.Options{Notes: a.memory}))
 		expect.Same(a.h.t, "differences of a dump", a.h.normal(plugintest.Lines(again)), text)
-		return firstOf(err, failed, dump.Close(), looks.Close(), host.Close())
+		return firstOf(err, failed, dump.Close(), looks.Close())
 	})
 	return text
 }
@@ -88,7 +85,7 @@ func (a *attached) differences() (text string) {
 // short returns the differences without errors.
 func (a *attached) short() (text string) {
 	a.h.t.Helper()
-	a.compare(func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) error {
+	a.compare(func(ctx context.Context, r *plugin.Request, p contract.Comparer, v *contract.View) error {
 		all, err := p.Compare(ctx, r, v)
 		text = a.h.normal(plugintest.Short(all))
 		return err
@@ -99,7 +96,7 @@ func (a *attached) short() (text string) {
 // repair repairs and returns the differences that remain, without errors.
 func (a *attached) repair(inside bool) (left string) {
 	a.h.t.Helper()
-	a.compare(func(ctx context.Context, r *plugin.Request, p compare.Comparer, v *compare.View) error {
+	a.compare(func(ctx context.Context, r *plugin.Request, p contract.Comparer, v *contract.View) error {
 		all, err := plugintest.Repair(ctx, r, p, v, inside)
 		left = a.h.normal(plugintest.Short(all))
 		return err

@@ -9,8 +9,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -43,9 +42,9 @@ func TestRepairAttachmentsOfTheReferencePlugins(t *testing.T) {
 			before := plugintest.State(t, h.ns)
 			inside := plugintest.State(t, container)
 			h.sh(strings.ReplaceAll(test.script, "VETH", h.hostEnd(c.Prev)))
-			ctx := caller.With(t.Context(), caller.Given{Filters: netfilter.Options{Executable: true}})
-			err := plugintest.Comparing(ctx, h.ns, builtin.New(), c, func(ctx context.Context, r *plugin.Request, p compare.Comparer) error {
-				v, done, err := compare.Kernel(ctx, r)
+			ctx := contract.With(t.Context(), contract.Given{Filters: netfilter.Options{Executable: true}})
+			err := plugintest.Comparing(ctx, h.ns, builtin.New(), c, func(ctx context.Context, r *plugin.Request, p contract.Comparer) error {
+				v, done, err := contract.Kernel(ctx, r)
 				if err != nil {
 					return err
 				}

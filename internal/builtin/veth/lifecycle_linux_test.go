@@ -18,7 +18,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/plugintest"
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -280,7 +280,7 @@ func TestDelInABatch(t *testing.T) {
 		clean := h.snapshot()
 		c.prev = h.must("ADD", c)
 		b := &thread.Batch{}
-		expect.Value(h.run(caller.With(t.Context(), caller.Given{Batch: b}), "DEL", c))(t)
+		expect.Value(h.run(contract.With(t.Context(), contract.Given{Batch: b}), "DEL", c))(t)
 		if before := h.inside(c.id); !strings.Contains(before, "link eth0") || strings.Contains(before, "addr eth0") {
 			t.Errorf("%s: before the flush there is\n%s", s.name, before)
 		}

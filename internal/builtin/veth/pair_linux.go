@@ -12,8 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -27,7 +26,7 @@ type Ends struct {
 
 // Add runs an ADD that connects a container by a veth pair; see [ipam.Attach].
 func Add(ctx context.Context, r *plugin.Request, typ string, maker func(*Ends) ipam.Maker) (result *types100.Result, err error) {
-	host, err := caller.From(ctx).Conns.Borrow(r.Host)
+	host, err := contract.From(ctx).Conns.Borrow(r.Host)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +38,7 @@ func Add(ctx context.Context, r *plugin.Request, typ string, maker func(*Ends) i
 // MakeContainer opens the socket in the container, changes the settings there that the
 // addresses of a result need, and makes the container's end; see [ipam.Interface.Make].
 func (e *Ends) MakeContainer(ctx context.Context, i ipam.Interface, result *types100.Result, more ...links.Sysctl) (added []netip.Prefix, err error) {
-	if e.InContainer, err = caller.From(ctx).Conns.Borrow(e.Request.Container); err != nil {
+	if e.InContainer, err = contract.From(ctx).Conns.Borrow(e.Request.Container); err != nil {
 		return nil, err
 	}
 	if err := e.InContainer.SetSysctls(e.Request.Container, append(more, ipam.Sysctls(e.Request.IfName, result)...)...); err != nil {
@@ -126,16 +125,16 @@ const Again = "a new interface needs Remove and Setup"
 // the result: the reference plugin tuning reports it in no version of the
 // specification.
 func Container(up bool) ipam.Interface {
-	return ipam.Interface{Up: up, Gone: Again, Fits: func(own links.Link, said *types100.Interface) ([]compare.Difference, error) {
+	return ipam.Interface{Up: up, Gone: Again, Fits: func(own links.Link, said *types100.Interface) ([]contract.Difference, error) {
 		if own.Kind != "veth" {
-			return []compare.Difference{notVeth(own)}, nil
+			return []contract.Difference{notVeth(own)}, nil
 		}
 		return ipam.SameMAC(own, said), nil
 	}}
 }
 
-func notVeth(link links.Link) compare.Difference {
-	return compare.Difference{Wanted: "veth", Found: link.Kind, Err: fmt.Errorf("it is not a veth interface, but %q", link.Kind)}
+func notVeth(link links.Link) contract.Difference {
+	return contract.Difference{Wanted: "veth", Found: link.Kind, Err: fmt.Errorf("it is not a veth interface, but %q", link.Kind)}
 }
 
 // Host is the host's end of a pair, as a comparison found it. It is Ours if it has the name
@@ -148,7 +147,7 @@ type Host ipam.Found
 //
 // Without the container's end there is none, and no difference. setUp makes the
 // end ready and sets it up.
-func CompareHost(r *plugin.Request, v *compare.View, container ipam.Found, setUp compare.Make) (host Host, all []compare.Difference, err error) {
+func CompareHost(r *plugin.Request, v *contract.View, container ipam.Found, setUp contract.Make) (host Host, all []contract.Difference, err error) {
 	said := HostInterface(r.PrevResult, r.IfName)
 	if said.Name == "" {
 		return host, nil, fmt.Errorf("prevResult has no interface of the host before %q", r.IfName)
@@ -156,11 +155,11 @@ func CompareHost(r *plugin.Request, v *compare.View, container ipam.Found, setUp
 	if !container.Exists || container.Kind != "veth" {
 		return host, nil, nil
 	}
-	d := compare.Difference{Kind: compare.Interface, Object: said.Name, Wanted: said.Mac, Why: Again}
+	d := contract.Difference{Kind: contract.Interface, Object: said.Name, Wanted: said.Mac, Why: Again}
 	host.Link, err = v.Host.LinkByIndex(container.Peer.Index)
 	if links.NotFound(err) {
 		d.Err = fmt.Errorf("interface %q on the host: %w", said.Name, err)
-		return host, []compare.Difference{d}, nil
+		return host, []contract.Difference{d}, nil
 	}
 	if err != nil {
 		return host, nil, fmt.Errorf("interface %q on the host: %w", said.Name, err)
@@ -170,24 +169,24 @@ func CompareHost(r *plugin.Request, v *compare.View, container ipam.Found, setUp
 	m := notVeth(host.Link)
 	if host.Kind == "veth" {
 		host.Exists = host.Peer.Index == container.Index
-		m = compare.Difference{Wanted: "the peer of " + r.IfName, Found: host.Name, Err: fmt.Errorf("it is not the other end of the container's %q", container.Name)}
+		m = contract.Difference{Wanted: "the peer of " + r.IfName, Found: host.Name, Err: fmt.Errorf("it is not the other end of the container's %q", container.Name)}
 	}
-	host.Ours = host.Exists && (host.Name == said.Name || compare.SameMAC(said.Mac, host.MAC) && said.Mac != "")
+	host.Ours = host.Exists && (host.Name == said.Name || contract.SameMAC(said.Mac, host.MAC) && said.Mac != "")
 	if host.Exists && host.Up() {
 		return host, nil, nil
 	}
 	d.Object = host.Name
 	if host.Exists {
-		m, d.Why = compare.Difference{Wanted: "up", Found: "down", Err: errors.New("it is down")}, ""
+		m, d.Why = contract.Difference{Wanted: "up", Found: "down", Err: errors.New("it is down")}, ""
 		d = host.Place(r).Lacks(d, setUp)
 	}
 	d.Wanted, d.Found, d.Err = m.Wanted, m.Found, fmt.Errorf("interface %q on the host: %w", host.Name, m.Err)
-	return host, []compare.Difference{d}, nil
+	return host, []contract.Difference{d}, nil
 }
 
 // Place returns the host's end as a place of objects.
-func (h Host) Place(r *plugin.Request) *compare.Place {
-	p := &compare.Place{
+func (h Host) Place(r *plugin.Request) *contract.Place {
+	p := &contract.Place{
 		NS: r.Host, Name: fmt.Sprintf("interface %q on the host", h.Name),
 		Find: func(conn *links.Conn) (links.Link, error) { return conn.LinkByIndex(h.Index) },
 		Same: func(now links.Link) bool {
@@ -208,7 +207,7 @@ const mostWait = 300 * time.Millisecond
 // host and that of the container. With unanswered it asks only for the addresses that are
 // not known, when the container can answer.
 func Resolve(ctx context.Context, r *plugin.Request, conn *links.Conn, host, container int, unanswered bool) error {
-	addrs := compare.AddressesOf(compare.OwnResult(r))
+	addrs := contract.AddressesOf(contract.OwnResult(r))
 	if unanswered {
 		left, err := conn.Unanswered(host, addrs)
 		if err != nil || len(left) == 0 {
@@ -216,7 +215,7 @@ func Resolve(ctx context.Context, r *plugin.Request, conn *links.Conn, host, con
 		}
 		brief, cancel := context.WithTimeout(ctx, mostWait)
 		defer cancel()
-		err = caller.On(brief, r.Container, func(inside *links.Conn) error {
+		err = contract.On(brief, r.Container, func(inside *links.Conn) error {
 			link, err := inside.LinkByIndex(container)
 			if err != nil || !link.Up() {
 				return err
@@ -237,12 +236,12 @@ func Resolve(ctx context.Context, r *plugin.Request, conn *links.Conn, host, con
 //
 // For IPv6 the kernel looks at the setting "all" alone, which sets those of all
 // interfaces when it changes: it is off if those of lo and of the interface are.
-func CompareForwarding(v *compare.View, link links.Link, addrs []netip.Prefix) (all []compare.Difference, err error) {
+func CompareForwarding(v *contract.View, link links.Link, addrs []netip.Prefix) (all []contract.Difference, err error) {
 	off := func(l links.Link, family string) bool {
 		return l.Has(links.Sysctl{Path: "net/" + family + "/conf/" + l.Name + "/forwarding", Value: "0"})
 	}
 	add := func(path string) {
-		all = append(all, compare.Difference{Kind: compare.Sysctl, Object: path, Wanted: "1", Found: "0", Why: "the setting is the host's"})
+		all = append(all, contract.Difference{Kind: contract.Sysctl, Object: path, Wanted: "1", Found: "0", Why: "the setting is the host's"})
 	}
 	if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is4() }) && off(link, "ipv4") {
 		add("net/ipv4/conf/" + link.Name + "/forwarding")

@@ -13,7 +13,7 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/kernel/links"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
@@ -246,7 +246,7 @@ func (p PTP) Check(ctx context.Context, r *plugin.Request) error {
 // Compare compares both ends of the pair, addresses, routes and rules with the
 // attachment that Add made. Routes of the container lead to its subnet through
 // the host's end.
-func (PTP) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func (PTP) Compare(ctx context.Context, r *plugin.Request, v *contract.View) ([]contract.Difference, error) {
 	if _, err := loadPTP(r); err != nil {
 		return nil, err
 	}
@@ -258,7 +258,7 @@ func (PTP) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]c
 	if err != nil {
 		return nil, err
 	}
-	compare.Announced(onHost, func(ctx context.Context, unanswered bool) error {
+	contract.Announced(onHost, func(ctx context.Context, unanswered bool) error {
 		return host.Place(r).Do(ctx, func(ctx context.Context, conn *links.Conn, _ links.Link) error {
 			return Resolve(ctx, r, conn, host.Index, host.Peer.Index, unanswered)
 		})
@@ -267,16 +267,16 @@ func (PTP) Compare(ctx context.Context, r *plugin.Request, v *compare.View) ([]c
 	if err != nil {
 		return nil, err
 	}
-	var off []compare.Difference
+	var off []contract.Difference
 	if host.Exists {
-		off, err = CompareForwarding(v, host.Link, compare.PrefixesOf(compare.OwnResult(r)))
+		off, err = CompareForwarding(v, host.Link, contract.PrefixesOf(contract.OwnResult(r)))
 	}
 	return slices.Concat(all, onHost, rules, off), err
 }
 
 // compareHost compares the host's end, and its addresses and routes.
-func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host, []compare.Difference, error) {
-	ends, err := endpoints(compare.OwnResult(r))
+func compareHost(r *plugin.Request, v *contract.View, container ipam.Found) (Host, []contract.Difference, error) {
+	ends, err := endpoints(contract.OwnResult(r))
 	if err != nil {
 		return Host{}, nil, err
 	}
@@ -294,15 +294,15 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 	if err != nil {
 		return host, nil, fmt.Errorf("interface %q on the host: %w", host.Name, err)
 	}
-	lacks := func(kind compare.Kind, what netip.Prefix, err error, fix compare.Make) {
-		all = append(all, host.Place(r).Lacks(compare.Difference{
+	lacks := func(kind contract.Kind, what netip.Prefix, err error, fix contract.Make) {
+		all = append(all, host.Place(r).Lacks(contract.Difference{
 			Kind: kind, Object: fmt.Sprintf("%s on %s", what, host.Name), Wanted: what.String(),
 			Err: fmt.Errorf("interface %q on the host: %w", host.Name, err),
 		}, fix))
 	}
 	for _, e := range ends {
 		if !slices.ContainsFunc(have, func(a links.Address) bool { return a.Addr() == e.gateway }) {
-			lacks(compare.Address, single(e.gateway), fmt.Errorf("the gateway's address %s is missing", e.gateway), restore)
+			lacks(contract.Address, single(e.gateway), fmt.Errorf("the gateway's address %s is missing", e.gateway), restore)
 		}
 		want := single(e.address.Addr())
 		ok, err := ipam.HasRoute(v.Host, host.Index, want)
@@ -310,7 +310,7 @@ func compareHost(r *plugin.Request, v *compare.View, container ipam.Found) (Host
 			return host, nil, fmt.Errorf("interface %q on the host: %w", host.Name, err)
 		}
 		if !ok {
-			lacks(compare.Route, want, fmt.Errorf("route %s is missing", want), reroute)
+			lacks(contract.Route, want, fmt.Errorf("route %s is missing", want), reroute)
 		}
 	}
 	return host, all, nil

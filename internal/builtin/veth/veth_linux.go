@@ -16,8 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/builtin/ipam"
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
 
@@ -49,7 +48,7 @@ const iptables = "iptables"
 func OnlyExecutable(typ string, config json.RawMessage) error {
 	var c Config
 	if json.Unmarshal(config, &c) == nil && c.IPMasq && c.IPMasqBackend == iptables {
-		return compare.OnlyExecutable(typ, `"ipMasqBackend": "iptables"`)
+		return contract.OnlyExecutable(typ, `"ipMasqBackend": "iptables"`)
 	}
 	return nil // an Add reports an invalid configuration
 }
@@ -72,7 +71,7 @@ func (c Config) Masquerade(ctx context.Context, r *plugin.Request, result *types
 	if !c.IPMasq {
 		return nil
 	}
-	return masqueradeError(caller.From(ctx).Firewalls(r.Host).Add(ctx, rules(r, addresses(result))...))
+	return masqueradeError(contract.From(ctx).Firewalls(r.Host).Add(ctx, rules(r, addresses(result))...))
 }
 
 // masqueradeError names the field of the configuration in an error.
@@ -94,22 +93,22 @@ func Wants(r *plugin.Request) ([]netfilter.Rule, error) {
 	if err != nil || !c.IPMasq || c.IPAM.Type == "" {
 		return nil, err
 	}
-	return rules(r, addresses(compare.OwnResult(r))), nil
+	return rules(r, addresses(contract.OwnResult(r))), nil
 }
 
 // CompareMasquerade compares the rules of [Config.Masquerade].
-func CompareMasquerade(ctx context.Context, r *plugin.Request, v *compare.View) ([]compare.Difference, error) {
+func CompareMasquerade(ctx context.Context, r *plugin.Request, v *contract.View) ([]contract.Difference, error) {
 	want, err := Wants(r)
 	if err != nil || want == nil {
 		return nil, err
 	}
-	return compare.MissingRules(ctx, r, v, want, masqueradeError)
+	return contract.MissingRules(ctx, r, v, want, masqueradeError)
 }
 
 // addresses returns the addresses of a result, which may be nil, together with
 // those found, each once.
 func addresses(result *types100.Result, found ...netip.Prefix) (all []netip.Prefix) {
-	for _, p := range append(compare.PrefixesOf(result), found...) {
+	for _, p := range append(contract.PrefixesOf(result), found...) {
 		if p.Addr().IsGlobalUnicast() && !slices.Contains(all, p) {
 			all = append(all, p)
 		}
@@ -125,10 +124,10 @@ func (c Config) Delete(ctx context.Context, r *plugin.Request) error {
 	remove, found, err := open(ctx, r)
 	errs := []error{err, ipam.Del(ctx, r, c.IPAM.Type)}
 	if remove != nil {
-		errs = append(errs, caller.From(ctx).Batch.Later(ctx, remove))
+		errs = append(errs, contract.From(ctx).Batch.Later(ctx, remove))
 	}
 	if c.IPMasq {
-		err := caller.From(ctx).Firewalls(r.Host).Remove(ctx, rules(r, addresses(r.PrevResult, found...))...)
+		err := contract.From(ctx).Firewalls(r.Host).Remove(ctx, rules(r, addresses(r.PrevResult, found...))...)
 		errs = append(errs, masqueradeError(err))
 	}
 	return errors.Join(errs...)
@@ -147,7 +146,7 @@ func open(ctx context.Context, r *plugin.Request) (remove func(context.Context) 
 		}
 		ns, name = r.Host, host.Name
 	}
-	given := caller.From(ctx)
+	given := contract.From(ctx)
 	c, err := given.Conns.Borrow(ns)
 	if err != nil {
 		return nil, nil, err

@@ -9,8 +9,8 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
@@ -249,8 +249,8 @@ func (a *attachment) runner() *runner.Runner {
 
 // given returns the values that the attachment's plugins and its sweep are lent.
 // Processes that they start keep the container's lock, as plugins do.
-func (a *attachment) given() caller.Given {
-	g := caller.Given{
+func (a *attachment) given() contract.Given {
+	g := contract.Given{
 		Record:  hooks{a},
 		Filters: netfilter.Options{Sockets: &sockets, Held: a.op.c.LockFile(), Siblings: a.Siblings, Records: a.op.eng.Store.Records.Dir()},
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/invoke"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/record"
@@ -103,8 +103,8 @@ func recorded(a *attachment) (*attachment, error) {
 }
 
 // compareAll compares attachments of a container whose recorded namespaces are open.
-func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all attachments) (parts []*health.Part, err error) {
-	v, err := looks.Open(ctx, op.c.Place.Host, op.c.Place.NetNS)
+func (op *operation) compareAll(ctx context.Context, looks *contract.Looks, all attachments) (parts []*health.Part, err error) {
+	v, err := looks.Open(&op.c.Place.Host.Conns, op.c.Place.Host.Handle, op.c.Place.NetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -121,12 +121,12 @@ func (op *operation) compareAll(ctx context.Context, looks *compare.Looks, all a
 
 // compare compares the parts of the attachment's plugins with the kernel, by those
 // built-in plugins that can. It changes nothing.
-func (a *attachment) compare(ctx context.Context, v *compare.View) *health.Part {
+func (a *attachment) compare(ctx context.Context, v *contract.View) *health.Part {
 	name := a.plan.Network.Config.Name
 	c := &health.Attachment{
 		Attachment: &a.plan.Attachment, Chain: &chain.Chain{List: a.plan.Network.Config, Path: a.pluginDirs()},
 		Result: a.progress.partial, Runner: a.runner(), MadeInterface: a.described().MadeInterface(),
-		Describe: func(d compare.Difference) string { return differenceOf(name, a.plan.IfName, d).String() },
+		Describe: func(d contract.Difference) string { return differenceOf(name, a.plan.IfName, d).String() },
 	}
 	if c.Result == nil {
 		c.Result = a.cached().Result()
@@ -314,8 +314,9 @@ func (q checking) excuses(ctx context.Context, call chain.Call, failed error) bo
 	return true
 }
 
-func (q checking) excuse(ctx context.Context, call chain.Call) (e compare.Excuse, err error) {
-	v, err := (&compare.Looks{}).Open(ctx, q.a.op.c.Place.Host, q.a.inside())
+func (q checking) excuse(ctx context.Context, call chain.Call) (e contract.Excuse, err error) {
+	host := q.a.op.c.Place.Host
+	v, err := (&contract.Looks{}).Open(&host.Conns, host.Handle, q.a.inside())
 	if err != nil {
 		return e, err
 	}

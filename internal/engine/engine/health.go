@@ -11,7 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/netns"
@@ -241,13 +241,13 @@ func (l *look) isAt(recorded record.NetNS, path string) (health.State, error) {
 func (l *look) at(ctx context.Context, found []record.Found) []*health.Container {
 	s := l.eng.Store
 	h := &health.Look{Records: s.Records, IsLocked: s.Locks.IsLocked, Logger: l.eng.opts.Logger, Brief: l.once}
-	h.Examine = func(c *health.Container, looks *compare.Looks) error { return l.examine(ctx, c, looks) }
+	h.Examine = func(c *health.Container, looks *contract.Looks) error { return l.examine(ctx, c, looks) }
 	return h.All(ctx, found)
 }
 
 // examine compares a container with its record. The error is the reason why it could
 // not.
-func (l *look) examine(ctx context.Context, c *health.Container, looks *compare.Looks) error {
+func (l *look) examine(ctx context.Context, c *health.Container, looks *contract.Looks) error {
 	rec := c.Found.Record
 	switch {
 	case ctx.Err() != nil:
@@ -326,7 +326,7 @@ func (d Difference) String() string {
 }
 
 // differenceOf returns a difference of an attachment as callers see it.
-func differenceOf(network, ifName string, d compare.Difference) Difference {
+func differenceOf(network, ifName string, d contract.Difference) Difference {
 	public := Difference{
 		Network: network, IfName: ifName, Plugin: d.Plugin, Kind: string(d.Kind), Inside: d.Inside,
 		Object: d.Object, Wanted: d.Wanted, Found: d.Found, Repairable: d.Fix != nil, Why: d.Why, Err: d.Err,

@@ -7,8 +7,8 @@ import (
 	"net/netip"
 
 	"github.com/embedcni/cni/internal/engine/leftovers"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/invoke"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
@@ -22,10 +22,10 @@ type hooks struct{ a *attachment }
 // Append implements [runner.Attachment].
 func (h hooks) Append(e record.Entry) error { return h.a.append(e) }
 
-// Fact implements [caller.Record].
+// Fact implements [contract.Record].
 func (h hooks) Fact(key string) json.RawMessage { return h.a.facts.Get(key) }
 
-// Note implements [caller.Record].
+// Note implements [contract.Record].
 func (h hooks) Note(key string, value any) error { return h.a.note(key, value) }
 
 // Durable implements [runner.Attachment].
@@ -43,7 +43,7 @@ func (h hooks) Before(call chain.Call, kind runner.Kind) (chain.Call, bool, erro
 		// else uses it, so After sets it up again. The built-in plugin leaves it alone.
 		up, err := h.a.op.c.LoIsUp(h.a.plan.NetNS)
 		if up && err == nil {
-			err = caller.NoteLoWasUp(h)
+			err = contract.NoteLoWasUp(h)
 		}
 		if err != nil {
 			return call, false, err
@@ -76,7 +76,7 @@ func (h hooks) sharesAddresses(call chain.Call, kind runner.Kind) error {
 
 // After implements [runner.Attachment].
 func (h hooks) After(call chain.Call, kind runner.Kind, err error) error {
-	if kind == runner.Executable && call.Verb == "DEL" && call.Plugin == conflist.Loopback && caller.LoWasUp(h) {
+	if kind == runner.Executable && call.Verb == "DEL" && call.Plugin == conflist.Loopback && contract.LoWasUp(h) {
 		err = Join(err, h.a.op.c.SetLoUp(h.a.plan.NetNS))
 	}
 	if err == nil {
@@ -93,12 +93,12 @@ func (h hooks) Fail(f runner.Failure) error {
 	return e
 }
 
-// Others implements [caller.Record].
-func (h hooks) Others(key string) ([]caller.Noted, error) {
+// Others implements [contract.Record].
+func (h hooks) Others(key string) ([]contract.Noted, error) {
 	return h.a.op.others(h.a.plan.IfName).Notes(key)
 }
 
-// InUse implements [caller.Record].
+// InUse implements [contract.Record].
 func (h hooks) InUse() ([]netip.Addr, error) {
 	others, err := h.a.op.others(h.a.plan.IfName).InUse()
 	if err != nil || h.a.op.c.Recorded.Record == nil {
@@ -107,7 +107,7 @@ func (h hooks) InUse() ([]netip.Addr, error) {
 	return append(others, leftovers.AddressesOf(h.a.op.c.Recorded.Record.Attachments, map[string]bool{h.a.plan.IfName: true})...), nil
 }
 
-// Released implements [caller.Record]. While the plugin goes on, the kernel mostly, the
+// Released implements [contract.Record]. While the plugin goes on, the kernel mostly, the
 // release gets to the disk.
 func (h hooks) Released(dir string) {
 	h.a.op.removal.releases.Begin(dir, h.a.op.eng.Store.Records.SyncDir)

@@ -8,7 +8,7 @@ import (
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/engine/leftovers"
-	"github.com/embedcni/cni/internal/run/caller"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -18,7 +18,7 @@ type operation struct {
 	c           *container.Container
 	attachments attachments // of this call
 	removal     removal
-	patience    *caller.Patience // of a repair
+	patience    *contract.Patience // of a repair
 }
 
 // removal is the state of removing attachments.

@@ -11,7 +11,7 @@ import (
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/health"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -109,7 +109,7 @@ func (c *recovery) all(ctx context.Context, found []record.Found, report *Report
 	return nil
 }
 
-// each recovers containers in parallel. It returns the outcomes, in order, of the
+// each recovers containers in thread. It returns the outcomes, in order, of the
 // containers that it reached before ctx ended. asking is the context of CHECKs.
 func (c *recovery) each(ctx, asking context.Context, ids []record.ID, last bool) []outcome {
 	workers := atOnce
@@ -241,7 +241,7 @@ func (c *recovery) judge(ctx, asking context.Context, op *operation, going attac
 	}
 	var err error
 	if e.Parts = c.seen(op, staying); e.Parts == nil || c.broken == RemoveBroken && e.Suspect() {
-		e.Parts, err = op.compareAll(ctx, &compare.Looks{}, staying)
+		e.Parts, err = op.compareAll(ctx, &contract.Looks{}, staying)
 	}
 	if err == nil && c.broken == repairBroken && e.IsRepairable() {
 		j.repaired, err = c.repair(ctx, op, staying, e)

@@ -10,8 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/engine/health"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -178,7 +177,7 @@ const repairPatience = 3 * time.Second
 
 func (rs *repairs) of(a *attachment) *repairing {
 	if a.op.patience == nil {
-		a.op.patience = caller.NewPatience(repairPatience)
+		a.op.patience = contract.NewPatience(repairPatience)
 	}
 	plugins := a.runner()
 	plugins.Given.Patience = a.op.patience
@@ -187,7 +186,7 @@ func (rs *repairs) of(a *attachment) *repairing {
 	}}
 	r.held = rs.o.Unheld && slices.ContainsFunc(rs.holds, func(h record.Hold) bool { return h.Holds(a.op.c.Recorded.Record, a.plan.Network.Config.Name) })
 	if r.held || rs.o.Want != nil {
-		r.its.Want = func(d compare.Difference) bool {
+		r.its.Want = func(d contract.Difference) bool {
 			return !r.held && rs.o.Want(string(a.op.c.Recorded.ID), r.difference(d))
 		}
 	}
@@ -210,7 +209,7 @@ func (r *repairing) report(ctx context.Context, report *RepairReport) {
 	r.its.Report(ctx)
 }
 
-func (r *repairing) difference(d compare.Difference) Difference {
+func (r *repairing) difference(d contract.Difference) Difference {
 	return differenceOf(r.a.plan.Network.Config.Name, r.a.plan.IfName, d)
 }
 

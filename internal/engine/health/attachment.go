@@ -8,9 +8,8 @@ import (
 	"slices"
 
 	"github.com/embedcni/cni/internal/engine/container"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -21,14 +20,14 @@ type Attachment struct {
 	Chain         *chain.Chain  // of its plugins, of which none runs
 	Result        chain.Partial // of the ADD; nil if it is not known
 	Runner        *runner.Runner
-	MadeInterface bool                            // the ADD has made an interface in the container
-	Describe      func(compare.Difference) string // a line for people
+	MadeInterface bool                             // the ADD has made an interface in the container
+	Describe      func(contract.Difference) string // a line for people
 }
 
 // Compare compares the parts of the attachment's plugins with the kernel, by those
 // built-in plugins that can. It changes nothing. The error is the reason why nothing
 // could be compared; the Part then has the names alone.
-func (a *Attachment) Compare(ctx context.Context, v *compare.View) (*Part, error) {
+func (a *Attachment) Compare(ctx context.Context, v *contract.View) (*Part, error) {
 	p := &Part{Network: a.Chain.List.Name, IfName: a.IfName}
 	gone, err := a.missing(v)
 	if err != nil {
@@ -66,7 +65,7 @@ func (a *Attachment) Compare(ctx context.Context, v *compare.View) (*Part, error
 const needsAnADD = "only an ADD makes it, and the specification requires a DEL before that: Remove and Setup attach the container again"
 
 // missing returns the difference if the container lacks the attachment's interface.
-func (a *Attachment) missing(v *compare.View) (*compare.Difference, error) {
+func (a *Attachment) missing(v *contract.View) (*contract.Difference, error) {
 	if !a.MadeInterface { // an interface that was never made cannot be missing
 		return nil, nil
 	}
@@ -74,24 +73,24 @@ func (a *Attachment) missing(v *compare.View) (*compare.Difference, error) {
 	if there || err != nil {
 		return nil, err
 	}
-	return &compare.Difference{
-		Plugin: a.Chain.List.Plugins[0].Network.Type, Kind: compare.Interface, Inside: true, Object: a.IfName, Why: needsAnADD,
+	return &contract.Difference{
+		Plugin: a.Chain.List.Plugins[0].Network.Type, Kind: contract.Interface, Inside: true, Object: a.IfName, Why: needsAnADD,
 		Err: fmt.Errorf("interface %s of network %q is gone: %w", a.IfName, a.Chain.List.Name, container.ErrNotAttached),
 	}, nil
 }
 
 // isInterface reports whether a difference is that the container lacks an interface.
-func isInterface(d compare.Difference, ifName string) bool {
-	return d.Kind == compare.Interface && d.Inside && d.Object == ifName && d.Found == ""
+func isInterface(d contract.Difference, ifName string) bool {
+	return d.Kind == contract.Interface && d.Inside && d.Object == ifName && d.Found == ""
 }
 
 // compareOne compares the part of one plugin by its call for CHECK, unless err is why there
 // is none. It reports whether a built-in plugin could.
-func (a *Attachment) compareOne(ctx context.Context, r *runner.Runner, v *compare.View, typ string, p *Part, call chain.Call, err error) bool {
+func (a *Attachment) compareOne(ctx context.Context, r *runner.Runner, v *contract.View, typ string, p *Part, call chain.Call, err error) bool {
 	if !a.Chain.ListsInterfaces() {
 		return false // the result does not say what to compare
 	}
-	var found []compare.Difference
+	var found []contract.Difference
 	ok := true
 	if err == nil {
 		call.Plugin = typ
@@ -126,7 +125,7 @@ func (p *Part) fail(err error) {
 var errReadOnly = errors.New("a comparison notes nothing")
 
 // readOnly is a record for a comparison, which must not change it.
-type readOnly struct{ caller.Record }
+type readOnly struct{ contract.Record }
 
 // Note refuses a note.
 func (readOnly) Note(string, any) error { return errReadOnly }
@@ -166,7 +165,7 @@ func (c *Container) Lacks() bool {
 // IsRepairable reports whether a repair can make a part on the host again.
 func (c *Container) IsRepairable() bool {
 	return slices.ContainsFunc(c.Parts, func(p *Part) bool {
-		return slices.ContainsFunc(p.Differences, func(d compare.Difference) bool { return d.Fix != nil && !d.Inside })
+		return slices.ContainsFunc(p.Differences, func(d contract.Difference) bool { return d.Fix != nil && !d.Inside })
 	})
 }
 
@@ -177,10 +176,10 @@ func (c *Container) WantsCheck() bool { return slices.ContainsFunc(c.Parts, (*Pa
 type Part struct {
 	Network, IfName string
 
-	Differences []compare.Difference // in the order in which they have to be made again
-	Asks        map[int]bool         // positions of the plugins whose CHECK can say more
-	Uncompared  []string             // types whose part nothing compares
-	Err         error                // why a part could not be compared
+	Differences []contract.Difference // in the order in which they have to be made again
+	Asks        map[int]bool          // positions of the plugins whose CHECK can say more
+	Uncompared  []string              // types whose part nothing compares
+	Err         error                 // why a part could not be compared
 	Asked       Asked
 
 	settings int // how many Differences are settings of the host, which CHECK passes over

@@ -14,23 +14,22 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/compare"
-	"github.com/embedcni/cni/internal/run/hostns"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
 // comparer is a built-in plugin that compares with a test's function.
-type comparer func(ctx context.Context) ([]compare.Difference, error)
+type comparer func(ctx context.Context) ([]contract.Difference, error)
 
 func (comparer) Add(context.Context, *plugin.Request) (*types100.Result, error) { return nil, nil }
 func (comparer) Del(context.Context, *plugin.Request) error                     { return nil }
 func (comparer) Check(context.Context, *plugin.Request) error                   { return nil }
-func (c comparer) Compare(ctx context.Context, _ *plugin.Request, _ *compare.View) ([]compare.Difference, error) {
+func (c comparer) Compare(ctx context.Context, _ *plugin.Request, _ *contract.View) ([]contract.Difference, error) {
 	return c(ctx)
 }
 
@@ -56,7 +55,7 @@ func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[stri
 			Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		},
 		Plugins: &runner.Plugins{}, Network: list, Attachment: recorded{},
-		Given: caller.Given{Record: caller.From(context.Background()).Record},
+		Given: contract.Given{Record: contract.From(context.Background()).Record},
 	}
 	var all []record.Plugin
 	for typ := range builtIn {
@@ -69,16 +68,16 @@ func compareWith(t *testing.T, version, ifName, plugins string, builtIn map[stri
 		Result:        chain.Partial(`{"cniVersion": "` + version + `", "interfaces": []}`),
 		Runner:        r,
 		MadeInterface: true,
-		Describe:      func(d compare.Difference) string { return "described " + d.Object },
+		Describe:      func(d contract.Difference) string { return "described " + d.Object },
 	}
-	host := expect.Value(hostns.NewFinder().Open(""))(t)
-	v := expect.Value((&compare.Looks{}).Open(t.Context(), host, host.Handle))(t)
+	host := expect.Value(netns.Current())(t)
+	v := expect.Value((&contract.Looks{}).Open(nil, host, host))(t)
 	defer func() { expect.NoError(t, v.Close(), host.Close()) }()
 	return a.Compare(t.Context(), v)
 }
 
-func finds(all ...compare.Difference) comparer {
-	return func(context.Context) ([]compare.Difference, error) { return all, nil }
+func finds(all ...contract.Difference) comparer {
+	return func(context.Context) ([]contract.Difference, error) { return all, nil }
 }
 
 // lines renders a Part.
@@ -105,9 +104,9 @@ func lines(p *Part) (all []string) {
 
 func TestCompare(t *testing.T) {
 	wrong := errors.New("wrong")
-	rule := compare.Difference{Kind: compare.Rule, Object: "r", Err: wrong}
-	setting := compare.Difference{Kind: compare.Sysctl, Object: "s"} // CHECK passes over it
-	gone := compare.Difference{Kind: compare.Interface, Inside: true, Object: "nosuch0", Err: wrong}
+	rule := contract.Difference{Kind: contract.Rule, Object: "r", Err: wrong}
+	setting := contract.Difference{Kind: contract.Sysctl, Object: "s"} // CHECK passes over it
+	gone := contract.Difference{Kind: contract.Interface, Inside: true, Object: "nosuch0", Err: wrong}
 	const goneLine = `one interface nosuch0: interface nosuch0 of network "net" is gone: not attached`
 	for name, tt := range map[string]struct {
 		version, ifName, plugins string
@@ -125,8 +124,8 @@ func TestCompare(t *testing.T) {
 		"a result without details":  {"0.2.0", "lo", `{"type": "one"}`, map[string]comparer{"one": finds(rule)}, []string{"asks 0", "uncompared one"}},
 		"its interface is gone":     {"1.0.0", "nosuch0", `{"type": "one"}, {"type": "x"}`, map[string]comparer{"one": finds(rule)}, []string{goneLine, "one rule r: [one wrong]", "lacks"}},
 		"the plugin says so too":    {"1.0.0", "nosuch0", `{"type": "one"}`, map[string]comparer{"one": finds(gone)}, []string{goneLine, "lacks"}},
-		"a comparison that fails":   {"1.0.0", "lo", `{"type": "one"}, {"type": "two"}`, map[string]comparer{"one": func(context.Context) ([]compare.Difference, error) { return nil, wrong }, "two": finds(rule)}, []string{"two rule r: [two wrong]", "error [one not compared: wrong]", "lacks"}},
-		"comparisons that fail":     {"1.0.0", "lo", `{"type": "one"}, {"type": "one"}`, map[string]comparer{"one": func(context.Context) ([]compare.Difference, error) { return nil, wrong }}, []string{"error [one not compared: wrong]\n[one not compared: wrong]"}},
+		"a comparison that fails":   {"1.0.0", "lo", `{"type": "one"}, {"type": "two"}`, map[string]comparer{"one": func(context.Context) ([]contract.Difference, error) { return nil, wrong }, "two": finds(rule)}, []string{"two rule r: [two wrong]", "error [one not compared: wrong]", "lacks"}},
+		"comparisons that fail":     {"1.0.0", "lo", `{"type": "one"}, {"type": "one"}`, map[string]comparer{"one": func(context.Context) ([]contract.Difference, error) { return nil, wrong }}, []string{"error [one not compared: wrong]\n[one not compared: wrong]"}},
 		"nothing is asked if it is": {"1.0.0", "nosuch0", `{"type": "x"}`, nil, []string{`x interface nosuch0: interface nosuch0 of network "net" is gone: not attached`, "lacks"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -145,8 +144,8 @@ func TestTheMissingInterfaceIsNotAttached(t *testing.T) {
 
 // TestAComparisonNotesNothing: it may read notes.
 func TestAComparisonNotesNothing(t *testing.T) {
-	_, err := compareWith(t, "1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": func(ctx context.Context) ([]compare.Difference, error) {
-		r := caller.From(ctx).Record
+	_, err := compareWith(t, "1.0.0", "lo", `{"type": "one"}`, map[string]comparer{"one": func(ctx context.Context) ([]contract.Difference, error) {
+		r := contract.From(ctx).Record
 		expect.Is(t, r.Note("one.key", 1), errReadOnly)
 		expect.Same(t, "fact", r.Fact("one.key"), json.RawMessage(nil))
 		return nil, nil
@@ -164,10 +163,10 @@ func TestUnjudgedUnlessAsked(t *testing.T) {
 func TestOnlyDifferencesOnTheHostAreRepairable(t *testing.T) {
 	fix := func(context.Context) error { return nil }
 	for _, tt := range []struct {
-		d    compare.Difference
+		d    contract.Difference
 		want bool
-	}{{compare.Difference{Fix: fix}, true}, {compare.Difference{Fix: fix, Inside: true}, false}, {compare.Difference{}, false}} {
-		c := &Container{Parts: []*Part{{}, {Differences: []compare.Difference{tt.d}}}}
+	}{{contract.Difference{Fix: fix}, true}, {contract.Difference{Fix: fix, Inside: true}, false}, {contract.Difference{}, false}} {
+		c := &Container{Parts: []*Part{{}, {Differences: []contract.Difference{tt.d}}}}
 		expect.Same(t, "repairable", c.IsRepairable(), tt.want)
 	}
 }

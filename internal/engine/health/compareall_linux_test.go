@@ -13,7 +13,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/plugin"
@@ -51,20 +51,20 @@ func newBench(t *testing.T) *bench {
 }
 
 // attachment returns one whose comparisons find differences.
-func (b *bench) attachment(finds func(context.Context) []compare.Difference) *Repairing {
+func (b *bench) attachment(finds func(context.Context) []contract.Difference) *Repairing {
 	return &Repairing{
 		Runner: &runner.Runner{
 			Runtime: b.runtime, Plugins: &runner.Plugins{}, Network: &libcni.NetworkConfigList{Name: "net"}, Attachment: verbose{},
 		},
 		Host: b.host, Container: b.host.Handle,
-		Compare: func(ctx context.Context, _ *compare.View) *Part { return &Part{Differences: finds(ctx)} },
+		Compare: func(ctx context.Context, _ *contract.View) *Part { return &Part{Differences: finds(ctx)} },
 	}
 }
 
 // attachments returns several.
-func (b *bench) attachments(n int, finds func(ctx context.Context, member int) []compare.Difference) (all []*Repairing) {
+func (b *bench) attachments(n int, finds func(ctx context.Context, member int) []contract.Difference) (all []*Repairing) {
 	for i := range n {
-		all = append(all, b.attachment(func(ctx context.Context) []compare.Difference { return finds(ctx, i) }))
+		all = append(all, b.attachment(func(ctx context.Context) []contract.Difference { return finds(ctx, i) }))
 	}
 	return all
 }
@@ -73,8 +73,8 @@ func (b *bench) attachments(n int, finds func(ctx context.Context, member int) [
 func TestAGroupIsCompared(t *testing.T) {
 	b := newBench(t)
 	for _, n := range []int{1, 2, DumpFor, 12} {
-		all := b.attachments(n, func(_ context.Context, member int) []compare.Difference {
-			return []compare.Difference{{Object: fmt.Sprint(member)}}
+		all := b.attachments(n, func(_ context.Context, member int) []contract.Difference {
+			return []contract.Difference{{Object: fmt.Sprint(member)}}
 		})
 		Repair(t.Context(), all)
 		for i, r := range all {
@@ -89,7 +89,7 @@ func TestAGroupIsCompared(t *testing.T) {
 func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 	b := newBench(t)
 	for _, n := range []int{2, 2 * DumpFor} {
-		all := b.attachments(n, func(_ context.Context, member int) []compare.Difference {
+		all := b.attachments(n, func(_ context.Context, member int) []contract.Difference {
 			if member == 1 {
 				panic("oops")
 			}
@@ -117,7 +117,7 @@ func TestAComparisonThatFailsIsOneAttachments(t *testing.T) {
 func TestAComparisonThatTakesTooLong(t *testing.T) {
 	b := newBench(t)
 	b.limit = time.Millisecond
-	all := b.attachments(2, func(ctx context.Context, _ int) []compare.Difference {
+	all := b.attachments(2, func(ctx context.Context, _ int) []contract.Difference {
 		<-ctx.Done()
 		return nil
 	})
@@ -139,7 +139,7 @@ func TestEachPluginsRepairsAreOneEvent(t *testing.T) {
 	b.runtime.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	no := errors.New("no")
 	missing, asked := true, []bool{}
-	r := b.attachment(func(context.Context) (found []compare.Difference) {
+	r := b.attachment(func(context.Context) (found []contract.Difference) {
 		fix := func(context.Context) error {
 			missing = false
 			return nil
@@ -150,10 +150,10 @@ func TestEachPluginsRepairsAreOneEvent(t *testing.T) {
 		}
 		if missing {
 			for _, object := range []string{"a", "b"} {
-				found = append(found, compare.Difference{Plugin: "one", Object: object, Fix: fix, Announce: announce})
+				found = append(found, contract.Difference{Plugin: "one", Object: object, Fix: fix, Announce: announce})
 			}
 		}
-		return append(found, compare.Difference{Plugin: "two", Fix: func(context.Context) error { return no }})
+		return append(found, contract.Difference{Plugin: "two", Fix: func(context.Context) error { return no }})
 	})
 	Repair(t.Context(), []*Repairing{r})
 	r.Report(t.Context())

@@ -12,8 +12,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/hostns"
 )
 
@@ -31,7 +30,7 @@ type bridgeHost struct {
 	fixed   map[string]int
 	told    [][]bool // announcements by container, and whether only to those who have not answered
 	after   func()   // after each fix
-	instead func(ctx context.Context, n int, d compare.Difference) (done bool, err error)
+	instead func(ctx context.Context, n int, d contract.Difference) (done bool, err error)
 }
 
 func newBridgeHost(b *bench, n int) *bridgeHost {
@@ -47,16 +46,16 @@ func newBridgeHost(b *bench, n int) *bridgeHost {
 
 // all returns the attachments.
 func (h *bridgeHost) all() []*Repairing {
-	return h.attachments(len(h.ports), func(_ context.Context, n int) []compare.Difference { return h.compare(n) })
+	return h.attachments(len(h.ports), func(_ context.Context, n int) []contract.Difference { return h.compare(n) })
 }
 
-func (h *bridgeHost) compare(n int) (all []compare.Difference) {
+func (h *bridgeHost) compare(n int) (all []contract.Difference) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, d := range []compare.Difference{
-		{Kind: compare.Bridge, Object: "br0", Shared: true},
-		{Kind: compare.BridgePort, Object: fmt.Sprint("veth", n)},
-		{Kind: compare.Rule, Object: fmt.Sprint("rule", n)},
+	for _, d := range []contract.Difference{
+		{Kind: contract.Bridge, Object: "br0", Shared: true},
+		{Kind: contract.BridgePort, Object: fmt.Sprint("veth", n)},
+		{Kind: contract.Rule, Object: fmt.Sprint("rule", n)},
 	} {
 		if *h.has(n, d) {
 			continue
@@ -75,17 +74,17 @@ func (h *bridgeHost) compare(n int) (all []compare.Difference) {
 	return all
 }
 
-func (h *bridgeHost) has(n int, d compare.Difference) *bool {
+func (h *bridgeHost) has(n int, d contract.Difference) *bool {
 	switch d.Kind {
-	case compare.Bridge:
+	case contract.Bridge:
 		return &h.bridge
-	case compare.BridgePort:
+	case contract.BridgePort:
 		return &h.ports[n]
 	}
 	return &h.rules[n]
 }
 
-func (h *bridgeHost) fix(ctx context.Context, n int, d compare.Difference) error {
+func (h *bridgeHost) fix(ctx context.Context, n int, d contract.Difference) error {
 	if h.instead != nil {
 		if done, err := h.instead(ctx, n, d); done {
 			return err
@@ -100,13 +99,13 @@ func (h *bridgeHost) fix(ctx context.Context, n int, d compare.Difference) error
 	if h.after != nil {
 		defer h.after()
 	}
-	if d.Kind == compare.Rule {
-		if b := caller.From(ctx).Batch; b != nil {
+	if d.Kind == contract.Rule {
+		if b := contract.From(ctx).Batch; b != nil {
 			return thread.Join(ctx, b, "rules", n, h.apply)
 		}
 		return h.addRules([]int{n})
 	}
-	if d.Kind == compare.BridgePort && !h.bridge {
+	if d.Kind == contract.BridgePort && !h.bridge {
 		return errors.New("no bridge")
 	}
 	*h.has(n, d) = true
@@ -158,7 +157,7 @@ func TestAGroupIsRepairedTogether(t *testing.T) {
 			expect.Same(t, fmt.Sprint("left of ", i), len(r.Left), 0)
 		}
 		expect.NoError(t, r.Err)
-		if slices.ContainsFunc(r.Repaired, func(d compare.Difference) bool { return d.Object == "br0" }) {
+		if slices.ContainsFunc(r.Repaired, func(d contract.Difference) bool { return d.Object == "br0" }) {
 			bridges++
 		}
 		if !h.ports[i] || !slices.Equal(h.told[i], []bool{false, true}) {
@@ -173,8 +172,8 @@ func TestOneThatHangsDelaysTheOthersLittle(t *testing.T) {
 	const n, bad = 20, 3
 	h := newBridgeHost(newBench(t), n)
 	h.bridge = true
-	h.instead = func(ctx context.Context, n int, d compare.Difference) (bool, error) {
-		if n != bad || d.Kind != compare.BridgePort {
+	h.instead = func(ctx context.Context, n int, d contract.Difference) (bool, error) {
+		if n != bad || d.Kind != contract.BridgePort {
 			return false, nil
 		}
 		<-ctx.Done()
@@ -202,7 +201,7 @@ func TestOneThatHangsDelaysTheOthersLittle(t *testing.T) {
 func TestWhoeverKnowsBetterRepairsWhatIsShared(t *testing.T) {
 	h := newBridgeHost(newBench(t), 2)
 	h.rules = []bool{true, true}
-	h.instead = func(_ context.Context, n int, d compare.Difference) (bool, error) { return n == 0 && d.Shared, nil }
+	h.instead = func(_ context.Context, n int, d contract.Difference) (bool, error) { return n == 0 && d.Shared, nil }
 	all := h.all()
 	Repair(t.Context(), all)
 	for i, r := range all {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -20,7 +20,7 @@ type Look struct {
 	// Examine compares one container with its record, by views from looks. It fills in
 	// State and what follows from it; with an error the container is Unknown. It is called
 	// by several goroutines, and may panic.
-	Examine func(c *Container, looks *compare.Looks) error
+	Examine func(c *Container, looks *contract.Looks) error
 	Logger  *slog.Logger
 	// Brief has a suspect settled by the first look, for a caller that looks at suspects
 	// again itself. Otherwise a suspect is looked at twice: what others take away for a
@@ -90,7 +90,7 @@ func (l *Look) isUnchanged(f record.Found) bool {
 // once looks at the containers of records, at several at the same time, from one look at
 // the host.
 func (l *Look) once(found []record.Found) []*Container {
-	looks := compare.Dumps()
+	looks := contract.Dumps()
 	defer func() {
 		if err := looks.Close(); err != nil {
 			l.Logger.Error("close network namespace", "error", err)
@@ -101,7 +101,7 @@ func (l *Look) once(found []record.Found) []*Container {
 	return all
 }
 
-func (l *Look) one(f record.Found, looks *compare.Looks) *Container {
+func (l *Look) one(f record.Found, looks *contract.Looks) *Container {
 	c := &Container{Found: f}
 	if err := thread.Try(func() error { return l.Examine(c, looks) }); err != nil {
 		c.State, c.Reason = Unknown, err

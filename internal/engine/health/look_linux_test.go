@@ -10,7 +10,7 @@ import (
 
 	"github.com/embedcni/cni/internal/engine/container"
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -28,7 +28,7 @@ func newLookedAt(t *testing.T, see func(l *lookedAt, c *Container)) *lookedAt {
 	l.look = &Look{
 		Records:  record.Open(t.TempDir()),
 		IsLocked: func(record.ID) (bool, error) { return l.locked() },
-		Examine: func(c *Container, _ *compare.Looks) error {
+		Examine: func(c *Container, _ *contract.Looks) error {
 			l.looks++
 			see(l, c)
 			return nil
@@ -54,7 +54,7 @@ func (l *lookedAt) all(ctx context.Context) *Container {
 
 // broken adds a part that lacks something.
 func broken(c *Container) {
-	c.Parts = []*Part{{IfName: "eth0", Differences: []compare.Difference{{Kind: compare.Rule}}}}
+	c.Parts = []*Part{{IfName: "eth0", Differences: []contract.Difference{{Kind: contract.Rule}}}}
 }
 
 func TestASuspectIsLookedAtUntilNothingChangesMeanwhile(t *testing.T) {
@@ -141,7 +141,7 @@ func TestOnlySuspectsAreLookedAtAgain(t *testing.T) {
 	looks := make(chan record.ID, 100)
 	l := &Look{
 		Records: record.Open(t.TempDir()), IsLocked: func(record.ID) (bool, error) { return false, nil }, Logger: slog.Default(),
-		Examine: func(c *Container, _ *compare.Looks) error {
+		Examine: func(c *Container, _ *contract.Looks) error {
 			looks <- c.Found.Record.ContainerID
 			if c.Found.Record.Owner == "broken" {
 				broken(c)

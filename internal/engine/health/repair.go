@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/runner"
 	"github.com/embedcni/cni/netns"
@@ -31,7 +31,7 @@ var (
 
 // Outcome is the result of a repair.
 type Outcome struct {
-	Repaired []compare.Difference // that were missing, and are verified to be there again
+	Repaired []contract.Difference // that were missing, and are verified to be there again
 	Left     []Left
 	// Err is the reason why the attachment could not be compared with its record to the
 	// end. The rest is valid with it.
@@ -40,7 +40,7 @@ type Outcome struct {
 
 // Left is a difference that remains, and why.
 type Left struct {
-	compare.Difference
+	contract.Difference
 	Reason error
 	Failed bool // Reason is the error of its Fix
 }
@@ -72,10 +72,10 @@ type Repairing struct {
 	Host      *hostns.NetNS
 	Container *netns.Handle // nil if it is not open
 	// Compare compares the attachment with its record.
-	Compare func(context.Context, *compare.View) *Part
+	Compare func(context.Context, *contract.View) *Part
 	Inside  bool // repair the container's namespace too
 	// Want reports whether a difference that could be repaired is to be; nil: all are.
-	Want func(compare.Difference) bool
+	Want func(contract.Difference) bool
 
 	Outcome       // of Repair
 	Last    *Part // the last comparison, or nil
@@ -86,8 +86,8 @@ type Repairing struct {
 	parts   map[key]*attempts
 	order   []*attempts // those tried, in the order of the first attempts
 
-	todo, delayed, made []compare.Difference // in this round
-	announced           []compare.Difference // in all rounds
+	todo, delayed, made []contract.Difference // in this round
+	announced           []contract.Difference // in all rounds
 
 	batch thread.Batch             // delayed changes of packet filters
 	took  map[string]time.Duration // the repair of the plugins' parts, by type
@@ -95,7 +95,7 @@ type Repairing struct {
 
 // attempts are those to repair one thing.
 type attempts struct {
-	compare.Difference
+	contract.Difference
 	tried bool
 	fixed int   // how often
 	err   error // of the last attempt
@@ -104,15 +104,15 @@ type attempts struct {
 // key identifies a difference in successive comparisons.
 type key struct {
 	plugin         string
-	kind           compare.Kind
+	kind           contract.Kind
 	inside         bool
 	object, wanted string
 }
 
-func keyOf(d compare.Difference) key { return key{d.Plugin, d.Kind, d.Inside, d.Object, d.Wanted} }
+func keyOf(d contract.Difference) key { return key{d.Plugin, d.Kind, d.Inside, d.Object, d.Wanted} }
 
 // part returns the attempts to repair a difference.
-func (r *Repairing) part(d compare.Difference) *attempts {
+func (r *Repairing) part(d contract.Difference) *attempts {
 	k := keyOf(d)
 	if r.parts[k] == nil {
 		r.parts[k] = &attempts{Difference: d}
@@ -151,7 +151,7 @@ func each(all []*Repairing, do func(*Repairing)) {
 // compareAll compares attachments with their records anew. The containers are locked, so
 // that one look at the host is as good as a question for each.
 func compareAll(ctx context.Context, all []*Repairing) {
-	one := func(i int, looks *compare.Looks) {
+	one := func(i int, looks *contract.Looks) {
 		r := all[i]
 		r.Err = thread.Try(func() (err error) {
 			r.now, err = r.compare(ctx, looks)
@@ -160,25 +160,25 @@ func compareAll(ctx context.Context, all []*Repairing) {
 	}
 	if len(all) < DumpFor {
 		for i := range all {
-			one(i, &compare.Looks{})
+			one(i, &contract.Looks{})
 		}
 		return
 	}
-	looks := compare.Dumps()
+	looks := contract.Dumps()
 	thread.Each(len(all), runtime.GOMAXPROCS(0), func(i int) { one(i, looks) })
 	if err := looks.Close(); err != nil {
 		all[0].Runner.Runtime.Logger.Error("close network namespace", "error", err)
 	}
 }
 
-func (r *Repairing) compare(ctx context.Context, looks *compare.Looks) (c *Part, err error) {
+func (r *Repairing) compare(ctx context.Context, looks *contract.Looks) (c *Part, err error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if r.Container == nil {
 		return nil, fmt.Errorf("its network namespace is not open: %w", hostns.ErrInvalid)
 	}
-	v, err := looks.Open(ctx, r.Host, r.Container)
+	v, err := looks.Open(&r.Host.Conns, r.Host.Handle, r.Container)
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +196,7 @@ func (r *Repairing) compare(ctx context.Context, looks *compare.Looks) (c *Part,
 // anything. The order of the differences stays: the plugins of a chain rely on those before
 // them.
 func (r *Repairing) take() bool {
-	var before []compare.Difference
+	var before []contract.Difference
 	if r.Last != nil {
 		before = r.Last.Differences
 	}
@@ -206,10 +206,10 @@ func (r *Repairing) take() bool {
 	}
 	r.Last = r.now
 	found := r.now.Differences
-	r.todo = slices.DeleteFunc(slices.Clone(found), func(d compare.Difference) bool { return !r.wants(d) })
+	r.todo = slices.DeleteFunc(slices.Clone(found), func(d contract.Difference) bool { return !r.wants(d) })
 	// A Fix that failed may have made a part of it.
 	stuck := r.rounds > 0 && len(r.made) == 0 &&
-		slices.EqualFunc(found, before, func(a, b compare.Difference) bool { return keyOf(a) == keyOf(b) })
+		slices.EqualFunc(found, before, func(a, b contract.Difference) bool { return keyOf(a) == keyOf(b) })
 	if r.rounds == mostRounds || len(r.todo) == 0 || stuck {
 		r.end(found)
 		return false
@@ -220,7 +220,7 @@ func (r *Repairing) take() bool {
 }
 
 // wants reports whether a difference is to be repaired now.
-func (r *Repairing) wants(d compare.Difference) bool {
+func (r *Repairing) wants(d contract.Difference) bool {
 	part := r.part(d)
 	return d.Fix != nil && (r.Inside || !d.Inside) && part.fixed < mostAttempts &&
 		!errors.Is(part.err, errSlow) && // once is enough for the others
@@ -279,12 +279,12 @@ func (r *Repairing) fixShared(ctx context.Context, made map[key]bool) {
 
 // fixEach repairs differences, or delays what goes into the batch, and returns those for
 // which that succeeded.
-func (r *Repairing) fixEach(ctx context.Context, all []compare.Difference, b *thread.Batch) []compare.Difference {
-	return slices.DeleteFunc(all, func(d compare.Difference) bool { return !r.attempt(ctx, d, b) })
+func (r *Repairing) fixEach(ctx context.Context, all []contract.Difference, b *thread.Batch) []contract.Difference {
+	return slices.DeleteFunc(all, func(d contract.Difference) bool { return !r.attempt(ctx, d, b) })
 }
 
 // attempt makes or delays the repair of one difference, unless ctx has ended.
-func (r *Repairing) attempt(ctx context.Context, d compare.Difference, b *thread.Batch) bool {
+func (r *Repairing) attempt(ctx context.Context, d contract.Difference, b *thread.Batch) bool {
 	part := r.part(d)
 	if part.err = context.Cause(ctx); part.err != nil {
 		return false
@@ -305,7 +305,7 @@ func (r *Repairing) attempt(ctx context.Context, d compare.Difference, b *thread
 
 // announce calls the Announce of each plugin's differences, that of the last one. An error
 // is reported to the log alone: the attachment is repaired without it.
-func (r *Repairing) announce(ctx context.Context, all []compare.Difference, unanswered bool) {
+func (r *Repairing) announce(ctx context.Context, all []contract.Difference, unanswered bool) {
 	told := make(map[string]bool)
 	for _, d := range slices.Backward(all) {
 		if d.Announce == nil || told[d.Plugin] || ctx.Err() != nil {
@@ -322,7 +322,7 @@ func (r *Repairing) announce(ctx context.Context, all []compare.Difference, unan
 
 // end sets the outcome after the last comparison, which found these differences. Later
 // ones may exist if a later comparison has failed.
-func (r *Repairing) end(found []compare.Difference) {
+func (r *Repairing) end(found []contract.Difference) {
 	remains := make(map[key]bool, len(found))
 	for _, d := range found {
 		remains[keyOf(d)] = true
@@ -336,7 +336,7 @@ func (r *Repairing) end(found []compare.Difference) {
 }
 
 // reason returns why a difference remains.
-func (r *Repairing) reason(d compare.Difference) error {
+func (r *Repairing) reason(d contract.Difference) error {
 	switch part := r.part(d); {
 	case part.err != nil:
 		return part.err

@@ -9,8 +9,7 @@ import (
 	"testing"
 
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 )
 
 // part is a part of a fake attachment.
@@ -47,12 +46,12 @@ func (f *fake) hasAll(names []string) bool {
 	return !slices.ContainsFunc(names, func(n string) bool { return !f.has[n] })
 }
 
-func (f *fake) compare() (all []compare.Difference) {
+func (f *fake) compare() (all []contract.Difference) {
 	for _, p := range f.parts {
 		if f.has[p.name] || !f.hasAll(p.needs) {
 			continue
 		}
-		d := compare.Difference{Plugin: "fake", Kind: compare.Rule, Inside: p.inside, Object: p.name, Why: "it differs"}
+		d := contract.Difference{Plugin: "fake", Kind: contract.Rule, Inside: p.inside, Object: p.name, Why: "it differs"}
 		if !p.differs {
 			d.Why, d.Fix = "", func(ctx context.Context) error { return f.fix(ctx, p) }
 		}
@@ -87,7 +86,7 @@ func (f *fake) fix(ctx context.Context, p part) error {
 	if f.together == nil {
 		return f.add(p)
 	}
-	return thread.Join(ctx, caller.From(ctx).Batch, "parts", p, func(_ context.Context, all []part) error {
+	return thread.Join(ctx, contract.From(ctx).Batch, "parts", p, func(_ context.Context, all []part) error {
 		if len(all) > 1 {
 			return f.together
 		}
@@ -106,7 +105,7 @@ func (f *fake) run(ctx context.Context, inside bool) (outcome, error) {
 	f.fixed, f.compared = nil, 0
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	r := f.attachment(func(context.Context) []compare.Difference {
+	r := f.attachment(func(context.Context) []contract.Difference {
 		if f.compared++; f.compared == f.failing {
 			cancel(errUnread)
 		}

@@ -9,8 +9,8 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -32,7 +32,7 @@ type Attachment struct {
 	// it was a plugin of the caller's.
 	Ran          []record.Plugin
 	IsRegistered func(typ string) bool
-	Given        func() caller.Given // what its plugins are lent
+	Given        func() contract.Given // what its plugins are lent
 
 	Begun bool      // this call has begun the ADD
 	Added bool      // all plugins have answered the ADD, and no DEL has begun

@@ -16,7 +16,7 @@ import (
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/ports"
 	"github.com/embedcni/cni/internal/store/record"
@@ -65,9 +65,9 @@ type Shaper struct {
 // Of derives the footprint of an attachment. A field that cannot be read may be set.
 func Of(a *Attachment) Footprint {
 	result := chain.Decode(a.Result)
-	f := Footprint{Owner: a.Owner(), Addresses: compare.AddressesOf(result), IPAMDirs: IPAMDirs(a.List)}
+	f := Footprint{Owner: a.Owner(), Addresses: contract.AddressesOf(result), IPAMDirs: IPAMDirs(a.List)}
 	if a.Has(conflist.Firewall) && !a.IsCallers(conflist.Firewall) || len(a.List.Plugins) == 0 {
-		f.Subnets = netfilter.Subnets(compare.PrefixesOf(result))
+		f.Subnets = netfilter.Subnets(contract.PrefixesOf(result))
 	}
 	var err error
 	f.Rules.Ports, err = hostPorts(a.CapabilityArgs[ports.Capability])
@@ -218,7 +218,7 @@ func DefaultIPAMDir(network string) string { return filepath.Join(hostLocalDir, 
 
 // Addresses returns the addresses in a recorded result.
 func Addresses(result json.RawMessage) []netip.Addr {
-	return compare.AddressesOf(chain.Decode(result))
+	return contract.AddressesOf(chain.Decode(result))
 }
 
 // AddressesOf returns the addresses of recorded attachments, without those of the

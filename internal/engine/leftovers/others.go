@@ -7,9 +7,8 @@ import (
 	"time"
 
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/record"
 )
@@ -105,7 +104,7 @@ func (o *Others) InNetwork(subnet netip.Prefix) (yes bool, err error) {
 		subnets, readErr := netfilter.NotedSubnets(n.Facts[netfilter.SubnetsFact], false)
 		err = errors.Join(err, readErr)
 		if n.State == record.Added && maybeForwarded(n) {
-			subnets = append(subnets, netfilter.Subnets(compare.PrefixesOf(chain.Decode(n.Result)))...)
+			subnets = append(subnets, netfilter.Subnets(contract.PrefixesOf(chain.Decode(n.Result)))...)
 		}
 		return slices.Contains(subnets, subnet)
 	})
@@ -124,15 +123,15 @@ func maybeForwarded(n *record.Attachment) bool {
 // Notes returns the notes under a key of attachments, this one excepted, whose plugins ran
 // in the same host namespace since the same boot, with those of the newest record last.
 // What is being removed does not count.
-func (o *Others) Notes(key string) (all []caller.Noted, err error) {
+func (o *Others) Notes(key string) (all []contract.Noted, err error) {
 	type dated struct {
-		caller.Noted
+		contract.Noted
 		since time.Time
 	}
 	var found []dated
 	_, err = o.any(func(rec *record.Record, n *record.Attachment) bool {
 		if rec.Host == o.Host && rec.Boot == o.Boot && n.Facts[key] != nil && n.State == record.Added {
-			found = append(found, dated{caller.Noted{Value: n.Facts[key], Result: n.Result}, rec.Since})
+			found = append(found, dated{contract.Noted{Value: n.Facts[key], Result: n.Result}, rec.Since})
 		}
 		return false // all of them
 	})

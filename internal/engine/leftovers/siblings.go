@@ -8,8 +8,8 @@ import (
 
 	"github.com/embedcni/cni/internal/builtin"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
@@ -154,7 +154,7 @@ func (a *Attachment) makeAgain(ctx context.Context, host *netns.Handle, w Wanted
 	log.Info("making rules again that the removal of another attachment has deleted",
 		"network", a.List.Name, "interface", a.IfName, "plugin", w.Type)
 	if !a.IsBuiltIn(w.Type) {
-		if err := caller.NoteRestored(given.Record, w.Type); err != nil {
+		if err := contract.NoteRestored(given.Record, w.Type); err != nil {
 			return err
 		}
 	}

@@ -8,9 +8,8 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/plugin"
 )
@@ -23,12 +22,12 @@ import (
 // ok is false if nobody can compare the part: there is no such built-in plugin, or the
 // caller's own plugin has attached the container. An error means that the comparison
 // was impossible.
-func (r *Runner) Compare(ctx context.Context, call chain.Call, v *compare.View) (found []compare.Difference, ok bool, err error) {
+func (r *Runner) Compare(ctx context.Context, call chain.Call, v *contract.View) (found []contract.Difference, ok bool, err error) {
 	p, by := r.comparer(call.Plugin)
 	if by == nil {
 		return nil, false, nil
 	}
-	err = r.comparing(ctx, p, call, v, func(ctx context.Context, request *plugin.Request, v *compare.View) (err error) {
+	err = r.comparing(ctx, p, call, v, func(ctx context.Context, request *plugin.Request, v *contract.View) (err error) {
 		found, err = by.Compare(ctx, request, v)
 		return err
 	})
@@ -39,8 +38,8 @@ func (r *Runner) Compare(ctx context.Context, call chain.Call, v *compare.View) 
 }
 
 // comparing calls do with the request for a comparison.
-func (r *Runner) comparing(ctx context.Context, p Provider, call chain.Call, v *compare.View,
-	do func(context.Context, *plugin.Request, *compare.View) error) (err error) {
+func (r *Runner) comparing(ctx context.Context, p Provider, call chain.Call, v *contract.View,
+	do func(context.Context, *plugin.Request, *contract.View) error) (err error) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
 			err = fmt.Errorf("plugin %q panicked: %v\n%s", call.Plugin, panicked, debug.Stack())
@@ -51,29 +50,29 @@ func (r *Runner) comparing(ctx context.Context, p Provider, call chain.Call, v *
 		given := r.lent(r.Given, p)
 		filters := given.Filters
 		filters.Notes = given.Record
-		return do(caller.With(ctx, given), request, v.For(filters))
+		return do(contract.With(ctx, given), request, v.For(filters))
 	})
 }
 
 // Excuse returns why the CHECK of an executable has failed although Compare finds no
 // difference in its part, nor in that of its IPAM plugin; it is zero if only the plugin
 // knows. A reference plugin knows nothing that Compare does not.
-func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *compare.View) (e compare.Excuse, err error) {
+func (r *Runner) Excuse(ctx context.Context, call chain.Call, ipam string, v *contract.View) (e contract.Excuse, err error) {
 	p, by := r.comparer(call.Plugin)
 	if by == nil || p.Kind == BuiltIn && !p.standIn {
 		return e, nil
 	}
-	if x, ok := by.(compare.Excuser); ok {
-		err = r.comparing(ctx, p, call, v, func(_ context.Context, request *plugin.Request, v *compare.View) (err error) {
+	if x, ok := by.(contract.Excuser); ok {
+		err = r.comparing(ctx, p, call, v, func(_ context.Context, request *plugin.Request, v *contract.View) (err error) {
 			e, err = x.Excuse(request, v)
 			return err
 		})
-		if err != nil || e != (compare.Excuse{}) {
+		if err != nil || e != (contract.Excuse{}) {
 			return e, err
 		}
 	}
 	if r.AreReference(ctx, call.Plugin, ipam) {
-		e = compare.Excuse{Why: "the comparison with the kernel, which covers all that this plugin's CHECK does, finds nothing wrong", Blind: true}
+		e = contract.Excuse{Why: "the comparison with the kernel, which covers all that this plugin's CHECK does, finds nothing wrong", Blind: true}
 		switch conflist.Known(call.Plugin).Rules {
 		case conflist.Forward, conflist.HostPorts:
 			e.Blind = false // it misses its rules, and others do the same
@@ -112,11 +111,11 @@ func comparedItself(context.Context, string, string, json.RawMessage) (*types100
 // type.
 func (r *Runner) Lend(ctx context.Context, typ string) context.Context {
 	p, _ := r.comparer(typ)
-	return caller.With(ctx, r.lent(r.Given, p))
+	return contract.With(ctx, r.lent(r.Given, p))
 }
 
 // lent returns what a built-in plugin is given, with what it depends on which plugin runs.
-func (r *Runner) lent(given caller.Given, p Provider) caller.Given {
+func (r *Runner) lent(given contract.Given, p Provider) contract.Given {
 	given.Bus, given.Durable = r.Runtime.Bus, r.Attachment.Durable
 	if p.standIn || p.backend != "" {
 		given.Filters.Executable, given.Filters.Detected = p.standIn, p.backend
@@ -125,8 +124,8 @@ func (r *Runner) lent(given caller.Given, p Provider) caller.Given {
 }
 
 // comparer returns the built-in plugin that compares the part of a type, or nil.
-func (r *Runner) comparer(typ string) (Provider, compare.Comparer) {
-	by, ok := r.Runtime.BuiltIn(typ).(compare.Comparer)
+func (r *Runner) comparer(typ string) (Provider, contract.Comparer) {
+	by, ok := r.Runtime.BuiltIn(typ).(contract.Comparer)
 	c, recorded, known := r.Plugins.Get(typ)
 	switch {
 	case !ok, recorded && Kind(c.Kind) == Registered, !known && r.Runtime.IsRegistered(typ):

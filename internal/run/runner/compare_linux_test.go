@@ -12,23 +12,22 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/expect"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/compare"
-	"github.com/embedcni/cni/internal/run/hostns"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
+	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
 
 // comparer is a built-in plugin that compares with a test's function.
 type comparer struct {
-	compare func(ctx context.Context, r *plugin.Request) ([]compare.Difference, error)
+	compare func(ctx context.Context, r *plugin.Request) ([]contract.Difference, error)
 }
 
 func (comparer) Add(context.Context, *plugin.Request) (*types100.Result, error) { return nil, nil }
 func (comparer) Del(context.Context, *plugin.Request) error                     { return nil }
 func (comparer) Check(context.Context, *plugin.Request) error                   { return nil }
-func (c comparer) Compare(ctx context.Context, r *plugin.Request, _ *compare.View) ([]compare.Difference, error) {
+func (c comparer) Compare(ctx context.Context, r *plugin.Request, _ *contract.View) ([]contract.Difference, error) {
 	return c.compare(ctx, r)
 }
 
@@ -39,7 +38,7 @@ func (durable) Durable() error { return nil }
 
 // comparing returns a Runner with the built-in plugins "ours", which compares, and
 // "silent", which does not.
-func comparing(ours func(context.Context, *plugin.Request) ([]compare.Difference, error), recorded ...record.Plugin) *Runner {
+func comparing(ours func(context.Context, *plugin.Request) ([]contract.Difference, error), recorded ...record.Plugin) *Runner {
 	r := &Runner{
 		Runtime: &Runtime{
 			Choice: Choice{
@@ -63,10 +62,10 @@ func comparing(ours func(context.Context, *plugin.Request) ([]compare.Difference
 }
 
 // here is a view of the namespace of this process.
-func here(t *testing.T) *compare.View {
+func here(t *testing.T) *contract.View {
 	t.Helper()
-	host := expect.Value(hostns.NewFinder().Open(""))(t)
-	v := expect.Value((&compare.Looks{}).Open(t.Context(), host, host.Handle))(t)
+	host := expect.Value(netns.Current())(t)
+	v := expect.Value((&contract.Looks{}).Open(nil, host, host))(t)
 	t.Cleanup(func() { expect.NoError(t, v.Close(), host.Close()) })
 	return v
 }
@@ -100,8 +99,8 @@ func TestWhoCompares(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			filters := ""
-			r := comparing(func(ctx context.Context, r *plugin.Request) ([]compare.Difference, error) {
-				f := caller.From(ctx).Filters
+			r := comparing(func(ctx context.Context, r *plugin.Request) ([]contract.Difference, error) {
+				f := contract.From(ctx).Filters
 				if filters = f.Detected; f.Executable {
 					filters = "any form"
 				}
@@ -111,7 +110,7 @@ func TestWhoCompares(t *testing.T) {
 				if _, err := r.Delegate(ctx, "CHECK", "host-local", nil); err != nil {
 					t.Errorf("delegate: %v", err)
 				}
-				return []compare.Difference{{Kind: compare.Rule, Object: "x"}}, nil
+				return []contract.Difference{{Kind: contract.Rule, Object: "x"}}, nil
 			}, tt.recorded...)
 			if tt.registered {
 				r.Runtime.Registered[tt.typ] = comparer{}
@@ -120,9 +119,9 @@ func TestWhoCompares(t *testing.T) {
 			expect.NoError(t, err)
 			expect.Same(t, "compared", ok, tt.ok)
 			expect.Same(t, "filters", filters, tt.filters)
-			var want []compare.Difference
+			var want []contract.Difference
 			if tt.ok {
-				want = []compare.Difference{{Plugin: tt.typ, Kind: compare.Rule, Object: "x"}}
+				want = []contract.Difference{{Plugin: tt.typ, Kind: contract.Rule, Object: "x"}}
 			}
 			expect.Same(t, "differences", found, want)
 		})
@@ -132,9 +131,9 @@ func TestWhoCompares(t *testing.T) {
 // TestAComparisonThatFails keeps the program alive, and says why.
 func TestAComparisonThatFails(t *testing.T) {
 	broken := errors.New("broken")
-	for what, compares := range map[string]func(context.Context, *plugin.Request) ([]compare.Difference, error){
-		"broken":           func(context.Context, *plugin.Request) ([]compare.Difference, error) { return nil, broken },
-		"panicked: broken": func(context.Context, *plugin.Request) ([]compare.Difference, error) { panic(broken) },
+	for what, compares := range map[string]func(context.Context, *plugin.Request) ([]contract.Difference, error){
+		"broken":           func(context.Context, *plugin.Request) ([]contract.Difference, error) { return nil, broken },
+		"panicked: broken": func(context.Context, *plugin.Request) ([]contract.Difference, error) { panic(broken) },
 	} {
 		_, ok, err := comparing(compares).Compare(t.Context(), checkCall("ours"), here(t))
 		if !ok || err == nil || !strings.Contains(err.Error(), what) {

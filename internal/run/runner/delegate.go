@@ -13,8 +13,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/invoke"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/plugin"
@@ -25,7 +25,7 @@ type execution struct {
 	Runner *Runner
 	call   chain.Call
 	p      Provider
-	given  caller.Given
+	given  contract.Given
 	verb   string // of the call of the chain's plugin
 	depth  int    // how many plugins have delegated to come to this one
 
@@ -50,7 +50,7 @@ func (e *execution) run(ctx context.Context) (out invoke.Output, err error) {
 		e.given.Batch = nil // it depends on the finished work of the plugins to which it delegates
 		inner = e.Runner.withPluginCall(ctx, e.call.Verb, e.call.Plugin)
 	}
-	inner = caller.With(inner, e.Runner.lent(e.given, e.p))
+	inner = contract.With(inner, e.Runner.lent(e.given, e.p))
 	stdout, err := e.inProcess(inner, func(inner context.Context, verb, typ string, config json.RawMessage) (*types100.Result, error) {
 		return e.delegate(inner, ctx, verb, typ, config)
 	})

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
 )
 
@@ -174,7 +174,7 @@ func (r *Runner) choose(ctx context.Context, typ string, config []byte) *Chosen 
 	}
 	d, detects := c.found.plugin.(detector)
 	if c.err == nil && detects && c.found.Kind == BuiltIn && c.found.backend == "" {
-		c.found.backend, c.err = d.Detect(caller.With(ctx, caller.Given{Bus: r.Runtime.Bus}), r.Host, config)
+		c.found.backend, c.err = d.Detect(contract.With(ctx, contract.Given{Bus: r.Runtime.Bus}), r.Host, config)
 	}
 	if c.err != nil {
 		c.found = Provider{}
@@ -219,7 +219,7 @@ func (r *Runner) providers(ctx context.Context, verb, typ string, config []byte)
 		return nil, nil
 	case ok && c.Kind != "":
 		p, err := r.Runtime.recorded(c.Plugin)
-		if own := r.Runtime.BuiltIn(typ); verb == "CHECK" && p.Kind == Executable && own != nil && caller.Restored(r.Given.Record, typ) {
+		if own := r.Runtime.BuiltIn(typ); verb == "CHECK" && p.Kind == Executable && own != nil && contract.Restored(r.Given.Record, typ) {
 			p, err = r.Runtime.standIn(typ), nil // the executable could only miss its own rules
 		}
 		return one(p, err)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/invoke"
 )
 
@@ -17,7 +17,7 @@ const VerbRepair = "REPAIR"
 // Fix adds a missing part of the attachment, which a comparison has found, within the
 // time of a plugin for a CHECK. With a batch, changes of packet filters are made when
 // it is flushed.
-func (r *Runner) Fix(ctx context.Context, d compare.Difference, b *thread.Batch) error {
+func (r *Runner) Fix(ctx context.Context, d contract.Difference, b *thread.Batch) error {
 	ctx, cancel := r.Runtime.Bound(ctx, "CHECK")
 	defer cancel()
 	lender := *r

@@ -11,8 +11,7 @@ import (
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/caller"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/store/record"
 	"github.com/embedcni/cni/plugin"
 )
@@ -35,9 +34,9 @@ func TestFixIsLentTheRuntimesResources(t *testing.T) {
 	b := &thread.Batch{}
 	for _, of := range []*thread.Batch{nil, b} {
 		called := false
-		err := r.Fix(t.Context(), compare.Difference{Plugin: "ours", Fix: func(ctx context.Context) error {
+		err := r.Fix(t.Context(), contract.Difference{Plugin: "ours", Fix: func(ctx context.Context) error {
 			called = true
-			g := caller.From(ctx)
+			g := contract.From(ctx)
 			expect.Same(t, "backend", g.Filters.Detected, "native")
 			if _, ok := ctx.Deadline(); !ok || g.Batch != of {
 				t.Errorf("deadline %v, batch %v", ok, g.Batch)
@@ -64,7 +63,7 @@ func TestAFixThatFails(t *testing.T) {
 			return ctx.Err()
 		},
 	} {
-		err := r.Fix(t.Context(), compare.Difference{Plugin: "ours", Fix: fix}, nil)
+		err := r.Fix(t.Context(), contract.Difference{Plugin: "ours", Fix: fix}, nil)
 		expect.Says(t, "error", err, want)
 	}
 }

@@ -2,11 +2,10 @@ package runner
 
 import (
 	"fmt"
+	"os"
 
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/internal/run/invoke"
-	"github.com/embedcni/cni/netns"
 )
 
 // sees returns an error if an executable would find another namespace at the path in
@@ -18,18 +17,17 @@ func (r *Runner) sees(call chain.Call) error {
 	if r.Runtime.Root == "" || path == "" {
 		return nil
 	}
-	var want, found netns.ID
-	var exists, there bool
-	if exists = r.Container != nil; exists {
-		want = r.Container.ID()
+	var want, found os.FileInfo // nil: there is none, or the path cannot be followed
+	if r.Container != nil {
+		want, _ = r.Container.File().Stat()
 	} else {
-		want, exists = hostns.At(path)
+		want, _ = os.Stat(path)
 	}
 	err := r.Runtime.Root.Do(func() error {
-		found, there = hostns.At(path)
+		found, _ = os.Stat(path)
 		return nil
 	})
-	if err == nil && (exists != there || found != want) {
+	if err == nil && ((want == nil) != (found == nil) || want != nil && !os.SameFile(want, found)) {
 		err = fmt.Errorf("%s is not the container's network namespace in the plugin root %s: "+
 			"mount its directory, and /proc, so that the path leads to the same file in both", path, r.Runtime.Root)
 	}

@@ -18,9 +18,8 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/firewalld"
 	"github.com/embedcni/cni/internal/kernel/thread"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/internal/run/chain"
-	"github.com/embedcni/cni/internal/run/compare"
+	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/internal/run/invoke"
 	"github.com/embedcni/cni/internal/store/conflist"
 	"github.com/embedcni/cni/internal/store/lock"
@@ -48,10 +47,10 @@ type Runner struct {
 	Network     *libcni.NetworkConfigList
 	ContainerID record.ID // the caller's; plugins may know another
 	IfName      string
-	Host        *netns.Handle // where plugins run
-	Container   *netns.Handle // nil if it is not open
-	Inherit     []*os.File    // the container's lock, which executables keep after the runtime's death
-	Given       caller.Given  // to built-in plugins; its Batch is for ADD and DEL
+	Host        *netns.Handle  // where plugins run
+	Container   *netns.Handle  // nil if it is not open
+	Inherit     []*os.File     // the container's lock, which executables keep after the runtime's death
+	Given       contract.Given // to built-in plugins; its Batch is for ADD and DEL
 	Attachment  Attachment
 }
 
@@ -192,7 +191,7 @@ func (r *Runner) execute(ctx context.Context, call chain.Call, p Provider) (invo
 // witness has the built-in plugin of the type note what the ADD of an executable makes.
 // Without the note a comparison takes that for the host's, which is no reason to fail.
 func (r *Runner) witness(ctx context.Context, call chain.Call, p Provider) (after func()) {
-	w, ok := r.Runtime.BuiltIn(call.Plugin).(compare.Witness)
+	w, ok := r.Runtime.BuiltIn(call.Plugin).(contract.Witness)
 	if !ok || p.Kind != Executable || call.Verb != "ADD" || r.Host == nil {
 		return func() {}
 	}

@@ -75,7 +75,7 @@ type Type struct {
 	// Compared means that the built-in plugin compares an attachment with the kernel,
 	// whoever has made it. Nothing compares other types: only their own CHECK can tell.
 	Compared bool
-	// Remakes are the kinds of parts, by their names in package compare, that a repair
+	// Remakes are the kinds of parts, by their names in package contract, that a repair
 	// makes again on the host, and RemakesInside those in the container, if asked to.
 	// Of other parts it reports the differences.
 	Remakes, RemakesInside []string

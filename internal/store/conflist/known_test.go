@@ -34,7 +34,7 @@ var otherMeanings = map[string][]string{
 	"capability.go":             {Bandwidth},
 	"internal/engine/leftovers": {Bandwidth, MACVLAN},
 	"internal/builtin/portmap":  {Bridge}, // a kind of link
-	"internal/run/compare":      {Bridge},
+	"internal/run/contract":     {Bridge},
 	"netconf":                   {Bandwidth, Bridge, VLAN}, // a capability and fields
 
 }

@@ -1,12 +1,10 @@
 //go:build !linux
 
-package compare
+package contract
 
 import (
-	"context"
-
+	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -23,7 +21,7 @@ func (*Looks) Close() error { return nil }
 type View struct{}
 
 // Open returns an empty view.
-func (*Looks) Open(context.Context, *hostns.NetNS, *netns.Handle) (*View, error) {
+func (*Looks) Open(conns *links.Conns, host, container *netns.Handle) (*View, error) {
 	return &View{}, nil
 }
 

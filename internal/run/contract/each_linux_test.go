@@ -1,7 +1,6 @@
-package compare
+package contract
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,7 +16,6 @@ import (
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -91,13 +89,13 @@ func (o *opener) close(i int) error {
 // openEach opens a view of all namespaces, several at once, and calls use for each.
 func (o *opener) openEach(t *testing.T, use func(i int, container Net, err error)) {
 	t.Helper()
-	host, looks := expect.Value(hostns.NewFinder().Open(""))(t), Dumps()
+	host, looks := expect.Value(netns.Current())(t), Dumps()
 	defer func() { expect.NoError(t, looks.Close(), host.Close()) }()
 	thread.Each(len(o.paths), runtime.GOMAXPROCS(0), func(i int) {
 		ns, err := o.at(i)
 		var v *View
 		if err == nil {
-			v, err = looks.Open(context.Background(), host, ns)
+			v, err = looks.Open(nil, host, ns)
 		}
 		err = errors.Join(err, o.close(i))
 		if v == nil {

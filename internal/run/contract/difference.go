@@ -1,15 +1,17 @@
-// Package compare describes how an attachment differs from its record: the parts that
-// are missing, or are not as the ADD made them. Each built-in plugin compares its own
-// part, from the configuration and the result of the ADD. CHECK, the verdict of Health
-// and Repair share that comparison: CHECK returns the first difference, Health all of
-// them, and Repair makes again what is missing.
+// Package contract is what the runtime and the built-in plugins have in common: what a
+// plugin is given for a call, and how it says that an attachment differs from its record:
+// which parts are missing, or are not as the ADD made them.
+//
+// Each built-in plugin compares its own part, from the configuration and the result of the
+// ADD. CHECK, the verdict of Health and Repair share that comparison: CHECK returns the first
+// difference, Health all of them, and Repair makes again what is missing.
 //
 //	record ─► plugin.Request ─┐
 //	look at the kernel ─► View ─► Comparer.Compare ─► []Difference ─► CHECK, Health, Repair
 //
 // A View may be the kernel itself, as in CHECK and Repair, or one dump of the host for all
 // containers, as in Health. A comparison changes nothing.
-package compare
+package contract
 
 import (
 	"context"
@@ -48,7 +50,7 @@ type Difference struct {
 	// Fix adds the missing part, perhaps with others of the same object: the addresses of an
 	// interface, the queues of a limit; never with rules or routes. It changes nothing else,
 	// can be repeated, and is nil if Repair must not, or cannot, add the part; Why is then the reason. Fix uses
-	// the request of the comparison, and the runtime in ctx; see package caller.
+	// the request of the comparison, and the [Given] in ctx.
 	Fix func(ctx context.Context) error
 	Why string
 

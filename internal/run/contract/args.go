@@ -1,4 +1,4 @@
-package caller
+package contract
 
 import (
 	"github.com/containernetworking/cni/pkg/types"

@@ -1,4 +1,4 @@
-package compare
+package contract
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -45,7 +44,7 @@ type Host interface {
 // Kernel returns the kernel as a view, for a request of CHECK: sockets in the namespaces
 // that the request has. done closes them.
 func Kernel(ctx context.Context, r *plugin.Request) (v *View, done func() error, err error) {
-	g := caller.From(ctx)
+	g := From(ctx)
 	v = &View{Rules: g.Firewalls(r.Host)}
 	return v, v.Close, v.ask(g.Conns, r.Host, r.Container)
 }

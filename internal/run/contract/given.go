@@ -1,8 +1,4 @@
-// Package caller connects a built-in plugin with the runtime that calls it. The
-// runtime puts a [Given] into the context of each call, because the methods of a
-// plugin have no other parameter for it. It is the only value that a plugin reads
-// from its context.
-package caller
+package contract
 
 import (
 	"context"
@@ -19,7 +15,9 @@ import (
 	"github.com/embedcni/cni/netns"
 )
 
-// Given is everything that a runtime lends to a plugin for one call.
+// Given is everything that a runtime lends to a plugin for one call. It is in the context,
+// because the methods of a plugin have no other parameter for it. A plugin reads nothing else
+// from the context.
 type Given struct {
 	Record  Record            // the attachment's; nil: it remembers nothing
 	Filters netfilter.Options // of the packet filters that the plugin opens; see Firewalls

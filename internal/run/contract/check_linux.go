@@ -1,4 +1,4 @@
-package compare
+package contract
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/caller"
 	"github.com/embedcni/cni/netns"
 	"github.com/embedcni/cni/plugin"
 )
@@ -70,7 +69,7 @@ func (p *Place) Lacks(d Difference, make Make) Difference {
 
 // Do calls do for the place, unless another interface has taken it by now.
 func (p *Place) Do(ctx context.Context, do Make) error {
-	err := caller.On(ctx, p.NS, func(conn *links.Conn) (err error) {
+	err := On(ctx, p.NS, func(conn *links.Conn) (err error) {
 		var now links.Link
 		if p.Find != nil {
 			if now, err = p.Find(conn); err == nil && !p.Same(now) {
@@ -118,9 +117,9 @@ func MissingRules(ctx context.Context, r *plugin.Request, v *View, want []netfil
 // restore makes a missing part of the rules again, in this module's own form, whoever
 // made it in which. The record says so: the CHECK of an executable does not see the rules.
 func restore(ctx context.Context, r *plugin.Request, m netfilter.Missing) error {
-	given := caller.From(ctx)
+	given := From(ctx)
 	if given.Filters.Executable {
-		if err := caller.NoteRestored(given.Record, r.Type); err != nil {
+		if err := NoteRestored(given.Record, r.Type); err != nil {
 			return err
 		}
 	}

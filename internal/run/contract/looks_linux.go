@@ -1,13 +1,12 @@
-package compare
+package contract
 
 import (
-	"context"
 	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/kernel/netfilter"
-	"github.com/embedcni/cni/internal/run/hostns"
 	"github.com/embedcni/cni/netns"
 )
 
@@ -30,7 +29,7 @@ func Dumps() *Looks { return &Looks{hosts: make(map[netns.ID]*dump)} }
 // all routes and VLANs together. It is a [Net], and safe for concurrent use.
 type dump struct {
 	once  sync.Once
-	ns    *hostns.NetNS // of its own
+	ns    *netns.Handle // of its own
 	rules *netfilter.Firewalls
 	err   error
 
@@ -96,17 +95,17 @@ func (d *dump) Routes(index int) ([]links.Route, error) {
 	return through[index], err
 }
 
-func (d *dump) read(host *hostns.NetNS) {
-	if d.ns, d.err = host.Dup(); d.err == nil {
-		d.conn, d.err = d.ns.Conns.Borrow(d.ns.Handle)
+func (d *dump) read(host *netns.Handle) {
+	if d.ns, d.err = netns.Open(fmt.Sprintf("/proc/thread-self/fd/%d", host.File().Fd())); d.err == nil {
+		d.conn, d.err = links.Dial(d.ns)
 	}
 	if d.err == nil {
-		d.rules = netfilter.Open(d.ns.Handle, netfilter.Options{}).Snapshot()
+		d.rules = netfilter.Open(d.ns, netfilter.Options{}).Snapshot()
 	}
 }
 
 // of returns the dump of a host's namespace.
-func (l *Looks) of(host *hostns.NetNS) (*dump, error) {
+func (l *Looks) of(host *netns.Handle) (*dump, error) {
 	l.mu.Lock()
 	d := l.hosts[host.ID()]
 	if d == nil {
@@ -136,15 +135,15 @@ func (l *Looks) Close() error {
 }
 
 // Open returns the view of a container whose plugins ran in host.
-func (l *Looks) Open(_ context.Context, host *hostns.NetNS, container *netns.Handle) (*View, error) {
+func (l *Looks) Open(conns *links.Conns, host, container *netns.Handle) (*View, error) {
 	if l.hosts == nil {
-		v := &View{Rules: netfilter.Open(host.Handle, netfilter.Options{})}
-		return v, v.ask(&host.Conns, host.Handle, container)
+		v := &View{Rules: netfilter.Open(host, netfilter.Options{})}
+		return v, v.ask(conns, host, container)
 	}
 	d, err := l.of(host)
 	if err != nil {
 		return nil, err
 	}
 	v := &View{Host: d, Rules: d.rules}
-	return v, v.ask(&host.Conns, nil, container)
+	return v, v.ask(conns, nil, container)
 }

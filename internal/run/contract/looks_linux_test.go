@@ -1,19 +1,18 @@
-package compare
+package contract
 
 import (
-	"context"
 	"slices"
 	"testing"
 
 	"github.com/embedcni/cni/internal/expect"
 	"github.com/embedcni/cni/internal/kernel/thread"
 	"github.com/embedcni/cni/internal/nettest"
-	"github.com/embedcni/cni/internal/run/hostns"
+	"github.com/embedcni/cni/netns"
 )
 
 // TestViewsShareOneLookAtAHost, and ask each container by themselves.
 func TestViewsShareOneLookAtAHost(t *testing.T) {
-	host := expect.Value(hostns.NewFinder().Open(""))(t)
+	host := expect.Value(netns.Current())(t)
 	defer func() { expect.NoError(t, host.Close()) }()
 	container := nettest.New(t)
 	looks := Dumps()
@@ -22,7 +21,7 @@ func TestViewsShareOneLookAtAHost(t *testing.T) {
 	views := make([]*View, n)
 	thread.Each(n, n, func(i int) {
 		var err error
-		if views[i], err = looks.Open(context.Background(), host, container); err != nil {
+		if views[i], err = looks.Open(nil, host, container); err != nil {
 			t.Error(err)
 		}
 	})
