@@ -201,7 +201,10 @@ func (Static) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	}
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: c.IPAM.Routes, DNS: c.IPAM.DNS}
 	for _, a := range all {
-		result.IPs = append(result.IPs, ipConfig(a.prefix, a.gateway))
+		result.IPs = append(result.IPs, &types100.IPConfig{
+			Address: net.IPNet{IP: a.prefix.Addr().AsSlice(), Mask: net.CIDRMask(a.prefix.Bits(), a.prefix.Addr().BitLen())},
+			Gateway: a.gateway,
+		})
 	}
 	return result, nil
 }
