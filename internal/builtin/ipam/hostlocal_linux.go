@@ -208,7 +208,7 @@ func (p *HostLocal) Compare(ctx context.Context, r *plugin.Request, _ *compare.V
 	if err != nil {
 		return nil, err
 	}
-	of := &comparison{HostLocal: p, hostLocalConfig: c, r: r}
+	of := &comparison{plugin: p, conf: c, r: r}
 	of.own, of.old = holders(r.ContainerID, r.IfName)
 	err = p.locked(ctx, r, c, false, func(h *held) error {
 		claimed := compare.AddressesOf(r.PrevResult)
@@ -231,10 +231,10 @@ func (p *HostLocal) Compare(ctx context.Context, r *plugin.Request, _ *compare.V
 
 // comparison compares the reservations of one attachment.
 type comparison struct {
-	*HostLocal
-	*hostLocalConfig
-	r    *plugin.Request
-	held *held // nil: there is no directory
+	plugin *HostLocal
+	conf   *hostLocalConfig
+	r      *plugin.Request
+	held   *held // nil: there is no directory
 
 	own, old string // see holders
 	nothing  error  // there is no directory
@@ -243,7 +243,7 @@ type comparison struct {
 // compare returns the sets of which the attachment holds none of the claimed
 // addresses. A further one in a set may come from a later plugin.
 func (c *comparison) compare(claimed []netip.Addr) (all []compare.Difference) {
-	for i, set := range c.sets {
+	for i, set := range c.conf.sets {
 		var inSet []compare.Difference
 		found := false
 		for _, addr := range claimed {
@@ -287,7 +287,7 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 	text := strings.TrimSpace(content)
 	switch {
 	case err != nil:
-		d.Err = fmt.Errorf("the address %s of container %q is not reserved: %w", addr, c.r.ContainerID, pathError("read", c.dir+"/"+addr.String(), err))
+		d.Err = fmt.Errorf("the address %s of container %q is not reserved: %w", addr, c.r.ContainerID, pathError("read", c.conf.dir+"/"+addr.String(), err))
 		if !errors.Is(err, unix.ENOENT) {
 			d.Fix, d.Why = nil, "the file cannot be read"
 		}
@@ -302,7 +302,7 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 
 // reserveAgain reserves the address, unless somebody else has it by now.
 func (c *comparison) reserveAgain(ctx context.Context, addr netip.Addr) error {
-	return c.locked(ctx, c.r, c.hostLocalConfig, true, func(h *held) error {
+	return c.plugin.locked(ctx, c.r, c.conf, true, func(h *held) error {
 		ok, err := h.reserve(addr, holderOf(c.r.ContainerID, c.r.IfName))
 		if ok || err != nil {
 			return err
