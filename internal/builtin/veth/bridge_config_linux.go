@@ -60,9 +60,10 @@ const firstVLAN, lastVLAN = 1, 4094
 
 // load reads and validates the configuration. Errors have the code 7, "invalid
 // network config", and name the field.
-func loadBridge(r *plugin.Request) (_ *bridgeConfig, err error) {
+func loadBridge(r *plugin.Request) (*bridgeConfig, error) {
 	c := &bridgeConfig{Bridge: defaultBridge}
-	if err := c.decode(r); err != nil {
+	mac, err := c.decode(r)
+	if err != nil {
 		return nil, err
 	}
 	if err := c.shared.Validate(); err != nil {
@@ -87,18 +88,19 @@ func loadBridge(r *plugin.Request) (_ *bridgeConfig, err error) {
 		return nil, invalid(`"disableContainerInterface" excludes "ipam": an interface that is down has no use for addresses`)
 	}
 	c.IsGateway = c.IsGateway || c.IsDefaultGateway
-	c.mac, err = readMAC(r)
+	c.mac, err = mac.choose(r)
 	return c, err
 }
 
-// decode reads the parts of the configuration.
-func (c *bridgeConfig) decode(r *plugin.Request) error {
-	for _, part := range []any{&c.shared, &c.port, c} {
-		if err := r.Decode(part); err != nil {
-			return err
-		}
-	}
-	return nil
+// decode reads all parts of the configuration at once, and what can set the MAC address.
+func (c *bridgeConfig) decode(r *plugin.Request) (mac macConfig, err error) {
+	err = r.Decode(&struct {
+		*Config
+		*portConfig
+		*macConfig
+		*bridgeConfig
+	}{&c.shared, &c.port, &mac, c})
+	return mac, err
 }
 
 func invalid(format string, args ...any) error {
@@ -154,21 +156,22 @@ func (c portConfig) vlans() []links.VLAN {
 	return all
 }
 
-// readMAC returns the MAC address for the container's end from the runtime, the arguments
-// in the configuration, or CNI_ARGS, in this order, or nil.
-func readMAC(r *plugin.Request) (net.HardwareAddr, error) {
-	type args struct {
+// macConfig has the fields, besides CNI_ARGS, that can set the MAC address of
+// the container's end.
+type macConfig struct {
+	Args struct {
+		CNI struct {
+			MAC string `json:"mac"`
+		} `json:"cni"`
+	} `json:"args"`
+	RuntimeConfig struct {
 		MAC string `json:"mac"`
-	}
-	var c struct {
-		Args struct {
-			CNI args `json:"cni"`
-		} `json:"args"`
-		RuntimeConfig args `json:"runtimeConfig"`
-	}
-	if err := r.Decode(&c); err != nil {
-		return nil, err
-	}
+	} `json:"runtimeConfig"`
+}
+
+// choose returns the address from the runtime, the arguments in the configuration, or
+// CNI_ARGS, in this order, or nil.
+func (c macConfig) choose(r *plugin.Request) (net.HardwareAddr, error) {
 	arg, err := caller.MAC(r)
 	if err != nil {
 		return nil, err

@@ -91,7 +91,7 @@ func (p *Bridge) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 // Del disconnects the container. The bridge stays.
 func (*Bridge) Del(ctx context.Context, r *plugin.Request) error {
 	var c bridgeConfig
-	if err := c.decode(r); err != nil {
+	if _, err := c.decode(r); err != nil {
 		return err
 	}
 	// Without an IPAM plugin nothing was masqueraded.
