@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"strings"
 	"sync"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -283,8 +282,7 @@ func (c *comparison) reservation(addr netip.Addr) (d compare.Difference, held bo
 	if c.held == nil {
 		return d, false
 	}
-	content, err := readFile(c.held.file(addr.String()))
-	text := strings.TrimSpace(content)
+	text, err := c.held.holder(addr)
 	switch {
 	case err != nil:
 		d.Err = fmt.Errorf("the address %s of container %q is not reserved: %w", addr, c.r.ContainerID, pathError("read", c.conf.dir+"/"+addr.String(), err))
@@ -307,9 +305,9 @@ func (c *comparison) reserveAgain(ctx context.Context, addr netip.Addr) error {
 		if ok || err != nil {
 			return err
 		}
-		content, err := readFile(h.file(addr.String()))
-		if err == nil && strings.TrimSpace(content) != c.own {
-			err = fmt.Errorf("the address %s is reserved for %q by now", addr, strings.TrimSpace(content))
+		now, err := h.holder(addr)
+		if err == nil && now != c.own {
+			err = fmt.Errorf("the address %s is reserved for %q by now", addr, now)
 		}
 		return err
 	})
