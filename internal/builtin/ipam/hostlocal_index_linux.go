@@ -129,14 +129,10 @@ func (x *index) of(content string) (all []netip.Addr) {
 	return slices.SortedFunc(slices.Values(all), netip.Addr.Compare)
 }
 
-// hasFree reports whether an address of the set has no file.
-func (x *index) hasFree(set rangeSet) bool {
-	for addr := range set.after(netip.Addr{}) {
-		if _, taken := x.holders[addr]; !taken {
-			return true
-		}
-	}
-	return false
+// taken reports whether an address has a file.
+func (x *index) taken(addr netip.Addr) bool {
+	_, taken := x.holders[addr]
+	return taken
 }
 
 // keepsTime reports whether the directory's file system takes its times from

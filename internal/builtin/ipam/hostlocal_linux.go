@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
-	"strings"
 	"sync"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -99,17 +97,17 @@ func (p *HostLocal) Del(ctx context.Context, r *plugin.Request) error {
 			return nil
 		}
 		own, _ := holders(r.ContainerID, r.IfName)
-		released, err := h.releaseAll(contract.AddressesOf(r.PrevResult), own)
+		err := h.releaseAll(contract.AddressesOf(r.PrevResult), own)
 		// An ADD takes exactly one address of each set.
-		if err != nil || released == len(c.sets) && !h.memo.known() {
+		if err != nil || h.released == len(c.sets) && !h.memo.known() {
 			return err
 		}
-		if released < len(c.sets) {
+		if h.released < len(c.sets) {
 			if err := h.memo.reread(h.path); err != nil {
 				return err
 			}
 		}
-		return h.releaseHeld(released, r.ContainerID, r.IfName)
+		return h.ReleaseByID(r.ContainerID, r.IfName)
 	})
 }
 
@@ -128,8 +126,8 @@ func (p *HostLocal) Status(ctx context.Context, r *plugin.Request) error {
 			return err
 		}
 		for _, set := range c.sets {
-			if !h.memo.hasFree(set) {
-				return fmt.Errorf("all addresses of the range set %s are in use", set)
+			if !h.hasFree(&set) {
+				return fmt.Errorf("all addresses of the range set %s are in use", &set)
 			}
 		}
 		return nil
@@ -147,13 +145,7 @@ func (*HostLocal) Sample(r *plugin.Request) (*types100.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: c.routes}
-	for _, set := range c.sets {
-		for _, of := range set {
-			result.IPs = append(result.IPs, of.ipConfig(of.first))
-		}
-	}
-	return result, nil
+	return &types100.Result{CNIVersion: types100.ImplementedSpecVersion, IPs: c.sample(), Routes: c.routes}, nil
 }
 
 // maxResolvConf is more than any resolver reads.
@@ -196,19 +188,6 @@ func (p *HostLocal) directory(path string) *directory {
 	return d
 }
 
-// ipConfig returns an address in the form of a result.
-func ipConfig(p netip.Prefix, gateway net.IP) *types100.IPConfig {
-	return &types100.IPConfig{
-		Address: net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
-		Gateway: gateway,
-	}
-}
-
-// ipConfig returns an address of the range in the form of a result.
-func (r addressRange) ipConfig(addr netip.Addr) *types100.IPConfig {
-	return ipConfig(netip.PrefixFrom(addr, r.subnet.Bits()), r.gateway.AsSlice())
-}
-
 // Check returns an error unless the attachment holds an address of every range
 // set, and all addresses of its result that are in one.
 func (p *HostLocal) Check(ctx context.Context, r *plugin.Request) error {
@@ -227,7 +206,7 @@ func (p *HostLocal) Compare(ctx context.Context, r *plugin.Request, _ *contract.
 	if err != nil {
 		return nil, err
 	}
-	of := &comparison{HostLocal: p, hostLocalConfig: c, r: r}
+	of := &comparison{plugin: p, conf: c, r: r}
 	of.own, of.old = holders(r.ContainerID, r.IfName)
 	err = p.locked(ctx, r, c, false, func(h *held) error {
 		claimed := contract.AddressesOf(r.PrevResult)
@@ -250,10 +229,10 @@ func (p *HostLocal) Compare(ctx context.Context, r *plugin.Request, _ *contract.
 
 // comparison compares the reservations of one attachment.
 type comparison struct {
-	*HostLocal
-	*hostLocalConfig
-	r    *plugin.Request
-	held *held // nil: there is no directory
+	plugin *HostLocal
+	conf   *hostLocalConfig
+	r      *plugin.Request
+	held   *held // nil: there is no directory
 
 	own, old string // see holders
 	nothing  error  // there is no directory
@@ -262,11 +241,11 @@ type comparison struct {
 // compare returns the sets of which the attachment holds none of the claimed
 // addresses. A further one in a set may come from a later plugin.
 func (c *comparison) compare(claimed []netip.Addr) (all []contract.Difference) {
-	for i, set := range c.sets {
+	for i, set := range c.conf.sets {
 		var inSet []contract.Difference
 		found := false
 		for _, addr := range claimed {
-			if _, ok := set.find(addr); !ok {
+			if !set.Contains(addr.AsSlice()) {
 				continue
 			}
 			d, held := c.reservation(addr)
@@ -277,11 +256,11 @@ func (c *comparison) compare(claimed []netip.Addr) (all []contract.Difference) {
 			continue
 		}
 		d := contract.Difference{
-			Kind: contract.Reservation, Object: fmt.Sprintf("range set %d, %s", i, set), Wanted: c.own,
+			Kind: contract.Reservation, Object: fmt.Sprintf("range set %d, %s", i, &set), Wanted: c.own,
 			Err: c.nothing, Why: "it is not known which address is the attachment's",
 		}
 		if d.Err == nil {
-			d.Err = fmt.Errorf("container %q has no address of the range set %d, %s", c.r.ContainerID, i, set)
+			d.Err = fmt.Errorf("container %q has no address of the range set %d, %s", c.r.ContainerID, i, &set)
 		}
 		if n := len(inSet); n > 0 {
 			d.Err = inSet[n-1].Err
@@ -302,11 +281,10 @@ func (c *comparison) reservation(addr netip.Addr) (d contract.Difference, held b
 	if c.held == nil {
 		return d, false
 	}
-	content, err := readFile(c.held.file(addr.String()))
-	text := strings.TrimSpace(content)
+	text, err := c.held.holder(addr)
 	switch {
 	case err != nil:
-		d.Err = fmt.Errorf("the address %s of container %q is not reserved: %w", addr, c.r.ContainerID, pathError("read", c.dir+"/"+addr.String(), err))
+		d.Err = fmt.Errorf("the address %s of container %q is not reserved: %w", addr, c.r.ContainerID, pathError("read", c.conf.dir+"/"+addr.String(), err))
 		if !errors.Is(err, unix.ENOENT) {
 			d.Fix, d.Why = nil, "the file cannot be read"
 		}
@@ -321,14 +299,14 @@ func (c *comparison) reservation(addr netip.Addr) (d contract.Difference, held b
 
 // reserveAgain reserves the address, unless somebody else has it by now.
 func (c *comparison) reserveAgain(ctx context.Context, addr netip.Addr) error {
-	return c.locked(ctx, c.r, c.hostLocalConfig, true, func(h *held) error {
+	return c.plugin.locked(ctx, c.r, c.conf, true, func(h *held) error {
 		ok, err := h.reserve(addr, holderOf(c.r.ContainerID, c.r.IfName))
 		if ok || err != nil {
 			return err
 		}
-		content, err := readFile(h.file(addr.String()))
-		if err == nil && strings.TrimSpace(content) != c.own {
-			err = fmt.Errorf("the address %s is reserved for %q by now", addr, strings.TrimSpace(content))
+		now, err := h.holder(addr)
+		if err == nil && now != c.own {
+			err = fmt.Errorf("the address %s is reserved for %q by now", addr, now)
 		}
 		return err
 	})

@@ -12,6 +12,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/embedcni/cni/internal/kernel/links"
 	"github.com/embedcni/cni/internal/run/contract"
 	"github.com/embedcni/cni/plugin"
 )
@@ -48,14 +49,6 @@ type configured struct {
 	Version string // of no effect
 }
 
-// prefix returns the address.
-func (c configured) prefix() (netip.Prefix, error) {
-	if c.Address.IP == nil {
-		return parse("ipam.addresses", c.Text)
-	}
-	return parse("ipam.addresses", c.Address.String())
-}
-
 // environment are the settings in CNI_ARGS.
 type environment struct {
 	types.CommonArgs
@@ -63,16 +56,10 @@ type environment struct {
 	GATEWAY types.UnmarshallableString `json:"gateway,omitempty"`
 }
 
-// address is an address to assign, with its subnet.
-type address struct {
-	prefix  netip.Prefix
-	gateway net.IP
-}
-
 // load reads the configuration and the addresses: those of the runtime, or of
 // the arguments in the configuration, or else those in the configuration itself
 // together with those in CNI_ARGS.
-func load(r *plugin.Request) (*staticConfig, []address, error) {
+func load(r *plugin.Request) (*staticConfig, []*types100.IPConfig, error) {
 	var c staticConfig
 	if err := r.Decode(&c); err != nil {
 		return nil, nil, err
@@ -82,57 +69,48 @@ func load(r *plugin.Request) (*staticConfig, []address, error) {
 	}
 	// Read it even if it does not count, so that an error in it is reported.
 	all, err := c.listed(r.Args)
+	if err == nil && len(c.Args.CNI.IPs) > 0 {
+		all, err = parse("args.cni.ips", c.Args.CNI.IPs...)
+	}
+	if err == nil && len(c.RuntimeConfig.IPs) > 0 {
+		all, err = parse("runtimeConfig.ips", c.RuntimeConfig.IPs...)
+	}
 	if err != nil {
 		return nil, nil, err
-	}
-	for _, from := range []struct {
-		field string
-		ips   []string
-	}{{"args.cni.ips", c.Args.CNI.IPs}, {"runtimeConfig.ips", c.RuntimeConfig.IPs}} {
-		if len(from.ips) == 0 {
-			continue
-		}
-		all = nil
-		for _, text := range from.ips {
-			p, err := parse(from.field, text)
-			if err != nil {
-				return nil, nil, err
-			}
-			all = append(all, address{prefix: p})
-		}
 	}
 	return &c, all, onePerFamily(r.CNIVersion, all)
 }
 
 // listed returns the addresses of the configuration and of CNI_ARGS.
-func (c *staticConfig) listed(args string) ([]address, error) {
-	var all []address
+func (c *staticConfig) listed(args string) (all []*types100.IPConfig, err error) {
 	for _, a := range c.IPAM.Addresses {
-		p, err := a.prefix()
+		if a.Address.IP != nil {
+			a.Text = a.Address.String()
+		}
+		one, err := parse("ipam.addresses", a.Text)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, address{p, a.Gateway})
+		one[0].Gateway = a.Gateway
+		all = append(all, one...)
 	}
 	var env environment
 	if err := types.LoadArgs(args, &env); err != nil {
 		return nil, plugin.Errorf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %w", err)
 	}
-	for _, text := range list(env.IP) {
-		p, err := parse("IP in CNI_ARGS", text)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, address{prefix: p})
+	more, err := parse("IP in CNI_ARGS", list(env.IP)...)
+	if err != nil {
+		return nil, err
 	}
+	all = append(all, more...)
 	for _, text := range list(env.GATEWAY) {
-		gateway, err := netip.ParseAddr(text)
-		if err != nil {
+		if _, err := netip.ParseAddr(text); err != nil {
 			return nil, invalid("%q: %w", "GATEWAY in CNI_ARGS", err)
 		}
-		for i := range all {
-			if all[i].prefix.Contains(gateway.Unmap()) {
-				all[i].gateway = net.ParseIP(text)
+		gateway := net.ParseIP(text)
+		for _, ip := range all {
+			if ip.Address.Contains(gateway) {
+				ip.Gateway = gateway
 			}
 		}
 	}
@@ -150,24 +128,20 @@ func list(value types.UnmarshallableString) []string {
 	return all
 }
 
-func parse(field, text string) (netip.Prefix, error) {
-	ip, subnet, err := net.ParseCIDR(text) // as the reference plugin does
-	if err != nil {
-		return netip.Prefix{}, invalid(`%q: %q is not an address with the length of its subnet, as in 10.1.0.2/24: %w`, field, text, err)
-	}
-	bits, size := subnet.Mask.Size()
-	a, _ := netip.AddrFromSlice(ip) // has one of its lengths
-	if size == 32 {
-		return netip.PrefixFrom(a.Unmap(), bits), nil
-	}
-	p := netip.PrefixFrom(a, bits)
-	if a.Is4In6() {
-		if p.Bits() < 96 {
-			return p, invalid(`%q: %q is an IPv4 address in the form of IPv6, whose length is at least 96`, field, text)
+// parse reads addresses, each with the length of its subnet.
+func parse(field string, texts ...string) (all []*types100.IPConfig, err error) {
+	for _, text := range texts {
+		ip, subnet, err := net.ParseCIDR(text) // as the reference plugin does
+		if err != nil {
+			return nil, invalid(`%q: %q is not an address with the length of its subnet, as in 10.1.0.2/24: %w`, field, text, err)
 		}
-		p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
+		p, err := links.Prefix(net.IPNet{IP: ip, Mask: subnet.Mask})
+		if err != nil {
+			return nil, invalid(`%q: %q is an IPv4 address in the form of IPv6, whose length is at least 96`, field, text)
+		}
+		all = append(all, &types100.IPConfig{Address: net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}})
 	}
-	return p, nil
+	return all, nil
 }
 
 func invalid(format string, args ...any) error {
@@ -176,14 +150,14 @@ func invalid(format string, args ...any) error {
 
 // onePerFamily refuses addresses that results before version 0.3.0 could not
 // contain.
-func onePerFamily(cniVersion string, all []address) error {
+func onePerFamily(cniVersion string, all []*types100.IPConfig) error {
 	several, err := version.GreaterThanOrEqualTo(cniVersion, "0.3.0")
 	if err != nil {
 		return plugin.Errorf(types.ErrIncompatibleCNIVersion, "cniVersion: %w", err)
 	}
 	v4 := 0
-	for _, a := range all {
-		if a.prefix.Addr().Is4() {
+	for _, ip := range all {
+		if ip.Address.IP.To4() != nil {
 			v4++
 		}
 	}
@@ -199,11 +173,7 @@ func (Static) Add(ctx context.Context, r *plugin.Request) (*types100.Result, err
 	if err != nil {
 		return nil, err
 	}
-	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: c.IPAM.Routes, DNS: c.IPAM.DNS}
-	for _, a := range all {
-		result.IPs = append(result.IPs, ipConfig(a.prefix, a.gateway))
-	}
-	return result, nil
+	return &types100.Result{CNIVersion: types100.ImplementedSpecVersion, IPs: all, Routes: c.IPAM.Routes, DNS: c.IPAM.DNS}, nil
 }
 
 // Del does nothing.
@@ -224,17 +194,17 @@ func (Static) Compare(_ context.Context, r *plugin.Request, _ *contract.View) (a
 	if r.PrevResult == nil {
 		return nil, invalid("prevResult is missing: there is nothing to check against")
 	}
-	for _, a := range addresses {
+	for _, want := range addresses {
 		at := slices.IndexFunc(r.PrevResult.IPs, func(ip *types100.IPConfig) bool {
-			return ip != nil && ip.Address.IP.Equal(a.prefix.Addr().AsSlice())
+			return ip != nil && ip.Address.IP.Equal(want.Address.IP)
 		})
-		if at < 0 || a.gateway == nil {
+		if at < 0 || want.Gateway == nil {
 			continue
 		}
-		if got := r.PrevResult.IPs[at].Gateway; !a.gateway.Equal(got) {
+		if got := r.PrevResult.IPs[at].Gateway; !want.Gateway.Equal(got) {
 			all = append(all, contract.Difference{
-				Kind: contract.Address, Object: fmt.Sprintf("gateway of %s", a.prefix), Wanted: a.gateway.String(), Found: got.String(),
-				Err: fmt.Errorf("the gateway of address %s is %s, not %s", a.prefix, got, a.gateway),
+				Kind: contract.Address, Object: fmt.Sprintf("gateway of %s", &want.Address), Wanted: want.Gateway.String(), Found: got.String(),
+				Err: fmt.Errorf("the gateway of address %s is %s, not %s", &want.Address, got, want.Gateway),
 				Why: "the result and the configuration differ",
 			})
 		}

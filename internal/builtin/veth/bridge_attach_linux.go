@@ -37,12 +37,12 @@ func (a *bridged) Make(ctx context.Context) (err error) {
 		return err
 	}
 	a.ends.Pair, err = links.Veth{
-		Name: a.ends.Request.IfName, MAC: a.conf.mac, MTU: a.conf.MTU, Master: a.bridge.Index, Mode: a.conf.mode(),
+		Name: a.ends.Request.IfName, MAC: a.conf.mac, MTU: a.conf.shared.MTU, Master: a.bridge.Index, Mode: a.conf.port.mode(),
 	}.Create(a.ends.OnHost, a.ends.Request.Container)
 	if err != nil {
 		return err
 	}
-	return a.conf.join(a.ends.OnHost, a.bridge, a.ends.Host, true)
+	return a.conf.port.join(a.ends.OnHost, a.bridge, a.ends.Host, true)
 }
 
 // Configure assigns the addresses of the pair and the bridge.
@@ -51,7 +51,7 @@ func (a *bridged) Configure(ctx context.Context, result *types100.Result) error 
 	host, container := a.ends.Interfaces()
 	br := &types100.Interface{Name: a.bridge.Name}
 	a.result.Interfaces = []*types100.Interface{br, host, container}
-	a.conf.SetDNS(a.result)
+	a.conf.shared.SetDNS(a.result)
 
 	gateways, err := a.conf.setGateways(a.result)
 	if err != nil {
@@ -74,13 +74,13 @@ func (a *bridged) Configure(ctx context.Context, result *types100.Result) error 
 	if err := a.settle(ctx); err != nil {
 		return err
 	}
-	if a.conf.IPAM.Type == "" { // also if the container's end is down
+	if a.conf.shared.IPAM.Type == "" { // also if the container's end is down
 		return nil
 	}
 	if err := a.announce(ctx); err != nil {
 		return err
 	}
-	return a.conf.Masquerade(ctx, a.ends.Request, a.result)
+	return a.conf.shared.Masquerade(ctx, a.ends.Request, a.result)
 }
 
 // announce announces the IPv4 addresses to neighbours, which may know them as
@@ -113,7 +113,7 @@ func (a *bridged) configureContainer(ctx context.Context) error {
 // A container without an IPv6 address keeps the namespace's settings, which
 // costs nothing.
 func (a *bridged) detection() []links.Sysctl {
-	if a.conf.IPAM.Type == "" || !a.detect && !ipam.HasIPv6(a.result) {
+	if a.conf.shared.IPAM.Type == "" || !a.detect && !ipam.HasIPv6(a.result) {
 		return nil
 	}
 	v6 := "net/ipv6/conf/" + a.ends.Request.IfName
@@ -154,7 +154,7 @@ func (a *bridged) makeGateway(ctx context.Context, addrs []netip.Prefix, br *typ
 		return err
 	}
 	on := a.bridge
-	if a.conf.VLAN != 0 && len(addrs) > 0 {
+	if a.conf.port.VLAN != 0 && len(addrs) > 0 {
 		if on, err = a.conf.ensureVLANInterface(a.ends.OnHost, a.ends.Request, a.bridge, nil); err != nil {
 			return err
 		}

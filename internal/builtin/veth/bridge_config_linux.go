@@ -18,8 +18,9 @@ import (
 
 // bridgeConfig is the plugin's configuration.
 type bridgeConfig struct {
-	Config
-	macConfig
+	shared Config
+	port   portConfig
+	mac    net.HardwareAddr // of the container's end; nil: a random one
 
 	Bridge      string `json:"bridge"`
 	PromiscMode bool   `json:"promiscMode"`
@@ -31,7 +32,10 @@ type bridgeConfig struct {
 	IsGateway        bool `json:"isGateway"`
 	IsDefaultGateway bool `json:"isDefaultGateway"`
 	ForceAddress     bool `json:"forceAddress"`
-	// The host's end as a port.
+}
+
+// portConfig is the part that concerns the host's end as a port of the bridge.
+type portConfig struct {
 	HairpinMode         bool        `json:"hairpinMode"`
 	PortIsolation       bool        `json:"portIsolation"`
 	VLAN                int         `json:"vlan"`
@@ -56,12 +60,13 @@ const firstVLAN, lastVLAN = 1, 4094
 
 // load reads and validates the configuration. Errors have the code 7, "invalid
 // network config", and name the field.
-func loadBridge(r *plugin.Request) (_ *bridgeConfig, err error) {
+func loadBridge(r *plugin.Request) (*bridgeConfig, error) {
 	c := &bridgeConfig{Bridge: defaultBridge}
-	if err := r.Decode(c); err != nil {
+	mac, err := c.decode(r)
+	if err != nil {
 		return nil, err
 	}
-	if err := c.Validate(); err != nil {
+	if err := c.shared.Validate(); err != nil {
 		return nil, err
 	}
 	if c.Bridge == "" || len(c.Bridge) >= unix.IFNAMSIZ {
@@ -70,20 +75,32 @@ func loadBridge(r *plugin.Request) (_ *bridgeConfig, err error) {
 	if strings.Contains(c.Bridge, "%") {
 		return nil, invalid(`"bridge": %q contains %%, which the kernel replaces by a number`, c.Bridge)
 	}
-	if c.VLAN != 0 && (c.VLAN < firstVLAN || c.VLAN > lastVLAN) {
-		return nil, invalid(`"vlan": %d is not between %d and %d`, c.VLAN, firstVLAN, lastVLAN)
+	if id := c.port.VLAN; id != 0 && (id < firstVLAN || id > lastVLAN) {
+		return nil, invalid(`"vlan": %d is not between %d and %d`, id, firstVLAN, lastVLAN)
 	}
-	if c.trunk, err = trunk(c.VLANTrunk); err != nil {
+	if c.port.trunk, err = trunk(c.port.VLANTrunk); err != nil {
 		return nil, err
 	}
-	if c.HairpinMode && c.PromiscMode {
+	if c.port.HairpinMode && c.PromiscMode {
 		return nil, invalid(`"hairpinMode" and "promiscMode" exclude each other`)
 	}
-	if c.DisableContainerInterface && c.IPAM.Type != "" {
+	if c.DisableContainerInterface && c.shared.IPAM.Type != "" {
 		return nil, invalid(`"disableContainerInterface" excludes "ipam": an interface that is down has no use for addresses`)
 	}
 	c.IsGateway = c.IsGateway || c.IsDefaultGateway
-	return c, c.readMAC(r)
+	c.mac, err = mac.choose(r)
+	return c, err
+}
+
+// decode reads all parts of the configuration at once, and what can set the MAC address.
+func (c *bridgeConfig) decode(r *plugin.Request) (mac macConfig, err error) {
+	err = r.Decode(&struct {
+		*Config
+		*portConfig
+		*macConfig
+		*bridgeConfig
+	}{&c.shared, &c.port, &mac, c})
+	return mac, err
 }
 
 func invalid(format string, args ...any) error {
@@ -121,11 +138,11 @@ func trunk(ranges []vlanRange) ([]uint16, error) {
 }
 
 // filtersVLANs reports whether the bridge must filter VLANs.
-func (c *bridgeConfig) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
+func (c portConfig) filtersVLANs() bool { return c.VLAN != 0 || c.VLANTrunk != nil }
 
 // vlans returns the VLANs of a port. A port with only a trunk gets the first
 // VLAN for untagged packets.
-func (c *bridgeConfig) vlans() []links.VLAN {
+func (c portConfig) vlans() []links.VLAN {
 	var all []links.VLAN
 	if c.VLAN != 0 {
 		all = append(all, links.VLAN{ID: uint16(c.VLAN), Access: true})
@@ -150,16 +167,14 @@ type macConfig struct {
 	RuntimeConfig struct {
 		MAC string `json:"mac"`
 	} `json:"runtimeConfig"`
-
-	mac net.HardwareAddr // nil: a random one
 }
 
-// readMAC chooses the address from the runtime, the arguments in the
-// configuration, or CNI_ARGS, in this order.
-func (c *macConfig) readMAC(r *plugin.Request) error {
+// choose returns the address from the runtime, the arguments in the configuration, or
+// CNI_ARGS, in this order, or nil.
+func (c macConfig) choose(r *plugin.Request) (net.HardwareAddr, error) {
 	arg, err := contract.MAC(r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, from := range []struct{ field, mac string }{
 		{"runtimeConfig.mac", c.RuntimeConfig.MAC},
@@ -169,31 +184,32 @@ func (c *macConfig) readMAC(r *plugin.Request) error {
 		if from.mac == "" {
 			continue
 		}
-		if c.mac, err = net.ParseMAC(from.mac); err != nil || len(c.mac) != 6 {
-			return invalid(`%q: %q is not the MAC address of an Ethernet interface`, from.field, from.mac)
+		mac, err := net.ParseMAC(from.mac)
+		if err != nil || len(mac) != 6 {
+			return nil, invalid(`%q: %q is not the MAC address of an Ethernet interface`, from.field, from.mac)
 		}
-		return nil
+		return mac, nil
 	}
-	return nil
+	return nil, nil
 }
 
 // mode returns the mode of the bridge port.
-func (c *bridgeConfig) mode() links.PortMode {
+func (c portConfig) mode() links.PortMode {
 	return links.PortMode{Hairpin: c.HairpinMode, Isolated: c.PortIsolation}
 }
 
 // gatewayName returns the name of the interface that has the addresses of gateways: the
 // bridge, or in a VLAN one of its own.
 func (c *bridgeConfig) gatewayName() string {
-	if c.VLAN == 0 {
+	if c.port.VLAN == 0 {
 		return c.Bridge
 	}
-	return fmt.Sprintf("%s.%d", c.Bridge, c.VLAN)
+	return fmt.Sprintf("%s.%d", c.Bridge, c.port.VLAN)
 }
 
 // access is the configuration of the port that leads to the gateway of a VLAN.
 func (c *bridgeConfig) access() *bridgeConfig {
-	return &bridgeConfig{Bridge: c.Bridge, VLAN: c.VLAN, PreserveDefaultVLAN: c.PreserveDefaultVLAN}
+	return &bridgeConfig{Bridge: c.Bridge, port: portConfig{VLAN: c.port.VLAN, PreserveDefaultVLAN: c.port.PreserveDefaultVLAN}}
 }
 
 // setGateways completes the IPAM plugin's result. The addresses are those of the

@@ -36,7 +36,7 @@ func TestVLANs(t *testing.T) {
 		"empty trunk": {`{"vlanTrunk": []}`, nil},
 	}
 	for name, test := range tests {
-		expect.Same(t, name, mustLoad(t, test.conf, "").vlans(), test.want)
+		expect.Same(t, name, mustLoad(t, test.conf, "").port.vlans(), test.want)
 	}
 }
 
@@ -44,7 +44,7 @@ func TestFiltersVLANs(t *testing.T) {
 	for conf, want := range map[string]bool{
 		`{}`: false, `{"vlan": 7}`: true, `{"vlanTrunk": []}`: true, `{"preserveDefaultVlan": true}`: false,
 	} {
-		expect.Same(t, conf, mustLoad(t, conf, "").filtersVLANs(), want)
+		expect.Same(t, conf, mustLoad(t, conf, "").port.filtersVLANs(), want)
 	}
 }
 

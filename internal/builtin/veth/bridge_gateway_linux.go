@@ -102,11 +102,11 @@ func awaitGateways(ctx context.Context, host *netns.Handle, conn *links.Conn, on
 // forwards is its own setting, which concerns all of its containers.
 func (c *comparison) gateway(context.Context) error {
 	wanted, err := c.conf.gateways(c.r.PrevResult)
-	if err != nil || len(wanted) == 0 || c.conf.IPAM.Type == "" {
+	if err != nil || len(wanted) == 0 || c.conf.shared.IPAM.Type == "" {
 		return err
 	}
 	on := c.br
-	if c.conf.VLAN != 0 {
+	if c.conf.port.VLAN != 0 {
 		if on, err = c.vlanInterface(); err != nil {
 			return err
 		}
@@ -234,7 +234,7 @@ func (c *bridgeConfig) ensureVLANInterface(conn *links.Conn, r *plugin.Request, 
 	if err != nil {
 		return links.Link{}, err
 	}
-	if err := c.access().join(conn, br, pair.Host, true); err != nil {
+	if err := c.access().port.join(conn, br, pair.Host, true); err != nil {
 		return links.Link{}, errors.Join(err, conn.Delete(pair.Host.Index))
 	}
 	if err := setUp(conn, r.Host, pair.Container.Index); err != nil {

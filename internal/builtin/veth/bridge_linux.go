@@ -84,18 +84,18 @@ func (p *Bridge) Add(ctx context.Context, r *plugin.Request) (*types100.Result, 
 	if err != nil {
 		return nil, err
 	}
-	return Add(ctx, r, c.IPAM.Type, func(e *Ends) ipam.Maker { return &bridged{conf: c, ends: e, plugin: p} })
+	return Add(ctx, r, c.shared.IPAM.Type, func(e *Ends) ipam.Maker { return &bridged{conf: c, ends: e, plugin: p} })
 }
 
 // Del disconnects the container. The bridge stays.
 func (*Bridge) Del(ctx context.Context, r *plugin.Request) error {
 	var c bridgeConfig
-	if err := r.Decode(&c); err != nil {
+	if _, err := c.decode(r); err != nil {
 		return err
 	}
 	// Without an IPAM plugin nothing was masqueraded.
-	c.IPMasq = c.IPMasq && c.IPAM.Type != ""
-	err := c.Delete(ctx, r)
+	c.shared.IPMasq = c.shared.IPMasq && c.shared.IPAM.Type != ""
+	err := c.shared.Delete(ctx, r)
 	if !c.MACSpoofChk {
 		return err
 	}
@@ -115,7 +115,7 @@ func (p *Bridge) Status(ctx context.Context, r *plugin.Request) error {
 	if err != nil {
 		return err
 	}
-	return ipam.Status(ctx, r, c.IPAM.Type)
+	return ipam.Status(ctx, r, c.shared.IPAM.Type)
 }
 
 // Check returns an error unless the bridge, both ends of the pair, addresses,
@@ -252,7 +252,7 @@ func (*Bridge) Excuse(r *plugin.Request, v *contract.View) (e contract.Excuse, e
 	if err != nil {
 		return e, err
 	}
-	if c.IPAM.Type == "" {
+	if c.shared.IPAM.Type == "" {
 		return contract.Excuse{Why: "the CHECK of the plugin fails for every container without an IPAM plugin", Blind: true}, nil
 	}
 	br, err := v.Host.Link(c.Bridge)

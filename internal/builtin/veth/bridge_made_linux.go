@@ -72,7 +72,7 @@ func (c *bridgeConfig) fits(br links.Link) error {
 	if br.Kind != "bridge" {
 		return invalid(`"bridge": interface %q exists and is not a bridge, but %q`, c.Bridge, br.Kind)
 	}
-	if c.filtersVLANs() && !br.VLANFiltering {
+	if c.port.filtersVLANs() && !br.VLANFiltering {
 		return invalid(`"vlan", "vlanTrunk": bridge %q does not keep VLANs apart: `+
 			`set its vlan_filtering to 1; if it cannot be set, this kernel was built without BRIDGE_VLAN_FILTERING`, c.Bridge)
 	}
@@ -83,7 +83,7 @@ func (c *bridgeConfig) fits(br links.Link) error {
 // link-local address, and leaves it down. With the address, the host can forward
 // to it as soon as there is a container. A bridge that was noted comes back as it was.
 func (c *bridgeConfig) createBridge(conn *links.Conn, host *netns.Handle, noted *made) (br links.Link, err error) {
-	b := links.Bridge{Name: c.Bridge, MTU: c.MTU, VLANFiltering: c.filtersVLANs()}
+	b := links.Bridge{Name: c.Bridge, MTU: c.shared.MTU, VLANFiltering: c.port.filtersVLANs()}
 	if noted != nil {
 		b.VLANFiltering = b.VLANFiltering || noted.VLANFiltering
 		b.MAC, _ = net.ParseMAC(noted.MAC) // a random one is better than no bridge

@@ -15,7 +15,7 @@ import (
 
 // join adds a port to the VLANs: a new one to all, while the container's end is down, and
 // another to those that it has lost, unless it has got an own VLAN since the comparison.
-func (c *bridgeConfig) join(conn *links.Conn, br, port links.Link, fresh bool) error {
+func (c portConfig) join(conn *links.Conn, br, port links.Link, fresh bool) error {
 	vlans := c.vlans()
 	if len(vlans) == 0 {
 		return nil
@@ -63,13 +63,13 @@ func (c *comparison) onBridge(port links.Link, place *contract.Place, as *bridge
 		lacks(c.conf.Bridge, master, why, fmt.Errorf("interface %q is not on bridge %q", port.Name, c.conf.Bridge))
 		return err
 	}
-	if as.HairpinMode && !port.Port.Hairpin {
+	if as.port.HairpinMode && !port.Port.Hairpin {
 		lacks("hairpin", "", "", fmt.Errorf(`"hairpinMode": interface %q is not in hairpin mode`, port.Name))
 	}
-	if as.PortIsolation && !port.Port.Isolated {
+	if as.port.PortIsolation && !port.Port.Isolated {
 		lacks("isolated", "", "", fmt.Errorf(`"portIsolation": interface %q is not isolated`, port.Name))
 	}
-	lost, err := as.portVLANs(c.v.Host.VLANs, port, place, restore)
+	lost, err := as.port.portVLANs(c.v.Host.VLANs, port, place, restore)
 	c.found = append(c.found, lost...)
 	return err
 }
@@ -113,16 +113,16 @@ func (c *bridgeConfig) restorePort(_ context.Context, conn *links.Conn, port lin
 			return fmt.Errorf("put it on bridge %q: %w", c.Bridge, err)
 		}
 	}
-	if err := conn.SetPortMode(port.Index, c.mode()); err != nil {
+	if err := conn.SetPortMode(port.Index, c.port.mode()); err != nil {
 		return err
 	}
-	return c.join(conn, br, port, off)
+	return c.port.join(conn, br, port, off)
 }
 
 // portVLANs compares the VLANs of a port, which is on the bridge, with the configured
 // ones. A missing one is added. Others may be somebody's, and so may the port's own VLAN
 // if that is another one now.
-func (c *bridgeConfig) portVLANs(vlans func(port int) (links.VLANs, error), port links.Link, place *contract.Place, restore contract.Make) (all []contract.Difference, err error) {
+func (c portConfig) portVLANs(vlans func(port int) (links.VLANs, error), port links.Link, place *contract.Place, restore contract.Make) (all []contract.Difference, err error) {
 	want := c.vlans()
 	if len(want) == 0 {
 		return nil, nil

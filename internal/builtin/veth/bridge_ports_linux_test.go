@@ -48,7 +48,7 @@ func TestALostVLANOfAPortIsFound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			port := links.Link{Index: 7, Name: "veth0"}
 			port.Port.Master = 3
-			all := expect.Value(mustLoad(t, tt.conf, "").portVLANs(seen{vlans: tt.has}.VLANs, port, &contract.Place{}, mustLoad(t, `{}`, "").restorePort))(t)
+			all := expect.Value(mustLoad(t, tt.conf, "").port.portVLANs(seen{vlans: tt.has}.VLANs, port, &contract.Place{}, mustLoad(t, `{}`, "").restorePort))(t)
 			var lines []string
 			for _, d := range all {
 				end := "; fix"
@@ -64,6 +64,6 @@ func TestALostVLANOfAPortIsFound(t *testing.T) {
 		})
 	}
 	no := errors.New("no")
-	_, err := mustLoad(t, trunk, "").portVLANs(seen{err: no}.VLANs, links.Link{Index: 7}, nil, nil)
+	_, err := mustLoad(t, trunk, "").port.portVLANs(seen{err: no}.VLANs, links.Link{Index: 7}, nil, nil)
 	expect.Is(t, err, no)
 }

@@ -62,13 +62,13 @@ func (p PTP) Add(ctx context.Context, r *plugin.Request) (*types100.Result, erro
 	if err != nil {
 		return nil, err
 	}
-	return Add(ctx, r, c.IPAM.Type, func(e *Ends) ipam.Maker { return &pointToPoint{Config: c, Ends: e} })
+	return Add(ctx, r, c.IPAM.Type, func(e *Ends) ipam.Maker { return &pointToPoint{conf: c, ends: e} })
 }
 
 // pointToPoint is an attachment in progress.
 type pointToPoint struct {
-	*Config
-	*Ends
+	conf      *Config
+	ends      *Ends
 	linkLocal netip.Prefix   // of the host's end; see [links.Conn.LinkLocal]
 	inside    []netip.Prefix // the addresses of the container's end, with its link-local one
 	gateways  []netip.Prefix // that were added to the host's end
@@ -77,49 +77,49 @@ type pointToPoint struct {
 // Make creates the pair, and gives the host's end its link-local address while
 // it has no carrier: the container's end is still down.
 func (a *pointToPoint) Make(context.Context) (err error) {
-	a.Pair, err = links.Veth{Name: a.Request.IfName, MTU: a.MTU}.Create(a.OnHost, a.Request.Container)
+	a.ends.Pair, err = links.Veth{Name: a.ends.Request.IfName, MTU: a.conf.MTU}.Create(a.ends.OnHost, a.ends.Request.Container)
 	if err != nil {
 		return err
 	}
-	a.linkLocal, err = a.OnHost.LinkLocal(a.Request.Host, a.Host)
+	a.linkLocal, err = a.ends.OnHost.LinkLocal(a.ends.Request.Host, a.ends.Host)
 	return err
 }
 
 // Configure assigns addresses and routes to both ends.
 func (a *pointToPoint) Configure(ctx context.Context, result *types100.Result) error {
-	host, container := a.Interfaces()
+	host, container := a.ends.Interfaces()
 	result.Interfaces = []*types100.Interface{host, container}
 	for _, ip := range result.IPs {
 		ip.Interface = types100.Int(containerInterface)
 	}
-	a.SetDNS(result)
+	a.conf.SetDNS(result)
 	ends, err := endpoints(result)
 	if err != nil {
 		return err
 	}
-	if a.inside, err = a.MakeContainer(ctx, end(), result); err != nil {
-		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
+	if a.inside, err = a.ends.MakeContainer(ctx, end(), result); err != nil {
+		return fmt.Errorf("interface %q in the container: %w", a.ends.Request.IfName, err)
 	}
 	if err := a.configureHost(ends); err != nil {
-		return fmt.Errorf("interface %q on the host: %w", a.Host.Name, err)
+		return fmt.Errorf("interface %q on the host: %w", a.ends.Host.Name, err)
 	}
 	if err := a.settle(ctx, result); err != nil {
 		return err
 	}
-	return a.Masquerade(ctx, a.Request, result)
+	return a.conf.Masquerade(ctx, a.ends.Request, result)
 }
 
 // settle waits until packets pass.
 func (a *pointToPoint) settle(ctx context.Context, result *types100.Result) error {
-	if err := ipam.Await(ctx, a.InContainer, a.Container.Index, a.inside); err != nil {
-		return fmt.Errorf("interface %q in the container: %w", a.Request.IfName, err)
+	if err := ipam.Await(ctx, a.ends.InContainer, a.ends.Container.Index, a.inside); err != nil {
+		return fmt.Errorf("interface %q in the container: %w", a.ends.Request.IfName, err)
 	}
 	if ipam.HasIPv6(result) {
-		if err := ipam.Await(ctx, a.OnHost, a.Host.Index, append(a.gateways, a.linkLocal)); err != nil {
-			return fmt.Errorf("interface %q on the host: %w", a.Host.Name, err)
+		if err := ipam.Await(ctx, a.ends.OnHost, a.ends.Host.Index, append(a.gateways, a.linkLocal)); err != nil {
+			return fmt.Errorf("interface %q on the host: %w", a.ends.Host.Name, err)
 		}
 	}
-	return a.AwaitRunning(ctx)
+	return a.ends.AwaitRunning(ctx)
 }
 
 // endpoint is an address of the container, in its subnet, with its gateway on
@@ -168,25 +168,28 @@ func end() ipam.Interface {
 	return i
 }
 
+// Undo deletes the pair, if it was made.
+func (a *pointToPoint) Undo(ctx context.Context) error { return a.ends.Undo(ctx) }
+
 // configureHost assigns the addresses of the gateways to the host's end, adds
 // routes to the container's addresses, and makes the host forward.
 func (a *pointToPoint) configureHost(ends []endpoint) error {
-	link, err := a.OnHost.LinkByIndex(a.Host.Index)
+	link, err := a.ends.OnHost.LinkByIndex(a.ends.Host.Index)
 	if err != nil {
 		return err
 	}
-	a.Host.OperState = link.OperState
-	if a.gateways, err = hostEnd().Fill(a.Request.Host, a.OnHost, link, gatewaysOf(ends)); err != nil {
+	a.ends.Host.OperState = link.OperState
+	if a.gateways, err = hostEnd().Fill(a.ends.Request.Host, a.ends.OnHost, link, gatewaysOf(ends)); err != nil {
 		return err
 	}
-	if err := addRoutes(a.OnHost, link.Index, ends); err != nil {
+	if err := addRoutes(a.ends.OnHost, link.Index, ends); err != nil {
 		return err
 	}
-	settings := MissingForwarding(a.OnHost, gatewaysOf(ends))
+	settings := MissingForwarding(a.ends.OnHost, gatewaysOf(ends))
 	if ra := NoRA(link.Name); !link.Has(ra) {
 		settings = append(settings, ra)
 	}
-	return links.WriteSysctls(a.Request.Host, settings...)
+	return links.WriteSysctls(a.ends.Request.Host, settings...)
 }
 
 // gatewaysOf returns the addresses of the host's end.
