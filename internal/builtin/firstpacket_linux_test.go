@@ -167,7 +167,7 @@ func wantLinkLocals(t *testing.T, ns *netns.Handle, ofMAC bool) {
 	})
 }
 
-func wantLinkLocal(t *testing.T, ns *netns.Handle, nl *netlink.Handle, watch *links.Listener, l netlink.Link, ofMAC bool) {
+func wantLinkLocal(t *testing.T, ns *netns.Handle, nl *netlink.Handle, watch *links.Socket, l netlink.Link, ofMAC bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()

@@ -29,7 +29,7 @@ type Interface struct {
 	// it is added to an interface that is up and detects duplicates.
 	Announce bool
 	// Later leaves the announcement of the IPv4 addresses to the caller, until
-	// packets can pass: see [links.Conn.Announce]. The kernel announces later
+	// packets can pass: see [links.Announce]. The kernel announces later
 	// changes.
 	Later bool
 	// Detect leaves duplicate detection of IPv6 addresses to the interface's
@@ -37,7 +37,7 @@ type Interface struct {
 	// else can have the address, detection would waste 1 to 2 s.
 	Detect bool
 	// LinkLocal gives the interface its link-local address before it is set up;
-	// see [links.Conn.LinkLocal].
+	// see [links.LinkLocal].
 	LinkLocal bool
 	// Routes returns the routes that replace the one to the subnet of an address,
 	// which the kernel adds with the address. If it is nil, none do.
@@ -61,7 +61,7 @@ func (i Interface) Apply(ctx context.Context, r *plugin.Request, result *types10
 		sysctls = append(sysctls, Announced(r.IfName))
 	}
 	return contract.On(ctx, r.Container, func(conn *links.Conn) error {
-		if err := conn.SetSysctls(r.Container, sysctls...); err != nil {
+		if err := links.SetSysctls(conn, r.Container, sysctls...); err != nil {
 			return err
 		}
 		own, err := conn.Link(r.IfName)
@@ -196,7 +196,7 @@ func (i Interface) Fill(ns *netns.Handle, conn *links.Conn, now links.Link, addr
 func (i Interface) add(ns *netns.Handle, conn *links.Conn, now links.Link, have []links.Address, addrs []netip.Prefix, fine ...error) (added []netip.Prefix, err error) {
 	down := i.Up && !now.Up()
 	if down && i.LinkLocal && len(ofFamily(addrs, true)) > 0 {
-		first, err := conn.LinkLocal(ns, now)
+		first, err := links.LinkLocal(conn, ns, now)
 		if err != nil {
 			return nil, err
 		}
@@ -226,7 +226,7 @@ func (i Interface) add(ns *netns.Handle, conn *links.Conn, now links.Link, have 
 // setUp sets the interface up, and makes the kernel announce its IPv4 addresses.
 func (i Interface) setUp(conn *links.Conn, index int) (err error) {
 	// An interface with an MTU too small for IPv4 has no such setting.
-	notify := func() error { return conn.Set4(index, "arp_notify", 1, unix.EAFNOSUPPORT) }
+	notify := func() error { return links.Set4(conn, index, "arp_notify", 1, unix.EAFNOSUPPORT) }
 	if i.Announce && !i.Later {
 		err = notify()
 	}

@@ -23,7 +23,7 @@ func Await(ctx context.Context, c *links.Conn, index int, addrs []netip.Prefix) 
 		return nil
 	}
 	return wait(ctx, func() (bool, error) {
-		groups, err := c.Groups(index)
+		groups, err := links.Groups(c, index)
 		return !slices.ContainsFunc(addrs, func(a netip.Prefix) bool {
 			return !slices.Contains(groups, links.Solicited(a.Addr()))
 		}), err
@@ -109,7 +109,7 @@ func Detect(ctx context.Context, ns *netns.Handle, c *links.Conn, index int, add
 // whenever the kernel reports a change.
 type detection struct {
 	c      *links.Conn
-	watch  *links.Listener
+	watch  *links.Socket
 	index  int
 	wanted []netip.Prefix
 

@@ -79,7 +79,7 @@ func (c request) compareLocalnet(ctx context.Context, r *plugin.Request, v *cont
 // interfaceTo returns the host's interface that leads to an address. There is none if no
 // route leads there, or if the list of interfaces is older than the route.
 func interfaceTo(routes *links.Conn, host contract.Net, to netip.Addr) (link links.Link, there bool, err error) {
-	index, err := routes.InterfaceTo(to)
+	index, err := links.InterfaceTo(routes, to)
 	if err == nil && index == 0 {
 		return link, false, nil
 	}

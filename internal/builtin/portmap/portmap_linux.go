@@ -83,7 +83,7 @@ func setLocalnet(host *links.Conn, link links.Link) error {
 	if link.Has(localnetOf(link.Name)) {
 		return nil
 	}
-	if err := host.Set4(link.Index, "route_localnet", 1); err != nil {
+	if err := links.Set4(host, link.Index, "route_localnet", 1); err != nil {
 		return fmt.Errorf("snat: let loopback addresses leave by interface %s: %w", link.Name, err)
 	}
 	return nil

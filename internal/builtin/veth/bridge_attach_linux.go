@@ -88,12 +88,12 @@ func (a *bridged) Configure(ctx context.Context, result *types100.Result) error 
 func (a *bridged) announce(ctx context.Context) error {
 	addrs := ipam.IPv4(a.result)
 	if a.aside {
-		return a.ends.InContainer.AnnounceAside(contract.From(ctx).Conns, a.ends.Request.Container, a.ends.Container, addrs)
+		return links.AnnounceAside(a.ends.InContainer, contract.From(ctx).Conns, a.ends.Request.Container, a.ends.Container, addrs)
 	}
 	if len(addrs) == 0 {
 		return nil
 	}
-	return a.ends.InContainer.Announce(a.ends.Container)
+	return links.Announce(a.ends.InContainer, a.ends.Container)
 }
 
 // configureContainer sets the container's end up, with its addresses if there
@@ -181,9 +181,9 @@ func (a *bridged) makeGateway(ctx context.Context, addrs []netip.Prefix, br *typ
 // later, like everybody else.
 func (a *bridged) correct(index int) error {
 	for _, addr := range ipam.IPv4(a.result) {
-		known, err := a.ends.OnHost.Neighbour(index, addr)
+		known, err := links.NeighbourAt(a.ends.OnHost, index, addr)
 		if err == nil && known.Wrong(a.ends.Container.MAC) {
-			err = a.ends.OnHost.SetNeighbour(index, addr, a.ends.Container.MAC)
+			err = links.SetNeighbour(a.ends.OnHost, index, addr, a.ends.Container.MAC)
 		}
 		if err != nil {
 			return err
@@ -260,7 +260,7 @@ func (p *Bridge) hasUplink(host *links.Conn, b place, routes bool) (bool, error)
 		return false, nil
 	}
 	at = time.Now()
-	has, err := host.HasUplink(b.bridge)
+	has, err := links.HasUplink(host, b.bridge)
 	if has || err != nil {
 		return has, err
 	}

@@ -195,7 +195,7 @@ func (c *comparison) restoreGateway(ctx context.Context, conn *links.Conn, want 
 	}
 	lan := false
 	if want.Addr().Is6() {
-		if lan, err = conn.HasUplink(br.Index); err != nil {
+		if lan, err = links.HasUplink(conn, br.Index); err != nil {
 			return err
 		}
 	}
@@ -250,7 +250,7 @@ func setUp(conn *links.Conn, host *netns.Handle, index int) error {
 	if err != nil {
 		return err
 	}
-	if _, err := conn.LinkLocal(host, link); err != nil {
+	if _, err := links.LinkLocal(conn, host, link); err != nil {
 		return err
 	}
 	return conn.Change(index, links.Change{Set: unix.IFF_UP})

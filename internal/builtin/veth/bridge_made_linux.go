@@ -99,7 +99,7 @@ func (c *bridgeConfig) createBridge(conn *links.Conn, host *netns.Handle, noted 
 		return br, fmt.Errorf("bridge %q: %w", b.Name, err)
 	}
 	br.Alias = alias
-	_, err = conn.LinkLocal(host, br)
+	_, err = links.LinkLocal(conn, host, br)
 	return br, err
 }
 
@@ -183,9 +183,9 @@ func (c *comparison) restoreBridge(_ context.Context, conn *links.Conn, _ links.
 		}
 	}
 	if !br.Up() {
-		uplink, err := conn.HasUplink(br.Index)
+		uplink, err := links.HasUplink(conn, br.Index)
 		if err == nil && !uplink {
-			_, err = conn.LinkLocal(c.r.Host, br)
+			_, err = links.LinkLocal(conn, c.r.Host, br)
 		}
 		if err != nil {
 			return err

@@ -28,12 +28,12 @@ func (c portConfig) join(conn *links.Conn, br, port links.Link, fresh bool) erro
 		vlans, _ = lostVLANs(vlans, has)
 	} else if !c.PreserveDefaultVLAN && br.DefaultVLAN != 0 {
 		// The only VLAN of a new port.
-		if err := conn.DeleteVLAN(port.Index, br.DefaultVLAN); err != nil {
+		if err := links.DeleteVLAN(conn, port.Index, br.DefaultVLAN); err != nil {
 			return fmt.Errorf(`"preserveDefaultVlan": take interface %q out of VLAN %d: %w`, port.Name, br.DefaultVLAN, err)
 		}
 	}
 	for _, v := range vlans {
-		if err := conn.AddVLAN(port.Index, v); err != nil {
+		if err := links.AddVLAN(conn, port.Index, v); err != nil {
 			return fmt.Errorf(`"vlan", "vlanTrunk": put interface %q in VLAN %d: %w`, port.Name, v.ID, err)
 		}
 	}
@@ -109,11 +109,11 @@ func (c *bridgeConfig) restorePort(_ context.Context, conn *links.Conn, port lin
 		return errors.New("it is on another bridge by now")
 	}
 	if off {
-		if err := conn.Enslave(port.Index, br.Index); err != nil {
+		if err := links.Enslave(conn, port.Index, br.Index); err != nil {
 			return fmt.Errorf("put it on bridge %q: %w", c.Bridge, err)
 		}
 	}
-	if err := conn.SetPortMode(port.Index, c.port.mode()); err != nil {
+	if err := links.SetPortMode(conn, port.Index, c.port.mode()); err != nil {
 		return err
 	}
 	return c.port.join(conn, br, port, off)

@@ -41,7 +41,7 @@ func (e *Ends) MakeContainer(ctx context.Context, i ipam.Interface, result *type
 	if e.InContainer, err = contract.From(ctx).Conns.Borrow(e.Request.Container); err != nil {
 		return nil, err
 	}
-	if err := e.InContainer.SetSysctls(e.Request.Container, append(more, ipam.Sysctls(e.Request.IfName, result)...)...); err != nil {
+	if err := links.SetSysctls(e.InContainer, e.Request.Container, append(more, ipam.Sysctls(e.Request.IfName, result)...)...); err != nil {
 		return nil, err
 	}
 	return i.Make(e.Request.Container, e.InContainer, e.Container, result)
@@ -59,7 +59,7 @@ func (e *Ends) close() error {
 // the addresses, unless it does.
 func MissingForwarding(host *links.Conn, addrs []netip.Prefix) (missing []links.Sysctl) {
 	for _, v6 := range []bool{false, true} {
-		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }) && !host.Forwarding(v6) {
+		if slices.ContainsFunc(addrs, func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }) && !links.Forwarding(host, v6) {
 			missing = append(missing, links.Forward(v6))
 		}
 	}
@@ -209,7 +209,7 @@ const mostWait = 300 * time.Millisecond
 func Resolve(ctx context.Context, r *plugin.Request, conn *links.Conn, host, container int, unanswered bool) error {
 	addrs := contract.AddressesOf(contract.OwnResult(r))
 	if unanswered {
-		left, err := conn.Unanswered(host, addrs)
+		left, err := links.Unanswered(conn, host, addrs)
 		if err != nil || len(left) == 0 {
 			return err
 		}
@@ -226,7 +226,7 @@ func Resolve(ctx context.Context, r *plugin.Request, conn *links.Conn, host, con
 			return err
 		}
 	}
-	return conn.Resolve(host, addrs, unanswered)
+	return links.Resolve(conn, host, addrs, unanswered)
 }
 
 // CompareForwarding reports whether the host forwards what arrives at an

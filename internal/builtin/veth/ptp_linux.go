@@ -69,7 +69,7 @@ func (p PTP) Add(ctx context.Context, r *plugin.Request) (*types100.Result, erro
 type pointToPoint struct {
 	conf      *Config
 	ends      *Ends
-	linkLocal netip.Prefix   // of the host's end; see [links.Conn.LinkLocal]
+	linkLocal netip.Prefix   // of the host's end; see [links.LinkLocal]
 	inside    []netip.Prefix // the addresses of the container's end, with its link-local one
 	gateways  []netip.Prefix // that were added to the host's end
 }
@@ -81,7 +81,7 @@ func (a *pointToPoint) Make(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	a.linkLocal, err = a.ends.OnHost.LinkLocal(a.ends.Request.Host, a.ends.Host)
+	a.linkLocal, err = links.LinkLocal(a.ends.OnHost, a.ends.Request.Host, a.ends.Host)
 	return err
 }
 

@@ -285,7 +285,7 @@ func (e recordedEnd) has(l links.Link) bool { return e.mac != nil && slices.Equa
 // recorded one, and the namespace of its other end exists. If neither end has a recorded
 // address, it is somebody else's who has chosen the name. In doubt it is the recorded one.
 func (e recordedEnd) is(c *links.Conn, l links.Link) (bool, error) {
-	peer, err := c.PeerLink(l)
+	peer, err := links.PeerLink(c, l)
 	switch {
 	case links.NotFound(err):
 		return false, nil

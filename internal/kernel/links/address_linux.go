@@ -135,7 +135,7 @@ func Prefix(n net.IPNet) (netip.Prefix, error) {
 }
 
 // Groups returns the IPv6 multicast groups of an interface.
-func (c *Conn) Groups(index int) ([]netip.Addr, error) {
+func Groups(c *Conn, index int) ([]netip.Addr, error) {
 	var all []netip.Addr
 	m := request(unix.RTM_GETMULTICAST, unix.NLM_F_DUMP, ifaddr(netip.IPv6Unspecified(), 0, index))
 	err := c.list(m, func() { all = nil }, func(m message) {
@@ -168,7 +168,7 @@ func Solicited(a netip.Addr) netip.Addr {
 // there. If the kernel is set to derive another address (addr_gen_mode),
 // LinkLocal only turns off duplicate detection. LinkLocal returns the address,
 // or the zero Prefix if it left the address to the kernel or there is no IPv6.
-func (c *Conn) LinkLocal(ns *netns.Handle, l Link) (netip.Prefix, error) {
+func LinkLocal(c *Conn, ns *netns.Handle, l Link) (netip.Prefix, error) {
 	if l.MTU < smallestMTU6 || len(l.MAC) != 6 {
 		return netip.Prefix{}, nil
 	}

@@ -53,7 +53,7 @@ func (i Ifb) Create(c *Conn) (Link, error) {
 
 // Enslave makes an interface a port of a bridge. A port of another bridge
 // changes over.
-func (c *Conn) Enslave(index, bridge int) error {
+func Enslave(c *Conn, index, bridge int) error {
 	return c.execute(request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(index, 0, 0), u32(unix.IFLA_MASTER, uint32(bridge))), nil)
 }
 
@@ -61,7 +61,7 @@ func (c *Conn) Enslave(index, bridge int) error {
 type PortMode struct{ Hairpin, Isolated bool }
 
 // SetPortMode turns on the modes of a port that are set. A new port has none.
-func (c *Conn) SetPortMode(index int, p PortMode) error {
+func SetPortMode(c *Conn, index int, p PortMode) error {
 	if p == (PortMode{}) {
 		return nil
 	}
@@ -97,7 +97,7 @@ type VLAN struct {
 }
 
 // AddVLAN makes a port a member of a VLAN.
-func (c *Conn) AddVLAN(index int, v VLAN) error {
+func AddVLAN(c *Conn, index int, v VLAN) error {
 	var flags uint16
 	if v.Access {
 		flags = vlanAccess
@@ -106,7 +106,7 @@ func (c *Conn) AddVLAN(index int, v VLAN) error {
 }
 
 // DeleteVLAN removes a port from a VLAN.
-func (c *Conn) DeleteVLAN(index int, id uint16) error {
+func DeleteVLAN(c *Conn, index int, id uint16) error {
 	return changeVLAN(c, unix.RTM_DELLINK, index, id, 0)
 }
 
@@ -205,7 +205,7 @@ func parsePort(m message) (p bridgePort) {
 // than the containers of this host may be reached. Hardware, a tunnel and a
 // virtual machine's interface are such ports. A veth is not, nor is a dummy,
 // which leads nowhere. The kernel lists all ports, which takes some µs for each.
-func (c *Conn) HasUplink(bridge int) (bool, error) {
+func HasUplink(c *Conn, bridge int) (bool, error) {
 	m := linkList(u32(unix.IFLA_MASTER, uint32(bridge))) // old kernels list all interfaces nevertheless
 	found := false
 	err := c.execute(m, func(m message) {

@@ -74,9 +74,9 @@ func TestVLANsOfPorts(t *testing.T) {
 	if knows {
 		want = VLANs{{br.DefaultVLAN, br.DefaultVLAN, true}, {7, 8, false}}
 		for id := uint16(7); id < 10; id++ {
-			expect.NoError(t, c.AddVLAN(port.Index, VLAN{ID: id}))
+			expect.NoError(t, AddVLAN(c, port.Index, VLAN{ID: id}))
 		}
-		expect.NoError(t, c.DeleteVLAN(port.Index, 9))
+		expect.NoError(t, DeleteVLAN(c, port.Index, 9))
 	}
 	expect.Same(t, "bridge", must[VLANs](t)(c.VLANs(port.Index)), want)
 }

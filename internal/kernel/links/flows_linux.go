@@ -50,12 +50,11 @@ func Forget(ns *netns.Handle, v6 bool, all ...Flows) (forgotten uint, err error)
 	if err != nil {
 		return 0, err
 	}
-	var h *netlink.Handle
-	if ns == nil {
-		h, err = netlink.NewHandle(unix.NETLINK_NETFILTER)
-	} else {
-		h, err = netlink.NewHandleAt(vnetns.NsHandle(ns.File().Fd()), unix.NETLINK_NETFILTER)
+	in := vnetns.None()
+	if ns != nil {
+		in = vnetns.NsHandle(ns.File().Fd())
 	}
+	h, err := netlink.NewHandleAt(in, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return 0, fmt.Errorf("netlink socket to conntrack: %w", err)
 	}

@@ -150,7 +150,7 @@ func (c *Conn) link(m *nl.NetlinkRequest, what string) (l Link, err error) {
 // PeerLink looks up the other end of a veth pair whose peer is elsewhere. If the kernel is
 // about to delete the pair, because nothing refers to that namespace any more, NotFound is
 // true of the error.
-func (c *Conn) PeerLink(l Link) (Link, error) {
+func PeerLink(c *Conn, l Link) (Link, error) {
 	if l.Peer.NetNS < 0 { // a namespace gets a number unless it is ending
 		return Link{}, Missing("the peer of " + l.Name)
 	}
@@ -285,7 +285,7 @@ func (c *Conn) Delete(index int) error {
 
 // DeleteAndClose deletes an interface and closes the socket. It is for a deletion
 // that waits in a batch: the socket keeps the namespace in existence until then.
-func (c *Conn) DeleteAndClose(index int, name string) error {
+func DeleteAndClose(c *Conn, index int, name string) error {
 	err := saying(fmt.Sprintf("delete interface %q", name), c.Delete(index))
 	return errors.Join(err, c.Close())
 }

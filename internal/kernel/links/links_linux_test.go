@@ -278,12 +278,12 @@ func TestSysctls(t *testing.T) {
 		{Path: "net/ipv6/conf/none/accept_ra", Value: "0", Optional: true},
 	}
 	c := mustDial(t, ns)
-	expect.NoError(t, c.SetSysctls(ns, all...), c.SetSysctls(ns, all...))
-	if v4, v6 := c.Forwarding(false), c.Forwarding(true); !v4 || v6 {
+	expect.NoError(t, SetSysctls(c, ns, all...), SetSysctls(c, ns, all...))
+	if v4, v6 := Forwarding(c, false), Forwarding(c, true); !v4 || v6 {
 		t.Errorf("got forwarding of IPv4 %t, of IPv6 %t, want only the first", v4, v6)
 	}
 	all[1].Optional = false
-	err := c.SetSysctls(ns, all...)
+	err := SetSysctls(c, ns, all...)
 	want := "in namespace " + ns.ID().String() + ": set sysctl net/ipv6/conf/none/accept_ra to 0: open /proc/sys/net/ipv6/conf/none/accept_ra: no such file or directory"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -339,5 +339,5 @@ func TestGroupsHaveThoseOfAddresses(t *testing.T) {
 	if got := Solicited(p.Addr()); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	expect.Eventually(t, "the group", func() bool { return slices.Contains(must[[]netip.Addr](t)(c.Groups(br.Index)), want) })
+	expect.Eventually(t, "the group", func() bool { return slices.Contains(must[[]netip.Addr](t)(Groups(c, br.Index)), want) })
 }

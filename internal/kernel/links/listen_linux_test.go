@@ -18,7 +18,7 @@ func TestWatchHearsOfChanges(t *testing.T) {
 	ns := newNS(t, "host")
 	c := mustDial(t, ns)
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	w := must[*Listener](t)(WatchAddresses(ns))
+	w := must[*Socket](t)(WatchAddresses(ns))
 	defer w.Close()
 	wait := func(what string) { // each has a time of its own: the many addresses below may take long
 		ctx, cancel := context.WithTimeout(t.Context(), expect.Patience)
@@ -44,7 +44,7 @@ func TestWatchHearsOfChanges(t *testing.T) {
 
 func TestWatchEndsWithTheContext(t *testing.T) {
 	ns := newNS(t, "host")
-	w := must[*Listener](t)(WatchAddresses(ns))
+	w := must[*Socket](t)(WatchAddresses(ns))
 	defer w.Close()
 	why := errors.New("nobody waits any more")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -75,8 +75,8 @@ func TestLinkLocal(t *testing.T) {
 	ns := newNS(t, "host")
 	c := mustDial(t, ns)
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
-	first := must[netip.Prefix](t)(c.LinkLocal(ns, br))
-	if again := must[netip.Prefix](t)(c.LinkLocal(ns, br)); again != first {
+	first := must[netip.Prefix](t)(LinkLocal(c, ns, br))
+	if again := must[netip.Prefix](t)(LinkLocal(c, ns, br)); again != first {
 		t.Errorf("got %s and then %s", first, again)
 	}
 	have := must[[]Address](t)(c.Addresses(br.Index))
@@ -86,7 +86,7 @@ func TestLinkLocal(t *testing.T) {
 	expect.Same(t, "the link-local address", linkLocal([6]byte{2, 0x42, 0xac, 0x11, 0, 2}).String(), "fe80::42:acff:fe11:2/64")
 	expect.NoError(t, WriteSysctls(ns, Sysctl{Path: "net/ipv6/conf/default/disable_ipv6", Value: "1"}))
 	for name, b := range map[string]Bridge{"disabled": {Name: "br1"}, "small": {Name: "br2", MTU: 1279}} {
-		if got, err := c.LinkLocal(ns, must[Link](t)(b.Create(c))); err != nil || got.IsValid() {
+		if got, err := LinkLocal(c, ns, must[Link](t)(b.Create(c))); err != nil || got.IsValid() {
 			t.Errorf("%s: got %s, %v", name, got, err)
 		}
 	}
@@ -98,7 +98,7 @@ func TestHasUplink(t *testing.T) {
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	want := func(want bool, when string) {
 		t.Helper()
-		expect.Same(t, when, must[bool](t)(c.HasUplink(br.Index)), want)
+		expect.Same(t, when, must[bool](t)(HasUplink(c, br.Index)), want)
 	}
 	want(false, "no ports")
 	container := newNS(t, "container")

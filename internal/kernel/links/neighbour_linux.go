@@ -30,7 +30,7 @@ func (n Neighbour) Wrong(mac net.HardwareAddr) bool {
 
 // Neighbour looks up an address behind an interface. Before Linux 5.0 the
 // answer is always empty.
-func (c *Conn) Neighbour(index int, addr netip.Addr) (n Neighbour, err error) {
+func NeighbourAt(c *Conn, index int, addr netip.Addr) (n Neighbour, err error) {
 	err = c.do(neighbour(unix.RTM_GETNEIGH, 0, index, 0, addr), func(m message) {
 		state := native.Uint16(m.body[8:])
 		n.MAC, n.fixed, n.asked = slices.Clone(m.get(unix.NDA_LLADDR)), state&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0, state&unix.NUD_INCOMPLETE != 0
@@ -40,7 +40,7 @@ func (c *Conn) Neighbour(index int, addr netip.Addr) (n Neighbour, err error) {
 
 // SetNeighbour replaces the hardware address in a known entry by mac, as an
 // announcement would. The kernel soon verifies the entry.
-func (c *Conn) SetNeighbour(index int, addr netip.Addr, mac net.HardwareAddr) error {
+func SetNeighbour(c *Conn, index int, addr netip.Addr, mac net.HardwareAddr) error {
 	m := neighbour(unix.RTM_NEWNEIGH, unix.NLM_F_REPLACE|unix.NLM_F_ACK, index, unix.NUD_STALE, addr, data(unix.NDA_LLADDR, mac...))
 	return c.do(m, nil, fmt.Sprintf("correct neighbour %s", addr), unix.ENOENT)
 }
@@ -53,11 +53,11 @@ func (c *Conn) SetNeighbour(index int, addr netip.Addr, mac net.HardwareAddr) er
 // It sends what the kernel would send, and changes no entry that somebody else has made
 // permanent. It does not wait for the answers; with unanswered it asks only those whose
 // hardware address is not known.
-func (c *Conn) Resolve(index int, addrs []netip.Addr, unanswered bool) error {
+func Resolve(c *Conn, index int, addrs []netip.Addr, unanswered bool) error {
 	for _, addr := range addrs {
-		known, err := c.Neighbour(index, addr)
+		known, err := NeighbourAt(c, index, addr)
 		if err == nil && (!unanswered || !known.answered()) {
-			err = c.resolve(index, addr, known)
+			err = resolve(c, index, addr, known)
 		}
 		if err != nil {
 			return err
@@ -68,9 +68,9 @@ func (c *Conn) Resolve(index int, addrs []netip.Addr, unanswered bool) error {
 
 // Unanswered returns those of the addresses behind an interface whose neighbours' hardware
 // addresses are not known.
-func (c *Conn) Unanswered(index int, addrs []netip.Addr) (left []netip.Addr, err error) {
+func Unanswered(c *Conn, index int, addrs []netip.Addr) (left []netip.Addr, err error) {
 	for _, addr := range addrs {
-		known, err := c.Neighbour(index, addr)
+		known, err := NeighbourAt(c, index, addr)
 		if err != nil {
 			return nil, err
 		}
@@ -84,7 +84,7 @@ func (c *Conn) Unanswered(index int, addrs []netip.Addr) (left []netip.Addr, err
 // answered reports whether the neighbour's hardware address is known.
 func (n Neighbour) answered() bool { return len(n.MAC) > 0 && !n.asked }
 
-func (c *Conn) resolve(index int, addr netip.Addr, known Neighbour) error {
+func resolve(c *Conn, index int, addr netip.Addr, known Neighbour) error {
 	const ack = unix.NLM_F_ACK
 	what := fmt.Sprintf("resolve neighbour %s", addr)
 	switch {
@@ -123,7 +123,7 @@ func ndmsg(index int, state uint16, flags uint8, addr netip.Addr) attribute {
 // The interface's other end must forward packets already. A bridge port does so
 // only after the kernel has noticed the carrier, so the announcement that the
 // kernel sends when the interface is set up may be lost.
-func (c *Conn) Announce(link Link) error {
+func Announce(c *Conn, link Link) error {
 	m := request(unix.RTM_SETLINK, unix.NLM_F_ACK, ifinfo(link.Index, 0, 0), data(unix.IFLA_ADDRESS, link.MAC...))
 	return c.do(m, nil, fmt.Sprintf("announce the addresses of interface %q", link.Name))
 }
@@ -138,13 +138,13 @@ func (c *Conn) Announce(link Link) error {
 // The announcement has been sent when conns are closed, or if they are nil when
 // AnnounceAside returns, so the end of the program does not prevent it. As with
 // the kernel's own announcements, a lost one is not reported.
-func (c *Conn) AnnounceAside(conns *Conns, ns *netns.Handle, link Link, addrs []netip.Addr) error {
+func AnnounceAside(c *Conn, conns *Conns, ns *netns.Handle, link Link, addrs []netip.Addr) error {
 	var fd int
 	if err := thread.In(ns, func() (err error) {
 		fd, err = packetSocket()
 		return err
 	}); err != nil { // without the capability NET_RAW, for example
-		return c.Announce(link)
+		return Announce(c, link)
 	}
 	sending := make(chan struct{})
 	go func() {

@@ -26,13 +26,13 @@ func patient(t *testing.T, ns *netns.Handle, family string) {
 func asks(t *testing.T, c *Conn, index int, addr netip.Addr) {
 	t.Helper()
 	expect.NoError(t, c.do(neighbour(unix.RTM_DELNEIGH, unix.NLM_F_ACK, index, 0, addr), nil, "forget", unix.ENOENT))
-	expect.NoError(t, c.Resolve(index, []netip.Addr{addr}, false))
+	expect.NoError(t, Resolve(c, index, []netip.Addr{addr}, false))
 	expect.Eventually(t, "a question", func() bool { return neighbourOf(t, c, index, addr).asked })
 }
 
 func neighbourOf(t *testing.T, c *Conn, index int, addr netip.Addr) Neighbour {
 	t.Helper()
-	return must[Neighbour](t)(c.Neighbour(index, addr))
+	return must[Neighbour](t)(NeighbourAt(c, index, addr))
 }
 
 // set sets an interface up or down, and waits for its carrier.
@@ -59,7 +59,7 @@ func TestResolve(t *testing.T) {
 	}
 	resolve := func(unanswered bool) {
 		t.Helper()
-		expect.NoError(t, s.listener.Resolve(s.index, []netip.Addr{announced}, unanswered))
+		expect.NoError(t, Resolve(s.listener, s.index, []netip.Addr{announced}, unanswered))
 	}
 	own := must[Link](t)(s.listener.LinkByIndex(s.index))
 
@@ -96,7 +96,7 @@ func TestResolve6(t *testing.T) {
 	expect.NoError(t, s.c.AddAddress(s.link.Index, netip.PrefixFrom(addr, 64), false))
 	expect.NoError(t, s.listener.AddAddress(s.index, netip.MustParsePrefix("fd00:9::3/64"), false))
 	expect.Eventually(t, "the neighbour's hardware address", func() bool {
-		expect.NoError(t, s.listener.Resolve(s.index, []netip.Addr{addr}, true))
+		expect.NoError(t, Resolve(s.listener, s.index, []netip.Addr{addr}, true))
 		return neighbourOf(t, s.listener, s.index, addr).MAC.String() == s.link.MAC.String()
 	})
 }
@@ -172,7 +172,7 @@ func TestAnnounceAsideIsHeard(t *testing.T) {
 		if !s.known(t).Wrong(s.link.MAC) {
 			t.Fatalf("%s: the listener is not mistaken", what)
 		}
-		expect.NoError(t, s.c.AnnounceAside(shared, s.ns, s.link, []netip.Addr{announced}))
+		expect.NoError(t, AnnounceAside(s.c, shared, s.ns, s.link, []netip.Addr{announced}))
 		s.wantHeard(t, what)
 	}
 	expect.Same(t, "announcements that Close waits for", len(conns.sending), 1)
@@ -181,16 +181,16 @@ func TestAnnounceAsideIsHeard(t *testing.T) {
 
 func TestAnnounceIsHeard(t *testing.T) {
 	s := newSegment(t)
-	expect.NoError(t, s.c.Set4(s.link.Index, "arp_notify", 1))
+	expect.NoError(t, Set4(s.c, s.link.Index, "arp_notify", 1))
 	s.mistaken(t, unix.NUD_STALE)
-	expect.NoError(t, s.c.Announce(s.link))
+	expect.NoError(t, Announce(s.c, s.link))
 	s.wantHeard(t, "Announce")
 }
 
 func TestSetNeighbour(t *testing.T) {
 	s := newSegment(t)
 	set := func() Neighbour {
-		expect.NoError(t, s.listener.SetNeighbour(s.index, announced, s.link.MAC))
+		expect.NoError(t, SetNeighbour(s.listener, s.index, announced, s.link.MAC))
 		return s.known(t)
 	}
 	if got := set(); got.MAC != nil || got.Wrong(s.link.MAC) {

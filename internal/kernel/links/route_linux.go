@@ -53,21 +53,21 @@ func (c *Conn) DeleteRoute(index int, route Route, fine ...error) error {
 
 // InterfaceTo returns the index of the interface that the kernel uses for
 // packets to an address, or 0 without a route.
-func (c *Conn) InterfaceTo(to netip.Addr) (index int, err error) {
-	index, _, err = c.routeTo(to)
+func InterfaceTo(c *Conn, to netip.Addr) (index int, err error) {
+	index, _, err = routeTo(c, to)
 	return index, err
 }
 
 // IsLocal reports whether an address is one of the namespace's own, as those of
 // 127.0.0.0/8 are.
-func (c *Conn) IsLocal(addr netip.Addr) (bool, error) {
-	_, typ, err := c.routeTo(addr)
+func IsLocal(c *Conn, addr netip.Addr) (bool, error) {
+	_, typ, err := routeTo(c, addr)
 	return typ == unix.RTN_LOCAL, err
 }
 
 // routeTo returns the interface and the type of the route to an address. They are 0
 // without a route, or if it refuses packets.
-func (c *Conn) routeTo(to netip.Addr) (index int, typ byte, err error) {
+func routeTo(c *Conn, to netip.Addr) (index int, typ byte, err error) {
 	fixed := &nl.RtMsg{RtMsg: unix.RtMsg{Family: family(to), Dst_len: uint8(to.BitLen())}}
 	err = c.execute(request(unix.RTM_GETROUTE, 0, fixed, data(unix.RTA_DST, to.AsSlice()...)), func(m message) {
 		index, typ = m.int(unix.RTA_OIF), nl.DeserializeRtMsg(m.body).Type

@@ -33,7 +33,7 @@ func (s Sysctl) path() string { return filepath.Join("/proc/sys", s.Path) }
 // SetSysctls changes the settings that do not have their value yet, in order, in ns, the
 // namespace of c. It reads those of interfaces by netlink, and enters the namespace once to
 // change the others.
-func (c *Conn) SetSysctls(ns *netns.Handle, settings ...Sysctl) error {
+func SetSysctls(c *Conn, ns *netns.Handle, settings ...Sysctl) error {
 	var missing []Sysctl
 	for _, s := range settings {
 		if name, _, _, ok := s.ofInterface(); ok {
@@ -166,7 +166,7 @@ func (s Sysctl) ofInterface() (name string, v6 bool, setting string, ok bool) {
 // Set4 changes a setting of an interface below net/ipv4/conf that the kernel
 // accepts by number. It accepts IPv6 settings only through /proc/sys. Set4
 // ignores the errors in fine.
-func (c *Conn) Set4(index int, name string, value uint32, fine ...error) error {
+func Set4(c *Conn, index int, name string, value uint32, fine ...error) error {
 	n, ok := settings4[name]
 	if !ok {
 		n = -1 // which the kernel refuses
@@ -186,7 +186,7 @@ const (
 // Forwarding reports whether the namespace forwards between its interfaces:
 // net.ipv4.ip_forward and net.ipv6.conf.all.forwarding. It is false if the
 // kernel does not say.
-func (c *Conn) Forwarding(v6 bool) (on bool) {
+func Forwarding(c *Conn, v6 bool) (on bool) {
 	family, all := nl.NewRtGenMsg(), netconfAll
 	family.Family = unix.AF_INET
 	if v6 {

@@ -102,13 +102,13 @@ func TestSet4(t *testing.T) {
 	c := mustDial(t, ns)
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	for _, name := range []string{"arp_notify", "route_localnet"} {
-		expect.NoError(t, c.Set4(br.Index, name, 1))
+		expect.NoError(t, Set4(c, br.Index, name, 1))
 		var got []byte
 		if err := ns.Do(func() (err error) { got, err = os.ReadFile("/proc/sys/net/ipv4/conf/br0/" + name); return err }); err != nil || string(got) != "1\n" {
 			t.Errorf("%s is %q, %v", name, got, err)
 		}
 	}
-	if err := c.Set4(br.Index, "none", 1); err == nil || !strings.HasPrefix(err.Error(), "set none of interface ") {
+	if err := Set4(c, br.Index, "none", 1); err == nil || !strings.HasPrefix(err.Error(), "set none of interface ") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -119,9 +119,9 @@ func TestForwarding(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		for _, want := range []bool{false, true} {
 			if want {
-				expect.NoError(t, c.SetSysctls(ns, Forward(v6)))
+				expect.NoError(t, SetSysctls(c, ns, Forward(v6)))
 			}
-			expect.Same(t, fmt.Sprint("forwarding, IPv6 ", v6), c.Forwarding(v6), want)
+			expect.Same(t, fmt.Sprint("forwarding, IPv6 ", v6), Forwarding(c, v6), want)
 		}
 	}
 }
@@ -144,6 +144,6 @@ func TestInterfaceTo(t *testing.T) {
 	br := must[Link](t)(Bridge{Name: "br0"}.Create(c))
 	expect.NoError(t, c.Change(br.Index, Change{Set: unix.IFF_UP}))
 	expect.NoError(t, c.AddAddress(br.Index, netip.MustParsePrefix("10.1.0.1/24"), false))
-	expect.Same(t, "index", must[int](t)(c.InterfaceTo(netip.MustParseAddr("10.1.0.9"))), br.Index)
-	expect.Same(t, "index without a route", must[int](t)(c.InterfaceTo(netip.MustParseAddr("10.9.0.9"))), 0)
+	expect.Same(t, "index", must[int](t)(InterfaceTo(c, netip.MustParseAddr("10.1.0.9"))), br.Index)
+	expect.Same(t, "index without a route", must[int](t)(InterfaceTo(c, netip.MustParseAddr("10.9.0.9"))), 0)
 }

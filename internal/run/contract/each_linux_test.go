@@ -44,7 +44,7 @@ func hostWith(t testing.TB, n int) (host *netns.Handle, paths []string) {
 func attach(t testing.TB, host *links.Conn, bridge int, ns *netns.Handle, i int) {
 	t.Helper()
 	conn := expect.Value(links.Dial(ns))(t)
-	expect.NoError(t, conn.SetSysctls(ns, links.Sysctl{Path: "net/ipv6/conf/default/accept_dad", Value: "0"}))
+	expect.NoError(t, links.SetSysctls(conn, ns, links.Sysctl{Path: "net/ipv6/conf/default/accept_dad", Value: "0"}))
 	defer func() { expect.NoError(t, conn.Close()) }()
 	pair := expect.Value(links.Veth{Name: "eth0", Master: bridge}.Create(host, ns))(t)
 	lo := expect.Value(conn.Link("lo"))(t)

@@ -236,9 +236,9 @@ func (c *contents) ports(t *testing.T, ns *netns.Handle) {
 		if v.Master == 0 {
 			continue
 		}
-		expect.NoError(t, host.SetPortMode(pair.Host.Index, links.PortMode{Hairpin: c.rnd.IntN(2) == 0, Isolated: c.rnd.IntN(2) == 0}))
+		expect.NoError(t, links.SetPortMode(host, pair.Host.Index, links.PortMode{Hairpin: c.rnd.IntN(2) == 0, Isolated: c.rnd.IntN(2) == 0}))
 		if c.filters {
-			expect.NoError(t, host.AddVLAN(pair.Host.Index, links.VLAN{ID: uint16(10 + i), Access: c.rnd.IntN(2) == 0}))
+			expect.NoError(t, links.AddVLAN(host, pair.Host.Index, links.VLAN{ID: uint16(10 + i), Access: c.rnd.IntN(2) == 0}))
 		}
 	}
 }

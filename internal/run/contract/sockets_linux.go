@@ -27,5 +27,5 @@ func Removal(ctx context.Context, ns *netns.Handle, name string, is func(links.L
 		}
 		return nil, errors.Join(err, conn.Close())
 	}
-	return func(context.Context) error { return conn.DeleteAndClose(link.Index, name) }, nil
+	return func(context.Context) error { return links.DeleteAndClose(conn, link.Index, name) }, nil
 }

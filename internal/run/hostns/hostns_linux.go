@@ -126,7 +126,7 @@ func (h *NetNS) EndOf(ns *netns.Handle, name string) (index int, err error) {
 // HasAddress reports whether an address is one of the namespace's own.
 func (h *NetNS) HasAddress(addr netip.Addr) (has bool, err error) {
 	err = h.Conns.Do(h.Handle, func(c *links.Conn) (err error) {
-		has, err = c.IsLocal(addr)
+		has, err = links.IsLocal(c, addr)
 		return err
 	})
 	return has, err

@@ -53,10 +53,13 @@ func isFree(t testing.TB, s *Space, keys ...Key) bool {
 func waiting(s *Space, name string) int {
 	s.local.mu.Lock()
 	defer s.local.mu.Unlock()
-	if l := s.local.lines[Byte(name)]; l != nil {
-		return len(l.waiting)
+	n := 0
+	for _, w := range s.local.lines[Byte(name)] {
+		if !w.has {
+			n++
+		}
 	}
-	return 0
+	return n
 }
 
 func idle(s *Space) bool {
@@ -295,4 +298,20 @@ func TestFirstIsTakenBeforeAllOthers(t *testing.T) {
 			t.Fatalf("order %v", claims)
 		}
 	}
+}
+
+// TestOneThatGivesUpLeavesTheKeyToTheOthers: another that shares the key may have left in the
+// place of a caller that was handed the key at the moment in which it gave up.
+func TestOneThatGivesUpLeavesTheKeyToTheOthers(t *testing.T) {
+	var q queue
+	shared := claim{offset: 2, shared: true}
+	exclusive := claim{offset: 2}
+	expect.Same(t, "exclusive", q.try(exclusive), true)
+	gives, stays := q.join(shared, true), q.join(shared, true)
+	q.releaseAll([]claim{exclusive})
+	expect.Same(t, "both have it", gives.has && stays.has, true)
+	q.releaseAll([]claim{shared}) // stays
+	expect.Same(t, "still shared", q.try(exclusive), false)
+	q.giveUp(shared, gives)
+	expect.Same(t, "free", len(q.lines), 0)
 }

@@ -11,20 +11,17 @@ import (
 // front of the file, so that a key which is busy in this process costs neither a
 // thread nor a file descriptor.
 type queue struct {
-	mu    sync.Mutex
-	lines map[int64]*line // only keys in use: memory grows with the holders, not with all names ever used
+	mu sync.Mutex
+	// lines has a line for each key in use, first come, first served: one caller that has the
+	// key exclusively, or some that share it, and behind these the callers that wait. So
+	// memory grows with the callers, not with all names ever used.
+	lines map[int64][]*caller
 }
 
-// line holds the holders of one key and its waiting callers, first come, first
-// served.
-type line struct {
-	holders int // shared ones; negative: an exclusive one
-	waiting []*waiter
-}
-
-type waiter struct {
-	shared bool
-	ready  chan struct{} // closed under queue.mu when the key has been handed over
+// caller has a place in the line of a key.
+type caller struct {
+	shared, has bool
+	ready       chan struct{} // closed under queue.mu when it has the key
 }
 
 // acquire takes one key, or returns an error when ctx ends first.
@@ -34,9 +31,17 @@ func (q *queue) acquire(ctx context.Context, c claim) error {
 	case <-w.ready:
 		return nil
 	case <-ctx.Done():
-		q.leave(c, w)
+		q.giveUp(c, w)
 		return fmt.Errorf("lock %q: held in this process: %w", c.name, ended(ctx))
 	}
+}
+
+// giveUp takes a caller that waits no longer out of the line. It may have the key by now, and
+// another that shares the key may have left in its place.
+func (q *queue) giveUp(c claim, w *caller) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.leave(c, max(slices.Index(q.lines[c.offset], w), 0))
 }
 
 // try takes the key if it is free, and reports whether it did.
@@ -45,39 +50,22 @@ func (q *queue) try(c claim) bool { return q.join(c, false) != nil }
 // join takes a place in the line, and the key if it is free. Without wait it returns nil if
 // the key is not. A shared claim also waits behind any waiting claim: a stream of shared
 // claims would otherwise starve an exclusive one.
-func (q *queue) join(c claim, wait bool) *waiter {
+func (q *queue) join(c claim, wait bool) *caller {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l := q.lines[c.offset]
-	if l == nil {
-		if q.lines == nil {
-			q.lines = make(map[int64]*line)
-		}
-		l = &line{}
-		q.lines[c.offset] = l
-	}
-	w := &waiter{shared: c.shared, ready: make(chan struct{})}
-	l.waiting = append(l.waiting, w)
-	q.advance(c.offset, l)
-	if !wait && slices.Contains(l.waiting, w) {
-		l.waiting = l.waiting[:len(l.waiting)-1]
+	w := &caller{shared: c.shared, ready: make(chan struct{})}
+	line := append(q.lines[c.offset], w)
+	q.advance(c.offset, line)
+	if !w.has && !wait {
+		q.leave(c, len(line)-1)
 		return nil
 	}
 	return w
 }
 
-// leave gives up a place in the line, or the key if it was handed over at that
-// moment.
-func (q *queue) leave(c claim, w *waiter) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	l := q.lines[c.offset]
-	if i := slices.Index(l.waiting, w); i >= 0 {
-		l.waiting = slices.Delete(l.waiting, i, i+1)
-	} else {
-		l.exit(w.shared)
-	}
-	q.advance(c.offset, l)
+// leave takes a caller out of the line. Of several that share the key it does not matter which.
+func (q *queue) leave(c claim, at int) {
+	q.advance(c.offset, slices.Delete(q.lines[c.offset], at, at+1))
 }
 
 // releaseAll gives keys back, the last one taken first.
@@ -85,37 +73,26 @@ func (q *queue) releaseAll(claims []claim) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, c := range slices.Backward(claims) {
-		l := q.lines[c.offset]
-		l.exit(c.shared)
-		q.advance(c.offset, l)
-	}
-}
-
-func (l *line) exit(shared bool) {
-	if shared {
-		l.holders--
-	} else {
-		l.holders = 0
+		q.leave(c, 0)
 	}
 }
 
 // advance hands the key to the callers that can have it now, and forgets the
 // line if nobody wants the key.
-func (q *queue) advance(offset int64, l *line) {
-	for len(l.waiting) > 0 {
-		w := l.waiting[0]
-		switch {
-		case l.holders == 0 && !w.shared:
-			l.holders = -1
-		case l.holders >= 0 && w.shared:
-			l.holders++
-		default:
-			return
+func (q *queue) advance(offset int64, line []*caller) {
+	for i, w := range line {
+		if i > 0 && !(w.shared && line[0].shared) {
+			break
 		}
-		l.waiting = slices.Delete(l.waiting, 0, 1)
-		close(w.ready)
+		if !w.has {
+			w.has = true
+			close(w.ready)
+		}
 	}
-	if l.holders == 0 {
+	if q.lines == nil {
+		q.lines = make(map[int64][]*caller)
+	}
+	if q.lines[offset] = line; len(line) == 0 {
 		delete(q.lines, offset)
 	}
 }
