@@ -36,7 +36,6 @@ type held struct {
 	lock     *os.File
 	changed  bool
 	released int                // number of addresses
-	set      allocator.RangeSet // from which the allocator takes an address now
 	mine     []netip.Addr       // reserved by this ADD
 	failed   bool               // to reserve one, for another reason than that it is taken
 	prepared *plainfile.Unnamed // for the first reservation; may be nil
@@ -131,7 +130,7 @@ func (*held) Close() error  { return nil }
 // Reserve reserves an address, and notes that it is the range set's last. It reports
 // whether it did: it does not if the index or a file says that somebody has it.
 func (h *held) Reserve(id, ifName string, ip net.IP, set string) (bool, error) {
-	addr := addrOf(ip)
+	addr, _ := netip.AddrFromSlice(ip) // as the allocator has made it canonical
 	if h.memo.taken(addr) {
 		return false, nil
 	}
@@ -144,34 +143,11 @@ func (h *held) Reserve(id, ifName string, ip net.IP, set string) (bool, error) {
 	return ok, err
 }
 
-// LastReservedIP returns the address of a range set behind which the allocator looks for a
-// free one. It is the one that was assigned last, or the last address in use behind that: the
-// allocator takes 0.5 µs to pass one. A missing or invalid file only loses the order.
+// LastReservedIP returns the address of a range set that was assigned last. A missing or
+// invalid file only loses the order.
 func (h *held) LastReservedIP(set string) (net.IP, error) {
 	text, _ := readFile(h.file(lastReserved + set))
-	last := net.ParseIP(text)
-	at := slices.IndexFunc(h.set, func(r allocator.Range) bool { return r.Contains(last) })
-	if at < 0 {
-		return last, nil
-	}
-	addr := addrOf(last)
-	for range len(h.memo.holders) {
-		next := addr.Next()
-		if addr == addrOf(h.set[at].RangeEnd) {
-			at = (at + 1) % len(h.set)
-			next = addrOf(h.set[at].RangeStart)
-		}
-		if !h.memo.taken(next) && next != addrOf(h.set[at].Gateway) {
-			break
-		}
-		addr = next
-	}
-	return addr.AsSlice(), nil
-}
-
-func addrOf(ip net.IP) netip.Addr {
-	addr, _ := netip.AddrFromSlice(ip)
-	return addr.Unmap()
+	return net.ParseIP(text), nil
 }
 
 // GetByID returns the addresses of an attachment. The index may have missed that a file
@@ -227,7 +203,6 @@ func (h *held) allocate(c *hostLocalConfig, id, ifName string) (ips []*types100.
 // get reserves an address of a range set: the requested one, if there is one. If the
 // allocator finds none, it asks again, because the index may be stale.
 func (h *held) get(set *allocator.RangeSet, i int, id, ifName string, requested net.IP) (*types100.IPConfig, error) {
-	h.set = *set
 	from := allocator.NewIPAllocator(set, h, i)
 	ip, err := from.Get(id, ifName, requested)
 	if err == nil || h.failed {
@@ -244,14 +219,13 @@ func (h *held) get(set *allocator.RangeSet, i int, id, ifName string, requested 
 
 // hasFree reports whether an address of the set has no file.
 func (h *held) hasFree(set *allocator.RangeSet) bool {
-	h.set = *set
 	all, err := allocator.NewIPAllocator(set, h, 0).GetIter()
 	for err == nil {
 		ip, _ := all.Next()
 		if ip == nil {
 			return false
 		}
-		if !h.memo.taken(addrOf(ip.IP)) {
+		if addr, _ := netip.AddrFromSlice(ip.IP); !h.memo.taken(addr) {
 			return true
 		}
 	}
