@@ -155,7 +155,8 @@ func (h *held) LastReservedIP(set string) (net.IP, error) {
 func (h *held) GetByID(id, ifName string) (ips []net.IP) {
 	own, old := holders(id, ifName)
 	for _, addr := range append(h.memo.of(own), h.memo.of(old)...) {
-		if now, err := h.holder(addr); err == nil && (now == own || now == old) {
+		content, err := readFile(h.file(addr.String()))
+		if content = strings.TrimSpace(content); err == nil && (content == own || content == old) {
 			ips = append(ips, addr.AsSlice())
 		}
 	}
@@ -253,12 +254,6 @@ func (h *held) reserve(addr netip.Addr, holder string) (bool, error) {
 
 func (h *held) file(name string) string { return h.path + "/" + name }
 
-// holder returns the content of an address file, trimmed.
-func (h *held) holder(addr netip.Addr) (string, error) {
-	content, err := readFile(h.file(addr.String()))
-	return strings.TrimSpace(content), err
-}
-
 // publish creates a file with this content in one step.
 func (h *held) publish(name, content string) error {
 	if h.prepared == nil {
@@ -304,12 +299,13 @@ func (h *held) releaseAll(addrs []netip.Addr, holder string) (err error) {
 
 // releaseIf removes the address file if it belongs to the holder.
 func (h *held) releaseIf(addr netip.Addr, holder string) error {
-	now, err := h.holder(addr)
-	if err == nil && now != holder {
+	file := h.file(addr.String())
+	content, err := readFile(file)
+	if err == nil && strings.TrimSpace(content) != holder {
 		return nil
 	}
 	if err == nil {
-		err = unix.Unlink(h.file(addr.String()))
+		err = unix.Unlink(file)
 	}
 	if errors.Is(err, unix.ENOENT) {
 		return nil

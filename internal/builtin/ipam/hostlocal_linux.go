@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"strings"
 	"sync"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -281,7 +282,8 @@ func (c *comparison) reservation(addr netip.Addr) (d contract.Difference, held b
 	if c.held == nil {
 		return d, false
 	}
-	text, err := c.held.holder(addr)
+	content, err := readFile(c.held.file(addr.String()))
+	text := strings.TrimSpace(content)
 	switch {
 	case err != nil:
 		d.Err = fmt.Errorf("the address %s of container %q is not reserved: %w", addr, c.r.ContainerID, pathError("read", c.conf.dir+"/"+addr.String(), err))
@@ -304,9 +306,9 @@ func (c *comparison) reserveAgain(ctx context.Context, addr netip.Addr) error {
 		if ok || err != nil {
 			return err
 		}
-		now, err := h.holder(addr)
-		if err == nil && now != c.own {
-			err = fmt.Errorf("the address %s is reserved for %q by now", addr, now)
+		content, err := readFile(h.file(addr.String()))
+		if err == nil && strings.TrimSpace(content) != c.own {
+			err = fmt.Errorf("the address %s is reserved for %q by now", addr, strings.TrimSpace(content))
 		}
 		return err
 	})
