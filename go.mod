@@ -4,7 +4,6 @@ go 1.25.0
 
 require (
 	github.com/containernetworking/cni v1.3.0
-	github.com/containernetworking/plugins v1.9.0
 	github.com/coreos/go-iptables v0.8.0
 	github.com/fsnotify/fsnotify v1.10.1
 	github.com/godbus/dbus/v5 v5.2.4
@@ -12,16 +11,13 @@ require (
 	github.com/vishvananda/netns v0.0.5
 	go.opentelemetry.io/otel v1.29.0
 	go.opentelemetry.io/otel/trace v1.29.0
-	golang.org/x/sys v0.35.0
+	golang.org/x/sys v0.27.0
 )
 
 require (
-	github.com/go-logr/logr v1.4.3 // indirect
+	github.com/go-logr/logr v1.4.2 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
-	github.com/pkg/errors v0.9.1 // indirect
-	github.com/safchain/ethtool v0.6.2 // indirect
 	go.opentelemetry.io/otel/metric v1.29.0 // indirect
-	sigs.k8s.io/knftables v0.0.18 // indirect
 )
 
 tool github.com/embedcni/cni/internal/scripted/plugin

@@ -76,14 +76,13 @@ func TestRequestedAddresses(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	before := files(t, dir)
-	hint := ": an address in use has a file in " + dir + ", which the DEL of its container removes"
 	for ips, want := range map[string]string{
-		`"10.1.0.77"`:                `network "podnet": range set 0: requested IP address 10.1.0.77 is not available in range set 10.1.0.1-10.1.0.254` + hint,
-		`"10.1.0.1"`:                 `network "podnet": range set 0: requested ip 10.1.0.1 is subnet's gateway` + hint,
+		`"10.1.0.77"`:                `network "podnet": range set 0: the requested address 10.1.0.77 is in use, see the file of that name in ` + dir,
+		`"10.1.0.1"`:                 `network "podnet": range set 0: the requested address 10.1.0.1 is the gateway's`,
 		`"fd00::9", "10.9.0.1"`:      `network "podnet": requested addresses are in no range set, or more than one is in the same: [10.9.0.1]`,
 		`"10.1.0.90", "10.1.0.91"`:   `network "podnet": requested addresses are in no range set, or more than one is in the same: [10.1.0.91]`,
-		`"10.1.0.90", "fd00::2"`:     `network "podnet": range set 1: requested IP address fd00::2 is not available in range set fd00::1-fd00::ffff:ffff:ffff:ffff` + hint,
-		`"10.1.0.90", "bad"`:         `{"code":6,"msg":"configuration of plugin \"host-local\": invalid IP address bad"}`,
+		`"10.1.0.90", "fd00::2"`:     `network "podnet": range set 1: the requested address fd00::2 is in use, see the file of that name in ` + dir,
+		`"10.1.0.90", "bad"`:         `{"code":6,"msg":"configuration of plugin \"host-local\": \"bad\" is no IP address"}`,
 		`"10.1.0.90", "", "fd00::2"`: `ips: an address that is requested is empty`,
 	} {
 		_, err := p.Add(t.Context(), call(with(ips), "b"))
@@ -112,8 +111,8 @@ func TestASecondAddIsRefused(t *testing.T) {
 	before := files(t, dir)
 	for _, p := range []*HostLocal{p, NewHostLocal()} {
 		_, err := p.Add(t.Context(), call(configFor(base, dual), "a"))
-		want := `network "podnet": range set 0: 10.1.0.2 has been allocated to a, duplicate allocation is not allowed: ` +
-			`an address in use has a file in ` + dir + `, which the DEL of its container removes`
+		want := `network "podnet": range set 0: container "a" has the address 10.1.0.2 already, and no second ADD is allowed: ` +
+			`run DEL first, which removes the file ` + dir + `/10.1.0.2`
 		if err == nil || err.Error() != want {
 			t.Errorf("got %v, want %s", err, want)
 		}

@@ -30,14 +30,6 @@ func TestARangeWithoutAddressesIsRefused(t *testing.T) {
 	}
 }
 
-// TestNullRequestsAreRefused: the reference plugin panics.
-func TestNullRequestsAreRefused(t *testing.T) {
-	for _, where := range []string{`"runtimeConfig": {"ips": [null]}`, `"args": {"cni": {"ips": ["10.1.0.2", null]}}`} {
-		_, err := parseHostLocal(hostLocalRequest(head+`"ipam": {"subnet": "10.1.0.0/24"}, `+where+`}`, ""))
-		expect.Says(t, where, err, "ips: an address that is requested is empty")
-	}
-}
-
 func TestResolvConf(t *testing.T) {
 	const text = "# nameserver 1.1.1.1\n;x y\n  nameserver 10.0.0.1 # c\nnameserver fd00::1\n\ndomain a.example\nsearch b c\nsearch d\noptions ndots:2 rotate\nsortlist x\nnameserver\n"
 	want := types.DNS{

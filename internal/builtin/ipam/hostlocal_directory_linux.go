@@ -5,15 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend"
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 	"golang.org/x/sys/unix"
 
 	"github.com/embedcni/cni/internal/kernel/plainfile"
@@ -35,9 +33,6 @@ type held struct {
 	*directory
 	lock     *os.File
 	changed  bool
-	released int                // number of addresses
-	mine     []netip.Addr       // reserved by this ADD
-	failed   bool               // to reserve one, for another reason than that it is taken
 	prepared *plainfile.Unnamed // for the first reservation; may be nil
 }
 
@@ -119,120 +114,6 @@ func holders(id, ifName string) (own, old string) {
 	return strings.TrimSpace(holderOf(id, ifName)), strings.TrimSpace(id)
 }
 
-// A held directory is the store of the reference plugin's allocator, which asks it for
-// locks that it has.
-var _ backend.Store = (*held)(nil)
-
-func (*held) Lock() error   { return nil }
-func (*held) Unlock() error { return nil }
-func (*held) Close() error  { return nil }
-
-// Reserve reserves an address, and notes that it is the range set's last. It reports
-// whether it did: it does not if the index or a file says that somebody has it.
-func (h *held) Reserve(id, ifName string, ip net.IP, set string) (bool, error) {
-	addr, _ := netip.AddrFromSlice(ip) // as the allocator has made it canonical
-	if h.memo.taken(addr) {
-		return false, nil
-	}
-	ok, err := h.reserve(addr, holderOf(id, ifName))
-	if ok {
-		h.mine = append(h.mine, addr)
-		err = h.setLastReserved(set, addr.String())
-	}
-	h.failed = h.failed || err != nil
-	return ok, err
-}
-
-// LastReservedIP returns the address of a range set that was assigned last. A missing or
-// invalid file only loses the order.
-func (h *held) LastReservedIP(set string) (net.IP, error) {
-	text, _ := readFile(h.file(lastReserved + set))
-	return net.ParseIP(text), nil
-}
-
-// GetByID returns the addresses of an attachment. The index may have missed that a file
-// was removed or rewritten.
-func (h *held) GetByID(id, ifName string) (ips []net.IP) {
-	own, old := holders(id, ifName)
-	for _, addr := range append(h.memo.of(own), h.memo.of(old)...) {
-		content, err := readFile(h.file(addr.String()))
-		if content = strings.TrimSpace(content); err == nil && (content == own || content == old) {
-			ips = append(ips, addr.AsSlice())
-		}
-	}
-	return ips
-}
-
-// ReleaseByID removes all address files of the attachment that the index knows. If there
-// never were any, it removes those that contain only the container's ID.
-func (h *held) ReleaseByID(id, ifName string) error {
-	own, old := holders(id, ifName)
-	err := h.releaseAll(h.memo.of(own), own)
-	if h.released == 0 && err == nil {
-		err = h.releaseAll(h.memo.of(old), old)
-	}
-	return err
-}
-
-// allocate reserves an address of each range set, or none.
-func (h *held) allocate(c *hostLocalConfig, id, ifName string) (ips []*types100.IPConfig, err error) {
-	defer func() {
-		if err != nil {
-			own, _ := holders(id, ifName)
-			err = errors.Join(err, h.releaseAll(h.mine, own))
-		}
-	}()
-	wanted := slices.Clone(c.requested)
-	for i, set := range c.sets {
-		var addr net.IP
-		if at := slices.IndexFunc(wanted, set.Contains); at >= 0 {
-			addr = wanted[at]
-			wanted = slices.Delete(wanted, at, at+1)
-		}
-		ip, err := h.get(&set, i, id, ifName, addr)
-		if err != nil {
-			return nil, fmt.Errorf("range set %d: %w", i, err)
-		}
-		ips = append(ips, ip)
-	}
-	if len(wanted) > 0 {
-		return nil, fmt.Errorf("requested addresses are in no range set, or more than one is in the same: %v", wanted)
-	}
-	return ips, nil
-}
-
-// get reserves an address of a range set: the requested one, if there is one. If the
-// allocator finds none, it asks again, because the index may be stale.
-func (h *held) get(set *allocator.RangeSet, i int, id, ifName string, requested net.IP) (*types100.IPConfig, error) {
-	from := allocator.NewIPAllocator(set, h, i)
-	ip, err := from.Get(id, ifName, requested)
-	if err == nil || h.failed {
-		return ip, err
-	}
-	if err := h.memo.reread(h.path); err != nil {
-		return nil, err
-	}
-	if ip, err = from.Get(id, ifName, requested); err != nil && !h.failed {
-		err = fmt.Errorf("%w: an address in use has a file in %s, which the DEL of its container removes", err, h.path)
-	}
-	return ip, err
-}
-
-// hasFree reports whether an address of the set has no file.
-func (h *held) hasFree(set *allocator.RangeSet) bool {
-	all, err := allocator.NewIPAllocator(set, h, 0).GetIter()
-	for err == nil {
-		ip, _ := all.Next()
-		if ip == nil {
-			return false
-		}
-		if addr, _ := netip.AddrFromSlice(ip.IP); !h.memo.taken(addr) {
-			return true
-		}
-	}
-	return false
-}
-
 // reserve creates the address file, and reports whether it did: it does not if
 // the file exists. Whenever the process ends, the file exists with its content
 // or not at all; an empty file would hold the address for ever.
@@ -287,49 +168,50 @@ func (h *held) publishByLink(name, content string) (err error) {
 	return unix.Link(temporary, h.file(name))
 }
 
-// releaseAll removes those of the address files that have the content, trimmed.
-func (h *held) releaseAll(addrs []netip.Addr, holder string) (err error) {
-	for _, addr := range addrs {
-		if failed := h.releaseIf(addr, holder); failed != nil {
-			err = errors.Join(err, fmt.Errorf("release %s in %s: %w", addr, h.path, failed))
-		}
-	}
-	return err
-}
-
-// releaseIf removes the address file if it belongs to the holder.
-func (h *held) releaseIf(addr netip.Addr, holder string) error {
-	file := h.file(addr.String())
-	content, err := readFile(file)
-	if err == nil && strings.TrimSpace(content) != holder {
-		return nil
+// releaseIf removes the address file if it belongs to the holder, and reports
+// whether it did.
+func (h *held) releaseIf(addr netip.Addr, holder string) (bool, error) {
+	name := addr.String()
+	content, err := readFile(h.file(name))
+	if errors.Is(err, unix.ENOENT) || err == nil && strings.TrimSpace(content) != holder {
+		return false, nil
 	}
 	if err == nil {
-		err = unix.Unlink(file)
+		err = unix.Unlink(h.file(name))
 	}
-	if errors.Is(err, unix.ENOENT) {
-		return nil
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return false, fmt.Errorf("release %s in %s: %w", name, h.path, err)
 	}
-	if err == nil {
-		h.changed = true
-		h.released++
-		delete(h.memo.holders, addr)
-	}
-	return err
+	h.changed = true
+	delete(h.memo.holders, addr)
+	return true, nil
 }
 
-// lastReserved begins the names of the files with the address of a range set that was
-// assigned last.
-const lastReserved = "last_reserved_ip."
+// lastReserved returns the address of a range set that was assigned last. A
+// missing or invalid file only loses the order.
+func (h *held) lastReserved(set int) netip.Addr {
+	text, err := readFile(h.file(lastReservedName(set)))
+	if err != nil {
+		return netip.Addr{}
+	}
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return addr.Unmap()
+}
 
-func (h *held) setLastReserved(set, addr string) error {
-	f, err := plainfile.Open(h.file(lastReserved+set), os.O_CREATE|os.O_WRONLY, 0o600)
+func (h *held) setLastReserved(set int, addr netip.Addr) error {
+	f, err := plainfile.Open(h.file(lastReservedName(set)), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteString(addr)
-	return errors.Join(err, f.Truncate(int64(len(addr))), f.Close())
+	text := addr.String()
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Truncate(int64(len(text))), f.Close())
 }
+
+func lastReservedName(set int) string { return "last_reserved_ip." + strconv.Itoa(set) }
 
 // readFile returns the beginning of a file. It never waits, even if the path
 // leads to no regular file.
@@ -347,3 +229,111 @@ func readFile(path string) (string, error) {
 }
 
 func pathError(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
+
+// allocate reserves an address of each range set, or none.
+func (h *held) allocate(c *hostLocalConfig, id, ifName string) (_ []*types100.IPConfig, err error) {
+	var ips []*types100.IPConfig
+	var mine []netip.Addr
+	defer func() {
+		if err != nil {
+			own, _ := holders(id, ifName)
+			_, undone := h.releaseAll(mine, own)
+			err = errors.Join(err, undone)
+		}
+	}()
+	wanted := slices.Clone(c.requested)
+	for i, set := range c.sets {
+		var addr netip.Addr
+		at := slices.IndexFunc(wanted, func(a netip.Addr) bool { _, ok := set.find(a); return ok })
+		if at >= 0 {
+			addr = wanted[at]
+			wanted = slices.Delete(wanted, at, at+1)
+			err = h.reserveRequested(set, addr, holderOf(id, ifName))
+		} else {
+			addr, err = h.reserveNext(set, i, mine, id, ifName)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("range set %d: %w", i, err)
+		}
+		mine = append(mine, addr)
+		if err := h.setLastReserved(i, addr); err != nil {
+			return nil, err
+		}
+		r, _ := set.find(addr)
+		ips = append(ips, r.ipConfig(addr))
+	}
+	if len(wanted) > 0 {
+		return nil, fmt.Errorf("requested addresses are in no range set, or more than one is in the same: %v", wanted)
+	}
+	return ips, nil
+}
+
+func (h *held) reserveRequested(set rangeSet, addr netip.Addr, holder string) error {
+	if r, _ := set.find(addr); r.gateway == addr {
+		return fmt.Errorf("the requested address %s is the gateway's", addr)
+	}
+	ok, err := h.reserve(addr, holder)
+	if err == nil && !ok {
+		return fmt.Errorf("the requested address %s is in use, see the file of that name in %s", addr, h.path)
+	}
+	return err
+}
+
+// reserveNext reserves the next free address of a set. If the attachment already
+// has an address in the set, except from this call, it was not deleted, and the
+// specification forbids a second ADD.
+func (h *held) reserveNext(set rangeSet, i int, mine []netip.Addr, id, ifName string) (netip.Addr, error) {
+	own, old := holders(id, ifName)
+	for _, addr := range append(h.memo.of(own), h.memo.of(old)...) {
+		if _, ok := set.find(addr); !ok || slices.Contains(mine, addr) {
+			continue
+		}
+		// The index may have missed that the file was removed or rewritten.
+		content, err := readFile(h.file(addr.String()))
+		if content = strings.TrimSpace(content); err == nil && (content == own || content == old) {
+			return netip.Addr{}, fmt.Errorf("container %q has the address %s already, and no second ADD is allowed: "+
+				"run DEL first, which removes the file %s/%s", id, addr, h.path, addr)
+		}
+	}
+	last := h.lastReserved(i)
+	for _, certain := range []bool{false, true} {
+		if certain { // addresses that seem to be taken may be stale in the index too
+			if err := h.memo.reread(h.path); err != nil {
+				return netip.Addr{}, err
+			}
+		}
+		for addr := range set.after(last) {
+			if _, taken := h.memo.holders[addr]; taken {
+				continue
+			}
+			if ok, err := h.reserve(addr, holderOf(id, ifName)); err != nil || ok {
+				return addr, err
+			}
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("no address of the range set %s is free: each has a file in %s", set, h.path)
+}
+
+// releaseAll removes those of the address files that have the content, trimmed, and
+// returns their number.
+func (h *held) releaseAll(addrs []netip.Addr, holder string) (released int, err error) {
+	for _, addr := range addrs {
+		ok, failed := h.releaseIf(addr, holder)
+		if ok {
+			released++
+		}
+		err = errors.Join(err, failed)
+	}
+	return released, err
+}
+
+// releaseHeld removes all address files of the attachment that the index knows. If
+// there never were any, it removes those that contain only the container's ID.
+func (h *held) releaseHeld(before int, id, ifName string) error {
+	own, old := holders(id, ifName)
+	released, err := h.releaseAll(h.memo.of(own), own)
+	if before+released == 0 && err == nil {
+		_, err = h.releaseAll(h.memo.of(old), old)
+	}
+	return err
+}

@@ -129,10 +129,14 @@ func (x *index) of(content string) (all []netip.Addr) {
 	return slices.SortedFunc(slices.Values(all), netip.Addr.Compare)
 }
 
-// taken reports whether an address has a file.
-func (x *index) taken(addr netip.Addr) bool {
-	_, taken := x.holders[addr]
-	return taken
+// hasFree reports whether an address of the set has no file.
+func (x *index) hasFree(set rangeSet) bool {
+	for addr := range set.after(netip.Addr{}) {
+		if _, taken := x.holders[addr]; !taken {
+			return true
+		}
+	}
+	return false
 }
 
 // keepsTime reports whether the directory's file system takes its times from

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"strings"
 	"sync"
@@ -98,17 +99,17 @@ func (p *HostLocal) Del(ctx context.Context, r *plugin.Request) error {
 			return nil
 		}
 		own, _ := holders(r.ContainerID, r.IfName)
-		err := h.releaseAll(contract.AddressesOf(r.PrevResult), own)
+		released, err := h.releaseAll(contract.AddressesOf(r.PrevResult), own)
 		// An ADD takes exactly one address of each set.
-		if err != nil || h.released == len(c.sets) && !h.memo.known() {
+		if err != nil || released == len(c.sets) && !h.memo.known() {
 			return err
 		}
-		if h.released < len(c.sets) {
+		if released < len(c.sets) {
 			if err := h.memo.reread(h.path); err != nil {
 				return err
 			}
 		}
-		return h.ReleaseByID(r.ContainerID, r.IfName)
+		return h.releaseHeld(released, r.ContainerID, r.IfName)
 	})
 }
 
@@ -127,8 +128,8 @@ func (p *HostLocal) Status(ctx context.Context, r *plugin.Request) error {
 			return err
 		}
 		for _, set := range c.sets {
-			if !h.hasFree(&set) {
-				return fmt.Errorf("all addresses of the range set %s are in use", &set)
+			if !h.memo.hasFree(set) {
+				return fmt.Errorf("all addresses of the range set %s are in use", set)
 			}
 		}
 		return nil
@@ -146,7 +147,13 @@ func (*HostLocal) Sample(r *plugin.Request) (*types100.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &types100.Result{CNIVersion: types100.ImplementedSpecVersion, IPs: c.sample(), Routes: c.routes}, nil
+	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: c.routes}
+	for _, set := range c.sets {
+		for _, of := range set {
+			result.IPs = append(result.IPs, of.ipConfig(of.first))
+		}
+	}
+	return result, nil
 }
 
 // maxResolvConf is more than any resolver reads.
@@ -187,6 +194,19 @@ func (p *HostLocal) directory(path string) *directory {
 		p.dirs[path] = d
 	}
 	return d
+}
+
+// ipConfig returns an address in the form of a result.
+func ipConfig(p netip.Prefix, gateway net.IP) *types100.IPConfig {
+	return &types100.IPConfig{
+		Address: net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
+		Gateway: gateway,
+	}
+}
+
+// ipConfig returns an address of the range in the form of a result.
+func (r addressRange) ipConfig(addr netip.Addr) *types100.IPConfig {
+	return ipConfig(netip.PrefixFrom(addr, r.subnet.Bits()), r.gateway.AsSlice())
 }
 
 // Check returns an error unless the attachment holds an address of every range
@@ -246,7 +266,7 @@ func (c *comparison) compare(claimed []netip.Addr) (all []contract.Difference) {
 		var inSet []contract.Difference
 		found := false
 		for _, addr := range claimed {
-			if !set.Contains(addr.AsSlice()) {
+			if _, ok := set.find(addr); !ok {
 				continue
 			}
 			d, held := c.reservation(addr)
@@ -257,11 +277,11 @@ func (c *comparison) compare(claimed []netip.Addr) (all []contract.Difference) {
 			continue
 		}
 		d := contract.Difference{
-			Kind: contract.Reservation, Object: fmt.Sprintf("range set %d, %s", i, &set), Wanted: c.own,
+			Kind: contract.Reservation, Object: fmt.Sprintf("range set %d, %s", i, set), Wanted: c.own,
 			Err: c.nothing, Why: "it is not known which address is the attachment's",
 		}
 		if d.Err == nil {
-			d.Err = fmt.Errorf("container %q has no address of the range set %d, %s", c.r.ContainerID, i, &set)
+			d.Err = fmt.Errorf("container %q has no address of the range set %d, %s", c.r.ContainerID, i, set)
 		}
 		if n := len(inSet); n > 0 {
 			d.Err = inSet[n-1].Err

@@ -20,7 +20,8 @@ const LineBreak = "\r\n"
 // directory: without one there is nothing to lock, and the error is [fs.ErrNotExist].
 // Closing the file unlocks: nobody else has the description.
 //
-// It does not use the reference plugin's own package, whose wait for the lock no context ends.
+// It does not use the reference plugin's own package: that module would add all
+// requirements of the reference plugins to every importer's module graph.
 func Lock(ctx context.Context, dir string) (*os.File, error) {
 	path := filepath.Join(dir, "lock")
 	for {

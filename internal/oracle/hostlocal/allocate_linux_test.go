@@ -198,7 +198,7 @@ func othersChange(t *testing.T, base string) {
 		must(ref.del(a))
 		_, err = ref.add(a + "again") // the same address, and often the same inode
 		must(err)
-		if _, err := p.Add(t.Context(), call(config, a+"again")); err == nil || !strings.Contains(err.Error(), "duplicate") {
+		if _, err := p.Add(t.Context(), call(config, a+"again")); err == nil || !strings.Contains(err.Error(), "already") {
 			t.Fatalf("round %d: the new holder was not noticed: %v", round, err)
 		}
 		for _, id := range []string{b, c, a + "again"} {

@@ -1,7 +1,9 @@
 package hostlocal
 
 import (
+	"cmp"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"strings"
 	"testing"
@@ -24,9 +26,11 @@ func request(config, args string) *plugin.Request {
 
 // understood is a plugin's interpretation of a configuration.
 type understood struct {
-	Sets   []string // "first-last" of each range, separated by commas
-	Ranges []string // "first/length gateway" of each range
-	Routes []*types.Route
+	Sets      []string        // "first-last" of each range, separated by commas
+	Ranges    []string        // "first/length gateway" of each range
+	Requested map[string]bool // addresses
+	DataDir   string          // of the network
+	Routes    []*types.Route
 }
 
 // ours returns a configuration as this module's plugin understands it: by what it
@@ -38,7 +42,7 @@ func ours(t *testing.T, r *plugin.Request) (understood, error) {
 	if err != nil {
 		return understood{}, err
 	}
-	u := understood{Routes: sample.Routes}
+	u := understood{Requested: map[string]bool{}, Routes: sample.Routes}
 	for _, ip := range sample.IPs {
 		ones, _ := ip.Address.Mask.Size()
 		u.Ranges = append(u.Ranges, fmt.Sprintf("%s/%d %v", ip.Address.IP, ones, ip.Gateway))
@@ -47,6 +51,11 @@ func ours(t *testing.T, r *plugin.Request) (understood, error) {
 	for i, d := range missing {
 		u.Sets = append(u.Sets, strings.TrimPrefix(d.Object, fmt.Sprintf("range set %d, ", i)))
 	}
+	dir, requested := ipam.Requested(r)
+	for _, addr := range requested {
+		u.Requested[addr.String()] = true
+	}
+	u.DataDir = dir
 	return u, nil
 }
 
@@ -56,13 +65,16 @@ func theirs(config, args string) (understood, error) {
 	if err != nil {
 		return understood{}, err
 	}
-	u := understood{Routes: c.Routes}
+	u := understood{Requested: map[string]bool{}, DataDir: cmp.Or(c.DataDir, "/var/lib/cni/networks") + "/" + c.Name, Routes: c.Routes}
 	for _, set := range c.Ranges {
 		u.Sets = append(u.Sets, set.String())
 		for _, r := range set {
 			ones, _ := r.Subnet.Mask.Size()
 			u.Ranges = append(u.Ranges, fmt.Sprintf("%s/%d %v", r.RangeStart, ones, r.Gateway))
 		}
+	}
+	for _, a := range c.IPArgs {
+		u.Requested[a.String()] = true
 	}
 	return u, nil
 }
@@ -121,5 +133,55 @@ func TestConfigurationsAreUnderstoodAsByTheReference(t *testing.T) {
 				t.Errorf("got %+v, %v\nwant %+v, %v", got, err, want, wantErr)
 			}
 		})
+	}
+}
+
+// TestRandomRangesAreUnderstoodAsByTheReference checks the arithmetic.
+func TestRandomRangesAreUnderstoodAsByTheReference(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	address := func(v6 bool) string {
+		if v6 {
+			return fmt.Sprintf("fd00::%x:%x", rnd.IntN(2), rnd.IntN(65536)&^rnd.IntN(65536))
+		}
+		return fmt.Sprintf("10.1.%d.%d", rnd.IntN(3), rnd.IntN(256)&^rnd.IntN(256))
+	}
+	accepted := 0
+	for range 20000 {
+		var sets []string
+		for range 1 + rnd.IntN(2) {
+			v6 := rnd.IntN(2) == 0
+			var ranges []string
+			for range 1 + rnd.IntN(2) {
+				bits := 20 + rnd.IntN(12)
+				if v6 {
+					bits = 108 + rnd.IntN(20)
+				}
+				r := fmt.Sprintf(`"subnet": "%s/%d"`, address(v6), bits)
+				for _, field := range []string{"rangeStart", "rangeEnd", "gateway"} {
+					if rnd.IntN(3) == 0 {
+						r += fmt.Sprintf(`, %q: %q`, field, address(v6))
+					}
+				}
+				ranges = append(ranges, "{"+r+"}")
+			}
+			sets = append(sets, "["+strings.Join(ranges, ", ")+"]")
+		}
+		config := head + `"ipam": {"ranges": [` + strings.Join(sets, ", ") + `]}}`
+		got, err := ours(t, request(config, ""))
+		want, wantErr := theirs(config, "")
+		if err != nil && wantErr == nil && strings.HasSuffix(err.Error(), "is empty") {
+			continue
+		}
+		if wantErr == nil {
+			accepted++
+		}
+		if (err != nil) != (wantErr != nil) || !reflect.DeepEqual(got, want) {
+			t.Fatalf("%s\ngot %+v, %v\nwant %+v, %v", config, got, err, want, wantErr)
+		}
+	}
+	if accepted < 50 {
+		t.Errorf("only %d were valid: the test shows too little", accepted)
 	}
 }
