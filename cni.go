@@ -150,8 +150,8 @@ func (l *loaded) setup(ctx context.Context, ns *Namespace, serially bool) (*Resu
 // reference plugins and verifies that nothing remains.
 //
 // It returns nil if nothing remains. The error of a failed DEL is only logged if the
-// sweep covers that plugin, unless WithTeardownErrors is set; otherwise Remove returns
-// a *LeftoverError. Then the record stays, and Remove, Recover or GC tries again. If
+// sweep covers that plugin (see also WithObserver); otherwise Remove returns a
+// *LeftoverError. Then the record stays, and Remove, Recover or GC tries again. If
 // the record cannot be used, Remove returns a *RecordError and changes nothing.
 //
 // Remove may be called again. A container without a record, attached by go-cni, is

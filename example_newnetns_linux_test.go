@@ -55,7 +55,7 @@ func ExampleWithNewNetNSIn() {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	rt, err := cni.New(cni.WithStateDir(dir), cni.WithLoopback)
+	rt, err := cni.New(cni.WithStateDir(dir), cni.WithLoNetwork)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -188,12 +188,6 @@ func WithOwner(name string) Opt {
 	return set(func(c *config) { c.Owner, c.OwnerNamed = name, true })
 }
 
-// WithTeardownErrors makes Remove return the error of a failed DEL even if the sweep
-// has removed everything. By default the error is logged and Remove succeeds.
-func WithTeardownErrors() Opt {
-	return set(func(c *config) { c.TeardownErrors = true })
-}
-
 // WithHostNetNS sets the network namespace in which plugins run, by path. The
 // default is the calling thread's.
 func WithHostNetNS(path string) Opt {

@@ -87,7 +87,7 @@ func ExampleWatch() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := rt.Load(cni.WithLoopback, cni.WithDefaultConf); err != nil {
+	if err := rt.Load(cni.WithLoNetwork, cni.WithDefaultConf); err != nil {
 		log.Print(err) // a network addon may write the file later
 	}
 	ctx, stop := context.WithCancel(context.Background())

@@ -65,10 +65,8 @@ func TestDuty_R1_ConfigurationsOfOneNameAreToldApartByTheInterface(t *testing.T)
 	}{
 		"Concourse's IPv6": {[]cni.Opt{list, cni.WithLoNetwork, list}, "a=eth0 cni-loopback=lo a=eth2"},
 		"bytes and file":   {[]cni.Opt{cni.WithLoNetwork, list, file}, "cni-loopback=lo a=eth1 a=eth2"},
-		"lo not counted":   {[]cni.Opt{cni.WithLoopback, list, file}, "cni-loopback=lo a=eth0 a=eth1"},
-		"lo in between":    {[]cni.Opt{list, cni.WithLoopback, file}, "a=eth0 cni-loopback=lo a=eth1"},
+		"lo behind":        {[]cni.Opt{list, file, cni.WithLoNetwork}, "a=eth0 a=eth1 cni-loopback=lo"},
 		"list and single":  {[]cni.Opt{list, conf, cni.WithConfIndex([]byte(testhost.ConfOf("a")), 7)}, "a=eth0 a=eth0 a=eth7"},
-		"by name":          {[]cni.Opt{list, cni.WithNetworkName("a")}, "a=eth0 a=eth1"},
 		"directory":        {[]cni.Opt{cni.WithAllConf}, "a=eth0 a=eth1 b=eth2"},
 		"a part of it":     {[]cni.Opt{cni.WithPluginMaxConfNum(2), cni.WithDefaultConf}, "a=eth0 a=eth1"},
 		"behind bytes":     {[]cni.Opt{cni.WithLoNetwork, list, cni.WithAllConf}, "cni-loopback=lo a=eth1 a=eth0 a=eth1 b=eth2"},
@@ -121,20 +119,6 @@ func TestDuty_R9_BadFileIsPassedOverAndReported(t *testing.T) {
 	}
 	expect.NoError(t, r.Load(cni.WithConf([]byte(testhost.ConfOf("c")))))
 	expect.Same(t, "skipped after another Load", r.GetConfig().Skipped, nil)
-}
-
-func TestNetworkByName(t *testing.T) {
-	dir := testhost.ConfDir(t, map[string]string{"10-bad.conf": "{", "20-a.conf": testhost.ConfOf("a"), "30-b.conflist": testhost.ListOf("b"), "40-b.conf": testhost.ConfOf("b")})
-	conf := cni.WithPluginConfDir(dir)
-	r := expect.Value(cni.New(cni.WithLoNetwork, cni.WithNetworkName("b"), cni.WithNetworkName("a"), conf))(t)
-	expect.Same(t, "loaded", loaded(r), "cni-loopback=lo b=eth1 a=eth2")
-	expect.Same(t, "plugins of b, of the first file that defines it", len(r.GetConfig().Networks[1].Config.Plugins), 2)
-	if _, err := cni.New(conf, cni.WithNetworkName("c")); !cni.IsNotFound(err) || !cni.IsCNINotInitialized(err) {
-		t.Errorf("no such network: %v", err)
-	}
-	if _, err := cni.New(conf, cni.WithNetworkName("../a")); !cni.IsInvalidConfig(err) || cni.IsNotFound(err) {
-		t.Errorf("no name: %v", err)
-	}
 }
 
 // TestConfigurationInAnyForm: WithConfiguration loads a list as WithConfListBytes does and

@@ -212,7 +212,6 @@ func TestWatchSeesAFolderThatComesLater(t *testing.T) {
 		"WithConfListFile":  func(w *watched) cni.Opt { return cni.WithConfListFile(w.path("conf/a.conflist")) },
 		"WithConfiguration": func(w *watched) cni.Opt { return cni.WithConfiguration(w.path("conf/a.conflist")) },
 		"WithAllConf":       func(*watched) cni.Opt { return cni.WithAllConf },
-		"WithNetworkName":   func(*watched) cni.Opt { return cni.WithNetworkName("a") },
 	} {
 		for what, tt := range map[string]struct {
 			before, comes func(w *watched)

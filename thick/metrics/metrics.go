@@ -135,11 +135,11 @@ func (m *Metrics) Plugin(_ context.Context, e cni.Event) {
 
 // Health notes the verdicts on containers: of a Runtime's Health over all of them. Those of
 // the Health before are forgotten.
-func (m *Metrics) Health(r *cni.HealthReport) {
+func (m *Metrics) Health(all []cni.Health) {
 	verdicts := map[cni.HealthState]int{
 		cni.StateHealthy: 0, cni.StateBroken: 0, cni.StateUnknown: 0, cni.StateGone: 0, cni.StateNotAttached: 0, cni.StateElsewhere: 0,
 	}
-	for _, c := range r.Containers {
+	for _, c := range all {
 		verdicts[c.State]++
 	}
 	for verdict, n := range verdicts {
