@@ -301,11 +301,7 @@ func (r *Runtime) GetConfig() *ConfigResult {
 		for _, p := range n.conf.Config.Plugins {
 			list.Plugins = append(list.Plugins, networkConf(s.eng.RunnerOf(n.conf), p))
 		}
-		conf := &ConfNetwork{Config: list, IFName: n.conf.IfName, Form: n.form}
-		if n.form != "" {
-			conf.Path = n.path
-		}
-		c.Networks = append(c.Networks, conf)
+		c.Networks = append(c.Networks, &ConfNetwork{Config: list, IFName: n.conf.IfName})
 	}
 	return c
 }
@@ -335,10 +331,6 @@ type SkippedFile struct {
 type ConfNetwork struct {
 	Config *NetworkConfList
 	IFName string
-	// Form and Path are those of WithConfiguration: "conf" for the configuration of a single
-	// plugin, of which a list was made, or "conflist". Path is empty for bytes.
-	Form string `json:",omitempty"`
-	Path string `json:",omitempty"`
 }
 
 // NetworkConfList is a network's configuration, and its JSON source.

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/embedcni/cni/internal/engine/engine"
@@ -19,7 +18,6 @@ import (
 type Network struct {
 	conf   *engine.Network
 	path   string // of the file it came from; empty for bytes
-	form   string
 	loaded *loaded
 }
 
@@ -204,37 +202,6 @@ func WithConfListFile(fileName string) Opt {
 		list, err := b.reader().List(fileName)
 		return b.add(&Network{conf: &engine.Network{Config: list, IfName: b.next()}, path: fileName}, err)
 	})
-}
-
-// WithConfiguration loads a configuration in whichever form it is: a string is the path
-// of a file, bytes are content; and either may be a list of plugins, or a single plugin,
-// of which it makes a list. The content decides, not the name of the file. Its interface
-// is the prefix with the number of networks loaded before it. GetConfig returns the form
-// and the path, and the log has them.
-func WithConfiguration[S string | []byte](source S) Opt {
-	if path, ok := any(source).(string); ok {
-		if strings.HasPrefix(strings.TrimSpace(path), "{") {
-			return func(*config) error {
-				return fmt.Errorf("a configuration's content is given as bytes, and a string is a path: %w", ErrInvalidArgument)
-			}
-		}
-		return withOrigin(origin{file: path}, func(b *build) error {
-			list, form, err := b.reader().Any(path)
-			return b.addAny(list, form, path, err)
-		})
-	}
-	data := slices.Clone([]byte(source))
-	return withLoader(func(b *build) error {
-		list, form, err := conflist.ParseAny(data)
-		return b.addAny(list, form, "", err)
-	})
-}
-
-func (b *build) addAny(list *libcni.NetworkConfigList, form conflist.Form, path string, err error) error {
-	if err == nil {
-		b.settings.Logger.Debug("configuration", "network", list.Name, "form", form, "path", path)
-	}
-	return b.add(&Network{conf: &engine.Network{Config: list, IfName: b.next()}, path: path, form: string(form)}, err)
 }
 
 // WithDefaultConf loads the first configurations of the configuration directory in

@@ -27,7 +27,7 @@ type Reloaded struct {
 
 // Reload reads the configuration files again that the options of the last New or Load
 // name, and loads them if they have changed: those of WithDefaultConf, WithAllConf,
-// WithConfFile, WithConfListFile and WithConfiguration. So it also makes
+// WithConfFile and WithConfListFile. So it also makes
 // up for a Load that failed because a file was missing. netconf.Watch calls it after each
 // change.
 //

@@ -337,7 +337,7 @@ func (d Dir) configured(n Network) (own, others []netip.Prefix, err error) {
 			return nil, nil, fmt.Errorf("%s: its subnets are unknown: %w", path, err)
 		}
 		into := &others
-		if list, _, err := conflist.ParseAny(data); err == nil && list.Name == n.Name {
+		if list, err := conflist.ParseAny(data); err == nil && list.Name == n.Name {
 			into = &own
 		}
 		*into = append(*into, scanPrefixes(data)...)
