@@ -165,7 +165,7 @@ func (m *Metrics) Report(r *cni.Report) {
 // Attachments registers the numbers of interfaces on record, and of containers with such
 // that are attached. They are counted at each collection. list is a Runtime's Attachments.
 // If it fails, the collection reports the error.
-func (m *Metrics) Attachments(list func(ids ...string) ([]cni.Attachment, error)) error {
+func (m *Metrics) Attachments(list func(...string) ([]cni.Attachment, error)) error {
 	c := &attachments{
 		list:       list,
 		number:     prometheus.NewDesc("embedcni_attachments", "Interfaces on record by state.", []string{"state"}, nil),
@@ -178,7 +178,7 @@ func (m *Metrics) Attachments(list func(ids ...string) ([]cni.Attachment, error)
 }
 
 type attachments struct {
-	list               func() ([]cni.Attachment, error)
+	list               func(...string) ([]cni.Attachment, error)
 	number, containers *prometheus.Desc
 }
 

@@ -146,7 +146,7 @@ func TestAttachmentsAreCountedAtEachCollection(t *testing.T) {
 	m, registry := registered(t)
 	var all []cni.Attachment
 	var fail error
-	expect.NoError(t, m.Attachments(func() ([]cni.Attachment, error) { return all, fail }))
+	expect.NoError(t, m.Attachments(func(...string) ([]cni.Attachment, error) { return all, fail }))
 	number := func(attached, failed, containers int) string {
 		return fmt.Sprintf(`
 # HELP embedcni_attached_containers Containers with at least one interface that is attached.
